@@ -1,0 +1,168 @@
+//! Compiled pipelines on disk, so that the second start compiles nothing.
+//!
+//! One file per device and driver. Drivers have crashed on damaged cache data, so the file carries a header of ours
+//! (magic, key, length, checksum) and is ignored, with a warning, unless all of it matches.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+};
+
+use ash::vk;
+
+use crate::{
+    adapter::{AdapterInfo, hex_text},
+    error::{Error, Result},
+};
+
+const MAGIC: &[u8; 8] = b"INDRIKP1";
+const HEADER: usize = 8 + KEY + 8 + 8;
+const KEY: usize = 28;
+
+/// Where Indrik keeps what it can make again: `INDRIK_CACHE_DIR`, else `indrik` in the user's cache folder.
+pub fn cache_dir() -> Option<PathBuf> {
+    let folder = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    folder("INDRIK_CACHE_DIR")
+        .or_else(|| folder("XDG_CACHE_HOME").map(|cache| cache.join("indrik")))
+        .or_else(|| folder("HOME").map(|home| home.join(".cache").join("indrik")))
+}
+
+pub(crate) struct PipelineCache {
+    pub raw: vk::PipelineCache,
+    key: [u8; KEY],
+    file: Option<PathBuf>,
+    dirty: AtomicBool,
+    // Of what the file holds: a driver that does not say what it found in the cache has nothing new all the same.
+    on_disk: AtomicU64,
+}
+
+impl PipelineCache {
+    pub fn open(device: &ash::Device, info: &AdapterInfo, dir: Option<&Path>) -> Result<Self> {
+        let key = key(info);
+        let file = dir.map(|dir| dir.join("pipelines").join(format!("{}.bin", hex_text(&key))));
+        let data = file.as_deref().map(|file| read(file, &key)).unwrap_or_default();
+        let create = vk::PipelineCacheCreateInfo::default().initial_data(&data);
+        // SAFETY: the data is what this driver wrote for this device, checked by key and checksum.
+        let raw = unsafe { device.create_pipeline_cache(&create, None) }
+            .map_err(|result| Error::from_vk("vkCreatePipelineCache", result))?;
+        let on_disk = AtomicU64::new(checksum(&data));
+        Ok(Self { raw, key, file, dirty: AtomicBool::new(false), on_disk })
+    }
+
+    pub fn file(&self) -> Option<&Path> {
+        self.file.as_deref()
+    }
+
+    /// A pipeline was compiled that the cache did not have.
+    pub fn note_new(&self) {
+        self.dirty.store(true, Ordering::Relaxed);
+    }
+
+    pub fn save(&self, device: &ash::Device) {
+        let Some(file) = &self.file else { return };
+        if !self.dirty.swap(false, Ordering::Relaxed) {
+            return;
+        }
+        // SAFETY: the cache lives until `destroy`.
+        let Ok(data) = (unsafe { device.get_pipeline_cache_data(self.raw) }) else { return };
+        let new = checksum(&data);
+        if self.on_disk.swap(new, Ordering::Relaxed) == new {
+            return;
+        }
+        if let Err(error) = write(file, &self.key, &data) {
+            tracing::warn!("compiled pipelines are not kept: {}: {error}", file.display());
+        }
+    }
+
+    /// # Safety
+    /// Nothing may use the cache afterwards.
+    pub unsafe fn destroy(&self, device: &ash::Device) {
+        // SAFETY: by the caller's promise.
+        unsafe { device.destroy_pipeline_cache(self.raw, None) };
+    }
+}
+
+fn key(info: &AdapterInfo) -> [u8; KEY] {
+    let mut key = [0; KEY];
+    key[..16].copy_from_slice(&info.pipeline_cache_uuid);
+    key[16..20].copy_from_slice(&info.vendor_id.to_le_bytes());
+    key[20..24].copy_from_slice(&info.device_id.to_le_bytes());
+    key[24..].copy_from_slice(&info.driver_version.to_le_bytes());
+    key
+}
+
+/// The driver's data in the file, or nothing.
+fn read(file: &Path, key: &[u8; KEY]) -> Vec<u8> {
+    let Ok(content) = std::fs::read(file) else { return vec![] };
+    match unwrap(&content, key) {
+        Ok(data) => data.to_vec(),
+        Err(reason) => {
+            tracing::warn!("{}: {reason}; pipelines are compiled anew", file.display());
+            vec![]
+        }
+    }
+}
+
+fn unwrap<'a>(content: &'a [u8], key: &[u8; KEY]) -> Result<&'a [u8], &'static str> {
+    let header = content.get(..HEADER).ok_or("too short")?;
+    let data = &content[HEADER..];
+    if &header[..8] != MAGIC {
+        return Err("not a pipeline cache of this version");
+    }
+    if &header[8..8 + KEY] != key {
+        return Err("made by another device or driver");
+    }
+    if header[8 + KEY..16 + KEY] != (data.len() as u64).to_le_bytes() {
+        return Err("truncated");
+    }
+    if header[16 + KEY..] != checksum(data).to_le_bytes() {
+        return Err("damaged");
+    }
+    Ok(data)
+}
+
+fn write(file: &Path, key: &[u8; KEY], data: &[u8]) -> std::io::Result<()> {
+    let mut content = Vec::with_capacity(HEADER + data.len());
+    content.extend_from_slice(MAGIC);
+    content.extend_from_slice(key);
+    content.extend_from_slice(&(data.len() as u64).to_le_bytes());
+    content.extend_from_slice(&checksum(data).to_le_bytes());
+    content.extend_from_slice(data);
+    if let Some(dir) = file.parent() {
+        std::fs::create_dir_all(dir)?;
+    }
+    // Written beside and renamed, so that two processes never read each other's half.
+    let temporary = file.with_extension(format!("{}.tmp", std::process::id()));
+    std::fs::write(&temporary, content)?;
+    std::fs::rename(&temporary, file)
+}
+
+/// FNV-1a: it guards against damage, not against malice.
+fn checksum(data: &[u8]) -> u64 {
+    data.iter()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_an_intact_file_of_the_same_key_is_used() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("deep").join("cache.bin");
+        let key = [7; KEY];
+        write(&file, &key, b"compiled code").unwrap();
+        assert_eq!(read(&file, &key), b"compiled code");
+        assert!(read(&file, &[8; KEY]).is_empty());
+        let whole = std::fs::read(&file).unwrap();
+        for cut in 0..whole.len() {
+            assert!(unwrap(&whole[..cut], &key).is_err(), "cut at {cut}");
+        }
+        for position in 0..whole.len() {
+            let mut damaged = whole.clone();
+            damaged[position] ^= 0x40;
+            assert!(unwrap(&damaged, &key).is_err(), "damaged at {position}");
+        }
+    }
+}

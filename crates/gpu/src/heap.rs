@@ -1,0 +1,170 @@
+//! Memory heaps and types as the driver reports them, and which type serves which purpose.
+
+use ash::vk;
+use serde::Serialize;
+
+use crate::{faults::Fault, instance::Instance};
+
+/// One memory heap.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Heap {
+    /// Position in the driver's list.
+    pub index: usize,
+    /// Bytes in all.
+    pub size: u64,
+    /// Bytes this process may use before things get slow or fail, where the driver tells.
+    pub budget: Option<u64>,
+    /// Bytes this process uses now, where the driver tells.
+    pub used: Option<u64>,
+    /// On the GPU's side.
+    pub device_local: bool,
+    /// The CPU can map it (at least through one memory type).
+    pub host_visible: bool,
+}
+
+impl Heap {
+    /// Bytes that can still be allocated, as far as anyone knows.
+    pub fn free(&self) -> u64 {
+        self.budget.unwrap_or(self.size).min(self.size).saturating_sub(self.used.unwrap_or(0))
+    }
+}
+
+/// One memory type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryType {
+    /// Which heap it takes from.
+    pub heap: usize,
+    /// Vulkan's property flags.
+    pub flags: vk::MemoryPropertyFlags,
+}
+
+/// What memory is for; decides the memory type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Memory {
+    /// Read and written by the GPU. On shared memory the CPU can map it too, so that files are read straight into it.
+    Device,
+    /// Small state that the CPU writes and the GPU reads every step.
+    Shared,
+    /// Written by the CPU, copied from by the GPU.
+    Upload,
+    /// Written by the GPU, read by the CPU.
+    Readback,
+}
+
+/// The memory type for a purpose: what it must have, then what it had better have or not have; the driver's order
+/// decides among equals. None when no type will do.
+pub fn memory_type(types: &[MemoryType], unified: bool, purpose: Memory) -> Option<usize> {
+    use vk::MemoryPropertyFlags as Flags;
+    let mapped = Flags::HOST_VISIBLE | Flags::HOST_COHERENT;
+    let (must, wish, avoid) = match purpose {
+        Memory::Device if unified => (Flags::DEVICE_LOCAL, mapped, Flags::HOST_CACHED),
+        // On a card the mapped part of its memory may be a small window: leave it to those who need it.
+        Memory::Device => (Flags::DEVICE_LOCAL, Flags::empty(), Flags::HOST_VISIBLE),
+        Memory::Shared => (mapped, Flags::DEVICE_LOCAL, Flags::HOST_CACHED),
+        Memory::Upload if unified => (mapped, Flags::empty(), Flags::HOST_CACHED),
+        Memory::Upload => (mapped, Flags::empty(), Flags::DEVICE_LOCAL | Flags::HOST_CACHED),
+        Memory::Readback => (mapped, Flags::HOST_CACHED, Flags::DEVICE_LOCAL),
+    };
+    // Types with these flags need extensions or behave in ways no purpose of ours wants.
+    let never =
+        Flags::PROTECTED | Flags::LAZILY_ALLOCATED | Flags::DEVICE_COHERENT_AMD | Flags::DEVICE_UNCACHED_AMD;
+    let bits = |flags: Flags| flags.as_raw().count_ones();
+    (0..types.len())
+        .filter(|index| types[*index].flags.contains(must) && !types[*index].flags.intersects(never))
+        // min_by_key keeps the first among equals; unmet wishes weigh more than unwanted flags.
+        .min_by_key(|index| {
+            let flags = types[*index].flags;
+            (bits(wish & !flags), bits(avoid & flags))
+        })
+}
+
+pub(crate) fn query(
+    instance: &Instance,
+    raw: vk::PhysicalDevice,
+    with_budget: bool,
+) -> (Vec<Heap>, Vec<MemoryType>) {
+    let mut budget = vk::PhysicalDeviceMemoryBudgetPropertiesEXT::default();
+    let mut properties = vk::PhysicalDeviceMemoryProperties2::default();
+    if with_budget {
+        properties = properties.push_next(&mut budget);
+    }
+    // SAFETY: `raw` comes from this instance and lists VK_EXT_memory_budget when the structure is chained.
+    unsafe { instance.inner.raw.get_physical_device_memory_properties2(raw, &mut properties) };
+    let memory = properties.memory_properties;
+    let limit = instance.inner.faults.iter().find_map(|fault| match fault {
+        Fault::Heap(limit) => Some(*limit),
+        _ => None,
+    });
+    let types: Vec<MemoryType> = memory
+        .memory_types_as_slice()
+        .iter()
+        .map(|kind| MemoryType { heap: kind.heap_index as usize, flags: kind.property_flags })
+        .collect();
+    let heaps = memory
+        .memory_heaps_as_slice()
+        .iter()
+        .enumerate()
+        .map(|(index, heap)| Heap {
+            index,
+            size: heap.size.min(limit.unwrap_or(u64::MAX)),
+            budget: with_budget.then(|| budget.heap_budget[index].min(limit.unwrap_or(u64::MAX))),
+            used: with_budget.then(|| budget.heap_usage[index]),
+            device_local: heap.flags.contains(vk::MemoryHeapFlags::DEVICE_LOCAL),
+            host_visible: types
+                .iter()
+                .any(|kind| kind.heap == index && kind.flags.contains(vk::MemoryPropertyFlags::HOST_VISIBLE)),
+        })
+        .collect();
+    (heaps, types)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vk::MemoryPropertyFlags as Flags;
+
+    const LOCAL: Flags = Flags::DEVICE_LOCAL;
+    const MAPPED: Flags = Flags::from_raw(Flags::HOST_VISIBLE.as_raw() | Flags::HOST_COHERENT.as_raw());
+    const CACHED: Flags = Flags::HOST_CACHED;
+
+    fn types(list: &[(usize, Flags)]) -> Vec<MemoryType> {
+        list.iter().map(|(heap, flags)| MemoryType { heap: *heap, flags: *flags }).collect()
+    }
+
+    fn all(types: &[MemoryType], unified: bool) -> [usize; 4] {
+        [Memory::Device, Memory::Shared, Memory::Upload, Memory::Readback]
+            .map(|purpose| memory_type(types, unified, purpose).unwrap())
+    }
+
+    #[test]
+    fn radv_on_an_apu() {
+        let apu = types(&[
+            (1, LOCAL),
+            (1, LOCAL),
+            (0, MAPPED),
+            (1, LOCAL | MAPPED),
+            (1, LOCAL | MAPPED),
+            (0, MAPPED | CACHED),
+            (0, MAPPED | CACHED),
+        ]);
+        assert_eq!(all(&apu, true), [3, 3, 2, 5]);
+    }
+
+    #[test]
+    fn nvidia_with_a_mapped_window() {
+        let card =
+            types(&[(1, Flags::empty()), (0, LOCAL), (1, MAPPED), (1, MAPPED | CACHED), (0, LOCAL | MAPPED)]);
+        assert_eq!(all(&card, false), [1, 4, 2, 3]);
+    }
+
+    #[test]
+    fn mesa_cpu_has_one_type_for_all() {
+        let cpu = types(&[(0, LOCAL | MAPPED | CACHED)]);
+        assert_eq!(all(&cpu, true), [0, 0, 0, 0]);
+    }
+
+    #[test]
+    fn nothing_that_fits_is_said() {
+        assert_eq!(memory_type(&types(&[(0, LOCAL)]), false, Memory::Upload), None);
+    }
+}

@@ -1,0 +1,219 @@
+//! Records a program: dispatches, copies and fills, with the barriers that follow from what they touch.
+
+use std::sync::{Arc, atomic::Ordering};
+
+use ash::vk;
+
+use crate::{
+    device::{Device, DeviceInner},
+    error::{Error, Result},
+    hazards::{Barrier, COMPUTE, Hazards, Stages, TRANSFER, Touch},
+    memory::View,
+    pipeline::Pipeline,
+    program::{Commands, Program},
+    shader::{Access, PushConstants, PushWriter},
+    timing::{Stamps, Timestamps},
+};
+
+/// A program in the making. Consumed by [`Recorder::seal`]; until then nothing can be submitted.
+pub struct Recorder {
+    commands: Commands,
+    hazards: Hazards,
+    timestamps: Option<Timestamps>,
+}
+
+impl Device {
+    /// Starts recording a program.
+    pub fn recorder(&self) -> Result<Recorder> {
+        Recorder::new(&self.inner, None)
+    }
+
+    /// The same, with GPU timestamps. An error where the device has none.
+    pub fn timed_recorder(&self, stamps: Stamps) -> Result<Recorder> {
+        let period = self.caps().timestamp_period_ns.ok_or_else(|| Error::Unsupported {
+            device: self.info().name.clone(),
+            missing: "its compute queue has no timestamps".into(),
+            fix: "measure by wall clock".into(),
+        })?;
+        let timestamps = Timestamps::new(&self.inner, stamps, period)?;
+        Recorder::new(&self.inner, Some(timestamps))
+    }
+}
+
+impl Recorder {
+    fn new(device: &Arc<DeviceInner>, timestamps: Option<Timestamps>) -> Result<Self> {
+        device.check_lost("recording")?;
+        let commands = Commands::new(device)?;
+        // SIMULTANEOUS_USE: the next token may be submitted before the last one is done.
+        let begin =
+            vk::CommandBufferBeginInfo::default().flags(vk::CommandBufferUsageFlags::SIMULTANEOUS_USE);
+        // SAFETY: the command buffer was just made and is ours alone.
+        unsafe { device.raw.begin_command_buffer(commands.raw, &begin) }
+            .map_err(|result| device.fail("vkBeginCommandBuffer", result))?;
+        let mut recorder = Self { commands, hazards: Hazards::default(), timestamps };
+        // Submissions on one queue start in order but overlap: what earlier ones and the host wrote must be visible.
+        recorder.barrier(Barrier {
+            from: COMPUTE | TRANSFER | Stages::HOST,
+            to: COMPUTE | TRANSFER,
+            memory: true,
+        });
+        if let Some(timestamps) = &recorder.timestamps {
+            timestamps.reset_and_start(&recorder.commands);
+        }
+        Ok(recorder)
+    }
+
+    /// Runs `groups` workgroups of a pipeline. What it reads and writes is declared by `push`.
+    pub fn dispatch<P: PushConstants>(
+        &mut self,
+        name: &str,
+        pipeline: &Pipeline,
+        groups: [u32; 3],
+        push: &P,
+    ) -> Result<()> {
+        let inner = &*pipeline.inner;
+        let wrong =
+            |reason: String| Error::InvalidUse { what: format!("{name} ({})", inner.shader.name), reason };
+        if !std::ptr::eq(&*inner.device, self.device()) {
+            return Err(wrong("the pipeline belongs to another device".into()));
+        }
+        if P::SIZE != inner.shader.push_size {
+            return Err(wrong(format!("{} bytes of push constants for {}", P::SIZE, inner.shader.push_size)));
+        }
+        let limit = inner.device.caps.max_groups;
+        // Along y and z Vulkan promises only 65535 on every device.
+        if groups.contains(&0) || groups[0] > limit || groups[1].max(groups[2]) > 65535 {
+            return Err(wrong(format!(
+                "{groups:?} workgroups; 1 to {limit} along x, to 65535 along y and z"
+            )));
+        }
+        let mut writer = PushWriter::new();
+        push.encode(&mut writer);
+        self.order(COMPUTE, &writer.buffers)?;
+
+        let commands = &mut self.commands;
+        commands.keep_pipeline(pipeline);
+        let raw = &inner.device.raw;
+        // SAFETY: recording into our own command buffer; the pipeline is kept alive by the program; push bytes cover
+        // the layout's range.
+        unsafe {
+            raw.cmd_bind_pipeline(commands.raw, vk::PipelineBindPoint::COMPUTE, inner.raw);
+            if P::SIZE > 0 {
+                let bytes = &writer.bytes[..(P::SIZE as usize).next_multiple_of(4)];
+                raw.cmd_push_constants(commands.raw, inner.layout, vk::ShaderStageFlags::COMPUTE, 0, bytes);
+            }
+            raw.cmd_dispatch(commands.raw, groups[0], groups[1], groups[2]);
+        }
+        self.done(name, COMPUTE)
+    }
+
+    /// Copies between buffers of equal length.
+    pub fn copy(&mut self, name: &str, from: impl Into<View>, to: impl Into<View>) -> Result<()> {
+        let (from, to) = (from.into(), to.into());
+        if from.len() != to.len() {
+            let reason = format!("{} bytes into {}", from.len(), to.len());
+            return Err(Error::InvalidUse { what: name.to_string(), reason });
+        }
+        self.order(TRANSFER, &[(from.clone(), Access::Read), (to.clone(), Access::Write)])?;
+        let region = [vk::BufferCopy {
+            src_offset: from.range().start,
+            dst_offset: to.range().start,
+            size: from.len(),
+        }];
+        // SAFETY: both ranges lie within their buffers, which the program keeps alive.
+        unsafe {
+            self.device().raw.cmd_copy_buffer(self.commands.raw, from.block.buffer, to.block.buffer, &region);
+        }
+        self.done(name, TRANSFER)
+    }
+
+    /// Fills a buffer with a repeated word; its length must be a multiple of 4.
+    pub fn fill(&mut self, name: &str, to: impl Into<View>, word: u32) -> Result<()> {
+        let to = to.into();
+        if !to.len().is_multiple_of(4) || !to.range().start.is_multiple_of(4) {
+            let reason = format!("{} bytes cannot be filled with words", to.len());
+            return Err(Error::InvalidUse { what: name.to_string(), reason });
+        }
+        self.order(TRANSFER, &[(to.clone(), Access::Write)])?;
+        // SAFETY: the range lies within its buffer, which the program keeps alive, and is aligned to words.
+        unsafe {
+            self.device().raw.cmd_fill_buffer(
+                self.commands.raw,
+                to.block.buffer,
+                to.range().start,
+                to.len(),
+                word,
+            );
+        }
+        self.done(name, TRANSFER)
+    }
+
+    /// Ends the recording. The program can be replayed any number of times.
+    pub fn seal(mut self) -> Result<Program> {
+        // A finished submission is available, but the host sees it only after a barrier to it.
+        self.barrier(Barrier { from: COMPUTE | TRANSFER, to: Stages::HOST, memory: true });
+        if let Some(timestamps) = &mut self.timestamps {
+            timestamps.end(&self.commands);
+        }
+        let device = self.commands.device.clone();
+        // SAFETY: the command buffer is in the recording state.
+        unsafe { device.raw.end_command_buffer(self.commands.raw) }
+            .map_err(|result| device.fail("vkEndCommandBuffer", result))?;
+        Ok(Program::new(self.commands, self.timestamps))
+    }
+
+    fn device(&self) -> &DeviceInner {
+        &self.commands.device
+    }
+
+    fn order(&mut self, stage: Stages, accesses: &[(View, Access)]) -> Result<()> {
+        let mut touches = Vec::with_capacity(accesses.len());
+        for (view, access) in accesses {
+            view.must_be_of(self.device())?;
+            self.commands.keep_block(&view.block);
+            let block = Arc::as_ptr(&view.block).addr();
+            touches.push(Touch { block, range: view.range(), access: *access });
+        }
+        if let Some(barrier) = self.hazards.command(stage, &touches) {
+            self.barrier(barrier);
+        }
+        Ok(())
+    }
+
+    fn barrier(&mut self, barrier: Barrier) {
+        let mut memory =
+            vk::MemoryBarrier2::default().src_stage_mask(barrier.from).dst_stage_mask(barrier.to);
+        if barrier.memory {
+            let (_, written) = accesses(barrier.from);
+            let (read, rewritten) = accesses(barrier.to);
+            memory = memory.src_access_mask(written).dst_access_mask(read | rewritten);
+        }
+        let barriers = [memory];
+        let dependency = vk::DependencyInfo::default().memory_barriers(&barriers);
+        // SAFETY: recording into our own command buffer.
+        unsafe { self.device().raw.cmd_pipeline_barrier2(self.commands.raw, &dependency) };
+        let counters = &self.device().counters;
+        counters.barriers.fetch_add(1, Ordering::Relaxed);
+        counters.commands.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn done(&mut self, name: &str, stage: Stages) -> Result<()> {
+        self.device().counters.commands.fetch_add(1, Ordering::Relaxed);
+        match &mut self.timestamps {
+            Some(timestamps) => timestamps.command(&self.commands, name, stage),
+            None => Ok(()),
+        }
+    }
+}
+
+/// How the stages of a barrier read and write: no cache is flushed that they do not go through.
+fn accesses(stages: Stages) -> (vk::AccessFlags2, vk::AccessFlags2) {
+    use vk::AccessFlags2 as Flags;
+    let kinds = [
+        (COMPUTE, Flags::SHADER_STORAGE_READ, Flags::SHADER_STORAGE_WRITE),
+        (TRANSFER, Flags::TRANSFER_READ, Flags::TRANSFER_WRITE),
+        (Stages::HOST, Flags::HOST_READ, Flags::HOST_WRITE),
+    ];
+    let used = kinds.into_iter().filter(|(stage, ..)| stages.contains(*stage));
+    used.fold((Flags::NONE, Flags::NONE), |(reads, writes), (_, read, write)| (reads | read, writes | write))
+}

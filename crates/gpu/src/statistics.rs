@@ -1,0 +1,105 @@
+//! What the driver's compiler made of a pipeline: registers, spills, assembly. Needs no GPU, only a driver.
+
+use ash::vk;
+
+use crate::{error::Result, pipeline::Pipeline};
+
+/// One figure of the compiler.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Statistic {
+    /// As the driver names it.
+    pub name: String,
+    /// Its value; booleans as 0 and 1.
+    pub value: f64,
+}
+
+/// One executable that a pipeline was compiled to.
+#[derive(Clone, Debug, Default)]
+pub struct Executable {
+    /// Subgroup size it was compiled for.
+    pub subgroup_size: u32,
+    /// The compiler's figures.
+    pub statistics: Vec<Statistic>,
+    /// The forms it went through, the machine's own code last (unless the driver has no disassembler for the machine).
+    pub texts: Vec<String>,
+}
+
+impl Executable {
+    /// The form nearest to the machine's own code.
+    pub fn assembly(&self) -> &str {
+        self.texts.iter().rev().find(|text| !text.trim().is_empty()).map_or("", String::as_str)
+    }
+
+    /// A figure by name, ignoring case.
+    pub fn statistic(&self, name: &str) -> Option<f64> {
+        self.statistics.iter().find(|statistic| statistic.name.eq_ignore_ascii_case(name)).map(|s| s.value)
+    }
+}
+
+impl Pipeline {
+    /// The executables of this pipeline; empty unless the device was opened with `capture_statistics` and its driver
+    /// has them.
+    pub fn executables(&self) -> Result<Vec<Executable>> {
+        let inner = &*self.inner;
+        let Some(functions) = &inner.device.executable_properties else { return Ok(vec![]) };
+        let info = vk::PipelineInfoKHR::default().pipeline(inner.raw);
+        // SAFETY: the pipeline was made with CAPTURE_STATISTICS and CAPTURE_INTERNAL_REPRESENTATIONS.
+        let properties = unsafe { functions.get_pipeline_executable_properties(&info) }
+            .map_err(|result| inner.device.fail("vkGetPipelineExecutablePropertiesKHR", result))?;
+        (0_u32..)
+            .zip(&properties)
+            .map(|(index, property)| {
+                let which =
+                    vk::PipelineExecutableInfoKHR::default().pipeline(inner.raw).executable_index(index);
+                // SAFETY: as above; the index is below the count just returned.
+                let statistics = unsafe { functions.get_pipeline_executable_statistics(&which) }
+                    .map_err(|result| inner.device.fail("vkGetPipelineExecutableStatisticsKHR", result))?;
+                Ok(Executable {
+                    subgroup_size: property.subgroup_size,
+                    statistics: statistics.iter().map(statistic).collect(),
+                    texts: self.representations(functions, &which)?,
+                })
+            })
+            .collect()
+    }
+
+    fn representations(
+        &self,
+        functions: &ash::khr::pipeline_executable_properties::Device,
+        which: &vk::PipelineExecutableInfoKHR<'_>,
+    ) -> Result<Vec<String>> {
+        let device = &self.inner.device;
+        let call = functions.fp().get_pipeline_executable_internal_representations_khr;
+        let failed = |result| device.fail("vkGetPipelineExecutableInternalRepresentationsKHR", result);
+        let raw = device.raw.handle();
+        let mut count = 0;
+        // The call is made by hand: it fills texts only into storage that the caller sized by a first call.
+        // SAFETY: a null array asks for the count.
+        unsafe { call(raw, which, &mut count, std::ptr::null_mut()) }.result().map_err(failed)?;
+        let mut items = vec![vk::PipelineExecutableInternalRepresentationKHR::default(); count as usize];
+        // SAFETY: the array has `count` elements with null data, which asks for each one's size.
+        unsafe { call(raw, which, &mut count, items.as_mut_ptr()) }.result().map_err(failed)?;
+        let mut texts: Vec<Vec<u8>> = items.iter().map(|item| vec![0; item.data_size]).collect();
+        for (item, text) in items.iter_mut().zip(&mut texts) {
+            item.p_data = text.as_mut_ptr().cast();
+        }
+        // SAFETY: each element points to storage of the size it names.
+        unsafe { call(raw, which, &mut count, items.as_mut_ptr()) }.result().map_err(failed)?;
+        let texts = items.iter().zip(texts).filter(|(item, _)| item.is_text == vk::TRUE);
+        Ok(texts.map(|(_, text)| String::from_utf8_lossy(&text).trim_end_matches('\0').to_string()).collect())
+    }
+}
+
+fn statistic(raw: &vk::PipelineExecutableStatisticKHR<'_>) -> Statistic {
+    // SAFETY: `format` says which member of the union the driver wrote.
+    let value = unsafe {
+        match raw.format {
+            vk::PipelineExecutableStatisticFormatKHR::BOOL32 => f64::from(raw.value.b32),
+            vk::PipelineExecutableStatisticFormatKHR::INT64 => raw.value.i64 as f64,
+            vk::PipelineExecutableStatisticFormatKHR::UINT64 => raw.value.u64 as f64,
+            _ => raw.value.f64,
+        }
+    };
+    let name = raw.name_as_c_str().map_or_else(|_| String::new(), |name| name.to_string_lossy().into_owned());
+    Statistic { name, value }
+}

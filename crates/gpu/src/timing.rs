@@ -1,0 +1,123 @@
+//! GPU timestamps of a program: what each command took, or the whole of it.
+//!
+//! A timestamp after a command is written when the command is done, and on some GPUs that alone costs microseconds: it shows
+//! where time goes, but what a chain of commands takes is measured at its ends.
+
+use std::sync::Arc;
+
+use ash::vk;
+
+use crate::{
+    device::DeviceInner,
+    error::{Error, Result},
+    hazards::Stages,
+    program::Commands,
+};
+
+/// Where a program's timestamps are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stamps {
+    /// After each of at most this many commands.
+    Each(u32),
+    /// At the start and the end only: one timing, named `whole`.
+    Whole,
+}
+
+/// GPU time of one named command.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Timing {
+    /// The name given when it was recorded.
+    pub name: String,
+    /// Nanoseconds from the end of the command before it (or the start of the program) to its own end. Commands that
+    /// run side by side share the time: the sum is the whole.
+    pub nanoseconds: f64,
+}
+
+/// One timestamp at the start and one for each timing.
+pub(crate) struct Timestamps {
+    device: Arc<DeviceInner>,
+    pool: vk::QueryPool,
+    stamps: Stamps,
+    period_ns: f64,
+    names: Vec<String>,
+}
+
+impl Timestamps {
+    pub fn new(device: &Arc<DeviceInner>, stamps: Stamps, period_ns: f64) -> Result<Self> {
+        let create = vk::QueryPoolCreateInfo::default()
+            .query_type(vk::QueryType::TIMESTAMP)
+            .query_count(count(stamps));
+        // SAFETY: the pool is destroyed by Drop.
+        let pool = unsafe { device.raw.create_query_pool(&create, None) }
+            .map_err(|result| device.fail("vkCreateQueryPool", result))?;
+        Ok(Self { device: device.clone(), pool, stamps, period_ns, names: Vec::new() })
+    }
+
+    pub fn reset_and_start(&self, commands: &Commands) {
+        // SAFETY: recording into a command buffer that keeps this pool beside it.
+        unsafe {
+            self.device.raw.cmd_reset_query_pool(commands.raw, self.pool, 0, count(self.stamps));
+            self.device.raw.cmd_write_timestamp2(commands.raw, Stages::ALL_COMMANDS, self.pool, 0);
+        }
+    }
+
+    /// A command was recorded.
+    pub fn command(&mut self, commands: &Commands, name: &str, stage: Stages) -> Result<()> {
+        match self.stamps {
+            Stamps::Whole => Ok(()),
+            Stamps::Each(capacity) if self.names.len() < capacity as usize => {
+                self.stamp(commands, name, stage);
+                Ok(())
+            }
+            Stamps::Each(capacity) => {
+                let reason = format!("more than the {capacity} timestamps asked for");
+                Err(Error::InvalidUse { what: name.to_string(), reason })
+            }
+        }
+    }
+
+    /// The last command was recorded.
+    pub fn end(&mut self, commands: &Commands) {
+        if self.stamps == Stamps::Whole {
+            self.stamp(commands, "whole", Stages::ALL_COMMANDS);
+        }
+    }
+
+    fn stamp(&mut self, commands: &Commands, name: &str, stage: Stages) {
+        self.names.push(name.to_string());
+        let index = self.names.len() as u32;
+        // SAFETY: as above; the index is below the pool's size.
+        unsafe { self.device.raw.cmd_write_timestamp2(commands.raw, stage, self.pool, index) };
+    }
+
+    /// The timings of a run that is done.
+    pub fn read(&self) -> Result<Vec<Timing>> {
+        let mut ticks = vec![0_u64; self.names.len() + 1];
+        let flags = vk::QueryResultFlags::TYPE_64 | vk::QueryResultFlags::WAIT;
+        // SAFETY: the last submission is done, so every query that was written has its result.
+        unsafe { self.device.raw.get_query_pool_results(self.pool, 0, &mut ticks, flags) }
+            .map_err(|result| self.device.fail("vkGetQueryPoolResults", result))?;
+        let nanoseconds =
+            ticks.windows(2).map(|pair| pair[1].saturating_sub(pair[0]) as f64 * self.period_ns);
+        Ok(self
+            .names
+            .iter()
+            .zip(nanoseconds)
+            .map(|(name, ns)| Timing { name: name.clone(), nanoseconds: ns })
+            .collect())
+    }
+}
+
+impl Drop for Timestamps {
+    fn drop(&mut self) {
+        // SAFETY: the program that wrote to the pool has waited for the GPU.
+        unsafe { self.device.raw.destroy_query_pool(self.pool, None) };
+    }
+}
+
+fn count(stamps: Stamps) -> u32 {
+    match stamps {
+        Stamps::Each(capacity) => capacity + 1,
+        Stamps::Whole => 2,
+    }
+}

@@ -1,0 +1,36 @@
+//! The cache on disk with a driver that says what it found there: RADV, compiling for a GPU that need not be present.
+
+use gpu::{Device, DeviceOptions, Instance, InstanceOptions};
+use kernels::probe::Touch;
+
+// The only test of this binary: it sets the environment of the whole process.
+#[test]
+fn compiled_pipelines_are_found_again_unless_the_file_is_damaged() {
+    let Some(driver) = testkit::radv_driver() else { return };
+    for (name, value) in
+        [("RADV_FORCE_FAMILY", "phoenix"), ("VK_DRIVER_FILES", &driver), ("VK_ICD_FILENAMES", &driver)]
+    {
+        // SAFETY: no other thread runs yet that could read the environment.
+        unsafe { std::env::set_var(name, value) };
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let options = DeviceOptions { cache_dir: Some(dir.path().into()), ..DeviceOptions::default() };
+    let compile = || {
+        let instance = Instance::new(&InstanceOptions::default()).unwrap();
+        let adapters = instance.adapters().unwrap();
+        let device = Device::open(gpu::choose(&adapters, None).unwrap(), &options).unwrap();
+        let _touch = Touch::new(&device, true).unwrap();
+        assert_eq!(device.counters().pipelines, 1);
+        (device.counters().pipelines_from_cache, device.cache_file().unwrap().to_path_buf())
+    };
+    assert_eq!(compile().0, 0);
+    let (found, file) = compile();
+    assert_eq!(found, 1);
+
+    let mut content = std::fs::read(&file).unwrap();
+    let last = content.len() - 1;
+    content[last] ^= 1;
+    std::fs::write(&file, content).unwrap();
+    assert_eq!(compile().0, 0, "a damaged file is compiled around");
+    assert_eq!(compile().0, 1, "and replaced");
+}

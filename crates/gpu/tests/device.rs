@@ -1,0 +1,258 @@
+//! Memory, recording, faults and the cache on Mesa's CPU driver, with the validation layer.
+
+use std::time::Duration;
+
+use gpu::{Arena, DeviceOptions, Error, Fault, Lifetime, Memory, StagingRing, Stamps};
+use kernels::probe::{Read, ReadShape, Touch};
+
+const TIMEOUT: Duration = Duration::from_secs(30);
+
+#[test]
+fn an_arena_cuts_buffers_and_gives_all_of_it_back() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let mut arena = Arena::new(&device, Lifetime::Weights, Memory::Shared).with_block_size(1 << 16);
+    let buffers: Vec<_> = [1, 300, 256, 5000].map(|size| arena.buffer("b", size).unwrap()).into();
+    for (i, a) in buffers.iter().enumerate() {
+        assert_eq!(a.view().address() % 256, 0);
+        for b in &buffers[i + 1..] {
+            let (a, b) = (a.view(), b.view());
+            assert!(a.address() + a.len() <= b.address() || b.address() + b.len() <= a.address());
+        }
+    }
+    assert_eq!(device.counters().allocations, 1, "small buffers share a block");
+    let large = arena.buffer("large", 1 << 20).unwrap();
+    assert_eq!(device.counters().allocations, 2);
+    let small = arena.buffer("small again", 16).unwrap();
+    assert_eq!(device.counters().allocations, 2, "the block with room left is still used");
+    assert_eq!(device.in_use(Lifetime::Weights), (1 << 16) + (1 << 20));
+    assert_eq!(arena.allocated(), device.in_use(Lifetime::Weights));
+    drop((arena, buffers, small));
+    assert_eq!(device.in_use(Lifetime::Weights), 1 << 20, "a block lives as long as one of its buffers");
+    drop(large);
+    assert_eq!(device.in_use(Lifetime::Weights), 0);
+    device.assert_no_messages();
+}
+
+#[test]
+fn buffers_refuse_what_is_not_theirs() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let mut arena = Arena::new(&device, Lifetime::Scratch, Memory::Shared);
+    let mut buffer = arena.buffer("b", 100).unwrap();
+    buffer.write(90, &[1; 10]).unwrap();
+    assert!(matches!(buffer.write(91, &[1; 10]), Err(Error::InvalidUse { .. })));
+    assert!(matches!(buffer.write(u64::MAX, &[1; 10]), Err(Error::InvalidUse { .. })));
+    assert!(buffer.read(100, &mut [0; 1]).is_err());
+    assert!(buffer.slice(50..101).is_err());
+    assert!(arena.buffer("nothing", 0).is_err());
+    let limit = device.caps().max_allocation;
+    assert!(matches!(arena.buffer("huge", limit + 1), Err(Error::AllocationTooLarge { .. })));
+}
+
+#[test]
+fn memory_that_is_not_there_is_said_before_it_is_asked_for() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let mut arena = Arena::new(&device, Lifetime::Kv, Memory::Device);
+    let free = device.heaps()[0].free();
+    let mut kept = Vec::new();
+    // The CPU driver commits memory only when it is written, so this costs nothing.
+    let error = loop {
+        match arena.buffer("KV cache", device.caps().max_allocation) {
+            Ok(buffer) => kept.push(buffer),
+            Err(error) => break error,
+        }
+        assert!(
+            kept.len() as u64 <= free / device.caps().max_allocation + 1,
+            "more than the heap was handed out"
+        );
+    };
+    assert!(matches!(error, Error::OutOfDeviceMemory { .. }), "{error}");
+    assert!(error.to_string().contains("KV cache needs"), "{error}");
+    drop((arena, kept));
+    assert_eq!(device.in_use(Lifetime::Kv), 0);
+}
+
+#[test]
+fn an_injected_allocation_failure_leaves_nothing_behind() {
+    let Some(device) = testkit::cpu_device() else { return };
+    device.inject(Fault::Allocation { allocation: 2 });
+    let mut arena = Arena::new(&device, Lifetime::Weights, Memory::Device).with_block_size(4096);
+    let first = arena.buffer("first", 4096).unwrap();
+    assert!(matches!(arena.buffer("second", 4096), Err(Error::OutOfDeviceMemory { .. })));
+    assert_eq!(device.in_use(Lifetime::Weights), 4096);
+    arena.buffer("third works again", 4096).unwrap();
+    drop((arena, first));
+    assert_eq!(device.in_use(Lifetime::Weights), 0);
+    device.assert_no_messages();
+}
+
+#[test]
+fn a_lost_device_says_so_from_then_on_and_can_be_opened_again() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let mut arena = kernels::selftest::arena(&device);
+    let counter = arena.buffer_from("counter", &[0_u32]).unwrap();
+    let touch = Touch::new(&device, true).unwrap();
+    let mut recorder = device.recorder().unwrap();
+    touch.record(&mut recorder, "touch", &counter.view()).unwrap();
+    let program = recorder.seal().unwrap();
+    device.inject(Fault::DeviceLost { submission: 3 });
+    program.run(TIMEOUT).unwrap();
+    let ticket = program.submit().unwrap();
+    assert!(matches!(program.submit(), Err(Error::DeviceLost { .. })));
+    assert!(matches!(device.wait(ticket, TIMEOUT), Err(Error::DeviceLost { .. })));
+    assert!(matches!(program.submit(), Err(Error::DeviceLost { .. })));
+    assert!(matches!(arena.buffer("more", 1 << 24), Err(Error::DeviceLost { .. })));
+    assert!(matches!(device.recorder().map(|_| ()), Err(Error::DeviceLost { .. })));
+    drop((program, arena, counter));
+
+    let adapters = device.instance().adapters().unwrap();
+    let again = gpu::Device::open(gpu::choose(&adapters, None).unwrap(), &DeviceOptions::default()).unwrap();
+    assert!(again.recorder().unwrap().seal().unwrap().run(TIMEOUT).is_ok());
+}
+
+#[test]
+fn barriers_come_from_what_is_touched() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let mut arena = kernels::selftest::arena(&device);
+    let words = arena.buffer_from("words", &[0_u32; 256]).unwrap();
+    let touch = Touch::new(&device, true).unwrap();
+    let barriers = |offsets: &[u64]| {
+        let before = device.counters().barriers_recorded;
+        let mut recorder = device.recorder().unwrap();
+        for offset in offsets {
+            touch.record(&mut recorder, "touch", &words.slice(*offset..offset + 4).unwrap()).unwrap();
+        }
+        recorder.seal().unwrap().run(TIMEOUT).unwrap();
+        // One at each end of a program is always there.
+        device.counters().barriers_recorded - before - 2
+    };
+    assert_eq!(barriers(&[0, 4, 8, 12]), 0);
+    assert_eq!(barriers(&[0, 0, 0, 0]), 3);
+    assert_eq!(barriers(&[0, 4, 0, 4]), 1);
+    assert_eq!(words.read_vec::<u32>().unwrap()[..4], [7, 3, 1, 1]);
+    device.assert_no_messages();
+}
+
+#[test]
+fn copies_fills_and_dispatches_are_ordered_among_each_other() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let mut arena = kernels::selftest::arena(&device);
+    let a = arena.buffer_from("a", &[0_u32; 16]).unwrap();
+    let b = arena.buffer_from("b", &[0_u32; 16]).unwrap();
+    let touch = Touch::new(&device, true).unwrap();
+    let mut recorder = device.recorder().unwrap();
+    recorder.fill("fill", &a, 41).unwrap();
+    touch.record(&mut recorder, "touch", &a.view()).unwrap();
+    recorder.copy("copy", &a, &b).unwrap();
+    touch.record(&mut recorder, "touch", &b.view()).unwrap();
+    assert!(recorder.copy("uneven", a.slice(0..8).unwrap(), b.slice(0..4).unwrap()).is_err());
+    assert!(recorder.fill("odd", a.slice(0..3).unwrap(), 0).is_err());
+    let program = recorder.seal().unwrap();
+    program.run(TIMEOUT).unwrap();
+    assert_eq!(a.read_vec::<u32>().unwrap()[..2], [42, 41]);
+    assert_eq!(b.read_vec::<u32>().unwrap()[..2], [43, 41]);
+    device.assert_no_messages();
+}
+
+#[test]
+fn a_staging_ring_carries_more_than_it_holds() {
+    let Some(device) = testkit::cpu_device() else { return };
+    const SLOT: usize = 4096;
+    let data: Vec<u8> = (0..SLOT * 7 + 123).map(|i| (i * 31 % 251) as u8).collect();
+    let mut arena = Arena::new(&device, Lifetime::Weights, Memory::Shared);
+    let target = arena.buffer("target", data.len() as u64).unwrap();
+    let mut ring = StagingRing::new(&device, 3, SLOT as u64, TIMEOUT).unwrap();
+    for (i, chunk) in data.chunks(SLOT).enumerate() {
+        let mut slot = ring.acquire().unwrap();
+        slot.bytes_mut().unwrap()[..chunk.len()].copy_from_slice(chunk);
+        let at = (i * SLOT) as u64;
+        ring.send(slot, &[(0, target.slice(at..at + chunk.len() as u64).unwrap())]).unwrap();
+    }
+    ring.finish().unwrap();
+    assert_eq!(target.read_vec::<u8>().unwrap(), data);
+    assert_eq!(device.in_use(Lifetime::Staging), (3 * SLOT) as u64);
+
+    let slots = [(); 3].map(|()| ring.acquire().unwrap());
+    assert!(ring.acquire().is_err(), "every slot is out");
+    slots.into_iter().for_each(|slot| ring.release(slot));
+    drop(ring);
+    assert_eq!(device.in_use(Lifetime::Staging), 0);
+    device.assert_no_messages();
+}
+
+#[test]
+fn what_takes_too_long_is_a_timeout_and_then_done() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let mut arena = Arena::new(&device, Lifetime::Scratch, Memory::Device);
+    let source = arena.buffer("source", 256 << 20).unwrap();
+    let result = arena.buffer("result", 64).unwrap();
+    let shape = ReadShape { threads: 128, groups: 16, in_flight: 4 };
+    let mut recorder = device.timed_recorder(Stamps::Each(2)).unwrap();
+    let read = Read::new(&device, shape).unwrap();
+    read.record(&mut recorder, "first", &source.view(), &result.view()).unwrap();
+    read.record(&mut recorder, "second", &source.view(), &result.view()).unwrap();
+    assert!(read.record(&mut recorder, "third", &source.view(), &result.view()).is_err(), "only two stamps");
+    let program = recorder.seal().unwrap();
+    assert!(program.timings().is_err(), "nothing has run yet");
+    let ticket = program.submit().unwrap();
+    assert!(matches!(device.wait(ticket, Duration::from_micros(10)), Err(Error::Timeout { .. })));
+    assert!(!device.is_done(ticket).unwrap());
+    device.wait(ticket, TIMEOUT).unwrap();
+    assert!(device.is_done(ticket).unwrap());
+    let timings = program.timings().unwrap();
+    assert_eq!(timings.iter().map(|timing| timing.name.as_str()).collect::<Vec<_>>(), ["first", "second"]);
+    assert!(timings.iter().all(|timing| timing.nanoseconds > 0.0), "{timings:?}");
+    device.assert_no_messages();
+}
+
+#[test]
+fn a_program_may_be_dropped_while_it_runs() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let mut arena = Arena::new(&device, Lifetime::Scratch, Memory::Device);
+    let source = arena.buffer("source", 64 << 20).unwrap();
+    let result = arena.buffer("result", 64).unwrap();
+    let mut recorder = device.recorder().unwrap();
+    let read = Read::new(&device, ReadShape { threads: 128, groups: 16, in_flight: 4 }).unwrap();
+    read.record(&mut recorder, "read", &source.view(), &result.view()).unwrap();
+    let program = recorder.seal().unwrap();
+    program.submit().unwrap();
+    drop((read, source, result, arena));
+    assert!(device.in_use(Lifetime::Scratch) > 0, "the program keeps what it names");
+    drop(program);
+    assert_eq!(device.in_use(Lifetime::Scratch), 0);
+    device.assert_no_messages();
+}
+
+#[test]
+fn things_of_two_devices_do_not_mix() {
+    let (Some(one), Some(other)) = (testkit::cpu_device(), testkit::cpu_device()) else { return };
+    let mut arena = kernels::selftest::arena(&one);
+    let words = arena.buffer_from("words", &[0_u32]).unwrap();
+    let touch = Touch::new(&other, true).unwrap();
+    let mut recorder = other.recorder().unwrap();
+    assert!(touch.record(&mut recorder, "touch", &words.view()).is_err());
+    let program = recorder.seal().unwrap();
+    assert!(one.submit(&[&program]).is_err());
+    assert!(one.submit(&[]).is_err());
+}
+
+#[test]
+fn compiled_pipelines_are_kept_on_disk_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = DeviceOptions { cache_dir: Some(dir.path().into()), ..DeviceOptions::default() };
+    let Some(device) = testkit::cpu_device_with(&options) else { return };
+    let file = device.cache_file().unwrap().to_path_buf();
+    let touch = Touch::new(&device, true).unwrap();
+    let again = Touch::new(&device, true).unwrap();
+    assert_eq!(device.counters().pipelines, 1, "the same pipeline is not made twice");
+    drop((touch, again, device));
+    assert!(file.exists());
+}
+
+#[test]
+fn too_much_for_the_device_is_refused_by_name() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let threads = device.caps().max_threads + 1;
+    let Err(error) = Read::new(&device, ReadShape { threads, groups: 1, in_flight: 4 }) else { panic!() };
+    assert!(matches!(error, Error::Unsupported { .. }));
+    assert!(error.to_string().contains("read.t0") && error.to_string().contains("threads"), "{error}");
+}
