@@ -1,0 +1,121 @@
+//! Which variant multiplies a matrix of a shape on a device: pure, tested without a GPU.
+
+use gpu::{Caps, Subgroup, Tier};
+
+use super::{MAX_COLUMNS, variant};
+use crate::{Layout, Scheme, variant::Variant};
+
+/// What is to be multiplied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Shape {
+    /// The weights.
+    pub weights: Layout,
+    /// Columns of x.
+    pub columns: usize,
+    /// x is int8 with scales, else f32.
+    pub int8_activations: bool,
+}
+
+/// A variant of the kernel and its grid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// T0 or T1.
+    pub tier: Tier,
+    /// Threads of a workgroup, a multiple of 32.
+    pub threads: u32,
+    /// Quads a slice loads before it uses any.
+    pub in_flight: u32,
+    /// Workgroups, each taking strips in turn.
+    pub groups: u32,
+    /// Subgroup size.
+    pub subgroup: Subgroup,
+}
+
+/// Threads that share a quad.
+const SLICE: u32 = 32;
+
+/// The plan for a shape.
+pub fn plan(caps: &Caps, shape: &Shape) -> Plan {
+    at_tier(caps, shape, caps.tier().unwrap_or(Tier::T0).min(Tier::T1))
+}
+
+/// The plan at a tier that need not be the device's best.
+pub fn at_tier(caps: &Caps, shape: &Shape, tier: Tier) -> Plan {
+    let groups = (shape.weights.strips() as u32).min(caps.max_groups);
+    let subgroup = subgroup(caps, tier);
+    // A CPU driver walks through the threads of a workgroup one vector at a time: sharing a strip gains nothing there.
+    if caps.max_subgroup_size < SLICE {
+        return Plan { tier, threads: SLICE, in_flight: 1, groups, subgroup };
+    }
+    let slices = slices(caps, shape, most_slices(caps, shape, tier));
+    // A second quad in flight hides the scales' latency (int4 gains 7% by it on an H200); with more columns its registers
+    // cost more than that.
+    let in_flight = if shape.columns == 1 && shape.weights.quads() as u32 > slices { 2 } else { 1 };
+    Plan { tier, threads: slices * SLICE, in_flight, groups, subgroup }
+}
+
+/// Every plan worth timing for a shape.
+pub fn candidates(caps: &Caps, shape: &Shape) -> Vec<Plan> {
+    let best = plan(caps, shape);
+    let strips = best.groups;
+    let mut list = vec![best];
+    let most = most_slices(caps, shape, best.tier);
+    for slices in [1, 2, 3, 4, 6, 7, 8, 10, 12, 14, 16, 21, 24, 28, 32].into_iter().filter(|n| *n <= most) {
+        for in_flight in [1, 2, 3] {
+            let units = caps.compute_units.unwrap_or(16);
+            for groups in [strips, units * 4, units * 8, units * 16] {
+                let plan = Plan { threads: slices * SLICE, in_flight, groups: groups.min(strips), ..best };
+                if !list.contains(&plan) {
+                    list.push(plan);
+                }
+            }
+        }
+    }
+    list
+}
+
+/// All pipelines that the policy may ask for: each scheme, activation and column count at the shapes of a 27B model.
+pub fn variants(caps: &Caps) -> Vec<Variant> {
+    let mut list = Vec::new();
+    for tier in [Tier::T0, Tier::T1].into_iter().filter(|tier| caps.tier() >= Some(*tier)) {
+        for scheme in [Scheme::Int8, Scheme::Int4] {
+            for int8_activations in [true, false] {
+                for columns in [1, 2, 4, MAX_COLUMNS] {
+                    let weights = Layout { scheme, rows: 43008, k: 5376 };
+                    let shape = Shape { weights, columns, int8_activations };
+                    list.push(variant(&shape, at_tier(caps, &shape, tier)));
+                }
+            }
+        }
+    }
+    list
+}
+
+/// As many slices as a workgroup can have: threads, and shared memory for the sums to be joined.
+fn most_slices(caps: &Caps, shape: &Shape, tier: Tier) -> u32 {
+    let words_per_thread = if tier >= Tier::T1 { 0.5 } else { 1.0 };
+    let bytes_per_slice = (SLICE * 4 * shape.columns as u32) as f64 * words_per_thread;
+    let by_memory = (f64::from(caps.max_shared_bytes) / bytes_per_slice) as u32;
+    by_memory.min(caps.max_threads / SLICE).max(1)
+}
+
+/// Slices that each compute unit wants to have under way: measured on an H200, where 8192 × 5376 is best with 12 slices a
+/// strip, 5376 × 4096 with 16 and larger matrices with about 6.
+const SLICES_PER_UNIT: u32 = 48;
+/// More slices than this spend their time joining.
+const MOST_SLICES: u32 = 16;
+
+/// As many slices as fill the device, and at least about 6: among 6 to 8, those that the quads divide among best.
+fn slices(caps: &Caps, shape: &Shape, most: u32) -> u32 {
+    let quads = shape.weights.quads() as u32;
+    let strips = shape.weights.strips() as u32;
+    let fill = (caps.compute_units.unwrap_or(16) * SLICES_PER_UNIT / strips).min(MOST_SLICES);
+    let idle = |slices: u32| quads.next_multiple_of(slices) - quads;
+    let even = (6..=8).min_by_key(|slices| idle(*slices)).unwrap_or(8);
+    fill.max(even).min(most).min(quads)
+}
+
+/// Halves of a row are joined within a subgroup, whatever its size; 32 where it can be had, because a slice has 32.
+fn subgroup(caps: &Caps, tier: Tier) -> Subgroup {
+    if tier >= Tier::T1 && caps.allows_subgroup_size(SLICE) { Subgroup::Exactly(SLICE) } else { Subgroup::Any }
+}

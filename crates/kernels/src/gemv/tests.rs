@@ -1,0 +1,83 @@
+use gpu::{Subgroup, Tier, known};
+
+use super::{cases, policy, policy::Shape};
+use crate::{Layout, Scheme};
+
+fn shape(rows: usize, k: usize, columns: usize) -> Shape {
+    Shape { weights: Layout::new(Scheme::Int8, rows, k).unwrap(), columns, int8_activations: true }
+}
+
+#[test]
+fn all_cases_on_the_cpu_driver() {
+    crate::variant::run_cases_on_cpu(&super::KERNEL);
+}
+
+#[test]
+fn plans_of_larger_gpus_are_right_too() {
+    let Some(device) = testkit::cpu_device() else { return };
+    // The CPU driver's own plan has one slice: joins, loads in flight and grids smaller than the matrix show only here.
+    for (threads, in_flight, groups) in [(64, 1, 9), (224, 2, 3), (256, 3, 1), (1024, 2, 2)] {
+        for tier in [Tier::T0, Tier::T1] {
+            for scheme in [Scheme::Int8, Scheme::Int4] {
+                let weights = Layout::new(scheme, 70, 1152).unwrap();
+                let shape = Shape { weights, columns: 2, int8_activations: true };
+                let plan = policy::Plan { tier, threads, in_flight, groups, subgroup: Subgroup::Any };
+                let comparison = cases::run(&device, shape, plan).unwrap();
+                assert!(comparison.passed(), "{plan:?}: {:?}", comparison.first_wrong);
+            }
+        }
+    }
+    device.assert_no_messages();
+}
+
+#[test]
+fn plans_fit_the_device() {
+    for caps in [known::h200(), known::radeon_780m(), known::mesa_cpu(), known::bare_vulkan_13()] {
+        for (rows, k) in [(1, 32), (5376, 4096), (43008, 5376), (5376, 21504), (262_144, 640)] {
+            for columns in 1..=8 {
+                let shape = shape(rows, k, columns);
+                let mut plans = policy::candidates(&caps, &shape);
+                plans.push(policy::plan(&caps, &shape));
+                plans.push(policy::at_tier(&caps, &shape, Tier::T0));
+                for plan in plans {
+                    assert!(plan.threads.is_multiple_of(32) && plan.threads <= caps.max_threads, "{plan:?}");
+                    assert!(plan.groups >= 1 && plan.groups <= caps.max_groups, "{plan:?}");
+                    let shared = plan.threads * 4 * columns as u32 / if plan.tier >= Tier::T1 { 2 } else { 1 };
+                    assert!(shared <= caps.max_shared_bytes, "{plan:?} needs {shared} bytes of shared memory");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn small_matrices_get_more_slices_and_quads_divide_evenly() {
+    // The shapes of a 27B model on an H200, each at what a sweep found best.
+    let slices = |rows, k| policy::plan(&known::h200(), &shape(rows, k, 1)).threads / 32;
+    assert_eq!(slices(43008, 5376), 6, "42 quads, 7 rounds");
+    assert_eq!(slices(8192, 5376), 12);
+    assert_eq!(slices(5376, 4096), 16);
+    assert_eq!(slices(5376, 21504), 16);
+    assert_eq!(slices(100, 32), 1, "never more slices than quads");
+}
+
+#[test]
+fn wrong_operands_are_refused() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let mut arena = crate::selftest::arena(&device);
+    let made_for = shape(32, 64, 1);
+    let kernel = super::Gemv::new(&device, made_for).unwrap();
+    let w = crate::Matrix::allocate(&mut arena, "w", made_for.weights, device.caps()).unwrap();
+    let x = crate::Vectors::int8(&mut arena, "x", 64, 1).unwrap();
+    let x_f32 = crate::Vectors::f32(&mut arena, "x", 64, 1).unwrap();
+    let y = arena.buffer("y", 32 * 4).unwrap();
+    let mut recorder = device.recorder().unwrap();
+    kernel.record(&mut recorder, "right", &w, &x, &y.view()).unwrap();
+    kernel.record(&mut recorder, "f32 for int8", &w, &x_f32, &y.view()).unwrap_err();
+    kernel.record(&mut recorder, "short y", &w, &x, &y.slice(0..64).unwrap()).unwrap_err();
+    let other = Layout::new(Scheme::Int4, 32, 64).unwrap();
+    let other = crate::Matrix::allocate(&mut arena, "w", other, device.caps()).unwrap();
+    let error = kernel.record(&mut recorder, "int4 for int8", &other, &x, &y.view()).unwrap_err().to_string();
+    assert!(error.contains("Int4") && error.contains("Int8"), "{error}");
+    assert!(super::Gemv::new(&device, shape(32, 64, 9)).is_err());
+}

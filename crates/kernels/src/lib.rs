@@ -1,0 +1,38 @@
+//! Everything that runs on the GPU: one folder a kernel.
+//!
+//! A kernel's folder holds its shader (`.comp`), the host's call (`mod.rs`), the choice of variant for a shape and a
+//! device (`policy.rs`, pure), the same computation on the CPU in the plainest way (`reference.rs`), the cases in which
+//! the two are compared (`cases.rs`) and tests. The cases serve twice: `cargo test` runs them on Mesa's CPU driver with the
+//! validation layer, `indrik doctor --selftest` on the user's own GPU.
+//!
+//! Shaders know nothing of the host and the host nothing of their layout: the build script reflects every compiled
+//! shader and generates [`shaders`], with a struct for its push constants and one for its specialisation constants.
+//!
+//! To add a kernel: make its folder, and name it in the list below.
+
+mod layout;
+mod matrix;
+pub mod selftest;
+mod variant;
+mod vectors;
+
+pub use layout::{GROUP, Layout, QUAD, STRIP, Scheme};
+pub use matrix::Matrix;
+pub use variant::{Kernel, Variant};
+pub use vectors::{VectorData, Vectors};
+
+/// Generated from the shaders: push constants, specialisation constants, SPIR-V.
+pub mod shaders {
+    include!(concat!(env!("OUT_DIR"), "/shaders.rs"));
+}
+
+macro_rules! kernels {
+    ($($name:ident),* $(,)?) => {
+        $(pub mod $name;)*
+
+        /// Every kernel.
+        pub static ALL: &[&Kernel] = &[$(&$name::KERNEL),*];
+    };
+}
+
+kernels! { gemv, norm, probe, random }

@@ -1,0 +1,108 @@
+//! A quantised matrix in GPU memory. The scheme, the layout and the scales travel with it: no kernel can be handed bytes
+//! without them.
+
+use gpu::{Arena, Buffer, Caps, Error, Result};
+use half::f16;
+
+use crate::layout::{Layout, STRIP};
+
+/// Weights of one matrix product, `rows` × `k`, on the device.
+#[derive(Debug)]
+pub struct Matrix {
+    layout: Layout,
+    parts: Vec<Part>,
+}
+
+/// A run of whole strips in buffers of their own: one allocation may not hold the largest matrices.
+#[derive(Debug)]
+pub struct Part {
+    /// First row of the part in the matrix.
+    pub first_row: usize,
+    /// Layout of the part alone.
+    pub layout: Layout,
+    /// The tiles.
+    pub values: Buffer,
+    /// The scale plane.
+    pub scales: Buffer,
+}
+
+impl Matrix {
+    /// Takes memory for a matrix; its content is undefined until it is filled.
+    pub fn allocate(arena: &mut Arena, what: &str, layout: Layout, caps: &Caps) -> Result<Self> {
+        let strips =
+            strips_per_part(&layout, caps.max_allocation).ok_or_else(|| Error::AllocationTooLarge {
+                what: what.to_string(),
+                wanted: layout.strip_value_bytes() as u64,
+                limit: caps.max_allocation,
+            })?;
+        let parts = (0..layout.strips())
+            .step_by(strips)
+            .map(|first| {
+                let rows = (layout.rows - first * STRIP).min(strips * STRIP);
+                let part = Layout { rows, ..layout };
+                Ok(Part {
+                    first_row: first * STRIP,
+                    layout: part,
+                    values: arena.buffer(what, part.value_bytes() as u64)?,
+                    scales: arena.buffer(what, part.scale_bytes() as u64)?,
+                })
+            })
+            .collect::<Result<_>>()?;
+        Ok(Self { layout, parts })
+    }
+
+    /// Fills a matrix in mapped memory from row-major integers and scales.
+    pub fn write(&mut self, values: &[i8], scales: &[f16]) -> Result<()> {
+        let groups = self.layout.k / crate::GROUP;
+        for part in &mut self.parts {
+            let rows = part.first_row..part.first_row + part.layout.rows;
+            let values = &values[rows.start * self.layout.k..rows.end * self.layout.k];
+            let scales = &scales[rows.start * groups..rows.end * groups];
+            part.values.write(0, &part.layout.pack_values(values))?;
+            part.scales.write(0, bytemuck::cast_slice(&bits(&part.layout.pack_scales(scales))))?;
+        }
+        Ok(())
+    }
+
+    /// Shape and scheme.
+    pub fn layout(&self) -> Layout {
+        self.layout
+    }
+
+    /// The parts, in the order of their rows.
+    pub fn parts(&self) -> &[Part] {
+        &self.parts
+    }
+
+    /// Bytes that one product reads: values and scales.
+    pub fn bytes(&self) -> u64 {
+        self.parts.iter().map(|part| part.values.len() + part.scales.len()).sum()
+    }
+}
+
+fn bits(scales: &[f16]) -> Vec<u16> {
+    scales.iter().map(|scale| scale.to_bits()).collect()
+}
+
+/// As many strips as fit one allocation; none when not even one does.
+fn strips_per_part(layout: &Layout, max_allocation: u64) -> Option<usize> {
+    let fit = max_allocation / layout.strip_value_bytes() as u64;
+    (fit > 0).then(|| usize::try_from(fit).unwrap_or(usize::MAX).min(layout.strips()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Scheme;
+
+    #[test]
+    fn a_large_matrix_continues_in_a_second_part() {
+        // The head of a 27B model in int8 on a driver that allows 1 GiB at once.
+        let head = Layout::new(Scheme::Int8, 262_144, 5376).unwrap();
+        let strips = strips_per_part(&head, 1 << 30).unwrap();
+        assert!(strips * head.strip_value_bytes() <= 1 << 30);
+        assert!((strips + 1) * head.strip_value_bytes() > 1 << 30);
+        assert_eq!(strips_per_part(&head, 4 << 30), Some(head.strips()));
+        assert_eq!(strips_per_part(&head, 1000), None);
+    }
+}

@@ -1,0 +1,125 @@
+//! RMSNorm with residual add: plain, after the add (Llama), or around it (Gemma 3), to f32 or to int8.
+
+mod cases;
+pub mod policy;
+pub mod reference;
+#[cfg(test)]
+mod tests;
+
+use gpu::{Address, Device, Error, Pipeline, Recorder, Result, View};
+
+use crate::{
+    Kernel, Vectors,
+    shaders::norm::{Constants, Push, TIERS},
+    variant::Variant,
+    vectors::VectorData,
+};
+use policy::Plan;
+
+/// For the self-test and the compile checks.
+pub static KERNEL: Kernel =
+    Kernel { name: "norm", about: "RMSNorm with residual add", variants: policy::variants, cases: cases::cases };
+
+/// Which parts of the computation a model needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Form {
+    /// The input has a norm of its own before the add.
+    pub post_norm: bool,
+    /// The input is added to the residual stream, which is updated in place.
+    pub residual: bool,
+    /// The output is int8 with a scale per group of 32.
+    pub quantize: bool,
+}
+
+/// The kernel for rows of one length.
+pub struct Norm {
+    form: Form,
+    n: usize,
+    epsilon: f32,
+    pipeline: Pipeline,
+}
+
+/// The buffers of one call. Each row of `x`, `residual` and the output has the kernel's length.
+pub struct Operands<'a> {
+    /// Input rows, f32.
+    pub x: View,
+    /// Weight of the norm before the add, if the form has one.
+    pub post_weight: Option<View>,
+    /// Residual rows, f32, read and written, if the form has them.
+    pub residual: Option<View>,
+    /// Weight of the norm, as it multiplies (1 + w for Gemma's files).
+    pub weight: View,
+    /// Output rows: f32 or int8, as the form says.
+    pub y: &'a Vectors,
+}
+
+impl Norm {
+    /// Chooses the variant for this device and compiles it.
+    pub fn new(device: &Device, form: Form, n: usize, epsilon: f32) -> Result<Self> {
+        Self::with_plan(device, form, n, epsilon, policy::plan(device.caps(), n, form))
+    }
+
+    /// The same with a plan given.
+    pub fn with_plan(device: &Device, form: Form, n: usize, epsilon: f32, plan: Plan) -> Result<Self> {
+        if n == 0 || form.quantize && !n.is_multiple_of(crate::GROUP) {
+            let reason = format!("rows of {n} values cannot be normed{}", if n == 0 { "" } else { " to int8 groups" });
+            return Err(Error::InvalidUse { what: "norm".into(), reason });
+        }
+        Ok(Self { form, n, epsilon, pipeline: variant(form, plan).pipeline(device)? })
+    }
+
+    /// Records the kernel for as many rows as `y` has columns.
+    pub fn record(&self, recorder: &mut Recorder, name: &str, operands: &Operands<'_>) -> Result<()> {
+        let y = operands.y;
+        let wrong = |reason: &str| Err(Error::InvalidUse { what: name.to_string(), reason: reason.into() });
+        let values = (self.n * y.columns * 4) as u64;
+        let as_long = |view: Option<&View>, bytes: u64| view.is_none_or(|view| view.len() >= bytes);
+        if y.k != self.n || y.is_int8() != self.form.quantize {
+            return wrong("the output has another length or type than the kernel was made for");
+        }
+        if operands.post_weight.is_some() != self.form.post_norm || operands.residual.is_some() != self.form.residual {
+            return wrong("post_weight and residual must be given exactly when the form has them");
+        }
+        if operands.x.len() < values || !as_long(operands.residual.as_ref(), values) {
+            return wrong("x or the residual is shorter than the output's rows");
+        }
+        let row = (self.n * 4) as u64;
+        if operands.weight.len() < row || !as_long(operands.post_weight.as_ref(), row) {
+            return wrong("a weight is shorter than a row");
+        }
+        let optional = |view: &Option<View>| view.clone().map_or(Address::NONE, Address::from);
+        let (y_floats, y_bytes, y_scales) = match &y.data {
+            VectorData::F32(floats) => (floats.into(), Address::NONE, Address::NONE),
+            VectorData::Int8 { values, scales } => (Address::NONE, values.into(), scales.into()),
+        };
+        let push = Push {
+            x: operands.x.clone().into(),
+            post_weight: optional(&operands.post_weight),
+            residual: optional(&operands.residual),
+            weight: operands.weight.clone().into(),
+            y: y_floats,
+            y_bytes,
+            y_scales,
+            n: self.n as u32,
+            epsilon: self.epsilon,
+        };
+        recorder.dispatch(name, &self.pipeline, [y.columns as u32, 1, 1], &push)
+    }
+}
+
+fn variant(form: Form, plan: Plan) -> Variant {
+    let constants = Constants {
+        threads: plan.threads,
+        post_norm: form.post_norm,
+        residual: form.residual,
+        quantize: form.quantize,
+    };
+    let label = format!(
+        "{}{}{} {} threads",
+        if form.post_norm { "post-norm + " } else { "" },
+        if form.residual { "residual + norm" } else { "norm" },
+        if form.quantize { " → int8" } else { "" },
+        plan.threads
+    );
+    Variant::new(label, TIERS, plan.tier, &constants, plan.subgroup)
+}

@@ -1,0 +1,129 @@
+#version 460
+#pragma tiers(T0, T1)
+#extension GL_GOOGLE_include_directive : require
+// RMSNorm with residual add, one workgroup a row:
+//
+//   t = POST_NORM ? rmsnorm(x) · post_weight : x
+//   r = RESIDUAL  ? residual + t             : t      (written back to residual)
+//   y = rmsnorm(r) · weight                           (f32, or int8 with a scale per group of 32)
+//
+// Neither: a plain norm. RESIDUAL alone: Llama. Both: Gemma 3, whose sublayers end with a norm of their own.
+#include "common.glsl"
+
+layout(local_size_x_id = 0) in;
+layout(constant_id = 0) const uint THREADS = 256;
+layout(constant_id = 1) const bool POST_NORM = false;
+layout(constant_id = 2) const bool RESIDUAL = false;
+layout(constant_id = 3) const bool QUANTIZE = false;
+
+layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Floats { float data[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 4) buffer Residual { float data[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 4) writeonly buffer Output { float data[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 4) writeonly buffer Bytes { uint data[]; };
+
+layout(push_constant, scalar) uniform Push {
+    Floats x;
+    Floats post_weight;
+    Residual residual;
+    Floats weight;
+    Output y;
+    Bytes y_bytes;
+    Output y_scales;
+    uint n;
+    float epsilon;
+} push;
+
+#include "reduce.glsl"
+
+const uint GROUP = 32;
+const uint QUAD = 128;
+// Quantising needs a whole group in one thread; one mapping for all passes lets each thread read back only what it wrote.
+const uint CHUNK = QUANTIZE ? GROUP : 1;
+
+float inverse_rms(float sum_of_squares) {
+    return inversesqrt(sum_of_squares / float(push.n) + push.epsilon);
+}
+
+void quantize(uint row, uint first, float values[GROUP]) {
+    float largest = 0.0;
+    [[unroll]] for (uint j = 0; j < GROUP; j++) {
+        largest = max(largest, abs(values[j]));
+    }
+    float to_int = largest > 0.0 ? 127.0 / largest : 0.0;
+    uint quads = (push.n + QUAD - 1) / QUAD;
+    uint word = (row * quads * QUAD + first) / 4;
+    [[unroll]] for (uint j = 0; j < GROUP; j += 4) {
+        vec4 scaled = vec4(values[j], values[j + 1], values[j + 2], values[j + 3]) * to_int;
+        push.y_bytes.data[word + j / 4] = pack_bytes(ivec4(roundEven(scaled)));
+    }
+    push.y_scales.data[row * quads * (QUAD / GROUP) + first / GROUP] = largest / 127.0;
+}
+
+void main() {
+    uint thread = thread_index();
+    uint row = gl_WorkGroupID.x;
+    uint base = row * push.n;
+    uint stride = THREADS * CHUNK;
+
+    float post_scale = 1.0;
+    if (POST_NORM) {
+        float squares = 0.0;
+        for (uint first = thread * CHUNK; first < push.n; first += stride) {
+            for (uint j = 0; j < CHUNK; j++) {
+                float value = push.x.data[base + first + j];
+                squares += value * value;
+            }
+        }
+        post_scale = inverse_rms(workgroup_sum(squares));
+    }
+
+    float squares = 0.0;
+    for (uint first = thread * CHUNK; first < push.n; first += stride) {
+        for (uint j = 0; j < CHUNK; j++) {
+            uint i = first + j;
+            float value = push.x.data[base + i];
+            if (POST_NORM) {
+                value = value * post_scale * push.post_weight.data[i];
+            }
+            if (RESIDUAL) {
+                value += push.residual.data[base + i];
+                push.residual.data[base + i] = value;
+            }
+            squares += value * value;
+        }
+    }
+    float scale = inverse_rms(workgroup_sum(squares));
+
+    for (uint first = thread * CHUNK; first < push.n; first += stride) {
+        float values[GROUP];
+        for (uint j = 0; j < CHUNK; j++) {
+            uint i = first + j;
+            float value;
+            if (RESIDUAL) {
+                value = push.residual.data[base + i];
+            } else {
+                value = push.x.data[base + i];
+                if (POST_NORM) {
+                    value = value * post_scale * push.post_weight.data[i];
+                }
+            }
+            value = value * scale * push.weight.data[i];
+            if (QUANTIZE) {
+                values[j] = value;
+            } else {
+                push.y.data[base + i] = value;
+            }
+        }
+        if (QUANTIZE) {
+            quantize(row, first, values);
+        }
+    }
+    if (QUANTIZE) {
+        // Scales of the padding are zero, so that whatever bytes stand there add nothing.
+        uint quads = (push.n + QUAD - 1) / QUAD;
+        uint groups = quads * (QUAD / GROUP);
+        for (uint group = push.n / GROUP + thread; group < groups; group += THREADS) {
+            push.y_scales.data[row * groups + group] = 0.0;
+        }
+    }
+}

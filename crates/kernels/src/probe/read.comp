@@ -1,0 +1,50 @@
+#version 460
+#pragma tiers(T0)
+#extension GL_GOOGLE_include_directive : require
+// Reads a buffer once and as fast as the memory allows. The exclusive or of all words comes out, so that nothing can be
+// skipped and the result does not depend on the order.
+#include "common.glsl"
+
+layout(local_size_x_id = 0) in;
+layout(constant_id = 0) const uint THREADS = 512;
+layout(constant_id = 1) const uint IN_FLIGHT = 4;
+
+layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Words4 { uvec4 data[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 4) writeonly buffer Output { uint data[]; };
+layout(push_constant, scalar) uniform Push {
+    Words4 source;
+    // One word a workgroup.
+    Output result;
+    // Of 16 bytes.
+    uint count;
+} push;
+
+shared uint parts[THREADS];
+
+void main() {
+    uint thread = gl_LocalInvocationIndex;
+    uint stride = gl_NumWorkGroups.x * THREADS;
+    uvec4 all = uvec4(0);
+    uint at = gl_GlobalInvocationID.x;
+    for (; at + (IN_FLIGHT - 1) * stride < push.count; at += IN_FLIGHT * stride) {
+        uvec4 words[IN_FLIGHT];
+        [[unroll]] for (uint i = 0; i < IN_FLIGHT; i++) {
+            words[i] = push.source.data[at + i * stride];
+        }
+        [[unroll]] for (uint i = 0; i < IN_FLIGHT; i++) {
+            all ^= words[i];
+        }
+    }
+    for (; at < push.count; at += stride) {
+        all ^= push.source.data[at];
+    }
+    parts[thread] = all.x ^ all.y ^ all.z ^ all.w;
+    barrier();
+    if (thread == 0) {
+        uint result = 0;
+        for (uint i = 0; i < THREADS; i++) {
+            result ^= parts[i];
+        }
+        push.result.data[gl_WorkGroupID.x] = result;
+    }
+}

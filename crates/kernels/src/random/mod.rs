@@ -1,0 +1,120 @@
+//! Random words made on the GPU, so that a model's worth of weights for a benchmark needs no file and no upload.
+
+use gpu::{Caps, Device, Pipeline, Recorder, Result, Subgroup, Tier, View};
+
+use crate::{
+    Kernel,
+    selftest::{Case, Comparison, Output, TIMEOUT, arena},
+    shaders::random::{Constants, Push, TIERS},
+    variant::Variant,
+};
+
+/// For the self-test and the compile checks.
+pub static KERNEL: Kernel = Kernel { name: "random", about: "random words for benchmarks", variants, cases };
+
+/// What the words are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Any bits: quantised weights.
+    Bits,
+    /// Two f16 between 2⁻⁸ and 2⁻⁷: scales.
+    Scales,
+    /// An f32 between −1 and 1: activations.
+    Floats,
+}
+
+impl Kind {
+    const ALL: [Kind; 3] = [Kind::Bits, Kind::Scales, Kind::Floats];
+}
+
+const THREADS: u32 = 256;
+
+/// The kernel.
+pub struct Random {
+    pipeline: Pipeline,
+}
+
+impl Random {
+    /// Compiles it for one kind of words.
+    pub fn new(device: &Device, kind: Kind) -> Result<Self> {
+        Ok(Self { pipeline: variant(kind, device.caps()).pipeline(device)? })
+    }
+
+    /// Fills `to` (a multiple of 4 bytes, at most 16 GiB) with words that depend on `seed` and their position alone.
+    pub fn record(&self, recorder: &mut Recorder, name: &str, to: &View, seed: u32) -> Result<()> {
+        let count = u32::try_from(to.len() / 4).unwrap_or(u32::MAX);
+        // Enough to fill any GPU; each thread takes several words.
+        let groups = count.div_ceil(self.pipeline.threads()).clamp(1, 8192);
+        let push = Push { words: to.clone().into(), count, seed };
+        recorder.dispatch(name, &self.pipeline, [groups, 1, 1], &push)
+    }
+}
+
+/// The same word on the CPU.
+pub fn reference(kind: Kind, seed: u32, position: u32) -> u32 {
+    let bits = mix32(position ^ mix32(seed));
+    match kind {
+        Kind::Bits => bits,
+        Kind::Scales => bits & 0x03ff_03ff | 0x1c00_1c00,
+        Kind::Floats => (((bits >> 8) as i32 - (1 << 23)) as f32 / (1 << 23) as f32).to_bits(),
+    }
+}
+
+fn mix32(mut x: u32) -> u32 {
+    x ^= x >> 16;
+    x = x.wrapping_mul(0x7feb_352d);
+    x ^= x >> 15;
+    x = x.wrapping_mul(0x846c_a68b);
+    x ^ x >> 16
+}
+
+fn variant(kind: Kind, caps: &Caps) -> Variant {
+    let constants = Constants { threads: THREADS.min(caps.max_threads), kind: kind as u32 };
+    Variant::new(format!("{kind:?}").to_lowercase(), TIERS, Tier::T0, &constants, Subgroup::Any)
+}
+
+fn variants(caps: &Caps) -> Vec<Variant> {
+    Kind::ALL.map(|kind| variant(kind, caps)).to_vec()
+}
+
+fn cases(_: &Caps) -> Vec<Case> {
+    let sizes = [1_usize, 255, 70_001];
+    let each = Kind::ALL.into_iter().flat_map(|kind| sizes.map(|words| (kind, words)));
+    each.map(|(kind, words)| {
+        Case::new(format!("{words} words, {kind:?}"), Tier::T0, move |device| run(device, kind, words))
+    })
+    .collect()
+}
+
+fn run(device: &Device, kind: Kind, words: usize) -> Result<Comparison> {
+    let mut arena = arena(device);
+    let output = Output::new(&mut arena, words)?;
+    let mut recorder = device.recorder()?;
+    Random::new(device, kind)?.record(&mut recorder, "random", &output.buffer.slice(0..words as u64 * 4)?, 7)?;
+    recorder.seal()?.run(TIMEOUT)?;
+    let mut comparison = Comparison::default();
+    for (position, got) in output.read(&mut comparison)?.iter().enumerate() {
+        comparison.equal(|| format!("word {position}"), got, &reference(kind, 7, position as u32));
+    }
+    Ok(comparison)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_cases_on_the_cpu_driver() {
+        crate::variant::run_cases_on_cpu(&KERNEL);
+    }
+
+    #[test]
+    fn scales_and_floats_stay_in_their_range() {
+        for position in 0..10_000 {
+            let scale = half::f16::from_bits(reference(Kind::Scales, 1, position) as u16).to_f32();
+            assert!((1.0 / 256.0..1.0 / 128.0).contains(&scale), "{scale}");
+            let float = f32::from_bits(reference(Kind::Floats, 1, position));
+            assert!((-1.0..1.0).contains(&float), "{float}");
+        }
+    }
+}

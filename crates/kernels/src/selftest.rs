@@ -1,0 +1,222 @@
+//! Proof that this device and this driver compute what the reference computes.
+//!
+//! A [`Case`] runs one kernel once, at one size, on random data, and compares every output with the CPU reference. Outputs
+//! are poisoned before the run and followed by a guard: what was not written, and what was written past the end, shows.
+
+use std::time::Duration;
+
+use gpu::{Arena, Buffer, Caps, Device, Lifetime, Memory, Result, Tier};
+
+use crate::ALL;
+
+/// One comparison of a kernel with its reference.
+pub struct Case {
+    /// Sizes and variant, in a few words.
+    pub name: String,
+    /// The tier it runs at.
+    pub tier: Tier,
+    run: Run,
+}
+
+type Run = Box<dyn Fn(&Device) -> Result<Comparison> + Send + Sync>;
+
+impl Case {
+    /// A case that compares as `run` says.
+    pub fn new(
+        name: String,
+        tier: Tier,
+        run: impl Fn(&Device) -> Result<Comparison> + Send + Sync + 'static,
+    ) -> Self {
+        Self { name, tier, run: Box::new(run) }
+    }
+
+    /// Runs it.
+    pub fn run(&self, device: &Device) -> Result<Comparison> {
+        (self.run)(device)
+    }
+}
+
+/// How a kernel's outputs compare with the reference's.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Comparison {
+    /// The largest error, as a fraction of what is allowed: up to 1 is right.
+    pub worst: f64,
+    /// Outputs compared.
+    pub compared: usize,
+    /// The first output that is wrong.
+    pub first_wrong: Option<String>,
+}
+
+impl Comparison {
+    /// An output that may differ by `allowed`.
+    pub fn close(&mut self, what: impl FnOnce() -> String, got: f64, want: f64, allowed: f64) {
+        self.compared += 1;
+        let error = (got - want).abs();
+        // What is not a number must not pass.
+        let share = match error {
+            0.0 => 0.0,
+            _ if error.is_nan() => f64::INFINITY,
+            _ => error / allowed,
+        };
+        if share > 1.0 && self.first_wrong.is_none() {
+            self.first_wrong = Some(format!("{} is {got}, expected {want} ± {allowed:.3e}", what()));
+        }
+        self.worst = self.worst.max(share);
+    }
+
+    /// An output that must be the same.
+    pub fn equal<T: PartialEq + std::fmt::Debug>(
+        &mut self,
+        what: impl FnOnce() -> String,
+        got: &T,
+        want: &T,
+    ) {
+        self.compared += 1;
+        if got != want {
+            self.worst = f64::INFINITY;
+            if self.first_wrong.is_none() {
+                self.first_wrong = Some(format!("{} is {got:?}, expected {want:?}", what()));
+            }
+        }
+    }
+
+    /// Whether every output is right, and there was one.
+    pub fn passed(&self) -> bool {
+        self.first_wrong.is_none() && self.compared > 0
+    }
+}
+
+/// The result of one case.
+#[derive(Debug)]
+pub struct Report {
+    /// Kernel.
+    pub kernel: &'static str,
+    /// Case.
+    pub case: String,
+    /// Tier.
+    pub tier: Tier,
+    /// What came out; an error counts as failed.
+    pub outcome: Result<Comparison>,
+}
+
+impl Report {
+    /// Whether the case passed.
+    pub fn passed(&self) -> bool {
+        self.outcome.as_ref().is_ok_and(Comparison::passed)
+    }
+}
+
+/// Every case that a device with these caps can run.
+pub fn cases(caps: &Caps) -> impl Iterator<Item = (&'static str, Case)> {
+    let top = caps.tier().unwrap_or(Tier::T0);
+    ALL.iter().flat_map(move |kernel| {
+        (kernel.cases)(caps).into_iter().filter(move |case| case.tier <= top).map(|case| (kernel.name, case))
+    })
+}
+
+/// Runs every case; `each` is told of each result as it comes.
+pub fn run(device: &Device, mut each: impl FnMut(&Report)) -> Vec<Report> {
+    cases(device.caps())
+        .map(|(kernel, case)| {
+            let outcome = case.run(device);
+            let report = Report { kernel, case: case.name, tier: case.tier, outcome };
+            each(&report);
+            report
+        })
+        .collect()
+}
+
+/// How long a case may take: Mesa's CPU driver is slow, a hung GPU is slower.
+pub const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Memory that both sides see, for the inputs and outputs of a case.
+pub fn arena(device: &Device) -> Arena {
+    Arena::new(device, Lifetime::Scratch, Memory::Shared).with_block_size(1 << 20)
+}
+
+/// Words after an output that must stay as they are.
+const GUARD: usize = 64;
+/// A signalling pattern: as f32 it is not a number.
+const POISON: u32 = 0x7fa5_5a5a;
+
+/// An output buffer of 32-bit words: poisoned, with a guard behind it.
+pub struct Output {
+    /// To be given to the kernel.
+    pub buffer: Buffer,
+    words: usize,
+}
+
+impl Output {
+    /// Room for `words` words.
+    pub fn new(arena: &mut Arena, words: usize) -> Result<Self> {
+        Ok(Self { buffer: arena.buffer_from("output", &vec![POISON; words + GUARD])?, words })
+    }
+
+    /// An output again, once its buffer has been lent to a kernel as part of something else.
+    pub fn of(buffer: Buffer, words: usize) -> Self {
+        Self { buffer, words }
+    }
+
+    /// The words, once the kernel is done; the guard is checked on the way.
+    pub fn read(&self, comparison: &mut Comparison) -> Result<Vec<u32>> {
+        let mut words: Vec<u32> = self.buffer.read_vec()?;
+        let guard = words.split_off(self.words);
+        comparison.equal(|| "the guard behind the output".into(), &guard, &vec![POISON; GUARD]);
+        Ok(words)
+    }
+
+    /// The words as floats.
+    pub fn read_f32(&self, comparison: &mut Comparison) -> Result<Vec<f32>> {
+        Ok(self.read(comparison)?.into_iter().map(f32::from_bits).collect())
+    }
+}
+
+/// Numbers that look random and are the same on every machine (SplitMix64).
+#[derive(Clone, Debug)]
+pub struct Random(u64);
+
+impl Random {
+    /// Starts from a seed.
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// 64 bits.
+    pub fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// Between −1 and 1.
+    pub fn signed(&mut self) -> f32 {
+        ((self.bits() >> 40) as f32 / (1 << 23) as f32) - 1.0
+    }
+
+    /// From `low` to `high`, both included.
+    pub fn integer(&mut self, low: i64, high: i64) -> i64 {
+        low + (self.bits() % (high - low + 1) as u64) as i64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_comparison_fails_when_it_should() {
+        let passes = |got: f64, want: f64| {
+            let mut comparison = Comparison::default();
+            comparison.close(|| "x".into(), got, want, 0.01);
+            comparison.passed()
+        };
+        assert!(passes(1.0, 1.009));
+        assert!(!passes(1.0, 1.02));
+        assert!(!passes(f64::NAN, 1.0));
+        assert!(!passes(1.0, f64::NAN));
+        assert!(!passes(f64::INFINITY, 1.0));
+        assert!(!Comparison::default().passed(), "nothing compared is nothing proved");
+    }
+}

@@ -1,0 +1,87 @@
+//! What is known of a kernel without running it.
+
+use gpu::{Caps, Device, Pipeline, RawConstants, Result, Shader, SpecConstants, Subgroup, Tier};
+
+use crate::selftest::Case;
+
+/// One kernel, as the self-test, the compile checks and the documentation see it.
+pub struct Kernel {
+    /// Its folder.
+    pub name: &'static str,
+    /// What it computes, in a few words.
+    pub about: &'static str,
+    /// Every pipeline that its policy may ask for on such a device.
+    pub variants: fn(&Caps) -> Vec<Variant>,
+    /// Where it is compared with its reference on such a device.
+    pub cases: fn(&Caps) -> Vec<Case>,
+}
+
+/// One pipeline of a kernel: a shader with its constants.
+#[derive(Clone, Debug)]
+pub struct Variant {
+    /// What distinguishes it, in a few words.
+    pub label: String,
+    /// The tier it needs.
+    pub tier: Tier,
+    /// The shader of that tier.
+    pub shader: &'static Shader,
+    /// Its specialisation constants.
+    pub constants: RawConstants,
+    /// The subgroup size it wants.
+    pub subgroup: Subgroup,
+}
+
+impl Variant {
+    /// Puts a variant together from a shader's tiers (as generated: lowest first).
+    pub fn new(
+        label: String,
+        tiers: &[(u32, &'static Shader)],
+        tier: Tier,
+        constants: &impl SpecConstants,
+        subgroup: Subgroup,
+    ) -> Self {
+        Self {
+            label,
+            tier,
+            shader: shader_of(tiers, tier),
+            constants: RawConstants(constants.values()),
+            subgroup,
+        }
+    }
+
+    /// Compiles it, or finds it compiled.
+    pub fn pipeline(&self, device: &Device) -> Result<Pipeline> {
+        device.pipeline(self.shader, &self.constants, self.subgroup)
+    }
+}
+
+/// The shader for a tier: that tier's own, or the highest below it.
+fn shader_of(tiers: &[(u32, &'static Shader)], tier: Tier) -> &'static Shader {
+    tiers
+        .iter()
+        .rev()
+        .find(|(number, _)| *number <= tier as u32)
+        .map(|(_, shader)| *shader)
+        .expect("every shader has tier T0 or is asked only for tiers it has")
+}
+
+/// Runs every case of a kernel on Mesa's CPU driver with the validation layer; any wrong output or message fails.
+#[cfg(test)]
+pub(crate) fn run_cases_on_cpu(kernel: &Kernel) {
+    let Some(device) = testkit::cpu_device() else { return };
+    let cases = (kernel.cases)(device.caps());
+    assert!(!cases.is_empty());
+    for case in cases {
+        let comparison =
+            case.run(&device).unwrap_or_else(|error| panic!("{} {}: {error}", kernel.name, case.name));
+        assert!(
+            comparison.passed(),
+            "{} {} at {}: {:?}",
+            kernel.name,
+            case.name,
+            case.tier,
+            comparison.first_wrong
+        );
+    }
+    device.assert_no_messages();
+}
