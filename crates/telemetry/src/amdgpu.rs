@@ -1,0 +1,178 @@
+//! AMD GPUs as the amdgpu kernel driver describes them in sysfs.
+//!
+//! A GPU has two pools. VRAM is memory of its own, or on an APU the part of RAM that the firmware carved out
+//! at boot. GTT is the amount of ordinary RAM that the kernel lets the GPU map, page by page, as buffers are
+//! made. RADV adds the two up and splits the sum into heaps by a rule of its own, so these counters are the
+//! only place where one sees which pool really filled.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use serde::Serialize;
+
+use crate::{VENDOR_AMD, read};
+
+/// One AMD GPU; sizes in bytes. A value is `None` where the driver does not export it or refuses to read it
+/// now, as for a discrete GPU that is powered down.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct AmdGpu {
+    /// Name in `/sys/class/drm`, for instance `card0`.
+    pub card: String,
+    /// PCI address, for instance `0000:c5:00.0`: the key to match it with a Vulkan device
+    /// (`VK_EXT_pci_bus_info`).
+    pub pci: Option<String>,
+    /// PCI device id, for instance `0x15bf` for the Radeon 780M.
+    pub device_id: Option<u16>,
+    /// Whether the GPU shares memory with the CPU, by the format of its `gpu_metrics` table: revision 1 is
+    /// the table of discrete GPUs, 2 and 3 those of APUs. `None` before Linux 5.10 and for other revisions.
+    /// The MI300A counts as discrete: it has that table, and no carve-out to work around. Sizes are no
+    /// criterion, since firmware carves out anything from 512 MB to three quarters of RAM; nor is the PCI
+    /// link, since APUs report one.
+    pub integrated: Option<bool>,
+    /// VRAM, or the carve-out of an APU.
+    pub vram_total: Option<u64>,
+    /// VRAM in use by all processes.
+    pub vram_used: Option<u64>,
+    /// The part of VRAM that the CPU can map; less than [`Self::vram_total`] without resizable BAR.
+    pub visible_vram_total: Option<u64>,
+    /// System memory that the GPU may map.
+    pub gtt_total: Option<u64>,
+    /// System memory that the GPU maps now, for all processes.
+    pub gtt_used: Option<u64>,
+    /// Share of time that the shader engines were busy, 0 to 100.
+    pub busy_percent: Option<u8>,
+    /// Power drawn: of the board where it is discrete, of the whole package, CPU included, on an APU.
+    pub power_watts: Option<f64>,
+}
+
+pub(crate) fn amd_gpus(root: &Path) -> Vec<AmdGpu> {
+    read::numbered(root.join("sys/class/drm"), "card")
+        .into_iter()
+        .filter(|(_, card)| read::pci_id(card.join("device/vendor")) == Some(VENDOR_AMD))
+        .map(|(number, card)| amd_gpu(format!("card{number}"), &card.join("device")))
+        .collect()
+}
+
+fn amd_gpu(card: String, device: &Path) -> AmdGpu {
+    let bytes = |name: &str| read::number(device.join(name));
+    AmdGpu {
+        card,
+        pci: read::pci_address(device),
+        device_id: read::pci_id(device.join("device")),
+        integrated: integrated(&device.join("gpu_metrics")),
+        vram_total: bytes("mem_info_vram_total"),
+        vram_used: bytes("mem_info_vram_used"),
+        visible_vram_total: bytes("mem_info_vis_vram_total"),
+        gtt_total: bytes("mem_info_gtt_total"),
+        gtt_used: bytes("mem_info_gtt_used"),
+        busy_percent: percent(&device.join("gpu_busy_percent")),
+        power_watts: power_watts(device),
+    }
+}
+
+/// `gpu_metrics` begins with `struct metrics_table_header`: u16 size, u8 format revision, u8 content
+/// revision.
+fn integrated(gpu_metrics: &Path) -> Option<bool> {
+    let mut header = [0u8; 4];
+    File::open(gpu_metrics).ok()?.read_exact(&mut header).ok()?;
+    match header[2] {
+        1 => Some(false),
+        2 | 3 => Some(true),
+        _ => None,
+    }
+}
+
+fn percent(path: &Path) -> Option<u8> {
+    u8::try_from(read::number(path)?).ok().filter(|percent| *percent <= 100)
+}
+
+/// Which of the two files exists depends on the chip and the kernel; both are in microwatts.
+fn power_watts(device: &Path) -> Option<f64> {
+    let sensors = read::numbered(device.join("hwmon"), "hwmon");
+    let microwatts = sensors.iter().find_map(|(_, sensor)| {
+        read::number(sensor.join("power1_average")).or_else(|| read::number(sensor.join("power1_input")))
+    })?;
+    Some(microwatts as f64 / 1e6)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture::{GIB, RADEON_780M, RADEON_7900, Tree};
+
+    #[test]
+    fn a_780m_is_read_whole() {
+        let tree = Tree::new();
+        tree.add_780m();
+        let expected = AmdGpu {
+            card: "card1".into(),
+            pci: Some("0000:c5:00.0".into()),
+            device_id: Some(0x15bf),
+            integrated: Some(true),
+            vram_total: Some(16 * GIB),
+            vram_used: Some(GIB / 2),
+            visible_vram_total: Some(16 * GIB),
+            gtt_total: Some(38 * GIB),
+            gtt_used: Some(GIB / 4),
+            busy_percent: Some(7),
+            power_watts: Some(12.5),
+        };
+        assert_eq!(tree.system().amd_gpus(), [expected]);
+    }
+
+    #[test]
+    fn a_discrete_card_stands_beside_it_in_card_order() {
+        let tree = Tree::new();
+        tree.add_780m().add_7900();
+        let gpus = tree.system().amd_gpus();
+        let seen: Vec<_> = gpus.iter().map(|gpu| (gpu.card.as_str(), gpu.integrated)).collect();
+        assert_eq!(seen, [("card0", Some(false)), ("card1", Some(true))]);
+        assert_eq!(gpus[0].visible_vram_total, Some(GIB / 4));
+        assert_eq!(gpus[0].power_watts, Some(31.0));
+    }
+
+    #[test]
+    fn connectors_and_other_vendors_are_left_out() {
+        let tree = Tree::new();
+        tree.add_780m().link("sys/class/drm/card1-DP-1", "card1");
+        tree.write("sys/class/drm/card2/device/vendor", "0x10de\n");
+        let cards: Vec<_> = tree.system().amd_gpus().into_iter().map(|gpu| gpu.card).collect();
+        assert_eq!(cards, ["card1"]);
+    }
+
+    #[test]
+    fn the_average_power_goes_before_the_momentary_one() {
+        let tree = Tree::new();
+        tree.add_7900();
+        tree.write(&format!("{RADEON_7900}/hwmon/hwmon3/power1_average"), "30000000\n");
+        assert_eq!(tree.system().amd_gpus()[0].power_watts, Some(30.0));
+    }
+
+    #[test]
+    fn garbage_loses_values_and_keeps_the_gpu() {
+        let tree = Tree::new();
+        tree.add_780m();
+        let garbage =
+            ["mem_info_vram_total", "mem_info_gtt_total", "gpu_busy_percent", "device", "gpu_metrics"];
+        for name in garbage {
+            tree.write(&format!("{RADEON_780M}/{name}"), b"\xff\0\xff");
+        }
+        tree.write(&format!("{RADEON_780M}/mem_info_gtt_used"), "-1\n");
+        let gpu = &tree.system().amd_gpus()[0];
+        assert_eq!((gpu.vram_total, gpu.gtt_total, gpu.gtt_used), (None, None, None));
+        assert_eq!((gpu.busy_percent, gpu.device_id, gpu.integrated), (None, None, None));
+        assert_eq!(gpu.vram_used, Some(GIB / 2));
+        tree.write(&format!("{RADEON_780M}/gpu_busy_percent"), "101\n");
+        assert_eq!(tree.system().amd_gpus()[0].busy_percent, None);
+    }
+
+    #[test]
+    fn a_directory_in_place_of_a_value_is_no_value() {
+        let tree = Tree::new();
+        tree.write("sys/class/drm/card0/device/vendor", "0x1002\n");
+        tree.write("sys/class/drm/card0/device/mem_info_vram_total/odd", "");
+        let gpus = tree.system().amd_gpus();
+        assert_eq!((gpus.len(), gpus[0].vram_total, gpus[0].pci.as_deref()), (1, None, None));
+    }
+}

@@ -1,0 +1,155 @@
+//! GPUs on the PCI bus, whether or not anything drives them.
+//!
+//! This is the list against which Vulkan's is held: a GPU here that Vulkan does not show has no kernel
+//! driver, a driver that keeps it from us (`vfio-pci`), or no Vulkan driver installed for it.
+
+use std::path::Path;
+
+use serde::Serialize;
+
+use crate::{VENDOR_AMD, VENDOR_INTEL, VENDOR_NVIDIA, read};
+
+/// PCI base class of display controllers; the two bytes below it are subclass and interface.
+const DISPLAY_CLASS: u32 = 0x03;
+
+/// A display controller on the PCI bus. Compute cards without outputs are among them (class `0x0302`).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct PciDisplay {
+    /// Address, for instance `0000:c5:00.0`.
+    pub address: String,
+    /// Class, subclass and interface, for instance `0x030000`.
+    pub class: u32,
+    /// Vendor id.
+    pub vendor: u16,
+    /// Device id.
+    pub device: Option<u16>,
+    /// Name of the kernel driver that claimed it, for instance `amdgpu`; `None` where none did.
+    pub driver: Option<String>,
+}
+
+impl PciDisplay {
+    /// The vendor in words, for those whose GPUs compute.
+    pub fn vendor_name(&self) -> Option<&'static str> {
+        match self.vendor {
+            VENDOR_AMD => Some("AMD"),
+            VENDOR_NVIDIA => Some("NVIDIA"),
+            VENDOR_INTEL => Some("Intel"),
+            _ => None,
+        }
+    }
+}
+
+/// NVIDIA's kernel driver, which has its own nodes instead of needing those in `/dev/dri`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct NvidiaDriver {
+    /// Whether the module is loaded.
+    pub loaded: bool,
+    /// Its version, for instance `550.54.14`: the user-space driver must be of the same one.
+    pub version: Option<String>,
+    /// Whether `/dev/nvidia0` is there. Not opened: that would power up an idle GPU.
+    pub node: bool,
+}
+
+pub(crate) fn pci_displays(root: &Path) -> Vec<PciDisplay> {
+    read::entries(root.join("sys/bus/pci/devices")).iter().filter_map(|device| pci_display(device)).collect()
+}
+
+fn pci_display(device: &Path) -> Option<PciDisplay> {
+    let class = read::hex(device.join("class")).filter(|class| class >> 16 == DISPLAY_CLASS)?;
+    Some(PciDisplay {
+        address: device.file_name()?.to_str()?.to_owned(),
+        class,
+        vendor: read::pci_id(device.join("vendor"))?,
+        device: read::pci_id(device.join("device")),
+        driver: read::link_name(device.join("driver")),
+    })
+}
+
+pub(crate) fn nvidia_driver(root: &Path) -> Option<NvidiaDriver> {
+    let module = root.join("proc/driver/nvidia/version");
+    let (loaded, node) = (module.exists(), root.join("dev/nvidia0").exists());
+    let version = read::text(module).as_deref().and_then(nvidia_version);
+    (loaded || node).then_some(NvidiaDriver { loaded, version, node })
+}
+
+/// The version out of `NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.154.05  Thu Dec 28 …`, whose words
+/// before it differ between the open and the closed module.
+fn nvidia_version(text: &str) -> Option<String> {
+    let line = text.lines().find(|line| line.starts_with("NVRM version:"))?;
+    let is_version =
+        |word: &&str| word.contains('.') && word.split('.').all(|part| part.parse::<u32>().is_ok());
+    line.split_whitespace().find(is_version).map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture::Tree;
+
+    #[test]
+    fn display_controllers_are_found_with_and_without_a_driver() {
+        let tree = Tree::new();
+        tree.add_780m();
+        let pci = "sys/bus/pci/devices";
+        tree.write(&format!("{pci}/0000:01:00.0/class"), "0x030200\n");
+        tree.write(&format!("{pci}/0000:01:00.0/vendor"), "0x10de\n");
+        tree.write(&format!("{pci}/0000:02:00.0/class"), "0x010802\n");
+        tree.write(&format!("{pci}/0000:02:00.0/vendor"), "0x144d\n");
+        let expected = [
+            PciDisplay {
+                address: "0000:01:00.0".into(),
+                class: 0x03_02_00,
+                vendor: VENDOR_NVIDIA,
+                device: None,
+                driver: None,
+            },
+            PciDisplay {
+                address: "0000:c5:00.0".into(),
+                class: 0x03_00_00,
+                vendor: VENDOR_AMD,
+                device: Some(0x15bf),
+                driver: Some("amdgpu".into()),
+            },
+        ];
+        let found = tree.system().pci_displays();
+        assert_eq!(found, expected);
+        assert_eq!([found[0].vendor_name(), found[1].vendor_name()], [Some("NVIDIA"), Some("AMD")]);
+    }
+
+    #[test]
+    fn devices_with_garbage_for_ids_are_left_out() {
+        let tree = Tree::new();
+        let files = [("a", "0x030000", "1002"), ("b", "display", "0x1002"), ("c", "0x030000", "0x11002")];
+        for (name, class, vendor) in files {
+            tree.write(&format!("sys/bus/pci/devices/{name}/class"), class);
+            tree.write(&format!("sys/bus/pci/devices/{name}/vendor"), vendor);
+        }
+        assert_eq!(tree.system().pci_displays(), []);
+    }
+
+    #[test]
+    fn both_flavours_of_the_nvidia_module_tell_their_version() {
+        let tree = Tree::new();
+        for (line, version) in [
+            (
+                "NVIDIA UNIX x86_64 Kernel Module  535.154.05  Thu Dec 28 15:37:48 UTC 2023",
+                Some("535.154.05"),
+            ),
+            ("NVIDIA UNIX Open Kernel Module for x86_64  550.54.14  Release Build", Some("550.54.14")),
+            ("NVIDIA UNIX x86_64 Kernel Module  Thu Dec 28 2023", None),
+        ] {
+            let text = format!("NVRM version: {line}\nGCC version:  gcc version 12.2.0 (Debian)\n");
+            tree.write("proc/driver/nvidia/version", text);
+            let driver = NvidiaDriver { loaded: true, version: version.map(str::to_owned), node: false };
+            assert_eq!(tree.system().nvidia_driver(), Some(driver));
+        }
+    }
+
+    #[test]
+    fn a_node_without_the_module_is_reported() {
+        let tree = Tree::new();
+        tree.write("dev/nvidia0", "");
+        let expected = NvidiaDriver { loaded: false, version: None, node: true };
+        assert_eq!(tree.system().nvidia_driver(), Some(expected));
+    }
+}

@@ -1,0 +1,182 @@
+//! What the machine says of itself, with no GPU API involved.
+//!
+//! Vulkan tells what a driver offers; it does not tell why a driver is absent, how much of system memory the
+//! kernel lets the GPU map, or when the kernel gives up on a submission. The kernel does, in small text files
+//! under `/proc`, `/sys` and `/dev`. This crate reads those files and nothing else: no `unsafe`, no library,
+//! no daemon.
+//!
+//! | module | reads | answers |
+//! |---|---|---|
+//! | [`memory`] | `/proc/meminfo`, `/proc/self/status` | how much RAM there is, and how much of it we hold |
+//! | [`amdgpu`] | `/sys/class/drm/card*/device` | VRAM, GTT, load and power of each AMD GPU |
+//! | [`gtt`] | `/sys/module/ttm`, `/proc/cmdline` | the kernel parameters that let the GPU map more RAM |
+//! | [`lockup`] | `/sys/module/amdgpu/parameters` | how long a submission may run before the kernel resets the GPU |
+//! | [`nodes`] | `/dev/dri`, `/etc/group` | may this process open the GPU, and which group would let it |
+//! | [`displays`] | `/sys/bus/pci`, `/proc/driver/nvidia` | which GPUs are plugged in, whatever Vulkan sees |
+//! | [`npu`] | `/sys/class/accel` | is there an NPU, and may this process open it |
+//!
+//! Everything starts from a [`System`], which is a root directory: `/` in production, a temporary tree in
+//! tests. No reader fails. A file that is missing, unreadable or nonsense becomes `None`, or its device is
+//! left out, because each kernel and each board lacks some of these files and a diagnosis must not die of
+//! what it diagnoses.
+//!
+//! ```
+//! let system = telemetry::System::new();
+//! for gpu in system.amd_gpus() {
+//!     if let Some(advice) = system.gtt_advice(&gpu) {
+//!         println!("{}", advice.instructions);
+//!     }
+//! }
+//! ```
+
+pub mod amdgpu;
+pub mod displays;
+pub mod gtt;
+pub mod lockup;
+pub mod memory;
+pub mod nodes;
+pub mod npu;
+
+#[cfg(test)]
+mod fixture;
+mod read;
+
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+pub use amdgpu::AmdGpu;
+pub use displays::{NvidiaDriver, PciDisplay};
+pub use gtt::{GttAdvice, GttControls, TtmModule, gtt_advice};
+pub use lockup::{LockupTimeout, RingTimeout};
+pub use memory::{Memory, ProcessMemory};
+pub use nodes::{Access, DeviceNode, RenderNode};
+pub use npu::Npu;
+
+/// PCI vendor id of AMD (and of ATI before it).
+pub const VENDOR_AMD: u16 = 0x1002;
+/// PCI vendor id of AMD's processors, which their NPUs carry instead of [`VENDOR_AMD`].
+pub const VENDOR_AMD_CPU: u16 = 0x1022;
+/// PCI vendor id of NVIDIA.
+pub const VENDOR_NVIDIA: u16 = 0x10de;
+/// PCI vendor id of Intel.
+pub const VENDOR_INTEL: u16 = 0x8086;
+
+/// A machine, seen through its file system from one root directory.
+///
+/// Holds no state: every call reads the files again, so that a monitor polls by calling.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct System {
+    root: PathBuf,
+}
+
+impl Default for System {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl System {
+    /// The machine this process runs on.
+    pub fn new() -> Self {
+        Self::at("/")
+    }
+
+    /// The machine whose `/proc`, `/sys`, `/dev` and `/etc` lie under `root`.
+    pub fn at(root: impl Into<PathBuf>) -> Self {
+        Self { root: root.into() }
+    }
+
+    /// System memory; `None` where `/proc/meminfo` has no total.
+    pub fn memory(&self) -> Option<Memory> {
+        memory::memory(&self.root)
+    }
+
+    /// Memory of this process; `None` where `/proc/self/status` does not tell.
+    pub fn process_memory(&self) -> Option<ProcessMemory> {
+        memory::process_memory(&self.root)
+    }
+
+    /// Every AMD GPU that a kernel driver has claimed, in the order of its card number.
+    pub fn amd_gpus(&self) -> Vec<AmdGpu> {
+        amdgpu::amd_gpus(&self.root)
+    }
+
+    /// What decides the size of the GTT pool on this machine.
+    pub fn gtt_controls(&self) -> GttControls {
+        gtt::gtt_controls(&self.root)
+    }
+
+    /// How to let `gpu` map more system memory; `None` where there is little to gain or too little is known.
+    pub fn gtt_advice(&self, gpu: &AmdGpu) -> Option<GttAdvice> {
+        gtt_advice(gpu, self.memory()?.total, &self.gtt_controls())
+    }
+
+    /// The amdgpu watchdog as configured; `None` where the module is not loaded.
+    pub fn lockup_timeout(&self) -> Option<LockupTimeout> {
+        lockup::lockup_timeout(&self.root)
+    }
+
+    /// Every render node that the kernel or `/dev/dri` knows, in the order of its number.
+    pub fn render_nodes(&self) -> Vec<RenderNode> {
+        nodes::render_nodes(&self.root)
+    }
+
+    /// Every display controller on the PCI bus, with or without a driver, in the order of its address.
+    pub fn pci_displays(&self) -> Vec<PciDisplay> {
+        displays::pci_displays(&self.root)
+    }
+
+    /// NVIDIA's kernel driver; `None` where neither it nor its device node is there.
+    pub fn nvidia_driver(&self) -> Option<NvidiaDriver> {
+        displays::nvidia_driver(&self.root)
+    }
+
+    /// Every accelerator of the kernel's `accel` class, in the order of its number.
+    pub fn npus(&self) -> Vec<Npu> {
+        npu::npus(&self.root)
+    }
+
+    /// The directory that stands for `/`.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture::Tree;
+
+    #[test]
+    fn an_empty_root_reports_nothing_and_does_not_panic() {
+        let tree = Tree::new();
+        let system = tree.system();
+        assert_eq!(system.memory(), None);
+        assert_eq!(system.process_memory(), None);
+        assert_eq!(system.amd_gpus(), []);
+        assert_eq!(system.lockup_timeout(), None);
+        assert_eq!(system.render_nodes(), []);
+        assert_eq!(system.pci_displays(), []);
+        assert_eq!(system.nvidia_driver(), None);
+        assert_eq!(system.npus(), []);
+    }
+
+    #[test]
+    fn a_root_that_is_not_a_directory_reports_nothing() {
+        let tree = Tree::new();
+        tree.write("file", "not a directory");
+        let system = System::at(tree.path("file"));
+        assert_eq!(system.memory(), None);
+        assert_eq!(system.amd_gpus(), []);
+        assert_eq!(system.npus(), []);
+    }
+
+    #[test]
+    fn this_machine_has_memory_and_this_process_holds_some_of_it() {
+        let system = System::new();
+        let total = system.memory().expect("/proc/meminfo of a Linux machine").total;
+        let held = system.process_memory().expect("/proc/self/status of a Linux machine").rss;
+        assert!(held > 0 && held < total, "{held} of {total}");
+    }
+}

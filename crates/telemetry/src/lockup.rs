@@ -1,0 +1,103 @@
+//! The kernel's patience with a submission.
+//!
+//! amdgpu resets the GPU when a job runs past its ring's timeout, and every process on the GPU loses its
+//! device. The engine keeps submissions below that, so it has to know it. Only what was configured can be
+//! read: the default, where nothing was, has been 10 s for graphics and 60 s for compute, then 10 s for both,
+//! and is 2 s on the newest kernels.
+
+use std::path::Path;
+
+use serde::Serialize;
+
+use crate::read;
+
+/// The shortest timeout that a kernel has set when none was configured.
+pub const SHORTEST_DEFAULT_MS: u64 = 2_000;
+
+/// `amdgpu.lockup_timeout` as configured.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct LockupTimeout {
+    /// The parameter as written: empty where nothing was configured.
+    pub raw: String,
+    /// Of the graphics ring, which also runs the compute shaders of a Vulkan queue that can do graphics.
+    pub graphics: RingTimeout,
+    /// Of the compute rings. One single value is for graphics alone on older kernels and for all rings on
+    /// newer ones, so it says nothing sure about these.
+    pub compute: RingTimeout,
+}
+
+/// When the kernel gives up on a job of one ring.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RingTimeout {
+    /// After the default of this kernel, which cannot be read; at least [`SHORTEST_DEFAULT_MS`].
+    KernelDefault,
+    /// After this many milliseconds.
+    Milliseconds(u64),
+    /// Never: a hung shader hangs the machine.
+    Never,
+}
+
+impl RingTimeout {
+    /// Milliseconds that a job surely has; `None` for no limit.
+    pub fn at_least_ms(self) -> Option<u64> {
+        match self {
+            Self::KernelDefault => Some(SHORTEST_DEFAULT_MS),
+            Self::Milliseconds(milliseconds) => Some(milliseconds),
+            Self::Never => None,
+        }
+    }
+
+    fn parse(value: Option<&str>) -> Self {
+        match value.and_then(|value| value.trim().parse::<i64>().ok()) {
+            None | Some(0) => Self::KernelDefault,
+            Some(milliseconds) => u64::try_from(milliseconds).map_or(Self::Never, Self::Milliseconds),
+        }
+    }
+}
+
+impl LockupTimeout {
+    /// Milliseconds that a submission surely has, whichever ring it runs on; `None` for no limit.
+    pub fn at_least_ms(&self) -> Option<u64> {
+        [self.graphics, self.compute].into_iter().filter_map(RingTimeout::at_least_ms).min()
+    }
+
+    fn parse(raw: String) -> Self {
+        let mut values = raw.split(',');
+        let graphics = RingTimeout::parse(values.next());
+        let compute = RingTimeout::parse(values.next());
+        Self { raw, graphics, compute }
+    }
+}
+
+pub(crate) fn lockup_timeout(root: &Path) -> Option<LockupTimeout> {
+    read::text(root.join("sys/module/amdgpu/parameters/lockup_timeout")).map(LockupTimeout::parse)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture::Tree;
+    use RingTimeout::{KernelDefault, Milliseconds, Never};
+
+    #[test]
+    fn the_parameter_is_read_the_way_the_kernel_reads_it() {
+        let tree = Tree::new();
+        for (raw, graphics, compute, at_least) in [
+            ("", KernelDefault, KernelDefault, Some(SHORTEST_DEFAULT_MS)),
+            ("10000,60000,10000,10000", Milliseconds(10_000), Milliseconds(60_000), Some(10_000)),
+            ("30000", Milliseconds(30_000), KernelDefault, Some(SHORTEST_DEFAULT_MS)),
+            ("500", Milliseconds(500), KernelDefault, Some(500)),
+            ("0,5000", KernelDefault, Milliseconds(5_000), Some(SHORTEST_DEFAULT_MS)),
+            ("-1,5000", Never, Milliseconds(5_000), Some(5_000)),
+            ("-1,-1", Never, Never, None),
+            ("soon,,", KernelDefault, KernelDefault, Some(SHORTEST_DEFAULT_MS)),
+            ("99999999999999999999", KernelDefault, KernelDefault, Some(SHORTEST_DEFAULT_MS)),
+        ] {
+            tree.write("sys/module/amdgpu/parameters/lockup_timeout", format!("{raw}\n"));
+            let read = tree.system().lockup_timeout().unwrap();
+            assert_eq!(read, LockupTimeout { raw: raw.into(), graphics, compute });
+            assert_eq!(read.at_least_ms(), at_least, "{raw}");
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! System memory and this process's share of it.
+//!
+//! On an integrated GPU these numbers bound the model as much as the Vulkan heaps do: GTT is system memory,
+//! and a heap budget says nothing of what the other processes hold.
+
+use std::path::Path;
+
+use serde::Serialize;
+
+use crate::read;
+
+/// System memory in bytes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Memory {
+    /// RAM that the kernel manages: what is installed, less the GPU's carve-out and what the firmware keeps.
+    pub total: u64,
+    /// RAM that could be had without swapping, page cache included.
+    pub available: Option<u64>,
+    /// Swap space; zero where there is none.
+    pub swap_total: Option<u64>,
+}
+
+/// Memory of this process in bytes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ProcessMemory {
+    /// RAM resident now. GPU buffers that this process has mapped do not count, in GTT no more than in VRAM:
+    /// the kernel maps them as bare page frames.
+    pub rss: u64,
+    /// The most that was ever resident: what shows that a load did not pass through RAM.
+    pub rss_peak: Option<u64>,
+}
+
+pub(crate) fn memory(root: &Path) -> Option<Memory> {
+    let text = read::text(root.join("proc/meminfo"))?;
+    Some(Memory {
+        total: read::kib_line(&text, "MemTotal")?,
+        available: read::kib_line(&text, "MemAvailable"),
+        swap_total: read::kib_line(&text, "SwapTotal"),
+    })
+}
+
+pub(crate) fn process_memory(root: &Path) -> Option<ProcessMemory> {
+    let text = read::text(root.join("proc/self/status"))?;
+    Some(ProcessMemory { rss: read::kib_line(&text, "VmRSS")?, rss_peak: read::kib_line(&text, "VmHWM") })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture::Tree;
+
+    const MEMINFO: &str = "MemTotal:       79691776 kB\nMemFree:        60000000 kB\nMemAvailable:   70000000 kB\n\
+                           Buffers:          100000 kB\nSwapCached:            0 kB\nSwapTotal:       8388604 kB\n";
+
+    #[test]
+    fn meminfo_is_read_in_bytes() {
+        let tree = Tree::new();
+        tree.write("proc/meminfo", MEMINFO);
+        let expected = Memory {
+            total: 79_691_776 * 1024,
+            available: Some(70_000_000 * 1024),
+            swap_total: Some(8_388_604 * 1024),
+        };
+        assert_eq!(tree.system().memory(), Some(expected));
+    }
+
+    #[test]
+    fn a_missing_line_loses_that_value_alone() {
+        let tree = Tree::new();
+        tree.write("proc/meminfo", "MemTotal: 1024 kB\nMemAvailable: many kB\n");
+        let expected = Memory { total: 1 << 20, available: None, swap_total: None };
+        assert_eq!(tree.system().memory(), Some(expected));
+    }
+
+    #[test]
+    fn garbage_is_no_memory() {
+        let tree = Tree::new();
+        for garbage in [&b""[..], b"\xff\xfe\x00MemTotal", b"MemTotal:\n", b"MemTotal: -5 kB"] {
+            tree.write("proc/meminfo", garbage).write("proc/self/status", garbage);
+            assert_eq!(tree.system().memory(), None, "{garbage:?}");
+            assert_eq!(tree.system().process_memory(), None, "{garbage:?}");
+        }
+    }
+
+    #[test]
+    fn the_process_tells_its_peak_where_the_kernel_keeps_one() {
+        let tree = Tree::new();
+        tree.write("proc/self/status", "Name:\tindrik\nVmHWM:\t    2048 kB\nVmRSS:\t    1024 kB\n");
+        let expected = ProcessMemory { rss: 1 << 20, rss_peak: Some(2 << 20) };
+        assert_eq!(tree.system().process_memory(), Some(expected));
+        tree.write("proc/self/status", "VmRSS:\t1024 kB\n");
+        assert_eq!(tree.system().process_memory(), Some(ProcessMemory { rss: 1 << 20, rss_peak: None }));
+    }
+}
