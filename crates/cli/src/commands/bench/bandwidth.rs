@@ -1,0 +1,53 @@
+//! Read bandwidth, dispatch and barrier cost.
+
+use std::process::ExitCode;
+
+use gpu::{Device, bytes};
+use kernels::probe::{self, Measured};
+use serde_json::json;
+
+use crate::output;
+
+pub fn run(device: &Device, size: Option<u64>, json: bool) -> anyhow::Result<ExitCode> {
+    let mut progress = output::Progress::new();
+    let size = size.unwrap_or_else(|| probe::default_bytes(device));
+    let measured = probe::measure(device, size, |step| progress.say(step))?;
+    drop(progress);
+    let info = device.info();
+    if json {
+        output::print_json(&json!({ "device": info.name, "driver": info.driver, "bandwidth": measured }))?;
+    } else {
+        output::print(&format!("{}, {}\n\n{}", info.name, info.driver, text(&measured)))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn text(measured: &Measured) -> String {
+    let shape = measured.shape;
+    let row = |what: &str, figure: String| vec![what.to_string(), figure];
+    let mut rows = vec![
+        row(
+            &format!("reading {}", bytes(measured.bytes)),
+            format!("{:.1} GB/s", measured.read_bytes_per_s / 1e9),
+        ),
+        row(
+            "best shape",
+            format!(
+                "{} groups of {} threads, {} loads in flight",
+                shape.groups, shape.threads, shape.in_flight
+            ),
+        ),
+        row("a dispatch that waits for nothing", format!("{:.2} µs", measured.dispatch_ns / 1e3)),
+        row("a dispatch behind a barrier", format!("{:.2} µs", measured.dependent_dispatch_ns / 1e3)),
+        row("a submission, on the host", format!("{:.1} µs", measured.submit_ns / 1e3)),
+        row("an empty submission and the wait for it", format!("{:.1} µs", measured.round_trip_ns / 1e3)),
+    ];
+    for (size, ns) in &measured.sizes {
+        let speed = *size as f64 / ns;
+        rows.push(row(
+            &format!("reading {} behind a barrier", bytes(*size)),
+            format!("{:.1} µs, {speed:.1} GB/s", ns / 1e3),
+        ));
+    }
+    output::table(&["measured", "figure"], &rows)
+}

@@ -1,0 +1,157 @@
+//! The findings: pure functions from what the machine and the device say.
+
+use gpu::{AdapterInfo, AdapterKind, Device, bytes};
+use telemetry::System;
+
+use super::{Finding, Level};
+use crate::commands::devices;
+
+/// What the system says, with or without a device.
+pub fn machine(system: &System, device: Option<&AdapterInfo>) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    if let Some(memory) = system.memory() {
+        let available = memory.available.map_or(String::new(), |free| format!(", {} available", bytes(free)));
+        findings.push(Finding::new(
+            Level::Good,
+            "system memory",
+            format!("{}{available}", bytes(memory.total)),
+        ));
+    }
+    for node in system.render_nodes() {
+        if node.node.access == telemetry::Access::ReadWrite {
+            continue;
+        }
+        let text =
+            format!("{} cannot be opened, so its GPU is invisible to Vulkan", node.node.path.display());
+        let finding = Finding::new(Level::Warning, "permissions", text);
+        findings.push(match node.node.join_group_command() {
+            Some(command) => finding.fix(format!("{command}, then log in again")),
+            None => finding
+                .fix("pass the device node into this container or sandbox, or ask its owner for access"),
+        });
+    }
+    findings.extend(unseen_gpus(system, device));
+    for npu in system.npus() {
+        let name = npu.driver.as_deref().unwrap_or("no driver");
+        findings.push(Finding::new(
+            Level::Note,
+            "NPU",
+            format!("{} ({name}) is present; Indrik does not use it", npu.name),
+        ));
+    }
+    findings
+}
+
+/// GPUs that the machine has and the chosen device is not: the commonest reason for a slow start.
+fn unseen_gpus(system: &System, device: Option<&AdapterInfo>) -> Vec<Finding> {
+    let on_gpu = device.is_some_and(|info| info.kind != AdapterKind::Cpu);
+    if on_gpu {
+        return vec![];
+    }
+    system
+        .pci_displays()
+        .into_iter()
+        .filter_map(|display| {
+            let vendor = display.vendor_name()?;
+            let package = match display.vendor {
+                telemetry::VENDOR_NVIDIA => {
+                    "install NVIDIA's driver with its Vulkan part (on Debian: nvidia-vulkan-icd)"
+                }
+                _ => "install mesa-vulkan-drivers, and check VK_DRIVER_FILES and the permissions of /dev/dri",
+            };
+            let text =
+                format!("the {vendor} GPU at {} is not used: no Vulkan driver shows it", display.address);
+            Some(Finding::new(Level::Warning, "GPU", text).fix(package))
+        })
+        .collect()
+}
+
+/// What the chosen device says.
+pub fn device(system: &System, device: &Device) -> Vec<Finding> {
+    let info = device.info();
+    let caps = &info.caps;
+    let mut findings = Vec::new();
+    let text = format!("{} ({}), {}", info.name, devices::kind(info), info.driver);
+    findings.push(if info.kind == AdapterKind::Cpu {
+        Finding::new(Level::Warning, "device", text)
+            .fix("this is the CPU: right results, slow. With a GPU in the machine, see the warnings above")
+    } else if info.compile_only {
+        Finding::new(Level::Problem, "device", text).fix("unset RADV_FORCE_FAMILY")
+    } else {
+        Finding::new(Level::Good, "device", text)
+    });
+    findings.push(Finding::new(Level::Good, "tier", devices::tier_line(info)));
+    if !caps.integer_dot_accelerated && caps.integer_dot {
+        findings.push(Finding::new(
+            Level::Note,
+            "int8 dot",
+            "works, but is not one instruction on this device",
+        ));
+    }
+    if caps.timestamp_period_ns.is_none() {
+        let text = "the compute queue has none: kernels are not timed one by one";
+        findings.push(Finding::new(Level::Warning, "timestamps", text).fix("update the GPU's driver"));
+    }
+    for heap in device.heaps() {
+        let place = if heap.device_local { "device-local" } else { "host" };
+        let text = format!("{} {place}, {} free for this process", bytes(heap.size), bytes(heap.free()));
+        findings.push(Finding::new(Level::Good, &format!("heap {}", heap.index), text));
+    }
+    if info.vendor_id == u32::from(telemetry::VENDOR_AMD) {
+        findings.extend(amd(system, info));
+    }
+    findings.push(cache(device));
+    findings
+}
+
+/// VRAM and GTT as the kernel sees them: Vulkan's heaps tell only shares of them.
+fn amd(system: &System, info: &AdapterInfo) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for card in system.amd_gpus() {
+        let size = |total: Option<u64>| total.map_or_else(|| "unknown".to_string(), bytes);
+        let text = format!("{}: VRAM {}, GTT {}", card.card, size(card.vram_total), size(card.gtt_total));
+        let finding = Finding::new(Level::Good, "amdgpu memory", text);
+        let advice = if info.kind == AdapterKind::Integrated { system.gtt_advice(&card) } else { None };
+        findings.push(match advice {
+            None => finding,
+            Some(advice) => Finding {
+                level: Level::Warning,
+                text: format!("{}; {} of GTT would be safe", finding.text, bytes(advice.target)),
+                ..finding
+            }
+            .fix(format!("boot with {}\n{}", advice.parameters, advice.instructions)),
+        });
+    }
+    if let Some(limit) = system.lockup_timeout().and_then(|timeout| timeout.at_least_ms()) {
+        let text = format!("the kernel resets the GPU when one submission takes {} s", limit as f64 / 1000.0);
+        findings.push(Finding::new(Level::Note, "watchdog", text));
+    }
+    findings
+}
+
+fn cache(device: &Device) -> Finding {
+    let about = "pipeline cache";
+    let Some(file) = device.cache_file() else {
+        return Finding::new(Level::Warning, about, "no folder for it: every start compiles all kernels")
+            .fix("set INDRIK_CACHE_DIR or HOME");
+    };
+    let writable =
+        file.parent().is_some_and(|dir| std::fs::create_dir_all(dir).and_then(|()| tempfile_in(dir)).is_ok());
+    if writable {
+        let state = if file.exists() { "present" } else { "empty" };
+        Finding::new(Level::Good, about, format!("{} ({state})", file.display()))
+    } else {
+        Finding::new(
+            Level::Warning,
+            about,
+            format!("{} cannot be written: every start compiles all kernels", file.display()),
+        )
+        .fix("make the folder writable or set INDRIK_CACHE_DIR to one that is")
+    }
+}
+
+fn tempfile_in(dir: &std::path::Path) -> std::io::Result<()> {
+    let probe = dir.join(format!(".probe-{}", std::process::id()));
+    std::fs::write(&probe, b"")?;
+    std::fs::remove_file(&probe)
+}

@@ -1,0 +1,123 @@
+//! `indrik doctor`: what is wrong with this machine, and the exact fix.
+
+mod checks;
+mod selftest;
+
+use std::process::ExitCode;
+
+use clap::Args;
+use serde::Serialize;
+use serde_json::json;
+use telemetry::System;
+
+use crate::{commands::devices, device::Choice, output};
+
+/// Says what is wrong with this machine and how to fix it
+#[derive(Args)]
+#[command(after_help = "Example: indrik doctor --selftest\n\
+                        Exit code 0 when Indrik can run here and every test passed, 1 otherwise.")]
+pub struct Arguments {
+    /// Run every kernel against its CPU reference on the chosen device
+    #[arg(long)]
+    selftest: bool,
+    /// With --selftest: load the Khronos validation layer; any message fails
+    #[arg(long, requires = "selftest")]
+    validation: bool,
+    /// Device by index or part of its name
+    #[arg(short, long, env = "INDRIK_DEVICE")]
+    device: Option<String>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// How bad a finding is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Level {
+    /// As it should be.
+    Good,
+    /// Worth knowing.
+    Note,
+    /// Works, but worse than it could.
+    Warning,
+    /// Indrik cannot run.
+    Problem,
+}
+
+/// One finding.
+#[derive(Clone, Debug, Serialize)]
+pub struct Finding {
+    /// What was looked at.
+    pub about: String,
+    /// How bad it is.
+    pub level: Level,
+    /// What was found.
+    pub text: String,
+    /// What to do, where there is something to do.
+    pub fix: Option<String>,
+}
+
+impl Finding {
+    fn new(level: Level, about: &str, text: impl Into<String>) -> Self {
+        Self { about: about.into(), level, text: text.into(), fix: None }
+    }
+
+    fn fix(mut self, fix: impl Into<String>) -> Self {
+        self.fix = Some(fix.into());
+        self
+    }
+}
+
+pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let choice =
+        Choice { wanted: arguments.device.as_deref(), validation: arguments.validation, ..Choice::default() };
+    let opened = choice.open();
+    let system = System::new();
+    let mut findings = checks::machine(&system, opened.as_ref().ok().map(|(_, device)| device.info()));
+    match &opened {
+        Ok((_, device)) => findings.extend(checks::device(&system, device)),
+        Err(error) => findings.push(Finding::new(Level::Problem, "Vulkan", error.to_string())),
+    }
+    let mut results = None;
+    if let (true, Ok((instance, device))) = (arguments.selftest, &opened) {
+        results = Some(selftest::run(device, instance, arguments.json)?);
+    }
+
+    let healthy = findings.iter().all(|finding| finding.level != Level::Problem)
+        && results.as_ref().is_none_or(selftest::Results::passed);
+    if arguments.json {
+        let device = opened
+            .as_ref()
+            .ok()
+            .map(|(_, device)| devices::describe(device.info(), Some(device.info().index)));
+        output::print_json(&json!({
+            "healthy": healthy, "findings": findings, "device": device, "selftest": results,
+        }))?;
+    } else {
+        output::print(&text(&findings))?;
+        if let Some(results) = &results {
+            output::print(&results.text())?;
+        }
+    }
+    Ok(if healthy { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn text(findings: &[Finding]) -> String {
+    let mut text = String::new();
+    for finding in findings {
+        let mark = match finding.level {
+            Level::Good => "ok  ",
+            Level::Note => "note",
+            Level::Warning => "warn",
+            Level::Problem => "FAIL",
+        };
+        text += &format!("{mark}  {:<16} {}\n", finding.about, finding.text);
+        if let Some(fix) = &finding.fix {
+            for line in fix.lines() {
+                text += &format!("{:24}→ {line}\n", "");
+            }
+        }
+    }
+    text
+}

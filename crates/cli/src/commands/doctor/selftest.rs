@@ -1,0 +1,105 @@
+//! Every kernel against its reference on the chosen device.
+
+use std::{collections::BTreeMap, time::Instant};
+
+use gpu::{Device, Instance, Tier};
+use kernels::selftest::{self, Report};
+use serde::Serialize;
+
+use crate::output;
+
+/// What the self-test found.
+#[derive(Serialize)]
+pub struct Results {
+    /// Totals by kernel and tier.
+    pub kernels: Vec<Total>,
+    /// Cases that failed, with the first wrong output or the error.
+    pub failures: Vec<String>,
+    /// What the validation layer said, if it was loaded.
+    pub validation_messages: Vec<String>,
+    /// Wall clock.
+    pub seconds: f64,
+}
+
+/// Cases of one kernel at one tier.
+#[derive(Default, Serialize)]
+pub struct Total {
+    kernel: String,
+    tier: String,
+    cases: usize,
+    passed: usize,
+    compared: usize,
+    /// The largest error as a fraction of what is allowed.
+    worst: f64,
+}
+
+impl Results {
+    /// Whether every case passed, there was one, and no message came.
+    pub fn passed(&self) -> bool {
+        self.failures.is_empty()
+            && self.validation_messages.is_empty()
+            && self.kernels.iter().any(|t| t.cases > 0)
+    }
+
+    /// For people.
+    pub fn text(&self) -> String {
+        let rows: Vec<Vec<String>> = self
+            .kernels
+            .iter()
+            .map(|total| {
+                vec![
+                    total.kernel.clone(),
+                    total.tier.clone(),
+                    format!("{}/{}", total.passed, total.cases),
+                    total.compared.to_string(),
+                    format!("{:.0}%", total.worst * 100.0),
+                ]
+            })
+            .collect();
+        let table = output::table(&["kernel", "tier", "passed", "outputs", "worst error of allowed"], &rows);
+        let failures: String = self.failures.iter().map(|failure| format!("FAIL  {failure}\n")).collect();
+        let messages: String =
+            self.validation_messages.iter().map(|m| format!("validation: {m}\n")).collect();
+        let (passed, cases) = self.kernels.iter().fold((0, 0), |(p, c), t| (p + t.passed, c + t.cases));
+        let verdict = if self.passed() { "green" } else { "FAILED" };
+        let end = format!("\nself-test {verdict}: {passed} of {cases} cases in {:.1} s\n", self.seconds);
+        format!("\n{table}{failures}{messages}{end}")
+    }
+}
+
+pub fn run(device: &Device, instance: &Instance, quiet: bool) -> anyhow::Result<Results> {
+    let start = Instant::now();
+    let mut progress = output::Progress::new();
+    let reports = selftest::run(device, |report| {
+        if !quiet {
+            progress.say(&format!("{} {} at {}", report.kernel, report.case, report.tier));
+        }
+    });
+    drop(progress);
+    let mut totals: BTreeMap<(&str, Tier), Total> = BTreeMap::new();
+    for report in &reports {
+        let total = totals.entry((report.kernel, report.tier)).or_default();
+        total.kernel = report.kernel.to_string();
+        total.tier = report.tier.to_string();
+        total.cases += 1;
+        total.passed += usize::from(report.passed());
+        if let Ok(comparison) = &report.outcome {
+            total.compared += comparison.compared;
+            total.worst = total.worst.max(comparison.worst);
+        }
+    }
+    Ok(Results {
+        kernels: totals.into_values().collect(),
+        failures: reports.iter().filter(|report| !report.passed()).map(failure).collect(),
+        validation_messages: instance.validation_messages(),
+        seconds: start.elapsed().as_secs_f64(),
+    })
+}
+
+fn failure(report: &Report) -> String {
+    let why = match &report.outcome {
+        Err(error) => error.to_string(),
+        Ok(comparison) => comparison.first_wrong.clone().unwrap_or_else(|| "nothing was compared".into()),
+    };
+    format!("{} {} at {}: {why}", report.kernel, report.case, report.tier)
+}

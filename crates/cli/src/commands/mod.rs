@@ -1,0 +1,6 @@
+//! One file a command.
+
+pub mod bench;
+pub mod devices;
+pub mod doctor;
+pub mod kernels;

@@ -1,0 +1,56 @@
+//! `indrik`: language models on the GPU you already own.
+//!
+//! `main` is a match on `run`; each command is a file in `commands`. Exit codes: 0 done, 1 failed, 2 wrong usage.
+
+mod commands;
+mod device;
+mod output;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Runs language models on the GPU you already own, through Vulkan alone.
+#[derive(Parser)]
+#[command(
+    name = "indrik",
+    version,
+    after_help = "Start with `indrik doctor`: it says what is wrong with this machine, if anything, and how to fix it.\n\
+                  INDRIK_DEVICE chooses the device, INDRIK_LOG=debug shows more."
+)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Devices(commands::devices::Arguments),
+    Doctor(commands::doctor::Arguments),
+    Bench(commands::bench::Arguments),
+    Kernels(commands::kernels::Arguments),
+}
+
+fn main() -> ExitCode {
+    let filter = tracing_subscriber::EnvFilter::try_from_env("INDRIK_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).without_time().init();
+
+    match run(Arguments::parse().command) {
+        Ok(code) => code,
+        Err(error) if output::is_closed_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("indrik: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: Command) -> anyhow::Result<ExitCode> {
+    match command {
+        Command::Devices(arguments) => commands::devices::run(&arguments),
+        Command::Doctor(arguments) => commands::doctor::run(&arguments),
+        Command::Bench(arguments) => commands::bench::run(&arguments),
+        Command::Kernels(arguments) => commands::kernels::run(&arguments),
+    }
+}

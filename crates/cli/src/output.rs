@@ -1,0 +1,101 @@
+//! Writing to the terminal or to a pipe.
+
+use std::io::{IsTerminal, Write};
+
+use serde::Serialize;
+
+/// Prints text; a reader that went away is an error like any other, and `main` forgives it.
+pub fn print(text: &str) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()?;
+    Ok(())
+}
+
+/// Prints a value as indented JSON.
+pub fn print_json(value: &impl Serialize) -> anyhow::Result<()> {
+    print(&(serde_json::to_string_pretty(value)? + "\n"))
+}
+
+/// Whether the error is only that nobody reads on, as in `indrik devices | head -1`.
+pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<std::io::Error>().is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
+}
+
+/// One line on the terminal that says what is going on; nothing when nobody watches.
+pub struct Progress {
+    shown: bool,
+}
+
+impl Progress {
+    /// Nothing shown yet.
+    pub fn new() -> Self {
+        Self { shown: false }
+    }
+
+    /// Replaces the line.
+    pub fn say(&mut self, text: &str) {
+        if std::io::stderr().is_terminal() {
+            eprint!("\r\x1b[2K{text} …");
+            self.shown = true;
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if self.shown {
+            eprint!("\r\x1b[2K");
+        }
+    }
+}
+
+/// A table with columns as wide as their longest cell; cells that look like numbers go to the right.
+pub fn table(header: &[&str], rows: &[Vec<String>]) -> String {
+    let columns = header.len();
+    let width = |column: usize| {
+        rows.iter()
+            .map(|row| row[column].chars().count())
+            .chain([header[column].chars().count()])
+            .max()
+            .unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..columns).map(width).collect();
+    let numeric: Vec<bool> = (0..columns)
+        .map(|column| {
+            !rows.is_empty() && rows.iter().all(|row| row[column].starts_with(|c: char| c.is_ascii_digit()))
+        })
+        .collect();
+    let line = |cells: Vec<&str>| {
+        let padded: Vec<String> = cells
+            .iter()
+            .enumerate()
+            .map(|(column, cell)| {
+                let fill = " ".repeat(widths[column] - cell.chars().count());
+                if numeric[column] { format!("{fill}{cell}") } else { format!("{cell}{fill}") }
+            })
+            .collect();
+        format!("| {} |\n", padded.join(" | "))
+    };
+    let rule: Vec<String> = widths
+        .iter()
+        .zip(&numeric)
+        .map(|(width, numeric)| if *numeric { "-".repeat(width + 1) + ":" } else { "-".repeat(width + 2) })
+        .collect();
+    let mut text = line(header.to_vec());
+    text += &format!("|{}|\n", rule.join("|"));
+    for row in rows {
+        text += &line(row.iter().map(String::as_str).collect());
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_table_lines_up() {
+        let rows = [vec!["a".into(), "5".into()], vec!["bcd".into(), "123 µs".into()]];
+        let text = super::table(&["name", "time"], &rows);
+        assert_eq!(text, "| name |   time |\n|------|-------:|\n| a    |      5 |\n| bcd  | 123 µs |\n");
+    }
+}

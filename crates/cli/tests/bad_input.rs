@@ -1,0 +1,119 @@
+//! Whatever is wrong with the machine or the words: one sentence that says what and how to fix it, exit code 1 (2 for wrong
+//! usage), no panic, no backtrace.
+
+mod common;
+
+use std::process::{Command, Stdio};
+
+use common::{indrik, stderr, stdout};
+
+/// Runs it and returns the one sentence.
+fn complaint(command: &mut Command) -> String {
+    let output = command.output().unwrap();
+    let text = stderr(&output);
+    assert_eq!(output.status.code(), Some(1), "{text}{}", stdout(&output));
+    assert!(!text.contains("panicked") && !text.contains("backtrace"), "{text}");
+    assert_eq!(text.trim_end().lines().count(), 1, "more than one line: {text}");
+    assert!(text.starts_with("indrik: "), "{text}");
+    text
+}
+
+#[test]
+fn no_vulkan_loader() {
+    // A library that is no library is found first.
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("libvulkan.so.1"), b"").unwrap();
+    for arguments in [&["devices"][..], &["bench", "--bandwidth"], &["kernels"]] {
+        let text = complaint(indrik(arguments).env("LD_LIBRARY_PATH", dir.path()));
+        assert!(text.contains("no Vulkan loader") && text.contains("libvulkan1"), "{text}");
+    }
+    let output = indrik(&["doctor"]).env("LD_LIBRARY_PATH", dir.path()).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        stdout(&output).contains("FAIL  Vulkan") && stdout(&output).contains("libvulkan1"),
+        "{}",
+        stdout(&output)
+    );
+}
+
+#[test]
+fn no_driver() {
+    let nothing = "/nonexistent/driver.json";
+    let text =
+        complaint(indrik(&["devices"]).env("VK_DRIVER_FILES", nothing).env("VK_ICD_FILENAMES", nothing));
+    assert!(text.contains("no Vulkan driver found") && text.contains("mesa-vulkan-drivers"), "{text}");
+}
+
+#[test]
+fn unknown_device() {
+    for command in [&["doctor", "--device", "voodoo2"][..], &["bench", "--bandwidth", "--device", "voodoo2"]]
+    {
+        let output = indrik(command).output().unwrap();
+        assert_eq!(output.status.code(), Some(1));
+        let text = stdout(&output) + &stderr(&output);
+        assert!(text.contains("no Vulkan device matches 'voodoo2'") && text.contains("0: "), "{text}");
+        assert!(!text.contains("panicked"), "{text}");
+    }
+    let text = complaint(indrik(&["bench", "--bandwidth"]).env("INDRIK_DEVICE", "99"));
+    assert!(text.contains("'99'"), "{text}");
+}
+
+#[test]
+fn a_device_without_a_required_feature() {
+    let fault = "no-feature=bufferDeviceAddress";
+    let text = complaint(indrik(&["bench", "--bandwidth"]).env("INDRIK_FAULT", fault));
+    assert!(text.contains("it lacks bufferDeviceAddress") && text.contains("update its driver"), "{text}");
+    let output = indrik(&["devices"]).env("INDRIK_FAULT", fault).output().unwrap();
+    assert!(stdout(&output).contains("unusable") && stdout(&output).contains("bufferDeviceAddress"));
+}
+
+#[test]
+fn a_heap_too_small() {
+    let text = complaint(&mut indrik(&["bench", "--bandwidth", "--size", "900T"]));
+    assert!(
+        text.contains("out of GPU memory") && text.contains("are left") && text.contains("smaller"),
+        "{text}"
+    );
+    let text = complaint(indrik(&["bench", "--gemv", "43008x5376"]).env("INDRIK_FAULT", "heap=64MiB"));
+    assert!(text.contains("out of GPU memory"), "{text}");
+}
+
+#[test]
+fn faults_on_the_way() {
+    let text =
+        complaint(indrik(&["bench", "--bandwidth", "--size", "1M"]).env("INDRIK_FAULT", "device-lost@2"));
+    assert!(text.contains("the GPU was lost") && text.contains("dmesg"), "{text}");
+    let text =
+        complaint(indrik(&["bench", "--bandwidth", "--size", "1M"]).env("INDRIK_FAULT", "allocation@1"));
+    assert!(text.contains("out of GPU memory"), "{text}");
+    let text = complaint(indrik(&["devices"]).env("INDRIK_FAULT", "nonsense"));
+    assert!(text.contains("INDRIK_FAULT=nonsense"), "{text}");
+}
+
+#[test]
+fn wrong_usage_is_exit_code_2() {
+    for arguments in [
+        &[][..],
+        &["no-such-command"],
+        &["bench"],
+        &["bench", "--bandwidth", "--size", "much"],
+        &["bench", "--bandwidth", "--gemv", "16x32"],
+        &["bench", "--gemv", "16x33"],
+        &["bench", "--gemv", "16x32", "-b", "9"],
+        &["bench", "--bandwidth", "--quant", "int8"],
+        &["doctor", "--validation"],
+    ] {
+        let output = indrik(arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}", stderr(&output));
+    }
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_failure() {
+    let mut child =
+        indrik(&["devices", "--json"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(stderr(&output), "");
+    assert_eq!(output.status.code(), Some(0));
+}

@@ -1,0 +1,99 @@
+//! Each command on Mesa's CPU driver.
+
+mod common;
+
+use common::{indrik, json, stderr, stdout};
+
+fn has_cpu_driver() -> bool {
+    testkit::cpu_device().is_some()
+}
+
+#[test]
+fn every_command_has_help_with_an_example() {
+    for command in ["devices", "doctor", "bench", "kernels"] {
+        let output = indrik(&[command, "--help"]).output().unwrap();
+        assert!(output.status.success());
+        assert!(stdout(&output).contains("Example"), "{command}: {}", stdout(&output));
+        assert!(stdout(&output).contains("--json"), "{command}");
+    }
+}
+
+#[test]
+fn devices_tells_tiers_and_heaps() {
+    if !has_cpu_driver() {
+        return;
+    }
+    let output = indrik(&["devices", "--json"]).output().unwrap();
+    let devices = json(&output)["devices"].as_array().unwrap().clone();
+    let cpu = devices.iter().find(|device| device["kind"] == "cpu").expect("Mesa's CPU driver is listed");
+    assert_eq!(cpu["tier"], "T1");
+    assert_eq!(cpu["unified_memory"], true);
+    assert!(cpu["heaps"][0]["size"].as_u64().unwrap() > 1 << 30);
+    assert!(cpu["tiers"][2]["missing"][0].as_str().unwrap().contains("cooperative_matrix"));
+    assert_eq!(devices.iter().filter(|device| device["chosen"] == true).count(), 1);
+    let text = stdout(&indrik(&["devices"]).output().unwrap());
+    assert!(text.contains("tier     T1") && text.contains("heap 0"), "{text}");
+}
+
+#[test]
+fn the_selftest_is_green_under_validation() {
+    if !has_cpu_driver() {
+        return;
+    }
+    let output =
+        indrik(&["doctor", "--selftest", "--validation", "--device", "llvmpipe", "--json"]).output().unwrap();
+    let result = json(&output);
+    assert!(output.status.success(), "{}{}", stdout(&output), stderr(&output));
+    assert_eq!(result["healthy"], true);
+    assert_eq!(result["selftest"]["failures"].as_array().unwrap().len(), 0);
+    assert_eq!(result["selftest"]["validation_messages"].as_array().unwrap().len(), 0);
+    let kernels = result["selftest"]["kernels"].as_array().unwrap();
+    for (kernel, tier) in [("gemv", "T0"), ("gemv", "T1"), ("norm", "T0"), ("norm", "T1")] {
+        let total = kernels.iter().find(|total| total["kernel"] == kernel && total["tier"] == tier).unwrap();
+        assert!(total["cases"].as_u64().unwrap() > 10 && total["cases"] == total["passed"], "{total}");
+    }
+}
+
+#[test]
+fn the_selftest_fails_when_the_gpu_is_lost() {
+    if !has_cpu_driver() {
+        return;
+    }
+    let output = indrik(&["doctor", "--selftest", "--device", "llvmpipe"])
+        .env("INDRIK_FAULT", "device-lost@20")
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stdout(&output).contains("self-test FAILED"), "{}", stdout(&output));
+    assert!(!stderr(&output).contains("panicked"), "{}", stderr(&output));
+}
+
+#[test]
+fn bench_measures_bandwidth_and_gemv() {
+    if !has_cpu_driver() {
+        return;
+    }
+    let output = indrik(&["bench", "--bandwidth", "--size", "16M", "--device", "llvmpipe", "--json"])
+        .output()
+        .unwrap();
+    let measured = &json(&output)["bandwidth"];
+    assert!(measured["read_bytes_per_s"].as_f64().unwrap() > 1e8);
+    assert!(measured["dispatch_ns"].as_f64().unwrap() > 0.0);
+    assert!(measured["dependent_dispatch_ns"].as_f64().unwrap() > 0.0);
+    assert!(measured["sizes"].as_array().unwrap().len() >= 2);
+
+    // Small weights stay in the CPU's cache, and are faster than its memory: the program must not call that a speed.
+    let arguments =
+        ["bench", "--gemv", "512x1152", "-b", "1,3", "--device", "llvmpipe", "--json", "--size", "256M"];
+    // On a busy machine the bandwidth may have been measured in a bad moment: that, too, is refused.
+    let mut runs = (0..4).map(|_| indrik(&arguments).output().unwrap());
+    let output = runs.find(|output| !stderr(output).contains("of the measured bandwidth is not possible"));
+    let result = json(&output.expect("one run in four meets a quiet moment"));
+    let figures = result["gemv"].as_array().unwrap();
+    assert_eq!(figures.len(), 8, "two schemes, two activations, two batches");
+    assert_eq!(figures[0]["bytes"], 512 * 1152 + 512 * 1152 / 32 * 2);
+    for figure in figures {
+        assert!(figure["bandwidth_percent"].as_f64().unwrap() > 0.0);
+        assert!(figure["microseconds"].as_f64().unwrap() > 0.0);
+    }
+}
