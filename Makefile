@@ -5,7 +5,7 @@
 INDRIK := target/release/indrik
 
 help: ## this list
-	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | column -t -s "$$(printf '\t')"
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{ printf "%-8s %s\n", $$1, $$2 }'
 
 setup: ## install what is missing: Vulkan loader, Mesa's drivers, validation layer, C++ compiler
 	@scripts/setup.sh
