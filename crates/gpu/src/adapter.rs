@@ -125,8 +125,12 @@ impl Adapter {
         caps.cooperative_matrix_unasked = unasked;
         match queue_family {
             None => caps.missing_core.push("a queue that computes".into()),
-            Some((_, 0)) => caps.timestamp_period_ns = None,
-            Some(_) => {}
+            Some((_, bits)) => {
+                caps.timestamp_bits = bits;
+                if bits == 0 {
+                    caps.timestamp_period_ns = None;
+                }
+            }
         }
         for fault in &instance.inner.faults {
             if let Fault::NoFeature(name) = fault {
@@ -353,13 +357,18 @@ fn query_caps(
         } else {
             None
         },
+        timestamp_bits: 0,
         timestamp_period_ns: Some(f64::from(limits.timestamp_period)).filter(|period| *period > 0.0),
         max_shared_bytes: limits.max_compute_shared_memory_size,
         max_threads: limits.max_compute_work_group_invocations.min(limits.max_compute_work_group_size[0]),
         max_groups: limits.max_compute_work_group_count[0],
-        max_allocation: p11.max_memory_allocation_size.min(p13.max_buffer_size),
+        // A buffer may need a little more memory than its size (RADV allows 4 GiB less 4 bytes, and rounds up to pages).
+        max_allocation: p11.max_memory_allocation_size.min(p13.max_buffer_size) / PAGE * PAGE,
     }
 }
+
+/// The largest page of any system Indrik runs on.
+const PAGE: u64 = 64 << 10;
 
 fn matrix_shapes(instance: &Instance, raw: vk::PhysicalDevice) -> Vec<MatrixShape> {
     let functions = ash::khr::cooperative_matrix::Instance::new(&instance.inner.entry, &instance.inner.raw);

@@ -97,7 +97,8 @@ fn read(file: &Path, key: &[u8; KEY]) -> Vec<u8> {
     match unwrap(&content, key) {
         Ok(data) => data.to_vec(),
         Err(reason) => {
-            tracing::warn!("{}: {reason}; pipelines are compiled anew", file.display());
+            let reason = format!("{reason}; pipelines are compiled anew and the file is replaced");
+            tracing::warn!("{}", Error::InvalidFile { path: file.to_path_buf(), reason });
             vec![]
         }
     }

@@ -129,6 +129,8 @@ pub struct Caps {
     pub cooperative_matrix_unasked: Option<String>,
     /// Number of compute units (AMD) or multiprocessors (NVIDIA), where the driver tells.
     pub compute_units: Option<u32>,
+    /// Bits of a timestamp; it starts again from zero after them.
+    pub timestamp_bits: u32,
     /// Nanoseconds per timestamp tick; none when the compute queue has no timestamps.
     pub timestamp_period_ns: Option<f64>,
     /// Shared memory of a workgroup, in bytes.
@@ -181,6 +183,8 @@ impl Caps {
                 need(self.subgroup_arithmetic, "subgroup arithmetic");
                 need(self.subgroup_shuffle, "subgroup shuffles");
                 need(self.full_subgroups, "computeFullSubgroups");
+                // The sums of subgroups are joined in shared memory that is sized for it.
+                need(self.min_subgroup_size >= 4, "subgroups of at least 4");
             }
             Tier::T2 => {
                 if let Some(reason) = &self.cooperative_matrix_unasked {
@@ -230,6 +234,7 @@ pub mod known {
             cooperative_matrix2: false,
             cooperative_matrix_unasked: None,
             compute_units: None,
+            timestamp_bits: 64,
             timestamp_period_ns: Some(1.0),
             max_shared_bytes: 49152,
             max_threads: 1024,

@@ -87,6 +87,8 @@ pub(crate) struct DeviceInner {
     pub counters: AtomicCounters,
     pub in_use: [AtomicU64; Lifetime::COUNT],
     pub in_use_by_heap: [AtomicU64; vk::MAX_MEMORY_HEAPS],
+    /// Memory types that a buffer may have, one bit each.
+    pub buffer_types: u32,
 }
 
 struct Queue {
@@ -126,8 +128,15 @@ impl Device {
 
         // SAFETY: the family was enabled with one queue.
         let queue = unsafe { raw.get_device_queue(queue_family, 0) };
-        let timeline = if info.compile_only { None } else { Some(create_timeline(&raw)?) };
-        let cache = PipelineCache::open(&raw, info, options.cache_dir.as_deref())?;
+        // Statistics are only there for pipelines that were compiled and not found.
+        let cache_dir = options.cache_dir.as_deref().filter(|_| !options.capture_statistics);
+        let made = if info.compile_only { Ok(None) } else { create_timeline(&raw).map(Some) }
+            .and_then(|timeline| Ok((timeline, PipelineCache::open(&raw, info, cache_dir)?)));
+        let (timeline, cache) = made.inspect_err(|_| {
+            // SAFETY: nothing but the queue was made from the device that could still be in use.
+            unsafe { raw.destroy_device(None) }
+        })?;
+        let buffer_types = if info.compile_only { 0 } else { crate::memory::buffer_types(&raw) };
         let faults = Faults::default();
         for fault in &adapter.instance.inner.faults {
             faults.inject(fault.clone());
@@ -146,6 +155,7 @@ impl Device {
             counters: AtomicCounters::default(),
             in_use: Default::default(),
             in_use_by_heap: Default::default(),
+            buffer_types,
             raw,
         };
         Ok(Self { inner: Arc::new(inner) })
@@ -218,11 +228,7 @@ impl Device {
 
     /// Whether the submission is done, without waiting.
     pub fn is_done(&self, ticket: Ticket) -> Result<bool> {
-        match self.inner.wait(ticket, Duration::ZERO) {
-            Ok(()) => Ok(true),
-            Err(Error::Timeout { .. }) => Ok(false),
-            Err(error) => Err(error),
-        }
+        self.inner.is_done(ticket)
     }
 
     /// Writes compiled pipelines to disk if there are new ones. Also done when the device is closed.
@@ -256,7 +262,7 @@ impl DeviceInner {
         let submit =
             [vk::SubmitInfo2::default().command_buffer_infos(buffers).signal_semaphore_infos(&signal)];
         // SAFETY: the queue is locked; the command buffers are sealed and kept alive by their owners until the
-        // timeline has passed `value` (Program and StagingSlot wait for it in Drop).
+        // timeline has passed `value` (a Program waits for it in Drop).
         let result = unsafe { self.raw.queue_submit2(queue.raw, &submit, vk::Fence::null()) };
         result.map_err(|result| self.fail("vkQueueSubmit2", result))?;
         queue.last = value;
@@ -275,6 +281,15 @@ impl DeviceInner {
             Ok(()) => Ok(()),
             Err(vk::Result::TIMEOUT) => Err(Error::Timeout { what: "a submission", waited: timeout }),
             Err(result) => Err(self.fail("vkWaitSemaphores", result)),
+        }
+    }
+
+    /// Whether the submission is done, without waiting.
+    pub fn is_done(&self, ticket: Ticket) -> Result<bool> {
+        match self.wait(ticket, Duration::ZERO) {
+            Ok(()) => Ok(true),
+            Err(Error::Timeout { .. }) => Ok(false),
+            Err(error) => Err(error),
         }
     }
 

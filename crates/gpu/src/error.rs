@@ -46,7 +46,7 @@ pub enum Error {
         fix: String,
     },
     /// Device memory ran out, or would.
-    #[error("out of GPU memory: {what} needs {} and {}: {fix}", bytes(*.wanted), left(*.available))]
+    #[error("out of GPU memory: {what} {}: {fix}", needs(*.wanted, *.available))]
     OutOfDeviceMemory {
         /// What the memory was for.
         what: String,
@@ -139,9 +139,12 @@ impl Error {
 pub(crate) const OUT_OF_MEMORY_FIX: &str = "close other programs that use the GPU, choose a smaller model or context, \
                                             or another device (indrik devices)";
 
-fn left(bytes_left: Option<u64>) -> String {
-    bytes_left
-        .map_or_else(|| "the driver has no more".to_string(), |left| format!("{} are left", bytes(left)))
+fn needs(wanted: u64, available: Option<u64>) -> String {
+    match (wanted, available) {
+        (0, _) => "failed for want of it".to_string(),
+        (wanted, None) => format!("needs {} and the driver has no more", bytes(wanted)),
+        (wanted, Some(left)) => format!("needs {} and {} are left", bytes(wanted), bytes(left)),
+    }
 }
 
 /// Bytes for people: binary units, three significant digits.

@@ -53,7 +53,7 @@ impl Fault {
                 _ if size.ends_with("GiB") => (&size[..size.len() - 3], 1 << 30),
                 _ => (size, 1),
             };
-            Ok(Fault::Heap(number(digits)? * unit))
+            Ok(Fault::Heap(number(digits)?.checked_mul(unit).ok_or_else(invalid)?))
         } else {
             Err(invalid())
         }
@@ -106,7 +106,9 @@ mod tests {
                 Fault::Heap(64 << 20)
             ]
         );
-        for wrong in ["device-lost", "device-lost@0", "allocation@x", "heap=", "nonsense"] {
+        for wrong in
+            ["device-lost", "device-lost@0", "allocation@x", "heap=", "heap=99999999999999GiB", "nonsense"]
+        {
             assert!(Fault::parse_list(wrong).is_err(), "{wrong}");
         }
     }

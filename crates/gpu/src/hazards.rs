@@ -17,6 +17,10 @@ pub(crate) type Stages = vk::PipelineStageFlags2;
 pub(crate) const COMPUTE: Stages = Stages::COMPUTE_SHADER;
 /// Copies and fills.
 pub(crate) const TRANSFER: Stages = Stages::ALL_TRANSFER;
+/// Reading the size of a dispatch from a buffer.
+pub(crate) const INDIRECT: Stages = Stages::DRAW_INDIRECT;
+/// Everything a program's commands do on the GPU.
+pub(crate) const ALL: Stages = Stages::from_raw(COMPUTE.as_raw() | TRANSFER.as_raw() | INDIRECT.as_raw());
 
 /// One access of a command.
 #[derive(Clone, Debug)]
@@ -25,12 +29,12 @@ pub(crate) struct Touch {
     pub block: usize,
     pub range: Range<u64>,
     pub access: Access,
+    pub stage: Stages,
 }
 
 #[derive(Debug)]
 struct Pending {
     touch: Touch,
-    stage: Stages,
     /// Stages that a barrier has ordered after this access.
     ordered_before: Stages,
 }
@@ -51,15 +55,13 @@ pub(crate) struct Hazards {
 }
 
 impl Hazards {
-    /// Notes a command of `stage` with its accesses; returns the barrier that must come before it, if any.
-    pub fn command(&mut self, stage: Stages, touches: &[Touch]) -> Option<Barrier> {
+    /// Notes a command with its accesses; returns the barrier that must come before it, if any.
+    pub fn command(&mut self, touches: &[Touch]) -> Option<Barrier> {
         let mut conflict = false;
         let mut memory = false;
         for pending in &self.pending {
-            if pending.ordered_before.contains(stage) {
-                continue;
-            }
-            for touch in touches.iter().filter(|touch| overlaps(touch, &pending.touch)) {
+            let unordered = |touch: &&Touch| !pending.ordered_before.contains(touch.stage);
+            for touch in touches.iter().filter(unordered).filter(|touch| overlaps(touch, &pending.touch)) {
                 let wrote = pending.touch.access != Access::Read;
                 if wrote || touch.access != Access::Read {
                     conflict = true;
@@ -67,28 +69,27 @@ impl Hazards {
                 }
             }
         }
-        let barrier = conflict.then(|| self.order_all_before(stage, memory));
-        self.pending.extend(touches.iter().map(|touch| Pending {
-            touch: touch.clone(),
-            stage,
-            ordered_before: Stages::empty(),
-        }));
+        let stages = touches.iter().fold(Stages::empty(), |all, touch| all | touch.stage);
+        let barrier = conflict.then(|| self.order_all_before(stages, memory));
+        let new =
+            touches.iter().map(|touch| Pending { touch: touch.clone(), ordered_before: Stages::empty() });
+        self.pending.extend(new);
         barrier
     }
 
-    fn order_all_before(&mut self, stage: Stages, memory: bool) -> Barrier {
+    fn order_all_before(&mut self, stages: Stages, memory: bool) -> Barrier {
         let mut from = Stages::empty();
         for pending in &mut self.pending {
-            if !pending.ordered_before.contains(stage) {
-                from |= pending.stage;
+            if !pending.ordered_before.contains(stages) {
+                from |= pending.touch.stage;
                 // A barrier without a memory dependency orders reads only: a write is not yet visible.
                 if memory || pending.touch.access == Access::Read {
-                    pending.ordered_before |= stage;
+                    pending.ordered_before |= stages;
                 }
             }
         }
-        self.pending.retain(|pending| pending.ordered_before != COMPUTE | TRANSFER);
-        Barrier { from, to: stage, memory }
+        self.pending.retain(|pending| pending.ordered_before != ALL);
+        Barrier { from, to: stages, memory }
     }
 }
 
@@ -101,8 +102,8 @@ mod tests {
     use super::*;
     use Access::{Read, ReadWrite, Write};
 
-    fn touch(block: usize, range: Range<u64>, access: Access) -> Touch {
-        Touch { block, range, access }
+    fn touch(block: usize, range: Range<u64>, access: Access, stage: Stages) -> Touch {
+        Touch { block, range, access, stage }
     }
 
     type Command<'a> = (Stages, &'a [(usize, Range<u64>, Access)]);
@@ -112,8 +113,8 @@ mod tests {
         commands
             .iter()
             .map(|(stage, list)| {
-                let touches: Vec<_> = list.iter().map(|(b, r, a)| touch(*b, r.clone(), *a)).collect();
-                hazards.command(*stage, &touches)
+                let touches: Vec<_> = list.iter().map(|(b, r, a)| touch(*b, r.clone(), *a, *stage)).collect();
+                hazards.command(&touches)
             })
             .collect()
     }
@@ -182,5 +183,20 @@ mod tests {
         let to_transfer = Some(Barrier { from: COMPUTE, to: TRANSFER, memory: true });
         let to_compute = Some(Barrier { from: COMPUTE | TRANSFER, to: COMPUTE, memory: true });
         assert_eq!(got, [None, MEMORY, to_transfer, to_compute, None]);
+    }
+
+    #[test]
+    fn the_size_of_a_dispatch_is_read_at_a_stage_of_its_own() {
+        let mut hazards = Hazards::default();
+        assert_eq!(hazards.command(&[touch(0, 0..12, Write, COMPUTE)]), None);
+        // The same command reads its size and, in the shader, writes something else.
+        let sized = [touch(0, 0..12, Read, INDIRECT), touch(1, 0..64, Write, COMPUTE)];
+        let expected = Some(Barrier { from: COMPUTE, to: COMPUTE | INDIRECT, memory: true });
+        assert_eq!(hazards.command(&sized), expected);
+        assert_eq!(hazards.command(&[touch(0, 0..12, Read, INDIRECT)]), None);
+        assert_eq!(
+            hazards.command(&[touch(0, 0..12, Write, COMPUTE)]),
+            Some(Barrier { from: COMPUTE | INDIRECT, to: COMPUTE, memory: false })
+        );
     }
 }

@@ -45,15 +45,17 @@ pub enum Memory {
     Device,
     /// Small state that the CPU writes and the GPU reads every step.
     Shared,
+    /// Read and written by the GPU, in the system's memory: for what does not fit the device's own.
+    Host,
     /// Written by the CPU, copied from by the GPU.
     Upload,
     /// Written by the GPU, read by the CPU.
     Readback,
 }
 
-/// The memory type for a purpose: what it must have, then what it had better have or not have; the driver's order
-/// decides among equals. None when no type will do.
-pub fn memory_type(types: &[MemoryType], unified: bool, purpose: Memory) -> Option<usize> {
+/// The memory type for a purpose among those in `allowed` (one bit a type): what it must have, then what it had better have
+/// or not have; the driver's order decides among equals. None when no type will do.
+pub fn memory_type(types: &[MemoryType], allowed: u32, unified: bool, purpose: Memory) -> Option<usize> {
     use vk::MemoryPropertyFlags as Flags;
     let mapped = Flags::HOST_VISIBLE | Flags::HOST_COHERENT;
     let (must, wish, avoid) = match purpose {
@@ -61,6 +63,7 @@ pub fn memory_type(types: &[MemoryType], unified: bool, purpose: Memory) -> Opti
         // On a card the mapped part of its memory may be a small window: leave it to those who need it.
         Memory::Device => (Flags::DEVICE_LOCAL, Flags::empty(), Flags::HOST_VISIBLE),
         Memory::Shared => (mapped, Flags::DEVICE_LOCAL, Flags::HOST_CACHED),
+        Memory::Host => (mapped, Flags::empty(), Flags::DEVICE_LOCAL | Flags::HOST_CACHED),
         Memory::Upload if unified => (mapped, Flags::empty(), Flags::HOST_CACHED),
         Memory::Upload => (mapped, Flags::empty(), Flags::DEVICE_LOCAL | Flags::HOST_CACHED),
         Memory::Readback => (mapped, Flags::HOST_CACHED, Flags::DEVICE_LOCAL),
@@ -70,6 +73,7 @@ pub fn memory_type(types: &[MemoryType], unified: bool, purpose: Memory) -> Opti
         Flags::PROTECTED | Flags::LAZILY_ALLOCATED | Flags::DEVICE_COHERENT_AMD | Flags::DEVICE_UNCACHED_AMD;
     let bits = |flags: Flags| flags.as_raw().count_ones();
     (0..types.len())
+        .filter(|index| allowed >> index & 1 == 1)
         .filter(|index| types[*index].flags.contains(must) && !types[*index].flags.intersects(never))
         // min_by_key keeps the first among equals; unmet wishes weigh more than unwanted flags.
         .min_by_key(|index| {
@@ -133,7 +137,7 @@ mod tests {
 
     fn all(types: &[MemoryType], unified: bool) -> [usize; 4] {
         [Memory::Device, Memory::Shared, Memory::Upload, Memory::Readback]
-            .map(|purpose| memory_type(types, unified, purpose).unwrap())
+            .map(|purpose| memory_type(types, u32::MAX, unified, purpose).unwrap())
     }
 
     #[test]
@@ -155,6 +159,7 @@ mod tests {
         let card =
             types(&[(1, Flags::empty()), (0, LOCAL), (1, MAPPED), (1, MAPPED | CACHED), (0, LOCAL | MAPPED)]);
         assert_eq!(all(&card, false), [1, 4, 2, 3]);
+        assert_eq!(memory_type(&card, u32::MAX, false, Memory::Host), Some(2));
     }
 
     #[test]
@@ -165,6 +170,13 @@ mod tests {
 
     #[test]
     fn nothing_that_fits_is_said() {
-        assert_eq!(memory_type(&types(&[(0, LOCAL)]), false, Memory::Upload), None);
+        assert_eq!(memory_type(&types(&[(0, LOCAL)]), u32::MAX, false, Memory::Upload), None);
+    }
+
+    #[test]
+    fn types_that_buffers_may_not_have_are_passed_over() {
+        let twice = types(&[(0, LOCAL), (0, LOCAL)]);
+        assert_eq!(memory_type(&twice, 0b10, false, Memory::Device), Some(1));
+        assert_eq!(memory_type(&twice, 0, false, Memory::Device), None);
     }
 }

@@ -7,13 +7,16 @@
 
 use std::{
     ops::Range,
-    sync::{Arc, atomic::Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use ash::vk;
 
 use crate::{
-    device::{Device, DeviceInner},
+    device::{Device, DeviceInner, Ticket},
     error::{Error, OUT_OF_MEMORY_FIX, Result},
     heap::{Memory, memory_type},
 };
@@ -119,6 +122,8 @@ pub(crate) struct Block {
     size: u64,
     lifetime: Lifetime,
     heap: usize,
+    /// The last submission of a program that names the block.
+    last_use: AtomicU64,
 }
 
 // SAFETY: the mapping is plain memory; access to it goes through Buffer, whose ranges never overlap within a block.
@@ -131,13 +136,12 @@ impl Block {
         let inner = &device.inner;
         inner.check_lost("vkAllocateMemory")?;
         let info = device.info();
-        let kind = memory_type(&info.memory_types, info.unified_memory, arena.memory).ok_or_else(|| {
-            Error::Unsupported {
+        let kind = memory_type(&info.memory_types, inner.buffer_types, info.unified_memory, arena.memory)
+            .ok_or_else(|| Error::Unsupported {
                 device: info.name.clone(),
                 missing: format!("it has no memory type for {:?}", arena.memory),
                 fix: "update its driver or choose another device (indrik devices)".into(),
-            }
-        })?;
+            })?;
         let heap = &device.heaps()[info.memory_types[kind].heap];
         // What the driver reports as used may lag behind, or be missing: what we have taken ourselves is certainly gone.
         let own = inner.in_use_by_heap[heap.index].load(Ordering::Relaxed);
@@ -157,8 +161,8 @@ impl Block {
         }
 
         let flags = info.memory_types[kind].flags;
-        let raw =
-            RawBlock::new(inner, size, kind as u32, flags.contains(vk::MemoryPropertyFlags::HOST_VISIBLE));
+        let mapped = vk::MemoryPropertyFlags::HOST_VISIBLE | vk::MemoryPropertyFlags::HOST_COHERENT;
+        let raw = RawBlock::new(inner, size, kind as u32, flags.contains(mapped));
         let RawBlock { memory, buffer, address, mapped } = raw.map_err(|result| match result {
             (_, vk::Result::ERROR_OUT_OF_DEVICE_MEMORY) => exhausted(None),
             (call, result) => inner.fail(call, result),
@@ -166,14 +170,42 @@ impl Block {
         inner.in_use[arena.lifetime as usize].fetch_add(size, Ordering::Relaxed);
         inner.in_use_by_heap[heap.index].fetch_add(size, Ordering::Relaxed);
         let (lifetime, heap) = (arena.lifetime, heap.index);
-        Ok(Self { device: inner.clone(), memory, buffer, address, mapped, size, lifetime, heap })
+        Ok(Self {
+            device: inner.clone(),
+            memory,
+            buffer,
+            address,
+            mapped,
+            size,
+            lifetime,
+            heap,
+            last_use: AtomicU64::new(0),
+        })
+    }
+}
+
+impl Block {
+    pub fn note_use(&self, ticket: Ticket) {
+        self.last_use.fetch_max(ticket.0, Ordering::AcqRel);
+    }
+
+    /// The host may touch memory only when no submission that names it is under way.
+    fn must_be_idle(&self) -> Result<()> {
+        let last = Ticket(self.last_use.load(Ordering::Acquire));
+        if last.0 == 0 || self.device.is_done(last)? {
+            return Ok(());
+        }
+        Err(Error::InvalidUse {
+            what: "buffer".into(),
+            reason: "a submission that uses its block is under way: wait for it first".into(),
+        })
     }
 }
 
 impl Drop for Block {
     fn drop(&mut self) {
-        // SAFETY: Programs and staging slots hold an Arc to every block they name until the GPU is done with them, so
-        // the last owner frees memory that nothing uses. Freeing unmaps.
+        // SAFETY: Programs hold an Arc to every block they name until the GPU is done with them, so the last owner frees
+        // memory that nothing uses. Freeing unmaps.
         unsafe {
             self.device.raw.destroy_buffer(self.buffer, None);
             self.device.raw.free_memory(self.memory, None);
@@ -187,6 +219,25 @@ impl std::fmt::Debug for Block {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Block {{ {:?}, {} bytes at {:#x} }}", self.lifetime, self.size, self.address)
     }
+}
+
+fn buffer_info(size: u64) -> vk::BufferCreateInfo<'static> {
+    let usage = vk::BufferUsageFlags::STORAGE_BUFFER
+        | vk::BufferUsageFlags::SHADER_DEVICE_ADDRESS
+        | vk::BufferUsageFlags::TRANSFER_SRC
+        | vk::BufferUsageFlags::TRANSFER_DST
+        | vk::BufferUsageFlags::INDIRECT_BUFFER;
+    vk::BufferCreateInfo::default().size(size).usage(usage)
+}
+
+/// The memory types that our buffers may have, one bit each: the same for every size.
+pub(crate) fn buffer_types(device: &ash::Device) -> u32 {
+    let create = buffer_info(1 << 16);
+    let info = vk::DeviceBufferMemoryRequirements::default().create_info(&create);
+    let mut needs = vk::MemoryRequirements2::default();
+    // SAFETY: maintenance4, which every device is opened with, has this call.
+    unsafe { device.get_device_buffer_memory_requirements(&info, &mut needs) };
+    needs.memory_requirements.memory_type_bits
 }
 
 struct RawBlock {
@@ -204,12 +255,7 @@ impl RawBlock {
         map: bool,
     ) -> Result<Self, (&'static str, vk::Result)> {
         let raw = &device.raw;
-        let usage = vk::BufferUsageFlags::STORAGE_BUFFER
-            | vk::BufferUsageFlags::SHADER_DEVICE_ADDRESS
-            | vk::BufferUsageFlags::TRANSFER_SRC
-            | vk::BufferUsageFlags::TRANSFER_DST
-            | vk::BufferUsageFlags::INDIRECT_BUFFER;
-        let create = vk::BufferCreateInfo::default().size(size).usage(usage);
+        let create = buffer_info(size);
         let mut flags = vk::MemoryAllocateFlagsInfo::default().flags(vk::MemoryAllocateFlags::DEVICE_ADDRESS);
         // SAFETY: size is within the device's limits (checked by the arena); each object made here is destroyed on
         // every failing path below, and by Block's Drop otherwise.
@@ -285,8 +331,8 @@ impl Buffer {
         self.view.block.mapped.is_some()
     }
 
-    /// The mapped bytes, to be filled by any number of threads. The caller sees to it that no submission that touches
-    /// this buffer is under way: the GPU would see half-written data.
+    /// The mapped bytes, to be filled by any number of threads. An error while a submission that names the buffer's block
+    /// is under way; while the bytes are borrowed, none must be submitted, or the GPU sees half-written data.
     pub fn bytes_mut(&mut self) -> Result<&mut [u8]> {
         let pointer = self.pointer()?;
         // SAFETY: the block is mapped as long as it lives, this buffer's range lies within it and belongs to this
@@ -319,6 +365,7 @@ impl Buffer {
     }
 
     fn pointer(&self) -> Result<*mut u8> {
+        self.view.block.must_be_idle()?;
         let mapped = self.view.block.mapped.ok_or_else(|| Error::InvalidUse {
             what: "buffer".into(),
             reason: "the CPU cannot map this memory: use a staging ring or another kind of memory".into(),

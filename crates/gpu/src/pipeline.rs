@@ -10,7 +10,7 @@ use ash::vk;
 use crate::{
     device::{Device, DeviceInner},
     error::{Error, Result},
-    shader::{LocalSize, MAX_PUSH_BYTES, Shader, SpecConstants},
+    shader::{MAX_PUSH_BYTES, Shader, SpecConstants},
 };
 
 /// Which subgroup size a pipeline wants.
@@ -40,8 +40,11 @@ pub(crate) struct PipelineInner {
 /// Pipelines already made, by everything that distinguishes them. Weak: the programs that use them own them.
 #[derive(Default)]
 pub(crate) struct PipelineTable {
-    made: Mutex<HashMap<Key, Weak<PipelineInner>>>,
+    made: Mutex<HashMap<Key, Entry>>,
 }
+
+/// Locked while its pipeline is compiled: threads that ask for the same one wait, others compile beside it.
+type Entry = Arc<Mutex<Weak<PipelineInner>>>;
 
 #[derive(PartialEq, Eq, Hash)]
 struct Key {
@@ -59,13 +62,17 @@ impl Device {
         subgroup: Subgroup,
     ) -> Result<Pipeline> {
         let key = Key { shader: shader.name, constants: constants.values(), subgroup };
-        // Held while compiling: two threads asking for one pipeline must not compile it twice.
-        let mut made = self.inner.pipelines.made.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(inner) = made.get(&key).and_then(Weak::upgrade) {
+        let constants = key.constants.clone();
+        let entry = {
+            let mut made = self.inner.pipelines.made.lock().unwrap_or_else(PoisonError::into_inner);
+            made.entry(key).or_default().clone()
+        };
+        let mut entry = entry.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(inner) = entry.upgrade() {
             return Ok(Pipeline { inner });
         }
-        let inner = Arc::new(PipelineInner::compile(&self.inner, shader, &key.constants, subgroup)?);
-        made.insert(key, Arc::downgrade(&inner));
+        let inner = Arc::new(PipelineInner::compile(&self.inner, shader, &constants, subgroup)?);
+        *entry = Arc::downgrade(&inner);
         Ok(Pipeline { inner })
     }
 }
@@ -107,12 +114,7 @@ impl PipelineInner {
             return Err(wrong(format!("{} bytes of push constants", shader.push_size)));
         }
         let caps = &device.caps;
-        let threads = shader.local_size.iter().fold(1_u32, |product, size| {
-            product.saturating_mul(match *size {
-                LocalSize::Fixed(n) => n,
-                LocalSize::Constant(index) => constants[index],
-            })
-        });
+        let threads = shader.threads(constants);
         if threads == 0 || threads > caps.max_threads {
             return Err(unsupported(format!(
                 "wants {threads} threads a workgroup, the device has {}",

@@ -68,6 +68,9 @@ impl Program {
 
     pub(crate) fn note_submission(&self, ticket: Ticket) {
         self.last.fetch_max(ticket.0, Ordering::AcqRel);
+        for block in &self.commands.kept.blocks {
+            block.note_use(ticket);
+        }
     }
 }
 
@@ -124,20 +127,6 @@ impl Commands {
         Ok(commands)
     }
 
-    /// Begins recording anew, forgetting what was recorded. The caller knows that the GPU is done with it.
-    pub fn restart(&mut self) -> Result<()> {
-        self.kept = Kept::default();
-        let begin = vk::CommandBufferBeginInfo::default().flags(vk::CommandBufferUsageFlags::ONE_TIME_SUBMIT);
-        // SAFETY: by the caller's promise no command of the pool is pending.
-        unsafe {
-            self.device
-                .raw
-                .reset_command_pool(self.pool, vk::CommandPoolResetFlags::empty())
-                .and_then(|()| self.device.raw.begin_command_buffer(self.raw, &begin))
-        }
-        .map_err(|result| self.device.fail("vkBeginCommandBuffer", result))
-    }
-
     pub fn keep_block(&mut self, block: &Arc<Block>) {
         if !self.kept.blocks.iter().any(|kept| Arc::ptr_eq(kept, block)) {
             self.kept.blocks.push(block.clone());
@@ -154,7 +143,7 @@ impl Commands {
 impl Drop for Commands {
     fn drop(&mut self) {
         if !self.leak {
-            // SAFETY: Program and StagingSlot wait for the GPU before they drop their commands.
+            // SAFETY: a Program waits for the GPU before it drops its commands.
             unsafe { self.device.raw.destroy_command_pool(self.pool, None) };
         }
     }

@@ -7,7 +7,7 @@ use ash::vk;
 use crate::{
     device::{Device, DeviceInner},
     error::{Error, Result},
-    hazards::{Barrier, COMPUTE, Hazards, Stages, TRANSFER, Touch},
+    hazards::{ALL, Barrier, COMPUTE, Hazards, INDIRECT, Stages, TRANSFER, Touch},
     memory::View,
     pipeline::Pipeline,
     program::{Commands, Program},
@@ -33,7 +33,7 @@ impl Device {
         let period = self.caps().timestamp_period_ns.ok_or_else(|| Error::Unsupported {
             device: self.info().name.clone(),
             missing: "its compute queue has no timestamps".into(),
-            fix: "measure by wall clock".into(),
+            fix: "update its driver or choose another device (indrik devices)".into(),
         })?;
         let timestamps = Timestamps::new(&self.inner, stamps, period)?;
         Recorder::new(&self.inner, Some(timestamps))
@@ -52,11 +52,7 @@ impl Recorder {
             .map_err(|result| device.fail("vkBeginCommandBuffer", result))?;
         let mut recorder = Self { commands, hazards: Hazards::default(), timestamps };
         // Submissions on one queue start in order but overlap: what earlier ones and the host wrote must be visible.
-        recorder.barrier(Barrier {
-            from: COMPUTE | TRANSFER | Stages::HOST,
-            to: COMPUTE | TRANSFER,
-            memory: true,
-        });
+        recorder.barrier(Barrier { from: ALL | Stages::HOST, to: ALL, memory: true });
         if let Some(timestamps) = &recorder.timestamps {
             timestamps.reset_and_start(&recorder.commands);
         }
@@ -71,6 +67,50 @@ impl Recorder {
         groups: [u32; 3],
         push: &P,
     ) -> Result<()> {
+        let limit = self.device().caps.max_groups;
+        // Along y and z Vulkan promises only 65535 on every device.
+        if groups.contains(&0) || groups[0] > limit || groups[1].max(groups[2]) > 65535 {
+            let reason = format!("{groups:?} workgroups; 1 to {limit} along x, to 65535 along y and z");
+            return Err(Error::InvalidUse { what: format!("{name} ({})", pipeline.name()), reason });
+        }
+        self.prepare(name, pipeline, push, None)?;
+        // SAFETY: the pipeline is bound and its push constants are set; the counts are within the device's limits.
+        unsafe { self.device().raw.cmd_dispatch(self.commands.raw, groups[0], groups[1], groups[2]) };
+        self.done(name, COMPUTE)
+    }
+
+    /// The same with the number of workgroups read from a buffer when it runs: three words, x, y and z.
+    pub fn dispatch_indirect<P: PushConstants>(
+        &mut self,
+        name: &str,
+        pipeline: &Pipeline,
+        groups: &View,
+        push: &P,
+    ) -> Result<()> {
+        if groups.len() != 12 || !groups.range().start.is_multiple_of(4) {
+            let reason = format!("{} bytes for the three words of an indirect dispatch", groups.len());
+            return Err(Error::InvalidUse { what: format!("{name} ({})", pipeline.name()), reason });
+        }
+        self.prepare(name, pipeline, push, Some(groups))?;
+        // SAFETY: as above; the three words lie within their buffer, which the program keeps alive.
+        unsafe {
+            self.device().raw.cmd_dispatch_indirect(
+                self.commands.raw,
+                groups.block.buffer,
+                groups.range().start,
+            );
+        }
+        self.done(name, COMPUTE)
+    }
+
+    /// Orders a dispatch after what it depends on, binds its pipeline and sets its push constants.
+    fn prepare<P: PushConstants>(
+        &mut self,
+        name: &str,
+        pipeline: &Pipeline,
+        push: &P,
+        size: Option<&View>,
+    ) -> Result<()> {
         let inner = &*pipeline.inner;
         let wrong =
             |reason: String| Error::InvalidUse { what: format!("{name} ({})", inner.shader.name), reason };
@@ -80,16 +120,12 @@ impl Recorder {
         if P::SIZE != inner.shader.push_size {
             return Err(wrong(format!("{} bytes of push constants for {}", P::SIZE, inner.shader.push_size)));
         }
-        let limit = inner.device.caps.max_groups;
-        // Along y and z Vulkan promises only 65535 on every device.
-        if groups.contains(&0) || groups[0] > limit || groups[1].max(groups[2]) > 65535 {
-            return Err(wrong(format!(
-                "{groups:?} workgroups; 1 to {limit} along x, to 65535 along y and z"
-            )));
-        }
         let mut writer = PushWriter::new();
         push.encode(&mut writer);
-        self.order(COMPUTE, &writer.buffers)?;
+        let mut accesses: Vec<_> =
+            writer.buffers.iter().map(|(view, access)| (view.clone(), *access, COMPUTE)).collect();
+        accesses.extend(size.map(|view| (view.clone(), Access::Read, INDIRECT)));
+        self.order(&accesses)?;
 
         let commands = &mut self.commands;
         commands.keep_pipeline(pipeline);
@@ -102,19 +138,25 @@ impl Recorder {
                 let bytes = &writer.bytes[..(P::SIZE as usize).next_multiple_of(4)];
                 raw.cmd_push_constants(commands.raw, inner.layout, vk::ShaderStageFlags::COMPUTE, 0, bytes);
             }
-            raw.cmd_dispatch(commands.raw, groups[0], groups[1], groups[2]);
         }
-        self.done(name, COMPUTE)
+        Ok(())
     }
 
     /// Copies between buffers of equal length.
     pub fn copy(&mut self, name: &str, from: impl Into<View>, to: impl Into<View>) -> Result<()> {
         let (from, to) = (from.into(), to.into());
-        if from.len() != to.len() {
-            let reason = format!("{} bytes into {}", from.len(), to.len());
+        let (a, b) = (from.range(), to.range());
+        let overlap = Arc::ptr_eq(&from.block, &to.block) && a.start < b.end && b.start < a.end;
+        if from.len() != to.len() || from.is_empty() || overlap {
+            let reason = format!(
+                "{} bytes into {}{}",
+                from.len(),
+                to.len(),
+                if overlap { " that overlap" } else { "" }
+            );
             return Err(Error::InvalidUse { what: name.to_string(), reason });
         }
-        self.order(TRANSFER, &[(from.clone(), Access::Read), (to.clone(), Access::Write)])?;
+        self.order(&[(from.clone(), Access::Read, TRANSFER), (to.clone(), Access::Write, TRANSFER)])?;
         let region = [vk::BufferCopy {
             src_offset: from.range().start,
             dst_offset: to.range().start,
@@ -130,11 +172,11 @@ impl Recorder {
     /// Fills a buffer with a repeated word; its length must be a multiple of 4.
     pub fn fill(&mut self, name: &str, to: impl Into<View>, word: u32) -> Result<()> {
         let to = to.into();
-        if !to.len().is_multiple_of(4) || !to.range().start.is_multiple_of(4) {
+        if to.is_empty() || !to.len().is_multiple_of(4) || !to.range().start.is_multiple_of(4) {
             let reason = format!("{} bytes cannot be filled with words", to.len());
             return Err(Error::InvalidUse { what: name.to_string(), reason });
         }
-        self.order(TRANSFER, &[(to.clone(), Access::Write)])?;
+        self.order(&[(to.clone(), Access::Write, TRANSFER)])?;
         // SAFETY: the range lies within its buffer, which the program keeps alive, and is aligned to words.
         unsafe {
             self.device().raw.cmd_fill_buffer(
@@ -166,15 +208,15 @@ impl Recorder {
         &self.commands.device
     }
 
-    fn order(&mut self, stage: Stages, accesses: &[(View, Access)]) -> Result<()> {
+    fn order(&mut self, accesses: &[(View, Access, Stages)]) -> Result<()> {
         let mut touches = Vec::with_capacity(accesses.len());
-        for (view, access) in accesses {
+        for (view, access, stage) in accesses {
             view.must_be_of(self.device())?;
             self.commands.keep_block(&view.block);
             let block = Arc::as_ptr(&view.block).addr();
-            touches.push(Touch { block, range: view.range(), access: *access });
+            touches.push(Touch { block, range: view.range(), access: *access, stage: *stage });
         }
-        if let Some(barrier) = self.hazards.command(stage, &touches) {
+        if let Some(barrier) = self.hazards.command(&touches) {
             self.barrier(barrier);
         }
         Ok(())
@@ -212,6 +254,7 @@ fn accesses(stages: Stages) -> (vk::AccessFlags2, vk::AccessFlags2) {
     let kinds = [
         (COMPUTE, Flags::SHADER_STORAGE_READ, Flags::SHADER_STORAGE_WRITE),
         (TRANSFER, Flags::TRANSFER_READ, Flags::TRANSFER_WRITE),
+        (INDIRECT, Flags::INDIRECT_COMMAND_READ, Flags::NONE),
         (Stages::HOST, Flags::HOST_READ, Flags::HOST_WRITE),
     ];
     let used = kinds.into_iter().filter(|(stage, ..)| stages.contains(*stage));

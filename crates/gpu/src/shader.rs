@@ -22,6 +22,18 @@ pub struct Shader {
     pub local_size: [LocalSize; 3],
 }
 
+impl Shader {
+    /// Threads of a workgroup with these constants, one for each of [`Shader::constant_ids`].
+    pub fn threads(&self, constants: &[u32]) -> u32 {
+        self.local_size.iter().fold(1, |product: u32, size| {
+            product.saturating_mul(match *size {
+                LocalSize::Fixed(n) => n,
+                LocalSize::Constant(index) => constants[index],
+            })
+        })
+    }
+}
+
 /// One dimension of a workgroup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LocalSize {

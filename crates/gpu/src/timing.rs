@@ -97,8 +97,11 @@ impl Timestamps {
         // SAFETY: the last submission is done, so every query that was written has its result.
         unsafe { self.device.raw.get_query_pool_results(self.pool, 0, &mut ticks, flags) }
             .map_err(|result| self.device.fail("vkGetQueryPoolResults", result))?;
-        let nanoseconds =
-            ticks.windows(2).map(|pair| pair[1].saturating_sub(pair[0]) as f64 * self.period_ns);
+        let bits = self.device.caps.timestamp_bits;
+        let mask = if bits >= 64 { u64::MAX } else { (1 << bits) - 1 };
+        // Modulo its bits: a counter that started again from zero in between still gives the difference.
+        let difference = |pair: &[u64]| pair[1].wrapping_sub(pair[0]) & mask;
+        let nanoseconds = ticks.windows(2).map(|pair| difference(pair) as f64 * self.period_ns);
         Ok(self
             .names
             .iter()

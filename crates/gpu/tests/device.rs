@@ -146,6 +146,8 @@ fn copies_fills_and_dispatches_are_ordered_among_each_other() {
     touch.record(&mut recorder, "touch", &b.view()).unwrap();
     assert!(recorder.copy("uneven", a.slice(0..8).unwrap(), b.slice(0..4).unwrap()).is_err());
     assert!(recorder.fill("odd", a.slice(0..3).unwrap(), 0).is_err());
+    assert!(recorder.fill("nothing", a.slice(8..8).unwrap(), 0).is_err());
+    assert!(recorder.copy("onto itself", a.slice(0..8).unwrap(), a.slice(4..12).unwrap()).is_err());
     let program = recorder.seal().unwrap();
     program.run(TIMEOUT).unwrap();
     assert_eq!(a.read_vec::<u32>().unwrap()[..2], [42, 41]);
@@ -160,22 +162,50 @@ fn a_staging_ring_carries_more_than_it_holds() {
     let data: Vec<u8> = (0..SLOT * 7 + 123).map(|i| (i * 31 % 251) as u8).collect();
     let mut arena = Arena::new(&device, Lifetime::Weights, Memory::Shared);
     let target = arena.buffer("target", data.len() as u64).unwrap();
-    let mut ring = StagingRing::new(&device, 3, SLOT as u64, TIMEOUT).unwrap();
-    for (i, chunk) in data.chunks(SLOT).enumerate() {
-        let mut slot = ring.acquire().unwrap();
-        slot.bytes_mut().unwrap()[..chunk.len()].copy_from_slice(chunk);
-        let at = (i * SLOT) as u64;
-        ring.send(slot, &[(0, target.slice(at..at + chunk.len() as u64).unwrap())]).unwrap();
-    }
+    let ring = StagingRing::new(&device, 3, SLOT as u64, TIMEOUT).unwrap();
+    // Two threads fill, each every other chunk.
+    std::thread::scope(|scope| {
+        for which in 0..2 {
+            let (ring, data, target) = (&ring, &data, &target);
+            scope.spawn(move || {
+                for (i, chunk) in data.chunks(SLOT).enumerate().filter(|(i, _)| i % 2 == which) {
+                    let mut slot = ring.acquire().unwrap();
+                    slot.bytes_mut().unwrap()[..chunk.len()].copy_from_slice(chunk);
+                    let (at, len) = ((i * SLOT) as u64, chunk.len() as u64);
+                    let to = target.slice(at..at + len).unwrap();
+                    ring.send(slot, |recorder, from| recorder.copy("chunk", from.slice(0..len)?, to))
+                        .unwrap();
+                }
+            });
+        }
+    });
     ring.finish().unwrap();
     assert_eq!(target.read_vec::<u8>().unwrap(), data);
     assert_eq!(device.in_use(Lifetime::Staging), (3 * SLOT) as u64);
-
-    let slots = [(); 3].map(|()| ring.acquire().unwrap());
-    assert!(ring.acquire().is_err(), "every slot is out");
-    slots.into_iter().for_each(|slot| ring.release(slot));
     drop(ring);
     assert_eq!(device.in_use(Lifetime::Staging), 0);
+    device.assert_no_messages();
+}
+
+#[test]
+fn a_staging_ring_loses_no_slot() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let ring = StagingRing::new(&device, 2, 256, Duration::from_millis(50)).unwrap();
+    let target = Arena::new(&device, Lifetime::Weights, Memory::Device).buffer("target", 256).unwrap();
+    for _ in 0..4 {
+        let slot = ring.acquire().unwrap();
+        // A copy that cannot be: the slot comes back all the same.
+        let wrong = ring.send(slot, |recorder, from| recorder.copy("wrong", from.slice(0..128)?, &target));
+        assert!(matches!(wrong, Err(Error::InvalidUse { .. })));
+    }
+    let slots = [(); 2].map(|()| ring.acquire().unwrap());
+    assert!(matches!(ring.acquire().map(|_| ()), Err(Error::Timeout { .. })), "every slot is out");
+    slots.into_iter().for_each(|slot| ring.release(slot));
+    let slot = ring.acquire().unwrap();
+    ring.send(slot, |recorder, from| recorder.copy("right", from.clone(), &target)).unwrap();
+    ring.finish().unwrap();
+    drop(target);
+    assert_eq!(device.in_use(Lifetime::Weights), 0, "an idle ring keeps no destination alive");
     device.assert_no_messages();
 }
 
@@ -184,6 +214,7 @@ fn what_takes_too_long_is_a_timeout_and_then_done() {
     let Some(device) = testkit::cpu_device() else { return };
     let mut arena = Arena::new(&device, Lifetime::Scratch, Memory::Device);
     let source = arena.buffer("source", 256 << 20).unwrap();
+    let mut mapped = arena.buffer("mapped", 64).unwrap();
     let result = arena.buffer("result", 64).unwrap();
     let shape = ReadShape { threads: 128, groups: 16, in_flight: 4 };
     let mut recorder = device.timed_recorder(Stamps::Each(2)).unwrap();
@@ -196,8 +227,10 @@ fn what_takes_too_long_is_a_timeout_and_then_done() {
     let ticket = program.submit().unwrap();
     assert!(matches!(device.wait(ticket, Duration::from_micros(10)), Err(Error::Timeout { .. })));
     assert!(!device.is_done(ticket).unwrap());
+    assert!(mapped.write(0, &[1; 4]).is_err(), "the GPU is still reading it");
     device.wait(ticket, TIMEOUT).unwrap();
     assert!(device.is_done(ticket).unwrap());
+    mapped.write(0, &[1; 4]).unwrap();
     let timings = program.timings().unwrap();
     assert_eq!(timings.iter().map(|timing| timing.name.as_str()).collect::<Vec<_>>(), ["first", "second"]);
     assert!(timings.iter().all(|timing| timing.nanoseconds > 0.0), "{timings:?}");

@@ -8,10 +8,21 @@ use std::ops::Deref;
 
 use gpu::{AdapterKind, Device, DeviceOptions, Instance, InstanceOptions, Tier};
 
-/// An open device whose validation messages are collected.
+/// An open device whose validation messages are collected. Any message fails the test: at the latest when the device is
+/// dropped, so that what was not destroyed shows too.
 pub struct TestDevice {
-    device: Device,
+    // Always there, until Drop takes it.
+    device: Option<Device>,
     instance: Instance,
+}
+
+impl Drop for TestDevice {
+    fn drop(&mut self) {
+        self.device = None;
+        if !std::thread::panicking() {
+            self.assert_no_messages();
+        }
+    }
 }
 
 impl TestDevice {
@@ -30,7 +41,7 @@ impl TestDevice {
 impl Deref for TestDevice {
     type Target = Device;
     fn deref(&self) -> &Device {
-        &self.device
+        self.device.as_ref().expect("it is taken in Drop only")
     }
 }
 
@@ -53,7 +64,7 @@ pub fn cpu_device_with(options: &DeviceOptions) -> Option<TestDevice> {
             .find(|adapter| adapter.info.kind == AdapterKind::Cpu)
             .ok_or(gpu::Error::NoDriver)?;
         let device = Device::open(cpu, options)?;
-        Ok(TestDevice { device, instance })
+        Ok(TestDevice { device: Some(device), instance })
     });
     match opened {
         Ok(device) => Some(device),
@@ -72,7 +83,11 @@ pub fn radv_driver() -> Option<String> {
         .filter_map(|folder| std::fs::read_dir(folder).ok())
         .flatten()
         .filter_map(|entry| Some(entry.ok()?.path()))
-        .find(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("radeon_icd")));
+        .find(|path| {
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            // A machine that runs 32-bit games has the driver twice.
+            name.starts_with("radeon_icd") && !name.contains("i686") && !name.contains("i386")
+        });
     if found.is_none() {
         missing("Mesa's AMD driver (RADV)");
     }
