@@ -2,9 +2,10 @@
 # Checks licences, sources and bans of all dependencies with cargo-deny, installing it first where it is missing.
 # (Advisories need a database from the network and are not part of this: `cargo deny check advisories`.)
 set -euo pipefail
+version=0.20.2 # pinned: a newer one may ask for a newer Rust than the workspace does
 if ! command -v cargo-deny >/dev/null; then
-  echo "deny: installing cargo-deny (a few minutes, once)"
+  echo "deny: installing cargo-deny $version (a minute or two, once)"
   # Unoptimised: it runs for a second, and builds in half the time.
-  cargo install --quiet --locked --debug --no-default-features cargo-deny
+  cargo install --quiet --locked --debug --no-default-features --version "$version" cargo-deny
 fi
 cargo deny --log-level error check licenses bans sources

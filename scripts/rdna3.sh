@@ -4,7 +4,7 @@
 #   scripts/rdna3.sh PATH-TO-INDRIK
 set -euo pipefail
 indrik=${1:?usage: scripts/rdna3.sh PATH-TO-INDRIK}
-icd=$(ls /usr/share/vulkan/icd.d/radeon_icd*.json /usr/local/share/vulkan/icd.d/radeon_icd*.json 2>/dev/null | head -n 1) || true
+icd=$(ls /usr/share/vulkan/icd.d/radeon_icd*.json /usr/local/share/vulkan/icd.d/radeon_icd*.json 2>/dev/null | grep -vE 'i[36]86' | head -n 1) || true
 [ -n "$icd" ] || { echo "rdna3: Mesa's RADV is not installed: scripts/setup.sh installs it" >&2; exit 1; }
 
 cat <<'TEXT'

@@ -23,9 +23,9 @@ vulkan_dirs=(/usr/share/vulkan /usr/local/share/vulkan /etc/vulkan)
 has_loader() {
   { ldconfig -p 2>/dev/null || /sbin/ldconfig -p 2>/dev/null; } | grep 'libvulkan\.so\.1' >/dev/null
 }
-has_manifest() { # FOLDER NAME-PATTERN
+has_manifest() { # FOLDER NAME-PATTERN; a driver for 32-bit programs does not count
   local dir
-  for dir in "${vulkan_dirs[@]}"; do compgen -G "$dir/$1/$2" >/dev/null && return 0; done
+  for dir in "${vulkan_dirs[@]}"; do compgen -G "$dir/$1/$2" | grep -vE 'i[36]86' >/dev/null && return 0; done
   return 1
 }
 has_cpu_driver() { has_manifest icd.d 'lvp_icd*.json'; }
@@ -49,6 +49,15 @@ has_validation || missing+=(validation)
 has_cxx || missing+=(cxx)
 
 command -v cargo >/dev/null || die "cargo not found: install Rust from your distribution or https://rustup.rs, then run this again"
+if ! cargo fmt --version >/dev/null 2>&1 || ! cargo clippy --version >/dev/null 2>&1; then
+  # A minimal Rust has neither; only `make test` needs them.
+  if command -v rustup >/dev/null && ! $check_only; then
+    say "adding rustfmt and clippy to this Rust"
+    rustup component add rustfmt clippy
+  else
+    say "this Rust has no rustfmt or clippy: install them for \`make test\`"
+  fi
+fi
 if [ ${#missing[@]} -eq 0 ]; then exit 0; fi
 say "missing: ${missing[*]}"
 if $check_only; then exit 1; fi
@@ -146,7 +155,8 @@ install_pacman() {
   wants validation && packages+=(vulkan-validation-layers)
   wants cxx && packages+=(gcc)
   say "installing ${packages[*]}"
-  "${as_root[@]}" pacman -Sy --needed --noconfirm "${packages[@]}"
+  # No -y: a partial upgrade is what Arch does not support.
+  "${as_root[@]}" pacman -S --needed --noconfirm "${packages[@]}" || die "run 'pacman -Syu' first, then this again"
 }
 
 if command -v apt-get >/dev/null; then install_apt

@@ -26,6 +26,13 @@ impl Choice<'_> {
     /// Finds and opens it.
     pub fn open(&self) -> gpu::Result<(Instance, Device)> {
         let (instance, adapter) = self.adapter()?;
+        if adapter.info.compile_only && !self.statistics {
+            return Err(gpu::Error::Unsupported {
+                device: adapter.info.name.clone(),
+                missing: "it is not present, only its compiler is".into(),
+                fix: "unset RADV_FORCE_FAMILY (only `indrik kernels` works with it)".into(),
+            });
+        }
         let options = DeviceOptions {
             max_tier: self.max_tier.unwrap_or(Tier::T3),
             capture_statistics: self.statistics,

@@ -99,6 +99,7 @@ fn wrong_usage_is_exit_code_2() {
         &["bench", "--bandwidth", "--size", "much"],
         &["bench", "--bandwidth", "--gemv", "16x32"],
         &["bench", "--gemv", "16x33"],
+        &["bench", "--gemv", "4294967295x4294967264"],
         &["bench", "--gemv", "16x32", "-b", "9"],
         &["bench", "--bandwidth", "--quant", "int8"],
         &["doctor", "--validation"],

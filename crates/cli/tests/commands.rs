@@ -82,13 +82,9 @@ fn bench_measures_bandwidth_and_gemv() {
     assert!(measured["dependent_dispatch_ns"].as_f64().unwrap() > 0.0);
     assert!(measured["sizes"].as_array().unwrap().len() >= 2);
 
-    // Small weights stay in the CPU's cache, and are faster than its memory: the program must not call that a speed.
     let arguments =
-        ["bench", "--gemv", "512x1152", "-b", "1,3", "--device", "llvmpipe", "--json", "--size", "256M"];
-    // On a busy machine the bandwidth may have been measured in a bad moment: that, too, is refused.
-    let mut runs = (0..4).map(|_| indrik(&arguments).output().unwrap());
-    let output = runs.find(|output| !stderr(output).contains("of the measured bandwidth is not possible"));
-    let result = json(&output.expect("one run in four meets a quiet moment"));
+        ["bench", "--gemv", "512x1152", "-b", "1,3", "--device", "llvmpipe", "--json", "--size", "64M"];
+    let result = json(&indrik(&arguments).output().unwrap());
     let figures = result["gemv"].as_array().unwrap();
     assert_eq!(figures.len(), 8, "two schemes, two activations, two batches");
     assert_eq!(figures[0]["bytes"], 512 * 1152 + 512 * 1152 / 32 * 2);

@@ -45,7 +45,7 @@ fn nothing_spills_and_int8_uses_the_dot_instruction() {
                 );
             }
         }
-        assert_eq!(with_dot, 8, "{family}: two schemes at four column counts");
+        assert!(with_dot >= 16, "{family}: two schemes at eight column counts are {with_dot}");
     }
 }
 

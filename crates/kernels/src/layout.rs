@@ -4,8 +4,10 @@
 //! a run of tiles of 512 bytes, 16 rows × 32 bytes: 32 threads read a tile as 32 × 16 contiguous bytes, and a matrix unit
 //! loads it as a 16 × 32 operand. An int8 tile holds one group, 4 tiles a quad. An int4 tile holds two groups: byte j of
 //! a row has k = j in its low nibble and k = j + 32 in its high one, 2 tiles a quad. Nibbles are two's complement, so
-//! that masking alone yields 16 · q as a signed byte. The scales are a plane of their own, f16, four to a row and quad:
-//! one load of 8 bytes serves a thread for a whole quad.
+//! that masking alone yields 16 · q as a signed byte. Floats fill tiles in the same way, 16 or 8 columns a tile.
+//!
+//! The scales are a plane of their own, f16, four to a row and quad: one load of 8 bytes serves a thread for a whole quad.
+//! Where groups have minima, the four minima of a row and quad follow its four scales.
 //!
 //! Rows past the end of the last strip and columns past the end of the last quad are zero, scales included.
 
@@ -17,30 +19,73 @@ pub const STRIP: usize = 16;
 pub const GROUP: usize = 32;
 /// Columns of a quad: four groups.
 pub const QUAD: usize = 128;
+/// Bytes of one row in a tile.
+const TILE_ROW: usize = 32;
 
-/// How a weight is stored.
+/// How a weight is stored. Quantised ones come in groups of 32 along K with an f16 scale d each, and some with an f16
+/// minimum m.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "snake_case")]
 pub enum Scheme {
-    /// 8 bits, −127…127, one f16 scale per group of 32.
+    /// 8 bits: d · q, q from −128 to 127.
     Int8,
-    /// 4 bits, −8…7, one f16 scale per group of 32.
+    /// 4 bits: d · q, q from −8 to 7.
     Int4,
+    /// 8 bits and a minimum: d · q + m, q from −128 to 127.
+    Int8Min,
+    /// 4 bits and a minimum: d · (q + 8) + m, q from −8 to 7.
+    Int4Min,
+    /// 16-bit floats.
+    F16,
+    /// bfloat16.
+    Bf16,
+    /// 32-bit floats.
+    F32,
 }
 
 impl Scheme {
+    /// Every scheme.
+    pub const ALL: [Scheme; 7] = [
+        Scheme::Int8,
+        Scheme::Int4,
+        Scheme::Int8Min,
+        Scheme::Int4Min,
+        Scheme::F16,
+        Scheme::Bf16,
+        Scheme::F32,
+    ];
+
     /// Bits of a value.
     pub fn bits(self) -> u32 {
         match self {
-            Scheme::Int8 => 8,
-            Scheme::Int4 => 4,
+            Scheme::Int8 | Scheme::Int8Min => 8,
+            Scheme::Int4 | Scheme::Int4Min => 4,
+            Scheme::F16 | Scheme::Bf16 => 16,
+            Scheme::F32 => 32,
+        }
+    }
+
+    /// f16 numbers that a group has beside its values: none, a scale, or a scale and a minimum.
+    pub fn scales_per_group(self) -> usize {
+        match self {
+            Scheme::F16 | Scheme::Bf16 | Scheme::F32 => 0,
+            Scheme::Int8 | Scheme::Int4 => 1,
+            Scheme::Int8Min | Scheme::Int4Min => 2,
         }
     }
 }
 
 impl std::fmt::Display for Scheme {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "int{}", self.bits())
+        f.write_str(match self {
+            Scheme::Int8 => "int8",
+            Scheme::Int4 => "int4",
+            Scheme::Int8Min => "int8+min",
+            Scheme::Int4Min => "int4+min",
+            Scheme::F16 => "f16",
+            Scheme::Bf16 => "bf16",
+            Scheme::F32 => "f32",
+        })
     }
 }
 
@@ -56,9 +101,12 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// None when a dimension is zero or K does not divide by 32.
+    /// None when a dimension is zero, K does not divide by 32, or the whole is larger than any memory: kernels count rows
+    /// and columns in 32 bits, and the bytes must not overflow.
     pub fn new(scheme: Scheme, rows: usize, k: usize) -> Option<Self> {
-        (rows > 0 && k > 0 && k.is_multiple_of(GROUP)).then_some(Self { scheme, rows, k })
+        let padded = rows.checked_next_multiple_of(STRIP)?.checked_mul(k.checked_next_multiple_of(QUAD)?)?;
+        let in_range = rows <= u32::MAX as usize && k <= u32::MAX as usize && padded <= 1 << 48;
+        (rows > 0 && k > 0 && k.is_multiple_of(GROUP) && in_range).then_some(Self { scheme, rows, k })
     }
 
     /// Strips, the last one perhaps padded.
@@ -76,9 +124,9 @@ impl Layout {
         self.quads() * QUAD * STRIP * self.scheme.bits() as usize / 8
     }
 
-    /// Bytes of scales in one strip.
+    /// Bytes of scales (and minima) in one strip.
     pub fn strip_scale_bytes(&self) -> usize {
-        self.quads() * (QUAD / GROUP) * STRIP * size_of::<f16>()
+        self.quads() * (QUAD / GROUP) * STRIP * size_of::<f16>() * self.scheme.scales_per_group()
     }
 
     /// Bytes of all values.
@@ -91,46 +139,57 @@ impl Layout {
         self.strips() * self.strip_scale_bytes()
     }
 
-    /// Where the byte with the weight of (`row`, `k`) is, and whether it is the high nibble.
+    /// Where the first byte of the weight of (`row`, `k`) is, and whether it is the high nibble of that byte.
     pub fn value_at(&self, row: usize, k: usize) -> (usize, bool) {
         let quad = row / STRIP * self.quads() + k / QUAD;
-        let (tiles, tile, high) = match self.scheme {
-            Scheme::Int8 => (4, k % QUAD / GROUP, false),
-            Scheme::Int4 => (2, k % QUAD / (2 * GROUP), k / GROUP % 2 == 1),
+        let bits = self.scheme.bits() as usize;
+        // Columns that share a row of a tile: int4 has its second group in the high nibbles.
+        let columns = TILE_ROW * 8 / bits;
+        let (byte, high) = match bits {
+            4 => (k % GROUP, k / GROUP % 2 == 1),
+            _ => (k % columns * (bits / 8), false),
         };
-        (((quad * tiles + tile) * STRIP + row % STRIP) * GROUP + k % GROUP, high)
+        let tile = quad * (QUAD / columns) + k % QUAD / columns;
+        ((tile * STRIP + row % STRIP) * TILE_ROW + byte, high)
     }
 
-    /// Which f16 of the scale plane belongs to (`row`, `group`).
+    /// Which f16 of the scale plane is the scale of (`row`, `group`); its minimum, where it has one, is 4 further.
     pub fn scale_at(&self, row: usize, group: usize) -> usize {
         let quad = row / STRIP * self.quads() + group / 4;
-        (quad * STRIP + row % STRIP) * 4 + group % 4
+        (quad * STRIP + row % STRIP) * 4 * self.scheme.scales_per_group() + group % 4
     }
 
-    /// Lays row-major integers (−8…7 for int4) out as bytes.
+    /// Lays row-major integers (−8…7 for 4 bits) out as bytes.
     pub fn pack_values(&self, values: &[i8]) -> Vec<u8> {
         assert_eq!(values.len(), self.rows * self.k, "as many values as the layout has weights");
         let mut bytes = vec![0; self.value_bytes()];
         for (index, value) in values.iter().enumerate() {
             let (at, high) = self.value_at(index / self.k, index % self.k);
-            match (self.scheme, high) {
-                (Scheme::Int8, _) => bytes[at] = *value as u8,
-                (Scheme::Int4, false) => bytes[at] |= *value as u8 & 0x0f,
-                (Scheme::Int4, true) => bytes[at] |= (*value as u8) << 4,
+            match (self.scheme.bits(), high) {
+                (8, _) => bytes[at] = *value as u8,
+                (4, false) => bytes[at] |= *value as u8 & 0x0f,
+                (4, true) => bytes[at] |= (*value as u8) << 4,
+                _ => panic!("{} weights are not integers", self.scheme),
             }
         }
         bytes
     }
 
-    /// Lays row-major scales (one per row and group) out.
-    pub fn pack_scales(&self, scales: &[f16]) -> Vec<f16> {
+    /// Lays row-major scales (one per row and group) out, with their minima where the scheme has them.
+    pub fn pack_scales(&self, scales: &[f16], minima: &[f16]) -> Vec<f16> {
         let groups = self.k / GROUP;
-        assert_eq!(scales.len(), self.rows * groups, "as many scales as the layout has groups");
-        let mut plane = vec![f16::ZERO; self.scale_bytes() / size_of::<f16>()];
-        for (index, scale) in scales.iter().enumerate() {
-            plane[self.scale_at(index / groups, index % groups)] = *scale;
+        let planes = [scales, minima];
+        for (which, plane) in planes.iter().enumerate() {
+            let expected = if which < self.scheme.scales_per_group() { self.rows * groups } else { 0 };
+            assert_eq!(plane.len(), expected, "as many scales and minima as the layout has groups");
         }
-        plane
+        let mut packed = vec![f16::ZERO; self.scale_bytes() / size_of::<f16>()];
+        for (which, plane) in planes.iter().enumerate() {
+            for (index, scale) in plane.iter().enumerate() {
+                packed[self.scale_at(index / groups, index % groups) + 4 * which] = *scale;
+            }
+        }
+        packed
     }
 }
 
@@ -140,8 +199,12 @@ mod tests {
     use proptest::prelude::*;
 
     fn layouts() -> impl Strategy<Value = Layout> {
-        (prop_oneof![Just(Scheme::Int8), Just(Scheme::Int4)], 1_usize..70, 1_usize..13)
+        (proptest::sample::select(Scheme::ALL.to_vec()), 1_usize..70, 1_usize..13)
             .prop_map(|(scheme, rows, groups)| Layout::new(scheme, rows, groups * GROUP).unwrap())
+    }
+
+    fn integer_layouts() -> impl Strategy<Value = Layout> {
+        layouts().prop_filter("integers", |layout| layout.scheme.bits() <= 8)
     }
 
     proptest! {
@@ -150,27 +213,34 @@ mod tests {
             let mut seen = std::collections::HashSet::new();
             for row in 0..layout.rows {
                 for k in 0..layout.k {
-                    let place = layout.value_at(row, k);
-                    prop_assert!(place.0 < layout.value_bytes());
-                    prop_assert!(seen.insert(place), "{row}, {k} shares {place:?}");
+                    let (at, high) = layout.value_at(row, k);
+                    for byte in at..at + (layout.scheme.bits() as usize).div_ceil(8) {
+                        prop_assert!(byte < layout.value_bytes());
+                        prop_assert!(seen.insert((byte, high)), "{row}, {k} shares byte {byte}");
+                    }
                 }
-                for group in 0..layout.k / GROUP {
-                    prop_assert!(layout.scale_at(row, group) * 2 < layout.scale_bytes());
+            }
+            let mut seen = std::collections::HashSet::new();
+            for (row, group) in (0..layout.rows).flat_map(|row| (0..layout.k / GROUP).map(move |group| (row, group))) {
+                for which in 0..layout.scheme.scales_per_group() {
+                    let at = layout.scale_at(row, group) + 4 * which;
+                    prop_assert!(at * 2 < layout.scale_bytes());
+                    prop_assert!(seen.insert(at), "{row}, group {group} shares scale {at}");
                 }
             }
         }
 
         #[test]
-        fn packing_keeps_every_value_and_pads_with_zero(layout in layouts(), seed in any::<u64>()) {
-            let (low, span) = match layout.scheme { Scheme::Int8 => (-127, 255), Scheme::Int4 => (-8, 16) };
+        fn packing_keeps_every_value_and_pads_with_zero(layout in integer_layouts(), seed in any::<u64>()) {
+            let (low, span) = if layout.scheme.bits() == 8 { (-127, 255) } else { (-8, 16) };
             let values: Vec<i8> = (0..layout.rows * layout.k)
                 .map(|i| (low + ((i as u64).wrapping_mul(seed | 1) >> 7).rem_euclid(span) as i64) as i8)
                 .collect();
             let bytes = layout.pack_values(&values);
-            let unpack = |(at, high): (usize, bool)| match (layout.scheme, high) {
-                (Scheme::Int8, _) => bytes[at] as i8,
-                (Scheme::Int4, false) => (bytes[at] << 4) as i8 >> 4,
-                (Scheme::Int4, true) => bytes[at] as i8 >> 4,
+            let unpack = |(at, high): (usize, bool)| match (layout.scheme.bits(), high) {
+                (8, _) => bytes[at] as i8,
+                (_, false) => (bytes[at] << 4) as i8 >> 4,
+                (_, true) => bytes[at] as i8 >> 4,
             };
             for (index, value) in values.iter().enumerate() {
                 prop_assert_eq!(unpack(layout.value_at(index / layout.k, index % layout.k)), *value);
@@ -197,5 +267,7 @@ mod tests {
         assert_eq!(layout.value_at(0, 32), (0, true));
         assert_eq!(layout.value_at(0, 64), (512, false));
         assert_eq!(Layout::new(Scheme::Int8, 1, 48), None);
+        assert_eq!(Layout::new(Scheme::F32, u32::MAX as usize, 4_294_967_264), None);
+        assert_eq!(Layout::new(Scheme::Int8, usize::MAX, 32), None);
     }
 }

@@ -17,7 +17,7 @@ mod variant;
 mod vectors;
 
 pub use layout::{GROUP, Layout, QUAD, STRIP, Scheme};
-pub use matrix::Matrix;
+pub use matrix::{Matrix, Part};
 pub use variant::{Kernel, Variant};
 pub use vectors::{VectorData, Vectors};
 

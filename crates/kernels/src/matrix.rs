@@ -1,7 +1,7 @@
-//! A quantised matrix in GPU memory. The scheme, the layout and the scales travel with it: no kernel can be handed bytes
+//! A matrix of weights in GPU memory. The scheme, the layout and the scales travel with it: no kernel can be handed bytes
 //! without them.
 
-use gpu::{Arena, Buffer, Caps, Error, Result};
+use gpu::{Arena, Buffer, Caps, Error, Recorder, Result};
 use half::f16;
 
 use crate::layout::{Layout, STRIP};
@@ -22,8 +22,15 @@ pub struct Part {
     pub layout: Layout,
     /// The tiles.
     pub values: Buffer,
-    /// The scale plane.
-    pub scales: Buffer,
+    /// The scale plane; floats have none.
+    pub scales: Option<Buffer>,
+}
+
+impl Part {
+    /// Bytes that one product reads.
+    pub fn bytes(&self) -> u64 {
+        self.values.len() + self.scales.as_ref().map_or(0, Buffer::len)
+    }
 }
 
 impl Matrix {
@@ -40,18 +47,18 @@ impl Matrix {
             .map(|first| {
                 let rows = (layout.rows - first * STRIP).min(strips * STRIP);
                 let part = Layout { rows, ..layout };
-                Ok(Part {
-                    first_row: first * STRIP,
-                    layout: part,
-                    values: arena.buffer(what, part.value_bytes() as u64)?,
-                    scales: arena.buffer(what, part.scale_bytes() as u64)?,
-                })
+                let scales = match part.scale_bytes() {
+                    0 => None,
+                    bytes => Some(arena.buffer(what, bytes as u64)?),
+                };
+                let values = arena.buffer(what, part.value_bytes() as u64)?;
+                Ok(Part { first_row: first * STRIP, layout: part, values, scales })
             })
             .collect::<Result<_>>()?;
         Ok(Self { layout, parts })
     }
 
-    /// Fills a matrix in mapped memory from row-major integers and scales.
+    /// Fills an int8 or int4 matrix in mapped memory from row-major integers and scales.
     pub fn write(&mut self, values: &[i8], scales: &[f16]) -> Result<()> {
         let groups = self.layout.k / crate::GROUP;
         for part in &mut self.parts {
@@ -59,9 +66,24 @@ impl Matrix {
             let values = &values[rows.start * self.layout.k..rows.end * self.layout.k];
             let scales = &scales[rows.start * groups..rows.end * groups];
             part.values.write(0, &part.layout.pack_values(values))?;
-            part.scales.write(0, bytemuck::cast_slice(&bits(&part.layout.pack_scales(scales))))?;
+            if let Some(buffer) = &mut part.scales {
+                buffer.write(0, bytemuck::cast_slice(&bits(&part.layout.pack_scales(scales, &[]))))?;
+            }
         }
         Ok(())
+    }
+
+    /// Records zeros into the rows past the end of the last strip, which no tensor fills.
+    pub fn record_padding(&self, recorder: &mut Recorder, name: &str) -> Result<()> {
+        let Some(part) = self.parts.last().filter(|part| !part.layout.rows.is_multiple_of(STRIP)) else {
+            return Ok(());
+        };
+        let last = |buffer: &Buffer, strip: usize| buffer.slice(buffer.len() - strip as u64..buffer.len());
+        recorder.fill(name, last(&part.values, part.layout.strip_value_bytes())?, 0)?;
+        match &part.scales {
+            Some(scales) => recorder.fill(name, last(scales, part.layout.strip_scale_bytes())?, 0),
+            None => Ok(()),
+        }
     }
 
     /// Shape and scheme.
@@ -76,7 +98,7 @@ impl Matrix {
 
     /// Bytes that one product reads: values and scales.
     pub fn bytes(&self) -> u64 {
-        self.parts.iter().map(|part| part.values.len() + part.scales.len()).sum()
+        self.parts.iter().map(Part::bytes).sum()
     }
 }
 

@@ -41,6 +41,11 @@ fn case(tier: Tier, shape: Shape) -> Case {
 
 /// Runs one shape with one plan on random data.
 pub(super) fn run(device: &Device, shape: Shape, plan: policy::Plan) -> Result<Comparison> {
+    run_in_parts(device, shape, plan, device.caps())
+}
+
+/// The same with weights cut into parts as `caps` demands.
+pub(super) fn run_in_parts(device: &Device, shape: Shape, plan: policy::Plan, caps: &Caps) -> Result<Comparison> {
     let Layout { scheme, rows, k } = shape.weights;
     let mut random = Random::new((rows * 31 + k * 7 + shape.columns) as u64);
     let (low, high) = if scheme == Scheme::Int8 { (-127, 127) } else { (-8, 7) };
@@ -48,7 +53,7 @@ pub(super) fn run(device: &Device, shape: Shape, plan: policy::Plan) -> Result<C
     let scales: Vec<f16> = (0..rows * k / GROUP).map(|_| f16::from_f32(0.01 * (1.5 + random.signed()))).collect();
 
     let mut arena = arena(device);
-    let mut w = Matrix::allocate(&mut arena, "weights", shape.weights, device.caps())?;
+    let mut w = Matrix::allocate(&mut arena, "weights", shape.weights, caps)?;
     w.write(&values, &scales)?;
     let (x, columns) = activations(&mut arena, &mut random, &shape)?;
     let output = Output::new(&mut arena, rows * shape.columns)?;

@@ -46,6 +46,10 @@ impl Gemv {
             let reason = format!("{} columns; 1 to {MAX_COLUMNS} are possible", shape.columns);
             return Err(Error::InvalidUse { what: "gemv".into(), reason });
         }
+        if !policy::SCHEMES.contains(&shape.weights.scheme) {
+            let reason = format!("{} weights; it multiplies int8 and int4", shape.weights.scheme);
+            return Err(Error::InvalidUse { what: "gemv".into(), reason });
+        }
         Ok(Self { shape, plan, pipeline: variant(&shape, plan).pipeline(device)? })
     }
 
@@ -68,15 +72,22 @@ impl Gemv {
             VectorData::Int8 { values, scales } => (values, scales.into()),
         };
         for part in w.parts() {
+            // With one column a part's share of y is a run of its own: parts then need no barrier between them.
+            let (y, y_first) = if shape.columns == 1 {
+                let first = part.first_row as u64 * 4;
+                (y.slice(first..first + part.layout.rows as u64 * 4)?, 0)
+            } else {
+                (y.clone(), part.first_row as u32)
+            };
             let push = Push {
                 values: (&part.values).into(),
-                scales: (&part.scales).into(),
+                scales: part.scales.as_ref().map_or(Address::NONE, Address::from),
                 x: values.into(),
                 x_scales: scales.clone(),
-                y: y.clone().into(),
+                y: y.into(),
                 rows: part.layout.rows as u32,
                 k: shape.weights.k as u32,
-                y_first: part.first_row as u32,
+                y_first,
                 y_stride: rows as u32,
             };
             let groups = self.plan.groups.min(part.layout.strips() as u32);

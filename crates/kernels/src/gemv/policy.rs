@@ -31,6 +31,9 @@ pub struct Plan {
     pub subgroup: Subgroup,
 }
 
+/// What the kernel multiplies.
+pub const SCHEMES: [Scheme; 2] = [Scheme::Int8, Scheme::Int4];
+
 /// Threads that share a quad.
 const SLICE: u32 = 32;
 
@@ -60,7 +63,8 @@ pub fn candidates(caps: &Caps, shape: &Shape) -> Vec<Plan> {
     let strips = best.groups;
     let mut list = vec![best];
     let most = most_slices(caps, shape, best.tier);
-    for slices in [1, 2, 3, 4, 6, 7, 8, 10, 12, 14, 16, 21, 24, 28, 32].into_iter().filter(|n| *n <= most) {
+    let whole = |slices: &u32| best.subgroup != Subgroup::Any || (slices * SLICE).is_multiple_of(caps.max_subgroup_size);
+    for slices in [1, 2, 3, 4, 6, 7, 8, 10, 12, 14, 16, 21, 24, 28, 32].into_iter().filter(|slices| *slices <= most && whole(slices)) {
         for in_flight in [1, 2, 3] {
             let units = caps.compute_units.unwrap_or(16);
             for groups in [strips, units * 4, units * 8, units * 16] {
@@ -74,16 +78,37 @@ pub fn candidates(caps: &Caps, shape: &Shape) -> Vec<Plan> {
     list
 }
 
-/// All pipelines that the policy may ask for: each scheme, activation and column count at the shapes of a 27B model.
+/// Rows and K of matrices of the Gemma 3 family, largest model first: together they meet every number of slices.
+const MODEL_SHAPES: [(usize, usize); 12] = [
+    (43008, 5376),
+    (8192, 5376),
+    (5376, 4096),
+    (5376, 21504),
+    (262_144, 5376),
+    (30720, 3840),
+    (2560, 2048),
+    (13824, 1152),
+    (1152, 6912),
+    (1536, 640),
+    (640, 1024),
+    (640, 2048),
+];
+
+/// All pipelines that the policy may ask for on such a device: every scheme, activation and column count of every shape at
+/// the tier it chooses, and the first shape at the tiers below.
 pub fn variants(caps: &Caps) -> Vec<Variant> {
-    let mut list = Vec::new();
-    for tier in [Tier::T0, Tier::T1].into_iter().filter(|tier| caps.tier() >= Some(*tier)) {
-        for scheme in [Scheme::Int8, Scheme::Int4] {
-            for int8_activations in [true, false] {
-                for columns in [1, 2, 4, MAX_COLUMNS] {
-                    let weights = Layout { scheme, rows: 43008, k: 5376 };
-                    let shape = Shape { weights, columns, int8_activations };
-                    list.push(variant(&shape, at_tier(caps, &shape, tier)));
+    let best = caps.tier().unwrap_or(Tier::T0).min(Tier::T1);
+    let lower = [Tier::T0].into_iter().filter(|tier| *tier < best).map(|tier| (tier, &MODEL_SHAPES[..1]));
+    let mut list: Vec<Variant> = Vec::new();
+    for (tier, shapes) in lower.chain([(best, &MODEL_SHAPES[..])]) {
+        for (scheme, int8_activations) in SCHEMES.into_iter().flat_map(|scheme| [(scheme, true), (scheme, false)]) {
+            for columns in 1..=MAX_COLUMNS {
+                for (rows, k) in shapes.iter().copied() {
+                    let shape = Shape { weights: Layout { scheme, rows, k }, columns, int8_activations };
+                    let new = variant(&shape, at_tier(caps, &shape, tier));
+                    if !list.iter().any(|known| (known.tier, &known.constants) == (new.tier, &new.constants)) {
+                        list.push(new);
+                    }
                 }
             }
         }
@@ -105,14 +130,20 @@ const SLICES_PER_UNIT: u32 = 48;
 /// More slices than this spend their time joining.
 const MOST_SLICES: u32 = 16;
 
-/// As many slices as fill the device, and at least about 6: among 6 to 8, those that the quads divide among best.
+/// Numbers of slices that a plan may have: few, so that few pipelines serve all shapes, and even, so that they are whole
+/// subgroups of 64 too.
+const SLICES: [u32; 6] = [2, 4, 6, 8, 12, MOST_SLICES];
+
+/// As many slices as fill the device, and at least 6 or 8, whichever the quads divide among better.
 fn slices(caps: &Caps, shape: &Shape, most: u32) -> u32 {
     let quads = shape.weights.quads() as u32;
     let strips = shape.weights.strips() as u32;
     let fill = (caps.compute_units.unwrap_or(16) * SLICES_PER_UNIT / strips).min(MOST_SLICES);
     let idle = |slices: u32| quads.next_multiple_of(slices) - quads;
-    let even = (6..=8).min_by_key(|slices| idle(*slices)).unwrap_or(8);
-    fill.max(even).min(most).min(quads)
+    let even = if idle(6) < idle(8) { 6 } else { 8 };
+    let wanted = fill.max(even).min(most).min(quads);
+    // A slice without a quad of its own does no harm: the smallest number serves the smallest K.
+    SLICES.into_iter().rev().find(|slices| *slices <= wanted).unwrap_or(SLICES[0]).min(most)
 }
 
 /// Halves of a row are joined within a subgroup, whatever its size; 32 where it can be had, because a slice has 32.

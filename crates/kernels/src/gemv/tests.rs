@@ -32,7 +32,9 @@ fn plans_of_larger_gpus_are_right_too() {
 
 #[test]
 fn plans_fit_the_device() {
-    for caps in [known::h200(), known::radeon_780m(), known::mesa_cpu(), known::bare_vulkan_13()] {
+    // The last one has subgroups of 64 and no choice, as older AMD GPUs do.
+    let only_64 = gpu::Caps { min_subgroup_size: 64, subgroup_size_control: false, ..known::radeon_780m() };
+    for caps in [known::h200(), known::radeon_780m(), known::mesa_cpu(), known::bare_vulkan_13(), only_64] {
         for (rows, k) in [(1, 32), (5376, 4096), (43008, 5376), (5376, 21504), (262_144, 640)] {
             for columns in 1..=8 {
                 let shape = shape(rows, k, columns);
@@ -42,11 +44,28 @@ fn plans_fit_the_device() {
                 for plan in plans {
                     assert!(plan.threads.is_multiple_of(32) && plan.threads <= caps.max_threads, "{plan:?}");
                     assert!(plan.groups >= 1 && plan.groups <= caps.max_groups, "{plan:?}");
+                    if plan.tier >= Tier::T1 && plan.subgroup == Subgroup::Any {
+                        assert!(plan.threads.is_multiple_of(caps.max_subgroup_size), "{plan:?}: not whole subgroups");
+                    }
                     let shared = plan.threads * 4 * columns as u32 / if plan.tier >= Tier::T1 { 2 } else { 1 };
                     assert!(shared <= caps.max_shared_bytes, "{plan:?} needs {shared} bytes of shared memory");
                 }
             }
         }
+    }
+}
+
+#[test]
+fn a_matrix_in_several_parts_is_one_matrix() {
+    let Some(device) = testkit::cpu_device() else { return };
+    for (scheme, columns) in [(Scheme::Int8, 1), (Scheme::Int8, 3), (Scheme::Int4, 1)] {
+        let weights = Layout::new(scheme, 77, 160).unwrap();
+        let shape = Shape { weights, columns, int8_activations: true };
+        // Two strips an allocation: 77 rows make three parts.
+        let caps = gpu::Caps { max_allocation: 2 * weights.strip_value_bytes() as u64, ..device.caps().clone() };
+        let plan = policy::plan(device.caps(), &shape);
+        let comparison = cases::run_in_parts(&device, shape, plan, &caps).unwrap();
+        assert!(comparison.passed(), "{:?}", comparison.first_wrong);
     }
 }
 
@@ -58,7 +77,7 @@ fn small_matrices_get_more_slices_and_quads_divide_evenly() {
     assert_eq!(slices(8192, 5376), 12);
     assert_eq!(slices(5376, 4096), 16);
     assert_eq!(slices(5376, 21504), 16);
-    assert_eq!(slices(100, 32), 1, "never more slices than quads");
+    assert_eq!(slices(100, 32), 2, "whole subgroups of 64, even for one quad");
 }
 
 #[test]
@@ -80,4 +99,6 @@ fn wrong_operands_are_refused() {
     let error = kernel.record(&mut recorder, "int4 for int8", &other, &x, &y.view()).unwrap_err().to_string();
     assert!(error.contains("Int4") && error.contains("Int8"), "{error}");
     assert!(super::Gemv::new(&device, shape(32, 64, 9)).is_err());
+    let floats = Layout::new(Scheme::Bf16, 32, 64).unwrap();
+    assert!(super::Gemv::new(&device, Shape { weights: floats, ..made_for }).is_err());
 }

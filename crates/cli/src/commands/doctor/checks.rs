@@ -1,13 +1,13 @@
 //! The findings: pure functions from what the machine and the device say.
 
-use gpu::{AdapterInfo, AdapterKind, Device, bytes};
+use gpu::{Adapter, AdapterInfo, AdapterKind, Device, bytes};
 use telemetry::System;
 
 use super::{Finding, Level};
 use crate::commands::devices;
 
 /// What the system says, with or without a device.
-pub fn machine(system: &System, device: Option<&AdapterInfo>) -> Vec<Finding> {
+pub fn machine(system: &System, adapters: &[Adapter]) -> Vec<Finding> {
     let mut findings = Vec::new();
     if let Some(memory) = system.memory() {
         let available = memory.available.map_or(String::new(), |free| format!(", {} available", bytes(free)));
@@ -30,7 +30,7 @@ pub fn machine(system: &System, device: Option<&AdapterInfo>) -> Vec<Finding> {
                 .fix("pass the device node into this container or sandbox, or ask its owner for access"),
         });
     }
-    findings.extend(unseen_gpus(system, device));
+    findings.extend(unseen_gpus(system, adapters));
     for npu in system.npus() {
         let name = npu.driver.as_deref().unwrap_or("no driver");
         findings.push(Finding::new(
@@ -42,15 +42,13 @@ pub fn machine(system: &System, device: Option<&AdapterInfo>) -> Vec<Finding> {
     findings
 }
 
-/// GPUs that the machine has and the chosen device is not: the commonest reason for a slow start.
-fn unseen_gpus(system: &System, device: Option<&AdapterInfo>) -> Vec<Finding> {
-    let on_gpu = device.is_some_and(|info| info.kind != AdapterKind::Cpu);
-    if on_gpu {
-        return vec![];
-    }
+/// GPUs that the machine has and Vulkan does not show: the commonest reason for a slow start.
+fn unseen_gpus(system: &System, adapters: &[Adapter]) -> Vec<Finding> {
+    let shown = |vendor: u16| adapters.iter().any(|adapter| adapter.info.vendor_id == u32::from(vendor));
     system
         .pci_displays()
         .into_iter()
+        .filter(|display| !shown(display.vendor))
         .filter_map(|display| {
             let vendor = display.vendor_name()?;
             let package = match display.vendor {
@@ -75,8 +73,6 @@ pub fn device(system: &System, device: &Device) -> Vec<Finding> {
     findings.push(if info.kind == AdapterKind::Cpu {
         Finding::new(Level::Warning, "device", text)
             .fix("this is the CPU: right results, slow. With a GPU in the machine, see the warnings above")
-    } else if info.compile_only {
-        Finding::new(Level::Problem, "device", text).fix("unset RADV_FORCE_FAMILY")
     } else {
         Finding::new(Level::Good, "device", text)
     });

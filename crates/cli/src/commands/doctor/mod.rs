@@ -6,6 +6,7 @@ mod selftest;
 use std::process::ExitCode;
 
 use clap::Args;
+use gpu::{Instance, InstanceOptions};
 use serde::Serialize;
 use serde_json::json;
 use telemetry::System;
@@ -74,7 +75,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         Choice { wanted: arguments.device.as_deref(), validation: arguments.validation, ..Choice::default() };
     let opened = choice.open();
     let system = System::new();
-    let mut findings = checks::machine(&system, opened.as_ref().ok().map(|(_, device)| device.info()));
+    let adapters = Instance::new(&InstanceOptions::default()).and_then(|instance| instance.adapters());
+    let mut findings = checks::machine(&system, &adapters.unwrap_or_default());
     match &opened {
         Ok((_, device)) => findings.extend(checks::device(&system, device)),
         Err(error) => findings.push(Finding::new(Level::Problem, "Vulkan", error.to_string())),
