@@ -311,7 +311,6 @@ fn query_caps(
         (f12.buffer_device_address, "bufferDeviceAddress"),
         (f12.scalar_block_layout, "scalarBlockLayout"),
         (f12.timeline_semaphore, "timelineSemaphore"),
-        (f12.vulkan_memory_model, "vulkanMemoryModel"),
         (f13.synchronization2, "synchronization2"),
         (f13.maintenance4, "maintenance4"),
     ];
@@ -344,6 +343,7 @@ fn query_caps(
         } else {
             vec![]
         },
+        memory_model: f12.vulkan_memory_model == vk::TRUE && f12.vulkan_memory_model_device_scope == vk::TRUE,
         cooperative_matrix2: matrix2.cooperative_matrix_workgroup_scope == vk::TRUE
             && matrix2.cooperative_matrix_flexible_dimensions == vk::TRUE,
         cooperative_matrix_unasked: None,

@@ -121,6 +121,8 @@ pub struct Caps {
     pub integer_dot: bool,
     /// The packed dot product is one instruction here.
     pub integer_dot_accelerated: bool,
+    /// Vulkan's memory model with device scope, which cooperative matrices need.
+    pub memory_model: bool,
     /// Shapes of `VK_KHR_cooperative_matrix` at subgroup scope.
     pub cooperative_matrix: Vec<MatrixShape>,
     /// `VK_NV_cooperative_matrix2` with workgroup scope and flexible dimensions.
@@ -192,6 +194,7 @@ impl Caps {
                 }
                 let usable = |shape: &MatrixShape| matches!(shape.a, Element::F16 | Element::S8);
                 need(self.cooperative_matrix.iter().any(usable), "VK_KHR_cooperative_matrix");
+                need(self.memory_model, "vulkanMemoryModelDeviceScope");
             }
             Tier::T3 => need(self.cooperative_matrix2, "VK_NV_cooperative_matrix2"),
         }
@@ -230,6 +233,7 @@ pub mod known {
             storage8: true,
             integer_dot: true,
             integer_dot_accelerated: true,
+            memory_model: true,
             cooperative_matrix: vec![],
             cooperative_matrix2: false,
             cooperative_matrix_unasked: None,

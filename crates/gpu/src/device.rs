@@ -401,7 +401,9 @@ fn create_device(adapter: &Adapter, family: u32, caps: &Caps, statistics: bool) 
         .buffer_device_address(true)
         .scalar_block_layout(true)
         .timeline_semaphore(true)
-        .vulkan_memory_model(true)
+        // Without device scope the model would forbid atomics on buffers: both or neither.
+        .vulkan_memory_model(caps.memory_model)
+        .vulkan_memory_model_device_scope(caps.memory_model)
         .shader_float16(caps.float16)
         .shader_int8(caps.int8)
         .storage_buffer8_bit_access(caps.storage8);

@@ -65,6 +65,21 @@ impl Scheme {
         }
     }
 
+    /// Bytes of a group of 32 with its scale and minimum.
+    pub fn group_bytes(self) -> u64 {
+        (GROUP * self.bits() as usize / 8 + self.scales_per_group() * size_of::<f16>()) as u64
+    }
+
+    /// Whether values are stored as floats.
+    pub fn is_float(self) -> bool {
+        self.scales_per_group() == 0
+    }
+
+    /// Whether a group has a minimum beside its scale.
+    pub fn has_min(self) -> bool {
+        self.scales_per_group() == 2
+    }
+
     /// f16 numbers that a group has beside its values: none, a scale, or a scale and a minimum.
     pub fn scales_per_group(self) -> usize {
         match self {

@@ -10,12 +10,15 @@
 //!
 //! To add a kernel: make its folder, and name it in the list below.
 
+mod encoding;
 mod layout;
 mod matrix;
+pub mod quant;
 pub mod selftest;
 mod variant;
 mod vectors;
 
+pub use encoding::Encoding;
 pub use layout::{GROUP, Layout, QUAD, STRIP, Scheme};
 pub use matrix::{Matrix, Part};
 pub use variant::{Kernel, Variant};
@@ -35,4 +38,4 @@ macro_rules! kernels {
     };
 }
 
-kernels! { gemv, norm, probe, random }
+kernels! { gemv, norm, probe, random, transcode }

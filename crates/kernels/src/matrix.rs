@@ -96,6 +96,11 @@ impl Matrix {
         &self.parts
     }
 
+    /// The same, to be filled by the CPU where it can map them.
+    pub fn parts_mut(&mut self) -> &mut [Part] {
+        &mut self.parts
+    }
+
     /// Bytes that one product reads: values and scales.
     pub fn bytes(&self) -> u64 {
         self.parts.iter().map(Part::bytes).sum()

@@ -1,0 +1,80 @@
+//! How tensors are stored in model files, and which scheme each becomes on the GPU.
+
+use serde::Serialize;
+
+use crate::Scheme;
+
+/// How values are stored in a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Encoding {
+    /// 32-bit floats.
+    F32,
+    /// 16-bit floats.
+    F16,
+    /// bfloat16.
+    Bf16,
+    /// GGUF: blocks of 32, f16 scale, 8 bits.
+    Q8_0,
+    /// GGUF: blocks of 32, f16 scale, 4 bits less 8.
+    Q4_0,
+    /// GGUF: blocks of 32, f16 scale and f16 minimum, 4 bits.
+    Q4_1,
+    /// GGUF: blocks of 32, f16 scale, 5 bits less 16.
+    Q5_0,
+    /// GGUF: blocks of 32, f16 scale and f16 minimum, 5 bits.
+    Q5_1,
+    /// GGUF: super-blocks of 256 with 8 sub-blocks of 32, 4 bits.
+    Q4K,
+    /// GGUF: super-blocks of 256 with 8 sub-blocks of 32, 5 bits.
+    Q5K,
+    /// GGUF: super-blocks of 256 with 16 sub-blocks of 16, 6 bits.
+    Q6K,
+    /// Layer by layer: one byte a value, one scale for all.
+    Int8Symmetric,
+    /// Layer by layer: one byte a value (−7…7), one scale per 128 values of the flattened tensor.
+    Int4Grouped,
+    /// Layer by layer: one unsigned byte a value, one scale and zero point for all.
+    Int8Asymmetric,
+}
+
+impl Encoding {
+    /// Values of one block: a row must divide into whole ones.
+    pub fn block_values(self) -> u64 {
+        match self {
+            Encoding::Q8_0 | Encoding::Q4_0 | Encoding::Q4_1 | Encoding::Q5_0 | Encoding::Q5_1 => 32,
+            Encoding::Q4K | Encoding::Q5K | Encoding::Q6K => 256,
+            _ => 1,
+        }
+    }
+
+    /// Bytes of one block.
+    pub fn block_bytes(self) -> u64 {
+        match self {
+            Encoding::F32 => 4,
+            Encoding::F16 | Encoding::Bf16 => 2,
+            Encoding::Q8_0 => 34,
+            Encoding::Q4_0 => 18,
+            Encoding::Q4_1 => 20,
+            Encoding::Q5_0 => 22,
+            Encoding::Q5_1 => 24,
+            Encoding::Q4K => 144,
+            Encoding::Q5K => 176,
+            Encoding::Q6K => 210,
+            Encoding::Int8Symmetric | Encoding::Int4Grouped | Encoding::Int8Asymmetric => 1,
+        }
+    }
+
+    /// Bytes of a tensor of this shape; none when a row is not whole blocks or the count does not fit 64 bits.
+    pub fn bytes(self, shape: &[u64]) -> Option<u64> {
+        let values = shape.iter().try_fold(1_u64, |product, dimension| product.checked_mul(*dimension))?;
+        let row = shape.last().copied().unwrap_or(1);
+        row.is_multiple_of(self.block_values()).then_some(())?;
+        (values / self.block_values()).checked_mul(self.block_bytes())
+    }
+
+    /// The scheme that a matrix of it has on the GPU.
+    pub fn scheme(self) -> Scheme {
+        crate::quant::scheme_for(self).0
+    }
+}

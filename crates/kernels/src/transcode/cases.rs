@@ -1,0 +1,208 @@
+//! Where the kernel is compared with the same on the CPU (`quant::transcode`).
+
+use gpu::{Caps, Device, Result, Tier};
+use half::f16;
+
+use super::{ENCODINGS, Placement, Rows, Transcode};
+use crate::{
+    Encoding, GROUP, Layout, Matrix, STRIP,
+    quant,
+    selftest::{Case, Comparison, Random, TIMEOUT, arena},
+};
+
+/// A tensor's rows and K in blocks of the encoding, the byte at which it starts in its buffer, the rows of a chunk, where it
+/// goes.
+#[derive(Clone, Copy)]
+struct Size {
+    rows: usize,
+    blocks: usize,
+    first_byte: usize,
+    chunk: usize,
+    placement: Placement,
+}
+
+const SIZES: [Size; 4] = [
+    // One row and one block; odd rows in two chunks, at an odd address; several strips after another tensor's; alternating.
+    Size { rows: 1, blocks: 1, first_byte: 0, chunk: 1, placement: Placement::WHOLE },
+    Size { rows: 21, blocks: 5, first_byte: 3, chunk: 13, placement: Placement::WHOLE },
+    Size { rows: 48, blocks: 2, first_byte: 2, chunk: 48, placement: Placement { first_strip: 2, step: 1 } },
+    Size { rows: 32, blocks: 3, first_byte: 1, chunk: 10, placement: Placement { first_strip: 1, step: 2 } },
+];
+
+pub(super) fn cases(_: &Caps) -> Vec<Case> {
+    let mut list = Vec::new();
+    for encoding in ENCODINGS {
+        for size in SIZES {
+            let name = format!("{encoding:?}, {} rows of {} blocks", size.rows, size.blocks);
+            list.push(Case::new(name, Tier::T0, move |device| run(device, encoding, size, device.caps())));
+        }
+    }
+    list
+}
+
+/// Columns of a size: floats have no blocks of their own, and get groups.
+fn columns(encoding: Encoding, blocks: usize) -> usize {
+    blocks * (encoding.block_values() as usize).max(GROUP)
+}
+
+/// The same with the matrix cut into parts as `caps` demands; for tests.
+#[cfg(test)]
+pub(super) fn run_in_parts(device: &Device, encoding: Encoding, caps: &Caps) -> Result<Comparison> {
+    run(device, encoding, SIZES[3], caps)
+}
+
+fn run(device: &Device, encoding: Encoding, size: Size, caps: &Caps) -> Result<Comparison> {
+    let k = columns(encoding, size.blocks);
+    let row_bytes = encoding.bytes(&[k as u64]).expect("whole blocks") as usize;
+    let source = random_rows(encoding, size.rows * row_bytes, (size.rows * 97 + k) as u64);
+    // Strips before, between and after the tensor's own belong to others.
+    let strips = size.placement.first_strip + size.rows.div_ceil(STRIP) * size.placement.step;
+    let whole = size.placement == Placement::WHOLE;
+    let rows = if whole { size.rows } else { strips * STRIP };
+    let layout = Layout::new(encoding.scheme(), rows, k).expect("a sound shape");
+
+    let mut arena = arena(device);
+    let mut matrix = Matrix::allocate(&mut arena, "matrix", layout, caps)?;
+    for part in matrix.parts_mut() {
+        part.values.bytes_mut()?.fill(0xa5);
+        if let Some(scales) = &mut part.scales {
+            scales.bytes_mut()?.fill(0xa5);
+        }
+    }
+    let mut bytes = vec![0xcc; size.first_byte];
+    bytes.extend_from_slice(&source);
+    bytes.resize(bytes.len().next_multiple_of(4) + 4, 0xcc);
+    let buffer = arena.buffer_from("rows", &bytes)?;
+    let damage = arena.buffer_from("damage", &[u32::MAX])?;
+    let kernel = Transcode::new(device, encoding)?;
+    let mut recorder = device.recorder()?;
+    matrix.record_padding(&mut recorder, "padding")?;
+    for first_row in (0..size.rows).step_by(size.chunk) {
+        let rows = Rows {
+            source: buffer.view(),
+            first_byte: (size.first_byte + first_row * row_bytes) as u64,
+            count: size.chunk.min(size.rows - first_row),
+            first_row,
+        };
+        kernel.record(&mut recorder, "transcode", &rows, &matrix, size.placement, &damage.view())?;
+    }
+    recorder.seal()?.run(TIMEOUT)?;
+
+    let mut comparison = Comparison::default();
+    comparison.equal(|| "damage".into(), &damage.read_vec::<u32>()?, &vec![u32::MAX]);
+    compare(&mut comparison, encoding, size, &source, k, &read_back(&matrix)?)?;
+    if whole {
+        compare_padding(&mut comparison, &matrix)?;
+    }
+    Ok(comparison)
+}
+
+/// Compares every value: exact encodings bit for bit, others within the error that `quant` states.
+fn compare(
+    comparison: &mut Comparison,
+    encoding: Encoding,
+    size: Size,
+    source: &[u8],
+    k: usize,
+    got: &[Vec<f32>],
+) -> Result<()> {
+    let mut want = vec![0.0; size.rows * k];
+    quant::dequantize(encoding, source, &mut want).expect("the rows are sound");
+    let (_, exactness) = quant::scheme_for(encoding);
+    for row in 0..size.rows {
+        let strip = size.placement.first_strip + row / STRIP * size.placement.step;
+        let got = &got[strip * STRIP + row % STRIP];
+        for (group, want) in want[row * k..(row + 1) * k].chunks(GROUP).enumerate() {
+            let largest = want.iter().fold(0.0_f32, |largest, value| largest.max(value.abs()));
+            let allowed = f64::from(exactness.bound(largest));
+            for (i, want) in want.iter().enumerate() {
+                let got = got[group * GROUP + i];
+                let at = || format!("row {row}, column {}", group * GROUP + i);
+                match exactness {
+                    quant::Exactness::Exact => comparison.equal(at, &got.to_bits(), &want.to_bits()),
+                    quant::Exactness::Within { .. } => {
+                        comparison.close(at, f64::from(got), f64::from(*want), allowed);
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Rows and columns past the end are zero, scales included.
+fn compare_padding(comparison: &mut Comparison, matrix: &Matrix) -> Result<()> {
+    let layout = matrix.layout();
+    for part in matrix.parts() {
+        let bytes: Vec<u8> = part.values.read_vec()?;
+        let value_bytes = (layout.scheme.bits() as usize).div_ceil(8);
+        for row in 0..part.layout.strips() * STRIP {
+            for k in 0..part.layout.quads() * crate::QUAD {
+                if row >= part.layout.rows || k >= layout.k {
+                    let (at, _) = part.layout.value_at(row, k);
+                    let high_half_in_use = layout.scheme.bits() == 4 && row < part.layout.rows && k % 64 >= 32 && k - 32 < layout.k;
+                    if !high_half_in_use {
+                        let bytes = &bytes[at..at + value_bytes];
+                        comparison.equal(|| format!("padding of row {row}, column {k}"), &bytes.iter().all(|b| *b == 0), &true);
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Every row of the matrix as the GPU's kernels would compute it from what stands in memory.
+fn read_back(matrix: &Matrix) -> Result<Vec<Vec<f32>>> {
+    let mut rows = Vec::new();
+    for part in matrix.parts() {
+        let layout = part.layout;
+        let bytes: Vec<u8> = part.values.read_vec()?;
+        let scales: Vec<u16> = part.scales.as_ref().map_or(Ok(vec![]), gpu::Buffer::read_vec)?;
+        for row in 0..layout.rows {
+            rows.push((0..layout.k).map(|k| value(&layout, &bytes, &scales, row, k)).collect());
+        }
+    }
+    Ok(rows)
+}
+
+fn value(layout: &Layout, bytes: &[u8], scales: &[u16], row: usize, k: usize) -> f32 {
+    use crate::Scheme;
+    let (at, high) = layout.value_at(row, k);
+    let scale = |which: usize| f16::from_bits(scales[layout.scale_at(row, k / GROUP) + 4 * which]).to_f32();
+    let nibble = || f32::from(if high { bytes[at] as i8 >> 4 } else { (bytes[at] << 4) as i8 >> 4 });
+    match layout.scheme {
+        Scheme::F32 => f32::from_le_bytes(bytes[at..at + 4].try_into().expect("4 bytes")),
+        Scheme::F16 => f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32(),
+        Scheme::Bf16 => half::bf16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32(),
+        Scheme::Int8 => scale(0) * f32::from(bytes[at] as i8),
+        Scheme::Int4 => scale(0) * nibble(),
+        Scheme::Int8Min => scale(0) * f32::from(bytes[at] as i8) + scale(1),
+        Scheme::Int4Min => scale(0) * (nibble() + 8.0) + scale(1),
+    }
+}
+
+/// Random blocks whose scales are ordinary numbers.
+fn random_rows(encoding: Encoding, bytes: usize, seed: u64) -> Vec<u8> {
+    let mut random = Random::new(seed);
+    let mut rows: Vec<u8> = (0..bytes).map(|_| random.bits() as u8).collect();
+    let mut half = |to: &mut [u8], scale: f32| {
+        to.copy_from_slice(&f16::from_f32(scale * (1.5 + random.signed())).to_le_bytes());
+    };
+    for block in rows.chunks_mut(encoding.block_bytes() as usize) {
+        match encoding {
+            // Any bits but those of numbers that are not finite.
+            Encoding::F32 | Encoding::F16 | Encoding::Bf16 => {
+                let last = block.len() - 1;
+                block[last] &= 0xbf;
+            }
+            Encoding::Q6K => half(&mut block[208..210], 0.001),
+            Encoding::Q4_1 | Encoding::Q5_1 | Encoding::Q4K | Encoding::Q5K => {
+                half(&mut block[0..2], 0.01);
+                half(&mut block[2..4], -0.05);
+            }
+            _ => half(&mut block[0..2], 0.01),
+        }
+    }
+    rows
+}

@@ -1,0 +1,307 @@
+#version 460
+#pragma tiers(T0)
+#extension GL_GOOGLE_include_directive : require
+// Rows of a tensor as they stand in a file → the tiled layout (see layout.rs). One thread takes one quad of one row.
+#include "common.glsl"
+
+layout(local_size_x_id = 0) in;
+layout(constant_id = 0) const uint THREADS = 64;
+// As in Encoding (mod.rs).
+layout(constant_id = 1) const uint ENCODING = 0;
+
+const uint F32 = 0;
+const uint F16 = 1;
+const uint BF16 = 2;
+const uint Q8_0 = 3;
+const uint Q4_0 = 4;
+const uint Q4_1 = 5;
+const uint Q5_0 = 6;
+const uint Q5_1 = 7;
+const uint Q4_K = 8;
+const uint Q5_K = 9;
+const uint Q6_K = 10;
+
+layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Words { uint data[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 16) writeonly buffer Tiles { uvec4 data[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 4) writeonly buffer Scales { uint data[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 4) buffer Damage { uint row; };
+
+layout(push_constant, scalar) uniform Push {
+    Words source;
+    Tiles values;
+    Scales scales;
+    // The first row of the tensor with a scale or minimum that is not finite; all ones when there is none.
+    Damage damage;
+    // Where the first row starts in the source, in bytes; at any alignment.
+    uint source_first;
+    uint source_row_bytes;
+    uint rows;
+    uint k;
+    // The row of the tensor that the first row here is.
+    uint first_row;
+    // Strip s of the tensor goes to strip strip_first + s · strip_step of the matrix.
+    uint strip_first;
+    uint strip_step;
+} push;
+
+const uint STRIP = 16;
+const uint GROUP = 32;
+const uint QUAD = 128;
+// Columns of a super-block of the K types.
+const uint SUPER = 256;
+
+// A group of 32: its values as 8 words of signed bytes, and the bits of its f16 scale and minimum.
+struct Group {
+    uint bytes[8];
+    uint scale;
+    uint minimum;
+};
+
+uint load32(uint at) {
+    uint shift = (at & 3) * 8;
+    uint low = push.source.data[at / 4];
+    return shift == 0 ? low : low >> shift | push.source.data[at / 4 + 1] << (32 - shift);
+}
+
+uint load8(uint at) {
+    return push.source.data[at / 4] >> ((at & 3) * 8) & 0xff;
+}
+
+uint load16(uint at) {
+    return load32(at) & 0xffff;
+}
+
+float load_half(uint at) {
+    return unpackHalf2x16(load16(at)).x;
+}
+
+uint half_bits(float value) {
+    return packHalf2x16(vec2(value, 0.0)) & 0xffff;
+}
+
+// The value of an f16 that was just packed. Not by unpackHalf2x16: a compiler may take the two for the inverse of each other,
+// and give back the value before its rounding.
+float packed_half(uint bits) {
+    uint magnitude = bits & 0x7fff;
+    float normal = uintBitsToFloat((magnitude << 13) + (112u << 23));
+    float value = magnitude < 0x400 ? float(magnitude) * (1.0 / 16777216.0) : normal;
+    return (bits & 0x8000) == 0 ? value : -value;
+}
+
+// Bits 0…3 to bit `to` of bytes 0…3.
+uint spread(uint bits, uint to) {
+    return ((bits & 1) | (bits & 2) << 7 | (bits & 4) << 14 | (bits & 8) << 21) << to;
+}
+
+// The 6-bit scale and minimum of sub-block `index` of a Q4_K or Q5_K super-block, whose 12 packed bytes start at `at`.
+uvec2 sub_scales(uint at, uint index) {
+    if (index < 4) {
+        return uvec2(load8(at + index), load8(at + index + 4)) & 63u;
+    }
+    uint both = load8(at + index + 4);
+    return uvec2(both & 15 | load8(at + index - 4) >> 6 << 4, both >> 4 | load8(at + index) >> 6 << 4);
+}
+
+// Blocks of 32 with 4 or 5 bits: low nibbles are the first 16 values, high ones the last 16.
+void legacy_nibbles(uint at, out uint bytes[8]) {
+    [[unroll]] for (uint i = 0; i < 4; i++) {
+        uint word = load32(at + 4 * i);
+        bytes[i] = word & 0x0f0f0f0fu;
+        bytes[i + 4] = word >> 4 & 0x0f0f0f0fu;
+    }
+}
+
+void fifth_bits(uint high, inout uint bytes[8]) {
+    [[unroll]] for (uint i = 0; i < 8; i++) {
+        bytes[i] |= spread(high >> (4 * i), 4);
+    }
+}
+
+// Bytes of 0…31 less 16, without borrowing from one another.
+uint less16(uint bytes) {
+    return ((bytes | 0x80808080u) - 0x10101010u) ^ 0x80808080u;
+}
+
+// Q6_K: the product of the sub-block's scale with the value, an exact integer; d is common to all.
+int q6_product(uint block, uint half_index, uint index, uint i) {
+    uint low_at = block + half_index * 64 + (index & 1) * 32 + i;
+    uint low = load8(low_at) >> (index / 2 * 4) & 15;
+    uint high = load8(block + 128 + half_index * 32 + i) >> (index * 2) & 3;
+    uint scale = load8(block + 192 + half_index * 8 + index * 2 + i / 16);
+    return (int(low | high << 4) - 32) * bitfieldExtract(int(scale), 0, 8);
+}
+
+// Two sub-blocks of 16 get one scale: f16, such that the largest value is 127 steps.
+Group q6_group(uint block, uint half_index, uint index) {
+    Group group;
+    int largest = 0;
+    for (uint i = 0; i < GROUP; i++) {
+        largest = max(largest, abs(q6_product(block, half_index, index, i)));
+    }
+    float d = load_half(block + 208);
+    group.scale = half_bits(d * float(largest) / 127.0);
+    group.minimum = 0;
+    float step = packed_half(group.scale);
+    [[unroll]] for (uint word = 0; word < 8; word++) {
+        ivec4 q;
+        [[unroll]] for (uint j = 0; j < 4; j++) {
+            float value = d * float(q6_product(block, half_index, index, word * 4 + j));
+            float near = step == 0.0 ? 0.0 : roundEven(clamp(value / step, -127.0, 127.0));
+            // A division may be off by some units in the last place: what counts is which integer is nearest.
+            float rest = value - near * step;
+            if (abs(rest) > 0.5 * abs(step)) {
+                near += (rest < 0.0) == (step < 0.0) ? 1.0 : -1.0;
+            }
+            q[j] = int(clamp(near, -127.0, 127.0));
+        }
+        group.bytes[word] = pack_bytes(q);
+    }
+    return group;
+}
+
+Group load_group(uint row_at, uint index) {
+    Group group;
+    group.minimum = 0;
+    if (ENCODING == Q8_0) {
+        uint at = row_at + index * 34;
+        group.scale = load16(at);
+        [[unroll]] for (uint i = 0; i < 8; i++) {
+            group.bytes[i] = load32(at + 2 + 4 * i);
+        }
+    } else if (ENCODING == Q4_0 || ENCODING == Q4_1) {
+        uint at = row_at + index * (ENCODING == Q4_0 ? 18 : 20);
+        group.scale = load16(at);
+        if (ENCODING == Q4_1) {
+            group.minimum = load16(at + 2);
+        }
+        legacy_nibbles(at + (ENCODING == Q4_0 ? 2 : 4), group.bytes);
+        // u − 8 as a nibble in two's complement is u with its highest bit turned over.
+        [[unroll]] for (uint i = 0; i < 8; i++) {
+            group.bytes[i] ^= 0x08080808u;
+        }
+    } else if (ENCODING == Q5_0 || ENCODING == Q5_1) {
+        uint at = row_at + index * (ENCODING == Q5_0 ? 22 : 24);
+        group.scale = load16(at);
+        if (ENCODING == Q5_1) {
+            group.minimum = load16(at + 2);
+            at += 2;
+        }
+        legacy_nibbles(at + 6, group.bytes);
+        fifth_bits(load32(at + 2), group.bytes);
+        if (ENCODING == Q5_0) {
+            [[unroll]] for (uint i = 0; i < 8; i++) {
+                group.bytes[i] = less16(group.bytes[i]);
+            }
+        }
+    } else if (ENCODING == Q4_K || ENCODING == Q5_K) {
+        uint block = row_at + index / 8 * (ENCODING == Q4_K ? 144 : 176);
+        uint sub = index % 8;
+        uint nibbles = block + (ENCODING == Q4_K ? 16 : 48) + sub / 2 * 32;
+        uint lowest = 31;
+        [[unroll]] for (uint i = 0; i < 8; i++) {
+            uint codes = load32(nibbles + 4 * i) >> (sub % 2 * 4) & 0x0f0f0f0fu;
+            if (ENCODING == Q5_K) {
+                codes |= (load32(block + 16 + 4 * i) >> sub & 0x01010101u) << 4;
+            }
+            group.bytes[i] = codes;
+            lowest = min(lowest, min(min(codes & 255, codes >> 8 & 255), min(codes >> 16 & 255, codes >> 24)));
+        }
+        // Codes move down so that the lowest in use is 0: the minimum is then a value of the group, and its rounding to f16
+        // no larger than theirs.
+        [[unroll]] for (uint i = 0; i < 8; i++) {
+            group.bytes[i] -= lowest * 0x01010101u;
+            if (ENCODING == Q4_K) {
+                group.bytes[i] ^= 0x08080808u;
+            }
+        }
+        uvec2 scales = sub_scales(block + 4, sub);
+        float scale = load_half(block) * float(scales.x);
+        group.scale = half_bits(scale);
+        group.minimum = half_bits(scale * float(lowest) - load_half(block + 2) * float(scales.y));
+    } else {
+        group = q6_group(row_at + index / 8 * 210, index / 4 % 2, index % 4);
+    }
+    return group;
+}
+
+void main() {
+    uint quads = (push.k + QUAD - 1) / QUAD;
+    uint at = gl_GlobalInvocationID.x;
+    if (at >= push.rows * quads) {
+        return;
+    }
+    uint quad = at % quads;
+    uint row_at = push.source_first + at / quads * push.source_row_bytes;
+    uint row = push.first_row + at / quads;
+    uint strip = push.strip_first + row / STRIP * push.strip_step;
+    uint strip_row = row % STRIP;
+    uint strip_quad = strip * quads + quad;
+
+    if (ENCODING <= BF16) {
+        uint columns = ENCODING == F32 ? 8 : 16;
+        uint tiles = QUAD / columns;
+        for (uint tile = 0; tile < tiles; tile++) {
+            uint target = ((strip_quad * tiles + tile) * STRIP + strip_row) * 2;
+            bool present = quad * QUAD + tile * columns < push.k;
+            uint from = row_at + (quad * tiles + tile) * 32;
+            [[unroll]] for (uint part = 0; part < 2; part++) {
+                uvec4 words = uvec4(0);
+                if (present) {
+                    uint at = from + part * 16;
+                    words = uvec4(load32(at), load32(at + 4), load32(at + 8), load32(at + 12));
+                }
+                push.values.data[target + part] = words;
+            }
+        }
+        return;
+    }
+
+    const bool nibbles = ENCODING == Q4_0 || ENCODING == Q4_1 || ENCODING == Q4_K;
+    const bool minima = ENCODING == Q4_1 || ENCODING == Q5_1 || ENCODING == Q4_K || ENCODING == Q5_K;
+    uint scales[4];
+    uint minimums[4];
+    Group low;
+    [[unroll]] for (uint i = 0; i < 4; i++) {
+        uint index = quad * 4 + i;
+        Group group;
+        if (index * GROUP < push.k) {
+            group = load_group(row_at, index);
+        } else {
+            // Padding: zeros, and for nibbles with a minimum a scale and minimum of zero say the same.
+            group.scale = 0;
+            group.minimum = 0;
+            [[unroll]] for (uint j = 0; j < 8; j++) {
+                group.bytes[j] = 0;
+            }
+        }
+        scales[i] = group.scale;
+        minimums[i] = group.minimum;
+        // The exponent of an f16 that is infinite or not a number is all ones.
+        if ((group.scale & 0x7c00) == 0x7c00 || (group.minimum & 0x7c00) == 0x7c00) {
+            atomicMin(push.damage.row, row);
+        }
+        if (!nibbles) {
+            uint target = ((strip_quad * 4 + i) * STRIP + strip_row) * 2;
+            push.values.data[target] = uvec4(group.bytes[0], group.bytes[1], group.bytes[2], group.bytes[3]);
+            push.values.data[target + 1] = uvec4(group.bytes[4], group.bytes[5], group.bytes[6], group.bytes[7]);
+        } else if (i % 2 == 0) {
+            low = group;
+        } else {
+            uint target = ((strip_quad * 2 + i / 2) * STRIP + strip_row) * 2;
+            [[unroll]] for (uint part = 0; part < 2; part++) {
+                uvec4 words;
+                [[unroll]] for (uint j = 0; j < 4; j++) {
+                    words[j] = low.bytes[part * 4 + j] | group.bytes[part * 4 + j] << 4;
+                }
+                push.values.data[target + part] = words;
+            }
+        }
+    }
+    uint target = (strip_quad * STRIP + strip_row) * (minima ? 4 : 2);
+    push.scales.data[target] = scales[0] | scales[1] << 16;
+    push.scales.data[target + 1] = scales[2] | scales[3] << 16;
+    if (minima) {
+        push.scales.data[target + 2] = minimums[0] | minimums[1] << 16;
+        push.scales.data[target + 3] = minimums[2] | minimums[3] << 16;
+    }
+}
