@@ -27,7 +27,8 @@ pub use layerwise::{LAYERWISE_GROUP, dequantize_layerwise, transcode_layerwise};
 pub use quantize::{Rmse, quantize, relative_rmse};
 pub use transcode::{check_scales, transcode};
 
-use crate::{Encoding, GROUP, Scheme};
+use crate::Encoding;
+pub use crate::{GROUP, Scheme};
 
 /// What becomes of a value on its way from an encoding to a scheme.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]

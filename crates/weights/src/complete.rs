@@ -1,0 +1,234 @@
+//! Whether a source holds a whole model: every tensor the config asks for, once, in its shape, and nothing unknown.
+//! Everything that is wrong is told at once.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use crate::config::{Architecture, Config};
+use crate::names::{Naming, Role, Slot, Tower};
+use crate::{Format, Source, Tensor};
+
+/// Rows that embeddings may have beyond the vocabulary: Hugging Face files of the multimodal Gemma 3 have 262208 for
+/// its 262144 tokens. No token selects them.
+const SPARE_ROWS: u64 = 64;
+
+/// Complaints that are printed one by one.
+const SHOWN: usize = 20;
+
+/// A whole model's tensors, by what they are.
+#[derive(Clone, Debug)]
+pub struct Inventory {
+    tensors: BTreeMap<Slot, Tensor>,
+    own_head: bool,
+    /// Tensors of the image encoder and projector, which are there and not used.
+    pub images: Vec<Tensor>,
+}
+
+impl Inventory {
+    /// A tensor of the text tower; none where the architecture has no such thing.
+    pub fn get(&self, layer: Option<u32>, role: Role) -> Option<&Tensor> {
+        self.tensors.get(&Slot::text(layer, role))
+    }
+
+    /// The output projection: the head, or the embeddings where they are tied.
+    pub fn head(&self) -> Option<&Tensor> {
+        self.get(None, if self.own_head { Role::Head } else { Role::Embed })
+    }
+
+    /// Every tensor of the text tower: first what it has once, then layer by layer.
+    pub fn iter(&self) -> impl Iterator<Item = (Slot, &Tensor)> {
+        self.tensors.iter().map(|(slot, tensor)| (*slot, tensor))
+    }
+}
+
+/// One thing wrong with a source.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Complaint {
+    /// A tensor is not there.
+    Missing {
+        /// Its name, in the naming that the other tensors follow.
+        name: String,
+        /// The shape it would have.
+        expected: Vec<u64>,
+    },
+    /// Two tensors are the same thing.
+    Doubled {
+        /// The first one's name.
+        name: String,
+        /// The other's.
+        again: String,
+    },
+    /// A tensor has another shape than the config asks for.
+    Misshapen {
+        /// Its name.
+        name: String,
+        /// The shape by the config.
+        expected: Vec<u64>,
+        /// The shape in the file.
+        found: Vec<u64>,
+    },
+    /// A tensor is none of this architecture's.
+    Unknown {
+        /// Its name.
+        name: String,
+        /// Its shape.
+        found: Vec<u64>,
+    },
+    /// A tensor belongs to a layer that the config does not have.
+    BeyondLastLayer {
+        /// Its name.
+        name: String,
+        /// The number of layers by the config.
+        layers: u32,
+    },
+}
+
+impl fmt::Display for Complaint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Complaint::Missing { name, expected } => write!(f, "missing: {name}, expected {expected:?}"),
+            Complaint::Doubled { name, again } if name == again => {
+                write!(f, "doubled: {name} is there twice")
+            }
+            Complaint::Doubled { name, again } => write!(f, "doubled: {again} is the same thing as {name}"),
+            Complaint::Misshapen { name, expected, found } => {
+                write!(f, "wrong shape: {name}, expected {expected:?}, found {found:?}")
+            }
+            Complaint::Unknown { name, found } => write!(f, "unknown: {name}, found {found:?}"),
+            Complaint::BeyondLastLayer { name, layers } => {
+                write!(f, "unknown: {name}, in a model of {layers} layers")
+            }
+        }
+    }
+}
+
+/// Everything that keeps a source from being a whole model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Incomplete {
+    /// The family by the config.
+    pub architecture: Architecture,
+    /// All of it: missing ones first, then in the order of the files.
+    pub complaints: Vec<Complaint>,
+}
+
+impl fmt::Display for Incomplete {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let count = self.complaints.len();
+        let is = if count == 1 { "tensor is" } else { "tensors are" };
+        write!(f, "the files are not a whole {} model: {count} {is} wrong", self.architecture.name())?;
+        for complaint in self.complaints.iter().take(SHOWN) {
+            write!(f, "\n  {complaint}")?;
+        }
+        if count > SHOWN {
+            write!(f, "\n  … and {} more", count - SHOWN)?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Incomplete {}
+
+/// Holds a source against a config.
+pub fn check(config: &Config, source: &Source) -> Result<Inventory, Incomplete> {
+    let architecture = config.architecture;
+    let expected = expected(config);
+    let mut tensors: BTreeMap<Slot, Tensor> = BTreeMap::new();
+    let mut images = Vec::new();
+    let mut complaints = Vec::new();
+    for tensor in &source.tensors {
+        let (name, found) = (tensor.name.clone(), tensor.shape.clone());
+        let Some(slot) = Slot::parse(architecture, &tensor.name) else {
+            complaints.push(Complaint::Unknown { name, found });
+            continue;
+        };
+        if slot.tower != Tower::Text {
+            images.push(tensor.clone());
+            continue;
+        }
+        let Some(shape) = expected.get(&slot) else {
+            let beyond = slot.layer.is_some_and(|layer| layer >= config.layers);
+            complaints.push(match beyond {
+                true => Complaint::BeyondLastLayer { name, layers: config.layers },
+                false => Complaint::Unknown { name, found },
+            });
+            continue;
+        };
+        if !fits(source.format, slot.role, shape, &found) {
+            complaints.push(Complaint::Misshapen { name: name.clone(), expected: shape.clone(), found });
+        }
+        if let Some(first) = tensors.get(&slot) {
+            complaints.push(Complaint::Doubled { name: first.name.clone(), again: name });
+            continue;
+        }
+        tensors.insert(slot, tensor.clone());
+    }
+    let naming = naming(architecture, source);
+    let optional = |slot: &Slot| slot.role == Role::Head && config.tie_embeddings;
+    let missing = expected.iter().filter(|(slot, _)| !tensors.contains_key(slot) && !optional(slot));
+    let missing = missing.map(|(slot, shape)| Complaint::Missing {
+        name: slot.name(architecture, naming).unwrap_or_else(|| format!("{slot:?}")),
+        expected: shape.clone(),
+    });
+    let complaints: Vec<Complaint> = missing.chain(complaints.iter().cloned()).collect();
+    if !complaints.is_empty() {
+        return Err(Incomplete { architecture, complaints });
+    }
+    // A GGUF that has a head means it; transformers ties the head again whatever was saved.
+    let has_head = tensors.contains_key(&Slot::text(None, Role::Head));
+    let own_head = has_head && (!config.tie_embeddings || source.format == Format::Gguf);
+    Ok(Inventory { tensors, own_head, images })
+}
+
+/// Every tensor of the text tower with its shape.
+fn expected(config: &Config) -> BTreeMap<Slot, Vec<u64>> {
+    let [hidden, wide] = [config.hidden, config.intermediate].map(u64::from);
+    let [vocab, head] = [config.vocab, config.head_dim].map(u64::from);
+    let [query, kv] = [config.query_rows(), config.kv_rows()].map(u64::from);
+    let once = [
+        (Role::Embed, vec![vocab, hidden]),
+        (Role::FinalNorm, vec![hidden]),
+        (Role::Head, vec![vocab, hidden]),
+    ];
+    let layer = match config.architecture {
+        Architecture::Gemma3 => [
+            (Role::AttentionNorm, vec![hidden]),
+            (Role::Query, vec![query, hidden]),
+            (Role::Key, vec![kv, hidden]),
+            (Role::Value, vec![kv, hidden]),
+            (Role::QueryNorm, vec![head]),
+            (Role::KeyNorm, vec![head]),
+            (Role::Output, vec![hidden, query]),
+            (Role::PostAttentionNorm, vec![hidden]),
+            (Role::FeedForwardNorm, vec![hidden]),
+            (Role::Gate, vec![wide, hidden]),
+            (Role::Up, vec![wide, hidden]),
+            (Role::Down, vec![hidden, wide]),
+            (Role::PostFeedForwardNorm, vec![hidden]),
+        ],
+    };
+    let layers = (0..config.layers).flat_map(|number| {
+        layer.iter().map(move |(role, shape)| (Slot::text(Some(number), *role), shape.clone()))
+    });
+    once.into_iter().map(|(role, shape)| (Slot::text(None, role), shape)).chain(layers).collect()
+}
+
+fn fits(format: Format, role: Role, expected: &[u64], found: &[u64]) -> bool {
+    let spare = match (format, role) {
+        (Format::HuggingFace | Format::Layerwise, Role::Embed | Role::Head) => SPARE_ROWS,
+        _ => 0,
+    };
+    match (expected, found) {
+        ([expected, inner], [rows, width]) => width == inner && (*expected..=expected + spare).contains(rows),
+        _ => expected == found,
+    }
+}
+
+/// The naming that most of the source follows, going by its first tensor in a layer.
+fn naming(architecture: Architecture, source: &Source) -> Naming {
+    let layered = source
+        .tensors
+        .iter()
+        .filter(|tensor| Slot::parse(architecture, &tensor.name).is_some_and(|slot| slot.layer.is_some()));
+    let fallback = if source.format == Format::Gguf { Naming::Gguf } else { Naming::HfText };
+    layered.filter_map(|tensor| Naming::of(architecture, &tensor.name)).next().unwrap_or(fallback)
+}

@@ -1,0 +1,25 @@
+//! Model files: what is in them, where it goes, and the way into GPU memory.
+//!
+//! 1. A reader ([`gguf`], [`folder`], [`layerwise`]) looks at headers only and yields a [`Source`]: every tensor with its
+//!    shape, its [`Encoding`] and where its bytes are.
+//! 2. [`config`] holds the model's dimensions, from config.json or from GGUF's metadata; [`names`] turns a tensor's name
+//!    into a slot (tower, layer, role), once; [`complete`] checks that every slot is filled with the right shape, and says
+//!    all that is wrong at once.
+//! 3. [`plan`] decides which heap each tensor goes to, or what does not fit and what would make it fit.
+//! 4. [`stream`] carries the bytes into GPU memory within a fixed amount of extra memory.
+
+pub mod complete;
+pub mod config;
+mod error;
+pub mod folder;
+pub mod gguf;
+pub mod layerwise;
+pub mod names;
+pub mod plan;
+pub mod safetensors;
+mod source;
+pub mod stream;
+
+pub use error::{Error, Result};
+pub use kernels::{Encoding, quant};
+pub use source::{Format, Source, Span, Tensor};

@@ -1,0 +1,28 @@
+//! GGUF headers from bytes in memory.
+#![no_main]
+
+use std::path::Path;
+
+use libfuzzer_sys::fuzz_target;
+use weights::gguf;
+
+fuzz_target!(|bytes: &[u8]| {
+    let len = bytes.len() as u64;
+    let Ok(gguf) = gguf::parse(Path::new("fuzz.gguf"), bytes, len) else { return };
+    let mut spans: Vec<(u64, u64)> = Vec::new();
+    for tensor in &gguf.source.tensors {
+        assert_eq!(tensor.encoding.bytes(&tensor.shape), Some(tensor.data.len));
+        assert!(tensor.data.offset.is_multiple_of(gguf.alignment));
+        spans.push((tensor.data.offset, tensor.data.offset + tensor.data.len));
+    }
+    spans.sort_unstable();
+    assert!(spans.windows(2).all(|pair| pair[0].1 <= pair[1].0), "tensors overlap");
+    assert!(spans.last().is_none_or(|span| span.1 <= len), "a tensor ends past the file");
+    for (key, _) in gguf.metadata.iter() {
+        assert!(gguf.metadata.get(key).is_some());
+        // Any answer will do.
+        let _ = gguf.metadata.u32(key);
+        let _ = gguf.metadata.array_i32(key);
+        let _ = gguf.metadata.array_str(key).map(|strings| strings.iter().map(str::len).sum::<usize>());
+    }
+});

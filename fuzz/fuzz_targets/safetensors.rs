@@ -1,0 +1,13 @@
+//! Headers of safetensors files: eight bytes for the length of the data, then the JSON.
+#![no_main]
+
+use std::path::Path;
+
+use libfuzzer_sys::fuzz_target;
+use weights::safetensors;
+
+fuzz_target!(|bytes: &[u8]| {
+    let Some((data_len, header)) = bytes.split_first_chunk::<8>() else { return };
+    // Any answer will do.
+    let _ = safetensors::parse_header(Path::new("fuzz.safetensors"), header, u64::from_le_bytes(*data_len));
+});
