@@ -244,16 +244,16 @@ impl Device {
 
 impl DeviceInner {
     pub fn submit_commands(&self, buffers: &[vk::CommandBufferSubmitInfo<'_>]) -> Result<Ticket> {
+        let timeline = self.timeline()?;
+        let mut queue = self.lock_queue();
+        // Under the lock: after the submission that found the device lost there is no other.
         self.check_lost("vkQueueSubmit2")?;
         if self.faults.strikes_submission() {
             // A device that is really lost touches no memory any more; this one must be brought to that.
-            let _queue = self.lock_queue();
             // SAFETY: the queue is locked.
             let _ = unsafe { self.raw.device_wait_idle() };
             return Err(self.fail("vkQueueSubmit2 (injected fault)", vk::Result::ERROR_DEVICE_LOST));
         }
-        let timeline = self.timeline()?;
-        let mut queue = self.lock_queue();
         let value = queue.last + 1;
         let signal = [vk::SemaphoreSubmitInfo::default()
             .semaphore(timeline)

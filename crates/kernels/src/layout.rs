@@ -11,7 +11,7 @@
 //!
 //! Rows past the end of the last strip and columns past the end of the last quad are zero, scales included.
 
-use half::f16;
+use half::{bf16, f16};
 
 /// Rows of a strip.
 pub const STRIP: usize = 16;
@@ -172,6 +172,25 @@ impl Layout {
     pub fn scale_at(&self, row: usize, group: usize) -> usize {
         let quad = row / STRIP * self.quads() + group / 4;
         (quad * STRIP + row % STRIP) * 4 * self.scheme.scales_per_group() + group % 4
+    }
+
+    /// The weight of (`row`, `k`) from the bytes of values and the bits of scales, computed as kernels do.
+    pub fn value(&self, values: &[u8], scales: &[u16], row: usize, k: usize) -> f32 {
+        let (at, high) = self.value_at(row, k);
+        let scale = |which: usize| f16::from_bits(scales[self.scale_at(row, k / GROUP) + 4 * which]).to_f32();
+        let nibble = || f32::from(if high { values[at] as i8 >> 4 } else { (values[at] << 4) as i8 >> 4 });
+        let word16 = || u16::from_le_bytes([values[at], values[at + 1]]);
+        match self.scheme {
+            Scheme::F32 => f32::from_bits(
+                u32::from(word16()) | u32::from(values[at + 2]) << 16 | u32::from(values[at + 3]) << 24,
+            ),
+            Scheme::F16 => f16::from_bits(word16()).to_f32(),
+            Scheme::Bf16 => bf16::from_bits(word16()).to_f32(),
+            Scheme::Int8 => scale(0) * f32::from(values[at] as i8),
+            Scheme::Int4 => scale(0) * nibble(),
+            Scheme::Int8Min => scale(0) * f32::from(values[at] as i8) + scale(1),
+            Scheme::Int4Min => scale(0) * (nibble() + 8.0) + scale(1),
+        }
     }
 
     /// Lays row-major integers (−8…7 for 4 bits) out as bytes.

@@ -86,6 +86,20 @@ impl Matrix {
         }
     }
 
+    /// Every row of a matrix in mapped memory, as kernels compute its weights.
+    pub fn read(&self) -> Result<Vec<Vec<f32>>> {
+        let mut rows = Vec::with_capacity(self.layout.rows);
+        for part in &self.parts {
+            let values: Vec<u8> = part.values.read_vec()?;
+            let scales: Vec<u16> = part.scales.as_ref().map_or(Ok(vec![]), Buffer::read_vec)?;
+            let row = |row: usize| {
+                (0..part.layout.k).map(|k| part.layout.value(&values, &scales, row, k)).collect()
+            };
+            rows.extend((0..part.layout.rows).map(row));
+        }
+        Ok(rows)
+    }
+
     /// Shape and scheme.
     pub fn layout(&self) -> Layout {
         self.layout

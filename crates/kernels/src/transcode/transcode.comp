@@ -75,12 +75,23 @@ float load_half(uint at) {
     return unpackHalf2x16(load16(at)).x;
 }
 
+// To the nearest f16, ties to even. Not by packHalf2x16: Vulkan leaves its rounding and its small numbers to the device, and a
+// file must become the same bytes on every one.
 uint half_bits(float value) {
-    return packHalf2x16(vec2(value, 0.0)) & 0xffff;
+    uint bits = floatBitsToUint(value);
+    uint sign = bits >> 16 & 0x8000;
+    uint magnitude = bits & 0x7fffffff;
+    if (magnitude > 0x7f800000) {
+        return 0x7e00;
+    }
+    if (magnitude < 0x38800000) {
+        return sign | uint(roundEven(uintBitsToFloat(magnitude) * 16777216.0));
+    }
+    uint rounded = magnitude + 0xfff + (magnitude >> 13 & 1);
+    return sign | min((rounded >> 13) - (112u << 10), 0x7c00);
 }
 
-// The value of an f16 that was just packed. Not by unpackHalf2x16: a compiler may take the two for the inverse of each other,
-// and give back the value before its rounding.
+// The value of an f16, small ones too.
 float packed_half(uint bits) {
     uint magnitude = bits & 0x7fff;
     float normal = uintBitsToFloat((magnitude << 13) + (112u << 23));
@@ -131,7 +142,7 @@ int q6_product(uint block, uint half_index, uint index, uint i) {
     return (int(low | high << 4) - 32) * bitfieldExtract(int(scale), 0, 8);
 }
 
-// Two sub-blocks of 16 get one scale: f16, such that the largest value is 127 steps.
+// Two sub-blocks of 16 get one scale: f16, such that the largest value is 127 steps, and never so small that it is cut off.
 Group q6_group(uint block, uint half_index, uint index) {
     Group group;
     int largest = 0;
@@ -139,7 +150,11 @@ Group q6_group(uint block, uint half_index, uint index) {
         largest = max(largest, abs(q6_product(block, half_index, index, i)));
     }
     float d = load_half(block + 208);
-    group.scale = half_bits(d * float(largest) / 127.0);
+    float reach = abs(d) * float(largest);
+    group.scale = half_bits(reach / 127.0);
+    if (reach > 127.5 * packed_half(group.scale)) {
+        group.scale++;
+    }
     group.minimum = 0;
     float step = packed_half(group.scale);
     [[unroll]] for (uint word = 0; word < 8; word++) {
@@ -149,8 +164,8 @@ Group q6_group(uint block, uint half_index, uint index) {
             float near = step == 0.0 ? 0.0 : roundEven(clamp(value / step, -127.0, 127.0));
             // A division may be off by some units in the last place: what counts is which integer is nearest.
             float rest = value - near * step;
-            if (abs(rest) > 0.5 * abs(step)) {
-                near += (rest < 0.0) == (step < 0.0) ? 1.0 : -1.0;
+            if (abs(rest) > 0.5 * step) {
+                near += sign(rest);
             }
             q[j] = int(clamp(near, -127.0, 127.0));
         }
