@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::complete::Incomplete;
+
 /// Shorthand used through the crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -33,6 +35,14 @@ pub enum Error {
         tensor: String,
         /// What is wrong with it.
         reason: String,
+    },
+    /// Tensors are missing, doubled, misshapen or unknown.
+    #[error("{}: {incomplete}", path.display())]
+    Incomplete {
+        /// The file or folder.
+        path: PathBuf,
+        /// All that is wrong.
+        incomplete: Incomplete,
     },
     /// Reading a tensor's data failed half-way.
     #[error("{}: tensor '{tensor}': reading at byte {offset} failed: {source}", path.display())]

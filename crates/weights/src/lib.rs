@@ -5,21 +5,26 @@
 //! 2. [`config`] holds the model's dimensions, from config.json or from GGUF's metadata; [`names`] turns a tensor's name
 //!    into a slot (tower, layer, role), once; [`complete`] checks that every slot is filled with the right shape, and says
 //!    all that is wrong at once.
+//!    [`checkpoint`] does all of this for any format.
 //! 3. [`plan`] decides which heap each tensor goes to, or what does not fit and what would make it fit.
-//! 4. [`stream`] carries the bytes into GPU memory within a fixed amount of extra memory.
+//! 4. [`load`] takes memory and joins tensors into matrices; [`stream`] carries the bytes there within a fixed amount of
+//!    extra memory.
 
+pub mod checkpoint;
 pub mod complete;
 pub mod config;
 mod error;
 pub mod folder;
 pub mod gguf;
 pub mod layerwise;
+pub mod load;
 pub mod names;
 pub mod plan;
 pub mod safetensors;
 mod source;
 pub mod stream;
 
+pub use checkpoint::Checkpoint;
 pub use error::{Error, Result};
 pub use kernels::{Encoding, quant};
 pub use source::{Format, Source, Span, Tensor};

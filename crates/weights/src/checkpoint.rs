@@ -1,0 +1,50 @@
+//! A model on disk, whatever its format: opened, understood and checked, with no tensor data read.
+
+use std::path::{Path, PathBuf};
+
+use crate::{
+    Error, Format, Result, Source,
+    complete::{self, Inventory},
+    config::{Config, MetaValue},
+    folder, gguf, layerwise,
+};
+
+/// A model's files with its dimensions and its tensors by what they are.
+#[derive(Clone, Debug)]
+pub struct Checkpoint {
+    /// The file or folder that was opened.
+    pub path: PathBuf,
+    /// Every tensor as the headers describe it.
+    pub source: Source,
+    /// Its dimensions.
+    pub config: Config,
+    /// Its tensors by layer and role: complete, each of the right shape.
+    pub inventory: Inventory,
+}
+
+impl Checkpoint {
+    /// Opens a GGUF file, a Hugging Face folder or a folder that was quantised layer by layer.
+    pub fn open(path: &Path) -> Result<Self> {
+        let (source, config) = if path.is_dir() { open_folder(path)? } else { open_gguf(path)? };
+        let inventory = complete::check(&config, &source)
+            .map_err(|incomplete| Error::Incomplete { path: path.to_path_buf(), incomplete })?;
+        Ok(Self { path: path.to_path_buf(), source, config, inventory })
+    }
+
+    /// Whether norm weights are stored less one, as Hugging Face's are: GGUF's already are what multiplies.
+    pub fn norms_less_one(&self) -> bool {
+        self.source.format != Format::Gguf
+    }
+}
+
+fn open_gguf(path: &Path) -> Result<(Source, Config)> {
+    let gguf = gguf::open(path)?;
+    let config = Config::from_gguf(path, &|key| gguf.metadata.get(key).map(MetaValue::from))?;
+    Ok((gguf.source, config))
+}
+
+fn open_folder(path: &Path) -> Result<(Source, Config)> {
+    let folder = if layerwise::detect(path)? { layerwise::open(path)? } else { folder::open(path)? };
+    let config = Config::from_hf(&folder.config_path(), &folder.config)?;
+    Ok((folder.source, config))
+}
