@@ -27,6 +27,7 @@ struct Arguments {
 enum Command {
     Devices(commands::devices::Arguments),
     Doctor(commands::doctor::Arguments),
+    Inspect(commands::inspect::Arguments),
     Bench(commands::bench::Arguments),
     Kernels(commands::kernels::Arguments),
 }
@@ -50,6 +51,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Devices(arguments) => commands::devices::run(&arguments),
         Command::Doctor(arguments) => commands::doctor::run(&arguments),
+        Command::Inspect(arguments) => commands::inspect::run(&arguments),
         Command::Bench(arguments) => commands::bench::run(&arguments),
         Command::Kernels(arguments) => commands::kernels::run(&arguments),
     }

@@ -3,4 +3,5 @@
 pub mod bench;
 pub mod devices;
 pub mod doctor;
+pub mod inspect;
 pub mod kernels;

@@ -2,6 +2,7 @@
 
 mod bandwidth;
 mod gemv;
+mod load;
 
 use std::process::ExitCode;
 
@@ -9,11 +10,12 @@ use clap::Args;
 
 use crate::device::Choice;
 
-/// Measures the device: memory bandwidth, command costs, matrix–vector products
+/// Measures the device: memory bandwidth, command costs, matrix–vector products, loading
 #[derive(Args)]
 #[command(
-    after_help = "Examples:\n  indrik bench --bandwidth\n  indrik bench --gemv 43008x5376 --quant int8,int4 --json",
-    group = clap::ArgGroup::new("what").required(true).args(["bandwidth", "gemv"])
+    after_help = "Examples:\n  indrik bench --bandwidth\n  indrik bench --gemv 43008x5376 --quant int8,int4 --json\n  \
+                  indrik bench --load gemma-3-270m.gguf",
+    group = clap::ArgGroup::new("what").required(true).args(["bandwidth", "gemv", "load"])
 )]
 pub struct Arguments {
     /// Read bandwidth, dispatch and barrier cost
@@ -22,18 +24,21 @@ pub struct Arguments {
     /// A matrix–vector product of this many rows and columns, over different weights in turn
     #[arg(long, value_name = "ROWSxK", value_parser = gemv::parse_shape)]
     gemv: Option<(usize, usize)>,
+    /// Load this model (a GGUF file or a Hugging Face folder) into GPU memory
+    #[arg(long, value_name = "MODEL")]
+    load: Option<std::path::PathBuf>,
     /// With --gemv: weight schemes
-    #[arg(long, value_delimiter = ',', default_value = "int8,int4", conflicts_with = "bandwidth")]
+    #[arg(long, value_delimiter = ',', default_value = "int8,int4", conflicts_with_all = ["bandwidth", "load"])]
     quant: Vec<gemv::Quant>,
     /// With --gemv: activation types
-    #[arg(long, value_delimiter = ',', default_value = "int8,f32", conflicts_with = "bandwidth")]
+    #[arg(long, value_delimiter = ',', default_value = "int8,f32", conflicts_with_all = ["bandwidth", "load"])]
     activations: Vec<gemv::Activations>,
     /// With --gemv: numbers of columns
-    #[arg(short, long, value_delimiter = ',', default_value = "1", conflicts_with = "bandwidth",
+    #[arg(short, long, value_delimiter = ',', default_value = "1", conflicts_with_all = ["bandwidth", "load"],
           value_parser = clap::value_parser!(u8).range(1..=8))]
     batch: Vec<u8>,
     /// With --gemv: time every variant worth trying, not only the chosen one
-    #[arg(long, conflicts_with = "bandwidth")]
+    #[arg(long, conflicts_with_all = ["bandwidth", "load"])]
     sweep: bool,
     /// Memory to read through, as in 8G or 512M (default: up to 8G; with --gemv 4G)
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
@@ -48,9 +53,10 @@ pub struct Arguments {
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let (_instance, device) = Choice { wanted: arguments.device.as_deref(), ..Choice::default() }.open()?;
-    match arguments.gemv {
-        Some(shape) => gemv::run(&device, arguments, shape),
-        None => bandwidth::run(&device, arguments.size, arguments.json),
+    match (&arguments.load, arguments.gemv) {
+        (Some(model), _) => load::run(&device, model, arguments.json),
+        (None, Some(shape)) => gemv::run(&device, arguments, shape),
+        (None, None) => bandwidth::run(&device, arguments.size, arguments.json),
     }
 }
 
