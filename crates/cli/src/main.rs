@@ -4,6 +4,7 @@
 
 mod commands;
 mod device;
+mod memory;
 mod output;
 
 use std::process::ExitCode;

@@ -6,10 +6,11 @@
 //!    into a slot (tower, layer, role), once; [`complete`] checks that every slot is filled with the right shape, and says
 //!    all that is wrong at once.
 //!    [`checkpoint`] does all of this for any format.
-//! 3. [`plan`] decides which heap each tensor goes to, or what does not fit and what would make it fit.
-//! 4. [`load`] takes memory and joins tensors into matrices; [`stream`] carries the bytes there within a fixed amount of
+//! 3. [`blueprint`] says which matrices that makes; [`plan`] decides which heap each goes to, or what does not fit and what would make it fit.
+//! 4. [`load`] takes the memory; [`stream`] carries the bytes there within a fixed amount of
 //!    extra memory.
 
+pub mod blueprint;
 pub mod checkpoint;
 pub mod complete;
 pub mod config;

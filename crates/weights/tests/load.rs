@@ -5,8 +5,10 @@ use std::path::Path;
 use kernels::{STRIP, selftest::Random};
 use weights::{
     Checkpoint, Tensor,
+    blueprint::{Blueprint, Place},
     load::load,
     names::Role,
+    plan,
     stream::{Control, Options},
 };
 
@@ -56,6 +58,26 @@ fn tiny_folder(dir: &Path) {
     std::fs::write(dir.join("config.json"), config.to_string()).unwrap();
 }
 
+/// All of it on a device that has plenty.
+fn place(device: &gpu::Device, checkpoint: &Checkpoint) -> plan::Placement {
+    let memory = plan::Memory {
+        heaps: vec![plan::HeapInfo {
+            size: 8 << 30,
+            budget: None,
+            used: 0,
+            device_local: true,
+            host_visible: true,
+        }],
+        unified: true,
+        max_allocation: device.caps().max_allocation,
+        available: None,
+        margin: plan::Margin::default(),
+        gtt: None,
+    };
+    let demand = Blueprint::of(checkpoint).unwrap().demand(&checkpoint.config, 1, 1, 0);
+    plan::plan(&memory, &demand).unwrap()
+}
+
 fn rows(checkpoint: &Checkpoint, tensor: &Tensor) -> Vec<Vec<f32>> {
     let values = checkpoint.read_vector(tensor).unwrap();
     values.chunks(tensor.shape[1] as usize).map(<[f32]>::to_vec).collect()
@@ -67,18 +89,23 @@ fn rows_of_a_folder_are_where_they_belong() {
     let dir = tempfile::tempdir().unwrap();
     tiny_folder(dir.path());
     let checkpoint = Checkpoint::open(dir.path()).unwrap();
-    let (weights, stats) = load(&device, &checkpoint, &Options::default(), &Control::default()).unwrap();
+    let (weights, stats) =
+        load(&device, &checkpoint, &place(&device, &checkpoint), &Options::default(), &Control::default())
+            .unwrap();
     assert!(stats.bytes > 0);
-    assert_eq!(weights.layers.len(), 2);
-    for (layer, loaded) in (0..).zip(&weights.layers) {
+    let only = |place| {
+        let [matrix] = weights.of(place).collect::<Vec<_>>()[..] else {
+            panic!("one encoding makes one matrix")
+        };
+        matrix.read().unwrap()
+    };
+    for layer in 0..2 {
         let tensor = |role| rows(&checkpoint, checkpoint.inventory.get(Some(layer), role).unwrap());
-        let [qkv] = &loaded.qkv[..] else { panic!("one encoding makes one matrix") };
         let expected = [tensor(Role::Query), tensor(Role::Key), tensor(Role::Value)].concat();
-        assert_eq!(qkv.read().unwrap(), expected, "QKV of layer {layer}");
-        assert_eq!(loaded.down.read().unwrap(), tensor(Role::Down));
-        assert_eq!(loaded.output.read().unwrap(), tensor(Role::Output));
-        let [gate_up] = &loaded.gate_up[..] else { panic!("one encoding makes one matrix") };
-        let gate_up = gate_up.read().unwrap();
+        assert_eq!(only(Place::Qkv(layer)), expected, "QKV of layer {layer}");
+        assert_eq!(only(Place::Down(layer)), tensor(Role::Down));
+        assert_eq!(only(Place::Output(layer)), tensor(Role::Output));
+        let gate_up = only(Place::GateUp(layer));
         for (row, (gate, up)) in tensor(Role::Gate).iter().zip(&tensor(Role::Up)).enumerate() {
             let at = row / STRIP * 2 * STRIP + row % STRIP;
             assert_eq!(&gate_up[at], gate, "gate row {row}");
@@ -86,8 +113,8 @@ fn rows_of_a_folder_are_where_they_belong() {
         }
     }
     let embed = checkpoint.inventory.get(None, Role::Embed).unwrap();
-    assert_eq!(weights.embedding.read().unwrap(), rows(&checkpoint, embed));
-    assert!(weights.head.is_none(), "the embeddings are the head");
+    assert_eq!(only(Place::Embedding), rows(&checkpoint, embed));
+    assert_eq!(weights.of(Place::Head).count(), 0, "the embeddings are the head");
     assert_eq!(weights.norms.len(), 1 + 2 * 6);
     for (slot, norm) in &weights.norms {
         let tensor = checkpoint.inventory.get(slot.layer, slot.role).unwrap();
@@ -106,12 +133,13 @@ fn the_real_270m_loads() {
     };
     let Some(device) = testkit::cpu_device() else { return };
     let checkpoint = Checkpoint::open(Path::new(&path)).unwrap();
-    let (weights, _) = load(&device, &checkpoint, &Options::default(), &Control::default()).unwrap();
-    assert_eq!(weights.layers.len(), checkpoint.config.layers as usize);
+    let (weights, _) =
+        load(&device, &checkpoint, &place(&device, &checkpoint), &Options::default(), &Control::default())
+            .unwrap();
     for layer in [0, 17] {
         let tensor = checkpoint.inventory.get(Some(layer), Role::Down).unwrap();
         let (_, exactness) = weights::quant::scheme_for(tensor.encoding);
-        let got = weights.layers[layer as usize].down.read().unwrap();
+        let got = weights.of(Place::Down(layer)).next().unwrap().read().unwrap();
         for (got, want) in got.iter().zip(rows(&checkpoint, tensor)) {
             for (got, want) in got.chunks(32).zip(want.chunks(32)) {
                 let largest = want.iter().fold(0.0_f32, |largest, value| largest.max(value.abs()));

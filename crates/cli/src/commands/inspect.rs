@@ -3,19 +3,19 @@
 use std::{collections::BTreeMap, path::PathBuf, process::ExitCode};
 
 use clap::Args;
-use gpu::{Adapter, AdapterInfo, AdapterKind, bytes};
+use gpu::bytes;
 use kernels::Layout;
 use serde::Serialize;
 use serde_json::json;
-use telemetry::System;
 use weights::{
     Checkpoint, Tensor,
+    blueprint::Blueprint,
     config::LayerType,
-    plan::{self, Demand, Gtt, HeapInfo, Item, KvShape, Margin, Memory},
+    plan,
     quant::{self, Exactness, Scheme},
 };
 
-use crate::{device::Choice, output};
+use crate::{device::Choice, memory, output};
 
 /// Shows a model's format, architecture, tensors and bytes, and where it would go; needs no GPU
 #[derive(Args)]
@@ -62,7 +62,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         total.file_bytes += tensor.data.len;
         total.gpu_bytes += gpu_bytes(tensor);
     }
-    let (device, placed) = place(arguments, &checkpoint);
+    let (device, placed) = place(arguments, &checkpoint)?;
     let parameters: u64 = totals.values().map(|(_, _, total)| total.values).sum();
     let gpu_total: u64 = totals.values().map(|(_, _, total)| total.gpu_bytes).sum();
     if arguments.json {
@@ -180,85 +180,11 @@ fn layout(tensor: &Tensor, scheme: Scheme) -> Option<Layout> {
 
 type Placed = Result<plan::Placement, plan::PlanError>;
 
-fn place(arguments: &Arguments, checkpoint: &Checkpoint) -> (Option<String>, Option<Placed>) {
+fn place(arguments: &Arguments, checkpoint: &Checkpoint) -> anyhow::Result<(Option<String>, Option<Placed>)> {
+    let blueprint = Blueprint::of(checkpoint)?;
     let choice = Choice { wanted: arguments.device.as_deref(), ..Choice::default() };
-    let Ok((_instance, adapter)) = choice.adapter() else { return (None, None) };
-    let Adapter { info, .. } = &adapter;
-    let demand = demand(arguments, checkpoint);
-    (Some(info.name.clone()), Some(plan::plan(&memory(info), &demand)))
-}
-
-fn memory(info: &AdapterInfo) -> Memory {
-    let system = System::new();
-    let amd = system.amd_gpus().into_iter().next().filter(|_| {
-        info.kind == AdapterKind::Integrated && info.vendor_id == u32::from(telemetry::VENDOR_AMD)
-    });
-    let total = system.memory();
-    let gtt =
-        amd.as_ref().and_then(|card| Some(Gtt { size: card.gtt_total?, system: total.as_ref()?.total }));
-    let vram_free = amd
-        .as_ref()
-        .map_or(0, |card| card.vram_total.unwrap_or(0).saturating_sub(card.vram_used.unwrap_or(0)));
-    let heap = |heap: &gpu::Heap| HeapInfo {
-        size: heap.size,
-        budget: heap.budget,
-        used: heap.used.unwrap_or(0),
-        device_local: heap.device_local,
-        host_visible: heap.host_visible,
-    };
-    Memory {
-        heaps: info.heaps.iter().map(heap).collect(),
-        unified: info.unified_memory,
-        max_allocation: info.caps.max_allocation,
-        available: total.and_then(|memory| memory.available).map(|available| available + vram_free),
-        margin: Margin::default(),
-        gtt,
-    }
-}
-
-fn demand(arguments: &Arguments, checkpoint: &Checkpoint) -> Demand {
-    let config = &checkpoint.config;
-    let tied = checkpoint.inventory.head().map(|head| head.name.clone());
-    let items = |scheme: Option<Scheme>| -> Vec<Item> {
-        checkpoint
-            .inventory
-            .iter()
-            .map(|(_, tensor)| {
-                let layout = layout(tensor, scheme.unwrap_or(stored_as(tensor).0));
-                let bytes = layout.map_or(gpu_bytes(tensor), |l| (l.value_bytes() + l.scale_bytes()) as u64);
-                let strip = layout.map_or(0, |l| (l.strip_value_bytes() + l.strip_scale_bytes()) as u64);
-                // A token reads one row of the embeddings, unless they are the output projection too.
-                let one_row = tensor.name.contains("embed") || tensor.name.contains("token_embd");
-                let reads = if one_row && tied.as_ref() != Some(&tensor.name) {
-                    bytes / tensor.shape[0]
-                } else {
-                    bytes
-                };
-                Item { name: tensor.name.clone(), bytes, reads, strip }
-            })
-            .collect()
-    };
-    let global = config.layer_types.iter().filter(|kind| **kind == LayerType::Global).count() as u64;
-    let weights = items(None);
-    let total: u64 = weights.iter().map(|item| item.bytes).sum();
-    let smaller = [Scheme::Int8, Scheme::Int4]
-        .map(|scheme| (scheme, items(Some(scheme))))
-        .into_iter()
-        .filter(|(_, items)| items.iter().map(|item| item.bytes).sum::<u64>() < total)
-        .collect();
-    Demand {
-        weights,
-        kv: KvShape {
-            global_layers: global,
-            sliding_layers: u64::from(config.layers) - global,
-            window: u64::from(config.sliding_window.unwrap_or(u32::MAX)),
-            kv_heads: u64::from(config.kv_heads),
-            head_bytes: u64::from(config.head_dim) * 2,
-        },
-        context: u64::from(arguments.context),
-        batch: u64::from(arguments.batch),
-        // Activations and logits of a step, generously.
-        scratch: 64 << 20,
-        smaller,
-    }
+    let Ok((_instance, adapter)) = choice.adapter() else { return Ok((None, None)) };
+    let (context, batch) = (u64::from(arguments.context), u64::from(arguments.batch));
+    let demand = blueprint.demand(&checkpoint.config, context, batch, memory::SCRATCH);
+    Ok((Some(adapter.info.name.clone()), Some(plan::plan(&memory::of(&adapter.info), &demand))))
 }

@@ -12,15 +12,20 @@ use serde_json::json;
 use telemetry::System;
 use weights::{
     Checkpoint,
+    blueprint::Blueprint,
     load::load,
+    plan,
     stream::{Control, Options},
 };
 
-use crate::output;
+use crate::{memory, output};
 
 pub fn run(device: &Device, model: &Path, json: bool) -> anyhow::Result<ExitCode> {
     let start = Instant::now();
     let checkpoint = Checkpoint::open(model)?;
+    // Only weights are loaded here: the smallest context there is.
+    let demand = Blueprint::of(&checkpoint)?.demand(&checkpoint.config, 1, 1, memory::SCRATCH);
+    let placement = plan::plan(&memory::of(device.info()), &demand)?;
     let total: u64 = checkpoint.inventory.iter().map(|(_, tensor)| tensor.data.len).sum();
     // Page cache stays: the figure says how fast the way into the GPU is, not the disk.
     let options = Options { drop_cache: false, ..Options::default() };
@@ -42,7 +47,7 @@ pub fn run(device: &Device, model: &Path, json: bool) -> anyhow::Result<ExitCode
             }
             peak
         });
-        let loaded = load(device, &checkpoint, &options, &control);
+        let loaded = load(device, &checkpoint, &placement, &options, &control);
         done.store(true, Ordering::Relaxed);
         (loaded, watcher.join().unwrap_or(0))
     });
