@@ -111,17 +111,17 @@ pub struct Layout {
     pub scheme: Scheme,
     /// Output rows.
     pub rows: usize,
-    /// Columns: whole groups of 32, or for floats whole rows of tiles.
+    /// Columns: whole groups of 32, or for floats any number.
     pub k: usize,
 }
 
 impl Layout {
-    /// None when a dimension is zero, K is not whole groups (for floats: whole rows of tiles), or the whole is larger than
-    /// any memory: kernels count rows and columns in 32 bits, and the bytes must not overflow.
+    /// None when a dimension is zero, K is not whole groups (floats may have any K), or the whole is larger than any memory:
+    /// kernels count rows and columns in 32 bits, and the bytes must not overflow.
     pub fn new(scheme: Scheme, rows: usize, k: usize) -> Option<Self> {
         let padded = rows.checked_next_multiple_of(STRIP)?.checked_mul(k.checked_next_multiple_of(QUAD)?)?;
         let in_range = rows <= u32::MAX as usize && k <= u32::MAX as usize && padded <= 1 << 48;
-        let unit = if scheme.is_float() { TILE_ROW * 8 / scheme.bits() as usize } else { GROUP };
+        let unit = if scheme.is_float() { 1 } else { GROUP };
         (rows > 0 && k > 0 && k.is_multiple_of(unit) && in_range).then_some(Self { scheme, rows, k })
     }
 
@@ -302,8 +302,7 @@ mod tests {
         assert_eq!(layout.value_at(0, 32), (0, true));
         assert_eq!(layout.value_at(0, 64), (512, false));
         assert_eq!(Layout::new(Scheme::Int8, 1, 48), None);
-        assert!(Layout::new(Scheme::Bf16, 1, 48).is_some() && Layout::new(Scheme::F32, 1, 8).is_some());
-        assert_eq!(Layout::new(Scheme::Bf16, 1, 24), None);
+        assert!(Layout::new(Scheme::Bf16, 1, 48).is_some() && Layout::new(Scheme::F32, 1, 3).is_some());
         assert_eq!(Layout::new(Scheme::F32, u32::MAX as usize, 4_294_967_264), None);
         assert_eq!(Layout::new(Scheme::Int8, usize::MAX, 32), None);
     }

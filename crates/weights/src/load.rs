@@ -6,7 +6,7 @@ use gpu::{Arena, Buffer, Device, Lifetime, Memory};
 use kernels::{Matrix, quant};
 
 use crate::{
-    Error, Result, Tensor,
+    Error, Result, Span, Tensor,
     blueprint::{Blueprint, Place},
     checkpoint::Checkpoint,
     names::{Role, Slot},
@@ -88,21 +88,35 @@ impl Checkpoint {
     /// The values of a small tensor, read at once.
     pub fn read_vector(&self, tensor: &Tensor) -> Result<Vec<f32>> {
         let path = &self.source.files[tensor.data.file];
-        let file = File::open(path).map_err(|error| Error::io(path, error))?;
-        let mut bytes = vec![0; tensor.data.len as usize];
-        file.read_exact_at(&mut bytes, tensor.data.offset).map_err(|source| Error::Read {
-            path: path.clone(),
-            tensor: tensor.name.clone(),
-            offset: tensor.data.offset,
-            source,
-        })?;
+        let bytes = self.read_span(tensor, tensor.data)?;
         let mut values = vec![0.0; tensor.values().unwrap_or(0) as usize];
-        quant::dequantize(tensor.encoding, &bytes, &mut values)
-            .map_err(|error| Error::tensor(path, &tensor.name, error.to_string()))?;
+        match tensor.scales {
+            None => quant::dequantize(tensor.encoding, &bytes, &mut values),
+            Some(span) => {
+                let scales = self.read_span(tensor, span)?;
+                let scales: Vec<f32> =
+                    scales.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+                quant::dequantize_layerwise(tensor.encoding, &bytes, &scales, &mut values)
+            }
+        }
+        .map_err(|error| Error::tensor(path, &tensor.name, error.to_string()))?;
         match values.iter().position(|value| !value.is_finite()) {
             Some(at) => Err(Error::tensor(path, &tensor.name, format!("value {at} is not a finite number"))),
             None => Ok(values),
         }
+    }
+
+    fn read_span(&self, tensor: &Tensor, span: Span) -> Result<Vec<u8>> {
+        let path = &self.source.files[span.file];
+        let file = File::open(path).map_err(|error| Error::io(path, error))?;
+        let mut bytes = vec![0; span.len as usize];
+        file.read_exact_at(&mut bytes, span.offset).map_err(|source| Error::Read {
+            path: path.clone(),
+            tensor: tensor.name.clone(),
+            offset: span.offset,
+            source,
+        })?;
+        Ok(bytes)
     }
 }
 

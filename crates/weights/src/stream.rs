@@ -113,10 +113,12 @@ pub fn stream(
     let largest_row = destinations.iter().filter_map(|d| row_bytes(d.tensor)).max().unwrap_or(0);
     let slot_bytes = options.slot_bytes.max(largest_row + SLACK);
     let chunks = chunks(source, destinations, slot_bytes - SLACK)?;
+    let files = open(&source.files)?;
     let reader = Reader {
         source,
         destinations,
-        files: open(&source.files)?,
+        scales: read_scales(device, source, &files, destinations)?,
+        files,
         kernels: compile(device, destinations)?,
         ring: StagingRing::new(device, options.slots, slot_bytes, options.timeout)?,
         damage: Arena::new(device, Lifetime::Staging, Memory::Readback)
@@ -158,6 +160,8 @@ struct Reader<'a> {
     files: Vec<File>,
     kernels: Vec<(Encoding, Transcode)>,
     ring: StagingRing,
+    /// Scales of the destinations that have them in a tensor of their own.
+    scales: Vec<Option<gpu::Buffer>>,
     /// One word a destination: its first row with a scale that is not finite.
     damage: gpu::Buffer,
     options: &'a Options,
@@ -194,6 +198,7 @@ impl Reader<'_> {
                 first_byte: 0,
                 count: chunk.rows as usize,
                 first_row: chunk.first_row as usize,
+                scales: self.scales[chunk.destination].as_ref().map(gpu::Buffer::view),
             };
             let (matrix, placement) = (destination.matrix, destination.placement);
             kernel.record(recorder, &destination.tensor.name, &rows, matrix, placement, &damage)
@@ -223,7 +228,8 @@ impl Reader<'_> {
             Some((row, destination)) => {
                 let tensor = destination.tensor;
                 let reason = format!(
-                    "row {row} has a scale that is not a finite number: the file is damaged, download or convert it again"
+                    "row {row} has a scale that is not a finite number or a value out of its range: the file is damaged, \
+                     download or convert it again"
                 );
                 Err(Error::tensor(&self.source.files[tensor.data.file], &tensor.name, reason))
             }
@@ -233,6 +239,28 @@ impl Reader<'_> {
 
 fn open(files: &[PathBuf]) -> Result<Vec<File>> {
     files.iter().map(|path| File::open(path).map_err(|error| Error::io(path, error))).collect()
+}
+
+/// Reads scales that stand apart from their values: small beside them.
+fn read_scales(
+    device: &Device,
+    source: &Source,
+    files: &[File],
+    destinations: &[Destination<'_>],
+) -> Result<Vec<Option<gpu::Buffer>>> {
+    let mut arena = Arena::new(device, Lifetime::Staging, Memory::Upload).with_block_size(1 << 20);
+    let read = |destination: &Destination<'_>| {
+        let Some(span) = destination.tensor.scales else { return Ok(None) };
+        let mut buffer = arena.buffer(&destination.tensor.name, span.len)?;
+        files[span.file].read_exact_at(buffer.bytes_mut()?, span.offset).map_err(|error| Error::Read {
+            path: source.files[span.file].clone(),
+            tensor: destination.tensor.name.clone(),
+            offset: span.offset,
+            source: error,
+        })?;
+        Ok(Some(buffer))
+    };
+    destinations.iter().map(read).collect()
 }
 
 fn compile(device: &Device, destinations: &[Destination<'_>]) -> Result<Vec<(Encoding, Transcode)>> {

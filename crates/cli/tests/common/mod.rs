@@ -27,6 +27,7 @@ pub fn stdout(output: &Output) -> String {
 }
 
 /// What it complained about.
+#[allow(dead_code, reason = "not every test binary looks at complaints")]
 pub fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }

@@ -40,9 +40,12 @@ pub(super) fn cases(_: &Caps) -> Vec<Case> {
     list
 }
 
-/// Columns of a size: floats have no blocks of their own, and get groups.
+/// Columns of a size: floats have no blocks of their own, and get odd numbers of columns.
 fn columns(encoding: Encoding, blocks: usize) -> usize {
-    blocks * (encoding.block_values() as usize).max(GROUP)
+    match encoding.scheme().is_float() {
+        true => blocks * 37,
+        false => blocks * (encoding.block_values() as usize).max(GROUP),
+    }
 }
 
 /// The same with the matrix cut into parts as `caps` demands; for tests.
@@ -55,6 +58,7 @@ fn run(device: &Device, encoding: Encoding, size: Size, caps: &Caps) -> Result<C
     let k = columns(encoding, size.blocks);
     let row_bytes = encoding.bytes(&[k as u64]).expect("whole blocks") as usize;
     let source = random_rows(encoding, size.rows * row_bytes, (size.rows * 97 + k) as u64);
+    let file_scales = random_scales(encoding, size.rows * k);
     // Strips before, between and after the tensor's own belong to others.
     let strips = size.placement.first_strip + size.rows.div_ceil(STRIP) * size.placement.step;
     let whole = size.placement == Placement::WHOLE;
@@ -74,6 +78,7 @@ fn run(device: &Device, encoding: Encoding, size: Size, caps: &Caps) -> Result<C
     bytes.resize(bytes.len().next_multiple_of(4) + 4, 0xcc);
     let buffer = arena.buffer_from("rows", &bytes)?;
     let damage = arena.buffer_from("damage", &[u32::MAX])?;
+    let scales = if file_scales.is_empty() { None } else { Some(arena.buffer_from("scales", &file_scales)?) };
     let kernel = Transcode::new(device, encoding)?;
     let mut recorder = device.recorder()?;
     matrix.record_padding(&mut recorder, "padding")?;
@@ -83,6 +88,7 @@ fn run(device: &Device, encoding: Encoding, size: Size, caps: &Caps) -> Result<C
             first_byte: (size.first_byte + first_row * row_bytes) as u64,
             count: size.chunk.min(size.rows - first_row),
             first_row,
+            scales: scales.as_ref().map(gpu::Buffer::view),
         };
         kernel.record(&mut recorder, "transcode", &rows, &matrix, size.placement, &damage.view())?;
     }
@@ -90,7 +96,13 @@ fn run(device: &Device, encoding: Encoding, size: Size, caps: &Caps) -> Result<C
 
     let mut comparison = Comparison::default();
     comparison.equal(|| "damage".into(), &damage.read_vec::<u32>()?, &vec![u32::MAX]);
-    compare(&mut comparison, encoding, size, &source, k, &matrix.read()?)?;
+    let mut want = vec![0.0; size.rows * k];
+    match file_scales.is_empty() {
+        true => quant::dequantize(encoding, &source, &mut want),
+        false => quant::dequantize_layerwise(encoding, &source, &file_scales, &mut want),
+    }
+    .expect("the rows are sound");
+    compare(&mut comparison, encoding, size, &want, k, &matrix.read()?)?;
     if whole {
         compare_padding(&mut comparison, &matrix)?;
     }
@@ -102,12 +114,10 @@ fn compare(
     comparison: &mut Comparison,
     encoding: Encoding,
     size: Size,
-    source: &[u8],
+    want: &[f32],
     k: usize,
     got: &[Vec<f32>],
 ) -> Result<()> {
-    let mut want = vec![0.0; size.rows * k];
-    quant::dequantize(encoding, source, &mut want).expect("the rows are sound");
     let (_, exactness) = quant::scheme_for(encoding);
     for row in 0..size.rows {
         let strip = size.placement.first_strip + row / STRIP * size.placement.step;
@@ -152,6 +162,19 @@ fn compare_padding(comparison: &mut Comparison, matrix: &Matrix) -> Result<()> {
     Ok(())
 }
 
+/// Scales of the encodings that have them in a tensor of their own.
+fn random_scales(encoding: Encoding, values: usize) -> Vec<f32> {
+    let mut random = Random::new(values as u64);
+    match encoding {
+        Encoding::Int8Symmetric => vec![0.0123],
+        Encoding::Int4Grouped => {
+            (0..values.div_ceil(quant::LAYERWISE_GROUP)).map(|_| 0.05 * (1.5 + random.signed())).collect()
+        }
+        Encoding::Int8Asymmetric => vec![0.0123, 101.4],
+        _ => vec![],
+    }
+}
+
 /// Random blocks whose scales are ordinary numbers.
 fn random_rows(encoding: Encoding, bytes: usize, seed: u64) -> Vec<u8> {
     let mut random = Random::new(seed);
@@ -167,6 +190,8 @@ fn random_rows(encoding: Encoding, bytes: usize, seed: u64) -> Vec<u8> {
                 let last = block.len() - 1;
                 block[last] &= 0xbf;
             }
+            Encoding::Int4Grouped => block[0] = (block[0] % 16).wrapping_sub(8),
+            Encoding::Int8Symmetric | Encoding::Int8Asymmetric => {}
             // Some so small that the scale of a group is below f16's normal range.
             Encoding::Q6K => half(&mut block[208..210], if tiny { 2e-7 } else { 0.001 }),
             Encoding::Q4_1 | Encoding::Q5_1 | Encoding::Q4K | Encoding::Q5K => {

@@ -10,7 +10,7 @@ mod tests;
 use gpu::{Address, Caps, Device, Error, Pipeline, Recorder, Result, Subgroup, Tier, View};
 
 use crate::{
-    Encoding, Kernel, Matrix, STRIP,
+    Encoding, Kernel, Matrix, STRIP, quant,
     shaders::transcode::{Constants, Push, TIERS},
     variant::Variant,
 };
@@ -20,7 +20,7 @@ pub static KERNEL: Kernel =
     Kernel { name: "transcode", about: "file encodings into the tiled layout", variants, cases: cases::cases };
 
 /// Encodings that the kernel reads, in the order of the shader's constants.
-pub const ENCODINGS: [Encoding; 11] = [
+pub const ENCODINGS: [Encoding; 14] = [
     Encoding::F32,
     Encoding::F16,
     Encoding::Bf16,
@@ -32,6 +32,9 @@ pub const ENCODINGS: [Encoding; 11] = [
     Encoding::Q4K,
     Encoding::Q5K,
     Encoding::Q6K,
+    Encoding::Int8Symmetric,
+    Encoding::Int4Grouped,
+    Encoding::Int8Asymmetric,
 ];
 
 const THREADS: u32 = 64;
@@ -53,6 +56,8 @@ pub struct Rows {
     pub count: usize,
     /// Which row of the tensor the first one is.
     pub first_row: usize,
+    /// The tensor's scales as f32, where they are a tensor of their own.
+    pub scales: Option<View>,
 }
 
 /// Where a tensor's strips go in a matrix that holds several tensors.
@@ -79,8 +84,8 @@ impl Transcode {
         Ok(Self { encoding, pipeline: variant.pipeline(device)? })
     }
 
-    /// Records the way of some rows into their matrix. A scale or minimum that is not finite lowers the word `damage` (all
-    /// ones before) to the tensor's first row that has one.
+    /// Records the way of some rows into their matrix. A scale or minimum that is not finite, or a value out of its range,
+    /// lowers the word `damage` (all ones before) to the tensor's first row that has one.
     pub fn record(
         &self,
         recorder: &mut Recorder,
@@ -100,6 +105,15 @@ impl Transcode {
         };
         if rows.first_byte + row_bytes * rows.count as u64 + 4 > rows.source.len() {
             return wrong(format!("{} rows of {row_bytes} bytes from {} bytes", rows.count, rows.source.len()));
+        }
+        let needed = match self.encoding {
+            Encoding::Int8Symmetric => 1,
+            Encoding::Int4Grouped => ((rows.first_row + rows.count) * layout.k).div_ceil(quant::LAYERWISE_GROUP),
+            Encoding::Int8Asymmetric => 2,
+            _ => 0,
+        };
+        if rows.scales.as_ref().map_or(0, View::len) < needed as u64 * 4 {
+            return wrong(format!("{:?} needs {needed} scales of its own", self.encoding));
         }
         let Some(last_row) = (rows.first_row + rows.count).checked_sub(1) else {
             return wrong("no rows".into());
@@ -121,6 +135,7 @@ impl Transcode {
                 values: (&part.values).into(),
                 scales: part.scales.as_ref().map_or(Address::NONE, Address::from),
                 damage: damage.clone().into(),
+                file_scales: rows.scales.clone().map_or(Address::NONE, Address::from),
                 source_first: (rows.first_byte + (from - rows.first_row) as u64 * row_bytes) as u32,
                 source_row_bytes: row_bytes as u32,
                 rows: (to - from) as u32,

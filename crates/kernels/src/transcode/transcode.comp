@@ -20,18 +20,26 @@ const uint Q5_1 = 7;
 const uint Q4_K = 8;
 const uint Q5_K = 9;
 const uint Q6_K = 10;
+// One byte a value, with scales in a tensor of their own.
+const uint INT8_SYMMETRIC = 11;
+const uint INT4_GROUPED = 12;
+const uint INT8_ASYMMETRIC = 13;
 
 layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Words { uint data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 16) writeonly buffer Tiles { uvec4 data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 4) writeonly buffer Scales { uint data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 4) buffer Damage { uint row; };
+layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Floats { float data[]; };
 
 layout(push_constant, scalar) uniform Push {
     Words source;
     Tiles values;
     Scales scales;
-    // The first row of the tensor with a scale or minimum that is not finite; all ones when there is none.
+    // The first row of the tensor with a scale or minimum that is not finite, or a value out of its range; all ones when
+    // there is none.
     Damage damage;
+    // Scales that stand in a tensor of their own.
+    Floats file_scales;
     // Where the first row starts in the source, in bytes; at any alignment.
     uint source_first;
     uint source_row_bytes;
@@ -174,7 +182,53 @@ Group q6_group(uint block, uint half_index, uint index) {
     return group;
 }
 
-Group load_group(uint row_at, uint index) {
+// Set by what finds a value that its encoding does not allow.
+bool out_of_range = false;
+
+Group layerwise_group(uint row_at, uint row, uint index) {
+    Group group;
+    group.minimum = 0;
+    uint at = row_at + index * GROUP;
+    [[unroll]] for (uint i = 0; i < 8; i++) {
+        group.bytes[i] = load32(at + 4 * i);
+    }
+    if (ENCODING == INT8_SYMMETRIC) {
+        group.scale = half_bits(push.file_scales.data[0]);
+    } else if (ENCODING == INT4_GROUPED) {
+        // A scale per 128 values of the flattened tensor: four groups of 32, which may cross the end of a row.
+        group.scale = half_bits(push.file_scales.data[(row * (push.k / GROUP) + index) / 4]);
+        [[unroll]] for (uint i = 0; i < 8; i++) {
+            // −8…7 plus 8 has no bit above the fourth; the sum is taken byte by byte.
+            uint moved = ((group.bytes[i] & 0x7f7f7f7fu) + 0x08080808u) ^ (group.bytes[i] & 0x80808080u);
+            out_of_range = out_of_range || (moved & 0xf0f0f0f0u) != 0;
+            group.bytes[i] &= 0x0f0f0f0fu;
+        }
+    } else {
+        int low = 255;
+        int high = 0;
+        for (uint i = 0; i < GROUP; i++) {
+            int code = int(group.bytes[i / 4] >> (i % 4 * 8) & 255);
+            low = min(low, code);
+            high = max(high, code);
+        }
+        // The code that becomes zero: the zero point, or the nearest to it that lets every code fit 8 bits.
+        float scale = push.file_scales.data[0];
+        float zero_point = push.file_scales.data[1];
+        int base = clamp(int(clamp(round(zero_point), -1000.0, 1000.0)), high - 127, low + 128);
+        [[unroll]] for (uint i = 0; i < 8; i++) {
+            ivec4 codes = ivec4(group.bytes[i], group.bytes[i] >> 8, group.bytes[i] >> 16, group.bytes[i] >> 24) & 255;
+            group.bytes[i] = pack_bytes(codes - base);
+        }
+        group.scale = half_bits(scale);
+        group.minimum = half_bits((float(base) - zero_point) * scale);
+    }
+    return group;
+}
+
+Group load_group(uint row_at, uint row, uint index) {
+    if (ENCODING >= INT8_SYMMETRIC) {
+        return layerwise_group(row_at, row, index);
+    }
     Group group;
     group.minimum = 0;
     if (ENCODING == Q8_0) {
@@ -257,13 +311,19 @@ void main() {
         uint tiles = QUAD / columns;
         for (uint tile = 0; tile < tiles; tile++) {
             uint target = ((strip_quad * tiles + tile) * STRIP + strip_row) * 2;
-            bool present = quad * QUAD + tile * columns < push.k;
             uint from = row_at + (quad * tiles + tile) * 32;
+            // Values of this row that a tile may still hold: past them stands the next row.
+            int left = int(push.k) - int(quad * QUAD + tile * columns);
             [[unroll]] for (uint part = 0; part < 2; part++) {
                 uvec4 words = uvec4(0);
-                if (present) {
-                    uint at = from + part * 16;
-                    words = uvec4(load32(at), load32(at + 4), load32(at + 8), load32(at + 12));
+                [[unroll]] for (uint i = 0; i < 4; i++) {
+                    int values = left - int((part * 4 + i) * (columns / 8));
+                    if (values > 0) {
+                        words[i] = load32(from + (part * 4 + i) * 4);
+                    }
+                    if (columns == 16 && values == 1) {
+                        words[i] &= 0xffffu;
+                    }
                 }
                 push.values.data[target + part] = words;
             }
@@ -271,8 +331,10 @@ void main() {
         return;
     }
 
-    const bool nibbles = ENCODING == Q4_0 || ENCODING == Q4_1 || ENCODING == Q4_K;
-    const bool minima = ENCODING == Q4_1 || ENCODING == Q5_1 || ENCODING == Q4_K || ENCODING == Q5_K;
+    const bool nibbles =
+        ENCODING == Q4_0 || ENCODING == Q4_1 || ENCODING == Q4_K || ENCODING == INT4_GROUPED;
+    const bool minima = ENCODING == Q4_1 || ENCODING == Q5_1 || ENCODING == Q4_K || ENCODING == Q5_K
+        || ENCODING == INT8_ASYMMETRIC;
     uint scales[4];
     uint minimums[4];
     Group low;
@@ -280,7 +342,7 @@ void main() {
         uint index = quad * 4 + i;
         Group group;
         if (index * GROUP < push.k) {
-            group = load_group(row_at, index);
+            group = load_group(row_at, row, index);
         } else {
             // Padding: zeros, and for nibbles with a minimum a scale and minimum of zero say the same.
             group.scale = 0;
@@ -292,7 +354,7 @@ void main() {
         scales[i] = group.scale;
         minimums[i] = group.minimum;
         // The exponent of an f16 that is infinite or not a number is all ones.
-        if ((group.scale & 0x7c00) == 0x7c00 || (group.minimum & 0x7c00) == 0x7c00) {
+        if (out_of_range || (group.scale & 0x7c00) == 0x7c00 || (group.minimum & 0x7c00) == 0x7c00) {
             atomicMin(push.damage.row, row);
         }
         if (!nibbles) {

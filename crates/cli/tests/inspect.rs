@@ -1,0 +1,79 @@
+//! `indrik inspect` on folders that transformers saved, on the real Gemma 3 270M where it is at hand, and on what is no model.
+
+mod common;
+
+use std::path::{Path, PathBuf};
+
+use common::{indrik, json, stderr, stdout};
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../weights/tests/fixtures/hf").join(name)
+}
+
+#[test]
+fn a_folder_saved_by_transformers() {
+    let folder = fixture("text");
+    let output = indrik(&["inspect", folder.to_str().unwrap(), "--json"]).output().unwrap();
+    let result = json(&output);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert_eq!(result["format"], "hugging_face");
+    assert_eq!(result["config"]["architecture"], "gemma3");
+    assert_eq!(result["config"]["hidden"], 16);
+    assert!(result["parameters"].as_u64().unwrap() > 1000);
+    assert_eq!(result["encodings"]["bf16"]["scheme"], "bf16");
+    let text = stdout(&indrik(&["inspect", folder.to_str().unwrap(), "--tensors"]).output().unwrap());
+    assert!(text.contains("model.layers.0.self_attn.q_proj.weight") || text.contains("q_proj"), "{text}");
+}
+
+#[test]
+fn it_needs_no_gpu() {
+    let folder = fixture("text");
+    let nothing = "/nonexistent/driver.json";
+    let output = indrik(&["inspect", folder.to_str().unwrap()])
+        .env("VK_DRIVER_FILES", nothing)
+        .env("VK_ICD_FILENAMES", nothing)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(stdout(&output).contains("No usable Vulkan device here"), "{}", stdout(&output));
+}
+
+#[test]
+fn the_real_270m() {
+    let Some(path) = std::env::var_os("INDRIK_TEST_GGUF") else {
+        eprintln!("not tested: INDRIK_TEST_GGUF does not name the Gemma 3 270M GGUF");
+        return;
+    };
+    let result = json(&indrik(&["inspect", "--json"]).arg(path).output().unwrap());
+    assert_eq!(
+        (result["config"]["layers"].as_u64(), result["config"]["hidden"].as_u64()),
+        (Some(18), Some(640))
+    );
+    assert_eq!(result["tensors"].as_array().unwrap().len(), 236);
+    assert_eq!(result["encodings"]["q4_k"]["scheme"], "int4_min");
+}
+
+#[test]
+fn what_is_no_model_is_said_in_one_sentence() {
+    let (dir, empty) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let write = |name: &str, content: &[u8]| {
+        let path = dir.path().join(name);
+        std::fs::write(&path, content).unwrap();
+        path
+    };
+    let cases = [
+        (PathBuf::from("/nonexistent/model.gguf"), "No such file"),
+        (write("empty.gguf", b""), "empty.gguf"),
+        (write("text.gguf", b"this is a letter, not a model"), "text.gguf"),
+        (write("cut.gguf", b"GGUF\x03\0\0\0\x05\0\0\0\0\0\0\0"), "cut.gguf"),
+        (dir.path().to_path_buf(), "name the file instead of the folder"),
+        (empty.path().to_path_buf(), "model.safetensors"),
+    ];
+    for (path, expected) in cases {
+        let output = indrik(&["inspect"]).arg(&path).output().unwrap();
+        let text = stderr(&output);
+        assert_eq!(output.status.code(), Some(1), "{}: {text}", path.display());
+        assert!(text.starts_with("indrik: ") && text.contains(expected), "{}: {text}", path.display());
+        assert!(!text.contains("panicked"), "{text}");
+    }
+}
