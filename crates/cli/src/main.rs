@@ -29,6 +29,7 @@ enum Command {
     Devices(commands::devices::Arguments),
     Doctor(commands::doctor::Arguments),
     Inspect(commands::inspect::Arguments),
+    Quantize(commands::quantize::Arguments),
     Bench(commands::bench::Arguments),
     Kernels(commands::kernels::Arguments),
 }
@@ -53,6 +54,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Devices(arguments) => commands::devices::run(&arguments),
         Command::Doctor(arguments) => commands::doctor::run(&arguments),
         Command::Inspect(arguments) => commands::inspect::run(&arguments),
+        Command::Quantize(arguments) => commands::quantize::run(&arguments),
         Command::Bench(arguments) => commands::bench::run(&arguments),
         Command::Kernels(arguments) => commands::kernels::run(&arguments),
     }

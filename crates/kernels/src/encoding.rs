@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::Scheme;
+use crate::{Layout, Scheme};
 
 /// How values are stored in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
@@ -36,6 +36,23 @@ pub enum Encoding {
     Int4Grouped,
     /// Layer by layer: one unsigned byte a value, one scale and zero point for all.
     Int8Asymmetric,
+    /// Our own files: tiles and scale plane as they are on the GPU.
+    Tiled(Scheme),
+}
+
+impl std::fmt::Display for Encoding {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Encoding::Tiled(scheme) => write!(f, "tiled {scheme}"),
+            Encoding::Q4K => f.write_str("q4_k"),
+            Encoding::Q5K => f.write_str("q5_k"),
+            Encoding::Q6K => f.write_str("q6_k"),
+            Encoding::Int8Symmetric => f.write_str("int8_symmetric"),
+            Encoding::Int4Grouped => f.write_str("int4_grouped"),
+            Encoding::Int8Asymmetric => f.write_str("int8_asymmetric"),
+            other => f.write_str(&format!("{other:?}").to_lowercase()),
+        }
+    }
 }
 
 impl Encoding {
@@ -62,11 +79,18 @@ impl Encoding {
             Encoding::Q5K => 176,
             Encoding::Q6K => 210,
             Encoding::Int8Symmetric | Encoding::Int4Grouped | Encoding::Int8Asymmetric => 1,
+            // Rows are not contiguous there: only `bytes` means something.
+            Encoding::Tiled(_) => 1,
         }
     }
 
     /// Bytes of a tensor of this shape; none when a row is not whole blocks or the count does not fit 64 bits.
     pub fn bytes(self, shape: &[u64]) -> Option<u64> {
+        if let Encoding::Tiled(scheme) = self {
+            let [rows, k] = shape else { return None };
+            let layout = Layout::new(scheme, usize::try_from(*rows).ok()?, usize::try_from(*k).ok()?)?;
+            return Some(layout.value_bytes() as u64);
+        }
         let values = shape.iter().try_fold(1_u64, |product, dimension| product.checked_mul(*dimension))?;
         let row = shape.last().copied().unwrap_or(1);
         row.is_multiple_of(self.block_values()).then_some(())?;

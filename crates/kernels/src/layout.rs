@@ -24,7 +24,7 @@ const TILE_ROW: usize = 32;
 
 /// How a weight is stored. Quantised ones come in groups of 32 along K with an f16 scale d each, and some with an f16
 /// minimum m.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Scheme {
     /// 8 bits: d · q, q from −128 to 127.

@@ -6,7 +6,7 @@ use crate::{
     Error, Format, Result, Source,
     complete::{self, Inventory},
     config::{Config, MetaValue},
-    folder, gguf, layerwise,
+    folder, gguf, layerwise, native,
 };
 
 /// A model's files with its dimensions and its tensors by what they are.
@@ -23,17 +23,22 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Opens a GGUF file, a Hugging Face folder or a folder that was quantised layer by layer.
+    /// Opens a GGUF file, one of our own, a Hugging Face folder or a folder that was quantised layer by layer.
     pub fn open(path: &Path) -> Result<Self> {
-        let (source, config) = if path.is_dir() { open_folder(path)? } else { open_gguf(path)? };
+        let is_native = path.extension().is_some_and(|extension| extension == "safetensors");
+        let (source, config) = match () {
+            () if path.is_dir() => open_folder(path)?,
+            () if is_native => native::open(path)?,
+            () => open_gguf(path)?,
+        };
         let inventory = complete::check(&config, &source)
             .map_err(|incomplete| Error::Incomplete { path: path.to_path_buf(), incomplete })?;
         Ok(Self { path: path.to_path_buf(), source, config, inventory })
     }
 
-    /// Whether norm weights are stored less one, as Hugging Face's are: GGUF's already are what multiplies.
+    /// Whether norm weights are stored less one, as Hugging Face's are: GGUF's and ours already are what multiplies.
     pub fn norms_less_one(&self) -> bool {
-        self.source.format != Format::Gguf
+        matches!(self.source.format, Format::HuggingFace | Format::Layerwise)
     }
 }
 

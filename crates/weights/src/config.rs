@@ -9,7 +9,7 @@ mod keys;
 
 use std::path::Path;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result};
 
@@ -22,7 +22,7 @@ const MAX_LAYERS: u32 = 1024;
 const MAX_SIZE: u32 = 1 << 24;
 
 /// A family of models.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Architecture {
     /// Gemma 3, alone or as the language model of the multimodal ones.
@@ -52,7 +52,7 @@ impl Architecture {
 }
 
 /// How far a layer's attention reaches.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LayerType {
     /// Over the last [`Config::sliding_window`] positions, with the local RoPE base.
@@ -62,7 +62,7 @@ pub enum LayerType {
 }
 
 /// How RoPE's positions are scaled in global layers.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RopeScaling {
     /// Not at all.
@@ -75,7 +75,7 @@ pub enum RopeScaling {
 }
 
 /// Everything the forward pass needs to know about a model besides its weights.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Config {
     /// The family.
     pub architecture: Architecture,
@@ -121,6 +121,17 @@ pub struct Config {
 }
 
 impl Config {
+    /// Whether the numbers can be those of a model: for a config that was not read key by key.
+    pub(crate) fn is_sane(&self) -> bool {
+        let sizes = [self.hidden, self.intermediate, self.heads, self.kv_heads, self.head_dim, self.vocab];
+        let products = [(self.heads, self.head_dim), (self.kv_heads, self.head_dim)];
+        sizes.iter().all(|size| (1..=MAX_SIZE).contains(size))
+            && products.iter().all(|(a, b)| a.checked_mul(*b).is_some_and(|rows| rows <= MAX_SIZE))
+            && (1..=MAX_LAYERS).contains(&self.layers)
+            && self.layer_types.len() == self.layers as usize
+            && self.heads.is_multiple_of(self.kv_heads)
+    }
+
     /// Rows of the query projection.
     pub fn query_rows(&self) -> u32 {
         self.heads * self.head_dim

@@ -1,6 +1,6 @@
 //! Model files: what is in them, where it goes, and the way into GPU memory.
 //!
-//! 1. A reader ([`gguf`], [`folder`], [`layerwise`]) looks at headers only and yields a [`Source`]: every tensor with its
+//! 1. A reader ([`gguf`], [`folder`], [`layerwise`], [`native`]) looks at headers only and yields a [`Source`]: every tensor with its
 //!    shape, its [`Encoding`] and where its bytes are.
 //! 2. [`config`] holds the model's dimensions, from config.json or from GGUF's metadata; [`names`] turns a tensor's name
 //!    into a slot (tower, layer, role), once; [`complete`] checks that every slot is filled with the right shape, and says
@@ -9,6 +9,8 @@
 //! 3. [`blueprint`] says which matrices that makes; [`plan`] decides which heap each goes to, or what does not fit and what would make it fit.
 //! 4. [`load`] takes the memory; [`stream`] carries the bytes there within a fixed amount of
 //!    extra memory.
+//!
+//! [`quantize`] writes a checkpoint as a file of our own, in the layout of the GPU.
 
 pub mod blueprint;
 pub mod checkpoint;
@@ -20,7 +22,9 @@ pub mod gguf;
 pub mod layerwise;
 pub mod load;
 pub mod names;
+pub mod native;
 pub mod plan;
+pub mod quantize;
 pub mod safetensors;
 mod source;
 pub mod stream;

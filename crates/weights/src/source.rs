@@ -26,6 +26,8 @@ pub enum Format {
     HuggingFace,
     /// A folder quantised layer by layer, by the system that Indrik replaces.
     Layerwise,
+    /// Our own file, as `indrik quantize` writes it.
+    Native,
 }
 
 /// One tensor as a header describes it.

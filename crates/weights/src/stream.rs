@@ -1,7 +1,8 @@
 //! From files into GPU memory, in one pass and within a fixed amount of extra memory.
 //!
 //! Tensors are cut into chunks of whole rows, in the order of the files. Reader threads take chunks, read each straight into
-//! a slot of a staging ring (memory that both sides see) and submit the kernel that carries it into its matrix. The ring
+//! a slot of a staging ring (memory that both sides see) and submit the kernel that carries it into its matrix; tiles of our
+//! own files are only copied. The ring
 //! bounds what is under way; what has been read is dropped from the page cache behind the readers. The first error stops
 //! all of them.
 
@@ -16,13 +17,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gpu::{Arena, Device, Lifetime, Memory, StagingRing};
+use gpu::{Arena, Device, Lifetime, Memory, Recorder, StagingRing, View};
 use kernels::{
-    Encoding, Matrix,
+    Encoding, Layout, Matrix, Part, STRIP,
     transcode::{Placement, Rows, Transcode},
 };
 
-use crate::{Error, Result, Source, Tensor};
+use crate::{Error, Result, Source, Span, Tensor};
 
 /// A tensor and the matrix it goes to.
 #[derive(Clone, Copy)]
@@ -86,15 +87,23 @@ pub struct Stats {
     pub seconds: f64,
 }
 
-/// Whole rows of one tensor, contiguous in its file.
+/// A run of one tensor, contiguous in its file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Chunk {
     destination: usize,
-    first_row: u64,
-    rows: u64,
-    file: usize,
-    offset: u64,
-    bytes: u64,
+    run: Run,
+    span: Span,
+}
+
+/// What a chunk holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Run {
+    /// Whole rows in the file's own encoding, for the kernel.
+    Rows { first: u64, count: u64 },
+    /// Whole strips of tiles, to be copied.
+    Values { first: u64, count: u64 },
+    /// Whole strips of a scale plane, to be copied.
+    Scales { first: u64, count: u64 },
 }
 
 /// The shader reads whole words: a slot has a few bytes more than it is given.
@@ -109,10 +118,9 @@ pub fn stream(
     control: &Control,
 ) -> Result<Stats> {
     let start = Instant::now();
-    let row_bytes = |tensor: &Tensor| tensor.encoding.bytes(&tensor.shape[tensor.shape.len().min(1)..]);
-    let largest_row = destinations.iter().filter_map(|d| row_bytes(d.tensor)).max().unwrap_or(0);
-    let slot_bytes = options.slot_bytes.max(largest_row + SLACK);
-    let chunks = chunks(source, destinations, slot_bytes - SLACK)?;
+    let chunks = chunks(source, destinations, options.slot_bytes.saturating_sub(SLACK))?;
+    let largest = chunks.iter().map(|chunk| chunk.span.len).max().unwrap_or(0);
+    let slot_bytes = options.slot_bytes.max(largest + SLACK);
     let files = open(&source.files)?;
     let reader = Reader {
         source,
@@ -151,7 +159,10 @@ pub fn stream(
     }
     finished?;
     reader.check_damage()?;
-    Ok(Stats { bytes: chunks.iter().map(|chunk| chunk.bytes).sum(), seconds: start.elapsed().as_secs_f64() })
+    Ok(Stats {
+        bytes: chunks.iter().map(|chunk| chunk.span.len).sum(),
+        seconds: start.elapsed().as_secs_f64(),
+    })
 }
 
 struct Reader<'a> {
@@ -175,48 +186,69 @@ impl Reader<'_> {
         if self.control.cancel.load(Ordering::Relaxed) {
             return Err(Error::Cancelled);
         }
+        let destination = &self.destinations[chunk.destination];
         let mut slot = self.ring.acquire()?;
         // A slot that fails to be filled is freed with the ring: the stream is over then.
-        let bytes = &mut slot.bytes_mut()?[..chunk.bytes as usize];
-        let path = &self.source.files[chunk.file];
-        self.read(chunk, bytes).map_err(|source| Error::Read {
-            path: path.clone(),
-            tensor: self.destinations[chunk.destination].tensor.name.clone(),
-            offset: chunk.offset,
+        let bytes = &mut slot.bytes_mut()?[..chunk.span.len as usize];
+        self.read(chunk.span, bytes).map_err(|source| Error::Read {
+            path: self.source.files[chunk.span.file].clone(),
+            tensor: destination.tensor.name.clone(),
+            offset: chunk.span.offset,
             source,
         })?;
-        self.control.done.fetch_add(chunk.bytes, Ordering::Relaxed);
-        let destination = &self.destinations[chunk.destination];
-        let encoding = destination.tensor.encoding;
-        let (_, kernel) =
-            self.kernels.iter().find(|(known, _)| *known == encoding).expect("compiled for all");
-        let word = chunk.destination as u64 * 4;
-        let damage = self.damage.slice(word..word + 4)?;
-        self.ring.send(slot, |recorder, source| {
-            let rows = Rows {
-                source: source.clone(),
-                first_byte: 0,
-                count: chunk.rows as usize,
-                first_row: chunk.first_row as usize,
-                scales: self.scales[chunk.destination].as_ref().map(gpu::Buffer::view),
-            };
-            let (matrix, placement) = (destination.matrix, destination.placement);
-            kernel.record(recorder, &destination.tensor.name, &rows, matrix, placement, &damage)
+        self.control.done.fetch_add(chunk.span.len, Ordering::Relaxed);
+        self.ring.send(slot, |recorder, source| match chunk.run {
+            Run::Rows { first, count } => self.transcode(recorder, source, chunk.destination, first, count),
+            Run::Values { first, count } => {
+                copy_strips(recorder, source, destination, first, count, |part| {
+                    Some((&part.values, part.layout.strip_value_bytes()))
+                })
+            }
+            Run::Scales { first, count } => {
+                copy_strips(recorder, source, destination, first, count, |part| {
+                    Some((part.scales.as_ref()?, part.layout.strip_scale_bytes()))
+                })
+            }
         })?;
         Ok(())
     }
 
-    fn read(&self, chunk: &Chunk, bytes: &mut [u8]) -> std::io::Result<()> {
-        let before = self.read_before.fetch_add(chunk.bytes, Ordering::Relaxed);
-        if self.options.fail_at.is_some_and(|at| (before..before + chunk.bytes).contains(&at)) {
+    fn transcode(
+        &self,
+        recorder: &mut Recorder,
+        source: &View,
+        index: usize,
+        first: u64,
+        count: u64,
+    ) -> gpu::Result<()> {
+        let destination = &self.destinations[index];
+        let encoding = destination.tensor.encoding;
+        let (_, kernel) =
+            self.kernels.iter().find(|(known, _)| *known == encoding).expect("compiled for all");
+        let word = index as u64 * 4;
+        let damage = self.damage.slice(word..word + 4)?;
+        let rows = Rows {
+            source: source.clone(),
+            first_byte: 0,
+            count: count as usize,
+            first_row: first as usize,
+            scales: self.scales[index].as_ref().map(gpu::Buffer::view),
+        };
+        let (matrix, placement) = (destination.matrix, destination.placement);
+        kernel.record(recorder, &destination.tensor.name, &rows, matrix, placement, &damage)
+    }
+
+    fn read(&self, span: Span, bytes: &mut [u8]) -> std::io::Result<()> {
+        let before = self.read_before.fetch_add(span.len, Ordering::Relaxed);
+        if self.options.fail_at.is_some_and(|at| (before..before + span.len).contains(&at)) {
             return Err(std::io::Error::other("injected read error"));
         }
-        let file = &self.files[chunk.file];
-        file.read_exact_at(bytes, chunk.offset)?;
+        let file = &self.files[span.file];
+        file.read_exact_at(bytes, span.offset)?;
         if self.options.drop_cache {
-            let length = std::num::NonZeroU64::new(chunk.bytes);
+            let length = std::num::NonZeroU64::new(span.len);
             // Only advice: a file system that cannot take it loses nothing but memory.
-            let _ = rustix::fs::fadvise(file, chunk.offset, length, rustix::fs::Advice::DontNeed);
+            let _ = rustix::fs::fadvise(file, span.offset, length, rustix::fs::Advice::DontNeed);
         }
         Ok(())
     }
@@ -250,7 +282,8 @@ fn read_scales(
 ) -> Result<Vec<Option<gpu::Buffer>>> {
     let mut arena = Arena::new(device, Lifetime::Staging, Memory::Upload).with_block_size(1 << 20);
     let read = |destination: &Destination<'_>| {
-        let Some(span) = destination.tensor.scales else { return Ok(None) };
+        let in_tiles = matches!(destination.tensor.encoding, Encoding::Tiled(_));
+        let Some(span) = destination.tensor.scales.filter(|_| !in_tiles) else { return Ok(None) };
         let mut buffer = arena.buffer(&destination.tensor.name, span.len)?;
         files[span.file].read_exact_at(buffer.bytes_mut()?, span.offset).map_err(|error| Error::Read {
             path: source.files[span.file].clone(),
@@ -265,7 +298,9 @@ fn read_scales(
 
 fn compile(device: &Device, destinations: &[Destination<'_>]) -> Result<Vec<(Encoding, Transcode)>> {
     let mut kernels: Vec<(Encoding, Transcode)> = Vec::new();
-    for encoding in destinations.iter().map(|destination| destination.tensor.encoding) {
+    let encodings = destinations.iter().map(|destination| destination.tensor.encoding);
+    // Tiles need no kernel.
+    for encoding in encodings.filter(|encoding| !matches!(encoding, Encoding::Tiled(_))) {
         if !kernels.iter().any(|(known, _)| *known == encoding) {
             kernels.push((encoding, Transcode::new(device, encoding)?));
         }
@@ -282,7 +317,45 @@ fn pad(device: &Device, destinations: &[Destination<'_>], timeout: Duration) -> 
     Ok(recorder.seal()?.run(timeout)?)
 }
 
-/// Every tensor in runs of whole rows of at most `most` bytes, in the order of the files.
+/// Records copies of whole strips of a plane, each to its place in the matrix.
+fn copy_strips<'a>(
+    recorder: &mut Recorder,
+    source: &View,
+    destination: &Destination<'a>,
+    first: u64,
+    count: u64,
+    plane: impl Fn(&'a Part) -> Option<(&'a gpu::Buffer, usize)>,
+) -> gpu::Result<()> {
+    let Placement { first_strip, step } = destination.placement;
+    let mut strip = first;
+    while strip < first + count {
+        let at = first_strip as u64 + strip * step as u64;
+        let holds = |part: &&Part| {
+            let start = part.first_row as u64 / STRIP as u64;
+            (start..start + part.layout.strips() as u64).contains(&at)
+        };
+        let part = destination.matrix.parts().iter().find(holds);
+        let Some((part, (buffer, strip_bytes))) = part.and_then(|part| Some((part, plane(part)?))) else {
+            let reason = format!("strip {at} lies past the end of the matrix");
+            return Err(gpu::Error::InvalidUse { what: destination.tensor.name.clone(), reason });
+        };
+        let within = at - part.first_row as u64 / STRIP as u64;
+        // Strips that follow each other in the matrix too go as one.
+        let left_in_part = part.layout.strips() as u64 - within;
+        let run = if step == 1 { (first + count - strip).min(left_in_part) } else { 1 };
+        let bytes = strip_bytes as u64;
+        let from = source.slice((strip - first) * bytes..(strip - first + run) * bytes)?;
+        recorder.copy(
+            &destination.tensor.name,
+            from,
+            buffer.slice(within * bytes..(within + run) * bytes)?,
+        )?;
+        strip += run;
+    }
+    Ok(())
+}
+
+/// Every tensor in runs of at most `most` bytes (or one row or strip), in the order of the files.
 fn chunks(source: &Source, destinations: &[Destination<'_>], most: u64) -> Result<Vec<Chunk>> {
     let mut list = Vec::new();
     for (index, destination) in destinations.iter().enumerate() {
@@ -291,23 +364,32 @@ fn chunks(source: &Source, destinations: &[Destination<'_>], most: u64) -> Resul
         let [rows, k] = tensor.shape[..] else {
             return Err(wrong(format!("a matrix has two dimensions, this has {:?}", tensor.shape)));
         };
-        let row_bytes = tensor.encoding.bytes(&[k]).filter(|bytes| *bytes > 0).ok_or_else(|| {
-            wrong(format!("rows of {k} values are not whole blocks of {:?}", tensor.encoding))
-        })?;
-        let mut first_row = 0;
-        while first_row < rows {
-            let count = (most / row_bytes).clamp(1, rows - first_row);
-            list.push(Chunk {
-                destination: index,
-                first_row,
-                rows: count,
-                file: tensor.data.file,
-                offset: tensor.data.offset + first_row * row_bytes,
-                bytes: count * row_bytes,
-            });
-            first_row += count;
+        let mut cut = |span: Span, units: u64, unit_bytes: u64, run: fn(u64, u64) -> Run| {
+            let mut first = 0;
+            while first < units {
+                let count = (most / unit_bytes).clamp(1, units - first);
+                let span = Span { offset: span.offset + first * unit_bytes, len: count * unit_bytes, ..span };
+                list.push(Chunk { destination: index, run: run(first, count), span });
+                first += count;
+            }
+        };
+        if let Encoding::Tiled(scheme) = tensor.encoding {
+            let layout = Layout::new(scheme, rows as usize, k as usize)
+                .ok_or_else(|| wrong(format!("{rows} × {k} is no matrix of {scheme}")))?;
+            let strips = layout.strips() as u64;
+            let values = |first, count| Run::Values { first, count };
+            cut(tensor.data, strips, layout.strip_value_bytes() as u64, values);
+            if let Some(span) = tensor.scales {
+                let scales = |first, count| Run::Scales { first, count };
+                cut(span, strips, layout.strip_scale_bytes() as u64, scales);
+            }
+        } else {
+            let row_bytes = tensor.encoding.bytes(&[k]).filter(|bytes| *bytes > 0).ok_or_else(|| {
+                wrong(format!("rows of {k} values are not whole blocks of {:?}", tensor.encoding))
+            })?;
+            cut(tensor.data, rows, row_bytes, |first, count| Run::Rows { first, count });
         }
     }
-    list.sort_by_key(|chunk| (chunk.file, chunk.offset));
+    list.sort_by_key(|chunk| (chunk.span.file, chunk.span.offset));
     Ok(list)
 }

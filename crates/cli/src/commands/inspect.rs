@@ -54,8 +54,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let mut totals: BTreeMap<String, (Scheme, Exactness, Total)> = BTreeMap::new();
     for (_, tensor) in checkpoint.inventory.iter() {
         let (scheme, exactness) = stored_as(tensor);
-        let name = serde_json::to_value(tensor.encoding)?.as_str().unwrap_or_default().to_string();
-        let name = format!("{name}{}", if tensor.shape.len() == 1 { " vectors" } else { "" });
+        let name = format!("{}{}", tensor.encoding, if tensor.shape.len() == 1 { " vectors" } else { "" });
         let (_, _, total) = totals.entry(name).or_insert_with(|| (scheme, exactness, Total::default()));
         total.tensors += 1;
         total.values += tensor.values().unwrap_or(0);
@@ -111,7 +110,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             .inventory
             .iter()
             .map(|(_, tensor)| {
-                vec![tensor.name.clone(), format!("{:?}", tensor.shape), format!("{:?}", tensor.encoding)]
+                vec![tensor.name.clone(), format!("{:?}", tensor.shape), tensor.encoding.to_string()]
             })
             .collect();
         output::print(&format!("\n{}", output::table(&["tensor", "shape", "encoding"], &rows)))?;

@@ -5,3 +5,4 @@ pub mod devices;
 pub mod doctor;
 pub mod inspect;
 pub mod kernels;
+pub mod quantize;

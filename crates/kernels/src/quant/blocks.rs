@@ -24,7 +24,10 @@ pub fn dequantize(encoding: Encoding, bytes: &[u8], out: &mut [f32]) -> Result<(
             }
             Encoding::Q4K | Encoding::Q5K => SuperBlock::read(encoding, block).values(out),
             Encoding::Q6K => SuperBlock6::read(block).values(out),
-            Encoding::Int8Symmetric | Encoding::Int4Grouped | Encoding::Int8Asymmetric => {
+            Encoding::Int8Symmetric
+            | Encoding::Int4Grouped
+            | Encoding::Int8Asymmetric
+            | Encoding::Tiled(_) => {
                 return Err(QuantError::Scales { encoding, place: "a tensor of their own" });
             }
         }

@@ -81,6 +81,7 @@ pub const INT8_ERROR: f32 = 1.0 / 253.0;
 pub fn scheme_for(encoding: Encoding) -> (Scheme, Exactness) {
     let within = |relative, absolute| Exactness::Within { relative, absolute };
     match encoding {
+        Encoding::Tiled(scheme) => (scheme, Exactness::Exact),
         Encoding::F32 => (Scheme::F32, Exactness::Exact),
         Encoding::F16 => (Scheme::F16, Exactness::Exact),
         Encoding::Bf16 => (Scheme::Bf16, Exactness::Exact),

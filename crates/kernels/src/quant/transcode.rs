@@ -62,7 +62,10 @@ pub fn check_scales(encoding: Encoding, bytes: &[u8]) -> Result<(), QuantError> 
                 let value = d.abs() * f32::from(largest.unwrap_or(0)) * 32.0;
                 within(value, f16::MAX.to_f32() * 127.0, block)?;
             }
-            Encoding::Int8Symmetric | Encoding::Int4Grouped | Encoding::Int8Asymmetric => {
+            Encoding::Int8Symmetric
+            | Encoding::Int4Grouped
+            | Encoding::Int8Asymmetric
+            | Encoding::Tiled(_) => {
                 return Err(QuantError::Scales { encoding, place: "a tensor of their own" });
             }
         }

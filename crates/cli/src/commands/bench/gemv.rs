@@ -28,7 +28,8 @@ pub enum Quant {
 }
 
 impl Quant {
-    fn scheme(self) -> Scheme {
+    /// The scheme it names.
+    pub fn scheme(self) -> Scheme {
         match self {
             Quant::Int8 => Scheme::Int8,
             Quant::Int4 => Scheme::Int4,

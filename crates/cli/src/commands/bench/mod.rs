@@ -8,6 +8,8 @@ use std::process::ExitCode;
 
 use clap::Args;
 
+pub use gemv::Quant;
+
 use crate::device::Choice;
 
 /// Measures the device: memory bandwidth, command costs, matrix–vector products, loading

@@ -1,0 +1,102 @@
+//! `indrik quantize`: a model in fewer bytes, in the layout of the GPU.
+
+use std::{
+    path::PathBuf,
+    process::ExitCode,
+    sync::atomic::{AtomicBool, Ordering},
+    time::{Duration, Instant},
+};
+
+use anyhow::bail;
+use clap::Args;
+use gpu::bytes;
+use serde_json::json;
+use weights::{Checkpoint, quant::Scheme, quantize::quantize, stream::Control};
+
+use crate::{commands::bench::Quant, output};
+
+/// Converts a model to int8 or int4, in a file that loads with no further work
+#[derive(Args)]
+#[command(after_help = "Example: indrik quantize gemma-3-27b-it gemma-3-27b-int8.safetensors --quant int8")]
+pub struct Arguments {
+    /// A GGUF file or a Hugging Face folder
+    #[arg(value_name = "IN")]
+    input: PathBuf,
+    /// The file to write, ending in .safetensors
+    #[arg(value_name = "OUT")]
+    output: PathBuf,
+    /// Bits of a weight
+    #[arg(long, default_value = "int8")]
+    quant: Quant,
+    /// Replace OUT where it exists
+    #[arg(long)]
+    force: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let out = &arguments.output;
+    if out.extension().is_none_or(|extension| extension != "safetensors") {
+        bail!("{}: the file to write must end in .safetensors, by which it is known again", out.display());
+    }
+    if out.exists() && !arguments.force {
+        bail!("{} exists already: give another name, or --force to replace it", out.display());
+    }
+    let scheme: Scheme = arguments.quant.scheme();
+    let checkpoint = Checkpoint::open(&arguments.input)?;
+    let total: u64 = checkpoint.inventory.iter().map(|(_, tensor)| tensor.data.len).sum();
+    let start = Instant::now();
+    let (control, done) = (Control::default(), AtomicBool::new(false));
+    let report = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut progress = output::Progress::new();
+            while !done.load(Ordering::Relaxed) {
+                let read = control.done.load(Ordering::Relaxed);
+                progress.say(&format!("{} of {} to {scheme}", bytes(read), bytes(total)));
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        });
+        let report = quantize(&checkpoint, out, scheme, &control);
+        done.store(true, Ordering::Relaxed);
+        report
+    })?;
+    let seconds = start.elapsed().as_secs_f64();
+    if arguments.json {
+        let roles: serde_json::Map<_, _> = report
+            .roles
+            .iter()
+            .map(|(role, (tensors, rmse))| {
+                (
+                    format!("{role:?}").to_lowercase(),
+                    json!({ "tensors": tensors, "relative_rmse": rmse.relative() }),
+                )
+            })
+            .collect();
+        output::print_json(&json!({
+            "output": out, "scheme": scheme, "bytes_before": report.bytes_before,
+            "bytes_after": report.bytes_after, "seconds": seconds, "roles": roles,
+        }))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let rows: Vec<Vec<String>> = report
+        .roles
+        .iter()
+        .map(|(role, (tensors, rmse))| {
+            vec![
+                format!("{role:?}").to_lowercase(),
+                tensors.to_string(),
+                format!("{:.3}%", rmse.relative() * 100.0),
+            ]
+        })
+        .collect();
+    output::print(&format!(
+        "{}: {} → {} in {seconds:.1} s\n\n{}",
+        out.display(),
+        bytes(report.bytes_before),
+        bytes(report.bytes_after),
+        output::table(&["weights", "tensors", "error (relative RMSE)"], &rows)
+    ))?;
+    Ok(ExitCode::SUCCESS)
+}

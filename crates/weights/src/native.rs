@@ -1,0 +1,122 @@
+//! Our own file: safetensors whose matrices are tiles and scale planes as they are on the GPU, so that loading only copies.
+//!
+//! Metadata: `indrik.version`, `indrik.config` (the [`Config`] as JSON) and `indrik.matrices` (for each matrix its rows, K and
+//! scheme, which its entry's bytes alone do not tell). A matrix `NAME` has its tiles in the entry `NAME` and its scale plane in
+//! `NAME.scales`, both of bytes. Vectors are F32; norms as they multiply.
+
+use std::{collections::BTreeMap, path::Path};
+
+use kernels::{Encoding, Layout, Scheme};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    Error, Format, Result, Source, Tensor,
+    config::Config,
+    safetensors::{self, Dtype, Entry},
+};
+
+/// The layout's version: raised when files of before can no longer be copied as they are.
+pub const VERSION: &str = "1";
+
+pub(crate) const VERSION_KEY: &str = "indrik.version";
+pub(crate) const CONFIG_KEY: &str = "indrik.config";
+pub(crate) const MATRICES_KEY: &str = "indrik.matrices";
+
+/// What an entry of bytes is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Shape {
+    pub rows: u64,
+    pub k: u64,
+    pub scheme: Scheme,
+}
+
+/// The entry with a matrix's scale plane.
+pub(crate) fn scales_name(matrix: &str) -> String {
+    format!("{matrix}.scales")
+}
+
+/// Opens a file that `indrik quantize` wrote.
+pub fn open(path: &Path) -> Result<(Source, Config)> {
+    let file = safetensors::open(path)?;
+    let metadata = |key: &str| file.header.metadata.get(key).map(String::as_str);
+    let version = metadata(VERSION_KEY).ok_or_else(|| Error::Unsupported {
+        path: path.to_path_buf(),
+        what: "a safetensors file by itself".into(),
+        fix: "name its folder, with config.json in it, or a file that `indrik quantize` wrote".into(),
+    })?;
+    if version != VERSION {
+        return Err(Error::Unsupported {
+            path: path.to_path_buf(),
+            what: format!("version {:?} of Indrik's own files", version.chars().take(16).collect::<String>()),
+            fix: format!("quantize the model again: this program reads version {VERSION}"),
+        });
+    }
+    let config: Config = parse(path, CONFIG_KEY, metadata(CONFIG_KEY))?;
+    if !config.is_sane() {
+        return Err(Error::invalid(
+            path,
+            format!("{CONFIG_KEY} holds numbers that no model has: quantize it again"),
+        ));
+    }
+    let shapes: BTreeMap<String, Shape> = parse(path, MATRICES_KEY, metadata(MATRICES_KEY))?;
+    let entries: BTreeMap<&str, &Entry> =
+        file.header.entries.iter().map(|entry| (entry.name.as_str(), entry)).collect();
+    let mut tensors = Vec::new();
+    for entry in &file.header.entries {
+        let is_scales = entry.name.strip_suffix(".scales").is_some_and(|matrix| shapes.contains_key(matrix));
+        if is_scales {
+            continue;
+        }
+        tensors.push(match shapes.get(&entry.name) {
+            Some(shape) => {
+                matrix(&file, entry, shape, entries.get(scales_name(&entry.name).as_str()).copied())?
+            }
+            None => vector(&file, entry)?,
+        });
+    }
+    if let Some(missing) = shapes.keys().find(|name| !entries.contains_key(name.as_str())) {
+        return Err(Error::tensor(path, missing, "is listed and not there: quantize the model again"));
+    }
+    Ok((Source { format: Format::Native, files: vec![path.to_path_buf()], tensors }, config))
+}
+
+fn parse<T: serde::de::DeserializeOwned>(path: &Path, key: &str, text: Option<&str>) -> Result<T> {
+    let text = text.ok_or_else(|| Error::invalid(path, format!("has no {key}: quantize the model again")))?;
+    serde_json::from_str(text).map_err(|error| Error::invalid(path, format!("{key} cannot be read: {error}")))
+}
+
+fn matrix(file: &safetensors::File, entry: &Entry, shape: &Shape, scales: Option<&Entry>) -> Result<Tensor> {
+    let wrong = |reason: String| Error::tensor(&file.path, &entry.name, reason);
+    let size = |value: u64| usize::try_from(value).ok();
+    let layout = size(shape.rows).zip(size(shape.k)).and_then(|(rows, k)| Layout::new(shape.scheme, rows, k));
+    let layout = layout.ok_or_else(|| wrong(format!("{} × {} is no matrix", shape.rows, shape.k)))?;
+    for (what, entry, expected) in
+        [("values", Some(entry), layout.value_bytes()), ("scales", scales, layout.scale_bytes())]
+    {
+        let found = entry.map_or(0, |entry| entry.end - entry.begin);
+        let bytes = entry.is_none_or(|entry| entry.dtype == Dtype::U8);
+        if found != expected as u64 || !bytes {
+            return Err(wrong(format!("has {found} bytes of {what} where its shape needs {expected}")));
+        }
+    }
+    Ok(Tensor {
+        name: entry.name.clone(),
+        shape: vec![shape.rows, shape.k],
+        encoding: Encoding::Tiled(shape.scheme),
+        data: file.span(0, entry),
+        scales: scales.map(|scales| file.span(0, scales)),
+    })
+}
+
+fn vector(file: &safetensors::File, entry: &Entry) -> Result<Tensor> {
+    if entry.dtype != Dtype::F32 || entry.shape.len() != 1 {
+        return Err(Error::tensor(&file.path, &entry.name, "is neither a listed matrix nor a vector of F32"));
+    }
+    Ok(Tensor {
+        name: entry.name.clone(),
+        shape: entry.shape.clone(),
+        encoding: Encoding::F32,
+        data: file.span(0, entry),
+        scales: None,
+    })
+}

@@ -1,0 +1,138 @@
+//! Quantising to our own file, and loading it with nothing but copies.
+
+mod common;
+
+use std::{path::Path, sync::atomic::Ordering};
+
+use common::{place, rows, tiny_folder};
+use kernels::{STRIP, Scheme, quant};
+use weights::{
+    Checkpoint, Error, Format,
+    blueprint::{Blueprint, Place},
+    load::load,
+    names::Role,
+    quantize::quantize,
+    stream::{Control, Options},
+};
+
+/// What a matrix must be after quantising: each row rounded by itself.
+fn rounded(rows: &[Vec<f32>], scheme: Scheme) -> Vec<Vec<f32>> {
+    rows.iter().map(|row| quant::quantize(row, scheme).unwrap().dequantize()).collect()
+}
+
+#[test]
+fn a_quantised_model_loads_to_the_same_values_in_the_same_places() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    tiny_folder(dir.path());
+    let original = Checkpoint::open(dir.path()).unwrap();
+    for (scheme, worst) in [(Scheme::Int8, 0.01), (Scheme::Int4, 0.12)] {
+        let out = dir.path().join(format!("{scheme}.safetensors"));
+        let control = Control::default();
+        let report = quantize(&original, &out, scheme, &control).unwrap();
+        assert_eq!(control.done.load(Ordering::Relaxed), report.bytes_before);
+        assert_eq!(report.roles[&Role::Gate].0, 2);
+        for (role, (_, rmse)) in &report.roles {
+            assert!((1e-4..worst).contains(&rmse.relative()), "{role:?} {scheme}: {}", rmse.relative());
+        }
+
+        let checkpoint = Checkpoint::open(&out).unwrap();
+        assert_eq!(checkpoint.source.format, Format::Native);
+        assert_eq!(checkpoint.config, original.config);
+        assert_eq!(Blueprint::of(&checkpoint).unwrap().bytes(), report.bytes_after);
+        let header = std::fs::metadata(&out).unwrap().len() - report.bytes_after;
+        assert!(header.is_multiple_of(4096) && header <= 16384, "data starts at a page: {header}");
+        // Slots of a few strips, so that runs begin and end anywhere.
+        let options = Options { slot_bytes: 5000, slots: 4, ..Options::default() };
+        let (weights, _) =
+            load(&device, &checkpoint, &place(&device, &checkpoint), &options, &Control::default()).unwrap();
+        let only = |place| weights.of(place).next().unwrap().read().unwrap();
+        for layer in 0..2 {
+            let expected =
+                |role| rounded(&rows(&original, original.inventory.get(Some(layer), role).unwrap()), scheme);
+            let qkv = [expected(Role::Query), expected(Role::Key), expected(Role::Value)].concat();
+            assert_eq!(only(Place::Qkv(layer)), qkv);
+            assert_eq!(only(Place::Down(layer)), expected(Role::Down));
+            let gate_up = only(Place::GateUp(layer));
+            for (row, (gate, up)) in expected(Role::Gate).iter().zip(&expected(Role::Up)).enumerate() {
+                let at = row / STRIP * 2 * STRIP + row % STRIP;
+                assert_eq!((&gate_up[at], &gate_up[at + STRIP]), (gate, up), "row {row}");
+            }
+        }
+        let embed = rows(&original, original.inventory.get(None, Role::Embed).unwrap());
+        assert_eq!(only(Place::Embedding), rounded(&embed, scheme));
+        for (slot, norm) in &weights.norms {
+            let tensor = original.inventory.get(slot.layer, slot.role).unwrap();
+            let expected: Vec<f32> = original.read_vector(tensor).unwrap().iter().map(|w| w + 1.0).collect();
+            assert_eq!(norm.read_vec::<f32>().unwrap(), expected, "norms are stored as they multiply");
+        }
+        let again =
+            quantize(&checkpoint, &dir.path().join("twice.safetensors"), scheme, &control).unwrap_err();
+        assert!(again.to_string().contains("quantising twice is not supported"), "{again}");
+    }
+}
+
+fn files(dir: &Path) -> usize {
+    std::fs::read_dir(dir).unwrap().count()
+}
+
+#[test]
+fn what_fails_leaves_no_file() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_folder(dir.path());
+    let checkpoint = Checkpoint::open(dir.path()).unwrap();
+    let before = files(dir.path());
+    let out = dir.path().join("out.safetensors");
+    let control = Control::default();
+    control.cancel.store(true, Ordering::Relaxed);
+    assert!(matches!(quantize(&checkpoint, &out, Scheme::Int8, &control), Err(Error::Cancelled)));
+    assert_eq!(files(dir.path()), before);
+
+    let weights = dir.path().join("model.safetensors");
+    let content = std::fs::read(&weights).unwrap();
+    std::fs::write(&weights, &content[..content.len() - 100]).unwrap();
+    let error = quantize(&checkpoint, &out, Scheme::Int8, &Control::default()).unwrap_err();
+    assert!(matches!(error, Error::Read { .. }), "{error}");
+    assert_eq!(files(dir.path()), before);
+
+    let mut damaged = content.clone();
+    let last = damaged.len() - 1;
+    // The largest exponent: not a number.
+    damaged[last] = 0x7f;
+    damaged[last - 1] = 0xff;
+    std::fs::write(&weights, damaged).unwrap();
+    let error = quantize(&checkpoint, &out, Scheme::Int4, &Control::default()).unwrap_err().to_string();
+    assert!(error.contains("model.safetensors: tensor '"), "{error}");
+    assert_eq!(files(dir.path()), before);
+}
+
+#[test]
+fn a_file_of_ours_that_was_tampered_with_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_folder(dir.path());
+    let out = dir.path().join("out.safetensors");
+    quantize(&Checkpoint::open(dir.path()).unwrap(), &out, Scheme::Int8, &Control::default()).unwrap();
+    let content = std::fs::read(&out).unwrap();
+    let text = String::from_utf8_lossy(&content[8..4096]).into_owned();
+    assert!(text.contains("indrik.version"));
+    let with = |from: &str, to: &str| {
+        assert_eq!(from.len(), to.len());
+        let mut changed = content.clone();
+        let found = changed.windows(from.len()).position(|window| window == from.as_bytes()).expect(from);
+        changed[found..found + to.len()].copy_from_slice(to.as_bytes());
+        let path = dir.path().join("changed.safetensors");
+        std::fs::write(&path, changed).unwrap();
+        Checkpoint::open(&path).unwrap_err().to_string()
+    };
+    let error = with("\"indrik.version\":\"1\"", "\"indrik.version\":\"7\"");
+    assert!(error.contains("version \"7\"") && error.contains("quantize the model again"), "{error}");
+    let error = with("indrik.matrices", "indrik.matricez");
+    assert!(error.contains("has no indrik.matrices"), "{error}");
+    let error = with("\\\"rows\\\":96", "\\\"rows\\\":90");
+    assert!(error.contains("needs") || error.contains("90"), "{error}");
+    let error = with("\\\"heads\\\":2", "\\\"heads\\\":0");
+    assert!(error.contains("no model has"), "{error}");
+
+    let error = Checkpoint::open(&dir.path().join("model.safetensors")).unwrap_err().to_string();
+    assert!(error.contains("name its folder"), "{error}");
+}
