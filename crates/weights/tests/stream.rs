@@ -159,11 +159,25 @@ fn a_cancelled_load_stops() {
     let dir = tempfile::tempdir().unwrap();
     let model = model(dir.path());
     let matrices = allocate(&device, &model.source);
-    let control = Control::default();
-    control.cancel.store(true, Ordering::Relaxed);
     let destinations = destinations(&model.source, &matrices);
-    let error = stream(&device, &model.source, &destinations, &options(), &control).unwrap_err();
+    let control = Control::default();
+    // Stopped from outside once something has been read.
+    let error = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while control.done.load(Ordering::Relaxed) == 0 {
+                std::thread::yield_now();
+            }
+            control.cancel.store(true, Ordering::Relaxed);
+        });
+        let one_by_one = Options { threads: 1, slots: 1, slot_bytes: 400, ..options() };
+        stream(&device, &model.source, &destinations, &one_by_one, &control).unwrap_err()
+    });
     assert!(matches!(error, Error::Cancelled), "{error}");
+    let total: u64 = model.source.tensors.iter().map(|tensor| tensor.data.len).sum();
+    assert!((1..total).contains(&control.done.load(Ordering::Relaxed)), "stopped half-way");
+    drop(destinations);
+    drop(matrices);
+    assert_eq!(device.in_use(Lifetime::Weights) + device.in_use(Lifetime::Staging), 0);
 }
 
 #[test]

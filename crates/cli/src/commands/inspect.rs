@@ -58,7 +58,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         let (_, _, total) = totals.entry(name).or_insert_with(|| (scheme, exactness, Total::default()));
         total.tensors += 1;
         total.values += tensor.values().unwrap_or(0);
-        total.file_bytes += tensor.data.len;
+        total.file_bytes += tensor.data.len + tensor.scales.map_or(0, |scales| scales.len);
         total.gpu_bytes += gpu_bytes(tensor);
     }
     let (device, placed) = place(arguments, &checkpoint)?;
