@@ -10,7 +10,7 @@ fn has_cpu_driver() -> bool {
 
 #[test]
 fn every_command_has_help_with_an_example() {
-    for command in ["devices", "doctor", "inspect", "bench", "kernels"] {
+    for command in ["devices", "doctor", "inspect", "quantize", "bench", "kernels"] {
         let output = indrik(&[command, "--help"]).output().unwrap();
         assert!(output.status.success());
         assert!(stdout(&output).contains("Example"), "{command}: {}", stdout(&output));
