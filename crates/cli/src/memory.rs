@@ -7,6 +7,9 @@ use weights::plan::{Gtt, HeapInfo, Margin, Memory};
 /// Activations and logits of a step, generously.
 pub const SCRATCH: u64 = 64 << 20;
 
+/// Left to the system of what is free: the staging ring, pipelines and other programs need some of it.
+const SYSTEM_SHARE: u64 = 512 << 20;
+
 /// The memory of a device: its heaps, held against what the system really has.
 pub fn of(info: &AdapterInfo) -> Memory {
     let system = System::new();
@@ -30,7 +33,9 @@ pub fn of(info: &AdapterInfo) -> Memory {
         heaps: info.heaps.iter().map(heap).collect(),
         unified: info.unified_memory,
         max_allocation: info.caps.max_allocation,
-        available: total.and_then(|memory| memory.available).map(|available| available + vram_free),
+        available: total
+            .and_then(|memory| memory.available)
+            .map(|available| (available + vram_free).saturating_sub(SYSTEM_SHARE)),
         margin: Margin::default(),
         gtt,
     }

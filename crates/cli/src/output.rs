@@ -50,6 +50,15 @@ impl Drop for Progress {
     }
 }
 
+/// Sets a flag when it goes out of scope, however that comes: whoever watches the flag ends then.
+pub struct SetOnDrop<'a>(pub &'a std::sync::atomic::AtomicBool);
+
+impl Drop for SetOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, std::sync::atomic::Ordering::Relaxed);
+    }
+}
+
 /// A table with columns as wide as their longest cell; cells that look like numbers go to the right.
 pub fn table(header: &[&str], rows: &[Vec<String>]) -> String {
     let columns = header.len();

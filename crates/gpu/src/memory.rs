@@ -45,6 +45,9 @@ const ALIGNMENT: u64 = 256;
 /// Block size when the caller gives none: few allocations, little left over.
 const DEFAULT_BLOCK: u64 = 64 << 20;
 
+/// A buffer larger than this part of a block is not cut from a shared one.
+const OWN_BLOCK: u64 = 4;
+
 /// Hands out buffers of one lifetime and one kind of memory.
 pub struct Arena {
     device: Device,
@@ -78,23 +81,21 @@ impl Arena {
             return Err(Error::AllocationTooLarge { what: what.to_string(), wanted: bytes, limit });
         }
         let size = bytes.checked_next_multiple_of(ALIGNMENT).unwrap_or(bytes);
+        // What takes a good part of a block gets one of its own: cut from shared ones, the rests would add up.
+        if size > self.block_size / OWN_BLOCK {
+            let block = Arc::new(Block::allocate(&self.device, what, size.min(limit), self)?);
+            self.allocated += block.size;
+            return Ok(Buffer { view: View { block, offset: 0, len: bytes } });
+        }
         let (block, offset) = match &self.current {
             Some((block, used)) if used + bytes <= block.size => (block.clone(), *used),
             _ => {
-                let block = Block::allocate(&self.device, what, size.max(self.block_size).min(limit), self)?;
+                let block = Block::allocate(&self.device, what, self.block_size, self)?;
                 self.allocated += block.size;
                 (Arc::new(block), 0)
             }
         };
-        // A block made for one large buffer must not push out the one that still has room.
-        let room_left = |block: &Block, used: u64| block.size.saturating_sub(used);
-        let used = offset + size;
-        match &mut self.current {
-            Some((current, current_used)) if Arc::ptr_eq(current, &block) => *current_used = used,
-            Some((current, current_used)) if room_left(current, *current_used) >= room_left(&block, used) => {
-            }
-            _ => self.current = Some((block.clone(), used)),
-        }
+        self.current = Some((block.clone(), offset + size));
         Ok(Buffer { view: View { block, offset, len: bytes } })
     }
 

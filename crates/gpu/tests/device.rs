@@ -20,6 +20,7 @@ fn an_arena_cuts_buffers_and_gives_all_of_it_back() {
         }
     }
     assert_eq!(device.counters().allocations, 1, "small buffers share a block");
+    // A buffer that takes much of a block has one of its own, and nothing is left over.
     let large = arena.buffer("large", 1 << 20).unwrap();
     assert_eq!(device.counters().allocations, 2);
     let small = arena.buffer("small again", 16).unwrap();

@@ -3,7 +3,7 @@
 //! Query, key and value rows follow each other in one matrix, and strips of gate and up alternate in one, so that one kernel
 //! makes all of them; where a file stores them in different schemes they stay apart.
 
-use kernels::{Layout, STRIP, Scheme, transcode::Placement};
+use kernels::{Encoding, Layout, STRIP, Scheme, transcode::Placement};
 
 use crate::{
     Checkpoint, Error, Result, Tensor,
@@ -88,6 +88,16 @@ impl<'a> Blueprint<'a> {
     /// Bytes of all matrices and vectors on the GPU.
     pub fn bytes(&self) -> u64 {
         self.matrices.iter().map(MatrixSpec::bytes).sum::<u64>() + self.vector_bytes
+    }
+
+    /// Bytes that filling the matrices reads from files.
+    pub fn file_bytes(&self) -> u64 {
+        // Scales apart from encoded values are read with them and not counted; those of tiles are streamed like tiles.
+        let bytes = |tensor: &Tensor| match tensor.encoding {
+            Encoding::Tiled(_) => tensor.file_bytes(),
+            _ => tensor.data.len,
+        };
+        self.matrices.iter().flat_map(|matrix| &matrix.tensors).map(|(tensor, _)| bytes(tensor)).sum()
     }
 
     /// What the model asks of memory; item i is matrix i, and the vectors come last.

@@ -173,9 +173,14 @@ pub fn check(config: &Config, source: &Source) -> Result<Inventory, Incomplete> 
     if !complaints.is_empty() {
         return Err(Incomplete { architecture, complaints });
     }
-    // A GGUF that has a head means it; transformers ties the head again whatever was saved.
-    let has_head = tensors.contains_key(&Slot::text(None, Role::Head));
-    let own_head = has_head && (!config.tie_embeddings || source.format == Format::Gguf);
+    // A GGUF or a file of ours that has a head means it; transformers ties the head again whatever was saved, and so does
+    // whoever reads this inventory.
+    let head = Slot::text(None, Role::Head);
+    let meant = !config.tie_embeddings || matches!(source.format, Format::Gguf | Format::Native);
+    if !meant {
+        tensors.remove(&head);
+    }
+    let own_head = tensors.contains_key(&head);
     Ok(Inventory { tensors, own_head, images })
 }
 
@@ -214,7 +219,8 @@ fn expected(config: &Config) -> BTreeMap<Slot, Vec<u64>> {
 
 fn fits(format: Format, role: Role, expected: &[u64], found: &[u64]) -> bool {
     let spare = match (format, role) {
-        (Format::HuggingFace | Format::Layerwise, Role::Embed | Role::Head) => SPARE_ROWS,
+        // A file of ours keeps the rows it was made from.
+        (Format::HuggingFace | Format::Layerwise | Format::Native, Role::Embed | Role::Head) => SPARE_ROWS,
         _ => 0,
     };
     match (expected, found) {

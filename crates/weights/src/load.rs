@@ -43,7 +43,7 @@ pub fn load(
     control: &Control,
 ) -> Result<(Weights, Stats)> {
     let blueprint = Blueprint::of(checkpoint)?;
-    // Blocks as large as a few matrices: little is left over, and few allocations are made.
+    // Small buffers share blocks of this size; larger ones get blocks of their own, exactly as large as they are.
     let arena = |memory| Arena::new(device, Lifetime::Weights, memory).with_block_size(BLOCK);
     let (mut local, mut host) = (arena(Memory::Device), arena(Memory::Host));
     let mut matrices = Vec::new();
@@ -68,7 +68,7 @@ pub fn load(
     Ok((Weights { matrices, norms }, stats))
 }
 
-const BLOCK: u64 = 256 << 20;
+const BLOCK: u64 = 64 << 20;
 
 /// Whether all of a matrix goes to the device's own memory. One that the plan divides between heaps goes to the host's, which
 /// has room for what the device's has not.

@@ -16,6 +16,7 @@ use serde_json::json;
 
 use crate::{
     Checkpoint, Error, Result, Span, Tensor,
+    config::Config,
     names::{Naming, Role},
     native::{CONFIG_KEY, MATRICES_KEY, Shape, VERSION, VERSION_KEY, scales_name},
     stream::Control,
@@ -44,8 +45,15 @@ struct Job<'a> {
     scales_at: u64,
 }
 
-/// Strips that a thread has in memory at once.
-const STRIPS: usize = 16;
+/// Bytes of f32 that a thread has in memory at once (or one strip); what becomes of them takes about four times as much.
+const PIECE: usize = 4 << 20;
+/// More threads than this wait for the disk, and would take memory for it.
+const MOST_THREADS: usize = 16;
+
+/// Strips that a thread works on at once.
+fn strips_at_once(layout: &Layout) -> usize {
+    (PIECE / (layout.k * STRIP * size_of::<f32>())).max(1)
+}
 
 /// Quantises every matrix and writes the file. It appears under its name only when it is whole.
 pub fn quantize(checkpoint: &Checkpoint, out: &Path, scheme: Scheme, control: &Control) -> Result<Report> {
@@ -68,8 +76,9 @@ pub fn quantize(checkpoint: &Checkpoint, out: &Path, scheme: Scheme, control: &C
         .iter()
         .enumerate()
         .flat_map(|(index, job)| {
-            let strips = job.layout.map_or(1, |layout| layout.strips());
-            (0..strips).step_by(STRIPS).map(move |strip| (index, strip))
+            let (strips, step) =
+                job.layout.map_or((1, 1), |layout| (layout.strips(), strips_at_once(&layout)));
+            (0..strips).step_by(step).map(move |strip| (index, strip))
         })
         .collect();
     let roles: Mutex<BTreeMap<Role, quant::Rmse>> = Mutex::default();
@@ -83,14 +92,13 @@ pub fn quantize(checkpoint: &Checkpoint, out: &Path, scheme: Scheme, control: &C
         let piece = Piece::read(checkpoint, &sources, job, strip)?;
         let rmse = piece
             .write(job, strip, scheme, &checkpoint.source.files, |at, bytes| write(data_start + at, bytes))?;
-        if let Some((want, got)) = rmse {
-            let mut roles = roles.lock().unwrap_or_else(PoisonError::into_inner);
-            roles.entry(job.role).or_default().add(&want, &got);
+        if let Some(rmse) = rmse {
+            roles.lock().unwrap_or_else(PoisonError::into_inner).entry(job.role).or_default().merge(&rmse);
         }
         control.done.fetch_add(piece.source_bytes, Ordering::Relaxed);
         Ok(())
     };
-    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(MOST_THREADS);
     std::thread::scope(|scope| {
         for _ in 0..threads {
             scope.spawn(|| {
@@ -111,7 +119,7 @@ pub fn quantize(checkpoint: &Checkpoint, out: &Path, scheme: Scheme, control: &C
     let rmses = roles.into_inner().unwrap_or_else(PoisonError::into_inner);
     let count = |role: &Role| jobs.iter().filter(|job| job.role == *role).count();
     Ok(Report {
-        bytes_before: jobs.iter().map(|job| job.tensor.data.len).sum(),
+        bytes_before: jobs.iter().map(|job| job.tensor.file_bytes()).sum(),
         bytes_after: data_bytes,
         roles: rmses.into_iter().map(|(role, rmse)| (role, (count(&role), rmse))).collect(),
     })
@@ -162,6 +170,9 @@ fn jobs(checkpoint: &Checkpoint, scheme: Scheme) -> Result<Vec<Job<'_>>> {
 
 fn header(checkpoint: &Checkpoint, jobs: &[Job<'_>]) -> Result<Vec<u8>> {
     let bad = |error: serde_json::Error| Error::invalid(&checkpoint.path, error.to_string());
+    // A GGUF counts as tied whatever it holds; here it is known.
+    let tie_embeddings = checkpoint.inventory.get(None, Role::Head).is_none();
+    let config = Config { tie_embeddings, ..checkpoint.config.clone() };
     let mut entries = serde_json::Map::new();
     let mut shapes = BTreeMap::new();
     for job in jobs {
@@ -190,7 +201,7 @@ fn header(checkpoint: &Checkpoint, jobs: &[Job<'_>]) -> Result<Vec<u8>> {
         "__metadata__".into(),
         json!({
             VERSION_KEY: VERSION,
-            CONFIG_KEY: serde_json::to_string(&checkpoint.config).map_err(bad)?,
+            CONFIG_KEY: serde_json::to_string(&config).map_err(bad)?,
             MATRICES_KEY: serde_json::to_string(&shapes).map_err(bad)?,
         }),
     );
@@ -219,7 +230,7 @@ impl Piece {
             return Ok(Self { values, source_bytes: tensor.data.len });
         };
         let first_row = strip * STRIP;
-        let rows = (layout.rows - first_row).min(STRIPS * STRIP);
+        let rows = (layout.rows - first_row).min(strips_at_once(&layout) * STRIP);
         let row_bytes = tensor.encoding.bytes(&[layout.k as u64]).unwrap_or(0);
         let span = Span {
             offset: tensor.data.offset + first_row as u64 * row_bytes,
@@ -229,7 +240,7 @@ impl Piece {
         let read = |span: Span| {
             let mut bytes = vec![0; span.len as usize];
             sources[span.file].read_exact_at(&mut bytes, span.offset).map_err(|source| Error::Read {
-                path: path.clone(),
+                path: checkpoint.source.files[span.file].clone(),
                 tensor: tensor.name.clone(),
                 offset: span.offset,
                 source,
@@ -259,7 +270,7 @@ impl Piece {
         Ok(Self { values, source_bytes: span.len })
     }
 
-    /// Writes it; for a matrix the values before and after come back.
+    /// Writes it; for a matrix its error comes back.
     fn write(
         &self,
         job: &Job<'_>,
@@ -267,7 +278,7 @@ impl Piece {
         scheme: Scheme,
         files: &[PathBuf],
         write: impl Fn(u64, &[u8]) -> Result<()>,
-    ) -> Result<Option<(Vec<f32>, Vec<f32>)>> {
+    ) -> Result<Option<quant::Rmse>> {
         let Some(layout) = job.layout else {
             let bytes: Vec<u8> = self.values.iter().flat_map(|value| value.to_le_bytes()).collect();
             write(job.values_at, &bytes)?;
@@ -283,7 +294,9 @@ impl Piece {
         let at = |base: u64, strip_bytes: usize| base + (strip * strip_bytes) as u64;
         write(at(job.values_at, layout.strip_value_bytes()), &piece.pack_values(&groups.q))?;
         write(at(job.scales_at, layout.strip_scale_bytes()), &scales)?;
-        Ok(Some((self.values.clone(), groups.dequantize())))
+        let mut rmse = quant::Rmse::default();
+        rmse.add(&self.values, &groups.dequantize());
+        Ok(Some(rmse))
     }
 }
 
@@ -298,7 +311,8 @@ struct Partial {
 impl Partial {
     fn create(out: &Path) -> Result<Self> {
         let mut name = out.file_name().unwrap_or_default().to_os_string();
-        name.push(".partial");
+        // The process in the name: two at once do not write into each other's file.
+        name.push(format!(".{}.partial", std::process::id()));
         let path = out.with_file_name(name);
         let file = File::create(&path).map_err(|error| Error::io(&path, error))?;
         Ok(Self { file, path, out: out.to_path_buf(), whole: false })

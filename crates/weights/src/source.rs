@@ -46,6 +46,11 @@ pub struct Tensor {
 }
 
 impl Tensor {
+    /// Bytes in its files, scales included.
+    pub fn file_bytes(&self) -> u64 {
+        self.data.len + self.scales.map_or(0, |scales| scales.len)
+    }
+
     /// The number of values; none when it does not fit 64 bits.
     pub fn values(&self) -> Option<u64> {
         self.shape.iter().try_fold(1_u64, |product, dimension| product.checked_mul(*dimension))

@@ -17,7 +17,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gpu::{Arena, Device, Lifetime, Memory, Recorder, StagingRing, View};
+use gpu::{Arena, Device, Lifetime, Memory, Recorder, StagingRing, StagingSlot, View};
 use kernels::{
     Encoding, Layout, Matrix, Part, STRIP,
     transcode::{Placement, Rows, Transcode},
@@ -106,6 +106,12 @@ enum Run {
     Scales { first: u64, count: u64 },
 }
 
+/// What to do about numbers that cannot be.
+const DAMAGED: &str = "the file is damaged, download or convert it again";
+
+/// The most that all slots together take.
+const RING: u64 = 256 << 20;
+
 /// The shader reads whole words: a slot has a few bytes more than it is given.
 const SLACK: u64 = 16;
 
@@ -121,6 +127,12 @@ pub fn stream(
     let chunks = chunks(source, destinations, options.slot_bytes.saturating_sub(SLACK))?;
     let largest = chunks.iter().map(|chunk| chunk.span.len).max().unwrap_or(0);
     let slot_bytes = options.slot_bytes.max(largest + SLACK);
+    if slot_bytes > RING {
+        let reason =
+            format!("a row or strip of {largest} bytes is larger than {} of staging", gpu::bytes(RING));
+        return Err(Error::invalid(&source.files[0], reason));
+    }
+    let slots = options.slots.clamp(1, (RING / slot_bytes) as usize);
     let files = open(&source.files)?;
     let reader = Reader {
         source,
@@ -128,7 +140,7 @@ pub fn stream(
         scales: read_scales(device, source, &files, destinations)?,
         files,
         kernels: compile(device, destinations)?,
-        ring: StagingRing::new(device, options.slots, slot_bytes, options.timeout)?,
+        ring: StagingRing::new(device, slots, slot_bytes, options.timeout)?,
         damage: Arena::new(device, Lifetime::Staging, Memory::Readback)
             .with_block_size(4096)
             .buffer_from("damage", &vec![u32::MAX; destinations.len().max(1)])?,
@@ -141,7 +153,8 @@ pub fn stream(
     let failed: Mutex<Option<Error>> = Mutex::new(None);
     pad(device, destinations, options.timeout)?;
     std::thread::scope(|scope| {
-        for _ in 0..options.threads.clamp(1, chunks.len().max(1)) {
+        // A thread without a slot of its own could only wait.
+        for _ in 0..options.threads.clamp(1, slots) {
             scope.spawn(|| {
                 while let Some(chunk) = chunks.get(next.fetch_add(1, Ordering::Relaxed)) {
                     if let Err(error) = reader.carry(chunk) {
@@ -188,14 +201,11 @@ impl Reader<'_> {
         }
         let destination = &self.destinations[chunk.destination];
         let mut slot = self.ring.acquire()?;
-        // A slot that fails to be filled is freed with the ring: the stream is over then.
-        let bytes = &mut slot.bytes_mut()?[..chunk.span.len as usize];
-        self.read(chunk.span, bytes).map_err(|source| Error::Read {
-            path: self.source.files[chunk.span.file].clone(),
-            tensor: destination.tensor.name.clone(),
-            offset: chunk.span.offset,
-            source,
-        })?;
+        if let Err(error) = self.fill(chunk, &mut slot) {
+            // Others may be waiting for it.
+            self.ring.release(slot);
+            return Err(error);
+        }
         self.control.done.fetch_add(chunk.span.len, Ordering::Relaxed);
         self.ring.send(slot, |recorder, source| match chunk.run {
             Run::Rows { first, count } => self.transcode(recorder, source, chunk.destination, first, count),
@@ -211,6 +221,28 @@ impl Reader<'_> {
             }
         })?;
         Ok(())
+    }
+
+    fn fill(&self, chunk: &Chunk, slot: &mut StagingSlot) -> Result<()> {
+        let tensor = self.destinations[chunk.destination].tensor;
+        let path = &self.source.files[chunk.span.file];
+        let bytes = &mut slot.bytes_mut()?[..chunk.span.len as usize];
+        self.read(chunk.span, bytes).map_err(|source| Error::Read {
+            path: path.clone(),
+            tensor: tensor.name.clone(),
+            offset: chunk.span.offset,
+            source,
+        })?;
+        // Scales in tiles pass no kernel that would look at them. The exponent of what is not finite is all ones.
+        let not_finite = |bytes: &[u8; 2]| u16::from_le_bytes(*bytes) & 0x7c00 == 0x7c00;
+        match chunk.run {
+            Run::Scales { first, .. } if bytes.as_chunks().0.iter().any(not_finite) => {
+                let reason =
+                    format!("a scale from row {} on is not a finite number: {DAMAGED}", first * STRIP as u64);
+                Err(Error::tensor(path, &tensor.name, reason))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn transcode(
@@ -259,10 +291,8 @@ impl Reader<'_> {
             None => Ok(()),
             Some((row, destination)) => {
                 let tensor = destination.tensor;
-                let reason = format!(
-                    "row {row} has a scale that is not a finite number or a value out of its range: the file is damaged, \
-                     download or convert it again"
-                );
+                let reason =
+                    format!("row {row} has a number that is not finite or out of its range: {DAMAGED}");
                 Err(Error::tensor(&self.source.files[tensor.data.file], &tensor.name, reason))
             }
         }

@@ -59,6 +59,9 @@ fn a_4_gb_model_takes_at_most_512_mib_more_than_its_buffers() {
         stats.seconds,
         gpu::bytes(extra)
     );
+    // Hardly more was taken from the device than the matrices need.
+    let taken = device.in_use(Lifetime::Weights);
+    assert!(taken <= buffers + buffers / 20, "{} taken for {}", gpu::bytes(taken), gpu::bytes(buffers));
     // The buffers are in this process and the ring is seen, or the figure means nothing.
     assert!(extra >= 16 << 20, "only {} beyond the buffers: less than one slot", gpu::bytes(extra));
     assert!(extra <= 512 << 20, "{} beyond the buffers", gpu::bytes(extra));

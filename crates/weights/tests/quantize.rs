@@ -4,7 +4,7 @@ mod common;
 
 use std::{path::Path, sync::atomic::Ordering};
 
-use common::{place, rows, tiny_folder};
+use common::{place, rows, tiny_folder, tiny_folder_with};
 use kernels::{STRIP, Scheme, quant};
 use weights::{
     Checkpoint, Error, Format,
@@ -72,6 +72,48 @@ fn a_quantised_model_loads_to_the_same_values_in_the_same_places() {
     }
 }
 
+#[test]
+fn spare_embedding_rows_and_a_head_of_its_own_survive() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    tiny_folder_with(dir.path(), 58, true);
+    let original = Checkpoint::open(dir.path()).unwrap();
+    let out = dir.path().join("out.safetensors");
+    quantize(&original, &out, Scheme::Int8, &Control::default()).unwrap();
+    let checkpoint = Checkpoint::open(&out).unwrap();
+    assert!(!checkpoint.config.tie_embeddings);
+    let placement = place(&device, &checkpoint);
+    let (weights, _) =
+        load(&device, &checkpoint, &placement, &Options::default(), &Control::default()).unwrap();
+    let head = rows(&original, original.inventory.get(None, Role::Head).unwrap());
+    assert_eq!(head.len(), 58);
+    assert_eq!(weights.of(Place::Head).next().unwrap().read().unwrap(), rounded(&head, Scheme::Int8));
+}
+
+#[test]
+fn a_scale_that_is_no_number_in_our_own_file_is_found() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    tiny_folder(dir.path());
+    let out = dir.path().join("out.safetensors");
+    quantize(&Checkpoint::open(dir.path()).unwrap(), &out, Scheme::Int8, &Control::default()).unwrap();
+    let checkpoint = Checkpoint::open(&out).unwrap();
+    let scales = checkpoint.inventory.get(Some(1), Role::Up).unwrap().scales.unwrap();
+    let mut content = std::fs::read(&out).unwrap();
+    let at = scales.offset as usize + 40;
+    content[at..at + 2].copy_from_slice(&half::f16::NAN.to_le_bytes());
+    std::fs::write(&out, content).unwrap();
+    let placement = place(&device, &checkpoint);
+    let Err(error) = load(&device, &checkpoint, &placement, &Options::default(), &Control::default()) else {
+        panic!("it loaded")
+    };
+    assert!(
+        error.to_string().contains("layers.1.mlp.up_proj.weight': a scale from row 0 on is not"),
+        "{error}"
+    );
+    assert_eq!(device.in_use(gpu::Lifetime::Weights), 0);
+}
+
 fn files(dir: &Path) -> usize {
     std::fs::read_dir(dir).unwrap().count()
 }
@@ -130,6 +172,9 @@ fn a_file_of_ours_that_was_tampered_with_is_refused() {
     assert!(error.contains("has no indrik.matrices"), "{error}");
     let error = with("\\\"rows\\\":96", "\\\"rows\\\":90");
     assert!(error.contains("needs") || error.contains("90"), "{error}");
+    // Floats have no scales: an entry of them, even an empty one, is no file of ours.
+    let error = with("\\\"int8\\\"", "\\\"bf16\\\"");
+    assert!(error.contains("bytes of"), "{error}");
     let error = with("\\\"heads\\\":2", "\\\"heads\\\":0");
     assert!(error.contains("no model has"), "{error}");
 

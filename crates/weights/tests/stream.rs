@@ -141,6 +141,46 @@ fn a_read_error_names_file_tensor_and_place_and_leaves_nothing() {
 }
 
 #[test]
+fn an_error_does_not_wait_for_slots() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let model = model(dir.path());
+    let matrices = allocate(&device, &model.source);
+    let failing = Options { fail_at: Some(10_000), threads: 3, slots: 1, ..options() };
+    let start = std::time::Instant::now();
+    let destinations = destinations(&model.source, &matrices);
+    let error = stream(&device, &model.source, &destinations, &failing, &Control::default()).unwrap_err();
+    assert!(matches!(error, Error::Read { .. }), "{error}");
+    assert!(start.elapsed() < options().timeout / 2, "it waited for a slot that never came");
+}
+
+#[test]
+fn a_float_that_is_no_number_names_tensor_and_row() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    for (index, bits) in [(2, &[0x80, 0x7f][..]), (4, &[0, 0, 0xc0, 0x7f][..])] {
+        let model = model(dir.path());
+        let tensor = &model.source.tensors[index];
+        let path = &model.source.files[tensor.data.file];
+        let mut content = std::fs::read(path).unwrap();
+        let row_bytes = tensor.data.len as usize / tensor.shape[0] as usize;
+        // The last value of row 9.
+        let end = tensor.data.offset as usize + 10 * row_bytes;
+        content[end - bits.len()..end].copy_from_slice(bits);
+        std::fs::write(path, content).unwrap();
+        let matrices = allocate(&device, &model.source);
+        let destinations = destinations(&model.source, &matrices);
+        let error =
+            stream(&device, &model.source, &destinations, &options(), &Control::default()).unwrap_err();
+        let text = error.to_string();
+        assert!(
+            text.contains(&format!("tensor 'tensor.{index}': row 9 has a number that is not finite")),
+            "{text}"
+        );
+    }
+}
+
+#[test]
 fn a_file_that_got_shorter_is_a_read_error() {
     let Some(device) = testkit::cpu_device() else { return };
     let dir = tempfile::tempdir().unwrap();
@@ -210,8 +250,5 @@ fn a_scale_that_is_no_number_names_tensor_and_row() {
     let destinations = destinations(&model.source, &matrices);
     let error = stream(&device, &model.source, &destinations, &options(), &Control::default()).unwrap_err();
     let text = error.to_string();
-    assert!(
-        text.contains("a.bin: tensor 'tensor.0': row 23 has a scale that is not a finite number"),
-        "{text}"
-    );
+    assert!(text.contains("a.bin: tensor 'tensor.0': row 23 has a number that is not finite"), "{text}");
 }

@@ -21,7 +21,7 @@ use crate::{device::Choice, memory, output};
 #[derive(Args)]
 #[command(after_help = "Example: indrik inspect gemma-3-270m.gguf --context 8192")]
 pub struct Arguments {
-    /// A GGUF file or a Hugging Face folder
+    /// A GGUF file, a Hugging Face folder, or a file that `indrik quantize` wrote
     model: PathBuf,
     /// Positions of one sequence to plan for
     #[arg(short, long, default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..))]
@@ -58,7 +58,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         let (_, _, total) = totals.entry(name).or_insert_with(|| (scheme, exactness, Total::default()));
         total.tensors += 1;
         total.values += tensor.values().unwrap_or(0);
-        total.file_bytes += tensor.data.len + tensor.scales.map_or(0, |scales| scales.len);
+        total.file_bytes += tensor.file_bytes();
         total.gpu_bytes += gpu_bytes(tensor);
     }
     let (device, placed) = place(arguments, &checkpoint)?;
@@ -182,7 +182,12 @@ type Placed = Result<plan::Placement, plan::PlanError>;
 fn place(arguments: &Arguments, checkpoint: &Checkpoint) -> anyhow::Result<(Option<String>, Option<Placed>)> {
     let blueprint = Blueprint::of(checkpoint)?;
     let choice = Choice { wanted: arguments.device.as_deref(), ..Choice::default() };
-    let Ok((_instance, adapter)) = choice.adapter() else { return Ok((None, None)) };
+    let (_instance, adapter) = match choice.adapter() {
+        Ok(found) => found,
+        // Asked for by name, it must be there.
+        Err(error) if arguments.device.is_some() => return Err(error.into()),
+        Err(_) => return Ok((None, None)),
+    };
     let (context, batch) = (u64::from(arguments.context), u64::from(arguments.batch));
     let demand = blueprint.demand(&checkpoint.config, context, batch, memory::SCRATCH);
     Ok((Some(adapter.info.name.clone()), Some(plan::plan(&memory::of(&adapter.info), &demand))))

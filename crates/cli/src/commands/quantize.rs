@@ -58,9 +58,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
                 std::thread::sleep(Duration::from_millis(50));
             }
         });
-        let report = quantize(&checkpoint, out, scheme, &control);
-        done.store(true, Ordering::Relaxed);
-        report
+        let _done = output::SetOnDrop(&done);
+        quantize(&checkpoint, out, scheme, &control)
     })?;
     let seconds = start.elapsed().as_secs_f64();
     if arguments.json {

@@ -137,6 +137,12 @@ impl Rmse {
         }
     }
 
+    /// Adds what another one has summed up.
+    pub fn merge(&mut self, other: &Rmse) {
+        self.error += other.error;
+        self.reference += other.reference;
+    }
+
     /// Root mean square of the error over that of the reference: 0 is perfect, 1 is as bad as all zeros.
     pub fn relative(&self) -> f64 {
         if self.error == 0.0 { 0.0 } else { (self.error / self.reference).sqrt() }

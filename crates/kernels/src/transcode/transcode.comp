@@ -35,8 +35,8 @@ layout(push_constant, scalar) uniform Push {
     Words source;
     Tiles values;
     Scales scales;
-    // The first row of the tensor with a scale or minimum that is not finite, or a value out of its range; all ones when
-    // there is none.
+    // The first row of the tensor with a number that is not finite, or a value out of its range; all ones when there is
+    // none.
     Damage damage;
     // Scales that stand in a tensor of their own.
     Floats file_scales;
@@ -323,6 +323,13 @@ void main() {
                     }
                     if (columns == 16 && values == 1) {
                         words[i] &= 0xffffu;
+                    }
+                    // The exponent of what is infinite or not a number is all ones.
+                    const uint exponent = ENCODING == F32 ? 0x7f800000u : ENCODING == F16 ? 0x7c00u : 0x7f80u;
+                    bool low_bad = (words[i] & exponent) == exponent;
+                    bool high_bad = ENCODING != F32 && (words[i] >> 16 & exponent) == exponent;
+                    if (low_bad || high_bad) {
+                        atomicMin(push.damage.row, row);
                     }
                 }
                 push.values.data[target + part] = words;

@@ -8,11 +8,19 @@ use weights::{Checkpoint, Tensor, blueprint::Blueprint, plan};
 
 /// A folder as transformers saves it: two layers of random bf16.
 pub fn tiny_folder(dir: &Path) {
+    tiny_folder_with(dir, 50, false);
+}
+
+/// The same with more embedding rows than tokens, or with a head of its own.
+pub fn tiny_folder_with(dir: &Path, embedding_rows: usize, own_head: bool) {
     const HIDDEN: usize = 64;
     let mut tensors: Vec<(String, Vec<usize>)> = vec![
-        ("model.embed_tokens.weight".into(), vec![50, HIDDEN]),
+        ("model.embed_tokens.weight".into(), vec![embedding_rows, HIDDEN]),
         ("model.norm.weight".into(), vec![HIDDEN]),
     ];
+    if own_head {
+        tensors.push(("lm_head.weight".into(), vec![embedding_rows, HIDDEN]));
+    }
     for layer in 0..2 {
         let mut add = |name: &str, shape: &[usize]| {
             tensors.push((format!("model.layers.{layer}.{name}.weight"), shape.to_vec()));
@@ -48,6 +56,7 @@ pub fn tiny_folder(dir: &Path) {
         "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "hidden_size": HIDDEN,
         "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
         "head_dim": 32, "vocab_size": 50, "sliding_window": 8, "query_pre_attn_scalar": 32,
+        "tie_word_embeddings": !own_head,
     });
     std::fs::write(dir.join("config.json"), config.to_string()).unwrap();
 }

@@ -24,9 +24,10 @@ pub fn run(device: &Device, model: &Path, json: bool) -> anyhow::Result<ExitCode
     let start = Instant::now();
     let checkpoint = Checkpoint::open(model)?;
     // Only weights are loaded here: the smallest context there is.
-    let demand = Blueprint::of(&checkpoint)?.demand(&checkpoint.config, 1, 1, memory::SCRATCH);
+    let blueprint = Blueprint::of(&checkpoint)?;
+    let demand = blueprint.demand(&checkpoint.config, 1, 1, memory::SCRATCH);
     let placement = plan::plan(&memory::of(device.info()), &demand)?;
-    let total: u64 = checkpoint.inventory.iter().map(|(_, tensor)| tensor.data.len).sum();
+    let total = blueprint.file_bytes();
     // Page cache stays: the figure says how fast the way into the GPU is, not the disk.
     let options = Options { drop_cache: false, ..Options::default() };
     let control = Control::default();
@@ -47,8 +48,10 @@ pub fn run(device: &Device, model: &Path, json: bool) -> anyhow::Result<ExitCode
             }
             peak
         });
-        let loaded = load(device, &checkpoint, &placement, &options, &control);
-        done.store(true, Ordering::Relaxed);
+        let loaded = {
+            let _done = output::SetOnDrop(&done);
+            load(device, &checkpoint, &placement, &options, &control)
+        };
         (loaded, watcher.join().unwrap_or(0))
     });
     let (weights, stats) = loaded?;
