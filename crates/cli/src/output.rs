@@ -1,8 +1,15 @@
 //! Writing to the terminal or to a pipe.
 
-use std::io::{IsTerminal, Write};
+use std::{
+    io::{IsTerminal, Write},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 use serde::Serialize;
+use weights::stream::Control;
 
 /// Prints text; a reader that went away is an error like any other, and `main` forgives it.
 pub fn print(text: &str) -> anyhow::Result<()> {
@@ -50,12 +57,20 @@ impl Drop for Progress {
     }
 }
 
+/// Work that Ctrl-C stops: it ends as after an error, with everything given back and no half-written file.
+pub fn stoppable() -> anyhow::Result<Arc<Control>> {
+    let control = Arc::new(Control::default());
+    let seen = control.clone();
+    ctrlc::set_handler(move || seen.cancel.store(true, Ordering::Relaxed))?;
+    Ok(control)
+}
+
 /// Sets a flag when it goes out of scope, however that comes: whoever watches the flag ends then.
-pub struct SetOnDrop<'a>(pub &'a std::sync::atomic::AtomicBool);
+pub struct SetOnDrop<'a>(pub &'a AtomicBool);
 
 impl Drop for SetOnDrop<'_> {
     fn drop(&mut self) {
-        self.0.store(true, std::sync::atomic::Ordering::Relaxed);
+        self.0.store(true, Ordering::Relaxed);
     }
 }
 

@@ -56,8 +56,8 @@ pub enum Error {
         /// What the system said.
         source: std::io::Error,
     },
-    /// The load was stopped from outside.
-    #[error("loading was cancelled")]
+    /// Stopped from outside.
+    #[error("cancelled")]
     Cancelled,
     /// The GPU layer failed.
     #[error(transparent)]

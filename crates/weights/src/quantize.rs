@@ -11,7 +11,7 @@ use std::{
     },
 };
 
-use kernels::{Encoding, GROUP, Layout, STRIP, Scheme, quant};
+use kernels::{Encoding, GROUP, Layout, STRIP, Scheme, quant, transcode};
 use serde_json::json;
 
 use crate::{
@@ -251,19 +251,13 @@ impl Piece {
         let mut values = vec![0.0; rows * layout.k];
         match tensor.scales {
             None => quant::dequantize(tensor.encoding, &bytes, &mut values),
-            Some(scales) => {
-                let scales = read(scales)?;
+            Some(all) => {
+                let own = transcode::own_scales(tensor.encoding, layout.k, first_row, rows).unwrap_or(0..0);
+                let (offset, len) = (all.offset + own.start as u64 * 4, (own.len() as u64 * 4).min(all.len));
+                let scales = read(Span { offset, len, ..all })?;
                 let scales: Vec<f32> =
                     scales.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
-                // Sixteen rows of whole groups are whole groups of 128 too.
-                let own = match tensor.encoding {
-                    Encoding::Int4Grouped => {
-                        let first = first_row * layout.k / quant::LAYERWISE_GROUP;
-                        &scales[first..first + values.len().div_ceil(quant::LAYERWISE_GROUP)]
-                    }
-                    _ => &scales[..],
-                };
-                quant::dequantize_layerwise(tensor.encoding, &bytes, own, &mut values)
+                quant::dequantize_layerwise(tensor.encoding, &bytes, &scales, &mut values)
             }
         }
         .map_err(|error| Error::tensor(path, &tensor.name, format!("from row {first_row}: {error}")))?;

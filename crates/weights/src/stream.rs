@@ -20,7 +20,7 @@ use std::{
 use gpu::{Arena, Device, Lifetime, Memory, Recorder, StagingRing, StagingSlot, View};
 use kernels::{
     Encoding, Layout, Matrix, Part, STRIP,
-    transcode::{Placement, Rows, Transcode},
+    transcode::{self, OwnScales, Placement, Rows, Transcode},
 };
 
 use crate::{Error, Result, Source, Span, Tensor};
@@ -93,6 +93,20 @@ struct Chunk {
     destination: usize,
     run: Run,
     span: Span,
+    /// The scales of its rows, where they stand in a tensor of their own, and which of that tensor's the first is.
+    scales: Option<(Span, usize)>,
+}
+
+impl Chunk {
+    /// Where its scales stand in a slot: behind its rows, on whole words.
+    fn scales_at(&self) -> u64 {
+        self.span.len.next_multiple_of(4) + 4
+    }
+
+    /// Bytes of a slot that it takes.
+    fn slot_bytes(&self) -> u64 {
+        self.scales_at() + self.scales.map_or(0, |(span, _)| span.len)
+    }
 }
 
 /// What a chunk holds.
@@ -125,7 +139,7 @@ pub fn stream(
 ) -> Result<Stats> {
     let start = Instant::now();
     let chunks = chunks(source, destinations, options.slot_bytes.saturating_sub(SLACK))?;
-    let largest = chunks.iter().map(|chunk| chunk.span.len).max().unwrap_or(0);
+    let largest = chunks.iter().map(Chunk::slot_bytes).max().unwrap_or(0);
     let slot_bytes = options.slot_bytes.max(largest + SLACK);
     if slot_bytes > RING {
         let reason =
@@ -137,7 +151,6 @@ pub fn stream(
     let reader = Reader {
         source,
         destinations,
-        scales: read_scales(device, source, &files, destinations)?,
         files,
         kernels: compile(device, destinations)?,
         ring: StagingRing::new(device, slots, slot_bytes, options.timeout)?,
@@ -184,8 +197,6 @@ struct Reader<'a> {
     files: Vec<File>,
     kernels: Vec<(Encoding, Transcode)>,
     ring: StagingRing,
-    /// Scales of the destinations that have them in a tensor of their own.
-    scales: Vec<Option<gpu::Buffer>>,
     /// One word a destination: its first row with a scale that is not finite.
     damage: gpu::Buffer,
     options: &'a Options,
@@ -208,7 +219,7 @@ impl Reader<'_> {
         }
         self.control.done.fetch_add(chunk.span.len, Ordering::Relaxed);
         self.ring.send(slot, |recorder, source| match chunk.run {
-            Run::Rows { first, count } => self.transcode(recorder, source, chunk.destination, first, count),
+            Run::Rows { first, count } => self.transcode(recorder, source, chunk, first, count),
             Run::Values { first, count } => {
                 copy_strips(recorder, source, destination, first, count, |part| {
                     Some((&part.values, part.layout.strip_value_bytes()))
@@ -226,13 +237,20 @@ impl Reader<'_> {
     fn fill(&self, chunk: &Chunk, slot: &mut StagingSlot) -> Result<()> {
         let tensor = self.destinations[chunk.destination].tensor;
         let path = &self.source.files[chunk.span.file];
-        let bytes = &mut slot.bytes_mut()?[..chunk.span.len as usize];
-        self.read(chunk.span, bytes).map_err(|source| Error::Read {
-            path: path.clone(),
-            tensor: tensor.name.clone(),
-            offset: chunk.span.offset,
-            source,
-        })?;
+        let slot = slot.bytes_mut()?;
+        let read = |span: Span, bytes: &mut [u8]| {
+            self.read(span, bytes).map_err(|source| Error::Read {
+                path: self.source.files[span.file].clone(),
+                tensor: tensor.name.clone(),
+                offset: span.offset,
+                source,
+            })
+        };
+        if let Some((span, _)) = chunk.scales {
+            read(span, &mut slot[chunk.scales_at() as usize..][..span.len as usize])?;
+        }
+        let bytes = &mut slot[..chunk.span.len as usize];
+        read(chunk.span, bytes)?;
         // Scales in tiles pass no kernel that would look at them. The exponent of what is not finite is all ones.
         let not_finite = |bytes: &[u8; 2]| u16::from_le_bytes(*bytes) & 0x7c00 == 0x7c00;
         match chunk.run {
@@ -249,10 +267,11 @@ impl Reader<'_> {
         &self,
         recorder: &mut Recorder,
         source: &View,
-        index: usize,
+        chunk: &Chunk,
         first: u64,
         count: u64,
     ) -> gpu::Result<()> {
+        let index = chunk.destination;
         let destination = &self.destinations[index];
         let encoding = destination.tensor.encoding;
         let (_, kernel) =
@@ -264,7 +283,13 @@ impl Reader<'_> {
             first_byte: 0,
             count: count as usize,
             first_row: first as usize,
-            scales: self.scales[index].as_ref().map(gpu::Buffer::view),
+            scales: match chunk.scales {
+                None => None,
+                Some((span, first)) => {
+                    let at = chunk.scales_at();
+                    Some(OwnScales { view: source.slice(at..at + span.len)?, first })
+                }
+            },
         };
         let (matrix, placement) = (destination.matrix, destination.placement);
         kernel.record(recorder, &destination.tensor.name, &rows, matrix, placement, &damage)
@@ -301,29 +326,6 @@ impl Reader<'_> {
 
 fn open(files: &[PathBuf]) -> Result<Vec<File>> {
     files.iter().map(|path| File::open(path).map_err(|error| Error::io(path, error))).collect()
-}
-
-/// Reads scales that stand apart from their values: small beside them.
-fn read_scales(
-    device: &Device,
-    source: &Source,
-    files: &[File],
-    destinations: &[Destination<'_>],
-) -> Result<Vec<Option<gpu::Buffer>>> {
-    let mut arena = Arena::new(device, Lifetime::Staging, Memory::Upload).with_block_size(1 << 20);
-    let read = |destination: &Destination<'_>| {
-        let in_tiles = matches!(destination.tensor.encoding, Encoding::Tiled(_));
-        let Some(span) = destination.tensor.scales.filter(|_| !in_tiles) else { return Ok(None) };
-        let mut buffer = arena.buffer(&destination.tensor.name, span.len)?;
-        files[span.file].read_exact_at(buffer.bytes_mut()?, span.offset).map_err(|error| Error::Read {
-            path: source.files[span.file].clone(),
-            tensor: destination.tensor.name.clone(),
-            offset: span.offset,
-            source: error,
-        })?;
-        Ok(Some(buffer))
-    };
-    destinations.iter().map(read).collect()
 }
 
 fn compile(device: &Device, destinations: &[Destination<'_>]) -> Result<Vec<(Encoding, Transcode)>> {
@@ -385,6 +387,15 @@ fn copy_strips<'a>(
     Ok(())
 }
 
+/// The part of a tensor's own scales that some of its rows need.
+fn own_scales(tensor: &Tensor, run: Run) -> Option<(Span, usize)> {
+    let (Run::Rows { first, count }, Some(span)) = (run, tensor.scales) else { return None };
+    let k = tensor.shape[1] as usize;
+    let range = transcode::own_scales(tensor.encoding, k, first as usize, count as usize)?;
+    let (offset, len) = (span.offset + range.start as u64 * 4, range.len() as u64 * 4);
+    Some((Span { offset, len: len.min(span.len), ..span }, range.start))
+}
+
 /// Every tensor in runs of at most `most` bytes (or one row or strip), in the order of the files.
 fn chunks(source: &Source, destinations: &[Destination<'_>], most: u64) -> Result<Vec<Chunk>> {
     let mut list = Vec::new();
@@ -399,7 +410,8 @@ fn chunks(source: &Source, destinations: &[Destination<'_>], most: u64) -> Resul
             while first < units {
                 let count = (most / unit_bytes).clamp(1, units - first);
                 let span = Span { offset: span.offset + first * unit_bytes, len: count * unit_bytes, ..span };
-                list.push(Chunk { destination: index, run: run(first, count), span });
+                let run = run(first, count);
+                list.push(Chunk { destination: index, run, span, scales: own_scales(tensor, run) });
                 first += count;
             }
         };

@@ -4,7 +4,7 @@ use std::path::Path;
 
 mod common;
 
-use common::{place, rows, tiny_folder};
+use common::{place, rows, tiny_folder, tiny_layerwise_folder};
 use kernels::STRIP;
 use weights::{
     Checkpoint,
@@ -59,6 +59,44 @@ fn rows_of_a_folder_are_where_they_belong() {
     );
     drop(weights);
     assert_eq!(device.in_use(gpu::Lifetime::Weights), 0);
+}
+
+#[test]
+fn a_folder_quantised_layer_by_layer_loads_within_its_error() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    tiny_layerwise_folder(dir.path());
+    let checkpoint = Checkpoint::open(dir.path()).unwrap();
+    assert_eq!(checkpoint.source.format, weights::Format::Layerwise);
+    let placement = place(&device, &checkpoint);
+    // Slots of a few rows, so that chunks begin within groups of 128 values.
+    let options = Options { slot_bytes: 700, slots: 3, ..Options::default() };
+    let (weights, _) = load(&device, &checkpoint, &placement, &options, &Control::default()).unwrap();
+    let within = |got: &[Vec<f32>], role: Role, layer: Option<u32>| {
+        let tensor = checkpoint.inventory.get(layer, role).unwrap();
+        let (_, exactness) = weights::quant::scheme_for(tensor.encoding);
+        let want = rows(&checkpoint, tensor);
+        assert_eq!(got.len(), want.len());
+        for (row, (got, want)) in got.iter().zip(&want).enumerate() {
+            for (got, want) in got.chunks(32).zip(want.chunks(32)) {
+                let largest = want.iter().fold(0.0_f32, |largest, value| largest.max(value.abs()));
+                for (got, want) in got.iter().zip(want) {
+                    let near = (got - want).abs() <= exactness.bound(largest);
+                    assert!(near, "{} row {row} is {got}, expected {want}", tensor.name);
+                }
+            }
+        }
+    };
+    let only = |place| weights.of(place).next().unwrap().read().unwrap();
+    for layer in 0..2 {
+        within(&only(Place::Qkv(layer))[..64], Role::Query, Some(layer));
+        within(&only(Place::Qkv(layer))[64..96], Role::Key, Some(layer));
+        within(&only(Place::Down(layer)), Role::Down, Some(layer));
+        let strips = only(Place::GateUp(layer));
+        let gate: Vec<Vec<f32>> = strips.chunks(2 * STRIP).flat_map(|pair| pair[..STRIP].to_vec()).collect();
+        within(&gate, Role::Gate, Some(layer));
+    }
+    within(&only(Place::Embedding), Role::Embed, None);
 }
 
 #[test]

@@ -1,10 +1,14 @@
 //! Loading a 4 GB model takes at most 512 MiB beyond the GPU's own buffers (which on a CPU driver are in the same process).
 
-use gpu::{Arena, Lifetime, Memory};
-use kernels::{Encoding, Layout, Matrix, transcode::Placement};
+mod common;
+
+use std::{fs::File, io::Write, path::Path};
+
+use gpu::Lifetime;
 use weights::{
-    Format, Source, Span, Tensor,
-    stream::{Control, Destination, Options, stream},
+    Checkpoint,
+    load::load,
+    stream::{Control, Options},
 };
 
 /// A figure of /proc/self/status, in bytes.
@@ -14,44 +18,68 @@ fn status(key: &str) -> u64 {
     line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
 }
 
+/// A Gemma 3 with the widths of the 4B and 16 layers, in bf16. Its file is sparse: the file system makes the zeros as they are
+/// read, and the page cache holds them like any others.
+fn generate(dir: &Path) {
+    const HIDDEN: u64 = 2560;
+    const LAYERS: u64 = 16;
+    let mut tensors: Vec<(String, Vec<u64>)> = vec![
+        ("model.embed_tokens.weight".into(), vec![262_144, HIDDEN]),
+        ("model.norm.weight".into(), vec![HIDDEN]),
+    ];
+    for layer in 0..LAYERS {
+        let mut add = |name: &str, shape: &[u64]| {
+            tensors.push((format!("model.layers.{layer}.{name}.weight"), shape.to_vec()))
+        };
+        add("self_attn.q_proj", &[2048, HIDDEN]);
+        add("self_attn.k_proj", &[1024, HIDDEN]);
+        add("self_attn.v_proj", &[1024, HIDDEN]);
+        add("self_attn.o_proj", &[HIDDEN, 2048]);
+        add("self_attn.q_norm", &[256]);
+        add("self_attn.k_norm", &[256]);
+        add("mlp.gate_proj", &[10240, HIDDEN]);
+        add("mlp.up_proj", &[10240, HIDDEN]);
+        add("mlp.down_proj", &[HIDDEN, 10240]);
+        for norm in ["input", "post_attention", "pre_feedforward", "post_feedforward"] {
+            add(&format!("{norm}_layernorm"), &[HIDDEN]);
+        }
+    }
+    let (mut header, mut end) = (serde_json::Map::new(), 0);
+    for (name, shape) in tensors {
+        let begin = end;
+        end += shape.iter().product::<u64>() * 2;
+        header.insert(
+            name,
+            serde_json::json!({ "dtype": "BF16", "shape": shape, "data_offsets": [begin, end] }),
+        );
+    }
+    let header = serde_json::to_vec(&header).unwrap();
+    let mut file = File::create(dir.join("model.safetensors")).unwrap();
+    file.write_all(&(header.len() as u64).to_le_bytes()).unwrap();
+    file.write_all(&header).unwrap();
+    file.set_len(8 + header.len() as u64 + end).unwrap();
+    let config = serde_json::json!({
+        "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "hidden_size": HIDDEN,
+        "intermediate_size": 10240, "num_hidden_layers": LAYERS, "num_attention_heads": 8,
+        "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262_144,
+    });
+    std::fs::write(dir.join("config.json"), config.to_string()).unwrap();
+}
+
 // The only test of this binary: the peak is the whole process's.
 #[test]
 fn a_4_gb_model_takes_at_most_512_mib_more_than_its_buffers() {
-    const ROWS: u64 = 43008;
-    const K: u64 = 5376;
-    const COUNT: u64 = 17;
-    let Some(device) =
-        testkit::cpu_device_with(&gpu::DeviceOptions { cache_dir: None, ..Default::default() })
-    else {
-        return;
-    };
-    let bytes = Encoding::Q8_0.bytes(&[ROWS, K]).unwrap();
-    // Sparse: the file system makes the zeros as they are read, and the page cache holds them like any others.
+    let Some(device) = testkit::cpu_device() else { return };
     let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("model.bin");
-    std::fs::File::create(&path).unwrap().set_len(bytes * COUNT).unwrap();
-    let tensor = |index: u64| Tensor {
-        name: format!("tensor.{index}"),
-        shape: vec![ROWS, K],
-        encoding: Encoding::Q8_0,
-        data: Span { file: 0, offset: index * bytes, len: bytes },
-        scales: None,
-    };
-    let source =
-        Source { format: Format::Gguf, files: vec![path], tensors: (0..COUNT).map(tensor).collect() };
-
+    generate(dir.path());
+    let checkpoint = Checkpoint::open(dir.path()).unwrap();
+    let placement = common::place(&device, &checkpoint);
     let before = status("VmRSS");
-    let mut arena = Arena::new(&device, Lifetime::Weights, Memory::Device);
-    let layout = Layout::new(Encoding::Q8_0.scheme(), ROWS as usize, K as usize).unwrap();
-    let matrices: Vec<Matrix> =
-        (0..COUNT).map(|_| Matrix::allocate(&mut arena, "weights", layout, device.caps()).unwrap()).collect();
-    let pairs = source.tensors.iter().zip(&matrices);
-    let destinations: Vec<_> =
-        pairs.map(|(tensor, matrix)| Destination { tensor, matrix, placement: Placement::WHOLE }).collect();
-    let stats = stream(&device, &source, &destinations, &Options::default(), &Control::default()).unwrap();
+    let (weights, stats) =
+        load(&device, &checkpoint, &placement, &Options::default(), &Control::default()).unwrap();
 
     assert!(stats.bytes > 4_000_000_000, "{} bytes are no 4 GB", stats.bytes);
-    let buffers: u64 = matrices.iter().map(Matrix::bytes).sum();
+    let buffers = weights.bytes();
     let extra = status("VmHWM").saturating_sub(before + buffers);
     println!(
         "{} loaded in {:.1} s, peak extra {}",

@@ -4,7 +4,7 @@ mod common;
 
 use std::{path::Path, sync::atomic::Ordering};
 
-use common::{place, rows, tiny_folder, tiny_folder_with};
+use common::{place, rows, tiny_folder, tiny_folder_with, tiny_layerwise_folder};
 use kernels::{STRIP, Scheme, quant};
 use weights::{
     Checkpoint, Error, Format,
@@ -112,6 +112,19 @@ fn a_scale_that_is_no_number_in_our_own_file_is_found() {
         "{error}"
     );
     assert_eq!(device.in_use(gpu::Lifetime::Weights), 0);
+}
+
+#[test]
+fn a_folder_quantised_layer_by_layer_can_be_quantised_anew() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_layerwise_folder(dir.path());
+    let original = Checkpoint::open(dir.path()).unwrap();
+    let out = dir.path().join("out.safetensors");
+    let report = quantize(&original, &out, Scheme::Int8, &Control::default()).unwrap();
+    for (role, (_, rmse)) in &report.roles {
+        assert!(rmse.relative() < 0.01, "{role:?}: {}", rmse.relative());
+    }
+    Checkpoint::open(&out).unwrap();
 }
 
 fn files(dir: &Path) -> usize {

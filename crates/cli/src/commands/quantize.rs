@@ -11,7 +11,7 @@ use anyhow::bail;
 use clap::Args;
 use gpu::bytes;
 use serde_json::json;
-use weights::{Checkpoint, quant::Scheme, quantize::quantize, stream::Control};
+use weights::{Checkpoint, quant::Scheme, quantize::quantize};
 
 use crate::{commands::bench::Quant, output};
 
@@ -48,7 +48,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let checkpoint = Checkpoint::open(&arguments.input)?;
     let total: u64 = checkpoint.inventory.iter().map(|(_, tensor)| tensor.data.len).sum();
     let start = Instant::now();
-    let (control, done) = (Control::default(), AtomicBool::new(false));
+    let (control, done) = (output::stoppable()?, AtomicBool::new(false));
     let report = std::thread::scope(|scope| {
         scope.spawn(|| {
             let mut progress = output::Progress::new();

@@ -3,7 +3,7 @@
 use gpu::{Caps, Device, Result, Tier};
 use half::f16;
 
-use super::{ENCODINGS, Placement, Rows, Transcode};
+use super::{ENCODINGS, OwnScales, Placement, Rows, Transcode};
 use crate::{
     Encoding, GROUP, Layout, Matrix, STRIP,
     quant,
@@ -88,7 +88,7 @@ fn run(device: &Device, encoding: Encoding, size: Size, caps: &Caps) -> Result<C
             first_byte: (size.first_byte + first_row * row_bytes) as u64,
             count: size.chunk.min(size.rows - first_row),
             first_row,
-            scales: scales.as_ref().map(gpu::Buffer::view),
+            scales: scales.as_ref().map(|scales| OwnScales { view: scales.view(), first: 0 }),
         };
         kernel.record(&mut recorder, "transcode", &rows, &matrix, size.placement, &damage.view())?;
     }

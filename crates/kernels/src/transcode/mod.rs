@@ -56,8 +56,28 @@ pub struct Rows {
     pub count: usize,
     /// Which row of the tensor the first one is.
     pub first_row: usize,
-    /// The tensor's scales as f32, where they are a tensor of their own.
-    pub scales: Option<View>,
+    /// The scales of these rows as f32, where they are a tensor of their own.
+    pub scales: Option<OwnScales>,
+}
+
+/// Scales from a tensor of their own.
+#[derive(Clone, Debug)]
+pub struct OwnScales {
+    /// f32, at a multiple of 4 bytes.
+    pub view: View,
+    /// Which of the tensor's scales the first one is.
+    pub first: usize,
+}
+
+/// The scales of an encoding that some rows need, when it has them in a tensor of their own: which of them.
+pub fn own_scales(encoding: Encoding, k: usize, first_row: usize, rows: usize) -> Option<std::ops::Range<usize>> {
+    let per = quant::LAYERWISE_GROUP;
+    match encoding {
+        Encoding::Int8Symmetric => Some(0..1),
+        Encoding::Int8Asymmetric => Some(0..2),
+        Encoding::Int4Grouped => Some(first_row * k / per..((first_row + rows) * k).div_ceil(per)),
+        _ => None,
+    }
 }
 
 /// Where a tensor's strips go in a matrix that holds several tensors.
@@ -106,14 +126,10 @@ impl Transcode {
         if rows.first_byte + row_bytes * rows.count as u64 + 4 > rows.source.len() {
             return wrong(format!("{} rows of {row_bytes} bytes from {} bytes", rows.count, rows.source.len()));
         }
-        let needed = match self.encoding {
-            Encoding::Int8Symmetric => 1,
-            Encoding::Int4Grouped => ((rows.first_row + rows.count) * layout.k).div_ceil(quant::LAYERWISE_GROUP),
-            Encoding::Int8Asymmetric => 2,
-            _ => 0,
-        };
-        if rows.scales.as_ref().map_or(0, View::len) < needed as u64 * 4 {
-            return wrong(format!("{:?} needs {needed} scales of its own", self.encoding));
+        let needed = own_scales(self.encoding, layout.k, rows.first_row, rows.count).unwrap_or(0..0);
+        let given = rows.scales.as_ref().map_or(0..0, |own| own.first..own.first + own.view.len() as usize / 4);
+        if !needed.is_empty() && (given.start > needed.start || given.end < needed.end) {
+            return wrong(format!("{:?} needs its own scales {needed:?} and has {given:?}", self.encoding));
         }
         let Some(last_row) = (rows.first_row + rows.count).checked_sub(1) else {
             return wrong("no rows".into());
@@ -135,7 +151,8 @@ impl Transcode {
                 values: (&part.values).into(),
                 scales: part.scales.as_ref().map_or(Address::NONE, Address::from),
                 damage: damage.clone().into(),
-                file_scales: rows.scales.clone().map_or(Address::NONE, Address::from),
+                file_scales: rows.scales.as_ref().map_or(Address::NONE, |own| own.view.clone().into()),
+                scale_first: rows.scales.as_ref().map_or(0, |own| own.first) as u32,
                 source_first: (rows.first_byte + (from - rows.first_row) as u64 * row_bytes) as u32,
                 source_row_bytes: row_bytes as u32,
                 rows: (to - from) as u32,

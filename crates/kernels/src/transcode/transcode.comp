@@ -50,6 +50,8 @@ layout(push_constant, scalar) uniform Push {
     // Strip s of the tensor goes to strip strip_first + s · strip_step of the matrix.
     uint strip_first;
     uint strip_step;
+    // Which of the tensor's own scales the first of file_scales is.
+    uint scale_first;
 } push;
 
 const uint STRIP = 16;
@@ -196,7 +198,7 @@ Group layerwise_group(uint row_at, uint row, uint index) {
         group.scale = half_bits(push.file_scales.data[0]);
     } else if (ENCODING == INT4_GROUPED) {
         // A scale per 128 values of the flattened tensor: four groups of 32, which may cross the end of a row.
-        group.scale = half_bits(push.file_scales.data[(row * (push.k / GROUP) + index) / 4]);
+        group.scale = half_bits(push.file_scales.data[(row * (push.k / GROUP) + index) / 4 - push.scale_first]);
         [[unroll]] for (uint i = 0; i < 8; i++) {
             // −8…7 plus 8 has no bit above the fourth; the sum is taken byte by byte.
             uint moved = ((group.bytes[i] & 0x7f7f7f7fu) + 0x08080808u) ^ (group.bytes[i] & 0x80808080u);

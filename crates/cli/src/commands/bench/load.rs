@@ -10,13 +10,7 @@ use std::{
 use gpu::{Device, bytes};
 use serde_json::json;
 use telemetry::System;
-use weights::{
-    Checkpoint,
-    blueprint::Blueprint,
-    load::load,
-    plan,
-    stream::{Control, Options},
-};
+use weights::{Checkpoint, blueprint::Blueprint, load::load, plan, stream::Options};
 
 use crate::{memory, output};
 
@@ -30,7 +24,7 @@ pub fn run(device: &Device, model: &Path, json: bool) -> anyhow::Result<ExitCode
     let total = blueprint.file_bytes();
     // Page cache stays: the figure says how fast the way into the GPU is, not the disk.
     let options = Options { drop_cache: false, ..Options::default() };
-    let control = Control::default();
+    let control = output::stoppable()?;
     let system = System::new();
     let resident = || system.process_memory().map_or(0, |memory| memory.rss);
     let before = resident();
