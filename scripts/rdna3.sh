@@ -11,8 +11,8 @@ cat <<'TEXT'
 # Kernels on RDNA3
 
 Written by `make rdna3`: every pipeline that Indrik may use, as Mesa's RADV compiles it for the Radeon 780M (phoenix) and
-for Strix Halo (gfx1151), on a machine that has neither. Waves per SIMD is the occupancy that registers and LDS allow
-(at most 16 of wave32, 32 counted in wave64); a test fails when anything spills or needs scratch.
+for Strix Halo (gfx1151), on a machine that has neither. Waves per SIMD is the occupancy as the driver reports it; a test fails
+when anything spills or needs scratch.
 TEXT
 for family in phoenix gfx1151; do
   printf '\n## %s\n\n' "$family"
