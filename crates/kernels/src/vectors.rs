@@ -1,11 +1,11 @@
 //! Activations in GPU memory: a few columns of K values, as f32 or as int8 with a scale per group.
 
-use gpu::{Arena, Buffer, Error, Result};
+use gpu::{Arena, Buffer, Error, Recorder, Result};
 
 use crate::layout::{GROUP, QUAD};
 
-/// Columns of activations. Column c of f32 starts at element c · k. Int8 columns are padded to whole quads, with scales
-/// of zero in the padding.
+/// Columns of activations, each padded to whole quads: column c starts at value c · [`Vectors::stride`]. The padding is never
+/// written and meets weights of zero: of f32 it must be zero (see [`Vectors::record_clear`]), of int8 its scales are.
 #[derive(Debug)]
 pub struct Vectors {
     /// Values of a column.
@@ -33,7 +33,7 @@ pub enum VectorData {
 impl Vectors {
     /// Takes memory for f32 columns.
     pub fn f32(arena: &mut Arena, what: &str, k: usize, columns: usize) -> Result<Self> {
-        let data = VectorData::F32(arena.buffer(what, (k * columns * 4) as u64)?);
+        let data = VectorData::F32(arena.buffer(what, (k.next_multiple_of(QUAD) * columns * 4) as u64)?);
         Ok(Self { k, columns, data })
     }
 
@@ -47,6 +47,23 @@ impl Vectors {
         let values = arena.buffer(what, padded as u64)?;
         let scales = arena.buffer(what, (padded / GROUP * 4) as u64)?;
         Ok(Self { k, columns, data: VectorData::Int8 { values, scales } })
+    }
+
+    /// Values from the start of a column to the next.
+    pub fn stride(&self) -> usize {
+        self.k.next_multiple_of(QUAD)
+    }
+
+    /// Records zeros everywhere, once, before anything reads f32 columns whose length is not whole quads: what memory held
+    /// before might not be a number.
+    pub fn record_clear(&self, recorder: &mut Recorder, name: &str) -> Result<()> {
+        match &self.data {
+            VectorData::F32(values) => recorder.fill(name, values, 0),
+            VectorData::Int8 { values, scales } => {
+                recorder.fill(name, values, 0)?;
+                recorder.fill(name, scales, 0)
+            }
+        }
     }
 
     /// Whether the values are int8.

@@ -78,8 +78,10 @@ pub(super) fn run_in_parts(device: &Device, shape: Shape, plan: policy::Plan, ca
 fn activations(arena: &mut Arena, random: &mut Random, shape: &Shape) -> Result<(Vectors, Vec<Vec<f64>>)> {
     let (k, columns) = (shape.weights.k, shape.columns);
     if !shape.int8_activations {
-        let x: Vec<f32> = (0..k * columns).map(|_| random.signed() * 3.0).collect();
-        let values = x.chunks(k).map(|column| column.iter().map(|x| f64::from(*x)).collect()).collect();
+        let x: Vec<Vec<f32>> = (0..columns).map(|_| (0..k).map(|_| random.signed() * 3.0).collect()).collect();
+        let values = x.iter().map(|column| column.iter().map(|x| f64::from(*x)).collect()).collect();
+        let padding = vec![0.0; k.next_multiple_of(QUAD) - k];
+        let x: Vec<f32> = x.into_iter().flat_map(|column| [column, padding.clone()].concat()).collect();
         let data = VectorData::F32(arena.buffer_from("x", &x)?);
         return Ok((Vectors { k, columns, data }, values));
     }

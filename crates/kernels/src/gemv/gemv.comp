@@ -56,8 +56,7 @@ float product(uvec4 weights, uint quads, uint group, uint half_index, uint colum
         uint at = (column * quads * QUAD + group * GROUP) / 16 + half_index;
         return float(dot16(weights, push.x.data[at]));
     }
-    // Padding has weights of zero: it may read any x of its column.
-    uint at = (column * push.k + min(group * GROUP, push.k - GROUP)) / 4 + half_index * 4;
+    uint at = (column * quads * QUAD + group * GROUP) / 4 + half_index * 4;
     float sum = 0.0;
     [[unroll]] for (uint i = 0; i < 4; i++) {
         sum += dot(bytes_to_floats(weights[i]), uintBitsToFloat(push.x.data[at + i]));

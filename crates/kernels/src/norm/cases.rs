@@ -58,7 +58,7 @@ fn run(device: &Device, tier: Tier, form: Form, rows: usize, n: usize) -> Result
     let weight = arena.buffer_from("weight", &weight)?;
     let post_weight = arena.buffer_from("post weight", &post_weight)?;
     let padded = n.next_multiple_of(QUAD);
-    let output = Output::new(&mut arena, if form.quantize { rows * padded / 4 } else { rows * n })?;
+    let output = Output::new(&mut arena, if form.quantize { rows * padded / 4 } else { rows * padded })?;
     let scales = Output::new(&mut arena, rows * padded / GROUP)?;
     let plan = policy::at_tier(device.caps(), n, form, tier);
     let kernel = Norm::with_plan(device, form, n, EPSILON, plan)?;
@@ -89,10 +89,10 @@ fn run(device: &Device, tier: Tier, form: Form, rows: usize, n: usize) -> Result
     }
     match y.data {
         VectorData::F32(buffer) => {
-            let got = Output::of(buffer, rows * n).read_f32(&mut comparison)?;
+            let got = Output::of(buffer, rows * padded).read_f32(&mut comparison)?;
             for (i, want) in want.iter().enumerate() {
                 let at = || format!("row {}, {}", i / n, i % n);
-                comparison.close(at, f64::from(got[i]), *want, 1e-5 * (want.abs() + 1.0));
+                comparison.close(at, f64::from(got[i / n * padded + i % n]), *want, 1e-5 * (want.abs() + 1.0));
             }
         }
         VectorData::Int8 { values, scales } => {

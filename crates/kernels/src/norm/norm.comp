@@ -64,6 +64,7 @@ void main() {
     uint row = gl_WorkGroupID.x;
     uint base = row * push.n;
     uint stride = THREADS * CHUNK;
+    uint quads = (push.n + QUAD - 1) / QUAD;
 
     float post_scale = 1.0;
     if (POST_NORM) {
@@ -111,7 +112,7 @@ void main() {
             if (QUANTIZE) {
                 values[j] = value;
             } else {
-                push.y.data[base + i] = value;
+                push.y.data[row * quads * QUAD + i] = value;
             }
         }
         if (QUANTIZE) {
@@ -120,7 +121,6 @@ void main() {
     }
     if (QUANTIZE) {
         // Scales of the padding are zero, so that whatever bytes stand there add nothing.
-        uint quads = (push.n + QUAD - 1) / QUAD;
         uint groups = quads * (QUAD / GROUP);
         for (uint group = push.n / GROUP + thread; group < groups; group += THREADS) {
             push.y_scales.data[row * groups + group] = 0.0;
