@@ -18,12 +18,13 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
         for (post_norm, residual) in [(false, false), (false, true), (true, true), (true, false)] {
             // One value, fewer than a subgroup, odd, more than the workgroup, the 1B's and the 27B's length.
             for (rows, n) in [(1, 1), (3, 7), (2, 259), (5, 1152), (1, 5376)] {
-                list.push(case(tier, Form { post_norm, residual, quantize: false }, rows, n));
+                list.push(case(tier, Form { post_norm, residual, quantize: false, gather: false }, rows, n));
             }
             // One group, a padded quad, the 1B's length.
             for (rows, n) in [(1, 32), (3, 160), (2, 1152), (1, 5376)] {
-                list.push(case(tier, Form { post_norm, residual, quantize: true }, rows, n));
+                list.push(case(tier, Form { post_norm, residual, quantize: true, gather: false }, rows, n));
             }
+            list.push(case(tier, Form { post_norm, residual, quantize: false, gather: true }, 3, 259));
         }
     }
     list
@@ -31,10 +32,11 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
 
 fn case(tier: Tier, form: Form, rows: usize, n: usize) -> Case {
     let name = format!(
-        "{rows} × {n}{}{}{}",
+        "{rows} × {n}{}{}{}{}",
         if form.post_norm { ", post-norm" } else { "" },
         if form.residual { ", residual" } else { "" },
         if form.quantize { ", to int8" } else { "" },
+        if form.gather { ", gathered" } else { "" },
     );
     Case::new(name, tier, move |device| run(device, tier, form, rows, n))
 }
@@ -42,10 +44,12 @@ fn case(tier: Tier, form: Form, rows: usize, n: usize) -> Case {
 fn run(device: &Device, tier: Tier, form: Form, rows: usize, n: usize) -> Result<Comparison> {
     let mut random = Random::new((rows * 10007 + n) as u64);
     let mut floats = |count: usize, scale: f32| (0..count).map(|_| random.signed() * scale).collect::<Vec<f32>>();
-    let (x, before) = (floats(rows * n, 30.0), floats(rows * n, 100.0));
+    // One row more than is active: it must stay as it is, and the guard behind the output with it.
+    let (x, before) = (floats((rows + 1) * n, 30.0), floats((rows + 1) * n, 100.0));
+    let list: Vec<u32> = (0..rows as u32).rev().chain([0]).collect();
     let (weight, post_weight) = (floats(n, 2.0), floats(n, 2.0));
     let (want, want_residual) = reference::norm(&reference::Inputs {
-        x: &x,
+        x: &x[..rows * n],
         post_weight: form.post_norm.then_some(&post_weight),
         residual: form.residual.then_some(&before),
         weight: &weight,
@@ -54,6 +58,8 @@ fn run(device: &Device, tier: Tier, form: Form, rows: usize, n: usize) -> Result
 
     let mut arena = arena(device);
     let x = arena.buffer_from("x", &x)?;
+    let active = arena.buffer_from("active", &[rows as u32])?;
+    let list = arena.buffer_from("rows", &list)?;
     let residual = arena.buffer_from("residual", &before)?;
     let weight = arena.buffer_from("weight", &weight)?;
     let post_weight = arena.buffer_from("post weight", &post_weight)?;
@@ -67,13 +73,15 @@ fn run(device: &Device, tier: Tier, form: Form, rows: usize, n: usize) -> Result
     } else {
         VectorData::F32(output.buffer)
     };
-    let y = Vectors { k: n, columns: rows, data };
+    let y = Vectors { k: n, columns: rows + 1, data };
     let mut recorder = device.recorder()?;
     let operands = Operands {
         x: x.view(),
         post_weight: form.post_norm.then(|| post_weight.view()),
         residual: form.residual.then(|| residual.view()),
         weight: weight.view(),
+        active: active.view(),
+        rows: form.gather.then(|| list.view()),
         y: &y,
     };
     kernel.record(&mut recorder, "norm", &operands)?;
@@ -82,6 +90,7 @@ fn run(device: &Device, tier: Tier, form: Form, rows: usize, n: usize) -> Result
     let mut comparison = Comparison::default();
     if form.residual {
         let residual: Vec<f32> = residual.read_vec()?;
+        comparison.equal(|| "the residual that is not active".into(), &&residual[rows * n..], &&before[rows * n..]);
         for (i, want) in want_residual.iter().enumerate() {
             let at = || format!("residual of row {}, {}", i / n, i % n);
             comparison.close(at, f64::from(residual[i]), *want, 1e-5 * (want.abs() + 1.0));
@@ -91,8 +100,9 @@ fn run(device: &Device, tier: Tier, form: Form, rows: usize, n: usize) -> Result
         VectorData::F32(buffer) => {
             let got = Output::of(buffer, rows * padded).read_f32(&mut comparison)?;
             for (i, want) in want.iter().enumerate() {
-                let at = || format!("row {}, {}", i / n, i % n);
-                comparison.close(at, f64::from(got[i / n * padded + i % n]), *want, 1e-5 * (want.abs() + 1.0));
+                let row = if form.gather { rows - 1 - i / n } else { i / n };
+                let at = || format!("row {row}, {}", i % n);
+                comparison.close(at, f64::from(got[row * padded + i % n]), *want, 1e-5 * (want.abs() + 1.0));
             }
         }
         VectorData::Int8 { values, scales } => {

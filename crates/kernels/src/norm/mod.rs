@@ -29,6 +29,8 @@ pub struct Form {
     pub residual: bool,
     /// The output is int8 with a scale per group of 32.
     pub quantize: bool,
+    /// The output has some rows of the input only, as a list of row numbers says.
+    pub gather: bool,
 }
 
 /// The kernel for rows of one length.
@@ -49,6 +51,11 @@ pub struct Operands<'a> {
     pub residual: Option<View>,
     /// Weight of the norm, as it multiplies (1 + w for Gemma's files).
     pub weight: View,
+    /// u32: output rows in use, at most as many as `y` has columns.
+    pub active: View,
+    /// u32 an output row: which row of `x` and `residual` it is made of, if the form gathers. No row may come twice where
+    /// there is a residual stream.
+    pub rows: Option<View>,
     /// Output rows: f32 or int8, as the form says.
     pub y: &'a Vectors,
 }
@@ -72,7 +79,8 @@ impl Norm {
     pub fn record(&self, recorder: &mut Recorder, name: &str, operands: &Operands<'_>) -> Result<()> {
         let y = operands.y;
         let wrong = |reason: &str| Err(Error::InvalidUse { what: name.to_string(), reason: reason.into() });
-        let values = (self.n * y.columns * 4) as u64;
+        // Rows that a list names are not known here.
+        let values = if self.form.gather { 0 } else { (self.n * y.columns * 4) as u64 };
         let as_long = |view: Option<&View>, bytes: u64| view.is_none_or(|view| view.len() >= bytes);
         if y.k != self.n || y.is_int8() != self.form.quantize {
             return wrong("the output has another length or type than the kernel was made for");
@@ -80,8 +88,11 @@ impl Norm {
         if operands.post_weight.is_some() != self.form.post_norm || operands.residual.is_some() != self.form.residual {
             return wrong("post_weight and residual must be given exactly when the form has them");
         }
-        if operands.x.len() < values || !as_long(operands.residual.as_ref(), values) {
-            return wrong("x or the residual is shorter than the output's rows");
+        if operands.rows.is_some() != self.form.gather || !as_long(operands.rows.as_ref(), y.columns as u64 * 4) {
+            return wrong("a list of rows must be given exactly when the form gathers, with a number for each output row");
+        }
+        if operands.active.len() < 4 || operands.x.len() < values || !as_long(operands.residual.as_ref(), values) {
+            return wrong("x, the residual or the number of active rows is shorter than the output's rows need");
         }
         let row = (self.n * 4) as u64;
         if operands.weight.len() < row || !as_long(operands.post_weight.as_ref(), row) {
@@ -100,6 +111,8 @@ impl Norm {
             y: y_floats,
             y_bytes,
             y_scales,
+            in_use: operands.active.clone().into(),
+            rows: optional(&operands.rows),
             n: self.n as u32,
             epsilon: self.epsilon,
         };
@@ -113,12 +126,14 @@ fn variant(form: Form, plan: Plan) -> Variant {
         post_norm: form.post_norm,
         residual: form.residual,
         quantize: form.quantize,
+        gather: form.gather,
     };
     let label = format!(
-        "{}{}{} {} threads",
+        "{}{}{}{} {} threads",
         if form.post_norm { "post-norm + " } else { "" },
         if form.residual { "residual + norm" } else { "norm" },
         if form.quantize { " → int8" } else { "" },
+        if form.gather { ", gathered" } else { "" },
         plan.threads
     );
     Variant::new(label, TIERS, plan.tier, &constants, plan.subgroup)

@@ -1,7 +1,7 @@
 #version 460
 #pragma tiers(T0, T1)
 #extension GL_GOOGLE_include_directive : require
-// RMSNorm with residual add, one workgroup a row:
+// RMSNorm with residual add, one workgroup a row of the output:
 //
 //   t = POST_NORM ? rmsnorm(x) · post_weight : x
 //   r = RESIDUAL  ? residual + t             : t      (written back to residual)
@@ -15,8 +15,12 @@ layout(constant_id = 0) const uint THREADS = 256;
 layout(constant_id = 1) const bool POST_NORM = false;
 layout(constant_id = 2) const bool RESIDUAL = false;
 layout(constant_id = 3) const bool QUANTIZE = false;
+// Output row i is made of row rows[i] of x and of the residual stream, else of row i.
+layout(constant_id = 4) const bool GATHER = false;
 
 layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Floats { float data[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Active { uint rows; };
+layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Rows { uint data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 4) buffer Residual { float data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 4) writeonly buffer Output { float data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 4) writeonly buffer Bytes { uint data[]; };
@@ -29,6 +33,9 @@ layout(push_constant, scalar) uniform Push {
     Output y;
     Bytes y_bytes;
     Output y_scales;
+    // Output rows in use.
+    Active in_use;
+    Rows rows;
     uint n;
     float epsilon;
 } push;
@@ -62,7 +69,10 @@ void quantize(uint row, uint first, float values[GROUP]) {
 void main() {
     uint thread = thread_index();
     uint row = gl_WorkGroupID.x;
-    uint base = row * push.n;
+    if (row >= push.in_use.rows) {
+        return;
+    }
+    uint base = (GATHER ? push.rows.data[row] : row) * push.n;
     uint stride = THREADS * CHUNK;
     uint quads = (push.n + QUAD - 1) / QUAD;
 

@@ -42,8 +42,8 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
     let mut list = Vec::new();
     for tier in [Tier::T0, Tier::T1].into_iter().filter(|tier| caps.tier() >= Some(*tier)) {
         for (post_norm, residual) in [(false, false), (false, true), (true, false), (true, true)] {
-            for quantize in [false, true] {
-                let form = Form { post_norm, residual, quantize };
+            for (quantize, gather) in [(false, false), (false, true), (true, false)] {
+                let form = Form { post_norm, residual, quantize, gather };
                 list.push(variant(form, at_tier(caps, n, form, tier)));
             }
         }

@@ -2,7 +2,7 @@ use gpu::{Subgroup, Tier, known};
 
 use super::{Form, policy};
 
-const PLAIN: Form = Form { post_norm: false, residual: false, quantize: false };
+const PLAIN: Form = Form { post_norm: false, residual: false, quantize: false, gather: false };
 
 #[test]
 fn all_cases_on_the_cpu_driver() {
