@@ -3,10 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use crate::{
-    Error, Format, Result, Source,
+    Encoding, Error, Format, Result, Source,
     complete::{self, Inventory},
     config::{Config, MetaValue},
-    folder, gguf, layerwise, native,
+    folder, gguf, layerwise,
+    names::Role,
+    native,
 };
 
 /// A model's files with its dimensions and its tensors by what they are.
@@ -33,7 +35,25 @@ impl Checkpoint {
         };
         let inventory = complete::check(&config, &source)
             .map_err(|incomplete| Error::Incomplete { path: path.to_path_buf(), incomplete })?;
-        Ok(Self { path: path.to_path_buf(), source, config, inventory })
+        let mut checkpoint = Self { path: path.to_path_buf(), source, config, inventory };
+        checkpoint.round_embedding_factor()?;
+        Ok(checkpoint)
+    }
+
+    /// Transformers multiplies with a factor of the embeddings' own type, 25.25 instead of 25.298 in a 270M of bf16, and
+    /// models were trained with that; llama.cpp keeps f32. Each format follows its own reference.
+    fn round_embedding_factor(&mut self) -> Result<()> {
+        if !matches!(self.source.format, Format::HuggingFace | Format::Layerwise) {
+            return Ok(());
+        }
+        let factor = self.config.embedding_factor;
+        self.config.embedding_factor = match self.need(None, Role::Embed)?.encoding {
+            Encoding::F32 => factor,
+            Encoding::F16 => half::f16::from_f32(factor).to_f32(),
+            // Folders quantised layer by layer were made from bf16 too.
+            _ => half::bf16::from_f32(factor).to_f32(),
+        };
+        Ok(())
     }
 
     /// Whether norm weights are stored less one, as Hugging Face's are: GGUF's and ours already are what multiplies.

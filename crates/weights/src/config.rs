@@ -81,6 +81,9 @@ pub struct Config {
     pub architecture: Architecture,
     /// Width of the residual stream.
     pub hidden: u32,
+    /// What a row of the embeddings is multiplied with. Square root of `hidden` for Gemma 3, which transformers rounds to the
+    /// type of the embeddings; see [`Checkpoint::open`](crate::Checkpoint::open).
+    pub embedding_factor: f32,
     /// Width of the feed-forward part.
     pub intermediate: u32,
     /// Number of layers.
@@ -130,6 +133,15 @@ impl Config {
             && (1..=MAX_LAYERS).contains(&self.layers)
             && self.layer_types.len() == self.layers as usize
             && self.heads.is_multiple_of(self.kv_heads)
+            && self.embedding_factor.is_finite()
+            && self.rms_norm_eps.is_finite()
+            && self.sliding_window != Some(0)
+            && self.max_positions > 0
+    }
+
+    /// Gemma 3's factor on the embeddings, in f32.
+    fn root_of(hidden: u32) -> f32 {
+        f64::from(hidden).sqrt() as f32
     }
 
     /// Rows of the query projection.

@@ -10,6 +10,7 @@
 //! 4. [`load`] takes the memory; [`stream`] carries the bytes there within a fixed amount of
 //!    extra memory.
 //!
+//! [`tokenizer`] takes out what a checkpoint carries to make text of tokens; what it means is another crate's business.
 //! [`quantize`] writes a checkpoint as a file of our own, in the layout of the GPU.
 
 pub mod blueprint;
@@ -28,6 +29,7 @@ pub mod quantize;
 pub mod safetensors;
 mod source;
 pub mod stream;
+pub mod tokenizer;
 
 pub use checkpoint::Checkpoint;
 pub use error::{Error, Result};

@@ -2,9 +2,10 @@
 //!
 //! Metadata: `indrik.version`, `indrik.config` (the [`Config`] as JSON) and `indrik.matrices` (for each matrix its rows, K and
 //! scheme, which its entry's bytes alone do not tell). A matrix `NAME` has its tiles in the entry `NAME` and its scale plane in
-//! `NAME.scales`, both of bytes. Vectors are F32; norms as they multiply.
+//! `NAME.scales`, both of bytes. Vectors are F32; norms as they multiply. The entry `indrik.tokenizer` holds the tokenizer of
+//! the model it was made from, where that had one.
 
-use std::{collections::BTreeMap, path::Path};
+use std::{collections::BTreeMap, fs::File, os::unix::fs::FileExt, path::Path};
 
 use kernels::{Encoding, Layout, Scheme};
 use serde::{Deserialize, Serialize};
@@ -13,14 +14,21 @@ use crate::{
     Error, Format, Result, Source, Tensor,
     config::Config,
     safetensors::{self, Dtype, Entry},
+    tokenizer::TokenizerData,
 };
 
 /// The layout's version: raised when files of before can no longer be copied as they are.
-pub const VERSION: &str = "1";
+pub const VERSION: &str = "2";
 
 pub(crate) const VERSION_KEY: &str = "indrik.version";
 pub(crate) const CONFIG_KEY: &str = "indrik.config";
 pub(crate) const MATRICES_KEY: &str = "indrik.matrices";
+
+/// The entry with the tokenizer: a [`TokenizerData`] as JSON.
+pub(crate) const TOKENIZER: &str = "indrik.tokenizer";
+
+/// The largest tokenizer that is read: Gemma's tokenizer.json has 33 MB.
+const MAX_TOKENIZER: u64 = 128 << 20;
 
 /// What an entry of bytes is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -64,7 +72,7 @@ pub fn open(path: &Path) -> Result<(Source, Config)> {
     let mut tensors = Vec::new();
     for entry in &file.header.entries {
         let is_scales = entry.name.strip_suffix(".scales").is_some_and(|matrix| shapes.contains_key(matrix));
-        if is_scales {
+        if is_scales || entry.name == TOKENIZER {
             continue;
         }
         tensors.push(match shapes.get(&entry.name) {
@@ -78,6 +86,27 @@ pub fn open(path: &Path) -> Result<(Source, Config)> {
         return Err(Error::tensor(path, missing, "is listed and not there: quantize the model again"));
     }
     Ok((Source { format: Format::Native, files: vec![path.to_path_buf()], tensors }, config))
+}
+
+/// The tokenizer in a file that `indrik quantize` wrote.
+pub(crate) fn tokenizer(path: &Path) -> Result<Option<TokenizerData>> {
+    let file = safetensors::open(path)?;
+    let Some(entry) = file.header.entries.iter().find(|entry| entry.name == TOKENIZER) else {
+        return Ok(None);
+    };
+    let span = file.span(0, entry);
+    if span.len > MAX_TOKENIZER {
+        return Err(Error::tensor(
+            path,
+            TOKENIZER,
+            format!("has {} bytes, more than any tokenizer", span.len),
+        ));
+    }
+    let mut bytes = vec![0; span.len as usize];
+    let read = File::open(path).and_then(|file| file.read_exact_at(&mut bytes, span.offset));
+    read.map_err(|error| Error::io(path, error))?;
+    let data = serde_json::from_slice(&bytes);
+    data.map(Some).map_err(|error| Error::tensor(path, TOKENIZER, format!("cannot be read: {error}")))
 }
 
 fn parse<T: serde::de::DeserializeOwned>(path: &Path, key: &str, text: Option<&str>) -> Result<T> {

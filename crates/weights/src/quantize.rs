@@ -18,7 +18,7 @@ use crate::{
     Checkpoint, Error, Result, Span, Tensor,
     config::Config,
     names::{Naming, Role},
-    native::{CONFIG_KEY, MATRICES_KEY, Shape, VERSION, VERSION_KEY, scales_name},
+    native::{CONFIG_KEY, MATRICES_KEY, Shape, TOKENIZER, VERSION, VERSION_KEY, scales_name},
     stream::Control,
 };
 
@@ -58,7 +58,10 @@ fn strips_at_once(layout: &Layout) -> usize {
 /// Quantises every matrix and writes the file. It appears under its name only when it is whole.
 pub fn quantize(checkpoint: &Checkpoint, out: &Path, scheme: Scheme, control: &Control) -> Result<Report> {
     let jobs = jobs(checkpoint, scheme)?;
-    let header = header(checkpoint, &jobs)?;
+    let tokenizer = checkpoint.tokenizer_data()?;
+    let tokenizer = tokenizer.map_or(Ok(vec![]), |data| serde_json::to_vec(&data));
+    let tokenizer = tokenizer.map_err(|error| Error::invalid(&checkpoint.path, error.to_string()))?;
+    let header = header(checkpoint, &jobs, tokenizer.len() as u64)?;
     let data_start = 8 + header.len() as u64;
     let data_bytes = jobs.iter().map(Job::end).max().unwrap_or(0);
 
@@ -68,6 +71,7 @@ pub fn quantize(checkpoint: &Checkpoint, out: &Path, scheme: Scheme, control: &C
     };
     write(0, &(header.len() as u64).to_le_bytes())?;
     write(8, &header)?;
+    write(data_start + data_bytes, &tokenizer)?;
     let sources =
         checkpoint.source.files.iter().map(|path| File::open(path).map_err(|error| Error::io(path, error)));
     let sources = sources.collect::<Result<Vec<File>>>()?;
@@ -168,15 +172,19 @@ fn jobs(checkpoint: &Checkpoint, scheme: Scheme) -> Result<Vec<Job<'_>>> {
     Ok(jobs)
 }
 
-fn header(checkpoint: &Checkpoint, jobs: &[Job<'_>]) -> Result<Vec<u8>> {
+fn header(checkpoint: &Checkpoint, jobs: &[Job<'_>], tokenizer_bytes: u64) -> Result<Vec<u8>> {
     let bad = |error: serde_json::Error| Error::invalid(&checkpoint.path, error.to_string());
     // A GGUF counts as tied whatever it holds; here it is known.
     let tie_embeddings = checkpoint.inventory.get(None, Role::Head).is_none();
     let config = Config { tie_embeddings, ..checkpoint.config.clone() };
     let mut entries = serde_json::Map::new();
     let mut shapes = BTreeMap::new();
+    let entry = |dtype: &str, len: u64, begin: u64, end: u64| json!({ "dtype": dtype, "shape": [len], "data_offsets": [begin, end] });
+    if tokenizer_bytes > 0 {
+        let at = jobs.iter().map(Job::end).max().unwrap_or(0);
+        entries.insert(TOKENIZER.into(), entry("U8", tokenizer_bytes, at, at + tokenizer_bytes));
+    }
     for job in jobs {
-        let entry = |dtype: &str, len: u64, begin: u64, end: u64| json!({ "dtype": dtype, "shape": [len], "data_offsets": [begin, end] });
         match job.layout {
             None => {
                 let values = job.tensor.values().unwrap_or(0);

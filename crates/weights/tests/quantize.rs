@@ -13,6 +13,7 @@ use weights::{
     names::Role,
     quantize::quantize,
     stream::{Control, Options},
+    tokenizer::TokenizerData,
 };
 
 /// What a matrix must be after quantising: each row rounded by itself.
@@ -162,6 +163,29 @@ fn what_fails_leaves_no_file() {
 }
 
 #[test]
+fn the_tokenizer_and_the_factor_of_the_embeddings_go_along() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny_folder(dir.path());
+    let original = Checkpoint::open(dir.path()).unwrap();
+    // The folder's embeddings are bf16, and so is the factor that transformers uses.
+    let factor = original.config.embedding_factor;
+    assert_eq!(factor, half::bf16::from_f32((original.config.hidden as f32).sqrt()).to_f32());
+    assert_eq!(original.tokenizer_data().unwrap(), None);
+    std::fs::write(dir.path().join("tokenizer.json"), "{\"é\": 1}").unwrap();
+    std::fs::write(dir.path().join("chat_template.jinja"), "{{ x }}").unwrap();
+    let out = dir.path().join("out.safetensors");
+    quantize(&original, &out, Scheme::Int8, &Control::default()).unwrap();
+    let written = Checkpoint::open(&out).unwrap();
+    assert_eq!(written.config.embedding_factor, factor);
+    let expected = TokenizerData::HuggingFace {
+        tokenizer: "{\"é\": 1}".into(),
+        config: None,
+        chat_template: Some("{{ x }}".into()),
+    };
+    assert_eq!(written.tokenizer_data().unwrap(), Some(expected));
+}
+
+#[test]
 fn a_file_of_ours_that_was_tampered_with_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     tiny_folder(dir.path());
@@ -179,7 +203,7 @@ fn a_file_of_ours_that_was_tampered_with_is_refused() {
         std::fs::write(&path, changed).unwrap();
         Checkpoint::open(&path).unwrap_err().to_string()
     };
-    let error = with("\"indrik.version\":\"1\"", "\"indrik.version\":\"7\"");
+    let error = with("\"indrik.version\":\"2\"", "\"indrik.version\":\"7\"");
     assert!(error.contains("version \"7\"") && error.contains("quantize the model again"), "{error}");
     let error = with("indrik.matrices", "indrik.matricez");
     assert!(error.contains("has no indrik.matrices"), "{error}");

@@ -58,6 +58,7 @@ impl Config {
         let config = Config {
             architecture: Architecture::Gemma3,
             hidden,
+            embedding_factor: Config::root_of(hidden),
             intermediate: keys.size("feed_forward_length", MAX_SIZE, None)?,
             layers,
             heads,

@@ -33,10 +33,12 @@ impl Config {
         let keys = Keys { path, prefix, get: &get_text };
         refuse_what_gemma3_lacks(&keys)?;
         let layers = keys.size("num_hidden_layers", MAX_LAYERS, Some(26))?;
+        let hidden = keys.size("hidden_size", MAX_SIZE, Some(2304))?;
         let rope = Rope::from_hf(text, &keys)?;
         let config = Config {
             architecture: Architecture::Gemma3,
-            hidden: keys.size("hidden_size", MAX_SIZE, Some(2304))?,
+            hidden,
+            embedding_factor: Config::root_of(hidden),
             intermediate: keys.size("intermediate_size", MAX_SIZE, Some(9216))?,
             layers,
             heads: keys.size("num_attention_heads", MAX_SIZE, Some(8))?,
@@ -210,7 +212,13 @@ mod tests {
             let name = case["name"].as_str().unwrap();
             let mut found =
                 serde_json::to_value(Config::from_hf(Path::new(name), &case["config"]).unwrap()).unwrap();
-            assert_eq!(found.as_object_mut().unwrap().remove("architecture"), Some(json!("gemma3")));
+            let object = found.as_object_mut().unwrap();
+            assert_eq!(object.remove("architecture"), Some(json!("gemma3")));
+            let factor = object.remove("embedding_factor").unwrap().as_f64().unwrap();
+            assert!(
+                (factor * factor / object["hidden"].as_f64().unwrap() - 1.0).abs() < 1e-6,
+                "{name}: {factor}"
+            );
             assert!(same(&found, &case["resolved"]), "{name}:\n{found}\n{}", case["resolved"]);
         }
         assert!(cases.as_array().unwrap().len() >= 18);
