@@ -11,6 +11,7 @@
 //! To add a kernel: make its folder, and name it in the list below.
 
 mod encoding;
+mod kv;
 mod layout;
 mod matrix;
 pub mod quant;
@@ -19,6 +20,7 @@ mod variant;
 mod vectors;
 
 pub use encoding::Encoding;
+pub use kv::{KvLayer, KvScheme, KvShape, KvTable};
 pub use layout::{GROUP, Layout, QUAD, STRIP, Scheme};
 pub use matrix::{Matrix, Part};
 pub use variant::{Kernel, Variant};
@@ -38,4 +40,4 @@ macro_rules! kernels {
     };
 }
 
-kernels! { gemv, norm, probe, random, transcode }
+kernels! { attention, gemv, norm, probe, random, rope, transcode }

@@ -137,7 +137,7 @@ pub fn arena(device: &Device) -> Arena {
 /// Words after an output that must stay as they are.
 const GUARD: usize = 64;
 /// A signalling pattern: as f32 it is not a number.
-const POISON: u32 = 0x7fa5_5a5a;
+pub(crate) const POISON: u32 = 0x7fa5_5a5a;
 
 /// An output buffer of 32-bit words: poisoned, with a guard behind it.
 pub struct Output {

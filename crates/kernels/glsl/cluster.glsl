@@ -1,0 +1,37 @@
+// Sums over the LANES threads of a cluster (a power of two): neighbouring threads of a workgroup that share some work. Needs
+// THREADS, LANES, CLUSTER_SUMS (how many sums are made at once, at most) and common.glsl. From T1 on a cluster lies within a
+// subgroup and needs no barrier; at T0 every thread of the workgroup must come here.
+#if TIER < 1
+shared float cluster_parts[THREADS * CLUSTER_SUMS];
+#endif
+
+void cluster_sums(inout float values[CLUSTER_SUMS]) {
+#if TIER >= 1
+    [[unroll]] for (uint i = 0; i < CLUSTER_SUMS; i++) {
+        float value = values[i];
+        [[unroll]] for (uint far = 1; far < LANES; far *= 2) {
+            value += subgroupShuffleXor(value, far);
+        }
+        values[i] = value;
+    }
+#else
+    if (LANES == 1) {
+        return;
+    }
+    uint thread = gl_LocalInvocationIndex;
+    [[unroll]] for (uint i = 0; i < CLUSTER_SUMS; i++) {
+        cluster_parts[i * THREADS + thread] = values[i];
+    }
+    barrier();
+    uint first = thread / LANES * LANES;
+    [[unroll]] for (uint i = 0; i < CLUSTER_SUMS; i++) {
+        float value = 0.0;
+        for (uint lane = 0; lane < LANES; lane++) {
+            value += cluster_parts[i * THREADS + first + lane];
+        }
+        values[i] = value;
+    }
+    // The next sums must not overwrite parts that another thread still reads.
+    barrier();
+#endif
+}

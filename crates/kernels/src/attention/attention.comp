@@ -1,0 +1,271 @@
+#version 460
+#pragma tiers(T0, T1)
+#extension GL_GOOGLE_include_directive : require
+// o = softmax(q · kᵀ) · v over the pages of the cache, with an online softmax: no row of scores is ever stored.
+//
+// A workgroup takes ROWS rows, HEADS query heads that share a kv head, and one split of the positions; a pair is a row and a
+// query head. Positions come in blocks of CLUSTERS · KEYS. A cluster of LANES threads takes KEYS keys of each block: its
+// threads hold eights (8 neighbouring values) of every pair's query and output, load the same eights of keys and values, and
+// add up their parts of the scores. At the end the clusters' outputs are joined, in their order.
+//
+// Decoding: ROWS is 1, and rows have positions and slots of their own. Prefill: rows are one sequence's, with positions that
+// follow each other, and share every key and value that is loaded. A key outside a row's range changes nothing of its sums,
+// not even their rounding: a row's result does not depend on the rows beside it.
+#include "common.glsl"
+
+layout(local_size_x_id = 0) in;
+layout(constant_id = 0) const uint THREADS = 128;
+layout(constant_id = 1) const uint LANES = 32;
+layout(constant_id = 2) const uint HEAD_DIM = 256;
+layout(constant_id = 3) const uint ROWS = 1;
+layout(constant_id = 4) const uint HEADS = 4;
+layout(constant_id = 5) const uint KEYS = 2;
+// Positions of a page.
+layout(constant_id = 6) const uint PAGE = 64;
+layout(constant_id = 7) const bool F16 = true;
+// There is more than one split: outputs are parts, to be combined.
+layout(constant_id = 8) const bool SPLIT = false;
+
+layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Floats4 { vec4 data[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Words4 { uvec4 data[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 16) writeonly buffer Output { vec4 data[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 8) writeonly buffer Sums { vec2 data[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Numbers { uint data[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Active { uint rows; };
+
+layout(push_constant, scalar) uniform Push {
+    Floats4 q;
+    Words4 k;
+    Words4 v;
+    Numbers positions;
+    Numbers slots;
+    Numbers table;
+    Active active_rows;
+    // Rows o_stride apart, or parts: [row][query head][split][HEAD_DIM].
+    Output o;
+    // Largest score and sum of weights of a part.
+    Sums sums;
+    uint heads;
+    uint kv_heads;
+    uint o_stride;
+    uint table_stride;
+    // Positions that a row attends to, its own included; 0 for all.
+    uint window;
+    uint splits;
+    uint least_blocks;
+} push;
+
+#include "range.glsl"
+
+const uint PAIRS = ROWS * HEADS;
+const uint CLUSTER_SUMS = KEYS * PAIRS;
+#include "cluster.glsl"
+
+const uint CLUSTERS = THREADS / LANES;
+const uint BLOCK = CLUSTERS * KEYS;
+const uint EIGHTS = HEAD_DIM / 8;
+// Eights of a thread; where they do not come out even the last thread's are the last eight again, and count for nothing.
+const uint OWN = (EIGHTS + LANES - 1) / LANES;
+const uint QUADS = HEAD_DIM / 4;
+// A score below any: not infinite, so that differences of two of them are numbers.
+const float LOWEST = -3.0e38;
+const float LOG2_E = 1.4426950408889634;
+
+shared vec4 joined[CLUSTERS > 1 ? CLUSTERS * OWN * LANES * 2 : 1];
+shared vec2 joined_sums[CLUSTERS > 1 ? CLUSTERS * PAIRS : 1];
+
+struct Eight {
+    vec4 low;
+    vec4 high;
+};
+
+Eight load(Words4 buffer_of, uint line, uint eight) {
+    Eight values;
+    if (F16) {
+        uvec4 words = buffer_of.data[line * EIGHTS + eight];
+        values.low = vec4(unpackHalf2x16(words.x), unpackHalf2x16(words.y));
+        values.high = vec4(unpackHalf2x16(words.z), unpackHalf2x16(words.w));
+    } else {
+        uint at = line * QUADS + eight * 2;
+        values.low = uintBitsToFloat(buffer_of.data[at]);
+        values.high = uintBitsToFloat(buffer_of.data[at + 1]);
+    }
+    return values;
+}
+
+// A pair's quad of the output.
+void write(uint row, uint head, uint split, uint quad, vec4 value, float sum) {
+    if (SPLIT) {
+        push.o.data[((row * push.heads + head) * push.splits + split) * QUADS + quad] = value;
+    } else {
+        push.o.data[row * (push.o_stride / 4) + head * QUADS + quad] = value / sum;
+    }
+}
+
+void main() {
+    uint first_row = gl_WorkGroupID.y * ROWS;
+    uint rows = push.active_rows.rows;
+    if (first_row >= rows) {
+        return;
+    }
+    uint last_row = min(first_row + ROWS, rows) - 1;
+    uint parts = push.heads / push.kv_heads / HEADS;
+    uint kv_head = gl_WorkGroupID.x / parts;
+    uint first_head = gl_WorkGroupID.x * HEADS;
+    uint split = gl_WorkGroupID.z;
+    uint pages = push.slots.data[first_row] * push.table_stride;
+
+    // Of the first row; that of row r of the tile is r more.
+    uint position = push.positions.data[first_row];
+    uint first = first_position(position, push.window);
+    uint last = position + last_row - first_row;
+    uint first_block = first / BLOCK;
+    uint blocks = last / BLOCK - first_block + 1;
+    uint each = blocks_of_split(blocks, push.splits, push.least_blocks);
+    uint block = first_block + min(split * each, blocks);
+    uint end = first_block + min((split + 1) * each, blocks);
+    if (block == end) {
+        return;
+    }
+
+    uint thread = thread_index();
+    uint lane = thread % LANES;
+    uint cluster = thread / LANES;
+
+    vec4 q[PAIRS * OWN * 2];
+    vec4 o[PAIRS * OWN * 2];
+    float largest[PAIRS];
+    float sum[PAIRS];
+    [[unroll]] for (uint pair = 0; pair < PAIRS; pair++) {
+        largest[pair] = LOWEST;
+        sum[pair] = 0.0;
+        uint row = min(first_row + pair / HEADS, last_row);
+        uint from = (row * push.heads + first_head + pair % HEADS) * QUADS;
+        [[unroll]] for (uint i = 0; i < OWN; i++) {
+            uint eight = i * LANES + lane;
+            uint at = from + min(eight, EIGHTS - 1) * 2;
+            float counts = eight < EIGHTS ? LOG2_E : 0.0;
+            [[unroll]] for (uint h = 0; h < 2; h++) {
+                q[(pair * OWN + i) * 2 + h] = push.q.data[at + h] * counts;
+                o[(pair * OWN + i) * 2 + h] = vec4(0.0);
+            }
+        }
+    }
+
+    for (; block < end; block++) {
+        uint page = 0;
+        if (BLOCK <= PAGE) {
+            page = push.table.data[pages + block * BLOCK / PAGE];
+        }
+        uint keys[KEYS];
+        uint lines[KEYS];
+        [[unroll]] for (uint k = 0; k < KEYS; k++) {
+            keys[k] = block * BLOCK + k * CLUSTERS + cluster;
+            // Nothing outside the range is read: there may be anything, even what is not a number.
+            uint key = clamp(keys[k], first, last);
+            if (BLOCK > PAGE) {
+                page = push.table.data[pages + key / PAGE];
+            }
+            lines[k] = (page * push.kv_heads + kv_head) * PAGE + key % PAGE;
+        }
+
+        float scores[CLUSTER_SUMS];
+        [[unroll]] for (uint k = 0; k < KEYS; k++) {
+            [[unroll]] for (uint pair = 0; pair < PAIRS; pair++) {
+                scores[k * PAIRS + pair] = 0.0;
+            }
+            [[unroll]] for (uint i = 0; i < OWN; i++) {
+                Eight key = load(push.k, lines[k], min(i * LANES + lane, EIGHTS - 1));
+                [[unroll]] for (uint pair = 0; pair < PAIRS; pair++) {
+                    uint at = (pair * OWN + i) * 2;
+                    scores[k * PAIRS + pair] += dot(q[at], key.low) + dot(q[at + 1], key.high);
+                }
+            }
+        }
+        cluster_sums(scores);
+
+        [[unroll]] for (uint pair = 0; pair < PAIRS; pair++) {
+            uint own = position + pair / HEADS;
+            uint low = first_position(own, push.window);
+            float above = largest[pair];
+            [[unroll]] for (uint k = 0; k < KEYS; k++) {
+                bool counts = keys[k] >= low && keys[k] <= own;
+                above = max(above, counts ? scores[k * PAIRS + pair] : LOWEST);
+            }
+            float shrink = exp2(largest[pair] - above);
+            largest[pair] = above;
+            sum[pair] *= shrink;
+            [[unroll]] for (uint k = 0; k < KEYS; k++) {
+                bool counts = keys[k] >= low && keys[k] <= own;
+                float weight = counts ? exp2(scores[k * PAIRS + pair] - above) : 0.0;
+                scores[k * PAIRS + pair] = weight;
+                sum[pair] += weight;
+            }
+            [[unroll]] for (uint i = 0; i < OWN * 2; i++) {
+                o[pair * OWN * 2 + i] *= shrink;
+            }
+        }
+
+        [[unroll]] for (uint k = 0; k < KEYS; k++) {
+            [[unroll]] for (uint i = 0; i < OWN; i++) {
+                Eight value = load(push.v, lines[k], min(i * LANES + lane, EIGHTS - 1));
+                [[unroll]] for (uint pair = 0; pair < PAIRS; pair++) {
+                    uint at = (pair * OWN + i) * 2;
+                    o[at] += scores[k * PAIRS + pair] * value.low;
+                    o[at + 1] += scores[k * PAIRS + pair] * value.high;
+                }
+            }
+        }
+    }
+
+    if (CLUSTERS > 1) {
+        if (lane == 0) {
+            [[unroll]] for (uint pair = 0; pair < PAIRS; pair++) {
+                joined_sums[cluster * PAIRS + pair] = vec2(largest[pair], sum[pair]);
+            }
+        }
+        barrier();
+    }
+    [[unroll]] for (uint pair = 0; pair < PAIRS; pair++) {
+        uint row = first_row + pair / HEADS;
+        uint head = first_head + pair % HEADS;
+        if (CLUSTERS > 1) {
+            float above = LOWEST;
+            for (uint c = 0; c < CLUSTERS; c++) {
+                above = max(above, joined_sums[c * PAIRS + pair].x);
+            }
+            float all = 0.0;
+            for (uint c = 0; c < CLUSTERS; c++) {
+                vec2 part = joined_sums[c * PAIRS + pair];
+                all += exp2(part.x - above) * part.y;
+            }
+            float shrink = exp2(largest[pair] - above);
+            largest[pair] = above;
+            sum[pair] = all;
+            [[unroll]] for (uint i = 0; i < OWN * 2; i++) {
+                uint quad = (i / 2 * LANES + lane) * 2 + i % 2;
+                joined[cluster * OWN * LANES * 2 + quad] = o[pair * OWN * 2 + i] * shrink;
+            }
+            barrier();
+            for (uint quad = thread; quad < QUADS && row <= last_row; quad += THREADS) {
+                vec4 value = vec4(0.0);
+                for (uint c = 0; c < CLUSTERS; c++) {
+                    value += joined[c * OWN * LANES * 2 + quad];
+                }
+                write(row, head, split, quad, value, sum[pair]);
+            }
+            // The next pair must not overwrite what another thread still adds up.
+            barrier();
+        } else if (row <= last_row) {
+            [[unroll]] for (uint i = 0; i < OWN * 2; i++) {
+                uint quad = (i / 2 * LANES + lane) * 2 + i % 2;
+                if (quad < QUADS) {
+                    write(row, head, split, quad, o[pair * OWN * 2 + i], sum[pair]);
+                }
+            }
+        }
+        if (SPLIT && thread == 0 && row <= last_row) {
+            push.sums.data[(row * push.heads + head) * push.splits + split] = vec2(largest[pair], sum[pair]);
+        }
+    }
+}

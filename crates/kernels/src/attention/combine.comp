@@ -1,0 +1,62 @@
+#version 460
+#pragma tiers(T0)
+#extension GL_GOOGLE_include_directive : require
+// Joins the splits of a row's attention, in their order. A thread takes four values of one query head.
+#include "common.glsl"
+
+layout(local_size_x_id = 0) in;
+layout(constant_id = 0) const uint THREADS = 64;
+layout(constant_id = 1) const uint HEAD_DIM = 256;
+
+layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Floats4 { vec4 data[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 8) readonly buffer Sums { vec2 data[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 16) writeonly buffer Output { vec4 data[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Numbers { uint data[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Active { uint rows; };
+
+layout(push_constant, scalar) uniform Push {
+    Floats4 parts;
+    Sums sums;
+    Numbers positions;
+    Active active_rows;
+    Output o;
+    uint heads;
+    uint o_stride;
+    uint window;
+    uint splits;
+    uint least_blocks;
+    // Positions of a block.
+    uint block;
+} push;
+
+#include "range.glsl"
+
+const uint QUADS = HEAD_DIM / 4;
+
+void main() {
+    uint row = gl_WorkGroupID.y;
+    uint i = gl_GlobalInvocationID.x;
+    if (row >= push.active_rows.rows || i >= push.heads * QUADS) {
+        return;
+    }
+    uint position = push.positions.data[row];
+    uint blocks = position / push.block - first_position(position, push.window) / push.block + 1;
+    uint each = blocks_of_split(blocks, push.splits, push.least_blocks);
+    // Of a short range the later splits were left empty.
+    uint used = (blocks + each - 1) / each;
+
+    uint first = (row * push.heads + i / QUADS) * push.splits;
+    float above = push.sums.data[first].x;
+    for (uint split = 1; split < used; split++) {
+        above = max(above, push.sums.data[first + split].x);
+    }
+    float sum = 0.0;
+    vec4 value = vec4(0.0);
+    for (uint split = 0; split < used; split++) {
+        vec2 part = push.sums.data[first + split];
+        float shrink = exp2(part.x - above);
+        sum += shrink * part.y;
+        value += shrink * push.parts.data[(first + split) * QUADS + i % QUADS];
+    }
+    push.o.data[row * (push.o_stride / 4) + i] = value / sum;
+}

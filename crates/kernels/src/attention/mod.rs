@@ -1,0 +1,216 @@
+//! Attention over the pages of the cache: one kernel for decoding and for prefill, and a small one that joins splits.
+
+mod cases;
+pub mod policy;
+pub mod reference;
+#[cfg(test)]
+mod tests;
+
+use gpu::{Address, Device, Error, Pipeline, Recorder, Result, Subgroup, Tier, View};
+
+use crate::{
+    Kernel, Vectors,
+    kv::{KvLayer, KvScheme, KvTable},
+    shaders::{attention, combine},
+    variant::Variant,
+    vectors::VectorData,
+};
+use policy::{Plan, Shape};
+
+/// For the self-test and the compile checks.
+pub static KERNEL: Kernel = Kernel {
+    name: "attention",
+    about: "softmax(q · kᵀ) · v over the pages of the cache",
+    variants: policy::variants,
+    cases: cases::cases,
+};
+
+/// How the rows of a step hang together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Mode {
+    /// Rows of any sequences, at any positions.
+    Decode,
+    /// Rows of one sequence, at positions that follow each other.
+    Prefill,
+}
+
+/// The kernel for one shape.
+pub struct Attention {
+    shape: Shape,
+    plan: Plan,
+    pipeline: Pipeline,
+    combine: Option<Pipeline>,
+}
+
+/// The buffers of one call.
+pub struct Operands<'a> {
+    /// Rows of heads · head_dim values, f32, scaled already.
+    pub q: View,
+    /// Keys and values, those of the rows themselves included.
+    pub kv: &'a KvLayer,
+    /// Their pages.
+    pub table: &'a KvTable,
+    /// u32 a row.
+    pub positions: View,
+    /// u32 a row; of a prefill only the first of each tile is looked at.
+    pub slots: View,
+    /// One u32: rows in use.
+    pub active: View,
+    /// The output, f32, heads · head_dim values a row; as many rows as it has columns.
+    pub o: &'a Vectors,
+    /// At least [`Attention::scratch_bytes`], where that is not 0.
+    pub scratch: Option<View>,
+}
+
+impl Attention {
+    /// Chooses the variant for this device and compiles it.
+    pub fn new(device: &Device, shape: Shape, mode: Mode) -> Result<Self> {
+        Self::with_plan(device, shape, policy::plan(device.caps(), &shape, mode))
+    }
+
+    /// The same with a plan given.
+    pub fn with_plan(device: &Device, shape: Shape, plan: Plan) -> Result<Self> {
+        shape.check()?;
+        let combine = if plan.splits > 1 { Some(combine_variant(&shape).pipeline(device)?) } else { None };
+        Ok(Self { shape, plan, pipeline: variant(&shape, plan).pipeline(device)?, combine })
+    }
+
+    /// Bytes of scratch memory that so many rows need; 0 where there is one split.
+    pub fn scratch_bytes(&self, rows: u32) -> u64 {
+        if self.plan.splits == 1 { 0 } else { self.part_bytes(rows) + self.sum_bytes(rows) }
+    }
+
+    fn parts(&self, rows: u32) -> u64 {
+        u64::from(rows) * u64::from(self.shape.heads) * u64::from(self.plan.splits)
+    }
+
+    fn part_bytes(&self, rows: u32) -> u64 {
+        self.parts(rows) * u64::from(self.shape.head_dim) * 4
+    }
+
+    fn sum_bytes(&self, rows: u32) -> u64 {
+        self.parts(rows) * 8
+    }
+
+    /// Records the kernel for as many rows as the output has columns.
+    pub fn record(&self, recorder: &mut Recorder, name: &str, operands: &Operands<'_>) -> Result<()> {
+        let (shape, plan) = (&self.shape, &self.plan);
+        let o = self.check(name, operands)?;
+        let rows = operands.o.columns as u32;
+        let o_stride = operands.o.stride() as u32;
+        let scratch = match (&operands.scratch, self.scratch_bytes(rows)) {
+            (_, 0) => None,
+            (Some(scratch), bytes) if scratch.len() >= bytes => {
+                let parts = self.part_bytes(rows);
+                Some((scratch.slice(0..parts)?, scratch.slice(parts..bytes)?))
+            }
+            (_, bytes) => {
+                let reason = format!("{} splits of {rows} rows need {bytes} bytes of scratch memory", plan.splits);
+                return Err(Error::InvalidUse { what: name.to_string(), reason });
+            }
+        };
+        let (parts, sums) = match scratch.clone() {
+            Some((parts, sums)) => (Address::from(parts), Address::from(sums)),
+            None => (o.clone(), Address::NONE),
+        };
+        let push = attention::Push {
+            q: operands.q.clone().into(),
+            k: (&operands.kv.k).into(),
+            v: (&operands.kv.v).into(),
+            positions: operands.positions.clone().into(),
+            slots: operands.slots.clone().into(),
+            table: operands.table.view.clone().into(),
+            active_rows: operands.active.clone().into(),
+            o: parts,
+            sums,
+            heads: shape.heads,
+            kv_heads: shape.kv_heads,
+            o_stride,
+            table_stride: operands.table.stride,
+            window: shape.window,
+            splits: plan.splits,
+            least_blocks: plan.least_blocks(),
+        };
+        let groups = [shape.heads / plan.heads, rows.div_ceil(plan.rows), plan.splits];
+        recorder.dispatch(name, &self.pipeline, groups, &push)?;
+        let (Some(combine), Some((parts, sums))) = (&self.combine, scratch) else { return Ok(()) };
+        let push = combine::Push {
+            parts: parts.into(),
+            sums: sums.into(),
+            positions: operands.positions.clone().into(),
+            active_rows: operands.active.clone().into(),
+            o,
+            heads: shape.heads,
+            o_stride,
+            window: shape.window,
+            splits: plan.splits,
+            least_blocks: plan.least_blocks(),
+            block: plan.block(),
+        };
+        let quads = shape.heads * shape.head_dim / 4;
+        recorder.dispatch(name, combine, [quads.div_ceil(combine.threads()), rows, 1], &push)
+    }
+
+    /// The output's address, if everything fits together.
+    fn check(&self, name: &str, operands: &Operands<'_>) -> Result<Address> {
+        let shape = &self.shape;
+        let wrong = |reason: String| Err(Error::InvalidUse { what: name.to_string(), reason });
+        let kv = &operands.kv.shape;
+        if (kv.kv_heads, kv.head_dim, kv.page, kv.scheme)
+            != (shape.kv_heads, shape.head_dim, shape.page, shape.scheme)
+        {
+            return wrong(format!("a cache of {kv:?} for a kernel made for {shape:?}"));
+        }
+        let row = u64::from(shape.heads * shape.head_dim);
+        let rows = operands.o.columns as u64;
+        let o = match &operands.o.data {
+            VectorData::F32(floats) if operands.o.k as u64 == row => Address::from(floats),
+            _ => return wrong(format!("the output must be f32 with {row} values a row")),
+        };
+        let lengths = [
+            ("q", &operands.q, rows * row),
+            ("positions", &operands.positions, rows),
+            ("slots", &operands.slots, rows),
+            ("active", &operands.active, 1),
+            ("the table", &operands.table.view, u64::from(operands.table.stride)),
+        ];
+        match lengths.into_iter().find(|(_, view, words)| view.len() < *words * 4) {
+            Some((what, view, words)) => wrong(format!("{what} has {} bytes of {}", view.len(), words * 4)),
+            None => Ok(o),
+        }
+    }
+}
+
+fn variant(shape: &Shape, plan: Plan) -> Variant {
+    let constants = attention::Constants {
+        threads: plan.threads,
+        lanes: plan.lanes,
+        head_dim: shape.head_dim,
+        rows: plan.rows,
+        heads: plan.heads,
+        keys: plan.keys,
+        page: shape.page,
+        f16: shape.scheme == KvScheme::F16,
+        split: plan.splits > 1,
+    };
+    let label = format!(
+        "{} × {} heads of {} {}{}, {} threads, {} keys",
+        plan.rows,
+        plan.heads,
+        shape.head_dim,
+        shape.scheme,
+        if plan.splits > 1 { ", split" } else { "" },
+        plan.threads,
+        plan.keys,
+    );
+    Variant::new(label, attention::TIERS, plan.tier, &constants, plan.subgroup)
+}
+
+/// Threads of a workgroup that joins: each does the same little work on its own.
+const COMBINE_THREADS: u32 = 64;
+
+fn combine_variant(shape: &Shape) -> Variant {
+    let constants = combine::Constants { threads: COMBINE_THREADS, head_dim: shape.head_dim };
+    let label = format!("combine, heads of {}", shape.head_dim);
+    Variant::new(label, combine::TIERS, Tier::T0, &constants, Subgroup::Any)
+}

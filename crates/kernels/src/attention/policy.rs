@@ -1,0 +1,189 @@
+//! Which variant attends for a shape on a device: pure, tested without a GPU.
+
+use gpu::{Caps, Error, Result, Subgroup, Tier};
+
+use super::{Mode, combine_variant, variant};
+use crate::{kv::KvScheme, variant::Variant};
+
+/// What is to be attended to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Shape {
+    /// Query heads, a multiple of the kv heads.
+    pub heads: u32,
+    /// Key and value heads.
+    pub kv_heads: u32,
+    /// Values of a head: a multiple of 8, at most 256.
+    pub head_dim: u32,
+    /// Positions of a page, a power of two.
+    pub page: u32,
+    /// How keys and values are stored.
+    pub scheme: KvScheme,
+    /// Positions that a row attends to, its own included; 0 for all up to its own.
+    pub window: u32,
+    /// The longest sequence: how far it is worth to split.
+    pub context: u32,
+}
+
+/// The longest head: a thread of the smallest subgroup that T1 allows then holds 8 eights of it.
+const MOST_HEAD_DIM: u32 = 256;
+
+impl Shape {
+    pub(super) fn check(&self) -> Result<()> {
+        let wrong = |reason: String| Err(Error::InvalidUse { what: "attention".into(), reason });
+        if self.head_dim == 0 || !self.head_dim.is_multiple_of(8) || self.head_dim > MOST_HEAD_DIM {
+            return wrong(format!(
+                "heads of {} values: it takes multiples of 8 up to {MOST_HEAD_DIM}",
+                self.head_dim
+            ));
+        }
+        if self.kv_heads == 0 || self.heads == 0 || !self.heads.is_multiple_of(self.kv_heads) {
+            return wrong(format!("{} query heads do not divide among {} kv heads", self.heads, self.kv_heads));
+        }
+        if !self.page.is_power_of_two() {
+            return wrong(format!("pages of {} positions: the length must be a power of two", self.page));
+        }
+        Ok(())
+    }
+
+    /// Eights of a head.
+    fn eights(&self) -> u32 {
+        self.head_dim / 8
+    }
+}
+
+/// A variant of the kernel and its grid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// T0 or T1.
+    pub tier: Tier,
+    /// Threads of a workgroup.
+    pub threads: u32,
+    /// Threads of a cluster, which share a key: a power of two.
+    pub lanes: u32,
+    /// Rows of a workgroup: 1 for decoding.
+    pub rows: u32,
+    /// Query heads of a workgroup: all that share a kv head, or a part of them.
+    pub heads: u32,
+    /// Keys that a cluster takes at a time: a power of two.
+    pub keys: u32,
+    /// Splits of the positions. It must not depend on the number of rows: a row would get other sums in another batch.
+    pub splits: u32,
+    /// Subgroup size.
+    pub subgroup: Subgroup,
+}
+
+/// A split of fewer positions costs more to join than it saves.
+const LEAST_POSITIONS: u32 = 128;
+
+impl Plan {
+    /// Positions of a block.
+    pub fn block(&self) -> u32 {
+        self.threads / self.lanes * self.keys
+    }
+
+    /// Blocks that a split has at least.
+    pub fn least_blocks(&self) -> u32 {
+        LEAST_POSITIONS.div_ceil(self.block())
+    }
+
+    /// Shared memory of the shader.
+    pub fn shared_bytes(&self, shape: &Shape) -> u32 {
+        let own = shape.eights().div_ceil(self.lanes);
+        let clusters = self.threads / self.lanes;
+        let pairs = self.rows * self.heads;
+        let join = if clusters > 1 { self.threads * own * 32 + clusters * pairs * 8 } else { 24 };
+        let sums = if self.tier >= Tier::T1 { 0 } else { self.threads * self.keys * pairs * 4 };
+        join + sums
+    }
+}
+
+/// The plan for a shape.
+pub fn plan(caps: &Caps, shape: &Shape, mode: Mode) -> Plan {
+    at_tier(caps, shape, mode, caps.tier().unwrap_or(Tier::T0).min(Tier::T1))
+}
+
+/// The plan at a tier that need not be the device's best.
+pub fn at_tier(caps: &Caps, shape: &Shape, mode: Mode, tier: Tier) -> Plan {
+    // A CPU driver runs a workgroup on one core, and what is shared there costs more than it saves: one cluster.
+    let cpu = caps.max_subgroup_size < 32;
+    let lanes = shape.eights().next_power_of_two().min(caps.min_subgroup_size.clamp(4, 32));
+    let own = shape.eights().div_ceil(lanes);
+    // Eights of queries that a thread holds; it holds as many of outputs. A GPU has registers for so many, a CPU has a
+    // stack.
+    let most = match (cpu, tier) {
+        (false, _) => 8,
+        (true, Tier::T0) => 4,
+        (true, _) => 16,
+    };
+    let group = shape.heads / shape.kv_heads;
+    let heads = (1..=group).rev().find(|heads| group.is_multiple_of(*heads) && heads * own <= most).unwrap_or(1);
+    let rows = match mode {
+        Mode::Decode => 1,
+        Mode::Prefill => (most / (heads * own)).clamp(1, 8),
+    };
+    let whole = caps.max_subgroup_size.max(lanes);
+    let threads = if cpu || mode == Mode::Prefill { whole } else { whole * (128 / whole).max(1) };
+    let mut plan = Plan {
+        tier,
+        threads: threads.min(caps.max_threads / whole * whole),
+        lanes,
+        rows,
+        heads,
+        keys: if cpu && tier == Tier::T0 { 1 } else { 2 },
+        splits: 1,
+        subgroup: Subgroup::Any,
+    };
+    while plan.shared_bytes(shape) > caps.max_shared_bytes && plan.threads > whole {
+        plan.threads -= whole;
+    }
+    while plan.shared_bytes(shape) > caps.max_shared_bytes && plan.rows > 1 {
+        plan.rows -= 1;
+    }
+    if mode == Mode::Decode {
+        plan.splits = splits(caps, shape, &plan);
+    }
+    plan
+}
+
+/// Workgroups that a compute unit wants to have, where one row makes them all.
+const GROUPS_PER_UNIT: u32 = 4;
+/// Joining more than this takes longer than it saves.
+const MOST_SPLITS: u32 = 64;
+
+fn splits(caps: &Caps, shape: &Shape, plan: &Plan) -> u32 {
+    let units = caps.compute_units.unwrap_or(if caps.max_subgroup_size < 32 { 1 } else { 16 });
+    let range = if shape.window == 0 { shape.context } else { shape.window.min(shape.context) };
+    let wanted = units * GROUPS_PER_UNIT / (shape.heads / plan.heads);
+    wanted.clamp(1, (range / LEAST_POSITIONS).clamp(1, MOST_SPLITS))
+}
+
+/// Heads, kv heads, head_dim, window and context of the Gemma 3 family, smallest model first.
+const MODEL_SHAPES: [(u32, u32, u32, u32, u32); 5] = [
+    (4, 1, 256, 512, 32_768),
+    (8, 4, 256, 1024, 131_072),
+    (16, 8, 256, 1024, 131_072),
+    (32, 16, 128, 1024, 131_072),
+    (9, 3, 64, 0, 8192),
+];
+
+/// Pipelines that the policy may ask for: those of the Gemma 3 family, and of heads of 64.
+pub fn variants(caps: &Caps) -> Vec<Variant> {
+    let mut list: Vec<Variant> = Vec::new();
+    for tier in [Tier::T0, Tier::T1].into_iter().filter(|tier| caps.tier() >= Some(*tier)) {
+        for (heads, kv_heads, head_dim, window, context) in MODEL_SHAPES {
+            for (window, scheme) in [(window, KvScheme::F16), (0, KvScheme::F16), (0, KvScheme::F32)] {
+                let shape = Shape { heads, kv_heads, head_dim, page: 64, scheme, window, context };
+                let plans = [Mode::Decode, Mode::Prefill].map(|mode| at_tier(caps, &shape, mode, tier));
+                let split = plans.iter().any(|plan| plan.splits > 1);
+                let attention = plans.into_iter().map(|plan| variant(&shape, plan));
+                for new in attention.chain(split.then(|| combine_variant(&shape))) {
+                    let same = |known: &Variant| (known.shader.name, &known.constants) == (new.shader.name, &new.constants);
+                    if !list.iter().any(same) {
+                        list.push(new);
+                    }
+                }
+            }
+        }
+    }
+    list
+}

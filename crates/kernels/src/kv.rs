@@ -1,0 +1,157 @@
+//! The paged KV cache as kernels see it: per layer one buffer of keys and one of values, cut into pages that a table assigns
+//! to positions.
+//!
+//! Element (page, kv head, position in page, d) of either buffer is number ((page · kv heads + head) · page length + position
+//! in page) · head_dim + d. f16 elements lie two to a 32-bit word, so that every device can read them.
+
+use gpu::{Arena, Buffer, Error, Result, View};
+
+/// How an element of the cache is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum KvScheme {
+    /// 16-bit floats, two a word.
+    F16,
+    /// 32-bit floats.
+    F32,
+}
+
+impl KvScheme {
+    /// Both.
+    pub const ALL: [KvScheme; 2] = [KvScheme::F16, KvScheme::F32];
+
+    /// Bytes of an element.
+    pub fn bytes(self) -> u64 {
+        match self {
+            KvScheme::F16 => 2,
+            KvScheme::F32 => 4,
+        }
+    }
+}
+
+impl std::fmt::Display for KvScheme {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            KvScheme::F16 => "f16",
+            KvScheme::F32 => "f32",
+        })
+    }
+}
+
+/// The shape of one layer's cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct KvShape {
+    /// Key and value heads.
+    pub kv_heads: u32,
+    /// Values of a head.
+    pub head_dim: u32,
+    /// Positions of a page, a power of two.
+    pub page: u32,
+    /// Pages in the pool.
+    pub pages: u32,
+    /// How elements are stored.
+    pub scheme: KvScheme,
+}
+
+/// Shaders count elements in 32 bits, and SPIR-V takes an index for a signed one. With f16 this is 4 GiB a buffer, which is as
+/// much as drivers allow in one allocation.
+const MOST_ELEMENTS: u64 = 1 << 31;
+
+impl KvShape {
+    /// Elements of K, and of V.
+    pub fn elements(&self) -> u64 {
+        let sizes = [self.kv_heads, self.head_dim, self.page, self.pages];
+        sizes.into_iter().fold(1, |product, size| product.saturating_mul(u64::from(size)))
+    }
+
+    /// Bytes of K, and of V.
+    pub fn bytes(&self) -> u64 {
+        self.elements().saturating_mul(self.scheme.bytes())
+    }
+
+    /// Number of the element of a position that the table puts on `page`.
+    pub fn element(&self, page: u32, head: u32, position: u32, d: u32) -> u64 {
+        let line = (u64::from(page) * u64::from(self.kv_heads) + u64::from(head)) * u64::from(self.page);
+        (line + u64::from(position % self.page)) * u64::from(self.head_dim) + u64::from(d)
+    }
+
+    fn check(&self, what: &str) -> Result<()> {
+        let wrong = |reason: String| Err(Error::InvalidUse { what: what.to_string(), reason });
+        if !self.page.is_power_of_two() {
+            return wrong(format!("pages of {} positions: the length must be a power of two", self.page));
+        }
+        if self.head_dim == 0 || !self.head_dim.is_multiple_of(8) {
+            return wrong(format!("heads of {} values: their number must divide by 8", self.head_dim));
+        }
+        if self.elements() > MOST_ELEMENTS {
+            return wrong(format!(
+                "{} elements are more than the {MOST_ELEMENTS} that kernels can count: use fewer pages",
+                self.elements()
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// Keys and values of one layer.
+#[derive(Debug)]
+pub struct KvLayer {
+    /// Shape of both buffers.
+    pub shape: KvShape,
+    /// Keys, after norm and RoPE.
+    pub k: Buffer,
+    /// Values.
+    pub v: Buffer,
+}
+
+impl KvLayer {
+    /// Takes memory for a layer; its content is undefined until positions are written.
+    pub fn allocate(arena: &mut Arena, what: &str, shape: KvShape) -> Result<Self> {
+        shape.check(what)?;
+        let k = arena.buffer(what, shape.bytes())?;
+        Ok(Self { shape, k, v: arena.buffer(what, shape.bytes())? })
+    }
+}
+
+/// Which page holds which positions of which slot: u32 [slot][stride], entry position / page length is a page's number.
+#[derive(Clone, Debug)]
+pub struct KvTable {
+    /// The entries.
+    pub view: View,
+    /// Entries of a slot.
+    pub stride: u32,
+}
+
+impl KvTable {
+    /// Positions that a slot can have with pages of this shape.
+    pub fn positions(&self, shape: &KvShape) -> u64 {
+        u64::from(self.stride) * u64::from(shape.page)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHAPE: KvShape =
+        KvShape { kv_heads: 16, head_dim: 128, page: 64, pages: 2048, scheme: KvScheme::F16 };
+
+    #[test]
+    fn a_27b_layer_at_128k_positions() {
+        assert_eq!(SHAPE.elements(), 1 << 28);
+        assert_eq!(SHAPE.bytes(), 512 << 20);
+        assert_eq!(KvShape { scheme: KvScheme::F32, ..SHAPE }.bytes(), 1 << 30);
+        assert_eq!(SHAPE.element(2, 3, 65, 7), ((2 * 16 + 3) * 64 + 1) * 128 + 7);
+    }
+
+    #[test]
+    fn shapes_that_kernels_cannot_address_are_refused() {
+        assert!(SHAPE.check("kv").is_ok());
+        assert!(KvShape { pages: 1 << 14, ..SHAPE }.check("kv").is_ok());
+        let error = KvShape { pages: (1 << 14) + 1, ..SHAPE }.check("kv").unwrap_err().to_string();
+        assert!(error.contains("fewer pages"), "{error}");
+        assert!(KvShape { pages: u32::MAX, page: 1 << 31, kv_heads: u32::MAX, ..SHAPE }.check("kv").is_err());
+        assert!(KvShape { page: 48, ..SHAPE }.check("kv").is_err());
+        assert!(KvShape { head_dim: 68, ..SHAPE }.check("kv").is_err());
+    }
+}

@@ -1,0 +1,178 @@
+//! Where the kernel is compared with its reference.
+
+use gpu::{Caps, Device, Result, Tier};
+use half::f16;
+
+use super::{Operands, Rope, Shape, Tables, inverse_frequencies, policy, reference};
+use crate::{
+    kv::{KvLayer, KvScheme, KvShape, KvTable},
+    selftest::{Case, Comparison, Output, POISON, Random, TIMEOUT, arena},
+};
+
+/// Positions of the rows: the first, both sides of a page and of a step of the coarse table, the last of 128k.
+const POSITIONS: [u32; 9] = [0, 1, 15, 16, 255, 256, 4999, 65_536, 131_071];
+const MAX_POSITIONS: u32 = 131_072;
+/// Rows that are there and not in use.
+const IDLE: usize = 2;
+const EPSILON: f32 = 1e-6;
+const SCALE: f32 = 0.0625;
+
+pub(super) fn cases(caps: &Caps) -> Vec<Case> {
+    let plain = Shape {
+        heads: 4,
+        kv_heads: 1,
+        head_dim: 256,
+        page: 16,
+        scheme: KvScheme::F16,
+        norm: false,
+        bias: false,
+        interleaved: false,
+    };
+    let shapes = [
+        Shape { norm: true, ..plain },
+        Shape { norm: true, scheme: KvScheme::F32, ..plain },
+        plain,
+        Shape { heads: 2, kv_heads: 2, head_dim: 128, norm: true, page: 64, ..plain },
+        Shape { heads: 7, head_dim: 64, bias: true, ..plain },
+        Shape { heads: 9, kv_heads: 3, head_dim: 64, interleaved: true, ..plain },
+        Shape { heads: 3, head_dim: 80, norm: true, bias: true, interleaved: true, scheme: KvScheme::F32, ..plain },
+        Shape { heads: 2, head_dim: 96, norm: true, ..plain },
+    ];
+    let tiers = [Tier::T0, Tier::T1].into_iter().filter(|tier| caps.tier() >= Some(*tier));
+    tiers.flat_map(|tier| shapes.map(|shape| case(tier, shape))).collect()
+}
+
+fn case(tier: Tier, shape: Shape) -> Case {
+    let name = format!(
+        "{}/{} × {} {}{}{}{}",
+        shape.heads,
+        shape.kv_heads,
+        shape.head_dim,
+        shape.scheme,
+        if shape.norm { ", norm" } else { "" },
+        if shape.bias { ", bias" } else { "" },
+        if shape.interleaved { ", interleaved" } else { "" },
+    );
+    Case::new(name, tier, move |device| run(device, shape, policy::at_tier(device.caps(), &shape, tier)))
+}
+
+/// Runs one shape with one plan on random data.
+pub(super) fn run(device: &Device, shape: Shape, plan: policy::Plan) -> Result<Comparison> {
+    let rows = POSITIONS.len() + IDLE;
+    let mut random = Random::new(u64::from(shape.row()));
+    let mut floats = |count: u32, scale: f32| (0..count).map(|_| random.signed() * scale).collect::<Vec<f32>>();
+    let stride = shape.row() + 6;
+    let qkv = floats(stride * rows as u32, 20.0);
+    let bias = floats(shape.row(), 20.0);
+    let (q_weight, k_weight) = (floats(shape.head_dim, 2.0), floats(shape.head_dim, 2.0));
+    let frequencies = inverse_frequencies(shape.head_dim as usize, 1e4, 1.0);
+    let tables = Tables::new(&frequencies, MAX_POSITIONS as usize);
+
+    // Rows lie in two slots; page 0 is nobody's.
+    let kv_shape = KvShape {
+        kv_heads: shape.kv_heads,
+        head_dim: shape.head_dim,
+        page: shape.page,
+        pages: rows as u32 + 1,
+        scheme: shape.scheme,
+    };
+    let table_stride = MAX_POSITIONS / shape.page;
+    let mut table = vec![0_u32; 2 * table_stride as usize];
+    let slots: Vec<u32> = (0..rows as u32).map(|row| (row + 1) % 2).collect();
+    let positions: Vec<u32> = POSITIONS.into_iter().chain([3; IDLE]).collect();
+    let entry = |row: usize| (slots[row] * table_stride + positions[row] / shape.page) as usize;
+    // Backwards, so that numbers of pages and of positions do not agree by chance.
+    for row in 0..rows {
+        table[entry(row)] = (rows - row) as u32;
+    }
+    let page_of = |row: usize| table[entry(row)];
+
+    let mut arena = arena(device);
+    let kv_words = (kv_shape.bytes() / 4) as usize;
+    let (k, v) = (Output::new(&mut arena, kv_words)?, Output::new(&mut arena, kv_words)?);
+    let kv = KvLayer { shape: kv_shape, k: k.buffer, v: v.buffer };
+    let q_row = (shape.heads * shape.head_dim) as usize;
+    let q = Output::new(&mut arena, rows * q_row)?;
+    let operands = Operands {
+        qkv: arena.buffer_from("qkv", &qkv)?.view(),
+        qkv_stride: stride,
+        bias: if shape.bias { Some(arena.buffer_from("bias", &bias)?.view()) } else { None },
+        weights: if shape.norm {
+            let weights = (arena.buffer_from("weight", &q_weight)?, arena.buffer_from("weight", &k_weight)?);
+            Some((weights.0.view(), weights.1.view()))
+        } else {
+            None
+        },
+        epsilon: EPSILON,
+        scale: SCALE,
+        coarse: arena.buffer_from("coarse table", &tables.coarse)?.view(),
+        fine: arena.buffer_from("fine table", &tables.fine)?.view(),
+        q: q.buffer.view(),
+        kv: &kv,
+        table: &KvTable { view: arena.buffer_from("table", &table)?.view(), stride: table_stride },
+        positions: arena.buffer_from("positions", &positions)?.view(),
+        slots: arena.buffer_from("slots", &slots)?.view(),
+        active: arena.buffer_from("active", &[POSITIONS.len() as u32])?.view(),
+    };
+    let mut recorder = device.recorder()?;
+    Rope::with_plan(device, shape, plan)?.record(&mut recorder, "rope", rows as u32, &operands)?;
+    recorder.seal()?.run(TIMEOUT)?;
+
+    let mut comparison = Comparison::default();
+    let q = q.read(&mut comparison)?;
+    let k = Output::of(kv.k, kv_words).read(&mut comparison)?;
+    let v = Output::of(kv.v, kv_words).read(&mut comparison)?;
+    let mut written = vec![false; kv_words];
+    for (row, position) in POSITIONS.into_iter().enumerate() {
+        let (want_q, want_k, want_v) = reference::rope(
+            &shape,
+            &reference::Row {
+                qkv: &qkv[row * stride as usize..][..shape.row() as usize],
+                bias: shape.bias.then_some(&bias),
+                weights: shape.norm.then_some((&q_weight, &k_weight)),
+                epsilon: EPSILON,
+                scale: SCALE,
+                position,
+                inverse_frequencies: &frequencies,
+            },
+        );
+        // Of a pair's length, not of the value: rotation may leave a small difference of large numbers.
+        let reach = |values: &[f64]| values.iter().fold(0.0_f64, |most, value| most.max(value.abs()));
+        let allowed = 1e-5 * reach(&want_q);
+        for (i, want) in want_q.iter().enumerate() {
+            let at = || format!("query {i} of row {row} at position {position}");
+            comparison.close(at, f64::from(f32::from_bits(q[row * q_row + i])), *want, allowed);
+        }
+        for (words, want, what) in [(&k, &want_k, "key"), (&v, &want_v, "value")] {
+            let exact = 1e-5 * reach(want);
+            for (i, want) in want.iter().enumerate() {
+                let (head, d) = (i as u32 / shape.head_dim, i as u32 % shape.head_dim);
+                let element = kv_shape.element(page_of(row), head, position, d) as usize;
+                let (word, got) = stored(words, shape.scheme, element);
+                written[word] = true;
+                let rounding = if shape.scheme == KvScheme::F16 { want.abs() / 2048.0 } else { 0.0 };
+                let at = || format!("{what} {i} of row {row} at position {position}");
+                comparison.close(at, got, *want, exact + rounding);
+            }
+        }
+    }
+    for (i, word) in q.iter().enumerate().skip(POSITIONS.len() * q_row) {
+        comparison.equal(|| format!("query word {i}, of a row not in use"), word, &POISON);
+    }
+    for i in (0..kv_words).filter(|i| !written[*i]) {
+        comparison.equal(|| format!("word {i} of the keys"), &k[i], &POISON);
+        comparison.equal(|| format!("word {i} of the values"), &v[i], &POISON);
+    }
+    Ok(comparison)
+}
+
+/// The word of an element, and the element.
+fn stored(words: &[u32], scheme: KvScheme, element: usize) -> (usize, f64) {
+    match scheme {
+        KvScheme::F32 => (element, f64::from(f32::from_bits(words[element]))),
+        KvScheme::F16 => {
+            let bits = words[element / 2] >> (element % 2 * 16);
+            (element / 2, f64::from(f16::from_bits(bits as u16).to_f32()))
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! The same in f64, head by head, with the angle computed and not looked up.
+
+use super::Shape;
+
+/// Inputs of one row.
+pub struct Row<'a> {
+    /// Query heads, key heads, value heads.
+    pub qkv: &'a [f32],
+    /// One value for each of `qkv`.
+    pub bias: Option<&'a [f32]>,
+    /// Weights of the norms of queries and of keys.
+    pub weights: Option<(&'a [f32], &'a [f32])>,
+    /// Added to the mean square.
+    pub epsilon: f32,
+    /// Queries are multiplied by this.
+    pub scale: f32,
+    /// Where the token stands.
+    pub position: u32,
+    /// An angle is position · inverse frequency.
+    pub inverse_frequencies: &'a [f64],
+}
+
+/// Queries, keys and values of a row, each head after head.
+pub fn rope(shape: &Shape, row: &Row<'_>) -> (Vec<f64>, Vec<f64>, Vec<f64>) {
+    let d = shape.head_dim as usize;
+    let (heads, kv_heads) = (shape.heads as usize, shape.kv_heads as usize);
+    let mut values: Vec<f64> = row.qkv.iter().map(|value| f64::from(*value)).collect();
+    if let Some(bias) = row.bias {
+        values.iter_mut().zip(bias).for_each(|(value, bias)| *value += f64::from(*bias));
+    }
+    let v = values.split_off((heads + kv_heads) * d);
+    for (head, values) in values.chunks_mut(d).enumerate() {
+        if let Some((q, k)) = row.weights {
+            norm(values, if head < heads { q } else { k }, row.epsilon);
+        }
+        rotate(values, shape.interleaved, row);
+    }
+    let k = values.split_off(heads * d);
+    let q = values.into_iter().map(|value| value * f64::from(row.scale)).collect();
+    (q, k, v)
+}
+
+fn norm(values: &mut [f64], weight: &[f32], epsilon: f32) {
+    let mean_square = values.iter().map(|value| value * value).sum::<f64>() / values.len() as f64;
+    let scale = 1.0 / (mean_square + f64::from(epsilon)).sqrt();
+    values.iter_mut().zip(weight).for_each(|(value, weight)| *value *= scale * f64::from(*weight));
+}
+
+fn rotate(values: &mut [f64], interleaved: bool, row: &Row<'_>) {
+    let half = values.len() / 2;
+    for (i, frequency) in row.inverse_frequencies.iter().enumerate() {
+        let (a, b) = if interleaved { (2 * i, 2 * i + 1) } else { (i, i + half) };
+        let (sin, cos) = (f64::from(row.position) * frequency).sin_cos();
+        (values[a], values[b]) = (values[a] * cos - values[b] * sin, values[b] * cos + values[a] * sin);
+    }
+}

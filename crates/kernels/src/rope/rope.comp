@@ -1,0 +1,187 @@
+#version 460
+#pragma tiers(T0, T1)
+#extension GL_GOOGLE_include_directive : require
+// From the rows of the QKV product to queries and to the cache: bias, norm of each query and key head, RoPE, scale of the
+// scores; keys and values go into their pages.
+//
+// A cluster of LANES threads takes one head of one row. A thread holds items of four values: two neighbouring ones and their
+// partners in the rotation, so that a word of two f16 values is one thread's.
+#include "common.glsl"
+
+layout(local_size_x_id = 0) in;
+layout(constant_id = 0) const uint THREADS = 64;
+layout(constant_id = 1) const uint LANES = 32;
+layout(constant_id = 2) const uint HEAD_DIM = 256;
+layout(constant_id = 3) const uint HEADS = 4;
+layout(constant_id = 4) const uint KV_HEADS = 1;
+// Positions of a page.
+layout(constant_id = 5) const uint PAGE = 64;
+layout(constant_id = 6) const bool F16 = true;
+layout(constant_id = 7) const bool QK_NORM = false;
+layout(constant_id = 8) const bool QKV_BIAS = false;
+// Values 2i and 2i + 1 are rotated together, else i and i + HEAD_DIM / 2.
+layout(constant_id = 9) const bool INTERLEAVED = false;
+
+layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Floats { float data[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 8) readonly buffer Floats2 { vec2 data[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 8) writeonly buffer Output { vec2 data[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 4) writeonly buffer Words { uint data[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Numbers { uint data[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Active { uint rows; };
+
+layout(push_constant, scalar) uniform Push {
+    Floats2 qkv;
+    Floats2 bias;
+    Floats2 q_weight;
+    Floats2 k_weight;
+    // Cosine and sine of 256 · a positions, and of b positions: [a][HEAD_DIM / 2].
+    Floats2 coarse;
+    Floats2 fine;
+    Output q;
+    Words k;
+    Words v;
+    Numbers positions;
+    Numbers slots;
+    Numbers table;
+    Active active_rows;
+    uint qkv_stride;
+    uint table_stride;
+    float epsilon;
+    float scale;
+} push;
+
+const uint CLUSTER_SUMS = 1;
+#include "cluster.glsl"
+
+const uint HALF = HEAD_DIM / 2;
+const uint ITEMS = (HEAD_DIM / 4 + LANES - 1) / LANES;
+const uint ALL_HEADS = HEADS + 2 * KV_HEADS;
+
+// Where the two pairs of an item start, in pairs of values.
+uvec2 places(uint item) {
+    return INTERLEAVED ? uvec2(2 * item, 2 * item + 1) : uvec2(item, item + HALF / 2);
+}
+
+// Cosine and sine for a frequency: the angles of the two tables add, so their complex numbers multiply.
+vec2 turn(uint position, uint i) {
+    vec2 a = push.coarse.data[position / 256 * HALF + i];
+    vec2 b = push.fine.data[position % 256 * HALF + i];
+    return vec2(a.x * b.x - a.y * b.y, a.x * b.y + a.y * b.x);
+}
+
+vec2 rotated(float x, float y, vec2 angle) {
+    return vec2(x * angle.x - y * angle.y, y * angle.x + x * angle.y);
+}
+
+// To the nearest f16, ties to even; past the largest one, the largest. Not by packHalf2x16: Vulkan leaves its rounding and its
+// small numbers to the device.
+uint half_bits(float value) {
+    uint bits = floatBitsToUint(value);
+    uint sign = bits >> 16 & 0x8000;
+    uint magnitude = bits & 0x7fffffff;
+    if (magnitude > 0x7f800000) {
+        return 0x7e00;
+    }
+    if (magnitude < 0x38800000) {
+        return sign | uint(roundEven(uintBitsToFloat(magnitude) * 16777216.0));
+    }
+    uint rounded = magnitude + 0xfff + (magnitude >> 13 & 1);
+    return sign | min((rounded >> 13) - (112u << 10), 0x7bff);
+}
+
+void store(bool key, uint pair, vec2 value) {
+    if (F16) {
+        uint word = half_bits(value.x) | half_bits(value.y) << 16;
+        if (key) {
+            push.k.data[pair] = word;
+        } else {
+            push.v.data[pair] = word;
+        }
+    } else {
+        uvec2 words = floatBitsToUint(value);
+        if (key) {
+            push.k.data[2 * pair] = words.x;
+            push.k.data[2 * pair + 1] = words.y;
+        } else {
+            push.v.data[2 * pair] = words.x;
+            push.v.data[2 * pair + 1] = words.y;
+        }
+    }
+}
+
+void main() {
+    uint row = gl_WorkGroupID.y;
+    if (row >= push.active_rows.rows) {
+        return;
+    }
+    uint thread = thread_index();
+    uint lane = thread % LANES;
+    uint wanted = gl_WorkGroupID.x * (THREADS / LANES) + thread / LANES;
+    // Clusters past the last head compute it again and write nothing: at T0 all threads must meet at the barriers.
+    uint head = min(wanted, ALL_HEADS - 1);
+    bool is_query = head < HEADS;
+    bool is_key = !is_query && head < HEADS + KV_HEADS;
+
+    vec4 values[ITEMS];
+    float squares[CLUSTER_SUMS];
+    squares[0] = 0.0;
+    [[unroll]] for (uint i = 0; i < ITEMS; i++) {
+        uint item = lane + i * LANES;
+        values[i] = vec4(0.0);
+        if (item < HEAD_DIM / 4) {
+            uvec2 at = places(item);
+            uint start = head * HALF;
+            uint from = row * (push.qkv_stride / 2) + start;
+            values[i] = vec4(push.qkv.data[from + at.x], push.qkv.data[from + at.y]);
+            if (QKV_BIAS) {
+                values[i] += vec4(push.bias.data[start + at.x], push.bias.data[start + at.y]);
+            }
+            squares[0] += dot(values[i], values[i]);
+        }
+    }
+    float norm = 1.0;
+    if (QK_NORM) {
+        cluster_sums(squares);
+        norm = inversesqrt(squares[0] / float(HEAD_DIM) + push.epsilon);
+    }
+    if (wanted >= ALL_HEADS) {
+        return;
+    }
+
+    uint position = push.positions.data[row];
+    uint page = 0;
+    if (!is_query) {
+        page = push.table.data[push.slots.data[row] * push.table_stride + position / PAGE];
+    }
+    uint kv_head = is_key ? head - HEADS : head - HEADS - KV_HEADS;
+    uint line = (page * KV_HEADS + kv_head) * PAGE + position % PAGE;
+    [[unroll]] for (uint i = 0; i < ITEMS; i++) {
+        uint item = lane + i * LANES;
+        if (item < HEAD_DIM / 4) {
+            uvec2 at = places(item);
+            vec4 x = values[i];
+            if (is_query || is_key) {
+                if (QK_NORM) {
+                    vec4 weight = is_query ? vec4(push.q_weight.data[at.x], push.q_weight.data[at.y])
+                                           : vec4(push.k_weight.data[at.x], push.k_weight.data[at.y]);
+                    x *= norm * weight;
+                }
+                vec2 first = turn(position, 2 * item);
+                vec2 second = turn(position, 2 * item + 1);
+                if (INTERLEAVED) {
+                    x = vec4(rotated(x.x, x.y, first), rotated(x.z, x.w, second));
+                } else {
+                    x = vec4(rotated(x.x, x.z, first), rotated(x.y, x.w, second)).xzyw;
+                }
+            }
+            if (is_query) {
+                uint to = (row * HEADS + head) * HALF;
+                push.q.data[to + at.x] = x.xy * push.scale;
+                push.q.data[to + at.y] = x.zw * push.scale;
+            } else {
+                store(is_key, line * HALF + at.x, x.xy);
+                store(is_key, line * HALF + at.y, x.zw);
+            }
+        }
+    }
+}

@@ -1,0 +1,34 @@
+//! Cosines and sines of every position, from two tables that the host computes in f64.
+//!
+//! Drivers promise sines of small angles only, and little of those. Position p is 256 · a + b: the kernel multiplies entry a
+//! of the coarse table by entry b of the fine one, as complex numbers, which is exact to f32's rounding at any position.
+
+/// Positions that the fine table covers, as the shader has it.
+const FINE: usize = 256;
+
+/// The two tables, each [entry][head_dim / 2] of a cosine and a sine.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tables {
+    /// Of positions 0, 256, 512, …
+    pub coarse: Vec<f32>,
+    /// Of positions 0 to 255.
+    pub fine: Vec<f32>,
+}
+
+impl Tables {
+    /// The tables for positions 0 to `max_positions` − 1; an angle is position · inverse frequency.
+    pub fn new(inverse_frequencies: &[f64], max_positions: usize) -> Self {
+        let table = |entries: usize, step: usize| {
+            (0..entries)
+                .flat_map(|entry| inverse_frequencies.iter().map(move |frequency| (entry * step) as f64 * frequency))
+                .flat_map(|angle| [angle.cos() as f32, angle.sin() as f32])
+                .collect()
+        };
+        Self { coarse: table(max_positions.div_ceil(FINE).max(1), FINE), fine: table(FINE, 1) }
+    }
+}
+
+/// theta^(−2i / head_dim) / `factor` for i < head_dim / 2; `factor` is that of linear scaling, 1 for none.
+pub fn inverse_frequencies(head_dim: usize, theta: f64, factor: f64) -> Vec<f64> {
+    (0..head_dim / 2).map(|i| theta.powf(-2.0 * i as f64 / head_dim as f64) / factor).collect()
+}
