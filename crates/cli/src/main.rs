@@ -4,8 +4,11 @@
 
 mod commands;
 mod device;
+mod loading;
 mod memory;
 mod output;
+mod sampling;
+mod speed;
 
 use std::process::ExitCode;
 
@@ -26,6 +29,9 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
+    Generate(commands::generate::Arguments),
+    Chat(commands::chat::Arguments),
+    Eval(commands::eval::Arguments),
     Devices(commands::devices::Arguments),
     Doctor(commands::doctor::Arguments),
     Inspect(commands::inspect::Arguments),
@@ -51,6 +57,9 @@ fn main() -> ExitCode {
 
 fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
+        Command::Generate(arguments) => commands::generate::run(&arguments),
+        Command::Chat(arguments) => commands::chat::run(&arguments),
+        Command::Eval(arguments) => commands::eval::run(&arguments),
         Command::Devices(arguments) => commands::devices::run(&arguments),
         Command::Doctor(arguments) => commands::doctor::run(&arguments),
         Command::Inspect(arguments) => commands::inspect::run(&arguments),

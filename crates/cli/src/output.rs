@@ -3,7 +3,7 @@
 use std::{
     io::{IsTerminal, Write},
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, Ordering},
     },
 };
@@ -49,20 +49,40 @@ impl Progress {
     }
 }
 
-impl Drop for Progress {
-    fn drop(&mut self) {
-        if self.shown {
+impl Progress {
+    /// Takes the line away.
+    pub fn clear(&mut self) {
+        if std::mem::take(&mut self.shown) {
             eprint!("\r\x1b[2K");
         }
     }
 }
 
-/// Work that Ctrl-C stops: it ends as after an error, with everything given back and no half-written file.
-pub fn stoppable() -> anyhow::Result<Arc<Control>> {
-    let control = Arc::new(Control::default());
-    let seen = control.clone();
-    ctrlc::set_handler(move || seen.cancel.store(true, Ordering::Relaxed))?;
-    Ok(control)
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}
+
+/// What Ctrl-C sets: work that watches it ends as after an error, with everything given back and no half-written file. There is
+/// one for the whole program. A second Ctrl-C before the first was heard ends the program at once.
+pub fn control() -> Arc<Control> {
+    static CONTROL: OnceLock<Arc<Control>> = OnceLock::new();
+    let control = CONTROL.get_or_init(|| {
+        let control = Arc::new(Control::default());
+        let seen = control.clone();
+        let handler = move || {
+            if seen.cancel.swap(true, Ordering::Relaxed) {
+                // 128 + SIGINT, as shells have it.
+                std::process::exit(130);
+            }
+        };
+        if let Err(error) = ctrlc::set_handler(handler) {
+            tracing::warn!("Ctrl-C ends the program at once: {error}");
+        }
+        control
+    });
+    control.clone()
 }
 
 /// Sets a flag when it goes out of scope, however that comes: whoever watches the flag ends then.

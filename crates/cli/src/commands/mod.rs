@@ -1,8 +1,11 @@
 //! One file a command.
 
 pub mod bench;
+pub mod chat;
 pub mod devices;
 pub mod doctor;
+pub mod eval;
+pub mod generate;
 pub mod inspect;
 pub mod kernels;
 pub mod quantize;

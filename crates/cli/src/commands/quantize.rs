@@ -48,7 +48,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let checkpoint = Checkpoint::open(&arguments.input)?;
     let total: u64 = checkpoint.inventory.iter().map(|(_, tensor)| tensor.data.len).sum();
     let start = Instant::now();
-    let (control, done) = (output::stoppable()?, AtomicBool::new(false));
+    let (control, done) = (output::control(), AtomicBool::new(false));
     let report = std::thread::scope(|scope| {
         scope.spawn(|| {
             let mut progress = output::Progress::new();

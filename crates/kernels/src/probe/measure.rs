@@ -53,20 +53,9 @@ pub fn measure(device: &Device, bytes: u64, mut progress: impl FnMut(&str)) -> R
     }
     progress(&format!("filling {} with random words", gpu::bytes(bytes)));
     let blocks = random_blocks(device, bytes)?;
-    let mut scratch = Arena::new(device, Lifetime::Scratch, Memory::Device).with_block_size(1 << 20);
-    let candidates = ReadShape::candidates(device.caps());
-    let most_groups = candidates.iter().map(|shape| shape.groups).max().unwrap_or(1);
-    let result = scratch.buffer("results", u64::from(most_groups) * 4)?.view();
-
-    let mut shapes = Vec::new();
-    for shape in candidates {
-        progress(&format!("reading with {} groups of {} threads", shape.groups, shape.threads));
-        let views: Vec<View> = blocks.iter().map(Buffer::view).collect();
-        let ns = time_reads(device, shape, &views, &result)?;
-        shapes.push((shape, bytes as f64 / ns * 1e9));
-    }
-    let (shape, read_bytes_per_s) =
-        shapes.iter().copied().max_by(|a, b| a.1.total_cmp(&b.1)).expect("there is always a candidate");
+    let result = results(device)?;
+    let shapes = time_shapes(device, &blocks, &result, &mut progress)?;
+    let (shape, read_bytes_per_s) = fastest(&shapes);
 
     progress("timing single reads");
     let mut sizes = Vec::new();
@@ -90,6 +79,41 @@ pub fn measure(device: &Device, bytes: u64, mut progress: impl FnMut(&str)) -> R
         submit_ns,
         round_trip_ns,
     })
+}
+
+/// How fast a device reads, alone: what [`measure`] finds, with less memory and in less time.
+pub fn read_bandwidth(device: &Device) -> Result<f64> {
+    // Still more than any cache.
+    let bytes = default_bytes(device) / if device.info().kind == AdapterKind::Cpu { 2 } else { 4 };
+    let blocks = random_blocks(device, bytes / 16 * 16)?;
+    Ok(fastest(&time_shapes(device, &blocks, &results(device)?, &mut |_| ())?).1)
+}
+
+/// Room for what reads have to write, so that no compiler leaves them out.
+fn results(device: &Device) -> Result<View> {
+    let most = ReadShape::candidates(device.caps()).iter().map(|shape| shape.groups).max().unwrap_or(1);
+    let mut scratch = Arena::new(device, Lifetime::Scratch, Memory::Device).with_block_size(1 << 20);
+    Ok(scratch.buffer("results", u64::from(most) * 4)?.view())
+}
+
+/// Every shape worth trying with its bandwidth, in bytes per second.
+fn time_shapes(
+    device: &Device,
+    blocks: &[Buffer],
+    result: &View,
+    progress: &mut impl FnMut(&str),
+) -> Result<Vec<(ReadShape, f64)>> {
+    let bytes: u64 = blocks.iter().map(Buffer::len).sum();
+    let views: Vec<View> = blocks.iter().map(Buffer::view).collect();
+    let time = |shape: ReadShape| {
+        progress(&format!("reading with {} groups of {} threads", shape.groups, shape.threads));
+        Ok((shape, bytes as f64 / time_reads(device, shape, &views, result)? * 1e9))
+    };
+    ReadShape::candidates(device.caps()).into_iter().map(time).collect()
+}
+
+fn fastest(shapes: &[(ReadShape, f64)]) -> (ReadShape, f64) {
+    shapes.iter().copied().max_by(|a, b| a.1.total_cmp(&b.1)).expect("there is always a candidate")
 }
 
 /// Buffers of random words, `bytes` in all; all are allocated before the first is filled.

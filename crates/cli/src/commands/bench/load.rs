@@ -24,7 +24,7 @@ pub fn run(device: &Device, model: &Path, json: bool) -> anyhow::Result<ExitCode
     let total = blueprint.file_bytes();
     // Page cache stays: the figure says how fast the way into the GPU is, not the disk.
     let options = Options { drop_cache: false, ..Options::default() };
-    let control = output::stoppable()?;
+    let control = output::control();
     let system = System::new();
     let resident = || system.process_memory().map_or(0, |memory| memory.rss);
     let before = resident();

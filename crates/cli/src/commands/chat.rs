@@ -1,0 +1,313 @@
+//! `indrik chat`: a conversation in the terminal.
+
+use std::{
+    io::IsTerminal,
+    ops::ControlFlow,
+    process::ExitCode,
+    sync::atomic::Ordering,
+};
+
+use clap::Args;
+use model::{
+    Runner, Sampling, Sequence,
+    generate::{Event, Finish, Generated, Request, generate},
+    language::Language,
+};
+use rustyline::{DefaultEditor, error::ReadlineError};
+use text::{Detokenizer, Message, Shown};
+
+use crate::{
+    loading::{Loaded, ModelArguments},
+    output,
+    sampling::SamplingArguments,
+    speed::Speed,
+};
+
+/// Talks with a model, in its own chat format
+#[derive(Args)]
+#[command(after_help = "Example: indrik chat -m gemma-3-1b-it.gguf --system \"Answer briefly.\"\n\n\
+                        In the chat: /help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves.")]
+pub struct Arguments {
+    #[command(flatten)]
+    model: ModelArguments,
+    /// What the model is told before the conversation
+    #[arg(short, long, value_name = "TEXT")]
+    system: Option<String>,
+    /// Most tokens of an answer (default: as many as the context has room for)
+    #[arg(short, long = "tokens", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    n: Option<u32>,
+    /// Positions that the conversation may have (default: 8192, or what the model has)
+    #[arg(short, long, value_parser = clap::value_parser!(u32).range(64..))]
+    context: Option<u32>,
+    #[command(flatten)]
+    sampling: SamplingArguments,
+}
+
+/// What Gemma's authors recommend.
+const DEFAULTS: Sampling = Sampling {
+    temperature: 1.0,
+    top_k: 64,
+    top_p: 0.95,
+    min_p: 0.0,
+    repetition: 1.0,
+    presence: 0.0,
+    frequency: 0.0,
+    seed: 0,
+    biases: vec![],
+};
+
+const DEFAULT_CONTEXT: u32 = 8192;
+
+const HELP: &str = "\
+/help          this list
+/stats         how fast the last answer was, and how full the context is
+/clear         forget the conversation; what /system set stays
+/system TEXT   tell the model something before the conversation, and start anew; alone, it shows it
+/quit          leave (Ctrl-D too)
+Ctrl-C         stop the answer
+A line that ends with \\ goes on in the next one.
+";
+
+pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let opened = arguments.model.open()?;
+    let language = opened.language()?;
+    let sampling = arguments.sampling.sampling(&DEFAULTS);
+    sampling.check(opened.checkpoint.config.vocab)?;
+    let context = match arguments.context {
+        Some(context) => opened.check_context(context as usize)?,
+        None => DEFAULT_CONTEXT.min(opened.checkpoint.config.max_positions),
+    };
+    let loaded = opened.load(context)?;
+    eprintln!("{}, {context} positions. /help lists the commands.", loaded.info().name);
+    if !language.own_template {
+        eprintln!("This model brings no chat template; it may not have been trained to chat. Its family's is used.");
+    }
+    let mut chat = Chat {
+        sequence: loaded.runner.start()?,
+        cached: vec![],
+        messages: vec![],
+        system: arguments.system.clone(),
+        last: None,
+        most: arguments.n.map_or(usize::MAX, |n| n as usize),
+        language,
+        sampling,
+        loaded,
+    };
+    let mut editor = DefaultEditor::new()?;
+    loop {
+        match read(&mut editor)? {
+            None => break,
+            Some(line) if line.trim().is_empty() => {}
+            Some(line) if line.starts_with('/') => {
+                if chat.command(&line)?.is_break() {
+                    break;
+                }
+            }
+            Some(line) => chat.say(&line)?,
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The next message; none at the end of input.
+fn read(editor: &mut DefaultEditor) -> anyhow::Result<Option<String>> {
+    let mut text = String::new();
+    loop {
+        let prompt = match (std::io::stdin().is_terminal(), text.is_empty()) {
+            (false, _) => "",
+            (true, true) => "> ",
+            (true, false) => "… ",
+        };
+        match editor.readline(prompt) {
+            Ok(line) => {
+                // History is a comfort: without it the chat goes on.
+                let _ = editor.add_history_entry(&line);
+                match line.strip_suffix('\\') {
+                    Some(line) => text += &format!("{line}\n"),
+                    None => return Ok(Some(text + &line)),
+                }
+            }
+            Err(ReadlineError::Interrupted) => {
+                text.clear();
+                eprintln!("(/quit or Ctrl-D leaves)");
+            }
+            Err(ReadlineError::Eof) => return Ok(None),
+            Err(ReadlineError::Io(error)) if error.kind() == std::io::ErrorKind::InvalidData => {
+                eprintln!("That line is not UTF-8 and was left out.");
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+struct Chat {
+    sequence: Sequence,
+    /// The tokens whose keys and values the sequence holds.
+    cached: Vec<u32>,
+    messages: Vec<Message>,
+    system: Option<String>,
+    last: Option<(usize, usize, Generated)>,
+    most: usize,
+    language: Language,
+    sampling: Sampling,
+    loaded: Loaded,
+}
+
+impl Chat {
+    /// A line that starts with a slash.
+    fn command(&mut self, line: &str) -> anyhow::Result<ControlFlow<()>> {
+        let (name, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
+        match name {
+            "/help" | "/?" => eprint!("{HELP}"),
+            "/quit" | "/exit" => return Ok(ControlFlow::Break(())),
+            "/clear" => {
+                self.messages.clear();
+                eprintln!("The conversation is forgotten.");
+            }
+            "/system" if rest.trim().is_empty() => match &self.system {
+                Some(system) => eprintln!("{system}"),
+                None => eprintln!("Nothing is set: /system TEXT sets it."),
+            },
+            "/system" => {
+                self.system = Some(rest.trim().to_string());
+                self.messages.clear();
+                eprintln!("Set; the conversation starts anew.");
+            }
+            "/stats" => self.stats()?,
+            _ => eprintln!("There is no {name}. /help lists the commands."),
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+
+    fn stats(&self) -> anyhow::Result<()> {
+        let context = self.loaded.runner.cache().limits().context;
+        match &self.last {
+            None => eprintln!("No answer yet."),
+            Some((prompt, reused, generated)) => {
+                let speed = Speed::of(&self.loaded.device, *prompt, generated)?;
+                eprintln!("{speed}");
+                eprintln!("{reused} tokens of the conversation were in the cache and not read again.");
+            }
+        }
+        let messages = self.messages.len();
+        eprintln!("{messages} messages, {} of {context} positions.", self.sequence.len());
+        Ok(())
+    }
+
+    /// One message and its answer.
+    fn say(&mut self, line: &str) -> anyhow::Result<()> {
+        self.messages.push(Message::new("user", line));
+        match self.answer() {
+            Ok(text) => self.messages.push(Message::new("assistant", &text)),
+            Err(error) => {
+                // The conversation stands as before the message; what the GPU has of it is not known.
+                self.messages.pop();
+                self.start_anew()?;
+                if output::is_closed_pipe(&error) {
+                    return Err(error);
+                }
+                eprintln!("indrik: {error:#}");
+            }
+        }
+        Ok(())
+    }
+
+    fn start_anew(&mut self) -> anyhow::Result<()> {
+        self.loaded.runner.truncate(&mut self.sequence, 0);
+        self.cached.clear();
+        Ok(())
+    }
+
+    fn answer(&mut self) -> anyhow::Result<String> {
+        let (prompt, left) = self.prompt()?;
+        let reused = reuse(&self.loaded.runner, &mut self.sequence, &self.cached, &prompt);
+        self.cached.truncate(reused);
+        let control = output::control();
+        control.cancel.store(false, Ordering::Relaxed);
+        let mut detokenizer = Detokenizer::new(&self.language.tokenizer, Shown::Text);
+        let (mut text, mut failed) = (String::new(), None);
+        let mut progress = output::Progress::new();
+        let rest = &prompt[reused..];
+        let request = Request {
+            prompt: rest,
+            most: self.most.min(left),
+            sampling: &self.sampling,
+            ends: &self.language.ends,
+        };
+        let generated = generate(&mut self.loaded.runner, &mut self.sequence, &request, |event| {
+            match event {
+                Event::Read(read) if read < rest.len() => {
+                    progress.say(&format!("read {read} of {} tokens", rest.len()));
+                }
+                Event::Read(_) => progress.clear(),
+                Event::Token(sampled) => {
+                    let piece = detokenizer.push(sampled.token);
+                    text += &piece;
+                    failed = output::print(&piece).err();
+                }
+            }
+            let stop = failed.is_some() || control.cancel.load(Ordering::Relaxed);
+            if stop { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        })?;
+        drop(progress);
+        if let Some(error) = failed {
+            return Err(error);
+        }
+        let end = detokenizer.finish();
+        output::print(&format!("{end}\n"))?;
+        text += &end;
+        match generated.finish {
+            Finish::Stop => eprintln!("(stopped)"),
+            Finish::Length if left <= generated.tokens.len() => {
+                eprintln!("(the context is full: /clear starts anew)");
+            }
+            Finish::Length | Finish::End => {}
+        }
+        let held = self.sequence.len() as usize;
+        self.cached.extend(rest.iter().chain(&generated.tokens).take(held - reused));
+        control.cancel.store(false, Ordering::Relaxed);
+        self.last = Some((rest.len(), reused, generated));
+        Ok(text)
+    }
+
+    /// The conversation as tokens, and how many more there is room for. Where it no longer fits, its oldest messages are
+    /// left out.
+    fn prompt(&mut self) -> anyhow::Result<(Vec<u32>, usize)> {
+        let context = self.loaded.runner.cache().limits().context as usize;
+        let mut dropped = 0;
+        loop {
+            let mut messages: Vec<Message> = Vec::new();
+            messages.extend(self.system.as_ref().map(|system| Message::new("system", system)));
+            messages.extend(self.messages.iter().cloned());
+            let text = self.language.template.render(&messages, true)?;
+            let prompt = self.language.tokenizer.encode_prompt(&text);
+            // An answer wants some room.
+            let room = (context / 8).clamp(16, 512);
+            if prompt.len() + room <= context || self.messages.len() < 3 {
+                if dropped > 0 {
+                    eprintln!("(the context is full: the {dropped} oldest messages were left out)");
+                }
+                if prompt.len() >= context {
+                    let most = self.loaded.runner.model().config.max_positions;
+                    let (wanted, context) = (prompt.len() as u64, context as u32);
+                    return Err(model::Error::ContextFull { wanted, context, most }.into());
+                }
+                let left = context - prompt.len() + 1;
+                return Ok((prompt, left));
+            }
+            // A question goes with its answer.
+            self.messages.drain(..2);
+            dropped += 2;
+        }
+    }
+}
+
+/// Keeps what the sequence holds of a prompt's beginning; returns how many tokens that is. One is always left to be read.
+fn reuse(runner: &Runner, sequence: &mut Sequence, cached: &[u32], prompt: &[u32]) -> usize {
+    let common = cached.iter().zip(prompt).take_while(|(a, b)| a == b).count().min(prompt.len() - 1);
+    if runner.truncate(sequence, common as u32) {
+        return common;
+    }
+    runner.truncate(sequence, 0);
+    0
+}

@@ -1,0 +1,150 @@
+//! `indrik eval perplexity`: how surprised a model is by a text, counted as llama.cpp counts.
+//!
+//! The whole text is tokenized once, with a beginning token, and cut into chunks of the context's length; the first token of
+//! each chunk is replaced by the beginning token. Only the second half of each chunk counts, so that every prediction has at
+//! least half a context before it.
+
+use std::{path::PathBuf, process::ExitCode, sync::atomic::Ordering, time::Instant};
+
+use anyhow::{Context, bail};
+use clap::Args;
+use serde_json::json;
+use text::Special;
+
+use crate::{loading::ModelArguments, output};
+
+/// Measures the perplexity of a model on a text
+#[derive(Args)]
+#[command(after_help = "Example: indrik eval perplexity -m gemma3:270m --text wiki.test.raw -c 512 --chunks 60")]
+pub struct Arguments {
+    #[command(flatten)]
+    model: ModelArguments,
+    /// The text, in UTF-8; one newline at its end is left out
+    #[arg(long, value_name = "FILE")]
+    text: PathBuf,
+    /// Tokens of a chunk
+    #[arg(short, long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(4..))]
+    context: u32,
+    /// Chunks to evaluate (default: the whole text)
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    chunks: Option<u32>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let opened = arguments.model.open()?;
+    let language = opened.language()?;
+    let context = opened.check_context(arguments.context as usize)?;
+    let bytes = std::fs::read(&arguments.text).with_context(|| arguments.text.display().to_string())?;
+    let text = String::from_utf8(bytes).map_err(|error| {
+        let at = error.utf8_error().valid_up_to();
+        anyhow::anyhow!("{} is not UTF-8 (byte {at}): convert it first", arguments.text.display())
+    })?;
+    let text = text.strip_suffix('\n').unwrap_or(&text);
+    let bos = language.tokenizer.bos();
+    let mut ids: Vec<u32> = bos.into_iter().collect();
+    ids.extend(language.tokenizer.encode(text, Special::AsText));
+    let length = context as usize;
+    let chunks: Vec<Vec<u32>> = ids
+        .chunks_exact(length)
+        .take(arguments.chunks.map_or(usize::MAX, |chunks| chunks as usize))
+        .map(|chunk| bos.into_iter().chain(chunk[bos.iter().len()..].iter().copied()).collect())
+        .collect();
+    if chunks.is_empty() {
+        bail!(
+            "{} has {} tokens, less than one chunk of {length}: give a longer text or a smaller -c",
+            arguments.text.display(),
+            ids.len()
+        );
+    }
+    let mut loaded = opened.load(context)?;
+    let control = output::control();
+    let start = Instant::now();
+    let mut tally = Tally::default();
+    let mut progress = output::Progress::new();
+    let mut running = Vec::new();
+    for (index, chunk) in chunks.iter().enumerate() {
+        let targets: Vec<Option<u32>> = (0..length)
+            .map(|position| if position >= length / 2 { chunk.get(position + 1).copied() } else { None })
+            .collect();
+        let mut sequence = loaded.runner.start()?;
+        let scores = loaded.runner.score(&mut sequence, chunk, &targets)?;
+        for (score, _) in scores.iter().zip(&targets).filter(|(_, target)| target.is_some()) {
+            tally.add(f64::from(*score));
+        }
+        running.push(tally.perplexity());
+        let speed = ((index + 1) * length) as f64 / start.elapsed().as_secs_f64();
+        let (done, all, so_far) = (index + 1, chunks.len(), tally.perplexity());
+        progress.say(&format!("chunk {done} of {all}: perplexity {so_far:.4}, {speed:.1} tok/s"));
+        if control.cancel.load(Ordering::Relaxed) {
+            break;
+        }
+    }
+    drop(progress);
+    let seconds = start.elapsed().as_secs_f64();
+    let evaluated = running.len() * length;
+    let info = loaded.info();
+    if arguments.json {
+        output::print_json(&json!({
+            "model": opened.checkpoint.path, "device": info.name, "driver": info.driver, "text": arguments.text,
+            "context": length, "chunks": running.len(), "tokens_counted": tally.count,
+            "tokens_evaluated": evaluated, "perplexity": tally.perplexity(), "stderr": tally.error(),
+            "running": running, "seconds": seconds, "tokens_per_s": evaluated as f64 / seconds,
+        }))?;
+    } else {
+        output::print(&format!(
+            "perplexity {:.4} ± {:.4}: {} tokens counted in {} chunks of {length}\n{}, {:.1} tok/s\n",
+            tally.perplexity(),
+            tally.error(),
+            tally.count,
+            running.len(),
+            info.name,
+            evaluated as f64 / seconds
+        ))?;
+    }
+    Ok(if running.len() < chunks.len() { ExitCode::from(130) } else { ExitCode::SUCCESS })
+}
+
+/// Sums of negative log probabilities.
+#[derive(Default)]
+struct Tally {
+    count: u64,
+    sum: f64,
+    squares: f64,
+}
+
+impl Tally {
+    fn add(&mut self, nll: f64) {
+        self.count += 1;
+        self.sum += nll;
+        self.squares += nll * nll;
+    }
+
+    fn perplexity(&self) -> f64 {
+        (self.sum / self.count as f64).exp()
+    }
+
+    /// One standard error of the perplexity.
+    fn error(&self) -> f64 {
+        let mean = self.sum / self.count as f64;
+        let variance = self.squares / self.count as f64 - mean * mean;
+        (variance.max(0.0) / (self.count as f64 - 1.0).max(1.0)).sqrt() * self.perplexity()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Tally;
+
+    #[test]
+    fn perplexity_is_the_exponential_of_the_mean() {
+        let mut tally = Tally::default();
+        for nll in [1.0, 3.0] {
+            tally.add(nll);
+        }
+        assert!((tally.perplexity() - 2_f64.exp()).abs() < 1e-12);
+        assert!((tally.error() - 2_f64.exp()).abs() < 1e-12, "a deviation of 1, over one degree of freedom");
+    }
+}

@@ -1,0 +1,130 @@
+//! From `-m MODEL` to a model that runs.
+
+use std::{
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use clap::{Args, ValueEnum};
+use gpu::{AdapterInfo, Device, Instance, bytes};
+use model::{KvScheme, Limits, Model, Runner, language::Language};
+use weights::{Checkpoint, blueprint::Blueprint, plan, stream::Options};
+
+use crate::{device::Choice, memory, output};
+
+/// Which model, and how it is run; the same for every command that runs one.
+#[derive(Args)]
+pub struct ModelArguments {
+    /// A GGUF file, a Hugging Face folder, a file that `indrik quantize` wrote, or a name in the local store
+    #[arg(short, long, value_name = "MODEL")]
+    pub model: String,
+    /// Rows of a step when a prompt is read (default: 512; 64 on a CPU driver)
+    #[arg(long, value_name = "ROWS", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub chunk: Option<u32>,
+    /// How keys and values are stored
+    #[arg(long, value_name = "TYPE", default_value = "f16")]
+    pub kv: Kv,
+    /// Device by index or part of its name
+    #[arg(short, long, env = "INDRIK_DEVICE")]
+    pub device: Option<String>,
+}
+
+/// `--kv`.
+#[derive(Clone, Copy, ValueEnum)]
+pub enum Kv {
+    /// 16-bit floats
+    F16,
+    /// 32-bit floats
+    F32,
+}
+
+/// A checkpoint whose files have been looked at; no weight has been read.
+pub struct Opened<'a> {
+    arguments: &'a ModelArguments,
+    pub checkpoint: Checkpoint,
+}
+
+/// A model in GPU memory. The instance goes last.
+pub struct Loaded {
+    pub runner: Runner,
+    pub device: Device,
+    pub load_seconds: f64,
+    _instance: Instance,
+}
+
+impl ModelArguments {
+    /// Looks at the model's files.
+    pub fn open(&self) -> anyhow::Result<Opened<'_>> {
+        let path: PathBuf = store::resolve_model(&self.model)?;
+        Ok(Opened { arguments: self, checkpoint: Checkpoint::open(&path)? })
+    }
+}
+
+impl Opened<'_> {
+    /// Its tokenizer and chat template.
+    pub fn language(&self) -> anyhow::Result<Language> {
+        Ok(Language::of(&self.checkpoint)?)
+    }
+
+    /// Whether a sequence of `wanted` positions is within what the model knows.
+    pub fn check_context(&self, wanted: usize) -> anyhow::Result<u32> {
+        let most = self.checkpoint.config.max_positions;
+        match u32::try_from(wanted) {
+            Ok(context) if context <= most => Ok(context),
+            _ => Err(model::Error::ContextFull { wanted: wanted as u64, context: most, most }.into()),
+        }
+    }
+
+    /// Loads it, with room for one sequence of `context` positions. Says what does not fit before anything is read.
+    pub fn load(&self, context: u32) -> anyhow::Result<Loaded> {
+        let start = Instant::now();
+        let arguments = self.arguments;
+        let choice = Choice { wanted: arguments.device.as_deref(), ..Choice::default() };
+        let (instance, device) = choice.open()?;
+        let mut limits = Limits::one(&device, context);
+        limits.chunk = arguments.chunk.unwrap_or(limits.chunk);
+        limits.kv = match arguments.kv {
+            Kv::F16 => KvScheme::F16,
+            Kv::F32 => KvScheme::F32,
+        };
+        let runner = load(&device, &self.checkpoint, limits)?;
+        Ok(Loaded { runner, device, load_seconds: start.elapsed().as_secs_f64(), _instance: instance })
+    }
+}
+
+impl Loaded {
+    /// The device.
+    pub fn info(&self) -> &AdapterInfo {
+        self.device.info()
+    }
+}
+
+fn load(device: &Device, checkpoint: &Checkpoint, limits: Limits) -> anyhow::Result<Runner> {
+    let blueprint = Blueprint::of(checkpoint)?;
+    let (context, batch) = (u64::from(limits.context), u64::from(limits.sequences));
+    let demand = blueprint.demand(&checkpoint.config, context, batch, memory::SCRATCH);
+    let placement = plan::plan(&memory::of(device.info()), &demand)?;
+    let total = blueprint.file_bytes();
+    let control = output::control();
+    let done = AtomicBool::new(false);
+    let start = Instant::now();
+    let model = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut progress = output::Progress::new();
+            while !done.load(Ordering::Relaxed) {
+                let read = control.done.load(Ordering::Relaxed);
+                let speed = read as f64 / start.elapsed().as_secs_f64() / 1e9;
+                progress.say(&format!("loading {} of {}, {speed:.1} GB/s", bytes(read), bytes(total)));
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        });
+        let _done = output::SetOnDrop(&done);
+        Model::load(device, checkpoint, &placement, &Options::default(), &control)
+    });
+    let (model, _) = model?;
+    Ok(Runner::new(Arc::new(model), limits)?)
+}

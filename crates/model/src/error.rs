@@ -1,0 +1,86 @@
+//! What can go wrong between a prompt and its answer.
+
+/// Shorthand used through the crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why a model cannot be run, or cannot go on.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The GPU layer failed.
+    #[error(transparent)]
+    Gpu(#[from] gpu::Error),
+    /// The model's files cannot be read or loaded.
+    #[error(transparent)]
+    Weights(#[from] weights::Error),
+    /// The model's tokenizer or chat template cannot be used.
+    #[error("{path}: {source}")]
+    Text {
+        /// The model.
+        path: String,
+        /// What is wrong with it.
+        source: text::Error,
+    },
+    /// The model comes without a tokenizer.
+    #[error(
+        "{path} has no tokenizer: put its tokenizer.json into the folder, or give token ids instead of text (--ids)"
+    )]
+    NoTokenizer {
+        /// The model.
+        path: String,
+    },
+    /// There is nothing to go on from.
+    #[error("the prompt is empty: give at least one token")]
+    EmptyPrompt,
+    /// A token that the model does not have.
+    #[error("token {token} is not in the model's vocabulary of {vocab}: ids go from 0 to {}", vocab - 1)]
+    UnknownToken {
+        /// The id.
+        token: u32,
+        /// How many there are.
+        vocab: u32,
+    },
+    /// The sequence would be longer than the context.
+    #[error(
+        "{wanted} positions do not fit the context of {context}: shorten the prompt, or raise the context (-c){}",
+        if context < most { format!(", for this model up to {most}") } else { String::new() }
+    )]
+    ContextFull {
+        /// Positions that were asked for.
+        wanted: u64,
+        /// Positions that a sequence may have.
+        context: u32,
+        /// Positions that the model was trained for.
+        most: u32,
+    },
+    /// All slots, or all pages of the KV cache, are taken.
+    #[error("no room in the KV cache: {what}; end a sequence first, or make the cache larger")]
+    CacheFull {
+        /// What there is none of.
+        what: String,
+    },
+    /// A setting of the sampler is out of range.
+    #[error("{name} is {value}, but must be {range}")]
+    Sampling {
+        /// The setting.
+        name: &'static str,
+        /// What it was set to.
+        value: String,
+        /// What it may be.
+        range: &'static str,
+    },
+    /// A setting of the runner that cannot be.
+    #[error("{0}")]
+    Limits(String),
+    /// Stopped from outside.
+    #[error("cancelled")]
+    Cancelled,
+    /// The logits are no numbers.
+    #[error(
+        "the model computed no finite numbers at position {position}: its weights may be damaged, or this device may \
+         compute wrongly (try `indrik doctor --selftest`)"
+    )]
+    NotFinite {
+        /// Where.
+        position: u32,
+    },
+}

@@ -1,0 +1,36 @@
+//! Gemma 3, as in the paper and in transformers' `models/gemma3`.
+//!
+//! Each sublayer ends with a norm of its own before it joins the residual stream. That norm, the addition and the norm before
+//! the next sublayer are one kernel, so a sublayer's output waits until the next one begins.
+
+use weights::{blueprint::Place, names::Role};
+
+use crate::{Result, step::Step};
+
+/// Records all layers: tokens in, the last sublayer's output and the residual stream before it out.
+pub(crate) fn layers(step: &mut Step<'_>) -> Result<()> {
+    step.embed()?;
+    for layer in 0..step.config().layers {
+        if layer == 0 {
+            step.norm(layer, Role::AttentionNorm)?;
+        } else {
+            step.add_and_norm((layer - 1, Role::PostFeedForwardNorm), (layer, Role::AttentionNorm))?;
+        }
+        step.qkv(Place::Qkv(layer))?;
+        step.rope(layer)?;
+        step.attention(layer)?;
+        step.output(Place::Output(layer))?;
+
+        step.add_and_norm((layer, Role::PostAttentionNorm), (layer, Role::FeedForwardNorm))?;
+        step.gated(Place::GateUp(layer))?;
+        step.down(Place::Down(layer))?;
+    }
+    Ok(())
+}
+
+/// Records the logits of the rows that are wanted.
+pub(crate) fn head(step: &mut Step<'_>) -> Result<()> {
+    let last = step.config().layers - 1;
+    step.add_and_norm_outputs((last, Role::PostFeedForwardNorm), Role::FinalNorm)?;
+    step.head()
+}

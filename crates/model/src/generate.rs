@@ -1,0 +1,117 @@
+//! From a prompt to tokens, with one sequence.
+
+use std::{
+    ops::ControlFlow,
+    time::{Duration, Instant},
+};
+
+use serde::Serialize;
+
+use crate::{
+    Error, Result, Runner, Sampled, Sampling,
+    kv_cache::Sequence,
+    runner::Next,
+};
+
+/// What to generate.
+#[derive(Clone, Debug)]
+pub struct Request<'a> {
+    /// Tokens to go on from; they follow what the sequence holds already.
+    pub prompt: &'a [u32],
+    /// Most tokens to generate.
+    pub most: usize,
+    /// How they are chosen.
+    pub sampling: &'a Sampling,
+    /// Tokens that end the answer; they are not part of it.
+    pub ends: &'a [u32],
+}
+
+/// Why the answer is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Finish {
+    /// The model ended it.
+    End,
+    /// It has as many tokens as were asked for, or the context is full.
+    Length,
+    /// The caller stopped it.
+    Stop,
+}
+
+/// An answer, and how long it took.
+#[derive(Clone, Debug)]
+pub struct Generated {
+    /// The tokens.
+    pub tokens: Vec<u32>,
+    /// Why it is over.
+    pub finish: Finish,
+    /// From the first token of the prompt going in to the first token of the answer.
+    pub prompt_time: Duration,
+    /// From the first token of the answer to the last.
+    pub decode_time: Duration,
+    /// Steps within `decode_time`, each with one token more.
+    pub decode_steps: usize,
+    /// Bytes of weights and of the KV cache that those steps had to read.
+    pub decode_bytes: u64,
+    /// Bytes read back by the host in those steps.
+    pub decode_read_back: u64,
+}
+
+/// What the caller is told.
+pub enum Event {
+    /// So many tokens of the prompt have been read.
+    Read(usize),
+    /// The next token of the answer.
+    Token(Sampled),
+}
+
+/// Generates an answer. `each` is told of every chunk of the prompt and every token, and stops it by breaking. The last token
+/// is in `tokens` but not in the sequence.
+pub fn generate(
+    runner: &mut Runner,
+    sequence: &mut Sequence,
+    request: &Request<'_>,
+    mut each: impl FnMut(Event) -> ControlFlow<()>,
+) -> Result<Generated> {
+    let model = runner.model().clone();
+    let start = Instant::now();
+    let first = runner.prompt(sequence, request.prompt, request.sampling, |read| each(Event::Read(read)).is_continue());
+    let mut generated = Generated {
+        tokens: vec![],
+        finish: Finish::Length,
+        prompt_time: start.elapsed(),
+        decode_time: Duration::ZERO,
+        decode_steps: 0,
+        decode_bytes: 0,
+        decode_read_back: 0,
+    };
+    let mut sampled = match first {
+        Ok(sampled) => sampled,
+        Err(Error::Cancelled) => return Ok(Generated { finish: Finish::Stop, ..generated }),
+        Err(error) => return Err(error),
+    };
+    let start = Instant::now();
+    let before = runner.usage().read_back;
+    while generated.tokens.len() < request.most {
+        if request.ends.contains(&sampled.token) {
+            generated.finish = Finish::End;
+            break;
+        }
+        generated.tokens.push(sampled.token);
+        if each(Event::Token(sampled)).is_break() {
+            generated.finish = Finish::Stop;
+            break;
+        }
+        if generated.tokens.len() == request.most || sequence.len() == runner.cache().limits().context {
+            break;
+        }
+        let next = Next { sequence, token: sampled.token, sampling: request.sampling };
+        sampled = runner.decode(&mut [next])?[0];
+        generated.decode_steps += 1;
+        generated.decode_bytes +=
+            model.bytes_per_step() + runner.cache().bytes_read(&model.config, sequence.len() - 1);
+    }
+    generated.decode_time = start.elapsed();
+    generated.decode_read_back = runner.usage().read_back - before;
+    Ok(generated)
+}

@@ -1,0 +1,290 @@
+//! The KV cache: pages from two pools, one for global layers and one for sliding ones, handed to sequences and taken back.
+//!
+//! A page's number holds for all layers of its kind. A sequence holds global pages for all of its positions, and sliding pages
+//! only for those that the window of a coming position can still reach: what the window has left goes back to the pool
+//! before new pages are taken. Everything goes back when a [`Sequence`] is dropped.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use gpu::{Arena, Buffer, Device, Lifetime, Memory};
+use kernels::{KvLayer, KvScheme, KvShape, KvTable};
+use weights::config::{Config, LayerType};
+
+use crate::{Error, Result};
+
+/// How much a runner is made for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Sequences at a time.
+    pub sequences: u32,
+    /// Positions of a sequence.
+    pub context: u32,
+    /// Rows of one step when a prompt is read.
+    pub chunk: u32,
+    /// Positions of a page, a power of two.
+    pub page: u32,
+    /// How keys and values are stored.
+    pub kv: KvScheme,
+}
+
+impl Limits {
+    /// One sequence of `context` positions, read in chunks that suit the device.
+    pub fn one(device: &Device, context: u32) -> Self {
+        // A step of Mesa's CPU driver takes seconds: small ones let progress be shown and Ctrl-C be heard.
+        let cpu = device.info().kind == gpu::AdapterKind::Cpu;
+        Self { sequences: 1, context, chunk: if cpu { 64 } else { 512 }, page: PAGE, kv: KvScheme::F16 }
+    }
+
+    pub(crate) fn check(&self, config: &Config) -> Result<()> {
+        let wrong = |text: String| Err(Error::Limits(text));
+        if self.context == 0 || self.context > config.max_positions {
+            return wrong(format!(
+                "a context of {} positions: this model has 1 to {}",
+                self.context, config.max_positions
+            ));
+        }
+        if self.sequences == 0 || self.chunk == 0 || !self.page.is_power_of_two() {
+            return wrong(format!("{self:?}: there must be sequences, a chunk, and pages of a power of two"));
+        }
+        Ok(())
+    }
+
+    /// Pages that hold a sequence's positions.
+    fn global_pages(&self) -> u32 {
+        self.context.div_ceil(self.page)
+    }
+
+    /// Pages of a sequence in sliding layers: a window, the chunk behind it, and both ends cut at any place.
+    fn sliding_pages(&self, window: u32) -> u32 {
+        let positions = u64::from(window) + u64::from(self.chunk);
+        let pages = positions.div_ceil(u64::from(self.page)) + 1;
+        self.global_pages().min(u32::try_from(pages).unwrap_or(u32::MAX))
+    }
+}
+
+/// Positions of a page when nobody says otherwise: few look-ups, little left over at the end of a sequence.
+pub const PAGE: u32 = 64;
+
+/// Which pool a page is from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Global = 0,
+    Sliding = 1,
+}
+
+impl From<LayerType> for Kind {
+    fn from(layer: LayerType) -> Self {
+        match layer {
+            LayerType::Global => Kind::Global,
+            LayerType::Sliding => Kind::Sliding,
+        }
+    }
+}
+
+/// Free slots and pages.
+#[derive(Debug)]
+struct Pools {
+    slots: Vec<u32>,
+    pages: [Vec<u32>; 2],
+}
+
+fn locked(pools: &Mutex<Pools>) -> MutexGuard<'_, Pools> {
+    // A list of free numbers is whole after every push and pop.
+    pools.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// One sequence's share of the cache.
+#[derive(Debug)]
+pub struct Sequence {
+    slot: u32,
+    len: u32,
+    /// By kind: pages held, and the number (position / page) of the first of them.
+    pages: [(u32, Vec<u32>); 2],
+    pools: Arc<Mutex<Pools>>,
+}
+
+impl Sequence {
+    /// Positions whose keys and values are in the cache.
+    pub fn len(&self) -> u32 {
+        self.len
+    }
+
+    /// Whether nothing is in the cache yet.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Its number among the sequences under way.
+    pub fn slot(&self) -> u32 {
+        self.slot
+    }
+
+    /// Pages it holds in global and in sliding layers.
+    pub fn pages(&self) -> (usize, usize) {
+        (self.pages[0].1.len(), self.pages[1].1.len())
+    }
+
+    /// Notes that `rows` more positions were written.
+    pub(crate) fn advance(&mut self, rows: u32) {
+        self.len += rows;
+    }
+}
+
+impl Drop for Sequence {
+    fn drop(&mut self) {
+        let mut pools = locked(&self.pools);
+        pools.slots.push(self.slot);
+        for (kind, (_, pages)) in self.pages.iter_mut().enumerate() {
+            pools.pages[kind].append(pages);
+        }
+    }
+}
+
+/// Keys and values of all layers, and who holds which of them.
+pub struct KvCache {
+    limits: Limits,
+    window: u32,
+    most_positions: u32,
+    layers: Vec<KvLayer>,
+    tables: [Buffer; 2],
+    pools: Arc<Mutex<Pools>>,
+}
+
+impl KvCache {
+    /// Takes memory for everything that `limits` allow.
+    pub fn new(device: &Device, config: &Config, limits: Limits) -> Result<Self> {
+        limits.check(config)?;
+        let window = config.sliding_window.unwrap_or(config.max_positions);
+        let pages = [limits.global_pages(), limits.sliding_pages(window)].map(|pages| pages * limits.sequences);
+        let mut arena = Arena::new(device, Lifetime::Kv, Memory::Device);
+        let mut layers = Vec::new();
+        for (number, layer) in config.layer_types.iter().enumerate() {
+            let shape = KvShape {
+                kv_heads: config.kv_heads,
+                head_dim: config.head_dim,
+                page: limits.page,
+                pages: pages[Kind::from(*layer) as usize],
+                scheme: limits.kv,
+            };
+            layers.push(KvLayer::allocate(&mut arena, &format!("KV cache of layer {number}"), shape)?);
+        }
+        let mut shared = Arena::new(device, Lifetime::Kv, Memory::Shared).with_block_size(1 << 20);
+        let table = vec![0_u32; (limits.sequences * limits.global_pages()) as usize];
+        let tables = [shared.buffer_from("page table", &table)?, shared.buffer_from("page table", &table)?];
+        // The lowest numbers are taken first.
+        let free = |count: u32| (0..count).rev().collect::<Vec<u32>>();
+        let pools = Pools { slots: free(limits.sequences), pages: pages.map(free) };
+        Ok(Self {
+            limits,
+            window,
+            most_positions: config.max_positions,
+            layers,
+            tables,
+            pools: Arc::new(Mutex::new(pools)),
+        })
+    }
+
+    /// A new sequence, without positions.
+    pub fn start(&self) -> Result<Sequence> {
+        let slot = locked(&self.pools).slots.pop();
+        let slot = slot.ok_or_else(|| Error::CacheFull {
+            what: format!("all {} sequences are under way", self.limits.sequences),
+        })?;
+        Ok(Sequence { slot, len: 0, pages: [(0, vec![]), (0, vec![])], pools: self.pools.clone() })
+    }
+
+    /// Makes room for `rows` more positions. Nothing changes on an error.
+    pub fn extend(&mut self, sequence: &mut Sequence, rows: u32) -> Result<()> {
+        let wanted = u64::from(sequence.len) + u64::from(rows);
+        if wanted > u64::from(self.limits.context) {
+            return Err(Error::ContextFull { wanted, context: self.limits.context, most: self.most_positions });
+        }
+        let page = self.limits.page;
+        // The first of the new positions sees `window` positions, itself counted.
+        let first_seen = (sequence.len + 1).saturating_sub(self.window) / page;
+        let end = wanted.div_ceil(u64::from(page)) as u32;
+        {
+            let mut pools = locked(&self.pools);
+            let needed = [0, 1].map(|kind| {
+                let (first, held) = &sequence.pages[kind];
+                (end - first) as usize - held.len().min((end - first) as usize)
+            });
+            let left = (first_seen.saturating_sub(sequence.pages[1].0) as usize).min(sequence.pages[1].1.len());
+            if needed[0] > pools.pages[0].len() || needed[1] > pools.pages[1].len() + left {
+                return Err(Error::CacheFull { what: "all pages are taken".into() });
+            }
+            pools.pages[1].extend(sequence.pages[1].1.drain(..left));
+            sequence.pages[1].0 += left as u32;
+            for (kind, count) in needed.into_iter().enumerate() {
+                let keep = pools.pages[kind].len() - count;
+                sequence.pages[kind].1.extend(pools.pages[kind].drain(keep..).rev());
+            }
+        }
+        self.write_tables(sequence, sequence.len / page)
+    }
+
+    /// Forgets all positions from `len` on, where what a sliding window would need again is still there. Returns whether it
+    /// is; if not, nothing has changed.
+    pub fn truncate(&self, sequence: &mut Sequence, len: u32) -> bool {
+        // A sequence without positions needs none of before.
+        let first_seen = if len == 0 { u32::MAX } else { (len + 1).saturating_sub(self.window) / self.limits.page };
+        if len > sequence.len || (len < sequence.len && first_seen < sequence.pages[1].0) {
+            return false;
+        }
+        let end = len.div_ceil(self.limits.page);
+        let mut pools = locked(&self.pools);
+        for (kind, (first, pages)) in sequence.pages.iter_mut().enumerate() {
+            let keep = (end.saturating_sub(*first) as usize).min(pages.len());
+            pools.pages[kind].extend(pages.drain(keep..));
+            if len == 0 {
+                *first = 0;
+            }
+        }
+        sequence.len = len;
+        true
+    }
+
+    /// The entries of a sequence's tables from page number `from` on.
+    fn write_tables(&mut self, sequence: &Sequence, from: u32) -> Result<()> {
+        let stride = self.limits.global_pages();
+        for (table, (first, pages)) in self.tables.iter_mut().zip(&sequence.pages) {
+            let skipped = (from.saturating_sub(*first) as usize).min(pages.len());
+            let at = sequence.slot * stride + first + skipped as u32;
+            if skipped < pages.len() {
+                table.write(u64::from(at) * 4, bytemuck::cast_slice(&pages[skipped..]))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Keys and values of a layer.
+    pub(crate) fn layer(&self, layer: usize) -> &KvLayer {
+        &self.layers[layer]
+    }
+
+    /// The table of a kind of layers.
+    pub(crate) fn table(&self, kind: LayerType) -> KvTable {
+        KvTable { view: self.tables[Kind::from(kind) as usize].view(), stride: self.limits.global_pages() }
+    }
+
+    /// Pages that nobody holds, of global and of sliding layers.
+    pub fn free_pages(&self) -> (usize, usize) {
+        let pools = locked(&self.pools);
+        (pools.pages[0].len(), pools.pages[1].len())
+    }
+
+    /// What it was made for.
+    pub fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    /// Bytes of keys and values that a step reads for a sequence whose last position is `position`.
+    pub fn bytes_read(&self, config: &Config, position: u32) -> u64 {
+        let line = 2 * u64::from(config.kv_heads) * u64::from(config.head_dim) * self.limits.kv.bytes();
+        let seen = |layer: &LayerType| match layer {
+            LayerType::Global => position + 1,
+            LayerType::Sliding => (position + 1).min(self.window),
+        };
+        config.layer_types.iter().map(|layer| line * u64::from(seen(layer))).sum()
+    }
+}

@@ -1,0 +1,80 @@
+//! The tokenizer and the chat template of a checkpoint.
+
+use text::{ChatTemplate, Kind, Tokenizer};
+use weights::{
+    Checkpoint,
+    config::Architecture,
+    tokenizer::{TokenizerData, Vocabulary},
+};
+
+use crate::{Error, Result};
+
+/// How a model reads and writes.
+pub struct Language {
+    /// Text to tokens and back.
+    pub tokenizer: Tokenizer,
+    /// Conversations to text.
+    pub template: ChatTemplate,
+    /// Whether the model brought the template; else it is its family's.
+    pub own_template: bool,
+    /// Tokens that end an answer.
+    pub ends: Vec<u32>,
+}
+
+impl Language {
+    /// What a checkpoint carries; an error where it has no tokenizer.
+    pub fn of(checkpoint: &Checkpoint) -> Result<Self> {
+        let path = checkpoint.path.display().to_string();
+        let wrong = |source: text::Error| Error::Text { path: path.clone(), source };
+        let data = checkpoint.tokenizer_data()?.ok_or_else(|| Error::NoTokenizer { path: path.clone() })?;
+        let (tokenizer, template): (Tokenizer, Option<String>) = match data {
+            TokenizerData::Gguf(vocabulary) => from_vocabulary(*vocabulary).map_err(wrong)?,
+            TokenizerData::HuggingFace { tokenizer, config, chat_template } => {
+                let described = config.as_deref().map(|config| text::hf::Config::parse(config.as_bytes()));
+                let described = described.transpose().map_err(wrong)?;
+                let template = chat_template.or_else(|| described?.chat_template);
+                let tokenizer = Tokenizer::from_hf(tokenizer.as_bytes(), config.as_deref().map(str::as_bytes));
+                (tokenizer.map_err(wrong)?, template)
+            }
+        };
+        let name = |id: Option<u32>| id.and_then(|id| tokenizer.name_of(id)).unwrap_or_default().into_owned();
+        let (bos, eos) = (name(tokenizer.bos()), name(tokenizer.eos()));
+        let own_template = template.is_some();
+        let template = match (template, checkpoint.config.architecture) {
+            (Some(source), _) => ChatTemplate::new(&source, &bos, &eos).map_err(wrong)?,
+            (None, Architecture::Gemma3) => ChatTemplate::gemma3(),
+        };
+        let mut ends = [tokenizer.ends(), &checkpoint.config.eos].concat();
+        ends.sort_unstable();
+        ends.dedup();
+        Ok(Self { tokenizer, template, own_template, ends })
+    }
+}
+
+fn from_vocabulary(data: Vocabulary) -> text::Result<(Tokenizer, Option<String>)> {
+    let kind = match data.model.as_str() {
+        "llama" => Kind::SentencePiece,
+        "gpt2" => Kind::Bpe,
+        other => {
+            let other: String = other.chars().take(64).collect();
+            let text = format!("vocabularies of kind '{}' are not read: use llama or gpt2", other.escape_debug());
+            return Err(text::Error::Unsupported(text));
+        }
+    };
+    let vocabulary = text::Vocabulary {
+        tokens: data.tokens,
+        scores: data.scores,
+        token_types: data.types,
+        merges: data.merges,
+        pre: data.pre,
+        bos: data.bos,
+        eos: data.eos,
+        eot: data.eot,
+        unknown: data.unknown,
+        pad: data.pad,
+        add_bos: data.add_bos.unwrap_or(kind == Kind::SentencePiece),
+        add_space_prefix: data.add_space_prefix.unwrap_or(kind == Kind::SentencePiece),
+        ..text::Vocabulary::new(kind)
+    };
+    Ok((Tokenizer::from_vocabulary(vocabulary)?, data.chat_template))
+}

@@ -1,0 +1,28 @@
+//! Models as GPU programs, and the way from a prompt to tokens.
+//!
+//! - [`Model`] is a checkpoint's weights in GPU memory with what is computed once from its config.
+//! - `gemma3` reads like the paper: it records the layers in the operations of `step`.
+//! - A [`Runner`] holds the [`KvCache`], the buffers of a step and one recorded program per bucket of rows; it carries
+//!   [`Sequence`]s forward.
+//! - [`generate`] goes from a prompt to tokens with one sequence.
+//! - [`language`] makes the tokenizer and the chat template of a checkpoint.
+//!
+//! docs/forward.md tells the data flow.
+
+mod error;
+mod gemma3;
+pub mod generate;
+mod kv_cache;
+pub mod language;
+mod loaded;
+mod runner;
+mod sampling;
+mod state;
+mod step;
+
+pub use error::{Error, Result};
+pub use kernels::KvScheme;
+pub use kv_cache::{KvCache, Limits, PAGE, Sequence};
+pub use loaded::Model;
+pub use runner::{Next, Runner, Sampled, Usage};
+pub use sampling::Sampling;

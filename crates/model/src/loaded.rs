@@ -1,0 +1,113 @@
+//! A model's weights in GPU memory, with what is computed once from its config.
+
+use std::time::Duration;
+
+use gpu::{Arena, Buffer, Device, Lifetime, Memory, View};
+use kernels::{
+    Matrix,
+    rope::{self, Tables},
+};
+use weights::{
+    Checkpoint,
+    blueprint::Place,
+    config::{Config, LayerType, RopeScaling},
+    load::{self, Weights},
+    names::{Role, Slot, Tower},
+    plan::Placement,
+    stream::{Control, Options, Stats},
+};
+
+use crate::Result;
+
+/// A model, ready to be run.
+pub struct Model {
+    /// Where it is.
+    pub device: Device,
+    /// Its dimensions.
+    pub config: Config,
+    /// Its weights.
+    pub weights: Weights,
+    rope: [RopeTables; 2],
+}
+
+/// Cosines and sines on the device, see [`Tables`].
+pub(crate) struct RopeTables {
+    pub coarse: Buffer,
+    pub fine: Buffer,
+}
+
+impl Model {
+    /// Loads a checkpoint to where the placement says.
+    pub fn load(
+        device: &Device,
+        checkpoint: &Checkpoint,
+        placement: &Placement,
+        options: &Options,
+        control: &Control,
+    ) -> Result<(Self, Stats)> {
+        let (weights, stats) = load::load(device, checkpoint, placement, options, control)?;
+        let config = checkpoint.config.clone();
+        let factor = match config.rope_scaling {
+            RopeScaling::None => 1.0,
+            RopeScaling::Linear { factor } => f64::from(factor),
+        };
+        let global = rope_tables(device, &config, config.rope_theta_global, factor, options.timeout)?;
+        // Sliding layers' positions are never scaled.
+        let sliding = rope_tables(device, &config, config.rope_theta_local, 1.0, options.timeout)?;
+        Ok((Self { device: device.clone(), config, weights, rope: [global, sliding] }, stats))
+    }
+
+    pub(crate) fn rope_tables(&self, kind: LayerType) -> &RopeTables {
+        match kind {
+            LayerType::Global => &self.rope[0],
+            LayerType::Sliding => &self.rope[1],
+        }
+    }
+
+    /// A norm's weight.
+    pub(crate) fn norm(&self, layer: Option<u32>, role: Role) -> Result<View> {
+        let slot = Slot { tower: Tower::Text, layer, role };
+        let missing = || gpu::Error::InvalidUse { what: format!("{role:?}"), reason: "was not loaded".into() };
+        Ok(self.weights.norms.get(&slot).ok_or_else(missing)?.view())
+    }
+
+    /// The embeddings.
+    pub(crate) fn embeddings(&self) -> Result<&Matrix> {
+        self.only(Place::Embedding)
+    }
+
+    /// What makes logits: a matrix of its own, or the embeddings.
+    pub(crate) fn head(&self) -> Result<&Matrix> {
+        self.only(Place::Head).or_else(|_| self.embeddings())
+    }
+
+    fn only(&self, place: Place) -> Result<&Matrix> {
+        let missing = || gpu::Error::InvalidUse { what: place.to_string(), reason: "was not loaded".into() };
+        Ok(self.weights.of(place).next().ok_or_else(missing)?)
+    }
+
+    /// Bytes of weights that a step reads: all matrices, but of embeddings that are not the head only a row.
+    pub fn bytes_per_step(&self) -> u64 {
+        let has_head = self.weights.of(Place::Head).next().is_some();
+        let skipped = |place: &Place| has_head && *place == Place::Embedding;
+        let matrices = self.weights.matrices.iter().filter(|(place, _)| !skipped(place));
+        matrices.map(|(_, matrix)| matrix.bytes()).sum()
+    }
+}
+
+fn rope_tables(device: &Device, config: &Config, theta: f32, factor: f64, timeout: Duration) -> Result<RopeTables> {
+    let frequencies = rope::inverse_frequencies(config.head_dim as usize, f64::from(theta), factor);
+    let tables = Tables::new(&frequencies, config.max_positions as usize);
+    let mut arena = Arena::new(device, Lifetime::Weights, Memory::Device).with_block_size(1 << 20);
+    let mut staging = Arena::new(device, Lifetime::Staging, Memory::Upload).with_block_size(1 << 20);
+    let mut recorder = device.recorder()?;
+    let mut upload = |values: &[f32]| -> Result<Buffer> {
+        let from = staging.buffer_from("RoPE table", values)?;
+        let to = arena.buffer("RoPE table", from.len())?;
+        recorder.copy("RoPE table", &from, &to)?;
+        Ok(to)
+    };
+    let (coarse, fine) = (upload(&tables.coarse)?, upload(&tables.fine)?);
+    recorder.seal()?.run(timeout)?;
+    Ok(RopeTables { coarse, fine })
+}

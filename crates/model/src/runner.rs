@@ -1,0 +1,511 @@
+//! Carries sequences forward: fills in a step's state, replays the program of its bucket, reads what was sampled.
+
+use std::{
+    collections::{BTreeMap, HashMap, btree_map::Entry},
+    sync::Arc,
+    time::Duration,
+};
+
+use gpu::{Arena, Buffer, Lifetime, Memory, Program, Recorder};
+use kernels::{
+    gemv,
+    sample::{self, CountPrompt, MAX_BIASES, Sample},
+    score::{self, Score},
+};
+
+use crate::{
+    Error, Limits, Model, Result, Sampling, gemma3,
+    kv_cache::{KvCache, Sequence},
+    state::{MAX_SAMPLED, State},
+    step::{Outputs, Rows, Scratch, Step},
+};
+
+/// A chosen token.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sampled {
+    /// Which one.
+    pub token: u32,
+    /// The logarithm of the probability that the model gave it.
+    pub logprob: f32,
+}
+
+/// One sequence's next row.
+pub struct Next<'a> {
+    /// The sequence, whose last token is not in the cache yet.
+    pub sequence: &'a mut Sequence,
+    /// That token.
+    pub token: u32,
+    /// How the one after it is chosen.
+    pub sampling: &'a Sampling,
+}
+
+/// What a runner did so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Submissions.
+    pub steps: u64,
+    /// Bytes that the host read of what the GPU wrote.
+    pub read_back: u64,
+    /// Programs recorded.
+    pub programs: u64,
+}
+
+/// How long a step may take: minutes on Mesa's CPU driver on a busy machine; no GPU takes that long.
+const TIMEOUT: Duration = Duration::from_secs(300);
+
+/// What becomes of the last layer's output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Output {
+    /// Nothing: only keys and values were wanted.
+    None,
+    /// A token for each of so many rows.
+    Sample { rows: usize },
+    /// The logits of so many rows.
+    Logits { rows: usize },
+    /// The probability of a given token in each of so many rows.
+    Score { rows: usize },
+}
+
+impl Output {
+    fn rows(self) -> usize {
+        match self {
+            Output::None => 0,
+            Output::Sample { rows } | Output::Logits { rows } | Output::Score { rows } => rows,
+        }
+    }
+}
+
+/// Which program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Key {
+    rows: usize,
+    kind: Rows,
+    output: Output,
+    /// What any of its rows asks of the sampler.
+    form: sample::Form,
+}
+
+/// One row of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Row {
+    token: u32,
+    position: u32,
+    slot: u32,
+}
+
+/// A model with the state of its sequences.
+pub struct Runner {
+    model: Arc<Model>,
+    cache: KvCache,
+    state: State,
+    scratch: BTreeMap<usize, Scratch>,
+    outputs: BTreeMap<usize, Outputs>,
+    programs: HashMap<Key, Program>,
+    /// How often each token occurred in each slot's sequence; made when the first penalty is asked for.
+    counts: Option<Buffer>,
+    /// The sampling parameters that the GPU has.
+    params: Vec<sample::Params>,
+    /// The rows of the next step as the sampler has left them on the GPU.
+    next: Vec<Row>,
+    usage: Usage,
+}
+
+impl Runner {
+    /// Takes memory for the KV cache and the state of a step.
+    pub fn new(model: Arc<Model>, limits: Limits) -> Result<Self> {
+        let cache = KvCache::new(&model.device, &model.config, limits)?;
+        let rows = bucket(limits.chunk.max(limits.sequences) as usize);
+        let state = State::new(&model.device, rows as u32)?;
+        Ok(Self {
+            model,
+            cache,
+            state,
+            scratch: BTreeMap::new(),
+            outputs: BTreeMap::new(),
+            programs: HashMap::new(),
+            counts: None,
+            params: vec![],
+            next: vec![],
+            usage: Usage::default(),
+        })
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Arc<Model> {
+        &self.model
+    }
+
+    /// The KV cache.
+    pub fn cache(&self) -> &KvCache {
+        &self.cache
+    }
+
+    /// What was done so far.
+    pub fn usage(&self) -> Usage {
+        self.usage
+    }
+
+    /// A new sequence.
+    pub fn start(&self) -> Result<Sequence> {
+        self.cache.start()
+    }
+
+    /// Whether these tokens can follow in this sequence: known, and with room for them.
+    pub fn check(&self, sequence: &Sequence, tokens: &[u32]) -> Result<()> {
+        let vocab = self.model.config.vocab;
+        if tokens.is_empty() {
+            return Err(Error::EmptyPrompt);
+        }
+        if let Some(token) = tokens.iter().find(|token| **token >= vocab) {
+            return Err(Error::UnknownToken { token: *token, vocab });
+        }
+        let (context, most) = (self.cache.limits().context, self.model.config.max_positions);
+        let wanted = u64::from(sequence.len()) + tokens.len() as u64;
+        if wanted > u64::from(context) {
+            return Err(Error::ContextFull { wanted, context, most });
+        }
+        Ok(())
+    }
+
+    /// Reads tokens into a sequence, chunk by chunk, and chooses the one after them. `progress` is told how many were read
+    /// after each chunk, and stops the reading with `false`.
+    pub fn prompt(
+        &mut self,
+        sequence: &mut Sequence,
+        tokens: &[u32],
+        sampling: &Sampling,
+        mut progress: impl FnMut(usize) -> bool,
+    ) -> Result<Sampled> {
+        self.check(sequence, tokens)?;
+        sampling.check(self.model.config.vocab)?;
+        if sampling.form(self.model.config.vocab).counts && sequence.is_empty() {
+            self.clear_counts(sequence.slot())?;
+        }
+        let mut done = 0;
+        for chunk in tokens.chunks(self.cache.limits().chunk as usize) {
+            let rows = self.extend(sequence, chunk)?;
+            done += chunk.len();
+            if done < tokens.len() {
+                self.step(&rows, Rows::Chunk, Output::None, &[], &[sampling])?;
+            } else {
+                let output = Output::Sample { rows: 1 };
+                self.step(&rows, Rows::Chunk, output, &[rows.len() as u32 - 1], &[sampling])?;
+            }
+            sequence.advance(rows.len() as u32);
+            if !progress(done) {
+                return Err(Error::Cancelled);
+            }
+        }
+        let last = Row { token: tokens[tokens.len() - 1], position: sequence.len() - 1, slot: sequence.slot() };
+        Ok(self.sampled(&[last])?[0])
+    }
+
+    /// One more token for each of some sequences.
+    pub fn decode(&mut self, next: &mut [Next<'_>]) -> Result<Vec<Sampled>> {
+        let vocab = self.model.config.vocab;
+        if next.is_empty() || next.len() > self.cache.limits().sequences.min(MAX_SAMPLED) as usize {
+            let most = self.cache.limits().sequences.min(MAX_SAMPLED);
+            return Err(Error::Limits(format!("{} sequences in a step; it takes 1 to {most}", next.len())));
+        }
+        let mut rows = Vec::with_capacity(next.len());
+        for next in next.iter_mut() {
+            next.sampling.check(vocab)?;
+            self.check(next.sequence, &[next.token])?;
+            rows.extend(self.extend(next.sequence, &[next.token])?);
+        }
+        let samplings: Vec<&Sampling> = next.iter().map(|next| next.sampling).collect();
+        let output = Output::Sample { rows: bucket(rows.len()) };
+        let list: Vec<u32> = (0..rows.len() as u32).collect();
+        self.step(&rows, Rows::Mixed, output, &list, &samplings)?;
+        for next in next.iter_mut() {
+            next.sequence.advance(1);
+        }
+        let sampled = self.sampled(&rows)?;
+        let advanced = |(row, sampled): (Row, &Sampled)| Row {
+            token: sampled.token,
+            position: row.position + 1,
+            slot: row.slot,
+        };
+        self.next = rows.into_iter().zip(&sampled).map(advanced).collect();
+        Ok(sampled)
+    }
+
+    /// Reads tokens into a sequence and gives `each` the logits of every one of them, in order.
+    pub fn logits(
+        &mut self,
+        sequence: &mut Sequence,
+        tokens: &[u32],
+        mut each: impl FnMut(&[f32]) -> Result<()>,
+    ) -> Result<()> {
+        self.check(sequence, tokens)?;
+        let vocab = self.model.config.vocab as usize;
+        let mut arena = Arena::new(&self.model.device, Lifetime::Staging, Memory::Readback);
+        let mut on_host: BTreeMap<usize, (Buffer, Program)> = BTreeMap::new();
+        for chunk in tokens.chunks(self.most_outputs()) {
+            let rows = self.extend(sequence, chunk)?;
+            let count = bucket(rows.len());
+            let list: Vec<u32> = (0..rows.len() as u32).collect();
+            self.step(&rows, Rows::Chunk, Output::Logits { rows: count }, &list, &[])?;
+            sequence.advance(rows.len() as u32);
+            let (buffer, copy) = match on_host.entry(count) {
+                Entry::Occupied(entry) => entry.into_mut(),
+                Entry::Vacant(entry) => {
+                    let logits = &self.outputs[&count].logits;
+                    let buffer = arena.buffer("logits", logits.len())?;
+                    let mut recorder = self.model.device.recorder()?;
+                    recorder.copy("logits", logits, &buffer)?;
+                    entry.insert((buffer, recorder.seal()?))
+                }
+            };
+            copy.run(TIMEOUT)?;
+            let mut line = vec![0.0_f32; vocab];
+            for row in 0..rows.len() {
+                buffer.read((row * vocab * 4) as u64, bytemuck::cast_slice_mut(&mut line))?;
+                self.usage.read_back += vocab as u64 * 4;
+                each(&line)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads tokens into a sequence; for each of them the negative log probability of its target, 0 where it has none.
+    pub fn score(&mut self, sequence: &mut Sequence, tokens: &[u32], targets: &[Option<u32>]) -> Result<Vec<f32>> {
+        self.check(sequence, tokens)?;
+        let vocab = self.model.config.vocab;
+        let mut scores = Vec::with_capacity(tokens.len());
+        let size = self.most_outputs();
+        for (chunk, targets) in tokens.chunks(size).zip(targets.chunks(size)) {
+            let rows = self.extend(sequence, chunk)?;
+            let wanted: Vec<(u32, u32)> =
+                (0..).zip(targets).filter_map(|(row, target)| Some((row, (*target)?))).collect();
+            if let Some((_, token)) = wanted.iter().find(|(_, token)| *token >= vocab) {
+                return Err(Error::UnknownToken { token: *token, vocab });
+            }
+            let (list, tokens): (Vec<u32>, Vec<u32>) = wanted.into_iter().unzip();
+            let output = match list.len() {
+                0 => Output::None,
+                count => Output::Score { rows: bucket(count) },
+            };
+            self.state.targets.write(0, bytemuck::cast_slice(&tokens))?;
+            self.step(&rows, Rows::Chunk, output, &list, &[])?;
+            let mut nll = vec![0.0_f32; list.len()];
+            self.state.nll.read(0, bytemuck::cast_slice_mut(&mut nll))?;
+            self.usage.read_back += nll.len() as u64 * 4;
+            let first = scores.len();
+            scores.resize(first + rows.len(), 0.0);
+            for (row, value) in list.iter().zip(nll) {
+                if !value.is_finite() {
+                    return Err(Error::NotFinite { position: sequence.len() + row });
+                }
+                scores[first + *row as usize] = value;
+            }
+            sequence.advance(rows.len() as u32);
+        }
+        Ok(scores)
+    }
+
+    /// Forgets all positions of a sequence from `len` on, where that is possible; see [`KvCache::truncate`].
+    pub fn truncate(&self, sequence: &mut Sequence, len: u32) -> bool {
+        self.cache.truncate(sequence, len)
+    }
+
+    /// Logits of all rows of a chunk are large: fewer rows at a time.
+    fn most_outputs(&self) -> usize {
+        (self.cache.limits().chunk as usize).min(MOST_OUTPUTS)
+    }
+
+    fn extend(&mut self, sequence: &mut Sequence, tokens: &[u32]) -> Result<Vec<Row>> {
+        self.cache.extend(sequence, tokens.len() as u32)?;
+        let row = |(position, token): (u32, &u32)| Row { token: *token, position, slot: sequence.slot() };
+        Ok((sequence.len()..).zip(tokens).map(row).collect())
+    }
+
+    fn step(
+        &mut self,
+        rows: &[Row],
+        kind: Rows,
+        output: Output,
+        output_rows: &[u32],
+        samplings: &[&Sampling],
+    ) -> Result<()> {
+        let words = |of: fn(&Row) -> u32| -> Vec<u32> { rows.iter().map(of).collect() };
+        let state = &mut self.state;
+        // Decoding goes on from what the sampler wrote, without a word from the host.
+        if rows != self.next {
+            state.active.write(0, bytemuck::bytes_of(&(rows.len() as u32)))?;
+            state.tokens.write(0, bytemuck::cast_slice(&words(|row| row.token)))?;
+            state.positions.write(0, bytemuck::cast_slice(&words(|row| row.position)))?;
+            state.slots.write(0, bytemuck::cast_slice(&words(|row| row.slot)))?;
+        }
+        self.next.clear();
+        state.outputs.write(0, bytemuck::bytes_of(&(output_rows.len() as u32)))?;
+        state.output_rows.write(0, bytemuck::cast_slice(output_rows))?;
+        let params: Vec<sample::Params> = samplings.iter().map(|sampling| sampling.params()).collect();
+        if matches!(output, Output::Sample { .. }) && params != self.params {
+            let words: Vec<u32> = params.iter().flat_map(sample::Params::to_words).collect();
+            state.params.write(0, bytemuck::cast_slice(&words))?;
+            self.params = params;
+        }
+        for (row, sampling) in samplings.iter().enumerate().filter(|(_, sampling)| !sampling.biases.is_empty()) {
+            let words: Vec<u32> =
+                sampling.unique_biases().into_iter().flat_map(sample::Bias::to_words).collect();
+            state.biases.write((row * MAX_BIASES * 8) as u64, bytemuck::cast_slice(&words))?;
+        }
+        // A few rows of one sequence are no different from rows of several.
+        let kind = if rows.len() <= gemv::MAX_COLUMNS { Rows::Mixed } else { kind };
+        let vocab = self.model.config.vocab;
+        let form = samplings.iter().map(|sampling| sampling.form(vocab)).fold(sample::Form::default(), |all, one| {
+            sample::Form {
+                filters: all.filters || one.filters,
+                counts: all.counts || one.counts,
+                biases: all.biases || one.biases,
+                mask: all.mask || one.mask,
+            }
+        });
+        // Without sampling only the counting of a prompt's tokens is left of it.
+        let form = match output {
+            Output::Sample { .. } => form,
+            _ => sample::Form { counts: form.counts, ..sample::Form::default() },
+        };
+        let key = Key { rows: bucket(rows.len()), kind, output, form };
+        self.prepare(key)?;
+        self.usage.steps += 1;
+        self.programs[&key].run(TIMEOUT)?;
+        Ok(())
+    }
+
+    /// What the last step sampled for these of its rows.
+    fn sampled(&mut self, rows: &[Row]) -> Result<Vec<Sampled>> {
+        let mut words = vec![[0_u32; sample::Sampled::WORDS]; rows.len()];
+        self.state.sampled.read(0, bytemuck::cast_slice_mut(&mut words))?;
+        self.usage.read_back += size_of_val(&words[..]) as u64;
+        let check = |(words, row): ([u32; sample::Sampled::WORDS], &Row)| {
+            let sample::Sampled { token, logprob } = sample::Sampled::from_words(words);
+            match token {
+                sample::NO_TOKEN => Err(Error::NotFinite { position: row.position }),
+                token => Ok(Sampled { token, logprob }),
+            }
+        };
+        words.into_iter().zip(rows).map(check).collect()
+    }
+
+    /// Records the program if this is the first step of its kind.
+    fn prepare(&mut self, key: Key) -> Result<()> {
+        if self.programs.contains_key(&key) {
+            return Ok(());
+        }
+        if let Entry::Vacant(entry) = self.scratch.entry(key.rows) {
+            entry.insert(Scratch::new(&self.model, key.rows, self.cache.limits())?);
+        }
+        let output_rows = key.output.rows();
+        if output_rows > 0
+            && let Entry::Vacant(entry) = self.outputs.entry(output_rows)
+        {
+            entry.insert(Outputs::new(&self.model, output_rows)?);
+        }
+        if key.form.counts {
+            self.counts()?;
+        }
+        let mut recorder = self.model.device.recorder()?;
+        let outputs = self.outputs.get(&output_rows);
+        let mut step = Step {
+            model: &self.model,
+            cache: &self.cache,
+            state: &self.state,
+            scratch: &self.scratch[&key.rows],
+            outputs,
+            rows: key.kind,
+            recorder: &mut recorder,
+        };
+        gemma3::layers(&mut step)?;
+        if let (true, Some(counts)) = (key.form.counts, &self.counts) {
+            let [active, tokens, slots] = [&self.state.active, &self.state.tokens, &self.state.slots].map(Buffer::view);
+            let kernel = CountPrompt::new(&self.model.device, self.model.config.vocab as usize)?;
+            // Generated tokens pass here too, as the next step's input. The mark changes nothing for them: they count as
+            // occurred already.
+            kernel.record(step.recorder, "count tokens", key.rows, [&active, &tokens, &slots, &counts.view()])?;
+        }
+        if let Some(outputs) = outputs {
+            gemma3::head(&mut step)?;
+            self.record_output(&mut recorder, key, outputs)?;
+        }
+        self.programs.insert(key, recorder.seal()?);
+        self.usage.programs += 1;
+        Ok(())
+    }
+}
+
+impl Runner {
+    /// What follows the head.
+    fn record_output(&self, recorder: &mut Recorder, key: Key, outputs: &Outputs) -> Result<()> {
+        let (device, state) = (&self.model.device, &self.state);
+        let vocab = self.model.config.vocab as usize;
+        match key.output {
+            Output::None | Output::Logits { .. } => Ok(()),
+            Output::Score { rows } => {
+                let operands = score::Operands {
+                    active: state.outputs.view(),
+                    logits: outputs.logits.view(),
+                    targets: state.targets.view(),
+                    nll: state.nll.view(),
+                };
+                Ok(Score::new(device, vocab)?.record(recorder, "score", rows, &operands)?)
+            }
+            Output::Sample { rows } => {
+                let kernel = Sample::new(device, key.form, vocab)?;
+                let mut arena = Arena::new(device, Lifetime::Scratch, Memory::Device).with_block_size(1 << 16);
+                let scratch = arena.buffer("sampler", kernel.scratch_bytes(rows))?;
+                // With an output for every row the sampler prepares the next step in place.
+                let (tokens, positions) = match rows == key.rows {
+                    true => (&state.tokens, &state.positions),
+                    false => (&state.next_tokens, &state.next_positions),
+                };
+                let operands = sample::Operands {
+                    active: state.outputs.view(),
+                    logits: outputs.logits.view(),
+                    params: state.params.view(),
+                    rows: state.output_rows.view(),
+                    positions: state.positions.view(),
+                    slots: state.slots.view(),
+                    counts: self.counts.as_ref().filter(|_| key.form.counts).map(Buffer::view),
+                    biases: key.form.biases.then(|| state.biases.view()),
+                    mask: None,
+                    scratch: scratch.view(),
+                    sampled: state.sampled.view(),
+                    next_tokens: tokens.view(),
+                    next_positions: positions.view(),
+                };
+                Ok(kernel.record(recorder, "sample", rows, &operands)?)
+            }
+        }
+    }
+
+    /// The counts of all slots.
+    fn counts(&mut self) -> Result<&Buffer> {
+        let words = u64::from(self.cache.limits().sequences) * u64::from(self.model.config.vocab);
+        match &mut self.counts {
+            Some(counts) => Ok(counts),
+            none => {
+                let mut arena = Arena::new(&self.model.device, Lifetime::Scratch, Memory::Device);
+                Ok(none.insert(arena.buffer("token counts", words * 4)?))
+            }
+        }
+    }
+
+    /// Forgets which tokens a slot's last sequence had.
+    fn clear_counts(&mut self, slot: u32) -> Result<()> {
+        let bytes = u64::from(self.model.config.vocab) * 4;
+        let view = self.counts()?.slice(u64::from(slot) * bytes..u64::from(slot + 1) * bytes)?;
+        let mut recorder = self.model.device.recorder()?;
+        recorder.fill("token counts", view, 0)?;
+        Ok(recorder.seal()?.run(TIMEOUT)?)
+    }
+}
+
+/// Rows of logits at a time: a GiB of them at most, with Gemma's vocabulary.
+const MOST_OUTPUTS: usize = 256;
+
+/// The bucket of a number of rows: powers of two. Rows of a bucket that are not in use cost little, since kernels leave them out.
+fn bucket(rows: usize) -> usize {
+    rows.next_power_of_two()
+}

@@ -1,0 +1,60 @@
+//! What changes from step to step: a few words a row, written by the host or by the step before, read by the programs.
+
+use gpu::{Arena, Buffer, Device, Lifetime, Memory};
+use kernels::sample::{MAX_BIASES, Params, Sampled};
+
+use crate::Result;
+
+/// The buffers of a runner's steps, for as many rows as the largest bucket has.
+pub(crate) struct State {
+    /// Rows in use.
+    pub active: Buffer,
+    /// Output rows in use.
+    pub outputs: Buffer,
+    /// A row's token, position and slot.
+    pub tokens: Buffer,
+    pub positions: Buffer,
+    pub slots: Buffer,
+    /// Which rows the output rows are.
+    pub output_rows: Buffer,
+    /// How output rows are sampled.
+    pub params: Buffer,
+    /// Their logit biases.
+    pub biases: Buffer,
+    /// What was sampled.
+    pub sampled: Buffer,
+    /// Where the sampler writes the next step's tokens and positions when they cannot be those of its rows.
+    pub next_tokens: Buffer,
+    pub next_positions: Buffer,
+    /// The token that follows each row, when its probability is asked for.
+    pub targets: Buffer,
+    /// The negative log probability of that token.
+    pub nll: Buffer,
+}
+
+/// Most sequences whose tokens are sampled in one step.
+pub(crate) const MAX_SAMPLED: u32 = 128;
+
+impl State {
+    pub fn new(device: &Device, rows: u32) -> Result<Self> {
+        let mut shared = Arena::new(device, Lifetime::Scratch, Memory::Shared).with_block_size(1 << 20);
+        let mut readback = Arena::new(device, Lifetime::Scratch, Memory::Readback).with_block_size(1 << 16);
+        let words = u64::from(rows) * 4;
+        let sampled = u64::from(rows.min(MAX_SAMPLED));
+        Ok(Self {
+            active: shared.buffer_from("active rows", &[0_u32])?,
+            outputs: shared.buffer_from("active outputs", &[0_u32])?,
+            tokens: shared.buffer("tokens", words)?,
+            positions: shared.buffer("positions", words)?,
+            slots: shared.buffer("slots", words)?,
+            output_rows: shared.buffer("output rows", words)?,
+            params: shared.buffer("sampling parameters", sampled * Params::WORDS as u64 * 4)?,
+            biases: shared.buffer("logit biases", sampled * MAX_BIASES as u64 * 8)?,
+            sampled: readback.buffer("sampled tokens", sampled * Sampled::WORDS as u64 * 4)?,
+            next_tokens: shared.buffer("next tokens", words)?,
+            next_positions: shared.buffer("next positions", words)?,
+            targets: shared.buffer("targets", words)?,
+            nll: readback.buffer("log probabilities", words)?,
+        })
+    }
+}

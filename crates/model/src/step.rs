@@ -1,0 +1,361 @@
+//! Recording a step: the operations that models are written in, on the buffers of one bucket of rows.
+
+use std::time::Duration;
+
+use gpu::{Arena, Buffer, Lifetime, Memory, Recorder, View};
+use kernels::{
+    Epilogue, Matrix, Target, Vectors,
+    attention::{self, Attention, Mode},
+    embed::{self, Embed},
+    geglu::Geglu,
+    gemm::{self, Gemm},
+    gemv::{self, Gemv},
+    norm::{self, Form, Norm},
+    rope::{self, Rope},
+};
+use weights::{
+    blueprint::Place,
+    config::{Config, LayerType},
+    names::Role,
+};
+
+use crate::{
+    Limits, Model, Result,
+    kv_cache::KvCache,
+    state::State,
+};
+
+/// How the rows of a step belong to sequences.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Rows {
+    /// Each row is of any sequence, at any position.
+    Mixed,
+    /// All rows are of one sequence, one position after the other.
+    Chunk,
+}
+
+/// Activations of a bucket of rows.
+pub(crate) struct Scratch {
+    rows: usize,
+    residual: Buffer,
+    normed: Vectors,
+    qkv: Buffer,
+    q: Buffer,
+    attended: Vectors,
+    /// The output of a sublayer, before it joins the residual stream.
+    sublayer: Buffer,
+    gated: Vectors,
+    /// Gate and up, where a model stores them in different schemes.
+    apart: Option<[Buffer; 2]>,
+    /// What attention's splits found, where it is split.
+    splits: Option<Buffer>,
+}
+
+/// Logits of a number of output rows.
+pub(crate) struct Outputs {
+    normed: Vectors,
+    /// f32 [output row][vocab].
+    pub logits: Buffer,
+}
+
+/// Clearing some memory; Mesa's CPU driver is slow.
+const CLEAR_TIMEOUT: Duration = Duration::from_secs(60);
+
+impl Outputs {
+    pub fn new(model: &Model, rows: usize) -> Result<Self> {
+        let mut arena = Arena::new(&model.device, Lifetime::Scratch, Memory::Device).with_block_size(4 << 20);
+        let outputs = Self {
+            normed: Vectors::f32(&mut arena, "normed output rows", model.config.hidden as usize, rows)?,
+            logits: arena.buffer("logits", u64::from(model.config.vocab) * rows as u64 * 4)?,
+        };
+        let mut recorder = model.device.recorder()?;
+        outputs.normed.record_clear(&mut recorder, "clear")?;
+        recorder.seal()?.run(CLEAR_TIMEOUT)?;
+        Ok(outputs)
+    }
+}
+
+impl Scratch {
+    pub fn new(model: &Model, rows: usize, limits: Limits) -> Result<Self> {
+        let Model { device, config, weights, .. } = model;
+        let mut arena = Arena::new(device, Lifetime::Scratch, Memory::Device).with_block_size(4 << 20);
+        let floats = |count: u32| u64::from(count) * rows as u64 * 4;
+        let intermediate = config.intermediate;
+        let apart = match (0..config.layers).any(|layer| weights.of(Place::GateUp(layer)).count() > 1) {
+            false => None,
+            true => Some([arena.buffer("gate", floats(intermediate))?, arena.buffer("up", floats(intermediate))?]),
+        };
+        let mut split_bytes = 0;
+        for (kind, mode) in [LayerType::Global, LayerType::Sliding].into_iter().flat_map(|kind| {
+            [(kind, Mode::Decode), (kind, Mode::Prefill)]
+        }) {
+            let kernel = Attention::new(device, attention_shape(config, limits, kind), mode)?;
+            split_bytes = kernel.scratch_bytes(rows as u32).max(split_bytes);
+        }
+        let splits = match split_bytes {
+            0 => None,
+            bytes => Some(arena.buffer("splits of attention", bytes)?),
+        };
+        let scratch = Self {
+            rows,
+            residual: arena.buffer("residual stream", floats(config.hidden))?,
+            normed: Vectors::f32(&mut arena, "normed rows", config.hidden as usize, rows)?,
+            qkv: arena.buffer("queries, keys and values", floats(config.query_rows() + 2 * config.kv_rows()))?,
+            q: arena.buffer("queries", floats(config.query_rows()))?,
+            attended: Vectors::f32(&mut arena, "attention's output", config.query_rows() as usize, rows)?,
+            sublayer: arena.buffer("a sublayer's output", floats(config.hidden))?,
+            gated: Vectors::f32(&mut arena, "gated rows", intermediate as usize, rows)?,
+            apart,
+            splits,
+        };
+        let mut recorder = device.recorder()?;
+        for vectors in [&scratch.normed, &scratch.attended, &scratch.gated] {
+            vectors.record_clear(&mut recorder, "clear")?;
+        }
+        recorder.seal()?.run(CLEAR_TIMEOUT)?;
+        Ok(scratch)
+    }
+}
+
+/// A step in the making.
+pub(crate) struct Step<'a> {
+    pub model: &'a Model,
+    pub cache: &'a KvCache,
+    pub state: &'a State,
+    pub scratch: &'a Scratch,
+    pub outputs: Option<&'a Outputs>,
+    pub rows: Rows,
+    pub recorder: &'a mut Recorder,
+}
+
+impl Step<'_> {
+    pub fn config(&self) -> &Config {
+        &self.model.config
+    }
+
+    /// residual = embeddings of the tokens.
+    pub fn embed(&mut self) -> Result<()> {
+        let embeddings = self.model.embeddings()?;
+        let operands = embed::Operands {
+            embeddings,
+            active: self.state.active.view(),
+            tokens: self.state.tokens.view(),
+            residual: self.scratch.residual.view(),
+        };
+        let kernel = Embed::new(&self.model.device, embeddings.layout().scheme)?;
+        let factor = self.model.config.embedding_factor;
+        Ok(kernel.record(self.recorder, "embed", self.scratch.rows, factor, &operands)?)
+    }
+
+    /// normed = norm(residual).
+    pub fn norm(&mut self, layer: u32, role: Role) -> Result<()> {
+        let form = Form { post_norm: false, residual: false, quantize: false, gather: false };
+        let operands = norm::Operands {
+            x: self.scratch.residual.view(),
+            post_weight: None,
+            residual: None,
+            weight: self.model.norm(Some(layer), role)?,
+            active: self.state.active.view(),
+            rows: None,
+            y: &self.scratch.normed,
+        };
+        self.record_norm(form, &operands)
+    }
+
+    /// residual += post(sublayer); normed = norm(residual).
+    pub fn add_and_norm(&mut self, post: (u32, Role), norm: (u32, Role)) -> Result<()> {
+        let form = Form { post_norm: true, residual: true, quantize: false, gather: false };
+        let operands = norm::Operands {
+            x: self.scratch.sublayer.view(),
+            post_weight: Some(self.model.norm(Some(post.0), post.1)?),
+            residual: Some(self.scratch.residual.view()),
+            weight: self.model.norm(Some(norm.0), norm.1)?,
+            active: self.state.active.view(),
+            rows: None,
+            y: &self.scratch.normed,
+        };
+        self.record_norm(form, &operands)
+    }
+
+    /// The same with the model's last norm, for the output rows alone.
+    pub fn add_and_norm_outputs(&mut self, post: (u32, Role), last: Role) -> Result<()> {
+        let Some(outputs) = self.outputs else { return Ok(()) };
+        let form = Form { post_norm: true, residual: true, quantize: false, gather: true };
+        let operands = norm::Operands {
+            x: self.scratch.sublayer.view(),
+            post_weight: Some(self.model.norm(Some(post.0), post.1)?),
+            residual: Some(self.scratch.residual.view()),
+            weight: self.model.norm(None, last)?,
+            active: self.state.outputs.view(),
+            rows: Some(self.state.output_rows.view()),
+            y: &outputs.normed,
+        };
+        self.record_norm(form, &operands)
+    }
+
+    fn record_norm(&mut self, form: Form, operands: &norm::Operands<'_>) -> Result<()> {
+        let config = &self.model.config;
+        let kernel = Norm::new(&self.model.device, form, config.hidden as usize, config.rms_norm_eps)?;
+        Ok(kernel.record(self.recorder, "norm", operands)?)
+    }
+
+    /// qkv = W · normed: queries, keys and values of a row follow each other, whether in one matrix or in three.
+    pub fn qkv(&mut self, place: Place) -> Result<()> {
+        let config = &self.model.config;
+        let stride = (config.query_rows() + 2 * config.kv_rows()) as usize;
+        let target = Target::whole(&self.scratch.qkv, stride);
+        self.products("QKV", place, &self.scratch.normed, target)
+    }
+
+    /// sublayer = W · attended.
+    pub fn output(&mut self, place: Place) -> Result<()> {
+        let target = Target::whole(&self.scratch.sublayer, self.model.config.hidden as usize);
+        self.products("output", place, &self.scratch.attended, target)
+    }
+
+    /// sublayer = W · gated.
+    pub fn down(&mut self, place: Place) -> Result<()> {
+        let target = Target::whole(&self.scratch.sublayer, self.model.config.hidden as usize);
+        self.products("down", place, &self.scratch.gated, target)
+    }
+
+    /// gated = gelu(gate · normed) · (up · normed).
+    pub fn gated(&mut self, place: Place) -> Result<()> {
+        let matrices: Vec<&Matrix> = self.model.weights.of(place).collect();
+        let scratch = self.scratch;
+        match (&matrices[..], &scratch.apart) {
+            ([joined], _) => {
+                let target = Target::vectors(&scratch.gated)?;
+                self.product("gate and up", joined, Epilogue::Geglu, &scratch.normed, &target, &self.state.active.view())
+            }
+            ([gate, up], Some(apart)) => {
+                for (name, matrix, to) in [("gate", gate, &apart[0]), ("up", up, &apart[1])] {
+                    let target = Target::whole(to, matrix.layout().rows);
+                    self.product(name, matrix, Epilogue::None, &scratch.normed, &target, &self.state.active.view())?;
+                }
+                let kernel = Geglu::new(&self.model.device, Epilogue::Geglu, scratch.gated.k)?;
+                let (gate, up) = (apart[0].view(), apart[1].view());
+                Ok(kernel.record(self.recorder, "geglu", &gate, &up, &scratch.gated, &self.state.active.view())?)
+            }
+            _ => unreachable!("the blueprint makes one or two matrices of gate and up"),
+        }
+    }
+
+    /// logits = W · normed output rows, by the head or, where it is tied, by the embeddings.
+    pub fn head(&mut self) -> Result<()> {
+        let Some(outputs) = self.outputs else { return Ok(()) };
+        let target = Target::whole(&outputs.logits, self.model.config.vocab as usize);
+        let active = self.state.outputs.view();
+        self.product("head", self.model.head()?, Epilogue::None, &outputs.normed, &target, &active)
+    }
+
+    /// Queries into `q`, keys and values into their pages.
+    pub fn rope(&mut self, layer: u32) -> Result<()> {
+        let Model { device, config, .. } = self.model;
+        let kind = config.layer_types[layer as usize];
+        let kv = self.cache.layer(layer as usize);
+        let shape = rope::Shape {
+            heads: config.heads,
+            kv_heads: config.kv_heads,
+            head_dim: config.head_dim,
+            page: kv.shape.page,
+            scheme: kv.shape.scheme,
+            norm: true,
+            bias: false,
+            interleaved: false,
+        };
+        let tables = self.model.rope_tables(kind);
+        let operands = rope::Operands {
+            qkv: self.scratch.qkv.view(),
+            qkv_stride: shape.row(),
+            bias: None,
+            weights: Some((
+                self.model.norm(Some(layer), Role::QueryNorm)?,
+                self.model.norm(Some(layer), Role::KeyNorm)?,
+            )),
+            epsilon: config.rms_norm_eps,
+            scale: config.query_pre_attn_scalar.powf(-0.5),
+            coarse: tables.coarse.view(),
+            fine: tables.fine.view(),
+            q: self.scratch.q.view(),
+            kv,
+            table: &self.cache.table(kind),
+            positions: self.state.positions.view(),
+            slots: self.state.slots.view(),
+            active: self.state.active.view(),
+        };
+        let kernel = Rope::new(device, shape)?;
+        Ok(kernel.record(self.recorder, "RoPE", self.scratch.rows as u32, &operands)?)
+    }
+
+    /// attended = softmax(q · keys) · values, over the positions that the layer sees.
+    pub fn attention(&mut self, layer: u32) -> Result<()> {
+        let Model { device, config, .. } = self.model;
+        let kind = config.layer_types[layer as usize];
+        let mode = match self.rows {
+            Rows::Mixed => Mode::Decode,
+            Rows::Chunk => Mode::Prefill,
+        };
+        let operands = attention::Operands {
+            q: self.scratch.q.view(),
+            kv: self.cache.layer(layer as usize),
+            table: &self.cache.table(kind),
+            positions: self.state.positions.view(),
+            slots: self.state.slots.view(),
+            active: self.state.active.view(),
+            o: &self.scratch.attended,
+            scratch: self.scratch.splits.as_ref().map(Buffer::view),
+        };
+        let kernel = Attention::new(device, attention_shape(config, self.cache.limits(), kind), mode)?;
+        Ok(kernel.record(self.recorder, "attention", &operands)?)
+    }
+
+    /// All matrices of a place, side by side into one output row.
+    fn products(&mut self, name: &str, place: Place, x: &Vectors, target: Target) -> Result<()> {
+        let mut target = target;
+        for matrix in self.model.weights.of(place) {
+            self.product(name, matrix, Epilogue::None, x, &target, &self.state.active.view())?;
+            target.first += matrix.layout().rows;
+        }
+        Ok(())
+    }
+
+    fn product(
+        &mut self,
+        name: &str,
+        matrix: &Matrix,
+        epilogue: Epilogue,
+        x: &Vectors,
+        target: &Target,
+        active: &View,
+    ) -> Result<()> {
+        let device = &self.model.device;
+        if x.columns <= gemv::MAX_COLUMNS {
+            let shape = gemv::policy::Shape {
+                weights: matrix.layout(),
+                columns: x.columns,
+                int8_activations: false,
+                epilogue,
+            };
+            Ok(Gemv::new(device, shape)?.record(self.recorder, name, matrix, x, target)?)
+        } else {
+            let shape = gemm::policy::Shape { weights: matrix.layout(), columns: x.columns, epilogue };
+            Ok(Gemm::new(device, shape)?.record(self.recorder, name, matrix, x, target, active)?)
+        }
+    }
+}
+
+fn attention_shape(config: &Config, limits: Limits, kind: LayerType) -> attention::policy::Shape {
+    attention::policy::Shape {
+        heads: config.heads,
+        kv_heads: config.kv_heads,
+        head_dim: config.head_dim,
+        page: limits.page,
+        scheme: limits.kv,
+        window: match kind {
+            LayerType::Global => 0,
+            LayerType::Sliding => config.sliding_window.unwrap_or(0),
+        },
+        context: limits.context,
+    }
+}

@@ -1,0 +1,116 @@
+//! Fixtures made by scripts/make_logit_fixtures.py, and runners for them.
+#![allow(dead_code, reason = "not every test uses everything")]
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use gpu::Device;
+use model::{KvScheme, Limits, Model, Runner};
+use serde_json::Value;
+use weights::{
+    Checkpoint,
+    blueprint::Blueprint,
+    plan::{self, HeapInfo, Margin, Memory},
+    stream::{Control, Options},
+};
+
+/// One model of the fixtures, with the logits that transformers computes.
+pub struct Fixture {
+    pub name: &'static str,
+    pub path: PathBuf,
+    pub reference: Value,
+    pub ids: Vec<u32>,
+    /// Positions whose logits are kept.
+    pub positions: Vec<usize>,
+    pub vocab: usize,
+    pub logits: Vec<f32>,
+}
+
+pub const NAMES: [&str; 8] = [
+    "default_pattern",
+    "head256",
+    "untied_long",
+    "multimodal_newer",
+    "multimodal_older",
+    "gguf_f16",
+    "gguf_q8_0",
+    "gguf_q4_0",
+];
+
+impl Fixture {
+    pub fn open(name: &'static str) -> Self {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name);
+        let text = std::fs::read_to_string(folder.join("reference.json")).unwrap();
+        let reference: Value = serde_json::from_str(&text).unwrap();
+        let list = |key: &str| -> Vec<u32> {
+            reference[key].as_array().unwrap().iter().map(|value| value.as_u64().unwrap() as u32).collect()
+        };
+        let (ids, positions) = (list("ids"), list("positions").into_iter().map(|row| row as usize).collect());
+        let bytes = std::fs::read(folder.join("logits.bin")).unwrap();
+        let logits = bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+        let gguf = folder.join("model.gguf");
+        let path = if gguf.is_file() { gguf } else { folder };
+        let vocab = reference["vocab"].as_u64().unwrap() as usize;
+        Self { name, path, ids, positions, vocab, logits, reference }
+    }
+
+    /// The reference's logits of one of the kept positions.
+    pub fn row(&self, index: usize) -> &[f32] {
+        &self.logits[index * self.vocab..(index + 1) * self.vocab]
+    }
+
+    pub fn largest(&self) -> f32 {
+        self.logits.iter().fold(0.0, |largest, value| value.abs().max(largest))
+    }
+
+    pub fn list(&self, key: &str) -> Vec<u32> {
+        self.reference[key].as_array().unwrap().iter().map(|value| value.as_u64().unwrap() as u32).collect()
+    }
+}
+
+/// Limits for tiny models: pages small enough that windows leave them.
+pub fn limits(sequences: u32, context: u32, chunk: u32) -> Limits {
+    Limits { sequences, context, chunk, page: 4, kv: KvScheme::F16 }
+}
+
+pub fn load(device: &Device, path: &Path) -> Arc<Model> {
+    let checkpoint = Checkpoint::open(path).unwrap();
+    let blueprint = Blueprint::of(&checkpoint).unwrap();
+    let heap = HeapInfo { size: 8 << 30, budget: None, used: 0, device_local: true, host_visible: true };
+    let memory = Memory {
+        heaps: vec![heap],
+        unified: true,
+        max_allocation: device.caps().max_allocation,
+        available: None,
+        margin: Margin::default(),
+        gtt: None,
+    };
+    let placement = plan::plan(&memory, &blueprint.demand(&checkpoint.config, 64, 1, 1 << 20)).unwrap();
+    let options = Options { slot_bytes: 1 << 20, slots: 2, threads: 1, ..Options::default() };
+    let (model, _) = Model::load(device, &checkpoint, &placement, &options, &Control::default()).unwrap();
+    Arc::new(model)
+}
+
+/// Logits of every position, read in chunks.
+pub fn all_logits(model: &Arc<Model>, ids: &[u32], chunk: u32, kv: KvScheme) -> Vec<Vec<f32>> {
+    let limits = Limits { kv, ..limits(1, ids.len() as u32, chunk) };
+    let mut runner = Runner::new(model.clone(), limits).unwrap();
+    let mut sequence = runner.start().unwrap();
+    let mut rows = Vec::new();
+    runner
+        .logits(&mut sequence, ids, |row| {
+            rows.push(row.to_vec());
+            Ok(())
+        })
+        .unwrap();
+    rows
+}
+
+/// The largest difference between two rows of logits.
+pub fn difference(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    // What is not a number must not be taken for small.
+    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, |largest, value| if value > largest || value.is_nan() { value } else { largest })
+}

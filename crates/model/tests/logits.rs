@@ -1,0 +1,102 @@
+//! Logits against the transformers package on tiny models of every shape class, and against themselves: whatever the chunks,
+//! alone or in a batch.
+
+mod common;
+
+use common::{Fixture, NAMES, all_logits, difference, limits, load};
+use model::{KvScheme, Next, Runner, Sampling};
+
+#[test]
+fn logits_are_those_of_transformers() {
+    let Some(device) = testkit::cpu_device() else { return };
+    for name in NAMES {
+        let fixture = Fixture::open(name);
+        let model = load(&device, &fixture.path);
+        let factor = fixture.reference["embed_scale"].as_f64().unwrap() as f32;
+        assert_eq!(model.config.embedding_factor, factor, "{name}");
+        // Transformers keeps keys and values in f32. Random weights attend sharply, and show what f16 costs more than trained
+        // ones do.
+        for (kv, allowed) in [(KvScheme::F32, 2e-4), (KvScheme::F16, 5e-3)] {
+            let rows = all_logits(&model, &fixture.ids, 64, kv);
+            let largest = fixture.largest();
+            let mut worst = 0.0_f32;
+            for (index, position) in fixture.positions.iter().enumerate() {
+                let difference = difference(&rows[*position], fixture.row(index));
+                assert!(difference <= allowed * largest, "{name}, {kv} at {position}: {difference} of {largest}");
+                worst = worst.max(difference);
+            }
+            println!("{name}, KV in {kv}: {:.1e} of the largest logit", worst / largest);
+        }
+    }
+}
+
+#[test]
+fn chunks_of_any_size_give_the_same_logits() {
+    let Some(device) = testkit::cpu_device() else { return };
+    for (name, chunks) in [("default_pattern", &[1, 2, 3, 5, 9, 24][..]), ("untied_long", &[16, 37, 300])] {
+        let fixture = Fixture::open(name);
+        let model = load(&device, &fixture.path);
+        let whole = all_logits(&model, &fixture.ids, 512, KvScheme::F16);
+        for chunk in chunks {
+            let rows = all_logits(&model, &fixture.ids, *chunk, KvScheme::F16);
+            for (position, (row, expected)) in rows.iter().zip(&whole).enumerate() {
+                let difference = difference(row, expected);
+                let allowed = 1e-3 * fixture.largest();
+                assert!(difference <= allowed, "{name}, chunks of {chunk}, position {position}: {difference}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_prompt_and_then_one_by_one_in_a_batch_of_others() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let fixture = Fixture::open("gguf_q8_0");
+    let model = load(&device, &fixture.path);
+    let greedy = fixture.list("greedy");
+    let sampling = Sampling::default();
+    // Alone.
+    let alone = |ids: &[u32], count: usize| -> Vec<(u32, f32)> {
+        let mut runner = Runner::new(model.clone(), limits(1, 64, 16)).unwrap();
+        let mut sequence = runner.start().unwrap();
+        let mut sampled = runner.prompt(&mut sequence, ids, &sampling, |_| true).unwrap();
+        let mut tokens = vec![(sampled.token, sampled.logprob)];
+        while tokens.len() < count {
+            let next = Next { sequence: &mut sequence, token: sampled.token, sampling: &sampling };
+            sampled = runner.decode(&mut [next]).unwrap()[0];
+            tokens.push((sampled.token, sampled.logprob));
+        }
+        tokens
+    };
+    let expected = alone(&fixture.ids, greedy.len());
+    assert_eq!(expected.iter().map(|(token, _)| *token).collect::<Vec<_>>(), greedy, "transformers' own tokens");
+
+    // Among others, of other lengths, in buckets with rows to spare: 3 of 4, then 11 of 16 by the other kernel.
+    for others in [2, 10] {
+        let mut runner = Runner::new(model.clone(), limits(others + 1, 64, 16)).unwrap();
+        let mut sequences = Vec::new();
+        let mut tokens = Vec::new();
+        for number in 0..=others as usize {
+            let ids = if number == 1 { &fixture.ids[..] } else { &fixture.ids[..3 + 2 * number] };
+            let mut sequence = runner.start().unwrap();
+            tokens.push(vec![runner.prompt(&mut sequence, ids, &sampling, |_| true).unwrap()]);
+            sequences.push(sequence);
+        }
+        for _ in 1..greedy.len() {
+            let mut next: Vec<Next<'_>> = sequences
+                .iter_mut()
+                .zip(&tokens)
+                .map(|(sequence, tokens)| Next { sequence, token: tokens.last().unwrap().token, sampling: &sampling })
+                .collect();
+            for (tokens, sampled) in tokens.iter_mut().zip(runner.decode(&mut next).unwrap()) {
+                tokens.push(sampled);
+            }
+        }
+        for (sampled, (token, logprob)) in tokens[1].iter().zip(&expected) {
+            assert_eq!(sampled.token, *token, "among {others} others");
+            assert!((sampled.logprob - logprob).abs() < 1e-3, "{} and {logprob}", sampled.logprob);
+        }
+        let lone = alone(&fixture.ids[..3], greedy.len());
+        assert_eq!(tokens[0].iter().map(|sampled| sampled.token).collect::<Vec<_>>(), lone.iter().map(|(token, _)| *token).collect::<Vec<_>>());
+    }
+}
