@@ -26,7 +26,7 @@ void cluster_sums(inout float values[CLUSTER_SUMS]) {
     uint first = thread / LANES * LANES;
     [[unroll]] for (uint i = 0; i < CLUSTER_SUMS; i++) {
         float value = 0.0;
-        for (uint lane = 0; lane < LANES; lane++) {
+        [[dont_unroll]] for (uint lane = 0; lane < LANES; lane++) {
             value += cluster_parts[i * THREADS + first + lane];
         }
         values[i] = value;

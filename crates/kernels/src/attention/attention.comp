@@ -74,23 +74,16 @@ const float LOG2_E = 1.4426950408889634;
 shared vec4 joined[CLUSTERS > 1 ? CLUSTERS * OWN * LANES * 2 : 1];
 shared vec2 joined_sums[CLUSTERS > 1 ? CLUSTERS * PAIRS : 1];
 
-struct Eight {
-    vec4 low;
-    vec4 high;
-};
+// Loads of 16 bytes that an eight takes.
+const uint LOADS = F16 ? 1 : 2;
 
-Eight load(Words4 buffer_of, uint line, uint eight) {
-    Eight values;
+// Four values of an eight, from the load that has them.
+vec4 four(uvec4 words, uint upper) {
     if (F16) {
-        uvec4 words = buffer_of.data[line * EIGHTS + eight];
-        values.low = vec4(unpackHalf2x16(words.x), unpackHalf2x16(words.y));
-        values.high = vec4(unpackHalf2x16(words.z), unpackHalf2x16(words.w));
-    } else {
-        uint at = line * QUADS + eight * 2;
-        values.low = uintBitsToFloat(buffer_of.data[at]);
-        values.high = uintBitsToFloat(buffer_of.data[at + 1]);
+        uvec2 own = upper == 0 ? words.xy : words.zw;
+        return vec4(unpackHalf2x16(own.x), unpackHalf2x16(own.y));
     }
-    return values;
+    return uintBitsToFloat(words);
 }
 
 // A pair's quad of the output.
@@ -169,16 +162,27 @@ void main() {
             lines[k] = (page * push.kv_heads + kv_head) * PAGE + key % PAGE;
         }
 
+        // All loads come first: values are under way while the scores are computed.
+        uvec4 key_words[KEYS * OWN * LOADS];
+        uvec4 value_words[KEYS * OWN * LOADS];
+        [[unroll]] for (uint i = 0; i < KEYS * OWN * LOADS; i++) {
+            uint eight = min(i / LOADS % OWN * LANES + lane, EIGHTS - 1);
+            uint at = (lines[i / LOADS / OWN] * EIGHTS + eight) * LOADS + i % LOADS;
+            key_words[i] = push.k.data[at];
+            value_words[i] = push.v.data[at];
+        }
+
         float scores[CLUSTER_SUMS];
-        [[unroll]] for (uint k = 0; k < KEYS; k++) {
+        [[unroll]] for (uint i = 0; i < CLUSTER_SUMS; i++) {
+            scores[i] = 0.0;
+        }
+        [[unroll]] for (uint i = 0; i < KEYS * OWN * 2; i++) {
+            vec4 key = four(key_words[i * LOADS / 2], i % 2);
             [[unroll]] for (uint pair = 0; pair < PAIRS; pair++) {
-                scores[k * PAIRS + pair] = 0.0;
-            }
-            [[unroll]] for (uint i = 0; i < OWN; i++) {
-                Eight key = load(push.k, lines[k], min(i * LANES + lane, EIGHTS - 1));
-                [[unroll]] for (uint pair = 0; pair < PAIRS; pair++) {
-                    uint at = (pair * OWN + i) * 2;
-                    scores[k * PAIRS + pair] += dot(q[at], key.low) + dot(q[at + 1], key.high);
+                vec4 query = q[pair * OWN * 2 + i % (OWN * 2)];
+                uint at = i / (OWN * 2) * PAIRS + pair;
+                [[unroll]] for (uint j = 0; j < 4; j++) {
+                    scores[at] = fma(query[j], key[j], scores[at]);
                 }
             }
         }
@@ -206,14 +210,11 @@ void main() {
             }
         }
 
-        [[unroll]] for (uint k = 0; k < KEYS; k++) {
-            [[unroll]] for (uint i = 0; i < OWN; i++) {
-                Eight value = load(push.v, lines[k], min(i * LANES + lane, EIGHTS - 1));
-                [[unroll]] for (uint pair = 0; pair < PAIRS; pair++) {
-                    uint at = (pair * OWN + i) * 2;
-                    o[at] += scores[k * PAIRS + pair] * value.low;
-                    o[at + 1] += scores[k * PAIRS + pair] * value.high;
-                }
+        [[unroll]] for (uint i = 0; i < KEYS * OWN * 2; i++) {
+            vec4 value = four(value_words[i * LOADS / 2], i % 2);
+            [[unroll]] for (uint pair = 0; pair < PAIRS; pair++) {
+                uint at = pair * OWN * 2 + i % (OWN * 2);
+                o[at] = fma(vec4(scores[i / (OWN * 2) * PAIRS + pair]), value, o[at]);
             }
         }
     }
@@ -231,11 +232,11 @@ void main() {
         uint head = first_head + pair % HEADS;
         if (CLUSTERS > 1) {
             float above = LOWEST;
-            for (uint c = 0; c < CLUSTERS; c++) {
+            [[dont_unroll]] for (uint c = 0; c < CLUSTERS; c++) {
                 above = max(above, joined_sums[c * PAIRS + pair].x);
             }
             float all = 0.0;
-            for (uint c = 0; c < CLUSTERS; c++) {
+            [[dont_unroll]] for (uint c = 0; c < CLUSTERS; c++) {
                 vec2 part = joined_sums[c * PAIRS + pair];
                 all += exp2(part.x - above) * part.y;
             }
@@ -249,7 +250,7 @@ void main() {
             barrier();
             for (uint quad = thread; quad < QUADS && row <= last_row; quad += THREADS) {
                 vec4 value = vec4(0.0);
-                for (uint c = 0; c < CLUSTERS; c++) {
+                [[dont_unroll]] for (uint c = 0; c < CLUSTERS; c++) {
                     value += joined[c * OWN * LANES * 2 + quad];
                 }
                 write(row, head, split, quad, value, sum[pair]);

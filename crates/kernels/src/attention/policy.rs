@@ -97,6 +97,9 @@ impl Plan {
     }
 }
 
+/// Threads of a GPU's workgroup that decodes.
+const DECODE_THREADS: u32 = 128;
+
 /// The plan for a shape.
 pub fn plan(caps: &Caps, shape: &Shape, mode: Mode) -> Plan {
     at_tier(caps, shape, mode, caps.tier().unwrap_or(Tier::T0).min(Tier::T1))
@@ -104,35 +107,35 @@ pub fn plan(caps: &Caps, shape: &Shape, mode: Mode) -> Plan {
 
 /// The plan at a tier that need not be the device's best.
 pub fn at_tier(caps: &Caps, shape: &Shape, mode: Mode, tier: Tier) -> Plan {
-    // A CPU driver runs a workgroup on one core, and what is shared there costs more than it saves: one cluster.
+    // A CPU driver runs a workgroup on one core, and what is shared there costs more than it saves: one cluster, of all lanes
+    // of a vector. A GPU's thread takes two eights, because adding up scores across a cluster costs more than registers.
     let cpu = caps.max_subgroup_size < 32;
-    let lanes = shape.eights().next_power_of_two().min(caps.min_subgroup_size.clamp(4, 32));
+    let wanted = if cpu { shape.eights() } else { shape.eights().div_ceil(2) };
+    let lanes = wanted.next_power_of_two().min(caps.min_subgroup_size.clamp(4, 32));
     let own = shape.eights().div_ceil(lanes);
-    // Eights of queries that a thread holds; it holds as many of outputs. A GPU has registers for so many, a CPU has a
-    // stack.
-    let most = match (cpu, tier) {
-        (false, _) => 8,
-        (true, Tier::T0) => 4,
-        (true, _) => 16,
+    // Eights of queries that a thread holds, and as many of outputs, and scores that a cluster adds up at once. A GPU has
+    // registers for so many; a CPU driver gains nothing by more, and takes seconds to compile them at T0.
+    let (most, scores) = match (cpu, tier) {
+        (false, _) => (8, 16),
+        (true, Tier::T0) => (4, 2),
+        (true, _) => (16, 16),
     };
     let group = shape.heads / shape.kv_heads;
-    let heads = (1..=group).rev().find(|heads| group.is_multiple_of(*heads) && heads * own <= most).unwrap_or(1);
+    let heads = (1..=group.min(most))
+        .rev()
+        .find(|heads| group.is_multiple_of(*heads) && heads * own <= most)
+        .unwrap_or(1);
+    let keys = if cpu { (scores / heads).clamp(1, 4).next_power_of_two() } else { 2 };
     let rows = match mode {
         Mode::Decode => 1,
-        Mode::Prefill => (most / (heads * own)).clamp(1, 8),
+        Mode::Prefill => (most / (heads * own)).min(scores / (heads * keys)).max(1),
     };
-    let whole = caps.max_subgroup_size.max(lanes);
-    let threads = if cpu || mode == Mode::Prefill { whole } else { whole * (128 / whole).max(1) };
-    let mut plan = Plan {
-        tier,
-        threads: threads.min(caps.max_threads / whole * whole),
-        lanes,
-        rows,
-        heads,
-        keys: if cpu && tier == Tier::T0 { 1 } else { 2 },
-        splits: 1,
-        subgroup: Subgroup::Any,
-    };
+    let subgroup =
+        if tier >= Tier::T1 && caps.allows_subgroup_size(32) { Subgroup::Exactly(32) } else { Subgroup::Any };
+    let whole = if subgroup == Subgroup::Any { caps.max_subgroup_size.max(lanes) } else { 32 };
+    let threads = if cpu || mode == Mode::Prefill { whole } else { whole * (DECODE_THREADS / whole).max(1) };
+    let threads = threads.min(caps.max_threads / whole * whole);
+    let mut plan = Plan { tier, threads, lanes, rows, heads, keys, splits: 1, subgroup };
     while plan.shared_bytes(shape) > caps.max_shared_bytes && plan.threads > whole {
         plan.threads -= whole;
     }
