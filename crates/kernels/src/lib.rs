@@ -38,4 +38,4 @@ macro_rules! kernels {
     };
 }
 
-kernels! { gemv, norm, probe, random, transcode }
+kernels! { embed, gemv, norm, probe, random, score, transcode }
