@@ -38,4 +38,4 @@ macro_rules! kernels {
     };
 }
 
-kernels! { embed, gemv, norm, probe, random, score, transcode }
+kernels! { embed, gemv, norm, probe, random, sample, score, transcode }

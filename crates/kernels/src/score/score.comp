@@ -34,7 +34,7 @@ struct Part {
 };
 
 Part join(Part a, Part b) {
-    return Part(join_logits(a.all, b.all), a.bad | b.bad);
+    return Part(join_logits(a.all, b.all, 1.0), a.bad | b.bad);
 }
 
 #if TIER >= 1
@@ -48,7 +48,7 @@ vec4 load4(uint row, uint token) {
     if (WIDE) {
         return Floats4(push.logits).data[at / 4];
     }
-    vec4 logits = vec4(uintBitsToFloat(0xff800000u));
+    vec4 logits = vec4(MINUS_INFINITY);
     for (uint i = 0; i < min(push.vocab - token, 4); i++) {
         logits[i] = push.logits.data[at + i];
     }
@@ -75,7 +75,7 @@ void main() {
         [[unroll]] for (uint i = 0; i < 4; i++) {
             part.bad |= uint(is_bad(logits[i]));
         }
-        part.all = add_logits(part.all, logits);
+        part.all = add_logits(part.all, logits, 1.0);
     }
 #if TIER >= 1
     for (uint far = 1; far < gl_SubgroupSize; far *= 2) {
