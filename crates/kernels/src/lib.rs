@@ -40,4 +40,4 @@ macro_rules! kernels {
     };
 }
 
-kernels! { attention, gemv, norm, probe, random, rope, transcode }
+kernels! { attention, embed, gemv, norm, probe, random, rope, sample, score, transcode }

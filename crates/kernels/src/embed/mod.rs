@@ -1,0 +1,98 @@
+//! The residual stream's start: each token's embedding times a factor, from weights of any scheme.
+//!
+//! One shader at tier T0 serves every device: it copies a few KB a row, and nothing above T0 would make that faster.
+
+mod cases;
+pub mod policy;
+pub mod reference;
+#[cfg(test)]
+mod tests;
+
+use gpu::{Address, Device, Error, Pipeline, Recorder, Result, Subgroup, Tier, View};
+
+use crate::{
+    Kernel, Matrix, Scheme,
+    shaders::embed::{Constants, Push, TIERS},
+    variant::Variant,
+};
+
+/// For the self-test and the compile checks.
+pub static KERNEL: Kernel = Kernel {
+    name: "embed",
+    about: "rows of the embeddings, from any scheme",
+    variants: policy::variants,
+    cases: cases::cases,
+};
+
+/// The kernel for embeddings of one scheme.
+pub struct Embed {
+    scheme: Scheme,
+    pipeline: Pipeline,
+}
+
+/// The buffers of one call.
+pub struct Operands<'a> {
+    /// The embeddings: a row a token, `hidden` columns.
+    pub embeddings: &'a Matrix,
+    /// One u32: rows in use. The others are left alone.
+    pub active: View,
+    /// u32 a row. A row whose token is past the embeddings is left alone too.
+    pub tokens: View,
+    /// f32 [row][hidden], written.
+    pub residual: View,
+}
+
+impl Embed {
+    /// Compiles it for a scheme.
+    pub fn new(device: &Device, scheme: Scheme) -> Result<Self> {
+        Ok(Self { scheme, pipeline: variant(scheme, policy::threads(device.caps())).pipeline(device)? })
+    }
+
+    /// Records the kernel for up to `rows` rows: one dispatch for each part of the embeddings.
+    pub fn record(
+        &self,
+        recorder: &mut Recorder,
+        name: &str,
+        rows: usize,
+        factor: f32,
+        operands: &Operands<'_>,
+    ) -> Result<()> {
+        let Operands { embeddings, active, tokens, residual } = operands;
+        let wrong = |reason: String| Err(Error::InvalidUse { what: name.to_string(), reason });
+        let layout = embeddings.layout();
+        if layout.scheme != self.scheme {
+            return wrong(format!("{} embeddings for a kernel made for {}", layout.scheme, self.scheme));
+        }
+        let too_short = |view: &View, words: usize| view.len() < words as u64 * 4;
+        if too_short(active, 1) || too_short(tokens, rows) || too_short(residual, rows * layout.k) {
+            return wrong(format!("active, tokens or residual is too short for {rows} rows of {}", layout.k));
+        }
+        // Shaders count words in 31 bits.
+        let most = (1_u64 << 31) * 4;
+        if residual.len() >= most || embeddings.parts().iter().any(|part| part.values.len() >= most) {
+            return wrong("a buffer of 8 GiB or more: the kernel's indices end there".into());
+        }
+        let groups = policy::groups(self.pipeline.threads(), layout.k);
+        for part in embeddings.parts() {
+            let push = Push {
+                values: (&part.values).into(),
+                scales: part.scales.as_ref().map_or(Address::NONE, Address::from),
+                active_rows: active.clone().into(),
+                tokens: tokens.clone().into(),
+                residual: residual.clone().into(),
+                hidden: layout.k as u32,
+                part_first: part.first_row as u32,
+                part_rows: part.layout.rows as u32,
+                factor,
+            };
+            recorder.dispatch(name, &self.pipeline, [groups, rows as u32, 1], &push)?;
+        }
+        Ok(())
+    }
+}
+
+fn variant(scheme: Scheme, threads: u32) -> Variant {
+    let number = Scheme::ALL.iter().position(|known| *known == scheme).unwrap_or_default();
+    let constants = Constants { threads, scheme: number as u32 };
+    Variant::new(format!("{scheme}, {threads} threads"), TIERS, Tier::T0, &constants, Subgroup::Any)
+}

@@ -1,0 +1,265 @@
+//! Where the kernel is compared with its reference.
+
+use gpu::{Caps, Device, Result, Tier};
+
+use super::{Bias, Form, MAX_BIASES, NO_TOKEN, Operands, Params, Sample, Sampled, policy, reference};
+use crate::selftest::{Case, Comparison, Output, Random, TIMEOUT, arena};
+
+/// What the logits of a case look like.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Logits {
+    /// Between ± this.
+    Spread(f32),
+    /// All the same.
+    Equal,
+    /// Whole numbers from −3 to 3: ties everywhere.
+    Ties,
+    /// A few tokens stand out, as with a model that knows what comes.
+    Peaked,
+}
+
+pub(super) const PLAIN: Form = Form { filters: false, counts: false, biases: false, mask: false };
+pub(super) const FULL: Form = Form { filters: true, counts: true, biases: true, mask: true };
+
+pub(super) fn cases(caps: &Caps) -> Vec<Case> {
+    let mut list = Vec::new();
+    for tier in [Tier::T0, Tier::T1].into_iter().filter(|tier| caps.tier() >= Some(*tier)) {
+        // One token, an odd handful, less than a block, and some blocks of which the last is short.
+        for vocab in [1, 7, 1000, 5003] {
+            for logits in [Logits::Spread(10.0), Logits::Equal, Logits::Ties, Logits::Peaked, Logits::Spread(1e4)] {
+                list.push(case(tier, FULL, vocab, logits, all_params(vocab)));
+            }
+        }
+        for form in [PLAIN, Form { filters: true, ..PLAIN }, Form { counts: true, ..PLAIN }] {
+            list.push(case(tier, form, 5003, Logits::Spread(10.0), all_params(5003)));
+        }
+        // Gemma's vocabulary: the best token, and the filters that Gemma's makers recommend.
+        let gemma = Params { temperature: 1.0, top_k: 64, top_p: 0.95, seed: 1, ..Params::default() };
+        let few = vec![Params::default(), gemma, Params { top_k: 0, ..gemma }];
+        list.push(case(tier, Form { filters: true, ..PLAIN }, 262_144, Logits::Peaked, few));
+    }
+    list
+}
+
+/// Each filter alone, at its ends, and together.
+fn all_params(vocab: usize) -> Vec<Params> {
+    let draw = Params { temperature: 0.8, seed: 0x1234_5678_9abc_def0, ..Params::default() };
+    let all = Params { top_k: 50, top_p: 0.9, min_p: 0.02, ..draw };
+    let list = vec![
+        Params::default(),
+        draw,
+        Params { top_k: 1, ..draw },
+        Params { top_k: 2, ..draw },
+        Params { top_k: 40, ..draw },
+        Params { top_k: vocab as u32, ..draw },
+        Params { top_k: u32::MAX, ..draw },
+        Params { top_p: 0.9, ..draw },
+        Params { top_p: 1e-9, ..draw },
+        Params { top_p: 0.999_999, ..draw },
+        Params { min_p: 0.1, ..draw },
+        Params { min_p: 1.0, ..draw },
+        all,
+        Params { temperature: 5.0, top_k: 300, top_p: 0.5, ..draw },
+        Params { temperature: 0.01, ..all },
+    ];
+    let edited = list.iter().map(|params| Params {
+        repetition: 1.3,
+        presence: 0.5,
+        frequency: 0.25,
+        bias_count: 20,
+        masked: true,
+        ..*params
+    });
+    list.iter().copied().chain(edited).collect()
+}
+
+fn case(tier: Tier, form: Form, vocab: usize, logits: Logits, params: Vec<Params>) -> Case {
+    let has = |has: bool, text: &'static str| if has { text } else { "" };
+    let name = format!(
+        "{} × {vocab}, {logits:?}{}{}{}",
+        params.len(),
+        has(form.filters, ", filters"),
+        has(form.counts, ", counts"),
+        has(form.biases, ", biases and mask"),
+    );
+    Case::new(name, tier, move |device| {
+        let setup = Setup::random(form, vocab, logits, &params);
+        let mut comparison = Comparison::default();
+        let outcome = setup.run(device, policy::at_tier(device.caps(), tier), &mut comparison)?;
+        setup.compare(&outcome, &mut comparison);
+        Ok(comparison)
+    })
+}
+
+/// Inputs of a call. Output row i is row `rows[i]` of a step.
+#[derive(Clone)]
+pub(super) struct Setup {
+    pub form: Form,
+    pub vocab: usize,
+    /// A row each.
+    pub logits: Vec<Vec<f32>>,
+    pub params: Vec<Params>,
+    pub biases: Vec<Vec<Bias>>,
+    pub masks: Vec<Vec<u32>>,
+    pub rows: Vec<u32>,
+    /// A row of the step each.
+    pub positions: Vec<u32>,
+    pub slots: Vec<u32>,
+    /// A slot each.
+    pub counts: Vec<Vec<u32>>,
+    pub active: usize,
+}
+
+/// What came out.
+pub(super) struct Outcome {
+    pub sampled: Vec<Sampled>,
+    pub next_tokens: Vec<u32>,
+    pub next_positions: Vec<u32>,
+    pub counts: Vec<u32>,
+}
+
+impl Setup {
+    /// A row for each of `params`, and one more that is not active.
+    pub fn random(form: Form, vocab: usize, logits: Logits, params: &[Params]) -> Self {
+        let mut random = Random::new(vocab as u64 + 77);
+        let active = params.len();
+        let count = active + 1;
+        let mut logit = || match logits {
+            Logits::Spread(spread) => random.signed() * spread,
+            Logits::Equal => -2.5,
+            Logits::Ties => random.integer(-3, 3) as f32,
+            Logits::Peaked => random.signed().powi(31) * 25.0,
+        };
+        let mut logits: Vec<Vec<f32>> = (0..count).map(|_| (0..vocab).map(|_| logit()).collect()).collect();
+        if vocab > 7 {
+            logits.iter_mut().for_each(|logits| logits[5] = f32::NEG_INFINITY);
+        }
+        let mut below = |end: usize| random.integer(0, end as i64 - 1) as u32;
+        // Every other row of the step, backwards.
+        let rows: Vec<u32> = (0..count as u32).rev().map(|row| row * 2 + 1).collect();
+        let slots: Vec<u32> = (0..2 * count as u32).map(|row| row / 2).collect();
+        let positions = (0..2 * count).map(|_| below(100_000)).collect();
+        let counts = (0..count).map(|_| (0..vocab).map(|_| if below(4) > 0 { 0 } else { below(3) | below(2) << 31 }).collect());
+        let counts = counts.collect();
+        let masks = (0..count).map(|_| (0..vocab.div_ceil(32)).map(|_| below(1 << 31) << 1 | 1).collect()).collect();
+        let biases = logits.iter().map(|logits| biases(logits, vocab)).collect();
+        // What the form leaves out cannot be asked for.
+        let params = params.iter().copied().chain([Params::default()]).map(|params| Params {
+            repetition: if form.counts { params.repetition } else { 1.0 },
+            presence: if form.counts { params.presence } else { 0.0 },
+            frequency: if form.counts { params.frequency } else { 0.0 },
+            bias_count: if form.biases { params.bias_count.min(vocab as u32) } else { 0 },
+            masked: form.mask && params.masked,
+            ..params
+        });
+        let params = params.collect();
+        Self { form, vocab, logits, params, biases, masks, rows, positions, slots, counts, active }
+    }
+
+    /// Runs the kernel.
+    pub fn run(&self, device: &Device, plan: policy::Plan, comparison: &mut Comparison) -> Result<Outcome> {
+        let mut arena = arena(device);
+        let count = self.rows.len();
+        let kernel = Sample::with_plan(device, self.form, self.vocab, plan)?;
+        let params: Vec<[u32; 16]> = self.params.iter().map(Params::to_words).collect();
+        let counts = arena.buffer_from("counts", &self.counts.concat())?;
+        let mut biases = vec![[0_u32; 2]; count * MAX_BIASES];
+        for (row, list) in self.biases.iter().enumerate() {
+            for (i, bias) in list.iter().enumerate() {
+                biases[row * MAX_BIASES + i] = bias.to_words();
+            }
+        }
+        let biases = arena.buffer_from("biases", &biases)?;
+        let mask = arena.buffer_from("mask", &self.masks.concat())?;
+        let sampled = Output::new(&mut arena, count * Sampled::WORDS)?;
+        let next_tokens = Output::new(&mut arena, count)?;
+        let next_positions = Output::new(&mut arena, count)?;
+        let operands = Operands {
+            active: arena.buffer_from("active", &[self.active as u32])?.view(),
+            logits: arena.buffer_from("logits", &self.logits.concat())?.view(),
+            params: arena.buffer_from("params", &params)?.view(),
+            rows: arena.buffer_from("rows", &self.rows)?.view(),
+            positions: arena.buffer_from("positions", &self.positions)?.view(),
+            slots: arena.buffer_from("slots", &self.slots)?.view(),
+            counts: self.form.counts.then(|| counts.view()),
+            biases: self.form.biases.then(|| biases.view()),
+            mask: self.form.mask.then(|| mask.view()),
+            scratch: arena.buffer("scratch", kernel.scratch_bytes(count))?.view(),
+            sampled: sampled.buffer.view(),
+            next_tokens: next_tokens.buffer.view(),
+            next_positions: next_positions.buffer.view(),
+        };
+        let untouched = next_tokens.read(&mut Comparison::default())?[0];
+        let mut recorder = device.recorder()?;
+        kernel.record(&mut recorder, "sample", count, &operands)?;
+        recorder.seal()?.run(TIMEOUT)?;
+
+        let words = sampled.read(comparison)?;
+        let (next_tokens, next_positions) = (next_tokens.read(comparison)?, next_positions.read(comparison)?);
+        let left_alone = words[self.active * Sampled::WORDS..].iter();
+        for word in left_alone.chain(&next_tokens[self.active..]).chain(&next_positions[self.active..]) {
+            comparison.equal(|| "a row that is not active".into(), word, &untouched);
+        }
+        let words: &[[u32; Sampled::WORDS]] = bytemuck::cast_slice(&words);
+        let sampled = words[..self.active].iter().map(|words| Sampled::from_words(*words)).collect();
+        Ok(Outcome { sampled, next_tokens, next_positions, counts: counts.read_vec()? })
+    }
+
+    /// What the reference makes of an output row.
+    pub fn reference(&self, row: usize) -> Vec<reference::Scored> {
+        let slot = self.slots[self.rows[row] as usize] as usize;
+        reference::kept(&reference::Row {
+            logits: &self.logits[row],
+            params: self.params[row],
+            counts: if self.form.counts { &self.counts[slot] } else { &[] },
+            biases: &self.biases[row],
+            mask: &self.masks[row],
+            position: self.positions[self.rows[row] as usize],
+        })
+    }
+
+    /// Compares every active row with the reference.
+    pub fn compare(&self, outcome: &Outcome, comparison: &mut Comparison) {
+        let mut counts = self.counts.concat();
+        for row in 0..self.active {
+            let kept = self.reference(row);
+            let Sampled { token, logprob } = outcome.sampled[row];
+            let at = |what: &str| format!("{what} of row {row} with {:?}", self.params[row]);
+            let supported = self.form.filters || !self.params[row].filters(self.vocab);
+            match kept.first().filter(|_| supported) {
+                None => comparison.equal(|| at("token"), &token, &NO_TOKEN),
+                Some(best) => {
+                    // Where two tokens all but tie, rounding decides: what counts is that none is clearly better.
+                    let found = kept.iter().find(|scored| scored.token == token);
+                    let score = found.map_or(f64::NEG_INFINITY, |scored| scored.score);
+                    let what = || at(&format!("score of token {token} (best is {})", best.token));
+                    comparison.close(what, score, best.score, 1e-5 * (best.score.abs() + 1.0));
+                }
+            }
+            if token != NO_TOKEN {
+                let want = reference::logprob(&self.logits[row], token);
+                comparison.close(|| at("logprob"), f64::from(logprob), want, 1e-5 * (want.abs() + 1.0));
+                let slot = self.slots[self.rows[row] as usize] as usize;
+                counts[slot * self.vocab + token as usize] += u32::from(self.form.counts);
+            }
+            comparison.equal(|| at("next token"), &outcome.next_tokens[row], &token);
+            let position = self.positions[self.rows[row] as usize];
+            comparison.equal(|| at("next position"), &outcome.next_positions[row], &(position + 1));
+        }
+        comparison.equal(|| "the counts".into(), &outcome.counts, &counts);
+    }
+}
+
+/// Twenty biases: the best token is banned, the second gets less and others more.
+fn biases(logits: &[f32], vocab: usize) -> Vec<Bias> {
+    let mut order: Vec<u32> = (0..vocab as u32).collect();
+    order.sort_by(|a, b| logits[*b as usize].total_cmp(&logits[*a as usize]));
+    let bias = |i: usize| match i {
+        0 if vocab > 1 => -100.0,
+        1 => -3.0,
+        2 => f32::NEG_INFINITY,
+        _ => 0.25 * i as f32,
+    };
+    order.into_iter().take(20).enumerate().map(|(i, token)| Bias { token, bias: bias(i) }).collect()
+}
+

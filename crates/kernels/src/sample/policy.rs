@@ -1,0 +1,115 @@
+//! Which variants sample on a device, and what they need beside the logits: pure, tested without a GPU.
+
+use gpu::{Caps, Subgroup, Tier};
+
+use super::{Form, pipelines};
+use crate::variant::Variant;
+
+/// Tokens that one workgroup of the first step takes: 128 blocks of Gemma's vocabulary fill a large GPU, and their best tokens
+/// bound any usual top-k.
+pub const BLOCK: usize = 2048;
+
+/// Variants of the steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// T0 or T1.
+    pub tier: Tier,
+    /// Threads that share a block, a power of two.
+    pub block_threads: u32,
+    /// Threads that join a row's blocks, a power of two.
+    pub join_threads: u32,
+    /// Threads that select among a row's candidates.
+    pub select_threads: u32,
+    /// Subgroup size.
+    pub subgroup: Subgroup,
+}
+
+/// The plan at the device's best tier.
+pub fn plan(caps: &Caps) -> Plan {
+    at_tier(caps, caps.tier().unwrap_or(Tier::T0).min(Tier::T1))
+}
+
+/// The plan at a tier that need not be the device's best.
+pub fn at_tier(caps: &Caps, tier: Tier) -> Plan {
+    let largest = 1 << caps.max_threads.ilog2();
+    // A CPU driver walks through the threads of a workgroup one vector at a time, and pays for every barrier.
+    let [block, join, select] = if caps.max_subgroup_size < 32 { [32, 32, 32] } else { [256, 128, 512] };
+    Plan {
+        tier,
+        block_threads: block.min(largest),
+        join_threads: join.min(largest),
+        select_threads: select.min(largest),
+        subgroup: Subgroup::Any,
+    }
+}
+
+/// Where the parts of the scratch memory lie, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Scratch {
+    /// What is known of each block.
+    pub partials: [u64; 2],
+    /// What is known of each row; empty without filters.
+    pub states: [u64; 2],
+    /// Each row's candidates; empty without filters.
+    pub candidates: [u64; 2],
+}
+
+/// Of a block: six words, as Partial (sample.glsl).
+const PARTIAL_BYTES: u64 = 24;
+/// Of a row: eight words, as State (sample.glsl).
+const STATE_BYTES: u64 = 32;
+/// A key and a token.
+const CANDIDATE_BYTES: u64 = 8;
+/// More than any shader type needs.
+const ALIGNMENT: u64 = 256;
+
+impl Scratch {
+    /// For so many output rows.
+    pub fn new(vocab: usize, rows: usize, filters: bool) -> Self {
+        let rows = rows as u64;
+        let filtered = if filters { rows } else { 0 };
+        let mut end = 0_u64;
+        let mut take = |bytes: u64| {
+            let start = end.next_multiple_of(ALIGNMENT);
+            end = start + bytes;
+            [start, end]
+        };
+        Self {
+            partials: take(rows * blocks(vocab) as u64 * PARTIAL_BYTES),
+            states: take(filtered * STATE_BYTES),
+            candidates: take(filtered * vocab as u64 * CANDIDATE_BYTES),
+        }
+    }
+
+    /// All of it.
+    pub fn bytes(&self) -> u64 {
+        self.candidates[1]
+    }
+}
+
+/// Blocks of a vocabulary.
+pub fn blocks(vocab: usize) -> usize {
+    vocab.div_ceil(BLOCK)
+}
+
+/// All pipelines that the policy may ask for.
+pub fn variants(caps: &Caps) -> Vec<Variant> {
+    let mut list: Vec<Variant> = super::count::variants(caps);
+    for tier in [Tier::T0, Tier::T1].into_iter().filter(|tier| caps.tier() >= Some(*tier)) {
+        for bits in 0..32_u32 {
+            let has = |bit: u32| bits >> bit & 1 == 1;
+            let form = Form { filters: has(0), counts: has(1), biases: has(2), mask: has(3) };
+            let pipelines = pipelines(form, at_tier(caps, tier), !has(4));
+            let steps = [Some(pipelines.blocks), Some(pipelines.join), pipelines.collect, pipelines.select];
+            for new in steps.into_iter().flatten() {
+                let same = |known: &Variant| {
+                    (known.shader.name, &known.constants) == (new.shader.name, &new.constants)
+                };
+                if !list.iter().any(same) {
+                    list.push(new);
+                }
+            }
+        }
+    }
+    list
+}

@@ -1,0 +1,139 @@
+// What the four steps of sampling share: the parameters of a row, order-preserving keys, and the noise.
+
+// As Params (mod.rs).
+struct Params {
+    float temperature;
+    uint top_k;
+    float top_p;
+    float min_p;
+    float repetition;
+    float presence;
+    float frequency;
+    uint seed_low;
+    uint seed_high;
+    uint bias_count;
+    uint masked;
+    uint spare[5];
+};
+
+// What is known of a part of a row's tokens.
+struct Partial {
+    // Of the logits as the model gave them.
+    LogSum raw;
+    // Of the edited logits over the temperature, where top-p will ask for it.
+    LogSum scaled;
+    // The best token, and the key by which it is: lowest token first among equals.
+    uint key;
+    uint token;
+};
+
+// What a row still needs after its blocks are joined.
+struct State {
+    // 0 when its token is already known.
+    uint filtered;
+    // Keys of the largest logit, of the lowest one that may be kept, and of the lowest that min-p lets pass.
+    uint max_key;
+    uint bound;
+    uint min_p_key;
+    // Σ exp((logit − largest) / temperature) over all tokens.
+    float mass;
+    LogSum raw;
+    // Tokens at or above the bound.
+    uint candidates;
+};
+
+// As (token, bias) pairs (mod.rs).
+struct Bias {
+    uint token;
+    float bias;
+};
+
+// As Sampled (mod.rs).
+struct Sampled {
+    uint token;
+    float logprob;
+    uint spare[2];
+};
+
+layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Floats { float data[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Floats4 { vec4 data[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Words { uint data[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Active { uint rows; };
+layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer ParamsList { Params data[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Biases { Bias data[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 4) writeonly buffer SampledList { Sampled data[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 4) writeonly buffer Next { uint data[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 4) buffer Counts { uint data[]; };
+
+// Tokens of a block, as BLOCK (policy.rs).
+const uint BLOCK = 2048;
+// No token: as NO_TOKEN (mod.rs).
+const uint NO_TOKEN = 0xffffffffu;
+// Below this a division by the temperature might overflow: it counts as 0. As MIN_TEMPERATURE (mod.rs).
+const float MIN_TEMPERATURE = 1e-5;
+
+// How a row's token is found.
+const uint GREEDY = 0;
+// Among all tokens: noise decides in one pass.
+const uint DRAW = 1;
+// Among those that top-k, top-p and min-p leave.
+const uint FILTER = 2;
+
+bool has_top_k(Params params, uint vocab) {
+    return params.top_k > 0 && params.top_k < vocab;
+}
+
+uint mode_of(Params params, uint vocab) {
+    // The best one alone is left: no noise can change that.
+    if (!(params.temperature >= MIN_TEMPERATURE) || params.top_k == 1) {
+        return GREEDY;
+    }
+    return has_top_k(params, vocab) || params.top_p < 1.0 || params.min_p > 0.0 ? FILTER : DRAW;
+}
+
+// Keys are integers in the order of the floats. Zero has one key whatever its sign. Nothing is below every key.
+const uint NOTHING = 0;
+const uint KEY_OF_MINUS_INFINITY = 0x007fffffu;
+const uint BAD = 0xffffffffu;
+
+uint key_of(float value) {
+    uint bits = floatBitsToUint(value);
+    bits = bits == 0x80000000u ? 0 : bits;
+    return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
+}
+
+float value_of(uint key) {
+    return uintBitsToFloat((key & 0x80000000u) != 0 ? key ^ 0x80000000u : ~key);
+}
+
+// Philox4x32-10 (Salmon et al., 2011): four random words that depend on counter and key alone.
+uvec4 philox(uvec4 counter, uvec2 key) {
+    for (uint i = 0; i < 10; i++) {
+        uint high0, low0, high1, low1;
+        umulExtended(0xd2511f53u, counter.x, high0, low0);
+        umulExtended(0xcd9e8d57u, counter.z, high1, low1);
+        counter = uvec4(high1 ^ counter.y ^ key.x, low1, high0 ^ counter.w ^ key.y, low0);
+        key += uvec2(0x9e3779b9u, 0xbb67ae85u);
+    }
+    return counter;
+}
+
+// −log(E) with E = −log(1 − v) and v = (bits + ½) / 2³². The largest noise, that of the smallest v, decides draws, so small v are
+// computed by a series: 1 − v would round their digits away.
+float gumbel(uint bits) {
+    float v = (float(bits) + 0.5) * (1.0 / 4294967296.0);
+    float rest = (float(~bits) + 0.5) * (1.0 / 4294967296.0);
+    float series = v * (1.0 + v * (0.5 + v * (1.0 / 3.0 + v * 0.25)));
+    return -log(v < 0.015625 ? series : -log(rest));
+}
+
+// The noise of tokens 4n to 4n + 3.
+vec4 noise4(Params params, uint position, uint quarter) {
+    uvec4 bits = philox(uvec4(quarter, position, 0, 0), uvec2(params.seed_low, params.seed_high));
+    return vec4(gumbel(bits.x), gumbel(bits.y), gumbel(bits.z), gumbel(bits.w));
+}
+
+float noise(Params params, uint position, uint token) {
+    uvec4 bits = philox(uvec4(token / 4, position, 0, 0), uvec2(params.seed_low, params.seed_high));
+    return gumbel(bits[token % 4]);
+}

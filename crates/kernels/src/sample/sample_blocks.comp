@@ -1,0 +1,81 @@
+#version 460
+#pragma tiers(T0, T1)
+#extension GL_GOOGLE_include_directive : require
+// Step 1 of sampling, one workgroup a block of 2048 tokens and output row: the only pass over all logits. It finds the block's
+// share of the log probability, and its best token: by logit, or where nothing is filtered by logit / temperature plus noise.
+#include "common.glsl"
+#include "logsum.glsl"
+#include "sample.glsl"
+
+layout(local_size_x_id = 0) in;
+layout(constant_id = 0) const uint THREADS = 256;
+// The vocabulary divides by 4, so that four logits can be one load.
+layout(constant_id = 1) const bool WIDE = true;
+layout(constant_id = 2) const bool COUNTS = false;
+layout(constant_id = 3) const bool BIASES = false;
+layout(constant_id = 4) const bool MASK = false;
+
+#include "partial.glsl"
+
+layout(buffer_reference, scalar, buffer_reference_align = 4) writeonly buffer Partials { Partial data[]; };
+
+layout(push_constant, scalar) uniform Push {
+    Floats logits;
+    ParamsList params;
+    Active active_rows;
+    Words rows;
+    Words positions;
+    Words slots;
+    Words counts;
+    Biases biases;
+    Words mask;
+    // [output row][block].
+    Partials partials;
+    uint vocab;
+} push;
+
+#include "edit.glsl"
+
+void main() {
+    uint row = gl_WorkGroupID.y;
+    if (row >= push.active_rows.rows) {
+        return;
+    }
+    Params params = push.params.data[row];
+    uint mode = mode_of(params, push.vocab);
+    uint step_row = push.rows.data[row];
+    uint position = mode == DRAW ? push.positions.data[step_row] : 0;
+    uint slot = COUNTS ? push.slots.data[step_row] : 0;
+    float scale = mode == GREEDY ? 1.0 : 1.0 / params.temperature;
+    bool with_mass = mode == FILTER && params.top_p < 1.0;
+    uint first = gl_WorkGroupID.x * BLOCK;
+    load_biases(params, row, first);
+
+    Partial part = no_tokens();
+    uint end = min(first + BLOCK, push.vocab);
+    for (uint token = first + thread_index() * 4; token < end; token += THREADS * 4) {
+        vec4 raw = load4(row, token);
+        part.raw = add_logits(part.raw, raw, 1.0);
+        vec4 logits = edit4(params, row, slot, token, raw);
+        if (with_mass) {
+            part.scaled = add_logits(part.scaled, logits, scale);
+        }
+        vec4 scores = logits;
+        if (mode == DRAW) {
+            scores = logits * scale + noise4(params, position, token / 4);
+        }
+        [[unroll]] for (uint i = 0; i < 4; i++) {
+            uint key = key_of(logits[i]) > KEY_OF_MINUS_INFINITY ? key_of(scores[i]) : NOTHING;
+            key = is_bad(raw[i]) || is_bad(logits[i]) ? BAD : key;
+            // Tokens ascend: the first of equals stays.
+            if (key > part.key) {
+                part.key = key;
+                part.token = token + i;
+            }
+        }
+    }
+    part = workgroup_join(part, scale);
+    if (thread_index() == 0) {
+        push.partials.data[row * gl_NumWorkGroups.x + gl_WorkGroupID.x] = part;
+    }
+}

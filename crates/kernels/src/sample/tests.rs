@@ -1,0 +1,303 @@
+use std::collections::BTreeMap;
+
+use gpu::{Device, Tier, known};
+
+use super::{
+    Bias, CountPrompt, Form, IN_PROMPT, NO_TOKEN, Operands, Params, Sample, Sampled,
+    cases::{FULL, Logits, PLAIN, Setup},
+    policy, reference,
+};
+use crate::selftest::{Comparison, TIMEOUT, arena};
+
+const DRAW: Params = Params {
+    temperature: 1.0,
+    top_k: 0,
+    top_p: 1.0,
+    min_p: 0.0,
+    repetition: 1.0,
+    presence: 0.0,
+    frequency: 0.0,
+    seed: 99,
+    bias_count: 0,
+    masked: false,
+};
+
+#[test]
+fn all_cases_on_the_cpu_driver() {
+    crate::variant::run_cases_on_cpu(&super::KERNEL);
+}
+
+fn run(device: &Device, setup: &Setup) -> Vec<Sampled> {
+    let mut comparison = Comparison::default();
+    let outcome = setup.run(device, policy::plan(device.caps()), &mut comparison).unwrap();
+    assert!(comparison.passed(), "{:?}", comparison.first_wrong);
+    outcome.sampled
+}
+
+fn bits(sampled: &Sampled) -> (u32, u32) {
+    (sampled.token, sampled.logprob.to_bits())
+}
+
+/// These rows in another batch.
+fn pick(setup: &Setup, rows: &[usize]) -> Setup {
+    Setup {
+        logits: rows.iter().map(|row| setup.logits[*row].clone()).collect(),
+        params: rows.iter().map(|row| setup.params[*row]).collect(),
+        biases: rows.iter().map(|row| setup.biases[*row].clone()).collect(),
+        masks: rows.iter().map(|row| setup.masks[*row].clone()).collect(),
+        rows: rows.iter().map(|row| setup.rows[*row]).collect(),
+        active: rows.len(),
+        ..setup.clone()
+    }
+}
+
+#[test]
+fn a_row_gives_the_same_bits_in_any_batch_and_any_program() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let all = Params { top_k: 50, top_p: 0.9, repetition: 1.2, bias_count: 9, masked: true, ..DRAW };
+    let params = [Params::default(), DRAW, Params { top_k: 30, ..DRAW }, Params { top_p: 0.8, ..DRAW }, all];
+    let setup = Setup::random(FULL, 5003, Logits::Spread(4.0), &params);
+    let together = run(&device, &setup);
+    for (row, want) in together.iter().enumerate() {
+        let other = (row + 2) % params.len();
+        assert_eq!(bits(&run(&device, &pick(&setup, &[row]))[0]), bits(want), "row {row} alone");
+        assert_eq!(bits(&run(&device, &pick(&setup, &[other, other, row]))[2]), bits(want), "row {row} as the third");
+    }
+    let plain = Setup::random(PLAIN, 5003, Logits::Spread(4.0), &params[..2]);
+    for form in [FULL, Form { filters: true, ..PLAIN }, Form { counts: true, ..PLAIN }] {
+        let same = Setup { form, ..plain.clone() };
+        let both = [run(&device, &plain), run(&device, &same)].map(|list| list.iter().map(bits).collect::<Vec<_>>());
+        assert_eq!(both[0], both[1], "{form:?}");
+    }
+}
+
+#[test]
+fn larger_workgroups_find_the_same_tokens() {
+    let Some(device) = testkit::cpu_device() else { return };
+    // What a GPU's plan does: several threads a chunk, more threads than candidates.
+    let params = [Params::default(), DRAW, Params { top_k: 30, top_p: 0.9, ..DRAW }, Params { top_p: 0.8, ..DRAW }];
+    let setup = Setup::random(FULL, 5003, Logits::Ties, &params);
+    for tier in [Tier::T0, Tier::T1] {
+        let plan = policy::at_tier(&known::h200(), tier);
+        let mut comparison = Comparison::default();
+        let outcome = setup.run(&device, plan, &mut comparison).unwrap();
+        setup.compare(&outcome, &mut comparison);
+        assert!(comparison.passed(), "{tier}: {:?}", comparison.first_wrong);
+    }
+}
+
+#[test]
+fn rows_without_an_answer_say_so_and_leave_the_others_alone() {
+    let Some(device) = testkit::cpu_device() else { return };
+    for (params, form) in [(Params::default(), PLAIN), (DRAW, PLAIN), (Params { top_k: 5, ..DRAW }, FULL)] {
+        let mut setup = Setup::random(form, 3000, Logits::Spread(3.0), &[params; 6]);
+        setup.logits[1][2999] = f32::NAN;
+        setup.logits[2][17] = -f32::NAN;
+        setup.logits[3].fill(f32::NEG_INFINITY);
+        setup.logits[4][2500] = f32::INFINITY;
+        let sampled = run(&device, &setup);
+        let none: Vec<bool> = sampled.iter().map(|sampled| sampled.token == NO_TOKEN).collect();
+        assert_eq!(none, [false, true, true, true, true, false], "{params:?}");
+        assert!(sampled.iter().all(|sampled| sampled.logprob.is_nan() == (sampled.token == NO_TOKEN)));
+    }
+    // Nothing is left once all tokens are banned or masked.
+    for params in [Params { bias_count: 3, ..DRAW }, Params { masked: true, top_p: 0.5, ..DRAW }] {
+        let mut setup = Setup::random(FULL, 3, Logits::Spread(3.0), &[params, DRAW]);
+        setup.biases[0] = (0..3).map(|token| Bias { token, bias: -100.0 }).collect();
+        setup.masks[0].fill(0);
+        let sampled = run(&device, &setup);
+        assert_eq!((sampled[0].token, sampled[1].token < 3), (NO_TOKEN, true), "{params:?}");
+    }
+}
+
+#[test]
+fn a_program_without_filters_refuses_rows_that_want_them() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let params = [Params { top_k: 5, ..DRAW }, Params { top_k: 1, ..DRAW }];
+    let sampled = run(&device, &Setup::random(PLAIN, 100, Logits::Spread(3.0), &params));
+    assert!(sampled[0].token == NO_TOKEN && sampled[1].token < 100, "{sampled:?}");
+    assert_eq!(params.map(|params| params.filters(100)), [true, false]);
+}
+
+/// How often each token comes when one program decodes from the same logits, its positions moving on by themselves.
+fn draws(device: &Device, form: Form, logits: &[f32], params: Params, replays: usize) -> BTreeMap<u32, usize> {
+    const ROWS: usize = 512;
+    let mut arena = arena(device);
+    let kernel = Sample::new(device, form, logits.len()).unwrap();
+    let identity: Vec<u32> = (0..ROWS as u32).collect();
+    let positions = arena.buffer_from("positions", &identity.iter().map(|row| row * 10_000).collect::<Vec<_>>()).unwrap();
+    let sampled = arena.buffer("sampled", (ROWS * 16) as u64).unwrap();
+    let rows = arena.buffer_from("rows", &identity).unwrap();
+    let operands = Operands {
+        active: arena.buffer_from("active", &[ROWS as u32]).unwrap().view(),
+        logits: arena.buffer_from("logits", &logits.repeat(ROWS)).unwrap().view(),
+        params: arena.buffer_from("params", &vec![params.to_words(); ROWS]).unwrap().view(),
+        rows: rows.view(),
+        positions: positions.view(),
+        slots: rows.view(),
+        counts: None,
+        biases: None,
+        mask: None,
+        scratch: arena.buffer("scratch", kernel.scratch_bytes(ROWS)).unwrap().view(),
+        sampled: sampled.view(),
+        next_tokens: arena.buffer("tokens", (ROWS * 4) as u64).unwrap().view(),
+        next_positions: positions.view(),
+    };
+    let mut recorder = device.recorder().unwrap();
+    kernel.record(&mut recorder, "sample", ROWS, &operands).unwrap();
+    let program = recorder.seal().unwrap();
+    let mut tally = BTreeMap::new();
+    for replay in 1..=replays as u32 {
+        program.run(TIMEOUT).unwrap();
+        for words in sampled.read_vec::<[u32; 4]>().unwrap() {
+            *tally.entry(Sampled::from_words(words).token).or_default() += 1;
+        }
+        let moved: Vec<u32> = positions.read_vec().unwrap();
+        assert!(moved.iter().zip(&identity).all(|(now, row)| *now == row * 10_000 + replay));
+    }
+    tally
+}
+
+#[test]
+fn tokens_come_as_often_as_they_are_probable() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let logits: Vec<f32> = (0..13).map(|token| ((token * 5 % 13) as f32) * 0.4 - 2.0).collect();
+    let filters = Form { filters: true, ..PLAIN };
+    let drawn = [
+        (PLAIN, DRAW),
+        (PLAIN, Params { temperature: 0.5, ..DRAW }),
+        (filters, Params { top_k: 8, ..DRAW }),
+        (filters, Params { top_p: 0.8, temperature: 1.5, ..DRAW }),
+        (filters, Params { min_p: 0.2, seed: 1 << 40, ..DRAW }),
+        (filters, Params { top_k: 9, top_p: 0.9, min_p: 0.1, temperature: 1.2, ..DRAW }),
+    ];
+    for (form, params) in drawn {
+        let tally = draws(&device, form, &logits, params, 40);
+        let total: usize = tally.values().sum();
+        let row = reference::Row { logits: &logits, params, counts: &[], biases: &[], mask: &[], position: 0 };
+        let kept: Vec<u32> = reference::kept(&row).iter().map(|scored| scored.token).collect();
+        assert!(tally.keys().all(|token| kept.contains(token)), "{params:?}: {tally:?}, kept {kept:?}");
+        let weight = |token: u32| (f64::from(logits[token as usize]) / f64::from(params.temperature)).exp();
+        let sum: f64 = kept.iter().map(|token| weight(*token)).sum();
+        let chi_square: f64 = kept
+            .iter()
+            .map(|token| {
+                let expected = weight(*token) / sum * total as f64;
+                (tally.get(token).copied().unwrap_or(0) as f64 - expected).powi(2) / expected
+            })
+            .sum();
+        // The 0.999 quantile for 12 degrees of freedom is 32.9; fewer have lower ones.
+        assert!(total == 20_480 && chi_square < 32.9, "{params:?}: χ² = {chi_square} over {} tokens", kept.len());
+    }
+}
+
+#[test]
+fn of_equals_top_k_keeps_the_lowest_and_top_p_keeps_all() {
+    let Some(device) = testkit::cpu_device() else { return };
+    // Tokens 3, 103, 203, … are best, all alike.
+    let logits: Vec<f32> = (0..3000).map(|token| if token % 100 == 3 { 4.0 } else { 1.0 }).collect();
+    let filters = Form { filters: true, ..PLAIN };
+    let tokens = |params: Params| draws(&device, filters, &logits, params, 1).into_keys().collect::<Vec<u32>>();
+    let best: Vec<u32> = (0..30).map(|i| i * 100 + 3).collect();
+    assert_eq!(tokens(Params { top_k: 4, ..DRAW }), best[..4]);
+    assert_eq!(tokens(Params { top_p: 0.001, ..DRAW }), best);
+    // All of the best, and of the next the lowest: their share of the draws is large enough for each to come.
+    let some = tokens(Params { top_k: 36, temperature: 5.0, ..DRAW });
+    let mut want = [best.clone(), vec![0, 1, 2, 4, 5, 6]].concat();
+    want.sort_unstable();
+    assert_eq!(some, want);
+}
+
+#[test]
+fn prompts_are_counted() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let mut arena = arena(&device);
+    let vocab = 50;
+    let counts = arena.buffer_from("counts", &vec![2_u32; 3 * vocab]).unwrap();
+    let tokens = arena.buffer_from("tokens", &[7_u32, 7, 49, 1000, 5]).unwrap();
+    let slots = arena.buffer_from("slots", &[0_u32, 2, 1, 1, 0]).unwrap();
+    let active = arena.buffer_from("active", &[4_u32]).unwrap();
+    let kernel = CountPrompt::new(&device, vocab).unwrap();
+    let mut recorder = device.recorder().unwrap();
+    let views = [&active, &tokens, &slots, &counts].map(|buffer| buffer.view());
+    kernel.record(&mut recorder, "count", 5, views.each_ref()).unwrap();
+    kernel.record(&mut recorder, "more rows than tokens", 6, views.each_ref()).unwrap_err();
+    recorder.seal().unwrap().run(TIMEOUT).unwrap();
+    let mut want = vec![2; 3 * vocab];
+    for (slot, token) in [(0, 7), (2, 7), (1, 49)] {
+        want[slot * vocab + token] |= IN_PROMPT;
+    }
+    assert_eq!(counts.read_vec::<u32>().unwrap(), want);
+}
+
+#[test]
+fn plans_fit_the_device() {
+    for caps in [known::h200(), known::radeon_780m(), known::mesa_cpu(), known::bare_vulkan_13()] {
+        for tier in [Tier::T0, Tier::T1].into_iter().filter(|tier| caps.tier() >= Some(*tier)) {
+            let plan = policy::at_tier(&caps, tier);
+            for threads in [plan.block_threads, plan.join_threads, plan.select_threads] {
+                assert!(threads.is_power_of_two() && threads <= caps.max_threads, "{plan:?}");
+                assert!(tier == Tier::T0 || threads.is_multiple_of(caps.max_subgroup_size), "{plan:?}");
+            }
+            // Biases of a block and the threads' parts; ranked blocks and the same.
+            let parts = |threads: u32| threads * 24 / if tier == Tier::T0 { 1 } else { 4 };
+            assert!(policy::BLOCK as u32 * 4 + parts(plan.block_threads) <= caps.max_shared_bytes, "{plan:?}");
+            assert!(257 * 4 + parts(plan.join_threads) <= caps.max_shared_bytes, "{plan:?}");
+        }
+    }
+    assert_eq!(policy::plan(&known::bare_vulkan_13()).tier, Tier::T0);
+    let scratch = policy::Scratch::new(262_144, 4, true);
+    assert_eq!(scratch.bytes() - scratch.candidates[0], 8 << 20);
+    assert!(policy::Scratch::new(262_144, 4, false).bytes() < 16 << 10);
+}
+
+#[test]
+fn parameters_that_make_no_sense_are_refused() {
+    Params::default().check().unwrap();
+    for wrong in [
+        Params { temperature: -1.0, ..DRAW },
+        Params { temperature: f32::NAN, ..DRAW },
+        Params { top_p: 0.0, ..DRAW },
+        Params { min_p: 1.5, ..DRAW },
+        Params { repetition: 0.0, ..DRAW },
+        Params { frequency: f32::INFINITY, ..DRAW },
+        Params { bias_count: 513, ..DRAW },
+    ] {
+        assert!(wrong.check().is_err(), "{wrong:?}");
+    }
+}
+
+#[test]
+fn wrong_operands_are_refused() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let mut arena = arena(&device);
+    let words = arena.buffer("words", 1 << 16).unwrap();
+    let kernel = Sample::new(&device, Form { biases: true, ..PLAIN }, 100).unwrap();
+    let right = || Operands {
+        active: words.view(),
+        logits: words.view(),
+        params: words.view(),
+        rows: words.view(),
+        positions: words.view(),
+        slots: words.view(),
+        counts: None,
+        biases: Some(words.view()),
+        mask: None,
+        scratch: words.view(),
+        sampled: words.view(),
+        next_tokens: words.view(),
+        next_positions: words.view(),
+    };
+    let record = |operands: Operands| kernel.record(&mut device.recorder().unwrap(), "sample", 2, &operands);
+    record(right()).unwrap();
+    let short = || words.slice(0..4).unwrap();
+    record(Operands { counts: Some(words.view()), ..right() }).unwrap_err();
+    record(Operands { biases: None, ..right() }).unwrap_err();
+    record(Operands { biases: Some(short()), ..right() }).unwrap_err();
+    record(Operands { scratch: short(), ..right() }).unwrap_err();
+    record(Operands { sampled: short(), ..right() }).unwrap_err();
+    let error = record(Operands { logits: short(), ..right() }).unwrap_err().to_string();
+    assert!(error.contains("logits"), "{error}");
+    record(Operands { logits: words.slice(4..1 << 15).unwrap(), ..right() }).unwrap_err();
+    assert!(Sample::new(&device, PLAIN, 0).is_err());
+}

@@ -1,0 +1,92 @@
+//! How surprised the model was: the negative log probability of a given token of each row, so that a perplexity needs no
+//! logits on the host.
+
+mod cases;
+pub mod policy;
+pub mod reference;
+#[cfg(test)]
+mod tests;
+
+use gpu::{Device, Error, Pipeline, Recorder, Result, View};
+
+use crate::{
+    Kernel,
+    shaders::score::{Constants, Push, TIERS},
+    variant::Variant,
+};
+use policy::Plan;
+
+/// For the self-test and the compile checks.
+pub static KERNEL: Kernel = Kernel {
+    name: "score",
+    about: "negative log probability of given tokens",
+    variants: policy::variants,
+    cases: cases::cases,
+};
+
+/// The target of a row that has none: its score is 0.
+pub const NO_TARGET: u32 = u32::MAX;
+
+/// The kernel for one vocabulary.
+pub struct Score {
+    vocab: usize,
+    pipeline: Pipeline,
+}
+
+/// The buffers of one call.
+pub struct Operands {
+    /// One u32: rows in use. The others are left alone.
+    pub active: View,
+    /// f32 [row][vocab].
+    pub logits: View,
+    /// u32 a row: the token that came next, or [`NO_TARGET`].
+    pub targets: View,
+    /// f32 a row, written: log Σ exp(logits) − the target's logit. Not a number where a logit is not a number or plus infinity,
+    /// or the target is past the vocabulary.
+    pub nll: View,
+}
+
+impl Score {
+    /// Chooses the variant for this device and compiles it.
+    pub fn new(device: &Device, vocab: usize) -> Result<Self> {
+        Self::with_plan(device, vocab, policy::plan(device.caps()))
+    }
+
+    /// The same with a plan given.
+    pub fn with_plan(device: &Device, vocab: usize, plan: Plan) -> Result<Self> {
+        if vocab == 0 || vocab >= 1 << 31 {
+            let reason = format!("a vocabulary of {vocab} tokens");
+            return Err(Error::InvalidUse { what: "score".into(), reason });
+        }
+        Ok(Self { vocab, pipeline: variant(plan, vocab.is_multiple_of(4)).pipeline(device)? })
+    }
+
+    /// Records the kernel for up to `rows` rows.
+    pub fn record(&self, recorder: &mut Recorder, name: &str, rows: usize, operands: &Operands) -> Result<()> {
+        let Operands { active, logits, targets, nll } = operands;
+        let wrong = |reason: String| Err(Error::InvalidUse { what: name.to_string(), reason });
+        let too_short = |view: &View, words: usize| view.len() < words as u64 * 4;
+        if too_short(active, 1) || too_short(logits, rows * self.vocab) || too_short(targets, rows) || too_short(nll, rows)
+        {
+            return wrong(format!("a buffer is too short for {rows} rows of {} logits", self.vocab));
+        }
+        // Shaders count words in 31 bits, and four logits are one aligned load.
+        if rows * self.vocab >= 1 << 31 || !logits.address().is_multiple_of(16) {
+            return wrong("more than 8 GiB of logits, or logits not aligned to 16 bytes".into());
+        }
+        let push = Push {
+            logits: logits.clone().into(),
+            active_rows: active.clone().into(),
+            targets: targets.clone().into(),
+            nll: nll.clone().into(),
+            vocab: self.vocab as u32,
+        };
+        recorder.dispatch(name, &self.pipeline, [rows as u32, 1, 1], &push)
+    }
+}
+
+fn variant(plan: Plan, wide: bool) -> Variant {
+    let constants = Constants { threads: plan.threads, wide };
+    let label = format!("{} threads{}", plan.threads, if wide { "" } else { ", odd vocabulary" });
+    Variant::new(label, TIERS, plan.tier, &constants, plan.subgroup)
+}
