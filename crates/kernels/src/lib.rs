@@ -13,6 +13,7 @@
 mod encoding;
 mod layout;
 mod matrix;
+mod product;
 pub mod quant;
 pub mod selftest;
 mod variant;
@@ -21,6 +22,7 @@ mod vectors;
 pub use encoding::Encoding;
 pub use layout::{GROUP, Layout, QUAD, STRIP, Scheme};
 pub use matrix::{Matrix, Part};
+pub use product::{Epilogue, Target};
 pub use variant::{Kernel, Variant};
 pub use vectors::{VectorData, Vectors};
 
@@ -38,4 +40,4 @@ macro_rules! kernels {
     };
 }
 
-kernels! { gemv, norm, probe, random, transcode }
+kernels! { geglu, gemm, gemv, norm, probe, random, transcode }
