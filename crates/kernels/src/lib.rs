@@ -14,6 +14,7 @@ mod encoding;
 mod kv;
 mod layout;
 mod matrix;
+mod product;
 pub mod quant;
 pub mod selftest;
 mod variant;
@@ -23,6 +24,7 @@ pub use encoding::Encoding;
 pub use kv::{KvLayer, KvScheme, KvShape, KvTable};
 pub use layout::{GROUP, Layout, QUAD, STRIP, Scheme};
 pub use matrix::{Matrix, Part};
+pub use product::{Epilogue, Target};
 pub use variant::{Kernel, Variant};
 pub use vectors::{VectorData, Vectors};
 
@@ -40,4 +42,4 @@ macro_rules! kernels {
     };
 }
 
-kernels! { attention, embed, gemv, norm, probe, random, rope, sample, score, transcode }
+kernels! { attention, embed, geglu, gemm, gemv, norm, probe, random, rope, sample, score, transcode }

@@ -58,16 +58,17 @@ impl Matrix {
         Ok(Self { layout, parts })
     }
 
-    /// Fills an int8 or int4 matrix in mapped memory from row-major integers and scales.
-    pub fn write(&mut self, values: &[i8], scales: &[f16]) -> Result<()> {
-        let groups = self.layout.k / crate::GROUP;
+    /// Fills a matrix in mapped memory from its tiles and scale plane, each laid out for the whole matrix.
+    pub fn write(&mut self, values: &[u8], scales: &[f16]) -> Result<()> {
+        let (mut value_at, mut scale_at) = (0, 0);
         for part in &mut self.parts {
-            let rows = part.first_row..part.first_row + part.layout.rows;
-            let values = &values[rows.start * self.layout.k..rows.end * self.layout.k];
-            let scales = &scales[rows.start * groups..rows.end * groups];
-            part.values.write(0, &part.layout.pack_values(values))?;
+            let bytes = part.layout.value_bytes();
+            part.values.write(0, &values[value_at..value_at + bytes])?;
+            value_at += bytes;
             if let Some(buffer) = &mut part.scales {
-                buffer.write(0, bytemuck::cast_slice(&bits(&part.layout.pack_scales(scales, &[]))))?;
+                let count = part.layout.scale_bytes() / size_of::<f16>();
+                buffer.write(0, bytemuck::cast_slice(&bits(&scales[scale_at..scale_at + count])))?;
+                scale_at += count;
             }
         }
         Ok(())
@@ -125,10 +126,17 @@ fn bits(scales: &[f16]) -> Vec<u16> {
     scales.iter().map(|scale| scale.to_bits()).collect()
 }
 
-/// As many strips as fit one allocation; none when not even one does.
+/// As many strips as fit one allocation, in whole pairs, so that a strip of gate and its strip of up stay together; none
+/// when not even one fits.
 fn strips_per_part(layout: &Layout, max_allocation: u64) -> Option<usize> {
     let fit = max_allocation / layout.strip_value_bytes() as u64;
-    (fit > 0).then(|| usize::try_from(fit).unwrap_or(usize::MAX).min(layout.strips()))
+    let strips = layout.strips();
+    match usize::try_from(fit).unwrap_or(usize::MAX) {
+        0 => None,
+        1 => Some(1),
+        fit if fit >= strips => Some(strips),
+        fit => Some(fit & !1),
+    }
 }
 
 #[cfg(test)]
@@ -142,7 +150,8 @@ mod tests {
         let head = Layout::new(Scheme::Int8, 262_144, 5376).unwrap();
         let strips = strips_per_part(&head, 1 << 30).unwrap();
         assert!(strips * head.strip_value_bytes() <= 1 << 30);
-        assert!((strips + 1) * head.strip_value_bytes() > 1 << 30);
+        assert!((strips + 2) * head.strip_value_bytes() > 1 << 30);
+        assert!(strips.is_multiple_of(2), "pairs of gate and up stay together");
         assert_eq!(strips_per_part(&head, 4 << 30), Some(head.strips()));
         assert_eq!(strips_per_part(&head, 1000), None);
     }

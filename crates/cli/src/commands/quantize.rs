@@ -8,12 +8,19 @@ use std::{
 };
 
 use anyhow::bail;
-use clap::Args;
+use clap::{Args, ValueEnum};
 use gpu::bytes;
 use serde_json::json;
 use weights::{Checkpoint, quant::Scheme, quantize::quantize};
 
-use crate::{commands::bench::Quant, output};
+use crate::output;
+
+/// A scheme that models are quantised to.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Quant {
+    Int8,
+    Int4,
+}
 
 /// Converts a model to int8 or int4, in a file that loads with no further work
 #[derive(Args)]
@@ -44,7 +51,10 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if out.exists() && !arguments.force {
         bail!("{} exists already: give another name, or --force to replace it", out.display());
     }
-    let scheme: Scheme = arguments.quant.scheme();
+    let scheme = match arguments.quant {
+        Quant::Int8 => Scheme::Int8,
+        Quant::Int4 => Scheme::Int4,
+    };
     let checkpoint = Checkpoint::open(&arguments.input)?;
     let total: u64 = checkpoint.inventory.iter().map(|(_, tensor)| tensor.data.len).sum();
     let start = Instant::now();

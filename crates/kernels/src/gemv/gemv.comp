@@ -7,17 +7,23 @@
 // 32 threads, a slice, take one quad at a time: thread l holds row l/2, half l%2 of each group, so that a load of 16 bytes a
 // thread covers a tile of 512 contiguous bytes. The slices of a workgroup share the quads of a strip; their sums are joined
 // in a fixed order at the end of it.
+//
+// With an epilogue, strips of gate and up alternate: a workgroup takes a pair of them, every other slice one of the two, and
+// joins them into 16 values of the gated product.
 #include "common.glsl"
 
 layout(local_size_x_id = 0) in;
 layout(constant_id = 0) const uint THREADS = 256;
 layout(constant_id = 1) const uint COLUMNS = 1;
-// 8 or 4.
-layout(constant_id = 2) const uint BITS = 8;
-// Activations as int8 with a scale per group, else as f32.
+layout(constant_id = 2) const uint SCHEME = 0;
+// Activations as int8 with a scale per group (int8 and int4 weights only), else as f32.
 layout(constant_id = 3) const bool INT8_ACTIVATIONS = true;
 // Quads whose weights a slice loads before it uses any of them.
 layout(constant_id = 4) const uint IN_FLIGHT = 1;
+layout(constant_id = 5) const uint EPILOGUE = 0;
+
+#include "weights.glsl"
+#include "gated.glsl"
 
 layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Words4 { uvec4 data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 8) readonly buffer Words2 { uvec2 data[]; };
@@ -37,12 +43,11 @@ layout(push_constant, scalar) uniform Push {
     uint y_stride;
 } push;
 
-const uint STRIP = 16;
-const uint GROUP = 32;
-const uint QUAD = 128;
 const uint SLICE = 32;
 const uint SLICES = THREADS / SLICE;
-const uint TILES = BITS / 2;   // tiles of 512 bytes in a quad: 4 of int8, 2 of int4
+// Strips that a workgroup works on at once, and the slices that share one.
+const uint STRIPS = EPILOGUE == 0 ? 1 : 2;
+const uint SHARERS = SLICES / STRIPS;
 
 #if TIER >= 1
 shared float parts[THREADS / 2 * COLUMNS];
@@ -50,8 +55,14 @@ shared float parts[THREADS / 2 * COLUMNS];
 shared float parts[THREADS * COLUMNS];
 #endif
 
-// The sum over 16 weights of one group, as stored (int4 comes as 16 · q), times one column.
-float product(uvec4 weights, uint quads, uint group, uint half_index, uint column) {
+vec4 x_at(uint at) {
+    return uintBitsToFloat(push.x.data[at]);
+}
+
+// The sum over 16 weights of one group, as stored (int4 comes as 16 · q), times one column; and the sum of these x where
+// the scheme has minima.
+float product(uvec4 weights, uint quads, uint group, uint half_index, uint column, out float x_sum) {
+    x_sum = 0.0;
     if (INT8_ACTIVATIONS) {
         uint at = (column * quads * QUAD + group * GROUP) / 16 + half_index;
         return float(dot16(weights, push.x.data[at]));
@@ -59,9 +70,25 @@ float product(uvec4 weights, uint quads, uint group, uint half_index, uint colum
     uint at = (column * quads * QUAD + group * GROUP) / 4 + half_index * 4;
     float sum = 0.0;
     [[unroll]] for (uint i = 0; i < 4; i++) {
-        sum += dot(bytes_to_floats(weights[i]), uintBitsToFloat(push.x.data[at + i]));
+        vec4 x = x_at(at + i);
+        sum += dot(bytes_to_floats(weights[i]), x);
+        if (HAS_MIN) {
+            x_sum += dot(x, vec4(1.0));
+        }
     }
     return sum;
+}
+
+// The sum over a thread's 16 bytes of floats in one tile.
+float float_product(uvec4 weights, uint quads, uint quad, uint tile, uint half_index, uint column) {
+    uint at = (column * quads + quad) * (QUAD / 4);
+    if (SCHEME == F32) {
+        return dot(uintBitsToFloat(weights), x_at(at + tile * 2 + half_index));
+    }
+    at += tile * 4 + half_index * 2;
+    vec4 first = vec4(halves_to_floats(weights.x), halves_to_floats(weights.y));
+    vec4 second = vec4(halves_to_floats(weights.z), halves_to_floats(weights.w));
+    return dot(first, x_at(at)) + dot(second, x_at(at + 1));
 }
 
 void main() {
@@ -71,30 +98,55 @@ void main() {
     uint row = lane / 2;
     uint half_index = lane % 2;
     uint quads = (push.k + QUAD - 1) / QUAD;
-    uint strips = (push.rows + STRIP - 1) / STRIP;
+    uint units = (push.rows + STRIP * STRIPS - 1) / (STRIP * STRIPS);
 
-    for (uint strip = gl_WorkGroupID.x; strip < strips; strip += gl_NumWorkGroups.x) {
+    for (uint unit = gl_WorkGroupID.x; unit < units; unit += gl_NumWorkGroups.x) {
+        uint strip = unit * STRIPS + slice % STRIPS;
         float sums[COLUMNS];
         [[unroll]] for (uint column = 0; column < COLUMNS; column++) {
             sums[column] = 0.0;
         }
-        for (uint first = slice; first < quads; first += SLICES * IN_FLIGHT) {
+        for (uint first = slice / STRIPS; first < quads; first += SHARERS * IN_FLIGHT) {
             uvec4 weights[IN_FLIGHT * TILES];
             uvec2 halves[IN_FLIGHT];
+            uvec2 min_halves[IN_FLIGHT];
             [[unroll]] for (uint i = 0; i < IN_FLIGHT; i++) {
                 // Past the end the last quad is loaded again and not used: no branch stands before the loads.
-                uint quad = strip * quads + min(first + i * SLICES, quads - 1);
+                uint quad = strip * quads + min(first + i * SHARERS, quads - 1);
                 [[unroll]] for (uint tile = 0; tile < TILES; tile++) {
                     weights[i * TILES + tile] = push.values.data[(quad * TILES + tile) * SLICE + lane];
                 }
-                halves[i] = push.scales.data[quad * STRIP + row];
+                if (HAS_MIN) {
+                    halves[i] = push.scales.data[(quad * STRIP + row) * 2];
+                    min_halves[i] = push.scales.data[(quad * STRIP + row) * 2 + 1];
+                } else if (!IS_FLOAT) {
+                    halves[i] = push.scales.data[quad * STRIP + row];
+                }
             }
             [[unroll]] for (uint i = 0; i < IN_FLIGHT; i++) {
-                uint quad = first + i * SLICES;
+                uint quad = first + i * SHARERS;
                 if (quad >= quads) {
                     break;
                 }
+                if (IS_FLOAT) {
+                    [[unroll]] for (uint column = 0; column < COLUMNS; column++) {
+                        [[unroll]] for (uint tile = 0; tile < TILES; tile++) {
+                            uvec4 floats = weights[i * TILES + tile];
+                            sums[column] += float_product(floats, quads, quad, tile, half_index, column);
+                        }
+                    }
+                    continue;
+                }
                 vec4 scales = vec4(unpackHalf2x16(halves[i].x), unpackHalf2x16(halves[i].y));
+                vec4 minima = vec4(0.0);
+                if (HAS_MIN) {
+                    minima = vec4(unpackHalf2x16(min_halves[i].x), unpackHalf2x16(min_halves[i].y));
+                    [[unroll]] for (uint group = 0; group < 4; group++) {
+                        vec2 both = scale_of(scales[group], minima[group]);
+                        scales[group] = both.x;
+                        minima[group] = both.y;
+                    }
+                }
                 [[unroll]] for (uint column = 0; column < COLUMNS; column++) {
                     vec4 both = scales;
                     if (INT8_ACTIVATIONS) {
@@ -102,14 +154,19 @@ void main() {
                     }
                     [[unroll]] for (uint group = 0; group < 4; group++) {
                         uvec4 bytes;
-                        if (BITS == 8) {
+                        if (!IS_INT4) {
                             bytes = weights[i * TILES + group];
                         } else {
                             // Nibbles are two's complement: moved to the high half of a byte they are 16 · q.
                             uvec4 nibbles = weights[i * TILES + group / 2];
                             bytes = (group % 2 == 0 ? nibbles << 4 : nibbles) & 0xf0f0f0f0u;
                         }
-                        sums[column] += product(bytes, quads, quad * 4 + group, half_index, column) * both[group];
+                        float x_sum;
+                        sums[column] +=
+                            product(bytes, quads, quad * 4 + group, half_index, column, x_sum) * both[group];
+                        if (HAS_MIN) {
+                            sums[column] += x_sum * minima[group];
+                        }
                     }
                 }
             }
@@ -117,7 +174,7 @@ void main() {
 
         // Join the halves of a row, then the slices.
         [[unroll]] for (uint column = 0; column < COLUMNS; column++) {
-            float sum = BITS == 8 ? sums[column] : sums[column] * 0.0625;
+            float sum = SCHEME == INT4 ? sums[column] * 0.0625 : sums[column];
 #if TIER >= 1
             sum += subgroupShuffleXor(sum, 1);
             if (half_index == 0) {
@@ -129,18 +186,24 @@ void main() {
         }
         barrier();
         for (uint i = thread; i < STRIP * COLUMNS; i += THREADS) {
-            float sum = 0.0;
-            for (uint other = 0; other < SLICES; other++) {
+            float joined[STRIPS];
+            [[unroll]] for (uint s = 0; s < STRIPS; s++) {
+                float sum = 0.0;
+                for (uint other = s; other < SLICES; other += STRIPS) {
 #if TIER >= 1
-                sum += parts[other * COLUMNS * STRIP + i];
+                    sum += parts[other * COLUMNS * STRIP + i];
 #else
-                uint pair = (other * COLUMNS * STRIP + i) * 2;
-                sum += parts[pair] + parts[pair + 1];
+                    uint pair = (other * COLUMNS * STRIP + i) * 2;
+                    sum += parts[pair] + parts[pair + 1];
 #endif
+                }
+                joined[s] = sum;
             }
-            uint y_row = strip * STRIP + i % STRIP;
-            if (y_row < push.rows) {
-                push.y.data[i / STRIP * push.y_stride + push.y_first + y_row] = sum;
+            uint at = i / STRIP * push.y_stride + push.y_first + unit * STRIP + i % STRIP;
+            if (EPILOGUE != 0) {
+                push.y.data[at] = gated(joined[0], joined[STRIPS - 1]);
+            } else if (unit * STRIP + i % STRIP < push.rows) {
+                push.y.data[at] = joined[0];
             }
         }
         barrier();

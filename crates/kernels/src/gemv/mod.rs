@@ -2,14 +2,14 @@
 
 mod cases;
 pub mod policy;
-pub mod reference;
 #[cfg(test)]
 mod tests;
 
-use gpu::{Address, Device, Error, Pipeline, Recorder, Result, View};
+use gpu::{Address, Device, Error, Pipeline, Recorder, Result};
 
 use crate::{
-    Kernel, Layout, Matrix, Vectors,
+    Epilogue, Kernel, Layout, Matrix, Target, Vectors,
+    gemm::lanes,
     shaders::gemv::{Constants, Push, TIERS},
     variant::Variant,
     vectors::VectorData,
@@ -19,7 +19,7 @@ use policy::{Plan, Shape};
 /// For the self-test and the compile checks.
 pub static KERNEL: Kernel = Kernel {
     name: "gemv",
-    about: "matrix–vector product, int8 and int4 weights",
+    about: "matrix–vector product, all weight schemes",
     variants: policy::variants,
     cases: cases::cases,
 };
@@ -46,39 +46,45 @@ impl Gemv {
             let reason = format!("{} columns; 1 to {MAX_COLUMNS} are possible", shape.columns);
             return Err(Error::InvalidUse { what: "gemv".into(), reason });
         }
-        if !policy::SCHEMES.contains(&shape.weights.scheme) {
-            let reason = format!("{} weights; it multiplies int8 and int4", shape.weights.scheme);
+        if shape.int8_activations && !policy::INT8_SCHEMES.contains(&shape.weights.scheme) {
+            let reason = format!(
+                "int8 activations with {} weights; they multiply int8 and int4 weights alone, give f32 activations",
+                shape.weights.scheme
+            );
             return Err(Error::InvalidUse { what: "gemv".into(), reason });
         }
+        shape.epilogue.check("gemv", &shape.weights)?;
         Ok(Self { shape, plan, pipeline: variant(&shape, plan).pipeline(device)? })
     }
 
-    /// Records y = W · x. Column c of y starts at element c · rows.
-    pub fn record(&self, recorder: &mut Recorder, name: &str, w: &Matrix, x: &Vectors, y: &View) -> Result<()> {
-        let shape = &self.shape;
+    /// Records y = W · x.
+    pub fn record(
+        &self,
+        recorder: &mut Recorder,
+        name: &str,
+        w: &Matrix,
+        x: &Vectors,
+        target: &Target,
+    ) -> Result<()> {
+        let Shape { weights, columns, int8_activations, epilogue } = self.shape;
         let wrong = |reason: String| Err(Error::InvalidUse { what: name.to_string(), reason });
-        if w.layout() != shape.weights {
-            return wrong(format!("weights of {:?} for a kernel made for {:?}", w.layout(), shape.weights));
+        if w.layout() != weights {
+            return wrong(format!("weights of {:?} for a kernel made for {weights:?}", w.layout()));
         }
-        if (x.k, x.columns, x.is_int8()) != (shape.weights.k, shape.columns, shape.int8_activations) {
+        if (x.k, x.columns, x.is_int8()) != (weights.k, columns, int8_activations) {
             return wrong("x has another shape or type than the kernel was made for".into());
         }
-        let rows = shape.weights.rows;
-        if y.len() < (rows * shape.columns * 4) as u64 {
-            return wrong(format!("y has {} bytes for {rows} rows and {} columns", y.len(), shape.columns));
+        target.check(name, epilogue.outputs(weights.rows), columns)?;
+        if let Some(tile) = self.plan.lanes {
+            let operands = lanes::Operands { w, x, target, active: None, epilogue };
+            return lanes::record(recorder, name, &self.pipeline, tile, self.plan.groups, &operands);
         }
         let (values, scales) = match &x.data {
             VectorData::F32(values) => (values, Address::NONE),
             VectorData::Int8 { values, scales } => (values, scales.into()),
         };
         for part in w.parts() {
-            // With one column a part's share of y is a run of its own: parts then need no barrier between them.
-            let (y, y_first) = if shape.columns == 1 {
-                let first = part.first_row as u64 * 4;
-                (y.slice(first..first + part.layout.rows as u64 * 4)?, 0)
-            } else {
-                (y.clone(), part.first_row as u32)
-            };
+            let (y, y_first) = target.of_part(name, part, epilogue, columns)?;
             let push = Push {
                 values: (&part.values).into(),
                 scales: part.scales.as_ref().map_or(Address::NONE, Address::from),
@@ -86,29 +92,34 @@ impl Gemv {
                 x_scales: scales.clone(),
                 y: y.into(),
                 rows: part.layout.rows as u32,
-                k: shape.weights.k as u32,
+                k: weights.k as u32,
                 y_first,
-                y_stride: rows as u32,
+                y_stride: target.stride as u32,
             };
-            let groups = self.plan.groups.min(part.layout.strips() as u32);
-            recorder.dispatch(name, &self.pipeline, [groups, 1, 1], &push)?;
+            let units = part.layout.strips().div_ceil(epilogue.strips()) as u32;
+            recorder.dispatch(name, &self.pipeline, [self.plan.groups.min(units), 1, 1], &push)?;
         }
         Ok(())
     }
 }
 
 fn variant(shape: &Shape, plan: Plan) -> Variant {
-    let Shape { weights: Layout { scheme, .. }, columns, int8_activations } = *shape;
+    let Shape { weights: Layout { scheme, .. }, columns, int8_activations, epilogue } = *shape;
+    if let Some(tile) = plan.lanes {
+        return lanes::variant(scheme, epilogue, tile, false);
+    }
     let constants = Constants {
         threads: plan.threads,
         columns: columns as u32,
-        bits: scheme.bits(),
+        scheme: scheme as u32,
         int8_activations,
         in_flight: plan.in_flight,
+        epilogue: epilogue as u32,
     };
     let label = format!(
-        "{scheme} × {}, {columns} col, {} threads, {} in flight",
+        "{scheme} × {}, {columns} col, {}{} threads, {} in flight",
         if int8_activations { "int8" } else { "f32" },
+        if epilogue == Epilogue::None { String::new() } else { format!("{epilogue}, ") },
         plan.threads,
         plan.in_flight,
     );

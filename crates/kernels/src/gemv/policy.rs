@@ -3,7 +3,7 @@
 use gpu::{Caps, Subgroup, Tier};
 
 use super::{MAX_COLUMNS, variant};
-use crate::{Layout, Scheme, variant::Variant};
+use crate::{Epilogue, Layout, Scheme, gemm::lanes, variant::Variant};
 
 /// What is to be multiplied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -14,6 +14,8 @@ pub struct Shape {
     pub columns: usize,
     /// x is int8 with scales, else f32.
     pub int8_activations: bool,
+    /// What becomes of the sums.
+    pub epilogue: Epilogue,
 }
 
 /// A variant of the kernel and its grid.
@@ -29,10 +31,12 @@ pub struct Plan {
     pub groups: u32,
     /// Subgroup size.
     pub subgroup: Subgroup,
+    /// A row a lane, by gemm's shader for CPU drivers: then `threads` and `in_flight` are its own.
+    pub lanes: Option<lanes::Tile>,
 }
 
-/// What the kernel multiplies.
-pub const SCHEMES: [Scheme; 2] = [Scheme::Int8, Scheme::Int4];
+/// Schemes that int8 activations are multiplied with.
+pub const INT8_SCHEMES: [Scheme; 2] = [Scheme::Int8, Scheme::Int4];
 
 /// Threads that share a quad.
 const SLICE: u32 = 32;
@@ -44,17 +48,29 @@ pub fn plan(caps: &Caps, shape: &Shape) -> Plan {
 
 /// The plan at a tier that need not be the device's best.
 pub fn at_tier(caps: &Caps, shape: &Shape, tier: Tier) -> Plan {
-    let groups = (shape.weights.strips() as u32).min(caps.max_groups);
+    // Strips of gate and up are worked on in pairs, half of the slices on each.
+    let strips_at_once = shape.epilogue.strips() as u32;
+    let groups = (shape.weights.strips() as u32).div_ceil(strips_at_once).min(caps.max_groups);
     let subgroup = subgroup(caps, tier);
+    let base = Plan { tier, threads: SLICE * strips_at_once, in_flight: 1, groups, subgroup, lanes: None };
     // A CPU driver walks through the threads of a workgroup one vector at a time: sharing a strip gains nothing there.
     if caps.max_subgroup_size < SLICE {
-        return Plan { tier, threads: SLICE, in_flight: 1, groups, subgroup };
+        if lanes::fits(caps, tier) && !shape.int8_activations {
+            let tile = lanes::Tile { strips: strips_at_once, columns: shape.columns as u32 };
+            return Plan { threads: lanes::LANES, lanes: Some(tile), ..base };
+        }
+        return base;
     }
-    let slices = slices(caps, shape, most_slices(caps, shape, tier));
+    let most = most_slices(caps, shape, tier);
+    let slices = match shape.epilogue {
+        Epilogue::None => slices(caps, shape, most),
+        _ => 2 * slices(caps, shape, (most / 2).min(MOST_SLICES / 2)),
+    };
     // A second quad in flight hides the scales' latency (int4 gains 7% by it on an H200); with more columns its registers
-    // cost more than that.
-    let in_flight = if shape.columns == 1 && shape.weights.quads() as u32 > slices { 2 } else { 1 };
-    Plan { tier, threads: slices * SLICE, in_flight, groups, subgroup }
+    // cost more than that. Of floats a quad alone is as much as two of int8.
+    let worth = shape.columns == 1 && !shape.weights.scheme.is_float();
+    let in_flight = if worth && shape.weights.quads() as u32 > slices / strips_at_once { 2 } else { 1 };
+    Plan { threads: slices * SLICE, in_flight, ..base }
 }
 
 /// Every plan worth timing for a shape.
@@ -62,8 +78,14 @@ pub fn candidates(caps: &Caps, shape: &Shape) -> Vec<Plan> {
     let best = plan(caps, shape);
     let strips = best.groups;
     let mut list = vec![best];
+    if best.lanes.is_some() {
+        return list;
+    }
     let most = most_slices(caps, shape, best.tier);
-    let whole = |slices: &u32| best.subgroup != Subgroup::Any || (slices * SLICE).is_multiple_of(caps.max_subgroup_size);
+    let whole = |slices: &u32| {
+        slices.is_multiple_of(shape.epilogue.strips() as u32)
+            && (best.subgroup != Subgroup::Any || (slices * SLICE).is_multiple_of(caps.max_subgroup_size))
+    };
     for slices in [1, 2, 3, 4, 6, 7, 8, 10, 12, 14, 16, 21, 24, 28, 32].into_iter().filter(|slices| *slices <= most && whole(slices)) {
         for in_flight in [1, 2, 3] {
             let units = caps.compute_units.unwrap_or(16);
@@ -79,7 +101,7 @@ pub fn candidates(caps: &Caps, shape: &Shape) -> Vec<Plan> {
 }
 
 /// Rows and K of matrices of the Gemma 3 family, largest model first: together they meet every number of slices.
-const MODEL_SHAPES: [(usize, usize); 12] = [
+const MODEL_SHAPES: [(usize, usize); 14] = [
     (43008, 5376),
     (8192, 5376),
     (5376, 4096),
@@ -92,22 +114,33 @@ const MODEL_SHAPES: [(usize, usize); 12] = [
     (1536, 640),
     (640, 1024),
     (640, 2048),
+    (20480, 2560),
+    (4096, 640),
 ];
+/// Which of them join gate and up.
+const GATE_AND_UP: [usize; 5] = [0, 5, 7, 12, 13];
 
-/// All pipelines that the policy may ask for on such a device: every scheme, activation and column count of every shape at
-/// the tier it chooses, and the first shape at the tiers below.
+/// All pipelines that the policy may ask for on such a device: every scheme, activation, epilogue and column count of
+/// every shape at the tier it chooses, and the first shape at the tiers below.
 pub fn variants(caps: &Caps) -> Vec<Variant> {
     let best = caps.tier().unwrap_or(Tier::T0).min(Tier::T1);
     let lower = [Tier::T0].into_iter().filter(|tier| *tier < best).map(|tier| (tier, &MODEL_SHAPES[..1]));
+    let int8 = INT8_SCHEMES.map(|scheme| (scheme, true));
+    let schemes: Vec<_> = int8.into_iter().chain(Scheme::ALL.map(|scheme| (scheme, false))).collect();
     let mut list: Vec<Variant> = Vec::new();
     for (tier, shapes) in lower.chain([(best, &MODEL_SHAPES[..])]) {
-        for (scheme, int8_activations) in SCHEMES.into_iter().flat_map(|scheme| [(scheme, true), (scheme, false)]) {
+        for (scheme, int8_activations) in schemes.iter().copied() {
             for columns in 1..=MAX_COLUMNS {
-                for (rows, k) in shapes.iter().copied() {
-                    let shape = Shape { weights: Layout { scheme, rows, k }, columns, int8_activations };
-                    let new = variant(&shape, at_tier(caps, &shape, tier));
-                    if !list.iter().any(|known| (known.tier, &known.constants) == (new.tier, &new.constants)) {
-                        list.push(new);
+                for (index, (rows, k)) in shapes.iter().copied().enumerate() {
+                    // An epilogue is met by the gate and up matrices alone.
+                    let epilogues = if GATE_AND_UP.contains(&index) { &Epilogue::ALL[..] } else { &Epilogue::ALL[..1] };
+                    for epilogue in epilogues.iter().copied() {
+                        let weights = Layout { scheme, rows, k };
+                        let shape = Shape { weights, columns, int8_activations, epilogue };
+                        let new = variant(&shape, at_tier(caps, &shape, tier));
+                        if !list.iter().any(|known| (known.tier, &known.constants) == (new.tier, &new.constants)) {
+                            list.push(new);
+                        }
                     }
                 }
             }

@@ -1,10 +1,10 @@
 use gpu::{Subgroup, Tier, known};
 
 use super::{cases, policy, policy::Shape};
-use crate::{Layout, Scheme};
+use crate::{Epilogue, Layout, Scheme, Target, product::trial::Trial};
 
 fn shape(rows: usize, k: usize, columns: usize) -> Shape {
-    Shape { weights: Layout::new(Scheme::Int8, rows, k).unwrap(), columns, int8_activations: true }
+    Shape { weights: Layout::new(Scheme::Int8, rows, k).unwrap(), columns, int8_activations: true, epilogue: Epilogue::None }
 }
 
 #[test]
@@ -18,12 +18,19 @@ fn plans_of_larger_gpus_are_right_too() {
     // The CPU driver's own plan has one slice: joins, loads in flight and grids smaller than the matrix show only here.
     for (threads, in_flight, groups) in [(64, 1, 9), (224, 2, 3), (256, 3, 1), (1024, 2, 2)] {
         for tier in [Tier::T0, Tier::T1] {
-            for scheme in [Scheme::Int8, Scheme::Int4] {
-                let weights = Layout::new(scheme, 70, 1152).unwrap();
-                let shape = Shape { weights, columns: 2, int8_activations: true };
-                let plan = policy::Plan { tier, threads, in_flight, groups, subgroup: Subgroup::Any };
-                let comparison = cases::run(&device, shape, plan).unwrap();
+            let plan = policy::Plan { tier, threads, in_flight, groups, subgroup: Subgroup::Any, lanes: None };
+            for scheme in Scheme::ALL {
+                let int8_activations = policy::INT8_SCHEMES.contains(&scheme);
+                let trial = Trial::plain(Layout::new(scheme, 70, 1152).unwrap(), 2);
+                let trial = Trial { int8_activations, ..trial };
+                let comparison = cases::run(&device, trial, plan, device.caps()).unwrap();
                 assert!(comparison.passed(), "{plan:?}: {:?}", comparison.first_wrong);
+                if threads != 224 {
+                    let weights = Layout::new(scheme, 96, 640).unwrap();
+                    let trial = Trial { weights, epilogue: Epilogue::Geglu, ..trial };
+                    let comparison = cases::run(&device, trial, plan, device.caps()).unwrap();
+                    assert!(comparison.passed(), "geglu, {plan:?}: {:?}", comparison.first_wrong);
+                }
             }
         }
     }
@@ -58,14 +65,18 @@ fn plans_fit_the_device() {
 #[test]
 fn a_matrix_in_several_parts_is_one_matrix() {
     let Some(device) = testkit::cpu_device() else { return };
-    for (scheme, columns) in [(Scheme::Int8, 1), (Scheme::Int8, 3), (Scheme::Int4, 1)] {
-        let weights = Layout::new(scheme, 77, 160).unwrap();
-        let shape = Shape { weights, columns, int8_activations: true };
-        // Two strips an allocation: 77 rows make three parts.
-        let caps = gpu::Caps { max_allocation: 2 * weights.strip_value_bytes() as u64, ..device.caps().clone() };
-        let plan = policy::plan(device.caps(), &shape);
-        let comparison = cases::run_in_parts(&device, shape, plan, &caps).unwrap();
-        assert!(comparison.passed(), "{:?}", comparison.first_wrong);
+    for (scheme, columns, int8_activations) in
+        [(Scheme::Int8, 1, true), (Scheme::Int8, 3, true), (Scheme::Int4, 1, true), (Scheme::Int8Min, 3, false)]
+    {
+        for (epilogue, rows) in [(Epilogue::None, 77), (Epilogue::Geglu, 96)] {
+            let weights = Layout::new(scheme, rows, 160).unwrap();
+            let trial = Trial { int8_activations, epilogue, ..Trial::plain(weights, columns) };
+            // Three strips an allocation would tear a pair apart: three parts of two.
+            let caps = gpu::Caps { max_allocation: 3 * weights.strip_value_bytes() as u64, ..device.caps().clone() };
+            let plan = policy::plan(device.caps(), &cases::shape(&trial));
+            let comparison = cases::run(&device, trial, plan, &caps).unwrap();
+            assert!(comparison.passed(), "{:?}", comparison.first_wrong);
+        }
     }
 }
 
@@ -90,15 +101,20 @@ fn wrong_operands_are_refused() {
     let x = crate::Vectors::int8(&mut arena, "x", 64, 1).unwrap();
     let x_f32 = crate::Vectors::f32(&mut arena, "x", 64, 1).unwrap();
     let y = arena.buffer("y", 32 * 4).unwrap();
+    let target = |y: &gpu::View| Target::whole(y.clone(), 32);
     let mut recorder = device.recorder().unwrap();
-    kernel.record(&mut recorder, "right", &w, &x, &y.view()).unwrap();
-    kernel.record(&mut recorder, "f32 for int8", &w, &x_f32, &y.view()).unwrap_err();
-    kernel.record(&mut recorder, "short y", &w, &x, &y.slice(0..64).unwrap()).unwrap_err();
+    kernel.record(&mut recorder, "right", &w, &x, &target(&y.view())).unwrap();
+    kernel.record(&mut recorder, "f32 for int8", &w, &x_f32, &target(&y.view())).unwrap_err();
+    kernel.record(&mut recorder, "short y", &w, &x, &target(&y.slice(0..64).unwrap())).unwrap_err();
     let other = Layout::new(Scheme::Int4, 32, 64).unwrap();
     let other = crate::Matrix::allocate(&mut arena, "w", other, device.caps()).unwrap();
-    let error = kernel.record(&mut recorder, "int4 for int8", &other, &x, &y.view()).unwrap_err().to_string();
+    let error = kernel.record(&mut recorder, "int4 for int8", &other, &x, &target(&y.view())).unwrap_err().to_string();
     assert!(error.contains("Int4") && error.contains("Int8"), "{error}");
     assert!(super::Gemv::new(&device, shape(32, 64, 9)).is_err());
     let floats = Layout::new(Scheme::Bf16, 32, 64).unwrap();
-    assert!(super::Gemv::new(&device, Shape { weights: floats, ..made_for }).is_err());
+    let refused = super::Gemv::new(&device, Shape { weights: floats, ..made_for }).map(|_| ()).unwrap_err().to_string();
+    assert!(refused.contains("bf16") && refused.contains("f32 activations"), "{refused}");
+    assert!(super::Gemv::new(&device, Shape { weights: floats, int8_activations: false, ..made_for }).is_ok());
+    let odd = Shape { epilogue: Epilogue::Geglu, ..shape(48, 64, 1) };
+    assert!(super::Gemv::new(&device, odd).is_err(), "an odd number of strips has no pairs");
 }

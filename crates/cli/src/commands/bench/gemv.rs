@@ -1,4 +1,4 @@
-//! Matrix–vector products over different weights in turn, so that no cache helps.
+//! Matrix products with one column, a few or many, over different weights in turn, so that no cache helps.
 
 use std::{process::ExitCode, time::Duration};
 
@@ -6,10 +6,11 @@ use anyhow::bail;
 use clap::ValueEnum;
 use gpu::{AdapterKind, Arena, Buffer, Device, Lifetime, Memory, Result, Stamps, View};
 use kernels::{
-    Layout, Matrix, Scheme, Vectors,
+    Epilogue, Layout, Matrix, Scheme, Target, Vectors,
+    gemm::{self, Gemm},
     gemv::{
-        Gemv,
-        policy::{self, Plan, Shape},
+        Gemv, MAX_COLUMNS,
+        policy::{self, INT8_SCHEMES, Plan, Shape},
     },
     probe,
     random::{Kind, Random},
@@ -25,6 +26,13 @@ use crate::output;
 pub enum Quant {
     Int8,
     Int4,
+    #[value(name = "int8+min")]
+    Int8Min,
+    #[value(name = "int4+min")]
+    Int4Min,
+    F16,
+    Bf16,
+    F32,
 }
 
 impl Quant {
@@ -33,6 +41,11 @@ impl Quant {
         match self {
             Quant::Int8 => Scheme::Int8,
             Quant::Int4 => Scheme::Int4,
+            Quant::Int8Min => Scheme::Int8Min,
+            Quant::Int4Min => Scheme::Int4Min,
+            Quant::F16 => Scheme::F16,
+            Quant::Bf16 => Scheme::Bf16,
+            Quant::F32 => Scheme::F32,
         }
     }
 }
@@ -52,10 +65,8 @@ struct Figure {
     weights: Scheme,
     activations: &'static str,
     columns: usize,
-    tier: gpu::Tier,
-    threads: u32,
-    in_flight: u32,
-    groups: u32,
+    /// Kernel, tier, grid and constants.
+    variant: String,
     /// One product with its barrier: GPU time of a chain of them, divided by their number; median of several runs.
     microseconds: f64,
     /// Weights and scales.
@@ -63,6 +74,8 @@ struct Figure {
     gb_per_s: f64,
     /// Share of the bandwidth measured in the same run.
     bandwidth_percent: f64,
+    /// Multiplications with a weight, 10⁹ a second.
+    gmac_per_s: f64,
 }
 
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -92,19 +105,19 @@ pub fn run(device: &Device, arguments: &Arguments, (rows, k): (usize, usize)) ->
         let layout = Layout { scheme: quant.scheme(), rows, k };
         progress.say(&format!("making {} of {} weights", gpu::bytes(size), layout.scheme));
         let weights = random_weights(device, layout, size)?;
-        for activations in &arguments.activations {
-            for columns in &arguments.batch {
-                let int8_activations = *activations == Activations::Int8;
-                let shape = Shape { weights: layout, columns: usize::from(*columns), int8_activations };
-                let plans = if arguments.sweep {
-                    policy::candidates(device.caps(), &shape)
-                } else {
-                    vec![policy::plan(device.caps(), &shape)]
-                };
-                for plan in plans {
-                    progress.say(&format!("{rows} × {k} {} × {activations:?}: {plan:?}", layout.scheme));
-                    figures.push(time(device, &shape, plan, &weights, roof)?);
-                }
+        for (activations, columns) in arguments
+            .activations
+            .iter()
+            .flat_map(|a| arguments.batch.iter().map(move |c| (*a, usize::from(*c))))
+        {
+            let int8_activations = activations == Activations::Int8;
+            if int8_activations && (!INT8_SCHEMES.contains(&layout.scheme) || columns > MAX_COLUMNS) {
+                continue;
+            }
+            let products = products(device, arguments.sweep, layout, columns, int8_activations);
+            for product in products {
+                progress.say(&format!("{rows} × {k} {} × {activations:?}: {product:?}", layout.scheme));
+                figures.push(time(device, &product, &weights, roof)?);
             }
         }
     }
@@ -173,17 +186,71 @@ fn random_weights(device: &Device, layout: Layout, size: u64) -> Result<Vec<Matr
     Ok(matrices)
 }
 
-fn time(device: &Device, shape: &Shape, plan: Plan, weights: &[Matrix], roof: f64) -> Result<Figure> {
-    let Layout { scheme, rows, k } = shape.weights;
-    let mut arena = Arena::new(device, Lifetime::Scratch, Memory::Device);
-    let x = random_vectors(device, &mut arena, shape)?;
-    let y: Buffer = arena.buffer("y", (rows * shape.columns * 4) as u64)?;
-    let gemv = Gemv::with_plan(device, *shape, plan)?;
-    let mut recorder = device.timed_recorder(Stamps::Whole)?;
-    for matrix in weights {
-        // All write to one y: each product waits for the one before, as in a model.
-        gemv.record(&mut recorder, "gemv", matrix, &x, &y.view())?;
+/// A kernel with its plan.
+#[derive(Clone, Copy, Debug)]
+enum Product {
+    Gemv(Shape, Plan),
+    Gemm(gemm::policy::Shape, gemm::policy::Plan),
+}
+
+/// The kernels to time for a shape: the one that would run, or all that are worth trying.
+fn products(
+    device: &Device,
+    sweep: bool,
+    weights: Layout,
+    columns: usize,
+    int8_activations: bool,
+) -> Vec<Product> {
+    let (caps, epilogue) = (device.caps(), Epilogue::None);
+    if columns > MAX_COLUMNS {
+        let shape = gemm::policy::Shape { weights, columns, epilogue };
+        return vec![Product::Gemm(shape, gemm::policy::plan(caps, &shape))];
     }
+    let shape = Shape { weights, columns, int8_activations, epilogue };
+    let plans = if sweep { policy::candidates(caps, &shape) } else { vec![policy::plan(caps, &shape)] };
+    plans.into_iter().map(|plan| Product::Gemv(shape, plan)).collect()
+}
+
+fn time(device: &Device, product: &Product, weights: &[Matrix], roof: f64) -> Result<Figure> {
+    let (columns, int8_activations) = match product {
+        Product::Gemv(shape, _) => (shape.columns, shape.int8_activations),
+        Product::Gemm(shape, _) => (shape.columns, false),
+    };
+    let Layout { scheme, rows, k } = weights[0].layout();
+    let mut arena = Arena::new(device, Lifetime::Scratch, Memory::Device);
+    let x = random_vectors(device, &mut arena, k, columns, int8_activations)?;
+    let y: Buffer = arena.buffer("y", (rows * columns * 4) as u64)?;
+    let active: Buffer = arena.buffer("active", 4)?;
+    let mut recorder = device.recorder()?;
+    recorder.fill("active", &active, columns as u32)?;
+    recorder.seal()?.run(TIMEOUT)?;
+    // All write to one y: each product waits for the one before, as in a model.
+    let target = Target::whole(&y, rows);
+    let mut recorder = device.timed_recorder(Stamps::Whole)?;
+    let variant = match product {
+        Product::Gemv(shape, plan) => {
+            let kernel = Gemv::with_plan(device, *shape, *plan)?;
+            for matrix in weights {
+                kernel.record(&mut recorder, "gemv", matrix, &x, &target)?;
+            }
+            match plan.lanes {
+                Some(tile) => format!("gemv {}, {} × {tile:?}", plan.tier, plan.groups),
+                None => {
+                    format!(
+                        "gemv {}, {} × {}, {} in flight",
+                        plan.tier, plan.groups, plan.threads, plan.in_flight
+                    )
+                }
+            }
+        }
+        Product::Gemm(shape, plan) => {
+            let kernel = Gemm::with_plan(device, *shape, *plan)?;
+            for matrix in weights {
+                kernel.record(&mut recorder, "gemm", matrix, &x, &target, &active.view())?;
+            }
+            format!("gemm {}, {:?}", plan.tier, plan.method)
+        }
+    };
     let program = recorder.seal()?;
     let bytes = weights[0].bytes();
     let nanoseconds = probe::median_gpu_ns(&program)? / weights.len() as f64;
@@ -192,26 +259,25 @@ fn time(device: &Device, shape: &Shape, plan: Plan, weights: &[Matrix], roof: f6
         rows,
         k,
         weights: scheme,
-        activations: if shape.int8_activations { "int8" } else { "f32" },
-        columns: shape.columns,
-        tier: plan.tier,
-        threads: plan.threads,
-        in_flight: plan.in_flight,
-        groups: plan.groups,
+        activations: if int8_activations { "int8" } else { "f32" },
+        columns,
+        variant,
         microseconds: nanoseconds / 1e3,
         bytes,
         gb_per_s: bytes_per_s / 1e9,
         bandwidth_percent: bytes_per_s / roof * 100.0,
+        gmac_per_s: (rows * k * columns) as f64 / nanoseconds,
     })
 }
 
-fn random_vectors(device: &Device, arena: &mut Arena, shape: &Shape) -> Result<Vectors> {
-    let (k, columns) = (shape.weights.k, shape.columns);
-    let x = if shape.int8_activations {
-        Vectors::int8(arena, "x", k, columns)?
-    } else {
-        Vectors::f32(arena, "x", k, columns)?
-    };
+fn random_vectors(
+    device: &Device,
+    arena: &mut Arena,
+    k: usize,
+    columns: usize,
+    int8: bool,
+) -> Result<Vectors> {
+    let x = if int8 { Vectors::int8(arena, "x", k, columns)? } else { Vectors::f32(arena, "x", k, columns)? };
     let mut recorder = device.recorder()?;
     let mut fill = |kind: Kind, to: View| Random::new(device, kind)?.record(&mut recorder, "x", &to, 1);
     match &x.data {
@@ -234,17 +300,18 @@ fn text(figures: &[Figure]) -> String {
                 figure.weights.to_string(),
                 figure.activations.to_string(),
                 figure.columns.to_string(),
-                format!(
-                    "{}, {} × {}, {} in flight",
-                    figure.tier, figure.groups, figure.threads, figure.in_flight
-                ),
+                figure.variant.clone(),
                 format!("{:.1}", figure.microseconds),
                 format!("{:.1}", figure.gb_per_s),
                 format!("{:.1}%", figure.bandwidth_percent),
+                format!("{:.2}", figure.gmac_per_s),
             ]
         })
         .collect();
-    output::table(&["matrix", "weights", "x", "columns", "variant", "µs", "GB/s", "of bandwidth"], &rows)
+    output::table(
+        &["matrix", "weights", "x", "columns", "variant", "µs", "GB/s", "of bandwidth", "GMAC/s"],
+        &rows,
+    )
 }
 
 #[cfg(test)]

@@ -8,8 +8,6 @@ use std::process::ExitCode;
 
 use clap::Args;
 
-pub use gemv::Quant;
-
 use crate::device::Choice;
 
 /// Measures the device: memory bandwidth, command costs, matrix–vector products, loading
@@ -23,7 +21,7 @@ pub struct Arguments {
     /// Read bandwidth, dispatch and barrier cost
     #[arg(long)]
     bandwidth: bool,
-    /// A matrix–vector product of this many rows and columns, over different weights in turn
+    /// A matrix product of this many rows and columns, over different weights in turn
     #[arg(long, value_name = "ROWSxK", value_parser = gemv::parse_shape)]
     gemv: Option<(usize, usize)>,
     /// Load this model (a GGUF file or a Hugging Face folder) into GPU memory
@@ -35,10 +33,10 @@ pub struct Arguments {
     /// With --gemv: activation types
     #[arg(long, value_delimiter = ',', default_value = "int8,f32", conflicts_with_all = ["bandwidth", "load"])]
     activations: Vec<gemv::Activations>,
-    /// With --gemv: numbers of columns
+    /// With --gemv: numbers of columns of x; more than 8 are multiplied by the matrix–matrix kernel, as f32
     #[arg(short, long, value_delimiter = ',', default_value = "1", conflicts_with_all = ["bandwidth", "load"],
-          value_parser = clap::value_parser!(u8).range(1..=8))]
-    batch: Vec<u8>,
+          value_parser = clap::value_parser!(u16).range(1..=4096))]
+    batch: Vec<u16>,
     /// With --gemv: time every variant worth trying, not only the chosen one
     #[arg(long, conflicts_with_all = ["bandwidth", "load"])]
     sweep: bool,

@@ -1,0 +1,15 @@
+// What becomes of a gate and its up value. Needs a constant EPILOGUE, numbered as in product.rs.
+const uint GEGLU = 1;
+const uint SWIGLU = 2;
+
+// 1 / (1 + e⁻ˣ). Beyond ±80 it is 1 or so small that nothing follows from it; e¹⁶⁰ would overflow.
+float sigmoid(float x) {
+    return 1.0 / (1.0 + exp(clamp(-x, -80.0, 80.0)));
+}
+
+// GELU by tanh, since ½ (1 + tanh z) = sigmoid(2 z), or SiLU; times up.
+float gated(float gate, float up) {
+    // 2 · √(2/π)
+    float z = EPILOGUE == GEGLU ? 1.5957691216 * (gate + 0.044715 * gate * gate * gate) : gate;
+    return gate * sigmoid(z) * up;
+}

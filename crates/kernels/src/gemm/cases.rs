@@ -1,0 +1,56 @@
+//! Where the kernel is compared with its reference.
+
+use gpu::{Caps, Device, Result, Tier};
+
+use super::{Gemm, policy, policy::Shape};
+use crate::{
+    Epilogue, Layout, Scheme,
+    product::trial::Trial,
+    selftest::{Case, Comparison},
+};
+
+/// Rows, K and columns: one of each; a strip more than a tile and a column more than eight; odd counts and a column more
+/// than a tile; the 270M's K.
+const SHAPES: [(usize, usize, usize); 4] = [(1, 32, 1), (80, 160, 9), (45, 96, 33), (33, 640, 12)];
+/// Of floats, K need not be whole groups.
+const FLOAT_SHAPES: [(usize, usize, usize); 4] = [(1, 3, 1), (80, 40, 9), (45, 129, 33), (33, 640, 12)];
+/// Pairs of strips: one; a pair more than a tile.
+const GATED_SHAPES: [(usize, usize, usize); 2] = [(32, 32, 1), (96, 160, 9)];
+
+pub(super) fn cases(caps: &Caps) -> Vec<Case> {
+    let mut list = Vec::new();
+    for tier in [Tier::T0, Tier::T1].into_iter().filter(|tier| caps.tier() >= Some(*tier)) {
+        for scheme in Scheme::ALL {
+            for (rows, k, columns) in if scheme.is_float() { FLOAT_SHAPES } else { SHAPES } {
+                list.push(case(tier, Trial::plain(Layout { scheme, rows, k }, columns)));
+            }
+            for epilogue in [Epilogue::Geglu, Epilogue::Swiglu] {
+                for (rows, k, columns) in GATED_SHAPES {
+                    list.push(case(tier, Trial { epilogue, ..Trial::plain(Layout { scheme, rows, k }, columns) }));
+                }
+            }
+            // Columns that are not in use: within a tile, whole tiles, all.
+            for active in [7, 5, 0] {
+                let trial = Trial::plain(Layout { scheme, rows: 37, k: 64 }, if active == 5 { 40 } else { 9 });
+                list.push(case(tier, Trial { active, before: 5, after: 11, ..trial }));
+            }
+        }
+    }
+    list
+}
+
+fn case(tier: Tier, trial: Trial) -> Case {
+    Case::new(trial.name(), tier, move |device| {
+        run(device, trial, policy::at_tier(device.caps(), &shape(&trial), tier), device.caps())
+    })
+}
+
+pub(super) fn shape(trial: &Trial) -> Shape {
+    Shape { weights: trial.weights, columns: trial.columns, epilogue: trial.epilogue }
+}
+
+/// Runs one trial with one plan, with weights cut into parts as `caps` demands.
+pub(super) fn run(device: &Device, trial: Trial, plan: policy::Plan, caps: &Caps) -> Result<Comparison> {
+    let kernel = Gemm::with_plan(device, shape(&trial), plan)?;
+    trial.run(device, caps, |recorder, w, x, target, active| kernel.record(recorder, "gemm", w, x, target, active))
+}

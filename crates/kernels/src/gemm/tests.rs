@@ -1,0 +1,105 @@
+use gpu::{Caps, Tier, known};
+
+use super::{Gemm, cases, policy, policy::Shape};
+use crate::{Epilogue, Layout, Matrix, Scheme, Target, Vectors, product::trial::Trial, selftest};
+
+#[test]
+fn all_cases_on_the_cpu_driver() {
+    crate::variant::run_cases_on_cpu(&super::KERNEL);
+}
+
+#[test]
+fn a_matrix_in_several_parts_is_one_matrix() {
+    let Some(device) = testkit::cpu_device() else { return };
+    for (scheme, epilogue, rows) in
+        [(Scheme::Int8, Epilogue::None, 77), (Scheme::Int4Min, Epilogue::Geglu, 96), (Scheme::F32, Epilogue::Swiglu, 96)]
+    {
+        let weights = Layout::new(scheme, rows, 160).unwrap();
+        // Two strips an allocation: three parts.
+        let caps = Caps { max_allocation: 3 * weights.strip_value_bytes() as u64, ..device.caps().clone() };
+        for tier in [Tier::T0, Tier::T1] {
+            let trial = Trial { epilogue, ..Trial::plain(weights, 9) };
+            let plan = policy::at_tier(device.caps(), &cases::shape(&trial), tier);
+            let comparison = cases::run(&device, trial, plan, &caps).unwrap();
+            assert!(comparison.passed(), "{:?}", comparison.first_wrong);
+        }
+    }
+}
+
+#[test]
+fn a_column_is_the_same_whatever_stands_beside_it() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let weights = Layout::new(Scheme::Int4Min, 40, 160).unwrap();
+    let mut arena = selftest::arena(&device);
+    let mut random = selftest::Random::new(3);
+    let w = Matrix::allocate(&mut arena, "w", weights, device.caps()).unwrap();
+    let mut recorder = device.recorder().unwrap();
+    for part in w.parts() {
+        // Every byte the same is a matrix like any other; scales of 1.0.
+        recorder.fill("values", &part.values, 0x9c31_e4a5).unwrap();
+        recorder.fill("scales", part.scales.as_ref().unwrap(), 0x3c00_3c00).unwrap();
+    }
+    recorder.seal().unwrap().run(selftest::TIMEOUT).unwrap();
+    let column: Vec<f32> = (0..256).map(|i| if i < 160 { random.signed() } else { 0.0 }).collect();
+    for tier in [Tier::T0, Tier::T1] {
+        let mut outputs: Vec<Vec<u32>> = Vec::new();
+        for (columns, place) in [(1, 0), (9, 8), (40, 37)] {
+            let mut x: Vec<f32> = (0..columns * 256).map(|i| if i % 256 < 160 { random.signed() } else { 0.0 }).collect();
+            x[place * 256..(place + 1) * 256].copy_from_slice(&column);
+            let data = crate::VectorData::F32(arena.buffer_from("x", &x).unwrap());
+            let x = Vectors { k: 160, columns, data };
+            let y = arena.buffer("y", 40 * columns as u64 * 4).unwrap();
+            let active = arena.buffer_from("active", &[columns as u32]).unwrap();
+            let shape = Shape { weights, columns, epilogue: Epilogue::None };
+            let plan = policy::at_tier(device.caps(), &shape, tier);
+            let kernel = Gemm::with_plan(&device, shape, plan).unwrap();
+            let mut recorder = device.recorder().unwrap();
+            kernel.record(&mut recorder, "gemm", &w, &x, &Target::whole(&y, 40), &active.view()).unwrap();
+            recorder.seal().unwrap().run(selftest::TIMEOUT).unwrap();
+            outputs.push(y.read_vec::<u32>().unwrap()[place * 40..(place + 1) * 40].to_vec());
+        }
+        assert!(outputs.iter().all(|output| *output == outputs[0]), "at {tier}");
+        assert!(outputs[0].iter().any(|word| *word != 0));
+    }
+}
+
+#[test]
+fn plans_suit_the_device() {
+    let shape = Shape { weights: Layout::new(Scheme::Int8, 4096, 640).unwrap(), columns: 64, epilogue: Epilogue::Geglu };
+    for caps in [known::h200(), known::radeon_780m(), known::bare_vulkan_13()] {
+        let plan = policy::plan(&caps, &shape);
+        assert_eq!(plan.method, policy::Method::Tiles);
+        // 128 threads, and 32 · (17 + 9) vectors of 16 bytes in shared memory.
+        assert!(caps.max_threads >= 128 && caps.max_shared_bytes >= 13312);
+    }
+    let policy::Method::Lanes(tile) = policy::plan(&known::mesa_cpu(), &shape).method else { panic!("a row a lane") };
+    assert_eq!(tile.strips, 2, "gate and up");
+    let no_avx = Caps { min_subgroup_size: 4, max_subgroup_size: 4, ..known::mesa_cpu() };
+    assert_eq!(policy::plan(&no_avx, &shape).method, policy::Method::Tiles, "the lanes are 8");
+}
+
+#[test]
+fn wrong_operands_are_refused() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let mut arena = selftest::arena(&device);
+    let weights = Layout::new(Scheme::Int8, 32, 64).unwrap();
+    let shape = Shape { weights, columns: 9, epilogue: Epilogue::None };
+    let kernel = Gemm::new(&device, shape).unwrap();
+    let w = Matrix::allocate(&mut arena, "w", weights, device.caps()).unwrap();
+    let x = Vectors::f32(&mut arena, "x", 64, 9).unwrap();
+    let y = arena.buffer("y", 40 * 9 * 4).unwrap();
+    let active = arena.buffer("active", 4).unwrap().view();
+    let mut recorder = device.recorder().unwrap();
+    let mut record = |x: &Vectors, first: usize, stride: usize| {
+        kernel.record(&mut recorder, "gemm", &w, x, &Target { y: y.view(), first, stride }, &active)
+    };
+    record(&x, 8, 40).unwrap();
+    record(&x, 9, 40).expect_err("the rows of a column reach into the next");
+    record(&x, 0, 42).expect_err("the last column ends past the end");
+    record(&x, usize::MAX, 40).unwrap_err();
+    record(&Vectors::f32(&mut arena, "x", 64, 8).unwrap(), 0, 32).expect_err("8 columns for 9");
+    record(&Vectors::int8(&mut arena, "x", 64, 9).unwrap(), 0, 32).expect_err("int8 activations");
+    let odd = Layout::new(Scheme::Int8, 48, 64).unwrap();
+    let error = Gemm::new(&device, Shape { weights: odd, epilogue: Epilogue::Geglu, ..shape }).map(|_| ()).unwrap_err();
+    assert!(error.to_string().contains("pairs"), "{error}");
+}

@@ -1,0 +1,177 @@
+//! One product on random data, by a kernel and by the reference. gemv and gemm are both tried so.
+
+use gpu::{Arena, Caps, Device, Recorder, Result, View};
+use half::{bf16, f16};
+
+use super::{Epilogue, Target, reference};
+use crate::{
+    GROUP, Layout, Matrix, QUAD, Scheme, Vectors,
+    selftest::{Comparison, Output, Random, TIMEOUT, arena},
+    vectors::VectorData,
+};
+
+/// What is tried.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Trial {
+    pub weights: Layout,
+    pub columns: usize,
+    pub int8_activations: bool,
+    pub epilogue: Epilogue,
+    /// Columns in use.
+    pub active: usize,
+    /// Elements of each column of the output before and after what the product writes.
+    pub before: usize,
+    pub after: usize,
+}
+
+impl Trial {
+    /// A product with all columns in use, into an output of its own.
+    pub fn plain(weights: Layout, columns: usize) -> Self {
+        let (epilogue, active) = (Epilogue::None, columns);
+        Self { weights, columns, int8_activations: false, epilogue, active, before: 0, after: 0 }
+    }
+
+    /// In a few words.
+    pub fn name(&self) -> String {
+        let Layout { scheme, rows, k } = self.weights;
+        let activations = if self.int8_activations { "int8" } else { "f32" };
+        let mut name = format!("{rows} × {k} {scheme} × {activations}, {} col", self.columns);
+        if self.epilogue != Epilogue::None {
+            name += &format!(", {}", self.epilogue);
+        }
+        if self.active != self.columns {
+            name += &format!(", {} active", self.active);
+        }
+        if self.before + self.after > 0 {
+            name += ", in a wider output";
+        }
+        name
+    }
+
+    /// Runs it, with weights cut into parts as `caps` demands. `record` is given the matrix, x, where to write, and active.
+    pub fn run(
+        &self,
+        device: &Device,
+        caps: &Caps,
+        record: impl FnOnce(&mut Recorder, &Matrix, &Vectors, &Target, &View) -> Result<()>,
+    ) -> Result<Comparison> {
+        let Layout { rows, k, .. } = self.weights;
+        let mut random = Random::new((rows * 31 + k * 7 + self.columns) as u64);
+        let mut arena = arena(device);
+        let mut w = Matrix::allocate(&mut arena, "weights", self.weights, caps)?;
+        let weights = fill(&mut w, &mut random)?;
+        let (x, columns) = activations(&mut arena, &mut random, self)?;
+        let n = self.epilogue.outputs(rows);
+        let stride = self.before + n + self.after;
+        let output = Output::new(&mut arena, stride * self.columns)?;
+        let untouched: Vec<u32> = output.buffer.read_vec()?;
+        let active = arena.buffer_from("active", &[self.active as u32])?;
+        // The guard behind the output is no part of what the kernel is given.
+        let y = output.buffer.slice(0..(stride * self.columns * 4) as u64)?;
+        let target = Target { y, first: self.before, stride };
+        let mut recorder = device.recorder()?;
+        record(&mut recorder, &w, &x, &target, &active.view())?;
+        recorder.seal()?.run(TIMEOUT)?;
+
+        let mut comparison = Comparison::default();
+        let got = output.read(&mut comparison)?;
+        for (column, x) in columns.iter().enumerate() {
+            let got = &got[column * stride..(column + 1) * stride];
+            let (before, rest) = got.split_at(self.before);
+            let (values, after) = rest.split_at(n);
+            let values = if column < self.active { values } else { &[] };
+            let others = if column < self.active { [before, after].concat() } else { got.to_vec() };
+            comparison.equal(
+                || format!("what is beside column {column}"),
+                &others,
+                &untouched[..others.len()].to_vec(),
+            );
+            if values.is_empty() {
+                continue;
+            }
+            for (row, want) in reference::product(&weights, x, self.epilogue).into_iter().enumerate() {
+                let at = || format!("row {row}, column {column}");
+                comparison.close(at, f64::from(f32::from_bits(values[row])), want.value, want.allowed);
+            }
+        }
+        Ok(comparison)
+    }
+}
+
+/// Random weights into a matrix in mapped memory.
+fn fill(matrix: &mut Matrix, random: &mut Random) -> Result<reference::Weights> {
+    let layout = matrix.layout();
+    let Layout { scheme, rows, k } = layout;
+    if scheme.is_float() {
+        let floats: Vec<f32> = (0..rows * k).map(|_| random.signed()).collect();
+        let mut bytes = vec![0; layout.value_bytes()];
+        let mut values = Vec::with_capacity(rows * k);
+        for (index, float) in floats.into_iter().enumerate() {
+            let (at, _) = layout.value_at(index / k, index % k);
+            let (stored, value): (Vec<u8>, f64) = match scheme {
+                Scheme::F16 => (f16::from_f32(float).to_le_bytes().into(), f16::from_f32(float).into()),
+                Scheme::Bf16 => (bf16::from_f32(float).to_le_bytes().into(), bf16::from_f32(float).into()),
+                _ => (float.to_le_bytes().into(), float.into()),
+            };
+            bytes[at..at + stored.len()].copy_from_slice(&stored);
+            values.push(value);
+        }
+        matrix.write(&bytes, &[])?;
+        let magnitudes = values.iter().map(|value| value.abs()).collect();
+        return Ok(reference::Weights { k, values, magnitudes });
+    }
+    let (low, high, shift) = match scheme {
+        Scheme::Int8 | Scheme::Int8Min => (-127, 127, 0.0),
+        Scheme::Int4 => (-8, 7, 0.0),
+        _ => (-8, 7, 8.0),
+    };
+    let q: Vec<i8> = (0..rows * k).map(|_| random.integer(low, high) as i8).collect();
+    let groups = rows * k / GROUP;
+    let mut halves = |count: usize, scale: f32, middle: f32| -> Vec<f16> {
+        (0..count).map(|_| f16::from_f32(scale * (middle + random.signed()))).collect()
+    };
+    let scales = halves(groups, 0.01, 1.5);
+    let minima = halves(if scheme.has_min() { groups } else { 0 }, 0.05, -1.0);
+    matrix.write(&layout.pack_values(&q), &layout.pack_scales(&scales, &minima))?;
+    let terms = q.iter().enumerate().map(|(index, q)| {
+        let d = f64::from(scales[index / GROUP]);
+        (d * (f64::from(*q) + shift), minima.get(index / GROUP).map_or(0.0, |m| f64::from(*m)))
+    });
+    let (values, magnitudes) = terms.map(|(scaled, m)| (scaled + m, scaled.abs() + m.abs())).unzip();
+    Ok(reference::Weights { k, values, magnitudes })
+}
+
+/// Random activations on the device, and the values they stand for.
+fn activations(arena: &mut Arena, random: &mut Random, trial: &Trial) -> Result<(Vectors, Vec<Vec<f64>>)> {
+    let (k, columns) = (trial.weights.k, trial.columns);
+    if !trial.int8_activations {
+        let x: Vec<Vec<f32>> =
+            (0..columns).map(|_| (0..k).map(|_| random.signed() * 3.0).collect()).collect();
+        let values = x.iter().map(|column| column.iter().map(|x| f64::from(*x)).collect()).collect();
+        let padding = vec![0.0; k.next_multiple_of(QUAD) - k];
+        let x: Vec<f32> = x.into_iter().flat_map(|column| [column, padding.clone()].concat()).collect();
+        let data = VectorData::F32(arena.buffer_from("x", &x)?);
+        return Ok((Vectors { k, columns, data }, values));
+    }
+    let padded = k.next_multiple_of(QUAD);
+    // The padding holds bytes that would show if they counted, under scales of zero.
+    let mut bytes = vec![0x55_i8; padded * columns];
+    let mut scales = vec![0.0_f32; padded / GROUP * columns];
+    let mut values = vec![vec![0.0; k]; columns];
+    for column in 0..columns {
+        for group in 0..k / GROUP {
+            let scale = 0.02 * (1.5 + random.signed());
+            scales[column * padded / GROUP + group] = scale;
+            for i in group * GROUP..(group + 1) * GROUP {
+                let q = random.integer(-127, 127) as i8;
+                bytes[column * padded + i] = q;
+                values[column][i] = f64::from(q) * f64::from(scale);
+            }
+        }
+    }
+    let data = VectorData::Int8 {
+        values: arena.buffer_from("x", &bytes)?,
+        scales: arena.buffer_from("x scales", &scales)?,
+    };
+    Ok((Vectors { k, columns, data }, values))
+}
