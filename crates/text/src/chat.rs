@@ -1,0 +1,216 @@
+//! Chat templates: a conversation as the text that a model was trained on.
+//!
+//! Templates are Jinja as Hugging Face runs it: blocks trimmed, Python's string methods, `raise_exception`,
+//! `strftime_now`, and a `tojson` that writes like Python's. They come with model files, so what they may do is bounded:
+//! a number of instructions and a size of the output, both growing with the conversation.
+
+use std::io::Write;
+
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::{Kwargs, Serde};
+use minijinja::{Environment, ErrorKind, Value, context};
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+
+/// One message of a conversation.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Message {
+    /// Who speaks: `system`, `user`, `assistant`, or what else the template knows.
+    pub role: String,
+    /// What was said.
+    pub content: String,
+}
+
+impl Message {
+    /// A message.
+    pub fn new(role: impl Into<String>, content: impl Into<String>) -> Message {
+        Message { role: role.into(), content: content.into() }
+    }
+}
+
+/// Gemma 3's format: turns of user and model, system text in front of the first user's.
+const GEMMA3: &str = r#"{{ bos_token }}
+{%- set lead = namespace(text='', at=0) %}
+{%- if messages and messages[0].role == 'system' %}
+  {%- set lead.text = messages[0].content ~ '\n\n' %}
+  {%- set lead.at = 1 %}
+{%- endif %}
+{%- for message in messages[lead.at:] %}
+  {%- set expected = ['assistant', 'model'] if loop.index0 is odd else ['user'] %}
+  {%- if message.role not in expected %}
+    {{- raise_exception("message " ~ (loop.index0 + lead.at + 1) ~ " is from '" ~ message.role ~ "', but roles must alternate: (system,) user, assistant, user, assistant, …") }}
+  {%- endif %}
+  {{- '<start_of_turn>' ~ ('user' if loop.index0 is even else 'model') ~ '\n' }}
+  {{- lead.text if loop.first else '' }}
+  {{- message.content | trim }}
+  {{- '<end_of_turn>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"#;
+
+const NAME: &str = "chat";
+
+/// Instructions that any conversation may take, and how many more each message may. The longest templates in use take a
+/// few hundred a message.
+const FUEL: u64 = 100_000;
+const FUEL_PER_MESSAGE: u64 = 5_000;
+
+/// How much text a template may write beside what the conversation holds, and how often it may repeat that.
+const OUTPUT: usize = 1 << 20;
+const OUTPUT_PER_INPUT: usize = 4;
+
+/// A compiled chat template.
+pub struct ChatTemplate {
+    environment: Environment<'static>,
+    bos: String,
+    eos: String,
+}
+
+impl ChatTemplate {
+    /// Compiles a template, as `tokenizer_config.json`, `chat_template.jinja` or a GGUF's `tokenizer.chat_template` hold
+    /// it. `bos` and `eos` are the names of those tokens, empty where there are none.
+    pub fn new(source: &str, bos: &str, eos: &str) -> Result<ChatTemplate> {
+        let mut environment = Environment::new();
+        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+        environment.set_syntax(syntax.map_err(|e| told(&e))?);
+        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.add_function("raise_exception", raise_exception);
+        environment.add_function("strftime_now", crate::clock::strftime_now);
+        environment.add_filter("tojson", to_json);
+        environment.add_template_owned(NAME, source.to_owned()).map_err(|e| told(&e))?;
+        Ok(ChatTemplate { environment, bos: bos.to_owned(), eos: eos.to_owned() })
+    }
+
+    /// Gemma 3's format, for files that carry no template. Equal to the official one wherever that accepts a
+    /// conversation of plain text; roles must alternate, also past what the official one checks.
+    pub fn gemma3() -> ChatTemplate {
+        ChatTemplate::new(GEMMA3, "<bos>", "<end_of_turn>").expect("a test compiles it")
+    }
+
+    /// The text of a conversation; with `add_generation_prompt` it ends where the model's answer begins.
+    pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String> {
+        self.render_with::<()>(messages, add_generation_prompt, None)
+    }
+
+    /// [`ChatTemplate::render`] with descriptions of tools, in JSON's shape. Their keys are written in the order in which
+    /// `T` serialises them.
+    pub fn render_with<T: Serialize>(
+        &self,
+        messages: &[Message],
+        add_generation_prompt: bool,
+        tools: Option<&T>,
+    ) -> Result<String> {
+        let tools = tools.map(|tools| Value::from(Serde(tools)));
+        let described = tools.as_ref().map_or(0, |tools| tools.to_string().len());
+        let input = messages.iter().map(|m| m.role.len() + m.content.len()).sum::<usize>() + described;
+        let mut output = Bounded { text: Vec::new(), left: OUTPUT + OUTPUT_PER_INPUT * input };
+        let context = context! {
+            messages => Value::from(Serde(messages)),
+            add_generation_prompt,
+            tools,
+            bos_token => &*self.bos,
+            eos_token => &*self.eos,
+        };
+        // Fuel is set on the environment, of which a copy shares the compiled template.
+        let mut environment = self.environment.clone();
+        environment.set_fuel(Some(FUEL + FUEL_PER_MESSAGE * messages.len() as u64));
+        let template = environment.get_template(NAME).map_err(|e| told(&e))?;
+        template.render_captured_to(context, &mut output).map_err(|e| told(&e))?;
+        String::from_utf8(output.text).map_err(|_| Error::Template("its output is no UTF-8".into()))
+    }
+}
+
+impl std::fmt::Debug for ChatTemplate {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ChatTemplate").field("bos", &self.bos).field("eos", &self.eos).finish_non_exhaustive()
+    }
+}
+
+/// What a template gave to `raise_exception`.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Raised(String);
+
+fn raise_exception(text: String) -> Result<Value, minijinja::Error> {
+    Err(minijinja::Error::new(ErrorKind::InvalidOperation, text.clone()).with_source(Raised(text)))
+}
+
+/// What the output outgrew.
+#[derive(Debug, thiserror::Error)]
+#[error("its output is far larger than the conversation")]
+struct TooLarge;
+
+/// Takes a bounded number of bytes.
+struct Bounded {
+    text: Vec<u8>,
+    left: usize,
+}
+
+impl Write for Bounded {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.left = self.left.checked_sub(bytes.len()).ok_or_else(|| std::io::Error::other(TooLarge))?;
+        self.text.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A template's error in our words: its own from `raise_exception`, else what went wrong in which line.
+fn told(error: &minijinja::Error) -> Error {
+    let mut source = Some(error as &(dyn std::error::Error + 'static));
+    while let Some(cause) = source {
+        if let Some(Raised(text)) = cause.downcast_ref() {
+            return Error::Refused(text.clone());
+        }
+        if cause.is::<std::io::Error>() {
+            return Error::Template(TooLarge.to_string());
+        }
+        source = cause.source();
+    }
+    let what = match (error.kind(), error.detail()) {
+        (ErrorKind::OutOfFuel, _) => "it runs far longer than any known template: stopped".to_owned(),
+        (kind, Some(detail)) => format!("{kind}: {detail}"),
+        (kind, None) => kind.to_string(),
+    };
+    match error.line() {
+        Some(line) => Error::Template(format!("line {line}: {what}")),
+        None => Error::Template(what),
+    }
+}
+
+/// Python's `json.dumps(…, ensure_ascii=False)`: a space after commas and colons, nothing escaped for HTML.
+fn to_json(value: Value, indent: Option<usize>, kwargs: Kwargs) -> Result<Value, minijinja::Error> {
+    let indent = indent.or(kwargs.get::<Option<usize>>("indent")?);
+    let mut out = Vec::new();
+    let written = match indent {
+        Some(indent) => {
+            let indent = " ".repeat(indent.min(16));
+            let format = serde_json::ser::PrettyFormatter::with_indent(indent.as_bytes());
+            value.serialize(&mut serde_json::Serializer::with_formatter(&mut out, format))
+        }
+        None => value.serialize(&mut serde_json::Serializer::with_formatter(&mut out, Spaced)),
+    };
+    let failed =
+        |e: &dyn std::fmt::Display| minijinja::Error::new(ErrorKind::BadSerialization, e.to_string());
+    written.map_err(|e| failed(&e))?;
+    String::from_utf8(out).map(Value::from_safe_string).map_err(|e| failed(&e))
+}
+
+struct Spaced;
+
+impl serde_json::ser::Formatter for Spaced {
+    fn begin_array_value<W: ?Sized + Write>(&mut self, out: &mut W, first: bool) -> std::io::Result<()> {
+        if first { Ok(()) } else { out.write_all(b", ") }
+    }
+
+    fn begin_object_key<W: ?Sized + Write>(&mut self, out: &mut W, first: bool) -> std::io::Result<()> {
+        if first { Ok(()) } else { out.write_all(b", ") }
+    }
+
+    fn begin_object_value<W: ?Sized + Write>(&mut self, out: &mut W) -> std::io::Result<()> {
+        out.write_all(b": ")
+    }
+}

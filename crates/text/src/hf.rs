@@ -1,0 +1,356 @@
+//! Hugging Face's `tokenizer.json` and `tokenizer_config.json`.
+//!
+//! Read are BPE models of the two kinds that language models use: over characters with spaces as marks and bytes as a
+//! fallback (Gemma), and over bytes (GPT-2 and its descendants). What the file says beyond that is either known to
+//! change nothing or refused, never ignored: ids that are nearly right are worse than an error.
+
+use std::borrow::Cow;
+use std::path::Path;
+
+use serde::{Deserialize, Deserializer};
+use serde_json::Value;
+
+use crate::error::{Error, Result, invalid, unsupported};
+use crate::pieces::{Class, MAX_TOKENS, Pieces};
+use crate::pretokens::Pretokens;
+use crate::specials::{Specials, looks_special};
+use crate::tokenizer::{Inner, Model, Tokenizer};
+use crate::vocabulary::{Letters, MARK, byte_token, ends, pairs, raw_bytes};
+
+/// What `tokenizer_config.json` says beside the vocabulary.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Config {
+    /// The name of the beginning-of-text token.
+    pub bos_token: Option<String>,
+    /// The name of the end-of-text token.
+    pub eos_token: Option<String>,
+    /// Whether prompts start with `bos_token`, where the file says.
+    pub add_bos_token: Option<bool>,
+    /// The chat template; of several the one named `default`.
+    pub chat_template: Option<String>,
+}
+
+impl Config {
+    /// Reads the file's content.
+    pub fn parse(json: &[u8]) -> Result<Config> {
+        let json: Value =
+            serde_json::from_slice(json).map_err(|e| invalid(format!("tokenizer_config.json: {e}")))?;
+        // A token is its name, or an object that holds it.
+        let name = |key: &str| Some(json[key].as_str().or(json[key]["content"].as_str())?.to_owned());
+        let template = match &json["chat_template"] {
+            Value::Array(several) => {
+                several.iter().find(|t| t["name"] == "default").and_then(|t| t["template"].as_str())
+            }
+            one => one.as_str(),
+        };
+        Ok(Config {
+            bos_token: name("bos_token"),
+            eos_token: name("eos_token"),
+            add_bos_token: json["add_bos_token"].as_bool(),
+            chat_template: template.map(str::to_owned),
+        })
+    }
+}
+
+#[derive(Deserialize)]
+struct File<'a> {
+    #[serde(borrow, default)]
+    added_tokens: Vec<Added<'a>>,
+    #[serde(default)]
+    normalizer: Value,
+    #[serde(default)]
+    pre_tokenizer: Value,
+    #[serde(default)]
+    post_processor: Value,
+    #[serde(borrow)]
+    model: Bpe<'a>,
+}
+
+#[derive(Deserialize)]
+struct Added<'a> {
+    id: u32,
+    #[serde(borrow)]
+    content: Cow<'a, str>,
+    #[serde(default)]
+    special: bool,
+    #[serde(default)]
+    single_word: bool,
+    #[serde(default)]
+    lstrip: bool,
+    #[serde(default)]
+    rstrip: bool,
+}
+
+#[derive(Deserialize)]
+struct Bpe<'a> {
+    #[serde(default, rename = "type")]
+    kind: Option<String>,
+    #[serde(default)]
+    dropout: Option<f32>,
+    #[serde(default)]
+    unk_token: Option<String>,
+    #[serde(default)]
+    continuing_subword_prefix: Option<String>,
+    #[serde(default)]
+    end_of_word_suffix: Option<String>,
+    #[serde(default)]
+    fuse_unk: bool,
+    #[serde(default)]
+    byte_fallback: bool,
+    #[serde(default)]
+    ignore_merges: bool,
+    #[serde(borrow)]
+    vocab: Vocab<'a>,
+    #[serde(borrow, default)]
+    merges: Vec<Merge<'a>>,
+}
+
+/// Tokens and ids, in the order of the file. A map would hash every name once more than is needed.
+struct Vocab<'a>(Vec<(Cow<'a, str>, u32)>);
+
+/// A string borrowed from the file where it has no escapes.
+#[derive(Deserialize)]
+struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
+
+/// A pair, written as `["a", "b"]` or, in older files, `"a b"`.
+struct Merge<'a>(Cow<'a, str>, Cow<'a, str>);
+
+impl<'de: 'a, 'a> Deserialize<'de> for Vocab<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+        impl<'de> serde::de::Visitor<'de> for Visitor {
+            type Value = Vocab<'de>;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+                f.write_str("a map from tokens to ids")
+            }
+
+            fn visit_map<M: serde::de::MapAccess<'de>>(self, mut map: M) -> Result<Vocab<'de>, M::Error> {
+                let mut entries = Vec::new();
+                while let Some((token, id)) = map.next_entry::<Text, u32>()? {
+                    entries.push((token.0, id));
+                }
+                Ok(Vocab(entries))
+            }
+        }
+        deserializer.deserialize_map(Visitor)
+    }
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for Merge<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+        impl<'de> serde::de::Visitor<'de> for Visitor {
+            type Value = Merge<'de>;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+                f.write_str("a pair of tokens")
+            }
+
+            fn visit_seq<S: serde::de::SeqAccess<'de>>(self, mut seq: S) -> Result<Merge<'de>, S::Error> {
+                let short = || serde::de::Error::custom("a merge needs two tokens");
+                let left = seq.next_element::<Text>()?.ok_or_else(short)?;
+                let right = seq.next_element::<Text>()?.ok_or_else(short)?;
+                Ok(Merge(left.0, right.0))
+            }
+
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Merge<'de>, E> {
+                let (left, right) =
+                    text.split_once(' ').ok_or_else(|| E::custom("a merge needs two tokens"))?;
+                Ok(Merge(left.to_owned().into(), right.to_owned().into()))
+            }
+        }
+        deserializer.deserialize_any(Visitor)
+    }
+}
+
+/// How text becomes symbols.
+enum Scheme {
+    /// Characters, spaces as marks.
+    Marks { prefix: bool },
+    /// Bytes of words.
+    Words(Pretokens),
+}
+
+impl Tokenizer {
+    /// Reads `tokenizer.json` and, where there is one, `tokenizer_config.json` from a model's folder.
+    pub fn from_folder(folder: &Path) -> Result<Tokenizer> {
+        let read = |name: &str| {
+            let path = folder.join(name);
+            std::fs::read(&path).map_err(|source| Error::Io { path, source })
+        };
+        let config = match read("tokenizer_config.json") {
+            Ok(json) => Some(json),
+            Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => None,
+            Err(error) => return Err(error),
+        };
+        Tokenizer::from_hf(&read("tokenizer.json")?, config.as_deref())
+    }
+
+    /// From the contents of `tokenizer.json` and, where there is one, of `tokenizer_config.json`.
+    pub fn from_hf(tokenizer: &[u8], config: Option<&[u8]>) -> Result<Tokenizer> {
+        let config = config.map(Config::parse).transpose()?.unwrap_or_default();
+        let file = std::str::from_utf8(tokenizer).map_err(|e| invalid(format!("tokenizer.json: {e}")))?;
+        let file: File = serde_json::from_str(file).map_err(|e| invalid(format!("tokenizer.json: {e}")))?;
+        build(&file, &config)
+    }
+}
+
+fn build(file: &File, config: &Config) -> Result<Tokenizer> {
+    let model = &file.model;
+    refuse_unknown(file)?;
+    let scheme = scheme(file)?;
+    let letters = Letters::new();
+    let alphabet = matches!(scheme, Scheme::Words(_)).then_some(&letters);
+    let (tokens, classes) = tokens(file)?;
+    let mut pieces = Pieces::new(
+        &tokens,
+        |id| classes[id],
+        |token, class, arena| raw_bytes(token, class, alphabet, arena),
+    )?;
+    let merges = model.merges.iter().map(|Merge(left, right)| (&**left, &**right));
+    let pairs = pairs(&pieces, merges, alphabet)?;
+    let (built, prefix) = match scheme {
+        Scheme::Marks { prefix } => (Model::Pairs(pairs), prefix),
+        Scheme::Words(words) => {
+            pieces.spell_bytes();
+            (Model::Words { pairs, words }, false)
+        }
+    };
+    let id = |name: &Option<String>| pieces.find(name.as_deref()?.as_bytes());
+    let first = first_special(&file.post_processor);
+    let bos = id(&config.bos_token).or_else(|| id(&first)).or_else(|| id(&Some("<bos>".into())));
+    let eos = id(&config.eos_token).or_else(|| id(&Some("<eos>".into())));
+    // Runs of marks are runs of spaces by then, and come from merging.
+    let idle = |added: &Added| alphabet.is_none() && added.content.contains(MARK);
+    let written = |control: bool| {
+        let wanted = file
+            .added_tokens
+            .iter()
+            .filter(|added| !idle(added) && (control || classes[added.id as usize] == Class::UserDefined));
+        Specials::new(&wanted.map(|added| (added.content.as_bytes().to_vec(), added.id)).collect::<Vec<_>>())
+    };
+    Ok(Tokenizer::new(Inner {
+        model: built,
+        as_text: written(false)?,
+        parsed: written(true)?,
+        ends: ends(&pieces, [eos, None]),
+        bos,
+        eos,
+        unknown: id(&model.unk_token),
+        add_bos: config.add_bos_token.unwrap_or(first.is_some()),
+        space_prefix: prefix,
+        marks: alphabet.is_none(),
+        fuse_unknown: model.fuse_unk,
+        pieces,
+    }))
+}
+
+/// Refuses what would change ids and is not built.
+fn refuse_unknown(file: &File) -> Result<()> {
+    let model = &file.model;
+    if model.kind.as_deref().is_some_and(|kind| kind != "BPE") {
+        return Err(unsupported(format!(
+            "models of type '{}' are not supported, only BPE",
+            model.kind.as_deref().unwrap_or_default()
+        )));
+    }
+    let set = |option: &Option<String>| option.as_deref().is_some_and(|text| !text.is_empty());
+    let refused = [
+        ("dropout", model.dropout.is_some_and(|p| p != 0.0)),
+        ("continuing_subword_prefix", set(&model.continuing_subword_prefix)),
+        ("end_of_word_suffix", set(&model.end_of_word_suffix)),
+        (
+            "an added token with lstrip, rstrip or single_word",
+            file.added_tokens.iter().any(|a| a.lstrip || a.rstrip || a.single_word),
+        ),
+    ];
+    match refused.iter().find(|(_, used)| *used) {
+        Some((what, _)) => Err(unsupported(format!("tokenizer.json uses {what}, which is not supported"))),
+        None => Ok(()),
+    }
+}
+
+/// Tokens in the order of their ids, added ones included, and their classes. Ids that nothing names have no text.
+fn tokens<'a>(file: &'a File) -> Result<(Vec<&'a str>, Vec<Class>)> {
+    let vocab = file.model.vocab.0.iter().map(|(token, id)| (&**token, *id));
+    let added = file.added_tokens.iter().map(|added| (&*added.content, added.id));
+    let count = vocab.clone().chain(added.clone()).map(|(_, id)| id as usize + 1).max().unwrap_or(0);
+    if count > MAX_TOKENS {
+        return Err(invalid(format!("a token has the id {}, above the limit of {MAX_TOKENS}", count - 1)));
+    }
+    let mut tokens = vec![""; count];
+    let mut classes = vec![Class::Normal; count];
+    for (token, id) in vocab.chain(added) {
+        let here = &mut tokens[id as usize];
+        if !here.is_empty() && *here != token {
+            return Err(invalid(format!("'{here}' and '{token}' have the same id {id}")));
+        }
+        *here = token;
+        if file.model.byte_fallback && byte_token(token).is_some() {
+            classes[id as usize] = Class::Byte;
+        }
+    }
+    for added in &file.added_tokens {
+        let control = added.special || looks_special(&added.content);
+        classes[added.id as usize] = if control { Class::Control } else { Class::UserDefined };
+    }
+    Ok((tokens, classes))
+}
+
+/// Which of the two schemes the normalizer and pre-tokenizer make.
+fn scheme(file: &File) -> Result<Scheme> {
+    let (normalizer, pre) = (&file.normalizer, &file.pre_tokenizer);
+    let refuse = |what: &str, part: &Value| {
+        let text: String = part.to_string().chars().take(200).collect();
+        unsupported(format!("tokenizer.json: {what} {} is not supported; a GGUF of the model may be", text))
+    };
+    let marks = |step: &Value| {
+        step["type"] == "Replace" && step["pattern"]["String"] == " " && step["content"] == MARK
+    };
+    let prepends = |step: &Value| step["type"] == "Prepend" && step["prepend"] == MARK;
+    let prefix = match normalizer["normalizers"].as_array().map(Vec::as_slice) {
+        Some([first, second]) if prepends(first) && marks(second) => Some(true),
+        None if marks(normalizer) => Some(false),
+        _ => None,
+    };
+    if let Some(prefix) = prefix {
+        // With all spaces gone, a split at spaces does nothing.
+        let idle = pre.is_null() || pre["type"] == "Split" && pre["pattern"]["String"] == " ";
+        return if idle { Ok(Scheme::Marks { prefix }) } else { Err(refuse("pre-tokenizer", pre)) };
+    }
+    if !normalizer.is_null() {
+        return Err(refuse("normalizer", normalizer));
+    }
+    let whole = file.model.ignore_merges;
+    let bytes = |step: &Value, regex: bool| {
+        step["type"] == "ByteLevel"
+            && step["add_prefix_space"] != true
+            && step["use_regex"].as_bool().unwrap_or(true) == regex
+    };
+    let words = match pre["pretokenizers"].as_array().map(Vec::as_slice) {
+        None if bytes(pre, true) => Pretokens::by_name(None),
+        Some([digits, last])
+            if digits["type"] == "Digits" && digits["individual_digits"] == true && bytes(last, true) =>
+        {
+            Pretokens::by_name(Some("smollm"))
+        }
+        Some([split, last])
+            if split["type"] == "Split"
+                && split["behavior"] == "Isolated"
+                && split["invert"] != true
+                && bytes(last, false) =>
+        {
+            Pretokens::by_pattern(split["pattern"]["Regex"].as_str().unwrap_or_default())
+        }
+        _ => return Err(refuse("pre-tokenizer", pre)),
+    }?;
+    Ok(Scheme::Words(words.whole_words(whole)))
+}
+
+/// The token that the post-processor puts in front of a text.
+fn first_special(post: &Value) -> Option<String> {
+    let steps = post["processors"].as_array().map_or(std::slice::from_ref(post), Vec::as_slice);
+    let template = steps.iter().find(|step| step["type"] == "TemplateProcessing")?;
+    Some(template["single"][0]["SpecialToken"]["id"].as_str()?.to_owned())
+}

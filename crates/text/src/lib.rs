@@ -1,0 +1,30 @@
+//! Text in and out.
+//!
+//! 1. A [`Tokenizer`] turns text into token ids. It is made from a GGUF's metadata ([`Vocabulary`]) or from Hugging
+//!    Face's `tokenizer.json`; the two give the same ids for the same model.
+//! 2. A [`ChatTemplate`] turns a conversation into the text that the model was trained on.
+//! 3. A [`Detokenizer`] turns ids back into text as they come, never half a character.
+//! 4. A [`StopMatcher`] holds text back while it may still become a stop string.
+//!
+//! Everything here reads files and prompts from strangers: whatever they hold, the result is an error or a text, never
+//! a panic, and time grows no faster than n log n.
+
+mod chat;
+mod clock;
+mod detokenizer;
+mod error;
+pub mod hf;
+mod merge;
+mod pieces;
+mod pretokens;
+mod specials;
+mod stop;
+mod tokenizer;
+mod vocabulary;
+
+pub use chat::{ChatTemplate, Message};
+pub use detokenizer::Detokenizer;
+pub use error::{Error, Result};
+pub use stop::StopMatcher;
+pub use tokenizer::{Shown, Special, Tokenizer};
+pub use vocabulary::{Kind, Vocabulary};

@@ -1,0 +1,107 @@
+//! Where byte-level BPE cuts a text into words before it merges.
+//!
+//! The patterns are part of a model's definition and known by name. They all end in `\s+(?!\S)|\s+`: white space gives
+//! its last character to the word that follows. Regular expressions without look-ahead run in linear time, so that
+//! ending is a pattern of its own here and the last character is handed back afterwards.
+
+use regex_automata::meta::Regex;
+use regex_automata::{Anchored, Input};
+
+use crate::error::{Result, unsupported};
+
+const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+";
+const LLAMA3: &str = concat!(
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}",
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+);
+const QWEN2: &str = concat!(
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}",
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+);
+const SPACES: &str = r"\s+";
+const SPACES_INDEX: usize = 1;
+
+/// A way to cut text into words.
+pub(crate) struct Pretokens {
+    words: Regex,
+    /// Each numeric character is a text of its own first.
+    digits: bool,
+    /// A word that is in the vocabulary as a whole is taken without merging.
+    pub(crate) whole_words: bool,
+}
+
+impl Pretokens {
+    /// By the name in a GGUF's `tokenizer.ggml.pre`; GPT-2's where there is none.
+    pub(crate) fn by_name(name: Option<&str>) -> Result<Pretokens> {
+        let (pattern, digits, whole_words) = match name.unwrap_or("gpt-2") {
+            "gpt-2" | "gpt2" | "default" => (GPT2, false, false),
+            "smollm" => (GPT2, true, false),
+            "qwen2" => (QWEN2, false, false),
+            "llama-bpe" | "llama3" | "llama-v3" => (LLAMA3, false, true),
+            other => {
+                return Err(unsupported(format!(
+                    "pre-tokenizer '{other}' is not known; known are gpt-2, smollm, qwen2 and llama-bpe"
+                )));
+            }
+        };
+        Pretokens::new(pattern, digits, whole_words)
+    }
+
+    /// By the regular expression in a `tokenizer.json`, with its look-ahead.
+    pub(crate) fn by_pattern(pattern: &str) -> Result<Pretokens> {
+        let known = [GPT2, QWEN2, LLAMA3];
+        let ours =
+            pattern.strip_suffix(r"|\s+(?!\S)|\s+").and_then(|head| known.into_iter().find(|k| *k == head));
+        match ours {
+            Some(head) => Pretokens::new(head, false, false),
+            None => Err(unsupported(format!(
+                "the pattern '{pattern}' is not known; known are those of GPT-2, Qwen 2 and Llama 3"
+            ))),
+        }
+    }
+
+    /// The same, and a word that is in the vocabulary as a whole is taken without merging, or is not.
+    pub(crate) fn whole_words(self, whole_words: bool) -> Pretokens {
+        Pretokens { whole_words, ..self }
+    }
+
+    fn new(pattern: &str, digits: bool, whole_words: bool) -> Result<Pretokens> {
+        let words = Regex::new_many(&[pattern, SPACES]).map_err(|e| unsupported(e.to_string()))?;
+        Ok(Pretokens { words, digits, whole_words })
+    }
+
+    /// Calls `each` with the words of a text. Together they are the text.
+    pub(crate) fn split<'a>(&self, text: &'a str, mut each: impl FnMut(&'a str)) {
+        if !self.digits {
+            return self.words(text, &mut each);
+        }
+        let mut from = 0;
+        for (at, digit) in text.char_indices().filter(|(_, c)| c.is_numeric()) {
+            self.words(&text[from..at], &mut each);
+            from = at + digit.len_utf8();
+            each(&text[at..from]);
+        }
+        self.words(&text[from..], &mut each);
+    }
+
+    fn words<'a>(&self, text: &'a str, each: &mut impl FnMut(&'a str)) {
+        let mut from = 0;
+        while from < text.len() {
+            let input = Input::new(text).range(from..).anchored(Anchored::Yes);
+            let found = self.words.find(input);
+            let mut to = match &found {
+                Some(found) if found.end() > from => found.end(),
+                // Every character is in some class of every pattern; were it not, it would be a word of its own.
+                _ => from + text[from..].chars().next().map_or(1, char::len_utf8),
+            };
+            if to < text.len() && found.is_some_and(|f| f.pattern().as_usize() == SPACES_INDEX) {
+                let last = text[from..to].chars().next_back().map_or(0, char::len_utf8);
+                if to - last > from {
+                    to -= last;
+                }
+            }
+            each(&text[from..to]);
+            from = to;
+        }
+    }
+}

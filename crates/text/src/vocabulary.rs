@@ -1,0 +1,255 @@
+//! A tokenizer as a GGUF describes it: the values of `tokenizer.ggml.*`, as plain vectors.
+
+use std::collections::HashMap;
+
+use crate::error::{Result, invalid};
+use crate::merge::rank_of_score;
+use crate::pieces::{Class, Pieces};
+use crate::pretokens::Pretokens;
+use crate::specials::{END_NAMES, Specials};
+use crate::tokenizer::{Inner, Model, Tokenizer, text_of_marks};
+
+/// How tokens are made, `tokenizer.ggml.model`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// SentencePiece BPE, "llama": characters merged by score, bytes where a character is unknown.
+    SentencePiece,
+    /// Byte-level BPE, "gpt2": bytes of words merged in the order of a list.
+    Bpe,
+}
+
+/// The metadata `tokenizer.ggml.*` of a GGUF.
+#[derive(Clone, Debug)]
+pub struct Vocabulary {
+    /// `model`.
+    pub kind: Kind,
+    /// `tokens`, in the order of their ids.
+    pub tokens: Vec<String>,
+    /// `scores`: one a token for [`Kind::SentencePiece`]; not used by [`Kind::Bpe`].
+    pub scores: Vec<f32>,
+    /// `token_type`: one a token, or empty where all are text.
+    pub token_types: Vec<i32>,
+    /// `merges`: "left right", best first, for [`Kind::Bpe`]; not used by [`Kind::SentencePiece`].
+    pub merges: Vec<String>,
+    /// `pre`: the pre-tokenizer of [`Kind::Bpe`].
+    pub pre: Option<String>,
+    /// `bos_token_id`.
+    pub bos: Option<u32>,
+    /// `eos_token_id`.
+    pub eos: Option<u32>,
+    /// `eot_token_id`, the end of a turn.
+    pub eot: Option<u32>,
+    /// `unknown_token_id`.
+    pub unknown: Option<u32>,
+    /// `padding_token_id`.
+    pub pad: Option<u32>,
+    /// `add_bos_token`: whether a prompt starts with `bos`.
+    pub add_bos: bool,
+    /// `add_space_prefix`: whether text starts with a space that was not written. Where the file does not say, it is
+    /// true for SentencePiece and false for BPE.
+    pub add_space_prefix: bool,
+}
+
+impl Vocabulary {
+    /// An empty vocabulary, to be filled in.
+    pub fn new(kind: Kind) -> Vocabulary {
+        Vocabulary {
+            kind,
+            tokens: Vec::new(),
+            scores: Vec::new(),
+            token_types: Vec::new(),
+            merges: Vec::new(),
+            pre: None,
+            bos: None,
+            eos: None,
+            eot: None,
+            unknown: None,
+            pad: None,
+            add_bos: false,
+            add_space_prefix: false,
+        }
+    }
+
+    /// Checks the lengths and ids before anything is built on them.
+    fn check(&self) -> Result<()> {
+        let count = self.tokens.len();
+        let lengths = [
+            ("scores", self.scores.len(), self.kind == Kind::SentencePiece),
+            ("token types", self.token_types.len(), false),
+        ];
+        for (what, length, needed) in lengths {
+            if length != count && (length > 0 || needed) {
+                return Err(invalid(format!("{length} {what} for {count} tokens: the file is damaged")));
+            }
+        }
+        let ids = [
+            ("bos", self.bos),
+            ("eos", self.eos),
+            ("eot", self.eot),
+            ("unknown", self.unknown),
+            ("padding", self.pad),
+        ];
+        for (what, id) in ids {
+            if let Some(id) = id.filter(|&id| id as usize >= count) {
+                return Err(invalid(format!("the {what} token is {id}, but there are {count} tokens")));
+            }
+        }
+        Ok(())
+    }
+
+    fn class(&self, id: usize) -> Class {
+        // A file without types still names its control tokens by their role.
+        let named = || [self.bos, self.eos, self.eot, self.pad].contains(&Some(id as u32));
+        match self.token_types.get(id) {
+            Some(&number) => Class::from_gguf(number),
+            None if named() => Class::Control,
+            None if self.unknown == Some(id as u32) => Class::Unknown,
+            None if byte_token(&self.tokens[id]).is_some() && self.kind == Kind::SentencePiece => Class::Byte,
+            None => Class::Normal,
+        }
+    }
+}
+
+impl Tokenizer {
+    /// From a GGUF's metadata.
+    pub fn from_vocabulary(vocabulary: Vocabulary) -> Result<Tokenizer> {
+        vocabulary.check()?;
+        let marks = vocabulary.kind == Kind::SentencePiece;
+        let letters = Letters::new();
+        let class = |id| vocabulary.class(id);
+        let mut pieces = Pieces::new(&vocabulary.tokens, class, |token, class, arena| {
+            raw_bytes(token, class, if marks { None } else { Some(&letters) }, arena)
+        })?;
+        if !marks {
+            pieces.spell_bytes();
+        }
+        let model = match vocabulary.kind {
+            Kind::SentencePiece => {
+                Model::Scores(vocabulary.scores.iter().map(|s| rank_of_score(*s)).collect())
+            }
+            Kind::Bpe => {
+                let halves =
+                    vocabulary.merges.iter().map(|merge| merge.split_once(' ').unwrap_or((merge, "")));
+                Model::Words {
+                    pairs: pairs(&pieces, halves, Some(&letters))?,
+                    words: Pretokens::by_name(vocabulary.pre.as_deref())?,
+                }
+            }
+        };
+        let written = |class| pieces.of_class(class).map(|(id, bytes)| (bytes.to_vec(), id));
+        let always: Vec<_> = written(Class::UserDefined).collect();
+        let mut parsed = always.clone();
+        parsed.extend(written(Class::Control).chain(written(Class::Unknown)));
+        let ends = ends(&pieces, [vocabulary.eos, vocabulary.eot]);
+        Ok(Tokenizer::new(Inner {
+            model,
+            as_text: Specials::new(&always)?,
+            parsed: Specials::new(&parsed)?,
+            ends,
+            bos: vocabulary.bos,
+            eos: vocabulary.eos,
+            unknown: vocabulary.unknown,
+            add_bos: vocabulary.add_bos,
+            space_prefix: marks && vocabulary.add_space_prefix,
+            marks,
+            fuse_unknown: true,
+            pieces,
+        }))
+    }
+}
+
+/// The character that SentencePiece writes for a space.
+pub(crate) const MARK: &str = "▁";
+
+/// Ranks and results of the pairs in a list of merges, best first.
+pub(crate) fn pairs<'a>(
+    pieces: &Pieces,
+    merges: impl Iterator<Item = (&'a str, &'a str)>,
+    letters: Option<&Letters>,
+) -> Result<HashMap<u64, (u32, u32)>> {
+    let mut pairs = HashMap::with_capacity(merges.size_hint().0);
+    let mut bytes = Vec::new();
+    for (rank, (left, right)) in merges.enumerate() {
+        bytes.clear();
+        raw_bytes(left, Class::Normal, letters, &mut bytes)?;
+        let cut = bytes.len();
+        raw_bytes(right, Class::Normal, letters, &mut bytes)?;
+        let found =
+            (pieces.find_text(&bytes[..cut]), pieces.find_text(&bytes[cut..]), pieces.find_text(&bytes));
+        let (Some(l), Some(r), Some(merged)) = found else {
+            return Err(invalid(format!(
+                "merge {rank}, '{left}' with '{right}', names text that is no token"
+            )));
+        };
+        pairs.entry(u64::from(l) << 32 | u64::from(r)).or_insert((rank as u32, merged));
+    }
+    Ok(pairs)
+}
+
+/// All tokens that end a generation: those that a file names, and control tokens known by name.
+pub(crate) fn ends(pieces: &Pieces, named: [Option<u32>; 2]) -> Vec<u32> {
+    let known = END_NAMES.iter().filter_map(|name| pieces.find(name.as_bytes()));
+    let special = known.filter(|id| pieces.class(*id).is_some_and(Class::is_special));
+    let mut ends: Vec<u32> = named.into_iter().flatten().chain(special).collect();
+    let mut seen = std::collections::HashSet::new();
+    ends.retain(|id| seen.insert(*id));
+    ends
+}
+
+/// Appends the bytes that a token stands for. `letters` is given for byte-level vocabularies.
+pub(crate) fn raw_bytes(
+    token: &str,
+    class: Class,
+    letters: Option<&Letters>,
+    out: &mut Vec<u8>,
+) -> Result<()> {
+    match (class, letters) {
+        (Class::Byte, None) => match byte_token(token) {
+            Some(byte) => out.push(byte),
+            None => {
+                return Err(invalid(format!("'{token}' is marked as a byte, but is not written as <0x00>")));
+            }
+        },
+        (Class::Normal, Some(letters)) => letters.bytes(token, out),
+        (Class::Normal | Class::UserDefined, None) => out.extend_from_slice(text_of_marks(token).as_bytes()),
+        _ => out.extend_from_slice(token.as_bytes()),
+    }
+    Ok(())
+}
+
+/// The byte of a token like `<0x0A>`.
+pub(crate) fn byte_token(token: &str) -> Option<u8> {
+    let digits = token.strip_prefix("<0x")?.strip_suffix('>')?;
+    let hex = digits.len() == 2 && digits.bytes().all(|b| b.is_ascii_hexdigit());
+    u8::from_str_radix(digits, 16).ok().filter(|_| hex)
+}
+
+/// GPT-2's alphabet: every byte is written as a letter, so that tokens are readable text. Printable bytes stand for
+/// themselves, the others are counted from U+0100 on.
+pub(crate) struct Letters(HashMap<char, u8>);
+
+impl Letters {
+    pub(crate) fn new() -> Letters {
+        let plain = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
+        let mut other = 0x100u32..;
+        let letter = |byte: u8| {
+            let code = if plain(byte) { u32::from(byte) } else { other.next().unwrap_or_default() };
+            (char::from_u32(code).unwrap_or_default(), byte)
+        };
+        Letters((0..=255).map(letter).collect())
+    }
+
+    /// The bytes of a token; one with a letter outside the alphabet stands for its own text.
+    fn bytes(&self, token: &str, out: &mut Vec<u8>) {
+        let start = out.len();
+        for letter in token.chars() {
+            match self.0.get(&letter) {
+                Some(byte) => out.push(*byte),
+                None => {
+                    out.truncate(start);
+                    return out.extend_from_slice(token.as_bytes());
+                }
+            }
+        }
+    }
+}

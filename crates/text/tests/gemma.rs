@@ -1,0 +1,113 @@
+//! The real Gemma 3 tokenizer from both of its files. They are not in the repository: `INDRIK_TEST_GGUF` names a GGUF of
+//! Gemma 3, `INDRIK_TEST_TOKENIZER` a folder with its tokenizer.json and tokenizer_config.json, `INDRIK_TEST_DATA` a folder with
+//! gemma3_tokenizer_vectors.json and wikitext2-test.txt.
+
+mod common;
+
+use std::time::Instant;
+
+use common::{Random, data, named, vocabulary};
+use text::{Shown, Special, Tokenizer};
+
+fn gguf() -> Option<Tokenizer> {
+    let (vocabulary, _) = vocabulary(&named("INDRIK_TEST_GGUF", "a GGUF of Gemma 3")?);
+    let start = Instant::now();
+    let tokenizer = Tokenizer::from_vocabulary(vocabulary).expect("a real vocabulary");
+    eprintln!("vocabulary of the GGUF: {:?}", start.elapsed());
+    Some(tokenizer)
+}
+
+fn hf() -> Option<Tokenizer> {
+    let folder = named("INDRIK_TEST_TOKENIZER", "a folder with Gemma 3's tokenizer.json")?;
+    let start = Instant::now();
+    let tokenizer = Tokenizer::from_folder(&folder).expect("a real tokenizer.json");
+    eprintln!("tokenizer.json: {:?}", start.elapsed());
+    Some(tokenizer)
+}
+
+fn both() -> impl Iterator<Item = (&'static str, Tokenizer)> {
+    [("GGUF", gguf()), ("tokenizer.json", hf())]
+        .into_iter()
+        .filter_map(|(name, tokenizer)| Some((name, tokenizer?)))
+}
+
+#[derive(serde::Deserialize)]
+struct Vector {
+    text: String,
+    ids: Vec<u32>,
+}
+
+#[test]
+fn known_ids() {
+    let Some(path) = data("gemma3_tokenizer_vectors.json") else { return };
+    let vectors: Vec<Vector> = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    assert!(vectors.len() >= 40);
+    for (name, tokenizer) in both() {
+        for vector in &vectors {
+            assert_eq!(
+                tokenizer.encode(&vector.text, Special::AsText),
+                vector.ids,
+                "{name}: {:?}",
+                vector.text
+            );
+            assert_eq!(tokenizer.decode(&vector.ids, Shown::Text), vector.text, "{name}");
+        }
+    }
+}
+
+#[test]
+fn a_whole_book() {
+    let Some(path) = data("wikitext2-test.txt") else { return };
+    let book = std::fs::read_to_string(path).unwrap();
+    let book = book.strip_suffix('\n').unwrap_or(&book);
+    let mut last: Option<Vec<u32>> = None;
+    for (name, tokenizer) in both() {
+        let start = Instant::now();
+        let ids = tokenizer.encode(book, Special::AsText);
+        eprintln!("{name}: {} ids of {} bytes in {:?}", ids.len(), book.len(), start.elapsed());
+        // llama.cpp counts 295215 with the beginning-of-text token.
+        assert_eq!(ids.len(), 295_214, "{name}");
+        assert!(tokenizer.decode(&ids, Shown::Text) == book, "{name}: the text does not come back");
+        if let Some(last) = &last {
+            assert!(*last == ids, "the two sources differ");
+        }
+        last = Some(ids);
+    }
+}
+
+#[test]
+fn both_sources_agree() {
+    let (Some(one), Some(other)) = (gguf(), hf()) else { return };
+    let mut random = Random(0x1234_5678_9abc_def1);
+    for _ in 0..20_000 {
+        let text = random.text();
+        for special in [Special::Parse, Special::AsText] {
+            assert_eq!(one.encode(&text, special), other.encode(&text, special), "{special:?} {text:?}");
+        }
+        let ids = one.encode(&text, Special::AsText);
+        assert!(!ids.iter().any(|id| one.is_special(*id)), "{text:?}");
+        assert_eq!(one.decode(&ids, Shown::Text), text.replace('▁', " "));
+    }
+}
+
+#[test]
+fn what_it_says_of_itself() {
+    for (name, tokenizer) in both() {
+        assert_eq!(tokenizer.bos(), Some(2), "{name}");
+        assert!(
+            tokenizer.ends().contains(&1) && tokenizer.ends().contains(&106),
+            "{name}: {:?}",
+            tokenizer.ends()
+        );
+        assert_eq!(tokenizer.id_of("<end_of_turn>"), Some(106), "{name}");
+        assert_eq!(
+            tokenizer.id_of("▁the"),
+            tokenizer.encode(" the", Special::AsText).first().copied(),
+            "{name}"
+        );
+        assert_eq!(tokenizer.id_of("<0x0A>"), Some(248), "{name}");
+        assert_eq!(tokenizer.token_bytes(248), Some(&b"\n"[..]), "{name}");
+        assert_eq!(tokenizer.encode_prompt("<bos>Hello"), [2, 9259], "{name}");
+        assert_eq!(tokenizer.encode_prompt("Hello"), [2, 9259], "{name}");
+    }
+}

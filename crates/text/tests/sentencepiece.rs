@@ -1,0 +1,171 @@
+//! SentencePiece BPE and incremental decoding, on a small vocabulary of our own.
+
+mod common;
+
+use common::{id, small};
+use proptest::prelude::*;
+use text::{Detokenizer, Shown, Special, Tokenizer};
+
+fn tokenizer() -> Tokenizer {
+    Tokenizer::from_vocabulary(small()).expect("a good vocabulary")
+}
+
+fn ids(names: &[&str]) -> Vec<u32> {
+    names.iter().map(|name| id(name)).collect()
+}
+
+fn text(input: &str) -> Vec<u32> {
+    tokenizer().encode(input, Special::AsText)
+}
+
+#[test]
+fn the_best_score_goes_first() {
+    // "▁t" (best) leaves "he", and the two make "▁the"; without a space "he" is better than "th".
+    assert_eq!(text(" the"), ids(&["▁the"]));
+    assert_eq!(text("the"), ids(&["t", "he"]));
+    assert_eq!(text("th"), ids(&["th"]));
+    assert_eq!(text("a the"), ids(&["a", "▁the"]));
+}
+
+#[test]
+fn the_leftmost_of_equals_goes_first() {
+    // Pairs first, from the left, then each with what follows it.
+    assert_eq!(text("aaa"), ids(&["aaa"]));
+    assert_eq!(text("aaaa"), ids(&["aa", "aa"]));
+    assert_eq!(text("aaaaa"), ids(&["aa", "aaa"]));
+}
+
+#[test]
+fn unknown_characters_are_spelled_in_bytes() {
+    assert_eq!(text("é€"), ids(&["é", "<0xE2>", "<0x82>", "<0xAC>"]));
+    let mut vocabulary = small();
+    vocabulary.token_types.iter_mut().filter(|kind| **kind == 6).for_each(|kind| *kind = 1);
+    let without_bytes = Tokenizer::from_vocabulary(vocabulary.clone()).unwrap();
+    assert_eq!(without_bytes.encode("a€€a€", Special::AsText), ids(&["a", "<unk>", "a", "<unk>"]));
+    vocabulary.unknown = None;
+    let without_either = Tokenizer::from_vocabulary(vocabulary).unwrap();
+    assert_eq!(without_either.encode("a€a", Special::AsText), ids(&["a", "a"]));
+}
+
+#[test]
+fn control_tokens_come_from_parsing_only() {
+    assert_eq!(
+        tokenizer().encode("<s>a<end_of_turn>\n", Special::Parse),
+        ids(&["<s>", "a", "<end_of_turn>", "\n"])
+    );
+    assert_eq!(text("<s>\n"), ids(&["<", "s", ">", "\n"]));
+}
+
+#[test]
+fn a_prompt_begins_once() {
+    for prompt in ["a", "<s>a", "<s><s>a"] {
+        assert_eq!(tokenizer().encode_prompt(prompt), ids(&["<s>", "a"]), "{prompt}");
+    }
+    assert_eq!(tokenizer().encode_prompt("a<s>"), ids(&["<s>", "a", "<s>"]));
+    assert_eq!(tokenizer().encode_prompt(""), ids(&["<s>"]));
+    let mut vocabulary = small();
+    vocabulary.add_bos = false;
+    assert_eq!(Tokenizer::from_vocabulary(vocabulary).unwrap().encode_prompt("<s>a"), ids(&["<s>", "a"]));
+}
+
+#[test]
+fn a_space_in_front_that_nobody_wrote() {
+    let mut vocabulary = small();
+    vocabulary.add_space_prefix = true;
+    let tokenizer = Tokenizer::from_vocabulary(vocabulary).unwrap();
+    let encoded = tokenizer.encode("the<s>the\nhe", Special::Parse);
+    assert_eq!(encoded, ids(&["▁the", "<s>", "▁the", "\n", "▁", "he"]));
+    // Only the first is known not to have been written.
+    assert_eq!(tokenizer.decode(&encoded, Shown::Text), "the the\n he");
+    assert!(tokenizer.encode("", Special::Parse).is_empty());
+}
+
+#[test]
+fn it_knows_its_tokens() {
+    let tokenizer = tokenizer();
+    assert_eq!(tokenizer.vocab_len(), small().tokens.len());
+    assert_eq!(tokenizer.ends(), ids(&["</s>", "<end_of_turn>"]));
+    assert_eq!((tokenizer.bos(), tokenizer.eos()), (Some(1), Some(2)));
+    assert_eq!(tokenizer.id_of("▁the"), Some(id("▁the")));
+    assert_eq!(tokenizer.id_of("<0xE2>"), Some(id("<0xE2>")));
+    assert_eq!(tokenizer.id_of("nothing"), None);
+    assert_eq!(tokenizer.token_bytes(id("▁the")), Some(&b" the"[..]));
+    assert_eq!(tokenizer.token_bytes(id("<0xE2>")), Some(&[0xe2][..]));
+    assert_eq!(tokenizer.token_bytes(u32::MAX), None);
+    assert!(tokenizer.is_special(id("<s>")) && tokenizer.is_special(id("<unk>")));
+    assert!(
+        !tokenizer.is_special(id("\n")) && !tokenizer.is_special(id("a")) && !tokenizer.is_special(u32::MAX)
+    );
+}
+
+#[test]
+fn decoding_shows_control_tokens_where_wanted() {
+    let encoded = ids(&["<s>", "▁the", "<0xE2>", "<0x82>", "<0xAC>", "<end_of_turn>"]);
+    assert_eq!(tokenizer().decode(&encoded, Shown::Text), " the€");
+    assert_eq!(tokenizer().decode(&encoded, Shown::All), "<s> the€<end_of_turn>");
+    assert_eq!(tokenizer().decode(&[u32::MAX, id("a")], Shown::All), "a");
+}
+
+#[test]
+fn half_characters_are_held_back() {
+    let mut stream = Detokenizer::new(&tokenizer(), Shown::Text);
+    let pushed: Vec<String> = ids(&["a", "<0xE2>", "<0x82>", "<0xAC>", "<0xE2>", "a"])
+        .into_iter()
+        .map(|id| stream.push(id))
+        .collect();
+    assert_eq!(pushed, ["a", "", "", "€", "", "\u{fffd}a"]);
+    stream.push(id("<0xF0>"));
+    assert_eq!(stream.finish(), "\u{fffd}");
+}
+
+/// Ids of [`small`], half of them bytes, some outside.
+fn any_ids() -> impl Strategy<Value = Vec<u32>> {
+    let count = small().tokens.len() as u32;
+    proptest::collection::vec(
+        prop_oneof![0..count + 3, 5..261u32, Just(id("<0xF0>")), Just(id("<0x9F>")), Just(id("<0xED>"))],
+        0..40,
+    )
+}
+
+proptest! {
+    #[test]
+    fn streaming_is_decoding(ids in any_ids(), prefix: bool) {
+        let mut vocabulary = small();
+        vocabulary.add_space_prefix = prefix;
+        let tokenizer = Tokenizer::from_vocabulary(vocabulary).unwrap();
+        let mut bytes: Vec<u8> = ids.iter().filter(|id| !tokenizer.is_special(**id)).flat_map(|id| tokenizer.token_bytes(*id).unwrap_or_default()).copied().collect();
+        if prefix && bytes.first() == Some(&b' ') {
+            bytes.remove(0);
+        }
+        let whole = String::from_utf8_lossy(&bytes);
+        prop_assert_eq!(&tokenizer.decode(&ids, Shown::Text), &whole);
+        let mut stream = Detokenizer::new(&tokenizer, Shown::Text);
+        let mut text: String = ids.iter().map(|id| stream.push(*id)).collect();
+        text.push_str(&stream.finish());
+        prop_assert_eq!(&text, &whole);
+    }
+
+    #[test]
+    fn text_comes_back(text in r"(\PC|[ ath\n<s>é]|[\x00-\x20]){0,60}") {
+        let tokenizer = tokenizer();
+        let ids = tokenizer.encode(&text, Special::AsText);
+        prop_assert!(!ids.iter().any(|id| tokenizer.is_special(*id)));
+        prop_assert_eq!(tokenizer.decode(&ids, Shown::Text), text.replace('▁', " "));
+    }
+
+    /// Against the rule itself, carried out plainly: the best pair of all, the leftmost of equals, until none is left.
+    #[test]
+    fn merging_is_the_plain_rule(text in "[ ahte]{0,40}") {
+        let vocabulary = small();
+        let find = |text: &str| vocabulary.tokens.iter().position(|token| *token == text);
+        let mut symbols: Vec<String> = text.replace(' ', "▁").chars().map(String::from).collect();
+        loop {
+            let pairs = symbols.windows(2).enumerate().filter_map(|(at, pair)| Some((find(&pair.concat())?, at)));
+            let Some((_, at)) = pairs.min() else { break };
+            let right = symbols.remove(at + 1);
+            symbols[at].push_str(&right);
+        }
+        let plain: Vec<u32> = symbols.iter().filter_map(|symbol| find(symbol)).map(|id| id as u32).collect();
+        prop_assert_eq!(Tokenizer::from_vocabulary(small()).unwrap().encode(&text, Special::AsText), plain);
+    }
+}
