@@ -26,6 +26,7 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
+    Pull(commands::pull::Arguments),
     Devices(commands::devices::Arguments),
     Doctor(commands::doctor::Arguments),
     Inspect(commands::inspect::Arguments),
@@ -51,6 +52,7 @@ fn main() -> ExitCode {
 
 fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
+        Command::Pull(arguments) => commands::pull::run(&arguments),
         Command::Devices(arguments) => commands::devices::run(&arguments),
         Command::Doctor(arguments) => commands::doctor::run(&arguments),
         Command::Inspect(arguments) => commands::inspect::run(&arguments),

@@ -147,20 +147,19 @@ impl Session<'_> {
             Some(tag) => fs::write(tag_path(path), tag).at(path)?,
             None => remove(&tag_path(path))?,
         }
-        self.receive(url, response.body_mut().as_reader(), &mut file, path, have, total, step)
+        self.receive(request, response.body_mut().as_reader(), &mut file, have, total, step)
     }
 
-    #[expect(clippy::too_many_arguments, reason = "the second half of one function, apart for its length")]
     fn receive(
         &self,
-        url: &str,
+        request: &Request,
         mut body: impl Read,
         file: &mut File,
-        path: &Path,
         mut have: u64,
         total: Option<u64>,
         step: &mut dyn FnMut(Step),
     ) -> Result<()> {
+        let Request { url, path, .. } = *request;
         let mut buffer = vec![0; 1 << 18];
         loop {
             self.check()?;

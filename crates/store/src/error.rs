@@ -125,6 +125,16 @@ impl Error {
         Self::Io { path: path.to_path_buf(), source }
     }
 
+    /// The text without the address, for where it is told already.
+    pub(crate) fn reason(&self) -> String {
+        match self {
+            Self::Network { reason, .. } => format!("no connection ({reason})"),
+            Self::Status { status, .. } => format!("the server answered {status}{}", advice(*status)),
+            Self::Index { reason, .. } => reason.clone(),
+            other => other.to_string(),
+        }
+    }
+
     /// Whether the same request may well succeed a moment later.
     pub(crate) fn is_transient(&self) -> bool {
         match self {
@@ -149,7 +159,9 @@ impl Error {
 
 fn advice(status: u16) -> &'static str {
     match status {
-        401 | 403 => " (no access: accept the model's terms on its page, and set HF_TOKEN)",
+        401 | 403 => {
+            " (no access: a hub may want its terms accepted and HF_TOKEN set, an index credentials in its address)"
+        }
         404 => " (not there)",
         407 => " (the proxy wants credentials: put them into HTTPS_PROXY)",
         _ => "",

@@ -72,6 +72,14 @@ impl Store {
         path.is_file().then_some(path)
     }
 
+    /// The same, or an error that says how to get the model.
+    pub fn find(&self, name: &str) -> Result<PathBuf> {
+        self.resolve(name).ok_or_else(|| match catalogue::find(name) {
+            Some(model) => Error::NotPulled { argument: name.to_string(), name: model.name },
+            None => Error::NotAModel { argument: name.to_string() },
+        })
+    }
+
     /// The record of a model that is here.
     pub fn record(&self, name: &str) -> Option<Record> {
         let text = fs::read_to_string(self.path(canonical(name).as_ref(), "json")?).ok()?;
@@ -207,6 +215,16 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let store = Store::at(folder.path());
         assert_eq!(store.resolve("gemma3:270m"), None);
+        let error = store.find("gemma3").unwrap_err().to_string();
+        assert!(
+            error.contains("'gemma3' is not a file") && error.contains("`indrik pull gemma3:270m`"),
+            "{error}"
+        );
+        let error = store.find("gemma9").unwrap_err().to_string();
+        assert!(
+            error.contains("'gemma9' is not a file") && error.contains("known: gemma3:270m, "),
+            "{error}"
+        );
         let file = folder.path().join("gemma3@270m.gguf");
         fs::write(&file, "x").unwrap();
         assert_eq!(store.resolve("Gemma3:270M"), Some(file.clone()));

@@ -18,7 +18,9 @@ mod client;
 mod download;
 mod error;
 mod folder;
+mod hub;
 mod index;
+mod packages;
 mod pip;
 mod pull;
 mod settings;
@@ -34,17 +36,8 @@ pub use folder::{Installed, Record, Store};
 pub use pull::{Event, Job, Pulled, pull};
 pub use settings::Settings;
 
-/// The file that a command's argument means: a path that exists, or the name of a model in the store.
+/// The file that a command's argument means: a path that exists, or the name of a model in the user's store.
 pub fn resolve_model(argument: &str) -> Result<PathBuf> {
     let path = Path::new(argument);
-    if path.exists() {
-        return Ok(path.to_path_buf());
-    }
-    if let Some(path) = Store::open_default()?.resolve(argument) {
-        return Ok(path);
-    }
-    Err(match catalogue::find(argument) {
-        Some(model) => Error::NotPulled { argument: argument.to_string(), name: model.name },
-        None => Error::NotAModel { argument: argument.to_string() },
-    })
+    if path.exists() { Ok(path.to_path_buf()) } else { Store::open_default()?.find(argument) }
 }

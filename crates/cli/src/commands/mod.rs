@@ -5,4 +5,5 @@ pub mod devices;
 pub mod doctor;
 pub mod inspect;
 pub mod kernels;
+pub mod pull;
 pub mod quantize;
