@@ -25,9 +25,9 @@ pub struct ModelArguments {
     /// Rows of a step when a prompt is read (default: 512; 64 on a CPU driver)
     #[arg(long, value_name = "ROWS", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub chunk: Option<u32>,
-    /// How keys and values are stored
-    #[arg(long, value_name = "TYPE", default_value = "f16")]
-    pub kv: Kv,
+    /// How keys and values are stored (default: f16; f32 for `eval`, which measures the model and not its cache)
+    #[arg(long, value_name = "TYPE")]
+    pub kv: Option<Kv>,
     /// Device by index or part of its name
     #[arg(short, long, env = "INDRIK_DEVICE")]
     pub device: Option<String>,
@@ -79,15 +79,15 @@ impl Opened<'_> {
         }
     }
 
-    /// Loads it, with room for one sequence of `context` positions. Says what does not fit before anything is read.
-    pub fn load(&self, context: u32) -> anyhow::Result<Loaded> {
+    /// Loads it, with room for one sequence of `context` positions; `default_kv` is for whom --kv does not say. Says what does not fit before anything is read.
+    pub fn load(&self, context: u32, default_kv: Kv) -> anyhow::Result<Loaded> {
         let start = Instant::now();
         let arguments = self.arguments;
         let choice = Choice { wanted: arguments.device.as_deref(), ..Choice::default() };
         let (instance, device) = choice.open()?;
         let mut limits = Limits::one(&device, context);
         limits.chunk = arguments.chunk.unwrap_or(limits.chunk);
-        limits.kv = match arguments.kv {
+        limits.kv = match arguments.kv.unwrap_or(default_kv) {
             Kv::F16 => KvScheme::F16,
             Kv::F32 => KvScheme::F32,
         };

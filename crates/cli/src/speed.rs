@@ -36,11 +36,8 @@ impl Speed {
         let decode_seconds = generated.decode_time.as_secs_f64();
         let per_step = |value: f64| (steps > 0.0).then_some(value / steps);
         // A single step says little: its own set-up is in it.
-        let bandwidth = if generated.decode_steps >= 2 {
-            Some(kernels::probe::read_bandwidth(device)?)
-        } else {
-            None
-        };
+        let bandwidth =
+            if generated.decode_steps >= 2 { Some(kernels::probe::read_bandwidth(device)?) } else { None };
         let prompt_seconds = generated.prompt_time.as_secs_f64();
         let bytes = generated.decode_bytes as f64;
         Ok(Self {

@@ -7,11 +7,7 @@ use std::{
 
 use serde::Serialize;
 
-use crate::{
-    Error, Result, Runner, Sampled, Sampling,
-    kv_cache::Sequence,
-    runner::Next,
-};
+use crate::{Error, Result, Runner, Sampled, Sampling, kv_cache::Sequence, runner::Next};
 
 /// What to generate.
 #[derive(Clone, Debug)]
@@ -75,7 +71,8 @@ pub fn generate(
 ) -> Result<Generated> {
     let model = runner.model().clone();
     let start = Instant::now();
-    let first = runner.prompt(sequence, request.prompt, request.sampling, |read| each(Event::Read(read)).is_continue());
+    let first = runner
+        .prompt(sequence, request.prompt, request.sampling, |read| each(Event::Read(read)).is_continue());
     let mut generated = Generated {
         tokens: vec![],
         finish: Finish::Length,

@@ -155,7 +155,8 @@ impl KvCache {
     pub fn new(device: &Device, config: &Config, limits: Limits) -> Result<Self> {
         limits.check(config)?;
         let window = config.sliding_window.unwrap_or(config.max_positions);
-        let pages = [limits.global_pages(), limits.sliding_pages(window)].map(|pages| pages * limits.sequences);
+        let pages =
+            [limits.global_pages(), limits.sliding_pages(window)].map(|pages| pages * limits.sequences);
         let mut arena = Arena::new(device, Lifetime::Kv, Memory::Device);
         let mut layers = Vec::new();
         for (number, layer) in config.layer_types.iter().enumerate() {
@@ -197,7 +198,11 @@ impl KvCache {
     pub fn extend(&mut self, sequence: &mut Sequence, rows: u32) -> Result<()> {
         let wanted = u64::from(sequence.len) + u64::from(rows);
         if wanted > u64::from(self.limits.context) {
-            return Err(Error::ContextFull { wanted, context: self.limits.context, most: self.most_positions });
+            return Err(Error::ContextFull {
+                wanted,
+                context: self.limits.context,
+                most: self.most_positions,
+            });
         }
         let page = self.limits.page;
         // The first of the new positions sees `window` positions, itself counted.
@@ -209,7 +214,8 @@ impl KvCache {
                 let (first, held) = &sequence.pages[kind];
                 (end - first) as usize - held.len().min((end - first) as usize)
             });
-            let left = (first_seen.saturating_sub(sequence.pages[1].0) as usize).min(sequence.pages[1].1.len());
+            let left =
+                (first_seen.saturating_sub(sequence.pages[1].0) as usize).min(sequence.pages[1].1.len());
             if needed[0] > pools.pages[0].len() || needed[1] > pools.pages[1].len() + left {
                 return Err(Error::CacheFull { what: "all pages are taken".into() });
             }
@@ -227,7 +233,8 @@ impl KvCache {
     /// is; if not, nothing has changed.
     pub fn truncate(&self, sequence: &mut Sequence, len: u32) -> bool {
         // A sequence without positions needs none of before.
-        let first_seen = if len == 0 { u32::MAX } else { (len + 1).saturating_sub(self.window) / self.limits.page };
+        let first_seen =
+            if len == 0 { u32::MAX } else { (len + 1).saturating_sub(self.window) / self.limits.page };
         if len > sequence.len || (len < sequence.len && first_seen < sequence.pages[1].0) {
             return false;
         }

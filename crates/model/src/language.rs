@@ -33,7 +33,8 @@ impl Language {
                 let described = config.as_deref().map(|config| text::hf::Config::parse(config.as_bytes()));
                 let described = described.transpose().map_err(wrong)?;
                 let template = chat_template.or_else(|| described?.chat_template);
-                let tokenizer = Tokenizer::from_hf(tokenizer.as_bytes(), config.as_deref().map(str::as_bytes));
+                let tokenizer =
+                    Tokenizer::from_hf(tokenizer.as_bytes(), config.as_deref().map(str::as_bytes));
                 (tokenizer.map_err(wrong)?, template)
             }
         };
@@ -57,7 +58,8 @@ fn from_vocabulary(data: Vocabulary) -> text::Result<(Tokenizer, Option<String>)
         "gpt2" => Kind::Bpe,
         other => {
             let other: String = other.chars().take(64).collect();
-            let text = format!("vocabularies of kind '{}' are not read: use llama or gpt2", other.escape_debug());
+            let text =
+                format!("vocabularies of kind '{}' are not read: use llama or gpt2", other.escape_debug());
             return Err(text::Error::Unsupported(text));
         }
     };

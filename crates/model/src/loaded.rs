@@ -67,7 +67,8 @@ impl Model {
     /// A norm's weight.
     pub(crate) fn norm(&self, layer: Option<u32>, role: Role) -> Result<View> {
         let slot = Slot { tower: Tower::Text, layer, role };
-        let missing = || gpu::Error::InvalidUse { what: format!("{role:?}"), reason: "was not loaded".into() };
+        let missing =
+            || gpu::Error::InvalidUse { what: format!("{role:?}"), reason: "was not loaded".into() };
         Ok(self.weights.norms.get(&slot).ok_or_else(missing)?.view())
     }
 
@@ -95,7 +96,13 @@ impl Model {
     }
 }
 
-fn rope_tables(device: &Device, config: &Config, theta: f32, factor: f64, timeout: Duration) -> Result<RopeTables> {
+fn rope_tables(
+    device: &Device,
+    config: &Config,
+    theta: f32,
+    factor: f64,
+    timeout: Duration,
+) -> Result<RopeTables> {
     let frequencies = rope::inverse_frequencies(config.head_dim as usize, f64::from(theta), factor);
     let tables = Tables::new(&frequencies, config.max_positions as usize);
     let mut arena = Arena::new(device, Lifetime::Weights, Memory::Device).with_block_size(1 << 20);

@@ -196,7 +196,8 @@ impl Runner {
                 return Err(Error::Cancelled);
             }
         }
-        let last = Row { token: tokens[tokens.len() - 1], position: sequence.len() - 1, slot: sequence.slot() };
+        let last =
+            Row { token: tokens[tokens.len() - 1], position: sequence.len() - 1, slot: sequence.slot() };
         Ok(self.sampled(&[last])?[0])
     }
 
@@ -269,7 +270,12 @@ impl Runner {
     }
 
     /// Reads tokens into a sequence; for each of them the negative log probability of its target, 0 where it has none.
-    pub fn score(&mut self, sequence: &mut Sequence, tokens: &[u32], targets: &[Option<u32>]) -> Result<Vec<f32>> {
+    pub fn score(
+        &mut self,
+        sequence: &mut Sequence,
+        tokens: &[u32],
+        targets: &[Option<u32>],
+    ) -> Result<Vec<f32>> {
         self.check(sequence, tokens)?;
         let vocab = self.model.config.vocab;
         let mut scores = Vec::with_capacity(tokens.len());
@@ -346,7 +352,9 @@ impl Runner {
             state.params.write(0, bytemuck::cast_slice(&words))?;
             self.params = params;
         }
-        for (row, sampling) in samplings.iter().enumerate().filter(|(_, sampling)| !sampling.biases.is_empty()) {
+        for (row, sampling) in
+            samplings.iter().enumerate().filter(|(_, sampling)| !sampling.biases.is_empty())
+        {
             let words: Vec<u32> =
                 sampling.unique_biases().into_iter().flat_map(sample::Bias::to_words).collect();
             state.biases.write((row * MAX_BIASES * 8) as u64, bytemuck::cast_slice(&words))?;
@@ -354,14 +362,15 @@ impl Runner {
         // A few rows of one sequence are no different from rows of several.
         let kind = if rows.len() <= gemv::MAX_COLUMNS { Rows::Mixed } else { kind };
         let vocab = self.model.config.vocab;
-        let form = samplings.iter().map(|sampling| sampling.form(vocab)).fold(sample::Form::default(), |all, one| {
-            sample::Form {
+        let form = samplings.iter().map(|sampling| sampling.form(vocab)).fold(
+            sample::Form::default(),
+            |all, one| sample::Form {
                 filters: all.filters || one.filters,
                 counts: all.counts || one.counts,
                 biases: all.biases || one.biases,
                 mask: all.mask || one.mask,
-            }
-        });
+            },
+        );
         // Without sampling only the counting of a prompt's tokens is left of it.
         let form = match output {
             Output::Sample { .. } => form,
@@ -419,11 +428,17 @@ impl Runner {
         };
         gemma3::layers(&mut step)?;
         if let (true, Some(counts)) = (key.form.counts, &self.counts) {
-            let [active, tokens, slots] = [&self.state.active, &self.state.tokens, &self.state.slots].map(Buffer::view);
+            let [active, tokens, slots] =
+                [&self.state.active, &self.state.tokens, &self.state.slots].map(Buffer::view);
             let kernel = CountPrompt::new(&self.model.device, self.model.config.vocab as usize)?;
             // Generated tokens pass here too, as the next step's input. The mark changes nothing for them: they count as
             // occurred already.
-            kernel.record(step.recorder, "count tokens", key.rows, [&active, &tokens, &slots, &counts.view()])?;
+            kernel.record(
+                step.recorder,
+                "count tokens",
+                key.rows,
+                [&active, &tokens, &slots, &counts.view()],
+            )?;
         }
         if let Some(outputs) = outputs {
             gemma3::head(&mut step)?;
@@ -453,7 +468,8 @@ impl Runner {
             }
             Output::Sample { rows } => {
                 let kernel = Sample::new(device, key.form, vocab)?;
-                let mut arena = Arena::new(device, Lifetime::Scratch, Memory::Device).with_block_size(1 << 16);
+                let mut arena =
+                    Arena::new(device, Lifetime::Scratch, Memory::Device).with_block_size(1 << 16);
                 let scratch = arena.buffer("sampler", kernel.scratch_bytes(rows))?;
                 // With an output for every row the sampler prepares the next step in place.
                 let (tokens, positions) = match rows == key.rows {

@@ -19,11 +19,7 @@ use weights::{
     names::Role,
 };
 
-use crate::{
-    Limits, Model, Result,
-    kv_cache::KvCache,
-    state::State,
-};
+use crate::{Limits, Model, Result, kv_cache::KvCache, state::State};
 
 /// How the rows of a step belong to sequences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -83,12 +79,15 @@ impl Scratch {
         let intermediate = config.intermediate;
         let apart = match (0..config.layers).any(|layer| weights.of(Place::GateUp(layer)).count() > 1) {
             false => None,
-            true => Some([arena.buffer("gate", floats(intermediate))?, arena.buffer("up", floats(intermediate))?]),
+            true => {
+                Some([arena.buffer("gate", floats(intermediate))?, arena.buffer("up", floats(intermediate))?])
+            }
         };
         let mut split_bytes = 0;
-        for (kind, mode) in [LayerType::Global, LayerType::Sliding].into_iter().flat_map(|kind| {
-            [(kind, Mode::Decode), (kind, Mode::Prefill)]
-        }) {
+        for (kind, mode) in [LayerType::Global, LayerType::Sliding]
+            .into_iter()
+            .flat_map(|kind| [(kind, Mode::Decode), (kind, Mode::Prefill)])
+        {
             let kernel = Attention::new(device, attention_shape(config, limits, kind), mode)?;
             split_bytes = kernel.scratch_bytes(rows as u32).max(split_bytes);
         }
@@ -100,7 +99,8 @@ impl Scratch {
             rows,
             residual: arena.buffer("residual stream", floats(config.hidden))?,
             normed: Vectors::f32(&mut arena, "normed rows", config.hidden as usize, rows)?,
-            qkv: arena.buffer("queries, keys and values", floats(config.query_rows() + 2 * config.kv_rows()))?,
+            qkv: arena
+                .buffer("queries, keys and values", floats(config.query_rows() + 2 * config.kv_rows()))?,
             q: arena.buffer("queries", floats(config.query_rows()))?,
             attended: Vectors::f32(&mut arena, "attention's output", config.query_rows() as usize, rows)?,
             sublayer: arena.buffer("a sublayer's output", floats(config.hidden))?,
@@ -226,16 +226,37 @@ impl Step<'_> {
         match (&matrices[..], &scratch.apart) {
             ([joined], _) => {
                 let target = Target::vectors(&scratch.gated)?;
-                self.product("gate and up", joined, Epilogue::Geglu, &scratch.normed, &target, &self.state.active.view())
+                self.product(
+                    "gate and up",
+                    joined,
+                    Epilogue::Geglu,
+                    &scratch.normed,
+                    &target,
+                    &self.state.active.view(),
+                )
             }
             ([gate, up], Some(apart)) => {
                 for (name, matrix, to) in [("gate", gate, &apart[0]), ("up", up, &apart[1])] {
                     let target = Target::whole(to, matrix.layout().rows);
-                    self.product(name, matrix, Epilogue::None, &scratch.normed, &target, &self.state.active.view())?;
+                    self.product(
+                        name,
+                        matrix,
+                        Epilogue::None,
+                        &scratch.normed,
+                        &target,
+                        &self.state.active.view(),
+                    )?;
                 }
                 let kernel = Geglu::new(&self.model.device, Epilogue::Geglu, scratch.gated.k)?;
                 let (gate, up) = (apart[0].view(), apart[1].view());
-                Ok(kernel.record(self.recorder, "geglu", &gate, &up, &scratch.gated, &self.state.active.view())?)
+                Ok(kernel.record(
+                    self.recorder,
+                    "geglu",
+                    &gate,
+                    &up,
+                    &scratch.gated,
+                    &self.state.active.view(),
+                )?)
             }
             _ => unreachable!("the blueprint makes one or two matrices of gate and up"),
         }

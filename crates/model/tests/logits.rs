@@ -22,7 +22,10 @@ fn logits_are_those_of_transformers() {
             let mut worst = 0.0_f32;
             for (index, position) in fixture.positions.iter().enumerate() {
                 let difference = difference(&rows[*position], fixture.row(index));
-                assert!(difference <= allowed * largest, "{name}, {kv} at {position}: {difference} of {largest}");
+                assert!(
+                    difference <= allowed * largest,
+                    "{name}, {kv} at {position}: {difference} of {largest}"
+                );
                 worst = worst.max(difference);
             }
             println!("{name}, KV in {kv}: {:.1e} of the largest logit", worst / largest);
@@ -42,7 +45,10 @@ fn chunks_of_any_size_give_the_same_logits() {
             for (position, (row, expected)) in rows.iter().zip(&whole).enumerate() {
                 let difference = difference(row, expected);
                 let allowed = 1e-3 * fixture.largest();
-                assert!(difference <= allowed, "{name}, chunks of {chunk}, position {position}: {difference}");
+                assert!(
+                    difference <= allowed,
+                    "{name}, chunks of {chunk}, position {position}: {difference}"
+                );
             }
         }
     }
@@ -69,7 +75,11 @@ fn a_prompt_and_then_one_by_one_in_a_batch_of_others() {
         tokens
     };
     let expected = alone(&fixture.ids, greedy.len());
-    assert_eq!(expected.iter().map(|(token, _)| *token).collect::<Vec<_>>(), greedy, "transformers' own tokens");
+    assert_eq!(
+        expected.iter().map(|(token, _)| *token).collect::<Vec<_>>(),
+        greedy,
+        "transformers' own tokens"
+    );
 
     // Among others, of other lengths, in buckets with rows to spare: 3 of 4, then 11 of 16 by the other kernel.
     for others in [2, 10] {
@@ -86,7 +96,11 @@ fn a_prompt_and_then_one_by_one_in_a_batch_of_others() {
             let mut next: Vec<Next<'_>> = sequences
                 .iter_mut()
                 .zip(&tokens)
-                .map(|(sequence, tokens)| Next { sequence, token: tokens.last().unwrap().token, sampling: &sampling })
+                .map(|(sequence, tokens)| Next {
+                    sequence,
+                    token: tokens.last().unwrap().token,
+                    sampling: &sampling,
+                })
                 .collect();
             for (tokens, sampled) in tokens.iter_mut().zip(runner.decode(&mut next).unwrap()) {
                 tokens.push(sampled);
@@ -97,6 +111,9 @@ fn a_prompt_and_then_one_by_one_in_a_batch_of_others() {
             assert!((sampled.logprob - logprob).abs() < 1e-3, "{} and {logprob}", sampled.logprob);
         }
         let lone = alone(&fixture.ids[..3], greedy.len());
-        assert_eq!(tokens[0].iter().map(|sampled| sampled.token).collect::<Vec<_>>(), lone.iter().map(|(token, _)| *token).collect::<Vec<_>>());
+        assert_eq!(
+            tokens[0].iter().map(|sampled| sampled.token).collect::<Vec<_>>(),
+            lone.iter().map(|(token, _)| *token).collect::<Vec<_>>()
+        );
     }
 }

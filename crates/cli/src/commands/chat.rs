@@ -1,11 +1,6 @@
 //! `indrik chat`: a conversation in the terminal.
 
-use std::{
-    io::IsTerminal,
-    ops::ControlFlow,
-    process::ExitCode,
-    sync::atomic::Ordering,
-};
+use std::{io::IsTerminal, ops::ControlFlow, process::ExitCode, sync::atomic::Ordering};
 
 use clap::Args;
 use model::{
@@ -17,7 +12,7 @@ use rustyline::{DefaultEditor, error::ReadlineError};
 use text::{Detokenizer, Message, Shown};
 
 use crate::{
-    loading::{Loaded, ModelArguments},
+    loading::{Kv, Loaded, ModelArguments},
     output,
     sampling::SamplingArguments,
     speed::Speed,
@@ -77,10 +72,12 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         Some(context) => opened.check_context(context as usize)?,
         None => DEFAULT_CONTEXT.min(opened.checkpoint.config.max_positions),
     };
-    let loaded = opened.load(context)?;
+    let loaded = opened.load(context, Kv::F16)?;
     eprintln!("{}, {context} positions. /help lists the commands.", loaded.info().name);
     if !language.own_template {
-        eprintln!("This model brings no chat template; it may not have been trained to chat. Its family's is used.");
+        eprintln!(
+            "This model brings no chat template; it may not have been trained to chat. Its family's is used."
+        );
     }
     let mut chat = Chat {
         sequence: loaded.runner.start()?,

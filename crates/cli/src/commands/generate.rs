@@ -17,7 +17,7 @@ use serde_json::json;
 use text::{Detokenizer, Shown, StopMatcher};
 
 use crate::{
-    loading::{ModelArguments, Opened},
+    loading::{Kv, ModelArguments, Opened},
     output,
     sampling::SamplingArguments,
     speed::Speed,
@@ -86,17 +86,20 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     };
     ends.sort_unstable();
 
-    let mut loaded = opened.load(context)?;
+    let mut loaded = opened.load(context, Kv::F16)?;
     let mut sequence = loaded.runner.start()?;
     let control = output::control();
-    let mut detokenizer = language.as_ref().map(|language| Detokenizer::new(&language.tokenizer, Shown::Text));
+    let mut detokenizer =
+        language.as_ref().map(|language| Detokenizer::new(&language.tokenizer, Shown::Text));
     let mut text = String::new();
     let mut progress = output::Progress::new();
     let mut failed = None;
     let request = Request { prompt: &prompt, most, sampling: &sampling, ends: &ends };
     let generated = generate(&mut loaded.runner, &mut sequence, &request, |event| {
         match event {
-            Event::Read(read) if read < prompt.len() => progress.say(&format!("read {read} of {} tokens", prompt.len())),
+            Event::Read(read) if read < prompt.len() => {
+                progress.say(&format!("read {read} of {} tokens", prompt.len()))
+            }
             Event::Read(_) => progress.clear(),
             Event::Token(sampled) => {
                 let piece = detokenizer.as_mut().map(|detokenizer| detokenizer.push(sampled.token));
@@ -112,7 +115,11 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
                 }
             }
         }
-        if control.cancel.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        if control.cancel.load(Ordering::Relaxed) {
+            ControlFlow::Break(())
+        } else {
+            ControlFlow::Continue(())
+        }
     })?;
     drop(progress);
     if let Some(error) = failed {

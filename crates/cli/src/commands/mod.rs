@@ -8,4 +8,5 @@ pub mod eval;
 pub mod generate;
 pub mod inspect;
 pub mod kernels;
+pub mod pull;
 pub mod quantize;

@@ -112,5 +112,8 @@ pub fn all_logits(model: &Arc<Model>, ids: &[u32], chunk: u32, kv: KvScheme) -> 
 pub fn difference(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
     // What is not a number must not be taken for small.
-    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, |largest, value| if value > largest || value.is_nan() { value } else { largest })
+    a.iter()
+        .zip(b)
+        .map(|(a, b)| (a - b).abs())
+        .fold(0.0, |largest, value| if value > largest || value.is_nan() { value } else { largest })
 }

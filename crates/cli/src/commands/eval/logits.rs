@@ -11,7 +11,10 @@ use anyhow::Context;
 use clap::Args;
 use serde_json::json;
 
-use crate::{loading::ModelArguments, output};
+use crate::{
+    loading::{Kv, ModelArguments},
+    output,
+};
 
 /// Writes the logits of every position of some tokens as a NumPy file
 #[derive(Args)]
@@ -49,7 +52,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let context = opened.check_context(ids.len())?;
     let vocab = config.vocab;
     let at = || arguments.out.display().to_string();
-    let mut loaded = opened.load(context)?;
+    let mut loaded = opened.load(context, Kv::F32)?;
     let mut file = BufWriter::new(File::create(&arguments.out).with_context(at)?);
     file.write_all(&header(ids.len(), vocab)).with_context(at)?;
     let mut sequence = loaded.runner.start()?;
@@ -73,7 +76,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     done?;
     file.into_inner().map_err(|error| error.into_error()).with_context(at)?;
     if arguments.json {
-        output::print_json(&json!({ "file": arguments.out, "rows": ids.len(), "columns": vocab, "ids": ids }))?;
+        output::print_json(
+            &json!({ "file": arguments.out, "rows": ids.len(), "columns": vocab, "ids": ids }),
+        )?;
     } else {
         output::print(&format!("{}: {} rows of {vocab} logits\n", arguments.out.display(), ids.len()))?;
     }

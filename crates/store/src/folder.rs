@@ -1,0 +1,253 @@
+//! The folder of models: which file belongs to which name, and the record beside each.
+
+use std::{
+    ffi::OsString,
+    fs::{self, File},
+    io::{ErrorKind, Write},
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    catalogue,
+    error::{Error, Result},
+};
+
+/// The folder of models on this machine.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Store {
+    folder: PathBuf,
+}
+
+/// What is known of a file in the store; a JSON file beside it.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+pub struct Record {
+    /// The model's name.
+    pub name: String,
+    /// What it is, in a few words.
+    pub title: String,
+    /// Where the file came from.
+    pub source: String,
+    /// Its checksum when it came.
+    pub sha256: String,
+    /// Its size when it came.
+    pub bytes: u64,
+    /// What its terms are called.
+    pub licence: String,
+    /// Where its terms can be read.
+    pub licence_url: String,
+    /// When it came: RFC 3339, UTC.
+    pub date: String,
+}
+
+/// A model in the store.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Installed {
+    /// Its file.
+    pub path: PathBuf,
+    /// Its record.
+    pub record: Record,
+}
+
+impl Store {
+    /// The store in a folder, which need not exist yet.
+    pub fn at(folder: impl Into<PathBuf>) -> Self {
+        Self { folder: folder.into() }
+    }
+
+    /// The user's store: `INDRIK_MODELS_DIR`, else `indrik/models` where the system keeps a user's data.
+    pub fn open_default() -> Result<Self> {
+        default_folder(|name| std::env::var_os(name)).map(Self::at).ok_or(Error::NoFolder)
+    }
+
+    /// The folder.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// The file of a model that is here, by its name or an alias.
+    pub fn resolve(&self, name: &str) -> Option<PathBuf> {
+        let path = self.model_path(canonical(name).as_ref())?;
+        path.is_file().then_some(path)
+    }
+
+    /// The same, or an error that says how to get the model.
+    pub fn find(&self, name: &str) -> Result<PathBuf> {
+        self.resolve(name).ok_or_else(|| match catalogue::find(name) {
+            Some(model) => Error::NotPulled { argument: name.to_string(), name: model.name },
+            None => Error::NotAModel { argument: name.to_string() },
+        })
+    }
+
+    /// The record of a model that is here.
+    pub fn record(&self, name: &str) -> Option<Record> {
+        let text = fs::read_to_string(self.path(canonical(name).as_ref(), "json")?).ok()?;
+        serde_json::from_str(&text).ok()
+    }
+
+    /// Every model that is here and has a record, by name.
+    pub fn installed(&self) -> Result<Vec<Installed>> {
+        let entries = match fs::read_dir(&self.folder) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(Error::io(&self.folder, error)),
+        };
+        let mut found = Vec::new();
+        for entry in entries {
+            let path = entry.map_err(|error| Error::io(&self.folder, error))?.path();
+            if path.extension().is_none_or(|extension| extension != "json") {
+                continue;
+            }
+            let record: Option<Record> =
+                fs::read_to_string(&path).ok().and_then(|text| serde_json::from_str(&text).ok());
+            // A record counts only beside the file of the name it gives.
+            if let Some(record) = record
+                && let Some(file) = self.resolve(&record.name)
+                && file == path.with_extension("gguf")
+            {
+                found.push(Installed { path: file, record });
+            }
+        }
+        found.sort_by(|a, b| a.record.name.cmp(&b.record.name));
+        Ok(found)
+    }
+
+    /// Where the file of a model is or would be.
+    pub(crate) fn model_path(&self, name: &str) -> Option<PathBuf> {
+        self.path(name, "gguf")
+    }
+
+    /// A file or folder of a model by its ending.
+    pub(crate) fn path(&self, name: &str, extension: &str) -> Option<PathBuf> {
+        Some(self.folder.join(format!("{}.{extension}", file_stem(name)?)))
+    }
+
+    /// Writes a record, whole or not at all.
+    pub(crate) fn write_record(&self, record: &Record) -> Result<()> {
+        let path = self.path(&record.name, "json").ok_or(Error::Unknown { name: record.name.clone() })?;
+        let half = path.with_extension("json.new");
+        let mut text = serde_json::to_vec_pretty(record).expect("a record is plain text and numbers");
+        text.push(b'\n');
+        let mut file = File::create(&half).map_err(|error| Error::io(&half, error))?;
+        file.write_all(&text).and_then(|()| file.sync_all()).map_err(|error| Error::io(&half, error))?;
+        fs::rename(&half, &path).map_err(|error| Error::io(&path, error))
+    }
+}
+
+/// A name as a file's name, or nothing where it cannot be one. `:` becomes `@`, which no name contains, so that
+/// different names have different files; whatever else could lead out of the folder or hide a file is refused.
+pub(crate) fn file_stem(name: &str) -> Option<String> {
+    const LONGEST: usize = 100;
+    let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-_.:".contains(&byte);
+    let sound = !name.is_empty()
+        && name.len() <= LONGEST
+        && name.bytes().all(plain)
+        && name.bytes().filter(|byte| *byte == b':').count() <= 1
+        && name.split(':').all(|piece| !piece.is_empty() && !piece.starts_with('.') && !piece.ends_with('.'));
+    sound.then(|| name.replace(':', "@"))
+}
+
+fn canonical(name: &str) -> String {
+    catalogue::find(name).map_or_else(|| name.to_ascii_lowercase(), |model| model.name.to_string())
+}
+
+fn default_folder(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+    let variable = |name| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    variable("INDRIK_MODELS_DIR").or_else(|| {
+        // The specification of these folders has relative paths ignored.
+        let data = variable("XDG_DATA_HOME").filter(|path| path.is_absolute());
+        let data = data.or_else(|| Some(variable("HOME")?.join(".local/share")))?;
+        Some(data.join("indrik/models"))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_stay_in_the_folder_and_apart() {
+        assert_eq!(file_stem("gemma3:270m").as_deref(), Some("gemma3@270m"));
+        assert_eq!(file_stem("qwen2.5-coder:1.5b").as_deref(), Some("qwen2.5-coder@1.5b"));
+        assert_ne!(file_stem("a:b"), file_stem("a-b"));
+        for hostile in [
+            "",
+            ":",
+            "a:",
+            ":a",
+            "..",
+            "../a",
+            "a/../b",
+            "/etc/passwd",
+            "a\\b",
+            ".hidden",
+            "a:..",
+            "a:b:c",
+            "a\0b",
+            "a b",
+            "ä",
+            "A",
+            "a@b",
+            "a.",
+        ] {
+            assert_eq!(file_stem(hostile), None, "{hostile:?}");
+        }
+        assert_eq!(file_stem(&"a".repeat(101)), None);
+    }
+
+    #[test]
+    fn the_folder_follows_the_environment() {
+        let folder = |set: &[(&str, &str)]| {
+            default_folder(|name| set.iter().find(|(key, _)| *key == name).map(|(_, value)| value.into()))
+        };
+        let home = ("HOME", "/home/a");
+        assert_eq!(folder(&[home]), Some("/home/a/.local/share/indrik/models".into()));
+        assert_eq!(folder(&[home, ("XDG_DATA_HOME", "/data")]), Some("/data/indrik/models".into()));
+        assert_eq!(folder(&[home, ("XDG_DATA_HOME", "data")]), folder(&[home]));
+        assert_eq!(folder(&[home, ("XDG_DATA_HOME", "/d"), ("INDRIK_MODELS_DIR", "/m")]), Some("/m".into()));
+        assert_eq!(folder(&[home, ("INDRIK_MODELS_DIR", "")]), folder(&[home]));
+        assert_eq!(folder(&[]), None);
+    }
+
+    #[test]
+    fn models_are_found_by_name_alias_and_record() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::at(folder.path());
+        assert_eq!(store.resolve("gemma3:270m"), None);
+        let error = store.find("gemma3").unwrap_err().to_string();
+        assert!(
+            error.contains("'gemma3' is not a file") && error.contains("`indrik pull gemma3:270m`"),
+            "{error}"
+        );
+        let error = store.find("gemma9").unwrap_err().to_string();
+        assert!(
+            error.contains("'gemma9' is not a file") && error.contains("known: gemma3:270m, "),
+            "{error}"
+        );
+        let file = folder.path().join("gemma3@270m.gguf");
+        fs::write(&file, "x").unwrap();
+        assert_eq!(store.resolve("Gemma3:270M"), Some(file.clone()));
+        assert_eq!(store.resolve("gemma-3-270m"), Some(file.clone()));
+        assert_eq!(store.resolve("../gemma3@270m"), None);
+
+        assert_eq!(store.installed().unwrap(), [], "no record, no entry");
+        let record = Record {
+            name: "gemma3:270m".into(),
+            title: "t".into(),
+            source: "s".into(),
+            sha256: "0".repeat(64),
+            bytes: 1,
+            licence: "l".into(),
+            licence_url: "u".into(),
+            date: crate::time::now(),
+        };
+        store.write_record(&record).unwrap();
+        assert_eq!(store.record("gemma3"), Some(record.clone()));
+        // A copy of the record under another name, and a record without its file, do not count.
+        fs::copy(folder.path().join("gemma3@270m.json"), folder.path().join("other.json")).unwrap();
+        store.write_record(&Record { name: "gone:1b".into(), ..record.clone() }).unwrap();
+        assert_eq!(store.installed().unwrap(), [Installed { path: file, record }]);
+        assert_eq!(Store::at(folder.path().join("none")).installed().unwrap(), []);
+    }
+}

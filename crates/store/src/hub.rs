@@ -1,0 +1,72 @@
+//! A model from a model hub: one file behind a redirect.
+
+use std::path::PathBuf;
+
+use crate::{
+    client::header,
+    download::{Request, length},
+    error::{Error, Result},
+    pull::{Event, Work},
+    sha256,
+    url::{join, without_secrets},
+};
+
+/// Redirects within the hub that are followed.
+const REDIRECTS: usize = 5;
+
+impl Work<'_> {
+    /// Brings the file of a repository.
+    pub(crate) fn hub(
+        &self,
+        repository: &str,
+        revision: &str,
+        file: &str,
+        report: &mut dyn FnMut(Event),
+    ) -> Result<PathBuf> {
+        let settings = self.session.settings;
+        let url = format!("{}/{repository}/resolve/{revision}/{file}", settings.hub);
+        let headers: Vec<(&str, String)> =
+            settings.token.iter().map(|token| ("Authorization", format!("Bearer {token}"))).collect();
+        self.check_hub(&url, &headers)?;
+        let path = self.part.join("hub.gguf.part");
+        if length(&path) > 0 {
+            report(Event::Resuming { done: length(&path) });
+        }
+        let request = Request { url: &url, headers: &headers, path: &path, size: Some(self.model.bytes) };
+        self.session.download(&request, &mut |step| report(self.event(step, 0)))?;
+        Ok(path)
+    }
+
+    /// Asks the hub which file it has before it is downloaded. The hub publishes the sha256 of large files in a header
+    /// of the redirect that leads to them.
+    fn check_hub(&self, url: &str, headers: &[(&str, String)]) -> Result<()> {
+        let mut url = url.to_string();
+        for _ in 0..REDIRECTS {
+            let response = match self.session.client.head(&url, headers, self.session.settings.hub_patience) {
+                Ok(response) => response,
+                // A mirror that has no such request; the checksum of the download decides.
+                Err(Error::Status { status: 405 | 501, .. }) => return Ok(()),
+                Err(error) => return self.session.check().and(Err(error)),
+            };
+            let published = header(&response, "x-linked-etag").map(|tag| tag.trim_matches('"'));
+            if let Some(found) = published.filter(|tag| sha256::is_sha256(tag)) {
+                if found.eq_ignore_ascii_case(self.model.sha256) {
+                    return Ok(());
+                }
+                return Err(Error::Checksum {
+                    what: format!("{}, which is another file by now", without_secrets(&url)),
+                    expected: self.model.sha256.to_string(),
+                    found: found.to_string(),
+                });
+            }
+            // A renamed repository redirects within the hub. Elsewhere the token has no business.
+            match header(&response, "location") {
+                Some(location) if location.starts_with('/') && !location.starts_with("//") => {
+                    url = join(&url, location);
+                }
+                _ => return Ok(()),
+            }
+        }
+        Ok(())
+    }
+}

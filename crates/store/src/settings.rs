@@ -1,0 +1,127 @@
+//! How this machine reaches the world: addresses, proxy, root certificates, patience.
+
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use crate::pip::Surroundings;
+
+const HUB: &str = "https://huggingface.co";
+const INDEX: &str = "https://pypi.org/simple";
+
+/// Where distributions keep the root certificates of the machine.
+const BUNDLES: [&str; 5] = [
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",
+    "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
+    "/etc/ssl/cert.pem",
+];
+
+/// How to reach the sources.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The model hub: `HF_ENDPOINT`.
+    pub hub: String,
+    /// Sent to the hub and to nobody else: `HF_TOKEN`.
+    pub token: Option<String>,
+    /// The package index, as pip is configured to it.
+    pub index: String,
+    /// A file of root certificates, and the setting that names it. Without one those built in are used.
+    pub certificates: Option<(PathBuf, String)>,
+    /// A proxy: `ALL_PROXY`, `HTTPS_PROXY`, `HTTP_PROXY`, `NO_PROXY`.
+    pub proxy: Option<ureq::Proxy>,
+    /// How long the hub may take to accept a connection; there is another source, so it is short.
+    pub hub_patience: Duration,
+    /// How long any other server may take.
+    pub patience: Duration,
+    /// How long a connection may be silent.
+    pub stall: Duration,
+    /// The wait before the first retry; each further one is twice as long.
+    pub pause: Duration,
+}
+
+impl Settings {
+    /// As the environment and pip's files have it.
+    pub fn from_environment() -> Self {
+        let surroundings = Surroundings {
+            variable: &|name| std::env::var(name).ok(),
+            file: &|path| std::fs::read_to_string(path).ok(),
+        };
+        Self { proxy: ureq::Proxy::try_from_env(), ..Self::from_surroundings(&surroundings) }
+    }
+
+    fn from_surroundings(surroundings: &Surroundings) -> Self {
+        let address = |given: Option<String>, usual: &str| {
+            given.unwrap_or_else(|| usual.to_string()).trim_end_matches('/').to_string()
+        };
+        Self {
+            hub: address(surroundings.set("HF_ENDPOINT"), HUB),
+            token: surroundings.set("HF_TOKEN"),
+            index: address(surroundings.pip_option("index-url").map(|(url, _)| url), INDEX),
+            certificates: certificates(surroundings),
+            proxy: None,
+            hub_patience: Duration::from_secs(3),
+            patience: Duration::from_secs(10),
+            stall: Duration::from_secs(30),
+            pause: Duration::from_secs(1),
+        }
+    }
+}
+
+fn certificates(surroundings: &Surroundings) -> Option<(PathBuf, String)> {
+    let variable = |name: &str| Some((surroundings.set(name)?, name.to_string()));
+    surroundings
+        .pip_option("cert")
+        .or_else(|| variable("SSL_CERT_FILE"))
+        .or_else(|| variable("REQUESTS_CA_BUNDLE"))
+        .or_else(|| variable("CURL_CA_BUNDLE"))
+        .map(|(path, setting)| (path.into(), setting))
+        .or_else(|| {
+            let found = BUNDLES.iter().find(|path| (surroundings.file)(Path::new(path)).is_some())?;
+            Some((found.into(), "the system".to_string()))
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(variables: &[(&str, &str)], files: &[(&str, &str)]) -> Settings {
+        Settings::from_surroundings(&Surroundings {
+            variable: &|name| {
+                variables.iter().find(|(key, _)| *key == name).map(|(_, value)| value.to_string())
+            },
+            file: &|path| {
+                files.iter().find(|(key, _)| Path::new(key) == path).map(|(_, text)| text.to_string())
+            },
+        })
+    }
+
+    #[test]
+    fn the_public_places_are_the_default() {
+        let bare = settings(&[], &[]);
+        assert_eq!((bare.hub.as_str(), bare.index.as_str()), (HUB, INDEX));
+        assert_eq!((bare.token, bare.certificates), (None, None));
+        let set = settings(
+            &[("HF_ENDPOINT", "http://hub/"), ("HF_TOKEN", "t"), ("PIP_INDEX_URL", "http://index/simple/")],
+            &[],
+        );
+        assert_eq!((set.hub.as_str(), set.index.as_str()), ("http://hub", "http://index/simple"));
+        assert_eq!(set.token.as_deref(), Some("t"));
+    }
+
+    #[test]
+    fn certificates_come_from_pip_then_the_environment_then_the_system() {
+        let path = |variables: &[(&str, &str)], files: &[(&str, &str)]| {
+            settings(variables, files).certificates.map(|(path, _)| path.to_str().unwrap().to_string())
+        };
+        let system = (BUNDLES[1], "");
+        assert_eq!(path(&[], &[system]).as_deref(), Some(BUNDLES[1]));
+        assert_eq!(path(&[("SSL_CERT_FILE", "/a")], &[system]).as_deref(), Some("/a"));
+        let conf = ("/etc/pip.conf", "[global]\ncert = /b");
+        assert_eq!(path(&[("SSL_CERT_FILE", "/a")], &[system, conf]).as_deref(), Some("/b"));
+        assert_eq!(path(&[("PIP_CERT", "/c")], &[system, conf]).as_deref(), Some("/c"));
+    }
+}

