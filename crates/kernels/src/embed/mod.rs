@@ -38,7 +38,7 @@ pub struct Operands<'a> {
     pub active: View,
     /// u32 a row. A row whose token is past the embeddings is left alone too.
     pub tokens: View,
-    /// f32 [row][hidden], written.
+    /// f32, `[row][hidden]`, written.
     pub residual: View,
 }
 

@@ -21,22 +21,25 @@ pub(super) enum Logits {
 pub(super) const PLAIN: Form = Form { filters: false, counts: false, biases: false, mask: false };
 pub(super) const FULL: Form = Form { filters: true, counts: true, biases: true, mask: true };
 
+/// Every look.
+const ALL: [Logits; 5] =
+    [Logits::Spread(10.0), Logits::Equal, Logits::Ties, Logits::Peaked, Logits::Spread(1e4)];
+
 pub(super) fn cases(caps: &Caps) -> Vec<Case> {
+    let filters = Form { filters: true, ..PLAIN };
     let mut list = Vec::new();
     for tier in [Tier::T0, Tier::T1].into_iter().filter(|tier| caps.tier() >= Some(*tier)) {
         // One token, an odd handful, less than a block, and some blocks of which the last is short.
         for vocab in [1, 7, 1000, 5003] {
-            for logits in [Logits::Spread(10.0), Logits::Equal, Logits::Ties, Logits::Peaked, Logits::Spread(1e4)] {
-                list.push(case(tier, FULL, vocab, logits, all_params(vocab)));
-            }
+            list.push(case(tier, FULL, vocab, &ALL, all_params(vocab)));
         }
-        for form in [PLAIN, Form { filters: true, ..PLAIN }, Form { counts: true, ..PLAIN }] {
-            list.push(case(tier, form, 5003, Logits::Spread(10.0), all_params(5003)));
+        for form in [PLAIN, filters, Form { counts: true, ..PLAIN }] {
+            list.push(case(tier, form, 5003, &ALL[..1], all_params(5003)));
         }
         // Gemma's vocabulary: the best token, and the filters that Gemma's makers recommend.
         let gemma = Params { temperature: 1.0, top_k: 64, top_p: 0.95, seed: 1, ..Params::default() };
         let few = vec![Params::default(), gemma, Params { top_k: 0, ..gemma }];
-        list.push(case(tier, Form { filters: true, ..PLAIN }, 262_144, Logits::Peaked, few));
+        list.push(case(tier, filters, 262_144, &[Logits::Peaked], few));
     }
     list
 }
@@ -54,6 +57,7 @@ fn all_params(vocab: usize) -> Vec<Params> {
         Params { top_k: vocab as u32, ..draw },
         Params { top_k: u32::MAX, ..draw },
         Params { top_p: 0.9, ..draw },
+        Params { top_p: 0.0, ..draw },
         Params { top_p: 1e-9, ..draw },
         Params { top_p: 0.999_999, ..draw },
         Params { min_p: 0.1, ..draw },
@@ -73,11 +77,12 @@ fn all_params(vocab: usize) -> Vec<Params> {
     list.iter().copied().chain(edited).collect()
 }
 
-fn case(tier: Tier, form: Form, vocab: usize, logits: Logits, params: Vec<Params>) -> Case {
+/// One row for each look of the logits with each of `params`.
+fn case(tier: Tier, form: Form, vocab: usize, logits: &'static [Logits], params: Vec<Params>) -> Case {
     let has = |has: bool, text: &'static str| if has { text } else { "" };
     let name = format!(
-        "{} × {vocab}, {logits:?}{}{}{}",
-        params.len(),
+        "{} × {vocab}{}{}{}",
+        params.len() * logits.len(),
         has(form.filters, ", filters"),
         has(form.counts, ", counts"),
         has(form.biases, ", biases and mask"),
@@ -119,18 +124,19 @@ pub(super) struct Outcome {
 }
 
 impl Setup {
-    /// A row for each of `params`, and one more that is not active.
-    pub fn random(form: Form, vocab: usize, logits: Logits, params: &[Params]) -> Self {
+    /// A row for each look of the logits with each of `params`, and one more that is not active.
+    pub fn random(form: Form, vocab: usize, looks: &[Logits], params: &[Params]) -> Self {
         let mut random = Random::new(vocab as u64 + 77);
+        let params = params.repeat(looks.len());
         let active = params.len();
         let count = active + 1;
-        let mut logit = || match logits {
+        let mut logit = |row: usize| match looks[row * looks.len() / count] {
             Logits::Spread(spread) => random.signed() * spread,
             Logits::Equal => -2.5,
             Logits::Ties => random.integer(-3, 3) as f32,
             Logits::Peaked => random.signed().powi(31) * 25.0,
         };
-        let mut logits: Vec<Vec<f32>> = (0..count).map(|_| (0..vocab).map(|_| logit()).collect()).collect();
+        let mut logits: Vec<Vec<f32>> = (0..count).map(|row| (0..vocab).map(|_| logit(row)).collect()).collect();
         if vocab > 7 {
             logits.iter_mut().for_each(|logits| logits[5] = f32::NEG_INFINITY);
         }

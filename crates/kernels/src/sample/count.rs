@@ -21,7 +21,7 @@ impl CountPrompt {
         Ok(Self { vocab, pipeline: variant(device.caps()).pipeline(device)? })
     }
 
-    /// Sets [`IN_PROMPT`](super::IN_PROMPT) in `counts` (u32 [slot][vocab]) for the tokens of up to `rows` rows, of which
+    /// Sets [`IN_PROMPT`](super::IN_PROMPT) in `counts` (u32, `[slot][vocab]`) for the tokens of up to `rows` rows, of which
     /// `active` (one u32) says how many are in use. Tokens past the vocabulary are left out.
     pub fn record(
         &self,

@@ -71,7 +71,7 @@ pub struct Sample {
 pub struct Operands {
     /// One u32: output rows in use. The others are left alone.
     pub active: View,
-    /// f32 [output row][vocab], aligned to 16 bytes.
+    /// f32, `[output row][vocab]`, aligned to 16 bytes.
     pub logits: View,
     /// [`Params`] an output row, as words.
     pub params: View,
@@ -81,12 +81,12 @@ pub struct Operands {
     pub positions: View,
     /// u32 a row of the step: the slot of its sequence. Read only with counts.
     pub slots: View,
-    /// u32 [slot][vocab], read and written, if the form has them: bits 0–30 say how often the sequence generated the token, bit 31
-    /// ([`IN_PROMPT`]) whether its prompt has it.
+    /// u32, `[slot][vocab]`, read and written, if the form has them: bits 0–30 say how often the sequence generated the token,
+    /// bit 31 ([`IN_PROMPT`]) whether its prompt has it.
     pub counts: Option<View>,
-    /// [`Bias`] [output row][[`MAX_BIASES`]] as words, if the form has them.
+    /// [`Bias`] as words, `[output row][MAX_BIASES]`, if the form has them.
     pub biases: Option<View>,
-    /// Bits [output row][vocab / 32, rounded up]: bit t % 32 of word t / 32 allows token t, if the form has them.
+    /// Bits, `[output row][vocab / 32, rounded up]`: bit t % 32 of word t / 32 allows token t, if the form has them.
     pub mask: Option<View>,
     /// As [`Sample::scratch_bytes`] says; nothing in it outlives the call.
     pub scratch: View,

@@ -21,7 +21,7 @@ pub struct Params {
     /// Only the `top_k` most probable tokens stay: of equals at the end the lowest tokens. 0 keeps all.
     pub top_k: u32,
     /// Only the most probable tokens stay whose probabilities together reach this, counted among those that top-k left. Equals
-    /// at the end all stay. 1 keeps all.
+    /// at the end all stay. 1 keeps all, 0 only the best.
     pub top_p: f32,
     /// Only tokens stay that are at least this probable, as a part of the most probable one's. Equals at the end all stay. 0 keeps
     /// all.
@@ -77,7 +77,7 @@ impl Params {
     pub fn check(&self) -> Result<()> {
         let checks = [
             (self.temperature >= 0.0 && self.temperature.is_finite(), "the temperature must be 0 or more"),
-            (self.top_p > 0.0, "top_p must be more than 0"),
+            (self.top_p >= 0.0, "top_p must be 0 or more"),
             ((0.0..=1.0).contains(&self.min_p), "min_p must be between 0 and 1"),
             (self.repetition > 0.0 && self.repetition.is_finite(), "the repetition penalty must be more than 0"),
             (self.presence.is_finite() && self.frequency.is_finite(), "penalties must be numbers"),
@@ -110,8 +110,8 @@ impl Params {
     }
 }
 
-/// A bias: this much is added to a token's logit; [`BAN`] and less bans it. Each token at most once a row: of several any one may
-/// count.
+/// A bias: this much is added to a token's logit; [`BAN`] and less bans it. Plus infinity is none. Each token at most once a row:
+/// of several any one may count.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bias {
     /// The token.

@@ -96,10 +96,14 @@ pub fn blocks(vocab: usize) -> usize {
 pub fn variants(caps: &Caps) -> Vec<Variant> {
     let mut list: Vec<Variant> = super::count::variants(caps);
     for tier in [Tier::T0, Tier::T1].into_iter().filter(|tier| caps.tier() >= Some(*tier)) {
-        for bits in 0..32_u32 {
+        let forms = (0..16_u32).map(|bits| {
             let has = |bit: u32| bits >> bit & 1 == 1;
-            let form = Form { filters: has(0), counts: has(1), biases: has(2), mask: has(3) };
-            let pipelines = pipelines(form, at_tier(caps, tier), !has(4));
+            (Form { filters: has(0), counts: has(1), biases: has(2), mask: has(3) }, true)
+        });
+        // No model of ours has an odd vocabulary: the least and the most that one may ask for are enough.
+        let odd = [Form::default(), Form { filters: true, counts: true, biases: true, mask: true }];
+        for (form, wide) in forms.chain(odd.map(|form| (form, false))) {
+            let pipelines = pipelines(form, at_tier(caps, tier), wide);
             let steps = [Some(pipelines.blocks), Some(pipelines.join), pipelines.collect, pipelines.select];
             for new in steps.into_iter().flatten() {
                 let same = |known: &Variant| {

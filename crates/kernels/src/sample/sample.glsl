@@ -118,8 +118,8 @@ uvec4 philox(uvec4 counter, uvec2 key) {
     return counter;
 }
 
-// −log(E) with E = −log(1 − v) and v = (bits + ½) / 2³². The largest noise, that of the smallest v, decides draws, so small v are
-// computed by a series: 1 − v would round their digits away.
+// −log(E) with E = −log(1 − v) and v = (bits + ½) / 2³². The largest noise, that of the smallest v, decides draws, so small
+// v are computed by a series: 1 − v would round their digits away.
 float gumbel(uint bits) {
     float v = (float(bits) + 0.5) * (1.0 / 4294967296.0);
     float rest = (float(~bits) + 0.5) * (1.0 / 4294967296.0);

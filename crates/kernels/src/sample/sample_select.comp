@@ -74,6 +74,8 @@ const uint KEYS_BY_MASS = 2;
 
 const uint DIGITS = 256;
 const uint CHUNK = 16;
+// Candidates that a thread loads before it uses any: where there are many, waiting for them takes most of the time.
+const uint IN_FLIGHT = 4;
 
 shared uint low[DIGITS];
 shared uint high[DIGITS];
@@ -102,6 +104,21 @@ float mass_of(uint key) {
     return exp((value_of(key) - largest) * scale);
 }
 
+void count_digit(uvec2 candidate, uint by, uint prefix, uint shift) {
+    uint ordered = by == TOKENS_BY_COUNT ? ~candidate.y : candidate.x;
+    bool counts = by == KEYS_BY_COUNT || (by == TOKENS_BY_COUNT ? candidate.x == cut_key : passes_top_k(candidate));
+    if (!counts || (ordered ^ prefix) >> shift > 0xff) {
+        return;
+    }
+    uint digit = ordered >> shift & 0xff;
+    uvec2 weight = by == KEYS_BY_MASS ? fixed64(mass_of(candidate.x)) : uvec2(1, 0);
+    uint before = atomicAdd(low[digit], weight.x);
+    uint carried = weight.y + uint(before + weight.x < before);
+    if (carried > 0) {
+        atomicAdd(high[digit], carried);
+    }
+}
+
 // Fills the histogram of the digit at `shift` over the candidates that agree with `prefix` above it.
 void count_digits(uint by, uint prefix, uint shift) {
     for (uint i = gl_LocalInvocationIndex; i < DIGITS; i += THREADS) {
@@ -109,19 +126,15 @@ void count_digits(uint by, uint prefix, uint shift) {
         high[i] = 0;
     }
     barrier();
-    for (uint i = gl_LocalInvocationIndex; i < state.candidates; i += THREADS) {
-        uvec2 candidate = push.candidates.data[first + i];
-        uint ordered = by == TOKENS_BY_COUNT ? ~candidate.y : candidate.x;
-        bool counts = by == KEYS_BY_COUNT || (by == TOKENS_BY_COUNT ? candidate.x == cut_key : passes_top_k(candidate));
-        if (!counts || (ordered ^ prefix) >> shift > 0xff) {
-            continue;
+    for (uint i = gl_LocalInvocationIndex; i < state.candidates; i += THREADS * IN_FLIGHT) {
+        uvec2 loaded[IN_FLIGHT];
+        [[unroll]] for (uint j = 0; j < IN_FLIGHT; j++) {
+            loaded[j] = push.candidates.data[first + min(i + j * THREADS, state.candidates - 1)];
         }
-        uint digit = ordered >> shift & 0xff;
-        uvec2 weight = by == KEYS_BY_MASS ? fixed64(mass_of(candidate.x)) : uvec2(1, 0);
-        uint before = atomicAdd(low[digit], weight.x);
-        uint carried = weight.y + uint(before + weight.x < before);
-        if (carried > 0) {
-            atomicAdd(high[digit], carried);
+        [[unroll]] for (uint j = 0; j < IN_FLIGHT; j++) {
+            if (i + j * THREADS < state.candidates) {
+                count_digit(loaded[j], by, prefix, shift);
+            }
         }
     }
     barrier();

@@ -56,14 +56,14 @@ fn a_row_gives_the_same_bits_in_any_batch_and_any_program() {
     let Some(device) = testkit::cpu_device() else { return };
     let all = Params { top_k: 50, top_p: 0.9, repetition: 1.2, bias_count: 9, masked: true, ..DRAW };
     let params = [Params::default(), DRAW, Params { top_k: 30, ..DRAW }, Params { top_p: 0.8, ..DRAW }, all];
-    let setup = Setup::random(FULL, 5003, Logits::Spread(4.0), &params);
+    let setup = Setup::random(FULL, 5003, &[Logits::Spread(4.0)], &params);
     let together = run(&device, &setup);
     for (row, want) in together.iter().enumerate() {
         let other = (row + 2) % params.len();
         assert_eq!(bits(&run(&device, &pick(&setup, &[row]))[0]), bits(want), "row {row} alone");
         assert_eq!(bits(&run(&device, &pick(&setup, &[other, other, row]))[2]), bits(want), "row {row} as the third");
     }
-    let plain = Setup::random(PLAIN, 5003, Logits::Spread(4.0), &params[..2]);
+    let plain = Setup::random(PLAIN, 5003, &[Logits::Spread(4.0)], &params[..2]);
     for form in [FULL, Form { filters: true, ..PLAIN }, Form { counts: true, ..PLAIN }] {
         let same = Setup { form, ..plain.clone() };
         let both = [run(&device, &plain), run(&device, &same)].map(|list| list.iter().map(bits).collect::<Vec<_>>());
@@ -76,7 +76,7 @@ fn larger_workgroups_find_the_same_tokens() {
     let Some(device) = testkit::cpu_device() else { return };
     // What a GPU's plan does: several threads a chunk, more threads than candidates.
     let params = [Params::default(), DRAW, Params { top_k: 30, top_p: 0.9, ..DRAW }, Params { top_p: 0.8, ..DRAW }];
-    let setup = Setup::random(FULL, 5003, Logits::Ties, &params);
+    let setup = Setup::random(FULL, 5003, &[Logits::Ties], &params);
     for tier in [Tier::T0, Tier::T1] {
         let plan = policy::at_tier(&known::h200(), tier);
         let mut comparison = Comparison::default();
@@ -90,7 +90,7 @@ fn larger_workgroups_find_the_same_tokens() {
 fn rows_without_an_answer_say_so_and_leave_the_others_alone() {
     let Some(device) = testkit::cpu_device() else { return };
     for (params, form) in [(Params::default(), PLAIN), (DRAW, PLAIN), (Params { top_k: 5, ..DRAW }, FULL)] {
-        let mut setup = Setup::random(form, 3000, Logits::Spread(3.0), &[params; 6]);
+        let mut setup = Setup::random(form, 3000, &[Logits::Spread(3.0)], &[params; 6]);
         setup.logits[1][2999] = f32::NAN;
         setup.logits[2][17] = -f32::NAN;
         setup.logits[3].fill(f32::NEG_INFINITY);
@@ -102,7 +102,7 @@ fn rows_without_an_answer_say_so_and_leave_the_others_alone() {
     }
     // Nothing is left once all tokens are banned or masked.
     for params in [Params { bias_count: 3, ..DRAW }, Params { masked: true, top_p: 0.5, ..DRAW }] {
-        let mut setup = Setup::random(FULL, 3, Logits::Spread(3.0), &[params, DRAW]);
+        let mut setup = Setup::random(FULL, 3, &[Logits::Spread(3.0)], &[params, DRAW]);
         setup.biases[0] = (0..3).map(|token| Bias { token, bias: -100.0 }).collect();
         setup.masks[0].fill(0);
         let sampled = run(&device, &setup);
@@ -114,7 +114,7 @@ fn rows_without_an_answer_say_so_and_leave_the_others_alone() {
 fn a_program_without_filters_refuses_rows_that_want_them() {
     let Some(device) = testkit::cpu_device() else { return };
     let params = [Params { top_k: 5, ..DRAW }, Params { top_k: 1, ..DRAW }];
-    let sampled = run(&device, &Setup::random(PLAIN, 100, Logits::Spread(3.0), &params));
+    let sampled = run(&device, &Setup::random(PLAIN, 100, &[Logits::Spread(3.0)], &params));
     assert!(sampled[0].token == NO_TOKEN && sampled[1].token < 100, "{sampled:?}");
     assert_eq!(params.map(|params| params.filters(100)), [true, false]);
 }
@@ -257,7 +257,8 @@ fn parameters_that_make_no_sense_are_refused() {
     for wrong in [
         Params { temperature: -1.0, ..DRAW },
         Params { temperature: f32::NAN, ..DRAW },
-        Params { top_p: 0.0, ..DRAW },
+        Params { top_p: -0.1, ..DRAW },
+        Params { top_p: f32::NAN, ..DRAW },
         Params { min_p: 1.5, ..DRAW },
         Params { repetition: 0.0, ..DRAW },
         Params { frequency: f32::INFINITY, ..DRAW },

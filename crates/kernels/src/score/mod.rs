@@ -37,7 +37,7 @@ pub struct Score {
 pub struct Operands {
     /// One u32: rows in use. The others are left alone.
     pub active: View,
-    /// f32 [row][vocab].
+    /// f32, `[row][vocab]`.
     pub logits: View,
     /// u32 a row: the token that came next, or [`NO_TARGET`].
     pub targets: View,
