@@ -285,6 +285,20 @@ fn a_hub_with_another_file_is_passed_over_before_the_download() {
 }
 
 #[test]
+fn a_file_of_another_size_is_not_downloaded() {
+    for beginning in [0, 1000] {
+        let bench = Bench::new(&[HUB]);
+        std::fs::create_dir_all(bench.part()).unwrap();
+        std::fs::write(bench.part().join("hub.gguf.part"), &bench.bytes[..beginning]).unwrap();
+        bench.server.change(HUB_PATH, |page| page.body.push(0));
+        let (pulled, events) = bench.pull();
+        let text = pulled.unwrap_err().to_string();
+        assert!(text.contains("the file has 600001 bytes there, expected were 600000"), "{text}");
+        assert_eq!(count(&events, |event| retrying(event) || matches!(event, Event::Progress { .. })), 0);
+    }
+}
+
+#[test]
 fn a_hub_that_nobody_answers_for_is_passed_over_at_once() {
     let mut bench = Bench::new(&[HUB, PACKAGES]);
     bench.settings.hub = nobody();
