@@ -309,6 +309,18 @@ fn a_hub_that_nobody_answers_for_is_passed_over_at_once() {
 }
 
 #[test]
+fn a_hub_that_does_not_answer_is_passed_over_soon() {
+    let mut bench = Bench::new(&[HUB, PACKAGES]);
+    bench.server.change(HUB_PATH, |page| page.deaf = true);
+    bench.settings.hub_patience = Duration::from_millis(100);
+    let start = Instant::now();
+    let (pulled, events) = bench.pull();
+    bench.assert_here(pulled);
+    assert!(start.elapsed() < Duration::from_secs(3), "other silences may last 10 s");
+    assert_eq!(count(&events, |event| matches!(event, Event::Refused { .. })), 1);
+}
+
+#[test]
 fn a_file_that_changed_between_two_attempts_is_not_mixed() {
     let bench = Bench::new(&[HUB]);
     // An earlier pull left the beginning of another version.
