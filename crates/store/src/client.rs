@@ -18,6 +18,9 @@ use crate::{
 /// The longest page of an index that is read.
 const LONGEST_PAGE: u64 = 64 << 20;
 
+/// How much longer than to accept a connection a server may take to answer on it.
+const ANSWER: u32 = 3;
+
 /// Headers of a request.
 pub type Headers<'a> = &'a [(&'a str, String)];
 
@@ -59,7 +62,7 @@ impl Client {
         checked(url, response, |status| (200..300).contains(&status) || also.contains(&status))
     }
 
-    /// The answer to a HEAD, be it a redirect, from a server that has to accept the connection soon.
+    /// The answer to a HEAD, be it a redirect, from a server that has to accept the connection and answer soon.
     pub fn head(&self, url: &str, headers: Headers, patience: Duration) -> Result<Response<Body>> {
         let response = with_headers(self.agent.head(url), headers)
             .config()
@@ -67,6 +70,7 @@ impl Client {
             .max_redirects_will_error(false)
             .timeout_resolve(Some(patience))
             .timeout_connect(Some(patience))
+            .timeout_recv_response(Some(patience * ANSWER))
             .build()
             .call();
         checked(url, response, |status| (200..400).contains(&status))

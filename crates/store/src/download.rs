@@ -14,6 +14,7 @@ use crate::{
     client::{Client, Headers, header, network},
     error::{Error, Result},
     settings::Settings,
+    url::without_secrets,
 };
 
 /// Attempts that fail in a row without bringing a byte more than was ever there.
@@ -114,15 +115,11 @@ impl Session<'_> {
         match response.status().as_u16() {
             206 => {
                 let range = header(&response, "content-range").and_then(parsed_range);
-                let Some((first, whole)) = range.filter(|(first, _)| *first == have) else {
+                let Some((_, whole)) = range.filter(|(first, _)| *first == have) else {
                     forget(path)?;
                     return Err(network(url, &"the server sent another range than was asked for"));
                 };
-                if whole.is_some_and(|whole| whole < first || size.is_some_and(|size| size != whole)) {
-                    forget(path)?;
-                    return Err(network(url, &"the file has another size than expected"));
-                }
-                total = total.or(whole);
+                total = whole.or(total);
             }
             416 => {
                 // Nothing lies beyond what is there: it may be complete, or not the beginning of this file.
@@ -137,8 +134,13 @@ impl Session<'_> {
             _ => {
                 // The server does not know ranges, or its file has changed: everything comes anew.
                 have = 0;
-                total = total.or_else(|| response.body().content_length());
+                total = response.body().content_length().or(total);
             }
+        }
+        if let (Some(expected), Some(found)) = (size, total)
+            && expected != found
+        {
+            return Err(Error::Size { url: without_secrets(url), expected, found });
         }
         let mut file = OpenOptions::new().create(true).truncate(false).write(true).open(path).at(path)?;
         file.set_len(have).at(path)?;

@@ -97,6 +97,16 @@ pub enum Error {
         /// What is wrong with it.
         reason: String,
     },
+    /// A server has a file of another size.
+    #[error("{url}: the file has {found} bytes there, expected were {expected}")]
+    Size {
+        /// The file.
+        url: String,
+        /// As the catalogue has it.
+        expected: u64,
+        /// As the server says.
+        found: u64,
+    },
     /// Bytes that came are not those that were expected.
     #[error("{what}: its sha256 is {found}, expected was {expected}")]
     Checksum {

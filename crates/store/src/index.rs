@@ -81,21 +81,35 @@ fn from_html(page: &str, body: &str) -> Result<Vec<File>, String> {
     let mut at = 0;
     while let Some(found) = lower[at..].find("<a") {
         let start = at + found + 2;
-        let Some(end) = lower[start..].find('>').map(|end| start + end) else { break };
+        let Some(end) = tag_end(&body[start..]).map(|end| start + end) else { break };
         at = end;
-        let text = body[end + 1..].split('<').next().unwrap_or_default().trim();
         if let Some(href) = attribute(&body[start..end], "href") {
             let href = unescaped(href);
             let (address, fragment) = href.split_once('#').unwrap_or((&href, ""));
             let hash = fragment.split('&').find_map(|piece| piece.strip_prefix("sha256="));
+            let path = address.split('?').next().unwrap_or_default();
             files.push(File {
-                name: unescaped(text),
+                name: path.rsplit('/').next().unwrap_or_default().to_string(),
                 url: url::join(page, address),
                 sha256: hash.and_then(checksum),
             });
         }
     }
     Ok(files)
+}
+
+/// Where a tag ends. Some indexes leave `>` as it is within quotes.
+fn tag_end(text: &str) -> Option<usize> {
+    let mut quote = None;
+    text.char_indices().find_map(|(at, c)| {
+        match (quote, c) {
+            (Some(open), c) if c == open => quote = None,
+            (None, '"' | '\'') => quote = Some(c),
+            (None, '>') => return Some(at),
+            _ => {}
+        }
+        None
+    })
 }
 
 /// The value of an attribute within a tag.
@@ -173,8 +187,8 @@ mod tests {
             r#"<!DOCTYPE html><html><head><title>Links</title></head><body><h1>Links</h1>
             <a href="x-1.0.tar.gz">x-1.0.tar.gz</a><br/>
             <a href="../../files/my_model_part1-0.9-py3-none-any.whl#sha256={hash}">my_model_part1-0.9-py3-none-any.whl</a>
-            <A data-requires-python="&gt;=3.9" data-yanked HREF='../../files/My.Model_part1-1.0-py3-none-any.whl#egg=1&amp;sha256={hash}'
-               rel=internal > My.Model_part1-1.0-py3-none-any.whl </A></body></html>"#
+            <A data-requires-python=">=3.9" data-yanked HREF='../../files/My.Model_part1-1.0-py3-none-any.whl#egg=1&amp;sha256={hash}'
+               rel=internal > The wheel </A></body></html>"#
         );
         let json = format!(
             r#"{{"meta": {{"api-version": "1.1"}}, "name": "my-model-part1", "files": [

@@ -285,6 +285,20 @@ fn a_hub_with_another_file_is_passed_over_before_the_download() {
 }
 
 #[test]
+fn a_file_of_another_size_is_not_downloaded() {
+    for beginning in [0, 1000] {
+        let bench = Bench::new(&[HUB]);
+        std::fs::create_dir_all(bench.part()).unwrap();
+        std::fs::write(bench.part().join("hub.gguf.part"), &bench.bytes[..beginning]).unwrap();
+        bench.server.change(HUB_PATH, |page| page.body.push(0));
+        let (pulled, events) = bench.pull();
+        let text = pulled.unwrap_err().to_string();
+        assert!(text.contains("the file has 600001 bytes there, expected were 600000"), "{text}");
+        assert_eq!(count(&events, |event| retrying(event) || matches!(event, Event::Progress { .. })), 0);
+    }
+}
+
+#[test]
 fn a_hub_that_nobody_answers_for_is_passed_over_at_once() {
     let mut bench = Bench::new(&[HUB, PACKAGES]);
     bench.settings.hub = nobody();
@@ -292,6 +306,18 @@ fn a_hub_that_nobody_answers_for_is_passed_over_at_once() {
     bench.assert_here(pulled);
     assert_eq!(count(&events, |event| matches!(event, Event::Refused { .. })), 1);
     assert_eq!(count(&events, retrying), 0);
+}
+
+#[test]
+fn a_hub_that_does_not_answer_is_passed_over_soon() {
+    let mut bench = Bench::new(&[HUB, PACKAGES]);
+    bench.server.change(HUB_PATH, |page| page.deaf = true);
+    bench.settings.hub_patience = Duration::from_millis(100);
+    let start = Instant::now();
+    let (pulled, events) = bench.pull();
+    bench.assert_here(pulled);
+    assert!(start.elapsed() < Duration::from_secs(3), "other silences may last 10 s");
+    assert_eq!(count(&events, |event| matches!(event, Event::Refused { .. })), 1);
 }
 
 #[test]

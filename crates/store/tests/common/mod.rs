@@ -37,6 +37,8 @@ pub struct Page {
     pub kind: &'static str,
     pub tag: Option<&'static str>,
     pub no_ranges: bool,
+    /// Requests come, answers do not.
+    pub deaf: bool,
     /// A redirect to there, and the headers that come with it.
     pub redirect: Option<String>,
     pub headers: Vec<(&'static str, String)>,
@@ -132,6 +134,13 @@ impl Drop for Server {
 }
 
 impl Shared {
+    /// Until the test is over.
+    fn wait(&self) {
+        while !self.over.load(Ordering::Relaxed) {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
     fn answer(&self, mut stream: TcpStream) -> std::io::Result<()> {
         let mut lines = BufReader::new(stream.try_clone()?).lines();
         let first = lines.next().unwrap_or_else(|| Ok(String::new()))?;
@@ -157,6 +166,10 @@ impl Shared {
         };
         self.asked.lock().unwrap().push(asked.clone());
         let Some(page) = page else { return send(&mut stream, 404, &[], b"") };
+        if page.deaf {
+            self.wait();
+            return Ok(());
+        }
         if let Some(Fault::Status(status)) = fault {
             return send(&mut stream, status, &[], b"");
         }
@@ -196,9 +209,7 @@ impl Shared {
                 head(&mut stream, status, &extra, body.len())?;
                 stream.write_all(&body[..count.min(body.len())])?;
                 if matches!(fault, Some(Fault::Stall(_))) {
-                    while !self.over.load(Ordering::Relaxed) {
-                        std::thread::sleep(Duration::from_millis(10));
-                    }
+                    self.wait();
                 }
                 stream.shutdown(Shutdown::Both)
             }
