@@ -83,7 +83,7 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
             (Mode::Decode, _) => &[1, 3],
         };
         for splits in splits {
-            let plan = Plan { splits: *splits, ..plan };
+            let plan = Plan { splits: *splits, least: 32, ..plan };
             let step = step.clone();
             list.push(Case::new(name(&step, &plan), tier, move |device| run(device, &step, plan)));
         }
