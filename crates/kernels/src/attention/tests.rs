@@ -1,11 +1,15 @@
 use gpu::{Caps, Subgroup, Tier, known};
 
 use super::{
-    Attention, Mode,
+    Attention, Mode, Operands,
     cases::{self, Data, Step},
     policy::{self, Plan, Shape},
 };
-use crate::{kv::KvScheme, selftest::Comparison};
+use crate::{
+    Vectors,
+    kv::{KvLayer, KvScheme, KvShape, KvTable},
+    selftest::Comparison,
+};
 
 const SMALL: Shape =
     Shape { heads: 4, kv_heads: 2, head_dim: 64, page: 16, scheme: KvScheme::F16, window: 0, context: 4096 };
@@ -133,4 +137,40 @@ fn wrong_shapes_are_refused() {
     assert!(refused(Shape { head_dim: 512, ..SMALL }).contains("up to 256"));
     assert!(refused(Shape { heads: 5, ..SMALL }).contains("do not divide"));
     assert!(refused(Shape { page: 48, ..SMALL }).contains("power of two"));
+}
+
+#[test]
+fn wrong_operands_are_refused() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let mut arena = crate::selftest::arena(&device);
+    let kv_shape = KvShape { kv_heads: 2, head_dim: 64, page: 16, pages: 1, scheme: KvScheme::F16 };
+    let kv = KvLayer::allocate(&mut arena, "kv", kv_shape).unwrap();
+    let wide = KvLayer::allocate(&mut arena, "kv", KvShape { scheme: KvScheme::F32, ..kv_shape }).unwrap();
+    let memory = arena.buffer("all", 2 * 256 * 4).unwrap();
+    let table = KvTable { view: memory.view(), stride: 1 };
+    let o = Vectors::f32(&mut arena, "o", 256, 2).unwrap();
+    let o_int8 = Vectors::int8(&mut arena, "o", 256, 2).unwrap();
+    let more_rows = Vectors::f32(&mut arena, "o", 256, 3).unwrap();
+    let plan = Plan { splits: 2, ..policy::plan(device.caps(), &SMALL, Mode::Decode) };
+    let kernel = Attention::with_plan(&device, SMALL, plan).unwrap();
+    let scratch = arena.buffer("scratch", kernel.scratch_bytes(2)).unwrap();
+    let operands = || Operands {
+        q: memory.view(),
+        kv: &kv,
+        table: &table,
+        positions: memory.view(),
+        slots: memory.view(),
+        active: memory.view(),
+        o: &o,
+        scratch: Some(scratch.view()),
+    };
+    let mut recorder = device.recorder().unwrap();
+    let mut record = |operands: &Operands<'_>| kernel.record(&mut recorder, "attention", operands);
+    record(&operands()).unwrap();
+    record(&Operands { kv: &wide, ..operands() }).unwrap_err();
+    record(&Operands { o: &o_int8, ..operands() }).unwrap_err();
+    record(&Operands { o: &more_rows, ..operands() }).unwrap_err();
+    let short = record(&Operands { scratch: None, ..operands() }).unwrap_err().to_string();
+    assert!(short.contains("scratch memory"), "{short}");
+    record(&Operands { scratch: Some(scratch.slice(0..1024).unwrap()), ..operands() }).unwrap_err();
 }
