@@ -135,8 +135,8 @@ pub fn at_tier(caps: &Caps, shape: &Shape, mode: Mode, tier: Tier) -> Plan {
     let whole = if subgroup == Subgroup::Any { caps.max_subgroup_size.max(lanes) } else { 32 };
     let threads = if cpu || mode == Mode::Prefill { whole } else { whole * (DECODE_THREADS / whole).max(1) };
     let threads = threads.min(caps.max_threads / whole * whole);
-    // A combine costs a CPU driver about a sixth of what 512 positions of the 270M do.
-    let least = if cpu { 256 } else { 128 };
+    // On a CPU driver two halves of 512 positions and their combine took longer than the whole.
+    let least = if cpu { 512 } else { 128 };
     let mut plan = Plan { tier, threads, lanes, rows, heads, keys, least, splits: 1, subgroup };
     while plan.shared_bytes(shape) > caps.max_shared_bytes && plan.threads > whole {
         plan.threads /= 2;
