@@ -113,7 +113,7 @@ impl KvLayer {
     }
 }
 
-/// Which page holds which positions of which slot: u32 [slot][stride], entry position / page length is a page's number.
+/// Which page holds which positions of which slot: u32 `[slot][stride]`, entry position / page length is a page's number.
 #[derive(Clone, Debug)]
 pub struct KvTable {
     /// The entries.

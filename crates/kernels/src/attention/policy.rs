@@ -66,14 +66,13 @@ pub struct Plan {
     pub heads: u32,
     /// Keys that a cluster takes at a time: a power of two.
     pub keys: u32,
+    /// Positions that a split has at least: fewer cost more to join than they save.
+    pub least: u32,
     /// Splits of the positions. It must not depend on the number of rows: a row would get other sums in another batch.
     pub splits: u32,
     /// Subgroup size.
     pub subgroup: Subgroup,
 }
-
-/// A split of fewer positions costs more to join than it saves.
-const LEAST_POSITIONS: u32 = 128;
 
 impl Plan {
     /// Positions of a block.
@@ -83,7 +82,7 @@ impl Plan {
 
     /// Blocks that a split has at least.
     pub fn least_blocks(&self) -> u32 {
-        LEAST_POSITIONS.div_ceil(self.block())
+        self.least.div_ceil(self.block())
     }
 
     /// Shared memory of the shader.
@@ -97,7 +96,7 @@ impl Plan {
     }
 }
 
-/// Threads of a GPU's workgroup that decodes.
+/// Threads of a GPU's workgroup that decodes: subgroups times a power of two.
 const DECODE_THREADS: u32 = 128;
 
 /// The plan for a shape.
@@ -111,7 +110,10 @@ pub fn at_tier(caps: &Caps, shape: &Shape, mode: Mode, tier: Tier) -> Plan {
     // of a vector. A GPU's thread takes two eights, because adding up scores across a cluster costs more than registers.
     let cpu = caps.max_subgroup_size < 32;
     let wanted = if cpu { shape.eights() } else { shape.eights().div_ceil(2) };
-    let lanes = wanted.next_power_of_two().min(caps.min_subgroup_size.clamp(4, 32));
+    let subgroup =
+        if tier >= Tier::T1 && caps.allows_subgroup_size(32) { Subgroup::Exactly(32) } else { Subgroup::Any };
+    let smallest = if subgroup == Subgroup::Any { caps.min_subgroup_size.clamp(4, 32) } else { 32 };
+    let lanes = wanted.next_power_of_two().min(smallest);
     let own = shape.eights().div_ceil(lanes);
     // Eights of queries that a thread holds, and as many of outputs, and scores that a cluster adds up at once. A GPU has
     // registers for so many; a CPU driver gains nothing by more, and takes seconds to compile them at T0.
@@ -130,14 +132,14 @@ pub fn at_tier(caps: &Caps, shape: &Shape, mode: Mode, tier: Tier) -> Plan {
         Mode::Decode => 1,
         Mode::Prefill => (most / (heads * own)).min(scores / (heads * keys)).max(1),
     };
-    let subgroup =
-        if tier >= Tier::T1 && caps.allows_subgroup_size(32) { Subgroup::Exactly(32) } else { Subgroup::Any };
     let whole = if subgroup == Subgroup::Any { caps.max_subgroup_size.max(lanes) } else { 32 };
     let threads = if cpu || mode == Mode::Prefill { whole } else { whole * (DECODE_THREADS / whole).max(1) };
     let threads = threads.min(caps.max_threads / whole * whole);
-    let mut plan = Plan { tier, threads, lanes, rows, heads, keys, splits: 1, subgroup };
+    // On a CPU driver two halves of 512 positions and their combine took longer than the whole.
+    let least = if cpu { 512 } else { 128 };
+    let mut plan = Plan { tier, threads, lanes, rows, heads, keys, least, splits: 1, subgroup };
     while plan.shared_bytes(shape) > caps.max_shared_bytes && plan.threads > whole {
-        plan.threads -= whole;
+        plan.threads /= 2;
     }
     while plan.shared_bytes(shape) > caps.max_shared_bytes && plan.rows > 1 {
         plan.rows -= 1;
@@ -157,7 +159,7 @@ fn splits(caps: &Caps, shape: &Shape, plan: &Plan) -> u32 {
     let units = caps.compute_units.unwrap_or(if caps.max_subgroup_size < 32 { 1 } else { 16 });
     let range = if shape.window == 0 { shape.context } else { shape.window.min(shape.context) };
     let wanted = units * GROUPS_PER_UNIT / (shape.heads / plan.heads);
-    wanted.clamp(1, (range / LEAST_POSITIONS).clamp(1, MOST_SPLITS))
+    wanted.clamp(1, (range / plan.least).clamp(1, MOST_SPLITS))
 }
 
 /// Heads, kv heads, head_dim, window and context of the Gemma 3 family, smallest model first.

@@ -1,11 +1,15 @@
 use gpu::{Caps, Subgroup, Tier, known};
 
 use super::{
-    Attention, Mode,
+    Attention, Mode, Operands,
     cases::{self, Data, Step},
     policy::{self, Plan, Shape},
 };
-use crate::{kv::KvScheme, selftest::Comparison};
+use crate::{
+    Vectors,
+    kv::{KvLayer, KvScheme, KvShape, KvTable},
+    selftest::Comparison,
+};
 
 const SMALL: Shape =
     Shape { heads: 4, kv_heads: 2, head_dim: 64, page: 16, scheme: KvScheme::F16, window: 0, context: 4096 };
@@ -27,7 +31,7 @@ fn plans_of_larger_gpus_are_right_too() {
         assert!(steps.iter().any(|step| step.shape.head_dim == 96), "eights that do not come out even");
         for step in &steps {
             let (rows, splits) = if step.mode == Mode::Decode { (1, 2) } else { (3, 1) };
-            let plan = Plan { tier, threads, lanes, rows, heads: 1, keys, splits, subgroup: Subgroup::Any };
+            let plan = Plan { tier, threads, lanes, rows, heads: 1, keys, least: 32, splits, subgroup: Subgroup::Any };
             let comparison = cases::run(&device, step, plan).unwrap();
             assert!(comparison.passed(), "{plan:?}, {step:?}: {:?}", comparison.first_wrong);
         }
@@ -37,7 +41,7 @@ fn plans_of_larger_gpus_are_right_too() {
 
 /// What a row of a step comes out as, bit for bit.
 fn bits(device: &gpu::Device, step: &Step, data: &Data, row: usize, splits: u32) -> Vec<u32> {
-    let plan = Plan { splits, ..policy::plan(device.caps(), &step.shape, step.mode) };
+    let plan = Plan { splits, least: 32, ..policy::plan(device.caps(), &step.shape, step.mode) };
     let mut comparison = Comparison::default();
     let o = cases::attend(device, step, plan, data, &mut comparison).unwrap();
     let length = (step.shape.heads * step.shape.head_dim) as usize;
@@ -99,7 +103,7 @@ fn plans_fit_the_device() {
                         Subgroup::Any => caps.max_subgroup_size,
                     };
                     assert!(plan.threads.is_multiple_of(subgroup), "{text}: not whole subgroups");
-                    assert!(plan.lanes.is_power_of_two() && plan.lanes <= caps.min_subgroup_size, "{text}");
+                    assert!(plan.lanes.is_power_of_two() && plan.lanes <= subgroup, "{text}");
                     assert!((heads / kv_heads).is_multiple_of(plan.heads), "{text}");
                     assert!(plan.block().is_power_of_two(), "{text}: blocks would straddle pages");
                     assert!(plan.shared_bytes(&shape) <= caps.max_shared_bytes, "{text}");
@@ -133,4 +137,40 @@ fn wrong_shapes_are_refused() {
     assert!(refused(Shape { head_dim: 512, ..SMALL }).contains("up to 256"));
     assert!(refused(Shape { heads: 5, ..SMALL }).contains("do not divide"));
     assert!(refused(Shape { page: 48, ..SMALL }).contains("power of two"));
+}
+
+#[test]
+fn wrong_operands_are_refused() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let mut arena = crate::selftest::arena(&device);
+    let kv_shape = KvShape { kv_heads: 2, head_dim: 64, page: 16, pages: 1, scheme: KvScheme::F16 };
+    let kv = KvLayer::allocate(&mut arena, "kv", kv_shape).unwrap();
+    let wide = KvLayer::allocate(&mut arena, "kv", KvShape { scheme: KvScheme::F32, ..kv_shape }).unwrap();
+    let memory = arena.buffer("all", 2 * 256 * 4).unwrap();
+    let table = KvTable { view: memory.view(), stride: 1 };
+    let o = Vectors::f32(&mut arena, "o", 256, 2).unwrap();
+    let o_int8 = Vectors::int8(&mut arena, "o", 256, 2).unwrap();
+    let more_rows = Vectors::f32(&mut arena, "o", 256, 3).unwrap();
+    let plan = Plan { splits: 2, ..policy::plan(device.caps(), &SMALL, Mode::Decode) };
+    let kernel = Attention::with_plan(&device, SMALL, plan).unwrap();
+    let scratch = arena.buffer("scratch", kernel.scratch_bytes(2)).unwrap();
+    let operands = || Operands {
+        q: memory.view(),
+        kv: &kv,
+        table: &table,
+        positions: memory.view(),
+        slots: memory.view(),
+        active: memory.view(),
+        o: &o,
+        scratch: Some(scratch.view()),
+    };
+    let mut recorder = device.recorder().unwrap();
+    let mut record = |operands: &Operands<'_>| kernel.record(&mut recorder, "attention", operands);
+    record(&operands()).unwrap();
+    record(&Operands { kv: &wide, ..operands() }).unwrap_err();
+    record(&Operands { o: &o_int8, ..operands() }).unwrap_err();
+    record(&Operands { o: &more_rows, ..operands() }).unwrap_err();
+    let short = record(&Operands { scratch: None, ..operands() }).unwrap_err().to_string();
+    assert!(short.contains("scratch memory"), "{short}");
+    record(&Operands { scratch: Some(scratch.slice(0..1024).unwrap()), ..operands() }).unwrap_err();
 }

@@ -1,7 +1,7 @@
-use gpu::known;
+use gpu::{Subgroup, Tier, known};
 
-use super::{Shape, Tables, inverse_frequencies, policy};
-use crate::kv::KvScheme;
+use super::{Operands, Rope, Shape, Tables, cases, inverse_frequencies, policy, policy::Plan};
+use crate::kv::{KvLayer, KvScheme, KvShape, KvTable};
 
 const GEMMA: Shape = Shape {
     heads: 4,
@@ -17,6 +17,55 @@ const GEMMA: Shape = Shape {
 #[test]
 fn all_cases_on_the_cpu_driver() {
     crate::variant::run_cases_on_cpu(&super::KERNEL);
+}
+
+/// The CPU driver's own plan takes a row at once: more clusters than heads, and several workgroups a row, show only here.
+#[test]
+fn plans_of_larger_gpus_are_right_too() {
+    let Some(device) = testkit::cpu_device() else { return };
+    for (tier, threads, lanes) in [(Tier::T0, 64, 8), (Tier::T0, 32, 16), (Tier::T1, 32, 8), (Tier::T1, 32, 2)] {
+        let plan = Plan { tier, threads, lanes, subgroup: Subgroup::Any };
+        let comparison = cases::run(&device, Shape { page: 16, ..GEMMA }, plan).unwrap();
+        assert!(comparison.passed(), "{plan:?}: {:?}", comparison.first_wrong);
+    }
+}
+
+#[test]
+fn wrong_operands_are_refused() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let mut arena = crate::selftest::arena(&device);
+    let kv_shape = KvShape { kv_heads: 1, head_dim: 256, page: 64, pages: 1, scheme: KvScheme::F16 };
+    let kv = KvLayer::allocate(&mut arena, "kv", kv_shape).unwrap();
+    let narrow = KvLayer::allocate(&mut arena, "kv", KvShape { head_dim: 128, ..kv_shape }).unwrap();
+    let memory = arena.buffer("all", 256 * 256 * 4).unwrap();
+    let table = KvTable { view: memory.view(), stride: 1 };
+    let operands = || Operands {
+        qkv: memory.view(),
+        qkv_stride: GEMMA.row(),
+        bias: None,
+        weights: Some((memory.view(), memory.view())),
+        epsilon: 1e-6,
+        scale: 1.0,
+        coarse: memory.view(),
+        fine: memory.view(),
+        q: memory.slice(0..2 * 1024 * 4).unwrap(),
+        kv: &kv,
+        table: &table,
+        positions: memory.view(),
+        slots: memory.view(),
+        active: memory.view(),
+    };
+    let kernel = Rope::new(&device, GEMMA).unwrap();
+    let mut recorder = device.recorder().unwrap();
+    let mut record = |rows, operands: &Operands<'_>| kernel.record(&mut recorder, "rope", rows, operands);
+    record(2, &operands()).unwrap();
+    record(3, &operands()).unwrap_err();
+    record(2, &Operands { kv: &narrow, ..operands() }).unwrap_err();
+    record(2, &Operands { weights: None, ..operands() }).unwrap_err();
+    record(2, &Operands { bias: Some(memory.view()), ..operands() }).unwrap_err();
+    record(2, &Operands { qkv_stride: GEMMA.row() - 2, ..operands() }).unwrap_err();
+    record(2, &Operands { fine: memory.slice(0..1024).unwrap(), ..operands() }).unwrap_err();
+    assert!(Rope::new(&device, Shape { head_dim: 100, ..GEMMA }).is_err());
 }
 
 #[test]
