@@ -221,13 +221,9 @@ fn build(file: &File, config: &Config) -> Result<Tokenizer> {
     let first = first_special(&file.post_processor);
     let bos = id(&config.bos_token).or_else(|| id(&first)).or_else(|| id(&Some("<bos>".into())));
     let eos = id(&config.eos_token).or_else(|| id(&Some("<eos>".into())));
-    // Runs of marks are runs of spaces by then, and come from merging.
-    let idle = |added: &Added| alphabet.is_none() && added.content.contains(MARK);
     let written = |control: bool| {
-        let wanted = file
-            .added_tokens
-            .iter()
-            .filter(|added| !idle(added) && (control || classes[added.id as usize] == Class::UserDefined));
+        let wanted = |added: &&Added| control || classes[added.id as usize] == Class::UserDefined;
+        let wanted = file.added_tokens.iter().filter(wanted);
         Specials::new(&wanted.map(|added| (added.content.as_bytes().to_vec(), added.id)).collect::<Vec<_>>())
     };
     Ok(Tokenizer::new(Inner {
@@ -305,10 +301,13 @@ fn scheme(file: &File) -> Result<Scheme> {
         let text: String = part.to_string().chars().take(200).collect();
         unsupported(format!("tokenizer.json: {what} {} is not supported; a GGUF of the model may be", text))
     };
+    let mark = MARK.to_string();
     let marks = |step: &Value| {
-        step["type"] == "Replace" && step["pattern"]["String"] == " " && step["content"] == MARK
+        step["type"] == "Replace"
+            && step["pattern"]["String"] == " "
+            && step["content"].as_str() == Some(&*mark)
     };
-    let prepends = |step: &Value| step["type"] == "Prepend" && step["prepend"] == MARK;
+    let prepends = |step: &Value| step["type"] == "Prepend" && step["prepend"].as_str() == Some(&*mark);
     let prefix = match normalizer["normalizers"].as_array().map(Vec::as_slice) {
         Some([first, second]) if prepends(first) && marks(second) => Some(true),
         None if marks(normalizer) => Some(false),

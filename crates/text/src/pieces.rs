@@ -8,8 +8,11 @@ use std::hash::{BuildHasher, RandomState};
 
 use crate::error::{Result, invalid};
 
-/// No token; also an empty place in the index.
+/// No token.
 pub(crate) const NONE: u32 = u32::MAX;
+
+/// A place of the index without a token.
+const EMPTY: u64 = u64::MAX;
 
 /// More tokens than any vocabulary has. It bounds what a hostile id can make us allocate.
 pub(crate) const MAX_TOKENS: usize = 1 << 22;
@@ -57,8 +60,9 @@ pub(crate) struct Pieces {
     /// Where token i ends; it begins where its predecessor ends.
     ends: Vec<u32>,
     classes: Vec<Class>,
-    /// Open addressing with linear steps, a power of two of places, at most half of them taken.
-    table: Vec<u32>,
+    /// Open addressing with linear steps, a power of two of places, at most half of them taken. A place holds an id and
+    /// above it the upper half of the hash, so that most other tokens are passed over without a look at their bytes.
+    table: Vec<u64>,
     hasher: RandomState,
     /// The token of each raw byte, or [`NONE`].
     pub(crate) bytes: Box<[u32; 256]>,
@@ -83,7 +87,7 @@ impl Pieces {
             arena: Vec::with_capacity(tokens.len() * 8),
             ends: Vec::with_capacity(tokens.len()),
             classes: Vec::with_capacity(tokens.len()),
-            table: vec![NONE; (tokens.len() * 2).next_power_of_two()],
+            table: vec![EMPTY; (tokens.len() * 2).next_power_of_two()],
             hasher: RandomState::new(),
             bytes: Box::new([NONE; 256]),
             longest: 0,
@@ -115,25 +119,27 @@ impl Pieces {
             return;
         }
         let length = bytes.len();
-        let place = self.place(bytes);
+        let (place, tag) = self.place(bytes);
         // A token that occurs twice keeps its first id, but text wins over control: text must not become control.
         let old = self.table[place];
-        if old == NONE || (class.is_text() && !self.classes[old as usize].is_text()) {
-            self.table[place] = id;
+        if old == EMPTY || (class.is_text() && !self.classes[old as u32 as usize].is_text()) {
+            self.table[place] = tag | u64::from(id);
         }
         if class.is_text() {
             self.longest = self.longest.max(length);
         }
     }
 
-    /// Where the table holds these bytes, or would.
-    fn place(&self, bytes: &[u8]) -> usize {
+    /// Where the table holds these bytes, or would, and the part of their hash that stands there.
+    fn place(&self, bytes: &[u8]) -> (usize, u64) {
         let mask = self.table.len() - 1;
-        let mut place = self.hasher.hash_one(bytes) as usize & mask;
+        let hash = self.hasher.hash_one(bytes);
+        let tag = hash >> 32 << 32;
+        let mut place = hash as usize & mask;
         loop {
-            let id = self.table[place];
-            if id == NONE || self.get(id) == Some(bytes) {
-                return place;
+            let here = self.table[place];
+            if here == EMPTY || (here >> 32 << 32 == tag && self.get(here as u32) == Some(bytes)) {
+                return (place, tag);
             }
             place = (place + 1) & mask;
         }
@@ -165,7 +171,7 @@ impl Pieces {
 
     /// The token of these bytes, of any class but byte.
     pub(crate) fn find(&self, bytes: &[u8]) -> Option<u32> {
-        Some(self.table[self.place(bytes)]).filter(|&id| id != NONE)
+        Some(self.table[self.place(bytes).0]).filter(|&here| here != EMPTY).map(|here| here as u32)
     }
 
     /// The token of this text, if plain text may become it.

@@ -102,9 +102,6 @@ impl Tokenizer {
             Special::Parse => &inner.parsed,
             Special::AsText => &inner.as_text,
         };
-        // A mark in the text is a space like any other. Tokens are kept with spaces for marks, so that text is looked up
-        // as it is.
-        let text = if inner.marks { &*text_of_marks(text) } else { text };
         let mut merger = Merger::default();
         let mut after_text = false;
         specials.split(text, |part| match part {
@@ -207,7 +204,9 @@ impl Inner {
         if let Model::Words { pairs, words } = &self.model {
             return words.split(text, |word| self.word(word, pairs, words.whole_words, merger, ids));
         }
-        let mut text = Cow::Borrowed(text);
+        // A mark in the text is a space like any other. Tokens are kept with spaces for marks, so that text is looked up
+        // as it is.
+        let mut text = text_of_marks(text);
         if prefix {
             text.to_mut().insert(0, ' ');
         }
@@ -233,6 +232,7 @@ impl Inner {
                         merger.push(start + i, 1, self.pieces.bytes[*byte as usize]);
                     }
                 }
+                None if matches!(self.model, Model::Pairs(_)) && self.unknown.is_none() => {}
                 None => merger.push(start, bytes.len(), NONE),
             }
         }
@@ -262,7 +262,11 @@ impl Inner {
         for stretch in word.as_bytes().chunks(STRETCH) {
             merger.clear();
             for (start, byte) in stretch.iter().enumerate() {
-                merger.push(start, 1, self.pieces.bytes[*byte as usize]);
+                let id = self.pieces.bytes[*byte as usize];
+                // Left out before merging, not after: its neighbours then may merge. Hugging Face's do.
+                if id != NONE || self.unknown.is_some() {
+                    merger.push(start, 1, id);
+                }
             }
             merger.run(|left, right| pair(pairs, left, right));
             self.emit(stretch, merger, ids);

@@ -7,7 +7,7 @@ use crate::merge::rank_of_score;
 use crate::pieces::{Class, Pieces};
 use crate::pretokens::Pretokens;
 use crate::specials::{END_NAMES, Specials};
-use crate::tokenizer::{Inner, Model, Tokenizer, text_of_marks};
+use crate::tokenizer::{Inner, Model, Tokenizer};
 
 /// How tokens are made, `tokenizer.ggml.model`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,9 +124,7 @@ impl Tokenizer {
             pieces.spell_bytes();
         }
         let model = match vocabulary.kind {
-            Kind::SentencePiece => {
-                Model::Scores(vocabulary.scores.iter().map(|s| rank_of_score(*s)).collect())
-            }
+            Kind::SentencePiece => Model::Scores(ranks(&pieces, &vocabulary.scores)),
             Kind::Bpe => {
                 let halves =
                     vocabulary.merges.iter().map(|merge| merge.split_once(' ').unwrap_or((merge, "")));
@@ -137,7 +135,9 @@ impl Tokenizer {
             }
         };
         let written = |class| pieces.of_class(class).map(|(id, bytes)| (bytes.to_vec(), id));
-        let always: Vec<_> = written(Class::UserDefined).collect();
+        let always: Vec<_> = written(Class::UserDefined)
+            .map(|(bytes, id)| (if marks && is_run(&bytes) { marked(&bytes) } else { bytes }, id))
+            .collect();
         let mut parsed = always.clone();
         parsed.extend(written(Class::Control).chain(written(Class::Unknown)));
         let ends = ends(&pieces, [vocabulary.eos, vocabulary.eot]);
@@ -148,7 +148,8 @@ impl Tokenizer {
             ends,
             bos: vocabulary.bos,
             eos: vocabulary.eos,
-            unknown: vocabulary.unknown,
+            // Byte-level vocabularies have all bytes; one that lacks some leaves them out.
+            unknown: vocabulary.unknown.filter(|_| marks),
             add_bos: vocabulary.add_bos,
             space_prefix: marks && vocabulary.add_space_prefix,
             marks,
@@ -159,7 +160,29 @@ impl Tokenizer {
 }
 
 /// The character that SentencePiece writes for a space.
-pub(crate) const MARK: &str = "▁";
+pub(crate) const MARK: char = '▁';
+
+/// The rank of each token. Runs of spaces are user-defined without scores of their own: they go before all others, the
+/// longest first, which makes the longest runs from the left. That is what tokenizer.json lists too.
+fn ranks(pieces: &Pieces, scores: &[f32]) -> Vec<u32> {
+    let mut ranks: Vec<u32> = scores.iter().map(|score| rank_of_score(*score)).collect();
+    for (id, bytes) in pieces.of_class(Class::UserDefined).filter(|(_, bytes)| is_run(bytes)) {
+        ranks[id as usize] = BEFORE_SCORES.saturating_sub(bytes.len() as u32);
+    }
+    ranks
+}
+
+/// No finite score has a rank below this.
+const BEFORE_SCORES: u32 = 1 << 23;
+
+fn is_run(bytes: &[u8]) -> bool {
+    bytes.len() > 1 && bytes.iter().all(|byte| *byte == b' ')
+}
+
+/// A run of spaces as the marks that text may hold in its place.
+fn marked(run: &[u8]) -> Vec<u8> {
+    MARK.to_string().repeat(run.len()).into_bytes()
+}
 
 /// Ranks and results of the pairs in a list of merges, best first.
 pub(crate) fn pairs<'a>(
@@ -169,13 +192,17 @@ pub(crate) fn pairs<'a>(
 ) -> Result<HashMap<u64, (u32, u32)>> {
     let mut pairs = HashMap::with_capacity(merges.size_hint().0);
     let mut bytes = Vec::new();
+    let mut last: (Vec<u8>, Option<u32>) = (Vec::new(), None);
     for (rank, (left, right)) in merges.enumerate() {
         bytes.clear();
         raw_bytes(left, Class::Normal, letters, &mut bytes)?;
         let cut = bytes.len();
         raw_bytes(right, Class::Normal, letters, &mut bytes)?;
-        let found =
-            (pieces.find_text(&bytes[..cut]), pieces.find_text(&bytes[cut..]), pieces.find_text(&bytes));
+        // Lists name all pairs that make a token one after the other.
+        if last.1.is_none() || last.0 != bytes {
+            last = (bytes.clone(), pieces.find_text(&bytes));
+        }
+        let found = (pieces.find_text(&bytes[..cut]), pieces.find_text(&bytes[cut..]), last.1);
         let (Some(l), Some(r), Some(merged)) = found else {
             return Err(invalid(format!(
                 "merge {rank}, '{left}' with '{right}', names text that is no token"
@@ -211,7 +238,12 @@ pub(crate) fn raw_bytes(
             }
         },
         (Class::Normal, Some(letters)) => letters.bytes(token, out),
-        (Class::Normal | Class::UserDefined, None) => out.extend_from_slice(text_of_marks(token).as_bytes()),
+        (Class::Normal | Class::UserDefined, None) => {
+            for (i, part) in token.split(MARK).enumerate() {
+                out.extend_from_slice(if i > 0 { b" " } else { b"" });
+                out.extend_from_slice(part.as_bytes());
+            }
+        }
         _ => out.extend_from_slice(token.as_bytes()),
     }
     Ok(())

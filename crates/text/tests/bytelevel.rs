@@ -1,0 +1,148 @@
+//! Byte-level BPE, from a small vocabulary of our own and from a real one (`INDRIK_TEST_BPE_GGUF`: a GGUF of SmolLM2).
+
+mod common;
+
+use common::{Random, named, vocabulary};
+use proptest::prelude::*;
+use text::{Detokenizer, Kind, Shown, Special, Tokenizer, Vocabulary};
+
+/// GPT-2's letter of a byte.
+fn letter(byte: u8) -> char {
+    let plain = |byte: &u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
+    let code = if plain(&byte) { byte as u32 } else { 256 + (0..byte).filter(|b| !plain(b)).count() as u32 };
+    char::from_u32(code).expect("a letter")
+}
+
+/// 0 `<|endoftext|>`, 1 `<|im_end|>`, then the bytes, then the results of the merges.
+fn small(pre: &str) -> Vocabulary {
+    let mut vocabulary = Vocabulary::new(Kind::Bpe);
+    vocabulary.tokens = vec!["<|endoftext|>".into(), "<|im_end|>".into()];
+    vocabulary.tokens.extend((0..=255).map(|byte| letter(byte).to_string()));
+    for merge in ["Ġ t", "h e", "Ġt he", "1 2", "12 3", "Ġ Ġ", "Ċ Ċ", "l l", "' ll"] {
+        vocabulary.merges.push(merge.to_owned());
+        vocabulary.tokens.push(merge.replace(' ', ""));
+    }
+    // A whole word that no merge makes.
+    vocabulary.tokens.push("Ġwhole".into());
+    vocabulary.token_types =
+        vocabulary.tokens.iter().map(|token| if token.starts_with("<|") { 3 } else { 1 }).collect();
+    vocabulary.pre = Some(pre.to_owned());
+    vocabulary.eos = Some(1);
+    vocabulary
+}
+
+fn tokenizer(pre: &str) -> Tokenizer {
+    Tokenizer::from_vocabulary(small(pre)).expect("a good vocabulary")
+}
+
+/// The tokens of a text, each as its text.
+fn pieces(pre: &str, text: &str) -> Vec<String> {
+    let tokenizer = tokenizer(pre);
+    let ids = tokenizer.encode(text, Special::AsText);
+    ids.iter()
+        .map(|id| String::from_utf8_lossy(tokenizer.token_bytes(*id).expect("a token")).into_owned())
+        .collect()
+}
+
+#[test]
+fn merges_go_in_their_order() {
+    assert_eq!(pieces("gpt-2", " the the"), [" the", " the"]);
+    assert_eq!(pieces("gpt-2", "the"), ["t", "he"]);
+    assert_eq!(pieces("gpt-2", "é"), ["\u{fffd}", "\u{fffd}"]);
+}
+
+#[test]
+fn words_end_where_the_pattern_says() {
+    // The last space belongs to the word that follows; at the end of the text there is none.
+    assert_eq!(pieces("gpt-2", "x   the"), ["x", "  ", " the"]);
+    assert_eq!(pieces("gpt-2", "x  "), ["x", "  "]);
+    assert_eq!(pieces("gpt-2", "123"), ["123"]);
+    assert_eq!(pieces("llama-bpe", "1231"), ["123", "1"]);
+    assert_eq!(pieces("qwen2", "123"), ["1", "2", "3"]);
+    assert_eq!(pieces("smollm", "123"), ["1", "2", "3"]);
+    // Cut before the pattern sees them: the spaces are then at an end of their own.
+    assert_eq!(pieces("smollm", "  1"), ["  ", "1"]);
+    assert_eq!(pieces("gpt-2", "  1"), [" ", " ", "1"]);
+    // Line breaks stay together in the newer patterns.
+    assert_eq!(pieces("qwen2", "\n\nx"), ["\n\n", "x"]);
+    assert_eq!(pieces("gpt-2", "\n\nx"), ["\n", "\n", "x"]);
+    // An apostrophe's word, by any case in the newer patterns.
+    assert_eq!(pieces("gpt-2", "x'll"), ["x", "'ll"]);
+}
+
+#[test]
+fn llama3_takes_whole_words() {
+    assert_eq!(pieces("llama-bpe", " whole"), [" whole"]);
+    assert_eq!(pieces("qwen2", " whole").len(), 6);
+}
+
+#[test]
+fn control_tokens() {
+    let tokenizer = tokenizer("gpt-2");
+    assert_eq!(tokenizer.encode("<|im_end|>", Special::Parse), [1]);
+    assert!(tokenizer.encode("<|im_end|>", Special::AsText).len() > 1);
+    assert_eq!(tokenizer.ends(), [1, 0]);
+    assert_eq!(tokenizer.encode_prompt("x"), tokenizer.encode("x", Special::AsText));
+}
+
+#[test]
+fn unknown_patterns_are_named() {
+    let error = Tokenizer::from_vocabulary(small("chameleon")).unwrap_err().to_string();
+    assert!(error.contains("'chameleon'") && error.contains("llama-bpe"), "{error}");
+}
+
+#[test]
+fn a_missing_byte_is_left_out() {
+    let mut vocabulary = small("gpt-2");
+    vocabulary.tokens[2 + usize::from(b'x')] = "replaced".into();
+    let tokenizer = Tokenizer::from_vocabulary(vocabulary).unwrap();
+    assert_eq!(tokenizer.decode(&tokenizer.encode("axb", Special::AsText), Shown::Text), "ab");
+}
+
+#[test]
+fn a_real_vocabulary() {
+    let Some(path) = named("INDRIK_TEST_BPE_GGUF", "a GGUF of SmolLM2") else { return };
+    let tokenizer = Tokenizer::from_vocabulary(vocabulary(&path).0).unwrap();
+    assert_eq!(tokenizer.ends(), [2, 0]);
+    // From Hugging Face's own tokenizers, over the same vocabulary.
+    let known: [(&str, &[u32]); 3] = [
+        (
+            "<|im_start|>user\nWhat's  the year 2024?<|im_end|>\n",
+            &[1, 4093, 198, 1780, 506, 216, 260, 713, 216, 34, 32, 34, 36, 47, 2, 198],
+        ),
+        (
+            "नमस्ते 世界 🦙\t\t x",
+            &[
+                30658, 35090, 38770, 16525, 26293, 30581, 216, 7906, 240, 178, 239, 230, 15107, 116, 243,
+                1656, 1792,
+            ],
+        ),
+        (
+            "def f(x):\n    return x  ** 12\n\n",
+            &[1604, 275, 24, 104, 727, 472, 1003, 1792, 216, 1903, 216, 33, 34, 1116],
+        ),
+    ];
+    for (text, ids) in known {
+        assert_eq!(tokenizer.encode(text, Special::Parse), ids, "{text:?}");
+    }
+    let mut random = Random(99);
+    for _ in 0..2000 {
+        // Its vocabulary lacks a few bytes: of control characters, and of planes that no script uses.
+        let known = |c: &char| *c < '\u{10000}' && (*c >= ' ' || "\n\t".contains(*c));
+        let text: String = random.text().chars().filter(known).collect();
+        let ids = tokenizer.encode(&text, Special::AsText);
+        assert_eq!(tokenizer.decode(&ids, Shown::Text), text);
+    }
+}
+
+proptest! {
+    #[test]
+    fn text_comes_back(text in r"(\PC|[ the12'\n]){0,40}", pre in 0..4usize) {
+        let tokenizer = tokenizer(["gpt-2", "smollm", "qwen2", "llama-bpe"][pre]);
+        let ids = tokenizer.encode(&text, Special::AsText);
+        prop_assert_eq!(&tokenizer.decode(&ids, Shown::Text), &text);
+        let mut stream = Detokenizer::new(&tokenizer, Shown::Text);
+        let streamed: String = ids.iter().map(|id| stream.push(*id)).collect();
+        prop_assert_eq!(streamed + &stream.finish(), text);
+    }
+}

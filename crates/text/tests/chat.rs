@@ -1,0 +1,140 @@
+//! Chat templates: our Gemma 3, the official one where it is at hand, and what a template from a stranger may not do.
+
+mod common;
+
+use common::{named, vocabulary};
+use text::{ChatTemplate, Error, Message, hf};
+
+fn conversation(turns: &[(&str, &str)]) -> Vec<Message> {
+    turns.iter().map(|(role, content)| Message::new(*role, *content)).collect()
+}
+
+fn render(source: &str, turns: &[(&str, &str)]) -> Result<String, Error> {
+    ChatTemplate::new(source, "<s>", "</s>")?.render(&conversation(turns), true)
+}
+
+const LONG: &[(&str, &str)] =
+    &[("system", "Be brief. "), ("user", " Hi\n"), ("assistant", "\tHello! "), ("user", "How are you?")];
+
+#[test]
+fn gemma3() {
+    let template = ChatTemplate::gemma3();
+    let text = template.render(&conversation(LONG), true).unwrap();
+    let expected = "<bos><start_of_turn>user\nBe brief. \n\nHi<end_of_turn>\n<start_of_turn>model\nHello!<end_of_turn>\n\
+        <start_of_turn>user\nHow are you?<end_of_turn>\n<start_of_turn>model\n";
+    assert_eq!(text, expected);
+    let text = template.render(&conversation(&[("user", "Hi")]), false).unwrap();
+    assert_eq!(text, "<bos><start_of_turn>user\nHi<end_of_turn>\n");
+}
+
+#[test]
+fn gemma3_wants_roles_to_alternate() {
+    let bad: [&[(&str, &str)]; 4] = [
+        &[("assistant", "Hi")],
+        &[("user", "a"), ("user", "b")],
+        &[("user", "a"), ("system", "b")],
+        &[("system", "a"), ("assistant", "b")],
+    ];
+    for turns in bad {
+        let error = ChatTemplate::gemma3().render(&conversation(turns), true).unwrap_err();
+        assert!(matches!(error, Error::Refused(_)), "{error:?}");
+        assert!(error.to_string().contains("must alternate"), "{error}");
+    }
+    let error =
+        ChatTemplate::gemma3().render(&conversation(&[("user", "a"), ("user", "b")]), true).unwrap_err();
+    assert!(error.to_string().starts_with("message 2 is from 'user'"), "{error}");
+}
+
+#[test]
+fn gemma3_is_the_official_one() {
+    let Some(folder) = named("INDRIK_TEST_TOKENIZER", "Gemma 3's own chat template") else { return };
+    let config = hf::Config::parse(&std::fs::read(folder.join("tokenizer_config.json")).unwrap()).unwrap();
+    let bos = config.bos_token.expect("a bos token");
+    let official =
+        ChatTemplate::new(&config.chat_template.expect("a template"), &bos, "<end_of_turn>").unwrap();
+    let conversations: [&[(&str, &str)]; 7] = [
+        LONG,
+        &LONG[1..],
+        &LONG[..2],
+        &[("system", "alone")],
+        &[("user", "")],
+        &[("user", "\u{a0}{{ x }} <end_of_turn> {% if %}\u{2003}\n")],
+        &[("user", "a"), ("assistant", "  b\n\n"), ("user", "c"), ("assistant", "d"), ("user", "e")],
+    ];
+    for turns in conversations {
+        for prompt in [true, false] {
+            let turns = conversation(turns);
+            let (ours, theirs) =
+                (ChatTemplate::gemma3().render(&turns, prompt), official.render(&turns, prompt));
+            assert_eq!(ours.unwrap(), theirs.unwrap(), "{turns:?}");
+        }
+    }
+    let refused = official.render(&conversation(&[("assistant", "Hi")]), true).unwrap_err();
+    assert_eq!(refused.to_string(), "Conversation roles must alternate user/assistant/user/assistant/...");
+}
+
+#[test]
+fn a_template_from_a_gguf() {
+    let Some(path) = named("INDRIK_TEST_BPE_GGUF", "a GGUF of SmolLM2") else { return };
+    let template = vocabulary(&path).1.expect("it has a template");
+    let text = render(&template, &[("user", "Hi")]).unwrap();
+    assert!(text.ends_with("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"), "{text}");
+}
+
+#[test]
+fn as_hugging_face_runs_it() {
+    // Blocks take their line with them, a last line break of the source goes.
+    let source = "{% for m in messages %}\n    {% if m.role == 'user' %}\n{{ m['content'].strip() }}|\n    {% endif %}\n{% endfor %}\n{{ bos_token }}{{ eos_token }}\n";
+    assert_eq!(render(source, &[("user", " a "), ("user", "b")]).unwrap(), "a|\nb|\n<s></s>");
+    let python = "{{ messages[-1].content.split('x')[1].upper() }}{{ messages[0]['content'][:2] }}{{ messages[0].name is defined }}";
+    assert_eq!(render(python, &[("user", "abxcd")]).unwrap(), "CDabFalse");
+    assert_eq!(render("{{ strftime_now('%Y')|length }}", &[]).unwrap(), "4");
+    assert_eq!(render("{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}{{ m.content }}{% break %}{% endfor %}", &[("u", "1"), ("u", "2"), ("u", "3")]).unwrap(), "2");
+}
+
+#[test]
+fn tools_are_written_as_python_writes_json() {
+    let template =
+        ChatTemplate::new("{% if tools %}{{ tools | tojson }}{% else %}none{% endif %}", "", "").unwrap();
+    let tools = serde_json::json!([{"name": "f", "x": [1, "<é>", null]}]);
+    let text = template.render_with(&[], false, Some(&tools)).unwrap();
+    assert_eq!(text, r#"[{"name": "f", "x": [1, "<é>", null]}]"#);
+    assert_eq!(template.render(&[], false).unwrap(), "none");
+    let template = ChatTemplate::new("{{ tools | tojson(indent=2) }}", "", "").unwrap();
+    assert_eq!(
+        template.render_with(&[], false, Some(&serde_json::json!({"a": 1}))).unwrap(),
+        "{\n  \"a\": 1\n}"
+    );
+}
+
+#[test]
+fn errors_name_the_line() {
+    let error = ChatTemplate::new("a\n{% if %}", "", "").unwrap_err().to_string();
+    assert!(error.starts_with("chat template: line 2: "), "{error}");
+    let error = render("a\n\n{{ nothing.at.all }}", &[]).unwrap_err().to_string();
+    assert!(error.starts_with("chat template: line 3: "), "{error}");
+    let error = render("{{ raise_exception('Only user!') }}", &[]).unwrap_err();
+    assert_eq!(error.to_string(), "Only user!");
+}
+
+#[test]
+fn hostile_templates_end() {
+    let endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}";
+    let error = render(endless, &[]).unwrap_err().to_string();
+    assert!(error.contains("stopped"), "{error}");
+    let large = "{% for a in range(9999) %}{{ messages[0].content }}{% endfor %}";
+    let error = render(large, &[("user", &"x".repeat(10_000))]).unwrap_err().to_string();
+    assert!(error.contains("larger"), "{error}");
+    let deep = "{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}";
+    assert!(render(deep, &[]).is_err());
+    assert!(render(&"{% if true %}".repeat(100_000), &[]).is_err());
+    assert!(render(&("{{ ".to_owned() + &"(".repeat(100_000)), &[]).is_err());
+    assert!(render("{% include 'other' %}", &[]).is_err());
+    // A long conversation is not hostile.
+    let turns: Vec<_> = (0..2000).map(|i| (if i % 2 == 0 { "user" } else { "assistant" }, "text")).collect();
+    assert!(ChatTemplate::gemma3().render(&conversation(&turns), true).is_ok());
+    let long = "x".repeat(10_000_000);
+    assert!(
+        ChatTemplate::gemma3().render(&conversation(&[("user", &long)]), true).unwrap().len() > long.len()
+    );
+}

@@ -1,0 +1,75 @@
+//! Stop strings against a search of the whole text.
+
+use proptest::prelude::*;
+use text::{Error, StopMatcher};
+
+/// Feeds a text in pieces; returns all that was let out, and whether it stopped.
+fn run<'a>(stops: &[&str], pieces: impl IntoIterator<Item = &'a str>) -> (String, bool) {
+    let mut matcher = StopMatcher::new(stops).expect("no stop string is empty");
+    let mut text = String::new();
+    for piece in pieces {
+        let (out, stopped) = matcher.push(piece);
+        text.push_str(&out);
+        assert_eq!(stopped, matcher.stopped());
+    }
+    let (out, stopped) = matcher.finish();
+    text.push_str(&out);
+    (text, stopped)
+}
+
+#[test]
+fn nothing_of_a_stop_string_comes_out() {
+    let mut matcher = StopMatcher::new(&["\n\nUser:"]).unwrap();
+    assert_eq!(matcher.push("Hello\n"), ("Hello".into(), false));
+    assert_eq!(matcher.push("x\n"), ("\nx".into(), false));
+    assert_eq!(matcher.push("\nUs"), (String::new(), false));
+    assert_eq!(matcher.push("er: and more"), (String::new(), true));
+    assert_eq!(matcher.push("even more"), (String::new(), true));
+    assert_eq!(matcher.finish(), (String::new(), true));
+}
+
+#[test]
+fn what_was_held_back_comes_at_the_end() {
+    assert_eq!(run(&["stop"], ["a sto"]), ("a sto".into(), false));
+    assert_eq!(run(&[], ["anything"]), ("anything".into(), false));
+}
+
+#[test]
+fn the_first_start_wins() {
+    // "bc" is complete before "abcd", but starts later.
+    assert_eq!(run(&["bc", "abcd"], ["xab", "c", "d"]), ("x".into(), true));
+    assert_eq!(run(&["bc", "abcd"], ["xab", "c", "e"]), ("xa".into(), true));
+    assert_eq!(run(&["bc", "abcd"], ["xabc"]), ("xa".into(), true));
+}
+
+#[test]
+fn characters_stay_whole() {
+    // Both begin with the same two bytes.
+    assert_eq!(run(&["€"], ["a₭", "€b"]), ("a₭".into(), true));
+}
+
+#[test]
+fn empty_ones_are_refused() {
+    assert!(matches!(StopMatcher::new(&["a", ""]), Err(Error::EmptyStop(1))));
+}
+
+#[test]
+fn near_misses_take_linear_time() {
+    let stop = "a".repeat(100_000) + "b";
+    let text = "a".repeat(1_000_000);
+    assert_eq!(run(&[&stop, "ab"], [&*text, "c"]).0.len(), text.len() + 1);
+}
+
+proptest! {
+    #[test]
+    fn it_is_a_search_of_the_whole(
+        stops in proptest::collection::vec("[abé]{1,5}", 0..4),
+        pieces in proptest::collection::vec("[abcé]{0,4}", 0..12),
+    ) {
+        let stops: Vec<&str> = stops.iter().map(String::as_str).collect();
+        let whole = pieces.concat();
+        let first = stops.iter().filter_map(|stop| whole.find(stop)).min();
+        let expected = whole[..first.unwrap_or(whole.len())].to_owned();
+        prop_assert_eq!(run(&stops, pieces.iter().map(String::as_str)), (expected, first.is_some()));
+    }
+}
