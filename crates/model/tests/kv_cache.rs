@@ -1,0 +1,114 @@
+//! Pages: who holds how many, when they go back, and what is still right after they did.
+
+mod common;
+
+use common::{Fixture, difference, limits, load};
+use model::{Error, Limits, Next, Runner, Sampling};
+
+/// A model with a window of 32, a prompt of 300, pages of 4.
+const NAME: &str = "untied_long";
+
+#[test]
+fn pages_that_the_window_has_left_go_back() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let fixture = Fixture::open(NAME);
+    let model = load(&device, &fixture.path);
+    let mut runner = Runner::new(model, limits(2, 320, 16)).unwrap();
+    let all = runner.cache().free_pages();
+    assert_eq!(all.0, 2 * 80, "pages of 4 for 320 positions, twice");
+    assert_eq!(all.1, 2 * 13, "a window of 32, a chunk of 16, and one page more, twice");
+    let mut sequence = runner.start().unwrap();
+    let sampling = Sampling::default();
+    let mut sampled = runner.prompt(&mut sequence, &fixture.ids, &sampling, |_| true).unwrap();
+    assert_eq!((sequence.len(), sequence.pages().0), (300, 75));
+    assert!((8..=13).contains(&sequence.pages().1), "{:?}", sequence.pages());
+    for _ in 0..20 {
+        let next = Next { sequence: &mut sequence, token: sampled.token, sampling: &sampling };
+        sampled = runner.decode(&mut [next]).unwrap()[0];
+        // Position p sees 32 positions, which lie on 8 or 9 pages.
+        assert!(sequence.pages().1 <= 9, "{:?}", sequence.pages());
+    }
+    let held = sequence.pages();
+    assert_eq!(runner.cache().free_pages(), (all.0 - held.0, all.1 - held.1));
+
+    let next = Next { sequence: &mut sequence, token: sampled.token, sampling: &sampling };
+    let error = runner.decode(&mut [next]).unwrap_err();
+    assert!(matches!(error, Error::ContextFull { wanted: 321, context: 320, .. }), "{error}");
+    assert_eq!(sequence.pages(), held, "an error changes nothing");
+    drop(sequence);
+    assert_eq!(runner.cache().free_pages(), all);
+}
+
+#[test]
+fn a_sequence_cut_back_goes_on_as_if_nothing_had_followed() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let fixture = Fixture::open(NAME);
+    let model = load(&device, &fixture.path);
+    let ids = &fixture.ids[..120];
+    let mut runner = Runner::new(model, limits(2, 320, 64)).unwrap();
+    let logits = |runner: &mut Runner, sequence: &mut _, ids: &[u32]| {
+        let mut last = Vec::new();
+        let keep = |row: &[f32]| {
+            last = row.to_vec();
+            Ok(())
+        };
+        runner.logits(sequence, ids, keep).unwrap();
+        last
+    };
+    let mut fresh = runner.start().unwrap();
+    let expected = logits(&mut runner, &mut fresh, ids);
+
+    let mut sequence = runner.start().unwrap();
+    logits(&mut runner, &mut sequence, ids);
+    let other: Vec<u32> = ids.iter().rev().copied().take(9).collect();
+    logits(&mut runner, &mut sequence, &other);
+    let free = runner.cache().free_pages();
+    assert!(!runner.truncate(&mut sequence, 60), "the window before 60 has been left");
+    assert!(!runner.truncate(&mut sequence, 130), "there is nothing to cut there");
+    assert_eq!((sequence.len(), runner.cache().free_pages()), (129, free), "a refusal changes nothing");
+    assert!(runner.truncate(&mut sequence, 119));
+    assert!(runner.cache().free_pages().0 > free.0);
+    let again = logits(&mut runner, &mut sequence, &ids[119..]);
+    assert!(difference(&again, &expected) < 1e-3 * fixture.largest());
+
+    // Cut back to nothing, it is a new one.
+    assert!(runner.truncate(&mut sequence, 0));
+    assert_eq!(sequence.pages(), (0, 0));
+    let again = logits(&mut runner, &mut sequence, ids);
+    assert!(difference(&again, &expected) < 1e-3 * fixture.largest());
+}
+
+#[test]
+fn what_there_is_none_of_is_said() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let fixture = Fixture::open("gguf_q4_0");
+    let model = load(&device, &fixture.path);
+    let mut runner = Runner::new(model.clone(), limits(1, 32, 16)).unwrap();
+    let mut sequence = runner.start().unwrap();
+    let error = runner.start().unwrap_err().to_string();
+    assert!(error.contains("all 1 sequences are under way"), "{error}");
+
+    let sampling = Sampling::default();
+    let mut prompt =
+        |ids: &[u32]| runner.prompt(&mut sequence, ids, &sampling, |_| true).unwrap_err().to_string();
+    assert!(prompt(&[]).contains("the prompt is empty"));
+    assert!(
+        prompt(&[2, 320]).contains("token 320 is not in the model's vocabulary of 320: ids go from 0 to 319")
+    );
+    let error = prompt(&[5; 33]);
+    assert!(
+        error.contains("33 positions do not fit the context of 32") && error.contains("up to 512"),
+        "{error}"
+    );
+    assert_eq!(sequence.len(), 0);
+    assert_eq!(runner.usage().steps, 0, "all of that before any work");
+
+    for wrong in [
+        Limits { context: 513, ..limits(1, 32, 16) },
+        Limits { context: 0, ..limits(1, 32, 16) },
+        Limits { page: 3, ..limits(1, 32, 16) },
+        Limits { sequences: 0, ..limits(1, 32, 16) },
+    ] {
+        assert!(matches!(Runner::new(model.clone(), wrong), Err(Error::Limits(_))), "{wrong:?}");
+    }
+}

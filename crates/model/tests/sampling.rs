@@ -1,0 +1,126 @@
+//! Sampling as a caller meets it: seeds, biases and penalties, and nothing done on the host.
+
+mod common;
+
+use common::{Fixture, limits, load};
+use model::{
+    Runner, Sampling,
+    generate::{Event, Finish, Request, generate},
+};
+use std::ops::ControlFlow;
+
+fn tokens(runner: &mut Runner, prompt: &[u32], sampling: &Sampling, most: usize) -> Vec<u32> {
+    let mut sequence = runner.start().unwrap();
+    let request = Request { prompt, most, sampling, ends: &[] };
+    let generated = generate(runner, &mut sequence, &request, |_| ControlFlow::Continue(())).unwrap();
+    assert_eq!((generated.finish, generated.tokens.len()), (Finish::Length, most));
+    generated.tokens
+}
+
+#[test]
+fn the_same_seed_gives_the_same_tokens_and_another_gives_others() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let fixture = Fixture::open("gguf_q8_0");
+    let mut runner = Runner::new(load(&device, &fixture.path), limits(1, 96, 16)).unwrap();
+    let drawn = Sampling { temperature: 1.0, top_k: 40, top_p: 0.9, seed: 7, ..Sampling::default() };
+    let first = tokens(&mut runner, &fixture.ids, &drawn, 24);
+    assert_eq!(tokens(&mut runner, &fixture.ids, &drawn, 24), first);
+    // A runner of its own, with other programs recorded before it.
+    let mut other = Runner::new(runner.model().clone(), limits(1, 96, 16)).unwrap();
+    tokens(&mut other, &fixture.ids[..5], &Sampling::default(), 2);
+    assert_eq!(tokens(&mut other, &fixture.ids, &drawn, 24), first);
+    let seeds: std::collections::BTreeSet<_> = (0..4)
+        .map(|seed| tokens(&mut runner, &fixture.ids, &Sampling { seed, ..drawn.clone() }, 8))
+        .collect();
+    assert!(seeds.len() >= 3, "{seeds:?}");
+    // One token to choose from is no choice.
+    let only = Sampling { top_k: 1, ..drawn };
+    assert_eq!(tokens(&mut runner, &fixture.ids, &only, 12), fixture.list("greedy"));
+}
+
+#[test]
+fn biases_ban_and_penalties_keep_from_repeating() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let fixture = Fixture::open("gguf_q8_0");
+    let mut runner = Runner::new(load(&device, &fixture.path), limits(1, 96, 16)).unwrap();
+    let greedy = fixture.list("greedy");
+    let banned = Sampling { biases: vec![(greedy[0], f32::NEG_INFINITY)], ..Sampling::default() };
+    assert!(!tokens(&mut runner, &fixture.ids, &banned, 12).contains(&greedy[0]));
+    // Given twice, a bias counts twice.
+    let twice = Sampling { biases: vec![(300, 30.0), (300, 30.0)], ..Sampling::default() };
+    assert_eq!(tokens(&mut runner, &fixture.ids, &twice, 3), [300; 3]);
+
+    let repeats =
+        |tokens: &[u32]| tokens.len() - tokens.iter().collect::<std::collections::BTreeSet<_>>().len();
+    assert!(repeats(&greedy) >= 3, "else the rest shows nothing");
+    let presence = Sampling { presence: 50.0, ..Sampling::default() };
+    let once = tokens(&mut runner, &fixture.ids, &presence, 24);
+    assert_eq!(repeats(&once), 0);
+    // Again in the same slot: nothing is left of the sequence before.
+    assert_eq!(tokens(&mut runner, &fixture.ids, &presence, 24), once);
+    assert!(once.iter().any(|token| fixture.ids.contains(token)), "presence is about what was generated");
+    // A repetition penalty knows the prompt too, in whichever chunk it stood.
+    let repetition = Sampling { repetition: 100.0, ..Sampling::default() };
+    let fresh = tokens(&mut runner, &fixture.ids, &repetition, 24);
+    assert_eq!(repeats(&fresh), 0);
+    assert!(!fresh.iter().any(|token| fixture.ids.contains(token)), "{fresh:?}");
+    // And without any, all is as it was.
+    assert_eq!(tokens(&mut runner, &fixture.ids, &Sampling::default(), 12), greedy);
+}
+
+#[test]
+fn a_token_is_one_submission_and_sixteen_bytes() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let fixture = Fixture::open("gguf_q8_0");
+    let mut runner = Runner::new(load(&device, &fixture.path), limits(1, 96, 16)).unwrap();
+    // Programs are recorded the first time.
+    tokens(&mut runner, &fixture.ids, &Sampling::default(), 4);
+    let mut sequence = runner.start().unwrap();
+    let sampling = Sampling::default();
+    let request = Request { prompt: &fixture.ids, most: 20, sampling: &sampling, ends: &[] };
+    let mut at_first = None;
+    let generated = generate(&mut runner, &mut sequence, &request, |event| {
+        if let (Event::Token(_), None) = (event, at_first) {
+            at_first = Some(device.counters());
+        }
+        ControlFlow::Continue(())
+    })
+    .unwrap();
+    let (before, after) = (at_first.unwrap(), device.counters());
+    assert_eq!(generated.decode_steps, 19);
+    assert_eq!(after.submissions - before.submissions, 19);
+    assert_eq!(after.commands_recorded, before.commands_recorded, "nothing is recorded per token");
+    assert_eq!(after.allocations, before.allocations, "nothing is allocated per token");
+    assert_eq!(after.pipelines, before.pipelines);
+    assert_eq!(generated.decode_read_back, 19 * 16);
+}
+
+#[test]
+fn an_answer_ends_where_the_model_or_the_caller_ends_it() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let fixture = Fixture::open("gguf_q8_0");
+    let mut runner = Runner::new(load(&device, &fixture.path), limits(1, 40, 16)).unwrap();
+    let greedy = fixture.list("greedy");
+    let sampling = Sampling::default();
+    let mut run = |ends: &[u32], most: usize, stop_after: usize, prompt: &[u32]| {
+        let mut sequence = runner.start().unwrap();
+        let request = Request { prompt, most, sampling: &sampling, ends };
+        let mut seen = 0;
+        let generated = generate(&mut runner, &mut sequence, &request, |event| {
+            seen += usize::from(matches!(event, Event::Token(_)));
+            if seen == stop_after { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        })
+        .unwrap();
+        (generated.finish, generated.tokens)
+    };
+    assert_eq!(run(&[greedy[3]], 12, 99, &fixture.ids), (Finish::End, greedy[..3].to_vec()));
+    assert_eq!(run(&[], 12, 2, &fixture.ids), (Finish::Stop, greedy[..2].to_vec()));
+    assert_eq!(run(&[], 1, 99, &fixture.ids), (Finish::Length, greedy[..1].to_vec()));
+    // 34 positions of 40 are the prompt's; the seventh token is the last that can be made of them.
+    assert_eq!(run(&[], 12, 99, &fixture.ids), (Finish::Length, greedy[..7].to_vec()));
+    // Stopped while the prompt is read.
+    let mut sequence = runner.start().unwrap();
+    let request = Request { prompt: &fixture.ids, most: 5, sampling: &sampling, ends: &[] };
+    let generated = generate(&mut runner, &mut sequence, &request, |_| ControlFlow::Break(())).unwrap();
+    assert_eq!((generated.finish, generated.tokens.len(), sequence.len()), (Finish::Stop, 0, 16));
+}
