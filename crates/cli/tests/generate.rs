@@ -1,0 +1,269 @@
+//! From a prompt to text with the real binary and a tiny model, and everything that can be wrong with a prompt.
+
+mod common;
+
+use std::{
+    io::{Read, Write},
+    path::{Path, PathBuf},
+    process::{Command, Output, Stdio},
+};
+
+use common::{indrik, json, stderr, stdout};
+use serde_json::Value;
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures").join(name)
+}
+
+/// A GGUF with a vocabulary of its own.
+fn tiny() -> String {
+    fixture("gguf_q8_0/model.gguf").display().to_string()
+}
+
+fn reference() -> Value {
+    let text = std::fs::read_to_string(fixture("gguf_q8_0/reference.json")).unwrap();
+    serde_json::from_str(&text).unwrap()
+}
+
+fn ids(reference: &Value) -> String {
+    let ids: Vec<String> = reference["ids"].as_array().unwrap().iter().map(Value::to_string).collect();
+    ids.join(",")
+}
+
+fn has_device() -> bool {
+    let found = gpu_is_there(&indrik(&["devices"]).output().unwrap());
+    if !found {
+        testkit::missing("a Vulkan device");
+    }
+    found
+}
+
+fn gpu_is_there(output: &Output) -> bool {
+    output.status.success()
+}
+
+#[test]
+fn a_prompt_becomes_the_reference_s_tokens_and_text() {
+    if !has_device() {
+        return;
+    }
+    let reference = reference();
+    let text = reference["text"].as_str().unwrap();
+    let output = indrik(&["generate", "-m", &tiny(), "-p", text, "-n", "12", "--json"]).output().unwrap();
+    let printed = json(&output);
+    assert_eq!(printed["prompt_ids"], reference["ids"], "{}", stderr(&output));
+    assert_eq!(printed["tokens"], reference["greedy"]);
+    assert_eq!(printed["text"], reference["greedy_text"]);
+    assert_eq!(printed["finish"], "length");
+    let speed = &printed["speed"];
+    assert_eq!((&speed["prompt_tokens"], &speed["decode_tokens"]), (&34.into(), &11.into()));
+    for key in ["prompt_tokens_per_s", "decode_tokens_per_s", "bytes_per_token", "roofline_percent"] {
+        assert!(speed[key].as_f64().unwrap() > 0.0, "{key}: {speed}");
+    }
+    assert_eq!(speed["read_back_bytes_per_token"], 16.0);
+
+    // The same from ids, as a person sees it; and from standard input, stopped before a text that spans tokens.
+    let greedy = reference["greedy_text"].as_str().unwrap();
+    let output =
+        indrik(&["generate", "-m", &tiny(), "--ids", &ids(&reference), "-n", "12"]).output().unwrap();
+    assert_eq!(stdout(&output).trim_end_matches('\n'), greedy);
+    assert!(stderr(&output).contains("tok/s"), "{}", stderr(&output));
+    let mut child = indrik(&["generate", "-m", &tiny(), "-n", "12", "--stop", "r c", "--json"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(format!("{text}\n").as_bytes()).unwrap();
+    let printed = json(&child.wait_with_output().unwrap());
+    assert_eq!(printed["prompt_ids"], reference["ids"], "the last newline is the shell's");
+    assert_eq!(printed["text"].as_str().unwrap(), greedy.split("r c").next().unwrap());
+    assert_eq!(printed["finish"], "stop");
+}
+
+#[test]
+fn the_same_seed_twice() {
+    if !has_device() {
+        return;
+    }
+    let run = |seed: &str| {
+        let arguments =
+            ["generate", "-m", &tiny(), "-p", "the cat", "-n", "16", "-t", "1", "--seed", seed, "--json"];
+        json(&indrik(&arguments).output().unwrap())["tokens"].clone()
+    };
+    assert_eq!(run("11"), run("11"));
+    assert_ne!(run("11"), run("12"));
+}
+
+#[test]
+fn logits_and_perplexity_agree() {
+    if !has_device() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let text = "the cat and user were on stone singing the cat and user were on stone singing the cat\n";
+    let file = dir.path().join("text");
+    std::fs::write(&file, text).unwrap();
+    let arguments =
+        ["eval", "perplexity", "-m", &tiny(), "--text", file.to_str().unwrap(), "-c", "16", "--json"];
+    let printed = json(&indrik(&arguments).output().unwrap());
+    assert!(printed["chunks"].as_u64().unwrap() >= 2, "{printed}");
+    assert_eq!(printed["tokens_counted"].as_u64(), printed["chunks"].as_u64().map(|chunks| chunks * 7));
+
+    // The first chunk again, from its logits.
+    let generated =
+        indrik(&["generate", "-m", &tiny(), "-p", text.trim_end(), "-n", "1", "--json"]).output().unwrap();
+    let chunk: Vec<u64> = json(&generated)["prompt_ids"].as_array().unwrap()[..16]
+        .iter()
+        .map(|id| id.as_u64().unwrap())
+        .collect();
+    let ids: Vec<String> = chunk.iter().map(u64::to_string).collect();
+    let out = dir.path().join("logits.npy");
+    let arguments =
+        ["eval", "logits", "-m", &tiny(), "--ids", &ids.join(","), "--out", out.to_str().unwrap(), "--json"];
+    let output = indrik(&arguments).output().unwrap();
+    assert_eq!(json(&output)["rows"], 16);
+    let bytes = std::fs::read(&out).unwrap();
+    let start = 10 + usize::from(u16::from_le_bytes([bytes[8], bytes[9]]));
+    let logits: Vec<f64> =
+        bytes[start..].as_chunks().0.iter().map(|bytes| f64::from(f32::from_le_bytes(*bytes))).collect();
+    assert_eq!(logits.len(), 16 * 320);
+    let nll = |position: usize| {
+        let row = &logits[position * 320..(position + 1) * 320];
+        row.iter().map(|logit| logit.exp()).sum::<f64>().ln() - row[chunk[position + 1] as usize]
+    };
+    let expected = ((8..15).map(nll).sum::<f64>() / 7.0).exp();
+    let found = printed["running"][0].as_f64().unwrap();
+    assert!((found / expected - 1.0).abs() < 1e-4, "{found} and {expected}");
+}
+
+#[test]
+fn a_chat_answers_and_ctrl_c_stops_the_answer_alone() {
+    if !has_device() {
+        return;
+    }
+    let mut child = indrik(&["chat", "-m", &tiny(), "--seed", "1", "-t", "0", "-c", "512"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut input = child.stdin.take().unwrap();
+    let mut output = child.stdout.take().unwrap();
+    // The tiny model never ends by itself: its answer goes on for hundreds of tokens.
+    input.write_all(b"the cat\n").unwrap();
+    let mut first = [0; 4];
+    output.read_exact(&mut first).unwrap();
+    let pid = child.id().to_string();
+    assert!(Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
+    input.write_all(b"/nonsense\n/help\n/system be brief\n/stats\nthe dog\n").unwrap();
+    // Not before the second answer has begun, or there would be nothing to stop.
+    let mut rest = Vec::new();
+    let mut byte = [0; 1];
+    while !(rest.contains(&b'\n') && rest.last() != Some(&b'\n')) {
+        output.read_exact(&mut byte).unwrap();
+        rest.push(byte[0]);
+    }
+    assert!(Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
+    input.write_all(b"/clear\n/stats\n/quit\n").unwrap();
+    drop(input);
+    output.read_to_end(&mut rest).unwrap();
+    let finished = child.wait_with_output().unwrap();
+    let text = stderr(&finished);
+    assert_eq!(finished.status.code(), Some(0), "{text}");
+    assert_eq!(text.matches("(stopped)").count(), 2, "{text}");
+    for expected in [
+        "/help lists",
+        "There is no /nonsense",
+        "Ctrl-C         stop the answer",
+        "Set; the conversation",
+        "tok/s",
+        "2 messages",
+        "forgotten",
+        "0 messages",
+    ] {
+        assert!(text.contains(expected), "{expected}: {text}");
+    }
+    assert!(!text.contains("panicked"), "{text}");
+}
+
+/// The one sentence of a command that must fail.
+fn complaint(command: &mut Command) -> String {
+    let output = command.output().unwrap();
+    let text = stderr(&output);
+    assert_eq!(output.status.code(), Some(1), "{text}{}", stdout(&output));
+    assert!(text.starts_with("indrik: ") && text.trim_end().lines().count() == 1, "{text}");
+    text
+}
+
+#[test]
+fn what_is_wrong_is_said_before_any_work() {
+    if !has_device() {
+        return;
+    }
+    let tiny = tiny();
+    let fails =
+        |arguments: &[&str]| complaint(&mut indrik(&[&["generate", "-m", &tiny], arguments].concat()));
+    assert!(fails(&["-p", ""]).contains("the prompt is empty"));
+    assert!(fails(&["--ids", "2,320"]).contains("token 320 is not in the model's vocabulary"));
+    let long = vec!["300"; 600].join(",");
+    assert!(fails(&["--ids", &long]).contains("600 positions do not fit the context of 512"));
+    assert!(fails(&["-p", "the cat", "-c", "4"]).contains("do not fit the context of 4"));
+    assert!(fails(&["-p", "the cat", "-c", "1000"]).contains("1000 positions do not fit the context of 512"));
+    assert!(fails(&["-p", "the cat", "-n", "600"]).contains("do not fit the context of 512"));
+    assert!(fails(&["-p", "x", "-t", "-1"]).contains("temperature is -1"));
+    assert!(fails(&["-p", "x", "--top-p", "nan"]).contains("top-p is NaN"));
+    assert!(fails(&["-p", "x", "--logit-bias", "9999=1"]).contains("token 9999"));
+    assert!(fails(&["-p", "x", "--stop", ""]).contains("stop string"));
+
+    let mut child =
+        indrik(&["generate", "-m", &tiny]).stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(b"caf\xe9").unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("standard input is not UTF-8 (byte 3)"), "{}", stderr(&output));
+
+    // No room: heaps of 64 MiB hold no 32768 positions of a larger model, and the plan says so before a byte is read.
+    let text =
+        complaint(indrik(&["generate", "-m", &tiny, "-p", "the cat"]).env("INDRIK_FAULT", "heap=64MiB"));
+    assert!(
+        text.contains("does not fit") || text.contains("do not fit") || text.contains("memory"),
+        "{text}"
+    );
+
+    let dir = tempfile::tempdir().unwrap();
+    let config = "{\"model_type\": \"mamba\", \"architectures\": [\"MambaForCausalLM\"]}";
+    let weights = fixture("head256/model.safetensors");
+    std::fs::copy(weights, dir.path().join("model.safetensors")).unwrap();
+    std::fs::write(dir.path().join("config.json"), config).unwrap();
+    let path = dir.path().to_str().unwrap();
+    let text = complaint(&mut indrik(&["generate", "-m", path, "-p", "x"]));
+    assert!(text.contains("the architecture 'mamba' is not supported") && text.contains("gemma3"), "{text}");
+    let text = complaint(&mut indrik(&["generate", "-m", "no-such-model", "-p", "x"]));
+    assert!(text.contains("no-such-model"), "{text}");
+    // A folder without a tokenizer takes ids, and says so.
+    let folder = fixture("head256").display().to_string();
+    let text = complaint(&mut indrik(&["generate", "-m", &folder, "-p", "x"]));
+    assert!(text.contains("has no tokenizer") && text.contains("--ids"), "{text}");
+    let output =
+        indrik(&["generate", "-m", &folder, "--ids", "2,5,7", "-n", "3", "--json"]).output().unwrap();
+    assert_eq!(json(&output)["tokens"].as_array().unwrap().len(), 3);
+}
+
+#[test]
+fn wrong_usage_is_exit_code_2() {
+    let tiny = tiny();
+    for arguments in [
+        &["generate", "-p", "x"][..],
+        &["generate", "-m", &tiny, "-p", "x", "--ids", "1"],
+        &["generate", "-m", &tiny, "--ids", "1,x"],
+        &["generate", "-m", &tiny, "--ids", "-1"],
+        &["generate", "-m", &tiny, "-p", "x", "-n", "0"],
+        &["generate", "-m", &tiny, "-p", "x", "--logit-bias", "5"],
+        &["eval", "logits", "-m", &tiny, "--out", "x.npy"],
+        &["eval", "perplexity", "-m", &tiny],
+        &["chat"],
+    ] {
+        let output = indrik(arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}", stderr(&output));
+    }
+}
