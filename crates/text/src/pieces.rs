@@ -11,9 +11,6 @@ use crate::error::{Result, invalid};
 /// No token.
 pub(crate) const NONE: u32 = u32::MAX;
 
-/// A place of the index without a token.
-const EMPTY: u64 = u64::MAX;
-
 /// More tokens than any vocabulary has. It bounds what a hostile id can make us allocate.
 pub(crate) const MAX_TOKENS: usize = 1 << 22;
 
@@ -54,15 +51,25 @@ impl Class {
     }
 }
 
+/// A place of the index.
+#[derive(Clone, Copy)]
+struct Place {
+    key: u64,
+    /// [`NONE`] where the place is free.
+    id: u32,
+}
+
+/// Tokens up to this length are their own key: most lookups then end in the table, without a look at the arena.
+const SHORT: usize = 7;
+
 /// Every token's bytes and class. See the module.
 pub(crate) struct Pieces {
     arena: Vec<u8>,
     /// Where token i ends; it begins where its predecessor ends.
     ends: Vec<u32>,
     classes: Vec<Class>,
-    /// Open addressing with linear steps, a power of two of places, at most half of them taken. A place holds an id and
-    /// above it the upper half of the hash, so that most other tokens are passed over without a look at their bytes.
-    table: Vec<u64>,
+    /// Open addressing with linear steps, a power of two of places, at most half of them taken.
+    table: Vec<Place>,
     hasher: RandomState,
     /// The token of each raw byte, or [`NONE`].
     pub(crate) bytes: Box<[u32; 256]>,
@@ -87,7 +94,7 @@ impl Pieces {
             arena: Vec::with_capacity(tokens.len() * 8),
             ends: Vec::with_capacity(tokens.len()),
             classes: Vec::with_capacity(tokens.len()),
-            table: vec![EMPTY; (tokens.len() * 2).next_power_of_two()],
+            table: vec![Place { key: 0, id: NONE }; (tokens.len() * 2).next_power_of_two()],
             hasher: RandomState::new(),
             bytes: Box::new([NONE; 256]),
             longest: 0,
@@ -119,27 +126,37 @@ impl Pieces {
             return;
         }
         let length = bytes.len();
-        let (place, tag) = self.place(bytes);
+        let (place, key) = self.place(bytes);
         // A token that occurs twice keeps its first id, but text wins over control: text must not become control.
-        let old = self.table[place];
-        if old == EMPTY || (class.is_text() && !self.classes[old as u32 as usize].is_text()) {
-            self.table[place] = tag | u64::from(id);
+        let old = self.table[place].id;
+        if old == NONE || (class.is_text() && !self.classes[old as usize].is_text()) {
+            self.table[place] = Place { key, id };
         }
         if class.is_text() {
             self.longest = self.longest.max(length);
         }
     }
 
-    /// Where the table holds these bytes, or would, and the part of their hash that stands there.
+    /// Where the table holds these bytes, or would, and their key.
     fn place(&self, bytes: &[u8]) -> (usize, u64) {
         let mask = self.table.len() - 1;
-        let hash = self.hasher.hash_one(bytes);
-        let tag = hash >> 32 << 32;
+        let short = bytes.len() <= SHORT;
+        let (hash, key) = if short {
+            let mut key = [0; 8];
+            key[..bytes.len()].copy_from_slice(bytes);
+            key[SHORT] = bytes.len() as u8;
+            let key = u64::from_le_bytes(key);
+            (self.hasher.hash_one(key), key)
+        } else {
+            let hash = self.hasher.hash_one(bytes);
+            // No short token has this in its last byte.
+            (hash, hash | 0xff << 56)
+        };
         let mut place = hash as usize & mask;
         loop {
             let here = self.table[place];
-            if here == EMPTY || (here >> 32 << 32 == tag && self.get(here as u32) == Some(bytes)) {
-                return (place, tag);
+            if here.id == NONE || (here.key == key && (short || self.get(here.id) == Some(bytes))) {
+                return (place, key);
             }
             place = (place + 1) & mask;
         }
@@ -171,7 +188,7 @@ impl Pieces {
 
     /// The token of these bytes, of any class but byte.
     pub(crate) fn find(&self, bytes: &[u8]) -> Option<u32> {
-        Some(self.table[self.place(bytes).0]).filter(|&here| here != EMPTY).map(|here| here as u32)
+        Some(self.table[self.place(bytes).0].id).filter(|&id| id != NONE)
     }
 
     /// The token of this text, if plain text may become it.

@@ -192,22 +192,26 @@ pub(crate) fn pairs<'a>(
 ) -> Result<HashMap<u64, (u32, u32)>> {
     let mut pairs = HashMap::with_capacity(merges.size_hint().0);
     let mut bytes = Vec::new();
-    let mut last: (Vec<u8>, Option<u32>) = (Vec::new(), None);
+    let mut last = 0u32;
     for (rank, (left, right)) in merges.enumerate() {
         bytes.clear();
         raw_bytes(left, Class::Normal, letters, &mut bytes)?;
         let cut = bytes.len();
         raw_bytes(right, Class::Normal, letters, &mut bytes)?;
-        // Lists name all pairs that make a token one after the other.
-        if last.1.is_none() || last.0 != bytes {
-            last = (bytes.clone(), pieces.find_text(&bytes));
-        }
-        let found = (pieces.find_text(&bytes[..cut]), pieces.find_text(&bytes[cut..]), last.1);
+        // Lists name all pairs that make a token one after the other, and tokens mostly in the order of their ids.
+        let guess = [last, last.wrapping_add(1)].into_iter().find(|id| pieces.get(*id) == Some(&bytes));
+        let guess = guess.filter(|id| pieces.class(*id).is_some_and(Class::is_text));
+        let found = (
+            pieces.find_text(&bytes[..cut]),
+            pieces.find_text(&bytes[cut..]),
+            guess.or_else(|| pieces.find_text(&bytes)),
+        );
         let (Some(l), Some(r), Some(merged)) = found else {
             return Err(invalid(format!(
                 "merge {rank}, '{left}' with '{right}', names text that is no token"
             )));
         };
+        last = merged;
         pairs.entry(u64::from(l) << 32 | u64::from(r)).or_insert((rank as u32, merged));
     }
     Ok(pairs)

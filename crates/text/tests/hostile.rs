@@ -123,7 +123,8 @@ fn damaged_json_is_refused() {
     }
 }
 
-/// Time grows as n log n: ten times the text may take a few times ten times as long, not a hundred times.
+/// Thirty times the text takes some forty times as long at n log n, nine hundred times at its square. The bound between
+/// leaves room for a busy machine.
 #[test]
 fn long_texts_of_one_kind() {
     let byte_level = {
@@ -144,8 +145,8 @@ fn long_texts_of_one_kind() {
                 assert!(tokenizer.encode(&text, Special::Parse).len() <= text.len());
                 start.elapsed()
             };
-            let (short, long) = (time(50_000), time(500_000));
-            assert!(long < short * 60 + Duration::from_millis(200), "{unit:?}: {short:?}, then {long:?}");
+            let (short, long) = (time(10_000), time(300_000));
+            assert!(long < short * 250 + Duration::from_millis(200), "{unit:?}: {short:?}, then {long:?}");
         }
     }
 }
