@@ -155,7 +155,7 @@ fn a_chat_answers_and_ctrl_c_stops_the_answer_alone() {
     output.read_exact(&mut first).unwrap();
     let pid = child.id().to_string();
     assert!(Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
-    input.write_all(b"/nonsense\n/help\n/system be brief\n/stats\nthe dog\n").unwrap();
+    input.write_all(b"/nonsense\n/help\n/stats\n/system be brief\nthe dog\n").unwrap();
     // Not before the second answer has begun, or there would be nothing to stop.
     let mut rest = Vec::new();
     let mut byte = [0; 1];
@@ -207,7 +207,7 @@ fn what_is_wrong_is_said_before_any_work() {
     assert!(fails(&["--ids", "2,320"]).contains("token 320 is not in the model's vocabulary"));
     let long = vec!["300"; 600].join(",");
     assert!(fails(&["--ids", &long]).contains("600 positions do not fit the context of 512"));
-    assert!(fails(&["-p", "the cat", "-c", "4"]).contains("do not fit the context of 4"));
+    assert!(fails(&["-p", "the cat", "-c", "3"]).contains("4 positions do not fit the context of 3"));
     assert!(fails(&["-p", "the cat", "-c", "1000"]).contains("1000 positions do not fit the context of 512"));
     assert!(fails(&["-p", "the cat", "-n", "600"]).contains("do not fit the context of 512"));
     assert!(fails(&["-p", "x", "-t", "-1"]).contains("temperature is -1"));
