@@ -45,7 +45,10 @@ fn nothing_spills_and_int8_uses_the_dot_instruction() {
                 );
             }
         }
-        assert!(with_dot >= 16, "{family}: two schemes at eight column counts are {with_dot}");
+        assert!(
+            with_dot >= 16,
+            "{family}: two schemes at four column counts and several sizes are {with_dot}"
+        );
     }
 }
 

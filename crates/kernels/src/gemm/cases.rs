@@ -15,7 +15,8 @@ const SHAPES: [(usize, usize, usize); 4] = [(1, 32, 1), (80, 160, 9), (45, 96, 3
 /// Of floats, K need not be whole groups.
 const FLOAT_SHAPES: [(usize, usize, usize); 4] = [(1, 3, 1), (80, 40, 9), (45, 129, 33), (33, 640, 12)];
 /// Pairs of strips: one; a pair more than a tile.
-const GATED_SHAPES: [(usize, usize, usize); 2] = [(32, 32, 1), (96, 160, 9)];
+const GATED: [(usize, usize, usize, Epilogue); 3] =
+    [(32, 32, 1, Epilogue::Geglu), (96, 160, 9, Epilogue::Geglu), (64, 96, 9, Epilogue::Swiglu)];
 
 pub(super) fn cases(caps: &Caps) -> Vec<Case> {
     let mut list = Vec::new();
@@ -24,10 +25,8 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
             for (rows, k, columns) in if scheme.is_float() { FLOAT_SHAPES } else { SHAPES } {
                 list.push(case(tier, Trial::plain(Layout { scheme, rows, k }, columns)));
             }
-            for epilogue in [Epilogue::Geglu, Epilogue::Swiglu] {
-                for (rows, k, columns) in GATED_SHAPES {
-                    list.push(case(tier, Trial { epilogue, ..Trial::plain(Layout { scheme, rows, k }, columns) }));
-                }
+            for (rows, k, columns, epilogue) in GATED {
+                list.push(case(tier, Trial { epilogue, ..Trial::plain(Layout { scheme, rows, k }, columns) }));
             }
             // Columns that are not in use: within a tile, whole tiles, all.
             for active in [7, 5, 0] {

@@ -22,8 +22,11 @@ layout(constant_id = 4) const bool HAS_ACTIVE = false;
 #include "gated.glsl"
 
 const uint LANES = 8;
-// Chunks of 8 columns of K in a tile.
-const uint CHUNKS = IS_INT4 ? 8 : !IS_FLOAT ? 4 : SCHEME == F32 ? 1 : 2;
+// Groups of a tile, and chunks of 8 columns of K in each; floats have no groups.
+const uint GROUPS = IS_INT4 ? 2 : 1;
+const uint CHUNKS = !IS_FLOAT ? 4 : SCHEME == F32 ? 1 : 2;
+// Weights of a word and group.
+const uint PER_WORD = !IS_FLOAT ? 4 : SCHEME == F32 ? 1 : 2;
 // Vectors of 8 rows.
 const uint VECTORS = STRIPS * STRIP / LANES;
 
@@ -50,6 +53,27 @@ layout(push_constant, scalar) uniform Push {
     uint y_stride;
 } push;
 
+// The sum over a subgroup; the driver's own subgroupAdd goes from lane to lane.
+float sum_of_lanes(float value) {
+    value += subgroupShuffleXor(value, 1);
+    value += subgroupShuffleXor(value, 2);
+    return value + subgroupShuffleXor(value, 4);
+}
+
+// Weight i of a word; of int4 in its low or high nibbles.
+float weight(uint word, uint group, uint i) {
+    if (SCHEME == F32) {
+        return uintBitsToFloat(word);
+    }
+    if (IS_FLOAT) {
+        return halves_to_floats(word)[i];
+    }
+    if (IS_INT4) {
+        return float(int(word << (28 - i * 8 - group * 4)) >> 28);
+    }
+    return float(int(word << (24 - i * 8)) >> 24);
+}
+
 void main() {
     uint columns = HAS_ACTIVE ? min(push.columns, push.active_rows.rows) : push.columns;
     uint first_column = gl_WorkGroupID.y * COLUMNS;
@@ -58,7 +82,8 @@ void main() {
     }
     uint lane = gl_SubgroupInvocationID;
     uint quads = (push.k + QUAD - 1) / QUAD;
-    uint tiles = (push.k + CHUNKS * 8 - 1) / (CHUNKS * 8);
+    uint tiles = (push.k + GROUPS * CHUNKS * 8 - 1) / (GROUPS * CHUNKS * 8);
+    uint last_strip = (push.rows - 1) / STRIP;
     uint units = (push.rows + STRIP * STRIPS - 1) / (STRIP * STRIPS);
     uint x_first[COLUMNS];
     [[unroll]] for (uint c = 0; c < COLUMNS; c++) {
@@ -72,63 +97,63 @@ void main() {
             sums[i] = 0.0;
         }
         for (uint tile = 0; tile < tiles; tile++) {
-            // Of the vectors: scale and minimum of the tile's group, for int4 of its two groups.
-            vec2 low[VECTORS];
-            vec2 high[VECTORS];
-            uint at[VECTORS];
+            uint words[VECTORS * 8];
+            vec2 scales[VECTORS];
+            vec2 minima[VECTORS];
             [[unroll]] for (uint v = 0; v < VECTORS; v++) {
-                uint strip = min(unit * STRIPS + v / 2, (push.rows - 1) / STRIP);
+                uint strip = min(unit * STRIPS + v / 2, last_strip);
                 uint row = v % 2 * LANES + lane;
-                at[v] = strip * quads * TILES + tile;
+                [[unroll]] for (uint i = 0; i < 8; i++) {
+                    words[v * 8 + i] = push.values.data[strip * quads * TILES + tile].words[row][i];
+                }
                 if (!IS_FLOAT) {
-                    uint scale = ((strip * quads + tile / TILES) * STRIP + row) * (HAS_MIN ? 4 : 2);
-                    if (IS_INT4) {
-                        vec2 d = unpackHalf2x16(push.scales.data[scale + tile % TILES]);
-                        vec2 m = HAS_MIN ? unpackHalf2x16(push.scales.data[scale + 2 + tile % TILES]) : vec2(0.0);
-                        low[v] = vec2(d.x, HAS_MIN ? m.x + 8.0 * d.x : 0.0);
-                        high[v] = vec2(d.y, HAS_MIN ? m.y + 8.0 * d.y : 0.0);
-                    } else {
-                        uint shift = tile % 2 * 16;
-                        float d = unpackHalf2x16(push.scales.data[scale + tile % TILES / 2] >> shift).x;
-                        float m = HAS_MIN ? unpackHalf2x16(push.scales.data[scale + 2 + tile % TILES / 2] >> shift).x : 0.0;
-                        low[v] = vec2(d, m);
+                    uint at = ((strip * quads + tile / TILES) * STRIP + row) * (HAS_MIN ? 4 : 2);
+                    at += IS_INT4 ? tile % TILES : tile % TILES / 2;
+                    // An int4 tile has two groups, an int8 tile one of the two whose scales share a word.
+                    uint shift = IS_INT4 ? 0 : tile % 2 * 16;
+                    scales[v] = unpackHalf2x16(push.scales.data[at] >> shift);
+                    minima[v] = HAS_MIN ? unpackHalf2x16(push.scales.data[at + 2] >> shift) : vec2(0.0);
+                    if (SCHEME == INT4_MIN) {
+                        minima[v] += 8.0 * scales[v];
                     }
                 }
             }
-            [[unroll]] for (uint chunk = 0; chunk < CHUNKS; chunk++) {
-                float w[VECTORS * 8];
-                [[unroll]] for (uint v = 0; v < VECTORS; v++) {
-                    uint row = v % 2 * LANES + lane;
-                    if (SCHEME == F32) {
+            [[unroll]] for (uint group = 0; group < GROUPS; group++) {
+                float parts[VECTORS * COLUMNS];
+                float x_sums[COLUMNS];
+                [[unroll]] for (uint chunk = 0; chunk < CHUNKS; chunk++) {
+                    float w[VECTORS * 8];
+                    [[unroll]] for (uint v = 0; v < VECTORS; v++) {
                         [[unroll]] for (uint j = 0; j < 8; j++) {
-                            w[v * 8 + j] = uintBitsToFloat(push.values.data[at[v]].words[row][j]);
+                            w[v * 8 + j] = weight(words[v * 8 + (chunk * 8 + j) / PER_WORD], group, j % PER_WORD);
                         }
-                    } else if (IS_FLOAT) {
-                        [[unroll]] for (uint j = 0; j < 4; j++) {
-                            vec2 pair = halves_to_floats(push.values.data[at[v]].words[row][(chunk * 4 + j) % 8]);
-                            w[v * 8 + j * 2] = pair.x;
-                            w[v * 8 + j * 2 + 1] = pair.y;
-                        }
-                    } else {
+                    }
+                    [[unroll]] for (uint c = 0; c < COLUMNS; c++) {
+                        float x = push.x.data[x_first[c] + ((tile * GROUPS + group) * CHUNKS + chunk) * 8];
+                        x_sums[c] = chunk == 0 ? x : x_sums[c] + x;
                         [[unroll]] for (uint j = 0; j < 8; j++) {
-                            uint word = push.values.data[at[v]].words[row][chunk % 4 * 2 + j / 4];
-                            vec2 both = chunk < 4 ? low[v] : high[v];
-                            int q;
-                            if (IS_INT4) {
-                                q = int(word << ((chunk < 4 ? 28 : 24) - j % 4 * 8)) >> 28;
-                            } else {
-                                q = int(word << (24 - j % 4 * 8)) >> 24;
+                            float value = subgroupShuffle(x, j);
+                            [[unroll]] for (uint v = 0; v < VECTORS; v++) {
+                                uint at = v * COLUMNS + c;
+                                float product = w[v * 8 + j] * value;
+                                if (IS_FLOAT) {
+                                    sums[at] += product;
+                                } else {
+                                    parts[at] = chunk + j == 0 ? product : parts[at] + product;
+                                }
                             }
-                            w[v * 8 + j] = HAS_MIN ? fma(float(q), both.x, both.y) : float(q) * both.x;
                         }
                     }
                 }
-                [[unroll]] for (uint c = 0; c < COLUMNS; c++) {
-                    float x = push.x.data[x_first[c] + (tile * CHUNKS + chunk) * 8];
-                    [[unroll]] for (uint j = 0; j < 8; j++) {
-                        float value = subgroupShuffle(x, j);
+                if (!IS_FLOAT) {
+                    [[unroll]] for (uint c = 0; c < COLUMNS; c++) {
+                        float x_sum = HAS_MIN ? sum_of_lanes(x_sums[c]) : 0.0;
                         [[unroll]] for (uint v = 0; v < VECTORS; v++) {
-                            sums[v * COLUMNS + c] = fma(w[v * 8 + j], value, sums[v * COLUMNS + c]);
+                            uint at = v * COLUMNS + c;
+                            sums[at] += parts[at] * scales[v][group];
+                            if (HAS_MIN) {
+                                sums[at] += x_sum * minima[v][group];
+                            }
                         }
                     }
                 }

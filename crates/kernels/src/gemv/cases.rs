@@ -14,8 +14,11 @@ use crate::{
 const SHAPES: [(usize, usize); 7] = [(1, 32), (16, 128), (17, 160), (45, 96), (33, 640), (50, 1152), (19, 5376)];
 /// Of floats, K need not be whole groups: less than a tile; a tile and a bit; a quad and one; the 270M's.
 const FLOAT_SHAPES: [(usize, usize); 4] = [(1, 3), (17, 40), (33, 129), (19, 640)];
-/// Pairs of strips.
-const GATED_SHAPES: [(usize, usize); 3] = [(32, 32), (96, 160), (64, 640)];
+/// What the schemes that are not multiplied with int8 activations are tried with: enough for their own code.
+const FEWER_SHAPES: [(usize, usize); 3] = [(1, 32), (17, 160), (33, 640)];
+/// Pairs of strips, and columns that other cases have too: compiling takes longer than running here.
+const GATED: [(usize, usize, usize, Epilogue); 3] =
+    [(32, 32, 1, Epilogue::Geglu), (96, 160, 3, Epilogue::Geglu), (64, 640, 3, Epilogue::Swiglu)];
 
 pub(super) fn cases(caps: &Caps) -> Vec<Case> {
     let mut list = Vec::new();
@@ -23,7 +26,11 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
         for scheme in Scheme::ALL {
             let int8: &[bool] = if policy::INT8_SCHEMES.contains(&scheme) { &[true, false] } else { &[false] };
             for int8_activations in int8.iter().copied() {
-                let shapes = if scheme.is_float() { &FLOAT_SHAPES[..] } else { &SHAPES[..] };
+                let shapes = match scheme {
+                    Scheme::Int8 | Scheme::Int4 => &SHAPES[..],
+                    Scheme::Int8Min | Scheme::Int4Min => &FEWER_SHAPES[..],
+                    Scheme::F16 | Scheme::Bf16 | Scheme::F32 => &FLOAT_SHAPES[..],
+                };
                 for (i, (rows, k)) in shapes.iter().copied().enumerate() {
                     // Every column count is met, without the product of all counts with all shapes.
                     for columns in [1, 2 + i % (MAX_COLUMNS - 1)] {
@@ -31,11 +38,9 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
                         list.push(case(tier, Trial { int8_activations, ..Trial::plain(weights, columns) }));
                     }
                 }
-                for (i, epilogue) in [Epilogue::Geglu, Epilogue::Swiglu].into_iter().enumerate() {
-                    for (j, (rows, k)) in GATED_SHAPES.into_iter().enumerate() {
-                        let trial = Trial::plain(Layout { scheme, rows, k }, 1 + (i * 3 + j) % MAX_COLUMNS);
-                        list.push(case(tier, Trial { int8_activations, epilogue, ..trial }));
-                    }
+                for (rows, k, columns, epilogue) in GATED {
+                    let trial = Trial::plain(Layout { scheme, rows, k }, columns);
+                    list.push(case(tier, Trial { int8_activations, epilogue, ..trial }));
                 }
                 for columns in [1, 3] {
                     let trial = Trial::plain(Layout { scheme, rows: 37, k: 64 }, columns);

@@ -100,28 +100,29 @@ pub fn candidates(caps: &Caps, shape: &Shape) -> Vec<Plan> {
     list
 }
 
-/// Rows and K of matrices of the Gemma 3 family, largest model first: together they meet every number of slices.
-const MODEL_SHAPES: [(usize, usize); 14] = [
-    (43008, 5376),
-    (8192, 5376),
-    (5376, 4096),
-    (5376, 21504),
-    (262_144, 5376),
-    (30720, 3840),
-    (2560, 2048),
-    (13824, 1152),
-    (1152, 6912),
-    (1536, 640),
-    (640, 1024),
-    (640, 2048),
-    (20480, 2560),
-    (4096, 640),
+/// Rows and K of matrices of the Gemma 3 family, largest model first, and whether they join gate and up: together they
+/// meet every number of slices.
+const MODEL_SHAPES: [(usize, usize, bool); 13] = [
+    (43008, 5376, true),
+    (8192, 5376, false),
+    (5376, 4096, false),
+    (5376, 21504, false),
+    (262_144, 5376, false),
+    (30720, 3840, true),
+    (2560, 2048, false),
+    (13824, 1152, true),
+    (1152, 6912, false),
+    (4096, 640, true),
+    (1536, 640, false),
+    (640, 1024, false),
+    (640, 2048, false),
 ];
-/// Which of them join gate and up.
-const GATE_AND_UP: [usize; 5] = [0, 5, 7, 12, 13];
 
-/// All pipelines that the policy may ask for on such a device: every scheme, activation, epilogue and column count of
-/// every shape at the tier it chooses, and the first shape at the tiers below.
+/// Columns of the programs that models record; the kernel takes those between them too.
+const BUCKETS: [usize; 4] = [1, 2, 4, MAX_COLUMNS];
+
+/// The pipelines that models ask for on such a device: every scheme, activation, bucket and epilogue of every shape at the
+/// tier that the policy chooses, and the first shape at the tiers below.
 pub fn variants(caps: &Caps) -> Vec<Variant> {
     let best = caps.tier().unwrap_or(Tier::T0).min(Tier::T1);
     let lower = [Tier::T0].into_iter().filter(|tier| *tier < best).map(|tier| (tier, &MODEL_SHAPES[..1]));
@@ -130,13 +131,11 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
     let mut list: Vec<Variant> = Vec::new();
     for (tier, shapes) in lower.chain([(best, &MODEL_SHAPES[..])]) {
         for (scheme, int8_activations) in schemes.iter().copied() {
-            for columns in 1..=MAX_COLUMNS {
-                for (index, (rows, k)) in shapes.iter().copied().enumerate() {
-                    // An epilogue is met by the gate and up matrices alone.
-                    let epilogues = if GATE_AND_UP.contains(&index) { &Epilogue::ALL[..] } else { &Epilogue::ALL[..1] };
-                    for epilogue in epilogues.iter().copied() {
+            for columns in BUCKETS {
+                for (rows, k, gated) in shapes.iter().copied() {
+                    for epilogue in if gated { &Epilogue::ALL[..] } else { &Epilogue::ALL[..1] } {
                         let weights = Layout { scheme, rows, k };
-                        let shape = Shape { weights, columns, int8_activations, epilogue };
+                        let shape = Shape { weights, columns, int8_activations, epilogue: *epilogue };
                         let new = variant(&shape, at_tier(caps, &shape, tier));
                         if !list.iter().any(|known| (known.tier, &known.constants) == (new.tier, &new.constants)) {
                             list.push(new);

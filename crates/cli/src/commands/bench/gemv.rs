@@ -170,7 +170,8 @@ fn random_weights(device: &Device, layout: Layout, size: u64) -> Result<Vec<Matr
     let matrices = (0..count)
         .map(|_| Matrix::allocate(&mut arena, "weights", layout, device.caps()))
         .collect::<Result<Vec<Matrix>>>()?;
-    let values = Random::new(device, Kind::Bits)?;
+    // Random bits make floats that are no numbers, or so small that CPUs stumble over them: scales are sound ones, of 16 or 32 bits.
+    let values = Random::new(device, if layout.scheme.is_float() { Kind::Scales } else { Kind::Bits })?;
     let scales = Random::new(device, Kind::Scales)?;
     for (index, matrix) in matrices.iter().enumerate() {
         let mut recorder = device.recorder()?;
