@@ -24,12 +24,12 @@ vec2 halves_to_floats(uint word) {
 }
 
 // Nibbles are two's complement: moved to the high half of a byte they are 16 · q.
-uint low_nibbles(uint word) {
-    return (word << 4) & 0xf0f0f0f0u;
+uvec4 low_nibbles(uvec4 words) {
+    return (words << 4) & 0xf0f0f0f0u;
 }
 
-uint high_nibbles(uint word) {
-    return word & 0xf0f0f0f0u;
+uvec4 high_nibbles(uvec4 words) {
+    return words & 0xf0f0f0f0u;
 }
 
 // Scale and minimum of a group as they multiply and add to what integers are read as: bytes, 16 · q for nibbles.

@@ -52,6 +52,7 @@ shared vec4 x_group[GROUP * X_STRIDE];
 
 // What a thread loads of one group: weights of its row and half, their scale and minimum, and values of two columns.
 struct Loaded {
+    // As many as LOADS; a structure cannot have an array of that length.
     uvec4 words[4];
     float scale;
     float minimum;
@@ -100,11 +101,11 @@ vec4 four_weights(Loaded loaded, uint i, uint group) {
         uint word = i % 2 * 2;
         return vec4(halves_to_floats(words[word]), halves_to_floats(words[word + 1]));
     }
-    uint word = loaded.words[0][i];
+    uvec4 bytes = loaded.words[0];
     if (IS_INT4) {
-        word = group % 2 == 0 ? low_nibbles(word) : high_nibbles(word);
+        bytes = group % 2 == 0 ? low_nibbles(bytes) : high_nibbles(bytes);
     }
-    return bytes_to_floats(word) * loaded.scale + loaded.minimum;
+    return bytes_to_floats(bytes[i]) * loaded.scale + loaded.minimum;
 }
 
 void main() {
@@ -152,11 +153,14 @@ void main() {
             if (group + 1 < groups) {
                 loaded = load_group(strip, row, half_index, first_column, group + 1);
             }
-            [[unroll]] for (uint k = 0; k < GROUP; k++) {
-                vec4 weights = w_group[k * W_STRIDE + four_rows];
-                vec4 x = x_group[k * X_STRIDE + four_columns];
-                [[unroll]] for (uint i = 0; i < 4; i++) {
-                    sums[i] = fma(weights, vec4(x[i]), sums[i]);
+            // Eight at a time hide the latency of shared memory; all 32 only make the code long.
+            [[dont_unroll]] for (uint first = 0; first < GROUP; first += 8) {
+                [[unroll]] for (uint k = 0; k < 8; k++) {
+                    vec4 weights = w_group[(first + k) * W_STRIDE + four_rows];
+                    vec4 x = x_group[(first + k) * X_STRIDE + four_columns];
+                    [[unroll]] for (uint i = 0; i < 4; i++) {
+                        sums[i] = fma(weights, vec4(x[i]), sums[i]);
+                    }
                 }
             }
         }

@@ -1,7 +1,9 @@
 use gpu::{Caps, Tier, known};
 
 use super::{Gemm, cases, policy, policy::Shape};
-use crate::{Epilogue, Layout, Matrix, Scheme, Target, Vectors, product::trial::Trial, selftest};
+use crate::{
+    Epilogue, Layout, Matrix, Scheme, Target, VectorData, Vectors, gemv, product::trial::Trial, selftest,
+};
 
 #[test]
 fn all_cases_on_the_cpu_driver() {
@@ -41,26 +43,43 @@ fn a_column_is_the_same_whatever_stands_beside_it() {
     }
     recorder.seal().unwrap().run(selftest::TIMEOUT).unwrap();
     let column: Vec<f32> = (0..256).map(|i| if i < 160 { random.signed() } else { 0.0 }).collect();
-    for tier in [Tier::T0, Tier::T1] {
-        let mut outputs: Vec<Vec<u32>> = Vec::new();
-        for (columns, place) in [(1, 0), (9, 8), (40, 37)] {
-            let mut x: Vec<f32> = (0..columns * 256).map(|i| if i % 256 < 160 { random.signed() } else { 0.0 }).collect();
-            x[place * 256..(place + 1) * 256].copy_from_slice(&column);
-            let data = crate::VectorData::F32(arena.buffer_from("x", &x).unwrap());
-            let x = Vectors { k: 160, columns, data };
-            let y = arena.buffer("y", 40 * columns as u64 * 4).unwrap();
-            let active = arena.buffer_from("active", &[columns as u32]).unwrap();
-            let shape = Shape { weights, columns, epilogue: Epilogue::None };
-            let plan = policy::at_tier(device.caps(), &shape, tier);
-            let kernel = Gemm::with_plan(&device, shape, plan).unwrap();
-            let mut recorder = device.recorder().unwrap();
-            kernel.record(&mut recorder, "gemm", &w, &x, &Target::whole(&y, 40), &active.view()).unwrap();
-            recorder.seal().unwrap().run(selftest::TIMEOUT).unwrap();
-            outputs.push(y.read_vec::<u32>().unwrap()[place * 40..(place + 1) * 40].to_vec());
+    // The output of `column` at a place among others, by gemm or by gemv.
+    let mut output = |columns: usize, place: usize, tier: Option<Tier>| {
+        let mut x: Vec<f32> =
+            (0..columns * 256).map(|i| if i % 256 < 160 { random.signed() } else { 0.0 }).collect();
+        x[place * 256..(place + 1) * 256].copy_from_slice(&column);
+        let data = VectorData::F32(arena.buffer_from("x", &x).unwrap());
+        let x = Vectors { k: 160, columns, data };
+        let y = arena.buffer("y", 40 * columns as u64 * 4).unwrap();
+        let active = arena.buffer_from("active", &[columns as u32]).unwrap();
+        let (target, epilogue) = (Target::whole(&y, 40), Epilogue::None);
+        let mut recorder = device.recorder().unwrap();
+        match tier {
+            Some(tier) => {
+                let shape = Shape { weights, columns, epilogue };
+                let plan = policy::at_tier(device.caps(), &shape, tier);
+                let kernel = Gemm::with_plan(&device, shape, plan).unwrap();
+                kernel.record(&mut recorder, "gemm", &w, &x, &target, &active.view()).unwrap();
+            }
+            None => {
+                let shape = gemv::policy::Shape { weights, columns, int8_activations: false, epilogue };
+                let kernel = gemv::Gemv::new(&device, shape).unwrap();
+                kernel.record(&mut recorder, "gemv", &w, &x, &target).unwrap();
+            }
         }
-        assert!(outputs.iter().all(|output| *output == outputs[0]), "at {tier}");
-        assert!(outputs[0].iter().any(|word| *word != 0));
+        recorder.seal().unwrap().run(selftest::TIMEOUT).unwrap();
+        y.read_vec::<u32>().unwrap()[place * 40..(place + 1) * 40].to_vec()
+    };
+    for tier in [Tier::T0, Tier::T1] {
+        let alone = output(1, 0, Some(tier));
+        assert!(alone.iter().any(|word| *word != 0));
+        for (columns, place) in [(9, 8), (24, 11), (40, 37)] {
+            assert_eq!(output(columns, place, Some(tier)), alone, "column {place} of {columns} at {tier}");
+        }
     }
+    // On this driver gemv is the same shader: a sequence decodes to the same numbers as it was prefilled with.
+    assert_eq!(output(1, 0, None), output(9, 3, Some(Tier::T1)));
+    assert_eq!(output(5, 4, None), output(9, 3, Some(Tier::T1)));
 }
 
 #[test]
@@ -74,6 +93,14 @@ fn plans_suit_the_device() {
     }
     let policy::Method::Lanes(tile) = policy::plan(&known::mesa_cpu(), &shape).method else { panic!("a row a lane") };
     assert_eq!(tile.strips, 2, "gate and up");
+    let columns = |columns: usize| {
+        let shape = Shape { columns, epilogue: Epilogue::None, ..shape };
+        match policy::plan(&known::mesa_cpu(), &shape).method {
+            policy::Method::Lanes(tile) => tile.columns,
+            policy::Method::Tiles => panic!("a row a lane"),
+        }
+    };
+    assert_eq!([1, 8, 9, 16, 17, 24, 25, 40, 64, 200, 500].map(columns), [8, 8, 16, 16, 8, 8, 16, 8, 16, 16, 16]);
     let no_avx = Caps { min_subgroup_size: 4, max_subgroup_size: 4, ..known::mesa_cpu() };
     assert_eq!(policy::plan(&no_avx, &shape).method, policy::Method::Tiles, "the lanes are 8");
 }

@@ -157,9 +157,8 @@ void main() {
                         if (!IS_INT4) {
                             bytes = weights[i * TILES + group];
                         } else {
-                            // Nibbles are two's complement: moved to the high half of a byte they are 16 · q.
                             uvec4 nibbles = weights[i * TILES + group / 2];
-                            bytes = (group % 2 == 0 ? nibbles << 4 : nibbles) & 0xf0f0f0f0u;
+                            bytes = group % 2 == 0 ? low_nibbles(nibbles) : high_nibbles(nibbles);
                         }
                         float x_sum;
                         sums[column] +=

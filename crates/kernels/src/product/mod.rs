@@ -132,3 +132,30 @@ impl Target {
         Ok((self.y.slice(bytes)?, 0))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gate_closes_and_opens() {
+        // Known values of both functions: 0 at 0, the identity far above, nothing far below.
+        for epilogue in [Epilogue::Geglu, Epilogue::Swiglu] {
+            assert_eq!(reference::gated(epilogue, 0.0, 5.0), 0.0);
+            assert_eq!(reference::gated(epilogue, 1e4, 2.0), 2e4);
+            assert_eq!(reference::gated(epilogue, -1e4, 2.0), 0.0);
+        }
+        // From torch.nn.functional: gelu(x, approximate="tanh") and silu(x) at 1.
+        assert!((reference::gated(Epilogue::Geglu, 1.0, 1.0) - 0.841_191_99).abs() < 1e-8);
+        assert!((reference::gated(Epilogue::Swiglu, 1.0, 1.0) - 0.731_058_58).abs() < 1e-8);
+    }
+
+    #[test]
+    fn pairs_of_strips_are_demanded_by_epilogues_alone() {
+        let rows = |rows| Layout { scheme: crate::Scheme::Int8, rows, k: 32 };
+        for (count, pairs) in [(32, true), (96, true), (48, false), (31, false), (16, false)] {
+            assert!(Epilogue::None.check("", &rows(count)).is_ok());
+            assert_eq!(Epilogue::Geglu.check("", &rows(count)).is_ok(), pairs, "{count} rows");
+        }
+    }
+}
