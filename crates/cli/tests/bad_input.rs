@@ -100,7 +100,9 @@ fn wrong_usage_is_exit_code_2() {
         &["bench", "--bandwidth", "--gemv", "16x32"],
         &["bench", "--gemv", "16x33"],
         &["bench", "--gemv", "4294967295x4294967264"],
-        &["bench", "--gemv", "16x32", "-b", "9"],
+        &["bench", "--gemv", "16x32", "-b", "0"],
+        &["bench", "--gemv", "16x32", "-b", "4097"],
+        &["bench", "--gemv", "16x32", "--quant", "int3"],
         &["bench", "--bandwidth", "--quant", "int8"],
         &["doctor", "--validation"],
     ] {

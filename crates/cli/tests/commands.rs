@@ -92,4 +92,19 @@ fn bench_measures_bandwidth_and_gemv() {
         assert!(figure["bandwidth_percent"].as_f64().unwrap() > 0.0);
         assert!(figure["microseconds"].as_f64().unwrap() > 0.0);
     }
+
+    let arguments =
+        ["bench", "--gemv", "64x256", "--quant", "int8,bf16", "-b", "8,9", "--device", "llvmpipe"];
+    let result = json(&indrik(&[&arguments[..], &["--size", "1M", "--json"]].concat()).output().unwrap());
+    let figures = result["gemv"].as_array().unwrap();
+    let variant = |figure: &serde_json::Value| {
+        figure["variant"].as_str().unwrap().split(' ').next().unwrap().to_owned()
+    };
+    let variants: Vec<String> = figures.iter().map(variant).collect();
+    assert_eq!(
+        variants,
+        ["gemv", "gemv", "gemm", "gemv", "gemm"],
+        "int8 activations with one scheme and 8 columns alone"
+    );
+    assert!(figures.iter().all(|figure| figure["gmac_per_s"].as_f64().unwrap() > 0.0));
 }

@@ -122,6 +122,12 @@ pub fn run(device: &Device, arguments: &Arguments, (rows, k): (usize, usize)) ->
         }
     }
     drop(progress);
+    if figures.is_empty() {
+        bail!(
+            "int8 activations are multiplied with int8 and int4 weights and 1 to {MAX_COLUMNS} columns alone: \
+             give --activations f32"
+        );
+    }
     let impossible = figures.iter().find(|figure| figure.bandwidth_percent > 100.0 + NOISE_PERCENT);
     if let (Some(_), AdapterKind::Cpu) = (impossible, device.info().kind) {
         eprintln!(
