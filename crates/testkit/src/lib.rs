@@ -55,9 +55,18 @@ pub fn cpu_device_t0() -> Option<TestDevice> {
     cpu_device_with(&DeviceOptions { cache_dir: None, max_tier: Tier::T0, ..DeviceOptions::default() })
 }
 
+/// The same without validation, for long runs: what they execute is validated by shorter ones.
+pub fn cpu_device_plain() -> Option<TestDevice> {
+    open_cpu(&DeviceOptions::default(), false)
+}
+
 /// The same with options.
 pub fn cpu_device_with(options: &DeviceOptions) -> Option<TestDevice> {
-    let opened = Instance::new(&InstanceOptions { validation: true }).and_then(|instance| {
+    open_cpu(options, true)
+}
+
+fn open_cpu(options: &DeviceOptions, validation: bool) -> Option<TestDevice> {
+    let opened = Instance::new(&InstanceOptions { validation }).and_then(|instance| {
         let adapters = instance.adapters()?;
         let cpu = adapters
             .iter()
