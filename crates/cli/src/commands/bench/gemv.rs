@@ -4,7 +4,7 @@ use std::{process::ExitCode, time::Duration};
 
 use anyhow::bail;
 use clap::ValueEnum;
-use gpu::{AdapterKind, Arena, Buffer, Device, Lifetime, Memory, Result, Stamps, View};
+use gpu::{Arena, Buffer, Device, Lifetime, Memory, Result, Stamps, View};
 use kernels::{
     Epilogue, Layout, Matrix, Scheme, Target, Vectors,
     gemm::{self, Gemm},
@@ -95,8 +95,7 @@ pub fn parse_shape(text: &str) -> Result<(usize, usize), String> {
 
 pub fn run(device: &Device, arguments: &Arguments, (rows, k): (usize, usize)) -> anyhow::Result<ExitCode> {
     let mut progress = output::Progress::new();
-    let roof =
-        probe::measure(device, probe::default_bytes(device), |step| progress.say(step))?.read_bytes_per_s;
+    let roof = probe::read_bandwidth(device)?;
     let free = device.heaps().iter().filter(|heap| heap.device_local).map(gpu::Heap::free).max().unwrap_or(0);
     let size = arguments.size.unwrap_or(DEFAULT_BYTES.min(free / 2));
 
@@ -129,12 +128,7 @@ pub fn run(device: &Device, arguments: &Arguments, (rows, k): (usize, usize)) ->
         );
     }
     let impossible = figures.iter().find(|figure| figure.bandwidth_percent > 100.0 + NOISE_PERCENT);
-    if let (Some(_), AdapterKind::Cpu) = (impossible, device.info().kind) {
-        eprintln!(
-            "indrik: on the CPU a read is bound by its instructions and by other programs, not by the memory: percentages \
-             above 100 mean only that this product was luckier than the read it is compared with"
-        );
-    } else if let Some(figure) = impossible {
+    if let Some(figure) = impossible {
         bail!(
             "{:.0}% of the measured bandwidth is not possible: the weights stayed in a cache or the device was busy while \
              the bandwidth was measured; try again with a larger --size",
