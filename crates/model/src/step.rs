@@ -50,7 +50,7 @@ pub(crate) struct Scratch {
 /// Logits of a number of output rows.
 pub(crate) struct Outputs {
     normed: Vectors,
-    /// f32 [output row][vocab].
+    /// f32, `[output row][vocab]`.
     pub logits: Buffer,
 }
 
