@@ -42,6 +42,15 @@ pub enum Kv {
     F32,
 }
 
+/// What is made of the logits.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Outputs {
+    /// A token.
+    Sampled,
+    /// Those of every position are compared with others: keys and values are kept in f32 then, unless --kv says otherwise.
+    Every,
+}
+
 /// A checkpoint whose files have been looked at; no weight has been read.
 pub struct Opened<'a> {
     arguments: &'a ModelArguments,
@@ -79,19 +88,23 @@ impl Opened<'_> {
         }
     }
 
-    /// Loads it, with room for one sequence of `context` positions; `default_kv` is for whom --kv does not say. Says what does not fit before anything is read.
-    pub fn load(&self, context: u32, default_kv: Kv) -> anyhow::Result<Loaded> {
+    /// Loads it, with room for one sequence of `context` positions. Says what does not fit before anything is read.
+    pub fn load(&self, context: u32, outputs: Outputs) -> anyhow::Result<Loaded> {
         let start = Instant::now();
         let arguments = self.arguments;
         let choice = Choice { wanted: arguments.device.as_deref(), ..Choice::default() };
         let (instance, device) = choice.open()?;
         let mut limits = Limits::one(&device, context);
         limits.chunk = arguments.chunk.unwrap_or(limits.chunk);
-        limits.kv = match arguments.kv.unwrap_or(default_kv) {
-            Kv::F16 => KvScheme::F16,
-            Kv::F32 => KvScheme::F32,
+        limits.kv = match (arguments.kv, outputs) {
+            (Some(Kv::F16), _) | (None, Outputs::Sampled) => KvScheme::F16,
+            (Some(Kv::F32), _) | (None, Outputs::Every) => KvScheme::F32,
         };
-        let runner = load(&device, &self.checkpoint, limits)?;
+        let rows = match outputs {
+            Outputs::Sampled => 1,
+            Outputs::Every => limits.chunk.min(model::MOST_OUTPUTS),
+        };
+        let runner = load(&device, &self.checkpoint, limits, rows)?;
         Ok(Loaded { runner, device, load_seconds: start.elapsed().as_secs_f64(), _instance: instance })
     }
 }
@@ -103,10 +116,9 @@ impl Loaded {
     }
 }
 
-fn load(device: &Device, checkpoint: &Checkpoint, limits: Limits) -> anyhow::Result<Runner> {
+fn load(device: &Device, checkpoint: &Checkpoint, limits: Limits, outputs: u32) -> anyhow::Result<Runner> {
     let blueprint = Blueprint::of(checkpoint)?;
-    let (context, batch) = (u64::from(limits.context), u64::from(limits.sequences));
-    let demand = blueprint.demand(&checkpoint.config, context, batch, memory::SCRATCH);
+    let demand = blueprint.demand(&checkpoint.config, &limits.room(&checkpoint.config, outputs));
     let placement = plan::plan(&memory::of(device.info()), &demand)?;
     let total = blueprint.file_bytes();
     let control = output::control();

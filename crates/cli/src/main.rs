@@ -2,11 +2,13 @@
 //!
 //! `main` is a match on `run`; each command is a file in `commands`. Exit codes: 0 done, 1 failed, 2 wrong usage.
 
+#[macro_use]
+mod output;
+
 mod commands;
 mod device;
 mod loading;
 mod memory;
-mod output;
 mod sampling;
 mod speed;
 
@@ -50,7 +52,7 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) if output::is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("indrik: {error:#}");
+            note!("indrik: {error:#}");
             ExitCode::FAILURE
         }
     }

@@ -4,9 +4,6 @@ use gpu::{AdapterInfo, AdapterKind};
 use telemetry::System;
 use weights::plan::{Gtt, HeapInfo, Margin, Memory};
 
-/// Activations and logits of a step, generously.
-pub const SCRATCH: u64 = 64 << 20;
-
 /// Left to the system of what is free: the staging ring, pipelines and other programs need some of it.
 const SYSTEM_SHARE: u64 = 512 << 20;
 

@@ -11,6 +11,22 @@ use std::{
 use serde::Serialize;
 use weights::stream::Control;
 
+/// A line on standard error for whoever watches; that nobody does is no reason to stop.
+macro_rules! note {
+    ($($text:tt)*) => {{
+        use std::io::Write as _;
+        let _ = writeln!(std::io::stderr(), $($text)*);
+    }};
+}
+
+/// The same without an end of line.
+macro_rules! note_part {
+    ($($text:tt)*) => {{
+        use std::io::Write as _;
+        let _ = write!(std::io::stderr(), $($text)*);
+    }};
+}
+
 /// Prints text; a reader that went away is an error like any other, and `main` forgives it.
 pub fn print(text: &str) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
@@ -43,17 +59,15 @@ impl Progress {
     /// Replaces the line.
     pub fn say(&mut self, text: &str) {
         if std::io::stderr().is_terminal() {
-            eprint!("\r\x1b[2K{text} …");
+            note_part!("\r\x1b[2K{text} …");
             self.shown = true;
         }
     }
-}
 
-impl Progress {
     /// Takes the line away.
     pub fn clear(&mut self) {
         if std::mem::take(&mut self.shown) {
-            eprint!("\r\x1b[2K");
+            note_part!("\r\x1b[2K");
         }
     }
 }

@@ -1,5 +1,7 @@
 //! What a run measured, and how near it came to what the memory allows.
 
+use std::sync::OnceLock;
+
 use gpu::{Device, bytes};
 use model::generate::Generated;
 use serde::Serialize;
@@ -7,6 +9,8 @@ use serde::Serialize;
 /// Speeds of one answer, from wall clocks around the whole of it.
 #[derive(Clone, Debug, Serialize)]
 pub struct Speed {
+    /// Recording programs and compiling pipelines, before the prompt goes in.
+    pub setup_seconds: f64,
     /// Tokens of the prompt that were read.
     pub prompt_tokens: usize,
     /// From the prompt going in to the first token.
@@ -30,17 +34,18 @@ pub struct Speed {
 }
 
 impl Speed {
-    /// The speeds of an answer; measures the device's bandwidth if there is anything to compare.
-    pub fn of(device: &Device, prompt_tokens: usize, generated: &Generated) -> gpu::Result<Self> {
+    /// The speeds of an answer; measures the device's bandwidth, once, if there is anything to compare.
+    pub fn of(device: &Device, generated: &Generated) -> gpu::Result<Self> {
+        let prompt_tokens = generated.prompt_read;
         let steps = generated.decode_steps as f64;
         let decode_seconds = generated.decode_time.as_secs_f64();
         let per_step = |value: f64| (steps > 0.0).then_some(value / steps);
         // A single step says little: its own set-up is in it.
-        let bandwidth =
-            if generated.decode_steps >= 2 { Some(kernels::probe::read_bandwidth(device)?) } else { None };
+        let bandwidth = if generated.decode_steps >= 2 { Some(bandwidth(device)?) } else { None };
         let prompt_seconds = generated.prompt_time.as_secs_f64();
         let bytes = generated.decode_bytes as f64;
         Ok(Self {
+            setup_seconds: generated.setup_time.as_secs_f64(),
             prompt_tokens,
             prompt_seconds,
             prompt_tokens_per_s: prompt_tokens as f64 / prompt_seconds,
@@ -53,6 +58,16 @@ impl Speed {
             roofline_percent: bandwidth.map(|bandwidth| bytes / decode_seconds / bandwidth * 100.0),
         })
     }
+}
+
+/// Measured once: a second figure for the same device would only confuse.
+fn bandwidth(device: &Device) -> gpu::Result<f64> {
+    static MEASURED: OnceLock<f64> = OnceLock::new();
+    if let Some(bandwidth) = MEASURED.get() {
+        return Ok(*bandwidth);
+    }
+    let bandwidth = kernels::probe::read_bandwidth(device)?;
+    Ok(*MEASURED.get_or_init(|| bandwidth))
 }
 
 impl std::fmt::Display for Speed {

@@ -13,12 +13,12 @@ pub enum Error {
     #[error(transparent)]
     Weights(#[from] weights::Error),
     /// The model's tokenizer or chat template cannot be used.
-    #[error("{path}: {source}")]
+    #[error("{path}: {reason}")]
     Text {
         /// The model.
         path: String,
         /// What is wrong with it.
-        source: text::Error,
+        reason: text::Error,
     },
     /// The model comes without a tokenizer.
     #[error(
@@ -41,8 +41,12 @@ pub enum Error {
     },
     /// The sequence would be longer than the context.
     #[error(
-        "{wanted} positions do not fit the context of {context}: shorten the prompt, or raise the context (-c){}",
-        if context < most { format!(", for this model up to {most}") } else { String::new() }
+        "{wanted} positions do not fit the context of {context}: {}",
+        if context < most {
+            format!("shorten the prompt, or raise the context (-c), for this model up to {most}")
+        } else {
+            "this model has no more; ask for fewer (-n, -c) or shorten the prompt".to_string()
+        }
     )]
     ContextFull {
         /// Positions that were asked for.

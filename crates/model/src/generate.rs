@@ -28,8 +28,10 @@ pub struct Request<'a> {
 pub enum Finish {
     /// The model ended it.
     End,
-    /// It has as many tokens as were asked for, or the context is full.
+    /// It has as many tokens as were asked for.
     Length,
+    /// The context is full.
+    Context,
     /// The caller stopped it.
     Stop,
 }
@@ -41,6 +43,10 @@ pub struct Generated {
     pub tokens: Vec<u32>,
     /// Why it is over.
     pub finish: Finish,
+    /// Tokens of the prompt that were read: all, unless it was stopped.
+    pub prompt_read: usize,
+    /// Recording programs and compiling pipelines that were not there yet.
+    pub setup_time: Duration,
     /// From the first token of the prompt going in to the first token of the answer.
     pub prompt_time: Duration,
     /// From the first token of the answer to the last.
@@ -70,12 +76,22 @@ pub fn generate(
     mut each: impl FnMut(Event) -> ControlFlow<()>,
 ) -> Result<Generated> {
     let model = runner.model().clone();
+    runner.check(sequence, request.prompt)?;
+    request.sampling.check(model.config.vocab)?;
     let start = Instant::now();
-    let first = runner
-        .prompt(sequence, request.prompt, request.sampling, |read| each(Event::Read(read)).is_continue());
+    runner.prepare(request.prompt.len(), request.sampling)?;
+    let setup_time = start.elapsed();
+    let start = Instant::now();
+    let mut prompt_read = 0;
+    let first = runner.prompt(sequence, request.prompt, request.sampling, |read| {
+        prompt_read = read;
+        each(Event::Read(read)).is_continue()
+    });
     let mut generated = Generated {
         tokens: vec![],
         finish: Finish::Length,
+        prompt_read,
+        setup_time,
         prompt_time: start.elapsed(),
         decode_time: Duration::ZERO,
         decode_steps: 0,
@@ -99,7 +115,11 @@ pub fn generate(
             generated.finish = Finish::Stop;
             break;
         }
-        if generated.tokens.len() == request.most || sequence.len() == runner.cache().limits().context {
+        if generated.tokens.len() == request.most {
+            break;
+        }
+        if sequence.len() == runner.cache().limits().context {
+            generated.finish = Finish::Context;
             break;
         }
         let next = Next { sequence, token: sampled.token, sampling: request.sampling };

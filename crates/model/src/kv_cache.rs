@@ -6,9 +6,12 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use gpu::{Arena, Buffer, Device, Lifetime, Memory};
+use gpu::{AdapterKind, Arena, Buffer, Device, Lifetime, Memory};
 use kernels::{KvLayer, KvScheme, KvShape, KvTable};
-use weights::config::{Config, LayerType};
+use weights::{
+    blueprint::Room,
+    config::{Config, LayerType},
+};
 
 use crate::{Error, Result};
 
@@ -30,8 +33,13 @@ pub struct Limits {
 impl Limits {
     /// One sequence of `context` positions, read in chunks that suit the device.
     pub fn one(device: &Device, context: u32) -> Self {
+        Self::on(device.info().kind, context)
+    }
+
+    /// The same for a kind of device.
+    pub fn on(kind: AdapterKind, context: u32) -> Self {
         // A step of Mesa's CPU driver takes seconds: small ones let progress be shown and Ctrl-C be heard.
-        let cpu = device.info().kind == gpu::AdapterKind::Cpu;
+        let cpu = kind == AdapterKind::Cpu;
         Self { sequences: 1, context, chunk: if cpu { 64 } else { 512 }, page: PAGE, kv: KvScheme::F16 }
     }
 
@@ -49,6 +57,29 @@ impl Limits {
         Ok(())
     }
 
+    /// What the plan of memory must make room for, for a model with these dimensions; `outputs` is the most rows whose logits
+    /// are wanted in one step.
+    pub fn room(&self, config: &Config, outputs: u32) -> Room {
+        let window = config.sliding_window.unwrap_or(config.max_positions);
+        let rows = u64::from(self.chunk.max(self.sequences).next_power_of_two());
+        // The residual stream, two normed copies and a sublayer's output; queries, keys and values, queries again, attention's
+        // output; gate, up and their product.
+        let row = 4 * u64::from(config.hidden)
+            + 3 * u64::from(config.query_rows())
+            + 2 * u64::from(config.kv_rows())
+            + 3 * u64::from(config.intermediate);
+        // Buckets are powers of two: all of them together are twice the largest. Logits are there twice where they are read back,
+        // and the sampler takes as much again.
+        let logits = 3 * u64::from(outputs.next_power_of_two()) * u64::from(config.vocab) * 4;
+        Room {
+            context: u64::from(self.context),
+            batch: u64::from(self.sequences),
+            kv_bytes: self.kv.bytes(),
+            sliding_positions: u64::from(self.sliding_pages(window)) * u64::from(self.page),
+            scratch: 2 * rows * row * 4 + logits + FIXED_SCRATCH,
+        }
+    }
+
     /// Pages that hold a sequence's positions.
     fn global_pages(&self) -> u32 {
         self.context.div_ceil(self.page)
@@ -61,6 +92,9 @@ impl Limits {
         self.global_pages().min(u32::try_from(pages).unwrap_or(u32::MAX))
     }
 }
+
+/// State of a step, page tables, splits of attention.
+const FIXED_SCRATCH: u64 = 32 << 20;
 
 /// Positions of a page when nobody says otherwise: few look-ups, little left over at the end of a sequence.
 pub const PAGE: u32 = 64;
@@ -101,6 +135,8 @@ pub struct Sequence {
     /// By kind: pages held, and the number (position / page) of the first of them.
     pages: [(u32, Vec<u32>); 2],
     pools: Arc<Mutex<Pools>>,
+    /// Whether its slot's token counts are those of its own tokens.
+    pub(crate) counted: bool,
 }
 
 impl Sequence {
@@ -191,11 +227,15 @@ impl KvCache {
         let slot = slot.ok_or_else(|| Error::CacheFull {
             what: format!("all {} sequences are under way", self.limits.sequences),
         })?;
-        Ok(Sequence { slot, len: 0, pages: [(0, vec![]), (0, vec![])], pools: self.pools.clone() })
+        let pages = [(0, vec![]), (0, vec![])];
+        Ok(Sequence { slot, len: 0, pages, pools: self.pools.clone(), counted: false })
     }
 
     /// Makes room for `rows` more positions. Nothing changes on an error.
     pub fn extend(&mut self, sequence: &mut Sequence, rows: u32) -> Result<()> {
+        if !Arc::ptr_eq(&sequence.pools, &self.pools) {
+            return Err(Error::Limits("the sequence was started by another runner: start one here".into()));
+        }
         let wanted = u64::from(sequence.len) + u64::from(rows);
         if wanted > u64::from(self.limits.context) {
             return Err(Error::ContextFull {
@@ -235,7 +275,10 @@ impl KvCache {
         // A sequence without positions needs none of before.
         let first_seen =
             if len == 0 { u32::MAX } else { (len + 1).saturating_sub(self.window) / self.limits.page };
-        if len > sequence.len || (len < sequence.len && first_seen < sequence.pages[1].0) {
+        if !Arc::ptr_eq(&sequence.pools, &self.pools)
+            || len > sequence.len
+            || (len < sequence.len && first_seen < sequence.pages[1].0)
+        {
             return false;
         }
         let end = len.div_ceil(self.limits.page);
@@ -247,6 +290,7 @@ impl KvCache {
                 *first = 0;
             }
         }
+        sequence.counted &= len == sequence.len;
         sequence.len = len;
         true
     }

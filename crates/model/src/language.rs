@@ -25,7 +25,7 @@ impl Language {
     /// What a checkpoint carries; an error where it has no tokenizer.
     pub fn of(checkpoint: &Checkpoint) -> Result<Self> {
         let path = checkpoint.path.display().to_string();
-        let wrong = |source: text::Error| Error::Text { path: path.clone(), source };
+        let wrong = |reason: text::Error| Error::Text { path: path.clone(), reason };
         let data = checkpoint.tokenizer_data()?.ok_or_else(|| Error::NoTokenizer { path: path.clone() })?;
         let (tokenizer, template): (Tokenizer, Option<String>) = match data {
             TokenizerData::Gguf(vocabulary) => from_vocabulary(*vocabulary).map_err(wrong)?,

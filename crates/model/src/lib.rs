@@ -5,6 +5,7 @@
 //! - A [`Runner`] holds the [`KvCache`], the buffers of a step and one recorded program per bucket of rows; it carries
 //!   [`Sequence`]s forward.
 //! - [`generate`] goes from a prompt to tokens with one sequence.
+//! - [`measure`] is for benchmarks: models of random weights, sequences that begin deep in their context, profiles of a step.
 //! - [`language`] makes the tokenizer and the chat template of a checkpoint.
 //!
 //! docs/forward.md tells the data flow.
@@ -15,6 +16,7 @@ pub mod generate;
 mod kv_cache;
 pub mod language;
 mod loaded;
+pub mod measure;
 mod runner;
 mod sampling;
 mod state;
@@ -24,5 +26,5 @@ pub use error::{Error, Result};
 pub use kernels::KvScheme;
 pub use kv_cache::{KvCache, Limits, PAGE, Sequence};
 pub use loaded::Model;
-pub use runner::{Next, Runner, Sampled, Usage};
+pub use runner::{MOST_OUTPUTS, Next, Runner, Sampled, Usage, check_tokens};
 pub use sampling::Sampling;

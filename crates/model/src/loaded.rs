@@ -30,6 +30,9 @@ pub struct Model {
     rope: [RopeTables; 2],
 }
 
+/// Some hundred KB; Mesa's CPU driver is slow.
+const UPLOAD_TIMEOUT: Duration = Duration::from_secs(60);
+
 /// Cosines and sines on the device, see [`Tables`].
 pub(crate) struct RopeTables {
     pub coarse: Buffer,
@@ -46,15 +49,19 @@ impl Model {
         control: &Control,
     ) -> Result<(Self, Stats)> {
         let (weights, stats) = load::load(device, checkpoint, placement, options, control)?;
-        let config = checkpoint.config.clone();
+        Ok((Self::assemble(device, checkpoint.config.clone(), weights)?, stats))
+    }
+
+    /// Puts together what is in GPU memory already.
+    pub(crate) fn assemble(device: &Device, config: Config, weights: Weights) -> Result<Self> {
         let factor = match config.rope_scaling {
             RopeScaling::None => 1.0,
             RopeScaling::Linear { factor } => f64::from(factor),
         };
-        let global = rope_tables(device, &config, config.rope_theta_global, factor, options.timeout)?;
+        let global = rope_tables(device, &config, config.rope_theta_global, factor)?;
         // Sliding layers' positions are never scaled.
-        let sliding = rope_tables(device, &config, config.rope_theta_local, 1.0, options.timeout)?;
-        Ok((Self { device: device.clone(), config, weights, rope: [global, sliding] }, stats))
+        let sliding = rope_tables(device, &config, config.rope_theta_local, 1.0)?;
+        Ok(Self { device: device.clone(), config, weights, rope: [global, sliding] })
     }
 
     pub(crate) fn rope_tables(&self, kind: LayerType) -> &RopeTables {
@@ -96,13 +103,7 @@ impl Model {
     }
 }
 
-fn rope_tables(
-    device: &Device,
-    config: &Config,
-    theta: f32,
-    factor: f64,
-    timeout: Duration,
-) -> Result<RopeTables> {
+fn rope_tables(device: &Device, config: &Config, theta: f32, factor: f64) -> Result<RopeTables> {
     let frequencies = rope::inverse_frequencies(config.head_dim as usize, f64::from(theta), factor);
     let tables = Tables::new(&frequencies, config.max_positions as usize);
     let mut arena = Arena::new(device, Lifetime::Weights, Memory::Device).with_block_size(1 << 20);
@@ -115,6 +116,6 @@ fn rope_tables(
         Ok(to)
     };
     let (coarse, fine) = (upload(&tables.coarse)?, upload(&tables.fine)?);
-    recorder.seal()?.run(timeout)?;
+    recorder.seal()?.run(UPLOAD_TIMEOUT)?;
     Ok(RopeTables { coarse, fine })
 }

@@ -6,12 +6,14 @@ use std::{
     time::Duration,
 };
 
-use gpu::{Arena, Buffer, Lifetime, Memory, Program, Recorder};
+use gpu::{Arena, Buffer, Lifetime, Memory, Program, Recorder, Stamps, Timing};
 use kernels::{
     gemv,
     sample::{self, CountPrompt, MAX_BIASES, Sample},
     score::{self, Score},
 };
+
+use weights::config::Config;
 
 use crate::{
     Error, Limits, Model, Result, Sampling, gemma3,
@@ -85,6 +87,14 @@ struct Key {
     form: sample::Form,
 }
 
+impl Key {
+    fn new(rows: usize, kind: Rows, output: Output, form: sample::Form) -> Self {
+        // A few rows of one sequence are no different from rows of several.
+        let kind = if rows <= gemv::MAX_COLUMNS { Rows::Mixed } else { kind };
+        Self { rows: bucket(rows), kind, output, form }
+    }
+}
+
 /// One row of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Row {
@@ -152,18 +162,59 @@ impl Runner {
 
     /// Whether these tokens can follow in this sequence: known, and with room for them.
     pub fn check(&self, sequence: &Sequence, tokens: &[u32]) -> Result<()> {
+        check_tokens(&self.model.config, sequence.len(), tokens, self.cache.limits().context)
+    }
+
+    /// Records what reading so many tokens and going on from them needs, so that a clock started now measures the work alone.
+    pub fn prepare(&mut self, tokens: usize, sampling: &Sampling) -> Result<()> {
+        let chunk = self.cache.limits().chunk as usize;
+        let form = sampling.form(self.model.config.vocab);
+        let counting = sample::Form { counts: form.counts, ..sample::Form::default() };
+        let (full, last) = (tokens.saturating_sub(1) / chunk, (tokens.max(1) - 1) % chunk + 1);
+        if full > 0 {
+            self.prepare_key(Key::new(chunk, Rows::Chunk, Output::None, counting))?;
+        }
+        self.prepare_key(Key::new(last, Rows::Chunk, Output::Sample { rows: 1 }, form))?;
+        self.prepare_key(Key::new(1, Rows::Mixed, Output::Sample { rows: 1 }, form))
+    }
+
+    /// Penalties count a sequence's tokens from the first step that has them; what was before is counted by
+    /// [`Runner::recount`].
+    fn count_from_here(&mut self, sequence: &mut Sequence, sampling: &Sampling) -> Result<()> {
+        if sampling.form(self.model.config.vocab).counts && !sequence.counted {
+            self.recount(sequence, &[])?;
+        }
+        Ok(())
+    }
+
+    /// Counts these tokens as a sequence's prompt, for penalties, and forgets what was counted: for a sequence that was cut
+    /// back, or whose steps had no penalties so far.
+    pub fn recount(&mut self, sequence: &mut Sequence, tokens: &[u32]) -> Result<()> {
         let vocab = self.model.config.vocab;
-        if tokens.is_empty() {
-            return Err(Error::EmptyPrompt);
+        let bytes = u64::from(vocab) * 4;
+        let slot = sequence.slot();
+        let counts = self.counts()?.view();
+        let mut recorder = self.model.device.recorder()?;
+        recorder.fill(
+            "token counts",
+            counts.slice(u64::from(slot) * bytes..u64::from(slot + 1) * bytes)?,
+            0,
+        )?;
+        recorder.seal()?.run(TIMEOUT)?;
+        let kernel = CountPrompt::new(&self.model.device, vocab as usize)?;
+        let most = (self.state.tokens.len() / 4) as usize;
+        for tokens in tokens.chunks(most) {
+            self.next.clear();
+            let state = &mut self.state;
+            state.active.write(0, bytemuck::bytes_of(&(tokens.len() as u32)))?;
+            state.tokens.write(0, bytemuck::cast_slice(tokens))?;
+            state.slots.write(0, bytemuck::cast_slice(&vec![slot; tokens.len()]))?;
+            let [active, ids, slots] = [&state.active, &state.tokens, &state.slots].map(Buffer::view);
+            let mut recorder = self.model.device.recorder()?;
+            kernel.record(&mut recorder, "count tokens", tokens.len(), [&active, &ids, &slots, &counts])?;
+            recorder.seal()?.run(TIMEOUT)?;
         }
-        if let Some(token) = tokens.iter().find(|token| **token >= vocab) {
-            return Err(Error::UnknownToken { token: *token, vocab });
-        }
-        let (context, most) = (self.cache.limits().context, self.model.config.max_positions);
-        let wanted = u64::from(sequence.len()) + tokens.len() as u64;
-        if wanted > u64::from(context) {
-            return Err(Error::ContextFull { wanted, context, most });
-        }
+        sequence.counted = true;
         Ok(())
     }
 
@@ -178,9 +229,7 @@ impl Runner {
     ) -> Result<Sampled> {
         self.check(sequence, tokens)?;
         sampling.check(self.model.config.vocab)?;
-        if sampling.form(self.model.config.vocab).counts && sequence.is_empty() {
-            self.clear_counts(sequence.slot())?;
-        }
+        self.count_from_here(sequence, sampling)?;
         let mut done = 0;
         for chunk in tokens.chunks(self.cache.limits().chunk as usize) {
             let rows = self.extend(sequence, chunk)?;
@@ -203,17 +252,7 @@ impl Runner {
 
     /// One more token for each of some sequences.
     pub fn decode(&mut self, next: &mut [Next<'_>]) -> Result<Vec<Sampled>> {
-        let vocab = self.model.config.vocab;
-        if next.is_empty() || next.len() > self.cache.limits().sequences.min(MAX_SAMPLED) as usize {
-            let most = self.cache.limits().sequences.min(MAX_SAMPLED);
-            return Err(Error::Limits(format!("{} sequences in a step; it takes 1 to {most}", next.len())));
-        }
-        let mut rows = Vec::with_capacity(next.len());
-        for next in next.iter_mut() {
-            next.sampling.check(vocab)?;
-            self.check(next.sequence, &[next.token])?;
-            rows.extend(self.extend(next.sequence, &[next.token])?);
-        }
+        let rows = self.decode_rows(next)?;
         let samplings: Vec<&Sampling> = next.iter().map(|next| next.sampling).collect();
         let output = Output::Sample { rows: bucket(rows.len()) };
         let list: Vec<u32> = (0..rows.len() as u32).collect();
@@ -229,6 +268,44 @@ impl Runner {
         };
         self.next = rows.into_iter().zip(&sampled).map(advanced).collect();
         Ok(sampled)
+    }
+
+    /// The same, with a program that is recorded for it and timed.
+    pub(crate) fn decode_timed(&mut self, next: &mut [Next<'_>], stamps: Stamps) -> Result<Vec<Timing>> {
+        let rows = self.decode_rows(next)?;
+        let samplings: Vec<&Sampling> = next.iter().map(|next| next.sampling).collect();
+        let output = Output::Sample { rows: bucket(rows.len()) };
+        let list: Vec<u32> = (0..rows.len() as u32).collect();
+        let key = self.write_state(&rows, Rows::Mixed, output, &list, &samplings)?;
+        let recorder = self.model.device.timed_recorder(stamps)?;
+        let program = self.record(key, recorder)?;
+        program.run(TIMEOUT)?;
+        for next in next.iter_mut() {
+            next.sequence.advance(1);
+        }
+        Ok(program.timings()?)
+    }
+
+    /// The rows of a step of decoding, with room for them made.
+    fn decode_rows(&mut self, next: &mut [Next<'_>]) -> Result<Vec<Row>> {
+        let vocab = self.model.config.vocab;
+        if next.is_empty() || next.len() > self.cache.limits().sequences.min(MAX_SAMPLED) as usize {
+            let most = self.cache.limits().sequences.min(MAX_SAMPLED);
+            return Err(Error::Limits(format!("{} sequences in a step; it takes 1 to {most}", next.len())));
+        }
+        let mut rows = Vec::with_capacity(next.len());
+        for next in next.iter_mut() {
+            next.sampling.check(vocab)?;
+            self.check(next.sequence, &[next.token])?;
+            self.count_from_here(next.sequence, next.sampling)?;
+            rows.extend(self.extend(next.sequence, &[next.token])?);
+        }
+        Ok(rows)
+    }
+
+    /// Makes room for more positions of a sequence.
+    pub(crate) fn reserve(&mut self, sequence: &mut Sequence, rows: u32) -> Result<()> {
+        self.cache.extend(sequence, rows)
     }
 
     /// Reads tokens into a sequence and gives `each` the logits of every one of them, in order.
@@ -317,7 +394,7 @@ impl Runner {
 
     /// Logits of all rows of a chunk are large: fewer rows at a time.
     fn most_outputs(&self) -> usize {
-        (self.cache.limits().chunk as usize).min(MOST_OUTPUTS)
+        self.cache.limits().chunk.min(MOST_OUTPUTS) as usize
     }
 
     fn extend(&mut self, sequence: &mut Sequence, tokens: &[u32]) -> Result<Vec<Row>> {
@@ -334,6 +411,22 @@ impl Runner {
         output_rows: &[u32],
         samplings: &[&Sampling],
     ) -> Result<()> {
+        let key = self.write_state(rows, kind, output, output_rows, samplings)?;
+        self.prepare_key(key)?;
+        self.usage.steps += 1;
+        self.programs[&key].run(TIMEOUT)?;
+        Ok(())
+    }
+
+    /// Writes what changes from step to step; says which program the step needs.
+    fn write_state(
+        &mut self,
+        rows: &[Row],
+        kind: Rows,
+        output: Output,
+        output_rows: &[u32],
+        samplings: &[&Sampling],
+    ) -> Result<Key> {
         let words = |of: fn(&Row) -> u32| -> Vec<u32> { rows.iter().map(of).collect() };
         let state = &mut self.state;
         // Decoding goes on from what the sampler wrote, without a word from the host.
@@ -359,8 +452,6 @@ impl Runner {
                 sampling.unique_biases().into_iter().flat_map(sample::Bias::to_words).collect();
             state.biases.write((row * MAX_BIASES * 8) as u64, bytemuck::cast_slice(&words))?;
         }
-        // A few rows of one sequence are no different from rows of several.
-        let kind = if rows.len() <= gemv::MAX_COLUMNS { Rows::Mixed } else { kind };
         let vocab = self.model.config.vocab;
         let form = samplings.iter().map(|sampling| sampling.form(vocab)).fold(
             sample::Form::default(),
@@ -376,11 +467,7 @@ impl Runner {
             Output::Sample { .. } => form,
             _ => sample::Form { counts: form.counts, ..sample::Form::default() },
         };
-        let key = Key { rows: bucket(rows.len()), kind, output, form };
-        self.prepare(key)?;
-        self.usage.steps += 1;
-        self.programs[&key].run(TIMEOUT)?;
-        Ok(())
+        Ok(Key::new(rows.len(), kind, output, form))
     }
 
     /// What the last step sampled for these of its rows.
@@ -399,10 +486,17 @@ impl Runner {
     }
 
     /// Records the program if this is the first step of its kind.
-    fn prepare(&mut self, key: Key) -> Result<()> {
-        if self.programs.contains_key(&key) {
-            return Ok(());
+    fn prepare_key(&mut self, key: Key) -> Result<()> {
+        if !self.programs.contains_key(&key) {
+            let recorder = self.model.device.recorder()?;
+            let program = self.record(key, recorder)?;
+            self.programs.insert(key, program);
+            self.usage.programs += 1;
         }
+        Ok(())
+    }
+
+    fn record(&mut self, key: Key, mut recorder: Recorder) -> Result<Program> {
         if let Entry::Vacant(entry) = self.scratch.entry(key.rows) {
             entry.insert(Scratch::new(&self.model, key.rows, self.cache.limits())?);
         }
@@ -415,7 +509,6 @@ impl Runner {
         if key.form.counts {
             self.counts()?;
         }
-        let mut recorder = self.model.device.recorder()?;
         let outputs = self.outputs.get(&output_rows);
         let mut step = Step {
             model: &self.model,
@@ -444,13 +537,9 @@ impl Runner {
             gemma3::head(&mut step)?;
             self.record_output(&mut recorder, key, outputs)?;
         }
-        self.programs.insert(key, recorder.seal()?);
-        self.usage.programs += 1;
-        Ok(())
+        Ok(recorder.seal()?)
     }
-}
 
-impl Runner {
     /// What follows the head.
     fn record_output(&self, recorder: &mut Recorder, key: Key, outputs: &Outputs) -> Result<()> {
         let (device, state) = (&self.model.device, &self.state);
@@ -507,19 +596,26 @@ impl Runner {
             }
         }
     }
-
-    /// Forgets which tokens a slot's last sequence had.
-    fn clear_counts(&mut self, slot: u32) -> Result<()> {
-        let bytes = u64::from(self.model.config.vocab) * 4;
-        let view = self.counts()?.slice(u64::from(slot) * bytes..u64::from(slot + 1) * bytes)?;
-        let mut recorder = self.model.device.recorder()?;
-        recorder.fill("token counts", view, 0)?;
-        Ok(recorder.seal()?.run(TIMEOUT)?)
-    }
 }
 
-/// Rows of logits at a time: a GiB of them at most, with Gemma's vocabulary.
-const MOST_OUTPUTS: usize = 256;
+/// Whether tokens can follow `held` positions: known to the model, and with room for them in a context.
+pub fn check_tokens(config: &Config, held: u32, tokens: &[u32], context: u32) -> Result<()> {
+    let vocab = config.vocab;
+    if tokens.is_empty() {
+        return Err(Error::EmptyPrompt);
+    }
+    if let Some(token) = tokens.iter().find(|token| **token >= vocab) {
+        return Err(Error::UnknownToken { token: *token, vocab });
+    }
+    let wanted = u64::from(held) + tokens.len() as u64;
+    if wanted > u64::from(context) {
+        return Err(Error::ContextFull { wanted, context, most: config.max_positions });
+    }
+    Ok(())
+}
+
+/// Rows of logits at a time: 256 MiB of them with Gemma's vocabulary.
+pub const MOST_OUTPUTS: u32 = 256;
 
 /// The bucket of a number of rows: powers of two. Rows of a bucket that are not in use cost little, since kernels leave them out.
 fn bucket(rows: usize) -> usize {

@@ -79,6 +79,11 @@ impl Sampling {
         Ok(())
     }
 
+    /// Whether it asks which tokens there were.
+    pub fn has_penalties(&self) -> bool {
+        self.params().penalties()
+    }
+
     /// What it needs of the kernel.
     pub(crate) fn form(&self, vocab: u32) -> Form {
         let params = self.params();

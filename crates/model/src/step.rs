@@ -84,10 +84,12 @@ impl Scratch {
             }
         };
         let mut split_bytes = 0;
-        for (kind, mode) in [LayerType::Global, LayerType::Sliding]
-            .into_iter()
-            .flat_map(|kind| [(kind, Mode::Decode), (kind, Mode::Prefill)])
-        {
+        // Only rows of several sequences are split, and there are no more of those than sequences; a few rows of one go the
+        // same way.
+        let mixed = rows <= gemv::MAX_COLUMNS.max((limits.sequences as usize).next_power_of_two());
+        let modes = if mixed { &[Mode::Decode, Mode::Prefill][..] } else { &[Mode::Prefill] };
+        let kinds = [LayerType::Global, LayerType::Sliding];
+        for (kind, mode) in kinds.into_iter().flat_map(|kind| modes.iter().map(move |mode| (kind, *mode))) {
             let kernel = Attention::new(device, attention_shape(config, limits, kind), mode)?;
             split_bytes = kernel.scratch_bytes(rows as u32).max(split_bytes);
         }

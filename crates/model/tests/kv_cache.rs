@@ -3,7 +3,9 @@
 mod common;
 
 use common::{Fixture, difference, limits, load};
-use model::{Error, Limits, Next, Runner, Sampling};
+use gpu::Lifetime;
+use model::{Error, KvScheme, Limits, Next, Runner, Sampling};
+use weights::plan;
 
 /// A model with a window of 32, a prompt of 300, pages of 4.
 const NAME: &str = "untied_long";
@@ -76,6 +78,48 @@ fn a_sequence_cut_back_goes_on_as_if_nothing_had_followed() {
     assert_eq!(sequence.pages(), (0, 0));
     let again = logits(&mut runner, &mut sequence, ids);
     assert!(difference(&again, &expected) < 1e-3 * fixture.largest());
+}
+
+#[test]
+fn the_plan_makes_room_for_what_is_taken() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let fixture = Fixture::open(NAME);
+    let model = load(&device, &fixture.path);
+    for (kv, chunk) in [(KvScheme::F16, 16), (KvScheme::F32, 256)] {
+        let limits = Limits { kv, page: 64, ..limits(8, 512, chunk) };
+        let room = limits.room(&model.config, 64);
+        let shape = plan::KvShape {
+            global_layers: 1,
+            sliding_layers: 1,
+            window: room.sliding_positions,
+            kv_heads: 1,
+            head_bytes: 64 * room.kv_bytes,
+        };
+        let planned = plan::kv_bytes(&shape, room.context, room.batch);
+        let (kv_before, scratch_before) = (device.in_use(Lifetime::Kv), device.in_use(Lifetime::Scratch));
+        let mut runner = Runner::new(model.clone(), limits).unwrap();
+        let cache = device.in_use(Lifetime::Kv) - kv_before;
+        // Blocks are taken whole: what is left over of the last one comes on top.
+        assert!((planned..planned + (70 << 20)).contains(&cache), "{planned} planned, {cache} taken");
+        let mut sequence = runner.start().unwrap();
+        runner.logits(&mut sequence, &fixture.ids, |_| Ok(())).unwrap();
+        runner.prompt(&mut sequence, &fixture.ids[..20], &Sampling::default(), |_| true).unwrap();
+        let taken = device.in_use(Lifetime::Scratch) - scratch_before;
+        assert!(taken < room.scratch + (32 << 20), "{} planned, {taken} taken", room.scratch);
+    }
+}
+
+#[test]
+fn a_sequence_of_another_runner_is_refused() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let model = load(&device, &Fixture::open("gguf_q4_0").path);
+    let mut runner = Runner::new(model.clone(), limits(1, 32, 16)).unwrap();
+    let other = Runner::new(model, limits(1, 32, 16)).unwrap();
+    let mut sequence = other.start().unwrap();
+    let error =
+        runner.prompt(&mut sequence, &[2, 3], &Sampling::default(), |_| true).unwrap_err().to_string();
+    assert!(error.contains("started by another runner"), "{error}");
+    assert!(!runner.truncate(&mut sequence, 0));
 }
 
 #[test]

@@ -4,7 +4,7 @@
 mod common;
 
 use common::{Fixture, NAMES, all_logits, difference, limits, load};
-use model::{KvScheme, Next, Runner, Sampling};
+use model::{KvScheme, Limits, Next, Runner, Sampling};
 
 #[test]
 fn logits_are_those_of_transformers() {
@@ -40,6 +40,17 @@ fn chunks_of_any_size_give_the_same_logits() {
         let fixture = Fixture::open(name);
         let model = load(&device, &fixture.path);
         let whole = all_logits(&model, &fixture.ids, 512, KvScheme::F16);
+        // Pages as they are in use, beside the small ones that everything else here has.
+        let large = Limits { page: model::PAGE, ..limits(1, fixture.ids.len() as u32, 48) };
+        let mut runner = Runner::new(model.clone(), large).unwrap();
+        let mut sequence = runner.start().unwrap();
+        let mut position = 0;
+        let compare = |row: &[f32]| {
+            assert!(difference(row, &whole[position]) <= 1e-3 * fixture.largest(), "{name}, {position}");
+            position += 1;
+            Ok(())
+        };
+        runner.logits(&mut sequence, &fixture.ids, compare).unwrap();
         for chunk in chunks {
             let rows = all_logits(&model, &fixture.ids, *chunk, KvScheme::F16);
             for (position, (row, expected)) in rows.iter().zip(&whole).enumerate() {

@@ -4,7 +4,7 @@ mod common;
 
 use common::{Fixture, limits, load};
 use model::{
-    Runner, Sampling,
+    Limits, Next, Runner, Sampling,
     generate::{Event, Finish, Request, generate},
 };
 use std::ops::ControlFlow;
@@ -69,6 +69,84 @@ fn biases_ban_and_penalties_keep_from_repeating() {
 }
 
 #[test]
+fn penalties_know_what_a_sequence_holds_and_nothing_else() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let fixture = Fixture::open("gguf_q8_0");
+    let mut runner =
+        Runner::new(load(&device, &fixture.path), Limits { page: 64, ..limits(1, 96, 16) }).unwrap();
+    let repetition = Sampling { repetition: 100.0, ..Sampling::default() };
+    let fresh = tokens(&mut runner, &fixture.ids, &repetition, 6);
+
+    // An answer that is cut off again leaves no trace, once what is kept has been counted anew.
+    let kept = 30;
+    let mut sequence = runner.start().unwrap();
+    let request = Request { prompt: &fixture.ids, most: 6, sampling: &repetition, ends: &[] };
+    let other = Sampling { biases: vec![(fresh[0], -100.0), (fresh[1], -100.0)], ..repetition.clone() };
+    let elsewhere = Request { sampling: &other, ..request.clone() };
+    generate(&mut runner, &mut sequence, &elsewhere, |_| ControlFlow::Continue(())).unwrap();
+    assert!(runner.truncate(&mut sequence, kept));
+    runner.recount(&mut sequence, &fixture.ids[..kept as usize]).unwrap();
+    let rest = Request { prompt: &fixture.ids[kept as usize..], ..request };
+    let again = generate(&mut runner, &mut sequence, &rest, |_| ControlFlow::Continue(())).unwrap();
+    assert_eq!(again.tokens, fresh);
+    drop(sequence);
+
+    // Penalties that come late count from there: the prompt before them is free to be repeated.
+    let mut sequence = runner.start().unwrap();
+    let plain = Sampling::default();
+    runner.prompt(&mut sequence, &fixture.ids[..33], &plain, |_| true).unwrap();
+    let late = Request { prompt: &fixture.ids[33..], most: 6, sampling: &repetition, ends: &[] };
+    let late = generate(&mut runner, &mut sequence, &late, |_| ControlFlow::Continue(())).unwrap().tokens;
+    assert!(late.iter().any(|token| fixture.ids.contains(token)), "{late:?}");
+}
+
+#[test]
+fn a_batch_of_draws_is_the_same_bit_for_bit() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let fixture = Fixture::open("gguf_q8_0");
+    let model = load(&device, &fixture.path);
+    // Each sequence with settings of its own: greedy, drawn, filtered, penalised.
+    let samplings = [
+        Sampling::default(),
+        Sampling { temperature: 1.0, seed: 3, ..Sampling::default() },
+        Sampling { temperature: 0.8, top_k: 20, top_p: 0.9, seed: 4, ..Sampling::default() },
+        Sampling {
+            temperature: 1.0,
+            presence: 2.0,
+            seed: 5,
+            biases: vec![(300, 3.0)],
+            ..Sampling::default()
+        },
+    ];
+    let run = || {
+        let mut runner = Runner::new(model.clone(), limits(4, 96, 16)).unwrap();
+        let mut sequences: Vec<_> = samplings.iter().map(|_| runner.start().unwrap()).collect();
+        let mut drawn: Vec<Vec<(u32, u32)>> = Vec::new();
+        for (sequence, sampling) in sequences.iter_mut().zip(&samplings) {
+            let first = runner.prompt(sequence, &fixture.ids, sampling, |_| true).unwrap();
+            drawn.push(vec![(first.token, first.logprob.to_bits())]);
+        }
+        for _ in 0..10 {
+            let last: Vec<u32> = drawn.iter().map(|drawn| drawn[drawn.len() - 1].0).collect();
+            let mut next: Vec<Next<'_>> = sequences
+                .iter_mut()
+                .zip(&samplings)
+                .zip(last)
+                .map(|((sequence, sampling), token)| Next { sequence, token, sampling })
+                .collect();
+            for (drawn, sampled) in drawn.iter_mut().zip(runner.decode(&mut next).unwrap()) {
+                drawn.push((sampled.token, sampled.logprob.to_bits()));
+            }
+        }
+        drawn
+    };
+    let first = run();
+    assert_eq!(run(), first);
+    let greedy: Vec<u32> = first[0].iter().map(|(token, _)| *token).collect();
+    assert_eq!(greedy, fixture.list("greedy")[..11], "the others' settings are not its own");
+}
+
+#[test]
 fn a_token_is_one_submission_and_sixteen_bytes() {
     let Some(device) = testkit::cpu_device() else { return };
     let fixture = Fixture::open("gguf_q8_0");
@@ -117,7 +195,7 @@ fn an_answer_ends_where_the_model_or_the_caller_ends_it() {
     assert_eq!(run(&[], 12, 2, &fixture.ids), (Finish::Stop, greedy[..2].to_vec()));
     assert_eq!(run(&[], 1, 99, &fixture.ids), (Finish::Length, greedy[..1].to_vec()));
     // 34 positions of 40 are the prompt's; the seventh token is the last that can be made of them.
-    assert_eq!(run(&[], 12, 99, &fixture.ids), (Finish::Length, greedy[..7].to_vec()));
+    assert_eq!(run(&[], 12, 99, &fixture.ids), (Finish::Context, greedy[..7].to_vec()));
     // Stopped while the prompt is read.
     let mut sequence = runner.start().unwrap();
     let request = Request { prompt: &fixture.ids, most: 5, sampling: &sampling, ends: &[] };

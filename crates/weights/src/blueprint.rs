@@ -32,6 +32,26 @@ pub struct MatrixSpec<'a> {
     pub tensors: Vec<(&'a Tensor, Placement)>,
 }
 
+/// What there must be room for beside the weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room {
+    /// Positions of a sequence.
+    pub context: u64,
+    /// Sequences at a time.
+    pub batch: u64,
+    /// Bytes of an element of the KV cache.
+    pub kv_bytes: u64,
+    /// Positions of a sequence that sliding layers keep.
+    pub sliding_positions: u64,
+    /// Bytes of activations and logits.
+    pub scratch: u64,
+}
+
+impl Room {
+    /// For weights alone.
+    pub const NONE: Room = Room { context: 1, batch: 1, kv_bytes: 2, sliding_positions: 1, scratch: 0 };
+}
+
 /// What a matrix is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
@@ -101,7 +121,7 @@ impl<'a> Blueprint<'a> {
     }
 
     /// What the model asks of memory; item i is matrix i, and the vectors come last.
-    pub fn demand(&self, config: &Config, context: u64, batch: u64, scratch: u64) -> Demand {
+    pub fn demand(&self, config: &Config, room: &Room) -> Demand {
         let has_head = self.matrices.iter().any(|matrix| matrix.place == Place::Head);
         let items = |scheme: Option<Scheme>| -> Vec<Item> {
             let vectors =
@@ -118,12 +138,11 @@ impl<'a> Blueprint<'a> {
         let kv = KvShape {
             global_layers: global,
             sliding_layers: u64::from(config.layers) - global,
-            window: u64::from(config.sliding_window.unwrap_or(u32::MAX)),
+            window: room.sliding_positions,
             kv_heads: u64::from(config.kv_heads),
-            // f16
-            head_bytes: u64::from(config.head_dim) * 2,
+            head_bytes: u64::from(config.head_dim) * room.kv_bytes,
         };
-        Demand { weights, kv, context, batch, scratch, smaller }
+        Demand { weights, kv, context: room.context, batch: room.batch, scratch: room.scratch, smaller }
     }
 }
 

@@ -12,7 +12,7 @@ use rustyline::{DefaultEditor, error::ReadlineError};
 use text::{Detokenizer, Message, Shown};
 
 use crate::{
-    loading::{Kv, Loaded, ModelArguments},
+    loading::{Loaded, ModelArguments, Outputs},
     output,
     sampling::SamplingArguments,
     speed::Speed,
@@ -72,10 +72,10 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         Some(context) => opened.check_context(context as usize)?,
         None => DEFAULT_CONTEXT.min(opened.checkpoint.config.max_positions),
     };
-    let loaded = opened.load(context, Kv::F16)?;
-    eprintln!("{}, {context} positions. /help lists the commands.", loaded.info().name);
+    let loaded = opened.load(context, Outputs::Sampled)?;
+    note!("{}, {context} positions. /help lists the commands.", loaded.info().name);
     if !language.own_template {
-        eprintln!(
+        note!(
             "This model brings no chat template; it may not have been trained to chat. Its family's is used."
         );
     }
@@ -126,11 +126,11 @@ fn read(editor: &mut DefaultEditor) -> anyhow::Result<Option<String>> {
             }
             Err(ReadlineError::Interrupted) => {
                 text.clear();
-                eprintln!("(/quit or Ctrl-D leaves)");
+                note!("(/quit or Ctrl-D leaves)");
             }
             Err(ReadlineError::Eof) => return Ok(None),
             Err(ReadlineError::Io(error)) if error.kind() == std::io::ErrorKind::InvalidData => {
-                eprintln!("That line is not UTF-8 and was left out.");
+                note!("That line is not UTF-8 and was left out.");
             }
             Err(error) => return Err(error.into()),
         }
@@ -143,7 +143,8 @@ struct Chat {
     cached: Vec<u32>,
     messages: Vec<Message>,
     system: Option<String>,
-    last: Option<(usize, usize, Generated)>,
+    /// The last answer, and how many tokens before it did not have to be read again.
+    last: Option<(usize, Generated)>,
     most: usize,
     language: Language,
     sampling: Sampling,
@@ -155,23 +156,23 @@ impl Chat {
     fn command(&mut self, line: &str) -> anyhow::Result<ControlFlow<()>> {
         let (name, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
         match name {
-            "/help" | "/?" => eprint!("{HELP}"),
+            "/help" | "/?" => note_part!("{HELP}"),
             "/quit" | "/exit" => return Ok(ControlFlow::Break(())),
             "/clear" => {
                 self.messages.clear();
-                eprintln!("The conversation is forgotten.");
+                note!("The conversation is forgotten.");
             }
             "/system" if rest.trim().is_empty() => match &self.system {
-                Some(system) => eprintln!("{system}"),
-                None => eprintln!("Nothing is set: /system TEXT sets it."),
+                Some(system) => note!("{system}"),
+                None => note!("Nothing is set: /system TEXT sets it."),
             },
             "/system" => {
                 self.system = Some(rest.trim().to_string());
                 self.messages.clear();
-                eprintln!("Set; the conversation starts anew.");
+                note!("Set; the conversation starts anew.");
             }
             "/stats" => self.stats()?,
-            _ => eprintln!("There is no {name}. /help lists the commands."),
+            _ => note!("There is no {name}. /help lists the commands."),
         }
         Ok(ControlFlow::Continue(()))
     }
@@ -179,15 +180,15 @@ impl Chat {
     fn stats(&self) -> anyhow::Result<()> {
         let context = self.loaded.runner.cache().limits().context;
         match &self.last {
-            None => eprintln!("No answer yet."),
-            Some((prompt, reused, generated)) => {
-                let speed = Speed::of(&self.loaded.device, *prompt, generated)?;
-                eprintln!("{speed}");
-                eprintln!("{reused} tokens of the conversation were in the cache and not read again.");
+            None => note!("No answer yet."),
+            Some((reused, generated)) => {
+                let speed = Speed::of(&self.loaded.device, generated)?;
+                note!("{speed}");
+                note!("{reused} tokens of the conversation were in the cache and not read again.");
             }
         }
         let messages = self.messages.len();
-        eprintln!("{messages} messages, {} of {context} positions.", self.sequence.len());
+        note!("{messages} messages, {} of {context} positions.", self.sequence.len());
         Ok(())
     }
 
@@ -195,42 +196,39 @@ impl Chat {
     fn say(&mut self, line: &str) -> anyhow::Result<()> {
         self.messages.push(Message::new("user", line));
         match self.answer() {
+            // A question that got not a word of an answer was not asked.
+            Ok(text) if text.is_empty() => drop(self.messages.pop()),
             Ok(text) => self.messages.push(Message::new("assistant", &text)),
             Err(error) => {
                 // The conversation stands as before the message; what the GPU has of it is not known.
                 self.messages.pop();
-                self.start_anew()?;
+                self.loaded.runner.truncate(&mut self.sequence, 0);
+                self.cached.clear();
                 if output::is_closed_pipe(&error) {
                     return Err(error);
                 }
-                eprintln!("indrik: {error:#}");
+                note!("indrik: {error:#}");
             }
         }
         Ok(())
     }
 
-    fn start_anew(&mut self) -> anyhow::Result<()> {
-        self.loaded.runner.truncate(&mut self.sequence, 0);
-        self.cached.clear();
-        Ok(())
-    }
-
     fn answer(&mut self) -> anyhow::Result<String> {
-        let (prompt, left) = self.prompt()?;
+        let prompt = self.prompt()?;
         let reused = reuse(&self.loaded.runner, &mut self.sequence, &self.cached, &prompt);
         self.cached.truncate(reused);
+        if reused > 0 && self.sampling.has_penalties() {
+            // Penalties must know what is not read again, and nothing that was cut off.
+            self.loaded.runner.recount(&mut self.sequence, &self.cached)?;
+        }
         let control = output::control();
         control.cancel.store(false, Ordering::Relaxed);
         let mut detokenizer = Detokenizer::new(&self.language.tokenizer, Shown::Text);
         let (mut text, mut failed) = (String::new(), None);
         let mut progress = output::Progress::new();
         let rest = &prompt[reused..];
-        let request = Request {
-            prompt: rest,
-            most: self.most.min(left),
-            sampling: &self.sampling,
-            ends: &self.language.ends,
-        };
+        let request =
+            Request { prompt: rest, most: self.most, sampling: &self.sampling, ends: &self.language.ends };
         let generated = generate(&mut self.loaded.runner, &mut self.sequence, &request, |event| {
             match event {
                 Event::Read(read) if read < rest.len() => {
@@ -254,48 +252,41 @@ impl Chat {
         output::print(&format!("{end}\n"))?;
         text += &end;
         match generated.finish {
-            Finish::Stop => eprintln!("(stopped)"),
-            Finish::Length if left <= generated.tokens.len() => {
-                eprintln!("(the context is full: /clear starts anew)");
-            }
+            Finish::Stop => note!("(stopped)"),
+            Finish::Context => note!("(the context is full: /clear starts anew)"),
             Finish::Length | Finish::End => {}
         }
         let held = self.sequence.len() as usize;
         self.cached.extend(rest.iter().chain(&generated.tokens).take(held - reused));
         control.cancel.store(false, Ordering::Relaxed);
-        self.last = Some((rest.len(), reused, generated));
+        self.last = Some((reused, generated));
         Ok(text)
     }
 
-    /// The conversation as tokens, and how many more there is room for. Where it no longer fits, its oldest messages are
-    /// left out.
-    fn prompt(&mut self) -> anyhow::Result<(Vec<u32>, usize)> {
+    /// The conversation as tokens. Where it no longer fits, its oldest messages are left out, then and from then on.
+    fn prompt(&mut self) -> anyhow::Result<Vec<u32>> {
         let context = self.loaded.runner.cache().limits().context as usize;
-        let mut dropped = 0;
-        loop {
-            let mut messages: Vec<Message> = Vec::new();
-            messages.extend(self.system.as_ref().map(|system| Message::new("system", system)));
-            messages.extend(self.messages.iter().cloned());
+        // An answer wants some room.
+        let room = (context / 8).clamp(16, 512);
+        // A question goes with its answer, and the last question stays.
+        for dropped in (0..self.messages.len()).step_by(2) {
+            let system = self.system.iter().map(|system| Message::new("system", system));
+            let messages: Vec<Message> = system.chain(self.messages[dropped..].iter().cloned()).collect();
             let text = self.language.template.render(&messages, true)?;
             let prompt = self.language.tokenizer.encode_prompt(&text);
-            // An answer wants some room.
-            let room = (context / 8).clamp(16, 512);
-            if prompt.len() + room <= context || self.messages.len() < 3 {
-                if dropped > 0 {
-                    eprintln!("(the context is full: the {dropped} oldest messages were left out)");
-                }
-                if prompt.len() >= context {
-                    let most = self.loaded.runner.model().config.max_positions;
-                    let (wanted, context) = (prompt.len() as u64, context as u32);
-                    return Err(model::Error::ContextFull { wanted, context, most }.into());
-                }
-                let left = context - prompt.len() + 1;
-                return Ok((prompt, left));
+            let last = dropped + 2 > self.messages.len();
+            if prompt.len() + room > context && !last {
+                continue;
             }
-            // A question goes with its answer.
-            self.messages.drain(..2);
-            dropped += 2;
+            let config = &self.loaded.runner.model().config;
+            model::check_tokens(config, 0, &prompt, context as u32)?;
+            if dropped > 0 {
+                note!("(the context is full: the {dropped} oldest messages were left out)");
+                self.messages.drain(..dropped);
+            }
+            return Ok(prompt);
         }
+        anyhow::bail!("there is nothing to answer")
     }
 }
 

@@ -17,7 +17,7 @@ use serde_json::json;
 use text::{Detokenizer, Shown, StopMatcher};
 
 use crate::{
-    loading::{Kv, ModelArguments, Opened},
+    loading::{ModelArguments, Opened, Outputs},
     output,
     sampling::SamplingArguments,
     speed::Speed,
@@ -60,10 +60,14 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let opened = arguments.model.open()?;
     // Ids need no tokenizer; where there is none they are all that is printed.
-    let language = match arguments.ids {
-        Some(_) => opened.language().ok(),
-        None => Some(opened.language()?),
+    let language = match (model::language::Language::of(&opened.checkpoint), &arguments.ids) {
+        (Ok(language), _) => Some(language),
+        (Err(model::Error::NoTokenizer { .. }), Some(_)) => None,
+        (Err(error), _) => return Err(error.into()),
     };
+    if language.is_none() && !arguments.stop.is_empty() {
+        bail!("--stop needs a tokenizer, and {} has none", opened.checkpoint.path.display());
+    }
     let prompt = match (&arguments.ids, &language) {
         (Some(ids), _) => ids.clone(),
         (None, Some(language)) => language.tokenizer.encode_prompt(&prompt_text(arguments)?),
@@ -86,7 +90,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     };
     ends.sort_unstable();
 
-    let mut loaded = opened.load(context, Kv::F16)?;
+    let mut loaded = opened.load(context, Outputs::Sampled)?;
     let mut sequence = loaded.runner.start()?;
     let control = output::control();
     let mut detokenizer =
@@ -102,8 +106,10 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             }
             Event::Read(_) => progress.clear(),
             Event::Token(sampled) => {
-                let piece = detokenizer.as_mut().map(|detokenizer| detokenizer.push(sampled.token));
-                let (piece, stopped) = stops.push(&piece.unwrap_or_else(|| format!("{} ", sampled.token)));
+                let (piece, stopped) = match &mut detokenizer {
+                    Some(detokenizer) => stops.push(&detokenizer.push(sampled.token)),
+                    None => (format!("{} ", sampled.token), false),
+                };
                 text += &piece;
                 if !arguments.json
                     && let Err(error) = output::print(&piece)
@@ -140,12 +146,12 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if !arguments.json {
         output::print("\n")?;
     }
-    let speed = Speed::of(&loaded.device, prompt.len(), &generated)?;
+    let speed = Speed::of(&loaded.device, &generated)?;
     let info = loaded.info();
     if arguments.json {
         output::print_json(&json!({
             "model": opened.checkpoint.path, "device": info.name, "driver": info.driver,
-            "prompt_ids": prompt, "tokens": generated.tokens, "text": text,
+            "prompt_ids": prompt, "tokens": generated.tokens, "text": language.is_some().then_some(text),
             "finish": if cancelled { json!("cancelled") } else { json!(generated.finish) },
             "sampling": sampling, "load_seconds": loaded.load_seconds, "speed": speed,
         }))?;
@@ -153,9 +159,10 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         let end = match generated.finish {
             _ if cancelled => " (stopped)",
             Finish::Length => " (as long as asked for)",
+            Finish::Context => " (the context is full)",
             Finish::End | Finish::Stop => "",
         };
-        eprintln!("\n{}, loaded in {:.1} s\n{speed}{end}", info.name, loaded.load_seconds);
+        note!("\n{}, loaded in {:.1} s\n{speed}{end}", info.name, loaded.load_seconds);
     }
     Ok(if cancelled { ExitCode::from(130) } else { ExitCode::SUCCESS })
 }
@@ -165,18 +172,11 @@ fn check(opened: &Opened<'_>, arguments: &Arguments, prompt: &[u32]) -> anyhow::
     let config = &opened.checkpoint.config;
     // A prompt that is nothing but the beginning is as empty as none.
     let only_bos = arguments.ids.is_none() && prompt.iter().all(|token| Some(*token) == config.bos);
-    if prompt.is_empty() || only_bos {
+    if only_bos {
         return Err(model::Error::EmptyPrompt.into());
     }
-    if let Some(token) = prompt.iter().find(|token| **token >= config.vocab) {
-        return Err(model::Error::UnknownToken { token: *token, vocab: config.vocab }.into());
-    }
     let context = arguments.context.unwrap_or(config.max_positions);
-    if prompt.len() > context as usize {
-        let wanted = prompt.len() as u64;
-        return Err(model::Error::ContextFull { wanted, context, most: config.max_positions }.into());
-    }
-    Ok(())
+    Ok(model::check_tokens(config, 0, prompt, context)?)
 }
 
 fn prompt_text(arguments: &Arguments) -> anyhow::Result<String> {

@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, path::PathBuf, process::ExitCode};
 use clap::Args;
 use gpu::bytes;
 use kernels::Layout;
+use model::Limits;
 use serde::Serialize;
 use serde_json::json;
 use weights::{
@@ -188,7 +189,7 @@ fn place(arguments: &Arguments, checkpoint: &Checkpoint) -> anyhow::Result<(Opti
         Err(error) if arguments.device.is_some() => return Err(error.into()),
         Err(_) => return Ok((None, None)),
     };
-    let (context, batch) = (u64::from(arguments.context), u64::from(arguments.batch));
-    let demand = blueprint.demand(&checkpoint.config, context, batch, memory::SCRATCH);
+    let limits = Limits { sequences: arguments.batch, ..Limits::on(adapter.info.kind, arguments.context) };
+    let demand = blueprint.demand(&checkpoint.config, &limits.room(&checkpoint.config, arguments.batch));
     Ok((Some(adapter.info.name.clone()), Some(plan::plan(&memory::of(&adapter.info), &demand))))
 }

@@ -63,11 +63,14 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         (true, false) => format!("already here since {}", record.date),
     };
     output::print(&format!(
-        "{}: {}, {how}\n{}\n\nNext: indrik generate -m {} -p \"…\"\n",
+        "{}: {}, {how}\n{}\n\n{}\n",
         model.name,
         bytes(record.bytes),
         path.display(),
-        model.name
+        match model.runs {
+            true => format!("Next: indrik generate -m {} -p \"…\"", model.name),
+            false => "This version does not run models of its family yet.".to_string(),
+        }
     ))?;
     Ok(ExitCode::SUCCESS)
 }
@@ -131,7 +134,7 @@ impl Watch<'_> {
             Event::Deleted { reason } => format!("  {reason}; deleted, trying once more"),
         };
         self.bar.clear();
-        eprintln!("{text}");
+        note!("{text}");
     }
 }
 
@@ -171,16 +174,16 @@ impl Bar {
 
     fn say(&mut self, text: &str) {
         if self.terminal {
-            eprint!("\r\x1b[2K{text}");
+            note_part!("\r\x1b[2K{text}");
             self.shown = true;
         } else {
-            eprintln!("  {text}");
+            note!("  {text}");
         }
     }
 
     fn clear(&mut self) {
         if std::mem::take(&mut self.shown) {
-            eprint!("\r\x1b[2K");
+            note_part!("\r\x1b[2K");
         }
     }
 }

@@ -11,7 +11,7 @@ use model::{KvScheme, Limits, Model, Runner};
 use serde_json::Value;
 use weights::{
     Checkpoint,
-    blueprint::Blueprint,
+    blueprint::{Blueprint, Room},
     plan::{self, HeapInfo, Margin, Memory},
     stream::{Control, Options},
 };
@@ -87,7 +87,7 @@ pub fn load(device: &Device, path: &Path) -> Arc<Model> {
         margin: Margin::default(),
         gtt: None,
     };
-    let placement = plan::plan(&memory, &blueprint.demand(&checkpoint.config, 64, 1, 1 << 20)).unwrap();
+    let placement = plan::plan(&memory, &blueprint.demand(&checkpoint.config, &Room::NONE)).unwrap();
     let options = Options { slot_bytes: 1 << 20, slots: 2, threads: 1, ..Options::default() };
     let (model, _) = Model::load(device, &checkpoint, &placement, &options, &Control::default()).unwrap();
     Arc::new(model)

@@ -4,7 +4,11 @@
 use std::path::Path;
 
 use kernels::selftest::Random;
-use weights::{Checkpoint, Tensor, blueprint::Blueprint, plan};
+use weights::{
+    Checkpoint, Tensor,
+    blueprint::{Blueprint, Room},
+    plan,
+};
 
 const HIDDEN: usize = 64;
 
@@ -138,7 +142,7 @@ pub fn place(device: &gpu::Device, checkpoint: &Checkpoint) -> plan::Placement {
         margin: plan::Margin::default(),
         gtt: None,
     };
-    let demand = Blueprint::of(checkpoint).unwrap().demand(&checkpoint.config, 1, 1, 0);
+    let demand = Blueprint::of(checkpoint).unwrap().demand(&checkpoint.config, &Room::NONE);
     plan::plan(&memory, &demand).unwrap()
 }
 

@@ -100,7 +100,8 @@ pub fn run(device: &Device, arguments: &Arguments, (rows, k): (usize, usize)) ->
     let size = arguments.size.unwrap_or(DEFAULT_BYTES.min(free / 2));
 
     let mut figures = Vec::new();
-    for quant in &arguments.quant {
+    let quants = if arguments.quant.is_empty() { &[Quant::Int8, Quant::Int4][..] } else { &arguments.quant };
+    for quant in quants {
         let layout = Layout { scheme: quant.scheme(), rows, k };
         progress.say(&format!("making {} of {} weights", gpu::bytes(size), layout.scheme));
         let weights = random_weights(device, layout, size)?;

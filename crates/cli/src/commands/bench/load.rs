@@ -8,18 +8,39 @@ use std::{
 };
 
 use gpu::{Device, bytes};
+use model::{Limits, Model};
+use serde::Serialize;
 use serde_json::json;
 use telemetry::System;
-use weights::{Checkpoint, blueprint::Blueprint, load::load, plan, stream::Options};
+use weights::{
+    Checkpoint,
+    blueprint::{Blueprint, Room},
+    plan,
+    stream::Options,
+};
 
 use crate::{memory, output};
 
-pub fn run(device: &Device, model: &Path, json: bool) -> anyhow::Result<ExitCode> {
+/// What a load took.
+#[derive(Clone, Debug, Serialize)]
+pub struct Figures {
+    /// From opening the file to the last byte in place.
+    pub seconds: f64,
+    /// Bytes of the file.
+    pub gb_per_s: f64,
+    /// The most that was resident beyond what was before, without the GPU's own buffers.
+    pub peak_extra_rss_bytes: u64,
+    #[serde(skip)]
+    bytes: u64,
+}
+
+/// Loads a model, with room planned for what `limits` allow, or for its weights alone.
+pub fn load(device: &Device, path: &Path, limits: Option<Limits>) -> anyhow::Result<(Model, Figures)> {
     let start = Instant::now();
-    let checkpoint = Checkpoint::open(model)?;
-    // Only weights are loaded here: the smallest context there is.
+    let checkpoint = Checkpoint::open(path)?;
     let blueprint = Blueprint::of(&checkpoint)?;
-    let demand = blueprint.demand(&checkpoint.config, 1, 1, memory::SCRATCH);
+    let room = limits.map_or(Room::NONE, |limits| limits.room(&checkpoint.config, limits.sequences));
+    let demand = blueprint.demand(&checkpoint.config, &room);
     let placement = plan::plan(&memory::of(device.info()), &demand)?;
     let total = blueprint.file_bytes();
     // Page cache stays: the figure says how fast the way into the GPU is, not the disk.
@@ -44,31 +65,41 @@ pub fn run(device: &Device, model: &Path, json: bool) -> anyhow::Result<ExitCode
         });
         let loaded = {
             let _done = output::SetOnDrop(&done);
-            load(device, &checkpoint, &placement, &options, &control)
+            Model::load(device, &checkpoint, &placement, &options, &control)
         };
         (loaded, watcher.join().unwrap_or(0))
     });
-    let (weights, stats) = loaded?;
+    let (model, stats) = loaded?;
     let seconds = start.elapsed().as_secs_f64();
     // On shared memory the GPU's buffers are in this process and are not extra.
-    let own = if device.info().unified_memory { weights.bytes() } else { 0 };
-    let extra = peak.saturating_sub(before + own);
-    let speed = stats.bytes as f64 / seconds / 1e9;
+    let own = if device.info().unified_memory { model.weights.bytes() } else { 0 };
+    let figures = Figures {
+        seconds,
+        gb_per_s: stats.bytes as f64 / seconds / 1e9,
+        peak_extra_rss_bytes: peak.saturating_sub(before + own),
+        bytes: stats.bytes,
+    };
+    Ok((model, figures))
+}
+
+pub fn run(device: &Device, path: &Path, json: bool) -> anyhow::Result<ExitCode> {
+    let (model, figures) = load(device, path, None)?;
     let info = device.info();
     if json {
         output::print_json(&json!({
-            "device": info.name, "driver": info.driver, "model": model, "bytes": stats.bytes,
-            "gpu_bytes": weights.bytes(),
-            "load": { "seconds": seconds, "gb_per_s": speed, "peak_extra_rss_bytes": extra },
+            "device": info.name, "driver": info.driver, "model": path, "bytes": figures.bytes,
+            "gpu_bytes": model.weights.bytes(), "load": figures,
         }))?;
     } else {
         output::print(&format!(
-            "{}, {}\n{}: {} in {seconds:.2} s from opening the file, {speed:.1} GB/s; peak extra memory {}\n",
+            "{}, {}\n{}: {} in {:.2} s from opening the file, {:.1} GB/s; peak extra memory {}\n",
             info.name,
             info.driver,
-            model.display(),
-            bytes(stats.bytes),
-            bytes(extra)
+            path.display(),
+            bytes(figures.bytes),
+            figures.seconds,
+            figures.gb_per_s,
+            bytes(figures.peak_extra_rss_bytes)
         ))?;
     }
     Ok(ExitCode::SUCCESS)

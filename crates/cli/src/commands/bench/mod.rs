@@ -3,21 +3,33 @@
 mod bandwidth;
 mod gemv;
 mod load;
+mod speed;
 
-use std::process::ExitCode;
+use std::{process::ExitCode, sync::Arc};
 
+use anyhow::bail;
 use clap::Args;
+use gpu::Device;
+use model::{Limits, measure::Size};
 
 use crate::device::Choice;
 
-/// Measures the device: memory bandwidth, command costs, matrix–vector products, loading
+/// Measures a model's speed, or the device: memory bandwidth, matrix products, loading
 #[derive(Args)]
 #[command(
-    after_help = "Examples:\n  indrik bench --bandwidth\n  indrik bench --gemv 43008x5376 --quant int8,int4 --json\n  \
+    after_help = "Examples:\n  indrik bench -m gemma3:270m -p 512 -n 128\n  \
+                  indrik bench --shape gemma3-27b --quant int8 -n 64 -d 0,8192 --profile\n  \
+                  indrik bench --bandwidth\n  indrik bench --gemv 43008x5376 --quant int8,int4 --json\n  \
                   indrik bench --load gemma-3-270m.gguf",
-    group = clap::ArgGroup::new("what").required(true).args(["bandwidth", "gemv", "load"])
+    group = clap::ArgGroup::new("what").required(true).args(["model", "shape", "bandwidth", "gemv", "load"])
 )]
 pub struct Arguments {
+    /// How fast this model reads and writes
+    #[arg(short, long, value_name = "MODEL")]
+    model: Option<String>,
+    /// The same with random weights made on the GPU, in the shape of a model
+    #[arg(long, value_name = "SHAPE", value_parser = parse_shape)]
+    shape: Option<Size>,
     /// Read bandwidth, dispatch and barrier cost
     #[arg(long)]
     bandwidth: bool,
@@ -27,18 +39,34 @@ pub struct Arguments {
     /// Load this model (a GGUF file or a Hugging Face folder) into GPU memory
     #[arg(long, value_name = "MODEL")]
     load: Option<std::path::PathBuf>,
-    /// With --gemv: weight schemes
-    #[arg(long, value_delimiter = ',', default_value = "int8,int4", conflicts_with_all = ["bandwidth", "load"])]
+    /// With --shape and --gemv: weight schemes (default: int8; with --gemv int8,int4)
+    #[arg(long, value_delimiter = ',', conflicts_with_all = ["model", "bandwidth", "load"])]
     quant: Vec<gemv::Quant>,
     /// With --gemv: activation types
-    #[arg(long, value_delimiter = ',', default_value = "int8,f32", conflicts_with_all = ["bandwidth", "load"])]
+    #[arg(long, value_delimiter = ',', default_value = "int8,f32", conflicts_with_all = ["model", "shape", "bandwidth", "load"])]
     activations: Vec<gemv::Activations>,
-    /// With --gemv: numbers of columns of x; more than 8 are multiplied by the matrix–matrix kernel, as f32
+    /// Lengths of prompts to read; 0 for none
+    #[arg(short, long, value_delimiter = ',', default_value = "512", conflicts_with_all = ["gemv", "bandwidth", "load"])]
+    prompt: Vec<u32>,
+    /// Tokens to write; 0 for none
+    #[arg(short = 'n', long, default_value_t = 128, conflicts_with_all = ["gemv", "bandwidth", "load"])]
+    tokens: u32,
+    /// Sequences at a time; with --gemv columns of x, of which more than 8 are multiplied by the matrix–matrix kernel, as f32
     #[arg(short, long, value_delimiter = ',', default_value = "1", conflicts_with_all = ["bandwidth", "load"],
           value_parser = clap::value_parser!(u16).range(1..=4096))]
     batch: Vec<u16>,
+    /// Positions that sequences hold before they write
+    #[arg(short, long, value_delimiter = ',', default_value = "0", conflicts_with_all = ["gemv", "bandwidth", "load"])]
+    depth: Vec<u32>,
+    /// Runs of each, of which the median counts
+    #[arg(short, long, default_value_t = 5, conflicts_with_all = ["gemv", "bandwidth", "load"],
+          value_parser = clap::value_parser!(u16).range(1..=1000))]
+    repeats: u16,
+    /// Show where the time of a step goes
+    #[arg(long, conflicts_with_all = ["gemv", "bandwidth", "load"])]
+    profile: bool,
     /// With --gemv: time every variant worth trying, not only the chosen one
-    #[arg(long, conflicts_with_all = ["bandwidth", "load"])]
+    #[arg(long, conflicts_with_all = ["model", "shape", "bandwidth", "load"])]
     sweep: bool,
     /// Memory to read through, as in 8G or 512M (default: up to 8G; with --gemv 4G)
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
@@ -53,11 +81,52 @@ pub struct Arguments {
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let (_instance, device) = Choice { wanted: arguments.device.as_deref(), ..Choice::default() }.open()?;
-    match (&arguments.load, arguments.gemv) {
-        (Some(model), _) => load::run(&device, model, arguments.json),
-        (None, Some(shape)) => gemv::run(&device, arguments, shape),
-        (None, None) => bandwidth::run(&device, arguments.size, arguments.json),
+    match arguments {
+        Arguments { load: Some(model), .. } => load::run(&device, model, arguments.json),
+        Arguments { gemv: Some(shape), .. } => gemv::run(&device, arguments, *shape),
+        Arguments { bandwidth: true, .. } => bandwidth::run(&device, arguments.size, arguments.json),
+        _ => run_model(&device, arguments),
     }
+}
+
+fn run_model(device: &Device, arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let plan = speed::Plan {
+        prompts: arguments.prompt.iter().copied().filter(|prompt| *prompt > 0).collect(),
+        tokens: arguments.tokens,
+        batches: arguments.batch.iter().map(|batch| u32::from(*batch)).collect(),
+        depths: if arguments.tokens > 0 { arguments.depth.clone() } else { vec![] },
+        repeats: usize::from(arguments.repeats),
+        profile: arguments.profile,
+    };
+    if let Some(name) = &arguments.model {
+        let path = store::resolve_model(name)?;
+        let most = |list: &[u32]| list.iter().copied().max().unwrap_or(0);
+        let context = most(&plan.prompts).max(most(&plan.depths) + plan.tokens);
+        let limits = Limits { sequences: most(&plan.batches), ..Limits::one(device, context) };
+        let (model, figures) = load::load(device, &path, Some(limits))?;
+        return speed::run(
+            device,
+            name,
+            &Arc::new(model),
+            &serde_json::to_value(figures)?,
+            &plan,
+            arguments.json,
+        );
+    }
+    let size = arguments.shape.expect("clap demands a model, a shape or something else");
+    let quants = if arguments.quant.is_empty() { vec![gemv::Quant::Int8] } else { arguments.quant.clone() };
+    if quants.len() > 1 {
+        bail!("--shape takes one --quant at a time");
+    }
+    let scheme = quants[0].scheme();
+    let (model, seconds) = speed::random(device, size, scheme)?;
+    let load = serde_json::json!({ "seconds": seconds, "random": true });
+    speed::run(device, &format!("{} {scheme}", size.name()), &model, &load, &plan, arguments.json)
+}
+
+fn parse_shape(text: &str) -> Result<Size, String> {
+    let names = Size::ALL.map(Size::name).join(", ");
+    Size::ALL.into_iter().find(|size| size.name() == text).ok_or_else(|| format!("expected one of {names}"))
 }
 
 /// Bytes with an optional binary suffix.

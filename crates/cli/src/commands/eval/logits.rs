@@ -3,8 +3,9 @@
 use std::{
     fs::File,
     io::{BufWriter, Write},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::ExitCode,
+    sync::atomic::Ordering,
 };
 
 use anyhow::Context;
@@ -12,7 +13,7 @@ use clap::Args;
 use serde_json::json;
 
 use crate::{
-    loading::{Kv, ModelArguments},
+    loading::{ModelArguments, Outputs},
     output,
 };
 
@@ -43,22 +44,27 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         (None, prompt) => opened.language()?.tokenizer.encode_prompt(prompt.as_deref().unwrap_or_default()),
     };
     let config = &opened.checkpoint.config;
-    if ids.is_empty() {
+    if arguments.prompt.as_ref().is_some_and(String::is_empty) {
         return Err(model::Error::EmptyPrompt.into());
     }
-    if let Some(token) = ids.iter().find(|token| **token >= config.vocab) {
-        return Err(model::Error::UnknownToken { token: *token, vocab: config.vocab }.into());
-    }
+    model::check_tokens(config, 0, &ids, config.max_positions)?;
     let context = opened.check_context(ids.len())?;
     let vocab = config.vocab;
-    let at = || arguments.out.display().to_string();
-    let mut loaded = opened.load(context, Kv::F32)?;
-    let mut file = BufWriter::new(File::create(&arguments.out).with_context(at)?);
+    // Under its own name only when it is whole.
+    let partial = arguments.out.with_extension("npy.partial");
+    let at = || partial.display().to_string();
+    let mut file = BufWriter::new(File::create(&partial).with_context(at)?);
+    let remove = RemoveOnDrop(&partial);
+    let mut loaded = opened.load(context, Outputs::Every)?;
     file.write_all(&header(ids.len(), vocab)).with_context(at)?;
     let mut sequence = loaded.runner.start()?;
     let mut progress = output::Progress::new();
     let (mut rows, mut failed) = (0, None);
+    let control = output::control();
     let done = loaded.runner.logits(&mut sequence, &ids, |row| {
+        if control.cancel.load(Ordering::Relaxed) {
+            return Err(model::Error::Cancelled);
+        }
         rows += 1;
         progress.say(&format!("row {rows} of {}", ids.len()));
         for value in row {
@@ -75,6 +81,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     done?;
     file.into_inner().map_err(|error| error.into_error()).with_context(at)?;
+    std::fs::rename(&partial, &arguments.out).with_context(|| arguments.out.display().to_string())?;
+    drop(remove);
     if arguments.json {
         output::print_json(
             &json!({ "file": arguments.out, "rows": ids.len(), "columns": vocab, "ids": ids }),
@@ -83,6 +91,15 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         output::print(&format!("{}: {} rows of {vocab} logits\n", arguments.out.display(), ids.len()))?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Takes a file away that did not become whole.
+struct RemoveOnDrop<'a>(&'a Path);
+
+impl Drop for RemoveOnDrop<'_> {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(self.0);
+    }
 }
 
 /// The head of a NumPy file, version 1.0: f32, row after row.

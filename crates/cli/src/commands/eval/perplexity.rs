@@ -12,7 +12,7 @@ use serde_json::json;
 use text::Special;
 
 use crate::{
-    loading::{Kv, ModelArguments},
+    loading::{ModelArguments, Outputs},
     output,
 };
 
@@ -57,6 +57,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         .take(arguments.chunks.map_or(usize::MAX, |chunks| chunks as usize))
         .map(|chunk| bos.into_iter().chain(chunk[bos.iter().len()..].iter().copied()).collect())
         .collect();
+    if let Some(wanted) = arguments.chunks.filter(|wanted| chunks.len() < *wanted as usize) {
+        note!("The text has {} chunks of {length}, not {wanted}.", chunks.len());
+    }
     if chunks.is_empty() {
         bail!(
             "{} has {} tokens, less than one chunk of {length}: give a longer text or a smaller -c",
@@ -64,7 +67,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             ids.len()
         );
     }
-    let mut loaded = opened.load(context, Kv::F32)?;
+    let mut loaded = opened.load(context, Outputs::Every)?;
     let control = output::control();
     let start = Instant::now();
     let mut tally = Tally::default();
@@ -96,15 +99,20 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             "model": opened.checkpoint.path, "device": info.name, "driver": info.driver, "text": arguments.text,
             "context": length, "chunks": running.len(), "tokens_counted": tally.count,
             "tokens_evaluated": evaluated, "perplexity": tally.perplexity(), "stderr": tally.error(),
-            "running": running, "seconds": seconds, "tokens_per_s": evaluated as f64 / seconds,
+            "cancelled": running.len() < chunks.len(), "running": running, "seconds": seconds, "tokens_per_s": evaluated as f64 / seconds,
         }))?;
     } else {
         output::print(&format!(
-            "perplexity {:.4} ± {:.4}: {} tokens counted in {} chunks of {length}\n{}, {:.1} tok/s\n",
+            "perplexity {:.4} ± {:.4}: {} tokens counted in {} chunks of {length}{}\n{}, {:.1} tok/s\n",
             tally.perplexity(),
             tally.error(),
             tally.count,
             running.len(),
+            if running.len() < chunks.len() {
+                format!(", stopped before {}", chunks.len())
+            } else {
+                String::new()
+            },
             info.name,
             evaluated as f64 / seconds
         ))?;

@@ -1,0 +1,357 @@
+//! How fast a model reads and writes, end to end, through the same path as `generate`.
+
+use std::{process::ExitCode, sync::Arc, time::Instant};
+
+use gpu::{Device, bytes};
+use model::{
+    Limits, Model, Next, Runner, Sampling,
+    measure::{Share, Size},
+};
+use rustix::time::{ClockId, clock_gettime};
+use serde::Serialize;
+use serde_json::json;
+use weights::{blueprint::Place, quant::Scheme};
+
+use crate::output;
+
+/// What to run.
+pub struct Plan {
+    /// Lengths of prompts to read.
+    pub prompts: Vec<u32>,
+    /// Tokens to generate.
+    pub tokens: u32,
+    /// Sequences at a time.
+    pub batches: Vec<u32>,
+    /// Positions that sequences hold before the clock starts.
+    pub depths: Vec<u32>,
+    /// Runs, of which the median counts.
+    pub repeats: usize,
+    /// Show where a step's time goes.
+    pub profile: bool,
+}
+
+/// One line of the table.
+#[derive(Clone, Debug, Serialize)]
+pub struct Run {
+    kind: &'static str,
+    batch: u32,
+    prompt: u32,
+    tokens: u32,
+    depth: u32,
+    /// The median run, tokens of all sequences.
+    tokens_per_s: f64,
+    /// Slowest and fastest run.
+    spread_tokens_per_s: [f64; 2],
+    ms_per_token: f64,
+    /// Weights and KV cache that a step reads, over the tokens that it makes.
+    bytes_per_token: u64,
+    roofline_percent: Option<f64>,
+    /// Of one core.
+    host_cpu_percent: f64,
+    read_back_bytes_per_token: f64,
+}
+
+/// A model of random weights.
+pub fn random(device: &Device, size: Size, scheme: Scheme) -> anyhow::Result<(Arc<Model>, f64)> {
+    let start = Instant::now();
+    let config = size.config()?;
+    let total = bytes(model::measure::weight_bytes(&config, scheme));
+    let mut progress = output::Progress::new();
+    let model = Model::random(device, config, scheme, |done| {
+        progress.say(&format!("making {} of {total} of random {scheme} weights", bytes(done)));
+    })?;
+    Ok((Arc::new(model), start.elapsed().as_secs_f64()))
+}
+
+/// Measures and prints.
+pub fn run(
+    device: &Device,
+    name: &str,
+    model: &Arc<Model>,
+    load: &serde_json::Value,
+    plan: &Plan,
+    json: bool,
+) -> anyhow::Result<ExitCode> {
+    let mut progress = output::Progress::new();
+    progress.say("measuring the bandwidth");
+    let bandwidth = kernels::probe::read_bandwidth(device)?;
+    let mut runs = Vec::new();
+    for prompt in &plan.prompts {
+        progress.say(&format!("reading {prompt} tokens"));
+        runs.push(prefill(model, *prompt, plan.repeats, bandwidth)?);
+    }
+    let mut profiles = Vec::new();
+    for depth in &plan.depths {
+        for batch in &plan.batches {
+            progress.say(&format!("generating {} tokens, batch {batch}, depth {depth}", plan.tokens));
+            let mut runner = runner(model, *batch, depth + plan.tokens + 1)?;
+            runs.push(decode(&mut runner, *batch, *depth, plan, bandwidth)?);
+            if plan.profile {
+                profiles.push((*batch, *depth, profile(&mut runner, *batch, *depth)?));
+            }
+        }
+    }
+    drop(progress);
+    let info = device.info();
+    if json {
+        let profiles: Vec<_> = profiles
+            .iter()
+            .map(|(batch, depth, shares)| json!({ "batch": batch, "depth": depth, "kernels": shares }))
+            .collect();
+        output::print_json(&json!({
+            "device": info.name, "driver": info.driver, "model": name, "weight_bytes": model.weights.bytes(),
+            "bandwidth_bytes_per_s": bandwidth, "load": load, "runs": runs, "profiles": profiles,
+        }))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut text = format!(
+        "{}, {}\n{name}, {} of weights; read bandwidth {:.1} GB/s\n\n{}",
+        info.name,
+        info.driver,
+        bytes(model.weights.bytes()),
+        bandwidth / 1e9,
+        table(&runs)
+    );
+    for (batch, depth, shares) in &profiles {
+        text += &format!(
+            "\nA step of batch {batch} at depth {depth}, timed command by command (which slows it down):\n\n{}",
+            profile_table(shares)
+        );
+    }
+    output::print(&text)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn runner(model: &Arc<Model>, sequences: u32, context: u32) -> anyhow::Result<Runner> {
+    let limits = Limits { sequences, ..Limits::one(&model.device, context.min(model.config.max_positions)) };
+    let mut runner = Runner::new(model.clone(), limits)?;
+    runner.fill_cache()?;
+    Ok(runner)
+}
+
+/// Any tokens: what they are changes nothing.
+fn tokens(count: u32, vocab: u32) -> Vec<u32> {
+    (0..count).map(|i| (i * 7919 + 13) % vocab).collect()
+}
+
+fn prefill(model: &Arc<Model>, prompt: u32, repeats: usize, bandwidth: f64) -> anyhow::Result<Run> {
+    let mut runner = runner(model, 1, prompt)?;
+    let ids = tokens(prompt, model.config.vocab);
+    let (mut seconds, mut cpu) = (Vec::new(), Vec::new());
+    // Programs are recorded and pipelines compiled in the first run, which does not count.
+    for number in 0..=repeats {
+        let mut sequence = runner.start()?;
+        let (time, busy) = timed(|| Ok(runner.prompt(&mut sequence, &ids, &Sampling::default(), |_| true)?))?;
+        if number > 0 {
+            seconds.push(time);
+            cpu.push(busy);
+        }
+    }
+    let chunks = prompt.div_ceil(runner.cache().limits().chunk);
+    let bytes = u64::from(chunks) * model.bytes_per_step();
+    let run = Run {
+        kind: "prefill",
+        batch: 1,
+        prompt,
+        tokens: 0,
+        depth: 0,
+        tokens_per_s: 0.0,
+        spread_tokens_per_s: [0.0; 2],
+        ms_per_token: 0.0,
+        bytes_per_token: bytes / u64::from(prompt),
+        roofline_percent: None,
+        host_cpu_percent: 0.0,
+        read_back_bytes_per_token: 16.0 / f64::from(prompt),
+    };
+    Ok(run.timed(&seconds, &cpu, f64::from(prompt), bytes, bandwidth))
+}
+
+fn decode(runner: &mut Runner, batch: u32, depth: u32, plan: &Plan, bandwidth: f64) -> anyhow::Result<Run> {
+    let greedy = Sampling::default();
+    let model = runner.model().clone();
+    let (mut seconds, mut cpu) = (Vec::new(), Vec::new());
+    let (mut bytes, mut read_back) = (0, 0);
+    for number in 0..=plan.repeats {
+        let before = runner.usage().read_back;
+        bytes = 0;
+        let mut sequences = (0..batch).map(|_| runner.start_at(depth)).collect::<Result<Vec<_>, _>>()?;
+        let mut last: Vec<u32> = tokens(batch, model.config.vocab);
+        // The first run does not count; a few tokens of it are enough.
+        let steps = if number == 0 { plan.tokens.min(4) } else { plan.tokens };
+        let (time, busy) = timed(|| {
+            for step in 0..steps {
+                let rows = sequences.iter_mut().zip(&last);
+                let mut next: Vec<Next<'_>> = rows
+                    .map(|(sequence, token)| Next { sequence, token: *token, sampling: &greedy })
+                    .collect();
+                last = runner.decode(&mut next)?.iter().map(|sampled| sampled.token).collect();
+                bytes += model.bytes_per_step()
+                    + u64::from(batch) * runner.cache().bytes_read(&model.config, depth + step);
+            }
+            Ok(())
+        })?;
+        if number > 0 {
+            seconds.push(time);
+            cpu.push(busy);
+            read_back = runner.usage().read_back - before;
+        }
+    }
+    let made = f64::from(plan.tokens * batch);
+    let run = Run {
+        kind: "decode",
+        batch,
+        prompt: 0,
+        tokens: plan.tokens,
+        depth,
+        tokens_per_s: 0.0,
+        spread_tokens_per_s: [0.0; 2],
+        ms_per_token: 0.0,
+        bytes_per_token: (bytes as f64 / made) as u64,
+        roofline_percent: None,
+        host_cpu_percent: 0.0,
+        read_back_bytes_per_token: read_back as f64 / made,
+    };
+    Ok(run.timed(&seconds, &cpu, made, bytes, bandwidth))
+}
+
+/// What some work took by the clock, and of the processor, all threads together.
+fn timed<T>(work: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<(f64, f64)> {
+    let busy = || {
+        let time = clock_gettime(ClockId::ProcessCPUTime);
+        time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+    };
+    let (start, before) = (Instant::now(), busy());
+    work()?;
+    Ok((start.elapsed().as_secs_f64(), busy() - before))
+}
+
+impl Run {
+    fn timed(mut self, seconds: &[f64], cpu: &[f64], made: f64, bytes: u64, bandwidth: f64) -> Self {
+        let mut sorted = seconds.to_vec();
+        sorted.sort_by(f64::total_cmp);
+        let median = sorted[sorted.len() / 2];
+        self.tokens_per_s = made / median;
+        self.spread_tokens_per_s = [made / sorted[sorted.len() - 1], made / sorted[0]];
+        self.ms_per_token = median / made * 1e3;
+        // Reading a prompt is bound by arithmetic: a share of the bandwidth would say nothing.
+        if self.kind == "decode" {
+            self.roofline_percent = Some(bytes as f64 / median / bandwidth * 100.0);
+        }
+        self.host_cpu_percent = cpu.iter().sum::<f64>() / seconds.iter().sum::<f64>() * 100.0;
+        self
+    }
+}
+
+/// A kernel's share of a step.
+#[derive(Clone, Debug, Serialize)]
+struct Kernel {
+    name: String,
+    count: usize,
+    microseconds: f64,
+    percent: f64,
+    /// Of weights.
+    bytes: u64,
+    gb_per_s: Option<f64>,
+}
+
+fn profile(runner: &mut Runner, batch: u32, depth: u32) -> anyhow::Result<Vec<Kernel>> {
+    let greedy = Sampling::default();
+    let model = runner.model().clone();
+    let mut best: Option<Vec<Share>> = None;
+    for _ in 0..5 {
+        let mut sequences = (0..batch).map(|_| runner.start_at(depth)).collect::<Result<Vec<_>, _>>()?;
+        let mut next: Vec<Next<'_>> =
+            sequences.iter_mut().map(|sequence| Next { sequence, token: 1, sampling: &greedy }).collect();
+        let shares = runner.profile(&mut next)?;
+        let total = |shares: &[Share]| shares.iter().map(|share| share.nanoseconds).sum::<f64>();
+        if best.as_ref().is_none_or(|best| total(&shares) < total(best)) {
+            best = Some(shares);
+        }
+    }
+    let shares = best.unwrap_or_default();
+    let total: f64 = shares.iter().map(|share| share.nanoseconds).sum();
+    let matrix_bytes = |name: &str| -> u64 {
+        let of = |place: &Place| match place {
+            Place::Embedding | Place::Head => "head",
+            Place::Qkv(_) => "QKV",
+            Place::Output(_) => "output",
+            Place::GateUp(_) => "gate and up",
+            Place::Down(_) => "down",
+        };
+        model
+            .weights
+            .matrices
+            .iter()
+            .filter(|(place, _)| of(place) == name)
+            .map(|(_, matrix)| matrix.bytes())
+            .sum()
+    };
+    let kernel = |share: Share| {
+        let bytes = matrix_bytes(&share.name);
+        Kernel {
+            percent: share.nanoseconds / total * 100.0,
+            microseconds: share.nanoseconds / 1e3,
+            gb_per_s: (bytes > 0).then(|| bytes as f64 / share.nanoseconds),
+            bytes,
+            count: share.count,
+            name: share.name,
+        }
+    };
+    Ok(shares.into_iter().map(kernel).collect())
+}
+
+fn table(runs: &[Run]) -> String {
+    let percent = |value: Option<f64>| value.map_or("".into(), |value| format!("{value:.0}%"));
+    let rows: Vec<Vec<String>> = runs
+        .iter()
+        .map(|run| {
+            vec![
+                match run.kind {
+                    "prefill" => format!("read {}", run.prompt),
+                    _ => format!("write {}", run.tokens),
+                },
+                run.batch.to_string(),
+                run.depth.to_string(),
+                format!("{:.1}", run.tokens_per_s),
+                format!("{:.1}–{:.1}", run.spread_tokens_per_s[0], run.spread_tokens_per_s[1]),
+                format!("{:.3}", run.ms_per_token),
+                bytes(run.bytes_per_token),
+                percent(run.roofline_percent),
+                percent(Some(run.host_cpu_percent)),
+                format!("{:.1}", run.read_back_bytes_per_token),
+            ]
+        })
+        .collect();
+    output::table(
+        &[
+            "run",
+            "batch",
+            "depth",
+            "tok/s",
+            "slowest–fastest",
+            "ms a token",
+            "bytes a token",
+            "of bandwidth",
+            "CPU",
+            "bytes back",
+        ],
+        &rows,
+    )
+}
+
+fn profile_table(kernels: &[Kernel]) -> String {
+    let rows: Vec<Vec<String>> = kernels
+        .iter()
+        .map(|kernel| {
+            vec![
+                kernel.name.clone(),
+                kernel.count.to_string(),
+                format!("{:.1}", kernel.microseconds),
+                format!("{:.2}", kernel.microseconds / kernel.count as f64),
+                format!("{:.1}%", kernel.percent),
+                kernel.gb_per_s.map_or(String::new(), |speed| format!("{speed:.0}")),
+            ]
+        })
+        .collect();
+    output::table(&["kernel", "times", "µs in all", "µs each", "share", "GB/s of weights"], &rows)
+}
