@@ -26,7 +26,7 @@ pub use layout::{GROUP, Layout, QUAD, STRIP, Scheme};
 pub use matrix::{Matrix, Part};
 pub use product::{Epilogue, Target};
 pub use variant::{Kernel, Variant};
-pub use vectors::{VectorData, Vectors};
+pub use vectors::{Activations, HALF_GROUP, VectorData, Vectors, int16_scale_at};
 
 /// Generated from the shaders: push constants, specialisation constants, SPIR-V.
 pub mod shaders {

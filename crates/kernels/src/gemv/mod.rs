@@ -71,7 +71,7 @@ impl Gemv {
         if w.layout() != weights {
             return wrong(format!("weights of {:?} for a kernel made for {weights:?}", w.layout()));
         }
-        if (x.k, x.columns, x.is_int8()) != (weights.k, columns, int8_activations) {
+        if (x.k, x.columns, x.kind() == crate::Activations::Int8) != (weights.k, columns, int8_activations) {
             return wrong("x has another shape or type than the kernel was made for".into());
         }
         target.check(name, epilogue.outputs(weights.rows), columns)?;
@@ -81,7 +81,7 @@ impl Gemv {
         }
         let (values, scales) = match &x.data {
             VectorData::F32(values) => (values, Address::NONE),
-            VectorData::Int8 { values, scales } => (values, scales.into()),
+            VectorData::Int8 { values, scales } | VectorData::Int16 { values, scales } => (values, scales.into()),
         };
         for part in w.parts() {
             let (y, y_first) = target.of_part(name, part, epilogue, columns)?;

@@ -105,7 +105,7 @@ fn run(device: &Device, tier: Tier, form: Form, rows: usize, n: usize) -> Result
                 comparison.close(at, f64::from(got[row * padded + i % n]), *want, 1e-5 * (want.abs() + 1.0));
             }
         }
-        VectorData::Int8 { values, scales } => {
+        VectorData::Int8 { values, scales } | VectorData::Int16 { values, scales } => {
             let words = Output::of(values, rows * padded / 4).read(&mut comparison)?;
             let scales = Output::of(scales, rows * padded / GROUP).read_f32(&mut comparison)?;
             let bytes: &[i8] = bytemuck::cast_slice(&words);

@@ -82,7 +82,7 @@ impl Norm {
         // Rows that a list names are not known here.
         let values = if self.form.gather { 0 } else { (self.n * y.columns * 4) as u64 };
         let as_long = |view: Option<&View>, bytes: u64| view.is_none_or(|view| view.len() >= bytes);
-        if y.k != self.n || y.is_int8() != self.form.quantize {
+        if y.k != self.n || (y.kind() == crate::Activations::Int8) != self.form.quantize {
             return wrong("the output has another length or type than the kernel was made for");
         }
         if operands.post_weight.is_some() != self.form.post_norm || operands.residual.is_some() != self.form.residual {
@@ -101,7 +101,7 @@ impl Norm {
         let optional = |view: &Option<View>| view.clone().map_or(Address::NONE, Address::from);
         let (y_floats, y_bytes, y_scales) = match &y.data {
             VectorData::F32(floats) => (floats.into(), Address::NONE, Address::NONE),
-            VectorData::Int8 { values, scales } => (Address::NONE, values.into(), scales.into()),
+            VectorData::Int8 { values, scales } | VectorData::Int16 { values, scales } => (Address::NONE, values.into(), scales.into()),
         };
         let push = Push {
             x: operands.x.clone().into(),

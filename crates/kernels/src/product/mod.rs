@@ -81,7 +81,7 @@ impl Target {
             VectorData::F32(values) => {
                 Ok(Self { y: values.view(), first: 0, stride: y.k.next_multiple_of(QUAD) })
             }
-            VectorData::Int8 { .. } => {
+            VectorData::Int8 { .. } | VectorData::Int16 { .. } => {
                 let reason = "a product writes f32; int8 activations are made by norm".into();
                 Err(Error::InvalidUse { what: "target".into(), reason })
             }

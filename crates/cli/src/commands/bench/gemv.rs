@@ -284,7 +284,7 @@ fn random_vectors(
     let mut fill = |kind: Kind, to: View| Random::new(device, kind)?.record(&mut recorder, "x", &to, 1);
     match &x.data {
         kernels::VectorData::F32(values) => fill(Kind::Floats, values.view())?,
-        kernels::VectorData::Int8 { values, scales } => {
+        kernels::VectorData::Int8 { values, scales } | kernels::VectorData::Int16 { values, scales } => {
             fill(Kind::Bits, values.view())?;
             fill(Kind::Floats, scales.view())?;
         }
