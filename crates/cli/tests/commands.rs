@@ -10,11 +10,25 @@ fn has_cpu_driver() -> bool {
 
 #[test]
 fn every_command_has_help_with_an_example() {
-    for command in ["devices", "doctor", "inspect", "quantize", "bench", "kernels"] {
-        let output = indrik(&[command, "--help"]).output().unwrap();
+    let commands = [
+        &["devices"][..],
+        &["doctor"],
+        &["inspect"],
+        &["quantize"],
+        &["bench"],
+        &["kernels"],
+        &["pull"],
+        &["generate"],
+        &["chat"],
+        &["eval", "logits"],
+        &["eval", "perplexity"],
+    ];
+    for command in commands {
+        let output = indrik(&[command, &["--help"]].concat()).output().unwrap();
         assert!(output.status.success());
-        assert!(stdout(&output).contains("Example"), "{command}: {}", stdout(&output));
-        assert!(stdout(&output).contains("--json"), "{command}");
+        assert!(stdout(&output).contains("Example"), "{command:?}: {}", stdout(&output));
+        // A chat is for people.
+        assert!(stdout(&output).contains("--json") || command == ["chat"], "{command:?}");
     }
 }
 
