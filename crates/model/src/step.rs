@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use gpu::{Arena, Buffer, Lifetime, Memory, Recorder, View};
+use gpu::{Arena, Buffer, Lifetime, Memory, Recorder, Tier, View};
 use kernels::{
-    Epilogue, Matrix, Target, Vectors,
+    Activations, Epilogue, HALF_GROUP, Matrix, Target, Vectors,
     attention::{self, Attention, Mode},
     embed::{self, Embed},
     geglu::Geglu,
@@ -38,6 +38,8 @@ pub(crate) struct Scratch {
     qkv: Buffer,
     q: Buffer,
     attended: Vectors,
+    /// The same as the output projection takes it, where that is not f32.
+    attended_int16: Option<Vectors>,
     /// The output of a sublayer, before it joins the residual stream.
     sublayer: Buffer,
     gated: Vectors,
@@ -61,7 +63,13 @@ impl Outputs {
     pub fn new(model: &Model, rows: usize) -> Result<Self> {
         let mut arena = Arena::new(&model.device, Lifetime::Scratch, Memory::Device).with_block_size(4 << 20);
         let outputs = Self {
-            normed: Vectors::f32(&mut arena, "normed output rows", model.config.hidden as usize, rows)?,
+            normed: Vectors::new(
+                &mut arena,
+                "normed output rows",
+                activations(model, rows),
+                model.config.hidden as usize,
+                rows,
+            )?,
             logits: arena.buffer("logits", u64::from(model.config.vocab) * rows as u64 * 4)?,
         };
         let mut recorder = model.device.recorder()?;
@@ -76,6 +84,7 @@ impl Scratch {
         let Model { device, config, weights, .. } = model;
         let mut arena = Arena::new(device, Lifetime::Scratch, Memory::Device).with_block_size(4 << 20);
         let floats = |count: u32| u64::from(count) * rows as u64 * 4;
+        let activations = activations(model, rows);
         let intermediate = config.intermediate;
         let apart = match (0..config.layers).any(|layer| weights.of(Place::GateUp(layer)).count() > 1) {
             false => None,
@@ -100,18 +109,25 @@ impl Scratch {
         let scratch = Self {
             rows,
             residual: arena.buffer("residual stream", floats(config.hidden))?,
-            normed: Vectors::f32(&mut arena, "normed rows", config.hidden as usize, rows)?,
+            normed: Vectors::new(&mut arena, "normed rows", activations, config.hidden as usize, rows)?,
             qkv: arena
                 .buffer("queries, keys and values", floats(config.query_rows() + 2 * config.kv_rows()))?,
             q: arena.buffer("queries", floats(config.query_rows()))?,
             attended: Vectors::f32(&mut arena, "attention's output", config.query_rows() as usize, rows)?,
+            attended_int16: match activations {
+                Activations::Int16 => {
+                    Some(Vectors::int16(&mut arena, "attention's output", config.query_rows() as usize, rows)?)
+                }
+                _ => None,
+            },
             sublayer: arena.buffer("a sublayer's output", floats(config.hidden))?,
-            gated: Vectors::f32(&mut arena, "gated rows", intermediate as usize, rows)?,
+            gated: Vectors::new(&mut arena, "gated rows", activations, intermediate as usize, rows)?,
             apart,
             splits,
         };
         let mut recorder = device.recorder()?;
-        for vectors in [&scratch.normed, &scratch.attended, &scratch.gated] {
+        let all = [&scratch.normed, &scratch.attended, &scratch.gated];
+        for vectors in all.into_iter().chain(&scratch.attended_int16) {
             vectors.record_clear(&mut recorder, "clear")?;
         }
         recorder.seal()?.run(CLEAR_TIMEOUT)?;
@@ -151,7 +167,7 @@ impl Step<'_> {
 
     /// normed = norm(residual).
     pub fn norm(&mut self, layer: u32, role: Role) -> Result<()> {
-        let form = Form { post_norm: false, residual: false, quantize: false, gather: false };
+        let form = Form { post_norm: false, residual: false, output: self.scratch.normed.kind(), gather: false };
         let operands = norm::Operands {
             x: self.scratch.residual.view(),
             post_weight: None,
@@ -166,7 +182,7 @@ impl Step<'_> {
 
     /// residual += post(sublayer); normed = norm(residual).
     pub fn add_and_norm(&mut self, post: (u32, Role), norm: (u32, Role)) -> Result<()> {
-        let form = Form { post_norm: true, residual: true, quantize: false, gather: false };
+        let form = Form { post_norm: true, residual: true, output: self.scratch.normed.kind(), gather: false };
         let operands = norm::Operands {
             x: self.scratch.sublayer.view(),
             post_weight: Some(self.model.norm(Some(post.0), post.1)?),
@@ -182,7 +198,8 @@ impl Step<'_> {
     /// The same with the model's last norm, for the output rows alone.
     pub fn add_and_norm_outputs(&mut self, post: (u32, Role), last: Role) -> Result<()> {
         let Some(outputs) = self.outputs else { return Ok(()) };
-        let form = Form { post_norm: true, residual: true, quantize: false, gather: true };
+        let output = outputs.normed.kind();
+        let form = Form { post_norm: true, residual: true, output, gather: true };
         let operands = norm::Operands {
             x: self.scratch.sublayer.view(),
             post_weight: Some(self.model.norm(Some(post.0), post.1)?),
@@ -211,8 +228,9 @@ impl Step<'_> {
 
     /// sublayer = W · attended.
     pub fn output(&mut self, place: Place) -> Result<()> {
-        let target = Target::whole(&self.scratch.sublayer, self.model.config.hidden as usize);
-        self.products("output", place, &self.scratch.attended, target)
+        let scratch = self.scratch;
+        let target = Target::whole(&scratch.sublayer, self.model.config.hidden as usize);
+        self.products("output", place, scratch.attended_int16.as_ref().unwrap_or(&scratch.attended), target)
     }
 
     /// sublayer = W · gated.
@@ -357,7 +375,7 @@ impl Step<'_> {
             let shape = gemv::policy::Shape {
                 weights: matrix.layout(),
                 columns: x.columns,
-                int8_activations: false,
+                activations: x.kind(),
                 epilogue,
             };
             Ok(Gemv::new(device, shape)?.record(self.recorder, name, matrix, x, target)?)
@@ -382,3 +400,25 @@ fn attention_shape(config: &Config, limits: Limits, kind: LayerType) -> attentio
         context: limits.context,
     }
 }
+
+/// How activations are stored for the products of so many rows. A few rows are multiplied as they are read, bound by memory if
+/// nothing else is in the way: as int16 by packed dot products of bytes, which is next to exact. More rows, weights that are
+/// floats, and devices without such products take f32.
+fn activations(model: &Model, rows: usize) -> Activations {
+    let caps = model.device.caps();
+    let config = &model.config;
+    let packed = caps.tier() >= Some(Tier::T1) && caps.max_subgroup_size >= SMALLEST_GPU_SUBGROUP;
+    let whole = [config.hidden, config.query_rows(), config.intermediate]
+        .iter()
+        .all(|length| (*length as usize).is_multiple_of(HALF_GROUP));
+    let integers = model.weights.matrices.iter().all(|(_, matrix)| !matrix.layout().scheme.is_float());
+    let joined = (0..config.layers).all(|layer| model.weights.of(Place::GateUp(layer)).count() == 1);
+    if packed && whole && integers && joined && rows <= gemv::MAX_COLUMNS {
+        Activations::Int16
+    } else {
+        Activations::F32
+    }
+}
+
+/// Drivers that run shaders on the CPU have smaller ones, and convert bytes to floats as fast as they multiply them.
+const SMALLEST_GPU_SUBGROUP: u32 = 32;
