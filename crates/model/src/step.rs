@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use gpu::{Arena, Buffer, Lifetime, Memory, Recorder, View};
 use kernels::{
-    Epilogue, Matrix, Target, Vectors,
+    Activations, Epilogue, Matrix, Target, Vectors,
     attention::{self, Attention, Mode},
     embed::{self, Embed},
     geglu::Geglu,
@@ -151,7 +151,7 @@ impl Step<'_> {
 
     /// normed = norm(residual).
     pub fn norm(&mut self, layer: u32, role: Role) -> Result<()> {
-        let form = Form { post_norm: false, residual: false, quantize: false, gather: false };
+        let form = Form { post_norm: false, residual: false, output: Activations::F32, gather: false };
         let operands = norm::Operands {
             x: self.scratch.residual.view(),
             post_weight: None,
@@ -166,7 +166,7 @@ impl Step<'_> {
 
     /// residual += post(sublayer); normed = norm(residual).
     pub fn add_and_norm(&mut self, post: (u32, Role), norm: (u32, Role)) -> Result<()> {
-        let form = Form { post_norm: true, residual: true, quantize: false, gather: false };
+        let form = Form { post_norm: true, residual: true, output: Activations::F32, gather: false };
         let operands = norm::Operands {
             x: self.scratch.sublayer.view(),
             post_weight: Some(self.model.norm(Some(post.0), post.1)?),
@@ -182,7 +182,7 @@ impl Step<'_> {
     /// The same with the model's last norm, for the output rows alone.
     pub fn add_and_norm_outputs(&mut self, post: (u32, Role), last: Role) -> Result<()> {
         let Some(outputs) = self.outputs else { return Ok(()) };
-        let form = Form { post_norm: true, residual: true, quantize: false, gather: true };
+        let form = Form { post_norm: true, residual: true, output: Activations::F32, gather: true };
         let operands = norm::Operands {
             x: self.scratch.sublayer.view(),
             post_weight: Some(self.model.norm(Some(post.0), post.1)?),
