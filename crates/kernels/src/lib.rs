@@ -42,4 +42,4 @@ macro_rules! kernels {
     };
 }
 
-kernels! { attention, embed, geglu, gemm, gemv, norm, probe, random, rope, sample, score, transcode }
+kernels! { attention, embed, geglu, gemm, gemv, norm, probe, quantize_rows, random, rope, sample, score, transcode }

@@ -2,9 +2,14 @@
 
 use gpu::{Caps, Device, Result, Tier};
 
-use super::{Form, Norm, Operands, policy, reference};
+use super::{
+    Form, Norm, Operands,
+    policy::{self, Plan},
+    reference,
+};
 use crate::{
-    GROUP, QUAD, Vectors,
+    Activations, GROUP, HALF_GROUP, QUAD, Vectors,
+    quantize_rows::cases::compare_int16,
     selftest::{Case, Comparison, Output, Random, TIMEOUT, arena},
     vectors::VectorData,
 };
@@ -16,32 +21,47 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
     let mut list = Vec::new();
     for tier in [Tier::T0, Tier::T1].into_iter().filter(|tier| caps.tier() >= Some(*tier)) {
         for (post_norm, residual) in [(false, false), (false, true), (true, true), (true, false)] {
-            // One value, fewer than a subgroup, odd, more than the workgroup, the 1B's and the 27B's length.
-            for (rows, n) in [(1, 1), (3, 7), (2, 259), (5, 1152), (1, 5376)] {
-                list.push(case(tier, Form { post_norm, residual, quantize: false, gather: false }, rows, n));
+            let mut push = |output, gather, sizes: &[(usize, usize)]| {
+                for (rows, n) in sizes.iter().copied() {
+                    let form = Form { post_norm, residual, output, gather };
+                    let plans = [policy::held(caps, n, form, tier), Some(policy::walked(caps, n, form, tier))];
+                    list.extend(plans.into_iter().flatten().map(|plan| case(plan, form, rows, n)));
+                }
+            };
+            if post_norm != residual {
+                // Not Gemma's: enough that every branch is met.
+                push(Activations::F32, false, &[(2, 259), (5, 1152)]);
+                push(Activations::Int8, false, &[(3, 160)]);
+                push(Activations::Int16, false, &[(3, 144)]);
+                continue;
             }
-            // One group, a padded quad, the 1B's length.
-            for (rows, n) in [(1, 32), (3, 160), (2, 1152), (1, 5376)] {
-                list.push(case(tier, Form { post_norm, residual, quantize: true, gather: false }, rows, n));
-            }
-            list.push(case(tier, Form { post_norm, residual, quantize: false, gather: true }, 3, 259));
+            // One value, fewer than a subgroup, odd, more than the workgroup, some models' lengths, a thread with one of its
+            // two fours.
+            let sizes = [(1, 1), (3, 7), (2, 259), (2, 640), (5, 1152), (1, 2560), (1, 5376), (1, 4112)];
+            push(Activations::F32, false, &sizes);
+            push(Activations::F32, true, &[(3, 259), (3, 640)]);
+            // One group, a padded quad, models' lengths.
+            push(Activations::Int8, false, &[(1, 32), (3, 160), (1, 5376)]);
+            push(Activations::Int16, false, &[(1, 16), (3, 144), (2, 1152), (1, 5376), (1, 4112)]);
+            push(Activations::Int16, true, &[(3, 640)]);
         }
     }
     list
 }
 
-fn case(tier: Tier, form: Form, rows: usize, n: usize) -> Case {
+fn case(plan: Plan, form: Form, rows: usize, n: usize) -> Case {
     let name = format!(
-        "{rows} × {n}{}{}{}{}",
+        "{rows} × {n}{}{}, to {}{}{}",
         if form.post_norm { ", post-norm" } else { "" },
         if form.residual { ", residual" } else { "" },
-        if form.quantize { ", to int8" } else { "" },
+        form.output,
         if form.gather { ", gathered" } else { "" },
+        if plan.per_thread.is_some() { ", held" } else { "" },
     );
-    Case::new(name, tier, move |device| run(device, tier, form, rows, n))
+    Case::new(name, plan.tier, move |device| run(device, plan, form, rows, n))
 }
 
-fn run(device: &Device, tier: Tier, form: Form, rows: usize, n: usize) -> Result<Comparison> {
+fn run(device: &Device, plan: Plan, form: Form, rows: usize, n: usize) -> Result<Comparison> {
     let mut random = Random::new((rows * 10007 + n) as u64);
     let mut floats = |count: usize, scale: f32| (0..count).map(|_| random.signed() * scale).collect::<Vec<f32>>();
     // One row more than is active: it must stay as it is, and the guard behind the output with it.
@@ -64,14 +84,19 @@ fn run(device: &Device, tier: Tier, form: Form, rows: usize, n: usize) -> Result
     let weight = arena.buffer_from("weight", &weight)?;
     let post_weight = arena.buffer_from("post weight", &post_weight)?;
     let padded = n.next_multiple_of(QUAD);
-    let output = Output::new(&mut arena, if form.quantize { rows * padded / 4 } else { rows * padded })?;
-    let scales = Output::new(&mut arena, rows * padded / GROUP)?;
-    let plan = policy::at_tier(device.caps(), n, form, tier);
+    // The row that is not active has no room of its own: what is written to it meets the guard. Only of int16 it has, since
+    // low bytes lie behind its high ones.
+    let (words, scales) = match form.output {
+        Activations::F32 => (rows * padded, 0),
+        Activations::Int8 => (rows * padded / 4, rows * padded / GROUP),
+        Activations::Int16 => (2 * (rows + 1) * padded / 4, (rows + 1) * padded / HALF_GROUP),
+    };
+    let (output, scales) = (Output::new(&mut arena, words)?, Output::new(&mut arena, scales)?);
     let kernel = Norm::with_plan(device, form, n, EPSILON, plan)?;
-    let data = if form.quantize {
-        VectorData::Int8 { values: output.buffer, scales: scales.buffer }
-    } else {
-        VectorData::F32(output.buffer)
+    let data = match form.output {
+        Activations::F32 => VectorData::F32(output.buffer),
+        Activations::Int8 => VectorData::Int8 { values: output.buffer, scales: scales.buffer },
+        Activations::Int16 => VectorData::Int16 { values: output.buffer, scales: scales.buffer },
     };
     let y = Vectors { k: n, columns: rows + 1, data };
     let mut recorder = device.recorder()?;
@@ -96,21 +121,25 @@ fn run(device: &Device, tier: Tier, form: Form, rows: usize, n: usize) -> Result
             comparison.close(at, f64::from(residual[i]), *want, 1e-5 * (want.abs() + 1.0));
         }
     }
+    // In the order of the output's rows.
+    let order = |row: usize| if form.gather { rows - 1 - row } else { row };
+    let want: Vec<f64> = (0..rows).flat_map(|row| want[order(row) * n..][..n].iter().copied()).collect();
     match y.data {
         VectorData::F32(buffer) => {
             let got = Output::of(buffer, rows * padded).read_f32(&mut comparison)?;
             for (i, want) in want.iter().enumerate() {
-                let row = if form.gather { rows - 1 - i / n } else { i / n };
-                let at = || format!("row {row}, {}", i % n);
-                comparison.close(at, f64::from(got[row * padded + i % n]), *want, 1e-5 * (want.abs() + 1.0));
+                let at = || format!("row {}, {}", i / n, i % n);
+                comparison.close(at, f64::from(got[i / n * padded + i % n]), *want, 1e-5 * (want.abs() + 1.0));
             }
         }
-        VectorData::Int8 { values, scales } | VectorData::Int16 { values, scales } => {
+        VectorData::Int8 { values, scales } => {
             let words = Output::of(values, rows * padded / 4).read(&mut comparison)?;
             let scales = Output::of(scales, rows * padded / GROUP).read_f32(&mut comparison)?;
             let bytes: &[i8] = bytemuck::cast_slice(&words);
             compare_int8(&mut comparison, &want, n, bytes, &scales);
         }
+        // Steps are so small that the rounding of the norm itself shows.
+        VectorData::Int16 { .. } => compare_int16(&mut comparison, &want, y, 2e-6)?,
     }
     Ok(comparison)
 }

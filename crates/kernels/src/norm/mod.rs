@@ -1,4 +1,7 @@
-//! RMSNorm with residual add: plain, after the add (Llama), or around it (Gemma 3), to f32 or to int8.
+//! RMSNorm with residual add: plain, after the add (Llama), or around it (Gemma 3), to f32, int8 or int16.
+//!
+//! Two shaders: one holds a row in the registers of its workgroup and reads memory once, the other walks through rows of any
+//! length.
 
 mod cases;
 pub mod policy;
@@ -9,8 +12,8 @@ mod tests;
 use gpu::{Address, Device, Error, Pipeline, Recorder, Result, View};
 
 use crate::{
-    Kernel, Vectors,
-    shaders::norm::{Constants, Push, TIERS},
+    Activations, GROUP, HALF_GROUP, Kernel, Vectors,
+    shaders::{norm, norm_held},
     variant::Variant,
     vectors::VectorData,
 };
@@ -27,8 +30,8 @@ pub struct Form {
     pub post_norm: bool,
     /// The input is added to the residual stream, which is updated in place.
     pub residual: bool,
-    /// The output is int8 with a scale per group of 32.
-    pub quantize: bool,
+    /// How the output is stored.
+    pub output: Activations,
     /// The output has some rows of the input only, as a list of row numbers says.
     pub gather: bool,
 }
@@ -38,6 +41,7 @@ pub struct Norm {
     form: Form,
     n: usize,
     epsilon: f32,
+    plan: Plan,
     pipeline: Pipeline,
 }
 
@@ -56,7 +60,7 @@ pub struct Operands<'a> {
     /// u32 an output row: which row of `x` and `residual` it is made of, if the form gathers. No row may come twice where
     /// there is a residual stream.
     pub rows: Option<View>,
-    /// Output rows: f32 or int8, as the form says.
+    /// Output rows, stored as the form says.
     pub y: &'a Vectors,
 }
 
@@ -68,11 +72,12 @@ impl Norm {
 
     /// The same with a plan given.
     pub fn with_plan(device: &Device, form: Form, n: usize, epsilon: f32, plan: Plan) -> Result<Self> {
-        if n == 0 || form.quantize && !n.is_multiple_of(crate::GROUP) {
-            let reason = format!("rows of {n} values cannot be normed{}", if n == 0 { "" } else { " to int8 groups" });
+        let whole = form.output_group();
+        if n == 0 || !n.is_multiple_of(whole) {
+            let reason = format!("rows of {n} values cannot be normed to {} in groups of {whole}", form.output);
             return Err(Error::InvalidUse { what: "norm".into(), reason });
         }
-        Ok(Self { form, n, epsilon, pipeline: variant(form, plan).pipeline(device)? })
+        Ok(Self { form, n, epsilon, plan, pipeline: variant(form, plan).pipeline(device)? })
     }
 
     /// Records the kernel for as many rows as `y` has columns.
@@ -82,7 +87,7 @@ impl Norm {
         // Rows that a list names are not known here.
         let values = if self.form.gather { 0 } else { (self.n * y.columns * 4) as u64 };
         let as_long = |view: Option<&View>, bytes: u64| view.is_none_or(|view| view.len() >= bytes);
-        if y.k != self.n || (y.kind() == crate::Activations::Int8) != self.form.quantize {
+        if y.k != self.n || y.kind() != self.form.output {
             return wrong("the output has another length or type than the kernel was made for");
         }
         if operands.post_weight.is_some() != self.form.post_norm || operands.residual.is_some() != self.form.residual {
@@ -98,43 +103,69 @@ impl Norm {
         if operands.weight.len() < row || !as_long(operands.post_weight.as_ref(), row) {
             return wrong("a weight is shorter than a row");
         }
+        // All start at multiples of 16 as buffers do; part of one might not.
+        let views = [Some(&operands.x), Some(&operands.weight), operands.post_weight.as_ref(), operands.residual.as_ref()];
+        if self.plan.per_thread.is_some() && views.into_iter().flatten().any(|view| !view.address().is_multiple_of(16)) {
+            return wrong("x, the residual or a weight does not start at a multiple of 16 bytes");
+        }
         let optional = |view: &Option<View>| view.clone().map_or(Address::NONE, Address::from);
         let (y_floats, y_bytes, y_scales) = match &y.data {
             VectorData::F32(floats) => (floats.into(), Address::NONE, Address::NONE),
-            VectorData::Int8 { values, scales } | VectorData::Int16 { values, scales } => (Address::NONE, values.into(), scales.into()),
+            VectorData::Int8 { values, scales } | VectorData::Int16 { values, scales } => {
+                (Address::NONE, values.into(), scales.into())
+            }
         };
-        let push = Push {
-            x: operands.x.clone().into(),
-            post_weight: optional(&operands.post_weight),
-            residual: optional(&operands.residual),
-            weight: operands.weight.clone().into(),
-            y: y_floats,
-            y_bytes,
-            y_scales,
-            in_use: operands.active.clone().into(),
-            rows: optional(&operands.rows),
-            n: self.n as u32,
-            epsilon: self.epsilon,
-        };
-        recorder.dispatch(name, &self.pipeline, [y.columns as u32, 1, 1], &push)
+        // The shaders' push constants differ by their types' names alone.
+        macro_rules! dispatch {
+            ($shader:ident) => {{
+                let push = $shader::Push {
+                    x: operands.x.clone().into(),
+                    post_weight: optional(&operands.post_weight),
+                    residual: optional(&operands.residual),
+                    weight: operands.weight.clone().into(),
+                    y: y_floats,
+                    y_bytes,
+                    y_scales,
+                    in_use: operands.active.clone().into(),
+                    rows: optional(&operands.rows),
+                    n: self.n as u32,
+                    epsilon: self.epsilon,
+                    plane_words: (y.stride() * y.columns / 4) as u32,
+                };
+                recorder.dispatch(name, &self.pipeline, [y.columns as u32, 1, 1], &push)
+            }};
+        }
+        if self.plan.per_thread.is_some() { dispatch!(norm_held) } else { dispatch!(norm) }
+    }
+}
+
+impl Form {
+    /// Values that must be whole in a row.
+    fn output_group(&self) -> usize {
+        match self.output {
+            Activations::F32 => 1,
+            Activations::Int8 => GROUP,
+            Activations::Int16 => HALF_GROUP,
+        }
     }
 }
 
 fn variant(form: Form, plan: Plan) -> Variant {
-    let constants = Constants {
-        threads: plan.threads,
-        post_norm: form.post_norm,
-        residual: form.residual,
-        quantize: form.quantize,
-        gather: form.gather,
-    };
+    let Form { post_norm, residual, output, gather } = form;
     let label = format!(
-        "{}{}{}{} {} threads",
-        if form.post_norm { "post-norm + " } else { "" },
-        if form.residual { "residual + norm" } else { "norm" },
-        if form.quantize { " → int8" } else { "" },
-        if form.gather { ", gathered" } else { "" },
-        plan.threads
+        "{}{}{}{} {} threads{}",
+        if post_norm { "post-norm + " } else { "" },
+        if residual { "residual + norm" } else { "norm" },
+        if output == Activations::F32 { String::new() } else { format!(" → {output}") },
+        if gather { ", gathered" } else { "" },
+        plan.threads,
+        plan.per_thread.map_or(String::new(), |quarters| format!(" × {}", quarters * 4)),
     );
-    Variant::new(label, TIERS, plan.tier, &constants, plan.subgroup)
+    let (threads, output) = (plan.threads, output as u32);
+    if let Some(per_thread) = plan.per_thread {
+        let constants = norm_held::Constants { threads, post_norm, residual, output, gather, per_thread };
+        return Variant::new(label, norm_held::TIERS, plan.tier, &constants, plan.subgroup);
+    }
+    let constants = norm::Constants { threads, post_norm, residual, output, gather };
+    Variant::new(label, norm::TIERS, plan.tier, &constants, plan.subgroup)
 }

@@ -5,7 +5,7 @@
 //
 //   t = POST_NORM ? rmsnorm(x) · post_weight : x
 //   r = RESIDUAL  ? residual + t             : t      (written back to residual)
-//   y = rmsnorm(r) · weight                           (f32, or int8 with a scale per group of 32)
+//   y = rmsnorm(r) · weight                           (f32, int8 with 32 values a scale, int16 with 16)
 //
 // Neither: a plain norm. RESIDUAL alone: Llama. Both: Gemma 3, whose sublayers end with a norm of their own.
 #include "common.glsl"
@@ -14,7 +14,8 @@ layout(local_size_x_id = 0) in;
 layout(constant_id = 0) const uint THREADS = 256;
 layout(constant_id = 1) const bool POST_NORM = false;
 layout(constant_id = 2) const bool RESIDUAL = false;
-layout(constant_id = 3) const bool QUANTIZE = false;
+// As Activations (vectors.rs).
+layout(constant_id = 3) const uint OUTPUT = 0;
 // Output row i is made of row rows[i] of x and of the residual stream, else of row i.
 layout(constant_id = 4) const bool GATHER = false;
 
@@ -38,11 +39,17 @@ layout(push_constant, scalar) uniform Push {
     Rows rows;
     uint n;
     float epsilon;
+    // Words of int16's high bytes: where its low bytes start.
+    uint plane_words;
 } push;
 
 #include "reduce.glsl"
+#include "int16.glsl"
 
-const uint GROUP = 32;
+const bool QUANTIZE = OUTPUT != 0;
+const bool INT16 = OUTPUT == 2;
+// Values that share a scale.
+const uint GROUP = INT16 ? 16 : 32;
 const uint QUAD = 128;
 // Quantising needs a whole group in one thread; one mapping for all passes lets each thread read back only what it wrote.
 const uint CHUNK = QUANTIZE ? GROUP : 1;
@@ -51,19 +58,29 @@ float inverse_rms(float sum_of_squares) {
     return inversesqrt(sum_of_squares / float(push.n) + push.epsilon);
 }
 
+uint scale_at(uint group) {
+    return INT16 ? int16_scale_at(group) : group;
+}
+
 void quantize(uint row, uint first, float values[GROUP]) {
     float largest = 0.0;
     [[unroll]] for (uint j = 0; j < GROUP; j++) {
         largest = max(largest, abs(values[j]));
     }
-    float to_int = largest > 0.0 ? 127.0 / largest : 0.0;
+    float factor = INT16 ? int16_factor(largest) : largest > 0.0 ? 127.0 / largest : 0.0;
     uint quads = (push.n + QUAD - 1) / QUAD;
     uint word = (row * quads * QUAD + first) / 4;
     [[unroll]] for (uint j = 0; j < GROUP; j += 4) {
-        vec4 scaled = vec4(values[j], values[j + 1], values[j + 2], values[j + 3]) * to_int;
-        push.y_bytes.data[word + j / 4] = pack_bytes(ivec4(roundEven(scaled)));
+        ivec4 q = int16_of(vec4(values[j], values[j + 1], values[j + 2], values[j + 3]), factor);
+        if (INT16) {
+            push.y_bytes.data[word + j / 4] = high_bytes(q);
+            push.y_bytes.data[push.plane_words + word + j / 4] = low_bytes(q);
+        } else {
+            push.y_bytes.data[word + j / 4] = pack_bytes(q);
+        }
     }
-    push.y_scales.data[row * quads * (QUAD / GROUP) + first / GROUP] = largest / 127.0;
+    float scale = INT16 ? int16_scale(largest) : largest / 127.0;
+    push.y_scales.data[row * quads * (QUAD / GROUP) + scale_at(first / GROUP)] = scale;
 }
 
 void main() {
@@ -133,7 +150,7 @@ void main() {
         // Scales of the padding are zero, so that whatever bytes stand there add nothing.
         uint groups = quads * (QUAD / GROUP);
         for (uint group = push.n / GROUP + thread; group < groups; group += THREADS) {
-            push.y_scales.data[row * groups + group] = 0.0;
+            push.y_scales.data[row * groups + scale_at(group)] = 0.0;
         }
     }
 }

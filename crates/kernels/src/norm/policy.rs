@@ -3,21 +3,29 @@
 use gpu::{Caps, Subgroup, Tier};
 
 use super::{Form, variant};
-use crate::{GROUP, variant::Variant};
+use crate::{Activations, variant::Variant};
 
 /// A variant of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plan {
     /// T0 or T1.
     pub tier: Tier,
-    /// Threads of a workgroup, a power of two.
+    /// Threads of a workgroup: a power of two, or whole subgroups where rows are held at T1.
     pub threads: u32,
+    /// Four values times this a thread holds in registers; none: it walks through the row.
+    pub per_thread: Option<u32>,
     /// Subgroup size.
     pub subgroup: Subgroup,
 }
 
-/// Most threads a row is given: more of them wait for each other longer than they save.
-const MAX_THREADS: u32 = 512;
+/// Most threads that walk through a row: more of them wait for each other longer than they save.
+const MAX_WALKING: u32 = 512;
+/// Most threads that hold a row.
+const MAX_HOLDING: u32 = 1024;
+/// Most that a thread holds, in fours: up to four vectors of it are in registers at once.
+const MAX_PER_THREAD: usize = 4;
+/// Longest row that is held: with a thousand threads there are few registers for each.
+const MAX_HELD: usize = 8192;
 
 /// The plan for rows of `n` values.
 pub fn plan(caps: &Caps, n: usize, form: Form) -> Plan {
@@ -27,24 +35,69 @@ pub fn plan(caps: &Caps, n: usize, form: Form) -> Plan {
 
 /// The plan at a tier that need not be the device's best.
 pub fn at_tier(caps: &Caps, n: usize, form: Form, tier: Tier) -> Plan {
-    // A thread takes one value at a time, or one group when quantising.
-    let items = n.div_ceil(if form.quantize { GROUP } else { 4 });
-    let smallest = caps.max_subgroup_size.max(8).next_power_of_two();
-    // The largest power of two that the device allows.
-    let largest = MAX_THREADS.min(1 << caps.max_threads.ilog2());
-    let threads = (items.next_power_of_two() as u32).clamp(smallest.min(largest), largest);
-    Plan { tier, threads, subgroup: Subgroup::Any }
+    // A CPU driver keeps the registers of waiting threads in memory: holding a row there is reading it again.
+    let cpu = caps.max_subgroup_size < 32;
+    held(caps, n, form, tier).filter(|_| !cpu).unwrap_or_else(|| walked(caps, n, form, tier))
 }
 
-/// All pipelines that the policy may ask for: one of each form and tier, at the length of a 27B model.
+/// The plan that holds rows in registers, where one can.
+pub fn held(caps: &Caps, n: usize, form: Form, tier: Tier) -> Option<Plan> {
+    let whole = form.output_group().max(4);
+    // Threads that share a scale; they join its values by shuffles.
+    let sharing = whole as u32 / 4;
+    let joined = sharing == 1 || tier >= Tier::T1 && caps.min_subgroup_size >= sharing;
+    if n == 0 || n > MAX_HELD || !n.is_multiple_of(whole) || !joined {
+        return None;
+    }
+    let largest = MAX_HOLDING.min(1 << caps.max_threads.ilog2());
+    let fours = n / 4;
+    let per_thread = fours.div_ceil(largest as usize);
+    // The fewest threads that hold the row: they wait for each other twice.
+    let threads = fours.div_ceil(per_thread) as u32;
+    let threads = match tier {
+        Tier::T0 => threads.next_power_of_two(),
+        _ => threads.next_multiple_of(caps.max_subgroup_size.max(8)),
+    };
+    let plan = Plan { tier, threads, per_thread: Some(per_thread as u32), subgroup: Subgroup::Any };
+    (per_thread <= MAX_PER_THREAD && threads <= largest).then_some(plan)
+}
+
+/// The plan that walks through rows of any length.
+pub fn walked(caps: &Caps, n: usize, form: Form, tier: Tier) -> Plan {
+    // A thread takes one value at a time, or one group when quantising.
+    let items = n.div_ceil(if form.output == Activations::F32 { 4 } else { form.output_group() });
+    let smallest = caps.max_subgroup_size.max(8).next_power_of_two();
+    // The largest power of two that the device allows.
+    let largest = MAX_WALKING.min(1 << caps.max_threads.ilog2());
+    let threads = (items.next_power_of_two() as u32).clamp(smallest.min(largest), largest);
+    Plan { tier, threads, per_thread: None, subgroup: Subgroup::Any }
+}
+
+/// Lengths of rows of the Gemma 3 family.
+const MODEL_LENGTHS: [usize; 5] = [5376, 3840, 2560, 1152, 640];
+
+/// The pipelines that the policy may ask for: each form and tier at the length of a 27B model, and the models' own forms at
+/// every model's length.
 pub fn variants(caps: &Caps) -> Vec<Variant> {
-    let n = 5376;
-    let mut list = Vec::new();
+    let mut list: Vec<Variant> = Vec::new();
     for tier in [Tier::T0, Tier::T1].into_iter().filter(|tier| caps.tier() >= Some(*tier)) {
-        for (post_norm, residual) in [(false, false), (false, true), (true, false), (true, true)] {
-            for (quantize, gather) in [(false, false), (false, true), (true, false)] {
-                let form = Form { post_norm, residual, quantize, gather };
-                list.push(variant(form, at_tier(caps, n, form, tier)));
+        for (i, n) in MODEL_LENGTHS.into_iter().enumerate() {
+            for (post_norm, residual) in [(false, false), (false, true), (true, false), (true, true)] {
+                if i > 0 && post_norm != residual {
+                    continue;
+                }
+                for output in Activations::ALL {
+                    for gather in [false, true] {
+                        let form = Form { post_norm, residual, output, gather };
+                        let new = variant(form, at_tier(caps, n, form, tier));
+                        let same = |known: &Variant| {
+                            known.shader.name == new.shader.name && known.constants == new.constants
+                        };
+                        if !list.iter().any(same) {
+                            list.push(new);
+                        }
+                    }
+                }
             }
         }
     }

@@ -1,8 +1,9 @@
-use gpu::{Subgroup, Tier, known};
+use gpu::{Subgroup, Tier, View, known};
 
-use super::{Form, policy};
+use super::{Form, Norm, Operands, policy};
+use crate::{Activations, Vectors, selftest::arena};
 
-const PLAIN: Form = Form { post_norm: false, residual: false, quantize: false, gather: false };
+const PLAIN: Form = Form { post_norm: false, residual: false, output: Activations::F32, gather: false };
 
 #[test]
 fn all_cases_on_the_cpu_driver() {
@@ -12,15 +13,71 @@ fn all_cases_on_the_cpu_driver() {
 #[test]
 fn plans_fit_the_device() {
     for caps in [known::h200(), known::radeon_780m(), known::mesa_cpu(), known::bare_vulkan_13()] {
-        for n in [1, 32, 640, 1152, 5376, 100_000] {
-            for quantize in [false, true] {
-                let plan = policy::plan(&caps, n, Form { quantize, ..PLAIN });
-                assert!(plan.threads.is_power_of_two() && plan.threads <= caps.max_threads, "{plan:?}");
-                assert!(Some(plan.tier) <= caps.tier());
-                assert_eq!(plan.subgroup, Subgroup::Any);
+        for n in [1, 32, 640, 1152, 5376, 8192, 100_000] {
+            for output in Activations::ALL {
+                let form = Form { output, ..PLAIN };
+                let tier = policy::plan(&caps, n, form).tier;
+                assert!(Some(tier) <= caps.tier());
+                let walked = policy::walked(&caps, n, form, tier);
+                assert!(walked.threads.is_power_of_two() && walked.threads <= caps.max_threads, "{walked:?}");
+                assert_eq!(walked.subgroup, Subgroup::Any);
+                for tier in [Tier::T0, tier] {
+                    let Some(plan) = policy::held(&caps, n, form, tier) else { continue };
+                    let per_thread = plan.per_thread.expect("held");
+                    assert!((1..=4).contains(&per_thread) && plan.threads <= caps.max_threads, "{plan:?}");
+                    assert!((plan.threads * per_thread * 4) as usize >= n, "{plan:?} is too small for {n}");
+                    match tier {
+                        Tier::T0 => assert!(plan.threads.is_power_of_two() && output == Activations::F32),
+                        _ => assert!(plan.threads.is_multiple_of(caps.max_subgroup_size), "{plan:?}"),
+                    }
+                }
             }
         }
     }
     assert_eq!(policy::plan(&known::bare_vulkan_13(), 5376, PLAIN).tier, Tier::T0);
     assert_eq!(policy::plan(&known::h200(), 5376, PLAIN).tier, Tier::T1);
+}
+
+#[test]
+fn gpus_hold_the_rows_of_models() {
+    for output in Activations::ALL {
+        let form = Form { output, ..PLAIN };
+        for n in [640, 1152, 2560, 3840, 5376] {
+            for caps in [known::h200(), known::radeon_780m()] {
+                assert!(policy::plan(&caps, n, form).per_thread.is_some(), "{n} to {output}");
+            }
+            assert_eq!(policy::plan(&known::mesa_cpu(), n, form).per_thread, None);
+        }
+        assert_eq!(policy::plan(&known::h200(), 100_000, form).per_thread, None);
+    }
+    let plan = policy::plan(&known::h200(), 5376, PLAIN);
+    assert_eq!((plan.threads, plan.per_thread), (672, Some(2)));
+    assert_eq!(policy::plan(&known::h200(), 5374, PLAIN).per_thread, None);
+}
+
+#[test]
+fn wrong_operands_are_refused() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let mut arena = arena(&device);
+    for (output, n) in [(Activations::Int8, 48), (Activations::Int16, 40), (Activations::F32, 0)] {
+        assert!(Norm::new(&device, Form { output, ..PLAIN }, n, 1e-6).is_err(), "{n} to {output}");
+    }
+    let plan = policy::held(device.caps(), 64, PLAIN, Tier::T0).unwrap();
+    let kernel = Norm::with_plan(&device, PLAIN, 64, 1e-6, plan).unwrap();
+    let x = arena.buffer("x", 2 * 64 * 4 + 16).unwrap();
+    let weight = arena.buffer("weight", 64 * 4 + 16).unwrap();
+    let active = arena.buffer("active", 4).unwrap().view();
+    let y = Vectors::f32(&mut arena, "y", 64, 2).unwrap();
+    let mut recorder = device.recorder().unwrap();
+    let mut record = |x: View, weight: View, y: &Vectors| {
+        let (post_weight, residual, rows) = (None, None, None);
+        let operands = Operands { x, post_weight, residual, weight, active: active.clone(), rows, y };
+        kernel.record(&mut recorder, "norm", &operands)
+    };
+    let shifted = |view: &View| view.slice(4..view.len() - 12).unwrap();
+    record(x.view(), weight.view(), &y).unwrap();
+    record(shifted(&x.view()), weight.view(), &y).expect_err("rows that do not start at a multiple of 16");
+    record(x.view(), shifted(&weight.view()), &y).expect_err("a weight that does not start at a multiple of 16");
+    record(x.view(), weight.view(), &Vectors::int16(&mut arena, "y", 64, 2).unwrap()).expect_err("int16");
+    record(x.view(), weight.view(), &Vectors::f32(&mut arena, "y", 64, 3).unwrap()).expect_err("a short x");
 }

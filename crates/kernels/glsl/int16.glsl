@@ -1,0 +1,37 @@
+// Activations as int16: q · scale, 16 values a scale, q in two signed bytes (see VectorData::Int16 in vectors.rs). Needs
+// common.glsl.
+const float INT16_MOST = 32639.0;
+// Half groups of 16 values in a quad.
+const uint INT16_SCALES = 8;
+
+float largest_of(vec4 values) {
+    vec4 sizes = abs(values);
+    return max(max(sizes.x, sizes.y), max(sizes.z, sizes.w));
+}
+
+// What values are multiplied with. Below this bound it would not be a finite number; nothing is lost by calling that zero.
+float int16_factor(float largest) {
+    return largest > 1e-30 ? INT16_MOST / largest : 0.0;
+}
+
+float int16_scale(float largest) {
+    return largest > 1e-30 ? largest / INT16_MOST : 0.0;
+}
+
+// As int16_scale_at (vectors.rs), of a half group.
+uint int16_scale_at(uint half_group) {
+    return half_group / 8 * 8 + half_group % 2 * 4 + half_group % 8 / 2;
+}
+
+ivec4 int16_of(vec4 values, float factor) {
+    return ivec4(roundEven(values * factor));
+}
+
+// The low byte is signed: it runs from −128 to 127, and the high one makes up for it.
+uint high_bytes(ivec4 q) {
+    return pack_bytes((q + 128) >> 8);
+}
+
+uint low_bytes(ivec4 q) {
+    return pack_bytes(q);
+}
