@@ -357,8 +357,9 @@ impl Step<'_> {
             let shape = gemv::policy::Shape {
                 weights: matrix.layout(),
                 columns: x.columns,
-                int8_activations: false,
+                activations: x.kind(),
                 epilogue,
+                output: target.kind(),
             };
             Ok(Gemv::new(device, shape)?.record(self.recorder, name, matrix, x, target)?)
         } else {
