@@ -377,6 +377,7 @@ impl Step<'_> {
                 columns: x.columns,
                 activations: x.kind(),
                 epilogue,
+                output: target.kind(),
             };
             Ok(Gemv::new(device, shape)?.record(self.recorder, name, matrix, x, target)?)
         } else {

@@ -55,7 +55,7 @@ impl Geglu {
             return Err(Error::InvalidUse { what: name.to_string(), reason });
         }
         let target = Target::vectors(y)?;
-        target.check(name, self.n, y.columns)?;
+        target.check(name, crate::Activations::F32, self.n, y.columns)?;
         let push = Push {
             gate: gate.clone().into(),
             up: up.clone().into(),

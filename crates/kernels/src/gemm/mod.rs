@@ -68,7 +68,7 @@ impl Gemm {
         if active.len() < 4 {
             return wrong("active is one u32".into());
         }
-        target.check(name, epilogue.outputs(weights.rows), columns)?;
+        target.check(name, crate::Activations::F32, epilogue.outputs(weights.rows), columns)?;
         if let Method::Lanes(tile) = self.plan.method {
             let operands = lanes::Operands { w, x, target, active: Some(active), epilogue };
             return lanes::record(recorder, name, &self.pipeline, tile, self.plan.groups, &operands);

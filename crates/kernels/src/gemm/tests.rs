@@ -2,7 +2,7 @@ use gpu::{Caps, Tier, known};
 
 use super::{Gemm, cases, policy, policy::Shape};
 use crate::{
-    Epilogue, Layout, Matrix, Scheme, Target, VectorData, Vectors, gemv, product::trial::Trial, selftest,
+    Activations, Epilogue, Layout, Matrix, Scheme, Target, VectorData, Vectors, gemv, product::trial::Trial, selftest,
 };
 
 #[test]
@@ -62,7 +62,8 @@ fn a_column_is_the_same_whatever_stands_beside_it() {
                 kernel.record(&mut recorder, "gemm", &w, &x, &target, &active.view()).unwrap();
             }
             None => {
-                let shape = gemv::policy::Shape { weights, columns, int8_activations: false, epilogue };
+                let (activations, output) = (Activations::F32, Activations::F32);
+                let shape = gemv::policy::Shape { weights, columns, activations, epilogue, output };
                 let kernel = gemv::Gemv::new(&device, shape).unwrap();
                 kernel.record(&mut recorder, "gemv", &w, &x, &target).unwrap();
             }
@@ -118,7 +119,7 @@ fn wrong_operands_are_refused() {
     let active = arena.buffer("active", 4).unwrap().view();
     let mut recorder = device.recorder().unwrap();
     let mut record = |x: &Vectors, first: usize, stride: usize| {
-        kernel.record(&mut recorder, "gemm", &w, x, &Target { y: y.view(), first, stride }, &active)
+        kernel.record(&mut recorder, "gemm", &w, x, &Target { y: y.view(), scales: None, first, stride }, &active)
     };
     record(&x, 8, 40).unwrap();
     record(&x, 9, 40).expect_err("the rows of a column reach into the next");

@@ -8,7 +8,7 @@ mod tests;
 use gpu::{Address, Device, Error, Pipeline, Recorder, Result};
 
 use crate::{
-    Epilogue, Kernel, Layout, Matrix, Target, Vectors,
+    Activations, Epilogue, Kernel, Layout, Matrix, Target, Vectors,
     gemm::lanes,
     shaders::gemv::{Constants, Push, TIERS},
     variant::Variant,
@@ -46,11 +46,26 @@ impl Gemv {
             let reason = format!("{} columns; 1 to {MAX_COLUMNS} are possible", shape.columns);
             return Err(Error::InvalidUse { what: "gemv".into(), reason });
         }
-        if shape.int8_activations && !policy::INT8_SCHEMES.contains(&shape.weights.scheme) {
+        let (activations, scheme) = (shape.activations, shape.weights.scheme);
+        let schemes = policy::schemes(activations);
+        if !schemes.contains(&scheme) {
+            let possible = schemes.iter().map(|scheme| scheme.to_string()).collect::<Vec<_>>().join(", ");
             let reason = format!(
-                "int8 activations with {} weights; they multiply int8 and int4 weights alone, give f32 activations",
-                shape.weights.scheme
+                "{activations} activations with {scheme} weights; they multiply {possible} alone, give f32 activations"
             );
+            return Err(Error::InvalidUse { what: "gemv".into(), reason });
+        }
+        if shape.output == Activations::Int8
+            || (shape.output == Activations::Int16 && shape.epilogue == Epilogue::None)
+        {
+            let reason = format!(
+                "{} output with epilogue {}; gated products are written as f32 or int16, others as f32",
+                shape.output, shape.epilogue
+            );
+            return Err(Error::InvalidUse { what: "gemv".into(), reason });
+        }
+        if plan.lanes.is_some() && !policy::lanes_suit(&shape) {
+            let reason = "a row a lane reads and writes f32 alone".into();
             return Err(Error::InvalidUse { what: "gemv".into(), reason });
         }
         shape.epilogue.check("gemv", &shape.weights)?;
@@ -66,15 +81,15 @@ impl Gemv {
         x: &Vectors,
         target: &Target,
     ) -> Result<()> {
-        let Shape { weights, columns, int8_activations, epilogue } = self.shape;
+        let Shape { weights, columns, activations, epilogue, output } = self.shape;
         let wrong = |reason: String| Err(Error::InvalidUse { what: name.to_string(), reason });
         if w.layout() != weights {
             return wrong(format!("weights of {:?} for a kernel made for {weights:?}", w.layout()));
         }
-        if (x.k, x.columns, x.kind() == crate::Activations::Int8) != (weights.k, columns, int8_activations) {
+        if (x.k, x.columns, x.kind()) != (weights.k, columns, activations) {
             return wrong("x has another shape or type than the kernel was made for".into());
         }
-        target.check(name, epilogue.outputs(weights.rows), columns)?;
+        target.check(name, output, epilogue.outputs(weights.rows), columns)?;
         if let Some(tile) = self.plan.lanes {
             let operands = lanes::Operands { w, x, target, active: None, epilogue };
             return lanes::record(recorder, name, &self.pipeline, tile, self.plan.groups, &operands);
@@ -91,10 +106,12 @@ impl Gemv {
                 x: values.into(),
                 x_scales: scales.clone(),
                 y: y.into(),
+                y_scales: target.scales.clone().map_or(Address::NONE, Address::from),
                 rows: part.layout.rows as u32,
                 k: weights.k as u32,
                 y_first,
                 y_stride: target.stride as u32,
+                y_low: (target.y.len() / 8) as u32,
             };
             let units = part.layout.strips().div_ceil(epilogue.strips()) as u32;
             recorder.dispatch(name, &self.pipeline, [self.plan.groups.min(units), 1, 1], &push)?;
@@ -104,7 +121,7 @@ impl Gemv {
 }
 
 fn variant(shape: &Shape, plan: Plan) -> Variant {
-    let Shape { weights: Layout { scheme, .. }, columns, int8_activations, epilogue } = *shape;
+    let Shape { weights: Layout { scheme, .. }, columns, activations, epilogue, output } = *shape;
     if let Some(tile) = plan.lanes {
         return lanes::variant(scheme, epilogue, tile, false);
     }
@@ -112,14 +129,15 @@ fn variant(shape: &Shape, plan: Plan) -> Variant {
         threads: plan.threads,
         columns: columns as u32,
         scheme: scheme as u32,
-        int8_activations,
+        activations: activations as u32,
         in_flight: plan.in_flight,
         epilogue: epilogue as u32,
+        int16_output: output == Activations::Int16,
     };
     let label = format!(
-        "{scheme} × {}, {columns} col, {}{} threads, {} in flight",
-        if int8_activations { "int8" } else { "f32" },
+        "{scheme} × {activations}, {columns} col, {}{}{} threads, {} in flight",
         if epilogue == Epilogue::None { String::new() } else { format!("{epilogue}, ") },
+        if output == Activations::Int16 { "to int16, " } else { "" },
         plan.threads,
         plan.in_flight,
     );

@@ -3,7 +3,7 @@
 use gpu::{Caps, Subgroup, Tier};
 
 use super::{MAX_COLUMNS, variant};
-use crate::{Epilogue, Layout, Scheme, gemm::lanes, variant::Variant};
+use crate::{Activations, Epilogue, Layout, Scheme, gemm::lanes, variant::Variant};
 
 /// What is to be multiplied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -12,10 +12,12 @@ pub struct Shape {
     pub weights: Layout,
     /// Columns of x.
     pub columns: usize,
-    /// x is int8 with scales, else f32.
-    pub int8_activations: bool,
+    /// How x is stored.
+    pub activations: Activations,
     /// What becomes of the sums.
     pub epilogue: Epilogue,
+    /// How y is stored: f32, or int16 where an epilogue makes activations of it.
+    pub output: Activations,
 }
 
 /// A variant of the kernel and its grid.
@@ -35,8 +37,19 @@ pub struct Plan {
     pub lanes: Option<lanes::Tile>,
 }
 
-/// Schemes that int8 activations are multiplied with.
-pub const INT8_SCHEMES: [Scheme; 2] = [Scheme::Int8, Scheme::Int4];
+/// Schemes that such activations are multiplied with.
+pub fn schemes(activations: Activations) -> &'static [Scheme] {
+    match activations {
+        Activations::F32 => &Scheme::ALL,
+        Activations::Int8 => &[Scheme::Int8, Scheme::Int4],
+        Activations::Int16 => &[Scheme::Int8, Scheme::Int4, Scheme::Int8Min, Scheme::Int4Min],
+    }
+}
+
+/// Whether gemm's shader for CPU drivers makes such a product.
+pub(super) fn lanes_suit(shape: &Shape) -> bool {
+    (shape.activations, shape.output) == (Activations::F32, Activations::F32)
+}
 
 /// Threads that share a quad.
 const SLICE: u32 = 32;
@@ -55,7 +68,7 @@ pub fn at_tier(caps: &Caps, shape: &Shape, tier: Tier) -> Plan {
     let base = Plan { tier, threads: SLICE * strips_at_once, in_flight: 1, groups, subgroup, lanes: None };
     // A CPU driver walks through the threads of a workgroup one vector at a time: sharing a strip gains nothing there.
     if caps.max_subgroup_size < SLICE {
-        if lanes::fits(caps, tier) && !shape.int8_activations {
+        if lanes::fits(caps, tier) && lanes_suit(shape) {
             let tile = lanes::Tile { strips: strips_at_once, columns: shape.columns as u32 };
             return Plan { threads: lanes::LANES, lanes: Some(tile), ..base };
         }
@@ -126,16 +139,16 @@ const BUCKETS: [usize; 4] = [1, 2, 4, MAX_COLUMNS];
 pub fn variants(caps: &Caps) -> Vec<Variant> {
     let best = caps.tier().unwrap_or(Tier::T0).min(Tier::T1);
     let lower = [Tier::T0].into_iter().filter(|tier| *tier < best).map(|tier| (tier, &MODEL_SHAPES[..1]));
-    let int8 = INT8_SCHEMES.map(|scheme| (scheme, true));
-    let schemes: Vec<_> = int8.into_iter().chain(Scheme::ALL.map(|scheme| (scheme, false))).collect();
+    let all = Activations::ALL.into_iter();
+    let products: Vec<_> = all.flat_map(|kind| schemes(kind).iter().map(move |scheme| (*scheme, kind))).collect();
     let mut list: Vec<Variant> = Vec::new();
     for (tier, shapes) in lower.chain([(best, &MODEL_SHAPES[..])]) {
-        for (scheme, int8_activations) in schemes.iter().copied() {
+        for (scheme, activations) in products.iter().copied() {
             for columns in BUCKETS {
                 for (rows, k, gated) in shapes.iter().copied() {
-                    for epilogue in if gated { &Epilogue::ALL[..] } else { &Epilogue::ALL[..1] } {
+                    for (epilogue, output) in outputs(activations, gated) {
                         let weights = Layout { scheme, rows, k };
-                        let shape = Shape { weights, columns, int8_activations, epilogue: *epilogue };
+                        let shape = Shape { weights, columns, activations, epilogue, output };
                         let new = variant(&shape, at_tier(caps, &shape, tier));
                         if !list.iter().any(|known| (known.tier, &known.constants) == (new.tier, &new.constants)) {
                             list.push(new);
@@ -146,6 +159,14 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
         }
     }
     list
+}
+
+/// What models do with a product of such activations. Where the input of a product is int16, that of the next may be.
+fn outputs(activations: Activations, gated: bool) -> Vec<(Epilogue, Activations)> {
+    let epilogues = if gated { &Epilogue::ALL[..] } else { &Epilogue::ALL[..1] };
+    let f32 = epilogues.iter().map(|epilogue| (*epilogue, Activations::F32));
+    let int16 = epilogues.iter().map(|epilogue| (*epilogue, Activations::Int16));
+    f32.chain(int16.filter(|(epilogue, output)| *output == activations && *epilogue != Epilogue::None)).collect()
 }
 
 /// As many slices as a workgroup can have: threads, and shared memory for the sums to be joined.

@@ -1,10 +1,12 @@
 use gpu::{Subgroup, Tier, known};
 
 use super::{cases, policy, policy::Shape};
-use crate::{Epilogue, Layout, Scheme, Target, product::trial::Trial};
+use crate::{Activations, Epilogue, Layout, Scheme, Target, product::trial::Trial};
 
 fn shape(rows: usize, k: usize, columns: usize) -> Shape {
-    Shape { weights: Layout::new(Scheme::Int8, rows, k).unwrap(), columns, int8_activations: true, epilogue: Epilogue::None }
+    let weights = Layout::new(Scheme::Int8, rows, k).unwrap();
+    let (activations, output) = (Activations::Int8, Activations::F32);
+    Shape { weights, columns, activations, epilogue: Epilogue::None, output }
 }
 
 #[test]
@@ -20,16 +22,21 @@ fn plans_of_larger_gpus_are_right_too() {
         for tier in [Tier::T0, Tier::T1] {
             let plan = policy::Plan { tier, threads, in_flight, groups, subgroup: Subgroup::Any, lanes: None };
             for scheme in Scheme::ALL {
-                let int8_activations = policy::INT8_SCHEMES.contains(&scheme);
-                let trial = Trial::plain(Layout::new(scheme, 70, 1152).unwrap(), 2);
-                let trial = Trial { int8_activations, ..trial };
-                let comparison = cases::run(&device, trial, plan, device.caps()).unwrap();
-                assert!(comparison.passed(), "{plan:?}: {:?}", comparison.first_wrong);
-                if threads != 224 {
-                    let weights = Layout::new(scheme, 96, 640).unwrap();
-                    let trial = Trial { weights, epilogue: Epilogue::Geglu, ..trial };
+                let kinds = Activations::ALL.into_iter().filter(|kind| policy::schemes(*kind).contains(&scheme));
+                // f32 only where int8 does not do.
+                let int8 = policy::schemes(Activations::Int8).contains(&scheme);
+                for activations in kinds.filter(|kind| !int8 || *kind != Activations::F32) {
+                    let trial = Trial::plain(Layout::new(scheme, 70, 1152).unwrap(), 2);
+                    let trial = Trial { activations, ..trial };
                     let comparison = cases::run(&device, trial, plan, device.caps()).unwrap();
-                    assert!(comparison.passed(), "geglu, {plan:?}: {:?}", comparison.first_wrong);
+                    assert!(comparison.passed(), "{plan:?}: {:?}", comparison.first_wrong);
+                    if threads != 224 {
+                        let weights = Layout::new(scheme, 96, 640).unwrap();
+                        let output = if activations == Activations::Int16 { activations } else { Activations::F32 };
+                        let trial = Trial { weights, epilogue: Epilogue::Geglu, output, ..trial };
+                        let comparison = cases::run(&device, trial, plan, device.caps()).unwrap();
+                        assert!(comparison.passed(), "geglu, {plan:?}: {:?}", comparison.first_wrong);
+                    }
                 }
             }
         }
@@ -65,12 +72,19 @@ fn plans_fit_the_device() {
 #[test]
 fn a_matrix_in_several_parts_is_one_matrix() {
     let Some(device) = testkit::cpu_device() else { return };
-    for (scheme, columns, int8_activations) in
-        [(Scheme::Int8, 1, true), (Scheme::Int8, 3, true), (Scheme::Int4, 1, true), (Scheme::Int8Min, 3, false)]
-    {
+    for (scheme, columns, activations) in [
+        (Scheme::Int8, 1, Activations::Int8),
+        (Scheme::Int8, 3, Activations::Int8),
+        (Scheme::Int4, 1, Activations::Int8),
+        (Scheme::Int8Min, 3, Activations::F32),
+        (Scheme::Int8, 1, Activations::Int16),
+        (Scheme::Int4Min, 2, Activations::Int16),
+    ] {
         for (epilogue, rows) in [(Epilogue::None, 77), (Epilogue::Geglu, 96)] {
             let weights = Layout::new(scheme, rows, 160).unwrap();
-            let trial = Trial { int8_activations, epilogue, ..Trial::plain(weights, columns) };
+            let to_int16 = activations == Activations::Int16 && epilogue != Epilogue::None;
+            let output = if to_int16 { Activations::Int16 } else { Activations::F32 };
+            let trial = Trial { activations, epilogue, output, ..Trial::plain(weights, columns) };
             // Three strips an allocation would tear a pair apart: three parts of two.
             let caps = gpu::Caps { max_allocation: 3 * weights.strip_value_bytes() as u64, ..device.caps().clone() };
             let plan = policy::plan(device.caps(), &cases::shape(&trial));
@@ -114,7 +128,28 @@ fn wrong_operands_are_refused() {
     let floats = Layout::new(Scheme::Bf16, 32, 64).unwrap();
     let refused = super::Gemv::new(&device, Shape { weights: floats, ..made_for }).map(|_| ()).unwrap_err().to_string();
     assert!(refused.contains("bf16") && refused.contains("f32 activations"), "{refused}");
-    assert!(super::Gemv::new(&device, Shape { weights: floats, int8_activations: false, ..made_for }).is_ok());
+    let int16 = Activations::Int16;
+    let refused = super::Gemv::new(&device, Shape { weights: floats, activations: int16, ..made_for });
+    let refused = refused.map(|_| ()).unwrap_err().to_string();
+    assert!(refused.contains("bf16") && refused.contains("int16 activations"), "{refused}");
+    assert!(super::Gemv::new(&device, Shape { weights: floats, activations: Activations::F32, ..made_for }).is_ok());
     let odd = Shape { epilogue: Epilogue::Geglu, ..shape(48, 64, 1) };
     assert!(super::Gemv::new(&device, odd).is_err(), "an odd number of strips has no pairs");
+    assert!(super::Gemv::new(&device, Shape { output: int16, ..made_for }).is_err(), "int16 without an epilogue");
+
+    let gated = Shape { epilogue: Epilogue::Geglu, output: int16, activations: int16, ..made_for };
+    let kernel = super::Gemv::new(&device, gated).unwrap();
+    let x = crate::Vectors::int16(&mut arena, "x", 64, 1).unwrap();
+    let y16 = Target::vectors(&crate::Vectors::int16(&mut arena, "y", 48, 1).unwrap()).unwrap();
+    assert_eq!(y16.kind(), int16);
+    kernel.record(&mut recorder, "right", &w, &x, &y16).unwrap();
+    kernel.record(&mut recorder, "the last", &w, &x, &Target { first: 112, ..y16.clone() }).unwrap();
+    for (what, first, stride) in [("no half group", 8, 128), ("too far", 128, 128), ("no quads", 0, 64)] {
+        kernel.record(&mut recorder, what, &w, &x, &Target { first, stride, ..y16.clone() }).expect_err(what);
+    }
+    let few = Some(y16.scales.as_ref().unwrap().slice(0..16).unwrap());
+    kernel.record(&mut recorder, "few scales", &w, &x, &Target { scales: few, ..y16.clone() }).unwrap_err();
+    kernel.record(&mut recorder, "f32 for int16", &w, &x, &target(&y.view())).unwrap_err();
+    let int8 = crate::Vectors::int8(&mut arena, "y", 64, 1).unwrap();
+    assert!(Target::vectors(&int8).is_err(), "int8 output");
 }

@@ -5,7 +5,7 @@ pub(crate) mod trial;
 
 use gpu::{Error, Result, View};
 
-use crate::{Layout, Part, QUAD, STRIP, VectorData, Vectors};
+use crate::{Activations, HALF_GROUP, Layout, Part, QUAD, STRIP, VectorData, Vectors};
 
 /// What a product does with its sums before it writes them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -61,8 +61,10 @@ impl std::fmt::Display for Epilogue {
 /// different schemes can fill one output row side by side.
 #[derive(Clone, Debug)]
 pub struct Target {
-    /// The output, f32.
+    /// The output, f32; or the values of int16 activations, as [`VectorData::Int16`] has them.
     pub y: View,
+    /// The scales of int16 activations.
+    pub scales: Option<View>,
     /// Where this product's values start in a column.
     pub first: usize,
     /// Elements from the start of a column to the next.
@@ -72,27 +74,57 @@ pub struct Target {
 impl Target {
     /// An output of its own, whose columns of `n` values follow each other.
     pub fn whole(y: impl Into<View>, n: usize) -> Self {
-        Self { y: y.into(), first: 0, stride: n }
+        Self { y: y.into(), scales: None, first: 0, stride: n }
     }
 
-    /// Activations for the next product; f32, not int8.
+    /// Activations for the next product: f32, or int16, which a matrix–vector product with an epilogue writes.
     pub fn vectors(y: &Vectors) -> Result<Self> {
         match &y.data {
             VectorData::F32(values) => {
-                Ok(Self { y: values.view(), first: 0, stride: y.k.next_multiple_of(QUAD) })
+                Ok(Self { y: values.view(), scales: None, first: 0, stride: y.stride() })
             }
-            VectorData::Int8 { .. } | VectorData::Int16 { .. } => {
-                let reason = "a product writes f32; int8 activations are made by norm".into();
+            VectorData::Int16 { values, scales } => {
+                Ok(Self { y: values.view(), scales: Some(scales.view()), first: 0, stride: y.stride() })
+            }
+            VectorData::Int8 { .. } => {
+                let reason = "a product writes f32 or int16; int8 activations are made by norm".into();
                 Err(Error::InvalidUse { what: "target".into(), reason })
             }
         }
     }
 
-    /// Refuses a target that has no room for columns of `n` values.
-    pub(crate) fn check(&self, what: &str, n: usize, columns: usize) -> Result<()> {
-        let fits = |elements: Option<usize>| {
-            elements.is_some_and(|n| n as u64 <= self.y.len() / 4 && u32::try_from(n).is_ok())
+    /// How the values are stored.
+    pub fn kind(&self) -> Activations {
+        if self.scales.is_some() { Activations::Int16 } else { Activations::F32 }
+    }
+
+    /// Refuses a target that is not of the `kind` the kernel writes, or has no room for columns of `n` values.
+    pub(crate) fn check(&self, what: &str, kind: Activations, n: usize, columns: usize) -> Result<()> {
+        if self.kind() != kind {
+            let reason = format!("{} output of a kernel that writes {kind}", self.kind());
+            return Err(Error::InvalidUse { what: what.to_string(), reason });
+        }
+        let room = match &self.scales {
+            None => self.y.len() / 4,
+            Some(scales) => {
+                let whole = self.first.is_multiple_of(HALF_GROUP) && self.stride.is_multiple_of(QUAD);
+                let room = self.y.len() / 2;
+                if !whole || !room.is_multiple_of(QUAD as u64) || scales.len() / 4 < room / HALF_GROUP as u64
+                {
+                    let reason = format!(
+                        "int16 output of {room} values with {} scales, {} apart, from value {} on; columns are whole quads \
+                         with a scale for each {HALF_GROUP} values, and products start at one of those",
+                        scales.len() / 4,
+                        self.stride,
+                        self.first,
+                    );
+                    return Err(Error::InvalidUse { what: what.to_string(), reason });
+                }
+                room
+            }
         };
+        let fits =
+            |elements: Option<usize>| elements.is_some_and(|n| n as u64 <= room && u32::try_from(n).is_ok());
         let end = self.first.checked_add(n);
         let last = self.stride.checked_mul(columns.saturating_sub(1));
         if end.is_some_and(|end| end <= self.stride)
@@ -102,9 +134,7 @@ impl Target {
         }
         let reason = format!(
             "{columns} columns of {n} values do not fit from element {} on, {} apart, into an output of {} values",
-            self.first,
-            self.stride,
-            self.y.len() / 4,
+            self.first, self.stride, room,
         );
         Err(Error::InvalidUse { what: what.to_string(), reason })
     }
@@ -124,7 +154,7 @@ impl Target {
             return Err(Error::InvalidUse { what: what.to_string(), reason });
         }
         let first = self.first + epilogue.outputs(part.first_row);
-        if columns > 1 {
+        if columns > 1 || self.scales.is_some() {
             return Ok((self.y.clone(), first as u32));
         }
         // With one column a part's share of y is a run of its own: parts then need no barrier between them.

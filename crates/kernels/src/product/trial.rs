@@ -5,8 +5,8 @@ use half::{bf16, f16};
 
 use super::{Epilogue, Target, reference};
 use crate::{
-    GROUP, Layout, Matrix, QUAD, Scheme, Vectors,
-    selftest::{Comparison, Output, Random, TIMEOUT, arena},
+    Activations, GROUP, HALF_GROUP, Layout, Matrix, QUAD, Scheme, Vectors, int16_scale_at,
+    selftest::{Comparison, Output, POISON, Random, TIMEOUT, arena},
     vectors::VectorData,
 };
 
@@ -15,8 +15,10 @@ use crate::{
 pub(crate) struct Trial {
     pub weights: Layout,
     pub columns: usize,
-    pub int8_activations: bool,
+    pub activations: Activations,
     pub epilogue: Epilogue,
+    /// How the output is stored: f32 or int16.
+    pub output: Activations,
     /// Columns in use.
     pub active: usize,
     /// Elements of each column of the output before and after what the product writes.
@@ -28,16 +30,19 @@ impl Trial {
     /// A product with all columns in use, into an output of its own.
     pub fn plain(weights: Layout, columns: usize) -> Self {
         let (epilogue, active) = (Epilogue::None, columns);
-        Self { weights, columns, int8_activations: false, epilogue, active, before: 0, after: 0 }
+        let (activations, output) = (Activations::F32, Activations::F32);
+        Self { weights, columns, activations, epilogue, output, active, before: 0, after: 0 }
     }
 
     /// In a few words.
     pub fn name(&self) -> String {
         let Layout { scheme, rows, k } = self.weights;
-        let activations = if self.int8_activations { "int8" } else { "f32" };
-        let mut name = format!("{rows} × {k} {scheme} × {activations}, {} col", self.columns);
+        let mut name = format!("{rows} × {k} {scheme} × {}, {} col", self.activations, self.columns);
         if self.epilogue != Epilogue::None {
             name += &format!(", {}", self.epilogue);
+        }
+        if self.output != Activations::F32 {
+            name += &format!(", to {}", self.output);
         }
         if self.active != self.columns {
             name += &format!(", {} active", self.active);
@@ -61,6 +66,14 @@ impl Trial {
         let mut w = Matrix::allocate(&mut arena, "weights", self.weights, caps)?;
         let weights = fill(&mut w, &mut random)?;
         let (x, columns) = activations(&mut arena, &mut random, self)?;
+        if self.output == Activations::Int16 {
+            let mut recorder = device.recorder()?;
+            let active = arena.buffer_from("active", &[self.active as u32])?;
+            let output = Int16Output::new(&mut arena, self)?;
+            record(&mut recorder, &w, &x, &output.target()?, &active.view())?;
+            recorder.seal()?.run(TIMEOUT)?;
+            return output.compare(|column| reference::product(&weights, &columns[column], self.epilogue));
+        }
         let n = self.epilogue.outputs(rows);
         let stride = self.before + n + self.after;
         let output = Output::new(&mut arena, stride * self.columns)?;
@@ -68,7 +81,7 @@ impl Trial {
         let active = arena.buffer_from("active", &[self.active as u32])?;
         // The guard behind the output is no part of what the kernel is given.
         let y = output.buffer.slice(0..(stride * self.columns * 4) as u64)?;
-        let target = Target { y, first: self.before, stride };
+        let target = Target { y, scales: None, first: self.before, stride };
         let mut recorder = device.recorder()?;
         record(&mut recorder, &w, &x, &target, &active.view())?;
         recorder.seal()?.run(TIMEOUT)?;
@@ -92,6 +105,73 @@ impl Trial {
             for (row, want) in reference::product(&weights, x, self.epilogue).into_iter().enumerate() {
                 let at = || format!("row {row}, column {column}");
                 comparison.close(at, f64::from(f32::from_bits(values[row])), want.value, want.allowed);
+            }
+        }
+        Ok(comparison)
+    }
+}
+
+/// An output of int16, all of it poisoned.
+struct Int16Output<'a> {
+    trial: &'a Trial,
+    stride: usize,
+    values: Output,
+    scales: Output,
+}
+
+impl<'a> Int16Output<'a> {
+    fn new(arena: &mut Arena, trial: &'a Trial) -> Result<Self> {
+        let n = trial.epilogue.outputs(trial.weights.rows);
+        let stride = (trial.before + n + trial.after).next_multiple_of(QUAD);
+        let words = stride * trial.columns / 2;
+        let values = Output::new(arena, words)?;
+        let scales = Output::new(arena, words * 2 / HALF_GROUP)?;
+        Ok(Self { trial, stride, values, scales })
+    }
+
+    fn target(&self) -> Result<Target> {
+        let values = (self.stride * self.trial.columns) as u64;
+        Ok(Target {
+            y: self.values.buffer.slice(0..values * 2)?,
+            scales: Some(self.scales.buffer.slice(0..values / HALF_GROUP as u64 * 4)?),
+            first: self.trial.before,
+            stride: self.stride,
+        })
+    }
+
+    /// Each value within half a step of the reference and what f32 may add to it; all else untouched.
+    fn compare(&self, reference: impl Fn(usize) -> Vec<reference::Value>) -> Result<Comparison> {
+        let mut comparison = Comparison::default();
+        let words = self.values.read(&mut comparison)?;
+        let scales = self.scales.read(&mut comparison)?;
+        let plane = self.stride * self.trial.columns;
+        let byte = |at: usize| words[at / 4].to_le_bytes()[at % 4];
+        for column in 0..self.trial.columns {
+            let want = reference(column);
+            for first in (0..self.stride).step_by(HALF_GROUP) {
+                let scale = scales[column * self.stride / HALF_GROUP + int16_scale_at(first)];
+                let bytes = (first..first + HALF_GROUP).map(|k| column * self.stride + k);
+                let bytes: Vec<[u8; 2]> = bytes.map(|at| [byte(at), byte(plane + at)]).collect();
+                let written =
+                    first.checked_sub(self.trial.before).and_then(|at| want.get(at..at + HALF_GROUP));
+                let at = || format!("value {first}, column {column}");
+                let Some(want) = written else {
+                    let poison = POISON.to_le_bytes();
+                    let untouched: Vec<[u8; 2]> = (0..HALF_GROUP).map(|i| [poison[i % 4]; 2]).collect();
+                    comparison.equal(at, &(scale, bytes), &(POISON, untouched));
+                    continue;
+                };
+                let scale = f64::from(f32::from_bits(scale));
+                let (largest, error) = want.iter().fold((0.0_f64, 0.0_f64), |(largest, error), want| {
+                    (largest.max(want.value.abs()), error.max(want.allowed))
+                });
+                let step = largest / 32639.0;
+                comparison.close(|| format!("scale of {}", at()), scale, step, error / 32639.0 + step * 1e-6);
+                for (i, (bytes, want)) in bytes.iter().zip(want).enumerate() {
+                    let q = bytes[0] as i8 as i32 * 256 + bytes[1] as i8 as i32;
+                    let at = || format!("value {}, column {column}", first + i);
+                    comparison.close(at, f64::from(q) * scale, want.value, 0.51 * scale.abs() + want.allowed);
+                }
             }
         }
         Ok(comparison)
@@ -144,7 +224,7 @@ fn fill(matrix: &mut Matrix, random: &mut Random) -> Result<reference::Weights> 
 /// Random activations on the device, and the values they stand for.
 fn activations(arena: &mut Arena, random: &mut Random, trial: &Trial) -> Result<(Vectors, Vec<Vec<f64>>)> {
     let (k, columns) = (trial.weights.k, trial.columns);
-    if !trial.int8_activations {
+    if trial.activations == Activations::F32 {
         let x: Vec<Vec<f32>> =
             (0..columns).map(|_| (0..k).map(|_| random.signed() * 3.0).collect()).collect();
         let values = x.iter().map(|column| column.iter().map(|x| f64::from(*x)).collect()).collect();
@@ -152,6 +232,9 @@ fn activations(arena: &mut Arena, random: &mut Random, trial: &Trial) -> Result<
         let x: Vec<f32> = x.into_iter().flat_map(|column| [column, padding.clone()].concat()).collect();
         let data = VectorData::F32(arena.buffer_from("x", &x)?);
         return Ok((Vectors { k, columns, data }, values));
+    }
+    if trial.activations == Activations::Int16 {
+        return int16_activations(arena, random, k, columns);
     }
     let padded = k.next_multiple_of(QUAD);
     // The padding holds bytes that would show if they counted, under scales of zero.
@@ -170,6 +253,38 @@ fn activations(arena: &mut Arena, random: &mut Random, trial: &Trial) -> Result<
         }
     }
     let data = VectorData::Int8 {
+        values: arena.buffer_from("x", &bytes)?,
+        scales: arena.buffer_from("x scales", &scales)?,
+    };
+    Ok((Vectors { k, columns, data }, values))
+}
+
+fn int16_activations(
+    arena: &mut Arena,
+    random: &mut Random,
+    k: usize,
+    columns: usize,
+) -> Result<(Vectors, Vec<Vec<f64>>)> {
+    let padded = k.next_multiple_of(QUAD);
+    let plane = padded * columns;
+    // The padding holds bytes that would show if they counted, under scales of zero.
+    let mut bytes = vec![0x55_i8; 2 * plane];
+    let mut scales = vec![0.0_f32; plane / HALF_GROUP];
+    let mut values = vec![vec![0.0; k]; columns];
+    for column in 0..columns {
+        for first in (0..k).step_by(HALF_GROUP) {
+            let scale = 1e-4 * (1.5 + random.signed());
+            scales[column * padded / HALF_GROUP + int16_scale_at(first)] = scale;
+            for i in first..first + HALF_GROUP {
+                let q = random.integer(-32639, 32639) as i32;
+                let low = q as i8;
+                bytes[column * padded + i] = ((q - i32::from(low)) / 256) as i8;
+                bytes[plane + column * padded + i] = low;
+                values[column][i] = f64::from(q) * f64::from(scale);
+            }
+        }
+    }
+    let data = VectorData::Int16 {
         values: arena.buffer_from("x", &bytes)?,
         scales: arena.buffer_from("x scales", &scales)?,
     };

@@ -10,7 +10,7 @@ use kernels::{
     gemm::{self, Gemm},
     gemv::{
         Gemv, MAX_COLUMNS,
-        policy::{self, INT8_SCHEMES, Plan, Shape},
+        policy::{self, Plan, Shape},
     },
     probe,
     random::{Kind, Random},
@@ -54,7 +54,19 @@ impl Quant {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Activations {
     Int8,
+    Int16,
     F32,
+}
+
+impl Activations {
+    /// The storage it names.
+    fn kind(self) -> kernels::Activations {
+        match self {
+            Activations::Int8 => kernels::Activations::Int8,
+            Activations::Int16 => kernels::Activations::Int16,
+            Activations::F32 => kernels::Activations::F32,
+        }
+    }
 }
 
 /// One figure.
@@ -63,7 +75,7 @@ struct Figure {
     rows: usize,
     k: usize,
     weights: Scheme,
-    activations: &'static str,
+    activations: String,
     columns: usize,
     /// Kernel, tier, grid and constants.
     variant: String,
@@ -110,13 +122,14 @@ pub fn run(device: &Device, arguments: &Arguments, (rows, k): (usize, usize)) ->
             .iter()
             .flat_map(|a| arguments.batch.iter().map(move |c| (*a, usize::from(*c))))
         {
-            let int8_activations = activations == Activations::Int8;
-            if int8_activations && (!INT8_SCHEMES.contains(&layout.scheme) || columns > MAX_COLUMNS) {
+            let activations = activations.kind();
+            let many = columns > MAX_COLUMNS && activations != kernels::Activations::F32;
+            if many || !policy::schemes(activations).contains(&layout.scheme) {
                 continue;
             }
-            let products = products(device, arguments.sweep, layout, columns, int8_activations);
+            let products = products(device, arguments.sweep, layout, columns, activations);
             for product in products {
-                progress.say(&format!("{rows} × {k} {} × {activations:?}: {product:?}", layout.scheme));
+                progress.say(&format!("{rows} × {k} {} × {activations}: {product:?}", layout.scheme));
                 figures.push(time(device, &product, &weights, roof)?);
             }
         }
@@ -124,8 +137,8 @@ pub fn run(device: &Device, arguments: &Arguments, (rows, k): (usize, usize)) ->
     drop(progress);
     if figures.is_empty() {
         bail!(
-            "int8 activations are multiplied with int8 and int4 weights and 1 to {MAX_COLUMNS} columns alone: \
-             give --activations f32"
+            "int8 activations are multiplied with int8 and int4 weights, int16 ones with all integers, and both with 1 to \
+             {MAX_COLUMNS} columns alone: give --activations f32"
         );
     }
     let impossible = figures.iter().find(|figure| figure.bandwidth_percent > 100.0 + NOISE_PERCENT);
@@ -138,7 +151,7 @@ pub fn run(device: &Device, arguments: &Arguments, (rows, k): (usize, usize)) ->
     }
     if arguments.sweep {
         figures.sort_by(|a, b| {
-            let key = |f: &Figure| (f.weights.bits(), f.activations, f.columns);
+            let key = |f: &Figure| (f.weights.bits(), f.activations.clone(), f.columns);
             key(b).cmp(&key(a)).then(a.microseconds.total_cmp(&b.microseconds))
         });
     }
@@ -201,26 +214,26 @@ fn products(
     sweep: bool,
     weights: Layout,
     columns: usize,
-    int8_activations: bool,
+    activations: kernels::Activations,
 ) -> Vec<Product> {
     let (caps, epilogue) = (device.caps(), Epilogue::None);
     if columns > MAX_COLUMNS {
         let shape = gemm::policy::Shape { weights, columns, epilogue };
         return vec![Product::Gemm(shape, gemm::policy::plan(caps, &shape))];
     }
-    let shape = Shape { weights, columns, int8_activations, epilogue };
+    let shape = Shape { weights, columns, activations, epilogue, output: kernels::Activations::F32 };
     let plans = if sweep { policy::candidates(caps, &shape) } else { vec![policy::plan(caps, &shape)] };
     plans.into_iter().map(|plan| Product::Gemv(shape, plan)).collect()
 }
 
 fn time(device: &Device, product: &Product, weights: &[Matrix], roof: f64) -> Result<Figure> {
-    let (columns, int8_activations) = match product {
-        Product::Gemv(shape, _) => (shape.columns, shape.int8_activations),
-        Product::Gemm(shape, _) => (shape.columns, false),
+    let (columns, activations) = match product {
+        Product::Gemv(shape, _) => (shape.columns, shape.activations),
+        Product::Gemm(shape, _) => (shape.columns, kernels::Activations::F32),
     };
     let Layout { scheme, rows, k } = weights[0].layout();
     let mut arena = Arena::new(device, Lifetime::Scratch, Memory::Device);
-    let x = random_vectors(device, &mut arena, k, columns, int8_activations)?;
+    let x = random_vectors(device, &mut arena, k, columns, activations)?;
     let y: Buffer = arena.buffer("y", (rows * columns * 4) as u64)?;
     let active: Buffer = arena.buffer("active", 4)?;
     let mut recorder = device.recorder()?;
@@ -261,7 +274,7 @@ fn time(device: &Device, product: &Product, weights: &[Matrix], roof: f64) -> Re
         rows,
         k,
         weights: scheme,
-        activations: if int8_activations { "int8" } else { "f32" },
+        activations: activations.to_string(),
         columns,
         variant,
         microseconds: nanoseconds / 1e3,
@@ -277,9 +290,9 @@ fn random_vectors(
     arena: &mut Arena,
     k: usize,
     columns: usize,
-    int8: bool,
+    kind: kernels::Activations,
 ) -> Result<Vectors> {
-    let x = if int8 { Vectors::int8(arena, "x", k, columns)? } else { Vectors::f32(arena, "x", k, columns)? };
+    let x = Vectors::new(arena, "x", kind, k, columns)?;
     let mut recorder = device.recorder()?;
     let mut fill = |kind: Kind, to: View| Random::new(device, kind)?.record(&mut recorder, "x", &to, 1);
     match &x.data {

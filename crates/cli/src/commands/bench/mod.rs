@@ -43,7 +43,7 @@ pub struct Arguments {
     #[arg(long, value_delimiter = ',', conflicts_with_all = ["model", "bandwidth", "load"])]
     quant: Vec<gemv::Quant>,
     /// With --gemv: activation types
-    #[arg(long, value_delimiter = ',', default_value = "int8,f32", conflicts_with_all = ["model", "shape", "bandwidth", "load"])]
+    #[arg(long, value_delimiter = ',', default_value = "int8,int16,f32", conflicts_with_all = ["model", "shape", "bandwidth", "load"])]
     activations: Vec<gemv::Activations>,
     /// Lengths of prompts to read; 0 for none
     #[arg(short, long, value_delimiter = ',', default_value = "512", conflicts_with_all = ["gemv", "bandwidth", "load"])]
