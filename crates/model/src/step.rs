@@ -11,6 +11,7 @@ use kernels::{
     gemm::{self, Gemm},
     gemv::{self, Gemv},
     norm::{self, Form, Norm},
+    quantize_rows::QuantizeRows,
     rope::{self, Rope},
 };
 use weights::{
@@ -115,9 +116,12 @@ impl Scratch {
             q: arena.buffer("queries", floats(config.query_rows()))?,
             attended: Vectors::f32(&mut arena, "attention's output", config.query_rows() as usize, rows)?,
             attended_int16: match activations {
-                Activations::Int16 => {
-                    Some(Vectors::int16(&mut arena, "attention's output", config.query_rows() as usize, rows)?)
-                }
+                Activations::Int16 => Some(Vectors::int16(
+                    &mut arena,
+                    "attention's output",
+                    config.query_rows() as usize,
+                    rows,
+                )?),
                 _ => None,
             },
             sublayer: arena.buffer("a sublayer's output", floats(config.hidden))?,
@@ -167,7 +171,8 @@ impl Step<'_> {
 
     /// normed = norm(residual).
     pub fn norm(&mut self, layer: u32, role: Role) -> Result<()> {
-        let form = Form { post_norm: false, residual: false, output: self.scratch.normed.kind(), gather: false };
+        let form =
+            Form { post_norm: false, residual: false, output: self.scratch.normed.kind(), gather: false };
         let operands = norm::Operands {
             x: self.scratch.residual.view(),
             post_weight: None,
@@ -182,7 +187,8 @@ impl Step<'_> {
 
     /// residual += post(sublayer); normed = norm(residual).
     pub fn add_and_norm(&mut self, post: (u32, Role), norm: (u32, Role)) -> Result<()> {
-        let form = Form { post_norm: true, residual: true, output: self.scratch.normed.kind(), gather: false };
+        let form =
+            Form { post_norm: true, residual: true, output: self.scratch.normed.kind(), gather: false };
         let operands = norm::Operands {
             x: self.scratch.sublayer.view(),
             post_weight: Some(self.model.norm(Some(post.0), post.1)?),
@@ -348,7 +354,11 @@ impl Step<'_> {
             scratch: self.scratch.splits.as_ref().map(Buffer::view),
         };
         let kernel = Attention::new(device, attention_shape(config, self.cache.limits(), kind), mode)?;
-        Ok(kernel.record(self.recorder, "attention", &operands)?)
+        kernel.record(self.recorder, "attention", &operands)?;
+        let Some(attended) = &self.scratch.attended_int16 else { return Ok(()) };
+        let kernel = QuantizeRows::new(device, attended.k)?;
+        let active = self.state.active.view();
+        Ok(kernel.record(self.recorder, "quantize", &self.scratch.attended, attended, &active)?)
     }
 
     /// All matrices of a place, side by side into one output row.
