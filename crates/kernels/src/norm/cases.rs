@@ -24,7 +24,9 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
             let mut push = |output, gather, sizes: &[(usize, usize)]| {
                 for (rows, n) in sizes.iter().copied() {
                     let form = Form { post_norm, residual, output, gather };
-                    let plans = [policy::held(caps, n, form, tier), Some(policy::walked(caps, n, form, tier))];
+                    let fewest = policy::holding(caps, n, form, tier, 1);
+                    let held = policy::held(caps, n, form, tier).filter(|plan| Some(*plan) != fewest);
+                    let plans = [fewest, held, Some(policy::walked(caps, n, form, tier))];
                     list.extend(plans.into_iter().flatten().map(|plan| case(plan, form, rows, n)));
                 }
             };
@@ -56,7 +58,7 @@ fn case(plan: Plan, form: Form, rows: usize, n: usize) -> Case {
         if form.residual { ", residual" } else { "" },
         form.output,
         if form.gather { ", gathered" } else { "" },
-        if plan.per_thread.is_some() { ", held" } else { "" },
+        plan.per_thread.map_or(String::new(), |fours| format!(", {fours} held")),
     );
     Case::new(name, plan.tier, move |device| run(device, plan, form, rows, n))
 }

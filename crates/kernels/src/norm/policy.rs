@@ -35,13 +35,18 @@ pub fn plan(caps: &Caps, n: usize, form: Form) -> Plan {
 
 /// The plan at a tier that need not be the device's best.
 pub fn at_tier(caps: &Caps, n: usize, form: Form, tier: Tier) -> Plan {
-    // A CPU driver keeps the registers of waiting threads in memory: holding a row there is reading it again.
-    let cpu = caps.max_subgroup_size < 32;
-    held(caps, n, form, tier).filter(|_| !cpu).unwrap_or_else(|| walked(caps, n, form, tier))
+    held(caps, n, form, tier).unwrap_or_else(|| walked(caps, n, form, tier))
 }
 
 /// The plan that holds rows in registers, where one can.
 pub fn held(caps: &Caps, n: usize, form: Form, tier: Tier) -> Option<Plan> {
+    // A CPU driver works on one subgroup after the other: the fewer there are, the less it has to do where they wait.
+    let least = if caps.max_subgroup_size < 32 { MAX_PER_THREAD } else { 1 };
+    holding(caps, n, form, tier, least)
+}
+
+/// The same with at least so many fours a thread.
+pub(super) fn holding(caps: &Caps, n: usize, form: Form, tier: Tier, least: usize) -> Option<Plan> {
     let whole = form.output_group().max(4);
     // Threads that share a scale; they join its values by shuffles.
     let sharing = whole as u32 / 4;
@@ -51,7 +56,7 @@ pub fn held(caps: &Caps, n: usize, form: Form, tier: Tier) -> Option<Plan> {
     }
     let largest = MAX_HOLDING.min(1 << caps.max_threads.ilog2());
     let fours = n / 4;
-    let per_thread = fours.div_ceil(largest as usize);
+    let per_thread = fours.div_ceil(largest as usize).max(least);
     // The fewest threads that hold the row: they wait for each other twice.
     let threads = fours.div_ceil(per_thread) as u32;
     let threads = match tier {
@@ -76,29 +81,32 @@ pub fn walked(caps: &Caps, n: usize, form: Form, tier: Tier) -> Plan {
 /// Lengths of rows of the Gemma 3 family.
 const MODEL_LENGTHS: [usize; 5] = [5376, 3840, 2560, 1152, 640];
 
-/// The pipelines that the policy may ask for: each form and tier at the length of a 27B model, and the models' own forms at
-/// every model's length.
+/// The pipelines that models ask for on such a device: every form at the length of a 27B model at every tier, and Gemma's forms
+/// at every model's length at the tier that the policy chooses.
 pub fn variants(caps: &Caps) -> Vec<Variant> {
+    let best = caps.tier().unwrap_or(Tier::T0).min(Tier::T1);
     let mut list: Vec<Variant> = Vec::new();
-    for tier in [Tier::T0, Tier::T1].into_iter().filter(|tier| caps.tier() >= Some(*tier)) {
-        for (i, n) in MODEL_LENGTHS.into_iter().enumerate() {
-            for (post_norm, residual) in [(false, false), (false, true), (true, false), (true, true)] {
-                if i > 0 && post_norm != residual {
-                    continue;
-                }
-                for output in Activations::ALL {
-                    for gather in [false, true] {
-                        let form = Form { post_norm, residual, output, gather };
-                        let new = variant(form, at_tier(caps, n, form, tier));
-                        let same = |known: &Variant| {
-                            known.shader.name == new.shader.name && known.constants == new.constants
-                        };
-                        if !list.iter().any(same) {
-                            list.push(new);
-                        }
-                    }
-                }
+    let mut add = |n: usize, tier: Tier, post_norm: bool, residual: bool, output: Activations| {
+        for gather in [false, true] {
+            let form = Form { post_norm, residual, output, gather };
+            let new = variant(form, at_tier(caps, n, form, tier));
+            let same = |known: &Variant| known.shader.name == new.shader.name && known.constants == new.constants;
+            if !list.iter().any(same) {
+                list.push(new);
             }
+        }
+    };
+    for tier in [Tier::T0, Tier::T1].into_iter().filter(|tier| *tier <= best) {
+        for output in Activations::ALL {
+            for (post_norm, residual) in [(false, false), (false, true), (true, false), (true, true)] {
+                add(MODEL_LENGTHS[0], tier, post_norm, residual, output);
+            }
+        }
+    }
+    for n in MODEL_LENGTHS {
+        for output in [Activations::F32, Activations::Int16] {
+            add(n, best, false, false, output);
+            add(n, best, true, true, output);
         }
     }
     list
