@@ -153,3 +153,41 @@ fn wrong_operands_are_refused() {
     let int8 = crate::Vectors::int8(&mut arena, "y", 64, 1).unwrap();
     assert!(Target::vectors(&int8).is_err(), "int8 output");
 }
+
+fn buffers(vectors: &crate::Vectors) -> (&gpu::Buffer, &gpu::Buffer) {
+    match &vectors.data {
+        crate::VectorData::Int16 { values, scales } => (values, scales),
+        _ => unreachable!("the test makes int16 alone"),
+    }
+}
+
+#[test]
+fn int16_keeps_zeros_and_what_is_not_a_number() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let mut arena = crate::selftest::arena(&device);
+    let int16 = Activations::Int16;
+    let shape = Shape { activations: int16, output: int16, epilogue: Epilogue::Geglu, ..shape(32, 32, 1) };
+    let kernel = super::Gemv::new(&device, shape).unwrap();
+    let w = crate::Matrix::allocate(&mut arena, "w", shape.weights, device.caps()).unwrap();
+    let x = crate::Vectors::int16(&mut arena, "x", 32, 1).unwrap();
+    let y = crate::Vectors::int16(&mut arena, "y", 16, 1).unwrap();
+    let ((x_values, x_scales), (y_values, y_scales)) = (buffers(&x), buffers(&y));
+    for scale in [0.0, f32::NAN] {
+        let mut recorder = device.recorder().unwrap();
+        recorder.fill("w", &w.parts()[0].values, 0x0101_0101).unwrap();
+        recorder.fill("w scales", w.parts()[0].scales.as_ref().unwrap(), 0x3c00_3c00).unwrap();
+        recorder.fill("x", x_values, 0x0101_0101).unwrap();
+        recorder.fill("x scales", x_scales, scale.to_bits()).unwrap();
+        recorder.fill("y", y_values, 0x5555_5555).unwrap();
+        recorder.fill("y scales", y_scales, 0x5555_5555).unwrap();
+        kernel.record(&mut recorder, "gemv", &w, &x, &Target::vectors(&y).unwrap()).unwrap();
+        recorder.seal().unwrap().run(crate::selftest::TIMEOUT).unwrap();
+        let got = f32::from_bits(y_scales.read_vec::<u32>().unwrap()[0]);
+        if scale.is_nan() {
+            assert!(got.is_nan(), "{got}");
+            continue;
+        }
+        let words: Vec<u32> = y_values.read_vec().unwrap();
+        assert_eq!((got, &words[..4], &words[32..36]), (0.0, &[0; 4][..], &[0; 4][..]));
+    }
+}
