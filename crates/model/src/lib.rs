@@ -23,7 +23,7 @@ mod state;
 mod step;
 
 pub use error::{Error, Result};
-pub use kernels::KvScheme;
+pub use kernels::{Activations, KvScheme};
 pub use kv_cache::{KvCache, Limits, PAGE, Sequence};
 pub use loaded::Model;
 pub use runner::{MOST_OUTPUTS, Next, Runner, Sampled, Usage, check_tokens};

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use gpu::{Arena, Buffer, Device, Lifetime, Memory, View};
+use gpu::{Arena, Buffer, Device, Lifetime, Memory, Tier, View};
 use kernels::{
-    Matrix,
+    Activations, HALF_GROUP, Matrix,
     rope::{self, Tables},
 };
 use weights::{
@@ -27,7 +27,22 @@ pub struct Model {
     pub config: Config,
     /// Its weights.
     pub weights: Weights,
+    /// How the activations of a few rows are stored: what this device multiplies fastest.
+    pub(crate) few_rows: Activations,
     rope: [RopeTables; 2],
+}
+
+/// Drivers that run shaders on the CPU have smaller ones, and convert bytes to floats as fast as they multiply them.
+const SMALLEST_GPU_SUBGROUP: u32 = 32;
+
+/// A few rows are multiplied as they are read, bound by memory if nothing else is in the way: as int16, by packed dot products of
+/// bytes, which is next to exact. That takes weights that are integers, rows of whole half groups, and gate and up in one.
+fn takes_int16(config: &Config, weights: &Weights) -> bool {
+    let lengths = [config.hidden, config.query_rows(), config.intermediate];
+    let whole = lengths.iter().all(|length| (*length as usize).is_multiple_of(HALF_GROUP));
+    let integers = weights.matrices.iter().all(|(_, matrix)| !matrix.layout().scheme.is_float());
+    let joined = (0..config.layers).all(|layer| weights.of(Place::GateUp(layer)).count() == 1);
+    whole && integers && joined
 }
 
 /// Some hundred KB; Mesa's CPU driver is slow.
@@ -61,7 +76,21 @@ impl Model {
         let global = rope_tables(device, &config, config.rope_theta_global, factor)?;
         // Sliding layers' positions are never scaled.
         let sliding = rope_tables(device, &config, config.rope_theta_local, 1.0)?;
-        Ok(Self { device: device.clone(), config, weights, rope: [global, sliding] })
+        let packed = device.caps().tier() >= Some(Tier::T1);
+        let gpu = device.caps().max_subgroup_size >= SMALLEST_GPU_SUBGROUP;
+        let few_rows = match packed && gpu && takes_int16(&config, &weights) {
+            true => Activations::Int16,
+            false => Activations::F32,
+        };
+        Ok(Self { device: device.clone(), config, weights, few_rows, rope: [global, sliding] })
+    }
+
+    /// The same with the activations of a few rows stored in another way, where the model's shape allows it.
+    pub fn with_few_rows(mut self, activations: Activations) -> Self {
+        if activations == Activations::F32 || takes_int16(&self.config, &self.weights) {
+            self.few_rows = activations;
+        }
+        self
     }
 
     pub(crate) fn rope_tables(&self, kind: LayerType) -> &RopeTables {

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use gpu::{Arena, Buffer, Lifetime, Memory, Recorder, Tier, View};
+use gpu::{Arena, Buffer, Lifetime, Memory, Recorder, View};
 use kernels::{
-    Activations, Epilogue, HALF_GROUP, Matrix, Target, Vectors,
+    Activations, Epilogue, Matrix, Target, Vectors,
     attention::{self, Attention, Mode},
     embed::{self, Embed},
     geglu::Geglu,
@@ -412,24 +412,7 @@ fn attention_shape(config: &Config, limits: Limits, kind: LayerType) -> attentio
     }
 }
 
-/// How activations are stored for the products of so many rows. A few rows are multiplied as they are read, bound by memory if
-/// nothing else is in the way: as int16 by packed dot products of bytes, which is next to exact. More rows, weights that are
-/// floats, and devices without such products take f32.
+/// How activations are stored for the products of so many rows; more than a few are multiplied by tiles, which take f32.
 fn activations(model: &Model, rows: usize) -> Activations {
-    let caps = model.device.caps();
-    let config = &model.config;
-    let packed = caps.tier() >= Some(Tier::T1) && caps.max_subgroup_size >= SMALLEST_GPU_SUBGROUP;
-    let whole = [config.hidden, config.query_rows(), config.intermediate]
-        .iter()
-        .all(|length| (*length as usize).is_multiple_of(HALF_GROUP));
-    let integers = model.weights.matrices.iter().all(|(_, matrix)| !matrix.layout().scheme.is_float());
-    let joined = (0..config.layers).all(|layer| model.weights.of(Place::GateUp(layer)).count() == 1);
-    if packed && whole && integers && joined && rows <= gemv::MAX_COLUMNS {
-        Activations::Int16
-    } else {
-        Activations::F32
-    }
+    if rows <= gemv::MAX_COLUMNS { model.few_rows } else { Activations::F32 }
 }
-
-/// Drivers that run shaders on the CPU have smaller ones, and convert bytes to floats as fast as they multiply them.
-const SMALLEST_GPU_SUBGROUP: u32 = 32;

@@ -3,8 +3,10 @@
 
 mod common;
 
-use common::{Fixture, NAMES, all_logits, difference, limits, load};
-use model::{KvScheme, Limits, Next, Runner, Sampling};
+use std::sync::Arc;
+
+use common::{Fixture, NAMES, all_logits, difference, limits, load, load_alone};
+use model::{Activations, KvScheme, Limits, Next, Runner, Sampling};
 
 #[test]
 fn logits_are_those_of_transformers() {
@@ -62,6 +64,35 @@ fn chunks_of_any_size_give_the_same_logits() {
                 );
             }
         }
+    }
+}
+
+#[test]
+fn int16_activations_as_gpus_have_them_are_next_to_exact() {
+    let Some(device) = testkit::cpu_device() else { return };
+    for name in ["gguf_q8_0", "gguf_q4_0"] {
+        let fixture = Fixture::open(name);
+        let model = Arc::new(load_alone(&device, &fixture.path).with_few_rows(Activations::Int16));
+        let greedy = fixture.list("greedy");
+        for chunk in [1, 5] {
+            let rows = all_logits(&model, &fixture.ids, chunk, KvScheme::F32);
+            let mut worst = 0.0_f32;
+            for (index, position) in fixture.positions.iter().enumerate() {
+                worst = worst.max(difference(&rows[*position], fixture.row(index)) / fixture.largest());
+            }
+            println!("{name}, chunks of {chunk}: {worst:.1e} of the largest logit");
+            // Where it were f32, it would be below 1e-5, and the test would be of something else.
+            assert!((1e-5..1e-3).contains(&worst), "{name}, chunks of {chunk}: {worst}");
+        }
+        let mut runner = Runner::new(model, limits(1, 64, 16)).unwrap();
+        let mut sequence = runner.start().unwrap();
+        let sampling = Sampling::default();
+        let mut tokens = vec![runner.prompt(&mut sequence, &fixture.ids, &sampling, |_| true).unwrap().token];
+        while tokens.len() < greedy.len() {
+            let next = Next { sequence: &mut sequence, token: tokens[tokens.len() - 1], sampling: &sampling };
+            tokens.push(runner.decode(&mut [next]).unwrap()[0].token);
+        }
+        assert_eq!(tokens, greedy, "{name}");
     }
 }
 
