@@ -81,7 +81,7 @@ fn list(store: &Store, as_json: bool) -> anyhow::Result<ExitCode> {
             json!({
                 "name": model.name, "aliases": model.aliases, "title": model.title, "bytes": model.bytes,
                 "sha256": model.sha256, "licence": model.licence.name, "licence_url": model.licence.url,
-                "path": store.resolve(model.name),
+                "runs": model.runs, "path": store.resolve(model.name),
             })
         };
         output::print_json(&catalogue::MODELS.iter().map(entry).collect::<Vec<_>>())?;
@@ -93,11 +93,12 @@ fn list(store: &Store, as_json: bool) -> anyhow::Result<ExitCode> {
                 model.title.to_string(),
                 bytes(model.bytes),
                 model.licence.name.to_string(),
+                if model.runs { "yes" } else { "not yet" }.to_string(),
                 here.to_string(),
             ]
         };
         let rows: Vec<_> = catalogue::MODELS.iter().map(row).collect();
-        output::print(&output::table(&["name", "model", "size", "licence", "here"], &rows))?;
+        output::print(&output::table(&["name", "model", "size", "licence", "runs", "here"], &rows))?;
     }
     Ok(ExitCode::SUCCESS)
 }
