@@ -100,7 +100,7 @@ fn bench_measures_bandwidth_and_gemv() {
         ["bench", "--gemv", "512x1152", "-b", "1,3", "--device", "llvmpipe", "--json", "--size", "64M"];
     let result = json(&indrik(&arguments).output().unwrap());
     let figures = result["gemv"].as_array().unwrap();
-    assert_eq!(figures.len(), 8, "two schemes, two activations, two batches");
+    assert_eq!(figures.len(), 12, "two schemes, three activations, two batches");
     assert_eq!(figures[0]["bytes"], 512 * 1152 + 512 * 1152 / 32 * 2);
     for figure in figures {
         assert!(figure["bandwidth_percent"].as_f64().unwrap() > 0.0);
