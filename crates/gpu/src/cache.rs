@@ -1,4 +1,5 @@
-//! Compiled pipelines on disk, so that the second start compiles nothing.
+//! Compiled pipelines on disk, so that the second start compiles nothing; and the place of other files that hold for one device
+//! and driver.
 //!
 //! One file per device and driver. Drivers have crashed on damaged cache data, so the file carries a header of ours
 //! (magic, key, length, checksum) and is ignored, with a warning, unless all of it matches.
@@ -27,9 +28,22 @@ pub fn cache_dir() -> Option<PathBuf> {
         .or_else(|| folder("HOME").map(|home| home.join(".cache").join("indrik")))
 }
 
+/// Writes a file whole or not at all: beside its place and then renamed, so that two processes never read each other's half.
+pub fn write_whole(file: &Path, content: &[u8]) -> std::io::Result<()> {
+    if let Some(dir) = file.parent() {
+        std::fs::create_dir_all(dir)?;
+    }
+    let temporary = file.with_extension(format!("{}.tmp", std::process::id()));
+    std::fs::write(&temporary, content)?;
+    std::fs::rename(&temporary, file).inspect_err(|_| {
+        let _ = std::fs::remove_file(&temporary);
+    })
+}
+
 pub(crate) struct PipelineCache {
     pub raw: vk::PipelineCache,
     key: [u8; KEY],
+    dir: Option<PathBuf>,
     file: Option<PathBuf>,
     dirty: AtomicBool,
     // Of what the file holds: a driver that does not say what it found in the cache has nothing new all the same.
@@ -39,18 +53,23 @@ pub(crate) struct PipelineCache {
 impl PipelineCache {
     pub fn open(device: &ash::Device, info: &AdapterInfo, dir: Option<&Path>) -> Result<Self> {
         let key = key(info);
-        let file = dir.map(|dir| dir.join("pipelines").join(format!("{}.bin", hex_text(&key))));
+        let file = dir.map(|dir| path(dir, "pipelines", &key, "bin"));
         let data = file.as_deref().map(|file| read(file, &key)).unwrap_or_default();
         let create = vk::PipelineCacheCreateInfo::default().initial_data(&data);
         // SAFETY: the data is what this driver wrote for this device, checked by key and checksum.
         let raw = unsafe { device.create_pipeline_cache(&create, None) }
             .map_err(|result| Error::from_vk("vkCreatePipelineCache", result))?;
         let on_disk = AtomicU64::new(checksum(&data));
-        Ok(Self { raw, key, file, dirty: AtomicBool::new(false), on_disk })
+        Ok(Self { raw, key, dir: dir.map(Path::to_path_buf), file, dirty: AtomicBool::new(false), on_disk })
     }
 
     pub fn file(&self) -> Option<&Path> {
         self.file.as_deref()
+    }
+
+    /// Where something else is kept that holds for this device and driver alone.
+    pub fn file_beside(&self, folder: &str, extension: &str) -> Option<PathBuf> {
+        self.dir.as_deref().map(|dir| path(dir, folder, &self.key, extension))
     }
 
     /// A pipeline was compiled that the cache did not have.
@@ -80,6 +99,10 @@ impl PipelineCache {
         // SAFETY: by the caller's promise.
         unsafe { device.destroy_pipeline_cache(self.raw, None) };
     }
+}
+
+fn path(dir: &Path, folder: &str, key: &[u8; KEY], extension: &str) -> PathBuf {
+    dir.join(folder).join(format!("{}.{extension}", hex_text(key)))
 }
 
 fn key(info: &AdapterInfo) -> [u8; KEY] {
@@ -129,17 +152,11 @@ fn write(file: &Path, key: &[u8; KEY], data: &[u8]) -> std::io::Result<()> {
     content.extend_from_slice(&(data.len() as u64).to_le_bytes());
     content.extend_from_slice(&checksum(data).to_le_bytes());
     content.extend_from_slice(data);
-    if let Some(dir) = file.parent() {
-        std::fs::create_dir_all(dir)?;
-    }
-    // Written beside and renamed, so that two processes never read each other's half.
-    let temporary = file.with_extension(format!("{}.tmp", std::process::id()));
-    std::fs::write(&temporary, content)?;
-    std::fs::rename(&temporary, file)
+    write_whole(file, &content)
 }
 
 /// FNV-1a: it guards against damage, not against malice.
-fn checksum(data: &[u8]) -> u64 {
+pub fn checksum(data: &[u8]) -> u64 {
     data.iter()
         .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
 }

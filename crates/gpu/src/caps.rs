@@ -4,10 +4,10 @@
 //! products and subgroup arithmetic, T2 cooperative matrices, T3 NVIDIA's second generation of them. A tier that is
 //! missing always comes with the reason.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// A capability tier. A device that has one has all below it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Tier {
     /// fp32 and shared memory: any Vulkan 1.3 device.
     T0,

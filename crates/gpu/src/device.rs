@@ -240,6 +240,12 @@ impl Device {
     pub fn cache_file(&self) -> Option<&std::path::Path> {
         self.inner.cache.file()
     }
+
+    /// Where something else may be kept that holds for this device and driver alone, as compiled pipelines do: a file in a folder
+    /// beside theirs.
+    pub fn cache_file_beside(&self, folder: &str, extension: &str) -> Option<PathBuf> {
+        self.inner.cache.file_beside(folder, extension)
+    }
 }
 
 impl DeviceInner {

@@ -7,7 +7,8 @@
 //! 2. [`Device::open`] makes it ready. Everything below keeps the device alive; nothing is global.
 //! 3. An [`Arena`] per lifetime (weights, KV cache, scratch) hands out [`Buffer`]s. Buffers are known to shaders by
 //!    their device address; there are no descriptors anywhere.
-//! 4. [`Device::pipeline`] compiles a [`Shader`] with its specialisation constants, through a cache on disk.
+//! 4. [`Device::pipeline`] joins a [`Shader`] and its specialisation constants. It is compiled when a program is sealed that
+//!    uses it, all of a program's pipelines side by side, through a cache on disk.
 //! 5. A [`Recorder`] takes dispatches. What each one reads and writes is declared by its push constants (taken from
 //!    the shader itself), and the barriers follow from that. [`Recorder::seal`] makes a [`Program`].
 //! 6. [`Program::submit`] replays it: one call into the driver, no recording, no allocation. The [`Ticket`] it returns
@@ -40,7 +41,7 @@ mod timing;
 mod vk_ext;
 
 pub use adapter::{Adapter, AdapterInfo, AdapterKind, choose};
-pub use cache::cache_dir;
+pub use cache::{cache_dir, checksum, write_whole};
 pub use caps::{Caps, Element, MatrixShape, Tier, TierStatus, known};
 pub use device::{Counters, Device, DeviceOptions, Ticket};
 pub use error::{Error, Result, bytes};

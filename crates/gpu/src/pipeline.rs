@@ -1,8 +1,15 @@
 //! Compute pipelines: a shader, its specialisation constants and its subgroup size, compiled once per device.
+//!
+//! A [`Pipeline`] is known before it is compiled: what can be wrong with it is said when it is asked for, and the driver's
+//! compiler runs when the first program that uses it is sealed. By then all of a program's pipelines are known, and
+//! [`Device::compile`] makes them side by side: drivers take longer for one than for all the rest of a start.
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError, Weak, atomic::Ordering},
+    sync::{
+        Arc, Mutex, OnceLock, PoisonError, Weak,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use ash::vk;
@@ -14,7 +21,8 @@ use crate::{
 };
 
 /// Which subgroup size a pipeline wants.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Subgroup {
     /// Whatever the driver takes.
     Any,
@@ -22,7 +30,7 @@ pub enum Subgroup {
     Exactly(u32),
 }
 
-/// A compiled pipeline. Cheap to clone.
+/// A pipeline. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Pipeline {
     pub(crate) inner: Arc<PipelineInner>,
@@ -30,21 +38,22 @@ pub struct Pipeline {
 
 pub(crate) struct PipelineInner {
     pub device: Arc<DeviceInner>,
-    pub raw: vk::Pipeline,
     pub layout: vk::PipelineLayout,
     pub shader: &'static Shader,
     /// Threads of a workgroup.
     pub threads: u32,
+    constants: Vec<u32>,
+    subgroup: Subgroup,
+    made: OnceLock<vk::Pipeline>,
+    // Held while it is compiled: a second thread that needs it waits for the first.
+    compiling: Mutex<()>,
 }
 
-/// Pipelines already made, by everything that distinguishes them. Weak: the programs that use them own them.
+/// Pipelines already asked for, by everything that distinguishes them. Weak: the programs that use them own them.
 #[derive(Default)]
 pub(crate) struct PipelineTable {
-    made: Mutex<HashMap<Key, Entry>>,
+    known: Mutex<HashMap<Key, Weak<PipelineInner>>>,
 }
-
-/// Locked while its pipeline is compiled: threads that ask for the same one wait, others compile beside it.
-type Entry = Arc<Mutex<Weak<PipelineInner>>>;
 
 #[derive(PartialEq, Eq, Hash)]
 struct Key {
@@ -54,7 +63,7 @@ struct Key {
 }
 
 impl Device {
-    /// Compiles a shader with its constants, or returns the pipeline already made from the same.
+    /// A shader with its constants, or the pipeline already made from the same. It is compiled when a program needs it.
     pub fn pipeline(
         &self,
         shader: &'static Shader,
@@ -62,18 +71,41 @@ impl Device {
         subgroup: Subgroup,
     ) -> Result<Pipeline> {
         let key = Key { shader: shader.name, constants: constants.values(), subgroup };
-        let constants = key.constants.clone();
-        let entry = {
-            let mut made = self.inner.pipelines.made.lock().unwrap_or_else(PoisonError::into_inner);
-            made.entry(key).or_default().clone()
-        };
-        let mut entry = entry.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(inner) = entry.upgrade() {
+        let mut known = self.inner.pipelines.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(inner) = known.get(&key).and_then(Weak::upgrade) {
             return Ok(Pipeline { inner });
         }
-        let inner = Arc::new(PipelineInner::compile(&self.inner, shader, &constants, subgroup)?);
-        *entry = Arc::downgrade(&inner);
+        let inner = Arc::new(PipelineInner::new(&self.inner, shader, key.constants.clone(), subgroup)?);
+        known.insert(key, Arc::downgrade(&inner));
         Ok(Pipeline { inner })
+    }
+
+    /// Compiles those of some pipelines that are not compiled yet, on as many threads as the machine has cores. Sealing a
+    /// program does it for the program's own; before several are sealed, those of all of them can be compiled at once.
+    pub fn compile(&self, pipelines: &[Pipeline]) -> Result<()> {
+        let mut pending: Vec<&PipelineInner> = Vec::new();
+        for inner in pipelines.iter().map(|pipeline| &*pipeline.inner) {
+            if inner.made.get().is_none() && !pending.iter().any(|known| std::ptr::eq(*known, inner)) {
+                pending.push(inner);
+            }
+        }
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let next = AtomicUsize::new(0);
+        let work = || {
+            while let Some(inner) = pending.get(next.fetch_add(1, Ordering::Relaxed)) {
+                inner.raw()?;
+            }
+            Ok(())
+        };
+        std::thread::scope(|scope| {
+            // One of the threads is this one.
+            let others: Vec<_> = (1..cores.min(pending.len())).map(|_| scope.spawn(work)).collect();
+            let own = work();
+            others.into_iter().fold(own, |result, other| {
+                let other = other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+                result.and(other)
+            })
+        })
     }
 }
 
@@ -90,13 +122,14 @@ impl Pipeline {
 }
 
 impl PipelineInner {
-    fn compile(
+    /// Checks all that can be checked without the driver's compiler.
+    fn new(
         device: &Arc<DeviceInner>,
         shader: &'static Shader,
-        constants: &[u32],
+        constants: Vec<u32>,
         subgroup: Subgroup,
     ) -> Result<Self> {
-        device.check_lost("vkCreateComputePipelines")?;
+        device.check_lost("vkCreatePipelineLayout")?;
         let unsupported = |missing: String| Error::Unsupported {
             device: device.adapter.info.name.clone(),
             missing: format!("{} {missing}", shader.name),
@@ -114,7 +147,7 @@ impl PipelineInner {
             return Err(wrong(format!("{} bytes of push constants", shader.push_size)));
         }
         let caps = &device.caps;
-        let threads = shader.threads(constants);
+        let threads = shader.threads(&constants);
         if threads == 0 || threads > caps.max_threads {
             return Err(unsupported(format!(
                 "wants {threads} threads a workgroup, the device has {}",
@@ -130,8 +163,53 @@ impl PipelineInner {
             )));
         }
 
-        let words = ash::util::read_spv(&mut std::io::Cursor::new(shader.spirv))
-            .map_err(|error| wrong(format!("its SPIR-V cannot be read: {error}")))?;
+        let ranges = [vk::PushConstantRange {
+            stage_flags: vk::ShaderStageFlags::COMPUTE,
+            offset: 0,
+            size: shader.push_size.next_multiple_of(4),
+        }];
+        let mut layout_info = vk::PipelineLayoutCreateInfo::default();
+        if shader.push_size > 0 {
+            layout_info = layout_info.push_constant_ranges(&ranges);
+        }
+        // SAFETY: the structures live until the call returns; the layout is destroyed by Drop.
+        let layout = unsafe { device.raw.create_pipeline_layout(&layout_info, None) }
+            .map_err(|result| device.fail("vkCreatePipelineLayout", result))?;
+        Ok(Self {
+            device: device.clone(),
+            layout,
+            shader,
+            threads,
+            constants,
+            subgroup,
+            made: OnceLock::new(),
+            compiling: Mutex::new(()),
+        })
+    }
+
+    /// The compiled pipeline: compiled now, unless it was before.
+    pub fn raw(&self) -> Result<vk::Pipeline> {
+        if let Some(made) = self.made.get() {
+            return Ok(*made);
+        }
+        let _compiling = self.compiling.lock().unwrap_or_else(PoisonError::into_inner);
+        match self.made.get() {
+            Some(made) => Ok(*made),
+            None => {
+                let made = self.compile()?;
+                Ok(*self.made.get_or_init(|| made))
+            }
+        }
+    }
+
+    fn compile(&self) -> Result<vk::Pipeline> {
+        let Self { device, shader, constants, subgroup, threads, layout, .. } = self;
+        let caps = &device.caps;
+        device.check_lost("vkCreateComputePipelines")?;
+        let words = ash::util::read_spv(&mut std::io::Cursor::new(shader.spirv)).map_err(|error| {
+            let reason = format!("its SPIR-V cannot be read: {error}");
+            Error::InvalidUse { what: shader.name.to_string(), reason }
+        })?;
         let entries: Vec<_> = (0_u32..)
             .zip(shader.constant_ids)
             .map(|(index, id)| vk::SpecializationMapEntry { constant_id: *id, offset: index * 4, size: 4 })
@@ -144,27 +222,18 @@ impl PipelineInner {
             .name(c"main")
             .specialization_info(&specialization);
         // Full subgroups are promised only for workgroups that are whole multiples of the subgroup.
-        let largest = match subgroup {
+        let largest = match *subgroup {
             Subgroup::Exactly(size) => size,
             Subgroup::Any => caps.max_subgroup_size,
         };
         if caps.full_subgroups && threads.is_multiple_of(largest) {
             stage = stage.flags(vk::PipelineShaderStageCreateFlags::REQUIRE_FULL_SUBGROUPS);
         }
-        if let (Subgroup::Exactly(size), true) = (subgroup, caps.subgroup_size_control) {
+        if let (Subgroup::Exactly(size), true) = (*subgroup, caps.subgroup_size_control) {
             required = required.required_subgroup_size(size);
             stage = stage.push_next(&mut required);
         }
 
-        let ranges = [vk::PushConstantRange {
-            stage_flags: vk::ShaderStageFlags::COMPUTE,
-            offset: 0,
-            size: shader.push_size.next_multiple_of(4),
-        }];
-        let mut layout_info = vk::PipelineLayoutCreateInfo::default();
-        if shader.push_size > 0 {
-            layout_info = layout_info.push_constant_ranges(&ranges);
-        }
         let mut feedback = vk::PipelineCreationFeedback::default();
         let mut feedback_info =
             vk::PipelineCreationFeedbackCreateInfo::default().pipeline_creation_feedback(&mut feedback);
@@ -175,38 +244,32 @@ impl PipelineInner {
         } else {
             vk::PipelineCreateFlags::empty()
         };
+        let raw = &device.raw;
         // SAFETY: the SPIR-V is our own, compiled and reflected at build time; every structure lives until the calls
-        // return; what was made is destroyed on each failing path and by Drop otherwise.
-        unsafe {
-            let raw = &device.raw;
-            let fail = |call| move |result| device.fail(call, result);
-            let layout =
-                raw.create_pipeline_layout(&layout_info, None).map_err(fail("vkCreatePipelineLayout"))?;
+        // return; the module is destroyed on each path and the pipeline by Drop. The pipeline cache is made without
+        // EXTERNALLY_SYNCHRONIZED, so several threads may compile through it.
+        let made = unsafe {
             let module = raw
                 .create_shader_module(&vk::ShaderModuleCreateInfo::default().code(&words), None)
-                .inspect_err(|_| raw.destroy_pipeline_layout(layout, None))
-                .map_err(fail("vkCreateShaderModule"))?;
+                .map_err(|result| device.fail("vkCreateShaderModule", result))?;
             let create = [vk::ComputePipelineCreateInfo::default()
                 .flags(flags)
                 .stage(stage.module(module))
-                .layout(layout)
+                .layout(*layout)
                 .push_next(&mut feedback_info)];
             let made = raw.create_compute_pipelines(device.cache.raw, &create, None);
             raw.destroy_shader_module(module, None);
-            let pipelines = made.map_err(|(_, result)| {
-                raw.destroy_pipeline_layout(layout, None);
-                device.fail("vkCreateComputePipelines", result)
-            })?;
-            let hit = vk::PipelineCreationFeedbackFlags::VALID
-                | vk::PipelineCreationFeedbackFlags::APPLICATION_PIPELINE_CACHE_HIT;
-            if feedback.flags.contains(hit) {
-                device.counters.pipelines_from_cache.fetch_add(1, Ordering::Relaxed);
-            } else {
-                device.cache.note_new();
-            }
-            device.counters.pipelines.fetch_add(1, Ordering::Relaxed);
-            Ok(Self { device: device.clone(), raw: pipelines[0], layout, shader, threads })
+            made.map_err(|(_, result)| device.fail("vkCreateComputePipelines", result))?
+        };
+        let hit = vk::PipelineCreationFeedbackFlags::VALID
+            | vk::PipelineCreationFeedbackFlags::APPLICATION_PIPELINE_CACHE_HIT;
+        if feedback.flags.contains(hit) {
+            device.counters.pipelines_from_cache.fetch_add(1, Ordering::Relaxed);
+        } else {
+            device.cache.note_new();
         }
+        device.counters.pipelines.fetch_add(1, Ordering::Relaxed);
+        Ok(made[0])
     }
 }
 
@@ -214,7 +277,9 @@ impl Drop for PipelineInner {
     fn drop(&mut self) {
         // SAFETY: programs hold an Arc to the pipelines they dispatch until the GPU is done with them.
         unsafe {
-            self.device.raw.destroy_pipeline(self.raw, None);
+            if let Some(made) = self.made.get() {
+                self.device.raw.destroy_pipeline(*made, None);
+            }
             self.device.raw.destroy_pipeline_layout(self.layout, None);
         }
     }

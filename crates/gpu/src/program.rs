@@ -133,6 +133,10 @@ impl Commands {
         }
     }
 
+    pub fn pipelines(&self) -> Vec<Pipeline> {
+        self.kept.pipelines.iter().map(|inner| Pipeline { inner: inner.clone() }).collect()
+    }
+
     pub fn keep_pipeline(&mut self, pipeline: &Pipeline) {
         if !self.kept.pipelines.iter().any(|kept| Arc::ptr_eq(kept, &pipeline.inner)) {
             self.kept.pipelines.push(pipeline.inner.clone());

@@ -1,4 +1,7 @@
 //! Records a program: dispatches, copies and fills, with the barriers that follow from what they touch.
+//!
+//! Commands are kept until the program is sealed, and written to the driver's command buffer then: by that time all pipelines
+//! are known and have been compiled side by side.
 
 use std::sync::{Arc, atomic::Ordering};
 
@@ -9,17 +12,33 @@ use crate::{
     error::{Error, Result},
     hazards::{ALL, Barrier, COMPUTE, Hazards, INDIRECT, Stages, TRANSFER, Touch},
     memory::View,
-    pipeline::Pipeline,
+    pipeline::{Pipeline, PipelineInner},
     program::{Commands, Program},
-    shader::{Access, PushConstants, PushWriter},
+    shader::{Access, MAX_PUSH_BYTES, PushConstants, PushWriter},
     timing::{Stamps, Timestamps},
 };
 
 /// A program in the making. Consumed by [`Recorder::seal`]; until then nothing can be submitted.
 pub struct Recorder {
     commands: Commands,
+    list: Vec<Command>,
     hazards: Hazards,
     timestamps: Option<Timestamps>,
+}
+
+/// What is written to the command buffer. Everything that it names is kept by `commands`.
+enum Command {
+    Barrier(Barrier),
+    Dispatch { pipeline: Arc<PipelineInner>, push: [u8; MAX_PUSH_BYTES], groups: Groups },
+    Copy { from: vk::Buffer, to: vk::Buffer, region: vk::BufferCopy },
+    Fill { to: vk::Buffer, range: std::ops::Range<u64>, word: u32 },
+    Stamp { number: u32, stage: Stages },
+}
+
+/// How many workgroups a dispatch has.
+enum Groups {
+    Fixed([u32; 3]),
+    Indirect { buffer: vk::Buffer, offset: u64 },
 }
 
 impl Device {
@@ -44,18 +63,9 @@ impl Recorder {
     fn new(device: &Arc<DeviceInner>, timestamps: Option<Timestamps>) -> Result<Self> {
         device.check_lost("recording")?;
         let commands = Commands::new(device)?;
-        // SIMULTANEOUS_USE: the next token may be submitted before the last one is done.
-        let begin =
-            vk::CommandBufferBeginInfo::default().flags(vk::CommandBufferUsageFlags::SIMULTANEOUS_USE);
-        // SAFETY: the command buffer was just made and is ours alone.
-        unsafe { device.raw.begin_command_buffer(commands.raw, &begin) }
-            .map_err(|result| device.fail("vkBeginCommandBuffer", result))?;
-        let mut recorder = Self { commands, hazards: Hazards::default(), timestamps };
+        let mut recorder = Self { commands, list: vec![], hazards: Hazards::default(), timestamps };
         // Submissions on one queue start in order but overlap: what earlier ones and the host wrote must be visible.
         recorder.barrier(Barrier { from: ALL | Stages::HOST, to: ALL, memory: true });
-        if let Some(timestamps) = &recorder.timestamps {
-            timestamps.reset_and_start(&recorder.commands);
-        }
         Ok(recorder)
     }
 
@@ -73,10 +83,7 @@ impl Recorder {
             let reason = format!("{groups:?} workgroups; 1 to {limit} along x, to 65535 along y and z");
             return Err(Error::InvalidUse { what: format!("{name} ({})", pipeline.name()), reason });
         }
-        self.prepare(name, pipeline, push, None)?;
-        // SAFETY: the pipeline is bound and its push constants are set; the counts are within the device's limits.
-        unsafe { self.device().raw.cmd_dispatch(self.commands.raw, groups[0], groups[1], groups[2]) };
-        self.done(name, COMPUTE)
+        self.push_dispatch(name, pipeline, push, Groups::Fixed(groups), None)
     }
 
     /// The same with the number of workgroups read from a buffer when it runs: three words, x, y and z.
@@ -91,24 +98,17 @@ impl Recorder {
             let reason = format!("{} bytes for the three words of an indirect dispatch", groups.len());
             return Err(Error::InvalidUse { what: format!("{name} ({})", pipeline.name()), reason });
         }
-        self.prepare(name, pipeline, push, Some(groups))?;
-        // SAFETY: as above; the three words lie within their buffer, which the program keeps alive.
-        unsafe {
-            self.device().raw.cmd_dispatch_indirect(
-                self.commands.raw,
-                groups.block.buffer,
-                groups.range().start,
-            );
-        }
-        self.done(name, COMPUTE)
+        let count = Groups::Indirect { buffer: groups.block.buffer, offset: groups.range().start };
+        self.push_dispatch(name, pipeline, push, count, Some(groups))
     }
 
-    /// Orders a dispatch after what it depends on, binds its pipeline and sets its push constants.
-    fn prepare<P: PushConstants>(
+    /// Orders a dispatch after what it depends on.
+    fn push_dispatch<P: PushConstants>(
         &mut self,
         name: &str,
         pipeline: &Pipeline,
         push: &P,
+        groups: Groups,
         size: Option<&View>,
     ) -> Result<()> {
         let inner = &*pipeline.inner;
@@ -127,19 +127,9 @@ impl Recorder {
         accesses.extend(size.map(|view| (view.clone(), Access::Read, INDIRECT)));
         self.order(&accesses)?;
 
-        let commands = &mut self.commands;
-        commands.keep_pipeline(pipeline);
-        let raw = &inner.device.raw;
-        // SAFETY: recording into our own command buffer; the pipeline is kept alive by the program; push bytes cover
-        // the layout's range.
-        unsafe {
-            raw.cmd_bind_pipeline(commands.raw, vk::PipelineBindPoint::COMPUTE, inner.raw);
-            if P::SIZE > 0 {
-                let bytes = &writer.bytes[..(P::SIZE as usize).next_multiple_of(4)];
-                raw.cmd_push_constants(commands.raw, inner.layout, vk::ShaderStageFlags::COMPUTE, 0, bytes);
-            }
-        }
-        Ok(())
+        self.commands.keep_pipeline(pipeline);
+        self.list.push(Command::Dispatch { pipeline: pipeline.inner.clone(), push: writer.bytes, groups });
+        self.done(name, COMPUTE)
     }
 
     /// Copies between buffers of equal length.
@@ -157,15 +147,9 @@ impl Recorder {
             return Err(Error::InvalidUse { what: name.to_string(), reason });
         }
         self.order(&[(from.clone(), Access::Read, TRANSFER), (to.clone(), Access::Write, TRANSFER)])?;
-        let region = [vk::BufferCopy {
-            src_offset: from.range().start,
-            dst_offset: to.range().start,
-            size: from.len(),
-        }];
-        // SAFETY: both ranges lie within their buffers, which the program keeps alive.
-        unsafe {
-            self.device().raw.cmd_copy_buffer(self.commands.raw, from.block.buffer, to.block.buffer, &region);
-        }
+        let region =
+            vk::BufferCopy { src_offset: from.range().start, dst_offset: to.range().start, size: from.len() };
+        self.list.push(Command::Copy { from: from.block.buffer, to: to.block.buffer, region });
         self.done(name, TRANSFER)
     }
 
@@ -177,31 +161,91 @@ impl Recorder {
             return Err(Error::InvalidUse { what: name.to_string(), reason });
         }
         self.order(&[(to.clone(), Access::Write, TRANSFER)])?;
-        // SAFETY: the range lies within its buffer, which the program keeps alive, and is aligned to words.
-        unsafe {
-            self.device().raw.cmd_fill_buffer(
-                self.commands.raw,
-                to.block.buffer,
-                to.range().start,
-                to.len(),
-                word,
-            );
-        }
+        self.list.push(Command::Fill { to: to.block.buffer, range: to.range(), word });
         self.done(name, TRANSFER)
     }
 
-    /// Ends the recording. The program can be replayed any number of times.
+    /// The pipelines of all dispatches so far, each once.
+    pub fn pipelines(&self) -> Vec<Pipeline> {
+        self.commands.pipelines()
+    }
+
+    /// Ends the recording: compiles the pipelines that are not compiled yet, and hands the commands to the driver. The program
+    /// can be replayed any number of times.
     pub fn seal(mut self) -> Result<Program> {
         // A finished submission is available, but the host sees it only after a barrier to it.
         self.barrier(Barrier { from: COMPUTE | TRANSFER, to: Stages::HOST, memory: true });
-        if let Some(timestamps) = &mut self.timestamps {
-            timestamps.end(&self.commands);
+        if let Some(number) = self.timestamps.as_mut().and_then(Timestamps::end) {
+            self.list.push(Command::Stamp { number, stage: Stages::ALL_COMMANDS });
         }
         let device = self.commands.device.clone();
+        Device { inner: device.clone() }.compile(&self.pipelines())?;
+        // SIMULTANEOUS_USE: the next token may be submitted before the last one is done.
+        let begin =
+            vk::CommandBufferBeginInfo::default().flags(vk::CommandBufferUsageFlags::SIMULTANEOUS_USE);
+        // SAFETY: the command buffer is ours alone and nothing was recorded into it yet.
+        unsafe { device.raw.begin_command_buffer(self.commands.raw, &begin) }
+            .map_err(|result| device.fail("vkBeginCommandBuffer", result))?;
+        for (index, command) in self.list.iter().enumerate() {
+            self.write(command)?;
+            // The first command is the barrier to what was before: the clock starts behind it.
+            if let (0, Some(timestamps)) = (index, &self.timestamps) {
+                timestamps.reset_and_start(&self.commands);
+            }
+        }
         // SAFETY: the command buffer is in the recording state.
         unsafe { device.raw.end_command_buffer(self.commands.raw) }
             .map_err(|result| device.fail("vkEndCommandBuffer", result))?;
         Ok(Program::new(self.commands, self.timestamps))
+    }
+
+    /// Writes a command to the command buffer, which is in the recording state.
+    fn write(&self, command: &Command) -> Result<()> {
+        let (raw, commands) = (&self.device().raw, self.commands.raw);
+        // SAFETY: recording into our own command buffer. Ranges lie within their buffers, workgroups within the device's
+        // limits: both were checked when the command was added. Buffers and pipelines are kept alive by the program, and
+        // push bytes cover the layout's range.
+        unsafe {
+            match command {
+                Command::Barrier(barrier) => {
+                    let mut memory =
+                        vk::MemoryBarrier2::default().src_stage_mask(barrier.from).dst_stage_mask(barrier.to);
+                    if barrier.memory {
+                        let (_, written) = accesses(barrier.from);
+                        let (read, rewritten) = accesses(barrier.to);
+                        memory = memory.src_access_mask(written).dst_access_mask(read | rewritten);
+                    }
+                    let barriers = [memory];
+                    let dependency = vk::DependencyInfo::default().memory_barriers(&barriers);
+                    raw.cmd_pipeline_barrier2(commands, &dependency);
+                }
+                Command::Dispatch { pipeline, push, groups } => {
+                    raw.cmd_bind_pipeline(commands, vk::PipelineBindPoint::COMPUTE, pipeline.raw()?);
+                    let size = pipeline.shader.push_size as usize;
+                    if size > 0 {
+                        let bytes = &push[..size.next_multiple_of(4)];
+                        let stage = vk::ShaderStageFlags::COMPUTE;
+                        raw.cmd_push_constants(commands, pipeline.layout, stage, 0, bytes);
+                    }
+                    match *groups {
+                        Groups::Fixed([x, y, z]) => raw.cmd_dispatch(commands, x, y, z),
+                        Groups::Indirect { buffer, offset } => {
+                            raw.cmd_dispatch_indirect(commands, buffer, offset);
+                        }
+                    }
+                }
+                Command::Copy { from, to, region } => raw.cmd_copy_buffer(commands, *from, *to, &[*region]),
+                Command::Fill { to, range, word } => {
+                    raw.cmd_fill_buffer(commands, *to, range.start, range.end - range.start, *word);
+                }
+                Command::Stamp { number, stage } => {
+                    if let Some(timestamps) = &self.timestamps {
+                        timestamps.stamp(&self.commands, *number, *stage);
+                    }
+                }
+            }
+        }
+        Ok(())
     }
 
     fn device(&self) -> &DeviceInner {
@@ -223,17 +267,7 @@ impl Recorder {
     }
 
     fn barrier(&mut self, barrier: Barrier) {
-        let mut memory =
-            vk::MemoryBarrier2::default().src_stage_mask(barrier.from).dst_stage_mask(barrier.to);
-        if barrier.memory {
-            let (_, written) = accesses(barrier.from);
-            let (read, rewritten) = accesses(barrier.to);
-            memory = memory.src_access_mask(written).dst_access_mask(read | rewritten);
-        }
-        let barriers = [memory];
-        let dependency = vk::DependencyInfo::default().memory_barriers(&barriers);
-        // SAFETY: recording into our own command buffer.
-        unsafe { self.device().raw.cmd_pipeline_barrier2(self.commands.raw, &dependency) };
+        self.list.push(Command::Barrier(barrier));
         let counters = &self.device().counters;
         counters.barriers.fetch_add(1, Ordering::Relaxed);
         counters.commands.fetch_add(1, Ordering::Relaxed);
@@ -241,10 +275,9 @@ impl Recorder {
 
     fn done(&mut self, name: &str, stage: Stages) -> Result<()> {
         self.device().counters.commands.fetch_add(1, Ordering::Relaxed);
-        match &mut self.timestamps {
-            Some(timestamps) => timestamps.command(&self.commands, name, stage),
-            None => Ok(()),
-        }
+        let number = self.timestamps.as_mut().map_or(Ok(None), |timestamps| timestamps.command(name))?;
+        self.list.extend(number.map(|number| Command::Stamp { number, stage }));
+        Ok(())
     }
 }
 

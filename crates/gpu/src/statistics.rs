@@ -37,20 +37,20 @@ impl Executable {
 }
 
 impl Pipeline {
-    /// The executables of this pipeline; empty unless the device was opened with `capture_statistics` and its driver
+    /// The executables of this pipeline, which is compiled if it was not; empty unless the device was opened with `capture_statistics` and its driver
     /// has them.
     pub fn executables(&self) -> Result<Vec<Executable>> {
         let inner = &*self.inner;
+        let raw = inner.raw()?;
         let Some(functions) = &inner.device.executable_properties else { return Ok(vec![]) };
-        let info = vk::PipelineInfoKHR::default().pipeline(inner.raw);
+        let info = vk::PipelineInfoKHR::default().pipeline(raw);
         // SAFETY: the pipeline was made with CAPTURE_STATISTICS and CAPTURE_INTERNAL_REPRESENTATIONS.
         let properties = unsafe { functions.get_pipeline_executable_properties(&info) }
             .map_err(|result| inner.device.fail("vkGetPipelineExecutablePropertiesKHR", result))?;
         (0_u32..)
             .zip(&properties)
             .map(|(index, property)| {
-                let which =
-                    vk::PipelineExecutableInfoKHR::default().pipeline(inner.raw).executable_index(index);
+                let which = vk::PipelineExecutableInfoKHR::default().pipeline(raw).executable_index(index);
                 // SAFETY: as above; the index is below the count just returned.
                 let statistics = unsafe { functions.get_pipeline_executable_statistics(&which) }
                     .map_err(|result| inner.device.fail("vkGetPipelineExecutableStatisticsKHR", result))?;

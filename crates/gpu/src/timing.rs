@@ -61,14 +61,11 @@ impl Timestamps {
         }
     }
 
-    /// A command was recorded.
-    pub fn command(&mut self, commands: &Commands, name: &str, stage: Stages) -> Result<()> {
+    /// A command was recorded; gives the number of the timestamp that follows it, if one does.
+    pub fn command(&mut self, name: &str) -> Result<Option<u32>> {
         match self.stamps {
-            Stamps::Whole => Ok(()),
-            Stamps::Each(capacity) if self.names.len() < capacity as usize => {
-                self.stamp(commands, name, stage);
-                Ok(())
-            }
+            Stamps::Whole => Ok(None),
+            Stamps::Each(capacity) if self.names.len() < capacity as usize => Ok(Some(self.next(name))),
             Stamps::Each(capacity) => {
                 let reason = format!("more than the {capacity} timestamps asked for");
                 Err(Error::InvalidUse { what: name.to_string(), reason })
@@ -76,18 +73,20 @@ impl Timestamps {
         }
     }
 
-    /// The last command was recorded.
-    pub fn end(&mut self, commands: &Commands) {
-        if self.stamps == Stamps::Whole {
-            self.stamp(commands, "whole", Stages::ALL_COMMANDS);
-        }
+    /// The last command was recorded; as above.
+    pub fn end(&mut self) -> Option<u32> {
+        (self.stamps == Stamps::Whole).then(|| self.next("whole"))
     }
 
-    fn stamp(&mut self, commands: &Commands, name: &str, stage: Stages) {
+    fn next(&mut self, name: &str) -> u32 {
         self.names.push(name.to_string());
-        let index = self.names.len() as u32;
-        // SAFETY: as above; the index is below the pool's size.
-        unsafe { self.device.raw.cmd_write_timestamp2(commands.raw, stage, self.pool, index) };
+        self.names.len() as u32
+    }
+
+    /// Writes a timestamp whose number was given by one of the above.
+    pub fn stamp(&self, commands: &Commands, number: u32, stage: Stages) {
+        // SAFETY: recording into a command buffer that keeps this pool beside it; the number is below the pool's size.
+        unsafe { self.device.raw.cmd_write_timestamp2(commands.raw, stage, self.pool, number) };
     }
 
     /// The timings of a run that is done.

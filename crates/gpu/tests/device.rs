@@ -275,10 +275,20 @@ fn compiled_pipelines_are_kept_on_disk_once() {
     let options = DeviceOptions { cache_dir: Some(dir.path().into()), ..DeviceOptions::default() };
     let Some(device) = testkit::cpu_device_with(&options) else { return };
     let file = device.cache_file().unwrap().to_path_buf();
-    let touch = Touch::new(&device, true).unwrap();
-    let again = Touch::new(&device, true).unwrap();
+    let [touch, again] = [(); 2].map(|()| Touch::new(&device, true).unwrap());
+    let mut arena = kernels::selftest::arena(&device);
+    let counter = arena.buffer_from("counter", &[0_u32]).unwrap();
+    let record = |touch: &Touch| {
+        let mut recorder = device.recorder().unwrap();
+        touch.record(&mut recorder, "touch", &counter.view()).unwrap();
+        assert_eq!(recorder.pipelines().len(), 1);
+        recorder
+    };
+    let recorders = [record(&touch), record(&again)];
+    assert_eq!(device.counters().pipelines, 0, "nothing is compiled before a program is sealed");
+    let programs = recorders.map(|recorder| recorder.seal().unwrap());
     assert_eq!(device.counters().pipelines, 1, "the same pipeline is not made twice");
-    drop((touch, again, device));
+    drop((touch, again, programs, arena, counter, device));
     assert!(file.exists());
 }
 
