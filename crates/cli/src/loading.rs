@@ -11,7 +11,8 @@ use std::{
 
 use clap::{Args, ValueEnum};
 use gpu::{AdapterInfo, Device, Instance, bytes};
-use model::{KvScheme, Limits, Model, Runner, language::Language};
+use kernels::tuning::BUDGET;
+use model::{KvScheme, Limits, Model, Runner, Tuned, When, language::Language};
 use weights::{Checkpoint, blueprint::Blueprint, plan, stream::Options};
 
 use crate::{device::Choice, memory, output};
@@ -62,6 +63,8 @@ pub struct Loaded {
     pub runner: Runner,
     pub device: Device,
     pub load_seconds: f64,
+    /// What was found out about this device's products after that.
+    pub tuned: Tuned,
     _instance: Instance,
 }
 
@@ -104,8 +107,11 @@ impl Opened<'_> {
             Outputs::Sampled => 1,
             Outputs::Every => limits.chunk.min(model::MOST_OUTPUTS),
         };
-        let runner = load(&device, &self.checkpoint, limits, rows)?;
-        Ok(Loaded { runner, device, load_seconds: start.elapsed().as_secs_f64(), _instance: instance })
+        let mut model = load(&device, &self.checkpoint, limits, rows)?;
+        let load_seconds = start.elapsed().as_secs_f64();
+        let tuned = tune(&mut model)?;
+        let runner = Runner::new(Arc::new(model), limits)?;
+        Ok(Loaded { runner, device, load_seconds, tuned, _instance: instance })
     }
 }
 
@@ -116,7 +122,7 @@ impl Loaded {
     }
 }
 
-fn load(device: &Device, checkpoint: &Checkpoint, limits: Limits, outputs: u32) -> anyhow::Result<Runner> {
+fn load(device: &Device, checkpoint: &Checkpoint, limits: Limits, outputs: u32) -> anyhow::Result<Model> {
     let blueprint = Blueprint::of(checkpoint)?;
     let demand = blueprint.demand(&checkpoint.config, &limits.room(&checkpoint.config, outputs));
     let placement = plan::plan(&memory::of(device.info()), &demand)?;
@@ -137,6 +143,21 @@ fn load(device: &Device, checkpoint: &Checkpoint, limits: Limits, outputs: u32) 
         let _done = output::SetOnDrop(&done);
         Model::load(device, checkpoint, &placement, &Options::default(), &control)
     });
-    let (model, _) = model?;
-    Ok(Runner::new(Arc::new(model), limits)?)
+    Ok(model?.0)
+}
+
+/// Times the products of a model that this device has not met yet; says so, since it happens once and takes a moment.
+pub fn tune(model: &mut Model) -> anyhow::Result<Tuned> {
+    let mut progress = output::Progress::new();
+    let mut count = 0;
+    let tuned = model.tune(When::Worthwhile, BUDGET, |products| {
+        count = products;
+        progress.say(&format!("tuning {products} products for this GPU"));
+    })?;
+    drop(progress);
+    if count > 0 {
+        let left = if tuned.left > 0 { format!(", {} left for the next start", tuned.left) } else { String::new() };
+        note!("tuning {count} products for this GPU: {:.1} s, {} changed{left}", tuned.seconds, tuned.changed());
+    }
+    Ok(tuned)
 }

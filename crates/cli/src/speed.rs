@@ -11,6 +11,10 @@ use serde::Serialize;
 pub struct Speed {
     /// Recording programs and compiling pipelines, before the prompt goes in.
     pub setup_seconds: f64,
+    /// Of it, compiling pipelines or taking them from the cache.
+    pub pipelines_seconds: f64,
+    /// Of it, taking memory and recording programs.
+    pub recording_seconds: f64,
     /// Tokens of the prompt that were read.
     pub prompt_tokens: usize,
     /// From the prompt going in to the first token.
@@ -45,7 +49,9 @@ impl Speed {
         let prompt_seconds = generated.prompt_time.as_secs_f64();
         let bytes = generated.decode_bytes as f64;
         Ok(Self {
-            setup_seconds: generated.setup_time.as_secs_f64(),
+            setup_seconds: generated.setup.total().as_secs_f64(),
+            pipelines_seconds: generated.setup.pipelines.as_secs_f64(),
+            recording_seconds: generated.setup.recording.as_secs_f64(),
             prompt_tokens,
             prompt_seconds,
             prompt_tokens_per_s: prompt_tokens as f64 / prompt_seconds,

@@ -105,7 +105,7 @@ impl std::fmt::Display for Scheme {
 }
 
 /// The layout of one matrix of `rows` × `k` weights.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub struct Layout {
     /// How a weight is stored.
     pub scheme: Scheme,

@@ -17,6 +17,7 @@ mod matrix;
 mod product;
 pub mod quant;
 pub mod selftest;
+pub mod tuning;
 mod variant;
 mod vectors;
 

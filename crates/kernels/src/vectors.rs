@@ -17,7 +17,8 @@ pub struct Vectors {
 }
 
 /// How activations are stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Activations {
     /// 32-bit floats.
     F32,

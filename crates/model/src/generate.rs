@@ -7,7 +7,7 @@ use std::{
 
 use serde::Serialize;
 
-use crate::{Error, Result, Runner, Sampled, Sampling, kv_cache::Sequence, runner::Next};
+use crate::{Error, Result, Runner, Sampled, Sampling, Setup, kv_cache::Sequence, runner::Next};
 
 /// What to generate.
 #[derive(Clone, Debug)]
@@ -46,7 +46,7 @@ pub struct Generated {
     /// Tokens of the prompt that were read: all, unless it was stopped.
     pub prompt_read: usize,
     /// Recording programs and compiling pipelines that were not there yet.
-    pub setup_time: Duration,
+    pub setup: Setup,
     /// From the first token of the prompt going in to the first token of the answer.
     pub prompt_time: Duration,
     /// From the first token of the answer to the last.
@@ -78,9 +78,9 @@ pub fn generate(
     let model = runner.model().clone();
     runner.check(sequence, request.prompt)?;
     request.sampling.check(model.config.vocab)?;
-    let start = Instant::now();
+    let before = runner.setup();
     runner.prepare(request.prompt.len(), request.sampling)?;
-    let setup_time = start.elapsed();
+    let setup = runner.setup() - before;
     let start = Instant::now();
     let mut prompt_read = 0;
     let first = runner.prompt(sequence, request.prompt, request.sampling, |read| {
@@ -91,7 +91,7 @@ pub fn generate(
         tokens: vec![],
         finish: Finish::Length,
         prompt_read,
-        setup_time,
+        setup,
         prompt_time: start.elapsed(),
         decode_time: Duration::ZERO,
         decode_steps: 0,

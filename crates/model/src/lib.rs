@@ -21,10 +21,12 @@ mod runner;
 mod sampling;
 mod state;
 mod step;
+mod tune;
 
 pub use error::{Error, Result};
-pub use kernels::{Activations, KvScheme};
+pub use kernels::{Activations, KvScheme, tuning::Tuned};
 pub use kv_cache::{KvCache, Limits, PAGE, Sequence};
 pub use loaded::Model;
-pub use runner::{MOST_OUTPUTS, Next, Runner, Sampled, Usage, check_tokens};
+pub use runner::{MOST_OUTPUTS, Next, Runner, Sampled, Setup, Usage, check_tokens};
 pub use sampling::Sampling;
+pub use tune::When;

@@ -6,6 +6,7 @@ use gpu::{Arena, Buffer, Device, Lifetime, Memory, Tier, View};
 use kernels::{
     Activations, HALF_GROUP, Matrix,
     rope::{self, Tables},
+    tuning::Tuning,
 };
 use weights::{
     Checkpoint,
@@ -29,6 +30,8 @@ pub struct Model {
     pub weights: Weights,
     /// How the activations of a few rows are stored: what this device multiplies fastest.
     pub(crate) few_rows: Activations,
+    /// What is known of matrix–vector products on this device.
+    pub(crate) tuning: Tuning,
     rope: [RopeTables; 2],
 }
 
@@ -82,7 +85,8 @@ impl Model {
             true => Activations::Int16,
             false => Activations::F32,
         };
-        Ok(Self { device: device.clone(), config, weights, few_rows, rope: [global, sliding] })
+        let tuning = Tuning::open(device);
+        Ok(Self { device: device.clone(), config, weights, few_rows, tuning, rope: [global, sliding] })
     }
 
     /// The same with the activations of a few rows stored in another way, where the model's shape allows it.

@@ -51,6 +51,36 @@ pub struct Usage {
     pub programs: u64,
 }
 
+/// What stood between a runner and its first step, by the clock.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Setup {
+    /// Compiling pipelines, or taking them from the cache.
+    pub pipelines: Duration,
+    /// Taking memory for a step's buffers, and recording programs.
+    pub recording: Duration,
+}
+
+impl Setup {
+    /// All of it.
+    pub fn total(self) -> Duration {
+        self.pipelines + self.recording
+    }
+}
+
+impl std::ops::Sub for Setup {
+    type Output = Setup;
+    fn sub(self, before: Setup) -> Setup {
+        Setup { pipelines: self.pipelines - before.pipelines, recording: self.recording - before.recording }
+    }
+}
+
+impl std::ops::AddAssign for Setup {
+    fn add_assign(&mut self, more: Setup) {
+        self.pipelines += more.pipelines;
+        self.recording += more.recording;
+    }
+}
+
 /// How long a step may take: minutes on Mesa's CPU driver on a busy machine; no GPU takes that long.
 const TIMEOUT: Duration = Duration::from_secs(300);
 
@@ -77,6 +107,7 @@ pub struct Runner {
     /// The rows of the next step as the sampler has left them on the GPU.
     next: Vec<Row>,
     usage: Usage,
+    setup: Setup,
 }
 
 impl Runner {
@@ -96,6 +127,7 @@ impl Runner {
             params: vec![],
             next: vec![],
             usage: Usage::default(),
+            setup: Setup::default(),
         })
     }
 
@@ -114,6 +146,11 @@ impl Runner {
         self.usage
     }
 
+    /// What recording its programs took so far.
+    pub fn setup(&self) -> Setup {
+        self.setup
+    }
+
     /// A new sequence.
     pub fn start(&self) -> Result<Sequence> {
         self.cache.start()
@@ -130,11 +167,14 @@ impl Runner {
         let form = sampling.form(self.model.config.vocab);
         let counting = sample::Form { counts: form.counts, ..sample::Form::default() };
         let (full, last) = (tokens.saturating_sub(1) / chunk, (tokens.max(1) - 1) % chunk + 1);
+        let mut keys = vec![
+            Key::new(last, Rows::Chunk, Output::Sample { rows: 1 }, form),
+            Key::new(1, Rows::Mixed, Output::Sample { rows: 1 }, form),
+        ];
         if full > 0 {
-            self.prepare_key(Key::new(chunk, Rows::Chunk, Output::None, counting))?;
+            keys.push(Key::new(chunk, Rows::Chunk, Output::None, counting));
         }
-        self.prepare_key(Key::new(last, Rows::Chunk, Output::Sample { rows: 1 }, form))?;
-        self.prepare_key(Key::new(1, Rows::Mixed, Output::Sample { rows: 1 }, form))
+        self.prepare_keys(&keys)
     }
 
     /// Penalties count a sequence's tokens from the first step that has them; what was before is counted by
@@ -237,7 +277,7 @@ impl Runner {
         let list: Vec<u32> = (0..rows.len() as u32).collect();
         let key = self.write_state(&rows, Rows::Mixed, output, &list, &samplings)?;
         let recorder = self.model.device.timed_recorder(stamps)?;
-        let program = self.record(key, recorder)?;
+        let program = self.record(key, recorder)?.seal()?;
         program.run(TIMEOUT)?;
         for next in next.iter_mut() {
             next.sequence.advance(1);
@@ -371,7 +411,7 @@ impl Runner {
         samplings: &[&Sampling],
     ) -> Result<()> {
         let key = self.write_state(rows, kind, output, output_rows, samplings)?;
-        self.prepare_key(key)?;
+        self.prepare_keys(&[key])?;
         self.usage.steps += 1;
         self.programs[&key].run(TIMEOUT)?;
         Ok(())

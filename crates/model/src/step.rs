@@ -13,6 +13,7 @@ use kernels::{
     norm::{self, Form, Norm},
     quantize_rows::QuantizeRows,
     rope::{self, Rope},
+    tuning::Product,
 };
 use weights::{
     blueprint::Place,
@@ -148,9 +149,11 @@ pub(crate) struct Step<'a> {
     pub outputs: Option<&'a Outputs>,
     pub rows: Rows,
     pub recorder: &'a mut Recorder,
+    /// Where matrix–vector products are to be listed and not recorded: the list.
+    pub listed: Option<Vec<Product<'a>>>,
 }
 
-impl Step<'_> {
+impl<'a> Step<'a> {
     pub fn config(&self) -> &Config {
         &self.model.config
     }
@@ -247,7 +250,8 @@ impl Step<'_> {
 
     /// gated = gelu(gate · normed) · (up · normed).
     pub fn gated(&mut self, place: Place) -> Result<()> {
-        let matrices: Vec<&Matrix> = self.model.weights.of(place).collect();
+        let model = self.model;
+        let matrices: Vec<&'a Matrix> = model.weights.of(place).collect();
         let scratch = self.scratch;
         match (&matrices[..], &scratch.apart) {
             ([joined], _) => {
@@ -362,9 +366,9 @@ impl Step<'_> {
     }
 
     /// All matrices of a place, side by side into one output row.
-    fn products(&mut self, name: &str, place: Place, x: &Vectors, target: Target) -> Result<()> {
-        let mut target = target;
-        for matrix in self.model.weights.of(place) {
+    fn products(&mut self, name: &str, place: Place, x: &'a Vectors, target: Target) -> Result<()> {
+        let (model, mut target) = (self.model, target);
+        for matrix in model.weights.of(place) {
             self.product(name, matrix, Epilogue::None, x, &target, &self.state.active.view())?;
             target.first += matrix.layout().rows;
         }
@@ -374,9 +378,9 @@ impl Step<'_> {
     fn product(
         &mut self,
         name: &str,
-        matrix: &Matrix,
+        matrix: &'a Matrix,
         epilogue: Epilogue,
-        x: &Vectors,
+        x: &'a Vectors,
         target: &Target,
         active: &View,
     ) -> Result<()> {
@@ -389,7 +393,12 @@ impl Step<'_> {
                 epilogue,
                 output: target.kind(),
             };
-            Ok(Gemv::new(device, shape)?.record(self.recorder, name, matrix, x, target)?)
+            if let Some(listed) = &mut self.listed {
+                listed.push(Product { shape, matrix, x, target: target.clone() });
+                return Ok(());
+            }
+            let plan = self.model.tuning.plan(device.caps(), &shape);
+            Ok(Gemv::with_plan(device, shape, plan)?.record(self.recorder, name, matrix, x, target)?)
         } else {
             let shape = gemm::policy::Shape { weights: matrix.layout(), columns: x.columns, epilogue };
             Ok(Gemm::new(device, shape)?.record(self.recorder, name, matrix, x, target, active)?)

@@ -153,7 +153,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             "model": opened.checkpoint.path, "device": info.name, "driver": info.driver,
             "prompt_ids": prompt, "tokens": generated.tokens, "text": language.is_some().then_some(text),
             "finish": if cancelled { json!("cancelled") } else { json!(generated.finish) },
-            "sampling": sampling, "load_seconds": loaded.load_seconds, "speed": speed,
+            "sampling": sampling, "load_seconds": loaded.load_seconds, "tuning": loaded.tuned, "speed": speed,
         }))?;
     } else {
         let end = match generated.finish {

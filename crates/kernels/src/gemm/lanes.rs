@@ -13,7 +13,7 @@ use crate::{
 pub const LANES: u32 = 8;
 
 /// What a workgroup makes at once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub struct Tile {
     /// Strips: 1, or 2, which an epilogue needs.
     pub strips: u32,

@@ -35,7 +35,7 @@ pub struct Gemv {
 }
 
 impl Gemv {
-    /// Chooses the variant for this device and compiles it.
+    /// Takes the policy's variant for this device; what a [`crate::tuning::Tuning`] found goes into [`Gemv::with_plan`].
     pub fn new(device: &Device, shape: Shape) -> Result<Self> {
         Self::with_plan(device, shape, policy::plan(device.caps(), &shape))
     }
@@ -70,6 +70,11 @@ impl Gemv {
         }
         shape.epilogue.check("gemv", &shape.weights)?;
         Ok(Self { shape, plan, pipeline: variant(&shape, plan).pipeline(device)? })
+    }
+
+    /// The variant's pipeline.
+    pub fn pipeline(&self) -> &Pipeline {
+        &self.pipeline
     }
 
     /// Records y = W · x.

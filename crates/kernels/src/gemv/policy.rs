@@ -6,7 +6,7 @@ use super::{MAX_COLUMNS, variant};
 use crate::{Activations, Epilogue, Layout, Scheme, gemm::lanes, variant::Variant};
 
 /// What is to be multiplied.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub struct Shape {
     /// The weights.
     pub weights: Layout,
@@ -21,7 +21,7 @@ pub struct Shape {
 }
 
 /// A variant of the kernel and its grid.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Plan {
     /// T0 or T1.
     pub tier: Tier,
@@ -110,6 +110,24 @@ pub fn candidates(caps: &Caps, shape: &Shape) -> Vec<Plan> {
             }
         }
     }
+    list
+}
+
+/// The candidates that are timed when a model is first loaded, most promising first: the plan itself, then those nearest to it.
+pub fn short_list(caps: &Caps, shape: &Shape) -> Vec<Plan> {
+    /// Each costs a pipeline to compile and some milliseconds to time.
+    const MOST: usize = 12;
+    let mut list = candidates(caps, shape);
+    let best = list[0];
+    let times = |a: u32, b: u32| (f64::from(a) / f64::from(b)).log2().abs();
+    // Another number of slices tells more than a grid that leaves fewer groups to be started; odd numbers of slices leave
+    // halves of a subgroup idle on some devices.
+    let far = |plan: &Plan| {
+        let odd = if SLICES.contains(&(plan.threads / SLICE)) { 0.0 } else { 2.0 };
+        odd + times(plan.threads, best.threads) + times(plan.in_flight, best.in_flight) + times(plan.groups, best.groups) / 2.0
+    };
+    list[1..].sort_by(|a, b| far(a).total_cmp(&far(b)));
+    list.truncate(MOST);
     list
 }
 

@@ -8,7 +8,8 @@ use gpu::{Error, Result, View};
 use crate::{Activations, HALF_GROUP, Layout, Part, QUAD, STRIP, VectorData, Vectors};
 
 /// What a product does with its sums before it writes them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Epilogue {
     /// Nothing.
     #[default]

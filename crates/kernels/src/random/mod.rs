@@ -3,7 +3,7 @@
 use gpu::{Caps, Device, Pipeline, Recorder, Result, Subgroup, Tier, View};
 
 use crate::{
-    Kernel,
+    Kernel, VectorData, Vectors,
     selftest::{Case, Comparison, Output, TIMEOUT, arena},
     shaders::random::{Constants, Push, TIERS},
     variant::Variant,
@@ -48,6 +48,20 @@ impl Random {
         let push = Push { words: to.clone().into(), count, seed };
         recorder.dispatch(name, &self.pipeline, [groups, 1, 1], &push)
     }
+}
+
+/// Fills activations with random values: those of a benchmark must not be zeros, which cost a device less.
+pub fn fill_vectors(device: &Device, x: &Vectors) -> Result<()> {
+    let mut recorder = device.recorder()?;
+    let mut fill = |kind: Kind, to: View| Random::new(device, kind)?.record(&mut recorder, "x", &to, 1);
+    match &x.data {
+        VectorData::F32(values) => fill(Kind::Floats, values.view())?,
+        VectorData::Int8 { values, scales } | VectorData::Int16 { values, scales } => {
+            fill(Kind::Bits, values.view())?;
+            fill(Kind::Floats, scales.view())?;
+        }
+    }
+    recorder.seal()?.run(TIMEOUT)
 }
 
 /// The same word on the CPU.

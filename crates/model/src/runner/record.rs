@@ -1,8 +1,8 @@
 //! Which programs there are, and what each holds: recorded once, when the first step of its kind comes.
 
-use std::collections::btree_map::Entry;
+use std::{collections::btree_map::Entry, time::Instant};
 
-use gpu::{Arena, Buffer, Lifetime, Memory, Program, Recorder};
+use gpu::{Arena, Buffer, Lifetime, Memory, Pipeline, Recorder};
 use kernels::{
     gemv,
     sample::{self, CountPrompt, Sample},
@@ -56,18 +56,33 @@ impl Key {
 }
 
 impl Runner {
-    /// Records the program if this is the first step of its kind.
-    pub(super) fn prepare_key(&mut self, key: Key) -> Result<()> {
-        if !self.programs.contains_key(&key) {
-            let recorder = self.model.device.recorder()?;
-            let program = self.record(key, recorder)?;
-            self.programs.insert(key, program);
+    /// Records the programs of those kinds of steps that have none yet. Their pipelines are compiled together, on all cores.
+    pub(super) fn prepare_keys(&mut self, keys: &[Key]) -> Result<()> {
+        let start = Instant::now();
+        let mut recorded: Vec<(Key, Recorder)> = Vec::new();
+        for key in keys {
+            if !self.programs.contains_key(key) && !recorded.iter().any(|(known, _)| known == key) {
+                let recorder = self.model.device.recorder()?;
+                recorded.push((*key, self.record(*key, recorder)?));
+            }
+        }
+        if recorded.is_empty() {
+            return Ok(());
+        }
+        let compiling = Instant::now();
+        let pipelines: Vec<Pipeline> = recorded.iter().flat_map(|(_, recorder)| recorder.pipelines()).collect();
+        self.model.device.compile(&pipelines)?;
+        let compiled = compiling.elapsed();
+        for (key, recorder) in recorded {
+            self.programs.insert(key, recorder.seal()?);
             self.usage.programs += 1;
         }
+        self.setup.pipelines += compiled;
+        self.setup.recording += start.elapsed().saturating_sub(compiled);
         Ok(())
     }
 
-    pub(super) fn record(&mut self, key: Key, mut recorder: Recorder) -> Result<Program> {
+    pub(super) fn record(&mut self, key: Key, mut recorder: Recorder) -> Result<Recorder> {
         if let Entry::Vacant(entry) = self.scratch.entry(key.rows) {
             entry.insert(Scratch::new(&self.model, key.rows, self.cache.limits())?);
         }
@@ -89,6 +104,7 @@ impl Runner {
             outputs,
             rows: key.kind,
             recorder: &mut recorder,
+            listed: None,
         };
         gemma3::layers(&mut step)?;
         if let (true, Some(counts)) = (key.form.counts, &self.counts) {
@@ -108,7 +124,7 @@ impl Runner {
             gemma3::head(&mut step)?;
             self.record_output(&mut recorder, key, outputs)?;
         }
-        Ok(recorder.seal()?)
+        Ok(recorder)
     }
 
     /// What follows the head.

@@ -4,7 +4,7 @@ use std::{process::ExitCode, time::Duration};
 
 use anyhow::bail;
 use clap::ValueEnum;
-use gpu::{Arena, Buffer, Device, Lifetime, Memory, Result, Stamps, View};
+use gpu::{Arena, Buffer, Device, Lifetime, Memory, Result, Stamps};
 use kernels::{
     Epilogue, Layout, Matrix, Scheme, Target, Vectors,
     gemm::{self, Gemm},
@@ -13,7 +13,7 @@ use kernels::{
         policy::{self, Plan, Shape},
     },
     probe,
-    random::{Kind, Random},
+    random::{Kind, Random, fill_vectors},
 };
 use serde::Serialize;
 use serde_json::json;
@@ -293,16 +293,7 @@ fn random_vectors(
     kind: kernels::Activations,
 ) -> Result<Vectors> {
     let x = Vectors::new(arena, "x", kind, k, columns)?;
-    let mut recorder = device.recorder()?;
-    let mut fill = |kind: Kind, to: View| Random::new(device, kind)?.record(&mut recorder, "x", &to, 1);
-    match &x.data {
-        kernels::VectorData::F32(values) => fill(Kind::Floats, values.view())?,
-        kernels::VectorData::Int8 { values, scales } | kernels::VectorData::Int16 { values, scales } => {
-            fill(Kind::Bits, values.view())?;
-            fill(Kind::Floats, scales.view())?;
-        }
-    }
-    recorder.seal()?.run(TIMEOUT)?;
+    fill_vectors(device, &x)?;
     Ok(x)
 }
 

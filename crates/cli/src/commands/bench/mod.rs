@@ -12,7 +12,7 @@ use clap::Args;
 use gpu::Device;
 use model::{Limits, measure::Size};
 
-use crate::device::Choice;
+use crate::{device::Choice, loading};
 
 /// Measures a model's speed, or the device: memory bandwidth, matrix products, loading
 #[derive(Args)]
@@ -103,12 +103,14 @@ fn run_model(device: &Device, arguments: &Arguments) -> anyhow::Result<ExitCode>
         let most = |list: &[u32]| list.iter().copied().max().unwrap_or(0);
         let context = most(&plan.prompts).max(most(&plan.depths) + plan.tokens);
         let limits = Limits { sequences: most(&plan.batches), ..Limits::one(device, context) };
-        let (model, figures) = load::load(device, &path, Some(limits))?;
+        let (mut model, figures) = load::load(device, &path, Some(limits))?;
+        let tuned = loading::tune(&mut model)?;
         return speed::run(
             device,
             name,
             &Arc::new(model),
             &serde_json::to_value(figures)?,
+            &tuned,
             &plan,
             arguments.json,
         );
@@ -119,9 +121,11 @@ fn run_model(device: &Device, arguments: &Arguments) -> anyhow::Result<ExitCode>
         bail!("--shape takes one --quant at a time");
     }
     let scheme = quants[0].scheme();
-    let (model, seconds) = speed::random(device, size, scheme)?;
+    let (mut model, seconds) = speed::random(device, size, scheme)?;
+    let tuned = loading::tune(&mut model)?;
     let load = serde_json::json!({ "seconds": seconds, "random": true });
-    speed::run(device, &format!("{} {scheme}", size.name()), &model, &load, &plan, arguments.json)
+    let name = format!("{} {scheme}", size.name());
+    speed::run(device, &name, &Arc::new(model), &load, &tuned, &plan, arguments.json)
 }
 
 fn parse_shape(text: &str) -> Result<Size, String> {

@@ -4,7 +4,7 @@ use std::{process::ExitCode, sync::Arc, time::Instant};
 
 use gpu::{Device, bytes};
 use model::{
-    Limits, Model, Next, Runner, Sampling,
+    Limits, Model, Next, Runner, Sampling, Setup, Tuned,
     measure::{Share, Size},
 };
 use rustix::time::{ClockId, clock_gettime};
@@ -52,7 +52,7 @@ pub struct Run {
 }
 
 /// A model of random weights.
-pub fn random(device: &Device, size: Size, scheme: Scheme) -> anyhow::Result<(Arc<Model>, f64)> {
+pub fn random(device: &Device, size: Size, scheme: Scheme) -> anyhow::Result<(Model, f64)> {
     let start = Instant::now();
     let config = size.config()?;
     let total = bytes(model::measure::weight_bytes(&config, scheme));
@@ -60,7 +60,7 @@ pub fn random(device: &Device, size: Size, scheme: Scheme) -> anyhow::Result<(Ar
     let model = Model::random(device, config, scheme, |done| {
         progress.say(&format!("making {} of {total} of random {scheme} weights", bytes(done)));
     })?;
-    Ok((Arc::new(model), start.elapsed().as_secs_f64()))
+    Ok((model, start.elapsed().as_secs_f64()))
 }
 
 /// Measures and prints.
@@ -69,6 +69,7 @@ pub fn run(
     name: &str,
     model: &Arc<Model>,
     load: &serde_json::Value,
+    tuned: &Tuned,
     plan: &Plan,
     json: bool,
 ) -> anyhow::Result<ExitCode> {
@@ -76,9 +77,10 @@ pub fn run(
     progress.say("measuring the bandwidth");
     let bandwidth = kernels::probe::read_bandwidth(device)?;
     let mut runs = Vec::new();
+    let mut setup = Setup::default();
     for prompt in &plan.prompts {
         progress.say(&format!("reading {prompt} tokens"));
-        runs.push(prefill(model, *prompt, plan.repeats, bandwidth)?);
+        runs.push(prefill(model, *prompt, plan.repeats, bandwidth, &mut setup)?);
     }
     let mut profiles = Vec::new();
     for depth in &plan.depths {
@@ -86,13 +88,14 @@ pub fn run(
             progress.say(&format!("generating {} tokens, batch {batch}, depth {depth}", plan.tokens));
             let mut runner = runner(model, *batch, depth + plan.tokens + 1)?;
             runs.push(decode(&mut runner, *batch, *depth, plan, bandwidth)?);
+            setup += runner.setup();
             if plan.profile {
                 profiles.push((*batch, *depth, profile(&mut runner, *batch, *depth)?));
             }
         }
     }
     drop(progress);
-    let info = device.info();
+    let (info, counters) = (device.info(), device.counters());
     if json {
         let profiles: Vec<_> = profiles
             .iter()
@@ -100,7 +103,15 @@ pub fn run(
             .collect();
         output::print_json(&json!({
             "device": info.name, "driver": info.driver, "model": name, "weight_bytes": model.weights.bytes(),
-            "bandwidth_bytes_per_s": bandwidth, "load": load, "runs": runs, "profiles": profiles,
+            "bandwidth_bytes_per_s": bandwidth, "load": load, "tuning": tuned,
+            "setup": {
+                "tuning_seconds": tuned.seconds,
+                "pipelines_seconds": setup.pipelines.as_secs_f64(),
+                "recording_seconds": setup.recording.as_secs_f64(),
+                "pipelines": counters.pipelines,
+                "pipelines_from_cache": counters.pipelines_from_cache,
+            },
+            "runs": runs, "profiles": profiles,
         }))?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -134,11 +145,20 @@ fn tokens(count: u32, vocab: u32) -> Vec<u32> {
     (0..count).map(|i| (i * 7919 + 13) % vocab).collect()
 }
 
-fn prefill(model: &Arc<Model>, prompt: u32, repeats: usize, bandwidth: f64) -> anyhow::Result<Run> {
+fn prefill(
+    model: &Arc<Model>,
+    prompt: u32,
+    repeats: usize,
+    bandwidth: f64,
+    setup: &mut Setup,
+) -> anyhow::Result<Run> {
     let mut runner = runner(model, 1, prompt)?;
+    // As `generate` does it, so that what it takes is what a user waits for.
+    runner.prepare(prompt as usize, &Sampling::default())?;
+    *setup += runner.setup();
     let ids = tokens(prompt, model.config.vocab);
     let (mut seconds, mut cpu) = (Vec::new(), Vec::new());
-    // Programs are recorded and pipelines compiled in the first run, which does not count.
+    // The first run does not count: a GPU is slower before it has something to do.
     for number in 0..=repeats {
         let mut sequence = runner.start()?;
         let (time, busy) = timed(|| Ok(runner.prompt(&mut sequence, &ids, &Sampling::default(), |_| true)?))?;

@@ -1,6 +1,7 @@
 //! The findings: pure functions from what the machine and the device say.
 
 use gpu::{Adapter, AdapterInfo, AdapterKind, Device, bytes};
+use kernels::tuning::Tuning;
 use telemetry::System;
 
 use super::{Finding, Level};
@@ -97,6 +98,7 @@ pub fn device(system: &System, device: &Device) -> Vec<Finding> {
         findings.extend(amd(system, info));
     }
     findings.push(cache(device));
+    findings.push(tuning(device));
     findings
 }
 
@@ -143,6 +145,22 @@ fn cache(device: &Device) -> Finding {
             format!("{} cannot be written: every start compiles all kernels", file.display()),
         )
         .fix("make the folder writable or set INDRIK_CACHE_DIR to one that is")
+    }
+}
+
+fn tuning(device: &Device) -> Finding {
+    let about = "tuning";
+    let tuning = Tuning::open(device);
+    match tuning.file() {
+        _ if !kernels::tuning::is_wanted(device) => {
+            Finding::new(Level::Good, about, "not on a CPU driver, nor with INDRIK_TUNE=off")
+        }
+        None => Finding::new(Level::Good, about, "no folder for it: products are timed at every start"),
+        Some(file) => {
+            let changed = tuning.entries().filter(|entry| entry.changed()).count();
+            let text = format!("{} ({} products, {changed} changed)", file.display(), tuning.entries().len());
+            Finding::new(Level::Good, about, text)
+        }
     }
 }
 

@@ -1,0 +1,68 @@
+//! Which products a model's decoding makes, and how fast this device makes them: see [`kernels::tuning`].
+
+use std::time::Duration;
+
+use gpu::Recorder;
+use kernels::tuning::{self, Product, Tuned, Tuning};
+
+use crate::{
+    Limits, Model, PAGE, Result, gemma3,
+    kv_cache::KvCache,
+    state::State,
+    step::{Outputs, Rows, Scratch, Step},
+};
+
+/// When products are timed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum When {
+    /// On GPUs, unless `INDRIK_TUNE=off`.
+    Worthwhile,
+    /// On any device: for tests.
+    Always,
+}
+
+impl Model {
+    /// What is known of matrix–vector products on this device.
+    pub fn tuning(&self) -> &Tuning {
+        &self.tuning
+    }
+
+    /// Times the products of decoding that this device has not met, on the model's own weights; programs that are recorded from now
+    /// on use what was found. `progress` is told how many there are, if there are any.
+    pub fn tune(&mut self, when: When, budget: Duration, progress: impl FnOnce(usize)) -> Result<Tuned> {
+        let wanted = tuning::is_wanted(&self.device) && self.device.caps().timestamp_period_ns.is_some();
+        if when == When::Worthwhile && !wanted {
+            return Ok(Tuned::default());
+        }
+        let mut tuning = std::mem::take(&mut self.tuning);
+        let tuned =
+            self.with_products(|products| Ok(tuning.tune(&self.device, products, budget, progress)?));
+        self.tuning = tuning;
+        tuned
+    }
+
+    /// The products of a step of one row, in the order in which it makes them, on buffers like a runner's.
+    fn with_products<T>(&self, work: impl FnOnce(&[Product<'_>]) -> Result<T>) -> Result<T> {
+        let context = PAGE.min(self.config.max_positions);
+        let limits = Limits { chunk: 1, ..Limits::one(&self.device, context) };
+        let cache = KvCache::new(&self.device, &self.config, limits)?;
+        let state = State::new(&self.device, 1)?;
+        let (scratch, outputs) = (Scratch::new(self, 1, limits)?, Outputs::new(self, 1)?);
+        // Takes what is recorded beside the products; never sealed, it compiles nothing.
+        let mut recorder: Recorder = self.device.recorder()?;
+        let mut step = Step {
+            model: self,
+            cache: &cache,
+            state: &state,
+            scratch: &scratch,
+            outputs: Some(&outputs),
+            rows: Rows::Mixed,
+            recorder: &mut recorder,
+            listed: Some(vec![]),
+        };
+        gemma3::layers(&mut step)?;
+        gemma3::head(&mut step)?;
+        let products = step.listed.take().unwrap_or_default();
+        work(&products)
+    }
+}
