@@ -1,0 +1,58 @@
+//! Tuning a model, and what a runner needs before its first step.
+
+mod common;
+
+use std::{sync::Arc, time::Duration};
+
+use common::{Fixture, all_logits, difference, limits, load, load_alone};
+use gpu::DeviceOptions;
+use model::{Activations, KvScheme, Runner, Sampling, Tuned, When};
+
+const PLENTY: Duration = Duration::from_secs(300);
+
+#[test]
+fn a_tuned_model_computes_the_same_and_the_next_start_knows_its_plans() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = DeviceOptions { cache_dir: Some(folder.path().into()), ..DeviceOptions::default() };
+    let Some(device) = testkit::cpu_device_with(&options) else { return };
+    let fixture = Fixture::open("gguf_q8_0");
+    // Of int16 activations the CPU driver has several plans; of f32 it has one.
+    let start = || load_alone(&device, &fixture.path).with_few_rows(Activations::Int16);
+    let mut model = start();
+    assert_eq!(
+        model.tune(When::Worthwhile, PLENTY, |_| panic!("never on a CPU driver")).unwrap(),
+        Tuned::default()
+    );
+    let mut shapes = 0;
+    let tuned = model.tune(When::Always, PLENTY, |count| shapes = count).unwrap();
+    assert_eq!((tuned.timed.len(), tuned.left), (shapes, 0));
+    // Queries, keys and values; output; gate and up; down; head: of these no two are alike.
+    assert_eq!(shapes, 5, "{tuned:?}");
+
+    let mut again = start();
+    assert_eq!(again.tuning().entries().len(), shapes);
+    assert_eq!(again.tune(When::Always, PLENTY, |_| panic!("all are known")).unwrap(), Tuned::default());
+    let rows = all_logits(&Arc::new(again), &fixture.ids, 1, KvScheme::F32);
+    for (index, position) in fixture.positions.iter().enumerate() {
+        let difference = difference(&rows[*position], fixture.row(index));
+        assert!(difference <= 1e-3 * fixture.largest(), "{position}: {difference}");
+    }
+}
+
+#[test]
+fn all_pipelines_of_a_start_are_compiled_before_its_first_step() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let fixture = Fixture::open("gguf_q8_0");
+    let model = load(&device, &fixture.path);
+    let sampling = Sampling::default();
+    let mut runner = Runner::new(model, limits(1, 64, 16)).unwrap();
+    let before = device.counters().pipelines;
+    runner.prepare(fixture.ids.len(), &sampling).unwrap();
+    let (compiled, setup) = (device.counters().pipelines, runner.setup());
+    assert!(compiled > before);
+    assert!(setup.pipelines > Duration::ZERO && setup.recording > Duration::ZERO, "{setup:?}");
+    let mut sequence = runner.start().unwrap();
+    runner.prompt(&mut sequence, &fixture.ids, &sampling, |_| true).unwrap();
+    assert_eq!(device.counters().pipelines, compiled, "a step compiles nothing");
+    assert_eq!(runner.setup(), setup, "and records nothing");
+}
