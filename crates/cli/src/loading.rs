@@ -156,8 +156,13 @@ pub fn tune(model: &mut Model) -> anyhow::Result<Tuned> {
     })?;
     drop(progress);
     if count > 0 {
-        let left = if tuned.left > 0 { format!(", {} left for the next start", tuned.left) } else { String::new() };
-        note!("tuning {count} products for this GPU: {:.1} s, {} changed{left}", tuned.seconds, tuned.changed());
+        let left =
+            if tuned.left > 0 { format!(", {} left for the next start", tuned.left) } else { String::new() };
+        note!(
+            "tuning {count} products for this GPU: {:.1} s, {} changed{left}",
+            tuned.seconds,
+            tuned.changed()
+        );
     }
     Ok(tuned)
 }

@@ -83,6 +83,18 @@ fn the_selftest_fails_when_the_gpu_is_lost() {
 }
 
 #[test]
+fn doctor_tells_where_the_tuning_is() {
+    if !has_cpu_driver() {
+        return;
+    }
+    let output = indrik(&["doctor", "--device", "llvmpipe", "--json"]).output().unwrap();
+    let result = json(&output);
+    let findings = result["findings"].as_array().unwrap();
+    let tuning = findings.iter().find(|finding| finding["about"] == "tuning").unwrap();
+    assert!(tuning["text"].as_str().unwrap().contains("CPU driver"), "{tuning}");
+}
+
+#[test]
 fn bench_measures_bandwidth_and_gemv() {
     if !has_cpu_driver() {
         return;

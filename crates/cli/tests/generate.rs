@@ -57,7 +57,8 @@ fn a_prompt_becomes_the_reference_s_tokens_and_text() {
     assert_eq!(printed["finish"], "length");
     let speed = &printed["speed"];
     assert_eq!((&speed["prompt_tokens"], &speed["decode_tokens"]), (&34.into(), &11.into()));
-    for key in ["prompt_tokens_per_s", "decode_tokens_per_s", "bytes_per_token", "roofline_percent"] {
+    let speeds = ["prompt_tokens_per_s", "decode_tokens_per_s", "bytes_per_token", "roofline_percent"];
+    for key in speeds.into_iter().chain(["setup_seconds", "pipelines_seconds", "recording_seconds"]) {
         assert!(speed[key].as_f64().unwrap() > 0.0, "{key}: {speed}");
     }
     assert_eq!(speed["read_back_bytes_per_token"], 16.0);

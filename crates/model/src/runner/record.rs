@@ -70,7 +70,8 @@ impl Runner {
             return Ok(());
         }
         let compiling = Instant::now();
-        let pipelines: Vec<Pipeline> = recorded.iter().flat_map(|(_, recorder)| recorder.pipelines()).collect();
+        let pipelines: Vec<Pipeline> =
+            recorded.iter().flat_map(|(_, recorder)| recorder.pipelines()).collect();
         self.model.device.compile(&pipelines)?;
         let compiled = compiling.elapsed();
         for (key, recorder) in recorded {
