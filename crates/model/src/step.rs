@@ -9,7 +9,7 @@ use kernels::{
     embed::{self, Embed},
     geglu::Geglu,
     gemm::{self, Gemm},
-    gemv::{self, Gemv},
+    gemv::{self, Gemv, Source, Sublayer, policy::Prologue},
     norm::{self, Form, Norm},
     quantize_rows::QuantizeRows,
     rope::{self, Rope},
@@ -34,14 +34,17 @@ pub(crate) enum Rows {
 /// Activations of a bucket of rows.
 pub(crate) struct Scratch {
     rows: usize,
+    /// The residual stream. A second one where products make their own input: they write the one while they read the other.
     residual: Buffer,
+    other_residual: Option<Buffer>,
     normed: Vectors,
     qkv: Buffer,
     q: Buffer,
     attended: Vectors,
     /// The same as the output projection takes it, where that is not f32.
     attended_int16: Option<Vectors>,
-    /// The output of a sublayer, before it joins the residual stream.
+    /// The output of a sublayer, before it joins the residual stream: several sums of it where products make their own input, which
+    /// add them up.
     sublayer: Buffer,
     gated: Vectors,
     /// Gate and up, where a model stores them in different schemes.
@@ -107,9 +110,23 @@ impl Scratch {
             0 => None,
             bytes => Some(arena.buffer("splits of attention", bytes)?),
         };
+        let fused = norms_itself(model, rows);
+        let sums = match fused {
+            false => 1,
+            true => (0..config.layers)
+                .flat_map(|layer| [Place::Output(layer), Place::Down(layer)])
+                .flat_map(|place| weights.of(place))
+                .map(|matrix| gemv::policy::splits(device.caps(), &matrix.layout()))
+                .max()
+                .unwrap_or(1),
+        };
         let scratch = Self {
             rows,
             residual: arena.buffer("residual stream", floats(config.hidden))?,
+            other_residual: match fused {
+                false => None,
+                true => Some(arena.buffer("residual stream", floats(config.hidden))?),
+            },
             normed: Vectors::new(&mut arena, "normed rows", activations, config.hidden as usize, rows)?,
             qkv: arena
                 .buffer("queries, keys and values", floats(config.query_rows() + 2 * config.kv_rows()))?,
@@ -124,7 +141,7 @@ impl Scratch {
                 )?),
                 _ => None,
             },
-            sublayer: arena.buffer("a sublayer's output", floats(config.hidden))?,
+            sublayer: arena.buffer("a sublayer's output", floats(config.hidden) * u64::from(sums))?,
             gated: Vectors::new(&mut arena, "gated rows", activations, intermediate as usize, rows)?,
             apart,
             splits,
@@ -148,11 +165,26 @@ pub(crate) struct Step<'a> {
     pub outputs: Option<&'a Outputs>,
     pub rows: Rows,
     pub recorder: &'a mut Recorder,
+    /// The norm that the next product computes itself.
+    pub norm: Option<gemv::Norm>,
+    /// The residual stream is in the other buffer.
+    pub swapped: bool,
+    /// Sums of the last sublayer's output.
+    pub splits: u32,
 }
 
 impl Step<'_> {
     pub fn config(&self) -> &Config {
         &self.model.config
+    }
+
+    /// The residual stream, and where the next product writes it where products make their own input.
+    fn residual(&self) -> (View, Option<View>) {
+        match &self.scratch.other_residual {
+            None => (self.scratch.residual.view(), None),
+            Some(other) if self.swapped => (other.view(), Some(self.scratch.residual.view())),
+            Some(other) => (self.scratch.residual.view(), Some(other.view())),
+        }
     }
 
     /// residual = embeddings of the tokens.
@@ -171,6 +203,13 @@ impl Step<'_> {
 
     /// normed = norm(residual).
     pub fn norm(&mut self, layer: u32, role: Role) -> Result<()> {
+        if self.scratch.other_residual.is_some() {
+            let (residual, _) = self.residual();
+            let weight = self.model.norm(Some(layer), role)?;
+            let epsilon = self.model.config.rms_norm_eps;
+            self.norm = Some(gemv::Norm { sublayer: None, residual, weight, epsilon });
+            return Ok(());
+        }
         let form =
             Form { post_norm: false, residual: false, output: self.scratch.normed.kind(), gather: false };
         let operands = norm::Operands {
@@ -187,6 +226,9 @@ impl Step<'_> {
 
     /// residual += post(sublayer); normed = norm(residual).
     pub fn add_and_norm(&mut self, post: (u32, Role), norm: (u32, Role)) -> Result<()> {
+        if self.scratch.other_residual.is_some() {
+            return self.norm_in_next_product(post, (Some(norm.0), norm.1));
+        }
         let form =
             Form { post_norm: true, residual: true, output: self.scratch.normed.kind(), gather: false };
         let operands = norm::Operands {
@@ -204,6 +246,10 @@ impl Step<'_> {
     /// The same with the model's last norm, for the output rows alone.
     pub fn add_and_norm_outputs(&mut self, post: (u32, Role), last: Role) -> Result<()> {
         let Some(outputs) = self.outputs else { return Ok(()) };
+        if self.scratch.other_residual.is_some() && outputs.normed.columns == 1 {
+            // There is but one row.
+            return self.norm_in_next_product(post, (None, last));
+        }
         let output = outputs.normed.kind();
         let form = Form { post_norm: true, residual: true, output, gather: true };
         let operands = norm::Operands {
@@ -218,6 +264,23 @@ impl Step<'_> {
         self.record_norm(form, &operands)
     }
 
+    fn norm_in_next_product(&mut self, post: (u32, Role), norm: (Option<u32>, Role)) -> Result<()> {
+        let (residual, stream) = self.residual();
+        let sublayer = Sublayer {
+            output: self.scratch.sublayer.view(),
+            weight: self.model.norm(Some(post.0), post.1)?,
+            stream,
+        };
+        self.norm = Some(gemv::Norm {
+            sublayer: Some(sublayer),
+            residual,
+            weight: self.model.norm(norm.0, norm.1)?,
+            epsilon: self.model.config.rms_norm_eps,
+        });
+        self.swapped = !self.swapped;
+        Ok(())
+    }
+
     fn record_norm(&mut self, form: Form, operands: &norm::Operands<'_>) -> Result<()> {
         let config = &self.model.config;
         let kernel = Norm::new(&self.model.device, form, config.hidden as usize, config.rms_norm_eps)?;
@@ -229,20 +292,31 @@ impl Step<'_> {
         let config = &self.model.config;
         let stride = (config.query_rows() + 2 * config.kv_rows()) as usize;
         let target = Target::whole(&self.scratch.qkv, stride);
-        self.products("QKV", place, &self.scratch.normed, target)
+        let norm = self.norm.take();
+        let x = norm.as_ref().map_or(Source::Vectors(&self.scratch.normed), Source::Norm);
+        self.products("QKV", place, x, target)
     }
 
     /// sublayer = W · attended.
     pub fn output(&mut self, place: Place) -> Result<()> {
         let scratch = self.scratch;
-        let target = Target::whole(&scratch.sublayer, self.model.config.hidden as usize);
-        self.products("output", place, scratch.attended_int16.as_ref().unwrap_or(&scratch.attended), target)
+        let attended = scratch.attended_int16.as_ref().unwrap_or(&scratch.attended);
+        self.sublayer("output", place, attended)
     }
 
     /// sublayer = W · gated.
     pub fn down(&mut self, place: Place) -> Result<()> {
+        self.sublayer("down", place, &self.scratch.gated)
+    }
+
+    fn sublayer(&mut self, name: &str, place: Place, x: &Vectors) -> Result<()> {
+        let matrices: Vec<&Matrix> = self.model.weights.of(place).collect();
+        self.splits = match (&matrices[..], &self.scratch.other_residual) {
+            ([matrix], Some(_)) => gemv::policy::splits(self.model.device.caps(), &matrix.layout()),
+            _ => 1,
+        };
         let target = Target::whole(&self.scratch.sublayer, self.model.config.hidden as usize);
-        self.products("down", place, &self.scratch.gated, target)
+        self.products(name, place, Source::Vectors(x), target)
     }
 
     /// gated = gelu(gate · normed) · (up · normed).
@@ -252,26 +326,16 @@ impl Step<'_> {
         match (&matrices[..], &scratch.apart) {
             ([joined], _) => {
                 let target = Target::vectors(&scratch.gated)?;
-                self.product(
-                    "gate and up",
-                    joined,
-                    Epilogue::Geglu,
-                    &scratch.normed,
-                    &target,
-                    &self.state.active.view(),
-                )
+                let norm = self.norm.take();
+                let x = norm.as_ref().map_or(Source::Vectors(&scratch.normed), Source::Norm);
+                let active = self.state.active.view();
+                self.product("gate and up", joined, Epilogue::Geglu, x, &target, &active)
             }
             ([gate, up], Some(apart)) => {
                 for (name, matrix, to) in [("gate", gate, &apart[0]), ("up", up, &apart[1])] {
                     let target = Target::whole(to, matrix.layout().rows);
-                    self.product(
-                        name,
-                        matrix,
-                        Epilogue::None,
-                        &scratch.normed,
-                        &target,
-                        &self.state.active.view(),
-                    )?;
+                    let x = Source::Vectors(&scratch.normed);
+                    self.product(name, matrix, Epilogue::None, x, &target, &self.state.active.view())?;
                 }
                 let kernel = Geglu::new(&self.model.device, Epilogue::Geglu, scratch.gated.k)?;
                 let (gate, up) = (apart[0].view(), apart[1].view());
@@ -293,7 +357,9 @@ impl Step<'_> {
         let Some(outputs) = self.outputs else { return Ok(()) };
         let target = Target::whole(&outputs.logits, self.model.config.vocab as usize);
         let active = self.state.outputs.view();
-        self.product("head", self.model.head()?, Epilogue::None, &outputs.normed, &target, &active)
+        let norm = self.norm.take();
+        let x = norm.as_ref().map_or(Source::Vectors(&outputs.normed), Source::Norm);
+        self.product("head", self.model.head()?, Epilogue::None, x, &target, &active)
     }
 
     /// Queries into `q`, keys and values into their pages.
@@ -362,9 +428,18 @@ impl Step<'_> {
     }
 
     /// All matrices of a place, side by side into one output row.
-    fn products(&mut self, name: &str, place: Place, x: &Vectors, target: Target) -> Result<()> {
+    fn products(&mut self, name: &str, place: Place, x: Source<'_>, target: Target) -> Result<()> {
         let mut target = target;
-        for matrix in self.model.weights.of(place) {
+        // Each of them computes the norm, the first writes the stream.
+        let without_stream = match x {
+            Source::Vectors(_) => None,
+            Source::Norm(norm) => {
+                let sublayer = norm.sublayer.clone().map(|sublayer| Sublayer { stream: None, ..sublayer });
+                Some(gemv::Norm { sublayer, ..norm.clone() })
+            }
+        };
+        for (i, matrix) in self.model.weights.of(place).enumerate() {
+            let x = without_stream.as_ref().filter(|_| i > 0).map_or(x, Source::Norm);
             self.product(name, matrix, Epilogue::None, x, &target, &self.state.active.view())?;
             target.first += matrix.layout().rows;
         }
@@ -376,24 +451,36 @@ impl Step<'_> {
         name: &str,
         matrix: &Matrix,
         epilogue: Epilogue,
-        x: &Vectors,
+        x: Source<'_>,
         target: &Target,
         active: &View,
     ) -> Result<()> {
         let device = &self.model.device;
-        if x.columns <= gemv::MAX_COLUMNS {
-            let shape = gemv::policy::Shape {
-                weights: matrix.layout(),
-                columns: x.columns,
-                activations: x.kind(),
-                epilogue,
-                output: target.kind(),
-            };
-            Ok(Gemv::new(device, shape)?.record(self.recorder, name, matrix, x, target)?)
-        } else {
-            let shape = gemm::policy::Shape { weights: matrix.layout(), columns: x.columns, epilogue };
-            Ok(Gemm::new(device, shape)?.record(self.recorder, name, matrix, x, target, active)?)
+        let (columns, activations, prologue) = match x {
+            Source::Vectors(x) => (x.columns, x.kind(), Prologue::None),
+            Source::Norm(norm) => {
+                let splits = self.splits;
+                let added = norm.sublayer.as_ref().map(|_| Prologue::AddAndNorm { splits });
+                (1, Activations::Int16, added.unwrap_or(Prologue::Norm))
+            }
+        };
+        if let Source::Vectors(x) = x
+            && columns > gemv::MAX_COLUMNS
+        {
+            let shape = gemm::policy::Shape { weights: matrix.layout(), columns, epilogue };
+            return Ok(Gemm::new(device, shape)?.record(self.recorder, name, matrix, x, target, active)?);
         }
+        let to_sublayer = target.y.address() == self.scratch.sublayer.view().address();
+        let shape = gemv::policy::Shape {
+            weights: matrix.layout(),
+            columns,
+            activations,
+            prologue,
+            epilogue,
+            output: target.kind(),
+            splits: if to_sublayer { self.splits } else { 1 },
+        };
+        Ok(Gemv::new(device, shape)?.record(self.recorder, name, matrix, x, target)?)
     }
 }
 
@@ -415,4 +502,12 @@ fn attention_shape(config: &Config, limits: Limits, kind: LayerType) -> attentio
 /// How activations are stored for the products of so many rows; more than a few are multiplied by tiles, which take f32.
 fn activations(model: &Model, rows: usize) -> Activations {
     if rows <= gemv::MAX_COLUMNS { model.few_rows } else { Activations::F32 }
+}
+
+/// Whether the products of a step of so many rows compute the norms before them: a dispatch less each, for one row.
+fn norms_itself(model: &Model, rows: usize) -> bool {
+    let hidden = model.config.hidden as usize;
+    rows == 1
+        && activations(model, rows) == Activations::Int16
+        && gemv::policy::has_prologue(model.device.caps(), hidden)
 }

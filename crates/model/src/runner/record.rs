@@ -89,6 +89,9 @@ impl Runner {
             outputs,
             rows: key.kind,
             recorder: &mut recorder,
+            norm: None,
+            swapped: false,
+            splits: 1,
         };
         gemma3::layers(&mut step)?;
         if let (true, Some(counts)) = (key.form.counts, &self.counts) {
