@@ -19,6 +19,8 @@ use crate::{
 pub struct Recorder {
     commands: Commands,
     hazards: Hazards,
+    /// Barriers between commands so far.
+    level: u32,
     timestamps: Option<Timestamps>,
 }
 
@@ -50,7 +52,7 @@ impl Recorder {
         // SAFETY: the command buffer was just made and is ours alone.
         unsafe { device.raw.begin_command_buffer(commands.raw, &begin) }
             .map_err(|result| device.fail("vkBeginCommandBuffer", result))?;
-        let mut recorder = Self { commands, hazards: Hazards::default(), timestamps };
+        let mut recorder = Self { commands, hazards: Hazards::default(), level: 0, timestamps };
         // Submissions on one queue start in order but overlap: what earlier ones and the host wrote must be visible.
         recorder.barrier(Barrier { from: ALL | Stages::HOST, to: ALL, memory: true });
         if let Some(timestamps) = &recorder.timestamps {
@@ -218,6 +220,7 @@ impl Recorder {
         }
         if let Some(barrier) = self.hazards.command(&touches) {
             self.barrier(barrier);
+            self.level += 1;
         }
         Ok(())
     }
@@ -242,7 +245,7 @@ impl Recorder {
     fn done(&mut self, name: &str, stage: Stages) -> Result<()> {
         self.device().counters.commands.fetch_add(1, Ordering::Relaxed);
         match &mut self.timestamps {
-            Some(timestamps) => timestamps.command(&self.commands, name, stage),
+            Some(timestamps) => timestamps.command(&self.commands, name, self.level, stage),
             None => Ok(()),
         }
     }

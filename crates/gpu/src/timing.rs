@@ -31,6 +31,8 @@ pub struct Timing {
     /// Nanoseconds from the end of the command before it (or the start of the program) to its own end. Commands that
     /// run side by side share the time: the sum is the whole.
     pub nanoseconds: f64,
+    /// How many barriers came before it in its program: commands of one level run side by side.
+    pub level: u32,
 }
 
 /// One timestamp at the start and one for each timing.
@@ -39,7 +41,7 @@ pub(crate) struct Timestamps {
     pool: vk::QueryPool,
     stamps: Stamps,
     period_ns: f64,
-    names: Vec<String>,
+    names: Vec<(String, u32)>,
 }
 
 impl Timestamps {
@@ -62,11 +64,11 @@ impl Timestamps {
     }
 
     /// A command was recorded.
-    pub fn command(&mut self, commands: &Commands, name: &str, stage: Stages) -> Result<()> {
+    pub fn command(&mut self, commands: &Commands, name: &str, level: u32, stage: Stages) -> Result<()> {
         match self.stamps {
             Stamps::Whole => Ok(()),
             Stamps::Each(capacity) if self.names.len() < capacity as usize => {
-                self.stamp(commands, name, stage);
+                self.stamp(commands, name, level, stage);
                 Ok(())
             }
             Stamps::Each(capacity) => {
@@ -79,12 +81,12 @@ impl Timestamps {
     /// The last command was recorded.
     pub fn end(&mut self, commands: &Commands) {
         if self.stamps == Stamps::Whole {
-            self.stamp(commands, "whole", Stages::ALL_COMMANDS);
+            self.stamp(commands, "whole", 0, Stages::ALL_COMMANDS);
         }
     }
 
-    fn stamp(&mut self, commands: &Commands, name: &str, stage: Stages) {
-        self.names.push(name.to_string());
+    fn stamp(&mut self, commands: &Commands, name: &str, level: u32, stage: Stages) {
+        self.names.push((name.to_string(), level));
         let index = self.names.len() as u32;
         // SAFETY: as above; the index is below the pool's size.
         unsafe { self.device.raw.cmd_write_timestamp2(commands.raw, stage, self.pool, index) };
@@ -106,7 +108,7 @@ impl Timestamps {
             .names
             .iter()
             .zip(nanoseconds)
-            .map(|(name, ns)| Timing { name: name.clone(), nanoseconds: ns })
+            .map(|((name, level), ns)| Timing { name: name.clone(), nanoseconds: ns, level: *level })
             .collect())
     }
 }

@@ -11,6 +11,7 @@
 //! docs/forward.md tells the data flow.
 
 mod error;
+pub mod estimate;
 mod gemma3;
 pub mod generate;
 mod kv_cache;

@@ -202,3 +202,18 @@ fn an_answer_ends_where_the_model_or_the_caller_ends_it() {
     let generated = generate(&mut runner, &mut sequence, &request, |_| ControlFlow::Break(())).unwrap();
     assert_eq!((generated.finish, generated.tokens.len(), sequence.len()), (Finish::Stop, 0, 16));
 }
+
+#[test]
+fn a_step_has_no_more_levels_than_estimates_count() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let fixture = Fixture::open("gguf_q8_0");
+    let mut runner = Runner::new(load(&device, &fixture.path), limits(1, 96, 16)).unwrap();
+    let mut sequence = runner.start().unwrap();
+    let next = Next { sequence: &mut sequence, token: 1, sampling: &Sampling::default() };
+    let profile = runner.profile(&mut [next]).unwrap();
+    let levels: usize = profile.levels.iter().map(|level| level.count).sum();
+    let estimated = model::estimate::levels(&runner.model().config) as usize;
+    assert!(levels <= estimated, "{levels} levels, and {estimated} in estimates: {:?}", profile.levels);
+    // Not so few that the estimate is about another program.
+    assert!(levels * 2 > estimated, "{levels} levels, and {estimated} in estimates: {:?}", profile.levels);
+}
