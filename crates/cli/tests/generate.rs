@@ -201,6 +201,17 @@ fn the_same_seed_twice() {
 }
 
 #[test]
+fn without_conditional_rendering_the_tokens_are_the_same() {
+    if !has_device() {
+        return;
+    }
+    let reference = reference();
+    let arguments = ["generate", "-m", &tiny(), "--ids", &ids(&reference), "-n", "12", "--json"];
+    let output = indrik(&arguments).env("INDRIK_FAULT", "no-feature=conditionalRendering").output().unwrap();
+    assert_eq!(json(&output)["tokens"], reference["greedy"], "{}", stderr(&output));
+}
+
+#[test]
 fn logits_and_perplexity_agree() {
     if !has_device() {
         return;

@@ -7,7 +7,7 @@ use ash::vk;
 use crate::{
     device::{Device, DeviceInner},
     error::{Error, Result},
-    hazards::{ALL, Barrier, COMPUTE, Hazards, INDIRECT, Stages, TRANSFER, Touch},
+    hazards::{ALL, Barrier, COMPUTE, CONDITION, Hazards, INDIRECT, Stages, TRANSFER, Touch},
     memory::View,
     pipeline::Pipeline,
     program::{Commands, Program},
@@ -22,6 +22,8 @@ pub struct Recorder {
     /// Barriers between commands so far.
     level: u32,
     timestamps: Option<Timestamps>,
+    /// Within [`Recorder::only_while`].
+    conditional: bool,
 }
 
 impl Device {
@@ -52,9 +54,11 @@ impl Recorder {
         // SAFETY: the command buffer was just made and is ours alone.
         unsafe { device.raw.begin_command_buffer(commands.raw, &begin) }
             .map_err(|result| device.fail("vkBeginCommandBuffer", result))?;
-        let mut recorder = Self { commands, hazards: Hazards::default(), level: 0, timestamps };
+        let all = if device.caps.conditional { ALL | CONDITION } else { ALL };
+        let hazards = Hazards::default();
+        let mut recorder = Self { commands, hazards, level: 0, timestamps, conditional: false };
         // Submissions on one queue start in order but overlap: what earlier ones and the host wrote must be visible.
-        recorder.barrier(Barrier { from: ALL | Stages::HOST, to: ALL, memory: true });
+        recorder.barrier(Barrier { from: all | Stages::HOST, to: all, memory: true });
         if let Some(timestamps) = &recorder.timestamps {
             timestamps.reset_and_start(&recorder.commands);
         }
@@ -144,6 +148,56 @@ impl Recorder {
         Ok(())
     }
 
+    /// Records dispatches that run only if `word`, a u32, is not zero when the program comes to them. An error where the device has
+    /// no conditional rendering ([`Caps::conditional`](crate::Caps::conditional)).
+    ///
+    /// The last of them may write the word, for the programs that follow; a device that looks again before each command would
+    /// otherwise skip some of them. Copies and fills are refused, since Vulkan does not skip those.
+    pub fn only_while<T, E: From<Error>>(
+        &mut self,
+        word: &View,
+        record: impl FnOnce(&mut Self) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let wrong = |reason: String| Error::InvalidUse { what: "condition".into(), reason };
+        if self.conditional {
+            return Err(wrong("within another one: Vulkan knows one at a time".into()).into());
+        }
+        if word.len() != 4 || !word.range().start.is_multiple_of(4) {
+            return Err(wrong(format!("{} bytes for one word", word.len())).into());
+        }
+        let functions = self.device().conditional.clone().ok_or_else(|| Error::Unsupported {
+            device: self.device().adapter.info.name.clone(),
+            missing: "it lacks conditional rendering".into(),
+            fix: "submit one step at a time".into(),
+        })?;
+        self.order(&[(word.clone(), Access::Read, CONDITION)])?;
+        let begin = vk::ConditionalRenderingBeginInfoEXT::default()
+            .buffer(word.block.buffer)
+            .offset(word.range().start);
+        let commands = self.commands.raw;
+        // SAFETY: recording into our own command buffer, outside of any condition; the word lies within its buffer, is aligned, and
+        // the program keeps it alive.
+        unsafe { (functions.fp().cmd_begin_conditional_rendering_ext)(commands, &begin) };
+        self.conditional = true;
+        let recorded = record(self);
+        if self.commands.raw != commands || !self.conditional {
+            return Err(wrong("the recorder was exchanged for another one".into()).into());
+        }
+        self.conditional = false;
+        // SAFETY: the same command buffer, within the condition that began above.
+        unsafe { (functions.fp().cmd_end_conditional_rendering_ext)(commands) };
+        recorded
+    }
+
+    /// Vulkan skips dispatches only.
+    fn must_not_be_conditional(&self, name: &str) -> Result<()> {
+        if self.conditional {
+            let reason = "copies and fills run whatever a condition says: record it before or after".into();
+            return Err(Error::InvalidUse { what: name.to_string(), reason });
+        }
+        Ok(())
+    }
+
     /// Copies between buffers of equal length.
     pub fn copy(&mut self, name: &str, from: impl Into<View>, to: impl Into<View>) -> Result<()> {
         let (from, to) = (from.into(), to.into());
@@ -158,6 +212,7 @@ impl Recorder {
             );
             return Err(Error::InvalidUse { what: name.to_string(), reason });
         }
+        self.must_not_be_conditional(name)?;
         self.order(&[(from.clone(), Access::Read, TRANSFER), (to.clone(), Access::Write, TRANSFER)])?;
         let region = [vk::BufferCopy {
             src_offset: from.range().start,
@@ -178,6 +233,7 @@ impl Recorder {
             let reason = format!("{} bytes cannot be filled with words", to.len());
             return Err(Error::InvalidUse { what: name.to_string(), reason });
         }
+        self.must_not_be_conditional(name)?;
         self.order(&[(to.clone(), Access::Write, TRANSFER)])?;
         // SAFETY: the range lies within its buffer, which the program keeps alive, and is aligned to words.
         unsafe {
@@ -194,6 +250,10 @@ impl Recorder {
 
     /// Ends the recording. The program can be replayed any number of times.
     pub fn seal(mut self) -> Result<Program> {
+        if self.conditional {
+            let reason = "its condition never ended: the recorder was exchanged for another one".into();
+            return Err(Error::InvalidUse { what: "program".into(), reason });
+        }
         // A finished submission is available, but the host sees it only after a barrier to it.
         self.barrier(Barrier { from: COMPUTE | TRANSFER, to: Stages::HOST, memory: true });
         if let Some(timestamps) = &mut self.timestamps {
@@ -258,6 +318,7 @@ fn accesses(stages: Stages) -> (vk::AccessFlags2, vk::AccessFlags2) {
         (COMPUTE, Flags::SHADER_STORAGE_READ, Flags::SHADER_STORAGE_WRITE),
         (TRANSFER, Flags::TRANSFER_READ, Flags::TRANSFER_WRITE),
         (INDIRECT, Flags::INDIRECT_COMMAND_READ, Flags::NONE),
+        (CONDITION, Flags::CONDITIONAL_RENDERING_READ_EXT, Flags::NONE),
         (Stages::HOST, Flags::HOST_READ, Flags::HOST_WRITE),
     ];
     let used = kinds.into_iter().filter(|(stage, ..)| stages.contains(*stage));

@@ -178,6 +178,25 @@ impl Step<'_> {
         &self.model.config
     }
 
+    /// Begins where the layers before `layer` have left off, which may be in another recording: the first adds one sublayer to the
+    /// residual stream, the others two.
+    pub fn go_on_from(&mut self, layer: u32) {
+        self.swapped = layer > 0;
+        self.splits = match layer {
+            0 => 1,
+            _ => self.sums_of(Place::Down(layer - 1)),
+        };
+    }
+
+    /// Sums that a sublayer's output is left in.
+    fn sums_of(&self, place: Place) -> u32 {
+        let matrices: Vec<&Matrix> = self.model.weights.of(place).collect();
+        match (&matrices[..], &self.scratch.other_residual) {
+            ([matrix], Some(_)) => gemv::policy::splits(self.model.device.caps(), &matrix.layout()),
+            _ => 1,
+        }
+    }
+
     /// The residual stream, and where the next product writes it where products make their own input.
     fn residual(&self) -> (View, Option<View>) {
         match &self.scratch.other_residual {
@@ -310,11 +329,7 @@ impl Step<'_> {
     }
 
     fn sublayer(&mut self, name: &str, place: Place, x: &Vectors) -> Result<()> {
-        let matrices: Vec<&Matrix> = self.model.weights.of(place).collect();
-        self.splits = match (&matrices[..], &self.scratch.other_residual) {
-            ([matrix], Some(_)) => gemv::policy::splits(self.model.device.caps(), &matrix.layout()),
-            _ => 1,
-        };
+        self.splits = self.sums_of(place);
         let target = Target::whole(&self.scratch.sublayer, self.model.config.hidden as usize);
         self.products(name, place, Source::Vectors(x), target)
     }

@@ -1,17 +1,21 @@
 //! Which programs there are, and what each holds: recorded once, when the first step of its kind comes.
 
-use std::collections::btree_map::Entry;
+use std::{collections::btree_map::Entry, ops::Range};
 
-use gpu::{Arena, Buffer, Lifetime, Memory, Program, Recorder};
+use gpu::{Arena, Buffer, Lifetime, Memory, Program, Recorder, Stamps};
 use kernels::{
     gemv,
-    sample::{self, CountPrompt, Sample},
+    sample::{self, CountTokens, Counting, Run, Sample},
     score::{self, Score},
 };
+use weights::blueprint::Place;
 
-use super::Runner;
+use super::{
+    Runner,
+    pace::{self, Extent, Matrices},
+};
 use crate::{
-    Result, gemma3,
+    Model, Result, gemma3,
     step::{Outputs, Rows, Scratch, Step},
 };
 
@@ -53,21 +57,86 @@ impl Key {
         let kind = if rows <= gemv::MAX_COLUMNS { Rows::Mixed } else { kind };
         Self { rows: bucket(rows), kind, output, form }
     }
+
+    /// Whether the step leaves the next one's rows in the place of its own, so that it can be repeated.
+    fn decodes(self) -> bool {
+        self.output == Output::Sample { rows: self.rows }
+    }
+}
+
+/// A step as it was recorded.
+pub(super) struct Recorded {
+    /// Its parts, in order: layers, and as the last number what follows them.
+    pub(super) parts: Vec<(Range<usize>, Program)>,
+}
+
+/// The sizes of a model's matrices, by layer, and of its head.
+pub(super) fn matrices(model: &Model) -> Matrices {
+    let layers = model.config.layers as usize;
+    let mut sums = vec![(0, 0); layers + 1];
+    let tied = model.weights.of(Place::Head).next().is_none();
+    for (place, matrix) in &model.weights.matrices {
+        let unit = match place {
+            Place::Qkv(layer) | Place::Output(layer) | Place::GateUp(layer) | Place::Down(layer) => {
+                *layer as usize
+            }
+            Place::Head => layers,
+            Place::Embedding if tied => layers,
+            Place::Embedding => continue,
+        };
+        sums[unit].0 += matrix.bytes();
+        sums[unit].1 += (matrix.layout().rows * matrix.layout().k) as u64;
+    }
+    Matrices(sums)
 }
 
 impl Runner {
     /// Records the program if this is the first step of its kind.
     pub(super) fn prepare_key(&mut self, key: Key) -> Result<()> {
         if !self.programs.contains_key(&key) {
-            let recorder = self.model.device.recorder()?;
-            let program = self.record(key, recorder)?;
-            self.programs.insert(key, program);
+            let device = self.model.device.clone();
+            let mut parts = Vec::new();
+            for part in self.parts(key) {
+                let program = self.record(key, part.clone(), device.recorder()?)?;
+                parts.push((part, program));
+            }
+            self.programs.insert(key, Recorded { parts });
             self.usage.programs += 1;
         }
         Ok(())
     }
 
-    pub(super) fn record(&mut self, key: Key, mut recorder: Recorder) -> Result<Program> {
+    /// A step in one part, with timestamps.
+    pub(super) fn record_timed(&mut self, key: Key, stamps: Stamps) -> Result<Program> {
+        let recorder = self.model.device.timed_recorder(stamps)?;
+        self.record(key, 0..self.matrices.0.len(), recorder)
+    }
+
+    /// The parts of a step: short enough even deep in the context.
+    pub(super) fn parts(&self, key: Key) -> Vec<Range<usize>> {
+        if self.layer_by_layer {
+            return (0..self.matrices.0.len()).map(|unit| unit..unit + 1).collect();
+        }
+        pace::parts(&self.estimate(key, self.cache.limits().context))
+    }
+
+    /// Seconds that the layers of a step, and what follows them, would take on a slow GPU.
+    pub(super) fn estimate(&self, key: Key, depth: u32) -> Vec<f64> {
+        let extent = Extent {
+            rows: key.rows,
+            outputs: key.output.rows(),
+            sequences: match key.kind {
+                Rows::Mixed => key.rows,
+                Rows::Chunk => 1,
+            },
+            depth,
+            kv_bytes: self.cache.limits().kv.bytes(),
+        };
+        pace::estimate(&self.model.config, &self.matrices, extent)
+    }
+
+    /// Records a part of a step.
+    fn record(&mut self, key: Key, part: Range<usize>, mut recorder: Recorder) -> Result<Program> {
         if let Entry::Vacant(entry) = self.scratch.entry(key.rows) {
             entry.insert(Scratch::new(&self.model, key.rows, self.cache.limits())?);
         }
@@ -80,7 +149,19 @@ impl Runner {
         if key.form.counts {
             self.counts()?;
         }
-        let outputs = self.outputs.get(&output_rows);
+        let this = &*self;
+        if key.decodes() && this.model.device.caps().conditional {
+            // What follows the end of a run is skipped.
+            let running = this.state.run.slice(Run::RUNNING)?;
+            recorder.only_while(&running, |recorder| this.record_part(key, part, recorder))?;
+        } else {
+            this.record_part(key, part, &mut recorder)?;
+        }
+        Ok(recorder.seal()?)
+    }
+
+    fn record_part(&self, key: Key, part: Range<usize>, recorder: &mut Recorder) -> Result<()> {
+        let outputs = self.outputs.get(&key.output.rows());
         let mut step = Step {
             model: &self.model,
             cache: &self.cache,
@@ -88,18 +169,23 @@ impl Runner {
             scratch: &self.scratch[&key.rows],
             outputs,
             rows: key.kind,
-            recorder: &mut recorder,
+            recorder,
             norm: None,
             swapped: false,
             splits: 1,
         };
-        gemma3::layers(&mut step)?;
+        let layers = self.model.config.layers;
+        step.go_on_from(part.start as u32);
+        gemma3::layers(&mut step, part.start as u32..layers.min(part.end as u32))?;
+        if part.end <= layers as usize {
+            return Ok(());
+        }
         if let (true, Some(counts)) = (key.form.counts, &self.counts) {
             let [active, tokens, slots] =
                 [&self.state.active, &self.state.tokens, &self.state.slots].map(Buffer::view);
-            let kernel = CountPrompt::new(&self.model.device, self.model.config.vocab as usize)?;
-            // Generated tokens pass here too, as the next step's input. The mark changes nothing for them: they count as
-            // occurred already.
+            let vocab = self.model.config.vocab as usize;
+            let kernel = CountTokens::new(&self.model.device, Counting::Prompt, vocab)?;
+            // Generated tokens pass here too, as the next step's input, and change nothing: they occurred already.
             kernel.record(
                 step.recorder,
                 "count tokens",
@@ -109,9 +195,9 @@ impl Runner {
         }
         if let Some(outputs) = outputs {
             gemma3::head(&mut step)?;
-            self.record_output(&mut recorder, key, outputs)?;
+            self.record_output(step.recorder, key, outputs)?;
         }
-        Ok(recorder.seal()?)
+        Ok(())
     }
 
     /// What follows the head.
@@ -135,7 +221,7 @@ impl Runner {
                     Arena::new(device, Lifetime::Scratch, Memory::Device).with_block_size(1 << 16);
                 let scratch = arena.buffer("sampler", kernel.scratch_bytes(rows))?;
                 // With an output for every row the sampler prepares the next step in place.
-                let (tokens, positions) = match rows == key.rows {
+                let (tokens, positions) = match key.decodes() {
                     true => (&state.tokens, &state.positions),
                     false => (&state.next_tokens, &state.next_positions),
                 };
@@ -153,6 +239,8 @@ impl Runner {
                     sampled: state.sampled.view(),
                     next_tokens: tokens.view(),
                     next_positions: positions.view(),
+                    ends: state.ends.view(),
+                    run: state.run.view(),
                 };
                 Ok(kernel.record(recorder, "sample", rows, &operands)?)
             }

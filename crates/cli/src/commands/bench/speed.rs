@@ -176,14 +176,20 @@ fn decode(runner: &mut Runner, run: Run, repeats: usize, bandwidth: f64) -> anyh
         // The first run does not count; a few tokens of it are enough.
         let steps = if number == 0 { run.tokens.min(4) } else { run.tokens };
         let (time, busy) = timed(|| {
-            for step in 0..steps {
+            let mut step = 0;
+            while step < steps {
                 let rows = sequences.iter_mut().zip(&last);
                 let mut next: Vec<Next<'_>> = rows
                     .map(|(sequence, token)| Next { sequence, token: *token, sampling: &greedy })
                     .collect();
-                last = runner.decode(&mut next)?.iter().map(|sampled| sampled.token).collect();
-                bytes += model.bytes_per_step()
-                    + u64::from(batch) * runner.cache().bytes_read(&model.config, depth + step);
+                // Several steps a submission, as answers are generated.
+                let most = runner.steady_steps(next.len()).min((steps - step) as usize);
+                for sampled in runner.decode_run(&mut next, most, &[])? {
+                    last = sampled.iter().map(|sampled| sampled.token).collect();
+                    bytes += model.bytes_per_step()
+                        + u64::from(batch) * runner.cache().bytes_read(&model.config, depth + step);
+                    step += 1;
+                }
             }
             Ok(())
         })?;
