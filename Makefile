@@ -1,6 +1,6 @@
 # Each target does all the set-up it needs. `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint fmt model rdna3 bench perplexity
+.PHONY: help setup demo test lint fmt model rdna3 bench versus perplexity
 
 INDRIK := target/release/indrik
 MODEL := gemma3:270m
@@ -54,3 +54,12 @@ bench: setup ## measure this machine's device
 	cargo build --release
 	$(INDRIK) bench --bandwidth
 	$(INDRIK) bench --gemv 43008x5376
+
+versus: setup ## compare with llama.cpp's prebuilt Vulkan library (needs Node 20): MODEL=file.gguf
+	cargo build --release
+	@model="$(MODEL)"; \
+	if [ ! -f "$$model" ]; then \
+		$(INDRIK) pull "$$model" && \
+		model=$$($(INDRIK) pull "$$model" --json | sed -n 's/^ *"path": "\(.*\)",*$$/\1/p') || exit 1; \
+	fi; \
+	scripts/versus_llama_cpp.sh "$$model" $(ARGS)

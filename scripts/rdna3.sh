@@ -14,6 +14,8 @@ Written by `make rdna3`: every pipeline that Indrik may use, as Mesa's RADV comp
 for Strix Halo (gfx1151), on a machine that has neither. Waves per SIMD is the occupancy as the driver reports it; a test fails
 when anything spills or needs scratch.
 TEXT
+printf '\n## Decoding on a Radeon 780M: an estimate\n\n'
+"$indrik" kernels --estimate
 for family in phoenix gfx1151; do
   printf '\n## %s\n\n' "$family"
   RADV_FORCE_FAMILY=$family VK_DRIVER_FILES=$icd VK_ICD_FILENAMES=$icd "$indrik" kernels 2>/dev/null

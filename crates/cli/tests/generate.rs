@@ -110,7 +110,7 @@ fn a_bench_says_what_a_script_needs() {
         "-p",
         "20",
         "-n",
-        "6",
+        "6,2",
         "-b",
         "1,3",
         "-d",
@@ -123,15 +123,22 @@ fn a_bench_says_what_a_script_needs() {
     let output = indrik(&arguments).output().unwrap();
     let printed = json(&output);
     let runs = printed["runs"].as_array().unwrap();
-    let kinds: Vec<_> =
-        runs.iter().map(|run| (run["kind"].as_str().unwrap(), &run["batch"], &run["depth"])).collect();
-    let (one, three) = (&Value::from(1), &Value::from(3));
-    let (zero, deep) = (&Value::from(0), &Value::from(100));
-    let decodes = [(one, zero), (three, zero), (one, deep), (three, deep)];
-    assert_eq!(kinds[0].0, "prefill");
-    assert_eq!(kinds[1..], decodes.map(|(batch, depth)| ("decode", batch, depth)), "{printed}");
+    assert_eq!((&runs[0]["kind"], &runs[0]["prompt"]), (&"prefill".into(), &20.into()));
+    let number = |run: &Value, key: &str| run[key].as_u64().unwrap();
+    let decodes: Vec<_> =
+        runs[1..].iter().map(|run| ["depth", "batch", "tokens"].map(|key| number(run, key))).collect();
+    let expected: Vec<[u64; 3]> =
+        [0, 100].into_iter().flat_map(|d| [1, 3].map(|b| [6, 2].map(|n| [d, b, n]))).flatten().collect();
+    assert_eq!(decodes, expected, "{printed}");
+    assert!(runs[1..].iter().all(|run| run["kind"] == "decode"));
     for run in runs {
-        for key in ["tokens_per_s", "ms_per_token", "bytes_per_token", "host_cpu_percent"] {
+        for key in [
+            "tokens_per_s",
+            "ms_per_token",
+            "bytes_per_token",
+            "host_cpu_percent",
+            "read_back_bytes_per_token",
+        ] {
             assert!(run[key].as_f64().unwrap() > 0.0, "{key}: {run}");
         }
         let percent = run["roofline_percent"].as_f64();
@@ -139,14 +146,31 @@ fn a_bench_says_what_a_script_needs() {
             run["kind"] == "prefill" || percent.is_some_and(|percent| percent > 0.0 && percent < 100.0),
             "{run}"
         );
+        let spread = |index: usize| run["spread_tokens_per_s"][index].as_f64().unwrap();
+        let median = run["tokens_per_s"].as_f64().unwrap();
+        assert!(spread(0) <= median && median <= spread(1), "{run}");
     }
-    assert_eq!(runs[1]["read_back_bytes_per_token"], 16.0);
+    assert_eq!(runs[0]["read_back_bytes_per_token"], 16.0 / 20.0);
+    for run in &runs[1..] {
+        assert_eq!(run["read_back_bytes_per_token"], 16.0, "a token and its probability: {run}");
+    }
     let load = &printed["load"];
     assert!(load["seconds"].as_f64().unwrap() > 0.0 && load["gb_per_s"].as_f64().unwrap() > 0.0, "{load}");
     assert!(load["peak_extra_rss_bytes"].is_u64());
-    let names: Vec<_> =
-        printed["profiles"][0]["kernels"].as_array().unwrap().iter().map(|k| &k["name"]).collect();
-    assert!(names.contains(&&Value::from("attention")) && names.contains(&&Value::from("head")), "{names:?}");
+    assert_eq!(printed["profiles"].as_array().unwrap().len(), 4, "a step of each batch at each depth");
+    for part in ["kernels", "levels"] {
+        let lines = printed["profiles"][3][part].as_array().unwrap();
+        let percent: f64 = lines.iter().map(|line| line["percent"].as_f64().unwrap()).sum();
+        assert!((percent - 100.0).abs() < 0.1, "{part} are {percent}% of a step");
+        let named = |name: &str| {
+            let has = |line: &&Value| line["name"].as_str().unwrap().split(" + ").any(|part| part == name);
+            lines.iter().find(has).unwrap_or_else(|| panic!("no {name}: {lines:?}"))
+        };
+        for name in ["attention", "head", "down"] {
+            assert!(named(name)["bytes"].as_u64().unwrap() > 0, "{part}: {name}");
+            assert!(named(name)["roofline_percent"].as_f64().unwrap() > 0.0, "{part}: {name}");
+        }
+    }
 }
 
 #[test]
@@ -175,6 +199,17 @@ fn the_same_seed_twice() {
     };
     assert_eq!(run("11"), run("11"));
     assert_ne!(run("11"), run("12"));
+}
+
+#[test]
+fn without_conditional_rendering_the_tokens_are_the_same() {
+    if !has_device() {
+        return;
+    }
+    let reference = reference();
+    let arguments = ["generate", "-m", &tiny(), "--ids", &ids(&reference), "-n", "12", "--json"];
+    let output = indrik(&arguments).env("INDRIK_FAULT", "no-feature=conditionalRendering").output().unwrap();
+    assert_eq!(json(&output)["tokens"], reference["greedy"], "{}", stderr(&output));
 }
 
 #[test]

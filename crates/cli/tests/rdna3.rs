@@ -53,6 +53,20 @@ fn nothing_spills_and_int8_uses_the_dot_instruction() {
 }
 
 #[test]
+fn the_estimate_in_docs_is_what_the_code_computes() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/rdna3.md");
+    let text = stdout(&indrik(&["kernels", "--estimate"]).output().unwrap());
+    assert!(text.starts_with("ESTIMATE") && text.contains("gemma3-27b int8"), "{text}");
+    assert!(
+        std::fs::read_to_string(file).unwrap().contains(&text),
+        "docs/rdna3.md is out of date: run `make rdna3`"
+    );
+    let values = json(&indrik(&["kernels", "--estimate", "--json"]).output().unwrap());
+    assert_eq!(values["measured"], false);
+    assert_eq!(values["estimates"].as_array().unwrap().len(), 10, "five sizes in two schemes");
+}
+
+#[test]
 fn the_table_in_docs_is_what_this_compiler_makes() {
     let Some(driver) = testkit::radv_driver() else { return };
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/rdna3.md");

@@ -81,6 +81,7 @@ pub(crate) struct Extensions {
     pub executable_properties: bool,
     pub cooperative_matrix: bool,
     pub cooperative_matrix2: bool,
+    pub conditional_rendering: bool,
 }
 
 impl Adapter {
@@ -117,6 +118,7 @@ impl Adapter {
             executable_properties: has(ash::khr::pipeline_executable_properties::NAME),
             cooperative_matrix: has(ash::khr::cooperative_matrix::NAME),
             cooperative_matrix2: has(vk_ext::NV_COOPERATIVE_MATRIX_2_NAME),
+            conditional_rendering: has(ash::ext::conditional_rendering::NAME),
         };
         let unasked = too_old_for_cooperative_matrix(instance, &mut extensions);
 
@@ -296,6 +298,7 @@ fn query_caps(
     let mut f13 = vk::PhysicalDeviceVulkan13Features::default();
     let mut matrix = vk::PhysicalDeviceCooperativeMatrixFeaturesKHR::default();
     let mut matrix2 = vk_ext::PhysicalDeviceCooperativeMatrix2FeaturesNV::default();
+    let mut conditional = vk::PhysicalDeviceConditionalRenderingFeaturesEXT::default();
     let mut features =
         vk::PhysicalDeviceFeatures2::default().push_next(&mut f11).push_next(&mut f12).push_next(&mut f13);
     if extensions.cooperative_matrix {
@@ -303,6 +306,9 @@ fn query_caps(
     }
     if extensions.cooperative_matrix2 {
         features = features.push_next(&mut matrix2);
+    }
+    if extensions.conditional_rendering {
+        features = features.push_next(&mut conditional);
     }
     // SAFETY: as above.
     unsafe { vk_instance.get_physical_device_features2(raw, &mut features) };
@@ -347,6 +353,7 @@ fn query_caps(
         cooperative_matrix2: matrix2.cooperative_matrix_workgroup_scope == vk::TRUE
             && matrix2.cooperative_matrix_flexible_dimensions == vk::TRUE,
         cooperative_matrix_unasked: None,
+        conditional: conditional.conditional_rendering == vk::TRUE,
         compute_units: if has_sm && sm.shader_sm_count > 0 {
             Some(sm.shader_sm_count)
         } else if has_amd {
@@ -410,6 +417,7 @@ fn forget(caps: &mut Caps, feature: &str) {
         "subgroupArithmetic" => caps.subgroup_arithmetic = false,
         "timestamps" => caps.timestamp_period_ns = None,
         "cooperativeMatrix" => caps.cooperative_matrix.clear(),
+        "conditionalRendering" => caps.conditional = false,
         core => caps.missing_core.push(core.to_string()),
     }
 }

@@ -129,6 +129,9 @@ pub struct Caps {
     pub cooperative_matrix2: bool,
     /// Why cooperative matrices were not asked about, where they were not.
     pub cooperative_matrix_unasked: Option<String>,
+    /// Commands may be skipped by a word in memory (`VK_EXT_conditional_rendering`), so that a submission of several steps can end
+    /// early. Without it a submission is one step.
+    pub conditional: bool,
     /// Number of compute units (AMD) or multiprocessors (NVIDIA), where the driver tells.
     pub compute_units: Option<u32>,
     /// Bits of a timestamp; it starts again from zero after them.
@@ -237,6 +240,7 @@ pub mod known {
             cooperative_matrix: vec![],
             cooperative_matrix2: false,
             cooperative_matrix_unasked: None,
+            conditional: true,
             compute_units: None,
             timestamp_bits: 64,
             timestamp_period_ns: Some(1.0),
@@ -302,6 +306,7 @@ pub mod known {
             integer_dot_accelerated: false,
             subgroup_arithmetic: false,
             subgroup_shuffle: false,
+            conditional: false,
             max_shared_bytes: 16384,
             max_threads: 128,
             max_groups: 65535,

@@ -75,6 +75,8 @@ pub(crate) struct DeviceInner {
     pub adapter: Adapter,
     pub raw: ash::Device,
     pub executable_properties: Option<ash::khr::pipeline_executable_properties::Device>,
+    /// Where the device has it.
+    pub conditional: Option<ash::ext::conditional_rendering::Device>,
     pub queue_family: u32,
     queue: Mutex<Queue>,
     // None on a device that can only compile.
@@ -106,8 +108,8 @@ pub(crate) struct AtomicCounters {
     pub submissions: AtomicU64,
 }
 
-/// Several programs may go into one submission; their order is kept. The bound keeps replay free of allocation.
-pub(crate) const MAX_PROGRAMS_PER_SUBMIT: usize = 64;
+/// Most programs of one submission; their order is kept. The bound keeps replay free of allocation.
+pub const MAX_PROGRAMS_PER_SUBMIT: usize = 64;
 
 impl Device {
     /// Opens the device with every feature its tiers need, up to `options.max_tier`.
@@ -123,7 +125,7 @@ impl Device {
         }
         let queue_family = adapter.queue_family.ok_or_else(|| unusable("it has no compute queue".into()))?;
         let caps = limit_caps(&info.caps, options.max_tier);
-        let (raw, executable_properties) =
+        let Opened { raw, executable_properties, conditional } =
             create_device(adapter, queue_family, &caps, options.capture_statistics)?;
 
         // SAFETY: the family was enabled with one queue.
@@ -136,7 +138,7 @@ impl Device {
             // SAFETY: nothing but the queue was made from the device that could still be in use.
             unsafe { raw.destroy_device(None) }
         })?;
-        let buffer_types = if info.compile_only { 0 } else { crate::memory::buffer_types(&raw) };
+        let buffer_types = if info.compile_only { 0 } else { crate::memory::buffer_types(&raw, &caps) };
         let faults = Faults::default();
         for fault in &adapter.instance.inner.faults {
             faults.inject(fault.clone());
@@ -144,6 +146,7 @@ impl Device {
         let inner = DeviceInner {
             adapter: adapter.clone(),
             executable_properties,
+            conditional,
             queue_family,
             queue: Mutex::new(Queue { raw: queue, last: 0 }),
             timeline,
@@ -383,7 +386,11 @@ fn create_timeline(raw: &ash::Device) -> Result<vk::Semaphore> {
         .map_err(|result| Error::from_vk("vkCreateSemaphore", result))
 }
 
-type Opened = (ash::Device, Option<ash::khr::pipeline_executable_properties::Device>);
+struct Opened {
+    raw: ash::Device,
+    executable_properties: Option<ash::khr::pipeline_executable_properties::Device>,
+    conditional: Option<ash::ext::conditional_rendering::Device>,
+}
 
 fn create_device(adapter: &Adapter, family: u32, caps: &Caps, statistics: bool) -> Result<Opened> {
     let mut names = Vec::new();
@@ -400,6 +407,9 @@ fn create_device(adapter: &Adapter, family: u32, caps: &Caps, statistics: bool) 
     }
     if caps.cooperative_matrix2 {
         names.push(vk_ext::NV_COOPERATIVE_MATRIX_2_NAME.as_ptr());
+    }
+    if caps.conditional {
+        names.push(ash::ext::conditional_rendering::NAME.as_ptr());
     }
 
     let mut f11 = vk::PhysicalDeviceVulkan11Features::default().storage_buffer16_bit_access(caps.storage16);
@@ -427,6 +437,8 @@ fn create_device(adapter: &Adapter, family: u32, caps: &Caps, statistics: bool) 
         cooperative_matrix_flexible_dimensions: vk::TRUE,
         ..Default::default()
     };
+    let mut f_conditional =
+        vk::PhysicalDeviceConditionalRenderingFeaturesEXT::default().conditional_rendering(true);
 
     let priorities = [1.0];
     let queues =
@@ -446,11 +458,15 @@ fn create_device(adapter: &Adapter, family: u32, caps: &Caps, statistics: bool) 
     if caps.cooperative_matrix2 {
         create = create.push_next(&mut f_matrix2);
     }
+    if caps.conditional {
+        create = create.push_next(&mut f_conditional);
+    }
     let instance = &adapter.instance.inner.raw;
     // SAFETY: extensions and features are among those the device lists; all structures live until the call returns.
     let raw = unsafe { instance.create_device(adapter.raw, &create, None) }
         .map_err(|result| Error::from_vk("vkCreateDevice", result))?;
-    let executable =
+    let executable_properties =
         statistics.then(|| ash::khr::pipeline_executable_properties::Device::new(instance, &raw));
-    Ok((raw, executable))
+    let conditional = caps.conditional.then(|| ash::ext::conditional_rendering::Device::new(instance, &raw));
+    Ok(Opened { raw, executable_properties, conditional })
 }

@@ -82,7 +82,10 @@ pub enum Error {
         during: &'static str,
     },
     /// The GPU did not finish in time. It may still.
-    #[error("the GPU did not finish {what} within {waited:?}: it hangs or is busy with other work")]
+    #[error(
+        "the GPU did not finish {what} within {waited:?}: it hangs or is busy with other work; close other programs that use \
+         it, see the kernel log (dmesg), or take a smaller model or another device (indrik devices)"
+    )]
     Timeout {
         /// What was waited for.
         what: &'static str,

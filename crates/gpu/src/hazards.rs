@@ -19,7 +19,9 @@ pub(crate) const COMPUTE: Stages = Stages::COMPUTE_SHADER;
 pub(crate) const TRANSFER: Stages = Stages::ALL_TRANSFER;
 /// Reading the size of a dispatch from a buffer.
 pub(crate) const INDIRECT: Stages = Stages::DRAW_INDIRECT;
-/// Everything a program's commands do on the GPU.
+/// Reading the word that says whether commands are skipped; only where the device can do that.
+pub(crate) const CONDITION: Stages = Stages::CONDITIONAL_RENDERING_EXT;
+/// Everything a program's commands do on any GPU.
 pub(crate) const ALL: Stages = Stages::from_raw(COMPUTE.as_raw() | TRANSFER.as_raw() | INDIRECT.as_raw());
 
 /// One access of a command.
@@ -88,7 +90,7 @@ impl Hazards {
                 }
             }
         }
-        self.pending.retain(|pending| pending.ordered_before != ALL);
+        self.pending.retain(|pending| pending.ordered_before != ALL | CONDITION);
         Barrier { from, to: stages, memory }
     }
 }
@@ -198,5 +200,16 @@ mod tests {
             hazards.command(&[touch(0, 0..12, Write, COMPUTE)]),
             Some(Barrier { from: COMPUTE | INDIRECT, to: COMPUTE, memory: false })
         );
+    }
+
+    #[test]
+    fn the_word_of_a_condition_is_read_at_a_stage_of_its_own() {
+        let mut hazards = Hazards::default();
+        assert_eq!(hazards.command(&[touch(0, 0..4, Write, COMPUTE)]), None);
+        let expected = Some(Barrier { from: COMPUTE, to: CONDITION, memory: true });
+        assert_eq!(hazards.command(&[touch(0, 0..4, Read, CONDITION)]), expected);
+        // Whoever writes it again waits until it was read.
+        let written = hazards.command(&[touch(0, 0..4, ReadWrite, COMPUTE)]);
+        assert_eq!(written, Some(Barrier { from: COMPUTE | CONDITION, to: COMPUTE, memory: true }));
     }
 }

@@ -43,7 +43,7 @@ mod vk_ext;
 pub use adapter::{Adapter, AdapterInfo, AdapterKind, choose};
 pub use cache::{cache_dir, checksum, write_whole};
 pub use caps::{Caps, Element, MatrixShape, Tier, TierStatus, known};
-pub use device::{Counters, Device, DeviceOptions, Ticket};
+pub use device::{Counters, Device, DeviceOptions, MAX_PROGRAMS_PER_SUBMIT, Ticket};
 pub use error::{Error, Result, bytes};
 pub use faults::Fault;
 pub use heap::{Heap, Memory, MemoryType, memory_type};

@@ -16,6 +16,7 @@ use std::{
 use ash::vk;
 
 use crate::{
+    caps::Caps,
     device::{Device, DeviceInner, Ticket},
     error::{Error, OUT_OF_MEMORY_FIX, Result},
     heap::{Memory, memory_type},
@@ -222,18 +223,21 @@ impl std::fmt::Debug for Block {
     }
 }
 
-fn buffer_info(size: u64) -> vk::BufferCreateInfo<'static> {
-    let usage = vk::BufferUsageFlags::STORAGE_BUFFER
+fn buffer_info(size: u64, caps: &Caps) -> vk::BufferCreateInfo<'static> {
+    let mut usage = vk::BufferUsageFlags::STORAGE_BUFFER
         | vk::BufferUsageFlags::SHADER_DEVICE_ADDRESS
         | vk::BufferUsageFlags::TRANSFER_SRC
         | vk::BufferUsageFlags::TRANSFER_DST
         | vk::BufferUsageFlags::INDIRECT_BUFFER;
+    if caps.conditional {
+        usage |= vk::BufferUsageFlags::CONDITIONAL_RENDERING_EXT;
+    }
     vk::BufferCreateInfo::default().size(size).usage(usage)
 }
 
 /// The memory types that our buffers may have, one bit each: the same for every size.
-pub(crate) fn buffer_types(device: &ash::Device) -> u32 {
-    let create = buffer_info(1 << 16);
+pub(crate) fn buffer_types(device: &ash::Device, caps: &Caps) -> u32 {
+    let create = buffer_info(1 << 16, caps);
     let info = vk::DeviceBufferMemoryRequirements::default().create_info(&create);
     let mut needs = vk::MemoryRequirements2::default();
     // SAFETY: maintenance4, which every device is opened with, has this call.
@@ -256,7 +260,7 @@ impl RawBlock {
         map: bool,
     ) -> Result<Self, (&'static str, vk::Result)> {
         let raw = &device.raw;
-        let create = buffer_info(size);
+        let create = buffer_info(size, &device.caps);
         let mut flags = vk::MemoryAllocateFlagsInfo::default().flags(vk::MemoryAllocateFlags::DEVICE_ADDRESS);
         // SAFETY: size is within the device's limits (checked by the arena); each object made here is destroyed on
         // every failing path below, and by Block's Drop otherwise.

@@ -10,7 +10,7 @@ use ash::vk;
 use crate::{
     device::{Device, DeviceInner},
     error::{Error, Result},
-    hazards::{ALL, Barrier, COMPUTE, Hazards, INDIRECT, Stages, TRANSFER, Touch},
+    hazards::{ALL, Barrier, COMPUTE, CONDITION, Hazards, INDIRECT, Stages, TRANSFER, Touch},
     memory::View,
     pipeline::{Pipeline, PipelineInner},
     program::{Commands, Program},
@@ -23,16 +23,41 @@ pub struct Recorder {
     commands: Commands,
     list: Vec<Command>,
     hazards: Hazards,
+    /// Barriers between commands so far.
+    level: u32,
     timestamps: Option<Timestamps>,
+    /// Within [`Recorder::only_while`].
+    conditional: bool,
 }
 
 /// What is written to the command buffer. Everything that it names is kept by `commands`.
 enum Command {
     Barrier(Barrier),
-    Dispatch { pipeline: Arc<PipelineInner>, push: [u8; MAX_PUSH_BYTES], groups: Groups },
-    Copy { from: vk::Buffer, to: vk::Buffer, region: vk::BufferCopy },
-    Fill { to: vk::Buffer, range: std::ops::Range<u64>, word: u32 },
-    Stamp { number: u32, stage: Stages },
+    Dispatch {
+        pipeline: Arc<PipelineInner>,
+        push: [u8; MAX_PUSH_BYTES],
+        groups: Groups,
+    },
+    Copy {
+        from: vk::Buffer,
+        to: vk::Buffer,
+        region: vk::BufferCopy,
+    },
+    Fill {
+        to: vk::Buffer,
+        range: std::ops::Range<u64>,
+        word: u32,
+    },
+    /// What follows runs only if the word there is not zero.
+    BeginCondition {
+        buffer: vk::Buffer,
+        offset: u64,
+    },
+    EndCondition,
+    Stamp {
+        number: u32,
+        stage: Stages,
+    },
 }
 
 /// How many workgroups a dispatch has.
@@ -63,9 +88,11 @@ impl Recorder {
     fn new(device: &Arc<DeviceInner>, timestamps: Option<Timestamps>) -> Result<Self> {
         device.check_lost("recording")?;
         let commands = Commands::new(device)?;
-        let mut recorder = Self { commands, list: vec![], hazards: Hazards::default(), timestamps };
+        let hazards = Hazards::default();
+        let all = if device.caps.conditional { ALL | CONDITION } else { ALL };
+        let mut recorder = Self { commands, list: vec![], hazards, level: 0, timestamps, conditional: false };
         // Submissions on one queue start in order but overlap: what earlier ones and the host wrote must be visible.
-        recorder.barrier(Barrier { from: ALL | Stages::HOST, to: ALL, memory: true });
+        recorder.barrier(Barrier { from: all | Stages::HOST, to: all, memory: true });
         Ok(recorder)
     }
 
@@ -132,6 +159,52 @@ impl Recorder {
         self.done(name, COMPUTE)
     }
 
+    /// Records dispatches that run only if `word`, a u32, is not zero when the program comes to them. An error where the device has
+    /// no conditional rendering ([`Caps::conditional`](crate::Caps::conditional)).
+    ///
+    /// The last of them may write the word, for the programs that follow; a device that looks again before each command would
+    /// otherwise skip some of them. Copies and fills are refused, since Vulkan does not skip those.
+    pub fn only_while<T, E: From<Error>>(
+        &mut self,
+        word: &View,
+        record: impl FnOnce(&mut Self) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let wrong = |reason: String| Error::InvalidUse { what: "condition".into(), reason };
+        if self.conditional {
+            return Err(wrong("within another one: Vulkan knows one at a time".into()).into());
+        }
+        if word.len() != 4 || !word.range().start.is_multiple_of(4) {
+            return Err(wrong(format!("{} bytes for one word", word.len())).into());
+        }
+        if self.device().conditional.is_none() {
+            let device = self.device().adapter.info.name.clone();
+            let missing = "it lacks conditional rendering".into();
+            return Err(
+                Error::Unsupported { device, missing, fix: "submit one step at a time".into() }.into()
+            );
+        }
+        self.order(&[(word.clone(), Access::Read, CONDITION)])?;
+        self.list.push(Command::BeginCondition { buffer: word.block.buffer, offset: word.range().start });
+        let commands = self.commands.raw;
+        self.conditional = true;
+        let recorded = record(self);
+        if self.commands.raw != commands || !self.conditional {
+            return Err(wrong("the recorder was exchanged for another one".into()).into());
+        }
+        self.conditional = false;
+        self.list.push(Command::EndCondition);
+        recorded
+    }
+
+    /// Vulkan skips dispatches only.
+    fn must_not_be_conditional(&self, name: &str) -> Result<()> {
+        if self.conditional {
+            let reason = "copies and fills run whatever a condition says: record it before or after".into();
+            return Err(Error::InvalidUse { what: name.to_string(), reason });
+        }
+        Ok(())
+    }
+
     /// Copies between buffers of equal length.
     pub fn copy(&mut self, name: &str, from: impl Into<View>, to: impl Into<View>) -> Result<()> {
         let (from, to) = (from.into(), to.into());
@@ -146,6 +219,7 @@ impl Recorder {
             );
             return Err(Error::InvalidUse { what: name.to_string(), reason });
         }
+        self.must_not_be_conditional(name)?;
         self.order(&[(from.clone(), Access::Read, TRANSFER), (to.clone(), Access::Write, TRANSFER)])?;
         let region =
             vk::BufferCopy { src_offset: from.range().start, dst_offset: to.range().start, size: from.len() };
@@ -160,6 +234,7 @@ impl Recorder {
             let reason = format!("{} bytes cannot be filled with words", to.len());
             return Err(Error::InvalidUse { what: name.to_string(), reason });
         }
+        self.must_not_be_conditional(name)?;
         self.order(&[(to.clone(), Access::Write, TRANSFER)])?;
         self.list.push(Command::Fill { to: to.block.buffer, range: to.range(), word });
         self.done(name, TRANSFER)
@@ -173,6 +248,10 @@ impl Recorder {
     /// Ends the recording: compiles the pipelines that are not compiled yet, and hands the commands to the driver. The program
     /// can be replayed any number of times.
     pub fn seal(mut self) -> Result<Program> {
+        if self.conditional {
+            let reason = "its condition never ended: the recorder was exchanged for another one".into();
+            return Err(Error::InvalidUse { what: "program".into(), reason });
+        }
         // A finished submission is available, but the host sees it only after a barrier to it.
         self.barrier(Barrier { from: COMPUTE | TRANSFER, to: Stages::HOST, memory: true });
         if let Some(number) = self.timestamps.as_mut().and_then(Timestamps::end) {
@@ -203,7 +282,8 @@ impl Recorder {
     fn write(&self, command: &Command) -> Result<()> {
         let (raw, commands) = (&self.device().raw, self.commands.raw);
         // SAFETY: recording into our own command buffer. Ranges lie within their buffers, workgroups within the device's
-        // limits: both were checked when the command was added. Buffers and pipelines are kept alive by the program, and
+        // limits: both were checked when the command was added, as was that the word of a condition is aligned and that the
+        // device has conditions, of which each ends before the next begins. Buffers and pipelines are kept alive by the program, and
         // push bytes cover the layout's range.
         unsafe {
             match command {
@@ -238,6 +318,18 @@ impl Recorder {
                 Command::Fill { to, range, word } => {
                     raw.cmd_fill_buffer(commands, *to, range.start, range.end - range.start, *word);
                 }
+                Command::BeginCondition { buffer, offset } => {
+                    let begin =
+                        vk::ConditionalRenderingBeginInfoEXT::default().buffer(*buffer).offset(*offset);
+                    if let Some(functions) = &self.device().conditional {
+                        (functions.fp().cmd_begin_conditional_rendering_ext)(commands, &begin);
+                    }
+                }
+                Command::EndCondition => {
+                    if let Some(functions) = &self.device().conditional {
+                        (functions.fp().cmd_end_conditional_rendering_ext)(commands);
+                    }
+                }
                 Command::Stamp { number, stage } => {
                     if let Some(timestamps) = &self.timestamps {
                         timestamps.stamp(&self.commands, *number, *stage);
@@ -262,6 +354,7 @@ impl Recorder {
         }
         if let Some(barrier) = self.hazards.command(&touches) {
             self.barrier(barrier);
+            self.level += 1;
         }
         Ok(())
     }
@@ -275,7 +368,9 @@ impl Recorder {
 
     fn done(&mut self, name: &str, stage: Stages) -> Result<()> {
         self.device().counters.commands.fetch_add(1, Ordering::Relaxed);
-        let number = self.timestamps.as_mut().map_or(Ok(None), |timestamps| timestamps.command(name))?;
+        let level = self.level;
+        let number =
+            self.timestamps.as_mut().map_or(Ok(None), |timestamps| timestamps.command(name, level))?;
         self.list.extend(number.map(|number| Command::Stamp { number, stage }));
         Ok(())
     }
@@ -288,6 +383,7 @@ fn accesses(stages: Stages) -> (vk::AccessFlags2, vk::AccessFlags2) {
         (COMPUTE, Flags::SHADER_STORAGE_READ, Flags::SHADER_STORAGE_WRITE),
         (TRANSFER, Flags::TRANSFER_READ, Flags::TRANSFER_WRITE),
         (INDIRECT, Flags::INDIRECT_COMMAND_READ, Flags::NONE),
+        (CONDITION, Flags::CONDITIONAL_RENDERING_READ_EXT, Flags::NONE),
         (Stages::HOST, Flags::HOST_READ, Flags::HOST_WRITE),
     ];
     let used = kinds.into_iter().filter(|(stage, ..)| stages.contains(*stage));

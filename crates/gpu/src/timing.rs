@@ -31,6 +31,8 @@ pub struct Timing {
     /// Nanoseconds from the end of the command before it (or the start of the program) to its own end. Commands that
     /// run side by side share the time: the sum is the whole.
     pub nanoseconds: f64,
+    /// How many barriers came before it in its program: commands of one level run side by side.
+    pub level: u32,
 }
 
 /// One timestamp at the start and one for each timing.
@@ -39,7 +41,7 @@ pub(crate) struct Timestamps {
     pool: vk::QueryPool,
     stamps: Stamps,
     period_ns: f64,
-    names: Vec<String>,
+    names: Vec<(String, u32)>,
 }
 
 impl Timestamps {
@@ -62,10 +64,12 @@ impl Timestamps {
     }
 
     /// A command was recorded; gives the number of the timestamp that follows it, if one does.
-    pub fn command(&mut self, name: &str) -> Result<Option<u32>> {
+    pub fn command(&mut self, name: &str, level: u32) -> Result<Option<u32>> {
         match self.stamps {
             Stamps::Whole => Ok(None),
-            Stamps::Each(capacity) if self.names.len() < capacity as usize => Ok(Some(self.next(name))),
+            Stamps::Each(capacity) if self.names.len() < capacity as usize => {
+                Ok(Some(self.next(name, level)))
+            }
             Stamps::Each(capacity) => {
                 let reason = format!("more than the {capacity} timestamps asked for");
                 Err(Error::InvalidUse { what: name.to_string(), reason })
@@ -75,11 +79,11 @@ impl Timestamps {
 
     /// The last command was recorded; as above.
     pub fn end(&mut self) -> Option<u32> {
-        (self.stamps == Stamps::Whole).then(|| self.next("whole"))
+        (self.stamps == Stamps::Whole).then(|| self.next("whole", 0))
     }
 
-    fn next(&mut self, name: &str) -> u32 {
-        self.names.push(name.to_string());
+    fn next(&mut self, name: &str, level: u32) -> u32 {
+        self.names.push((name.to_string(), level));
         self.names.len() as u32
     }
 
@@ -105,7 +109,7 @@ impl Timestamps {
             .names
             .iter()
             .zip(nanoseconds)
-            .map(|(name, ns)| Timing { name: name.clone(), nanoseconds: ns })
+            .map(|((name, level), ns)| Timing { name: name.clone(), nanoseconds: ns, level: *level })
             .collect())
     }
 }

@@ -300,3 +300,93 @@ fn too_much_for_the_device_is_refused_by_name() {
     assert!(matches!(error, Error::Unsupported { .. }));
     assert!(error.to_string().contains("read.t0") && error.to_string().contains("threads"), "{error}");
 }
+
+#[test]
+fn a_condition_skips_dispatches_while_its_word_is_zero() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let mut arena = kernels::selftest::arena(&device);
+    let mut word = arena.buffer_from("word", &[1_u32]).unwrap();
+    let counter = arena.buffer_from("counter", &[0_u32]).unwrap();
+    let touch = Touch::new(&device, true).unwrap();
+    let mut recorder = device.recorder().unwrap();
+    recorder
+        .only_while(&word.view(), |recorder| {
+            touch.record(recorder, "first", &counter.view())?;
+            touch.record(recorder, "second", &counter.view())
+        })
+        .unwrap();
+    touch.record(&mut recorder, "always", &counter.view()).unwrap();
+    let program = recorder.seal().unwrap();
+    program.run(TIMEOUT).unwrap();
+    assert_eq!(counter.read_vec::<u32>().unwrap(), [3]);
+    word.write(0, &[0; 4]).unwrap();
+    program.run(TIMEOUT).unwrap();
+    assert_eq!(counter.read_vec::<u32>().unwrap(), [4], "skipped, and what follows is not");
+    word.write(0, &[0, 0, 0, 7]).unwrap();
+    program.run(TIMEOUT).unwrap();
+    assert_eq!(counter.read_vec::<u32>().unwrap(), [7], "any bit counts");
+    device.assert_no_messages();
+}
+
+#[test]
+fn a_program_stops_those_that_follow_it_in_its_submission() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let mut arena = kernels::selftest::arena(&device);
+    // Three more, and it is zero.
+    let word = arena.buffer_from("word", &[u32::MAX - 2]).unwrap();
+    let counter = arena.buffer_from("counter", &[0_u32]).unwrap();
+    let touch = Touch::new(&device, true).unwrap();
+    let mut recorder = device.recorder().unwrap();
+    recorder
+        .only_while(&word.view(), |recorder| {
+            touch.record(recorder, "count", &counter.view())?;
+            touch.record(recorder, "the condition's own word", &word.view())
+        })
+        .unwrap();
+    let program = recorder.seal().unwrap();
+    let ticket = device.submit(&[&program; 8]).unwrap();
+    device.wait(ticket, TIMEOUT).unwrap();
+    assert_eq!((counter.read_vec::<u32>().unwrap(), word.read_vec::<u32>().unwrap()), (vec![3], vec![0]));
+    // A word that a command before it wrote, in the same program.
+    let mut recorder = device.recorder().unwrap();
+    recorder.fill("go on", &word, 1).unwrap();
+    recorder.only_while(&word.view(), |recorder| touch.record(recorder, "count", &counter.view())).unwrap();
+    recorder.fill("stop", &word, 0).unwrap();
+    recorder.only_while(&word.view(), |recorder| touch.record(recorder, "count", &counter.view())).unwrap();
+    recorder.seal().unwrap().run(TIMEOUT).unwrap();
+    assert_eq!(counter.read_vec::<u32>().unwrap(), [4]);
+    device.assert_no_messages();
+}
+
+#[test]
+fn conditions_that_cannot_be_are_refused() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let mut arena = kernels::selftest::arena(&device);
+    let words = arena.buffer_from("words", &[1_u32, 0]).unwrap();
+    let (word, counter) = (words.slice(0..4).unwrap(), words.slice(4..8).unwrap());
+    let touch = Touch::new(&device, true).unwrap();
+    let mut recorder = device.recorder().unwrap();
+    let nothing = |_: &mut gpu::Recorder| Ok::<(), Error>(());
+    assert!(recorder.only_while(&words.view(), nothing).is_err(), "two words");
+    recorder
+        .only_while(&word, |recorder| {
+            assert!(recorder.only_while(&word, nothing).is_err(), "one within another");
+            assert!(recorder.fill("fill", counter.clone(), 9).is_err(), "a fill would not be skipped");
+            touch.record(recorder, "count", &counter)
+        })
+        .unwrap();
+    // An error within leaves a recorder that can go on.
+    let failed: Result<(), Error> = recorder.only_while(&word, |_| Err(Error::NoDriver));
+    assert!(matches!(failed, Err(Error::NoDriver)));
+    recorder.seal().unwrap().run(TIMEOUT).unwrap();
+    assert_eq!(words.read_vec::<u32>().unwrap(), [1, 1]);
+    // Exchanged while it records: what was begun is never sealed.
+    let mut recorder = device.recorder().unwrap();
+    let mut begun = None;
+    let exchanged: Result<(), Error> = recorder.only_while(&word, |recorder| {
+        begun = Some(std::mem::replace(recorder, device.recorder()?));
+        Ok(())
+    });
+    assert!(exchanged.is_err() && begun.unwrap().seal().is_err());
+    device.assert_no_messages();
+}

@@ -3,15 +3,18 @@
 //! Each sublayer ends with a norm of its own before it joins the residual stream. That norm, the addition and the norm before
 //! the next sublayer are one kernel, so a sublayer's output waits until the next one begins.
 
+use std::ops::Range;
+
 use weights::{blueprint::Place, names::Role};
 
 use crate::{Result, step::Step};
 
-/// Records all layers: tokens in, the last sublayer's output and the residual stream before it out.
-pub(crate) fn layers(step: &mut Step<'_>) -> Result<()> {
-    step.embed()?;
-    for layer in 0..step.config().layers {
+/// Records some layers, one after the other: tokens into the first of all; the last sublayer's output, and the residual stream
+/// before it, out of each.
+pub(crate) fn layers(step: &mut Step<'_>, layers: Range<u32>) -> Result<()> {
+    for layer in layers {
         if layer == 0 {
+            step.embed()?;
             step.norm(layer, Role::AttentionNorm)?;
         } else {
             step.add_and_norm((layer - 1, Role::PostFeedForwardNorm), (layer, Role::AttentionNorm))?;

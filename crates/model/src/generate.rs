@@ -49,9 +49,9 @@ pub struct Generated {
     pub setup: Setup,
     /// From the first token of the prompt going in to the first token of the answer.
     pub prompt_time: Duration,
-    /// From the first token of the answer to the last.
+    /// From the first token of the answer to the last, with what was sampled after it and thrown away.
     pub decode_time: Duration,
-    /// Steps within `decode_time`, each with one token more.
+    /// Steps within `decode_time`, each with one token more: without those that were thrown away.
     pub decode_steps: usize,
     /// Bytes of weights and of the KV cache that those steps had to read.
     pub decode_bytes: u64,
@@ -69,6 +69,9 @@ pub enum Event {
 
 /// Generates an answer. `each` is told of every chunk of the prompt and every token, and stops it by breaking. The last token
 /// is in `tokens` but not in the sequence.
+///
+/// Several tokens are sampled in one submission. Where `each` breaks before the last of them was told, the others are taken back:
+/// sequence and penalties are as if they had never been.
 pub fn generate(
     runner: &mut Runner,
     sequence: &mut Sequence,
@@ -98,22 +101,30 @@ pub fn generate(
         decode_bytes: 0,
         decode_read_back: 0,
     };
-    let mut sampled = match first {
+    let first = match first {
         Ok(sampled) => sampled,
         Err(Error::Cancelled) => return Ok(Generated { finish: Finish::Stop, ..generated }),
         Err(error) => return Err(error),
     };
     let start = Instant::now();
     let before = runner.usage().read_back;
-    while generated.tokens.len() < request.most {
-        if request.ends.contains(&sampled.token) {
-            generated.finish = Finish::End;
-            break;
-        }
-        generated.tokens.push(sampled.token);
-        if each(Event::Token(sampled)).is_break() {
-            generated.finish = Finish::Stop;
-            break;
+    // Tokens that were sampled and not told yet: an end token can only be the last of them, for there the GPU stops.
+    let mut sampled = vec![first];
+    'answer: while generated.tokens.len() < request.most {
+        for (told, token) in sampled.iter().enumerate() {
+            if request.ends.contains(&token.token) {
+                generated.finish = Finish::End;
+                break 'answer;
+            }
+            generated.tokens.push(token.token);
+            if each(Event::Token(*token)).is_break() {
+                generated.finish = Finish::Stop;
+                let rest: Vec<u32> = sampled[told + 1..].iter().map(|sampled| sampled.token).collect();
+                generated.decode_steps -= rest.len();
+                generated.decode_bytes -= step_bytes(runner, sequence.len(), rest.len());
+                runner.take_back(sequence, &rest, request.sampling)?;
+                break 'answer;
+            }
         }
         if generated.tokens.len() == request.most {
             break;
@@ -122,13 +133,23 @@ pub fn generate(
             generated.finish = Finish::Context;
             break;
         }
-        let next = Next { sequence, token: sampled.token, sampling: request.sampling };
-        sampled = runner.decode(&mut [next])?[0];
-        generated.decode_steps += 1;
-        generated.decode_bytes +=
-            model.bytes_per_step() + runner.cache().bytes_read(&model.config, sequence.len() - 1);
+        let last = generated.tokens[generated.tokens.len() - 1];
+        let steps = runner.steady_steps(1).min(request.most - generated.tokens.len());
+        let next = Next { sequence: &mut *sequence, token: last, sampling: request.sampling };
+        sampled = runner.decode_run(&mut [next], steps, &[request.ends])?.concat();
+        generated.decode_steps += sampled.len();
+        generated.decode_bytes += step_bytes(runner, sequence.len(), sampled.len());
     }
     generated.decode_time = start.elapsed();
     generated.decode_read_back = runner.usage().read_back - before;
     Ok(generated)
+}
+
+/// Bytes that the last `steps` steps of a sequence of `len` positions had to read.
+fn step_bytes(runner: &Runner, len: u32, steps: usize) -> u64 {
+    let model = runner.model();
+    let positions = len - steps as u32..len;
+    positions
+        .map(|position| model.bytes_per_step() + runner.cache().bytes_read(&model.config, position))
+        .sum()
 }

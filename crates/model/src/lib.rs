@@ -3,7 +3,7 @@
 //! - [`Model`] is a checkpoint's weights in GPU memory with what is computed once from its config.
 //! - `gemma3` reads like the paper: it records the layers in the operations of `step`.
 //! - A [`Runner`] holds the [`KvCache`], the buffers of a step and one recorded program per bucket of rows; it carries
-//!   [`Sequence`]s forward.
+//!   [`Sequence`]s forward, one step or a run of several at a time.
 //! - [`generate`] goes from a prompt to tokens with one sequence.
 //! - [`measure`] is for benchmarks: models of random weights, sequences that begin deep in their context, profiles of a step.
 //! - [`language`] makes the tokenizer and the chat template of a checkpoint.
@@ -11,6 +11,7 @@
 //! docs/forward.md tells the data flow.
 
 mod error;
+pub mod estimate;
 mod gemma3;
 pub mod generate;
 mod kv_cache;

@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use gpu::{Arena, Buffer, Device, Lifetime, Memory, Stamps};
+use gpu::{Arena, Buffer, Device, Lifetime, Memory, Stamps, Timing};
 use kernels::{
     GROUP, Layout, Matrix, Scheme,
     random::{Kind, Random},
@@ -159,15 +159,107 @@ fn norms(device: &Device, config: &Config) -> Result<BTreeMap<Slot, Buffer>> {
     Ok(norms)
 }
 
-/// GPU time of all commands of one name in a step.
+/// GPU time of all commands of one name in a step, or of all levels of the same commands.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Share {
-    /// What they were recorded as.
+    /// What the commands were recorded as; those of a level with a plus between them.
     pub name: String,
     /// How many there were.
     pub count: usize,
     /// All of them together.
     pub nanoseconds: f64,
+    /// Weights, keys and values that they must read, all of them together.
+    pub bytes: u64,
+}
+
+/// Where the time of a step goes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Profile {
+    /// By command.
+    pub kernels: Vec<Share>,
+    /// By level: what runs side by side between two barriers.
+    pub levels: Vec<Share>,
+}
+
+impl Profile {
+    /// Of the commands of a step, in their order. `bytes` says what all commands of a name must read together.
+    fn new(timings: &[Timing], bytes: impl Fn(&str) -> u64) -> Self {
+        let mut kernels: Vec<Share> = Vec::new();
+        for timing in timings {
+            add(&mut kernels, &timing.name, timing.nanoseconds, 0);
+        }
+        for share in &mut kernels {
+            share.bytes = bytes(&share.name);
+        }
+        let of_one = |name: &str| {
+            kernels
+                .iter()
+                .find(|share| share.name == name)
+                .map_or(0, |share| share.bytes / share.count as u64)
+        };
+        let mut levels: Vec<Share> = Vec::new();
+        for level in timings.chunk_by(|a, b| a.level == b.level) {
+            let mut names: Vec<&str> = Vec::new();
+            for timing in level {
+                if !names.contains(&timing.name.as_str()) {
+                    names.push(&timing.name);
+                }
+            }
+            let nanoseconds = level.iter().map(|timing| timing.nanoseconds).sum();
+            let bytes = level.iter().map(|timing| of_one(&timing.name)).sum();
+            add(&mut levels, &names.join(" + "), nanoseconds, bytes);
+        }
+        Self { kernels, levels }
+    }
+
+    /// The whole step.
+    pub fn nanoseconds(&self) -> f64 {
+        self.kernels.iter().map(|share| share.nanoseconds).sum()
+    }
+}
+
+fn add(shares: &mut Vec<Share>, name: &str, nanoseconds: f64, bytes: u64) {
+    match shares.iter_mut().find(|share| share.name == name) {
+        Some(share) => {
+            share.count += 1;
+            share.nanoseconds += nanoseconds;
+            share.bytes += bytes;
+        }
+        None => shares.push(Share { name: name.to_string(), count: 1, nanoseconds, bytes }),
+    }
+}
+
+impl Model {
+    /// Bytes of weights that the commands of a name read in a step.
+    fn bytes_of(&self, name: &str) -> u64 {
+        let has_head = self.weights.of(Place::Head).next().is_some();
+        let all: u64 = self
+            .weights
+            .matrices
+            .iter()
+            .filter(|(place, _)| match place {
+                // A row of it for each token, where it is not the head too.
+                Place::Embedding => name == "head" && !has_head,
+                Place::Head => name == "head",
+                Place::Qkv(_) => name == "QKV",
+                Place::Output(_) => name == "output",
+                Place::GateUp(_) => name == "gate and up" && self.weights.of(*place).count() == 1,
+                Place::Down(_) => name == "down",
+            })
+            .map(|(_, matrix)| matrix.bytes())
+            .sum();
+        // Where a file stores the two in different schemes they are two matrices, gate first.
+        let half = ["gate", "up"].iter().position(|half| *half == name);
+        let apart =
+            |(half, layer): (usize, u32)| match self.weights.of(Place::GateUp(layer)).collect::<Vec<_>>()[..]
+            {
+                [gate, up] => [gate, up][half].bytes(),
+                _ => 0,
+            };
+        let apart: u64 =
+            half.map_or(0, |half| (0..self.config.layers).map(|layer| apart((half, layer))).sum());
+        all + apart
+    }
 }
 
 impl Runner {
@@ -199,23 +291,52 @@ impl Runner {
     }
 
     /// One token for each of some sequences, as [`Runner::decode`] does it, with a timestamp after every command.
-    pub fn profile(&mut self, next: &mut [Next<'_>]) -> Result<Vec<Share>> {
+    pub fn profile(&mut self, next: &mut [Next<'_>]) -> Result<Profile> {
+        let read = |next: &Next<'_>| self.cache().bytes_read(&self.model().config, next.sequence.len());
+        let kv: u64 = next.iter().map(read).sum();
         let timings = self.decode_timed(next, Stamps::Each(MOST_COMMANDS))?;
-        let mut shares: Vec<Share> = Vec::new();
-        for timing in timings {
-            match shares.iter_mut().find(|share| share.name == timing.name) {
-                Some(share) => {
-                    share.count += 1;
-                    share.nanoseconds += timing.nanoseconds;
-                }
-                None => {
-                    shares.push(Share { name: timing.name, count: 1, nanoseconds: timing.nanoseconds });
-                }
-            }
-        }
-        Ok(shares)
+        let bytes = |name: &str| match name {
+            "attention" => kv,
+            _ => self.model().bytes_of(name),
+        };
+        Ok(Profile::new(&timings, bytes))
     }
 }
 
 /// More than any model has commands in a step.
 const MOST_COMMANDS: u32 = 8192;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_of_one_level_stand_together() {
+        let timing = |name: &str, level, nanoseconds| Timing { name: name.into(), nanoseconds, level };
+        let timings = [
+            timing("norm", 0, 1.0),
+            timing("QKV", 1, 10.0),
+            timing("QKV", 1, 20.0),
+            timing("norm", 2, 2.0),
+            timing("gate", 3, 5.0),
+            timing("up", 3, 7.0),
+        ];
+        let profile = Profile::new(&timings, |name| if name == "norm" { 0 } else { 100 });
+        let share =
+            |name: &str, count, nanoseconds, bytes| Share { name: name.into(), count, nanoseconds, bytes };
+        assert_eq!(
+            profile.kernels,
+            [
+                share("norm", 2, 3.0, 0),
+                share("QKV", 2, 30.0, 100),
+                share("gate", 1, 5.0, 100),
+                share("up", 1, 7.0, 100)
+            ]
+        );
+        assert_eq!(
+            profile.levels,
+            [share("norm", 2, 3.0, 0), share("QKV", 1, 30.0, 100), share("gate + up", 1, 12.0, 200)]
+        );
+        assert!((profile.nanoseconds() - 45.0).abs() < 1e-9);
+    }
+}

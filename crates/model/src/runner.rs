@@ -1,5 +1,7 @@
 //! Carries sequences forward: fills in a step's state, replays the program of its bucket, reads what was sampled.
 
+mod decode;
+mod pace;
 mod record;
 
 use std::{
@@ -8,18 +10,20 @@ use std::{
     time::Duration,
 };
 
-use gpu::{Arena, Buffer, Lifetime, Memory, Program, Stamps, Timing};
-use kernels::sample::{self, CountPrompt, MAX_BIASES};
+use gpu::{Arena, Buffer, Lifetime, Memory, Program};
+use kernels::sample::{self, Counting, MAX_BIASES};
 use weights::config::Config;
 
 use crate::{
     Error, Limits, Model, Result, Sampling,
     kv_cache::{KvCache, Sequence},
-    state::{MAX_SAMPLED, State},
+    state::State,
     step::{Outputs, Rows, Scratch},
 };
 
-use record::{Key, Output, bucket};
+use decode::depth;
+use pace::Matrices;
+use record::{Key, Output, Recorded, bucket};
 
 /// A chosen token.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -43,7 +47,7 @@ pub struct Next<'a> {
 /// What a runner did so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Submissions.
+    /// Steps, whether each was a submission or several were one.
     pub steps: u64,
     /// Bytes that the host read of what the GPU wrote.
     pub read_back: u64,
@@ -99,13 +103,21 @@ pub struct Runner {
     state: State,
     scratch: BTreeMap<usize, Scratch>,
     outputs: BTreeMap<usize, Outputs>,
-    programs: HashMap<Key, Program>,
+    programs: HashMap<Key, Recorded>,
     /// How often each token occurred in each slot's sequence; made when the first penalty is asked for.
     counts: Option<Buffer>,
     /// The sampling parameters that the GPU has.
     params: Vec<sample::Params>,
     /// The rows of the next step as the sampler has left them on the GPU.
     next: Vec<Row>,
+    /// The tokens that end each row, as the GPU has them.
+    ends: Vec<u32>,
+    matrices: Matrices,
+    /// How much longer than estimated steps took: those of a few rows and those of many.
+    paces: [Option<f64>; 2],
+    /// By bucket: the most steps of a run of decoding so far, and what a step of the last one took.
+    runs: BTreeMap<usize, (usize, Duration)>,
+    layer_by_layer: bool,
     usage: Usage,
     setup: Setup,
 }
@@ -116,6 +128,7 @@ impl Runner {
         let cache = KvCache::new(&model.device, &model.config, limits)?;
         let rows = bucket(limits.chunk.max(limits.sequences) as usize);
         let state = State::new(&model.device, rows as u32)?;
+        let matrices = record::matrices(&model);
         Ok(Self {
             model,
             cache,
@@ -126,9 +139,22 @@ impl Runner {
             counts: None,
             params: vec![],
             next: vec![],
+            ends: vec![],
+            matrices,
+            paces: [None; 2],
+            runs: BTreeMap::new(),
+            layer_by_layer: false,
             usage: Usage::default(),
             setup: Setup::default(),
         })
+    }
+
+    /// The same with every layer a submission of its own, as where a step takes very long: for tests, and to find which layer a GPU
+    /// hangs in.
+    pub fn layer_by_layer(mut self) -> Self {
+        self.programs.clear();
+        self.layer_by_layer = true;
+        self
     }
 
     /// The model.
@@ -163,7 +189,7 @@ impl Runner {
 
     /// Records what reading so many tokens and going on from them needs, so that a clock started now measures the work alone.
     pub fn prepare(&mut self, tokens: usize, sampling: &Sampling) -> Result<()> {
-        let chunk = self.cache.limits().chunk as usize;
+        let chunk = self.chunk_rows(0, self.cache.limits().chunk as usize);
         let form = sampling.form(self.model.config.vocab);
         let counting = sample::Form { counts: form.counts, ..sample::Form::default() };
         let (full, last) = (tokens.saturating_sub(1) / chunk, (tokens.max(1) - 1) % chunk + 1);
@@ -200,19 +226,7 @@ impl Runner {
             0,
         )?;
         recorder.seal()?.run(TIMEOUT)?;
-        let kernel = CountPrompt::new(&self.model.device, vocab as usize)?;
-        let most = (self.state.tokens.len() / 4) as usize;
-        for tokens in tokens.chunks(most) {
-            self.next.clear();
-            let state = &mut self.state;
-            state.active.write(0, bytemuck::bytes_of(&(tokens.len() as u32)))?;
-            state.tokens.write(0, bytemuck::cast_slice(tokens))?;
-            state.slots.write(0, bytemuck::cast_slice(&vec![slot; tokens.len()]))?;
-            let [active, ids, slots] = [&state.active, &state.tokens, &state.slots].map(Buffer::view);
-            let mut recorder = self.model.device.recorder()?;
-            kernel.record(&mut recorder, "count tokens", tokens.len(), [&active, &ids, &slots, &counts])?;
-            recorder.seal()?.run(TIMEOUT)?;
-        }
+        self.count(Counting::Prompt, slot, tokens)?;
         sequence.counted = true;
         Ok(())
     }
@@ -230,7 +244,9 @@ impl Runner {
         sampling.check(self.model.config.vocab)?;
         self.count_from_here(sequence, sampling)?;
         let mut done = 0;
-        for chunk in tokens.chunks(self.cache.limits().chunk as usize) {
+        while done < tokens.len() {
+            let size = self.chunk_rows(sequence.len(), self.cache.limits().chunk as usize);
+            let chunk = &tokens[done..tokens.len().min(done + size)];
             let rows = self.extend(sequence, chunk)?;
             done += chunk.len();
             if done < tokens.len() {
@@ -246,60 +262,7 @@ impl Runner {
         }
         let last =
             Row { token: tokens[tokens.len() - 1], position: sequence.len() - 1, slot: sequence.slot() };
-        Ok(self.sampled(&[last])?[0])
-    }
-
-    /// One more token for each of some sequences.
-    pub fn decode(&mut self, next: &mut [Next<'_>]) -> Result<Vec<Sampled>> {
-        let rows = self.decode_rows(next)?;
-        let samplings: Vec<&Sampling> = next.iter().map(|next| next.sampling).collect();
-        let output = Output::Sample { rows: bucket(rows.len()) };
-        let list: Vec<u32> = (0..rows.len() as u32).collect();
-        self.step(&rows, Rows::Mixed, output, &list, &samplings)?;
-        for next in next.iter_mut() {
-            next.sequence.advance(1);
-        }
-        let sampled = self.sampled(&rows)?;
-        let advanced = |(row, sampled): (Row, &Sampled)| Row {
-            token: sampled.token,
-            position: row.position + 1,
-            slot: row.slot,
-        };
-        self.next = rows.into_iter().zip(&sampled).map(advanced).collect();
-        Ok(sampled)
-    }
-
-    /// The same, with a program that is recorded for it and timed.
-    pub(crate) fn decode_timed(&mut self, next: &mut [Next<'_>], stamps: Stamps) -> Result<Vec<Timing>> {
-        let rows = self.decode_rows(next)?;
-        let samplings: Vec<&Sampling> = next.iter().map(|next| next.sampling).collect();
-        let output = Output::Sample { rows: bucket(rows.len()) };
-        let list: Vec<u32> = (0..rows.len() as u32).collect();
-        let key = self.write_state(&rows, Rows::Mixed, output, &list, &samplings)?;
-        let recorder = self.model.device.timed_recorder(stamps)?;
-        let program = self.record(key, recorder)?.seal()?;
-        program.run(TIMEOUT)?;
-        for next in next.iter_mut() {
-            next.sequence.advance(1);
-        }
-        Ok(program.timings()?)
-    }
-
-    /// The rows of a step of decoding, with room for them made.
-    fn decode_rows(&mut self, next: &mut [Next<'_>]) -> Result<Vec<Row>> {
-        let vocab = self.model.config.vocab;
-        if next.is_empty() || next.len() > self.cache.limits().sequences.min(MAX_SAMPLED) as usize {
-            let most = self.cache.limits().sequences.min(MAX_SAMPLED);
-            return Err(Error::Limits(format!("{} sequences in a step; it takes 1 to {most}", next.len())));
-        }
-        let mut rows = Vec::with_capacity(next.len());
-        for next in next.iter_mut() {
-            next.sampling.check(vocab)?;
-            self.check(next.sequence, &[next.token])?;
-            self.count_from_here(next.sequence, next.sampling)?;
-            rows.extend(self.extend(next.sequence, &[next.token])?);
-        }
-        Ok(rows)
+        Ok(self.sampled(0, &[last])?[0])
     }
 
     /// Makes room for more positions of a sequence.
@@ -318,7 +281,11 @@ impl Runner {
         let vocab = self.model.config.vocab as usize;
         let mut arena = Arena::new(&self.model.device, Lifetime::Staging, Memory::Readback);
         let mut on_host: BTreeMap<usize, (Buffer, Program)> = BTreeMap::new();
-        for chunk in tokens.chunks(self.most_outputs()) {
+        let mut done = 0;
+        while done < tokens.len() {
+            let size = self.chunk_rows(sequence.len(), self.most_outputs());
+            let chunk = &tokens[done..tokens.len().min(done + size)];
+            done += chunk.len();
             let rows = self.extend(sequence, chunk)?;
             let count = bucket(rows.len());
             let list: Vec<u32> = (0..rows.len() as u32).collect();
@@ -355,20 +322,23 @@ impl Runner {
         self.check(sequence, tokens)?;
         let vocab = self.model.config.vocab;
         let mut scores = Vec::with_capacity(tokens.len());
-        let size = self.most_outputs();
-        for (chunk, targets) in tokens.chunks(size).zip(targets.chunks(size)) {
+        let (mut tokens, mut targets) = (tokens, targets);
+        while !tokens.is_empty() {
+            let size = self.chunk_rows(sequence.len(), self.most_outputs()).min(tokens.len());
+            let (chunk, targets) =
+                (tokens.split_off(..size).unwrap_or_default(), targets.split_off(..size).unwrap_or_default());
             let rows = self.extend(sequence, chunk)?;
             let wanted: Vec<(u32, u32)> =
                 (0..).zip(targets).filter_map(|(row, target)| Some((row, (*target)?))).collect();
             if let Some((_, token)) = wanted.iter().find(|(_, token)| *token >= vocab) {
                 return Err(Error::UnknownToken { token: *token, vocab });
             }
-            let (list, tokens): (Vec<u32>, Vec<u32>) = wanted.into_iter().unzip();
+            let (list, wanted): (Vec<u32>, Vec<u32>) = wanted.into_iter().unzip();
             let output = match list.len() {
                 0 => Output::None,
                 count => Output::Score { rows: bucket(count) },
             };
-            self.state.targets.write(0, bytemuck::cast_slice(&tokens))?;
+            self.state.targets.write(0, bytemuck::cast_slice(&wanted))?;
             self.step(&rows, Rows::Chunk, output, &list, &[])?;
             let mut nll = vec![0.0_f32; list.len()];
             self.state.nll.read(0, bytemuck::cast_slice_mut(&mut nll))?;
@@ -391,6 +361,15 @@ impl Runner {
         self.cache.truncate(sequence, len)
     }
 
+    /// Rows of the next chunk of a prompt, of at most `most`: fewer where a step of so many would take too long.
+    fn chunk_rows(&self, held: u32, most: usize) -> usize {
+        let longest = |rows: usize| {
+            let key = Key::new(rows, Rows::Chunk, Output::None, sample::Form::default());
+            self.estimate(key, held.saturating_add(rows as u32)).into_iter().fold(0.0, f64::max)
+        };
+        pace::chunk(most, self.pace(most), longest)
+    }
+
     /// Logits of all rows of a chunk are large: fewer rows at a time.
     fn most_outputs(&self) -> usize {
         self.cache.limits().chunk.min(MOST_OUTPUTS) as usize
@@ -410,22 +389,22 @@ impl Runner {
         output_rows: &[u32],
         samplings: &[&Sampling],
     ) -> Result<()> {
-        let key = self.write_state(rows, kind, output, output_rows, samplings)?;
+        let key = self.key(rows.len(), kind, output, samplings);
         self.prepare_keys(&[key])?;
-        self.usage.steps += 1;
-        self.programs[&key].run(TIMEOUT)?;
+        self.write_state(rows, output, output_rows, samplings)?;
+        let took = self.submit(key, depth(rows), 1)?;
+        self.learn(key, depth(rows), 1, took);
         Ok(())
     }
 
-    /// Writes what changes from step to step; says which program the step needs.
+    /// Writes what changes from step to step.
     fn write_state(
         &mut self,
         rows: &[Row],
-        kind: Rows,
         output: Output,
         output_rows: &[u32],
         samplings: &[&Sampling],
-    ) -> Result<Key> {
+    ) -> Result<()> {
         let words = |of: fn(&Row) -> u32| -> Vec<u32> { rows.iter().map(of).collect() };
         let state = &mut self.state;
         // Decoding goes on from what the sampler wrote, without a word from the host.
@@ -438,6 +417,7 @@ impl Runner {
         self.next.clear();
         state.outputs.write(0, bytemuck::bytes_of(&(output_rows.len() as u32)))?;
         state.output_rows.write(0, bytemuck::cast_slice(output_rows))?;
+        state.run.write(0, bytemuck::cast_slice(&sample::Run::START))?;
         let params: Vec<sample::Params> = samplings.iter().map(|sampling| sampling.params()).collect();
         if matches!(output, Output::Sample { .. }) && params != self.params {
             let words: Vec<u32> = params.iter().flat_map(sample::Params::to_words).collect();
@@ -451,6 +431,11 @@ impl Runner {
                 sampling.unique_biases().into_iter().flat_map(sample::Bias::to_words).collect();
             state.biases.write((row * MAX_BIASES * 8) as u64, bytemuck::cast_slice(&words))?;
         }
+        Ok(())
+    }
+
+    /// Which program a step needs.
+    fn key(&self, rows: usize, kind: Rows, output: Output, samplings: &[&Sampling]) -> Key {
         let vocab = self.model.config.vocab;
         let form = samplings.iter().map(|sampling| sampling.form(vocab)).fold(
             sample::Form::default(),
@@ -466,14 +451,15 @@ impl Runner {
             Output::Sample { .. } => form,
             _ => sample::Form { counts: form.counts, ..sample::Form::default() },
         };
-        Ok(Key::new(rows.len(), kind, output, form))
+        Key::new(rows, kind, output, form)
     }
 
-    /// What the last step sampled for these of its rows.
-    fn sampled(&mut self, rows: &[Row]) -> Result<Vec<Sampled>> {
+    /// What a step of the last run sampled for its rows.
+    fn sampled(&mut self, step: usize, rows: &[Row]) -> Result<Vec<Sampled>> {
         let mut words = vec![[0_u32; sample::Sampled::WORDS]; rows.len()];
-        self.state.sampled.read(0, bytemuck::cast_slice_mut(&mut words))?;
-        self.usage.read_back += size_of_val(&words[..]) as u64;
+        let line = size_of_val(&words[..]) as u64;
+        self.state.sampled.read(step as u64 * line, bytemuck::cast_slice_mut(&mut words))?;
+        self.usage.read_back += line;
         let check = |(words, row): ([u32; sample::Sampled::WORDS], &Row)| {
             let sample::Sampled { token, logprob } = sample::Sampled::from_words(words);
             match token {

@@ -1,7 +1,7 @@
 //! What changes from step to step: a few words a row, written by the host or by the step before, read by the programs.
 
 use gpu::{Arena, Buffer, Device, Lifetime, Memory};
-use kernels::sample::{MAX_BIASES, Params, Sampled};
+use kernels::sample::{MAX_BIASES, MAX_ENDS, NO_TOKEN, Params, Run, Sampled};
 
 use crate::Result;
 
@@ -21,7 +21,11 @@ pub(crate) struct State {
     pub params: Buffer,
     /// Their logit biases.
     pub biases: Buffer,
-    /// What was sampled.
+    /// The tokens that end each output row.
+    pub ends: Buffer,
+    /// How far a run has come.
+    pub run: Buffer,
+    /// What was sampled, by step of the run and output row.
     pub sampled: Buffer,
     /// Where the sampler writes the next step's tokens and positions when they cannot be those of its rows.
     pub next_tokens: Buffer,
@@ -34,6 +38,11 @@ pub(crate) struct State {
 
 /// Most sequences whose tokens are sampled in one step.
 pub(crate) const MAX_SAMPLED: u32 = 128;
+
+/// Most steps of a run.
+pub(crate) const MAX_STEPS: usize = 32;
+
+const _: () = assert!(MAX_SAMPLED as usize * MAX_STEPS <= Run::MAX_FINISHED);
 
 impl State {
     pub fn new(device: &Device, rows: u32) -> Result<Self> {
@@ -50,7 +59,9 @@ impl State {
             output_rows: shared.buffer("output rows", words)?,
             params: shared.buffer("sampling parameters", sampled * Params::WORDS as u64 * 4)?,
             biases: shared.buffer("logit biases", sampled * MAX_BIASES as u64 * 8)?,
-            sampled: readback.buffer("sampled tokens", sampled * Sampled::WORDS as u64 * 4)?,
+            ends: shared.buffer_from("end tokens", &vec![NO_TOKEN; sampled as usize * MAX_ENDS])?,
+            run: shared.buffer_from("run", &Run::START)?,
+            sampled: readback.buffer("sampled tokens", sampled * (MAX_STEPS * Sampled::WORDS) as u64 * 4)?,
             next_tokens: shared.buffer("next tokens", words)?,
             next_positions: shared.buffer("next positions", words)?,
             targets: shared.buffer("targets", words)?,

@@ -9,11 +9,11 @@ use kernels::{
     embed::{self, Embed},
     geglu::Geglu,
     gemm::{self, Gemm},
-    gemv::{self, Gemv},
+    gemv::{self, Gemv, Sublayer, policy::Prologue},
     norm::{self, Form, Norm},
     quantize_rows::QuantizeRows,
     rope::{self, Rope},
-    tuning::Product,
+    tuning::{Input, Product},
 };
 use weights::{
     blueprint::Place,
@@ -35,14 +35,17 @@ pub(crate) enum Rows {
 /// Activations of a bucket of rows.
 pub(crate) struct Scratch {
     rows: usize,
+    /// The residual stream. A second one where products make their own input: they write the one while they read the other.
     residual: Buffer,
+    other_residual: Option<Buffer>,
     normed: Vectors,
     qkv: Buffer,
     q: Buffer,
     attended: Vectors,
     /// The same as the output projection takes it, where that is not f32.
     attended_int16: Option<Vectors>,
-    /// The output of a sublayer, before it joins the residual stream.
+    /// The output of a sublayer, before it joins the residual stream: several sums of it where products make their own input, which
+    /// add them up.
     sublayer: Buffer,
     gated: Vectors,
     /// Gate and up, where a model stores them in different schemes.
@@ -108,9 +111,23 @@ impl Scratch {
             0 => None,
             bytes => Some(arena.buffer("splits of attention", bytes)?),
         };
+        let fused = norms_itself(model, rows);
+        let sums = match fused {
+            false => 1,
+            true => (0..config.layers)
+                .flat_map(|layer| [Place::Output(layer), Place::Down(layer)])
+                .flat_map(|place| weights.of(place))
+                .map(|matrix| gemv::policy::splits(device.caps(), &matrix.layout()))
+                .max()
+                .unwrap_or(1),
+        };
         let scratch = Self {
             rows,
             residual: arena.buffer("residual stream", floats(config.hidden))?,
+            other_residual: match fused {
+                false => None,
+                true => Some(arena.buffer("residual stream", floats(config.hidden))?),
+            },
             normed: Vectors::new(&mut arena, "normed rows", activations, config.hidden as usize, rows)?,
             qkv: arena
                 .buffer("queries, keys and values", floats(config.query_rows() + 2 * config.kv_rows()))?,
@@ -125,7 +142,7 @@ impl Scratch {
                 )?),
                 _ => None,
             },
-            sublayer: arena.buffer("a sublayer's output", floats(config.hidden))?,
+            sublayer: arena.buffer("a sublayer's output", floats(config.hidden) * u64::from(sums))?,
             gated: Vectors::new(&mut arena, "gated rows", activations, intermediate as usize, rows)?,
             apart,
             splits,
@@ -149,6 +166,12 @@ pub(crate) struct Step<'a> {
     pub outputs: Option<&'a Outputs>,
     pub rows: Rows,
     pub recorder: &'a mut Recorder,
+    /// The norm that the next product computes itself.
+    pub norm: Option<gemv::Norm>,
+    /// The residual stream is in the other buffer.
+    pub swapped: bool,
+    /// Sums of the last sublayer's output.
+    pub splits: u32,
     /// Where matrix–vector products are to be listed and not recorded: the list.
     pub listed: Option<Vec<Product<'a>>>,
 }
@@ -156,6 +179,34 @@ pub(crate) struct Step<'a> {
 impl<'a> Step<'a> {
     pub fn config(&self) -> &Config {
         &self.model.config
+    }
+
+    /// Begins where the layers before `layer` have left off, which may be in another recording: the first adds one sublayer to the
+    /// residual stream, the others two.
+    pub fn go_on_from(&mut self, layer: u32) {
+        self.swapped = layer > 0;
+        self.splits = match layer {
+            0 => 1,
+            _ => self.sums_of(Place::Down(layer - 1)),
+        };
+    }
+
+    /// Sums that a sublayer's output is left in.
+    fn sums_of(&self, place: Place) -> u32 {
+        let matrices: Vec<&Matrix> = self.model.weights.of(place).collect();
+        match (&matrices[..], &self.scratch.other_residual) {
+            ([matrix], Some(_)) => gemv::policy::splits(self.model.device.caps(), &matrix.layout()),
+            _ => 1,
+        }
+    }
+
+    /// The residual stream, and where the next product writes it where products make their own input.
+    fn residual(&self) -> (View, Option<View>) {
+        match &self.scratch.other_residual {
+            None => (self.scratch.residual.view(), None),
+            Some(other) if self.swapped => (other.view(), Some(self.scratch.residual.view())),
+            Some(other) => (self.scratch.residual.view(), Some(other.view())),
+        }
     }
 
     /// residual = embeddings of the tokens.
@@ -174,6 +225,13 @@ impl<'a> Step<'a> {
 
     /// normed = norm(residual).
     pub fn norm(&mut self, layer: u32, role: Role) -> Result<()> {
+        if self.scratch.other_residual.is_some() {
+            let (residual, _) = self.residual();
+            let weight = self.model.norm(Some(layer), role)?;
+            let epsilon = self.model.config.rms_norm_eps;
+            self.norm = Some(gemv::Norm { sublayer: None, residual, weight, epsilon });
+            return Ok(());
+        }
         let form =
             Form { post_norm: false, residual: false, output: self.scratch.normed.kind(), gather: false };
         let operands = norm::Operands {
@@ -190,6 +248,9 @@ impl<'a> Step<'a> {
 
     /// residual += post(sublayer); normed = norm(residual).
     pub fn add_and_norm(&mut self, post: (u32, Role), norm: (u32, Role)) -> Result<()> {
+        if self.scratch.other_residual.is_some() {
+            return self.norm_in_next_product(post, (Some(norm.0), norm.1));
+        }
         let form =
             Form { post_norm: true, residual: true, output: self.scratch.normed.kind(), gather: false };
         let operands = norm::Operands {
@@ -207,6 +268,10 @@ impl<'a> Step<'a> {
     /// The same with the model's last norm, for the output rows alone.
     pub fn add_and_norm_outputs(&mut self, post: (u32, Role), last: Role) -> Result<()> {
         let Some(outputs) = self.outputs else { return Ok(()) };
+        if self.scratch.other_residual.is_some() && outputs.normed.columns == 1 {
+            // There is but one row.
+            return self.norm_in_next_product(post, (None, last));
+        }
         let output = outputs.normed.kind();
         let form = Form { post_norm: true, residual: true, output, gather: true };
         let operands = norm::Operands {
@@ -221,6 +286,23 @@ impl<'a> Step<'a> {
         self.record_norm(form, &operands)
     }
 
+    fn norm_in_next_product(&mut self, post: (u32, Role), norm: (Option<u32>, Role)) -> Result<()> {
+        let (residual, stream) = self.residual();
+        let sublayer = Sublayer {
+            output: self.scratch.sublayer.view(),
+            weight: self.model.norm(Some(post.0), post.1)?,
+            stream,
+        };
+        self.norm = Some(gemv::Norm {
+            sublayer: Some(sublayer),
+            residual,
+            weight: self.model.norm(norm.0, norm.1)?,
+            epsilon: self.model.config.rms_norm_eps,
+        });
+        self.swapped = !self.swapped;
+        Ok(())
+    }
+
     fn record_norm(&mut self, form: Form, operands: &norm::Operands<'_>) -> Result<()> {
         let config = &self.model.config;
         let kernel = Norm::new(&self.model.device, form, config.hidden as usize, config.rms_norm_eps)?;
@@ -232,20 +314,31 @@ impl<'a> Step<'a> {
         let config = &self.model.config;
         let stride = (config.query_rows() + 2 * config.kv_rows()) as usize;
         let target = Target::whole(&self.scratch.qkv, stride);
-        self.products("QKV", place, &self.scratch.normed, target)
+        let x = self.normed();
+        self.products("QKV", place, x, target)
+    }
+
+    /// The normed rows, or the norm that makes them.
+    fn normed(&mut self) -> Input<'a> {
+        self.norm.take().map_or(Input::Vectors(&self.scratch.normed), Input::Norm)
     }
 
     /// sublayer = W · attended.
     pub fn output(&mut self, place: Place) -> Result<()> {
         let scratch = self.scratch;
-        let target = Target::whole(&scratch.sublayer, self.model.config.hidden as usize);
-        self.products("output", place, scratch.attended_int16.as_ref().unwrap_or(&scratch.attended), target)
+        let attended = scratch.attended_int16.as_ref().unwrap_or(&scratch.attended);
+        self.sublayer("output", place, attended)
     }
 
     /// sublayer = W · gated.
     pub fn down(&mut self, place: Place) -> Result<()> {
+        self.sublayer("down", place, &self.scratch.gated)
+    }
+
+    fn sublayer(&mut self, name: &str, place: Place, x: &'a Vectors) -> Result<()> {
+        self.splits = self.sums_of(place);
         let target = Target::whole(&self.scratch.sublayer, self.model.config.hidden as usize);
-        self.products("down", place, &self.scratch.gated, target)
+        self.products(name, place, Input::Vectors(x), target)
     }
 
     /// gated = gelu(gate · normed) · (up · normed).
@@ -256,26 +349,15 @@ impl<'a> Step<'a> {
         match (&matrices[..], &scratch.apart) {
             ([joined], _) => {
                 let target = Target::vectors(&scratch.gated)?;
-                self.product(
-                    "gate and up",
-                    joined,
-                    Epilogue::Geglu,
-                    &scratch.normed,
-                    &target,
-                    &self.state.active.view(),
-                )
+                let (x, active) = (self.normed(), self.state.active.view());
+                self.product("gate and up", joined, Epilogue::Geglu, x, &target, &active)
             }
             ([gate, up], Some(apart)) => {
-                for (name, matrix, to) in [("gate", gate, &apart[0]), ("up", up, &apart[1])] {
+                let x = self.normed();
+                let again = without_stream(&x);
+                for (name, matrix, x, to) in [("gate", gate, x, &apart[0]), ("up", up, again, &apart[1])] {
                     let target = Target::whole(to, matrix.layout().rows);
-                    self.product(
-                        name,
-                        matrix,
-                        Epilogue::None,
-                        &scratch.normed,
-                        &target,
-                        &self.state.active.view(),
-                    )?;
+                    self.product(name, matrix, Epilogue::None, x, &target, &self.state.active.view())?;
                 }
                 let kernel = Geglu::new(&self.model.device, Epilogue::Geglu, scratch.gated.k)?;
                 let (gate, up) = (apart[0].view(), apart[1].view());
@@ -297,7 +379,8 @@ impl<'a> Step<'a> {
         let Some(outputs) = self.outputs else { return Ok(()) };
         let target = Target::whole(&outputs.logits, self.model.config.vocab as usize);
         let active = self.state.outputs.view();
-        self.product("head", self.model.head()?, Epilogue::None, &outputs.normed, &target, &active)
+        let x = self.norm.take().map_or(Input::Vectors(&outputs.normed), Input::Norm);
+        self.product("head", self.model.head()?, Epilogue::None, x, &target, &active)
     }
 
     /// Queries into `q`, keys and values into their pages.
@@ -366,9 +449,11 @@ impl<'a> Step<'a> {
     }
 
     /// All matrices of a place, side by side into one output row.
-    fn products(&mut self, name: &str, place: Place, x: &'a Vectors, target: Target) -> Result<()> {
-        let (model, mut target) = (self.model, target);
+    fn products(&mut self, name: &str, place: Place, x: Input<'a>, target: Target) -> Result<()> {
+        let (model, mut target, mut x) = (self.model, target, x);
         for matrix in model.weights.of(place) {
+            let again = without_stream(&x);
+            let x = std::mem::replace(&mut x, again);
             self.product(name, matrix, Epilogue::None, x, &target, &self.state.active.view())?;
             target.first += matrix.layout().rows;
         }
@@ -380,28 +465,51 @@ impl<'a> Step<'a> {
         name: &str,
         matrix: &'a Matrix,
         epilogue: Epilogue,
-        x: &'a Vectors,
+        x: Input<'a>,
         target: &Target,
         active: &View,
     ) -> Result<()> {
         let device = &self.model.device;
-        if x.columns <= gemv::MAX_COLUMNS {
-            let shape = gemv::policy::Shape {
-                weights: matrix.layout(),
-                columns: x.columns,
-                activations: x.kind(),
-                epilogue,
-                output: target.kind(),
-            };
-            if let Some(listed) = &mut self.listed {
-                listed.push(Product { shape, matrix, x, target: target.clone() });
-                return Ok(());
+        let (columns, activations, prologue) = match &x {
+            Input::Vectors(x) => (x.columns, x.kind(), Prologue::None),
+            Input::Norm(norm) => {
+                let splits = self.splits;
+                let added = norm.sublayer.as_ref().map(|_| Prologue::AddAndNorm { splits });
+                (1, Activations::Int16, added.unwrap_or(Prologue::Norm))
             }
-            let plan = self.model.tuning.plan(device.caps(), &shape);
-            Ok(Gemv::with_plan(device, shape, plan)?.record(self.recorder, name, matrix, x, target)?)
-        } else {
-            let shape = gemm::policy::Shape { weights: matrix.layout(), columns: x.columns, epilogue };
-            Ok(Gemm::new(device, shape)?.record(self.recorder, name, matrix, x, target, active)?)
+        };
+        if let Input::Vectors(x) = x
+            && columns > gemv::MAX_COLUMNS
+        {
+            let shape = gemm::policy::Shape { weights: matrix.layout(), columns, epilogue };
+            return Ok(Gemm::new(device, shape)?.record(self.recorder, name, matrix, x, target, active)?);
+        }
+        let to_sublayer = target.y.address() == self.scratch.sublayer.view().address();
+        let shape = gemv::policy::Shape {
+            weights: matrix.layout(),
+            columns,
+            activations,
+            prologue,
+            epilogue,
+            output: target.kind(),
+            splits: if to_sublayer { self.splits } else { 1 },
+        };
+        if let Some(listed) = &mut self.listed {
+            listed.push(Product { shape, matrix, x, target: target.clone() });
+            return Ok(());
+        }
+        let plan = self.model.tuning.plan(device.caps(), &shape);
+        Ok(Gemv::with_plan(device, shape, plan)?.record(self.recorder, name, matrix, x.source(), target)?)
+    }
+}
+
+/// What the products after the first take where several have the same input: each computes the norm, the first writes the stream.
+fn without_stream<'a>(x: &Input<'a>) -> Input<'a> {
+    match x {
+        Input::Vectors(x) => Input::Vectors(x),
+        Input::Norm(norm) => {
+            let sublayer = norm.sublayer.clone().map(|sublayer| Sublayer { stream: None, ..sublayer });
+            Input::Norm(gemv::Norm { sublayer, ..norm.clone() })
         }
     }
 }
@@ -424,4 +532,12 @@ fn attention_shape(config: &Config, limits: Limits, kind: LayerType) -> attentio
 /// How activations are stored for the products of so many rows; more than a few are multiplied by tiles, which take f32.
 fn activations(model: &Model, rows: usize) -> Activations {
     if rows <= gemv::MAX_COLUMNS { model.few_rows } else { Activations::F32 }
+}
+
+/// Whether the products of a step of so many rows compute the norms before them: a dispatch less each, for one row.
+fn norms_itself(model: &Model, rows: usize) -> bool {
+    let hidden = model.config.hidden as usize;
+    rows == 1
+        && activations(model, rows) == Activations::Int16
+        && gemv::policy::has_prologue(model.device.caps(), hidden)
 }

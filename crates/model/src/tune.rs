@@ -58,9 +58,12 @@ impl Model {
             outputs: Some(&outputs),
             rows: Rows::Mixed,
             recorder: &mut recorder,
+            norm: None,
+            swapped: false,
+            splits: 1,
             listed: Some(vec![]),
         };
-        gemma3::layers(&mut step)?;
+        gemma3::layers(&mut step, 0..self.config.layers)?;
         gemma3::head(&mut step)?;
         let products = step.listed.take().unwrap_or_default();
         work(&products)

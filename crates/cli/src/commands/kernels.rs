@@ -5,7 +5,11 @@ use std::process::ExitCode;
 use anyhow::bail;
 use clap::Args;
 use gpu::Device;
-use kernels::Variant;
+use kernels::{Scheme, Variant};
+use model::{
+    estimate::{Estimate, RADEON_780M},
+    measure::Size,
+};
 use serde::Serialize;
 
 use crate::{device::Choice, output};
@@ -24,6 +28,9 @@ pub struct Arguments {
     /// Print the assembly of the programs whose name and variant contain this text
     #[arg(long, value_name = "TEXT")]
     assembly: Option<String>,
+    /// Instead: how fast Gemma 3 may decode on a Radeon 780M. Computed from bytes and levels, not measured; needs no GPU
+    #[arg(long, conflicts_with_all = ["device", "assembly"])]
+    estimate: bool,
 }
 
 /// One compiled pipeline.
@@ -43,6 +50,9 @@ struct Compiled {
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    if arguments.estimate {
+        return estimate(arguments.json);
+    }
     let (_instance, device) =
         Choice { wanted: arguments.device.as_deref(), statistics: true, ..Choice::default() }.open()?;
     let mut progress = output::Progress::new();
@@ -77,6 +87,51 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     } else {
         output::print(&markdown(&device, &all))?;
     }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Estimates for every size of Gemma 3, in the schemes that a user would choose.
+fn estimate(json: bool) -> anyhow::Result<ExitCode> {
+    let machine = &RADEON_780M;
+    let mut rows = Vec::new();
+    let mut values = Vec::new();
+    for size in Size::ALL {
+        for scheme in [Scheme::Int8, Scheme::Int4] {
+            let estimate = Estimate::of(&size.config()?, scheme, machine);
+            rows.push(vec![
+                format!("{} {scheme}", size.name()),
+                format!("{:.2}", estimate.bytes as f64 / 1e9),
+                estimate.levels.to_string(),
+                format!("{:.1}", estimate.read_seconds * 1e3),
+                format!("{:.1}", estimate.level_seconds * 1e3),
+                format!("{:.1}", estimate.tokens_per_s()),
+            ]);
+            values.push(serde_json::json!({
+                "model": size.name(), "scheme": scheme.to_string(), "bytes_per_token": estimate.bytes,
+                "levels": estimate.levels, "estimated_tokens_per_s": estimate.tokens_per_s(),
+            }));
+        }
+    }
+    if json {
+        output::print_json(&serde_json::json!({
+            "measured": false, "machine": machine.name, "peak_bytes_per_s": machine.peak_bytes_per_s,
+            "reached": machine.reached, "level_seconds": machine.level_seconds, "estimates": values,
+        }))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let header =
+        ["model", "GB a token", "levels", "reading, ms", "levels, ms", "estimated tok/s (not measured)"];
+    output::print(&format!(
+        "ESTIMATE for a {}, nothing of it measured: bytes a token ÷ {:.0}% of {:.1} GB/s + levels × {:.0} µs; the {:.0}% and the {:.0} µs are \
+         assumed. One sequence near the start of its context.\n\n{}",
+        machine.name,
+        machine.reached * 100.0,
+        machine.peak_bytes_per_s / 1e9,
+        machine.level_seconds * 1e6,
+        machine.reached * 100.0,
+        machine.level_seconds * 1e6,
+        output::table(&header, &rows)
+    ))?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -3,6 +3,7 @@
 use std::process::{Command, Output};
 
 /// The binary on Mesa's CPU driver, away from the user's own settings and caches.
+#[allow(dead_code, reason = "a test of a script does not run it")]
 pub fn indrik(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_indrik"));
     command.args(arguments);

@@ -63,9 +63,10 @@ fn a_column_is_the_same_whatever_stands_beside_it() {
             }
             None => {
                 let (activations, output) = (Activations::F32, Activations::F32);
-                let shape = gemv::policy::Shape { weights, columns, activations, epilogue, output };
+                let plain = gemv::policy::Shape::plain(weights, columns, activations);
+                let shape = gemv::policy::Shape { epilogue, output, ..plain };
                 let kernel = gemv::Gemv::new(&device, shape).unwrap();
-                kernel.record(&mut recorder, "gemv", &w, &x, &target).unwrap();
+                kernel.record(&mut recorder, "gemv", &w, gemv::Source::Vectors(&x), &target).unwrap();
             }
         }
         recorder.seal().unwrap().run(selftest::TIMEOUT).unwrap();

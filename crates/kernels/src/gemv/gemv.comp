@@ -4,12 +4,13 @@
 // y = W · x for 1 to 8 columns of x, W in the tiled layout (see layout.rs): strips of 16 rows, cut into quads of 4 groups
 // of 32 along K.
 //
-// 32 threads, a slice, take one quad at a time: thread l holds row l/2, half l%2 of each group, so that a load of 16 bytes a
-// thread covers a tile of 512 contiguous bytes. The slices of a workgroup share the quads of a strip; their sums are joined
-// in a fixed order at the end of it.
+// 32 threads, a slice, take a quad of STRIPS strips at a time: thread l holds row l/2 of each, half l%2 of each group, so that a
+// load of 16 bytes a thread covers a tile of 512 contiguous bytes. The slices of a workgroup share the quads of a unit of STRIPS
+// strips; their sums are joined in a fixed order at the end of it. The weights of the next step, of the next unit too, are
+// under way while those of this one are multiplied.
 //
-// With an epilogue, strips of gate and up alternate: a workgroup takes a pair of them, every other slice one of the two, and
-// joins them into 16 values of the gated product: half a group, so that as int16 they have a scale of their own.
+// With an epilogue, strips of gate and up alternate: a unit is a pair of them, joined into 16 values of the gated product: half
+// a group, so that as int16 they have a scale of their own.
 #include "common.glsl"
 
 layout(local_size_x_id = 0) in;
@@ -19,11 +20,25 @@ layout(constant_id = 2) const uint SCHEME = 0;
 // As Activations in vectors.rs: f32, int8 with a scale per group (int8 and int4 weights only), int16 with a scale per half
 // group (no floats).
 layout(constant_id = 3) const uint ACTIVATIONS = 1;
-// Quads whose weights a slice loads before it uses any of them.
+// Quads of a step: a slice loads them all before it uses any.
 layout(constant_id = 4) const uint IN_FLIGHT = 1;
 layout(constant_id = 5) const uint EPILOGUE = 0;
 // The gated product as int16, else as f32.
 layout(constant_id = 6) const bool INT16_OUTPUT = false;
+// Strips of a unit: 2 with an epilogue.
+layout(constant_id = 7) const uint STRIPS = 1;
+// Quads of x that the workgroup keeps in shared memory, as int16, one column; 0: x is read as it is needed. See prologue.glsl.
+layout(constant_id = 8) const uint OWN_QUADS = 0;
+// Where they come from: copied, normed, or normed after the norm of a sublayer's output was added to the residual stream.
+layout(constant_id = 9) const uint PROLOGUE = 0;
+// Workgroups that share a strip's quads: each takes a run of OWN_QUADS and writes sums of its own, y_split apart.
+layout(constant_id = 10) const uint SPLITS = 1;
+// Sums of a sublayer's output that the prologue adds up.
+layout(constant_id = 11) const uint SUBLAYER_SPLITS = 1;
+// Teams of slices, each with units of its own.
+layout(constant_id = 12) const uint TEAMS = 1;
+// 16 threads that follow each other share a subgroup: what they have can be joined by shuffles.
+layout(constant_id = 13) const bool WIDE = false;
 
 #include "weights.glsl"
 #include "gated.glsl"
@@ -31,6 +46,7 @@ layout(constant_id = 6) const bool INT16_OUTPUT = false;
 layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Words4 { uvec4 data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 8) readonly buffer Words2 { uvec2 data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Floats4 { vec4 data[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 16) writeonly buffer Stream { vec4 data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 4) writeonly buffer Output { float data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 4) writeonly buffer OutputWords { uint data[]; };
 
@@ -41,67 +57,153 @@ layout(push_constant, scalar) uniform Push {
     Floats4 x_scales;
     Output y;
     Output y_scales;
+    // Of the prologue.
+    Floats4 residual;
+    Floats4 sublayer;
+    Floats4 post_weight;
+    Floats4 weight;
+    Stream stream;
     uint rows;
     uint k;
     // Where this part of the matrix starts in y, and how far apart the columns of y are.
     uint y_first;
     uint y_stride;
-    // Words of y from the high bytes of int16 to the low ones.
+    // Words of y from the high bytes of int16 to the low ones, or values from the sums of one split to those of the next.
     uint y_low;
+    float epsilon;
+    // The prologue writes the stream that it has made.
+    uint writes_stream;
 } push;
 
 const bool INT8_X = ACTIVATIONS == 1;
 const bool INT16_X = ACTIVATIONS == 2;
 
 const uint SLICE = 32;
-const uint SLICES = THREADS / SLICE;
-// Strips that a workgroup works on at once, and the slices that share one.
-const uint STRIPS = EPILOGUE == 0 ? 1 : 2;
-const uint SHARERS = SLICES / STRIPS;
+// Of a team.
+const uint SLICES = THREADS / SLICE / TEAMS;
+// Values of a unit's output, of one column and in all.
+const uint OUTPUTS = EPILOGUE == 0 ? STRIP * STRIPS : STRIP;
+const uint UNIT_ROWS = STRIP * STRIPS;
 
 #if TIER >= 1
-shared float parts[THREADS / 2 * COLUMNS];
 // Floats of a row and column of a slice.
 const uint PART = 1;
 #else
-shared float parts[THREADS * COLUMNS];
 const uint PART = 2;
 #endif
+// Sums of a thread.
+const uint SUMS = STRIPS * COLUMNS;
+const uint SLICE_PARTS = COLUMNS * UNIT_ROWS * PART;
+// Two sets, one filled while the other is read, where that is cheap.
+const uint SETS = COLUMNS <= 2 ? 2 : 1;
+// Of a team.
+const uint TEAM_PARTS = SLICES * SLICE_PARTS;
+shared float parts[SETS * TEAMS * TEAM_PARTS];
+
+#if TIER >= 1
+const bool OWN_X = OWN_QUADS > 0;
+shared uvec4 x_high[OWN_X ? OWN_QUADS * 8 : 1];
+shared uvec4 x_low[OWN_X ? OWN_QUADS * 8 : 1];
+shared vec4 x_factors[OWN_X ? OWN_QUADS * 2 : 1];
+#include "int16.glsl"
+#include "prologue.glsl"
+#else
+const bool OWN_X = false;
+#endif
+
+// What a slice has loaded of a step.
+struct Step {
+    uvec4 weights[IN_FLIGHT * STRIPS * TILES];
+    uvec2 scales[IN_FLIGHT * STRIPS];
+    uvec2 minima[IN_FLIGHT * STRIPS];
+};
+
+// `from` is the first quad of this workgroup's in the unit.
+void load(out Step step, uint from, uint first, uint quads, uint own_quads, uint lane) {
+    [[unroll]] for (uint i = 0; i < IN_FLIGHT * STRIPS; i++) {
+        // Past the end the last quad is loaded again and not used: no branch stands before the loads.
+        uint quad = from + i % STRIPS * quads + min(first + i / STRIPS * SLICES, own_quads - 1);
+        [[unroll]] for (uint tile = 0; tile < TILES; tile++) {
+            step.weights[i * TILES + tile] = push.values.data[(quad * TILES + tile) * SLICE + lane];
+        }
+        if (HAS_MIN) {
+            step.scales[i] = push.scales.data[(quad * STRIP + lane / 2) * 2];
+            step.minima[i] = push.scales.data[(quad * STRIP + lane / 2) * 2 + 1];
+        } else if (!IS_FLOAT) {
+            step.scales[i] = push.scales.data[quad * STRIP + lane / 2];
+        }
+    }
+}
+
+void move(out Step to, Step from) {
+    [[unroll]] for (uint i = 0; i < IN_FLIGHT * STRIPS; i++) {
+        [[unroll]] for (uint tile = 0; tile < TILES; tile++) {
+            to.weights[i * TILES + tile] = from.weights[i * TILES + tile];
+        }
+        to.scales[i] = from.scales[i];
+        to.minima[i] = from.minima[i];
+    }
+}
 
 vec4 x_at(uint at) {
     return uintBitsToFloat(push.x.data[at]);
 }
 
-// 16 bytes times 16 values of int16, summed: exact, since 16 · 128 · 32639 is far below 2³¹.
-int dot16_int16(uvec4 bytes, uvec4 high, uvec4 low) {
-    return (dot16(bytes, high) << 8) + dot16(bytes, low);
+// 16 values of x: integers in one or two planes of bytes, or floats.
+struct X {
+    uvec4 high;
+    uvec4 low;
+    vec4 floats[4];
+};
+
+void load_x(out X x, uint quads, uint group, uint half_index, uint column) {
+    uint at = (column * quads * QUAD + group * GROUP) / 16 + half_index;
+#if TIER >= 1
+    if (OWN_X) {
+        x.high = x_high[at];
+        x.low = x_low[at];
+        return;
+    }
+#endif
+    if (INT8_X) {
+        x.high = push.x.data[at];
+    } else if (INT16_X) {
+        x.high = push.x.data[at];
+        x.low = push.x.data[at + COLUMNS * quads * (QUAD / 16)];
+    } else {
+        [[unroll]] for (uint i = 0; i < 4; i++) {
+            x.floats[i] = x_at(at * 4 + i);
+        }
+    }
 }
 
-// The sum over 16 weights of one group, as stored (int4 comes as 16 · q), times one column; and the sum of these x where
-// the scheme has minima.
-float product(uvec4 weights, uint quads, uint group, uint half_index, uint column, out float x_sum) {
-    x_sum = 0.0;
+// 16 bytes times 16 values of int16, summed: exact, since 16 · 128 · 32639 is far below 2³¹.
+int dot16_int16(uvec4 bytes, X x) {
+    return (dot16(bytes, x.high) << 8) + dot16(bytes, x.low);
+}
+
+// The sum over 16 weights of one group, as stored (int4 comes as 16 · q), times x.
+float product(uvec4 weights, X x) {
     if (INT8_X) {
-        uint at = (column * quads * QUAD + group * GROUP) / 16 + half_index;
-        return float(dot16(weights, push.x.data[at]));
+        return float(dot16(weights, x.high));
     }
     if (INT16_X) {
-        uint at = (column * quads * QUAD + group * GROUP) / 16 + half_index;
-        uvec4 high = push.x.data[at];
-        uvec4 low = push.x.data[at + COLUMNS * quads * (QUAD / 16)];
-        if (HAS_MIN) {
-            x_sum = float(dot16_int16(uvec4(0x01010101u), high, low));
-        }
-        return float(dot16_int16(weights, high, low));
+        return float(dot16_int16(weights, x));
     }
-    uint at = (column * quads * QUAD + group * GROUP) / 4 + half_index * 4;
     float sum = 0.0;
     [[unroll]] for (uint i = 0; i < 4; i++) {
-        vec4 x = x_at(at + i);
-        sum += dot(bytes_to_floats(weights[i]), x);
-        if (HAS_MIN) {
-            x_sum += dot(x, vec4(1.0));
-        }
+        sum += dot(bytes_to_floats(weights[i]), x.floats[i]);
+    }
+    return sum;
+}
+
+float sum_of(X x) {
+    if (INT16_X) {
+        return float(dot16_int16(uvec4(0x01010101u), x));
+    }
+    float sum = 0.0;
+    [[unroll]] for (uint i = 0; i < 4; i++) {
+        sum += dot(x.floats[i], vec4(1.0));
     }
     return sum;
 }
@@ -118,164 +220,270 @@ float float_product(uvec4 weights, uint quads, uint quad, uint tile, uint half_i
     return dot(first, x_at(at)) + dot(second, x_at(at + 1));
 }
 
-// One of the four words of 16 gated values in each plane, and for the first also their scale.
-void write_int16(uint unit, uint column, uint quarter) {
-    // As integers, magnitudes are in order with what is not a number above all: it ends up in the scale and is not lost.
+// Adds one quad of each of a unit's strips to the sums of one column.
+void add_quad(inout float sums[SUMS], Step step, uint i, uint quads, uint quad, uint half_index, uint column) {
+    if (IS_FLOAT) {
+        [[unroll]] for (uint s = 0; s < STRIPS; s++) {
+            [[unroll]] for (uint tile = 0; tile < TILES; tile++) {
+                uvec4 floats = step.weights[(i * STRIPS + s) * TILES + tile];
+                sums[s * COLUMNS + column] += float_product(floats, quads, quad, tile, half_index, column);
+            }
+        }
+        return;
+    }
+    vec4 x_scales = vec4(1.0);
+#if TIER >= 1
+    if (OWN_X) {
+        x_scales = x_factors[quad * 2 + half_index];
+    } else
+#endif
+    if (INT8_X) {
+        x_scales = push.x_scales.data[column * quads + quad];
+    } else if (INT16_X) {
+        x_scales = push.x_scales.data[(column * quads + quad) * 2 + half_index];
+    }
+    vec4 scales[STRIPS];
+    vec4 minima[STRIPS];
+    [[unroll]] for (uint s = 0; s < STRIPS; s++) {
+        uvec2 halves = step.scales[i * STRIPS + s];
+        scales[s] = vec4(unpackHalf2x16(halves.x), unpackHalf2x16(halves.y));
+        if (HAS_MIN) {
+            halves = step.minima[i * STRIPS + s];
+            minima[s] = vec4(unpackHalf2x16(halves.x), unpackHalf2x16(halves.y));
+            [[unroll]] for (uint group = 0; group < 4; group++) {
+                vec2 both = scale_of(scales[s][group], minima[s][group]);
+                scales[s][group] = both.x;
+                minima[s][group] = both.y;
+            }
+            minima[s] *= x_scales;
+        }
+        scales[s] *= x_scales;
+    }
+    [[unroll]] for (uint group = 0; group < 4; group++) {
+        X x;
+        load_x(x, quads, quad * 4 + group, half_index, column);
+        float x_sum = HAS_MIN ? sum_of(x) : 0.0;
+        [[unroll]] for (uint s = 0; s < STRIPS; s++) {
+            uvec4 bytes;
+            if (!IS_INT4) {
+                bytes = step.weights[(i * STRIPS + s) * TILES + group];
+            } else {
+                uvec4 nibbles = step.weights[(i * STRIPS + s) * TILES + group / 2];
+                bytes = group % 2 == 0 ? low_nibbles(nibbles) : high_nibbles(nibbles);
+            }
+            sums[s * COLUMNS + column] += product(bytes, x) * scales[s][group];
+            if (HAS_MIN) {
+                sums[s * COLUMNS + column] += x_sum * minima[s][group];
+            }
+        }
+    }
+}
+
+// The sum of all slices for a row of a unit, whose sums start at `from`.
+float joined(uint from, uint column, uint row) {
+    float sum = 0.0;
+    [[unroll]] for (uint slice = 0; slice < SLICES; slice++) {
+        uint at = from + slice * SLICE_PARTS + (column * UNIT_ROWS + row) * PART;
+#if TIER >= 1
+        sum += parts[at];
+#else
+        sum += parts[at] + parts[at + 1];
+#endif
+    }
+    return sum;
+}
+
+// The largest magnitude among values: as integers magnitudes are in order, with what is not a number above all, so that it ends
+// up in the scale and is not lost.
+uint magnitude(float value) {
+    return floatBitsToUint(value) & 0x7fffffffu;
+}
+
+// Scales below the smallest normal float are 0 to some drivers.
+float scale_for(uint largest) {
+    return largest < floatBitsToUint(1e-30) ? 0.0 : uintBitsToFloat(largest) / 32639.0;
+}
+
+int quantized(float value, float scale) {
+    return scale == 0.0 ? 0 : clamp(int(round(value / scale)), -32639, 32639);
+}
+
+void write_scale(uint first, float scale) {
+    // As int16_scale_at (vectors.rs).
+    uint half_group = first / STRIP;
+    push.y_scales.data[half_group / 8 * 8 + half_group % 2 * 4 + half_group % 8 / 2] = scale;
+}
+
+#if TIER >= 1
+// 16 threads that follow each other have the 16 gated values of a half group, one each.
+void write_shuffled(uint first, uint i, float value) {
+    uint largest = magnitude(value);
+    [[unroll]] for (uint other = 1; other < STRIP; other *= 2) {
+        largest = max(largest, subgroupShuffleXor(largest, other));
+    }
+    float scale = scale_for(largest);
+    int q = quantized(value, scale);
+    // The low byte is signed: the high one makes up for it.
+    uint high = uint((q + 128) >> 8 & 0xff) << i % 4 * 8;
+    uint low = uint(q & 0xff) << i % 4 * 8;
+    [[unroll]] for (uint other = 1; other < 4; other *= 2) {
+        high |= subgroupShuffleXor(high, other);
+        low |= subgroupShuffleXor(low, other);
+    }
+    OutputWords words = OutputWords(push.y);
+    if (i % 4 == 0) {
+        words.data[(first + i) / 4] = high;
+        words.data[push.y_low + (first + i) / 4] = low;
+    }
+    if (i == 0) {
+        write_scale(first, scale);
+    }
+}
+#endif
+
+// One of the four words of 16 gated values in each plane, and for the first also their scale. The values start at parts[from].
+void write_quarter(uint first, uint quarter, uint from) {
     uint largest = 0;
     for (uint i = 0; i < STRIP; i++) {
-        largest = max(largest, floatBitsToUint(parts[(column * STRIP + i) * PART]) & 0x7fffffffu);
+        largest = max(largest, magnitude(parts[from + i * PART]));
     }
-    // Scales below the smallest normal float are 0 to some drivers.
-    bool nothing = largest < floatBitsToUint(1e-30);
-    float scale = nothing ? 0.0 : uintBitsToFloat(largest) / 32639.0;
+    float scale = scale_for(largest);
     ivec4 high;
     ivec4 low;
     [[unroll]] for (uint i = 0; i < 4; i++) {
-        float value = parts[(column * STRIP + quarter * 4 + i) * PART];
-        int q = nothing ? 0 : clamp(int(round(value / scale)), -32639, 32639);
+        int q = quantized(parts[from + (quarter * 4 + i) * PART], scale);
         low[i] = ((q + 128) & 255) - 128;
         high[i] = (q - low[i]) >> 8;
     }
-    uint first = column * push.y_stride + push.y_first + unit * STRIP;
     OutputWords words = OutputWords(push.y);
     words.data[first / 4 + quarter] = pack_bytes(high);
     words.data[push.y_low + first / 4 + quarter] = pack_bytes(low);
     if (quarter == 0) {
-        // As int16_scale_at (vectors.rs).
-        uint half_group = first / STRIP;
-        push.y_scales.data[half_group / 8 * 8 + half_group % 2 * 4 + half_group % 8 / 2] = scale;
+        write_scale(first, scale);
+    }
+}
+
+// Joins what the slices have of the teams' units and writes it.
+void finish(uint first_unit, uint units, uint set, float factor, uint split_first) {
+    uint thread = thread_index();
+    for (uint n = thread; n < TEAMS * OUTPUTS * COLUMNS; n += THREADS) {
+        uint team = n / (OUTPUTS * COLUMNS);
+        uint column = n / OUTPUTS % COLUMNS;
+        uint row = n % OUTPUTS;
+        uint unit = first_unit + team;
+        uint from = (set * TEAMS + team) * TEAM_PARTS;
+        if (unit >= units) {
+            continue;
+        }
+        uint first = column * push.y_stride + push.y_first + unit * OUTPUTS;
+        float sum = joined(from, column, row) * factor;
+        if (EPILOGUE == 0) {
+            if (unit * OUTPUTS + row < push.rows) {
+                push.y.data[split_first + first + row] = sum;
+            }
+            continue;
+        }
+        float value = gated(sum, joined(from, column, row + STRIP) * factor);
+        if (!INT16_OUTPUT) {
+            push.y.data[first + row] = value;
+            continue;
+        }
+#if TIER >= 1
+        if (WIDE) {
+            write_shuffled(first, row, value);
+            continue;
+        }
+#endif
+        // This thread alone has read what stood here.
+        parts[from + (column * UNIT_ROWS + row) * PART] = value;
+    }
+    if (EPILOGUE != 0 && INT16_OUTPUT && !(TIER >= 1 && WIDE)) {
+        barrier();
+        for (uint n = thread; n < TEAMS * COLUMNS * 4; n += THREADS) {
+            uint team = n / (COLUMNS * 4);
+            uint column = n / 4 % COLUMNS;
+            uint unit = first_unit + team;
+            if (unit < units) {
+                uint first = column * push.y_stride + push.y_first + unit * OUTPUTS;
+                write_quarter(first, n % 4, (set * TEAMS + team) * TEAM_PARTS + column * UNIT_ROWS * PART);
+            }
+        }
     }
 }
 
 void main() {
     uint thread = thread_index();
     uint lane = thread % SLICE;
-    uint slice = thread / SLICE;
-    uint row = lane / 2;
+    uint team = thread / SLICE / SLICES;
+    uint slice = thread / SLICE % SLICES;
     uint half_index = lane % 2;
     uint quads = (push.k + QUAD - 1) / QUAD;
-    uint units = (push.rows + STRIP * STRIPS - 1) / (STRIP * STRIPS);
+    uint units = (push.rows + UNIT_ROWS - 1) / UNIT_ROWS;
+    uint split = gl_WorkGroupID.x % SPLITS;
+    uint stride = gl_NumWorkGroups.x / SPLITS * TEAMS;
+    uint first_quad = split * OWN_QUADS;
+    uint own_quads = SPLITS > 1 ? min(quads - first_quad, OWN_QUADS) : quads;
+    uint steps = (own_quads + SLICES * IN_FLIGHT - 1) / (SLICES * IN_FLIGHT);
 
-    for (uint unit = gl_WorkGroupID.x; unit < units; unit += gl_NumWorkGroups.x) {
-        uint strip = unit * STRIPS + slice % STRIPS;
-        float sums[COLUMNS];
-        [[unroll]] for (uint column = 0; column < COLUMNS; column++) {
-            sums[column] = 0.0;
+    Step step;
+    uint first_unit = gl_WorkGroupID.x / SPLITS * TEAMS;
+    uint unit = first_unit + team;
+    // Before anything else: weights wait for nothing.
+    load(step, min(unit, units - 1) * STRIPS * quads + first_quad, slice, quads, own_quads, lane);
+    float factor = 1.0;
+#if TIER >= 1
+    if (OWN_X) {
+        factor = make_x(first_quad, own_quads);
+    }
+#endif
+    for (uint set = 0; first_unit < units; set = (set + 1) % SETS) {
+        float sums[SUMS];
+        [[unroll]] for (uint i = 0; i < SUMS; i++) {
+            sums[i] = 0.0;
         }
-        for (uint first = slice / STRIPS; first < quads; first += SHARERS * IN_FLIGHT) {
-            uvec4 weights[IN_FLIGHT * TILES];
-            uvec2 halves[IN_FLIGHT];
-            uvec2 min_halves[IN_FLIGHT];
-            [[unroll]] for (uint i = 0; i < IN_FLIGHT; i++) {
-                // Past the end the last quad is loaded again and not used: no branch stands before the loads.
-                uint quad = strip * quads + min(first + i * SHARERS, quads - 1);
-                [[unroll]] for (uint tile = 0; tile < TILES; tile++) {
-                    weights[i * TILES + tile] = push.values.data[(quad * TILES + tile) * SLICE + lane];
-                }
-                if (HAS_MIN) {
-                    halves[i] = push.scales.data[(quad * STRIP + row) * 2];
-                    min_halves[i] = push.scales.data[(quad * STRIP + row) * 2 + 1];
-                } else if (!IS_FLOAT) {
-                    halves[i] = push.scales.data[quad * STRIP + row];
-                }
+        uint next_unit = unit + stride;
+        for (uint n = 0; n < steps; n++) {
+            uint first = slice + n * SLICES * IN_FLIGHT;
+            Step next;
+            bool last = n + 1 == steps;
+            uint from_unit = last ? next_unit : unit;
+            if (from_unit < units) {
+                uint from = from_unit * STRIPS * quads + first_quad;
+                load(next, from, last ? slice : first + SLICES * IN_FLIGHT, quads, own_quads, lane);
             }
             [[unroll]] for (uint i = 0; i < IN_FLIGHT; i++) {
-                uint quad = first + i * SHARERS;
-                if (quad >= quads) {
+                uint quad = first + i * SLICES;
+                if (quad >= own_quads) {
                     break;
                 }
-                if (IS_FLOAT) {
-                    [[unroll]] for (uint column = 0; column < COLUMNS; column++) {
-                        [[unroll]] for (uint tile = 0; tile < TILES; tile++) {
-                            uvec4 floats = weights[i * TILES + tile];
-                            sums[column] += float_product(floats, quads, quad, tile, half_index, column);
-                        }
-                    }
-                    continue;
-                }
-                vec4 scales = vec4(unpackHalf2x16(halves[i].x), unpackHalf2x16(halves[i].y));
-                vec4 minima = vec4(0.0);
-                if (HAS_MIN) {
-                    minima = vec4(unpackHalf2x16(min_halves[i].x), unpackHalf2x16(min_halves[i].y));
-                    [[unroll]] for (uint group = 0; group < 4; group++) {
-                        vec2 both = scale_of(scales[group], minima[group]);
-                        scales[group] = both.x;
-                        minima[group] = both.y;
-                    }
-                }
                 [[unroll]] for (uint column = 0; column < COLUMNS; column++) {
-                    vec4 both = scales;
-                    vec4 both_minima = minima;
-                    if (INT8_X) {
-                        both *= push.x_scales.data[column * quads + quad];
-                    }
-                    if (INT16_X) {
-                        vec4 x_scales = push.x_scales.data[(column * quads + quad) * 2 + half_index];
-                        both *= x_scales;
-                        both_minima *= x_scales;
-                    }
-                    [[unroll]] for (uint group = 0; group < 4; group++) {
-                        uvec4 bytes;
-                        if (!IS_INT4) {
-                            bytes = weights[i * TILES + group];
-                        } else {
-                            uvec4 nibbles = weights[i * TILES + group / 2];
-                            bytes = group % 2 == 0 ? low_nibbles(nibbles) : high_nibbles(nibbles);
-                        }
-                        float x_sum;
-                        sums[column] +=
-                            product(bytes, quads, quad * 4 + group, half_index, column, x_sum) * both[group];
-                        if (HAS_MIN) {
-                            sums[column] += x_sum * both_minima[group];
-                        }
-                    }
+                    add_quad(sums, step, i, quads, quad, half_index, column);
                 }
             }
+            move(step, next);
         }
 
         // Join the halves of a row, then the slices.
-        [[unroll]] for (uint column = 0; column < COLUMNS; column++) {
-            float sum = SCHEME == INT4 ? sums[column] * 0.0625 : sums[column];
+        [[unroll]] for (uint i = 0; i < SUMS; i++) {
+            float sum = SCHEME == INT4 ? sums[i] * 0.0625 : sums[i];
+            uint row = i / COLUMNS * STRIP + lane / 2;
+            uint at = (set * TEAMS + team) * TEAM_PARTS + slice * SLICE_PARTS
+                    + (i % COLUMNS * UNIT_ROWS + row) * PART;
 #if TIER >= 1
             sum += subgroupShuffleXor(sum, 1);
             if (half_index == 0) {
-                parts[(slice * COLUMNS + column) * STRIP + row] = sum;
+                parts[at] = sum;
             }
 #else
-            parts[((slice * COLUMNS + column) * STRIP + row) * 2 + half_index] = sum;
+            parts[at + half_index] = sum;
 #endif
         }
         barrier();
-        for (uint i = thread; i < STRIP * COLUMNS; i += THREADS) {
-            float joined[STRIPS];
-            [[unroll]] for (uint s = 0; s < STRIPS; s++) {
-                float sum = 0.0;
-                for (uint other = s; other < SLICES; other += STRIPS) {
-#if TIER >= 1
-                    sum += parts[other * COLUMNS * STRIP + i];
-#else
-                    uint pair = (other * COLUMNS * STRIP + i) * 2;
-                    sum += parts[pair] + parts[pair + 1];
-#endif
-                }
-                joined[s] = sum;
-            }
-            uint at = i / STRIP * push.y_stride + push.y_first + unit * STRIP + i % STRIP;
-            if (EPILOGUE != 0 && INT16_OUTPUT) {
-                // This thread alone has read what stood here.
-                parts[i * PART] = gated(joined[0], joined[STRIPS - 1]);
-            } else if (EPILOGUE != 0) {
-                push.y.data[at] = gated(joined[0], joined[STRIPS - 1]);
-            } else if (unit * STRIP + i % STRIP < push.rows) {
-                push.y.data[at] = joined[0];
-            }
-        }
-        if (EPILOGUE != 0 && INT16_OUTPUT) {
+        finish(first_unit, units, set, factor, split * push.y_low);
+        if (SETS == 1) {
             barrier();
-            if (thread < COLUMNS * 4) {
-                write_int16(unit, thread / 4, thread % 4);
-            }
         }
-        barrier();
+        first_unit += stride;
+        unit = next_unit;
     }
 }

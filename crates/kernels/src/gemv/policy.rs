@@ -12,12 +12,46 @@ pub struct Shape {
     pub weights: Layout,
     /// Columns of x.
     pub columns: usize,
-    /// How x is stored.
+    /// How x is stored; int16 with a prologue.
     pub activations: Activations,
+    /// How x comes about.
+    pub prologue: Prologue,
     /// What becomes of the sums.
     pub epilogue: Epilogue,
     /// How y is stored: f32, or int16 where an epilogue makes activations of it.
     pub output: Activations,
+    /// Parts that K is cut into, each with sums of its own in y, one behind the other: who reads y adds them up. More parts keep
+    /// more of the device busy. 1 unless the reader is a prologue; see [`splits`].
+    pub splits: u32,
+}
+
+impl Shape {
+    /// x as it is, sums as they are.
+    pub fn plain(weights: Layout, columns: usize, activations: Activations) -> Self {
+        let (prologue, epilogue) = (Prologue::None, Epilogue::None);
+        Self { weights, columns, activations, prologue, epilogue, output: Activations::F32, splits: 1 }
+    }
+
+    /// Quads that a workgroup multiplies.
+    pub(super) fn own_quads(&self) -> u32 {
+        (self.weights.quads() as u32).div_ceil(self.splits)
+    }
+}
+
+/// Where x comes from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Prologue {
+    /// It is there already.
+    #[default]
+    None,
+    /// The norm of the residual stream.
+    Norm,
+    /// The same after a sublayer's output, with a norm of its own, has been added to the stream.
+    AddAndNorm {
+        /// Sums of the sublayer's output that must be added up first.
+        splits: u32,
+    },
 }
 
 /// A variant of the kernel and its grid.
@@ -27,15 +61,41 @@ pub struct Plan {
     pub tier: Tier,
     /// Threads of a workgroup, a multiple of 32.
     pub threads: u32,
+    /// Teams of a workgroup, each with strips of its own: the threads divide among them.
+    pub teams: u32,
+    /// Strips that a team works on at once.
+    pub strips: u32,
     /// Quads a slice loads before it uses any.
     pub in_flight: u32,
     /// Workgroups, each taking strips in turn.
     pub groups: u32,
+    /// A workgroup copies x to shared memory, or makes it there.
+    pub own_x: bool,
     /// Subgroup size.
     pub subgroup: Subgroup,
-    /// A row a lane, by gemm's shader for CPU drivers: then `threads` and `in_flight` are its own.
+    /// A row a lane, by gemm's shader for CPU drivers: then the fields above are its own.
     pub lanes: Option<lanes::Tile>,
 }
+
+impl Plan {
+    /// Shared memory of the shader.
+    pub fn shared_bytes(&self, shape: &Shape) -> u32 {
+        let columns = shape.columns as u32;
+        let sets = if columns <= 2 { 2 } else { 1 };
+        let words = if self.tier >= Tier::T1 { 1 } else { 2 };
+        let parts = sets * self.threads / SLICE * columns * 16 * self.strips * words * 4;
+        let x = if self.own_x { shape.own_quads() * OWN_QUAD_BYTES + self.threads * 2 } else { 64 };
+        parts + x
+    }
+
+    /// Slices that share a strip.
+    pub fn members(&self) -> u32 {
+        self.threads / SLICE / self.teams
+    }
+}
+
+/// Shared memory of a quad of x: two planes of bytes and eight scales.
+const OWN_QUAD_BYTES: u32 = 2 * 128 + 8 * 4;
 
 /// Schemes that such activations are multiplied with.
 pub fn schemes(activations: Activations) -> &'static [Scheme] {
@@ -45,6 +105,27 @@ pub fn schemes(activations: Activations) -> &'static [Scheme] {
         Activations::Int16 => &[Scheme::Int8, Scheme::Int4, Scheme::Int8Min, Scheme::Int4Min],
     }
 }
+
+/// Whether products can make their x themselves on a device, for rows of `k` values.
+pub fn has_prologue(caps: &Caps, k: usize) -> bool {
+    let quads = k.div_ceil(crate::QUAD) as u32;
+    let shared = quads * OWN_QUAD_BYTES + MOST_OWN_THREADS * 2 + (MOST_OWN_THREADS / SLICE) * 2 * 2 * 16 * 4;
+    let fits = quads <= MOST_PROLOGUE_QUADS && shared <= caps.max_shared_bytes;
+    caps.tier() >= Some(Tier::T1) && k.is_multiple_of(crate::HALF_GROUP) && fits
+}
+
+/// The parts that K had better be cut into where the reader of y can add them up, so that a part of x is no burden on shared memory.
+pub fn splits(caps: &Caps, weights: &Layout) -> u32 {
+    let most = (caps.max_shared_bytes / 2 / OWN_QUAD_BYTES).clamp(1, MOST_OWN_QUADS);
+    (weights.quads() as u32).div_ceil(most)
+}
+
+/// With more quads of x in shared memory a workgroup takes too long to fill it.
+const MOST_OWN_QUADS: u32 = 64;
+/// Every workgroup makes all of x by itself: longer ones had better be made once.
+const MOST_PROLOGUE_QUADS: u32 = 64;
+/// Threads of a workgroup that has its own x, at most.
+const MOST_OWN_THREADS: u32 = 1024;
 
 /// Whether gemm's shader for CPU drivers makes such a product.
 pub(super) fn lanes_suit(shape: &Shape) -> bool {
@@ -61,64 +142,168 @@ pub fn plan(caps: &Caps, shape: &Shape) -> Plan {
 
 /// The plan at a tier that need not be the device's best.
 pub fn at_tier(caps: &Caps, shape: &Shape, tier: Tier) -> Plan {
-    // Strips of gate and up are worked on in pairs, half of the slices on each.
-    let strips_at_once = shape.epilogue.strips() as u32;
-    let groups = (shape.weights.strips() as u32).div_ceil(strips_at_once).min(caps.max_groups);
-    let subgroup = subgroup(caps, tier);
-    let base = Plan { tier, threads: SLICE * strips_at_once, in_flight: 1, groups, subgroup, lanes: None };
+    let strips = shape.epilogue.strips() as u32;
+    let own_x = owns_x(caps, shape, tier);
+    let base = Plan {
+        tier,
+        threads: SLICE,
+        teams: 1,
+        strips,
+        in_flight: 1,
+        groups: units(shape, strips).min(caps.max_groups / shape.splits) * shape.splits,
+        own_x,
+        subgroup: subgroup(caps, tier),
+        lanes: None,
+    };
     // A CPU driver walks through the threads of a workgroup one vector at a time: sharing a strip gains nothing there.
     if caps.max_subgroup_size < SLICE {
         if lanes::fits(caps, tier) && lanes_suit(shape) {
-            let tile = lanes::Tile { strips: strips_at_once, columns: shape.columns as u32 };
+            let tile = lanes::Tile { strips, columns: shape.columns as u32 };
             return Plan { threads: lanes::LANES, lanes: Some(tile), ..base };
         }
         return base;
     }
-    let most = most_slices(caps, shape, tier);
-    let slices = match shape.epilogue {
-        Epilogue::None => slices(caps, shape, most),
-        _ => 2 * slices(caps, shape, (most / 2).min(MOST_SLICES / 2)),
-    };
-    // A second quad in flight hides the scales' latency (int4 gains 7% by it on an H200); with more columns its registers
-    // cost more than that. Of floats a quad alone is as much as two of int8.
-    let worth = shape.columns == 1 && !shape.weights.scheme.is_float();
-    let in_flight = if worth && shape.weights.quads() as u32 > slices / strips_at_once { 2 } else { 1 };
-    Plan { threads: slices * SLICE, in_flight, ..base }
+    if own_x {
+        return owning(caps, shape, base);
+    }
+    let most = most_slices(caps, shape, base);
+    Plan { threads: slices(caps, shape, most) * SLICE, ..base }
 }
 
-/// Every plan worth timing for a shape.
+/// x in shared memory, where every slice finds it at once: with one column that is little, and what all workgroups read at the
+/// same time from one place is slow even in a cache.
+fn owns_x(caps: &Caps, shape: &Shape, tier: Tier) -> bool {
+    let wanted = shape.columns == 1 && shape.activations == Activations::Int16 && tier >= Tier::T1;
+    wanted && shape.own_quads() * OWN_QUAD_BYTES <= caps.max_shared_bytes * 3 / 4
+}
+
+/// Units of `strips` strips in a matrix.
+fn units(shape: &Shape, strips: u32) -> u32 {
+    (shape.weights.strips() as u32).div_ceil(strips)
+}
+
+/// Slices of a workgroup that has a compute unit for itself: as many as leave enough registers to each, measured on an H200.
+const OWN_SLICES: u32 = 28;
+/// The same where a thread holds 128 bytes of weights and as many that are under way.
+const OWN_WIDE_SLICES: u32 = 16;
+/// Units for each compute unit from which on two strips at once are better, for they share what is read of x: of 4 bits and of 8.
+const WIDE_FROM: [u32; 2] = [6, 64];
+
+/// One workgroup for each compute unit, with teams as large as it has registers for; all workgroups take the same number of
+/// strips, if it can be had.
+fn owning(caps: &Caps, shape: &Shape, base: Plan) -> Plan {
+    let device = caps.compute_units.unwrap_or(16);
+    let int8 = !matches!(shape.weights.scheme, Scheme::Int4 | Scheme::Int4Min);
+    let many = units(shape, 1) * shape.splits >= device * WIDE_FROM[usize::from(int8)];
+    let strips = if many { 2 } else { base.strips };
+    let units = units(shape, strips);
+    let most = if int8 && strips == 2 { OWN_WIDE_SLICES } else { OWN_SLICES };
+    let most = most.min(most_slices(caps, shape, Plan { strips, ..base }));
+    let members = members(shape.own_quads(), most);
+    let wanted = (units * shape.splits).div_ceil(device);
+    let teams = (most / members).min(wanted).max(1);
+    let plan = Plan { threads: members * teams * SLICE, teams, strips, ..base };
+    Plan { groups: even_groups(caps, shape, &plan, 1), ..whole_subgroups(caps, plan) }
+}
+
+/// Slices of a team: few, and such that the quads divide among them in at least three steps, with as few idle as can be.
+fn members(quads: u32, most: u32) -> u32 {
+    let largest = (quads / 3).clamp(3, 9).min(most).max(1);
+    let idle = |members: u32| quads.next_multiple_of(members) - quads;
+    (largest.min(3)..=largest).min_by_key(|members| (idle(*members), members.abs_diff(7))).unwrap_or(1)
+}
+
+/// Workgroups for a plan, `per_unit` for each compute unit or a few less, so that all have as much to do.
+fn even_groups(caps: &Caps, shape: &Shape, plan: &Plan, per_unit: u32) -> u32 {
+    let shares = units(shape, plan.strips).div_ceil(plan.teams);
+    let at_once = (caps.compute_units.unwrap_or(16) * per_unit / shape.splits).max(1);
+    let rounds = shares.div_ceil(at_once);
+    shares.div_ceil(rounds).min(caps.max_groups / shape.splits) * shape.splits
+}
+
+/// At T1 threads are counted by subgroups, which must all be full.
+fn whole_subgroups(caps: &Caps, plan: Plan) -> Plan {
+    if plan.subgroup != Subgroup::Any || plan.threads.is_multiple_of(caps.max_subgroup_size) {
+        return plan;
+    }
+    // One slice more or less in each team of an odd number of slices.
+    let members = plan.members();
+    let members = if members > 1 { members - 1 } else { 2 };
+    Plan { threads: members * plan.teams.next_multiple_of(2) * SLICE, teams: plan.teams.next_multiple_of(2), ..plan }
+}
+
+/// Every plan worth timing for a shape, the policy's own first and the more promising ones before the others.
 pub fn candidates(caps: &Caps, shape: &Shape) -> Vec<Plan> {
     let best = plan(caps, shape);
-    let strips = best.groups;
     let mut list = vec![best];
     if best.lanes.is_some() {
         return list;
     }
-    let most = most_slices(caps, shape, best.tier);
-    let whole = |slices: &u32| {
-        slices.is_multiple_of(shape.epilogue.strips() as u32)
-            && (best.subgroup != Subgroup::Any || (slices * SLICE).is_multiple_of(caps.max_subgroup_size))
+    let mut add = |plan: Plan| {
+        let slices = plan.threads / SLICE;
+        let whole = best.subgroup != Subgroup::Any || plan.threads.is_multiple_of(caps.max_subgroup_size);
+        if slices <= most_slices(caps, shape, plan) && whole && !list.contains(&plan) {
+            list.push(plan);
+        }
     };
-    for slices in [1, 2, 3, 4, 6, 7, 8, 10, 12, 14, 16, 21, 24, 28, 32].into_iter().filter(|slices| *slices <= most && whole(slices)) {
-        for in_flight in [1, 2, 3] {
-            let units = caps.compute_units.unwrap_or(16);
-            for groups in [strips, units * 4, units * 8, units * 16] {
-                let plan = Plan { threads: slices * SLICE, in_flight, groups: groups.min(strips), ..best };
-                if !list.contains(&plan) {
-                    list.push(plan);
+    // A CPU driver's own has no rival; a second one is there so that choosing can be tested.
+    if caps.max_subgroup_size < SLICE {
+        add(Plan { threads: 2 * SLICE, ..best });
+        return list;
+    }
+    let least = shape.epilogue.strips() as u32;
+    if best.own_x {
+        let quads = shape.own_quads();
+        let mut members: Vec<u32> = (2..=16).filter(|members| quads.next_multiple_of(*members) - quads <= quads / 8).collect();
+        members.sort_by_key(|members| members.abs_diff(best.members()));
+        for (members, strips) in members.iter().flat_map(|members| [(*members, best.strips), (*members, 3 - best.strips)]) {
+            for teams in [1, 2, 4].into_iter().filter(|teams| strips >= least && (4..=32).contains(&(members * teams))) {
+                for per_unit in [1, 2, 3] {
+                    let plan = Plan { threads: members * teams * SLICE, teams, strips, ..best };
+                    if members * teams * per_unit <= 42 {
+                        add(Plan { groups: even_groups(caps, shape, &plan, per_unit), ..plan });
+                    }
                 }
+                let plan = Plan { threads: members * teams * SLICE, teams, strips, ..best };
+                add(Plan { groups: units(shape, strips).div_ceil(teams) * shape.splits, ..plan });
+            }
+        }
+        return list;
+    }
+    for slices in [1, 2, 3, 4, 6, 7, 8, 10, 12, 14, 16, 21, 24, 28, 32] {
+        for in_flight in [1, 2] {
+            let device = caps.compute_units.unwrap_or(16);
+            for groups in [best.groups, device * 4, device * 8, device * 16] {
+                add(Plan { threads: slices * SLICE, in_flight, groups: groups.min(best.groups), ..best });
             }
         }
     }
     list
 }
 
-/// The candidates that are timed when a model is first loaded, most promising first: the plan itself, then those nearest to it.
+/// The candidates that are timed when a model is first loaded, most promising first: the plan itself, then those nearest to it, so
+/// that each way in which plans differ is tried.
 pub fn short_list(caps: &Caps, shape: &Shape) -> Vec<Plan> {
     /// Each costs a pipeline to compile and some milliseconds to time.
-    const MOST: usize = 12;
+    const MOST: usize = 16;
     let mut list = candidates(caps, shape);
     let best = list[0];
+    if best.own_x {
+        // Plans that differ in their groups alone, those before it.
+        let team = |plan: &Plan| (plan.members(), plan.teams, plan.strips);
+        let mut members: Vec<u32> = list[1..].iter().map(Plan::members).filter(|members| *members != best.members()).collect();
+        members.dedup();
+        let far = |(index, plan): (usize, &Plan)| {
+            let grids = list[1..index].iter().filter(|other| team(other) == team(plan)).count();
+            let nearness = members.iter().position(|members| *members == plan.members());
+            // Both neighbours of the number of members come before those beyond them.
+            let of_members = nearness.map_or(0, |nearness| 2 + nearness / 2 * 2);
+            of_members + 2 * usize::from(plan.strips != best.strips) + grids
+        };
+        let mut rest: Vec<(usize, Plan)> = list.iter().enumerate().skip(1).map(|(i, plan)| (far((i, plan)), *plan)).collect();
+        rest.sort_by_key(|(far, _)| *far);
+        return [best].into_iter().chain(rest.into_iter().map(|(_, plan)| plan)).take(MOST).collect();
+    }
     let times = |a: u32, b: u32| (f64::from(a) / f64::from(b)).log2().abs();
     // Another number of slices tells more than a grid that leaves fewer groups to be started; odd numbers of slices leave
     // halves of a subgroup idle on some devices.
@@ -164,17 +349,35 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
         for (scheme, activations) in products.iter().copied() {
             for columns in BUCKETS {
                 for (rows, k, gated) in shapes.iter().copied() {
+                    let weights = Layout { scheme, rows, k };
                     for (epilogue, output) in outputs(activations, gated) {
-                        let weights = Layout { scheme, rows, k };
-                        let shape = Shape { weights, columns, activations, epilogue, output };
-                        let new = variant(&shape, at_tier(caps, &shape, tier));
-                        if !list.iter().any(|known| (known.tier, &known.constants) == (new.tier, &new.constants)) {
-                            list.push(new);
+                        let shape = Shape { epilogue, output, ..Shape::plain(weights, columns, activations) };
+                        for shape in with_prologues(caps, shape, tier) {
+                            let new = variant(&shape, at_tier(caps, &shape, tier));
+                            if !list.iter().any(|known| (known.tier, &known.constants) == (new.tier, &new.constants)) {
+                                list.push(new);
+                            }
                         }
                     }
                 }
             }
         }
+    }
+    list
+}
+
+/// A product by itself, and as models use it where x can be made by it or its sums be added up by the next.
+fn with_prologues(caps: &Caps, shape: Shape, tier: Tier) -> Vec<Shape> {
+    let mut list = vec![shape];
+    let own_x = shape.columns == 1 && shape.activations == Activations::Int16 && tier >= Tier::T1;
+    let splits = splits(caps, &shape.weights);
+    // Of the shapes above these read the residual stream, the others a sublayer's own.
+    if own_x && has_prologue(caps, shape.weights.k) && shape.weights.rows > shape.weights.k {
+        for prologue in [Prologue::Norm, Prologue::AddAndNorm { splits: 1 }, Prologue::AddAndNorm { splits: 3 }] {
+            list.push(Shape { prologue, ..shape });
+        }
+    } else if own_x && splits > 1 && shape.epilogue == Epilogue::None {
+        list.push(Shape { splits, ..shape });
     }
     list
 }
@@ -187,12 +390,13 @@ fn outputs(activations: Activations, gated: bool) -> Vec<(Epilogue, Activations)
     f32.chain(int16.filter(|(epilogue, output)| *output == activations && *epilogue != Epilogue::None)).collect()
 }
 
-/// As many slices as a workgroup can have: threads, and shared memory for the sums to be joined.
-fn most_slices(caps: &Caps, shape: &Shape, tier: Tier) -> u32 {
-    let words_per_thread = if tier >= Tier::T1 { 0.5 } else { 1.0 };
-    let bytes_per_slice = (SLICE * 4 * shape.columns as u32) as f64 * words_per_thread;
-    let by_memory = (f64::from(caps.max_shared_bytes) / bytes_per_slice) as u32;
-    by_memory.min(caps.max_threads / SLICE).max(1)
+/// As many slices as a workgroup of such a plan can have: threads, and shared memory for the sums to be joined.
+fn most_slices(caps: &Caps, shape: &Shape, plan: Plan) -> u32 {
+    let fits = |slices: &u32| {
+        let plan = Plan { threads: slices * SLICE, teams: 1, ..plan };
+        plan.shared_bytes(shape) <= caps.max_shared_bytes
+    };
+    (1..=caps.max_threads / SLICE).rev().find(fits).unwrap_or(1)
 }
 
 /// Slices that each compute unit wants to have under way: measured on an H200, where 8192 × 5376 is best with 12 slices a

@@ -1,12 +1,11 @@
 use gpu::{Subgroup, Tier, known};
 
-use super::{cases, policy, policy::Shape};
+use super::{Source, cases, policy, policy::{Prologue, Shape}};
 use crate::{Activations, Epilogue, Layout, Scheme, Target, product::trial::Trial};
 
 fn shape(rows: usize, k: usize, columns: usize) -> Shape {
     let weights = Layout::new(Scheme::Int8, rows, k).unwrap();
-    let (activations, output) = (Activations::Int8, Activations::F32);
-    Shape { weights, columns, activations, epilogue: Epilogue::None, output }
+    Shape::plain(weights, columns, Activations::Int8)
 }
 
 #[test]
@@ -18,9 +17,10 @@ fn all_cases_on_the_cpu_driver() {
 fn plans_of_larger_gpus_are_right_too() {
     let Some(device) = testkit::cpu_device() else { return };
     // The CPU driver's own plan has one slice: joins, loads in flight and grids smaller than the matrix show only here.
-    for (threads, in_flight, groups) in [(64, 1, 9), (224, 2, 3), (256, 3, 1), (1024, 2, 2)] {
+    for (threads, in_flight, groups, teams, strips) in [(64, 1, 9, 1, 1), (224, 2, 3, 1, 2), (256, 1, 1, 4, 1), (1024, 2, 2, 2, 2)] {
         for tier in [Tier::T0, Tier::T1] {
-            let plan = policy::Plan { tier, threads, in_flight, groups, subgroup: Subgroup::Any, lanes: None };
+            let (subgroup, lanes, own_x) = (Subgroup::Any, None, false);
+            let plan = policy::Plan { tier, threads, teams, strips, in_flight, groups, own_x, subgroup, lanes };
             for scheme in Scheme::ALL {
                 let kinds = Activations::ALL.into_iter().filter(|kind| policy::schemes(*kind).contains(&scheme));
                 // f32 only where int8 does not do.
@@ -30,7 +30,7 @@ fn plans_of_larger_gpus_are_right_too() {
                     let trial = Trial { activations, ..trial };
                     let comparison = cases::run(&device, trial, plan, device.caps()).unwrap();
                     assert!(comparison.passed(), "{plan:?}: {:?}", comparison.first_wrong);
-                    if threads != 224 {
+                    if strips == 2 {
                         let weights = Layout::new(scheme, 96, 640).unwrap();
                         let output = if activations == Activations::Int16 { activations } else { Activations::F32 };
                         let trial = Trial { weights, epilogue: Epilogue::Geglu, output, ..trial };
@@ -42,6 +42,65 @@ fn plans_of_larger_gpus_are_right_too() {
         }
     }
     device.assert_no_messages();
+}
+
+#[test]
+fn teams_make_and_share_their_x() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let norm = Prologue::AddAndNorm { splits: 2 };
+    for (threads, teams, strips, groups) in [(128, 2, 2, 3), (256, 4, 2, 2), (96, 1, 2, 1)] {
+        let base = policy::plan(device.caps(), &Shape::plain(Layout::new(Scheme::Int8, 16, 128).unwrap(), 1, Activations::Int16));
+        for (prologue, epilogue, splits) in [(norm, Epilogue::Geglu, 1), (norm, Epilogue::None, 1), (Prologue::None, Epilogue::None, 3)] {
+            for scheme in [Scheme::Int8, Scheme::Int4Min] {
+                let weights = Layout::new(scheme, 224, 1152).unwrap();
+                let shape = Shape { prologue, epilogue, splits, ..Shape::plain(weights, 1, Activations::Int16) };
+                let plan = policy::Plan { threads, teams, strips, groups: groups * splits, ..base };
+                let comparison = cases::run_own_x(&device, shape, plan, device.caps()).unwrap();
+                assert!(comparison.passed(), "{shape:?}, {plan:?}: {:?}", comparison.first_wrong);
+            }
+        }
+    }
+    device.assert_no_messages();
+}
+
+#[test]
+fn plans_of_own_x_fit_the_device() {
+    for caps in [known::h200(), known::radeon_780m(), known::mesa_cpu()] {
+        for scheme in [Scheme::Int8, Scheme::Int4] {
+            for (rows, k) in [(32, 32), (5376, 4096), (43008, 5376), (5376, 21504), (262_144, 640), (1152, 6912)] {
+                let weights = Layout::new(scheme, rows, k).unwrap();
+                let plain = Shape::plain(weights, 1, Activations::Int16);
+                let split = Shape { splits: policy::splits(&caps, &weights), ..plain };
+                let gated = Shape { epilogue: Epilogue::Geglu, output: Activations::Int16, ..plain };
+                for shape in [plain, split, gated] {
+                    for plan in policy::candidates(&caps, &shape) {
+                        let (threads, shared) = (plan.threads, plan.shared_bytes(&shape));
+                        assert!(threads.is_multiple_of(32 * plan.teams) && threads <= caps.max_threads, "{plan:?}");
+                        assert!(plan.groups.is_multiple_of(shape.splits) && plan.groups <= caps.max_groups, "{plan:?}");
+                        assert!(shared <= caps.max_shared_bytes, "{plan:?} needs {shared} bytes of shared memory");
+                        assert!(plan.strips >= shape.epilogue.strips() as u32, "{plan:?}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn one_workgroup_a_compute_unit_with_as_much_to_do_as_the_others() {
+    // The shapes of a 27B model on an H200: what the best of a sweep have in common.
+    let plan = |scheme, rows, k, epilogue: Epilogue, splits| {
+        let weights = Layout::new(scheme, rows, k).unwrap();
+        let shape = Shape { epilogue, splits, ..Shape::plain(weights, 1, Activations::Int16) };
+        let plan = policy::plan(&known::h200(), &shape);
+        (plan.members(), plan.teams, plan.strips, plan.groups)
+    };
+    assert_eq!(plan(Scheme::Int4, 43008, 5376, Epilogue::Geglu, 1), (7, 4, 2, 112), "1344 pairs, 3 rounds");
+    assert_eq!(plan(Scheme::Int8, 43008, 5376, Epilogue::Geglu, 1), (7, 2, 2, 112), "6 rounds");
+    assert_eq!(plan(Scheme::Int8, 8192, 5376, Epilogue::None, 1), (7, 4, 1, 128), "512 strips, one round");
+    assert_eq!(plan(Scheme::Int4, 5376, 21504, Epilogue::None, 3), (7, 4, 2, 126), "168 pairs in 3 splits, one round");
+    assert_eq!(policy::splits(&known::h200(), &Layout::new(Scheme::Int8, 5376, 21504).unwrap()), 3);
+    assert_eq!(policy::splits(&known::h200(), &Layout::new(Scheme::Int8, 5376, 4096).unwrap()), 1);
 }
 
 #[test]
@@ -61,7 +120,7 @@ fn plans_fit_the_device() {
                     if plan.tier >= Tier::T1 && plan.subgroup == Subgroup::Any {
                         assert!(plan.threads.is_multiple_of(caps.max_subgroup_size), "{plan:?}: not whole subgroups");
                     }
-                    let shared = plan.threads * 4 * columns as u32 / if plan.tier >= Tier::T1 { 2 } else { 1 };
+                    let shared = plan.shared_bytes(&shape);
                     assert!(shared <= caps.max_shared_bytes, "{plan:?} needs {shared} bytes of shared memory");
                 }
             }
@@ -117,12 +176,12 @@ fn wrong_operands_are_refused() {
     let y = arena.buffer("y", 32 * 4).unwrap();
     let target = |y: &gpu::View| Target::whole(y.clone(), 32);
     let mut recorder = device.recorder().unwrap();
-    kernel.record(&mut recorder, "right", &w, &x, &target(&y.view())).unwrap();
-    kernel.record(&mut recorder, "f32 for int8", &w, &x_f32, &target(&y.view())).unwrap_err();
-    kernel.record(&mut recorder, "short y", &w, &x, &target(&y.slice(0..64).unwrap())).unwrap_err();
+    kernel.record(&mut recorder, "right", &w, Source::Vectors(&x), &target(&y.view())).unwrap();
+    kernel.record(&mut recorder, "f32 for int8", &w, Source::Vectors(&x_f32), &target(&y.view())).unwrap_err();
+    kernel.record(&mut recorder, "short y", &w, Source::Vectors(&x), &target(&y.slice(0..64).unwrap())).unwrap_err();
     let other = Layout::new(Scheme::Int4, 32, 64).unwrap();
     let other = crate::Matrix::allocate(&mut arena, "w", other, device.caps()).unwrap();
-    let error = kernel.record(&mut recorder, "int4 for int8", &other, &x, &target(&y.view())).unwrap_err().to_string();
+    let error = kernel.record(&mut recorder, "int4 for int8", &other, Source::Vectors(&x), &target(&y.view())).unwrap_err().to_string();
     assert!(error.contains("Int4") && error.contains("Int8"), "{error}");
     assert!(super::Gemv::new(&device, shape(32, 64, 9)).is_err());
     let floats = Layout::new(Scheme::Bf16, 32, 64).unwrap();
@@ -142,14 +201,14 @@ fn wrong_operands_are_refused() {
     let x = crate::Vectors::int16(&mut arena, "x", 64, 1).unwrap();
     let y16 = Target::vectors(&crate::Vectors::int16(&mut arena, "y", 48, 1).unwrap()).unwrap();
     assert_eq!(y16.kind(), int16);
-    kernel.record(&mut recorder, "right", &w, &x, &y16).unwrap();
-    kernel.record(&mut recorder, "the last", &w, &x, &Target { first: 112, ..y16.clone() }).unwrap();
+    kernel.record(&mut recorder, "right", &w, Source::Vectors(&x), &y16).unwrap();
+    kernel.record(&mut recorder, "the last", &w, Source::Vectors(&x), &Target { first: 112, ..y16.clone() }).unwrap();
     for (what, first, stride) in [("no half group", 8, 128), ("too far", 128, 128), ("no quads", 0, 64)] {
-        kernel.record(&mut recorder, what, &w, &x, &Target { first, stride, ..y16.clone() }).expect_err(what);
+        kernel.record(&mut recorder, what, &w, Source::Vectors(&x), &Target { first, stride, ..y16.clone() }).expect_err(what);
     }
     let few = Some(y16.scales.as_ref().unwrap().slice(0..16).unwrap());
-    kernel.record(&mut recorder, "few scales", &w, &x, &Target { scales: few, ..y16.clone() }).unwrap_err();
-    kernel.record(&mut recorder, "f32 for int16", &w, &x, &target(&y.view())).unwrap_err();
+    kernel.record(&mut recorder, "few scales", &w, Source::Vectors(&x), &Target { scales: few, ..y16.clone() }).unwrap_err();
+    kernel.record(&mut recorder, "f32 for int16", &w, Source::Vectors(&x), &target(&y.view())).unwrap_err();
     let int8 = crate::Vectors::int8(&mut arena, "y", 64, 1).unwrap();
     assert!(Target::vectors(&int8).is_err(), "int8 output");
 }
@@ -180,7 +239,7 @@ fn int16_keeps_zeros_and_what_is_not_a_number() {
         recorder.fill("x scales", x_scales, scale.to_bits()).unwrap();
         recorder.fill("y", y_values, 0x5555_5555).unwrap();
         recorder.fill("y scales", y_scales, 0x5555_5555).unwrap();
-        kernel.record(&mut recorder, "gemv", &w, &x, &Target::vectors(&y).unwrap()).unwrap();
+        kernel.record(&mut recorder, "gemv", &w, Source::Vectors(&x), &Target::vectors(&y).unwrap()).unwrap();
         recorder.seal().unwrap().run(crate::selftest::TIMEOUT).unwrap();
         let got = f32::from_bits(y_scales.read_vec::<u32>().unwrap()[0]);
         if scale.is_nan() {

@@ -119,12 +119,12 @@ fn variants(caps: &Caps) -> Vec<Variant> {
 }
 
 fn cases(caps: &Caps) -> Vec<Case> {
-    let threads = 128.min(caps.max_threads);
-    let mut list: Vec<Case> = [(1, 1), (3, 1000), (4, 4096), (7, 12_345)]
+    // Threads that are no power of two are not halved evenly.
+    let mut list: Vec<Case> = [(128, 1, 1), (128, 3, 1000), (128, 4, 4096), (128, 7, 12_345), (1, 2, 9), (99, 3, 1000)]
         .into_iter()
-        .map(|(groups, vectors)| {
-            let shape = ReadShape { threads, groups, in_flight: 4 };
-            let name = format!("read {vectors} × 16 bytes, {groups} groups");
+        .map(|(threads, groups, vectors)| {
+            let shape = ReadShape { threads: caps.max_threads.min(threads), groups, in_flight: 4 };
+            let name = format!("read {vectors} × 16 bytes, {groups} groups of {threads} threads");
             Case::new(name, Tier::T0, move |device| run_read(device, shape, vectors))
         })
         .collect();

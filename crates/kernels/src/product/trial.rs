@@ -179,7 +179,7 @@ impl<'a> Int16Output<'a> {
 }
 
 /// Random weights into a matrix in mapped memory.
-fn fill(matrix: &mut Matrix, random: &mut Random) -> Result<reference::Weights> {
+pub(crate) fn fill(matrix: &mut Matrix, random: &mut Random) -> Result<reference::Weights> {
     let layout = matrix.layout();
     let Layout { scheme, rows, k } = layout;
     if scheme.is_float() {

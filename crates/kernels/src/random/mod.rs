@@ -53,15 +53,20 @@ impl Random {
 /// Fills activations with random values: those of a benchmark must not be zeros, which cost a device less.
 pub fn fill_vectors(device: &Device, x: &Vectors) -> Result<()> {
     let mut recorder = device.recorder()?;
-    let mut fill = |kind: Kind, to: View| Random::new(device, kind)?.record(&mut recorder, "x", &to, 1);
+    record_vectors(&mut recorder, device, x)?;
+    recorder.seal()?.run(TIMEOUT)
+}
+
+/// The same as part of a program.
+pub fn record_vectors(recorder: &mut Recorder, device: &Device, x: &Vectors) -> Result<()> {
+    let mut fill = |kind: Kind, to: View| Random::new(device, kind)?.record(recorder, "x", &to, 1);
     match &x.data {
-        VectorData::F32(values) => fill(Kind::Floats, values.view())?,
+        VectorData::F32(values) => fill(Kind::Floats, values.view()),
         VectorData::Int8 { values, scales } | VectorData::Int16 { values, scales } => {
             fill(Kind::Bits, values.view())?;
-            fill(Kind::Floats, scales.view())?;
+            fill(Kind::Floats, scales.view())
         }
     }
-    recorder.seal()?.run(TIMEOUT)
 }
 
 /// The same word on the CPU.

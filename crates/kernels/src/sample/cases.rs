@@ -2,7 +2,7 @@
 
 use gpu::{Caps, Device, Result, Tier};
 
-use super::{Bias, Form, MAX_BIASES, NO_TOKEN, Operands, Params, Sample, Sampled, policy, reference};
+use super::{Bias, Form, MAX_BIASES, MAX_ENDS, NO_TOKEN, Operands, Params, Run, Sample, Sampled, policy, reference};
 use crate::selftest::{Case, Comparison, Output, Random, TIMEOUT, arena};
 
 /// What the logits of a case look like.
@@ -121,6 +121,7 @@ pub(super) struct Outcome {
     pub next_tokens: Vec<u32>,
     pub next_positions: Vec<u32>,
     pub counts: Vec<u32>,
+    pub run: Vec<u32>,
 }
 
 impl Setup {
@@ -180,6 +181,8 @@ impl Setup {
         let sampled = Output::new(&mut arena, count * Sampled::WORDS)?;
         let next_tokens = Output::new(&mut arena, count)?;
         let next_positions = Output::new(&mut arena, count)?;
+        let ends: Vec<u32> = (0..count).flat_map(|row| self.ends(row)).collect();
+        let run = arena.buffer_from("run", &Run::START)?;
         let operands = Operands {
             active: arena.buffer_from("active", &[self.active as u32])?.view(),
             logits: arena.buffer_from("logits", &self.logits.concat())?.view(),
@@ -194,6 +197,8 @@ impl Setup {
             sampled: sampled.buffer.view(),
             next_tokens: next_tokens.buffer.view(),
             next_positions: next_positions.buffer.view(),
+            ends: arena.buffer_from("ends", &ends)?.view(),
+            run: run.view(),
         };
         let untouched = next_tokens.read(&mut Comparison::default())?[0];
         let mut recorder = device.recorder()?;
@@ -208,7 +213,17 @@ impl Setup {
         }
         let words: &[[u32; Sampled::WORDS]] = bytemuck::cast_slice(&words);
         let sampled = words[..self.active].iter().map(|words| Sampled::from_words(*words)).collect();
-        Ok(Outcome { sampled, next_tokens, next_positions, counts: counts.read_vec()? })
+        let (counts, run) = (counts.read_vec()?, run.read_vec()?);
+        Ok(Outcome { sampled, next_tokens, next_positions, counts, run })
+    }
+
+    /// Every third row ends with any even token of the lower ones, in the first and the last place.
+    fn ends(&self, row: usize) -> [u32; MAX_ENDS] {
+        let mut ends = [NO_TOKEN; MAX_ENDS];
+        if row % 3 == 1 {
+            (0..MAX_ENDS as u32).for_each(|i| ends[i as usize] = 2 * i);
+        }
+        ends
     }
 
     /// What the reference makes of an output row.
@@ -253,6 +268,10 @@ impl Setup {
             comparison.equal(|| at("next position"), &outcome.next_positions[row], &(position + 1));
         }
         comparison.equal(|| "the counts".into(), &outcome.counts, &counts);
+        let ends = |(row, sampled): (usize, &Sampled)| sampled.token == NO_TOKEN || self.ends(row).contains(&sampled.token);
+        let ended = outcome.sampled.iter().enumerate().filter(|row| ends(*row)).count();
+        comparison.equal(|| "rows finished".into(), &outcome.run[0], &((ended << 16 | self.active) as u32));
+        comparison.equal(|| "whether it goes on".into(), &outcome.run[1], &u32::from(ended == 0));
     }
 }
 

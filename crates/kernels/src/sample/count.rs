@@ -1,28 +1,37 @@
-//! The tokens of prompts, marked in the counts of their sequences.
+//! The tokens of prompts, marked in the counts of their sequences, and tokens taken back out of them.
 
 use gpu::{Caps, Device, Error, Pipeline, Recorder, Result, Subgroup, Tier, View};
 
 use crate::{
-    shaders::count_prompt::{Constants, Push, TIERS},
+    shaders::count_tokens::{Constants, Push, TIERS},
     variant::Variant,
 };
 
 const THREADS: u32 = 64;
 
+/// What becomes of the counts of some tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Counting {
+    /// They are marked as a prompt's ([`IN_PROMPT`](super::IN_PROMPT)), unless they occurred already.
+    Prompt,
+    /// They were generated once less, each of them: as if they had not been sampled.
+    TakeBack,
+}
+
 /// The kernel for one vocabulary.
-pub struct CountPrompt {
+pub struct CountTokens {
     vocab: usize,
     pipeline: Pipeline,
 }
 
-impl CountPrompt {
+impl CountTokens {
     /// Compiles it.
-    pub fn new(device: &Device, vocab: usize) -> Result<Self> {
-        Ok(Self { vocab, pipeline: variant(device.caps()).pipeline(device)? })
+    pub fn new(device: &Device, counting: Counting, vocab: usize) -> Result<Self> {
+        Ok(Self { vocab, pipeline: variant(device.caps(), counting).pipeline(device)? })
     }
 
-    /// Sets [`IN_PROMPT`](super::IN_PROMPT) in `counts` (u32, `[slot][vocab]`) for the tokens of up to `rows` rows, of which
-    /// `active` (one u32) says how many are in use. Tokens past the vocabulary are left out.
+    /// Changes `counts` (u32, `[slot][vocab]`) for the tokens of up to `rows` rows, of which `active` (one u32) says how many are
+    /// in use. Tokens past the vocabulary are left out.
     pub fn record(
         &self,
         recorder: &mut Recorder,
@@ -48,11 +57,15 @@ impl CountPrompt {
     }
 }
 
-fn variant(caps: &Caps) -> Variant {
+fn variant(caps: &Caps, counting: Counting) -> Variant {
     let threads = THREADS.min(caps.max_threads);
-    Variant::new("tokens of a prompt".into(), TIERS, Tier::T0, &Constants { threads }, Subgroup::Any)
+    let (label, take_back) = match counting {
+        Counting::Prompt => ("tokens of a prompt", false),
+        Counting::TakeBack => ("tokens taken back", true),
+    };
+    Variant::new(label.into(), TIERS, Tier::T0, &Constants { threads, take_back }, Subgroup::Any)
 }
 
 pub(super) fn variants(caps: &Caps) -> Vec<Variant> {
-    vec![variant(caps)]
+    [Counting::Prompt, Counting::TakeBack].map(|counting| variant(caps, counting)).into()
 }

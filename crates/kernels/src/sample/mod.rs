@@ -13,6 +13,9 @@
 //! 4. `sample_select` finds exactly which of them stay, and draws.
 //!
 //! Steps 3 and 4 are recorded only for a [`Form`] with filters.
+//!
+//! A program may be replayed several times in one submission, a [`Run`]: the sampler then leaves what each replay sampled in an entry
+//! of its own, and says when a row has met a token that ends it, for a condition to skip the rest.
 
 mod cases;
 mod count;
@@ -24,8 +27,8 @@ mod tests;
 
 use gpu::{Address, Device, Error, Pipeline, Recorder, Result, Tier, View};
 
-pub use count::CountPrompt;
-pub use params::{BAN, Bias, IN_PROMPT, MAX_BIASES, MIN_TEMPERATURE, NO_TOKEN, Params, Sampled};
+pub use count::{CountTokens, Counting};
+pub use params::{BAN, Bias, IN_PROMPT, MAX_BIASES, MAX_ENDS, MIN_TEMPERATURE, NO_TOKEN, Params, Run, Sampled};
 
 use crate::{
     Kernel,
@@ -90,13 +93,17 @@ pub struct Operands {
     pub mask: Option<View>,
     /// As [`Sample::scratch_bytes`] says; nothing in it outlives the call.
     pub scratch: View,
-    /// [`Sampled`] an output row, as words, written.
+    /// [`Sampled`] as words, `[step of the run][output row in use]`, written; steps that do not fit are left out.
     pub sampled: View,
     /// u32, written: the token of the next step, [`NO_TOKEN`] where there is none. May be the step's own tokens where every output
     /// row is the row of the same number (`rows[i] == i`): then decoding needs nothing from the host.
     pub next_tokens: View,
     /// u32, written: the row's position + 1. May be `positions` itself on the same condition; otherwise it must not overlap it.
     pub next_positions: View,
+    /// u32, `[output row][MAX_ENDS]`: the tokens that end a row, [`NO_TOKEN`] for those that it has not.
+    pub ends: View,
+    /// [`Run`] as words, read and written.
+    pub run: View,
 }
 
 impl Sample {
@@ -137,6 +144,7 @@ impl Sample {
         };
         let (partials, states) = (Address::from(part(scratch.partials)?), filtered(scratch.states)?);
         let candidates = filtered(scratch.candidates)?;
+        let entries = (operands.sampled.len() / (Sampled::WORDS as u64 * 4)).try_into().unwrap_or(u32::MAX);
         let (vocab, blocks, rows) = (self.vocab as u32, policy::blocks(self.vocab) as u32, rows as u32);
 
         let push = sample_blocks::Push {
@@ -166,7 +174,10 @@ impl Sample {
             sampled: some(&operands.sampled),
             next_tokens: some(&operands.next_tokens),
             next_positions: some(&operands.next_positions),
+            ends: some(&operands.ends),
+            run: some(&operands.run),
             vocab,
+            entries,
             blocks,
         };
         recorder.dispatch(name, &self.join, [rows, 1, 1], &push)?;
@@ -199,7 +210,10 @@ impl Sample {
             sampled: some(&operands.sampled),
             next_tokens: some(&operands.next_tokens),
             next_positions: some(&operands.next_positions),
+            ends: some(&operands.ends),
+            run: some(&operands.run),
             vocab,
+            entries,
         };
         recorder.dispatch(name, select, [rows, 1, 1], &push)
     }
@@ -221,6 +235,8 @@ impl Sample {
             ("biases", operands.biases.as_ref(), rows * MAX_BIASES * 2),
             ("mask", operands.mask.as_ref(), rows * vocab.div_ceil(32)),
             ("sampled", Some(&operands.sampled), rows * Sampled::WORDS),
+            ("ends", Some(&operands.ends), rows * MAX_ENDS),
+            ("run", Some(&operands.run), Run::WORDS),
             ("next_tokens", Some(&operands.next_tokens), rows),
             ("next_positions", Some(&operands.next_positions), rows),
         ];

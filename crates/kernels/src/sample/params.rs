@@ -2,6 +2,8 @@
 
 use gpu::{Error, Result};
 
+/// Tokens that may end a row.
+pub const MAX_ENDS: usize = 16;
 /// Biases that a row may have.
 pub const MAX_BIASES: usize = 512;
 /// A bias from here down bans its token.
@@ -125,6 +127,23 @@ impl Bias {
     pub fn to_words(self) -> [u32; 2] {
         [self.token, self.bias.to_bits()]
     }
+}
+
+/// How far a run of steps has come. Two words: how often a row has finished, with those that ended counted from bit 16 on, and
+/// whether the steps that follow are to run. The host writes [`Run::START`] before a run. The step in which a row meets one of its
+/// end tokens, or gets no token, is the last: when all of its rows have finished, the second word is 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run;
+
+impl Run {
+    /// Words of a record.
+    pub const WORDS: usize = 2;
+    /// Nothing has finished, and all is to run.
+    pub const START: [u32; Self::WORDS] = [0, 1];
+    /// Where the second word lies, in bytes.
+    pub const RUNNING: std::ops::Range<u64> = 4..8;
+    /// Rows that may finish in a run, all steps together.
+    pub const MAX_FINISHED: usize = (1 << 16) - 1;
 }
 
 /// What came out for one output row.

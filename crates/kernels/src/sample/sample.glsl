@@ -63,12 +63,21 @@ layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Par
 layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Biases { Bias data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 4) writeonly buffer SampledList { Sampled data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 4) writeonly buffer Next { uint data[]; };
+// As Run (params.rs).
+layout(buffer_reference, scalar, buffer_reference_align = 4) buffer Run {
+    uint finished;
+    uint running;
+};
 layout(buffer_reference, scalar, buffer_reference_align = 4) buffer Counts { uint data[]; };
 
 // Tokens of a block, as BLOCK (policy.rs).
 const uint BLOCK = 2048;
 // No token: as NO_TOKEN (mod.rs).
 const uint NO_TOKEN = 0xffffffffu;
+// Tokens that may end a row: as MAX_ENDS (params.rs).
+const uint MAX_ENDS = 16;
+// In `finished`: rows in the bits below, those that ended in the bits from here on.
+const uint ENDED = 0x10000u;
 // Below this a division by the temperature might overflow: it counts as 0. As MIN_TEMPERATURE (mod.rs).
 const float MIN_TEMPERATURE = 1e-5;
 

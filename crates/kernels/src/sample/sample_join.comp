@@ -31,7 +31,11 @@ layout(push_constant, scalar) uniform Push {
     SampledList sampled;
     Next next_tokens;
     Next next_positions;
+    Words ends;
+    Run run;
     uint vocab;
+    // Room in `sampled`.
+    uint entries;
     uint blocks;
 } push;
 

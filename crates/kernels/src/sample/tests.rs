@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 use gpu::{Device, Tier, known};
 
 use super::{
-    Bias, CountPrompt, Form, IN_PROMPT, NO_TOKEN, Operands, Params, Sample, Sampled,
+    Bias, CountTokens, Counting, Form, IN_PROMPT, MAX_ENDS, NO_TOKEN, Operands, Params, Run, Sample, Sampled,
     cases::{FULL, Logits, PLAIN, Setup},
     policy, reference,
 };
@@ -128,6 +128,7 @@ fn draws(device: &Device, form: Form, logits: &[f32], params: Params, replays: u
     let positions = arena.buffer_from("positions", &identity.iter().map(|row| row * 10_000).collect::<Vec<_>>()).unwrap();
     let sampled = arena.buffer("sampled", (ROWS * 16) as u64).unwrap();
     let rows = arena.buffer_from("rows", &identity).unwrap();
+    let mut run = arena.buffer_from("run", &Run::START).unwrap();
     let operands = Operands {
         active: arena.buffer_from("active", &[ROWS as u32]).unwrap().view(),
         logits: arena.buffer_from("logits", &logits.repeat(ROWS)).unwrap().view(),
@@ -142,12 +143,15 @@ fn draws(device: &Device, form: Form, logits: &[f32], params: Params, replays: u
         sampled: sampled.view(),
         next_tokens: arena.buffer("tokens", (ROWS * 4) as u64).unwrap().view(),
         next_positions: positions.view(),
+        ends: arena.buffer_from("ends", &[NO_TOKEN; ROWS * MAX_ENDS]).unwrap().view(),
+        run: run.view(),
     };
     let mut recorder = device.recorder().unwrap();
     kernel.record(&mut recorder, "sample", ROWS, &operands).unwrap();
     let program = recorder.seal().unwrap();
     let mut tally = BTreeMap::new();
     for replay in 1..=replays as u32 {
+        run.write(0, bytemuck::cast_slice(&Run::START)).unwrap();
         program.run(TIMEOUT).unwrap();
         for words in sampled.read_vec::<[u32; 4]>().unwrap() {
             *tally.entry(Sampled::from_words(words).token).or_default() += 1;
@@ -209,24 +213,106 @@ fn of_equals_top_k_keeps_the_lowest_and_top_p_keeps_all() {
 }
 
 #[test]
+fn a_run_leaves_each_step_in_its_entry_and_ends_with_the_first_row_that_does() {
+    let Some(device) = testkit::cpu_device() else { return };
+    const ROWS: usize = 3;
+    const STEPS: usize = 6;
+    let mut arena = arena(&device);
+    let logits: Vec<f32> = (0..100).map(|token| (token % 17) as f32 * 0.2).collect();
+    let form = Form { counts: true, filters: true, ..PLAIN };
+    let kernel = Sample::new(&device, form, logits.len()).unwrap();
+    // One row is done after the second kernel of a step, the others after the last; the bucket has one row to spare.
+    let params = [Params::default(), Params { top_k: 20, ..DRAW }, Params { top_k: 30, seed: 5, ..DRAW }];
+    let params: Vec<u32> = params.iter().chain([&DRAW]).flat_map(Params::to_words).collect();
+    let mut positions = arena.buffer_from("positions", &[10_u32, 20, 30, 40]).unwrap();
+    let mut sampled = arena.buffer("sampled", (ROWS * (STEPS - 1) * 16) as u64).unwrap();
+    let mut counts = arena.buffer("counts", (ROWS * logits.len() * 4) as u64).unwrap();
+    let mut ends = arena.buffer("ends", (4 * MAX_ENDS * 4) as u64).unwrap();
+    let mut run = arena.buffer("run", 8).unwrap();
+    let operands = Operands {
+        active: arena.buffer_from("active", &[ROWS as u32]).unwrap().view(),
+        logits: arena.buffer_from("logits", &logits.repeat(ROWS + 1)).unwrap().view(),
+        params: arena.buffer_from("params", &params).unwrap().view(),
+        rows: arena.buffer_from("rows", &[0_u32, 1, 2, 3]).unwrap().view(),
+        positions: positions.view(),
+        slots: arena.buffer_from("slots", &[2_u32, 0, 1, 1]).unwrap().view(),
+        counts: Some(counts.view()),
+        biases: None,
+        mask: None,
+        scratch: arena.buffer("scratch", kernel.scratch_bytes(ROWS + 1)).unwrap().view(),
+        sampled: sampled.view(),
+        next_tokens: arena.buffer("tokens", (ROWS as u64 + 1) * 4).unwrap().view(),
+        next_positions: positions.view(),
+        ends: ends.view(),
+        run: run.view(),
+    };
+    let mut recorder = device.recorder().unwrap();
+    recorder
+        .only_while(&run.slice(Run::RUNNING).unwrap(), |recorder| kernel.record(recorder, "sample", ROWS + 1, &operands))
+        .unwrap();
+    let program = recorder.seal().unwrap();
+    const UNTOUCHED: u32 = 0xabcd;
+    let mut go = |end: u32, steps: usize| {
+        let words = |words: &[u32]| -> Vec<u8> { bytemuck::cast_slice(words).to_vec() };
+        positions.write(0, &words(&[10, 20, 30, 40])).unwrap();
+        sampled.write(0, &words(&[UNTOUCHED; ROWS * (STEPS - 1) * 4])).unwrap();
+        counts.write(0, &words(&vec![0; ROWS * logits.len()])).unwrap();
+        ends.write(0, &words(&[NO_TOKEN; 4 * MAX_ENDS])).unwrap();
+        // Of the last row, in the last place.
+        ends.write((3 * MAX_ENDS as u64 - 1) * 4, &words(&[end])).unwrap();
+        run.write(0, &words(&Run::START)).unwrap();
+        let ticket = device.submit(&vec![&program; steps]).unwrap();
+        device.wait(ticket, TIMEOUT).unwrap();
+        let tokens: Vec<u32> = sampled.read_vec::<[u32; 4]>().unwrap().iter().map(|words| words[0]).collect();
+        let counted: u32 = counts.read_vec::<u32>().unwrap().iter().sum();
+        (tokens, counted, positions.read_vec::<u32>().unwrap(), run.read_vec::<u32>().unwrap())
+    };
+    // One step more than there is room for: it runs, and is left out.
+    let (tokens, counted, moved, state) = go(NO_TOKEN, STEPS);
+    assert!(!tokens.contains(&UNTOUCHED) && counted == 18, "{tokens:?}");
+    assert_eq!((moved, state), (vec![16, 26, 36, 40], vec![18, 1]));
+    // The token that the last row draws in its third step, and not before.
+    let end = tokens[2 * ROWS + 2];
+    assert!(![tokens[2], tokens[5]].contains(&end), "else choose another seed");
+    let (ended, counted, moved, state) = go(end, STEPS);
+    assert_eq!(ended[..3 * ROWS], tokens[..3 * ROWS]);
+    assert!(ended[3 * ROWS..].iter().all(|token| *token == UNTOUCHED), "{ended:?}");
+    assert_eq!((counted, moved, state), (9, vec![13, 23, 33, 40], vec![1 << 16 | 9, 0]));
+}
+
+#[test]
 fn prompts_are_counted() {
     let Some(device) = testkit::cpu_device() else { return };
     let mut arena = arena(&device);
     let vocab = 50;
-    let counts = arena.buffer_from("counts", &vec![2_u32; 3 * vocab]).unwrap();
+    let mut before = vec![0_u32; 3 * vocab];
+    before[2 * vocab + 7] = 2;
+    let mut counts = arena.buffer_from("counts", &before).unwrap();
     let tokens = arena.buffer_from("tokens", &[7_u32, 7, 49, 1000, 5]).unwrap();
     let slots = arena.buffer_from("slots", &[0_u32, 2, 1, 1, 0]).unwrap();
     let active = arena.buffer_from("active", &[4_u32]).unwrap();
-    let kernel = CountPrompt::new(&device, vocab).unwrap();
+    let kernel = CountTokens::new(&device, Counting::Prompt, vocab).unwrap();
     let mut recorder = device.recorder().unwrap();
     let views = [&active, &tokens, &slots, &counts].map(|buffer| buffer.view());
     kernel.record(&mut recorder, "count", 5, views.each_ref()).unwrap();
     kernel.record(&mut recorder, "more rows than tokens", 6, views.each_ref()).unwrap_err();
     recorder.seal().unwrap().run(TIMEOUT).unwrap();
-    let mut want = vec![2; 3 * vocab];
-    for (slot, token) in [(0, 7), (2, 7), (1, 49)] {
-        want[slot * vocab + token] |= IN_PROMPT;
+    // What was generated before needs no mark.
+    let mut want = before;
+    for (slot, token) in [(0, 7), (1, 49)] {
+        want[slot * vocab + token] = IN_PROMPT;
     }
+    assert_eq!(counts.read_vec::<u32>().unwrap(), want);
+
+    // Generated tokens go as they came: a prompt's mark stays.
+    let mut recorder = device.recorder().unwrap();
+    let kernel = CountTokens::new(&device, Counting::TakeBack, vocab).unwrap();
+    let [tokens, slots] = [[7_u32, 7, 9, 9], [2, 2, 1, 1]].map(|words| arena.buffer_from("words", &words).unwrap());
+    counts.write((vocab as u64 + 9) * 4, bytemuck::bytes_of(&(IN_PROMPT | 2))).unwrap();
+    kernel.record(&mut recorder, "take back", 4, [&active, &tokens, &slots, &counts].map(|buffer| buffer.view()).each_ref()).unwrap();
+    recorder.seal().unwrap().run(TIMEOUT).unwrap();
+    want[2 * vocab + 7] = 0;
+    want[vocab + 9] = IN_PROMPT;
     assert_eq!(counts.read_vec::<u32>().unwrap(), want);
 }
 
@@ -288,6 +374,8 @@ fn wrong_operands_are_refused() {
         sampled: words.view(),
         next_tokens: words.view(),
         next_positions: words.view(),
+        ends: words.view(),
+        run: words.view(),
     };
     let record = |operands: Operands| kernel.record(&mut device.recorder().unwrap(), "sample", 2, &operands);
     record(right()).unwrap();
@@ -297,6 +385,8 @@ fn wrong_operands_are_refused() {
     record(Operands { biases: Some(short()), ..right() }).unwrap_err();
     record(Operands { scratch: short(), ..right() }).unwrap_err();
     record(Operands { sampled: short(), ..right() }).unwrap_err();
+    record(Operands { ends: short(), ..right() }).unwrap_err();
+    record(Operands { run: short(), ..right() }).unwrap_err();
     let error = record(Operands { logits: short(), ..right() }).unwrap_err().to_string();
     assert!(error.contains("logits"), "{error}");
     record(Operands { logits: words.slice(4..1 << 15).unwrap(), ..right() }).unwrap_err();

@@ -9,7 +9,7 @@
 //! found before is not used.
 //!
 //! Another number of slices sums a row in another order, so that a tuned product may differ from an untuned one in the last bits
-//! of an f32. A plan is therefore replaced only by one that is clearly faster, twice in a row, and then kept: later starts
+//! of an f32. A plan is therefore replaced only by one that is clearly faster, by the better of two times each, and then kept: later starts
 //! give the same results. Products that the time did not suffice for are timed at the next start.
 
 mod file;
@@ -30,13 +30,36 @@ use serde::{Deserialize, Serialize};
 use crate::{
     Layout, Matrix, Target, Vectors,
     gemv::{
-        MAX_COLUMNS,
+        self, MAX_COLUMNS, Source,
         policy::{self, Plan, Shape},
     },
 };
 
-/// Time that tuning may take for all products of a model, compiling included.
+/// Time that timing may take for all products of a model; compiling what is timed comes before.
 pub const BUDGET: Duration = Duration::from_secs(2);
+
+/// Pipelines that a core compiles in about 1.5 s: with few cores fewer plans are tried.
+const PIPELINES_PER_CORE: usize = 15;
+/// Plans that are tried for a shape even so.
+const FEWEST_PLANS: usize = 4;
+
+/// What x of a product is, or is made of.
+pub enum Input<'a> {
+    /// Itself; timing fills it with random values.
+    Vectors(&'a Vectors),
+    /// A norm that the product computes. Timing fills what it reads with random values, and writes the stream as decoding does.
+    Norm(gemv::Norm),
+}
+
+impl Input<'_> {
+    /// As the kernel takes it.
+    pub fn source(&self) -> Source<'_> {
+        match self {
+            Input::Vectors(x) => Source::Vectors(x),
+            Input::Norm(norm) => Source::Norm(norm),
+        }
+    }
+}
 
 /// One product, as a program makes it.
 pub struct Product<'a> {
@@ -44,8 +67,8 @@ pub struct Product<'a> {
     pub shape: Shape,
     /// The weights.
     pub matrix: &'a Matrix,
-    /// The activations; timing fills them with random values.
-    pub x: &'a Vectors,
+    /// The activations.
+    pub x: Input<'a>,
     /// Where the result goes.
     pub target: Target,
 }
@@ -77,6 +100,8 @@ impl Entry {
 pub struct Tuned {
     /// By the clock, compiling included.
     pub seconds: f64,
+    /// Of it, recording and compiling.
+    pub compile_seconds: f64,
     /// The shapes that were timed.
     pub timed: Vec<Entry>,
     /// Shapes that the time did not suffice for: they keep the policy's plan.
@@ -134,7 +159,7 @@ impl Tuning {
         self.file.as_deref()
     }
 
-    /// Times the products whose shape is not known yet, until `budget` is used up, and keeps what was found. `progress` is told how
+    /// Times the products whose shape is not known yet and that are worth it, until `budget` is used up, and keeps what was found. `progress` is told how
     /// many shapes there are before the first is timed.
     pub fn tune(
         &mut self,
@@ -151,13 +176,20 @@ impl Tuning {
             return Ok(Tuned::default());
         }
         progress(shapes.len());
-        let list = |shape: &Shape| policy::short_list(device.caps(), shape);
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let most = (PIPELINES_PER_CORE * cores / shapes.len()).max(FEWEST_PLANS);
+        let list = |shape: &Shape| {
+            let mut plans = policy::short_list(device.caps(), shape);
+            plans.truncate(most);
+            plans
+        };
         let timed = search::search(&shapes, list, budget, &mut timer)?;
         self.entries.extend(timed.iter().map(|entry| (entry.shape, *entry)));
         if let Some(file) = self.file.as_deref().filter(|_| !timed.is_empty()) {
             file::add(file, device.info(), &timed);
         }
-        Ok(Tuned { seconds: timer.seconds(), left: shapes.len() - timed.len(), timed })
+        let (seconds, compile_seconds) = (timer.seconds(), timer.compile_seconds());
+        Ok(Tuned { seconds, compile_seconds, left: shapes.len() - timed.len(), timed })
     }
 }
 
@@ -168,6 +200,7 @@ fn holds(caps: &Caps, entry: &Entry) -> bool {
     let Layout { scheme, rows, k } = shape.weights;
     Layout::new(scheme, rows, k).is_some()
         && (1..=MAX_COLUMNS).contains(&shape.columns)
+        && [1, policy::splits(caps, &shape.weights)].contains(&shape.splits)
         && policy::plan(caps, shape) == *policy
         && policy::candidates(caps, shape).contains(plan)
 }

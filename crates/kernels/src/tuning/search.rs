@@ -9,57 +9,60 @@ use crate::gemv::policy::{Plan, Shape};
 
 /// Times plans.
 pub(super) trait Stopwatch {
-    /// Since tuning began.
+    /// Makes the plans of all shapes ready to be timed, and the device too; gives those that can be: not those that the driver refuses
+    /// or whose registers do not suffice. The first of each shape can be. Called once, before all else.
+    fn prepare(&mut self, work: &[(Shape, Vec<Plan>)]) -> Result<Vec<Vec<Plan>>>;
+    /// Since everything was ready.
     fn elapsed(&self) -> Duration;
-    /// Makes the plans of a shape ready to be timed; gives those that can be: not those that the driver refuses or whose
-    /// registers do not suffice.
-    fn prepare(&mut self, shape: &Shape, plans: &[Plan]) -> Result<Vec<Plan>>;
     /// Microseconds of one product by a plan that is ready.
-    fn time(&mut self, plan: &Plan) -> Result<f64>;
+    fn time(&mut self, shape: &Shape, plan: &Plan) -> Result<f64>;
 }
 
 /// A plan must be faster than the policy's by more than this: two medians of one device differ by as much, and noise must not
 /// change what a model computes.
 const CLEARLY: f64 = 0.98;
 
-/// Times a list of plans for each shape, the policy's own first in it. A shape that the budget does not suffice for to the end
-/// has no entry.
+/// Plans of each shape that are timed again, beside the policy's.
+const AGAIN: usize = 3;
+
+/// Times a list of plans for each shape, the policy's own first in it: all of them once, and the best a second time, which ends what
+/// a disturbance or a clock that had not risen yet has begun. A shape that the budget does not suffice for to the end has no entry.
 pub(super) fn search(
     shapes: &[Shape],
     list: impl Fn(&Shape) -> Vec<Plan>,
     budget: Duration,
     stopwatch: &mut impl Stopwatch,
 ) -> Result<Vec<Entry>> {
-    let mut entries = Vec::new();
-    'shapes: for shape in shapes {
-        if stopwatch.elapsed() >= budget {
-            break;
-        }
-        let plans = list(shape);
-        let policy = plans[0];
-        let ready = stopwatch.prepare(shape, &plans)?;
-        let mut policy_us = stopwatch.time(&policy)?;
-        let mut best = (policy, policy_us);
-        for plan in ready.into_iter().filter(|plan| *plan != policy) {
-            if stopwatch.elapsed() >= budget {
+    let work: Vec<(Shape, Vec<Plan>)> = shapes.iter().map(|shape| (*shape, list(shape))).collect();
+    let ready = stopwatch.prepare(&work)?;
+    // A quarter is left for the second times.
+    let once = budget * 3 / 4;
+    let mut timed: Vec<(Shape, Vec<(Plan, f64)>)> = Vec::new();
+    'shapes: for ((shape, _), plans) in work.iter().zip(ready) {
+        let mut times = Vec::new();
+        for plan in plans {
+            if stopwatch.elapsed() >= once {
                 break 'shapes;
             }
-            let time = stopwatch.time(&plan)?;
-            if time < best.1 {
-                best = (plan, time);
-            }
+            times.push((plan, stopwatch.time(shape, &plan)?));
         }
-        // Of a dozen times the smallest is small by luck too, and clocks rise while a device works: the two meet again.
-        let (mut plan, mut plan_us) = (policy, policy_us);
-        if best.1 < policy_us * CLEARLY {
-            policy_us = stopwatch.time(&policy)?;
-            (plan, plan_us) = (policy, policy_us);
-            let again = stopwatch.time(&best.0)?;
-            if again < policy_us * CLEARLY {
-                (plan, plan_us) = (best.0, again);
+        timed.push((*shape, times));
+    }
+    let mut entries = Vec::new();
+    'again: for (shape, mut times) in timed {
+        times[1..].sort_by(|a, b| a.1.total_cmp(&b.1));
+        times.truncate(1 + AGAIN);
+        for (plan, time) in &mut times {
+            if stopwatch.elapsed() >= budget {
+                break 'again;
             }
+            *time = stopwatch.time(&shape, plan)?.min(*time);
         }
-        entries.push(Entry { shape: *shape, policy, plan, policy_us, plan_us });
+        let (policy, policy_us) = times[0];
+        let fastest = times.into_iter().min_by(|a, b| a.1.total_cmp(&b.1));
+        let (plan, plan_us) =
+            fastest.filter(|(_, time)| *time < policy_us * CLEARLY).unwrap_or((policy, policy_us));
+        entries.push(Entry { shape, policy, plan, policy_us, plan_us });
     }
     Ok(entries)
 }

@@ -3,23 +3,16 @@ use std::{path::Path, time::Duration};
 use gpu::{Arena, DeviceOptions, Lifetime, Memory, Result, known};
 
 use super::{
-    Entry, Product, Tuning, file,
+    Entry, Input, Product, Tuning, file,
     search::{Stopwatch, search},
 };
 use crate::{
-    Activations, Epilogue, Layout, Matrix, Scheme, Target, Vectors,
-    gemv::policy::{self, Plan, Shape},
+    Activations, Layout, Matrix, Scheme, Target, Vectors,
+    gemv::policy::{self, Plan, Prologue, Shape},
 };
 
 fn shape(rows: usize, k: usize) -> Shape {
-    let weights = Layout::new(Scheme::Int8, rows, k).unwrap();
-    Shape {
-        weights,
-        columns: 1,
-        activations: Activations::Int16,
-        epilogue: Epilogue::None,
-        output: Activations::F32,
-    }
+    Shape::plain(Layout::new(Scheme::Int8, rows, k).unwrap(), 1, Activations::Int16)
 }
 
 /// What is timed for a shape of a 27B model on an H200.
@@ -49,10 +42,10 @@ impl<F: FnMut(&Plan) -> f64> Stopwatch for Fake<F> {
     fn elapsed(&self) -> Duration {
         self.now
     }
-    fn prepare(&mut self, _: &Shape, plans: &[Plan]) -> Result<Vec<Plan>> {
-        Ok(plans.to_vec())
+    fn prepare(&mut self, work: &[(Shape, Vec<Plan>)]) -> Result<Vec<Vec<Plan>>> {
+        Ok(work.iter().map(|(_, plans)| plans.clone()).collect())
     }
-    fn time(&mut self, plan: &Plan) -> Result<f64> {
+    fn time(&mut self, _: &Shape, plan: &Plan) -> Result<f64> {
         self.now += self.each;
         self.calls += 1;
         Ok((self.time)(plan))
@@ -68,12 +61,38 @@ fn a_short_list_is_short_and_begins_with_the_policy() {
             let shape = shape(rows, k);
             let list = policy::short_list(&caps, &shape);
             assert_eq!(list[0], policy::plan(&caps, &shape));
-            assert!(list.len() <= 12);
+            assert!(list.len() <= 16);
             let all = policy::candidates(&caps, &shape);
             assert!(list.iter().all(|plan| all.contains(plan)));
         }
     }
-    assert!(plans().len() > 4, "an H200 has a choice");
+    assert_eq!(plans().len(), 16, "an H200 has a choice");
+}
+
+#[test]
+fn a_short_list_tries_each_way_in_which_plans_differ() {
+    for caps in [known::h200(), known::radeon_780m()] {
+        for (rows, k) in [(43008, 5376), (8192, 5376), (2560, 2048), (13824, 1152)] {
+            let norm = Shape { prologue: Prologue::AddAndNorm { splits: 3 }, ..shape(rows, k) };
+            for shape in [shape(rows, k), norm] {
+                let list = policy::short_list(&caps, &shape);
+                assert!(list[0].own_x);
+                let ways = |of: fn(&Plan) -> u32| {
+                    let mut values: Vec<u32> = list.iter().map(of).collect();
+                    values.sort_unstable();
+                    values.dedup();
+                    values.len()
+                };
+                let found = [ways(Plan::members), ways(|plan| plan.teams), ways(|plan| plan.strips)];
+                assert!(found[0] >= 3 && found[1] >= 2 && found[2] == 2, "{rows} × {k}: {found:?} {list:#?}");
+                let same = |plan: &&Plan| (plan.threads, plan.teams) == (list[1].threads, list[1].teams);
+                assert!(list.iter().filter(same).count() > 1, "another grid: {rows} × {k} {list:#?}");
+                for (index, plan) in list.iter().enumerate() {
+                    assert!(!list[..index].contains(plan), "{plan:?} is there once");
+                }
+            }
+        }
+    }
 }
 
 #[test]
@@ -105,12 +124,16 @@ fn luck_that_does_not_last_changes_nothing() {
 fn the_budget_ends_it_and_the_rest_stays_as_it_was() {
     let plans = plans();
     let shapes = [shape(8192, 5376), shape(5376, 4096), shape(5376, 21504)];
-    // Two thirds of a second suffice for one shape of twelve plans and for some of a second.
-    let mut fake = Fake::new(Duration::from_millis(50), |plan| if *plan == plans[1] { 0.5 } else { 1.0 });
+    // Three quarters of a second suffice for one shape of sixteen plans and for some of a second, which is not timed again.
+    let mut fake = Fake::new(Duration::from_millis(30), |plan| if *plan == plans[1] { 0.5 } else { 1.0 });
     let found = search(&shapes, |_| plans.clone(), SECOND, &mut fake).unwrap();
     assert_eq!(found.iter().map(|entry| entry.shape).collect::<Vec<_>>(), shapes[..1]);
     assert!(found[0].changed());
-    assert_eq!(fake.calls, 20, "one more would begin after the second");
+    assert_eq!(fake.calls, 25 + 4, "no first time begins after three quarters");
+    // Seven plans once, one of the next shape, and of the second times two of four.
+    let mut fake = Fake::new(Duration::from_millis(10), |_| 1.0);
+    let found = search(&shapes, |_| plans[..7].to_vec(), SECOND / 10, &mut fake).unwrap();
+    assert_eq!((found.len(), fake.calls), (0, 7 + 1 + 2));
     let mut fake = Fake::new(SECOND, |_| 1.0);
     assert!(search(&shapes, |_| plans.clone(), Duration::ZERO, &mut fake).unwrap().is_empty());
     assert_eq!(fake.calls, 0);
@@ -186,6 +209,9 @@ fn entries_that_this_policy_could_not_have_made_are_passed_over() {
         let weights = Layout { scheme: Scheme::Int8, rows, k };
         assert!(!super::holds(&caps, &Entry { shape: Shape { weights, columns, ..good.shape }, ..good }));
     }
+    for splits in [0, 2, u32::MAX] {
+        assert!(!super::holds(&caps, &Entry { shape: Shape { splits, ..good.shape }, ..good }));
+    }
 }
 
 #[test]
@@ -206,7 +232,12 @@ fn a_tuning_of_the_cpu_driver_is_used_by_the_next_start() {
     let made: Vec<_> = shapes.iter().chain(&shapes).map(|shape| (*shape, make(shape))).collect();
     let products: Vec<Product<'_>> = made
         .iter()
-        .map(|(shape, (matrix, x, target))| Product { shape: *shape, matrix, x, target: target.clone() })
+        .map(|(shape, (matrix, x, target))| Product {
+            shape: *shape,
+            matrix,
+            x: Input::Vectors(x),
+            target: target.clone(),
+        })
         .collect();
 
     let mut tuning = Tuning::open(&device);

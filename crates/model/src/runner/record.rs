@@ -1,17 +1,21 @@
 //! Which programs there are, and what each holds: recorded once, when the first step of its kind comes.
 
-use std::{collections::btree_map::Entry, time::Instant};
+use std::{collections::btree_map::Entry, ops::Range, time::Instant};
 
-use gpu::{Arena, Buffer, Lifetime, Memory, Pipeline, Recorder};
+use gpu::{Arena, Buffer, Lifetime, Memory, Pipeline, Program, Recorder, Stamps};
 use kernels::{
     gemv,
-    sample::{self, CountPrompt, Sample},
+    sample::{self, CountTokens, Counting, Run, Sample},
     score::{self, Score},
 };
+use weights::blueprint::Place;
 
-use super::Runner;
+use super::{
+    Runner,
+    pace::{self, Extent, Matrices},
+};
 use crate::{
-    Result, gemma3,
+    Model, Result, gemma3,
     step::{Outputs, Rows, Scratch, Step},
 };
 
@@ -53,29 +57,70 @@ impl Key {
         let kind = if rows <= gemv::MAX_COLUMNS { Rows::Mixed } else { kind };
         Self { rows: bucket(rows), kind, output, form }
     }
+
+    /// Whether the step leaves the next one's rows in the place of its own, so that it can be repeated.
+    fn decodes(self) -> bool {
+        self.output == Output::Sample { rows: self.rows }
+    }
+}
+
+/// The parts of a step, in order: layers, and as the last number what follows them.
+type Parts<T> = Vec<(Range<usize>, T)>;
+
+/// A step as it was recorded.
+pub(super) struct Recorded {
+    pub(super) parts: Parts<Program>,
+}
+
+/// The sizes of a model's matrices, by layer, and of its head.
+pub(super) fn matrices(model: &Model) -> Matrices {
+    let layers = model.config.layers as usize;
+    let mut sums = vec![(0, 0); layers + 1];
+    let tied = model.weights.of(Place::Head).next().is_none();
+    for (place, matrix) in &model.weights.matrices {
+        let unit = match place {
+            Place::Qkv(layer) | Place::Output(layer) | Place::GateUp(layer) | Place::Down(layer) => {
+                *layer as usize
+            }
+            Place::Head => layers,
+            Place::Embedding if tied => layers,
+            Place::Embedding => continue,
+        };
+        sums[unit].0 += matrix.bytes();
+        sums[unit].1 += (matrix.layout().rows * matrix.layout().k) as u64;
+    }
+    Matrices(sums)
 }
 
 impl Runner {
     /// Records the programs of those kinds of steps that have none yet. Their pipelines are compiled together, on all cores.
     pub(super) fn prepare_keys(&mut self, keys: &[Key]) -> Result<()> {
         let start = Instant::now();
-        let mut recorded: Vec<(Key, Recorder)> = Vec::new();
+        let mut recorded: Vec<(Key, Parts<Recorder>)> = Vec::new();
         for key in keys {
             if !self.programs.contains_key(key) && !recorded.iter().any(|(known, _)| known == key) {
-                let recorder = self.model.device.recorder()?;
-                recorded.push((*key, self.record(*key, recorder)?));
+                let mut parts = Vec::new();
+                for part in self.parts(*key) {
+                    let recorder = self.model.device.recorder()?;
+                    parts.push((part.clone(), self.record(*key, part, recorder)?));
+                }
+                recorded.push((*key, parts));
             }
         }
         if recorded.is_empty() {
             return Ok(());
         }
         let compiling = Instant::now();
-        let pipelines: Vec<Pipeline> =
-            recorded.iter().flat_map(|(_, recorder)| recorder.pipelines()).collect();
+        let recorders = recorded.iter().flat_map(|(_, parts)| parts);
+        let pipelines: Vec<Pipeline> = recorders.flat_map(|(_, recorder)| recorder.pipelines()).collect();
         self.model.device.compile(&pipelines)?;
         let compiled = compiling.elapsed();
-        for (key, recorder) in recorded {
-            self.programs.insert(key, recorder.seal()?);
+        for (key, parts) in recorded {
+            let parts = parts
+                .into_iter()
+                .map(|(part, recorder)| Ok((part, recorder.seal()?)))
+                .collect::<Result<Parts<Program>>>()?;
+            self.programs.insert(key, Recorded { parts });
             self.usage.programs += 1;
         }
         self.setup.pipelines += compiled;
@@ -83,7 +128,37 @@ impl Runner {
         Ok(())
     }
 
-    pub(super) fn record(&mut self, key: Key, mut recorder: Recorder) -> Result<Recorder> {
+    /// A step in one part, with timestamps.
+    pub(super) fn record_timed(&mut self, key: Key, stamps: Stamps) -> Result<Program> {
+        let recorder = self.model.device.timed_recorder(stamps)?;
+        Ok(self.record(key, 0..self.matrices.0.len(), recorder)?.seal()?)
+    }
+
+    /// The parts of a step: short enough even deep in the context.
+    pub(super) fn parts(&self, key: Key) -> Vec<Range<usize>> {
+        if self.layer_by_layer {
+            return (0..self.matrices.0.len()).map(|unit| unit..unit + 1).collect();
+        }
+        pace::parts(&self.estimate(key, self.cache.limits().context))
+    }
+
+    /// Seconds that the layers of a step, and what follows them, would take on a slow GPU.
+    pub(super) fn estimate(&self, key: Key, depth: u32) -> Vec<f64> {
+        let extent = Extent {
+            rows: key.rows,
+            outputs: key.output.rows(),
+            sequences: match key.kind {
+                Rows::Mixed => key.rows,
+                Rows::Chunk => 1,
+            },
+            depth,
+            kv_bytes: self.cache.limits().kv.bytes(),
+        };
+        pace::estimate(&self.model.config, &self.matrices, extent)
+    }
+
+    /// Records a part of a step.
+    fn record(&mut self, key: Key, part: Range<usize>, mut recorder: Recorder) -> Result<Recorder> {
         if let Entry::Vacant(entry) = self.scratch.entry(key.rows) {
             entry.insert(Scratch::new(&self.model, key.rows, self.cache.limits())?);
         }
@@ -96,7 +171,19 @@ impl Runner {
         if key.form.counts {
             self.counts()?;
         }
-        let outputs = self.outputs.get(&output_rows);
+        let this = &*self;
+        if key.decodes() && this.model.device.caps().conditional {
+            // What follows the end of a run is skipped.
+            let running = this.state.run.slice(Run::RUNNING)?;
+            recorder.only_while(&running, |recorder| this.record_part(key, part, recorder))?;
+        } else {
+            this.record_part(key, part, &mut recorder)?;
+        }
+        Ok(recorder)
+    }
+
+    fn record_part(&self, key: Key, part: Range<usize>, recorder: &mut Recorder) -> Result<()> {
+        let outputs = self.outputs.get(&key.output.rows());
         let mut step = Step {
             model: &self.model,
             cache: &self.cache,
@@ -104,16 +191,24 @@ impl Runner {
             scratch: &self.scratch[&key.rows],
             outputs,
             rows: key.kind,
-            recorder: &mut recorder,
+            recorder,
+            norm: None,
+            swapped: false,
+            splits: 1,
             listed: None,
         };
-        gemma3::layers(&mut step)?;
+        let layers = self.model.config.layers;
+        step.go_on_from(part.start as u32);
+        gemma3::layers(&mut step, part.start as u32..layers.min(part.end as u32))?;
+        if part.end <= layers as usize {
+            return Ok(());
+        }
         if let (true, Some(counts)) = (key.form.counts, &self.counts) {
             let [active, tokens, slots] =
                 [&self.state.active, &self.state.tokens, &self.state.slots].map(Buffer::view);
-            let kernel = CountPrompt::new(&self.model.device, self.model.config.vocab as usize)?;
-            // Generated tokens pass here too, as the next step's input. The mark changes nothing for them: they count as
-            // occurred already.
+            let vocab = self.model.config.vocab as usize;
+            let kernel = CountTokens::new(&self.model.device, Counting::Prompt, vocab)?;
+            // Generated tokens pass here too, as the next step's input, and change nothing: they occurred already.
             kernel.record(
                 step.recorder,
                 "count tokens",
@@ -123,9 +218,9 @@ impl Runner {
         }
         if let Some(outputs) = outputs {
             gemma3::head(&mut step)?;
-            self.record_output(&mut recorder, key, outputs)?;
+            self.record_output(step.recorder, key, outputs)?;
         }
-        Ok(recorder)
+        Ok(())
     }
 
     /// What follows the head.
@@ -149,7 +244,7 @@ impl Runner {
                     Arena::new(device, Lifetime::Scratch, Memory::Device).with_block_size(1 << 16);
                 let scratch = arena.buffer("sampler", kernel.scratch_bytes(rows))?;
                 // With an output for every row the sampler prepares the next step in place.
-                let (tokens, positions) = match rows == key.rows {
+                let (tokens, positions) = match key.decodes() {
                     true => (&state.tokens, &state.positions),
                     false => (&state.next_tokens, &state.next_positions),
                 };
@@ -167,6 +262,8 @@ impl Runner {
                     sampled: state.sampled.view(),
                     next_tokens: tokens.view(),
                     next_positions: positions.view(),
+                    ends: state.ends.view(),
+                    run: state.run.view(),
                 };
                 Ok(kernel.record(recorder, "sample", rows, &operands)?)
             }

@@ -9,7 +9,7 @@ use kernels::{
     Epilogue, Layout, Matrix, Scheme, Target, Vectors,
     gemm::{self, Gemm},
     gemv::{
-        Gemv, MAX_COLUMNS,
+        Gemv, MAX_COLUMNS, Source,
         policy::{self, Plan, Shape},
     },
     probe,
@@ -221,7 +221,7 @@ fn products(
         let shape = gemm::policy::Shape { weights, columns, epilogue };
         return vec![Product::Gemm(shape, gemm::policy::plan(caps, &shape))];
     }
-    let shape = Shape { weights, columns, activations, epilogue, output: kernels::Activations::F32 };
+    let shape = Shape { epilogue, ..Shape::plain(weights, columns, activations) };
     let plans = if sweep { policy::candidates(caps, &shape) } else { vec![policy::plan(caps, &shape)] };
     plans.into_iter().map(|plan| Product::Gemv(shape, plan)).collect()
 }
@@ -246,14 +246,14 @@ fn time(device: &Device, product: &Product, weights: &[Matrix], roof: f64) -> Re
         Product::Gemv(shape, plan) => {
             let kernel = Gemv::with_plan(device, *shape, *plan)?;
             for matrix in weights {
-                kernel.record(&mut recorder, "gemv", matrix, &x, &target)?;
+                kernel.record(&mut recorder, "gemv", matrix, Source::Vectors(&x), &target)?;
             }
             match plan.lanes {
                 Some(tile) => format!("gemv {}, {} × {tile:?}", plan.tier, plan.groups),
                 None => {
                     format!(
-                        "gemv {}, {} × {}, {} in flight",
-                        plan.tier, plan.groups, plan.threads, plan.in_flight
+                        "gemv {}, {} × {} in {} teams × {} strips, {} in flight",
+                        plan.tier, plan.groups, plan.threads, plan.teams, plan.strips, plan.in_flight
                     )
                 }
             }

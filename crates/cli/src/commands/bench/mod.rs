@@ -48,9 +48,9 @@ pub struct Arguments {
     /// Lengths of prompts to read; 0 for none
     #[arg(short, long, value_delimiter = ',', default_value = "512", conflicts_with_all = ["gemv", "bandwidth", "load"])]
     prompt: Vec<u32>,
-    /// Tokens to write; 0 for none
-    #[arg(short = 'n', long, default_value_t = 128, conflicts_with_all = ["gemv", "bandwidth", "load"])]
-    tokens: u32,
+    /// Numbers of tokens to write; 0 for none
+    #[arg(short = 'n', long, value_delimiter = ',', default_value = "128", conflicts_with_all = ["gemv", "bandwidth", "load"])]
+    tokens: Vec<u32>,
     /// Sequences at a time; with --gemv columns of x, of which more than 8 are multiplied by the matrix–matrix kernel, as f32
     #[arg(short, long, value_delimiter = ',', default_value = "1", conflicts_with_all = ["bandwidth", "load"],
           value_parser = clap::value_parser!(u16).range(1..=4096))]
@@ -90,18 +90,20 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 }
 
 fn run_model(device: &Device, arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let some = |list: &[u32]| -> Vec<u32> { list.iter().copied().filter(|number| *number > 0).collect() };
+    let tokens = some(&arguments.tokens);
     let plan = speed::Plan {
-        prompts: arguments.prompt.iter().copied().filter(|prompt| *prompt > 0).collect(),
-        tokens: arguments.tokens,
+        prompts: some(&arguments.prompt),
         batches: arguments.batch.iter().map(|batch| u32::from(*batch)).collect(),
-        depths: if arguments.tokens > 0 { arguments.depth.clone() } else { vec![] },
+        depths: if tokens.is_empty() { vec![] } else { arguments.depth.clone() },
+        tokens,
         repeats: usize::from(arguments.repeats),
         profile: arguments.profile,
     };
     if let Some(name) = &arguments.model {
         let path = store::resolve_model(name)?;
         let most = |list: &[u32]| list.iter().copied().max().unwrap_or(0);
-        let context = most(&plan.prompts).max(most(&plan.depths) + plan.tokens);
+        let context = most(&plan.prompts).max(most(&plan.depths) + most(&plan.tokens));
         let limits = Limits { sequences: most(&plan.batches), ..Limits::one(device, context) };
         let (mut model, figures) = load::load(device, &path, Some(limits))?;
         let tuned = loading::tune(&mut model)?;
@@ -123,7 +125,10 @@ fn run_model(device: &Device, arguments: &Arguments) -> anyhow::Result<ExitCode>
     let scheme = quants[0].scheme();
     let (mut model, seconds) = speed::random(device, size, scheme)?;
     let tuned = loading::tune(&mut model)?;
-    let load = serde_json::json!({ "seconds": seconds, "random": true });
+    // Made on the GPU: nothing was read, and nothing passed through the system's memory.
+    let load = serde_json::json!({
+        "seconds": seconds, "gb_per_s": null, "peak_extra_rss_bytes": null, "random": true,
+    });
     let name = format!("{} {scheme}", size.name());
     speed::run(device, &name, &Arc::new(model), &load, &tuned, &plan, arguments.json)
 }

@@ -5,12 +5,12 @@ use std::{process::ExitCode, sync::Arc, time::Instant};
 use gpu::{Device, bytes};
 use model::{
     Limits, Model, Next, Runner, Sampling, Setup, Tuned,
-    measure::{Share, Size},
+    measure::{Profile, Share, Size},
 };
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 use serde_json::json;
-use weights::{blueprint::Place, quant::Scheme};
+use weights::quant::Scheme;
 
 use crate::output;
 
@@ -18,8 +18,8 @@ use crate::output;
 pub struct Plan {
     /// Lengths of prompts to read.
     pub prompts: Vec<u32>,
-    /// Tokens to generate.
-    pub tokens: u32,
+    /// Numbers of tokens to generate.
+    pub tokens: Vec<u32>,
     /// Sequences at a time.
     pub batches: Vec<u32>,
     /// Positions that sequences hold before the clock starts.
@@ -85,22 +85,22 @@ pub fn run(
     let mut profiles = Vec::new();
     for depth in &plan.depths {
         for batch in &plan.batches {
-            progress.say(&format!("generating {} tokens, batch {batch}, depth {depth}", plan.tokens));
-            let mut runner = runner(model, *batch, depth + plan.tokens + 1)?;
-            runs.push(decode(&mut runner, *batch, *depth, plan, bandwidth)?);
+            let most = plan.tokens.iter().copied().max().unwrap_or(0);
+            let mut runner = runner(model, *batch, depth + most + 1)?;
+            for tokens in &plan.tokens {
+                progress.say(&format!("generating {tokens} tokens, batch {batch}, depth {depth}"));
+                let run = Run { tokens: *tokens, depth: *depth, ..Run::empty("decode", *batch) };
+                runs.push(decode(&mut runner, run, plan.repeats, bandwidth)?);
+            }
             setup += runner.setup();
             if plan.profile {
-                profiles.push((*batch, *depth, profile(&mut runner, *batch, *depth)?));
+                profiles.push(profile(&mut runner, *batch, *depth, bandwidth)?);
             }
         }
     }
     drop(progress);
     let (info, counters) = (device.info(), device.counters());
     if json {
-        let profiles: Vec<_> = profiles
-            .iter()
-            .map(|(batch, depth, shares)| json!({ "batch": batch, "depth": depth, "kernels": shares }))
-            .collect();
         output::print_json(&json!({
             "device": info.name, "driver": info.driver, "model": name, "weight_bytes": model.weights.bytes(),
             "bandwidth_bytes_per_s": bandwidth, "load": load, "tuning": tuned,
@@ -123,11 +123,11 @@ pub fn run(
         bandwidth / 1e9,
         table(&runs)
     );
-    for (batch, depth, shares) in &profiles {
-        text += &format!(
-            "\nA step of batch {batch} at depth {depth}, timed command by command (which slows it down):\n\n{}",
-            profile_table(shares)
-        );
+    for profile in &profiles {
+        text += &profile.text();
+    }
+    if runs.iter().any(|run| run.roofline_percent.is_some_and(|percent| percent > 100.0)) {
+        text += "\nMore than all of the bandwidth: other work disturbed one of the measurements, measure again.\n";
     }
     output::print(&text)?;
     Ok(ExitCode::SUCCESS)
@@ -140,7 +140,7 @@ fn runner(model: &Arc<Model>, sequences: u32, context: u32) -> anyhow::Result<Ru
     Ok(runner)
 }
 
-/// Any tokens: what they are changes nothing.
+/// Any tokens: what they are changes nothing. scripts/versus/peer.mjs gives the same ones to another engine.
 fn tokens(count: u32, vocab: u32) -> Vec<u32> {
     (0..count).map(|i| (i * 7919 + 13) % vocab).collect()
 }
@@ -158,55 +158,58 @@ fn prefill(
     *setup += runner.setup();
     let ids = tokens(prompt, model.config.vocab);
     let (mut seconds, mut cpu) = (Vec::new(), Vec::new());
+    let mut read_back = 0;
     // The first run does not count: a GPU is slower before it has something to do.
     for number in 0..=repeats {
         let mut sequence = runner.start()?;
+        let before = runner.usage().read_back;
         let (time, busy) = timed(|| Ok(runner.prompt(&mut sequence, &ids, &Sampling::default(), |_| true)?))?;
         if number > 0 {
             seconds.push(time);
             cpu.push(busy);
+            read_back = runner.usage().read_back - before;
         }
     }
     let chunks = prompt.div_ceil(runner.cache().limits().chunk);
     let bytes = u64::from(chunks) * model.bytes_per_step();
     let run = Run {
-        kind: "prefill",
-        batch: 1,
         prompt,
-        tokens: 0,
-        depth: 0,
-        tokens_per_s: 0.0,
-        spread_tokens_per_s: [0.0; 2],
-        ms_per_token: 0.0,
         bytes_per_token: bytes / u64::from(prompt),
-        roofline_percent: None,
-        host_cpu_percent: 0.0,
-        read_back_bytes_per_token: 16.0 / f64::from(prompt),
+        read_back_bytes_per_token: read_back as f64 / f64::from(prompt),
+        ..Run::empty("prefill", 1)
     };
     Ok(run.timed(&seconds, &cpu, f64::from(prompt), bytes, bandwidth))
 }
 
-fn decode(runner: &mut Runner, batch: u32, depth: u32, plan: &Plan, bandwidth: f64) -> anyhow::Result<Run> {
+/// Fills in a run of as many tokens, at such a depth and in such a batch as it says.
+fn decode(runner: &mut Runner, run: Run, repeats: usize, bandwidth: f64) -> anyhow::Result<Run> {
+    let Run { batch, depth, .. } = run;
     let greedy = Sampling::default();
     let model = runner.model().clone();
     let (mut seconds, mut cpu) = (Vec::new(), Vec::new());
     let (mut bytes, mut read_back) = (0, 0);
-    for number in 0..=plan.repeats {
+    for number in 0..=repeats {
         let before = runner.usage().read_back;
         bytes = 0;
         let mut sequences = (0..batch).map(|_| runner.start_at(depth)).collect::<Result<Vec<_>, _>>()?;
         let mut last: Vec<u32> = tokens(batch, model.config.vocab);
         // The first run does not count; a few tokens of it are enough.
-        let steps = if number == 0 { plan.tokens.min(4) } else { plan.tokens };
+        let steps = if number == 0 { run.tokens.min(4) } else { run.tokens };
         let (time, busy) = timed(|| {
-            for step in 0..steps {
+            let mut step = 0;
+            while step < steps {
                 let rows = sequences.iter_mut().zip(&last);
                 let mut next: Vec<Next<'_>> = rows
                     .map(|(sequence, token)| Next { sequence, token: *token, sampling: &greedy })
                     .collect();
-                last = runner.decode(&mut next)?.iter().map(|sampled| sampled.token).collect();
-                bytes += model.bytes_per_step()
-                    + u64::from(batch) * runner.cache().bytes_read(&model.config, depth + step);
+                // Several steps a submission, as answers are generated.
+                let most = runner.steady_steps(next.len()).min((steps - step) as usize);
+                for sampled in runner.decode_run(&mut next, most, &[])? {
+                    last = sampled.iter().map(|sampled| sampled.token).collect();
+                    bytes += model.bytes_per_step()
+                        + u64::from(batch) * runner.cache().bytes_read(&model.config, depth + step);
+                    step += 1;
+                }
             }
             Ok(())
         })?;
@@ -216,20 +219,11 @@ fn decode(runner: &mut Runner, batch: u32, depth: u32, plan: &Plan, bandwidth: f
             read_back = runner.usage().read_back - before;
         }
     }
-    let made = f64::from(plan.tokens * batch);
+    let made = f64::from(run.tokens * batch);
     let run = Run {
-        kind: "decode",
-        batch,
-        prompt: 0,
-        tokens: plan.tokens,
-        depth,
-        tokens_per_s: 0.0,
-        spread_tokens_per_s: [0.0; 2],
-        ms_per_token: 0.0,
         bytes_per_token: (bytes as f64 / made) as u64,
-        roofline_percent: None,
-        host_cpu_percent: 0.0,
         read_back_bytes_per_token: read_back as f64 / made,
+        ..run
     };
     Ok(run.timed(&seconds, &cpu, made, bytes, bandwidth))
 }
@@ -246,6 +240,24 @@ fn timed<T>(work: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<(f64, f6
 }
 
 impl Run {
+    /// Nothing of it measured yet.
+    fn empty(kind: &'static str, batch: u32) -> Self {
+        Self {
+            kind,
+            batch,
+            prompt: 0,
+            tokens: 0,
+            depth: 0,
+            tokens_per_s: 0.0,
+            spread_tokens_per_s: [0.0; 2],
+            ms_per_token: 0.0,
+            bytes_per_token: 0,
+            roofline_percent: None,
+            host_cpu_percent: 0.0,
+            read_back_bytes_per_token: 0.0,
+        }
+    }
+
     fn timed(mut self, seconds: &[f64], cpu: &[f64], made: f64, bytes: u64, bandwidth: f64) -> Self {
         let mut sorted = seconds.to_vec();
         sorted.sort_by(f64::total_cmp);
@@ -262,62 +274,75 @@ impl Run {
     }
 }
 
-/// A kernel's share of a step.
+/// The share that a kernel or a level has of a step.
 #[derive(Clone, Debug, Serialize)]
-struct Kernel {
+struct Line {
     name: String,
     count: usize,
     microseconds: f64,
     percent: f64,
-    /// Of weights.
+    /// Weights, keys and values that it must read.
     bytes: u64,
-    gb_per_s: Option<f64>,
+    /// Those bytes in its time, of the bandwidth; nothing where it has none to read.
+    roofline_percent: Option<f64>,
 }
 
-fn profile(runner: &mut Runner, batch: u32, depth: u32) -> anyhow::Result<Vec<Kernel>> {
+/// Where a step's time goes.
+#[derive(Clone, Debug, Serialize)]
+struct Steps {
+    batch: u32,
+    depth: u32,
+    kernels: Vec<Line>,
+    /// Of all commands between two barriers.
+    levels: Vec<Line>,
+}
+
+fn profile(runner: &mut Runner, batch: u32, depth: u32, bandwidth: f64) -> anyhow::Result<Steps> {
     let greedy = Sampling::default();
-    let model = runner.model().clone();
-    let mut best: Option<Vec<Share>> = None;
+    let mut best: Option<Profile> = None;
     for _ in 0..5 {
         let mut sequences = (0..batch).map(|_| runner.start_at(depth)).collect::<Result<Vec<_>, _>>()?;
         let mut next: Vec<Next<'_>> =
             sequences.iter_mut().map(|sequence| Next { sequence, token: 1, sampling: &greedy }).collect();
-        let shares = runner.profile(&mut next)?;
-        let total = |shares: &[Share]| shares.iter().map(|share| share.nanoseconds).sum::<f64>();
-        if best.as_ref().is_none_or(|best| total(&shares) < total(best)) {
-            best = Some(shares);
+        let profile = runner.profile(&mut next)?;
+        if best.as_ref().is_none_or(|best| profile.nanoseconds() < best.nanoseconds()) {
+            best = Some(profile);
         }
     }
-    let shares = best.unwrap_or_default();
-    let total: f64 = shares.iter().map(|share| share.nanoseconds).sum();
-    let matrix_bytes = |name: &str| -> u64 {
-        let of = |place: &Place| match place {
-            Place::Embedding | Place::Head => "head",
-            Place::Qkv(_) => "QKV",
-            Place::Output(_) => "output",
-            Place::GateUp(_) => "gate and up",
-            Place::Down(_) => "down",
-        };
-        model
-            .weights
-            .matrices
-            .iter()
-            .filter(|(place, _)| of(place) == name)
-            .map(|(_, matrix)| matrix.bytes())
-            .sum()
+    let best = best.expect("five runs were made");
+    let total = best.nanoseconds();
+    let line = |share: Share| Line {
+        percent: share.nanoseconds / total * 100.0,
+        microseconds: share.nanoseconds / 1e3,
+        roofline_percent: (share.bytes > 0)
+            .then(|| share.bytes as f64 / (share.nanoseconds / 1e9) / bandwidth * 100.0),
+        bytes: share.bytes,
+        count: share.count,
+        name: share.name,
     };
-    let kernel = |share: Share| {
-        let bytes = matrix_bytes(&share.name);
-        Kernel {
-            percent: share.nanoseconds / total * 100.0,
-            microseconds: share.nanoseconds / 1e3,
-            gb_per_s: (bytes > 0).then(|| bytes as f64 / share.nanoseconds),
-            bytes,
-            count: share.count,
-            name: share.name,
+    Ok(Steps {
+        batch,
+        depth,
+        kernels: best.kernels.into_iter().map(line).collect(),
+        levels: best.levels.into_iter().map(line).collect(),
+    })
+}
+
+impl Steps {
+    fn text(&self) -> String {
+        let levels: usize = self.levels.iter().map(|line| line.count).sum();
+        let mut text = format!(
+            "\nA step of batch {} at depth {}, timed command by command (which slows it down), in {levels} levels:\n\n{}",
+            self.batch,
+            self.depth,
+            lines_table("kernel", &self.kernels)
+        );
+        // Where each level is one command the table would be the same.
+        if self.levels.iter().any(|line| line.name.contains(" + ")) {
+            text += &format!("\nThe same by levels:\n\n{}", lines_table("level", &self.levels));
         }
-    };
-    Ok(shares.into_iter().map(kernel).collect())
+        text
+    }
 }
 
 fn table(runs: &[Run]) -> String {
@@ -359,19 +384,20 @@ fn table(runs: &[Run]) -> String {
     )
 }
 
-fn profile_table(kernels: &[Kernel]) -> String {
-    let rows: Vec<Vec<String>> = kernels
+fn lines_table(what: &str, lines: &[Line]) -> String {
+    let rows: Vec<Vec<String>> = lines
         .iter()
-        .map(|kernel| {
+        .map(|line| {
             vec![
-                kernel.name.clone(),
-                kernel.count.to_string(),
-                format!("{:.1}", kernel.microseconds),
-                format!("{:.2}", kernel.microseconds / kernel.count as f64),
-                format!("{:.1}%", kernel.percent),
-                kernel.gb_per_s.map_or(String::new(), |speed| format!("{speed:.0}")),
+                line.name.clone(),
+                line.count.to_string(),
+                format!("{:.1}", line.microseconds),
+                format!("{:.2}", line.microseconds / line.count as f64),
+                format!("{:.1}%", line.percent),
+                if line.bytes > 0 { bytes(line.bytes) } else { String::new() },
+                line.roofline_percent.map_or(String::new(), |percent| format!("{percent:.0}%")),
             ]
         })
         .collect();
-    output::table(&["kernel", "times", "µs in all", "µs each", "share", "GB/s of weights"], &rows)
+    output::table(&[what, "times", "µs in all", "µs each", "share", "reads", "of bandwidth"], &rows)
 }

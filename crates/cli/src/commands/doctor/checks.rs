@@ -85,6 +85,10 @@ pub fn device(system: &System, device: &Device) -> Vec<Finding> {
             "works, but is not one instruction on this device",
         ));
     }
+    if !caps.conditional {
+        let text = "missing (VK_EXT_conditional_rendering): every token is a submission of its own, a few percent slower";
+        findings.push(Finding::new(Level::Note, "conditional rendering", text));
+    }
     if caps.timestamp_period_ns.is_none() {
         let text = "the compute queue has none: kernels are not timed one by one";
         findings.push(Finding::new(Level::Warning, "timestamps", text).fix("update the GPU's driver"));

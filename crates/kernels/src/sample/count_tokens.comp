@@ -1,11 +1,12 @@
 #version 460
 #pragma tiers(T0)
 #extension GL_GOOGLE_include_directive : require
-// Marks the tokens of a prompt in their sequences' counts, one thread a row.
+// Marks the tokens of a prompt in their sequences' counts, or takes generated tokens back out of them, one thread a row.
 #include "common.glsl"
 
 layout(local_size_x_id = 0) in;
 layout(constant_id = 0) const uint THREADS = 64;
+layout(constant_id = 1) const bool TAKE_BACK = false;
 
 layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Words { uint data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Active { uint rows; };
@@ -30,7 +31,14 @@ void main() {
     }
     uint token = push.tokens.data[row];
     // Soft tokens of an image may lie past the vocabulary.
-    if (token < push.vocab) {
-        atomicOr(push.counts.data[push.slots.data[row] * push.vocab + token], IN_PROMPT);
+    if (token >= push.vocab) {
+        return;
+    }
+    uint at = push.slots.data[row] * push.vocab + token;
+    if (TAKE_BACK) {
+        atomicAdd(push.counts.data[at], 0xffffffffu);
+    } else {
+        // A generated token, which passes as the next step's input, needs no mark, and without one it can be taken back.
+        atomicCompSwap(push.counts.data[at], 0, IN_PROMPT);
     }
 }

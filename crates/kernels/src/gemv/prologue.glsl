@@ -1,0 +1,122 @@
+// x made by the workgroup itself: the norm of the residual stream, after the sublayer's own norm and the addition where there is
+// one. Every workgroup does the same work: that is cheaper than a dispatch of its own and the barrier behind it.
+//
+// The factor of the last norm is the same for all values, so it is left out of x and multiplied to the sums in the end: x is
+// ready one reduction earlier.
+
+// Quarters (four values) of x, padding included, and those that a thread takes: at least one, so that arrays have a length.
+const uint QUARTERS = OWN_QUADS * (QUAD / 4);
+const uint PER_THREAD = QUARTERS == 0 ? 1 : (QUARTERS + THREADS - 1) / THREADS;
+// A subgroup has at least 4 threads on every device that has tier T1.
+const uint SUBGROUPS = (THREADS + 3) / 4;
+shared float squares_of_sublayer[SUBGROUPS];
+shared float squares_of_stream[SUBGROUPS];
+
+float own_squares(vec4 values[PER_THREAD]) {
+    float sum = 0.0;
+    [[unroll]] for (uint j = 0; j < PER_THREAD; j++) {
+        sum += dot(values[j], values[j]);
+    }
+    return subgroupAdd(sum);
+}
+
+// A thread reads one part, and not each thread all of them.
+#define JOIN_SQUARES(parts, result)                                                                                       \
+    result = 0.0;                                                                                                          \
+    for (uint i = 0; i < gl_NumSubgroups; i += gl_SubgroupSize) {                                                          \
+        uint part = i + gl_SubgroupInvocationID;                                                                           \
+        float square = parts[min(part, gl_NumSubgroups - 1)];                                                              \
+        result += part < gl_NumSubgroups ? square : 0.0;                                                                   \
+    }                                                                                                                      \
+    result = inversesqrt(subgroupAdd(result) / float(push.k) + push.epsilon)
+
+// x as it is.
+void copy_x(uint first_quad, uint own_quads) {
+    uint quads = (push.k + QUAD - 1) / QUAD;
+    uint from = first_quad * (QUAD / 16);
+    [[unroll]] for (uint j = 0; j < (OWN_QUADS * 8 + THREADS - 1) / THREADS; j++) {
+        uint i = thread_index() + j * THREADS;
+        if (i < own_quads * 8) {
+            x_high[i] = push.x.data[from + i];
+            x_low[i] = push.x.data[from + i + quads * (QUAD / 16)];
+        }
+        if (i < own_quads * 2) {
+            x_factors[i] = push.x_scales.data[first_quad * 2 + i];
+        }
+    }
+    barrier();
+}
+
+// Fills x_high, x_low and x_factors; the factor that is left to be multiplied.
+float make_x(uint first_quad, uint own_quads) {
+    if (PROLOGUE == 0) {
+        copy_x(first_quad, own_quads);
+        return 1.0;
+    }
+    const bool POST_NORM = PROLOGUE == 2;
+    uint thread = thread_index();
+    uint held = push.k / 4;
+    vec4 stream[PER_THREAD];
+    vec4 weight[PER_THREAD];
+    vec4 sublayer[PER_THREAD];
+    vec4 post_weight[PER_THREAD];
+    [[unroll]] for (uint j = 0; j < PER_THREAD; j++) {
+        // Past the end the last values are loaded again, without a branch, and not used.
+        uint i = min(thread + j * THREADS, held - 1);
+        stream[j] = push.residual.data[i];
+        weight[j] = push.weight.data[i];
+        if (POST_NORM) {
+            sublayer[j] = push.sublayer.data[i];
+            [[unroll]] for (uint split = 1; split < SUBLAYER_SPLITS; split++) {
+                sublayer[j] += push.sublayer.data[i + split * held];
+            }
+            post_weight[j] = push.post_weight.data[i];
+        }
+    }
+    [[unroll]] for (uint j = 0; j < PER_THREAD; j++) {
+        if (thread + j * THREADS >= held) {
+            stream[j] = vec4(0.0);
+            sublayer[j] = vec4(0.0);
+        }
+    }
+    if (POST_NORM) {
+        float part = own_squares(sublayer);
+        if (gl_SubgroupInvocationID == 0) {
+            squares_of_sublayer[gl_SubgroupID] = part;
+        }
+        barrier();
+        float factor;
+        JOIN_SQUARES(squares_of_sublayer, factor);
+        [[unroll]] for (uint j = 0; j < PER_THREAD; j++) {
+            stream[j] += sublayer[j] * factor * post_weight[j];
+        }
+    }
+    float part = own_squares(stream);
+    if (gl_SubgroupInvocationID == 0) {
+        squares_of_stream[gl_SubgroupID] = part;
+    }
+    [[unroll]] for (uint j = 0; j < PER_THREAD; j++) {
+        uint quarter = thread + j * THREADS;
+        vec4 value = stream[j] * weight[j];
+        float largest = largest_of(value);
+        largest = max(largest, subgroupShuffleXor(largest, 1));
+        largest = max(largest, subgroupShuffleXor(largest, 2));
+        ivec4 q = int16_of(value, int16_factor(largest));
+        if (quarter < QUARTERS) {
+            x_high[quarter / 4][quarter % 4] = high_bytes(q);
+            x_low[quarter / 4][quarter % 4] = low_bytes(q);
+            if (quarter % 4 == 0) {
+                uint at = int16_scale_at(quarter / 4);
+                x_factors[at / 4][at % 4] = int16_scale(largest);
+            }
+        }
+        // The stream goes to another place than it came from: other workgroups may not have read it yet.
+        if (POST_NORM && gl_WorkGroupID.x == 0 && push.writes_stream != 0 && quarter < held) {
+            push.stream.data[quarter] = stream[j];
+        }
+    }
+    barrier();
+    float factor;
+    JOIN_SQUARES(squares_of_stream, factor);
+    return factor;
+}

@@ -1,0 +1,93 @@
+//! What a GPU that is not at hand may reach: computed from bytes and levels, and no measurement.
+
+use kernels::Scheme;
+use weights::config::Config;
+
+use crate::measure::weight_bytes;
+
+/// What is assumed of a machine.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Machine {
+    /// Its name.
+    pub name: &'static str,
+    /// What its memory can do on paper, bytes a second.
+    pub peak_bytes_per_s: f64,
+    /// The part of it that reading reaches.
+    pub reached: f64,
+    /// What a level costs beyond its reading: the barrier, and filling and emptying the GPU.
+    pub level_seconds: f64,
+}
+
+/// A Radeon 780M with two channels of DDR5-5600: 2 × 8 bytes × 5.6 GT/s. The other two figures are guesses.
+pub const RADEON_780M: Machine =
+    Machine { name: "Radeon 780M", peak_bytes_per_s: 89.6e9, reached: 0.85, level_seconds: 5e-6 };
+
+/// Levels of a layer as it is recorded for one sequence on a GPU: norm, QKV, RoPE, attention, quantising its output, output, norm,
+/// gate and up, down. A test holds it against a recorded program.
+const LEVELS_A_LAYER: u32 = 9;
+/// Those outside of the layers: embedding, the last norm, head, and the two of the sampler.
+const OTHER_LEVELS: u32 = 5;
+
+/// What a token of decoding may take, one sequence near the start of its context.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Estimate {
+    /// Weights that it reads.
+    pub bytes: u64,
+    /// Levels of its program.
+    pub levels: u32,
+    /// Reading, in seconds.
+    pub read_seconds: f64,
+    /// What the levels cost beyond that, in seconds.
+    pub level_seconds: f64,
+}
+
+impl Estimate {
+    /// For a model of these dimensions with all matrices in one scheme.
+    pub fn of(config: &Config, scheme: Scheme, machine: &Machine) -> Self {
+        let bytes = weight_bytes(config, scheme);
+        let levels = levels(config);
+        Self {
+            bytes,
+            levels,
+            read_seconds: bytes as f64 / (machine.peak_bytes_per_s * machine.reached),
+            level_seconds: f64::from(levels) * machine.level_seconds,
+        }
+    }
+
+    /// Tokens a second.
+    pub fn tokens_per_s(&self) -> f64 {
+        1.0 / (self.read_seconds + self.level_seconds)
+    }
+}
+
+/// Levels of a step that decodes one token.
+pub fn levels(config: &Config) -> u32 {
+    LEVELS_A_LAYER * config.layers + OTHER_LEVELS
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::measure::Size;
+
+    #[test]
+    fn the_27b_is_bound_by_reading_and_the_270m_feels_its_levels() {
+        let of = |size: Size, scheme| Estimate::of(&size.config().unwrap(), scheme, &RADEON_780M);
+        let large = of(Size::B27, Scheme::Int8);
+        // 28.7 GB in groups of 32 with an f16 scale each, at 76.16 GB/s.
+        assert!((28.6e9..28.8e9).contains(&(large.bytes as f64)), "{large:?}");
+        assert!((2.60..2.70).contains(&large.tokens_per_s()), "{large:?}");
+        assert!(large.level_seconds < 0.01 * large.read_seconds, "{large:?}");
+        let small = of(Size::M270, Scheme::Int4);
+        assert_eq!(small.levels, 18 * 9 + 5);
+        assert!(small.level_seconds > 0.2 * small.read_seconds, "{small:?}");
+        // Never more than the memory allows.
+        for size in Size::ALL {
+            let estimate = of(size, Scheme::Int8);
+            assert!(
+                estimate.tokens_per_s() * (estimate.bytes as f64)
+                    < RADEON_780M.peak_bytes_per_s * RADEON_780M.reached
+            );
+        }
+    }
+}

@@ -1,0 +1,233 @@
+//! Decoding: runs of steps in one submission, which the GPU ends by itself.
+
+use std::time::{Duration, Instant};
+
+use gpu::{Buffer, Stamps, Timing};
+use kernels::{
+    gemv,
+    sample::{self, CountTokens, Counting, MAX_ENDS},
+};
+
+use super::{
+    Next, Row, Runner, Sampled, TIMEOUT, pace,
+    record::{Key, Output, bucket},
+};
+use crate::{
+    Error, Result, Sampling,
+    kv_cache::Sequence,
+    state::{MAX_SAMPLED, MAX_STEPS},
+    step::Rows,
+};
+
+impl Runner {
+    /// One more token for each of some sequences.
+    pub fn decode(&mut self, next: &mut [Next<'_>]) -> Result<Vec<Sampled>> {
+        let mut steps = self.decode_run(next, 1, &[])?;
+        Ok(steps.remove(0))
+    }
+
+    /// Up to `most` more tokens for each of some sequences, without a word from the host between them: at least one, and a list with
+    /// one for each of them for every step.
+    ///
+    /// `ends` are the tokens that end an answer, a list for each sequence; none at all if it is empty. The step in which the first
+    /// of the sequences meets one of its own is the last, for all of them: the GPU skips the rest, and the caller decides who goes
+    /// on. There are also fewer steps where the context ends, where a sequence has more than 16 end tokens, and where the device
+    /// has no conditional rendering: there each submission is one step.
+    pub fn decode_run(
+        &mut self,
+        next: &mut [Next<'_>],
+        most: usize,
+        ends: &[&[u32]],
+    ) -> Result<Vec<Vec<Sampled>>> {
+        let samplings: Vec<&Sampling> = next.iter().map(|next| next.sampling).collect();
+        let output = Output::Sample { rows: bucket(next.len()) };
+        let key = self.key(next.len(), Rows::Mixed, output, &samplings);
+        let steps = self.steps_that_fit(next, key, most, ends);
+        let mut rows = self.decode_rows(next, steps)?;
+        let list: Vec<u32> = (0..rows.len() as u32).collect();
+        self.prepare_keys(&[key])?;
+        self.write_state(&rows, output, &list, &samplings)?;
+        self.write_ends(rows.len(), ends)?;
+        let depth = depth(&rows) + steps as u32 - 1;
+        let took = self.submit(key, depth, steps)?;
+
+        let mut all: Vec<Vec<Sampled>> = Vec::with_capacity(steps);
+        for step in 0..steps {
+            match self.sampled(step, &rows) {
+                Ok(sampled) => all.push(sampled),
+                // What came before is good. The next call begins with this step, and fails.
+                Err(Error::NotFinite { .. }) if step > 0 => {
+                    rows.clear();
+                    break;
+                }
+                Err(error) => return Err(error),
+            }
+            for (row, sampled) in rows.iter_mut().zip(&all[step]) {
+                *row = Row { token: sampled.token, position: row.position + 1, slot: row.slot };
+            }
+            let ended = |(sampled, ends): (&Sampled, &&[u32])| ends.contains(&sampled.token);
+            if all[step].iter().zip(ends).any(ended) {
+                break;
+            }
+        }
+        for next in next.iter_mut() {
+            next.sequence.advance(all.len() as u32);
+            // Pages for steps that were skipped go back.
+            self.cache.truncate(next.sequence, next.sequence.len());
+        }
+        self.learn(key, depth, all.len(), took);
+        let most = self.runs.get(&key.rows).map_or(0, |(most, _)| *most).max(all.len());
+        self.runs.insert(key.rows, (most, took / all.len() as u32));
+        self.next = rows;
+        Ok(all)
+    }
+
+    /// How many steps of so many sequences to ask of [`Runner::decode_run`] for a submission of about 20 ms, by what the last took.
+    pub fn steady_steps(&self, sequences: usize) -> usize {
+        pace::steps(self.runs.get(&bucket(sequences)).copied())
+    }
+
+    /// Undoes the last steps of a sequence: one for each of these tokens, which were sampled by them and are not wanted. As if the
+    /// steps had not been: its positions end before them, and penalties do not know the tokens.
+    pub fn take_back(&mut self, sequence: &mut Sequence, tokens: &[u32], sampling: &Sampling) -> Result<()> {
+        if tokens.is_empty() {
+            return Ok(());
+        }
+        let counted = sequence.counted;
+        let len = u32::try_from(tokens.len()).ok().and_then(|count| sequence.len().checked_sub(count));
+        if !len.is_some_and(|len| self.cache.truncate(sequence, len)) {
+            let text = format!("{} steps cannot be taken back: they were not its last", tokens.len());
+            return Err(Error::Limits(text));
+        }
+        if counted && sampling.form(self.model.config.vocab).counts {
+            self.count(Counting::TakeBack, sequence.slot(), tokens)?;
+        }
+        sequence.counted = counted;
+        Ok(())
+    }
+
+    /// Changes the counts of some tokens of a sequence.
+    pub(super) fn count(&mut self, counting: Counting, slot: u32, tokens: &[u32]) -> Result<()> {
+        let kernel = CountTokens::new(&self.model.device, counting, self.model.config.vocab as usize)?;
+        let counts = self.counts()?.view();
+        let most = (self.state.tokens.len() / 4) as usize;
+        for tokens in tokens.chunks(most) {
+            self.next.clear();
+            let state = &mut self.state;
+            state.active.write(0, bytemuck::bytes_of(&(tokens.len() as u32)))?;
+            state.tokens.write(0, bytemuck::cast_slice(tokens))?;
+            state.slots.write(0, bytemuck::cast_slice(&vec![slot; tokens.len()]))?;
+            let [active, ids, slots] = [&state.active, &state.tokens, &state.slots].map(Buffer::view);
+            let mut recorder = self.model.device.recorder()?;
+            kernel.record(&mut recorder, "count tokens", tokens.len(), [&active, &ids, &slots, &counts])?;
+            recorder.seal()?.run(TIMEOUT)?;
+        }
+        Ok(())
+    }
+
+    /// A step of decoding with a program that is recorded for it, in one part, and timed.
+    pub(crate) fn decode_timed(&mut self, next: &mut [Next<'_>], stamps: Stamps) -> Result<Vec<Timing>> {
+        let rows = self.decode_rows(next, 1)?;
+        let samplings: Vec<&Sampling> = next.iter().map(|next| next.sampling).collect();
+        let output = Output::Sample { rows: bucket(rows.len()) };
+        let list: Vec<u32> = (0..rows.len() as u32).collect();
+        let key = self.key(rows.len(), Rows::Mixed, output, &samplings);
+        self.write_state(&rows, output, &list, &samplings)?;
+        let program = self.record_timed(key, stamps)?;
+        program.run(TIMEOUT)?;
+        for next in next.iter_mut() {
+            next.sequence.advance(1);
+        }
+        Ok(program.timings()?)
+    }
+
+    /// Steps of a run: what is asked for, as far as it can be.
+    fn steps_that_fit(&self, next: &[Next<'_>], key: Key, most: usize, ends: &[&[u32]]) -> usize {
+        let limits = self.cache.limits();
+        if !self.model.device.caps().conditional || ends.iter().any(|ends| ends.len() > MAX_ENDS) {
+            return 1;
+        }
+        let left = next.iter().map(|next| limits.context.saturating_sub(next.sequence.len()) as usize);
+        let left = left.min().unwrap_or(1);
+        // A sequence has pages for its window and one chunk; a run goes into one submission.
+        let fit = left.min(limits.chunk as usize).min(MAX_STEPS);
+        most.min(fit).min(gpu::MAX_PROGRAMS_PER_SUBMIT / self.parts(key).len().max(1)).max(1)
+    }
+
+    /// The first rows of a run, with room made for all of its steps.
+    fn decode_rows(&mut self, next: &mut [Next<'_>], steps: usize) -> Result<Vec<Row>> {
+        let vocab = self.model.config.vocab;
+        let most = self.cache.limits().sequences.min(MAX_SAMPLED);
+        if next.is_empty() || next.len() > most as usize {
+            return Err(Error::Limits(format!("{} sequences in a step; it takes 1 to {most}", next.len())));
+        }
+        let mut rows = Vec::with_capacity(next.len());
+        for Next { sequence, token, sampling } in next.iter_mut() {
+            sampling.check(vocab)?;
+            self.check(sequence, &[*token])?;
+            self.count_from_here(sequence, sampling)?;
+            self.cache.extend(sequence, steps as u32)?;
+            rows.push(Row { token: *token, position: sequence.len(), slot: sequence.slot() });
+        }
+        Ok(rows)
+    }
+
+    /// Writes the tokens that end each row, if they are others than before.
+    fn write_ends(&mut self, rows: usize, ends: &[&[u32]]) -> Result<()> {
+        let mut words = vec![sample::NO_TOKEN; rows * MAX_ENDS];
+        for (row, ends) in words.chunks_mut(MAX_ENDS).zip(ends) {
+            // More than fit are for the host to look at, after the one step that there is.
+            let count = ends.len().min(MAX_ENDS);
+            row[..count].copy_from_slice(&ends[..count]);
+        }
+        if words != self.ends {
+            self.state.ends.write(0, bytemuck::cast_slice(&words))?;
+            self.ends = words;
+        }
+        Ok(())
+    }
+
+    /// Runs the program of a step so many times and waits for the last; says what that took. One submission, unless that would take
+    /// too long.
+    pub(super) fn submit(&self, key: Key, depth: u32, steps: usize) -> Result<Duration> {
+        let recorded = &self.programs[&key];
+        let seconds = self.estimate(key, depth);
+        let of_part = |part: &std::ops::Range<usize>| seconds[part.clone()].iter().sum::<f64>();
+        let of_parts: Vec<f64> = recorded.parts.iter().map(|(part, _)| of_part(part)).collect();
+        let programs: Vec<_> = recorded.parts.iter().map(|(_, program)| program).collect();
+        let (programs, of_parts) = (programs.repeat(steps), of_parts.repeat(steps));
+        let start = Instant::now();
+        let mut last = None;
+        let pace = if self.layer_by_layer { f64::INFINITY } else { self.pace(key.rows) };
+        for range in pace::submissions(&of_parts, pace) {
+            last = Some(self.model.device.submit(&programs[range])?);
+        }
+        if let Some(ticket) = last {
+            self.model.device.wait(ticket, TIMEOUT)?;
+        }
+        Ok(start.elapsed())
+    }
+
+    /// Takes note of what so many steps took.
+    pub(super) fn learn(&mut self, key: Key, depth: u32, steps: usize, took: Duration) {
+        let estimated = self.estimate(key, depth).iter().sum::<f64>() * steps as f64;
+        let pace = &mut self.paces[usize::from(many(key.rows))];
+        *pace = pace::measured(*pace, estimated, took);
+        self.usage.steps += steps as u64;
+    }
+
+    /// How much longer than estimated steps of so many rows took so far.
+    pub(super) fn pace(&self, rows: usize) -> f64 {
+        self.paces[usize::from(many(rows))].unwrap_or(1.0)
+    }
+}
+
+/// Few rows are bound by memory, many by arithmetic: what is found of the one says nothing of the other.
+fn many(rows: usize) -> bool {
+    rows > gemv::MAX_COLUMNS
+}
+
+/// Positions that the last of these rows sees.
+pub(super) fn depth(rows: &[Row]) -> u32 {
+    rows.iter().map(|row| row.position + 1).max().unwrap_or(0)
+}

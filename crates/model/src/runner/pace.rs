@@ -1,0 +1,244 @@
+//! How much work goes into one submission: pure, tested without a GPU.
+//!
+//! Two bounds. A submission that takes too long is killed, by amdgpu after 2 s, so a step is recorded in parts, cut at layers, and
+//! as many parts go into one submission as stay well below that. And a submission of many short steps would hold back its first
+//! token, so it holds as many as make about 20 ms.
+//!
+//! What a part takes is estimated for a slow GPU until a step was measured; then the estimate is scaled by what was found.
+
+use std::{ops::Range, time::Duration};
+
+use weights::config::{Config, LayerType};
+
+use crate::state::MAX_STEPS;
+
+/// Work of a layer, or of what follows the layers.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Load {
+    /// Bytes read.
+    pub bytes: f64,
+    /// Multiply-adds.
+    pub products: f64,
+}
+
+/// Bytes and values of the matrices of each layer, and of the head at the end.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Matrices(pub Vec<(u64, u64)>);
+
+/// What a slow GPU does in a second: bytes read, and multiply-adds. Half of what an APU of 2018 has.
+const SLOW: Load = Load { bytes: 20e9, products: 0.25e12 };
+
+/// Seconds of a part, by the estimate: a single layer may take more.
+const PART: f64 = 0.4;
+
+/// Seconds of a submission. A quarter of what amdgpu allows: estimates may err, and the desktop wants its share.
+const SUBMISSION: f64 = 0.5;
+
+/// Seconds of a layer's part, which is as short as a part can be: beyond it chunks get fewer rows.
+const LAYER: f64 = 1.0;
+
+/// What a run of steps is to take: a reader sees a steady stream, and waiting for the next submission costs next to nothing.
+const RUN: Duration = Duration::from_millis(20);
+
+/// Fewest rows that chunks are cut down to: fewer would not take less time.
+const FEWEST_ROWS: usize = 8;
+
+/// The rows of a step, for what attention reads.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Extent {
+    pub rows: usize,
+    /// Rows whose logits are wanted.
+    pub outputs: usize,
+    /// Sequences that the rows belong to.
+    pub sequences: usize,
+    /// Positions that the last row sees.
+    pub depth: u32,
+    /// Bytes of a number in the cache.
+    pub kv_bytes: u64,
+}
+
+impl Load {
+    /// Seconds on a slow GPU.
+    fn seconds(self) -> f64 {
+        self.bytes / SLOW.bytes + self.products / SLOW.products
+    }
+}
+
+/// Seconds on a slow GPU of each layer, and of what follows them.
+pub(super) fn estimate(config: &Config, matrices: &Matrices, extent: Extent) -> Vec<f64> {
+    let layers = config.layer_types.len();
+    let unit = |(number, (bytes, values)): (usize, &(u64, u64))| {
+        let rows = if number < layers { extent.rows } else { extent.outputs };
+        let mut load = Load { bytes: *bytes as f64, products: (*values as f64) * rows as f64 };
+        if rows == 0 {
+            load = Load::default();
+        }
+        if let Some(kind) = config.layer_types.get(number) {
+            let window = config.sliding_window.unwrap_or(u32::MAX);
+            let seen = match kind {
+                LayerType::Global => extent.depth,
+                // The rows of a chunk see a window each, together that much more.
+                LayerType::Sliding => extent.depth.min(window.saturating_add(extent.rows as u32)),
+            };
+            let line = f64::from(2 * config.kv_rows()) * extent.kv_bytes as f64;
+            load.bytes += f64::from(seen) * line * extent.sequences as f64;
+            load.products += 2.0 * f64::from(seen) * f64::from(config.query_rows()) * extent.rows as f64;
+        }
+        load.seconds()
+    };
+    matrices.0.iter().enumerate().map(unit).collect()
+}
+
+/// Puts neighbours together as long as their sum is within `limit` and their number within `most`.
+fn pack(seconds: &[f64], limit: f64, most: usize) -> Vec<Range<usize>> {
+    let mut ranges: Vec<Range<usize>> = Vec::new();
+    let mut sum = 0.0;
+    for (number, seconds) in seconds.iter().enumerate() {
+        sum += seconds;
+        match ranges.last_mut() {
+            Some(last) if sum <= limit && last.len() < most => last.end = number + 1,
+            _ => {
+                sum = *seconds;
+                ranges.push(number..number + 1);
+            }
+        }
+    }
+    ranges
+}
+
+/// Which layers (and, after the last, what follows them) make each part of a step.
+pub(super) fn parts(seconds: &[f64]) -> Vec<Range<usize>> {
+    pack(seconds, PART, usize::MAX)
+}
+
+/// Which parts make each submission, by their estimates. `pace` is how much longer than estimated steps took so far.
+pub(super) fn submissions(seconds: &[f64], pace: f64) -> Vec<Range<usize>> {
+    pack(seconds, SUBMISSION / pace, gpu::MAX_PROGRAMS_PER_SUBMIT)
+}
+
+/// The pace after a step was measured.
+pub(super) fn measured(pace: Option<f64>, estimated: f64, took: Duration) -> Option<f64> {
+    let found = took.as_secs_f64() / estimated;
+    if !(found.is_finite() && found > 0.0) {
+        return pace;
+    }
+    // What was once slow, for whatever else the machine did, is not slow for good.
+    Some(pace.map_or(found, |pace| 0.5 * (pace + found)))
+}
+
+/// Rows of the next chunk: `most`, or half of it, and so on, so that no layer takes too long. `longest` estimates the longest layer
+/// of a chunk.
+pub(super) fn chunk(most: usize, pace: f64, longest: impl Fn(usize) -> f64) -> usize {
+    let mut rows = most;
+    while rows > FEWEST_ROWS && longest(rows) * pace > LAYER {
+        rows = (rows / 2).max(FEWEST_ROWS);
+    }
+    rows
+}
+
+/// Steps of the next run, by the most that a run had and what a step of the last took: one at first, then at most twice as many as
+/// ever before.
+pub(super) fn steps(known: Option<(usize, Duration)>) -> usize {
+    let Some((most, step)) = known else { return 1 };
+    let fit = (RUN.as_secs_f64() / step.as_secs_f64().max(1e-9)) as usize;
+    fit.clamp(1, MAX_STEPS.min(2 * most.max(1)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::measure::Size;
+
+    /// A model of one byte a weight.
+    fn matrices(config: &Config) -> Matrices {
+        let hidden = u64::from(config.hidden);
+        let kv = u64::from(config.kv_rows());
+        let (query, inner) = (u64::from(config.query_rows()), u64::from(config.intermediate));
+        let layer = hidden * (2 * query + 2 * kv + 3 * inner);
+        let head = hidden * u64::from(config.vocab);
+        let layers = config.layer_types.iter().map(|_| (layer, layer));
+        Matrices(layers.chain([(head, head)]).collect())
+    }
+
+    fn extent(rows: usize, depth: u32) -> Extent {
+        Extent { rows, outputs: 1, sequences: 1, depth, kv_bytes: 2 }
+    }
+
+    fn estimates(size: Size, extent: Extent) -> Vec<f64> {
+        let config = size.config().unwrap();
+        estimate(&config, &matrices(&config), extent)
+    }
+
+    #[test]
+    fn small_models_decode_in_one_part_and_no_part_is_long() {
+        assert_eq!(parts(&estimates(Size::B1, extent(1, 32768))).len(), 1);
+        assert_eq!(parts(&estimates(Size::B4, extent(1, 8192))).len(), 1);
+        for size in Size::ALL {
+            for (rows, depth) in [(1, 100), (8, 4096), (512, 512), (512, 32768)] {
+                let seconds = estimates(size, extent(rows, depth));
+                let parts = parts(&seconds);
+                assert_eq!((parts[0].start, parts[parts.len() - 1].end), (0, seconds.len()));
+                assert!(parts.windows(2).all(|pair| pair[0].end == pair[1].start));
+                for part in parts {
+                    let sum: f64 = seconds[part.clone()].iter().sum();
+                    assert!(part.len() == 1 || sum <= PART + 1e-9, "{size:?}, {rows} rows: {part:?} {sum}");
+                }
+            }
+        }
+        // 27 GB are four parts: their cost on a fast GPU is microseconds.
+        assert!((3..=5).contains(&parts(&estimates(Size::B27, extent(1, 1024))).len()));
+    }
+
+    #[test]
+    fn a_fast_device_gets_one_submission_and_a_slow_one_several() {
+        let seconds = estimates(Size::B27, extent(512, 512));
+        let total: f64 = seconds.iter().sum();
+        // Before anything is known: each part alone.
+        assert_eq!(submissions(&seconds, 1.0).len(), seconds.len());
+        // 0.3 s, as a fast GPU takes: all at once, as far as Vulkan's call takes them.
+        assert_eq!(submissions(&seconds, 0.3 / total).len(), seconds.len().div_ceil(64));
+        // 10 s: none of the submissions takes more than half a second.
+        let pace = 10.0 / total;
+        for range in submissions(&seconds, pace) {
+            assert!(seconds[range].iter().sum::<f64>() * pace <= SUBMISSION + 1e-9);
+        }
+        assert_eq!(submissions(&[1.0, 2.0, 0.1], 1e9), [0..1, 1..2, 2..3], "a part cannot be cut");
+        assert!(submissions(&[], 1.0).is_empty());
+    }
+
+    #[test]
+    fn chunks_shrink_where_a_layer_takes_too_long() {
+        let config = Size::B27.config().unwrap();
+        let matrices = matrices(&config);
+        let longest = |depth: u32| {
+            let (config, matrices) = (&config, &matrices);
+            move |rows: usize| estimate(config, matrices, extent(rows, depth)).into_iter().fold(0.0, f64::max)
+        };
+        assert_eq!(chunk(512, 1.0, longest(512)), 512, "not before it is known to be slow");
+        assert_eq!(chunk(512, 2.0, longest(512)), 256);
+        assert_eq!(chunk(512, 1.0, longest(131_072)), 128, "deep in a long context attention is most of it");
+        assert_eq!(chunk(512, 0.01, longest(131_072)), 512);
+        assert_eq!((chunk(512, 1e9, longest(512)), chunk(3, 1e9, longest(512))), (8, 3));
+    }
+
+    #[test]
+    fn what_was_measured_counts_half_against_what_was_known() {
+        assert_eq!(measured(None, 2.0, Duration::from_secs(1)), Some(0.5));
+        assert_eq!(measured(Some(1.5), 2.0, Duration::from_secs(1)), Some(1.0));
+        assert_eq!(measured(Some(1.5), 0.0, Duration::from_secs(1)), Some(1.5));
+        assert_eq!(measured(None, 2.0, Duration::ZERO), None);
+    }
+
+    #[test]
+    fn runs_grow_to_twenty_milliseconds() {
+        let millis = Duration::from_millis;
+        assert_eq!(steps(None), 1);
+        assert_eq!(steps(Some((1, millis(1)))), 2);
+        assert_eq!(steps(Some((8, millis(1)))), 16);
+        assert_eq!(steps(Some((16, millis(1)))), 20);
+        assert_eq!(steps(Some((32, Duration::from_micros(100)))), 32);
+        assert_eq!(steps(Some((20, millis(5)))), 4);
+        assert_eq!(steps(Some((1, millis(400)))), 1);
+        assert_eq!(steps(Some((4, Duration::ZERO))), 8);
+    }
+}

@@ -1,0 +1,298 @@
+//! Runs of several steps in one submission: the same tokens as one by one, ended by the GPU, undone where they were not wanted.
+
+mod common;
+
+use std::ops::ControlFlow;
+
+use common::{Fixture, limits, load};
+use model::{
+    Error, Next, Runner, Sampled, Sampling, Sequence,
+    generate::{Event, Finish, Request, generate},
+};
+
+/// Greedy, drawn from what filters leave, and drawn with every penalty.
+fn samplings() -> [Sampling; 3] {
+    let drawn = Sampling { temperature: 1.0, top_k: 40, top_p: 0.95, seed: 7, ..Sampling::default() };
+    let penalised = Sampling { repetition: 1.3, presence: 0.5, frequency: 2.0, seed: 3, ..drawn.clone() };
+    [Sampling::default(), drawn, penalised]
+}
+
+fn bits(sampled: &Sampled) -> (u32, u32) {
+    (sampled.token, sampled.logprob.to_bits())
+}
+
+/// So many more tokens of one sequence, in runs of `most`, without ends.
+fn go_on(
+    runner: &mut Runner,
+    sequence: &mut Sequence,
+    sampling: &Sampling,
+    first: u32,
+    [most, count]: [usize; 2],
+) -> Vec<(u32, u32)> {
+    let mut all = Vec::new();
+    let mut token = first;
+    while all.len() < count {
+        let next = Next { sequence, token, sampling };
+        let steps = runner.decode_run(&mut [next], most.min(count - all.len()), &[]).unwrap();
+        all.extend(steps.concat().iter().map(bits));
+        token = all[all.len() - 1].0;
+    }
+    all
+}
+
+#[test]
+fn runs_of_any_length_give_the_same_tokens() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let fixture = Fixture::open("gguf_q8_0");
+    let model = load(&device, &fixture.path);
+    let mut runner = Runner::new(model.clone(), limits(1, 96, 16)).unwrap();
+    for sampling in samplings() {
+        let mut run = |most: usize| {
+            let mut sequence = runner.start().unwrap();
+            let first = runner.prompt(&mut sequence, &fixture.ids, &sampling, |_| true).unwrap();
+            let rest = go_on(&mut runner, &mut sequence, &sampling, first.token, [most, 16]);
+            (bits(&first), rest, sequence.len(), sequence.pages().0)
+        };
+        let one_by_one = run(1);
+        assert_eq!(run(3), one_by_one, "{sampling:?}");
+        assert_eq!(run(8), one_by_one, "{sampling:?}");
+        if sampling == Sampling::default() {
+            let tokens: Vec<u32> =
+                [&[one_by_one.0], &one_by_one.1[..11]].concat().iter().map(|(token, _)| *token).collect();
+            assert_eq!(tokens, fixture.list("greedy"));
+        }
+    }
+
+    // Three sequences of different lengths at once, in a bucket of four.
+    let mut runner = Runner::new(model, limits(3, 96, 16)).unwrap();
+    let samplings = samplings();
+    let mut run = |most: usize| {
+        let mut sequences = Vec::new();
+        let mut tokens: Vec<Vec<(u32, u32)>> = Vec::new();
+        for (number, sampling) in samplings.iter().enumerate() {
+            let mut sequence = runner.start().unwrap();
+            let ids = &fixture.ids[..10 + 9 * number];
+            tokens.push(vec![bits(&runner.prompt(&mut sequence, ids, sampling, |_| true).unwrap())]);
+            sequences.push(sequence);
+        }
+        while tokens[0].len() < 9 {
+            let last: Vec<u32> = tokens.iter().map(|tokens| tokens[tokens.len() - 1].0).collect();
+            let rows = sequences.iter_mut().zip(&samplings).zip(last);
+            let mut next: Vec<Next<'_>> =
+                rows.map(|((sequence, sampling), token)| Next { sequence, token, sampling }).collect();
+            for step in runner.decode_run(&mut next, most.min(9 - tokens[0].len()), &[]).unwrap() {
+                tokens.iter_mut().zip(&step).for_each(|(tokens, sampled)| tokens.push(bits(sampled)));
+            }
+        }
+        tokens
+    };
+    let one_by_one = run(1);
+    assert_eq!(run(3), one_by_one);
+    assert_eq!(run(8), one_by_one);
+}
+
+#[test]
+fn an_end_token_in_the_middle_of_a_run_stops_the_gpu() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let fixture = Fixture::open("gguf_q8_0");
+    let mut runner = Runner::new(load(&device, &fixture.path), limits(1, 96, 16)).unwrap();
+    for sampling in samplings() {
+        // What comes one by one, with the token after it given to go on from: an end token like any other.
+        let mut sequence = runner.start().unwrap();
+        let first = runner.prompt(&mut sequence, &fixture.ids, &sampling, |_| true).unwrap();
+        let expected = go_on(&mut runner, &mut sequence, &sampling, first.token, [1, 14]);
+        drop(sequence);
+
+        // The first token of its kind after some others.
+        let tokens: Vec<u32> = expected.iter().map(|(token, _)| *token).collect();
+        let at = (2..7).find(|at| !tokens[..*at].contains(&tokens[*at])).unwrap();
+        let mut sequence = runner.start().unwrap();
+        runner.prompt(&mut sequence, &fixture.ids, &sampling, |_| true).unwrap();
+        let next = Next { sequence: &mut sequence, token: first.token, sampling: &sampling };
+        let ends = [u32::MAX - 1, tokens[at]];
+        let steps = runner.decode_run(&mut [next], 8, &[&ends]).unwrap();
+        let mut got: Vec<_> = steps.concat().iter().map(bits).collect();
+        assert_eq!(got, expected[..=at], "{sampling:?}");
+        let held = fixture.ids.len() + at + 1;
+        assert_eq!((sequence.len() as usize, sequence.pages().0), (held, held.div_ceil(4)), "pages of 4");
+        // Had it gone on, the next row would not be where the sampler left it, and penalties would know more tokens.
+        got.extend(go_on(&mut runner, &mut sequence, &sampling, tokens[at], [3, 13 - at]));
+        assert_eq!(got, expected, "{sampling:?}");
+    }
+
+    // More end tokens than the GPU looks at: step by step, and the host looks.
+    let mut sequence = runner.start().unwrap();
+    let sampling = Sampling::default();
+    let first = runner.prompt(&mut sequence, &fixture.ids, &sampling, |_| true).unwrap();
+    let many: Vec<u32> = (0..17).collect();
+    let next = Next { sequence: &mut sequence, token: first.token, sampling: &sampling };
+    assert_eq!(runner.decode_run(&mut [next], 8, &[&many]).unwrap().len(), 1);
+}
+
+#[test]
+fn the_first_of_several_sequences_that_ends_stops_all() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let fixture = Fixture::open("gguf_q8_0");
+    let mut runner = Runner::new(load(&device, &fixture.path), limits(2, 96, 16)).unwrap();
+    let sampling = Sampling::default();
+    let mut sequences = [runner.start().unwrap(), runner.start().unwrap()];
+    let mut first = [0; 2];
+    for (sequence, (ids, first)) in
+        sequences.iter_mut().zip([&fixture.ids[..], &fixture.ids[..20]].iter().zip(&mut first))
+    {
+        *first = runner.prompt(sequence, ids, &sampling, |_| true).unwrap().token;
+    }
+    let greedy = fixture.list("greedy");
+    let at = (2..8).find(|at| !greedy[1..*at].contains(&greedy[*at])).unwrap();
+    let rows = sequences.iter_mut().zip(first);
+    let mut next: Vec<Next<'_>> =
+        rows.map(|(sequence, token)| Next { sequence, token, sampling: &sampling }).collect();
+    // What ends one sequence is nothing to the other.
+    let steps = runner.decode_run(&mut next, 10, &[&[greedy[at]], &[]]).unwrap();
+    assert_eq!(steps.iter().map(|step| step[0].token).collect::<Vec<_>>(), greedy[1..=at]);
+    assert_eq!(sequences.map(|sequence| sequence.len() as usize), [fixture.ids.len() + at, 20 + at]);
+}
+
+#[test]
+fn a_run_ends_where_the_context_does() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let fixture = Fixture::open("gguf_q8_0");
+    let mut runner = Runner::new(load(&device, &fixture.path), limits(1, 40, 16)).unwrap();
+    let free = runner.cache().free_pages();
+    let sampling = Sampling::default();
+    let mut sequence = runner.start().unwrap();
+    let first = runner.prompt(&mut sequence, &fixture.ids, &sampling, |_| true).unwrap();
+    let left = 40 - fixture.ids.len();
+    let next = Next { sequence: &mut sequence, token: first.token, sampling: &sampling };
+    let tokens: Vec<u32> = runner
+        .decode_run(&mut [next], 16, &[])
+        .unwrap()
+        .concat()
+        .iter()
+        .map(|sampled| sampled.token)
+        .collect();
+    assert_eq!(tokens, fixture.list("greedy")[1..=left]);
+    assert_eq!(sequence.len(), 40);
+    let next = Next { sequence: &mut sequence, token: tokens[left - 1], sampling: &sampling };
+    let error = runner.decode_run(&mut [next], 16, &[]).unwrap_err();
+    assert!(matches!(error, Error::ContextFull { wanted: 41, context: 40, .. }), "{error}");
+    drop(sequence);
+    assert_eq!(runner.cache().free_pages(), free);
+}
+
+#[test]
+fn a_window_keeps_what_an_early_end_still_needs() {
+    let Some(device) = testkit::cpu_device() else { return };
+    // A window of 32, pages of 4: runs reach over pages and leave some behind.
+    let fixture = Fixture::open("untied_long");
+    let mut runner = Runner::new(load(&device, &fixture.path), limits(1, 340, 16)).unwrap();
+    let sampling = Sampling::default();
+    let mut run = |most: usize, unwanted: usize| {
+        let mut sequence = runner.start().unwrap();
+        let first = runner.prompt(&mut sequence, &fixture.ids, &sampling, |_| true).unwrap();
+        let mut tokens = vec![first.token];
+        while tokens.len() < 25 {
+            let token = tokens[tokens.len() - 1];
+            let next = Next { sequence: &mut sequence, token, sampling: &sampling };
+            let steps = runner.decode_run(&mut [next], most, &[]).unwrap();
+            let new: Vec<u32> = steps.iter().map(|step| step[0].token).collect();
+            let kept = new.len() - unwanted;
+            runner.take_back(&mut sequence, &new[kept..], &sampling).unwrap();
+            tokens.extend(&new[..kept]);
+            // 32 positions lie on 8 or 9 pages; a run adds its own.
+            assert!(sequence.pages().1 <= 9 + most.div_ceil(4), "{:?}", sequence.pages());
+            assert_eq!(sequence.pages().0, sequence.len().div_ceil(4) as usize);
+        }
+        tokens.truncate(25);
+        tokens
+    };
+    let one_by_one = run(1, 0);
+    assert_eq!(run(8, 0), one_by_one);
+    assert_eq!(run(16, 11), one_by_one, "eleven of sixteen thrown away, again and again");
+}
+
+#[test]
+fn steps_taken_back_leave_no_trace() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let fixture = Fixture::open("gguf_q8_0");
+    let mut runner = Runner::new(load(&device, &fixture.path), limits(1, 96, 16)).unwrap();
+    for sampling in samplings() {
+        let mut sequence = runner.start().unwrap();
+        let first = runner.prompt(&mut sequence, &fixture.ids, &sampling, |_| true).unwrap().token;
+        let expected = go_on(&mut runner, &mut sequence, &sampling, first, [1, 14]);
+        drop(sequence);
+        let mut sequence = runner.start().unwrap();
+        runner.prompt(&mut sequence, &fixture.ids, &sampling, |_| true).unwrap();
+        let mut got = go_on(&mut runner, &mut sequence, &sampling, first, [8, 8]);
+        let rest: Vec<u32> = got.split_off(3).iter().map(|(token, _)| *token).collect();
+        runner.take_back(&mut sequence, &rest, &sampling).unwrap();
+        assert_eq!(sequence.len() as usize, fixture.ids.len() + 3);
+        let last = got[2].0;
+        got.extend(go_on(&mut runner, &mut sequence, &sampling, last, [5, 11]));
+        assert_eq!(got, expected, "{sampling:?}");
+        let error = runner.take_back(&mut sequence, &[1; 90], &sampling).unwrap_err().to_string();
+        assert!(error.contains("cannot be taken back"), "{error}");
+    }
+}
+
+#[test]
+fn a_caller_who_breaks_and_goes_on_misses_nothing() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let fixture = Fixture::open("gguf_q8_0");
+    let mut runner = Runner::new(load(&device, &fixture.path), limits(1, 96, 16)).unwrap();
+    for sampling in samplings() {
+        let request = Request { prompt: &fixture.ids, most: 12, sampling: &sampling, ends: &[] };
+        let mut sequence = runner.start().unwrap();
+        let whole =
+            generate(&mut runner, &mut sequence, &request, |_| ControlFlow::Continue(())).unwrap().tokens;
+        drop(sequence);
+        for stop_after in [2, 7] {
+            let mut sequence = runner.start().unwrap();
+            let mut seen = 0;
+            let part = generate(&mut runner, &mut sequence, &request, |event| {
+                seen += usize::from(matches!(event, Event::Token(_)));
+                if seen == stop_after { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            })
+            .unwrap();
+            assert_eq!((part.finish, &part.tokens[..]), (Finish::Stop, &whole[..stop_after]));
+            assert_eq!(part.decode_steps, stop_after - 1);
+            assert_eq!(sequence.len() as usize, fixture.ids.len() + stop_after - 1);
+            let rest = Request {
+                prompt: &whole[stop_after - 1..stop_after],
+                most: 12 - stop_after,
+                ..request.clone()
+            };
+            let rest = generate(&mut runner, &mut sequence, &rest, |_| ControlFlow::Continue(())).unwrap();
+            assert_eq!(rest.tokens, whole[stop_after..], "after {stop_after}, {sampling:?}");
+        }
+    }
+}
+
+#[test]
+fn a_step_in_parts_gives_the_same_tokens() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let fixture = Fixture::open("gguf_q8_0");
+    let model = load(&device, &fixture.path);
+    let layers = u64::from(model.config.layers);
+    let sampling = &samplings()[2];
+    let request = Request { prompt: &fixture.ids, most: 9, sampling, ends: &[] };
+    let run = |mut runner: Runner, ends: &[u32]| {
+        let mut sequence = runner.start().unwrap();
+        let request = Request { ends, ..request.clone() };
+        let tokens =
+            generate(&mut runner, &mut sequence, &request, |_| ControlFlow::Continue(())).unwrap().tokens;
+        let before = device.counters().submissions;
+        let next = Next { sequence: &mut sequence, token: tokens[0], sampling };
+        let steps = runner.decode_run(&mut [next], 2, &[]).unwrap();
+        (tokens, steps.concat().iter().map(bits).collect::<Vec<_>>(), device.counters().submissions - before)
+    };
+    let runner = || Runner::new(model.clone(), limits(1, 96, 16)).unwrap();
+    let whole = run(runner(), &[]);
+    let parts = run(runner().layer_by_layer(), &[]);
+    assert_eq!((&parts.0, &parts.1), (&whole.0, &whole.1));
+    // In one piece there are two at most, where a step is slow.
+    assert!(whole.2 <= 2);
+    assert_eq!(parts.2, 2 * (layers + 1), "the layers and what follows them");
+    let ended = run(runner().layer_by_layer(), &whole.0[4..5]);
+    assert!(whole.0.starts_with(&ended.0) && ended.0.len() <= 4);
+}
