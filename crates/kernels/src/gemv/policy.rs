@@ -198,8 +198,8 @@ fn owning(caps: &Caps, shape: &Shape, base: Plan) -> Plan {
     let units = units(shape, strips);
     let most = if int8 && strips == 2 { OWN_WIDE_SLICES } else { OWN_SLICES };
     let most = most.min(most_slices(caps, shape, Plan { strips, ..base }));
-    let members = members(shape.own_quads(), most);
     let wanted = (units * shape.splits).div_ceil(device);
+    let members = if wanted > 1 { members(shape.own_quads(), most) } else { all_members(shape.own_quads(), most) };
     let teams = (most / members).min(wanted).max(1);
     let plan = Plan { threads: members * teams * SLICE, teams, strips, ..base };
     Plan { groups: even_groups(caps, shape, &plan, 1), ..whole_subgroups(caps, plan) }
@@ -210,6 +210,11 @@ fn members(quads: u32, most: u32) -> u32 {
     let largest = (quads / 3).clamp(3, 9).min(most).max(1);
     let idle = |members: u32| quads.next_multiple_of(members) - quads;
     (largest.min(3)..=largest).min_by_key(|members| (idle(*members), members.abs_diff(7))).unwrap_or(1)
+}
+
+/// Slices of a team that has a compute unit for itself and one unit to do: as few steps as can be.
+fn all_members(quads: u32, most: u32) -> u32 {
+    (1..=most.max(1)).min_by_key(|members| (quads.div_ceil(*members), *members)).unwrap_or(1)
 }
 
 /// Workgroups for a plan, `per_unit` for each compute unit or a few less, so that all have as much to do.
