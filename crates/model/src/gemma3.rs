@@ -17,7 +17,6 @@ pub(crate) fn layers(step: &mut Step<'_>) -> Result<()> {
             step.add_and_norm((layer - 1, Role::PostFeedForwardNorm), (layer, Role::AttentionNorm))?;
         }
         step.qkv(Place::Qkv(layer))?;
-        step.rope(layer)?;
         step.attention(layer)?;
         step.output(Place::Output(layer))?;
 
