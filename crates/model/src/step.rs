@@ -47,10 +47,10 @@ pub(crate) struct Scratch {
     gated: Vectors,
     /// Gate and up, where a model stores them in different schemes.
     apart: Option<[Buffer; 2]>,
-    /// What attention's splits found, where it is split, and how many of them have: zeros to begin with.
+    /// What the splits of attention in one dispatch found, and how many of them have: zeros to begin with.
     splits: Option<Buffer>,
-    /// The same for a chunk, without the counters.
-    chunk_splits: Option<Buffer>,
+    /// What the splits of attention by itself found.
+    splits_apart: Option<Buffer>,
 }
 
 /// Logits of a number of output rows.
@@ -96,7 +96,7 @@ impl Scratch {
                 Some([arena.buffer("gate", floats(intermediate))?, arena.buffer("up", floats(intermediate))?])
             }
         };
-        let (splits, chunk_splits) = splits(model, &mut arena, rows, limits)?;
+        let (splits, splits_apart) = splits(model, &mut arena, rows, limits)?;
         let scratch = Self {
             rows,
             residual: arena.buffer("residual stream", floats(config.hidden))?,
@@ -118,7 +118,7 @@ impl Scratch {
             gated: Vectors::new(&mut arena, "gated rows", activations, intermediate as usize, rows)?,
             apart,
             splits,
-            chunk_splits,
+            splits_apart,
         };
         let mut recorder = device.recorder()?;
         let all = [&scratch.normed, &scratch.attended, &scratch.gated];
@@ -293,12 +293,11 @@ impl Step<'_> {
     /// attended = softmax(queries · keys) · values, over the positions that the layer sees; keys and values of the rows go into
     /// their pages first. One kernel does it all for rows that do not see each other.
     pub fn attention(&mut self, layer: u32) -> Result<()> {
-        match self.rows {
-            Rows::Mixed => self.attend(layer),
-            Rows::Chunk => {
-                self.rope(layer)?;
-                self.attend_chunk(layer)
-            }
+        if self.rows == Rows::Mixed && self.model.one_dispatch {
+            self.attend(layer)
+        } else {
+            self.rope(layer)?;
+            self.attend_apart(layer)
         }
     }
 
@@ -355,8 +354,8 @@ impl Step<'_> {
         Ok(kernel.record(self.recorder, "RoPE", self.scratch.rows as u32, &operands)?)
     }
 
-    /// attended = softmax(q · keys) · values, for rows of one sequence.
-    fn attend_chunk(&mut self, layer: u32) -> Result<()> {
+    /// attended = softmax(q · keys) · values.
+    fn attend_apart(&mut self, layer: u32) -> Result<()> {
         let device = &self.model.device;
         let kind = self.model.config.layer_types[layer as usize];
         let shape = attend_shape(self.model, self.cache.limits(), kind, self.scratch.rows).attention();
@@ -368,9 +367,9 @@ impl Step<'_> {
             slots: self.state.slots.view(),
             active: self.state.active.view(),
             o: &self.scratch.attended,
-            scratch: self.scratch.chunk_splits.as_ref().map(Buffer::view),
+            scratch: self.scratch.splits_apart.as_ref().map(Buffer::view),
         };
-        let kernel = Attention::new(device, shape, chunk_mode(self.scratch.rows))?;
+        let kernel = Attention::new(device, shape, mode(self.rows, self.scratch.rows))?;
         kernel.record(self.recorder, "attention", &operands)?;
         let Some(attended) = &self.scratch.attended_int16 else { return Ok(()) };
         let kernel = QuantizeRows::new(device, attended.k)?;
@@ -438,12 +437,12 @@ fn attend_shape(model: &Model, limits: Limits, kind: LayerType, rows: usize) -> 
     }
 }
 
-/// A few rows of one sequence are too few to share keys and values, and enough work to be split.
-fn chunk_mode(rows: usize) -> Mode {
-    if rows <= gemv::MAX_COLUMNS { Mode::Decode } else { Mode::Prefill }
+/// A few rows of one sequence are too few to fill a device: they are split as rows of several are.
+fn mode(kind: Rows, rows: usize) -> Mode {
+    if kind == Rows::Chunk && rows > gemv::MAX_COLUMNS { Mode::Prefill } else { Mode::Decode }
 }
 
-/// Scratch memory that the splits of a bucket want, where they are split: of rows of several sequences, and of a chunk.
+/// Scratch memory that the splits of a bucket want, where they are split: those of one dispatch, and those of several.
 fn splits(
     model: &Model,
     arena: &mut Arena,
@@ -451,23 +450,24 @@ fn splits(
     limits: Limits,
 ) -> Result<(Option<Buffer>, Option<Buffer>)> {
     let device = &model.device;
-    let (mut mixed, mut chunk) = (0, 0);
+    // There are no more rows of several sequences than sequences.
+    let mixed = rows <= (limits.sequences as usize).next_power_of_two();
+    let (mut together, mut apart) = (0, 0);
     for kind in [LayerType::Global, LayerType::Sliding] {
         let shape = attend_shape(model, limits, kind, rows);
-        // There are no more rows of several sequences than sequences.
-        if rows <= (limits.sequences as usize).next_power_of_two() {
-            mixed = Attend::new(device, shape)?.scratch_bytes(rows as u32).max(mixed);
+        if mixed && model.one_dispatch {
+            together = Attend::new(device, shape)?.scratch_bytes(rows as u32).max(together);
         }
-        if rows > 1 {
-            let kernel = Attention::new(device, shape.attention(), chunk_mode(rows))?;
-            chunk = kernel.scratch_bytes(rows as u32).max(chunk);
+        if rows <= gemv::MAX_COLUMNS || (mixed && !model.one_dispatch) {
+            let kernel = Attention::new(device, shape.attention(), Mode::Decode)?;
+            apart = kernel.scratch_bytes(rows as u32).max(apart);
         }
     }
     let mut buffer = |bytes| match bytes {
         0 => Ok(None),
         bytes => arena.buffer("splits of attention", bytes).map(Some),
     };
-    Ok((buffer(mixed)?, buffer(chunk)?))
+    Ok((buffer(together)?, buffer(apart)?))
 }
 
 /// How activations are stored for the products of so many rows; more than a few are multiplied by tiles, which take f32.

@@ -194,20 +194,16 @@ void load_turns(uint position, uint lane, out vec4 cosines[OWN], out vec4 sines[
 }
 
 // Puts a quad into the cache; what it is from then on.
-vec4 stored(bool key, bool writes, uint quad, vec4 x) {
+vec4 stored(Words4 cache, bool writes, uint quad, vec4 x) {
     if (F16) {
         uvec2 words = half_words(x);
-        if (writes && key) {
-            Words2(push.k).data[quad] = words;
-        } else if (writes) {
-            Words2(push.v).data[quad] = words;
+        if (writes) {
+            Words2(cache).data[quad] = words;
         }
         return vec4(unpackHalf2x16(words.x), unpackHalf2x16(words.y));
     }
-    if (writes && key) {
-        push.k.data[quad] = floatBitsToUint(x);
-    } else if (writes) {
-        push.v.data[quad] = floatBitsToUint(x);
+    if (writes) {
+        cache.data[quad] = floatBitsToUint(x);
     }
     return x;
 }
@@ -346,7 +342,9 @@ void main() {
     uint pages = push.slots.data[row] * push.table_stride;
     vec4 x[FOURS];
     vec4 weights[FOURS];
-    load_head(min(cluster, VALUE), kv_head, lane, x, weights);
+    if (AHEAD) {
+        load_head(min(cluster, VALUE), kv_head, lane, x, weights);
+    }
     if (row >= rows) {
         return;
     }
@@ -391,7 +389,7 @@ void main() {
     uint heads = has_own ? HEADS + 2 : HEADS;
     for (uint at = 0; at < heads; at += CLUSTERS) {
         uint head = at + cluster;
-        if (at > 0) {
+        if (!AHEAD || at > 0) {
             load_head(min(head, VALUE), kv_head, lane, x, weights);
         }
         float norm = 1.0;
@@ -421,8 +419,12 @@ void main() {
                     low *= SCALE;
                     high *= SCALE;
                 } else {
-                    low = stored(head == KEY, writes, own_line * QUADS + quads.x, low);
-                    high = stored(head == KEY, writes, own_line * QUADS + quads.y, high);
+                    Words4 cache = push.k;
+                    if (head == VALUE) {
+                        cache = push.v;
+                    }
+                    low = stored(cache, writes, own_line * QUADS + quads.x, low);
+                    high = stored(cache, writes, own_line * QUADS + quads.y, high);
                 }
                 values[head * QUADS + quads.x] = low;
                 values[head * QUADS + quads.y] = high;

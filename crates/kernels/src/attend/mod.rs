@@ -203,7 +203,7 @@ fn variant(shape: &Shape, plan: Plan) -> Variant {
         scale: shape.scale,
     };
     let label = format!(
-        "{}/{} × {} {} → {}{}{}{}{}, {} × {} threads, {} splits",
+        "{}/{} × {} {} → {}{}{}{}{}, {} threads, {} keys, {} splits",
         shape.heads,
         shape.kv_heads,
         shape.head_dim,

@@ -119,6 +119,7 @@ fn a_long_context_is_split_where_heads_do_not_fill_the_device() {
     assert_eq!(splits(&known::radeon_780m(), 0, 131_072), 6);
     assert!(policy::candidates(&known::h200(), &SMALL).len() > 20);
     assert_eq!(policy::candidates(&known::mesa_cpu(), &SMALL).len(), 1);
+    assert!(policy::suits(&known::h200()) && !policy::suits(&known::mesa_cpu()));
 }
 
 #[test]
