@@ -178,16 +178,22 @@ void load_head(uint head, uint kv_head, uint lane, out vec4 x[FOURS], out vec4 w
     }
 }
 
-// Cosines and sines of an item's four frequencies: the angles of the two tables add, so their complex numbers multiply.
-void load_turns(uint position, uint lane, out vec4 cosines[OWN], out vec4 sines[OWN]) {
+// Entries of the two tables for an item's four frequencies.
+void load_turns(uint position, uint lane, out vec4 coarse[FOURS], out vec4 fine[FOURS]) {
+    [[unroll]] for (uint i = 0; i < FOURS; i++) {
+        uint at = item_of(i / 2, lane) * 2 + i % 2;
+        coarse[i] = push.coarse.data[position / 256 * QUADS + at];
+        fine[i] = push.fine.data[position % 256 * QUADS + at];
+    }
+}
+
+// Their cosines and sines: the angles of the two tables add, so their complex numbers multiply.
+void turn(vec4 coarse[FOURS], vec4 fine[FOURS], out vec4 cosines[OWN], out vec4 sines[OWN]) {
     [[unroll]] for (uint i = 0; i < OWN; i++) {
-        uint at = item_of(i, lane) * 2;
-        vec4 a0 = push.coarse.data[position / 256 * QUADS + at];
-        vec4 a1 = push.coarse.data[position / 256 * QUADS + at + 1];
-        vec4 b0 = push.fine.data[position % 256 * QUADS + at];
-        vec4 b1 = push.fine.data[position % 256 * QUADS + at + 1];
-        vec4 a_cos = vec4(a0.xz, a1.xz), a_sin = vec4(a0.yw, a1.yw);
-        vec4 b_cos = vec4(b0.xz, b1.xz), b_sin = vec4(b0.yw, b1.yw);
+        vec4 a_cos = vec4(coarse[2 * i].xz, coarse[2 * i + 1].xz);
+        vec4 a_sin = vec4(coarse[2 * i].yw, coarse[2 * i + 1].yw);
+        vec4 b_cos = vec4(fine[2 * i].xz, fine[2 * i + 1].xz);
+        vec4 b_sin = vec4(fine[2 * i].yw, fine[2 * i + 1].yw);
         cosines[i] = a_cos * b_cos - a_sin * b_sin;
         sines[i] = a_cos * b_sin + a_sin * b_cos;
     }
@@ -364,6 +370,15 @@ void main() {
     uint end = first_block + min((split + 1) * each, blocks);
     uint last = max(position, 1) - 1;
 
+    // What follows from the position alone, and is under way while pages are looked up.
+    vec4 coarse[FOURS];
+    vec4 fine[FOURS];
+    load_turns(position, lane, coarse, fine);
+    // Where the new key and value go.
+    uint own_line = 0;
+    if (has_own) {
+        own_line = (push.table.data[pages + position / PAGE] * KV_HEADS + kv_head) * PAGE + position % PAGE;
+    }
     uvec4 next_keys[LOADED];
     uvec4 next_values[LOADED];
     uint lines[KEYS];
@@ -379,12 +394,8 @@ void main() {
 
     vec4 cosines[OWN];
     vec4 sines[OWN];
-    load_turns(position, lane, cosines, sines);
-    // Where the new key and value go. One of the workgroups that share a kv head writes them.
-    uint own_line = 0;
-    if (has_own) {
-        own_line = (push.table.data[pages + position / PAGE] * KV_HEADS + kv_head) * PAGE + position % PAGE;
-    }
+    turn(coarse, fine, cosines, sines);
+    // One of the workgroups that share a kv head writes the new key and value.
     bool writes = gl_WorkGroupID.x % (QUERY_HEADS / KV_HEADS / HEADS) == 0;
     uint heads = has_own ? HEADS + 2 : HEADS;
     for (uint at = 0; at < heads; at += CLUSTERS) {
