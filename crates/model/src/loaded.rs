@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use gpu::{Arena, Buffer, Device, Lifetime, Memory, Tier, View};
 use kernels::{
-    Activations, HALF_GROUP, Matrix,
+    Activations, HALF_GROUP, Matrix, attend,
     rope::{self, Tables},
 };
 use weights::{
@@ -29,6 +29,8 @@ pub struct Model {
     pub weights: Weights,
     /// How the activations of a few rows are stored: what this device multiplies fastest.
     pub(crate) few_rows: Activations,
+    /// Attention of rows of different sequences is one dispatch.
+    pub(crate) one_dispatch: bool,
     rope: [RopeTables; 2],
 }
 
@@ -82,7 +84,14 @@ impl Model {
             true => Activations::Int16,
             false => Activations::F32,
         };
-        Ok(Self { device: device.clone(), config, weights, few_rows, rope: [global, sliding] })
+        let one_dispatch = attend::policy::suits(device.caps());
+        Ok(Self { device: device.clone(), config, weights, few_rows, one_dispatch, rope: [global, sliding] })
+    }
+
+    /// The same with the attention of decode steps in one dispatch or in several.
+    pub fn with_one_dispatch(mut self, one_dispatch: bool) -> Self {
+        self.one_dispatch = one_dispatch;
+        self
     }
 
     /// The same with the activations of a few rows stored in another way, where the model's shape allows it.
