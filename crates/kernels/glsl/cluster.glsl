@@ -5,14 +5,19 @@
 shared float cluster_parts[THREADS * CLUSTER_SUMS];
 #endif
 
+#if TIER >= 1
+float cluster_sum(float value) {
+    [[unroll]] for (uint far = 1; far < LANES; far *= 2) {
+        value += subgroupShuffleXor(value, far);
+    }
+    return value;
+}
+#endif
+
 void cluster_sums(inout float values[CLUSTER_SUMS]) {
 #if TIER >= 1
     [[unroll]] for (uint i = 0; i < CLUSTER_SUMS; i++) {
-        float value = values[i];
-        [[unroll]] for (uint far = 1; far < LANES; far *= 2) {
-            value += subgroupShuffleXor(value, far);
-        }
-        values[i] = value;
+        values[i] = cluster_sum(values[i]);
     }
 #else
     if (LANES == 1) {
@@ -35,3 +40,14 @@ void cluster_sums(inout float values[CLUSTER_SUMS]) {
     barrier();
 #endif
 }
+
+#if TIER < 1
+float cluster_sum(float value) {
+    float values[CLUSTER_SUMS];
+    [[unroll]] for (uint i = 0; i < CLUSTER_SUMS; i++) {
+        values[i] = i == 0 ? value : 0.0;
+    }
+    cluster_sums(values);
+    return values[0];
+}
+#endif

@@ -43,4 +43,6 @@ macro_rules! kernels {
     };
 }
 
-kernels! { attention, embed, geglu, gemm, gemv, norm, probe, quantize_rows, random, rope, sample, score, transcode }
+kernels! {
+    attend, attention, embed, geglu, gemm, gemv, norm, probe, quantize_rows, random, rope, sample, score, transcode,
+}

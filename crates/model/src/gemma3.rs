@@ -20,7 +20,6 @@ pub(crate) fn layers(step: &mut Step<'_>, layers: Range<u32>) -> Result<()> {
             step.add_and_norm((layer - 1, Role::PostFeedForwardNorm), (layer, Role::AttentionNorm))?;
         }
         step.qkv(Place::Qkv(layer))?;
-        step.rope(layer)?;
         step.attention(layer)?;
         step.output(Place::Output(layer))?;
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use gpu::{Arena, Buffer, Device, Lifetime, Memory, Tier, View};
 use kernels::{
-    Activations, HALF_GROUP, Matrix,
+    Activations, HALF_GROUP, Matrix, attend,
     rope::{self, Tables},
     tuning::Tuning,
 };
@@ -32,6 +32,8 @@ pub struct Model {
     pub(crate) few_rows: Activations,
     /// What is known of matrix–vector products on this device.
     pub(crate) tuning: Tuning,
+    /// Attention of rows of different sequences is one dispatch.
+    pub(crate) one_dispatch: bool,
     rope: [RopeTables; 2],
 }
 
@@ -85,8 +87,15 @@ impl Model {
             true => Activations::Int16,
             false => Activations::F32,
         };
-        let tuning = Tuning::open(device);
-        Ok(Self { device: device.clone(), config, weights, few_rows, tuning, rope: [global, sliding] })
+        let one_dispatch = attend::policy::suits(device.caps());
+        let (device, tuning, rope) = (device.clone(), Tuning::open(device), [global, sliding]);
+        Ok(Self { device, config, weights, few_rows, tuning, one_dispatch, rope })
+    }
+
+    /// The same with the attention of decode steps in one dispatch or in several.
+    pub fn with_one_dispatch(mut self, one_dispatch: bool) -> Self {
+        self.one_dispatch = one_dispatch;
+        self
     }
 
     /// The same with the activations of a few rows stored in another way, where the model's shape allows it.

@@ -5,6 +5,7 @@ use std::time::Duration;
 use gpu::{Arena, Buffer, Lifetime, Memory, Recorder, View};
 use kernels::{
     Activations, Epilogue, Matrix, Target, Vectors,
+    attend::{self, Attend},
     attention::{self, Attention, Mode},
     embed::{self, Embed},
     geglu::Geglu,
@@ -26,7 +27,7 @@ use crate::{Limits, Model, Result, kv_cache::KvCache, state::State};
 /// How the rows of a step belong to sequences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Rows {
-    /// Each row is of any sequence, at any position.
+    /// Each row is of another sequence, at any position.
     Mixed,
     /// All rows are of one sequence, one position after the other.
     Chunk,
@@ -50,8 +51,10 @@ pub(crate) struct Scratch {
     gated: Vectors,
     /// Gate and up, where a model stores them in different schemes.
     apart: Option<[Buffer; 2]>,
-    /// What attention's splits found, where it is split.
+    /// What the splits of attention in one dispatch found, and how many of them have: zeros to begin with.
     splits: Option<Buffer>,
+    /// What the splits of attention by itself found.
+    splits_apart: Option<Buffer>,
 }
 
 /// Logits of a number of output rows.
@@ -97,20 +100,7 @@ impl Scratch {
                 Some([arena.buffer("gate", floats(intermediate))?, arena.buffer("up", floats(intermediate))?])
             }
         };
-        let mut split_bytes = 0;
-        // Only rows of several sequences are split, and there are no more of those than sequences; a few rows of one go the
-        // same way.
-        let mixed = rows <= gemv::MAX_COLUMNS.max((limits.sequences as usize).next_power_of_two());
-        let modes = if mixed { &[Mode::Decode, Mode::Prefill][..] } else { &[Mode::Prefill] };
-        let kinds = [LayerType::Global, LayerType::Sliding];
-        for (kind, mode) in kinds.into_iter().flat_map(|kind| modes.iter().map(move |mode| (kind, *mode))) {
-            let kernel = Attention::new(device, attention_shape(config, limits, kind), mode)?;
-            split_bytes = kernel.scratch_bytes(rows as u32).max(split_bytes);
-        }
-        let splits = match split_bytes {
-            0 => None,
-            bytes => Some(arena.buffer("splits of attention", bytes)?),
-        };
+        let (splits, splits_apart) = splits(model, &mut arena, rows, limits)?;
         let fused = norms_itself(model, rows);
         let sums = match fused {
             false => 1,
@@ -146,11 +136,15 @@ impl Scratch {
             gated: Vectors::new(&mut arena, "gated rows", activations, intermediate as usize, rows)?,
             apart,
             splits,
+            splits_apart,
         };
         let mut recorder = device.recorder()?;
         let all = [&scratch.normed, &scratch.attended, &scratch.gated];
         for vectors in all.into_iter().chain(&scratch.attended_int16) {
             vectors.record_clear(&mut recorder, "clear")?;
+        }
+        if let Some(splits) = &scratch.splits {
+            recorder.fill("clear", splits, 0)?;
         }
         recorder.seal()?.run(CLEAR_TIMEOUT)?;
         Ok(scratch)
@@ -383,53 +377,75 @@ impl<'a> Step<'a> {
         self.product("head", self.model.head()?, Epilogue::None, x, &target, &active)
     }
 
-    /// Queries into `q`, keys and values into their pages.
-    pub fn rope(&mut self, layer: u32) -> Result<()> {
-        let Model { device, config, .. } = self.model;
-        let kind = config.layer_types[layer as usize];
-        let kv = self.cache.layer(layer as usize);
-        let shape = rope::Shape {
-            heads: config.heads,
-            kv_heads: config.kv_heads,
-            head_dim: config.head_dim,
-            page: kv.shape.page,
-            scheme: kv.shape.scheme,
-            norm: true,
-            bias: false,
-            interleaved: false,
+    /// attended = softmax(queries · keys) · values, over the positions that the layer sees; keys and values of the rows go into
+    /// their pages first. One kernel does it all for rows that do not see each other.
+    pub fn attention(&mut self, layer: u32) -> Result<()> {
+        if self.rows == Rows::Mixed && self.model.one_dispatch {
+            self.attend(layer)
+        } else {
+            self.rope(layer)?;
+            self.attend_apart(layer)
+        }
+    }
+
+    fn attend(&mut self, layer: u32) -> Result<()> {
+        let kind = self.model.config.layer_types[layer as usize];
+        let shape = attend_shape(self.model, self.cache.limits(), kind, self.scratch.rows);
+        let tables = self.model.rope_tables(kind);
+        let operands = attend::Operands {
+            qkv: self.scratch.qkv.view(),
+            qkv_stride: shape.rope().row(),
+            bias: None,
+            weights: Some(self.head_norms(layer)?),
+            coarse: tables.coarse.view(),
+            fine: tables.fine.view(),
+            kv: self.cache.layer(layer as usize),
+            table: &self.cache.table(kind),
+            positions: self.state.positions.view(),
+            slots: self.state.slots.view(),
+            active: self.state.active.view(),
+            o: self.scratch.attended_int16.as_ref().unwrap_or(&self.scratch.attended),
+            scratch: self.scratch.splits.as_ref().map(Buffer::view),
         };
+        let kernel = Attend::new(&self.model.device, shape)?;
+        Ok(kernel.record(self.recorder, "attention", &operands)?)
+    }
+
+    /// The norms of query and key heads.
+    fn head_norms(&self, layer: u32) -> Result<(View, View)> {
+        Ok((self.model.norm(Some(layer), Role::QueryNorm)?, self.model.norm(Some(layer), Role::KeyNorm)?))
+    }
+
+    /// Queries into `q`, keys and values into their pages.
+    fn rope(&mut self, layer: u32) -> Result<()> {
+        let kind = self.model.config.layer_types[layer as usize];
+        let shape = attend_shape(self.model, self.cache.limits(), kind, self.scratch.rows);
         let tables = self.model.rope_tables(kind);
         let operands = rope::Operands {
             qkv: self.scratch.qkv.view(),
-            qkv_stride: shape.row(),
+            qkv_stride: shape.rope().row(),
             bias: None,
-            weights: Some((
-                self.model.norm(Some(layer), Role::QueryNorm)?,
-                self.model.norm(Some(layer), Role::KeyNorm)?,
-            )),
-            epsilon: config.rms_norm_eps,
-            scale: config.query_pre_attn_scalar.powf(-0.5),
+            weights: Some(self.head_norms(layer)?),
+            epsilon: self.model.config.rms_norm_eps,
+            scale: shape.scale,
             coarse: tables.coarse.view(),
             fine: tables.fine.view(),
             q: self.scratch.q.view(),
-            kv,
+            kv: self.cache.layer(layer as usize),
             table: &self.cache.table(kind),
             positions: self.state.positions.view(),
             slots: self.state.slots.view(),
             active: self.state.active.view(),
         };
-        let kernel = Rope::new(device, shape)?;
+        let kernel = Rope::new(&self.model.device, shape.rope())?;
         Ok(kernel.record(self.recorder, "RoPE", self.scratch.rows as u32, &operands)?)
     }
 
-    /// attended = softmax(q · keys) · values, over the positions that the layer sees.
-    pub fn attention(&mut self, layer: u32) -> Result<()> {
-        let Model { device, config, .. } = self.model;
-        let kind = config.layer_types[layer as usize];
-        let mode = match self.rows {
-            Rows::Mixed => Mode::Decode,
-            Rows::Chunk => Mode::Prefill,
-        };
+    /// attended = softmax(q · keys) · values.
+    fn attend_apart(&mut self, layer: u32) -> Result<()> {
+        let device = &self.model.device;
+        let kind = self.model.config.layer_types[layer as usize];
+        let shape = attend_shape(self.model, self.cache.limits(), kind, self.scratch.rows).attention();
         let operands = attention::Operands {
             q: self.scratch.q.view(),
             kv: self.cache.layer(layer as usize),
@@ -438,9 +454,9 @@ impl<'a> Step<'a> {
             slots: self.state.slots.view(),
             active: self.state.active.view(),
             o: &self.scratch.attended,
-            scratch: self.scratch.splits.as_ref().map(Buffer::view),
+            scratch: self.scratch.splits_apart.as_ref().map(Buffer::view),
         };
-        let kernel = Attention::new(device, attention_shape(config, self.cache.limits(), kind), mode)?;
+        let kernel = Attention::new(device, shape, mode(self.rows, self.scratch.rows))?;
         kernel.record(self.recorder, "attention", &operands)?;
         let Some(attended) = &self.scratch.attended_int16 else { return Ok(()) };
         let kernel = QuantizeRows::new(device, attended.k)?;
@@ -514,8 +530,9 @@ fn without_stream<'a>(x: &Input<'a>) -> Input<'a> {
     }
 }
 
-fn attention_shape(config: &Config, limits: Limits, kind: LayerType) -> attention::policy::Shape {
-    attention::policy::Shape {
+fn attend_shape(model: &Model, limits: Limits, kind: LayerType, rows: usize) -> attend::Shape {
+    let config = &model.config;
+    attend::Shape {
         heads: config.heads,
         kv_heads: config.kv_heads,
         head_dim: config.head_dim,
@@ -526,7 +543,48 @@ fn attention_shape(config: &Config, limits: Limits, kind: LayerType) -> attentio
             LayerType::Sliding => config.sliding_window.unwrap_or(0),
         },
         context: limits.context,
+        norm: Some(config.rms_norm_eps),
+        bias: false,
+        interleaved: false,
+        scale: config.query_pre_attn_scalar.powf(-0.5),
+        output: match activations(model, rows) {
+            Activations::Int16 => Activations::Int16,
+            _ => Activations::F32,
+        },
     }
+}
+
+/// A few rows of one sequence are too few to fill a device: they are split as rows of several are.
+fn mode(kind: Rows, rows: usize) -> Mode {
+    if kind == Rows::Chunk && rows > gemv::MAX_COLUMNS { Mode::Prefill } else { Mode::Decode }
+}
+
+/// Scratch memory that the splits of a bucket want, where they are split: those of one dispatch, and those of several.
+fn splits(
+    model: &Model,
+    arena: &mut Arena,
+    rows: usize,
+    limits: Limits,
+) -> Result<(Option<Buffer>, Option<Buffer>)> {
+    let device = &model.device;
+    // There are no more rows of several sequences than sequences.
+    let mixed = rows <= (limits.sequences as usize).next_power_of_two();
+    let (mut together, mut apart) = (0, 0);
+    for kind in [LayerType::Global, LayerType::Sliding] {
+        let shape = attend_shape(model, limits, kind, rows);
+        if mixed && model.one_dispatch {
+            together = Attend::new(device, shape)?.scratch_bytes(rows as u32).max(together);
+        }
+        if rows <= gemv::MAX_COLUMNS || (mixed && !model.one_dispatch) {
+            let kernel = Attention::new(device, shape.attention(), Mode::Decode)?;
+            apart = kernel.scratch_bytes(rows as u32).max(apart);
+        }
+    }
+    let mut buffer = |bytes| match bytes {
+        0 => Ok(None),
+        bytes => arena.buffer("splits of attention", bytes).map(Some),
+    };
+    Ok((buffer(together)?, buffer(apart)?))
 }
 
 /// How activations are stored for the products of so many rows; more than a few are multiplied by tiles, which take f32.

@@ -6,7 +6,7 @@ mod common;
 use std::sync::Arc;
 
 use common::{Fixture, NAMES, all_logits, difference, limits, load, load_alone};
-use model::{Activations, KvScheme, Limits, Next, Runner, Sampling};
+use model::{Activations, KvScheme, Limits, Model, Next, Runner, Sampling};
 
 #[test]
 fn logits_are_those_of_transformers() {
@@ -72,7 +72,8 @@ fn int16_activations_as_gpus_have_them_are_next_to_exact() {
     let Some(device) = testkit::cpu_device() else { return };
     for name in ["gguf_q8_0", "gguf_q4_0"] {
         let fixture = Fixture::open(name);
-        let model = Arc::new(load_alone(&device, &fixture.path).with_few_rows(Activations::Int16));
+        let model = load_alone(&device, &fixture.path).with_few_rows(Activations::Int16);
+        let model = Arc::new(model.with_one_dispatch(true));
         let greedy = fixture.list("greedy");
         for chunk in [1, 5] {
             let rows = all_logits(&model, &fixture.ids, chunk, KvScheme::F32);
@@ -100,7 +101,14 @@ fn int16_activations_as_gpus_have_them_are_next_to_exact() {
 fn a_prompt_and_then_one_by_one_in_a_batch_of_others() {
     let Some(device) = testkit::cpu_device() else { return };
     let fixture = Fixture::open("gguf_q8_0");
-    let model = load(&device, &fixture.path);
+    // By several dispatches, as CPU drivers have it, and by one.
+    for one_dispatch in [false, true] {
+        let model = load_alone(&device, &fixture.path).with_one_dispatch(one_dispatch);
+        in_a_batch_of_others(&fixture, &Arc::new(model));
+    }
+}
+
+fn in_a_batch_of_others(fixture: &Fixture, model: &Arc<Model>) {
     let greedy = fixture.list("greedy");
     let sampling = Sampling::default();
     // Alone.

@@ -28,7 +28,7 @@ pub struct Shape {
 const MOST_HEAD_DIM: u32 = 256;
 
 impl Shape {
-    pub(super) fn check(&self) -> Result<()> {
+    pub(crate) fn check(&self) -> Result<()> {
         let wrong = |reason: String| Err(Error::InvalidUse { what: "attention".into(), reason });
         if self.head_dim == 0 || !self.head_dim.is_multiple_of(8) || self.head_dim > MOST_HEAD_DIM {
             return wrong(format!(

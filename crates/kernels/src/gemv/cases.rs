@@ -110,10 +110,10 @@ pub(super) fn run(device: &Device, trial: Trial, plan: policy::Plan, caps: &Caps
     trial.run(device, caps, |recorder, w, x, target, _| kernel.record(recorder, "gemv", w, Source::Vectors(x), target))
 }
 
-/// Products that make their x themselves or add up parts of K: rows, K, prologue, epilogue, splits. A row and a half group more
+/// Products that make their x themselves or add up parts of K: rows, K, prologue, epilogue, splits. A row and a group more
 /// than a strip and a quad; the 270M's; gate and up; several quads a split, the last one shorter.
 const OWN_X: [(usize, usize, Prologue, Epilogue, u32); 6] = [
-    (17, 144, Prologue::Norm, Epilogue::None, 1),
+    (17, 160, Prologue::Norm, Epilogue::None, 1),
     (50, 640, Prologue::AddAndNorm { splits: 1 }, Epilogue::None, 1),
     (96, 640, Prologue::AddAndNorm { splits: 3 }, Epilogue::Geglu, 1),
     (64, 1152, Prologue::AddAndNorm { splits: 2 }, Epilogue::Swiglu, 1),

@@ -199,8 +199,8 @@ fn owning(caps: &Caps, shape: &Shape, base: Plan) -> Plan {
     let units = units(shape, strips);
     let most = if int8 && strips == 2 { OWN_WIDE_SLICES } else { OWN_SLICES };
     let most = most.min(most_slices(caps, shape, Plan { strips, ..base }));
-    let members = members(shape.own_quads(), most);
     let wanted = (units * shape.splits).div_ceil(device);
+    let members = if wanted > 1 { members(shape.own_quads(), most) } else { all_members(shape.own_quads(), most) };
     let teams = (most / members).min(wanted).max(1);
     let plan = Plan { threads: members * teams * SLICE, teams, strips, ..base };
     Plan { groups: even_groups(caps, shape, &plan, 1), ..whole_subgroups(caps, plan) }
@@ -211,6 +211,11 @@ fn members(quads: u32, most: u32) -> u32 {
     let largest = (quads / 3).clamp(3, 9).min(most).max(1);
     let idle = |members: u32| quads.next_multiple_of(members) - quads;
     (largest.min(3)..=largest).min_by_key(|members| (idle(*members), members.abs_diff(7))).unwrap_or(1)
+}
+
+/// Slices of a team that has a compute unit for itself and one unit to do: as few steps as can be.
+fn all_members(quads: u32, most: u32) -> u32 {
+    (1..=most.max(1)).min_by_key(|members| (quads.div_ceil(*members), *members)).unwrap_or(1)
 }
 
 /// Workgroups for a plan, `per_unit` for each compute unit or a few less, so that all have as much to do.
@@ -254,7 +259,8 @@ pub fn candidates(caps: &Caps, shape: &Shape) -> Vec<Plan> {
     let least = shape.epilogue.strips() as u32;
     if best.own_x {
         let quads = shape.own_quads();
-        let mut members: Vec<u32> = (2..=16).filter(|members| quads.next_multiple_of(*members) - quads <= quads / 8).collect();
+        let most = best.members().max(16);
+        let mut members: Vec<u32> = (2..=most).filter(|members| quads.next_multiple_of(*members) - quads <= quads / 8).collect();
         members.sort_by_key(|members| members.abs_diff(best.members()));
         for (members, strips) in members.iter().flat_map(|members| [(*members, best.strips), (*members, 3 - best.strips)]) {
             for teams in [1, 2, 4].into_iter().filter(|teams| strips >= least && (4..=32).contains(&(members * teams))) {

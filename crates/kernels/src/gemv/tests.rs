@@ -99,6 +99,7 @@ fn one_workgroup_a_compute_unit_with_as_much_to_do_as_the_others() {
     assert_eq!(plan(Scheme::Int8, 43008, 5376, Epilogue::Geglu, 1), (7, 2, 2, 112), "6 rounds");
     assert_eq!(plan(Scheme::Int8, 8192, 5376, Epilogue::None, 1), (7, 4, 1, 128), "512 strips, one round");
     assert_eq!(plan(Scheme::Int4, 5376, 21504, Epilogue::None, 3), (7, 4, 2, 126), "168 pairs in 3 splits, one round");
+    assert_eq!(plan(Scheme::Int8, 1152, 6912, Epilogue::None, 1), (27, 1, 1, 72), "the 1B's down: fewer strips than units");
     assert_eq!(policy::splits(&known::h200(), &Layout::new(Scheme::Int8, 5376, 21504).unwrap()), 3);
     assert_eq!(policy::splits(&known::h200(), &Layout::new(Scheme::Int8, 5376, 4096).unwrap()), 1);
 }

@@ -52,6 +52,7 @@ layout(push_constant, scalar) uniform Push {
 
 const uint CLUSTER_SUMS = 1;
 #include "cluster.glsl"
+#include "half.glsl"
 
 const uint HALF = HEAD_DIM / 2;
 const uint ITEMS = (HEAD_DIM / 4 + LANES - 1) / LANES;
@@ -71,22 +72,6 @@ vec2 turn(uint position, uint i) {
 
 vec2 rotated(float x, float y, vec2 angle) {
     return vec2(x * angle.x - y * angle.y, y * angle.x + x * angle.y);
-}
-
-// To the nearest f16, ties to even; past the largest one, the largest. Not by packHalf2x16: Vulkan leaves its rounding and its
-// small numbers to the device.
-uint half_bits(float value) {
-    uint bits = floatBitsToUint(value);
-    uint sign = bits >> 16 & 0x8000;
-    uint magnitude = bits & 0x7fffffff;
-    if (magnitude > 0x7f800000) {
-        return 0x7e00;
-    }
-    if (magnitude < 0x38800000) {
-        return sign | uint(roundEven(uintBitsToFloat(magnitude) * 16777216.0));
-    }
-    uint rounded = magnitude + 0xfff + (magnitude >> 13 & 1);
-    return sign | min((rounded >> 13) - (112u << 10), 0x7bff);
 }
 
 void store(bool key, uint pair, vec2 value) {

@@ -4,7 +4,6 @@ use std::{collections::btree_map::Entry, ops::Range, time::Instant};
 
 use gpu::{Arena, Buffer, Lifetime, Memory, Pipeline, Program, Recorder, Stamps};
 use kernels::{
-    gemv,
     sample::{self, CountTokens, Counting, Run, Sample},
     score::{self, Score},
 };
@@ -53,8 +52,8 @@ pub(super) struct Key {
 
 impl Key {
     pub(super) fn new(rows: usize, kind: Rows, output: Output, form: sample::Form) -> Self {
-        // A few rows of one sequence are no different from rows of several.
-        let kind = if rows <= gemv::MAX_COLUMNS { Rows::Mixed } else { kind };
+        // One row of one sequence is no different from rows of several.
+        let kind = if rows == 1 { Rows::Mixed } else { kind };
         Self { rows: bucket(rows), kind, output, form }
     }
 

@@ -1,0 +1,628 @@
+#version 460
+#pragma tiers(T0, T1)
+#extension GL_GOOGLE_include_directive : require
+// All of a decode step's attention in one dispatch: from the rows of the QKV product to what the output projection takes. Each row
+// is of another sequence. Bias, norm of each head, RoPE and scale; the new key and value into their page; softmax(q · kᵀ) · v
+// over the pages of the cache; the splits joined; and, where the product wants it so, the result as int16.
+//
+// A workgroup takes a row, HEADS query heads that share a kv head, and one split of the positions before the row's own. They come
+// in blocks of CLUSTERS · KEYS. A cluster of LANES threads takes KEYS keys of each block: its threads hold eights (8
+// neighbouring values) of every query and output, load the same eights of keys and values, and add up their parts of the
+// scores. The last split in use has the row's own position too: its key and value are used as they are stored, but not read
+// back. At the end the clusters' outputs are joined, in their order.
+//
+// Splits are joined by the workgroup that comes last, in the order of the splits, whichever it is. Nobody waits for another.
+//
+// What this kernel takes is memory latency: loads that depend on nothing come first, keys of the next block are under way while
+// this block's values are added up.
+#include "common.glsl"
+
+layout(local_size_x_id = 0) in;
+layout(constant_id = 0) const uint THREADS = 256;
+layout(constant_id = 1) const uint LANES = 8;
+layout(constant_id = 2) const uint HEAD_DIM = 128;
+// Query heads of a workgroup.
+layout(constant_id = 3) const uint HEADS = 2;
+layout(constant_id = 4) const uint KEYS = 2;
+// Positions of a page.
+layout(constant_id = 5) const uint PAGE = 64;
+layout(constant_id = 6) const bool F16 = true;
+// Heads of the model.
+layout(constant_id = 7) const uint QUERY_HEADS = 32;
+layout(constant_id = 8) const uint KV_HEADS = 16;
+// Positions that a row attends to, its own included; 0 for all.
+layout(constant_id = 9) const uint WINDOW = 0;
+layout(constant_id = 10) const uint SPLITS = 1;
+layout(constant_id = 11) const uint LEAST_BLOCKS = 1;
+layout(constant_id = 12) const bool QK_NORM = false;
+layout(constant_id = 13) const bool QKV_BIAS = false;
+// Values 2i and 2i + 1 are rotated together, else i and i + HEAD_DIM / 2.
+layout(constant_id = 14) const bool INTERLEAVED = false;
+// The output is int16, else f32.
+layout(constant_id = 15) const bool INT16 = false;
+// Added to the mean square.
+layout(constant_id = 16) const float EPSILON = 0.0;
+// Queries are multiplied by this.
+layout(constant_id = 17) const float SCALE = 1.0;
+
+layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Floats4 { vec4 data[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 16) buffer Words4 { uvec4 data[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 8) writeonly buffer Words2 { uvec2 data[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 16) writeonly buffer Output { vec4 data[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 4) writeonly buffer Bytes { uint data[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 4) writeonly buffer Scales { float data[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Numbers { uint data[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Active { uint rows; };
+layout(buffer_reference, scalar, buffer_reference_align = 4) coherent buffer Scratch { uint counters[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 16) coherent buffer Parts { vec4 data[]; };
+
+layout(push_constant, scalar) uniform Push {
+    Floats4 qkv;
+    Floats4 bias;
+    Floats4 q_weight;
+    Floats4 k_weight;
+    // Cosine and sine of 256 · a positions, and of b positions: [a][HEAD_DIM / 2].
+    Floats4 coarse;
+    Floats4 fine;
+    Words4 k;
+    Words4 v;
+    Numbers positions;
+    Numbers slots;
+    Numbers table;
+    Active active_rows;
+    // f32, or the bytes of int16.
+    Output o;
+    Scales o_scales;
+    // A counter for each row and query head, 0 between dispatches; then parts: [row][workgroup][split][PART].
+    Scratch scratch;
+    uint qkv_stride;
+    uint table_stride;
+} push;
+
+#include "range.glsl"
+#include "half.glsl"
+#include "int16.glsl"
+
+const uint CLUSTER_SUMS = KEYS * HEADS;
+#include "cluster.glsl"
+
+const uint CLUSTERS = THREADS / LANES;
+const uint BLOCK = CLUSTERS * KEYS;
+const uint EIGHTS = HEAD_DIM / 8;
+// Eights of a thread; where they do not come out even the last thread's are the last eight again, and count for nothing.
+const uint OWN = (EIGHTS + LANES - 1) / LANES;
+// Quads (4 values) of a thread, of a head.
+const uint FOURS = 2 * OWN;
+const uint QUADS = HEAD_DIM / 4;
+// A score below any: not infinite, so that differences of two of them are numbers.
+const float LOWEST = -3.0e38;
+const float LOG2_E = 1.4426950408889634;
+// Values of a column of the output, padding included.
+const uint STRIDE = (QUERY_HEADS * HEAD_DIM + 127) / 128 * 128;
+// Quads of a part: the outputs of all heads, then of each its largest score and sum of weights.
+const uint PART = HEADS * (QUADS + 1);
+// Keys and values are asked for before they are needed. A CPU driver has no latency to hide: there it costs registers.
+const bool AHEAD = THREADS >= 32;
+// Parts that are under way at once when they are joined.
+const uint BATCH = AHEAD ? 16 : 2;
+
+// Which heads are normed and rotated: the workgroup's queries, the key and the value.
+#define KEY HEADS
+#define VALUE (HEADS + 1)
+// First these, later the outputs.
+shared vec4 values[(HEADS + 2) * QUADS];
+shared vec4 joined[CLUSTERS > 1 ? CLUSTERS * OWN * LANES * 2 : 1];
+shared vec2 joined_sums[CLUSTERS > 1 ? CLUSTERS * HEADS : 1];
+// Largest score and sum of weights of a head, and of every split.
+shared vec2 sums[HEADS];
+shared vec2 split_sums[SPLITS > 1 ? HEADS * SPLITS : 1];
+shared bool last_to_arrive;
+
+// All threads have come here, and see what the others have put into shared memory.
+void meet() {
+#if TIER >= 1
+    // One cluster is within a subgroup.
+    if (CLUSTERS == 1) {
+        subgroupMemoryBarrierShared();
+        subgroupBarrier();
+        return;
+    }
+#endif
+    barrier();
+}
+
+// Loads of 16 bytes that an eight of the cache takes.
+const uint LOADS = F16 ? 1 : 2;
+// Loads of a thread for a block.
+const uint LOADED = KEYS * OWN * LOADS;
+
+// Four values of an eight, from the load that has them.
+vec4 four(uvec4 words, uint upper) {
+    if (F16) {
+        uvec2 own = upper == 0 ? words.xy : words.zw;
+        return vec4(unpackHalf2x16(own.x), unpackHalf2x16(own.y));
+    }
+    return uintBitsToFloat(words);
+}
+
+// The two quads of an item: eight values that are rotated together.
+uvec2 places(uint item) {
+    return INTERLEAVED ? uvec2(2 * item, 2 * item + 1) : uvec2(item, item + QUADS / 2);
+}
+
+// The item of a thread that is number i of OWN; past the last it is the last again.
+uint item_of(uint i, uint lane) {
+    return min(i * LANES + lane, EIGHTS - 1);
+}
+
+// A head's number in a row of the QKV product.
+uint head_in_row(uint head, uint kv_head) {
+    return head < HEADS ? gl_WorkGroupID.x * HEADS + head : QUERY_HEADS + (head - HEADS) * KV_HEADS + kv_head;
+}
+
+// A thread's items of a head, and the weights of its norm.
+void load_head(uint head, uint kv_head, uint lane, out vec4 x[FOURS], out vec4 weights[FOURS]) {
+    uint start = head_in_row(head, kv_head) * QUADS;
+    [[unroll]] for (uint i = 0; i < OWN; i++) {
+        uvec2 at = places(item_of(i, lane));
+        [[unroll]] for (uint h = 0; h < 2; h++) {
+            x[2 * i + h] = push.qkv.data[gl_WorkGroupID.y * (push.qkv_stride / 4) + start + at[h]];
+            if (QKV_BIAS) {
+                x[2 * i + h] += push.bias.data[start + at[h]];
+            }
+            weights[2 * i + h] = vec4(1.0);
+            if (QK_NORM) {
+                weights[2 * i + h] = head == KEY ? push.k_weight.data[at[h]] : push.q_weight.data[at[h]];
+            }
+        }
+    }
+}
+
+// Entries of the two tables for an item's four frequencies.
+void load_turns(uint position, uint lane, out vec4 coarse[FOURS], out vec4 fine[FOURS]) {
+    [[unroll]] for (uint i = 0; i < FOURS; i++) {
+        uint at = item_of(i / 2, lane) * 2 + i % 2;
+        coarse[i] = push.coarse.data[position / 256 * QUADS + at];
+        fine[i] = push.fine.data[position % 256 * QUADS + at];
+    }
+}
+
+// Their cosines and sines: the angles of the two tables add, so their complex numbers multiply.
+void turn(vec4 coarse[FOURS], vec4 fine[FOURS], out vec4 cosines[OWN], out vec4 sines[OWN]) {
+    [[unroll]] for (uint i = 0; i < OWN; i++) {
+        vec4 a_cos = vec4(coarse[2 * i].xz, coarse[2 * i + 1].xz);
+        vec4 a_sin = vec4(coarse[2 * i].yw, coarse[2 * i + 1].yw);
+        vec4 b_cos = vec4(fine[2 * i].xz, fine[2 * i + 1].xz);
+        vec4 b_sin = vec4(fine[2 * i].yw, fine[2 * i + 1].yw);
+        cosines[i] = a_cos * b_cos - a_sin * b_sin;
+        sines[i] = a_cos * b_sin + a_sin * b_cos;
+    }
+}
+
+// Puts a quad into the cache; what it is from then on.
+vec4 stored(Words4 cache, bool writes, uint quad, vec4 x) {
+    if (F16) {
+        uvec2 words = half_words(x);
+        if (writes) {
+            Words2(cache).data[quad] = words;
+        }
+        return vec4(unpackHalf2x16(words.x), unpackHalf2x16(words.y));
+    }
+    if (writes) {
+        cache.data[quad] = floatBitsToUint(x);
+    }
+    return x;
+}
+
+// Writes the outputs, which lie in `values`.
+void write_output(uint thread) {
+    uint row = gl_WorkGroupID.y;
+    uint first = gl_WorkGroupID.x * HEADS * QUADS;
+    for (uint quad = thread; quad < HEADS * QUADS; quad += THREADS) {
+        uint at = row * (STRIDE / 4) + first + quad;
+        if (INT16) {
+            // Half groups of 16 values: four quads share a scale.
+            float largest = 0.0;
+            [[unroll]] for (uint j = 0; j < 4; j++) {
+                largest = max(largest, largest_of(values[quad / 4 * 4 + j]));
+            }
+            ivec4 q = int16_of(values[quad], int16_factor(largest));
+            Bytes(push.o).data[at] = high_bytes(q);
+            Bytes(push.o).data[gl_NumWorkGroups.y * (STRIDE / 4) + at] = low_bytes(q);
+            if (quad % 4 == 0) {
+                push.o_scales.data[row * (STRIDE / 16) + int16_scale_at((first + quad) / 4)] = int16_scale(largest);
+            }
+        } else {
+            push.o.data[at] = values[quad];
+        }
+    }
+    if (INT16 && gl_WorkGroupID.x == 0) {
+        // The padding's.
+        for (uint i = QUERY_HEADS * HEAD_DIM / 16 + thread; i < STRIDE / 16; i += THREADS) {
+            push.o_scales.data[row * (STRIDE / 16) + int16_scale_at(i)] = 0.0;
+        }
+    }
+}
+
+// Where the parts of this row and these heads start, in quads.
+uint parts_at() {
+    uint counters = (gl_NumWorkGroups.y * QUERY_HEADS + 3) / 4;
+    return counters + (gl_WorkGroupID.y * gl_NumWorkGroups.x + gl_WorkGroupID.x) * SPLITS * PART;
+}
+
+// Gives out what this workgroup has found, `values` and `sums`; whether all others have done so before.
+bool arrive(uint thread, uint used) {
+    Parts parts = Parts(push.scratch);
+    uint at = parts_at() + gl_WorkGroupID.z * PART;
+    for (uint i = thread; i < PART; i += THREADS) {
+        parts.data[at + i] = i < HEADS * QUADS ? values[i] : vec4(sums[i - HEADS * QUADS], 0.0, 0.0);
+    }
+    // Every thread's writes are there before the counter says so: each makes its own available, and all meet before one thread
+    // counts. The last to arrive reads only after it has counted.
+    memoryBarrierBuffer();
+    meet();
+    if (thread == 0) {
+        uint counter = gl_WorkGroupID.y * QUERY_HEADS + gl_WorkGroupID.x;
+        memoryBarrierBuffer();
+        last_to_arrive = atomicAdd(push.scratch.counters[counter], 1) == used - 1;
+        if (last_to_arrive) {
+            // Nobody else will look at it in this dispatch.
+            atomicExchange(push.scratch.counters[counter], 0);
+        }
+        memoryBarrierBuffer();
+    }
+    meet();
+    memoryBarrierBuffer();
+    return last_to_arrive;
+}
+
+// Joins the parts of all splits in use, in their order, into `values`.
+void join_splits(uint thread, uint used) {
+    Parts parts = Parts(push.scratch);
+    uint first = parts_at();
+    for (uint i = thread; i < HEADS * used; i += THREADS) {
+        split_sums[i] = parts.data[first + i % used * PART + HEADS * QUADS + i / used].xy;
+    }
+    meet();
+    for (uint i = thread; i < HEADS * QUADS; i += THREADS) {
+        uint head = i / QUADS;
+        float above = LOWEST;
+        for (uint split = 0; split < used; split++) {
+            above = max(above, split_sums[head * used + split].x);
+        }
+        float sum = 0.0;
+        vec4 value = vec4(0.0);
+        for (uint batch = 0; batch < used; batch += BATCH) {
+            vec4 found[BATCH];
+            [[unroll]] for (uint j = 0; j < BATCH; j++) {
+                found[j] = parts.data[first + min(batch + j, used - 1) * PART + i];
+            }
+            [[unroll]] for (uint j = 0; j < BATCH; j++) {
+                vec2 part = split_sums[head * used + min(batch + j, used - 1)];
+                float shrink = batch + j < used ? exp2(part.x - above) : 0.0;
+                sum += shrink * part.y;
+                value += shrink * found[j];
+            }
+        }
+        values[i] = value / sum;
+    }
+    meet();
+}
+
+// Which keys of a block a cluster takes, and the lines of the cache where they are. Nothing outside the range is read: there may
+// be anything, even what is not a number.
+uint key_of(uint block, uint k, uint cluster) {
+    return block * BLOCK + k * CLUSTERS + cluster;
+}
+
+void find_lines(uint block, uint cluster, uint kv_head, uint pages, uint first, uint last, out uint lines[KEYS]) {
+    uint page = 0;
+    if (BLOCK <= PAGE) {
+        page = push.table.data[pages + block * BLOCK / PAGE];
+    }
+    [[unroll]] for (uint k = 0; k < KEYS; k++) {
+        uint key = clamp(key_of(block, k, cluster), first, last);
+        if (BLOCK > PAGE) {
+            page = push.table.data[pages + key / PAGE];
+        }
+        lines[k] = (page * KV_HEADS + kv_head) * PAGE + key % PAGE;
+    }
+}
+
+// Number i of the loads of a thread.
+uint load_at(uint lines[KEYS], uint i, uint lane) {
+    return (lines[i / LOADS / OWN] * EIGHTS + min(i / LOADS % OWN * LANES + lane, EIGHTS - 1)) * LOADS + i % LOADS;
+}
+
+void main() {
+    uint row = gl_WorkGroupID.y;
+    uint split = gl_WorkGroupID.z;
+    uint kv_head = gl_WorkGroupID.x / (QUERY_HEADS / KV_HEADS / HEADS);
+    uint thread = thread_index();
+    uint lane = thread % LANES;
+    uint cluster = thread / LANES;
+
+    // All that needs nothing else is asked for first, before it is known whether the row is in use.
+    uint rows = push.active_rows.rows;
+    uint position = push.positions.data[row];
+    uint pages = push.slots.data[row] * push.table_stride;
+    vec4 x[FOURS];
+    vec4 weights[FOURS];
+    if (AHEAD) {
+        load_head(min(cluster, VALUE), kv_head, lane, x, weights);
+    }
+    if (row >= rows) {
+        return;
+    }
+
+    // Positions before the row's own; the last split has that too.
+    uint first = first_position(position, WINDOW);
+    uint first_block = first / BLOCK;
+    uint blocks = position > first ? (position - 1) / BLOCK - first_block + 1 : 0;
+    uint each = blocks_of_split(blocks, SPLITS, LEAST_BLOCKS);
+    // Of a short range the later splits are empty.
+    uint used = max((blocks + each - 1) / each, 1);
+    if (split >= used) {
+        return;
+    }
+    bool has_own = split == used - 1;
+    uint block = first_block + split * each;
+    uint end = first_block + min((split + 1) * each, blocks);
+    uint last = max(position, 1) - 1;
+
+    // What follows from the position alone, and is under way while pages are looked up.
+    vec4 coarse[FOURS];
+    vec4 fine[FOURS];
+    load_turns(position, lane, coarse, fine);
+    // Where the new key and value go.
+    uint own_line = 0;
+    if (has_own) {
+        own_line = (push.table.data[pages + position / PAGE] * KV_HEADS + kv_head) * PAGE + position % PAGE;
+    }
+    uvec4 next_keys[LOADED];
+    uvec4 next_values[LOADED];
+    uint lines[KEYS];
+    if (AHEAD && block < end) {
+        find_lines(block, cluster, kv_head, pages, first, last, lines);
+        [[unroll]] for (uint i = 0; i < LOADED; i++) {
+            next_keys[i] = push.k.data[load_at(lines, i, lane)];
+        }
+        [[unroll]] for (uint i = 0; i < LOADED; i++) {
+            next_values[i] = push.v.data[load_at(lines, i, lane)];
+        }
+    }
+
+    vec4 cosines[OWN];
+    vec4 sines[OWN];
+    turn(coarse, fine, cosines, sines);
+    // One of the workgroups that share a kv head writes the new key and value.
+    bool writes = gl_WorkGroupID.x % (QUERY_HEADS / KV_HEADS / HEADS) == 0;
+    uint heads = has_own ? HEADS + 2 : HEADS;
+    for (uint at = 0; at < heads; at += CLUSTERS) {
+        uint head = at + cluster;
+        if (!AHEAD || at > 0) {
+            load_head(min(head, VALUE), kv_head, lane, x, weights);
+        }
+        float norm = 1.0;
+        if (QK_NORM) {
+            float squares = 0.0;
+            [[unroll]] for (uint i = 0; i < FOURS; i++) {
+                squares += i / 2 * LANES + lane < EIGHTS ? dot(x[i], x[i]) : 0.0;
+            }
+            norm = inversesqrt(cluster_sum(squares) / float(HEAD_DIM) + EPSILON);
+        }
+        [[unroll]] for (uint i = 0; i < OWN; i++) {
+            uvec2 quads = places(i * LANES + lane);
+            if (head < heads && i * LANES + lane < EIGHTS) {
+                vec4 low = x[2 * i];
+                vec4 high = x[2 * i + 1];
+                if (head != VALUE) {
+                    low *= norm * weights[2 * i];
+                    high *= norm * weights[2 * i + 1];
+                    vec4 a = INTERLEAVED ? vec4(low.xz, high.xz) : low;
+                    vec4 b = INTERLEAVED ? vec4(low.yw, high.yw) : high;
+                    vec4 turned_a = a * cosines[i] - b * sines[i];
+                    vec4 turned_b = b * cosines[i] + a * sines[i];
+                    low = INTERLEAVED ? vec4(turned_a.x, turned_b.x, turned_a.y, turned_b.y) : turned_a;
+                    high = INTERLEAVED ? vec4(turned_a.z, turned_b.z, turned_a.w, turned_b.w) : turned_b;
+                }
+                if (head < HEADS) {
+                    low *= SCALE;
+                    high *= SCALE;
+                } else {
+                    Words4 cache = push.k;
+                    if (head == VALUE) {
+                        cache = push.v;
+                    }
+                    low = stored(cache, writes, own_line * QUADS + quads.x, low);
+                    high = stored(cache, writes, own_line * QUADS + quads.y, high);
+                }
+                values[head * QUADS + quads.x] = low;
+                values[head * QUADS + quads.y] = high;
+            }
+        }
+    }
+    meet();
+
+    vec4 q[HEADS * FOURS];
+    vec4 o[HEADS * FOURS];
+    float largest[HEADS];
+    float sum[HEADS];
+    [[unroll]] for (uint head = 0; head < HEADS; head++) {
+        largest[head] = LOWEST;
+        sum[head] = 0.0;
+        [[unroll]] for (uint i = 0; i < FOURS; i++) {
+            uint eight = i / 2 * LANES + lane;
+            float counts = eight < EIGHTS ? LOG2_E : 0.0;
+            q[head * FOURS + i] = values[head * QUADS + min(eight, EIGHTS - 1) * 2 + i % 2] * counts;
+            o[head * FOURS + i] = vec4(0.0);
+        }
+    }
+    if (has_own) {
+        // The first cluster begins with the row's own position: its weight is 1, and its score the largest so far.
+        [[unroll]] for (uint head = 0; head < HEADS; head++) {
+            float score = 0.0;
+            [[unroll]] for (uint i = 0; i < FOURS; i++) {
+                uint quad = min(i / 2 * LANES + lane, EIGHTS - 1) * 2 + i % 2;
+                score += dot(q[head * FOURS + i], values[KEY * QUADS + quad]);
+            }
+            score = cluster_sum(score);
+            if (cluster == 0) {
+                largest[head] = score;
+                sum[head] = 1.0;
+                [[unroll]] for (uint i = 0; i < FOURS; i++) {
+                    uint quad = min(i / 2 * LANES + lane, EIGHTS - 1) * 2 + i % 2;
+                    o[head * FOURS + i] = values[VALUE * QUADS + quad];
+                }
+            }
+        }
+    }
+
+    for (; block < end; block++) {
+        uvec4 key_words[LOADED];
+        uvec4 value_words[LOADED];
+        if (!AHEAD) {
+            find_lines(block, cluster, kv_head, pages, first, last, lines);
+        }
+        [[unroll]] for (uint i = 0; i < LOADED; i++) {
+            key_words[i] = AHEAD ? next_keys[i] : push.k.data[load_at(lines, i, lane)];
+            value_words[i] = AHEAD ? next_values[i] : push.v.data[load_at(lines, i, lane)];
+        }
+        float scores[CLUSTER_SUMS];
+        [[unroll]] for (uint i = 0; i < CLUSTER_SUMS; i++) {
+            scores[i] = 0.0;
+        }
+        [[unroll]] for (uint i = 0; i < KEYS * FOURS; i++) {
+            vec4 key = four(key_words[i * LOADS / 2], i % 2);
+            [[unroll]] for (uint head = 0; head < HEADS; head++) {
+                vec4 query = q[head * FOURS + i % FOURS];
+                uint at = i / FOURS * HEADS + head;
+                [[unroll]] for (uint j = 0; j < 4; j++) {
+                    scores[at] = fma(query[j], key[j], scores[at]);
+                }
+            }
+        }
+        bool more = AHEAD && block + 1 < end;
+        if (more) {
+            find_lines(block + 1, cluster, kv_head, pages, first, last, lines);
+            [[unroll]] for (uint i = 0; i < LOADED; i++) {
+                next_keys[i] = push.k.data[load_at(lines, i, lane)];
+            }
+        }
+        cluster_sums(scores);
+
+        [[unroll]] for (uint head = 0; head < HEADS; head++) {
+            float above = largest[head];
+            [[unroll]] for (uint k = 0; k < KEYS; k++) {
+                uint key = key_of(block, k, cluster);
+                above = max(above, key >= first && key <= last ? scores[k * HEADS + head] : LOWEST);
+            }
+            float shrink = exp2(largest[head] - above);
+            largest[head] = above;
+            sum[head] *= shrink;
+            [[unroll]] for (uint k = 0; k < KEYS; k++) {
+                uint key = key_of(block, k, cluster);
+                float weight = key >= first && key <= last ? exp2(scores[k * HEADS + head] - above) : 0.0;
+                scores[k * HEADS + head] = weight;
+                sum[head] += weight;
+            }
+            [[unroll]] for (uint i = 0; i < FOURS; i++) {
+                o[head * FOURS + i] *= shrink;
+            }
+        }
+
+        [[unroll]] for (uint i = 0; i < KEYS * FOURS; i++) {
+            vec4 value = four(value_words[i * LOADS / 2], i % 2);
+            [[unroll]] for (uint head = 0; head < HEADS; head++) {
+                uint at = head * FOURS + i % FOURS;
+                o[at] = fma(vec4(scores[i / FOURS * HEADS + head]), value, o[at]);
+            }
+        }
+        if (more) {
+            [[unroll]] for (uint i = 0; i < LOADED; i++) {
+                next_values[i] = push.v.data[load_at(lines, i, lane)];
+            }
+        }
+    }
+
+    // A row that is not split is done with its sums: they divide right here.
+    bool whole = SPLITS == 1 || used == 1;
+    if (CLUSTERS > 1) {
+        [[unroll]] for (uint head = 0; head < HEADS; head++) {
+            float above = largest[head];
+            float all = sum[head];
+#if TIER >= 1
+            // First among the clusters of a subgroup.
+            for (uint far = LANES; far < gl_SubgroupSize; far *= 2) {
+                above = max(above, subgroupShuffleXor(above, far));
+            }
+            all *= exp2(largest[head] - above);
+            for (uint far = LANES; far < gl_SubgroupSize; far *= 2) {
+                all += subgroupShuffleXor(all, far);
+            }
+            if (gl_SubgroupInvocationID == 0) {
+                joined_sums[gl_SubgroupID * HEADS + head] = vec2(above, all);
+            }
+#else
+            if (lane == 0) {
+                joined_sums[cluster * HEADS + head] = vec2(above, all);
+            }
+#endif
+        }
+    }
+    // From here on `values` are outputs: all have read what was there before.
+    meet();
+#if TIER >= 1
+    uint parts = gl_NumSubgroups;
+#else
+    uint parts = CLUSTERS;
+#endif
+    [[unroll]] for (uint head = 0; head < HEADS; head++) {
+        if (CLUSTERS > 1) {
+            float above = LOWEST;
+            for (uint part = 0; part < parts; part++) {
+                above = max(above, joined_sums[part * HEADS + head].x);
+            }
+            float all = 0.0;
+            for (uint part = 0; part < parts; part++) {
+                vec2 found = joined_sums[part * HEADS + head];
+                all += exp2(found.x - above) * found.y;
+            }
+            float shrink = exp2(largest[head] - above);
+            largest[head] = above;
+            sum[head] = all;
+            [[unroll]] for (uint i = 0; i < FOURS; i++) {
+                uint quad = (i / 2 * LANES + lane) * 2 + i % 2;
+                joined[cluster * OWN * LANES * 2 + quad] = o[head * FOURS + i] * shrink;
+            }
+            meet();
+            for (uint d = thread; d < HEAD_DIM; d += THREADS) {
+                float value = 0.0;
+                for (uint c = 0; c < CLUSTERS; c++) {
+                    value += joined[c * OWN * LANES * 2 + d / 4][d % 4];
+                }
+                values[head * QUADS + d / 4][d % 4] = whole ? value / all : value;
+            }
+            // The next head must not overwrite what another thread still adds up.
+            meet();
+        } else {
+            [[unroll]] for (uint i = 0; i < FOURS; i++) {
+                uint quad = (i / 2 * LANES + lane) * 2 + i % 2;
+                if (quad < QUADS) {
+                    values[head * QUADS + quad] = whole ? o[head * FOURS + i] / sum[head] : o[head * FOURS + i];
+                }
+            }
+        }
+        if (thread == 0) {
+            sums[head] = vec2(largest[head], sum[head]);
+        }
+    }
+    meet();
+    if (SPLITS > 1 && used > 1) {
+        if (!arrive(thread, used)) {
+            return;
+        }
+        join_splits(thread, used);
+    }
+    write_output(thread);
+}
