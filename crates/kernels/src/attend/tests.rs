@@ -113,7 +113,7 @@ fn a_long_context_is_split_where_heads_do_not_fill_the_device() {
         let shape = Shape { heads: 32, kv_heads: 16, head_dim: 128, window, context, ..SMALL };
         policy::plan(caps, &shape).splits
     };
-    assert_eq!(splits(&known::h200(), 0, 131_072), 64);
+    assert_eq!(splits(&known::h200(), 0, 131_072), 16);
     assert_eq!(splits(&known::h200(), 1024, 131_072), 8, "a window of 1024 has 8 parts worth a split");
     assert_eq!(splits(&known::h200(), 0, 100), 1);
     assert_eq!(splits(&known::radeon_780m(), 0, 131_072), 6);
