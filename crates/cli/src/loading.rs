@@ -41,6 +41,18 @@ pub enum Kv {
     F16,
     /// 32-bit floats
     F32,
+    /// 8-bit integers with a scale for every 32: about half of f16
+    Int8,
+}
+
+impl From<Kv> for KvScheme {
+    fn from(kv: Kv) -> Self {
+        match kv {
+            Kv::F16 => KvScheme::F16,
+            Kv::F32 => KvScheme::F32,
+            Kv::Int8 => KvScheme::Int8,
+        }
+    }
 }
 
 /// What is made of the logits.
@@ -100,8 +112,9 @@ impl Opened<'_> {
         let mut limits = Limits::one(&device, context);
         limits.chunk = arguments.chunk.unwrap_or(limits.chunk);
         limits.kv = match (arguments.kv, outputs) {
-            (Some(Kv::F16), _) | (None, Outputs::Sampled) => KvScheme::F16,
-            (Some(Kv::F32), _) | (None, Outputs::Every) => KvScheme::F32,
+            (Some(kv), _) => kv.into(),
+            (None, Outputs::Sampled) => KvScheme::F16,
+            (None, Outputs::Every) => KvScheme::F32,
         };
         let rows = match outputs {
             Outputs::Sampled => 1,

@@ -174,6 +174,25 @@ fn a_bench_says_what_a_script_needs() {
 }
 
 #[test]
+fn keys_and_values_in_int8_are_fewer_bytes_and_the_same_text() {
+    if !has_device() {
+        return;
+    }
+    let reference = reference();
+    let arguments =
+        ["generate", "-m", &tiny(), "--ids", &ids(&reference), "-n", "12", "--kv", "int8", "--json"];
+    assert_eq!(json(&indrik(&arguments).output().unwrap())["tokens"], reference["greedy"]);
+    let bytes = |kv: &str| {
+        let arguments =
+            ["bench", "-m", &tiny(), "-p", "0", "-n", "2", "-d", "100", "-r", "1", "--kv", kv, "--json"];
+        let printed = json(&indrik(&arguments).output().unwrap());
+        assert_eq!(printed["kv"], kv);
+        printed["runs"][0]["bytes_per_token"].as_u64().unwrap()
+    };
+    assert!(bytes("int8") < bytes("f16"));
+}
+
+#[test]
 fn nobody_needs_to_listen() {
     if !has_device() {
         return;

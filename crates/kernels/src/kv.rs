@@ -2,7 +2,15 @@
 //! to positions.
 //!
 //! Element (page, kv head, position in page, d) of either buffer is number ((page · kv heads + head) · page length + position
-//! in page) · head_dim + d. f16 elements lie two to a 32-bit word, so that every device can read them.
+//! in page) · head_dim + d. f32 and f16 elements lie in that order, f16 two to a 32-bit word, so that every device can read them.
+//!
+//! int8 elements share a scale by groups of 32 neighbours of a head: a page of a kv head is first the values of all its positions,
+//! in the same order, four to a word; then, for each position, the scales of its groups as f16, two to a word. Where a head has an
+//! odd number of groups the upper half of its last word is zero: no two positions share a word, since they may be written at once.
+//! Values of a position stay aligned to 16 bytes and more, and a page is as contiguous as any other. A scale is the group's
+//! largest value / 127, rounded to f16 before the values are divided by it: what was rounded is what is multiplied with.
+
+pub mod reference;
 
 use gpu::{Arena, Buffer, Error, Result, View};
 
@@ -14,18 +22,54 @@ pub enum KvScheme {
     F16,
     /// 32-bit floats.
     F32,
+    /// 8-bit integers, four a word, and a 16-bit float for every 32 of them.
+    Int8,
 }
 
-impl KvScheme {
-    /// Both.
-    pub const ALL: [KvScheme; 2] = [KvScheme::F16, KvScheme::F32];
+/// Values of a head that share a scale in int8.
+pub const INT8_GROUP: u32 = 32;
 
-    /// Bytes of an element.
-    pub fn bytes(self) -> u64 {
+impl KvScheme {
+    /// All of them.
+    pub const ALL: [KvScheme; 3] = [KvScheme::F16, KvScheme::F32, KvScheme::Int8];
+
+    /// Bytes of a key, or of a value, of one head at one position, scales included.
+    pub fn head_bytes(self, head_dim: u32) -> u64 {
+        let values = u64::from(head_dim) * u64::from(self.bits()) / 8;
         match self {
-            KvScheme::F16 => 2,
-            KvScheme::F32 => 4,
+            KvScheme::F16 | KvScheme::F32 => values,
+            KvScheme::Int8 => values + 4 * u64::from(head_dim.div_ceil(2 * INT8_GROUP)),
         }
+    }
+
+    /// Bits of an element, without its share of a scale: what shaders know a scheme by.
+    pub(crate) fn bits(self) -> u32 {
+        match self {
+            KvScheme::F16 => 16,
+            KvScheme::F32 => 32,
+            KvScheme::Int8 => 8,
+        }
+    }
+
+    /// Whether heads and pages of such a length can be stored so, and if not, why.
+    pub fn takes(self, head_dim: u32, page: u32) -> std::result::Result<(), String> {
+        if !page.is_power_of_two() {
+            return Err(format!("pages of {page} positions: the length must be a power of two"));
+        }
+        if head_dim == 0 || !head_dim.is_multiple_of(8) {
+            return Err(format!("heads of {head_dim} values: their number must divide by 8"));
+        }
+        if self == KvScheme::Int8 && !head_dim.is_multiple_of(INT8_GROUP) {
+            return Err(format!(
+                "heads of {head_dim} values do not divide into the groups of {INT8_GROUP} that share a scale in int8: \
+                 store keys and values as f16"
+            ));
+        }
+        // The scales of fewer would not be a multiple of 16 bytes, and the next page's values not aligned.
+        if self == KvScheme::Int8 && page < 4 {
+            return Err(format!("pages of {page} positions: in int8 they have 4 at least"));
+        }
+        Ok(())
     }
 }
 
@@ -34,6 +78,7 @@ impl std::fmt::Display for KvScheme {
         f.write_str(match self {
             KvScheme::F16 => "f16",
             KvScheme::F32 => "f32",
+            KvScheme::Int8 => "int8",
         })
     }
 }
@@ -66,7 +111,9 @@ impl KvShape {
 
     /// Bytes of K, and of V.
     pub fn bytes(&self) -> u64 {
-        self.elements().saturating_mul(self.scheme.bytes())
+        let lines = [self.kv_heads, self.page, self.pages];
+        let lines = lines.into_iter().fold(1_u64, |product, size| product.saturating_mul(u64::from(size)));
+        lines.saturating_mul(self.scheme.head_bytes(self.head_dim))
     }
 
     /// Number of the element of a position that the table puts on `page`.
@@ -77,11 +124,8 @@ impl KvShape {
 
     fn check(&self, what: &str) -> Result<()> {
         let wrong = |reason: String| Err(Error::InvalidUse { what: what.to_string(), reason });
-        if !self.page.is_power_of_two() {
-            return wrong(format!("pages of {} positions: the length must be a power of two", self.page));
-        }
-        if self.head_dim == 0 || !self.head_dim.is_multiple_of(8) {
-            return wrong(format!("heads of {} values: their number must divide by 8", self.head_dim));
+        if let Err(reason) = self.scheme.takes(self.head_dim, self.page) {
+            return wrong(reason);
         }
         if self.elements() > MOST_ELEMENTS {
             return wrong(format!(
@@ -141,6 +185,13 @@ mod tests {
         assert_eq!(SHAPE.elements(), 1 << 28);
         assert_eq!(SHAPE.bytes(), 512 << 20);
         assert_eq!(KvShape { scheme: KvScheme::F32, ..SHAPE }.bytes(), 1 << 30);
+        let int8 = KvShape { scheme: KvScheme::Int8, ..SHAPE };
+        assert_eq!(int8.bytes(), (256 << 20) + (16 << 20), "a sixteenth for scales");
+        assert_eq!(
+            KvShape { head_dim: 96, ..int8 }.bytes(),
+            16 * 64 * 2048 * (96 + 8),
+            "three scales in two words"
+        );
         assert_eq!(SHAPE.element(2, 3, 65, 7), ((2 * 16 + 3) * 64 + 1) * 128 + 7);
     }
 
@@ -153,5 +204,10 @@ mod tests {
         assert!(KvShape { pages: u32::MAX, page: 1 << 31, kv_heads: u32::MAX, ..SHAPE }.check("kv").is_err());
         assert!(KvShape { page: 48, ..SHAPE }.check("kv").is_err());
         assert!(KvShape { head_dim: 68, ..SHAPE }.check("kv").is_err());
+        let int8 = KvShape { scheme: KvScheme::Int8, ..SHAPE };
+        assert!(int8.check("kv").is_ok());
+        assert!(KvShape { page: 2, ..int8 }.check("kv").is_err());
+        let error = KvShape { head_dim: 80, ..int8 }.check("kv").unwrap_err().to_string();
+        assert!(error.contains("groups of 32"), "{error}");
     }
 }

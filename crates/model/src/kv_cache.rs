@@ -54,7 +54,7 @@ impl Limits {
         if self.sequences == 0 || self.chunk == 0 || !self.page.is_power_of_two() {
             return wrong(format!("{self:?}: there must be sequences, a chunk, and pages of a power of two"));
         }
-        Ok(())
+        self.kv.takes(config.head_dim, self.page).or_else(wrong)
     }
 
     /// What the plan of memory must make room for, for a model with these dimensions; `outputs` is the most rows whose logits
@@ -74,7 +74,7 @@ impl Limits {
         Room {
             context: u64::from(self.context),
             batch: u64::from(self.sequences),
-            kv_bytes: self.kv.bytes(),
+            kv: self.kv,
             sliding_positions: u64::from(self.sliding_pages(window)) * u64::from(self.page),
             scratch: 2 * rows * row * 4 + logits + FIXED_SCRATCH,
         }
@@ -331,7 +331,7 @@ impl KvCache {
 
     /// Bytes of keys and values that a step reads for a sequence whose last position is `position`.
     pub fn bytes_read(&self, config: &Config, position: u32) -> u64 {
-        let line = 2 * u64::from(config.kv_heads) * u64::from(config.head_dim) * self.limits.kv.bytes();
+        let line = 2 * u64::from(config.kv_heads) * self.limits.kv.head_bytes(config.head_dim);
         let seen = |layer: &LayerType| match layer {
             LayerType::Global => position + 1,
             LayerType::Sliding => (position + 1).min(self.window),

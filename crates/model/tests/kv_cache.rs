@@ -85,7 +85,7 @@ fn the_plan_makes_room_for_what_is_taken() {
     let Some(device) = testkit::cpu_device() else { return };
     let fixture = Fixture::open(NAME);
     let model = load(&device, &fixture.path);
-    for (kv, chunk) in [(KvScheme::F16, 16), (KvScheme::F32, 256)] {
+    for (kv, chunk) in [(KvScheme::F16, 16), (KvScheme::F32, 256), (KvScheme::Int8, 16)] {
         let limits = Limits { kv, page: 64, ..limits(8, 512, chunk) };
         let room = limits.room(&model.config, 64);
         let shape = plan::KvShape {
@@ -93,7 +93,7 @@ fn the_plan_makes_room_for_what_is_taken() {
             sliding_layers: 1,
             window: room.sliding_positions,
             kv_heads: 1,
-            head_bytes: 64 * room.kv_bytes,
+            head_bytes: room.kv.head_bytes(64),
         };
         let planned = plan::kv_bytes(&shape, room.context, room.batch);
         let (kv_before, scratch_before) = (device.in_use(Lifetime::Kv), device.in_use(Lifetime::Scratch));
@@ -107,6 +107,23 @@ fn the_plan_makes_room_for_what_is_taken() {
         let taken = device.in_use(Lifetime::Scratch) - scratch_before;
         assert!(taken < room.scratch + (32 << 20), "{} planned, {taken} taken", room.scratch);
     }
+}
+
+#[test]
+fn int8_takes_about_half_of_what_f16_takes() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let model = load(&device, &Fixture::open(NAME).path);
+    // So long that blocks of memory, which are taken whole, hardly count.
+    let cache = |kv| {
+        let before = device.in_use(Lifetime::Kv);
+        let runner = Runner::new(model.clone(), Limits { kv, page: 64, ..limits(2048, 512, 16) }).unwrap();
+        (device.in_use(Lifetime::Kv) - before, runner.cache().bytes_read(&model.config, 99))
+    };
+    let [(f16, f16_read), (int8, int8_read)] = [KvScheme::F16, KvScheme::Int8].map(cache);
+    // Heads of 64: 68 bytes for 128.
+    let share = int8 as f64 / f16 as f64;
+    assert!((0.5..0.6).contains(&share), "{int8} bytes for {f16}");
+    assert_eq!(int8_read * 128, f16_read * 68);
 }
 
 #[test]

@@ -16,9 +16,9 @@ fn logits_are_those_of_transformers() {
         let model = load(&device, &fixture.path);
         let factor = fixture.reference["embed_scale"].as_f64().unwrap() as f32;
         assert_eq!(model.config.embedding_factor, factor, "{name}");
-        // Transformers keeps keys and values in f32. Random weights attend sharply, and show what f16 costs more than trained
-        // ones do.
-        for (kv, allowed) in [(KvScheme::F32, 2e-4), (KvScheme::F16, 5e-3)] {
+        // Transformers keeps keys and values in f32. Random weights attend sharply, and show what f16 and int8 cost more than
+        // trained ones do.
+        for (kv, allowed) in [(KvScheme::F32, 2e-4), (KvScheme::F16, 5e-3), (KvScheme::Int8, 8e-2)] {
             let rows = all_logits(&model, &fixture.ids, 64, kv);
             let largest = fixture.largest();
             let mut worst = 0.0_f32;
@@ -94,6 +94,33 @@ fn int16_activations_as_gpus_have_them_are_next_to_exact() {
             tokens.push(runner.decode(&mut [next]).unwrap()[0].token);
         }
         assert_eq!(tokens, greedy, "{name}");
+    }
+}
+
+/// A key that one of them did not round as the other does would show: int8 moves these models by far more than is allowed here.
+#[test]
+fn int8_keys_and_values_are_the_same_by_one_dispatch_and_by_several() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let fixture = Fixture::open("gguf_q8_0");
+    let decoded = |one_dispatch| {
+        let model = Arc::new(load_alone(&device, &fixture.path).with_one_dispatch(one_dispatch));
+        let mut runner = Runner::new(model, Limits { kv: KvScheme::Int8, ..limits(1, 64, 16) }).unwrap();
+        let mut sequence = runner.start().unwrap();
+        let sampling = Sampling::default();
+        let prompt = &fixture.ids[..fixture.ids.len() / 2];
+        runner.prompt(&mut sequence, prompt, &sampling, |_| true).unwrap();
+        // The fixture's own tokens, so that both ways have the same to go.
+        let rest = fixture.ids[prompt.len()..].iter();
+        rest.map(|token| {
+            let next = Next { sequence: &mut sequence, token: *token, sampling: &sampling };
+            let sampled = runner.decode(&mut [next]).unwrap()[0];
+            (sampled.token, sampled.logprob)
+        })
+        .collect::<Vec<_>>()
+    };
+    for ((token, logprob), (other_token, other)) in decoded(true).into_iter().zip(decoded(false)) {
+        assert_eq!(token, other_token);
+        assert!((logprob - other).abs() < 1e-4, "{logprob} and {other}");
     }
 }
 

@@ -3,7 +3,7 @@
 //! Query, key and value rows follow each other in one matrix, and strips of gate and up alternate in one, so that one kernel
 //! makes all of them; where a file stores them in different schemes they stay apart.
 
-use kernels::{Encoding, Layout, STRIP, Scheme, transcode::Placement};
+use kernels::{Encoding, KvScheme, Layout, STRIP, Scheme, transcode::Placement};
 
 use crate::{
     Checkpoint, Error, Result, Tensor,
@@ -39,8 +39,8 @@ pub struct Room {
     pub context: u64,
     /// Sequences at a time.
     pub batch: u64,
-    /// Bytes of an element of the KV cache.
-    pub kv_bytes: u64,
+    /// How keys and values are stored.
+    pub kv: KvScheme,
     /// Positions of a sequence that sliding layers keep.
     pub sliding_positions: u64,
     /// Bytes of activations and logits.
@@ -49,7 +49,7 @@ pub struct Room {
 
 impl Room {
     /// For weights alone.
-    pub const NONE: Room = Room { context: 1, batch: 1, kv_bytes: 2, sliding_positions: 1, scratch: 0 };
+    pub const NONE: Room = Room { context: 1, batch: 1, kv: KvScheme::F16, sliding_positions: 1, scratch: 0 };
 }
 
 /// What a matrix is for.
@@ -140,7 +140,7 @@ impl<'a> Blueprint<'a> {
             sliding_layers: u64::from(config.layers) - global,
             window: room.sliding_positions,
             kv_heads: u64::from(config.kv_heads),
-            head_bytes: u64::from(config.head_dim) * room.kv_bytes,
+            head_bytes: room.kv.head_bytes(config.head_dim),
         };
         Demand { weights, kv, context: room.context, batch: room.batch, scratch: room.scratch, smaller }
     }

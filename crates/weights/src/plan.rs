@@ -140,7 +140,7 @@ pub struct KvShape {
     pub window: u64,
     /// Key-value heads of a layer.
     pub kv_heads: u64,
-    /// Bytes of the key, or the value, of one head: head size × 2 in f16.
+    /// Bytes of the key, or the value, of one head at one position: head size × 2 in f16.
     pub head_bytes: u64,
 }
 

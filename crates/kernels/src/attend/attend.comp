@@ -26,7 +26,7 @@ layout(constant_id = 3) const uint HEADS = 2;
 layout(constant_id = 4) const uint KEYS = 2;
 // Positions of a page.
 layout(constant_id = 5) const uint PAGE = 64;
-layout(constant_id = 6) const bool F16 = true;
+layout(constant_id = 6) const uint KV_BITS = 16;
 // Heads of the model.
 layout(constant_id = 7) const uint QUERY_HEADS = 32;
 layout(constant_id = 8) const uint KV_HEADS = 16;
@@ -47,9 +47,10 @@ layout(constant_id = 17) const float SCALE = 1.0;
 
 layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Floats4 { vec4 data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 16) buffer Words4 { uvec4 data[]; };
-layout(buffer_reference, scalar, buffer_reference_align = 8) writeonly buffer Words2 { uvec2 data[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 8) buffer Words2 { uvec2 data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 16) writeonly buffer Output { vec4 data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 4) writeonly buffer Bytes { uint data[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 4) buffer Words { uint data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 4) writeonly buffer Scales { float data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Numbers { uint data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Active { uint rows; };
@@ -81,6 +82,7 @@ layout(push_constant, scalar) uniform Push {
 
 #include "range.glsl"
 #include "half.glsl"
+#include "kv.glsl"
 #include "int16.glsl"
 
 const uint CLUSTER_SUMS = KEYS * HEADS;
@@ -117,6 +119,8 @@ shared vec2 joined_sums[CLUSTERS > 1 ? CLUSTERS * HEADS : 1];
 shared vec2 sums[HEADS];
 shared vec2 split_sums[SPLITS > 1 ? HEADS * SPLITS : 1];
 shared bool last_to_arrive;
+// Scales of the new key and value.
+shared uint own_scales[INT8 ? 2 * INT8_SCALE_WORDS : 1];
 
 // All threads have come here, and see what the others have put into shared memory.
 void meet() {
@@ -131,15 +135,35 @@ void meet() {
     barrier();
 }
 
-// Loads of 16 bytes that an eight of the cache takes.
-const uint LOADS = F16 ? 1 : 2;
+// Loads that an eight of the cache takes: of 16 bytes, or for int8 one of its 8 bytes and of the word with its scale.
+const uint LOADS = KV_BITS == 32 ? 2 : 1;
 // Loads of a thread for a block.
 const uint LOADED = KEYS * OWN * LOADS;
 
-// Four values of an eight, from the load that has them.
-vec4 four(uvec4 words, uint upper) {
+// The eight of a thread that is number i of its eights of all keys.
+uint eight_of(uint i, uint lane) {
+    return min(i % OWN * LANES + lane, EIGHTS - 1);
+}
+
+// Number i of the loads of a thread.
+uvec4 loaded(Words4 cache, uint lines[KEYS], uint i, uint lane) {
+    uint line = lines[i / LOADS / OWN];
+    uint eight = eight_of(i / LOADS, lane);
+    if (INT8) {
+        // Two groups, whose scales share a word, are eight eights.
+        uvec2 values = Words2(cache).data[int8_at(line) / 2 + eight];
+        return uvec4(values, Words(cache).data[int8_scales_at(line) + eight / INT8_GROUP], 0);
+    }
+    return cache.data[(line * EIGHTS + eight) * LOADS + i % LOADS];
+}
+
+// Quad number i of a thread, from the load that has it.
+vec4 four(uvec4 words, uint i, uint lane) {
+    if (INT8) {
+        return int8_values(words[i % 2], int8_scale_of(words.z, 2 * eight_of(i / 2, lane)));
+    }
     if (F16) {
-        uvec2 own = upper == 0 ? words.xy : words.zw;
+        uvec2 own = i % 2 == 0 ? words.xy : words.zw;
         return vec4(unpackHalf2x16(own.x), unpackHalf2x16(own.y));
     }
     return uintBitsToFloat(words);
@@ -212,6 +236,48 @@ vec4 stored(Words4 cache, bool writes, uint quad, vec4 x) {
         cache.data[quad] = floatBitsToUint(x);
     }
     return x;
+}
+
+// Puts the new key and value, which lie in `values`, into the cache as int8, and makes `values` what they are from then on.
+void store_int8(bool writes, uint line, uint thread) {
+    for (uint i = thread; i < 2 * INT8_SCALE_WORDS; i += THREADS) {
+        uint first = (KEY + i / INT8_SCALE_WORDS) * QUADS;
+        uint scales = 0;
+        [[unroll]] for (uint upper = 0; upper < 2; upper++) {
+            uint quad = (i % INT8_SCALE_WORDS * 2 + upper) * INT8_GROUP;
+            if (quad < QUADS) {
+                uint reach = 0;
+                [[unroll]] for (uint j = 0; j < INT8_GROUP; j++) {
+                    reach = max(reach, int8_reach(values[first + quad + j]));
+                }
+                scales |= int8_scale(reach) << upper * 16;
+            }
+        }
+        own_scales[i] = scales;
+        if (writes) {
+            Words4 cache = push.k;
+            if (i >= INT8_SCALE_WORDS) {
+                cache = push.v;
+            }
+            Words(cache).data[int8_scales_at(line) + i % INT8_SCALE_WORDS] = scales;
+        }
+    }
+    meet();
+    for (uint i = thread; i < 2 * QUADS; i += THREADS) {
+        uint quad = i % QUADS;
+        uint scales = own_scales[i / QUADS * INT8_SCALE_WORDS + quad / (2 * INT8_GROUP)];
+        uint scale = int8_scale_of(scales, quad);
+        uint word = int8_word(values[KEY * QUADS + i], scale);
+        values[KEY * QUADS + i] = int8_values(word, scale);
+        if (writes) {
+            Words4 cache = push.k;
+            if (i >= QUADS) {
+                cache = push.v;
+            }
+            Words(cache).data[int8_at(line) + quad] = word;
+        }
+    }
+    meet();
 }
 
 // Writes the outputs, which lie in `values`.
@@ -329,11 +395,6 @@ void find_lines(uint block, uint cluster, uint kv_head, uint pages, uint first, 
     }
 }
 
-// Number i of the loads of a thread.
-uint load_at(uint lines[KEYS], uint i, uint lane) {
-    return (lines[i / LOADS / OWN] * EIGHTS + min(i / LOADS % OWN * LANES + lane, EIGHTS - 1)) * LOADS + i % LOADS;
-}
-
 void main() {
     uint row = gl_WorkGroupID.y;
     uint split = gl_WorkGroupID.z;
@@ -385,10 +446,10 @@ void main() {
     if (AHEAD && block < end) {
         find_lines(block, cluster, kv_head, pages, first, last, lines);
         [[unroll]] for (uint i = 0; i < LOADED; i++) {
-            next_keys[i] = push.k.data[load_at(lines, i, lane)];
+            next_keys[i] = loaded(push.k, lines, i, lane);
         }
         [[unroll]] for (uint i = 0; i < LOADED; i++) {
-            next_values[i] = push.v.data[load_at(lines, i, lane)];
+            next_values[i] = loaded(push.v, lines, i, lane);
         }
     }
 
@@ -429,7 +490,7 @@ void main() {
                 if (head < HEADS) {
                     low *= SCALE;
                     high *= SCALE;
-                } else {
+                } else if (!INT8) {
                     Words4 cache = push.k;
                     if (head == VALUE) {
                         cache = push.v;
@@ -443,6 +504,9 @@ void main() {
         }
     }
     meet();
+    if (INT8 && has_own) {
+        store_int8(writes, own_line, thread);
+    }
 
     vec4 q[HEADS * FOURS];
     vec4 o[HEADS * FOURS];
@@ -485,15 +549,15 @@ void main() {
             find_lines(block, cluster, kv_head, pages, first, last, lines);
         }
         [[unroll]] for (uint i = 0; i < LOADED; i++) {
-            key_words[i] = AHEAD ? next_keys[i] : push.k.data[load_at(lines, i, lane)];
-            value_words[i] = AHEAD ? next_values[i] : push.v.data[load_at(lines, i, lane)];
+            key_words[i] = AHEAD ? next_keys[i] : loaded(push.k, lines, i, lane);
+            value_words[i] = AHEAD ? next_values[i] : loaded(push.v, lines, i, lane);
         }
         float scores[CLUSTER_SUMS];
         [[unroll]] for (uint i = 0; i < CLUSTER_SUMS; i++) {
             scores[i] = 0.0;
         }
         [[unroll]] for (uint i = 0; i < KEYS * FOURS; i++) {
-            vec4 key = four(key_words[i * LOADS / 2], i % 2);
+            vec4 key = four(key_words[i * LOADS / 2], i, lane);
             [[unroll]] for (uint head = 0; head < HEADS; head++) {
                 vec4 query = q[head * FOURS + i % FOURS];
                 uint at = i / FOURS * HEADS + head;
@@ -506,7 +570,7 @@ void main() {
         if (more) {
             find_lines(block + 1, cluster, kv_head, pages, first, last, lines);
             [[unroll]] for (uint i = 0; i < LOADED; i++) {
-                next_keys[i] = push.k.data[load_at(lines, i, lane)];
+                next_keys[i] = loaded(push.k, lines, i, lane);
             }
         }
         cluster_sums(scores);
@@ -532,7 +596,7 @@ void main() {
         }
 
         [[unroll]] for (uint i = 0; i < KEYS * FOURS; i++) {
-            vec4 value = four(value_words[i * LOADS / 2], i % 2);
+            vec4 value = four(value_words[i * LOADS / 2], i, lane);
             [[unroll]] for (uint head = 0; head < HEADS; head++) {
                 uint at = head * FOURS + i % FOURS;
                 o[at] = fma(vec4(scores[i / FOURS * HEADS + head]), value, o[at]);
@@ -540,7 +604,7 @@ void main() {
         }
         if (more) {
             [[unroll]] for (uint i = 0; i < LOADED; i++) {
-                next_values[i] = push.v.data[load_at(lines, i, lane)];
+                next_values[i] = loaded(push.v, lines, i, lane);
             }
         }
     }

@@ -1,13 +1,12 @@
 //! Where the kernel is compared with its reference.
 
 use gpu::{Caps, Device, Result, Tier};
-use half::f16;
 
 use super::{Attend, Operands, Plan, Shape, policy, reference};
 use crate::{
     Activations, HALF_GROUP, QUAD, Vectors,
     attention::reference::range,
-    kv::{KvLayer, KvScheme, KvShape, KvTable},
+    kv::{KvLayer, KvScheme, KvShape, KvTable, reference as stored},
     quantize_rows::cases::compare_int16,
     rope::{Tables, inverse_frequencies, reference::Row},
     selftest::{Case, Comparison, Output, POISON, Random, TIMEOUT, arena},
@@ -52,6 +51,9 @@ pub(super) fn steps() -> Vec<Step> {
         step(Shape { heads: 1, window: 40, page: 64, output: int16, ..GEMMA }, &[299, 39, 40, 41, 7]),
         step(Shape { heads: 4, kv_heads: 2, head_dim: 128, window: 100, output: int16, ..GEMMA }, &lengths),
         step(Shape { window: 1, ..small }, &[0, 77]),
+        step(Shape { scheme: KvScheme::Int8, output: int16, ..GEMMA }, &[64, 0, 1, 299]),
+        step(Shape { kv_heads: 2, head_dim: 96, window: 40, scheme: KvScheme::Int8, ..small }, &[130, 5, 0]),
+        step(Shape { bias: true, interleaved: true, scheme: KvScheme::Int8, ..plain }, &[65, 2]),
         step(Shape { kv_heads: 2, scheme: KvScheme::F32, output: int16, ..small }, &[130, 5, 0]),
         step(Shape { heads: 7, bias: true, page: 64, ..plain }, &[130, 5]),
         step(Shape { heads: 9, kv_heads: 3, interleaved: true, output: int16, ..plain }, &[200, 64, 1]),
@@ -116,18 +118,20 @@ pub(super) fn run(device: &Device, step: &Step, plan: Plan) -> Result<Comparison
 /// Keys and values that were written: those of the rows in use, as the reference has them, and nothing else.
 fn compare_cache(step: &Step, data: &Data, buffers: &Buffers, comparison: &mut Comparison) -> Result<()> {
     let shape = &step.shape;
-    let before = [words(&data.k, shape.scheme), words(&data.v, shape.scheme)];
+    let before = [stored::words(&data.k, &data.kv_shape), stored::words(&data.v, &data.kv_shape)];
     let after: [Vec<u32>; 2] = [buffers.kv.k.read_vec()?, buffers.kv.v.read_vec()?];
     let mut own = vec![false; before[0].len()];
     for (row, position) in (0..).zip(step.positions.iter().copied()) {
         let (_, k, v) = reference::heads(shape, &data.row(step, row));
         for (words, want, what) in [(&after[0], k, "key"), (&after[1], v, "value")] {
             let reach = want.iter().fold(0.0_f64, |most, value| most.max(value.abs()));
-            for (i, want) in (0..).zip(want) {
-                let element = data.element(shape, row, i / shape.head_dim, position) + (i % shape.head_dim) as usize;
-                let (word, got) = stored(words, shape.scheme, element);
-                own[word] = true;
-                let rounding = if shape.scheme == KvScheme::F16 { want.abs() / 2048.0 } else { 0.0 };
+            let rounding = stored::rounding(&want, shape.scheme);
+            for (i, (want, rounding)) in (0..).zip(want.into_iter().zip(rounding)) {
+                let element = data.element(shape, row, i / shape.head_dim, position) + u64::from(i % shape.head_dim);
+                for word in stored::places(&data.kv_shape, element) {
+                    own[word] = true;
+                }
+                let got = stored::value(words, &data.kv_shape, element);
                 let at = || format!("{what} {i} of row {row} at position {position}");
                 comparison.close(at, got, want, 1e-5 * reach + rounding);
             }
@@ -156,7 +160,8 @@ fn compare_output(
         let (q, _, _) = reference::heads(shape, &data.row(step, row));
         let heads = reference::attend(shape, &q, position, |kv_head, at| {
             let first = data.element(shape, row, kv_head, at);
-            let line = |words: &[u32]| (first..first + d).map(|i| stored(words, shape.scheme, i).1).collect();
+            let elements = first..first + d as u64;
+            let line = |words: &[u32]| elements.clone().map(|i| stored::value(words, &data.kv_shape, i)).collect();
             (line(&keys), line(&values))
         });
         let at = row as usize * padded;
@@ -219,10 +224,12 @@ impl Data {
                 }
                 for head in (0..shape.kv_heads).filter(|_| at < position) {
                     let line = kv_shape.element(*entry, head, at, 0) as usize;
-                    for element in line..line + shape.head_dim as usize {
-                        k[element] = rounded(random.signed(), shape.scheme);
-                        v[element] = rounded(random.signed(), shape.scheme);
+                    let line = line..line + shape.head_dim as usize;
+                    for element in line.clone() {
+                        (k[element], v[element]) = (random.signed().into(), random.signed().into());
                     }
+                    stored::round(&mut k[line.clone()], shape.scheme);
+                    stored::round(&mut v[line], shape.scheme);
                 }
             }
         }
@@ -256,9 +263,9 @@ impl Data {
         }
     }
 
-    fn element(&self, shape: &Shape, slot: u32, head: u32, position: u32) -> usize {
+    fn element(&self, shape: &Shape, slot: u32, head: u32, position: u32) -> u64 {
         let page = self.table[(slot * self.table_stride + position / shape.page) as usize];
-        self.kv_shape.element(page, head, position, 0) as usize
+        self.kv_shape.element(page, head, position, 0)
     }
 
     /// The same for some of the rows alone.
@@ -278,34 +285,6 @@ impl Data {
     }
 }
 
-fn rounded(value: f32, scheme: KvScheme) -> f64 {
-    match scheme {
-        KvScheme::F16 => f64::from(f16::from_f32(value).to_f32()),
-        KvScheme::F32 => f64::from(value),
-    }
-}
-
-fn words(values: &[f64], scheme: KvScheme) -> Vec<u32> {
-    match scheme {
-        KvScheme::F32 => values.iter().map(|value| (*value as f32).to_bits()).collect(),
-        KvScheme::F16 => {
-            let bits = |value: f64| u32::from(f16::from_f64(value).to_bits());
-            values.chunks(2).map(|pair| bits(pair[0]) | bits(pair[1]) << 16).collect()
-        }
-    }
-}
-
-/// The word of an element, and the element.
-fn stored(words: &[u32], scheme: KvScheme, element: usize) -> (usize, f64) {
-    match scheme {
-        KvScheme::F32 => (element, f64::from(f32::from_bits(words[element]))),
-        KvScheme::F16 => {
-            let bits = words[element / 2] >> (element % 2 * 16);
-            (element / 2, f64::from(f16::from_bits(bits as u16).to_f32()))
-        }
-    }
-}
-
 /// A recorded call and its memory.
 pub(super) struct Buffers {
     pub o: Vectors,
@@ -321,8 +300,8 @@ impl Buffers {
         let mut arena = arena(device);
         let kv = KvLayer {
             shape: data.kv_shape,
-            k: arena.buffer_from("keys", &words(&data.k, shape.scheme))?,
-            v: arena.buffer_from("values", &words(&data.v, shape.scheme))?,
+            k: arena.buffer_from("keys", &stored::words(&data.k, &data.kv_shape))?,
+            v: arena.buffer_from("values", &stored::words(&data.v, &data.kv_shape))?,
         };
         let columns = step.positions.len() + step.idle;
         let positions: Vec<u32> = step.positions.iter().copied().chain(vec![3; step.idle]).collect();

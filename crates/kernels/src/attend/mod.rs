@@ -17,7 +17,7 @@ pub use policy::{Plan, Shape};
 
 use crate::{
     Activations, Kernel, Vectors,
-    kv::{KvLayer, KvScheme, KvTable},
+    kv::{KvLayer, KvTable},
     shaders::attend::{Constants, Push, TIERS},
     variant::Variant,
     vectors::VectorData,
@@ -189,7 +189,7 @@ fn variant(shape: &Shape, plan: Plan) -> Variant {
         heads: plan.heads,
         keys: plan.keys,
         page: shape.page,
-        f16: shape.scheme == KvScheme::F16,
+        kv_bits: shape.scheme.bits(),
         query_heads: shape.heads,
         kv_heads: shape.kv_heads,
         window: shape.window,

@@ -18,7 +18,7 @@ pub struct Shape {
     pub heads: u32,
     /// Key and value heads.
     pub kv_heads: u32,
-    /// Values of a head: a multiple of 8, of 16 where the output is int16, at most 256.
+    /// Values of a head: a multiple of 8, of 16 where the output is int16, of 32 where keys and values are int8, at most 256.
     pub head_dim: u32,
     /// Positions of a page, a power of two.
     pub page: u32,
@@ -121,8 +121,9 @@ impl Plan {
         let join = if clusters > 1 { self.threads * own * 32 + clusters * self.heads * 8 } else { 24 };
         let splits = if self.splits > 1 { self.heads * self.splits * 8 } else { 8 };
         let sums = if self.tier >= Tier::T1 { 0 } else { self.threads * self.keys * self.heads * 4 };
+        let scales = if shape.scheme == KvScheme::Int8 { 8 * shape.head_dim.div_ceil(64) } else { 4 };
         // 16 for the word that says who came last.
-        values + join + splits + sums + 16
+        values + join + splits + sums + scales + 16
     }
 }
 
@@ -243,6 +244,7 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
             let model = (heads, kv_heads, head_dim, window, context);
             shapes.push(gemma(model, KvScheme::F16, Activations::F32));
             shapes.push(gemma(model, KvScheme::F16, Activations::Int16));
+            shapes.push(gemma(model, KvScheme::Int8, Activations::Int16));
         }
         shapes.push(gemma((heads, kv_heads, head_dim, 0, context), KvScheme::F32, Activations::F32));
     }

@@ -132,6 +132,7 @@ fn wrong_shapes_are_refused() {
     assert!(refused(Shape { output: Activations::Int8, ..SMALL }).contains("not int8"));
     assert!(refused(Shape { heads: 5, ..SMALL }).contains("do not divide"));
     assert!(refused(Shape { page: 48, ..SMALL }).contains("power of two"));
+    assert!(refused(Shape { head_dim: 80, scheme: KvScheme::Int8, ..SMALL }).contains("groups of 32"));
 }
 
 #[test]

@@ -22,12 +22,13 @@ layout(constant_id = 4) const uint HEADS = 4;
 layout(constant_id = 5) const uint KEYS = 2;
 // Positions of a page.
 layout(constant_id = 6) const uint PAGE = 64;
-layout(constant_id = 7) const bool F16 = true;
+layout(constant_id = 7) const uint KV_BITS = 16;
 // There is more than one split: outputs are parts, to be combined.
 layout(constant_id = 8) const bool SPLIT = false;
 
 layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Floats4 { vec4 data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Words4 { uvec4 data[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 8) readonly buffer Words2 { uvec2 data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 16) writeonly buffer Output { vec4 data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 8) writeonly buffer Sums { vec2 data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Numbers { uint data[]; };
@@ -56,6 +57,8 @@ layout(push_constant, scalar) uniform Push {
 } push;
 
 #include "range.glsl"
+#include "half.glsl"
+#include "kv.glsl"
 
 const uint PAIRS = ROWS * HEADS;
 const uint CLUSTER_SUMS = KEYS * PAIRS;
@@ -74,13 +77,33 @@ const float LOG2_E = 1.4426950408889634;
 shared vec4 joined[CLUSTERS > 1 ? CLUSTERS * OWN * LANES * 2 : 1];
 shared vec2 joined_sums[CLUSTERS > 1 ? CLUSTERS * PAIRS : 1];
 
-// Loads of 16 bytes that an eight takes.
-const uint LOADS = F16 ? 1 : 2;
+// Loads that an eight takes: of 16 bytes, or for int8 one of its 8 bytes and of the word with its scale.
+const uint LOADS = KV_BITS == 32 ? 2 : 1;
 
-// Four values of an eight, from the load that has them.
-vec4 four(uvec4 words, uint upper) {
+// The eight of a thread that is number i of its eights of all keys.
+uint eight_of(uint i, uint lane) {
+    return min(i % OWN * LANES + lane, EIGHTS - 1);
+}
+
+// Number i of the loads of a thread.
+uvec4 loaded(Words4 cache, uint lines[KEYS], uint i, uint lane) {
+    uint line = lines[i / LOADS / OWN];
+    uint eight = eight_of(i / LOADS, lane);
+    if (INT8) {
+        // Two groups, whose scales share a word, are eight eights.
+        uvec2 values = Words2(cache).data[int8_at(line) / 2 + eight];
+        return uvec4(values, Numbers(cache).data[int8_scales_at(line) + eight / INT8_GROUP], 0);
+    }
+    return cache.data[(line * EIGHTS + eight) * LOADS + i % LOADS];
+}
+
+// Quad number i of a thread, from the load that has it.
+vec4 four(uvec4 words, uint i, uint lane) {
+    if (INT8) {
+        return int8_values(words[i % 2], int8_scale_of(words.z, 2 * eight_of(i / 2, lane)));
+    }
     if (F16) {
-        uvec2 own = upper == 0 ? words.xy : words.zw;
+        uvec2 own = i % 2 == 0 ? words.xy : words.zw;
         return vec4(unpackHalf2x16(own.x), unpackHalf2x16(own.y));
     }
     return uintBitsToFloat(words);
@@ -166,10 +189,8 @@ void main() {
         uvec4 key_words[KEYS * OWN * LOADS];
         uvec4 value_words[KEYS * OWN * LOADS];
         [[unroll]] for (uint i = 0; i < KEYS * OWN * LOADS; i++) {
-            uint eight = min(i / LOADS % OWN * LANES + lane, EIGHTS - 1);
-            uint at = (lines[i / LOADS / OWN] * EIGHTS + eight) * LOADS + i % LOADS;
-            key_words[i] = push.k.data[at];
-            value_words[i] = push.v.data[at];
+            key_words[i] = loaded(push.k, lines, i, lane);
+            value_words[i] = loaded(push.v, lines, i, lane);
         }
 
         float scores[CLUSTER_SUMS];
@@ -177,7 +198,7 @@ void main() {
             scores[i] = 0.0;
         }
         [[unroll]] for (uint i = 0; i < KEYS * OWN * 2; i++) {
-            vec4 key = four(key_words[i * LOADS / 2], i % 2);
+            vec4 key = four(key_words[i * LOADS / 2], i, lane);
             [[unroll]] for (uint pair = 0; pair < PAIRS; pair++) {
                 vec4 query = q[pair * OWN * 2 + i % (OWN * 2)];
                 uint at = i / (OWN * 2) * PAIRS + pair;
@@ -211,7 +232,7 @@ void main() {
         }
 
         [[unroll]] for (uint i = 0; i < KEYS * OWN * 2; i++) {
-            vec4 value = four(value_words[i * LOADS / 2], i % 2);
+            vec4 value = four(value_words[i * LOADS / 2], i, lane);
             [[unroll]] for (uint pair = 0; pair < PAIRS; pair++) {
                 uint at = pair * OWN * 2 + i % (OWN * 2);
                 o[at] = fma(vec4(scores[i / (OWN * 2) * PAIRS + pair]), value, o[at]);

@@ -1,12 +1,11 @@
 //! Where the kernel is compared with its reference.
 
 use gpu::{Caps, Device, Result, Tier};
-use half::f16;
 
 use super::{Attention, Mode, Operands, policy, policy::Plan, policy::Shape, reference};
 use crate::{
     QUAD, Vectors,
-    kv::{KvLayer, KvScheme, KvShape, KvTable},
+    kv::{KvLayer, KvScheme, KvShape, KvTable, reference as stored},
     selftest::{Case, Comparison, Output, POISON, Random, TIMEOUT, arena},
     vectors::VectorData,
 };
@@ -59,6 +58,8 @@ pub(super) fn steps() -> Vec<Step> {
         decode(Shape { heads: 7, page: 64, ..small }, &[130, 5]),
         decode(Shape { heads: 8, head_dim: 80, kv_heads: 8, scheme: KvScheme::F32, ..GEMMA }, &[64, 200]),
         decode(Shape { heads: 3, head_dim: 96, kv_heads: 3, ..GEMMA }, &[65, 2]),
+        decode(Shape { scheme: KvScheme::Int8, ..GEMMA }, &lengths),
+        decode(Shape { heads: 3, head_dim: 96, kv_heads: 3, scheme: KvScheme::Int8, ..GEMMA }, &[65, 2]),
         Step { reach: 14.0, ..decode(small, &[299, 64, 131]) },
         prefill(GEMMA, 0, 17),
         prefill(Shape { window: 40, page: 64, ..GEMMA }, 250, 13),
@@ -67,6 +68,8 @@ pub(super) fn steps() -> Vec<Step> {
         prefill(Shape { heads: 7, ..small }, 3, 5),
         prefill(Shape { heads: 4, kv_heads: 4, head_dim: 80, ..GEMMA }, 10, 12),
         prefill(Shape { heads: 1, head_dim: 96, page: 64, ..GEMMA }, 64, 1),
+        prefill(Shape { window: 30, scheme: KvScheme::Int8, ..small }, 20, 40),
+        prefill(Shape { heads: 4, kv_heads: 2, head_dim: 128, page: 64, scheme: KvScheme::Int8, ..GEMMA }, 61, 9),
         Step { reach: 14.0, ..prefill(small, 120, 10) },
     ]
 }
@@ -179,10 +182,12 @@ impl Data {
                 }
                 for head in 0..shape.kv_heads {
                     let line = kv_shape.element(*entry, head, at, 0) as usize;
-                    for element in line..line + shape.head_dim as usize {
-                        k[element] = rounded(random.signed(), shape.scheme);
-                        v[element] = rounded(random.signed(), shape.scheme);
+                    let line = line..line + shape.head_dim as usize;
+                    for element in line.clone() {
+                        (k[element], v[element]) = (random.signed().into(), random.signed().into());
                     }
+                    stored::round(&mut k[line.clone()], shape.scheme);
+                    stored::round(&mut v[line], shape.scheme);
                 }
             }
         }
@@ -194,23 +199,6 @@ impl Data {
     fn element(&self, shape: &Shape, slot: u32, head: u32, position: u32) -> usize {
         let page = self.table[(slot * self.table_stride + position / shape.page) as usize];
         self.kv_shape.element(page, head, position, 0) as usize
-    }
-}
-
-fn rounded(value: f32, scheme: KvScheme) -> f64 {
-    match scheme {
-        KvScheme::F16 => f64::from(f16::from_f32(value).to_f32()),
-        KvScheme::F32 => f64::from(value),
-    }
-}
-
-fn words(values: &[f64], scheme: KvScheme) -> Vec<u32> {
-    match scheme {
-        KvScheme::F32 => values.iter().map(|value| (*value as f32).to_bits()).collect(),
-        KvScheme::F16 => {
-            let bits = |value: f64| u32::from(f16::from_f64(value).to_bits());
-            values.chunks(2).map(|pair| bits(pair[0]) | bits(pair[1]) << 16).collect()
-        }
     }
 }
 
@@ -226,8 +214,8 @@ pub(super) fn attend(
     let mut arena = arena(device);
     let kv = KvLayer {
         shape: data.kv_shape,
-        k: arena.buffer_from("keys", &words(&data.k, shape.scheme))?,
-        v: arena.buffer_from("values", &words(&data.v, shape.scheme))?,
+        k: arena.buffer_from("keys", &stored::words(&data.k, &data.kv_shape))?,
+        v: arena.buffer_from("values", &stored::words(&data.v, &data.kv_shape))?,
     };
     let (mut slots, mut positions): (Vec<u32>, Vec<u32>) = step.rows.iter().copied().unzip();
     slots.extend(vec![0; step.idle]);

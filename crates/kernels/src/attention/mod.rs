@@ -10,7 +10,7 @@ use gpu::{Address, Device, Error, Pipeline, Recorder, Result, Subgroup, Tier, Vi
 
 use crate::{
     Kernel, Vectors,
-    kv::{KvLayer, KvScheme, KvTable},
+    kv::{KvLayer, KvTable},
     shaders::{attention, combine},
     variant::Variant,
     vectors::VectorData,
@@ -190,7 +190,7 @@ fn variant(shape: &Shape, plan: Plan) -> Variant {
         heads: plan.heads,
         keys: plan.keys,
         page: shape.page,
-        f16: shape.scheme == KvScheme::F16,
+        kv_bits: shape.scheme.bits(),
         split: plan.splits > 1,
     };
     let label = format!(

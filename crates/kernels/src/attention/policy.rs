@@ -12,7 +12,7 @@ pub struct Shape {
     pub heads: u32,
     /// Key and value heads.
     pub kv_heads: u32,
-    /// Values of a head: a multiple of 8, at most 256.
+    /// Values of a head: a multiple of 8, of 32 where keys and values are int8, at most 256.
     pub head_dim: u32,
     /// Positions of a page, a power of two.
     pub page: u32,
@@ -39,10 +39,7 @@ impl Shape {
         if self.kv_heads == 0 || self.heads == 0 || !self.heads.is_multiple_of(self.kv_heads) {
             return wrong(format!("{} query heads do not divide among {} kv heads", self.heads, self.kv_heads));
         }
-        if !self.page.is_power_of_two() {
-            return wrong(format!("pages of {} positions: the length must be a power of two", self.page));
-        }
-        Ok(())
+        self.scheme.takes(self.head_dim, self.page).or_else(wrong)
     }
 
     /// Eights of a head.
@@ -176,7 +173,8 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
     let mut list: Vec<Variant> = Vec::new();
     for tier in [Tier::T0, Tier::T1].into_iter().filter(|tier| caps.tier() >= Some(*tier)) {
         for (heads, kv_heads, head_dim, window, context) in MODEL_SHAPES {
-            for (window, scheme) in [(window, KvScheme::F16), (0, KvScheme::F16), (0, KvScheme::F32)] {
+            let caches = [(window, KvScheme::F16), (0, KvScheme::F16), (0, KvScheme::F32), (0, KvScheme::Int8)];
+            for (window, scheme) in caches {
                 let shape = Shape { heads, kv_heads, head_dim, page: 64, scheme, window, context };
                 let plans = [Mode::Decode, Mode::Prefill].map(|mode| at_tier(caps, &shape, mode, tier));
                 let split = plans.iter().any(|plan| plan.splits > 1);

@@ -137,6 +137,8 @@ fn wrong_shapes_are_refused() {
     assert!(refused(Shape { head_dim: 512, ..SMALL }).contains("up to 256"));
     assert!(refused(Shape { heads: 5, ..SMALL }).contains("do not divide"));
     assert!(refused(Shape { page: 48, ..SMALL }).contains("power of two"));
+    assert!(refused(Shape { head_dim: 80, scheme: KvScheme::Int8, ..SMALL }).contains("groups of 32"));
+    assert!(refused(Shape { page: 2, scheme: KvScheme::Int8, ..SMALL }).contains("4 at least"));
 }
 
 #[test]

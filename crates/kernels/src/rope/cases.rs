@@ -1,11 +1,10 @@
 //! Where the kernel is compared with its reference.
 
 use gpu::{Caps, Device, Result, Tier};
-use half::f16;
 
 use super::{Operands, Rope, Shape, Tables, inverse_frequencies, policy, reference};
 use crate::{
-    kv::{KvLayer, KvScheme, KvShape, KvTable},
+    kv::{KvLayer, KvScheme, KvShape, KvTable, reference as stored},
     selftest::{Case, Comparison, Output, POISON, Random, TIMEOUT, arena},
 };
 
@@ -37,6 +36,9 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
         Shape { heads: 9, kv_heads: 3, head_dim: 64, interleaved: true, ..plain },
         Shape { heads: 3, head_dim: 80, norm: true, bias: true, interleaved: true, scheme: KvScheme::F32, ..plain },
         Shape { heads: 2, head_dim: 96, norm: true, ..plain },
+        Shape { norm: true, scheme: KvScheme::Int8, ..plain },
+        Shape { heads: 9, kv_heads: 3, head_dim: 64, interleaved: true, scheme: KvScheme::Int8, ..plain },
+        Shape { heads: 2, head_dim: 96, bias: true, page: 64, scheme: KvScheme::Int8, ..plain },
     ];
     let tiers = [Tier::T0, Tier::T1].into_iter().filter(|tier| caps.tier() >= Some(*tier));
     tiers.flat_map(|tier| shapes.map(|shape| case(tier, shape))).collect()
@@ -62,7 +64,16 @@ pub(super) fn run(device: &Device, shape: Shape, plan: policy::Plan) -> Result<C
     let mut random = Random::new(u64::from(shape.row()));
     let mut floats = |count: u32, scale: f32| (0..count).map(|_| random.signed() * scale).collect::<Vec<f32>>();
     let stride = shape.row() + 6;
-    let qkv = floats(stride * rows as u32, 20.0);
+    let mut qkv = floats(stride * rows as u32, 20.0);
+    // Values that are zero, that no scale of f16 is small enough for, that are large, and one that is not a number.
+    for (row, factor) in [(1, 0.0), (2, 1e-8), (3, 1e3), (4, 1.0)] {
+        let first = row * stride as usize + ((shape.heads + shape.kv_heads) * shape.head_dim) as usize;
+        qkv[first..first + 32].iter_mut().for_each(|value| *value *= factor);
+        if row == 4 && shape.scheme == KvScheme::Int8 {
+            qkv[first + 5] = f32::NAN;
+        }
+    }
+    let qkv = qkv;
     let bias = floats(shape.row(), 20.0);
     let (q_weight, k_weight) = (floats(shape.head_dim, 2.0), floats(shape.head_dim, 2.0));
     let frequencies = inverse_frequencies(shape.head_dim as usize, 1e4, 1.0);
@@ -143,16 +154,31 @@ pub(super) fn run(device: &Device, shape: Shape, plan: policy::Plan) -> Result<C
             let at = || format!("query {i} of row {row} at position {position}");
             comparison.close(at, f64::from(f32::from_bits(q[row * q_row + i])), *want, allowed);
         }
-        for (words, want, what) in [(&k, &want_k, "key"), (&v, &want_v, "value")] {
-            let exact = 1e-5 * reach(want);
-            for (i, want) in want.iter().enumerate() {
+        for (words, want, what) in [(&k, want_k, "key"), (&v, want_v, "value")] {
+            // Values without a bias are only stored: that must be exact. The rest was computed first.
+            let (want, allowed) = if what == "value" && !shape.bias {
+                let mut rounded = want.clone();
+                stored::round(&mut rounded, shape.scheme);
+                (rounded, stored::slack(&want, shape.scheme))
+            } else {
+                let exact = 1e-5 * reach(&want);
+                let allowed = stored::rounding(&want, shape.scheme).into_iter().map(|rounding| rounding + exact);
+                (want, allowed.collect())
+            };
+            for (i, (want, allowed)) in want.into_iter().zip(allowed).enumerate() {
                 let (head, d) = (i as u32 / shape.head_dim, i as u32 % shape.head_dim);
-                let element = kv_shape.element(page_of(row), head, position, d) as usize;
-                let (word, got) = stored(words, shape.scheme, element);
-                written[word] = true;
-                let rounding = if shape.scheme == KvScheme::F16 { want.abs() / 2048.0 } else { 0.0 };
+                let element = kv_shape.element(page_of(row), head, position, d);
+                for word in stored::places(&kv_shape, element) {
+                    written[word] = true;
+                }
+                let got = stored::value(words, &kv_shape, element);
                 let at = || format!("{what} {i} of row {row} at position {position}");
-                comparison.close(at, got, *want, exact + rounding);
+                // A group with something that is not a number is none as a whole.
+                if want.is_nan() || allowed.is_nan() {
+                    comparison.equal(at, &got.is_nan(), &true);
+                } else {
+                    comparison.close(at, got, want, allowed);
+                }
             }
         }
     }
@@ -164,15 +190,4 @@ pub(super) fn run(device: &Device, shape: Shape, plan: policy::Plan) -> Result<C
         comparison.equal(|| format!("word {i} of the values"), &v[i], &POISON);
     }
     Ok(comparison)
-}
-
-/// The word of an element, and the element.
-fn stored(words: &[u32], scheme: KvScheme, element: usize) -> (usize, f64) {
-    match scheme {
-        KvScheme::F32 => (element, f64::from(f32::from_bits(words[element]))),
-        KvScheme::F16 => {
-            let bits = words[element / 2] >> (element % 2 * 16);
-            (element / 2, f64::from(f16::from_bits(bits as u16).to_f32()))
-        }
-    }
 }

@@ -34,7 +34,7 @@ pub struct Shape {
     pub heads: u32,
     /// Key and value heads.
     pub kv_heads: u32,
-    /// Values of a head, a multiple of 8.
+    /// Values of a head: a multiple of 8, of 32 where keys and values are int8.
     pub head_dim: u32,
     /// Positions of a page, a power of two.
     pub page: u32,
@@ -103,11 +103,11 @@ impl Rope {
     /// The same with a plan given.
     pub fn with_plan(device: &Device, shape: Shape, plan: Plan) -> Result<Self> {
         let wrong = |reason: String| Err(Error::InvalidUse { what: "rope".into(), reason });
-        if shape.head_dim == 0 || !shape.head_dim.is_multiple_of(8) {
-            return wrong(format!("heads of {} values: their number must divide by 8", shape.head_dim));
+        if let Err(reason) = shape.scheme.takes(shape.head_dim, shape.page) {
+            return wrong(reason);
         }
-        if shape.heads == 0 || shape.kv_heads == 0 || !shape.page.is_power_of_two() {
-            return wrong(format!("{shape:?}: there must be heads, and pages of a power of two positions"));
+        if shape.heads == 0 || shape.kv_heads == 0 {
+            return wrong(format!("{shape:?}: there must be heads"));
         }
         Ok(Self { shape, plan, pipeline: variant(&shape, plan).pipeline(device)? })
     }
@@ -188,7 +188,7 @@ fn variant(shape: &Shape, plan: Plan) -> Variant {
         heads: shape.heads,
         kv_heads: shape.kv_heads,
         page: shape.page,
-        f16: shape.scheme == KvScheme::F16,
+        kv_bits: shape.scheme.bits(),
         qk_norm: shape.norm,
         qkv_bias: shape.bias,
         interleaved: shape.interleaved,

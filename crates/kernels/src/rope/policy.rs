@@ -64,7 +64,9 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
         let qwen2 = Shape { heads: 12, kv_heads: 2, head_dim: 128, norm: false, bias: true, ..GEMMA };
         let llama = Shape { heads: 9, kv_heads: 3, head_dim: 64, norm: false, interleaved: true, ..GEMMA };
         let exact = Shape { scheme: KvScheme::F32, ..GEMMA };
-        for shape in gemma.into_iter().chain([qwen2, llama, exact]) {
+        let int8 = |shape: Shape| Shape { scheme: KvScheme::Int8, ..shape };
+        let small = [gemma[0], gemma[3], qwen2, llama].map(int8);
+        for shape in gemma.into_iter().chain([qwen2, llama, exact]).chain(small) {
             list.push(variant(&shape, at_tier(caps, &shape, tier)));
         }
     }

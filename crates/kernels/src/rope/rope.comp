@@ -5,7 +5,8 @@
 // scores; keys and values go into their pages.
 //
 // A cluster of LANES threads takes one head of one row. A thread holds items of four values: two neighbouring ones and their
-// partners in the rotation, so that a word of two f16 values is one thread's.
+// partners in the rotation, so that a word of two f16 values is one thread's. For int8 its items are neighbours by twos, so that
+// a word of four values is one thread's too; the threads of a head find the largest of each group in shared memory.
 #include "common.glsl"
 
 layout(local_size_x_id = 0) in;
@@ -16,7 +17,7 @@ layout(constant_id = 3) const uint HEADS = 4;
 layout(constant_id = 4) const uint KV_HEADS = 1;
 // Positions of a page.
 layout(constant_id = 5) const uint PAGE = 64;
-layout(constant_id = 6) const bool F16 = true;
+layout(constant_id = 6) const uint KV_BITS = 16;
 layout(constant_id = 7) const bool QK_NORM = false;
 layout(constant_id = 8) const bool QKV_BIAS = false;
 // Values 2i and 2i + 1 are rotated together, else i and i + HEAD_DIM / 2.
@@ -53,10 +54,23 @@ layout(push_constant, scalar) uniform Push {
 const uint CLUSTER_SUMS = 1;
 #include "cluster.glsl"
 #include "half.glsl"
+#include "kv.glsl"
 
 const uint HALF = HEAD_DIM / 2;
-const uint ITEMS = (HEAD_DIM / 4 + LANES - 1) / LANES;
+const uint ITEMS = INT8 ? (HEAD_DIM / 8 + LANES - 1) / LANES * 2 : (HEAD_DIM / 4 + LANES - 1) / LANES;
+// Items by twos, and all of these.
+const uint TWOS = (ITEMS + 1) / 2;
+const uint HELD = 2 * TWOS;
 const uint ALL_HEADS = HEADS + 2 * KV_HEADS;
+
+// Of each head the reach of its groups.
+const uint GROUPS = HEAD_DIM / 32;
+shared uint reaches[INT8 ? THREADS / LANES * GROUPS : 1];
+
+// The item of a thread that is number i of ITEMS.
+uint item_of(uint i, uint lane) {
+    return INT8 ? (i / 2 * LANES + lane) * 2 + i % 2 : lane + i * LANES;
+}
 
 // Where the two pairs of an item start, in pairs of values.
 uvec2 places(uint item) {
@@ -94,6 +108,57 @@ void store(bool key, uint pair, vec2 value) {
     }
 }
 
+void store_word(bool key, uint at, uint word) {
+    if (key) {
+        push.k.data[at] = word;
+    } else {
+        push.v.data[at] = word;
+    }
+}
+
+// Puts a head into the cache as int8. Every thread of the workgroup must come here, whether its cluster writes or not.
+void store_int8(bool key, bool writes, uint line, uint thread, vec4 values[HELD]) {
+    uint lane = thread % LANES;
+    uint groups = thread / LANES * GROUPS;
+    for (uint group = lane; group < GROUPS; group += LANES) {
+        reaches[groups + group] = 0;
+    }
+    barrier();
+    // Four neighbouring values each, from a thread's items by twos.
+    uvec2 words[TWOS];
+    [[unroll]] for (uint i = 0; i < HELD; i += 2) {
+        uint item = item_of(i, lane);
+        words[i / 2] = INTERLEAVED ? uvec2(item, item + 1) : uvec2(item / 2, item / 2 + HALF / 4);
+        if (!INTERLEAVED) {
+            vec4 first = values[i];
+            values[i].zw = values[i + 1].xy;
+            values[i + 1].xy = first.zw;
+        }
+        if (writes && item < HEAD_DIM / 4) {
+            atomicMax(reaches[groups + words[i / 2].x / INT8_GROUP], int8_reach(values[i]));
+            atomicMax(reaches[groups + words[i / 2].y / INT8_GROUP], int8_reach(values[i + 1]));
+        }
+    }
+    barrier();
+    if (!writes) {
+        return;
+    }
+    [[unroll]] for (uint i = 0; i < HELD; i++) {
+        if (item_of(i, lane) < HEAD_DIM / 4) {
+            uint word = words[i / 2][i % 2];
+            uint scale = int8_scale(reaches[groups + word / INT8_GROUP]);
+            store_word(key, int8_at(line) + word, int8_word(values[i], scale));
+        }
+    }
+    for (uint i = lane; i < INT8_SCALE_WORDS; i += LANES) {
+        uint scales = int8_scale(reaches[groups + 2 * i]);
+        if (2 * i + 1 < GROUPS) {
+            scales |= int8_scale(reaches[groups + 2 * i + 1]) << 16;
+        }
+        store_word(key, int8_scales_at(line) + i, scales);
+    }
+}
+
 void main() {
     uint row = gl_WorkGroupID.y;
     if (row >= push.active_rows.rows) {
@@ -107,11 +172,11 @@ void main() {
     bool is_query = head < HEADS;
     bool is_key = !is_query && head < HEADS + KV_HEADS;
 
-    vec4 values[ITEMS];
+    vec4 values[HELD];
     float squares[CLUSTER_SUMS];
     squares[0] = 0.0;
     [[unroll]] for (uint i = 0; i < ITEMS; i++) {
-        uint item = lane + i * LANES;
+        uint item = item_of(i, lane);
         values[i] = vec4(0.0);
         if (item < HEAD_DIM / 4) {
             uvec2 at = places(item);
@@ -129,7 +194,9 @@ void main() {
         cluster_sums(squares);
         norm = inversesqrt(squares[0] / float(HEAD_DIM) + push.epsilon);
     }
-    if (wanted >= ALL_HEADS) {
+    // For int8 all threads must meet once more.
+    bool writes = wanted < ALL_HEADS;
+    if (!INT8 && !writes) {
         return;
     }
 
@@ -141,7 +208,7 @@ void main() {
     uint kv_head = is_key ? head - HEADS : head - HEADS - KV_HEADS;
     uint line = (page * KV_HEADS + kv_head) * PAGE + position % PAGE;
     [[unroll]] for (uint i = 0; i < ITEMS; i++) {
-        uint item = lane + i * LANES;
+        uint item = item_of(i, lane);
         if (item < HEAD_DIM / 4) {
             uvec2 at = places(item);
             vec4 x = values[i];
@@ -161,12 +228,18 @@ void main() {
             }
             if (is_query) {
                 uint to = (row * HEADS + head) * HALF;
-                push.q.data[to + at.x] = x.xy * push.scale;
-                push.q.data[to + at.y] = x.zw * push.scale;
-            } else {
+                if (writes) {
+                    push.q.data[to + at.x] = x.xy * push.scale;
+                    push.q.data[to + at.y] = x.zw * push.scale;
+                }
+            } else if (!INT8) {
                 store(is_key, line * HALF + at.x, x.xy);
                 store(is_key, line * HALF + at.y, x.zw);
             }
+            values[i] = x;
         }
+    }
+    if (INT8) {
+        store_int8(is_key, writes && !is_query, line, thread, values);
     }
 }

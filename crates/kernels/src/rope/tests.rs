@@ -25,8 +25,10 @@ fn plans_of_larger_gpus_are_right_too() {
     let Some(device) = testkit::cpu_device() else { return };
     for (tier, threads, lanes) in [(Tier::T0, 64, 8), (Tier::T0, 32, 16), (Tier::T1, 32, 8), (Tier::T1, 32, 2)] {
         let plan = Plan { tier, threads, lanes, subgroup: Subgroup::Any };
-        let comparison = cases::run(&device, Shape { page: 16, ..GEMMA }, plan).unwrap();
-        assert!(comparison.passed(), "{plan:?}: {:?}", comparison.first_wrong);
+        for scheme in [KvScheme::F16, KvScheme::Int8] {
+            let comparison = cases::run(&device, Shape { page: 16, scheme, ..GEMMA }, plan).unwrap();
+            assert!(comparison.passed(), "{plan:?}, {scheme}: {:?}", comparison.first_wrong);
+        }
     }
 }
 
@@ -66,6 +68,8 @@ fn wrong_operands_are_refused() {
     record(2, &Operands { qkv_stride: GEMMA.row() - 2, ..operands() }).unwrap_err();
     record(2, &Operands { fine: memory.slice(0..1024).unwrap(), ..operands() }).unwrap_err();
     assert!(Rope::new(&device, Shape { head_dim: 100, ..GEMMA }).is_err());
+    let uneven = Shape { head_dim: 80, scheme: KvScheme::Int8, ..GEMMA };
+    assert!(Rope::new(&device, uneven).err().expect("refused").to_string().contains("groups of 32"));
 }
 
 #[test]

@@ -8,6 +8,7 @@
 
 use std::{ops::Range, time::Duration};
 
+use kernels::KvScheme;
 use weights::config::{Config, LayerType};
 
 use crate::state::MAX_STEPS;
@@ -53,8 +54,8 @@ pub(super) struct Extent {
     pub sequences: usize,
     /// Positions that the last row sees.
     pub depth: u32,
-    /// Bytes of a number in the cache.
-    pub kv_bytes: u64,
+    /// How keys and values are stored.
+    pub kv: KvScheme,
 }
 
 impl Load {
@@ -80,7 +81,7 @@ pub(super) fn estimate(config: &Config, matrices: &Matrices, extent: Extent) -> 
                 // The rows of a chunk see a window each, together that much more.
                 LayerType::Sliding => extent.depth.min(window.saturating_add(extent.rows as u32)),
             };
-            let line = f64::from(2 * config.kv_rows()) * extent.kv_bytes as f64;
+            let line = f64::from(2 * config.kv_heads) * extent.kv.head_bytes(config.head_dim) as f64;
             load.bytes += f64::from(seen) * line * extent.sequences as f64;
             load.products += 2.0 * f64::from(seen) * f64::from(config.query_rows()) * extent.rows as f64;
         }
@@ -161,7 +162,7 @@ mod tests {
     }
 
     fn extent(rows: usize, depth: u32) -> Extent {
-        Extent { rows, outputs: 1, sequences: 1, depth, kv_bytes: 2 }
+        Extent { rows, outputs: 1, sequences: 1, depth, kv: KvScheme::F16 }
     }
 
     fn estimates(size: Size, extent: Extent) -> Vec<f64> {

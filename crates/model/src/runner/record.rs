@@ -151,7 +151,7 @@ impl Runner {
                 Rows::Chunk => 1,
             },
             depth,
-            kv_bytes: self.cache.limits().kv.bytes(),
+            kv: self.cache.limits().kv,
         };
         pace::estimate(&self.model.config, &self.matrices, extent)
     }

@@ -12,7 +12,10 @@ use clap::Args;
 use gpu::Device;
 use model::{Limits, measure::Size};
 
-use crate::{device::Choice, loading};
+use crate::{
+    device::Choice,
+    loading::{self, Kv},
+};
 
 /// Measures a model's speed, or the device: memory bandwidth, matrix products, loading
 #[derive(Args)]
@@ -58,6 +61,9 @@ pub struct Arguments {
     /// Positions that sequences hold before they write
     #[arg(short, long, value_delimiter = ',', default_value = "0", conflicts_with_all = ["gemv", "bandwidth", "load"])]
     depth: Vec<u32>,
+    /// How keys and values are stored (default: f16)
+    #[arg(long, value_name = "TYPE", conflicts_with_all = ["gemv", "bandwidth", "load"])]
+    kv: Option<Kv>,
     /// Runs of each, of which the median counts
     #[arg(short, long, default_value_t = 5, conflicts_with_all = ["gemv", "bandwidth", "load"],
           value_parser = clap::value_parser!(u16).range(1..=1000))]
@@ -98,13 +104,14 @@ fn run_model(device: &Device, arguments: &Arguments) -> anyhow::Result<ExitCode>
         depths: if tokens.is_empty() { vec![] } else { arguments.depth.clone() },
         tokens,
         repeats: usize::from(arguments.repeats),
+        kv: arguments.kv.unwrap_or(Kv::F16).into(),
         profile: arguments.profile,
     };
     if let Some(name) = &arguments.model {
         let path = store::resolve_model(name)?;
         let most = |list: &[u32]| list.iter().copied().max().unwrap_or(0);
         let context = most(&plan.prompts).max(most(&plan.depths) + most(&plan.tokens));
-        let limits = Limits { sequences: most(&plan.batches), ..Limits::one(device, context) };
+        let limits = Limits { sequences: most(&plan.batches), kv: plan.kv, ..Limits::one(device, context) };
         let (mut model, figures) = load::load(device, &path, Some(limits))?;
         let tuned = loading::tune(&mut model)?;
         return speed::run(

@@ -4,7 +4,7 @@ use std::{process::ExitCode, sync::Arc, time::Instant};
 
 use gpu::{Device, bytes};
 use model::{
-    Limits, Model, Next, Runner, Sampling, Setup, Tuned,
+    KvScheme, Limits, Model, Next, Runner, Sampling, Setup, Tuned,
     measure::{Profile, Share, Size},
 };
 use rustix::time::{ClockId, clock_gettime};
@@ -26,6 +26,8 @@ pub struct Plan {
     pub depths: Vec<u32>,
     /// Runs, of which the median counts.
     pub repeats: usize,
+    /// How keys and values are stored.
+    pub kv: KvScheme,
     /// Show where a step's time goes.
     pub profile: bool,
 }
@@ -80,13 +82,13 @@ pub fn run(
     let mut setup = Setup::default();
     for prompt in &plan.prompts {
         progress.say(&format!("reading {prompt} tokens"));
-        runs.push(prefill(model, *prompt, plan.repeats, bandwidth, &mut setup)?);
+        runs.push(prefill(model, *prompt, plan, bandwidth, &mut setup)?);
     }
     let mut profiles = Vec::new();
     for depth in &plan.depths {
         for batch in &plan.batches {
             let most = plan.tokens.iter().copied().max().unwrap_or(0);
-            let mut runner = runner(model, *batch, depth + most + 1)?;
+            let mut runner = runner(model, *batch, depth + most + 1, plan.kv)?;
             for tokens in &plan.tokens {
                 progress.say(&format!("generating {tokens} tokens, batch {batch}, depth {depth}"));
                 let run = Run { tokens: *tokens, depth: *depth, ..Run::empty("decode", *batch) };
@@ -103,6 +105,7 @@ pub fn run(
     if json {
         output::print_json(&json!({
             "device": info.name, "driver": info.driver, "model": name, "weight_bytes": model.weights.bytes(),
+            "kv": plan.kv,
             "bandwidth_bytes_per_s": bandwidth, "load": load, "tuning": tuned,
             "setup": {
                 "tuning_seconds": tuned.seconds,
@@ -133,8 +136,9 @@ pub fn run(
     Ok(ExitCode::SUCCESS)
 }
 
-fn runner(model: &Arc<Model>, sequences: u32, context: u32) -> anyhow::Result<Runner> {
-    let limits = Limits { sequences, ..Limits::one(&model.device, context.min(model.config.max_positions)) };
+fn runner(model: &Arc<Model>, sequences: u32, context: u32, kv: KvScheme) -> anyhow::Result<Runner> {
+    let limits =
+        Limits { sequences, kv, ..Limits::one(&model.device, context.min(model.config.max_positions)) };
     let mut runner = Runner::new(model.clone(), limits)?;
     runner.fill_cache()?;
     Ok(runner)
@@ -148,11 +152,11 @@ fn tokens(count: u32, vocab: u32) -> Vec<u32> {
 fn prefill(
     model: &Arc<Model>,
     prompt: u32,
-    repeats: usize,
+    plan: &Plan,
     bandwidth: f64,
     setup: &mut Setup,
 ) -> anyhow::Result<Run> {
-    let mut runner = runner(model, 1, prompt)?;
+    let mut runner = runner(model, 1, prompt, plan.kv)?;
     // As `generate` does it, so that what it takes is what a user waits for.
     runner.prepare(prompt as usize, &Sampling::default())?;
     *setup += runner.setup();
@@ -160,7 +164,7 @@ fn prefill(
     let (mut seconds, mut cpu) = (Vec::new(), Vec::new());
     let mut read_back = 0;
     // The first run does not count: a GPU is slower before it has something to do.
-    for number in 0..=repeats {
+    for number in 0..=plan.repeats {
         let mut sequence = runner.start()?;
         let before = runner.usage().read_back;
         let (time, busy) = timed(|| Ok(runner.prompt(&mut sequence, &ids, &Sampling::default(), |_| true)?))?;

@@ -1,0 +1,48 @@
+// How keys and values lie in the cache (see kv.rs). A line is a key, or a value, of one kv head at one position. Needs KV_BITS,
+// HEAD_DIM, PAGE, common.glsl and half.glsl.
+const bool F16 = KV_BITS == 16;
+const bool INT8 = KV_BITS == 8;
+
+// int8: words (4 values) of a line, words of two scales behind the page's values, and words of a kv head's page.
+const uint INT8_WORDS = HEAD_DIM / 4;
+const uint INT8_SCALE_WORDS = (HEAD_DIM + 63) / 64;
+const uint INT8_PAGE_WORDS = PAGE * (INT8_WORDS + INT8_SCALE_WORDS);
+// Words that share a scale.
+const uint INT8_GROUP = 8;
+
+// A line's first word of values, and of scales.
+uint int8_at(uint line) {
+    return line / PAGE * INT8_PAGE_WORDS + line % PAGE * INT8_WORDS;
+}
+
+uint int8_scales_at(uint line) {
+    return line / PAGE * INT8_PAGE_WORDS + PAGE * INT8_WORDS + line % PAGE * INT8_SCALE_WORDS;
+}
+
+// The larger, the larger the largest of four values is. Bits and not a float: what is not a number is larger than any.
+uint int8_reach(vec4 values) {
+    uvec4 sizes = floatBitsToUint(values) & 0x7fffffffu;
+    return max(max(sizes.x, sizes.y), max(sizes.z, sizes.w));
+}
+
+// The scale of a group with this reach, as f16. What is not a number becomes a scale that is none either.
+uint int8_scale(uint reach) {
+    return half_bits(uintBitsToFloat(reach) * (1.0 / 127.0));
+}
+
+// The scale of word number `word` of a line, from the word that has it.
+uint int8_scale_of(uint scales, uint word) {
+    return scales >> word / INT8_GROUP % 2 * 16 & 0xffff;
+}
+
+// Four values as a word. A scale that is zero or no number has nothing to count with.
+uint int8_word(vec4 values, uint scale) {
+    bool counts = scale != 0 && scale < 0x7c00;
+    vec4 q = clamp(roundEven(values / unpackHalf2x16(counts ? scale : 0x3c00).x), -127.0, 127.0);
+    return counts ? pack_bytes(ivec4(q)) : 0;
+}
+
+// And back: exact, 7 bits times 11.
+vec4 int8_values(uint word, uint scale) {
+    return bytes_to_floats(word) * unpackHalf2x16(scale).x;
+}
