@@ -22,11 +22,11 @@ pub struct Machine {
 pub const RADEON_780M: Machine =
     Machine { name: "Radeon 780M", peak_bytes_per_s: 89.6e9, reached: 0.85, level_seconds: 5e-6 };
 
-/// Levels of a layer as it is recorded for one sequence on a GPU: norm, QKV, RoPE, attention, quantising its output, output, norm,
-/// gate and up, down. A test holds it against a recorded program.
-const LEVELS_A_LAYER: u32 = 9;
-/// Those outside of the layers: embedding, the last norm, head, and the two of the sampler.
-const OTHER_LEVELS: u32 = 5;
+/// Levels of a layer as it is recorded for one sequence on a GPU: QKV, attention, output, gate and up, down. A test holds it against a
+/// recorded program.
+const LEVELS_A_LAYER: u32 = 5;
+/// Those outside of the layers: embedding, head, and the two of the sampler.
+const OTHER_LEVELS: u32 = 4;
 
 /// What a token of decoding may take, one sequence near the start of its context.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -79,8 +79,8 @@ mod tests {
         assert!((2.60..2.70).contains(&large.tokens_per_s()), "{large:?}");
         assert!(large.level_seconds < 0.01 * large.read_seconds, "{large:?}");
         let small = of(Size::M270, Scheme::Int4);
-        assert_eq!(small.levels, 18 * 9 + 5);
-        assert!(small.level_seconds > 0.2 * small.read_seconds, "{small:?}");
+        assert_eq!(small.levels, 18 * 5 + 4);
+        assert!(small.level_seconds > 0.1 * small.read_seconds, "{small:?}");
         // Never more than the memory allows.
         for size in Size::ALL {
             let estimate = of(size, Scheme::Int8);

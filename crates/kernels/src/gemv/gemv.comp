@@ -111,6 +111,14 @@ shared vec4 x_factors[OWN_X ? OWN_QUADS * 2 : 1];
 const bool OWN_X = false;
 #endif
 
+// The weights of a step are under way while those of the one before are multiplied. Floats are too many for that: they are read as
+// they are needed.
+#if TIER >= 1
+const bool AHEAD = !IS_FLOAT;
+#else
+const bool AHEAD = false;
+#endif
+
 // What a slice has loaded of a step.
 struct Step {
     uvec4 weights[IN_FLIGHT * STRIPS * TILES];
@@ -221,11 +229,12 @@ float float_product(uvec4 weights, uint quads, uint quad, uint tile, uint half_i
 }
 
 // Adds one quad of each of a unit's strips to the sums of one column.
-void add_quad(inout float sums[SUMS], Step step, uint i, uint quads, uint quad, uint half_index, uint column) {
+void add_quad(inout float sums[SUMS], Step step, uint i, uint from, uint quads, uint quad, uint lane, uint column) {
+    uint half_index = lane % 2;
     if (IS_FLOAT) {
         [[unroll]] for (uint s = 0; s < STRIPS; s++) {
             [[unroll]] for (uint tile = 0; tile < TILES; tile++) {
-                uvec4 floats = step.weights[(i * STRIPS + s) * TILES + tile];
+                uvec4 floats = push.values.data[((from + s * quads + quad) * TILES + tile) * SLICE + lane];
                 sums[s * COLUMNS + column] += float_product(floats, quads, quad, tile, half_index, column);
             }
         }
@@ -428,8 +437,10 @@ void main() {
     Step step;
     uint first_unit = gl_WorkGroupID.x / SPLITS * TEAMS;
     uint unit = first_unit + team;
-    // Before anything else: weights wait for nothing.
-    load(step, min(unit, units - 1) * STRIPS * quads + first_quad, slice, quads, own_quads, lane);
+    if (AHEAD) {
+        // Before anything else: weights wait for nothing.
+        load(step, min(unit, units - 1) * STRIPS * quads + first_quad, slice, quads, own_quads, lane);
+    }
     float factor = 1.0;
 #if TIER >= 1
     if (OWN_X) {
@@ -444,12 +455,16 @@ void main() {
         uint next_unit = unit + stride;
         for (uint n = 0; n < steps; n++) {
             uint first = slice + n * SLICES * IN_FLIGHT;
+            uint here = min(unit, units - 1) * STRIPS * quads + first_quad;
             Step next;
             bool last = n + 1 == steps;
             uint from_unit = last ? next_unit : unit;
-            if (from_unit < units) {
+            if (AHEAD && from_unit < units) {
                 uint from = from_unit * STRIPS * quads + first_quad;
                 load(next, from, last ? slice : first + SLICES * IN_FLIGHT, quads, own_quads, lane);
+            }
+            if (!AHEAD && !IS_FLOAT) {
+                load(step, here, first, quads, own_quads, lane);
             }
             [[unroll]] for (uint i = 0; i < IN_FLIGHT; i++) {
                 uint quad = first + i * SLICES;
@@ -457,10 +472,12 @@ void main() {
                     break;
                 }
                 [[unroll]] for (uint column = 0; column < COLUMNS; column++) {
-                    add_quad(sums, step, i, quads, quad, half_index, column);
+                    add_quad(sums, step, i, here, quads, quad, lane, column);
                 }
             }
-            move(step, next);
+            if (AHEAD) {
+                move(step, next);
+            }
         }
 
         // Join the halves of a row, then the slices.
