@@ -122,7 +122,7 @@ export function markdown(result) {
         "",
         `Median (slowest–fastest) of ${result.rows[0].indrik.runs.length} runs, each engine in a process of its own` +
             (peer ? ", in turn" : "") +
-            ". Wall clock, without loading and one run to warm up; the same file, token ids and device; greedy, one sequence.",
+            ". Wall clock, without loading, tuning and one run to warm up; the same file, token ids and device; greedy, one sequence.",
         `Indrik: ${indrik.version}; weights in memory: ${memory.join(", ")}.`,
         peer
             ? `llama.cpp: ${peer.release}, prebuilt Vulkan library of node-llama-cpp ${peer.node_llama_cpp} on ${peer.device}; ${peer.model}; ` +

@@ -166,8 +166,16 @@ pub fn tune(model: &mut Model) -> anyhow::Result<Tuned> {
     let tuned = model.tune(When::Worthwhile, BUDGET, |products| {
         count = products;
         progress.say(&format!("tuning {products} products for this GPU"));
-    })?;
+    });
     drop(progress);
+    let tuned = match tuned {
+        Err(model::Error::Gpu(error)) if !matches!(error, gpu::Error::DeviceLost { .. }) => {
+            // What the policy chose runs without it.
+            note!("the products were not tuned for this GPU: {error}; set INDRIK_TUNE=off to leave it out");
+            return Ok(Tuned::default());
+        }
+        tuned => tuned?,
+    };
     if count > 0 {
         let left =
             if tuned.left > 0 { format!(", {} left for the next start", tuned.left) } else { String::new() };

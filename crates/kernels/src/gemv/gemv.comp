@@ -126,11 +126,17 @@ struct Step {
     uvec2 minima[IN_FLIGHT * STRIPS];
 };
 
+// A quad of a unit, or of the last strip where a unit of two has only one: what is not there is not read.
+uint quad_there(uint quad, uint quads) {
+    return STRIPS > 1 && EPILOGUE == 0 ? min(quad, (push.rows + STRIP - 1) / STRIP * quads - 1) : quad;
+}
+
 // `from` is the first quad of this workgroup's in the unit.
 void load(out Step step, uint from, uint first, uint quads, uint own_quads, uint lane) {
     [[unroll]] for (uint i = 0; i < IN_FLIGHT * STRIPS; i++) {
         // Past the end the last quad is loaded again and not used: no branch stands before the loads.
         uint quad = from + i % STRIPS * quads + min(first + i / STRIPS * SLICES, own_quads - 1);
+        quad = quad_there(quad, quads);
         [[unroll]] for (uint tile = 0; tile < TILES; tile++) {
             step.weights[i * TILES + tile] = push.values.data[(quad * TILES + tile) * SLICE + lane];
         }
@@ -234,7 +240,8 @@ void add_quad(inout float sums[SUMS], Step step, uint i, uint from, uint quads, 
     if (IS_FLOAT) {
         [[unroll]] for (uint s = 0; s < STRIPS; s++) {
             [[unroll]] for (uint tile = 0; tile < TILES; tile++) {
-                uvec4 floats = push.values.data[((from + s * quads + quad) * TILES + tile) * SLICE + lane];
+                uint there = quad_there(from + s * quads + quad, quads);
+                uvec4 floats = push.values.data[(there * TILES + tile) * SLICE + lane];
                 sums[s * COLUMNS + column] += float_product(floats, quads, quad, tile, half_index, column);
             }
         }

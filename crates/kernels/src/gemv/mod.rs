@@ -105,6 +105,16 @@ impl Gemv {
         let one_row = (shape.columns, activations) == (1, Activations::Int16);
         let no_sums = shape.splits == 0 || matches!(shape.prologue, Prologue::AddAndNorm { splits: 0 });
         let own_x = shape.prologue != Prologue::None || shape.splits > 1;
+        let quads = shape.weights.quads() as u32;
+        if !no_sums && shape.splits > 1
+            && (shape.prologue != Prologue::None || (shape.splits - 1) * shape.own_quads() >= quads)
+        {
+            let reason = format!(
+                "{} splits of {quads} quads with {:?}: every split must have some, and x must be there whole where it is normed",
+                shape.splits, shape.prologue
+            );
+            return Err(Error::InvalidUse { what: "gemv".into(), reason });
+        }
         if no_sums || own_x && !(one_row && plan.own_x && plan.tier >= Tier::T1) || shape.splits > 1 && shape.epilogue != Epilogue::None {
             let reason = format!(
                 "{:?} and {} splits with {} columns of {activations} activations and epilogue {}; x is made and K is cut for one \

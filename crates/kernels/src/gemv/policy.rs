@@ -84,7 +84,7 @@ impl Plan {
         let sets = if columns <= 2 { 2 } else { 1 };
         let words = if self.tier >= Tier::T1 { 1 } else { 2 };
         let parts = sets * self.threads / SLICE * columns * 16 * self.strips * words * 4;
-        let x = if self.own_x { shape.own_quads() * OWN_QUAD_BYTES + self.threads * 2 } else { 64 };
+        let x = self.threads * 2 + if self.own_x { shape.own_quads() * OWN_QUAD_BYTES } else { 64 };
         parts + x
     }
 
@@ -231,10 +231,11 @@ fn whole_subgroups(caps: &Caps, plan: Plan) -> Plan {
     if plan.subgroup != Subgroup::Any || plan.threads.is_multiple_of(caps.max_subgroup_size) {
         return plan;
     }
-    // One slice more or less in each team of an odd number of slices.
-    let members = plan.members();
-    let members = if members > 1 { members - 1 } else { 2 };
-    Plan { threads: members * plan.teams.next_multiple_of(2) * SLICE, teams: plan.teams.next_multiple_of(2), ..plan }
+    let whole = |members: &u32| (members * plan.teams * SLICE).is_multiple_of(caps.max_subgroup_size);
+    match (1..=plan.members()).rev().find(whole) {
+        Some(members) => Plan { threads: members * plan.teams * SLICE, ..plan },
+        None => Plan { threads: caps.max_subgroup_size, teams: 1, ..plan },
+    }
 }
 
 /// Every plan worth timing for a shape, the policy's own first and the more promising ones before the others.

@@ -67,7 +67,9 @@ fn teams_make_and_share_their_x() {
 
 #[test]
 fn plans_of_own_x_fit_the_device() {
-    for caps in [known::h200(), known::radeon_780m(), known::mesa_cpu()] {
+    let only_64 = gpu::Caps { min_subgroup_size: 64, subgroup_size_control: false, ..known::radeon_780m() };
+    let large_64 = gpu::Caps { compute_units: Some(120), ..only_64.clone() };
+    for caps in [known::h200(), known::radeon_780m(), known::mesa_cpu(), only_64, large_64] {
         for scheme in [Scheme::Int8, Scheme::Int4] {
             for (rows, k) in [(32, 32), (5376, 4096), (43008, 5376), (5376, 21504), (262_144, 640), (1152, 6912)] {
                 let weights = Layout::new(scheme, rows, k).unwrap();
@@ -78,6 +80,9 @@ fn plans_of_own_x_fit_the_device() {
                     for plan in policy::candidates(&caps, &shape) {
                         let (threads, shared) = (plan.threads, plan.shared_bytes(&shape));
                         assert!(threads.is_multiple_of(32 * plan.teams) && threads <= caps.max_threads, "{plan:?}");
+                        if plan.subgroup == Subgroup::Any {
+                            assert!(threads.is_multiple_of(caps.max_subgroup_size.max(32)), "{plan:?}: not whole subgroups");
+                        }
                         assert!(plan.groups.is_multiple_of(shape.splits) && plan.groups <= caps.max_groups, "{plan:?}");
                         assert!(shared <= caps.max_shared_bytes, "{plan:?} needs {shared} bytes of shared memory");
                         assert!(plan.strips >= shape.epilogue.strips() as u32, "{plan:?}");
@@ -187,6 +192,11 @@ fn wrong_operands_are_refused() {
     let error = kernel.record(&mut recorder, "int4 for int8", &other, Source::Vectors(&x), &target(&y.view())).unwrap_err().to_string();
     assert!(error.contains("Int4") && error.contains("Int8"), "{error}");
     assert!(super::Gemv::new(&device, shape(32, 64, 9)).is_err());
+    // Four quads in three parts of two leave the last without any.
+    let weights = Layout::new(Scheme::Int8, 32, 512).unwrap();
+    let parts = |splits| Shape { splits, ..Shape::plain(weights, 1, Activations::Int16) };
+    assert!(super::Gemv::new(&device, parts(2)).is_ok() && super::Gemv::new(&device, parts(3)).is_err());
+    assert!(super::Gemv::new(&device, Shape { prologue: Prologue::Norm, ..parts(2) }).is_err(), "half a norm");
     let floats = Layout::new(Scheme::Bf16, 32, 64).unwrap();
     let refused = super::Gemv::new(&device, Shape { weights: floats, ..made_for }).map(|_| ()).unwrap_err().to_string();
     assert!(refused.contains("bf16") && refused.contains("f32 activations"), "{refused}");

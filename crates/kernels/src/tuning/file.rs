@@ -2,7 +2,8 @@
 //!
 //! What is in it is believed only if all of it fits: the format, the device whose file it is (a file that was copied from another
 //! machine tells of another GPU), and the shaders. It can be made again at any time, so that a file which does not fit is
-//! replaced, and a folder that cannot be written costs a tuning at each start and nothing else.
+//! replaced. A folder that cannot be written costs a tuning at each start, which may choose another plan each time and so sum in
+//! another order.
 
 use std::path::Path;
 
