@@ -49,6 +49,11 @@ impl Variant {
         }
     }
 
+    /// Whether both compile to the same.
+    pub fn same_code(&self, other: &Variant) -> bool {
+        (self.tier, &self.constants, self.subgroup) == (other.tier, &other.constants, other.subgroup)
+    }
+
     /// Compiles it, or finds it compiled.
     pub fn pipeline(&self, device: &Device) -> Result<Pipeline> {
         let threads = self.shader.threads(&self.constants.0);

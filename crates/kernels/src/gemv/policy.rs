@@ -238,8 +238,32 @@ fn whole_subgroups(caps: &Caps, plan: Plan) -> Plan {
     }
 }
 
-/// Every plan worth timing for a shape, the policy's own first and the more promising ones before the others.
+/// Every plan worth timing for a shape, the policy's own first and the more promising ones before the others; those in
+/// subgroups of 64 last.
 pub fn candidates(caps: &Caps, shape: &Shape) -> Vec<Plan> {
+    let mut list = candidates_of_32(caps, shape);
+    for plan in list.clone() {
+        let twin = in_wide_subgroups(caps, shape, plan).filter(|twin| !list.contains(twin));
+        list.extend(twin);
+    }
+    list
+}
+
+/// The same plan with two slices to a subgroup, where the device has both sizes: fewer instructions are issued for as many
+/// loads, and registers are given out in larger pieces. A member is added where the last subgroup would be half empty.
+fn in_wide_subgroups(caps: &Caps, shape: &Shape, plan: Plan) -> Option<Plan> {
+    let wide = 2 * SLICE;
+    if plan.subgroup != Subgroup::Exactly(SLICE) || !caps.allows_subgroup_size(wide) || plan.lanes.is_some() {
+        return None;
+    }
+    let members = if plan.threads.is_multiple_of(wide) { plan.members() } else { plan.members() + 1 };
+    let threads = members * plan.teams * SLICE;
+    let twin = Plan { threads, subgroup: Subgroup::Exactly(wide), ..plan };
+    (threads / SLICE <= most_slices(caps, shape, twin)).then_some(twin)
+}
+
+/// The candidates in subgroups of 32, or of whatever size the device has.
+fn candidates_of_32(caps: &Caps, shape: &Shape) -> Vec<Plan> {
     let best = plan(caps, shape);
     let mut list = vec![best];
     if best.lanes.is_some() {
@@ -293,7 +317,24 @@ pub fn candidates(caps: &Caps, shape: &Shape) -> Vec<Plan> {
 pub fn short_list(caps: &Caps, shape: &Shape) -> Vec<Plan> {
     /// Each costs a pipeline to compile and some milliseconds to time.
     const MOST: usize = 16;
-    let mut list = candidates(caps, shape);
+    /// So many of the first are tried in subgroups of 64 too.
+    const WIDE: usize = 4;
+    let mut list = nearest(candidates_of_32(caps, shape));
+    let mut wide: Vec<Plan> = Vec::new();
+    for twin in list.iter().filter_map(|plan| in_wide_subgroups(caps, shape, *plan)) {
+        if wide.len() < WIDE && !wide.contains(&twin) {
+            wide.push(twin);
+        }
+    }
+    list.truncate(MOST);
+    // In the middle, so that time runs out on the less promising of both.
+    let middle = list.len().min(MOST / 2);
+    list.splice(middle..middle, wide);
+    list
+}
+
+/// Sorted by how far they are from the first.
+fn nearest(mut list: Vec<Plan>) -> Vec<Plan> {
     let best = list[0];
     if best.own_x {
         // Plans that differ in their groups alone, those before it.
@@ -309,7 +350,7 @@ pub fn short_list(caps: &Caps, shape: &Shape) -> Vec<Plan> {
         };
         let mut rest: Vec<(usize, Plan)> = list.iter().enumerate().skip(1).map(|(i, plan)| (far((i, plan)), *plan)).collect();
         rest.sort_by_key(|(far, _)| *far);
-        return [best].into_iter().chain(rest.into_iter().map(|(_, plan)| plan)).take(MOST).collect();
+        return [best].into_iter().chain(rest.into_iter().map(|(_, plan)| plan)).collect();
     }
     let times = |a: u32, b: u32| (f64::from(a) / f64::from(b)).log2().abs();
     // Another number of slices tells more than a grid that leaves fewer groups to be started; odd numbers of slices leave
@@ -319,7 +360,6 @@ pub fn short_list(caps: &Caps, shape: &Shape) -> Vec<Plan> {
         odd + times(plan.threads, best.threads) + times(plan.in_flight, best.in_flight) + times(plan.groups, best.groups) / 2.0
     };
     list[1..].sort_by(|a, b| far(a).total_cmp(&far(b)));
-    list.truncate(MOST);
     list
 }
 
@@ -345,7 +385,7 @@ const MODEL_SHAPES: [(usize, usize, bool); 13] = [
 const BUCKETS: [usize; 4] = [1, 2, 4, MAX_COLUMNS];
 
 /// The pipelines that models ask for on such a device: every scheme, activation, bucket and epilogue of every shape at the
-/// tier that the policy chooses, and the first shape at the tiers below.
+/// tier that the policy chooses, decoding's in both sizes of subgroups, and the first shape at the tiers below.
 pub fn variants(caps: &Caps) -> Vec<Variant> {
     let best = caps.tier().unwrap_or(Tier::T0).min(Tier::T1);
     let lower = [Tier::T0].into_iter().filter(|tier| *tier < best).map(|tier| (tier, &MODEL_SHAPES[..1]));
@@ -360,9 +400,13 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
                     for (epilogue, output) in outputs(activations, gated) {
                         let shape = Shape { epilogue, output, ..Shape::plain(weights, columns, activations) };
                         for shape in with_prologues(caps, shape, tier) {
-                            let new = variant(&shape, at_tier(caps, &shape, tier));
-                            if !list.iter().any(|known| (known.tier, &known.constants) == (new.tier, &new.constants)) {
-                                list.push(new);
+                            let plan = at_tier(caps, &shape, tier);
+                            let wide = in_wide_subgroups(caps, &shape, plan).filter(|plan| plan.own_x);
+                            for plan in [plan].into_iter().chain(wide) {
+                                let new = variant(&shape, plan);
+                                if !list.iter().any(|known| known.same_code(&new)) {
+                                    list.push(new);
+                                }
                             }
                         }
                     }

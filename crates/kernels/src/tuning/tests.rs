@@ -61,7 +61,7 @@ fn a_short_list_is_short_and_begins_with_the_policy() {
             let shape = shape(rows, k);
             let list = policy::short_list(&caps, &shape);
             assert_eq!(list[0], policy::plan(&caps, &shape));
-            assert!(list.len() <= 16);
+            assert!(list.len() <= 20);
             let all = policy::candidates(&caps, &shape);
             assert!(list.iter().all(|plan| all.contains(plan)));
         }
@@ -91,6 +91,20 @@ fn a_short_list_tries_each_way_in_which_plans_differ() {
                     assert!(!list[..index].contains(plan), "{plan:?} is there once");
                 }
             }
+        }
+    }
+}
+
+#[test]
+fn subgroups_of_64_are_tried_where_there_are_both() {
+    let wide = |plan: &&Plan| plan.subgroup == gpu::Subgroup::Exactly(64);
+    for (rows, k) in [(43008, 5376), (8192, 5376), (2560, 2048), (13824, 1152)] {
+        let norm = Shape { prologue: Prologue::AddAndNorm { splits: 3 }, ..shape(rows, k) };
+        for shape in [shape(rows, k), norm] {
+            let list = policy::short_list(&known::radeon_780m(), &shape);
+            assert_eq!(list.iter().filter(wide).count(), 4, "{rows} × {k}: {list:#?}");
+            assert!(list.iter().filter(wide).all(|plan| plan.threads.is_multiple_of(64)));
+            assert_eq!(policy::short_list(&known::h200(), &shape).iter().filter(wide).count(), 0);
         }
     }
 }
