@@ -25,9 +25,11 @@ pub use encoding::Encoding;
 pub use kv::{KvLayer, KvScheme, KvShape, KvTable};
 pub use layout::{GROUP, Layout, QUAD, STRIP, Scheme};
 pub use matrix::{Matrix, Part};
-pub use product::{Epilogue, Target};
+pub use product::{Epilogue, Stored, Target};
 pub use variant::{Kernel, Variant};
-pub use vectors::{Activations, HALF_GROUP, VectorData, Vectors, int16_scale_at};
+pub use vectors::{
+    Activations, F16_ORDER, F16_UNIT, HALF_GROUP, VectorData, Vectors, f16_at, int16_scale_at,
+};
 
 /// Generated from the shaders: push constants, specialisation constants, SPIR-V.
 pub mod shaders {

@@ -1,11 +1,11 @@
-//! Activations in GPU memory: a few columns of K values, as f32, or as int8 or int16 with scales.
+//! Activations in GPU memory: columns of K values, as f32, as f16 for matrix units, or as int8 or int16 with scales.
 
 use gpu::{Arena, Buffer, Error, Recorder, Result};
 
 use crate::layout::{GROUP, QUAD};
 
 /// Columns of activations, each padded to whole quads: column c starts at value c · [`Vectors::stride`]. The padding is never
-/// written and meets weights of zero: of f32 it must be zero (see [`Vectors::record_clear`]), of int8 and int16 its scales are.
+/// written and meets weights of zero: of f32 and f16 it must be zero (see [`Vectors::record_clear`]), of int8 and int16 its scales are.
 #[derive(Debug)]
 pub struct Vectors {
     /// Values of a column.
@@ -26,11 +26,14 @@ pub enum Activations {
     Int8,
     /// 16 bits in two bytes, 16 values a scale.
     Int16,
+    /// 16-bit floats, as matrix units take them.
+    F16,
 }
 
 impl Activations {
     /// Every one.
-    pub const ALL: [Activations; 3] = [Activations::F32, Activations::Int8, Activations::Int16];
+    pub const ALL: [Activations; 4] =
+        [Activations::F32, Activations::Int8, Activations::Int16, Activations::F16];
 }
 
 impl std::fmt::Display for Activations {
@@ -39,6 +42,7 @@ impl std::fmt::Display for Activations {
             Activations::F32 => "f32",
             Activations::Int8 => "int8",
             Activations::Int16 => "int16",
+            Activations::F16 => "f16",
         })
     }
 }
@@ -64,6 +68,21 @@ pub enum VectorData {
         /// one half of each group loads its four scales at once.
         scales: Buffer,
     },
+    /// Values divided by [`F16_UNIT`], of each four neighbours in the order of [`F16_ORDER`]. glsl/f16.glsl packs them.
+    F16(Buffer),
+}
+
+/// What 1.0 stands for in f16 activations: the product of gate and up may be larger than f16 can hold, and nothing of weight is so
+/// small that a sixteenth of it would lose bits. The matrix kernel multiplies weights with it.
+pub const F16_UNIT: f32 = 16.0;
+
+/// Which of four neighbours is stored where: masking a word of four bytes yields the first and the third, and after a shift the second
+/// and the fourth. So bytes of weights become pairs of f16 in this order with one instruction each, and activations follow them.
+pub const F16_ORDER: [usize; 4] = [0, 2, 1, 3];
+
+/// Where value `k` of a column is among f16 activations.
+pub fn f16_at(k: usize) -> usize {
+    k / 4 * 4 + F16_ORDER[k % 4]
 }
 
 /// Values that share a scale of int16 activations: half a group, which is what a thread of the matrix–vector kernel holds.
@@ -106,16 +125,22 @@ impl Vectors {
         Ok(Self { k, columns, data: VectorData::Int16 { values, scales } })
     }
 
+    /// Takes memory for f16 columns.
+    pub fn f16(arena: &mut Arena, what: &str, k: usize, columns: usize) -> Result<Self> {
+        let data = VectorData::F16(arena.buffer(what, (k.next_multiple_of(QUAD) * columns * 2) as u64)?);
+        Ok(Self { k, columns, data })
+    }
+
     /// Values from the start of a column to the next.
     pub fn stride(&self) -> usize {
         self.k.next_multiple_of(QUAD)
     }
 
-    /// Records zeros everywhere, once, before anything reads f32 columns whose length is not whole quads: what memory held
+    /// Records zeros everywhere, once, before anything reads float columns whose length is not whole quads: what memory held
     /// before might not be a number.
     pub fn record_clear(&self, recorder: &mut Recorder, name: &str) -> Result<()> {
         match &self.data {
-            VectorData::F32(values) => recorder.fill(name, values, 0),
+            VectorData::F32(values) | VectorData::F16(values) => recorder.fill(name, values, 0),
             VectorData::Int8 { values, scales } | VectorData::Int16 { values, scales } => {
                 recorder.fill(name, values, 0)?;
                 recorder.fill(name, scales, 0)
@@ -129,6 +154,7 @@ impl Vectors {
             Activations::F32 => Self::f32(arena, what, k, columns),
             Activations::Int8 => Self::int8(arena, what, k, columns),
             Activations::Int16 => Self::int16(arena, what, k, columns),
+            Activations::F16 => Self::f16(arena, what, k, columns),
         }
     }
 
@@ -138,6 +164,7 @@ impl Vectors {
             VectorData::F32(_) => Activations::F32,
             VectorData::Int8 { .. } => Activations::Int8,
             VectorData::Int16 { .. } => Activations::Int16,
+            VectorData::F16(_) => Activations::F16,
         }
     }
 }
@@ -145,6 +172,13 @@ impl Vectors {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_order_of_f16_is_its_own_inverse() {
+        let fours: Vec<usize> = (0..8).map(f16_at).collect();
+        assert_eq!(fours, [0, 2, 1, 3, 4, 6, 5, 7]);
+        assert!((0..64).all(|k| f16_at(f16_at(k)) == k));
+    }
 
     #[test]
     fn the_scales_of_a_quad_lie_by_halves() {

@@ -368,7 +368,9 @@ impl Buffers {
         let padded = self.o.columns * self.o.stride();
         match &self.o.data {
             VectorData::F32(floats) => Ok(floats.read_vec::<u32>()?[..padded].to_vec()),
-            VectorData::Int8 { values, .. } | VectorData::Int16 { values, .. } => values.read_vec(),
+            VectorData::Int8 { values, .. } | VectorData::Int16 { values, .. } | VectorData::F16(values) => {
+                values.read_vec()
+            }
         }
     }
 }

@@ -103,7 +103,7 @@ impl Attend {
         let rows = operands.o.columns as u32;
         let optional = |view: Option<&View>| view.cloned().map_or(Address::NONE, Address::from);
         let (o, o_scales) = match &operands.o.data {
-            VectorData::F32(floats) => (floats.into(), Address::NONE),
+            VectorData::F32(values) | VectorData::F16(values) => (values.into(), Address::NONE),
             VectorData::Int8 { values, scales } | VectorData::Int16 { values, scales } => {
                 (values.into(), scales.into())
             }

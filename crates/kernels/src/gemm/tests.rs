@@ -2,7 +2,7 @@ use gpu::{Caps, Tier, known};
 
 use super::{Gemm, cases, policy, policy::Shape};
 use crate::{
-    Activations, Epilogue, Layout, Matrix, Scheme, Target, VectorData, Vectors, gemv, product::trial::Trial, selftest,
+    Activations, Epilogue, Layout, Matrix, Scheme, Stored, Target, VectorData, Vectors, gemv, product::trial::Trial, selftest,
 };
 
 #[test]
@@ -120,7 +120,7 @@ fn wrong_operands_are_refused() {
     let active = arena.buffer("active", 4).unwrap().view();
     let mut recorder = device.recorder().unwrap();
     let mut record = |x: &Vectors, first: usize, stride: usize| {
-        kernel.record(&mut recorder, "gemm", &w, x, &Target { y: y.view(), scales: None, first, stride }, &active)
+        kernel.record(&mut recorder, "gemm", &w, x, &Target { y: y.view(), stored: Stored::F32, first, stride }, &active)
     };
     record(&x, 8, 40).unwrap();
     record(&x, 9, 40).expect_err("the rows of a column reach into the next");

@@ -8,7 +8,7 @@ mod tests;
 use gpu::{Address, Device, Error, Pipeline, Recorder, Result, Subgroup, Tier, View};
 
 use crate::{
-    Activations, Epilogue, Kernel, Layout, Matrix, Target, Vectors,
+    Activations, Epilogue, Kernel, Layout, Matrix, Stored, Target, Vectors,
     gemm::lanes,
     shaders::gemv::{Constants, Push, TIERS},
     variant::Variant,
@@ -167,7 +167,7 @@ impl Gemv {
         let mut epsilon = 0.0;
         match x {
             Source::Vectors(x) => match &x.data {
-                VectorData::F32(floats) => values = floats.into(),
+                VectorData::F32(floats) | VectorData::F16(floats) => values = floats.into(),
                 VectorData::Int8 { values: bytes, scales } | VectorData::Int16 { values: bytes, scales } => {
                     (values, x_scales) = (bytes.into(), scales.into());
                 }
@@ -189,7 +189,10 @@ impl Gemv {
                 x: values.clone(),
                 x_scales: x_scales.clone(),
                 y: y.into(),
-                y_scales: target.scales.clone().map_or(Address::NONE, Address::from),
+                y_scales: match &target.stored {
+                    Stored::Int16(scales) => scales.clone().into(),
+                    Stored::F32 | Stored::F16 => Address::NONE,
+                },
                 residual: residual.clone(),
                 sublayer: sublayer.clone(),
                 post_weight: post_weight.clone(),

@@ -103,6 +103,7 @@ pub fn schemes(activations: Activations) -> &'static [Scheme] {
         Activations::F32 => &Scheme::ALL,
         Activations::Int8 => &[Scheme::Int8, Scheme::Int4],
         Activations::Int16 => &[Scheme::Int8, Scheme::Int4, Scheme::Int8Min, Scheme::Int4Min],
+        Activations::F16 => &[],
     }
 }
 

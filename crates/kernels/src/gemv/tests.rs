@@ -1,7 +1,7 @@
 use gpu::{Subgroup, Tier, known};
 
 use super::{Source, cases, policy, policy::{Prologue, Shape}};
-use crate::{Activations, Epilogue, Layout, Scheme, Target, product::trial::Trial};
+use crate::{Activations, Epilogue, Layout, Scheme, Stored, Target, product::trial::Trial};
 
 fn shape(rows: usize, k: usize, columns: usize) -> Shape {
     let weights = Layout::new(Scheme::Int8, rows, k).unwrap();
@@ -219,8 +219,9 @@ fn wrong_operands_are_refused() {
     for (what, first, stride) in [("no half group", 8, 128), ("too far", 128, 128), ("no quads", 0, 64)] {
         kernel.record(&mut recorder, what, &w, Source::Vectors(&x), &Target { first, stride, ..y16.clone() }).expect_err(what);
     }
-    let few = Some(y16.scales.as_ref().unwrap().slice(0..16).unwrap());
-    kernel.record(&mut recorder, "few scales", &w, Source::Vectors(&x), &Target { scales: few, ..y16.clone() }).unwrap_err();
+    let Stored::Int16(scales) = &y16.stored else { panic!("int16") };
+    let few = Stored::Int16(scales.slice(0..16).unwrap());
+    kernel.record(&mut recorder, "few scales", &w, Source::Vectors(&x), &Target { stored: few, ..y16.clone() }).unwrap_err();
     kernel.record(&mut recorder, "f32 for int16", &w, Source::Vectors(&x), &target(&y.view())).unwrap_err();
     let int8 = crate::Vectors::int8(&mut arena, "y", 64, 1).unwrap();
     assert!(Target::vectors(&int8).is_err(), "int8 output");

@@ -92,6 +92,7 @@ fn run(device: &Device, plan: Plan, form: Form, rows: usize, n: usize) -> Result
         Activations::F32 => (rows * padded, 0),
         Activations::Int8 => (rows * padded / 4, rows * padded / GROUP),
         Activations::Int16 => (2 * (rows + 1) * padded / 4, (rows + 1) * padded / HALF_GROUP),
+        Activations::F16 => (rows * padded / 2, 0),
     };
     let (output, scales) = (Output::new(&mut arena, words)?, Output::new(&mut arena, scales)?);
     let kernel = Norm::with_plan(device, form, n, EPSILON, plan)?;
@@ -99,6 +100,7 @@ fn run(device: &Device, plan: Plan, form: Form, rows: usize, n: usize) -> Result
         Activations::F32 => VectorData::F32(output.buffer),
         Activations::Int8 => VectorData::Int8 { values: output.buffer, scales: scales.buffer },
         Activations::Int16 => VectorData::Int16 { values: output.buffer, scales: scales.buffer },
+        Activations::F16 => VectorData::F16(output.buffer),
     };
     let y = Vectors { k: n, columns: rows + 1, data };
     let mut recorder = device.recorder()?;
@@ -142,6 +144,7 @@ fn run(device: &Device, plan: Plan, form: Form, rows: usize, n: usize) -> Result
         }
         // Steps are so small that the rounding of the norm itself shows.
         VectorData::Int16 { .. } => compare_int16(&mut comparison, &want, y, 2e-6)?,
+        VectorData::F16(_) => unreachable!("norm writes no f16 yet"),
     }
     Ok(comparison)
 }

@@ -114,6 +114,7 @@ impl Norm {
             VectorData::Int8 { values, scales } | VectorData::Int16 { values, scales } => {
                 (Address::NONE, values.into(), scales.into())
             }
+            VectorData::F16(values) => (Address::NONE, values.into(), Address::NONE),
         };
         // The shaders' push constants differ by their types' names alone.
         macro_rules! dispatch {
@@ -146,6 +147,7 @@ impl Form {
             Activations::F32 => 1,
             Activations::Int8 => GROUP,
             Activations::Int16 => HALF_GROUP,
+            Activations::F16 => 4,
         }
     }
 }

@@ -97,7 +97,7 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
         }
     };
     for tier in [Tier::T0, Tier::T1].into_iter().filter(|tier| *tier <= best) {
-        for output in Activations::ALL {
+        for output in [Activations::F32, Activations::Int8, Activations::Int16] {
             for (post_norm, residual) in [(false, false), (false, true), (true, false), (true, true)] {
                 add(MODEL_LENGTHS[0], tier, post_norm, residual, output);
             }

@@ -62,41 +62,55 @@ impl std::fmt::Display for Epilogue {
 /// different schemes can fill one output row side by side.
 #[derive(Clone, Debug)]
 pub struct Target {
-    /// The output, f32; or the values of int16 activations, as [`VectorData::Int16`] has them.
+    /// The output, f32; or the values of activations, as [`VectorData`] has them.
     pub y: View,
-    /// The scales of int16 activations.
-    pub scales: Option<View>,
+    /// How the values are stored.
+    pub stored: Stored,
     /// Where this product's values start in a column.
     pub first: usize,
     /// Elements from the start of a column to the next.
     pub stride: usize,
 }
 
+/// How a product's output is stored.
+#[derive(Clone, Debug)]
+pub enum Stored {
+    /// f32.
+    F32,
+    /// int16 activations; these are their scales.
+    Int16(View),
+    /// f16 activations.
+    F16,
+}
+
 impl Target {
     /// An output of its own, whose columns of `n` values follow each other.
     pub fn whole(y: impl Into<View>, n: usize) -> Self {
-        Self { y: y.into(), scales: None, first: 0, stride: n }
+        Self { y: y.into(), stored: Stored::F32, first: 0, stride: n }
     }
 
-    /// Activations for the next product: f32, or int16, which a matrix–vector product with an epilogue writes.
+    /// Activations for the next product: f32, int16, which a matrix–vector product with an epilogue writes, or f16, which a product on
+    /// matrix units does.
     pub fn vectors(y: &Vectors) -> Result<Self> {
-        match &y.data {
-            VectorData::F32(values) => {
-                Ok(Self { y: values.view(), scales: None, first: 0, stride: y.stride() })
-            }
-            VectorData::Int16 { values, scales } => {
-                Ok(Self { y: values.view(), scales: Some(scales.view()), first: 0, stride: y.stride() })
-            }
+        let (values, stored) = match &y.data {
+            VectorData::F32(values) => (values, Stored::F32),
+            VectorData::Int16 { values, scales } => (values, Stored::Int16(scales.view())),
+            VectorData::F16(values) => (values, Stored::F16),
             VectorData::Int8 { .. } => {
-                let reason = "a product writes f32 or int16; int8 activations are made by norm".into();
-                Err(Error::InvalidUse { what: "target".into(), reason })
+                let reason = "a product writes f32, int16 or f16; int8 activations are made by norm".into();
+                return Err(Error::InvalidUse { what: "target".into(), reason });
             }
-        }
+        };
+        Ok(Self { y: values.view(), stored, first: 0, stride: y.stride() })
     }
 
     /// How the values are stored.
     pub fn kind(&self) -> Activations {
-        if self.scales.is_some() { Activations::Int16 } else { Activations::F32 }
+        match self.stored {
+            Stored::F32 => Activations::F32,
+            Stored::Int16(_) => Activations::Int16,
+            Stored::F16 => Activations::F16,
+        }
     }
 
     /// Refuses a target that is not of the `kind` the kernel writes, or has no room for columns of `n` values.
@@ -105,9 +119,19 @@ impl Target {
             let reason = format!("{} output of a kernel that writes {kind}", self.kind());
             return Err(Error::InvalidUse { what: what.to_string(), reason });
         }
-        let room = match &self.scales {
-            None => self.y.len() / 4,
-            Some(scales) => {
+        let room = match &self.stored {
+            Stored::F32 => self.y.len() / 4,
+            Stored::F16 => {
+                if !self.first.is_multiple_of(STRIP) || !self.stride.is_multiple_of(QUAD) {
+                    let reason = format!(
+                        "f16 output {} apart from value {} on: columns are whole quads, and products start at whole strips",
+                        self.stride, self.first
+                    );
+                    return Err(Error::InvalidUse { what: what.to_string(), reason });
+                }
+                self.y.len() / 2
+            }
+            Stored::Int16(scales) => {
                 let whole = self.first.is_multiple_of(HALF_GROUP) && self.stride.is_multiple_of(QUAD);
                 let room = self.y.len() / 2;
                 if !whole || !room.is_multiple_of(QUAD as u64) || scales.len() / 4 < room / HALF_GROUP as u64
@@ -155,7 +179,7 @@ impl Target {
             return Err(Error::InvalidUse { what: what.to_string(), reason });
         }
         let first = self.first + epilogue.outputs(part.first_row);
-        if columns > 1 || self.scales.is_some() {
+        if columns > 1 || !matches!(self.stored, Stored::F32) {
             return Ok((self.y.clone(), first as u32));
         }
         // With one column a part's share of y is a run of its own: parts then need no barrier between them.

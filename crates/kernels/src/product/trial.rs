@@ -3,7 +3,7 @@
 use gpu::{Arena, Caps, Device, Recorder, Result, View};
 use half::{bf16, f16};
 
-use super::{Epilogue, Target, reference};
+use super::{Epilogue, Stored, Target, reference};
 use crate::{
     Activations, GROUP, HALF_GROUP, Layout, Matrix, QUAD, Scheme, Vectors, int16_scale_at,
     selftest::{Comparison, Output, POISON, Random, TIMEOUT, arena},
@@ -81,7 +81,7 @@ impl Trial {
         let active = arena.buffer_from("active", &[self.active as u32])?;
         // The guard behind the output is no part of what the kernel is given.
         let y = output.buffer.slice(0..(stride * self.columns * 4) as u64)?;
-        let target = Target { y, scales: None, first: self.before, stride };
+        let target = Target { y, stored: Stored::F32, first: self.before, stride };
         let mut recorder = device.recorder()?;
         record(&mut recorder, &w, &x, &target, &active.view())?;
         recorder.seal()?.run(TIMEOUT)?;
@@ -133,7 +133,7 @@ impl<'a> Int16Output<'a> {
         let values = (self.stride * self.trial.columns) as u64;
         Ok(Target {
             y: self.values.buffer.slice(0..values * 2)?,
-            scales: Some(self.scales.buffer.slice(0..values / HALF_GROUP as u64 * 4)?),
+            stored: Stored::Int16(self.scales.buffer.slice(0..values / HALF_GROUP as u64 * 4)?),
             first: self.trial.before,
             stride: self.stride,
         })

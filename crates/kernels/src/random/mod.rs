@@ -21,10 +21,12 @@ pub enum Kind {
     Scales,
     /// An f32 between −1 and 1: activations.
     Floats,
+    /// Two f16 of either sign between 2⁻⁸ and 2⁻⁷: activations for matrix units.
+    Halves,
 }
 
 impl Kind {
-    const ALL: [Kind; 3] = [Kind::Bits, Kind::Scales, Kind::Floats];
+    const ALL: [Kind; 4] = [Kind::Bits, Kind::Scales, Kind::Floats, Kind::Halves];
 }
 
 const THREADS: u32 = 256;
@@ -62,6 +64,7 @@ pub fn record_vectors(recorder: &mut Recorder, device: &Device, x: &Vectors) -> 
     let mut fill = |kind: Kind, to: View| Random::new(device, kind)?.record(recorder, "x", &to, 1);
     match &x.data {
         VectorData::F32(values) => fill(Kind::Floats, values.view()),
+        VectorData::F16(values) => fill(Kind::Halves, values.view()),
         VectorData::Int8 { values, scales } | VectorData::Int16 { values, scales } => {
             fill(Kind::Bits, values.view())?;
             fill(Kind::Floats, scales.view())
@@ -75,6 +78,7 @@ pub fn reference(kind: Kind, seed: u32, position: u32) -> u32 {
     match kind {
         Kind::Bits => bits,
         Kind::Scales => bits & 0x03ff_03ff | 0x1c00_1c00,
+        Kind::Halves => bits & 0x83ff_83ff | 0x1c00_1c00,
         Kind::Floats => (((bits >> 8) as i32 - (1 << 23)) as f32 / (1 << 23) as f32).to_bits(),
     }
 }
