@@ -114,9 +114,10 @@ pub fn cases(caps: &Caps) -> impl Iterator<Item = (&'static str, Case)> {
     })
 }
 
-/// Runs every case; `each` is told of each result as it comes.
-pub fn run(device: &Device, mut each: impl FnMut(&Report)) -> Vec<Report> {
+/// Runs every case, or those of one kernel; `each` is told of each result as it comes.
+pub fn run(device: &Device, only: Option<&str>, mut each: impl FnMut(&Report)) -> Vec<Report> {
     cases(device.caps())
+        .filter(|(kernel, _)| only.is_none_or(|only| only == *kernel))
         .map(|(kernel, case)| {
             let outcome = case.run(device);
             let report = Report { kernel, case: case.name, tier: case.tier, outcome };

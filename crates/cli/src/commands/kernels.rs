@@ -25,11 +25,14 @@ pub struct Arguments {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    /// This kernel alone
+    #[arg(long, value_name = "NAME", value_parser = super::doctor::kernel_name)]
+    kernel: Option<String>,
     /// Print the assembly of the programs whose name and variant contain this text
     #[arg(long, value_name = "TEXT")]
     assembly: Option<String>,
     /// Instead: how fast Gemma 3 may decode on a Radeon 780M. Computed from bytes and levels, not measured; needs no GPU
-    #[arg(long, conflicts_with_all = ["device", "assembly"])]
+    #[arg(long, conflicts_with_all = ["device", "kernel", "assembly"])]
     estimate: bool,
 }
 
@@ -57,7 +60,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         Choice { wanted: arguments.device.as_deref(), statistics: true, ..Choice::default() }.open()?;
     let mut progress = output::Progress::new();
     let mut all = Vec::new();
-    for kernel in kernels::ALL {
+    for kernel in
+        kernels::ALL.iter().filter(|kernel| arguments.kernel.as_ref().is_none_or(|name| name == kernel.name))
+    {
         for variant in (kernel.variants)(device.caps()) {
             progress.say(&format!("compiling {} ({})", variant.shader.name, variant.label));
             all.extend(compile(&device, kernel.name, &variant)?);

@@ -215,7 +215,7 @@ pub(super) fn run_own_x(device: &Device, shape: Shape, plan: policy::Plan, caps:
             (x, steps)
         }
     };
-    let sums = reference::product(&weights, &x, Epilogue::None);
+    let sums = reference::product(&weights, &x, Epilogue::None, 0.0);
     let from_steps = weights.magnitudes.chunks(k).map(|row| row.iter().zip(&steps).map(|(w, step)| w * step).sum::<f64>());
     let sums: Vec<Value> =
         sums.iter().zip(from_steps).map(|(sum, more)| Value { allowed: sum.allowed + more, ..*sum }).collect();

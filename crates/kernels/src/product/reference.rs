@@ -28,13 +28,13 @@ const SUM_ERROR: f64 = 2e-6;
 /// What the exponential of a driver reaches: Vulkan allows 3 + 2 · |x| units in the last place, and |x| stays below 80.
 const EXP_ERROR: f64 = 2e-5;
 
-/// One column of y.
-pub fn product(weights: &Weights, x: &[f64], epilogue: Epilogue) -> Vec<Value> {
+/// One column of y. Weights may be off by `error` of themselves.
+pub fn product(weights: &Weights, x: &[f64], epilogue: Epilogue, error: f64) -> Vec<Value> {
     let rows = weights.values.chunks(weights.k).zip(weights.magnitudes.chunks(weights.k));
     let sums: Vec<Value> = rows
         .map(|(values, magnitudes)| Value {
             value: values.iter().zip(x).map(|(w, x)| w * x).sum(),
-            allowed: SUM_ERROR * magnitudes.iter().zip(x).map(|(w, x)| w * x.abs()).sum::<f64>(),
+            allowed: (SUM_ERROR + error) * magnitudes.iter().zip(x).map(|(w, x)| w * x.abs()).sum::<f64>(),
         })
         .collect();
     if epilogue == Epilogue::None {

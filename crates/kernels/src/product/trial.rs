@@ -5,7 +5,7 @@ use half::{bf16, f16};
 
 use super::{Epilogue, Stored, Target, reference};
 use crate::{
-    Activations, GROUP, HALF_GROUP, Layout, Matrix, QUAD, Scheme, Vectors, int16_scale_at,
+    Activations, F16_UNIT, GROUP, HALF_GROUP, Layout, Matrix, QUAD, Scheme, Vectors, f16_at, int16_scale_at,
     selftest::{Comparison, Output, POISON, Random, TIMEOUT, arena},
     vectors::VectorData,
 };
@@ -17,7 +17,7 @@ pub(crate) struct Trial {
     pub columns: usize,
     pub activations: Activations,
     pub epilogue: Epilogue,
-    /// How the output is stored: f32 or int16.
+    /// How the output is stored: f32, int16 or f16.
     pub output: Activations,
     /// Columns in use.
     pub active: usize,
@@ -72,7 +72,10 @@ impl Trial {
             let output = Int16Output::new(&mut arena, self)?;
             record(&mut recorder, &w, &x, &output.target()?, &active.view())?;
             recorder.seal()?.run(TIMEOUT)?;
-            return output.compare(|column| reference::product(&weights, &columns[column], self.epilogue));
+            return output.compare(|column| self.expected(&weights, &columns[column]));
+        }
+        if self.output == Activations::F16 {
+            return self.run_to_f16(device, (w, weights), (x, columns), record);
         }
         let n = self.epilogue.outputs(rows);
         let stride = self.before + n + self.after;
@@ -102,7 +105,7 @@ impl Trial {
             if values.is_empty() {
                 continue;
             }
-            for (row, want) in reference::product(&weights, x, self.epilogue).into_iter().enumerate() {
+            for (row, want) in self.expected(&weights, x).into_iter().enumerate() {
                 let at = || format!("row {row}, column {column}");
                 comparison.close(at, f64::from(f32::from_bits(values[row])), want.value, want.allowed);
             }
@@ -110,6 +113,62 @@ impl Trial {
         Ok(comparison)
     }
 }
+
+impl Trial {
+    /// The same where the output is f16: each value within f16's rounding of the reference and what its sums allow, the rest untouched.
+    fn run_to_f16(
+        &self,
+        device: &Device,
+        (w, weights): (Matrix, reference::Weights),
+        (x, columns): (Vectors, Vec<Vec<f64>>),
+        record: impl FnOnce(&mut Recorder, &Matrix, &Vectors, &Target, &View) -> Result<()>,
+    ) -> Result<Comparison> {
+        let mut arena = arena(device);
+        let n = self.epilogue.outputs(self.weights.rows);
+        let stride = (self.before + n + self.after).next_multiple_of(QUAD);
+        let output = Output::new(&mut arena, stride * self.columns / 2)?;
+        let active = arena.buffer_from("active", &[self.active as u32])?;
+        let y = output.buffer.slice(0..(stride * self.columns * 2) as u64)?;
+        let target = Target { y, stored: Stored::F16, first: self.before, stride };
+        let mut recorder = device.recorder()?;
+        record(&mut recorder, &w, &x, &target, &active.view())?;
+        recorder.seal()?.run(TIMEOUT)?;
+
+        let mut comparison = Comparison::default();
+        let words = output.read(&mut comparison)?;
+        let half = |at: usize| (words[at / 2] >> (16 * (at % 2))) as u16;
+        for (column, x) in columns.iter().enumerate() {
+            let want = if column < self.active { self.expected(&weights, x) } else { Vec::new() };
+            for k in 0..stride {
+                let got = half(column * stride + f16_at(k));
+                let at = || format!("value {k}, column {column}");
+                match k.checked_sub(self.before).and_then(|at| want.get(at)) {
+                    None => comparison.equal(at, &got, &((POISON >> (16 * (f16_at(k) % 2))) as u16)),
+                    Some(want) => {
+                        let got = f64::from(f16::from_bits(got)) * f64::from(F16_UNIT);
+                        // Half a unit in the last place, or a whole one where a device rounds toward zero.
+                        comparison.close(
+                            at,
+                            got,
+                            want.value,
+                            want.allowed + want.value.abs() / 1024.0 + 1e-6,
+                        );
+                    }
+                }
+            }
+        }
+        Ok(comparison)
+    }
+
+    /// A column of y, and how far a kernel may be from it: matrix units take weights rounded to f16.
+    fn expected(&self, weights: &reference::Weights, x: &[f64]) -> Vec<reference::Value> {
+        let error = if self.activations == Activations::F16 { F16_ERROR } else { 0.0 };
+        reference::product(weights, x, self.epilogue, error)
+    }
+}
+
+/// How far a weight may be off as f16: half a unit in the last place, or less than that by itself and by its minimum.
+const F16_ERROR: f64 = 1.0 / 1024.0;
 
 /// An output of int16, all of it poisoned.
 struct Int16Output<'a> {
@@ -236,6 +295,9 @@ fn activations(arena: &mut Arena, random: &mut Random, trial: &Trial) -> Result<
     if trial.activations == Activations::Int16 {
         return int16_activations(arena, random, k, columns);
     }
+    if trial.activations == Activations::F16 {
+        return f16_activations(arena, random, k, columns);
+    }
     let padded = k.next_multiple_of(QUAD);
     // The padding holds bytes that would show if they counted, under scales of zero.
     let mut bytes = vec![0x55_i8; padded * columns];
@@ -256,6 +318,27 @@ fn activations(arena: &mut Arena, random: &mut Random, trial: &Trial) -> Result<
         values: arena.buffer_from("x", &bytes)?,
         scales: arena.buffer_from("x scales", &scales)?,
     };
+    Ok((Vectors { k, columns, data }, values))
+}
+
+fn f16_activations(
+    arena: &mut Arena,
+    random: &mut Random,
+    k: usize,
+    columns: usize,
+) -> Result<(Vectors, Vec<Vec<f64>>)> {
+    let padded = k.next_multiple_of(QUAD);
+    let mut halves = vec![f16::ZERO; padded * columns];
+    let mut values = vec![vec![0.0; k]; columns];
+    for (column, values) in values.iter_mut().enumerate() {
+        for (k, value) in values.iter_mut().enumerate() {
+            let half = f16::from_f32(random.signed() * 3.0 / F16_UNIT);
+            halves[column * padded + f16_at(k)] = half;
+            *value = f64::from(half) * f64::from(F16_UNIT);
+        }
+    }
+    let bits: Vec<u16> = halves.iter().map(|half| half.to_bits()).collect();
+    let data = VectorData::F16(arena.buffer_from("x", &bits)?);
     Ok((Vectors { k, columns, data }, values))
 }
 

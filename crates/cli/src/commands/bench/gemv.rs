@@ -12,6 +12,7 @@ use kernels::{
         Gemv, MAX_COLUMNS, Source,
         policy::{self, Plan, Shape},
     },
+    matmul::{self, Matmul},
     probe,
     random::{Kind, Random, fill_vectors},
 };
@@ -55,6 +56,7 @@ impl Quant {
 pub enum Activations {
     Int8,
     Int16,
+    F16,
     F32,
 }
 
@@ -64,6 +66,7 @@ impl Activations {
         match self {
             Activations::Int8 => kernels::Activations::Int8,
             Activations::Int16 => kernels::Activations::Int16,
+            Activations::F16 => kernels::Activations::F16,
             Activations::F32 => kernels::Activations::F32,
         }
     }
@@ -123,8 +126,9 @@ pub fn run(device: &Device, arguments: &Arguments, (rows, k): (usize, usize)) ->
             .flat_map(|a| arguments.batch.iter().map(move |c| (*a, usize::from(*c))))
         {
             let activations = activations.kind();
+            let matrix_units = activations == kernels::Activations::F16;
             let many = columns > MAX_COLUMNS && activations != kernels::Activations::F32;
-            if many || !policy::schemes(activations).contains(&layout.scheme) {
+            if !matrix_units && (many || !policy::schemes(activations).contains(&layout.scheme)) {
                 continue;
             }
             let products = products(device, arguments.sweep, layout, columns, activations);
@@ -138,7 +142,8 @@ pub fn run(device: &Device, arguments: &Arguments, (rows, k): (usize, usize)) ->
     if figures.is_empty() {
         bail!(
             "int8 activations are multiplied with int8 and int4 weights, int16 ones with all integers, and both with 1 to \
-             {MAX_COLUMNS} columns alone: give --activations f32"
+             {MAX_COLUMNS} columns alone; f16 ones by matrix units alone (`indrik devices` says whether there are any): give \
+             --activations f32"
         );
     }
     let impossible = figures.iter().find(|figure| figure.bandwidth_percent > 100.0 + NOISE_PERCENT);
@@ -206,6 +211,7 @@ fn random_weights(device: &Device, layout: Layout, size: u64) -> Result<Vec<Matr
 enum Product {
     Gemv(Shape, Plan),
     Gemm(gemm::policy::Shape, gemm::policy::Plan),
+    Matmul(matmul::policy::Shape, matmul::policy::Plan),
 }
 
 /// The kernels to time for a shape: the one that would run, or all that are worth trying.
@@ -217,6 +223,13 @@ fn products(
     activations: kernels::Activations,
 ) -> Vec<Product> {
     let (caps, epilogue) = (device.caps(), Epilogue::None);
+    if activations == kernels::Activations::F16 {
+        let output = kernels::Activations::F32;
+        let shape = matmul::policy::Shape { weights, columns, epilogue, output };
+        let plans =
+            matmul::policy::candidates(caps, &shape).into_iter().take(if sweep { usize::MAX } else { 1 });
+        return plans.map(|plan| Product::Matmul(shape, plan)).collect();
+    }
     if columns > MAX_COLUMNS {
         let shape = gemm::policy::Shape { weights, columns, epilogue };
         return vec![Product::Gemm(shape, gemm::policy::plan(caps, &shape))];
@@ -230,6 +243,7 @@ fn time(device: &Device, product: &Product, weights: &[Matrix], roof: f64) -> Re
     let (columns, activations) = match product {
         Product::Gemv(shape, _) => (shape.columns, shape.activations),
         Product::Gemm(shape, _) => (shape.columns, kernels::Activations::F32),
+        Product::Matmul(shape, _) => (shape.columns, kernels::Activations::F16),
     };
     let Layout { scheme, rows, k } = weights[0].layout();
     let mut arena = Arena::new(device, Lifetime::Scratch, Memory::Device);
@@ -264,6 +278,26 @@ fn time(device: &Device, product: &Product, weights: &[Matrix], roof: f64) -> Re
                 kernel.record(&mut recorder, "gemm", matrix, &x, &target, &active.view())?;
             }
             format!("gemm {}, {:?}", plan.tier, plan.method)
+        }
+        Product::Matmul(shape, plan) => {
+            let kernel = Matmul::with_plan(device, *shape, *plan)?;
+            let scratch = match kernel.scratch_bytes() {
+                0 => None,
+                bytes => Some(arena.buffer("scratch", bytes)?),
+            };
+            if let Some(scratch) = &scratch {
+                recorder.fill("clear", scratch, 0)?;
+            }
+            for w in weights {
+                let scratch = scratch.as_ref().map(Buffer::view);
+                let operands = matmul::Operands { w, x: &x, target: &target, active: active.view(), scratch };
+                kernel.record(&mut recorder, "matmul", &operands)?;
+            }
+            let tile = plan.tile;
+            format!(
+                "matmul, {} × {} in {} × {}, {} ahead, {} splits",
+                tile.rows, tile.columns, tile.own_rows, tile.own_columns, plan.ahead, plan.splits
+            )
         }
     };
     let program = recorder.seal()?;

@@ -21,6 +21,9 @@ pub struct Arguments {
     /// Run every kernel against its CPU reference on the chosen device
     #[arg(long)]
     selftest: bool,
+    /// With --selftest: this kernel alone, by the name that `indrik kernels` gives it
+    #[arg(long, requires = "selftest", value_name = "NAME", value_parser = kernel_name)]
+    kernel: Option<String>,
     /// With --selftest: load the Khronos validation layer; any message fails
     #[arg(long, requires = "selftest")]
     validation: bool,
@@ -30,6 +33,15 @@ pub struct Arguments {
     /// Print JSON
     #[arg(long)]
     json: bool,
+}
+
+/// A kernel's name on the command line.
+pub fn kernel_name(name: &str) -> Result<String, String> {
+    if kernels::ALL.iter().any(|kernel| kernel.name == name) {
+        return Ok(name.to_string());
+    }
+    let names: Vec<&str> = kernels::ALL.iter().map(|kernel| kernel.name).collect();
+    Err(format!("the kernels are {}", names.join(", ")))
 }
 
 /// How bad a finding is.
@@ -83,7 +95,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     let mut results = None;
     if let (true, Ok((instance, device))) = (arguments.selftest, &opened) {
-        results = Some(selftest::run(device, instance, arguments.json)?);
+        results = Some(selftest::run(device, instance, arguments.kernel.as_deref(), arguments.json)?);
     }
 
     let healthy = findings.iter().all(|finding| finding.level != Level::Problem)

@@ -67,10 +67,10 @@ impl Results {
     }
 }
 
-pub fn run(device: &Device, instance: &Instance, quiet: bool) -> anyhow::Result<Results> {
+pub fn run(device: &Device, instance: &Instance, only: Option<&str>, quiet: bool) -> anyhow::Result<Results> {
     let start = Instant::now();
     let mut progress = output::Progress::new();
-    let reports = selftest::run(device, |report| {
+    let reports = selftest::run(device, only, |report| {
         if !quiet {
             progress.say(&format!("{} {} at {}", report.kernel, report.case, report.tier));
         }

@@ -1,0 +1,79 @@
+//! Where the kernel is compared with its reference.
+
+use gpu::{Caps, Device, Result, Tier};
+
+use super::{COUNTER_BYTES, Matmul, Operands, policy, policy::{Plan, Shape}};
+use crate::{
+    Activations, Epilogue, Layout, Scheme,
+    product::trial::Trial,
+    selftest::{Case, Comparison, TIMEOUT, arena},
+};
+
+/// Rows, K and columns: one of each; a strip more than a tile and a column more than one; a padded quad; the 270M's K, and more columns
+/// than a tile has.
+const SHAPES: [(usize, usize, usize); 5] =
+    [(16, 32, 1), (144, 160, 17), (80, 416, 33), (48, 640, 70), (272, 1152, 130)];
+const GATED: [(usize, usize, usize, Epilogue); 3] =
+    [(32, 32, 1, Epilogue::Geglu), (160, 160, 17, Epilogue::Geglu), (96, 1152, 70, Epilogue::Swiglu)];
+
+pub(super) fn cases(caps: &Caps) -> Vec<Case> {
+    let mut list = Vec::new();
+    let mut push = |trial: Trial| {
+        let Some(plan) = policy::plan(caps, &shape(&trial)) else { return };
+        list.push(case(trial, plan));
+    };
+    let plain = |scheme, (rows, k, columns)| Trial {
+        activations: Activations::F16,
+        ..Trial::plain(Layout { scheme, rows, k }, columns)
+    };
+    for scheme in Scheme::ALL {
+        for shape in SHAPES {
+            push(plain(scheme, shape));
+        }
+        for (rows, k, columns, epilogue) in GATED {
+            let trial = Trial { epilogue, ..plain(scheme, (rows, k, columns)) };
+            push(trial);
+            push(Trial { output: Activations::F16, ..trial });
+        }
+        // Columns that are not in use: within a tile, whole tiles, all.
+        for (columns, active) in [(17, 7), (70, 5), (33, 0)] {
+            push(Trial { active, before: 16, after: 12, ..plain(scheme, (48, 64, columns)) });
+        }
+    }
+    // Every tile and split that may be chosen, on something that has all edges.
+    for scheme in [Scheme::Int8, Scheme::Int4] {
+        let trial = Trial { epilogue: Epilogue::Geglu, ..plain(scheme, (288, 1440, 150)) };
+        list.extend(policy::candidates(caps, &shape(&trial)).into_iter().map(|plan| case(trial, plan)));
+    }
+    list
+}
+
+fn case(trial: Trial, plan: Plan) -> Case {
+    let name = format!("{}, {plan:?}", trial.name());
+    Case::new(name, Tier::T2, move |device| run(device, trial, plan, device.caps()))
+}
+
+pub(super) fn shape(trial: &Trial) -> Shape {
+    let Trial { weights, columns, epilogue, output, .. } = *trial;
+    Shape { weights, columns, epilogue, output }
+}
+
+/// Runs one trial with one plan, with weights cut into parts as `caps` demands.
+pub(super) fn run(device: &Device, trial: Trial, plan: Plan, caps: &Caps) -> Result<Comparison> {
+    let kernel = Matmul::with_plan(device, shape(&trial), plan)?;
+    let mut arena = arena(device);
+    let scratch = match kernel.scratch_bytes() {
+        0 => None,
+        bytes => {
+            let scratch = arena.buffer("scratch", bytes)?;
+            let mut recorder = device.recorder()?;
+            recorder.fill("clear", scratch.slice(0..COUNTER_BYTES)?, 0)?;
+            recorder.seal()?.run(TIMEOUT)?;
+            Some(scratch)
+        }
+    };
+    trial.run(device, caps, |recorder, w, x, target, active| {
+        let scratch = scratch.as_ref().map(gpu::Buffer::view);
+        kernel.record(recorder, "matmul", &Operands { w, x, target, active: active.clone(), scratch })
+    })
+}

@@ -1,0 +1,147 @@
+//! Y = W · X on matrix units, for any number of columns: prefill, and decoding of several sequences at once.
+
+mod cases;
+pub mod policy;
+#[cfg(test)]
+mod tests;
+
+use gpu::{Address, Device, Error, Pipeline, Recorder, Result, Subgroup, Tier, View};
+
+use crate::{
+    Activations, Epilogue, Kernel, Layout, Matrix, Target, Vectors,
+    shaders::matmul::{Constants, Push, TIERS},
+    variant::Variant,
+    vectors::VectorData,
+};
+use policy::{Plan, SUBGROUP, Shape};
+
+/// For the self-test and the compile checks.
+pub static KERNEL: Kernel = Kernel {
+    name: "matmul",
+    about: "matrix–matrix product on matrix units",
+    variants: policy::variants,
+    cases: cases::cases,
+};
+
+/// The kernel for one shape.
+pub struct Matmul {
+    shape: Shape,
+    plan: Plan,
+    pipeline: Pipeline,
+}
+
+/// The buffers of one call.
+pub struct Operands<'a> {
+    /// The weights.
+    pub w: &'a Matrix,
+    /// f16 activations.
+    pub x: &'a Vectors,
+    /// Where the product goes: f32, or f16 activations. What it holds past the columns in use stays as it is.
+    pub target: &'a Target,
+    /// One u32: columns in use.
+    pub active: View,
+    /// At least [`Matmul::scratch_bytes`], where that is not 0. Its first [`COUNTER_BYTES`] must be zero when it is used for the first
+    /// time; every call leaves them so.
+    pub scratch: Option<View>,
+}
+
+/// Bytes of counters at the beginning of scratch memory, whatever the shape: products of a step share it.
+pub const COUNTER_BYTES: u64 = policy::MOST_SPLIT_TILES as u64 * 4;
+
+impl Matmul {
+    /// Chooses the variant for this device and compiles it; none where it has no matrix units that suit the shape.
+    pub fn new(device: &Device, shape: Shape) -> Result<Option<Self>> {
+        policy::plan(device.caps(), &shape).map(|plan| Self::with_plan(device, shape, plan)).transpose()
+    }
+
+    /// The same with a plan given.
+    pub fn with_plan(device: &Device, shape: Shape, plan: Plan) -> Result<Self> {
+        shape.epilogue.check("matmul", &shape.weights)?;
+        Ok(Self { shape, plan, pipeline: variant(&shape, &plan).pipeline(device)? })
+    }
+
+    /// Bytes of scratch memory that it needs; 0 where K is in one part.
+    pub fn scratch_bytes(&self) -> u64 {
+        self.plan.scratch_bytes(&self.shape)
+    }
+
+    /// Records Y = W · X.
+    pub fn record(&self, recorder: &mut Recorder, name: &str, operands: &Operands<'_>) -> Result<()> {
+        let Shape { weights, columns, epilogue, output } = self.shape;
+        let Operands { w, x, target, active, scratch } = operands;
+        let wrong = |reason: String| Err(Error::InvalidUse { what: name.to_string(), reason });
+        if w.layout() != weights {
+            return wrong(format!("weights of {:?} for a kernel made for {weights:?}", w.layout()));
+        }
+        let (VectorData::F16(values), true) = (&x.data, (x.k, x.columns) == (weights.k, columns)) else {
+            return wrong(format!("x must be f16, {columns} columns of {}", weights.k));
+        };
+        if active.len() < 4 {
+            return wrong("active is one u32".into());
+        }
+        target.check(name, output, epilogue.outputs(weights.rows), columns)?;
+        if !target.first.is_multiple_of(4) || !target.stride.is_multiple_of(4) {
+            return wrong(format!("output from value {} on, {} apart: multiples of 4", target.first, target.stride));
+        }
+        let (counters, parts) = match (scratch, self.scratch_bytes()) {
+            (_, 0) => (Address::NONE, Address::NONE),
+            (Some(scratch), bytes) if scratch.len() >= bytes => {
+                (scratch.slice(0..COUNTER_BYTES)?.into(), scratch.slice(COUNTER_BYTES..bytes)?.into())
+            }
+            (_, bytes) => {
+                return wrong(format!("{} splits of K need {bytes} bytes of scratch memory", self.plan.splits));
+            }
+        };
+        for part in w.parts() {
+            let (y, y_first) = target.of_part(name, part, epilogue, columns)?;
+            let push = Push {
+                values: (&part.values).into(),
+                scales: part.scales.as_ref().map_or(Address::NONE, Address::from),
+                x: values.into(),
+                active_rows: active.clone().into(),
+                y: y.into(),
+                parts: parts.clone(),
+                counters: counters.clone(),
+                rows: part.layout.rows as u32,
+                k: weights.k as u32,
+                columns: columns as u32,
+                y_first,
+                y_stride: target.stride as u32,
+            };
+            let tiles = self.plan.tile.of(part.layout.rows, columns);
+            recorder.dispatch(name, &self.pipeline, [tiles, self.plan.splits, 1], &push)?;
+        }
+        Ok(())
+    }
+}
+
+fn variant(shape: &Shape, plan: &Plan) -> Variant {
+    let Shape { weights: Layout { scheme, .. }, epilogue, output, .. } = *shape;
+    let Plan { tile, ahead, splits } = *plan;
+    let constants = Constants {
+        threads: tile.threads(),
+        scheme: scheme as u32,
+        epilogue: epilogue as u32,
+        f16_output: output == Activations::F16,
+        rows: tile.rows,
+        columns: tile.columns,
+        own_rows: tile.own_rows,
+        own_columns: tile.own_columns,
+        ahead,
+        splits,
+    };
+    let mut label = format!(
+        "{scheme}, {} × {} in {} × {}, {ahead} ahead",
+        tile.rows, tile.columns, tile.own_rows, tile.own_columns
+    );
+    if splits > 1 {
+        label += &format!(", {splits} splits");
+    }
+    if epilogue != Epilogue::None {
+        label += &format!(", {epilogue}");
+    }
+    if output == Activations::F16 {
+        label += ", to f16";
+    }
+    Variant::new(label, TIERS, Tier::T2, &constants, Subgroup::Exactly(SUBGROUP))
+}

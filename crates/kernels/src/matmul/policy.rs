@@ -1,0 +1,190 @@
+//! Which variant multiplies a matrix with many columns on matrix units: pure, tested without a GPU.
+
+use gpu::{Caps, Element, Tier};
+
+use super::{COUNTER_BYTES, variant};
+use crate::{Activations, Epilogue, Layout, STRIP, Scheme, variant::Variant};
+
+/// What is to be multiplied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Shape {
+    /// The weights.
+    pub weights: Layout,
+    /// Columns of x.
+    pub columns: usize,
+    /// What becomes of the sums.
+    pub epilogue: Epilogue,
+    /// How y is stored: f32, or f16 activations.
+    pub output: Activations,
+}
+
+/// What a workgroup makes at once, and a subgroup of it: multiples of 16.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tile {
+    /// Rows of a workgroup.
+    pub rows: u32,
+    /// Columns of a workgroup.
+    pub columns: u32,
+    /// Rows of a subgroup.
+    pub own_rows: u32,
+    /// Columns of a subgroup.
+    pub own_columns: u32,
+}
+
+impl Tile {
+    const fn new(rows: u32, columns: u32, own_rows: u32, own_columns: u32) -> Self {
+        Self { rows, columns, own_rows, own_columns }
+    }
+
+    /// Threads of a workgroup.
+    pub fn threads(&self) -> u32 {
+        self.rows / self.own_rows * (self.columns / self.own_columns) * SUBGROUP
+    }
+
+    /// Tiles of so many rows and columns.
+    pub fn of(&self, rows: usize, columns: usize) -> u32 {
+        (rows as u32).div_ceil(self.rows) * (columns as u32).div_ceil(self.columns)
+    }
+
+    /// Shared memory of the shader.
+    pub fn shared_bytes(&self) -> u32 {
+        let stages = 2 * (self.rows + self.columns) * ROW_BYTES;
+        let patches = self.threads() / SUBGROUP * 2 * 16 * ROW_BYTES;
+        stages.max(patches) + 16
+    }
+}
+
+/// A row of a step in shared memory: 32 f16, and 16 bytes against meeting the same banks.
+const ROW_BYTES: u32 = 80;
+/// Threads of a subgroup.
+pub(super) const SUBGROUP: u32 = 32;
+
+/// A variant of the kernel and its grid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// What a workgroup makes.
+    pub tile: Tile,
+    /// Steps whose loads are under way: 1, 2 or 4.
+    pub ahead: u32,
+    /// Parts that K is split into, so that more of the device is busy.
+    pub splits: u32,
+}
+
+impl Plan {
+    /// Bytes of scratch memory of a shape.
+    pub fn scratch_bytes(&self, shape: &Shape) -> u64 {
+        if self.splits == 1 {
+            return 0;
+        }
+        let tiles = self.tile.of(shape.weights.rows, shape.columns);
+        let area = self.tile.rows * self.tile.columns;
+        COUNTER_BYTES + u64::from(tiles) * u64::from(self.splits) * u64::from(area) * 4
+    }
+}
+
+/// Tiles whose K may be split: more of them need no splitting.
+pub const MOST_SPLIT_TILES: u32 = 4096;
+
+/// Whether a device has the matrix units that the shader is written for.
+pub fn suits(caps: &Caps) -> bool {
+    let f16 = |shape: &gpu::MatrixShape| {
+        (shape.m, shape.n, shape.k) == (16, 16, 16)
+            && (shape.a, shape.b, shape.c) == (Element::F16, Element::F16, Element::F32)
+    };
+    caps.tier() >= Some(Tier::T2)
+        && caps.allows_subgroup_size(SUBGROUP)
+        && caps.cooperative_matrix.iter().any(f16)
+}
+
+/// The plan for a shape; none where the device has no matrix units for it, or rows are not whole strips.
+pub fn plan(caps: &Caps, shape: &Shape) -> Option<Plan> {
+    candidates(caps, shape).into_iter().next()
+}
+
+/// Tiles by the number of columns that they suit.
+const TILES: [Tile; 5] = [
+    Tile::new(64, 16, 16, 16),
+    Tile::new(64, 32, 32, 16),
+    Tile::new(64, 64, 32, 32),
+    Tile::new(128, 64, 64, 32),
+    Tile::new(128, 128, 64, 64),
+];
+
+/// Every plan worth timing, the policy's own first.
+pub fn candidates(caps: &Caps, shape: &Shape) -> Vec<Plan> {
+    if !suits(caps) || !shape.weights.rows.is_multiple_of(STRIP) {
+        return Vec::new();
+    }
+    let units = caps.compute_units.unwrap_or(16);
+    let quads = shape.weights.quads() as u32;
+    let columns = shape.columns as u32;
+    let fits = |tile: &&Tile| tile.shared_bytes() <= caps.max_shared_bytes && tile.threads() <= caps.max_threads;
+    let suited = TILES.iter().filter(fits).find(|tile| tile.columns >= columns.min(128));
+    let Some(tile) = suited.or(TILES.iter().rfind(fits)) else { return Vec::new() };
+    let splits = |tile: &Tile| {
+        let tiles = tile.of(shape.weights.rows, shape.columns);
+        let wanted = if tiles > MOST_SPLIT_TILES { 1 } else { (units * 2).div_ceil(tiles) };
+        wanted.clamp(1, (quads / 4).max(1)).min(8)
+    };
+    let own = |tile: &Tile| Plan { tile: *tile, ahead: if tile.columns >= 128 { 1 } else { 2 }, splits: splits(tile) };
+    let mut list = vec![own(tile)];
+    let more = [
+        Tile::new(128, 16, 32, 16),
+        Tile::new(128, 32, 32, 32),
+        Tile::new(128, 64, 32, 64),
+        Tile::new(128, 128, 32, 128),
+        Tile::new(128, 128, 64, 32),
+        Tile::new(256, 64, 64, 64),
+        Tile::new(64, 128, 32, 64),
+    ];
+    for tile in TILES.iter().chain(&more).filter(fits).filter(|tile| tile.columns < columns * 2) {
+        for ahead in [1, 2, 4] {
+            let mut tried = vec![1, 2, 4, splits(tile)];
+            tried.retain(|splits| *splits == 1 || tile.of(shape.weights.rows, shape.columns) * splits <= units * 12);
+            tried.sort_unstable();
+            tried.dedup();
+            for splits in tried {
+                let plan = Plan { tile: *tile, ahead, splits };
+                if !list.contains(&plan) {
+                    list.push(plan);
+                }
+            }
+        }
+    }
+    list
+}
+
+/// Rows and K of matrices of the Gemma 3 family, and whether they join gate and up.
+const MODEL_SHAPES: [(usize, usize, bool); 6] = [
+    (43008, 5376, true),
+    (8192, 5376, false),
+    (5376, 4096, false),
+    (13824, 1152, true),
+    (1536, 640, false),
+    (640, 2048, false),
+];
+
+/// Columns of the programs that models record.
+const BUCKETS: [usize; 6] = [16, 32, 64, 128, 512, 2048];
+
+/// The pipelines that models ask for on such a device.
+pub fn variants(caps: &Caps) -> Vec<Variant> {
+    let mut list: Vec<Variant> = Vec::new();
+    for scheme in Scheme::ALL {
+        for (rows, k, gated) in MODEL_SHAPES {
+            for columns in BUCKETS {
+                let (epilogue, output) = match gated {
+                    true => (Epilogue::Geglu, Activations::F16),
+                    false => (Epilogue::None, Activations::F32),
+                };
+                let shape = Shape { weights: Layout { scheme, rows, k }, columns, epilogue, output };
+                let Some(plan) = plan(caps, &shape) else { continue };
+                let new = variant(&shape, &plan);
+                if !list.iter().any(|known| known.same_code(&new)) {
+                    list.push(new);
+                }
+            }
+        }
+    }
+    list
+}

@@ -1,0 +1,43 @@
+use gpu::{Tier, known};
+
+use super::{policy, policy::Shape};
+use crate::{Activations, Epilogue, Layout, Scheme};
+
+fn shape(rows: usize, k: usize, columns: usize) -> Shape {
+    let weights = Layout::new(Scheme::Int8, rows, k).unwrap();
+    Shape { weights, columns, epilogue: Epilogue::None, output: Activations::F32 }
+}
+
+#[test]
+fn only_devices_with_matrix_units_are_served() {
+    for (caps, served) in [
+        (known::h200(), true),
+        (known::radeon_780m(), true),
+        (known::mesa_cpu(), false),
+        (known::bare_vulkan_13(), false),
+    ] {
+        assert_eq!(policy::plan(&caps, &shape(640, 640, 64)).is_some(), served);
+        assert_eq!(policy::variants(&caps).is_empty(), !served);
+        assert!(policy::variants(&caps).iter().all(|variant| variant.tier == Tier::T2));
+    }
+    assert_eq!(policy::plan(&known::h200(), &shape(40, 640, 64)), None, "half a strip");
+}
+
+#[test]
+fn every_plan_is_within_the_device() {
+    for caps in [known::h200(), known::radeon_780m()] {
+        for (rows, k) in [(43008, 5376), (8192, 5376), (5376, 21504), (262_144, 640), (640, 2048), (16, 32)] {
+            for columns in [1, 2, 8, 16, 17, 64, 100, 128, 512, 4096] {
+                let shape = shape(rows, k, columns);
+                for plan in policy::candidates(&caps, &shape) {
+                    assert!(plan.tile.shared_bytes() <= caps.max_shared_bytes, "{plan:?}");
+                    assert!(plan.tile.threads() <= caps.max_threads && plan.tile.rows * 2 >= plan.tile.threads());
+                    assert!(plan.tile.rows * 2 % plan.tile.threads() == 0, "{plan:?}");
+                    assert!([1, 2, 4].contains(&plan.ahead));
+                    let tiles = plan.tile.of(rows, columns);
+                    assert!(plan.splits == 1 || tiles <= policy::MOST_SPLIT_TILES);
+                }
+            }
+        }
+    }
+}
