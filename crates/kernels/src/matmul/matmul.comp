@@ -31,6 +31,7 @@ layout(constant_id = 7) const uint OWN_COLUMNS = 64;
 layout(constant_id = 8) const uint AHEAD = 1;
 // Parts that K is split into.
 layout(constant_id = 9) const uint SPLITS = 1;
+layout(constant_id = 10) const bool STORE_FIRST = true;
 
 #include "weights.glsl"
 #include "gated.glsl"
@@ -94,10 +95,22 @@ uvec2 scales[HALVES * 2];
 uvec2 next_scales[HALVES * 2];
 coopmat<float, gl_ScopeSubgroup, SIDE, SIDE, gl_MatrixUseAccumulator> sums[ROW_TILES * COLUMN_TILES];
 
-// Where a half group's strip starts, in quads, and its row · 2 + half.
+// Where a half group's strip starts, in quads, and its row of the strip and half. Eight neighbouring threads have eight rows of
+// weights, and two columns of activations that are four apart: so what they store meets all banks, and they still load from two
+// cache lines alone. (Eight columns store as well, but load from eight lines: 1.25 times the time of the whole.)
 uint quad_base[HALVES];
-uint place;
+uint strip_row;
+uint half_index;
 uint x_base[EIGHTS];
+
+// The column of a tile, and the eight of its 32 values, that a thread brings as number i of its eights.
+uint column_of(uint thread, uint i) {
+    return i * (THREADS / 4) + thread / 32 * 8 + thread / 8 % 4 + thread / 4 % 2 * 4;
+}
+
+uint eight_of(uint thread) {
+    return thread % 4;
+}
 
 // Loads what step number `step`, counted from `quad` on, needs: `step` is known to the compiler.
 void load_weights(uint quad, uint last_quad, uint step) {
@@ -113,11 +126,11 @@ void load_weights(uint quad, uint last_quad, uint step) {
             uint index;
             if (IS_FLOAT) {
                 // Half a group is one row of a tile, of f32 two rows of two tiles.
-                tile += (step % STEPS * 2 + place % 2) * (LOADS / 2) + j / 2;
-                index = (tile * STRIP + place / 2) * 2 + j % 2;
+                tile += (step % STEPS * 2 + half_index) * (LOADS / 2) + j / 2;
+                index = (tile * STRIP + strip_row) * 2 + j % 2;
             } else {
                 tile += IS_INT4 ? step % STEPS / 2 : step % STEPS;
-                index = tile * STRIP * 2 + place;
+                index = (tile * STRIP + strip_row) * 2 + half_index;
             }
             words[(slot * HALVES + i) * LOADS + j] = push.values.data[index];
         }
@@ -134,7 +147,7 @@ void load_x(uint quad, uint last_quad, uint step) {
 void load_scales(uint quad) {
     if (!IS_FLOAT) {
         [[unroll]] for (uint i = 0; i < HALVES; i++) {
-            uint at = ((quad_base[i] + quad) * STRIP + place / 2) * (HAS_MIN ? 2 : 1);
+            uint at = ((quad_base[i] + quad) * STRIP + strip_row) * (HAS_MIN ? 2 : 1);
             next_scales[i * 2] = push.scales.data[at];
             if (HAS_MIN) {
                 next_scales[i * 2 + 1] = push.scales.data[at + 1];
@@ -182,8 +195,8 @@ void store(uint stage, uint step, uint thread) {
     uint base = stage * STAGE;
     uint slot = (IS_INT4 ? step / 2 : step) % SLOTS;
     [[unroll]] for (uint i = 0; i < HALVES; i++) {
-        uint item = thread + i * THREADS;
-        uint at = base + item / 2 * STRIDE + item % 2 * 2;
+        uint row = (thread + i * THREADS) / 32 * STRIP + strip_row;
+        uint at = base + row * STRIDE + half_index * 2;
         uvec2 fours[4];
         if (IS_FLOAT) {
             [[unroll]] for (uint j = 0; j < 4; j++) {
@@ -208,9 +221,9 @@ void store(uint stage, uint step, uint thread) {
         staged[at + 1] = uvec4(fours[2], fours[3]);
     }
     [[unroll]] for (uint i = 0; i < EIGHTS; i++) {
-        uint item = thread + i * THREADS;
-        if (ALL_EIGHTS || item < COLUMNS * 4) {
-            staged[base + (ROWS + item / 4) * STRIDE + item % 4] = eights[step % AHEAD * EIGHTS + i];
+        uint column = column_of(thread, i);
+        if (ALL_EIGHTS || column < COLUMNS) {
+            staged[base + (ROWS + column) * STRIDE + eight_of(thread)] = eights[step % AHEAD * EIGHTS + i];
         }
     }
 }
@@ -305,14 +318,15 @@ void main() {
     uint first_quad = gl_WorkGroupID.y * per_split;
     uint end_quad = min(first_quad + per_split, quads);
 
-    place = thread % 32;
+    strip_row = thread % STRIP;
+    half_index = thread / STRIP % 2;
     [[unroll]] for (uint i = 0; i < HALVES; i++) {
         quad_base[i] = min(first_row / STRIP + (thread + i * THREADS) / 32, strips - 1) * quads;
     }
     [[unroll]] for (uint i = 0; i < EIGHTS; i++) {
-        uint item = thread + i * THREADS;
         // Past the last column it is loaded again: nobody looks at what comes of it.
-        x_base[i] = min(first_column + item / 4, push.columns - 1) * quads * (QUAD / 8) + item % 4;
+        uint column = min(first_column + column_of(thread, i), push.columns - 1);
+        x_base[i] = column * quads * (QUAD / 8) + eight_of(thread);
     }
     [[unroll]] for (uint i = 0; i < ROW_TILES * COLUMN_TILES; i++) {
         sums[i] = coopmat<float, gl_ScopeSubgroup, SIDE, SIDE, gl_MatrixUseAccumulator>(0.0);
@@ -343,7 +357,11 @@ void main() {
                         scales[i] = next_scales[i];
                     }
                 }
-                // The next step to the other stage, and those after it under way, before this one is multiplied.
+                // The next step to the other stage, and those after it under way, before this one is multiplied. The other way around
+                // large tiles take a quarter more time; small ones, whose loads are all they wait for, a little less.
+                if (!STORE_FIRST) {
+                    multiply(step % 2, own_row, own_column);
+                }
                 store((step + 1) % 2, step + 1, thread);
                 load_x(quad, last_quad, step + 1 + AHEAD);
                 if (!IS_INT4) {
@@ -352,7 +370,9 @@ void main() {
                     // Both groups of a tile have been stored.
                     load_weights(quad, last_quad, step + 2 * SLOTS);
                 }
-                multiply(step % 2, own_row, own_column);
+                if (STORE_FIRST) {
+                    multiply(step % 2, own_row, own_column);
+                }
                 barrier();
             }
         }

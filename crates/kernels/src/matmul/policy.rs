@@ -68,6 +68,8 @@ pub struct Plan {
     pub ahead: u32,
     /// Parts that K is split into, so that more of the device is busy.
     pub splits: u32,
+    /// A step goes to shared memory before the one before it is multiplied, or after that.
+    pub store_first: bool,
 }
 
 impl Plan {
@@ -102,10 +104,9 @@ pub fn plan(caps: &Caps, shape: &Shape) -> Option<Plan> {
 }
 
 /// Tiles by the number of columns that they suit.
-const TILES: [Tile; 5] = [
-    Tile::new(64, 16, 16, 16),
-    Tile::new(64, 32, 32, 16),
-    Tile::new(64, 64, 32, 32),
+const TILES: [Tile; 4] = [
+    Tile::new(128, 16, 32, 16),
+    Tile::new(128, 32, 32, 32),
     Tile::new(128, 64, 64, 32),
     Tile::new(128, 128, 64, 64),
 ];
@@ -118,7 +119,9 @@ pub fn candidates(caps: &Caps, shape: &Shape) -> Vec<Plan> {
     let units = caps.compute_units.unwrap_or(16);
     let quads = shape.weights.quads() as u32;
     let columns = shape.columns as u32;
-    let fits = |tile: &&Tile| tile.shared_bytes() <= caps.max_shared_bytes && tile.threads() <= caps.max_threads;
+    // A strip of gate and its strip of up must be one subgroup's.
+    let least = 16 * shape.epilogue.strips() as u32;
+    let fits = |tile: &&Tile| tile.own_rows >= least && tile.shared_bytes() <= caps.max_shared_bytes && tile.threads() <= caps.max_threads;
     let suited = TILES.iter().filter(fits).find(|tile| tile.columns >= columns.min(128));
     let Some(tile) = suited.or(TILES.iter().rfind(fits)) else { return Vec::new() };
     let splits = |tile: &Tile| {
@@ -126,27 +129,33 @@ pub fn candidates(caps: &Caps, shape: &Shape) -> Vec<Plan> {
         let wanted = if tiles > MOST_SPLIT_TILES { 1 } else { (units * 2).div_ceil(tiles) };
         wanted.clamp(1, (quads / 4).max(1)).min(8)
     };
-    let own = |tile: &Tile| Plan { tile: *tile, ahead: if tile.columns >= 128 { 1 } else { 2 }, splits: splits(tile) };
+    let own = |tile: &Tile| Plan { tile: *tile, ahead: if tile.columns >= 128 { 1 } else { 2 }, splits: splits(tile), store_first: true };
     let mut list = vec![own(tile)];
     let more = [
-        Tile::new(128, 16, 32, 16),
-        Tile::new(128, 32, 32, 32),
+        Tile::new(64, 64, 32, 32),
         Tile::new(128, 64, 32, 64),
+        Tile::new(256, 64, 32, 64),
+        Tile::new(256, 128, 64, 64),
         Tile::new(128, 128, 32, 128),
-        Tile::new(128, 128, 64, 32),
         Tile::new(256, 64, 64, 64),
         Tile::new(64, 128, 32, 64),
+        Tile::new(256, 16, 32, 16),
+        Tile::new(256, 32, 64, 16),
+        Tile::new(64, 64, 16, 64),
+        Tile::new(64, 64, 64, 16),
     ];
     for tile in TILES.iter().chain(&more).filter(fits).filter(|tile| tile.columns < columns * 2) {
-        for ahead in [1, 2, 4] {
-            let mut tried = vec![1, 2, 4, splits(tile)];
+        for ahead in [1, 2] {
+            let mut tried = vec![1, 2, 3, 4, splits(tile)];
             tried.retain(|splits| *splits == 1 || tile.of(shape.weights.rows, shape.columns) * splits <= units * 12);
             tried.sort_unstable();
             tried.dedup();
             for splits in tried {
-                let plan = Plan { tile: *tile, ahead, splits };
-                if !list.contains(&plan) {
-                    list.push(plan);
+                for store_first in [true, false] {
+                    let plan = Plan { tile: *tile, ahead, splits, store_first };
+                    if !list.contains(&plan) {
+                        list.push(plan);
+                    }
                 }
             }
         }
