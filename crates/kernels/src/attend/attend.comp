@@ -248,7 +248,7 @@ void store_int8(bool writes, uint line, uint thread) {
             if (quad < QUADS) {
                 uint reach = 0;
                 [[unroll]] for (uint j = 0; j < INT8_GROUP; j++) {
-                    reach = max(reach, int8_reach(values[first + quad + j]));
+                    reach = max(reach, largest_magnitude(values[first + quad + j]));
                 }
                 scales |= int8_scale(reach) << upper * 16;
             }
@@ -288,9 +288,9 @@ void write_output(uint thread) {
         uint at = row * (STRIDE / 4) + first + quad;
         if (INT16) {
             // Half groups of 16 values: four quads share a scale.
-            float largest = 0.0;
+            uint largest = 0;
             [[unroll]] for (uint j = 0; j < 4; j++) {
-                largest = max(largest, largest_of(values[quad / 4 * 4 + j]));
+                largest = max(largest, largest_magnitude(values[quad / 4 * 4 + j]));
             }
             ivec4 q = int16_of(values[quad], int16_factor(largest));
             Bytes(push.o).data[at] = high_bytes(q);

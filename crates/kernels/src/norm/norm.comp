@@ -63,11 +63,11 @@ uint scale_at(uint group) {
 }
 
 void quantize(uint row, uint first, float values[GROUP]) {
-    float largest = 0.0;
+    uint largest = 0;
     [[unroll]] for (uint j = 0; j < GROUP; j++) {
-        largest = max(largest, abs(values[j]));
+        largest = max(largest, magnitude(values[j]));
     }
-    float factor = INT16 ? int16_factor(largest) : largest > 0.0 ? 127.0 / largest : 0.0;
+    float factor = INT16 ? int16_factor(largest) : largest > 0 ? 127.0 / uintBitsToFloat(largest) : 0.0;
     uint quads = (push.n + QUAD - 1) / QUAD;
     uint word = (row * quads * QUAD + first) / 4;
     [[unroll]] for (uint j = 0; j < GROUP; j += 4) {
@@ -79,7 +79,7 @@ void quantize(uint row, uint first, float values[GROUP]) {
             push.y_bytes.data[word + j / 4] = pack_bytes(q);
         }
     }
-    float scale = INT16 ? int16_scale(largest) : largest / 127.0;
+    float scale = INT16 ? int16_scale(largest) : uintBitsToFloat(largest) / 127.0;
     push.y_scales.data[row * quads * (QUAD / GROUP) + scale_at(first / GROUP)] = scale;
 }
 

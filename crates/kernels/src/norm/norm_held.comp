@@ -94,7 +94,7 @@ float inverse_rms(float sum_of_squares) {
 #if TIER >= 1
 // Every thread of a subgroup must come here.
 void write_quantized(uint row, uint quads, uint quarter, bool held, vec4 value) {
-    float largest = largest_of(value);
+    uint largest = largest_magnitude(value);
     largest = max(largest, subgroupShuffleXor(largest, 1));
     largest = max(largest, subgroupShuffleXor(largest, 2));
     uint word = row * quads * (QUAD / 4) + quarter;
@@ -109,11 +109,11 @@ void write_quantized(uint row, uint quads, uint quarter, bool held, vec4 value) 
         }
     } else {
         largest = max(largest, subgroupShuffleXor(largest, 4));
-        float factor = largest > 0.0 ? 127.0 / largest : 0.0;
+        float factor = largest > 0 ? 127.0 / uintBitsToFloat(largest) : 0.0;
         if (held) {
             push.y_bytes.data[word] = pack_bytes(ivec4(roundEven(value * factor)));
             if (quarter % 8 == 0) {
-                push.y_scales.data[row * quads * 4 + quarter / 8] = largest / 127.0;
+                push.y_scales.data[row * quads * 4 + quarter / 8] = uintBitsToFloat(largest) / 127.0;
             }
         }
     }

@@ -49,9 +49,9 @@ void main() {
     }
     // The scales of the padding become zero with its values.
     bool padding = first * 4 >= push.k;
-    float largest = 0.0;
+    uint largest = 0;
     [[unroll]] for (uint j = 0; j < PER_THREAD; j++) {
-        largest = max(largest, padding ? 0.0 : largest_of(values[j]));
+        largest = max(largest, padding ? 0 : largest_magnitude(values[j]));
     }
 #if TIER >= 1
     largest = max(largest, subgroupShuffleXor(largest, 1));
