@@ -16,7 +16,7 @@ use gpu::{Address, Device, Error, Pipeline, Recorder, Result, View};
 pub use policy::{Plan, Shape};
 
 use crate::{
-    Activations, Kernel, Vectors,
+    Kernel, Vectors,
     kv::{KvLayer, KvTable},
     shaders::attend::{Constants, Push, TIERS},
     variant::Variant,
@@ -198,7 +198,7 @@ fn variant(shape: &Shape, plan: Plan) -> Variant {
         qk_norm: shape.norm.is_some(),
         qkv_bias: shape.bias,
         interleaved: shape.interleaved,
-        int16: shape.output == Activations::Int16,
+        output: shape.output as u32,
         epsilon: shape.norm.unwrap_or(0.0),
         scale: shape.scale,
     };
