@@ -83,17 +83,11 @@ fn name(step: &Step, plan: &Plan) -> String {
     let shape = &step.shape;
     let window = if shape.window > 0 { format!(", window {}", shape.window) } else { String::new() };
     format!(
-        "{} rows from {}, {}/{} × {} {} → {}{}{}{}{window}, pages of {}, splits {}",
+        "{} rows from {}, {} → {}{window}, pages of {}, splits {}",
         step.positions.len(),
         step.positions[0],
-        shape.heads,
-        shape.kv_heads,
-        shape.head_dim,
-        shape.scheme,
+        shape.rope(),
         shape.output,
-        if shape.norm.is_some() { ", norm" } else { "" },
-        if shape.bias { ", bias" } else { "" },
-        if shape.interleaved { ", interleaved" } else { "" },
         shape.page,
         plan.splits,
     )

@@ -45,17 +45,7 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
 }
 
 fn case(tier: Tier, shape: Shape) -> Case {
-    let name = format!(
-        "{}/{} × {} {}{}{}{}",
-        shape.heads,
-        shape.kv_heads,
-        shape.head_dim,
-        shape.scheme,
-        if shape.norm { ", norm" } else { "" },
-        if shape.bias { ", bias" } else { "" },
-        if shape.interleaved { ", interleaved" } else { "" },
-    );
-    Case::new(name, tier, move |device| run(device, shape, policy::at_tier(device.caps(), &shape, tier)))
+    Case::new(shape.to_string(), tier, move |device| run(device, shape, policy::at_tier(device.caps(), &shape, tier)))
 }
 
 /// Runs one shape with one plan on random data.
