@@ -353,7 +353,8 @@ impl<'a> Step<'a> {
                     let target = Target::whole(to, matrix.layout().rows);
                     self.product(name, matrix, Epilogue::None, x, &target, &self.state.active.view())?;
                 }
-                let kernel = Geglu::new(&self.model.device, Epilogue::Geglu, scratch.gated.kind(), scratch.gated.k)?;
+                let kernel =
+                    Geglu::new(&self.model.device, Epilogue::Geglu, scratch.gated.kind(), scratch.gated.k)?;
                 let (gate, up) = (apart[0].view(), apart[1].view());
                 Ok(kernel.record(
                     self.recorder,
