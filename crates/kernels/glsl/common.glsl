@@ -53,3 +53,14 @@ uint pack_bytes(ivec4 values) {
     uvec4 bytes = uvec4(values) & 0xffu;
     return bytes.x | bytes.y << 8 | bytes.z << 16 | bytes.w << 24;
 }
+
+// How large a value is, as bits: integers in the order of the sizes, with what is not a number above all. So the largest of several
+// is none where one of them is none, where max of floats would leave that out.
+uint magnitude(float value) {
+    return floatBitsToUint(value) & 0x7fffffffu;
+}
+
+uint largest_magnitude(vec4 values) {
+    uvec4 sizes = floatBitsToUint(values) & 0x7fffffffu;
+    return max(max(sizes.x, sizes.y), max(sizes.z, sizes.w));
+}

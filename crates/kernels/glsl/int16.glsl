@@ -4,18 +4,15 @@ const float INT16_MOST = 32639.0;
 // Half groups of 16 values in a quad.
 const uint INT16_SCALES = 8;
 
-float largest_of(vec4 values) {
-    vec4 sizes = abs(values);
-    return max(max(sizes.x, sizes.y), max(sizes.z, sizes.w));
+// What values are multiplied with, of the largest magnitude among them. Below this bound it would not be a finite number; nothing is
+// lost by calling that zero.
+float int16_factor(uint largest) {
+    return largest < floatBitsToUint(1e-30) ? 0.0 : INT16_MOST / uintBitsToFloat(largest);
 }
 
-// What values are multiplied with. Below this bound it would not be a finite number; nothing is lost by calling that zero.
-float int16_factor(float largest) {
-    return largest > 1e-30 ? INT16_MOST / largest : 0.0;
-}
-
-float int16_scale(float largest) {
-    return largest > 1e-30 ? largest / INT16_MOST : 0.0;
+// Where one of the values is not a number this is none either, and says so of all that share it.
+float int16_scale(uint largest) {
+    return largest < floatBitsToUint(1e-30) ? 0.0 : uintBitsToFloat(largest) / INT16_MOST;
 }
 
 // As int16_scale_at (vectors.rs), of a half group.

@@ -19,13 +19,7 @@ uint int8_scales_at(uint line) {
     return line / PAGE * INT8_PAGE_WORDS + PAGE * INT8_WORDS + line % PAGE * INT8_SCALE_WORDS;
 }
 
-// The larger, the larger the largest of four values is. Bits and not a float: what is not a number is larger than any.
-uint int8_reach(vec4 values) {
-    uvec4 sizes = floatBitsToUint(values) & 0x7fffffffu;
-    return max(max(sizes.x, sizes.y), max(sizes.z, sizes.w));
-}
-
-// The scale of a group with this reach, as f16. What is not a number becomes a scale that is none either.
+// The scale of a group with this reach, its largest magnitude, as f16. What is not a number becomes a scale that is none either.
 uint int8_scale(uint reach) {
     return half_bits(uintBitsToFloat(reach) * (1.0 / 127.0));
 }

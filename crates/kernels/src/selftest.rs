@@ -64,6 +64,15 @@ impl Comparison {
         self.worst = self.worst.max(share);
     }
 
+    /// The same for an output that must not be a number where the expected one, or its allowance, is none.
+    pub fn close_or_none(&mut self, what: impl FnOnce() -> String, got: f64, want: f64, allowed: f64) {
+        if want.is_nan() || allowed.is_nan() {
+            self.equal(|| format!("whether {} is no number", what()), &got.is_nan(), &true);
+        } else {
+            self.close(what, got, want, allowed);
+        }
+    }
+
     /// An output that must be the same.
     pub fn equal<T: PartialEq + std::fmt::Debug>(
         &mut self,

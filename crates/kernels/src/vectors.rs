@@ -1,5 +1,7 @@
 //! Activations in GPU memory: columns of K values, as f32, as f16 for matrix units, or as int8 or int16 with scales.
 
+pub(crate) mod compare;
+
 use gpu::{Arena, Buffer, Error, Recorder, Result};
 
 use crate::layout::{GROUP, QUAD};

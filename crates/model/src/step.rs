@@ -353,7 +353,8 @@ impl<'a> Step<'a> {
                     let target = Target::whole(to, matrix.layout().rows);
                     self.product(name, matrix, Epilogue::None, x, &target, &self.state.active.view())?;
                 }
-                let kernel = Geglu::new(&self.model.device, Epilogue::Geglu, scratch.gated.k)?;
+                let kernel =
+                    Geglu::new(&self.model.device, Epilogue::Geglu, scratch.gated.kind(), scratch.gated.k)?;
                 let (gate, up) = (apart[0].view(), apart[1].view());
                 Ok(kernel.record(
                     self.recorder,
@@ -459,7 +460,7 @@ impl<'a> Step<'a> {
         let kernel = Attention::new(device, shape, mode(self.rows, self.scratch.rows))?;
         kernel.record(self.recorder, "attention", &operands)?;
         let Some(attended) = &self.scratch.attended_int16 else { return Ok(()) };
-        let kernel = QuantizeRows::new(device, attended.k)?;
+        let kernel = QuantizeRows::new(device, attended.kind(), attended.k)?;
         let active = self.state.active.view();
         Ok(kernel.record(self.recorder, "quantize", &self.scratch.attended, attended, &active)?)
     }

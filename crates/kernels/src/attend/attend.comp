@@ -3,7 +3,7 @@
 #extension GL_GOOGLE_include_directive : require
 // All of a decode step's attention in one dispatch: from the rows of the QKV product to what the output projection takes. Each row
 // is of another sequence. Bias, norm of each head, RoPE and scale; the new key and value into their page; softmax(q · kᵀ) · v
-// over the pages of the cache; the splits joined; and, where the product wants it so, the result as int16.
+// over the pages of the cache; the splits joined; and, where the product wants it so, the result as int16 or f16.
 //
 // A workgroup takes a row, HEADS query heads that share a kv head, and one split of the positions before the row's own. They come
 // in blocks of CLUSTERS · KEYS. A cluster of LANES threads takes KEYS keys of each block: its threads hold eights (8
@@ -38,8 +38,8 @@ layout(constant_id = 12) const bool QK_NORM = false;
 layout(constant_id = 13) const bool QKV_BIAS = false;
 // Values 2i and 2i + 1 are rotated together, else i and i + HEAD_DIM / 2.
 layout(constant_id = 14) const bool INTERLEAVED = false;
-// The output is int16, else f32.
-layout(constant_id = 15) const bool INT16 = false;
+// How the output is stored: as Activations (vectors.rs), but not int8.
+layout(constant_id = 15) const uint OUTPUT = 0;
 // Added to the mean square.
 layout(constant_id = 16) const float EPSILON = 0.0;
 // Queries are multiplied by this.
@@ -71,7 +71,7 @@ layout(push_constant, scalar) uniform Push {
     Numbers slots;
     Numbers table;
     Active active_rows;
-    // f32, or the bytes of int16.
+    // f32, f16, or the bytes of int16.
     Output o;
     Scales o_scales;
     // A counter for each row and query head, 0 between dispatches; then parts: [row][workgroup][split][PART].
@@ -84,6 +84,10 @@ layout(push_constant, scalar) uniform Push {
 #include "half.glsl"
 #include "kv.glsl"
 #include "int16.glsl"
+#include "f16.glsl"
+
+const bool TO_INT16 = OUTPUT == 2;
+const bool TO_F16 = OUTPUT == 3;
 
 const uint CLUSTER_SUMS = KEYS * HEADS;
 #include "cluster.glsl"
@@ -248,7 +252,7 @@ void store_int8(bool writes, uint line, uint thread) {
             if (quad < QUADS) {
                 uint reach = 0;
                 [[unroll]] for (uint j = 0; j < INT8_GROUP; j++) {
-                    reach = max(reach, int8_reach(values[first + quad + j]));
+                    reach = max(reach, largest_magnitude(values[first + quad + j]));
                 }
                 scales |= int8_scale(reach) << upper * 16;
             }
@@ -286,11 +290,11 @@ void write_output(uint thread) {
     uint first = gl_WorkGroupID.x * HEADS * QUADS;
     for (uint quad = thread; quad < HEADS * QUADS; quad += THREADS) {
         uint at = row * (STRIDE / 4) + first + quad;
-        if (INT16) {
+        if (TO_INT16) {
             // Half groups of 16 values: four quads share a scale.
-            float largest = 0.0;
+            uint largest = 0;
             [[unroll]] for (uint j = 0; j < 4; j++) {
-                largest = max(largest, largest_of(values[quad / 4 * 4 + j]));
+                largest = max(largest, largest_magnitude(values[quad / 4 * 4 + j]));
             }
             ivec4 q = int16_of(values[quad], int16_factor(largest));
             Bytes(push.o).data[at] = high_bytes(q);
@@ -298,11 +302,13 @@ void write_output(uint thread) {
             if (quad % 4 == 0) {
                 push.o_scales.data[row * (STRIDE / 16) + int16_scale_at((first + quad) / 4)] = int16_scale(largest);
             }
+        } else if (TO_F16) {
+            Words2(push.o).data[at] = f16_activations(values[quad]);
         } else {
             push.o.data[at] = values[quad];
         }
     }
-    if (INT16 && gl_WorkGroupID.x == 0) {
+    if (TO_INT16 && gl_WorkGroupID.x == 0) {
         // The padding's.
         for (uint i = QUERY_HEADS * HEAD_DIM / 16 + thread; i < STRIDE / 16; i += THREADS) {
             push.o_scales.data[row * (STRIDE / 16) + int16_scale_at(i)] = 0.0;

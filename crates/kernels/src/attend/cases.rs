@@ -4,13 +4,16 @@ use gpu::{Caps, Device, Result, Tier};
 
 use super::{Attend, Operands, Plan, Shape, policy, reference};
 use crate::{
-    Activations, HALF_GROUP, QUAD, Vectors,
+    Activations, Vectors,
     attention::reference::range,
     kv::{KvLayer, KvScheme, KvShape, KvTable, reference as stored},
-    quantize_rows::cases::compare_int16,
+    product::reference::Value,
     rope::{Tables, inverse_frequencies, reference::Row},
-    selftest::{Case, Comparison, Output, POISON, Random, TIMEOUT, arena},
-    vectors::VectorData,
+    selftest::{Case, Comparison, Output, Random, TIMEOUT, arena},
+    vectors::{
+        VectorData,
+        compare::{compare, poisoned},
+    },
 };
 
 /// One step: its rows, each of a slot of its own.
@@ -44,20 +47,23 @@ pub(super) fn steps() -> Vec<Step> {
     let small = Shape { heads: 2, head_dim: 64, ..GEMMA };
     let plain = Shape { norm: None, scale: 0.1, ..small };
     let lengths = [0, 1, 15, 16, 17, 63, 64, 299];
-    let int16 = Activations::Int16;
+    let (int16, f16) = (Activations::Int16, Activations::F16);
     vec![
         step(Shape { output: int16, ..GEMMA }, &lengths),
-        step(Shape { heads: 2, page: 64, scheme: KvScheme::F32, ..GEMMA }, &[300, 0, 64]),
+        step(Shape { heads: 2, page: 64, scheme: KvScheme::F32, output: f16, ..GEMMA }, &[300, 0, 64]),
         step(Shape { heads: 1, window: 40, page: 64, output: int16, ..GEMMA }, &[299, 39, 40, 41, 7]),
         step(Shape { heads: 4, kv_heads: 2, head_dim: 128, window: 100, output: int16, ..GEMMA }, &lengths),
         step(Shape { window: 1, ..small }, &[0, 77]),
         step(Shape { scheme: KvScheme::Int8, output: int16, ..GEMMA }, &[64, 0, 1, 299]),
-        step(Shape { kv_heads: 2, head_dim: 96, window: 40, scheme: KvScheme::Int8, ..small }, &[130, 5, 0]),
+        step(Shape { kv_heads: 2, head_dim: 96, window: 40, scheme: KvScheme::Int8, output: f16, ..small }, &[130, 5, 0]),
         step(Shape { bias: true, interleaved: true, scheme: KvScheme::Int8, ..plain }, &[65, 2]),
         step(Shape { kv_heads: 2, scheme: KvScheme::F32, output: int16, ..small }, &[130, 5, 0]),
         step(Shape { heads: 7, bias: true, page: 64, ..plain }, &[130, 5]),
         step(Shape { heads: 9, kv_heads: 3, interleaved: true, output: int16, ..plain }, &[200, 64, 1]),
-        step(Shape { heads: 3, kv_heads: 3, head_dim: 80, bias: true, interleaved: true, ..small }, &[65, 2]),
+        step(
+            Shape { heads: 3, kv_heads: 3, head_dim: 80, bias: true, interleaved: true, output: f16, ..small },
+            &[65, 2],
+        ),
     ]
 }
 
@@ -77,17 +83,11 @@ fn name(step: &Step, plan: &Plan) -> String {
     let shape = &step.shape;
     let window = if shape.window > 0 { format!(", window {}", shape.window) } else { String::new() };
     format!(
-        "{} rows from {}, {}/{} × {} {} → {}{}{}{}{window}, pages of {}, splits {}",
+        "{} rows from {}, {} → {}{window}, pages of {}, splits {}",
         step.positions.len(),
         step.positions[0],
-        shape.heads,
-        shape.kv_heads,
-        shape.head_dim,
-        shape.scheme,
+        shape.rope(),
         shape.output,
-        if shape.norm.is_some() { ", norm" } else { "" },
-        if shape.bias { ", bias" } else { "" },
-        if shape.interleaved { ", interleaved" } else { "" },
         shape.page,
         plan.splits,
     )
@@ -97,20 +97,21 @@ fn name(step: &Step, plan: &Plan) -> String {
 pub(super) fn run(device: &Device, step: &Step, plan: Plan) -> Result<Comparison> {
     let data = Data::new(step);
     let mut comparison = Comparison::default();
-    // Rounding to int16 would hide errors, so f32 comes first, and int16 is compared with that.
+    // Rounding to int16 or f16 would hide errors, so f32 comes first, and the others are compared with that.
     let f32_step = Step { shape: Shape { output: Activations::F32, ..step.shape }, ..step.clone() };
     let buffers = Buffers::new(device, &f32_step, plan, &data)?;
     buffers.run()?;
     let o = buffers.read(&mut comparison)?;
     compare_cache(&f32_step, &data, &buffers, &mut comparison)?;
-    compare_output(&f32_step, &data, &buffers, &o, &mut comparison)?;
-    if step.shape.output == Activations::Int16 {
-        let k = buffers.o.k;
-        let rows = (0..step.positions.len()).flat_map(|row| &o[row * k.next_multiple_of(QUAD)..][..k]);
-        let want: Vec<f64> = rows.map(|word| f64::from(f32::from_bits(*word))).collect();
+    compare_output(&f32_step, &data, buffers, &mut comparison)?;
+    if step.shape.output != Activations::F32 {
         let buffers = Buffers::new(device, step, plan, &data)?;
         buffers.run()?;
-        compare_int16(&mut comparison, &want, buffers.o, 1e-6)?;
+        let (k, padded) = (buffers.o.k, buffers.o.stride());
+        let rows = (0..step.positions.len()).flat_map(|row| &o[row * padded..][..k]);
+        let want = rows.map(|word| f64::from(f32::from_bits(*word)));
+        let want: Vec<Value> = want.map(|value| Value { value, allowed: 1e-6 * value.abs() }).collect();
+        compare(&mut comparison, &want, buffers.o)?;
     }
     Ok(comparison)
 }
@@ -133,7 +134,7 @@ fn compare_cache(step: &Step, data: &Data, buffers: &Buffers, comparison: &mut C
                 }
                 let got = stored::value(words, &data.kv_shape, element);
                 let at = || format!("{what} {i} of row {row} at position {position}");
-                comparison.close(at, got, want, 1e-5 * reach + rounding);
+                comparison.close_or_none(at, got, want, 1e-5 * reach + rounding);
             }
         }
     }
@@ -144,42 +145,24 @@ fn compare_cache(step: &Step, data: &Data, buffers: &Buffers, comparison: &mut C
     Ok(())
 }
 
-fn compare_output(
-    step: &Step,
-    data: &Data,
-    buffers: &Buffers,
-    o: &[u32],
-    comparison: &mut Comparison,
-) -> Result<()> {
+fn compare_output(step: &Step, data: &Data, buffers: Buffers, comparison: &mut Comparison) -> Result<()> {
     let shape = &step.shape;
-    let d = shape.head_dim as usize;
-    let (k, padded) = (buffers.o.k, buffers.o.stride());
     // As the kernel has stored them: a difference in the last bit of f32 may be one in the last of f16.
     let (keys, values): (Vec<u32>, Vec<u32>) = (buffers.kv.k.read_vec()?, buffers.kv.v.read_vec()?);
+    let mut want = Vec::new();
     for (row, position) in (0..).zip(step.positions.iter().copied()) {
         let (q, _, _) = reference::heads(shape, &data.row(step, row));
         let heads = reference::attend(shape, &q, position, |kv_head, at| {
             let first = data.element(shape, row, kv_head, at);
-            let elements = first..first + d as u64;
+            let elements = first..first + u64::from(shape.head_dim);
             let line = |words: &[u32]| elements.clone().map(|i| stored::value(words, &data.kv_shape, i)).collect();
             (line(&keys), line(&values))
         });
-        let at = row as usize * padded;
-        for (head, (want, reach)) in heads.into_iter().enumerate() {
-            for (j, want) in want.into_iter().enumerate() {
-                let got = f64::from(f32::from_bits(o[at + head * d + j]));
-                let what = || format!("value {j} of head {head}, row {row} at position {position}");
-                comparison.close(what, got, want, 2e-6 + 2e-6 * reach);
-            }
-        }
-        for j in k..padded {
-            comparison.equal(|| format!("padding {j} of row {row}"), &o[at + j], &POISON);
+        for (head, reach) in heads {
+            want.extend(head.into_iter().map(|value| Value { value, allowed: 2e-6 + 2e-6 * reach }));
         }
     }
-    for (i, word) in o.iter().enumerate().skip(step.positions.len() * padded) {
-        comparison.equal(|| format!("word {i}, of a row not in use"), word, &POISON);
-    }
-    Ok(())
+    compare(comparison, &want, buffers.o)
 }
 
 /// The QKV product, and a cache whose pages lie anywhere.
@@ -235,8 +218,11 @@ impl Data {
         }
         let mut floats = |count: u32, scale: f32| (0..count).map(|_| random.signed() * scale).collect::<Vec<f32>>();
         let row = shape.rope().row();
+        let mut qkv = floats((row + 8) * rows, 3.0);
+        // A value that is not a number stays none, and makes no others so but those that share its scale.
+        qkv[((shape.heads + shape.kv_heads) * shape.head_dim) as usize + 5] = f32::NAN;
         Self {
-            qkv: floats((row + 8) * rows, 3.0),
+            qkv,
             bias: floats(row, 1.0),
             weights: [floats(shape.head_dim, 2.0), floats(shape.head_dim, 1.0)],
             frequencies: inverse_frequencies(shape.head_dim as usize, 1e4, 1.0),
@@ -307,15 +293,7 @@ impl Buffers {
         let positions: Vec<u32> = step.positions.iter().copied().chain(vec![3; step.idle]).collect();
         let slots: Vec<u32> = (0..columns as u32).collect();
         let k = (shape.heads * shape.head_dim) as usize;
-        let padded = columns * k.next_multiple_of(QUAD);
-        let data_of = match shape.output {
-            Activations::Int16 => VectorData::Int16 {
-                values: Output::new(&mut arena, 2 * padded / 4)?.buffer,
-                scales: Output::new(&mut arena, padded / HALF_GROUP)?.buffer,
-            },
-            _ => VectorData::F32(Output::new(&mut arena, padded)?.buffer),
-        };
-        let o = Vectors { k, columns, data: data_of };
+        let o = poisoned(&mut arena, shape.output, k, columns)?;
         let tables = Tables::new(&data.frequencies, data.table_stride as usize * shape.page as usize);
         let kernel = Attend::with_plan(device, *shape, plan)?;
         let counter_words = (kernel.counter_bytes(columns as u32) / 4) as usize;
@@ -358,19 +336,18 @@ impl Buffers {
         self.program.run(TIMEOUT)
     }
 
-    /// The words of the output, f32 or the bytes of int16; the counters must be zero again.
+    /// The words of the output's values, however they are stored; the counters must be zero again.
     pub fn read(&self, comparison: &mut Comparison) -> Result<Vec<u32>> {
         if let Some(scratch) = &self.scratch {
             let words = scratch.read(comparison)?;
             let zero = words[..self.counter_words].iter().all(|word| *word == 0);
             comparison.equal(|| "the counters, zero again".into(), &zero, &true);
         }
-        let padded = self.o.columns * self.o.stride();
-        match &self.o.data {
-            VectorData::F32(floats) => Ok(floats.read_vec::<u32>()?[..padded].to_vec()),
-            VectorData::Int8 { values, .. } | VectorData::Int16 { values, .. } | VectorData::F16(values) => {
-                values.read_vec()
-            }
-        }
+        let (values, per_word) = match &self.o.data {
+            VectorData::F32(values) => (values, 1),
+            VectorData::Int16 { values, .. } | VectorData::F16(values) => (values, 2),
+            VectorData::Int8 { .. } => unreachable!("attend writes no int8"),
+        };
+        Ok(values.read_vec::<u32>()?[..self.o.columns * self.o.stride() / per_word].to_vec())
     }
 }

@@ -16,8 +16,9 @@ use gpu::{Address, Device, Error, Pipeline, Recorder, Result, View};
 pub use policy::{Plan, Shape};
 
 use crate::{
-    Activations, Kernel, Vectors,
+    Kernel, Vectors,
     kv::{KvLayer, KvTable},
+    rope,
     shaders::attend::{Constants, Push, TIERS},
     variant::Variant,
     vectors::VectorData,
@@ -133,47 +134,27 @@ impl Attend {
     fn check(&self, name: &str, operands: &Operands<'_>) -> Result<()> {
         let shape = &self.shape;
         let wrong = |reason: String| Err(Error::InvalidUse { what: name.to_string(), reason });
-        let kv = &operands.kv.shape;
-        if (kv.kv_heads, kv.head_dim, kv.page, kv.scheme)
-            != (shape.kv_heads, shape.head_dim, shape.page, shape.scheme)
-        {
-            return wrong(format!("a cache of {kv:?} for a kernel made for {shape:?}"));
-        }
-        if operands.bias.is_some() != shape.bias || operands.weights.is_some() != shape.norm.is_some() {
-            return wrong("bias and weights must be given exactly when the shape has them".into());
-        }
-        let row = shape.rope().row();
-        if operands.qkv_stride < row || !operands.qkv_stride.is_multiple_of(4) {
-            let stride = operands.qkv_stride;
-            return wrong(format!(
-                "rows of {row} values {stride} apart: the stride must divide by 4 and not be shorter"
-            ));
-        }
+        let rows = operands.o.columns as u32;
+        let inputs = rope::Inputs {
+            qkv: &operands.qkv,
+            qkv_stride: operands.qkv_stride,
+            bias: operands.bias.as_ref(),
+            weights: operands.weights.as_ref(),
+            coarse: &operands.coarse,
+            fine: &operands.fine,
+            kv: operands.kv,
+            table: operands.table,
+            positions: &operands.positions,
+            slots: &operands.slots,
+            active: &operands.active,
+        };
+        // Four values are loaded at once.
+        inputs.check(name, &shape.rope(), rows, 4)?;
         let (k, kind) = (shape.heads as usize * shape.head_dim as usize, shape.output);
         if operands.o.k != k || operands.o.kind() != kind {
             return wrong(format!("the output must be {kind} with {k} values a row"));
         }
-        let rows = operands.o.columns as u64;
-        let words = |count: u64| count * 4;
-        let qkv = rows.max(1).saturating_sub(1) * u64::from(operands.qkv_stride) + u64::from(row);
-        let head = words(u64::from(shape.head_dim));
-        let mut lengths = vec![
-            ("qkv", &operands.qkv, words(qkv)),
-            ("positions", &operands.positions, words(rows)),
-            ("slots", &operands.slots, words(rows)),
-            ("active", &operands.active, words(1)),
-            ("the table", &operands.table.view, words(u64::from(operands.table.stride))),
-            ("the coarse table", &operands.coarse, head),
-            ("the fine table", &operands.fine, 256 * head),
-        ];
-        lengths.extend(operands.bias.iter().map(|bias| ("the bias", bias, words(u64::from(row)))));
-        if let Some((q, k)) = &operands.weights {
-            lengths.extend([("a weight", q, head), ("a weight", k, head)]);
-        }
-        if let Some((what, view, bytes)) = lengths.into_iter().find(|(_, view, bytes)| view.len() < *bytes) {
-            return wrong(format!("{what} has {} bytes of {bytes}", view.len()));
-        }
-        let (bytes, splits) = (self.scratch_bytes(rows as u32), self.plan.splits);
+        let (bytes, splits) = (self.scratch_bytes(rows), self.plan.splits);
         if operands.scratch.as_ref().map_or(0, View::len) < bytes {
             return wrong(format!("{splits} splits of {rows} rows need {bytes} bytes of scratch memory"));
         }
@@ -198,20 +179,14 @@ fn variant(shape: &Shape, plan: Plan) -> Variant {
         qk_norm: shape.norm.is_some(),
         qkv_bias: shape.bias,
         interleaved: shape.interleaved,
-        int16: shape.output == Activations::Int16,
+        output: shape.output as u32,
         epsilon: shape.norm.unwrap_or(0.0),
         scale: shape.scale,
     };
     let label = format!(
-        "{}/{} × {} {} → {}{}{}{}{}, {} threads, {} keys, {} splits",
-        shape.heads,
-        shape.kv_heads,
-        shape.head_dim,
-        shape.scheme,
+        "{} → {}{}, {} threads, {} keys, {} splits",
+        shape.rope(),
         shape.output,
-        if shape.norm.is_some() { ", norm" } else { "" },
-        if shape.bias { ", bias" } else { "" },
-        if shape.interleaved { ", interleaved" } else { "" },
         if shape.window > 0 { ", window" } else { "" },
         plan.threads,
         plan.keys,

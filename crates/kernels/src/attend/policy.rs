@@ -36,7 +36,7 @@ pub struct Shape {
     pub interleaved: bool,
     /// Queries are multiplied by this.
     pub scale: f32,
-    /// How the output is stored: f32 or int16.
+    /// How the output is stored: f32, f16 or int16.
     pub output: Activations,
 }
 
@@ -72,7 +72,7 @@ impl Shape {
         self.attention().check()?;
         let wrong = |reason: String| Err(Error::InvalidUse { what: "attend".into(), reason });
         match self.output {
-            Activations::Int8 => wrong("the output must be f32 or int16, not int8".into()),
+            Activations::Int8 => wrong("the output must be f32, f16 or int16, not int8".into()),
             Activations::Int16 if !self.head_dim.is_multiple_of(HALF_GROUP as u32) => {
                 wrong(format!("heads of {} values do not divide into half groups of {HALF_GROUP}", self.head_dim))
             }
@@ -243,8 +243,10 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
         for window in [window, 0] {
             let model = (heads, kv_heads, head_dim, window, context);
             shapes.push(gemma(model, KvScheme::F16, Activations::F32));
-            shapes.push(gemma(model, KvScheme::F16, Activations::Int16));
-            shapes.push(gemma(model, KvScheme::Int8, Activations::Int16));
+            for output in [Activations::Int16, Activations::F16] {
+                shapes.push(gemma(model, KvScheme::F16, output));
+                shapes.push(gemma(model, KvScheme::Int8, output));
+            }
         }
         shapes.push(gemma((heads, kv_heads, head_dim, 0, context), KvScheme::F32, Activations::F32));
     }

@@ -26,7 +26,9 @@ fn plans_of_larger_gpus_are_right_too() {
     for (tier, threads, lanes, keys) in [(Tier::T0, 16, 4, 1), (Tier::T1, 32, 4, 4)] {
         let mut steps = cases::steps();
         steps.retain(|step| step.shape.head_dim < 128 && step.shape.heads != 7);
-        assert!(steps.iter().any(|step| step.shape.output == Activations::Int16));
+        for output in [Activations::Int16, Activations::F16] {
+            assert!(steps.iter().any(|step| step.shape.output == output), "{output}");
+        }
         assert!(steps.iter().any(|step| step.shape.head_dim == 80), "eights that do not come out even");
         for (step, splits) in steps.iter().zip([3, 1, 7].into_iter().cycle()) {
             let plan = Plan { tier, threads, lanes, heads: 1, keys, least: 32, splits, subgroup: Subgroup::Any };
@@ -54,7 +56,7 @@ fn bits(device: &gpu::Device, step: &Step, data: &Data, plan: Plan, runs: usize)
 #[test]
 fn a_step_comes_out_the_same_every_time() {
     let Some(device) = testkit::cpu_device() else { return };
-    for output in [Activations::F32, Activations::Int16] {
+    for output in [Activations::F32, Activations::Int16, Activations::F16] {
         let step = Step { shape: Shape { output, ..SMALL }, positions: vec![210, 3, 130, 0], idle: 2 };
         let plan = Plan { splits: 5, least: 32, ..policy::plan(device.caps(), &step.shape) };
         let runs = bits(&device, &step, &Data::new(&step), plan, 52);
@@ -147,6 +149,7 @@ fn wrong_operands_are_refused() {
     let table = KvTable { view: memory.view(), stride: 1 };
     let o = Vectors::f32(&mut arena, "o", 256, 2).unwrap();
     let o_int16 = Vectors::int16(&mut arena, "o", 256, 2).unwrap();
+    let o_f16 = Vectors::f16(&mut arena, "o", 256, 2).unwrap();
     let plan = Plan { splits: 2, ..policy::plan(device.caps(), &SMALL) };
     let kernel = Attend::with_plan(&device, SMALL, plan).unwrap();
     let scratch = arena.buffer("scratch", kernel.scratch_bytes(2)).unwrap();
@@ -170,6 +173,7 @@ fn wrong_operands_are_refused() {
     record(&operands()).unwrap();
     record(&Operands { kv: &wide, ..operands() }).unwrap_err();
     record(&Operands { o: &o_int16, ..operands() }).unwrap_err();
+    record(&Operands { o: &o_f16, ..operands() }).unwrap_err();
     record(&Operands { weights: None, ..operands() }).unwrap_err();
     record(&Operands { bias: Some(memory.view()), ..operands() }).unwrap_err();
     record(&Operands { qkv_stride: SMALL.rope().row() + 2, ..operands() }).unwrap_err();

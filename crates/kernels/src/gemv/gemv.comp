@@ -309,12 +309,6 @@ float joined(uint from, uint column, uint row) {
     return sum;
 }
 
-// The largest magnitude among values: as integers magnitudes are in order, with what is not a number above all, so that it ends
-// up in the scale and is not lost.
-uint magnitude(float value) {
-    return floatBitsToUint(value) & 0x7fffffffu;
-}
-
 // Scales below the smallest normal float are 0 to some drivers.
 float scale_for(uint largest) {
     return largest < floatBitsToUint(1e-30) ? 0.0 : uintBitsToFloat(largest) / 32639.0;

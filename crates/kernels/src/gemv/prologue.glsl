@@ -98,7 +98,7 @@ float make_x(uint first_quad, uint own_quads) {
     [[unroll]] for (uint j = 0; j < PER_THREAD; j++) {
         uint quarter = thread + j * THREADS;
         vec4 value = stream[j] * weight[j];
-        float largest = largest_of(value);
+        uint largest = largest_magnitude(value);
         largest = max(largest, subgroupShuffleXor(largest, 1));
         largest = max(largest, subgroupShuffleXor(largest, 2));
         ivec4 q = int16_of(value, int16_factor(largest));

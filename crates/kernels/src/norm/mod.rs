@@ -1,4 +1,4 @@
-//! RMSNorm with residual add: plain, after the add (Llama), or around it (Gemma 3), to f32, int8 or int16.
+//! RMSNorm with residual add: plain, after the add (Llama), or around it (Gemma 3), to f32, f16, int8 or int16.
 //!
 //! Two shaders: one holds a row in the registers of its workgroup and reads memory once, the other walks through rows of any
 //! length.

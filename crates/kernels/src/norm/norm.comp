@@ -5,7 +5,7 @@
 //
 //   t = POST_NORM ? rmsnorm(x) · post_weight : x
 //   r = RESIDUAL  ? residual + t             : t      (written back to residual)
-//   y = rmsnorm(r) · weight                           (f32, int8 with 32 values a scale, int16 with 16)
+//   y = rmsnorm(r) · weight                           (f32, f16, int8 with 32 values a scale, int16 with 16)
 //
 // Neither: a plain norm. RESIDUAL alone: Llama. Both: Gemma 3, whose sublayers end with a norm of their own.
 #include "common.glsl"
@@ -25,6 +25,7 @@ layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Row
 layout(buffer_reference, scalar, buffer_reference_align = 4) buffer Residual { float data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 4) writeonly buffer Output { float data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 4) writeonly buffer Bytes { uint data[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 8) writeonly buffer Words2 { uvec2 data[]; };
 
 layout(push_constant, scalar) uniform Push {
     Floats x;
@@ -32,6 +33,7 @@ layout(push_constant, scalar) uniform Push {
     Residual residual;
     Floats weight;
     Output y;
+    // Of int8 and int16; f16 lies here too.
     Bytes y_bytes;
     Output y_scales;
     // Output rows in use.
@@ -45,14 +47,16 @@ layout(push_constant, scalar) uniform Push {
 
 #include "reduce.glsl"
 #include "int16.glsl"
+#include "f16.glsl"
 
-const bool QUANTIZE = OUTPUT != 0;
 const bool INT16 = OUTPUT == 2;
-// Values that share a scale.
-const uint GROUP = INT16 ? 16 : 32;
+const bool F16 = OUTPUT == 3;
+const bool QUANTIZE = OUTPUT == 1 || INT16;
+// Values that are written together: those that share a scale, or words.
+const uint GROUP = F16 ? 4 : INT16 ? 16 : 32;
 const uint QUAD = 128;
-// Quantising needs a whole group in one thread; one mapping for all passes lets each thread read back only what it wrote.
-const uint CHUNK = QUANTIZE ? GROUP : 1;
+// A thread needs a whole group; one mapping for all passes lets each thread read back only what it wrote.
+const uint CHUNK = QUANTIZE || F16 ? GROUP : 1;
 
 float inverse_rms(float sum_of_squares) {
     return inversesqrt(sum_of_squares / float(push.n) + push.epsilon);
@@ -63,11 +67,11 @@ uint scale_at(uint group) {
 }
 
 void quantize(uint row, uint first, float values[GROUP]) {
-    float largest = 0.0;
+    uint largest = 0;
     [[unroll]] for (uint j = 0; j < GROUP; j++) {
-        largest = max(largest, abs(values[j]));
+        largest = max(largest, magnitude(values[j]));
     }
-    float factor = INT16 ? int16_factor(largest) : largest > 0.0 ? 127.0 / largest : 0.0;
+    float factor = INT16 ? int16_factor(largest) : largest > 0 ? 127.0 / uintBitsToFloat(largest) : 0.0;
     uint quads = (push.n + QUAD - 1) / QUAD;
     uint word = (row * quads * QUAD + first) / 4;
     [[unroll]] for (uint j = 0; j < GROUP; j += 4) {
@@ -79,7 +83,7 @@ void quantize(uint row, uint first, float values[GROUP]) {
             push.y_bytes.data[word + j / 4] = pack_bytes(q);
         }
     }
-    float scale = INT16 ? int16_scale(largest) : largest / 127.0;
+    float scale = INT16 ? int16_scale(largest) : uintBitsToFloat(largest) / 127.0;
     push.y_scales.data[row * quads * (QUAD / GROUP) + scale_at(first / GROUP)] = scale;
 }
 
@@ -136,7 +140,7 @@ void main() {
                 }
             }
             value = value * scale * push.weight.data[i];
-            if (QUANTIZE) {
+            if (QUANTIZE || F16) {
                 values[j] = value;
             } else {
                 push.y.data[row * quads * QUAD + i] = value;
@@ -144,6 +148,12 @@ void main() {
         }
         if (QUANTIZE) {
             quantize(row, first, values);
+        } else if (F16) {
+            vec4 four;
+            [[unroll]] for (uint j = 0; j < 4; j++) {
+                four[j] = values[j];
+            }
+            Words2(push.y_bytes).data[(row * quads * QUAD + first) / 4] = f16_activations(four);
         }
     }
     if (QUANTIZE) {

@@ -10,6 +10,7 @@ layout(local_size_x_id = 0) in;
 layout(constant_id = 0) const uint THREADS = 256;
 layout(constant_id = 1) const bool POST_NORM = false;
 layout(constant_id = 2) const bool RESIDUAL = false;
+// As Activations (vectors.rs).
 layout(constant_id = 3) const uint OUTPUT = 0;
 layout(constant_id = 4) const bool GATHER = false;
 // Quarters (four values) that a thread holds.
@@ -22,6 +23,7 @@ layout(buffer_reference, scalar, buffer_reference_align = 16) buffer Residual4 {
 layout(buffer_reference, scalar, buffer_reference_align = 16) writeonly buffer Output4 { vec4 data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 4) writeonly buffer Scales { float data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 4) writeonly buffer Bytes { uint data[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 8) writeonly buffer Words2 { uvec2 data[]; };
 
 layout(push_constant, scalar) uniform Push {
     Floats4 x;
@@ -29,6 +31,7 @@ layout(push_constant, scalar) uniform Push {
     Residual4 residual;
     Floats4 weight;
     Output4 y;
+    // Of int8 and int16; f16 lies here too.
     Bytes y_bytes;
     Scales y_scales;
     // Output rows in use.
@@ -41,10 +44,11 @@ layout(push_constant, scalar) uniform Push {
 } push;
 
 #include "int16.glsl"
+#include "f16.glsl"
 
-// As Activations (vectors.rs).
-const uint INT8 = 1;
-const uint INT16 = 2;
+const bool INT16 = OUTPUT == 2;
+const bool F16 = OUTPUT == 3;
+const bool QUANTIZE = OUTPUT == 1 || INT16;
 const uint QUAD = 128;
 
 // Two sums, each in memory of its own: no thread waits until the parts of the first are read by all.
@@ -94,11 +98,11 @@ float inverse_rms(float sum_of_squares) {
 #if TIER >= 1
 // Every thread of a subgroup must come here.
 void write_quantized(uint row, uint quads, uint quarter, bool held, vec4 value) {
-    float largest = largest_of(value);
+    uint largest = largest_magnitude(value);
     largest = max(largest, subgroupShuffleXor(largest, 1));
     largest = max(largest, subgroupShuffleXor(largest, 2));
     uint word = row * quads * (QUAD / 4) + quarter;
-    if (OUTPUT == INT16) {
+    if (INT16) {
         ivec4 q = int16_of(value, int16_factor(largest));
         if (held) {
             push.y_bytes.data[word] = high_bytes(q);
@@ -109,11 +113,11 @@ void write_quantized(uint row, uint quads, uint quarter, bool held, vec4 value) 
         }
     } else {
         largest = max(largest, subgroupShuffleXor(largest, 4));
-        float factor = largest > 0.0 ? 127.0 / largest : 0.0;
+        float factor = largest > 0 ? 127.0 / uintBitsToFloat(largest) : 0.0;
         if (held) {
             push.y_bytes.data[word] = pack_bytes(ivec4(roundEven(value * factor)));
             if (quarter % 8 == 0) {
-                push.y_scales.data[row * quads * 4 + quarter / 8] = largest / 127.0;
+                push.y_scales.data[row * quads * 4 + quarter / 8] = uintBitsToFloat(largest) / 127.0;
             }
         }
     }
@@ -121,10 +125,10 @@ void write_quantized(uint row, uint quads, uint quarter, bool held, vec4 value) 
 
 // Scales of the padding are zero, so that whatever bytes stand there add nothing. They are fewer than a workgroup's threads.
 void write_padding(uint row, uint quads, uint thread) {
-    uint scales = quads * (OUTPUT == INT16 ? INT16_SCALES : 4);
-    uint i = push.n / (OUTPUT == INT16 ? 16 : 32) + thread;
+    uint scales = quads * (INT16 ? INT16_SCALES : 4);
+    uint i = push.n / (INT16 ? 16 : 32) + thread;
     if (i < scales) {
-        push.y_scales.data[row * scales + (OUTPUT == INT16 ? int16_scale_at(i) : i)] = 0.0;
+        push.y_scales.data[row * scales + (INT16 ? int16_scale_at(i) : i)] = 0.0;
     }
 }
 #endif
@@ -198,17 +202,20 @@ void main() {
         }
         vec4 normed = value[j] * scale * weight[j];
 #if TIER >= 1
-        if (OUTPUT != 0) {
+        if (QUANTIZE) {
             write_quantized(row, quads, quarter, held, normed);
             continue;
         }
 #endif
-        if (held) {
-            push.y.data[row * quads * (QUAD / 4) + quarter] = normed;
+        uint at = row * quads * (QUAD / 4) + quarter;
+        if (F16 && held) {
+            Words2(push.y_bytes).data[at] = f16_activations(normed);
+        } else if (held) {
+            push.y.data[at] = normed;
         }
     }
 #if TIER >= 1
-    if (OUTPUT != 0) {
+    if (QUANTIZE) {
         write_padding(row, quads, thread);
     }
 #endif

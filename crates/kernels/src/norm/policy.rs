@@ -69,7 +69,7 @@ pub(super) fn holding(caps: &Caps, n: usize, form: Form, tier: Tier, least: usiz
 
 /// The plan that walks through rows of any length.
 pub fn walked(caps: &Caps, n: usize, form: Form, tier: Tier) -> Plan {
-    // A thread takes one value at a time, or one group when quantising.
+    // A thread takes one value at a time to f32, else one group.
     let items = n.div_ceil(if form.output == Activations::F32 { 4 } else { form.output_group() });
     let smallest = caps.max_subgroup_size.max(8).next_power_of_two();
     // The largest power of two that the device allows.
@@ -97,14 +97,14 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
         }
     };
     for tier in [Tier::T0, Tier::T1].into_iter().filter(|tier| *tier <= best) {
-        for output in [Activations::F32, Activations::Int8, Activations::Int16] {
+        for output in Activations::ALL {
             for (post_norm, residual) in [(false, false), (false, true), (true, false), (true, true)] {
                 add(MODEL_LENGTHS[0], tier, post_norm, residual, output);
             }
         }
     }
     for n in MODEL_LENGTHS {
-        for output in [Activations::F32, Activations::Int16] {
+        for output in [Activations::F32, Activations::Int16, Activations::F16] {
             add(n, best, false, false, output);
             add(n, best, true, true, output);
         }

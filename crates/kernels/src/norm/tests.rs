@@ -27,7 +27,10 @@ fn plans_fit_the_device() {
                     assert!((1..=4).contains(&per_thread) && plan.threads <= caps.max_threads, "{plan:?}");
                     assert!((plan.threads * per_thread * 4) as usize >= n, "{plan:?} is too small for {n}");
                     match tier {
-                        Tier::T0 => assert!(plan.threads.is_power_of_two() && output == Activations::F32),
+                        Tier::T0 => {
+                            assert!(plan.threads.is_power_of_two(), "{plan:?}");
+                            assert!(matches!(output, Activations::F32 | Activations::F16), "{output} takes shuffles");
+                        }
                         _ => assert!(plan.threads.is_multiple_of(caps.max_subgroup_size), "{plan:?}"),
                     }
                 }
@@ -58,7 +61,7 @@ fn rows_of_models_are_held() {
 fn wrong_operands_are_refused() {
     let Some(device) = testkit::cpu_device() else { return };
     let mut arena = arena(&device);
-    for (output, n) in [(Activations::Int8, 48), (Activations::Int16, 40), (Activations::F32, 0)] {
+    for (output, n) in [(Activations::Int8, 48), (Activations::Int16, 40), (Activations::F16, 42), (Activations::F32, 0)] {
         assert!(Norm::new(&device, Form { output, ..PLAIN }, n, 1e-6).is_err(), "{n} to {output}");
     }
     let plan = policy::held(device.caps(), 64, PLAIN, Tier::T0).unwrap();

@@ -1,15 +1,15 @@
-//! f32 activations as int16 ones, for a product that takes them so: what attention gives out.
+//! f32 activations as int16 or f16 ones, for a product that takes them so: what attention gives out. To f16 they are only rounded.
 
-pub(crate) mod cases;
+mod cases;
 pub mod policy;
 pub mod reference;
 #[cfg(test)]
 mod tests;
 
-use gpu::{Device, Error, Pipeline, Recorder, Result, View};
+use gpu::{Address, Device, Error, Pipeline, Recorder, Result, View};
 
 use crate::{
-    HALF_GROUP, Kernel, Vectors,
+    Activations, HALF_GROUP, Kernel, Vectors,
     shaders::quantize_rows::{Constants, Push, TIERS},
     variant::Variant,
     vectors::VectorData,
@@ -17,36 +17,55 @@ use crate::{
 use policy::Plan;
 
 /// For the self-test and the compile checks.
-pub static KERNEL: Kernel =
-    Kernel { name: "quantize_rows", about: "f32 activations as int16", variants: policy::variants, cases: cases::cases };
+pub static KERNEL: Kernel = Kernel {
+    name: "quantize_rows",
+    about: "f32 activations as int16 or f16",
+    variants: policy::variants,
+    cases: cases::cases,
+};
 
-/// The kernel for rows of one length.
+/// The kernel for rows of one length and one type of the output.
 pub struct QuantizeRows {
+    output: Activations,
     k: usize,
     plan: Plan,
     pipeline: Pipeline,
 }
 
 impl QuantizeRows {
-    /// Compiles it for rows of `k` values, a multiple of 16.
-    pub fn new(device: &Device, k: usize) -> Result<Self> {
-        Self::with_plan(device, k, policy::plan(device.caps()))
+    /// Compiles it for rows of `k` values that become `output`: a multiple of 16 to int16, of 4 to f16.
+    pub fn new(device: &Device, output: Activations, k: usize) -> Result<Self> {
+        Self::with_plan(device, output, k, policy::plan(device.caps(), output))
     }
 
     /// The same with a plan given.
-    pub fn with_plan(device: &Device, k: usize, plan: Plan) -> Result<Self> {
-        if k == 0 || !k.is_multiple_of(HALF_GROUP) {
-            let reason = format!("rows of {k} values do not divide into half groups of {HALF_GROUP}");
-            return Err(Error::InvalidUse { what: "quantize_rows".into(), reason });
+    pub fn with_plan(device: &Device, output: Activations, k: usize, plan: Plan) -> Result<Self> {
+        let wrong = |reason: String| Err(Error::InvalidUse { what: "quantize_rows".into(), reason });
+        let whole = match output {
+            Activations::Int16 => HALF_GROUP,
+            Activations::F16 => 4,
+            Activations::F32 | Activations::Int8 => return wrong(format!("rows become int16 or f16, not {output}")),
+        };
+        if k == 0 || !k.is_multiple_of(whole) {
+            return wrong(format!("rows of {k} values cannot become {output}, which takes whole groups of {whole}"));
         }
-        Ok(Self { k, plan, pipeline: variant(plan).pipeline(device)? })
+        Ok(Self { output, k, plan, pipeline: variant(output, plan).pipeline(device)? })
     }
 
-    /// Records it for the first `active` rows (one u32) of `x`, f32; `y`, int16, has no more columns than `x`.
+    /// Records it for the first `active` rows (one u32) of `x`, f32; `y` has no more columns than `x`.
     pub fn record(&self, recorder: &mut Recorder, name: &str, x: &Vectors, y: &Vectors, active: &View) -> Result<()> {
         let wrong = |reason: String| Err(Error::InvalidUse { what: name.to_string(), reason });
-        let (VectorData::F32(floats), VectorData::Int16 { values, scales }) = (&x.data, &y.data) else {
-            return wrong(format!("{} becomes {}: it must be f32 that becomes int16", x.kind(), y.kind()));
+        let (floats, values, scales) = match (&x.data, &y.data) {
+            (VectorData::F32(floats), VectorData::Int16 { values, scales }) if self.output == Activations::Int16 => {
+                (floats, values, scales.into())
+            }
+            (VectorData::F32(floats), VectorData::F16(values)) if self.output == Activations::F16 => {
+                (floats, values, Address::NONE)
+            }
+            _ => {
+                let (from, to, made_for) = (x.kind(), y.kind(), self.output);
+                return wrong(format!("{from} becomes {to}: it must be f32 that becomes {made_for}"));
+            }
         };
         if x.k != self.k || y.k != self.k || x.columns < y.columns || active.len() < 4 {
             return wrong(format!(
@@ -62,7 +81,7 @@ impl QuantizeRows {
         let push = Push {
             x: floats.into(),
             y: values.into(),
-            y_scales: scales.into(),
+            y_scales: scales,
             in_use: active.clone().into(),
             k: self.k as u32,
             stride: y.stride() as u32,
@@ -72,7 +91,9 @@ impl QuantizeRows {
     }
 }
 
-fn variant(plan: Plan) -> Variant {
-    let label = format!("f32 → int16, {} threads", plan.threads);
-    Variant::new(label, TIERS, plan.tier, &Constants { threads: plan.threads }, plan.subgroup)
+fn variant(output: Activations, plan: Plan) -> Variant {
+    let Plan { tier, threads, per_thread, subgroup } = plan;
+    let label = format!("f32 → {output}, {threads} threads");
+    let constants = Constants { threads, output: output as u32, per_thread };
+    Variant::new(label, TIERS, tier, &constants, subgroup)
 }

@@ -1,9 +1,9 @@
-//! Which variant quantises rows on a device: pure, tested without a GPU.
+//! Which variant makes int16 or f16 of rows on a device: pure, tested without a GPU.
 
 use gpu::{Caps, Subgroup, Tier};
 
 use super::variant;
-use crate::variant::Variant;
+use crate::{Activations, variant::Variant};
 
 /// A variant of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,6 +12,8 @@ pub struct Plan {
     pub tier: Tier,
     /// Threads of a workgroup.
     pub threads: u32,
+    /// Fours that a thread takes.
+    pub per_thread: u32,
     /// Subgroup size.
     pub subgroup: Subgroup,
 }
@@ -22,27 +24,25 @@ const THREADS: u32 = 128;
 impl Plan {
     /// Workgroups for a row of so many values, padding included.
     pub fn groups(&self, stride: usize) -> u32 {
-        (stride as u32 / 4).div_ceil(self.threads * fours_per_thread(self.tier))
+        (stride as u32 / 4).div_ceil(self.threads * self.per_thread)
     }
 }
 
-/// Fours that a thread takes: as PER_THREAD of the shader.
-fn fours_per_thread(tier: Tier) -> u32 {
-    if tier >= Tier::T1 { 1 } else { 4 }
-}
-
 /// The plan for a device.
-pub fn plan(caps: &Caps) -> Plan {
-    at_tier(caps, caps.tier().unwrap_or(Tier::T0).min(Tier::T1))
+pub fn plan(caps: &Caps, output: Activations) -> Plan {
+    at_tier(caps, output, caps.tier().unwrap_or(Tier::T0).min(Tier::T1))
 }
 
 /// The plan at a tier that need not be the device's best.
-pub fn at_tier(caps: &Caps, tier: Tier) -> Plan {
-    Plan { tier, threads: THREADS.min(caps.max_threads), subgroup: Subgroup::Any }
+pub fn at_tier(caps: &Caps, output: Activations, tier: Tier) -> Plan {
+    // Without shuffles a thread takes all values that share a scale.
+    let per_thread = if output == Activations::Int16 && tier < Tier::T1 { 4 } else { 1 };
+    Plan { tier, threads: THREADS.min(caps.max_threads), per_thread, subgroup: Subgroup::Any }
 }
 
 /// All pipelines that the policy may ask for.
 pub fn variants(caps: &Caps) -> Vec<Variant> {
     let tiers = [Tier::T0, Tier::T1].into_iter().filter(|tier| caps.tier() >= Some(*tier));
-    tiers.map(|tier| variant(at_tier(caps, tier))).collect()
+    let outputs = [Activations::Int16, Activations::F16];
+    tiers.flat_map(|tier| outputs.map(|output| variant(output, at_tier(caps, output, tier)))).collect()
 }

@@ -1,7 +1,7 @@
 use gpu::known;
 
 use super::{QuantizeRows, policy, reference};
-use crate::{Vectors, selftest::arena};
+use crate::{Activations, Vectors, selftest::arena};
 
 #[test]
 fn all_cases_on_the_cpu_driver() {
@@ -23,29 +23,41 @@ fn two_bytes_hold_what_one_scale_can() {
 #[test]
 fn plans_reach_every_value() {
     for caps in [known::h200(), known::radeon_780m(), known::mesa_cpu(), known::bare_vulkan_13()] {
-        let plan = policy::plan(&caps);
-        assert!(plan.threads <= caps.max_threads && plan.threads.is_multiple_of(caps.max_subgroup_size));
-        assert!(Some(plan.tier) <= caps.tier());
+        for output in [Activations::Int16, Activations::F16] {
+            let plan = policy::plan(&caps, output);
+            assert!(plan.threads <= caps.max_threads && plan.threads.is_multiple_of(caps.max_subgroup_size));
+            assert!(Some(plan.tier) <= caps.tier());
+        }
     }
-    assert_eq!(policy::plan(&known::h200()).groups(4096), 8);
-    assert_eq!(policy::plan(&known::h200()).groups(128), 1);
-    assert_eq!(policy::plan(&known::bare_vulkan_13()).groups(4096), 2);
+    assert_eq!(policy::plan(&known::h200(), Activations::Int16).groups(4096), 8);
+    assert_eq!(policy::plan(&known::h200(), Activations::Int16).groups(128), 1);
+    assert_eq!(policy::plan(&known::bare_vulkan_13(), Activations::Int16).groups(4096), 2);
+    assert_eq!(policy::plan(&known::bare_vulkan_13(), Activations::F16).groups(4096), 8);
 }
 
 #[test]
 fn wrong_operands_are_refused() {
     let Some(device) = testkit::cpu_device() else { return };
     let mut arena = arena(&device);
-    assert!(QuantizeRows::new(&device, 40).is_err());
-    let kernel = QuantizeRows::new(&device, 64).unwrap();
+    let refused = |output, k| QuantizeRows::new(&device, output, k).err().expect("refused").to_string();
+    assert!(refused(Activations::Int16, 40).contains("groups of 16"));
+    assert!(refused(Activations::F16, 42).contains("groups of 4"));
+    assert!(refused(Activations::F32, 64).contains("not f32"));
     let active = arena.buffer("active", 4).unwrap().view();
     let x = Vectors::f32(&mut arena, "x", 64, 2).unwrap();
-    let y = Vectors::int16(&mut arena, "y", 64, 2).unwrap();
+    let int16 = Vectors::int16(&mut arena, "y", 64, 2).unwrap();
+    let f16 = Vectors::f16(&mut arena, "y", 64, 2).unwrap();
+    let int8 = Vectors::int8(&mut arena, "y", 64, 2).unwrap();
     let mut recorder = device.recorder().unwrap();
-    let mut record = |x: &Vectors, y: &Vectors| kernel.record(&mut recorder, "quantize_rows", x, y, &active);
-    record(&x, &y).unwrap();
-    record(&y, &y).expect_err("int16 that becomes int16");
-    record(&x, &Vectors::int8(&mut arena, "y", 64, 2).unwrap()).expect_err("int8");
-    record(&x, &Vectors::int16(&mut arena, "y", 64, 3).unwrap()).expect_err("more columns than x has");
-    record(&x, &Vectors::int16(&mut arena, "y", 80, 2).unwrap()).expect_err("other rows");
+    for (y, other) in [(&int16, &f16), (&f16, &int16)] {
+        let kind = y.kind();
+        let kernel = QuantizeRows::new(&device, kind, 64).unwrap();
+        let mut record = |x: &Vectors, y: &Vectors| kernel.record(&mut recorder, "quantize_rows", x, y, &active);
+        record(&x, y).unwrap();
+        record(y, y).expect_err("what is no f32");
+        record(&x, other).expect_err("another output");
+        record(&x, &int8).expect_err("int8");
+        record(&x, &Vectors::new(&mut arena, "y", kind, 64, 3).unwrap()).expect_err("more columns than x has");
+        record(&x, &Vectors::new(&mut arena, "y", kind, 80, 2).unwrap()).expect_err("other rows");
+    }
 }

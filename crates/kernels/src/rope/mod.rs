@@ -55,6 +55,14 @@ impl Shape {
     }
 }
 
+impl std::fmt::Display for Shape {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{} × {} {}", self.heads, self.kv_heads, self.head_dim, self.scheme)?;
+        let parts = [(self.norm, "norm"), (self.bias, "bias"), (self.interleaved, "interleaved")];
+        parts.into_iter().filter(|(has, _)| *has).try_for_each(|(_, part)| write!(f, ", {part}"))
+    }
+}
+
 /// The kernel for one shape.
 pub struct Rope {
     shape: Shape,
@@ -140,37 +148,79 @@ impl Rope {
 
     fn check(&self, name: &str, rows: u32, operands: &Operands<'_>) -> Result<()> {
         let shape = &self.shape;
+        let inputs = Inputs {
+            qkv: &operands.qkv,
+            qkv_stride: operands.qkv_stride,
+            bias: operands.bias.as_ref(),
+            weights: operands.weights.as_ref(),
+            coarse: &operands.coarse,
+            fine: &operands.fine,
+            kv: operands.kv,
+            table: operands.table,
+            positions: &operands.positions,
+            slots: &operands.slots,
+            active: &operands.active,
+        };
+        // Two values are loaded at once.
+        inputs.check(name, shape, rows, 2)?;
+        let q = u64::from(rows) * u64::from(shape.heads * shape.head_dim) * 4;
+        if operands.q.len() < q {
+            let reason = format!("q has {} bytes of {q}", operands.q.len());
+            return Err(Error::InvalidUse { what: name.to_string(), reason });
+        }
+        Ok(())
+    }
+}
+
+/// What a kernel reads that makes heads of the QKV product, and the cache they go to: see [`Operands`].
+pub(crate) struct Inputs<'a> {
+    pub qkv: &'a View,
+    pub qkv_stride: u32,
+    pub bias: Option<&'a View>,
+    pub weights: Option<&'a (View, View)>,
+    pub coarse: &'a View,
+    pub fine: &'a View,
+    pub kv: &'a KvLayer,
+    pub table: &'a KvTable,
+    pub positions: &'a View,
+    pub slots: &'a View,
+    pub active: &'a View,
+}
+
+impl Inputs<'_> {
+    /// Refuses what does not fit a shape and so many rows. The rows of `qkv` must lie a multiple of `whole` values apart.
+    pub fn check(&self, name: &str, shape: &Shape, rows: u32, whole: u32) -> Result<()> {
         let wrong = |reason: String| Err(Error::InvalidUse { what: name.to_string(), reason });
-        let kv = &operands.kv.shape;
+        let kv = &self.kv.shape;
         if (kv.kv_heads, kv.head_dim, kv.page, kv.scheme)
             != (shape.kv_heads, shape.head_dim, shape.page, shape.scheme)
         {
             return wrong(format!("a cache of {kv:?} for a kernel made for {shape:?}"));
         }
-        if operands.bias.is_some() != shape.bias || operands.weights.is_some() != shape.norm {
+        if self.bias.is_some() != shape.bias || self.weights.is_some() != shape.norm {
             return wrong("bias and weights must be given exactly when the shape has them".into());
         }
-        if operands.qkv_stride < shape.row() || !operands.qkv_stride.is_multiple_of(2) {
-            let (stride, row) = (operands.qkv_stride, shape.row());
-            return wrong(format!("rows of {row} values {stride} apart: the stride must be even and not shorter"));
+        let (stride, row) = (self.qkv_stride, shape.row());
+        if stride < row || !stride.is_multiple_of(whole) {
+            return wrong(format!(
+                "rows of {row} values {stride} apart: the stride must divide by {whole} and not be shorter"
+            ));
         }
         let words = |count: u64| count * 4;
-        let row = u64::from(shape.row());
-        let needs = |rows: u32| u64::from(rows.max(1) - 1) * u64::from(operands.qkv_stride) + row;
-        let q = u64::from(rows) * u64::from(shape.heads * shape.head_dim);
+        let row = u64::from(row);
+        let qkv = u64::from(rows.max(1) - 1) * u64::from(stride) + row;
         let head = words(u64::from(shape.head_dim));
         let mut lengths = vec![
-            ("qkv", &operands.qkv, words(needs(rows))),
-            ("q", &operands.q, words(q)),
-            ("positions", &operands.positions, words(u64::from(rows))),
-            ("slots", &operands.slots, words(u64::from(rows))),
-            ("active", &operands.active, words(1)),
-            ("the table", &operands.table.view, words(u64::from(operands.table.stride))),
-            ("the coarse table", &operands.coarse, head),
-            ("the fine table", &operands.fine, 256 * head),
+            ("qkv", self.qkv, words(qkv)),
+            ("positions", self.positions, words(u64::from(rows))),
+            ("slots", self.slots, words(u64::from(rows))),
+            ("active", self.active, words(1)),
+            ("the table", &self.table.view, words(u64::from(self.table.stride))),
+            ("the coarse table", self.coarse, head),
+            ("the fine table", self.fine, 256 * head),
         ];
-        lengths.extend(operands.bias.iter().map(|bias| ("the bias", bias, words(row))));
-        if let Some((q, k)) = &operands.weights {
+        lengths.extend(self.bias.map(|bias| ("the bias", bias, words(row))));
+        if let Some((q, k)) = self.weights {
             lengths.extend([("a weight", q, head), ("a weight", k, head)]);
         }
         match lengths.into_iter().find(|(_, view, bytes)| view.len() < *bytes) {
@@ -193,16 +243,6 @@ fn variant(shape: &Shape, plan: Plan) -> Variant {
         qkv_bias: shape.bias,
         interleaved: shape.interleaved,
     };
-    let label = format!(
-        "{}/{} × {} {}{}{}{}, {} threads",
-        shape.heads,
-        shape.kv_heads,
-        shape.head_dim,
-        shape.scheme,
-        if shape.norm { ", norm" } else { "" },
-        if shape.bias { ", bias" } else { "" },
-        if shape.interleaved { ", interleaved" } else { "" },
-        plan.threads
-    );
+    let label = format!("{shape}, {} threads", plan.threads);
     Variant::new(label, TIERS, plan.tier, &constants, plan.subgroup)
 }

@@ -135,8 +135,8 @@ void store_int8(bool key, bool writes, uint line, uint thread, vec4 values[HELD]
             values[i + 1].xy = first.zw;
         }
         if (writes && item < HEAD_DIM / 4) {
-            atomicMax(reaches[groups + words[i / 2].x / INT8_GROUP], int8_reach(values[i]));
-            atomicMax(reaches[groups + words[i / 2].y / INT8_GROUP], int8_reach(values[i + 1]));
+            atomicMax(reaches[groups + words[i / 2].x / INT8_GROUP], largest_magnitude(values[i]));
+            atomicMax(reaches[groups + words[i / 2].y / INT8_GROUP], largest_magnitude(values[i + 1]));
         }
     }
     barrier();

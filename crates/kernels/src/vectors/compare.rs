@@ -1,0 +1,177 @@
+//! What the cases of kernels that write activations have in common: columns that are poisoned before a run, and their comparison
+//! with a reference after it.
+
+use gpu::{Arena, Result};
+use half::f16;
+
+use super::{Activations, F16_UNIT, VectorData, Vectors, f16_at, int16_scale_at};
+use crate::{
+    GROUP, HALF_GROUP, QUAD,
+    product::reference::Value,
+    quantize_rows::reference as int16,
+    selftest::{Comparison, Output, POISON},
+};
+
+/// Columns whose values and scales are [`Output`]s.
+pub(crate) fn poisoned(arena: &mut Arena, kind: Activations, k: usize, columns: usize) -> Result<Vectors> {
+    let padded = k.next_multiple_of(QUAD) * columns;
+    let mut words = |count: usize| Output::new(arena, count).map(|output| output.buffer);
+    let data = match kind {
+        Activations::F32 => VectorData::F32(words(padded)?),
+        Activations::F16 => VectorData::F16(words(padded / 2)?),
+        Activations::Int8 => VectorData::Int8 { values: words(padded / 4)?, scales: words(padded / GROUP)? },
+        Activations::Int16 => {
+            VectorData::Int16 { values: words(padded / 2)?, scales: words(padded / HALF_GROUP)? }
+        }
+    };
+    Ok(Vectors { k, columns, data })
+}
+
+/// Compares [`poisoned`] columns, once they are written, with the values of those in use, which come first. Each may be off by what
+/// it allows and by what its type rounds away; what is not a number must not become one. The scales of the padding must be zero, and
+/// all else as it was.
+pub(crate) fn compare(comparison: &mut Comparison, want: &[Value], got: Vectors) -> Result<()> {
+    let (k, columns, padded) = (got.k, got.columns, got.stride() * got.columns);
+    let in_use = want.len() / k;
+    let want = |column: usize| if column < in_use { &want[column * k..][..k] } else { &[] };
+    // A column's share of so many words.
+    let of = |words: &'_ [u32], column: usize| {
+        let each = words.len() / columns;
+        words[column * each..][..each].to_vec()
+    };
+    match got.data {
+        VectorData::F32(values) => {
+            let words = Output::of(values, padded).read(comparison)?;
+            for column in 0..columns {
+                compare_f32(comparison, column, want(column), &of(&words, column));
+            }
+        }
+        VectorData::F16(values) => {
+            let words = Output::of(values, padded / 2).read(comparison)?;
+            for column in 0..columns {
+                compare_f16(comparison, column, want(column), &of(&words, column));
+            }
+        }
+        VectorData::Int8 { values, scales } => {
+            let words = Output::of(values, padded / 4).read(comparison)?;
+            let scales = Output::of(scales, padded / GROUP).read(comparison)?;
+            for column in 0..columns {
+                let (words, scales) = (of(&words, column), of(&scales, column));
+                untouched(comparison, "bytes", column, &words[want(column).len() / 4..]);
+                let bytes: &[i8] = bytemuck::cast_slice(&words);
+                compare_groups(
+                    comparison,
+                    column,
+                    want(column),
+                    &scales,
+                    &Groups {
+                        length: GROUP,
+                        largest: 127.0,
+                        scale_at: |k| k / GROUP,
+                        value: |scale, k| scale * f64::from(bytes[k]),
+                    },
+                );
+            }
+        }
+        VectorData::Int16 { values, scales } => {
+            let words = Output::of(values, padded / 2).read(comparison)?;
+            let scales = Output::of(scales, padded / HALF_GROUP).read(comparison)?;
+            let (high, low) = words.split_at(padded / 4);
+            for column in 0..columns {
+                let (high, low, scales) = (of(high, column), of(low, column), of(&scales, column));
+                for plane in [&high, &low] {
+                    untouched(comparison, "bytes", column, &plane[want(column).len() / 4..]);
+                }
+                let (high, low): (&[i8], &[i8]) = (bytemuck::cast_slice(&high), bytemuck::cast_slice(&low));
+                compare_groups(
+                    comparison,
+                    column,
+                    want(column),
+                    &scales,
+                    &Groups {
+                        length: HALF_GROUP,
+                        largest: int16::LARGEST,
+                        scale_at: int16_scale_at,
+                        value: |scale, k| int16::value(scale, high[k], low[k]),
+                    },
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
+fn untouched(comparison: &mut Comparison, what: &str, column: usize, words: &[u32]) {
+    let same = words.iter().all(|word| *word == POISON);
+    comparison.equal(
+        || format!("whether {what} of column {column} beside those in use are as they were"),
+        &same,
+        &true,
+    );
+}
+
+fn compare_f32(comparison: &mut Comparison, column: usize, want: &[Value], words: &[u32]) {
+    untouched(comparison, "values", column, &words[want.len()..]);
+    for (k, (want, word)) in want.iter().zip(words).enumerate() {
+        let got = f64::from(f32::from_bits(*word));
+        comparison.close_or_none(|| format!("value {k} of column {column}"), got, want.value, want.allowed);
+    }
+}
+
+fn compare_f16(comparison: &mut Comparison, column: usize, want: &[Value], words: &[u32]) {
+    untouched(comparison, "values", column, &words[want.len() / 2..]);
+    let halves: &[u16] = bytemuck::cast_slice(words);
+    let (unit, largest) = (f64::from(F16_UNIT), f64::from(F16_UNIT) * f16::MAX.to_f64());
+    for (k, want) in want.iter().enumerate() {
+        let got = f16::from_bits(halves[f16_at(k)]).to_f64() * unit;
+        let value = want.value.clamp(-largest, largest);
+        // A whole step, also where steps are smallest: devices may round to the nearest or toward zero.
+        let step = (value.abs() * f16::EPSILON.to_f64()).max(unit * f16::MIN_POSITIVE_SUBNORMAL.to_f64());
+        comparison.close_or_none(|| format!("value {k} of column {column}"), got, value, step + want.allowed);
+    }
+}
+
+/// How integers share scales.
+struct Groups<Value: Fn(f64, usize) -> f64> {
+    /// Values of a group.
+    length: usize,
+    /// The largest integer.
+    largest: f64,
+    /// Where the scale of a column's value is.
+    scale_at: fn(usize) -> usize,
+    /// What a column's value is with this scale.
+    value: Value,
+}
+
+fn compare_groups(
+    comparison: &mut Comparison,
+    column: usize,
+    want: &[Value],
+    scales: &[u32],
+    groups: &Groups<impl Fn(f64, usize) -> f64>,
+) {
+    if want.is_empty() {
+        return untouched(comparison, "scales", column, scales);
+    }
+    for first in (0..scales.len() * groups.length).step_by(groups.length) {
+        let scale = f64::from(f32::from_bits(scales[(groups.scale_at)(first)]));
+        let at = || format!("scale of value {first}, column {column}");
+        let Some(want) = want.get(first..first + groups.length) else {
+            comparison.equal(at, &scale, &0.0);
+            continue;
+        };
+        // One that is not a number makes the scale none, and with it all of the group.
+        if want.iter().any(|want| want.value.is_nan()) {
+            comparison.close_or_none(at, scale, f64::NAN, 0.0);
+            continue;
+        }
+        let step = want.iter().fold(0.0_f64, |most, want| most.max(want.value.abs())) / groups.largest;
+        comparison.close(at, scale, step, 1e-5 * step);
+        for (k, want) in (first..).zip(want) {
+            // A little more than half a step, for values that lie between two.
+            let allowed = 0.51 * step + want.allowed;
+            let at = || format!("value {k} of column {column}");
+            comparison.close(at, (groups.value)(scale, k), want.value, allowed);
+        }
+    }
+}
