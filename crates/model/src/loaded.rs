@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use gpu::{Arena, Buffer, Device, Lifetime, Memory, Tier, View};
 use kernels::{
-    Activations, HALF_GROUP, Matrix, attend,
+    Activations, HALF_GROUP, Matrix, STRIP, attend, gemv, matmul,
     rope::{self, Tables},
     tuning::Tuning,
 };
@@ -30,6 +30,8 @@ pub struct Model {
     pub weights: Weights,
     /// How the activations of a few rows are stored: what this device multiplies fastest.
     pub(crate) few_rows: Activations,
+    /// How the activations of many rows are stored: f16 where matrix units multiply them.
+    pub(crate) many_rows: Activations,
     /// What is known of matrix–vector products on this device.
     pub(crate) tuning: Tuning,
     /// Attention of rows of different sequences is one dispatch.
@@ -49,6 +51,17 @@ fn takes_int16(config: &Config, weights: &Weights) -> bool {
     let joined = (0..config.layers).all(|layer| weights.of(Place::GateUp(layer)).count() == 1);
     whole && integers && joined
 }
+
+/// Matrix units take whole strips of rows, and activations in fours.
+fn takes_f16(config: &Config, weights: &Weights) -> bool {
+    let lengths = [config.hidden, config.query_rows(), config.intermediate];
+    let fours = lengths.iter().all(|length| length.is_multiple_of(4));
+    let strips = weights.matrices.iter().all(|(_, matrix)| matrix.layout().rows.is_multiple_of(STRIP));
+    fours && strips
+}
+
+/// Rows from which on matrix units are faster than products that read the weights for each row: measured on an H200.
+const MATRIX_UNITS_FROM: usize = 3;
 
 /// Some hundred KB; Mesa's CPU driver is slow.
 const UPLOAD_TIMEOUT: Duration = Duration::from_secs(60);
@@ -87,9 +100,13 @@ impl Model {
             true => Activations::Int16,
             false => Activations::F32,
         };
+        let many_rows = match matmul::policy::suits(device.caps()) && takes_f16(&config, &weights) {
+            true => Activations::F16,
+            false => Activations::F32,
+        };
         let one_dispatch = attend::policy::suits(device.caps());
         let (device, tuning, rope) = (device.clone(), Tuning::open(device), [global, sliding]);
-        Ok(Self { device, config, weights, few_rows, tuning, one_dispatch, rope })
+        Ok(Self { device, config, weights, few_rows, many_rows, tuning, one_dispatch, rope })
     }
 
     /// The same with the attention of decode steps in one dispatch or in several.
@@ -104,6 +121,21 @@ impl Model {
             self.few_rows = activations;
         }
         self
+    }
+
+    /// The same without matrix units.
+    pub fn without_matrix_units(mut self) -> Self {
+        self.many_rows = Activations::F32;
+        self
+    }
+
+    /// How activations are stored for the products of so many rows.
+    pub(crate) fn activations(&self, rows: usize) -> Activations {
+        let few = match self.many_rows {
+            Activations::F16 => rows < MATRIX_UNITS_FROM,
+            _ => rows <= gemv::MAX_COLUMNS,
+        };
+        if few { self.few_rows } else { self.many_rows }
     }
 
     pub(crate) fn rope_tables(&self, kind: LayerType) -> &RopeTables {

@@ -11,6 +11,7 @@ use kernels::{
     geglu::Geglu,
     gemm::{self, Gemm},
     gemv::{self, Gemv, Sublayer, policy::Prologue},
+    matmul::{self, Matmul},
     norm::{self, Form, Norm},
     quantize_rows::QuantizeRows,
     rope::{self, Rope},
@@ -44,7 +45,7 @@ pub(crate) struct Scratch {
     q: Buffer,
     attended: Vectors,
     /// The same as the output projection takes it, where that is not f32.
-    attended_int16: Option<Vectors>,
+    attended_packed: Option<Vectors>,
     /// The output of a sublayer, before it joins the residual stream: several sums of it where products make their own input, which
     /// add them up.
     sublayer: Buffer,
@@ -55,6 +56,8 @@ pub(crate) struct Scratch {
     splits: Option<Buffer>,
     /// What the splits of attention by itself found.
     splits_apart: Option<Buffer>,
+    /// Sums of products on matrix units whose K is in parts, and counters: zeros to begin with.
+    parts: Option<Buffer>,
 }
 
 /// Logits of a number of output rows.
@@ -62,6 +65,8 @@ pub(crate) struct Outputs {
     normed: Vectors,
     /// f32, `[output row][vocab]`.
     pub logits: Buffer,
+    /// As that of [`Scratch`], for the head.
+    parts: Option<Buffer>,
 }
 
 /// Clearing some memory; Mesa's CPU driver is slow.
@@ -74,14 +79,18 @@ impl Outputs {
             normed: Vectors::new(
                 &mut arena,
                 "normed output rows",
-                activations(model, rows),
+                model.activations(rows),
                 model.config.hidden as usize,
                 rows,
             )?,
             logits: arena.buffer("logits", u64::from(model.config.vocab) * rows as u64 * 4)?,
+            parts: parts(model, &mut arena, rows, [(model.head()?, Epilogue::None)].into_iter())?,
         };
         let mut recorder = model.device.recorder()?;
         outputs.normed.record_clear(&mut recorder, "clear")?;
+        if let Some(parts) = &outputs.parts {
+            recorder.fill("clear", parts, 0)?;
+        }
         recorder.seal()?.run(CLEAR_TIMEOUT)?;
         Ok(outputs)
     }
@@ -92,7 +101,7 @@ impl Scratch {
         let Model { device, config, weights, .. } = model;
         let mut arena = Arena::new(device, Lifetime::Scratch, Memory::Device).with_block_size(4 << 20);
         let floats = |count: u32| u64::from(count) * rows as u64 * 4;
-        let activations = activations(model, rows);
+        let activations = model.activations(rows);
         let intermediate = config.intermediate;
         let apart = match (0..config.layers).any(|layer| weights.of(Place::GateUp(layer)).count() > 1) {
             false => None,
@@ -123,28 +132,30 @@ impl Scratch {
                 .buffer("queries, keys and values", floats(config.query_rows() + 2 * config.kv_rows()))?,
             q: arena.buffer("queries", floats(config.query_rows()))?,
             attended: Vectors::f32(&mut arena, "attention's output", config.query_rows() as usize, rows)?,
-            attended_int16: match activations {
-                Activations::Int16 => Some(Vectors::int16(
+            attended_packed: match activations {
+                Activations::F32 => None,
+                kind => Some(Vectors::new(
                     &mut arena,
                     "attention's output",
+                    kind,
                     config.query_rows() as usize,
                     rows,
                 )?),
-                _ => None,
             },
             sublayer: arena.buffer("a sublayer's output", floats(config.hidden) * u64::from(sums))?,
             gated: Vectors::new(&mut arena, "gated rows", activations, intermediate as usize, rows)?,
             apart,
             splits,
             splits_apart,
+            parts: parts(model, &mut arena, rows, layer_products(model))?,
         };
         let mut recorder = device.recorder()?;
         let all = [&scratch.normed, &scratch.attended, &scratch.gated];
-        for vectors in all.into_iter().chain(&scratch.attended_int16) {
+        for vectors in all.into_iter().chain(&scratch.attended_packed) {
             vectors.record_clear(&mut recorder, "clear")?;
         }
-        if let Some(splits) = &scratch.splits {
-            recorder.fill("clear", splits, 0)?;
+        for counters in [&scratch.splits, &scratch.parts].into_iter().flatten() {
+            recorder.fill("clear", counters, 0)?;
         }
         recorder.seal()?.run(CLEAR_TIMEOUT)?;
         Ok(scratch)
@@ -320,7 +331,7 @@ impl<'a> Step<'a> {
     /// sublayer = W · attended.
     pub fn output(&mut self, place: Place) -> Result<()> {
         let scratch = self.scratch;
-        let attended = scratch.attended_int16.as_ref().unwrap_or(&scratch.attended);
+        let attended = scratch.attended_packed.as_ref().unwrap_or(&scratch.attended);
         self.sublayer("output", place, attended)
     }
 
@@ -405,7 +416,7 @@ impl<'a> Step<'a> {
             positions: self.state.positions.view(),
             slots: self.state.slots.view(),
             active: self.state.active.view(),
-            o: self.scratch.attended_int16.as_ref().unwrap_or(&self.scratch.attended),
+            o: self.scratch.attended_packed.as_ref().unwrap_or(&self.scratch.attended),
             scratch: self.scratch.splits.as_ref().map(Buffer::view),
         };
         let kernel = Attend::new(&self.model.device, shape)?;
@@ -459,7 +470,7 @@ impl<'a> Step<'a> {
         };
         let kernel = Attention::new(device, shape, mode(self.rows, self.scratch.rows))?;
         kernel.record(self.recorder, "attention", &operands)?;
-        let Some(attended) = &self.scratch.attended_int16 else { return Ok(()) };
+        let Some(attended) = &self.scratch.attended_packed else { return Ok(()) };
         let kernel = QuantizeRows::new(device, attended.kind(), attended.k)?;
         let active = self.state.active.view();
         Ok(kernel.record(self.recorder, "quantize", &self.scratch.attended, attended, &active)?)
@@ -495,6 +506,9 @@ impl<'a> Step<'a> {
                 (1, Activations::Int16, added.unwrap_or(Prologue::Norm))
             }
         };
+        if let (Input::Vectors(x), Activations::F16) = (&x, activations) {
+            return self.matmul(name, matrix, epilogue, x, target, active);
+        }
         if let Input::Vectors(x) = x
             && columns > gemv::MAX_COLUMNS
         {
@@ -517,6 +531,31 @@ impl<'a> Step<'a> {
         }
         let plan = self.model.tuning.plan(device.caps(), &shape);
         Ok(Gemv::with_plan(device, shape, plan)?.record(self.recorder, name, matrix, x.source(), target)?)
+    }
+}
+
+impl Step<'_> {
+    fn matmul(
+        &mut self,
+        name: &str,
+        w: &Matrix,
+        epilogue: Epilogue,
+        x: &Vectors,
+        target: &Target,
+        active: &View,
+    ) -> Result<()> {
+        let shape = matmul_shape(w, x.columns, epilogue);
+        let kernel = Matmul::new(&self.model.device, shape)?;
+        let kernel = kernel.expect("activations are f16 only where matrix units take every matrix");
+        let of_head = self.outputs.is_some_and(|outputs| std::ptr::eq(x, &outputs.normed));
+        let parts = if of_head {
+            self.outputs.and_then(|outputs| outputs.parts.as_ref())
+        } else {
+            self.scratch.parts.as_ref()
+        };
+        let scratch = parts.map(Buffer::view);
+        let operands = matmul::Operands { w, x, target, active: active.clone(), scratch };
+        Ok(kernel.record(self.recorder, name, &operands)?)
     }
 }
 
@@ -548,10 +587,7 @@ fn attend_shape(model: &Model, limits: Limits, kind: LayerType, rows: usize) -> 
         bias: false,
         interleaved: false,
         scale: config.query_pre_attn_scalar.powf(-0.5),
-        output: match activations(model, rows) {
-            Activations::Int16 => Activations::Int16,
-            _ => Activations::F32,
-        },
+        output: model.activations(rows),
     }
 }
 
@@ -588,15 +624,46 @@ fn splits(
     Ok((buffer(together)?, buffer(apart)?))
 }
 
-/// How activations are stored for the products of so many rows; more than a few are multiplied by tiles, which take f32.
-fn activations(model: &Model, rows: usize) -> Activations {
-    if rows <= gemv::MAX_COLUMNS { model.few_rows } else { Activations::F32 }
+/// The matrices of the layers, with what becomes of their products.
+fn layer_products(model: &Model) -> impl Iterator<Item = (&Matrix, Epilogue)> {
+    let of_layer = |place: &Place| !matches!(place, Place::Embedding | Place::Head);
+    let matrices = model.weights.matrices.iter().filter(move |(place, _)| of_layer(place));
+    matrices.map(|(place, matrix)| {
+        let joined = matches!(place, Place::GateUp(_)) && model.weights.of(*place).count() == 1;
+        (matrix, if joined { Epilogue::Geglu } else { Epilogue::None })
+    })
+}
+
+/// Memory for the sums of products of so many rows whose K is in parts, where there are such.
+fn parts<'a>(
+    model: &Model,
+    arena: &mut Arena,
+    rows: usize,
+    products: impl Iterator<Item = (&'a Matrix, Epilogue)>,
+) -> Result<Option<Buffer>> {
+    if model.activations(rows) != Activations::F16 {
+        return Ok(None);
+    }
+    let bytes = products.filter_map(|(matrix, epilogue)| {
+        let shape = matmul_shape(matrix, rows, epilogue);
+        Some(matmul::policy::plan(model.device.caps(), &shape)?.scratch_bytes(&shape))
+    });
+    match bytes.max().unwrap_or(0) {
+        0 => Ok(None),
+        bytes => Ok(Some(arena.buffer("sums of parts of products", bytes)?)),
+    }
+}
+
+/// A product on matrix units: gate and up become activations of the next.
+fn matmul_shape(matrix: &Matrix, columns: usize, epilogue: Epilogue) -> matmul::policy::Shape {
+    let output = if epilogue == Epilogue::None { Activations::F32 } else { Activations::F16 };
+    matmul::policy::Shape { weights: matrix.layout(), columns, epilogue, output }
 }
 
 /// Whether the products of a step of so many rows compute the norms before them: a dispatch less each, for one row.
 fn norms_itself(model: &Model, rows: usize) -> bool {
     let hidden = model.config.hidden as usize;
     rows == 1
-        && activations(model, rows) == Activations::Int16
+        && model.activations(rows) == Activations::Int16
         && gemv::policy::has_prologue(model.device.caps(), hidden)
 }
