@@ -301,6 +301,13 @@ impl Runner {
         };
         Ok(Profile::new(&timings, bytes))
     }
+
+    /// One chunk of a prompt, as [`Runner::prompt`] reads it, with a timestamp after every command. What attention reads depends on
+    /// how rows share it, and is not counted.
+    pub fn profile_prompt(&mut self, sequence: &mut Sequence, tokens: &[u32]) -> Result<Profile> {
+        let timings = self.prompt_timed(sequence, tokens, Stamps::Each(MOST_COMMANDS))?;
+        Ok(Profile::new(&timings, |name| self.model().bytes_of(name)))
+    }
 }
 
 /// More than any model has commands in a step.

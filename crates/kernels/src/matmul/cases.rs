@@ -42,7 +42,7 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
     for (scheme, splits) in [(Scheme::Int8, 1), (Scheme::Int4, 3)] {
         let trial = Trial { epilogue: Epilogue::Geglu, ..plain(scheme, (288, 1440, 150)) };
         let plans = policy::candidates(caps, &shape(&trial)).into_iter();
-        list.extend(plans.filter(|plan| plan.splits == splits && plan.store_first == (splits == 1)).map(|plan| case(trial, plan)));
+        list.extend(plans.filter(|plan| plan.splits == splits).map(|plan| case(trial, plan)));
     }
     list
 }

@@ -31,7 +31,6 @@ layout(constant_id = 7) const uint OWN_COLUMNS = 64;
 layout(constant_id = 8) const uint AHEAD = 1;
 // Parts that K is split into.
 layout(constant_id = 9) const uint SPLITS = 1;
-layout(constant_id = 10) const bool STORE_FIRST = true;
 
 #include "weights.glsl"
 #include "gated.glsl"
@@ -357,11 +356,9 @@ void main() {
                         scales[i] = next_scales[i];
                     }
                 }
-                // The next step to the other stage, and those after it under way, before this one is multiplied. The other way around
-                // large tiles take a quarter more time; small ones, whose loads are all they wait for, a little less.
-                if (!STORE_FIRST) {
-                    multiply(step % 2, own_row, own_column);
-                }
+                // First the loads of this step's operands from shared memory: what is stored after them can then happen while the
+                // matrix units work.
+                multiply(step % 2, own_row, own_column);
                 store((step + 1) % 2, step + 1, thread);
                 load_x(quad, last_quad, step + 1 + AHEAD);
                 if (!IS_INT4) {
@@ -369,9 +366,6 @@ void main() {
                 } else if (step % 2 == 0) {
                     // Both groups of a tile have been stored.
                     load_weights(quad, last_quad, step + 2 * SLOTS);
-                }
-                if (STORE_FIRST) {
-                    multiply(step % 2, own_row, own_column);
                 }
                 barrier();
             }

@@ -117,7 +117,7 @@ impl Matmul {
 
 fn variant(shape: &Shape, plan: &Plan) -> Variant {
     let Shape { weights: Layout { scheme, .. }, epilogue, output, .. } = *shape;
-    let Plan { tile, ahead, splits, store_first } = *plan;
+    let Plan { tile, ahead, splits } = *plan;
     let constants = Constants {
         threads: tile.threads(),
         scheme: scheme as u32,
@@ -129,15 +129,11 @@ fn variant(shape: &Shape, plan: &Plan) -> Variant {
         own_columns: tile.own_columns,
         ahead,
         splits,
-        store_first,
     };
     let mut label = format!(
         "{scheme}, {} × {} in {} × {}, {ahead} ahead",
         tile.rows, tile.columns, tile.own_rows, tile.own_columns
     );
-    if !store_first {
-        label += ", multiply first";
-    }
     if splits > 1 {
         label += &format!(", {splits} splits");
     }

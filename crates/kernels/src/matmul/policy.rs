@@ -68,8 +68,6 @@ pub struct Plan {
     pub ahead: u32,
     /// Parts that K is split into, so that more of the device is busy.
     pub splits: u32,
-    /// A step goes to shared memory before the one before it is multiplied, or after that.
-    pub store_first: bool,
 }
 
 impl Plan {
@@ -103,64 +101,76 @@ pub fn plan(caps: &Caps, shape: &Shape) -> Option<Plan> {
     candidates(caps, shape).into_iter().next()
 }
 
-/// Tiles by the number of columns that they suit.
+/// Tiles by the number of columns that they suit: the fastest of the 27B's products on an H200.
 const TILES: [Tile; 4] = [
     Tile::new(128, 16, 32, 16),
     Tile::new(128, 32, 32, 32),
-    Tile::new(128, 64, 64, 32),
+    Tile::new(128, 64, 32, 64),
     Tile::new(128, 128, 64, 64),
 ];
 
-/// Every plan worth timing, the policy's own first.
+/// Others that are worth timing.
+const MORE_TILES: [Tile; 8] = [
+    Tile::new(64, 16, 16, 16),
+    Tile::new(256, 16, 32, 16),
+    Tile::new(64, 32, 32, 16),
+    Tile::new(64, 64, 32, 32),
+    Tile::new(128, 64, 64, 32),
+    Tile::new(64, 128, 32, 64),
+    Tile::new(128, 128, 32, 128),
+    Tile::new(256, 64, 64, 64),
+];
+
+/// Most parts of K: adding up more takes longer than it saves.
+const MOST_SPLITS: u32 = 8;
+
+/// Every plan worth timing, the policy's own first; none where the device has no matrix units for the shape.
 pub fn candidates(caps: &Caps, shape: &Shape) -> Vec<Plan> {
     if !suits(caps) || !shape.weights.rows.is_multiple_of(STRIP) {
         return Vec::new();
     }
-    let units = caps.compute_units.unwrap_or(16);
-    let quads = shape.weights.quads() as u32;
-    let columns = shape.columns as u32;
     // A strip of gate and its strip of up must be one subgroup's.
     let least = 16 * shape.epilogue.strips() as u32;
-    let fits = |tile: &&Tile| tile.own_rows >= least && tile.shared_bytes() <= caps.max_shared_bytes && tile.threads() <= caps.max_threads;
+    let fits = |tile: &&Tile| {
+        tile.own_rows >= least && tile.shared_bytes() <= caps.max_shared_bytes && tile.threads() <= caps.max_threads
+    };
+    let columns = shape.columns as u32;
     let suited = TILES.iter().filter(fits).find(|tile| tile.columns >= columns.min(128));
     let Some(tile) = suited.or(TILES.iter().rfind(fits)) else { return Vec::new() };
-    let splits = |tile: &Tile| {
-        let tiles = tile.of(shape.weights.rows, shape.columns);
-        let wanted = if tiles > MOST_SPLIT_TILES { 1 } else { (units * 2).div_ceil(tiles) };
-        wanted.clamp(1, (quads / 4).max(1)).min(8)
-    };
-    let own = |tile: &Tile| Plan { tile: *tile, ahead: if tile.columns >= 128 { 1 } else { 2 }, splits: splits(tile), store_first: true };
-    let mut list = vec![own(tile)];
-    let more = [
-        Tile::new(64, 64, 32, 32),
-        Tile::new(128, 64, 32, 64),
-        Tile::new(256, 64, 32, 64),
-        Tile::new(256, 128, 64, 64),
-        Tile::new(128, 128, 32, 128),
-        Tile::new(256, 64, 64, 64),
-        Tile::new(64, 128, 32, 64),
-        Tile::new(256, 16, 32, 16),
-        Tile::new(256, 32, 64, 16),
-        Tile::new(64, 64, 16, 64),
-        Tile::new(64, 64, 64, 16),
-    ];
-    for tile in TILES.iter().chain(&more).filter(fits).filter(|tile| tile.columns < columns * 2) {
-        for ahead in [1, 2] {
-            let mut tried = vec![1, 2, 3, 4, splits(tile)];
-            tried.retain(|splits| *splits == 1 || tile.of(shape.weights.rows, shape.columns) * splits <= units * 12);
-            tried.sort_unstable();
-            tried.dedup();
-            for splits in tried {
-                for store_first in [true, false] {
-                    let plan = Plan { tile: *tile, ahead, splits, store_first };
-                    if !list.contains(&plan) {
-                        list.push(plan);
-                    }
-                }
+    let mut list = vec![Plan { tile: *tile, ahead: 2, splits: splits(caps, shape, tile) }];
+    for tile in TILES.iter().chain(&MORE_TILES).filter(fits).filter(|tile| tile.columns < columns * 2) {
+        let most = most_splits(shape, tile);
+        for (splits, ahead) in (1..=most).flat_map(|splits| [(splits, 1), (splits, 2)]) {
+            let plan = Plan { tile: *tile, ahead, splits };
+            if !list.contains(&plan) {
+                list.push(plan);
             }
         }
     }
     list
+}
+
+fn most_splits(shape: &Shape, tile: &Tile) -> u32 {
+    if tile.of(shape.weights.rows, shape.columns) > MOST_SPLIT_TILES {
+        return 1;
+    }
+    // Parts of at least four quads.
+    (shape.weights.quads() as u32 / 4).clamp(1, MOST_SPLITS)
+}
+
+/// The parts of K that take least: workgroups come out more even, and each compute unit has several to switch between, but every part
+/// has to be written and added up. The constants are fitted to an H200.
+fn splits(caps: &Caps, shape: &Shape, tile: &Tile) -> u32 {
+    let units = f64::from(caps.compute_units.unwrap_or(16));
+    let tiles = f64::from(tile.of(shape.weights.rows, shape.columns));
+    // What a compute unit loses while it has too few to switch between, in workgroups.
+    let idle = if tile.columns < 128 { 1.0 } else { 0.3 };
+    let cost = |splits: u32| {
+        let splits = f64::from(splits);
+        let joining = if splits > 1.0 { 1.0 + 0.05 * splits } else { 1.0 };
+        ((tiles * splits / units).ceil() + idle) / splits * joining
+    };
+    (1..=most_splits(shape, tile)).min_by(|a, b| cost(*a).total_cmp(&cost(*b))).unwrap_or(1)
 }
 
 /// Rows and K of matrices of the Gemma 3 family, and whether they join gate and up.

@@ -141,6 +141,23 @@ impl Runner {
         Ok(program.timings()?)
     }
 
+    /// One chunk of a prompt, of at most as many tokens as a chunk has, with timestamps as asked for.
+    pub(crate) fn prompt_timed(
+        &mut self,
+        sequence: &mut Sequence,
+        tokens: &[u32],
+        stamps: Stamps,
+    ) -> Result<Vec<Timing>> {
+        self.check(sequence, tokens)?;
+        let rows = self.extend(sequence, tokens)?;
+        let key = self.key(rows.len(), Rows::Chunk, Output::None, &[]);
+        self.write_state(&rows, Output::None, &[], &[])?;
+        let program = self.record_timed(key, stamps)?;
+        program.run(TIMEOUT)?;
+        sequence.advance(rows.len() as u32);
+        Ok(program.timings()?)
+    }
+
     /// Steps of a run: what is asked for, as far as it can be.
     fn steps_that_fit(&self, next: &[Next<'_>], key: Key, most: usize, ends: &[&[u32]]) -> usize {
         let limits = self.cache.limits();

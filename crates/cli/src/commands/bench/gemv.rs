@@ -295,14 +295,8 @@ fn time(device: &Device, product: &Product, weights: &[Matrix], roof: f64) -> Re
             }
             let tile = plan.tile;
             format!(
-                "matmul, {} × {} in {} × {}, {} ahead, {} splits{}",
-                tile.rows,
-                tile.columns,
-                tile.own_rows,
-                tile.own_columns,
-                plan.ahead,
-                plan.splits,
-                if plan.store_first { "" } else { ", multiply first" }
+                "matmul, {} × {} in {} × {}, {} ahead, {} splits",
+                tile.rows, tile.columns, tile.own_rows, tile.own_columns, plan.ahead, plan.splits
             )
         }
     };

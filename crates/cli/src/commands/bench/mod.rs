@@ -61,6 +61,10 @@ pub struct Arguments {
     /// Positions that sequences hold before they write
     #[arg(short, long, value_delimiter = ',', default_value = "0", conflicts_with_all = ["gemv", "bandwidth", "load"])]
     depth: Vec<u32>,
+    /// Most tokens of a prompt that one step reads (default: what suits the device)
+    #[arg(long, value_name = "TOKENS", conflicts_with_all = ["gemv", "bandwidth", "load"],
+          value_parser = clap::value_parser!(u16).range(1..=8192))]
+    chunk: Option<u16>,
     /// How keys and values are stored (default: f16)
     #[arg(long, value_name = "TYPE", conflicts_with_all = ["gemv", "bandwidth", "load"])]
     kv: Option<Kv>,
@@ -105,13 +109,16 @@ fn run_model(device: &Device, arguments: &Arguments) -> anyhow::Result<ExitCode>
         tokens,
         repeats: usize::from(arguments.repeats),
         kv: arguments.kv.unwrap_or(Kv::F16).into(),
+        chunk: arguments.chunk.map(u32::from),
         profile: arguments.profile,
     };
     if let Some(name) = &arguments.model {
         let path = store::resolve_model(name)?;
         let most = |list: &[u32]| list.iter().copied().max().unwrap_or(0);
         let context = most(&plan.prompts).max(most(&plan.depths) + most(&plan.tokens));
-        let limits = Limits { sequences: most(&plan.batches), kv: plan.kv, ..Limits::one(device, context) };
+        let usual = Limits::one(device, context);
+        let chunk = plan.chunk.unwrap_or(usual.chunk);
+        let limits = Limits { sequences: most(&plan.batches), kv: plan.kv, chunk, ..usual };
         let (mut model, figures) = load::load(device, &path, Some(limits))?;
         let tuned = loading::tune(&mut model)?;
         return speed::run(

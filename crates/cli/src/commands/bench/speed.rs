@@ -28,6 +28,8 @@ pub struct Plan {
     pub repeats: usize,
     /// How keys and values are stored.
     pub kv: KvScheme,
+    /// Most rows of a prompt in one step, if not what suits the device.
+    pub chunk: Option<u32>,
     /// Show where a step's time goes.
     pub profile: bool,
 }
@@ -80,15 +82,20 @@ pub fn run(
     let bandwidth = kernels::probe::read_bandwidth(device)?;
     let mut runs = Vec::new();
     let mut setup = Setup::default();
+    let mut profiles = Vec::new();
     for prompt in &plan.prompts {
         progress.say(&format!("reading {prompt} tokens"));
-        runs.push(prefill(model, *prompt, plan, bandwidth, &mut setup)?);
+        let mut runner = runner(model, 1, *prompt, plan)?;
+        runs.push(prefill(&mut runner, *prompt, plan.repeats, bandwidth)?);
+        setup += runner.setup();
+        if plan.profile {
+            profiles.push(profile_prompt(&mut runner, *prompt, bandwidth)?);
+        }
     }
-    let mut profiles = Vec::new();
     for depth in &plan.depths {
         for batch in &plan.batches {
             let most = plan.tokens.iter().copied().max().unwrap_or(0);
-            let mut runner = runner(model, *batch, depth + most + 1, plan.kv)?;
+            let mut runner = runner(model, *batch, depth + most + 1, plan)?;
             for tokens in &plan.tokens {
                 progress.say(&format!("generating {tokens} tokens, batch {batch}, depth {depth}"));
                 let run = Run { tokens: *tokens, depth: *depth, ..Run::empty("decode", *batch) };
@@ -136,9 +143,9 @@ pub fn run(
     Ok(ExitCode::SUCCESS)
 }
 
-fn runner(model: &Arc<Model>, sequences: u32, context: u32, kv: KvScheme) -> anyhow::Result<Runner> {
-    let limits =
-        Limits { sequences, kv, ..Limits::one(&model.device, context.min(model.config.max_positions)) };
+fn runner(model: &Arc<Model>, sequences: u32, context: u32, plan: &Plan) -> anyhow::Result<Runner> {
+    let usual = Limits::one(&model.device, context.min(model.config.max_positions));
+    let limits = Limits { sequences, kv: plan.kv, chunk: plan.chunk.unwrap_or(usual.chunk), ..usual };
     let mut runner = Runner::new(model.clone(), limits)?;
     runner.fill_cache()?;
     Ok(runner)
@@ -149,22 +156,15 @@ fn tokens(count: u32, vocab: u32) -> Vec<u32> {
     (0..count).map(|i| (i * 7919 + 13) % vocab).collect()
 }
 
-fn prefill(
-    model: &Arc<Model>,
-    prompt: u32,
-    plan: &Plan,
-    bandwidth: f64,
-    setup: &mut Setup,
-) -> anyhow::Result<Run> {
-    let mut runner = runner(model, 1, prompt, plan.kv)?;
+fn prefill(runner: &mut Runner, prompt: u32, repeats: usize, bandwidth: f64) -> anyhow::Result<Run> {
+    let model = runner.model().clone();
     // As `generate` does it, so that what it takes is what a user waits for.
     runner.prepare(prompt as usize, &Sampling::default())?;
-    *setup += runner.setup();
     let ids = tokens(prompt, model.config.vocab);
     let (mut seconds, mut cpu) = (Vec::new(), Vec::new());
     let mut read_back = 0;
     // The first run does not count: a GPU is slower before it has something to do.
-    for number in 0..=plan.repeats {
+    for number in 0..=repeats {
         let mut sequence = runner.start()?;
         let before = runner.usage().read_back;
         let (time, busy) = timed(|| Ok(runner.prompt(&mut sequence, &ids, &Sampling::default(), |_| true)?))?;
@@ -292,52 +292,75 @@ struct Line {
 }
 
 /// Where a step's time goes.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 struct Steps {
+    /// Sequences that each write a token; 0 where one reads a prompt.
     batch: u32,
+    /// Rows of a chunk of a prompt; 0 where sequences write.
+    rows: u32,
     depth: u32,
     kernels: Vec<Line>,
     /// Of all commands between two barriers.
     levels: Vec<Line>,
 }
 
+/// The last whole chunk of a prompt, or all of a shorter one.
+fn profile_prompt(runner: &mut Runner, prompt: u32, bandwidth: f64) -> anyhow::Result<Steps> {
+    let rows = prompt.min(runner.cache().limits().chunk);
+    let ids = tokens(rows, runner.model().config.vocab);
+    let steps = Steps { rows, depth: prompt - rows, ..Steps::default() };
+    steps.timed(bandwidth, || {
+        let mut sequence = runner.start_at(prompt - rows)?;
+        Ok(runner.profile_prompt(&mut sequence, &ids)?)
+    })
+}
+
 fn profile(runner: &mut Runner, batch: u32, depth: u32, bandwidth: f64) -> anyhow::Result<Steps> {
     let greedy = Sampling::default();
-    let mut best: Option<Profile> = None;
-    for _ in 0..5 {
+    let steps = Steps { batch, depth, ..Steps::default() };
+    steps.timed(bandwidth, || {
         let mut sequences = (0..batch).map(|_| runner.start_at(depth)).collect::<Result<Vec<_>, _>>()?;
         let mut next: Vec<Next<'_>> =
             sequences.iter_mut().map(|sequence| Next { sequence, token: 1, sampling: &greedy }).collect();
-        let profile = runner.profile(&mut next)?;
-        if best.as_ref().is_none_or(|best| profile.nanoseconds() < best.nanoseconds()) {
-            best = Some(profile);
-        }
-    }
-    let best = best.expect("five runs were made");
-    let total = best.nanoseconds();
-    let line = |share: Share| Line {
-        percent: share.nanoseconds / total * 100.0,
-        microseconds: share.nanoseconds / 1e3,
-        roofline_percent: (share.bytes > 0)
-            .then(|| share.bytes as f64 / (share.nanoseconds / 1e9) / bandwidth * 100.0),
-        bytes: share.bytes,
-        count: share.count,
-        name: share.name,
-    };
-    Ok(Steps {
-        batch,
-        depth,
-        kernels: best.kernels.into_iter().map(line).collect(),
-        levels: best.levels.into_iter().map(line).collect(),
+        Ok(runner.profile(&mut next)?)
     })
 }
 
 impl Steps {
+    /// Fills in the fastest of five runs.
+    fn timed(self, bandwidth: f64, mut run: impl FnMut() -> anyhow::Result<Profile>) -> anyhow::Result<Self> {
+        let mut best = run()?;
+        for _ in 1..5 {
+            let profile = run()?;
+            if profile.nanoseconds() < best.nanoseconds() {
+                best = profile;
+            }
+        }
+        let total = best.nanoseconds();
+        let line = |share: Share| Line {
+            percent: share.nanoseconds / total * 100.0,
+            microseconds: share.nanoseconds / 1e3,
+            roofline_percent: (share.bytes > 0)
+                .then(|| share.bytes as f64 / (share.nanoseconds / 1e9) / bandwidth * 100.0),
+            bytes: share.bytes,
+            count: share.count,
+            name: share.name,
+        };
+        Ok(Self {
+            kernels: best.kernels.into_iter().map(line).collect(),
+            levels: best.levels.into_iter().map(line).collect(),
+            ..self
+        })
+    }
+
     fn text(&self) -> String {
         let levels: usize = self.levels.iter().map(|line| line.count).sum();
+        let what = match self.rows {
+            0 => format!("A step of batch {}", self.batch),
+            rows => format!("Reading {rows} tokens"),
+        };
         let mut text = format!(
-            "\nA step of batch {} at depth {}, timed command by command (which slows it down), in {levels} levels:\n\n{}",
-            self.batch,
+            "\n{what} at depth {}, timed command by command (which slows it down), in {levels} levels:\n\n{}",
             self.depth,
             lines_table("kernel", &self.kernels)
         );
