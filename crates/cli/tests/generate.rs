@@ -157,7 +157,11 @@ fn a_bench_says_what_a_script_needs() {
     let load = &printed["load"];
     assert!(load["seconds"].as_f64().unwrap() > 0.0 && load["gb_per_s"].as_f64().unwrap() > 0.0, "{load}");
     assert!(load["peak_extra_rss_bytes"].is_u64());
-    assert_eq!(printed["profiles"].as_array().unwrap().len(), 5, "the prompt, and a step of each batch at each depth");
+    assert_eq!(
+        printed["profiles"].as_array().unwrap().len(),
+        5,
+        "the prompt, and a step of each batch at each depth"
+    );
     for part in ["kernels", "levels"] {
         let lines = printed["profiles"][4][part].as_array().unwrap();
         let percent: f64 = lines.iter().map(|line| line["percent"].as_f64().unwrap()).sum();

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use gpu::{Arena, Buffer, Device, Lifetime, Memory, Tier, View};
 use kernels::{
-    Activations, HALF_GROUP, Matrix, STRIP, attend, gemv, matmul,
+    Activations, HALF_GROUP, Matrix, STRIP, attend, gemv,
+    matmul::{self, policy::Fragments},
     rope::{self, Tables},
     tuning::Tuning,
 };
@@ -32,6 +33,8 @@ pub struct Model {
     pub(crate) few_rows: Activations,
     /// How the activations of many rows are stored: f16 where matrix units multiply them.
     pub(crate) many_rows: Activations,
+    /// How matrix units hold their operands.
+    pub(crate) fragments: Fragments,
     /// What is known of matrix–vector products on this device.
     pub(crate) tuning: Tuning,
     /// Attention of rows of different sequences is one dispatch.
@@ -104,9 +107,10 @@ impl Model {
             true => Activations::F16,
             false => Activations::F32,
         };
+        let fragments = matmul::fragments(device)?;
         let one_dispatch = attend::policy::suits(device.caps());
         let (device, tuning, rope) = (device.clone(), Tuning::open(device), [global, sliding]);
-        Ok(Self { device, config, weights, few_rows, many_rows, tuning, one_dispatch, rope })
+        Ok(Self { device, config, weights, few_rows, many_rows, fragments, tuning, one_dispatch, rope })
     }
 
     /// The same with the attention of decode steps in one dispatch or in several.

@@ -545,7 +545,7 @@ impl Step<'_> {
         active: &View,
     ) -> Result<()> {
         let shape = matmul_shape(w, x.columns, epilogue);
-        let kernel = Matmul::new(&self.model.device, shape)?;
+        let kernel = Matmul::new(&self.model.device, self.model.fragments, shape)?;
         let kernel = kernel.expect("activations are f16 only where matrix units take every matrix");
         let of_head = self.outputs.is_some_and(|outputs| std::ptr::eq(x, &outputs.normed));
         let parts = if of_head {
@@ -646,7 +646,7 @@ fn parts<'a>(
     }
     let bytes = products.filter_map(|(matrix, epilogue)| {
         let shape = matmul_shape(matrix, rows, epilogue);
-        Some(matmul::policy::plan(model.device.caps(), &shape)?.scratch_bytes(&shape))
+        Some(matmul::policy::plan(model.device.caps(), model.fragments, &shape)?.scratch_bytes(&shape))
     });
     match bytes.max().unwrap_or(0) {
         0 => Ok(None),

@@ -2,7 +2,7 @@
 
 use gpu::{Caps, Device, Result, Tier};
 
-use super::{COUNTER_BYTES, Matmul, Operands, policy, policy::{Plan, Shape}};
+use super::{COUNTER_BYTES, Matmul, Operands, policy, policy::{Fragments, Plan, Shape}};
 use crate::{
     Activations, Epilogue, Layout, Scheme,
     product::trial::Trial,
@@ -17,8 +17,9 @@ const GATED: [(usize, usize, usize, Epilogue); 2] =
 pub(super) fn cases(caps: &Caps) -> Vec<Case> {
     let mut list = Vec::new();
     let mut push = |trial: Trial| {
-        let Some(plan) = policy::plan(caps, &shape(&trial)) else { return };
+        let Some(plan) = policy::plan(caps, Fragments::Other, &shape(&trial)) else { return };
         list.push(case(trial, plan));
+        list.push(direct(trial, plan));
     };
     let plain = |scheme, (rows, k, columns)| Trial {
         activations: Activations::F16,
@@ -41,8 +42,11 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
     // Every tile and split that may be chosen, on something that has all edges.
     for (scheme, splits) in [(Scheme::Int8, 1), (Scheme::Int4, 3)] {
         let trial = Trial { epilogue: Epilogue::Geglu, ..plain(scheme, (288, 1440, 150)) };
-        let plans = policy::candidates(caps, &shape(&trial)).into_iter();
-        list.extend(plans.filter(|plan| plan.splits == splits).map(|plan| case(trial, plan)));
+        let plans = policy::candidates(caps, Fragments::Other, &shape(&trial)).into_iter();
+        for plan in plans.filter(|plan| plan.splits == splits) {
+            list.push(case(trial, plan));
+            list.push(direct(trial, plan));
+        }
     }
     list
 }
@@ -50,6 +54,16 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
 fn case(trial: Trial, plan: Plan) -> Case {
     let name = format!("{}, {plan:?}", trial.name());
     Case::new(name, Tier::T2, move |device| run(device, trial, plan, device.caps()))
+}
+
+/// The same with weights straight into operands, where the driver's are as they must be for that.
+fn direct(trial: Trial, plan: Plan) -> Case {
+    let name = format!("{}, straight into operands, {plan:?}", trial.name());
+    Case::new(name, Tier::T2, move |device| {
+        let served = super::fragments(device)? == Fragments::FourToARow && trial.weights.scheme != Scheme::F32;
+        let ahead = if plan.splits > 1 { 4 } else { 2 };
+        run(device, trial, if served { Plan { direct: true, ahead, ..plan } } else { plan }, device.caps())
+    })
 }
 
 pub(super) fn shape(trial: &Trial) -> Shape {

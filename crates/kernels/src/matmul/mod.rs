@@ -5,15 +5,16 @@ pub mod policy;
 #[cfg(test)]
 mod tests;
 
-use gpu::{Address, Device, Error, Pipeline, Recorder, Result, Subgroup, Tier, View};
+use gpu::{Address, Arena, Device, Error, Lifetime, Memory, Pipeline, Recorder, Result, Subgroup, Tier, View};
 
 use crate::{
     Activations, Epilogue, Kernel, Layout, Matrix, Target, Vectors,
-    shaders::matmul::{Constants, Push, TIERS},
+    selftest::TIMEOUT,
+    shaders::{fragments, matmul_direct, matmul_staged},
     variant::Variant,
     vectors::VectorData,
 };
-use policy::{Plan, SUBGROUP, Shape};
+use policy::{Fragments, Plan, SUBGROUP, Shape};
 
 /// For the self-test and the compile checks.
 pub static KERNEL: Kernel = Kernel {
@@ -45,13 +46,33 @@ pub struct Operands<'a> {
     pub scratch: Option<View>,
 }
 
+/// Asks the driver which elements of an operand a thread holds; [`Fragments::Other`] where there are no matrix units.
+pub fn fragments(device: &Device) -> Result<Fragments> {
+    if !policy::suits(device.caps()) {
+        return Ok(Fragments::Other);
+    }
+    let mut arena = Arena::new(device, Lifetime::Scratch, Memory::Shared).with_block_size(1 << 12);
+    let places = arena.buffer_from("places", &vec![u32::MAX; 16 * SUBGROUP as usize])?;
+    let mut recorder = device.recorder()?;
+    let push = fragments::Push { places: (&places).into() };
+    recorder.dispatch("fragments", &fragments_variant().pipeline(device)?, [1, 1, 1], &push)?;
+    recorder.seal()?.run(TIMEOUT)?;
+    Ok(Fragments::of(&places.read_vec::<u32>()?))
+}
+
+fn fragments_variant() -> Variant {
+    let constants = fragments::Constants {};
+    Variant::new("places of an operand".into(), fragments::TIERS, Tier::T2, &constants, Subgroup::Exactly(SUBGROUP))
+}
+
 /// Bytes of counters at the beginning of scratch memory, whatever the shape: products of a step share it.
 pub const COUNTER_BYTES: u64 = policy::MOST_SPLIT_TILES as u64 * 4;
 
 impl Matmul {
     /// Chooses the variant for this device and compiles it; none where it has no matrix units that suit the shape.
-    pub fn new(device: &Device, shape: Shape) -> Result<Option<Self>> {
-        policy::plan(device.caps(), &shape).map(|plan| Self::with_plan(device, shape, plan)).transpose()
+    pub fn new(device: &Device, fragments: Fragments, shape: Shape) -> Result<Option<Self>> {
+        let plan = policy::plan(device.caps(), fragments, &shape);
+        plan.map(|plan| Self::with_plan(device, shape, plan)).transpose()
     }
 
     /// The same with a plan given.
@@ -94,22 +115,28 @@ impl Matmul {
         };
         for part in w.parts() {
             let (y, y_first) = target.of_part(name, part, epilogue, columns)?;
-            let push = Push {
-                values: (&part.values).into(),
-                scales: part.scales.as_ref().map_or(Address::NONE, Address::from),
-                x: values.into(),
-                active_rows: active.clone().into(),
-                y: y.into(),
-                parts: parts.clone(),
-                counters: counters.clone(),
-                rows: part.layout.rows as u32,
-                k: weights.k as u32,
-                columns: columns as u32,
-                y_first,
-                y_stride: target.stride as u32,
-            };
             let tiles = self.plan.tile.of(part.layout.rows, columns);
-            recorder.dispatch(name, &self.pipeline, [tiles, self.plan.splits, 1], &push)?;
+            // The shaders' push constants differ by their types' names alone.
+            macro_rules! dispatch {
+                ($shader:ident) => {{
+                    let push = $shader::Push {
+                        values: (&part.values).into(),
+                        scales: part.scales.as_ref().map_or(Address::NONE, Address::from),
+                        x: values.into(),
+                        active_rows: active.clone().into(),
+                        y: y.into(),
+                        parts: parts.clone(),
+                        counters: counters.clone(),
+                        rows: part.layout.rows as u32,
+                        k: weights.k as u32,
+                        columns: columns as u32,
+                        y_first,
+                        y_stride: target.stride as u32,
+                    };
+                    recorder.dispatch(name, &self.pipeline, [tiles, self.plan.splits, 1], &push)?
+                }};
+            }
+            if self.plan.direct { dispatch!(matmul_direct) } else { dispatch!(matmul_staged) }
         }
         Ok(())
     }
@@ -117,19 +144,7 @@ impl Matmul {
 
 fn variant(shape: &Shape, plan: &Plan) -> Variant {
     let Shape { weights: Layout { scheme, .. }, epilogue, output, .. } = *shape;
-    let Plan { tile, ahead, splits } = *plan;
-    let constants = Constants {
-        threads: tile.threads(),
-        scheme: scheme as u32,
-        epilogue: epilogue as u32,
-        f16_output: output == Activations::F16,
-        rows: tile.rows,
-        columns: tile.columns,
-        own_rows: tile.own_rows,
-        own_columns: tile.own_columns,
-        ahead,
-        splits,
-    };
+    let Plan { tile, direct, ahead, splits } = *plan;
     let mut label = format!(
         "{scheme}, {} × {} in {} × {}, {ahead} ahead",
         tile.rows, tile.columns, tile.own_rows, tile.own_columns
@@ -143,5 +158,22 @@ fn variant(shape: &Shape, plan: &Plan) -> Variant {
     if output == Activations::F16 {
         label += ", to f16";
     }
-    Variant::new(label, TIERS, Tier::T2, &constants, Subgroup::Exactly(SUBGROUP))
+    macro_rules! variant {
+        ($shader:ident) => {{
+            let constants = $shader::Constants {
+                threads: tile.threads(),
+                scheme: scheme as u32,
+                epilogue: epilogue as u32,
+                f16_output: output == Activations::F16,
+                rows: tile.rows,
+                columns: tile.columns,
+                own_rows: tile.own_rows,
+                own_columns: tile.own_columns,
+                ahead,
+                splits,
+            };
+            Variant::new(label, $shader::TIERS, Tier::T2, &constants, Subgroup::Exactly(SUBGROUP))
+        }};
+    }
+    if direct { variant!(matmul_direct) } else { variant!(matmul_staged) }
 }

@@ -46,12 +46,6 @@ impl Tile {
         (rows as u32).div_ceil(self.rows) * (columns as u32).div_ceil(self.columns)
     }
 
-    /// Shared memory of the shader.
-    pub fn shared_bytes(&self) -> u32 {
-        let stages = 2 * (self.rows + self.columns) * ROW_BYTES;
-        let patches = self.threads() / SUBGROUP * 2 * 16 * ROW_BYTES;
-        stages.max(patches) + 16
-    }
 }
 
 /// A row of a step in shared memory: 32 f16, and 16 bytes against meeting the same banks.
@@ -64,6 +58,8 @@ pub(super) const SUBGROUP: u32 = 32;
 pub struct Plan {
     /// What a workgroup makes.
     pub tile: Tile,
+    /// Weights go straight into the operands of matrix units, or through shared memory.
+    pub direct: bool,
     /// Steps whose loads are under way: 1, 2 or 4.
     pub ahead: u32,
     /// Parts that K is split into, so that more of the device is busy.
@@ -71,6 +67,17 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// Shared memory of the shader.
+    pub fn shared_bytes(&self) -> u32 {
+        let Tile { rows, columns, .. } = self.tile;
+        let stages = match self.direct {
+            true => 2 * columns * (if columns <= 64 { 4 } else { 2 } * 64 + 16),
+            false => 2 * (rows + columns) * ROW_BYTES,
+        };
+        let squares = self.tile.threads() / SUBGROUP * 2 * 16 * ROW_BYTES;
+        stages.max(squares) + 16
+    }
+
     /// Bytes of scratch memory of a shape.
     pub fn scratch_bytes(&self, shape: &Shape) -> u64 {
         if self.splits == 1 {
@@ -85,6 +92,28 @@ impl Plan {
 /// Tiles whose K may be split: more of them need no splitting.
 pub const MOST_SPLIT_TILES: u32 = 4096;
 
+/// Which elements of a 16 × 16 operand A a thread of a subgroup of 32 holds: the driver's business, and found out by asking it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fragments {
+    /// Thread 4 g + t has of the row g the columns 2 t, 2 t + 1, 2 t + 8 and 2 t + 9, then the same of the row g + 8: NVIDIA's.
+    FourToARow,
+    /// Anything else.
+    Other,
+}
+
+impl Fragments {
+    /// From the places, row · 16 + column, of 16 elements of each thread, of which a thread may have fewer.
+    pub(super) fn of(places: &[u32]) -> Self {
+        let as_expected = places.chunks(16).enumerate().all(|(thread, places)| {
+            let (row, column) = (thread as u32 / 4, thread as u32 % 4 * 2);
+            let pairs = [(row, column), (row, column + 8), (row + 8, column), (row + 8, column + 8)];
+            let expected = pairs.into_iter().flat_map(|(row, column)| [row * 16 + column, row * 16 + column + 1]);
+            places.len() == 16 && places.iter().copied().take(8).eq(expected)
+        });
+        if as_expected && places.len() == 16 * SUBGROUP as usize { Fragments::FourToARow } else { Fragments::Other }
+    }
+}
+
 /// Whether a device has the matrix units that the shader is written for.
 pub fn suits(caps: &Caps) -> bool {
     let f16 = |shape: &gpu::MatrixShape| {
@@ -97,8 +126,8 @@ pub fn suits(caps: &Caps) -> bool {
 }
 
 /// The plan for a shape; none where the device has no matrix units for it, or rows are not whole strips.
-pub fn plan(caps: &Caps, shape: &Shape) -> Option<Plan> {
-    candidates(caps, shape).into_iter().next()
+pub fn plan(caps: &Caps, fragments: Fragments, shape: &Shape) -> Option<Plan> {
+    candidates(caps, fragments, shape).into_iter().next()
 }
 
 /// Tiles by the number of columns that they suit: the fastest of the 27B's products on an H200.
@@ -110,10 +139,12 @@ const TILES: [Tile; 4] = [
 ];
 
 /// Others that are worth timing.
-const MORE_TILES: [Tile; 8] = [
+const MORE_TILES: [Tile; 10] = [
     Tile::new(64, 16, 16, 16),
     Tile::new(256, 16, 32, 16),
+    Tile::new(256, 16, 64, 16),
     Tile::new(64, 32, 32, 16),
+    Tile::new(256, 32, 64, 32),
     Tile::new(64, 64, 32, 32),
     Tile::new(128, 64, 64, 32),
     Tile::new(64, 128, 32, 64),
@@ -121,29 +152,43 @@ const MORE_TILES: [Tile; 8] = [
     Tile::new(256, 64, 64, 64),
 ];
 
+/// Most columns whose weights go straight into operands.
+const MOST_DIRECT: u32 = 64;
+
 /// Most parts of K: adding up more takes longer than it saves.
 const MOST_SPLITS: u32 = 8;
 
 /// Every plan worth timing, the policy's own first; none where the device has no matrix units for the shape.
-pub fn candidates(caps: &Caps, shape: &Shape) -> Vec<Plan> {
+pub fn candidates(caps: &Caps, fragments: Fragments, shape: &Shape) -> Vec<Plan> {
     if !suits(caps) || !shape.weights.rows.is_multiple_of(STRIP) {
         return Vec::new();
     }
     // A strip of gate and its strip of up must be one subgroup's.
     let least = 16 * shape.epilogue.strips() as u32;
+    // Both ways must fit, so that the choice between them is free.
     let fits = |tile: &&Tile| {
-        tile.own_rows >= least && tile.shared_bytes() <= caps.max_shared_bytes && tile.threads() <= caps.max_threads
+        let bytes = |direct| Plan { tile: **tile, direct, ahead: 1, splits: 1 }.shared_bytes();
+        tile.own_rows >= least
+            && bytes(false).max(bytes(true)) <= caps.max_shared_bytes
+            && tile.threads() <= caps.max_threads
     };
+    let direct = fragments == Fragments::FourToARow && shape.weights.scheme != Scheme::F32;
     let columns = shape.columns as u32;
     let suited = TILES.iter().filter(fits).find(|tile| tile.columns >= columns.min(128));
     let Some(tile) = suited.or(TILES.iter().rfind(fits)) else { return Vec::new() };
-    let mut list = vec![Plan { tile: *tile, ahead: 2, splits: splits(caps, shape, tile) }];
-    for tile in TILES.iter().chain(&MORE_TILES).filter(fits).filter(|tile| tile.columns < columns * 2) {
-        let most = most_splits(shape, tile);
-        for (splits, ahead) in (1..=most).flat_map(|splits| [(splits, 1), (splits, 2)]) {
-            let plan = Plan { tile: *tile, ahead, splits };
-            if !list.contains(&plan) {
-                list.push(plan);
+    // With many columns weights are read from shared memory often enough to make up for writing them there.
+    let own = direct && columns <= MOST_DIRECT;
+    let ahead = if own { 4 } else { 2 };
+    let mut list = vec![Plan { tile: *tile, direct: own, ahead, splits: splits(caps, shape, tile) }];
+    let suited = |tile: &&Tile| tile.columns < columns * 2 && tile.columns >= columns.min(128).next_power_of_two();
+    for tile in TILES.iter().chain(&MORE_TILES).filter(fits).filter(suited) {
+        let near = splits(caps, shape, tile);
+        for splits in (1..=most_splits(shape, tile)).filter(|splits| splits.abs_diff(near) <= 2) {
+            for (direct, ahead) in [(false, 2), (direct, 2), (direct, 4)] {
+                let plan = Plan { tile: *tile, direct, ahead, splits };
+                if !list.contains(&plan) {
+                    list.push(plan);
+                }
             }
         }
     }
@@ -188,7 +233,10 @@ const BUCKETS: [usize; 6] = [16, 32, 64, 128, 512, 2048];
 
 /// The pipelines that models ask for on such a device.
 pub fn variants(caps: &Caps) -> Vec<Variant> {
-    let mut list: Vec<Variant> = Vec::new();
+    if !suits(caps) {
+        return Vec::new();
+    }
+    let mut list: Vec<Variant> = vec![super::fragments_variant()];
     for scheme in Scheme::ALL {
         for (rows, k, gated) in MODEL_SHAPES {
             for columns in BUCKETS {
@@ -197,10 +245,12 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
                     false => (Epilogue::None, Activations::F32),
                 };
                 let shape = Shape { weights: Layout { scheme, rows, k }, columns, epilogue, output };
-                let Some(plan) = plan(caps, &shape) else { continue };
-                let new = variant(&shape, &plan);
-                if !list.iter().any(|known| known.same_code(&new)) {
-                    list.push(new);
+                for fragments in [Fragments::Other, Fragments::FourToARow] {
+                    let Some(plan) = plan(caps, fragments, &shape) else { continue };
+                    let new = variant(&shape, &plan);
+                    if !list.iter().any(|known| known.shader.name == new.shader.name && known.same_code(&new)) {
+                        list.push(new);
+                    }
                 }
             }
         }

@@ -1,6 +1,6 @@
 use gpu::{Tier, known};
 
-use super::{policy, policy::Shape};
+use super::policy::{self, Fragments, Shape};
 use crate::{Activations, Epilogue, Layout, Scheme};
 
 fn shape(rows: usize, k: usize, columns: usize) -> Shape {
@@ -16,16 +16,16 @@ fn only_devices_with_matrix_units_are_served() {
         (known::mesa_cpu(), false),
         (known::bare_vulkan_13(), false),
     ] {
-        assert_eq!(policy::plan(&caps, &shape(640, 640, 64)).is_some(), served);
+        assert_eq!(policy::plan(&caps, Fragments::Other, &shape(640, 640, 64)).is_some(), served);
         assert_eq!(policy::variants(&caps).is_empty(), !served);
         assert!(policy::variants(&caps).iter().all(|variant| variant.tier == Tier::T2));
     }
-    assert_eq!(policy::plan(&known::h200(), &shape(40, 640, 64)), None, "half a strip");
+    assert_eq!(policy::plan(&known::h200(), Fragments::Other, &shape(40, 640, 64)), None, "half a strip");
 }
 
 #[test]
 fn parts_of_k_come_out_even() {
-    let splits = |rows, k, columns| policy::plan(&known::h200(), &shape(rows, k, columns)).unwrap().splits;
+    let splits = |rows, k, columns| policy::plan(&known::h200(), Fragments::FourToARow, &shape(rows, k, columns)).unwrap().splits;
     // As sweeps found them: 336 tiles of gate and up for 132 compute units, 64 of QKV.
     assert_eq!([16, 64, 128, 512].map(|columns| splits(43008, 5376, columns)), [3, 3, 3, 1]);
     assert!([16, 64].map(|columns| splits(8192, 5376, columns)).iter().all(|splits| (4..=6).contains(splits)));
@@ -40,8 +40,8 @@ fn every_plan_is_within_the_device() {
         for (rows, k) in [(43008, 5376), (8192, 5376), (5376, 21504), (262_144, 640), (640, 2048), (16, 32)] {
             for columns in [1, 2, 8, 16, 17, 64, 100, 128, 512, 4096] {
                 let shape = shape(rows, k, columns);
-                for plan in policy::candidates(&caps, &shape) {
-                    assert!(plan.tile.shared_bytes() <= caps.max_shared_bytes, "{plan:?}");
+                for plan in policy::candidates(&caps, Fragments::FourToARow, &shape) {
+                    assert!(plan.shared_bytes() <= caps.max_shared_bytes, "{plan:?}");
                     assert!(plan.tile.threads() <= caps.max_threads && plan.tile.rows * 2 >= plan.tile.threads());
                     assert!(plan.tile.rows * 2 % plan.tile.threads() == 0, "{plan:?}");
                     assert!([1, 2, 4].contains(&plan.ahead));
@@ -51,4 +51,22 @@ fn every_plan_is_within_the_device() {
             }
         }
     }
+}
+
+#[test]
+fn what_threads_hold_is_recognised() {
+    let place = |thread: u32, element: u32| {
+        let row = thread / 4 + element / 4 * 8;
+        let column = thread % 4 * 2 + element / 2 % 2 * 8 + element % 2;
+        row * 16 + column
+    };
+    let mut places: Vec<u32> =
+        (0..32).flat_map(|thread| (0..16).map(move |e| if e < 8 { place(thread, e) } else { u32::MAX })).collect();
+    assert_eq!(Fragments::of(&places), Fragments::FourToARow);
+    assert_eq!(Fragments::of(&places[..16]), Fragments::Other);
+    places.swap(100, 101);
+    assert_eq!(Fragments::of(&places), Fragments::Other);
+    // A row to a thread, as RDNA3 has it.
+    let rows: Vec<u32> = (0..32).flat_map(|thread| (0..16).map(move |e| thread % 16 * 16 + e)).collect();
+    assert_eq!(Fragments::of(&rows), Fragments::Other);
 }

@@ -131,7 +131,7 @@ pub fn run(device: &Device, arguments: &Arguments, (rows, k): (usize, usize)) ->
             if !matrix_units && (many || !policy::schemes(activations).contains(&layout.scheme)) {
                 continue;
             }
-            let products = products(device, arguments.sweep, layout, columns, activations);
+            let products = products(device, arguments.sweep, layout, columns, activations)?;
             for product in products {
                 progress.say(&format!("{rows} × {k} {} × {activations}: {product:?}", layout.scheme));
                 figures.push(time(device, &product, &weights, roof)?);
@@ -221,22 +221,23 @@ fn products(
     weights: Layout,
     columns: usize,
     activations: kernels::Activations,
-) -> Vec<Product> {
+) -> Result<Vec<Product>> {
     let (caps, epilogue) = (device.caps(), Epilogue::None);
     if activations == kernels::Activations::F16 {
         let output = kernels::Activations::F32;
         let shape = matmul::policy::Shape { weights, columns, epilogue, output };
-        let plans =
-            matmul::policy::candidates(caps, &shape).into_iter().take(if sweep { usize::MAX } else { 1 });
-        return plans.map(|plan| Product::Matmul(shape, plan)).collect();
+        let plans = matmul::policy::candidates(caps, matmul::fragments(device)?, &shape)
+            .into_iter()
+            .take(if sweep { usize::MAX } else { 1 });
+        return Ok(plans.map(|plan| Product::Matmul(shape, plan)).collect());
     }
     if columns > MAX_COLUMNS {
         let shape = gemm::policy::Shape { weights, columns, epilogue };
-        return vec![Product::Gemm(shape, gemm::policy::plan(caps, &shape))];
+        return Ok(vec![Product::Gemm(shape, gemm::policy::plan(caps, &shape))]);
     }
     let shape = Shape { epilogue, ..Shape::plain(weights, columns, activations) };
     let plans = if sweep { policy::candidates(caps, &shape) } else { vec![policy::plan(caps, &shape)] };
-    plans.into_iter().map(|plan| Product::Gemv(shape, plan)).collect()
+    Ok(plans.into_iter().map(|plan| Product::Gemv(shape, plan)).collect())
 }
 
 fn time(device: &Device, product: &Product, weights: &[Matrix], roof: f64) -> Result<Figure> {
@@ -295,8 +296,14 @@ fn time(device: &Device, product: &Product, weights: &[Matrix], roof: f64) -> Re
             }
             let tile = plan.tile;
             format!(
-                "matmul, {} × {} in {} × {}, {} ahead, {} splits",
-                tile.rows, tile.columns, tile.own_rows, tile.own_columns, plan.ahead, plan.splits
+                "{}, {} × {} in {} × {}, {} ahead, {} splits",
+                if plan.direct { "matmul straight" } else { "matmul staged" },
+                tile.rows,
+                tile.columns,
+                tile.own_rows,
+                tile.own_columns,
+                plan.ahead,
+                plan.splits
             )
         }
     };

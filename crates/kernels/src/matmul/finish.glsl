@@ -1,0 +1,85 @@
+// The end of a product on matrix units. Needs tile.glsl and shared memory `staged` of at least SQUARES.
+// Adds the sums of all parts of K in their order; false for all workgroups of a tile but the last.
+bool join(uint tile) {
+    const uint AREA = ROWS * COLUMNS;
+    uint first = tile * SPLITS * AREA + own_column() * ROWS + own_row();
+    uint own = first + gl_WorkGroupID.y * AREA;
+    [[unroll]] for (uint i = 0; i < ROW_TILES; i++) {
+        [[unroll]] for (uint j = 0; j < COLUMN_TILES; j++) {
+            coopMatStore(sums[i * COLUMN_TILES + j], push.parts.data, own + j * SIDE * ROWS + i * SIDE, ROWS,
+                         gl_CooperativeMatrixLayoutColumnMajor);
+        }
+    }
+    controlBarrier(gl_ScopeWorkgroup, gl_ScopeDevice, gl_StorageSemanticsBuffer,
+                   gl_SemanticsAcquireRelease | gl_SemanticsMakeAvailable | gl_SemanticsMakeVisible);
+    if (gl_LocalInvocationIndex == 0) {
+        uint before = atomicAdd(push.counters.data[tile], 1, gl_ScopeDevice, gl_StorageSemanticsBuffer,
+                                gl_SemanticsAcquireRelease | gl_SemanticsMakeAvailable | gl_SemanticsMakeVisible);
+        last_to_arrive = before == SPLITS - 1;
+        if (last_to_arrive) {
+            push.counters.data[tile] = 0;
+        }
+    }
+    controlBarrier(gl_ScopeWorkgroup, gl_ScopeDevice, gl_StorageSemanticsBuffer | gl_StorageSemanticsShared,
+                   gl_SemanticsAcquireRelease | gl_SemanticsMakeAvailable | gl_SemanticsMakeVisible);
+    if (!last_to_arrive) {
+        return false;
+    }
+    [[unroll]] for (uint i = 0; i < ROW_TILES; i++) {
+        [[unroll]] for (uint j = 0; j < COLUMN_TILES; j++) {
+            uint at = first + j * SIDE * ROWS + i * SIDE;
+            coopMatLoad(sums[i * COLUMN_TILES + j], push.parts.data, at, ROWS, gl_CooperativeMatrixLayoutColumnMajor);
+            for (uint split = 1; split < SPLITS; split++) {
+                coopmat<float, gl_ScopeSubgroup, SIDE, SIDE, gl_MatrixUseAccumulator> part;
+                coopMatLoad(part, push.parts.data, at + split * AREA, ROWS, gl_CooperativeMatrixLayoutColumnMajor);
+                sums[i * COLUMN_TILES + j] += part;
+            }
+        }
+    }
+    return true;
+}
+
+void write(uint column, uint row, vec4 four) {
+    uint at = (column * push.y_stride + push.y_first + row) / 4;
+    if (F16_OUTPUT) {
+        Output2(push.y).data[at] = f16_activations(four);
+    } else {
+        push.y.data[at] = four;
+    }
+}
+
+// Joins the parts of K and writes what comes of the sums. `staged` is no longer needed: sums go through squares of it whose places
+// in memory are known.
+void finish(Tile tile) {
+    if (SPLITS > 1 && !join(tile.index)) {
+        return;
+    }
+    uint square = gl_SubgroupID * 2 * SQUARE;
+    uint lane = gl_SubgroupInvocationID;
+    const uint PAIR = EPILOGUE == 0 ? 1 : 2;
+    [[unroll]] for (uint i = 0; i < ROW_TILES; i += PAIR) {
+        [[unroll]] for (uint j = 0; j < COLUMN_TILES; j++) {
+            [[unroll]] for (uint which = 0; which < PAIR; which++) {
+                coopMatStore(sums[(i + which) * COLUMN_TILES + j], staged, square + which * SQUARE, SQUARE_STRIDE,
+                             gl_CooperativeMatrixLayoutColumnMajor);
+            }
+            controlBarrier(gl_ScopeSubgroup, gl_ScopeSubgroup, gl_StorageSemanticsShared, gl_SemanticsAcquireRelease);
+            uint column = tile.first_column + own_column() + j * SIDE + lane / 2;
+            uint row = (tile.first_row + own_row() + i * SIDE) / PAIR + lane % 2 * 8;
+            [[unroll]] for (uint four = 0; four < 2; four++) {
+                uint at = square + lane / 2 * SQUARE_STRIDE + lane % 2 * 2 + four;
+                vec4 values = uintBitsToFloat(staged[at]);
+                if (EPILOGUE != 0) {
+                    vec4 up = uintBitsToFloat(staged[at + SQUARE]);
+                    [[unroll]] for (uint e = 0; e < 4; e++) {
+                        values[e] = gated(values[e], up[e]);
+                    }
+                }
+                if (column < tile.columns && (row + four * 4) * PAIR < push.rows) {
+                    write(column, row + four * 4, values);
+                }
+            }
+            controlBarrier(gl_ScopeSubgroup, gl_ScopeSubgroup, gl_StorageSemanticsShared, gl_SemanticsAcquireRelease);
+        }
+    }
+}

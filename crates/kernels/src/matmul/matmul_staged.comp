@@ -1,0 +1,214 @@
+#version 460
+#pragma tiers(T2)
+#extension GL_GOOGLE_include_directive : require
+// Y = W · X on matrix units: f16 × f16, summed in f32.
+//
+// A workgroup makes a tile of ROWS rows × COLUMNS columns, a subgroup OWN_ROWS × OWN_COLUMNS of it as products of 16 × 16 × 16.
+// K goes by in steps of one group (32): weights become f16 on their way to shared memory, activations are f16 already. There are
+// two stages in shared memory: one step is multiplied while the next is written, and those after it are on their way to registers.
+// The loop goes by quads of four steps, so that what differs from step to step is known to the compiler.
+//
+// Bytes of weights become f16 in pairs: a mask leaves the first and third of a word, an exclusive or makes each the low bits of
+// 1024.0 + (q + 128). So the four of a word lie as VectorData::F16 has activations.
+//
+// K may be split among workgroups. Each then leaves its sums in scratch memory, and the last to arrive adds them all up, in order.
+#include "tile.glsl"
+
+// A row of a step in shared memory, in 16 bytes: 32 f16 and one more, so that eight rows that follow each other meet all banks.
+const uint STRIDE = 5;
+// Half groups of weights, and eights of activations, that a thread brings in a step.
+const uint HALVES = ROWS * 2 / THREADS;
+const uint EIGHTS = (COLUMNS * 4 + THREADS - 1) / THREADS;
+const bool ALL_EIGHTS = COLUMNS * 4 % THREADS == 0;
+// Loads of 16 bytes that half a group takes; of int4 one serves the steps of two groups.
+const uint LOADS = !IS_FLOAT ? 1 : SCHEME == F32 ? 4 : 2;
+const uint SLOTS = IS_INT4 ? (AHEAD + 1) / 2 : AHEAD;
+
+const uint STAGE = (ROWS + COLUMNS) * STRIDE;
+shared uvec4 staged[2 * STAGE > SQUARES ? 2 * STAGE : SQUARES];
+
+uvec4 words[SLOTS * HALVES * LOADS];
+uvec4 eights[AHEAD * EIGHTS];
+// Four scales a quad, and four minima behind them, of each half group's row.
+uvec2 scales[HALVES * 2];
+uvec2 next_scales[HALVES * 2];
+
+// Where a half group's strip starts, in quads, and its row of the strip and half. Eight neighbouring threads have eight rows of
+// weights, and two columns of activations that are four apart: so what they store meets all banks, and they still load from two
+// cache lines alone. (Eight columns store as well, but load from eight lines: 1.25 times the time of the whole.)
+uint quad_base[HALVES];
+uint strip_row;
+uint half_index;
+uint x_base[EIGHTS];
+
+// The column of a tile, and the eight of its 32 values, that a thread brings as number i of its eights.
+uint column_of(uint thread, uint i) {
+    return i * (THREADS / 4) + thread / 32 * 8 + thread / 8 % 4 + thread / 4 % 2 * 4;
+}
+
+uint eight_of(uint thread) {
+    return thread % 4;
+}
+
+// Loads what step number `step`, counted from `quad` on, needs: `step` is known to the compiler.
+void load_weights(uint quad, uint last_quad, uint step) {
+    if (IS_INT4 && step % 2 != 0) {
+        return;
+    }
+    // Past the end the last is loaded again, and not used.
+    uint at = min(quad + step / STEPS, last_quad);
+    uint slot = (IS_INT4 ? step / 2 : step) % SLOTS;
+    [[unroll]] for (uint i = 0; i < HALVES; i++) {
+        [[unroll]] for (uint j = 0; j < LOADS; j++) {
+            uint tile = (quad_base[i] + at) * TILES;
+            uint index;
+            if (IS_FLOAT) {
+                // Half a group is one row of a tile, of f32 two rows of two tiles.
+                tile += (step % STEPS * 2 + half_index) * (LOADS / 2) + j / 2;
+                index = (tile * STRIP + strip_row) * 2 + j % 2;
+            } else {
+                tile += IS_INT4 ? step % STEPS / 2 : step % STEPS;
+                index = (tile * STRIP + strip_row) * 2 + half_index;
+            }
+            words[(slot * HALVES + i) * LOADS + j] = push.values.data[index];
+        }
+    }
+}
+
+void load_x(uint quad, uint last_quad, uint step) {
+    uint at = min(quad + step / STEPS, last_quad) * (QUAD / 8) + step % STEPS * 4;
+    [[unroll]] for (uint i = 0; i < EIGHTS; i++) {
+        eights[step % AHEAD * EIGHTS + i] = push.x.data[x_base[i] + at];
+    }
+}
+
+void load_scales(uint quad) {
+    if (!IS_FLOAT) {
+        [[unroll]] for (uint i = 0; i < HALVES; i++) {
+            uint at = ((quad_base[i] + quad) * STRIP + strip_row) * (HAS_MIN ? 2 : 1);
+            next_scales[i * 2] = push.scales.data[at];
+            if (HAS_MIN) {
+                next_scales[i * 2 + 1] = push.scales.data[at + 1];
+            }
+        }
+    }
+}
+
+// Writes step number `step` to a stage; of a step that begins a quad the scales are those loaded last.
+void store(uint stage, uint step, uint thread) {
+    uint base = stage * STAGE;
+    uint slot = (IS_INT4 ? step / 2 : step) % SLOTS;
+    [[unroll]] for (uint i = 0; i < HALVES; i++) {
+        uint row = (thread + i * THREADS) / 32 * STRIP + strip_row;
+        uint at = base + row * STRIDE + half_index * 2;
+        uvec2 fours[4];
+        if (IS_FLOAT) {
+            [[unroll]] for (uint j = 0; j < 4; j++) {
+                vec4 four;
+                if (SCHEME == F32) {
+                    four = uintBitsToFloat(words[(slot * HALVES + i) * LOADS + j % LOADS]);
+                } else {
+                    uvec4 both = words[(slot * HALVES + i) * LOADS + j / 2 % LOADS];
+                    four = vec4(halves_to_floats(both[j % 2 * 2]), halves_to_floats(both[j % 2 * 2 + 1]));
+                }
+                fours[j] = converted(four);
+            }
+        } else {
+            f16vec2 d = scaled(scales[i * 2], step % STEPS);
+            f16vec2 m = HAS_MIN ? scaled(scales[i * 2 + 1], step % STEPS) : f16vec2(0.0);
+            uvec4 bytes = words[slot * HALVES + i];
+            [[unroll]] for (uint j = 0; j < 4; j++) {
+                fours[j] = dequantized(bytes[j], step % 2 != 0, d, m);
+            }
+        }
+        staged[at] = uvec4(fours[0], fours[1]);
+        staged[at + 1] = uvec4(fours[2], fours[3]);
+    }
+    [[unroll]] for (uint i = 0; i < EIGHTS; i++) {
+        uint column = column_of(thread, i);
+        if (ALL_EIGHTS || column < COLUMNS) {
+            staged[base + (ROWS + column) * STRIDE + eight_of(thread)] = eights[step % AHEAD * EIGHTS + i];
+        }
+    }
+}
+
+void multiply(uint stage) {
+    uint w = stage * STAGE + own_row() * STRIDE;
+    uint x = stage * STAGE + (ROWS + own_column()) * STRIDE;
+    [[unroll]] for (uint k = 0; k < GROUP / SIDE; k++) {
+        coopmat<float16_t, gl_ScopeSubgroup, SIDE, SIDE, gl_MatrixUseA> a[ROW_TILES];
+        [[unroll]] for (uint i = 0; i < ROW_TILES; i++) {
+            coopMatLoad(a[i], staged, w + i * SIDE * STRIDE + k * 2, STRIDE, gl_CooperativeMatrixLayoutRowMajor);
+        }
+        [[unroll]] for (uint j = 0; j < COLUMN_TILES; j++) {
+            coopmat<float16_t, gl_ScopeSubgroup, SIDE, SIDE, gl_MatrixUseB> b;
+            coopMatLoad(b, staged, x + j * SIDE * STRIDE + k * 2, STRIDE, gl_CooperativeMatrixLayoutColumnMajor);
+            [[unroll]] for (uint i = 0; i < ROW_TILES; i++) {
+                sums[i * COLUMN_TILES + j] = coopMatMulAdd(a[i], b, sums[i * COLUMN_TILES + j]);
+            }
+        }
+    }
+}
+
+#include "finish.glsl"
+
+void main() {
+    Tile tile = own_tile();
+    if (tile.first_column >= tile.columns) {
+        return;
+    }
+    uint thread = thread_index();
+    uint strips = (push.rows + STRIP - 1) / STRIP;
+    uint quads = (push.k + QUAD - 1) / QUAD;
+    strip_row = thread % STRIP;
+    half_index = thread / STRIP % 2;
+    [[unroll]] for (uint i = 0; i < HALVES; i++) {
+        quad_base[i] = min(tile.first_row / STRIP + (thread + i * THREADS) / 32, strips - 1) * quads;
+    }
+    [[unroll]] for (uint i = 0; i < EIGHTS; i++) {
+        // Past the last column it is loaded again: nobody looks at what comes of it.
+        uint column = min(tile.first_column + column_of(thread, i), push.columns - 1);
+        x_base[i] = column * quads * (QUAD / 8) + eight_of(thread);
+    }
+    clear_sums();
+    if (tile.first_quad < tile.end_quad) {
+        uint last_quad = tile.end_quad - 1;
+        load_scales(tile.first_quad);
+        [[unroll]] for (uint step = 0; step < AHEAD; step++) {
+            load_weights(tile.first_quad, last_quad, step);
+            load_x(tile.first_quad, last_quad, step);
+        }
+        [[unroll]] for (uint i = 0; i < HALVES * 2; i++) {
+            scales[i] = next_scales[i];
+        }
+        store(0, 0, thread);
+        load_x(tile.first_quad, last_quad, AHEAD);
+        if (!IS_INT4) {
+            load_weights(tile.first_quad, last_quad, AHEAD);
+        }
+        barrier();
+        for (uint quad = tile.first_quad; quad < tile.end_quad; quad++) {
+            load_scales(min(quad + 1, last_quad));
+            [[unroll]] for (uint step = 0; step < STEPS; step++) {
+                if (step == STEPS - 1) {
+                    [[unroll]] for (uint i = 0; i < HALVES * 2; i++) {
+                        scales[i] = next_scales[i];
+                    }
+                }
+                // First the loads of this step's operands from shared memory: what is stored after them can then happen while the
+                // matrix units work.
+                multiply(step % 2);
+                store((step + 1) % 2, step + 1, thread);
+                load_x(quad, last_quad, step + 1 + AHEAD);
+                if (!IS_INT4) {
+                    load_weights(quad, last_quad, step + 1 + AHEAD);
+                } else if (step % 2 == 0) {
+                    // Both groups of a tile have been stored.
+                    load_weights(quad, last_quad, step + 2 * SLOTS);
+                }
+                barrier();
+            }
+        }
+    }
+    finish(tile);
+}

@@ -1,0 +1,147 @@
+// What the shaders of a product on matrix units have in common: their operands, weights as f16, where a workgroup's tile is, and what
+// becomes of its sums.
+#include "common.glsl"
+#extension GL_KHR_cooperative_matrix : require
+#extension GL_KHR_memory_scope_semantics : require
+#extension GL_EXT_shader_explicit_arithmetic_types_float16 : require
+#pragma use_vulkan_memory_model
+
+layout(local_size_x_id = 0) in;
+layout(constant_id = 0) const uint THREADS = 128;
+layout(constant_id = 1) const uint SCHEME = 0;
+layout(constant_id = 2) const uint EPILOGUE = 0;
+layout(constant_id = 3) const bool F16_OUTPUT = false;
+layout(constant_id = 4) const uint ROWS = 128;
+layout(constant_id = 5) const uint COLUMNS = 128;
+layout(constant_id = 6) const uint OWN_ROWS = 64;
+layout(constant_id = 7) const uint OWN_COLUMNS = 64;
+// Steps whose loads are under way: 1, 2 or 4.
+layout(constant_id = 8) const uint AHEAD = 1;
+// Parts that K is split into.
+layout(constant_id = 9) const uint SPLITS = 1;
+
+#include "weights.glsl"
+#include "gated.glsl"
+#include "f16.glsl"
+
+layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Words4 { uvec4 data[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 8) readonly buffer Words2 { uvec2 data[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Active { uint rows; };
+layout(buffer_reference, scalar, buffer_reference_align = 16) writeonly buffer Output4 { vec4 data[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 8) writeonly buffer Output2 { uvec2 data[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 16) coherent buffer Parts { float data[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 4) coherent buffer Counters { uint data[]; };
+
+layout(push_constant, scalar) uniform Push {
+    Words4 values;
+    Words2 scales;
+    Words4 x;
+    Active active_rows;
+    // f32, or f16 activations.
+    Output4 y;
+    // Sums of the parts of K, [tile][split][ROWS · COLUMNS], and how many workgroups of a tile have left theirs: zeros between calls.
+    Parts parts;
+    Counters counters;
+    uint rows;
+    uint k;
+    uint columns;
+    // Where this part of the matrix starts in y, and how far apart the columns of y are: multiples of 4.
+    uint y_first;
+    uint y_stride;
+} push;
+
+const uint SIDE = 16;
+const uint STEPS = QUAD / GROUP;
+const uint SUBGROUPS = THREADS / 32;
+const uint ROW_TILES = OWN_ROWS / SIDE;
+const uint COLUMN_TILES = OWN_COLUMNS / SIDE;
+const uint SUBGROUP_COLUMNS = COLUMNS / OWN_COLUMNS;
+// Column tiles that are worked on at the same time, beside each other: they share weights in the cache, and rows share activations.
+const uint BAND = 16;
+
+// 16 × 16 f32 with a stride of five times 16 bytes, two for each subgroup: gate and up.
+const uint SQUARE_STRIDE = 5;
+const uint SQUARE = SIDE * SQUARE_STRIDE;
+const uint SQUARES = SUBGROUPS * 2 * SQUARE;
+
+shared bool last_to_arrive;
+coopmat<float, gl_ScopeSubgroup, SIDE, SIDE, gl_MatrixUseAccumulator> sums[ROW_TILES * COLUMN_TILES];
+
+// Where a workgroup works.
+struct Tile {
+    uint index;
+    uint first_row;
+    uint first_column;
+    uint columns;
+    uint first_quad;
+    uint end_quad;
+};
+
+// Tiles come in bands of columns, in each band row by row.
+Tile own_tile() {
+    Tile tile;
+    tile.index = gl_WorkGroupID.x;
+    tile.columns = min(push.columns, push.active_rows.rows);
+    uint row_tiles = (push.rows + ROWS - 1) / ROWS;
+    uint column_tiles = (push.columns + COLUMNS - 1) / COLUMNS;
+    uint band = tile.index / (BAND * row_tiles);
+    uint width = min(BAND, column_tiles - band * BAND);
+    uint in_band = tile.index - band * BAND * row_tiles;
+    tile.first_column = (band * BAND + in_band % width) * COLUMNS;
+    tile.first_row = in_band / width * ROWS;
+    // A split may have nothing to do where the others have rounded up.
+    uint quads = (push.k + QUAD - 1) / QUAD;
+    uint per_split = (quads + SPLITS - 1) / SPLITS;
+    tile.first_quad = gl_WorkGroupID.y * per_split;
+    tile.end_quad = min(tile.first_quad + per_split, quads);
+    return tile;
+}
+
+uint own_row() {
+    return gl_SubgroupID / SUBGROUP_COLUMNS * OWN_ROWS;
+}
+
+uint own_column() {
+    return gl_SubgroupID % SUBGROUP_COLUMNS * OWN_COLUMNS;
+}
+
+void clear_sums() {
+    [[unroll]] for (uint i = 0; i < ROW_TILES * COLUMN_TILES; i++) {
+        sums[i] = coopmat<float, gl_ScopeSubgroup, SIDE, SIDE, gl_MatrixUseAccumulator>(0.0);
+    }
+}
+
+// One of four f16, times the unit of activations.
+f16vec2 scaled(uvec2 four, uint i) {
+    float16_t value = unpackFloat2x16(four[i / 2])[i % 2] * float16_t(F16_UNIT);
+    return f16vec2(value, value);
+}
+
+// Four integers of a word, as f16: the first and third, the second and fourth.
+uvec2 dequantized(uint word, bool high, f16vec2 d, f16vec2 m) {
+    uvec2 both;
+    float16_t zero;
+    if (IS_INT4) {
+        uint low_word = high ? word >> 4 : word;
+        uvec2 nibbles = uvec2(low_word, low_word >> 8) & 0x000f000fu;
+        both = nibbles ^ 0x64086408u;
+        // With a minimum it is q + 8 that counts.
+        zero = float16_t(HAS_MIN ? 1024.0 : 1032.0);
+    } else {
+        both = (uvec2(word, word >> 8) & 0x00ff00ffu) ^ 0x64806480u;
+        zero = float16_t(1152.0);
+    }
+    f16vec2 first = unpackFloat2x16(both.x) - f16vec2(zero, zero);
+    f16vec2 second = unpackFloat2x16(both.y) - f16vec2(zero, zero);
+    if (HAS_MIN) {
+        return uvec2(packFloat2x16(fma(first, d, m)), packFloat2x16(fma(second, d, m)));
+    }
+    return uvec2(packFloat2x16(first * d), packFloat2x16(second * d));
+}
+
+// Four floats, in the order of f16 activations.
+uvec2 converted(vec4 four) {
+    four *= F16_UNIT;
+    return uvec2(packHalf2x16(four.xz), packHalf2x16(four.yw));
+}
+
