@@ -1,6 +1,6 @@
 # Each target does all the set-up it needs. `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint fmt model rdna3 bench versus perplexity
+.PHONY: help setup demo test lint fmt model rdna3 bench curve versus perplexity
 
 INDRIK := target/release/indrik
 MODEL := gemma3:270m
@@ -54,6 +54,10 @@ bench: setup ## measure this machine's device
 	cargo build --release
 	$(INDRIK) bench --bandwidth
 	$(INDRIK) bench --gemv 43008x5376
+
+curve: setup ## draw docs/batch.svg: tokens a second of 1 to 128 sequences, SHAPE=gemma3-27b
+	cargo build --release
+	$(INDRIK) bench --shape $(or $(SHAPE),gemma3-27b) -p 0 -n 32 -b 1,2,3,4,6,8,12,16,24,32,48,64,96,128 --plot docs/batch.svg
 
 versus: setup ## compare with llama.cpp's prebuilt Vulkan library (needs Node 20): MODEL=file.gguf
 	cargo build --release

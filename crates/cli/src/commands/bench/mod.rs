@@ -3,6 +3,7 @@
 mod bandwidth;
 mod gemv;
 mod load;
+mod plot;
 mod speed;
 
 use std::{process::ExitCode, sync::Arc};
@@ -75,6 +76,9 @@ pub struct Arguments {
     /// Show where the time of a step goes
     #[arg(long, conflicts_with_all = ["gemv", "bandwidth", "load"])]
     profile: bool,
+    /// Draw tokens a second by the number of sequences (-b) to this SVG file
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["gemv", "bandwidth", "load"])]
+    plot: Option<std::path::PathBuf>,
     /// With --gemv: time every variant worth trying, not only the chosen one
     #[arg(long, conflicts_with_all = ["model", "shape", "bandwidth", "load"])]
     sweep: bool,
@@ -111,6 +115,7 @@ fn run_model(device: &Device, arguments: &Arguments) -> anyhow::Result<ExitCode>
         kv: arguments.kv.unwrap_or(Kv::F16).into(),
         chunk: arguments.chunk.map(u32::from),
         profile: arguments.profile,
+        plot: arguments.plot.clone(),
     };
     if let Some(name) = &arguments.model {
         let path = store::resolve_model(name)?;

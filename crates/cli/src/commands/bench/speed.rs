@@ -1,7 +1,13 @@
 //! How fast a model reads and writes, end to end, through the same path as `generate`.
 
-use std::{process::ExitCode, sync::Arc, time::Instant};
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+    sync::Arc,
+    time::Instant,
+};
 
+use anyhow::{Context, bail};
 use gpu::{Device, bytes};
 use model::{
     KvScheme, Limits, Model, Next, Runner, Sampling, Setup, Tuned,
@@ -12,6 +18,7 @@ use serde::Serialize;
 use serde_json::json;
 use weights::quant::Scheme;
 
+use super::plot;
 use crate::output;
 
 /// What to run.
@@ -32,6 +39,8 @@ pub struct Plan {
     pub chunk: Option<u32>,
     /// Show where a step's time goes.
     pub profile: bool,
+    /// Draw tokens a second by the number of sequences to this file.
+    pub plot: Option<PathBuf>,
 }
 
 /// One line of the table.
@@ -108,6 +117,9 @@ pub fn run(
         }
     }
     drop(progress);
+    if let Some(path) = &plan.plot {
+        draw(path, device, name, &runs, plan)?;
+    }
     let (info, counters) = (device.info(), device.counters());
     if json {
         output::print_json(&json!({
@@ -141,6 +153,19 @@ pub fn run(
     }
     output::print(&text)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The curve of the first depth and number of tokens.
+fn draw(path: &Path, device: &Device, name: &str, runs: &[Run], plan: &Plan) -> anyhow::Result<()> {
+    let (Some(depth), Some(tokens)) = (plan.depths.first(), plan.tokens.first()) else {
+        bail!("--plot draws tokens written by the number of sequences: give -n and several -b");
+    };
+    let drawn = |run: &&Run| (run.kind, run.depth, run.tokens) == ("decode", *depth, *tokens);
+    let points: Vec<plot::Point> =
+        runs.iter().filter(drawn).map(|run| (run.batch, run.tokens_per_s)).collect();
+    let title = format!("{name} on {}: tokens a second of all sequences", device.info().name);
+    std::fs::write(path, plot::svg(&title, &points))
+        .with_context(|| format!("cannot write {}", path.display()))
 }
 
 fn runner(model: &Arc<Model>, sequences: u32, context: u32, plan: &Plan) -> anyhow::Result<Runner> {
