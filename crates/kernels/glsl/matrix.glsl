@@ -41,7 +41,7 @@ struct MatrixA { uint at; uint stride; };
 // From column to column and from row to row, in values.
 struct MatrixB { uint at; uint across; uint down; bool ones; };
 // Element i of a thread is number i · LANES + its own number, row by row. LANES is 4 at least; a size that follows from LANES would
-// make this nothing that can be assigned.
+// make this a type that GLSL does not let be copied.
 struct MatrixSums { float elements[64]; };
 
 const uint MATRIX_OWN = 256 / LANES;
@@ -55,43 +55,30 @@ float matrix_half(uint at, uint i) {
     return unpackHalf2x16(units[at + i / 8][i / 2 % 4])[i % 2];
 }
 
-void matrix_load_sums(inout MatrixSums c, uint at, uint stride) {
-    for (uint i = 0; i < MATRIX_OWN; i++) {
-        uint e = i * LANES + gl_SubgroupInvocationID;
-        c.elements[i] = uintBitsToFloat(units[at + e / 16 * stride + e % 16 / 4][e % 4]);
+// Where element e of sums lies, four to a unit.
+#define matrix_place(e, at, stride) units[(at) + (e) / 16 * (stride) + (e) % 16 / 4][(e) % 4]
+
+// Element e of a · b, added to a sum.
+float matrix_dot(MatrixA a, MatrixB b, uint e, float sum) {
+    [[dont_unroll]] for (uint k = 0; k < 16; k += 2) {
+        vec2 of_a = unpackHalf2x16(units[a.at + e / 16 * a.stride + k / 8][k / 2 % 4]);
+        uint at = k * b.down + e % 16 * b.across;
+        vec2 of_b = b.ones ? vec2(1.0) : vec2(matrix_half(b.at, at), matrix_half(b.at, at + b.down));
+        sum = fma(of_a.y, of_b.y, fma(of_a.x, of_b.x, sum));
     }
+    return sum;
 }
 
-void matrix_store_sums(MatrixSums c, uint at, uint stride) {
-    for (uint i = 0; i < MATRIX_OWN; i++) {
-        uint e = i * LANES + gl_SubgroupInvocationID;
-        units[at + e / 16 * stride + e % 16 / 4][e % 4] = floatBitsToUint(c.elements[i]);
-    }
-}
-
-#define matrix_each(c, what) for (uint i_ = 0; i_ < MATRIX_OWN; i_++) { c.elements[i_] what; }
-#define matrix_zero(c) matrix_each(c, = 0.0)
-#define matrix_scale(c, factors) matrix_each(c, *= factors.elements[i_])
-#define matrix_divide(c, divisors) matrix_each(c, /= divisors.elements[i_])
-
-void matrix_multiply(MatrixA a, MatrixB b, inout MatrixSums c) {
-    [[dont_unroll]] for (uint i = 0; i < MATRIX_OWN; i++) {
-        uint e = i * LANES + gl_SubgroupInvocationID;
-        float sum = c.elements[i];
-        [[dont_unroll]] for (uint k = 0; k < 16; k += 2) {
-            vec2 of_a = unpackHalf2x16(units[a.at + e / 16 * a.stride + k / 8][k / 2 % 4]);
-            vec2 of_b = vec2(1.0);
-            if (b.down == 1) {
-                of_b = unpackHalf2x16(units[b.at + e % 16 * b.across / 8 + k / 8][k / 2 % 4]);
-            } else if (!b.ones) {
-                uint at = k * b.down + e % 16;
-                of_b = vec2(matrix_half(b.at, at), matrix_half(b.at, at + b.down));
-            }
-            sum = fma(of_a.y, of_b.y, fma(of_a.x, of_b.x, sum));
-        }
-        c.elements[i] = sum;
-    }
-}
+// No functions with sums as parameters: those would be copied, element by element.
+#define matrix_each(what) [[dont_unroll]] for (uint i_ = 0; i_ < MATRIX_OWN; i_++) { \
+    uint e_ = i_ * LANES + gl_SubgroupInvocationID; \
+    what; }
+#define matrix_load_sums(c, at, stride) matrix_each(c.elements[i_] = uintBitsToFloat(matrix_place(e_, at, stride)))
+#define matrix_store_sums(c, at, stride) matrix_each(matrix_place(e_, at, stride) = floatBitsToUint(c.elements[i_]))
+#define matrix_zero(c) matrix_each(c.elements[i_] = 0.0)
+#define matrix_scale(c, factors) matrix_each(c.elements[i_] *= factors.elements[i_])
+#define matrix_divide(c, divisors) matrix_each(c.elements[i_] /= divisors.elements[i_])
+#define matrix_multiply(a, b, c) matrix_each(c.elements[i_] = matrix_dot(a, b, e_, c.elements[i_]))
 
 // Unrolled, it takes Mesa's CPU driver minutes to compile.
 #define unrolled [[dont_unroll]]
