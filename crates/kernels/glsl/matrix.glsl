@@ -26,6 +26,7 @@
 // Element by element.
 #define matrix_scale(c, factors) c = c * factors
 #define matrix_divide(c, divisors) c = c / divisors
+#define matrix_add(c, terms) c = c + terms
 
 // For loops that are worth it here alone.
 #define unrolled [[unroll]]
@@ -78,6 +79,7 @@ float matrix_dot(MatrixA a, MatrixB b, uint e, float sum) {
 #define matrix_zero(c) matrix_each(c.elements[i_] = 0.0)
 #define matrix_scale(c, factors) matrix_each(c.elements[i_] *= factors.elements[i_])
 #define matrix_divide(c, divisors) matrix_each(c.elements[i_] /= divisors.elements[i_])
+#define matrix_add(c, terms) matrix_each(c.elements[i_] += terms.elements[i_])
 #define matrix_multiply(a, b, c) matrix_each(c.elements[i_] = matrix_dot(a, b, e_, c.elements[i_]))
 
 // Unrolled, it takes Mesa's CPU driver minutes to compile.

@@ -32,6 +32,8 @@ layout(constant_id = 5) const uint KV_BITS = 16;
 layout(constant_id = 6) const bool HELD = true;
 // The output is f16 activations; if not, f32.
 layout(constant_id = 7) const bool O_F16 = true;
+// A score is this many sums, added up at the end: products that wait for each other take long, where a subgroup has few of them.
+layout(constant_id = 8) const uint CHAINS = 2;
 
 layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Floats4 { vec4 data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Words4 { uvec4 data[]; };
@@ -243,9 +245,9 @@ void main() {
         uint block_last = block_first + KEYS - 1;
         bool counts = !idle && block_first <= own_last && block_last >= first_position(own_first, push.window);
         if (counts) {
-            MatrixSums scores[KEY_TILES];
-            unrolled for (uint k = 0; k < KEY_TILES; k++) {
-                matrix_zero(scores[k]);
+            MatrixSums scores[KEY_TILES * CHAINS];
+            unrolled for (uint i = 0; i < KEY_TILES * CHAINS; i++) {
+                matrix_zero(scores[i]);
             }
             unrolled for (uint d = 0; d < HEAD_TILES; d++) {
                 MatrixA q;
@@ -257,11 +259,14 @@ void main() {
                 unrolled for (uint k = 0; k < KEY_TILES; k++) {
                     MatrixB keys;
                     matrix_load_b_columns(keys, K_AT + 16 * k * STRIDE + 2 * d, STRIDE);
-                    matrix_multiply(q, keys, scores[k]);
+                    matrix_multiply(q, keys, scores[k * CHAINS + d % CHAINS]);
                 }
             }
             unrolled for (uint k = 0; k < KEY_TILES; k++) {
-                matrix_store_sums(scores[k], patch_at + 4 * k, SCORES_STRIDE);
+                unrolled for (uint chain = 1; chain < CHAINS; chain++) {
+                    matrix_add(scores[k * CHAINS], scores[k * CHAINS + chain]);
+                }
+                matrix_store_sums(scores[k * CHAINS], patch_at + 4 * k, SCORES_STRIDE);
             }
             subgroup_shared_barrier();
 

@@ -121,6 +121,7 @@ fn variant(shape: &Shape, output: Output, plan: Plan) -> Variant {
         kv_bits: shape.scheme.bits(),
         held: plan.held,
         o_f16: output == Output::F16,
+        chains: plan.chains,
     };
     let label = format!(
         "{} pairs × {} keys, heads of {} {}, queries in {}, to {}",

@@ -32,6 +32,8 @@ pub struct Plan {
     pub keys: u32,
     /// Queries stay in registers, and need no shared memory. Not at T1.
     pub held: bool,
+    /// Sums that a score is made of, so that products need not wait for each other: 1, 2 or 4.
+    pub chains: u32,
 }
 
 impl Plan {
@@ -83,33 +85,42 @@ impl Plan {
 /// The plan for a shape; none where the device has no matrix products as the kernel needs them, where the cache is f32, or where
 /// pages or shared memory are too small.
 pub fn plan(caps: &Caps, shape: &Shape) -> Option<Plan> {
-    let able = caps.tier() >= Some(Tier::T2) && caps.has_matrix(PRODUCT) && caps.allows_subgroup_size(LANES);
-    if able { choose(caps, shape, Tier::T2, LANES) } else { None }
+    plans(caps, shape).into_iter().next()
 }
 
-/// The same without matrix units, on devices with T1 and subgroups of one size, up to 32: for tests.
+/// Every plan that the device has room for, the one to take first.
+pub fn plans(caps: &Caps, shape: &Shape) -> Vec<Plan> {
+    let able = caps.tier() >= Some(Tier::T2) && caps.has_matrix(PRODUCT) && caps.allows_subgroup_size(LANES);
+    if able { fitting(caps, shape, Tier::T2, LANES) } else { vec![] }
+}
+
+/// The plan without matrix units, on devices with T1 and subgroups of one size, up to 32: for tests.
 #[cfg(test)]
 pub(super) fn emulated(caps: &Caps, shape: &Shape) -> Option<Plan> {
     let able = caps.min_subgroup_size == caps.max_subgroup_size && LANES.is_multiple_of(caps.max_subgroup_size);
-    if able { choose(caps, shape, Tier::T1, caps.max_subgroup_size) } else { None }
+    if able { fitting(caps, shape, Tier::T1, caps.max_subgroup_size).into_iter().next() } else { None }
 }
 
-/// The first plan that the device has room for: as many pairs as share every key and value as possible.
-fn choose(caps: &Caps, shape: &Shape, tier: Tier, lanes: u32) -> Option<Plan> {
+/// The more pairs share every key and value the better, then the more keys a block has.
+fn fitting(caps: &Caps, shape: &Shape, tier: Tier, lanes: u32) -> Vec<Plan> {
     // A block of keys is about 8 KiB, and so is one of values.
     let most_keys = (4096 / shape.head_dim.max(1)).min(shape.page);
     // Queries and outputs of long heads are too much for the registers of some devices.
     let held = if shape.head_dim <= 128 { [true, false] } else { [false, true] };
+    let plans = [4, 3, 2, 1].into_iter().flat_map(|subgroups| {
+        let blocks = [64, 32, 16].into_iter().filter(|keys| *keys <= most_keys);
+        // Four matrices of scores keep a matrix unit busy; with one or two a product would wait for the one before it.
+        let chains = |keys| if keys < 64 { 2 } else { 1 };
+        blocks.flat_map(move |keys| {
+            held.map(|held| Plan { tier, subgroups, lanes, keys, held, chains: chains(keys) })
+        })
+    });
     let fits = |plan: &Plan| {
         plan.takes(shape).is_ok()
             && plan.threads() <= caps.max_threads
             && plan.shared_bytes(shape) <= caps.max_shared_bytes
     };
-    let mut plans = [4, 2, 1].into_iter().flat_map(|subgroups| {
-        let blocks = [64, 32, 16].into_iter().filter(|keys| *keys <= most_keys);
-        blocks.flat_map(move |keys| held.map(|held| Plan { tier, subgroups, lanes, keys, held }))
-    });
-    plans.find(fits)
+    plans.filter(fits).collect()
 }
 
 /// Heads, kv heads, head_dim of the Gemma 3 family, smallest model first, and of heads of 64. Windows make no other variants.

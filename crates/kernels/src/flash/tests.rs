@@ -36,10 +36,10 @@ fn plans_of_other_devices_are_right_too() {
     let Some(device) = testkit::cpu_device() else { return };
     let int8 = Shape { scheme: KvScheme::Int8, window: 50, ..SMALL };
     let steps = [prefill(SMALL, 70, 37), prefill(int8, 100, 19)];
-    for (step, (subgroups, keys)) in steps.iter().flat_map(|step| {
-        [(1, 16), (3, 32), (1, 64), (4, 16)].map(|plan| (step, plan))
+    for (step, (subgroups, keys, chains)) in steps.iter().flat_map(|step| {
+        [(1, 16, 4), (3, 32, 1), (1, 64, 1), (4, 16, 2)].map(|plan| (step, plan))
     }) {
-        let plan = Plan { subgroups, keys, ..policy::emulated(device.caps(), &step.shape).unwrap() };
+        let plan = Plan { subgroups, keys, chains, ..policy::emulated(device.caps(), &step.shape).unwrap() };
         assert!(plan.shared_bytes(&step.shape) <= device.caps().max_shared_bytes, "{plan:?}");
         check(&device, step, Output::F16, plan);
     }
@@ -106,9 +106,26 @@ fn plans_fit_the_device() {
                 assert!(plan.shared_bytes(&shape) <= caps.max_shared_bytes, "{text}");
                 assert!(plan.keys <= page && [16, 32, 64].contains(&plan.keys), "{text}");
                 assert!(caps.max_shared_bytes == 24576 || plan.subgroups == 4, "{text}");
+                for other in policy::plans(&caps, &shape) {
+                    assert!(other.shared_bytes(&shape) <= caps.max_shared_bytes, "{other:?} for {shape:?}");
+                    assert!(other.takes(&shape).is_ok(), "{other:?} for {shape:?}");
+                }
             }
         }
     }
+}
+
+#[test]
+fn a_device_with_matrix_units_has_cases() {
+    let names = |caps: &Caps| cases::cases(caps).into_iter().map(|case| case.name).collect::<Vec<_>>();
+    let h200 = names(&known::h200());
+    assert!(h200.len() > cases::steps().len(), "{h200:?}");
+    let distinct: std::collections::HashSet<_> = h200.iter().collect();
+    assert_eq!(distinct.len(), h200.len());
+    for what in ["× 256 f16", "× 128 f16", "× 64 f16", "queries held"] {
+        assert!(h200.iter().any(|name| name.contains(what)), "{what}");
+    }
+    assert!(names(&known::mesa_cpu()).is_empty());
 }
 
 #[test]
