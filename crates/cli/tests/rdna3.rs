@@ -18,7 +18,7 @@ fn kernels(driver: &str, family: &str, arguments: &[&str]) -> Output {
 }
 
 #[test]
-fn nothing_spills_and_int8_uses_the_dot_instruction() {
+fn nothing_spills_and_products_use_the_instructions_meant_for_them() {
     let Some(driver) = testkit::radv_driver() else { return };
     for family in FAMILIES {
         let output = kernels(&driver, family, &["--json"]);
@@ -27,7 +27,7 @@ fn nothing_spills_and_int8_uses_the_dot_instruction() {
         assert!(result["device"].as_str().unwrap().to_lowercase().contains(family), "{}", result["device"]);
         let programs = result["programs"].as_array().unwrap();
         assert!(programs.len() > 40, "{family}: only {} programs", programs.len());
-        let mut with_dot = 0;
+        let (mut with_dot, mut with_wmma) = (0, 0);
         for program in programs {
             let name = format!("{family}: {} {}", program["shader"], program["variant"]);
             for figure in ["Spilled VGPRs", "Spilled SGPRs", "Scratch size"] {
@@ -38,6 +38,11 @@ fn nothing_spills_and_int8_uses_the_dot_instruction() {
                 assert!(program["instructions"]["v_dot4"].as_u64().unwrap() >= 16, "{name} has no v_dot4");
                 with_dot += 1;
             }
+            if program["kernel"] == "flash" {
+                let products = program["instructions"]["v_wmma"].as_u64().unwrap();
+                assert!(products >= 32, "{name} has {products} v_wmma");
+                with_wmma += 1;
+            }
             if program["kernel"] == "gemv" {
                 assert!(
                     program["instructions"]["16-byte loads"].as_u64().unwrap() >= 2,
@@ -45,6 +50,7 @@ fn nothing_spills_and_int8_uses_the_dot_instruction() {
                 );
             }
         }
+        assert_eq!(with_wmma, 6, "{family}: three head lengths in two schemes");
         assert!(
             with_dot >= 16,
             "{family}: two schemes at four column counts and several sizes are {with_dot}"

@@ -336,7 +336,7 @@ fn query_caps(
         subgroup_size_control: f13.subgroup_size_control == vk::TRUE
             && p13.required_subgroup_size_stages.contains(vk::ShaderStageFlags::COMPUTE),
         full_subgroups: f13.compute_full_subgroups == vk::TRUE,
-        subgroup_arithmetic: subgroup(vk::SubgroupFeatureFlags::ARITHMETIC),
+        subgroup_arithmetic: subgroup(vk::SubgroupFeatureFlags::ARITHMETIC | vk::SubgroupFeatureFlags::VOTE),
         subgroup_shuffle: subgroup(vk::SubgroupFeatureFlags::SHUFFLE),
         float16: f12.shader_float16 == vk::TRUE,
         int8: f12.shader_int8 == vk::TRUE,

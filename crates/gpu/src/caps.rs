@@ -105,7 +105,7 @@ pub struct Caps {
     pub subgroup_size_control: bool,
     /// A pipeline may require full subgroups.
     pub full_subgroups: bool,
-    /// Reductions over a subgroup.
+    /// Reductions over a subgroup, and votes.
     pub subgroup_arithmetic: bool,
     /// Shuffles within a subgroup.
     pub subgroup_shuffle: bool,
@@ -202,6 +202,11 @@ impl Caps {
             Tier::T3 => need(self.cooperative_matrix2, "VK_NV_cooperative_matrix2"),
         }
         missing
+    }
+
+    /// A subgroup can multiply matrices of this shape.
+    pub fn has_matrix(&self, shape: MatrixShape) -> bool {
+        self.cooperative_matrix.contains(&shape)
     }
 
     /// A pipeline may ask for exactly this subgroup size.

@@ -8,6 +8,7 @@ use kernels::{
     attend::{self, Attend},
     attention::{self, Attention, Mode},
     embed::{self, Embed},
+    flash::{self, Flash},
     geglu::Geglu,
     gemm::{self, Gemm},
     gemv::{self, Gemv, Sublayer, policy::Prologue},
@@ -468,7 +469,15 @@ impl<'a> Step<'a> {
             o: &self.scratch.attended,
             scratch: self.scratch.splits_apart.as_ref().map(Buffer::view),
         };
-        let kernel = Attention::new(device, shape, mode(self.rows, self.scratch.rows))?;
+        let mode = mode(self.rows, self.scratch.rows);
+        if let (Mode::Prefill, Some(o)) = (mode, &self.scratch.attended_packed)
+            && o.kind() == Activations::F16
+            && let Some(kernel) = Flash::new(device, shape, flash::Output::F16)?
+        {
+            let operands = attention::Operands { o, ..operands };
+            return Ok(kernel.record(self.recorder, "attention", &operands)?);
+        }
+        let kernel = Attention::new(device, shape, mode)?;
         kernel.record(self.recorder, "attention", &operands)?;
         let Some(attended) = &self.scratch.attended_packed else { return Ok(()) };
         let kernel = QuantizeRows::new(device, attended.kind(), attended.k)?;

@@ -12,7 +12,7 @@ use crate::{
 
 /// One step: its rows and its data.
 #[derive(Clone, Debug)]
-pub(super) struct Step {
+pub(crate) struct Step {
     pub shape: Shape,
     pub mode: Mode,
     /// Slot and position of each row in use.
@@ -149,14 +149,14 @@ pub(super) fn run(device: &Device, step: &Step, plan: Plan) -> Result<Comparison
 }
 
 /// Queries, and a cache whose pages lie anywhere.
-pub(super) struct Data {
+pub(crate) struct Data {
     pub q: Vec<f32>,
-    kv_shape: KvShape,
-    table: Vec<u32>,
-    table_stride: u32,
+    pub kv_shape: KvShape,
+    pub table: Vec<u32>,
+    pub table_stride: u32,
     /// As stored: rounded, and not a number wherever no row attends to.
-    k: Vec<f64>,
-    v: Vec<f64>,
+    pub k: Vec<f64>,
+    pub v: Vec<f64>,
 }
 
 impl Data {
@@ -196,7 +196,7 @@ impl Data {
         Self { q, kv_shape, table, table_stride, k, v }
     }
 
-    fn element(&self, shape: &Shape, slot: u32, head: u32, position: u32) -> usize {
+    pub fn element(&self, shape: &Shape, slot: u32, head: u32, position: u32) -> usize {
         let page = self.table[(slot * self.table_stride + position / shape.page) as usize];
         self.kv_shape.element(page, head, position, 0) as usize
     }

@@ -1,6 +1,6 @@
 //! Attention over the pages of the cache: one kernel for decoding and for prefill, and a small one that joins splits.
 
-mod cases;
+pub(crate) mod cases;
 pub mod policy;
 pub mod reference;
 #[cfg(test)]
@@ -56,7 +56,7 @@ pub struct Operands<'a> {
     pub slots: View,
     /// One u32: rows in use.
     pub active: View,
-    /// The output, f32, heads · head_dim values a row; as many rows as it has columns.
+    /// The output, heads · head_dim values a row, f32 from this kernel; as many rows as it has columns.
     pub o: &'a Vectors,
     /// At least [`Attention::scratch_bytes`], where that is not 0.
     pub scratch: Option<View>,
@@ -153,30 +153,42 @@ impl Attention {
 
     /// The output's address, if everything fits together.
     fn check(&self, name: &str, operands: &Operands<'_>) -> Result<Address> {
-        let shape = &self.shape;
+        operands.check(name, &self.shape)?;
+        match &operands.o.data {
+            VectorData::F32(floats) => Ok(floats.into()),
+            _ => {
+                let reason = format!("an output of {}: it must be f32", operands.o.kind());
+                Err(Error::InvalidUse { what: name.to_string(), reason })
+            }
+        }
+    }
+}
+
+impl Operands<'_> {
+    /// Whether they fit together and are a shape's; how the output is stored is the kernel's business.
+    pub(crate) fn check(&self, name: &str, shape: &Shape) -> Result<()> {
         let wrong = |reason: String| Err(Error::InvalidUse { what: name.to_string(), reason });
-        let kv = &operands.kv.shape;
+        let kv = &self.kv.shape;
         if (kv.kv_heads, kv.head_dim, kv.page, kv.scheme)
             != (shape.kv_heads, shape.head_dim, shape.page, shape.scheme)
         {
             return wrong(format!("a cache of {kv:?} for a kernel made for {shape:?}"));
         }
         let row = u64::from(shape.heads * shape.head_dim);
-        let rows = operands.o.columns as u64;
-        let o = match &operands.o.data {
-            VectorData::F32(floats) if operands.o.k as u64 == row => Address::from(floats),
-            _ => return wrong(format!("the output must be f32 with {row} values a row")),
-        };
+        let rows = self.o.columns as u64;
+        if self.o.k as u64 != row {
+            return wrong(format!("the output has {} values a row, not {row}", self.o.k));
+        }
         let lengths = [
-            ("q", &operands.q, rows * row),
-            ("positions", &operands.positions, rows),
-            ("slots", &operands.slots, rows),
-            ("active", &operands.active, 1),
-            ("the table", &operands.table.view, u64::from(operands.table.stride)),
+            ("q", &self.q, rows * row),
+            ("positions", &self.positions, rows),
+            ("slots", &self.slots, rows),
+            ("active", &self.active, 1),
+            ("the table", &self.table.view, u64::from(self.table.stride)),
         ];
         match lengths.into_iter().find(|(_, view, words)| view.len() < *words * 4) {
             Some((what, view, words)) => wrong(format!("{what} has {} bytes of {}", view.len(), words * 4)),
-            None => Ok(o),
+            None => Ok(()),
         }
     }
 }

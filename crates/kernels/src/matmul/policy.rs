@@ -1,6 +1,6 @@
 //! Which variant multiplies a matrix with many columns on matrix units: pure, tested without a GPU.
 
-use gpu::{Caps, Element, Tier};
+use gpu::{Caps, Element, MatrixShape, Tier};
 
 use super::{COUNTER_BYTES, variant};
 use crate::{Activations, Epilogue, Layout, STRIP, Scheme, variant::Variant};
@@ -114,15 +114,15 @@ impl Fragments {
     }
 }
 
+/// The product that the shaders are made of.
+const PRODUCT: MatrixShape =
+    MatrixShape { m: 16, n: 16, k: 16, a: Element::F16, b: Element::F16, c: Element::F32 };
+
 /// Whether a device has the matrix units that the shader is written for.
 pub fn suits(caps: &Caps) -> bool {
-    let f16 = |shape: &gpu::MatrixShape| {
-        (shape.m, shape.n, shape.k) == (16, 16, 16)
-            && (shape.a, shape.b, shape.c) == (Element::F16, Element::F16, Element::F32)
-    };
     caps.tier() >= Some(Tier::T2)
         && caps.allows_subgroup_size(SUBGROUP)
-        && caps.cooperative_matrix.iter().any(f16)
+        && caps.has_matrix(PRODUCT)
 }
 
 /// The plan for a shape; none where the device has no matrix units for it, or rows are not whole strips.

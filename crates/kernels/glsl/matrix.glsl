@@ -1,0 +1,93 @@
+// Products of 16 × 16 matrices by a whole subgroup: the operands a and b are f16, the sums f32. Needs common.glsl, LANES, the threads of
+// a subgroup, and `shared uvec4 units[]`, in which all matrices lie: of uvec4, so that devices can load them 16 bytes at a time.
+// Places and strides count units.
+//
+// From tier T2 on these are cooperative matrices. Below it a and b are no more than places, and the products are made element by
+// element as they are needed: slow, and there so that a kernel's way through its data can be tested on devices without matrix units.
+#extension GL_KHR_memory_scope_semantics : require
+
+#if TIER >= 2
+#extension GL_KHR_cooperative_matrix : require
+#define MatrixA coopmat<float16_t, gl_ScopeSubgroup, 16, 16, gl_MatrixUseA>
+#define MatrixB coopmat<float16_t, gl_ScopeSubgroup, 16, 16, gl_MatrixUseB>
+#define MatrixSums coopmat<float, gl_ScopeSubgroup, 16, 16, gl_MatrixUseAccumulator>
+
+// Row r of a starts r strides from `at`.
+#define matrix_load_a(a, at, stride) coopMatLoad(a, units, at, stride, gl_CooperativeMatrixLayoutRowMajor)
+// Row r of b, or column c of it, starts so many strides from `at`.
+#define matrix_load_b_rows(b, at, stride) coopMatLoad(b, units, at, stride, gl_CooperativeMatrixLayoutRowMajor)
+#define matrix_load_b_columns(b, at, stride) coopMatLoad(b, units, at, stride, gl_CooperativeMatrixLayoutColumnMajor)
+#define matrix_load_sums(c, at, stride) coopMatLoad(c, units, at, stride, gl_CooperativeMatrixLayoutRowMajor)
+#define matrix_store_sums(c, at, stride) coopMatStore(c, units, at, stride, gl_CooperativeMatrixLayoutRowMajor)
+#define matrix_ones(b) b = MatrixB(1.0hf)
+#define matrix_zero(c) c = MatrixSums(0.0)
+// c += a · b
+#define matrix_multiply(a, b, c) c = coopMatMulAdd(a, b, c)
+// Element by element.
+#define matrix_scale(c, factors) c = c * factors
+#define matrix_divide(c, divisors) c = c / divisors
+#define matrix_add(c, terms) c = c + terms
+
+// For loops that are worth it here alone.
+#define unrolled [[unroll]]
+
+// What one thread of the subgroup has written to shared memory, the others see.
+void subgroup_shared_barrier() {
+    controlBarrier(gl_ScopeSubgroup, gl_ScopeSubgroup, gl_StorageSemanticsShared, gl_SemanticsAcquireRelease);
+}
+
+#else
+
+struct MatrixA { uint at; uint stride; };
+// From column to column and from row to row, in values.
+struct MatrixB { uint at; uint across; uint down; bool ones; };
+// Element i of a thread is number i · LANES + its own number, row by row. LANES is 4 at least; a size that follows from LANES would
+// make this a type that GLSL does not let be copied.
+struct MatrixSums { float elements[64]; };
+
+const uint MATRIX_OWN = 256 / LANES;
+
+#define matrix_load_a(a, at, stride) a = MatrixA(at, stride)
+#define matrix_load_b_rows(b, at, stride) b = MatrixB(at, 1, 8 * (stride), false)
+#define matrix_load_b_columns(b, at, stride) b = MatrixB(at, 8 * (stride), 1, false)
+#define matrix_ones(b) b = MatrixB(0, 0, 0, true)
+
+float matrix_half(uint at, uint i) {
+    return unpackHalf2x16(units[at + i / 8][i / 2 % 4])[i % 2];
+}
+
+// Where element e of sums lies, four to a unit.
+#define matrix_place(e, at, stride) units[(at) + (e) / 16 * (stride) + (e) % 16 / 4][(e) % 4]
+
+// Element e of a · b, added to a sum.
+float matrix_dot(MatrixA a, MatrixB b, uint e, float sum) {
+    [[dont_unroll]] for (uint k = 0; k < 16; k += 2) {
+        vec2 of_a = unpackHalf2x16(units[a.at + e / 16 * a.stride + k / 8][k / 2 % 4]);
+        uint at = k * b.down + e % 16 * b.across;
+        vec2 of_b = b.ones ? vec2(1.0) : vec2(matrix_half(b.at, at), matrix_half(b.at, at + b.down));
+        sum = fma(of_a.y, of_b.y, fma(of_a.x, of_b.x, sum));
+    }
+    return sum;
+}
+
+// No functions with sums as parameters: those would be copied, element by element.
+#define matrix_each(what) [[dont_unroll]] for (uint i_ = 0; i_ < MATRIX_OWN; i_++) { \
+    uint e_ = i_ * LANES + gl_SubgroupInvocationID; \
+    what; }
+#define matrix_load_sums(c, at, stride) matrix_each(c.elements[i_] = uintBitsToFloat(matrix_place(e_, at, stride)))
+#define matrix_store_sums(c, at, stride) matrix_each(matrix_place(e_, at, stride) = floatBitsToUint(c.elements[i_]))
+#define matrix_zero(c) matrix_each(c.elements[i_] = 0.0)
+#define matrix_scale(c, factors) matrix_each(c.elements[i_] *= factors.elements[i_])
+#define matrix_divide(c, divisors) matrix_each(c.elements[i_] /= divisors.elements[i_])
+#define matrix_add(c, terms) matrix_each(c.elements[i_] += terms.elements[i_])
+#define matrix_multiply(a, b, c) matrix_each(c.elements[i_] = matrix_dot(a, b, e_, c.elements[i_]))
+
+// Unrolled, it takes Mesa's CPU driver minutes to compile.
+#define unrolled [[dont_unroll]]
+
+// That driver takes a barrier of any scope for the workgroup's, which not all subgroups come to; its subgroups are vectors and need
+// none.
+void subgroup_shared_barrier() {
+    memoryBarrier(gl_ScopeSubgroup, gl_StorageSemanticsShared, gl_SemanticsAcquireRelease);
+}
+#endif

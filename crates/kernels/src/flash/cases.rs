@@ -1,0 +1,203 @@
+//! Where the kernel is compared with its reference.
+
+use gpu::{Caps, Device, Result};
+use half::f16;
+
+use super::{Flash, Output as Kind, policy, policy::Plan, policy::Shape, reference};
+use crate::{
+    F16_UNIT, QUAD, Vectors,
+    attention::{
+        Mode, Operands,
+        cases::{Data, Step},
+        reference as exact,
+    },
+    f16_at,
+    kv::{KvLayer, KvScheme, KvTable, reference as stored},
+    selftest::{Case, Comparison, Output, POISON, TIMEOUT, arena},
+    vectors::VectorData,
+};
+
+const GEMMA: Shape = Shape {
+    heads: 4,
+    kv_heads: 1,
+    head_dim: 256,
+    page: 64,
+    scheme: KvScheme::F16,
+    window: 0,
+    context: 4096,
+};
+
+/// `count` rows from a position on.
+pub(super) fn prefill(shape: Shape, first: u32, count: u32) -> Step {
+    let rows = (first..first + count).map(|position| (1, position)).collect();
+    Step { shape, mode: Mode::Prefill, rows, idle: 3, reach: 1.0 }
+}
+
+/// What is compared: every head length, group and scheme, ranges around pages, blocks, tiles and windows.
+pub(super) fn steps() -> Vec<Step> {
+    let long = Shape { heads: 4, kv_heads: 2, head_dim: 128, ..GEMMA };
+    let small = Shape { heads: 2, kv_heads: 2, head_dim: 64, page: 16, ..GEMMA };
+    let int8 = KvScheme::Int8;
+    vec![
+        prefill(GEMMA, 0, 17),
+        prefill(Shape { window: 40, ..GEMMA }, 250, 13),
+        prefill(Shape { heads: 2, window: 130, ..GEMMA }, 300, 39),
+        prefill(Shape { scheme: int8, window: 70, ..GEMMA }, 61, 21),
+        prefill(long, 0, 1),
+        prefill(long, 61, 71),
+        prefill(Shape { window: 100, ..long }, 190, 35),
+        prefill(Shape { heads: 3, kv_heads: 3, ..long }, 127, 66),
+        prefill(Shape { heads: 8, window: 30, scheme: int8, ..long }, 20, 40),
+        prefill(small, 0, 64),
+        prefill(Shape { window: 1, ..small }, 20, 40),
+        prefill(Shape { heads: 7, kv_heads: 1, ..small }, 3, 5),
+        prefill(Shape { heads: 9, kv_heads: 3, page: 64, scheme: int8, ..small }, 63, 43),
+        prefill(Shape { heads: 4, kv_heads: 4, head_dim: 80, ..small }, 10, 12),
+        prefill(Shape { heads: 2, kv_heads: 1, head_dim: 96, scheme: int8, page: 32, ..small }, 33, 31),
+        prefill(Shape { heads: 1, kv_heads: 1, head_dim: 32, page: 64, ..small }, 64, 70),
+        Step { reach: 14.0, ..prefill(Shape { page: 64, ..small }, 120, 40) },
+        Step { reach: 40.0, ..prefill(Shape { window: 90, ..long }, 300, 20) },
+    ]
+}
+
+pub(super) fn cases(caps: &Caps) -> Vec<Case> {
+    let mut list = Vec::new();
+    for (i, step) in steps().into_iter().enumerate() {
+        // Every plan that fits for some, one of each head length of Gemma 3 among them: others than the policy takes may be tried.
+        let plans = policy::plans(caps, &step.shape);
+        let count = if i % 6 == 1 { plans.len() } else { 1 };
+        for plan in plans.into_iter().take(count) {
+            // f16 mostly; f32 differs in its last lines alone.
+            let kind = if i % 4 == 1 { Kind::F32 } else { Kind::F16 };
+            let step = step.clone();
+            list.push(Case::new(name(&step, kind, &plan), plan.tier, move |device| {
+                run(device, &step, kind, plan)
+            }));
+        }
+    }
+    list
+}
+
+fn name(step: &Step, kind: Kind, plan: &Plan) -> String {
+    let shape = &step.shape;
+    let reach = if step.reach > 1.0 { ", large scores" } else { "" };
+    let window = if shape.window > 0 { format!(", window {}", shape.window) } else { String::new() };
+    format!(
+        "{} rows from {}, {}/{} × {} {}, pages of {}{window}{reach}, to {}, {} pairs × {} keys{}",
+        step.rows.len(),
+        step.rows[0].1,
+        shape.heads,
+        shape.kv_heads,
+        shape.head_dim,
+        shape.scheme,
+        shape.page,
+        crate::Activations::from(kind),
+        plan.pairs(),
+        plan.keys,
+        if plan.held { ", queries held" } else { "" },
+    )
+}
+
+/// Of the largest value: a weight is rounded to 2⁻¹¹ of itself in the sum of values and in the sum of weights, and the output to f16 by
+/// devices that may cut off, to 2⁻¹⁰.
+const ROUNDING: f64 = 1.0 / 512.0;
+/// Of the largest value, for each unit that the terms of a score reach: matrix units add up in f32, with bits to spare or without.
+const SCORE_ROUNDING: f64 = 1e-6;
+
+/// Runs one step with one plan on random data and compares it.
+pub(super) fn run(device: &Device, step: &Step, kind: Kind, plan: Plan) -> Result<Comparison> {
+    let data = Data::new(step);
+    let mut comparison = Comparison::default();
+    let o = attend(device, step, kind, plan, &data, &mut comparison)?;
+    let shape = &step.shape;
+    let d = shape.head_dim as usize;
+    let row = shape.heads as usize * d;
+    let padded = row.next_multiple_of(QUAD);
+    for (i, (slot, position)) in step.rows.iter().copied().enumerate() {
+        for head in 0..shape.heads {
+            let q = reference::query(&data.q[i * row + head as usize * d..][..d]);
+            let line = |values: &[f64], at| {
+                let element = data.element(shape, slot, head / (shape.heads / shape.kv_heads), at);
+                reference::line(&values[element..element + d])
+            };
+            let range = exact::range(position, shape.window);
+            let keys: Vec<Vec<f64>> = range.clone().map(|at| line(&data.k, at)).collect();
+            let values: Vec<Vec<f64>> = range.map(|at| line(&data.v, at)).collect();
+            let largest = values.iter().flatten().fold(0.0_f64, |most, value| most.max(value.abs()));
+            let (want, reach) = exact::attention(&q, &keys, &values);
+            let allowed = largest * (ROUNDING + SCORE_ROUNDING * reach);
+            for (j, want) in want.into_iter().enumerate() {
+                let got = value(&o, kind, i * padded, head as usize * d + j);
+                let at = || format!("value {j} of head {head}, row {i} at position {position}");
+                comparison.close(at, got, want, allowed);
+            }
+        }
+    }
+    let (first, words) = match kind {
+        Kind::F16 => (row / 2, padded / 2),
+        Kind::F32 => (row, padded),
+    };
+    for (i, word) in o.iter().enumerate() {
+        if i / words >= step.rows.len() {
+            comparison.equal(|| format!("word {i}, of a row not in use"), word, &POISON);
+        } else if i % words >= first {
+            comparison.equal(|| format!("word {i}, of a row's padding"), word, &POISON);
+        }
+    }
+    Ok(comparison)
+}
+
+/// Value `k` of the column that starts at value `column`.
+pub(super) fn value(o: &[u32], kind: Kind, column: usize, k: usize) -> f64 {
+    match kind {
+        Kind::F32 => f64::from(f32::from_bits(o[column + k])),
+        Kind::F16 => {
+            let at = column + f16_at(k);
+            f16::from_bits((o[at / 2] >> (at % 2 * 16)) as u16).to_f64() * f64::from(F16_UNIT)
+        }
+    }
+}
+
+/// The words of the output after one run.
+pub(super) fn attend(
+    device: &Device,
+    step: &Step,
+    kind: Kind,
+    plan: Plan,
+    data: &Data,
+    comparison: &mut Comparison,
+) -> Result<Vec<u32>> {
+    let shape = &step.shape;
+    let mut arena = arena(device);
+    let kv = KvLayer {
+        shape: data.kv_shape,
+        k: arena.buffer_from("keys", &stored::words(&data.k, &data.kv_shape))?,
+        v: arena.buffer_from("values", &stored::words(&data.v, &data.kv_shape))?,
+    };
+    let (mut slots, mut positions): (Vec<u32>, Vec<u32>) = step.rows.iter().copied().unzip();
+    slots.extend(vec![0; step.idle]);
+    positions.extend(vec![3; step.idle]);
+    let columns = slots.len();
+    let k = (shape.heads * shape.head_dim) as usize;
+    let values = columns * k.next_multiple_of(QUAD);
+    let words = if kind == Kind::F16 { values / 2 } else { values };
+    let buffer = Output::new(&mut arena, words)?.buffer;
+    let output = if kind == Kind::F16 { VectorData::F16(buffer) } else { VectorData::F32(buffer) };
+    let o = Vectors { k, columns, data: output };
+    let kernel = Flash::with_plan(device, *shape, kind, plan)?;
+    let operands = Operands {
+        q: arena.buffer_from("q", &data.q)?.view(),
+        kv: &kv,
+        table: &KvTable { view: arena.buffer_from("table", &data.table)?.view(), stride: data.table_stride },
+        positions: arena.buffer_from("positions", &positions)?.view(),
+        slots: arena.buffer_from("slots", &slots)?.view(),
+        active: arena.buffer_from("active", &[step.rows.len() as u32])?.view(),
+        o: &o,
+        scratch: None,
+    };
+    let mut recorder = device.recorder()?;
+    kernel.record(&mut recorder, "flash", &operands)?;
+    recorder.seal()?.run(TIMEOUT)?;
+    let (VectorData::F16(buffer) | VectorData::F32(buffer)) = o.data else { unreachable!("made so above") };
+    Output::of(buffer, words).read(comparison)
+}

@@ -1,0 +1,390 @@
+#version 460
+#pragma tiers(T1, T2)
+#extension GL_GOOGLE_include_directive : require
+#extension GL_KHR_shader_subgroup_vote : require
+#extension GL_EXT_shader_explicit_arithmetic_types_float16 : require
+// o = softmax(q · kᵀ) · v of many rows of one sequence over the pages of the cache, by matrix units.
+//
+// A pair is a row and one of the query heads that share a kv head; a workgroup takes TILE of them, in the order of rows, each of its
+// subgroups 16, and so every key and value that it loads serves all heads of the group. Keys come in blocks of KEYS positions, which
+// start at multiples of KEYS and so never cross a page, through shared memory: keys while the values are on their way, values while
+// the next block's keys are. A subgroup's scores go from the sums of q · kᵀ to a patch of shared memory, where its threads find the
+// largest of each row; the weights go back as f16, and the sums of weights · v stay in registers throughout. The sum of the weights
+// is one more product, with ones: it adds up the weights as they were rounded, and lies as the other sums do.
+//
+// Weights are relative to a number for each row, not to its largest score so far: that number follows the largest score only when
+// the score is past it by a factor of 2^AHEAD, and so the sums seldom need to be rescaled. A row decides by its own scores alone.
+//
+// A key outside a row's range changes nothing of its sums, not even their rounding, and a block without keys of a subgroup's rows is
+// skipped: a row's result does not depend on the rows beside it, if a matrix unit treats its rows alike.
+#include "common.glsl"
+
+layout(local_size_x_id = 0) in;
+layout(constant_id = 0) const uint THREADS = 128;
+// Threads of a subgroup.
+layout(constant_id = 1) const uint LANES = 32;
+layout(constant_id = 2) const uint HEAD_DIM = 128;
+layout(constant_id = 3) const uint KEYS = 32;
+// Positions of a page.
+layout(constant_id = 4) const uint PAGE = 64;
+layout(constant_id = 5) const uint KV_BITS = 16;
+// Queries stay in registers; if not, in shared memory.
+layout(constant_id = 6) const bool HELD = true;
+// The output is f16 activations; if not, f32.
+layout(constant_id = 7) const bool O_F16 = true;
+// A score is this many sums, added up at the end: products that wait for each other take long, where a subgroup has few of them.
+layout(constant_id = 8) const uint CHAINS = 2;
+
+layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Floats4 { vec4 data[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Words4 { uvec4 data[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Numbers { uint data[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Active { uint rows; };
+layout(buffer_reference, scalar, buffer_reference_align = 16) writeonly buffer Output { uvec4 data[]; };
+
+layout(push_constant, scalar) uniform Push {
+    Floats4 q;
+    Words4 k;
+    Words4 v;
+    Numbers positions;
+    Numbers slots;
+    Numbers table;
+    Active active_rows;
+    // Rows o_stride values apart.
+    Output o;
+    uint heads;
+    uint kv_heads;
+    uint o_stride;
+    uint table_stride;
+    // Positions that a row attends to, its own included; 0 for all.
+    uint window;
+} push;
+
+#include "range.glsl"
+#include "half.glsl"
+#include "kv.glsl"
+#include "f16.glsl"
+
+const uint SUBGROUPS = THREADS / LANES;
+const uint TILE = 16 * SUBGROUPS;
+// Matrices of a head, and of a block's keys.
+const uint HEAD_TILES = HEAD_DIM / 16;
+const uint KEY_TILES = KEYS / 16;
+
+// Shared memory: queries, keys and values as lines of units, which are 8 values of f16. The number of units of a line is even: with one
+// more between lines, the same unit of 8 lines is in all banks. Queries that are held are past when the first key comes.
+const uint UNITS = HEAD_DIM / 8;
+const uint STRIDE = UNITS + 1;
+const uint Q_AT = 0;
+const uint K_AT = HELD ? 0 : TILE * STRIDE;
+const uint V_AT = K_AT + KEYS * STRIDE;
+const uint LINES_END = V_AT + KEYS * STRIDE;
+// Then a patch for each subgroup: 16 rows of scores, f32, and behind them 16 rows of weights, f16. The padding is such that PARTS
+// threads of each of 4 rows read scores from all banks.
+const uint PATCHES_AT = LINES_END > TILE * STRIDE ? LINES_END : TILE * STRIDE;
+const uint SCORES_STRIDE = KEYS / 4 + 2;
+const uint WEIGHTS_AT = 16 * SCORES_STRIDE;
+const uint WEIGHTS_STRIDE = KEYS / 8 + 1;
+const uint PATCH = WEIGHTS_AT + 16 * WEIGHTS_STRIDE;
+// Factors take the place of the scores.
+const uint FACTORS_STRIDE = 5;
+shared uvec4 units[PATCHES_AT + SUBGROUPS * PATCH];
+#include "matrix.glsl"
+// Outputs take the place of lines, as many matrices of a row at a time.
+const uint OUT_TILES = STRIDE / 4;
+
+// Threads that share a row of the patch, and rows that a thread has a part in.
+const uint PARTS = 2;
+const uint LANE_ROWS = 16 * PARTS / LANES;
+// Quads of such a row that a thread has.
+const uint LANE_QUADS = KEYS / 4 / PARTS;
+
+// A score below any that counts, and what weights are relative to before there is one: no sum of f16 products comes near either, and
+// 2 to the power of their difference is 0.
+const float MASKED = -3.0e38;
+const float NO_SCORE = -1.0e30;
+const float AHEAD = 8.0;
+const float LOG2_E = 1.4426950408889634;
+
+// 16-byte loads of a line, and those of a thread for a block.
+const uint LINE_LOADS = HEAD_DIM * KV_BITS / 128;
+const uint LOADS = (KEYS * LINE_LOADS + THREADS - 1) / THREADS;
+
+// The key or value that load number i of a thread belongs to, counted within its block, and its number among the line's.
+uint key_of(uint i, uint thread) {
+    return min((i * THREADS + thread) / LINE_LOADS, KEYS - 1);
+}
+
+uint part_of(uint i, uint thread) {
+    return (i * THREADS + thread) % LINE_LOADS;
+}
+
+// What is on its way from the cache to shared memory; of int8 also the words with the scales.
+struct Fetched {
+    uvec4 words[LOADS];
+    uint scales[KV_BITS == 8 ? LOADS : 1];
+};
+
+// Starts to load a block. Nothing outside first…last is read: there may be anything, even what is not a number. What is read in its
+// place is in range, so that a weight of 0 makes nothing of it.
+void fetch(Words4 cache, uint page_line, uint block, uint first, uint last, uint thread, out Fetched fetched) {
+    unrolled for (uint i = 0; i < LOADS; i++) {
+        uint position = clamp(block * KEYS + key_of(i, thread), first, last);
+        uint line = page_line + position % PAGE;
+        uint part = part_of(i, thread);
+        if (INT8) {
+            fetched.words[i] = cache.data[int8_at(line) / 4 + part];
+            // 16 values are half a group; a word has the scales of two groups.
+            fetched.scales[i] = Numbers(cache).data[int8_scales_at(line) + part / 4];
+        } else {
+            fetched.words[i] = cache.data[line * UNITS + part];
+        }
+    }
+}
+
+uvec2 packed_halves(vec4 values) {
+    return uvec2(packFloat2x16(f16vec2(values.xy)), packFloat2x16(f16vec2(values.zw)));
+}
+
+// Puts what was fetched into lines from `at` on.
+void put(uint at, uint thread, Fetched fetched) {
+    unrolled for (uint i = 0; i < LOADS; i++) {
+        if (KEYS * LINE_LOADS % THREADS != 0 && i * THREADS + thread >= KEYS * LINE_LOADS) {
+            break;
+        }
+        uint line = at + key_of(i, thread) * STRIDE;
+        uint part = part_of(i, thread);
+        if (INT8) {
+            unrolled for (uint h = 0; h < 2; h++) {
+                uint scale = int8_scale_of(fetched.scales[i], 4 * part);
+                uvec2 low = packed_halves(int8_values(fetched.words[i][2 * h], scale));
+                uvec2 high = packed_halves(int8_values(fetched.words[i][2 * h + 1], scale));
+                units[line + 2 * part + h] = uvec4(low, high);
+            }
+        } else {
+            units[line + part] = fetched.words[i];
+        }
+    }
+}
+
+void main() {
+    uint group = push.heads / push.kv_heads;
+    uint kv_head = gl_WorkGroupID.x;
+    // The last tile has the most keys, and comes first.
+    uint tile = gl_NumWorkGroups.y - 1 - gl_WorkGroupID.y;
+    uint rows = push.active_rows.rows;
+    uint pairs = rows * group;
+    uint first_pair = tile * TILE;
+    if (first_pair >= pairs) {
+        return;
+    }
+    uint first_row = first_pair / group;
+    uint last_row = min((first_pair + TILE - 1) / group, rows - 1);
+    uint pages = push.slots.data[first_row] * push.table_stride;
+    // Of the first row; that of row r of the tile is r more.
+    uint position = push.positions.data[first_row];
+    uint first = first_position(position, push.window);
+    uint last = position + last_row - first_row;
+
+    uint thread = thread_index();
+    uint lane = gl_SubgroupInvocationID;
+    uint part = lane % PARTS;
+    // The first pair of the subgroup; where there is none, all that it computes comes to nothing.
+    uint own_pair = first_pair + gl_SubgroupID * 16;
+    bool idle = own_pair >= pairs;
+    uint own_row = own_pair / group;
+    uint own_first = position + own_row - first_row;
+    uint own_last = min(position + (own_pair + 15) / group - first_row, last);
+    uint patch_at = PATCHES_AT + gl_SubgroupID * PATCH;
+
+    uint block = first / KEYS;
+    uint end = last / KEYS + 1;
+    uint page = push.table.data[pages + block * KEYS / PAGE];
+    Fetched fetched;
+    fetch(push.k, (page * push.kv_heads + kv_head) * PAGE, block, first, last, thread, fetched);
+
+    for (uint i = thread; i < TILE * UNITS; i += THREADS) {
+        uint pair = min(first_pair + i / UNITS, pairs - 1);
+        uint at = ((pair / group * push.heads + kv_head * group + pair % group) * UNITS + i % UNITS) * 2;
+        uvec2 low = packed_halves(push.q.data[at] * LOG2_E);
+        uvec2 high = packed_halves(push.q.data[at + 1] * LOG2_E);
+        units[Q_AT + i / UNITS * STRIDE + i % UNITS] = uvec4(low, high);
+    }
+    uint q_at = Q_AT + gl_SubgroupID * 16 * STRIDE;
+    MatrixA held[HELD ? HEAD_TILES : 1];
+    if (HELD) {
+        barrier();
+        unrolled for (uint d = 0; d < HEAD_TILES; d++) {
+            matrix_load_a(held[HELD ? d : 0], q_at + 2 * d, STRIDE);
+        }
+        barrier();
+    }
+
+    MatrixSums o[HEAD_TILES];
+    MatrixSums sum;
+    unrolled for (uint d = 0; d < HEAD_TILES; d++) {
+        matrix_zero(o[d]);
+    }
+    matrix_zero(sum);
+    MatrixB ones;
+    matrix_ones(ones);
+    float relative_to[LANE_ROWS];
+    uint own[LANE_ROWS];
+    unrolled for (uint i = 0; i < LANE_ROWS; i++) {
+        relative_to[i] = NO_SCORE;
+        uint pair = min(own_pair + i * (LANES / PARTS) + lane / PARTS, pairs - 1);
+        own[i] = position + pair / group - first_row;
+    }
+
+    put(K_AT, thread, fetched);
+    barrier();
+    for (; block < end; block++) {
+        fetch(push.v, (page * push.kv_heads + kv_head) * PAGE, block, first, last, thread, fetched);
+        // Its page is known when the next block's keys are to be loaded.
+        uint next_page = push.table.data[pages + min(block + 1, end - 1) * KEYS / PAGE];
+        uint block_first = block * KEYS;
+        uint block_last = block_first + KEYS - 1;
+        bool counts = !idle && block_first <= own_last && block_last >= first_position(own_first, push.window);
+        if (counts) {
+            MatrixSums scores[KEY_TILES * CHAINS];
+            unrolled for (uint i = 0; i < KEY_TILES * CHAINS; i++) {
+                matrix_zero(scores[i]);
+            }
+            unrolled for (uint d = 0; d < HEAD_TILES; d++) {
+                MatrixA q;
+                if (HELD) {
+                    q = held[HELD ? d : 0];
+                } else {
+                    matrix_load_a(q, q_at + 2 * d, STRIDE);
+                }
+                unrolled for (uint k = 0; k < KEY_TILES; k++) {
+                    MatrixB keys;
+                    matrix_load_b_columns(keys, K_AT + 16 * k * STRIDE + 2 * d, STRIDE);
+                    matrix_multiply(q, keys, scores[k * CHAINS + d % CHAINS]);
+                }
+            }
+            unrolled for (uint k = 0; k < KEY_TILES; k++) {
+                unrolled for (uint chain = 1; chain < CHAINS; chain++) {
+                    matrix_add(scores[k * CHAINS], scores[k * CHAINS + chain]);
+                }
+                matrix_store_sums(scores[k * CHAINS], patch_at + 4 * k, SCORES_STRIDE);
+            }
+            subgroup_shared_barrier();
+
+            bool whole = block_last <= own_first && block_first >= first_position(own_last, push.window);
+            bool grew = false;
+            float factors[LANE_ROWS];
+            unrolled for (uint i = 0; i < LANE_ROWS; i++) {
+                uint row = i * (LANES / PARTS) + lane / PARTS;
+                vec4 weights[LANE_QUADS];
+                unrolled for (uint j = 0; j < LANE_QUADS; j++) {
+                    uvec4 bits = units[patch_at + row * SCORES_STRIDE + j * PARTS + part];
+                    weights[j] = uintBitsToFloat(bits);
+                }
+                if (!whole) {
+                    uint low = first_position(own[i], push.window);
+                    unrolled for (uint j = 0; j < LANE_QUADS; j++) {
+                        uvec4 key = block_first + (j * PARTS + part) * 4 + uvec4(0, 1, 2, 3);
+                        bvec4 in_range = equal(clamp(key, uvec4(low), uvec4(own[i])), key);
+                        weights[j] = mix(vec4(MASKED), weights[j], in_range);
+                    }
+                }
+                vec4 quad = weights[0];
+                unrolled for (uint j = 1; j < LANE_QUADS; j++) {
+                    quad = max(quad, weights[j]);
+                }
+                float largest = max(max(quad.x, quad.y), max(quad.z, quad.w));
+                unrolled for (uint distance = 1; distance < PARTS; distance *= 2) {
+                    largest = max(largest, subgroupShuffleXor(largest, distance));
+                }
+                bool grows = largest > relative_to[i] + AHEAD;
+                factors[i] = grows ? exp2(relative_to[i] - largest) : 1.0;
+                relative_to[i] = grows ? largest : relative_to[i];
+                grew = grew || grows;
+                unrolled for (uint j = 0; j < LANE_QUADS; j++) {
+                    uvec2 halves = packed_halves(exp2(weights[j] - relative_to[i]));
+                    uint unit_half = j * PARTS + part;
+                    uint at = patch_at + WEIGHTS_AT + row * WEIGHTS_STRIDE + unit_half / 2;
+                    units[at][unit_half % 2 * 2] = halves.x;
+                    units[at][unit_half % 2 * 2 + 1] = halves.y;
+                }
+            }
+            if (subgroupAny(grew)) {
+                // The scores have been read by all.
+                subgroup_shared_barrier();
+                unrolled for (uint i = 0; i < LANE_ROWS; i++) {
+                    uint row = i * (LANES / PARTS) + lane / PARTS;
+                    unrolled for (uint j = 0; j < 4 / PARTS; j++) {
+                        uint at = patch_at + row * FACTORS_STRIDE + j * PARTS + part;
+                        units[at] = uvec4(floatBitsToUint(factors[i]));
+                    }
+                }
+                subgroup_shared_barrier();
+                MatrixSums each;
+                matrix_load_sums(each, patch_at, FACTORS_STRIDE);
+                unrolled for (uint d = 0; d < HEAD_TILES; d++) {
+                    matrix_scale(o[d], each);
+                }
+                matrix_scale(sum, each);
+            }
+        }
+
+        put(V_AT, thread, fetched);
+        // Values are there for all, and weights for the subgroup; no one needs the keys any more.
+        barrier();
+        if (block + 1 < end) {
+            fetch(push.k, (next_page * push.kv_heads + kv_head) * PAGE, block + 1, first, last, thread, fetched);
+        }
+        if (counts) {
+            unrolled for (uint k = 0; k < KEY_TILES; k++) {
+                MatrixA weights;
+                matrix_load_a(weights, patch_at + WEIGHTS_AT + 2 * k, WEIGHTS_STRIDE);
+                matrix_multiply(weights, ones, sum);
+                unrolled for (uint d = 0; d < HEAD_TILES; d++) {
+                    MatrixB values;
+                    matrix_load_b_rows(values, V_AT + 16 * k * STRIDE + 2 * d, STRIDE);
+                    matrix_multiply(weights, values, o[d]);
+                }
+            }
+        }
+        if (block + 1 < end) {
+            put(K_AT, thread, fetched);
+        }
+        // The next keys are there for all; no one needs the values any more.
+        barrier();
+        page = next_page;
+    }
+
+    if (idle) {
+        return;
+    }
+    uint out_at = gl_SubgroupID * 16 * STRIDE;
+    unrolled for (uint tile = 0; tile < HEAD_TILES; tile += OUT_TILES) {
+        // What was there has been read by all.
+        subgroup_shared_barrier();
+        uint tiles = min(OUT_TILES, HEAD_TILES - tile);
+        unrolled for (uint i = 0; i < OUT_TILES; i++) {
+            if (i < tiles) {
+                matrix_divide(o[tile + i], sum);
+                matrix_store_sums(o[tile + i], out_at + 4 * i, STRIDE);
+            }
+        }
+        subgroup_shared_barrier();
+        // Eights of a row.
+        uint eights = 2 * tiles;
+        for (uint i = lane; i < 16 * eights; i += LANES) {
+            uint pair = own_pair + i / eights;
+            if (pair < pairs) {
+                uvec4 low = units[out_at + i / eights * STRIDE + i % eights * 2];
+                uvec4 high = units[out_at + i / eights * STRIDE + i % eights * 2 + 1];
+                uint head = kv_head * group + pair % group;
+                uint at = pair / group * push.o_stride + head * HEAD_DIM + tile * 16 + i % eights * 8;
+                if (O_F16) {
+                    push.o.data[at / 8] = uvec4(f16_activations(uintBitsToFloat(low)), f16_activations(uintBitsToFloat(high)));
+                } else {
+                    push.o.data[at / 4] = low;
+                    push.o.data[at / 4 + 1] = high;
+                }
+            }
+        }
+    }
+}
