@@ -109,7 +109,7 @@ impl Opened<'_> {
         let arguments = self.arguments;
         let choice = Choice { wanted: arguments.device.as_deref(), ..Choice::default() };
         let (instance, device) = choice.open()?;
-        let mut limits = Limits::one(&device, context);
+        let mut limits = Limits::one(device.info(), &self.checkpoint.config, context);
         limits.chunk = arguments.chunk.unwrap_or(limits.chunk);
         limits.kv = match (arguments.kv, outputs) {
             (Some(kv), _) => kv.into(),

@@ -6,8 +6,8 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use gpu::{AdapterKind, Arena, Buffer, Device, Lifetime, Memory};
-use kernels::{KvLayer, KvScheme, KvShape, KvTable};
+use gpu::{AdapterInfo, AdapterKind, Arena, Buffer, Device, Lifetime, Memory};
+use kernels::{KvLayer, KvScheme, KvShape, KvTable, matmul};
 use weights::{
     blueprint::Room,
     config::{Config, LayerType},
@@ -31,16 +31,28 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// One sequence of `context` positions, read in chunks that suit the device.
-    pub fn one(device: &Device, context: u32) -> Self {
-        Self::on(device.info().kind, context)
-    }
-
-    /// The same for a kind of device.
-    pub fn on(kind: AdapterKind, context: u32) -> Self {
+    /// One sequence of `context` positions, read in chunks that suit the device and the model.
+    pub fn one(adapter: &AdapterInfo, config: &Config, context: u32) -> Self {
+        let limits = |chunk| Self { sequences: 1, context, chunk, page: PAGE, kv: KvScheme::F16 };
         // A step of Mesa's CPU driver takes seconds: small ones let progress be shown and Ctrl-C be heard.
-        let cpu = kind == AdapterKind::Cpu;
-        Self { sequences: 1, context, chunk: if cpu { 64 } else { 512 }, page: PAGE, kv: KvScheme::F16 }
+        if adapter.kind == AdapterKind::Cpu {
+            return limits(64);
+        }
+        if !matmul::policy::suits(&adapter.caps) {
+            return limits(512);
+        }
+        // Matrix units are the busier the more rows there are; but each takes scratch memory, and a place in every sliding layer.
+        let sliding = config.layer_types.iter().filter(|kind| **kind == LayerType::Sliding).count() as u64;
+        let kv = sliding * 2 * u64::from(config.kv_rows()) * 2;
+        let row = row_bytes(config) + kv;
+        let memory =
+            adapter.heaps.iter().filter(|heap| heap.device_local).map(|heap| heap.size).max().unwrap_or(0);
+        limits(
+            [2048, 1024]
+                .into_iter()
+                .find(|rows| u64::from(*rows) * row <= memory / CHUNK_SHARE)
+                .unwrap_or(512),
+        )
     }
 
     pub(crate) fn check(&self, config: &Config) -> Result<()> {
@@ -62,12 +74,6 @@ impl Limits {
     pub fn room(&self, config: &Config, outputs: u32) -> Room {
         let window = config.sliding_window.unwrap_or(config.max_positions);
         let rows = u64::from(self.chunk.max(self.sequences).next_power_of_two());
-        // The residual stream, two normed copies and a sublayer's output; queries, keys and values, queries again, attention's
-        // output; gate, up and their product.
-        let row = 4 * u64::from(config.hidden)
-            + 3 * u64::from(config.query_rows())
-            + 2 * u64::from(config.kv_rows())
-            + 3 * u64::from(config.intermediate);
         // Buckets are powers of two: all of them together are twice the largest. Logits are there twice where they are read back,
         // and the sampler takes as much again.
         let logits = 3 * u64::from(outputs.next_power_of_two()) * u64::from(config.vocab) * 4;
@@ -76,7 +82,7 @@ impl Limits {
             batch: u64::from(self.sequences),
             kv: self.kv,
             sliding_positions: u64::from(self.sliding_pages(window)) * u64::from(self.page),
-            scratch: 2 * rows * row * 4 + logits + FIXED_SCRATCH,
+            scratch: 2 * rows * row_bytes(config) + logits + FIXED_SCRATCH,
         }
     }
 
@@ -93,8 +99,21 @@ impl Limits {
     }
 }
 
-/// State of a step, page tables, splits of attention.
-const FIXED_SCRATCH: u64 = 32 << 20;
+/// Activations of a row: the residual stream, two normed copies and a sublayer's output; queries, keys and values, queries again,
+/// attention's output; gate, up and their product.
+fn row_bytes(config: &Config) -> u64 {
+    let row = 4 * u64::from(config.hidden)
+        + 3 * u64::from(config.query_rows())
+        + 2 * u64::from(config.kv_rows())
+        + 3 * u64::from(config.intermediate);
+    row * 4
+}
+
+/// The part of a device's memory that a long chunk may take.
+const CHUNK_SHARE: u64 = 32;
+
+/// State of a step, page tables, splits of attention and of products.
+const FIXED_SCRATCH: u64 = 96 << 20;
 
 /// Positions of a page when nobody says otherwise: few look-ups, little left over at the end of a sequence.
 pub const PAGE: u32 = 64;

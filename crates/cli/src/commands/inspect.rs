@@ -189,7 +189,8 @@ fn place(arguments: &Arguments, checkpoint: &Checkpoint) -> anyhow::Result<(Opti
         Err(error) if arguments.device.is_some() => return Err(error.into()),
         Err(_) => return Ok((None, None)),
     };
-    let limits = Limits { sequences: arguments.batch, ..Limits::on(adapter.info.kind, arguments.context) };
+    let usual = Limits::one(&adapter.info, &checkpoint.config, arguments.context);
+    let limits = Limits { sequences: arguments.batch, ..usual };
     let demand = blueprint.demand(&checkpoint.config, &limits.room(&checkpoint.config, arguments.batch));
     Ok((Some(adapter.info.name.clone()), Some(plan::plan(&memory::of(&adapter.info), &demand))))
 }

@@ -179,10 +179,10 @@ pub fn candidates(caps: &Caps, fragments: Fragments, shape: &Shape) -> Vec<Plan>
     // With many columns weights are read from shared memory often enough to make up for writing them there.
     let own = direct && columns <= MOST_DIRECT;
     let ahead = if own { 4 } else { 2 };
-    let mut list = vec![Plan { tile: *tile, direct: own, ahead, splits: splits(caps, shape, tile) }];
+    let mut list = vec![Plan { tile: *tile, direct: own, ahead, splits: splits(caps, shape, tile, own) }];
     let suited = |tile: &&Tile| tile.columns < columns * 2 && tile.columns >= columns.min(128).next_power_of_two();
     for tile in TILES.iter().chain(&MORE_TILES).filter(fits).filter(suited) {
-        let near = splits(caps, shape, tile);
+        let near = splits(caps, shape, tile, own);
         for splits in (1..=most_splits(shape, tile)).filter(|splits| splits.abs_diff(near) <= 2) {
             for (direct, ahead) in [(false, 2), (direct, 2), (direct, 4)] {
                 let plan = Plan { tile: *tile, direct, ahead, splits };
@@ -205,14 +205,16 @@ fn most_splits(shape: &Shape, tile: &Tile) -> u32 {
 
 /// The parts of K that take least: workgroups come out more even, and each compute unit has several to switch between, but every part
 /// has to be written and added up. The constants are fitted to an H200.
-fn splits(caps: &Caps, shape: &Shape, tile: &Tile) -> u32 {
+fn splits(caps: &Caps, shape: &Shape, tile: &Tile, direct: bool) -> u32 {
     let units = f64::from(caps.compute_units.unwrap_or(16));
     let tiles = f64::from(tile.of(shape.weights.rows, shape.columns));
-    // What a compute unit loses while it has too few to switch between, in workgroups.
+    // What a compute unit loses while it has too few to switch between, in workgroups; and what it costs to add up a part: the less
+    // the other work takes, the more.
     let idle = if tile.columns < 128 { 1.0 } else { 0.3 };
+    let part = if direct && tile.columns < 64 { 0.15 } else { 0.05 };
     let cost = |splits: u32| {
         let splits = f64::from(splits);
-        let joining = if splits > 1.0 { 1.0 + 0.05 * splits } else { 1.0 };
+        let joining = if splits > 1.0 { 1.0 + part * splits } else { 1.0 };
         ((tiles * splits / units).ceil() + idle) / splits * joining
     };
     (1..=most_splits(shape, tile)).min_by(|a, b| cost(*a).total_cmp(&cost(*b))).unwrap_or(1)

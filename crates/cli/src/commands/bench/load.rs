@@ -12,6 +12,7 @@ use model::{Limits, Model};
 use serde::Serialize;
 use serde_json::json;
 use telemetry::System;
+use weights::config::Config;
 use weights::{
     Checkpoint,
     blueprint::{Blueprint, Room},
@@ -35,10 +36,15 @@ pub struct Figures {
 }
 
 /// Loads a model, with room planned for what `limits` allow, or for its weights alone.
-pub fn load(device: &Device, path: &Path, limits: Option<Limits>) -> anyhow::Result<(Model, Figures)> {
+pub fn load(
+    device: &Device,
+    path: &Path,
+    limits: Option<&dyn Fn(&Config) -> Limits>,
+) -> anyhow::Result<(Model, Figures)> {
     let start = Instant::now();
     let checkpoint = Checkpoint::open(path)?;
     let blueprint = Blueprint::of(&checkpoint)?;
+    let limits = limits.map(|limits| limits(&checkpoint.config));
     let room = limits.map_or(Room::NONE, |limits| limits.room(&checkpoint.config, limits.sequences));
     let demand = blueprint.demand(&checkpoint.config, &room);
     let placement = plan::plan(&memory::of(device.info()), &demand)?;

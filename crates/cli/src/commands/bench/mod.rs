@@ -12,6 +12,7 @@ use anyhow::bail;
 use clap::Args;
 use gpu::Device;
 use model::{Limits, measure::Size};
+use weights::config::Config;
 
 use crate::{
     device::Choice,
@@ -121,10 +122,12 @@ fn run_model(device: &Device, arguments: &Arguments) -> anyhow::Result<ExitCode>
         let path = store::resolve_model(name)?;
         let most = |list: &[u32]| list.iter().copied().max().unwrap_or(0);
         let context = most(&plan.prompts).max(most(&plan.depths) + most(&plan.tokens));
-        let usual = Limits::one(device, context);
-        let chunk = plan.chunk.unwrap_or(usual.chunk);
-        let limits = Limits { sequences: most(&plan.batches), kv: plan.kv, chunk, ..usual };
-        let (mut model, figures) = load::load(device, &path, Some(limits))?;
+        let limits = |config: &Config| {
+            let usual = Limits::one(device.info(), config, context);
+            let chunk = plan.chunk.unwrap_or(usual.chunk);
+            Limits { sequences: most(&plan.batches), kv: plan.kv, chunk, ..usual }
+        };
+        let (mut model, figures) = load::load(device, &path, Some(&limits))?;
         let tuned = loading::tune(&mut model)?;
         return speed::run(
             device,
