@@ -19,6 +19,7 @@
 #define matrix_load_b_columns(b, at, stride) coopMatLoad(b, units, at, stride, gl_CooperativeMatrixLayoutColumnMajor)
 #define matrix_load_sums(c, at, stride) coopMatLoad(c, units, at, stride, gl_CooperativeMatrixLayoutRowMajor)
 #define matrix_store_sums(c, at, stride) coopMatStore(c, units, at, stride, gl_CooperativeMatrixLayoutRowMajor)
+#define matrix_store_sums_columns(c, at, stride) coopMatStore(c, units, at, stride, gl_CooperativeMatrixLayoutColumnMajor)
 #define matrix_ones(b) b = MatrixB(1.0hf)
 #define matrix_zero(c) c = MatrixSums(0.0)
 // c += a · b
@@ -76,6 +77,8 @@ float matrix_dot(MatrixA a, MatrixB b, uint e, float sum) {
     what; }
 #define matrix_load_sums(c, at, stride) matrix_each(c.elements[i_] = uintBitsToFloat(matrix_place(e_, at, stride)))
 #define matrix_store_sums(c, at, stride) matrix_each(matrix_place(e_, at, stride) = floatBitsToUint(c.elements[i_]))
+#define matrix_store_sums_columns(c, at, stride) \
+    matrix_each(matrix_place(e_ % 16 * 16 + e_ / 16, at, stride) = floatBitsToUint(c.elements[i_]))
 #define matrix_zero(c) matrix_each(c.elements[i_] = 0.0)
 #define matrix_scale(c, factors) matrix_each(c.elements[i_] *= factors.elements[i_])
 #define matrix_divide(c, divisors) matrix_each(c.elements[i_] /= divisors.elements[i_])

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use gpu::{Arena, Buffer, Device, Lifetime, Memory, Tier, View};
 use kernels::{
-    Activations, HALF_GROUP, Matrix, STRIP, attend, gemv,
+    Activations, HALF_GROUP, Matrix, attend, flash, gemv,
     matmul::{self, policy::Fragments},
     rope::{self, Tables},
     tuning::Tuning,
@@ -21,6 +21,15 @@ use weights::{
 
 use crate::Result;
 
+/// What multiplies f16 activations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MatrixUnits {
+    /// Those of the device, which hold their operands so.
+    Device(Fragments),
+    /// None: for tests, the same shaders do without.
+    Emulated,
+}
+
 /// A model, ready to be run.
 pub struct Model {
     /// Where it is.
@@ -33,8 +42,8 @@ pub struct Model {
     pub(crate) few_rows: Activations,
     /// How the activations of many rows are stored: f16 where matrix units multiply them.
     pub(crate) many_rows: Activations,
-    /// How matrix units hold their operands.
-    pub(crate) fragments: Fragments,
+    /// What multiplies f16 activations.
+    pub(crate) matrix_units: MatrixUnits,
     /// What is known of matrix–vector products on this device.
     pub(crate) tuning: Tuning,
     /// Attention of rows of different sequences is one dispatch.
@@ -55,12 +64,12 @@ fn takes_int16(config: &Config, weights: &Weights) -> bool {
     whole && integers && joined
 }
 
-/// Matrix units take whole strips of rows, and activations in fours.
+/// Matrix units take matrices and activations in fours.
 fn takes_f16(config: &Config, weights: &Weights) -> bool {
     let lengths = [config.hidden, config.query_rows(), config.intermediate];
     let fours = lengths.iter().all(|length| length.is_multiple_of(4));
-    let strips = weights.matrices.iter().all(|(_, matrix)| matrix.layout().rows.is_multiple_of(STRIP));
-    fours && strips
+    let rows = weights.matrices.iter().all(|(_, matrix)| matmul::policy::takes(&matrix.layout()));
+    fours && rows
 }
 
 /// Rows from which on matrix units are faster than products that read the weights for each row: measured on an H200.
@@ -107,10 +116,10 @@ impl Model {
             true => Activations::F16,
             false => Activations::F32,
         };
-        let fragments = matmul::fragments(device)?;
+        let matrix_units = MatrixUnits::Device(matmul::fragments(device)?);
         let one_dispatch = attend::policy::suits(device.caps());
         let (device, tuning, rope) = (device.clone(), Tuning::open(device), [global, sliding]);
-        Ok(Self { device, config, weights, few_rows, many_rows, fragments, tuning, one_dispatch, rope })
+        Ok(Self { device, config, weights, few_rows, many_rows, matrix_units, tuning, one_dispatch, rope })
     }
 
     /// The same with the attention of decode steps in one dispatch or in several.
@@ -131,6 +140,33 @@ impl Model {
     pub fn without_matrix_units(mut self) -> Self {
         self.many_rows = Activations::F32;
         self
+    }
+
+    /// The same with the way of matrix units, on a device that has none: slow, and for tests.
+    pub fn with_emulated_matrix_units(mut self) -> Self {
+        if takes_f16(&self.config, &self.weights) && matmul::policy::emulated(self.device.caps()).is_some() {
+            self.many_rows = Activations::F16;
+            self.matrix_units = MatrixUnits::Emulated;
+        }
+        self
+    }
+
+    /// The plan of a product of f16 activations.
+    pub(crate) fn matmul_plan(&self, shape: &matmul::policy::Shape) -> Option<matmul::policy::Plan> {
+        let caps = self.device.caps();
+        match self.matrix_units {
+            MatrixUnits::Device(fragments) => matmul::policy::plan(caps, fragments, shape),
+            MatrixUnits::Emulated => matmul::policy::emulated(caps),
+        }
+    }
+
+    /// The plan of attention that writes f16 activations for rows of a prompt, where there is one.
+    pub(crate) fn flash_plan(&self, shape: &flash::policy::Shape) -> Option<flash::policy::Plan> {
+        let caps = self.device.caps();
+        match self.matrix_units {
+            MatrixUnits::Device(_) => flash::policy::plan(caps, shape),
+            MatrixUnits::Emulated => flash::policy::emulated(caps, shape),
+        }
     }
 
     /// How activations are stored for the products of so many rows.

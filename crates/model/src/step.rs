@@ -472,8 +472,9 @@ impl<'a> Step<'a> {
         let mode = mode(self.rows, self.scratch.rows);
         if let (Mode::Prefill, Some(o)) = (mode, &self.scratch.attended_packed)
             && o.kind() == Activations::F16
-            && let Some(kernel) = Flash::new(device, shape, flash::Output::F16)?
+            && let Some(plan) = self.model.flash_plan(&shape)
         {
+            let kernel = Flash::with_plan(device, shape, flash::Output::F16, plan)?;
             let operands = attention::Operands { o, ..operands };
             return Ok(kernel.record(self.recorder, "attention", &operands)?);
         }
@@ -554,8 +555,9 @@ impl Step<'_> {
         active: &View,
     ) -> Result<()> {
         let shape = matmul_shape(w, x.columns, epilogue);
-        let kernel = Matmul::new(&self.model.device, self.model.fragments, shape)?;
-        let kernel = kernel.expect("activations are f16 only where matrix units take every matrix");
+        let plan = self.model.matmul_plan(&shape);
+        let plan = plan.expect("activations are f16 only where matrix units take every matrix");
+        let kernel = Matmul::with_plan(&self.model.device, shape, plan)?;
         let of_head = self.outputs.is_some_and(|outputs| std::ptr::eq(x, &outputs.normed));
         let parts = if of_head {
             self.outputs.and_then(|outputs| outputs.parts.as_ref())
@@ -655,7 +657,7 @@ fn parts<'a>(
     }
     let bytes = products.filter_map(|(matrix, epilogue)| {
         let shape = matmul_shape(matrix, rows, epilogue);
-        Some(matmul::policy::plan(model.device.caps(), model.fragments, &shape)?.scratch_bytes(&shape))
+        Some(model.matmul_plan(&shape)?.scratch_bytes(&shape))
     });
     match bytes.max().unwrap_or(0) {
         0 => Ok(None),

@@ -95,9 +95,10 @@ pub fn plans(caps: &Caps, shape: &Shape) -> Vec<Plan> {
 }
 
 /// The plan without matrix units, on devices with T1 and subgroups of one size, up to 32: for tests.
-#[cfg(test)]
-pub(super) fn emulated(caps: &Caps, shape: &Shape) -> Option<Plan> {
-    let able = caps.min_subgroup_size == caps.max_subgroup_size && LANES.is_multiple_of(caps.max_subgroup_size);
+pub fn emulated(caps: &Caps, shape: &Shape) -> Option<Plan> {
+    let able = caps.tier() >= Some(Tier::T1)
+        && caps.min_subgroup_size == caps.max_subgroup_size
+        && LANES.is_multiple_of(caps.max_subgroup_size);
     if able { fitting(caps, shape, Tier::T1, caps.max_subgroup_size).into_iter().next() } else { None }
 }
 

@@ -9,43 +9,42 @@ use crate::{
     selftest::{Case, Comparison, TIMEOUT, arena},
 };
 
-/// Rows, K and columns: one of each; a strip more than a tile, a padded quad and a column more than one; more columns than a tile has.
-const SHAPES: [(usize, usize, usize); 3] = [(16, 32, 1), (144, 416, 17), (272, 640, 130)];
+/// Rows, K and columns: one of each; some fours more than a tile, a padded quad and a column more than one; more columns than a tile has.
+const SHAPES: [(usize, usize, usize); 3] = [(16, 32, 1), (140, 416, 17), (272, 640, 130)];
 const GATED: [(usize, usize, usize, Epilogue); 2] =
     [(160, 160, 17, Epilogue::Geglu), (96, 1152, 70, Epilogue::Swiglu)];
 
+/// A product of f16 activations, all columns in use, into an output of its own.
+fn plain(scheme: Scheme, (rows, k, columns): (usize, usize, usize)) -> Trial {
+    Trial { activations: Activations::F16, ..Trial::plain(Layout { scheme, rows, k }, columns) }
+}
+
+/// What is tried of every scheme.
+pub(super) fn trials(scheme: Scheme) -> Vec<Trial> {
+    let mut list: Vec<Trial> = SHAPES.map(|shape| plain(scheme, shape)).to_vec();
+    for (rows, k, columns, epilogue) in GATED {
+        let trial = Trial { epilogue, ..plain(scheme, (rows, k, columns)) };
+        list.extend([trial, Trial { output: Activations::F16, ..trial }]);
+    }
+    // Columns that are not in use: within a tile, whole tiles, all.
+    for (columns, active) in [(17, 7), (70, 5), (33, 0)] {
+        list.push(Trial { active, before: 16, after: 12, ..plain(scheme, (48, 64, columns)) });
+    }
+    list
+}
+
 pub(super) fn cases(caps: &Caps) -> Vec<Case> {
     let mut list = Vec::new();
-    let mut push = |trial: Trial| {
-        let Some(plan) = policy::plan(caps, Fragments::Other, &shape(&trial)) else { return };
-        list.push(case(trial, plan));
-        list.push(direct(trial, plan));
-    };
-    let plain = |scheme, (rows, k, columns)| Trial {
-        activations: Activations::F16,
-        ..Trial::plain(Layout { scheme, rows, k }, columns)
-    };
-    for scheme in Scheme::ALL {
-        for shape in SHAPES {
-            push(plain(scheme, shape));
-        }
-        for (rows, k, columns, epilogue) in GATED {
-            let trial = Trial { epilogue, ..plain(scheme, (rows, k, columns)) };
-            push(trial);
-            push(Trial { output: Activations::F16, ..trial });
-        }
-        // Columns that are not in use: within a tile, whole tiles, all.
-        for (columns, active) in [(17, 7), (70, 5), (33, 0)] {
-            push(Trial { active, before: 16, after: 12, ..plain(scheme, (48, 64, columns)) });
-        }
+    for trial in Scheme::ALL.into_iter().flat_map(trials) {
+        let Some(plan) = policy::plan(caps, Fragments::Other, &shape(&trial)) else { continue };
+        list.extend([case(trial, plan), direct(trial, plan)]);
     }
     // Every tile and split that may be chosen, on something that has all edges.
     for (scheme, splits) in [(Scheme::Int8, 1), (Scheme::Int4, 3)] {
         let trial = Trial { epilogue: Epilogue::Geglu, ..plain(scheme, (288, 1440, 150)) };
         let plans = policy::candidates(caps, Fragments::Other, &shape(&trial)).into_iter();
         for plan in plans.filter(|plan| plan.splits == splits) {
-            list.push(case(trial, plan));
-            list.push(direct(trial, plan));
+            list.extend([case(trial, plan), direct(trial, plan)]);
         }
     }
     list

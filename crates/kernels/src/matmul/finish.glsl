@@ -1,4 +1,7 @@
-// The end of a product on matrix units. Needs tile.glsl and shared memory `staged` of at least SQUARES.
+// What becomes of the sums of a product on matrix units. Needs sums.glsl; `units` must have room for SQUARES.
+#if TIER >= 2
+shared bool last_to_arrive;
+
 // Adds the sums of all parts of K in their order; false for all workgroups of a tile but the last.
 bool join(uint tile) {
     const uint AREA = ROWS * COLUMNS;
@@ -30,7 +33,7 @@ bool join(uint tile) {
             uint at = first + j * SIDE * ROWS + i * SIDE;
             coopMatLoad(sums[i * COLUMN_TILES + j], push.parts.data, at, ROWS, gl_CooperativeMatrixLayoutColumnMajor);
             for (uint split = 1; split < SPLITS; split++) {
-                coopmat<float, gl_ScopeSubgroup, SIDE, SIDE, gl_MatrixUseAccumulator> part;
+                MatrixSums part;
                 coopMatLoad(part, push.parts.data, at + split * AREA, ROWS, gl_CooperativeMatrixLayoutColumnMajor);
                 sums[i * COLUMN_TILES + j] += part;
             }
@@ -38,6 +41,12 @@ bool join(uint tile) {
     }
     return true;
 }
+#else
+// Without matrix units K is in one part.
+bool join(uint tile) {
+    return true;
+}
+#endif
 
 void write(uint column, uint row, vec4 four) {
     uint at = (column * push.y_stride + push.y_first + row) / 4;
@@ -48,38 +57,39 @@ void write(uint column, uint row, vec4 four) {
     }
 }
 
-// Joins the parts of K and writes what comes of the sums. `staged` is no longer needed: sums go through squares of it whose places
-// in memory are known.
+// Joins the parts of K and writes what comes of the sums. Shared memory is no longer needed: sums go through squares of it whose
+// places in memory are known.
 void finish(Tile tile) {
     if (SPLITS > 1 && !join(tile.index)) {
         return;
     }
     uint square = gl_SubgroupID * 2 * SQUARE;
-    uint lane = gl_SubgroupInvocationID;
     const uint PAIR = EPILOGUE == 0 ? 1 : 2;
-    [[unroll]] for (uint i = 0; i < ROW_TILES; i += PAIR) {
-        [[unroll]] for (uint j = 0; j < COLUMN_TILES; j++) {
-            [[unroll]] for (uint which = 0; which < PAIR; which++) {
-                coopMatStore(sums[(i + which) * COLUMN_TILES + j], staged, square + which * SQUARE, SQUARE_STRIDE,
-                             gl_CooperativeMatrixLayoutColumnMajor);
+    unrolled for (uint i = 0; i < ROW_TILES; i += PAIR) {
+        unrolled for (uint j = 0; j < COLUMN_TILES; j++) {
+            unrolled for (uint which = 0; which < PAIR; which++) {
+                matrix_store_sums_columns(sums[(i + which) * COLUMN_TILES + j], square + which * SQUARE, SQUARE_STRIDE);
             }
-            controlBarrier(gl_ScopeSubgroup, gl_ScopeSubgroup, gl_StorageSemanticsShared, gl_SemanticsAcquireRelease);
-            uint column = tile.first_column + own_column() + j * SIDE + lane / 2;
-            uint row = (tile.first_row + own_row() + i * SIDE) / PAIR + lane % 2 * 8;
-            [[unroll]] for (uint four = 0; four < 2; four++) {
-                uint at = square + lane / 2 * SQUARE_STRIDE + lane % 2 * 2 + four;
-                vec4 values = uintBitsToFloat(staged[at]);
-                if (EPILOGUE != 0) {
-                    vec4 up = uintBitsToFloat(staged[at + SQUARE]);
-                    [[unroll]] for (uint e = 0; e < 4; e++) {
-                        values[e] = gated(values[e], up[e]);
+            subgroup_shared_barrier();
+            // Halves of 16 columns.
+            unrolled for (uint half_column = gl_SubgroupInvocationID; half_column < 2 * SIDE; half_column += LANES) {
+                uint column = tile.first_column + own_column() + j * SIDE + half_column / 2;
+                uint row = (tile.first_row + own_row() + i * SIDE) / PAIR + half_column % 2 * 8;
+                [[unroll]] for (uint four = 0; four < 2; four++) {
+                    uint at = square + half_column / 2 * SQUARE_STRIDE + half_column % 2 * 2 + four;
+                    vec4 values = uintBitsToFloat(units[at]);
+                    if (EPILOGUE != 0) {
+                        vec4 up = uintBitsToFloat(units[at + SQUARE]);
+                        [[unroll]] for (uint e = 0; e < 4; e++) {
+                            values[e] = gated(values[e], up[e]);
+                        }
+                    }
+                    if (column < tile.columns && (row + four * 4) * PAIR < push.rows) {
+                        write(column, row + four * 4, values);
                     }
                 }
-                if (column < tile.columns && (row + four * 4) * PAIR < push.rows) {
-                    write(column, row + four * 4, values);
-                }
             }
-            controlBarrier(gl_ScopeSubgroup, gl_ScopeSubgroup, gl_StorageSemanticsShared, gl_SemanticsAcquireRelease);
+            subgroup_shared_barrier();
         }
     }
 }

@@ -15,7 +15,8 @@ const uint STAGE_STEPS = COLUMNS <= 64 ? 4 : 2;
 // A column of a stage in shared memory, in 16 bytes, and one more, so that eight columns that follow each other meet all banks.
 const uint STRIDE = STAGE_STEPS * 4 + 1;
 const uint STAGE = COLUMNS * STRIDE;
-shared uvec4 staged[2 * STAGE > SQUARES ? 2 * STAGE : SQUARES];
+shared uvec4 units[2 * STAGE > SQUARES ? 2 * STAGE : SQUARES];
+#include "sums.glsl"
 
 // Blocks of eight columns of a step, each brought by a subgroup: a thread brings eight values.
 const uint BLOCKS = COLUMNS / 8 * STAGE_STEPS;
@@ -32,7 +33,7 @@ uvec4 eights[EIGHTS];
 // Four scales a quad of both rows, and four minima of both.
 uvec4 scales[ROW_TILES * 2];
 uvec4 next_scales[ROW_TILES * 2];
-coopmat<float16_t, gl_ScopeSubgroup, SIDE, SIDE, gl_MatrixUseA> a[ROW_TILES * OPERANDS];
+MatrixA a[ROW_TILES * OPERANDS];
 
 uint quad_base[ROW_TILES];
 uint x_base[EIGHTS];
@@ -97,15 +98,15 @@ void store_x(uint stage) {
             if (IS_FLOAT) {
                 uint operand = at + eight / 2 * 2;
                 uint pair = eight % 2 * 2;
-                staged[operand][pair] = eights[i].x;
-                staged[operand + 1][pair] = eights[i].y;
-                staged[operand][pair + 1] = eights[i].z;
-                staged[operand + 1][pair + 1] = eights[i].w;
+                units[operand][pair] = eights[i].x;
+                units[operand + 1][pair] = eights[i].y;
+                units[operand][pair + 1] = eights[i].z;
+                units[operand + 1][pair + 1] = eights[i].w;
             } else {
-                staged[at][eight] = eights[i].x;
-                staged[at + 1][eight] = eights[i].y;
-                staged[at + 2][eight] = eights[i].z;
-                staged[at + 3][eight] = eights[i].w;
+                units[at][eight] = eights[i].x;
+                units[at + 1][eight] = eights[i].y;
+                units[at + 2][eight] = eights[i].z;
+                units[at + 3][eight] = eights[i].w;
             }
         }
     }
@@ -149,10 +150,10 @@ void multiply(uint stage, uint step) {
     uint x = stage * STAGE + own_column() * STRIDE + step * 4;
     [[unroll]] for (uint j = 0; j < COLUMN_TILES; j++) {
         [[unroll]] for (uint k = 0; k < OPERANDS; k++) {
-            coopmat<float16_t, gl_ScopeSubgroup, SIDE, SIDE, gl_MatrixUseB> b;
-            coopMatLoad(b, staged, x + j * SIDE * STRIDE + k * 2, STRIDE, gl_CooperativeMatrixLayoutColumnMajor);
+            MatrixB b;
+            matrix_load_b_columns(b, x + j * SIDE * STRIDE + k * 2, STRIDE);
             [[unroll]] for (uint i = 0; i < ROW_TILES; i++) {
-                sums[i * COLUMN_TILES + j] = coopMatMulAdd(a[i * OPERANDS + k], b, sums[i * COLUMN_TILES + j]);
+                matrix_multiply(a[i * OPERANDS + k], b, sums[i * COLUMN_TILES + j]);
             }
         }
     }

@@ -1,5 +1,5 @@
 #version 460
-#pragma tiers(T2)
+#pragma tiers(T1, T2)
 #extension GL_GOOGLE_include_directive : require
 // Y = W · X on matrix units: f16 × f16, summed in f32.
 //
@@ -10,6 +10,8 @@
 //
 // Bytes of weights become f16 in pairs: a mask leaves the first and third of a word, an exclusive or makes each the low bits of
 // 1024.0 + (q + 128). So the four of a word lie as VectorData::F16 has activations.
+//
+// Below T2 it is for tests: matrix.glsl then does without matrix units.
 //
 // K may be split among workgroups. Each then leaves its sums in scratch memory, and the last to arrive adds them all up, in order.
 #include "tile.glsl"
@@ -25,7 +27,8 @@ const uint LOADS = !IS_FLOAT ? 1 : SCHEME == F32 ? 4 : 2;
 const uint SLOTS = IS_INT4 ? (AHEAD + 1) / 2 : AHEAD;
 
 const uint STAGE = (ROWS + COLUMNS) * STRIDE;
-shared uvec4 staged[2 * STAGE > SQUARES ? 2 * STAGE : SQUARES];
+shared uvec4 units[2 * STAGE > SQUARES ? 2 * STAGE : SQUARES];
+#include "sums.glsl"
 
 uvec4 words[SLOTS * HALVES * LOADS];
 uvec4 eights[AHEAD * EIGHTS];
@@ -121,13 +124,13 @@ void store(uint stage, uint step, uint thread) {
                 fours[j] = dequantized(bytes[j], step % 2 != 0, d, m);
             }
         }
-        staged[at] = uvec4(fours[0], fours[1]);
-        staged[at + 1] = uvec4(fours[2], fours[3]);
+        units[at] = uvec4(fours[0], fours[1]);
+        units[at + 1] = uvec4(fours[2], fours[3]);
     }
     [[unroll]] for (uint i = 0; i < EIGHTS; i++) {
         uint column = column_of(thread, i);
         if (ALL_EIGHTS || column < COLUMNS) {
-            staged[base + (ROWS + column) * STRIDE + eight_of(thread)] = eights[step % AHEAD * EIGHTS + i];
+            units[base + (ROWS + column) * STRIDE + eight_of(thread)] = eights[step % AHEAD * EIGHTS + i];
         }
     }
 }
@@ -135,16 +138,16 @@ void store(uint stage, uint step, uint thread) {
 void multiply(uint stage) {
     uint w = stage * STAGE + own_row() * STRIDE;
     uint x = stage * STAGE + (ROWS + own_column()) * STRIDE;
-    [[unroll]] for (uint k = 0; k < GROUP / SIDE; k++) {
-        coopmat<float16_t, gl_ScopeSubgroup, SIDE, SIDE, gl_MatrixUseA> a[ROW_TILES];
-        [[unroll]] for (uint i = 0; i < ROW_TILES; i++) {
-            coopMatLoad(a[i], staged, w + i * SIDE * STRIDE + k * 2, STRIDE, gl_CooperativeMatrixLayoutRowMajor);
+    unrolled for (uint k = 0; k < GROUP / SIDE; k++) {
+        MatrixA a[ROW_TILES];
+        unrolled for (uint i = 0; i < ROW_TILES; i++) {
+            matrix_load_a(a[i], w + i * SIDE * STRIDE + k * 2, STRIDE);
         }
-        [[unroll]] for (uint j = 0; j < COLUMN_TILES; j++) {
-            coopmat<float16_t, gl_ScopeSubgroup, SIDE, SIDE, gl_MatrixUseB> b;
-            coopMatLoad(b, staged, x + j * SIDE * STRIDE + k * 2, STRIDE, gl_CooperativeMatrixLayoutColumnMajor);
-            [[unroll]] for (uint i = 0; i < ROW_TILES; i++) {
-                sums[i * COLUMN_TILES + j] = coopMatMulAdd(a[i], b, sums[i * COLUMN_TILES + j]);
+        unrolled for (uint j = 0; j < COLUMN_TILES; j++) {
+            MatrixB b;
+            matrix_load_b_columns(b, x + j * SIDE * STRIDE + k * 2, STRIDE);
+            unrolled for (uint i = 0; i < ROW_TILES; i++) {
+                matrix_multiply(a[i], b, sums[i * COLUMN_TILES + j]);
             }
         }
     }

@@ -144,7 +144,7 @@ impl Matmul {
 
 fn variant(shape: &Shape, plan: &Plan) -> Variant {
     let Shape { weights: Layout { scheme, .. }, epilogue, output, .. } = *shape;
-    let Plan { tile, direct, ahead, splits } = *plan;
+    let Plan { tile, direct, ahead, splits, .. } = *plan;
     let mut label = format!(
         "{scheme}, {} × {} in {} × {}, {ahead} ahead",
         tile.rows, tile.columns, tile.own_rows, tile.own_columns
@@ -171,8 +171,9 @@ fn variant(shape: &Shape, plan: &Plan) -> Variant {
                 own_columns: tile.own_columns,
                 ahead,
                 splits,
+                lanes: tile.lanes,
             };
-            Variant::new(label, $shader::TIERS, Tier::T2, &constants, Subgroup::Exactly(SUBGROUP))
+            Variant::new(label, $shader::TIERS, plan.tier, &constants, plan.subgroup())
         }};
     }
     if direct { variant!(matmul_direct) } else { variant!(matmul_staged) }

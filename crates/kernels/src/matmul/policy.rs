@@ -1,9 +1,9 @@
 //! Which variant multiplies a matrix with many columns on matrix units: pure, tested without a GPU.
 
-use gpu::{Caps, Element, MatrixShape, Tier};
+use gpu::{Caps, Element, MatrixShape, Subgroup, Tier};
 
 use super::{COUNTER_BYTES, variant};
-use crate::{Activations, Epilogue, Layout, STRIP, Scheme, variant::Variant};
+use crate::{Activations, Epilogue, Layout, Scheme, variant::Variant};
 
 /// What is to be multiplied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -29,16 +29,18 @@ pub struct Tile {
     pub own_rows: u32,
     /// Columns of a subgroup.
     pub own_columns: u32,
+    /// Threads of a subgroup.
+    pub lanes: u32,
 }
 
 impl Tile {
     const fn new(rows: u32, columns: u32, own_rows: u32, own_columns: u32) -> Self {
-        Self { rows, columns, own_rows, own_columns }
+        Self { rows, columns, own_rows, own_columns, lanes: SUBGROUP }
     }
 
     /// Threads of a workgroup.
     pub fn threads(&self) -> u32 {
-        self.rows / self.own_rows * (self.columns / self.own_columns) * SUBGROUP
+        self.rows / self.own_rows * (self.columns / self.own_columns) * self.lanes
     }
 
     /// Tiles of so many rows and columns.
@@ -58,6 +60,8 @@ pub(super) const SUBGROUP: u32 = 32;
 pub struct Plan {
     /// What a workgroup makes.
     pub tile: Tile,
+    /// T2; T1 does without matrix units, for tests.
+    pub tier: Tier,
     /// Weights go straight into the operands of matrix units, or through shared memory.
     pub direct: bool,
     /// Steps whose loads are under way: 1, 2 or 4.
@@ -67,6 +71,11 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// The subgroup size it wants.
+    pub fn subgroup(&self) -> Subgroup {
+        if self.tier >= Tier::T2 { Subgroup::Exactly(self.tile.lanes) } else { Subgroup::Any }
+    }
+
     /// Shared memory of the shader.
     pub fn shared_bytes(&self) -> u32 {
         let Tile { rows, columns, .. } = self.tile;
@@ -74,7 +83,7 @@ impl Plan {
             true => 2 * columns * (if columns <= 64 { 4 } else { 2 } * 64 + 16),
             false => 2 * (rows + columns) * ROW_BYTES,
         };
-        let squares = self.tile.threads() / SUBGROUP * 2 * 16 * ROW_BYTES;
+        let squares = self.tile.threads() / self.tile.lanes * 2 * 16 * ROW_BYTES;
         stages.max(squares) + 16
     }
 
@@ -118,6 +127,11 @@ impl Fragments {
 const PRODUCT: MatrixShape =
     MatrixShape { m: 16, n: 16, k: 16, a: Element::F16, b: Element::F16, c: Element::F32 };
 
+/// Whether the shaders multiply such a matrix: they write rows in fours.
+pub fn takes(weights: &Layout) -> bool {
+    weights.rows.is_multiple_of(4)
+}
+
 /// Whether a device has the matrix units that the shader is written for.
 pub fn suits(caps: &Caps) -> bool {
     caps.tier() >= Some(Tier::T2)
@@ -125,9 +139,19 @@ pub fn suits(caps: &Caps) -> bool {
         && caps.has_matrix(PRODUCT)
 }
 
-/// The plan for a shape; none where the device has no matrix units for it, or rows are not whole strips.
+/// The plan for a shape; none where the device has no matrix units for it, or its rows are not whole fours.
 pub fn plan(caps: &Caps, fragments: Fragments, shape: &Shape) -> Option<Plan> {
     candidates(caps, fragments, shape).into_iter().next()
+}
+
+/// The plan without matrix units, on devices with T1 and subgroups of one size, up to 32: for tests.
+pub fn emulated(caps: &Caps) -> Option<Plan> {
+    let lanes = caps.max_subgroup_size;
+    let able = caps.tier() >= Some(Tier::T1) && caps.min_subgroup_size == lanes && SUBGROUP.is_multiple_of(lanes);
+    // Its threads divide among the 32 half groups of a strip.
+    let tile = Tile { lanes, ..Tile::new(64, 32, 32, 16) };
+    let plan = Plan { tier: Tier::T1, tile, direct: false, ahead: 2, splits: 1 };
+    (able && tile.threads().is_multiple_of(32) && plan.shared_bytes() <= caps.max_shared_bytes).then_some(plan)
 }
 
 /// Tiles by the number of columns that they suit: the fastest of the 27B's products on an H200.
@@ -160,14 +184,14 @@ const MOST_SPLITS: u32 = 8;
 
 /// Every plan worth timing, the policy's own first; none where the device has no matrix units for the shape.
 pub fn candidates(caps: &Caps, fragments: Fragments, shape: &Shape) -> Vec<Plan> {
-    if !suits(caps) || !shape.weights.rows.is_multiple_of(STRIP) {
+    if !suits(caps) || !takes(&shape.weights) {
         return Vec::new();
     }
     // A strip of gate and its strip of up must be one subgroup's.
     let least = 16 * shape.epilogue.strips() as u32;
     // Both ways must fit, so that the choice between them is free.
     let fits = |tile: &&Tile| {
-        let bytes = |direct| Plan { tile: **tile, direct, ahead: 1, splits: 1 }.shared_bytes();
+        let bytes = |direct| Plan { tier: Tier::T2, tile: **tile, direct, ahead: 1, splits: 1 }.shared_bytes();
         tile.own_rows >= least
             && bytes(false).max(bytes(true)) <= caps.max_shared_bytes
             && tile.threads() <= caps.max_threads
@@ -179,13 +203,13 @@ pub fn candidates(caps: &Caps, fragments: Fragments, shape: &Shape) -> Vec<Plan>
     // With many columns weights are read from shared memory often enough to make up for writing them there.
     let own = direct && columns <= MOST_DIRECT;
     let ahead = if own { 4 } else { 2 };
-    let mut list = vec![Plan { tile: *tile, direct: own, ahead, splits: splits(caps, shape, tile, own) }];
+    let mut list = vec![Plan { tier: Tier::T2, tile: *tile, direct: own, ahead, splits: splits(caps, shape, tile, own) }];
     let suited = |tile: &&Tile| tile.columns < columns * 2 && tile.columns >= columns.min(128).next_power_of_two();
     for tile in TILES.iter().chain(&MORE_TILES).filter(fits).filter(suited) {
         let near = splits(caps, shape, tile, own);
         for splits in (1..=most_splits(shape, tile)).filter(|splits| splits.abs_diff(near) <= 2) {
             for (direct, ahead) in [(false, 2), (direct, 2), (direct, 4)] {
-                let plan = Plan { tile: *tile, direct, ahead, splits };
+                let plan = Plan { tier: Tier::T2, tile: *tile, direct, ahead, splits };
                 if !list.contains(&plan) {
                     list.push(plan);
                 }

@@ -1,11 +1,33 @@
 use gpu::{Tier, known};
 
-use super::policy::{self, Fragments, Shape};
+use super::{
+    cases,
+    policy::{self, Fragments, Shape},
+};
 use crate::{Activations, Epilogue, Layout, Scheme};
 
 fn shape(rows: usize, k: usize, columns: usize) -> Shape {
     let weights = Layout::new(Scheme::Int8, rows, k).unwrap();
     Shape { weights, columns, epilogue: Epilogue::None, output: Activations::F32 }
+}
+
+#[test]
+fn without_matrix_units_it_goes_the_same_way() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let plan = policy::emulated(device.caps()).expect("the CPU driver has T1 and small subgroups");
+    for scheme in Scheme::ALL {
+        // All of one scheme; of the others a few, for each takes seconds to compile.
+        let all = cases::trials(scheme);
+        let some = if scheme == Scheme::Int4Min { all } else { vec![all[1], all[4]] };
+        for trial in some {
+            let comparison = cases::run(&device, trial, plan, device.caps()).unwrap();
+            assert!(comparison.passed(), "{}: {:?}", trial.name(), comparison.first_wrong);
+        }
+    }
+    // A matrix in three parts.
+    let trial = cases::trials(Scheme::Int8)[1];
+    let caps = gpu::Caps { max_allocation: 4 * trial.weights.strip_value_bytes() as u64, ..device.caps().clone() };
+    assert!(cases::run(&device, trial, plan, &caps).unwrap().passed());
 }
 
 #[test]
@@ -20,7 +42,7 @@ fn only_devices_with_matrix_units_are_served() {
         assert_eq!(policy::variants(&caps).is_empty(), !served);
         assert!(policy::variants(&caps).iter().all(|variant| variant.tier == Tier::T2));
     }
-    assert_eq!(policy::plan(&known::h200(), Fragments::Other, &shape(40, 640, 64)), None, "half a strip");
+    assert_eq!(policy::plan(&known::h200(), Fragments::Other, &shape(42, 640, 64)), None, "half a four");
 }
 
 #[test]

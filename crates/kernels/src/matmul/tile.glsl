@@ -1,10 +1,10 @@
 // What the shaders of a product on matrix units have in common: their operands, weights as f16, where a workgroup's tile is, and what
 // becomes of its sums.
 #include "common.glsl"
-#extension GL_KHR_cooperative_matrix : require
-#extension GL_KHR_memory_scope_semantics : require
 #extension GL_EXT_shader_explicit_arithmetic_types_float16 : require
+#if TIER >= 2
 #pragma use_vulkan_memory_model
+#endif
 
 layout(local_size_x_id = 0) in;
 layout(constant_id = 0) const uint THREADS = 128;
@@ -19,6 +19,8 @@ layout(constant_id = 7) const uint OWN_COLUMNS = 64;
 layout(constant_id = 8) const uint AHEAD = 1;
 // Parts that K is split into.
 layout(constant_id = 9) const uint SPLITS = 1;
+// Threads of a subgroup.
+layout(constant_id = 10) const uint LANES = 32;
 
 #include "weights.glsl"
 #include "gated.glsl"
@@ -52,7 +54,7 @@ layout(push_constant, scalar) uniform Push {
 
 const uint SIDE = 16;
 const uint STEPS = QUAD / GROUP;
-const uint SUBGROUPS = THREADS / 32;
+const uint SUBGROUPS = THREADS / LANES;
 const uint ROW_TILES = OWN_ROWS / SIDE;
 const uint COLUMN_TILES = OWN_COLUMNS / SIDE;
 const uint SUBGROUP_COLUMNS = COLUMNS / OWN_COLUMNS;
@@ -63,9 +65,6 @@ const uint BAND = 16;
 const uint SQUARE_STRIDE = 5;
 const uint SQUARE = SIDE * SQUARE_STRIDE;
 const uint SQUARES = SUBGROUPS * 2 * SQUARE;
-
-shared bool last_to_arrive;
-coopmat<float, gl_ScopeSubgroup, SIDE, SIDE, gl_MatrixUseAccumulator> sums[ROW_TILES * COLUMN_TILES];
 
 // Where a workgroup works.
 struct Tile {
@@ -103,12 +102,6 @@ uint own_row() {
 
 uint own_column() {
     return gl_SubgroupID % SUBGROUP_COLUMNS * OWN_COLUMNS;
-}
-
-void clear_sums() {
-    [[unroll]] for (uint i = 0; i < ROW_TILES * COLUMN_TILES; i++) {
-        sums[i] = coopmat<float, gl_ScopeSubgroup, SIDE, SIDE, gl_MatrixUseAccumulator>(0.0);
-    }
 }
 
 // One of four f16, times the unit of activations.
