@@ -23,12 +23,15 @@ pub struct ModelArguments {
     /// A GGUF file, a Hugging Face folder, a file that `indrik quantize` wrote, or a name in the local store
     #[arg(short, long, value_name = "MODEL")]
     pub model: String,
-    /// Rows of a step when a prompt is read (default: 512; 64 on a CPU driver)
+    /// Rows of a step when a prompt is read (default: 512 to 2048 by the model's size; 64 on a CPU driver)
     #[arg(long, value_name = "ROWS", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub chunk: Option<u32>,
     /// How keys and values are stored (default: f16; f32 for `eval`, which measures the model and not its cache)
     #[arg(long, value_name = "TYPE")]
     pub kv: Option<Kv>,
+    /// The same logits bit by bit, whatever the batch and the chunks; one sequence alone is slower for it
+    #[arg(long)]
+    pub reproducible: bool,
     /// Device by index or part of its name
     #[arg(short, long, env = "INDRIK_DEVICE")]
     pub device: Option<String>,
@@ -110,6 +113,7 @@ impl Opened<'_> {
         let choice = Choice { wanted: arguments.device.as_deref(), ..Choice::default() };
         let (instance, device) = choice.open()?;
         let mut limits = Limits::one(device.info(), &self.checkpoint.config, context);
+        limits = if arguments.reproducible { limits.reproducible() } else { limits };
         limits.chunk = arguments.chunk.unwrap_or(limits.chunk);
         limits.kv = match (arguments.kv, outputs) {
             (Some(kv), _) => kv.into(),
@@ -120,7 +124,8 @@ impl Opened<'_> {
             Outputs::Sampled => 1,
             Outputs::Every => limits.chunk.min(model::MOST_OUTPUTS),
         };
-        let mut model = load(&device, &self.checkpoint, limits, rows)?;
+        let model = load(&device, &self.checkpoint, limits, rows)?;
+        let mut model = if arguments.reproducible { model.with_reproducible(true) } else { model };
         let load_seconds = start.elapsed().as_secs_f64();
         let tuned = tune(&mut model)?;
         let runner = Runner::new(Arc::new(model), limits)?;

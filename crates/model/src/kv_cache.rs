@@ -55,6 +55,11 @@ impl Limits {
         )
     }
 
+    /// The same for a model whose logits are reproducible: the sums of its products lie in parts, which take memory for every row.
+    pub fn reproducible(self) -> Self {
+        Self { chunk: self.chunk.min(512), ..self }
+    }
+
     pub(crate) fn check(&self, config: &Config) -> Result<()> {
         let wrong = |text: String| Err(Error::Limits(text));
         if self.context == 0 || self.context > config.max_positions {

@@ -44,6 +44,8 @@ pub struct Model {
     pub(crate) many_rows: Activations,
     /// What multiplies f16 activations.
     pub(crate) matrix_units: MatrixUnits,
+    /// A row gets the same bits whatever stands beside it, and however a prompt is cut.
+    pub(crate) reproducible: bool,
     /// What is known of matrix–vector products on this device.
     pub(crate) tuning: Tuning,
     /// Attention of rows of different sequences is one dispatch.
@@ -119,7 +121,18 @@ impl Model {
         let matrix_units = MatrixUnits::Device(matmul::fragments(device)?);
         let one_dispatch = attend::policy::suits(device.caps());
         let (device, tuning, rope) = (device.clone(), Tuning::open(device), [global, sliding]);
-        Ok(Self { device, config, weights, few_rows, many_rows, matrix_units, tuning, one_dispatch, rope })
+        Ok(Self {
+            device,
+            config,
+            weights,
+            few_rows,
+            many_rows,
+            matrix_units,
+            reproducible: false,
+            tuning,
+            one_dispatch,
+            rope,
+        })
     }
 
     /// The same with the attention of decode steps in one dispatch or in several.
@@ -134,6 +147,19 @@ impl Model {
             self.few_rows = activations;
         }
         self
+    }
+
+    /// The same with logits that do not depend on the batch or on how a prompt is cut, bit by bit: one kernel with one order of sums
+    /// serves any number of rows. One sequence alone is slower for it.
+    pub fn with_reproducible(mut self, reproducible: bool) -> Self {
+        self.reproducible = reproducible;
+        self.one_dispatch = !reproducible && attend::policy::suits(self.device.caps());
+        self
+    }
+
+    /// Whether its logits are.
+    pub fn is_reproducible(&self) -> bool {
+        self.reproducible
     }
 
     /// The same without matrix units.
@@ -155,6 +181,9 @@ impl Model {
     pub(crate) fn matmul_plan(&self, shape: &matmul::policy::Shape) -> Option<matmul::policy::Plan> {
         let caps = self.device.caps();
         match self.matrix_units {
+            MatrixUnits::Device(fragments) if self.reproducible => {
+                matmul::policy::reproducible(caps, fragments, shape)
+            }
             MatrixUnits::Device(fragments) => matmul::policy::plan(caps, fragments, shape),
             MatrixUnits::Emulated => matmul::policy::emulated(caps),
         }
@@ -172,6 +201,7 @@ impl Model {
     /// How activations are stored for the products of so many rows.
     pub(crate) fn activations(&self, rows: usize) -> Activations {
         let few = match self.many_rows {
+            _ if self.reproducible => false,
             Activations::F16 => rows < MATRIX_UNITS_FROM,
             _ => rows <= gemv::MAX_COLUMNS,
         };

@@ -470,15 +470,23 @@ impl<'a> Step<'a> {
             scratch: self.scratch.splits_apart.as_ref().map(Buffer::view),
         };
         let mode = mode(self.rows, self.scratch.rows);
-        if let (Mode::Prefill, Some(o)) = (mode, &self.scratch.attended_packed)
-            && o.kind() == Activations::F16
+        let reproducible = self.model.reproducible;
+        if let Some(o) = self.scratch.attended_packed.as_ref().filter(|o| o.kind() == Activations::F16)
+            && (mode == Mode::Prefill || reproducible)
             && let Some(plan) = self.model.flash_plan(&shape)
         {
+            let plan = if self.rows == Rows::Chunk { plan } else { plan.alone(&shape) };
             let kernel = Flash::with_plan(device, shape, flash::Output::F16, plan)?;
             let operands = attention::Operands { o, ..operands };
             return Ok(kernel.record(self.recorder, "attention", &operands)?);
         }
-        let kernel = Attention::new(device, shape, mode)?;
+        let kernel = match reproducible {
+            false => Attention::new(device, shape, mode)?,
+            true => {
+                let plan = attention::policy::reproducible(device.caps(), &shape, self.rows == Rows::Chunk);
+                Attention::with_plan(device, shape, plan)?
+            }
+        };
         kernel.record(self.recorder, "attention", &operands)?;
         let Some(attended) = &self.scratch.attended_packed else { return Ok(()) };
         let kernel = QuantizeRows::new(device, attended.kind(), attended.k)?;
@@ -520,7 +528,7 @@ impl<'a> Step<'a> {
             return self.matmul(name, matrix, epilogue, x, target, active);
         }
         if let Input::Vectors(x) = x
-            && columns > gemv::MAX_COLUMNS
+            && (columns > gemv::MAX_COLUMNS || self.model.reproducible)
         {
             let shape = gemm::policy::Shape { weights: matrix.layout(), columns, epilogue };
             return Ok(Gemm::new(device, shape)?.record(self.recorder, name, matrix, x, target, active)?);

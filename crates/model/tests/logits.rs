@@ -125,6 +125,32 @@ fn f16_activations_as_matrix_units_take_them_change_little() {
     }
 }
 
+#[test]
+fn reproducible_logits_are_the_same_bit_by_bit() {
+    let Some(device) = testkit::cpu_device() else { return };
+    for (name, kv) in
+        [("gguf_q8_0", KvScheme::F16), ("gguf_q4_0", KvScheme::Int8), ("untied_long", KvScheme::F16)]
+    {
+        let fixture = Fixture::open(name);
+        let plain = load_alone(&device, &fixture.path).with_reproducible(true);
+        let matrix_units =
+            load_alone(&device, &fixture.path).with_emulated_matrix_units().with_reproducible(true);
+        for (way, model) in [("plainly", Arc::new(plain)), ("as by matrix units", Arc::new(matrix_units))] {
+            let whole = all_logits(&model, &fixture.ids, 64, kv);
+            // Alone, in twos and threes, by whatever kernel as many rows would have had.
+            for chunk in [1, 2, 3, 7, 16] {
+                let rows = all_logits(&model, &fixture.ids, chunk, kv);
+                for (position, (row, expected)) in rows.iter().zip(&whole).enumerate() {
+                    assert!(row == expected, "{name} {way}, chunks of {chunk}, position {position}");
+                }
+            }
+            if fixture.reference.get("greedy").is_some() && kv == KvScheme::F16 {
+                in_a_batch_of_others(&fixture, &model, Some(f32::MIN_POSITIVE));
+            }
+        }
+    }
+}
+
 /// A key that one of them did not round as the other does would show: int8 moves these models by far more than is allowed here.
 #[test]
 fn int8_keys_and_values_are_the_same_by_one_dispatch_and_by_several() {

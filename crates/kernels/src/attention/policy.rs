@@ -101,6 +101,13 @@ pub fn plan(caps: &Caps, shape: &Shape, mode: Mode) -> Plan {
     at_tier(caps, shape, mode, caps.tier().unwrap_or(Tier::T0).min(Tier::T1))
 }
 
+/// The plan whose sums do not depend on how many rows there are, nor on whether they are of one sequence: that of a prompt, with a
+/// row to a workgroup where rows are of several.
+pub fn reproducible(caps: &Caps, shape: &Shape, one_sequence: bool) -> Plan {
+    let plan = plan(caps, shape, Mode::Prefill);
+    if one_sequence { plan } else { Plan { rows: 1, ..plan } }
+}
+
 /// The plan at a tier that need not be the device's best.
 pub fn at_tier(caps: &Caps, shape: &Shape, mode: Mode, tier: Tier) -> Plan {
     // A CPU driver runs a workgroup on one core, and what is shared there costs more than it saves: one cluster, of all lanes

@@ -34,6 +34,8 @@ layout(constant_id = 6) const bool HELD = true;
 layout(constant_id = 7) const bool O_F16 = true;
 // A score is this many sums, added up at the end: products that wait for each other take long, where a subgroup has few of them.
 layout(constant_id = 8) const uint CHAINS = 2;
+// Each row is a tile of its own, and may be of any sequence.
+layout(constant_id = 9) const bool ALONE = false;
 
 layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Floats4 { vec4 data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Words4 { uvec4 data[]; };
@@ -169,11 +171,11 @@ void put(uint at, uint thread, Fetched fetched) {
 void main() {
     uint group = push.heads / push.kv_heads;
     uint kv_head = gl_WorkGroupID.x;
-    // The last tile has the most keys, and comes first.
+    // The last tile of a prompt has the most keys, and comes first.
     uint tile = gl_NumWorkGroups.y - 1 - gl_WorkGroupID.y;
-    uint rows = push.active_rows.rows;
+    uint rows = ALONE ? min(push.active_rows.rows, tile + 1) : push.active_rows.rows;
     uint pairs = rows * group;
-    uint first_pair = tile * TILE;
+    uint first_pair = tile * (ALONE ? group : TILE);
     if (first_pair >= pairs) {
         return;
     }

@@ -69,7 +69,8 @@ impl Flash {
         Ok(Self { shape, plan, output, pipeline })
     }
 
-    /// Records the kernel for as many rows as the output has columns: rows of one sequence, at positions that follow each other.
+    /// Records the kernel for as many rows as the output has columns: rows of one sequence, at positions that follow each other, or
+    /// any, as the plan says.
     /// It needs no scratch memory.
     pub fn record(&self, recorder: &mut Recorder, name: &str, operands: &Operands<'_>) -> Result<()> {
         let shape = &self.shape;
@@ -90,7 +91,10 @@ impl Flash {
             table_stride: operands.table.stride,
             window: shape.window,
         };
-        let tiles = (rows * (shape.heads / shape.kv_heads)).div_ceil(self.plan.pairs());
+        let tiles = match self.plan.alone {
+            true => rows,
+            false => (rows * (shape.heads / shape.kv_heads)).div_ceil(self.plan.pairs()),
+        };
         recorder.dispatch(name, &self.pipeline, [shape.kv_heads, tiles, 1], &push)
     }
 
@@ -122,11 +126,13 @@ fn variant(shape: &Shape, output: Output, plan: Plan) -> Variant {
         held: plan.held,
         o_f16: output == Output::F16,
         chains: plan.chains,
+        alone: plan.alone,
     };
     let label = format!(
-        "{} pairs × {} keys, heads of {} {}, queries in {}, to {}",
+        "{} pairs × {} keys{}, heads of {} {}, queries in {}, to {}",
         plan.pairs(),
         plan.keys,
+        if plan.alone { ", rows alone" } else { "" },
         shape.head_dim,
         shape.scheme,
         if plan.held { "registers" } else { "shared memory" },

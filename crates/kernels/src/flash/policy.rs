@@ -34,9 +34,16 @@ pub struct Plan {
     pub held: bool,
     /// Sums that a score is made of, so that products need not wait for each other: 1, 2 or 4.
     pub chains: u32,
+    /// Each row is a tile of its own, and may be of any sequence; if not, all are of one, at positions that follow each other.
+    pub alone: bool,
 }
 
 impl Plan {
+    /// The same for rows of any sequences: a row gets the same bits.
+    pub fn alone(self, shape: &Shape) -> Self {
+        Self { subgroups: (shape.heads / shape.kv_heads).div_ceil(SIDE), alone: true, ..self }
+    }
+
     /// Threads of a workgroup.
     pub fn threads(&self) -> u32 {
         self.subgroups * self.lanes
@@ -113,7 +120,7 @@ fn fitting(caps: &Caps, shape: &Shape, tier: Tier, lanes: u32) -> Vec<Plan> {
         // Four matrices of scores keep a matrix unit busy; with one or two a product would wait for the one before it.
         let chains = |keys| if keys < 64 { 2 } else { 1 };
         blocks.flat_map(move |keys| {
-            held.map(|held| Plan { tier, subgroups, lanes, keys, held, chains: chains(keys) })
+            held.map(|held| Plan { tier, subgroups, lanes, keys, held, chains: chains(keys), alone: false })
         })
     });
     let fits = |plan: &Plan| {
@@ -133,7 +140,8 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
     for (heads, kv_heads, head_dim) in MODEL_SHAPES {
         for scheme in [KvScheme::F16, KvScheme::Int8] {
             let shape = Shape { heads, kv_heads, head_dim, page: 64, scheme, window: 0, context: 131_072 };
-            if let Some(plan) = plan(caps, &shape) {
+            let plan = plan(caps, &shape);
+            for plan in plan.into_iter().flat_map(|plan| [plan, plan.alone(&shape)]) {
                 let new = variant(&shape, Output::F16, plan);
                 if !list.iter().any(|known| known.same_code(&new)) {
                     list.push(new);

@@ -98,8 +98,8 @@ impl Plan {
     }
 }
 
-/// Tiles whose K may be split: more of them need no splitting.
-pub const MOST_SPLIT_TILES: u32 = 4096;
+/// Tiles whose K may be split: more of them need no splitting, but where sums must not depend on the columns.
+pub const MOST_SPLIT_TILES: u32 = 1 << 16;
 
 /// Which elements of a 16 × 16 operand A a thread of a subgroup of 32 holds: the driver's business, and found out by asking it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -142,6 +142,13 @@ pub fn suits(caps: &Caps) -> bool {
 /// The plan for a shape; none where the device has no matrix units for it, or its rows are not whole fours.
 pub fn plan(caps: &Caps, fragments: Fragments, shape: &Shape) -> Option<Plan> {
     candidates(caps, fragments, shape).into_iter().next()
+}
+
+/// The plan whose sums do not depend on the number of columns: weights go the same way, and K is split in the same way, for all.
+pub fn reproducible(caps: &Caps, fragments: Fragments, shape: &Shape) -> Option<Plan> {
+    let few = plan(caps, fragments, &Shape { columns: 16, ..*shape })?;
+    let own = plan(caps, fragments, shape)?;
+    Some(Plan { direct: few.direct, ahead: few.ahead, splits: few.splits, ..own })
 }
 
 /// The plan without matrix units, on devices with T1 and subgroups of one size, up to 32: for tests.

@@ -70,6 +70,9 @@ pub struct Arguments {
     /// How keys and values are stored (default: f16)
     #[arg(long, value_name = "TYPE", conflicts_with_all = ["gemv", "bandwidth", "load"])]
     kv: Option<Kv>,
+    /// Measure with logits that do not depend on the batch and the chunks
+    #[arg(long, conflicts_with_all = ["gemv", "bandwidth", "load"])]
+    reproducible: bool,
     /// Runs of each, of which the median counts
     #[arg(short, long, default_value_t = 5, conflicts_with_all = ["gemv", "bandwidth", "load"],
           value_parser = clap::value_parser!(u16).range(1..=1000))]
@@ -124,10 +127,12 @@ fn run_model(device: &Device, arguments: &Arguments) -> anyhow::Result<ExitCode>
         let context = most(&plan.prompts).max(most(&plan.depths) + most(&plan.tokens));
         let limits = |config: &Config| {
             let usual = Limits::one(device.info(), config, context);
+            let usual = if arguments.reproducible { usual.reproducible() } else { usual };
             let chunk = plan.chunk.unwrap_or(usual.chunk);
             Limits { sequences: most(&plan.batches), kv: plan.kv, chunk, ..usual }
         };
-        let (mut model, figures) = load::load(device, &path, Some(&limits))?;
+        let (model, figures) = load::load(device, &path, Some(&limits))?;
+        let mut model = if arguments.reproducible { model.with_reproducible(true) } else { model };
         let tuned = loading::tune(&mut model)?;
         return speed::run(
             device,
@@ -145,7 +150,8 @@ fn run_model(device: &Device, arguments: &Arguments) -> anyhow::Result<ExitCode>
         bail!("--shape takes one --quant at a time");
     }
     let scheme = quants[0].scheme();
-    let (mut model, seconds) = speed::random(device, size, scheme)?;
+    let (model, seconds) = speed::random(device, size, scheme)?;
+    let mut model = if arguments.reproducible { model.with_reproducible(true) } else { model };
     let tuned = loading::tune(&mut model)?;
     // Made on the GPU: nothing was read, and nothing passed through the system's memory.
     let load = serde_json::json!({

@@ -170,6 +170,7 @@ fn draw(path: &Path, device: &Device, name: &str, runs: &[Run], plan: &Plan) -> 
 
 fn runner(model: &Arc<Model>, sequences: u32, context: u32, plan: &Plan) -> anyhow::Result<Runner> {
     let usual = Limits::one(model.device.info(), &model.config, context.min(model.config.max_positions));
+    let usual = if model.is_reproducible() { usual.reproducible() } else { usual };
     let limits = Limits { sequences, kv: plan.kv, chunk: plan.chunk.unwrap_or(usual.chunk), ..usual };
     let mut runner = Runner::new(model.clone(), limits)?;
     runner.fill_cache()?;
