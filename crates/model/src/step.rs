@@ -527,10 +527,13 @@ impl<'a> Step<'a> {
         if let (Input::Vectors(x), Activations::F16) = (&x, activations) {
             return self.matmul(name, matrix, epilogue, x, target, active);
         }
+        let shape = gemm::policy::Shape { weights: matrix.layout(), columns, epilogue };
+        // On CPU drivers one shader serves both, and gives the same bits.
+        let lanes =
+            || matches!(gemm::policy::plan(device.caps(), &shape).method, gemm::policy::Method::Lanes(_));
         if let Input::Vectors(x) = x
-            && (columns > gemv::MAX_COLUMNS || self.model.reproducible)
+            && (columns > gemv::MAX_COLUMNS || self.model.reproducible && !lanes())
         {
-            let shape = gemm::policy::Shape { weights: matrix.layout(), columns, epilogue };
             return Ok(Gemm::new(device, shape)?.record(self.recorder, name, matrix, x, target, active)?);
         }
         let to_sublayer = target.y.address() == self.scratch.sublayer.view().address();
