@@ -38,9 +38,11 @@ fn nothing_spills_and_products_use_the_instructions_meant_for_them() {
                 assert!(program["instructions"]["v_dot4"].as_u64().unwrap() >= 16, "{name} has no v_dot4");
                 with_dot += 1;
             }
-            if program["kernel"] == "flash" {
+            let matmul =
+                program["kernel"] == "matmul" && !program["shader"].as_str().unwrap().contains("fragments");
+            if program["kernel"] == "flash" || matmul {
                 let products = program["instructions"]["v_wmma"].as_u64().unwrap();
-                assert!(products >= 32, "{name} has {products} v_wmma");
+                assert!(products >= 16, "{name} has {products} v_wmma");
                 with_wmma += 1;
             }
             if program["kernel"] == "gemv" {
@@ -50,7 +52,10 @@ fn nothing_spills_and_products_use_the_instructions_meant_for_them() {
                 );
             }
         }
-        assert_eq!(with_wmma, 6, "{family}: three head lengths in two schemes");
+        assert!(
+            with_wmma >= 80,
+            "{family}: attention of six kinds, and products of seven schemes: {with_wmma}"
+        );
         assert!(
             with_dot >= 16,
             "{family}: two schemes at four column counts and several sizes are {with_dot}"
