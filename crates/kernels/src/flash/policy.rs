@@ -39,9 +39,10 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// The same for rows of any sequences: a row gets the same bits.
+    /// The same for rows of any sequences: a row gets the same bits. Subgroups without a pair help to load keys and values.
     pub fn alone(self, shape: &Shape) -> Self {
-        Self { subgroups: (shape.heads / shape.kv_heads).div_ceil(SIDE), alone: true, ..self }
+        let least = (shape.heads / shape.kv_heads).div_ceil(SIDE);
+        Self { subgroups: self.subgroups.max(least), alone: true, ..self }
     }
 
     /// Threads of a workgroup.

@@ -71,8 +71,10 @@ void finish(Tile tile) {
                 matrix_store_sums_columns(sums[(i + which) * COLUMN_TILES + j], square + which * SQUARE, SQUARE_STRIDE);
             }
             subgroup_shared_barrier();
-            // Halves of 16 columns.
-            unrolled for (uint half_column = gl_SubgroupInvocationID; half_column < 2 * SIDE; half_column += LANES) {
+            // Halves of 16 columns. The loop must have a number of rounds that the compiler knows, or those around it stay loops, and
+            // sums go to memory.
+            unrolled for (uint first = 0; first < 2 * SIDE; first += LANES) {
+                uint half_column = first + gl_SubgroupInvocationID;
                 uint column = tile.first_column + own_column() + j * SIDE + half_column / 2;
                 uint row = (tile.first_row + own_row() + i * SIDE) / PAIR + half_column % 2 * 8;
                 [[unroll]] for (uint four = 0; four < 2; four++) {

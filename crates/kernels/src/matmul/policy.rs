@@ -148,7 +148,7 @@ pub fn plan(caps: &Caps, fragments: Fragments, shape: &Shape) -> Option<Plan> {
 pub fn reproducible(caps: &Caps, fragments: Fragments, shape: &Shape) -> Option<Plan> {
     let few = plan(caps, fragments, &Shape { columns: 16, ..*shape })?;
     let own = plan(caps, fragments, shape)?;
-    Some(Plan { direct: few.direct, ahead: few.ahead, splits: few.splits, ..own })
+    Some(Plan { direct: few.direct, splits: few.splits, ..own })
 }
 
 /// The plan without matrix units, on devices with T1 and subgroups of one size, up to 32: for tests.
@@ -209,13 +209,18 @@ pub fn candidates(caps: &Caps, fragments: Fragments, shape: &Shape) -> Vec<Plan>
     let Some(tile) = suited.or(TILES.iter().rfind(fits)) else { return Vec::new() };
     // With many columns weights are read from shared memory often enough to make up for writing them there.
     let own = direct && columns <= MOST_DIRECT;
-    let ahead = if own { 4 } else { 2 };
+    // The largest tiles have no registers to spare on RDNA3, and gain one hundredth elsewhere.
+    let ahead = match (own, tile.columns) {
+        (true, _) => 4,
+        (false, 128..) => 1,
+        (false, _) => 2,
+    };
     let mut list = vec![Plan { tier: Tier::T2, tile: *tile, direct: own, ahead, splits: splits(caps, shape, tile, own) }];
     let suited = |tile: &&Tile| tile.columns < columns * 2 && tile.columns >= columns.min(128).next_power_of_two();
     for tile in TILES.iter().chain(&MORE_TILES).filter(fits).filter(suited) {
         let near = splits(caps, shape, tile, own);
         for splits in (1..=most_splits(shape, tile)).filter(|splits| splits.abs_diff(near) <= 2) {
-            for (direct, ahead) in [(false, 2), (direct, 2), (direct, 4)] {
+            for (direct, ahead) in [(false, 1), (false, 2), (direct, 2), (direct, 4)] {
                 let plan = Plan { tier: Tier::T2, tile: *tile, direct, ahead, splits };
                 if !list.contains(&plan) {
                     list.push(plan);
