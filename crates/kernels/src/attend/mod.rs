@@ -1,7 +1,7 @@
 //! A decode step's attention in one dispatch: norm of heads, RoPE, the new key and value into their page, softmax(q · kᵀ) · v,
 //! and the output as the next product takes it.
 //!
-//! The same as [`rope`](crate::rope), [`attention`](crate::attention) and [`quantize_rows`](crate::quantize_rows) one after the
+//! The same as [`rope`], [`attention`](crate::attention) and [`quantize_rows`](crate::quantize_rows) one after the
 //! other, for rows of different sequences: no row may attend to a position that another row of the step writes. Rows of one
 //! sequence go through those.
 
