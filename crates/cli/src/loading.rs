@@ -23,7 +23,7 @@ pub struct ModelArguments {
     /// A GGUF file, a Hugging Face folder, a file that `indrik quantize` wrote, or a name in the local store
     #[arg(short, long, value_name = "MODEL")]
     pub model: String,
-    /// Rows of a step when a prompt is read (default: 512 to 2048 by the model's size; 64 on a CPU driver)
+    /// Rows of a step when a prompt is read (default: 512, or up to 2048 where there are matrix units and memory for it; 64 on a CPU driver)
     #[arg(long, value_name = "ROWS", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub chunk: Option<u32>,
     /// How keys and values are stored (default: f16; f32 for `eval`, which measures the model and not its cache)
@@ -112,7 +112,7 @@ impl Opened<'_> {
         let arguments = self.arguments;
         let choice = Choice { wanted: arguments.device.as_deref(), ..Choice::default() };
         let (instance, device) = choice.open()?;
-        let mut limits = Limits::one(device.info(), &self.checkpoint.config, context);
+        let mut limits = Limits::new(device.info(), &self.checkpoint.config, 1, context);
         limits = if arguments.reproducible { limits.reproducible() } else { limits };
         limits.chunk = arguments.chunk.unwrap_or(limits.chunk);
         limits.kv = match (arguments.kv, outputs) {

@@ -31,9 +31,13 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// One sequence of `context` positions, read in chunks that suit the device and the model.
-    pub fn one(adapter: &AdapterInfo, config: &Config, context: u32) -> Self {
-        let limits = |chunk| Self { sequences: 1, context, chunk, page: PAGE, kv: KvScheme::F16 };
+    /// Sequences of `context` positions, read in chunks that suit the device and the model.
+    pub fn new(adapter: &AdapterInfo, config: &Config, sequences: u32, context: u32) -> Self {
+        let limits = |chunk: u32| {
+            // No step has more rows than a sequence has positions.
+            let chunk = chunk.min(context.max(1).next_power_of_two());
+            Self { sequences, context, chunk, page: PAGE, kv: KvScheme::F16 }
+        };
         // A step of Mesa's CPU driver takes seconds: small ones let progress be shown and Ctrl-C be heard.
         if adapter.kind == AdapterKind::Cpu {
             return limits(64);
@@ -41,9 +45,10 @@ impl Limits {
         if !matmul::policy::suits(&adapter.caps) {
             return limits(512);
         }
-        // Matrix units are the busier the more rows there are; but each takes scratch memory, and a place in every sliding layer.
+        // Matrix units are the busier the more rows there are; but each takes scratch memory, and a place of
+        // every sequence in every sliding layer.
         let sliding = config.layer_types.iter().filter(|kind| **kind == LayerType::Sliding).count() as u64;
-        let kv = sliding * 2 * u64::from(config.kv_rows()) * 2;
+        let kv = sliding * 2 * u64::from(config.kv_rows()) * 2 * u64::from(sequences);
         let row = row_bytes(config) + kv;
         let memory =
             adapter.heaps.iter().filter(|heap| heap.device_local).map(|heap| heap.size).max().unwrap_or(0);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use gpu::{Arena, Buffer, Device, Lifetime, Memory, Tier, View};
 use kernels::{
-    Activations, HALF_GROUP, Matrix, attend, flash, gemv,
+    Activations, Epilogue, HALF_GROUP, Matrix, attend, flash, gemv,
     matmul::{self, policy::Fragments},
     rope::{self, Tables},
     tuning::Tuning,
@@ -114,11 +114,18 @@ impl Model {
             true => Activations::Int16,
             false => Activations::F32,
         };
-        let many_rows = match matmul::policy::suits(device.caps()) && takes_f16(&config, &weights) {
+        let fragments = matmul::fragments(device)?;
+        let matrix_units = MatrixUnits::Device(fragments);
+        let planned = |matrix: &Matrix| {
+            let (columns, epilogue, output) = (16, Epilogue::Geglu, Activations::F16);
+            let shape = matmul::policy::Shape { weights: matrix.layout(), columns, epilogue, output };
+            matmul::policy::plan(device.caps(), fragments, &shape).is_some()
+        };
+        let suited = weights.matrices.iter().all(|(_, matrix)| planned(matrix));
+        let many_rows = match suited && takes_f16(&config, &weights) {
             true => Activations::F16,
             false => Activations::F32,
         };
-        let matrix_units = MatrixUnits::Device(matmul::fragments(device)?);
         let one_dispatch = attend::policy::suits(device.caps());
         let (device, tuning, rope) = (device.clone(), Tuning::open(device), [global, sliding]);
         Ok(Self {
@@ -160,12 +167,6 @@ impl Model {
     /// Whether its logits are.
     pub fn is_reproducible(&self) -> bool {
         self.reproducible
-    }
-
-    /// The same without matrix units.
-    pub fn without_matrix_units(mut self) -> Self {
-        self.many_rows = Activations::F32;
-        self
     }
 
     /// The same with the way of matrix units, on a device that has none: slow, and for tests.

@@ -44,7 +44,7 @@ impl Model {
     /// The products of a step of one row, in the order in which it makes them, on buffers like a runner's.
     fn with_products<T>(&self, work: impl FnOnce(&[Product<'_>]) -> Result<T>) -> Result<T> {
         let context = PAGE.min(self.config.max_positions);
-        let limits = Limits { chunk: 1, ..Limits::one(self.device.info(), &self.config, context) };
+        let limits = Limits { chunk: 1, ..Limits::new(self.device.info(), &self.config, 1, context) };
         let cache = KvCache::new(&self.device, &self.config, limits)?;
         let state = State::new(&self.device, 1)?;
         let (scratch, outputs) = (Scratch::new(self, 1, limits)?, Outputs::new(self, 1)?);

@@ -189,8 +189,7 @@ fn place(arguments: &Arguments, checkpoint: &Checkpoint) -> anyhow::Result<(Opti
         Err(error) if arguments.device.is_some() => return Err(error.into()),
         Err(_) => return Ok((None, None)),
     };
-    let usual = Limits::one(&adapter.info, &checkpoint.config, arguments.context);
-    let limits = Limits { sequences: arguments.batch, ..usual };
+    let limits = Limits::new(&adapter.info, &checkpoint.config, arguments.batch, arguments.context);
     let demand = blueprint.demand(&checkpoint.config, &limits.room(&checkpoint.config, arguments.batch));
     Ok((Some(adapter.info.name.clone()), Some(plan::plan(&memory::of(&adapter.info), &demand))))
 }

@@ -1,4 +1,4 @@
-//! Attention of a prefill by matrix units: what [`attention`](crate::attention) computes of many rows of one sequence, for devices
+//! Attention of a prompt's rows by matrix units, and of rows of several sequences where logits must be reproducible: what [`attention`](crate::attention) computes of many rows of one sequence, for devices
 //! that multiply matrices of f16. Queries, keys, values and weights are f16, scores and sums f32.
 
 mod cases;

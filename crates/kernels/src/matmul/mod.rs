@@ -78,6 +78,12 @@ impl Matmul {
     /// The same with a plan given.
     pub fn with_plan(device: &Device, shape: Shape, plan: Plan) -> Result<Self> {
         shape.epilogue.check("matmul", &shape.weights)?;
+        let tiles = plan.tile.of(shape.weights.rows, shape.columns);
+        if plan.splits > 1 && tiles > policy::MOST_SPLIT_TILES {
+            let most = policy::MOST_SPLIT_TILES;
+            let reason = format!("K of {tiles} tiles in {} parts: at most {most} have a counter", plan.splits);
+            return Err(Error::InvalidUse { what: "matmul".into(), reason });
+        }
         Ok(Self { shape, plan, pipeline: variant(&shape, &plan).pipeline(device)? })
     }
 

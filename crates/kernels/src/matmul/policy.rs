@@ -148,7 +148,8 @@ pub fn plan(caps: &Caps, fragments: Fragments, shape: &Shape) -> Option<Plan> {
 pub fn reproducible(caps: &Caps, fragments: Fragments, shape: &Shape) -> Option<Plan> {
     let few = plan(caps, fragments, &Shape { columns: 16, ..*shape })?;
     let own = plan(caps, fragments, shape)?;
-    Some(Plan { direct: few.direct, splits: few.splits, ..own })
+    let tiles = own.tile.of(shape.weights.rows, shape.columns);
+    (few.splits == 1 || tiles <= MOST_SPLIT_TILES).then_some(Plan { direct: few.direct, splits: few.splits, ..own })
 }
 
 /// The plan without matrix units, on devices with T1 and subgroups of one size, up to 32: for tests.
@@ -196,14 +197,15 @@ pub fn candidates(caps: &Caps, fragments: Fragments, shape: &Shape) -> Vec<Plan>
     }
     // A strip of gate and its strip of up must be one subgroup's.
     let least = 16 * shape.epilogue.strips() as u32;
-    // Both ways must fit, so that the choice between them is free.
+    let direct = fragments == Fragments::FourToARow && shape.weights.scheme != Scheme::F32;
+    // Both ways must fit where there are both, so that the choice between them is free.
     let fits = |tile: &&Tile| {
         let bytes = |direct| Plan { tier: Tier::T2, tile: **tile, direct, ahead: 1, splits: 1 }.shared_bytes();
+        let bytes = if direct { bytes(false).max(bytes(true)) } else { bytes(false) };
         tile.own_rows >= least
-            && bytes(false).max(bytes(true)) <= caps.max_shared_bytes
+            && bytes <= caps.max_shared_bytes
             && tile.threads() <= caps.max_threads
     };
-    let direct = fragments == Fragments::FourToARow && shape.weights.scheme != Scheme::F32;
     let columns = shape.columns as u32;
     let suited = TILES.iter().filter(fits).find(|tile| tile.columns >= columns.min(128));
     let Some(tile) = suited.or(TILES.iter().rfind(fits)) else { return Vec::new() };

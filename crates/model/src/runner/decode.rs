@@ -152,10 +152,19 @@ impl Runner {
         let rows = self.extend(sequence, tokens)?;
         let key = self.key(rows.len(), Rows::Chunk, Output::None, &[]);
         self.write_state(&rows, Output::None, &[], &[])?;
-        let program = self.record_timed(key, stamps)?;
-        program.run(TIMEOUT)?;
+        // In parts, as it would be submitted: all at once might take longer than a driver allows.
+        let mut timings: Vec<Timing> = Vec::new();
+        for part in self.parts(key) {
+            let recorder = self.model.device.timed_recorder(stamps)?;
+            let program = self.record(key, part, recorder)?.seal()?;
+            program.run(TIMEOUT)?;
+            let level = timings.last().map_or(0, |timing| timing.level + 1);
+            timings.extend(
+                program.timings()?.into_iter().map(|timing| Timing { level: timing.level + level, ..timing }),
+            );
+        }
         sequence.advance(rows.len() as u32);
-        Ok(program.timings()?)
+        Ok(timings)
     }
 
     /// Steps of a run: what is asked for, as far as it can be.

@@ -157,7 +157,12 @@ impl Runner {
     }
 
     /// Records a part of a step.
-    fn record(&mut self, key: Key, part: Range<usize>, mut recorder: Recorder) -> Result<Recorder> {
+    pub(super) fn record(
+        &mut self,
+        key: Key,
+        part: Range<usize>,
+        mut recorder: Recorder,
+    ) -> Result<Recorder> {
         if let Entry::Vacant(entry) = self.scratch.entry(key.rows) {
             entry.insert(Scratch::new(&self.model, key.rows, self.cache.limits())?);
         }

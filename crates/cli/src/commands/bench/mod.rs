@@ -56,7 +56,7 @@ pub struct Arguments {
     /// Numbers of tokens to write; 0 for none
     #[arg(short = 'n', long, value_delimiter = ',', default_value = "128", conflicts_with_all = ["gemv", "bandwidth", "load"])]
     tokens: Vec<u32>,
-    /// Sequences at a time; with --gemv columns of x, of which more than 8 are multiplied by the matrix–matrix kernel, as f32
+    /// Sequences at a time; with --gemv columns of x, of which more than 8 are multiplied as f32, or as f16 by matrix units
     #[arg(short, long, value_delimiter = ',', default_value = "1", conflicts_with_all = ["bandwidth", "load"],
           value_parser = clap::value_parser!(u16).range(1..=4096))]
     batch: Vec<u16>,
@@ -126,10 +126,10 @@ fn run_model(device: &Device, arguments: &Arguments) -> anyhow::Result<ExitCode>
         let most = |list: &[u32]| list.iter().copied().max().unwrap_or(0);
         let context = most(&plan.prompts).max(most(&plan.depths) + most(&plan.tokens));
         let limits = |config: &Config| {
-            let usual = Limits::one(device.info(), config, context);
+            let usual = Limits::new(device.info(), config, most(&plan.batches), context);
             let usual = if arguments.reproducible { usual.reproducible() } else { usual };
             let chunk = plan.chunk.unwrap_or(usual.chunk);
-            Limits { sequences: most(&plan.batches), kv: plan.kv, chunk, ..usual }
+            Limits { kv: plan.kv, chunk, ..usual }
         };
         let (model, figures) = load::load(device, &path, Some(&limits))?;
         let mut model = if arguments.reproducible { model.with_reproducible(true) } else { model };

@@ -1,11 +1,6 @@
 //! How fast a model reads and writes, end to end, through the same path as `generate`.
 
-use std::{
-    path::{Path, PathBuf},
-    process::ExitCode,
-    sync::Arc,
-    time::Instant,
-};
+use std::{path::PathBuf, process::ExitCode, sync::Arc, time::Instant};
 
 use anyhow::{Context, bail};
 use gpu::{Device, bytes};
@@ -86,6 +81,9 @@ pub fn run(
     plan: &Plan,
     json: bool,
 ) -> anyhow::Result<ExitCode> {
+    if plan.plot.is_some() && plan.depths.is_empty() {
+        bail!("--plot draws tokens written by the number of sequences: give -n and several -b");
+    }
     let mut progress = output::Progress::new();
     progress.say("measuring the bandwidth");
     let bandwidth = kernels::probe::read_bandwidth(device)?;
@@ -117,9 +115,6 @@ pub fn run(
         }
     }
     drop(progress);
-    if let Some(path) = &plan.plot {
-        draw(path, device, name, &runs, plan)?;
-    }
     let (info, counters) = (device.info(), device.counters());
     if json {
         output::print_json(&json!({
@@ -135,6 +130,7 @@ pub fn run(
             },
             "runs": runs, "profiles": profiles,
         }))?;
+        draw(device, name, &runs, plan)?;
         return Ok(ExitCode::SUCCESS);
     }
     let mut text = format!(
@@ -152,13 +148,15 @@ pub fn run(
         text += "\nMore than all of the bandwidth: other work disturbed one of the measurements, measure again.\n";
     }
     output::print(&text)?;
+    draw(device, name, &runs, plan)?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// The curve of the first depth and number of tokens.
-fn draw(path: &Path, device: &Device, name: &str, runs: &[Run], plan: &Plan) -> anyhow::Result<()> {
-    let (Some(depth), Some(tokens)) = (plan.depths.first(), plan.tokens.first()) else {
-        bail!("--plot draws tokens written by the number of sequences: give -n and several -b");
+/// The curve of the first depth and number of tokens, where it was asked for.
+fn draw(device: &Device, name: &str, runs: &[Run], plan: &Plan) -> anyhow::Result<()> {
+    let (Some(path), Some(depth), Some(tokens)) = (&plan.plot, plan.depths.first(), plan.tokens.first())
+    else {
+        return Ok(());
     };
     let drawn = |run: &&Run| (run.kind, run.depth, run.tokens) == ("decode", *depth, *tokens);
     let points: Vec<plot::Point> =
@@ -169,9 +167,10 @@ fn draw(path: &Path, device: &Device, name: &str, runs: &[Run], plan: &Plan) -> 
 }
 
 fn runner(model: &Arc<Model>, sequences: u32, context: u32, plan: &Plan) -> anyhow::Result<Runner> {
-    let usual = Limits::one(model.device.info(), &model.config, context.min(model.config.max_positions));
+    let usual =
+        Limits::new(model.device.info(), &model.config, sequences, context.min(model.config.max_positions));
     let usual = if model.is_reproducible() { usual.reproducible() } else { usual };
-    let limits = Limits { sequences, kv: plan.kv, chunk: plan.chunk.unwrap_or(usual.chunk), ..usual };
+    let limits = Limits { kv: plan.kv, chunk: plan.chunk.unwrap_or(usual.chunk), ..usual };
     let mut runner = Runner::new(model.clone(), limits)?;
     runner.fill_cache()?;
     Ok(runner)

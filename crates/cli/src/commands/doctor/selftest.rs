@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, time::Instant};
 
+use anyhow::bail;
 use gpu::{Device, Instance, Tier};
 use kernels::selftest::{self, Report};
 use serde::Serialize;
@@ -76,6 +77,12 @@ pub fn run(device: &Device, instance: &Instance, only: Option<&str>, quiet: bool
         }
     });
     drop(progress);
+    if let (Some(kernel), true) = (only, reports.is_empty()) {
+        bail!(
+            "{kernel} has nothing to test on {}: `indrik devices` says which tiers it has",
+            device.info().name
+        );
+    }
     let mut totals: BTreeMap<(&str, Tier), Total> = BTreeMap::new();
     for report in &reports {
         let total = totals.entry((report.kernel, report.tier)).or_default();
