@@ -60,8 +60,23 @@ pub(super) fn steps() -> Vec<Step> {
     ]
 }
 
+/// Rows of several sequences, for plans that take each alone.
+pub(super) fn mixed_steps() -> Vec<Step> {
+    let long = Shape { heads: 4, kv_heads: 2, head_dim: 128, ..GEMMA };
+    let rows = vec![(2, 70), (0, 3), (1, 300)];
+    let mixed = |shape| Step { mode: Mode::Decode, rows: rows.clone(), ..prefill(shape, 0, 1) };
+    vec![mixed(long), mixed(Shape { window: 40, ..GEMMA }), mixed(Shape { scheme: KvScheme::Int8, ..long })]
+}
+
 pub(super) fn cases(caps: &Caps) -> Vec<Case> {
     let mut list = Vec::new();
+    let mixed = mixed_steps().into_iter();
+    for step in mixed.chain(steps().into_iter().step_by(4)) {
+        let Some(plan) = policy::plan(caps, &step.shape).map(|plan| plan.alone(&step.shape)) else { continue };
+        list.push(Case::new(name(&step, Kind::F16, &plan), plan.tier, move |device| {
+            run(device, &step, Kind::F16, plan)
+        }));
+    }
     for (i, step) in steps().into_iter().enumerate() {
         // Every plan that fits for some, one of each head length of Gemma 3 among them: others than the policy takes may be tried.
         let plans = policy::plans(caps, &step.shape);
@@ -83,7 +98,7 @@ fn name(step: &Step, kind: Kind, plan: &Plan) -> String {
     let reach = if step.reach > 1.0 { ", large scores" } else { "" };
     let window = if shape.window > 0 { format!(", window {}", shape.window) } else { String::new() };
     format!(
-        "{} rows from {}, {}/{} × {} {}, pages of {}{window}{reach}, to {}, {} pairs × {} keys{}",
+        "{} rows from {}, {}/{} × {} {}, pages of {}{window}{reach}, to {}, {} pairs × {} keys{}{}",
         step.rows.len(),
         step.rows[0].1,
         shape.heads,
@@ -95,6 +110,7 @@ fn name(step: &Step, kind: Kind, plan: &Plan) -> String {
         plan.pairs(),
         plan.keys,
         if plan.held { ", queries held" } else { "" },
+        if plan.alone { ", rows alone" } else { "" },
     )
 }
 

@@ -27,6 +27,10 @@ fn all_steps_on_the_cpu_driver() {
         let output = if i % 4 == 1 { Output::F32 } else { Output::F16 };
         check(&device, step, output, plan);
     }
+    for step in cases::mixed_steps().iter().chain(cases::steps().iter().step_by(4)) {
+        let plan = policy::emulated(device.caps(), &step.shape).expect("a plan for every step");
+        check(&device, step, Output::F16, plan.alone(&step.shape));
+    }
     device.assert_no_messages();
 }
 

@@ -39,6 +39,18 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
         let Some(plan) = policy::plan(caps, Fragments::Other, &shape(&trial)) else { continue };
         list.extend([case(trial, plan), direct(trial, plan)]);
     }
+    // One way of weights and one split of K for any number of columns.
+    for columns in [1, 17, 130] {
+        let trial = plain(Scheme::Int8, (272, 1440, columns));
+        if policy::suits(caps) {
+            let name = format!("{}, as for any columns", trial.name());
+            list.push(Case::new(name, Tier::T2, move |device| {
+                let fragments = super::fragments(device)?;
+                let plan = policy::reproducible(device.caps(), fragments, &shape(&trial)).expect("few tiles");
+                run(device, trial, plan, device.caps())
+            }));
+        }
+    }
     // Every tile and split that may be chosen, on something that has all edges.
     for (scheme, splits) in [(Scheme::Int8, 1), (Scheme::Int4, 3)] {
         let trial = Trial { epilogue: Epilogue::Geglu, ..plain(scheme, (288, 1440, 150)) };
