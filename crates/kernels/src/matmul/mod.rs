@@ -69,13 +69,7 @@ fn fragments_variant() -> Variant {
 pub const COUNTER_BYTES: u64 = policy::MOST_SPLIT_TILES as u64 * 4;
 
 impl Matmul {
-    /// Chooses the variant for this device and compiles it; none where it has no matrix units that suit the shape.
-    pub fn new(device: &Device, fragments: Fragments, shape: Shape) -> Result<Option<Self>> {
-        let plan = policy::plan(device.caps(), fragments, &shape);
-        plan.map(|plan| Self::with_plan(device, shape, plan)).transpose()
-    }
-
-    /// The same with a plan given.
+    /// Compiles the variant of a plan, which [`policy::plan`] makes.
     pub fn with_plan(device: &Device, shape: Shape, plan: Plan) -> Result<Self> {
         shape.epilogue.check("matmul", &shape.weights)?;
         let tiles = plan.tile.of(shape.weights.rows, shape.columns);

@@ -1,4 +1,4 @@
-//! One product on random data, by a kernel and by the reference. gemv and gemm are both tried so.
+//! One product on random data, by a kernel and by the reference. gemv, gemm and matmul are tried so.
 
 use gpu::{Arena, Caps, Device, Recorder, Result, View};
 use half::{bf16, f16};
