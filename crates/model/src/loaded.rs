@@ -118,7 +118,8 @@ impl Model {
         let matrix_units = MatrixUnits::Device(fragments);
         let planned = |matrix: &Matrix| {
             let (columns, epilogue, output) = (16, Epilogue::Geglu, Activations::F16);
-            let shape = matmul::policy::Shape { weights: matrix.layout(), columns, epilogue, output };
+            let parts = matmul::policy::Parts::Joined;
+            let shape = matmul::policy::Shape { weights: matrix.layout(), columns, epilogue, output, parts };
             matmul::policy::plan(device.caps(), fragments, &shape).is_some()
         };
         let suited = weights.matrices.iter().all(|(_, matrix)| planned(matrix));
@@ -171,7 +172,7 @@ impl Model {
 
     /// The same with the way of matrix units, on a device that has none: slow, and for tests.
     pub fn with_emulated_matrix_units(mut self) -> Self {
-        if takes_f16(&self.config, &self.weights) && matmul::policy::emulated(self.device.caps()).is_some() {
+        if takes_f16(&self.config, &self.weights) && matmul::policy::emulates(self.device.caps()) {
             self.many_rows = Activations::F16;
             self.matrix_units = MatrixUnits::Emulated;
         }
@@ -186,7 +187,7 @@ impl Model {
                 matmul::policy::reproducible(caps, fragments, shape)
             }
             MatrixUnits::Device(fragments) => matmul::policy::plan(caps, fragments, shape),
-            MatrixUnits::Emulated => matmul::policy::emulated(caps),
+            MatrixUnits::Emulated => matmul::policy::emulated(caps, shape),
         }
     }
 

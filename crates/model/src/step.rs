@@ -11,7 +11,10 @@ use kernels::{
     geglu::Geglu,
     gemm::{self, Gemm},
     gemv::{self, Gemv, Sublayer, policy::Prologue},
-    matmul::{self, Matmul},
+    matmul::{
+        self, Matmul,
+        policy::{Parts, Shape, parts_for_norm},
+    },
     norm::{self, Form, Norm},
     tuning::{Input, Product},
 };
@@ -40,8 +43,8 @@ pub(crate) struct Scratch {
     attended: Vectors,
     /// The same as the output projection takes it, where that is not f32.
     attended_packed: Option<Vectors>,
-    /// The output of a sublayer, before it joins the residual stream: several sums of it where products make their own input, which
-    /// add them up.
+    /// The output of a sublayer, before it joins the residual stream: in several sums where the K of its product is in parts; the norm
+    /// that reads it adds them up.
     sublayer: Buffer,
     gated: Vectors,
     /// Gate and up, where a model stores them in different schemes.
@@ -105,15 +108,8 @@ impl Scratch {
         };
         let (splits, splits_apart) = attention::splits(model, &mut arena, rows, limits)?;
         let fused = norms_itself(model, rows);
-        let sums = match fused {
-            false => 1,
-            true => (0..config.layers)
-                .flat_map(|layer| [Place::Output(layer), Place::Down(layer)])
-                .flat_map(|place| weights.of(place))
-                .map(|matrix| gemv::policy::splits(device.caps(), &matrix.layout()))
-                .max()
-                .unwrap_or(1),
-        };
+        let places = (0..config.layers).flat_map(|layer| [Place::Output(layer), Place::Down(layer)]);
+        let sums = places.map(|place| sums(model, rows, place)).max().unwrap_or(1);
         let scratch = Self {
             rows,
             residual: arena.buffer("residual stream", floats(config.hidden))?,
@@ -186,17 +182,8 @@ impl<'a> Step<'a> {
         self.swapped = layer > 0;
         self.splits = match layer {
             0 => 1,
-            _ => self.sums_of(Place::Down(layer - 1)),
+            _ => sums(self.model, self.scratch.rows, Place::Down(layer - 1)),
         };
-    }
-
-    /// Sums that a sublayer's output is left in.
-    fn sums_of(&self, place: Place) -> u32 {
-        let matrices: Vec<&Matrix> = self.model.weights.of(place).collect();
-        match (&matrices[..], &self.scratch.other_residual) {
-            ([matrix], Some(_)) => gemv::policy::splits(self.model.device.caps(), &matrix.layout()),
-            _ => 1,
-        }
     }
 
     /// The residual stream, and where the next product writes it where products make their own input.
@@ -231,10 +218,16 @@ impl<'a> Step<'a> {
             self.norm = Some(gemv::Norm { sublayer: None, residual, weight, epsilon });
             return Ok(());
         }
-        let form =
-            Form { post_norm: false, residual: false, output: self.scratch.normed.kind(), gather: false };
+        let form = Form {
+            post_norm: false,
+            residual: false,
+            output: self.scratch.normed.kind(),
+            gather: false,
+            sums: 1,
+        };
         let operands = norm::Operands {
             x: self.scratch.residual.view(),
+            x_rows: self.scratch.rows,
             post_weight: None,
             residual: None,
             weight: self.model.norm(Some(layer), role)?,
@@ -250,10 +243,16 @@ impl<'a> Step<'a> {
         if self.scratch.other_residual.is_some() {
             return self.norm_in_next_product(post, (Some(norm.0), norm.1));
         }
-        let form =
-            Form { post_norm: true, residual: true, output: self.scratch.normed.kind(), gather: false };
+        let form = Form {
+            post_norm: true,
+            residual: true,
+            output: self.scratch.normed.kind(),
+            gather: false,
+            sums: self.splits,
+        };
         let operands = norm::Operands {
             x: self.scratch.sublayer.view(),
+            x_rows: self.scratch.rows,
             post_weight: Some(self.model.norm(Some(post.0), post.1)?),
             residual: Some(self.scratch.residual.view()),
             weight: self.model.norm(Some(norm.0), norm.1)?,
@@ -272,9 +271,10 @@ impl<'a> Step<'a> {
             return self.norm_in_next_product(post, (None, last));
         }
         let output = outputs.normed.kind();
-        let form = Form { post_norm: true, residual: true, output, gather: true };
+        let form = Form { post_norm: true, residual: true, output, gather: true, sums: self.splits };
         let operands = norm::Operands {
             x: self.scratch.sublayer.view(),
+            x_rows: self.scratch.rows,
             post_weight: Some(self.model.norm(Some(post.0), post.1)?),
             residual: Some(self.scratch.residual.view()),
             weight: self.model.norm(None, last)?,
@@ -335,7 +335,7 @@ impl<'a> Step<'a> {
     }
 
     fn sublayer(&mut self, name: &str, place: Place, x: &'a Vectors) -> Result<()> {
-        self.splits = self.sums_of(place);
+        self.splits = sums(self.model, self.scratch.rows, place);
         let target = Target::whole(&self.scratch.sublayer, self.model.config.hidden as usize);
         self.products(name, place, Input::Vectors(x), target)
     }
@@ -413,8 +413,13 @@ impl<'a> Step<'a> {
                 (1, Activations::Int16, added.unwrap_or(Prologue::Norm))
             }
         };
+        let to_sublayer = target.y.address() == self.scratch.sublayer.view().address();
         if let (Input::Vectors(x), Activations::F16) = (&x, activations) {
-            return self.matmul(name, matrix, epilogue, x, target, active);
+            let alone = matrix.layout().rows == target.stride;
+            let parts =
+                if to_sublayer && alone { parts_of_sublayer(self.model, columns) } else { Parts::Joined };
+            let shape = Shape { parts, ..matmul_shape(matrix, columns, epilogue) };
+            return self.matmul(name, matrix, shape, x, target, active);
         }
         let shape = gemm::policy::Shape { weights: matrix.layout(), columns, epilogue };
         // On CPU drivers one shader serves both, and gives the same bits.
@@ -425,7 +430,6 @@ impl<'a> Step<'a> {
         {
             return Ok(Gemm::new(device, shape)?.record(self.recorder, name, matrix, x, target, active)?);
         }
-        let to_sublayer = target.y.address() == self.scratch.sublayer.view().address();
         let shape = gemv::policy::Shape {
             weights: matrix.layout(),
             columns,
@@ -449,12 +453,11 @@ impl Step<'_> {
         &mut self,
         name: &str,
         w: &Matrix,
-        epilogue: Epilogue,
+        shape: Shape,
         x: &Vectors,
         target: &Target,
         active: &View,
     ) -> Result<()> {
-        let shape = matmul_shape(w, x.columns, epilogue);
         let plan = self.model.matmul_plan(&shape);
         let plan = plan.expect("activations are f16 only where matrix units take every matrix");
         let kernel = Matmul::with_plan(&self.model.device, shape, plan)?;
@@ -478,6 +481,28 @@ fn without_stream<'a>(x: &Input<'a>) -> Input<'a> {
             let sublayer = norm.sublayer.clone().map(|sublayer| Sublayer { stream: None, ..sublayer });
             Input::Norm(gemv::Norm { sublayer, ..norm.clone() })
         }
+    }
+}
+
+/// What becomes of the parts of K of a product on matrix units whose output is normed next. One way for all rows where sums must not
+/// depend on their number.
+fn parts_of_sublayer(model: &Model, rows: usize) -> Parts {
+    if model.reproducible { Parts::Joined } else { parts_for_norm(rows) }
+}
+
+/// Sums that a sublayer's output is left in: of one matrix, whose K is in parts.
+fn sums(model: &Model, rows: usize, place: Place) -> u32 {
+    let matrices: Vec<&Matrix> = model.weights.of(place).collect();
+    let [matrix] = matrices[..] else { return 1 };
+    if norms_itself(model, rows) {
+        return gemv::policy::splits(model.device.caps(), &matrix.layout());
+    }
+    let shape = Shape { parts: parts_of_sublayer(model, rows), ..matmul_shape(matrix, rows, Epilogue::None) };
+    match model.activations(rows) {
+        Activations::F16 if shape.parts == Parts::Apart => {
+            model.matmul_plan(&shape).map_or(1, |plan| plan.splits)
+        }
+        _ => 1,
     }
 }
 
@@ -512,9 +537,9 @@ fn parts<'a>(
 }
 
 /// A product on matrix units: gate and up become activations of the next.
-fn matmul_shape(matrix: &Matrix, columns: usize, epilogue: Epilogue) -> matmul::policy::Shape {
+fn matmul_shape(matrix: &Matrix, columns: usize, epilogue: Epilogue) -> Shape {
     let output = if epilogue == Epilogue::None { Activations::F32 } else { Activations::F16 };
-    matmul::policy::Shape { weights: matrix.layout(), columns, epilogue, output }
+    Shape { weights: matrix.layout(), columns, epilogue, output, parts: Parts::Joined }
 }
 
 /// Whether the products of a step of so many rows compute the norms before them: a dispatch less each, for one row.

@@ -2,7 +2,7 @@
 
 use gpu::{Caps, Device, Result, Tier};
 
-use super::{COUNTER_BYTES, Matmul, Operands, policy, policy::{Fragments, Plan, Shape}};
+use super::{COUNTER_BYTES, Matmul, Operands, policy, policy::{Fragments, Parts, Plan, Shape}};
 use crate::{
     Activations, Epilogue, Layout, Scheme,
     product::trial::Trial,
@@ -51,11 +51,22 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
             }));
         }
     }
+    // Parts that stay apart, one of them empty; and some tiles whole, others split, also of a matrix in parts.
+    for columns in [5, 70, 130] {
+        let trial = Trial { active: columns - 2, before: 16, after: 12, ..plain(Scheme::Int8, (272, 1152, columns)) };
+        let apart = Trial { planes: 4, ..trial };
+        if let Some(plan) = policy::plan(caps, Fragments::Other, &shape(&apart)) {
+            let plan = Plan { splits: 4, ..plan };
+            list.extend([case(apart, plan), direct(apart, plan)]);
+            let plan = Plan { splits: 3, whole: 1, ..plan };
+            list.extend([case(trial, plan), direct(trial, plan)]);
+        }
+    }
     // Every tile and split that may be chosen, on something that has all edges.
     for (scheme, splits) in [(Scheme::Int8, 1), (Scheme::Int4, 3)] {
         let trial = Trial { epilogue: Epilogue::Geglu, ..plain(scheme, (288, 1440, 150)) };
         let plans = policy::candidates(caps, Fragments::Other, &shape(&trial)).into_iter();
-        for plan in plans.filter(|plan| plan.splits == splits) {
+        for plan in plans.filter(|plan| plan.splits == splits && plan.whole == 0) {
             list.extend([case(trial, plan), direct(trial, plan)]);
         }
     }
@@ -79,7 +90,8 @@ fn direct(trial: Trial, plan: Plan) -> Case {
 
 pub(super) fn shape(trial: &Trial) -> Shape {
     let Trial { weights, columns, epilogue, output, .. } = *trial;
-    Shape { weights, columns, epilogue, output }
+    let parts = if trial.planes > 1 { Parts::Apart } else { Parts::Joined };
+    Shape { weights, columns, epilogue, output, parts }
 }
 
 /// Runs one trial with one plan, with weights cut into parts as `caps` demands.

@@ -3,10 +3,10 @@
 shared bool last_to_arrive;
 
 // Adds the sums of all parts of K in their order; false for all workgroups of a tile but the last.
-bool join(uint tile) {
+bool join(uint tile, uint split) {
     const uint AREA = ROWS * COLUMNS;
     uint first = tile * SPLITS * AREA + own_column() * ROWS + own_row();
-    uint own = first + gl_WorkGroupID.y * AREA;
+    uint own = first + split * AREA;
     [[unroll]] for (uint i = 0; i < ROW_TILES; i++) {
         [[unroll]] for (uint j = 0; j < COLUMN_TILES; j++) {
             coopMatStore(sums[i * COLUMN_TILES + j], push.parts.data, own + j * SIDE * ROWS + i * SIDE, ROWS,
@@ -32,9 +32,9 @@ bool join(uint tile) {
         [[unroll]] for (uint j = 0; j < COLUMN_TILES; j++) {
             uint at = first + j * SIDE * ROWS + i * SIDE;
             coopMatLoad(sums[i * COLUMN_TILES + j], push.parts.data, at, ROWS, gl_CooperativeMatrixLayoutColumnMajor);
-            for (uint split = 1; split < SPLITS; split++) {
+            for (uint other = 1; other < SPLITS; other++) {
                 MatrixSums part;
-                coopMatLoad(part, push.parts.data, at + split * AREA, ROWS, gl_CooperativeMatrixLayoutColumnMajor);
+                coopMatLoad(part, push.parts.data, at + other * AREA, ROWS, gl_CooperativeMatrixLayoutColumnMajor);
                 sums[i * COLUMN_TILES + j] += part;
             }
         }
@@ -42,14 +42,14 @@ bool join(uint tile) {
     return true;
 }
 #else
-// Without matrix units K is in one part.
-bool join(uint tile) {
+// Without matrix units K is in one part, or its parts stay apart.
+bool join(uint tile, uint split) {
     return true;
 }
 #endif
 
-void write(uint column, uint row, vec4 four) {
-    uint at = (column * push.y_stride + push.y_first + row) / 4;
+void write(uint plane, uint column, uint row, vec4 four) {
+    uint at = (plane + column * push.y_stride + push.y_first + row) / 4;
     if (F16_OUTPUT) {
         Output2(push.y).data[at] = f16_activations(four);
     } else {
@@ -60,9 +60,10 @@ void write(uint column, uint row, vec4 four) {
 // Joins the parts of K and writes what comes of the sums. Shared memory is no longer needed: sums go through squares of it whose
 // places in memory are known.
 void finish(Tile tile) {
-    if (SPLITS > 1 && !join(tile.index)) {
+    if (SPLITS > 1 && !APART && tile.index >= push.whole && !join(tile.index - push.whole, tile.split)) {
         return;
     }
+    uint plane = APART ? tile.split * push.y_plane : 0;
     uint square = gl_SubgroupID * 2 * SQUARE;
     const uint PAIR = EPILOGUE == 0 ? 1 : 2;
     unrolled for (uint i = 0; i < ROW_TILES; i += PAIR) {
@@ -87,7 +88,7 @@ void finish(Tile tile) {
                         }
                     }
                     if (column < tile.columns && (row + four * 4) * PAIR < push.rows) {
-                        write(column, row + four * 4, values);
+                        write(plane, column, row + four * 4, values);
                     }
                 }
             }

@@ -14,7 +14,7 @@ use crate::{
     variant::Variant,
     vectors::VectorData,
 };
-use policy::{Fragments, Plan, SUBGROUP, Shape};
+use policy::{Fragments, Parts, Plan, SUBGROUP, Shape};
 
 /// For the self-test and the compile checks.
 pub static KERNEL: Kernel = Kernel {
@@ -72,8 +72,8 @@ impl Matmul {
     /// Compiles the variant of a plan, which [`policy::plan`] makes.
     pub fn with_plan(device: &Device, shape: Shape, plan: Plan) -> Result<Self> {
         shape.epilogue.check("matmul", &shape.weights)?;
-        let tiles = plan.tile.of(shape.weights.rows, shape.columns);
-        if plan.splits > 1 && tiles > policy::MOST_SPLIT_TILES {
+        let tiles = plan.tile.of(shape.weights.rows, shape.columns).saturating_sub(plan.whole);
+        if plan.splits > 1 && shape.parts == Parts::Joined && tiles > policy::MOST_SPLIT_TILES {
             let most = policy::MOST_SPLIT_TILES;
             let reason = format!("K of {tiles} tiles in {} parts: at most {most} have a counter", plan.splits);
             return Err(Error::InvalidUse { what: "matmul".into(), reason });
@@ -88,7 +88,7 @@ impl Matmul {
 
     /// Records Y = W · X.
     pub fn record(&self, recorder: &mut Recorder, name: &str, operands: &Operands<'_>) -> Result<()> {
-        let Shape { weights, columns, epilogue, output } = self.shape;
+        let Shape { weights, columns, epilogue, output, parts: kept } = self.shape;
         let Operands { w, x, target, active, scratch } = operands;
         let wrong = |reason: String| Err(Error::InvalidUse { what: name.to_string(), reason });
         if w.layout() != weights {
@@ -104,6 +104,13 @@ impl Matmul {
         if !target.first.is_multiple_of(4) || !target.stride.is_multiple_of(4) {
             return wrong(format!("output from value {} on, {} apart: multiples of 4", target.first, target.stride));
         }
+        let plane = target.stride * columns;
+        if kept == Parts::Apart {
+            let planes = plane * self.plan.splits as usize;
+            if output != Activations::F32 || epilogue != Epilogue::None || u32::try_from(planes).is_err() || target.y.len() / 4 < planes as u64 {
+                return wrong(format!("{} planes of {plane} f32 each for parts that stay apart", self.plan.splits));
+            }
+        }
         let (counters, parts) = match (scratch, self.scratch_bytes()) {
             (_, 0) => (Address::NONE, Address::NONE),
             (Some(scratch), bytes) if scratch.len() >= bytes => {
@@ -116,6 +123,8 @@ impl Matmul {
         for part in w.parts() {
             let (y, y_first) = target.of_part(name, part, epilogue, columns)?;
             let tiles = self.plan.tile.of(part.layout.rows, columns);
+            let whole = self.plan.whole.min(tiles);
+            let groups = whole + (tiles - whole) * self.plan.splits;
             // The shaders' push constants differ by their types' names alone.
             macro_rules! dispatch {
                 ($shader:ident) => {{
@@ -132,8 +141,10 @@ impl Matmul {
                         columns: columns as u32,
                         y_first,
                         y_stride: target.stride as u32,
+                        y_plane: plane as u32,
+                        whole,
                     };
-                    recorder.dispatch(name, &self.pipeline, [tiles, self.plan.splits, 1], &push)?
+                    recorder.dispatch(name, &self.pipeline, [groups, 1, 1], &push)?
                 }};
             }
             if self.plan.direct { dispatch!(matmul_direct) } else { dispatch!(matmul_staged) }
@@ -143,14 +154,14 @@ impl Matmul {
 }
 
 fn variant(shape: &Shape, plan: &Plan) -> Variant {
-    let Shape { weights: Layout { scheme, .. }, epilogue, output, .. } = *shape;
+    let Shape { weights: Layout { scheme, .. }, epilogue, output, parts, .. } = *shape;
     let Plan { tile, direct, ahead, splits, .. } = *plan;
     let mut label = format!(
         "{scheme}, {} × {} in {} × {}, {ahead} ahead",
         tile.rows, tile.columns, tile.own_rows, tile.own_columns
     );
     if splits > 1 {
-        label += &format!(", {splits} splits");
+        label += &format!(", {splits} splits{}", if parts == Parts::Apart { " apart" } else { "" });
     }
     if epilogue != Epilogue::None {
         label += &format!(", {epilogue}");
@@ -172,6 +183,7 @@ fn variant(shape: &Shape, plan: &Plan) -> Variant {
                 ahead,
                 splits,
                 lanes: tile.lanes,
+                apart: parts == Parts::Apart,
             };
             Variant::new(label, $shader::TIERS, plan.tier, &constants, plan.subgroup())
         }};

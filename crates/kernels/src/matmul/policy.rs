@@ -16,6 +16,17 @@ pub struct Shape {
     pub epilogue: Epilogue,
     /// How y is stored: f32, or f16 activations.
     pub output: Activations,
+    /// What becomes of the sums of the parts of K.
+    pub parts: Parts,
+}
+
+/// What becomes of the sums of the parts of K, where it is split.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Parts {
+    /// The last workgroup of a tile adds them up.
+    Joined,
+    /// They stay apart: y, of f32, has a plane for each, and who reads it adds them up, which is faster than one workgroup.
+    Apart,
 }
 
 /// What a workgroup makes at once, and a subgroup of it: multiples of 16.
@@ -43,6 +54,11 @@ impl Tile {
         self.rows / self.own_rows * (self.columns / self.own_columns) * self.lanes
     }
 
+    /// Workgroups that a compute unit works on at the same time, for the largest two.
+    fn resident(&self) -> u32 {
+        (256 / self.threads()).clamp(1, 2)
+    }
+
     /// Tiles of so many rows and columns.
     pub fn of(&self, rows: usize, columns: usize) -> u32 {
         (rows as u32).div_ceil(self.rows) * (columns as u32).div_ceil(self.columns)
@@ -68,6 +84,8 @@ pub struct Plan {
     pub ahead: u32,
     /// Parts that K is split into, so that more of the device is busy.
     pub splits: u32,
+    /// Tiles, from the first on, whose K is not split all the same.
+    pub whole: u32,
 }
 
 impl Plan {
@@ -89,13 +107,19 @@ impl Plan {
 
     /// Bytes of scratch memory of a shape.
     pub fn scratch_bytes(&self, shape: &Shape) -> u64 {
-        if self.splits == 1 {
+        if self.splits == 1 || shape.parts == Parts::Apart {
             return 0;
         }
+        // Of a matrix in several parts each has whole tiles first: none has more that are split than it has tiles.
         let tiles = self.tile.of(shape.weights.rows, shape.columns);
         let area = self.tile.rows * self.tile.columns;
         COUNTER_BYTES + u64::from(tiles) * u64::from(self.splits) * u64::from(area) * 4
     }
+}
+
+/// What becomes of the parts of K where who reads y can add them up, as norms can: of many columns that takes longer than to join them.
+pub fn parts_for_norm(columns: usize) -> Parts {
+    if columns <= 128 { Parts::Apart } else { Parts::Joined }
 }
 
 /// Tiles whose K may be split: more of them need no splitting, but where sums must not depend on the columns.
@@ -149,17 +173,33 @@ pub fn reproducible(caps: &Caps, fragments: Fragments, shape: &Shape) -> Option<
     let few = plan(caps, fragments, &Shape { columns: 16, ..*shape })?;
     let own = plan(caps, fragments, shape)?;
     let tiles = own.tile.of(shape.weights.rows, shape.columns);
-    (few.splits == 1 || tiles <= MOST_SPLIT_TILES).then_some(Plan { direct: few.direct, splits: few.splits, ..own })
+    // Which tiles are split would depend on how many there are.
+    let splits = if few.whole == 0 { few.splits } else { 1 };
+    (splits == 1 || shape.parts == Parts::Apart || tiles <= MOST_SPLIT_TILES)
+        .then_some(Plan { direct: few.direct, splits, whole: 0, ..own })
+}
+
+/// Whether a device can do without matrix units.
+pub fn emulates(caps: &Caps) -> bool {
+    let tile = emulated_tile(caps);
+    let lanes = tile.lanes;
+    caps.tier() >= Some(Tier::T1)
+        && caps.min_subgroup_size == lanes
+        && SUBGROUP.is_multiple_of(lanes)
+        && tile.threads().is_multiple_of(32)
+}
+
+fn emulated_tile(caps: &Caps) -> Tile {
+    // Its threads divide among the 32 half groups of a strip.
+    Tile { lanes: caps.max_subgroup_size, ..Tile::new(64, 32, 32, 16) }
 }
 
 /// The plan without matrix units, on devices with T1 and subgroups of one size, up to 32: for tests.
-pub fn emulated(caps: &Caps) -> Option<Plan> {
-    let lanes = caps.max_subgroup_size;
-    let able = caps.tier() >= Some(Tier::T1) && caps.min_subgroup_size == lanes && SUBGROUP.is_multiple_of(lanes);
-    // Its threads divide among the 32 half groups of a strip.
-    let tile = Tile { lanes, ..Tile::new(64, 32, 32, 16) };
-    let plan = Plan { tier: Tier::T1, tile, direct: false, ahead: 2, splits: 1 };
-    (able && tile.threads().is_multiple_of(32) && plan.shared_bytes() <= caps.max_shared_bytes).then_some(plan)
+pub fn emulated(caps: &Caps, shape: &Shape) -> Option<Plan> {
+    // So that there is something to add up.
+    let splits = if shape.parts == Parts::Apart { 2 } else { 1 };
+    let plan = Plan { tier: Tier::T1, tile: emulated_tile(caps), direct: false, ahead: 2, splits, whole: 0 };
+    (emulates(caps) && plan.shared_bytes() <= caps.max_shared_bytes).then_some(plan)
 }
 
 /// Tiles by the number of columns that they suit: the fastest of the 27B's products on an H200.
@@ -170,9 +210,17 @@ const TILES: [Tile; 4] = [
     Tile::new(128, 128, 64, 64),
 ];
 
+/// The last of them where weights go straight into operands: no row's become operands twice, and activations, whose way from the cache
+/// is the narrowest, come for as many rows as there are registers for.
+const LARGEST_DIRECT: Tile = Tile::new(256, 128, 32, 128);
+
+/// The first of them there: more workgroups, whose loads are under way at the same time.
+const SMALLEST_DIRECT: Tile = Tile::new(64, 16, 16, 16);
+
 /// Others that are worth timing.
-const MORE_TILES: [Tile; 10] = [
-    Tile::new(64, 16, 16, 16),
+const MORE_TILES: [Tile; 13] = [
+    LARGEST_DIRECT,
+    SMALLEST_DIRECT,
     Tile::new(256, 16, 32, 16),
     Tile::new(256, 16, 64, 16),
     Tile::new(64, 32, 32, 16),
@@ -180,12 +228,11 @@ const MORE_TILES: [Tile; 10] = [
     Tile::new(64, 64, 32, 32),
     Tile::new(128, 64, 64, 32),
     Tile::new(64, 128, 32, 64),
-    Tile::new(128, 128, 32, 128),
+    Tile::new(128, 128, 32, 64),
     Tile::new(256, 64, 64, 64),
+    Tile::new(128, 128, 32, 128),
+    Tile::new(256, 128, 64, 64),
 ];
-
-/// Most columns whose weights go straight into operands.
-const MOST_DIRECT: u32 = 64;
 
 /// Most parts of K: adding up more takes longer than it saves.
 const MOST_SPLITS: u32 = 8;
@@ -198,33 +245,33 @@ pub fn candidates(caps: &Caps, fragments: Fragments, shape: &Shape) -> Vec<Plan>
     // A strip of gate and its strip of up must be one subgroup's.
     let least = 16 * shape.epilogue.strips() as u32;
     let direct = fragments == Fragments::FourToARow && shape.weights.scheme != Scheme::F32;
-    // Both ways must fit where there are both, so that the choice between them is free.
     let fits = |tile: &&Tile| {
-        let bytes = |direct| Plan { tier: Tier::T2, tile: **tile, direct, ahead: 1, splits: 1 }.shared_bytes();
-        let bytes = if direct { bytes(false).max(bytes(true)) } else { bytes(false) };
-        tile.own_rows >= least
-            && bytes <= caps.max_shared_bytes
-            && tile.threads() <= caps.max_threads
+        let plan = Plan { tier: Tier::T2, tile: **tile, direct, ahead: 1, splits: 1, whole: 0 };
+        tile.own_rows >= least && plan.shared_bytes() <= caps.max_shared_bytes && tile.threads() <= caps.max_threads
     };
     let columns = shape.columns as u32;
     let suited = TILES.iter().filter(fits).find(|tile| tile.columns >= columns.min(128));
     let Some(tile) = suited.or(TILES.iter().rfind(fits)) else { return Vec::new() };
-    // With many columns weights are read from shared memory often enough to make up for writing them there.
-    let own = direct && columns <= MOST_DIRECT;
-    // The largest tiles have no registers to spare on RDNA3, and gain one hundredth elsewhere.
-    let ahead = match (own, tile.columns) {
+    let tile = match tile.columns {
+        128 if direct => &LARGEST_DIRECT,
+        16 if direct && least == 16 => &SMALLEST_DIRECT,
+        _ => tile,
+    };
+    // Through shared memory the largest tiles have no registers to spare on RDNA3, and gain one hundredth elsewhere.
+    let ahead = match (direct, tile.columns) {
+        (true, 128..) => 2,
         (true, _) => 4,
         (false, 128..) => 1,
         (false, _) => 2,
     };
-    let mut list = vec![Plan { tier: Tier::T2, tile: *tile, direct: own, ahead, splits: splits(caps, shape, tile, own) }];
+    let (splits, whole) = spread(caps, shape, tile);
+    let mut list = vec![Plan { tier: Tier::T2, tile: *tile, direct, ahead, splits, whole }];
     let suited = |tile: &&Tile| tile.columns < columns * 2 && tile.columns >= columns.min(128).next_power_of_two();
     for tile in TILES.iter().chain(&MORE_TILES).filter(fits).filter(suited) {
-        let near = splits(caps, shape, tile, own);
-        for splits in (1..=most_splits(shape, tile)).filter(|splits| splits.abs_diff(near) <= 2) {
-            for (direct, ahead) in [(false, 1), (false, 2), (direct, 2), (direct, 4)] {
-                let plan = Plan { tier: Tier::T2, tile: *tile, direct, ahead, splits };
-                if !list.contains(&plan) {
+        for (splits, whole) in spreads(caps, shape, tile) {
+            for ahead in [1, 2, 4] {
+                let plan = Plan { tier: Tier::T2, tile: *tile, direct, ahead, splits, whole };
+                if !list.contains(&plan) && (direct == (ahead == 4) || ahead == 2) {
                     list.push(plan);
                 }
             }
@@ -233,29 +280,55 @@ pub fn candidates(caps: &Caps, fragments: Fragments, shape: &Shape) -> Vec<Plan>
     list
 }
 
-fn most_splits(shape: &Shape, tile: &Tile) -> u32 {
-    if tile.of(shape.weights.rows, shape.columns) > MOST_SPLIT_TILES {
-        return 1;
-    }
+/// The parts that K may be split into, and the tiles that are not.
+fn spreads(caps: &Caps, shape: &Shape, tile: &Tile) -> impl Iterator<Item = (u32, u32)> {
+    let tiles = tile.of(shape.weights.rows, shape.columns);
+    let joined = shape.parts == Parts::Joined;
     // Parts of at least four quads.
-    (shape.weights.quads() as u32 / 4).clamp(1, MOST_SPLITS)
+    let most = (shape.weights.quads() as u32 / 4).clamp(1, MOST_SPLITS);
+    // As many whole tiles as the compute units take at once, or a round less.
+    let round = units(caps) * tile.resident();
+    let whole = [0, (tiles / round).saturating_sub(1), tiles / round].map(|rounds| rounds * round);
+    let allowed = move |(splits, whole): &(u32, u32)| match *splits {
+        1 => *whole == 0,
+        _ => !joined || tiles - whole <= MOST_SPLIT_TILES && *whole < tiles,
+    };
+    let with_whole = whole.into_iter().skip(1).filter(move |whole| joined && *whole > 0);
+    let list = [0].into_iter().chain(with_whole);
+    list.flat_map(move |whole| (1..=most).map(move |splits| (splits, whole))).filter(allowed)
 }
 
 /// The parts of K that take least: workgroups come out more even, and each compute unit has several to switch between, but every part
-/// has to be written and added up. The constants are fitted to an H200.
-fn splits(caps: &Caps, shape: &Shape, tile: &Tile, direct: bool) -> u32 {
-    let units = f64::from(caps.compute_units.unwrap_or(16));
+/// has to be written and added up. Counted in what a compute unit's workgroups take; the constants are fitted to sweeps on an H200.
+fn spread(caps: &Caps, shape: &Shape, tile: &Tile) -> (u32, u32) {
     let tiles = f64::from(tile.of(shape.weights.rows, shape.columns));
-    // What a compute unit loses while it has too few to switch between, in workgroups; and what it costs to add up a part: the less
-    // the other work takes, the more.
-    let idle = if tile.columns < 128 { 1.0 } else { 0.3 };
-    let part = if direct && tile.columns < 64 { 0.15 } else { 0.05 };
-    let cost = |splits: u32| {
-        let splits = f64::from(splits);
-        let joining = if splits > 1.0 { 1.0 + part * splits } else { 1.0 };
-        ((tiles * splits / units).ceil() + idle) / splits * joining
+    let joined = shape.parts == Parts::Joined;
+    let few = tile.columns <= 32;
+    // Workgroups that are worked on at the same time, and what is lost while a compute unit has too few to switch between.
+    let (round, idle) = match tile.columns {
+        ..=64 => (f64::from(units(caps)), 1.0),
+        _ => (f64::from(units(caps) * tile.resident()), 0.0),
     };
-    (1..=most_splits(shape, tile)).min_by(|a, b| cost(*a).total_cmp(&cost(*b))).unwrap_or(1)
+    // What it takes to write a round of parts and to add them up: the shorter K is, the more of the whole.
+    let part = if joined { 0.17 } else { 0.08 } * 5376.0 / shape.weights.k as f64;
+    let cost = |(splits, whole): &(u32, u32)| {
+        let (splits, whole) = (f64::from(*splits), f64::from(*whole));
+        let split = (((tiles - whole) * splits / round).ceil() + idle) / splits;
+        whole / round
+            + match splits > 1.0 {
+                false => split,
+                // With few columns everyone waits for the memory, and writes parts to it.
+                true if few && joined => split * (1.0 + 0.15 * splits),
+                true => split + part * splits * (tiles - whole) / round,
+            }
+    };
+    // Nor does an even end gain anything then.
+    let allowed = |(_, whole): &(u32, u32)| *whole == 0 || !few;
+    spreads(caps, shape, tile).filter(allowed).min_by(|a, b| cost(a).total_cmp(&cost(b))).unwrap_or((1, 0))
+}
+
+fn units(caps: &Caps) -> u32 {
+    caps.compute_units.unwrap_or(16)
 }
 
 /// Rows and K of matrices of the Gemma 3 family, and whether they join gate and up.
@@ -277,7 +350,8 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
                     true => (Epilogue::Geglu, Activations::F16),
                     false => (Epilogue::None, Activations::F32),
                 };
-                let shape = Shape { weights: Layout { scheme, rows, k }, columns, epilogue, output };
+                let parts = if gated { Parts::Joined } else { Parts::Apart };
+                let shape = Shape { weights: Layout { scheme, rows, k }, columns, epilogue, output, parts };
                 // Of weights that go straight into operands the schemes that models have most: each takes long to compile.
                 let both = [Fragments::Other, Fragments::FourToARow];
                 let most = matches!(scheme, Scheme::Int8 | Scheme::Int4);

@@ -2,19 +2,19 @@ use gpu::{Tier, known};
 
 use super::{
     cases,
-    policy::{self, Fragments, Shape},
+    policy::{self, Fragments, Parts, Shape},
 };
-use crate::{Activations, Epilogue, Layout, Scheme};
+use crate::{Activations, Epilogue, Layout, Scheme, product::trial::Trial};
 
 fn shape(rows: usize, k: usize, columns: usize) -> Shape {
     let weights = Layout::new(Scheme::Int8, rows, k).unwrap();
-    Shape { weights, columns, epilogue: Epilogue::None, output: Activations::F32 }
+    Shape { weights, columns, epilogue: Epilogue::None, output: Activations::F32, parts: Parts::Joined }
 }
 
 #[test]
 fn without_matrix_units_it_goes_the_same_way() {
     let Some(device) = testkit::cpu_device() else { return };
-    let plan = policy::emulated(device.caps()).expect("the CPU driver has T1 and small subgroups");
+    let plan = policy::emulated(device.caps(), &shape(64, 64, 32)).expect("the CPU driver has T1 and small subgroups");
     for scheme in Scheme::ALL {
         // All of one scheme; of the others a few, for each takes seconds to compile.
         let all = cases::trials(scheme);
@@ -24,6 +24,11 @@ fn without_matrix_units_it_goes_the_same_way() {
             assert!(comparison.passed(), "{}: {:?}", trial.name(), comparison.first_wrong);
         }
     }
+    // Parts of K that stay apart.
+    let trial = Trial { planes: 2, ..cases::trials(Scheme::Int8)[1] };
+    let apart = policy::emulated(device.caps(), &cases::shape(&trial)).unwrap();
+    assert_eq!(apart.splits, 2);
+    assert!(cases::run(&device, trial, apart, device.caps()).unwrap().passed());
     // A matrix in three parts.
     let trial = cases::trials(Scheme::Int8)[1];
     let caps = gpu::Caps { max_allocation: 4 * trial.weights.strip_value_bytes() as u64, ..device.caps().clone() };
@@ -47,13 +52,22 @@ fn only_devices_with_matrix_units_are_served() {
 
 #[test]
 fn parts_of_k_come_out_even() {
-    let splits = |rows, k, columns| policy::plan(&known::h200(), Fragments::FourToARow, &shape(rows, k, columns)).unwrap().splits;
-    // As sweeps found them: 336 tiles of gate and up for 132 compute units, 64 of QKV.
-    assert_eq!([16, 32, 64, 128, 512].map(|columns| splits(43008, 5376, columns)), [1, 1, 3, 3, 1]);
-    assert!([16, 64].map(|columns| splits(8192, 5376, columns)).iter().all(|splits| (4..=6).contains(splits)));
-    assert_eq!(splits(8192, 5376, 512), 1);
-    assert_eq!(splits(262_144, 5376, 16), 1);
-    assert_eq!(splits(16, 32, 16), 1, "one quad is not split");
+    let spread = |rows, k, columns, parts| {
+        let shape = Shape { parts, ..shape(rows, k, columns) };
+        let plan = policy::plan(&known::h200(), Fragments::FourToARow, &shape).unwrap();
+        (plan.splits, plan.whole)
+    };
+    // As sweeps found them. Gate and up: of few columns not split; of more, what is left when 132 compute units are through.
+    assert_eq!([16, 32].map(|columns| spread(43008, 5376, columns, Parts::Joined)), [(1, 0); 2]);
+    assert_eq!(spread(43008, 5376, 64, Parts::Joined).1, 264);
+    assert_eq!(spread(43008, 5376, 128, Parts::Joined), (3, 132));
+    // QKV, output and down have fewer tiles than there are compute units.
+    assert_eq!([64, 128].map(|columns| spread(8192, 5376, columns, Parts::Joined)), [(4, 0); 2]);
+    for (k, columns) in [(4096, 64), (4096, 128), (21504, 64), (21504, 128)] {
+        assert_eq!(spread(5376, k, columns, Parts::Apart), (6, 0), "{k}, {columns} columns");
+    }
+    assert_eq!(spread(262_144, 5376, 16, Parts::Joined), (1, 0));
+    assert_eq!(spread(16, 32, 16, Parts::Joined), (1, 0), "one quad is not split");
 }
 
 #[test]
@@ -67,8 +81,8 @@ fn every_plan_is_within_the_device() {
                     assert!(plan.tile.threads() <= caps.max_threads && plan.tile.rows * 2 >= plan.tile.threads());
                     assert!(plan.tile.rows * 2 % plan.tile.threads() == 0, "{plan:?}");
                     assert!([1, 2, 4].contains(&plan.ahead));
-                    let tiles = plan.tile.of(rows, columns);
-                    assert!(plan.splits == 1 || tiles <= policy::MOST_SPLIT_TILES);
+                    let split = plan.tile.of(rows, columns) - plan.whole;
+                    assert!(plan.splits == 1 && plan.whole == 0 || (1..=policy::MOST_SPLIT_TILES).contains(&split));
                 }
             }
         }

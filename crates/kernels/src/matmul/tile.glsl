@@ -21,6 +21,8 @@ layout(constant_id = 8) const uint AHEAD = 1;
 layout(constant_id = 9) const uint SPLITS = 1;
 // Threads of a subgroup.
 layout(constant_id = 10) const uint LANES = 32;
+// The sums of the parts stay apart, in planes of y: who reads it adds them up.
+layout(constant_id = 11) const bool APART = false;
 
 #include "weights.glsl"
 #include "gated.glsl"
@@ -41,7 +43,8 @@ layout(push_constant, scalar) uniform Push {
     Active active_rows;
     // f32, or f16 activations.
     Output4 y;
-    // Sums of the parts of K, [tile][split][ROWS · COLUMNS], and how many workgroups of a tile have left theirs: zeros between calls.
+    // Sums of the parts of K, [split tile][split][ROWS · COLUMNS], and how many workgroups of a tile have left theirs: zeros between
+    // calls.
     Parts parts;
     Counters counters;
     uint rows;
@@ -50,6 +53,10 @@ layout(push_constant, scalar) uniform Push {
     // Where this part of the matrix starts in y, and how far apart the columns of y are: multiples of 4.
     uint y_first;
     uint y_stride;
+    // From plane to plane of y, where parts stay apart.
+    uint y_plane;
+    // Tiles, from the first on, whose K is in one part: as many as keep the device busy to the end. The others' is split.
+    uint whole;
 } push;
 
 const uint SIDE = 16;
@@ -69,6 +76,7 @@ const uint SQUARES = SUBGROUPS * 2 * SQUARE;
 // Where a workgroup works.
 struct Tile {
     uint index;
+    uint split;
     uint first_row;
     uint first_column;
     uint columns;
@@ -79,10 +87,18 @@ struct Tile {
 // Tiles come in bands of columns, in each band row by row.
 Tile own_tile() {
     Tile tile;
-    tile.index = gl_WorkGroupID.x;
     tile.columns = min(push.columns, push.active_rows.rows);
     uint row_tiles = (push.rows + ROWS - 1) / ROWS;
     uint column_tiles = (push.columns + COLUMNS - 1) / COLUMNS;
+    bool is_whole = SPLITS == 1 || gl_WorkGroupID.x < push.whole;
+    uint others = row_tiles * column_tiles - push.whole;
+    tile.index = gl_WorkGroupID.x;
+    tile.split = 0;
+    if (!is_whole) {
+        uint rest = gl_WorkGroupID.x - push.whole;
+        tile.index = push.whole + rest % others;
+        tile.split = rest / others;
+    }
     uint band = tile.index / (BAND * row_tiles);
     uint width = min(BAND, column_tiles - band * BAND);
     uint in_band = tile.index - band * BAND * row_tiles;
@@ -90,8 +106,8 @@ Tile own_tile() {
     tile.first_row = in_band / width * ROWS;
     // A split may have nothing to do where the others have rounded up.
     uint quads = (push.k + QUAD - 1) / QUAD;
-    uint per_split = (quads + SPLITS - 1) / SPLITS;
-    tile.first_quad = gl_WorkGroupID.y * per_split;
+    uint per_split = is_whole ? quads : (quads + SPLITS - 1) / SPLITS;
+    tile.first_quad = tile.split * per_split;
     tile.end_quad = min(tile.first_quad + per_split, quads);
     return tile;
 }

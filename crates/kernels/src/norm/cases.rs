@@ -21,9 +21,9 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
     let mut list = Vec::new();
     for tier in [Tier::T0, Tier::T1].into_iter().filter(|tier| caps.tier() >= Some(*tier)) {
         for (post_norm, residual) in [(false, false), (false, true), (true, true), (true, false)] {
-            let mut push = |output, gather, sizes: &[(usize, usize)]| {
+            let mut push = |output, gather, sums, sizes: &[(usize, usize)]| {
                 for (rows, n) in sizes.iter().copied() {
-                    let form = Form { post_norm, residual, output, gather };
+                    let form = Form { post_norm, residual, output, gather, sums };
                     let fewest = policy::holding(caps, n, form, tier, 1);
                     let held = policy::held(caps, n, form, tier).filter(|plan| Some(*plan) != fewest);
                     let plans = [fewest, held, Some(policy::walked(caps, n, form, tier))];
@@ -32,23 +32,27 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
             };
             if post_norm != residual {
                 // Not Gemma's: enough that every branch is met.
-                push(Activations::F32, false, &[(2, 259), (5, 1152)]);
-                push(Activations::Int8, false, &[(3, 160)]);
-                push(Activations::Int16, false, &[(3, 144)]);
-                push(Activations::F16, false, &[(3, 140)]);
+                push(Activations::F32, false, 1, &[(2, 259), (5, 1152)]);
+                push(Activations::Int8, false, 1, &[(3, 160)]);
+                push(Activations::Int16, false, 1, &[(3, 144)]);
+                push(Activations::F16, false, 1, &[(3, 140)]);
                 continue;
             }
             // One value, fewer than a subgroup, odd, more than the workgroup, some models' lengths, a thread with one of its
             // two fours.
             let sizes = [(1, 1), (3, 7), (2, 259), (2, 640), (5, 1152), (1, 2560), (1, 5376), (1, 4112)];
-            push(Activations::F32, false, &sizes);
-            push(Activations::F32, true, &[(3, 259), (3, 640)]);
+            push(Activations::F32, false, 1, &sizes);
+            push(Activations::F32, true, 1, &[(3, 259), (3, 640)]);
             // One group, a padded quad, models' lengths.
-            push(Activations::Int8, false, &[(1, 32), (3, 160), (1, 5376)]);
-            push(Activations::Int16, false, &[(1, 16), (3, 144), (2, 1152), (1, 5376), (1, 4112)]);
-            push(Activations::Int16, true, &[(3, 640)]);
-            push(Activations::F16, false, &[(1, 4), (3, 140), (2, 1152), (1, 5376), (1, 4112)]);
-            push(Activations::F16, true, &[(3, 640)]);
+            push(Activations::Int8, false, 1, &[(1, 32), (3, 160), (1, 5376)]);
+            push(Activations::Int16, false, 1, &[(1, 16), (3, 144), (2, 1152), (1, 5376), (1, 4112)]);
+            push(Activations::Int16, true, 1, &[(3, 640)]);
+            push(Activations::F16, false, 1, &[(1, 4), (3, 140), (2, 1152), (1, 5376), (1, 4112)]);
+            push(Activations::F16, true, 1, &[(3, 640)]);
+            // Parts of a product.
+            push(Activations::F16, false, 3, &[(2, 1152), (1, 5376)]);
+            push(Activations::F16, true, 2, &[(3, 640)]);
+            push(Activations::F32, false, 2, &[(2, 259)]);
         }
     }
     list
@@ -56,7 +60,8 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
 
 fn case(plan: Plan, form: Form, rows: usize, n: usize) -> Case {
     let name = format!(
-        "{rows} × {n}{}{}, to {}{}{}",
+        "{rows} × {n}{}{}{}, to {}{}{}",
+        if form.sums > 1 { format!(" of {} sums", form.sums) } else { String::new() },
         if form.post_norm { ", post-norm" } else { "" },
         if form.residual { ", residual" } else { "" },
         form.output,
@@ -70,7 +75,14 @@ fn run(device: &Device, plan: Plan, form: Form, rows: usize, n: usize) -> Result
     let mut random = Random::new((rows * 10007 + n) as u64);
     let mut floats = |count: usize, scale: f32| (0..count).map(|_| random.signed() * scale).collect::<Vec<f32>>();
     // One row more than is active: it must stay as it is.
-    let (x, before) = (floats((rows + 1) * n, 30.0), floats((rows + 1) * n, 100.0));
+    let (mut x, before) = (floats((rows + 1) * n, 30.0), floats((rows + 1) * n, 100.0));
+    // Parts that add up to x without rounding: all are multiples of a power of two.
+    let mut parts: Vec<Vec<f32>> = (1..form.sums).map(|_| floats(x.len(), 30.0)).collect();
+    for value in parts.iter_mut().flatten().chain(&mut x) {
+        *value = (*value * 1024.0).round() / 1024.0;
+    }
+    let first = x.iter().enumerate().map(|(i, x)| *x - parts.iter().map(|part| part[i]).sum::<f32>()).collect();
+    let parts: Vec<f32> = [first].into_iter().chain(parts).flatten().collect();
     let list: Vec<u32> = (0..rows as u32).rev().chain([0]).collect();
     let (mut weight, post_weight) = (floats(n, 2.0), floats(n, 2.0));
     // One that makes more of a value than f16 can hold, and one that is not a number: neither may show in other groups.
@@ -87,7 +99,7 @@ fn run(device: &Device, plan: Plan, form: Form, rows: usize, n: usize) -> Result
     });
 
     let mut arena = arena(device);
-    let x = arena.buffer_from("x", &x)?;
+    let x = arena.buffer_from("x", &parts)?;
     let active = arena.buffer_from("active", &[rows as u32])?;
     let list = arena.buffer_from("rows", &list)?;
     let residual = arena.buffer_from("residual", &before)?;
@@ -98,6 +110,7 @@ fn run(device: &Device, plan: Plan, form: Form, rows: usize, n: usize) -> Result
     let mut recorder = device.recorder()?;
     let operands = Operands {
         x: x.view(),
+        x_rows: rows + 1,
         post_weight: form.post_norm.then(|| post_weight.view()),
         residual: form.residual.then(|| residual.view()),
         weight: weight.view(),

@@ -34,6 +34,8 @@ pub struct Form {
     pub output: Activations,
     /// The output has some rows of the input only, as a list of row numbers says.
     pub gather: bool,
+    /// The input is the sum of so many: of a product whose K is in parts. At least 1.
+    pub sums: u32,
 }
 
 /// The kernel for rows of one length.
@@ -47,8 +49,10 @@ pub struct Norm {
 
 /// The buffers of one call. Each row of `x`, `residual` and the output has the kernel's length.
 pub struct Operands<'a> {
-    /// Input rows, f32.
+    /// Input rows, f32: where it is in several sums, first all rows of the first.
     pub x: View,
+    /// Rows of a sum of `x`.
+    pub x_rows: usize,
     /// Weight of the norm before the add, if the form has one.
     pub post_weight: Option<View>,
     /// Residual rows, f32, read and written, if the form has them.
@@ -73,8 +77,8 @@ impl Norm {
     /// The same with a plan given.
     pub fn with_plan(device: &Device, form: Form, n: usize, epsilon: f32, plan: Plan) -> Result<Self> {
         let whole = form.output_group();
-        if n == 0 || !n.is_multiple_of(whole) {
-            let reason = format!("rows of {n} values cannot be normed to {} in groups of {whole}", form.output);
+        if n == 0 || form.sums == 0 || !n.is_multiple_of(whole) {
+            let reason = format!("{} sums of rows of {n} values cannot be normed to {} in groups of {whole}", form.sums, form.output);
             return Err(Error::InvalidUse { what: "norm".into(), reason });
         }
         Ok(Self { form, n, epsilon, plan, pipeline: variant(form, plan).pipeline(device)? })
@@ -86,6 +90,7 @@ impl Norm {
         let wrong = |reason: &str| Err(Error::InvalidUse { what: name.to_string(), reason: reason.into() });
         // Rows that a list names are not known here.
         let values = if self.form.gather { 0 } else { (self.n * y.columns * 4) as u64 };
+        let sums = self.form.sums as usize * operands.x_rows * self.n;
         let as_long = |view: Option<&View>, bytes: u64| view.is_none_or(|view| view.len() >= bytes);
         if y.k != self.n || y.kind() != self.form.output {
             return wrong("the output has another length or type than the kernel was made for");
@@ -96,7 +101,7 @@ impl Norm {
         if operands.rows.is_some() != self.form.gather || !as_long(operands.rows.as_ref(), y.columns as u64 * 4) {
             return wrong("a list of rows must be given exactly when the form gathers, with a number for each output row");
         }
-        if operands.active.len() < 4 || operands.x.len() < values || !as_long(operands.residual.as_ref(), values) {
+        if operands.active.len() < 4 || operands.x.len() < values.max(sums as u64 * 4) || u32::try_from(sums).is_err() || !as_long(operands.residual.as_ref(), values) {
             return wrong("x, the residual or the number of active rows is shorter than the output's rows need");
         }
         let row = (self.n * 4) as u64;
@@ -132,6 +137,7 @@ impl Norm {
                     n: self.n as u32,
                     epsilon: self.epsilon,
                     plane_words: (y.stride() * y.columns / 4) as u32,
+                    x_plane: (operands.x_rows * self.n) as u32,
                 };
                 recorder.dispatch(name, &self.pipeline, [y.columns as u32, 1, 1], &push)
             }};
@@ -153,21 +159,22 @@ impl Form {
 }
 
 fn variant(form: Form, plan: Plan) -> Variant {
-    let Form { post_norm, residual, output, gather } = form;
+    let Form { post_norm, residual, output, gather, sums } = form;
     let label = format!(
-        "{}{}{}{} {} threads{}",
+        "{}{}{}{}{} {} threads{}",
         if post_norm { "post-norm + " } else { "" },
         if residual { "residual + norm" } else { "norm" },
         if output == Activations::F32 { String::new() } else { format!(" → {output}") },
         if gather { ", gathered" } else { "" },
+        if sums > 1 { format!(", of {sums} sums") } else { String::new() },
         plan.threads,
         plan.per_thread.map_or(String::new(), |quarters| format!(" × {}", quarters * 4)),
     );
     let (threads, output) = (plan.threads, output as u32);
     if let Some(per_thread) = plan.per_thread {
-        let constants = norm_held::Constants { threads, post_norm, residual, output, gather, per_thread };
+        let constants = norm_held::Constants { threads, post_norm, residual, output, gather, per_thread, sums };
         return Variant::new(label, norm_held::TIERS, plan.tier, &constants, plan.subgroup);
     }
-    let constants = norm::Constants { threads, post_norm, residual, output, gather };
+    let constants = norm::Constants { threads, post_norm, residual, output, gather, sums };
     Variant::new(label, norm::TIERS, plan.tier, &constants, plan.subgroup)
 }

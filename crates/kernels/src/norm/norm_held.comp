@@ -15,6 +15,8 @@ layout(constant_id = 3) const uint OUTPUT = 0;
 layout(constant_id = 4) const bool GATHER = false;
 // Quarters (four values) that a thread holds.
 layout(constant_id = 5) const uint PER_THREAD = 1;
+// x is the sum of so many: of a product whose K is in parts.
+layout(constant_id = 6) const uint SUMS = 1;
 
 layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Floats4 { vec4 data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Active { uint rows; };
@@ -41,6 +43,8 @@ layout(push_constant, scalar) uniform Push {
     float epsilon;
     // Words of int16's high bytes: where its low bytes start.
     uint plane_words;
+    // From one sum of x to the next, in values.
+    uint x_plane;
 } push;
 
 #include "int16.glsl"
@@ -160,6 +164,9 @@ void main() {
     [[unroll]] for (uint j = 0; j < PER_THREAD; j++) {
         uint i = from * quarters + min(thread + j * THREADS, quarters - 1);
         value[j] = push.x.data[i];
+        [[unroll]] for (uint sum = 1; sum < SUMS; sum++) {
+            value[j] += push.x.data[sum * (push.x_plane / 4) + i];
+        }
         if (RESIDUAL) {
             before[j] = push.residual.data[i];
         }

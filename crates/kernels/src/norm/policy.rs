@@ -87,8 +87,10 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
     let best = caps.tier().unwrap_or(Tier::T0).min(Tier::T1);
     let mut list: Vec<Variant> = Vec::new();
     let mut add = |n: usize, tier: Tier, post_norm: bool, residual: bool, output: Activations| {
-        for gather in [false, true] {
-            let form = Form { post_norm, residual, output, gather };
+        // Products on matrix units leave sums of parts.
+        let most = if output == Activations::F16 && post_norm && residual { 8 } else { 1 };
+        for (gather, sums) in [(false, 1), (true, 1), (false, most), (true, most)] {
+            let form = Form { post_norm, residual, output, gather, sums };
             let new = variant(form, at_tier(caps, n, form, tier));
             let same = |known: &Variant| known.shader.name == new.shader.name && known.constants == new.constants;
             if !list.iter().any(same) {

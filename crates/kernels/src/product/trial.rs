@@ -24,6 +24,8 @@ pub(crate) struct Trial {
     /// Elements of each column of the output before and after what the product writes.
     pub before: usize,
     pub after: usize,
+    /// Planes that the sums of K's parts are left in, f32; 1 where there is one sum.
+    pub planes: usize,
 }
 
 impl Trial {
@@ -31,7 +33,7 @@ impl Trial {
     pub fn plain(weights: Layout, columns: usize) -> Self {
         let (epilogue, active) = (Epilogue::None, columns);
         let (activations, output) = (Activations::F32, Activations::F32);
-        Self { weights, columns, activations, epilogue, output, active, before: 0, after: 0 }
+        Self { weights, columns, activations, epilogue, output, active, before: 0, after: 0, planes: 1 }
     }
 
     /// In a few words.
@@ -46,6 +48,9 @@ impl Trial {
         }
         if self.active != self.columns {
             name += &format!(", {} active", self.active);
+        }
+        if self.planes > 1 {
+            name += &format!(", {} parts apart", self.planes);
         }
         if self.before + self.after > 0 {
             name += ", in a wider output";
@@ -79,11 +84,11 @@ impl Trial {
         }
         let n = self.epilogue.outputs(rows);
         let stride = self.before + n + self.after;
-        let output = Output::new(&mut arena, stride * self.columns)?;
+        let output = Output::new(&mut arena, stride * self.columns * self.planes)?;
         let untouched: Vec<u32> = output.buffer.read_vec()?;
         let active = arena.buffer_from("active", &[self.active as u32])?;
         // The guard behind the output is no part of what the kernel is given.
-        let y = output.buffer.slice(0..(stride * self.columns * 4) as u64)?;
+        let y = output.buffer.slice(0..(stride * self.columns * self.planes * 4) as u64)?;
         let target = Target { y, stored: Stored::F32, first: self.before, stride };
         let mut recorder = device.recorder()?;
         record(&mut recorder, &w, &x, &target, &active.view())?;
@@ -92,22 +97,27 @@ impl Trial {
         let mut comparison = Comparison::default();
         let got = output.read(&mut comparison)?;
         for (column, x) in columns.iter().enumerate() {
-            let got = &got[column * stride..(column + 1) * stride];
-            let (before, rest) = got.split_at(self.before);
-            let (values, after) = rest.split_at(n);
-            let values = if column < self.active { values } else { &[] };
-            let others = if column < self.active { [before, after].concat() } else { got.to_vec() };
-            comparison.equal(
-                || format!("what is beside column {column}"),
-                &others,
-                &untouched[..others.len()].to_vec(),
-            );
-            if values.is_empty() {
+            let mut sums = vec![0.0; n];
+            for plane in got.chunks(stride * self.columns).take(self.planes) {
+                let got = &plane[column * stride..(column + 1) * stride];
+                let (before, rest) = got.split_at(self.before);
+                let (values, after) = rest.split_at(n);
+                let others = if column < self.active { [before, after].concat() } else { got.to_vec() };
+                comparison.equal(
+                    || format!("what is beside column {column}"),
+                    &others,
+                    &untouched[..others.len()].to_vec(),
+                );
+                for (sum, value) in sums.iter_mut().zip(values) {
+                    *sum += f64::from(f32::from_bits(*value));
+                }
+            }
+            if column >= self.active {
                 continue;
             }
             for (row, want) in self.expected(&weights, x).into_iter().enumerate() {
                 let at = || format!("row {row}, column {column}");
-                comparison.close(at, f64::from(f32::from_bits(values[row])), want.value, want.allowed);
+                comparison.close(at, sums[row], want.value, want.allowed);
             }
         }
         Ok(comparison)

@@ -12,7 +12,7 @@ use kernels::{
         Gemv, MAX_COLUMNS, Source,
         policy::{self, Plan, Shape},
     },
-    matmul::{self, Matmul},
+    matmul::{self, Matmul, policy::Parts},
     probe,
     random::{Kind, Random, fill_vectors},
 };
@@ -132,13 +132,17 @@ pub fn run(device: &Device, arguments: &Arguments, (rows, k): (usize, usize)) ->
                 continue;
             }
             let products = products(device, arguments.sweep, layout, columns, activations)?;
-            for product in products {
+            let wanted = |product: &Product| arguments.only.iter().all(|text| product.name().contains(text));
+            for product in products.into_iter().filter(wanted) {
                 progress.say(&format!("{rows} × {k} {} × {activations}: {product:?}", layout.scheme));
                 figures.push(time(device, &product, &weights, roof)?);
             }
         }
     }
     drop(progress);
+    if figures.is_empty() && !arguments.only.is_empty() {
+        bail!("no variant has {} in its name: see the names without --only", arguments.only.join(" and "));
+    }
     if figures.is_empty() {
         bail!(
             "int8 activations are multiplied with int8 and int4 weights, int16 ones with all integers, and both with 1 to \
@@ -214,6 +218,34 @@ enum Product {
     Matmul(matmul::policy::Shape, matmul::policy::Plan),
 }
 
+impl Product {
+    /// The kernel and what its plan is made of.
+    fn name(&self) -> String {
+        match self {
+            Product::Gemv(_, Plan { lanes: Some(tile), tier, groups, .. }) => {
+                format!("gemv {tier}, {groups} × {tile:?}")
+            }
+            Product::Gemv(_, plan) => format!(
+                "gemv {}, {} × {} in {} teams × {} strips, {} in flight",
+                plan.tier, plan.groups, plan.threads, plan.teams, plan.strips, plan.in_flight
+            ),
+            Product::Gemm(_, plan) => format!("gemm {}, {:?}", plan.tier, plan.method),
+            Product::Matmul(shape, plan) => format!(
+                "matmul {}, {} × {} in {} × {}, {} ahead, {} splits{}{}",
+                if plan.direct { "direct" } else { "staged" },
+                plan.tile.rows,
+                plan.tile.columns,
+                plan.tile.own_rows,
+                plan.tile.own_columns,
+                plan.ahead,
+                plan.splits,
+                if shape.parts == Parts::Apart { " apart" } else { "" },
+                if plan.whole > 0 { format!(" after {}", plan.whole) } else { String::new() },
+            ),
+        }
+    }
+}
+
 /// The kernels to time for a shape: the one that would run, or all that are worth trying.
 fn products(
     device: &Device,
@@ -225,11 +257,15 @@ fn products(
     let (caps, epilogue) = (device.caps(), Epilogue::None);
     if activations == kernels::Activations::F16 {
         let output = kernels::Activations::F32;
-        let shape = matmul::policy::Shape { weights, columns, epilogue, output };
-        let plans = matmul::policy::candidates(caps, matmul::fragments(device)?, &shape)
-            .into_iter()
-            .take(if sweep { usize::MAX } else { 1 });
-        return Ok(plans.map(|plan| Product::Matmul(shape, plan)).collect());
+        let fragments = matmul::fragments(device)?;
+        let mut products = Vec::new();
+        for parts in [Parts::Joined, Parts::Apart].into_iter().take(if sweep { 2 } else { 1 }) {
+            let shape = matmul::policy::Shape { weights, columns, epilogue, output, parts };
+            let plans = matmul::policy::candidates(caps, fragments, &shape).into_iter();
+            let all = plans.take(if sweep { usize::MAX } else { 1 });
+            products.extend(all.map(|plan| Product::Matmul(shape, plan)));
+        }
+        return Ok(products);
     }
     if columns > MAX_COLUMNS {
         let shape = gemm::policy::Shape { weights, columns, epilogue };
@@ -249,7 +285,14 @@ fn time(device: &Device, product: &Product, weights: &[Matrix], roof: f64) -> Re
     let Layout { scheme, rows, k } = weights[0].layout();
     let mut arena = Arena::new(device, Lifetime::Scratch, Memory::Device);
     let x = random_vectors(device, &mut arena, k, columns, activations)?;
-    let y: Buffer = arena.buffer("y", (rows * columns * 4) as u64)?;
+    let planes = if let Product::Matmul(shape, plan) = product
+        && shape.parts == Parts::Apart
+    {
+        plan.splits
+    } else {
+        1
+    };
+    let y: Buffer = arena.buffer("y", (rows * columns * 4) as u64 * u64::from(planes))?;
     let active: Buffer = arena.buffer("active", 4)?;
     let mut recorder = device.recorder()?;
     recorder.fill("active", &active, columns as u32)?;
@@ -257,20 +300,11 @@ fn time(device: &Device, product: &Product, weights: &[Matrix], roof: f64) -> Re
     // All write to one y: each product waits for the one before, as in a model.
     let target = Target::whole(&y, rows);
     let mut recorder = device.timed_recorder(Stamps::Whole)?;
-    let variant = match product {
+    match product {
         Product::Gemv(shape, plan) => {
             let kernel = Gemv::with_plan(device, *shape, *plan)?;
             for matrix in weights {
                 kernel.record(&mut recorder, "gemv", matrix, Source::Vectors(&x), &target)?;
-            }
-            match plan.lanes {
-                Some(tile) => format!("gemv {}, {} × {tile:?}", plan.tier, plan.groups),
-                None => {
-                    format!(
-                        "gemv {}, {} × {} in {} teams × {} strips, {} in flight",
-                        plan.tier, plan.groups, plan.threads, plan.teams, plan.strips, plan.in_flight
-                    )
-                }
             }
         }
         Product::Gemm(shape, plan) => {
@@ -278,7 +312,6 @@ fn time(device: &Device, product: &Product, weights: &[Matrix], roof: f64) -> Re
             for matrix in weights {
                 kernel.record(&mut recorder, "gemm", matrix, &x, &target, &active.view())?;
             }
-            format!("gemm {}, {:?}", plan.tier, plan.method)
         }
         Product::Matmul(shape, plan) => {
             let kernel = Matmul::with_plan(device, *shape, *plan)?;
@@ -297,19 +330,8 @@ fn time(device: &Device, product: &Product, weights: &[Matrix], roof: f64) -> Re
                 let operands = matmul::Operands { w, x: &x, target: &target, active: active.view(), scratch };
                 kernel.record(&mut recorder, "matmul", &operands)?;
             }
-            let tile = plan.tile;
-            format!(
-                "{}, {} × {} in {} × {}, {} ahead, {} splits",
-                if plan.direct { "matmul straight" } else { "matmul staged" },
-                tile.rows,
-                tile.columns,
-                tile.own_rows,
-                tile.own_columns,
-                plan.ahead,
-                plan.splits
-            )
         }
-    };
+    }
     let program = recorder.seal()?;
     let bytes = weights[0].bytes();
     let nanoseconds = probe::median_gpu_ns(&program)? / weights.len() as f64;
@@ -320,7 +342,7 @@ fn time(device: &Device, product: &Product, weights: &[Matrix], roof: f64) -> Re
         weights: scheme,
         activations: activations.to_string(),
         columns,
-        variant,
+        variant: product.name(),
         microseconds: nanoseconds / 1e3,
         bytes,
         gb_per_s: bytes_per_s / 1e9,

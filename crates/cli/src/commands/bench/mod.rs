@@ -86,6 +86,9 @@ pub struct Arguments {
     /// With --gemv: time every variant worth trying, not only the chosen one
     #[arg(long, conflicts_with_all = ["model", "shape", "bandwidth", "load"])]
     sweep: bool,
+    /// With --sweep: only variants with this in their name; given several times, with all of it
+    #[arg(long, value_name = "TEXT", requires = "sweep")]
+    only: Vec<String>,
     /// Memory to read through, as in 8G or 512M (default: up to 8G; with --gemv 4G)
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     size: Option<u64>,
