@@ -416,7 +416,8 @@ impl<'a> Step<'a> {
         if let (Input::Vectors(x), Activations::F16) = (&x, activations) {
             return self.matmul(name, matrix, epilogue, x, target, active);
         }
-        let shape = gemm::policy::Shape { weights: matrix.layout(), columns, epilogue };
+        let (weights, output) = (matrix.layout(), target.kind());
+        let shape = gemm::policy::Shape { weights, columns, activations, epilogue, output };
         // On CPU drivers one shader serves both, and gives the same bits.
         let lanes =
             || matches!(gemm::policy::plan(device.caps(), &shape).method, gemm::policy::Method::Lanes(_));

@@ -45,7 +45,8 @@ fn case(tier: Tier, trial: Trial) -> Case {
 }
 
 pub(super) fn shape(trial: &Trial) -> Shape {
-    Shape { weights: trial.weights, columns: trial.columns, epilogue: trial.epilogue }
+    let Trial { weights, columns, activations, epilogue, output, .. } = *trial;
+    Shape { weights, columns, activations, epilogue, output }
 }
 
 /// Runs one trial with one plan, with weights cut into parts as `caps` demands.

@@ -56,7 +56,7 @@ fn a_column_is_the_same_whatever_stands_beside_it() {
         let mut recorder = device.recorder().unwrap();
         match tier {
             Some(tier) => {
-                let shape = Shape { weights, columns, epilogue };
+                let shape = Shape::plain(weights, columns, Activations::F32);
                 let plan = policy::at_tier(device.caps(), &shape, tier);
                 let kernel = Gemm::with_plan(&device, shape, plan).unwrap();
                 kernel.record(&mut recorder, "gemm", &w, &x, &target, &active.view()).unwrap();
@@ -86,7 +86,8 @@ fn a_column_is_the_same_whatever_stands_beside_it() {
 
 #[test]
 fn plans_suit_the_device() {
-    let shape = Shape { weights: Layout::new(Scheme::Int8, 4096, 640).unwrap(), columns: 64, epilogue: Epilogue::Geglu };
+    let weights = Layout::new(Scheme::Int8, 4096, 640).unwrap();
+    let shape = Shape { epilogue: Epilogue::Geglu, ..Shape::plain(weights, 64, Activations::F32) };
     for caps in [known::h200(), known::radeon_780m(), known::bare_vulkan_13()] {
         let plan = policy::plan(&caps, &shape);
         assert_eq!(plan.method, policy::Method::Tiles);
@@ -99,7 +100,7 @@ fn plans_suit_the_device() {
         let shape = Shape { columns, epilogue: Epilogue::None, ..shape };
         match policy::plan(&known::mesa_cpu(), &shape).method {
             policy::Method::Lanes(tile) => tile.columns,
-            policy::Method::Tiles => panic!("a row a lane"),
+            other => panic!("{other:?}, not a row a lane"),
         }
     };
     assert_eq!([1, 8, 9, 16, 17, 24, 25, 40, 64, 200, 500].map(columns), [8, 8, 16, 16, 8, 8, 16, 8, 16, 16, 16]);
@@ -112,7 +113,7 @@ fn wrong_operands_are_refused() {
     let Some(device) = testkit::cpu_device() else { return };
     let mut arena = selftest::arena(&device);
     let weights = Layout::new(Scheme::Int8, 32, 64).unwrap();
-    let shape = Shape { weights, columns: 9, epilogue: Epilogue::None };
+    let shape = Shape::plain(weights, 9, Activations::F32);
     let kernel = Gemm::new(&device, shape).unwrap();
     let w = Matrix::allocate(&mut arena, "w", weights, device.caps()).unwrap();
     let x = Vectors::f32(&mut arena, "x", 64, 9).unwrap();
