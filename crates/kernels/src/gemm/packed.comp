@@ -186,38 +186,34 @@ void share(Step loaded) {
 
 const uint SUMS = OWN_ROWS * OWN_COLUMNS;
 
-// Adds one group of the step to a thread's sums.
-void multiply(inout float sums[SUMS], uint group, uint row_thread, uint first_column) {
-    float scales[OWN_ROWS];
+// Adds one half group of the step to a thread's sums.
+void multiply(inout float sums[SUMS], uint half_group, uint row_thread, uint first_column) {
+    uvec4 high[OWN_COLUMNS];
+    uvec4 low[OWN_COLUMNS];
+    float factors[OWN_COLUMNS];
+    [[unroll]] for (uint c = 0; c < OWN_COLUMNS; c++) {
+        high[c] = x_bytes[half_group * 2 * X_STRIDE + first_column + c];
+        low[c] = x_bytes[(half_group * 2 + 1) * X_STRIDE + first_column + c];
+        factors[c] = x_scales[half_group * COLUMNS + first_column + c];
+    }
     [[unroll]] for (uint r = 0; r < OWN_ROWS; r++) {
-        scales[r] = w_scales[(group * FOURS + r / 4) * ROW_THREADS + row_thread][r % 4];
-    }
-    [[unroll]] for (uint i = 0; i < 2; i++) {
-        uint half_group = group * 2 + i;
-        uvec4 high[OWN_COLUMNS];
-        uvec4 low[OWN_COLUMNS];
-        float factors[OWN_COLUMNS];
+        uvec4 bytes = w_bytes[half_group * W_STRIDE + r * ROW_THREADS + row_thread];
+        float scale = w_scales[(half_group / 2 * FOURS + r / 4) * ROW_THREADS + row_thread][r % 4];
         [[unroll]] for (uint c = 0; c < OWN_COLUMNS; c++) {
-            high[c] = x_bytes[half_group * 2 * X_STRIDE + first_column + c];
-            low[c] = x_bytes[(half_group * 2 + 1) * X_STRIDE + first_column + c];
-            factors[c] = x_scales[half_group * COLUMNS + first_column + c];
+            float product = float(dot16_int16(bytes, high[c], low[c])) * factors[c];
+            sums[r * OWN_COLUMNS + c] = fma(product, scale, sums[r * OWN_COLUMNS + c]);
         }
+    }
+}
+
+// Adds what the minima of a group of the step make.
+void add_minima(inout float sums[SUMS], uint group, uint row_thread, uint first_column) {
+    [[unroll]] for (uint c = 0; c < OWN_COLUMNS; c++) {
+        uint at = group * 2 * COLUMNS + first_column + c;
+        float x_sum = x_sums[at] + x_sums[at + COLUMNS];
         [[unroll]] for (uint r = 0; r < OWN_ROWS; r++) {
-            uvec4 bytes = w_bytes[half_group * W_STRIDE + r * ROW_THREADS + row_thread];
-            [[unroll]] for (uint c = 0; c < OWN_COLUMNS; c++) {
-                float product = float(dot16_int16(bytes, high[c], low[c])) * factors[c];
-                sums[r * OWN_COLUMNS + c] = fma(product, scales[r], sums[r * OWN_COLUMNS + c]);
-            }
-        }
-    }
-    if (HAS_MIN) {
-        [[unroll]] for (uint c = 0; c < OWN_COLUMNS; c++) {
-            uint at = group * 2 * COLUMNS + first_column + c;
-            float x_sum = x_sums[at] + x_sums[at + COLUMNS];
-            [[unroll]] for (uint r = 0; r < OWN_ROWS; r++) {
-                float minimum = w_minima[(group * FOURS + r / 4) * ROW_THREADS + row_thread][r % 4];
-                sums[r * OWN_COLUMNS + c] = fma(x_sum, minimum, sums[r * OWN_COLUMNS + c]);
-            }
+            float minimum = w_minima[(group * FOURS + r / 4) * ROW_THREADS + row_thread][r % 4];
+            sums[r * OWN_COLUMNS + c] = fma(x_sum, minimum, sums[r * OWN_COLUMNS + c]);
         }
     }
 }
@@ -275,9 +271,14 @@ void main() {
             if (step + 1 < steps) {
                 load(loaded, tile * STRIPS, strips - 1, first_column, step + 1);
             }
-            // One after the other: both at once make the code long and gain nothing.
-            [[dont_unroll]] for (uint group = 0; group < 2; group++) {
-                multiply(sums, group, row_thread, own_column);
+            // One after the other: unrolled, compilers load all at once and run out of registers.
+            [[dont_unroll]] for (uint half_group = 0; half_group < HALVES; half_group++) {
+                multiply(sums, half_group, row_thread, own_column);
+            }
+            if (HAS_MIN) {
+                [[dont_unroll]] for (uint group = 0; group < 2; group++) {
+                    add_minima(sums, group, row_thread, own_column);
+                }
             }
         }
 

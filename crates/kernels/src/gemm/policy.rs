@@ -88,15 +88,15 @@ pub fn candidates(caps: &Caps, shape: &Shape) -> Vec<Plan> {
     }
 }
 
-/// Tiles of packed dot products, and what a multiplication costs a thread of each beside the largest's: its instructions, as RADV
-/// counts them for RDNA2 in the innermost loop and around it.
+/// Tiles of packed dot products, and what a multiplication costs a thread of each: instructions, as RADV counts them for RDNA2 in the
+/// loop over K.
 const PACKED_TILES: [(packed::Tile, f64); 6] = [
-    (packed::Tile::new(128, 8, 4), 1.0),
-    (packed::Tile::new(64, 8, 4), 1.0),
-    (packed::Tile::new(128, 8, 2), 1.1),
-    (packed::Tile::new(64, 8, 2), 1.1),
-    (packed::Tile::new(128, 4, 2), 1.2),
-    (packed::Tile::new(64, 4, 2), 1.2),
+    (packed::Tile::new(128, 8, 4), 0.92),
+    (packed::Tile::new(128, 8, 2), 1.03),
+    (packed::Tile::new(128, 4, 4), 1.03),
+    (packed::Tile::new(128, 4, 2), 1.19),
+    (packed::Tile::new(64, 8, 2), 1.12),
+    (packed::Tile::new(64, 4, 2), 1.25),
 ];
 
 /// Threads that a compute unit wants to have at once: eight subgroups of 32, two for each vector unit of RDNA.
