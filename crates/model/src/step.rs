@@ -522,6 +522,7 @@ fn matmul_shape(matrix: &Matrix, columns: usize, epilogue: Epilogue) -> matmul::
 fn norms_itself(model: &Model, rows: usize) -> bool {
     let hidden = model.config.hidden as usize;
     rows == 1
+        && !model.reproducible
         && model.activations(rows) == Activations::Int16
         && gemv::policy::has_prologue(model.device.caps(), hidden)
 }

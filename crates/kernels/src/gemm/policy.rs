@@ -92,11 +92,11 @@ pub fn candidates(caps: &Caps, shape: &Shape) -> Vec<Plan> {
 /// loop over K.
 const PACKED_TILES: [(packed::Tile, f64); 6] = [
     (packed::Tile::new(128, 8, 4), 0.92),
-    (packed::Tile::new(128, 8, 2), 1.03),
+    (packed::Tile::new(128, 8, 2), 1.02),
     (packed::Tile::new(128, 4, 4), 1.03),
-    (packed::Tile::new(128, 4, 2), 1.19),
-    (packed::Tile::new(64, 8, 2), 1.12),
-    (packed::Tile::new(64, 4, 2), 1.25),
+    (packed::Tile::new(128, 4, 2), 1.21),
+    (packed::Tile::new(64, 8, 2), 1.06),
+    (packed::Tile::new(64, 4, 2), 1.21),
 ];
 
 /// Threads that a compute unit wants to have at once: eight subgroups of 32, two for each vector unit of RDNA.
@@ -106,16 +106,20 @@ const THREADS_PER_UNIT: u32 = 256;
 fn packed_tiles(caps: &Caps, shape: &Shape) -> Vec<packed::Tile> {
     let (rows, columns) = (shape.weights.rows as u32, shape.columns as u32);
     let wanted = f64::from(caps.compute_units.unwrap_or(16) * THREADS_PER_UNIT);
-    // What it computes, past the end of rows and columns too; longer where there are too few threads to fill the device.
+    // What it computes, past the end of rows and columns too; as long where there are too few threads to fill the device. Then the
+    // fewer of them.
     let cost = |(tile, each): &(packed::Tile, f64)| {
         let workgroups = f64::from(rows.div_ceil(tile.rows())) * f64::from(columns.div_ceil(tile.columns()));
         let threads = workgroups * f64::from(tile.threads);
         let own = f64::from(tile.own_rows * tile.own_columns);
-        threads.max(wanted) * own * each
+        (threads.max(wanted) * own * each, threads)
     };
     let possible = |(tile, _): &&(packed::Tile, f64)| packed::possible(caps, tile, shape.weights.scheme);
     let mut list: Vec<_> = PACKED_TILES.iter().filter(possible).copied().collect();
-    list.sort_by(|a, b| cost(a).total_cmp(&cost(b)));
+    list.sort_by(|a, b| {
+        let ((a, a_threads), (b, b_threads)) = (cost(a), cost(b));
+        a.total_cmp(&b).then(a_threads.total_cmp(&b_threads))
+    });
     if list.is_empty() {
         list.push(PACKED_TILES[PACKED_TILES.len() - 1]);
     }
@@ -151,14 +155,20 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
         }
     }
     if packed::fits(caps) {
-        for (scheme, epilogue) in Scheme::ALL.into_iter().flat_map(|scheme| Epilogue::ALL.map(|epilogue| (scheme, epilogue))) {
-            for output in [Activations::F32, Activations::Int16] {
-                let plain = Shape::plain(Layout { scheme, rows: 4096, k: 640 }, 64, Activations::Int16);
-                let shape = Shape { epilogue, output, ..plain };
-                if takes(&shape) {
-                    candidates(caps, &shape).iter().for_each(|plan| add(&shape, plan));
-                }
+        let shape = |scheme, columns, epilogue: Epilogue| {
+            let output = if epilogue == Epilogue::None { Activations::F32 } else { Activations::Int16 };
+            let plain = Shape::plain(Layout { scheme, rows: 4096, k: 640 }, columns, Activations::Int16);
+            Shape { epilogue, output, ..plain }
+        };
+        for scheme in Scheme::ALL.into_iter().filter(|scheme| packed::takes(*scheme)) {
+            for (epilogue, columns) in Epilogue::ALL.into_iter().flat_map(|epilogue| [16, 64, 512].map(|columns| (epilogue, columns))) {
+                let shape = shape(scheme, columns, epilogue);
+                add(&shape, &plan(caps, &shape));
             }
+        }
+        // Every tile once: those with most and with fewest registers.
+        for shape in [shape(Scheme::Int8, 64, Epilogue::None), shape(Scheme::Int4Min, 64, Epilogue::Geglu)] {
+            candidates(caps, &shape).iter().for_each(|plan| add(&shape, plan));
         }
     }
     list
