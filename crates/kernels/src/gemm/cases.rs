@@ -26,11 +26,15 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
                 list.push(case(tier, Trial::plain(Layout { scheme, rows, k }, columns)));
             }
             for (rows, k, columns, epilogue) in GATED {
-                list.push(case(tier, Trial { epilogue, ..Trial::plain(Layout { scheme, rows, k }, columns) }));
+                list.push(case(
+                    tier,
+                    Trial { epilogue, ..Trial::plain(Layout { scheme, rows, k }, columns) },
+                ));
             }
             // Columns that are not in use: within a tile, whole tiles, all.
             for active in [7, 5, 0] {
-                let trial = Trial::plain(Layout { scheme, rows: 37, k: 64 }, if active == 5 { 40 } else { 9 });
+                let trial =
+                    Trial::plain(Layout { scheme, rows: 37, k: 64 }, if active == 5 { 40 } else { 9 });
                 list.push(case(tier, Trial { active, before: 5, after: 11, ..trial }));
             }
         }
@@ -60,7 +64,13 @@ fn packed_trials(scheme: Scheme) -> Vec<Trial> {
         let trial = plain(37, 64, if active == 5 { 40 } else { 9 });
         list.push(Trial { active, before: 5, after: 11, ..trial });
     }
-    list.push(Trial { epilogue: Epilogue::Geglu, output: activations, before: 32, after: 64, ..plain(96, 160, 9) });
+    list.push(Trial {
+        epilogue: Epilogue::Geglu,
+        output: activations,
+        before: 32,
+        after: 64,
+        ..plain(96, 160, 9)
+    });
     list
 }
 
@@ -97,5 +107,7 @@ pub(super) fn shape(trial: &Trial) -> Shape {
 /// Runs one trial with one plan, with weights cut into parts as `caps` demands.
 pub(super) fn run(device: &Device, trial: Trial, plan: policy::Plan, caps: &Caps) -> Result<Comparison> {
     let kernel = Gemm::with_plan(device, shape(&trial), plan)?;
-    trial.run(device, caps, |recorder, w, x, target, active| kernel.record(recorder, "gemm", w, x, target, active))
+    trial.run(device, caps, |recorder, w, x, target, active| {
+        kernel.record(recorder, "gemm", w, x, target, active)
+    })
 }

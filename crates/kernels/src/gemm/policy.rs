@@ -145,7 +145,9 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
         }
     };
     for tier in [Tier::T0, Tier::T1].into_iter().filter(|tier| caps.tier() >= Some(*tier)) {
-        for (scheme, epilogue) in Scheme::ALL.into_iter().flat_map(|scheme| Epilogue::ALL.map(|epilogue| (scheme, epilogue))) {
+        for (scheme, epilogue) in
+            Scheme::ALL.into_iter().flat_map(|scheme| Epilogue::ALL.map(|epilogue| (scheme, epilogue)))
+        {
             // A tile more or less full: what the policy tells apart.
             for columns in [16, 24] {
                 let plain = Shape::plain(Layout { scheme, rows: 4096, k: 640 }, columns, Activations::F32);
@@ -161,7 +163,10 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
             Shape { epilogue, output, ..plain }
         };
         for scheme in Scheme::ALL.into_iter().filter(|scheme| packed::takes(*scheme)) {
-            for (epilogue, columns) in Epilogue::ALL.into_iter().flat_map(|epilogue| [16, 64, 512].map(|columns| (epilogue, columns))) {
+            for (epilogue, columns) in Epilogue::ALL
+                .into_iter()
+                .flat_map(|epilogue| [16, 64, 512].map(|columns| (epilogue, columns)))
+            {
                 let shape = shape(scheme, columns, epilogue);
                 add(&shape, &plan(caps, &shape));
             }

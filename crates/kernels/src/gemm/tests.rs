@@ -2,7 +2,8 @@ use gpu::{Caps, Tier, known};
 
 use super::{Gemm, cases, packed, policy, policy::Shape};
 use crate::{
-    Activations, Epilogue, Layout, Matrix, Scheme, Stored, Target, VectorData, Vectors, gemv, product::trial::Trial, selftest,
+    Activations, Epilogue, Layout, Matrix, Scheme, Stored, Target, VectorData, Vectors, gemv,
+    product::trial::Trial, selftest,
 };
 
 #[test]
@@ -13,9 +14,11 @@ fn all_cases_on_the_cpu_driver() {
 #[test]
 fn a_matrix_in_several_parts_is_one_matrix() {
     let Some(device) = testkit::cpu_device() else { return };
-    for (scheme, epilogue, rows) in
-        [(Scheme::Int8, Epilogue::None, 77), (Scheme::Int4Min, Epilogue::Geglu, 96), (Scheme::F32, Epilogue::Swiglu, 96)]
-    {
+    for (scheme, epilogue, rows) in [
+        (Scheme::Int8, Epilogue::None, 77),
+        (Scheme::Int4Min, Epilogue::Geglu, 96),
+        (Scheme::F32, Epilogue::Swiglu, 96),
+    ] {
         let weights = Layout::new(scheme, rows, 160).unwrap();
         // Two strips an allocation: three parts.
         let caps = Caps { max_allocation: 3 * weights.strip_value_bytes() as u64, ..device.caps().clone() };
@@ -132,9 +135,15 @@ fn a_column_of_int16_is_the_same_whatever_stands_beside_it() {
         };
         let alone = output(1, 0, 0);
         assert!(alone.iter().any(|word| *word != 0));
-        for (choose, (columns, place)) in [(1, 0), (9, 8), (24, 11), (40, 37), (70, 66), (33, 32), (130, 97)].into_iter().enumerate() {
+        for (choose, (columns, place)) in
+            [(1, 0), (9, 8), (24, 11), (40, 37), (70, 66), (33, 32), (130, 97)].into_iter().enumerate()
+        {
             for choose in [0, choose] {
-                assert_eq!(output(columns, place, choose), alone, "{scheme}, column {place} of {columns}, plan {choose}");
+                assert_eq!(
+                    output(columns, place, choose),
+                    alone,
+                    "{scheme}, column {place} of {columns}, plan {choose}"
+                );
             }
         }
     }
@@ -166,14 +175,20 @@ fn int16_is_multiplied_by_packed_dot_products() {
             assert!(plans.len() > 1 && plans[0] == policy::plan(caps, &shape(columns)));
             for plan in plans {
                 let policy::Method::Packed(tile) = plan.method else { panic!("{plan:?}") };
-                assert!(tile.shared_bytes(Scheme::Int8Min) <= caps.max_shared_bytes && tile.threads <= caps.max_threads);
+                assert!(
+                    tile.shared_bytes(Scheme::Int8Min) <= caps.max_shared_bytes
+                        && tile.threads <= caps.max_threads
+                );
                 assert!(tile.threads.is_multiple_of(caps.min_subgroup_size.max(32)));
             }
         }
     }
     let gated = |output| policy::takes(&Shape { epilogue: Epilogue::Geglu, output, ..shape(9) });
     assert!(gated(Activations::Int16) && gated(Activations::F32) && !gated(Activations::F16));
-    assert!(!policy::takes(&Shape { output: Activations::Int16, ..shape(9) }), "sums that are no activations");
+    assert!(
+        !policy::takes(&Shape { output: Activations::Int16, ..shape(9) }),
+        "sums that are no activations"
+    );
     let floats = Layout { scheme: Scheme::F16, ..weights };
     assert!(!policy::takes(&Shape::plain(floats, 9, Activations::Int16)));
 }
@@ -188,7 +203,9 @@ fn plans_suit_the_device() {
         // 128 threads, and 32 · (17 + 9) vectors of 16 bytes in shared memory.
         assert!(caps.max_threads >= 128 && caps.max_shared_bytes >= 13312);
     }
-    let policy::Method::Lanes(tile) = policy::plan(&known::mesa_cpu(), &shape).method else { panic!("a row a lane") };
+    let policy::Method::Lanes(tile) = policy::plan(&known::mesa_cpu(), &shape).method else {
+        panic!("a row a lane")
+    };
     assert_eq!(tile.strips, 2, "gate and up");
     let columns = |columns: usize| {
         let shape = Shape { columns, epilogue: Epilogue::None, ..shape };
@@ -197,7 +214,10 @@ fn plans_suit_the_device() {
             other => panic!("{other:?}, not a row a lane"),
         }
     };
-    assert_eq!([1, 8, 9, 16, 17, 24, 25, 40, 64, 200, 500].map(columns), [8, 8, 16, 16, 8, 8, 16, 8, 16, 16, 16]);
+    assert_eq!(
+        [1, 8, 9, 16, 17, 24, 25, 40, 64, 200, 500].map(columns),
+        [8, 8, 16, 16, 8, 8, 16, 8, 16, 16, 16]
+    );
     let no_avx = Caps { min_subgroup_size: 4, max_subgroup_size: 4, ..known::mesa_cpu() };
     assert_eq!(policy::plan(&no_avx, &shape).method, policy::Method::Tiles, "the lanes are 8");
 }
@@ -215,7 +235,14 @@ fn wrong_operands_are_refused() {
     let active = arena.buffer("active", 4).unwrap().view();
     let mut recorder = device.recorder().unwrap();
     let mut record = |x: &Vectors, first: usize, stride: usize| {
-        kernel.record(&mut recorder, "gemm", &w, x, &Target { y: y.view(), stored: Stored::F32, first, stride }, &active)
+        kernel.record(
+            &mut recorder,
+            "gemm",
+            &w,
+            x,
+            &Target { y: y.view(), stored: Stored::F32, first, stride },
+            &active,
+        )
     };
     record(&x, 8, 40).unwrap();
     record(&x, 9, 40).expect_err("the rows of a column reach into the next");
@@ -233,6 +260,8 @@ fn wrong_operands_are_refused() {
     let plan = policy::plan(device.caps(), &shape);
     Gemm::with_plan(&device, int16, plan).map(|_| ()).expect_err("a row a lane reads f32");
     let odd = Layout::new(Scheme::Int8, 48, 64).unwrap();
-    let error = Gemm::new(&device, Shape { weights: odd, epilogue: Epilogue::Geglu, ..shape }).map(|_| ()).unwrap_err();
+    let error = Gemm::new(&device, Shape { weights: odd, epilogue: Epilogue::Geglu, ..shape })
+        .map(|_| ())
+        .unwrap_err();
     assert!(error.to_string().contains("pairs"), "{error}");
 }
