@@ -64,6 +64,28 @@ fn nothing_spills_and_products_use_the_instructions_meant_for_them() {
 }
 
 #[test]
+fn packed_products_are_dot_products_where_there_are_no_matrix_units() {
+    let Some(driver) = testkit::radv_driver() else { return };
+    // RDNA2: where `gemm` multiplies int16 activations.
+    for family in ["navi23", "phoenix"] {
+        let output = kernels(&driver, family, &["--kernel", "gemm", "--json"]);
+        assert!(output.status.success(), "{family}: {}", stderr(&output));
+        let result = json(&output);
+        let programs = result["programs"].as_array().unwrap();
+        let packed: Vec<_> = programs.iter().filter(|program| program["shader"] == "packed.t1").collect();
+        assert!(packed.len() >= 12, "{family}: four schemes and three epilogues are {}", packed.len());
+        for program in packed {
+            let name = format!("{family}: {} {}", program["shader"], program["variant"]);
+            for figure in ["Spilled VGPRs", "Spilled SGPRs", "Scratch size"] {
+                assert_eq!(program["statistics"][figure].as_f64(), Some(0.0), "{name}: {figure}");
+            }
+            assert!(program["instructions"]["v_dot4"].as_u64().unwrap() >= 64, "{name} has no v_dot4");
+            assert!(program["instructions"]["16-byte loads"].as_u64().unwrap() >= 4, "{name}: narrow loads");
+        }
+    }
+}
+
+#[test]
 fn the_estimate_in_docs_is_what_the_code_computes() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/rdna3.md");
     let text = stdout(&indrik(&["kernels", "--estimate"]).output().unwrap());

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use gpu::{Arena, Buffer, Device, Lifetime, Memory, Tier, View};
 use kernels::{
-    Activations, Epilogue, HALF_GROUP, Matrix, attend, flash, gemv,
+    Activations, Epilogue, HALF_GROUP, Matrix, attend, flash, gemm, gemv,
     matmul::{self, policy::Fragments},
     rope::{self, Tables},
     tuning::Tuning,
@@ -40,7 +40,7 @@ pub struct Model {
     pub weights: Weights,
     /// How the activations of a few rows are stored: what this device multiplies fastest.
     pub(crate) few_rows: Activations,
-    /// How the activations of many rows are stored: f16 where matrix units multiply them.
+    /// How the activations of many rows are stored: f16 where matrix units multiply them, int16 where packed dot products do.
     pub(crate) many_rows: Activations,
     /// What multiplies f16 activations.
     pub(crate) matrix_units: MatrixUnits,
@@ -123,9 +123,12 @@ impl Model {
             matmul::policy::plan(device.caps(), fragments, &shape).is_some()
         };
         let suited = weights.matrices.iter().all(|(_, matrix)| planned(matrix));
-        let many_rows = match suited && takes_f16(&config, &weights) {
-            true => Activations::F16,
-            false => Activations::F32,
+        let many_rows = if suited && takes_f16(&config, &weights) {
+            Activations::F16
+        } else if gemm::packed::suits(device.caps()) && takes_int16(&config, &weights) {
+            Activations::Int16
+        } else {
+            Activations::F32
         };
         let one_dispatch = attend::policy::suits(device.caps());
         let (device, tuning, rope) = (device.clone(), Tuning::open(device), [global, sliding]);
@@ -175,6 +178,14 @@ impl Model {
         if takes_f16(&self.config, &self.weights) && matmul::policy::emulates(self.device.caps()) {
             self.many_rows = Activations::F16;
             self.matrix_units = MatrixUnits::Emulated;
+        }
+        self
+    }
+
+    /// The same with the way of packed dot products for many rows, on a device that would do without: for tests.
+    pub fn with_packed_products(mut self) -> Self {
+        if takes_int16(&self.config, &self.weights) && gemm::packed::fits(self.device.caps()) {
+            self.many_rows = Activations::Int16;
         }
         self
     }

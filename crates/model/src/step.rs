@@ -421,7 +421,8 @@ impl<'a> Step<'a> {
             let shape = Shape { parts, ..matmul_shape(matrix, columns, epilogue) };
             return self.matmul(name, matrix, shape, x, target, active);
         }
-        let shape = gemm::policy::Shape { weights: matrix.layout(), columns, epilogue };
+        let (weights, output) = (matrix.layout(), target.kind());
+        let shape = gemm::policy::Shape { weights, columns, activations, epilogue, output };
         // On CPU drivers one shader serves both, and gives the same bits.
         let lanes =
             || matches!(gemm::policy::plan(device.caps(), &shape).method, gemm::policy::Method::Lanes(_));
@@ -546,6 +547,7 @@ fn matmul_shape(matrix: &Matrix, columns: usize, epilogue: Epilogue) -> Shape {
 fn norms_itself(model: &Model, rows: usize) -> bool {
     let hidden = model.config.hidden as usize;
     rows == 1
+        && !model.reproducible
         && model.activations(rows) == Activations::Int16
         && gemv::policy::has_prologue(model.device.caps(), hidden)
 }

@@ -98,6 +98,28 @@ fn int16_activations_as_gpus_have_them_are_next_to_exact() {
 }
 
 #[test]
+fn many_rows_of_int16_by_packed_dot_products_are_next_to_exact() {
+    let Some(device) = testkit::cpu_device() else { return };
+    for name in ["gguf_q8_0", "gguf_q4_0"] {
+        let fixture = Fixture::open(name);
+        let model = load_alone(&device, &fixture.path).with_few_rows(Activations::Int16).with_packed_products();
+        let model = Arc::new(model.with_one_dispatch(true));
+        // By packed dot products alone, those and matrix–vector products for the rest, and in one piece.
+        for chunk in [16, 11, 64] {
+            let rows = all_logits(&model, &fixture.ids, chunk, KvScheme::F32);
+            let mut worst = 0.0_f32;
+            for (index, position) in fixture.positions.iter().enumerate() {
+                worst = worst.max(difference(&rows[*position], fixture.row(index)) / fixture.largest());
+            }
+            println!("{name}, chunks of {chunk}: {worst:.1e} of the largest logit");
+            // Where it were f32, it would be below 1e-5, and the test would be of something else.
+            assert!((1e-5..2e-4).contains(&worst), "{name}, chunks of {chunk}: {worst}");
+        }
+        in_a_batch_of_others(&fixture, &model, None);
+    }
+}
+
+#[test]
 fn f16_activations_as_matrix_units_take_them_change_little() {
     let Some(device) = testkit::cpu_device() else { return };
     for name in ["gguf_q8_0", "gguf_q4_0", "gguf_f16", "multimodal_newer", "multimodal_older", "untied_long"]
@@ -135,7 +157,11 @@ fn reproducible_logits_are_the_same_bit_by_bit() {
         let plain = load_alone(&device, &fixture.path).with_reproducible(true);
         let matrix_units =
             load_alone(&device, &fixture.path).with_emulated_matrix_units().with_reproducible(true);
-        for (way, model) in [("plainly", Arc::new(plain)), ("as by matrix units", Arc::new(matrix_units))] {
+        let packed = load_alone(&device, &fixture.path).with_packed_products().with_reproducible(true);
+        for (way, model) in
+            [("plainly", plain), ("as by matrix units", matrix_units), ("by packed dot products", packed)]
+        {
+            let model = Arc::new(model);
             let whole = all_logits(&model, &fixture.ids, 64, kv);
             // Alone, in twos and threes, by whatever kernel as many rows would have had.
             for chunk in [1, 2, 3, 7, 16] {

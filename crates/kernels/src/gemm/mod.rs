@@ -1,15 +1,17 @@
-//! Y = W · X for many columns, by plain arithmetic: prefill and large batches on devices without matrix units.
+//! Y = W · X for many columns, by plain arithmetic or packed dot products: prefill and large batches on devices without matrix
+//! units.
 
 mod cases;
 pub mod lanes;
+pub mod packed;
 pub mod policy;
 #[cfg(test)]
 mod tests;
 
-use gpu::{Address, Device, Error, Pipeline, Recorder, Result, Subgroup, View};
+use gpu::{Address, Caps, Device, Error, Pipeline, Recorder, Result, Subgroup, View};
 
 use crate::{
-    Kernel, Matrix, STRIP, Target, Vectors,
+    Activations, Kernel, Matrix, STRIP, Target, Vectors,
     shaders::gemm::{Constants, Push, TIERS},
     variant::Variant,
     vectors::VectorData,
@@ -43,8 +45,25 @@ impl Gemm {
 
     /// The same with a plan given.
     pub fn with_plan(device: &Device, shape: Shape, plan: Plan) -> Result<Self> {
-        shape.epilogue.check("gemm", &shape.weights)?;
-        Ok(Self { shape, plan, pipeline: variant(&shape, &plan).pipeline(device)? })
+        let wrong = |reason: String| Err(Error::InvalidUse { what: "gemm".into(), reason });
+        let Shape { weights, activations, epilogue, output, .. } = shape;
+        if !policy::takes(&shape) {
+            return wrong(format!(
+                "{activations} activations with {} weights and epilogue {epilogue} to {output}; it multiplies f32 ones with any \
+                 weights to f32, and int16 ones with integers to f32, or with an epilogue to int16",
+                weights.scheme
+            ));
+        }
+        let packed = matches!(plan.method, Method::Packed(_));
+        if packed != (activations == Activations::Int16) || packed && !packed::fits(device.caps()) {
+            return wrong(format!(
+                "{activations} activations by {:?}; int16 ones, and no others, are multiplied by packed dot products, at tier T1 with \
+                 subgroups of 8 or more",
+                plan.method
+            ));
+        }
+        epilogue.check("gemm", &weights)?;
+        Ok(Self { shape, plan, pipeline: variant(device.caps(), &shape, &plan).pipeline(device)? })
     }
 
     /// Records Y = W · X for the first `active` columns (one u32); the rest of the target stays as it is.
@@ -57,22 +76,27 @@ impl Gemm {
         target: &Target,
         active: &View,
     ) -> Result<()> {
-        let Shape { weights, columns, epilogue } = self.shape;
+        let Shape { weights, columns, activations, epilogue, output } = self.shape;
         let wrong = |reason: String| Err(Error::InvalidUse { what: name.to_string(), reason });
         if w.layout() != weights {
             return wrong(format!("weights of {:?} for a kernel made for {weights:?}", w.layout()));
         }
-        let (VectorData::F32(values), true) = (&x.data, (x.k, x.columns) == (weights.k, columns)) else {
-            return wrong(format!("x must be f32, {columns} columns of {}", weights.k));
-        };
+        if (x.k, x.columns, x.kind()) != (weights.k, columns, activations) {
+            return wrong(format!("x must be {activations}, {columns} columns of {}", weights.k));
+        }
         if active.len() < 4 {
             return wrong("active is one u32".into());
         }
-        target.check(name, crate::Activations::F32, epilogue.outputs(weights.rows), columns)?;
+        target.check(name, output, epilogue.outputs(weights.rows), columns)?;
+        if let Method::Packed(tile) = self.plan.method {
+            let operands = packed::Operands { shape: &self.shape, w, x, target, active };
+            return packed::record(recorder, name, &self.pipeline, tile, self.plan.groups, &operands);
+        }
         if let Method::Lanes(tile) = self.plan.method {
             let operands = lanes::Operands { w, x, target, active: Some(active), epilogue };
             return lanes::record(recorder, name, &self.pipeline, tile, self.plan.groups, &operands);
         }
+        let VectorData::F32(values) = &x.data else { unreachable!("tiles take f32 alone") };
         for part in w.parts() {
             let (y, y_first) = target.of_part(name, part, epilogue, columns)?;
             let push = Push {
@@ -95,10 +119,11 @@ impl Gemm {
     }
 }
 
-fn variant(shape: &Shape, plan: &Plan) -> Variant {
+fn variant(caps: &Caps, shape: &Shape, plan: &Plan) -> Variant {
     let (scheme, epilogue) = (shape.weights.scheme, shape.epilogue);
     match plan.method {
         Method::Lanes(tile) => lanes::variant(scheme, epilogue, tile, true),
+        Method::Packed(tile) => packed::variant(caps, shape, tile),
         Method::Tiles => {
             let constants = Constants { scheme: scheme as u32, epilogue: epilogue as u32 };
             let label = format!("{scheme}, {epilogue}, {TILE_ROWS} × {TILE_COLUMNS} a group");

@@ -2,8 +2,8 @@
 
 use gpu::{Caps, Tier};
 
-use super::{lanes, variant};
-use crate::{Epilogue, Layout, Scheme, variant::Variant};
+use super::{lanes, packed, variant};
+use crate::{Activations, Epilogue, Layout, Scheme, variant::Variant};
 
 /// What is to be multiplied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -12,8 +12,31 @@ pub struct Shape {
     pub weights: Layout,
     /// Columns of x.
     pub columns: usize,
+    /// How x is stored: f32, or int16.
+    pub activations: Activations,
     /// What becomes of the sums.
     pub epilogue: Epilogue,
+    /// How y is stored: f32, or int16 where x is and an epilogue makes activations of it.
+    pub output: Activations,
+}
+
+impl Shape {
+    /// Sums as they are, of f32 or int16 activations.
+    pub fn plain(weights: Layout, columns: usize, activations: Activations) -> Self {
+        Self { weights, columns, activations, epilogue: Epilogue::None, output: Activations::F32 }
+    }
+}
+
+/// Whether there is a shader for a shape.
+pub fn takes(shape: &Shape) -> bool {
+    match (shape.activations, shape.output) {
+        (Activations::F32, Activations::F32) => true,
+        (Activations::Int16, Activations::F32) => packed::takes(shape.weights.scheme),
+        (Activations::Int16, Activations::Int16) => {
+            packed::takes(shape.weights.scheme) && shape.epilogue != Epilogue::None
+        }
+        _ => false,
+    }
 }
 
 /// How a workgroup goes about it.
@@ -23,6 +46,8 @@ pub enum Method {
     Tiles,
     /// A row a lane, for CPU drivers.
     Lanes(lanes::Tile),
+    /// Packed dot products, of int16 activations.
+    Packed(packed::Tile),
 }
 
 /// A variant of the kernel and its grid.
@@ -43,11 +68,62 @@ pub fn plan(caps: &Caps, shape: &Shape) -> Plan {
 
 /// The plan at a tier that need not be the device's best.
 pub fn at_tier(caps: &Caps, shape: &Shape, tier: Tier) -> Plan {
-    let method = match lanes::fits(caps, tier) {
-        true => Method::Lanes(tile(shape)),
-        false => Method::Tiles,
+    let method = match shape.activations {
+        Activations::Int16 => Method::Packed(packed_tiles(caps, shape)[0]),
+        _ if lanes::fits(caps, tier) => Method::Lanes(tile(shape)),
+        _ => Method::Tiles,
     };
     Plan { tier, method, groups: caps.max_groups }
+}
+
+/// Every plan worth timing for a shape, the policy's own first. All of them give the same bits.
+pub fn candidates(caps: &Caps, shape: &Shape) -> Vec<Plan> {
+    let best = plan(caps, shape);
+    match best.method {
+        Method::Packed(_) => {
+            let tiles = packed_tiles(caps, shape).into_iter();
+            tiles.map(|tile| Plan { method: Method::Packed(tile), ..best }).collect()
+        }
+        Method::Tiles | Method::Lanes(_) => vec![best],
+    }
+}
+
+/// Tiles of packed dot products, and what a multiplication costs a thread of each: instructions, as RADV counts them for RDNA2 in the
+/// loop over K.
+const PACKED_TILES: [(packed::Tile, f64); 6] = [
+    (packed::Tile::new(128, 8, 4), 0.92),
+    (packed::Tile::new(128, 8, 2), 1.02),
+    (packed::Tile::new(128, 4, 4), 1.03),
+    (packed::Tile::new(128, 4, 2), 1.21),
+    (packed::Tile::new(64, 8, 2), 1.06),
+    (packed::Tile::new(64, 4, 2), 1.21),
+];
+
+/// Threads that a compute unit wants to have at once: eight subgroups of 32, two for each vector unit of RDNA.
+const THREADS_PER_UNIT: u32 = 256;
+
+/// The tiles that a device can have, best first.
+fn packed_tiles(caps: &Caps, shape: &Shape) -> Vec<packed::Tile> {
+    let (rows, columns) = (shape.weights.rows as u32, shape.columns as u32);
+    let wanted = f64::from(caps.compute_units.unwrap_or(16) * THREADS_PER_UNIT);
+    // What it computes, past the end of rows and columns too; as long where there are too few threads to fill the device. Then the
+    // fewer of them.
+    let cost = |(tile, each): &(packed::Tile, f64)| {
+        let workgroups = f64::from(rows.div_ceil(tile.rows())) * f64::from(columns.div_ceil(tile.columns()));
+        let threads = workgroups * f64::from(tile.threads);
+        let own = f64::from(tile.own_rows * tile.own_columns);
+        (threads.max(wanted) * own * each, threads)
+    };
+    let possible = |(tile, _): &&(packed::Tile, f64)| packed::possible(caps, tile, shape.weights.scheme);
+    let mut list: Vec<_> = PACKED_TILES.iter().filter(possible).copied().collect();
+    list.sort_by(|a, b| {
+        let ((a, a_threads), (b, b_threads)) = (cost(a), cost(b));
+        a.total_cmp(&b).then(a_threads.total_cmp(&b_threads))
+    });
+    if list.is_empty() {
+        list.push(PACKED_TILES[PACKED_TILES.len() - 1]);
+    }
+    list.into_iter().map(|(tile, _)| tile).collect()
 }
 
 /// One strip and 16 columns are fastest on Mesa's CPU driver, 8 columns take 1.15 times as long for each of them; but what a
@@ -61,20 +137,43 @@ fn tile(shape: &Shape) -> lanes::Tile {
 
 /// All pipelines that the policy may ask for on such a device: every scheme and epilogue, at each tier.
 pub fn variants(caps: &Caps) -> Vec<Variant> {
-    let tiers = [Tier::T0, Tier::T1].into_iter().filter(|tier| caps.tier() >= Some(*tier));
-    let mut list = Vec::new();
-    for tier in tiers {
-        for scheme in Scheme::ALL {
-            for epilogue in Epilogue::ALL {
-                // A tile more or less full: what the policy tells apart.
-                for columns in [16, 24] {
-                    let shape = Shape { weights: Layout { scheme, rows: 4096, k: 640 }, columns, epilogue };
-                    let new = variant(&shape, &at_tier(caps, &shape, tier));
-                    if !list.iter().any(|known: &Variant| (known.tier, &known.label) == (new.tier, &new.label)) {
-                        list.push(new);
-                    }
-                }
+    let mut list: Vec<Variant> = Vec::new();
+    let mut add = |shape: &Shape, plan: &Plan| {
+        let new = variant(caps, shape, plan);
+        if !list.iter().any(|known: &Variant| (known.tier, &known.label) == (new.tier, &new.label)) {
+            list.push(new);
+        }
+    };
+    for tier in [Tier::T0, Tier::T1].into_iter().filter(|tier| caps.tier() >= Some(*tier)) {
+        for (scheme, epilogue) in
+            Scheme::ALL.into_iter().flat_map(|scheme| Epilogue::ALL.map(|epilogue| (scheme, epilogue)))
+        {
+            // A tile more or less full: what the policy tells apart.
+            for columns in [16, 24] {
+                let plain = Shape::plain(Layout { scheme, rows: 4096, k: 640 }, columns, Activations::F32);
+                let shape = Shape { epilogue, ..plain };
+                add(&shape, &at_tier(caps, &shape, tier));
             }
+        }
+    }
+    if packed::fits(caps) {
+        let shape = |scheme, columns, epilogue: Epilogue| {
+            let output = if epilogue == Epilogue::None { Activations::F32 } else { Activations::Int16 };
+            let plain = Shape::plain(Layout { scheme, rows: 4096, k: 640 }, columns, Activations::Int16);
+            Shape { epilogue, output, ..plain }
+        };
+        for scheme in Scheme::ALL.into_iter().filter(|scheme| packed::takes(*scheme)) {
+            for (epilogue, columns) in Epilogue::ALL
+                .into_iter()
+                .flat_map(|epilogue| [16, 64, 512].map(|columns| (epilogue, columns)))
+            {
+                let shape = shape(scheme, columns, epilogue);
+                add(&shape, &plan(caps, &shape));
+            }
+        }
+        // Every tile once: those with most and with fewest registers.
+        for shape in [shape(Scheme::Int8, 64, Epilogue::None), shape(Scheme::Int4Min, 64, Epilogue::Geglu)] {
+            candidates(caps, &shape).iter().for_each(|plan| add(&shape, plan));
         }
     }
     list

@@ -127,7 +127,7 @@ pub fn run(device: &Device, arguments: &Arguments, (rows, k): (usize, usize)) ->
         {
             let activations = activations.kind();
             let matrix_units = activations == kernels::Activations::F16;
-            let many = columns > MAX_COLUMNS && activations != kernels::Activations::F32;
+            let many = columns > MAX_COLUMNS && !takes_many(device, activations);
             if !matrix_units && (many || !policy::schemes(activations).contains(&layout.scheme)) {
                 continue;
             }
@@ -145,8 +145,8 @@ pub fn run(device: &Device, arguments: &Arguments, (rows, k): (usize, usize)) ->
     }
     if figures.is_empty() {
         bail!(
-            "int8 activations are multiplied with int8 and int4 weights, int16 ones with all integers, and both with 1 to \
-             {MAX_COLUMNS} columns alone; f16 ones by matrix units alone (`indrik devices` says whether there are any): give \
+            "int8 activations are multiplied with int8 and int4 weights, int16 ones with all integers; int8 ones with 1 to \
+             {MAX_COLUMNS} columns alone, int16 ones with more where there are packed dot products; f16 ones by matrix units alone (`indrik devices` says whether there are any): give \
              --activations f32"
         );
     }
@@ -210,6 +210,15 @@ fn random_weights(device: &Device, layout: Layout, size: u64) -> Result<Vec<Matr
     Ok(matrices)
 }
 
+/// Whether more columns than a matrix–vector product has are multiplied without matrix units.
+fn takes_many(device: &Device, activations: kernels::Activations) -> bool {
+    match activations {
+        kernels::Activations::F32 => true,
+        kernels::Activations::Int16 => gemm::packed::fits(device.caps()),
+        kernels::Activations::Int8 | kernels::Activations::F16 => false,
+    }
+}
+
 /// A kernel with its plan.
 #[derive(Clone, Copy, Debug)]
 enum Product {
@@ -268,8 +277,9 @@ fn products(
         return Ok(products);
     }
     if columns > MAX_COLUMNS {
-        let shape = gemm::policy::Shape { weights, columns, epilogue };
-        return Ok(vec![Product::Gemm(shape, gemm::policy::plan(caps, &shape))]);
+        let shape = gemm::policy::Shape::plain(weights, columns, activations);
+        let plans = gemm::policy::candidates(caps, &shape).into_iter().take(if sweep { usize::MAX } else { 1 });
+        return Ok(plans.map(|plan| Product::Gemm(shape, plan)).collect());
     }
     let shape = Shape { epilogue, ..Shape::plain(weights, columns, activations) };
     let plans = if sweep { policy::candidates(caps, &shape) } else { vec![policy::plan(caps, &shape)] };
@@ -279,7 +289,7 @@ fn products(
 fn time(device: &Device, product: &Product, weights: &[Matrix], roof: f64) -> Result<Figure> {
     let (columns, activations) = match product {
         Product::Gemv(shape, _) => (shape.columns, shape.activations),
-        Product::Gemm(shape, _) => (shape.columns, kernels::Activations::F32),
+        Product::Gemm(shape, _) => (shape.columns, shape.activations),
         Product::Matmul(shape, _) => (shape.columns, kernels::Activations::F16),
     };
     let Layout { scheme, rows, k } = weights[0].layout();

@@ -1,0 +1,320 @@
+#version 460
+#pragma tiers(T1)
+#extension GL_GOOGLE_include_directive : require
+// Y = W · X for many columns of int16, by packed dot products of bytes: no matrix units. Weights are integers.
+//
+// A workgroup makes 8 · OWN_ROWS rows × THREADS / 8 · OWN_COLUMNS columns, a thread OWN_ROWS × OWN_COLUMNS of them. Half a quad of
+// K at a time goes through shared memory, as bytes: nibbles become bytes on the way, scales floats. The next half quad is loaded
+// into registers while this one is multiplied.
+//
+// The sum over 16 values of K is an integer, and exact. Such sums are added up in the order of K by one chain of fma, whatever the
+// number of columns and whatever a thread makes: a column gets the same bits beside any others, and from any variant.
+#include "common.glsl"
+
+layout(local_size_x_id = 0) in;
+layout(constant_id = 0) const uint THREADS = 128;
+layout(constant_id = 1) const uint SCHEME = 0;
+layout(constant_id = 2) const uint EPILOGUE = 0;
+// The gated product as int16, else as f32.
+layout(constant_id = 3) const bool INT16_OUTPUT = false;
+// 4 or 8, so that a strip of gate and its strip of up are the same threads'.
+layout(constant_id = 4) const uint OWN_ROWS = 8;
+layout(constant_id = 5) const uint OWN_COLUMNS = 4;
+
+#include "weights.glsl"
+#include "gated.glsl"
+#include "int16.glsl"
+
+layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Words4 { uvec4 data[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Words { uint data[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Floats { float data[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Active { uint rows; };
+layout(buffer_reference, scalar, buffer_reference_align = 4) writeonly buffer Output { float data[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 4) writeonly buffer OutputWords { uint data[]; };
+
+layout(push_constant, scalar) uniform Push {
+    Words4 values;
+    Words scales;
+    Words4 x;
+    Floats x_scales;
+    Active active_rows;
+    Output y;
+    Output y_scales;
+    uint rows;
+    uint k;
+    uint columns;
+    // Where this part of the matrix starts in y, and how far apart the columns of y are.
+    uint y_first;
+    uint y_stride;
+    // Words of y from the high bytes of int16 to the low ones.
+    uint y_low;
+} push;
+
+// Threads that share columns: neighbours, which are in one subgroup.
+const uint ROW_THREADS = 8;
+const uint COLUMN_THREADS = THREADS / ROW_THREADS;
+const uint ROWS = ROW_THREADS * OWN_ROWS;
+const uint COLUMNS = COLUMN_THREADS * OWN_COLUMNS;
+const uint STRIPS = ROWS / STRIP;
+const uint SLICE = 32;
+
+// Half groups of 16 values in a step of K, half a quad.
+const uint HALVES = 4;
+const uint STEP = HALVES * GROUP / 2;
+const uint STEP_TILES = TILES / 2;
+
+// Half group by half group. 8 neighbours read 8 rows that follow each other, or the same column. They write halves of 4 rows, which
+// must meet other banks for that, and of x all planes of a column: an odd distance.
+const uint W_STRIDE = ROWS + 4;
+const uint X_STRIDE = COLUMNS + 1;
+shared uvec4 w_bytes[HALVES * W_STRIDE];
+shared uvec4 x_bytes[HALVES * 2 * X_STRIDE];
+// Of each group those of a thread's rows: four at a time lie together.
+const uint FOURS = OWN_ROWS / 4;
+shared vec4 w_scales[2 * FOURS * ROW_THREADS];
+shared vec4 w_minima[HAS_MIN ? 2 * FOURS * ROW_THREADS : 1];
+shared float x_scales[HALVES * COLUMNS];
+// Of each half group the sum of x, which minima are multiplied with.
+shared float x_sums[HAS_MIN ? HALVES * COLUMNS : 1];
+
+// What there is to load for a step, 16 bytes of weights, a scale, or a half group of x at a time, and a thread's share of it.
+const uint W_ITEMS = STRIPS * STEP_TILES * SLICE;
+const uint W_OWN = (W_ITEMS + THREADS - 1) / THREADS;
+const uint SCALE_ITEMS = ROWS * 2;
+const uint SCALE_OWN = (SCALE_ITEMS + THREADS - 1) / THREADS;
+const uint X_ITEMS = COLUMNS * HALVES;
+const uint X_OWN = (X_ITEMS + THREADS - 1) / THREADS;
+
+struct Step {
+    uvec4 weights[W_OWN];
+    uint scales[SCALE_OWN];
+    uint minima[SCALE_OWN];
+    uvec4 high[X_OWN];
+    uvec4 low[X_OWN];
+    float x_scales[X_OWN];
+};
+
+// An item that is not there is the last one once more: no branch stands before the loads.
+uint there(uint item, uint items) {
+    return items % THREADS == 0 ? item : min(item, items - 1);
+}
+
+void load(out Step loaded, uint first_strip, uint last_strip, uint first_column, uint step) {
+    uint quads = (push.k + QUAD - 1) / QUAD;
+    [[unroll]] for (uint i = 0; i < W_OWN; i++) {
+        uint item = there(thread_index() + i * THREADS, W_ITEMS);
+        uint tile = item / SLICE;
+        uint strip = min(first_strip + tile / STEP_TILES, last_strip);
+        uint at = (strip * quads + step / 2) * TILES + step % 2 * STEP_TILES + tile % STEP_TILES;
+        loaded.weights[i] = push.values.data[at * SLICE + item % SLICE];
+    }
+    [[unroll]] for (uint i = 0; i < SCALE_OWN; i++) {
+        uint row = there(thread_index() + i * THREADS, SCALE_ITEMS) / 2;
+        uint strip = min(first_strip + row / STRIP, last_strip);
+        // Words of two f16: two scales of a step, of four in a quad, then as many minima.
+        uint at = ((strip * quads + step / 2) * STRIP + row % STRIP) * (HAS_MIN ? 4 : 2) + step % 2;
+        loaded.scales[i] = push.scales.data[at];
+        if (HAS_MIN) {
+            loaded.minima[i] = push.scales.data[at + 2];
+        }
+    }
+    [[unroll]] for (uint i = 0; i < X_OWN; i++) {
+        uint item = there(thread_index() + i * THREADS, X_ITEMS);
+        uint half_group = item % HALVES;
+        // Past the last column it is loaded again: nobody looks at what comes of it.
+        uint column = min(first_column + item / HALVES, push.columns - 1);
+        uint at = column * quads * INT16_SCALES + step * HALVES + half_group;
+        loaded.high[i] = push.x.data[at];
+        loaded.low[i] = push.x.data[at + push.columns * quads * INT16_SCALES];
+        loaded.x_scales[i] = push.x_scales.data[int16_scale_at(at)];
+    }
+}
+
+// 16 bytes times 16 values of int16, summed: exact, since 16 · 128 · 32639 is far below 2³¹.
+int dot16_int16(uvec4 bytes, uvec4 high, uvec4 low) {
+    return (dot16(bytes, high) << 8) + dot16(bytes, low);
+}
+
+void share(Step loaded) {
+    [[unroll]] for (uint i = 0; i < W_OWN; i++) {
+        uint item = thread_index() + i * THREADS;
+        if (W_ITEMS % THREADS != 0 && item >= W_ITEMS) {
+            break;
+        }
+        uint tile = item / SLICE;
+        uint row = tile / STEP_TILES * STRIP + item % SLICE / 2;
+        uint half_group = item % 2;
+        uvec4 bytes = loaded.weights[i];
+        if (IS_INT4) {
+            w_bytes[half_group * W_STRIDE + row] = low_nibbles(bytes);
+            w_bytes[(half_group + 2) * W_STRIDE + row] = high_nibbles(bytes);
+        } else {
+            w_bytes[(tile % STEP_TILES * 2 + half_group) * W_STRIDE + row] = bytes;
+        }
+    }
+    [[unroll]] for (uint i = 0; i < SCALE_OWN; i++) {
+        uint item = thread_index() + i * THREADS;
+        if (SCALE_ITEMS % THREADS != 0 && item >= SCALE_ITEMS) {
+            break;
+        }
+        uint own = item / 2 / ROW_THREADS;
+        uint at = (item % 2 * FOURS + own / 4) * ROW_THREADS + item / 2 % ROW_THREADS;
+        uint shift = item % 2 * 16;
+        float minimum = HAS_MIN ? unpackHalf2x16(loaded.minima[i] >> shift).x : 0.0;
+        vec2 both = scale_of(unpackHalf2x16(loaded.scales[i] >> shift).x, minimum);
+        w_scales[at][own % 4] = both.x;
+        if (HAS_MIN) {
+            w_minima[at][own % 4] = both.y;
+        }
+    }
+    [[unroll]] for (uint i = 0; i < X_OWN; i++) {
+        uint item = thread_index() + i * THREADS;
+        if (X_ITEMS % THREADS != 0 && item >= X_ITEMS) {
+            break;
+        }
+        uint half_group = item % HALVES;
+        uint column = item / HALVES;
+        x_bytes[half_group * 2 * X_STRIDE + column] = loaded.high[i];
+        x_bytes[(half_group * 2 + 1) * X_STRIDE + column] = loaded.low[i];
+        x_scales[half_group * COLUMNS + column] = loaded.x_scales[i];
+        if (HAS_MIN) {
+            int sum = dot16_int16(uvec4(0x01010101u), loaded.high[i], loaded.low[i]);
+            x_sums[half_group * COLUMNS + column] = float(sum) * loaded.x_scales[i];
+        }
+    }
+}
+
+const uint SUMS = OWN_ROWS * OWN_COLUMNS;
+
+// Adds one half group of the step to a thread's sums.
+void multiply(inout float sums[SUMS], uint half_group, uint row_thread, uint first_column) {
+    uvec4 high[OWN_COLUMNS];
+    uvec4 low[OWN_COLUMNS];
+    float factors[OWN_COLUMNS];
+    [[unroll]] for (uint c = 0; c < OWN_COLUMNS; c++) {
+        high[c] = x_bytes[half_group * 2 * X_STRIDE + first_column + c];
+        low[c] = x_bytes[(half_group * 2 + 1) * X_STRIDE + first_column + c];
+        factors[c] = x_scales[half_group * COLUMNS + first_column + c];
+    }
+    [[unroll]] for (uint r = 0; r < OWN_ROWS; r++) {
+        uvec4 bytes = w_bytes[half_group * W_STRIDE + r * ROW_THREADS + row_thread];
+        float scale = w_scales[(half_group / 2 * FOURS + r / 4) * ROW_THREADS + row_thread][r % 4];
+        [[unroll]] for (uint c = 0; c < OWN_COLUMNS; c++) {
+            float product = float(dot16_int16(bytes, high[c], low[c])) * factors[c];
+            sums[r * OWN_COLUMNS + c] = fma(product, scale, sums[r * OWN_COLUMNS + c]);
+        }
+    }
+}
+
+// Adds what the minima of a group of the step make.
+void add_minima(inout float sums[SUMS], uint group, uint row_thread, uint first_column) {
+    [[unroll]] for (uint c = 0; c < OWN_COLUMNS; c++) {
+        uint at = group * 2 * COLUMNS + first_column + c;
+        float x_sum = x_sums[at] + x_sums[at + COLUMNS];
+        [[unroll]] for (uint r = 0; r < OWN_ROWS; r++) {
+            float minimum = w_minima[(group * FOURS + r / 4) * ROW_THREADS + row_thread][r % 4];
+            sums[r * OWN_COLUMNS + c] = fma(x_sum, minimum, sums[r * OWN_COLUMNS + c]);
+        }
+    }
+}
+
+// 8 neighbours have 16 gated values of a column, rows i and i + 8 each: half a group, with a scale of its own.
+void write_int16(uint first, uint i, vec2 values) {
+    uint largest = max(magnitude(values.x), magnitude(values.y));
+    [[unroll]] for (uint other = 1; other < ROW_THREADS; other *= 2) {
+        largest = max(largest, subgroupShuffleXor(largest, other));
+    }
+    float factor = int16_factor(largest);
+    OutputWords words = OutputWords(push.y);
+    [[unroll]] for (uint j = 0; j < 2; j++) {
+        int q = int(roundEven(values[j] * factor));
+        // The low byte is signed: the high one makes up for it.
+        uint high = uint((q + 128) >> 8 & 0xff) << i % 4 * 8;
+        uint low = uint(q & 0xff) << i % 4 * 8;
+        [[unroll]] for (uint other = 1; other < 4; other *= 2) {
+            high |= subgroupShuffleXor(high, other);
+            low |= subgroupShuffleXor(low, other);
+        }
+        if (i % 4 == 0) {
+            uint at = (first + j * ROW_THREADS + i) / 4;
+            words.data[at] = high;
+            words.data[push.y_low + at] = low;
+        }
+    }
+    if (i == 0) {
+        push.y_scales.data[int16_scale_at(first / STRIP)] = int16_scale(largest);
+    }
+}
+
+void main() {
+    uint columns = min(push.columns, push.active_rows.rows);
+    uint first_column = gl_WorkGroupID.y * COLUMNS;
+    if (first_column >= columns) {
+        return;
+    }
+    uint row_thread = thread_index() % ROW_THREADS;
+    uint own_column = thread_index() / ROW_THREADS * OWN_COLUMNS;
+    uint steps = (push.k + STEP - 1) / STEP;
+    uint strips = (push.rows + STRIP - 1) / STRIP;
+
+    for (uint tile = gl_WorkGroupID.x; tile * STRIPS < strips; tile += gl_NumWorkGroups.x) {
+        float sums[SUMS];
+        [[unroll]] for (uint i = 0; i < SUMS; i++) {
+            sums[i] = 0.0;
+        }
+        Step loaded;
+        load(loaded, tile * STRIPS, strips - 1, first_column, 0);
+        for (uint step = 0; step < steps; step++) {
+            barrier();
+            share(loaded);
+            barrier();
+            if (step + 1 < steps) {
+                load(loaded, tile * STRIPS, strips - 1, first_column, step + 1);
+            }
+            // One after the other: unrolled, compilers load all at once and run out of registers.
+            [[dont_unroll]] for (uint half_group = 0; half_group < HALVES; half_group++) {
+                multiply(sums, half_group, row_thread, own_column);
+            }
+            if (HAS_MIN) {
+                [[dont_unroll]] for (uint group = 0; group < 2; group++) {
+                    add_minima(sums, group, row_thread, own_column);
+                }
+            }
+        }
+
+        [[unroll]] for (uint c = 0; c < OWN_COLUMNS; c++) {
+            uint column = first_column + own_column + c;
+            if (column >= columns) {
+                continue;
+            }
+            uint at = column * push.y_stride + push.y_first;
+            if (EPILOGUE == 0) {
+                [[unroll]] for (uint r = 0; r < OWN_ROWS; r++) {
+                    uint row = tile * ROWS + r * ROW_THREADS + row_thread;
+                    if (row < push.rows) {
+                        push.y.data[at + row] = sums[r * OWN_COLUMNS + c];
+                    }
+                }
+                continue;
+            }
+            // A thread's rows in a pair of strips: two of gate, the same two of up.
+            [[unroll]] for (uint r = 0; r < OWN_ROWS; r += 4) {
+                uint pair = tile * FOURS + r / 4;
+                if (pair * 2 >= strips) {
+                    continue;
+                }
+                vec2 values;
+                [[unroll]] for (uint j = 0; j < 2; j++) {
+                    values[j] = gated(sums[(r + j) * OWN_COLUMNS + c], sums[(r + j + 2) * OWN_COLUMNS + c]);
+                }
+                uint first = at + pair * STRIP;
+                if (INT16_OUTPUT) {
+                    write_int16(first, row_thread, values);
+                    continue;
+                }
+                push.y.data[first + row_thread] = values.x;
+                push.y.data[first + ROW_THREADS + row_thread] = values.y;
+            }
+        }
+    }
+}
