@@ -1,6 +1,6 @@
 //! Attention of a step: in one dispatch, by matrix units, or by RoPE and attention one after the other.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, btree_map::Entry};
 
 use gpu::{Arena, Buffer, Lifetime, Memory, Recorder, View};
 use kernels::{
@@ -238,8 +238,8 @@ impl Splits {
             Rows::Both { apart, few } => (Some(apart), few),
         };
         for of in apart.map(SplitRows::Apart).into_iter().chain(few.then_some(SplitRows::FewOfChunk)) {
-            if !self.0.contains_key(&of) {
-                self.0.insert(of, splits(model, limits, of)?);
+            if let Entry::Vacant(entry) = self.0.entry(of) {
+                entry.insert(splits(model, limits, of)?);
             }
         }
         Ok(())
