@@ -3,6 +3,9 @@
 //! Every access is remembered until a barrier has ordered it before the stage that touches the same bytes next. A
 //! command that finds an unordered conflict (read after write, write after read, write after write) asks for one
 //! barrier, which orders everything so far before its stage; commands without conflicts run side by side.
+//!
+//! Ranges are whole views, and two commands may well write different parts of one. Who knows that they do says so by strands: the
+//! accesses of one never conflict with those of another strand of the same fork.
 
 use std::ops::Range;
 
@@ -34,9 +37,18 @@ pub(crate) struct Touch {
     pub stage: Stages,
 }
 
+/// A line of commands that shares no byte with the other strands of its fork.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Strand {
+    /// Which fork of the program.
+    pub fork: u32,
+    pub number: u32,
+}
+
 #[derive(Debug)]
 struct Pending {
     touch: Touch,
+    strand: Option<Strand>,
     /// Stages that a barrier has ordered after this access.
     ordered_before: Stages,
 }
@@ -54,14 +66,20 @@ pub(crate) struct Barrier {
 #[derive(Debug, Default)]
 pub(crate) struct Hazards {
     pending: Vec<Pending>,
+    strand: Option<Strand>,
 }
 
 impl Hazards {
+    /// The strand that the commands from here on belong to, if any.
+    pub fn begin_strand(&mut self, strand: Option<Strand>) {
+        self.strand = strand;
+    }
+
     /// Notes a command with its accesses; returns the barrier that must come before it, if any.
     pub fn command(&mut self, touches: &[Touch]) -> Option<Barrier> {
         let mut conflict = false;
         let mut memory = false;
-        for pending in &self.pending {
+        for pending in self.pending.iter().filter(|pending| !apart(pending.strand, self.strand)) {
             let unordered = |touch: &&Touch| !pending.ordered_before.contains(touch.stage);
             for touch in touches.iter().filter(unordered).filter(|touch| overlaps(touch, &pending.touch)) {
                 let wrote = pending.touch.access != Access::Read;
@@ -73,8 +91,11 @@ impl Hazards {
         }
         let stages = touches.iter().fold(Stages::empty(), |all, touch| all | touch.stage);
         let barrier = conflict.then(|| self.order_all_before(stages, memory));
-        let new =
-            touches.iter().map(|touch| Pending { touch: touch.clone(), ordered_before: Stages::empty() });
+        let new = touches.iter().map(|touch| Pending {
+            touch: touch.clone(),
+            strand: self.strand,
+            ordered_before: Stages::empty(),
+        });
         self.pending.extend(new);
         barrier
     }
@@ -93,6 +114,11 @@ impl Hazards {
         self.pending.retain(|pending| pending.ordered_before != ALL | CONDITION);
         Barrier { from, to: stages, memory }
     }
+}
+
+/// Whether what two strands touch is known to be different, whatever the ranges say.
+fn apart(a: Option<Strand>, b: Option<Strand>) -> bool {
+    matches!((a, b), (Some(a), Some(b)) if a.fork == b.fork && a.number != b.number)
 }
 
 fn overlaps(a: &Touch, b: &Touch) -> bool {
@@ -171,6 +197,24 @@ mod tests {
     fn touching_ranges_do_not_conflict() {
         let got = run(&[(COMPUTE, &[(0, 0..64, Write)]), (COMPUTE, &[(0, 64..128, Read)])]);
         assert_eq!(got, [None, None]);
+    }
+
+    #[test]
+    fn strands_are_ordered_within_and_not_among_each_other() {
+        let mut hazards = Hazards::default();
+        let mut command = |strand: Option<(u32, u32)>, range: Range<u64>, access| {
+            hazards.begin_strand(strand.map(|(fork, number)| Strand { fork, number }));
+            hazards.command(&[touch(0, range, access, COMPUTE)])
+        };
+        assert_eq!(command(None, 0..64, Write), None);
+        // What was before the fork orders the first, and with the same barrier the second.
+        assert_eq!(command(Some((1, 0)), 0..64, ReadWrite), MEMORY);
+        assert_eq!(command(Some((1, 1)), 0..64, ReadWrite), None);
+        assert_eq!(command(Some((1, 1)), 0..64, Read), MEMORY, "within a strand");
+        // Both strands are before what follows, and before the strands of another fork.
+        assert_eq!(command(Some((2, 0)), 0..64, Write), ORDER);
+        assert_eq!(command(Some((2, 1)), 0..64, Write), None);
+        assert_eq!(command(None, 0..64, Read), MEMORY);
     }
 
     #[test]

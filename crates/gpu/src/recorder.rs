@@ -10,7 +10,7 @@ use ash::vk;
 use crate::{
     device::{Device, DeviceInner},
     error::{Error, Result},
-    hazards::{ALL, Barrier, COMPUTE, CONDITION, Hazards, INDIRECT, Stages, TRANSFER, Touch},
+    hazards::{ALL, Barrier, COMPUTE, CONDITION, Hazards, INDIRECT, Stages, Strand, TRANSFER, Touch},
     memory::View,
     pipeline::{Pipeline, PipelineInner},
     program::{Commands, Program},
@@ -28,6 +28,9 @@ pub struct Recorder {
     timestamps: Option<Timestamps>,
     /// Within [`Recorder::only_while`].
     conditional: bool,
+    /// Calls of [`Recorder::side_by_side`] so far, and whether it is within one.
+    forks: u32,
+    forked: bool,
 }
 
 /// What is written to the command buffer. Everything that it names is kept by `commands`.
@@ -90,7 +93,16 @@ impl Recorder {
         let commands = Commands::new(device)?;
         let hazards = Hazards::default();
         let all = if device.caps.conditional { ALL | CONDITION } else { ALL };
-        let mut recorder = Self { commands, list: vec![], hazards, level: 0, timestamps, conditional: false };
+        let mut recorder = Self {
+            commands,
+            list: vec![],
+            hazards,
+            level: 0,
+            timestamps,
+            conditional: false,
+            forks: 0,
+            forked: false,
+        };
         // Submissions on one queue start in order but overlap: what earlier ones and the host wrote must be visible.
         recorder.barrier(Barrier { from: all | Stages::HOST, to: all, memory: true });
         Ok(recorder)
@@ -193,6 +205,33 @@ impl Recorder {
         }
         self.conditional = false;
         self.list.push(Command::EndCondition);
+        recorded
+    }
+
+    /// Records two lines of commands that touch no byte of each other's, though their views may overlap: rows of one buffer that
+    /// only the shaders tell apart. No barrier is put between them for what they share; each is ordered within itself, after
+    /// what was before and before what follows. Whoever calls it answers for that: a wrong claim is a race on the GPU.
+    ///
+    /// A barrier within the second orders all of the first before what follows it, so the longer line is best recorded first.
+    pub fn side_by_side<E: From<Error>>(
+        &mut self,
+        one: impl FnOnce(&mut Self) -> Result<(), E>,
+        other: impl FnOnce(&mut Self) -> Result<(), E>,
+    ) -> Result<(), E> {
+        if self.forked {
+            let reason = "within another one: record it before or after".into();
+            return Err(Error::InvalidUse { what: "side by side".into(), reason }.into());
+        }
+        self.forks += 1;
+        self.forked = true;
+        let fork = self.forks;
+        self.hazards.begin_strand(Some(Strand { fork, number: 0 }));
+        let recorded = one(self).and_then(|()| {
+            self.hazards.begin_strand(Some(Strand { fork, number: 1 }));
+            other(self)
+        });
+        self.hazards.begin_strand(None);
+        self.forked = false;
         recorded
     }
 

@@ -83,7 +83,7 @@ impl Limits {
     /// are wanted in one step.
     pub fn room(&self, config: &Config, outputs: u32) -> Room {
         let window = config.sliding_window.unwrap_or(config.max_positions);
-        let rows = u64::from(self.chunk.max(self.sequences).next_power_of_two());
+        let rows = u64::from(self.rows());
         // Buckets are powers of two: all of them together are twice the largest. Logits are there twice where they are read back,
         // and the sampler takes as much again.
         let logits = 3 * u64::from(outputs.next_power_of_two()) * u64::from(config.vocab) * 4;
@@ -94,6 +94,16 @@ impl Limits {
             sliding_positions: u64::from(self.sliding_pages(window)) * u64::from(self.page),
             scratch: 2 * rows * row_bytes(config) + logits + FIXED_SCRATCH,
         }
+    }
+
+    /// Rows of the largest step, a power of two: a chunk, a row of every sequence, or half a chunk beside a row of every other
+    /// sequence. A whole chunk beside them would double the memory of a step, for as many rows as there are sequences.
+    pub(crate) fn rows(&self) -> u32 {
+        let beside = match self.sequences {
+            1 => 0,
+            sequences => (sequences - 1).saturating_add(self.chunk.div_ceil(2)),
+        };
+        self.chunk.max(self.sequences).max(beside).next_power_of_two()
     }
 
     /// Pages that hold a sequence's positions.

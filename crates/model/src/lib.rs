@@ -28,6 +28,6 @@ pub use error::{Error, Result};
 pub use kernels::{Activations, KvScheme, tuning::Tuned};
 pub use kv_cache::{KvCache, Limits, PAGE, Sequence};
 pub use loaded::Model;
-pub use runner::{MOST_OUTPUTS, Next, Runner, Sampled, Setup, Usage, check_tokens};
+pub use runner::{Chunk, MOST_OUTPUTS, Mixed, Next, Runner, Sampled, Setup, Usage, check_tokens};
 pub use sampling::Sampling;
 pub use tune::When;

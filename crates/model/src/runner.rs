@@ -1,6 +1,7 @@
 //! Carries sequences forward: fills in a step's state, replays the program of its bucket, reads what was sampled.
 
 mod decode;
+mod mixed;
 mod pace;
 mod record;
 
@@ -18,12 +19,13 @@ use crate::{
     Error, Limits, Model, Result, Sampling,
     kv_cache::{KvCache, Sequence},
     state::State,
-    step::{Outputs, Rows, Scratch},
+    step::{Outputs, Scratch, Splits},
 };
 
-use decode::depth;
 use pace::Matrices;
-use record::{Key, Output, Recorded, bucket};
+use record::{Count, Key, Output, Recorded, bucket, extent};
+
+pub use mixed::{Chunk, Mixed};
 
 /// A chosen token.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -102,6 +104,7 @@ pub struct Runner {
     cache: KvCache,
     state: State,
     scratch: BTreeMap<usize, Scratch>,
+    splits: Splits,
     outputs: BTreeMap<usize, Outputs>,
     programs: HashMap<Key, Recorded>,
     /// How often each token occurred in each slot's sequence; made when the first penalty is asked for.
@@ -115,6 +118,8 @@ pub struct Runner {
     matrices: Matrices,
     /// How much longer than estimated steps took: those of a few rows and those of many.
     paces: [Option<f64>; 2],
+    /// The same by bucket.
+    bucket_paces: BTreeMap<usize, f64>,
     /// By bucket: the most steps of a run of decoding so far, and what a step of the last one took.
     runs: BTreeMap<usize, (usize, Duration)>,
     layer_by_layer: bool,
@@ -126,14 +131,14 @@ impl Runner {
     /// Takes memory for the KV cache and the state of a step.
     pub fn new(model: Arc<Model>, limits: Limits) -> Result<Self> {
         let cache = KvCache::new(&model.device, &model.config, limits)?;
-        let rows = bucket(limits.chunk.max(limits.sequences) as usize);
-        let state = State::new(&model.device, rows as u32)?;
+        let state = State::new(&model.device, limits.rows())?;
         let matrices = record::matrices(&model);
         Ok(Self {
             model,
             cache,
             state,
             scratch: BTreeMap::new(),
+            splits: Splits::default(),
             outputs: BTreeMap::new(),
             programs: HashMap::new(),
             counts: None,
@@ -142,6 +147,7 @@ impl Runner {
             ends: vec![],
             matrices,
             paces: [None; 2],
+            bucket_paces: BTreeMap::new(),
             runs: BTreeMap::new(),
             layer_by_layer: false,
             usage: Usage::default(),
@@ -194,11 +200,11 @@ impl Runner {
         let counting = sample::Form { counts: form.counts, ..sample::Form::default() };
         let (full, last) = (tokens.saturating_sub(1) / chunk, (tokens.max(1) - 1) % chunk + 1);
         let mut keys = vec![
-            Key::new(last, Rows::Chunk, Output::Sample { rows: 1 }, form),
-            Key::new(1, Rows::Mixed, Output::Sample { rows: 1 }, form),
+            Key::new(Count::new(0, last), Output::Sample { rows: 1 }, form),
+            Key::new(Count::new(1, 0), Output::Sample { rows: 1 }, form),
         ];
         if full > 0 {
-            keys.push(Key::new(chunk, Rows::Chunk, Output::None, counting));
+            keys.push(Key::new(Count::new(0, chunk), Output::None, counting));
         }
         self.prepare_keys(&keys)
     }
@@ -250,10 +256,10 @@ impl Runner {
             let rows = self.extend(sequence, chunk)?;
             done += chunk.len();
             if done < tokens.len() {
-                self.step(&rows, Rows::Chunk, Output::None, &[], &[sampling])?;
+                self.step(&rows, Output::None, &[], &[sampling])?;
             } else {
                 let output = Output::Sample { rows: 1 };
-                self.step(&rows, Rows::Chunk, output, &[rows.len() as u32 - 1], &[sampling])?;
+                self.step(&rows, output, &[rows.len() as u32 - 1], &[sampling])?;
             }
             sequence.advance(rows.len() as u32);
             if !progress(done) {
@@ -289,7 +295,7 @@ impl Runner {
             let rows = self.extend(sequence, chunk)?;
             let count = bucket(rows.len());
             let list: Vec<u32> = (0..rows.len() as u32).collect();
-            self.step(&rows, Rows::Chunk, Output::Logits { rows: count }, &list, &[])?;
+            self.step(&rows, Output::Logits { rows: count }, &list, &[])?;
             sequence.advance(rows.len() as u32);
             let (buffer, copy) = match on_host.entry(count) {
                 Entry::Occupied(entry) => entry.into_mut(),
@@ -339,7 +345,7 @@ impl Runner {
                 count => Output::Score { rows: bucket(count) },
             };
             self.state.targets.write(0, bytemuck::cast_slice(&wanted))?;
-            self.step(&rows, Rows::Chunk, output, &list, &[])?;
+            self.step(&rows, output, &list, &[])?;
             let mut nll = vec![0.0_f32; list.len()];
             self.state.nll.read(0, bytemuck::cast_slice_mut(&mut nll))?;
             self.usage.read_back += nll.len() as u64 * 4;
@@ -364,8 +370,9 @@ impl Runner {
     /// Rows of the next chunk of a prompt, of at most `most`: fewer where a step of so many would take too long.
     fn chunk_rows(&self, held: u32, most: usize) -> usize {
         let longest = |rows: usize| {
-            let key = Key::new(rows, Rows::Chunk, Output::None, sample::Form::default());
-            self.estimate(key, held.saturating_add(rows as u32)).into_iter().fold(0.0, f64::max)
+            let depth = held.saturating_add(rows as u32);
+            let extent = extent(Count::new(0, rows), [depth; 2], Output::None);
+            self.estimate(extent).into_iter().fold(0.0, f64::max)
         };
         pace::chunk(most, self.pace(most), longest)
     }
@@ -381,19 +388,33 @@ impl Runner {
         Ok((sequence.len()..).zip(tokens).map(row).collect())
     }
 
+    /// A step of a chunk alone.
     fn step(
         &mut self,
         rows: &[Row],
-        kind: Rows,
         output: Output,
         output_rows: &[u32],
         samplings: &[&Sampling],
     ) -> Result<()> {
-        let key = self.key(rows.len(), kind, output, samplings);
+        let count = Count::new(0, rows.len());
+        let key = self.key(count, output, samplings);
+        self.advance(key, count, rows, output_rows, samplings)
+    }
+
+    /// One step: records its program if there is none yet, fills in its state, runs it and takes note of what it took.
+    fn advance(
+        &mut self,
+        key: Key,
+        count: Count,
+        rows: &[Row],
+        output_rows: &[u32],
+        samplings: &[&Sampling],
+    ) -> Result<()> {
         self.prepare_keys(&[key])?;
-        self.write_state(rows, output, output_rows, samplings)?;
-        let took = self.submit(key, depth(rows), 1)?;
-        self.learn(key, depth(rows), 1, took);
+        self.write_state(rows, count, key.output, output_rows, samplings)?;
+        let extent = extent(count, depths(rows, count), key.output);
+        let took = self.submit(key, extent, 1)?;
+        self.learn(key, extent, 1, took);
         Ok(())
     }
 
@@ -401,6 +422,7 @@ impl Runner {
     fn write_state(
         &mut self,
         rows: &[Row],
+        count: Count,
         output: Output,
         output_rows: &[u32],
         samplings: &[&Sampling],
@@ -409,7 +431,7 @@ impl Runner {
         let state = &mut self.state;
         // Decoding goes on from what the sampler wrote, without a word from the host.
         if rows != self.next {
-            state.active.write(0, bytemuck::bytes_of(&(rows.len() as u32)))?;
+            state.set_rows(count.apart, count.chunk)?;
             state.tokens.write(0, bytemuck::cast_slice(&words(|row| row.token)))?;
             state.positions.write(0, bytemuck::cast_slice(&words(|row| row.position)))?;
             state.slots.write(0, bytemuck::cast_slice(&words(|row| row.slot)))?;
@@ -435,7 +457,7 @@ impl Runner {
     }
 
     /// Which program a step needs.
-    fn key(&self, rows: usize, kind: Rows, output: Output, samplings: &[&Sampling]) -> Key {
+    fn key(&self, count: Count, output: Output, samplings: &[&Sampling]) -> Key {
         let vocab = self.model.config.vocab;
         let form = samplings.iter().map(|sampling| sampling.form(vocab)).fold(
             sample::Form::default(),
@@ -451,7 +473,7 @@ impl Runner {
             Output::Sample { .. } => form,
             _ => sample::Form { counts: form.counts, ..sample::Form::default() },
         };
-        Key::new(rows, kind, output, form)
+        Key::new(count, output, form)
     }
 
     /// What a step of the last run sampled for its rows.
@@ -485,6 +507,12 @@ pub fn check_tokens(config: &Config, held: u32, tokens: &[u32], context: u32) ->
         return Err(Error::ContextFull { wanted, context, most: config.max_positions });
     }
     Ok(())
+}
+
+/// Positions that the last of the rows that are apart sees, and the last of a chunk.
+fn depths(rows: &[Row], count: Count) -> [u32; 2] {
+    let (apart, chunk) = rows.split_at(count.apart);
+    [apart, chunk].map(|rows| rows.iter().map(|row| row.position + 1).max().unwrap_or(0))
 }
 
 /// Rows of logits at a time: 256 MiB of them with Gemma's vocabulary.

@@ -1,14 +1,21 @@
 //! What changes from step to step: a few words a row, written by the host or by the step before, read by the programs.
 
-use gpu::{Arena, Buffer, Device, Lifetime, Memory};
+use gpu::{Arena, Buffer, Device, Lifetime, Memory, View};
 use kernels::sample::{MAX_BIASES, MAX_ENDS, NO_TOKEN, Params, Run, Sampled};
 
 use crate::Result;
 
 /// The buffers of a runner's steps, for as many rows as the largest bucket has.
 pub(crate) struct State {
-    /// Rows in use.
-    pub active: Buffer,
+    /// Three words: 0, where rows that are apart end, and where all end. A chunk's rows lie between the last two.
+    rows: Buffer,
+    /// One word of these: rows in use.
+    pub active: View,
+    /// One word: rows in use that are apart. Two words: the first of them, 0, and their end.
+    pub apart_count: View,
+    pub apart: View,
+    /// Two words: the first row of the chunk, and its end.
+    pub chunk: View,
     /// Output rows in use.
     pub outputs: Buffer,
     /// A row's token, position and slot.
@@ -50,8 +57,13 @@ impl State {
         let mut readback = Arena::new(device, Lifetime::Scratch, Memory::Readback).with_block_size(1 << 16);
         let words = u64::from(rows) * 4;
         let sampled = u64::from(rows.min(MAX_SAMPLED));
+        let ends = shared.buffer_from("active rows", &[0_u32; 3])?;
         Ok(Self {
-            active: shared.buffer_from("active rows", &[0_u32])?,
+            active: ends.slice(8..12)?,
+            apart_count: ends.slice(4..8)?,
+            apart: ends.slice(0..8)?,
+            chunk: ends.slice(4..12)?,
+            rows: ends,
             outputs: shared.buffer_from("active outputs", &[0_u32])?,
             tokens: shared.buffer("tokens", words)?,
             positions: shared.buffer("positions", words)?,
@@ -67,5 +79,11 @@ impl State {
             targets: shared.buffer("targets", words)?,
             nll: readback.buffer("log probabilities", words)?,
         })
+    }
+
+    /// Says how many rows are in use: those that are apart, then those of a chunk.
+    pub fn set_rows(&mut self, apart: usize, chunk: usize) -> Result<()> {
+        let words = [0, apart as u32, (apart + chunk) as u32];
+        Ok(self.rows.write(0, bytemuck::cast_slice(&words))?)
     }
 }

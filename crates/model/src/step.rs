@@ -20,15 +20,20 @@ use kernels::{
 };
 use weights::{blueprint::Place, config::Config, names::Role};
 
-use crate::{Limits, Model, Result, kv_cache::KvCache, state::State};
+use crate::{Model, Result, kv_cache::KvCache, state::State};
+
+pub(crate) use attention::{FEW_ROWS, Splits};
 
 /// How the rows of a step belong to sequences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Rows {
     /// Each row is of another sequence, at any position.
-    Mixed,
+    Apart,
     /// All rows are of one sequence, one position after the other.
     Chunk,
+    /// First rows that are apart, at most so many, then those of a chunk of another sequence. A chunk of a few rows attends as rows
+    /// that are apart do.
+    Both { apart: usize, few: bool },
 }
 
 /// Activations of a bucket of rows.
@@ -49,10 +54,6 @@ pub(crate) struct Scratch {
     gated: Vectors,
     /// Gate and up, where a model stores them in different schemes.
     apart: Option<[Buffer; 2]>,
-    /// What the splits of attention in one dispatch found, and how many of them have: zeros to begin with.
-    splits: Option<Buffer>,
-    /// What the splits of attention by itself found.
-    splits_apart: Option<Buffer>,
     /// Sums of products on matrix units whose K is in parts, and counters: zeros to begin with.
     parts: Option<Buffer>,
 }
@@ -94,7 +95,7 @@ impl Outputs {
 }
 
 impl Scratch {
-    pub fn new(model: &Model, rows: usize, limits: Limits) -> Result<Self> {
+    pub fn new(model: &Model, rows: usize) -> Result<Self> {
         let Model { device, config, weights, .. } = model;
         let mut arena = Arena::new(device, Lifetime::Scratch, Memory::Device).with_block_size(4 << 20);
         let floats = |count: u32| u64::from(count) * rows as u64 * 4;
@@ -106,7 +107,6 @@ impl Scratch {
                 Some([arena.buffer("gate", floats(intermediate))?, arena.buffer("up", floats(intermediate))?])
             }
         };
-        let (splits, splits_apart) = attention::splits(model, &mut arena, rows, limits)?;
         let fused = norms_itself(model, rows);
         let places = (0..config.layers).flat_map(|layer| [Place::Output(layer), Place::Down(layer)]);
         let sums = places.map(|place| sums(model, rows, place)).max().unwrap_or(1);
@@ -135,8 +135,6 @@ impl Scratch {
             sublayer: arena.buffer("a sublayer's output", floats(config.hidden) * u64::from(sums))?,
             gated: Vectors::new(&mut arena, "gated rows", activations, intermediate as usize, rows)?,
             apart,
-            splits,
-            splits_apart,
             parts: parts(model, &mut arena, rows, layer_products(model))?,
         };
         let mut recorder = device.recorder()?;
@@ -144,8 +142,8 @@ impl Scratch {
         for vectors in all.into_iter().chain(&scratch.attended_packed) {
             vectors.record_clear(&mut recorder, "clear")?;
         }
-        for counters in [&scratch.splits, &scratch.parts].into_iter().flatten() {
-            recorder.fill("clear", counters, 0)?;
+        if let Some(parts) = &scratch.parts {
+            recorder.fill("clear", parts, 0)?;
         }
         recorder.seal()?.run(CLEAR_TIMEOUT)?;
         Ok(scratch)
@@ -158,6 +156,7 @@ pub(crate) struct Step<'a> {
     pub cache: &'a KvCache,
     pub state: &'a State,
     pub scratch: &'a Scratch,
+    pub attention_splits: &'a Splits,
     pub outputs: Option<&'a Outputs>,
     pub rows: Rows,
     pub recorder: &'a mut Recorder,
@@ -200,7 +199,7 @@ impl<'a> Step<'a> {
         let embeddings = self.model.embeddings()?;
         let operands = embed::Operands {
             embeddings,
-            active: self.state.active.view(),
+            active: self.state.active.clone(),
             tokens: self.state.tokens.view(),
             residual: self.scratch.residual.view(),
         };
@@ -231,7 +230,7 @@ impl<'a> Step<'a> {
             post_weight: None,
             residual: None,
             weight: self.model.norm(Some(layer), role)?,
-            active: self.state.active.view(),
+            active: self.state.active.clone(),
             rows: None,
             y: &self.scratch.normed,
         };
@@ -256,7 +255,7 @@ impl<'a> Step<'a> {
             post_weight: Some(self.model.norm(Some(post.0), post.1)?),
             residual: Some(self.scratch.residual.view()),
             weight: self.model.norm(Some(norm.0), norm.1)?,
-            active: self.state.active.view(),
+            active: self.state.active.clone(),
             rows: None,
             y: &self.scratch.normed,
         };
@@ -348,7 +347,7 @@ impl<'a> Step<'a> {
         match (&matrices[..], &scratch.apart) {
             ([joined], _) => {
                 let target = Target::vectors(&scratch.gated)?;
-                let (x, active) = (self.normed(), self.state.active.view());
+                let (x, active) = (self.normed(), self.state.active.clone());
                 self.product("gate and up", joined, Epilogue::Geglu, x, &target, &active)
             }
             ([gate, up], Some(apart)) => {
@@ -356,7 +355,7 @@ impl<'a> Step<'a> {
                 let again = without_stream(&x);
                 for (name, matrix, x, to) in [("gate", gate, x, &apart[0]), ("up", up, again, &apart[1])] {
                     let target = Target::whole(to, matrix.layout().rows);
-                    self.product(name, matrix, Epilogue::None, x, &target, &self.state.active.view())?;
+                    self.product(name, matrix, Epilogue::None, x, &target, &self.state.active.clone())?;
                 }
                 let kernel =
                     Geglu::new(&self.model.device, Epilogue::Geglu, scratch.gated.kind(), scratch.gated.k)?;
@@ -367,7 +366,7 @@ impl<'a> Step<'a> {
                     &gate,
                     &up,
                     &scratch.gated,
-                    &self.state.active.view(),
+                    &self.state.active.clone(),
                 )?)
             }
             _ => unreachable!("the blueprint makes one or two matrices of gate and up"),
@@ -389,7 +388,7 @@ impl<'a> Step<'a> {
         for matrix in model.weights.of(place) {
             let again = without_stream(&x);
             let x = std::mem::replace(&mut x, again);
-            self.product(name, matrix, Epilogue::None, x, &target, &self.state.active.view())?;
+            self.product(name, matrix, Epilogue::None, x, &target, &self.state.active.clone())?;
             target.first += matrix.layout().rows;
         }
         Ok(())

@@ -9,7 +9,7 @@ use crate::{
     Limits, Model, PAGE, Result, gemma3,
     kv_cache::KvCache,
     state::State,
-    step::{Outputs, Rows, Scratch, Step},
+    step::{Outputs, Rows, Scratch, Splits, Step},
 };
 
 /// When products are timed.
@@ -47,7 +47,9 @@ impl Model {
         let limits = Limits { chunk: 1, ..Limits::new(self.device.info(), &self.config, 1, context) };
         let cache = KvCache::new(&self.device, &self.config, limits)?;
         let state = State::new(&self.device, 1)?;
-        let (scratch, outputs) = (Scratch::new(self, 1, limits)?, Outputs::new(self, 1)?);
+        let (scratch, outputs) = (Scratch::new(self, 1)?, Outputs::new(self, 1)?);
+        let mut splits = Splits::default();
+        splits.prepare(self, limits, Rows::Apart, 1)?;
         // Takes what is recorded beside the products; never sealed, it compiles nothing.
         let mut recorder: Recorder = self.device.recorder()?;
         let mut step = Step {
@@ -55,8 +57,9 @@ impl Model {
             cache: &cache,
             state: &state,
             scratch: &scratch,
+            attention_splits: &splits,
             outputs: Some(&outputs),
-            rows: Rows::Mixed,
+            rows: Rows::Apart,
             recorder: &mut recorder,
             norm: None,
             swapped: false,

@@ -327,7 +327,7 @@ impl Buffers {
             scratch: scratch.as_ref().map(|scratch| scratch.buffer.view()),
         };
         let mut recorder = device.recorder()?;
-        kernel.record(&mut recorder, "attend", &operands)?;
+        kernel.record(&mut recorder, "attend", columns as u32, &operands)?;
         let program = recorder.seal()?;
         Ok(Self { o, kv, program, scratch, counter_words })
     }

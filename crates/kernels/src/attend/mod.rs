@@ -16,7 +16,7 @@ use gpu::{Address, Device, Error, Pipeline, Recorder, Result, View};
 pub use policy::{Plan, Shape};
 
 use crate::{
-    Kernel, Vectors,
+    Activations, Kernel, Vectors,
     kv::{KvLayer, KvTable},
     rope,
     shaders::attend::{Constants, Push, TIERS},
@@ -63,7 +63,7 @@ pub struct Operands<'a> {
     pub slots: View,
     /// One u32: rows in use.
     pub active: View,
-    /// The output, heads · head_dim values a row, as the shape says; as many rows as it has columns.
+    /// The output, heads · head_dim values a row, as the shape says; a column for every row at least, and for int16 no others.
     pub o: &'a Vectors,
     /// At least [`Attend::scratch_bytes`], where that is not 0. Its first [`Attend::counter_bytes`] must be zero when it is used
     /// for the first time; every call leaves them so.
@@ -97,11 +97,10 @@ impl Attend {
         (u64::from(rows) * u64::from(self.shape.heads) * 4).next_multiple_of(16)
     }
 
-    /// Records the kernel for as many rows as the output has columns.
-    pub fn record(&self, recorder: &mut Recorder, name: &str, operands: &Operands<'_>) -> Result<()> {
+    /// Records the kernel for `rows` rows, the first `active` of them.
+    pub fn record(&self, recorder: &mut Recorder, name: &str, rows: u32, operands: &Operands<'_>) -> Result<()> {
         let (shape, plan) = (&self.shape, &self.plan);
-        self.check(name, operands)?;
-        let rows = operands.o.columns as u32;
+        self.check(name, rows, operands)?;
         let optional = |view: Option<&View>| view.cloned().map_or(Address::NONE, Address::from);
         let (o, o_scales) = match &operands.o.data {
             VectorData::F32(values) | VectorData::F16(values) => (values.into(), Address::NONE),
@@ -131,10 +130,9 @@ impl Attend {
         recorder.dispatch(name, &self.pipeline, [shape.heads / plan.heads, rows, plan.splits], &push)
     }
 
-    fn check(&self, name: &str, operands: &Operands<'_>) -> Result<()> {
+    fn check(&self, name: &str, rows: u32, operands: &Operands<'_>) -> Result<()> {
         let shape = &self.shape;
         let wrong = |reason: String| Err(Error::InvalidUse { what: name.to_string(), reason });
-        let rows = operands.o.columns as u32;
         let inputs = rope::Inputs {
             qkv: &operands.qkv,
             qkv_stride: operands.qkv_stride,
@@ -146,13 +144,18 @@ impl Attend {
             table: operands.table,
             positions: &operands.positions,
             slots: &operands.slots,
-            active: &operands.active,
+            active: (&operands.active, 1),
         };
         // Four values are loaded at once.
         inputs.check(name, &shape.rope(), rows, 4)?;
         let (k, kind) = (shape.heads as usize * shape.head_dim as usize, shape.output);
         if operands.o.k != k || operands.o.kind() != kind {
             return wrong(format!("the output must be {kind} with {k} values a row"));
+        }
+        // Where the low bytes of int16 lie follows from the number of columns, which the kernel takes for that of rows.
+        let columns = operands.o.columns as u32;
+        if columns < rows || (kind == Activations::Int16 && columns != rows) {
+            return wrong(format!("{rows} rows for an output of {columns} columns of {kind}"));
         }
         let (bytes, splits) = (self.scratch_bytes(rows), self.plan.splits);
         if operands.scratch.as_ref().map_or(0, View::len) < bytes {

@@ -169,7 +169,7 @@ fn wrong_operands_are_refused() {
         scratch: Some(scratch.view()),
     };
     let mut recorder = device.recorder().unwrap();
-    let mut record = |operands: &Operands<'_>| kernel.record(&mut recorder, "attend", operands);
+    let mut record = |operands: &Operands<'_>| kernel.record(&mut recorder, "attend", 2, operands);
     record(&operands()).unwrap();
     record(&Operands { kv: &wide, ..operands() }).unwrap_err();
     record(&Operands { o: &o_int16, ..operands() }).unwrap_err();
@@ -181,4 +181,12 @@ fn wrong_operands_are_refused() {
     record(&Operands { fine: short, ..operands() }).unwrap_err();
     let reason = record(&Operands { scratch: None, ..operands() }).unwrap_err().to_string();
     assert!(reason.contains("scratch memory"), "{reason}");
+    // Fewer rows than columns, where no plane of bytes begins behind the columns.
+    let mut record = |kernel: &Attend, rows, o| kernel.record(&mut recorder, "attend", rows, &Operands { o, ..operands() });
+    record(&kernel, 1, &o).unwrap();
+    record(&kernel, 3, &o).unwrap_err();
+    let kernel = Attend::new(&device, Shape { output: Activations::Int16, ..SMALL }).unwrap();
+    record(&kernel, 2, &o_int16).unwrap();
+    let reason = record(&kernel, 1, &o_int16).unwrap_err().to_string();
+    assert!(reason.contains("1 rows"), "{reason}");
 }

@@ -32,7 +32,7 @@ layout(buffer_reference, scalar, buffer_reference_align = 8) readonly buffer Wor
 layout(buffer_reference, scalar, buffer_reference_align = 16) writeonly buffer Output { vec4 data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 8) writeonly buffer Sums { vec2 data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Numbers { uint data[]; };
-layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Active { uint rows; };
+layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Active { uint first; uint end; };
 
 layout(push_constant, scalar) uniform Push {
     Floats4 q;
@@ -41,8 +41,9 @@ layout(push_constant, scalar) uniform Push {
     Numbers positions;
     Numbers slots;
     Numbers table;
+    // Rows in use: from the first to before the end.
     Active active_rows;
-    // Rows o_stride apart, or parts: [row][query head][split][HEAD_DIM].
+    // Rows o_stride apart, or parts, counted from the first row in use: [row][query head][split][HEAD_DIM].
     Output o;
     // Largest score and sum of weights of a part.
     Sums sums;
@@ -109,22 +110,27 @@ vec4 four(uvec4 words, uint i, uint lane) {
     return uintBitsToFloat(words);
 }
 
+// The number of a part.
+uint part_of(uint row, uint head, uint split) {
+    return ((row - push.active_rows.first) * push.heads + head) * push.splits + split;
+}
+
 // A pair's quad of the output.
 void write(uint row, uint head, uint split, uint quad, vec4 value, float sum) {
     if (SPLIT) {
-        push.o.data[((row * push.heads + head) * push.splits + split) * QUADS + quad] = value;
+        push.o.data[part_of(row, head, split) * QUADS + quad] = value;
     } else {
         push.o.data[row * (push.o_stride / 4) + head * QUADS + quad] = value / sum;
     }
 }
 
 void main() {
-    uint first_row = gl_WorkGroupID.y * ROWS;
-    uint rows = push.active_rows.rows;
-    if (first_row >= rows) {
+    uint first_row = push.active_rows.first + gl_WorkGroupID.y * ROWS;
+    uint end_row = push.active_rows.end;
+    if (first_row >= end_row) {
         return;
     }
-    uint last_row = min(first_row + ROWS, rows) - 1;
+    uint last_row = min(first_row + ROWS, end_row) - 1;
     uint parts = push.heads / push.kv_heads / HEADS;
     uint kv_head = gl_WorkGroupID.x / parts;
     uint first_head = gl_WorkGroupID.x * HEADS;
@@ -287,7 +293,7 @@ void main() {
             }
         }
         if (SPLIT && thread == 0 && row <= last_row) {
-            push.sums.data[(row * push.heads + head) * push.splits + split] = vec2(largest[pair], sum[pair]);
+            push.sums.data[part_of(row, head, split)] = vec2(largest[pair], sum[pair]);
         }
     }
 }

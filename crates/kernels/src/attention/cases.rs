@@ -17,10 +17,34 @@ pub(crate) struct Step {
     pub mode: Mode,
     /// Slot and position of each row in use.
     pub rows: Vec<(u32, u32)>,
-    /// Rows that are there and not in use.
+    /// Rows before and behind them that are there and not in use.
+    pub before: usize,
     pub idle: usize,
     /// Queries are this large at most; keys and values lie between −1 and 1.
     pub reach: f32,
+}
+
+impl Step {
+    /// Rows that are there.
+    pub fn columns(&self) -> usize {
+        self.before + self.rows.len() + self.idle
+    }
+
+    /// Rows that a kernel is recorded for.
+    pub fn grid(&self) -> u32 {
+        (self.rows.len() + self.idle) as u32
+    }
+
+    /// The first row in use, and the end of them.
+    pub fn in_use(&self) -> [u32; 2] {
+        [self.before as u32, (self.before + self.rows.len()) as u32]
+    }
+
+    /// Of every row, in use or not.
+    pub fn slots_and_positions(&self) -> (Vec<u32>, Vec<u32>) {
+        let others = |count| std::iter::repeat_n((0, 3), count);
+        others(self.before).chain(self.rows.iter().copied()).chain(others(self.idle)).unzip()
+    }
 }
 
 const GEMMA: Shape = Shape {
@@ -36,13 +60,13 @@ const GEMMA: Shape = Shape {
 /// Rows at these positions, each of a slot of its own.
 fn decode(shape: Shape, positions: &[u32]) -> Step {
     let rows = (0..).zip(positions.iter().copied()).collect();
-    Step { shape, mode: Mode::Decode, rows, idle: 1, reach: 1.0 }
+    Step { shape, mode: Mode::Decode, rows, before: 0, idle: 1, reach: 1.0 }
 }
 
 /// `count` rows from a position on.
 fn prefill(shape: Shape, first: u32, count: u32) -> Step {
     let rows = (first..first + count).map(|position| (1, position)).collect();
-    Step { shape, mode: Mode::Prefill, rows, idle: 2, reach: 1.0 }
+    Step { shape, mode: Mode::Prefill, rows, before: 0, idle: 2, reach: 1.0 }
 }
 
 /// What is compared: every head length, group and scheme, ranges around pages, blocks and windows.
@@ -71,6 +95,9 @@ pub(super) fn steps() -> Vec<Step> {
         prefill(Shape { window: 30, scheme: KvScheme::Int8, ..small }, 20, 40),
         prefill(Shape { heads: 4, kv_heads: 2, head_dim: 128, page: 64, scheme: KvScheme::Int8, ..GEMMA }, 61, 9),
         Step { reach: 14.0, ..prefill(small, 120, 10) },
+        // Behind rows of other sequences.
+        Step { before: 3, ..prefill(Shape { window: 40, ..small }, 50, 11) },
+        Step { before: 5, ..decode(small, &[131, 299]) },
     ]
 }
 
@@ -97,9 +124,10 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
 fn name(step: &Step, plan: &Plan) -> String {
     let shape = &step.shape;
     let reach = if step.reach > 1.0 { ", large scores" } else { "" };
+    let before = if step.before > 0 { format!(", behind {} others", step.before) } else { String::new() };
     let window = if shape.window > 0 { format!(", window {}", shape.window) } else { String::new() };
     format!(
-        "{:?} of {} rows from {}, {}/{} × {} {}, pages of {}{window}{reach}, splits {}",
+        "{:?} of {} rows from {}{before}, {}/{} × {} {}, pages of {}{window}{reach}, splits {}",
         step.mode,
         step.rows.len(),
         step.rows[0].1,
@@ -121,7 +149,7 @@ pub(super) fn run(device: &Device, step: &Step, plan: Plan) -> Result<Comparison
     let d = shape.head_dim as usize;
     let row = shape.heads as usize * d;
     let padded = row.next_multiple_of(QUAD);
-    for (i, (slot, position)) in step.rows.iter().copied().enumerate() {
+    for (i, (slot, position)) in (step.before..).zip(step.rows.iter().copied()) {
         for head in 0..shape.heads {
             let q = &data.q[i * row + head as usize * d..][..d];
             let line = |values: &[f64], at| {
@@ -142,7 +170,8 @@ pub(super) fn run(device: &Device, step: &Step, plan: Plan) -> Result<Comparison
             comparison.equal(|| format!("padding {j} of row {i}"), &o[i * padded + j], &POISON);
         }
     }
-    for (i, word) in o.iter().enumerate().skip(step.rows.len() * padded) {
+    let in_use = step.before * padded..(step.before + step.rows.len()) * padded;
+    for (i, word) in o.iter().enumerate().filter(|(i, _)| !in_use.contains(i)) {
         comparison.equal(|| format!("word {i}, of a row not in use"), word, &POISON);
     }
     Ok(comparison)
@@ -191,7 +220,7 @@ impl Data {
                 }
             }
         }
-        let rows = (step.rows.len() + step.idle) as u32;
+        let rows = step.columns() as u32;
         let q = (0..rows * shape.heads * shape.head_dim).map(|_| random.signed() * step.reach).collect();
         Self { q, kv_shape, table, table_stride, k, v }
     }
@@ -217,16 +246,14 @@ pub(super) fn attend(
         k: arena.buffer_from("keys", &stored::words(&data.k, &data.kv_shape))?,
         v: arena.buffer_from("values", &stored::words(&data.v, &data.kv_shape))?,
     };
-    let (mut slots, mut positions): (Vec<u32>, Vec<u32>) = step.rows.iter().copied().unzip();
-    slots.extend(vec![0; step.idle]);
-    positions.extend(vec![3; step.idle]);
-    let columns = slots.len();
+    let (slots, positions) = step.slots_and_positions();
+    let columns = step.columns();
     let k = (shape.heads * shape.head_dim) as usize;
     let length = columns * k.next_multiple_of(QUAD);
     let output = Output::new(&mut arena, length)?;
     let o = Vectors { k, columns, data: VectorData::F32(output.buffer) };
     let kernel = Attention::with_plan(device, *shape, plan)?;
-    let scratch = match kernel.scratch_bytes(columns as u32) {
+    let scratch = match kernel.scratch_bytes(step.grid()) {
         0 => None,
         bytes => Some(Output::new(&mut arena, (bytes / 4) as usize)?),
     };
@@ -236,12 +263,12 @@ pub(super) fn attend(
         table: &KvTable { view: arena.buffer_from("table", &data.table)?.view(), stride: data.table_stride },
         positions: arena.buffer_from("positions", &positions)?.view(),
         slots: arena.buffer_from("slots", &slots)?.view(),
-        active: arena.buffer_from("active", &[step.rows.len() as u32])?.view(),
+        active: arena.buffer_from("active", &step.in_use())?.view(),
         o: &o,
         scratch: scratch.as_ref().map(|scratch| scratch.buffer.view()),
     };
     let mut recorder = device.recorder()?;
-    kernel.record(&mut recorder, "attention", &operands)?;
+    kernel.record(&mut recorder, "attention", step.grid(), &operands)?;
     recorder.seal()?.run(TIMEOUT)?;
     if let Some(scratch) = scratch {
         scratch.read(comparison)?;

@@ -12,12 +12,13 @@ layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Fl
 layout(buffer_reference, scalar, buffer_reference_align = 8) readonly buffer Sums { vec2 data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 16) writeonly buffer Output { vec4 data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Numbers { uint data[]; };
-layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Active { uint rows; };
+layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Active { uint first; uint end; };
 
 layout(push_constant, scalar) uniform Push {
     Floats4 parts;
     Sums sums;
     Numbers positions;
+    // Rows in use: from the first to before the end. Parts are counted from the first.
     Active active_rows;
     Output o;
     uint heads;
@@ -34,9 +35,9 @@ layout(push_constant, scalar) uniform Push {
 const uint QUADS = HEAD_DIM / 4;
 
 void main() {
-    uint row = gl_WorkGroupID.y;
+    uint row = push.active_rows.first + gl_WorkGroupID.y;
     uint i = gl_GlobalInvocationID.x;
-    if (row >= push.active_rows.rows || i >= push.heads * QUADS) {
+    if (row >= push.active_rows.end || i >= push.heads * QUADS) {
         return;
     }
     uint position = push.positions.data[row];
@@ -45,7 +46,7 @@ void main() {
     // Of a short range the later splits were left empty.
     uint used = (blocks + each - 1) / each;
 
-    uint first = (row * push.heads + i / QUADS) * push.splits;
+    uint first = (gl_WorkGroupID.y * push.heads + i / QUADS) * push.splits;
     float above = push.sums.data[first].x;
     for (uint split = 1; split < used; split++) {
         above = max(above, push.sums.data[first + split].x);

@@ -54,9 +54,9 @@ pub struct Operands<'a> {
     pub positions: View,
     /// u32 a row; of a prefill only the first of each tile is looked at.
     pub slots: View,
-    /// One u32: rows in use.
+    /// Two u32: the first row in use, and the end of those in use.
     pub active: View,
-    /// The output, heads · head_dim values a row, f32 from this kernel; as many rows as it has columns.
+    /// The output, heads · head_dim values a row, f32 from this kernel; a column for every row of the step.
     pub o: &'a Vectors,
     /// At least [`Attention::scratch_bytes`], where that is not 0.
     pub scratch: Option<View>,
@@ -92,11 +92,10 @@ impl Attention {
         self.parts(rows) * 8
     }
 
-    /// Records the kernel for as many rows as the output has columns.
-    pub fn record(&self, recorder: &mut Recorder, name: &str, operands: &Operands<'_>) -> Result<()> {
+    /// Records the kernel for up to `rows` rows, those that `active` says.
+    pub fn record(&self, recorder: &mut Recorder, name: &str, rows: u32, operands: &Operands<'_>) -> Result<()> {
         let (shape, plan) = (&self.shape, &self.plan);
-        let o = self.check(name, operands)?;
-        let rows = operands.o.columns as u32;
+        let o = self.check(name, rows, operands)?;
         let o_stride = operands.o.stride() as u32;
         let scratch = match (&operands.scratch, self.scratch_bytes(rows)) {
             (_, 0) => None,
@@ -152,8 +151,8 @@ impl Attention {
     }
 
     /// The output's address, if everything fits together.
-    fn check(&self, name: &str, operands: &Operands<'_>) -> Result<Address> {
-        operands.check(name, &self.shape)?;
+    fn check(&self, name: &str, rows: u32, operands: &Operands<'_>) -> Result<Address> {
+        operands.check(name, &self.shape, rows)?;
         match &operands.o.data {
             VectorData::F32(floats) => Ok(floats.into()),
             _ => {
@@ -166,7 +165,7 @@ impl Attention {
 
 impl Operands<'_> {
     /// Whether they fit together and are a shape's; how the output is stored is the kernel's business.
-    pub(crate) fn check(&self, name: &str, shape: &Shape) -> Result<()> {
+    pub(crate) fn check(&self, name: &str, shape: &Shape, most: u32) -> Result<()> {
         let wrong = |reason: String| Err(Error::InvalidUse { what: name.to_string(), reason });
         let kv = &self.kv.shape;
         if (kv.kv_heads, kv.head_dim, kv.page, kv.scheme)
@@ -179,11 +178,14 @@ impl Operands<'_> {
         if self.o.k as u64 != row {
             return wrong(format!("the output has {} values a row, not {row}", self.o.k));
         }
+        if u64::from(most) > rows {
+            return wrong(format!("{most} rows for an output of {rows} columns"));
+        }
         let lengths = [
             ("q", &self.q, rows * row),
             ("positions", &self.positions, rows),
             ("slots", &self.slots, rows),
-            ("active", &self.active, 1),
+            ("active", &self.active, 2),
             ("the table", &self.table.view, u64::from(self.table.stride)),
         ];
         match lengths.into_iter().find(|(_, view, words)| view.len() < *words * 4) {

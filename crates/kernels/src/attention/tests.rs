@@ -52,7 +52,7 @@ fn bits(device: &gpu::Device, step: &Step, data: &Data, row: usize, splits: u32)
 fn a_row_comes_out_the_same_in_any_batch() {
     let Some(device) = testkit::cpu_device() else { return };
     let rows = vec![(0, 210), (1, 3), (2, 130)];
-    let all = Step { shape: SMALL, mode: Mode::Decode, rows, idle: 0, reach: 3.0 };
+    let all = Step { shape: SMALL, mode: Mode::Decode, rows, before: 0, idle: 0, reach: 3.0 };
     let data = Data::new(&all);
     for splits in [1, 2] {
         // The first row alone, among others, and last of a batch: always at the same bits.
@@ -67,7 +67,7 @@ fn prefill_gives_a_row_the_same_whatever_its_tile() {
     for window in [0, 20] {
         let rows = (30..50).map(|position| (0, position)).collect();
         let shape = Shape { window, ..SMALL };
-        let all = Step { shape, mode: Mode::Prefill, rows, idle: 0, reach: 3.0 };
+        let all = Step { shape, mode: Mode::Prefill, rows, before: 0, idle: 0, reach: 3.0 };
         let data = Data::new(&all);
         let q_row = (shape.heads * shape.head_dim) as usize;
         for skipped in [1, 7, 19] {
@@ -167,7 +167,7 @@ fn wrong_operands_are_refused() {
         scratch: Some(scratch.view()),
     };
     let mut recorder = device.recorder().unwrap();
-    let mut record = |operands: &Operands<'_>| kernel.record(&mut recorder, "attention", operands);
+    let mut record = |operands: &Operands<'_>| kernel.record(&mut recorder, "attention", 2, operands);
     record(&operands()).unwrap();
     record(&Operands { kv: &wide, ..operands() }).unwrap_err();
     record(&Operands { o: &o_int8, ..operands() }).unwrap_err();
@@ -175,4 +175,6 @@ fn wrong_operands_are_refused() {
     let short = record(&Operands { scratch: None, ..operands() }).unwrap_err().to_string();
     assert!(short.contains("scratch memory"), "{short}");
     record(&Operands { scratch: Some(scratch.slice(0..1024).unwrap()), ..operands() }).unwrap_err();
+    record(&Operands { active: memory.slice(0..4).unwrap(), ..operands() }).unwrap_err();
+    kernel.record(&mut recorder, "attention", 3, &operands()).unwrap_err();
 }

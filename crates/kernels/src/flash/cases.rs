@@ -30,7 +30,7 @@ const GEMMA: Shape = Shape {
 /// `count` rows from a position on.
 pub(super) fn prefill(shape: Shape, first: u32, count: u32) -> Step {
     let rows = (first..first + count).map(|position| (1, position)).collect();
-    Step { shape, mode: Mode::Prefill, rows, idle: 3, reach: 1.0 }
+    Step { shape, mode: Mode::Prefill, rows, before: 0, idle: 3, reach: 1.0 }
 }
 
 /// What is compared: every head length, group and scheme, ranges around pages, blocks, tiles and windows.
@@ -57,6 +57,9 @@ pub(super) fn steps() -> Vec<Step> {
         prefill(Shape { heads: 1, kv_heads: 1, head_dim: 32, page: 64, ..small }, 64, 70),
         Step { reach: 14.0, ..prefill(Shape { page: 64, ..small }, 120, 40) },
         Step { reach: 40.0, ..prefill(Shape { window: 90, ..long }, 300, 20) },
+        // Behind rows of other sequences.
+        Step { before: 5, ..prefill(Shape { window: 40, ..GEMMA }, 50, 23) },
+        Step { before: 1, ..prefill(Shape { heads: 7, kv_heads: 1, ..small }, 3, 40) },
     ]
 }
 
@@ -65,7 +68,8 @@ pub(super) fn mixed_steps() -> Vec<Step> {
     let long = Shape { heads: 4, kv_heads: 2, head_dim: 128, ..GEMMA };
     let rows = vec![(2, 70), (0, 3), (1, 300)];
     let mixed = |shape| Step { mode: Mode::Decode, rows: rows.clone(), ..prefill(shape, 0, 1) };
-    vec![mixed(long), mixed(Shape { window: 40, ..GEMMA }), mixed(Shape { scheme: KvScheme::Int8, ..long })]
+    let int8 = Shape { scheme: KvScheme::Int8, ..long };
+    vec![mixed(long), mixed(Shape { window: 40, ..GEMMA }), mixed(int8), Step { before: 2, ..mixed(long) }]
 }
 
 pub(super) fn cases(caps: &Caps) -> Vec<Case> {
@@ -96,9 +100,10 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
 fn name(step: &Step, kind: Kind, plan: &Plan) -> String {
     let shape = &step.shape;
     let reach = if step.reach > 1.0 { ", large scores" } else { "" };
+    let before = if step.before > 0 { format!(", behind {} others", step.before) } else { String::new() };
     let window = if shape.window > 0 { format!(", window {}", shape.window) } else { String::new() };
     format!(
-        "{} rows from {}, {}/{} × {} {}, pages of {}{window}{reach}, to {}, {} pairs × {} keys{}{}",
+        "{} rows from {}{before}, {}/{} × {} {}, pages of {}{window}{reach}, to {}, {} pairs × {} keys{}{}",
         step.rows.len(),
         step.rows[0].1,
         shape.heads,
@@ -129,7 +134,7 @@ pub(super) fn run(device: &Device, step: &Step, kind: Kind, plan: Plan) -> Resul
     let d = shape.head_dim as usize;
     let row = shape.heads as usize * d;
     let padded = row.next_multiple_of(QUAD);
-    for (i, (slot, position)) in step.rows.iter().copied().enumerate() {
+    for (i, (slot, position)) in (step.before..).zip(step.rows.iter().copied()) {
         for head in 0..shape.heads {
             let q = reference::query(&data.q[i * row + head as usize * d..][..d]);
             let line = |values: &[f64], at| {
@@ -154,7 +159,7 @@ pub(super) fn run(device: &Device, step: &Step, kind: Kind, plan: Plan) -> Resul
         Kind::F32 => (row, padded),
     };
     for (i, word) in o.iter().enumerate() {
-        if i / words >= step.rows.len() {
+        if !(step.before..step.before + step.rows.len()).contains(&(i / words)) {
             comparison.equal(|| format!("word {i}, of a row not in use"), word, &POISON);
         } else if i % words >= first {
             comparison.equal(|| format!("word {i}, of a row's padding"), word, &POISON);
@@ -190,10 +195,8 @@ pub(super) fn attend(
         k: arena.buffer_from("keys", &stored::words(&data.k, &data.kv_shape))?,
         v: arena.buffer_from("values", &stored::words(&data.v, &data.kv_shape))?,
     };
-    let (mut slots, mut positions): (Vec<u32>, Vec<u32>) = step.rows.iter().copied().unzip();
-    slots.extend(vec![0; step.idle]);
-    positions.extend(vec![3; step.idle]);
-    let columns = slots.len();
+    let (slots, positions) = step.slots_and_positions();
+    let columns = step.columns();
     let k = (shape.heads * shape.head_dim) as usize;
     let values = columns * k.next_multiple_of(QUAD);
     let words = if kind == Kind::F16 { values / 2 } else { values };
@@ -207,12 +210,12 @@ pub(super) fn attend(
         table: &KvTable { view: arena.buffer_from("table", &data.table)?.view(), stride: data.table_stride },
         positions: arena.buffer_from("positions", &positions)?.view(),
         slots: arena.buffer_from("slots", &slots)?.view(),
-        active: arena.buffer_from("active", &[step.rows.len() as u32])?.view(),
+        active: arena.buffer_from("active", &step.in_use())?.view(),
         o: &o,
         scratch: None,
     };
     let mut recorder = device.recorder()?;
-    kernel.record(&mut recorder, "flash", &operands)?;
+    kernel.record(&mut recorder, "flash", step.grid(), &operands)?;
     recorder.seal()?.run(TIMEOUT)?;
     let (VectorData::F16(buffer) | VectorData::F32(buffer)) = o.data else { unreachable!("made so above") };
     Output::of(buffer, words).read(comparison)

@@ -40,7 +40,7 @@ layout(constant_id = 9) const bool ALONE = false;
 layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Floats4 { vec4 data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Words4 { uvec4 data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Numbers { uint data[]; };
-layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Active { uint rows; };
+layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Active { uint first; uint end; };
 layout(buffer_reference, scalar, buffer_reference_align = 16) writeonly buffer Output { uvec4 data[]; };
 
 layout(push_constant, scalar) uniform Push {
@@ -50,6 +50,7 @@ layout(push_constant, scalar) uniform Push {
     Numbers positions;
     Numbers slots;
     Numbers table;
+    // Rows in use: from the first to before the end.
     Active active_rows;
     // Rows o_stride values apart.
     Output o;
@@ -173,14 +174,15 @@ void main() {
     uint kv_head = gl_WorkGroupID.x;
     // The last tile of a prompt has the most keys, and comes first.
     uint tile = gl_NumWorkGroups.y - 1 - gl_WorkGroupID.y;
-    uint rows = ALONE ? min(push.active_rows.rows, tile + 1) : push.active_rows.rows;
-    uint pairs = rows * group;
-    uint first_pair = tile * (ALONE ? group : TILE);
+    uint first_in_use = push.active_rows.first;
+    uint end_row = ALONE ? min(push.active_rows.end, first_in_use + tile + 1) : push.active_rows.end;
+    uint pairs = end_row * group;
+    uint first_pair = first_in_use * group + tile * (ALONE ? group : TILE);
     if (first_pair >= pairs) {
         return;
     }
     uint first_row = first_pair / group;
-    uint last_row = min((first_pair + TILE - 1) / group, rows - 1);
+    uint last_row = min((first_pair + TILE - 1) / group, end_row - 1);
     uint pages = push.slots.data[first_row] * push.table_stride;
     // Of the first row; that of row r of the tile is r more.
     uint position = push.positions.data[first_row];

@@ -69,13 +69,11 @@ impl Flash {
         Ok(Self { shape, plan, output, pipeline })
     }
 
-    /// Records the kernel for as many rows as the output has columns: rows of one sequence, at positions that follow each other, or
-    /// any, as the plan says.
-    /// It needs no scratch memory.
-    pub fn record(&self, recorder: &mut Recorder, name: &str, operands: &Operands<'_>) -> Result<()> {
+    /// Records the kernel for up to `rows` rows, those that `active` says: rows of one sequence, at positions that follow each other,
+    /// or any, as the plan says. It needs no scratch memory.
+    pub fn record(&self, recorder: &mut Recorder, name: &str, rows: u32, operands: &Operands<'_>) -> Result<()> {
         let shape = &self.shape;
-        let o = self.check(name, operands)?;
-        let rows = operands.o.columns as u32;
+        let o = self.check(name, rows, operands)?;
         let push = flash::Push {
             q: operands.q.clone().into(),
             k: (&operands.kv.k).into(),
@@ -99,8 +97,8 @@ impl Flash {
     }
 
     /// The output's address, if everything fits together.
-    fn check(&self, name: &str, operands: &Operands<'_>) -> Result<Address> {
-        operands.check(name, &self.shape)?;
+    fn check(&self, name: &str, rows: u32, operands: &Operands<'_>) -> Result<Address> {
+        operands.check(name, &self.shape, rows)?;
         match (&operands.o.data, self.output) {
             (VectorData::F16(values), Output::F16) | (VectorData::F32(values), Output::F32) => Ok(values.into()),
             _ => {

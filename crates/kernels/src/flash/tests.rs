@@ -197,10 +197,12 @@ fn wrong_shapes_and_operands_are_refused() {
         scratch: None,
     };
     let mut recorder = device.recorder().unwrap();
-    let mut record = |operands: &Operands<'_>| kernel.record(&mut recorder, "flash", operands);
+    let mut record = |operands: &Operands<'_>| kernel.record(&mut recorder, "flash", 2, operands);
     record(&operands()).unwrap();
     record(&Operands { kv: &int8, ..operands() }).unwrap_err();
     record(&Operands { o: &o_f32, ..operands() }).unwrap_err();
     record(&Operands { o: &short, ..operands() }).unwrap_err();
     record(&Operands { o: &more_rows, ..operands() }).unwrap_err();
+    record(&Operands { active: memory.slice(0..4).unwrap(), ..operands() }).unwrap_err();
+    kernel.record(&mut recorder, "flash", 3, &operands()).unwrap_err();
 }

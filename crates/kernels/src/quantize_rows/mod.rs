@@ -52,7 +52,8 @@ impl QuantizeRows {
         Ok(Self { output, k, plan, pipeline: variant(output, plan).pipeline(device)? })
     }
 
-    /// Records it for the first `active` rows (one u32) of `x`, f32; `y` has no more columns than `x`.
+    /// Records it for the rows of `x`, f32, from the first to before the end that `active` (two u32) says; `y` has no more columns
+    /// than `x`.
     pub fn record(&self, recorder: &mut Recorder, name: &str, x: &Vectors, y: &Vectors, active: &View) -> Result<()> {
         let wrong = |reason: String| Err(Error::InvalidUse { what: name.to_string(), reason });
         let (floats, values, scales) = match (&x.data, &y.data) {
@@ -67,7 +68,7 @@ impl QuantizeRows {
                 return wrong(format!("{from} becomes {to}: it must be f32 that becomes {made_for}"));
             }
         };
-        if x.k != self.k || y.k != self.k || x.columns < y.columns || active.len() < 4 {
+        if x.k != self.k || y.k != self.k || x.columns < y.columns || active.len() < 8 {
             return wrong(format!(
                 "{} columns of {} become {} of {} in a kernel for {}, active has {} bytes",
                 x.columns,

@@ -13,7 +13,7 @@ layout(constant_id = 1) const uint OUTPUT = 2;
 layout(constant_id = 2) const uint PER_THREAD = 1;
 
 layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Floats4 { vec4 data[]; };
-layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Active { uint rows; };
+layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Active { uint first; uint end; };
 layout(buffer_reference, scalar, buffer_reference_align = 4) writeonly buffer Words { uint data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 8) writeonly buffer Words2 { uvec2 data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 4) writeonly buffer Scales { float data[]; };
@@ -23,6 +23,7 @@ layout(push_constant, scalar) uniform Push {
     // f16, or the bytes of int16.
     Words y;
     Scales y_scales;
+    // Rows from the first to before the end.
     Active in_use;
     uint k;
     // Values from one column to the next, padding included.
@@ -67,13 +68,14 @@ void main() {
     uint row = gl_WorkGroupID.y;
     uint first = (gl_WorkGroupID.x * THREADS + thread_index()) * PER_THREAD;
     uint fours = push.stride / 4;
-    uint in_use = push.in_use.rows;
+    uint first_row = push.in_use.first;
+    uint end_row = push.in_use.end;
     vec4 values[PER_THREAD];
     [[unroll]] for (uint j = 0; j < PER_THREAD; j++) {
         values[j] = push.x.data[row * fours + min(first + j, fours - 1)];
     }
-    // Only here, after the loads: else they would start when the number of rows has come.
-    if (row >= in_use) {
+    // Only here, after the loads: else they would start when it is known which rows are in use.
+    if (row < first_row || row >= end_row) {
         return;
     }
     bool padding = first * 4 >= push.k;

@@ -43,7 +43,7 @@ fn wrong_operands_are_refused() {
     assert!(refused(Activations::Int16, 40).contains("groups of 16"));
     assert!(refused(Activations::F16, 42).contains("groups of 4"));
     assert!(refused(Activations::F32, 64).contains("not f32"));
-    let active = arena.buffer("active", 4).unwrap().view();
+    let active = arena.buffer("active", 8).unwrap().view();
     let x = Vectors::f32(&mut arena, "x", 64, 2).unwrap();
     let int16 = Vectors::int16(&mut arena, "y", 64, 2).unwrap();
     let f16 = Vectors::f16(&mut arena, "y", 64, 2).unwrap();

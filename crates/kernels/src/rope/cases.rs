@@ -11,7 +11,7 @@ use crate::{
 /// Positions of the rows: the first, both sides of a page and of a step of the coarse table, the last of 128k.
 const POSITIONS: [u32; 9] = [0, 1, 15, 16, 255, 256, 4999, 65_536, 131_071];
 const MAX_POSITIONS: u32 = 131_072;
-/// Rows that are there and not in use.
+/// Rows behind them that are there and not in use.
 const IDLE: usize = 2;
 const EPSILON: f32 = 1e-6;
 const SCALE: f32 = 0.0625;
@@ -41,15 +41,18 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
         Shape { heads: 2, head_dim: 96, bias: true, page: 64, scheme: KvScheme::Int8, ..plain },
     ];
     let tiers = [Tier::T0, Tier::T1].into_iter().filter(|tier| caps.tier() >= Some(*tier));
-    tiers.flat_map(|tier| shapes.map(|shape| case(tier, shape))).collect()
+    let behind = [shapes[0], shapes[8]].map(|shape| (shape, 3));
+    let steps = shapes.map(|shape| (shape, 0)).into_iter().chain(behind);
+    tiers.flat_map(|tier| steps.clone().map(move |(shape, first)| case(tier, shape, first))).collect()
 }
 
-fn case(tier: Tier, shape: Shape) -> Case {
-    Case::new(shape.to_string(), tier, move |device| run(device, shape, policy::at_tier(device.caps(), &shape, tier)))
+fn case(tier: Tier, shape: Shape, first: usize) -> Case {
+    let name = if first > 0 { format!("{shape}, behind {first} others") } else { shape.to_string() };
+    Case::new(name, tier, move |device| run(device, shape, policy::at_tier(device.caps(), &shape, tier), first))
 }
 
-/// Runs one shape with one plan on random data.
-pub(super) fn run(device: &Device, shape: Shape, plan: policy::Plan) -> Result<Comparison> {
+/// Runs one shape with one plan on random data. The rows before `first` are not in use either.
+pub(super) fn run(device: &Device, shape: Shape, plan: policy::Plan, first: usize) -> Result<Comparison> {
     let rows = POSITIONS.len() + IDLE;
     let mut random = Random::new(u64::from(shape.row()));
     let mut floats = |count: u32, scale: f32| (0..count).map(|_| random.signed() * scale).collect::<Vec<f32>>();
@@ -113,7 +116,7 @@ pub(super) fn run(device: &Device, shape: Shape, plan: policy::Plan) -> Result<C
         table: &KvTable { view: arena.buffer_from("table", &table)?.view(), stride: table_stride },
         positions: arena.buffer_from("positions", &positions)?.view(),
         slots: arena.buffer_from("slots", &slots)?.view(),
-        active: arena.buffer_from("active", &[POSITIONS.len() as u32])?.view(),
+        active: arena.buffer_from("active", &[first as u32, POSITIONS.len() as u32])?.view(),
     };
     let mut recorder = device.recorder()?;
     Rope::with_plan(device, shape, plan)?.record(&mut recorder, "rope", rows as u32, &operands)?;
@@ -124,7 +127,7 @@ pub(super) fn run(device: &Device, shape: Shape, plan: policy::Plan) -> Result<C
     let k = Output::of(kv.k, kv_words).read(&mut comparison)?;
     let v = Output::of(kv.v, kv_words).read(&mut comparison)?;
     let mut written = vec![false; kv_words];
-    for (row, position) in POSITIONS.into_iter().enumerate() {
+    for (row, position) in POSITIONS.into_iter().enumerate().skip(first) {
         let (want_q, want_k, want_v) = reference::rope(
             &shape,
             &reference::Row {
@@ -168,7 +171,8 @@ pub(super) fn run(device: &Device, shape: Shape, plan: policy::Plan) -> Result<C
             }
         }
     }
-    for (i, word) in q.iter().enumerate().skip(POSITIONS.len() * q_row) {
+    let in_use = first * q_row..POSITIONS.len() * q_row;
+    for (i, word) in q.iter().enumerate().filter(|(i, _)| !in_use.contains(i)) {
         comparison.equal(|| format!("query word {i}, of a row not in use"), word, &POISON);
     }
     for i in (0..kv_words).filter(|i| !written[*i]) {

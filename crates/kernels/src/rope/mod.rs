@@ -98,7 +98,7 @@ pub struct Operands<'a> {
     pub positions: View,
     /// u32 a row.
     pub slots: View,
-    /// One u32: rows in use.
+    /// Two u32: the first row in use, and the end of those in use.
     pub active: View,
 }
 
@@ -120,7 +120,7 @@ impl Rope {
         Ok(Self { shape, plan, pipeline: variant(&shape, plan).pipeline(device)? })
     }
 
-    /// Records the kernel for `rows` rows, of which `active` are in use.
+    /// Records the kernel for `rows` rows, those of them that `active` says.
     pub fn record(&self, recorder: &mut Recorder, name: &str, rows: u32, operands: &Operands<'_>) -> Result<()> {
         self.check(name, rows, operands)?;
         let optional = |view: Option<&View>| view.cloned().map_or(Address::NONE, Address::from);
@@ -159,7 +159,7 @@ impl Rope {
             table: operands.table,
             positions: &operands.positions,
             slots: &operands.slots,
-            active: &operands.active,
+            active: (&operands.active, 2),
         };
         // Two values are loaded at once.
         inputs.check(name, shape, rows, 2)?;
@@ -184,7 +184,8 @@ pub(crate) struct Inputs<'a> {
     pub table: &'a KvTable,
     pub positions: &'a View,
     pub slots: &'a View,
-    pub active: &'a View,
+    /// Rows in use, and how many words say it.
+    pub active: (&'a View, u64),
 }
 
 impl Inputs<'_> {
@@ -214,7 +215,7 @@ impl Inputs<'_> {
             ("qkv", self.qkv, words(qkv)),
             ("positions", self.positions, words(u64::from(rows))),
             ("slots", self.slots, words(u64::from(rows))),
-            ("active", self.active, words(1)),
+            ("active", self.active.0, words(self.active.1)),
             ("the table", &self.table.view, words(u64::from(self.table.stride))),
             ("the coarse table", self.coarse, head),
             ("the fine table", self.fine, 256 * head),

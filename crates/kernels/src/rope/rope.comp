@@ -28,7 +28,7 @@ layout(buffer_reference, scalar, buffer_reference_align = 8) readonly buffer Flo
 layout(buffer_reference, scalar, buffer_reference_align = 8) writeonly buffer Output { vec2 data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 4) writeonly buffer Words { uint data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Numbers { uint data[]; };
-layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Active { uint rows; };
+layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Active { uint first; uint end; };
 
 layout(push_constant, scalar) uniform Push {
     Floats2 qkv;
@@ -44,6 +44,7 @@ layout(push_constant, scalar) uniform Push {
     Numbers positions;
     Numbers slots;
     Numbers table;
+    // Rows in use: from the first to before the end.
     Active active_rows;
     uint qkv_stride;
     uint table_stride;
@@ -161,7 +162,7 @@ void store_int8(bool key, bool writes, uint line, uint thread, vec4 values[HELD]
 
 void main() {
     uint row = gl_WorkGroupID.y;
-    if (row >= push.active_rows.rows) {
+    if (row < push.active_rows.first || row >= push.active_rows.end) {
         return;
     }
     uint thread = thread_index();

@@ -26,7 +26,7 @@ fn plans_of_larger_gpus_are_right_too() {
     for (tier, threads, lanes) in [(Tier::T0, 64, 8), (Tier::T0, 32, 16), (Tier::T1, 32, 8), (Tier::T1, 32, 2)] {
         let plan = Plan { tier, threads, lanes, subgroup: Subgroup::Any };
         for scheme in [KvScheme::F16, KvScheme::Int8] {
-            let comparison = cases::run(&device, Shape { page: 16, scheme, ..GEMMA }, plan).unwrap();
+            let comparison = cases::run(&device, Shape { page: 16, scheme, ..GEMMA }, plan, 0).unwrap();
             assert!(comparison.passed(), "{plan:?}, {scheme}: {:?}", comparison.first_wrong);
         }
     }
@@ -67,6 +67,7 @@ fn wrong_operands_are_refused() {
     record(2, &Operands { bias: Some(memory.view()), ..operands() }).unwrap_err();
     record(2, &Operands { qkv_stride: GEMMA.row() - 2, ..operands() }).unwrap_err();
     record(2, &Operands { fine: memory.slice(0..1024).unwrap(), ..operands() }).unwrap_err();
+    record(2, &Operands { active: memory.slice(0..4).unwrap(), ..operands() }).unwrap_err();
     assert!(Rope::new(&device, Shape { head_dim: 100, ..GEMMA }).is_err());
     let uneven = Shape { head_dim: 80, scheme: KvScheme::Int8, ..GEMMA };
     assert!(Rope::new(&device, uneven).err().expect("refused").to_string().contains("groups of 32"));

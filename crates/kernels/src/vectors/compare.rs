@@ -31,9 +31,20 @@ pub(crate) fn poisoned(arena: &mut Arena, kind: Activations, k: usize, columns: 
 /// it allows and by what its type rounds away; what is not a number must not become one. The scales of the padding must be zero, and
 /// all else as it was.
 pub(crate) fn compare(comparison: &mut Comparison, want: &[Value], got: Vectors) -> Result<()> {
+    compare_from(comparison, 0, want, got)
+}
+
+/// The same where columns before `first` are not in use either.
+pub(crate) fn compare_from(
+    comparison: &mut Comparison,
+    first: usize,
+    want: &[Value],
+    got: Vectors,
+) -> Result<()> {
     let (k, columns, padded) = (got.k, got.columns, got.stride() * got.columns);
-    let in_use = want.len() / k;
-    let want = |column: usize| if column < in_use { &want[column * k..][..k] } else { &[] };
+    let in_use = first..first + want.len() / k;
+    let want =
+        |column: usize| if in_use.contains(&column) { &want[(column - first) * k..][..k] } else { &[] };
     // A column's share of so many words.
     let of = |words: &'_ [u32], column: usize| {
         let each = words.len() / columns;

@@ -9,14 +9,14 @@ use kernels::{
 };
 
 use super::{
-    Next, Row, Runner, Sampled, TIMEOUT, pace,
-    record::{Key, Output, bucket},
+    Next, Row, Runner, Sampled, TIMEOUT, depths,
+    pace::{self, Extent},
+    record::{Count, Key, Output, bucket, extent},
 };
 use crate::{
     Error, Result, Sampling,
     kv_cache::Sequence,
     state::{MAX_SAMPLED, MAX_STEPS},
-    step::Rows,
 };
 
 impl Runner {
@@ -41,15 +41,17 @@ impl Runner {
     ) -> Result<Vec<Vec<Sampled>>> {
         let samplings: Vec<&Sampling> = next.iter().map(|next| next.sampling).collect();
         let output = Output::Sample { rows: bucket(next.len()) };
-        let key = self.key(next.len(), Rows::Mixed, output, &samplings);
+        let count = Count::new(next.len(), 0);
+        let key = self.key(count, output, &samplings);
         let steps = self.steps_that_fit(next, key, most, ends);
         let mut rows = self.decode_rows(next, steps)?;
         let list: Vec<u32> = (0..rows.len() as u32).collect();
         self.prepare_keys(&[key])?;
-        self.write_state(&rows, output, &list, &samplings)?;
+        self.write_state(&rows, count, output, &list, &samplings)?;
         self.write_ends(rows.len(), ends)?;
-        let depth = depth(&rows) + steps as u32 - 1;
-        let took = self.submit(key, depth, steps)?;
+        let depths = depths(&rows, count).map(|depth| depth + steps as u32 - 1);
+        let extent = extent(count, depths, output);
+        let took = self.submit(key, extent, steps)?;
 
         let mut all: Vec<Vec<Sampled>> = Vec::with_capacity(steps);
         for step in 0..steps {
@@ -75,7 +77,7 @@ impl Runner {
             // Pages for steps that were skipped go back.
             self.cache.truncate(next.sequence, next.sequence.len());
         }
-        self.learn(key, depth, all.len(), took);
+        self.learn(key, extent, all.len(), took);
         let most = self.runs.get(&key.rows).map_or(0, |(most, _)| *most).max(all.len());
         self.runs.insert(key.rows, (most, took / all.len() as u32));
         self.next = rows;
@@ -114,12 +116,13 @@ impl Runner {
         for tokens in tokens.chunks(most) {
             self.next.clear();
             let state = &mut self.state;
-            state.active.write(0, bytemuck::bytes_of(&(tokens.len() as u32)))?;
+            state.set_rows(tokens.len(), 0)?;
             state.tokens.write(0, bytemuck::cast_slice(tokens))?;
             state.slots.write(0, bytemuck::cast_slice(&vec![slot; tokens.len()]))?;
-            let [active, ids, slots] = [&state.active, &state.tokens, &state.slots].map(Buffer::view);
+            let [ids, slots] = [&state.tokens, &state.slots].map(Buffer::view);
+            let active = &state.active;
             let mut recorder = self.model.device.recorder()?;
-            kernel.record(&mut recorder, "count tokens", tokens.len(), [&active, &ids, &slots, &counts])?;
+            kernel.record(&mut recorder, "count tokens", tokens.len(), [active, &ids, &slots, &counts])?;
             recorder.seal()?.run(TIMEOUT)?;
         }
         Ok(())
@@ -131,8 +134,9 @@ impl Runner {
         let samplings: Vec<&Sampling> = next.iter().map(|next| next.sampling).collect();
         let output = Output::Sample { rows: bucket(rows.len()) };
         let list: Vec<u32> = (0..rows.len() as u32).collect();
-        let key = self.key(rows.len(), Rows::Mixed, output, &samplings);
-        self.write_state(&rows, output, &list, &samplings)?;
+        let count = Count::new(rows.len(), 0);
+        let key = self.key(count, output, &samplings);
+        self.write_state(&rows, count, output, &list, &samplings)?;
         let program = self.record_timed(key, stamps)?;
         program.run(TIMEOUT)?;
         for next in next.iter_mut() {
@@ -150,8 +154,9 @@ impl Runner {
     ) -> Result<Vec<Timing>> {
         self.check(sequence, tokens)?;
         let rows = self.extend(sequence, tokens)?;
-        let key = self.key(rows.len(), Rows::Chunk, Output::None, &[]);
-        self.write_state(&rows, Output::None, &[], &[])?;
+        let count = Count::new(0, rows.len());
+        let key = self.key(count, Output::None, &[]);
+        self.write_state(&rows, count, Output::None, &[], &[])?;
         // In parts, as it would be submitted: all at once might take longer than a driver allows.
         let mut timings: Vec<Timing> = Vec::new();
         for part in self.parts(key) {
@@ -181,7 +186,7 @@ impl Runner {
     }
 
     /// The first rows of a run, with room made for all of its steps.
-    fn decode_rows(&mut self, next: &mut [Next<'_>], steps: usize) -> Result<Vec<Row>> {
+    pub(super) fn decode_rows(&mut self, next: &mut [Next<'_>], steps: usize) -> Result<Vec<Row>> {
         let vocab = self.model.config.vocab;
         let most = self.cache.limits().sequences.min(MAX_SAMPLED);
         if next.is_empty() || next.len() > most as usize {
@@ -215,9 +220,9 @@ impl Runner {
 
     /// Runs the program of a step so many times and waits for the last; says what that took. One submission, unless that would take
     /// too long.
-    pub(super) fn submit(&self, key: Key, depth: u32, steps: usize) -> Result<Duration> {
+    pub(super) fn submit(&self, key: Key, extent: Extent, steps: usize) -> Result<Duration> {
         let recorded = &self.programs[&key];
-        let seconds = self.estimate(key, depth);
+        let seconds = self.estimate(extent);
         let of_part = |part: &std::ops::Range<usize>| seconds[part.clone()].iter().sum::<f64>();
         let of_parts: Vec<f64> = recorded.parts.iter().map(|(part, _)| of_part(part)).collect();
         let programs: Vec<_> = recorded.parts.iter().map(|(_, program)| program).collect();
@@ -235,10 +240,12 @@ impl Runner {
     }
 
     /// Takes note of what so many steps took.
-    pub(super) fn learn(&mut self, key: Key, depth: u32, steps: usize, took: Duration) {
-        let estimated = self.estimate(key, depth).iter().sum::<f64>() * steps as f64;
+    pub(super) fn learn(&mut self, key: Key, extent: Extent, steps: usize, took: Duration) {
+        let estimated = self.estimate(extent).iter().sum::<f64>() * steps as f64;
         let pace = &mut self.paces[usize::from(many(key.rows))];
         *pace = pace::measured(*pace, estimated, took);
+        let of_bucket = pace::measured(self.bucket_paces.get(&key.rows).copied(), estimated, took);
+        self.bucket_paces.extend(of_bucket.map(|pace| (key.rows, pace)));
         self.usage.steps += steps as u64;
     }
 
@@ -251,9 +258,4 @@ impl Runner {
 /// Few rows are bound by memory, many by arithmetic: what is found of the one says nothing of the other.
 fn many(rows: usize) -> bool {
     rows > gemv::MAX_COLUMNS
-}
-
-/// Positions that the last of these rows sees.
-pub(super) fn depth(rows: &[Row]) -> u32 {
-    rows.iter().map(|row| row.position + 1).max().unwrap_or(0)
 }

@@ -42,20 +42,23 @@ const LAYER: f64 = 1.0;
 const RUN: Duration = Duration::from_millis(20);
 
 /// Fewest rows that chunks are cut down to: fewer would not take less time.
-const FEWEST_ROWS: usize = 8;
+pub(super) const FEWEST_ROWS: usize = 8;
 
-/// The rows of a step, for what attention reads.
+/// The rows of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Extent {
-    pub rows: usize,
+    pub apart: Seeing,
+    pub chunk: Seeing,
     /// Rows whose logits are wanted.
     pub outputs: usize,
-    /// Sequences that the rows belong to.
-    pub sequences: usize,
-    /// Positions that the last row sees.
+}
+
+/// Rows and what attention reads for them.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Seeing {
+    pub rows: usize,
+    /// Positions that the last of them sees.
     pub depth: u32,
-    /// How keys and values are stored.
-    pub kv: KvScheme,
 }
 
 impl Load {
@@ -66,24 +69,27 @@ impl Load {
 }
 
 /// Seconds on a slow GPU of each layer, and of what follows them.
-pub(super) fn estimate(config: &Config, matrices: &Matrices, extent: Extent) -> Vec<f64> {
+pub(super) fn estimate(config: &Config, kv: KvScheme, matrices: &Matrices, extent: Extent) -> Vec<f64> {
+    let Extent { apart, chunk, outputs } = extent;
     let layers = config.layer_types.len();
     let unit = |(number, (bytes, values)): (usize, &(u64, u64))| {
-        let rows = if number < layers { extent.rows } else { extent.outputs };
+        let rows = if number < layers { apart.rows + chunk.rows } else { outputs };
         let mut load = Load { bytes: *bytes as f64, products: (*values as f64) * rows as f64 };
         if rows == 0 {
             load = Load::default();
         }
         if let Some(kind) = config.layer_types.get(number) {
             let window = config.sliding_window.unwrap_or(u32::MAX);
-            let seen = match kind {
-                LayerType::Global => extent.depth,
-                // The rows of a chunk see a window each, together that much more.
-                LayerType::Sliding => extent.depth.min(window.saturating_add(extent.rows as u32)),
-            };
-            let line = f64::from(2 * config.kv_heads) * extent.kv.head_bytes(config.head_dim) as f64;
-            load.bytes += f64::from(seen) * line * extent.sequences as f64;
-            load.products += 2.0 * f64::from(seen) * f64::from(config.query_rows()) * extent.rows as f64;
+            let line = f64::from(2 * config.kv_heads) * kv.head_bytes(config.head_dim) as f64;
+            // Rows that are apart see a window each, those of a chunk together that much more than one.
+            for (rows, sequences, more) in [(apart, apart.rows, 0), (chunk, 1, chunk.rows as u32)] {
+                let seen = match kind {
+                    LayerType::Global => rows.depth,
+                    LayerType::Sliding => rows.depth.min(window.saturating_add(more)),
+                };
+                load.bytes += f64::from(seen) * line * sequences as f64;
+                load.products += 2.0 * f64::from(seen) * f64::from(config.query_rows()) * rows.rows as f64;
+            }
         }
         load.seconds()
     };
@@ -137,6 +143,13 @@ pub(super) fn chunk(most: usize, pace: f64, longest: impl Fn(usize) -> f64) -> u
     rows
 }
 
+/// Rows of a chunk beside others: the largest number of `choices`, which ascend, whose step is within `limit` seconds by `seconds`; at
+/// least the first.
+pub(super) fn beside(choices: &[usize], limit: f64, seconds: impl Fn(usize) -> f64) -> usize {
+    let fits = choices.iter().copied().rfind(|rows| seconds(*rows) <= limit);
+    fits.or(choices.first().copied()).unwrap_or(0)
+}
+
 /// Steps of the next run, by the most that a run had and what a step of the last took: one at first, then at most twice as many as
 /// ever before.
 pub(super) fn steps(known: Option<(usize, Duration)>) -> usize {
@@ -162,12 +175,12 @@ mod tests {
     }
 
     fn extent(rows: usize, depth: u32) -> Extent {
-        Extent { rows, outputs: 1, sequences: 1, depth, kv: KvScheme::F16 }
+        Extent { apart: Seeing::default(), chunk: Seeing { rows, depth }, outputs: 1 }
     }
 
     fn estimates(size: Size, extent: Extent) -> Vec<f64> {
         let config = size.config().unwrap();
-        estimate(&config, &matrices(&config), extent)
+        estimate(&config, KvScheme::F16, &matrices(&config), extent)
     }
 
     #[test]
@@ -213,13 +226,43 @@ mod tests {
         let matrices = matrices(&config);
         let longest = |depth: u32| {
             let (config, matrices) = (&config, &matrices);
-            move |rows: usize| estimate(config, matrices, extent(rows, depth)).into_iter().fold(0.0, f64::max)
+            move |rows: usize| {
+                let seconds = estimate(config, KvScheme::F16, matrices, extent(rows, depth));
+                seconds.into_iter().fold(0.0, f64::max)
+            }
         };
         assert_eq!(chunk(512, 1.0, longest(512)), 512, "not before it is known to be slow");
         assert_eq!(chunk(512, 2.0, longest(512)), 256);
         assert_eq!(chunk(512, 1.0, longest(131_072)), 128, "deep in a long context attention is most of it");
         assert_eq!(chunk(512, 0.01, longest(131_072)), 512);
         assert_eq!((chunk(512, 1e9, longest(512)), chunk(3, 1e9, longest(512))), (8, 3));
+    }
+
+    #[test]
+    fn rows_of_both_kinds_take_what_each_takes_but_for_the_weights() {
+        let seconds = |apart: Seeing, chunk: Seeing| {
+            estimates(Size::B1, Extent { apart, chunk, outputs: 0 }).iter().sum::<f64>()
+        };
+        let none = Seeing::default();
+        let (apart, chunk) = (Seeing { rows: 8, depth: 9000 }, Seeing { rows: 248, depth: 4000 });
+        let config = Size::B1.config().unwrap();
+        let layers = &matrices(&config).0[..config.layer_types.len()];
+        let weights = layers.iter().map(|(bytes, _)| *bytes as f64 / SLOW.bytes).sum::<f64>();
+        let both = seconds(apart, chunk);
+        assert!((both - (seconds(apart, none) + seconds(none, chunk) - weights)).abs() < 1e-9 * both);
+        // And each counts with its own depth.
+        assert!(both < seconds(apart, Seeing { depth: 9000, ..chunk }));
+        assert!(both < seconds(Seeing { depth: 9500, ..apart }, chunk));
+    }
+
+    #[test]
+    fn a_chunk_beside_others_keeps_to_the_time_it_is_given() {
+        let choices = [8, 24, 56, 120];
+        let seconds = |rows: usize| 0.001 * rows as f64;
+        assert_eq!(beside(&choices, 1.0, seconds), 120);
+        assert_eq!(beside(&choices, 0.1, seconds), 56);
+        assert_eq!(beside(&choices, 0.001, seconds), 8, "fewer would not take less time");
+        assert_eq!(beside(&[], 1.0, seconds), 0);
     }
 
     #[test]

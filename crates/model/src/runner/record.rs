@@ -11,11 +11,11 @@ use weights::blueprint::Place;
 
 use super::{
     Runner,
-    pace::{self, Extent, Matrices},
+    pace::{self, Extent, Matrices, Seeing},
 };
 use crate::{
     Model, Result, gemma3,
-    step::{Outputs, Rows, Scratch, Step},
+    step::{FEW_ROWS, Outputs, Rows, Scratch, Step},
 };
 
 /// What becomes of the last layer's output.
@@ -40,6 +40,34 @@ impl Output {
     }
 }
 
+/// How many rows of a step are of which kind: first those that are apart, then those of a chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Count {
+    pub(super) apart: usize,
+    pub(super) chunk: usize,
+}
+
+impl Count {
+    /// One row of one sequence is no different from rows of several: it is counted among them.
+    pub(super) fn new(apart: usize, chunk: usize) -> Self {
+        if chunk == 1 { Self { apart: apart + 1, chunk: 0 } } else { Self { apart, chunk } }
+    }
+
+    pub(super) fn rows(self) -> usize {
+        self.apart + self.chunk
+    }
+
+    fn kind(self) -> Rows {
+        match self {
+            Count { chunk: 0, .. } => Rows::Apart,
+            Count { apart: 0, .. } => Rows::Chunk,
+            // Of so few rows it is not worth to tell those that are apart from the others: idle ones cost nothing.
+            _ if self.rows() <= FEW_ROWS => Rows::Both { apart: bucket(self.rows()), few: true },
+            Count { apart, chunk } => Rows::Both { apart: bucket(apart), few: chunk <= FEW_ROWS },
+        }
+    }
+}
+
 /// Which program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Key {
@@ -51,15 +79,25 @@ pub(super) struct Key {
 }
 
 impl Key {
-    pub(super) fn new(rows: usize, kind: Rows, output: Output, form: sample::Form) -> Self {
-        // One row of one sequence is no different from rows of several.
-        let kind = if rows == 1 { Rows::Mixed } else { kind };
-        Self { rows: bucket(rows), kind, output, form }
+    pub(super) fn new(count: Count, output: Output, form: sample::Form) -> Self {
+        Self { rows: bucket(count.rows()), kind: count.kind(), output, form }
+    }
+
+    /// As many rows as fit its buckets.
+    fn most(self) -> Count {
+        match self.kind {
+            Rows::Apart => Count { apart: self.rows, chunk: 0 },
+            Rows::Chunk => Count { apart: 0, chunk: self.rows },
+            Rows::Both { apart, .. } => {
+                let apart = apart.min(self.rows - 2);
+                Count { apart, chunk: self.rows - apart }
+            }
+        }
     }
 
     /// Whether the step leaves the next one's rows in the place of its own, so that it can be repeated.
     fn decodes(self) -> bool {
-        self.output == Output::Sample { rows: self.rows }
+        self.kind == Rows::Apart && self.output == Output::Sample { rows: self.rows }
     }
 }
 
@@ -138,22 +176,13 @@ impl Runner {
         if self.layer_by_layer {
             return (0..self.matrices.0.len()).map(|unit| unit..unit + 1).collect();
         }
-        pace::parts(&self.estimate(key, self.cache.limits().context))
+        let context = self.cache.limits().context;
+        pace::parts(&self.estimate(extent(key.most(), [context; 2], key.output)))
     }
 
     /// Seconds that the layers of a step, and what follows them, would take on a slow GPU.
-    pub(super) fn estimate(&self, key: Key, depth: u32) -> Vec<f64> {
-        let extent = Extent {
-            rows: key.rows,
-            outputs: key.output.rows(),
-            sequences: match key.kind {
-                Rows::Mixed => key.rows,
-                Rows::Chunk => 1,
-            },
-            depth,
-            kv: self.cache.limits().kv,
-        };
-        pace::estimate(&self.model.config, &self.matrices, extent)
+    pub(super) fn estimate(&self, extent: Extent) -> Vec<f64> {
+        pace::estimate(&self.model.config, self.cache.limits().kv, &self.matrices, extent)
     }
 
     /// Records a part of a step.
@@ -164,8 +193,9 @@ impl Runner {
         mut recorder: Recorder,
     ) -> Result<Recorder> {
         if let Entry::Vacant(entry) = self.scratch.entry(key.rows) {
-            entry.insert(Scratch::new(&self.model, key.rows, self.cache.limits())?);
+            entry.insert(Scratch::new(&self.model, key.rows)?);
         }
+        self.splits.prepare(&self.model, self.cache.limits(), key.kind, key.rows)?;
         let output_rows = key.output.rows();
         if output_rows > 0
             && let Entry::Vacant(entry) = self.outputs.entry(output_rows)
@@ -193,6 +223,7 @@ impl Runner {
             cache: &self.cache,
             state: &self.state,
             scratch: &self.scratch[&key.rows],
+            attention_splits: &self.splits,
             outputs,
             rows: key.kind,
             recorder,
@@ -208,8 +239,7 @@ impl Runner {
             return Ok(());
         }
         if let (true, Some(counts)) = (key.form.counts, &self.counts) {
-            let [active, tokens, slots] =
-                [&self.state.active, &self.state.tokens, &self.state.slots].map(Buffer::view);
+            let [tokens, slots] = [&self.state.tokens, &self.state.slots].map(Buffer::view);
             let vocab = self.model.config.vocab as usize;
             let kernel = CountTokens::new(&self.model.device, Counting::Prompt, vocab)?;
             // Generated tokens pass here too, as the next step's input, and change nothing: they occurred already.
@@ -217,7 +247,7 @@ impl Runner {
                 step.recorder,
                 "count tokens",
                 key.rows,
-                [&active, &tokens, &slots, &counts.view()],
+                [&self.state.active, &tokens, &slots, &counts.view()],
             )?;
         }
         if let Some(outputs) = outputs {
@@ -284,6 +314,16 @@ impl Runner {
                 Ok(none.insert(arena.buffer("token counts", words * 4)?))
             }
         }
+    }
+}
+
+/// The rows of a step, with the positions that those apart and those of a chunk see.
+pub(super) fn extent(count: Count, depths: [u32; 2], output: Output) -> Extent {
+    let [apart, chunk] = depths;
+    Extent {
+        apart: Seeing { rows: count.apart, depth: apart },
+        chunk: Seeing { rows: count.chunk, depth: chunk },
+        outputs: output.rows(),
     }
 }
 

@@ -1,6 +1,8 @@
 //! Attention of a step: in one dispatch, by matrix units, or by RoPE and attention one after the other.
 
-use gpu::{Arena, Buffer, View};
+use std::collections::{BTreeMap, btree_map::Entry};
+
+use gpu::{Arena, Buffer, Lifetime, Memory, Recorder, View};
 use kernels::{
     Activations,
     attend::{self, Attend},
@@ -12,116 +14,187 @@ use kernels::{
 };
 use weights::{config::LayerType, names::Role};
 
-use super::{Rows, Step};
-use crate::{Limits, Model, Result};
+use super::{CLEAR_TIMEOUT, Rows, Scratch, Step};
+use crate::{Limits, Model, Result, kv_cache::KvCache, state::State};
+
+/// Rows of a chunk that are too few to fill a device: they are split as rows of several sequences are.
+pub(crate) const FEW_ROWS: usize = gemv::MAX_COLUMNS;
 
 impl Step<'_> {
     /// attended = softmax(queries · keys) · values, over the positions that the layer sees; keys and values of the rows go into
     /// their pages first. One kernel does it all for rows that do not see each other.
     pub fn attention(&mut self, layer: u32) -> Result<()> {
-        if self.rows == Rows::Mixed && self.model.one_dispatch {
-            self.attend(layer)
-        } else {
-            self.rope(layer)?;
-            self.attend_apart(layer)
+        let Self { model, cache, state, scratch, .. } = *self;
+        let layer = Layer { model, cache, state, scratch, splits: self.attention_splits, number: layer };
+        let rows = scratch.rows;
+        match self.rows {
+            Rows::Apart => layer.apart(self.recorder, rows),
+            Rows::Chunk => layer.chunk(self.recorder, rows <= FEW_ROWS),
+            // Other rows of the same buffers, and other pages. A chunk takes a level more, and what it leaves idle is the others'.
+            Rows::Both { apart, few } => self
+                .recorder
+                .side_by_side(|recorder| layer.chunk(recorder, few), |recorder| layer.apart(recorder, apart)),
         }
     }
+}
 
-    fn attend(&mut self, layer: u32) -> Result<()> {
-        let kind = self.model.config.layer_types[layer as usize];
-        let shape = attend_shape(self.model, self.cache.limits(), kind, self.scratch.rows);
-        let tables = self.model.rope_tables(kind);
+/// A layer's attention in the making.
+struct Layer<'a> {
+    model: &'a Model,
+    cache: &'a KvCache,
+    state: &'a State,
+    scratch: &'a Scratch,
+    splits: &'a Splits,
+    number: u32,
+}
+
+/// Rows that go through RoPE and attention together.
+struct Part {
+    /// Two words: the first row, and the end.
+    active: View,
+    /// Up to this row.
+    end: usize,
+    /// At most so many.
+    rows: usize,
+    one_sequence: bool,
+    mode: Mode,
+    splits: Option<View>,
+}
+
+impl Layer<'_> {
+    /// Rows of different sequences, the first of the step.
+    fn apart(&self, recorder: &mut Recorder, rows: usize) -> Result<()> {
+        if self.model.one_dispatch {
+            return self.attend(recorder, rows);
+        }
+        let part = Part {
+            active: self.state.apart.clone(),
+            end: rows,
+            rows,
+            one_sequence: false,
+            mode: Mode::Decode,
+            splits: self.splits.of(SplitRows::Apart(rows)),
+        };
+        self.rope(recorder, &part)?;
+        self.attend_apart(recorder, &part)
+    }
+
+    /// Rows of one sequence, the last of the step.
+    fn chunk(&self, recorder: &mut Recorder, few: bool) -> Result<()> {
+        let end = self.scratch.rows;
+        let part = Part {
+            active: self.state.chunk.clone(),
+            end,
+            rows: if few { end.min(FEW_ROWS) } else { end },
+            one_sequence: true,
+            mode: if few { Mode::Decode } else { Mode::Prefill },
+            splits: if few { self.splits.of(SplitRows::FewOfChunk) } else { None },
+        };
+        self.rope(recorder, &part)?;
+        self.attend_apart(recorder, &part)
+    }
+
+    fn kind(&self) -> LayerType {
+        self.model.config.layer_types[self.number as usize]
+    }
+
+    fn shape(&self) -> attend::Shape {
+        let output = self.model.activations(self.scratch.rows);
+        attend_shape(self.model, self.cache.limits(), self.kind(), output)
+    }
+
+    fn attend(&self, recorder: &mut Recorder, rows: usize) -> Result<()> {
+        let shape = self.shape();
+        let tables = self.model.rope_tables(self.kind());
         let operands = attend::Operands {
             qkv: self.scratch.qkv.view(),
             qkv_stride: shape.rope().row(),
             bias: None,
-            weights: Some(self.head_norms(layer)?),
+            weights: Some(self.head_norms()?),
             coarse: tables.coarse.view(),
             fine: tables.fine.view(),
-            kv: self.cache.layer(layer as usize),
-            table: &self.cache.table(kind),
+            kv: self.cache.layer(self.number as usize),
+            table: &self.cache.table(self.kind()),
             positions: self.state.positions.view(),
             slots: self.state.slots.view(),
-            active: self.state.active.view(),
+            active: self.state.apart_count.clone(),
             o: self.scratch.attended_packed.as_ref().unwrap_or(&self.scratch.attended),
-            scratch: self.scratch.splits.as_ref().map(Buffer::view),
+            scratch: self.splits.of(SplitRows::Apart(rows)),
         };
         let kernel = Attend::new(&self.model.device, shape)?;
-        Ok(kernel.record(self.recorder, "attention", &operands)?)
+        Ok(kernel.record(recorder, "attention", rows as u32, &operands)?)
     }
 
     /// The norms of query and key heads.
-    fn head_norms(&self, layer: u32) -> Result<(View, View)> {
-        Ok((self.model.norm(Some(layer), Role::QueryNorm)?, self.model.norm(Some(layer), Role::KeyNorm)?))
+    fn head_norms(&self) -> Result<(View, View)> {
+        let norm = |role| self.model.norm(Some(self.number), role);
+        Ok((norm(Role::QueryNorm)?, norm(Role::KeyNorm)?))
     }
 
     /// Queries into `q`, keys and values into their pages.
-    fn rope(&mut self, layer: u32) -> Result<()> {
-        let kind = self.model.config.layer_types[layer as usize];
-        let shape = attend_shape(self.model, self.cache.limits(), kind, self.scratch.rows);
-        let tables = self.model.rope_tables(kind);
+    fn rope(&self, recorder: &mut Recorder, part: &Part) -> Result<()> {
+        let shape = self.shape();
+        let tables = self.model.rope_tables(self.kind());
         let operands = rope::Operands {
             qkv: self.scratch.qkv.view(),
             qkv_stride: shape.rope().row(),
             bias: None,
-            weights: Some(self.head_norms(layer)?),
+            weights: Some(self.head_norms()?),
             epsilon: self.model.config.rms_norm_eps,
             scale: shape.scale,
             coarse: tables.coarse.view(),
             fine: tables.fine.view(),
             q: self.scratch.q.view(),
-            kv: self.cache.layer(layer as usize),
-            table: &self.cache.table(kind),
+            kv: self.cache.layer(self.number as usize),
+            table: &self.cache.table(self.kind()),
             positions: self.state.positions.view(),
             slots: self.state.slots.view(),
-            active: self.state.active.view(),
+            active: part.active.clone(),
         };
         let kernel = Rope::new(&self.model.device, shape.rope())?;
-        Ok(kernel.record(self.recorder, "RoPE", self.scratch.rows as u32, &operands)?)
+        Ok(kernel.record(recorder, "RoPE", part.end as u32, &operands)?)
     }
 
     /// attended = softmax(q · keys) · values.
-    fn attend_apart(&mut self, layer: u32) -> Result<()> {
+    fn attend_apart(&self, recorder: &mut Recorder, part: &Part) -> Result<()> {
         let device = &self.model.device;
-        let kind = self.model.config.layer_types[layer as usize];
-        let shape = attend_shape(self.model, self.cache.limits(), kind, self.scratch.rows).attention();
+        let shape = self.shape().attention();
+        let rows = part.rows as u32;
         let operands = attention::Operands {
             q: self.scratch.q.view(),
-            kv: self.cache.layer(layer as usize),
-            table: &self.cache.table(kind),
+            kv: self.cache.layer(self.number as usize),
+            table: &self.cache.table(self.kind()),
             positions: self.state.positions.view(),
             slots: self.state.slots.view(),
-            active: self.state.active.view(),
+            active: part.active.clone(),
             o: &self.scratch.attended,
-            scratch: self.scratch.splits_apart.as_ref().map(Buffer::view),
+            scratch: part.splits.clone(),
         };
-        let mode = mode(self.rows, self.scratch.rows);
         let reproducible = self.model.reproducible;
         if let Some(o) = self.scratch.attended_packed.as_ref().filter(|o| o.kind() == Activations::F16)
-            && (mode == Mode::Prefill || reproducible)
+            && (part.mode == Mode::Prefill || reproducible)
             && let Some(plan) = self.model.flash_plan(&shape)
         {
-            let plan = if self.rows == Rows::Chunk { plan } else { plan.alone(&shape) };
+            let plan = if part.one_sequence { plan } else { plan.alone(&shape) };
             let kernel = Flash::with_plan(device, shape, flash::Output::F16, plan)?;
             let operands = attention::Operands { o, ..operands };
-            return Ok(kernel.record(self.recorder, "attention", &operands)?);
+            return Ok(kernel.record(recorder, "attention", rows, &operands)?);
         }
         let kernel = match reproducible {
-            false => Attention::new(device, shape, mode)?,
+            false => Attention::new(device, shape, part.mode)?,
             true => {
-                let plan = attention::policy::reproducible(device.caps(), &shape, self.rows == Rows::Chunk);
+                let plan = attention::policy::reproducible(device.caps(), &shape, part.one_sequence);
                 Attention::with_plan(device, shape, plan)?
             }
         };
-        kernel.record(self.recorder, "attention", &operands)?;
+        kernel.record(recorder, "attention", rows, &operands)?;
         let Some(attended) = &self.scratch.attended_packed else { return Ok(()) };
         let kernel = QuantizeRows::new(device, attended.kind(), attended.k)?;
-        let active = self.state.active.view();
-        Ok(kernel.record(self.recorder, "quantize", &self.scratch.attended, attended, &active)?)
+        Ok(kernel.record(recorder, "quantize", &self.scratch.attended, attended, &part.active)?)
     }
 }
 
-fn attend_shape(model: &Model, limits: Limits, kind: LayerType, rows: usize) -> attend::Shape {
+fn attend_shape(model: &Model, limits: Limits, kind: LayerType, output: Activations) -> attend::Shape {
     let config = &model.config;
     attend::Shape {
         heads: config.heads,
@@ -138,39 +211,70 @@ fn attend_shape(model: &Model, limits: Limits, kind: LayerType, rows: usize) -> 
         bias: false,
         interleaved: false,
         scale: config.query_pre_attn_scalar.powf(-0.5),
-        output: model.activations(rows),
+        output,
     }
 }
 
-/// A few rows of one sequence are too few to fill a device: they are split as rows of several are.
-fn mode(kind: Rows, rows: usize) -> Mode {
-    if kind == Rows::Chunk && rows > gemv::MAX_COLUMNS { Mode::Prefill } else { Mode::Decode }
+/// Rows whose attention is split.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum SplitRows {
+    /// Those of so many sequences at most.
+    Apart(usize),
+    /// Those of a chunk that has few.
+    FewOfChunk,
 }
 
-/// Scratch memory that the splits of a bucket want, where they are split: those of one dispatch, and those of several.
-pub(super) fn splits(
-    model: &Model,
-    arena: &mut Arena,
-    rows: usize,
-    limits: Limits,
-) -> Result<(Option<Buffer>, Option<Buffer>)> {
+/// Scratch memory for the splits of attention. Rows of both kinds have their own, since they run side by side in one step; and so has
+/// every number of rows, since what one leaves where another counts would not be zero.
+#[derive(Default)]
+pub(crate) struct Splits(BTreeMap<SplitRows, Option<Buffer>>);
+
+impl Splits {
+    /// Takes what a step of a bucket needs, where there is none yet.
+    pub fn prepare(&mut self, model: &Model, limits: Limits, rows: Rows, bucket: usize) -> Result<()> {
+        let (apart, few) = match rows {
+            Rows::Apart => (Some(bucket), false),
+            Rows::Chunk => (None, bucket <= FEW_ROWS),
+            Rows::Both { apart, few } => (Some(apart), few),
+        };
+        for of in apart.map(SplitRows::Apart).into_iter().chain(few.then_some(SplitRows::FewOfChunk)) {
+            if let Entry::Vacant(entry) = self.0.entry(of) {
+                entry.insert(splits(model, limits, of)?);
+            }
+        }
+        Ok(())
+    }
+
+    fn of(&self, rows: SplitRows) -> Option<View> {
+        self.0.get(&rows)?.as_ref().map(Buffer::view)
+    }
+}
+
+/// Memory for the splits of some rows, where they are split: zeros, since the counters of one dispatch must begin so.
+fn splits(model: &Model, limits: Limits, rows: SplitRows) -> Result<Option<Buffer>> {
     let device = &model.device;
-    // There are no more rows of several sequences than sequences.
-    let mixed = rows <= (limits.sequences as usize).next_power_of_two();
-    let (mut together, mut apart) = (0, 0);
+    let mut bytes = 0;
     for kind in [LayerType::Global, LayerType::Sliding] {
-        let shape = attend_shape(model, limits, kind, rows);
-        if mixed && model.one_dispatch {
-            together = Attend::new(device, shape)?.scratch_bytes(rows as u32).max(together);
-        }
-        if rows <= gemv::MAX_COLUMNS || (mixed && !model.one_dispatch) {
-            let kernel = Attention::new(device, shape.attention(), Mode::Decode)?;
-            apart = kernel.scratch_bytes(rows as u32).max(apart);
-        }
+        let shape = attend_shape(model, limits, kind, Activations::F32);
+        let of_kind = match rows {
+            SplitRows::Apart(rows) if model.one_dispatch => {
+                Attend::new(device, shape)?.scratch_bytes(rows as u32)
+            }
+            _ if model.reproducible => 0,
+            SplitRows::Apart(_) | SplitRows::FewOfChunk => {
+                let rows = if let SplitRows::Apart(rows) = rows { rows } else { FEW_ROWS };
+                Attention::new(device, shape.attention(), Mode::Decode)?.scratch_bytes(rows as u32)
+            }
+        };
+        bytes = of_kind.max(bytes);
     }
-    let mut buffer = |bytes| match bytes {
-        0 => Ok(None),
-        bytes => arena.buffer("splits of attention", bytes).map(Some),
-    };
-    Ok((buffer(together)?, buffer(apart)?))
+    if bytes == 0 {
+        return Ok(None);
+    }
+    let mut arena = Arena::new(device, Lifetime::Scratch, Memory::Device).with_block_size(1 << 16);
+    let buffer = arena.buffer("splits of attention", bytes)?;
+    let mut recorder = device.recorder()?;
+    recorder.fill("clear", &buffer, 0)?;
+    recorder.seal()?.run(CLEAR_TIMEOUT)?;
+    Ok(Some(buffer))
 }

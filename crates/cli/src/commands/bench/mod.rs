@@ -1,6 +1,7 @@
 //! `indrik bench`: how fast this device is, measured.
 
 mod bandwidth;
+mod beside;
 mod gemv;
 mod load;
 mod plot;
@@ -24,6 +25,7 @@ use crate::{
 #[command(
     after_help = "Examples:\n  indrik bench -m gemma3:270m -p 512 -n 128\n  \
                   indrik bench --shape gemma3-27b --quant int8 -n 64 -d 0,8192 --profile\n  \
+                  indrik bench --shape gemma3-4b -b 8 -p 4096 --beside 256\n  \
                   indrik bench --bandwidth\n  indrik bench --gemv 43008x5376 --quant int8,int4 --json\n  \
                   indrik bench --load gemma-3-270m.gguf",
     group = clap::ArgGroup::new("what").required(true).args(["model", "shape", "bandwidth", "gemv", "load"])
@@ -67,6 +69,11 @@ pub struct Arguments {
     #[arg(long, value_name = "TOKENS", conflicts_with_all = ["gemv", "bandwidth", "load"],
           value_parser = clap::value_parser!(u16).range(1..=8192))]
     chunk: Option<u16>,
+    /// Measure instead how long sequences (-b) wait for their next token while a prompt (-p) is read beside them, so many tokens a
+    /// step: in the steps that write, and in steps of its own
+    #[arg(long, value_name = "TOKENS", conflicts_with_all = ["gemv", "bandwidth", "load", "profile", "plot"],
+          value_parser = clap::value_parser!(u16).range(1..=8192))]
+    beside: Option<u16>,
     /// How keys and values are stored (default: f16)
     #[arg(long, value_name = "TYPE", conflicts_with_all = ["gemv", "bandwidth", "load"])]
     kv: Option<Kv>,
@@ -128,8 +135,9 @@ fn run_model(device: &Device, arguments: &Arguments) -> anyhow::Result<ExitCode>
         let path = store::resolve_model(name)?;
         let most = |list: &[u32]| list.iter().copied().max().unwrap_or(0);
         let context = most(&plan.prompts).max(most(&plan.depths) + most(&plan.tokens));
+        let sequences = most(&plan.batches) + u32::from(arguments.beside.is_some());
         let limits = |config: &Config| {
-            let usual = Limits::new(device.info(), config, most(&plan.batches), context);
+            let usual = Limits::new(device.info(), config, sequences, context);
             let usual = if arguments.reproducible { usual.reproducible() } else { usual };
             let chunk = plan.chunk.unwrap_or(usual.chunk);
             Limits { kv: plan.kv, chunk, ..usual }
@@ -137,6 +145,9 @@ fn run_model(device: &Device, arguments: &Arguments) -> anyhow::Result<ExitCode>
         let (model, figures) = load::load(device, &path, Some(&limits))?;
         let mut model = if arguments.reproducible { model.with_reproducible(true) } else { model };
         let tuned = loading::tune(&mut model)?;
+        if let Some(chunk) = arguments.beside {
+            return beside::run(device, name, &Arc::new(model), &plan, chunk.into(), arguments.json);
+        }
         return speed::run(
             device,
             name,
@@ -161,6 +172,9 @@ fn run_model(device: &Device, arguments: &Arguments) -> anyhow::Result<ExitCode>
         "seconds": seconds, "gb_per_s": null, "peak_extra_rss_bytes": null, "random": true,
     });
     let name = format!("{} {scheme}", size.name());
+    if let Some(chunk) = arguments.beside {
+        return beside::run(device, &name, &Arc::new(model), &plan, chunk.into(), arguments.json);
+    }
     speed::run(device, &name, &Arc::new(model), &load, &tuned, &plan, arguments.json)
 }
 

@@ -166,7 +166,12 @@ fn draw(device: &Device, name: &str, runs: &[Run], plan: &Plan) -> anyhow::Resul
         .with_context(|| format!("cannot write {}", path.display()))
 }
 
-fn runner(model: &Arc<Model>, sequences: u32, context: u32, plan: &Plan) -> anyhow::Result<Runner> {
+pub(super) fn runner(
+    model: &Arc<Model>,
+    sequences: u32,
+    context: u32,
+    plan: &Plan,
+) -> anyhow::Result<Runner> {
     let usual =
         Limits::new(model.device.info(), &model.config, sequences, context.min(model.config.max_positions));
     let usual = if model.is_reproducible() { usual.reproducible() } else { usual };
@@ -177,7 +182,7 @@ fn runner(model: &Arc<Model>, sequences: u32, context: u32, plan: &Plan) -> anyh
 }
 
 /// Any tokens: what they are changes nothing. scripts/versus/peer.mjs gives the same ones to another engine.
-fn tokens(count: u32, vocab: u32) -> Vec<u32> {
+pub(super) fn tokens(count: u32, vocab: u32) -> Vec<u32> {
     (0..count).map(|i| (i * 7919 + 13) % vocab).collect()
 }
 

@@ -1,0 +1,127 @@
+//! Mixed steps: rows that decode and a chunk of a prompt through the model together, so that who reads an answer does not wait for
+//! another's prompt.
+
+use std::time::Duration;
+
+use super::{
+    Next, Row, Runner, Sampled,
+    pace::{self, FEWEST_ROWS},
+    record::{Count, Output, bucket, extent},
+};
+use crate::{Error, Result, Sampling, kv_cache::Sequence, state::MAX_SAMPLED};
+
+/// A part of a prompt.
+pub struct Chunk<'a> {
+    /// The sequence that it goes to.
+    pub sequence: &'a mut Sequence,
+    /// The tokens, which follow those that the sequence holds.
+    pub tokens: &'a [u32],
+    /// How the token after the prompt is chosen. Penalties count the tokens of every chunk, so that all of a prompt's have the same.
+    pub sampling: &'a Sampling,
+    /// The prompt ends here: the token after it is chosen.
+    pub last: bool,
+}
+
+/// What a mixed step has chosen.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Mixed {
+    /// One more token for each sequence that decodes, in their order.
+    pub decoded: Vec<Sampled>,
+    /// The token after the prompt, if the chunk was its last.
+    pub first: Option<Sampled>,
+}
+
+impl Runner {
+    /// One more token for each of some sequences, and a chunk of another's prompt, in one step. The chunk may be as long as
+    /// [`Runner::chunk_rows_beside`] says. Nothing is advanced on an error.
+    pub fn mixed(&mut self, decoding: &mut [Next<'_>], chunk: Chunk<'_>) -> Result<Mixed> {
+        let Chunk { sequence, tokens, sampling, last } = chunk;
+        let vocab = self.model.config.vocab;
+        self.check(sequence, tokens)?;
+        sampling.check(vocab)?;
+        for Next { sequence, token, sampling } in decoding.iter() {
+            self.check(sequence, &[*token])?;
+            sampling.check(vocab)?;
+        }
+        self.check_mixed(decoding.len(), tokens.len(), last)?;
+
+        self.count_from_here(sequence, sampling)?;
+        let mut rows = if decoding.is_empty() { vec![] } else { self.decode_rows(decoding, 1)? };
+        rows.extend(self.extend(sequence, tokens)?);
+        let count = Count::new(decoding.len(), tokens.len());
+
+        let mut samplings: Vec<&Sampling> = decoding.iter().map(|next| next.sampling).collect();
+        let mut output_rows: Vec<u32> = (0..decoding.len() as u32).collect();
+        if last {
+            samplings.push(sampling);
+            output_rows.push(rows.len() as u32 - 1);
+        }
+        let output = match output_rows.len() {
+            0 => Output::None,
+            outputs => Output::Sample { rows: bucket(outputs) },
+        };
+        let mut key = self.key(count, output, &samplings);
+        key.form.counts |= sampling.form(vocab).counts;
+        self.advance(key, count, &rows, &output_rows, &samplings)?;
+
+        let sampled_rows: Vec<Row> = output_rows.iter().map(|row| rows[*row as usize]).collect();
+        let mut decoded = self.sampled(0, &sampled_rows)?;
+        for next in decoding.iter_mut() {
+            next.sequence.advance(1);
+        }
+        sequence.advance(tokens.len() as u32);
+        let first = decoded.split_off(decoding.len()).pop();
+        Ok(Mixed { decoded, first })
+    }
+
+    /// Whether a step can have so many rows of each kind.
+    fn check_mixed(&self, decoding: usize, chunk: usize, last: bool) -> Result<()> {
+        let limits = self.cache.limits();
+        let sampled = decoding + usize::from(last);
+        let most = limits.sequences.min(MAX_SAMPLED) as usize;
+        if sampled > most {
+            return Err(Error::Limits(format!(
+                "{sampled} sequences in a step; it takes at most {most}: let some wait for the next step"
+            )));
+        }
+        let room = self.most_beside(decoding);
+        if chunk > room {
+            return Err(Error::Limits(format!(
+                "{chunk} tokens of a prompt beside {decoding} sequences that decode; a step takes at most {room}: read the \
+                 prompt in more chunks, or make the runner for longer ones (--chunk)"
+            )));
+        }
+        Ok(())
+    }
+
+    /// Rows of a chunk that there is room for beside so many that decode.
+    fn most_beside(&self, decoding: usize) -> usize {
+        let limits = self.cache.limits();
+        (limits.chunk as usize).min((limits.rows() as usize).saturating_sub(decoding))
+    }
+
+    /// How many tokens of a prompt to read in a mixed step beside so many sequences that decode, for it to take no longer than
+    /// `within`, by what steps took so far; `depth` is how many positions the longest of all the sequences has. Few at first, until a
+    /// step was measured; and at least 8, or as many as there is room for, since fewer would not take less time.
+    pub fn chunk_rows_beside(&self, decoding: usize, depth: u32, within: Duration) -> usize {
+        let most = self.most_beside(decoding);
+        // As many as fill a bucket with the others: what is left of one would take memory for nothing, and a program of its own.
+        let largest = self.cache.limits().rows() as usize;
+        let buckets = std::iter::successors(Some(1), |rows| (*rows < largest).then_some(2 * rows));
+        let mut choices: Vec<usize> = buckets
+            .filter_map(|rows| rows.checked_sub(decoding))
+            .map(|rows| rows.min(most))
+            .filter(|rows| *rows >= FEWEST_ROWS.min(most).max(1))
+            .collect();
+        choices.dedup();
+        let seconds = |rows: usize| {
+            let count = Count::new(decoding, rows);
+            let output = Output::Sample { rows: bucket(decoding + 1) };
+            let depth = depth.saturating_add(rows as u32);
+            let estimate: f64 = self.estimate(extent(count, [depth; 2], output)).iter().sum();
+            let pace = self.bucket_paces.get(&bucket(count.rows())).copied();
+            estimate * pace.unwrap_or_else(|| self.pace(count.rows()))
+        };
+        pace::beside(&choices, within.as_secs_f64(), seconds)
+    }
+}

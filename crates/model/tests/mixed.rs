@@ -1,0 +1,436 @@
+//! Mixed steps: rows that decode and a chunk of a prompt at once, the same tokens as by steps of their own.
+
+mod common;
+
+use std::{sync::Arc, time::Duration};
+
+use common::{Fixture, limits, load, load_alone};
+use model::{Activations, Chunk, Error, KvScheme, Limits, Model, Next, Runner, Sampled, Sampling, Sequence};
+use weights::{config::Config, quant::Scheme};
+
+/// Three sequences that decode while a fourth's prompt is read, after which all four decode.
+struct Scenario<'a> {
+    prompts: [&'a [u32]; 4],
+    samplings: [Sampling; 4],
+    /// How the fourth prompt is cut.
+    chunks: &'a [usize],
+    limits: Limits,
+}
+
+/// One more token of each sequence, by steps of decoding: as many as asked for.
+fn decode(
+    runner: &mut Runner,
+    sequences: &mut [Sequence],
+    samplings: &[Sampling],
+    tokens: &mut [Vec<Sampled>],
+    count: usize,
+) {
+    let wanted = tokens[0].len() + count;
+    while tokens[0].len() < wanted {
+        let mut next = next(sequences, samplings, tokens);
+        // In runs, whose steps go on from what the sampler has left on the GPU.
+        for step in runner.decode_run(&mut next, wanted - tokens[0].len(), &[]).unwrap() {
+            tokens.iter_mut().zip(step).for_each(|(tokens, sampled)| tokens.push(sampled));
+        }
+    }
+}
+
+fn next<'a>(
+    sequences: &'a mut [Sequence],
+    samplings: &'a [Sampling],
+    tokens: &[Vec<Sampled>],
+) -> Vec<Next<'a>> {
+    let rows = sequences.iter_mut().zip(samplings).zip(tokens);
+    rows.map(|((sequence, sampling), tokens)| Next {
+        sequence,
+        token: tokens[tokens.len() - 1].token,
+        sampling,
+    })
+    .collect()
+}
+
+impl Scenario<'_> {
+    /// All tokens of the four, by mixed steps or by steps of their own.
+    fn run(&self, model: &Arc<Model>, mixed: bool) -> Vec<Vec<Sampled>> {
+        let mut runner = Runner::new(model.clone(), self.limits).unwrap();
+        let mut sequences = Vec::new();
+        let mut tokens = Vec::new();
+        for (prompt, sampling) in self.prompts[..3].iter().zip(&self.samplings) {
+            let mut sequence = runner.start().unwrap();
+            tokens.push(vec![runner.prompt(&mut sequence, prompt, sampling, |_| true).unwrap()]);
+            sequences.push(sequence);
+        }
+        decode(&mut runner, &mut sequences, &self.samplings, &mut tokens, 2);
+
+        let (prompt, sampling) = (self.prompts[3], &self.samplings[3]);
+        assert_eq!(self.chunks.iter().sum::<usize>(), prompt.len());
+        let mut fourth = runner.start().unwrap();
+        let mut first = None;
+        if mixed {
+            let mut rest = prompt;
+            for size in self.chunks {
+                let (chunk, after) = rest.split_at(*size);
+                rest = after;
+                let last = rest.is_empty();
+                let chunk = Chunk { sequence: &mut fourth, tokens: chunk, sampling, last };
+                let step = runner.mixed(&mut next(&mut sequences, &self.samplings, &tokens), chunk).unwrap();
+                tokens.iter_mut().zip(step.decoded).for_each(|(tokens, sampled)| tokens.push(sampled));
+                assert_eq!(step.first.is_some(), last);
+                first = step.first;
+                // Decoding goes on between the chunks too, as it would before another comes.
+                decode(&mut runner, &mut sequences, &self.samplings, &mut tokens, 1);
+            }
+        } else {
+            decode(&mut runner, &mut sequences, &self.samplings, &mut tokens, 2 * self.chunks.len());
+            first = Some(runner.prompt(&mut fourth, prompt, sampling, |_| true).unwrap());
+        }
+        assert_eq!(fourth.len() as usize, prompt.len());
+        sequences.push(fourth);
+        // The fourth is behind the others: as many tokens more for each.
+        let mut last = vec![vec![first.unwrap()]];
+        let mut ends: Vec<Vec<Sampled>> =
+            tokens.iter().map(|tokens| vec![tokens[tokens.len() - 1]]).chain(last.drain(..)).collect();
+        decode(&mut runner, &mut sequences, &self.samplings, &mut ends, 7);
+        for (tokens, end) in tokens.iter_mut().zip(&ends) {
+            tokens.extend(&end[1..]);
+        }
+        tokens.push(ends.remove(3));
+        tokens
+    }
+
+    /// Compares both ways. `allowed` is what logarithms of probabilities may differ by.
+    fn compare(&self, what: &str, model: &Arc<Model>, allowed: f32) {
+        let (mixed, apart) = (self.run(model, true), self.run(model, false));
+        for (number, (mixed, apart)) in mixed.iter().zip(&apart).enumerate() {
+            let ids = |sampled: &[Sampled]| sampled.iter().map(|sampled| sampled.token).collect::<Vec<_>>();
+            assert_eq!(ids(mixed), ids(apart), "{what}, sequence {number}");
+            for (at, (mixed, apart)) in mixed.iter().zip(apart).enumerate() {
+                let difference = (mixed.logprob - apart.logprob).abs();
+                assert!(difference <= allowed, "{what}, sequence {number}, token {at}: {difference}");
+            }
+        }
+    }
+}
+
+const GREEDY: fn() -> [Sampling; 4] = || std::array::from_fn(|_| Sampling::default());
+
+/// Chunks that fill a bucket with the others, of few rows, of one, and short ones at the end.
+const CHUNKS: [&[usize]; 3] = [&[13, 13, 8], &[5, 1, 13, 13, 2], &[9, 13, 11, 1]];
+
+#[test]
+fn mixed_steps_give_the_tokens_of_steps_of_their_own() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let fixture = Fixture::open("gguf_q8_0");
+    let ids = &fixture.ids;
+    let model = || load_alone(&device, &fixture.path);
+    let ways = [
+        ("several dispatches", model()),
+        ("one dispatch", model().with_one_dispatch(true)),
+        ("as GPUs without matrix units", model().with_one_dispatch(true).with_few_rows(Activations::Int16)),
+        ("matrix units, several dispatches", model().with_emulated_matrix_units()),
+        ("matrix units", model().with_one_dispatch(true).with_emulated_matrix_units()),
+    ];
+    for (way, model) in ways {
+        let model = Arc::new(model);
+        // Pages of 4 are too short for attention by matrix units, those of 16 are not.
+        for (page, kv, chunks) in
+            [(4, KvScheme::F16, CHUNKS[0]), (16, KvScheme::F16, CHUNKS[1]), (16, KvScheme::Int8, CHUNKS[2])]
+        {
+            let scenario = Scenario {
+                prompts: [&ids[..20], &ids[..7], &ids[3..30], ids],
+                samplings: GREEDY(),
+                chunks,
+                limits: Limits { kv, page, ..limits(4, 96, 16) },
+            };
+            scenario.compare(&format!("{way}, {kv}, pages of {page}"), &model, 2e-2);
+        }
+    }
+    device.assert_no_messages();
+}
+
+#[test]
+fn mixed_steps_past_the_sliding_window() {
+    let Some(device) = testkit::cpu_device() else { return };
+    // A window of 32.
+    let fixture = Fixture::open("untied_long");
+    let ids = &fixture.ids;
+    for (way, model) in [
+        ("one dispatch", load_alone(&device, &fixture.path).with_one_dispatch(true)),
+        ("matrix units", load_alone(&device, &fixture.path).with_emulated_matrix_units()),
+    ] {
+        let model = Arc::new(model);
+        for page in [4, 16] {
+            let scenario = Scenario {
+                prompts: [&ids[..60], &ids[40..45], &ids[100..200], &ids[150..250]],
+                samplings: GREEDY(),
+                chunks: &[29, 29, 29, 13],
+                limits: Limits { page, ..limits(4, 160, 32) },
+            };
+            scenario.compare(&format!("{way}, pages of {page}"), &model, 2e-2);
+        }
+    }
+}
+
+/// Whatever stands beside a row, and however the prompt is cut: the same bits.
+#[test]
+fn reproducible_mixed_steps_give_the_same_bits() {
+    let Some(device) = testkit::cpu_device() else { return };
+    for (name, kv) in
+        [("gguf_q8_0", KvScheme::F16), ("gguf_q4_0", KvScheme::Int8), ("untied_long", KvScheme::F16)]
+    {
+        let fixture = Fixture::open(name);
+        let ids = &fixture.ids[..34];
+        let plain = load_alone(&device, &fixture.path).with_reproducible(true);
+        let matrix_units =
+            load_alone(&device, &fixture.path).with_emulated_matrix_units().with_reproducible(true);
+        for (way, model) in [("plainly", Arc::new(plain)), ("as by matrix units", Arc::new(matrix_units))] {
+            for chunks in CHUNKS {
+                let scenario = Scenario {
+                    prompts: [&ids[..20], &ids[..7], &ids[3..30], ids],
+                    samplings: GREEDY(),
+                    chunks,
+                    limits: Limits { kv, page: 16, ..limits(4, 96, 16) },
+                };
+                scenario.compare(&format!("{name} {way}, {chunks:?}"), &model, 0.0);
+            }
+        }
+    }
+}
+
+/// Each row with settings of its own, and none with another's: drawn, filtered, penalised, biased.
+#[test]
+fn every_row_is_sampled_by_its_own_settings() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let fixture = Fixture::open("gguf_q8_0");
+    let ids = &fixture.ids;
+    let drawn = Sampling { temperature: 1.0, top_k: 40, top_p: 0.95, seed: 7, ..Sampling::default() };
+    let penalised = Sampling { repetition: 100.0, frequency: 2.0, ..Sampling::default() };
+    let biased = Sampling {
+        biases: vec![(300, 50.0), (17, f32::NEG_INFINITY)],
+        presence: 100.0,
+        seed: 5,
+        temperature: 0.7,
+        ..Sampling::default()
+    };
+    // By the bits of a row, so that draws and penalties find the same numbers.
+    let model = Arc::new(load_alone(&device, &fixture.path).with_reproducible(true));
+    let plain = Sampling::default();
+    for samplings in [
+        [&plain, &drawn, &penalised, &biased],
+        [&penalised, &plain, &biased, &drawn],
+        // Its prompt is to be counted in every chunk, though no one else counts.
+        [&plain, &drawn, &plain, &penalised],
+    ] {
+        let samplings = samplings.map(Clone::clone);
+        for chunks in &CHUNKS[..2] {
+            let scenario = Scenario {
+                prompts: [&ids[..20], &ids[..7], &ids[3..30], ids],
+                samplings: samplings.clone(),
+                chunks,
+                limits: limits(4, 96, 16),
+            };
+            scenario.compare(&format!("{samplings:?}, {chunks:?}"), &model, 0.0);
+            let fourth = &scenario.run(&model, true)[3];
+            if samplings[3] == penalised {
+                assert!(fourth.iter().all(|sampled| !ids.contains(&sampled.token)), "{fourth:?}");
+            }
+            if samplings[3] == biased {
+                assert_eq!(fourth[0].token, 300, "{fourth:?}");
+            }
+        }
+    }
+}
+
+/// Other rows of the same buffers need no barrier: attention of both kinds of rows runs side by side, as deep as that of a chunk.
+#[test]
+fn a_mixed_step_has_no_more_levels_than_a_chunk_alone() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let fixture = Fixture::open("gguf_q8_0");
+    let model = load_alone(&device, &fixture.path).with_one_dispatch(true).with_emulated_matrix_units();
+    let mut runner = Runner::new(Arc::new(model), Limits { page: 16, ..limits(2, 96, 16) }).unwrap();
+    let sampling = Sampling::default();
+    let (mut one, mut other) = (runner.start().unwrap(), runner.start().unwrap());
+    // Takes the memory of a step of 16 rows and of one, which is cleared by programs of its own.
+    let token = runner.prompt(&mut one, &fixture.ids[..17], &sampling, |_| true).unwrap().token;
+    let before = device.counters().barriers_recorded;
+    let chunk = Chunk { sequence: &mut other, tokens: &fixture.ids[..16], sampling: &sampling, last: true };
+    runner.mixed(&mut [], chunk).unwrap();
+    let alone = device.counters().barriers_recorded;
+    let chunk =
+        Chunk { sequence: &mut other, tokens: &fixture.ids[16..30], sampling: &sampling, last: false };
+    let next = Next { sequence: &mut one, token, sampling: &sampling };
+    runner.mixed(&mut [next], chunk).unwrap();
+    let mixed = device.counters().barriers_recorded;
+    assert_eq!(mixed - alone, alone - before);
+}
+
+#[test]
+fn a_chunk_alone_is_a_step_too() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let fixture = Fixture::open("gguf_q8_0");
+    let mut runner = Runner::new(load(&device, &fixture.path), limits(1, 96, 16)).unwrap();
+    let sampling = Sampling::default();
+    let mut sequence = runner.start().unwrap();
+    let (head, tail) = fixture.ids.split_at(16);
+    let (middle, tail) = tail.split_at(16);
+    for tokens in [head, middle] {
+        let chunk = Chunk { sequence: &mut sequence, tokens, sampling: &sampling, last: false };
+        let step = runner.mixed(&mut [], chunk).unwrap();
+        assert!(step.decoded.is_empty() && step.first.is_none());
+    }
+    let chunk = Chunk { sequence: &mut sequence, tokens: tail, sampling: &sampling, last: true };
+    assert_eq!(runner.mixed(&mut [], chunk).unwrap().first.unwrap().token, fixture.list("greedy")[0]);
+}
+
+#[test]
+fn a_mixed_step_in_parts_gives_the_same_tokens() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let fixture = Fixture::open("gguf_q8_0");
+    let model = load(&device, &fixture.path);
+    let sampling = Sampling { temperature: 1.0, seed: 3, repetition: 1.5, ..Sampling::default() };
+    let run = |mut runner: Runner| {
+        let mut sequences = [runner.start().unwrap(), runner.start().unwrap()];
+        let [one, other] = &mut sequences;
+        let token = runner.prompt(one, &fixture.ids[..9], &sampling, |_| true).unwrap().token;
+        let next = Next { sequence: one, token, sampling: &sampling };
+        let chunk = Chunk { sequence: other, tokens: &fixture.ids[..12], sampling: &sampling, last: true };
+        runner.mixed(&mut [next], chunk).unwrap()
+    };
+    let runner = || Runner::new(model.clone(), limits(2, 96, 16)).unwrap();
+    assert_eq!(run(runner().layer_by_layer()), run(runner()));
+}
+
+#[test]
+fn what_cannot_be_a_mixed_step_is_refused_and_changes_nothing() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let fixture = Fixture::open("gguf_q8_0");
+    let model = load(&device, &fixture.path);
+    let mut runner = Runner::new(model.clone(), limits(3, 40, 16)).unwrap();
+    let mut elsewhere = Runner::new(model, limits(1, 40, 16)).unwrap().start().unwrap();
+    let sampling = Sampling::default();
+    let wrong = Sampling { temperature: -1.0, ..Sampling::default() };
+    let (mut one, mut other) = (runner.start().unwrap(), runner.start().unwrap());
+    let token = runner.prompt(&mut one, &fixture.ids, &sampling, |_| true).unwrap().token;
+    let ids = &fixture.ids[..];
+
+    let mut refused = |token: u32, sampling: &Sampling, tokens: &[u32], chunk_sampling: &Sampling| {
+        let before = (one.len(), other.len());
+        let next = Next { sequence: &mut one, token, sampling };
+        let chunk = Chunk { sequence: &mut other, tokens, sampling: chunk_sampling, last: true };
+        let error = runner.mixed(&mut [next], chunk).unwrap_err();
+        assert_eq!((one.len(), other.len()), before);
+        error
+    };
+    let error = refused(token, &sampling, &[], &sampling);
+    assert!(matches!(error, Error::EmptyPrompt), "{error}");
+    let error = refused(320, &sampling, &ids[..3], &sampling);
+    assert!(matches!(error, Error::UnknownToken { token: 320, .. }), "{error}");
+    let error = refused(token, &sampling, &[1, 320], &sampling);
+    assert!(matches!(error, Error::UnknownToken { token: 320, .. }), "{error}");
+    for (a, b) in [(&wrong, &sampling), (&sampling, &wrong)] {
+        let error = refused(token, a, &ids[..3], b);
+        assert!(matches!(error, Error::Sampling { name: "temperature", .. }), "{error}");
+    }
+    let error = refused(token, &sampling, &ids[..16], &sampling).to_string();
+    assert!(error.contains("16 tokens of a prompt beside 1") && error.contains("at most 15"), "{error}");
+    let error = refused(token, &sampling, &[1; 41], &sampling);
+    assert!(matches!(error, Error::ContextFull { wanted: 41, .. }), "{error}");
+
+    // A sequence of another runner, on either side.
+    for swapped in [false, true] {
+        let (sequence, next) =
+            if swapped { (&mut other, &mut elsewhere) } else { (&mut elsewhere, &mut other) };
+        let next = Next { sequence: next, token, sampling: &sampling };
+        let chunk = Chunk { sequence, tokens: &ids[..3], sampling: &sampling, last: true };
+        let error = runner.mixed(&mut [next], chunk).unwrap_err().to_string();
+        assert!(error.contains("another runner"), "{error}");
+    }
+    assert_eq!((other.len(), elsewhere.len()), (0, 0));
+
+    // And then it goes on as if nothing had been asked.
+    let next = Next { sequence: &mut one, token, sampling: &sampling };
+    let chunk = Chunk { sequence: &mut other, tokens: &ids[..15], sampling: &sampling, last: false };
+    assert_eq!(runner.mixed(&mut [next], chunk).unwrap().decoded[0].token, fixture.list("greedy")[1]);
+
+    // All sequences but one decode, and there is still room for half a chunk.
+    let mut runner = Runner::new(runner.model().clone(), limits(16, 40, 16)).unwrap();
+    let mut sequences: Vec<Sequence> = (0..16).map(|_| runner.start().unwrap()).collect();
+    let (last, others) = sequences.split_last_mut().unwrap();
+    let rows = runner.chunk_rows_beside(15, 1, Duration::from_secs(1000));
+    assert_eq!(rows, 16, "32 rows in all");
+    let mut next: Vec<Next<'_>> =
+        others.iter_mut().map(|sequence| Next { sequence, token: 1, sampling: &sampling }).collect();
+    let chunk = Chunk { sequence: last, tokens: &ids[..rows], sampling: &sampling, last: true };
+    assert_eq!(runner.mixed(&mut next, chunk).unwrap().decoded.len(), 15);
+}
+
+#[test]
+fn chunks_beside_others_fill_a_bucket_and_keep_to_a_time() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let fixture = Fixture::open("gguf_q8_0");
+    let mut runner = Runner::new(load(&device, &fixture.path), limits(4, 96, 64)).unwrap();
+    let long = Duration::from_secs(1000);
+    assert_eq!([0, 1, 3].map(|decoding| runner.chunk_rows_beside(decoding, 10, long)), [64, 63, 61]);
+    // However little time there is: 8 at least.
+    assert_eq!(runner.chunk_rows_beside(3, 10, Duration::ZERO), 13);
+    assert_eq!(runner.chunk_rows_beside(0, 10, Duration::ZERO), 8);
+    // A step of a full bucket was measured: with half of its time there is room for fewer.
+    let sampling = Sampling::default();
+    let mut sequence = runner.start().unwrap();
+    let tokens = vec![1; 64];
+    let chunk = Chunk { sequence: &mut sequence, tokens: &tokens, sampling: &sampling, last: true };
+    let start = std::time::Instant::now();
+    runner.mixed(&mut [], chunk).unwrap();
+    let took = start.elapsed();
+    assert_eq!(runner.chunk_rows_beside(1, 64, 10 * took), 63);
+    assert!(runner.chunk_rows_beside(1, 64, Duration::from_nanos(1)) < 63);
+}
+
+/// Contexts so long that positions are split among workgroups, for rows that decode and for a chunk of few rows.
+#[test]
+fn splits_of_both_kinds_of_rows_do_not_meet() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let config = serde_json::json!({
+        "model_type": "gemma3_text", "num_hidden_layers": 2, "hidden_size": 128, "intermediate_size": 256,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64, "query_pre_attn_scalar": 64,
+        "sliding_window": 512, "sliding_window_pattern": 2, "max_position_embeddings": 4096, "vocab_size": 512,
+        "rope_theta": 1e6, "rope_local_base_freq": 1e4,
+    });
+    let config = Config::from_hf("split".as_ref(), &config).unwrap();
+    let model = Arc::new(Model::random(&device, config, Scheme::Int8, |_| ()).unwrap());
+    let sampling = Sampling::default();
+    let run = |mixed: bool, decoding: usize, chunk: usize| {
+        let limits = Limits { page: 64, ..limits(9, 4096, 16) };
+        let mut runner = Runner::new(model.clone(), limits).unwrap();
+        runner.fill_cache().unwrap();
+        let mut sequences: Vec<Sequence> =
+            (0..decoding).map(|number| runner.start_at(1200 + 7 * number as u32).unwrap()).collect();
+        let mut reading = runner.start_at(1700).unwrap();
+        let mut last = vec![1; decoding];
+        let mut all = Vec::new();
+        for step in 0..3 {
+            let rows = sequences.iter_mut().zip(&last);
+            let mut next: Vec<Next<'_>> =
+                rows.map(|(sequence, token)| Next { sequence, token: *token, sampling: &sampling }).collect();
+            let ids: Vec<u32> = (0..chunk as u32).map(|number| (number * 37 + step) % 512).collect();
+            let chunk = Chunk { sequence: &mut reading, tokens: &ids, sampling: &sampling, last: true };
+            let (decoded, first) = if mixed {
+                let step = runner.mixed(&mut next, chunk).unwrap();
+                (step.decoded, step.first)
+            } else {
+                (runner.decode(&mut next).unwrap(), runner.mixed(&mut [], chunk).unwrap().first)
+            };
+            last = decoded.iter().map(|sampled| sampled.token).collect();
+            all.extend(decoded.into_iter().chain(first));
+        }
+        all
+    };
+    for (decoding, chunk) in [(8, 5), (2, 5), (5, 8), (3, 11)] {
+        for (at, (mixed, apart)) in
+            run(true, decoding, chunk).iter().zip(run(false, decoding, chunk)).enumerate()
+        {
+            let text = format!("{decoding} rows beside {chunk}, {at}: {mixed:?} and {apart:?}");
+            assert!(mixed.token == apart.token && (mixed.logprob - apart.logprob).abs() < 1e-3, "{text}");
+        }
+    }
+}
