@@ -19,7 +19,7 @@ use crate::{
     Error, Limits, Model, Result, Sampling,
     kv_cache::{KvCache, Sequence},
     state::State,
-    step::{Outputs, Scratch, Splits},
+    step::{Outputs, Scratch, Splits, attend_groups},
 };
 
 use pace::Matrices;
@@ -411,7 +411,7 @@ impl Runner {
         samplings: &[&Sampling],
     ) -> Result<()> {
         self.prepare_keys(&[key])?;
-        self.write_state(rows, count, key.output, output_rows, samplings)?;
+        self.write_state(rows, count, 1, key.output, output_rows, samplings)?;
         let extent = extent(count, depths(rows, count), key.output);
         let took = self.submit(key, extent, 1)?;
         self.learn(key, extent, 1, took);
@@ -423,10 +423,16 @@ impl Runner {
         &mut self,
         rows: &[Row],
         count: Count,
+        steps: u32,
         output: Output,
         output_rows: &[u32],
         samplings: &[&Sampling],
     ) -> Result<()> {
+        let last = rows[..count.apart].iter().map(|row| row.position + steps - 1).max();
+        if let (true, Some(last)) = (self.model.one_dispatch, last) {
+            let words = attend_groups(&self.model, self.cache.limits(), count.apart, last);
+            self.state.groups.write(0, bytemuck::cast_slice(&words))?;
+        }
         let words = |of: fn(&Row) -> u32| -> Vec<u32> { rows.iter().map(of).collect() };
         let state = &mut self.state;
         // Decoding goes on from what the sampler wrote, without a word from the host.

@@ -3,6 +3,8 @@
 use gpu::{Arena, Buffer, Device, Lifetime, Memory, View};
 use kernels::sample::{MAX_BIASES, MAX_ENDS, NO_TOKEN, Params, Run, Sampled};
 
+use weights::config::LayerType;
+
 use crate::Result;
 
 /// The buffers of a runner's steps, for as many rows as the largest bucket has.
@@ -16,6 +18,8 @@ pub(crate) struct State {
     pub apart: View,
     /// Two words: the first row of the chunk, and its end.
     pub chunk: View,
+    /// Workgroups of attention in one dispatch: in global layers, and in sliding ones.
+    pub groups: Buffer,
     /// Output rows in use.
     pub outputs: Buffer,
     /// A row's token, position and slot.
@@ -64,6 +68,7 @@ impl State {
             apart: ends.slice(0..8)?,
             chunk: ends.slice(4..12)?,
             rows: ends,
+            groups: shared.buffer_from("workgroups of attention", &[0_u32; 6])?,
             outputs: shared.buffer_from("active outputs", &[0_u32])?,
             tokens: shared.buffer("tokens", words)?,
             positions: shared.buffer("positions", words)?,
@@ -79,6 +84,12 @@ impl State {
             targets: shared.buffer("targets", words)?,
             nll: readback.buffer("log probabilities", words)?,
         })
+    }
+
+    /// Three words: workgroups of attention in one dispatch.
+    pub fn attend_groups(&self, kind: LayerType) -> View {
+        let first = if kind == LayerType::Global { 0 } else { 12 };
+        self.groups.slice(first..first + 12).expect("there are six words")
     }
 
     /// Says how many rows are in use: those that are apart, then those of a chunk.

@@ -13,7 +13,7 @@ use kernels::{
     gemv::{self, Gemv, Sublayer, policy::Prologue},
     matmul::{
         self, Matmul,
-        policy::{Parts, Shape, parts_for_norm},
+        policy::{Parts, Shape, parts_for_reader},
     },
     norm::{self, Form, Norm},
     tuning::{Input, Product},
@@ -22,7 +22,7 @@ use weights::{blueprint::Place, config::Config, names::Role};
 
 use crate::{Model, Result, kv_cache::KvCache, state::State};
 
-pub(crate) use attention::{FEW_ROWS, Splits};
+pub(crate) use attention::{FEW_ROWS, Splits, attend_groups};
 
 /// How the rows of a step belong to sequences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -108,8 +108,12 @@ impl Scratch {
             }
         };
         let fused = norms_itself(model, rows);
-        let places = (0..config.layers).flat_map(|layer| [Place::Output(layer), Place::Down(layer)]);
-        let sums = places.map(|place| sums(model, rows, place)).max().unwrap_or(1);
+        let mut places = (0..config.layers).flat_map(|layer| [Place::Output(layer), Place::Down(layer)]);
+        let most_sums = |places: &mut dyn Iterator<Item = Place>| {
+            u64::from(places.map(|place| sums(model, rows, place)).max().unwrap_or(1))
+        };
+        let sums_of_sublayer = most_sums(&mut places);
+        let sums_of_qkv = most_sums(&mut (0..config.layers).map(Place::Qkv));
         let scratch = Self {
             rows,
             residual: arena.buffer("residual stream", floats(config.hidden))?,
@@ -118,8 +122,10 @@ impl Scratch {
                 true => Some(arena.buffer("residual stream", floats(config.hidden))?),
             },
             normed: Vectors::new(&mut arena, "normed rows", activations, config.hidden as usize, rows)?,
-            qkv: arena
-                .buffer("queries, keys and values", floats(config.query_rows() + 2 * config.kv_rows()))?,
+            qkv: arena.buffer(
+                "queries, keys and values",
+                floats(config.query_rows() + 2 * config.kv_rows()) * sums_of_qkv,
+            )?,
             q: arena.buffer("queries", floats(config.query_rows()))?,
             attended: Vectors::f32(&mut arena, "attention's output", config.query_rows() as usize, rows)?,
             attended_packed: match activations {
@@ -132,7 +138,7 @@ impl Scratch {
                     rows,
                 )?),
             },
-            sublayer: arena.buffer("a sublayer's output", floats(config.hidden) * u64::from(sums))?,
+            sublayer: arena.buffer("a sublayer's output", floats(config.hidden) * sums_of_sublayer)?,
             gated: Vectors::new(&mut arena, "gated rows", activations, intermediate as usize, rows)?,
             apart,
             parts: parts(model, &mut arena, rows, layer_products(model))?,
@@ -226,7 +232,6 @@ impl<'a> Step<'a> {
         };
         let operands = norm::Operands {
             x: self.scratch.residual.view(),
-            x_rows: self.scratch.rows,
             post_weight: None,
             residual: None,
             weight: self.model.norm(Some(layer), role)?,
@@ -251,7 +256,6 @@ impl<'a> Step<'a> {
         };
         let operands = norm::Operands {
             x: self.scratch.sublayer.view(),
-            x_rows: self.scratch.rows,
             post_weight: Some(self.model.norm(Some(post.0), post.1)?),
             residual: Some(self.scratch.residual.view()),
             weight: self.model.norm(Some(norm.0), norm.1)?,
@@ -273,7 +277,6 @@ impl<'a> Step<'a> {
         let form = Form { post_norm: true, residual: true, output, gather: true, sums: self.splits };
         let operands = norm::Operands {
             x: self.scratch.sublayer.view(),
-            x_rows: self.scratch.rows,
             post_weight: Some(self.model.norm(Some(post.0), post.1)?),
             residual: Some(self.scratch.residual.view()),
             weight: self.model.norm(None, last)?,
@@ -415,8 +418,8 @@ impl<'a> Step<'a> {
         let to_sublayer = target.y.address() == self.scratch.sublayer.view().address();
         if let (Input::Vectors(x), Activations::F16) = (&x, activations) {
             let alone = matrix.layout().rows == target.stride;
-            let parts =
-                if to_sublayer && alone { parts_of_sublayer(self.model, columns) } else { Parts::Joined };
+            let added_up = to_sublayer || target.y.address() == self.scratch.qkv.view().address();
+            let parts = if added_up && alone { parts_of(self.model, columns) } else { Parts::Joined };
             let shape = Shape { parts, ..matmul_shape(matrix, columns, epilogue) };
             return self.matmul(name, matrix, shape, x, target, active);
         }
@@ -484,20 +487,23 @@ fn without_stream<'a>(x: &Input<'a>) -> Input<'a> {
     }
 }
 
-/// What becomes of the parts of K of a product on matrix units whose output is normed next. One way for all rows where sums must not
+/// What becomes of the parts of K of a product on matrix units whose reader can add them up. One way for all rows where sums must not
 /// depend on their number.
-fn parts_of_sublayer(model: &Model, rows: usize) -> Parts {
-    if model.reproducible { Parts::Joined } else { parts_for_norm(rows) }
+fn parts_of(model: &Model, rows: usize) -> Parts {
+    if model.reproducible { Parts::Joined } else { parts_for_reader(rows) }
 }
 
-/// Sums that a sublayer's output is left in: of one matrix, whose K is in parts.
+/// Sums that QKV or a sublayer's output is left in: of one matrix, whose K is in parts.
 fn sums(model: &Model, rows: usize, place: Place) -> u32 {
     let matrices: Vec<&Matrix> = model.weights.of(place).collect();
     let [matrix] = matrices[..] else { return 1 };
     if norms_itself(model, rows) {
-        return gemv::policy::splits(model.device.caps(), &matrix.layout());
+        return match place {
+            Place::Qkv(_) => 1,
+            _ => gemv::policy::splits(model.device.caps(), &matrix.layout()),
+        };
     }
-    let shape = Shape { parts: parts_of_sublayer(model, rows), ..matmul_shape(matrix, rows, Epilogue::None) };
+    let shape = Shape { parts: parts_of(model, rows), ..matmul_shape(matrix, rows, Epilogue::None) };
     match model.activations(rows) {
         Activations::F16 if shape.parts == Parts::Apart => {
             model.matmul_plan(&shape).map_or(1, |plan| plan.splits)

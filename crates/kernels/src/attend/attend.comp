@@ -45,6 +45,9 @@ layout(constant_id = 16) const float EPSILON = 0.0;
 // Queries are multiplied by this.
 layout(constant_id = 17) const float SCALE = 1.0;
 
+// The QKV product is the sum of so many: its K is in parts.
+layout(constant_id = 18) const uint SUMS = 1;
+
 layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Floats4 { vec4 data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 16) buffer Words4 { uvec4 data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 8) buffer Words2 { uvec2 data[]; };
@@ -194,7 +197,11 @@ void load_head(uint head, uint kv_head, uint lane, out vec4 x[FOURS], out vec4 w
     [[unroll]] for (uint i = 0; i < OWN; i++) {
         uvec2 at = places(item_of(i, lane));
         [[unroll]] for (uint h = 0; h < 2; h++) {
-            x[2 * i + h] = push.qkv.data[gl_WorkGroupID.y * (push.qkv_stride / 4) + start + at[h]];
+            uint from = gl_WorkGroupID.y * (push.qkv_stride / 4) + start + at[h];
+            x[2 * i + h] = push.qkv.data[from];
+            [[unroll]] for (uint sum = 1; sum < SUMS; sum++) {
+                x[2 * i + h] += push.qkv.data[from + sum * (QUERY_HEADS + 2 * KV_HEADS) * QUADS];
+            }
             if (QKV_BIAS) {
                 x[2 * i + h] += push.bias.data[start + at[h]];
             }

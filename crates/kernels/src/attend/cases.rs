@@ -8,7 +8,7 @@ use crate::{
     attention::reference::range,
     kv::{KvLayer, KvScheme, KvShape, KvTable, reference as stored},
     product::reference::Value,
-    rope::{Tables, inverse_frequencies, reference::Row},
+    rope::{Tables, cases::in_sums, inverse_frequencies, reference::Row},
     selftest::{Case, Comparison, Output, Random, TIMEOUT, arena},
     vectors::{
         VectorData,
@@ -37,6 +37,7 @@ pub(super) const GEMMA: Shape = Shape {
     norm: Some(1e-6),
     bias: false,
     interleaved: false,
+    sums: 1,
     scale: 0.0625,
     output: Activations::F32,
 };
@@ -56,6 +57,7 @@ pub(super) fn steps() -> Vec<Step> {
         step(Shape { window: 1, ..small }, &[0, 77]),
         step(Shape { scheme: KvScheme::Int8, output: int16, ..GEMMA }, &[64, 0, 1, 299]),
         step(Shape { kv_heads: 2, head_dim: 96, window: 40, scheme: KvScheme::Int8, output: f16, ..small }, &[130, 5, 0]),
+        step(Shape { heads: 4, kv_heads: 2, head_dim: 128, window: 100, sums: 3, output: f16, ..GEMMA }, &lengths),
         step(Shape { bias: true, interleaved: true, scheme: KvScheme::Int8, ..plain }, &[65, 2]),
         step(Shape { kv_heads: 2, scheme: KvScheme::F32, output: int16, ..small }, &[130, 5, 0]),
         step(Shape { heads: 7, bias: true, page: 64, ..plain }, &[130, 5]),
@@ -308,9 +310,14 @@ impl Buffers {
             arena.buffer_from("weight", &data.weights[0])?.view(),
             arena.buffer_from("weight", &data.weights[1])?.view(),
         ];
+        let row = shape.rope().row();
+        // As many workgroups as the step needs, or all that there may be.
+        let last = step.positions.iter().copied().max().unwrap_or(0);
+        let groups = plan.groups(shape, step.positions.len() as u32, last);
+        let groups = if shape.sums > 1 { Some(arena.buffer_from("groups", &groups)?.view()) } else { None };
         let operands = Operands {
-            qkv: arena.buffer_from("qkv", &data.qkv)?.view(),
-            qkv_stride: shape.rope().row() + 8,
+            qkv: arena.buffer_from("qkv", &in_sums(&data.qkv, row + 8, row, shape.sums))?.view(),
+            qkv_stride: row * shape.sums + 8,
             bias: if shape.bias { Some(arena.buffer_from("bias", &data.bias)?.view()) } else { None },
             weights: shape.norm.map(|_| weights.into()),
             coarse: arena.buffer_from("coarse table", &tables.coarse)?.view(),
@@ -325,6 +332,7 @@ impl Buffers {
             active: arena.buffer_from("active", &[step.positions.len() as u32])?.view(),
             o: &o,
             scratch: scratch.as_ref().map(|scratch| scratch.buffer.view()),
+            groups,
         };
         let mut recorder = device.recorder()?;
         kernel.record(&mut recorder, "attend", columns as u32, &operands)?;

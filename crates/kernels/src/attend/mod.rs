@@ -41,7 +41,7 @@ pub struct Attend {
 
 /// The buffers of one call.
 pub struct Operands<'a> {
-    /// Rows of query heads, key heads, value heads, f32.
+    /// Rows of query heads, key heads, value heads, f32: where it is in several sums, those of a row follow each other.
     pub qkv: View,
     /// Values from one row of `qkv` to the next, a multiple of 4.
     pub qkv_stride: u32,
@@ -68,6 +68,9 @@ pub struct Operands<'a> {
     /// At least [`Attend::scratch_bytes`], where that is not 0. Its first [`Attend::counter_bytes`] must be zero when it is used
     /// for the first time; every call leaves them so.
     pub scratch: Option<View>,
+    /// Three u32, [`Plan::groups`] of the rows and positions of the step, read when it runs; none for as many as there may be. With
+    /// many rows most would have nothing to do.
+    pub groups: Option<View>,
 }
 
 impl Attend {
@@ -127,7 +130,10 @@ impl Attend {
             qkv_stride: operands.qkv_stride,
             table_stride: operands.table.stride,
         };
-        recorder.dispatch(name, &self.pipeline, [shape.heads / plan.heads, rows, plan.splits], &push)
+        match &operands.groups {
+            Some(groups) => recorder.dispatch_indirect(name, &self.pipeline, groups, &push),
+            None => recorder.dispatch(name, &self.pipeline, [shape.heads / plan.heads, rows, plan.splits], &push),
+        }
     }
 
     fn check(&self, name: &str, rows: u32, operands: &Operands<'_>) -> Result<()> {
@@ -182,6 +188,7 @@ fn variant(shape: &Shape, plan: Plan) -> Variant {
         qk_norm: shape.norm.is_some(),
         qkv_bias: shape.bias,
         interleaved: shape.interleaved,
+        sums: shape.sums,
         output: shape.output as u32,
         epsilon: shape.norm.unwrap_or(0.0),
         scale: shape.scale,

@@ -34,6 +34,8 @@ pub struct Shape {
     pub bias: bool,
     /// Values 2i and 2i + 1 are rotated together (llama in GGUF files), else i and i + head_dim / 2.
     pub interleaved: bool,
+    /// The QKV product is the sum of so many, at least 1: its K is in parts.
+    pub sums: u32,
     /// Queries are multiplied by this.
     pub scale: f32,
     /// How the output is stored: f32, f16 or int16.
@@ -52,6 +54,7 @@ impl Shape {
             norm: self.norm.is_some(),
             bias: self.bias,
             interleaved: self.interleaved,
+            sums: self.sums,
         }
     }
 
@@ -106,6 +109,14 @@ impl Plan {
     /// Positions of a block.
     pub fn block(&self) -> u32 {
         self.threads / self.lanes * self.keys
+    }
+
+    /// Workgroups that so many rows need, none of which is past `position`: of a short range the later splits are empty.
+    pub fn groups(&self, shape: &Shape, rows: u32, position: u32) -> [u32; 3] {
+        let seen = if shape.window == 0 { position } else { position.min(shape.window) };
+        // Both ends may be cut at any place.
+        let blocks = seen / self.block() + 2;
+        [shape.heads / self.heads, rows, blocks.div_ceil(self.least_blocks()).clamp(1, self.splits)]
     }
 
     /// Blocks that a split has at least.
@@ -235,6 +246,7 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
         norm: Some(1e-6),
         bias: false,
         interleaved: false,
+        sums: 1,
         scale: 1.0,
         output,
     };

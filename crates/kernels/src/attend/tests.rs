@@ -138,6 +138,31 @@ fn wrong_shapes_are_refused() {
 }
 
 #[test]
+fn no_split_in_use_is_left_out() {
+    for (window, context) in [(0, 131_072), (0, 4096), (1024, 131_072), (512, 32_768)] {
+        let shape = Shape { heads: 32, kv_heads: 16, head_dim: 128, window, context, ..SMALL };
+        for caps in [known::h200(), known::radeon_780m()] {
+            let plan = policy::plan(&caps, &shape);
+            for position in (0..3000).chain([4095, 8191, 20_000, 32_767]).filter(|position| *position < context) {
+                // As attend.comp counts them.
+                let first = if window == 0 { 0 } else { position + 1 - (position + 1).min(window) };
+                let blocks = match position > first {
+                    true => (position - 1) / plan.block() - first / plan.block() + 1,
+                    false => 0,
+                };
+                let each = blocks.div_ceil(plan.splits).max(plan.least_blocks());
+                let used = blocks.div_ceil(each).max(1);
+                for last in [position, position + 31] {
+                    let groups = plan.groups(&shape, 7, last);
+                    assert_eq!(groups[..2], [shape.heads / plan.heads, 7]);
+                    assert!((used..=plan.splits).contains(&groups[2]), "{used} of {groups:?} at {position}, {plan:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn wrong_operands_are_refused() {
     let Some(device) = testkit::cpu_device() else { return };
     let mut arena = crate::selftest::arena(&device);
@@ -167,6 +192,7 @@ fn wrong_operands_are_refused() {
         active: memory.view(),
         o: &o,
         scratch: Some(scratch.view()),
+        groups: None,
     };
     let mut recorder = device.recorder().unwrap();
     let mut record = |operands: &Operands<'_>| kernel.record(&mut recorder, "attend", 2, operands);

@@ -54,7 +54,7 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
     // Parts that stay apart, one of them empty; and some tiles whole, others split, also of a matrix in parts.
     for columns in [5, 70, 130] {
         let trial = Trial { active: columns - 2, before: 16, after: 12, ..plain(Scheme::Int8, (272, 1152, columns)) };
-        let apart = Trial { planes: 4, ..trial };
+        let apart = Trial { parts: 4, ..trial };
         if let Some(plan) = policy::plan(caps, Fragments::Other, &shape(&apart)) {
             let plan = Plan { splits: 4, ..plan };
             list.extend([case(apart, plan), direct(apart, plan)]);
@@ -90,7 +90,7 @@ fn direct(trial: Trial, plan: Plan) -> Case {
 
 pub(super) fn shape(trial: &Trial) -> Shape {
     let Trial { weights, columns, epilogue, output, .. } = *trial;
-    let parts = if trial.planes > 1 { Parts::Apart } else { Parts::Joined };
+    let parts = if trial.parts > 1 { Parts::Apart } else { Parts::Joined };
     Shape { weights, columns, epilogue, output, parts }
 }
 

@@ -48,8 +48,8 @@ bool join(uint tile, uint split) {
 }
 #endif
 
-void write(uint plane, uint column, uint row, vec4 four) {
-    uint at = (plane + column * push.y_stride + push.y_first + row) / 4;
+void write(uint part, uint column, uint row, vec4 four) {
+    uint at = (part + column * push.y_stride + push.y_first + row) / 4;
     if (F16_OUTPUT) {
         Output2(push.y).data[at] = f16_activations(four);
     } else {
@@ -63,7 +63,7 @@ void finish(Tile tile) {
     if (SPLITS > 1 && !APART && tile.index >= push.whole && !join(tile.index - push.whole, tile.split)) {
         return;
     }
-    uint plane = APART ? tile.split * push.y_plane : 0;
+    uint part = APART ? tile.split * push.y_part : 0;
     uint square = gl_SubgroupID * 2 * SQUARE;
     const uint PAIR = EPILOGUE == 0 ? 1 : 2;
     unrolled for (uint i = 0; i < ROW_TILES; i += PAIR) {
@@ -88,7 +88,7 @@ void finish(Tile tile) {
                         }
                     }
                     if (column < tile.columns && (row + four * 4) * PAIR < push.rows) {
-                        write(plane, column, row + four * 4, values);
+                        write(part, column, row + four * 4, values);
                     }
                 }
             }

@@ -104,11 +104,16 @@ impl Matmul {
         if !target.first.is_multiple_of(4) || !target.stride.is_multiple_of(4) {
             return wrong(format!("output from value {} on, {} apart: multiples of 4", target.first, target.stride));
         }
-        let plane = target.stride * columns;
+        let stride = match kept {
+            Parts::Joined => target.stride,
+            Parts::Apart => target.stride * self.plan.splits as usize,
+        };
         if kept == Parts::Apart {
-            let planes = plane * self.plan.splits as usize;
-            if output != Activations::F32 || epilogue != Epilogue::None || u32::try_from(planes).is_err() || target.y.len() / 4 < planes as u64 {
-                return wrong(format!("{} planes of {plane} f32 each for parts that stay apart", self.plan.splits));
+            let values = stride * columns;
+            let room = u32::try_from(values).is_ok() && target.y.len() / 4 >= values as u64;
+            if output != Activations::F32 || epilogue != Epilogue::None || !room {
+                let splits = self.plan.splits;
+                return wrong(format!("parts that stay apart take {splits} f32 where one sum takes one"));
             }
         }
         let (counters, parts) = match (scratch, self.scratch_bytes()) {
@@ -140,8 +145,8 @@ impl Matmul {
                         k: weights.k as u32,
                         columns: columns as u32,
                         y_first,
-                        y_stride: target.stride as u32,
-                        y_plane: plane as u32,
+                        y_stride: stride as u32,
+                        y_part: target.stride as u32,
                         whole,
                     };
                     recorder.dispatch(name, &self.pipeline, [groups, 1, 1], &push)?

@@ -25,7 +25,8 @@ pub struct Shape {
 pub enum Parts {
     /// The last workgroup of a tile adds them up.
     Joined,
-    /// They stay apart: y, of f32, has a plane for each, and who reads it adds them up, which is faster than one workgroup.
+    /// They stay apart: a column of y, of f32, has them one after the other, and who reads it adds them up, which is faster than one
+    /// workgroup.
     Apart,
 }
 
@@ -117,8 +118,8 @@ impl Plan {
     }
 }
 
-/// What becomes of the parts of K where who reads y can add them up, as norms can: of many columns that takes longer than to join them.
-pub fn parts_for_norm(columns: usize) -> Parts {
+/// What becomes of the parts of K where who reads y can add them up: of many columns that takes longer than to join them.
+pub fn parts_for_reader(columns: usize) -> Parts {
     if columns <= 128 { Parts::Apart } else { Parts::Joined }
 }
 

@@ -25,7 +25,7 @@ fn without_matrix_units_it_goes_the_same_way() {
         }
     }
     // Parts of K that stay apart.
-    let trial = Trial { planes: 2, ..cases::trials(Scheme::Int8)[1] };
+    let trial = Trial { parts: 2, ..cases::trials(Scheme::Int8)[1] };
     let apart = policy::emulated(device.caps(), &cases::shape(&trial)).unwrap();
     assert_eq!(apart.splits, 2);
     assert!(cases::run(&device, trial, apart, device.caps()).unwrap().passed());

@@ -21,7 +21,7 @@ layout(constant_id = 8) const uint AHEAD = 1;
 layout(constant_id = 9) const uint SPLITS = 1;
 // Threads of a subgroup.
 layout(constant_id = 10) const uint LANES = 32;
-// The sums of the parts stay apart, in planes of y: who reads it adds them up.
+// The sums of the parts stay apart, one after the other in a column of y: who reads it adds them up.
 layout(constant_id = 11) const bool APART = false;
 
 #include "weights.glsl"
@@ -53,8 +53,8 @@ layout(push_constant, scalar) uniform Push {
     // Where this part of the matrix starts in y, and how far apart the columns of y are: multiples of 4.
     uint y_first;
     uint y_stride;
-    // From plane to plane of y, where parts stay apart.
-    uint y_plane;
+    // From one sum of a column to the next, where parts stay apart.
+    uint y_part;
     // Tiles, from the first on, whose K is in one part: as many as keep the device busy to the end. The others' is split.
     uint whole;
 } push;

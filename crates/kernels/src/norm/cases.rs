@@ -82,7 +82,8 @@ fn run(device: &Device, plan: Plan, form: Form, rows: usize, n: usize) -> Result
         *value = (*value * 1024.0).round() / 1024.0;
     }
     let first = x.iter().enumerate().map(|(i, x)| *x - parts.iter().map(|part| part[i]).sum::<f32>()).collect();
-    let parts: Vec<f32> = [first].into_iter().chain(parts).flatten().collect();
+    let parts: Vec<Vec<f32>> = [first].into_iter().chain(parts).collect();
+    let parts: Vec<f32> = (0..=rows).flat_map(|row| parts.iter().flat_map(move |part| &part[row * n..][..n])).copied().collect();
     let list: Vec<u32> = (0..rows as u32).rev().chain([0]).collect();
     let (mut weight, post_weight) = (floats(n, 2.0), floats(n, 2.0));
     // One that makes more of a value than f16 can hold, and one that is not a number: neither may show in other groups.
@@ -110,7 +111,6 @@ fn run(device: &Device, plan: Plan, form: Form, rows: usize, n: usize) -> Result
     let mut recorder = device.recorder()?;
     let operands = Operands {
         x: x.view(),
-        x_rows: rows + 1,
         post_weight: form.post_norm.then(|| post_weight.view()),
         residual: form.residual.then(|| residual.view()),
         weight: weight.view(),

@@ -49,10 +49,8 @@ pub struct Norm {
 
 /// The buffers of one call. Each row of `x`, `residual` and the output has the kernel's length.
 pub struct Operands<'a> {
-    /// Input rows, f32: where it is in several sums, first all rows of the first.
+    /// Input rows, f32: where they are in several sums, those of a row follow each other.
     pub x: View,
-    /// Rows of a sum of `x`.
-    pub x_rows: usize,
     /// Weight of the norm before the add, if the form has one.
     pub post_weight: Option<View>,
     /// Residual rows, f32, read and written, if the form has them.
@@ -90,7 +88,6 @@ impl Norm {
         let wrong = |reason: &str| Err(Error::InvalidUse { what: name.to_string(), reason: reason.into() });
         // Rows that a list names are not known here.
         let values = if self.form.gather { 0 } else { (self.n * y.columns * 4) as u64 };
-        let sums = self.form.sums as usize * operands.x_rows * self.n;
         let as_long = |view: Option<&View>, bytes: u64| view.is_none_or(|view| view.len() >= bytes);
         if y.k != self.n || y.kind() != self.form.output {
             return wrong("the output has another length or type than the kernel was made for");
@@ -101,7 +98,7 @@ impl Norm {
         if operands.rows.is_some() != self.form.gather || !as_long(operands.rows.as_ref(), y.columns as u64 * 4) {
             return wrong("a list of rows must be given exactly when the form gathers, with a number for each output row");
         }
-        if operands.active.len() < 4 || operands.x.len() < values.max(sums as u64 * 4) || u32::try_from(sums).is_err() || !as_long(operands.residual.as_ref(), values) {
+        if operands.active.len() < 4 || operands.x.len() < values * u64::from(self.form.sums) || !as_long(operands.residual.as_ref(), values) {
             return wrong("x, the residual or the number of active rows is shorter than the output's rows need");
         }
         let row = (self.n * 4) as u64;
@@ -137,7 +134,6 @@ impl Norm {
                     n: self.n as u32,
                     epsilon: self.epsilon,
                     plane_words: (y.stride() * y.columns / 4) as u32,
-                    x_plane: (operands.x_rows * self.n) as u32,
                 };
                 recorder.dispatch(name, &self.pipeline, [y.columns as u32, 1, 1], &push)
             }};

@@ -18,7 +18,7 @@ layout(constant_id = 2) const bool RESIDUAL = false;
 layout(constant_id = 3) const uint OUTPUT = 0;
 // Output row i is made of row rows[i] of x and of the residual stream, else of row i.
 layout(constant_id = 4) const bool GATHER = false;
-// x is the sum of so many: of a product whose K is in parts.
+// x is the sum of so many, which follow each other in a row: of a product whose K is in parts.
 layout(constant_id = 5) const uint SUMS = 1;
 
 layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Floats { float data[]; };
@@ -45,8 +45,6 @@ layout(push_constant, scalar) uniform Push {
     float epsilon;
     // Words of int16's high bytes: where its low bytes start.
     uint plane_words;
-    // From one sum of x to the next, in values.
-    uint x_plane;
 } push;
 
 #include "reduce.glsl"
@@ -62,10 +60,11 @@ const uint QUAD = 128;
 // A thread needs a whole group; one mapping for all passes lets each thread read back only what it wrote.
 const uint CHUNK = QUANTIZE || F16 ? GROUP : 1;
 
-float x_at(uint i) {
-    float value = push.x.data[i];
+float x_at(uint from, uint i) {
+    uint first = from * SUMS * push.n + i;
+    float value = push.x.data[first];
     for (uint sum = 1; sum < SUMS; sum++) {
-        value += push.x.data[sum * push.x_plane + i];
+        value += push.x.data[first + sum * push.n];
     }
     return value;
 }
@@ -105,7 +104,8 @@ void main() {
     if (row >= push.in_use.rows) {
         return;
     }
-    uint base = (GATHER ? push.rows.data[row] : row) * push.n;
+    uint from = GATHER ? push.rows.data[row] : row;
+    uint base = from * push.n;
     uint stride = THREADS * CHUNK;
     uint quads = (push.n + QUAD - 1) / QUAD;
 
@@ -114,7 +114,7 @@ void main() {
         float squares = 0.0;
         for (uint first = thread * CHUNK; first < push.n; first += stride) {
             for (uint j = 0; j < CHUNK; j++) {
-                float value = x_at(base + first + j);
+                float value = x_at(from, first + j);
                 squares += value * value;
             }
         }
@@ -125,7 +125,7 @@ void main() {
     for (uint first = thread * CHUNK; first < push.n; first += stride) {
         for (uint j = 0; j < CHUNK; j++) {
             uint i = first + j;
-            float value = x_at(base + i);
+            float value = x_at(from, i);
             if (POST_NORM) {
                 value = value * post_scale * push.post_weight.data[i];
             }
@@ -146,7 +146,7 @@ void main() {
             if (RESIDUAL) {
                 value = push.residual.data[base + i];
             } else {
-                value = x_at(base + i);
+                value = x_at(from, i);
                 if (POST_NORM) {
                     value = value * post_scale * push.post_weight.data[i];
                 }

@@ -15,7 +15,7 @@ layout(constant_id = 3) const uint OUTPUT = 0;
 layout(constant_id = 4) const bool GATHER = false;
 // Quarters (four values) that a thread holds.
 layout(constant_id = 5) const uint PER_THREAD = 1;
-// x is the sum of so many: of a product whose K is in parts.
+// x is the sum of so many, which follow each other in a row: of a product whose K is in parts.
 layout(constant_id = 6) const uint SUMS = 1;
 
 layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Floats4 { vec4 data[]; };
@@ -43,8 +43,6 @@ layout(push_constant, scalar) uniform Push {
     float epsilon;
     // Words of int16's high bytes: where its low bytes start.
     uint plane_words;
-    // From one sum of x to the next, in values.
-    uint x_plane;
 } push;
 
 #include "int16.glsl"
@@ -162,11 +160,13 @@ void main() {
     vec4 value[PER_THREAD];
     vec4 before[PER_THREAD];
     [[unroll]] for (uint j = 0; j < PER_THREAD; j++) {
-        uint i = from * quarters + min(thread + j * THREADS, quarters - 1);
-        value[j] = push.x.data[i];
+        uint quarter = min(thread + j * THREADS, quarters - 1);
+        uint first = from * SUMS * quarters + quarter;
+        value[j] = push.x.data[first];
         [[unroll]] for (uint sum = 1; sum < SUMS; sum++) {
-            value[j] += push.x.data[sum * (push.x_plane / 4) + i];
+            value[j] += push.x.data[first + sum * quarters];
         }
+        uint i = from * quarters + quarter;
         if (RESIDUAL) {
             before[j] = push.residual.data[i];
         }

@@ -24,8 +24,8 @@ pub(crate) struct Trial {
     /// Elements of each column of the output before and after what the product writes.
     pub before: usize,
     pub after: usize,
-    /// Planes that the sums of K's parts are left in, f32; 1 where there is one sum.
-    pub planes: usize,
+    /// Sums of K's parts that a column of the output has, f32, one after the other.
+    pub parts: usize,
 }
 
 impl Trial {
@@ -33,7 +33,7 @@ impl Trial {
     pub fn plain(weights: Layout, columns: usize) -> Self {
         let (epilogue, active) = (Epilogue::None, columns);
         let (activations, output) = (Activations::F32, Activations::F32);
-        Self { weights, columns, activations, epilogue, output, active, before: 0, after: 0, planes: 1 }
+        Self { weights, columns, activations, epilogue, output, active, before: 0, after: 0, parts: 1 }
     }
 
     /// In a few words.
@@ -49,8 +49,8 @@ impl Trial {
         if self.active != self.columns {
             name += &format!(", {} active", self.active);
         }
-        if self.planes > 1 {
-            name += &format!(", {} parts apart", self.planes);
+        if self.parts > 1 {
+            name += &format!(", {} parts apart", self.parts);
         }
         if self.before + self.after > 0 {
             name += ", in a wider output";
@@ -84,11 +84,11 @@ impl Trial {
         }
         let n = self.epilogue.outputs(rows);
         let stride = self.before + n + self.after;
-        let output = Output::new(&mut arena, stride * self.columns * self.planes)?;
+        let output = Output::new(&mut arena, stride * self.columns * self.parts)?;
         let untouched: Vec<u32> = output.buffer.read_vec()?;
         let active = arena.buffer_from("active", &[self.active as u32])?;
         // The guard behind the output is no part of what the kernel is given.
-        let y = output.buffer.slice(0..(stride * self.columns * self.planes * 4) as u64)?;
+        let y = output.buffer.slice(0..(stride * self.columns * self.parts * 4) as u64)?;
         let target = Target { y, stored: Stored::F32, first: self.before, stride };
         let mut recorder = device.recorder()?;
         record(&mut recorder, &w, &x, &target, &active.view())?;
@@ -98,8 +98,7 @@ impl Trial {
         let got = output.read(&mut comparison)?;
         for (column, x) in columns.iter().enumerate() {
             let mut sums = vec![0.0; n];
-            for plane in got.chunks(stride * self.columns).take(self.planes) {
-                let got = &plane[column * stride..(column + 1) * stride];
+            for got in got[column * stride * self.parts..][..stride * self.parts].chunks(stride) {
                 let (before, rest) = got.split_at(self.before);
                 let (values, after) = rest.split_at(n);
                 let others = if column < self.active { [before, after].concat() } else { got.to_vec() };

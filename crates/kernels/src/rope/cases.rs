@@ -26,6 +26,7 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
         norm: false,
         bias: false,
         interleaved: false,
+        sums: 1,
     };
     let shapes = [
         Shape { norm: true, ..plain },
@@ -39,6 +40,7 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
         Shape { norm: true, scheme: KvScheme::Int8, ..plain },
         Shape { heads: 9, kv_heads: 3, head_dim: 64, interleaved: true, scheme: KvScheme::Int8, ..plain },
         Shape { heads: 2, head_dim: 96, bias: true, page: 64, scheme: KvScheme::Int8, ..plain },
+        Shape { heads: 2, kv_heads: 2, head_dim: 128, norm: true, sums: 3, ..plain },
     ];
     let tiers = [Tier::T0, Tier::T1].into_iter().filter(|tier| caps.tier() >= Some(*tier));
     let behind = [shapes[0], shapes[8]].map(|shape| (shape, 3));
@@ -49,6 +51,17 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
 fn case(tier: Tier, shape: Shape, first: usize) -> Case {
     let name = if first > 0 { format!("{shape}, behind {first} others") } else { shape.to_string() };
     Case::new(name, tier, move |device| run(device, shape, policy::at_tier(device.caps(), &shape, tier), first))
+}
+
+/// Rows of `row` values, so many sums of them, and what else a row has: the sums are exactly the values that were given.
+pub(crate) fn in_sums(values: &[f32], stride: u32, row: u32, sums: u32) -> Vec<f32> {
+    let in_sums = |values: &[f32]| -> Vec<f32> {
+        let (values, rest) = values.split_at(row as usize);
+        // A half, a quarter, and so on, and the last again.
+        let parts = (1..=sums).map(|sum| 0.5_f32.powi(sum.min(sums - 1) as i32));
+        parts.flat_map(|part| values.iter().map(move |value| value * part)).chain(rest.iter().copied()).collect()
+    };
+    values.chunks(stride as usize).flat_map(in_sums).collect()
 }
 
 /// Runs one shape with one plan on random data. The rows before `first` are not in use either.
@@ -98,8 +111,8 @@ pub(super) fn run(device: &Device, shape: Shape, plan: policy::Plan, first: usiz
     let q_row = (shape.heads * shape.head_dim) as usize;
     let q = Output::new(&mut arena, rows * q_row)?;
     let operands = Operands {
-        qkv: arena.buffer_from("qkv", &qkv)?.view(),
-        qkv_stride: stride,
+        qkv: arena.buffer_from("qkv", &in_sums(&qkv, stride, shape.row(), shape.sums))?.view(),
+        qkv_stride: shape.row() * (shape.sums - 1) + stride,
         bias: if shape.bias { Some(arena.buffer_from("bias", &bias)?.view()) } else { None },
         weights: if shape.norm {
             let weights = (arena.buffer_from("weight", &q_weight)?, arena.buffer_from("weight", &k_weight)?);

@@ -1,6 +1,6 @@
 //! From the QKV product to queries and to the cache: bias, norm of each head, RoPE, scale; keys and values into their pages.
 
-mod cases;
+pub(crate) mod cases;
 pub mod policy;
 pub mod reference;
 mod tables;
@@ -46,6 +46,8 @@ pub struct Shape {
     pub bias: bool,
     /// Values 2i and 2i + 1 are rotated together (llama in GGUF files), else i and i + head_dim / 2.
     pub interleaved: bool,
+    /// The QKV product is the sum of so many, at least 1: its K is in parts.
+    pub sums: u32,
 }
 
 impl Shape {
@@ -59,7 +61,8 @@ impl std::fmt::Display for Shape {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}/{} × {} {}", self.heads, self.kv_heads, self.head_dim, self.scheme)?;
         let parts = [(self.norm, "norm"), (self.bias, "bias"), (self.interleaved, "interleaved")];
-        parts.into_iter().filter(|(has, _)| *has).try_for_each(|(_, part)| write!(f, ", {part}"))
+        parts.into_iter().filter(|(has, _)| *has).try_for_each(|(_, part)| write!(f, ", {part}"))?;
+        if self.sums > 1 { write!(f, ", of {} sums", self.sums) } else { Ok(()) }
     }
 }
 
@@ -72,7 +75,7 @@ pub struct Rope {
 
 /// The buffers of one call.
 pub struct Operands<'a> {
-    /// Rows of query heads, key heads, value heads, f32.
+    /// Rows of query heads, key heads, value heads, f32: where it is in several sums, those of a row follow each other.
     pub qkv: View,
     /// Values from one row of `qkv` to the next, even.
     pub qkv_stride: u32,
@@ -202,14 +205,15 @@ impl Inputs<'_> {
             return wrong("bias and weights must be given exactly when the shape has them".into());
         }
         let (stride, row) = (self.qkv_stride, shape.row());
-        if stride < row || !stride.is_multiple_of(whole) {
+        if shape.sums == 0 || u64::from(stride) < u64::from(row) * u64::from(shape.sums) || !stride.is_multiple_of(whole) {
             return wrong(format!(
-                "rows of {row} values {stride} apart: the stride must divide by {whole} and not be shorter"
+                "{} sums of {row} values a row, {stride} apart: the stride must divide by {whole} and not be shorter",
+                shape.sums
             ));
         }
         let words = |count: u64| count * 4;
         let row = u64::from(row);
-        let qkv = u64::from(rows.max(1) - 1) * u64::from(stride) + row;
+        let qkv = u64::from(rows.max(1) - 1) * u64::from(stride) + row * u64::from(shape.sums);
         let head = words(u64::from(shape.head_dim));
         let mut lengths = vec![
             ("qkv", self.qkv, words(qkv)),
@@ -243,6 +247,7 @@ fn variant(shape: &Shape, plan: Plan) -> Variant {
         qk_norm: shape.norm,
         qkv_bias: shape.bias,
         interleaved: shape.interleaved,
+        sums: shape.sums,
     };
     let label = format!("{shape}, {} threads", plan.threads);
     Variant::new(label, TIERS, plan.tier, &constants, plan.subgroup)

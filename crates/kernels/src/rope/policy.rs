@@ -51,6 +51,7 @@ const GEMMA: Shape = Shape {
     norm: true,
     bias: false,
     interleaved: false,
+    sums: 1,
 };
 
 /// Heads, kv heads and head_dim of the Gemma 3 family, smallest model first.

@@ -22,6 +22,8 @@ layout(constant_id = 7) const bool QK_NORM = false;
 layout(constant_id = 8) const bool QKV_BIAS = false;
 // Values 2i and 2i + 1 are rotated together, else i and i + HEAD_DIM / 2.
 layout(constant_id = 9) const bool INTERLEAVED = false;
+// The QKV product is the sum of so many: its K is in parts.
+layout(constant_id = 10) const uint SUMS = 1;
 
 layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Floats { float data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 8) readonly buffer Floats2 { vec2 data[]; };
@@ -184,6 +186,10 @@ void main() {
             uint start = head * HALF;
             uint from = row * (push.qkv_stride / 2) + start;
             values[i] = vec4(push.qkv.data[from + at.x], push.qkv.data[from + at.y]);
+            [[unroll]] for (uint sum = 1; sum < SUMS; sum++) {
+                uint plane = from + sum * (HEADS + 2 * KV_HEADS) * HALF;
+                values[i] += vec4(push.qkv.data[plane + at.x], push.qkv.data[plane + at.y]);
+            }
             if (QKV_BIAS) {
                 values[i] += vec4(push.bias.data[start + at.x], push.bias.data[start + at.y]);
             }

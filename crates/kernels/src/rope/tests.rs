@@ -12,6 +12,7 @@ const GEMMA: Shape = Shape {
     norm: true,
     bias: false,
     interleaved: false,
+    sums: 1,
 };
 
 #[test]

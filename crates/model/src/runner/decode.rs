@@ -47,7 +47,7 @@ impl Runner {
         let mut rows = self.decode_rows(next, steps)?;
         let list: Vec<u32> = (0..rows.len() as u32).collect();
         self.prepare_keys(&[key])?;
-        self.write_state(&rows, count, output, &list, &samplings)?;
+        self.write_state(&rows, count, steps as u32, output, &list, &samplings)?;
         self.write_ends(rows.len(), ends)?;
         let depths = depths(&rows, count).map(|depth| depth + steps as u32 - 1);
         let extent = extent(count, depths, output);
@@ -136,7 +136,7 @@ impl Runner {
         let list: Vec<u32> = (0..rows.len() as u32).collect();
         let count = Count::new(rows.len(), 0);
         let key = self.key(count, output, &samplings);
-        self.write_state(&rows, count, output, &list, &samplings)?;
+        self.write_state(&rows, count, 1, output, &list, &samplings)?;
         let program = self.record_timed(key, stamps)?;
         program.run(TIMEOUT)?;
         for next in next.iter_mut() {
@@ -156,7 +156,7 @@ impl Runner {
         let rows = self.extend(sequence, tokens)?;
         let count = Count::new(0, rows.len());
         let key = self.key(count, Output::None, &[]);
-        self.write_state(&rows, count, Output::None, &[], &[])?;
+        self.write_state(&rows, count, 1, Output::None, &[], &[])?;
         // In parts, as it would be submitted: all at once might take longer than a driver allows.
         let mut timings: Vec<Timing> = Vec::new();
         for part in self.parts(key) {

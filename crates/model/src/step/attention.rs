@@ -12,7 +12,7 @@ use kernels::{
     quantize_rows::QuantizeRows,
     rope::{self, Rope},
 };
-use weights::{config::LayerType, names::Role};
+use weights::{blueprint::Place, config::LayerType, names::Role};
 
 use super::{CLEAR_TIMEOUT, Rows, Scratch, Step};
 use crate::{Limits, Model, Result, kv_cache::KvCache, state::State};
@@ -100,7 +100,8 @@ impl Layer<'_> {
 
     fn shape(&self) -> attend::Shape {
         let output = self.model.activations(self.scratch.rows);
-        attend_shape(self.model, self.cache.limits(), self.kind(), output)
+        let sums = super::sums(self.model, self.scratch.rows, Place::Qkv(self.number));
+        attend::Shape { sums, ..attend_shape(self.model, self.cache.limits(), self.kind(), output) }
     }
 
     fn attend(&self, recorder: &mut Recorder, rows: usize) -> Result<()> {
@@ -108,7 +109,7 @@ impl Layer<'_> {
         let tables = self.model.rope_tables(self.kind());
         let operands = attend::Operands {
             qkv: self.scratch.qkv.view(),
-            qkv_stride: shape.rope().row(),
+            qkv_stride: shape.rope().row() * shape.sums,
             bias: None,
             weights: Some(self.head_norms()?),
             coarse: tables.coarse.view(),
@@ -120,6 +121,7 @@ impl Layer<'_> {
             active: self.state.apart_count.clone(),
             o: self.scratch.attended_packed.as_ref().unwrap_or(&self.scratch.attended),
             scratch: self.splits.of(SplitRows::Apart(rows)),
+            groups: (rows >= GROUPS_FROM).then(|| self.state.attend_groups(self.kind())),
         };
         let kernel = Attend::new(&self.model.device, shape)?;
         Ok(kernel.record(recorder, "attention", rows as u32, &operands)?)
@@ -137,7 +139,7 @@ impl Layer<'_> {
         let tables = self.model.rope_tables(self.kind());
         let operands = rope::Operands {
             qkv: self.scratch.qkv.view(),
-            qkv_stride: shape.rope().row(),
+            qkv_stride: shape.rope().row() * shape.sums,
             bias: None,
             weights: Some(self.head_norms()?),
             epsilon: self.model.config.rms_norm_eps,
@@ -210,9 +212,24 @@ fn attend_shape(model: &Model, limits: Limits, kind: LayerType, output: Activati
         norm: Some(config.rms_norm_eps),
         bias: false,
         interleaved: false,
+        sums: 1,
         scale: config.query_pre_attn_scalar.powf(-0.5),
         output,
     }
+}
+
+/// Rows from which on [`Attend`] asks how many workgroups a step needs: with fewer it is not worth the look.
+const GROUPS_FROM: usize = 8;
+
+/// Workgroups of [`Attend`] for rows that are apart, none of which is past `position`: in global layers, and in sliding ones.
+pub(crate) fn attend_groups(model: &Model, limits: Limits, rows: usize, position: u32) -> [u32; 6] {
+    let mut words = [0; 6];
+    for (words, kind) in words.chunks_mut(3).zip([LayerType::Global, LayerType::Sliding]) {
+        let shape = attend_shape(model, limits, kind, Activations::F32);
+        let plan = attend::policy::plan(model.device.caps(), &shape);
+        words.copy_from_slice(&plan.groups(&shape, rows as u32, position));
+    }
+    words
 }
 
 /// Rows whose attention is split.
