@@ -23,7 +23,8 @@ use crate::{
 };
 
 use pace::Matrices;
-use record::{Count, Key, Output, Recorded, bucket, extent};
+pub(crate) use record::bucket;
+use record::{Count, Key, Output, Recorded, extent};
 
 pub use mixed::{Chunk, Mixed};
 

@@ -159,6 +159,19 @@ fn on_cpu(caps: &Caps) -> bool {
     caps.max_subgroup_size < 32
 }
 
+/// The plan for steps of so many rows: of many each workgroup has fewer threads, so that more of them are worked on at the same time. At
+/// 128 rows of the 27B on an H200 that is most of what it takes.
+pub fn plan_for_rows(caps: &Caps, shape: &Shape, rows: u32) -> Plan {
+    let plan = plan(caps, shape);
+    let wanted = match rows {
+        _ if on_cpu(caps) => return plan,
+        ..32 => return plan,
+        32..64 => 64,
+        _ => 32,
+    };
+    Plan { threads: whole(caps, &plan).max(wanted).min(plan.threads), ..plan }
+}
+
 /// The plan for a shape.
 pub fn plan(caps: &Caps, shape: &Shape) -> Plan {
     at_tier(caps, shape, caps.tier().unwrap_or(Tier::T0).min(Tier::T1))

@@ -211,8 +211,10 @@ const TILES: [Tile; 4] = [
     Tile::new(128, 128, 64, 64),
 ];
 
-/// The last of them where weights go straight into operands: no row's become operands twice, and activations, whose way from the cache
-/// is the narrowest, come for as many rows as there are registers for.
+/// The last of them where weights go straight into operands: no row's become operands twice. In the second activations, whose way from
+/// the cache is the narrowest, come for as many rows as there are registers for; where there are too few of it for every compute unit,
+/// the first is faster.
+const LARGE_DIRECT: Tile = Tile::new(128, 128, 32, 128);
 const LARGEST_DIRECT: Tile = Tile::new(256, 128, 32, 128);
 
 /// The first of them there: more workgroups, whose loads are under way at the same time.
@@ -231,7 +233,7 @@ const MORE_TILES: [Tile; 13] = [
     Tile::new(64, 128, 32, 64),
     Tile::new(128, 128, 32, 64),
     Tile::new(256, 64, 64, 64),
-    Tile::new(128, 128, 32, 128),
+    LARGE_DIRECT,
     Tile::new(256, 128, 64, 64),
 ];
 
@@ -254,13 +256,14 @@ pub fn candidates(caps: &Caps, fragments: Fragments, shape: &Shape) -> Vec<Plan>
     let suited = TILES.iter().filter(fits).find(|tile| tile.columns >= columns.min(128));
     let Some(tile) = suited.or(TILES.iter().rfind(fits)) else { return Vec::new() };
     let tile = match tile.columns {
-        128 if direct => &LARGEST_DIRECT,
+        128 if direct && LARGEST_DIRECT.of(shape.weights.rows, shape.columns) >= units(caps) => &LARGEST_DIRECT,
+        128 if direct => &LARGE_DIRECT,
         16 if direct && least == 16 => &SMALLEST_DIRECT,
         _ => tile,
     };
     // Through shared memory the largest tiles have no registers to spare on RDNA3, and gain one hundredth elsewhere.
     let ahead = match (direct, tile.columns) {
-        (true, 128..) => 2,
+        (true, _) if *tile == LARGEST_DIRECT => 2,
         (true, _) => 4,
         (false, 128..) => 1,
         (false, _) => 2,
@@ -311,7 +314,7 @@ fn spread(caps: &Caps, shape: &Shape, tile: &Tile) -> (u32, u32) {
         _ => (f64::from(units(caps) * tile.resident()), 0.0),
     };
     // What it takes to write a round of parts and to add them up: the shorter K is, the more of the whole.
-    let part = if joined { 0.17 } else { 0.08 } * 5376.0 / shape.weights.k as f64;
+    let part = if joined { 0.2 } else { 0.08 } * 5376.0 / shape.weights.k as f64;
     let cost = |(splits, whole): &(u32, u32)| {
         let (splits, whole) = (f64::from(*splits), f64::from(*whole));
         let split = (((tiles - whole) * splits / round).ceil() + idle) / splits;

@@ -84,7 +84,7 @@ impl Runner {
         Ok(all)
     }
 
-    /// How many steps of so many sequences to ask of [`Runner::decode_run`] for a submission of about 20 ms, by what the last took.
+    /// How many steps of so many sequences to ask of [`Runner::decode_run`] for a submission of about 50 ms, by what the last took.
     pub fn steady_steps(&self, sequences: usize) -> usize {
         pace::steps(self.runs.get(&bucket(sequences)).copied())
     }

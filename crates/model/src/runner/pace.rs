@@ -2,7 +2,7 @@
 //!
 //! Two bounds. A submission that takes too long is killed, by amdgpu after 2 s, so a step is recorded in parts, cut at layers, and
 //! as many parts go into one submission as stay well below that. And a submission of many short steps would hold back its first
-//! token, so it holds as many as make about 20 ms.
+//! token, so it holds as many as make about 50 ms.
 //!
 //! What a part takes is estimated for a slow GPU until a step was measured; then the estimate is scaled by what was found.
 
@@ -39,7 +39,7 @@ const SUBMISSION: f64 = 0.5;
 const LAYER: f64 = 1.0;
 
 /// What a run of steps is to take: a reader sees a steady stream, and waiting for the next submission costs next to nothing.
-const RUN: Duration = Duration::from_millis(20);
+const RUN: Duration = Duration::from_millis(50);
 
 /// Fewest rows that chunks are cut down to: fewer would not take less time.
 pub(super) const FEWEST_ROWS: usize = 8;
@@ -154,7 +154,7 @@ pub(super) fn beside(choices: &[usize], limit: f64, seconds: impl Fn(usize) -> f
 /// ever before.
 pub(super) fn steps(known: Option<(usize, Duration)>) -> usize {
     let Some((most, step)) = known else { return 1 };
-    let fit = (RUN.as_secs_f64() / step.as_secs_f64().max(1e-9)) as usize;
+    let fit = (RUN.as_secs_f64() / step.as_secs_f64().max(1e-9)).round() as usize;
     fit.clamp(1, MAX_STEPS.min(2 * most.max(1)))
 }
 
@@ -279,9 +279,10 @@ mod tests {
         assert_eq!(steps(None), 1);
         assert_eq!(steps(Some((1, millis(1)))), 2);
         assert_eq!(steps(Some((8, millis(1)))), 16);
-        assert_eq!(steps(Some((16, millis(1)))), 20);
+        assert_eq!(steps(Some((32, millis(2)))), 25);
         assert_eq!(steps(Some((32, Duration::from_micros(100)))), 32);
-        assert_eq!(steps(Some((20, millis(5)))), 4);
+        assert_eq!(steps(Some((20, millis(5)))), 10);
+        assert_eq!(steps(Some((2, millis(30)))), 2);
         assert_eq!(steps(Some((1, millis(400)))), 1);
         assert_eq!(steps(Some((4, Duration::ZERO))), 8);
     }

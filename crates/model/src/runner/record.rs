@@ -328,6 +328,6 @@ pub(super) fn extent(count: Count, depths: [u32; 2], output: Output) -> Extent {
 }
 
 /// The bucket of a number of rows: powers of two. Rows of a bucket that are not in use cost little, since kernels leave them out.
-pub(super) fn bucket(rows: usize) -> usize {
+pub(crate) fn bucket(rows: usize) -> usize {
     rows.next_power_of_two()
 }

@@ -15,7 +15,7 @@ use kernels::{
 use weights::{blueprint::Place, config::LayerType, names::Role};
 
 use super::{CLEAR_TIMEOUT, Rows, Scratch, Step};
-use crate::{Limits, Model, Result, kv_cache::KvCache, state::State};
+use crate::{Limits, Model, Result, kv_cache::KvCache, runner::bucket, state::State};
 
 /// Rows of a chunk that are too few to fill a device: they are split as rows of several sequences are.
 pub(crate) const FEW_ROWS: usize = gemv::MAX_COLUMNS;
@@ -123,7 +123,8 @@ impl Layer<'_> {
             scratch: self.splits.of(SplitRows::Apart(rows)),
             groups: (rows >= GROUPS_FROM).then(|| self.state.attend_groups(self.kind())),
         };
-        let kernel = Attend::new(&self.model.device, shape)?;
+        let plan = attend::policy::plan_for_rows(self.model.device.caps(), &shape, rows as u32);
+        let kernel = Attend::with_plan(&self.model.device, shape, plan)?;
         Ok(kernel.record(recorder, "attention", rows as u32, &operands)?)
     }
 
@@ -226,7 +227,7 @@ pub(crate) fn attend_groups(model: &Model, limits: Limits, rows: usize, position
     let mut words = [0; 6];
     for (words, kind) in words.chunks_mut(3).zip([LayerType::Global, LayerType::Sliding]) {
         let shape = attend_shape(model, limits, kind, Activations::F32);
-        let plan = attend::policy::plan(model.device.caps(), &shape);
+        let plan = attend::policy::plan_for_rows(model.device.caps(), &shape, bucket(rows) as u32);
         words.copy_from_slice(&plan.groups(&shape, rows as u32, position));
     }
     words
@@ -275,7 +276,8 @@ fn splits(model: &Model, limits: Limits, rows: SplitRows) -> Result<Option<Buffe
         let shape = attend_shape(model, limits, kind, Activations::F32);
         let of_kind = match rows {
             SplitRows::Apart(rows) if model.one_dispatch => {
-                Attend::new(device, shape)?.scratch_bytes(rows as u32)
+                let plan = attend::policy::plan_for_rows(device.caps(), &shape, rows as u32);
+                Attend::with_plan(device, shape, plan)?.scratch_bytes(rows as u32)
             }
             _ if model.reproducible => 0,
             SplitRows::Apart(_) | SplitRows::FewOfChunk => {

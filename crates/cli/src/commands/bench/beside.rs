@@ -56,7 +56,8 @@ pub fn run(
     let mut lines = Vec::new();
     for (prompt, depth) in plan.prompts.iter().flat_map(|p| plan.depths.iter().map(move |d| (*p, *d))) {
         for batch in &plan.batches {
-            let context = prompt.max(depth + prompt.div_ceil(chunk) + 1);
+            let steps = prompt.div_ceil(chunk.saturating_sub(*batch).max(1));
+            let context = prompt.max(depth + steps + 1);
             let mut runner = runner(model, batch + 1, context, plan)?;
             for way in [Way::Alone, Way::Between, Way::Mixed] {
                 progress.say(&format!("{prompt} tokens beside {batch} sequences"));
@@ -126,11 +127,16 @@ impl Line {
         let mut last = tokens(self.batch, vocab);
         let ids = tokens(self.prompt, vocab);
         let mut waits = Vec::new();
-        for (number, part) in ids.chunks(self.chunk as usize).enumerate() {
+        // A step has as many rows either way: what does not fill a tile of a product takes as long as what does.
+        let size = match self.way {
+            Way::Mixed => self.chunk.saturating_sub(self.batch).max(1),
+            Way::Alone | Way::Between => self.chunk,
+        } as usize;
+        for (number, part) in ids.chunks(size).enumerate() {
             let rows = sequences.iter_mut().zip(&last);
             let mut next: Vec<Next<'_>> =
                 rows.map(|(sequence, token)| Next { sequence, token: *token, sampling: &greedy }).collect();
-            let ends = (number + 1) * self.chunk as usize >= ids.len();
+            let ends = (number + 1) * size >= ids.len();
             let chunk = Chunk { sequence: &mut reading, tokens: part, sampling: &greedy, last: ends };
             let start = Instant::now();
             let decoded = match self.way {
