@@ -102,7 +102,8 @@ fn many_rows_of_int16_by_packed_dot_products_are_next_to_exact() {
     let Some(device) = testkit::cpu_device() else { return };
     for name in ["gguf_q8_0", "gguf_q4_0"] {
         let fixture = Fixture::open(name);
-        let model = load_alone(&device, &fixture.path).with_few_rows(Activations::Int16).with_packed_products();
+        let model =
+            load_alone(&device, &fixture.path).with_few_rows(Activations::Int16).with_packed_products();
         let model = Arc::new(model.with_one_dispatch(true));
         // By packed dot products alone, those and matrix–vector products for the rest, and in one piece.
         for chunk in [16, 11, 64] {

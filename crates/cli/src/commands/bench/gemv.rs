@@ -278,7 +278,8 @@ fn products(
     }
     if columns > MAX_COLUMNS {
         let shape = gemm::policy::Shape::plain(weights, columns, activations);
-        let plans = gemm::policy::candidates(caps, &shape).into_iter().take(if sweep { usize::MAX } else { 1 });
+        let plans =
+            gemm::policy::candidates(caps, &shape).into_iter().take(if sweep { usize::MAX } else { 1 });
         return Ok(plans.map(|plan| Product::Gemm(shape, plan)).collect());
     }
     let shape = Shape { epilogue, ..Shape::plain(weights, columns, activations) };
