@@ -75,7 +75,11 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
     for (tier, (i, step)) in tiers.flat_map(|tier| steps().into_iter().enumerate().map(move |step| (tier, step))) {
         // One split and several, whatever the policy would take; in turns, because CPU drivers compile it slowly.
         let splits = if (i % 2 == 0) == (tier == Tier::T0) { 3 } else { 1 };
-        let plan = Plan { splits, least: 32, ..policy::at_tier(caps, &step.shape, tier) };
+        let mut plan = Plan { splits, least: 32, ..policy::at_tier(caps, &step.shape, tier) };
+        if step.shape.sums > 1 {
+            // As where there are many rows.
+            plan.threads = policy::plan_for_rows(caps, &step.shape, 128).threads;
+        }
         list.push(Case::new(name(&step, &plan), tier, move |device| run(device, &step, plan)));
     }
     list
@@ -85,13 +89,14 @@ fn name(step: &Step, plan: &Plan) -> String {
     let shape = &step.shape;
     let window = if shape.window > 0 { format!(", window {}", shape.window) } else { String::new() };
     format!(
-        "{} rows from {}, {} → {}{window}, pages of {}, splits {}",
+        "{} rows from {}, {} → {}{window}, pages of {}, splits {}, {} threads",
         step.positions.len(),
         step.positions[0],
         shape.rope(),
         shape.output,
         shape.page,
         plan.splits,
+        plan.threads,
     )
 }
 

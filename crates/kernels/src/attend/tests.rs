@@ -141,8 +141,10 @@ fn wrong_shapes_are_refused() {
 fn no_split_in_use_is_left_out() {
     for (window, context) in [(0, 131_072), (0, 4096), (1024, 131_072), (512, 32_768)] {
         let shape = Shape { heads: 32, kv_heads: 16, head_dim: 128, window, context, ..SMALL };
-        for caps in [known::h200(), known::radeon_780m()] {
-            let plan = policy::plan(&caps, &shape);
+        let devices = [known::h200(), known::radeon_780m()];
+        for (caps, rows) in devices.iter().flat_map(|caps| [1, 32, 64, 128].map(|rows| (caps, rows))) {
+            let plan = policy::plan_for_rows(caps, &shape, rows);
+            assert!(plan.threads.is_multiple_of(32) && plan.shared_bytes(&shape) <= caps.max_shared_bytes);
             for position in (0..3000).chain([4095, 8191, 20_000, 32_767]).filter(|position| *position < context) {
                 // As attend.comp counts them.
                 let first = if window == 0 { 0 } else { position + 1 - (position + 1).min(window) };
@@ -153,8 +155,8 @@ fn no_split_in_use_is_left_out() {
                 let each = blocks.div_ceil(plan.splits).max(plan.least_blocks());
                 let used = blocks.div_ceil(each).max(1);
                 for last in [position, position + 31] {
-                    let groups = plan.groups(&shape, 7, last);
-                    assert_eq!(groups[..2], [shape.heads / plan.heads, 7]);
+                    let groups = plan.groups(&shape, rows, last);
+                    assert_eq!(groups[..2], [shape.heads / plan.heads, rows]);
                     assert!((used..=plan.splits).contains(&groups[2]), "{used} of {groups:?} at {position}, {plan:?}");
                 }
             }
