@@ -87,12 +87,13 @@ impl Limits {
         // Buckets are powers of two: all of them together are twice the largest. Logits are there twice where they are read back,
         // and the sampler takes as much again.
         let logits = 3 * u64::from(outputs.next_power_of_two()) * u64::from(config.vocab) * 4;
+        let parts = 2 * rows.min(128) * parts_bytes(config);
         Room {
             context: u64::from(self.context),
             batch: u64::from(self.sequences),
             kv: self.kv,
             sliding_positions: u64::from(self.sliding_pages(window)) * u64::from(self.page),
-            scratch: 2 * rows * row_bytes(config) + logits + FIXED_SCRATCH,
+            scratch: 2 * rows * row_bytes(config) + parts + logits + FIXED_SCRATCH,
         }
     }
 
@@ -127,6 +128,11 @@ fn row_bytes(config: &Config) -> u64 {
         + 2 * u64::from(config.kv_rows())
         + 3 * u64::from(config.intermediate);
     row * 4
+}
+
+/// What a row of a few takes besides, where products leave up to eight sums of QKV and of a sublayer's output.
+fn parts_bytes(config: &Config) -> u64 {
+    7 * 4 * u64::from(config.query_rows() + 2 * config.kv_rows() + config.hidden)
 }
 
 /// The part of a device's memory that a long chunk may take.

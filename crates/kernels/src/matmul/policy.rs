@@ -111,8 +111,8 @@ impl Plan {
         if self.splits == 1 || shape.parts == Parts::Apart {
             return 0;
         }
-        // Of a matrix in several parts each has whole tiles first: none has more that are split than it has tiles.
-        let tiles = self.tile.of(shape.weights.rows, shape.columns);
+        // Of a matrix in several parts each has as many whole tiles first, so none has more that are split.
+        let tiles = self.tile.of(shape.weights.rows, shape.columns) - self.whole;
         let area = self.tile.rows * self.tile.columns;
         COUNTER_BYTES + u64::from(tiles) * u64::from(self.splits) * u64::from(area) * 4
     }

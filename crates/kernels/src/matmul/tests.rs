@@ -1,7 +1,7 @@
 use gpu::{Tier, known};
 
 use super::{
-    cases,
+    COUNTER_BYTES, cases,
     policy::{self, Fragments, Parts, Shape},
 };
 use crate::{Activations, Epilogue, Layout, Scheme, product::trial::Trial};
@@ -66,6 +66,11 @@ fn parts_of_k_come_out_even() {
     for (k, columns) in [(4096, 64), (4096, 128), (21504, 64), (21504, 128)] {
         assert_eq!(spread(5376, k, columns, Parts::Apart), (6, 0), "{k}, {columns} columns");
     }
+    // Only tiles that are split take memory: 36 tiles of 256 × 128 f32 in three parts.
+    let wide = shape(43008, 5376, 128);
+    let plan = policy::plan(&known::h200(), Fragments::FourToARow, &wide).unwrap();
+    assert_eq!(plan.scratch_bytes(&wide), COUNTER_BYTES + 36 * 3 * 256 * 128 * 4);
+    assert_eq!(plan.scratch_bytes(&Shape { parts: Parts::Apart, ..wide }), 0);
     assert_eq!(spread(262_144, 5376, 16, Parts::Joined), (1, 0));
     assert_eq!(spread(16, 32, 16, Parts::Joined), (1, 0), "one quad is not split");
 }
