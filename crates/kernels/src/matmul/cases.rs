@@ -1,12 +1,14 @@
 //! Where the kernel is compared with its reference.
 
 use gpu::{Caps, Device, Result, Tier};
+use half::f16;
 
 use super::{COUNTER_BYTES, Matmul, Operands, policy, policy::{Fragments, Parts, Plan, Shape}};
 use crate::{
-    Activations, Epilogue, Layout, Scheme,
-    product::trial::Trial,
-    selftest::{Case, Comparison, TIMEOUT, arena},
+    Activations, Epilogue, Layout, Matrix, QUAD, Scheme, Target, Vectors,
+    product::trial::{Trial, fill},
+    selftest::{Case, Comparison, Random, TIMEOUT, arena},
+    vectors::VectorData,
 };
 
 /// Rows, K and columns: one of each; some fours more than a tile, a padded quad and a column more than one; more columns than a tile has.
@@ -49,6 +51,12 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
                 let plan = policy::reproducible(device.caps(), fragments, &shape(&trial)).expect("few tiles");
                 run(device, trial, plan, device.caps())
             }));
+        }
+    }
+    if policy::suits(caps) {
+        for epilogue in [Epilogue::None, Epilogue::Geglu] {
+            let name = format!("288 × 1440 int8, {epilogue}: a column has the same bits among any others");
+            list.push(Case::new(name, Tier::T2, move |device| same_bits(device, epilogue)));
         }
     }
     // Parts that stay apart, one of them empty; and some tiles whole, others split, also of a matrix in parts.
@@ -112,4 +120,43 @@ pub(super) fn run(device: &Device, trial: Trial, plan: Plan, caps: &Caps) -> Res
         let scratch = scratch.as_ref().map(gpu::Buffer::view);
         kernel.record(recorder, "matmul", &Operands { w, x, target, active: active.clone(), scratch })
     })
+}
+
+/// Columns alone, and among others, by the plans whose sums must not depend on their number.
+fn same_bits(device: &Device, epilogue: Epilogue) -> Result<Comparison> {
+    let weights = Layout { scheme: Scheme::Int8, rows: 288, k: 1440 };
+    let mut arena = arena(device);
+    let mut random = Random::new(7);
+    let mut w = Matrix::allocate(&mut arena, "weights", weights, device.caps())?;
+    fill(&mut w, &mut random)?;
+    let padded = weights.k.next_multiple_of(QUAD);
+    let most = 150;
+    let x: Vec<u16> = (0..padded * most).map(|_| f16::from_f32(random.signed() * 0.2).to_bits()).collect();
+    let mut comparison = Comparison::default();
+    let mut all: Vec<u32> = vec![];
+    for columns in [most, 64, 33, 17, 3, 1] {
+        let shape = Shape { weights, columns, epilogue, output: Activations::F32, parts: Parts::Joined };
+        let plan = policy::reproducible(device.caps(), super::fragments(device)?, &shape).expect("few tiles");
+        let kernel = Matmul::with_plan(device, shape, plan)?;
+        let scratch = arena.buffer_from("scratch", &vec![0_u32; kernel.scratch_bytes() as usize / 4 + 1])?;
+        let data = VectorData::F16(arena.buffer_from("x", &x[..padded * columns])?);
+        let x = Vectors { k: weights.k, columns, data };
+        let n = epilogue.outputs(weights.rows);
+        let y = arena.buffer_from("y", &vec![0_u32; n * columns])?;
+        let active = arena.buffer_from("active", &[columns as u32])?.view();
+        let mut recorder = device.recorder()?;
+        let target = Target::whole(&y, n);
+        let operands = Operands { w: &w, x: &x, target: &target, active, scratch: Some(scratch.view()) };
+        kernel.record(&mut recorder, "matmul", &operands)?;
+        recorder.seal()?.run(TIMEOUT)?;
+        let y: Vec<u32> = y.read_vec()?;
+        if all.is_empty() {
+            all = y;
+            continue;
+        }
+        for (i, (got, want)) in y[..n * columns].iter().zip(&all).enumerate() {
+            comparison.equal(|| format!("row {}, column {} of {columns}", i % n, i / n), got, want);
+        }
+    }
+    Ok(comparison)
 }
