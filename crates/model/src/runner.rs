@@ -23,8 +23,7 @@ use crate::{
 };
 
 use pace::Matrices;
-pub(crate) use record::bucket;
-use record::{Count, Key, Output, Recorded, extent};
+use record::{Count, Key, Output, Recorded, bucket, extent};
 
 pub use mixed::{Chunk, Mixed};
 
@@ -431,7 +430,7 @@ impl Runner {
     ) -> Result<()> {
         let last = rows[..count.apart].iter().map(|row| row.position + steps - 1).max();
         if let (true, Some(last)) = (self.model.one_dispatch, last) {
-            let words = attend_groups(&self.model, self.cache.limits(), count.apart, last);
+            let words = attend_groups(&self.model, self.cache.limits(), count.apart_bucket(), last);
             self.state.groups.write(0, bytemuck::cast_slice(&words))?;
         }
         let words = |of: fn(&Row) -> u32| -> Vec<u32> { rows.iter().map(of).collect() };

@@ -5,7 +5,7 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{Fixture, NAMES, all_logits, difference, limits, load, load_alone};
+use common::{Fixture, NAMES, all_logits, difference, divergence, limits, load, load_alone};
 use model::{Activations, KvScheme, Limits, Model, Next, Runner, Sampling};
 
 #[test]
@@ -136,7 +136,14 @@ fn f16_activations_as_matrix_units_take_them_change_little() {
             let rows = all_logits(&model, &fixture.ids, chunk, kv);
             let each = rows.iter().zip(&expected).map(|(row, expected)| difference(row, expected));
             let worst = each.fold(0.0, f32::max) / fixture.largest();
-            println!("{name}, KV in {kv}, chunks of {chunk}: {worst:.1e} of the largest logit");
+            let lost =
+                rows.iter().zip(&expected).map(|(row, expected)| divergence(expected, row)).sum::<f64>();
+            let lost = lost / rows.len() as f64;
+            println!(
+                "{name}, KV in {kv}, chunks of {chunk}: {worst:.1e} of the largest logit, {lost:.1e} nats"
+            );
+            let most = if kv == KvScheme::Int8 { 1e-3 } else { 1e-5 };
+            assert!(lost < most, "{name}, {kv}, chunks of {chunk}: {lost} nats a token are lost");
             // Next to nothing would mean that it was not f16. Keys and values that are rounded may fall the other way.
             let allowed = if kv == KvScheme::Int8 { 5e-2 } else { 5e-3 };
             assert!((1e-5..allowed).contains(&worst), "{name}, {kv}, chunks of {chunk}: {worst}");

@@ -318,8 +318,8 @@ impl Buffers {
         let row = shape.rope().row();
         // As many workgroups as the step needs, or all that there may be.
         let last = step.positions.iter().copied().max().unwrap_or(0);
-        let groups = plan.groups(shape, step.positions.len() as u32, last);
-        let groups = if shape.sums > 1 { Some(arena.buffer_from("groups", &groups)?.view()) } else { None };
+        let groups = plan.groups(shape, columns as u32, last);
+        let groups = if shape.sums > 1 || shape.window == 100 { Some(arena.buffer_from("groups", &groups)?.view()) } else { None };
         let operands = Operands {
             qkv: arena.buffer_from("qkv", &in_sums(&data.qkv, row + 8, row, shape.sums))?.view(),
             qkv_stride: row * shape.sums + 8,

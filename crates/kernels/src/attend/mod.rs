@@ -68,8 +68,8 @@ pub struct Operands<'a> {
     /// At least [`Attend::scratch_bytes`], where that is not 0. Its first [`Attend::counter_bytes`] must be zero when it is used
     /// for the first time; every call leaves them so.
     pub scratch: Option<View>,
-    /// Three u32, [`Plan::groups`] of the rows and positions of the step, read when it runs; none for as many as there may be. With
-    /// many rows most would have nothing to do.
+    /// Three u32, [`Plan::groups`] of the rows it is recorded for and the last position of the step, read when it runs; none for as
+    /// many as there may be. With many rows most would have nothing to do.
     pub groups: Option<View>,
 }
 

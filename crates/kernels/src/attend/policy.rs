@@ -111,7 +111,8 @@ impl Plan {
         self.threads / self.lanes * self.keys
     }
 
-    /// Workgroups that so many rows need, none of which is past `position`: of a short range the later splits are empty.
+    /// Workgroups that so many rows need, none of which is past `position`: of a short range the later splits are empty. Rows are all that
+    /// it is recorded for, in use or not: where counters and int16's low bytes lie depends on their number.
     pub fn groups(&self, shape: &Shape, rows: u32, position: u32) -> [u32; 3] {
         let seen = if shape.window == 0 { position } else { position.min(shape.window) };
         // Both ends may be cut at any place.

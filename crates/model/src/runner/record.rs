@@ -57,6 +57,15 @@ impl Count {
         self.apart + self.chunk
     }
 
+    /// The bucket that rows that are apart are recorded for.
+    pub(super) fn apart_bucket(self) -> usize {
+        match self.kind() {
+            Rows::Apart => bucket(self.apart),
+            Rows::Chunk => 0,
+            Rows::Both { apart, .. } => apart,
+        }
+    }
+
     fn kind(self) -> Rows {
         match self {
             Count { chunk: 0, .. } => Rows::Apart,
@@ -328,6 +337,6 @@ pub(super) fn extent(count: Count, depths: [u32; 2], output: Output) -> Extent {
 }
 
 /// The bucket of a number of rows: powers of two. Rows of a bucket that are not in use cost little, since kernels leave them out.
-pub(crate) fn bucket(rows: usize) -> usize {
+pub(super) fn bucket(rows: usize) -> usize {
     rows.next_power_of_two()
 }

@@ -15,7 +15,7 @@ use kernels::{
 use weights::{blueprint::Place, config::LayerType, names::Role};
 
 use super::{CLEAR_TIMEOUT, Rows, Scratch, Step};
-use crate::{Limits, Model, Result, kv_cache::KvCache, runner::bucket, state::State};
+use crate::{Limits, Model, Result, kv_cache::KvCache, state::State};
 
 /// Rows of a chunk that are too few to fill a device: they are split as rows of several sequences are.
 pub(crate) const FEW_ROWS: usize = gemv::MAX_COLUMNS;
@@ -222,12 +222,12 @@ fn attend_shape(model: &Model, limits: Limits, kind: LayerType, output: Activati
 /// Rows from which on [`Attend`] asks how many workgroups a step needs: with fewer it is not worth the look.
 const GROUPS_FROM: usize = 8;
 
-/// Workgroups of [`Attend`] for rows that are apart, none of which is past `position`: in global layers, and in sliding ones.
+/// Workgroups of [`Attend`] recorded for so many rows, none of which is past `position`: in global layers, and in sliding ones.
 pub(crate) fn attend_groups(model: &Model, limits: Limits, rows: usize, position: u32) -> [u32; 6] {
     let mut words = [0; 6];
     for (words, kind) in words.chunks_mut(3).zip([LayerType::Global, LayerType::Sliding]) {
         let shape = attend_shape(model, limits, kind, Activations::F32);
-        let plan = attend::policy::plan_for_rows(model.device.caps(), &shape, bucket(rows) as u32);
+        let plan = attend::policy::plan_for_rows(model.device.caps(), &shape, rows as u32);
         words.copy_from_slice(&plan.groups(&shape, rows as u32, position));
     }
     words

@@ -114,6 +114,21 @@ pub fn all_logits(model: &Arc<Model>, ids: &[u32], chunk: u32, kv: KvScheme) -> 
 }
 
 /// The largest difference between two rows of logits.
+/// What is lost by taking the probabilities of some logits for those of others: the Kullback–Leibler divergence, in nats.
+pub fn divergence(expected: &[f32], logits: &[f32]) -> f64 {
+    let log_sum = |logits: &[f32]| {
+        let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let sum: f64 = logits.iter().map(|logit| f64::from(logit - largest).exp()).sum();
+        f64::from(largest) + sum.ln()
+    };
+    let (of_expected, of_logits) = (log_sum(expected), log_sum(logits));
+    let terms = expected.iter().zip(logits).map(|(p, q)| {
+        let (p, q) = (f64::from(*p) - of_expected, f64::from(*q) - of_logits);
+        p.exp() * (p - q)
+    });
+    terms.sum()
+}
+
 pub fn difference(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
     // What is not a number must not be taken for small.
