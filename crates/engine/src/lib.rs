@@ -20,6 +20,8 @@ mod schedule;
 mod status;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
+#[cfg(test)]
+mod tests;
 
 pub use answer::{Answer, Event, Finish, Token, Usage};
 pub use backend::{Backend, Bounds, Chunk, Fault, Next};

@@ -166,7 +166,7 @@ impl<B: Backend> Scheduler<B> {
     /// One step, or a run of them.
     fn step(&mut self) {
         let result = match (&self.reading, self.writing.is_empty()) {
-            (Some(_), _) => self.mixed(),
+            (Some(_), _) => self.mixed(self.writing.len()),
             (None, false) => self.run_steps(),
             (None, true) => Ok(()),
         };
@@ -182,23 +182,24 @@ impl<B: Backend> Scheduler<B> {
         }
     }
 
-    /// A token for all who write, and a chunk of who reads.
-    fn mixed(&mut self) -> Result<(), Fault> {
+    /// A token for those who write, all of them or none, and a chunk of who reads.
+    fn mixed(&mut self, writers: usize) -> Result<(), Fault> {
         let Some(reading) = &mut self.reading else { return Ok(()) };
+        let writing = &mut self.writing[..writers];
         let options = &self.shared.options;
-        let within = if self.writing.is_empty() { options.alone } else { options.beside };
-        let depth = self.writing.iter().map(|writing| writing.job.len()).max().unwrap_or(0).max(reading.read);
-        let rows = self.backend.chunk(self.writing.len(), depth as u32, within).max(1);
+        let within = if writing.is_empty() { options.alone } else { options.beside };
+        let depth = writing.iter().map(|writing| writing.job.len()).fold(reading.read, usize::max);
+        let rows = self.backend.chunk(writers, depth as u32, within).max(1);
         let rest = &reading.text[reading.read..];
         let tokens = &rest[..rows.min(rest.len())];
         // What was written before is not chosen again.
         let last = tokens.len() == rest.len() && reading.job.written.is_empty();
         let read = tokens.len();
         let chunk = Chunk { sequence: &mut reading.sequence, tokens, sampling: reading.job.sampling(), last };
-        let mut next: Vec<_> = self.writing.iter_mut().map(|writing| writing.next().0).collect();
+        let mut next: Vec<_> = writing.iter_mut().map(|writing| writing.next().0).collect();
         let mixed = self.backend.mixed(&mut next, chunk)?;
         self.status.steps += 1;
-        if !mixed.decoded.is_empty() {
+        if writers > 0 {
             self.hand_out(&[mixed.decoded]);
         }
         self.has_read(read, mixed.first);
@@ -283,6 +284,10 @@ impl<B: Backend> Scheduler<B> {
                     self.writing.push(writing);
                     self.lose(&text);
                 }
+                Err(fault @ (Fault::NoPage | Fault::OutOfMemory(_))) => {
+                    self.writing.push(writing);
+                    self.set_youngest_back(fault);
+                }
                 Err(fault) => self.go_on(writing, Some(Ending::Failed(failure(fault)))),
             },
         }
@@ -321,14 +326,7 @@ impl<B: Backend> Scheduler<B> {
                 Err(fault) => self.go_on(writing, Some(Ending::Failed(failure(fault)))),
             }
         }
-        // Then who reads, with nobody beside it.
-        let writing = mem::take(&mut self.writing);
-        let read = self.mixed();
-        let first = mem::replace(&mut self.writing, writing);
-        self.writing.extend(first);
-        match read {
-            // The device was lost after the step, when only who reads was there to be set back.
-            Ok(()) if self.lost => self.set_all_back(),
+        match self.mixed(0) {
             Ok(()) | Err(Fault::NoPage | Fault::OutOfMemory(_)) => {}
             Err(Fault::Lost(text)) => self.lose(&text),
             Err(fault) => {

@@ -21,7 +21,9 @@ pub struct PlainOptions {
     pub steps: usize,
     /// How long a step takes.
     pub delay: Duration,
-    /// What goes wrong, by the number of the call of `start`, `mixed`, `run` or `revive` that it happens in: the first is 0.
+    /// Sequences of a step that there is memory for.
+    pub crowd: usize,
+    /// What goes wrong, by the number of the call of `start`, `mixed`, `run`, `recount` or `revive` that it happens in: the first is 0.
     pub faults: BTreeMap<u64, Fault>,
 }
 
@@ -32,6 +34,7 @@ impl Default for PlainOptions {
             chunk: 16,
             steps: 4,
             delay: Duration::ZERO,
+            crowd: usize::MAX,
             faults: BTreeMap::new(),
         }
     }
@@ -205,9 +208,12 @@ impl Plain {
         fault.map_or(Ok(()), |fault| Err(fault.clone()))
     }
 
-    fn step(&mut self) -> Result<(), Fault> {
+    fn step(&mut self, sequences: usize) -> Result<(), Fault> {
         assert!(!locked(&self.ledger).lost, "a step on a lost device");
         self.call()?;
+        if sequences > self.options.crowd {
+            return Err(Fault::OutOfMemory(format!("no memory for a step of {sequences} sequences")));
+        }
         thread::sleep(self.options.delay);
         Ok(())
     }
@@ -281,7 +287,7 @@ impl Backend for Plain {
             "a chunk of {} tokens",
             chunk.tokens.len()
         );
-        self.step()?;
+        self.step(writing.len() + 1)?;
         self.extend_all(writing, 1)?;
         if let Err(fault) = chunk.sequence.extend(chunk.tokens.len()) {
             writing.iter_mut().for_each(|next| next.sequence.truncate_pages());
@@ -301,7 +307,7 @@ impl Backend for Plain {
         ends: &[&[u32]],
     ) -> Result<Vec<Vec<Sampled>>, Fault> {
         assert!(!writing.is_empty() && most > 0 && ends.len() == writing.len());
-        self.step()?;
+        self.step(writing.len())?;
         self.extend_all(writing, most)?;
         self.log(writing.len(), None);
         let mut steps: Vec<Vec<Sampled>> = vec![];
@@ -324,6 +330,7 @@ impl Backend for Plain {
         written: &[u32],
     ) -> Result<(), Fault> {
         let held = written.split_last().map_or(&[][..], |(_, held)| held);
+        self.call()?;
         assert_eq!(sequence.tokens, [prompt, held].concat(), "counts of another sequence");
         Ok(())
     }

@@ -53,8 +53,8 @@ fn fault() -> impl Strategy<Value = Fault> {
 }
 
 fn scenario(faults: usize) -> impl Strategy<Value = Scenario> {
-    let sizes = (1..5_u32, 4..40_u32, 1..7_u32, 1..10_usize, 1..6_usize);
-    (sizes, 0.0..2.0_f64).prop_flat_map(move |((sequences, context, page, chunk, steps), share)| {
+    let sizes = (1..5_u32, 4..40_u32, 1..7_u32, 1..10_usize, 1..6_usize, 1..6_usize);
+    (sizes, 0.0..2.0_f64).prop_flat_map(move |((sequences, context, page, chunk, steps, crowd), share)| {
         let fewest = context.div_ceil(page);
         let pages = fewest + (f64::from(fewest) * share) as u32;
         let bounds = Bounds { sequences, context, vocab: VOCAB, page, pages };
@@ -66,7 +66,7 @@ fn scenario(faults: usize) -> impl Strategy<Value = Scenario> {
                 visitor.request.prompt[0] = number as u32;
             }
             Scenario {
-                options: PlainOptions { bounds, chunk, steps, faults, ..PlainOptions::default() },
+                options: PlainOptions { bounds, chunk, steps, crowd, faults, ..PlainOptions::default() },
                 visitors,
             }
         })
@@ -326,4 +326,19 @@ fn one_request_without_finite_numbers_does_not_end_the_others() {
     stage.finish();
     assert_eq!(listen(&mut one).1, Event::Failed(Failure::NotFinite));
     assert_eq!(listen(&mut other).0, alone(&requests[1], &stage.shared.bounds).0);
+}
+
+#[test]
+fn a_run_that_there_are_no_pages_for_is_a_step_at_least() {
+    let bounds = Bounds { sequences: 2, context: 32, vocab: VOCAB, page: 4, pages: 8 };
+    let mut stage = Stage::new(PlainOptions { bounds, chunk: 32, steps: 8, ..PlainOptions::default() });
+    let mut requests = [request(0, 20, 12), request(1, 1, 12)];
+    // The first ends after a few steps, on its sixth page. A run of 8 would need eight, and three for the other.
+    requests[0].ends = vec![alone(&requests[0], &bounds).0[3]];
+    let mut answers = requests.each_ref().map(|request| stage.submit(request));
+    stage.finish();
+    assert_eq!(stage.scheduler.status.set_back, 0, "{:?}", stage.watch.steps());
+    for (request, answer) in requests.iter().zip(&mut answers) {
+        assert_eq!(listen(answer).0, alone(request, &bounds).0);
+    }
 }
