@@ -19,6 +19,9 @@ pub struct PlainOptions {
     pub chunk: usize,
     /// Most steps of a run.
     pub steps: usize,
+    /// What every answer says, whatever the prompt, for tests of what is made of tokens; put a token that ends it last. Without one the
+    /// tokens are like drawn by lot, and follow from the prompt and the seed.
+    pub script: Vec<u32>,
     /// How long a step takes.
     pub delay: Duration,
     /// Sequences of a step that there is memory for.
@@ -33,6 +36,7 @@ impl Default for PlainOptions {
             bounds: Bounds { sequences: 4, context: 256, vocab: 1000, page: 8, pages: 4 * 256 / 8 },
             chunk: 16,
             steps: 4,
+            script: vec![],
             delay: Duration::ZERO,
             crowd: usize::MAX,
             faults: BTreeMap::new(),
@@ -142,32 +146,39 @@ impl Drop for PlainSequence {
     }
 }
 
-/// The token that follows these.
-fn following(tokens: &[u32], seed: u64, vocab: u32) -> u32 {
-    // FNV-1a, by words.
-    let step = |hash: u64, word: u64| (hash ^ word).wrapping_mul(0x0100_0000_01b3);
-    let hash =
-        tokens.iter().fold(step(0xcbf2_9ce4_8422_2325, seed), |hash, token| step(hash, u64::from(*token)));
-    ((hash >> 20) % u64::from(vocab)) as u32
-}
+impl PlainOptions {
+    /// The token that follows these.
+    fn following(&self, tokens: &[u32], seed: u64) -> u32 {
+        // As far into the script as the end of the tokens is: so a sequence that is read again goes on where it was.
+        let within = (0..self.script.len()).rev().find(|said| tokens.ends_with(&self.script[..*said]));
+        if let Some(said) = within {
+            return self.script[said];
+        }
+        // FNV-1a, by words.
+        let step = |hash: u64, word: u64| (hash ^ word).wrapping_mul(0x0100_0000_01b3);
+        let start = step(0xcbf2_9ce4_8422_2325, seed);
+        let hash = tokens.iter().fold(start, |hash, token| step(hash, u64::from(*token)));
+        ((hash >> 20) % u64::from(self.bounds.vocab)) as u32
+    }
 
-/// The answer to a request as if it were alone: its tokens, and why it ends.
-pub fn alone(request: &Request, bounds: &Bounds) -> (Vec<u32>, Finish) {
-    let mut text = request.prompt.clone();
-    let mut written = vec![];
-    loop {
-        let token = following(&text, request.sampling.seed, bounds.vocab);
-        if request.ends.contains(&token) {
-            return (written, Finish::End);
+    /// The answer to a request as if it were alone: its tokens, and why it ends.
+    pub fn alone(&self, request: &Request) -> (Vec<u32>, Finish) {
+        let mut text = request.prompt.clone();
+        let mut written = vec![];
+        loop {
+            let token = self.following(&text, request.sampling.seed);
+            if request.ends.contains(&token) {
+                return (written, Finish::End);
+            }
+            written.push(token);
+            if written.len() == request.most.get() as usize {
+                return (written, Finish::Length);
+            }
+            if text.len() == self.bounds.context as usize {
+                return (written, Finish::Context);
+            }
+            text.push(token);
         }
-        written.push(token);
-        if written.len() == request.most.get() as usize {
-            return (written, Finish::Length);
-        }
-        if text.len() == bounds.context as usize {
-            return (written, Finish::Context);
-        }
-        text.push(token);
     }
 }
 
@@ -219,14 +230,14 @@ impl Plain {
     }
 
     fn sampled(&self, sequence: &PlainSequence, sampling: &Sampling) -> Sampled {
-        let token = following(&sequence.tokens, sampling.seed, self.options.bounds.vocab);
+        let token = self.options.following(&sequence.tokens, sampling.seed);
         Sampled { token, logprob: -(token as f32) / 1000.0 }
     }
 
     /// Makes room for so many steps of all; nothing changes on an error.
     fn extend_all(&self, writing: &mut [Next<'_, PlainSequence>], steps: usize) -> Result<(), Fault> {
         for next in writing.iter() {
-            let last = following(&next.sequence.tokens, next.sampling.seed, self.options.bounds.vocab);
+            let last = self.options.following(&next.sequence.tokens, next.sampling.seed);
             assert_eq!(next.token, last, "a token that does not follow on what the sequence holds");
         }
         let extended = writing.iter_mut().try_for_each(|next| next.sequence.extend(steps));

@@ -2,13 +2,16 @@
 
 use std::{
     num::NonZeroU32,
-    task::{Context, Poll, Waker},
+    pin::pin,
+    sync::Arc,
+    task::{Context, Poll, Wake, Waker},
+    thread::{self, Thread},
     time::{Duration, Instant},
 };
 
 use crate::{
     Answer, Engine, Event, Failure, Finish, Options, Refused, Request, Sampling,
-    testing::{Plain, PlainOptions, alone},
+    testing::{Plain, PlainOptions},
 };
 
 const DELAY: Duration = Duration::from_millis(10);
@@ -45,14 +48,14 @@ fn first(answer: &mut Answer) {
 #[test]
 fn requests_of_many_threads_are_answered_as_if_each_were_alone() {
     let engine = start(PlainOptions::default(), 64);
-    std::thread::scope(|scope| {
+    thread::scope(|scope| {
         for thread in 0..8 {
             let engine = engine.clone();
             scope.spawn(move || {
                 for number in 0..8 {
                     let request = request(thread * 8 + number, 20);
                     let (tokens, last) = listen(&mut engine.submit(request.clone()).unwrap());
-                    assert_eq!(tokens, alone(&request, &engine.bounds()).0);
+                    assert_eq!(tokens, PlainOptions::default().alone(&request).0);
                     assert!(matches!(last, Event::Finished { finish: Finish::Length, .. }));
                 }
             });
@@ -95,7 +98,7 @@ fn a_dropped_answer_leaves_nothing_behind() {
     let until = Instant::now() + Duration::from_secs(10);
     while engine.status().cancelled == 0 {
         assert!(Instant::now() < until, "it goes on");
-        std::thread::yield_now();
+        thread::yield_now();
     }
     assert_eq!((watch.sequences(), watch.free_pages()), (0, engine.bounds().pages));
 }
@@ -157,22 +160,42 @@ fn a_thread_that_panics_leaves_nobody_waiting() {
     assert_eq!(engine.submit(request(0, 3)).unwrap_err(), Refused::Draining);
 }
 
-#[test]
-fn who_polls_is_woken_and_told_the_end_once() {
-    let engine = start(PlainOptions::default(), 8);
-    let mut answer = engine.submit(request(0, 2)).unwrap();
-    let mut context = Context::from_waker(Waker::noop());
-    let mut events = vec![];
+/// Wakes a thread that waits for a future.
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+fn wait<T>(future: impl Future<Output = T>) -> T {
+    let waker = Waker::from(Arc::new(Unpark(thread::current())));
+    let mut future = pin!(future);
     loop {
-        match answer.poll_next(&mut context) {
-            Poll::Pending => std::thread::yield_now(),
-            Poll::Ready(Some(event)) => events.push(event),
-            Poll::Ready(None) => break,
+        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            Poll::Ready(value) => return value,
+            Poll::Pending => thread::park(),
         }
     }
-    assert!(matches!(
-        events[..],
-        [Event::Started, Event::Token(_), Event::Token(_), Event::Finished { finish: Finish::Length, .. }]
-    ));
-    assert_eq!(answer.poll_next(&mut context), Poll::Ready(None));
+}
+
+#[test]
+fn a_script_is_what_an_answer_says_and_who_awaits_is_told_the_end_once() {
+    let script = vec![70, 71, 70, 71, 72, 1];
+    let engine = start(PlainOptions { script, ..slow() }, 8);
+    let mut answer = engine.submit(Request { ends: vec![1], ..request(0, 20) }).unwrap();
+    let (mut tokens, mut events) = (vec![], vec![]);
+    while let Some(event) = wait(answer.next()) {
+        match event {
+            Event::Token(token) => tokens.push(token.id),
+            event => events.push(event),
+        }
+    }
+    assert_eq!(tokens, [70, 71, 70, 71, 72]);
+    assert!(
+        matches!(events[..], [Event::Started, Event::Finished { finish: Finish::End, .. }]),
+        "{events:?}"
+    );
+    assert_eq!(wait(answer.next()), None);
 }

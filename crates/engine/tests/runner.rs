@@ -110,6 +110,22 @@ fn too_few_pages_for_all_give_the_same_tokens() {
 }
 
 #[test]
+fn penalties_know_what_was_written_before_a_request_was_set_back() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let fixture = Fixture::open(NAME);
+    let model = load(&device, &fixture.path);
+    let sampling = Sampling { repetition: 1.2, frequency: 1.0, presence: 0.5, ..Sampling::default() };
+    let requests = [0, 9].map(|first| request(&fixture.ids[first..first + 12], 30, sampling.clone()));
+    // Two of 42 positions do not go into 56: the second is set back.
+    let limits = Limits { pages: Some(14), ..limits(2, 56, 16) };
+    let expected = requests.each_ref().map(|request| alone(&model, limits, request));
+    let engine = start(&model, limits);
+    check_all(&engine, &requests, &expected);
+    assert_eq!(engine.status().set_back, 1);
+    engine.stop();
+}
+
+#[test]
 fn a_dropped_answer_gives_its_pages_back() {
     let Some(device) = testkit::cpu_device() else { return };
     let fixture = Fixture::open(NAME);

@@ -8,7 +8,7 @@ use super::Scheduler;
 use crate::{
     Answer, Bounds, Event, Failure, Fault, Finish, Options, Request, Sampling, Usage,
     handle::Shared,
-    testing::{Plain, PlainOptions, Watch, alone},
+    testing::{Plain, PlainOptions, Watch},
 };
 
 const VOCAB: u32 = 64;
@@ -86,6 +86,10 @@ impl Stage {
         let watch = backend.watch();
         let shared = Arc::new(Shared::new(backend.options().bounds, Options::default()));
         Self { scheduler: Scheduler::new(backend, shared.clone()), shared, watch }
+    }
+
+    fn alone(&self, request: &Request) -> (Vec<u32>, Finish) {
+        self.scheduler.backend.options().alone(request)
     }
 
     fn submit(&self, request: &Request) -> Answer {
@@ -174,7 +178,7 @@ fn play(scenario: &Scenario) -> Vec<Failure> {
     let mut failures = vec![];
     for (number, answer) in &mut answers {
         let request = &visitors[*number].request;
-        let (expected, why) = alone(request, &options.bounds);
+        let (expected, why) = options.alone(request);
         let (tokens, last) = listen(answer);
         match last {
             Event::Failed(failure) => {
@@ -245,7 +249,7 @@ fn who_came_last_is_set_back_when_pages_run_out_and_its_stream_goes_on() {
     stage.finish();
     assert!(stage.scheduler.status.set_back >= 2, "{:?}", stage.scheduler.status);
     for (request, answer) in requests.iter().zip(&mut answers) {
-        assert_eq!(listen(answer).0, alone(request, &stage.shared.bounds).0);
+        assert_eq!(listen(answer).0, stage.alone(request).0);
     }
     // The first was never set back: it is read once.
     let read = stage.watch.steps().into_iter().filter_map(|step| step.chunk);
@@ -299,7 +303,7 @@ fn a_device_lost_three_times_in_a_row_is_given_up_and_tried_again_for_the_next()
     let mut answer = stage.submit(&next);
     stage.finish();
     let (tokens, last) = listen(&mut answer);
-    assert_eq!(tokens, alone(&next, &stage.shared.bounds).0);
+    assert_eq!(tokens, stage.alone(&next).0);
     assert!(matches!(last, Event::Finished { finish: Finish::Length, .. }));
 }
 
@@ -312,7 +316,7 @@ fn one_lost_device_shows_in_no_stream() {
     stage.finish();
     assert_eq!((stage.scheduler.status.lost, stage.scheduler.status.failed), (1, 0));
     for (request, answer) in requests.iter().zip(&mut answers) {
-        assert_eq!(listen(answer).0, alone(request, &stage.shared.bounds).0);
+        assert_eq!(listen(answer).0, stage.alone(request).0);
     }
 }
 
@@ -325,7 +329,7 @@ fn one_request_without_finite_numbers_does_not_end_the_others() {
     let [mut one, mut other] = requests.each_ref().map(|request| stage.submit(request));
     stage.finish();
     assert_eq!(listen(&mut one).1, Event::Failed(Failure::NotFinite));
-    assert_eq!(listen(&mut other).0, alone(&requests[1], &stage.shared.bounds).0);
+    assert_eq!(listen(&mut other).0, stage.alone(&requests[1]).0);
 }
 
 #[test]
@@ -334,11 +338,11 @@ fn a_run_that_there_are_no_pages_for_is_a_step_at_least() {
     let mut stage = Stage::new(PlainOptions { bounds, chunk: 32, steps: 8, ..PlainOptions::default() });
     let mut requests = [request(0, 20, 12), request(1, 1, 12)];
     // The first ends after a few steps, on its sixth page. A run of 8 would need eight, and three for the other.
-    requests[0].ends = vec![alone(&requests[0], &bounds).0[3]];
+    requests[0].ends = vec![stage.alone(&requests[0]).0[3]];
     let mut answers = requests.each_ref().map(|request| stage.submit(request));
     stage.finish();
     assert_eq!(stage.scheduler.status.set_back, 0, "{:?}", stage.watch.steps());
     for (request, answer) in requests.iter().zip(&mut answers) {
-        assert_eq!(listen(answer).0, alone(request, &bounds).0);
+        assert_eq!(listen(answer).0, stage.alone(request).0);
     }
 }
