@@ -56,11 +56,21 @@ pub enum Error {
         /// Positions that the model was trained for.
         most: u32,
     },
-    /// All slots, or all pages of the KV cache, are taken.
-    #[error("no room in the KV cache: {what}; end a sequence first, or make the cache larger")]
-    CacheFull {
-        /// What there is none of.
-        what: String,
+    /// As many sequences are under way as there may be.
+    #[error(
+        "no room in the KV cache: all {sequences} sequences are under way; end one first, or make the cache for more"
+    )]
+    NoSequence {
+        /// How many there may be.
+        sequences: u32,
+    },
+    /// Other sequences hold the pages that this one needs.
+    #[error(
+        "no room in the KV cache: too few of its {pages} pages are free; end a sequence first, or make the cache larger"
+    )]
+    NoPage {
+        /// How many there are.
+        pages: u32,
     },
     /// A setting of the sampler is out of range.
     #[error("{name} is {value}, but must be {range}")]

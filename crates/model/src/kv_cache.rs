@@ -28,6 +28,9 @@ pub struct Limits {
     pub page: u32,
     /// How keys and values are stored.
     pub kv: KvScheme,
+    /// Pages of global layers for all sequences together: at least what one sequence of the whole context needs. With none said there
+    /// are enough for all of them.
+    pub pages: Option<u32>,
 }
 
 impl Limits {
@@ -36,7 +39,7 @@ impl Limits {
         let limits = |chunk: u32| {
             // No step has more rows than a sequence has positions.
             let chunk = chunk.min(context.max(1).next_power_of_two());
-            Self { sequences, context, chunk, page: PAGE, kv: KvScheme::F16 }
+            Self { sequences, context, chunk, page: PAGE, kv: KvScheme::F16, pages: None }
         };
         // A step of Mesa's CPU driver takes seconds: small ones let progress be shown and Ctrl-C be heard.
         if adapter.kind == AdapterKind::Cpu {
@@ -76,6 +79,14 @@ impl Limits {
         if self.sequences == 0 || self.chunk == 0 || !self.page.is_power_of_two() {
             return wrong(format!("{self:?}: there must be sequences, a chunk, and pages of a power of two"));
         }
+        if self.pages.is_some_and(|pages| pages < self.global_pages()) {
+            return wrong(format!(
+                "{} pages for all sequences: one of {} positions alone needs {}; take more pages or a shorter context",
+                self.all_global_pages(),
+                self.context,
+                self.global_pages()
+            ));
+        }
         self.kv.takes(config.head_dim, self.page).or_else(wrong)
     }
 
@@ -110,6 +121,12 @@ impl Limits {
     /// Pages that hold a sequence's positions.
     fn global_pages(&self) -> u32 {
         self.context.div_ceil(self.page)
+    }
+
+    /// Pages of global layers, for all sequences.
+    fn all_global_pages(&self) -> u32 {
+        let all = self.global_pages().saturating_mul(self.sequences);
+        self.pages.map_or(all, |pages| pages.min(all))
     }
 
     /// Pages of a sequence in sliding layers: a window, the chunk behind it, and both ends cut at any place.
@@ -236,8 +253,7 @@ impl KvCache {
     pub fn new(device: &Device, config: &Config, limits: Limits) -> Result<Self> {
         limits.check(config)?;
         let window = config.sliding_window.unwrap_or(config.max_positions);
-        let pages =
-            [limits.global_pages(), limits.sliding_pages(window)].map(|pages| pages * limits.sequences);
+        let pages = [limits.all_global_pages(), limits.sliding_pages(window) * limits.sequences];
         let mut arena = Arena::new(device, Lifetime::Kv, Memory::Device);
         let mut layers = Vec::new();
         for (number, layer) in config.layer_types.iter().enumerate() {
@@ -269,9 +285,7 @@ impl KvCache {
     /// A new sequence, without positions.
     pub fn start(&self) -> Result<Sequence> {
         let slot = locked(&self.pools).slots.pop();
-        let slot = slot.ok_or_else(|| Error::CacheFull {
-            what: format!("all {} sequences are under way", self.limits.sequences),
-        })?;
+        let slot = slot.ok_or(Error::NoSequence { sequences: self.limits.sequences })?;
         let pages = [(0, vec![]), (0, vec![])];
         Ok(Sequence { slot, len: 0, pages, pools: self.pools.clone(), counted: false })
     }
@@ -302,7 +316,7 @@ impl KvCache {
             let left =
                 (first_seen.saturating_sub(sequence.pages[1].0) as usize).min(sequence.pages[1].1.len());
             if needed[0] > pools.pages[0].len() || needed[1] > pools.pages[1].len() + left {
-                return Err(Error::CacheFull { what: "all pages are taken".into() });
+                return Err(Error::NoPage { pages: self.pages() });
             }
             pools.pages[1].extend(sequence.pages[1].1.drain(..left));
             sequence.pages[1].0 += left as u32;
@@ -367,6 +381,11 @@ impl KvCache {
     pub fn free_pages(&self) -> (usize, usize) {
         let pools = locked(&self.pools);
         (pools.pages[0].len(), pools.pages[1].len())
+    }
+
+    /// Pages of global layers that there are.
+    pub fn pages(&self) -> u32 {
+        self.limits.all_global_pages()
     }
 
     /// What it was made for.

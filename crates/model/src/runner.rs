@@ -18,7 +18,7 @@ use weights::config::Config;
 use crate::{
     Error, Limits, Model, Result, Sampling,
     kv_cache::{KvCache, Sequence},
-    state::State,
+    state::{MAX_SAMPLED, State},
     step::{Outputs, Scratch, Splits, attend_groups},
 };
 
@@ -183,6 +183,11 @@ impl Runner {
         self.setup
     }
 
+    /// The most sequences that a step takes.
+    pub fn most_sequences(&self) -> u32 {
+        self.cache.limits().sequences.min(MAX_SAMPLED)
+    }
+
     /// A new sequence.
     pub fn start(&self) -> Result<Sequence> {
         self.cache.start()
@@ -213,26 +218,38 @@ impl Runner {
     /// [`Runner::recount`].
     fn count_from_here(&mut self, sequence: &mut Sequence, sampling: &Sampling) -> Result<()> {
         if sampling.form(self.model.config.vocab).counts && !sequence.counted {
-            self.recount(sequence, &[])?;
+            self.recount(sequence, &[], &[])?;
         }
         Ok(())
     }
 
-    /// Counts these tokens as a sequence's prompt, for penalties, and forgets what was counted: for a sequence that was cut
-    /// back, or whose steps had no penalties so far.
-    pub fn recount(&mut self, sequence: &mut Sequence, tokens: &[u32]) -> Result<()> {
+    /// Counts these tokens for penalties, as a sequence's prompt and as written after it, and forgets what was counted: for a sequence
+    /// that was cut back or read again, or whose steps had no penalties so far.
+    pub fn recount(&mut self, sequence: &mut Sequence, prompt: &[u32], written: &[u32]) -> Result<()> {
         let vocab = self.model.config.vocab;
         let bytes = u64::from(vocab) * 4;
         let slot = sequence.slot();
-        let counts = self.counts()?.view();
+        let counts = self.counts()?.view().slice(u64::from(slot) * bytes..u64::from(slot + 1) * bytes)?;
         let mut recorder = self.model.device.recorder()?;
-        recorder.fill(
-            "token counts",
-            counts.slice(u64::from(slot) * bytes..u64::from(slot + 1) * bytes)?,
-            0,
-        )?;
-        recorder.seal()?.run(TIMEOUT)?;
-        self.count(Counting::Prompt, slot, tokens)?;
+        if written.is_empty() {
+            recorder.fill("token counts", counts, 0)?;
+            recorder.seal()?.run(TIMEOUT)?;
+            self.count(Counting::Prompt, slot, prompt)?;
+        } else {
+            let mut words = vec![0_u32; vocab as usize];
+            // Soft tokens of an image may lie past the vocabulary.
+            for token in prompt.iter().filter(|token| **token < vocab) {
+                words[*token as usize] = sample::IN_PROMPT;
+            }
+            for token in written.iter().filter(|token| **token < vocab) {
+                words[*token as usize] += 1;
+            }
+            let mut arena =
+                Arena::new(&self.model.device, Lifetime::Staging, Memory::Upload).with_block_size(bytes);
+            let staging = arena.buffer_from("token counts", &words)?;
+            recorder.copy("token counts", &staging, counts)?;
+            recorder.seal()?.run(TIMEOUT)?;
+        }
         sequence.counted = true;
         Ok(())
     }

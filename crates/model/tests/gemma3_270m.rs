@@ -80,7 +80,7 @@ fn assert_same(what: &str, found: &[u32], case: &Case) {
 }
 
 fn limits(sequences: u32, chunk: u32) -> Limits {
-    Limits { sequences, context: 1024, chunk, page: model::PAGE, kv: KvScheme::F16 }
+    Limits { sequences, context: 1024, chunk, page: model::PAGE, kv: KvScheme::F16, pages: None }
 }
 
 fn greedy(model: &Arc<Model>, chunk: u32, ids: &[u32], count: usize) -> Vec<u32> {

@@ -169,7 +169,29 @@ fn what_there_is_none_of_is_said() {
         Limits { context: 0, ..limits(1, 32, 16) },
         Limits { page: 3, ..limits(1, 32, 16) },
         Limits { sequences: 0, ..limits(1, 32, 16) },
+        Limits { pages: Some(7), ..limits(2, 32, 16) },
     ] {
         assert!(matches!(Runner::new(model.clone(), wrong), Err(Error::Limits(_))), "{wrong:?}");
     }
+}
+
+#[test]
+fn fewer_pages_than_all_sequences_could_fill_are_shared() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let fixture = Fixture::open("gguf_q4_0");
+    let model = load(&device, &fixture.path);
+    let mut runner = Runner::new(model, Limits { pages: Some(9), ..limits(3, 32, 16) }).unwrap();
+    assert_eq!((runner.cache().pages(), runner.cache().free_pages().0), (9, 9));
+    let sampling = Sampling::default();
+    let (mut one, mut other) = (runner.start().unwrap(), runner.start().unwrap());
+    let first = runner.prompt(&mut one, &fixture.ids[..24], &sampling, |_| true).unwrap();
+    runner.prompt(&mut other, &fixture.ids[..12], &sampling, |_| true).unwrap();
+    let next = Next { sequence: &mut one, token: first.token, sampling: &sampling };
+    let error = runner.decode(&mut [next]).unwrap_err();
+    assert!(matches!(error, Error::NoPage { pages: 9 }), "{error}");
+    assert_eq!(one.len(), 24, "an error changes nothing");
+    drop(other);
+    let next = Next { sequence: &mut one, token: first.token, sampling: &sampling };
+    runner.decode(&mut [next]).unwrap();
+    assert_eq!(runner.cache().free_pages().0, 9 - 7);
 }

@@ -85,10 +85,23 @@ fn penalties_know_what_a_sequence_holds_and_nothing_else() {
     let elsewhere = Request { sampling: &other, ..request.clone() };
     generate(&mut runner, &mut sequence, &elsewhere, |_| ControlFlow::Continue(())).unwrap();
     assert!(runner.truncate(&mut sequence, kept));
-    runner.recount(&mut sequence, &fixture.ids[..kept as usize]).unwrap();
+    runner.recount(&mut sequence, &fixture.ids[..kept as usize], &[]).unwrap();
     let rest = Request { prompt: &fixture.ids[kept as usize..], ..request };
     let again = generate(&mut runner, &mut sequence, &rest, |_| ControlFlow::Continue(())).unwrap();
     assert_eq!(again.tokens, fresh);
+    drop(sequence);
+
+    // So does a sequence that is read again with what was written so far: the last token comes in with the next step.
+    let frequency = Sampling { frequency: 1.5, ..repetition.clone() };
+    let fresh = tokens(&mut runner, &fixture.ids, &frequency, 8);
+    let mut sequence = runner.start().unwrap();
+    let text = [&fixture.ids[..], &fresh[..4]].concat();
+    runner.prompt(&mut sequence, &text, &frequency, |_| true).unwrap();
+    runner.recount(&mut sequence, &fixture.ids, &fresh[..5]).unwrap();
+    for step in 5..8 {
+        let next = Next { sequence: &mut sequence, token: fresh[step - 1], sampling: &frequency };
+        assert_eq!(runner.decode(&mut [next]).unwrap()[0].token, fresh[step]);
+    }
     drop(sequence);
 
     // Penalties that come late count from there: the prompt before them is free to be repeated.

@@ -219,7 +219,7 @@ impl Chat {
         self.cached.truncate(reused);
         if reused > 0 && self.sampling.has_penalties() {
             // Penalties must know what is not read again, and nothing that was cut off.
-            self.loaded.runner.recount(&mut self.sequence, &self.cached)?;
+            self.loaded.runner.recount(&mut self.sequence, &self.cached, &[])?;
         }
         let control = output::control();
         control.cancel.store(false, Ordering::Relaxed);

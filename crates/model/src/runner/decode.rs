@@ -13,11 +13,7 @@ use super::{
     pace::{self, Extent},
     record::{Count, Key, Output, bucket, extent},
 };
-use crate::{
-    Error, Result, Sampling,
-    kv_cache::Sequence,
-    state::{MAX_SAMPLED, MAX_STEPS},
-};
+use crate::{Error, Result, Sampling, kv_cache::Sequence, state::MAX_STEPS};
 
 impl Runner {
     /// One more token for each of some sequences.
@@ -188,7 +184,7 @@ impl Runner {
     /// The first rows of a run, with room made for all of its steps.
     pub(super) fn decode_rows(&mut self, next: &mut [Next<'_>], steps: usize) -> Result<Vec<Row>> {
         let vocab = self.model.config.vocab;
-        let most = self.cache.limits().sequences.min(MAX_SAMPLED);
+        let most = self.most_sequences();
         if next.is_empty() || next.len() > most as usize {
             return Err(Error::Limits(format!("{} sequences in a step; it takes 1 to {most}", next.len())));
         }

@@ -8,7 +8,7 @@ use super::{
     pace::{self, FEWEST_ROWS},
     record::{Count, Output, bucket, extent},
 };
-use crate::{Error, Result, Sampling, kv_cache::Sequence, state::MAX_SAMPLED};
+use crate::{Error, Result, Sampling, kv_cache::Sequence};
 
 /// A part of a prompt.
 pub struct Chunk<'a> {
@@ -76,9 +76,8 @@ impl Runner {
 
     /// Whether a step can have so many rows of each kind.
     fn check_mixed(&self, decoding: usize, chunk: usize, last: bool) -> Result<()> {
-        let limits = self.cache.limits();
         let sampled = decoding + usize::from(last);
-        let most = limits.sequences.min(MAX_SAMPLED) as usize;
+        let most = self.most_sequences() as usize;
         if sampled > most {
             return Err(Error::Limits(format!(
                 "{sampled} sequences in a step; it takes at most {most}: let some wait for the next step"

@@ -1,4 +1,4 @@
-//! Fixtures made by scripts/make_logit_fixtures.py, and runners for them.
+//! Fixtures made by scripts/make_logit_fixtures.py, and runners for them; for tests of this crate and of those that stand on it.
 #![allow(dead_code, reason = "not every test uses everything")]
 
 use std::{
@@ -41,7 +41,7 @@ pub const NAMES: [&str; 8] = [
 
 impl Fixture {
     pub fn open(name: &'static str) -> Self {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name);
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures").join(name);
         let text = std::fs::read_to_string(folder.join("reference.json")).unwrap();
         let reference: Value = serde_json::from_str(&text).unwrap();
         let list = |key: &str| -> Vec<u32> {
@@ -72,7 +72,7 @@ impl Fixture {
 
 /// Limits for tiny models: pages small enough that windows leave them.
 pub fn limits(sequences: u32, context: u32, chunk: u32) -> Limits {
-    Limits { sequences, context, chunk, page: 4, kv: KvScheme::F16 }
+    Limits { sequences, context, chunk, page: 4, kv: KvScheme::F16, pages: None }
 }
 
 pub fn load(device: &Device, path: &Path) -> Arc<Model> {

@@ -1,0 +1,112 @@
+//! What the engine needs of whatever carries sequences forward, so that its scheduling is tested without a GPU.
+
+use std::time::Duration;
+
+use model::{Mixed, Sampled, Sampling};
+
+/// What a backend was made for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bounds {
+    /// Sequences at a time.
+    pub sequences: u32,
+    /// Positions of a sequence. The pages are enough for one of them at least.
+    pub context: u32,
+    /// Tokens go up to here.
+    pub vocab: u32,
+    /// Positions of a page.
+    pub page: u32,
+    /// Pages of all sequences together.
+    pub pages: u32,
+}
+
+/// One sequence's next row.
+pub struct Next<'a, S> {
+    /// The sequence, which does not hold its last token yet.
+    pub sequence: &'a mut S,
+    /// That token.
+    pub token: u32,
+    /// How the one after it is chosen.
+    pub sampling: &'a Sampling,
+}
+
+/// A part of what a sequence has to read.
+pub struct Chunk<'a, S> {
+    /// The sequence that it goes to.
+    pub sequence: &'a mut S,
+    /// The tokens, which follow those that the sequence holds.
+    pub tokens: &'a [u32],
+    /// How the token after the prompt is chosen.
+    pub sampling: &'a Sampling,
+    /// The prompt ends here: the token after it is chosen.
+    pub last: bool,
+}
+
+/// Why a backend did not do something. What it was told of is as it was before, except where the device is lost: then no sequence is of
+/// any use.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Fault {
+    /// Too few pages are free.
+    #[error("too few pages are free")]
+    NoPage,
+    /// Memory of the device or the host ran out.
+    #[error("{0}")]
+    OutOfMemory(String),
+    /// The device is gone, or does not answer.
+    #[error("{0}")]
+    Lost(String),
+    /// What was computed for one of the sequences are no numbers.
+    #[error("the model computed no finite numbers")]
+    NotFinite,
+    /// Anything else.
+    #[error("{0}")]
+    Other(String),
+}
+
+/// What carries sequences forward.
+pub trait Backend: Send + 'static {
+    /// One sequence's share of the cache. What it holds is free when it is dropped.
+    type Sequence: Send;
+
+    /// What it was made for; the same at all times.
+    fn bounds(&self) -> Bounds;
+
+    /// Pages that no sequence holds.
+    fn free_pages(&self) -> u32;
+
+    /// A new sequence, without pages.
+    fn start(&mut self) -> Result<Self::Sequence, Fault>;
+
+    /// How many tokens to read beside so many sequences that write, for a step to take no longer than `within`; the longest sequence has
+    /// `depth` positions.
+    fn chunk(&self, writing: usize, depth: u32, within: Duration) -> usize;
+
+    /// How many steps of so many sequences make a run of the usual length.
+    fn steps(&self, writing: usize) -> usize;
+
+    /// One more token for each that writes, and a chunk of another, in one step.
+    fn mixed(
+        &mut self,
+        writing: &mut [Next<'_, Self::Sequence>],
+        chunk: Chunk<'_, Self::Sequence>,
+    ) -> Result<Mixed, Fault>;
+
+    /// Up to `most` more tokens for each that writes: at least one step, each with a token for every one of them. The step in which the
+    /// first of them meets one of its `ends` is the last.
+    fn run(
+        &mut self,
+        writing: &mut [Next<'_, Self::Sequence>],
+        most: usize,
+        ends: &[&[u32]],
+    ) -> Result<Vec<Vec<Sampled>>, Fault>;
+
+    /// Counts these tokens anew for penalties: a prompt, and what was written after it.
+    fn recount(
+        &mut self,
+        sequence: &mut Self::Sequence,
+        prompt: &[u32],
+        written: &[u32],
+    ) -> Result<(), Fault>;
+
+    /// Puts a lost device back. Sequences of before are of no use.
+    fn revive(&mut self) -> Result<(), Fault>;
+}

@@ -1,0 +1,204 @@
+//! The handle that requests are given to.
+
+use std::{
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    thread,
+    time::{Duration, Instant},
+};
+
+use tokio::sync::mpsc::unbounded_channel;
+
+use crate::{Answer, Backend, Bounds, Refused, Request, Status, job::Job, schedule::Scheduler};
+
+/// What can be set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Requests that may wait, beside those that there are free sequences for.
+    pub queue: usize,
+    /// How long those who write may wait for a chunk of another's prompt.
+    pub beside: Duration,
+    /// How long a chunk may take when nobody writes: a longer one reads faster, but a request that comes then waits for it.
+    pub alone: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { queue: 64, beside: Duration::from_millis(100), alone: Duration::from_millis(400) }
+    }
+}
+
+/// What the handles and the engine's thread share.
+pub(crate) struct Shared {
+    pub bounds: Bounds,
+    pub options: Options,
+    inbox: Mutex<Inbox>,
+    /// Something came in, or the thread has ended.
+    changed: Condvar,
+}
+
+/// What has come in since the last round, and how things stood after it.
+pub(crate) struct Inbox {
+    pub arrived: Vec<Job>,
+    pub status: Status,
+    /// When what is not done then is ended. Nothing new is taken.
+    pub closing: Option<Instant>,
+    /// The thread is over.
+    ended: bool,
+    taken: u64,
+    refused: u64,
+}
+
+impl Shared {
+    pub fn new(bounds: Bounds, options: Options) -> Self {
+        let inbox = Inbox {
+            arrived: vec![],
+            status: Status::default(),
+            closing: None,
+            ended: false,
+            taken: 0,
+            refused: 0,
+        };
+        Self { bounds, options, inbox: Mutex::new(inbox), changed: Condvar::new() }
+    }
+
+    pub fn inbox(&self) -> MutexGuard<'_, Inbox> {
+        // Whoever panics with it has changed one thing or nothing.
+        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sleeps until something came in.
+    pub fn wait<'a>(&self, inbox: MutexGuard<'a, Inbox>) -> MutexGuard<'a, Inbox> {
+        self.changed.wait(inbox).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn submit(&self, request: Request) -> Result<Answer, Refused> {
+        let checked = request.check(&self.bounds);
+        let mut inbox = self.inbox();
+        if let Err(refused) = checked.and_then(|()| self.room(&inbox)) {
+            inbox.refused += 1;
+            return Err(refused);
+        }
+        let (events, answer) = unbounded_channel();
+        let job = Job::new(inbox.taken, request, events);
+        inbox.taken += 1;
+        inbox.arrived.push(job);
+        drop(inbox);
+        self.changed.notify_all();
+        Ok(Answer::new(answer))
+    }
+
+    /// Whether one more can be taken.
+    fn room(&self, inbox: &Inbox) -> Result<(), Refused> {
+        if inbox.closing.is_some() || inbox.ended {
+            return Err(Refused::Draining);
+        }
+        let status = &inbox.status;
+        let sequences = self.bounds.sequences as usize;
+        let free = sequences.saturating_sub(status.reading + status.writing);
+        if status.queued + inbox.arrived.len() < self.options.queue + free {
+            return Ok(());
+        }
+        // So often one of those under way ends, as far as is known.
+        let each = status.whole.mean().unwrap_or_default() / self.bounds.sequences.max(1);
+        Err(Refused::QueueFull { retry_after: each.clamp(RETRY[0], RETRY[1]) })
+    }
+
+    fn status(&self) -> Status {
+        let inbox = self.inbox();
+        let queued = inbox.status.queued + inbox.arrived.len();
+        let draining = inbox.closing.is_some() || inbox.ended;
+        Status { queued, draining, refused: inbox.refused, ..inbox.status.clone() }
+    }
+
+    /// Takes nothing more, and lets what was taken go on until then.
+    fn close(&self, until: Instant) {
+        let mut inbox = self.inbox();
+        inbox.closing = Some(inbox.closing.map_or(until, |before| before.min(until)));
+        drop(inbox);
+        self.changed.notify_all();
+    }
+}
+
+/// A client asks no more often than each second, and no more seldom than each minute.
+const RETRY: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
+
+/// Says that the thread has ended, however it did.
+struct Thread(Arc<Shared>);
+
+impl Drop for Thread {
+    fn drop(&mut self) {
+        let mut inbox = self.0.inbox();
+        inbox.ended = true;
+        // Without an answer from here, who waits for one is told by the end of the stream.
+        inbox.arrived.clear();
+        drop(inbox);
+        self.0.changed.notify_all();
+    }
+}
+
+/// Stops the engine when the last handle is gone.
+struct Handles(Arc<Shared>);
+
+impl Drop for Handles {
+    fn drop(&mut self) {
+        self.0.close(Instant::now());
+    }
+}
+
+/// A handle to the engine, cheap to clone. The engine stops when the last one is dropped.
+#[derive(Clone)]
+pub struct Engine {
+    handles: Arc<Handles>,
+}
+
+impl Engine {
+    /// Starts the thread that owns the backend.
+    pub fn start<B: Backend>(backend: B, options: Options) -> std::io::Result<Self> {
+        let shared = Arc::new(Shared::new(backend.bounds(), options));
+        let scheduler = Scheduler::new(backend, shared.clone());
+        let thread = Thread(shared.clone());
+        thread::Builder::new().name("engine".into()).spawn(move || {
+            let _thread = thread;
+            scheduler.run();
+        })?;
+        Ok(Self { handles: Arc::new(Handles(shared)) })
+    }
+
+    /// What its backend was made for.
+    pub fn bounds(&self) -> Bounds {
+        self.shared().bounds
+    }
+
+    /// Takes a request, or says at once why not.
+    pub fn submit(&self, request: Request) -> Result<Answer, Refused> {
+        self.shared().submit(request)
+    }
+
+    /// How things stand.
+    pub fn status(&self) -> Status {
+        self.shared().status()
+    }
+
+    /// Takes nothing more, lets what was taken be done, and ends; what is not done within this time fails with `Stopped`. Returns when the
+    /// engine's thread has given its backend back; until then it blocks, for a step longer at most.
+    pub fn drain(&self, within: Duration) {
+        let now = Instant::now();
+        // Longer than a clock can say is a year.
+        self.shared().close(now.checked_add(within).unwrap_or(now + YEAR));
+        let mut inbox = self.shared().inbox();
+        while !inbox.ended {
+            inbox = self.shared().wait(inbox);
+        }
+    }
+
+    /// Ends now: what was taken fails with `Stopped`.
+    pub fn stop(&self) {
+        self.drain(Duration::ZERO);
+    }
+
+    fn shared(&self) -> &Shared {
+        &self.handles.0
+    }
+}
+
+const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);

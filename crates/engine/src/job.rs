@@ -1,0 +1,109 @@
+//! A request on its way.
+
+use std::time::Instant;
+
+use model::{Sampled, Sampling};
+use tokio::sync::mpsc::UnboundedSender;
+
+use crate::{Event, Failure, Finish, Next, Request, Token, Usage};
+
+/// A request on its way. What it has written stays with it when it is set back.
+pub(crate) struct Job {
+    /// How many came before it.
+    pub number: u64,
+    pub request: Request,
+    pub events: UnboundedSender<Event>,
+    pub arrived: Instant,
+    pub started: bool,
+    pub written: Vec<u32>,
+    /// When the last token was handed out.
+    pub told: Instant,
+}
+
+/// What becomes of a job in the end.
+pub(crate) enum Ending {
+    Cancelled,
+    Finished(Finish),
+    Failed(Failure),
+}
+
+impl Job {
+    pub fn new(number: u64, request: Request, events: UnboundedSender<Event>) -> Self {
+        let now = Instant::now();
+        Self { number, request, events, arrived: now, started: false, written: vec![], told: now }
+    }
+
+    /// Whether it ends from outside: nobody waits for it any more, or nobody should.
+    pub fn given_up(&self, now: Instant) -> Option<Ending> {
+        if self.events.is_closed() {
+            return Some(Ending::Cancelled);
+        }
+        let late = self.request.deadline.is_some_and(|deadline| deadline <= now);
+        late.then_some(Ending::Failed(Failure::Deadline))
+    }
+
+    /// Tokens that its sequence holds when all is read and written: the last one written goes in with the next step.
+    pub fn len(&self) -> usize {
+        self.request.prompt.len() + self.written.len().saturating_sub(1)
+    }
+
+    /// What a new sequence has to read of it: the prompt, or what its sequence held when it was set back.
+    pub fn text(&self) -> Vec<u32> {
+        let mut text = self.request.prompt.clone();
+        text.extend(&self.written);
+        text.truncate(self.len());
+        text
+    }
+
+    /// Hands out a token; says if that was the end.
+    pub fn tell(&mut self, sampled: Sampled, context: u32) -> Option<Ending> {
+        if self.request.ends.contains(&sampled.token) {
+            return Some(Ending::Finished(Finish::End));
+        }
+        self.written.push(sampled.token);
+        let token = Token { id: sampled.token, logprob: sampled.logprob };
+        if self.events.send(Event::Token(token)).is_err() {
+            return Some(Ending::Cancelled);
+        }
+        if self.left() == 0 {
+            return Some(Ending::Finished(Finish::Length));
+        }
+        (self.len() >= context as usize).then_some(Ending::Finished(Finish::Context))
+    }
+
+    /// Tokens that it may still write.
+    pub fn left(&self) -> usize {
+        (self.request.most.get() as usize).saturating_sub(self.written.len())
+    }
+
+    pub fn usage(&self) -> Usage {
+        Usage { prompt: self.request.prompt.len() as u32, written: self.written.len() as u32 }
+    }
+
+    pub fn sampling(&self) -> &Sampling {
+        &self.request.sampling
+    }
+}
+
+/// A job whose text is being read.
+pub(crate) struct Reading<S> {
+    pub job: Job,
+    pub sequence: S,
+    pub text: Vec<u32>,
+    pub read: usize,
+}
+
+/// A job whose answer is being written: it has a token that its sequence does not hold yet.
+pub(crate) struct Writing<S> {
+    pub job: Job,
+    pub sequence: S,
+}
+
+impl<S> Writing<S> {
+    /// Its next row, and the tokens that end it.
+    pub fn next(&mut self) -> (Next<'_, S>, &[u32]) {
+        let Self { job, sequence } = self;
+        let token = job.written.last().copied().unwrap_or_default();
+        (Next { sequence, token, sampling: &job.request.sampling }, &job.request.ends)
+    }
+}

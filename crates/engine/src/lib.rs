@@ -1,0 +1,33 @@
+//! Many requests, one GPU: who reads, who writes, and who waits.
+//!
+//! - An [`Engine`] is a handle: [`Engine::submit`] takes a [`Request`] and gives its [`Answer`], a stream of [`Event`]s. Dropping the
+//!   answer cancels the request.
+//! - A thread of its own runs `schedule`: it owns the [`Backend`], lets a prompt be read and answers be written step by step, and is the
+//!   only one that waits for the GPU.
+//! - [`Gpu`] is the backend of a `model::Runner`; `testing` has one of plain arithmetic.
+//! - [`Status`] is what a server tells of all this.
+//!
+//! docs/engine.md tells the design.
+
+mod answer;
+mod backend;
+mod error;
+mod handle;
+mod job;
+mod request;
+mod runner;
+mod schedule;
+mod status;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
+#[cfg(test)]
+mod tests;
+
+pub use answer::{Answer, Event, Finish, Token, Usage};
+pub use backend::{Backend, Bounds, Chunk, Fault, Next};
+pub use error::{Failure, Refused};
+pub use handle::{Engine, Options};
+pub use model::{Mixed, Sampled, Sampling};
+pub use request::Request;
+pub use runner::Gpu;
+pub use status::{Pages, Status, Times};

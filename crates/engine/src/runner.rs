@@ -1,0 +1,145 @@
+//! A model's runner as a backend.
+
+use std::time::Duration;
+
+use model::{Error, Mixed, Runner, Sampled, Sequence};
+
+use crate::{Backend, Bounds, Chunk, Fault, Next};
+
+/// Opens the device again, loads the model and makes a runner with the same limits.
+type Reload = Box<dyn FnMut() -> model::Result<Runner> + Send>;
+
+/// A runner, and the way to another when its device is lost.
+pub struct Gpu {
+    /// None while the device is lost: the old one's memory is given back before the new one takes as much.
+    runner: Option<Runner>,
+    bounds: Bounds,
+    reload: Reload,
+}
+
+impl Gpu {
+    /// `reload` is called when the device was lost: it opens it again, loads the model and makes a runner with the same limits. Nobody
+    /// else should hold the model, or its memory cannot be given back before.
+    pub fn new(runner: Runner, reload: impl FnMut() -> model::Result<Runner> + Send + 'static) -> Self {
+        let bounds = bounds(&runner);
+        Self { runner: Some(runner), bounds, reload: Box::new(reload) }
+    }
+
+    fn runner(&mut self) -> Result<&mut Runner, Fault> {
+        self.runner.as_mut().ok_or_else(|| Fault::Lost("the device is not open".into()))
+    }
+}
+
+fn bounds(runner: &Runner) -> Bounds {
+    let limits = runner.cache().limits();
+    Bounds {
+        sequences: runner.most_sequences(),
+        context: limits.context,
+        vocab: runner.model().config.vocab,
+        page: limits.page,
+        pages: runner.cache().pages(),
+    }
+}
+
+impl From<Error> for Fault {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::NoPage { .. } => Fault::NoPage,
+            Error::NotFinite { .. } => Fault::NotFinite,
+            // What does not come back in time would not come back later either.
+            Error::Gpu(gpu::Error::DeviceLost { .. } | gpu::Error::Timeout { .. }) => {
+                Fault::Lost(error.to_string())
+            }
+            Error::Gpu(gpu::Error::OutOfDeviceMemory { .. } | gpu::Error::OutOfHostMemory { .. }) => {
+                Fault::OutOfMemory(error.to_string())
+            }
+            error => Fault::Other(error.to_string()),
+        }
+    }
+}
+
+/// The runner's own rows.
+fn rows<'a>(writing: &'a mut [Next<'_, Sequence>]) -> Vec<model::Next<'a>> {
+    let row = |next: &'a mut Next<'_, Sequence>| model::Next {
+        sequence: &mut *next.sequence,
+        token: next.token,
+        sampling: next.sampling,
+    };
+    writing.iter_mut().map(row).collect()
+}
+
+/// Gives back pages that were taken for positions which did not come.
+fn give_back(runner: &Runner, sequence: &mut Sequence) {
+    let len = sequence.len();
+    runner.truncate(sequence, len);
+}
+
+impl Backend for Gpu {
+    type Sequence = Sequence;
+
+    fn bounds(&self) -> Bounds {
+        self.bounds
+    }
+
+    fn free_pages(&self) -> u32 {
+        self.runner.as_ref().map_or(0, |runner| runner.cache().free_pages().0 as u32)
+    }
+
+    fn start(&mut self) -> Result<Sequence, Fault> {
+        Ok(self.runner()?.start()?)
+    }
+
+    fn chunk(&self, writing: usize, depth: u32, within: Duration) -> usize {
+        self.runner.as_ref().map_or(1, |runner| runner.chunk_rows_beside(writing, depth, within))
+    }
+
+    fn steps(&self, writing: usize) -> usize {
+        self.runner.as_ref().map_or(1, |runner| runner.steady_steps(writing))
+    }
+
+    fn mixed(
+        &mut self,
+        writing: &mut [Next<'_, Sequence>],
+        chunk: Chunk<'_, Sequence>,
+    ) -> Result<Mixed, Fault> {
+        let runner = self.runner()?;
+        let Chunk { sequence, tokens, sampling, last } = chunk;
+        let part = model::Chunk { sequence: &mut *sequence, tokens, sampling, last };
+        let mixed = runner.mixed(&mut rows(writing), part);
+        if mixed.is_err() {
+            let sequences = writing.iter_mut().map(|next| &mut *next.sequence).chain([sequence]);
+            sequences.for_each(|sequence| give_back(runner, sequence));
+        }
+        Ok(mixed?)
+    }
+
+    fn run(
+        &mut self,
+        writing: &mut [Next<'_, Sequence>],
+        most: usize,
+        ends: &[&[u32]],
+    ) -> Result<Vec<Vec<Sampled>>, Fault> {
+        let runner = self.runner()?;
+        let steps = runner.decode_run(&mut rows(writing), most, ends);
+        if steps.is_err() {
+            writing.iter_mut().for_each(|next| give_back(runner, next.sequence));
+        }
+        Ok(steps?)
+    }
+
+    fn recount(&mut self, sequence: &mut Sequence, prompt: &[u32], written: &[u32]) -> Result<(), Fault> {
+        Ok(self.runner()?.recount(sequence, prompt, written)?)
+    }
+
+    fn revive(&mut self) -> Result<(), Fault> {
+        self.runner = None;
+        let runner = (self.reload)()?;
+        let found = bounds(&runner);
+        if found != self.bounds {
+            let text = format!("the device came back with {found:?} in place of {:?}", self.bounds);
+            return Err(Fault::Other(text));
+        }
+        self.runner = Some(runner);
+        Ok(())
+    }
+}

@@ -1,0 +1,470 @@
+//! The loop of the engine's thread: who is admitted, what the next step is, and what becomes of a fault.
+
+use std::{collections::VecDeque, mem, sync::Arc, time::Instant};
+
+use model::Sampled;
+use tokio::sync::mpsc::UnboundedSender;
+
+use crate::{
+    Backend, Chunk, Event, Failure, Fault, Pages, Status,
+    handle::Shared,
+    job::{Ending, Job, Reading, Writing},
+};
+
+/// Losses of the device without a token between them after which it is given up.
+const MOST_LOSSES: u32 = 3;
+
+/// Owns the backend, and everything that was taken.
+///
+/// Whoever reads came after all who write, and before all who wait: admission is in the order of arrival, and who is set back is the
+/// youngest of those under way.
+pub(crate) struct Scheduler<B: Backend> {
+    backend: B,
+    shared: Arc<Shared>,
+    queue: VecDeque<Job>,
+    reading: Option<Reading<B::Sequence>>,
+    /// The oldest first.
+    writing: Vec<Writing<B::Sequence>>,
+    /// Last events, which are sent when the status knows of them.
+    last: Vec<(UnboundedSender<Event>, Event)>,
+    status: Status,
+    /// Someone was set back for want of pages or memory: nobody is admitted before one of the others has ended.
+    full: bool,
+    /// The device is lost, and not put back yet.
+    lost: bool,
+    /// How often it was lost since the last token.
+    losses: u32,
+}
+
+impl<B: Backend> Scheduler<B> {
+    pub fn new(backend: B, shared: Arc<Shared>) -> Self {
+        let mut scheduler = Self {
+            backend,
+            shared,
+            queue: VecDeque::new(),
+            reading: None,
+            writing: vec![],
+            last: vec![],
+            status: Status::default(),
+            full: false,
+            lost: false,
+            losses: 0,
+        };
+        scheduler.publish();
+        scheduler
+    }
+
+    /// Until the engine is closed.
+    pub fn run(mut self) {
+        while self.take() {
+            self.round();
+        }
+        for job in self.set_all_aside() {
+            self.end(job, Ending::Failed(Failure::Stopped));
+        }
+        self.publish();
+    }
+
+    /// Takes what has come in, and sleeps while there is nothing to do. Says whether to go on.
+    pub fn take(&mut self) -> bool {
+        let shared = self.shared.clone();
+        let mut inbox = shared.inbox();
+        loop {
+            self.queue.extend(inbox.arrived.drain(..));
+            // Until the next round they are counted as what waits.
+            inbox.status.queued = self.queue.len();
+            match inbox.closing {
+                Some(until) => return !self.is_idle() && Instant::now() < until,
+                None if self.is_idle() => inbox = shared.wait(inbox),
+                None => return true,
+            }
+        }
+    }
+
+    /// Whether there is nothing to do.
+    pub fn is_idle(&self) -> bool {
+        self.queue.is_empty() && self.under_way() == 0
+    }
+
+    /// One round: out with whom nobody waits for, in with the next, and a step.
+    pub fn round(&mut self) {
+        self.sweep();
+        if self.lost {
+            self.revive();
+        }
+        if !self.lost {
+            self.admit();
+            self.step();
+        }
+        self.publish();
+    }
+
+    fn under_way(&self) -> usize {
+        usize::from(self.reading.is_some()) + self.writing.len()
+    }
+
+    /// Ends what was cancelled and what is too late. Their pages are free before the next step.
+    fn sweep(&mut self) {
+        let now = Instant::now();
+        for job in mem::take(&mut self.queue) {
+            match job.given_up(now) {
+                Some(ending) => self.end(job, ending),
+                None => self.queue.push_back(job),
+            }
+        }
+        if let Some(ending) = self.reading.as_ref().and_then(|reading| reading.job.given_up(now))
+            && let Some(Reading { job, .. }) = self.reading.take()
+        {
+            self.end(job, ending);
+            self.full = false;
+        }
+        for writing in mem::take(&mut self.writing) {
+            let ending = writing.job.given_up(now);
+            self.go_on(writing, ending);
+        }
+    }
+
+    /// Lets the first who waits begin to read, if nobody reads, and there is a sequence and pages for it.
+    fn admit(&mut self) {
+        let alone = self.under_way() == 0;
+        if self.reading.is_some() || self.under_way() >= self.shared.bounds.sequences as usize {
+            return;
+        }
+        if self.full && !alone {
+            return;
+        }
+        let Some(job) = self.queue.front() else { return };
+        // Everyone's next tokens need pages too: one for each, lest what is admitted now be set back at once. Alone, there are enough.
+        let spare = if alone { 0 } else { self.under_way() as u32 + 1 };
+        let wanted = (job.len() as u32).div_ceil(self.shared.bounds.page) + spare;
+        if wanted > self.backend.free_pages() {
+            return;
+        }
+        self.full = false;
+        let Some(mut job) = self.queue.pop_front() else { return };
+        match self.backend.start() {
+            Ok(sequence) => {
+                if !mem::replace(&mut job.started, true) {
+                    // Who does not listen any more is found in the next round.
+                    let _ = job.events.send(Event::Started);
+                }
+                let text = job.text();
+                self.reading = Some(Reading { job, sequence, text, read: 0 });
+            }
+            Err(Fault::NoPage | Fault::OutOfMemory(_)) if !alone => {
+                self.queue.push_front(job);
+                self.full = true;
+            }
+            Err(Fault::Lost(text)) => {
+                self.queue.push_front(job);
+                self.lose(&text);
+            }
+            Err(fault) => self.end(job, Ending::Failed(failure(fault))),
+        }
+    }
+
+    /// One step, or a run of them.
+    fn step(&mut self) {
+        let result = match (&self.reading, self.writing.is_empty()) {
+            (Some(_), _) => self.mixed(self.writing.len()),
+            (None, false) => self.run_steps(),
+            (None, true) => Ok(()),
+        };
+        match result {
+            Ok(()) => {}
+            Err(Fault::Lost(text)) => self.lose(&text),
+            Err(fault @ (Fault::NoPage | Fault::OutOfMemory(_))) => self.set_youngest_back(fault),
+            // Whose fault it was shows when each goes by itself.
+            Err(fault @ (Fault::NotFinite | Fault::Other(_))) => match self.under_way() {
+                1 => self.fail_the_only(fault),
+                _ => self.step_apart(),
+            },
+        }
+    }
+
+    /// A token for those who write, all of them or none, and a chunk of who reads.
+    fn mixed(&mut self, writers: usize) -> Result<(), Fault> {
+        let Some(reading) = &mut self.reading else { return Ok(()) };
+        let writing = &mut self.writing[..writers];
+        let options = &self.shared.options;
+        let within = if writing.is_empty() { options.alone } else { options.beside };
+        let depth = writing.iter().map(|writing| writing.job.len()).fold(reading.read, usize::max);
+        let rows = self.backend.chunk(writers, depth as u32, within).max(1);
+        let rest = &reading.text[reading.read..];
+        let tokens = &rest[..rows.min(rest.len())];
+        // What was written before is not chosen again.
+        let last = tokens.len() == rest.len() && reading.job.written.is_empty();
+        let read = tokens.len();
+        let chunk = Chunk { sequence: &mut reading.sequence, tokens, sampling: reading.job.sampling(), last };
+        let mut next: Vec<_> = writing.iter_mut().map(|writing| writing.next().0).collect();
+        let mixed = self.backend.mixed(&mut next, chunk)?;
+        self.status.steps += 1;
+        if writers > 0 {
+            self.hand_out(&[mixed.decoded]);
+        }
+        self.has_read(read, mixed.first);
+        Ok(())
+    }
+
+    /// Tokens for all who write, in a run.
+    fn run_steps(&mut self) -> Result<(), Fault> {
+        let context = self.shared.bounds.context as usize;
+        let left = |writing: &Writing<B::Sequence>| writing.job.left().min(context - writing.job.len());
+        let most = self.writing.iter().map(left).min().unwrap_or(1);
+        let most = most.min(self.backend.steps(self.writing.len())).max(1);
+        let steps = match self.run_of(most) {
+            // A run takes the pages of all its steps at once. For one step there may be enough.
+            Err(Fault::NoPage) if most > 1 => self.run_of(1),
+            steps => steps,
+        }?;
+        self.status.steps += steps.len() as u64;
+        self.hand_out(&steps);
+        Ok(())
+    }
+
+    fn run_of(&mut self, most: usize) -> Result<Vec<Vec<Sampled>>, Fault> {
+        let (mut next, ends): (Vec<_>, Vec<_>) = self.writing.iter_mut().map(Writing::next).unzip();
+        self.backend.run(&mut next, most, &ends)
+    }
+
+    /// Gives everyone who writes its tokens of some steps.
+    fn hand_out(&mut self, steps: &[Vec<Sampled>]) {
+        for (row, writing) in mem::take(&mut self.writing).into_iter().enumerate() {
+            let sampled: Vec<Sampled> = steps.iter().map(|step| step[row]).collect();
+            self.hand_to(writing, &sampled);
+        }
+    }
+
+    fn hand_to(&mut self, mut writing: Writing<B::Sequence>, sampled: &[Sampled]) {
+        let job = &mut writing.job;
+        let (now, before) = (Instant::now(), job.written.len());
+        let ending = sampled.iter().find_map(|sampled| job.tell(*sampled, self.shared.bounds.context));
+        let told = (job.written.len() - before) as u64;
+        let waited = now.saturating_duration_since(mem::replace(&mut job.told, now));
+        match before {
+            0 if told > 0 => self.status.first_token.note(waited, 1),
+            _ => self.status.between_tokens.note(waited / sampled.len().max(1) as u32, told),
+        }
+        self.status.written += told;
+        self.losses = 0;
+        self.go_on(writing, ending);
+    }
+
+    /// Who has ended frees its pages now; everyone else goes on.
+    fn go_on(&mut self, writing: Writing<B::Sequence>, ending: Option<Ending>) {
+        match ending {
+            None => self.writing.push(writing),
+            Some(ending) => {
+                self.end(writing.job, ending);
+                self.full = false;
+            }
+        }
+    }
+
+    /// Takes note of a chunk. After the last one, who has read writes.
+    fn has_read(&mut self, read: usize, first: Option<Sampled>) {
+        let Some(mut reading) = self.reading.take() else { return };
+        reading.read += read;
+        self.status.read += read as u64;
+        if reading.read < reading.text.len() {
+            self.reading = Some(reading);
+            return;
+        }
+        let Reading { job, sequence, .. } = reading;
+        let mut writing = Writing { job, sequence };
+        match first {
+            Some(first) => self.hand_to(writing, &[first]),
+            None if writing.job.written.is_empty() => {
+                let text = "the prompt was read, and no token came after it".to_string();
+                self.go_on(writing, Some(Ending::Failed(Failure::Internal(text))));
+            }
+            None => match self.recount(&mut writing) {
+                Ok(()) => self.writing.push(writing),
+                Err(Fault::Lost(text)) => {
+                    self.writing.push(writing);
+                    self.lose(&text);
+                }
+                Err(fault @ (Fault::NoPage | Fault::OutOfMemory(_))) => {
+                    self.writing.push(writing);
+                    self.set_youngest_back(fault);
+                }
+                Err(fault) => self.go_on(writing, Some(Ending::Failed(failure(fault)))),
+            },
+        }
+    }
+
+    /// Lets penalties know what was written, and only that.
+    fn recount(&mut self, writing: &mut Writing<B::Sequence>) -> Result<(), Fault> {
+        let Writing { job, sequence } = writing;
+        match job.sampling().has_penalties() {
+            true => self.backend.recount(sequence, &job.request.prompt, &job.written),
+            false => Ok(()),
+        }
+    }
+
+    /// A step for each by itself, after one that failed for all of them. Who fails again is ended.
+    fn step_apart(&mut self) {
+        let mut waiting: VecDeque<_> = mem::take(&mut self.writing).into();
+        while let Some(mut writing) = waiting.pop_front() {
+            // The step that failed may have counted a token.
+            let stepped = self.recount(&mut writing).and_then(|()| {
+                let (next, ends) = writing.next();
+                self.backend.run(&mut [next], 1, &[ends])
+            });
+            match stepped {
+                Ok(steps) => {
+                    self.status.steps += 1;
+                    self.hand_to(writing, &steps.concat());
+                }
+                // That is for the next round.
+                Err(Fault::NoPage | Fault::OutOfMemory(_)) => self.writing.push(writing),
+                Err(Fault::Lost(text)) => {
+                    self.writing.push(writing);
+                    self.writing.extend(waiting);
+                    return self.lose(&text);
+                }
+                Err(fault) => self.go_on(writing, Some(Ending::Failed(failure(fault)))),
+            }
+        }
+        match self.mixed(0) {
+            Ok(()) | Err(Fault::NoPage | Fault::OutOfMemory(_)) => {}
+            Err(Fault::Lost(text)) => self.lose(&text),
+            Err(fault) => {
+                if let Some(Reading { job, .. }) = self.reading.take() {
+                    self.end(job, Ending::Failed(failure(fault)));
+                    self.full = false;
+                }
+            }
+        }
+    }
+
+    fn fail_the_only(&mut self, fault: Fault) {
+        let ending = Ending::Failed(failure(fault));
+        if let Some(job) = self.youngest() {
+            self.end(job, ending);
+        }
+    }
+
+    /// Takes the one that came last of those under way; its pages are free.
+    fn youngest(&mut self) -> Option<Job> {
+        let reading = self.reading.take().map(|reading| reading.job);
+        reading.or_else(|| self.writing.pop().map(|writing| writing.job))
+    }
+
+    /// Puts the one that came last of those under way back to the front of the queue, where it came from. It keeps what it has written, and
+    /// its stream goes on when that has been read again.
+    fn set_youngest_back(&mut self, fault: Fault) {
+        if self.under_way() == 1 {
+            // Nobody else will free anything.
+            return self.fail_the_only(fault);
+        }
+        if let Some(job) = self.youngest() {
+            tracing::debug!(request = job.number, %fault, "set back");
+            self.set_back(job);
+            self.full = true;
+        }
+    }
+
+    fn set_back(&mut self, job: Job) {
+        self.status.set_back += 1;
+        self.queue.push_front(job);
+    }
+
+    /// The device is lost: nothing of any sequence is left.
+    fn lose(&mut self, why: &str) {
+        tracing::warn!(under_way = self.under_way(), "{why}");
+        self.lost = true;
+        self.losses += 1;
+        self.status.lost += 1;
+        self.set_all_back();
+    }
+
+    fn set_all_back(&mut self) {
+        while let Some(job) = self.youngest() {
+            self.set_back(job);
+        }
+    }
+
+    /// Puts the device back, or gives up.
+    fn revive(&mut self) {
+        if self.is_idle() {
+            return;
+        }
+        if self.losses >= MOST_LOSSES {
+            tracing::error!(
+                "the device was lost {MOST_LOSSES} times without a token between: all requests fail"
+            );
+            for job in self.set_all_aside() {
+                self.end(job, Ending::Failed(Failure::DeviceLost));
+            }
+            // Who comes next may have more luck.
+            self.losses = 0;
+            return;
+        }
+        match self.backend.revive() {
+            Ok(()) => {
+                tracing::info!("the device is back");
+                self.lost = false;
+                self.full = false;
+            }
+            Err(fault) => {
+                tracing::warn!("the device could not be put back: {fault}");
+                self.losses += 1;
+            }
+        }
+    }
+
+    /// Everyone there is, in no sequence any more.
+    fn set_all_aside(&mut self) -> Vec<Job> {
+        let mut all = vec![];
+        while let Some(job) = self.youngest() {
+            all.push(job);
+        }
+        all.extend(self.queue.drain(..));
+        all
+    }
+
+    /// Takes note of how a job ended.
+    fn end(&mut self, job: Job, ending: Ending) {
+        match ending {
+            Ending::Cancelled => self.status.cancelled += 1,
+            Ending::Finished(finish) => {
+                self.status.finished += 1;
+                self.status.whole.note(job.arrived.elapsed(), 1);
+                let usage = job.usage();
+                self.last.push((job.events, Event::Finished { finish, usage }));
+            }
+            Ending::Failed(failure) => {
+                self.status.failed += 1;
+                tracing::debug!(request = job.number, "{failure}");
+                self.last.push((job.events, Event::Failed(failure)));
+            }
+        }
+    }
+
+    /// Lets the handles know how things stand, and then those who have ended.
+    fn publish(&mut self) {
+        self.status.queued = self.queue.len();
+        self.status.reading = usize::from(self.reading.is_some());
+        self.status.writing = self.writing.len();
+        self.status.pages = Pages { free: self.backend.free_pages(), total: self.shared.bounds.pages };
+        self.shared.inbox().status = self.status.clone();
+        for (events, event) in self.last.drain(..) {
+            // Who has gone meanwhile needs no last word.
+            let _ = events.send(event);
+        }
+    }
+}
+
+/// What a request that fails by this fault is told.
+fn failure(fault: Fault) -> Failure {
+    match fault {
+        Fault::NoPage | Fault::OutOfMemory(_) => Failure::OutOfMemory,
+        Fault::Lost(_) => Failure::DeviceLost,
+        Fault::NotFinite => Failure::NotFinite,
+        Fault::Other(text) => Failure::Internal(text),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,348 @@
+//! What must hold whatever is asked for and whatever goes wrong, round by round on the plain backend.
+
+use std::{collections::BTreeMap, num::NonZeroU32, sync::Arc};
+
+use proptest::{collection::vec, option, prelude::*};
+
+use super::Scheduler;
+use crate::{
+    Answer, Bounds, Event, Failure, Fault, Finish, Options, Request, Sampling, Usage,
+    handle::Shared,
+    testing::{Plain, PlainOptions, Watch},
+};
+
+const VOCAB: u32 = 64;
+
+/// Enough for all requests one after the other, each read again and again.
+const MOST_ROUNDS: usize = 20_000;
+
+/// A request, when it comes, and after how many rounds it is given up.
+#[derive(Clone, Debug)]
+struct Visitor {
+    request: Request,
+    arrives: usize,
+    leaves: Option<usize>,
+}
+
+#[derive(Clone, Debug)]
+struct Scenario {
+    options: PlainOptions,
+    visitors: Vec<Visitor>,
+}
+
+fn visitor(context: usize) -> impl Strategy<Value = Visitor> {
+    let prompt = vec(0..VOCAB, 1..=context);
+    let ends = vec(0..VOCAB, 0..4);
+    (prompt, 1..40_u32, ends, 0..3_u64, any::<bool>(), 0..30_usize, option::weighted(0.3, 0..30_usize))
+        .prop_map(|(prompt, most, ends, seed, penalties, arrives, leaves)| {
+            let repetition = if penalties { 1.1 } else { 1.0 };
+            let sampling = Sampling { seed, repetition, ..Sampling::default() };
+            let request = Request { sampling, ends, ..Request::new(prompt, NonZeroU32::new(most).unwrap()) };
+            Visitor { request, arrives, leaves }
+        })
+}
+
+fn fault() -> impl Strategy<Value = Fault> {
+    prop_oneof![
+        3 => Just(Fault::Lost("lost".into())),
+        2 => Just(Fault::OutOfMemory("no memory".into())),
+        1 => Just(Fault::NoPage),
+        1 => Just(Fault::NotFinite),
+        1 => Just(Fault::Other("a bug".into())),
+    ]
+}
+
+fn scenario(faults: usize) -> impl Strategy<Value = Scenario> {
+    let sizes = (1..5_u32, 4..40_u32, 1..7_u32, 1..10_usize, 1..6_usize, 1..6_usize);
+    (sizes, 0.0..2.0_f64).prop_flat_map(move |((sequences, context, page, chunk, steps, crowd), share)| {
+        let fewest = context.div_ceil(page);
+        let pages = fewest + (f64::from(fewest) * share) as u32;
+        let bounds = Bounds { sequences, context, vocab: VOCAB, page, pages };
+        let faults = proptest::collection::btree_map(0..60_u64, fault(), 0..=faults);
+        (vec(visitor(context as usize), 1..12), faults).prop_map(move |(mut visitors, faults)| {
+            visitors.sort_by_key(|visitor| visitor.arrives);
+            // The first token tells them apart.
+            for (number, visitor) in visitors.iter_mut().enumerate() {
+                visitor.request.prompt[0] = number as u32;
+            }
+            Scenario {
+                options: PlainOptions { bounds, chunk, steps, crowd, faults, ..PlainOptions::default() },
+                visitors,
+            }
+        })
+    })
+}
+
+/// A scheduler whose rounds a test counts itself.
+struct Stage {
+    shared: Arc<Shared>,
+    scheduler: Scheduler<Plain>,
+    watch: Watch,
+}
+
+impl Stage {
+    fn new(options: PlainOptions) -> Self {
+        let backend = Plain::new(options);
+        let watch = backend.watch();
+        let shared = Arc::new(Shared::new(backend.options().bounds, Options::default()));
+        Self { scheduler: Scheduler::new(backend, shared.clone()), shared, watch }
+    }
+
+    fn alone(&self, request: &Request) -> (Vec<u32>, Finish) {
+        self.scheduler.backend.options().alone(request)
+    }
+
+    fn submit(&self, request: &Request) -> Answer {
+        self.shared.submit(request.clone()).unwrap()
+    }
+
+    /// A round, if there is something to do.
+    fn round(&mut self) {
+        if !self.is_idle() {
+            assert!(self.scheduler.take());
+            self.scheduler.round();
+            self.check();
+        }
+    }
+
+    fn is_idle(&self) -> bool {
+        self.scheduler.is_idle() && self.shared.inbox().arrived.is_empty()
+    }
+
+    fn finish(&mut self) {
+        for _ in 0..MOST_ROUNDS {
+            if self.is_idle() {
+                return;
+            }
+            self.round();
+        }
+        panic!("someone waits for ever");
+    }
+
+    /// What holds after every round.
+    fn check(&self) {
+        let Scheduler { reading, writing, queue, status, .. } = &self.scheduler;
+        let sequences = reading.iter().map(|reading| &reading.sequence);
+        let sequences = sequences.chain(writing.iter().map(|writing| &writing.sequence));
+        let held: u32 = sequences.map(|sequence| sequence.pages()).sum();
+        let bounds = self.shared.bounds;
+        assert_eq!(self.watch.free_pages() + held, bounds.pages, "pages are those of live sequences");
+        assert_eq!(status.pages.free, self.watch.free_pages());
+        assert_eq!(self.watch.sequences() as usize, self.scheduler.under_way());
+        // Who writes, who reads, who waits: in the order of arrival.
+        let jobs =
+            writing.iter().map(|writing| &writing.job).chain(reading.iter().map(|reading| &reading.job));
+        let numbers: Vec<u64> = jobs.clone().chain(queue).map(|job| job.number).collect();
+        assert!(numbers.is_sorted(), "{numbers:?}");
+        // Nobody leaves during a round here.
+        assert!(jobs.chain(queue).all(|job| !job.events.is_closed()), "a cancelled request is still there");
+    }
+}
+
+/// What a stream said: its tokens, and its last event.
+fn listen(answer: &mut Answer) -> (Vec<u32>, Event) {
+    let mut tokens = vec![];
+    let mut started = false;
+    let last = loop {
+        match answer.blocking_next().expect("a last event comes before the end") {
+            Event::Started => assert!(!std::mem::replace(&mut started, true), "started twice"),
+            Event::Token(token) => {
+                assert!(started);
+                tokens.push(token.id);
+            }
+            last => break last,
+        }
+    };
+    assert_eq!(answer.blocking_next(), None);
+    (tokens, last)
+}
+
+fn play(scenario: &Scenario) -> Vec<Failure> {
+    let Scenario { options, visitors } = scenario;
+    let mut stage = Stage::new(options.clone());
+    let mut answers: BTreeMap<usize, Answer> = BTreeMap::new();
+    for round in 0..60 {
+        for (number, visitor) in visitors.iter().enumerate() {
+            if visitor.arrives == round {
+                answers.insert(number, stage.submit(&visitor.request));
+            }
+            if visitor.leaves.is_some_and(|leaves| visitor.arrives + leaves == round) {
+                answers.remove(&number);
+            }
+        }
+        stage.round();
+    }
+    stage.finish();
+    assert_eq!(stage.watch.free_pages(), options.bounds.pages);
+
+    let mut failures = vec![];
+    for (number, answer) in &mut answers {
+        let request = &visitors[*number].request;
+        let (expected, why) = options.alone(request);
+        let (tokens, last) = listen(answer);
+        match last {
+            Event::Failed(failure) => {
+                assert!(expected.starts_with(&tokens));
+                failures.push(failure);
+            }
+            last => {
+                assert_eq!(tokens, expected, "request {number}");
+                let usage = Usage { prompt: request.prompt.len() as u32, written: tokens.len() as u32 };
+                assert_eq!(last, Event::Finished { finish: why, usage });
+            }
+        }
+    }
+    let status = &stage.scheduler.status;
+    assert_eq!(status.finished + status.failed + status.cancelled, visitors.len() as u64);
+
+    let beginnings = stage.watch.steps().into_iter().filter_map(|step| step.chunk);
+    let mut admitted: Vec<u32> = vec![];
+    for (_, tokens) in beginnings.filter(|(held, _)| *held == 0) {
+        if !admitted.contains(&tokens[0]) {
+            admitted.push(tokens[0]);
+        }
+    }
+    assert!(admitted.is_sorted(), "admitted in another order than they came: {admitted:?}");
+    failures
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(600))]
+
+    #[test]
+    fn everyone_gets_the_tokens_it_would_get_alone(scenario in scenario(0)) {
+        assert_eq!(play(&scenario), []);
+    }
+
+    #[test]
+    fn faults_cost_time_and_end_nobody_who_is_not_at_fault(scenario in scenario(12)) {
+        let failures = play(&scenario);
+        let faults: Vec<&Fault> = scenario.options.faults.values().collect();
+        let count = |of: fn(&Fault) -> bool| faults.iter().filter(|fault| of(fault)).count();
+        let failed = |of: fn(&Failure) -> bool| failures.iter().filter(|failure| of(failure)).count();
+        assert!(failed(|failure| *failure == Failure::NotFinite) <= count(|fault| *fault == Fault::NotFinite));
+        assert!(failed(|failure| *failure == Failure::OutOfMemory)
+            <= count(|fault| matches!(fault, Fault::OutOfMemory(_) | Fault::NoPage)));
+        // One that is not put back counts as lost once more.
+        if failed(|failure| *failure == Failure::DeviceLost) > 0 {
+            assert!(count(|fault| matches!(fault, Fault::Lost(_))) >= 1 && faults.len() >= 3);
+        }
+        assert_eq!(failed(|failure| matches!(failure, Failure::Deadline | Failure::Stopped)), 0);
+    }
+}
+
+fn request(first: u32, prompt: usize, most: u32) -> Request {
+    let prompt = (0..prompt as u32).map(|at| (first + 7 * at) % VOCAB).collect();
+    Request::new(prompt, NonZeroU32::new(most).unwrap())
+}
+
+fn options(sequences: u32, pages: u32) -> PlainOptions {
+    let bounds = Bounds { sequences, context: 64, vocab: VOCAB, page: 4, pages };
+    PlainOptions { bounds, chunk: 8, steps: 4, ..PlainOptions::default() }
+}
+
+#[test]
+fn who_came_last_is_set_back_when_pages_run_out_and_its_stream_goes_on() {
+    let mut stage = Stage::new(options(3, 16));
+    let requests = [request(0, 8, 40), request(1, 8, 40), request(2, 8, 40)];
+    let mut answers = requests.each_ref().map(|request| stage.submit(request));
+    stage.finish();
+    assert!(stage.scheduler.status.set_back >= 2, "{:?}", stage.scheduler.status);
+    for (request, answer) in requests.iter().zip(&mut answers) {
+        assert_eq!(listen(answer).0, stage.alone(request).0);
+    }
+    // The first was never set back: it is read once.
+    let read = stage.watch.steps().into_iter().filter_map(|step| step.chunk);
+    assert_eq!(read.filter(|(held, tokens)| *held == 0 && tokens[0] == 0).count(), 1);
+}
+
+#[test]
+fn those_who_write_go_on_while_a_long_prompt_is_read() {
+    let mut stage = Stage::new(options(3, 48));
+    let _short = [request(0, 4, 60), request(1, 4, 60)].map(|request| stage.submit(&request));
+    for _ in 0..4 {
+        stage.round();
+    }
+    let before = stage.watch.steps().len();
+    let _long = stage.submit(&request(2, 60, 4));
+    for _ in 0..8 {
+        stage.round();
+    }
+    let steps = &stage.watch.steps()[before..];
+    assert_eq!(steps.len(), 8);
+    assert!(steps.iter().all(|step| step.writing == 2 && step.chunk.is_some()), "{steps:?}");
+}
+
+#[test]
+fn pages_of_a_dropped_answer_are_free_before_the_next_step() {
+    let mut stage = Stage::new(options(2, 32));
+    let one = stage.submit(&request(0, 8, 50));
+    let _other = stage.submit(&request(1, 8, 50));
+    for _ in 0..4 {
+        stage.round();
+    }
+    assert_eq!(stage.scheduler.writing.len(), 2);
+    drop(one);
+    stage.round();
+    assert_eq!(stage.watch.steps().last().unwrap().writing, 1);
+    assert_eq!(stage.scheduler.status.cancelled, 1);
+}
+
+#[test]
+fn a_device_lost_three_times_in_a_row_is_given_up_and_tried_again_for_the_next() {
+    let lost = || Fault::Lost("lost".into());
+    // start, step (lost), revive (fails), revive, start, step (lost): three without a token.
+    let faults = BTreeMap::from([(1, lost()), (2, lost()), (5, lost())]);
+    let mut stage = Stage::new(PlainOptions { faults, ..options(2, 32) });
+    let mut answers = [request(0, 4, 4), request(1, 4, 4)].map(|request| stage.submit(&request));
+    stage.finish();
+    for answer in &mut answers {
+        assert_eq!(listen(answer), (vec![], Event::Failed(Failure::DeviceLost)));
+    }
+    let next = request(2, 4, 4);
+    let mut answer = stage.submit(&next);
+    stage.finish();
+    let (tokens, last) = listen(&mut answer);
+    assert_eq!(tokens, stage.alone(&next).0);
+    assert!(matches!(last, Event::Finished { finish: Finish::Length, .. }));
+}
+
+#[test]
+fn one_lost_device_shows_in_no_stream() {
+    let faults = BTreeMap::from([(6, Fault::Lost("lost".into()))]);
+    let mut stage = Stage::new(PlainOptions { faults, ..options(3, 48) });
+    let requests = [request(0, 20, 30), request(1, 9, 30), request(2, 8, 30)];
+    let mut answers = requests.each_ref().map(|request| stage.submit(request));
+    stage.finish();
+    assert_eq!((stage.scheduler.status.lost, stage.scheduler.status.failed), (1, 0));
+    for (request, answer) in requests.iter().zip(&mut answers) {
+        assert_eq!(listen(answer).0, stage.alone(request).0);
+    }
+}
+
+#[test]
+fn one_request_without_finite_numbers_does_not_end_the_others() {
+    // Both write by then. Of the steps by themselves, the first's fails too.
+    let faults = BTreeMap::from([(6, Fault::NotFinite), (7, Fault::NotFinite)]);
+    let mut stage = Stage::new(PlainOptions { faults, ..options(2, 32) });
+    let requests = [request(0, 8, 30), request(1, 8, 30)];
+    let [mut one, mut other] = requests.each_ref().map(|request| stage.submit(request));
+    stage.finish();
+    assert_eq!(listen(&mut one).1, Event::Failed(Failure::NotFinite));
+    assert_eq!(listen(&mut other).0, stage.alone(&requests[1]).0);
+}
+
+#[test]
+fn a_run_that_there_are_no_pages_for_is_a_step_at_least() {
+    let bounds = Bounds { sequences: 2, context: 32, vocab: VOCAB, page: 4, pages: 8 };
+    let mut stage = Stage::new(PlainOptions { bounds, chunk: 32, steps: 8, ..PlainOptions::default() });
+    let mut requests = [request(0, 20, 12), request(1, 1, 12)];
+    // The first ends after a few steps, on its sixth page. A run of 8 would need eight, and three for the other.
+    requests[0].ends = vec![stage.alone(&requests[0]).0[3]];
+    let mut answers = requests.each_ref().map(|request| stage.submit(request));
+    stage.finish();
+    assert_eq!(stage.scheduler.status.set_back, 0, "{:?}", stage.watch.steps());
+    for (request, answer) in requests.iter().zip(&mut answers) {
+        assert_eq!(listen(answer).0, stage.alone(request).0);
+    }
+}

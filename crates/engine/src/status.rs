@@ -1,0 +1,114 @@
+//! What a server tells of the engine: how much there is to do, and how it goes.
+
+use std::time::Duration;
+
+/// How things stand, as of the last step; numbers of what has been since the start only grow.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Status {
+    /// Requests that wait, with those that were set back.
+    pub queued: usize,
+    /// Requests whose prompt is being read: one or none.
+    pub reading: usize,
+    /// Requests whose answer is being written.
+    pub writing: usize,
+    /// Pages of the KV cache.
+    pub pages: Pages,
+    /// Whether nothing new is taken any more.
+    pub draining: bool,
+    /// Tokens read so far, those that were read again counted again.
+    pub read: u64,
+    /// Tokens written so far.
+    pub written: u64,
+    /// Steps so far.
+    pub steps: u64,
+    /// How often a request was set back, to read again what it had read: for want of pages or of memory, or by a lost device.
+    pub set_back: u64,
+    /// Requests whose answer became whole.
+    pub finished: u64,
+    /// Requests that failed.
+    pub failed: u64,
+    /// Requests whose answer was dropped before its end.
+    pub cancelled: u64,
+    /// Requests that were not taken.
+    pub refused: u64,
+    /// How often the device was lost.
+    pub lost: u64,
+    /// From a request's arrival to its first token.
+    pub first_token: Times,
+    /// From a token to the next of the same answer. Of a run's tokens, which come together, each has its share.
+    pub between_tokens: Times,
+    /// From a request's arrival to its answer being whole.
+    pub whole: Times,
+}
+
+/// Pages of the KV cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pages {
+    /// That no sequence holds.
+    pub free: u32,
+    /// That there are.
+    pub total: u32,
+}
+
+/// How long something took each time: a small histogram.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Times {
+    sum: Duration,
+    /// How many were at most as long as the bound of the same place and longer than that of the place before; the last place is for those
+    /// longer than all bounds.
+    counts: [u64; Times::BOUNDS.len() + 1],
+}
+
+impl Times {
+    /// Bounds in milliseconds: a token of a small model, a second, a long prompt.
+    const BOUNDS: [u64; 14] =
+        [5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 30_000, 60_000, 300_000];
+
+    pub(crate) fn note(&mut self, time: Duration, times: u64) {
+        let place = Self::BOUNDS.partition_point(|bound| Duration::from_millis(*bound) < time);
+        self.counts[place] += times;
+        self.sum += time.saturating_mul(u32::try_from(times).unwrap_or(u32::MAX));
+    }
+
+    /// How many there were.
+    pub fn count(&self) -> u64 {
+        self.counts.iter().sum()
+    }
+
+    /// All of them together.
+    pub fn sum(&self) -> Duration {
+        self.sum
+    }
+
+    /// What they took on average.
+    pub fn mean(&self) -> Option<Duration> {
+        let count = self.count();
+        (count > 0).then(|| self.sum.div_f64(count as f64))
+    }
+
+    /// How many took at most so long, for every bound. Those that took longer than all of them are in `count` only.
+    pub fn at_most(&self) -> impl Iterator<Item = (Duration, u64)> {
+        let sums = self.counts.iter().scan(0, |sum, count| {
+            *sum += count;
+            Some(*sum)
+        });
+        Self::BOUNDS.iter().map(|bound| Duration::from_millis(*bound)).zip(sums)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_counted_up_to_their_bound() {
+        let mut times = Times::default();
+        assert_eq!(times.mean(), None);
+        times.note(Duration::from_millis(5), 2);
+        times.note(Duration::from_millis(6), 1);
+        times.note(Duration::from_secs(3600), 1);
+        let counts: Vec<u64> = times.at_most().map(|(_, count)| count).collect();
+        assert_eq!((counts[0], counts[1], counts[13], times.count()), (2, 3, 3, 4));
+        assert_eq!(times.sum(), Duration::from_millis(16) + Duration::from_secs(3600));
+    }
+}

@@ -1,0 +1,362 @@
+//! A backend of plain arithmetic, for tests of scheduling and of servers: the tokens of an answer follow from its prompt alone, and
+//! everything that it is told is checked. What is wrong panics.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    thread,
+    time::Duration,
+};
+
+use crate::{Backend, Bounds, Chunk, Fault, Finish, Mixed, Next, Request, Sampled, Sampling};
+
+/// What a plain backend is made for.
+#[derive(Clone, Debug)]
+pub struct PlainOptions {
+    /// Sequences, context, vocabulary and pages.
+    pub bounds: Bounds,
+    /// Most tokens of a chunk.
+    pub chunk: usize,
+    /// Most steps of a run.
+    pub steps: usize,
+    /// What every answer says, whatever the prompt, for tests of what is made of tokens; put a token that ends it last. Without one the
+    /// tokens are like drawn by lot, and follow from the prompt and the seed.
+    pub script: Vec<u32>,
+    /// How long a step takes.
+    pub delay: Duration,
+    /// Sequences of a step that there is memory for.
+    pub crowd: usize,
+    /// What goes wrong, by the number of the call of `start`, `mixed`, `run`, `recount` or `revive` that it happens in: the first is 0.
+    pub faults: BTreeMap<u64, Fault>,
+}
+
+impl Default for PlainOptions {
+    fn default() -> Self {
+        Self {
+            bounds: Bounds { sequences: 4, context: 256, vocab: 1000, page: 8, pages: 4 * 256 / 8 },
+            chunk: 16,
+            steps: 4,
+            script: vec![],
+            delay: Duration::ZERO,
+            crowd: usize::MAX,
+            faults: BTreeMap::new(),
+        }
+    }
+}
+
+/// One step, as it was asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// How many wrote.
+    pub writing: usize,
+    /// Positions that were held already and tokens that were read, where there was a chunk.
+    pub chunk: Option<(usize, Vec<u32>)>,
+}
+
+/// What the backend, its sequences and its watchers share.
+#[derive(Debug)]
+struct Ledger {
+    bounds: Bounds,
+    free: u32,
+    sequences: u32,
+    /// Grows when the device is put back.
+    age: u64,
+    lost: bool,
+    log: Vec<Step>,
+}
+
+impl Ledger {
+    fn give_back(&mut self, pages: u32) {
+        self.free += pages;
+        assert!(self.free <= self.bounds.pages, "more pages came back than there are");
+    }
+}
+
+type SharedLedger = Arc<Mutex<Ledger>>;
+
+fn locked(ledger: &SharedLedger) -> MutexGuard<'_, Ledger> {
+    ledger.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Looks into a backend that an engine owns.
+#[derive(Clone, Debug)]
+pub struct Watch(SharedLedger);
+
+impl Watch {
+    /// Pages that no sequence holds.
+    pub fn free_pages(&self) -> u32 {
+        locked(&self.0).free
+    }
+
+    /// Sequences under way.
+    pub fn sequences(&self) -> u32 {
+        locked(&self.0).sequences
+    }
+
+    /// The steps so far that did not fail; those of a run are one.
+    pub fn steps(&self) -> Vec<Step> {
+        locked(&self.0).log.clone()
+    }
+}
+
+/// A sequence: its tokens and how many pages they are on.
+#[derive(Debug)]
+pub struct PlainSequence {
+    tokens: Vec<u32>,
+    pages: u32,
+    age: u64,
+    ledger: SharedLedger,
+}
+
+impl PlainSequence {
+    /// Pages that it holds.
+    pub fn pages(&self) -> u32 {
+        self.pages
+    }
+
+    fn truncate_pages(&mut self) {
+        let mut ledger = locked(&self.ledger);
+        let needed = (self.tokens.len() as u32).div_ceil(ledger.bounds.page);
+        ledger.give_back(self.pages - needed);
+        self.pages = needed;
+    }
+
+    /// Makes room for more positions; nothing changes on an error.
+    fn extend(&mut self, rows: usize) -> Result<(), Fault> {
+        let mut ledger = locked(&self.ledger);
+        assert_eq!(self.age, ledger.age, "a sequence of before the device was put back");
+        let wanted = (self.tokens.len() + rows) as u32;
+        assert!(
+            wanted <= ledger.bounds.context,
+            "{wanted} positions in a context of {}",
+            ledger.bounds.context
+        );
+        let more = wanted.div_ceil(ledger.bounds.page).saturating_sub(self.pages);
+        ledger.free = ledger.free.checked_sub(more).ok_or(Fault::NoPage)?;
+        self.pages += more;
+        Ok(())
+    }
+}
+
+impl Drop for PlainSequence {
+    fn drop(&mut self) {
+        let mut ledger = locked(&self.ledger);
+        ledger.sequences -= 1;
+        ledger.give_back(self.pages);
+    }
+}
+
+impl PlainOptions {
+    /// The token that follows these.
+    fn following(&self, tokens: &[u32], seed: u64) -> u32 {
+        // As far into the script as the end of the tokens is: so a sequence that is read again goes on where it was.
+        let within = (0..self.script.len()).rev().find(|said| tokens.ends_with(&self.script[..*said]));
+        if let Some(said) = within {
+            return self.script[said];
+        }
+        // FNV-1a, by words.
+        let step = |hash: u64, word: u64| (hash ^ word).wrapping_mul(0x0100_0000_01b3);
+        let start = step(0xcbf2_9ce4_8422_2325, seed);
+        let hash = tokens.iter().fold(start, |hash, token| step(hash, u64::from(*token)));
+        ((hash >> 20) % u64::from(self.bounds.vocab)) as u32
+    }
+
+    /// The answer to a request as if it were alone: its tokens, and why it ends.
+    pub fn alone(&self, request: &Request) -> (Vec<u32>, Finish) {
+        let mut text = request.prompt.clone();
+        let mut written = vec![];
+        loop {
+            let token = self.following(&text, request.sampling.seed);
+            if request.ends.contains(&token) {
+                return (written, Finish::End);
+            }
+            written.push(token);
+            if written.len() == request.most.get() as usize {
+                return (written, Finish::Length);
+            }
+            if text.len() == self.bounds.context as usize {
+                return (written, Finish::Context);
+            }
+            text.push(token);
+        }
+    }
+}
+
+/// The backend.
+#[derive(Debug)]
+pub struct Plain {
+    options: PlainOptions,
+    calls: u64,
+    ledger: SharedLedger,
+}
+
+impl Plain {
+    /// Panics where the pages are too few for one sequence.
+    pub fn new(options: PlainOptions) -> Self {
+        let bounds = options.bounds;
+        assert!(bounds.pages >= bounds.context.div_ceil(bounds.page), "{bounds:?}");
+        let ledger = Ledger { bounds, free: bounds.pages, sequences: 0, age: 0, lost: false, log: vec![] };
+        Self { options, calls: 0, ledger: Arc::new(Mutex::new(ledger)) }
+    }
+
+    /// What it was made for.
+    pub fn options(&self) -> &PlainOptions {
+        &self.options
+    }
+
+    /// Looks into it when an engine has it.
+    pub fn watch(&self) -> Watch {
+        Watch(self.ledger.clone())
+    }
+
+    /// What goes wrong with this call.
+    fn call(&mut self) -> Result<(), Fault> {
+        let fault = self.options.faults.get(&self.calls);
+        self.calls += 1;
+        if let Some(Fault::Lost(_)) = fault {
+            locked(&self.ledger).lost = true;
+        }
+        fault.map_or(Ok(()), |fault| Err(fault.clone()))
+    }
+
+    fn step(&mut self, sequences: usize) -> Result<(), Fault> {
+        assert!(!locked(&self.ledger).lost, "a step on a lost device");
+        self.call()?;
+        if sequences > self.options.crowd {
+            return Err(Fault::OutOfMemory(format!("no memory for a step of {sequences} sequences")));
+        }
+        thread::sleep(self.options.delay);
+        Ok(())
+    }
+
+    fn sampled(&self, sequence: &PlainSequence, sampling: &Sampling) -> Sampled {
+        let token = self.options.following(&sequence.tokens, sampling.seed);
+        Sampled { token, logprob: -(token as f32) / 1000.0 }
+    }
+
+    /// Makes room for so many steps of all; nothing changes on an error.
+    fn extend_all(&self, writing: &mut [Next<'_, PlainSequence>], steps: usize) -> Result<(), Fault> {
+        for next in writing.iter() {
+            let last = self.options.following(&next.sequence.tokens, next.sampling.seed);
+            assert_eq!(next.token, last, "a token that does not follow on what the sequence holds");
+        }
+        let extended = writing.iter_mut().try_for_each(|next| next.sequence.extend(steps));
+        if extended.is_err() {
+            writing.iter_mut().for_each(|next| next.sequence.truncate_pages());
+        }
+        extended
+    }
+
+    /// One token more of a sequence.
+    fn write(&self, next: &mut Next<'_, PlainSequence>) -> Sampled {
+        next.sequence.tokens.push(next.token);
+        let sampled = self.sampled(next.sequence, next.sampling);
+        next.token = sampled.token;
+        sampled
+    }
+
+    fn log(&self, writing: usize, chunk: Option<(usize, Vec<u32>)>) {
+        locked(&self.ledger).log.push(Step { writing, chunk });
+    }
+}
+
+impl Backend for Plain {
+    type Sequence = PlainSequence;
+
+    fn bounds(&self) -> Bounds {
+        self.options.bounds
+    }
+
+    fn free_pages(&self) -> u32 {
+        locked(&self.ledger).free
+    }
+
+    fn start(&mut self) -> Result<PlainSequence, Fault> {
+        self.call()?;
+        let mut ledger = locked(&self.ledger);
+        assert!(!ledger.lost, "a sequence of a lost device");
+        ledger.sequences += 1;
+        assert!(ledger.sequences <= ledger.bounds.sequences, "more sequences than there may be");
+        Ok(PlainSequence { tokens: vec![], pages: 0, age: ledger.age, ledger: self.ledger.clone() })
+    }
+
+    fn chunk(&self, _writing: usize, _depth: u32, _within: Duration) -> usize {
+        self.options.chunk
+    }
+
+    fn steps(&self, _writing: usize) -> usize {
+        self.options.steps
+    }
+
+    fn mixed(
+        &mut self,
+        writing: &mut [Next<'_, PlainSequence>],
+        chunk: Chunk<'_, PlainSequence>,
+    ) -> Result<Mixed, Fault> {
+        assert!(
+            (1..=self.options.chunk).contains(&chunk.tokens.len()),
+            "a chunk of {} tokens",
+            chunk.tokens.len()
+        );
+        self.step(writing.len() + 1)?;
+        self.extend_all(writing, 1)?;
+        if let Err(fault) = chunk.sequence.extend(chunk.tokens.len()) {
+            writing.iter_mut().for_each(|next| next.sequence.truncate_pages());
+            return Err(fault);
+        }
+        self.log(writing.len(), Some((chunk.sequence.tokens.len(), chunk.tokens.to_vec())));
+        let decoded = writing.iter_mut().map(|next| self.write(next)).collect();
+        chunk.sequence.tokens.extend(chunk.tokens);
+        let first = chunk.last.then(|| self.sampled(chunk.sequence, chunk.sampling));
+        Ok(Mixed { decoded, first })
+    }
+
+    fn run(
+        &mut self,
+        writing: &mut [Next<'_, PlainSequence>],
+        most: usize,
+        ends: &[&[u32]],
+    ) -> Result<Vec<Vec<Sampled>>, Fault> {
+        assert!(!writing.is_empty() && most > 0 && ends.len() == writing.len());
+        self.step(writing.len())?;
+        self.extend_all(writing, most)?;
+        self.log(writing.len(), None);
+        let mut steps: Vec<Vec<Sampled>> = vec![];
+        while steps.len() < most {
+            let step: Vec<Sampled> = writing.iter_mut().map(|next| self.write(next)).collect();
+            let ended = step.iter().zip(ends).any(|(sampled, ends)| ends.contains(&sampled.token));
+            steps.push(step);
+            if ended {
+                break;
+            }
+        }
+        writing.iter_mut().for_each(|next| next.sequence.truncate_pages());
+        Ok(steps)
+    }
+
+    fn recount(
+        &mut self,
+        sequence: &mut PlainSequence,
+        prompt: &[u32],
+        written: &[u32],
+    ) -> Result<(), Fault> {
+        let held = written.split_last().map_or(&[][..], |(_, held)| held);
+        self.call()?;
+        assert_eq!(sequence.tokens, [prompt, held].concat(), "counts of another sequence");
+        Ok(())
+    }
+
+    fn revive(&mut self) -> Result<(), Fault> {
+        assert!(locked(&self.ledger).lost, "nothing is lost");
+        self.call()?;
+        let mut ledger = locked(&self.ledger);
+        assert_eq!(
+            (ledger.free, ledger.sequences),
+            (ledger.bounds.pages, 0),
+            "sequences of a lost device are kept"
+        );
+        ledger.lost = false;
+        ledger.age += 1;
+        Ok(())
+    }
+}

@@ -1,0 +1,194 @@
+//! The engine with a model's runner, on Mesa's CPU driver.
+
+#[path = "../../model/tests/common/mod.rs"]
+mod common;
+
+use std::{
+    num::NonZeroU32,
+    ops::ControlFlow,
+    path::Path,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use common::{Fixture, limits, load};
+use engine::{Answer, Engine, Event, Failure, Finish, Gpu, Options, Request, Sampling};
+use gpu::Fault;
+use model::{Limits, Model, Runner, generate};
+
+/// Steps on this driver are slow, and how slow depends on who else is there: chunks are as short as can be.
+const OPTIONS: Options = Options { queue: 64, beside: Duration::ZERO, alone: Duration::ZERO };
+
+const NAME: &str = "gguf_q8_0";
+
+fn request(prompt: &[u32], most: u32, sampling: Sampling) -> Request {
+    Request { sampling, ..Request::new(prompt.to_vec(), NonZeroU32::new(most).unwrap()) }
+}
+
+/// Five prompts with settings of their own.
+fn requests(ids: &[u32]) -> [Request; 5] {
+    let drawn = Sampling { temperature: 0.8, top_k: 20, seed: 7, ..Sampling::default() };
+    let penalised = Sampling { repetition: 1.3, frequency: 0.5, ..Sampling::default() };
+    [
+        request(&ids[..12], 20, Sampling::default()),
+        request(&ids[3..30], 14, Sampling::default()),
+        request(&ids[5..6], 24, drawn),
+        request(&ids[7..27], 16, penalised),
+        request(ids, 9, Sampling::default()),
+    ]
+}
+
+/// The answer by a runner that has nothing else to do.
+fn alone(model: &Arc<Model>, limits: Limits, request: &Request) -> Vec<u32> {
+    let mut runner = Runner::new(model.clone(), limits).unwrap();
+    let mut sequence = runner.start().unwrap();
+    let Request { prompt, most, sampling, ends, .. } = request;
+    let request = generate::Request { prompt, most: most.get() as usize, sampling, ends };
+    let each = |_| ControlFlow::Continue(());
+    generate::generate(&mut runner, &mut sequence, &request, each).unwrap().tokens
+}
+
+fn listen(answer: &mut Answer) -> (Vec<u32>, Event) {
+    let mut tokens = vec![];
+    loop {
+        match answer.blocking_next().unwrap() {
+            Event::Started => {}
+            Event::Token(token) => tokens.push(token.id),
+            last => return (tokens, last),
+        }
+    }
+}
+
+/// A runner whose device is never lost.
+fn start(model: &Arc<Model>, limits: Limits) -> Engine {
+    let runner = Runner::new(model.clone(), limits).unwrap();
+    Engine::start(Gpu::new(runner, || Err(model::Error::Cancelled)), OPTIONS).unwrap()
+}
+
+fn check_all(engine: &Engine, requests: &[Request], expected: &[Vec<u32>]) {
+    let mut answers: Vec<Answer> =
+        requests.iter().map(|request| engine.submit(request.clone()).unwrap()).collect();
+    for (number, (answer, expected)) in answers.iter_mut().zip(expected).enumerate() {
+        let (tokens, last) = listen(answer);
+        assert_eq!(&tokens, expected, "request {number}");
+        assert!(matches!(last, Event::Finished { finish: Finish::Length, .. }), "{last:?}");
+    }
+    let pages = engine.status().pages;
+    assert_eq!(pages.free, pages.total);
+}
+
+#[test]
+fn five_together_get_the_tokens_that_each_gets_alone() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let fixture = Fixture::open(NAME);
+    let model = load(&device, &fixture.path);
+    let requests = requests(&fixture.ids);
+    // All at once, and with fewer sequences than there are requests.
+    for sequences in [5, 3] {
+        let limits = limits(sequences, 96, 16);
+        let expected = requests.each_ref().map(|request| alone(&model, limits, request));
+        let engine = start(&model, limits);
+        check_all(&engine, &requests, &expected);
+        assert_eq!(engine.status().set_back, 0);
+        engine.stop();
+    }
+}
+
+#[test]
+fn too_few_pages_for_all_give_the_same_tokens() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let fixture = Fixture::open(NAME);
+    let model = load(&device, &fixture.path);
+    let requests = requests(&fixture.ids);
+    // Pages of 4 for one context of 56.
+    let limits = Limits { pages: Some(14), ..limits(5, 56, 16) };
+    let expected = requests.each_ref().map(|request| alone(&model, limits, request));
+    let engine = start(&model, limits);
+    check_all(&engine, &requests, &expected);
+    assert!(engine.status().set_back > 0, "{:?}", engine.status());
+    engine.stop();
+}
+
+#[test]
+fn penalties_know_what_was_written_before_a_request_was_set_back() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let fixture = Fixture::open(NAME);
+    let model = load(&device, &fixture.path);
+    let sampling = Sampling { repetition: 1.2, frequency: 1.0, presence: 0.5, ..Sampling::default() };
+    let requests = [0, 9].map(|first| request(&fixture.ids[first..first + 12], 30, sampling.clone()));
+    // Two of 42 positions do not go into 56: the second is set back.
+    let limits = Limits { pages: Some(14), ..limits(2, 56, 16) };
+    let expected = requests.each_ref().map(|request| alone(&model, limits, request));
+    let engine = start(&model, limits);
+    check_all(&engine, &requests, &expected);
+    assert_eq!(engine.status().set_back, 1);
+    engine.stop();
+}
+
+#[test]
+fn a_dropped_answer_gives_its_pages_back() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let fixture = Fixture::open(NAME);
+    let model = load(&device, &fixture.path);
+    let engine = start(&model, limits(2, 512, 16));
+    let mut answer = engine.submit(request(&fixture.ids, 400, Sampling::default())).unwrap();
+    while !matches!(answer.blocking_next().unwrap(), Event::Token(_)) {}
+    drop(answer);
+    let until = Instant::now() + Duration::from_secs(60);
+    while engine.status().cancelled == 0 {
+        assert!(Instant::now() < until, "it goes on");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let status = engine.status();
+    assert_eq!((status.pages.free, status.writing), (status.pages.total, 0));
+    engine.stop();
+}
+
+#[test]
+fn a_long_prompt_does_not_stop_those_who_write() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let fixture = Fixture::open("untied_long");
+    let model = load(&device, &fixture.path);
+    let engine = start(&model, limits(3, 320, 16));
+    let submit = |ids: &[u32], most| engine.submit(request(ids, most, Sampling::default())).unwrap();
+    let _short = [submit(&fixture.ids[..4], 300), submit(&fixture.ids[4..9], 300)];
+    let (tokens, _) = listen(&mut submit(&fixture.ids, 1));
+    let status = engine.status();
+    assert_eq!((tokens.len(), status.read), (1, 4 + 5 + 300));
+    // 300 tokens in chunks of at most 16, and in each of those steps a token of both.
+    assert!(status.written > 2 * 300 / 16, "{} tokens while the prompt was read", status.written);
+    assert_eq!(status.writing, 2);
+    engine.stop();
+}
+
+/// Opens a device of its own: the old one is lost.
+fn reload(path: &Path, limits: Limits) -> model::Result<Runner> {
+    let device = testkit::cpu_device_plain().ok_or(gpu::Error::NoDriver)?;
+    Runner::new(load(&device, path), limits)
+}
+
+#[test]
+fn a_lost_device_is_put_back_and_no_stream_shows_it() {
+    let Some(device) = testkit::cpu_device_plain() else { return };
+    let fixture = Fixture::open(NAME);
+    let limits = limits(3, 96, 16);
+    let requests = requests(&fixture.ids);
+    let model = load(&device, &fixture.path);
+    let expected = requests.each_ref().map(|request| alone(&model, limits, request));
+    let runner = Runner::new(model, limits).unwrap();
+    let path = fixture.path.clone();
+    device.inject(Fault::DeviceLost { submission: 12 });
+    let engine = Engine::start(Gpu::new(runner, move || reload(&path, limits)), OPTIONS).unwrap();
+    check_all(&engine, &requests, &expected);
+    assert_eq!((engine.status().lost, engine.status().failed), (1, 0));
+    engine.stop();
+
+    // One that does not come back is given up.
+    let Some(device) = testkit::cpu_device_plain() else { return };
+    let runner = Runner::new(load(&device, &fixture.path), limits).unwrap();
+    device.inject(Fault::DeviceLost { submission: 3 });
+    let engine = Engine::start(Gpu::new(runner, || Err(gpu::Error::NoDriver.into())), OPTIONS).unwrap();
+    let mut answer = engine.submit(requests[0].clone()).unwrap();
+    assert_eq!(listen(&mut answer).1, Event::Failed(Failure::DeviceLost));
+    engine.stop();
+}
