@@ -1,24 +1,16 @@
 //! `/openapi.json`: what there is and what it takes, made from the types that requests are read with.
 
-use std::sync::LazyLock;
-
-use axum::http::header::CONTENT_TYPE;
-use axum::response::IntoResponse;
 use serde_json::{Map, Value, json};
 use utoipa::{PartialSchema, ToSchema};
 
+use crate::config::Config;
+use crate::openai::options::MAX_STOPS;
 use crate::openai::{
     Chat, ChatChoice, ChatDelta, Completion, ErrorBody, ModelInfo, ModelList, Options, Reply, TextChoice,
 };
 
-/// It never changes while the server runs.
-static DOCUMENT: LazyLock<String> = LazyLock::new(|| build().to_string());
-
-pub(crate) async fn document() -> impl IntoResponse {
-    ([(CONTENT_TYPE, "application/json")], DOCUMENT.as_str())
-}
-
-fn build() -> Value {
+/// The whole description of a server with this model and these limits.
+pub(crate) fn document(model: &str, config: &Config) -> Value {
     json!({
         "openapi": "3.1.0",
         "info": { "title": "Indrik", "version": env!("CARGO_PKG_VERSION"), "license": { "name": "MIT OR Apache-2.0" } },
@@ -40,7 +32,7 @@ fn build() -> Value {
             },
         },
         "components": {
-            "schemas": schemas(),
+            "schemas": schemas(model, config),
             "securitySchemes": { "key": { "type": "http", "scheme": "bearer" } },
         },
     })
@@ -88,7 +80,7 @@ fn reference(name: &str) -> Value {
     json!({ "$ref": format!("#/components/schemas/{name}") })
 }
 
-fn schemas() -> Map<String, Value> {
+fn schemas(model: &str, config: &Config) -> Map<String, Value> {
     let mut schemas = Map::new();
     add::<Options>(&mut schemas, &Options::name());
     add::<Chat>(&mut schemas, &Chat::name());
@@ -103,7 +95,39 @@ fn schemas() -> Map<String, Value> {
     add::<ModelInfo>(&mut schemas, "ModelInfo");
     add::<ModelList>(&mut schemas, "ModelList");
     add::<ErrorBody>(&mut schemas, "ErrorBody");
+    narrow(&mut schemas, model, config);
     schemas
+}
+
+/// What the types alone do not say: limits of this server, and which values of a field are built.
+fn narrow(schemas: &mut Map<String, Value>, model: &str, config: &Config) {
+    let mut say = |schema: &str, place: &str, key: &str, value: Value| {
+        let schema = schemas.get_mut(schema).and_then(|schema| schema.pointer_mut(place));
+        schema.expect("the types have such a field")[key] = value;
+    };
+    say("Options", "/properties/model", "enum", json!([model]));
+    say("Options", "/properties/n", "maximum", json!(config.choices));
+    say("Options", "/properties/logprobs", "enum", json!([null, false]));
+    say("Options", "/properties/top_logprobs", "enum", json!([null, false]));
+    say("Options", "/properties/logit_bias", "propertyNames", json!({ "pattern": "^[0-9]+$" }));
+    say("Format", "", "enum", json!(["text"]));
+    say("Chat", "/properties/tools", "maxItems", json!(0));
+    say("Chat", "/properties/functions", "maxItems", json!(0));
+    say("Chat", "/properties/tool_choice", "enum", json!([null, "none", "auto"]));
+    say("Chat", "/properties/modalities/items", "enum", json!(["text"]));
+    say("Role", "", "enum", json!(["system", "developer", "user", "assistant"]));
+    say("Said", "/properties/tool_calls", "maxItems", json!(0));
+    say("Part", "/properties/type", "enum", json!(["text"]));
+    say("Part", "", "required", json!(["type", "text"]));
+    say("Stop", "/oneOf/0", "minLength", json!(1));
+    say("Stop", "/oneOf/1/items", "minLength", json!(1));
+    say("Stop", "/oneOf/1", "maxItems", json!(MAX_STOPS));
+    say("Completion", "/properties/suffix", "enum", json!([null, ""]));
+    for list in 1..=3 {
+        // An empty list would be a list of anything: not one of these, but all.
+        say("AnyPrompt", &format!("/oneOf/{list}"), "minItems", json!(1));
+    }
+    say("AnyPrompt", "/oneOf/3/items", "minItems", json!(1));
 }
 
 /// Adds a type under a name, and what it consists of under theirs.

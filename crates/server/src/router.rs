@@ -12,7 +12,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Json, Router};
 use futures_util::StreamExt;
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::sync::watch;
 use tower_http::catch_panic::CatchPanicLayer;
 
@@ -36,6 +36,8 @@ pub(crate) struct App {
     generator: Arc<dyn Generator>,
     metrics: Arc<Metrics>,
     phase: watch::Receiver<Phase>,
+    /// It never changes while the server runs.
+    openapi: Value,
 }
 
 const CHAT: &str = "/v1/chat/completions";
@@ -54,8 +56,9 @@ pub(crate) fn router(
     phase: watch::Receiver<Phase>,
 ) -> std::io::Result<Router> {
     let cors = access::cors(&config.cors_origins)?;
+    let openapi = crate::openapi::document(&model.id, &config);
     let keys = Keys::new(&config.api_keys);
-    let app = Arc::new(App { config, keys, model, generator, metrics: Arc::default(), phase });
+    let app = Arc::new(App { config, keys, model, generator, metrics: Arc::default(), phase, openapi });
     let v1 = Router::new()
         .route(CHAT, post(chat))
         .route(TEXT, post(text))
@@ -69,7 +72,7 @@ pub(crate) fn router(
         .route("/health", get(async || Json(json!({ "status": "alive" }))))
         .route("/ready", get(ready))
         .route("/metrics", get(metrics))
-        .route("/openapi.json", get(crate::openapi::document))
+        .route("/openapi.json", get(description))
         .merge(v1)
         .method_not_allowed_fallback(async |method: Method, uri: Uri| Error::WrongMethod {
             method: method.to_string(),
@@ -127,6 +130,10 @@ async fn metrics(State(app): State<Arc<App>>) -> Response {
     let mut status = app.generator.status();
     status.unready = app.ready().err().map(|error| error.to_string());
     ([(CONTENT_TYPE, metrics::CONTENT_TYPE)], app.metrics.text(&status)).into_response()
+}
+
+async fn description(State(app): State<Arc<App>>) -> Json<Value> {
+    Json(app.openapi.clone())
 }
 
 async fn models(State(app): State<Arc<App>>) -> Json<ModelList> {

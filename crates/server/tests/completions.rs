@@ -184,6 +184,16 @@ fn what_is_asked_of_sampling_reaches_the_generator() {
 }
 
 #[test]
+fn whole_numbers_may_be_written_as_fractions() {
+    let server = Fixture::new();
+    let asked = json!({ "top_k": 7.0, "max_tokens": 5.0, "n": 1.0, "seed": -3.0, "prompt": [1.0, 8.0] });
+    assert_eq!(server.post(TEXT, &completion(asked)).status, 200);
+    let request = server.mock.seen.lock().unwrap().remove(0);
+    assert_eq!((request.sampling.top_k, request.most, request.sampling.seed as i64), (7, 5, -3));
+    assert_eq!(request.prompt, [1, 8]);
+}
+
+#[test]
 fn more_tokens_than_there_is_room_for_are_no_error() {
     let server = Fixture::new();
     assert_eq!(server.post(CHAT, &chat(json!({ "max_tokens": 1_000_000 }))).status, 200);

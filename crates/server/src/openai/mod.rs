@@ -23,9 +23,30 @@ use crate::error::Error;
 pub(crate) fn parse(body: &[u8]) -> Result<Value, Error> {
     let invalid = |message| Error::Invalid { param: None, message };
     match serde_json::from_slice(body) {
-        Ok(object @ Value::Object(_)) => Ok(object),
+        Ok(mut object @ Value::Object(_)) => {
+            make_whole(&mut object);
+            Ok(object)
+        }
         Ok(_) => Err(invalid("the body must be a JSON object".to_owned())),
         Err(error) => Err(invalid(format!("the body is no JSON: {error}"))),
+    }
+}
+
+/// The largest number up to which a double tells all whole numbers apart.
+const WHOLE: f64 = (1u64 << 53) as f64;
+
+/// Makes whole numbers of those that are written as fractions: 16.0 is an integer in JSON Schema, and some clients know
+/// no other numbers. As deep as the parser goes, which is 128.
+fn make_whole(value: &mut Value) {
+    match value {
+        Value::Number(number) if number.is_f64() => {
+            if let Some(number) = number.as_f64().filter(|n| n.fract() == 0.0 && n.abs() <= WHOLE) {
+                *value = Value::from(number as i64);
+            }
+        }
+        Value::Array(values) => values.iter_mut().for_each(make_whole),
+        Value::Object(fields) => fields.values_mut().for_each(make_whole),
+        _ => {}
     }
 }
 

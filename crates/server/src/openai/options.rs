@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::seam::Sampling;
 
 /// Stop strings that a request may have.
-const MAX_STOPS: usize = 4;
+pub(crate) const MAX_STOPS: usize = 4;
 
 /// Biases that the sampler has room for.
 const MAX_BIASES: usize = 512;
