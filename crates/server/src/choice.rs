@@ -71,7 +71,7 @@ impl Choice {
             match event {
                 Event::Started { cached } => self.usage.cached = cached,
                 Event::Token(token) => {
-                    self.usage.answer += 1;
+                    self.usage.written += 1;
                     self.record.token();
                     let (text, stopped) = self.stops.push(&self.text.push(token.id));
                     if stopped {

@@ -22,7 +22,7 @@ pub(crate) enum Error {
     #[error(
         "the prompt has {tokens} tokens, but prompt and answer together have room for {context}: shorten it"
     )]
-    TooLong { tokens: u32, context: u32 },
+    TooLong { tokens: usize, context: u32 },
     #[error("no such model here: '{0}'. GET /v1/models lists what there is")]
     UnknownModel(String),
     #[error("wrong or missing API key: send the header 'Authorization: Bearer KEY'")]
@@ -43,6 +43,8 @@ pub(crate) enum Error {
     Unready(String),
     #[error("the GPU was lost and did not come back: try again later")]
     DeviceLost,
+    #[error("there is not enough GPU memory for this request: shorten it, or try again later")]
+    OutOfMemory,
     #[error("the answer took longer than the server lets a request take: ask for fewer tokens")]
     Deadline,
     #[error("the model computed something that is no number, so that there is no next token")]
@@ -66,6 +68,11 @@ impl Error {
         Error::Unsupported { param: param.into(), what: what.into() }
     }
 
+    /// The server is near its end.
+    pub(crate) fn stopping() -> Error {
+        Error::Unready("it is about to stop".to_owned())
+    }
+
     pub(crate) fn status(&self) -> StatusCode {
         match self {
             Error::Invalid { .. } | Error::Unsupported { .. } | Error::TooLong { .. } => {
@@ -78,7 +85,7 @@ impl Error {
             Error::BodyTooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
             Error::BodyTooSlow(_) => StatusCode::REQUEST_TIMEOUT,
             Error::QueueFull(_) => StatusCode::TOO_MANY_REQUESTS,
-            Error::Unready(_) | Error::DeviceLost => StatusCode::SERVICE_UNAVAILABLE,
+            Error::Unready(_) | Error::DeviceLost | Error::OutOfMemory => StatusCode::SERVICE_UNAVAILABLE,
             Error::Deadline => StatusCode::GATEWAY_TIMEOUT,
             Error::NotFinite | Error::Internal => StatusCode::INTERNAL_SERVER_ERROR,
         }
@@ -100,6 +107,7 @@ impl Error {
             Error::QueueFull(_) => "queue_full",
             Error::Unready(_) => "not_ready",
             Error::DeviceLost => "device_lost",
+            Error::OutOfMemory => "out_of_memory",
             Error::Deadline => "deadline",
             Error::NotFinite => "not_finite",
             Error::Internal => "internal_error",
@@ -126,7 +134,7 @@ impl Error {
     fn retry_after(&self) -> Option<Duration> {
         match self {
             Error::QueueFull(after) => Some(*after),
-            Error::Unready(_) | Error::DeviceLost => Some(UNREADY_RETRY),
+            Error::Unready(_) | Error::DeviceLost | Error::OutOfMemory => Some(UNREADY_RETRY),
             _ => None,
         }
     }
@@ -164,7 +172,7 @@ impl From<Refused> for Error {
         match refused {
             Refused::QueueFull { retry_after } => Error::QueueFull(retry_after),
             Refused::TooLong { tokens, context } => Error::TooLong { tokens, context },
-            Refused::Draining => Error::Unready("it is about to stop".to_owned()),
+            Refused::Draining => Error::stopping(),
             Refused::Invalid(message) => Error::Invalid { param: None, message },
         }
     }
@@ -174,6 +182,8 @@ impl From<Failure> for Error {
     fn from(failure: Failure) -> Error {
         match failure {
             Failure::DeviceLost => Error::DeviceLost,
+            Failure::OutOfMemory => Error::OutOfMemory,
+            Failure::Stopped => Error::stopping(),
             Failure::Deadline => Error::Deadline,
             Failure::NotFinite => Error::NotFinite,
             // What it was is for the log alone: it may name files and devices.

@@ -26,4 +26,6 @@ mod seam;
 
 pub use config::{Config, Model};
 pub use listen::{Handle, Server};
-pub use seam::{Answer, Event, Failure, Finish, Generator, Refused, Request, Sampling, Status, Token, Usage};
+pub use seam::{
+    Answer, Event, Failure, Finish, Generator, Pages, Refused, Request, Sampling, Status, Token, Usage,
+};

@@ -61,24 +61,24 @@ impl Metrics {
     }
 
     /// All of it as text.
-    pub(crate) fn text(&self, status: &Status) -> String {
+    pub(crate) fn text(&self, status: &Status, ready: bool) -> String {
         let mut page = Page(String::new());
-        page.gauge("ready", "1 where requests are answered", u64::from(status.unready.is_none()));
-        page.gauge("queued_requests", "Requests that wait", status.queued.into());
-        page.gauge("reading_requests", "Requests whose prompts are read", status.reading.into());
-        page.gauge("writing_requests", "Requests whose answers are written", status.writing.into());
-        page.gauge("kv_pages", "Pages of the KV cache", status.pages.into());
-        page.gauge("kv_pages_taken", "Pages of the KV cache that are taken", status.pages_taken.into());
-        page.gauge("context_tokens", "Tokens that a prompt and its answer may have", status.context.into());
-        page.counter("prompt_tokens_read_total", "Tokens of prompts that were read", status.tokens_read);
-        page.counter(
-            "prompt_tokens_cached_total",
-            "Tokens of prompts that needed no reading",
-            status.tokens_cached,
+        page.gauge("ready", "1 where requests are answered", u64::from(ready));
+        page.gauge("queued_requests", "Requests that wait", status.queued as u64);
+        page.gauge("reading_requests", "Requests whose prompts are read", status.reading as u64);
+        page.gauge("writing_requests", "Requests whose answers are written", status.writing as u64);
+        page.gauge("kv_pages", "Pages of the KV cache", status.pages.total.into());
+        page.gauge(
+            "kv_pages_taken",
+            "Pages of the KV cache that are taken",
+            status.pages.total.saturating_sub(status.pages.free).into(),
         );
-        page.counter("tokens_written_total", "Tokens of answers", status.tokens_written);
-        page.counter("set_back_total", "Requests set back because pages ran out", status.set_back);
-        page.counter("device_losses_total", "How often the GPU was lost", status.losses);
+        page.counter("prompt_tokens_read_total", "Tokens of prompts that were read", status.read);
+        page.counter("prompt_tokens_cached_total", "Tokens of prompts that needed no reading", status.cached);
+        page.counter("tokens_written_total", "Tokens of answers", status.written);
+        page.counter("steps_total", "Steps of the model", status.steps);
+        page.counter("set_back_total", "Requests set back to read again what they had read", status.set_back);
+        page.counter("device_losses_total", "How often the GPU was lost", status.lost);
         let counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         page.head("requests_total", "Requests to /v1 by how they ended", "counter");
         for (outcome, count) in &counts.outcomes {

@@ -41,9 +41,12 @@ pub(crate) fn document(model: &str, config: &Config) -> Value {
 /// A path that takes a body with [`Options`] and what `T` has, and answers whole or in chunks.
 fn completion<T: ToSchema>(summary: &str, replies: &[&str; 2]) -> Value {
     let [whole, chunk] = replies.map(reference);
+    // The last event's data is [DONE].
+    let data = json!({ "type": "string", "contentMediaType": "application/json", "contentSchema": chunk });
+    let event = json!({ "type": "object", "required": ["data"], "properties": { "data": data } });
     let content = json!({
         "application/json": { "schema": whole },
-        "text/event-stream": { "schema": { "type": "string" }, "itemSchema": chunk },
+        "text/event-stream": { "schema": { "type": "string" }, "itemSchema": event },
     });
     let responses =
         json!({ "200": { "description": "The answer, whole or as a stream", "content": content } });

@@ -1,12 +1,14 @@
 //! From a body to what the generator is asked for.
 
+use std::num::NonZeroU32;
+
 use text::{Detokenizer, Shown, StopMatcher};
 
 use crate::config::{Config, Model};
 use crate::error::Error;
 use crate::openai::{self, Chat, Completion, Options, Prompt};
 use crate::record::random;
-use crate::seam::{Request, Status};
+use crate::seam::Request;
 
 /// How many tokens `/v1/completions` writes where nobody says; OpenAI's number.
 const COMPLETION_TOKENS: u32 = 16;
@@ -38,7 +40,7 @@ impl Asked {
         body: &[u8],
         model: &Model,
         config: &Config,
-        status: &Status,
+        context: u32,
     ) -> Result<Asked, Error> {
         let body = &openai::parse(body)?;
         let options: Options = openai::read(body)?;
@@ -55,25 +57,22 @@ impl Asked {
         let seed = options.seed.map_or_else(random, |seed| seed as u64);
         let (mut requests, mut echoes) = (Vec::new(), Vec::new());
         for (prompt, echo) in prompts {
-            let tokens = u32::try_from(prompt.len()).unwrap_or(u32::MAX);
-            let room = status.context.saturating_sub(tokens);
-            if room == 0 {
-                return Err(Error::TooLong { tokens, context: status.context });
-            }
+            let tokens = prompt.len();
+            let room = context.saturating_sub(u32::try_from(tokens).unwrap_or(u32::MAX));
             let wanted = match form {
                 Form::Chat => options.most().unwrap_or(room),
                 Form::Text => options.most().unwrap_or(COMPLETION_TOKENS),
             };
+            // More than there is room for is no error: the answer ends by its length.
+            let most = NonZeroU32::new(wanted.min(room)).ok_or(Error::TooLong { tokens, context })?;
             for choice in 0..options.n() {
                 let mut sampling = sampling.clone();
                 sampling.seed = seed_of(seed, choice);
                 requests.push(Request {
                     prompt: prompt.clone(),
-                    // More than there is room for is no error: the answer ends by its length.
-                    most: wanted.min(room),
+                    most,
                     sampling,
                     ends: model.tokenizer.ends().to_vec(),
-                    top: 0,
                     deadline: None,
                 });
                 echoes.push(echo.clone());

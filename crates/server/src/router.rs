@@ -6,7 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use axum::body::Body;
 use axum::extract::{Path, Request, State};
 use axum::http::header::CONTENT_TYPE;
-use axum::http::{HeaderMap, HeaderValue, Method, Uri};
+use axum::http::{HeaderMap, HeaderValue};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -74,11 +74,8 @@ pub(crate) fn router(
         .route("/metrics", get(metrics))
         .route("/openapi.json", get(description))
         .merge(v1)
-        .method_not_allowed_fallback(async |method: Method, uri: Uri| Error::WrongMethod {
-            method: method.to_string(),
-            path: uri.path().to_owned(),
-        })
-        .fallback(async |uri: Uri| Error::UnknownPath(uri.path().to_owned()))
+        .method_not_allowed_fallback(wrong_method)
+        .fallback(unknown_path)
         .layer(CatchPanicLayer::custom(panicked))
         .with_state(app);
     Ok(match cors {
@@ -115,10 +112,22 @@ fn is_stream(headers: &HeaderMap) -> bool {
 /// Lets in who bears a key.
 async fn admit(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     if app.keys.admit(request.headers()) {
-        next.run(request).await
-    } else {
-        Error::Unauthorized.into_response()
+        return next.run(request).await;
     }
+    app.hear_out(request).await;
+    Error::Unauthorized.into_response()
+}
+
+async fn wrong_method(State(app): State<Arc<App>>, request: Request) -> Error {
+    let (method, path) = (request.method().to_string(), request.uri().path().to_owned());
+    app.hear_out(request).await;
+    Error::WrongMethod { method, path }
+}
+
+async fn unknown_path(State(app): State<Arc<App>>, request: Request) -> Error {
+    let path = request.uri().path().to_owned();
+    app.hear_out(request).await;
+    Error::UnknownPath(path)
 }
 
 async fn ready(State(app): State<Arc<App>>) -> Result<Response, Error> {
@@ -127,9 +136,8 @@ async fn ready(State(app): State<Arc<App>>) -> Result<Response, Error> {
 }
 
 async fn metrics(State(app): State<Arc<App>>) -> Response {
-    let mut status = app.generator.status();
-    status.unready = app.ready().err().map(|error| error.to_string());
-    ([(CONTENT_TYPE, metrics::CONTENT_TYPE)], app.metrics.text(&status)).into_response()
+    let text = app.metrics.text(&app.generator.status(), app.ready().is_ok());
+    ([(CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response()
 }
 
 async fn description(State(app): State<Arc<App>>) -> Json<Value> {
@@ -163,9 +171,9 @@ async fn text(
 impl App {
     fn ready(&self) -> Result<(), Error> {
         if *self.phase.borrow() != Phase::Open {
-            return Err(Error::Unready("it is about to stop".to_owned()));
+            return Err(Error::stopping());
         }
-        self.generator.status().unready.map_or(Ok(()), |reason| Err(Error::Unready(reason)))
+        self.generator.unready().map_or(Ok(()), |reason| Err(Error::Unready(reason)))
     }
 
     /// From a body to an answer.
@@ -176,11 +184,12 @@ impl App {
         request: Request,
     ) -> Result<Response, Error> {
         if !is_json(request.headers()) {
+            self.hear_out(request).await;
             return Err(Error::NotJson);
         }
         let body = self.body(request.into_body()).await?;
         let app = self.clone();
-        let read = move || Asked::read(form, &body, &app.model, &app.config, &app.generator.status());
+        let read = move || Asked::read(form, &body, &app.model, &app.config, app.generator.context());
         let mut asked = tokio::task::spawn_blocking(read).await.map_err(|error| {
             tracing::error!(id = record.id, %error, "a request could not be read");
             Error::Internal
@@ -221,8 +230,16 @@ impl App {
         Ok(Running { form: asked.form, head, choices, echoes, n, record: record.clone() })
     }
 
-    /// The whole body, within its limits. One that is too large is read to its end, or for as long as a body may take, and
-    /// forgotten: a client that is still sending when its connection is closed would not see why.
+    /// Reads a body that nobody wants, for as long as one may take: a client that is still sending when its connection is
+    /// closed would not see why.
+    async fn hear_out(&self, request: Request) {
+        let mut chunks = request.into_body().into_data_stream();
+        let read = async { while let Some(Ok(_)) = chunks.next().await {} };
+        // Whether it came to its end or not, the answer is the same.
+        let _ = tokio::time::timeout(self.config.body_time, read).await;
+    }
+
+    /// The whole body, within its limits. One that is too large is heard out, too.
     async fn body(&self, body: Body) -> Result<Vec<u8>, Error> {
         let limit = self.config.body_bytes;
         let mut bytes = Vec::new();

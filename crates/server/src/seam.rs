@@ -1,7 +1,9 @@
 //! What the server needs of whoever makes the tokens.
 //!
-//! The words are those of `docs/engine.md`: when `crates/engine` is there, its types take the place of these.
+//! The words are those of `docs/engine.md`: when `crates/engine` is there, its types take the place of these, and its handle
+//! is a [`Generator`].
 
+use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
@@ -11,8 +13,14 @@ pub trait Generator: Send + Sync + 'static {
     /// Takes a request, or says at once why not. Never waits.
     fn submit(&self, request: Request) -> Result<Answer, Refused>;
 
-    /// What it is doing now. Asked for every request: cheap.
+    /// How things stand.
     fn status(&self) -> Status;
+
+    /// Why it cannot answer now; nothing where it can. Asked for every request: cheap.
+    fn unready(&self) -> Option<String>;
+
+    /// How many tokens a prompt and its answer may have together.
+    fn context(&self) -> u32;
 }
 
 /// How the next token is chosen.
@@ -61,13 +69,11 @@ pub struct Request {
     /// The prompt's tokens.
     pub prompt: Vec<u32>,
     /// So many tokens at most.
-    pub most: u32,
+    pub most: NonZeroU32,
     /// How they are chosen.
     pub sampling: Sampling,
-    /// Tokens that end the answer.
+    /// Tokens that end the answer; they are not part of it.
     pub ends: Vec<u32>,
-    /// Probabilities of so many tokens beside the chosen one.
-    pub top: u8,
     /// When nobody wants the answer any more.
     pub deadline: Option<Instant>,
 }
@@ -98,7 +104,7 @@ pub enum Event {
         /// How many tokens of the prompt need no reading.
         cached: u32,
     },
-    /// A token of the answer. An end token may be among them or not.
+    /// The next token of the answer.
     Token(Token),
     /// The answer is complete.
     Finished {
@@ -112,14 +118,12 @@ pub enum Event {
 }
 
 /// A token of an answer.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Token {
     /// Which.
     pub id: u32,
-    /// The logarithm of its probability, where asked for.
-    pub logprob: Option<f32>,
-    /// The most probable ones with theirs, where asked for.
-    pub top: Vec<(u32, f32)>,
+    /// The logarithm of the probability that the model gave it.
+    pub logprob: f32,
 }
 
 /// Why an answer is complete.
@@ -127,8 +131,10 @@ pub struct Token {
 pub enum Finish {
     /// The model ended it.
     End,
-    /// It has as many tokens as were asked for, or as the context holds.
+    /// It has as many tokens as were asked for.
     Length,
+    /// The context is full.
+    Context,
 }
 
 /// Tokens of a request.
@@ -139,7 +145,7 @@ pub struct Usage {
     /// Of those, the ones that needed no reading.
     pub cached: u32,
     /// Of the answer.
-    pub answer: u32,
+    pub written: u32,
 }
 
 /// Why a request was not taken.
@@ -153,7 +159,7 @@ pub enum Refused {
     /// The prompt leaves no room for an answer.
     TooLong {
         /// Its tokens.
-        tokens: u32,
+        tokens: usize,
         /// How many a prompt and its answer may have together.
         context: u32,
     },
@@ -168,39 +174,48 @@ pub enum Refused {
 pub enum Failure {
     /// The GPU was lost and did not come back.
     DeviceLost,
+    /// There is not enough GPU memory for it, even alone.
+    OutOfMemory,
     /// It took longer than it may.
     Deadline,
+    /// The generator was stopped before it was done.
+    Stopped,
     /// The model computed something that is no number.
     NotFinite,
     /// Anything else.
     Internal(String),
 }
 
-/// What the generator is doing, and what it has done.
+/// How things stand; numbers of what has been since the start only grow.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Status {
-    /// Why it cannot answer now; nothing where it can.
-    pub unready: Option<String>,
-    /// How many tokens a prompt and its answer may have together.
-    pub context: u32,
     /// Requests that wait.
-    pub queued: u32,
+    pub queued: usize,
     /// Requests whose prompts are read.
-    pub reading: u32,
+    pub reading: usize,
     /// Requests whose answers are written.
-    pub writing: u32,
+    pub writing: usize,
     /// Pages of the KV cache.
-    pub pages: u32,
-    /// Those that are taken.
-    pub pages_taken: u32,
-    /// Tokens of prompts that were read since the start.
-    pub tokens_read: u64,
-    /// Tokens of prompts that needed no reading.
-    pub tokens_cached: u64,
-    /// Tokens that were written.
-    pub tokens_written: u64,
-    /// How often a request was set back because pages ran out.
+    pub pages: Pages,
+    /// Tokens read so far.
+    pub read: u64,
+    /// Tokens of prompts that needed no reading so far.
+    pub cached: u64,
+    /// Tokens written so far.
+    pub written: u64,
+    /// Steps so far.
+    pub steps: u64,
+    /// How often a request was set back, to read again what it had read.
     pub set_back: u64,
     /// How often the device was lost.
-    pub losses: u64,
+    pub lost: u64,
+}
+
+/// Pages of the KV cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pages {
+    /// That no sequence holds.
+    pub free: u32,
+    /// That there are.
+    pub total: u32,
 }

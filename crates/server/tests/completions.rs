@@ -177,7 +177,7 @@ fn what_is_asked_of_sampling_reaches_the_generator() {
     assert_eq!((sampling.temperature, sampling.top_k, sampling.min_p), (0.5, 7, 0.25));
     assert!(sampling.top_p > 0.0 && sampling.top_p < 1e-30);
     assert_eq!((sampling.presence, sampling.frequency, sampling.repetition), (-2.0, 1.5, 1.25));
-    assert_eq!((sampling.seed, request.most), (u64::MAX, 9));
+    assert_eq!((sampling.seed, request.most.get()), (u64::MAX, 9));
     assert_eq!(sampling.biases, [(7, -100.0), (8, 2.0)]);
     assert!(request.ends.contains(&2) && request.ends.contains(&4), "{:?}", request.ends);
     assert!(request.deadline.is_some());
@@ -189,7 +189,7 @@ fn whole_numbers_may_be_written_as_fractions() {
     let asked = json!({ "top_k": 7.0, "max_tokens": 5.0, "n": 1.0, "seed": -3.0, "prompt": [1.0, 8.0] });
     assert_eq!(server.post(TEXT, &completion(asked)).status, 200);
     let request = server.mock.seen.lock().unwrap().remove(0);
-    assert_eq!((request.sampling.top_k, request.most, request.sampling.seed as i64), (7, 5, -3));
+    assert_eq!((request.sampling.top_k, request.most.get(), request.sampling.seed as i64), (7, 5, -3));
     assert_eq!(request.prompt, [1, 8]);
 }
 
@@ -199,7 +199,7 @@ fn more_tokens_than_there_is_room_for_are_no_error() {
     assert_eq!(server.post(CHAT, &chat(json!({ "max_tokens": 1_000_000 }))).status, 200);
     assert_eq!(server.post(CHAT, &chat(json!({}))).status, 200);
     for request in server.mock.seen.lock().unwrap().iter() {
-        assert_eq!(request.most + request.prompt.len() as u32, 256);
+        assert_eq!(request.most.get() + request.prompt.len() as u32, 256);
     }
 }
 
@@ -240,6 +240,8 @@ fn a_failure_is_a_status_before_the_stream_and_a_line_within_it() {
     for (failure, status, code) in [
         (Failure::DeviceLost, 503, "device_lost"),
         (Failure::NotFinite, 500, "not_finite"),
+        (Failure::OutOfMemory, 503, "out_of_memory"),
+        (Failure::Stopped, 503, "not_ready"),
         (Failure::Deadline, 504, "deadline"),
         (Failure::Internal("secret".to_owned()), 500, "internal_error"),
     ] {

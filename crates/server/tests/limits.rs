@@ -301,7 +301,7 @@ fn who_does_not_read_is_cut_off() {
     let mut mock = Mock::new();
     // More than the buffers of a socket hold.
     mock.script = mock.script.repeat(20_000);
-    mock.status.lock().unwrap().context = 1_000_000;
+    mock.context = 1_000_000;
     let config = Config { stall_time: Duration::from_millis(200), ..Config::default() };
     let server = Fixture::with(mock, config);
     let body = chat(json!({ "stream": true })).to_string();
@@ -331,6 +331,26 @@ fn only_who_bears_a_key_is_let_in() {
 }
 
 #[test]
+fn who_is_refused_early_is_heard_out() {
+    let config = Config { api_keys: vec!["key".to_owned()], ..Config::default() };
+    let server = Fixture::with(Mock::new(), config);
+    for (path, status) in [(CHAT, "401"), ("/v2", "404"), ("/health", "405")] {
+        let mut client = TcpStream::connect(server.address).unwrap();
+        write!(
+            client,
+            "POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 40000000\r\n\r\n"
+        )
+        .unwrap();
+        std::thread::sleep(Duration::from_millis(20));
+        // A server that had hung up would break this.
+        for _ in 0..400 {
+            client.write_all(&[b' '; 100_000]).unwrap();
+        }
+        assert!(answer(&mut client).starts_with(&format!("HTTP/1.1 {status} ")));
+    }
+}
+
+#[test]
 fn unknown_models_paths_and_methods_are_told_apart() {
     let server = Fixture::new();
     let (message, param) =
@@ -350,7 +370,7 @@ fn unknown_models_paths_and_methods_are_told_apart() {
 fn it_is_ready_when_the_generator_is() {
     let server = Fixture::new();
     assert_eq!(server.get("/ready").json(), json!({ "status": "ready" }));
-    server.mock.status.lock().unwrap().unready = Some("the weights are being read".to_owned());
+    *server.mock.unready.lock().unwrap() = Some("the weights are being read".to_owned());
     let got = server.get("/ready");
     let (message, _) = got.refused(503, "not_ready");
     assert!(message.contains("the weights are being read"), "{message}");

@@ -16,7 +16,7 @@ fn metrics_count_requests_and_show_the_generator() {
     let server = Fixture::new();
     {
         let mut status = server.mock.status.lock().unwrap();
-        (status.queued, status.pages_taken, status.tokens_written) = (3, 7, 12345);
+        (status.queued, status.written) = (3, 12345);
     }
     assert_eq!(server.post(CHAT, &chat(json!({}))).status, 200);
     server.chunks(CHAT, &chat(json!({ "stream": true })));

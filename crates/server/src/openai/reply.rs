@@ -83,7 +83,7 @@ impl Usage {
             self.prompt_tokens += u64::from(usage.prompt);
             self.prompt_tokens_details.cached_tokens += u64::from(usage.cached);
         }
-        self.completion_tokens += u64::from(usage.answer);
+        self.completion_tokens += u64::from(usage.written);
         self.total_tokens = self.prompt_tokens + self.completion_tokens;
     }
 }

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use server::{
-    Answer, Config, Event, Failure, Finish, Generator, Handle, Model, Refused, Request, Sampling, Server,
-    Status, Token, Usage,
+    Answer, Config, Event, Failure, Finish, Generator, Handle, Model, Pages, Refused, Request, Sampling,
+    Server, Status, Token, Usage,
 };
 use text::{ChatTemplate, Kind, Tokenizer, Vocabulary};
 
@@ -64,6 +64,8 @@ pub struct Mock {
     pub panics: bool,
     pub refusal: Mutex<Option<Refused>>,
     pub status: Mutex<Status>,
+    pub unready: Mutex<Option<String>>,
+    pub context: u32,
     /// What was asked for.
     pub seen: Mutex<Vec<Request>>,
     /// Answers that are being made.
@@ -82,7 +84,9 @@ impl Mock {
             failure: None,
             panics: false,
             refusal: Mutex::default(),
-            status: Mutex::new(Status { context: 256, pages: 100, ..Status::default() }),
+            status: Mutex::new(Status { pages: Pages { free: 93, total: 100 }, ..Status::default() }),
+            unready: Mutex::default(),
+            context: 256,
             seen: Mutex::default(),
             live: Arc::default(),
         }
@@ -102,12 +106,13 @@ impl Generator for Mock {
             let start = request.sampling.seed as usize % script.len();
             script.rotate_left(start);
         }
+        let most = request.most.get();
         let (delay, failure, live) = (self.delay, self.failure.clone(), self.live.clone());
         live.fetch_add(1, Ordering::SeqCst);
         tokio::spawn(async move {
             let work = async {
                 let _ = sender.send(Event::Started { cached: CACHED });
-                for (id, made) in script.iter().zip(0..request.most) {
+                for (id, made) in script.iter().zip(0..most) {
                     if failure.as_ref().is_some_and(|(after, _)| *after == made) {
                         break;
                     }
@@ -115,12 +120,12 @@ impl Generator for Mock {
                     if !delay.is_zero() {
                         tokio::time::sleep(delay).await;
                     }
-                    let _ = sender.send(Event::Token(Token { id: *id, logprob: None, top: vec![] }));
+                    let _ = sender.send(Event::Token(Token { id: *id, logprob: -1.0 }));
                 }
-                let whole = script.len() <= request.most as usize;
+                let whole = script.len() <= most as usize;
                 let finish = if whole { Finish::End } else { Finish::Length };
-                let answer = script.len().min(request.most as usize) as u32;
-                let usage = Usage { prompt: request.prompt.len() as u32, cached: CACHED, answer };
+                let written = script.len().min(most as usize) as u32;
+                let usage = Usage { prompt: request.prompt.len() as u32, cached: CACHED, written };
                 let _ = sender.send(match failure {
                     Some((_, failure)) => Event::Failed(failure),
                     None => Event::Finished { finish, usage },
@@ -137,6 +142,14 @@ impl Generator for Mock {
 
     fn status(&self) -> Status {
         self.status.lock().unwrap().clone()
+    }
+
+    fn unready(&self) -> Option<String> {
+        self.unready.lock().unwrap().clone()
+    }
+
+    fn context(&self) -> u32 {
+        self.context
     }
 }
 
