@@ -12,7 +12,8 @@ use crate::openai::{
 /// The whole description of a server with this model and these limits.
 pub(crate) fn document(model: &str, config: &Config) -> Value {
     json!({
-        "openapi": "3.1.0",
+        // The first version that describes the events of a stream.
+        "openapi": "3.2.0",
         "info": { "title": "Indrik", "version": env!("CARGO_PKG_VERSION"), "license": { "name": "MIT OR Apache-2.0" } },
         "paths": {
             "/v1/chat/completions": completion::<Chat>("What the assistant says next", &["ChatReply", "ChatChunk"]),
@@ -41,12 +42,12 @@ pub(crate) fn document(model: &str, config: &Config) -> Value {
 /// A path that takes a body with [`Options`] and what `T` has, and answers whole or in chunks.
 fn completion<T: ToSchema>(summary: &str, replies: &[&str; 2]) -> Value {
     let [whole, chunk] = replies.map(reference);
-    // The last event's data is [DONE].
-    let data = json!({ "type": "string", "contentMediaType": "application/json", "contentSchema": chunk });
+    let chunk = json!({ "type": "string", "contentMediaType": "application/json", "contentSchema": chunk });
+    let data = json!({ "anyOf": [{ "const": "[DONE]" }, chunk] });
     let event = json!({ "type": "object", "required": ["data"], "properties": { "data": data } });
     let content = json!({
         "application/json": { "schema": whole },
-        "text/event-stream": { "schema": { "type": "string" }, "itemSchema": event },
+        "text/event-stream": { "itemSchema": event },
     });
     let responses =
         json!({ "200": { "description": "The answer, whole or as a stream", "content": content } });

@@ -229,7 +229,9 @@ fn answer(stream: &mut TcpStream) -> String {
 #[test]
 fn a_head_has_a_size_and_a_time() {
     let config = Config { head_bytes: 8 << 10, head_time: Duration::from_millis(200), ..Config::default() };
-    let server = Fixture::with(Mock::new(), config);
+    let mut mock = Mock::new();
+    mock.delay = Duration::from_millis(100);
+    let server = Fixture::with(mock, config);
     let mut slow = TcpStream::connect(server.address).unwrap();
     write!(slow, "GET /health HTTP/1.1\r\nHost").unwrap();
     let asked = Instant::now();
@@ -243,6 +245,8 @@ fn a_head_has_a_size_and_a_time() {
     flood.read_exact(&mut status).unwrap();
     assert_eq!(&status, b"HTTP/1.1 431");
     assert_eq!(server.get("/health").json(), json!({ "status": "alive" }));
+    // The time is the head's alone: an answer takes as long as it takes.
+    assert_eq!(server.post(CHAT, &chat(json!({}))).status, 200);
 }
 
 #[test]
