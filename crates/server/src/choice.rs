@@ -1,0 +1,105 @@
+//! From tokens to text: one answer of a request as it comes.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use futures_util::stream::{self, BoxStream, StreamExt};
+use text::{Detokenizer, StopMatcher};
+
+use crate::error::Error;
+use crate::record::Record;
+use crate::seam::{Answer, Event, Failure, Finish, Usage};
+
+/// What comes of an answer. [`Piece::Ended`] or [`Piece::Failed`] is the last.
+#[derive(Debug)]
+pub(crate) enum Piece {
+    /// More text, at least one character.
+    Text(String),
+    /// It is complete.
+    Ended { reason: &'static str, usage: Usage },
+    /// It will not be completed.
+    Failed(Error),
+}
+
+/// One answer of a request.
+pub(crate) struct Choice {
+    /// Which of the request's.
+    pub(crate) index: u32,
+    pub(crate) answer: Answer,
+    pub(crate) text: Detokenizer,
+    pub(crate) stops: StopMatcher,
+    pub(crate) usage: Usage,
+    pub(crate) deadline: Instant,
+    pub(crate) record: Arc<Record>,
+}
+
+impl Choice {
+    /// Its pieces, each with its index. Dropping the stream cancels the answer; so does its own end.
+    pub(crate) fn pieces(self) -> BoxStream<'static, (u32, Piece)> {
+        // An end that comes with text waits here while the text goes out.
+        enum Stage {
+            Open(Box<Choice>),
+            Last(u32, Piece),
+            Over,
+        }
+        stream::unfold(Stage::Open(Box::new(self)), |stage| async {
+            let mut choice = match stage {
+                Stage::Open(choice) => choice,
+                Stage::Last(index, piece) => return Some(((index, piece), Stage::Over)),
+                Stage::Over => return None,
+            };
+            let index = choice.index;
+            let (text, last) = choice.advance().await;
+            Some(match last {
+                None => ((index, Piece::Text(text)), Stage::Open(choice)),
+                Some(last) if text.is_empty() => ((index, last), Stage::Over),
+                Some(last) => ((index, Piece::Text(text)), Stage::Last(index, last)),
+            })
+        })
+        .boxed()
+    }
+
+    /// Waits for text or the end: never neither.
+    async fn advance(&mut self) -> (String, Option<Piece>) {
+        loop {
+            let next = tokio::time::timeout_at(self.deadline.into(), self.answer.next()).await;
+            let event = match next {
+                Ok(Some(event)) => event,
+                Ok(None) => Event::Failed(Failure::Internal("an answer ended without saying why".to_owned())),
+                Err(_) => Event::Failed(Failure::Deadline),
+            };
+            match event {
+                Event::Started { cached } => self.usage.cached = cached,
+                Event::Token(token) => {
+                    self.usage.written += 1;
+                    self.record.token();
+                    let (text, stopped) = self.stops.push(&self.text.push(token.id));
+                    if stopped {
+                        return (text, Some(Piece::Ended { reason: "stop", usage: self.usage }));
+                    }
+                    if !text.is_empty() {
+                        return (text, None);
+                    }
+                }
+                Event::Finished { finish, usage } => {
+                    let mut held = String::new();
+                    self.text.finish_to(&mut held);
+                    let (mut text, mut stopped) = self.stops.push(&held);
+                    if !stopped {
+                        let (rest, met) = self.stops.finish();
+                        text.push_str(&rest);
+                        stopped = met;
+                    }
+                    let reason = if stopped || finish == Finish::End { "stop" } else { "length" };
+                    return (text, Some(Piece::Ended { reason, usage }));
+                }
+                Event::Failed(failure) => {
+                    if let Failure::Internal(what) = &failure {
+                        tracing::error!(id = self.record.id, %what, "a request failed");
+                    }
+                    return (String::new(), Some(Piece::Failed(failure.into())));
+                }
+            }
+        }
+    }
+}

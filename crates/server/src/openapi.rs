@@ -1,0 +1,145 @@
+//! `/openapi.json`: what there is and what it takes, made from the types that requests are read with.
+
+use serde_json::{Map, Value, json};
+use utoipa::{PartialSchema, ToSchema};
+
+use crate::config::Config;
+use crate::openai::options::MAX_STOPS;
+use crate::openai::{
+    Chat, ChatChoice, ChatDelta, Completion, ErrorBody, ModelInfo, ModelList, Options, Reply, TextChoice,
+};
+
+/// The whole description of a server with this model and these limits.
+pub(crate) fn document(model: &str, config: &Config) -> Value {
+    json!({
+        // The first version that describes the events of a stream.
+        "openapi": "3.2.0",
+        "info": { "title": "Indrik", "version": env!("CARGO_PKG_VERSION"), "license": { "name": "MIT OR Apache-2.0" } },
+        "paths": {
+            "/v1/chat/completions": completion::<Chat>("What the assistant says next", &["ChatReply", "ChatChunk"]),
+            "/v1/completions": completion::<Completion>("How a text goes on", &["TextReply", "TextReply"]),
+            "/v1/models": { "get": operation("The models", json!({ "200": answer("It", "ModelList") }), true) },
+            "/v1/models/{id}": {
+                "parameters": [{ "name": "id", "in": "path", "required": true, "schema": { "type": "string" } }],
+                "get": operation("A model", json!({ "200": answer("It", "ModelInfo") }), true),
+            },
+            "/health": { "get": operation("Whether the server is alive", json!({ "200": status() }), false) },
+            "/ready": { "get": operation("Whether it can answer", json!({ "200": status() }), false) },
+            "/metrics": {
+                "get": operation("Numbers for Prometheus", json!({ "200": plain("text/plain") }), false)
+            },
+            "/openapi.json": {
+                "get": operation("This", json!({ "200": plain("application/json") }), false)
+            },
+        },
+        "components": {
+            "schemas": schemas(model, config),
+            "securitySchemes": { "key": { "type": "http", "scheme": "bearer" } },
+        },
+    })
+}
+
+/// A path that takes a body with [`Options`] and what `T` has, and answers whole or in chunks.
+fn completion<T: ToSchema>(summary: &str, replies: &[&str; 2]) -> Value {
+    let [whole, chunk] = replies.map(reference);
+    let chunk = json!({ "type": "string", "contentMediaType": "application/json", "contentSchema": chunk });
+    let data = json!({ "anyOf": [{ "const": "[DONE]" }, chunk] });
+    let event = json!({ "type": "object", "required": ["data"], "properties": { "data": data } });
+    let content = json!({
+        "application/json": { "schema": whole },
+        "text/event-stream": { "itemSchema": event },
+    });
+    let responses =
+        json!({ "200": { "description": "The answer, whole or as a stream", "content": content } });
+    let mut operation = operation(summary, responses, true);
+    let body = json!({ "allOf": [reference(&T::name()), reference(&Options::name())] });
+    operation["requestBody"] =
+        json!({ "required": true, "content": { "application/json": { "schema": body } } });
+    json!({ "post": operation })
+}
+
+/// Something a path does. Whatever goes wrong has the same body.
+fn operation(summary: &str, mut responses: Value, keyed: bool) -> Value {
+    responses["default"] = answer("What is wrong", "ErrorBody");
+    // An empty requirement beside the key: whether one is asked for is the operator's choice.
+    let security = if keyed { json!([{}, { "key": [] }]) } else { json!([]) };
+    json!({ "summary": summary, "responses": responses, "security": security })
+}
+
+fn answer(description: &str, name: &str) -> Value {
+    json!({ "description": description, "content": { "application/json": { "schema": reference(name) } } })
+}
+
+fn status() -> Value {
+    let schema =
+        json!({ "type": "object", "required": ["status"], "properties": { "status": { "type": "string" } } });
+    json!({ "description": "It is", "content": { "application/json": { "schema": schema } } })
+}
+
+fn plain(media: &str) -> Value {
+    json!({ "description": "It", "content": { media: {} } })
+}
+
+fn reference(name: &str) -> Value {
+    json!({ "$ref": format!("#/components/schemas/{name}") })
+}
+
+fn schemas(model: &str, config: &Config) -> Map<String, Value> {
+    let mut schemas = Map::new();
+    add::<Options>(&mut schemas, &Options::name());
+    add::<Chat>(&mut schemas, &Chat::name());
+    add::<Completion>(&mut schemas, &Completion::name());
+    // A generic type names its parts, but does not list them.
+    add::<ChatChoice>(&mut schemas, &ChatChoice::name());
+    add::<ChatDelta>(&mut schemas, &ChatDelta::name());
+    add::<TextChoice>(&mut schemas, &TextChoice::name());
+    add::<Reply<ChatChoice>>(&mut schemas, "ChatReply");
+    add::<Reply<ChatDelta>>(&mut schemas, "ChatChunk");
+    add::<Reply<TextChoice>>(&mut schemas, "TextReply");
+    add::<ModelInfo>(&mut schemas, "ModelInfo");
+    add::<ModelList>(&mut schemas, "ModelList");
+    add::<ErrorBody>(&mut schemas, "ErrorBody");
+    narrow(&mut schemas, model, config);
+    schemas
+}
+
+/// What the types alone do not say: limits of this server, and which values of a field are built.
+fn narrow(schemas: &mut Map<String, Value>, model: &str, config: &Config) {
+    let mut say = |schema: &str, place: &str, key: &str, value: Value| {
+        let schema = schemas.get_mut(schema).and_then(|schema| schema.pointer_mut(place));
+        schema.expect("the types have such a field")[key] = value;
+    };
+    say("Options", "/properties/model", "enum", json!([model]));
+    say("Options", "/properties/n", "maximum", json!(config.choices));
+    say("Options", "/properties/logprobs", "enum", json!([null, false]));
+    say("Options", "/properties/top_logprobs", "enum", json!([null, false]));
+    say("Options", "/properties/logit_bias", "propertyNames", json!({ "pattern": "^[0-9]+$" }));
+    say("Format", "", "enum", json!(["text"]));
+    say("Chat", "/properties/tools", "maxItems", json!(0));
+    say("Chat", "/properties/functions", "maxItems", json!(0));
+    say("Chat", "/properties/tool_choice", "enum", json!([null, "none", "auto"]));
+    say("Chat", "/properties/modalities/items", "enum", json!(["text"]));
+    say("Role", "", "enum", json!(["system", "developer", "user", "assistant"]));
+    say("Said", "/properties/tool_calls", "maxItems", json!(0));
+    say("Part", "/properties/type", "enum", json!(["text"]));
+    say("Part", "", "required", json!(["type", "text"]));
+    say("Stop", "/oneOf/0", "minLength", json!(1));
+    say("Stop", "/oneOf/1/items", "minLength", json!(1));
+    say("Stop", "/oneOf/1", "maxItems", json!(MAX_STOPS));
+    say("Completion", "/properties/suffix", "enum", json!([null, ""]));
+    for list in 1..=3 {
+        // An empty list would be a list of anything: not one of these, but all.
+        say("AnyPrompt", &format!("/oneOf/{list}"), "minItems", json!(1));
+    }
+    say("AnyPrompt", "/oneOf/3/items", "minItems", json!(1));
+}
+
+/// Adds a type under a name, and what it consists of under theirs.
+fn add<T: ToSchema + PartialSchema>(schemas: &mut Map<String, Value>, name: &str) {
+    let mut parts = Vec::new();
+    T::schemas(&mut parts);
+    parts.push((name.to_owned(), T::schema()));
+    for (name, schema) in parts {
+        schemas.insert(name, serde_json::to_value(schema).expect("a schema is JSON"));
+    }
+}

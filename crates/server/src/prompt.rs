@@ -1,0 +1,131 @@
+//! From a body to what the generator is asked for.
+
+use std::num::NonZeroU32;
+
+use text::{Detokenizer, Shown, StopMatcher};
+
+use crate::config::{Config, Model};
+use crate::error::Error;
+use crate::openai::{self, Chat, Completion, Options, Prompt};
+use crate::record::random;
+use crate::seam::Request;
+
+/// How many tokens `/v1/completions` writes where nobody says; OpenAI's number.
+const COMPLETION_TOKENS: u32 = 16;
+
+/// Which endpoint was asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// `/v1/chat/completions`
+    Chat,
+    /// `/v1/completions`
+    Text,
+}
+
+/// A request that is right in itself.
+#[derive(Debug)]
+pub(crate) struct Asked {
+    pub(crate) form: Form,
+    pub(crate) options: Options,
+    /// `n` for each prompt, one after the other.
+    pub(crate) requests: Vec<Request>,
+    /// What each answer begins with.
+    pub(crate) echoes: Vec<String>,
+}
+
+impl Asked {
+    /// Reads a body. Takes time that grows with it: not for the threads that serve connections.
+    pub(crate) fn read(
+        form: Form,
+        body: &[u8],
+        model: &Model,
+        config: &Config,
+        context: u32,
+    ) -> Result<Asked, Error> {
+        let body = &openai::parse(body)?;
+        let options: Options = openai::read(body)?;
+        if options.model != model.id {
+            return Err(Error::UnknownModel(options.model));
+        }
+        options.check(config.choices)?;
+        let vocab = model.tokenizer.vocab_len();
+        let sampling = options.sampling(&model.sampling, vocab)?;
+        let prompts = match form {
+            Form::Chat => vec![(chat(openai::read::<Chat>(body)?, model)?, String::new())],
+            Form::Text => texts(openai::read::<Completion>(body)?, &options, model, config)?,
+        };
+        let seed = options.seed.map_or_else(random, |seed| seed as u64);
+        let (mut requests, mut echoes) = (Vec::new(), Vec::new());
+        for (prompt, echo) in prompts {
+            let tokens = prompt.len();
+            let room = context.saturating_sub(u32::try_from(tokens).unwrap_or(u32::MAX));
+            let wanted = match form {
+                Form::Chat => options.most().unwrap_or(room),
+                Form::Text => options.most().unwrap_or(COMPLETION_TOKENS),
+            };
+            // More than there is room for is no error: the answer ends by its length.
+            let most = NonZeroU32::new(wanted.min(room)).ok_or(Error::TooLong { tokens, context })?;
+            for choice in 0..options.n() {
+                let mut sampling = sampling.clone();
+                sampling.seed = seed_of(seed, choice);
+                requests.push(Request {
+                    prompt: prompt.clone(),
+                    most,
+                    sampling,
+                    ends: model.tokenizer.ends().to_vec(),
+                    deadline: None,
+                });
+                echoes.push(echo.clone());
+            }
+        }
+        Ok(Asked { form, options, requests, echoes })
+    }
+
+    /// What makes text of an answer's tokens.
+    pub(crate) fn text(&self, model: &Model) -> Result<(Detokenizer, StopMatcher), Error> {
+        let stops = StopMatcher::new(self.options.stops()).map_err(|e| Error::field("stop", e))?;
+        Ok((Detokenizer::new(&model.tokenizer, Shown::Text), stops))
+    }
+}
+
+/// The answers to one prompt differ, the first of them is the one that `n` = 1 would give, and the same seed gives the
+/// same again. The factor is 2⁶⁴ by the golden ratio: seeds of neighbours lie far apart.
+fn seed_of(seed: u64, choice: u32) -> u64 {
+    seed.wrapping_add(u64::from(choice).wrapping_mul(0x9e37_79b9_7f4a_7c15))
+}
+
+fn chat(chat: Chat, model: &Model) -> Result<Vec<u32>, Error> {
+    let messages = chat.messages()?;
+    let Some(template) = &model.template else {
+        let message = "the model has no chat template: use /v1/completions".to_owned();
+        return Err(Error::Invalid { param: Some("model".to_owned()), message });
+    };
+    let text = template.render(&messages, true).map_err(|e| Error::field("messages", e))?;
+    Ok(model.tokenizer.encode_prompt(&text))
+}
+
+/// The prompts as tokens, each with what its answers begin with.
+fn texts(
+    completion: Completion,
+    options: &Options,
+    model: &Model,
+    config: &Config,
+) -> Result<Vec<(Vec<u32>, String)>, Error> {
+    let tokenizer = &model.tokenizer;
+    let echoes = completion.echoes();
+    let prompts = completion.prompts(tokenizer.vocab_len(), options.n(), config.choices)?;
+    let prompt = |prompt| {
+        let (tokens, text) = match prompt {
+            Prompt::Text(text) => (tokenizer.encode_prompt(&text), text),
+            Prompt::Tokens(tokens) => {
+                let text = if echoes { tokenizer.decode(&tokens, Shown::Text) } else { String::new() };
+                (tokens, text)
+            }
+        };
+        if tokens.is_empty() {
+            return Err(Error::field("prompt", "has no tokens: the model needs something to continue"));
+        }
+        Ok((tokens, if echoes { text } else { String::new() }))
+    };
+    prompts.into_iter().map(prompt).collect()
+}

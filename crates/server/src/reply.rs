@@ -1,0 +1,226 @@
+//! Answers on their way out: whole, or as server-sent events.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use axum::Json;
+use axum::response::sse::{Event, KeepAlive, Sse};
+use axum::response::{IntoResponse, Response};
+use futures_util::stream::{self, BoxStream, SelectAll, Stream, StreamExt};
+use serde::Serialize;
+
+use crate::choice::{Choice, Piece};
+use crate::config::Config;
+use crate::error::Error;
+use crate::openai::{ChatChoice, ChatDelta, ChatMessage, Delta, Head, Reply, TextChoice, Usage};
+use crate::prompt::Form;
+use crate::record::Record;
+use crate::seam;
+
+/// A request whose answers are being made.
+pub(crate) struct Running {
+    pub(crate) form: Form,
+    pub(crate) head: Head,
+    pub(crate) choices: Vec<Choice>,
+    /// What each answer begins with.
+    pub(crate) echoes: Vec<String>,
+    /// How many answers there are to each prompt.
+    pub(crate) n: u32,
+    pub(crate) record: Arc<Record>,
+}
+
+/// The usage of a request, answer by answer.
+struct Tally {
+    n: u32,
+    usage: Usage,
+    record: Arc<Record>,
+}
+
+impl Tally {
+    fn add(&mut self, index: u32, usage: seam::Usage) {
+        // A prompt counts once, however many answers it has.
+        let first = index.is_multiple_of(self.n);
+        self.usage.add(usage, first);
+        if first {
+            self.record.cached(usage.cached);
+        }
+    }
+}
+
+impl Running {
+    /// Waits for all answers.
+    pub(crate) async fn whole(self) -> Result<Response, Error> {
+        let Running { form, head, choices, echoes, n, record } = self;
+        let mut tally = Tally { n, usage: Usage::default(), record: record.clone() };
+        let mut answers: Vec<(String, &'static str)> = echoes.into_iter().map(|echo| (echo, "")).collect();
+        let mut pieces = pieces(choices);
+        while let Some((index, piece)) = pieces.next().await {
+            let answer = &mut answers[index as usize];
+            match piece {
+                Piece::Text(text) => answer.0.push_str(&text),
+                Piece::Ended { reason, usage } => {
+                    answer.1 = reason;
+                    tally.add(index, usage);
+                }
+                Piece::Failed(error) => return Err(error),
+            }
+        }
+        record.outcome("done");
+        let answers = answers.into_iter().zip(0..);
+        let usage = Some(Some(tally.usage));
+        Ok(match form {
+            Form::Chat => {
+                let choice = |((content, finish_reason), index)| ChatChoice {
+                    index,
+                    message: ChatMessage { role: "assistant", content, refusal: None },
+                    logprobs: None,
+                    finish_reason,
+                };
+                Json(Reply::new(&head, "chat.completion", answers.map(choice).collect(), usage))
+                    .into_response()
+            }
+            Form::Text => {
+                let choice = |((text, reason), index)| TextChoice {
+                    index,
+                    text,
+                    logprobs: None,
+                    finish_reason: Some(reason),
+                };
+                Json(Reply::new(&head, "text_completion", answers.map(choice).collect(), usage))
+                    .into_response()
+            }
+        })
+    }
+
+    /// Sends pieces as they come; with the usage at the end where `usage` says so.
+    pub(crate) fn stream(self, usage: bool, config: &Config) -> Response {
+        let keep_alive = KeepAlive::new().interval(config.keep_alive);
+        let mut response = Sse::new(self.events(usage)).keep_alive(keep_alive).into_response();
+        // Proxies that collect a response before they pass it on are told not to.
+        response.headers_mut().insert("x-accel-buffering", "no".parse().expect("plain text"));
+        response
+    }
+
+    fn events(self, usage: bool) -> impl Stream<Item = Result<Event, Infallible>> + Send + 'static {
+        let Running { form, head, choices, echoes, n, record } = self;
+        let chunks = Chunks { form, head, usage };
+        let first = |(echo, index): (String, u32)| chunks.first(index, echo);
+        let out = Out {
+            waiting: echoes.into_iter().zip(0..).filter_map(first).collect(),
+            tally: Tally { n, usage: Usage::default(), record: record.clone() },
+            pieces: pieces(choices),
+            chunks,
+            record,
+            over: false,
+        };
+        stream::unfold(out, |mut out| async { out.next().await.map(|event| (Ok(event), out)) })
+    }
+}
+
+fn pieces(choices: Vec<Choice>) -> SelectAll<BoxStream<'static, (u32, Piece)>> {
+    stream::select_all(choices.into_iter().map(Choice::pieces))
+}
+
+/// A stream that is being sent.
+struct Out {
+    /// Events that come before the next piece.
+    waiting: VecDeque<Event>,
+    pieces: SelectAll<BoxStream<'static, (u32, Piece)>>,
+    chunks: Chunks,
+    tally: Tally,
+    record: Arc<Record>,
+    over: bool,
+}
+
+impl Out {
+    async fn next(&mut self) -> Option<Event> {
+        if let Some(event) = self.waiting.pop_front() {
+            return Some(event);
+        }
+        if self.over {
+            return None;
+        }
+        Some(match self.pieces.next().await {
+            Some((index, Piece::Text(text))) => self.chunks.text(index, text),
+            Some((index, Piece::Ended { reason, usage })) => {
+                self.tally.add(index, usage);
+                self.chunks.end(index, reason)
+            }
+            Some((_, Piece::Failed(error))) => {
+                // The other answers go with it; no [DONE], so that nobody takes what there is for the whole.
+                self.pieces.clear();
+                self.over = true;
+                self.record.outcome(error.code());
+                event(&error.body())
+            }
+            None => {
+                self.over = true;
+                self.record.outcome("done");
+                let done = Event::default().data("[DONE]");
+                if !self.chunks.usage {
+                    return Some(done);
+                }
+                self.waiting.push_back(done);
+                self.chunks.usage(self.tally.usage)
+            }
+        })
+    }
+}
+
+fn event(data: &impl Serialize) -> Event {
+    Event::default().json_data(data).expect("names and numbers are JSON")
+}
+
+/// Writes the chunks of a stream.
+struct Chunks {
+    form: Form,
+    head: Head,
+    /// Whether chunks have a usage.
+    usage: bool,
+}
+
+impl Chunks {
+    /// What a choice begins with: its role, or the prompt where that is echoed.
+    fn first(&self, index: u32, echo: String) -> Option<Event> {
+        match self.form {
+            Form::Chat => {
+                Some(self.chat(index, Delta { role: Some("assistant"), content: Some(String::new()) }, None))
+            }
+            Form::Text if echo.is_empty() => None,
+            Form::Text => Some(self.text(index, echo)),
+        }
+    }
+
+    fn text(&self, index: u32, text: String) -> Event {
+        match self.form {
+            Form::Chat => self.chat(index, Delta { role: None, content: Some(text) }, None),
+            Form::Text => self.completion(index, text, None),
+        }
+    }
+
+    fn end(&self, index: u32, reason: &'static str) -> Event {
+        match self.form {
+            Form::Chat => self.chat(index, Delta::default(), Some(reason)),
+            Form::Text => self.completion(index, String::new(), Some(reason)),
+        }
+    }
+
+    fn usage(&self, usage: Usage) -> Event {
+        let object = match self.form {
+            Form::Chat => "chat.completion.chunk",
+            Form::Text => "text_completion",
+        };
+        event(&Reply::<()>::new(&self.head, object, vec![], Some(Some(usage))))
+    }
+
+    fn chat(&self, index: u32, delta: Delta, finish_reason: Option<&'static str>) -> Event {
+        let choice = ChatDelta { index, delta, logprobs: None, finish_reason };
+        event(&Reply::new(&self.head, "chat.completion.chunk", vec![choice], self.usage.then_some(None)))
+    }
+
+    fn completion(&self, index: u32, text: String, finish_reason: Option<&'static str>) -> Event {
+        let choice = TextChoice { index, text, logprobs: None, finish_reason };
+        event(&Reply::new(&self.head, "text_completion", vec![choice], self.usage.then_some(None)))
+    }
+}

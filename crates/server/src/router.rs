@@ -1,0 +1,276 @@
+//! What lies at which path.
+
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use axum::body::Body;
+use axum::extract::{Path, Request, State};
+use axum::http::header::CONTENT_TYPE;
+use axum::http::{HeaderMap, HeaderValue};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Extension, Json, Router};
+use futures_util::StreamExt;
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use tower_http::catch_panic::CatchPanicLayer;
+
+use crate::access::{self, Keys};
+use crate::choice::Choice;
+use crate::config::{Config, Model};
+use crate::error::Error;
+use crate::listen::Phase;
+use crate::metrics::{self, Metrics};
+use crate::openai::{Head, ModelInfo, ModelList};
+use crate::prompt::{Asked, Form};
+use crate::record::Record;
+use crate::reply::Running;
+use crate::seam::{Generator, Usage};
+
+/// What all handlers share.
+pub(crate) struct App {
+    config: Config,
+    keys: Keys,
+    model: Model,
+    generator: Arc<dyn Generator>,
+    metrics: Arc<Metrics>,
+    phase: watch::Receiver<Phase>,
+    /// It never changes while the server runs.
+    openapi: Value,
+}
+
+const CHAT: &str = "/v1/chat/completions";
+const TEXT: &str = "/v1/completions";
+
+/// Whether a path takes POST; all others take GET.
+pub(crate) fn is_post(path: &str) -> bool {
+    path == CHAT || path == TEXT
+}
+
+/// All of it.
+pub(crate) fn router(
+    config: Config,
+    model: Model,
+    generator: Arc<dyn Generator>,
+    phase: watch::Receiver<Phase>,
+) -> std::io::Result<Router> {
+    let cors = access::cors(&config.cors_origins)?;
+    let openapi = crate::openapi::document(&model.id, &config);
+    let keys = Keys::new(&config.api_keys);
+    let app = Arc::new(App { config, keys, model, generator, metrics: Arc::default(), phase, openapi });
+    let v1 = Router::new()
+        .route(CHAT, post(chat))
+        .route(TEXT, post(text))
+        .route("/v1/models", get(models))
+        .route("/v1/models/{*id}", get(model_by_id))
+        // Within the record, so that it says what became of the request.
+        .layer(CatchPanicLayer::custom(panicked))
+        .layer(middleware::from_fn_with_state(app.clone(), admit))
+        .layer(middleware::from_fn_with_state(app.clone(), keep_record));
+    let router = Router::new()
+        .route("/health", get(async || Json(json!({ "status": "alive" }))))
+        .route("/ready", get(ready))
+        .route("/metrics", get(metrics))
+        .route("/openapi.json", get(description))
+        .merge(v1)
+        .method_not_allowed_fallback(wrong_method)
+        .fallback(unknown_path)
+        .layer(CatchPanicLayer::custom(panicked))
+        .with_state(app);
+    Ok(match cors {
+        Some(cors) => router.layer(cors),
+        None => router,
+    })
+}
+
+/// What became of a handler that panicked; the panic itself has gone to standard error.
+fn panicked(_: Box<dyn std::any::Any + Send>) -> Response {
+    Error::Internal.into_response()
+}
+
+/// Starts a request's record, and says in it how the request ended where that is known by the head of its response.
+async fn keep_record(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
+    let (method, path) = (request.method().to_string(), request.uri().path().to_owned());
+    let record = Arc::new(Record::new(method, path, app.metrics.clone()));
+    request.extensions_mut().insert(record.clone());
+    let mut response = next.run(request).await;
+    match response.extensions().get::<Error>() {
+        Some(error) => record.outcome(error.code()),
+        None if is_stream(response.headers()) => {}
+        None => record.outcome("done"),
+    }
+    let id = HeaderValue::from_str(&record.id).expect("digits are allowed in headers");
+    response.headers_mut().insert("x-request-id", id);
+    response
+}
+
+fn is_stream(headers: &HeaderMap) -> bool {
+    headers.get(CONTENT_TYPE).is_some_and(|value| value.as_bytes().starts_with(b"text/event-stream"))
+}
+
+/// Lets in who bears a key.
+async fn admit(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+    if app.keys.admit(request.headers()) {
+        return next.run(request).await;
+    }
+    app.hear_out(request).await;
+    Error::Unauthorized.into_response()
+}
+
+async fn wrong_method(State(app): State<Arc<App>>, request: Request) -> Error {
+    let (method, path) = (request.method().to_string(), request.uri().path().to_owned());
+    app.hear_out(request).await;
+    Error::WrongMethod { method, path }
+}
+
+async fn unknown_path(State(app): State<Arc<App>>, request: Request) -> Error {
+    let path = request.uri().path().to_owned();
+    app.hear_out(request).await;
+    Error::UnknownPath(path)
+}
+
+async fn ready(State(app): State<Arc<App>>) -> Result<Response, Error> {
+    app.ready()?;
+    Ok(Json(json!({ "status": "ready" })).into_response())
+}
+
+async fn metrics(State(app): State<Arc<App>>) -> Response {
+    let text = app.metrics.text(&app.generator.status(), app.ready().is_ok());
+    ([(CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response()
+}
+
+async fn description(State(app): State<Arc<App>>) -> Json<Value> {
+    Json(app.openapi.clone())
+}
+
+async fn models(State(app): State<Arc<App>>) -> Json<ModelList> {
+    Json(ModelList::new(vec![ModelInfo::new(&app.model)]))
+}
+
+async fn model_by_id(State(app): State<Arc<App>>, Path(id): Path<String>) -> Result<Json<ModelInfo>, Error> {
+    if id == app.model.id { Ok(Json(ModelInfo::new(&app.model))) } else { Err(Error::UnknownModel(id)) }
+}
+
+async fn chat(
+    State(app): State<Arc<App>>,
+    Extension(record): Extension<Arc<Record>>,
+    request: Request,
+) -> Result<Response, Error> {
+    app.complete(Form::Chat, record, request).await
+}
+
+async fn text(
+    State(app): State<Arc<App>>,
+    Extension(record): Extension<Arc<Record>>,
+    request: Request,
+) -> Result<Response, Error> {
+    app.complete(Form::Text, record, request).await
+}
+
+impl App {
+    fn ready(&self) -> Result<(), Error> {
+        if *self.phase.borrow() != Phase::Open {
+            return Err(Error::stopping());
+        }
+        self.generator.unready().map_or(Ok(()), |reason| Err(Error::Unready(reason)))
+    }
+
+    /// From a body to an answer.
+    async fn complete(
+        self: Arc<App>,
+        form: Form,
+        record: Arc<Record>,
+        request: Request,
+    ) -> Result<Response, Error> {
+        if !is_json(request.headers()) {
+            self.hear_out(request).await;
+            return Err(Error::NotJson);
+        }
+        let body = self.body(request.into_body()).await?;
+        let app = self.clone();
+        let read = move || Asked::read(form, &body, &app.model, &app.config, app.generator.context());
+        let mut asked = tokio::task::spawn_blocking(read).await.map_err(|error| {
+            tracing::error!(id = record.id, %error, "a request could not be read");
+            Error::Internal
+        })??;
+        record.model(&asked.options.model);
+        self.ready()?;
+        let running = self.submit(&mut asked, &record)?;
+        if asked.options.streams() {
+            Ok(running.stream(asked.options.streams_usage(), &self.config))
+        } else {
+            running.whole().await
+        }
+    }
+
+    /// Hands all requests in. If one of them is refused, those before it are cancelled by being dropped.
+    fn submit(&self, asked: &mut Asked, record: &Arc<Record>) -> Result<Running, Error> {
+        let deadline = record.started + self.config.request_time;
+        let n = asked.options.n();
+        let mut choices = Vec::new();
+        for (mut request, index) in std::mem::take(&mut asked.requests).into_iter().zip(0..) {
+            let (text, stops) = asked.text(&self.model)?;
+            let prompt = request.prompt.len() as u32;
+            request.deadline = Some(deadline);
+            let answer = self.generator.submit(request)?;
+            if u32::is_multiple_of(index, n) {
+                record.prompt(prompt);
+            }
+            let usage = Usage { prompt, ..Usage::default() };
+            choices.push(Choice { index, answer, text, stops, usage, deadline, record: record.clone() });
+        }
+        let prefix = match asked.form {
+            Form::Chat => "chatcmpl",
+            Form::Text => "cmpl",
+        };
+        let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+        let head = Head { id: format!("{prefix}-{}", record.id), created, model: self.model.id.clone() };
+        let echoes = std::mem::take(&mut asked.echoes);
+        Ok(Running { form: asked.form, head, choices, echoes, n, record: record.clone() })
+    }
+
+    /// Reads a body that nobody wants, for as long as one may take: a client that is still sending when its connection is
+    /// closed would not see why.
+    async fn hear_out(&self, request: Request) {
+        let mut chunks = request.into_body().into_data_stream();
+        let read = async { while let Some(Ok(_)) = chunks.next().await {} };
+        // Whether it came to its end or not, the answer is the same.
+        let _ = tokio::time::timeout(self.config.body_time, read).await;
+    }
+
+    /// The whole body, within its limits. One that is too large is heard out, too.
+    async fn body(&self, body: Body) -> Result<Vec<u8>, Error> {
+        let limit = self.config.body_bytes;
+        let mut bytes = Vec::new();
+        let mut length = 0;
+        let read = async {
+            let mut chunks = body.into_data_stream();
+            while let Some(chunk) = chunks.next().await {
+                let wrong = |error| Error::Invalid { param: None, message: format!("the body: {error}") };
+                let chunk = chunk.map_err(wrong)?;
+                length += chunk.len();
+                if length <= limit {
+                    bytes.extend_from_slice(&chunk);
+                } else {
+                    bytes = Vec::new();
+                }
+            }
+            Ok::<(), Error>(())
+        };
+        let read = tokio::time::timeout(self.config.body_time, read).await;
+        if length > limit {
+            return Err(Error::BodyTooLarge(limit));
+        }
+        read.map_err(|_| Error::BodyTooSlow(self.config.body_time))??;
+        Ok(bytes)
+    }
+}
+
+/// Only a body that says it is JSON is taken: a page of another origin cannot send that without asking first, so that no
+/// page makes the GPU work behind its reader's back.
+fn is_json(headers: &HeaderMap) -> bool {
+    let value = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let media = value.split(';').next().unwrap_or_default().trim();
+    media.eq_ignore_ascii_case("application/json")
+}

@@ -1,0 +1,314 @@
+//! A server on a free port of this machine, over a generator that makes words by rule, and a plain client.
+#![allow(dead_code, reason = "each test binary uses its own part")]
+
+use std::io::{BufRead, BufReader};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use server::{
+    Answer, Config, Event, Failure, Finish, Generator, Handle, Model, Pages, Refused, Request, Sampling,
+    Server, Status, Token, Usage,
+};
+use text::{ChatTemplate, Kind, Tokenizer, Vocabulary};
+
+pub const MODEL: &str = "tiny/gemma";
+pub const WORDS: [&str; 6] = [" one", " two", " three", " four", " five", " six"];
+/// The tokens of every prompt that needed no reading.
+pub const CACHED: u32 = 3;
+
+/// Control tokens, bytes, and a few words that are tokens of their own.
+pub fn tokenizer() -> Tokenizer {
+    let mut vocabulary = Vocabulary::new(Kind::SentencePiece);
+    let mut push = |token: &str, kind| {
+        vocabulary.tokens.push(token.to_owned());
+        vocabulary.token_types.push(kind);
+    };
+    for control in ["<unk>", "<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"] {
+        push(control, if control == "<unk>" { 2 } else { 3 });
+    }
+    (0..256).for_each(|byte| push(&format!("<0x{byte:02X}>"), 6));
+    // Merging goes by pairs: every beginning of a word is a token too.
+    for word in WORDS {
+        let marked = word.replace(' ', "▁");
+        for end in marked.char_indices().map(|(at, c)| at + c.len_utf8()) {
+            push(&marked[..end], 1);
+        }
+    }
+    for letter in 'a'..='z' {
+        push(&letter.to_string(), 1);
+    }
+    let mut seen = std::collections::HashSet::new();
+    let kept: Vec<bool> = vocabulary.tokens.iter().map(|token| seen.insert(token.clone())).collect();
+    let mut keep = kept.iter();
+    vocabulary.tokens.retain(|_| *keep.next().unwrap());
+    let mut keep = kept.iter();
+    vocabulary.token_types.retain(|_| *keep.next().unwrap());
+    vocabulary.scores = (0..vocabulary.tokens.len()).map(|id| -(id as f32)).collect();
+    (vocabulary.unknown, vocabulary.bos, vocabulary.eos) = (Some(0), Some(1), Some(2));
+    vocabulary.add_bos = true;
+    Tokenizer::from_vocabulary(vocabulary).expect("the vocabulary is right")
+}
+
+/// Makes words by rule.
+pub struct Mock {
+    /// The answer's tokens. Where a request draws by chance, its seed says where in the script the answer starts.
+    pub script: Vec<u32>,
+    /// Between tokens.
+    pub delay: Duration,
+    /// After so many tokens the answer fails.
+    pub failure: Option<(u32, Failure)>,
+    /// Instead of taking a request.
+    pub panics: bool,
+    pub refusal: Mutex<Option<Refused>>,
+    pub status: Mutex<Status>,
+    pub unready: Mutex<Option<String>>,
+    pub context: u32,
+    /// What was asked for.
+    pub seen: Mutex<Vec<Request>>,
+    /// Answers that are being made.
+    pub live: Arc<AtomicUsize>,
+}
+
+impl Mock {
+    /// Answers " one two three four five six".
+    pub fn new() -> Mock {
+        let tokenizer = tokenizer();
+        let script =
+            WORDS.iter().map(|word| tokenizer.id_of(&word.replace(' ', "▁")).expect("a word")).collect();
+        Mock {
+            script,
+            delay: Duration::ZERO,
+            failure: None,
+            panics: false,
+            refusal: Mutex::default(),
+            status: Mutex::new(Status { pages: Pages { free: 93, total: 100 }, ..Status::default() }),
+            unready: Mutex::default(),
+            context: 256,
+            seen: Mutex::default(),
+            live: Arc::default(),
+        }
+    }
+}
+
+impl Generator for Mock {
+    fn submit(&self, request: Request) -> Result<Answer, Refused> {
+        if let Some(refused) = self.refusal.lock().unwrap().clone() {
+            return Err(refused);
+        }
+        assert!(!self.panics, "asked to panic");
+        self.seen.lock().unwrap().push(request.clone());
+        let (sender, answer) = Answer::channel();
+        let mut script = self.script.clone();
+        if request.sampling.temperature > 0.0 && !script.is_empty() {
+            let start = request.sampling.seed as usize % script.len();
+            script.rotate_left(start);
+        }
+        let most = request.most.get();
+        let (delay, failure, live) = (self.delay, self.failure.clone(), self.live.clone());
+        live.fetch_add(1, Ordering::SeqCst);
+        tokio::spawn(async move {
+            let work = async {
+                let _ = sender.send(Event::Started { cached: CACHED });
+                for (id, made) in script.iter().zip(0..most) {
+                    if failure.as_ref().is_some_and(|(after, _)| *after == made) {
+                        break;
+                    }
+                    // Even no time at all would be a millisecond to the timer.
+                    if !delay.is_zero() {
+                        tokio::time::sleep(delay).await;
+                    }
+                    let _ = sender.send(Event::Token(Token { id: *id, logprob: -1.0 }));
+                }
+                let whole = script.len() <= most as usize;
+                let finish = if whole { Finish::End } else { Finish::Length };
+                let written = script.len().min(most as usize) as u32;
+                let usage = Usage { prompt: request.prompt.len() as u32, cached: CACHED, written };
+                let _ = sender.send(match failure {
+                    Some((_, failure)) => Event::Failed(failure),
+                    None => Event::Finished { finish, usage },
+                });
+            };
+            tokio::select! {
+                () = work => {}
+                () = sender.closed() => {}
+            }
+            live.fetch_sub(1, Ordering::SeqCst);
+        });
+        Ok(answer)
+    }
+
+    fn status(&self) -> Status {
+        self.status.lock().unwrap().clone()
+    }
+
+    fn unready(&self) -> Option<String> {
+        self.unready.lock().unwrap().clone()
+    }
+
+    fn context(&self) -> u32 {
+        self.context
+    }
+}
+
+/// A server that runs until this is dropped.
+pub struct Fixture {
+    pub address: SocketAddr,
+    pub mock: Arc<Mock>,
+    pub handle: Handle,
+    pub running: Option<tokio::task::JoinHandle<()>>,
+    pub runtime: tokio::runtime::Runtime,
+    agent: ureq::Agent,
+}
+
+pub struct Got {
+    pub status: u16,
+    pub headers: ureq::http::HeaderMap,
+    pub body: String,
+}
+
+impl Got {
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|e| panic!("{e}: {}", self.body))
+    }
+
+    /// That it is an error of this status and code, in OpenAI's form; returns its message and the field.
+    pub fn refused(&self, status: u16, code: &str) -> (String, Value) {
+        assert_eq!(self.status, status, "{}", self.body);
+        let error = self.json()["error"].take();
+        assert_eq!(error["code"], code, "{error}");
+        assert!(error["type"].is_string(), "{error}");
+        let message = error["message"].as_str().expect("a message").to_owned();
+        (message, error["param"].clone())
+    }
+}
+
+impl Fixture {
+    pub fn new() -> Fixture {
+        Fixture::with(Mock::new(), Config::default())
+    }
+
+    pub fn with(mock: Mock, config: Config) -> Fixture {
+        Fixture::serving(mock, config, Some(ChatTemplate::gemma3()))
+    }
+
+    pub fn serving(mock: Mock, config: Config, template: Option<ChatTemplate>) -> Fixture {
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        let mock = Arc::new(mock);
+        let model = Model {
+            id: MODEL.to_owned(),
+            created: 1_700_000_000,
+            tokenizer: tokenizer(),
+            template,
+            sampling: Sampling::default(),
+        };
+        let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        let server = runtime.block_on(Server::bind(any, config, model, mock.clone())).expect("a free port");
+        let (address, handle) = (server.address().unwrap(), server.handle());
+        let running = Some(runtime.spawn(server.run()));
+        let agent = ureq::Agent::config_builder()
+            .http_status_as_error(false)
+            .timeout_global(Some(Duration::from_secs(20)))
+            .build()
+            .into();
+        Fixture { address, mock, handle, running, runtime, agent }
+    }
+
+    pub fn url(&self, path: &str) -> String {
+        format!("http://{}{path}", self.address)
+    }
+
+    pub fn get(&self, path: &str) -> Got {
+        got(self.agent.get(self.url(path)).call().expect("a response"))
+    }
+
+    pub fn get_with(&self, path: &str, header: (&str, &str)) -> Got {
+        got(self.agent.get(self.url(path)).header(header.0, header.1).call().expect("a response"))
+    }
+
+    pub fn post(&self, path: &str, body: &Value) -> Got {
+        self.post_raw(path, body.to_string().as_bytes())
+    }
+
+    pub fn post_raw(&self, path: &str, body: &[u8]) -> Got {
+        let request = self.agent.post(self.url(path)).content_type("application/json");
+        got(request.send(body).expect("a response"))
+    }
+
+    /// The data lines of a stream, as text.
+    pub fn stream(&self, path: &str, body: &Value) -> Vec<String> {
+        let request = self.agent.post(self.url(path)).content_type("application/json");
+        let response = request.send(body.to_string()).expect("a response");
+        assert_eq!(response.status(), 200);
+        assert_eq!(response.headers()["content-type"], "text/event-stream");
+        let mut lines = BufReader::new(response.into_body().into_reader()).lines().map(Result::unwrap);
+        let mut data = Vec::new();
+        while let Some(line) = lines.next() {
+            if line.starts_with(':') || line.is_empty() {
+                continue;
+            }
+            data.push(line.strip_prefix("data: ").expect("a data line").to_owned());
+            assert_eq!(lines.next().as_deref(), Some(""), "an event ends with an empty line");
+        }
+        data
+    }
+
+    /// The chunks of a stream that ends well.
+    pub fn chunks(&self, path: &str, body: &Value) -> Vec<Value> {
+        let mut data = self.stream(path, body);
+        assert_eq!(data.pop().as_deref(), Some("[DONE]"));
+        data.iter().map(|line| serde_json::from_str(line).expect("JSON")).collect()
+    }
+
+    /// Waits until a number of answers is being made.
+    pub fn wait_live(&self, wanted: usize) {
+        let limit = Instant::now() + Duration::from_secs(10);
+        while self.mock.live.load(Ordering::SeqCst) != wanted {
+            assert!(Instant::now() < limit, "not {wanted} answers, but {:?}", self.mock.live);
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// Waits until a line is among the metrics.
+    pub fn wait_metric(&self, line: &str) {
+        let limit = Instant::now() + Duration::from_secs(10);
+        while !self.get("/metrics").body.lines().any(|found| found == line) {
+            assert!(Instant::now() < limit, "no {line}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for Fixture {
+    fn drop(&mut self) {
+        self.handle.stop();
+        if let Some(running) = self.running.take() {
+            self.runtime.block_on(running).expect("the server ends");
+        }
+    }
+}
+
+fn got(response: ureq::http::Response<ureq::Body>) -> Got {
+    let (parts, mut body) = response.into_parts();
+    let body = body.read_to_string().expect("a body");
+    Got { status: parts.status.as_u16(), headers: parts.headers, body }
+}
+
+/// A chat of one message, with more fields.
+pub fn chat(more: Value) -> Value {
+    merged(json!({ "model": MODEL, "messages": [{ "role": "user", "content": "say" }] }), more)
+}
+
+/// A prompt, with more fields.
+pub fn completion(more: Value) -> Value {
+    merged(json!({ "model": MODEL, "prompt": "say" }), more)
+}
+
+fn merged(mut body: Value, more: Value) -> Value {
+    let fields = body.as_object_mut().unwrap();
+    fields.extend(more.as_object().unwrap().clone());
+    body
+}

@@ -1,0 +1,299 @@
+//! Answers, whole and as streams.
+
+mod common;
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+use common::{CACHED, Fixture, MODEL, Mock, chat, completion, tokenizer};
+use serde_json::{Value, json};
+use server::{Config, Failure};
+
+const CHAT: &str = "/v1/chat/completions";
+const TEXT: &str = "/v1/completions";
+
+/// The text of a stream's choice.
+fn joined(chunks: &[Value], index: u64) -> String {
+    let mine = chunks.iter().flat_map(|c| c["choices"].as_array().unwrap()).filter(|c| c["index"] == index);
+    mine.filter_map(|c| c["delta"]["content"].as_str().or(c["text"].as_str())).collect()
+}
+
+#[test]
+fn a_chat_is_answered() {
+    let server = Fixture::new();
+    let got = server.post(CHAT, &chat(json!({ "temperature": 0 })));
+    assert_eq!(got.status, 200, "{}", got.body);
+    let prompt = server.mock.seen.lock().unwrap()[0].prompt.clone();
+    let body = got.json();
+    assert_eq!(body["object"], "chat.completion");
+    assert_eq!(body["model"], MODEL);
+    assert!(body["id"].as_str().unwrap().starts_with("chatcmpl-"));
+    assert!(body["id"].as_str().unwrap().ends_with(got.headers["x-request-id"].to_str().unwrap()));
+    let content = " one two three four five six";
+    let message = json!({ "role": "assistant", "content": content, "refusal": null });
+    let choice = json!({ "index": 0, "message": message, "logprobs": null, "finish_reason": "stop" });
+    assert_eq!(body["choices"], json!([choice]));
+    let usage = json!({
+        "prompt_tokens": prompt.len(),
+        "completion_tokens": 6,
+        "total_tokens": prompt.len() + 6,
+        "prompt_tokens_details": { "cached_tokens": CACHED },
+    });
+    assert_eq!(body["usage"], usage);
+    let text = "<bos><start_of_turn>user\nsay<end_of_turn>\n<start_of_turn>model\n";
+    assert_eq!(prompt, tokenizer().encode_prompt(text));
+}
+
+#[test]
+fn a_message_may_come_in_parts_and_from_a_developer() {
+    let server = Fixture::new();
+    let parts = json!([{ "type": "text", "text": "sa" }, { "type": "text", "text": "y" }]);
+    let messages =
+        json!([{ "role": "developer", "content": "be kind" }, { "role": "user", "content": parts }]);
+    assert_eq!(server.post(CHAT, &chat(json!({ "messages": messages }))).status, 200);
+    let text = "<bos><start_of_turn>user\nbe kind\n\nsay<end_of_turn>\n<start_of_turn>model\n";
+    assert_eq!(server.mock.seen.lock().unwrap()[0].prompt, tokenizer().encode_prompt(text));
+}
+
+#[test]
+fn a_stream_has_the_same_text_and_openais_form() {
+    let server = Fixture::new();
+    let chunks = server.chunks(CHAT, &chat(json!({ "temperature": 0, "stream": true })));
+    assert_eq!(chunks[0]["choices"][0]["delta"], json!({ "role": "assistant", "content": "" }));
+    assert_eq!(joined(&chunks, 0), " one two three four five six");
+    let last = chunks.last().unwrap();
+    assert_eq!(last["choices"][0]["finish_reason"], "stop");
+    assert_eq!(last["choices"][0]["delta"], json!({}));
+    for chunk in &chunks {
+        assert_eq!(chunk["object"], "chat.completion.chunk");
+        assert_eq!(chunk["id"], chunks[0]["id"]);
+        assert!(chunk.get("usage").is_none(), "{chunk}");
+    }
+    assert!(chunks[..chunks.len() - 1].iter().all(|c| c["choices"][0]["finish_reason"].is_null()));
+}
+
+#[test]
+fn a_stream_ends_with_its_usage_where_asked_for() {
+    let server = Fixture::new();
+    for (path, body) in [(CHAT, chat(json!({}))), (TEXT, completion(json!({})))] {
+        let mut body = body;
+        body["stream"] = true.into();
+        body["stream_options"] = json!({ "include_usage": true });
+        let chunks = server.chunks(path, &body);
+        let (last, others) = chunks.split_last().unwrap();
+        assert_eq!(last["choices"], json!([]));
+        assert_eq!(last["usage"]["completion_tokens"], 6);
+        assert_eq!(last["usage"]["prompt_tokens_details"]["cached_tokens"], CACHED);
+        assert!(others.iter().all(|chunk| chunk.get("usage").is_some_and(Value::is_null)));
+    }
+}
+
+#[test]
+fn a_text_is_continued() {
+    let server = Fixture::new();
+    let body = completion(json!({ "temperature": 0, "max_tokens": 2, "echo": true }));
+    let got = server.post(TEXT, &body).json();
+    assert_eq!(got["object"], "text_completion");
+    assert!(got["id"].as_str().unwrap().starts_with("cmpl-"));
+    let choice = json!({ "index": 0, "text": "say one two", "logprobs": null, "finish_reason": "length" });
+    assert_eq!(got["choices"], json!([choice]));
+    let mut body = body;
+    body["stream"] = true.into();
+    let chunks = server.chunks(TEXT, &body);
+    assert_eq!(joined(&chunks, 0), "say one two");
+    assert_eq!(chunks.last().unwrap()["choices"][0]["finish_reason"], "length");
+}
+
+#[test]
+fn prompts_may_be_several_and_may_be_tokens() {
+    let server = Fixture::new();
+    let got = server.post(TEXT, &completion(json!({ "prompt": ["a", "b"], "n": 2, "echo": true }))).json();
+    let choices = got["choices"].as_array().unwrap();
+    let starts: Vec<&str> = choices.iter().map(|choice| &choice["text"].as_str().unwrap()[..1]).collect();
+    assert_eq!(starts, ["a", "a", "b", "b"]);
+    // <bos> and a letter each; a prompt counts once, its answers all.
+    assert_eq!(got["usage"]["prompt_tokens"], 4);
+    assert_eq!(got["usage"]["completion_tokens"], 24);
+    for prompt in [json!([1, 7, 8]), json!([[1, 7, 8]])] {
+        server.mock.seen.lock().unwrap().clear();
+        assert_eq!(server.post(TEXT, &completion(json!({ "prompt": prompt }))).status, 200);
+        assert_eq!(server.mock.seen.lock().unwrap()[0].prompt, [1, 7, 8]);
+    }
+}
+
+#[test]
+fn several_answers_differ_and_a_seed_repeats_them() {
+    let server = Fixture::new();
+    let body = chat(json!({ "n": 3, "seed": 42 }));
+    let texts = |body: Value| -> Vec<String> {
+        let choices = body["choices"].as_array().unwrap().clone();
+        choices.iter().map(|c| c["message"]["content"].as_str().unwrap().to_owned()).collect()
+    };
+    let first = texts(server.post(CHAT, &body).json());
+    assert_eq!(first.len(), 3);
+    assert_eq!(first, texts(server.post(CHAT, &body).json()));
+    let seeds: Vec<u64> = server.mock.seen.lock().unwrap().iter().map(|r| r.sampling.seed).collect();
+    assert_eq!(seeds[..3], seeds[3..]);
+    assert!(seeds[0] == 42 && seeds[0] != seeds[1] && seeds[1] != seeds[2]);
+    let mut body = body;
+    body["stream"] = true.into();
+    let chunks = server.chunks(CHAT, &body);
+    for (index, text) in first.iter().enumerate() {
+        assert_eq!(joined(&chunks, index as u64), *text);
+    }
+}
+
+#[test]
+fn many_at_once_each_get_their_own_answer() {
+    let mut mock = Mock::new();
+    mock.delay = Duration::from_millis(1);
+    let server = Fixture::with(mock, Config::default());
+    std::thread::scope(|scope| {
+        for client in 0..48 {
+            let server = &server;
+            scope.spawn(move || {
+                let chunks = server.chunks(CHAT, &chat(json!({ "seed": client, "stream": true })));
+                let first = common::WORDS[client % common::WORDS.len()];
+                assert!(joined(&chunks, 0).starts_with(first));
+            });
+        }
+    });
+    server.wait_live(0);
+    server.wait_metric("indrik_requests_total{outcome=\"done\"} 48");
+}
+
+#[test]
+fn what_is_asked_of_sampling_reaches_the_generator() {
+    let server = Fixture::new();
+    let asked = json!({
+        "temperature": 0.5, "top_p": 0, "top_k": 7, "min_p": 0.25, "seed": -1, "presence_penalty": -2,
+        "frequency_penalty": 1.5, "repetition_penalty": 1.25, "logit_bias": { "7": -100, "8": 2 },
+        "max_completion_tokens": 9, "max_tokens": 5, "user": "me", "unheard_of": [1],
+    });
+    assert_eq!(server.post(CHAT, &chat(asked)).status, 200);
+    let request = server.mock.seen.lock().unwrap().remove(0);
+    let sampling = request.sampling;
+    assert_eq!((sampling.temperature, sampling.top_k, sampling.min_p), (0.5, 7, 0.25));
+    assert!(sampling.top_p > 0.0 && sampling.top_p < 1e-30);
+    assert_eq!((sampling.presence, sampling.frequency, sampling.repetition), (-2.0, 1.5, 1.25));
+    assert_eq!((sampling.seed, request.most.get()), (u64::MAX, 9));
+    assert_eq!(sampling.biases, [(7, -100.0), (8, 2.0)]);
+    assert!(request.ends.contains(&2) && request.ends.contains(&4), "{:?}", request.ends);
+    assert!(request.deadline.is_some());
+}
+
+#[test]
+fn whole_numbers_may_be_written_as_fractions() {
+    let server = Fixture::new();
+    let asked = json!({ "top_k": 7.0, "max_tokens": 5.0, "n": 1.0, "seed": -3.0, "prompt": [1.0, 8.0] });
+    assert_eq!(server.post(TEXT, &completion(asked)).status, 200);
+    let request = server.mock.seen.lock().unwrap().remove(0);
+    assert_eq!((request.sampling.top_k, request.most.get(), request.sampling.seed as i64), (7, 5, -3));
+    assert_eq!(request.prompt, [1, 8]);
+}
+
+#[test]
+fn more_tokens_than_there_is_room_for_are_no_error() {
+    let server = Fixture::new();
+    assert_eq!(server.post(CHAT, &chat(json!({ "max_tokens": 1_000_000 }))).status, 200);
+    assert_eq!(server.post(CHAT, &chat(json!({}))).status, 200);
+    for request in server.mock.seen.lock().unwrap().iter() {
+        assert_eq!(request.most.get() + request.prompt.len() as u32, 256);
+    }
+}
+
+#[test]
+fn nothing_of_a_stop_string_gets_out() {
+    let server = Fixture::new();
+    // It spans three tokens; " tw" may become it until the end and must come out after all.
+    let body = json!({ "temperature": 0, "stop": ["ee four fi", "six!"] });
+    let got = server.post(CHAT, &chat(body.clone())).json();
+    assert_eq!(got["choices"][0]["message"]["content"], " one two thr");
+    assert_eq!(got["choices"][0]["finish_reason"], "stop");
+    assert_eq!(got["usage"]["completion_tokens"], 5);
+    let mut body = chat(body);
+    body["stream"] = true.into();
+    let chunks = server.chunks(CHAT, &body);
+    assert_eq!(joined(&chunks, 0), " one two thr");
+    let whole = chat(json!({ "temperature": 0, "stop": "six!" }));
+    let got = server.post(CHAT, &whole).json();
+    assert_eq!(got["choices"][0]["message"]["content"], " one two three four five six");
+    server.wait_live(0);
+}
+
+#[test]
+fn characters_are_never_cut() {
+    let mut mock = Mock::new();
+    let tokenizer = tokenizer();
+    mock.script = "é🦙".bytes().map(|byte| tokenizer.id_of(&format!("<0x{byte:02X}>")).unwrap()).collect();
+    let server = Fixture::with(mock, Config::default());
+    let chunks = server.chunks(CHAT, &chat(json!({ "temperature": 0, "stream": true })));
+    assert_eq!(joined(&chunks, 0), "é🦙");
+    // Ended by length amid a character: one replacement, at the end.
+    let chunks = server.chunks(CHAT, &chat(json!({ "temperature": 0, "stream": true, "max_tokens": 4 })));
+    assert_eq!(joined(&chunks, 0), "é\u{fffd}");
+}
+
+#[test]
+fn a_failure_is_a_status_before_the_stream_and_a_line_within_it() {
+    for (failure, status, code) in [
+        (Failure::DeviceLost, 503, "device_lost"),
+        (Failure::NotFinite, 500, "not_finite"),
+        (Failure::OutOfMemory, 503, "out_of_memory"),
+        (Failure::Stopped, 503, "not_ready"),
+        (Failure::Deadline, 504, "deadline"),
+        (Failure::Internal("secret".to_owned()), 500, "internal_error"),
+    ] {
+        let mut mock = Mock::new();
+        mock.failure = Some((2, failure));
+        let server = Fixture::with(mock, Config::default());
+        let got = server.post(CHAT, &chat(json!({})));
+        let (message, _) = got.refused(status, code);
+        assert!(!message.contains("secret"));
+        let data = server.stream(CHAT, &chat(json!({ "stream": true })));
+        let last: Value = serde_json::from_str(data.last().unwrap()).unwrap();
+        assert_eq!(last["error"]["code"], code, "no [DONE] after it");
+        assert_eq!(data.len(), 1 + 2 + 1);
+    }
+}
+
+#[test]
+fn who_goes_away_cancels_the_answers() {
+    let mut mock = Mock::new();
+    mock.delay = Duration::from_secs(100);
+    let server = Fixture::with(mock, Config::default());
+    for stream in [false, true] {
+        let body = chat(json!({ "stream": stream, "n": 2 })).to_string();
+        let mut client = TcpStream::connect(server.address).unwrap();
+        write!(client, "POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n").unwrap();
+        write!(client, "Content-Length: {}\r\n\r\n{body}", body.len()).unwrap();
+        server.wait_live(2);
+        if stream {
+            client.read_exact(&mut [0; 100]).unwrap();
+        }
+        drop(client);
+        server.wait_live(0);
+    }
+    server.wait_metric("indrik_requests_total{outcome=\"client_gone\"} 2");
+}
+
+#[test]
+fn a_model_without_a_template_only_continues_texts() {
+    let server = Fixture::serving(Mock::new(), Config::default(), None);
+    let (message, _) = server.post(CHAT, &chat(json!({}))).refused(400, "invalid_value");
+    assert!(message.contains("/v1/completions"), "{message}");
+    assert_eq!(server.post(TEXT, &completion(json!({}))).status, 200);
+}
+
+#[test]
+fn the_model_is_listed() {
+    let server = Fixture::new();
+    let model = json!({ "id": MODEL, "object": "model", "created": 1_700_000_000, "owned_by": "indrik" });
+    assert_eq!(server.get("/v1/models").json(), json!({ "object": "list", "data": [model] }));
+    // With its slash as it is, and escaped as the client libraries do.
+    assert_eq!(server.get("/v1/models/tiny/gemma").json(), model);
+    assert_eq!(server.get("/v1/models/tiny%2Fgemma").json(), model);
+    let (_, param) = server.get("/v1/models/gpt-5").refused(404, "model_not_found");
+    assert_eq!(param, "model");
+}

@@ -1,0 +1,454 @@
+//! What is refused, and how: every refusal has OpenAI's body and names what is wrong.
+
+mod common;
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use common::{Fixture, MODEL, Mock, chat, completion};
+use serde_json::{Value, json};
+use server::{Config, Refused};
+
+const CHAT: &str = "/v1/chat/completions";
+const TEXT: &str = "/v1/completions";
+
+#[test]
+fn a_wrong_field_is_named() {
+    let server = Fixture::new();
+    let message = |content: Value| json!({ "messages": [{ "role": "user", "content": content }] });
+    let biases: Value =
+        (0..513).map(|id| (id.to_string(), json!(1))).collect::<serde_json::Map<_, _>>().into();
+    for (more, field) in [
+        (json!({ "model": null }), "model"),
+        (json!({ "temperature": -0.1 }), "temperature"),
+        (json!({ "temperature": "hot" }), "temperature"),
+        (json!({ "temperature": 2.1 }), "temperature"),
+        (json!({ "top_p": 1.1 }), "top_p"),
+        (json!({ "top_k": -1 }), "top_k"),
+        (json!({ "top_k": 1.5 }), "top_k"),
+        (json!({ "min_p": -1 }), "min_p"),
+        (json!({ "seed": 1e30 }), "seed"),
+        (json!({ "n": 0 }), "n"),
+        (json!({ "n": 17 }), "n"),
+        (json!({ "max_tokens": 0 }), "max_tokens"),
+        (json!({ "max_tokens": -5 }), "max_tokens"),
+        (json!({ "max_completion_tokens": 0 }), "max_completion_tokens"),
+        (json!({ "presence_penalty": 3 }), "presence_penalty"),
+        (json!({ "frequency_penalty": -3 }), "frequency_penalty"),
+        (json!({ "repetition_penalty": 0 }), "repetition_penalty"),
+        (json!({ "logit_bias": { "x": 1 } }), "logit_bias"),
+        (json!({ "logit_bias": { "1": 101 } }), "logit_bias"),
+        (json!({ "logit_bias": { "99999": 1 } }), "logit_bias"),
+        (json!({ "logit_bias": biases }), "logit_bias"),
+        (json!({ "stop": "" }), "stop"),
+        (json!({ "stop": ["a", "b", "c", "d", "e"] }), "stop"),
+        (json!({ "stop": ["a", 1] }), "stop[1]"),
+        (json!({ "stop": 1 }), "stop"),
+        (json!({ "stream": "yes" }), "stream"),
+        (json!({ "stream_options": {} }), "stream_options"),
+        (json!({ "response_format": { "type": "yaml" } }), "response_format.type"),
+        (json!({ "response_format": {} }), "response_format.type"),
+        (json!({ "messages": [] }), "messages"),
+        (json!({ "messages": "hello" }), "messages"),
+        (json!({ "messages": [{ "content": "x" }] }), "messages[0].role"),
+        (json!({ "messages": [{ "role": "king", "content": "x" }] }), "messages[0].role"),
+        (json!({ "messages": [{ "role": "user" }] }), "messages[0].content"),
+        (message(json!(null)), "messages[0].content"),
+        (message(json!(1)), "messages[0].content"),
+        (message(json!([{ "type": "text", "text": 1 }])), "messages[0].content[0].text"),
+        (message(json!([{ "type": "text" }])), "messages[0].content[0].text"),
+        (message(json!([{ "text": "x" }])), "messages[0].content[0].type"),
+        // The template's own refusal: an assistant speaks first.
+        (json!({ "messages": [{ "role": "assistant", "content": "x" }] }), "messages"),
+    ] {
+        let (message, param) = server.post(CHAT, &chat(more.clone())).refused(400, "invalid_value");
+        assert_eq!(param, field, "{more}: {message}");
+        assert!(message.contains(field), "{more}: {message}");
+    }
+    for (more, field) in [
+        (json!({ "prompt": null }), "prompt"),
+        (json!({ "prompt": [] }), "prompt"),
+        (json!({ "prompt": [[]] }), "prompt"),
+        (json!({ "prompt": [1, "a"] }), "prompt"),
+        (json!({ "prompt": [-1] }), "prompt[0]"),
+        (json!({ "prompt": [99999] }), "prompt"),
+        (json!({ "prompt": ["a", "b", "c"], "n": 6 }), "prompt"),
+        (json!({ "echo": 1 }), "echo"),
+    ] {
+        let (message, param) = server.post(TEXT, &completion(more.clone())).refused(400, "invalid_value");
+        assert_eq!(param, field, "{more}: {message}");
+    }
+    let (message, param) = server.post(CHAT, &json!({ "model": MODEL })).refused(400, "invalid_value");
+    assert_eq!((message.as_str(), param), ("'messages': is required", json!("messages")));
+    assert!(server.mock.seen.lock().unwrap().is_empty());
+}
+
+#[test]
+fn what_is_not_built_is_refused_and_not_ignored() {
+    let server = Fixture::new();
+    let image = json!([{ "type": "image_url", "image_url": { "url": "x" } }]);
+    for (more, field) in [
+        (json!({ "response_format": { "type": "json_object" } }), "response_format"),
+        (json!({ "response_format": { "type": "json_schema", "json_schema": {} } }), "response_format"),
+        (json!({ "logprobs": true }), "logprobs"),
+        (json!({ "top_logprobs": 2 }), "top_logprobs"),
+        (json!({ "tools": [{ "type": "function" }] }), "tools"),
+        (json!({ "tool_choice": "required" }), "tool_choice"),
+        (json!({ "functions": [{}] }), "functions"),
+        (json!({ "modalities": ["text", "audio"] }), "modalities"),
+        (json!({ "messages": [{ "role": "tool", "content": "x" }] }), "messages[0].role"),
+        (json!({ "messages": [{ "role": "user", "content": image }] }), "messages[0].content[0].type"),
+    ] {
+        let (message, param) = server.post(CHAT, &chat(more.clone())).refused(400, "unsupported_parameter");
+        assert_eq!(param, field, "{message}");
+        assert!(message.contains("not supported by this server yet"), "{message}");
+    }
+    for (more, field) in [
+        (json!({ "logprobs": 0 }), "logprobs"),
+        (json!({ "suffix": "x" }), "suffix"),
+        (json!({ "best_of": 3 }), "best_of"),
+    ] {
+        let (_, param) = server.post(TEXT, &completion(more)).refused(400, "unsupported_parameter");
+        assert_eq!(param, field);
+    }
+    let nothing = json!({
+        "response_format": { "type": "text" }, "logprobs": false, "top_logprobs": null, "tools": [],
+        "tool_choice": "none", "modalities": ["text"], "stop": null, "stream": null, "n": null,
+    });
+    assert_eq!(server.post(CHAT, &chat(nothing)).status, 200);
+}
+
+#[test]
+fn odd_values_of_every_field_are_taken_or_refused_by_name() {
+    let mut mock = Mock::new();
+    mock.script.truncate(1);
+    let server = Fixture::with(mock, Config::default());
+    let schemas = server.get("/openapi.json").json()["components"]["schemas"].take();
+    let odd = [
+        json!(null),
+        json!(true),
+        json!(0),
+        json!(-1),
+        json!(1),
+        json!(1.5),
+        json!(1e300),
+        json!(-1e-300),
+        json!(u64::MAX),
+        json!(i64::MIN),
+        json!(""),
+        json!("x"),
+        json!("\u{0}"),
+        json!([]),
+        json!([null]),
+        json!([[]]),
+        json!([{}]),
+        json!(["x", "x"]),
+        json!([0, 1]),
+        json!({}),
+        json!({ "type": "text" }),
+        json!({ "1": 1 }),
+        json!({ "x": null }),
+    ];
+    for (path, body, own) in [(CHAT, chat(json!({})), "Chat"), (TEXT, completion(json!({})), "Completion")] {
+        for schema in ["Options", own] {
+            for field in schemas[schema]["properties"].as_object().unwrap().keys() {
+                for value in &odd {
+                    let mut body = body.clone();
+                    body[field] = value.clone();
+                    let got = server.post(path, &body);
+                    if got.status == 200 {
+                        continue;
+                    }
+                    assert!([400, 404].contains(&got.status), "{field} = {value}: {}", got.body);
+                    let named = got.json()["error"]["param"].as_str().unwrap_or_default().to_owned();
+                    assert!(named.starts_with(field.as_str()), "{field} = {value}: {}", got.body);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_panic_is_an_answer_too() {
+    let mut mock = Mock::new();
+    mock.panics = true;
+    let server = Fixture::with(mock, Config::default());
+    server.post(CHAT, &chat(json!({}))).refused(500, "internal_error");
+    server.wait_metric("indrik_requests_total{outcome=\"internal_error\"} 1");
+    assert_eq!(server.get("/health").status, 200);
+}
+
+#[test]
+fn a_body_that_is_no_json_is_refused() {
+    let server = Fixture::new();
+    let deep = "[".repeat(100_000);
+    for body in [
+        b"".as_slice(),
+        b"{",
+        b"nonsense",
+        b"{} {}",
+        b"[1]",
+        b"{\"model\": \"\xff\"}",
+        deep.as_bytes(),
+        b"\x00",
+    ] {
+        server.post_raw(CHAT, body).refused(400, "invalid_value");
+    }
+    for number in ["NaN", "-Infinity", "1e999"] {
+        let body = chat(json!({ "temperature": 77 })).to_string().replace("77", number);
+        server.post_raw(CHAT, body.as_bytes()).refused(400, "invalid_value");
+    }
+    let form = ureq::post(server.url(CHAT)).config().http_status_as_error(false).build();
+    let mut got = form.content_type("text/plain").send(chat(json!({})).to_string()).unwrap();
+    assert_eq!(got.status(), 415);
+    assert!(got.body_mut().read_to_string().unwrap().contains("application/json"));
+}
+
+#[test]
+fn a_body_has_a_size_and_a_time() {
+    let config = Config { body_bytes: 1000, body_time: Duration::from_millis(300), ..Config::default() };
+    let server = Fixture::with(Mock::new(), config);
+    assert_eq!(server.post(CHAT, &chat(json!({ "user": "x".repeat(500) }))).status, 200);
+    server.post(CHAT, &chat(json!({ "user": "x".repeat(1000) }))).refused(413, "body_too_large");
+    server.post_raw(CHAT, &vec![b' '; 50 << 20]).refused(413, "body_too_large");
+    let mut slow = TcpStream::connect(server.address).unwrap();
+    write!(slow, "POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n").unwrap();
+    write!(slow, "Content-Length: 100\r\n\r\n{{").unwrap();
+    assert!(answer(&mut slow).starts_with("HTTP/1.1 408 "));
+}
+
+/// All that comes until the connection is closed.
+fn answer(stream: &mut TcpStream) -> String {
+    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    let mut bytes = Vec::new();
+    stream.read_to_end(&mut bytes).expect("the server closes the connection");
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[test]
+fn a_head_has_a_size_and_a_time() {
+    let config = Config { head_bytes: 8 << 10, head_time: Duration::from_millis(200), ..Config::default() };
+    let mut mock = Mock::new();
+    mock.delay = Duration::from_millis(100);
+    let server = Fixture::with(mock, config);
+    let mut slow = TcpStream::connect(server.address).unwrap();
+    write!(slow, "GET /health HTTP/1.1\r\nHost").unwrap();
+    let asked = Instant::now();
+    answer(&mut slow);
+    assert!(asked.elapsed() < Duration::from_secs(5));
+    let mut idle = TcpStream::connect(server.address).unwrap();
+    answer(&mut idle);
+    let mut flood = TcpStream::connect(server.address).unwrap();
+    write!(flood, "GET /health HTTP/1.1\r\nHost: x\r\nX: {}\r\n\r\n", "x".repeat(9 << 10)).unwrap();
+    let mut status = [0; 12];
+    flood.read_exact(&mut status).unwrap();
+    assert_eq!(&status, b"HTTP/1.1 431");
+    assert_eq!(server.get("/health").json(), json!({ "status": "alive" }));
+    // The time is the head's alone: an answer takes as long as it takes.
+    assert_eq!(server.post(CHAT, &chat(json!({}))).status, 200);
+}
+
+#[test]
+fn a_prompt_that_is_too_long_says_by_how_much() {
+    let server = Fixture::new();
+    let long = "a".repeat(300);
+    let (message, _) =
+        server.post(TEXT, &completion(json!({ "prompt": long }))).refused(400, "context_length_exceeded");
+    assert!(message.contains("301 tokens") && message.contains("256"), "{message}");
+    *server.mock.refusal.lock().unwrap() = Some(Refused::TooLong { tokens: 9, context: 8 });
+    server.post(CHAT, &chat(json!({}))).refused(400, "context_length_exceeded");
+}
+
+#[test]
+fn a_full_queue_says_when_to_come_back() {
+    let server = Fixture::new();
+    *server.mock.refusal.lock().unwrap() =
+        Some(Refused::QueueFull { retry_after: Duration::from_millis(1500) });
+    for stream in [false, true] {
+        let got = server.post(CHAT, &chat(json!({ "stream": stream })));
+        got.refused(429, "queue_full");
+        assert_eq!(got.headers["retry-after"], "2");
+    }
+    *server.mock.refusal.lock().unwrap() = Some(Refused::Invalid("because".to_owned()));
+    assert_eq!(server.post(CHAT, &chat(json!({}))).refused(400, "invalid_value").0, "because");
+    *server.mock.refusal.lock().unwrap() = Some(Refused::Draining);
+    server.post(CHAT, &chat(json!({}))).refused(503, "not_ready");
+}
+
+#[test]
+fn a_request_has_a_time() {
+    let mut mock = Mock::new();
+    mock.delay = Duration::from_secs(100);
+    let config = Config { request_time: Duration::from_millis(100), ..Config::default() };
+    let server = Fixture::with(mock, config);
+    server.post(CHAT, &chat(json!({}))).refused(504, "deadline");
+    let data = server.stream(CHAT, &chat(json!({ "stream": true })));
+    assert!(data.last().unwrap().contains("\"deadline\""));
+    server.wait_live(0);
+}
+
+#[test]
+fn a_stream_that_waits_is_kept_alive() {
+    let mut mock = Mock::new();
+    mock.delay = Duration::from_millis(200);
+    let config = Config { keep_alive: Duration::from_millis(20), ..Config::default() };
+    let server = Fixture::with(mock, config);
+    let body = chat(json!({ "stream": true, "max_tokens": 1 }));
+    let got = server.post(CHAT, &body);
+    assert!(got.body.contains("\n:\n") || got.body.contains("\n: \n"), "{:?}", got.body);
+    assert!(got.body.ends_with("data: [DONE]\n\n"));
+}
+
+#[test]
+fn who_does_not_read_is_cut_off() {
+    let mut mock = Mock::new();
+    // More than the buffers of a socket hold.
+    mock.script = mock.script.repeat(20_000);
+    mock.context = 1_000_000;
+    let config = Config { stall_time: Duration::from_millis(200), ..Config::default() };
+    let server = Fixture::with(mock, config);
+    let body = chat(json!({ "stream": true })).to_string();
+    let mut client = TcpStream::connect(server.address).unwrap();
+    write!(client, "POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n").unwrap();
+    write!(client, "Content-Length: {}\r\n\r\n{body}", body.len()).unwrap();
+    server.wait_metric("indrik_requests_total{outcome=\"client_gone\"} 1");
+}
+
+#[test]
+fn only_who_bears_a_key_is_let_in() {
+    let config = Config { api_keys: vec!["first".to_owned(), "second".to_owned()], ..Config::default() };
+    let server = Fixture::with(Mock::new(), config);
+    let got = server.post(CHAT, &chat(json!({})));
+    got.refused(401, "invalid_api_key");
+    assert_eq!(got.headers["www-authenticate"], "Bearer");
+    for wrong in ["Bearer third", "Bearer firs", "Bearer first2", "Bearer", "Bearer ", "first", "Basic first"]
+    {
+        server.get_with("/v1/models", ("Authorization", wrong)).refused(401, "invalid_api_key");
+    }
+    for right in ["Bearer first", "bearer second"] {
+        assert_eq!(server.get_with("/v1/models", ("Authorization", right)).status, 200);
+    }
+    for open in ["/health", "/ready", "/metrics", "/openapi.json"] {
+        assert_eq!(server.get(open).status, 200);
+    }
+}
+
+#[test]
+fn who_is_refused_early_is_heard_out() {
+    let config = Config { api_keys: vec!["key".to_owned()], ..Config::default() };
+    let server = Fixture::with(Mock::new(), config);
+    for (path, status) in [(CHAT, "401"), ("/v2", "404"), ("/health", "405")] {
+        let mut client = TcpStream::connect(server.address).unwrap();
+        write!(
+            client,
+            "POST {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 40000000\r\n\r\n"
+        )
+        .unwrap();
+        std::thread::sleep(Duration::from_millis(20));
+        // A server that had hung up would break this.
+        for _ in 0..400 {
+            client.write_all(&[b' '; 100_000]).unwrap();
+        }
+        assert!(answer(&mut client).starts_with(&format!("HTTP/1.1 {status} ")));
+    }
+}
+
+#[test]
+fn unknown_models_paths_and_methods_are_told_apart() {
+    let server = Fixture::new();
+    let (message, param) =
+        server.post(CHAT, &chat(json!({ "model": "gpt-5" }))).refused(404, "model_not_found");
+    assert!(message.contains("gpt-5") && param == "model");
+    server.get("/v2").refused(404, "unknown_url");
+    server.get("/v1/embeddings").refused(404, "unknown_url");
+    let got = server.get(CHAT);
+    got.refused(405, "method_not_allowed");
+    assert_eq!(got.headers["allow"], "POST");
+    let got = server.post("/v1/models", &json!({}));
+    got.refused(405, "method_not_allowed");
+    assert_eq!(got.headers["allow"], "GET, HEAD");
+}
+
+#[test]
+fn it_is_ready_when_the_generator_is() {
+    let server = Fixture::new();
+    assert_eq!(server.get("/ready").json(), json!({ "status": "ready" }));
+    *server.mock.unready.lock().unwrap() = Some("the weights are being read".to_owned());
+    let got = server.get("/ready");
+    let (message, _) = got.refused(503, "not_ready");
+    assert!(message.contains("the weights are being read"), "{message}");
+    assert!(got.headers.contains_key("retry-after"));
+    server.post(CHAT, &chat(json!({}))).refused(503, "not_ready");
+    assert_eq!(server.get("/health").status, 200);
+    assert!(server.get("/metrics").body.contains("\nindrik_ready 0\n"));
+}
+
+#[test]
+fn pages_of_other_origins_read_nothing_unless_asked_for() {
+    let allowed = "access-control-allow-origin";
+    let server = Fixture::new();
+    let got = server.get_with("/v1/models", ("Origin", "http://a.example"));
+    assert!(!got.headers.contains_key(allowed));
+    let config = Config { cors_origins: vec!["http://a.example".to_owned()], ..Config::default() };
+    let server = Fixture::with(Mock::new(), config);
+    assert_eq!(
+        server.get_with("/v1/models", ("Origin", "http://a.example")).headers[allowed],
+        "http://a.example"
+    );
+    let got = server.get_with("/v1/models", ("Origin", "http://b.example"));
+    assert!(!got.headers.contains_key(allowed));
+    let config = Config { cors_origins: vec!["*".to_owned()], ..Config::default() };
+    let server = Fixture::with(Mock::new(), config);
+    assert_eq!(server.get_with("/v1/models", ("Origin", "http://b.example")).headers[allowed], "*");
+}
+
+#[test]
+fn connections_beyond_the_limit_wait() {
+    let server = Fixture::with(Mock::new(), Config { connections: 1, ..Config::default() });
+    let mut first = TcpStream::connect(server.address).unwrap();
+    write!(first, "GET /health HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+    first.read_exact(&mut [0; 12]).unwrap();
+    let mut second = TcpStream::connect(server.address).unwrap();
+    write!(second, "GET /health HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+    second.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+    assert!(second.read(&mut [0; 12]).is_err(), "the first holds the only place");
+    drop(first);
+    second.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    second.read_exact(&mut [0; 12]).unwrap();
+}
+
+#[test]
+fn draining_finishes_what_runs_and_takes_nothing_new() {
+    let mut mock = Mock::new();
+    mock.delay = Duration::from_millis(50);
+    let mut server = Fixture::with(mock, Config::default());
+    let running = server.running.take().unwrap();
+    std::thread::scope(|scope| {
+        let answer = scope.spawn(|| server.chunks(CHAT, &chat(json!({ "stream": true }))));
+        server.wait_live(1);
+        server.handle.drain();
+        let chunks = answer.join().unwrap();
+        assert_eq!(chunks.last().unwrap()["choices"][0]["finish_reason"], "stop");
+    });
+    server.runtime.block_on(running).unwrap();
+    assert!(TcpStream::connect(server.address).is_err());
+}
+
+#[test]
+fn stopping_cancels_what_runs() {
+    let mut mock = Mock::new();
+    mock.delay = Duration::from_secs(100);
+    let mut server = Fixture::with(mock, Config::default());
+    let running = server.running.take().unwrap();
+    let body = chat(json!({})).to_string();
+    let mut client = TcpStream::connect(server.address).unwrap();
+    write!(client, "POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n").unwrap();
+    write!(client, "Content-Length: {}\r\n\r\n{body}", body.len()).unwrap();
+    server.wait_live(1);
+    server.handle.drain();
+    server.handle.stop();
+    server.runtime.block_on(running).unwrap();
+    server.wait_live(0);
+    assert_eq!(answer(&mut client), "");
+}

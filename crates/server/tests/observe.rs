@@ -1,0 +1,134 @@
+//! What the server tells of itself: metrics, its description, its log.
+
+mod common;
+
+use std::collections::BTreeSet;
+use std::io::Write;
+use std::sync::{Arc, Mutex};
+
+use common::{Fixture, chat, completion};
+use serde_json::{Value, json};
+
+const CHAT: &str = "/v1/chat/completions";
+
+#[test]
+fn metrics_count_requests_and_show_the_generator() {
+    let server = Fixture::new();
+    {
+        let mut status = server.mock.status.lock().unwrap();
+        (status.queued, status.written) = (3, 12345);
+    }
+    assert_eq!(server.post(CHAT, &chat(json!({}))).status, 200);
+    server.chunks(CHAT, &chat(json!({ "stream": true })));
+    assert_eq!(server.post(CHAT, &chat(json!({ "n": 0 }))).status, 400);
+    server.wait_metric("indrik_requests_total{outcome=\"done\"} 2");
+    server.wait_metric("indrik_requests_total{outcome=\"invalid_value\"} 1");
+    let got = server.get("/metrics");
+    assert_eq!(got.headers["content-type"], "text/plain; version=0.0.4; charset=utf-8");
+    for line in [
+        "indrik_ready 1",
+        "indrik_queued_requests 3",
+        "indrik_kv_pages 100",
+        "indrik_kv_pages_taken 7",
+        "indrik_tokens_written_total 12345",
+        "# TYPE indrik_first_token_seconds histogram",
+        "indrik_first_token_seconds_count 2",
+        "indrik_first_token_seconds_bucket{le=\"+Inf\"} 2",
+        "indrik_request_seconds_count 3",
+    ] {
+        assert!(got.body.lines().any(|found| found == line), "no {line} in\n{}", got.body);
+    }
+    // Every name is described before its first value, and buckets never fall.
+    let mut described = BTreeSet::new();
+    let mut bucket = (String::new(), 0.0);
+    for line in got.body.lines() {
+        if let Some(rest) = line.strip_prefix("# TYPE ") {
+            described.insert(rest.split(' ').next().unwrap().to_owned());
+        } else if !line.starts_with('#') {
+            let (name, value) = line.rsplit_once(' ').unwrap();
+            let value: f64 = value.parse().unwrap();
+            let name = name.split('{').next().unwrap();
+            let suffix = ["_bucket", "_sum", "_count"].iter().find_map(|suffix| name.strip_suffix(suffix));
+            assert!(described.contains(suffix.unwrap_or(name)), "{line}");
+            assert!(bucket.0 != name || !name.ends_with("_bucket") || value >= bucket.1, "{line}");
+            bucket = (name.to_owned(), value);
+        }
+    }
+}
+
+#[test]
+fn the_description_is_whole_and_names_what_requests_take() {
+    let server = Fixture::new();
+    let document = server.get("/openapi.json").json();
+    let schemas = document["components"]["schemas"].as_object().unwrap();
+    let text = document.to_string();
+    for reference in text.split("\"#/components/schemas/").skip(1) {
+        let name = reference.split('"').next().unwrap();
+        assert!(schemas.contains_key(name), "{name} is not described");
+    }
+    let properties = schemas["Options"]["properties"].as_object().unwrap();
+    for field in ["model", "stream", "stop", "max_tokens", "temperature", "top_k", "seed", "n", "logit_bias"]
+    {
+        assert!(properties.contains_key(field), "{field}");
+    }
+    assert_eq!(schemas["Options"]["required"], json!(["model"]));
+    assert_eq!(schemas["Options"]["properties"]["temperature"]["maximum"], 2);
+    assert_eq!(schemas["Chat"]["required"], json!(["messages"]));
+    for (path, operations) in document["paths"].as_object().unwrap() {
+        if operations.get("get").is_some() {
+            assert_ne!(server.get(&path.replace("{id}", "x")).json_or_null()["error"]["code"], "unknown_url");
+        }
+    }
+}
+
+/// Takes what is logged.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn each_request_is_one_line_without_what_was_said() {
+    let log = Log::default();
+    let writer = log.clone();
+    tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).init();
+    let server = Fixture::new();
+    let secret = "zebracrossing";
+    let mut ids = Vec::new();
+    for (path, body) in [
+        (CHAT, chat(json!({ "messages": [{ "role": "user", "content": secret }] }))),
+        (CHAT, chat(json!({ "messages": [{ "role": secret, "content": secret }] }))),
+        ("/v1/completions", completion(json!({ "prompt": secret, "stream": true }))),
+    ] {
+        let got = server.post(path, &body);
+        ids.push(got.headers["x-request-id"].to_str().unwrap().to_owned());
+    }
+    drop(server);
+    let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+    assert!(!log.contains(secret), "{log}");
+    for (id, words) in ids.iter().zip([
+        ["model=\"tiny/gemma\"", "answer_tokens=6", "first_token_ms=", "outcome=\"done\""],
+        ["path=\"/v1/chat/completions\"", "answer_tokens=0", "prompt_tokens=0", "outcome=\"invalid_value\""],
+        ["path=\"/v1/completions\"", "cached_tokens=3", "total_ms=", "outcome=\"done\""],
+    ]) {
+        let lines: Vec<&str> = log.lines().filter(|line| line.contains(id.as_str())).collect();
+        assert_eq!(lines.len(), 1, "{log}");
+        for word in words {
+            assert!(lines[0].contains(word), "no {word} in {}", lines[0]);
+        }
+    }
+}
+
+impl common::Got {
+    fn json_or_null(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_default()
+    }
+}
