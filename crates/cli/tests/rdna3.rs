@@ -42,7 +42,8 @@ fn nothing_spills_and_products_use_the_instructions_meant_for_them() {
                 program["kernel"] == "matmul" && !program["shader"].as_str().unwrap().contains("fragments");
             if program["kernel"] == "flash" || matmul {
                 let products = program["instructions"]["v_wmma"].as_u64().unwrap();
-                assert!(products >= 16, "{name} has {products} v_wmma");
+                // The smallest tile of a subgroup makes two products a step, and a round of the loop has four.
+                assert!(products >= 8, "{name} has {products} v_wmma");
                 with_wmma += 1;
             }
             if program["kernel"] == "gemv" {
