@@ -356,9 +356,11 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
                 };
                 let parts = if gated { Parts::Joined } else { Parts::Apart };
                 let shape = Shape { weights: Layout { scheme, rows, k }, columns, epilogue, output, parts };
-                // Of weights that go straight into operands the schemes that models have most: each takes long to compile.
+                // Of weights that go straight into operands the schemes that models have most: each takes long to compile. Drivers
+                // that hold operands so have subgroups of one size.
                 let both = [Fragments::Other, Fragments::FourToARow];
-                let most = matches!(scheme, Scheme::Int8 | Scheme::Int4);
+                let one_size = caps.min_subgroup_size == caps.max_subgroup_size;
+                let most = one_size && matches!(scheme, Scheme::Int8 | Scheme::Int4);
                 for fragments in both.into_iter().take(if most { 2 } else { 1 }) {
                     let Some(plan) = plan(caps, fragments, &shape) else { continue };
                     let new = variant(&shape, &plan);
