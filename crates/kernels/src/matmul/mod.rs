@@ -113,7 +113,9 @@ impl Matmul {
             let room = u32::try_from(values).is_ok() && target.y.len() / 4 >= values as u64;
             if output != Activations::F32 || epilogue != Epilogue::None || !room {
                 let splits = self.plan.splits;
-                return wrong(format!("parts that stay apart take {splits} f32 where one sum takes one"));
+                return wrong(format!(
+                    "parts that stay apart need f32 output without an epilogue, with room for {splits} sums of each of {columns} columns"
+                ));
             }
         }
         let (counters, parts) = match (scratch, self.scratch_bytes()) {

@@ -55,7 +55,7 @@ impl Tile {
         self.rows / self.own_rows * (self.columns / self.own_columns) * self.lanes
     }
 
-    /// Workgroups that a compute unit works on at the same time, for the largest two.
+    /// Workgroups that a compute unit works on at the same time: of the largest tiles registers allow one or two.
     fn resident(&self) -> u32 {
         (256 / self.threads()).clamp(1, 2)
     }
