@@ -34,6 +34,8 @@ pub enum Finish {
 pub struct Usage {
     /// Tokens of the prompt.
     pub prompt: u32,
+    /// Of those, the ones that needed no reading.
+    pub cached: u32,
     /// Tokens of the answer.
     pub written: u32,
 }
@@ -42,7 +44,10 @@ pub struct Usage {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// Its prompt is being read.
-    Started,
+    Started {
+        /// Tokens of the prompt that need no reading.
+        cached: u32,
+    },
     /// The next token of the answer.
     Token(Token),
     /// The answer is whole. The last event.

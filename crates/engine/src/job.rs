@@ -15,6 +15,8 @@ pub(crate) struct Job {
     pub events: UnboundedSender<Event>,
     pub arrived: Instant,
     pub started: bool,
+    /// Tokens of the prompt that needed no reading.
+    pub cached: u32,
     pub written: Vec<u32>,
     /// When the last token was handed out.
     pub told: Instant,
@@ -30,7 +32,7 @@ pub(crate) enum Ending {
 impl Job {
     pub fn new(number: u64, request: Request, events: UnboundedSender<Event>) -> Self {
         let now = Instant::now();
-        Self { number, request, events, arrived: now, started: false, written: vec![], told: now }
+        Self { number, request, events, arrived: now, started: false, cached: 0, written: vec![], told: now }
     }
 
     /// Whether it ends from outside: nobody waits for it any more, or nobody should.
@@ -77,7 +79,8 @@ impl Job {
     }
 
     pub fn usage(&self) -> Usage {
-        Usage { prompt: self.request.prompt.len() as u32, written: self.written.len() as u32 }
+        let (prompt, written) = (self.request.prompt.len() as u32, self.written.len() as u32);
+        Usage { prompt, cached: self.cached, written }
     }
 
     pub fn sampling(&self) -> &Sampling {

@@ -146,7 +146,7 @@ impl<B: Backend> Scheduler<B> {
             Ok(sequence) => {
                 if !mem::replace(&mut job.started, true) {
                     // Who does not listen any more is found in the next round.
-                    let _ = job.events.send(Event::Started);
+                    let _ = job.events.send(Event::Started { cached: job.cached });
                 }
                 let text = job.text();
                 self.reading = Some(Reading { job, sequence, text, read: 0 });

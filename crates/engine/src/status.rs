@@ -17,6 +17,8 @@ pub struct Status {
     pub draining: bool,
     /// Tokens read so far, those that were read again counted again.
     pub read: u64,
+    /// Tokens of prompts that needed no reading so far.
+    pub cached: u64,
     /// Tokens written so far.
     pub written: u64,
     /// Steps so far.

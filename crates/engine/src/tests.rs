@@ -33,7 +33,7 @@ fn listen(answer: &mut Answer) -> (Vec<u32>, Event) {
     let mut tokens = vec![];
     loop {
         match answer.blocking_next().unwrap() {
-            Event::Started => {}
+            Event::Started { .. } => {}
             Event::Token(token) => tokens.push(token.id),
             last => return (tokens, last),
         }
@@ -194,7 +194,7 @@ fn a_script_is_what_an_answer_says_and_who_awaits_is_told_the_end_once() {
     }
     assert_eq!(tokens, [70, 71, 70, 71, 72]);
     assert!(
-        matches!(events[..], [Event::Started, Event::Finished { finish: Finish::End, .. }]),
+        matches!(events[..], [Event::Started { .. }, Event::Finished { finish: Finish::End, .. }]),
         "{events:?}"
     );
     assert_eq!(wait(answer.next()), None);

@@ -52,7 +52,7 @@ fn listen(answer: &mut Answer) -> (Vec<u32>, Event) {
     let mut tokens = vec![];
     loop {
         match answer.blocking_next().unwrap() {
-            Event::Started => {}
+            Event::Started { .. } => {}
             Event::Token(token) => tokens.push(token.id),
             last => return (tokens, last),
         }

@@ -145,7 +145,7 @@ fn listen(answer: &mut Answer) -> (Vec<u32>, Event) {
     let mut started = false;
     let last = loop {
         match answer.blocking_next().expect("a last event comes before the end") {
-            Event::Started => assert!(!std::mem::replace(&mut started, true), "started twice"),
+            Event::Started { .. } => assert!(!std::mem::replace(&mut started, true), "started twice"),
             Event::Token(token) => {
                 assert!(started);
                 tokens.push(token.id);
@@ -187,7 +187,8 @@ fn play(scenario: &Scenario) -> Vec<Failure> {
             }
             last => {
                 assert_eq!(tokens, expected, "request {number}");
-                let usage = Usage { prompt: request.prompt.len() as u32, written: tokens.len() as u32 };
+                let (prompt, written) = (request.prompt.len() as u32, tokens.len() as u32);
+                let usage = Usage { prompt, cached: 0, written };
                 assert_eq!(last, Event::Finished { finish: why, usage });
             }
         }
