@@ -9,8 +9,12 @@
 #if TIER >= 2
 #extension GL_KHR_cooperative_matrix : require
 #define MatrixA coopmat<float16_t, gl_ScopeSubgroup, 16, 16, gl_MatrixUseA>
-#define MatrixB coopmat<float16_t, gl_ScopeSubgroup, 16, 16, gl_MatrixUseB>
-#define MatrixSums coopmat<float, gl_ScopeSubgroup, 16, 16, gl_MatrixUseAccumulator>
+// Columns of b and of the sums: 16, but where someone knows better.
+#ifndef MATRIX_COLUMNS
+#define MATRIX_COLUMNS 16
+#endif
+#define MatrixB coopmat<float16_t, gl_ScopeSubgroup, 16, MATRIX_COLUMNS, gl_MatrixUseB>
+#define MatrixSums coopmat<float, gl_ScopeSubgroup, 16, MATRIX_COLUMNS, gl_MatrixUseAccumulator>
 
 // Row r of a starts r strides from `at`.
 #define matrix_load_a(a, at, stride) coopMatLoad(a, units, at, stride, gl_CooperativeMatrixLayoutRowMajor)

@@ -13,7 +13,7 @@ use weights::{
     config::{Config, LayerType},
 };
 
-use crate::{Error, Result};
+use crate::{Error, Result, bucket::rows_of_buckets};
 
 /// How much a runner is made for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,16 +95,17 @@ impl Limits {
     pub fn room(&self, config: &Config, outputs: u32) -> Room {
         let window = config.sliding_window.unwrap_or(config.max_positions);
         let rows = u64::from(self.rows());
-        // Buckets are powers of two: all of them together are twice the largest. Logits are there twice where they are read back,
-        // and the sampler takes as much again.
-        let logits = 3 * u64::from(outputs.next_power_of_two()) * u64::from(config.vocab) * 4;
-        let parts = 2 * rows.min(128) * parts_bytes(config);
+        let of_buckets = |most: u64| rows_of_buckets(most as usize) as u64;
+        // Every bucket has its own; of the largest they are there twice where logits are read back, or the sampler takes as much again.
+        let logits = of_buckets(outputs.into()) + u64::from(outputs.next_power_of_two());
+        let logits = logits * u64::from(config.vocab) * 4;
+        let parts = of_buckets(rows.min(128)) * parts_bytes(config);
         Room {
             context: u64::from(self.context),
             batch: u64::from(self.sequences),
             kv: self.kv,
             sliding_positions: u64::from(self.sliding_pages(window)) * u64::from(self.page),
-            scratch: 2 * rows * row_bytes(config) + parts + logits + FIXED_SCRATCH,
+            scratch: of_buckets(rows) * row_bytes(config) + parts + logits + FIXED_SCRATCH,
         }
     }
 

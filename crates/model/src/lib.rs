@@ -10,6 +10,7 @@
 //!
 //! docs/forward.md tells the data flow.
 
+mod bucket;
 mod error;
 pub mod estimate;
 mod gemma3;

@@ -17,13 +17,14 @@ use weights::config::Config;
 
 use crate::{
     Error, Limits, Model, Result, Sampling,
+    bucket::bucket,
     kv_cache::{KvCache, Sequence},
     state::{MAX_SAMPLED, State},
     step::{Outputs, Scratch, Splits, attend_groups},
 };
 
 use pace::Matrices;
-use record::{Count, Key, Output, Recorded, bucket, extent};
+use record::{Count, Key, Output, Recorded, extent};
 
 pub use mixed::{Chunk, Mixed};
 

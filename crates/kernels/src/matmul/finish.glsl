@@ -9,7 +9,7 @@ bool join(uint tile, uint split) {
     uint own = first + split * AREA;
     [[unroll]] for (uint i = 0; i < ROW_TILES; i++) {
         [[unroll]] for (uint j = 0; j < COLUMN_TILES; j++) {
-            coopMatStore(sums[i * COLUMN_TILES + j], push.parts.data, own + j * SIDE * ROWS + i * SIDE, ROWS,
+            coopMatStore(sums[i * COLUMN_TILES + j], push.parts.data, own + j * SIDE_COLUMNS * ROWS + i * SIDE, ROWS,
                          gl_CooperativeMatrixLayoutColumnMajor);
         }
     }
@@ -30,7 +30,7 @@ bool join(uint tile, uint split) {
     }
     [[unroll]] for (uint i = 0; i < ROW_TILES; i++) {
         [[unroll]] for (uint j = 0; j < COLUMN_TILES; j++) {
-            uint at = first + j * SIDE * ROWS + i * SIDE;
+            uint at = first + j * SIDE_COLUMNS * ROWS + i * SIDE;
             coopMatLoad(sums[i * COLUMN_TILES + j], push.parts.data, at, ROWS, gl_CooperativeMatrixLayoutColumnMajor);
             for (uint other = 1; other < SPLITS; other++) {
                 MatrixSums part;
@@ -72,11 +72,11 @@ void finish(Tile tile) {
                 matrix_store_sums_columns(sums[(i + which) * COLUMN_TILES + j], square + which * SQUARE, SQUARE_STRIDE);
             }
             subgroup_shared_barrier();
-            // Halves of 16 columns. The loop must have a number of rounds that the compiler knows, or those around it stay loops, and
+            // Halves of columns. The loop must have a number of rounds that the compiler knows, or those around it stay loops, and
             // sums go to memory.
-            unrolled for (uint first = 0; first < 2 * SIDE; first += LANES) {
+            unrolled for (uint first = 0; first < 2 * SIDE_COLUMNS; first += LANES) {
                 uint half_column = first + gl_SubgroupInvocationID;
-                uint column = tile.first_column + own_column() + j * SIDE + half_column / 2;
+                uint column = tile.first_column + own_column() + j * SIDE_COLUMNS + half_column / 2;
                 uint row = (tile.first_row + own_row() + i * SIDE) / PAIR + half_column % 2 * 8;
                 [[unroll]] for (uint four = 0; four < 2; four++) {
                     uint at = square + half_column / 2 * SQUARE_STRIDE + half_column % 2 * 2 + four;
@@ -87,7 +87,8 @@ void finish(Tile tile) {
                             values[e] = gated(values[e], up[e]);
                         }
                     }
-                    if (column < tile.columns && (row + four * 4) * PAIR < push.rows) {
+                    bool is_own = 2 * SIDE_COLUMNS >= LANES || half_column < 2 * SIDE_COLUMNS;
+                    if (is_own && column < tile.columns && (row + four * 4) * PAIR < push.rows) {
                         write(part, column, row + four * 4, values);
                     }
                 }

@@ -151,7 +151,7 @@ void multiply(uint stage, uint step) {
     [[unroll]] for (uint j = 0; j < COLUMN_TILES; j++) {
         [[unroll]] for (uint k = 0; k < OPERANDS; k++) {
             MatrixB b;
-            matrix_load_b_columns(b, x + j * SIDE * STRIDE + k * 2, STRIDE);
+            matrix_load_b_columns(b, x + j * SIDE_COLUMNS * STRIDE + k * 2, STRIDE);
             [[unroll]] for (uint i = 0; i < ROW_TILES; i++) {
                 matrix_multiply(a[i * OPERANDS + k], b, sums[i * COLUMN_TILES + j]);
             }

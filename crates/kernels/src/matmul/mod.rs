@@ -191,6 +191,7 @@ fn variant(shape: &Shape, plan: &Plan) -> Variant {
                 splits,
                 lanes: tile.lanes,
                 apart: parts == Parts::Apart,
+                side_columns: tile.columns.min(16),
             };
             Variant::new(label, $shader::TIERS, plan.tier, &constants, plan.subgroup())
         }};

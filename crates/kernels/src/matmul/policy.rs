@@ -30,7 +30,7 @@ pub enum Parts {
     Apart,
 }
 
-/// What a workgroup makes at once, and a subgroup of it: multiples of 16.
+/// What a workgroup makes at once, and a subgroup of it: multiples of 16, or 8 columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tile {
     /// Rows of a workgroup.
@@ -217,11 +217,28 @@ const TILES: [Tile; 4] = [
 const LARGE_DIRECT: Tile = Tile::new(128, 128, 32, 128);
 const LARGEST_DIRECT: Tile = Tile::new(256, 128, 32, 128);
 
+/// More of them there, for numbers of columns between powers of two: tokens per second would fall above 32 and 64 of them.
+const BETWEEN_DIRECT: [Tile; 2] = [Tile::new(128, 48, 32, 48), Tile::new(128, 96, 32, 96)];
+
 /// The first of them there: more workgroups, whose loads are under way at the same time.
 const SMALLEST_DIRECT: Tile = Tile::new(64, 16, 16, 16);
 
+/// Those for at most eight columns, where matrix units take so few: half as much to load from shared memory. The second where a subgroup
+/// must have two strips.
+const EIGHT_DIRECT: [Tile; 2] = [Tile::new(64, 8, 16, 8), Tile::new(128, 8, 32, 8)];
+
 /// Others that are worth timing.
-const MORE_TILES: [Tile; 13] = [
+const MORE_TILES: [Tile; 23] = [
+    EIGHT_DIRECT[0],
+    EIGHT_DIRECT[1],
+    Tile::new(64, 8, 32, 8),
+    Tile::new(128, 8, 64, 8),
+    Tile::new(256, 8, 32, 8),
+    BETWEEN_DIRECT[0],
+    BETWEEN_DIRECT[1],
+    Tile::new(64, 48, 16, 48),
+    Tile::new(256, 48, 32, 48),
+    Tile::new(256, 96, 32, 96),
     LARGEST_DIRECT,
     SMALLEST_DIRECT,
     Tile::new(256, 16, 32, 16),
@@ -253,11 +270,14 @@ pub fn candidates(caps: &Caps, fragments: Fragments, shape: &Shape) -> Vec<Plan>
         tile.own_rows >= least && plan.shared_bytes() <= caps.max_shared_bytes && tile.threads() <= caps.max_threads
     };
     let columns = shape.columns as u32;
-    let suited = TILES.iter().filter(fits).find(|tile| tile.columns >= columns.min(128));
+    let eight = direct && columns <= 8 && caps.has_matrix(MatrixShape { n: 8, ..PRODUCT });
+    let between = BETWEEN_DIRECT.iter().filter(|tile| direct && tile.columns == columns);
+    let suited = between.chain(&TILES).filter(fits).find(|tile| tile.columns >= columns.min(128));
     let Some(tile) = suited.or(TILES.iter().rfind(fits)) else { return Vec::new() };
     let tile = match tile.columns {
         128 if direct && LARGEST_DIRECT.of(shape.weights.rows, shape.columns) >= units(caps) => &LARGEST_DIRECT,
         128 if direct => &LARGE_DIRECT,
+        16 if eight => &EIGHT_DIRECT[usize::from(least > 16)],
         16 if direct && least == 16 => &SMALLEST_DIRECT,
         _ => tile,
     };
@@ -270,7 +290,13 @@ pub fn candidates(caps: &Caps, fragments: Fragments, shape: &Shape) -> Vec<Plan>
     };
     let (splits, whole) = spread(caps, shape, tile);
     let mut list = vec![Plan { tier: Tier::T2, tile: *tile, direct, ahead, splits, whole }];
-    let suited = |tile: &&Tile| tile.columns < columns * 2 && tile.columns >= columns.min(128).next_power_of_two();
+    let suited = |tile: &&Tile| match tile.columns {
+        8 => eight,
+        16.. if tile.columns.is_power_of_two() || direct => {
+            tile.columns >= columns.min(128) && tile.columns < 2 * columns.max(16)
+        }
+        _ => false,
+    };
     for tile in TILES.iter().chain(&MORE_TILES).filter(fits).filter(suited) {
         for (splits, whole) in spreads(caps, shape, tile) {
             for ahead in [1, 2, 4] {
@@ -339,7 +365,7 @@ fn units(caps: &Caps) -> u32 {
 const MODEL_SHAPES: [(usize, usize, bool); 3] = [(43008, 5376, true), (8192, 5376, false), (640, 2048, false)];
 
 /// Columns of the programs that models record.
-const BUCKETS: [usize; 6] = [16, 32, 64, 128, 512, 2048];
+const BUCKETS: [usize; 9] = [8, 16, 32, 48, 64, 96, 128, 512, 2048];
 
 /// The pipelines that models ask for on such a device.
 pub fn variants(caps: &Caps) -> Vec<Variant> {

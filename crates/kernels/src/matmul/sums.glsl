@@ -1,4 +1,5 @@
 // The sums of a product on matrix units. Needs tile.glsl, and shared memory `units`.
+#define MATRIX_COLUMNS SIDE_COLUMNS
 #include "matrix.glsl"
 
 MatrixSums sums[ROW_TILES * COLUMN_TILES];

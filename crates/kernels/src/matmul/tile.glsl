@@ -23,6 +23,8 @@ layout(constant_id = 9) const uint SPLITS = 1;
 layout(constant_id = 10) const uint LANES = 32;
 // The sums of the parts stay apart, one after the other in a column of y: who reads it adds them up.
 layout(constant_id = 11) const bool APART = false;
+// Columns that matrix units take at once: 16, or 8 for fewer than that.
+layout(constant_id = 12) const uint SIDE_COLUMNS = 16;
 
 #include "weights.glsl"
 #include "gated.glsl"
@@ -63,7 +65,7 @@ const uint SIDE = 16;
 const uint STEPS = QUAD / GROUP;
 const uint SUBGROUPS = THREADS / LANES;
 const uint ROW_TILES = OWN_ROWS / SIDE;
-const uint COLUMN_TILES = OWN_COLUMNS / SIDE;
+const uint COLUMN_TILES = OWN_COLUMNS / SIDE_COLUMNS;
 const uint SUBGROUP_COLUMNS = COLUMNS / OWN_COLUMNS;
 // Column tiles that are worked on at the same time, beside each other: they share weights in the cache, and rows share activations.
 const uint BAND = 16;

@@ -11,9 +11,14 @@ use kernels::{
 use super::{
     Next, Row, Runner, Sampled, TIMEOUT, depths,
     pace::{self, Extent},
-    record::{Count, Key, Output, bucket, extent},
+    record::{Count, Key, Output, extent},
 };
-use crate::{Error, Result, Sampling, kv_cache::Sequence, state::MAX_STEPS};
+use crate::{
+    Error, Result, Sampling,
+    bucket::{bucket, full_bucket_below},
+    kv_cache::Sequence,
+    state::MAX_STEPS,
+};
 
 impl Runner {
     /// One more token for each of some sequences.
@@ -83,6 +88,14 @@ impl Runner {
     /// How many steps of so many sequences to ask of [`Runner::decode_run`] for a submission of about 50 ms, by what the last took.
     pub fn steady_steps(&self, sequences: usize) -> usize {
         pace::steps(self.runs.get(&bucket(sequences)).copied())
+    }
+
+    /// How many of so many sequences to carry forward at once for the most tokens per second, by what the last steps took. A few more than
+    /// a bucket has rows take the time of the next one: then they had better take turns.
+    pub fn at_once(&self, sequences: usize) -> usize {
+        let step = |rows: usize| self.runs.get(&rows).map(|(_, step)| *step);
+        let below = full_bucket_below(sequences);
+        pace::at_once(sequences, step(bucket(sequences)), below.and_then(|below| Some((below, step(below)?))))
     }
 
     /// Undoes the last steps of a sequence: one for each of these tokens, which were sampled by them and are not wanted. As if the

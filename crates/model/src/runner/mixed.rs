@@ -6,9 +6,9 @@ use std::time::Duration;
 use super::{
     Next, Row, Runner, Sampled,
     pace::{self, FEWEST_ROWS},
-    record::{Count, Output, bucket, extent},
+    record::{Count, Output, extent},
 };
-use crate::{Error, Result, Sampling, kv_cache::Sequence};
+use crate::{Error, Result, Sampling, bucket::bucket, kv_cache::Sequence};
 
 /// A part of a prompt.
 pub struct Chunk<'a> {

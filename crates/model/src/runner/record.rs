@@ -14,7 +14,9 @@ use super::{
     pace::{self, Extent, Matrices, Seeing},
 };
 use crate::{
-    Model, Result, gemma3,
+    Model, Result,
+    bucket::bucket,
+    gemma3,
     step::{FEW_ROWS, Outputs, Rows, Scratch, Step},
 };
 
@@ -334,9 +336,4 @@ pub(super) fn extent(count: Count, depths: [u32; 2], output: Output) -> Extent {
         chunk: Seeing { rows: count.chunk, depth: chunk },
         outputs: output.rows(),
     }
-}
-
-/// The bucket of a number of rows: powers of two. Rows of a bucket that are not in use cost little, since kernels leave them out.
-pub(super) fn bucket(rows: usize) -> usize {
-    rows.next_power_of_two()
 }
