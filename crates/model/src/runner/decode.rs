@@ -13,7 +13,7 @@ use super::{
     pace::{self, Extent},
     record::{Count, Key, Output, bucket, extent},
 };
-use crate::{Error, Result, Sampling, kv_cache::Sequence, state::MAX_STEPS};
+use crate::{Error, Result, Sampling, pages::Sequence, state::MAX_STEPS};
 
 impl Runner {
     /// One more token for each of some sequences.
@@ -68,8 +68,11 @@ impl Runner {
                 break;
             }
         }
-        for next in next.iter_mut() {
-            next.sequence.advance(all.len() as u32);
+        for (row, next) in next.iter_mut().enumerate() {
+            // The last that was sampled is not in the cache yet.
+            let sampled = all.iter().map(|step| step[row].token);
+            let held: Vec<u32> = [next.token].into_iter().chain(sampled).take(all.len()).collect();
+            self.cache.advance(next.sequence, &held);
             // Pages for steps that were skipped go back.
             self.cache.truncate(next.sequence, next.sequence.len());
         }
@@ -136,7 +139,7 @@ impl Runner {
         let program = self.record_timed(key, stamps)?;
         program.run(TIMEOUT)?;
         for next in next.iter_mut() {
-            next.sequence.advance(1);
+            self.cache.advance(next.sequence, &[next.token]);
         }
         Ok(program.timings()?)
     }
@@ -164,7 +167,7 @@ impl Runner {
                 program.timings()?.into_iter().map(|timing| Timing { level: timing.level + level, ..timing }),
             );
         }
-        sequence.advance(rows.len() as u32);
+        self.cache.advance(sequence, tokens);
         Ok(timings)
     }
 
