@@ -55,12 +55,13 @@ impl KvCache {
         Ok(Self { limits, window, most_positions: config.max_positions, layers, tables, books })
     }
 
-    /// A new sequence, without positions.
+    /// A new sequence, without positions, of which nothing is shared or kept.
     pub fn start(&self) -> Result<Sequence> {
         self.books.start().ok_or(Error::NoSequence { sequences: self.limits.sequences })
     }
 
-    /// A new sequence for these tokens, which holds as many of them as the cache has: at most all but the last.
+    /// A new sequence for these tokens, which holds as many of them as the cache has: at most all but the last. What it
+    /// reads and writes is kept for others.
     pub fn start_with(&self, tokens: &[u32]) -> Result<Sequence> {
         self.books.start_with(tokens).ok_or(Error::NoSequence { sequences: self.limits.sequences })
     }

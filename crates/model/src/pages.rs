@@ -169,7 +169,7 @@ impl Pages {
         Self { store: Arc::new(Mutex::new(Store::new(shape))) }
     }
 
-    /// A new sequence, without positions; none if as many are under way as may be.
+    /// A new sequence, without positions, of which nothing is shared or kept; none if as many are under way as may be.
     pub fn start(&self) -> Option<Sequence> {
         let mut store = locked(&self.store);
         let slot = store.slots.pop()?;
@@ -179,7 +179,7 @@ impl Pages {
             pages: Default::default(),
             tokens: vec![],
             cached: 0,
-            place: store.root(),
+            place: None,
             marks: [0; 2],
             unwritten: 0,
             store: self.store.clone(),
@@ -187,7 +187,8 @@ impl Pages {
         })
     }
 
-    /// A new sequence for these tokens, which holds as many of them as are known: at most all but the last.
+    /// A new sequence for these tokens, which holds as many of them as are known: at most all but the last. What it reads and writes is
+    /// known then too.
     pub fn start_with(&self, tokens: &[u32]) -> Option<Sequence> {
         let mut sequence = self.start()?;
         locked(&self.store).begin(&mut sequence, tokens);

@@ -189,12 +189,13 @@ impl Runner {
         self.cache.limits().sequences.min(MAX_SAMPLED)
     }
 
-    /// A new sequence.
+    /// A new sequence, of which nothing is shared or kept.
     pub fn start(&self) -> Result<Sequence> {
         self.cache.start()
     }
 
-    /// A new sequence for these tokens, which holds as many of them as the cache has: at most all but the last. The rest is to be read.
+    /// A new sequence for these tokens, which holds as many of them as the cache has: at most all but the last. The rest is to be
+    /// read. What it reads and writes is kept for others, in pages that nobody needs.
     pub fn start_with(&self, tokens: &[u32]) -> Result<Sequence> {
         self.cache.start_with(tokens)
     }

@@ -59,11 +59,6 @@ impl Store {
         Self { shape, slots, pools, tree: Tree::new(), epoch: 0, clock: 0 }
     }
 
-    /// Where a new sequence stands in the tree.
-    pub fn root(&self) -> Option<Place> {
-        self.shape.prefix.then_some(Place { node: ROOT, epoch: self.epoch })
-    }
-
     pub fn free(&self, kind: Kind) -> usize {
         self.pools[kind as usize].free.len()
     }
@@ -74,7 +69,9 @@ impl Store {
 
     /// Gives a new sequence the longest known beginning of these tokens, without the last of them.
     pub fn begin(&mut self, sequence: &mut Sequence, tokens: &[u32]) {
-        let Some(Place { epoch, .. }) = sequence.place else { return };
+        if !self.shape.prefix {
+            return;
+        }
         let Found { nodes, tail, known } = self.find(tokens);
         let page = self.shape.page;
         let full = nodes.len() as u32;
@@ -104,7 +101,7 @@ impl Store {
         }
         sequence.tokens = tokens[..sequence.len as usize].to_vec();
         sequence.cached = sequence.len;
-        sequence.place = Some(Place { node: nodes.last().copied().unwrap_or(ROOT), epoch });
+        sequence.place = Some(Place { node: nodes.last().copied().unwrap_or(ROOT), epoch: self.epoch });
     }
 
     /// Global pages that a sequence with these tokens would share with others under way.
