@@ -108,7 +108,7 @@ impl KvCache {
     /// The entries of a sequence's tables that are not what it holds.
     fn write_tables(&mut self, sequence: &mut Sequence) -> Result<()> {
         let stride = self.limits.global_pages();
-        let from = sequence.to_write(self.limits.page);
+        let from = sequence.unwritten(self.limits.page);
         for (table, kind) in self.tables.iter_mut().zip([Kind::Global, Kind::Sliding]) {
             let (first, pages) = sequence.held(kind);
             let skipped = (from.saturating_sub(first) as usize).min(pages.len());
@@ -117,6 +117,7 @@ impl KvCache {
                 table.write(u64::from(at) * 4, bytemuck::cast_slice(&pages[skipped..]))?;
             }
         }
+        sequence.tables_written();
         Ok(())
     }
 

@@ -133,9 +133,14 @@ impl Sequence {
         &self.tokens[..self.cached as usize]
     }
 
-    /// From which number on the page tables are to be written for its next positions; they are then.
-    pub(crate) fn to_write(&mut self, page: u32) -> u32 {
-        std::mem::replace(&mut self.unwritten, u32::MAX).min(self.len / page)
+    /// From which number on its next positions need the page tables to be written.
+    pub(crate) fn unwritten(&self, page: u32) -> u32 {
+        self.unwritten.min(self.len / page)
+    }
+
+    /// The page tables say what it holds.
+    pub(crate) fn tables_written(&mut self) {
+        self.unwritten = u32::MAX;
     }
 
     /// Notes that `rows` more positions count as written, whatever is there: nothing more of it is kept.

@@ -65,7 +65,7 @@ impl Memory {
 
     /// As `KvCache` does it; then they say what the sequence holds.
     fn write_tables(&mut self, sequence: &mut Sequence) {
-        let from = sequence.to_write(self.shape.page);
+        let from = sequence.unwritten(self.shape.page);
         for kind in KINDS {
             let (first, pages) = sequence.held(kind);
             let table = &mut self.tables[kind as usize][sequence.slot() as usize];
@@ -76,6 +76,7 @@ impl Memory {
                 assert_eq!(table[number as usize], *page, "{kind:?}: the table has another page {number}");
             }
         }
+        sequence.tables_written();
     }
 
     /// Everything that the next position of a sequence would see.
