@@ -64,7 +64,7 @@ pub enum Fault {
 
 /// What carries sequences forward.
 pub trait Backend: Send + 'static {
-    /// One sequence's share of the cache. What it holds is free when it is dropped.
+    /// One sequence's share of the cache. What it holds and no other does is free when it is dropped, or kept until it is needed.
     type Sequence: Send;
 
     /// What it was made for; the same at all times.
@@ -73,8 +73,14 @@ pub trait Backend: Send + 'static {
     /// Pages that no sequence holds.
     fn free_pages(&self) -> u32;
 
-    /// A new sequence, without pages.
-    fn start(&mut self) -> Result<Self::Sequence, Fault>;
+    /// Of those, the ones that are kept for texts that begin with the same tokens.
+    fn cached_pages(&self) -> u32;
+
+    /// Pages that a sequence for this text would share with others under way: it needs so many less.
+    fn shared_pages(&self, text: &[u32]) -> u32;
+
+    /// A new sequence for this text, and how many of its tokens it holds: at most all but the last. The rest is to be read.
+    fn start(&mut self, text: &[u32]) -> Result<(Self::Sequence, usize), Fault>;
 
     /// How many tokens to read beside so many sequences that write, for a step to take no longer than `within`; the longest sequence has
     /// `depth` positions.

@@ -85,8 +85,18 @@ impl Backend for Gpu {
         self.runner.as_ref().map_or(0, |runner| runner.cache().free_pages().0 as u32)
     }
 
-    fn start(&mut self) -> Result<Sequence, Fault> {
-        Ok(self.runner()?.start()?)
+    fn cached_pages(&self) -> u32 {
+        self.runner.as_ref().map_or(0, |runner| runner.cache().cached_pages().0 as u32)
+    }
+
+    fn shared_pages(&self, text: &[u32]) -> u32 {
+        self.runner.as_ref().map_or(0, |runner| runner.cache().shared_pages(text))
+    }
+
+    fn start(&mut self, text: &[u32]) -> Result<(Sequence, usize), Fault> {
+        let sequence = self.runner()?.start_with(text)?;
+        let held = sequence.len() as usize;
+        Ok((sequence, held))
     }
 
     fn chunk(&self, writing: usize, depth: u32, within: Duration) -> usize {

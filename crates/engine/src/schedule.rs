@@ -137,19 +137,22 @@ impl<B: Backend> Scheduler<B> {
         // Everyone's next tokens need pages too: one for each, lest what is admitted now be set back at once. Alone, there are enough.
         let spare = if alone { 0 } else { self.under_way() as u32 + 1 };
         let wanted = (job.len() as u32).div_ceil(self.shared.bounds.page) + spare;
-        if wanted > self.backend.free_pages() {
+        let free = self.backend.free_pages();
+        let text = job.text();
+        if wanted > free && wanted > free + self.backend.shared_pages(&text) {
             return;
         }
         self.full = false;
         let Some(mut job) = self.queue.pop_front() else { return };
-        match self.backend.start() {
-            Ok(sequence) => {
+        match self.backend.start(&text) {
+            Ok((sequence, read)) => {
+                self.status.cached += read as u64;
                 if !mem::replace(&mut job.started, true) {
+                    job.cached = read as u32;
                     // Who does not listen any more is found in the next round.
                     let _ = job.events.send(Event::Started { cached: job.cached });
                 }
-                let text = job.text();
-                self.reading = Some(Reading { job, sequence, text, read: 0 });
+                self.reading = Some(Reading { job, sequence, text, read });
             }
             Err(Fault::NoPage | Fault::OutOfMemory(_)) if !alone => {
                 self.queue.push_front(job);
@@ -447,7 +450,11 @@ impl<B: Backend> Scheduler<B> {
         self.status.queued = self.queue.len();
         self.status.reading = usize::from(self.reading.is_some());
         self.status.writing = self.writing.len();
-        self.status.pages = Pages { free: self.backend.free_pages(), total: self.shared.bounds.pages };
+        self.status.pages = Pages {
+            free: self.backend.free_pages(),
+            cached: self.backend.cached_pages(),
+            total: self.shared.bounds.pages,
+        };
         self.shared.inbox().status = self.status.clone();
         for (events, event) in self.last.drain(..) {
             // Who has gone meanwhile needs no last word.

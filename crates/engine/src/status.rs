@@ -17,7 +17,7 @@ pub struct Status {
     pub draining: bool,
     /// Tokens read so far, those that were read again counted again.
     pub read: u64,
-    /// Tokens of prompts that needed no reading so far.
+    /// Tokens that needed no reading so far, those of requests that were set back counted again.
     pub cached: u64,
     /// Tokens written so far.
     pub written: u64,
@@ -48,6 +48,8 @@ pub struct Status {
 pub struct Pages {
     /// That no sequence holds.
     pub free: u32,
+    /// Of those, the ones that are kept for prompts that begin with the same tokens.
+    pub cached: u32,
     /// That there are.
     pub total: u32,
 }

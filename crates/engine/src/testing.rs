@@ -1,20 +1,35 @@
 //! A backend of plain arithmetic, for tests of scheduling and of servers: the tokens of an answer follow from its prompt alone, and
 //! everything that it is told is checked. What is wrong panics.
+//!
+//! Its pages are kept by the books of a real cache, over a memory that has a number for each position in place of keys and values. Before a
+//! token is chosen, all that its sequence sees there must be what its tokens have put there.
+
+mod ledger;
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     thread,
     time::Duration,
 };
 
+use model::pages::Kind;
+
 use crate::{Backend, Bounds, Chunk, Fault, Finish, Mixed, Next, Request, Sampled, Sampling};
+
+use ledger::{FNV_START, Ledger, SharedLedger, fnv, locked};
+
+pub use ledger::PlainSequence;
 
 /// What a plain backend is made for.
 #[derive(Clone, Debug)]
 pub struct PlainOptions {
     /// Sequences, context, vocabulary and pages.
     pub bounds: Bounds,
+    /// Positions that a position sees in layers with a window.
+    pub window: u32,
+    /// Whether what was read and written is kept for texts that begin with the same tokens.
+    pub prefix: bool,
     /// Most tokens of a chunk.
     pub chunk: usize,
     /// Most steps of a run.
@@ -34,6 +49,8 @@ impl Default for PlainOptions {
     fn default() -> Self {
         Self {
             bounds: Bounds { sequences: 4, context: 256, vocab: 1000, page: 8, pages: 4 * 256 / 8 },
+            window: 24,
+            prefix: true,
             chunk: 16,
             steps: 4,
             script: vec![],
@@ -53,29 +70,13 @@ pub struct Step {
     pub chunk: Option<(usize, Vec<u32>)>,
 }
 
-/// What the backend, its sequences and its watchers share.
-#[derive(Debug)]
-struct Ledger {
-    bounds: Bounds,
-    free: u32,
-    sequences: u32,
-    /// Grows when the device is put back.
-    age: u64,
-    lost: bool,
-    log: Vec<Step>,
-}
-
-impl Ledger {
-    fn give_back(&mut self, pages: u32) {
-        self.free += pages;
-        assert!(self.free <= self.bounds.pages, "more pages came back than there are");
-    }
-}
-
-type SharedLedger = Arc<Mutex<Ledger>>;
-
-fn locked(ledger: &SharedLedger) -> MutexGuard<'_, Ledger> {
-    ledger.lock().unwrap_or_else(PoisonError::into_inner)
+/// A sequence that was started.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Start {
+    /// What it was to read.
+    pub text: Vec<u32>,
+    /// How many of those tokens it held already.
+    pub held: usize,
 }
 
 /// Looks into a backend that an engine owns.
@@ -85,7 +86,7 @@ pub struct Watch(SharedLedger);
 impl Watch {
     /// Pages that no sequence holds.
     pub fn free_pages(&self) -> u32 {
-        locked(&self.0).free
+        locked(&self.0).free()
     }
 
     /// Sequences under way.
@@ -93,56 +94,14 @@ impl Watch {
         locked(&self.0).sequences
     }
 
+    /// The sequences that were started so far.
+    pub fn starts(&self) -> Vec<Start> {
+        locked(&self.0).starts.clone()
+    }
+
     /// The steps so far that did not fail; those of a run are one.
     pub fn steps(&self) -> Vec<Step> {
         locked(&self.0).log.clone()
-    }
-}
-
-/// A sequence: its tokens and how many pages they are on.
-#[derive(Debug)]
-pub struct PlainSequence {
-    tokens: Vec<u32>,
-    pages: u32,
-    age: u64,
-    ledger: SharedLedger,
-}
-
-impl PlainSequence {
-    /// Pages that it holds.
-    pub fn pages(&self) -> u32 {
-        self.pages
-    }
-
-    fn truncate_pages(&mut self) {
-        let mut ledger = locked(&self.ledger);
-        let needed = (self.tokens.len() as u32).div_ceil(ledger.bounds.page);
-        ledger.give_back(self.pages - needed);
-        self.pages = needed;
-    }
-
-    /// Makes room for more positions; nothing changes on an error.
-    fn extend(&mut self, rows: usize) -> Result<(), Fault> {
-        let mut ledger = locked(&self.ledger);
-        assert_eq!(self.age, ledger.age, "a sequence of before the device was put back");
-        let wanted = (self.tokens.len() + rows) as u32;
-        assert!(
-            wanted <= ledger.bounds.context,
-            "{wanted} positions in a context of {}",
-            ledger.bounds.context
-        );
-        let more = wanted.div_ceil(ledger.bounds.page).saturating_sub(self.pages);
-        ledger.free = ledger.free.checked_sub(more).ok_or(Fault::NoPage)?;
-        self.pages += more;
-        Ok(())
-    }
-}
-
-impl Drop for PlainSequence {
-    fn drop(&mut self) {
-        let mut ledger = locked(&self.ledger);
-        ledger.sequences -= 1;
-        ledger.give_back(self.pages);
     }
 }
 
@@ -154,10 +113,8 @@ impl PlainOptions {
         if let Some(said) = within {
             return self.script[said];
         }
-        // FNV-1a, by words.
-        let step = |hash: u64, word: u64| (hash ^ word).wrapping_mul(0x0100_0000_01b3);
-        let start = step(0xcbf2_9ce4_8422_2325, seed);
-        let hash = tokens.iter().fold(start, |hash, token| step(hash, u64::from(*token)));
+        let start = fnv(FNV_START, seed);
+        let hash = tokens.iter().fold(start, |hash, token| fnv(hash, u64::from(*token)));
         ((hash >> 20) % u64::from(self.bounds.vocab)) as u32
     }
 
@@ -193,10 +150,8 @@ pub struct Plain {
 impl Plain {
     /// Panics where the pages are too few for one sequence.
     pub fn new(options: PlainOptions) -> Self {
-        let bounds = options.bounds;
-        assert!(bounds.pages >= bounds.context.div_ceil(bounds.page), "{bounds:?}");
-        let ledger = Ledger { bounds, free: bounds.pages, sequences: 0, age: 0, lost: false, log: vec![] };
-        Self { options, calls: 0, ledger: Arc::new(Mutex::new(ledger)) }
+        let ledger = Arc::new(Mutex::new(Ledger::new(&options)));
+        Self { options, calls: 0, ledger }
     }
 
     /// What it was made for.
@@ -230,6 +185,7 @@ impl Plain {
     }
 
     fn sampled(&self, sequence: &PlainSequence, sampling: &Sampling) -> Sampled {
+        sequence.check();
         let token = self.options.following(&sequence.tokens, sampling.seed);
         Sampled { token, logprob: -(token as f32) / 1000.0 }
     }
@@ -249,7 +205,7 @@ impl Plain {
 
     /// One token more of a sequence.
     fn write(&self, next: &mut Next<'_, PlainSequence>) -> Sampled {
-        next.sequence.tokens.push(next.token);
+        next.sequence.write(&[next.token]);
         let sampled = self.sampled(next.sequence, next.sampling);
         next.token = sampled.token;
         sampled
@@ -268,16 +224,31 @@ impl Backend for Plain {
     }
 
     fn free_pages(&self) -> u32 {
-        locked(&self.ledger).free
+        locked(&self.ledger).free()
     }
 
-    fn start(&mut self) -> Result<PlainSequence, Fault> {
+    fn cached_pages(&self) -> u32 {
+        locked(&self.ledger).pages.cached(Kind::Global) as u32
+    }
+
+    fn shared_pages(&self, text: &[u32]) -> u32 {
+        locked(&self.ledger).pages.shared(text)
+    }
+
+    fn start(&mut self, text: &[u32]) -> Result<(PlainSequence, usize), Fault> {
         self.call()?;
         let mut ledger = locked(&self.ledger);
         assert!(!ledger.lost, "a sequence of a lost device");
         ledger.sequences += 1;
-        assert!(ledger.sequences <= ledger.bounds.sequences, "more sequences than there may be");
-        Ok(PlainSequence { tokens: vec![], pages: 0, age: ledger.age, ledger: self.ledger.clone() })
+        let sequence = ledger.pages.start_with(text).expect("more sequences than there may be");
+        let held = sequence.len() as usize;
+        assert!(held < text.len(), "nothing is left to read");
+        ledger.starts.push(Start { text: text.to_vec(), held });
+        let (tokens, age) = (text[..held].to_vec(), ledger.age);
+        let sequence = PlainSequence { tokens, held: sequence, age, ledger: self.ledger.clone() };
+        drop(ledger);
+        sequence.check();
+        Ok((sequence, held))
     }
 
     fn chunk(&self, _writing: usize, _depth: u32, _within: Duration) -> usize {
@@ -306,7 +277,7 @@ impl Backend for Plain {
         }
         self.log(writing.len(), Some((chunk.sequence.tokens.len(), chunk.tokens.to_vec())));
         let decoded = writing.iter_mut().map(|next| self.write(next)).collect();
-        chunk.sequence.tokens.extend(chunk.tokens);
+        chunk.sequence.write(chunk.tokens);
         let first = chunk.last.then(|| self.sampled(chunk.sequence, chunk.sampling));
         Ok(Mixed { decoded, first })
     }
@@ -351,10 +322,11 @@ impl Backend for Plain {
         self.call()?;
         let mut ledger = locked(&self.ledger);
         assert_eq!(
-            (ledger.free, ledger.sequences),
+            (ledger.free(), ledger.sequences),
             (ledger.bounds.pages, 0),
             "sequences of a lost device are kept"
         );
+        ledger.clear();
         ledger.lost = false;
         ledger.age += 1;
         Ok(())

@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{Fixture, limits, load};
+use common::{Fixture, limits, load, load_alone};
 use engine::{Answer, Engine, Event, Failure, Finish, Gpu, Options, Request, Sampling};
 use gpu::Fault;
 use model::{Limits, Model, Runner, generate};
@@ -154,7 +154,8 @@ fn a_long_prompt_does_not_stop_those_who_write() {
     let _short = [submit(&fixture.ids[..4], 300), submit(&fixture.ids[4..9], 300)];
     let (tokens, _) = listen(&mut submit(&fixture.ids, 1));
     let status = engine.status();
-    assert_eq!((tokens.len(), status.read), (1, 4 + 5 + 300));
+    // The long one begins as the first does, with a page.
+    assert_eq!((tokens.len(), status.read, status.cached), (1, 4 + 5 + 296, 4));
     // 300 tokens in chunks of at most 16, and in each of those steps a token of both.
     assert!(status.written > 2 * 300 / 16, "{} tokens while the prompt was read", status.written);
     assert_eq!(status.writing, 2);
@@ -190,5 +191,61 @@ fn a_lost_device_is_put_back_and_no_stream_shows_it() {
     let engine = Engine::start(Gpu::new(runner, || Err(gpu::Error::NoDriver.into())), OPTIONS).unwrap();
     let mut answer = engine.submit(requests[0].clone()).unwrap();
     assert_eq!(listen(&mut answer).1, Event::Failed(Failure::DeviceLost));
+    engine.stop();
+}
+
+/// A request's answer, and how many tokens of its prompt needed no reading.
+fn ask(engine: &Engine, request: &Request) -> (Vec<u32>, u32) {
+    match listen(&mut engine.submit(request.clone()).unwrap()) {
+        (tokens, Event::Finished { usage, .. }) => (tokens, usage.cached),
+        (_, last) => panic!("{last:?}"),
+    }
+}
+
+#[test]
+fn the_next_turn_of_a_chat_reads_only_what_is_new() {
+    let Some(device) = testkit::cpu_device() else { return };
+    // A window of 32, pages of 4.
+    let fixture = Fixture::open("untied_long");
+    let model = Arc::new(load_alone(&device, &fixture.path).with_reproducible(true));
+    let limits = limits(2, 320, 16);
+    let engine = start(&model, limits);
+    let penalised = Sampling { repetition: 1.3, frequency: 0.5, ..Sampling::default() };
+    for (first, sampling) in [(0, Sampling::default()), (7, penalised)] {
+        let mut turn = request(&fixture.ids[first..first + 150], 20, sampling);
+        let mut known = 0;
+        for number in 0..3 {
+            let before = engine.status();
+            let (tokens, cached) = ask(&engine, &turn);
+            assert_eq!(tokens, alone(&model, limits, &turn), "turn {number}");
+            let read = engine.status().read - before.read;
+            assert_eq!((cached, read), (known, turn.prompt.len() as u64 - u64::from(known)), "turn {number}");
+            known = turn.prompt.len() as u32 + 19;
+            turn.prompt.extend(tokens);
+            turn.prompt.extend(&fixture.ids[200..205]);
+        }
+    }
+    engine.stop();
+}
+
+#[test]
+fn a_system_prompt_is_read_once_by_those_who_ask_together() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let fixture = Fixture::open("untied_long");
+    let model = Arc::new(load_alone(&device, &fixture.path).with_reproducible(true));
+    // Each is on 30 pages: they fit together because they share 25.
+    let limits = Limits { pages: Some(52), ..limits(4, 160, 16) };
+    let question = |own: usize| [&fixture.ids[..100], &fixture.ids[200 + own..206 + 2 * own]].concat();
+    let requests: Vec<Request> = (0..4).map(|own| request(&question(own), 12, Sampling::default())).collect();
+    let expected: Vec<Vec<u32>> = requests.iter().map(|request| alone(&model, limits, request)).collect();
+    let engine = start(&model, limits);
+    check_all(&engine, &requests, &expected);
+    let status = engine.status();
+    assert_eq!((status.cached, status.set_back), (3 * 100, 0), "{status:?}");
+    engine.stop();
+
+    let engine = start(&model, Limits { prefix: false, ..limits });
+    check_all(&engine, &requests, &expected);
+    assert_eq!((engine.status().cached, engine.status().pages.cached), (0, 0));
     engine.stop();
 }

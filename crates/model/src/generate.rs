@@ -7,7 +7,7 @@ use std::{
 
 use serde::Serialize;
 
-use crate::{Error, Result, Runner, Sampled, Sampling, Setup, kv_cache::Sequence, runner::Next};
+use crate::{Error, Result, Runner, Sampled, Sampling, Setup, pages::Sequence, runner::Next};
 
 /// What to generate.
 #[derive(Clone, Debug)]

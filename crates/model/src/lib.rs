@@ -4,6 +4,7 @@
 //! - `gemma3` reads like the paper: it records the layers in the operations of `step`.
 //! - A [`Runner`] holds the [`KvCache`], the buffers of a step and one recorded program per bucket of rows; it carries
 //!   [`Sequence`]s forward, one step or a run of several at a time.
+//! - [`pages`] says who holds which pages of that cache, and what is kept for texts that begin with the same tokens.
 //! - [`generate`] goes from a prompt to tokens with one sequence.
 //! - [`measure`] is for benchmarks: models of random weights, sequences that begin deep in their context, profiles of a step.
 //! - [`language`] makes the tokenizer and the chat template of a checkpoint.
@@ -17,8 +18,10 @@ mod gemma3;
 pub mod generate;
 mod kv_cache;
 pub mod language;
+mod limits;
 mod loaded;
 pub mod measure;
+pub mod pages;
 mod runner;
 mod sampling;
 mod state;
@@ -27,8 +30,10 @@ mod tune;
 
 pub use error::{Error, Result};
 pub use kernels::{Activations, KvScheme, tuning::Tuned};
-pub use kv_cache::{KvCache, Limits, PAGE, Sequence};
+pub use kv_cache::KvCache;
+pub use limits::{Limits, PAGE};
 pub use loaded::Model;
+pub use pages::Sequence;
 pub use runner::{Chunk, MOST_OUTPUTS, Mixed, Next, Runner, Sampled, Setup, Usage, check_tokens};
 pub use sampling::Sampling;
 pub use tune::When;

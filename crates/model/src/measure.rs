@@ -265,6 +265,7 @@ impl Model {
 impl Runner {
     /// Fills all keys and values with random numbers, so that sequences may begin anywhere.
     pub fn fill_cache(&mut self) -> Result<()> {
+        self.cache().forget();
         let random = Random::new(&self.model().device, Kind::Scales)?;
         for layer in 0..self.model().config.layers as usize {
             let kv = self.cache().layer(layer);
@@ -284,8 +285,7 @@ impl Runner {
         // In steps, as a prompt would: the window leaves its pages on the way.
         while sequence.len() < depth {
             let rows = chunk.min(depth - sequence.len());
-            self.reserve(&mut sequence, rows)?;
-            sequence.advance(rows);
+            self.skip(&mut sequence, rows)?;
         }
         Ok(sequence)
     }

@@ -18,7 +18,8 @@ use weights::config::Config;
 use crate::{
     Error, Limits, Model, Result, Sampling,
     bucket::bucket,
-    kv_cache::{KvCache, Sequence},
+    kv_cache::KvCache,
+    pages::Sequence,
     state::{MAX_SAMPLED, State},
     step::{Outputs, Scratch, Splits, attend_groups},
 };
@@ -189,9 +190,15 @@ impl Runner {
         self.cache.limits().sequences.min(MAX_SAMPLED)
     }
 
-    /// A new sequence.
+    /// A new sequence, of which nothing is shared or kept.
     pub fn start(&self) -> Result<Sequence> {
         self.cache.start()
+    }
+
+    /// A new sequence for these tokens, which holds as many of them as the cache has: at most all but the last. The rest is to be
+    /// read. What it reads and writes is kept for others, in pages that nobody needs.
+    pub fn start_with(&self, tokens: &[u32]) -> Result<Sequence> {
+        self.cache.start_with(tokens)
     }
 
     /// Whether these tokens can follow in this sequence: known, and with room for them.
@@ -215,11 +222,13 @@ impl Runner {
         self.prepare_keys(&keys)
     }
 
-    /// Penalties count a sequence's tokens from the first step that has them; what was before is counted by
-    /// [`Runner::recount`].
+    /// Penalties count a sequence's tokens from the first step that has them, and what it began with if that is its first step; what
+    /// else was before is counted by [`Runner::recount`].
     fn count_from_here(&mut self, sequence: &mut Sequence, sampling: &Sampling) -> Result<()> {
         if sampling.form(self.model.config.vocab).counts && !sequence.counted {
-            self.recount(sequence, &[], &[])?;
+            let first = sequence.len() as usize == sequence.cached().len();
+            let prompt = if first { sequence.cached().to_vec() } else { vec![] };
+            self.recount(sequence, &prompt, &[])?;
         }
         Ok(())
     }
@@ -279,7 +288,7 @@ impl Runner {
                 let output = Output::Sample { rows: 1 };
                 self.step(&rows, output, &[rows.len() as u32 - 1], &[sampling])?;
             }
-            sequence.advance(rows.len() as u32);
+            self.cache.advance(sequence, chunk);
             if !progress(done) {
                 return Err(Error::Cancelled);
             }
@@ -289,9 +298,11 @@ impl Runner {
         Ok(self.sampled(0, &[last])?[0])
     }
 
-    /// Makes room for more positions of a sequence.
-    pub(crate) fn reserve(&mut self, sequence: &mut Sequence, rows: u32) -> Result<()> {
-        self.cache.extend(sequence, rows)
+    /// Lets a sequence have more positions, whatever is there.
+    pub(crate) fn skip(&mut self, sequence: &mut Sequence, rows: u32) -> Result<()> {
+        self.cache.extend(sequence, rows)?;
+        sequence.advance_blindly(rows);
+        Ok(())
     }
 
     /// Reads tokens into a sequence and gives `each` the logits of every one of them, in order.
@@ -314,7 +325,7 @@ impl Runner {
             let count = bucket(rows.len());
             let list: Vec<u32> = (0..rows.len() as u32).collect();
             self.step(&rows, Output::Logits { rows: count }, &list, &[])?;
-            sequence.advance(rows.len() as u32);
+            self.cache.advance(sequence, chunk);
             let (buffer, copy) = match on_host.entry(count) {
                 Entry::Occupied(entry) => entry.into_mut(),
                 Entry::Vacant(entry) => {
@@ -371,16 +382,17 @@ impl Runner {
             scores.resize(first + rows.len(), 0.0);
             for (row, value) in list.iter().zip(nll) {
                 if !value.is_finite() {
+                    self.cache.forget();
                     return Err(Error::NotFinite { position: sequence.len() + row });
                 }
                 scores[first + *row as usize] = value;
             }
-            sequence.advance(rows.len() as u32);
+            self.cache.advance(sequence, chunk);
         }
         Ok(scores)
     }
 
-    /// Forgets all positions of a sequence from `len` on, where that is possible; see [`KvCache::truncate`].
+    /// Forgets all positions of a sequence from `len` on, where that is possible; see [`crate::pages::Pages::truncate`].
     pub fn truncate(&self, sequence: &mut Sequence, len: u32) -> bool {
         self.cache.truncate(sequence, len)
     }
@@ -513,7 +525,12 @@ impl Runner {
                 token => Ok(Sampled { token, logprob }),
             }
         };
-        words.into_iter().zip(rows).map(check).collect()
+        let sampled: Result<Vec<Sampled>> = words.into_iter().zip(rows).map(check).collect();
+        if sampled.is_err() {
+            // Nobody knows since when the numbers are wrong.
+            self.cache.forget();
+        }
+        sampled
     }
 }
 

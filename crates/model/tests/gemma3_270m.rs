@@ -80,7 +80,15 @@ fn assert_same(what: &str, found: &[u32], case: &Case) {
 }
 
 fn limits(sequences: u32, chunk: u32) -> Limits {
-    Limits { sequences, context: 1024, chunk, page: model::PAGE, kv: KvScheme::F16, pages: None }
+    Limits {
+        sequences,
+        context: 1024,
+        chunk,
+        page: model::PAGE,
+        kv: KvScheme::F16,
+        pages: None,
+        prefix: true,
+    }
 }
 
 fn greedy(model: &Arc<Model>, chunk: u32, ids: &[u32], count: usize) -> Vec<u32> {

@@ -1,6 +1,10 @@
 //! What must hold whatever is asked for and whatever goes wrong, round by round on the plain backend.
 
-use std::{collections::BTreeMap, num::NonZeroU32, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    num::NonZeroU32,
+    sync::Arc,
+};
 
 use proptest::{collection::vec, option, prelude::*};
 
@@ -12,6 +16,8 @@ use crate::{
 };
 
 const VOCAB: u32 = 64;
+
+const MOST_VISITORS: u32 = 12;
 
 /// Enough for all requests one after the other, each read again and again.
 const MOST_ROUNDS: usize = 20_000;
@@ -31,7 +37,13 @@ struct Scenario {
 }
 
 fn visitor(context: usize) -> impl Strategy<Value = Visitor> {
-    let prompt = vec(0..VOCAB, 1..=context);
+    let prompt = (vec(MOST_VISITORS..VOCAB, 1..=context), 0..=context).prop_map(|(mut prompt, common)| {
+        // What some begin with, as chats do with their system prompt.
+        for (at, token) in prompt.iter_mut().enumerate().take(common) {
+            *token = MOST_VISITORS + 5 * at as u32 % (VOCAB - MOST_VISITORS);
+        }
+        prompt
+    });
     let ends = vec(0..VOCAB, 0..4);
     (prompt, 1..40_u32, ends, 0..3_u64, any::<bool>(), 0..30_usize, option::weighted(0.3, 0..30_usize))
         .prop_map(|(prompt, most, ends, seed, penalties, arrives, leaves)| {
@@ -54,22 +66,33 @@ fn fault() -> impl Strategy<Value = Fault> {
 
 fn scenario(faults: usize) -> impl Strategy<Value = Scenario> {
     let sizes = (1..5_u32, 4..40_u32, 1..7_u32, 1..10_usize, 1..6_usize, 1..6_usize);
-    (sizes, 0.0..2.0_f64).prop_flat_map(move |((sequences, context, page, chunk, steps, crowd), share)| {
+    let cache = (0.0..2.0_f64, 1..40_u32, prop::bool::weighted(0.8));
+    (sizes, cache).prop_flat_map(move |(sizes, (share, window, prefix))| {
+        let (sequences, context, page, chunk, steps, crowd) = sizes;
         let fewest = context.div_ceil(page);
         let pages = fewest + (f64::from(fewest) * share) as u32;
         let bounds = Bounds { sequences, context, vocab: VOCAB, page, pages };
         let faults = proptest::collection::btree_map(0..60_u64, fault(), 0..=faults);
-        (vec(visitor(context as usize), 1..12), faults).prop_map(move |(mut visitors, faults)| {
-            visitors.sort_by_key(|visitor| visitor.arrives);
-            // The first token tells them apart.
-            for (number, visitor) in visitors.iter_mut().enumerate() {
-                visitor.request.prompt[0] = number as u32;
-            }
-            Scenario {
-                options: PlainOptions { bounds, chunk, steps, crowd, faults, ..PlainOptions::default() },
-                visitors,
-            }
-        })
+        (vec(visitor(context as usize), 1..MOST_VISITORS as usize), faults).prop_map(
+            move |(mut visitors, faults)| {
+                visitors.sort_by_key(|visitor| visitor.arrives);
+                // The last token tells them apart: it is nowhere else in a prompt.
+                for (number, visitor) in visitors.iter_mut().enumerate() {
+                    *visitor.request.prompt.last_mut().unwrap() = number as u32;
+                }
+                let options = PlainOptions {
+                    bounds,
+                    window,
+                    prefix,
+                    chunk,
+                    steps,
+                    crowd,
+                    faults,
+                    ..PlainOptions::default()
+                };
+                Scenario { options, visitors }
+            },
+        )
     })
 }
 
@@ -124,10 +147,13 @@ impl Stage {
         let Scheduler { reading, writing, queue, status, .. } = &self.scheduler;
         let sequences = reading.iter().map(|reading| &reading.sequence);
         let sequences = sequences.chain(writing.iter().map(|writing| &writing.sequence));
-        let held: u32 = sequences.map(|sequence| sequence.pages()).sum();
+        // Some hold the same.
+        let held: BTreeSet<u32> = sequences.flat_map(|sequence| sequence.pages()).copied().collect();
         let bounds = self.shared.bounds;
-        assert_eq!(self.watch.free_pages() + held, bounds.pages, "pages are those of live sequences");
+        let taken = bounds.pages - self.watch.free_pages();
+        assert_eq!(taken as usize, held.len(), "pages are those of live sequences");
         assert_eq!(status.pages.free, self.watch.free_pages());
+        assert!(status.pages.cached <= status.pages.free);
         assert_eq!(self.watch.sequences() as usize, self.scheduler.under_way());
         // Who writes, who reads, who waits: in the order of arrival.
         let jobs =
@@ -142,17 +168,20 @@ impl Stage {
 /// What a stream said: its tokens, and its last event.
 fn listen(answer: &mut Answer) -> (Vec<u32>, Event) {
     let mut tokens = vec![];
-    let mut started = false;
+    let mut started = None;
     let last = loop {
         match answer.blocking_next().expect("a last event comes before the end") {
-            Event::Started { .. } => assert!(!std::mem::replace(&mut started, true), "started twice"),
+            Event::Started { cached } => assert_eq!(started.replace(cached), None, "started twice"),
             Event::Token(token) => {
-                assert!(started);
+                assert!(started.is_some());
                 tokens.push(token.id);
             }
             last => break last,
         }
     };
+    if let Event::Finished { usage, .. } = last {
+        assert_eq!(started, Some(usage.cached));
+    }
     assert_eq!(answer.blocking_next(), None);
     (tokens, last)
 }
@@ -188,7 +217,10 @@ fn play(scenario: &Scenario) -> Vec<Failure> {
             last => {
                 assert_eq!(tokens, expected, "request {number}");
                 let (prompt, written) = (request.prompt.len() as u32, tokens.len() as u32);
-                let usage = Usage { prompt, cached: 0, written };
+                // The first time that its prompt was read.
+                let starts = stage.watch.starts();
+                let cached = starts.iter().find(|start| start.text == request.prompt).unwrap().held as u32;
+                let usage = Usage { prompt, cached, written };
                 assert_eq!(last, Event::Finished { finish: why, usage });
             }
         }
@@ -196,11 +228,15 @@ fn play(scenario: &Scenario) -> Vec<Failure> {
     let status = &stage.scheduler.status;
     assert_eq!(status.finished + status.failed + status.cancelled, visitors.len() as u64);
 
-    let beginnings = stage.watch.steps().into_iter().filter_map(|step| step.chunk);
-    let mut admitted: Vec<u32> = vec![];
-    for (_, tokens) in beginnings.filter(|(held, _)| *held == 0) {
-        if !admitted.contains(&tokens[0]) {
-            admitted.push(tokens[0]);
+    let starts = stage.watch.starts();
+    assert_eq!(status.cached as usize, starts.iter().map(|start| start.held).sum::<usize>());
+    assert!(options.prefix || status.cached == 0);
+    let mut admitted: Vec<usize> = vec![];
+    for start in starts {
+        let whose = |visitor: &Visitor| start.text.starts_with(&visitor.request.prompt);
+        let number = visitors.iter().position(whose).unwrap();
+        if !admitted.contains(&number) {
+            admitted.push(number);
         }
     }
     assert!(admitted.is_sorted(), "admitted in another order than they came: {admitted:?}");
@@ -346,4 +382,70 @@ fn a_run_that_there_are_no_pages_for_is_a_step_at_least() {
     for (request, answer) in requests.iter().zip(&mut answers) {
         assert_eq!(listen(answer).0, stage.alone(request).0);
     }
+}
+
+/// Submits a request and lets it be answered: its tokens and how many of its prompt's needed no reading.
+fn ask(stage: &mut Stage, request: &Request) -> (Vec<u32>, u32) {
+    let mut answer = stage.submit(request);
+    stage.finish();
+    let (tokens, last) = listen(&mut answer);
+    assert_eq!(tokens, stage.alone(request).0);
+    let Event::Finished { usage, .. } = last else { panic!("{last:?}") };
+    (tokens, usage.cached)
+}
+
+#[test]
+fn the_next_turn_of_a_chat_reads_only_what_is_new() {
+    // A window of 10, which the first turn is beyond.
+    let bounds = Bounds { sequences: 2, context: 128, vocab: VOCAB, page: 4, pages: 64 };
+    let mut stage = Stage::new(PlainOptions { bounds, window: 10, ..options(2, 64) });
+    let first = request(0, 29, 13);
+    let (answer, cached) = ask(&mut stage, &first);
+    assert_eq!((answer.len(), cached), (13, 0));
+    let mut second = request(0, 29, 13);
+    second.prompt.extend(answer);
+    second.prompt.extend([50, 51, 52]);
+    let before = stage.watch.steps().len();
+    // The last token that it wrote was in no step.
+    assert_eq!(ask(&mut stage, &second).1, 29 + 12);
+    let read = stage.watch.steps()[before..].iter().filter_map(|step| step.chunk.clone()).collect::<Vec<_>>();
+    assert_eq!(read, [(41, second.prompt[41..].to_vec())]);
+    let status = &stage.scheduler.status;
+    assert_eq!((status.read, status.cached), (29 + 4, 41));
+    assert!(status.pages.cached > 0 && status.pages.free == status.pages.total, "{:?}", status.pages);
+}
+
+#[test]
+fn what_several_begin_with_is_read_once_and_held_once() {
+    // Pages for 64 positions: three of 52 would not go in by themselves.
+    let mut stage = Stage::new(PlainOptions { window: 12, ..options(3, 16) });
+    let requests = [10, 20, 30].map(|own| {
+        let mut request = request(0, 40, 8);
+        request.prompt.extend([own, own + 1, own + 2, own + 3]);
+        request
+    });
+    let mut answers = requests.each_ref().map(|request| stage.submit(request));
+    let mut most = 0;
+    while !stage.is_idle() {
+        stage.round();
+        most = most.max(stage.scheduler.under_way());
+    }
+    assert!(most >= 2, "one after the other");
+    for (request, answer) in requests.iter().zip(&mut answers) {
+        assert_eq!(listen(answer).0, stage.alone(request).0);
+    }
+    let read: Vec<usize> = stage.watch.starts().iter().map(|start| start.held).collect();
+    assert_eq!(read[..2], [0, 40], "{read:?}");
+}
+
+#[test]
+fn a_lost_device_takes_the_cache_with_it() {
+    // start, three chunks, three runs; then start and a chunk that is lost.
+    let faults = BTreeMap::from([(8, Fault::Lost("lost".into()))]);
+    let mut stage = Stage::new(PlainOptions { faults, ..options(2, 32) });
+    let first = request(0, 20, 12);
+    ask(&mut stage, &first);
+    assert_eq!(ask(&mut stage, &first).1, 16);
+    let held: Vec<usize> = stage.watch.starts().iter().map(|start| start.held).collect();
+    assert_eq!((stage.scheduler.status.lost, held), (1, vec![0, 16, 0]));
 }

@@ -16,7 +16,7 @@ use super::{
 use crate::{
     Error, Result, Sampling,
     bucket::{bucket, full_bucket_below},
-    kv_cache::Sequence,
+    pages::Sequence,
     state::MAX_STEPS,
 };
 
@@ -73,8 +73,11 @@ impl Runner {
                 break;
             }
         }
-        for next in next.iter_mut() {
-            next.sequence.advance(all.len() as u32);
+        for (row, next) in next.iter_mut().enumerate() {
+            // The last that was sampled is not in the cache yet.
+            let sampled = all.iter().map(|step| step[row].token);
+            let held: Vec<u32> = [next.token].into_iter().chain(sampled).take(all.len()).collect();
+            self.cache.advance(next.sequence, &held);
             // Pages for steps that were skipped go back.
             self.cache.truncate(next.sequence, next.sequence.len());
         }
@@ -149,7 +152,7 @@ impl Runner {
         let program = self.record_timed(key, stamps)?;
         program.run(TIMEOUT)?;
         for next in next.iter_mut() {
-            next.sequence.advance(1);
+            self.cache.advance(next.sequence, &[next.token]);
         }
         Ok(program.timings()?)
     }
@@ -177,7 +180,7 @@ impl Runner {
                 program.timings()?.into_iter().map(|timing| Timing { level: timing.level + level, ..timing }),
             );
         }
-        sequence.advance(rows.len() as u32);
+        self.cache.advance(sequence, tokens);
         Ok(timings)
     }
 

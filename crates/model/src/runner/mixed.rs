@@ -8,7 +8,7 @@ use super::{
     pace::{self, FEWEST_ROWS},
     record::{Count, Output, extent},
 };
-use crate::{Error, Result, Sampling, bucket::bucket, kv_cache::Sequence};
+use crate::{Error, Result, Sampling, bucket::bucket, pages::Sequence};
 
 /// A part of a prompt.
 pub struct Chunk<'a> {
@@ -67,9 +67,9 @@ impl Runner {
         let sampled_rows: Vec<Row> = output_rows.iter().map(|row| rows[*row as usize]).collect();
         let mut decoded = self.sampled(0, &sampled_rows)?;
         for next in decoding.iter_mut() {
-            next.sequence.advance(1);
+            self.cache.advance(next.sequence, &[next.token]);
         }
-        sequence.advance(tokens.len() as u32);
+        self.cache.advance(sequence, tokens);
         let first = decoded.split_off(decoding.len()).pop();
         Ok(Mixed { decoded, first })
     }

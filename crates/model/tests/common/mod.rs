@@ -72,7 +72,7 @@ impl Fixture {
 
 /// Limits for tiny models: pages small enough that windows leave them.
 pub fn limits(sequences: u32, context: u32, chunk: u32) -> Limits {
-    Limits { sequences, context, chunk, page: 4, kv: KvScheme::F16, pages: None }
+    Limits { sequences, context, chunk, page: 4, kv: KvScheme::F16, pages: None, prefix: true }
 }
 
 pub fn load(device: &Device, path: &Path) -> Arc<Model> {

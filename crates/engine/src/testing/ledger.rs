@@ -1,0 +1,168 @@
+//! The memory of the plain backend, and its sequences.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use model::pages::{Kind, Pages, Shape, sliding_pages};
+
+use super::{PlainOptions, Start, Step};
+use crate::{Bounds, Fault};
+
+/// What the backend, its sequences and its watchers share.
+#[derive(Debug)]
+pub(super) struct Ledger {
+    pub bounds: Bounds,
+    pub shape: Shape,
+    pub pages: Pages,
+    /// By kind, page and place in it: what the tokens up to a position have put there.
+    pub cells: [Vec<u64>; 2],
+    pub sequences: u32,
+    /// Grows when the device is put back.
+    pub age: u64,
+    pub lost: bool,
+    pub log: Vec<Step>,
+    pub starts: Vec<Start>,
+}
+
+impl Ledger {
+    pub fn new(options: &PlainOptions) -> Self {
+        let bounds = options.bounds;
+        assert!(bounds.pages >= bounds.context.div_ceil(bounds.page), "{bounds:?}");
+        let rows = options.chunk.max(options.steps) as u32;
+        let shape = Shape {
+            sequences: bounds.sequences,
+            page: bounds.page,
+            window: options.window,
+            pages: bounds.pages,
+            sliding: sliding_pages(bounds.context, bounds.page, options.window, rows),
+            prefix: options.prefix,
+        };
+        let pages = Pages::new(shape);
+        let mut ledger = Self {
+            bounds,
+            shape,
+            pages,
+            cells: Default::default(),
+            sequences: 0,
+            age: 0,
+            lost: false,
+            log: vec![],
+            starts: vec![],
+        };
+        ledger.clear();
+        ledger
+    }
+
+    /// A memory that nothing is in, and nobody knows anything of.
+    pub fn clear(&mut self) {
+        self.pages = Pages::new(self.shape);
+        let pages = [self.shape.pages, self.shape.sliding * self.shape.sequences];
+        self.cells = pages.map(|pages| vec![0; (pages * self.shape.page) as usize]);
+    }
+
+    pub fn free(&self) -> u32 {
+        self.pages.free(Kind::Global) as u32
+    }
+
+    /// Where a position of a sequence is.
+    fn cell(&self, held: &model::Sequence, kind: Kind, position: usize) -> usize {
+        let (number, place) = (position as u32 / self.shape.page, position as u32 % self.shape.page);
+        let (first, pages) = held.held(kind);
+        let page = number.checked_sub(first).and_then(|at| pages.get(at as usize));
+        let page = page.unwrap_or_else(|| panic!("position {position} is on no page of {kind:?} layers"));
+        (page * self.shape.page + place) as usize
+    }
+}
+
+/// What a position holds: it follows from all tokens up to it. One number for each of them.
+fn contents(tokens: &[u32]) -> impl Iterator<Item = u64> {
+    tokens.iter().scan(FNV_START, |hash, token| {
+        *hash = fnv(*hash, u64::from(*token));
+        Some(*hash)
+    })
+}
+
+pub(super) const FNV_START: u64 = 0xcbf2_9ce4_8422_2325;
+
+/// FNV-1a, by words.
+pub(super) fn fnv(hash: u64, word: u64) -> u64 {
+    (hash ^ word).wrapping_mul(0x0100_0000_01b3)
+}
+
+pub(super) type SharedLedger = Arc<Mutex<Ledger>>;
+
+pub(super) fn locked(ledger: &SharedLedger) -> MutexGuard<'_, Ledger> {
+    ledger.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A sequence: its tokens, and the pages that they are on.
+#[derive(Debug)]
+pub struct PlainSequence {
+    pub(super) tokens: Vec<u32>,
+    pub(super) held: model::Sequence,
+    pub(super) age: u64,
+    pub(super) ledger: SharedLedger,
+}
+
+impl PlainSequence {
+    /// Pages that it holds, some of them with others.
+    pub fn pages(&self) -> &[u32] {
+        self.held.held(Kind::Global).1
+    }
+
+    /// Gives back pages for positions that did not come.
+    pub(super) fn truncate_pages(&mut self) {
+        let len = self.held.len();
+        assert!(locked(&self.ledger).pages.truncate(&mut self.held, len));
+    }
+
+    /// Makes room for more positions; nothing changes on an error.
+    pub(super) fn extend(&mut self, rows: usize) -> Result<(), Fault> {
+        let ledger = locked(&self.ledger);
+        assert_eq!(self.age, ledger.age, "a sequence of before the device was put back");
+        let wanted = (self.tokens.len() + rows) as u32;
+        assert!(
+            wanted <= ledger.bounds.context,
+            "{wanted} positions in a context of {}",
+            ledger.bounds.context
+        );
+        ledger.pages.extend(&mut self.held, rows as u32).then_some(()).ok_or(Fault::NoPage)
+    }
+
+    /// Puts tokens where there is room for them.
+    pub(super) fn write(&mut self, tokens: &[u32]) {
+        let mut ledger = locked(&self.ledger);
+        let first = self.tokens.len();
+        self.tokens.extend(tokens);
+        for (position, content) in contents(&self.tokens).enumerate().skip(first) {
+            for kind in [Kind::Global, Kind::Sliding] {
+                let cell = ledger.cell(&self.held, kind, position);
+                ledger.cells[kind as usize][cell] = content;
+            }
+        }
+        ledger.pages.advance(&mut self.held, tokens);
+    }
+
+    /// Whether what the next position sees is what the tokens have put there.
+    pub(super) fn check(&self) {
+        let ledger = locked(&self.ledger);
+        let window = ledger.shape.window as usize;
+        let seen = (self.tokens.len() + 1).saturating_sub(window);
+        for (position, content) in contents(&self.tokens).enumerate() {
+            for (kind, first) in [(Kind::Global, 0), (Kind::Sliding, seen)] {
+                if position >= first {
+                    let cell = ledger.cell(&self.held, kind, position);
+                    assert_eq!(
+                        ledger.cells[kind as usize][cell], content,
+                        "{kind:?} layers, position {position}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+impl Drop for PlainSequence {
+    fn drop(&mut self) {
+        locked(&self.ledger).sequences -= 1;
+    }
+}
