@@ -10,7 +10,7 @@ use std::{
 };
 
 use crate::{
-    Answer, Engine, Event, Failure, Finish, Options, Refused, Request, Sampling,
+    Answer, Engine, Event, Failure, Fault, Finish, Options, Refused, Request, Sampling,
     testing::{Plain, PlainOptions},
 };
 
@@ -137,6 +137,20 @@ fn stopping_fails_what_is_under_way_and_what_waits() {
     for answer in &mut answers {
         assert_eq!(listen(answer).1, Event::Failed(Failure::Stopped));
     }
+}
+
+#[test]
+fn a_probe_finds_a_device_that_was_lost_while_nobody_used_it() {
+    let faults = [(1, Fault::Lost("lost".into()))].into();
+    let engine = start(PlainOptions { faults, ..slow() }, 8);
+    assert!(wait(engine.probe()));
+    assert!(!wait(engine.probe()));
+    // By the next one it is put back.
+    assert!(wait(engine.probe()));
+    let status = engine.status();
+    assert_eq!((status.lost, status.device_gone), (1, false));
+    engine.stop();
+    assert!(!wait(engine.probe()));
 }
 
 #[test]

@@ -6,8 +6,13 @@ use std::collections::BTreeSet;
 use std::io::Write;
 use std::sync::{Arc, Mutex};
 
-use common::{Fixture, chat, completion};
+use common::{Fixture, Mock, chat, completion};
+use engine::{
+    Engine, Fault, Options,
+    testing::{Plain, PlainOptions},
+};
 use serde_json::{Value, json};
+use server::{Config, Place};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -32,9 +37,6 @@ fn metrics_count_requests_and_show_the_generator() {
         "indrik_kv_pages_taken 7",
         "indrik_tokens_written_total 12345",
         "# TYPE indrik_first_token_seconds histogram",
-        "indrik_first_token_seconds_count 2",
-        "indrik_first_token_seconds_bucket{le=\"+Inf\"} 2",
-        "indrik_request_seconds_count 3",
     ] {
         assert!(got.body.lines().any(|found| found == line), "no {line} in\n{}", got.body);
     }
@@ -53,6 +55,45 @@ fn metrics_count_requests_and_show_the_generator() {
             assert!(bucket.0 != name || !name.ends_with("_bucket") || value >= bucket.1, "{line}");
             bucket = (name.to_owned(), value);
         }
+    }
+}
+
+#[test]
+fn an_engine_is_a_generator_from_the_moment_it_is_there() {
+    let place = Arc::new(Place::new(256, "the weights are being read"));
+    let server = Fixture::over(Mock::new(), place.clone(), Config::default(), None);
+    assert_eq!(server.get("/health").status, 200);
+    let (message, _) = server.get("/ready").refused(503, "not_ready");
+    assert!(message.contains("the weights are being read"), "{message}");
+    let ask = || server.post("/v1/completions", &completion(json!({ "max_tokens": 5, "seed": 3 })));
+    ask().refused(503, "not_ready");
+
+    // The third call is a step that finds the device lost; the answer is the same.
+    let plain = |faults| PlainOptions { faults, ..PlainOptions::default() };
+    let lost = [(2, Fault::Lost("lost".to_owned()))].into();
+    place.fill(Engine::start(Plain::new(plain(lost)), Options::default()).unwrap());
+    assert_eq!(server.get("/ready").json(), json!({ "status": "ready" }));
+    let got = ask().json();
+    assert_eq!(got["usage"]["completion_tokens"], 5, "{got}");
+    let whole = Fixture::over(
+        Mock::new(),
+        Arc::new(Engine::start(Plain::new(plain(Default::default())), Options::default()).unwrap()),
+        Config::default(),
+        None,
+    );
+    let same = whole.post("/v1/completions", &completion(json!({ "max_tokens": 5, "seed": 3 }))).json();
+    assert_eq!(got["choices"], same["choices"]);
+    for line in [
+        "indrik_ready 1",
+        "indrik_device_losses_total 1",
+        "indrik_tokens_written_total 5",
+        "indrik_answers_total{end=\"finished\"} 1",
+        "indrik_first_token_seconds_count 1",
+        "indrik_first_token_seconds_bucket{le=\"+Inf\"} 1",
+        "indrik_token_seconds_count 4",
+        "indrik_answer_seconds_count 1",
+    ] {
+        server.wait_metric(line);
     }
 }
 

@@ -230,7 +230,7 @@ impl Runner {
             last = Some(self.model.device.submit(&programs[range])?);
         }
         if let Some(ticket) = last {
-            self.model.device.wait(ticket, TIMEOUT)?;
+            self.model.device.wait(ticket, self.step_time)?;
         }
         Ok(start.elapsed())
     }
