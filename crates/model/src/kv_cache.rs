@@ -99,8 +99,11 @@ impl Limits {
         // and the sampler takes as much again.
         let logits = 3 * u64::from(outputs.next_power_of_two()) * u64::from(config.vocab) * 4;
         let parts = 2 * rows.min(128) * parts_bytes(config);
+        // Fewer pages than all sequences could fill are as if the sequences were shorter.
+        let pages = self.pages.map(|_| u64::from(self.all_global_pages()) * u64::from(self.page));
+        let share = pages.map(|positions| positions.div_ceil(u64::from(self.sequences.max(1))));
         Room {
-            context: u64::from(self.context),
+            context: share.unwrap_or(u64::from(self.context)),
             batch: u64::from(self.sequences),
             kv: self.kv,
             sliding_positions: u64::from(self.sliding_pages(window)) * u64::from(self.page),

@@ -6,7 +6,7 @@ use engine::Sampling;
 use text::{ChatTemplate, Tokenizer};
 
 /// Limits and access. The defaults are for one machine at home that strangers cannot reach.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Keys of which a request to `/v1` must bear one; none lets everyone in.
     pub api_keys: Vec<String>,
