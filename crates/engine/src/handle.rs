@@ -74,6 +74,11 @@ impl Shared {
         self.changed.wait(inbox).unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The same, but no longer than this.
+    pub fn wait_within<'a>(&self, inbox: MutexGuard<'a, Inbox>, within: Duration) -> MutexGuard<'a, Inbox> {
+        self.changed.wait_timeout(inbox, within).unwrap_or_else(PoisonError::into_inner).0
+    }
+
     pub fn submit(&self, request: Request) -> Result<Answer, Refused> {
         let checked = request.check(&self.bounds);
         let mut inbox = self.inbox();

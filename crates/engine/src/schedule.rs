@@ -1,6 +1,11 @@
 //! The loop of the engine's thread: who is admitted, what the next step is, and what becomes of a fault.
 
-use std::{collections::VecDeque, mem, sync::Arc, time::Instant};
+use std::{
+    collections::VecDeque,
+    mem,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use model::Sampled;
 use tokio::sync::{mpsc::UnboundedSender, oneshot};
@@ -13,6 +18,9 @@ use crate::{
 
 /// Losses of the device without a token between them after which it is given up.
 const MOST_LOSSES: u32 = 3;
+
+/// Between attempts to put a lost device back that nobody waits for.
+const REVIVE_PAUSE: Duration = Duration::from_secs(2);
 
 /// Owns the backend, and everything that was taken.
 ///
@@ -79,6 +87,11 @@ impl<B: Backend> Scheduler<B> {
             inbox.status.queued = self.queue.len();
             match inbox.closing {
                 Some(until) => return !self.is_idle() && Instant::now() < until,
+                None if self.is_idle() && self.probes.is_empty() && self.lost => {
+                    // Nobody may come while it is gone: it is put back for those who would.
+                    drop(shared.wait_within(inbox, REVIVE_PAUSE));
+                    return true;
+                }
                 None if self.is_idle() && self.probes.is_empty() => inbox = shared.wait(inbox),
                 None => return true,
             }

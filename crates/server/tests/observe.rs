@@ -98,6 +98,24 @@ fn an_engine_is_a_generator_from_the_moment_it_is_there() {
 }
 
 #[test]
+fn a_lost_gpu_is_told_until_it_is_back() {
+    let lost = || Fault::Lost("lost".to_owned());
+    // The first probe finds it lost, and the first attempt to put it back fails.
+    let faults = [(0, lost()), (1, lost())].into();
+    let plain = Plain::new(PlainOptions { faults, ..PlainOptions::default() });
+    let engine = Arc::new(Engine::start(plain, Options::default()).unwrap());
+    let server = Fixture::over(Mock::new(), engine.clone(), Config::default(), None);
+    let (message, _) = server.get("/ready").refused(503, "not_ready");
+    assert!(message.contains("the GPU"), "{message}");
+    server.wait_metric("indrik_ready 0");
+    server.post("/v1/completions", &completion(json!({}))).refused(503, "not_ready");
+    // Nobody has to come for it to be put back.
+    server.wait_metric("indrik_ready 1");
+    assert_eq!(server.get("/ready").status, 200);
+    assert_eq!(server.post("/v1/completions", &completion(json!({}))).status, 200);
+}
+
+#[test]
 fn the_description_is_whole_and_names_what_requests_take() {
     let server = Fixture::new();
     let document = server.get("/openapi.json").json();

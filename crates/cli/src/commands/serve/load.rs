@@ -18,6 +18,10 @@ use crate::{
     sampling::RECOMMENDED,
 };
 
+/// A driver that resets a GPU takes a moment: so long between attempts to open it again.
+const RELOAD_PAUSES: [Duration; 3] =
+    [Duration::from_millis(500), Duration::from_secs(2), Duration::from_secs(5)];
+
 /// What loading needs.
 pub struct Loader<'a> {
     pub opened: Opened,
@@ -84,8 +88,17 @@ fn load(
     let reload = move || -> model::Result<Runner> {
         // Not the one that the end of the server sets: requests that run then still want their answers.
         let control = Control::default();
-        let loaded = opened.load_for(space, Outputs::Sampled, &control, &|_| ()).map_err(as_model)?;
-        Ok(loaded.runner.with_step_time(step_time))
+        let mut pauses = RELOAD_PAUSES.iter();
+        loop {
+            match (opened.load_for(space, Outputs::Sampled, &control, &|_| ()), pauses.next()) {
+                (Ok(loaded), _) => return Ok(loaded.runner.with_step_time(step_time)),
+                (Err(error), Some(pause)) => {
+                    tracing::warn!("the device is not back yet: {error:#}; the next attempt is in {pause:?}");
+                    std::thread::sleep(*pause);
+                }
+                (Err(error), None) => return Err(as_model(error)),
+            }
+        }
     };
     let engine = Engine::start(Gpu::new(runner.with_step_time(step_time), reload), options)?;
     if control.cancel.load(Ordering::Relaxed) {

@@ -9,11 +9,12 @@ use crate::loading::{Loaded, Opened, Space};
 /// Model, device and memory.
 pub fn summary(loaded: &Loaded, opened: &Opened, space: Space) -> Vec<String> {
     let info = loaded.info();
+    let tier = loaded.device.caps().tier().map_or("no tier".to_owned(), |tier| format!("tier {tier:?}"));
     let cache = loaded.runner.cache();
     let (pages, page) = (cache.pages(), cache.limits().page);
     let mut lines = vec![
         format!("model    {} in {:.1} s", opened.checkpoint.path.display(), loaded.load_seconds),
-        format!("device   {}, {}, tier {:?}", info.name, info.driver, loaded.device.caps().tier()),
+        format!("device   {}, {}, {tier}", info.name, info.driver),
         format!(
             "answers  {} at a time, {} positions each, {} together in {pages} pages of {page} ({:?})",
             space.sequences,
