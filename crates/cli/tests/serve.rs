@@ -204,6 +204,7 @@ fn a_model_is_served_whole_and_as_a_stream_until_sigterm() {
         server.metric("indrik_answers_total{end=\"finished\"}")
     );
     assert_eq!(server.metric("indrik_kv_pages_taken"), 0);
+    assert!(server.metric("indrik_resident_bytes") > 1 << 20);
     server.signal("-TERM");
     let (status, log) = server.end();
     assert_eq!(status.code(), Some(0), "{log}");

@@ -195,6 +195,11 @@ impl Engine {
         self.shared().submit(request)
     }
 
+    /// Why nothing would be taken now, whatever it were: for those who would have to do something before they can ask.
+    pub fn refuses(&self) -> Option<Refused> {
+        self.shared().room(&self.shared().inbox()).err()
+    }
+
     /// How things stand.
     pub fn status(&self) -> Status {
         self.shared().status()

@@ -73,6 +73,7 @@ fn what_cannot_be_taken_is_refused_at_once() {
     let engine = start(slow(), 1);
     let refused = |request: Request| engine.submit(request).unwrap_err();
     assert!(matches!(refused(Request { prompt: vec![], ..request(0, 1) }), Refused::Invalid(_)));
+    assert_eq!(engine.refuses(), None);
     let text = refused(Request { prompt: vec![1, 1000], ..request(0, 1) }).to_string();
     assert!(text.contains("token 1000 is not in"), "{text}");
     let long = Request { prompt: vec![1; 257], ..request(0, 1) };
@@ -83,6 +84,7 @@ fn what_cannot_be_taken_is_refused_at_once() {
     // Four sequences and one that waits; the sixth is one too many.
     let _answers: Vec<Answer> = (0..5).map(|first| engine.submit(request(first, 250)).unwrap()).collect();
     let full = refused(request(5, 1));
+    assert_eq!(engine.refuses(), Some(full.clone()));
     assert_eq!(full, Refused::QueueFull { retry_after: Duration::from_secs(1) });
     assert_eq!(engine.status().refused, 5);
 }

@@ -10,8 +10,14 @@ pub trait Generator: Send + Sync + 'static {
     /// Takes a request, or says at once why not. Never waits.
     fn submit(&self, request: Request) -> Result<Answer, Refused>;
 
+    /// Why no request would be taken now, whatever it were: a full queue is told before a body is read. Cheap.
+    fn refuses(&self) -> Option<Refused>;
+
     /// How things stand.
     fn status(&self) -> Status;
+
+    /// More numbers for `/metrics`, of what the server knows nothing of.
+    fn gauges(&self) -> Vec<Gauge>;
 
     /// Why it cannot answer now; nothing where it can. Asked for every request: cheap.
     fn unready(&self) -> Option<String>;
@@ -23,9 +29,30 @@ pub trait Generator: Send + Sync + 'static {
     fn probe(&self) -> BoxFuture<'_, bool>;
 }
 
+/// A number that goes up and down.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Gauge {
+    /// Its name, without the prefix that all have. Those of one name stand together.
+    pub name: &'static str,
+    /// What it is.
+    pub help: &'static str,
+    /// What tells it from others of its name: a key and a value.
+    pub label: Option<(&'static str, String)>,
+    /// How much.
+    pub value: f64,
+}
+
 impl Generator for Engine {
     fn submit(&self, request: Request) -> Result<Answer, Refused> {
         Engine::submit(self, request)
+    }
+
+    fn refuses(&self) -> Option<Refused> {
+        Engine::refuses(self)
+    }
+
+    fn gauges(&self) -> Vec<Gauge> {
+        vec![]
     }
 
     fn status(&self) -> Status {
@@ -56,12 +83,19 @@ pub struct Place {
     engine: OnceLock<Engine>,
     doing: Mutex<String>,
     context: u32,
+    gauges: Box<dyn Fn() -> Vec<Gauge> + Send + Sync>,
 }
 
 impl Place {
     /// For an engine of this context, which is not there yet; `doing` says what is done about that.
     pub fn new(context: u32, doing: &str) -> Place {
-        Place { engine: OnceLock::new(), doing: Mutex::new(doing.to_owned()), context }
+        let doing = Mutex::new(doing.to_owned());
+        Place { engine: OnceLock::new(), doing, context, gauges: Box::new(Vec::new) }
+    }
+
+    /// The same with more numbers for `/metrics`, asked for each time.
+    pub fn with_gauges(self, gauges: impl Fn() -> Vec<Gauge> + Send + Sync + 'static) -> Place {
+        Place { gauges: Box::new(gauges), ..self }
     }
 
     /// What is being done now.
@@ -79,6 +113,14 @@ impl Generator for Place {
     fn submit(&self, request: Request) -> Result<Answer, Refused> {
         // Nobody asks before it is ready; between the two, the only reason not to be is the end.
         self.engine.get().map_or(Err(Refused::Draining), |engine| engine.submit(request))
+    }
+
+    fn refuses(&self) -> Option<Refused> {
+        self.engine.get().and_then(Engine::refuses)
+    }
+
+    fn gauges(&self) -> Vec<Gauge> {
+        (self.gauges)()
     }
 
     fn status(&self) -> Status {

@@ -25,5 +25,5 @@ mod reply;
 mod router;
 
 pub use config::{Config, Model};
-pub use generator::{Generator, Place};
+pub use generator::{Gauge, Generator, Place};
 pub use listen::{Handle, Server};

@@ -6,6 +6,8 @@ use std::sync::{Mutex, PoisonError};
 
 use engine::{Status, Times};
 
+use crate::generator::Gauge;
+
 /// The media type of the text form.
 pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
@@ -21,7 +23,7 @@ impl Metrics {
     }
 
     /// All of it as text.
-    pub(crate) fn text(&self, status: &Status, ready: bool) -> String {
+    pub(crate) fn text(&self, status: &Status, ready: bool, gauges: &[Gauge]) -> String {
         let mut page = Page(String::new());
         page.gauge("ready", "1 where requests are answered", u64::from(ready));
         page.gauge("queued_requests", "Requests that wait", status.queued as u64);
@@ -68,6 +70,15 @@ impl Metrics {
             "From an answer being asked of the engine to its last token",
             &status.whole,
         );
+        let mut described = "";
+        for Gauge { name, help, label, value } in gauges {
+            if described != *name {
+                page.head(name, help, "gauge");
+                described = name;
+            }
+            let label = label.as_ref().map(|(key, value)| format!("{{{key}={value:?}}}"));
+            page.line(name, &label.unwrap_or_default(), value);
+        }
         page.0
     }
 }

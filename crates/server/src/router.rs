@@ -163,7 +163,7 @@ async fn ready(State(app): State<Arc<App>>) -> Result<Response, Error> {
 }
 
 async fn metrics(State(app): State<Arc<App>>) -> Response {
-    let text = app.metrics.text(&app.generator.status(), app.ready().is_ok());
+    let text = app.metrics.text(&app.generator.status(), app.ready().is_ok(), &app.generator.gauges());
     ([(CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response()
 }
 
@@ -213,6 +213,10 @@ impl App {
         if !is_json(request.headers()) {
             self.hear_out(request).await;
             return Err(Error::NotJson);
+        }
+        if let Some(refused) = self.generator.refuses() {
+            self.hear_out(request).await;
+            return Err(refused.into());
         }
         let mut asked = self.read(form, request, &record).await?;
         record.model(&asked.options.model);

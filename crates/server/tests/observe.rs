@@ -37,6 +37,8 @@ fn metrics_count_requests_and_show_the_generator() {
         "indrik_kv_pages_taken 7",
         "indrik_tokens_written_total 12345",
         "# TYPE indrik_first_token_seconds histogram",
+        "indrik_gpu_busy_percent{card=\"card0\"} 12.5",
+        "indrik_gpu_busy_percent{card=\"card1\"} 0",
     ] {
         assert!(got.body.lines().any(|found| found == line), "no {line} in\n{}", got.body);
     }

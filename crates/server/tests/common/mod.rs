@@ -12,7 +12,7 @@ use engine::{
 };
 use futures_util::future::{BoxFuture, FutureExt};
 use serde_json::{Value, json};
-use server::{Config, Generator, Handle, Model, Server};
+use server::{Config, Gauge, Generator, Handle, Model, Server};
 use text::{ChatTemplate, Kind, Tokenizer, Vocabulary};
 
 pub const MODEL: &str = "tiny/gemma";
@@ -147,6 +147,21 @@ impl Generator for Mock {
             live.fetch_sub(1, Ordering::SeqCst);
         });
         Ok(answer)
+    }
+
+    fn refuses(&self) -> Option<Refused> {
+        let refusal = self.refusal.lock().unwrap().clone();
+        refusal.filter(|refusal| matches!(refusal, Refused::QueueFull { .. }))
+    }
+
+    fn gauges(&self) -> Vec<Gauge> {
+        let card = |card: &str, value| Gauge {
+            name: "gpu_busy_percent",
+            help: "How busy",
+            label: Some(("card", card.to_owned())),
+            value,
+        };
+        vec![card("card0", 12.5), card("card1", 0.0)]
     }
 
     fn status(&self) -> Status {

@@ -6,6 +6,7 @@
 //!    `/health` answers and `/ready` says what is being done.
 //! 4. `signals`: the first lets running requests finish, the second ends everything.
 
+mod gauges;
 mod load;
 mod settings;
 mod shown;
@@ -66,7 +67,7 @@ pub fn run(arguments: &Arguments, given: &ArgMatches) -> anyhow::Result<ExitCode
     let opened = model_arguments(&settings)?.open()?;
     let language = opened.language()?;
     let space = space(&settings, &opened)?;
-    let place = Arc::new(Place::new(space.context, "the model is being loaded"));
+    let place = Arc::new(Place::new(space.context, "the model is being loaded").with_gauges(gauges::read));
     let model = served(&settings, &opened, language);
     let id = model.id.clone();
 
