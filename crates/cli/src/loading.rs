@@ -13,12 +13,18 @@ use clap::{Args, ValueEnum};
 use gpu::{AdapterInfo, Device, Instance, bytes};
 use kernels::tuning::BUDGET;
 use model::{KvScheme, Limits, Model, Runner, Tuned, When, language::Language};
-use weights::{Checkpoint, blueprint::Blueprint, plan, stream::Options};
+use serde::Deserialize;
+use weights::{
+    Checkpoint,
+    blueprint::Blueprint,
+    plan,
+    stream::{Control, Options},
+};
 
 use crate::{device::Choice, memory, output};
 
 /// Which model, and how it is run; the same for every command that runs one.
-#[derive(Args)]
+#[derive(Args, Clone)]
 pub struct ModelArguments {
     /// A GGUF file, a Hugging Face folder, a file that `indrik quantize` wrote, or a name in the local store
     #[arg(short, long, value_name = "MODEL")]
@@ -38,7 +44,8 @@ pub struct ModelArguments {
 }
 
 /// `--kv`.
-#[derive(Clone, Copy, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
 pub enum Kv {
     /// 16-bit floats
     F16,
@@ -46,6 +53,16 @@ pub enum Kv {
     F32,
     /// 8-bit integers with a scale for every 32: about half of f16
     Int8,
+}
+
+impl std::fmt::Display for Kv {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Kv::F16 => "f16",
+            Kv::F32 => "f32",
+            Kv::Int8 => "int8",
+        })
+    }
 }
 
 impl From<Kv> for KvScheme {
@@ -67,9 +84,20 @@ pub enum Outputs {
     Every,
 }
 
+/// How much a runner is loaded for.
+#[derive(Clone, Copy)]
+pub struct Space {
+    /// Sequences at a time.
+    pub sequences: u32,
+    /// Positions of each.
+    pub context: u32,
+    /// Positions of all together; none is as many as all may have.
+    pub positions: Option<u32>,
+}
+
 /// A checkpoint whose files have been looked at; no weight has been read.
-pub struct Opened<'a> {
-    arguments: &'a ModelArguments,
+pub struct Opened {
+    arguments: ModelArguments,
     pub checkpoint: Checkpoint,
 }
 
@@ -80,21 +108,28 @@ pub struct Loaded {
     pub load_seconds: f64,
     /// What was found out about this device's products after that.
     pub tuned: Tuned,
+    /// What lies in which heap.
+    pub heaps: Vec<plan::HeapUse>,
     _instance: Instance,
 }
 
 impl ModelArguments {
     /// Looks at the model's files.
-    pub fn open(&self) -> anyhow::Result<Opened<'_>> {
+    pub fn open(&self) -> anyhow::Result<Opened> {
         let path: PathBuf = store::resolve_model(&self.model)?;
-        Ok(Opened { arguments: self, checkpoint: Checkpoint::open(&path)? })
+        Ok(Opened { arguments: self.clone(), checkpoint: Checkpoint::open(&path)? })
     }
 }
 
-impl Opened<'_> {
+impl Opened {
     /// Its tokenizer and chat template.
     pub fn language(&self) -> anyhow::Result<Language> {
         Ok(Language::of(&self.checkpoint)?)
+    }
+
+    /// Positions of a conversation where nobody says how many.
+    pub fn usual_context(&self) -> u32 {
+        self.checkpoint.config.max_positions.min(8192)
     }
 
     /// Whether a sequence of `wanted` positions is within what the model knows.
@@ -108,11 +143,24 @@ impl Opened<'_> {
 
     /// Loads it, with room for one sequence of `context` positions. Says what does not fit before anything is read.
     pub fn load(&self, context: u32, outputs: Outputs) -> anyhow::Result<Loaded> {
+        let space = Space { sequences: 1, context, positions: None };
+        self.load_for(space, outputs, &output::control(), &|_| ())
+    }
+
+    /// The same with room for several. `control` stops it, and `watch` is told what is being done.
+    pub fn load_for(
+        &self,
+        space: Space,
+        outputs: Outputs,
+        control: &Control,
+        watch: &(dyn Fn(&str) + Sync),
+    ) -> anyhow::Result<Loaded> {
         let start = Instant::now();
-        let arguments = self.arguments;
+        let arguments = &self.arguments;
         let choice = Choice { wanted: arguments.device.as_deref(), ..Choice::default() };
         let (instance, device) = choice.open()?;
-        let mut limits = Limits::new(device.info(), &self.checkpoint.config, 1, context);
+        let mut limits = Limits::new(device.info(), &self.checkpoint.config, space.sequences, space.context);
+        limits.pages = space.positions.map(|positions| positions.div_ceil(limits.page));
         limits = if arguments.reproducible { limits.reproducible() } else { limits };
         limits.chunk = arguments.chunk.unwrap_or(limits.chunk);
         limits.kv = match (arguments.kv, outputs) {
@@ -121,15 +169,16 @@ impl Opened<'_> {
             (None, Outputs::Every) => KvScheme::F32,
         };
         let rows = match outputs {
-            Outputs::Sampled => 1,
+            Outputs::Sampled => space.sequences,
             Outputs::Every => limits.chunk.min(model::MOST_OUTPUTS),
         };
-        let model = load(&device, &self.checkpoint, limits, rows)?;
+        let (model, heaps) = load(&device, &self.checkpoint, limits, rows, control, watch)?;
         let mut model = if arguments.reproducible { model.with_reproducible(true) } else { model };
         let load_seconds = start.elapsed().as_secs_f64();
+        watch("products are tuned for this GPU");
         let tuned = tune(&mut model)?;
         let runner = Runner::new(Arc::new(model), limits)?;
-        Ok(Loaded { runner, device, load_seconds, tuned, _instance: instance })
+        Ok(Loaded { runner, device, load_seconds, tuned, heaps, _instance: instance })
     }
 }
 
@@ -140,12 +189,18 @@ impl Loaded {
     }
 }
 
-fn load(device: &Device, checkpoint: &Checkpoint, limits: Limits, outputs: u32) -> anyhow::Result<Model> {
+fn load(
+    device: &Device,
+    checkpoint: &Checkpoint,
+    limits: Limits,
+    outputs: u32,
+    control: &Control,
+    watch: &(dyn Fn(&str) + Sync),
+) -> anyhow::Result<(Model, Vec<plan::HeapUse>)> {
     let blueprint = Blueprint::of(checkpoint)?;
     let demand = blueprint.demand(&checkpoint.config, &limits.room(&checkpoint.config, outputs));
     let placement = plan::plan(&memory::of(device.info()), &demand)?;
     let total = blueprint.file_bytes();
-    let control = output::control();
     let done = AtomicBool::new(false);
     let start = Instant::now();
     let model = std::thread::scope(|scope| {
@@ -154,14 +209,16 @@ fn load(device: &Device, checkpoint: &Checkpoint, limits: Limits, outputs: u32) 
             while !done.load(Ordering::Relaxed) {
                 let read = control.done.load(Ordering::Relaxed);
                 let speed = read as f64 / start.elapsed().as_secs_f64() / 1e9;
-                progress.say(&format!("loading {} of {}, {speed:.1} GB/s", bytes(read), bytes(total)));
+                let text = format!("loading {} of {}, {speed:.1} GB/s", bytes(read), bytes(total));
+                progress.say(&text);
+                watch(&text);
                 std::thread::sleep(Duration::from_millis(50));
             }
         });
         let _done = output::SetOnDrop(&done);
-        Model::load(device, checkpoint, &placement, &Options::default(), &control)
+        Model::load(device, checkpoint, &placement, &Options::default(), control)
     });
-    Ok(model?.0)
+    Ok((model?.0, placement.heaps))
 }
 
 /// Times the products of a model that this device has not met yet; says so, since it happens once and takes a moment.

@@ -14,7 +14,7 @@ mod speed;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 /// Runs language models on the GPU you already own, through Vulkan alone.
 #[derive(Parser)]
@@ -33,6 +33,7 @@ struct Arguments {
 enum Command {
     Generate(commands::generate::Arguments),
     Chat(commands::chat::Arguments),
+    Serve(Box<commands::serve::Arguments>),
     Eval(commands::eval::Arguments),
     Pull(commands::pull::Arguments),
     Devices(commands::devices::Arguments),
@@ -44,11 +45,15 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    let matches = Arguments::command().get_matches();
+    let arguments = Arguments::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    // A server says what it does; who runs anything else sees what comes of it.
+    let level = if matches!(arguments.command, Command::Serve(_)) { "info" } else { "warn" };
     let filter = tracing_subscriber::EnvFilter::try_from_env("INDRIK_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(level));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).without_time().init();
 
-    match run(Arguments::parse().command) {
+    match run(arguments.command, &matches) {
         Ok(code) => code,
         Err(error) if output::is_closed_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
@@ -58,10 +63,15 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(command: Command) -> anyhow::Result<ExitCode> {
+fn run(command: Command, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     match command {
         Command::Generate(arguments) => commands::generate::run(&arguments),
         Command::Chat(arguments) => commands::chat::run(&arguments),
+        Command::Serve(arguments) => {
+            // What was not given at all comes from nowhere.
+            let given = matches.subcommand_matches("serve").cloned().unwrap_or_default();
+            commands::serve::run(&arguments, &given)
+        }
         Command::Eval(arguments) => commands::eval::run(&arguments),
         Command::Pull(arguments) => commands::pull::run(&arguments),
         Command::Devices(arguments) => commands::devices::run(&arguments),

@@ -35,6 +35,19 @@ pub struct SamplingArguments {
     seed: Option<u64>,
 }
 
+/// What Gemma's authors recommend.
+pub const RECOMMENDED: Sampling = Sampling {
+    temperature: 1.0,
+    top_k: 64,
+    top_p: 0.95,
+    min_p: 0.0,
+    repetition: 1.0,
+    presence: 0.0,
+    frequency: 0.0,
+    seed: 0,
+    biases: vec![],
+};
+
 impl SamplingArguments {
     /// What was asked for, on top of `defaults`.
     pub fn sampling(&self, defaults: &Sampling) -> Sampling {

@@ -30,7 +30,7 @@ pub enum Finish {
 }
 
 /// What a request was, in tokens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Tokens of the prompt.
     pub prompt: u32,

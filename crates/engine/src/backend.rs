@@ -113,6 +113,9 @@ pub trait Backend: Send + 'static {
         written: &[u32],
     ) -> Result<(), Fault>;
 
+    /// Whether the device still does what it is told: the least that can be asked of it, waited for.
+    fn probe(&mut self) -> Result<(), Fault>;
+
     /// Puts a lost device back. Sequences of before are of no use.
     fn revive(&mut self) -> Result<(), Fault>;
 }

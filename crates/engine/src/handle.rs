@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::sync::mpsc::unbounded_channel;
+use tokio::sync::{mpsc::unbounded_channel, oneshot};
 
 use crate::{Answer, Backend, Bounds, Refused, Request, Status, job::Job, schedule::Scheduler};
 
@@ -39,6 +39,8 @@ pub(crate) struct Shared {
 /// What has come in since the last round, and how things stood after it.
 pub(crate) struct Inbox {
     pub arrived: Vec<Job>,
+    /// Those who ask whether the device answers.
+    pub probes: Vec<oneshot::Sender<()>>,
     pub status: Status,
     /// When what is not done then is ended. Nothing new is taken.
     pub closing: Option<Instant>,
@@ -52,6 +54,7 @@ impl Shared {
     pub fn new(bounds: Bounds, options: Options) -> Self {
         let inbox = Inbox {
             arrived: vec![],
+            probes: vec![],
             status: Status::default(),
             closing: None,
             ended: false,
@@ -69,6 +72,11 @@ impl Shared {
     /// Sleeps until something came in.
     pub fn wait<'a>(&self, inbox: MutexGuard<'a, Inbox>) -> MutexGuard<'a, Inbox> {
         self.changed.wait(inbox).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The same, but no longer than this.
+    pub fn wait_within<'a>(&self, inbox: MutexGuard<'a, Inbox>, within: Duration) -> MutexGuard<'a, Inbox> {
+        self.changed.wait_timeout(inbox, within).unwrap_or_else(PoisonError::into_inner).0
     }
 
     pub fn submit(&self, request: Request) -> Result<Answer, Refused> {
@@ -110,6 +118,18 @@ impl Shared {
         Status { queued, draining, refused: inbox.refused, ..inbox.status.clone() }
     }
 
+    /// Asks whether the device answers. Without an answer to come the channel is closed.
+    fn probe(&self) -> oneshot::Receiver<()> {
+        let (sender, receiver) = oneshot::channel();
+        let mut inbox = self.inbox();
+        if !inbox.ended {
+            inbox.probes.push(sender);
+        }
+        drop(inbox);
+        self.changed.notify_all();
+        receiver
+    }
+
     /// Takes nothing more, and lets what was taken go on until then.
     fn close(&self, until: Instant) {
         let mut inbox = self.inbox();
@@ -131,6 +151,7 @@ impl Drop for Thread {
         inbox.ended = true;
         // Without an answer from here, who waits for one is told by the end of the stream.
         inbox.arrived.clear();
+        inbox.probes.clear();
         drop(inbox);
         self.0.changed.notify_all();
     }
@@ -174,9 +195,20 @@ impl Engine {
         self.shared().submit(request)
     }
 
+    /// Why nothing would be taken now, whatever it were: for those who would have to do something before they can ask.
+    pub fn refuses(&self) -> Option<Refused> {
+        self.shared().room(&self.shared().inbox()).err()
+    }
+
     /// How things stand.
     pub fn status(&self) -> Status {
         self.shared().status()
+    }
+
+    /// Whether the device does something that it is asked for, after the step that is under way. A device that was lost while nobody
+    /// used it is found by this, and put back.
+    pub async fn probe(&self) -> bool {
+        self.shared().probe().await.is_ok()
     }
 
     /// Takes nothing more, lets what was taken be done, and ends; what is not done within this time fails with `Stopped`. Returns when the

@@ -141,6 +141,10 @@ impl Backend for Gpu {
         Ok(self.runner()?.recount(sequence, prompt, written)?)
     }
 
+    fn probe(&mut self) -> Result<(), Fault> {
+        Ok(self.runner()?.probe()?)
+    }
+
     fn revive(&mut self) -> Result<(), Fault> {
         self.runner = None;
         let runner = (self.reload)()?;

@@ -1,9 +1,14 @@
 //! The loop of the engine's thread: who is admitted, what the next step is, and what becomes of a fault.
 
-use std::{collections::VecDeque, mem, sync::Arc, time::Instant};
+use std::{
+    collections::VecDeque,
+    mem,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use model::Sampled;
-use tokio::sync::mpsc::UnboundedSender;
+use tokio::sync::{mpsc::UnboundedSender, oneshot};
 
 use crate::{
     Backend, Chunk, Event, Failure, Fault, Pages, Status,
@@ -14,6 +19,9 @@ use crate::{
 /// Losses of the device without a token between them after which it is given up.
 const MOST_LOSSES: u32 = 3;
 
+/// Between attempts to put a lost device back that nobody waits for.
+const REVIVE_PAUSE: Duration = Duration::from_secs(2);
+
 /// Owns the backend, and everything that was taken.
 ///
 /// Whoever reads came after all who write, and before all who wait: admission is in the order of arrival, and who is set back is the
@@ -22,6 +30,8 @@ pub(crate) struct Scheduler<B: Backend> {
     backend: B,
     shared: Arc<Shared>,
     queue: VecDeque<Job>,
+    /// Those who ask whether the device answers.
+    probes: Vec<oneshot::Sender<()>>,
     reading: Option<Reading<B::Sequence>>,
     /// The oldest first.
     writing: Vec<Writing<B::Sequence>>,
@@ -42,6 +52,7 @@ impl<B: Backend> Scheduler<B> {
             backend,
             shared,
             queue: VecDeque::new(),
+            probes: vec![],
             reading: None,
             writing: vec![],
             last: vec![],
@@ -71,11 +82,17 @@ impl<B: Backend> Scheduler<B> {
         let mut inbox = shared.inbox();
         loop {
             self.queue.extend(inbox.arrived.drain(..));
+            self.probes.append(&mut inbox.probes);
             // Until the next round they are counted as what waits.
             inbox.status.queued = self.queue.len();
             match inbox.closing {
                 Some(until) => return !self.is_idle() && Instant::now() < until,
-                None if self.is_idle() => inbox = shared.wait(inbox),
+                None if self.is_idle() && self.probes.is_empty() && self.lost => {
+                    // Nobody may come while it is gone: it is put back for those who would.
+                    drop(shared.wait_within(inbox, REVIVE_PAUSE));
+                    return true;
+                }
+                None if self.is_idle() && self.probes.is_empty() => inbox = shared.wait(inbox),
                 None => return true,
             }
         }
@@ -92,11 +109,28 @@ impl<B: Backend> Scheduler<B> {
         if self.lost {
             self.revive();
         }
+        self.probe();
         if !self.lost {
             self.admit();
             self.step();
         }
         self.publish();
+    }
+
+    /// Tells those who ask whether the device answers. Who is not told finds its channel closed.
+    fn probe(&mut self) {
+        let probes = mem::take(&mut self.probes);
+        if probes.is_empty() || self.lost {
+            return;
+        }
+        match self.backend.probe() {
+            Ok(()) => probes.into_iter().for_each(|probe| {
+                // Who does not wait any more needs no answer.
+                let _ = probe.send(());
+            }),
+            Err(Fault::Lost(text)) => self.lose(&text),
+            Err(fault) => tracing::warn!("the device did not answer: {fault}"),
+        }
     }
 
     fn under_way(&self) -> usize {
@@ -390,9 +424,6 @@ impl<B: Backend> Scheduler<B> {
 
     /// Puts the device back, or gives up.
     fn revive(&mut self) {
-        if self.is_idle() {
-            return;
-        }
         if self.losses >= MOST_LOSSES {
             tracing::error!(
                 "the device was lost {MOST_LOSSES} times without a token between: all requests fail"
@@ -450,6 +481,7 @@ impl<B: Backend> Scheduler<B> {
         self.status.queued = self.queue.len();
         self.status.reading = usize::from(self.reading.is_some());
         self.status.writing = self.writing.len();
+        self.status.device_gone = self.lost;
         self.status.pages = Pages {
             free: self.backend.free_pages(),
             cached: self.backend.cached_pages(),

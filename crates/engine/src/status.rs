@@ -35,6 +35,8 @@ pub struct Status {
     pub refused: u64,
     /// How often the device was lost.
     pub lost: u64,
+    /// Whether it is lost now, and not put back yet.
+    pub device_gone: bool,
     /// From a request's arrival to its first token.
     pub first_token: Times,
     /// From a token to the next of the same answer. Of a run's tokens, which come together, each has its share.

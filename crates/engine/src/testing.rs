@@ -14,12 +14,19 @@ use std::{
 };
 
 use model::pages::Kind;
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
-use crate::{Backend, Bounds, Chunk, Fault, Finish, Mixed, Next, Request, Sampled, Sampling};
+use crate::{Answer, Backend, Bounds, Chunk, Event, Fault, Finish, Mixed, Next, Request, Sampled, Sampling};
 
 use ledger::{FNV_START, Ledger, SharedLedger, fnv, locked};
 
 pub use ledger::PlainSequence;
+
+/// Both ends of an answer, for tests of what is made of answers. That the answer was dropped shows at the sender.
+pub fn answer() -> (UnboundedSender<Event>, Answer) {
+    let (events, answer) = unbounded_channel();
+    (events, Answer::new(answer))
+}
 
 /// What a plain backend is made for.
 #[derive(Clone, Debug)]
@@ -41,7 +48,7 @@ pub struct PlainOptions {
     pub delay: Duration,
     /// Sequences of a step that there is memory for.
     pub crowd: usize,
-    /// What goes wrong, by the number of the call of `start`, `mixed`, `run`, `recount` or `revive` that it happens in: the first is 0.
+    /// What goes wrong, by the number of the call of `start`, `mixed`, `run`, `recount`, `probe` or `revive` that it happens in: the first is 0.
     pub faults: BTreeMap<u64, Fault>,
 }
 
@@ -315,6 +322,11 @@ impl Backend for Plain {
         self.call()?;
         assert_eq!(sequence.tokens, [prompt, held].concat(), "counts of another sequence");
         Ok(())
+    }
+
+    fn probe(&mut self) -> Result<(), Fault> {
+        assert!(!locked(&self.ledger).lost, "a probe of a lost device");
+        self.call()
     }
 
     fn revive(&mut self) -> Result<(), Fault> {

@@ -10,7 +10,7 @@ use std::{
 };
 
 use crate::{
-    Answer, Engine, Event, Failure, Finish, Options, Refused, Request, Sampling,
+    Answer, Engine, Event, Failure, Fault, Finish, Options, Refused, Request, Sampling,
     testing::{Plain, PlainOptions},
 };
 
@@ -73,6 +73,7 @@ fn what_cannot_be_taken_is_refused_at_once() {
     let engine = start(slow(), 1);
     let refused = |request: Request| engine.submit(request).unwrap_err();
     assert!(matches!(refused(Request { prompt: vec![], ..request(0, 1) }), Refused::Invalid(_)));
+    assert_eq!(engine.refuses(), None);
     let text = refused(Request { prompt: vec![1, 1000], ..request(0, 1) }).to_string();
     assert!(text.contains("token 1000 is not in"), "{text}");
     let long = Request { prompt: vec![1; 257], ..request(0, 1) };
@@ -83,6 +84,7 @@ fn what_cannot_be_taken_is_refused_at_once() {
     // Four sequences and one that waits; the sixth is one too many.
     let _answers: Vec<Answer> = (0..5).map(|first| engine.submit(request(first, 250)).unwrap()).collect();
     let full = refused(request(5, 1));
+    assert_eq!(engine.refuses(), Some(full.clone()));
     assert_eq!(full, Refused::QueueFull { retry_after: Duration::from_secs(1) });
     assert_eq!(engine.status().refused, 5);
 }
@@ -137,6 +139,20 @@ fn stopping_fails_what_is_under_way_and_what_waits() {
     for answer in &mut answers {
         assert_eq!(listen(answer).1, Event::Failed(Failure::Stopped));
     }
+}
+
+#[test]
+fn a_probe_finds_a_device_that_was_lost_while_nobody_used_it() {
+    let faults = [(1, Fault::Lost("lost".into()))].into();
+    let engine = start(PlainOptions { faults, ..slow() }, 8);
+    assert!(wait(engine.probe()));
+    assert!(!wait(engine.probe()));
+    // By the next one it is put back.
+    assert!(wait(engine.probe()));
+    let status = engine.status();
+    assert_eq!((status.lost, status.device_gone), (1, false));
+    engine.stop();
+    assert!(!wait(engine.probe()));
 }
 
 #[test]

@@ -9,7 +9,7 @@ use weights::{
 
 use crate::{
     Error, Result,
-    bucket::rows_of_buckets,
+    bucket::buckets,
     pages::{Shape, sliding_pages},
 };
 
@@ -95,7 +95,7 @@ impl Limits {
     pub fn room(&self, config: &Config, outputs: u32) -> Room {
         let window = config.sliding_window.unwrap_or(config.max_positions);
         let rows = u64::from(self.rows());
-        let of_buckets = |most: u64| rows_of_buckets(most as usize) as u64;
+        let of_buckets = |most: u64| buckets(most as usize).sum::<usize>() as u64;
         // Every bucket has its own; of the largest they are there twice where logits are read back, or the sampler takes as much again.
         let logits = of_buckets(outputs.into()) + u64::from(outputs.next_power_of_two());
         let logits = logits * u64::from(config.vocab) * 4;

@@ -17,7 +17,7 @@ use weights::config::Config;
 
 use crate::{
     Error, Limits, Model, Result, Sampling,
-    bucket::bucket,
+    bucket::{bucket, buckets},
     kv_cache::KvCache,
     pages::Sequence,
     state::{MAX_SAMPLED, State},
@@ -125,6 +125,7 @@ pub struct Runner {
     /// By bucket: the most steps of a run of decoding so far, and what a step of the last one took.
     runs: BTreeMap<usize, (usize, Duration)>,
     layer_by_layer: bool,
+    step_time: Duration,
     usage: Usage,
     setup: Setup,
 }
@@ -152,6 +153,7 @@ impl Runner {
             bucket_paces: BTreeMap::new(),
             runs: BTreeMap::new(),
             layer_by_layer: false,
+            step_time: TIMEOUT,
             usage: Usage::default(),
             setup: Setup::default(),
         })
@@ -163,6 +165,17 @@ impl Runner {
         self.programs.clear();
         self.layer_by_layer = true;
         self
+    }
+
+    /// The same with another limit on how long a step may take: what does not come back within it is taken for lost.
+    pub fn with_step_time(mut self, limit: Duration) -> Self {
+        self.step_time = limit;
+        self
+    }
+
+    /// Whether the device still takes work and ends it: an empty submission, waited for as long as a step may take.
+    pub fn probe(&self) -> Result<()> {
+        Ok(self.model.device.recorder()?.seal()?.run(self.step_time)?)
     }
 
     /// The model.
@@ -219,6 +232,29 @@ impl Runner {
         if full > 0 {
             keys.push(Key::new(Count::new(0, chunk), Output::None, counting));
         }
+        self.prepare_keys(&keys)
+    }
+
+    /// Records what a server needs again and again, before anyone waits for it: steps of any number of sequences that write, and prompts
+    /// of any length, alone and beside one that writes. What else comes is recorded when it does.
+    pub fn prepare_serving(&mut self, samplings: &[Sampling]) -> Result<()> {
+        let limits = self.cache.limits();
+        let mut keys = vec![];
+        for sampling in samplings {
+            let form = sampling.form(self.model.config.vocab);
+            let mut add = |apart: usize, chunk: usize, outputs: usize| {
+                keys.push(Key::new(Count::new(apart, chunk), Output::Sample { rows: outputs }, form));
+            };
+            buckets(self.most_sequences() as usize).for_each(|rows| add(rows, 0, rows));
+            buckets(limits.chunk as usize).for_each(|rows| add(0, rows, 1));
+            if limits.sequences > 1 {
+                for rows in buckets(limits.chunk as usize).filter(|rows| *rows > 2) {
+                    add(1, rows - 1, 1);
+                    add(1, rows - 1, 2);
+                }
+            }
+        }
+        keys.push(Key::new(Count::new(0, limits.chunk as usize), Output::None, sample::Form::default()));
         self.prepare_keys(&keys)
     }
 

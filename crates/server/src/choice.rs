@@ -8,7 +8,7 @@ use text::{Detokenizer, StopMatcher};
 
 use crate::error::Error;
 use crate::record::Record;
-use crate::seam::{Answer, Event, Failure, Finish, Usage};
+use engine::{Answer, Event, Failure, Finish, Usage};
 
 /// What comes of an answer. [`Piece::Ended`] or [`Piece::Failed`] is the last.
 #[derive(Debug)]
@@ -59,6 +59,26 @@ impl Choice {
         .boxed()
     }
 
+    /// Waits until it is begun; an error where it never will be.
+    pub(crate) async fn begun(&mut self) -> Result<(), Error> {
+        match self.answer.next().await {
+            Some(Event::Started { cached }) => {
+                self.usage.cached = cached;
+                Ok(())
+            }
+            Some(Event::Failed(failure)) => Err(self.failed(failure)),
+            other => Err(self.failed(Failure::Internal(format!("an answer began with {other:?}")))),
+        }
+    }
+
+    /// What a client is told of a failure. What it must not be told goes to the log.
+    fn failed(&self, failure: Failure) -> Error {
+        if let Failure::Internal(what) = &failure {
+            tracing::error!(id = self.record.id, %what, "a request failed");
+        }
+        failure.into()
+    }
+
     /// Waits for text or the end: never neither.
     async fn advance(&mut self) -> (String, Option<Piece>) {
         loop {
@@ -94,10 +114,7 @@ impl Choice {
                     return (text, Some(Piece::Ended { reason, usage }));
                 }
                 Event::Failed(failure) => {
-                    if let Failure::Internal(what) = &failure {
-                        tracing::error!(id = self.record.id, %what, "a request failed");
-                    }
-                    return (String::new(), Some(Piece::Failed(failure.into())));
+                    return (String::new(), Some(Piece::Failed(self.failed(failure))));
                 }
             }
         }

@@ -7,8 +7,9 @@ use axum::http::header::{ALLOW, RETRY_AFTER, WWW_AUTHENTICATE};
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 
+use engine::{Failure, Refused};
+
 use crate::openai;
-use crate::seam::{Failure, Refused};
 
 /// Why a request has no answer. Each variant is a status and a code of its own.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -19,10 +20,8 @@ pub(crate) enum Error {
     /// A field asks for what is not built.
     #[error("'{param}': {what} is not supported by this server yet; leave it out")]
     Unsupported { param: String, what: String },
-    #[error(
-        "the prompt has {tokens} tokens, but prompt and answer together have room for {context}: shorten it"
-    )]
-    TooLong { tokens: usize, context: u32 },
+    #[error("the prompt has {tokens} tokens, but may have {most} here: shorten it")]
+    TooLong { tokens: usize, most: u32 },
     #[error("no such model here: '{0}'. GET /v1/models lists what there is")]
     UnknownModel(String),
     #[error("wrong or missing API key: send the header 'Authorization: Bearer KEY'")]
@@ -39,6 +38,8 @@ pub(crate) enum Error {
     BodyTooSlow(Duration),
     #[error("too many requests wait already: try again in {} s", seconds(*.0))]
     QueueFull(Duration),
+    #[error("the request waited for {} s and was not begun: try again later", .0.as_secs_f64())]
+    QueueTooSlow(Duration),
     #[error("the server cannot answer now: {0}")]
     Unready(String),
     #[error("the GPU was lost and did not come back: try again later")]
@@ -84,7 +85,7 @@ impl Error {
             Error::NotJson => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Error::BodyTooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
             Error::BodyTooSlow(_) => StatusCode::REQUEST_TIMEOUT,
-            Error::QueueFull(_) => StatusCode::TOO_MANY_REQUESTS,
+            Error::QueueFull(_) | Error::QueueTooSlow(_) => StatusCode::TOO_MANY_REQUESTS,
             Error::Unready(_) | Error::DeviceLost | Error::OutOfMemory => StatusCode::SERVICE_UNAVAILABLE,
             Error::Deadline => StatusCode::GATEWAY_TIMEOUT,
             Error::NotFinite | Error::Internal => StatusCode::INTERNAL_SERVER_ERROR,
@@ -105,6 +106,7 @@ impl Error {
             Error::BodyTooLarge(_) => "body_too_large",
             Error::BodyTooSlow(_) => "body_too_slow",
             Error::QueueFull(_) => "queue_full",
+            Error::QueueTooSlow(_) => "queue_too_slow",
             Error::Unready(_) => "not_ready",
             Error::DeviceLost => "device_lost",
             Error::OutOfMemory => "out_of_memory",
@@ -134,7 +136,9 @@ impl Error {
     fn retry_after(&self) -> Option<Duration> {
         match self {
             Error::QueueFull(after) => Some(*after),
-            Error::Unready(_) | Error::DeviceLost | Error::OutOfMemory => Some(UNREADY_RETRY),
+            Error::QueueTooSlow(_) | Error::Unready(_) | Error::DeviceLost | Error::OutOfMemory => {
+                Some(UNREADY_RETRY)
+            }
             _ => None,
         }
     }
@@ -171,7 +175,7 @@ impl From<Refused> for Error {
     fn from(refused: Refused) -> Error {
         match refused {
             Refused::QueueFull { retry_after } => Error::QueueFull(retry_after),
-            Refused::TooLong { tokens, context } => Error::TooLong { tokens, context },
+            Refused::TooLong { tokens, context } => Error::TooLong { tokens, most: context },
             Refused::Draining => Error::stopping(),
             Refused::Invalid(message) => Error::Invalid { param: None, message },
         }

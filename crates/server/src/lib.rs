@@ -3,17 +3,18 @@
 //! 1. [`Server`] (`listen`) accepts connections, with limits on how slow and how many they may be.
 //! 2. `router` says what lies at which path; `access` lets in who bears a key.
 //! 3. A body becomes one of the types of `openai`, whose errors name the wrong field.
-//! 4. `prompt` makes tokens of it, and [`Generator::submit`] takes them.
+//! 4. `prompt` makes tokens of it, and an engine takes them ([`Generator`]).
 //! 5. `choice` makes text of the tokens that come back, with nothing of a stop string; `reply` sends it, whole or as
-//!    a stream. A client that goes away drops its [`Answer`]s, which cancels them.
+//!    a stream. A client that goes away drops its answers, which cancels them.
 //! 6. `record` writes one line a request, and counts it for `metrics`.
 //!
-//! The crate knows nothing of GPUs. Its tests drive it over real sockets with a generator that makes words by rule.
+//! The crate knows nothing of GPUs, only of an engine. Its tests drive it over real sockets with a generator that makes words by rule.
 
 mod access;
 mod choice;
 mod config;
 mod error;
+mod generator;
 mod listen;
 mod metrics;
 mod openai;
@@ -22,10 +23,7 @@ mod prompt;
 mod record;
 mod reply;
 mod router;
-mod seam;
 
 pub use config::{Config, Model};
+pub use generator::{Gauge, Generator, Place};
 pub use listen::{Handle, Server};
-pub use seam::{
-    Answer, Event, Failure, Finish, Generator, Pages, Refused, Request, Sampling, Status, Token, Usage,
-};

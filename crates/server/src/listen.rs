@@ -18,7 +18,7 @@ use tokio::task::JoinSet;
 use tokio::time::Sleep;
 
 use crate::config::{Config, Model};
-use crate::seam::Generator;
+use crate::generator::Generator;
 
 /// How far a server is from its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -3,65 +3,27 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
 
-use crate::seam::Status;
+use engine::{Status, Times};
+
+use crate::generator::Gauge;
 
 /// The media type of the text form.
 pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Upper ends of buckets in seconds: from a small model on a large GPU to a long prompt on a small one.
-const TIMES: [f64; 12] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0];
-
-/// What the server itself counts; the rest comes from [`Status`].
+/// How requests ended, by a word for each; the rest comes from the engine's [`Status`].
 #[derive(Default)]
-pub(crate) struct Metrics(Mutex<Counts>);
-
-#[derive(Default)]
-struct Counts {
-    outcomes: BTreeMap<&'static str, u64>,
-    total: Histogram,
-    first: Histogram,
-    between: Histogram,
-}
-
-#[derive(Default)]
-struct Histogram {
-    /// How many were within each bucket and no smaller one.
-    buckets: [u64; TIMES.len()],
-    count: u64,
-    sum: f64,
-}
-
-impl Histogram {
-    fn add(&mut self, time: Duration) {
-        let time = time.as_secs_f64();
-        if let Some(bucket) = TIMES.iter().position(|end| time <= *end) {
-            self.buckets[bucket] += 1;
-        }
-        self.count += 1;
-        self.sum += time;
-    }
-}
+pub(crate) struct Metrics(Mutex<BTreeMap<&'static str, u64>>);
 
 impl Metrics {
-    /// A request has ended: how, after what time, when its first token came, and the mean time between its tokens.
-    pub(crate) fn count(
-        &self,
-        outcome: &'static str,
-        total: Duration,
-        first: Option<Duration>,
-        between: Option<Duration>,
-    ) {
-        let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        *counts.outcomes.entry(outcome).or_default() += 1;
-        counts.total.add(total);
-        first.into_iter().for_each(|first| counts.first.add(first));
-        between.into_iter().for_each(|between| counts.between.add(between));
+    /// A request has ended.
+    pub(crate) fn count(&self, outcome: &'static str) {
+        let mut outcomes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        *outcomes.entry(outcome).or_default() += 1;
     }
 
     /// All of it as text.
-    pub(crate) fn text(&self, status: &Status, ready: bool) -> String {
+    pub(crate) fn text(&self, status: &Status, ready: bool, gauges: &[Gauge]) -> String {
         let mut page = Page(String::new());
         page.gauge("ready", "1 where requests are answered", u64::from(ready));
         page.gauge("queued_requests", "Requests that wait", status.queued as u64);
@@ -73,20 +35,55 @@ impl Metrics {
             "Pages of the KV cache that are taken",
             status.pages.total.saturating_sub(status.pages.free).into(),
         );
+        page.gauge(
+            "kv_pages_cached",
+            "Pages of the KV cache that are kept for texts that begin alike, and free for others",
+            status.pages.cached.into(),
+        );
         page.counter("prompt_tokens_read_total", "Tokens of prompts that were read", status.read);
         page.counter("prompt_tokens_cached_total", "Tokens of prompts that needed no reading", status.cached);
         page.counter("tokens_written_total", "Tokens of answers", status.written);
         page.counter("steps_total", "Steps of the model", status.steps);
         page.counter("set_back_total", "Requests set back to read again what they had read", status.set_back);
         page.counter("device_losses_total", "How often the GPU was lost", status.lost);
-        let counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let outcomes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         page.head("requests_total", "Requests to /v1 by how they ended", "counter");
-        for (outcome, count) in &counts.outcomes {
+        for (outcome, count) in &*outcomes {
             page.line("requests_total", &format!("{{outcome=\"{outcome}\"}}"), count);
         }
-        page.histogram("request_seconds", "From arrival to the last token", &counts.total);
-        page.histogram("first_token_seconds", "From arrival to the first token", &counts.first);
-        page.histogram("token_seconds", "Mean time between the tokens of a request", &counts.between);
+        page.head(
+            "answers_total",
+            "Answers by how the engine ended them; a request may ask for several",
+            "counter",
+        );
+        for (end, count) in [
+            ("finished", status.finished),
+            ("failed", status.failed),
+            ("cancelled", status.cancelled),
+            ("refused", status.refused),
+        ] {
+            page.line("answers_total", &format!("{{end=\"{end}\"}}"), &count);
+        }
+        page.times(
+            "first_token_seconds",
+            "From an answer being asked of the engine to its first token",
+            &status.first_token,
+        );
+        page.times("token_seconds", "Between the tokens of an answer", &status.between_tokens);
+        page.times(
+            "answer_seconds",
+            "From an answer being asked of the engine to its last token",
+            &status.whole,
+        );
+        let mut described = "";
+        for Gauge { name, help, label, value } in gauges {
+            if described != *name {
+                page.head(name, help, "gauge");
+                described = name;
+            }
+            let label = label.as_ref().map(|(key, value)| format!("{{{key}={value:?}}}"));
+            page.line(name, &label.unwrap_or_default(), value);
+        }
         page.0
     }
 }
@@ -113,16 +110,14 @@ impl Page {
         self.line(name, "", &value);
     }
 
-    fn histogram(&mut self, name: &str, help: &str, histogram: &Histogram) {
+    fn times(&mut self, name: &str, help: &str, times: &Times) {
         self.head(name, help, "histogram");
         let bucket = format!("{name}_bucket");
-        let mut within = 0;
-        for (end, count) in TIMES.iter().zip(histogram.buckets) {
-            within += count;
-            self.line(&bucket, &format!("{{le=\"{end}\"}}"), &within);
+        for (bound, within) in times.at_most() {
+            self.line(&bucket, &format!("{{le=\"{}\"}}", bound.as_secs_f64()), &within);
         }
-        self.line(&bucket, "{le=\"+Inf\"}", &histogram.count);
-        self.line(&format!("{name}_sum"), "", &histogram.sum);
-        self.line(&format!("{name}_count"), "", &histogram.count);
+        self.line(&bucket, "{le=\"+Inf\"}", &times.count());
+        self.line(&format!("{name}_sum"), "", &times.sum().as_secs_f64());
+        self.line(&format!("{name}_count"), "", &times.count());
     }
 }

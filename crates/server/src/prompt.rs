@@ -2,13 +2,13 @@
 
 use std::num::NonZeroU32;
 
+use engine::Request;
 use text::{Detokenizer, Shown, StopMatcher};
 
 use crate::config::{Config, Model};
 use crate::error::Error;
 use crate::openai::{self, Chat, Completion, Options, Prompt};
 use crate::record::random;
-use crate::seam::Request;
 
 /// How many tokens `/v1/completions` writes where nobody says; OpenAI's number.
 const COMPLETION_TOKENS: u32 = 16;
@@ -58,13 +58,19 @@ impl Asked {
         let (mut requests, mut echoes) = (Vec::new(), Vec::new());
         for (prompt, echo) in prompts {
             let tokens = prompt.len();
-            let room = context.saturating_sub(u32::try_from(tokens).unwrap_or(u32::MAX));
+            let longest = config.prompt_tokens.map_or(context, |most| most.min(context));
+            let Some(spare) = u32::try_from(tokens).ok().and_then(|tokens| longest.checked_sub(tokens))
+            else {
+                return Err(Error::TooLong { tokens, most: longest });
+            };
+            // The last token of an answer needs no position: nothing follows it.
+            let room = spare.saturating_add(context - longest).saturating_add(1);
             let wanted = match form {
                 Form::Chat => options.most().unwrap_or(room),
                 Form::Text => options.most().unwrap_or(COMPLETION_TOKENS),
             };
             // More than there is room for is no error: the answer ends by its length.
-            let most = NonZeroU32::new(wanted.min(room)).ok_or(Error::TooLong { tokens, context })?;
+            let most = NonZeroU32::new(wanted.min(room)).ok_or(Error::field("max_tokens", "is 0"))?;
             for choice in 0..options.n() {
                 let mut sampling = sampling.clone();
                 sampling.seed = seed_of(seed, choice);
@@ -72,7 +78,7 @@ impl Asked {
                     prompt: prompt.clone(),
                     most,
                     sampling,
-                    ends: model.tokenizer.ends().to_vec(),
+                    ends: model.ends.clone(),
                     deadline: None,
                 });
                 echoes.push(echo.clone());
@@ -100,8 +106,7 @@ fn chat(chat: Chat, model: &Model) -> Result<Vec<u32>, Error> {
         let message = "the model has no chat template: use /v1/completions".to_owned();
         return Err(Error::Invalid { param: Some("model".to_owned()), message });
     };
-    let text = template.render(&messages, true).map_err(|e| Error::field("messages", e))?;
-    Ok(model.tokenizer.encode_prompt(&text))
+    template.encode(&model.tokenizer, &messages, true).map_err(|e| Error::field("messages", e))
 }
 
 /// The prompts as tokens, each with what its answers begin with.

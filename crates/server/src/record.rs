@@ -3,8 +3,9 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use engine::Usage;
+
 use crate::metrics::Metrics;
-use crate::seam::Usage;
 
 /// What is known of a request. It is written and counted when its last part is dropped, however that came about.
 pub(crate) struct Record {
@@ -23,7 +24,6 @@ struct State {
     model: String,
     usage: Usage,
     first: Option<Instant>,
-    latest: Option<Instant>,
     tokens: u32,
     outcome: Option<&'static str>,
 }
@@ -61,7 +61,6 @@ impl Record {
         let now = Instant::now();
         self.with(|state| {
             state.first.get_or_insert(now);
-            state.latest = Some(now);
             state.tokens += 1;
         });
     }
@@ -80,11 +79,7 @@ impl Drop for Record {
         let outcome = state.outcome.unwrap_or(GONE);
         let total = self.started.elapsed();
         let first = state.first.map(|first| first - self.started);
-        let between = match (state.first, state.latest) {
-            (Some(first), Some(latest)) if state.tokens > 1 => Some((latest - first) / (state.tokens - 1)),
-            _ => None,
-        };
-        self.metrics.count(outcome, total, first, between);
+        self.metrics.count(outcome);
         tracing::info!(
             id = self.id,
             method = self.method,

@@ -16,7 +16,6 @@ use crate::error::Error;
 use crate::openai::{ChatChoice, ChatDelta, ChatMessage, Delta, Head, Reply, TextChoice, Usage};
 use crate::prompt::Form;
 use crate::record::Record;
-use crate::seam;
 
 /// A request whose answers are being made.
 pub(crate) struct Running {
@@ -38,7 +37,7 @@ struct Tally {
 }
 
 impl Tally {
-    fn add(&mut self, index: u32, usage: seam::Usage) {
+    fn add(&mut self, index: u32, usage: engine::Usage) {
         // A prompt counts once, however many answers it has.
         let first = index.is_multiple_of(self.n);
         self.usage.add(usage, first);
@@ -49,6 +48,14 @@ impl Tally {
 }
 
 impl Running {
+    /// Waits until the first of the answers is begun; the others may have to wait for it to end.
+    pub(crate) async fn begun(&mut self) -> Result<(), Error> {
+        match self.choices.first_mut() {
+            Some(choice) => choice.begun().await,
+            None => Ok(()),
+        }
+    }
+
     /// Waits for all answers.
     pub(crate) async fn whole(self) -> Result<Response, Error> {
         let Running { form, head, choices, echoes, n, record } = self;

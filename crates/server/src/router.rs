@@ -5,28 +5,30 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::body::Body;
 use axum::extract::{Path, Request, State};
-use axum::http::header::CONTENT_TYPE;
+use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use axum::http::{HeaderMap, HeaderValue};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Json, Router};
+use engine::Usage;
 use futures_util::StreamExt;
 use serde_json::{Value, json};
-use tokio::sync::watch;
+use text::Shown;
+use tokio::sync::{Semaphore, watch};
 use tower_http::catch_panic::CatchPanicLayer;
 
 use crate::access::{self, Keys};
 use crate::choice::Choice;
 use crate::config::{Config, Model};
 use crate::error::Error;
+use crate::generator::Generator;
 use crate::listen::Phase;
 use crate::metrics::{self, Metrics};
 use crate::openai::{Head, ModelInfo, ModelList};
 use crate::prompt::{Asked, Form};
 use crate::record::Record;
 use crate::reply::Running;
-use crate::seam::{Generator, Usage};
 
 /// What all handlers share.
 pub(crate) struct App {
@@ -36,9 +38,17 @@ pub(crate) struct App {
     generator: Arc<dyn Generator>,
     metrics: Arc<Metrics>,
     phase: watch::Receiver<Phase>,
+    /// Room for bodies, in units of [`BODY_UNIT`].
+    bodies: Semaphore,
     /// It never changes while the server runs.
     openapi: Value,
 }
+
+/// Room for bodies is counted in so many bytes.
+const BODY_UNIT: usize = 1024;
+
+/// Who is refused before its body was read may still send so much of it; then the connection is closed.
+const HEARD_OUT: usize = 256 << 20;
 
 const CHAT: &str = "/v1/chat/completions";
 const TEXT: &str = "/v1/completions";
@@ -58,7 +68,9 @@ pub(crate) fn router(
     let cors = access::cors(&config.cors_origins)?;
     let openapi = crate::openapi::document(&model.id, &config);
     let keys = Keys::new(&config.api_keys);
-    let app = Arc::new(App { config, keys, model, generator, metrics: Arc::default(), phase, openapi });
+    let bodies = Semaphore::new(units(config.bodies_bytes.max(config.body_bytes)) as usize);
+    let app =
+        Arc::new(App { config, keys, model, generator, metrics: Arc::default(), phase, bodies, openapi });
     let v1 = Router::new()
         .route(CHAT, post(chat))
         .route(TEXT, post(text))
@@ -83,6 +95,14 @@ pub(crate) fn router(
         None => router,
     })
 }
+
+/// The units of so many bytes; a body of none takes one, too.
+fn units(bytes: usize) -> u32 {
+    u32::try_from(bytes.div_ceil(BODY_UNIT)).map_or(MOST_UNITS, |units| units.clamp(1, MOST_UNITS))
+}
+
+/// As many as a semaphore can be asked for, on any machine: 256 GiB.
+const MOST_UNITS: u32 = 1 << 28;
 
 /// What became of a handler that panicked; the panic itself has gone to standard error.
 fn panicked(_: Box<dyn std::any::Any + Send>) -> Response {
@@ -132,11 +152,18 @@ async fn unknown_path(State(app): State<Arc<App>>, request: Request) -> Error {
 
 async fn ready(State(app): State<Arc<App>>) -> Result<Response, Error> {
     app.ready()?;
+    let limit = app.config.probe_time;
+    if !tokio::time::timeout(limit, app.generator.probe()).await.unwrap_or(false) {
+        // A loss that the probe has found is the better reason.
+        app.ready()?;
+        let reason = format!("the GPU did not answer within {} s", limit.as_secs_f64());
+        return Err(Error::Unready(reason));
+    }
     Ok(Json(json!({ "status": "ready" })).into_response())
 }
 
 async fn metrics(State(app): State<Arc<App>>) -> Response {
-    let text = app.metrics.text(&app.generator.status(), app.ready().is_ok());
+    let text = app.metrics.text(&app.generator.status(), app.ready().is_ok(), &app.generator.gauges());
     ([(CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response()
 }
 
@@ -187,21 +214,54 @@ impl App {
             self.hear_out(request).await;
             return Err(Error::NotJson);
         }
-        let body = self.body(request.into_body()).await?;
-        let app = self.clone();
-        let read = move || Asked::read(form, &body, &app.model, &app.config, app.generator.context());
-        let mut asked = tokio::task::spawn_blocking(read).await.map_err(|error| {
-            tracing::error!(id = record.id, %error, "a request could not be read");
-            Error::Internal
-        })??;
+        if let Some(refused) = self.generator.refuses() {
+            self.hear_out(request).await;
+            return Err(refused.into());
+        }
+        let mut asked = self.read(form, request, &record).await?;
         record.model(&asked.options.model);
         self.ready()?;
-        let running = self.submit(&mut asked, &record)?;
+        let mut running = self.submit(&mut asked, &record)?;
+        // What never begins is refused by its status, streams too.
+        let limit = self.config.queue_time;
+        tokio::time::timeout(limit, running.begun()).await.map_err(|_| Error::QueueTooSlow(limit))??;
         if asked.options.streams() {
             Ok(running.stream(asked.options.streams_usage(), &self.config))
         } else {
             running.whole().await
         }
+    }
+
+    /// Takes a body in and reads it. Its room is its own until what it asks for is known: as JSON it is many times larger.
+    async fn read(
+        self: &Arc<App>,
+        form: Form,
+        request: Request,
+        record: &Arc<Record>,
+    ) -> Result<Asked, Error> {
+        let limit = self.config.body_bytes;
+        let said = request.headers().get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
+        let room = self.bodies.acquire_many(units(said.map_or(limit, |said: usize| said.min(limit))));
+        let wait = self.config.body_time;
+        let room = tokio::time::timeout(wait, room).await.map_err(|_| Error::QueueFull(wait))?;
+        let body = self.body(request.into_body()).await?;
+        let (app, id) = (self.clone(), record.id.clone());
+        let read = move || {
+            let asked = Asked::read(form, &body, &app.model, &app.config, app.generator.context())?;
+            if app.config.log_prompts {
+                for request in &asked.requests {
+                    let prompt = app.model.tokenizer.decode(&request.prompt, Shown::All);
+                    tracing::info!(id, prompt, "prompt");
+                }
+            }
+            Ok(asked)
+        };
+        let asked = tokio::task::spawn_blocking(read).await.map_err(|error| {
+            tracing::error!(id = record.id, %error, "a request could not be read");
+            Error::Internal
+        })?;
+        drop(room);
+        asked
     }
 
     /// Hands all requests in. If one of them is refused, those before it are cancelled by being dropped.
@@ -230,11 +290,18 @@ impl App {
         Ok(Running { form: asked.form, head, choices, echoes, n, record: record.clone() })
     }
 
-    /// Reads a body that nobody wants, for as long as one may take: a client that is still sending when its connection is
+    /// Reads a body that nobody wants, for as long as one may take and up to a size: a client that is still sending when its connection is
     /// closed would not see why.
     async fn hear_out(&self, request: Request) {
         let mut chunks = request.into_body().into_data_stream();
-        let read = async { while let Some(Ok(_)) = chunks.next().await {} };
+        let read = async {
+            let mut length = 0;
+            while let Some(Ok(chunk)) = chunks.next().await
+                && length < HEARD_OUT
+            {
+                length += chunk.len();
+            }
+        };
         // Whether it came to its end or not, the answer is the same.
         let _ = tokio::time::timeout(self.config.body_time, read).await;
     }
@@ -252,6 +319,8 @@ impl App {
                 length += chunk.len();
                 if length <= limit {
                     bytes.extend_from_slice(&chunk);
+                } else if length > HEARD_OUT {
+                    break;
                 } else {
                     bytes = Vec::new();
                 }

@@ -7,8 +7,9 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 use common::{CACHED, Fixture, MODEL, Mock, chat, completion, tokenizer};
+use engine::Failure;
 use serde_json::{Value, json};
-use server::{Config, Failure};
+use server::Config;
 
 const CHAT: &str = "/v1/chat/completions";
 const TEXT: &str = "/v1/completions";
@@ -199,7 +200,7 @@ fn more_tokens_than_there_is_room_for_are_no_error() {
     assert_eq!(server.post(CHAT, &chat(json!({ "max_tokens": 1_000_000 }))).status, 200);
     assert_eq!(server.post(CHAT, &chat(json!({}))).status, 200);
     for request in server.mock.seen.lock().unwrap().iter() {
-        assert_eq!(request.most.get() + request.prompt.len() as u32, 256);
+        assert_eq!(request.most.get() + request.prompt.len() as u32, 257);
     }
 }
 

@@ -7,8 +7,9 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use common::{Fixture, MODEL, Mock, chat, completion};
+use engine::Refused;
 use serde_json::{Value, json};
-use server::{Config, Refused};
+use server::Config;
 
 const CHAT: &str = "/v1/chat/completions";
 const TEXT: &str = "/v1/completions";
@@ -256,6 +257,16 @@ fn a_prompt_that_is_too_long_says_by_how_much() {
     let (message, _) =
         server.post(TEXT, &completion(json!({ "prompt": long }))).refused(400, "context_length_exceeded");
     assert!(message.contains("301 tokens") && message.contains("256"), "{message}");
+    // A prompt may fill the context: the last token of an answer needs no place in it.
+    let longest = completion(json!({ "prompt": "a".repeat(255), "max_tokens": 5 }));
+    let usage = server.post(TEXT, &longest).json()["usage"].take();
+    assert_eq!((&usage["prompt_tokens"], &usage["completion_tokens"]), (&json!(256), &json!(1)));
+    let config = Config { prompt_tokens: Some(20), ..Config::default() };
+    let small = Fixture::with(Mock::new(), config);
+    let (message, _) = small.post(TEXT, &longest).refused(400, "context_length_exceeded");
+    assert!(message.contains("256 tokens") && message.contains("20"), "{message}");
+    let usage = small.post(TEXT, &completion(json!({ "prompt": "a".repeat(19) }))).json()["usage"].take();
+    assert_eq!((&usage["prompt_tokens"], &usage["completion_tokens"]), (&json!(20), &json!(6)));
     *server.mock.refusal.lock().unwrap() = Some(Refused::TooLong { tokens: 9, context: 8 });
     server.post(CHAT, &chat(json!({}))).refused(400, "context_length_exceeded");
 }
@@ -274,6 +285,39 @@ fn a_full_queue_says_when_to_come_back() {
     assert_eq!(server.post(CHAT, &chat(json!({}))).refused(400, "invalid_value").0, "because");
     *server.mock.refusal.lock().unwrap() = Some(Refused::Draining);
     server.post(CHAT, &chat(json!({}))).refused(503, "not_ready");
+}
+
+#[test]
+fn who_waits_too_long_is_told_so_before_anything_else() {
+    let mut mock = Mock::new();
+    mock.wait = Duration::from_secs(100);
+    let config = Config { queue_time: Duration::from_millis(50), ..Config::default() };
+    let server = Fixture::with(mock, config);
+    for stream in [false, true] {
+        let got = server.post(CHAT, &chat(json!({ "stream": stream })));
+        got.refused(429, "queue_too_slow");
+        assert!(got.headers.contains_key("retry-after"));
+    }
+    server.wait_live(0);
+}
+
+#[test]
+fn bodies_together_have_a_size() {
+    let config = Config {
+        body_bytes: 100 << 10,
+        bodies_bytes: 100 << 10,
+        body_time: Duration::from_millis(400),
+        ..Config::default()
+    };
+    let server = Fixture::with(Mock::new(), config);
+    // One that comes slowly has taken all the room; the next gets it when the first is given up, a small one too.
+    let mut slow = TcpStream::connect(server.address).unwrap();
+    write!(slow, "POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n").unwrap();
+    write!(slow, "Content-Length: 102400\r\n\r\n{{").unwrap();
+    std::thread::sleep(Duration::from_millis(100));
+    let asked = Instant::now();
+    assert_eq!(server.post(CHAT, &chat(json!({}))).status, 200);
+    assert!(asked.elapsed() > Duration::from_millis(100), "{:?}", asked.elapsed());
 }
 
 #[test]
@@ -382,6 +426,16 @@ fn it_is_ready_when_the_generator_is() {
     server.post(CHAT, &chat(json!({}))).refused(503, "not_ready");
     assert_eq!(server.get("/health").status, 200);
     assert!(server.get("/metrics").body.contains("\nindrik_ready 0\n"));
+}
+
+#[test]
+fn it_is_not_ready_where_the_gpu_does_not_answer() {
+    let mut mock = Mock::new();
+    mock.answers = false;
+    let config = Config { probe_time: Duration::from_millis(50), ..Config::default() };
+    let server = Fixture::with(mock, config);
+    let (message, _) = server.get("/ready").refused(503, "not_ready");
+    assert!(message.contains("the GPU did not answer within 0.05 s"), "{message}");
 }
 
 #[test]

@@ -6,8 +6,13 @@ use std::collections::BTreeSet;
 use std::io::Write;
 use std::sync::{Arc, Mutex};
 
-use common::{Fixture, chat, completion};
+use common::{Fixture, Mock, chat, completion};
+use engine::{
+    Engine, Fault, Options,
+    testing::{Plain, PlainOptions},
+};
 use serde_json::{Value, json};
+use server::{Config, Place};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -30,11 +35,11 @@ fn metrics_count_requests_and_show_the_generator() {
         "indrik_queued_requests 3",
         "indrik_kv_pages 100",
         "indrik_kv_pages_taken 7",
+        "indrik_kv_pages_cached 5",
         "indrik_tokens_written_total 12345",
         "# TYPE indrik_first_token_seconds histogram",
-        "indrik_first_token_seconds_count 2",
-        "indrik_first_token_seconds_bucket{le=\"+Inf\"} 2",
-        "indrik_request_seconds_count 3",
+        "indrik_gpu_busy_percent{card=\"card0\"} 12.5",
+        "indrik_gpu_busy_percent{card=\"card1\"} 0",
     ] {
         assert!(got.body.lines().any(|found| found == line), "no {line} in\n{}", got.body);
     }
@@ -54,6 +59,63 @@ fn metrics_count_requests_and_show_the_generator() {
             bucket = (name.to_owned(), value);
         }
     }
+}
+
+#[test]
+fn an_engine_is_a_generator_from_the_moment_it_is_there() {
+    let place = Arc::new(Place::new(256, "the weights are being read"));
+    let server = Fixture::over(Mock::new(), place.clone(), Config::default(), None);
+    assert_eq!(server.get("/health").status, 200);
+    let (message, _) = server.get("/ready").refused(503, "not_ready");
+    assert!(message.contains("the weights are being read"), "{message}");
+    let ask = || server.post("/v1/completions", &completion(json!({ "max_tokens": 5, "seed": 3 })));
+    ask().refused(503, "not_ready");
+
+    // The third call is a step that finds the device lost; the answer is the same.
+    let plain = |faults| PlainOptions { faults, ..PlainOptions::default() };
+    let lost = [(2, Fault::Lost("lost".to_owned()))].into();
+    place.fill(Engine::start(Plain::new(plain(lost)), Options::default()).unwrap());
+    assert_eq!(server.get("/ready").json(), json!({ "status": "ready" }));
+    let got = ask().json();
+    assert_eq!(got["usage"]["completion_tokens"], 5, "{got}");
+    let whole = Fixture::over(
+        Mock::new(),
+        Arc::new(Engine::start(Plain::new(plain(Default::default())), Options::default()).unwrap()),
+        Config::default(),
+        None,
+    );
+    let same = whole.post("/v1/completions", &completion(json!({ "max_tokens": 5, "seed": 3 }))).json();
+    assert_eq!(got["choices"], same["choices"]);
+    for line in [
+        "indrik_ready 1",
+        "indrik_device_losses_total 1",
+        "indrik_tokens_written_total 5",
+        "indrik_answers_total{end=\"finished\"} 1",
+        "indrik_first_token_seconds_count 1",
+        "indrik_first_token_seconds_bucket{le=\"+Inf\"} 1",
+        "indrik_token_seconds_count 4",
+        "indrik_answer_seconds_count 1",
+    ] {
+        server.wait_metric(line);
+    }
+}
+
+#[test]
+fn a_lost_gpu_is_told_until_it_is_back() {
+    let lost = || Fault::Lost("lost".to_owned());
+    // The first probe finds it lost, and the first attempt to put it back fails.
+    let faults = [(0, lost()), (1, lost())].into();
+    let plain = Plain::new(PlainOptions { faults, ..PlainOptions::default() });
+    let engine = Arc::new(Engine::start(plain, Options::default()).unwrap());
+    let server = Fixture::over(Mock::new(), engine.clone(), Config::default(), None);
+    let (message, _) = server.get("/ready").refused(503, "not_ready");
+    assert!(message.contains("the GPU"), "{message}");
+    server.wait_metric("indrik_ready 0");
+    server.post("/v1/completions", &completion(json!({}))).refused(503, "not_ready");
+    // Nobody has to come for it to be put back.
+    server.wait_metric("indrik_ready 1");
+    assert_eq!(server.get("/ready").status, 200);
+    assert_eq!(server.post("/v1/completions", &completion(json!({}))).status, 200);
 }
 
 #[test]

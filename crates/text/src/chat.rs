@@ -4,13 +4,16 @@
 //! `strftime_now`, and a `tojson` that writes like Python's. They come with model files, so what they may do is bounded:
 //! a number of instructions and a size of the output, both growing with the conversation.
 
+use std::collections::HashSet;
 use std::io::Write;
+use std::ops::RangeInclusive;
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Serde};
 use minijinja::{Environment, ErrorKind, Value, context};
 use serde::{Deserialize, Serialize};
 
+use crate::Tokenizer;
 use crate::error::{Error, Result};
 
 /// One message of a conversation.
@@ -50,6 +53,9 @@ const GEMMA3: &str = r#"{{ bos_token }}
 
 const NAME: &str = "chat";
 
+/// Characters that mean nothing to anyone but who uses them: no template trims or changes one.
+const PRIVATE_USE: RangeInclusive<char> = '\u{e000}'..='\u{f8ff}';
+
 /// Instructions that any conversation may take, and how many more each message may. The longest templates in use take a
 /// few hundred a message.
 const FUEL: u64 = 100_000;
@@ -62,6 +68,7 @@ const OUTPUT_PER_INPUT: usize = 4;
 /// A compiled chat template.
 pub struct ChatTemplate {
     environment: Environment<'static>,
+    source: String,
     bos: String,
     eos: String,
 }
@@ -78,7 +85,7 @@ impl ChatTemplate {
         environment.add_function("strftime_now", crate::clock::strftime_now);
         environment.add_filter("tojson", to_json);
         environment.add_template_owned(NAME, source.to_owned()).map_err(|e| told(&e))?;
-        Ok(ChatTemplate { environment, bos: bos.to_owned(), eos: eos.to_owned() })
+        Ok(ChatTemplate { environment, source: source.to_owned(), bos: bos.to_owned(), eos: eos.to_owned() })
     }
 
     /// Gemma 3's format, for files that carry no template. Equal to the official one wherever that accepts a
@@ -90,6 +97,44 @@ impl ChatTemplate {
     /// The text of a conversation; with `add_generation_prompt` it ends where the model's answer begins.
     pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String> {
         self.render_with::<()>(messages, add_generation_prompt, None)
+    }
+
+    /// The tokens of a conversation, as a prompt. Only what the template itself writes makes control tokens: whatever the messages hold is
+    /// text, so that nobody ends a turn, or begins another's, by writing so.
+    pub fn encode(
+        &self,
+        tokenizer: &Tokenizer,
+        messages: &[Message],
+        add_generation_prompt: bool,
+    ) -> Result<Vec<u32>> {
+        let beginnings = tokenizer.control_beginnings();
+        let named = |message: &Message| message.content.contains(|c| beginnings.contains(&c));
+        if !messages.iter().any(named) {
+            return Ok(tokenizer.encode_prompt(&self.render(messages, add_generation_prompt)?));
+        }
+        // A name in a message is broken by a mark behind its first character. Templates may trim messages, put them together or look for
+        // words in them, and find them as they are otherwise.
+        let mark = self.unused(messages)?;
+        let marked = |message: &Message| {
+            let mut content = String::with_capacity(message.content.len());
+            for character in message.content.chars() {
+                content.push(character);
+                content.extend(beginnings.contains(&character).then_some(mark));
+            }
+            Message::new(&message.role, content)
+        };
+        let marked: Vec<Message> = messages.iter().map(marked).collect();
+        Ok(tokenizer.encode_marked(&self.render(&marked, add_generation_prompt)?, Some(mark)))
+    }
+
+    /// A character that neither the messages nor the template hold.
+    fn unused(&self, messages: &[Message]) -> Result<char> {
+        let texts = messages.iter().map(|message| message.content.as_str());
+        let used: HashSet<char> =
+            texts.chain([&*self.source]).flat_map(str::chars).filter(|c| PRIVATE_USE.contains(c)).collect();
+        PRIVATE_USE.clone().find(|c| !used.contains(c)).ok_or_else(|| {
+            Error::Refused("the messages hold every character of Unicode's private use".to_owned())
+        })
     }
 
     /// [`ChatTemplate::render`] with descriptions of tools, in JSON's shape. Their keys are written in the order in which

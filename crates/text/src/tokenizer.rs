@@ -1,7 +1,7 @@
 //! The tokenizer itself: text to ids and back, whichever file it came from.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use crate::Detokenizer;
@@ -68,27 +68,37 @@ const STRETCH: usize = 1 << 30;
 
 /// Text to token ids and back. A clone shares everything.
 #[derive(Clone)]
-pub struct Tokenizer(Arc<Inner>);
+pub struct Tokenizer(Arc<Inner>, Arc<BTreeSet<char>>);
 
 impl Tokenizer {
     pub(crate) fn new(inner: Inner) -> Tokenizer {
-        Tokenizer(Arc::new(inner))
+        let names = (0..inner.pieces.len() as u32)
+            .filter(|id| inner.pieces.class(*id).is_some_and(Class::is_special))
+            .filter_map(|id| std::str::from_utf8(inner.pieces.get(id)?).ok());
+        let beginnings = names.filter_map(|name| name.chars().next()).collect();
+        Tokenizer(Arc::new(inner), Arc::new(beginnings))
     }
 
     /// The ids of a text, without a beginning-of-text token. Where a byte is neither in the vocabulary nor is there an
     /// unknown token, it is left out.
     pub fn encode(&self, text: &str, special: Special) -> Vec<u32> {
         let mut ids = Vec::new();
-        self.encode_into(text, special, &mut ids);
+        self.encode_into(text, special, None, &mut ids);
         ids
     }
 
     /// The ids of a prompt: control tokens are parsed, and the beginning-of-text token stands first exactly once, even
     /// where the text (from a chat template) begins with it. Models without one get none.
     pub fn encode_prompt(&self, text: &str) -> Vec<u32> {
+        self.encode_marked(text, None)
+    }
+
+    /// The same for a text in which `mark` stands wherever someone else than the template has written the beginning of a control
+    /// token's name: such a name is text like any other. The marks are no part of the text.
+    pub(crate) fn encode_marked(&self, text: &str, mark: Option<char>) -> Vec<u32> {
         let mut ids: Vec<u32> = self.0.bos.filter(|_| self.0.add_bos).into_iter().collect();
         let own = ids.len();
-        self.encode_into(text, Special::Parse, &mut ids);
+        self.encode_into(text, Special::Parse, mark, &mut ids);
         if own == 1 {
             let doubled = ids[1..].iter().take_while(|id| **id == ids[0]).count();
             ids.drain(1..1 + doubled);
@@ -96,7 +106,7 @@ impl Tokenizer {
         ids
     }
 
-    fn encode_into(&self, text: &str, special: Special, ids: &mut Vec<u32>) {
+    fn encode_into(&self, text: &str, special: Special, mark: Option<char>, ids: &mut Vec<u32>) {
         let inner = &*self.0;
         let specials = match special {
             Special::Parse => &inner.parsed,
@@ -104,7 +114,7 @@ impl Tokenizer {
         };
         let mut merger = Merger::default();
         let mut after_text = false;
-        specials.split(text, |part| match part {
+        let mut add = |part: Part<'_>| match part {
             Part::Token(id) => {
                 after_text = false;
                 ids.push(id);
@@ -113,7 +123,19 @@ impl Tokenizer {
                 inner.text(text, inner.space_prefix && !after_text, &mut merger, ids);
                 after_text = true;
             }
+        };
+        specials.split(text, |part| match (part, mark) {
+            // What the marks kept from being parsed is text; tokens that stand in any text are found in it now.
+            (Part::Text(text), Some(mark)) if text.contains(mark) => {
+                inner.as_text.split(&text.replace(mark, ""), &mut add);
+            }
+            (part, _) => add(part),
         });
+    }
+
+    /// The characters that names of control tokens begin with.
+    pub(crate) fn control_beginnings(&self) -> &BTreeSet<char> {
+        &self.1
     }
 
     /// The text of ids, bytes that are no UTF-8 replaced. Ids outside the vocabulary have no text.

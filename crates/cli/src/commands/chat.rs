@@ -14,7 +14,7 @@ use text::{Detokenizer, Message, Shown};
 use crate::{
     loading::{Loaded, ModelArguments, Outputs},
     output,
-    sampling::SamplingArguments,
+    sampling::{RECOMMENDED, SamplingArguments},
     speed::Speed,
 };
 
@@ -38,21 +38,6 @@ pub struct Arguments {
     sampling: SamplingArguments,
 }
 
-/// What Gemma's authors recommend.
-const DEFAULTS: Sampling = Sampling {
-    temperature: 1.0,
-    top_k: 64,
-    top_p: 0.95,
-    min_p: 0.0,
-    repetition: 1.0,
-    presence: 0.0,
-    frequency: 0.0,
-    seed: 0,
-    biases: vec![],
-};
-
-const DEFAULT_CONTEXT: u32 = 8192;
-
 const HELP: &str = "\
 /help          this list
 /stats         how fast the last answer was, and how full the context is
@@ -66,11 +51,11 @@ A line that ends with \\ goes on in the next one.
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let opened = arguments.model.open()?;
     let language = opened.language()?;
-    let sampling = arguments.sampling.sampling(&DEFAULTS);
+    let sampling = arguments.sampling.sampling(&RECOMMENDED);
     sampling.check(opened.checkpoint.config.vocab)?;
     let context = match arguments.context {
         Some(context) => opened.check_context(context as usize)?,
-        None => DEFAULT_CONTEXT.min(opened.checkpoint.config.max_positions),
+        None => opened.usual_context(),
     };
     let loaded = opened.load(context, Outputs::Sampled)?;
     note!("{}, {context} positions. /help lists the commands.", loaded.info().name);
@@ -272,8 +257,7 @@ impl Chat {
         for dropped in (0..self.messages.len()).step_by(2) {
             let system = self.system.iter().map(|system| Message::new("system", system));
             let messages: Vec<Message> = system.chain(self.messages[dropped..].iter().cloned()).collect();
-            let text = self.language.template.render(&messages, true)?;
-            let prompt = self.language.tokenizer.encode_prompt(&text);
+            let prompt = self.language.template.encode(&self.language.tokenizer, &messages, true)?;
             let last = dropped + 2 > self.messages.len();
             if prompt.len() + room > context && !last {
                 continue;

@@ -168,7 +168,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 }
 
 /// What can be said of a prompt before the model is loaded.
-fn check(opened: &Opened<'_>, arguments: &Arguments, prompt: &[u32]) -> anyhow::Result<()> {
+fn check(opened: &Opened, arguments: &Arguments, prompt: &[u32]) -> anyhow::Result<()> {
     let config = &opened.checkpoint.config;
     // A prompt that is nothing but the beginning is as empty as none.
     let only_bos = arguments.ids.is_none() && prompt.iter().all(|token| Some(*token) == config.bos);

@@ -10,3 +10,4 @@ pub mod inspect;
 pub mod kernels;
 pub mod pull;
 pub mod quantize;
+pub mod serve;

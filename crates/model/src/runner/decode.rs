@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     Error, Result, Sampling,
-    bucket::{bucket, full_bucket_below},
+    bucket::{bucket, buckets},
     pages::Sequence,
     state::MAX_STEPS,
 };
@@ -97,7 +97,7 @@ impl Runner {
     /// a bucket has rows take the time of the next one: then they had better take turns.
     pub fn at_once(&self, sequences: usize) -> usize {
         let step = |rows: usize| self.runs.get(&rows).map(|(_, step)| *step);
-        let below = full_bucket_below(sequences);
+        let below = buckets(sequences).filter(|rows| *rows < sequences).last();
         pace::at_once(sequences, step(bucket(sequences)), below.and_then(|below| Some((below, step(below)?))))
     }
 
@@ -246,7 +246,7 @@ impl Runner {
             last = Some(self.model.device.submit(&programs[range])?);
         }
         if let Some(ticket) = last {
-            self.model.device.wait(ticket, TIMEOUT)?;
+            self.model.device.wait(ticket, self.step_time)?;
         }
         Ok(start.elapsed())
     }

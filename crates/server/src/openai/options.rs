@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::fmt::Display;
 
+use engine::Sampling;
 use serde::Deserialize;
 use serde::de::{self, Deserializer, SeqAccess, Visitor};
 use serde_json::Value;
 use utoipa::ToSchema;
 
 use crate::error::Error;
-use crate::seam::Sampling;
 
 /// Stop strings that a request may have.
 pub(crate) const MAX_STOPS: usize = 4;

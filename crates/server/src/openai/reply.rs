@@ -3,8 +3,6 @@
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::seam;
-
 /// Why there is no answer.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct ErrorBody {
@@ -78,7 +76,7 @@ struct PromptDetails {
 
 impl Usage {
     /// Adds an answer's tokens, and its prompt's where no other answer has the same.
-    pub(crate) fn add(&mut self, usage: seam::Usage, prompt: bool) {
+    pub(crate) fn add(&mut self, usage: engine::Usage, prompt: bool) {
         if prompt {
             self.prompt_tokens += u64::from(usage.prompt);
             self.prompt_tokens_details.cached_tokens += u64::from(usage.cached);

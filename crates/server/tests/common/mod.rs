@@ -7,11 +7,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use serde_json::{Value, json};
-use server::{
-    Answer, Config, Event, Failure, Finish, Generator, Handle, Model, Pages, Refused, Request, Sampling,
-    Server, Status, Token, Usage,
+use engine::{
+    Answer, Event, Failure, Finish, Pages, Refused, Request, Sampling, Status, Token, Usage, testing,
 };
+use futures_util::future::{BoxFuture, FutureExt};
+use serde_json::{Value, json};
+use server::{Config, Gauge, Generator, Handle, Model, Server};
 use text::{ChatTemplate, Kind, Tokenizer, Vocabulary};
 
 pub const MODEL: &str = "tiny/gemma";
@@ -66,6 +67,10 @@ pub struct Mock {
     pub status: Mutex<Status>,
     pub unready: Mutex<Option<String>>,
     pub context: u32,
+    /// Whether the GPU answers a probe.
+    pub answers: bool,
+    /// Before an answer is begun.
+    pub wait: Duration,
     /// What was asked for.
     pub seen: Mutex<Vec<Request>>,
     /// Answers that are being made.
@@ -84,9 +89,11 @@ impl Mock {
             failure: None,
             panics: false,
             refusal: Mutex::default(),
-            status: Mutex::new(Status { pages: Pages { free: 93, total: 100 }, ..Status::default() }),
+            status: Mutex::new(Status { pages: Pages { free: 93, cached: 5, total: 100 }, ..Status::default() }),
             unready: Mutex::default(),
             context: 256,
+            answers: true,
+            wait: Duration::ZERO,
             seen: Mutex::default(),
             live: Arc::default(),
         }
@@ -100,7 +107,7 @@ impl Generator for Mock {
         }
         assert!(!self.panics, "asked to panic");
         self.seen.lock().unwrap().push(request.clone());
-        let (sender, answer) = Answer::channel();
+        let (sender, answer) = testing::answer();
         let mut script = self.script.clone();
         if request.sampling.temperature > 0.0 && !script.is_empty() {
             let start = request.sampling.seed as usize % script.len();
@@ -108,9 +115,11 @@ impl Generator for Mock {
         }
         let most = request.most.get();
         let (delay, failure, live) = (self.delay, self.failure.clone(), self.live.clone());
+        let wait = self.wait;
         live.fetch_add(1, Ordering::SeqCst);
         tokio::spawn(async move {
             let work = async {
+                tokio::time::sleep(wait).await;
                 let _ = sender.send(Event::Started { cached: CACHED });
                 for (id, made) in script.iter().zip(0..most) {
                     if failure.as_ref().is_some_and(|(after, _)| *after == made) {
@@ -140,6 +149,21 @@ impl Generator for Mock {
         Ok(answer)
     }
 
+    fn refuses(&self) -> Option<Refused> {
+        let refusal = self.refusal.lock().unwrap().clone();
+        refusal.filter(|refusal| matches!(refusal, Refused::QueueFull { .. }))
+    }
+
+    fn gauges(&self) -> Vec<Gauge> {
+        let card = |card: &str, value| Gauge {
+            name: "gpu_busy_percent",
+            help: "How busy",
+            label: Some(("card", card.to_owned())),
+            value,
+        };
+        vec![card("card0", 12.5), card("card1", 0.0)]
+    }
+
     fn status(&self) -> Status {
         self.status.lock().unwrap().clone()
     }
@@ -150,6 +174,13 @@ impl Generator for Mock {
 
     fn context(&self) -> u32 {
         self.context
+    }
+
+    fn probe(&self) -> BoxFuture<'_, bool> {
+        match self.answers {
+            true => async { true }.boxed(),
+            false => std::future::pending().boxed(),
+        }
     }
 }
 
@@ -195,18 +226,38 @@ impl Fixture {
     }
 
     pub fn serving(mock: Mock, config: Config, template: Option<ChatTemplate>) -> Fixture {
+        let mock = Arc::new(mock);
+        Fixture::start(mock.clone(), mock, config, template)
+    }
+
+    /// Over another generator; the mock is not asked.
+    pub fn over(
+        mock: Mock,
+        generator: Arc<dyn Generator>,
+        config: Config,
+        template: Option<ChatTemplate>,
+    ) -> Fixture {
+        Fixture::start(Arc::new(mock), generator, config, template)
+    }
+
+    fn start(
+        mock: Arc<Mock>,
+        generator: Arc<dyn Generator>,
+        config: Config,
+        template: Option<ChatTemplate>,
+    ) -> Fixture {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-        let mock = Arc::new(mock);
         let model = Model {
             id: MODEL.to_owned(),
             created: 1_700_000_000,
+            ends: tokenizer().ends().to_vec(),
             tokenizer: tokenizer(),
             template,
-            sampling: Sampling::default(),
+            sampling: Sampling { temperature: 1.0, ..Sampling::default() },
         };
         let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-        let server = runtime.block_on(Server::bind(any, config, model, mock.clone())).expect("a free port");
+        let server = runtime.block_on(Server::bind(any, config, model, generator)).expect("a free port");
         let (address, handle) = (server.address().unwrap(), server.handle());
         let running = Some(runtime.spawn(server.run()));
         let agent = ureq::Agent::config_builder()

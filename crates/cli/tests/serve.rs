@@ -1,0 +1,380 @@
+//! The real server with a tiny model: from its start over lost devices to its end.
+
+mod common;
+
+use std::{
+    io::{BufRead, BufReader, Read, Write},
+    net::TcpStream,
+    path::Path,
+    process::{Child, Command, ExitStatus, Stdio},
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use common::{indrik, stderr, stdout};
+use serde_json::{Value, json};
+
+/// Tokens of the longest answer.
+const MOST: u32 = 490;
+
+/// Anything takes less on a busy machine.
+const LONG: Duration = Duration::from_secs(60);
+
+fn tiny() -> String {
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures");
+    fixtures.join("gguf_q8_0/model.gguf").display().to_string()
+}
+
+fn has_device() -> bool {
+    let found = indrik(&["devices"]).output().unwrap().status.success();
+    if !found {
+        testkit::missing("a Vulkan device");
+    }
+    found
+}
+
+/// `indrik serve` with the tiny model on a free port.
+fn serve(arguments: &[&str]) -> Command {
+    let model = tiny();
+    let first = ["serve", "-m", &model, "--name", "tiny", "--port", "0", "--context", "512", "--json"];
+    let mut command = indrik(&[&first, arguments].concat());
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+struct Served {
+    child: Child,
+    /// Host and port.
+    address: String,
+    log: Option<JoinHandle<String>>,
+    /// What it said of itself.
+    said: Value,
+}
+
+impl Served {
+    fn start(command: &mut Command) -> Served {
+        let mut child = command.spawn().unwrap();
+        let mut errors = child.stderr.take().unwrap();
+        let log = std::thread::spawn(move || {
+            let mut text = String::new();
+            errors.read_to_string(&mut text).unwrap();
+            text
+        });
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        if line.is_empty() {
+            child.wait().unwrap();
+            panic!("no start: {}", log.join().unwrap());
+        }
+        let said: Value = serde_json::from_str(&line).unwrap();
+        let address = said["url"].as_str().unwrap().strip_prefix("http://").unwrap().to_owned();
+        Served { child, address, log: Some(log), said }
+    }
+
+    fn connect(&self) -> TcpStream {
+        let stream = TcpStream::connect(&self.address).unwrap();
+        stream.set_read_timeout(Some(LONG)).unwrap();
+        stream
+    }
+
+    fn send(&self, method: &str, path: &str, body: &str) -> BufReader<TcpStream> {
+        let mut stream = self.connect();
+        let length = body.len();
+        write!(
+            stream,
+            "{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
+        )
+        .unwrap();
+        write!(stream, "Content-Length: {length}\r\n\r\n{body}").unwrap();
+        BufReader::new(stream)
+    }
+
+    /// The status and the body of an answer that is sent whole.
+    fn ask(&self, method: &str, path: &str, body: &str) -> (u16, String) {
+        let mut text = String::new();
+        self.send(method, path, body).read_to_string(&mut text).unwrap();
+        let (head, body) = text.split_once("\r\n\r\n").unwrap();
+        (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
+    }
+
+    fn complete(&self, body: &Value) -> Value {
+        let (status, text) = self.ask("POST", "/v1/completions", &body.to_string());
+        assert_eq!(status, 200, "{text}");
+        serde_json::from_str(&text).unwrap()
+    }
+
+    fn metric(&self, name: &str) -> u64 {
+        let (_, text) = self.ask("GET", "/metrics", "");
+        let line = text.lines().find(|line| line.split(' ').next() == Some(name));
+        line.and_then(|line| line.split(' ').nth(1)?.parse().ok())
+            .unwrap_or_else(|| panic!("no {name}: {text}"))
+    }
+
+    fn signal(&self, name: &str) {
+        let id = self.child.id().to_string();
+        assert!(Command::new("kill").args([name, &id]).status().unwrap().success());
+    }
+
+    /// Waits for its end; says how it ended, and what it had said.
+    fn end(mut self) -> (ExitStatus, String) {
+        let until = Instant::now() + LONG;
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return (status, self.log.take().unwrap().join().unwrap());
+            }
+            assert!(Instant::now() < until, "it does not end");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        // Nothing where it has ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn greedy(most: u32, more: Value) -> Value {
+    let mut body = json!({ "model": "tiny", "prompt": "the cat sat", "max_tokens": most, "temperature": 0 });
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    body
+}
+
+#[test]
+fn a_model_is_served_whole_and_as_a_stream_until_sigterm() {
+    if !has_device() {
+        return;
+    }
+    let server = Served::start(&mut serve(&["--queue", "3"]));
+    assert_eq!((&server.said["model"], &server.said["context"]), (&json!("tiny"), &json!(512)));
+    assert_eq!(server.ask("GET", "/health", "").0, 200);
+    assert_eq!(server.ask("GET", "/ready", ""), (200, r#"{"status":"ready"}"#.to_owned()));
+    let whole = server.complete(&greedy(24, json!({})));
+    let text = whole["choices"][0]["text"].as_str().unwrap();
+    assert_eq!(whole["usage"]["completion_tokens"], 24);
+
+    // The same by the command line.
+    let arguments = ["generate", "-m", &tiny(), "-p", "the cat sat", "-n", "24"];
+    assert_eq!(stdout(&indrik(&arguments).output().unwrap()).trim_end_matches('\n'), text);
+
+    let mut streamed = String::new();
+    let mut done = false;
+    for line in
+        server.send("POST", "/v1/completions", &greedy(24, json!({ "stream": true })).to_string()).lines()
+    {
+        match line.unwrap().strip_prefix("data: ") {
+            Some("[DONE]") => done = true,
+            Some(data) => {
+                let chunk: Value = serde_json::from_str(data).unwrap();
+                streamed += chunk["choices"][0]["text"].as_str().unwrap_or_default();
+            }
+            None => {}
+        }
+    }
+    assert!(done);
+    assert_eq!(streamed, text);
+
+    // Settings of sampling reach the GPU: the same seed again, another one, and a token that is all but forced.
+    let drawn =
+        |seed| server.complete(&greedy(24, json!({ "temperature": 1.5, "seed": seed })))["choices"].take();
+    assert_eq!(drawn(1), drawn(1));
+    assert_ne!(drawn(1), drawn(2));
+    let biased = |more: Value| server.complete(&greedy(8, more))["choices"][0]["text"].take();
+    assert_eq!(
+        biased(json!({ "logit_bias": { "70": 100 } })),
+        biased(json!({ "logit_bias": { "70": 100 }, "seed": 9 }))
+    );
+    assert_ne!(biased(json!({ "logit_bias": { "70": 100 } })), biased(json!({})));
+    assert_ne!(biased(json!({ "frequency_penalty": 2, "repetition_penalty": 5 })), biased(json!({})));
+
+    // A chat, and a client's word for a turn's end in it.
+    let says = |content: &str| {
+        let body =
+            json!({ "model": "tiny", "messages": [{ "role": "user", "content": content }], "max_tokens": 4 });
+        let (status, text) = server.ask("POST", "/v1/chat/completions", &body.to_string());
+        assert_eq!(status, 200, "{text}");
+        serde_json::from_str::<Value>(&text).unwrap()["usage"]["prompt_tokens"].as_u64().unwrap()
+    };
+    assert!(says("a <end_of_turn>") > says("a") + 2);
+
+    assert_eq!(
+        server.metric("indrik_first_token_seconds_count"),
+        server.metric("indrik_answers_total{end=\"finished\"}")
+    );
+    assert_eq!(server.metric("indrik_kv_pages_taken"), 0);
+    assert!(server.metric("indrik_resident_bytes") > 1 << 20);
+    server.signal("-TERM");
+    let (status, log) = server.end();
+    assert_eq!(status.code(), Some(0), "{log}");
+    for word in [
+        "queue 3 (flag)",
+        "llvmpipe",
+        "pages of",
+        "is ready at http://127.0.0.1:",
+        "answer_tokens=24",
+        "total_ms=",
+    ] {
+        assert!(log.contains(word), "no {word} in {log}");
+    }
+    assert!(!log.contains("the cat sat"), "{log}");
+}
+
+#[test]
+fn what_runs_at_sigterm_is_finished_and_a_second_one_ends_it() {
+    if !has_device() {
+        return;
+    }
+    for second in [false, true] {
+        let server = Served::start(&mut serve(&["--log-prompts"]));
+        // Many answers where they are to be cut off, so that they surely are; no token ends one before its length.
+        let ends = json!({ "1": -100, "106": -100 });
+        let n = if second { 16 } else { 1 };
+        let long = greedy(MOST, json!({ "stream": true, "logit_bias": ends, "n": n }));
+        let mut lines = server.send("POST", "/v1/completions", &long.to_string()).lines();
+        assert!(lines.any(|line| line.unwrap().starts_with("data: ")));
+        server.signal("-TERM");
+        let started = Instant::now();
+        while TcpStream::connect(&server.address).is_ok() {
+            assert!(started.elapsed() < LONG, "new requests are taken");
+        }
+        if second {
+            server.signal("-TERM");
+        }
+        let rest: Vec<String> = lines.map_while(Result::ok).collect();
+        let whole = rest.iter().any(|line| line == "data: [DONE]");
+        let (status, log) = server.end();
+        assert_eq!((whole, status.code()), (!second, Some(i32::from(second))), "{log}");
+        assert!(log.contains("the cat sat"), "{log}");
+        if second {
+            assert!(log.contains("a second signal came"), "{log}");
+        } else {
+            assert!(log.contains(&format!("answer_tokens={MOST}")), "{log}");
+        }
+    }
+}
+
+#[test]
+fn a_lost_device_changes_no_answer() {
+    if !has_device() {
+        return;
+    }
+    let body = greedy(100, json!({ "frequency_penalty": 0.5 }));
+    let whole = Served::start(&mut serve(&[])).complete(&body)["choices"].take();
+    // Every device that is opened is lost after so many submissions: loading takes some of them, and each answer a few.
+    let server = Served::start(serve(&[]).env("INDRIK_FAULT", "device-lost@60"));
+    let mut answers = 0;
+    while server.metric("indrik_set_back_total") < 3 {
+        assert_eq!(server.complete(&body)["choices"], whole);
+        answers += 1;
+        assert!(answers < 200, "no device is lost");
+    }
+    assert!(server.metric("indrik_device_losses_total") >= 3);
+    assert_eq!(server.metric("indrik_answers_total{end=\"failed\"}"), 0);
+    assert_eq!(server.ask("GET", "/ready", "").0, 200);
+    server.signal("-INT");
+    let (status, log) = server.end();
+    assert_eq!(status.code(), Some(0), "{log}");
+    assert!(log.contains("the device is back"), "{log}");
+}
+
+#[test]
+fn a_step_that_does_not_come_back_is_a_lost_device() {
+    if !has_device() {
+        return;
+    }
+    // No step of a long prompt is as fast as that on a CPU.
+    let server = Served::start(&mut serve(&["--step-time", "1ms"]));
+    let body = greedy(4, json!({ "prompt": "the cat sat ".repeat(30) }));
+    let (status, text) = server.ask("POST", "/v1/completions", &body.to_string());
+    assert!(status == 503 && text.contains("device_lost"), "{status} {text}");
+    assert!(server.metric("indrik_device_losses_total") >= 3);
+    assert_eq!(server.ask("GET", "/health", "").0, 200);
+    server.signal("-TERM");
+    let (status, log) = server.end();
+    assert_eq!(status.code(), Some(0), "{log}");
+}
+
+/// That it does not start, and what it says then.
+fn refused(command: &mut Command) -> String {
+    let output = command.output().unwrap();
+    assert!(!output.status.success());
+    stderr(&output)
+}
+
+#[test]
+fn what_is_wrong_with_the_settings_is_said_before_anything_is_loaded() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("settings.toml");
+    let config = file.to_str().unwrap();
+    for (text, words) in [
+        ("queue = 5\nqueu-time = 3\n", &["settings.toml", "queu-time", "line 2"][..]),
+        ("request-time = \"soon\"\n", &["soon", "line 1"]),
+        ("port = \n", &["line 1"]),
+    ] {
+        std::fs::write(&file, text).unwrap();
+        let said = refused(&mut serve(&["--config", config]));
+        assert!(words.iter().all(|word| said.contains(word)), "{text}: {said}");
+    }
+    let says = |arguments: &[&str], word: &str| {
+        let said = refused(&mut serve(arguments));
+        assert!(said.contains(word), "{arguments:?}: {said}");
+    };
+    says(&["--config", "/nowhere.toml"], "/nowhere.toml");
+    says(&["--queue-time", "soon"], "'soon' is no time");
+    says(&["--api-key-file", "/nowhere.txt"], "/nowhere.txt");
+    says(&["--positions", "100"], "--positions is 100");
+    let empty = folder.path().join("keys.txt");
+    std::fs::write(&empty, "\n").unwrap();
+    says(&["--api-key-file", empty.to_str().unwrap()], "holds no key");
+    let said = refused(&mut indrik(&["serve", "-m", "no-such-model"]));
+    assert!(said.contains("no-such-model"), "{said}");
+    let said = refused(&mut indrik(&["serve"]));
+    assert!(said.contains("-m"), "{said}");
+
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let said = refused(&mut indrik(&["serve", "-m", &tiny(), "--port", &port]));
+    assert!(said.contains("--port") && said.contains(&port), "{said}");
+}
+
+#[test]
+fn the_environment_and_a_file_set_what_flags_do_not() {
+    if !has_device() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let (file, keys) = (folder.path().join("settings.toml"), folder.path().join("keys.txt"));
+    std::fs::write(&keys, "first\n\n second \n").unwrap();
+    std::fs::write(
+        &file,
+        format!("sequences = 2\nbody-size = \"1KiB\"\nqueue = 7\napi-key-file = {keys:?}\n"),
+    )
+    .unwrap();
+    let mut command = serve(&["--queue", "9", "--config", file.to_str().unwrap()]);
+    let server = Served::start(command.env("INDRIK_SEQUENCES", "3").env("INDRIK_DRAIN_TIME", "5s"));
+    assert_eq!(server.said["sequences"], 3);
+    assert_eq!(server.ask("GET", "/v1/models", "").0, 401);
+    let mut stream = server.connect();
+    write!(
+        stream,
+        "GET /v1/models HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAuthorization: Bearer second\r\n\r\n"
+    )
+    .unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    assert!(text.starts_with("HTTP/1.1 200 ") && text.contains("\"tiny\""), "{text}");
+    server.signal("-TERM");
+    let (_, log) = server.end();
+    let set = log.lines().find(|line| line.starts_with("set ")).unwrap();
+    for word in [
+        "queue 9 (flag)",
+        "sequences 3 (environment)",
+        "body-size 1KiB (file)",
+        "drain-time 5s (environment)",
+    ] {
+        assert!(set.contains(word), "{set}");
+    }
+    assert!(!log.contains("first") && !log.contains("second"), "{log}");
+}
