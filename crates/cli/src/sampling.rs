@@ -48,6 +48,7 @@ impl SamplingArguments {
             frequency: self.frequency_penalty.unwrap_or(defaults.frequency),
             seed: self.seed.unwrap_or_else(random_seed),
             biases: self.logit_bias.clone(),
+            top: 0,
         }
     }
 }

@@ -92,7 +92,7 @@ impl Scenario<'_> {
             tokens.iter().map(|tokens| vec![tokens[tokens.len() - 1]]).chain(last.drain(..)).collect();
         decode(&mut runner, &mut sequences, &self.samplings, &mut ends, 7);
         for (tokens, end) in tokens.iter_mut().zip(&ends) {
-            tokens.extend(&end[1..]);
+            tokens.extend_from_slice(&end[1..]);
         }
         tokens.push(ends.remove(3));
         tokens

@@ -49,6 +49,7 @@ const DEFAULTS: Sampling = Sampling {
     frequency: 0.0,
     seed: 0,
     biases: vec![],
+    top: 0,
 };
 
 const DEFAULT_CONTEXT: u32 = 8192;
