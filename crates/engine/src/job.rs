@@ -101,8 +101,12 @@ impl Job {
         let Some(guide) = self.request.grammar.as_mut().filter(|_| !self.mask_holds) else { return Ok(()) };
         self.mask.resize(vocab.div_ceil(32) as usize, 0);
         guide.mask(&mut self.mask).map_err(Failure::Grammar)?;
+        for token in self.request.sampling.bans() {
+            self.mask[token as usize / 32] &= !(1 << (token % 32));
+        }
         if self.mask.iter().all(|word| *word == 0) {
-            return Err(Failure::Grammar("the grammar allows no token to follow".into()));
+            let text = "the grammar, with the tokens that are banned by logit biases, allows none to follow";
+            return Err(Failure::Grammar(text.into()));
         }
         self.mask_holds = true;
         Ok(())

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use kernels::sample::{Bias, Form, MAX_BIASES, MAX_TOP, Params};
+use kernels::sample::{BAN, Bias, Form, MAX_BIASES, MAX_TOP, Params};
 use serde::Serialize;
 
 use crate::{Error, Result};
@@ -89,6 +89,11 @@ impl Sampling {
     /// Whether it asks which tokens there were.
     pub fn has_penalties(&self) -> bool {
         self.params().penalties()
+    }
+
+    /// The tokens that its biases ban.
+    pub fn bans(&self) -> impl Iterator<Item = u32> {
+        self.unique_biases().into_iter().filter(|bias| bias.bias <= BAN).map(|bias| bias.token)
     }
 
     /// What it needs of the kernel.

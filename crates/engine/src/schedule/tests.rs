@@ -400,12 +400,19 @@ fn a_grammar_that_fails_ends_its_own_request_with_its_words() {
         assert_eq!(last, Event::Failed(Failure::Grammar(format!("no more than {tokens} tokens"))));
     }
     assert_eq!(listen(&mut answers[0]).0, stage.alone(&free).0);
-    // A grammar that leaves nothing says so.
+    // Where nothing is left, by itself or since the rest is banned, that is said.
     let nothing = Every { seen: 1, end: Some(0), ..Every::new(VOCAB) };
-    let mut answer = stage.submit(&Request { grammar: Some(Box::new(nothing)), ..request(1, 8, 4) });
-    stage.finish();
-    let text = "the grammar allows no token to follow".to_string();
-    assert_eq!(listen(&mut answer), (vec![], Event::Failed(Failure::Grammar(text))));
+    let bans = Sampling { biases: vec![(0, -100.0), (63, -100.0)], ..Sampling::default() };
+    for (grammar, sampling) in [(nothing, Sampling::default()), (Every::new(63), bans)] {
+        let request = Request { grammar: Some(Box::new(grammar)), sampling, ..request(1, 8, 4) };
+        let mut answer = stage.submit(&request);
+        stage.finish();
+        let (told, last) = listen(&mut answer);
+        assert!(
+            told.is_empty()
+                && matches!(&last, Event::Failed(Failure::Grammar(text)) if text.contains("none to follow"))
+        );
+    }
 }
 
 #[test]
