@@ -46,6 +46,7 @@ pub const RECOMMENDED: Sampling = Sampling {
     frequency: 0.0,
     seed: 0,
     biases: vec![],
+    top: 0,
 };
 
 impl SamplingArguments {
@@ -61,6 +62,7 @@ impl SamplingArguments {
             frequency: self.frequency_penalty.unwrap_or(defaults.frequency),
             seed: self.seed.unwrap_or_else(random_seed),
             biases: self.logit_bias.clone(),
+            top: 0,
         }
     }
 }

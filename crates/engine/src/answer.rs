@@ -10,18 +10,20 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use crate::Failure;
 
 /// A token of an answer.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Token {
     /// Which one.
     pub id: u32,
     /// The logarithm of the probability that the model gave it.
     pub logprob: f32,
+    /// As many of the most probable tokens as were asked for, the most probable first, with the same of theirs.
+    pub top: Vec<(u32, f32)>,
 }
 
 /// Why an answer is whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finish {
-    /// The model ended it.
+    /// The model ended it, or nothing can follow by its grammar.
     End,
     /// It has as many tokens as were asked for.
     Length,

@@ -27,6 +27,8 @@ pub struct Next<'a, S> {
     pub token: u32,
     /// How the one after it is chosen.
     pub sampling: &'a Sampling,
+    /// The tokens that it may be, a bit each; any where there is none.
+    pub mask: Option<&'a [u32]>,
 }
 
 /// A part of what a sequence has to read.
@@ -37,6 +39,8 @@ pub struct Chunk<'a, S> {
     pub tokens: &'a [u32],
     /// How the token after the prompt is chosen.
     pub sampling: &'a Sampling,
+    /// The tokens that it may be, a bit each; any where there is none.
+    pub mask: Option<&'a [u32]>,
     /// The prompt ends here: the token after it is chosen.
     pub last: bool,
 }
@@ -97,7 +101,7 @@ pub trait Backend: Send + 'static {
     ) -> Result<Mixed, Fault>;
 
     /// Up to `most` more tokens for each that writes: at least one step, each with a token for every one of them. The step in which the
-    /// first of them meets one of its `ends` is the last.
+    /// first of them meets one of its `ends` is the last. Where one has a mask, `most` is 1.
     fn run(
         &mut self,
         writing: &mut [Next<'_, Self::Sequence>],

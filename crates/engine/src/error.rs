@@ -50,6 +50,9 @@ pub enum Failure {
          --selftest`)"
     )]
     NotFinite,
+    /// Its grammar cannot be followed any further.
+    #[error("{0}")]
+    Grammar(String),
     /// Anything else; a bug.
     #[error("{0}")]
     Internal(String),

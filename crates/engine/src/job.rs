@@ -18,6 +18,9 @@ pub(crate) struct Job {
     /// Tokens of the prompt that needed no reading.
     pub cached: u32,
     pub written: Vec<u32>,
+    /// The tokens that its grammar allows next, and whether that is so still.
+    mask: Vec<u32>,
+    mask_holds: bool,
     /// When the last token was handed out.
     pub told: Instant,
 }
@@ -32,7 +35,18 @@ pub(crate) enum Ending {
 impl Job {
     pub fn new(number: u64, request: Request, events: UnboundedSender<Event>) -> Self {
         let now = Instant::now();
-        Self { number, request, events, arrived: now, started: false, cached: 0, written: vec![], told: now }
+        Self {
+            number,
+            request,
+            events,
+            arrived: now,
+            started: false,
+            cached: 0,
+            written: vec![],
+            mask: vec![],
+            mask_holds: false,
+            told: now,
+        }
     }
 
     /// Whether it ends from outside: nobody waits for it any more, or nobody should.
@@ -62,15 +76,45 @@ impl Job {
         if self.request.ends.contains(&sampled.token) {
             return Some(Ending::Finished(Finish::End));
         }
+        self.mask_holds = false;
+        if let Some(guide) = &mut self.request.grammar
+            && let Err(text) = guide.accept(sampled.token)
+        {
+            return Some(Ending::Failed(Failure::Grammar(text)));
+        }
         self.written.push(sampled.token);
-        let token = Token { id: sampled.token, logprob: sampled.logprob };
-        if self.events.send(Event::Token(token)).is_err() {
+        let Sampled { token: id, logprob, top } = sampled;
+        if self.events.send(Event::Token(Token { id, logprob, top })).is_err() {
             return Some(Ending::Cancelled);
+        }
+        if self.request.grammar.as_ref().is_some_and(|guide| guide.is_over()) {
+            return Some(Ending::Finished(Finish::End));
         }
         if self.left() == 0 {
             return Some(Ending::Finished(Finish::Length));
         }
         (self.len() >= context as usize).then_some(Ending::Finished(Finish::Context))
+    }
+
+    /// Finds the tokens that its grammar allows next, if it has one and they are not known.
+    pub fn look_ahead(&mut self, vocab: u32) -> Result<(), Failure> {
+        let Some(guide) = self.request.grammar.as_mut().filter(|_| !self.mask_holds) else { return Ok(()) };
+        self.mask.resize(vocab.div_ceil(32) as usize, 0);
+        guide.mask(&mut self.mask).map_err(Failure::Grammar)?;
+        for token in self.request.sampling.bans() {
+            self.mask[token as usize / 32] &= !(1 << (token % 32));
+        }
+        if self.mask.iter().all(|word| *word == 0) {
+            let text = "the grammar, with the tokens that are banned by logit biases, allows none to follow";
+            return Err(Failure::Grammar(text.into()));
+        }
+        self.mask_holds = true;
+        Ok(())
+    }
+
+    /// The tokens that may come next, after [`Job::look_ahead`]; any where it has no grammar.
+    pub fn mask(&self) -> Option<&[u32]> {
+        self.mask_holds.then_some(&self.mask)
     }
 
     /// Tokens that it may still write.
@@ -107,6 +151,7 @@ impl<S> Writing<S> {
     pub fn next(&mut self) -> (Next<'_, S>, &[u32]) {
         let Self { job, sequence } = self;
         let token = job.written.last().copied().unwrap_or_default();
-        (Next { sequence, token, sampling: &job.request.sampling }, &job.request.ends)
+        let next = Next { sequence, token, sampling: &job.request.sampling, mask: job.mask() };
+        (next, &job.request.ends)
     }
 }

@@ -31,3 +31,4 @@ pub use model::{Mixed, Sampled, Sampling};
 pub use request::Request;
 pub use runner::Gpu;
 pub use status::{Pages, Status, Times};
+pub use text::Guide;

@@ -3,6 +3,7 @@
 use std::{num::NonZeroU32, time::Instant};
 
 use model::Sampling;
+use text::Guide;
 
 use crate::{Bounds, Refused};
 
@@ -17,6 +18,8 @@ pub struct Request {
     pub sampling: Sampling,
     /// Tokens that end the answer; they are not part of it.
     pub ends: Vec<u32>,
+    /// What the answer must look like. It decides where an answer may end, with tokens that should be among `ends`.
+    pub grammar: Option<Box<dyn Guide>>,
     /// When the answer is of no use any more.
     pub deadline: Option<Instant>,
 }
@@ -24,7 +27,7 @@ pub struct Request {
 impl Request {
     /// A greedy answer of at most so many tokens, whenever it comes.
     pub fn new(prompt: Vec<u32>, most: NonZeroU32) -> Self {
-        Self { prompt, most, sampling: Sampling::default(), ends: vec![], deadline: None }
+        Self { prompt, most, sampling: Sampling::default(), ends: vec![], grammar: None, deadline: None }
     }
 
     /// Whether it can be done at all.

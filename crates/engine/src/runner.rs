@@ -68,6 +68,12 @@ fn rows<'a>(writing: &'a mut [Next<'_, Sequence>]) -> Vec<model::Next<'a>> {
     writing.iter_mut().map(row).collect()
 }
 
+/// Their masks, in the same order, and that of a chunk whose token is chosen too. None at all where nobody has one.
+fn masks<'a>(writing: &[Next<'a, Sequence>], first: Option<Option<&'a [u32]>>) -> Vec<Option<&'a [u32]>> {
+    let all: Vec<_> = writing.iter().map(|next| next.mask).chain(first).collect();
+    if all.iter().any(Option::is_some) { all } else { vec![] }
+}
+
 /// Gives back pages that were taken for positions which did not come.
 fn give_back(runner: &Runner, sequence: &mut Sequence) {
     let len = sequence.len();
@@ -113,9 +119,10 @@ impl Backend for Gpu {
         chunk: Chunk<'_, Sequence>,
     ) -> Result<Mixed, Fault> {
         let runner = self.runner()?;
-        let Chunk { sequence, tokens, sampling, last } = chunk;
+        let Chunk { sequence, tokens, sampling, mask, last } = chunk;
+        let masks = masks(writing, last.then_some(mask));
         let part = model::Chunk { sequence: &mut *sequence, tokens, sampling, last };
-        let mixed = runner.mixed(&mut rows(writing), part);
+        let mixed = runner.mixed_masked(&mut rows(writing), part, &masks);
         if mixed.is_err() {
             let sequences = writing.iter_mut().map(|next| &mut *next.sequence).chain([sequence]);
             sequences.for_each(|sequence| give_back(runner, sequence));
@@ -130,7 +137,11 @@ impl Backend for Gpu {
         ends: &[&[u32]],
     ) -> Result<Vec<Vec<Sampled>>, Fault> {
         let runner = self.runner()?;
-        let steps = runner.decode_run(&mut rows(writing), most, ends);
+        let masks = masks(writing, None);
+        let steps = match masks.is_empty() {
+            true => runner.decode_run(&mut rows(writing), most, ends),
+            false => runner.decode_masked(&mut rows(writing), &masks).map(|step| vec![step]),
+        };
         if steps.is_err() {
             writing.iter_mut().for_each(|next| give_back(runner, next.sequence));
         }

@@ -112,6 +112,7 @@ impl<B: Backend> Scheduler<B> {
         self.probe();
         if !self.lost {
             self.admit();
+            self.look_ahead();
             self.step();
         }
         self.publish();
@@ -200,6 +201,22 @@ impl<B: Backend> Scheduler<B> {
         }
     }
 
+    /// Finds the tokens that may come next, where an answer follows a grammar. Who cannot go on is ended.
+    fn look_ahead(&mut self) {
+        let vocab = self.shared.bounds.vocab;
+        for mut writing in mem::take(&mut self.writing) {
+            let failure = writing.job.look_ahead(vocab).err();
+            self.go_on(writing, failure.map(Ending::Failed));
+        }
+        let reading = self.reading.as_mut().map(|reading| reading.job.look_ahead(vocab));
+        if let Some(Err(failure)) = reading
+            && let Some(Reading { job, .. }) = self.reading.take()
+        {
+            self.end(job, Ending::Failed(failure));
+            self.full = false;
+        }
+    }
+
     /// One step, or a run of them.
     fn step(&mut self) {
         let result = match (&self.reading, self.writing.is_empty()) {
@@ -232,12 +249,13 @@ impl<B: Backend> Scheduler<B> {
         // What was written before is not chosen again.
         let last = tokens.len() == rest.len() && reading.job.written.is_empty();
         let read = tokens.len();
-        let chunk = Chunk { sequence: &mut reading.sequence, tokens, sampling: reading.job.sampling(), last };
+        let (sampling, mask) = (reading.job.sampling(), reading.job.mask());
+        let chunk = Chunk { sequence: &mut reading.sequence, tokens, sampling, mask, last };
         let mut next: Vec<_> = writing.iter_mut().map(|writing| writing.next().0).collect();
         let mixed = self.backend.mixed(&mut next, chunk)?;
         self.status.steps += 1;
         if writers > 0 {
-            self.hand_out(&[mixed.decoded]);
+            self.hand_out(vec![mixed.decoded]);
         }
         self.has_read(read, mixed.first);
         Ok(())
@@ -248,14 +266,17 @@ impl<B: Backend> Scheduler<B> {
         let context = self.shared.bounds.context as usize;
         let left = |writing: &Writing<B::Sequence>| writing.job.left().min(context - writing.job.len());
         let most = self.writing.iter().map(left).min().unwrap_or(1);
-        let most = most.min(self.backend.steps(self.writing.len())).max(1);
+        // What a grammar allows next depends on what came before: only the host knows, and not before the step is done.
+        let guided = self.writing.iter().any(|writing| writing.job.mask().is_some());
+        let steps = if guided { 1 } else { self.backend.steps(self.writing.len()) };
+        let most = most.min(steps).max(1);
         let steps = match self.run_of(most) {
             // A run takes the pages of all its steps at once. For one step there may be enough.
             Err(Fault::NoPage) if most > 1 => self.run_of(1),
             steps => steps,
         }?;
         self.status.steps += steps.len() as u64;
-        self.hand_out(&steps);
+        self.hand_out(steps);
         Ok(())
     }
 
@@ -265,22 +286,23 @@ impl<B: Backend> Scheduler<B> {
     }
 
     /// Gives everyone who writes its tokens of some steps.
-    fn hand_out(&mut self, steps: &[Vec<Sampled>]) {
-        for (row, writing) in mem::take(&mut self.writing).into_iter().enumerate() {
-            let sampled: Vec<Sampled> = steps.iter().map(|step| step[row]).collect();
-            self.hand_to(writing, &sampled);
+    fn hand_out(&mut self, steps: Vec<Vec<Sampled>>) {
+        let mut steps: Vec<_> = steps.into_iter().map(Vec::into_iter).collect();
+        for writing in mem::take(&mut self.writing) {
+            let sampled = steps.iter_mut().filter_map(Iterator::next).collect();
+            self.hand_to(writing, sampled);
         }
     }
 
-    fn hand_to(&mut self, mut writing: Writing<B::Sequence>, sampled: &[Sampled]) {
+    fn hand_to(&mut self, mut writing: Writing<B::Sequence>, sampled: Vec<Sampled>) {
         let job = &mut writing.job;
-        let (now, before) = (Instant::now(), job.written.len());
-        let ending = sampled.iter().find_map(|sampled| job.tell(*sampled, self.shared.bounds.context));
+        let (now, before, steps) = (Instant::now(), job.written.len(), sampled.len());
+        let ending = sampled.into_iter().find_map(|sampled| job.tell(sampled, self.shared.bounds.context));
         let told = (job.written.len() - before) as u64;
         let waited = now.saturating_duration_since(mem::replace(&mut job.told, now));
         match before {
             0 if told > 0 => self.status.first_token.note(waited, 1),
-            _ => self.status.between_tokens.note(waited / sampled.len().max(1) as u32, told),
+            _ => self.status.between_tokens.note(waited / steps.max(1) as u32, told),
         }
         self.status.written += told;
         self.losses = 0;
@@ -310,7 +332,7 @@ impl<B: Backend> Scheduler<B> {
         let Reading { job, sequence, .. } = reading;
         let mut writing = Writing { job, sequence };
         match first {
-            Some(first) => self.hand_to(writing, &[first]),
+            Some(first) => self.hand_to(writing, vec![first]),
             None if writing.job.written.is_empty() => {
                 let text = "the prompt was read, and no token came after it".to_string();
                 self.go_on(writing, Some(Ending::Failed(Failure::Internal(text))));
@@ -351,7 +373,7 @@ impl<B: Backend> Scheduler<B> {
             match stepped {
                 Ok(steps) => {
                     self.status.steps += 1;
-                    self.hand_to(writing, &steps.concat());
+                    self.hand_to(writing, steps.concat());
                 }
                 // That is for the next round.
                 Err(Fault::NoPage | Fault::OutOfMemory(_)) => self.writing.push(writing),

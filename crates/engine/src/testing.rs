@@ -6,6 +6,8 @@
 
 mod ledger;
 
+mod every;
+
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex},
@@ -20,6 +22,7 @@ use crate::{Answer, Backend, Bounds, Chunk, Event, Fault, Finish, Mixed, Next, R
 
 use ledger::{FNV_START, Ledger, SharedLedger, fnv, locked};
 
+pub use every::Every;
 pub use ledger::PlainSequence;
 
 /// Both ends of an answer, for tests of what is made of answers. That the answer was dropped shows at the sender.
@@ -125,16 +128,35 @@ impl PlainOptions {
         ((hash >> 20) % u64::from(self.bounds.vocab)) as u32
     }
 
-    /// The answer to a request as if it were alone: its tokens, and why it ends.
+    /// The same, or the next above it that a mask allows.
+    fn allowed(&self, tokens: &[u32], seed: u64, mask: Option<&[u32]>) -> u32 {
+        let (first, vocab) = (self.following(tokens, seed), self.bounds.vocab);
+        let allows =
+            |token: &u32| mask.is_none_or(|mask| mask[*token as usize / 32] >> (token % 32) & 1 == 1);
+        (first..vocab).chain(0..first).find(allows).expect("a mask allows some token")
+    }
+
+    /// The answer to a request as if it were alone: its tokens, and why it ends. Panics where its grammar fails.
     pub fn alone(&self, request: &Request) -> (Vec<u32>, Finish) {
         let mut text = request.prompt.clone();
         let mut written = vec![];
+        let mut guide = request.grammar.clone();
+        let mut mask = vec![0; self.bounds.vocab.div_ceil(32) as usize];
         loop {
-            let token = self.following(&text, request.sampling.seed);
+            if let Some(guide) = &mut guide {
+                guide.mask(&mut mask).expect("a mask");
+            }
+            let token = self.allowed(&text, request.sampling.seed, guide.is_some().then_some(&mask));
             if request.ends.contains(&token) {
                 return (written, Finish::End);
             }
             written.push(token);
+            if let Some(guide) = &mut guide {
+                guide.accept(token).expect("a token that the mask allows");
+                if guide.is_over() {
+                    return (written, Finish::End);
+                }
+            }
             if written.len() == request.most.get() as usize {
                 return (written, Finish::Length);
             }
@@ -191,17 +213,26 @@ impl Plain {
         Ok(())
     }
 
-    fn sampled(&self, sequence: &PlainSequence, sampling: &Sampling) -> Sampled {
+    fn sampled(&self, sequence: &PlainSequence, sampling: &Sampling, mask: Option<&[u32]>) -> Sampled {
         sequence.check();
-        let token = self.options.following(&sequence.tokens, sampling.seed);
-        Sampled { token, logprob: -(token as f32) / 1000.0 }
+        let bounds = self.options.bounds;
+        assert!(
+            mask.is_none_or(|mask| mask.len() == bounds.vocab.div_ceil(32) as usize),
+            "a mask of another length"
+        );
+        let token = self.options.allowed(&sequence.tokens, sampling.seed, mask);
+        let logprob = |token: u32| -(token as f32) / 1000.0;
+        let top = (0..sampling.top.min(bounds.vocab)).map(|token| (token, logprob(token))).collect();
+        Sampled { token, logprob: logprob(token), top }
     }
 
     /// Makes room for so many steps of all; nothing changes on an error.
     fn extend_all(&self, writing: &mut [Next<'_, PlainSequence>], steps: usize) -> Result<(), Fault> {
         for next in writing.iter() {
+            // Which mask that token was chosen with is not known here.
+            let known = next.mask.is_none();
             let last = self.options.following(&next.sequence.tokens, next.sampling.seed);
-            assert_eq!(next.token, last, "a token that does not follow on what the sequence holds");
+            assert!(!known || next.token == last, "a token that does not follow on what the sequence holds");
         }
         let extended = writing.iter_mut().try_for_each(|next| next.sequence.extend(steps));
         if extended.is_err() {
@@ -213,7 +244,7 @@ impl Plain {
     /// One token more of a sequence.
     fn write(&self, next: &mut Next<'_, PlainSequence>) -> Sampled {
         next.sequence.write(&[next.token]);
-        let sampled = self.sampled(next.sequence, next.sampling);
+        let sampled = self.sampled(next.sequence, next.sampling, next.mask);
         next.token = sampled.token;
         sampled
     }
@@ -285,7 +316,7 @@ impl Backend for Plain {
         self.log(writing.len(), Some((chunk.sequence.tokens.len(), chunk.tokens.to_vec())));
         let decoded = writing.iter_mut().map(|next| self.write(next)).collect();
         chunk.sequence.write(chunk.tokens);
-        let first = chunk.last.then(|| self.sampled(chunk.sequence, chunk.sampling));
+        let first = chunk.last.then(|| self.sampled(chunk.sequence, chunk.sampling, chunk.mask));
         Ok(Mixed { decoded, first })
     }
 
@@ -296,6 +327,10 @@ impl Backend for Plain {
         ends: &[&[u32]],
     ) -> Result<Vec<Vec<Sampled>>, Fault> {
         assert!(!writing.is_empty() && most > 0 && ends.len() == writing.len());
+        assert!(
+            most == 1 || writing.iter().all(|next| next.mask.is_none()),
+            "a run of {most} steps with a mask"
+        );
         self.step(writing.len())?;
         self.extend_all(writing, most)?;
         self.log(writing.len(), None);

@@ -117,7 +117,7 @@ pub fn generate(
                 break 'answer;
             }
             generated.tokens.push(token.token);
-            if each(Event::Token(*token)).is_break() {
+            if each(Event::Token(token.clone())).is_break() {
                 generated.finish = Finish::Stop;
                 let rest: Vec<u32> = sampled[told + 1..].iter().map(|sampled| sampled.token).collect();
                 generated.decode_steps -= rest.len();

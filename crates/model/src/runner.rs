@@ -20,6 +20,7 @@ use crate::{
     bucket::{bucket, buckets},
     kv_cache::KvCache,
     pages::Sequence,
+    sampling::Choice,
     state::{MAX_SAMPLED, State},
     step::{Outputs, Scratch, Splits, attend_groups},
 };
@@ -30,12 +31,14 @@ use record::{Count, Key, Output, Recorded, extent};
 pub use mixed::{Chunk, Mixed};
 
 /// A chosen token.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Sampled {
     /// Which one.
     pub token: u32,
     /// The logarithm of the probability that the model gave it.
     pub logprob: f32,
+    /// As many of the most probable tokens as [`Sampling::top`] asks for, the most probable first, with the same of theirs.
+    pub top: Vec<(u32, f32)>,
 }
 
 /// One sequence's next row.
@@ -111,6 +114,10 @@ pub struct Runner {
     programs: HashMap<Key, Recorded>,
     /// How often each token occurred in each slot's sequence; made when the first penalty is asked for.
     counts: Option<Buffer>,
+    /// The tokens that each output row may choose, a bit each; made when the first mask comes.
+    masks: Option<Buffer>,
+    /// The most probable tokens of each output row, by step of the run; made when they are first asked for.
+    tops: Option<Buffer>,
     /// The sampling parameters that the GPU has.
     params: Vec<sample::Params>,
     /// The rows of the next step as the sampler has left them on the GPU.
@@ -145,6 +152,8 @@ impl Runner {
             outputs: BTreeMap::new(),
             programs: HashMap::new(),
             counts: None,
+            masks: None,
+            tops: None,
             params: vec![],
             next: vec![],
             ends: vec![],
@@ -318,11 +327,12 @@ impl Runner {
             let chunk = &tokens[done..tokens.len().min(done + size)];
             let rows = self.extend(sequence, chunk)?;
             done += chunk.len();
+            let choices = Choice::list([sampling], &[]);
             if done < tokens.len() {
-                self.step(&rows, Output::None, &[], &[sampling])?;
+                self.step(&rows, Output::None, &[], &choices)?;
             } else {
                 let output = Output::Sample { rows: 1 };
-                self.step(&rows, output, &[rows.len() as u32 - 1], &[sampling])?;
+                self.step(&rows, output, &[rows.len() as u32 - 1], &choices)?;
             }
             self.cache.advance(sequence, chunk);
             if !progress(done) {
@@ -331,7 +341,7 @@ impl Runner {
         }
         let last =
             Row { token: tokens[tokens.len() - 1], position: sequence.len() - 1, slot: sequence.slot() };
-        Ok(self.sampled(0, &[last])?[0])
+        Ok(self.sampled(0, &[last])?.remove(0))
     }
 
     /// Lets a sequence have more positions, whatever is there.
@@ -460,11 +470,11 @@ impl Runner {
         rows: &[Row],
         output: Output,
         output_rows: &[u32],
-        samplings: &[&Sampling],
+        choices: &[Choice<'_>],
     ) -> Result<()> {
         let count = Count::new(0, rows.len());
-        let key = self.key(count, output, samplings);
-        self.advance(key, count, rows, output_rows, samplings)
+        let key = self.key(count, output, choices);
+        self.advance(key, count, rows, output_rows, choices)
     }
 
     /// One step: records its program if there is none yet, fills in its state, runs it and takes note of what it took.
@@ -474,10 +484,10 @@ impl Runner {
         count: Count,
         rows: &[Row],
         output_rows: &[u32],
-        samplings: &[&Sampling],
+        choices: &[Choice<'_>],
     ) -> Result<()> {
         self.prepare_keys(&[key])?;
-        self.write_state(rows, count, 1, key.output, output_rows, samplings)?;
+        self.write_state(rows, count, 1, key.output, output_rows, choices)?;
         let extent = extent(count, depths(rows, count), key.output);
         let took = self.submit(key, extent, 1)?;
         self.learn(key, extent, 1, took);
@@ -492,7 +502,7 @@ impl Runner {
         steps: u32,
         output: Output,
         output_rows: &[u32],
-        samplings: &[&Sampling],
+        choices: &[Choice<'_>],
     ) -> Result<()> {
         let last = rows[..count.apart].iter().map(|row| row.position + steps - 1).max();
         if let (true, Some(last)) = (self.model.one_dispatch, last) {
@@ -512,34 +522,30 @@ impl Runner {
         state.outputs.write(0, bytemuck::bytes_of(&(output_rows.len() as u32)))?;
         state.output_rows.write(0, bytemuck::cast_slice(output_rows))?;
         state.run.write(0, bytemuck::cast_slice(&sample::Run::START))?;
-        let params: Vec<sample::Params> = samplings.iter().map(|sampling| sampling.params()).collect();
+        let params: Vec<sample::Params> = choices.iter().map(Choice::params).collect();
         if matches!(output, Output::Sample { .. }) && params != self.params {
             let words: Vec<u32> = params.iter().flat_map(sample::Params::to_words).collect();
             state.params.write(0, bytemuck::cast_slice(&words))?;
             self.params = params;
         }
-        for (row, sampling) in
-            samplings.iter().enumerate().filter(|(_, sampling)| !sampling.biases.is_empty())
-        {
+        for (row, choice) in choices.iter().enumerate() {
+            if let (Some(mask), Some(masks)) = (choice.mask, &mut self.masks) {
+                masks.write((row * size_of_val(mask)) as u64, bytemuck::cast_slice(mask))?;
+            }
+            if choice.sampling.biases.is_empty() {
+                continue;
+            }
             let words: Vec<u32> =
-                sampling.unique_biases().into_iter().flat_map(sample::Bias::to_words).collect();
+                choice.sampling.unique_biases().into_iter().flat_map(sample::Bias::to_words).collect();
             state.biases.write((row * MAX_BIASES * 8) as u64, bytemuck::cast_slice(&words))?;
         }
         Ok(())
     }
 
     /// Which program a step needs.
-    fn key(&self, count: Count, output: Output, samplings: &[&Sampling]) -> Key {
+    fn key(&self, count: Count, output: Output, choices: &[Choice<'_>]) -> Key {
         let vocab = self.model.config.vocab;
-        let form = samplings.iter().map(|sampling| sampling.form(vocab)).fold(
-            sample::Form::default(),
-            |all, one| sample::Form {
-                filters: all.filters || one.filters,
-                counts: all.counts || one.counts,
-                biases: all.biases || one.biases,
-                mask: all.mask || one.mask,
-            },
-        );
+        let form = choices.iter().fold(sample::Form::default(), |all, choice| all | choice.form(vocab));
         // Without sampling only the counting of a prompt's tokens is left of it.
         let form = match output {
             Output::Sample { .. } => form,
@@ -554,19 +560,43 @@ impl Runner {
         let line = size_of_val(&words[..]) as u64;
         self.state.sampled.read(step as u64 * line, bytemuck::cast_slice_mut(&mut words))?;
         self.usage.read_back += line;
-        let check = |(words, row): ([u32; sample::Sampled::WORDS], &Row)| {
+        let check = |(output, (words, row)): (usize, ([u32; sample::Sampled::WORDS], &Row))| {
             let sample::Sampled { token, logprob } = sample::Sampled::from_words(words);
             match token {
                 sample::NO_TOKEN => Err(Error::NotFinite { position: row.position }),
-                token => Ok(Sampled { token, logprob }),
+                token => Ok(Sampled { token, logprob, top: self.top(step * rows.len() + output, output)? }),
             }
         };
-        let sampled: Result<Vec<Sampled>> = words.into_iter().zip(rows).map(check).collect();
+        let sampled: Result<Vec<Sampled>> = words.into_iter().zip(rows).enumerate().map(check).collect();
         if sampled.is_err() {
             // Nobody knows since when the numbers are wrong.
             self.cache.forget();
         }
         sampled
+    }
+
+    /// The most probable tokens of an output row, which lie in this entry; none where it did not ask for them.
+    fn top(&self, entry: usize, output: usize) -> Result<Vec<(u32, f32)>> {
+        let wanted = self.params.get(output).map_or(0, |params| params.top as usize);
+        let (Some(tops), 1..) = (&self.tops, wanted) else { return Ok(vec![]) };
+        let mut words = vec![[0_u32; sample::Top::WORDS]; wanted];
+        let first = entry * sample::MAX_TOP * size_of_val(&words[0]);
+        tops.read(first as u64, bytemuck::cast_slice_mut(&mut words))?;
+        let told = words.into_iter().map_while(sample::Top::from_words);
+        Ok(told.map(|top| (top.token, top.logprob)).collect())
+    }
+
+    /// Whether there is a mask of the right length, or none, for each of so many rows, or no mask at all.
+    fn check_masks(&self, rows: usize, masks: &[Option<&[u32]>]) -> Result<()> {
+        let words = self.model.config.vocab.div_ceil(32) as usize;
+        if masks.is_empty() || masks.len() == rows && masks.iter().flatten().all(|mask| mask.len() == words) {
+            return Ok(());
+        }
+        let lengths: Vec<usize> = masks.iter().flatten().map(|mask| mask.len()).collect();
+        Err(Error::Limits(format!(
+            "{} masks of {lengths:?} words for {rows} rows: give each row one of {words} words, or none",
+            masks.len()
+        )))
     }
 }
 

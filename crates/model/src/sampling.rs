@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use kernels::sample::{Bias, Form, MAX_BIASES, Params};
+use kernels::sample::{BAN, Bias, Form, MAX_BIASES, MAX_TOP, Params};
 use serde::Serialize;
 
 use crate::{Error, Result};
@@ -28,6 +28,8 @@ pub struct Sampling {
     pub seed: u64,
     /// Added to the logits of some tokens; −100 and less bans one.
     pub biases: Vec<(u32, f32)>,
+    /// So many of the most probable tokens, whether they may be chosen or not, are told with the chosen one: 20 at most.
+    pub top: u32,
 }
 
 impl Default for Sampling {
@@ -43,6 +45,7 @@ impl Default for Sampling {
             frequency: 0.0,
             seed: 0,
             biases: vec![],
+            top: 0,
         }
     }
 }
@@ -63,6 +66,10 @@ impl Sampling {
         in_range("the repetition penalty", self.repetition, 0.01, 100.0, "from 0.01 to 100")?;
         in_range("the presence penalty", self.presence, -100.0, 100.0, "from -100 to 100")?;
         in_range("the frequency penalty", self.frequency, -100.0, 100.0, "from -100 to 100")?;
+        if self.top as usize > MAX_TOP {
+            let (name, value) = ("the number of most probable tokens", self.top.to_string());
+            return Err(Error::Sampling { name, value, range: "from 0 to 20" });
+        }
         if self.biases.len() > MAX_BIASES {
             let value = format!("given for {} tokens", self.biases.len());
             return Err(Error::Sampling { name: "the logit bias", value, range: "given for at most 512" });
@@ -84,6 +91,11 @@ impl Sampling {
         self.params().penalties()
     }
 
+    /// The tokens that its biases ban.
+    pub fn bans(&self) -> impl Iterator<Item = u32> {
+        self.unique_biases().into_iter().filter(|bias| bias.bias <= BAN).map(|bias| bias.token)
+    }
+
     /// What it needs of the kernel.
     pub(crate) fn form(&self, vocab: u32) -> Form {
         let params = self.params();
@@ -92,6 +104,7 @@ impl Sampling {
             counts: params.penalties(),
             biases: !self.biases.is_empty(),
             mask: false,
+            top: self.top > 0,
         }
     }
 
@@ -108,6 +121,7 @@ impl Sampling {
             seed: self.seed,
             bias_count: self.unique_biases().len() as u32,
             masked: false,
+            top: self.top,
         }
     }
 
@@ -118,6 +132,33 @@ impl Sampling {
             *sums.entry(*token).or_default() += bias;
         }
         sums.into_iter().map(|(token, bias)| Bias { token, bias }).collect()
+    }
+}
+
+/// How the token of one row is chosen.
+#[derive(Clone, Copy)]
+pub(crate) struct Choice<'a> {
+    pub sampling: &'a Sampling,
+    /// The tokens that may be chosen, a bit each; all where there is none.
+    pub mask: Option<&'a [u32]>,
+}
+
+impl<'a> Choice<'a> {
+    /// One for each row. `masks` may be empty: then no row has one.
+    pub fn list(samplings: impl IntoIterator<Item = &'a Sampling>, masks: &[Option<&'a [u32]>]) -> Vec<Self> {
+        let mut masks = masks.iter().copied();
+        let choice = |sampling| Self { sampling, mask: masks.next().flatten() };
+        samplings.into_iter().map(choice).collect()
+    }
+
+    /// What it needs of the kernel.
+    pub fn form(&self, vocab: u32) -> Form {
+        Form { mask: self.mask.is_some(), ..self.sampling.form(vocab) }
+    }
+
+    /// As the kernel reads it.
+    pub fn params(&self) -> Params {
+        Params { masked: self.mask.is_some(), ..self.sampling.params() }
     }
 }
 
@@ -142,6 +183,7 @@ mod tests {
         refused(Sampling { biases: vec![(100, 0.0)], ..greedy() }, "token 100 is not in");
         refused(Sampling { biases: vec![(1, f32::NAN)], ..greedy() }, "bias is NaN");
         refused(Sampling { biases: vec![(1, 0.0); 513], ..greedy() }, "513 tokens");
+        refused(Sampling { top: 21, ..greedy() }, "most probable tokens is 21");
         assert!(Sampling { biases: vec![(99, f32::NEG_INFINITY)], ..greedy() }.check(100).is_ok());
     }
 }

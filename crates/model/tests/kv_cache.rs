@@ -26,7 +26,7 @@ fn pages_that_the_window_has_left_go_back() {
     assert!((8..=13).contains(&sequence.pages().1), "{:?}", sequence.pages());
     for _ in 0..20 {
         let next = Next { sequence: &mut sequence, token: sampled.token, sampling: &sampling };
-        sampled = runner.decode(&mut [next]).unwrap()[0];
+        sampled = runner.decode(&mut [next]).unwrap().remove(0);
         // Position p sees 32 positions, which lie on 8 or 9 pages.
         assert!(sequence.pages().1 <= 9, "{:?}", sequence.pages());
     }

@@ -201,7 +201,7 @@ fn int8_keys_and_values_are_the_same_by_one_dispatch_and_by_several() {
         let rest = fixture.ids[prompt.len()..].iter();
         rest.map(|token| {
             let next = Next { sequence: &mut sequence, token: *token, sampling: &sampling };
-            let sampled = runner.decode(&mut [next]).unwrap()[0];
+            let sampled = runner.decode(&mut [next]).unwrap().remove(0);
             (sampled.token, sampled.logprob)
         })
         .collect::<Vec<_>>()
@@ -235,7 +235,7 @@ fn in_a_batch_of_others(fixture: &Fixture, model: &Arc<Model>, allowed: Option<f
         let mut tokens = vec![(sampled.token, sampled.logprob)];
         while tokens.len() < count {
             let next = Next { sequence: &mut sequence, token: sampled.token, sampling: &sampling };
-            sampled = runner.decode(&mut [next]).unwrap()[0];
+            sampled = runner.decode(&mut [next]).unwrap().remove(0);
             tokens.push((sampled.token, sampled.logprob));
         }
         tokens

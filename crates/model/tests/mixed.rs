@@ -88,11 +88,14 @@ impl Scenario<'_> {
         sequences.push(fourth);
         // The fourth is behind the others: as many tokens more for each.
         let mut last = vec![vec![first.unwrap()]];
-        let mut ends: Vec<Vec<Sampled>> =
-            tokens.iter().map(|tokens| vec![tokens[tokens.len() - 1]]).chain(last.drain(..)).collect();
+        let mut ends: Vec<Vec<Sampled>> = tokens
+            .iter()
+            .map(|tokens| vec![tokens[tokens.len() - 1].clone()])
+            .chain(last.drain(..))
+            .collect();
         decode(&mut runner, &mut sequences, &self.samplings, &mut ends, 7);
         for (tokens, end) in tokens.iter_mut().zip(&ends) {
-            tokens.extend(&end[1..]);
+            tokens.extend_from_slice(&end[1..]);
         }
         tokens.push(ends.remove(3));
         tokens

@@ -191,7 +191,7 @@ impl From<Failure> for Error {
             Failure::Deadline => Error::Deadline,
             Failure::NotFinite => Error::NotFinite,
             // What it was is for the log alone: it may name files and devices.
-            Failure::Internal(_) => Error::Internal,
+            Failure::Grammar(_) | Failure::Internal(_) => Error::Internal,
         }
     }
 }

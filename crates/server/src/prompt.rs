@@ -79,6 +79,7 @@ impl Asked {
                     most,
                     sampling,
                     ends: model.ends.clone(),
+                    grammar: None,
                     deadline: None,
                 });
                 echoes.push(echo.clone());

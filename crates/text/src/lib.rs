@@ -5,6 +5,7 @@
 //! 2. A [`ChatTemplate`] turns a conversation into the text that the model was trained on.
 //! 3. A [`Detokenizer`] turns ids back into text as they come, never half a character.
 //! 4. A [`StopMatcher`] holds text back while it may still become a stop string.
+//! 5. A [`Guide`] says which tokens may come next, where an answer must look a certain way; the crate `grammar` makes them.
 //!
 //! Everything here reads files and prompts from strangers: whatever they hold, the result is an error or a text, never
 //! a panic, and time grows no faster than n log n.
@@ -13,6 +14,7 @@ mod chat;
 mod clock;
 mod detokenizer;
 mod error;
+mod guide;
 pub mod hf;
 mod merge;
 mod pieces;
@@ -25,6 +27,7 @@ mod vocabulary;
 pub use chat::{ChatTemplate, Message};
 pub use detokenizer::Detokenizer;
 pub use error::{Error, Result};
+pub use guide::Guide;
 pub use stop::StopMatcher;
 pub use tokenizer::{Shown, Special, Tokenizer};
 pub use vocabulary::{Kind, Vocabulary};

@@ -175,6 +175,11 @@ impl Tokenizer {
         self.0.pieces.class(id).is_some_and(Class::is_special)
     }
 
+    /// Whether a token is one raw byte, for text that the vocabulary has no other token for.
+    pub fn is_byte(&self, id: u32) -> bool {
+        self.0.pieces.class(id) == Some(Class::Byte)
+    }
+
     /// The beginning-of-text token, whether or not prompts start with it.
     pub fn bos(&self) -> Option<u32> {
         self.0.bos

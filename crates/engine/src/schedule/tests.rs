@@ -10,9 +10,9 @@ use proptest::{collection::vec, option, prelude::*};
 
 use super::Scheduler;
 use crate::{
-    Answer, Bounds, Event, Failure, Fault, Finish, Options, Request, Sampling, Usage,
+    Answer, Bounds, Event, Failure, Fault, Finish, Guide, Options, Request, Sampling, Usage,
     handle::Shared,
-    testing::{Plain, PlainOptions, Watch},
+    testing::{Every, Plain, PlainOptions, Watch},
 };
 
 const VOCAB: u32 = 64;
@@ -36,6 +36,11 @@ struct Scenario {
     visitors: Vec<Visitor>,
 }
 
+/// Every second or third token, for so many of them, and the first of its ends only now and then.
+fn grammar() -> impl Strategy<Value = Every> {
+    (1..4_u32, 1..40_usize).prop_map(|(of, most)| Every { most, ..Every::new(of) })
+}
+
 fn visitor(context: usize) -> impl Strategy<Value = Visitor> {
     let prompt = (vec(MOST_VISITORS..VOCAB, 1..=context), 0..=context).prop_map(|(mut prompt, common)| {
         // What some begin with, as chats do with their system prompt.
@@ -45,11 +50,23 @@ fn visitor(context: usize) -> impl Strategy<Value = Visitor> {
         prompt
     });
     let ends = vec(0..VOCAB, 0..4);
-    (prompt, 1..40_u32, ends, 0..3_u64, any::<bool>(), 0..30_usize, option::weighted(0.3, 0..30_usize))
-        .prop_map(|(prompt, most, ends, seed, penalties, arrives, leaves)| {
+    let grammar = option::weighted(0.3, grammar());
+    (
+        prompt,
+        1..40_u32,
+        (ends, grammar),
+        0..3_u64,
+        any::<bool>(),
+        0..30_usize,
+        option::weighted(0.3, 0..30_usize),
+    )
+        .prop_map(|(prompt, most, (ends, grammar), seed, penalties, arrives, leaves)| {
             let repetition = if penalties { 1.1 } else { 1.0 };
             let sampling = Sampling { seed, repetition, ..Sampling::default() };
-            let request = Request { sampling, ends, ..Request::new(prompt, NonZeroU32::new(most).unwrap()) };
+            let grammar = grammar.map(|grammar| Every { end: ends.first().copied(), ..grammar });
+            let grammar = grammar.map(|grammar| Box::new(grammar) as Box<dyn Guide>);
+            let request =
+                Request { sampling, ends, grammar, ..Request::new(prompt, NonZeroU32::new(most).unwrap()) };
             Visitor { request, arrives, leaves }
         })
 }
@@ -448,4 +465,75 @@ fn a_lost_device_takes_the_cache_with_it() {
     assert_eq!(ask(&mut stage, &first).1, 16);
     let held: Vec<usize> = stage.watch.starts().iter().map(|start| start.held).collect();
     assert_eq!((stage.scheduler.status.lost, held), (1, vec![0, 16, 0]));
+}
+
+#[test]
+fn while_one_follows_a_grammar_all_take_single_steps_and_afterwards_runs_again() {
+    let mut stage = Stage::new(options(3, 48));
+    let free = request(0, 8, 40);
+    let grammar = Every { most: 6, ..Every::new(2) };
+    let guided = Request { grammar: Some(Box::new(grammar)), ..request(1, 8, 40) };
+    let mut answers = [&free, &guided].map(|request| stage.submit(request));
+    stage.finish();
+    let (tokens, last) = listen(&mut answers[1]);
+    assert_eq!(tokens.len(), 6);
+    assert!(tokens.iter().all(|token| token.is_multiple_of(2)), "{tokens:?}");
+    assert_eq!((tokens, Finish::End), stage.alone(&guided));
+    assert!(matches!(last, Event::Finished { finish: Finish::End, .. }), "{last:?}");
+    assert_eq!(listen(&mut answers[0]).0, stage.alone(&free).0);
+    // 40 tokens of the one, five of them beside the other; the rest in runs of 4.
+    assert!(stage.watch.steps().len() < 20, "{:?}", stage.watch.steps());
+}
+
+#[test]
+fn a_grammar_that_fails_ends_its_own_request_with_its_words() {
+    let mut stage = Stage::new(options(3, 48));
+    // After some tokens, and before the first: while its prompt is read.
+    let guided = [3, 0].map(|most| {
+        let grammar = Every { fails_after: Some(most), ..Every::new(2) };
+        Request { grammar: Some(Box::new(grammar)), ..request(1, 8, 40) }
+    });
+    let free = request(0, 8, 20);
+    let mut answers = [&free, &guided[0], &guided[1]].map(|request| stage.submit(request));
+    stage.finish();
+    for (answer, tokens) in answers[1..].iter_mut().zip([3, 0]) {
+        let (told, last) = listen(answer);
+        assert_eq!(told.len(), tokens);
+        assert_eq!(last, Event::Failed(Failure::Grammar(format!("no more than {tokens} tokens"))));
+    }
+    assert_eq!(listen(&mut answers[0]).0, stage.alone(&free).0);
+    // Where nothing is left, by itself or since the rest is banned, that is said.
+    let nothing = Every { seen: 1, end: Some(0), ..Every::new(VOCAB) };
+    let bans = Sampling { biases: vec![(0, -100.0), (63, -100.0)], ..Sampling::default() };
+    for (grammar, sampling) in [(nothing, Sampling::default()), (Every::new(63), bans)] {
+        let request = Request { grammar: Some(Box::new(grammar)), sampling, ..request(1, 8, 4) };
+        let mut answer = stage.submit(&request);
+        stage.finish();
+        let (told, last) = listen(&mut answer);
+        assert!(
+            told.is_empty()
+                && matches!(&last, Event::Failed(Failure::Grammar(text)) if text.contains("none to follow"))
+        );
+    }
+}
+
+#[test]
+fn the_most_probable_tokens_are_told_where_they_are_asked_for() {
+    let mut stage = Stage::new(options(2, 32));
+    let asks = |top: u32| Request { sampling: Sampling { top, ..Sampling::default() }, ..request(top, 4, 6) };
+    let mut answers = [asks(0), asks(3)].map(|request| stage.submit(&request));
+    stage.finish();
+    for (answer, top) in answers.iter_mut().zip([0, 3]) {
+        let mut tokens = 0;
+        while let Some(event) = answer.blocking_next() {
+            if let Event::Token(token) = event {
+                assert_eq!(
+                    token.top.iter().map(|(token, _)| *token).collect::<Vec<_>>(),
+                    (0..top).collect::<Vec<_>>()
+                );
+                tokens += 1;
+            }
+        }
+        assert_eq!(tokens, 6);
+    }
 }

@@ -2,7 +2,9 @@
 
 use gpu::{Caps, Device, Result, Tier};
 
-use super::{Bias, Form, MAX_BIASES, MAX_ENDS, NO_TOKEN, Operands, Params, Run, Sample, Sampled, policy, reference};
+use super::{
+    Bias, Form, MAX_BIASES, MAX_ENDS, MAX_TOP, NO_TOKEN, Operands, Params, Run, Sample, Sampled, Top, policy, reference,
+};
 use crate::selftest::{Case, Comparison, Output, Random, TIMEOUT, arena};
 
 /// What the logits of a case look like.
@@ -18,8 +20,8 @@ pub(super) enum Logits {
     Peaked,
 }
 
-pub(super) const PLAIN: Form = Form { filters: false, counts: false, biases: false, mask: false };
-pub(super) const FULL: Form = Form { filters: true, counts: true, biases: true, mask: true };
+pub(super) const PLAIN: Form = Form { filters: false, counts: false, biases: false, mask: false, top: false };
+pub(super) const FULL: Form = Form { filters: true, counts: true, biases: true, mask: true, top: true };
 
 /// Every look.
 const ALL: [Logits; 5] =
@@ -40,6 +42,12 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
         let gemma = Params { temperature: 1.0, top_k: 64, top_p: 0.95, seed: 1, ..Params::default() };
         let few = vec![Params::default(), gemma, Params { top_k: 0, ..gemma }];
         list.push(case(tier, filters, 262_144, &[Logits::Peaked], few));
+        // What a server asks for: a mask, and the most probable tokens of rows of which one wants none.
+        let masked = Form { filters: true, mask: true, top: true, ..PLAIN };
+        let few = [0, MAX_TOP as u32].map(|top| Params { masked: true, top, ..gemma });
+        list.push(case(tier, masked, 262_144, &[Logits::Peaked], few.into()));
+        let top = Form { top: true, ..PLAIN };
+        list.push(case(tier, top, 5003, &ALL, [0, 1, 20].map(|top| Params { top, ..Params::default() }).into()));
     }
     list
 }
@@ -66,7 +74,8 @@ fn all_params(vocab: usize) -> Vec<Params> {
         Params { temperature: 5.0, top_k: 300, top_p: 0.5, ..draw },
         Params { temperature: 0.01, ..all },
     ];
-    let edited = list.iter().map(|params| Params {
+    let edited = list.iter().enumerate().map(|(i, params)| Params {
+        top: [0, 1, 5, MAX_TOP as u32][i % 4],
         repetition: 1.3,
         presence: 0.5,
         frequency: 0.25,
@@ -81,11 +90,13 @@ fn all_params(vocab: usize) -> Vec<Params> {
 fn case(tier: Tier, form: Form, vocab: usize, logits: &'static [Logits], params: Vec<Params>) -> Case {
     let has = |has: bool, text: &'static str| if has { text } else { "" };
     let name = format!(
-        "{} × {vocab}{}{}{}",
+        "{} × {vocab}{}{}{}{}{}",
         params.len() * logits.len(),
         has(form.filters, ", filters"),
         has(form.counts, ", counts"),
-        has(form.biases, ", biases and mask"),
+        has(form.biases, ", biases"),
+        has(form.mask, ", masks"),
+        has(form.top, ", most probable"),
     );
     Case::new(name, tier, move |device| {
         let setup = Setup::random(form, vocab, logits, &params);
@@ -122,6 +133,8 @@ pub(super) struct Outcome {
     pub next_positions: Vec<u32>,
     pub counts: Vec<u32>,
     pub run: Vec<u32>,
+    /// Of each row, where the form has them.
+    pub top: Vec<Vec<Top>>,
 }
 
 impl Setup {
@@ -148,7 +161,14 @@ impl Setup {
         let positions = (0..2 * count).map(|_| below(100_000)).collect();
         let counts = (0..count).map(|_| (0..vocab).map(|_| if below(4) > 0 { 0 } else { below(3) | below(2) << 31 }).collect());
         let counts = counts.collect();
-        let masks = (0..count).map(|_| (0..vocab.div_ceil(32)).map(|_| below(1 << 31) << 1 | 1).collect()).collect();
+        let words = vocab.div_ceil(32);
+        let masks = (0..count).map(|row| match row % 4 {
+            // Nothing but the last token, and nothing but the last word, with bits past the end of the vocabulary.
+            1 => (0..words).map(|word| if word + 1 < words { 0 } else { 1 << ((vocab - 1) % 32) }).collect(),
+            2 => (0..words).map(|word| if word + 1 < words { 0 } else { u32::MAX }).collect(),
+            _ => (0..words).map(|_| below(1 << 31) << 1 | 1).collect(),
+        });
+        let masks = masks.collect();
         let biases = logits.iter().map(|logits| biases(logits, vocab)).collect();
         // What the form leaves out cannot be asked for.
         let params = params.iter().copied().chain([Params::default()]).map(|params| Params {
@@ -157,6 +177,7 @@ impl Setup {
             frequency: if form.counts { params.frequency } else { 0.0 },
             bias_count: if form.biases { params.bias_count.min(vocab as u32) } else { 0 },
             masked: form.mask && params.masked,
+            top: if form.top { params.top } else { 0 },
             ..params
         });
         let params = params.collect();
@@ -179,6 +200,7 @@ impl Setup {
         let biases = arena.buffer_from("biases", &biases)?;
         let mask = arena.buffer_from("mask", &self.masks.concat())?;
         let sampled = Output::new(&mut arena, count * Sampled::WORDS)?;
+        let top = Output::new(&mut arena, count * MAX_TOP * Top::WORDS)?;
         let next_tokens = Output::new(&mut arena, count)?;
         let next_positions = Output::new(&mut arena, count)?;
         let ends: Vec<u32> = (0..count).flat_map(|row| self.ends(row)).collect();
@@ -193,6 +215,7 @@ impl Setup {
             counts: self.form.counts.then(|| counts.view()),
             biases: self.form.biases.then(|| biases.view()),
             mask: self.form.mask.then(|| mask.view()),
+            top: self.form.top.then(|| top.buffer.view()),
             scratch: arena.buffer("scratch", kernel.scratch_bytes(count))?.view(),
             sampled: sampled.buffer.view(),
             next_tokens: next_tokens.buffer.view(),
@@ -211,10 +234,19 @@ impl Setup {
         for word in left_alone.chain(&next_tokens[self.active..]).chain(&next_positions[self.active..]) {
             comparison.equal(|| "a row that is not active".into(), word, &untouched);
         }
+        let told = top.read(comparison)?;
+        let mut told_of = vec![];
+        for (row, words) in told.chunks(MAX_TOP * Top::WORDS).enumerate() {
+            let wanted = if row < self.active { self.params[row].top as usize } else { 0 };
+            let (used, spare) = words.split_at(wanted * Top::WORDS);
+            spare.iter().for_each(|word| comparison.equal(|| "a token that was not asked for".into(), word, &untouched));
+            let records: &[[u32; Top::WORDS]] = bytemuck::cast_slice(used);
+            told_of.push(records.iter().map_while(|words| Top::from_words(*words)).collect());
+        }
         let words: &[[u32; Sampled::WORDS]] = bytemuck::cast_slice(&words);
         let sampled = words[..self.active].iter().map(|words| Sampled::from_words(*words)).collect();
         let (counts, run) = (counts.read_vec()?, run.read_vec()?);
-        Ok(Outcome { sampled, next_tokens, next_positions, counts, run })
+        Ok(Outcome { sampled, next_tokens, next_positions, counts, run, top: told_of })
     }
 
     /// Every third row ends with any even token of the lower ones, in the first and the last place.
@@ -262,6 +294,18 @@ impl Setup {
                 comparison.close(|| at("logprob"), f64::from(logprob), want, 1e-5 * (want.abs() + 1.0));
                 let slot = self.slots[self.rows[row] as usize] as usize;
                 counts[slot * self.vocab + token as usize] += u32::from(self.form.counts);
+            }
+            let want = reference::top(&self.logits[row], self.params[row].top as usize);
+            let tokens = |list: &[Top]| list.iter().map(|top| top.token).collect::<Vec<u32>>();
+            let told = &outcome.top[row];
+            let expected: Vec<u32> = want.iter().map(|(token, _)| *token).collect();
+            comparison.equal(|| at("most probable tokens"), &tokens(told), &expected);
+            for (told, (_, want)) in told.iter().zip(want) {
+                let what = || at(&format!("logprob of token {}", told.token));
+                comparison.close(what, f64::from(told.logprob), want, 1e-5 * (want.abs() + 1.0));
+                if told.token == token {
+                    comparison.close(|| at("logprob told twice"), f64::from(told.logprob), f64::from(logprob), 1e-6 * (want.abs() + 1.0));
+                }
             }
             comparison.equal(|| at("next token"), &outcome.next_tokens[row], &token);
             let position = self.positions[self.rows[row] as usize];

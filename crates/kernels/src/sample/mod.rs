@@ -12,7 +12,8 @@
 //! 3. `sample_collect` lists the tokens that filters may keep, those above a bound that step 2 knows.
 //! 4. `sample_select` finds exactly which of them stay, and draws.
 //!
-//! Steps 3 and 4 are recorded only for a [`Form`] with filters.
+//! Steps 3 and 4 are recorded only for a [`Form`] with filters. One with `top` has two steps between the first two: `sample_top` and
+//! `sample_top_join` find the most probable tokens, by the logits as the model gave them.
 //!
 //! A program may be replayed several times in one submission, a [`Run`]: the sampler then leaves what each replay sampled in an entry
 //! of its own, and says when a row has met a token that ends it, for a condition to skip the rest.
@@ -28,11 +29,13 @@ mod tests;
 use gpu::{Address, Device, Error, Pipeline, Recorder, Result, Tier, View};
 
 pub use count::{CountTokens, Counting};
-pub use params::{BAN, Bias, IN_PROMPT, MAX_BIASES, MAX_ENDS, MIN_TEMPERATURE, NO_TOKEN, Params, Run, Sampled};
+pub use params::{
+    BAN, Bias, IN_PROMPT, MAX_BIASES, MAX_ENDS, MAX_TOP, MIN_TEMPERATURE, NO_TOKEN, Params, Run, Sampled, Top,
+};
 
 use crate::{
     Kernel,
-    shaders::{sample_blocks, sample_collect, sample_join, sample_select},
+    shaders::{sample_blocks, sample_collect, sample_join, sample_select, sample_top, sample_top_join},
     variant::Variant,
 };
 use policy::{Plan, Scratch};
@@ -59,6 +62,23 @@ pub struct Form {
     pub biases: bool,
     /// Masks of allowed tokens.
     pub mask: bool,
+    /// The most probable tokens are told.
+    pub top: bool,
+}
+
+impl std::ops::BitOr for Form {
+    type Output = Form;
+
+    /// What either asks for.
+    fn bitor(self, other: Form) -> Form {
+        Form {
+            filters: self.filters || other.filters,
+            counts: self.counts || other.counts,
+            biases: self.biases || other.biases,
+            mask: self.mask || other.mask,
+            top: self.top || other.top,
+        }
+    }
 }
 
 /// The kernel for one vocabulary.
@@ -68,6 +88,7 @@ pub struct Sample {
     blocks: Pipeline,
     join: Pipeline,
     filter: Option<[Pipeline; 2]>,
+    top: Option<[Pipeline; 2]>,
 }
 
 /// The buffers of one call, each with an entry for every output row unless it says otherwise.
@@ -91,6 +112,9 @@ pub struct Operands {
     pub biases: Option<View>,
     /// Bits, `[output row][vocab / 32, rounded up]`: bit t % 32 of word t / 32 allows token t, if the form has them.
     pub mask: Option<View>,
+    /// [`Top`] as words, `[step of the run][output row in use][MAX_TOP]`, written, if the form has them: as many as each row asks for,
+    /// the most probable first.
+    pub top: Option<View>,
     /// As [`Sample::scratch_bytes`] says; nothing in it outlives the call.
     pub scratch: View,
     /// [`Sampled`] as words, `[step of the run][output row in use]`, written; steps that do not fit are left out.
@@ -119,23 +143,22 @@ impl Sample {
             return Err(Error::InvalidUse { what: "sample".into(), reason });
         }
         let variants = pipelines(form, plan, vocab.is_multiple_of(4));
-        let filter = match (variants.collect, variants.select) {
-            (Some(collect), Some(select)) => Some([collect.pipeline(device)?, select.pipeline(device)?]),
-            _ => None,
+        let both = |pair: Option<[Variant; 2]>| {
+            pair.map(|[one, other]| Ok([one.pipeline(device)?, other.pipeline(device)?])).transpose()
         };
         let (blocks, join) = (variants.blocks.pipeline(device)?, variants.join.pipeline(device)?);
-        Ok(Self { form, vocab, blocks, join, filter })
+        Ok(Self { form, vocab, blocks, join, filter: both(variants.filter)?, top: both(variants.top)? })
     }
 
     /// Bytes of scratch memory for so many output rows: with filters 8 a token, for the rows that keep them all.
     pub fn scratch_bytes(&self, rows: usize) -> u64 {
-        Scratch::new(self.vocab, rows, self.form.filters).bytes()
+        Scratch::new(self.vocab, rows, self.form).bytes()
     }
 
     /// Records the sampling of up to `rows` output rows.
     pub fn record(&self, recorder: &mut Recorder, name: &str, rows: usize, operands: &Operands) -> Result<()> {
         self.check(name, rows, operands)?;
-        let scratch = Scratch::new(self.vocab, rows, self.form.filters);
+        let scratch = Scratch::new(self.vocab, rows, self.form);
         let part = |[start, end]: [u64; 2]| operands.scratch.slice(start..end);
         let some = |view: &View| Address::from(view.clone());
         let optional = |view: &Option<View>| view.clone().map_or(Address::NONE, Address::from);
@@ -161,6 +184,30 @@ impl Sample {
             vocab,
         };
         recorder.dispatch(name, &self.blocks, [blocks, rows, 1], &push)?;
+        if let (Some([top, join]), Some(told)) = (&self.top, &operands.top) {
+            let tops = Address::from(part(scratch.tops)?);
+            let push = sample_top::Push {
+                logits: some(&operands.logits),
+                params: some(&operands.params),
+                active_rows: some(&operands.active),
+                tops: tops.clone(),
+                vocab,
+            };
+            recorder.dispatch(name, top, [blocks, rows, 1], &push)?;
+            let push = sample_top_join::Push {
+                logits: some(&operands.logits),
+                params: some(&operands.params),
+                active_rows: some(&operands.active),
+                partials: partials.clone(),
+                tops,
+                run: some(&operands.run),
+                top: some(told),
+                vocab,
+                entries: (told.len() / (MAX_TOP * Top::WORDS * 4) as u64).try_into().unwrap_or(u32::MAX),
+                blocks,
+            };
+            recorder.dispatch(name, join, [rows, 1, 1], &push)?;
+        }
         let push = sample_join::Push {
             logits: some(&operands.logits),
             params: some(&operands.params),
@@ -221,9 +268,10 @@ impl Sample {
     fn check(&self, name: &str, rows: usize, operands: &Operands) -> Result<()> {
         let wrong = |reason: String| Err(Error::InvalidUse { what: name.to_string(), reason });
         let form = self.form;
-        let given = [operands.counts.is_some(), operands.biases.is_some(), operands.mask.is_some()];
-        if given != [form.counts, form.biases, form.mask] {
-            return wrong("counts, biases and mask must be given exactly when the form has them".into());
+        let Operands { counts, biases, mask, top, .. } = operands;
+        let given = [counts, biases, mask, top].map(Option::is_some);
+        if given != [form.counts, form.biases, form.mask, form.top] {
+            return wrong("counts, biases, mask and top must be given exactly when the form has them".into());
         }
         let vocab = self.vocab;
         let needed = [
@@ -234,6 +282,7 @@ impl Sample {
             ("counts", operands.counts.as_ref(), vocab),
             ("biases", operands.biases.as_ref(), rows * MAX_BIASES * 2),
             ("mask", operands.mask.as_ref(), rows * vocab.div_ceil(32)),
+            ("top", operands.top.as_ref(), rows * MAX_TOP * Top::WORDS),
             ("sampled", Some(&operands.sampled), rows * Sampled::WORDS),
             ("ends", Some(&operands.ends), rows * MAX_ENDS),
             ("run", Some(&operands.run), Run::WORDS),
@@ -264,12 +313,14 @@ impl Sample {
 pub(crate) struct Variants {
     blocks: Variant,
     join: Variant,
-    collect: Option<Variant>,
-    select: Option<Variant>,
+    /// Collect and select.
+    filter: Option<[Variant; 2]>,
+    /// The most probable of blocks, and of a row.
+    top: Option<[Variant; 2]>,
 }
 
 fn pipelines(form: Form, plan: Plan, wide: bool) -> Variants {
-    let Form { filters, counts, biases, mask } = form;
+    let Form { filters, counts, biases, mask, top } = form;
     let edits = [(counts, " + counts"), (biases, " + biases"), (mask, " + mask"), (!wide, ", odd vocabulary")];
     let label = |step: &str, edits: &[(bool, &str)], threads: u32| {
         let edits: String = edits.iter().filter(|(has, _)| *has).map(|(_, text)| *text).collect();
@@ -289,5 +340,15 @@ fn pipelines(form: Form, plan: Plan, wide: bool) -> Variants {
     let constants = sample_select::Constants { threads: plan.select_threads, counts };
     let text = label("select", &edits[..1], plan.select_threads);
     let select = Variant::new(text, sample_select::TIERS, Tier::T0, &constants, plan.subgroup);
-    Variants { blocks, join, collect: filters.then_some(collect), select: filters.then_some(select) }
+    let constants = sample_top::Constants { threads };
+    let most_probable = Variant::new(label("top", &[], threads), sample_top::TIERS, Tier::T0, &constants, plan.subgroup);
+    let constants = sample_top_join::Constants { threads: plan.join_threads };
+    let text = label("top join", &[], plan.join_threads);
+    let top_join = Variant::new(text, sample_top_join::TIERS, plan.tier, &constants, plan.subgroup);
+    Variants {
+        blocks,
+        join,
+        filter: filters.then_some([collect, select]),
+        top: top.then_some([most_probable, top_join]),
+    }
 }

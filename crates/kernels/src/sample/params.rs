@@ -4,6 +4,8 @@ use gpu::{Error, Result};
 
 /// Tokens that may end a row.
 pub const MAX_ENDS: usize = 16;
+/// Most of the most probable tokens that are told of a row.
+pub const MAX_TOP: usize = 20;
 /// Biases that a row may have.
 pub const MAX_BIASES: usize = 512;
 /// A bias from here down bans its token.
@@ -40,6 +42,8 @@ pub struct Params {
     pub bias_count: u32,
     /// The row's mask counts.
     pub masked: bool,
+    /// How many of the most probable tokens are told beside the one that is chosen.
+    pub top: u32,
 }
 
 impl Default for Params {
@@ -55,6 +59,7 @@ impl Default for Params {
             seed: 0,
             bias_count: 0,
             masked: false,
+            top: 0,
         }
     }
 }
@@ -84,6 +89,7 @@ impl Params {
             (self.repetition > 0.0 && self.repetition.is_finite(), "the repetition penalty must be more than 0"),
             (self.presence.is_finite() && self.frequency.is_finite(), "penalties must be numbers"),
             (self.bias_count as usize <= MAX_BIASES, "a row may have 512 biases"),
+            (self.top as usize <= MAX_TOP, "20 of the most probable tokens can be told"),
         ];
         match checks.into_iter().find(|(right, _)| !right) {
             Some((_, reason)) => Err(Error::InvalidUse { what: "sampling parameters".into(), reason: reason.into() }),
@@ -106,6 +112,7 @@ impl Params {
             (self.seed >> 32) as u32,
             self.bias_count,
             u32::from(self.masked),
+            self.top,
         ];
         words[..used.len()].copy_from_slice(&used);
         words
@@ -153,6 +160,25 @@ pub struct Sampled {
     pub token: u32,
     /// Its log probability by the logits as the model gave them. Not a number where there is no token.
     pub logprob: f32,
+}
+
+/// One of a row's most probable tokens.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Top {
+    /// The token.
+    pub token: u32,
+    /// Its log probability by the logits as the model gave them.
+    pub logprob: f32,
+}
+
+impl Top {
+    /// Words of a record.
+    pub const WORDS: usize = 2;
+
+    /// From the record that the kernel wrote; none where the row has fewer tokens that are possible at all.
+    pub fn from_words(words: [u32; Self::WORDS]) -> Option<Self> {
+        (words[0] != NO_TOKEN).then_some(Self { token: words[0], logprob: f32::from_bits(words[1]) })
+    }
 }
 
 impl Sampled {

@@ -2,7 +2,7 @@
 
 use gpu::{Caps, Subgroup, Tier};
 
-use super::{Form, pipelines};
+use super::{Form, MAX_TOP, pipelines};
 use crate::variant::Variant;
 
 /// Tokens that one workgroup of the first step takes: 128 blocks of Gemma's vocabulary fill a large GPU, and their best tokens
@@ -48,6 +48,8 @@ pub fn at_tier(caps: &Caps, tier: Tier) -> Plan {
 pub struct Scratch {
     /// What is known of each block.
     pub partials: [u64; 2],
+    /// The most probable tokens of each block; empty where none are told.
+    pub tops: [u64; 2],
     /// What is known of each row; empty without filters.
     pub states: [u64; 2],
     /// Each row's candidates; empty without filters.
@@ -65,9 +67,10 @@ const ALIGNMENT: u64 = 256;
 
 impl Scratch {
     /// For so many output rows.
-    pub fn new(vocab: usize, rows: usize, filters: bool) -> Self {
+    pub fn new(vocab: usize, rows: usize, form: Form) -> Self {
         let rows = rows as u64;
-        let filtered = if filters { rows } else { 0 };
+        let filtered = if form.filters { rows } else { 0 };
+        let told = if form.top { rows } else { 0 };
         let mut end = 0_u64;
         let mut take = |bytes: u64| {
             let start = end.next_multiple_of(ALIGNMENT);
@@ -76,6 +79,7 @@ impl Scratch {
         };
         Self {
             partials: take(rows * blocks(vocab) as u64 * PARTIAL_BYTES),
+            tops: take(told * blocks(vocab) as u64 * MAX_TOP as u64 * CANDIDATE_BYTES),
             states: take(filtered * STATE_BYTES),
             candidates: take(filtered * vocab as u64 * CANDIDATE_BYTES),
         }
@@ -98,13 +102,16 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
     for tier in [Tier::T0, Tier::T1].into_iter().filter(|tier| caps.tier() >= Some(*tier)) {
         let forms = (0..16_u32).map(|bits| {
             let has = |bit: u32| bits >> bit & 1 == 1;
-            (Form { filters: has(0), counts: has(1), biases: has(2), mask: has(3) }, true)
+            (Form { filters: has(0), counts: has(1), biases: has(2), mask: has(3), top: false }, true)
         });
+        let top = (Form { top: true, ..Form::default() }, true);
         // No model of ours has an odd vocabulary: the least and the most that one may ask for are enough.
-        let odd = [Form::default(), Form { filters: true, counts: true, biases: true, mask: true }];
-        for (form, wide) in forms.chain(odd.map(|form| (form, false))) {
+        let odd = [Form::default(), Form { filters: true, counts: true, biases: true, mask: true, top: true }];
+        for (form, wide) in forms.chain([top]).chain(odd.map(|form| (form, false))) {
             let pipelines = pipelines(form, at_tier(caps, tier), wide);
-            let steps = [Some(pipelines.blocks), Some(pipelines.join), pipelines.collect, pipelines.select];
+            let [[collect, select], [top, top_join]] =
+                [pipelines.filter, pipelines.top].map(|pair| pair.map_or([None, None], |pair| pair.map(Some)));
+            let steps = [Some(pipelines.blocks), Some(pipelines.join), collect, select, top, top_join];
             for new in steps.into_iter().flatten() {
                 let same = |known: &Variant| {
                     (known.shader.name, &known.constants) == (new.shader.name, &new.constants)

@@ -71,6 +71,16 @@ pub fn logprob(logits: &[f32], token: u32) -> f64 {
     -crate::score::reference::nll(logits, token)
 }
 
+/// The `count` most probable tokens with their log probabilities, the most probable first, of equals the lowest.
+pub fn top(logits: &[f32], count: usize) -> Vec<(u32, f64)> {
+    let possible = (0..).zip(logits).filter(|(_, logit)| **logit > f32::NEG_INFINITY);
+    let mut tokens: Vec<Scored> =
+        possible.map(|(token, logit)| Scored { token, score: f64::from(*logit) }).collect();
+    sort(&mut tokens);
+    tokens.truncate(count);
+    tokens.into_iter().map(|scored| (scored.token, logprob(logits, scored.token))).collect()
+}
+
 /// Best first, of equals the lowest token.
 fn sort(tokens: &mut [Scored]) {
     tokens.sort_by(|a, b| b.score.total_cmp(&a.score).then(a.token.cmp(&b.token)));

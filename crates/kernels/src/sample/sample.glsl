@@ -13,7 +13,9 @@ struct Params {
     uint seed_high;
     uint bias_count;
     uint masked;
-    uint spare[5];
+    // How many of the most probable tokens are told.
+    uint top;
+    uint spare[4];
 };
 
 // What is known of a part of a row's tokens.
@@ -74,6 +76,8 @@ layout(buffer_reference, scalar, buffer_reference_align = 4) buffer Counts { uin
 const uint BLOCK = 2048;
 // No token: as NO_TOKEN (mod.rs).
 const uint NO_TOKEN = 0xffffffffu;
+// Most of the most probable tokens that are told: as MAX_TOP (params.rs).
+const uint MAX_TOP = 20;
 // Tokens that may end a row: as MAX_ENDS (params.rs).
 const uint MAX_ENDS = 16;
 // In `finished`: rows in the bits below, those that ended in the bits from here on.

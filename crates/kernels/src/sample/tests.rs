@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 use gpu::{Device, Tier, known};
 
 use super::{
-    Bias, CountTokens, Counting, Form, IN_PROMPT, MAX_ENDS, NO_TOKEN, Operands, Params, Run, Sample, Sampled,
+    Bias, CountTokens, Counting, Form, IN_PROMPT, MAX_ENDS, MAX_TOP, NO_TOKEN, Operands, Params, Run, Sample, Sampled,
     cases::{FULL, Logits, PLAIN, Setup},
     policy, reference,
 };
@@ -20,6 +20,7 @@ const DRAW: Params = Params {
     seed: 99,
     bias_count: 0,
     masked: false,
+    top: 0,
 };
 
 #[test]
@@ -139,6 +140,7 @@ fn draws(device: &Device, form: Form, logits: &[f32], params: Params, replays: u
         counts: None,
         biases: None,
         mask: None,
+        top: None,
         scratch: arena.buffer("scratch", kernel.scratch_bytes(ROWS)).unwrap().view(),
         sampled: sampled.view(),
         next_tokens: arena.buffer("tokens", (ROWS * 4) as u64).unwrap().view(),
@@ -219,13 +221,14 @@ fn a_run_leaves_each_step_in_its_entry_and_ends_with_the_first_row_that_does() {
     const STEPS: usize = 6;
     let mut arena = arena(&device);
     let logits: Vec<f32> = (0..100).map(|token| (token % 17) as f32 * 0.2).collect();
-    let form = Form { counts: true, filters: true, ..PLAIN };
+    let form = Form { counts: true, filters: true, top: true, ..PLAIN };
     let kernel = Sample::new(&device, form, logits.len()).unwrap();
     // One row is done after the second kernel of a step, the others after the last; the bucket has one row to spare.
-    let params = [Params::default(), Params { top_k: 20, ..DRAW }, Params { top_k: 30, seed: 5, ..DRAW }];
+    let params = [Params::default(), Params { top_k: 20, top: 2, ..DRAW }, Params { top_k: 30, seed: 5, ..DRAW }];
     let params: Vec<u32> = params.iter().chain([&DRAW]).flat_map(Params::to_words).collect();
     let mut positions = arena.buffer_from("positions", &[10_u32, 20, 30, 40]).unwrap();
     let mut sampled = arena.buffer("sampled", (ROWS * (STEPS - 1) * 16) as u64).unwrap();
+    let mut top = arena.buffer("top", (ROWS * (STEPS - 1) * MAX_TOP * 8) as u64).unwrap();
     let mut counts = arena.buffer("counts", (ROWS * logits.len() * 4) as u64).unwrap();
     let mut ends = arena.buffer("ends", (4 * MAX_ENDS * 4) as u64).unwrap();
     let mut run = arena.buffer("run", 8).unwrap();
@@ -239,6 +242,7 @@ fn a_run_leaves_each_step_in_its_entry_and_ends_with_the_first_row_that_does() {
         counts: Some(counts.view()),
         biases: None,
         mask: None,
+        top: Some(top.view()),
         scratch: arena.buffer("scratch", kernel.scratch_bytes(ROWS + 1)).unwrap().view(),
         sampled: sampled.view(),
         next_tokens: arena.buffer("tokens", (ROWS as u64 + 1) * 4).unwrap().view(),
@@ -256,6 +260,7 @@ fn a_run_leaves_each_step_in_its_entry_and_ends_with_the_first_row_that_does() {
         let words = |words: &[u32]| -> Vec<u8> { bytemuck::cast_slice(words).to_vec() };
         positions.write(0, &words(&[10, 20, 30, 40])).unwrap();
         sampled.write(0, &words(&[UNTOUCHED; ROWS * (STEPS - 1) * 4])).unwrap();
+        top.write(0, &words(&[UNTOUCHED; ROWS * (STEPS - 1) * MAX_TOP * 2])).unwrap();
         counts.write(0, &words(&vec![0; ROWS * logits.len()])).unwrap();
         ends.write(0, &words(&[NO_TOKEN; 4 * MAX_ENDS])).unwrap();
         // Of the last row, in the last place.
@@ -265,6 +270,14 @@ fn a_run_leaves_each_step_in_its_entry_and_ends_with_the_first_row_that_does() {
         device.wait(ticket, TIMEOUT).unwrap();
         let tokens: Vec<u32> = sampled.read_vec::<[u32; 4]>().unwrap().iter().map(|words| words[0]).collect();
         let counted: u32 = counts.read_vec::<u32>().unwrap().iter().sum();
+        // The second row's two most probable tokens, in as many entries as there were steps, and nothing of the others.
+        let told: Vec<u32> = top.read_vec::<[u32; 2]>().unwrap().iter().map(|words| words[0]).collect();
+        for (entry, told) in told.chunks(MAX_TOP).enumerate() {
+            let (first, rest) = told.split_at(2);
+            let came = entry % ROWS == 1 && tokens[entry] != UNTOUCHED;
+            assert_eq!(first, if came { [16, 33] } else { [UNTOUCHED; 2] }, "entry {entry}");
+            assert!(rest.iter().all(|token| *token == UNTOUCHED));
+        }
         (tokens, counted, positions.read_vec::<u32>().unwrap(), run.read_vec::<u32>().unwrap())
     };
     // One step more than there is room for: it runs, and is left out.
@@ -332,9 +345,9 @@ fn plans_fit_the_device() {
         }
     }
     assert_eq!(policy::plan(&known::bare_vulkan_13()).tier, Tier::T0);
-    let scratch = policy::Scratch::new(262_144, 4, true);
+    let scratch = policy::Scratch::new(262_144, 4, Form { filters: true, ..PLAIN });
     assert_eq!(scratch.bytes() - scratch.candidates[0], 8 << 20);
-    assert!(policy::Scratch::new(262_144, 4, false).bytes() < 16 << 10);
+    assert!(policy::Scratch::new(262_144, 4, PLAIN).bytes() < 16 << 10);
 }
 
 #[test]
@@ -370,6 +383,7 @@ fn wrong_operands_are_refused() {
         counts: None,
         biases: Some(words.view()),
         mask: None,
+        top: None,
         scratch: words.view(),
         sampled: words.view(),
         next_tokens: words.view(),

@@ -17,6 +17,7 @@ use crate::{
     Error, Result, Sampling,
     bucket::{bucket, buckets},
     pages::Sequence,
+    sampling::Choice,
     state::MAX_STEPS,
 };
 
@@ -40,15 +41,34 @@ impl Runner {
         most: usize,
         ends: &[&[u32]],
     ) -> Result<Vec<Vec<Sampled>>> {
-        let samplings: Vec<&Sampling> = next.iter().map(|next| next.sampling).collect();
+        self.decode_steps(next, most, ends, &[])
+    }
+
+    /// One more token for each of some sequences, only of those that its mask allows: a mask or none for each of them, in their order.
+    /// A bit of a mask's words is a token, from the lowest bit of the first on.
+    ///
+    /// What may follow depends on what was chosen, which the host must look at first: so there are no runs with masks.
+    pub fn decode_masked(&mut self, next: &mut [Next<'_>], masks: &[Option<&[u32]>]) -> Result<Vec<Sampled>> {
+        Ok(self.decode_steps(next, 1, &[], masks)?.remove(0))
+    }
+
+    fn decode_steps(
+        &mut self,
+        next: &mut [Next<'_>],
+        most: usize,
+        ends: &[&[u32]],
+        masks: &[Option<&[u32]>],
+    ) -> Result<Vec<Vec<Sampled>>> {
+        self.check_masks(next.len(), masks)?;
+        let choices = Choice::list(next.iter().map(|next| next.sampling), masks);
         let output = Output::Sample { rows: bucket(next.len()) };
         let count = Count::new(next.len(), 0);
-        let key = self.key(count, output, &samplings);
+        let key = self.key(count, output, &choices);
         let steps = self.steps_that_fit(next, key, most, ends);
         let mut rows = self.decode_rows(next, steps)?;
         let list: Vec<u32> = (0..rows.len() as u32).collect();
         self.prepare_keys(&[key])?;
-        self.write_state(&rows, count, steps as u32, output, &list, &samplings)?;
+        self.write_state(&rows, count, steps as u32, output, &list, &choices)?;
         self.write_ends(rows.len(), ends)?;
         let depths = depths(&rows, count).map(|depth| depth + steps as u32 - 1);
         let extent = extent(count, depths, output);
@@ -143,12 +163,12 @@ impl Runner {
     /// A step of decoding with a program that is recorded for it, in one part, and timed.
     pub(crate) fn decode_timed(&mut self, next: &mut [Next<'_>], stamps: Stamps) -> Result<Vec<Timing>> {
         let rows = self.decode_rows(next, 1)?;
-        let samplings: Vec<&Sampling> = next.iter().map(|next| next.sampling).collect();
+        let choices = Choice::list(next.iter().map(|next| next.sampling), &[]);
         let output = Output::Sample { rows: bucket(rows.len()) };
         let list: Vec<u32> = (0..rows.len() as u32).collect();
         let count = Count::new(rows.len(), 0);
-        let key = self.key(count, output, &samplings);
-        self.write_state(&rows, count, 1, output, &list, &samplings)?;
+        let key = self.key(count, output, &choices);
+        self.write_state(&rows, count, 1, output, &list, &choices)?;
         let program = self.record_timed(key, stamps)?;
         program.run(TIMEOUT)?;
         for next in next.iter_mut() {

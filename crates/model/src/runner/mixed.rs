@@ -8,7 +8,7 @@ use super::{
     pace::{self, FEWEST_ROWS},
     record::{Count, Output, extent},
 };
-use crate::{Error, Result, Sampling, bucket::bucket, pages::Sequence};
+use crate::{Error, Result, Sampling, bucket::bucket, pages::Sequence, sampling::Choice};
 
 /// A part of a prompt.
 pub struct Chunk<'a> {
@@ -35,6 +35,17 @@ impl Runner {
     /// One more token for each of some sequences, and a chunk of another's prompt, in one step. The chunk may be as long as
     /// [`Runner::chunk_rows_beside`] says. Nothing is advanced on an error.
     pub fn mixed(&mut self, decoding: &mut [Next<'_>], chunk: Chunk<'_>) -> Result<Mixed> {
+        self.mixed_masked(decoding, chunk, &[])
+    }
+
+    /// The same with masks of the tokens that may be chosen: one or none for each sequence that decodes, and if the chunk is its prompt's
+    /// last, for that too. As for [`Runner::decode_masked`].
+    pub fn mixed_masked(
+        &mut self,
+        decoding: &mut [Next<'_>],
+        chunk: Chunk<'_>,
+        masks: &[Option<&[u32]>],
+    ) -> Result<Mixed> {
         let Chunk { sequence, tokens, sampling, last } = chunk;
         let vocab = self.model.config.vocab;
         self.check(sequence, tokens)?;
@@ -44,6 +55,7 @@ impl Runner {
             sampling.check(vocab)?;
         }
         self.check_mixed(decoding.len(), tokens.len(), last)?;
+        self.check_masks(decoding.len() + usize::from(last), masks)?;
 
         self.count_from_here(sequence, sampling)?;
         let mut rows = if decoding.is_empty() { vec![] } else { self.decode_rows(decoding, 1)? };
@@ -60,9 +72,10 @@ impl Runner {
             0 => Output::None,
             outputs => Output::Sample { rows: bucket(outputs) },
         };
-        let mut key = self.key(count, output, &samplings);
+        let choices = Choice::list(samplings, masks);
+        let mut key = self.key(count, output, &choices);
         key.form.counts |= sampling.form(vocab).counts;
-        self.advance(key, count, &rows, &output_rows, &samplings)?;
+        self.advance(key, count, &rows, &output_rows, &choices)?;
 
         let sampled_rows: Vec<Row> = output_rows.iter().map(|row| rows[*row as usize]).collect();
         let mut decoded = self.sampled(0, &sampled_rows)?;

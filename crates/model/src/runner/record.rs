@@ -17,6 +17,7 @@ use crate::{
     Model, Result,
     bucket::bucket,
     gemma3,
+    state::{MAX_SAMPLED, MAX_STEPS},
     step::{FEW_ROWS, Outputs, Rows, Scratch, Step},
 };
 
@@ -216,6 +217,7 @@ impl Runner {
         if key.form.counts {
             self.counts()?;
         }
+        self.prepare_choices(key.form)?;
         let this = &*self;
         if key.decodes() && this.model.device.caps().conditional {
             // What follows the end of a run is skipped.
@@ -302,7 +304,8 @@ impl Runner {
                     slots: state.slots.view(),
                     counts: self.counts.as_ref().filter(|_| key.form.counts).map(Buffer::view),
                     biases: key.form.biases.then(|| state.biases.view()),
-                    mask: None,
+                    mask: self.masks.as_ref().filter(|_| key.form.mask).map(Buffer::view),
+                    top: self.tops.as_ref().filter(|_| key.form.top).map(Buffer::view),
                     scratch: scratch.view(),
                     sampled: state.sampled.view(),
                     next_tokens: tokens.view(),
@@ -313,6 +316,23 @@ impl Runner {
                 Ok(kernel.record(recorder, "sample", rows, &operands)?)
             }
         }
+    }
+
+    /// Takes memory for masks and for the most probable tokens, where a form has them and there is none yet.
+    fn prepare_choices(&mut self, form: sample::Form) -> Result<()> {
+        let device = &self.model.device;
+        let rows = u64::from(self.cache.limits().rows().min(MAX_SAMPLED));
+        if form.mask && self.masks.is_none() {
+            let bytes = rows * u64::from(self.model.config.vocab.div_ceil(32)) * 4;
+            let mut arena = Arena::new(device, Lifetime::Scratch, Memory::Shared).with_block_size(bytes);
+            self.masks = Some(arena.buffer("masks", bytes)?);
+        }
+        if form.top && self.tops.is_none() {
+            let bytes = rows * (MAX_STEPS * sample::MAX_TOP * sample::Top::WORDS * 4) as u64;
+            let mut arena = Arena::new(device, Lifetime::Scratch, Memory::Readback).with_block_size(bytes);
+            self.tops = Some(arena.buffer("most probable tokens", bytes)?);
+        }
+        Ok(())
     }
 
     /// The counts of all slots.

@@ -195,6 +195,7 @@ impl Options {
             Some(value) => Err(Error::field(name, format!("is {value}, but must be from {low} to {high}"))),
         };
         Ok(Sampling {
+            top: 0,
             temperature: ranged("temperature", self.temperature, 0.0, 2.0, base.temperature)?,
             top_k: self.top_k.unwrap_or(base.top_k),
             // 0 leaves only the most probable token, as the smallest number above it does.

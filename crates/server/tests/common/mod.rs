@@ -89,7 +89,10 @@ impl Mock {
             failure: None,
             panics: false,
             refusal: Mutex::default(),
-            status: Mutex::new(Status { pages: Pages { free: 93, cached: 5, total: 100 }, ..Status::default() }),
+            status: Mutex::new(Status {
+                pages: Pages { free: 93, cached: 5, total: 100 },
+                ..Status::default()
+            }),
             unready: Mutex::default(),
             context: 256,
             answers: true,
@@ -129,7 +132,7 @@ impl Generator for Mock {
                     if !delay.is_zero() {
                         tokio::time::sleep(delay).await;
                     }
-                    let _ = sender.send(Event::Token(Token { id: *id, logprob: -1.0 }));
+                    let _ = sender.send(Event::Token(Token { id: *id, logprob: -1.0, top: vec![] }));
                 }
                 let whole = script.len() <= most as usize;
                 let finish = if whole { Finish::End } else { Finish::Length };

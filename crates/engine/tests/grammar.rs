@@ -1,0 +1,289 @@
+//! Answers by grammars, with a model's runner on Mesa's CPU driver: whatever a schema and a model are, the answer is JSON that the schema
+//! allows.
+
+#[path = "../../model/tests/common/mod.rs"]
+mod common;
+
+use std::{num::NonZeroU32, path::Path, sync::Arc, time::Duration};
+
+use common::{Fixture, limits, load};
+use engine::{Answer, Engine, Event, Finish, Gpu, Options, Request, Sampling};
+use grammar::Grammars;
+use model::{Limits, Model, Runner, language::Language};
+use serde_json::{Map, Value, json};
+use text::{Shown, Special};
+use weights::Checkpoint;
+
+const OPTIONS: Options = Options { queue: 256, beside: Duration::ZERO, alone: Duration::ZERO };
+
+const PATTERNS: [&str; 3] = ["^[a-c]{2,4}$", "^(no|maybe)$", r"^\d{3}-\d{2}$"];
+
+/// A small generator: the same schemas on every run.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % end
+    }
+
+    fn name(&mut self) -> String {
+        let letters = ["a", "e", "name", "été", "x y", "\"", "\\", "0", "鳥"];
+        (0..1 + self.below(2)).map(|_| letters[self.below(letters.len() as u64) as usize]).collect()
+    }
+
+    fn value(&mut self) -> Value {
+        match self.below(5) {
+            0 => json!(null),
+            1 => json!(self.below(2) == 0),
+            2 => json!(self.below(2000) as i64 - 1000),
+            3 => json!([self.below(9), self.name()]),
+            _ => json!(self.name()),
+        }
+    }
+
+    /// A schema whose values all have an end.
+    fn schema(&mut self, depth: u32) -> Value {
+        match self.below(if depth == 0 { 6 } else { 10 }) {
+            0 => json!({ "type": "boolean" }),
+            1 => json!({ "type": "null" }),
+            2 => {
+                let low = self.below(3000) as i64 - 1500;
+                json!({ "type": "integer", "minimum": low, "maximum": low + self.below(500) as i64 })
+            }
+            3 => {
+                let least = self.below(3);
+                json!({ "type": "string", "minLength": least, "maxLength": least + self.below(6) })
+            }
+            4 => json!({ "enum": (0..1 + self.below(3)).map(|_| self.value()).collect::<Vec<_>>() }),
+            5 => {
+                json!({ "type": "string", "pattern": PATTERNS[self.below(3) as usize] })
+            }
+            6 => {
+                let least = self.below(2);
+                let items = self.schema(depth - 1);
+                json!({ "type": "array", "items": items, "minItems": least, "maxItems": least + self.below(3) })
+            }
+            7 => json!({ "anyOf": [self.schema(depth - 1), self.schema(depth - 1)] }),
+            _ => {
+                let count = self.below(4);
+                self.object(depth, count)
+            }
+        }
+    }
+
+    fn object(&mut self, depth: u32, most: u64) -> Value {
+        let properties: Map<String, Value> =
+            (0..most).map(|_| (self.name(), self.schema(depth - 1))).collect();
+        let required: Vec<String> = properties.keys().filter(|_| self.below(3) > 0).cloned().collect();
+        json!({ "type": "object", "properties": properties, "required": required, "additionalProperties": false })
+    }
+}
+
+/// Whether a schema of [`Random::schema`] allows a value.
+fn allows(schema: &Value, value: &Value) -> bool {
+    if let Some(list) = schema["enum"].as_array() {
+        return list.contains(value);
+    }
+    if let Some(list) = schema["anyOf"].as_array() {
+        return list.iter().any(|schema| allows(schema, value));
+    }
+    let within = |number: i64, least: &str, most: &str| {
+        let bound = |name: &str| schema[name].as_i64();
+        bound(least).is_none_or(|bound| number >= bound) && bound(most).is_none_or(|bound| number <= bound)
+    };
+    let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    match (schema["type"].as_str().unwrap(), value) {
+        ("boolean", Value::Bool(_)) | ("null", Value::Null) => true,
+        ("integer", Value::Number(number)) => within(number.as_i64().unwrap(), "minimum", "maximum"),
+        ("string", Value::String(text)) => match schema["pattern"].as_str() {
+            None => within(text.chars().count() as i64, "minLength", "maxLength"),
+            Some(pattern) if pattern == PATTERNS[0] => {
+                (2..=4).contains(&text.len()) && text.bytes().all(|byte| b"abc".contains(&byte))
+            }
+            Some(pattern) if pattern == PATTERNS[1] => ["no", "maybe"].contains(&text.as_str()),
+            Some(_) => {
+                text.len() == 6
+                    && text.split_once('-').is_some_and(|(a, b)| digits(a) && digits(b) && a.len() == 3)
+            }
+        },
+        ("array", Value::Array(list)) => {
+            within(list.len() as i64, "minItems", "maxItems")
+                && list.iter().all(|item| allows(&schema["items"], item))
+        }
+        ("object", Value::Object(fields)) => {
+            let properties = schema["properties"].as_object().unwrap();
+            let required = schema["required"].as_array().unwrap();
+            required.iter().all(|name| fields.contains_key(name.as_str().unwrap()))
+                && fields
+                    .iter()
+                    .all(|(name, value)| properties.get(name).is_some_and(|schema| allows(schema, value)))
+        }
+        _ => false,
+    }
+}
+
+struct Served {
+    engine: Engine,
+    language: Language,
+    grammars: Grammars,
+}
+
+impl Served {
+    fn new(model: Arc<Model>, path: &Path, limits: Limits) -> Self {
+        let language = Language::of(&Checkpoint::open(path).unwrap()).unwrap();
+        let grammars = Grammars::new(&language.tokenizer, model.config.vocab, &language.ends).unwrap();
+        let runner = Runner::new(model, limits).unwrap();
+        let engine = Engine::start(Gpu::new(runner, || Err(model::Error::Cancelled)), OPTIONS).unwrap();
+        Self { engine, language, grammars }
+    }
+
+    fn ask(&self, prompt: Vec<u32>, most: u32, sampling: Sampling, schema: &Value) -> Answer {
+        let grammar = self.grammars.json_schema(schema).unwrap_or_else(|error| panic!("{schema}: {error}"));
+        let request = Request {
+            sampling,
+            ends: self.language.ends.clone(),
+            grammar: Some(Box::new(grammar.matcher())),
+            ..Request::new(prompt, NonZeroU32::new(most).unwrap())
+        };
+        self.engine.submit(request).unwrap()
+    }
+
+    /// The text of an answer, which must end by itself.
+    fn text(&self, answer: &mut Answer) -> String {
+        let mut tokens = vec![];
+        loop {
+            match answer.blocking_next().unwrap() {
+                Event::Started { .. } => {}
+                Event::Token(token) => tokens.push(token.id),
+                Event::Finished { finish: Finish::End, .. } => {
+                    return self.language.tokenizer.decode(&tokens, Shown::Text);
+                }
+                last => {
+                    let text = self.language.tokenizer.decode(&tokens, Shown::Text);
+                    panic!("{last:?} after {} tokens: {text}", tokens.len())
+                }
+            }
+        }
+    }
+}
+
+fn check(schema: &Value, text: &str) {
+    let value: Value =
+        serde_json::from_str(text).unwrap_or_else(|error| panic!("{error} in {text:?} for {schema}"));
+    assert!(allows(schema, &value), "{text} for {schema}");
+}
+
+#[test]
+fn answers_of_random_schemas_parse_and_validate() {
+    let Some(device) = testkit::cpu_device_plain() else { return };
+    let fixture = Fixture::open("gguf_q8_0");
+    // Fewer pages than all would fill: some are set back, and go on where they were.
+    let limits = Limits { page: 16, pages: Some(36), ..limits(16, 512, 32) };
+    let served = Served::new(load(&device, &fixture.path), &fixture.path, limits);
+    let mut random = Random(20);
+    let asked: Vec<(Value, Answer)> = (0..200)
+        .map(|seed| {
+            let schema = if seed % 2 == 0 { random.object(3, 4) } else { random.schema(3) };
+            let prompt =
+                (0..1 + random.below(12)).map(|_| random.below(fixture.vocab as u64) as u32).collect();
+            let sampling = match seed % 4 {
+                0 => Sampling { top_k: 40, top_p: 0.95, ..Sampling::default() },
+                1 => Sampling { frequency: 0.2, ..Sampling::default() },
+                _ => Sampling::default(),
+            };
+            let sampling = Sampling { temperature: 1.0, seed, ..sampling };
+            let answer = served.ask(prompt, 500, sampling, &schema);
+            (schema, answer)
+        })
+        .collect();
+    for (schema, mut answer) in asked {
+        check(&schema, &served.text(&mut answer));
+    }
+    let status = served.engine.status();
+    eprintln!("{} tokens in {} steps, {} set back", status.written, status.steps, status.set_back);
+    assert_eq!((status.finished, status.pages.free), (200, status.pages.total));
+    assert!(status.set_back > 0, "pages were enough for all");
+    served.engine.stop();
+}
+
+#[test]
+fn who_follows_no_grammar_has_the_tokens_it_would_have_alone() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let fixture = Fixture::open("gguf_q8_0");
+    let served = Served::new(load(&device, &fixture.path), &fixture.path, limits(3, 96, 16));
+    let schema =
+        json!({ "type": "array", "items": { "type": "integer", "minimum": 0, "maximum": 9 }, "maxItems": 8 });
+    let most = NonZeroU32::new(12).unwrap();
+    let mut free = served.engine.submit(Request::new(fixture.ids.clone(), most)).unwrap();
+    let sampling = |top| Sampling { temperature: 1.0, top, seed: 3, ..Sampling::default() };
+    let mut guided = [0, 5].map(|top| served.ask(fixture.ids[..5].to_vec(), 60, sampling(top), &schema));
+    let mut tokens = vec![];
+    while let Some(event) = free.blocking_next() {
+        if let Event::Token(token) = event {
+            tokens.push(token.id);
+        }
+    }
+    assert_eq!(tokens, fixture.list("greedy"));
+    let mut texts = vec![];
+    for (answer, top) in guided.iter_mut().zip([0, 5]) {
+        let mut tokens = vec![];
+        while let Some(event) = answer.blocking_next() {
+            if let Event::Token(token) = event {
+                assert_eq!(token.top.len(), top);
+                tokens.push(token.id);
+            }
+        }
+        texts.push(served.language.tokenizer.decode(&tokens, Shown::Text));
+        check(&schema, &texts[texts.len() - 1]);
+    }
+    assert_eq!(texts[0], texts[1], "what is told changes nothing");
+    served.engine.stop();
+}
+
+#[test]
+fn the_real_model_writes_json_by_schemas() {
+    let Some(path) = std::env::var_os("INDRIK_TEST_GGUF") else {
+        return eprintln!(
+            "not tested, because something is missing (set INDRIK_TEST_GGUF): a GGUF of Gemma 3 270M"
+        );
+    };
+    let Some(device) = testkit::cpu_device_plain() else { return };
+    let path = Path::new(&path);
+    let limits = Limits { page: 64, ..limits(3, 256, 64) };
+    let served = Served::new(load(&device, path), path, limits);
+    let person = json!({
+        "type": "object",
+        "properties": {
+            "name": { "type": "string", "maxLength": 16 },
+            "age": { "type": "integer", "minimum": 0, "maximum": 120 },
+        },
+        "required": ["name", "age"],
+        "additionalProperties": false,
+    });
+    let colour = json!({ "enum": ["red", "green", "blue"] });
+    let numbers = json!({ "type": "array", "items": { "type": "integer", "minimum": 0, "maximum": 99 }, "minItems": 3, "maxItems": 3 });
+    let asked = [
+        (person, "Describe a person."),
+        (colour, "What is the colour of grass?"),
+        (numbers, "Name three numbers."),
+    ];
+    let mut answers: Vec<(Value, Answer)> = (0..)
+        .zip(asked)
+        .map(|(seed, (schema, text))| {
+            let text =
+                format!("<start_of_turn>user\n{text} Answer in JSON.<end_of_turn>\n<start_of_turn>model\n");
+            let mut prompt: Vec<u32> = served.language.tokenizer.bos().into_iter().collect();
+            prompt.extend(served.language.tokenizer.encode(&text, Special::Parse));
+            let sampling = Sampling { temperature: 1.0, top_k: 64, top_p: 0.95, seed, ..Sampling::default() };
+            let answer = served.ask(prompt, 120, sampling, &schema);
+            (schema, answer)
+        })
+        .collect();
+    for (schema, answer) in &mut answers {
+        let text = served.text(answer);
+        eprintln!("{text}");
+        check(schema, &text);
+    }
+    served.engine.stop();
+}

@@ -1,0 +1,56 @@
+//! The real vocabulary of Gemma 3, of a GGUF that `INDRIK_TEST_GGUF` names: JSON as the model cuts it into tokens is followed, and quickly.
+
+#[path = "../../text/tests/common/mod.rs"]
+mod common;
+
+use std::time::{Duration, Instant};
+
+use grammar::Grammars;
+use serde_json::json;
+use text::{Special, Tokenizer};
+
+#[test]
+fn json_is_followed_in_the_tokens_that_the_model_writes() {
+    let Some(path) = common::named("INDRIK_TEST_GGUF", "a GGUF of Gemma 3") else { return };
+    let tokenizer = Tokenizer::from_vocabulary(common::vocabulary(&path).0).unwrap();
+    let vocab = tokenizer.vocab_len() as u32;
+    let start = Instant::now();
+    let grammars = Grammars::new(&tokenizer, vocab, tokenizer.ends()).unwrap();
+    eprintln!("{vocab} tokens: {:?}", start.elapsed());
+
+    let schema = json!({
+        "type": "object",
+        "properties": {
+            "name": { "type": "string", "maxLength": 40 },
+            "age": { "type": "integer", "minimum": 0, "maximum": 150 },
+            "tags": { "type": "array", "items": { "type": "string" }, "maxItems": 4 },
+        },
+        "required": ["name", "age", "tags"],
+        "additionalProperties": false,
+    });
+    let start = Instant::now();
+    let grammar = grammars.json_schema(&schema).unwrap();
+    eprintln!("the schema: {:?}", start.elapsed());
+    let value = json!({ "name": "Zoë Müller 鳥", "age": 42, "tags": ["a", "long words, and \"quotes\""] });
+    let pretty = serde_json::to_string_pretty(&value).unwrap();
+    // As Python's json writes it too.
+    let spaced = "{\"name\": \"Zo\\u00eb\", \"age\": 7, \"tags\": []}".replace("\\u00eb", "ë");
+    let mut times = vec![];
+    for text in [value.to_string(), pretty, spaced] {
+        let mut matcher = grammar.matcher();
+        let mut words = vec![0; vocab.div_ceil(32) as usize];
+        for id in tokenizer.encode(&text, Special::AsText) {
+            let start = Instant::now();
+            matcher.mask(&mut words).unwrap();
+            times.push(start.elapsed());
+            let bytes = String::from_utf8_lossy(tokenizer.token_bytes(id).unwrap());
+            assert!(words[id as usize / 32] >> (id % 32) & 1 == 1, "{bytes:?} of {text} is not allowed");
+            matcher.accept(id).unwrap();
+        }
+        assert!(matcher.is_over(), "{text}");
+    }
+    times.sort_unstable();
+    let [median, longest] = [times[times.len() / 2], times[times.len() - 1]];
+    let mean = times.iter().sum::<Duration>() / times.len() as u32;
+    eprintln!("{} masks: median {median:?}, mean {mean:?}, longest {longest:?}", times.len());
+}

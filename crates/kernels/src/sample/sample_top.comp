@@ -1,0 +1,78 @@
+#version 460
+#pragma tiers(T0)
+#extension GL_GOOGLE_include_directive : require
+// The most probable tokens, step 1, one workgroup a block and output row: the block's own most probable ones, best first, by the
+// logits as the model gave them. Rows that want none read nothing.
+#include "common.glsl"
+#include "logsum.glsl"
+#include "sample.glsl"
+
+layout(local_size_x_id = 0) in;
+layout(constant_id = 0) const uint THREADS = 256;
+
+layout(buffer_reference, scalar, buffer_reference_align = 8) writeonly buffer Tops { uvec2 data[]; };
+
+layout(push_constant, scalar) uniform Push {
+    Floats logits;
+    ParamsList params;
+    Active active_rows;
+    // [output row][block][MAX_TOP]: key and token.
+    Tops tops;
+    uint vocab;
+} push;
+
+shared uint keys[BLOCK];
+shared uint best_keys[MAX_TOP];
+shared uint best_tokens[MAX_TOP];
+
+void main() {
+    uint row = gl_WorkGroupID.y;
+    if (row >= push.active_rows.rows) {
+        return;
+    }
+    uint wanted = min(push.params.data[row].top, MAX_TOP);
+    if (wanted == 0) {
+        return;
+    }
+    uint thread = gl_LocalInvocationIndex;
+    uint first = gl_WorkGroupID.x * BLOCK;
+    for (uint i = thread; i < MAX_TOP; i += THREADS) {
+        best_keys[i] = NOTHING;
+        best_tokens[i] = NO_TOKEN;
+    }
+    // Each thread looks after every THREADS-th token, and no other touches those: there is nothing to wait for.
+    for (uint i = thread; i < BLOCK; i += THREADS) {
+        uint key = first + i < push.vocab ? key_of(push.logits.data[row * push.vocab + first + i]) : NOTHING;
+        keys[i] = key > KEY_OF_MINUS_INFINITY ? key : NOTHING;
+    }
+    uint own_key = NOTHING;
+    uint own = 0;
+    bool look = true;
+    barrier();
+    for (uint n = 0; n < wanted; n++) {
+        if (look) {
+            own_key = NOTHING;
+            for (uint i = thread; i < BLOCK; i += THREADS) {
+                // Tokens ascend: the first of equals stays.
+                if (keys[i] > own_key) {
+                    own_key = keys[i];
+                    own = i;
+                }
+            }
+        }
+        atomicMax(best_keys[n], own_key);
+        barrier();
+        if (own_key == best_keys[n] && own_key != NOTHING) {
+            atomicMin(best_tokens[n], first + own);
+        }
+        barrier();
+        look = best_tokens[n] == first + own && own_key != NOTHING;
+        if (look) {
+            keys[own] = NOTHING;
+        }
+    }
+    uint at = (row * gl_NumWorkGroups.x + gl_WorkGroupID.x) * MAX_TOP;
+    for (uint n = thread; n < wanted; n += THREADS) {
+        push.tops.data[at + n] = uvec2(best_keys[n], best_tokens[n]);
+    }
+}

@@ -1,0 +1,140 @@
+//! Masks of allowed tokens, and the most probable tokens, on Mesa's CPU driver.
+
+mod common;
+
+use common::{Fixture, limits, load};
+use model::{Chunk, Error, Next, Runner, Sampled, Sampling, Sequence};
+
+const NAME: &str = "gguf_q8_0";
+
+fn only(vocab: usize, tokens: &[u32]) -> Vec<u32> {
+    let mut mask = vec![0; vocab.div_ceil(32)];
+    tokens.iter().for_each(|token| mask[*token as usize / 32] |= 1 << (token % 32));
+    mask
+}
+
+fn next<'a>(sequences: &'a mut [Sequence], tokens: &[u32], sampling: &'a Sampling) -> Vec<Next<'a>> {
+    let rows = sequences.iter_mut().zip(tokens);
+    rows.map(|(sequence, token)| Next { sequence, token: *token, sampling }).collect()
+}
+
+#[test]
+fn a_mask_decides_for_its_row_and_for_no_other() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let fixture = Fixture::open(NAME);
+    let model = load(&device, &fixture.path);
+    let mut runner = Runner::new(model, limits(3, 96, 16)).unwrap();
+    let greedy = fixture.list("greedy");
+    let mut sequences: Vec<Sequence> = (0..3).map(|_| runner.start().unwrap()).collect();
+    let sampling = Sampling::default();
+    let first = |runner: &mut Runner, sequence: &mut Sequence| -> Sampled {
+        runner.prompt(sequence, &fixture.ids, &sampling, |_| true).unwrap()
+    };
+    let told: Vec<Sampled> = sequences.iter_mut().map(|sequence| first(&mut runner, sequence)).collect();
+    let tokens: Vec<u32> = told.iter().map(|sampled| sampled.token).collect();
+    assert_eq!(tokens, [greedy[0]; 3]);
+
+    // One token alone, all but the best, and none.
+    let last = fixture.vocab as u32 - 1;
+    let others: Vec<u32> = (0..=last).filter(|token| *token != greedy[1]).collect();
+    let masks = [only(fixture.vocab, &[last]), only(fixture.vocab, &others)];
+    let masks = [Some(&masks[0][..]), Some(&masks[1][..]), None];
+    let chosen = runner.decode_masked(&mut next(&mut sequences, &tokens, &sampling), &masks).unwrap();
+    assert_eq!((chosen[0].token, chosen[2].token), (last, greedy[1]));
+    assert_ne!(chosen[1].token, greedy[1]);
+    // The probability is the model's own, whatever was allowed.
+    assert!(chosen[0].logprob < chosen[1].logprob && chosen[1].logprob < chosen[2].logprob, "{chosen:?}");
+
+    // Nothing is taken or recorded from step to step, and without masks all is as it was.
+    let tokens: Vec<u32> = chosen.iter().map(|sampled| sampled.token).collect();
+    let before = device.counters();
+    let chosen = runner.decode_masked(&mut next(&mut sequences, &tokens, &sampling), &masks).unwrap();
+    let after = device.counters();
+    assert_eq!((after.allocations, after.commands_recorded), (before.allocations, before.commands_recorded));
+    assert_eq!((chosen[0].token, chosen[2].token), (last, greedy[2]));
+    let tokens: Vec<u32> = chosen.iter().map(|sampled| sampled.token).collect();
+    let run = runner.decode_run(&mut next(&mut sequences, &tokens, &sampling), 3, &[]).unwrap();
+    assert!(run.iter().zip(&greedy[3..]).all(|(step, token)| step[2].token == *token));
+
+    // Masks of another length, or of other rows, are refused.
+    for wrong in [&[Some(&[0_u32][..]), None, None][..], &masks[..2]] {
+        let error = runner.decode_masked(&mut next(&mut sequences, &[1; 3], &sampling), wrong).unwrap_err();
+        assert!(matches!(error, Error::Limits(_)), "{error}");
+    }
+}
+
+#[test]
+fn the_token_after_a_prompt_has_a_mask_too() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let fixture = Fixture::open(NAME);
+    let model = load(&device, &fixture.path);
+    let mut runner = Runner::new(model, limits(2, 96, 16)).unwrap();
+    let sampling = Sampling { temperature: 1.0, top_k: 3, top: 2, ..Sampling::default() };
+    let mut sequences = [runner.start().unwrap(), runner.start().unwrap()];
+    let token = runner.prompt(&mut sequences[0], &fixture.ids, &sampling, |_| true).unwrap().token;
+    let [writing, reading] = &mut sequences;
+    let masks = [only(fixture.vocab, &[7, 9]), only(fixture.vocab, &[11])];
+    let chunk = Chunk { sequence: reading, tokens: &fixture.ids[..9], sampling: &sampling, last: true };
+    let writing = Next { sequence: writing, token, sampling: &sampling };
+    let mixed = runner.mixed_masked(&mut [writing], chunk, &[Some(&masks[0]), Some(&masks[1])]).unwrap();
+    let first = mixed.first.unwrap();
+    assert!([7, 9].contains(&mixed.decoded[0].token) && first.token == 11, "{first:?}");
+    assert_eq!((mixed.decoded[0].top.len(), first.top.len()), (2, 2));
+    // The most probable tokens are the model's, not the mask's.
+    assert!(first.top[0].1 >= first.logprob);
+}
+
+#[test]
+fn the_most_probable_tokens_are_those_of_the_logits_in_every_step() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let fixture = Fixture::open(NAME);
+    let model = load(&device, &fixture.path);
+    let mut runner = Runner::new(model, limits(2, 96, 16)).unwrap();
+    let asks = Sampling { top: 20, ..Sampling::default() };
+    let plain = Sampling::default();
+    let mut sequences = [runner.start().unwrap(), runner.start().unwrap()];
+    let [one, other] = &mut sequences;
+    let first = runner.prompt(one, &fixture.ids, &asks, |_| true).unwrap();
+    let same = runner.prompt(other, &fixture.ids, &plain, |_| true).unwrap();
+    assert!(same.top.is_empty() && same.token == first.token && same.logprob == first.logprob);
+    let token = first.token;
+    let rows = &mut [
+        Next { sequence: one, token, sampling: &asks },
+        Next { sequence: other, token, sampling: &plain },
+    ];
+    let steps = runner.decode_run(rows, 6, &[]).unwrap();
+    assert_eq!(steps.len(), 6);
+    let mut told = vec![first];
+    for step in steps {
+        assert!(step[1].top.is_empty() && step[1].token == step[0].token);
+        told.push(step[0].clone());
+    }
+
+    let text: Vec<u32> =
+        fixture.ids.iter().copied().chain(told.iter().map(|sampled| sampled.token)).collect();
+    drop(sequences);
+    let mut sequence = runner.start().unwrap();
+    let mut position = 0;
+    runner
+        .logits(&mut sequence, &text, |logits| {
+            let at = (position + 1_usize).checked_sub(fixture.ids.len());
+            position += 1;
+            let Some(sampled) = at.and_then(|at| told.get(at)) else { return Ok(()) };
+            let sum = logits.iter().map(|logit| f64::from(*logit).exp()).sum::<f64>().ln();
+            assert_eq!(sampled.top.len(), 20);
+            assert_eq!((sampled.top[0].0, sampled.top[0].1), (sampled.token, sampled.logprob));
+            assert!(sampled.top.is_sorted_by(|a, b| a.1 >= b.1));
+            let least = sampled.top[19].1;
+            for (token, logit) in (0_u32..).zip(logits) {
+                let logprob = (f64::from(*logit) - sum) as f32;
+                match sampled.top.iter().find(|(told, _)| *told == token) {
+                    Some((_, told)) => {
+                        assert!((told - logprob).abs() < 2e-2, "{token}: {told} for {logprob}")
+                    }
+                    None => assert!(logprob < least + 2e-2, "{token} at {logprob} is not told"),
+                }
+            }
+            Ok(())
+        })
+        .unwrap();
+}
