@@ -90,6 +90,9 @@ pub trait Backend: Send + 'static {
     /// `depth` positions.
     fn chunk(&self, writing: usize, depth: u32, within: Duration) -> usize;
 
+    /// How many of so many sequences to carry forward at once, for the most tokens per second: at least one. The others take their turn.
+    fn at_once(&self, writing: usize) -> usize;
+
     /// How many steps of so many sequences make a run of the usual length.
     fn steps(&self, writing: usize) -> usize;
 

@@ -109,6 +109,10 @@ impl Backend for Gpu {
         self.runner.as_ref().map_or(1, |runner| runner.chunk_rows_beside(writing, depth, within))
     }
 
+    fn at_once(&self, writing: usize) -> usize {
+        self.runner.as_ref().map_or(writing, |runner| runner.at_once(writing))
+    }
+
     fn steps(&self, writing: usize) -> usize {
         self.runner.as_ref().map_or(1, |runner| runner.steady_steps(writing))
     }

@@ -19,6 +19,9 @@ use crate::{
 /// Losses of the device without a token between them after which it is given up.
 const MOST_LOSSES: u32 = 3;
 
+/// One run in so many is of all who write, even if they take turns else.
+const RUNS_TO_ALL: u64 = 64;
+
 /// Between attempts to put a lost device back that nobody waits for.
 const REVIVE_PAUSE: Duration = Duration::from_secs(2);
 
@@ -40,6 +43,10 @@ pub(crate) struct Scheduler<B: Backend> {
     status: Status,
     /// Someone was set back for want of pages or memory: nobody is admitted before one of the others has ended.
     full: bool,
+    /// Runs so far.
+    runs: u64,
+    /// Whose turn it is to sit out a run.
+    turn: usize,
     /// The device is lost, and not put back yet.
     lost: bool,
     /// How often it was lost since the last token.
@@ -58,6 +65,8 @@ impl<B: Backend> Scheduler<B> {
             last: vec![],
             status: Status::default(),
             full: false,
+            runs: 0,
+            turn: 0,
             lost: false,
             losses: 0,
         };
@@ -125,10 +134,14 @@ impl<B: Backend> Scheduler<B> {
             return;
         }
         match self.backend.probe() {
-            Ok(()) => probes.into_iter().for_each(|probe| {
-                // Who does not wait any more needs no answer.
-                let _ = probe.send(());
-            }),
+            Ok(()) => {
+                // Who asks next how things stand should hear what the probe has found.
+                self.publish();
+                probes.into_iter().for_each(|probe| {
+                    // Who does not wait any more needs no answer.
+                    let _ = probe.send(());
+                });
+            }
             Err(Fault::Lost(text)) => self.lose(&text),
             Err(fault) => tracing::warn!("the device did not answer: {fault}"),
         }
@@ -255,7 +268,7 @@ impl<B: Backend> Scheduler<B> {
         let mixed = self.backend.mixed(&mut next, chunk)?;
         self.status.steps += 1;
         if writers > 0 {
-            self.hand_out(vec![mixed.decoded]);
+            self.hand_out(vec![mixed.decoded], &vec![true; writers]);
         }
         self.has_read(read, mixed.first);
         Ok(())
@@ -265,32 +278,57 @@ impl<B: Backend> Scheduler<B> {
     fn run_steps(&mut self) -> Result<(), Fault> {
         let context = self.shared.bounds.context as usize;
         let left = |writing: &Writing<B::Sequence>| writing.job.left().min(context - writing.job.len());
-        let most = self.writing.iter().map(left).min().unwrap_or(1);
+        let turns = self.take_turns();
+        let taking_part =
+            || turns.iter().zip(&self.writing).filter(|(turn, _)| **turn).map(|(_, writing)| writing);
+        let most = taking_part().map(left).min().unwrap_or(1);
         // What a grammar allows next depends on what came before: only the host knows, and not before the step is done.
-        let guided = self.writing.iter().any(|writing| writing.job.mask().is_some());
-        let steps = if guided { 1 } else { self.backend.steps(self.writing.len()) };
+        let guided = taking_part().any(|writing| writing.job.mask().is_some());
+        let steps = if guided { 1 } else { self.backend.steps(taking_part().count()) };
         let most = most.min(steps).max(1);
-        let steps = match self.run_of(most) {
+        let steps = match self.run_of(most, &turns) {
             // A run takes the pages of all its steps at once. For one step there may be enough.
-            Err(Fault::NoPage) if most > 1 => self.run_of(1),
+            Err(Fault::NoPage) if most > 1 => self.run_of(1, &turns),
             steps => steps,
         }?;
         self.status.steps += steps.len() as u64;
-        self.hand_out(steps);
+        self.hand_out(steps, &turns);
         Ok(())
     }
 
-    fn run_of(&mut self, most: usize) -> Result<Vec<Vec<Sampled>>, Fault> {
-        let (mut next, ends): (Vec<_>, Vec<_>) = self.writing.iter_mut().map(Writing::next).unzip();
+    /// Who takes part in the next run: all who write, unless fewer at once make more tokens in all; then each sits out one run in
+    /// its turn.
+    fn take_turns(&mut self) -> Vec<bool> {
+        let all = self.writing.len();
+        self.runs = self.runs.wrapping_add(1);
+        // Now and then all, so that what it takes is known.
+        let fewer = !self.runs.is_multiple_of(RUNS_TO_ALL);
+        let out = if fewer { all - self.backend.at_once(all).clamp(1, all) } else { 0 };
+        let mut turns = vec![true; all];
+        for sits_out in self.turn..self.turn + out {
+            turns[sits_out % all] = false;
+        }
+        self.turn = (self.turn + out) % all;
+        turns
+    }
+
+    fn run_of(&mut self, most: usize, turns: &[bool]) -> Result<Vec<Vec<Sampled>>, Fault> {
+        let taking_part = self.writing.iter_mut().zip(turns).filter(|(_, turn)| **turn);
+        let (mut next, ends): (Vec<_>, Vec<_>) = taking_part.map(|(writing, _)| writing.next()).unzip();
         self.backend.run(&mut next, most, &ends)
     }
 
-    /// Gives everyone who writes its tokens of some steps.
-    fn hand_out(&mut self, steps: Vec<Vec<Sampled>>) {
+    /// Gives everyone who took part in some steps its tokens.
+    fn hand_out(&mut self, steps: Vec<Vec<Sampled>>, turns: &[bool]) {
         let mut steps: Vec<_> = steps.into_iter().map(Vec::into_iter).collect();
-        for writing in mem::take(&mut self.writing) {
-            let sampled = steps.iter_mut().filter_map(Iterator::next).collect();
-            self.hand_to(writing, sampled);
+        for (writing, turn) in mem::take(&mut self.writing).into_iter().zip(turns) {
+            match turn {
+                true => {
+                    let sampled = steps.iter_mut().filter_map(Iterator::next).collect();
+                    self.hand_to(writing, sampled);
+                }
+                false => self.writing.push(writing),
+            }
         }
     }
 

@@ -44,6 +44,8 @@ pub struct PlainOptions {
     pub chunk: usize,
     /// Most steps of a run.
     pub steps: usize,
+    /// Most sequences of a run.
+    pub at_once: usize,
     /// What every answer says, whatever the prompt, for tests of what is made of tokens; put a token that ends it last. Without one the
     /// tokens are like drawn by lot, and follow from the prompt and the seed.
     pub script: Vec<u32>,
@@ -63,6 +65,7 @@ impl Default for PlainOptions {
             prefix: true,
             chunk: 16,
             steps: 4,
+            at_once: usize::MAX,
             script: vec![],
             delay: Duration::ZERO,
             crowd: usize::MAX,
@@ -291,6 +294,10 @@ impl Backend for Plain {
 
     fn chunk(&self, _writing: usize, _depth: u32, _within: Duration) -> usize {
         self.options.chunk
+    }
+
+    fn at_once(&self, writing: usize) -> usize {
+        writing.min(self.options.at_once)
     }
 
     fn steps(&self, _writing: usize) -> usize {

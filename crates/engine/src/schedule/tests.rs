@@ -82,10 +82,10 @@ fn fault() -> impl Strategy<Value = Fault> {
 }
 
 fn scenario(faults: usize) -> impl Strategy<Value = Scenario> {
-    let sizes = (1..5_u32, 4..40_u32, 1..7_u32, 1..10_usize, 1..6_usize, 1..6_usize);
+    let sizes = (1..5_u32, 4..40_u32, 1..7_u32, 1..10_usize, 1..6_usize, (1..6_usize, 1..6_usize));
     let cache = (0.0..2.0_f64, 1..40_u32, prop::bool::weighted(0.8));
     (sizes, cache).prop_flat_map(move |(sizes, (share, window, prefix))| {
-        let (sequences, context, page, chunk, steps, crowd) = sizes;
+        let (sequences, context, page, chunk, steps, (crowd, at_once)) = sizes;
         let fewest = context.div_ceil(page);
         let pages = fewest + (f64::from(fewest) * share) as u32;
         let bounds = Bounds { sequences, context, vocab: VOCAB, page, pages };
@@ -103,6 +103,7 @@ fn scenario(faults: usize) -> impl Strategy<Value = Scenario> {
                     prefix,
                     chunk,
                     steps,
+                    at_once,
                     crowd,
                     faults,
                     ..PlainOptions::default()
@@ -465,6 +466,29 @@ fn a_lost_device_takes_the_cache_with_it() {
     assert_eq!(ask(&mut stage, &first).1, 16);
     let held: Vec<usize> = stage.watch.starts().iter().map(|start| start.held).collect();
     assert_eq!((stage.scheduler.status.lost, held), (1, vec![0, 16, 0]));
+}
+
+#[test]
+fn those_who_are_too_many_at_once_take_turns() {
+    let mut stage = Stage::new(PlainOptions { at_once: 4, steps: 1, ..options(5, 64) });
+    let requests = [0, 1, 2, 3, 4].map(|number| request(number, 4, 30));
+    let mut answers = requests.each_ref().map(|request| stage.submit(request));
+    while stage.scheduler.writing.len() < 5 {
+        stage.round();
+    }
+    let written = |stage: &Stage| -> Vec<usize> {
+        stage.scheduler.writing.iter().map(|writing| writing.job.written.len()).collect()
+    };
+    let before = written(&stage);
+    for _ in 0..10 {
+        stage.round();
+    }
+    let since: Vec<usize> = written(&stage).iter().zip(&before).map(|(now, before)| now - before).collect();
+    assert_eq!(since, [8; 5], "each sat out two of ten runs");
+    stage.finish();
+    for (request, answer) in requests.iter().zip(&mut answers) {
+        assert_eq!(listen(answer).0, stage.alone(request).0);
+    }
 }
 
 #[test]
