@@ -57,7 +57,7 @@ bench: setup ## measure this machine's device
 
 curve: setup ## draw docs/batch.svg: tokens a second of 1 to 128 sequences, SHAPE=gemma3-27b
 	cargo build --release
-	$(INDRIK) bench --shape $(or $(SHAPE),gemma3-27b) -p 0 -n 32 -b 1,2,3,4,6,8,12,16,24,32,48,64,96,128 --plot docs/batch.svg
+	$(INDRIK) bench --shape $(or $(SHAPE),gemma3-27b) -p 0 -n 32 -b 1,2,3,4,6,8,12,16,24,32,40,48,56,64,72,80,96,112,128 --plot docs/batch.svg
 
 versus: setup ## compare with llama.cpp's prebuilt Vulkan library (needs Node 20): MODEL=file.gguf
 	cargo build --release

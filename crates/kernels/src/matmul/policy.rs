@@ -218,7 +218,12 @@ const LARGE_DIRECT: Tile = Tile::new(128, 128, 32, 128);
 const LARGEST_DIRECT: Tile = Tile::new(256, 128, 32, 128);
 
 /// More of them there, for numbers of columns between powers of two: tokens per second would fall above 32 and 64 of them.
-const BETWEEN_DIRECT: [Tile; 2] = [Tile::new(128, 48, 32, 48), Tile::new(128, 96, 32, 96)];
+const BETWEEN_DIRECT: [Tile; 4] = [
+    Tile::new(128, 48, 32, 48),
+    Tile::new(128, 80, 32, 80),
+    Tile::new(128, 96, 32, 96),
+    Tile::new(128, 112, 32, 112),
+];
 
 /// The first of them there: more workgroups, whose loads are under way at the same time.
 const SMALLEST_DIRECT: Tile = Tile::new(64, 16, 16, 16);
@@ -228,7 +233,7 @@ const SMALLEST_DIRECT: Tile = Tile::new(64, 16, 16, 16);
 const EIGHT_DIRECT: [Tile; 2] = [Tile::new(64, 8, 16, 8), Tile::new(128, 8, 32, 8)];
 
 /// Others that are worth timing.
-const MORE_TILES: [Tile; 23] = [
+const MORE_TILES: [Tile; 25] = [
     EIGHT_DIRECT[0],
     EIGHT_DIRECT[1],
     Tile::new(64, 8, 32, 8),
@@ -236,6 +241,8 @@ const MORE_TILES: [Tile; 23] = [
     Tile::new(256, 8, 32, 8),
     BETWEEN_DIRECT[0],
     BETWEEN_DIRECT[1],
+    BETWEEN_DIRECT[2],
+    BETWEEN_DIRECT[3],
     Tile::new(64, 48, 16, 48),
     Tile::new(256, 48, 32, 48),
     Tile::new(256, 96, 32, 96),
@@ -365,7 +372,7 @@ fn units(caps: &Caps) -> u32 {
 const MODEL_SHAPES: [(usize, usize, bool); 3] = [(43008, 5376, true), (8192, 5376, false), (640, 2048, false)];
 
 /// Columns of the programs that models record.
-const BUCKETS: [usize; 9] = [8, 16, 32, 48, 64, 96, 128, 512, 2048];
+const BUCKETS: [usize; 11] = [8, 16, 32, 48, 64, 80, 96, 112, 128, 512, 2048];
 
 /// The pipelines that models ask for on such a device.
 pub fn variants(caps: &Caps) -> Vec<Variant> {
