@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use common::{Fixture, Mock, chat, completion};
 use engine::{
-    Engine, Options,
+    Bounds, Engine, Options,
     testing::{Plain, PlainOptions},
 };
 use serde_json::{Value, json};
@@ -19,7 +19,10 @@ const TEXT: &str = "/v1/completions";
 const SCHEMA: &str = "response_format.json_schema.schema";
 
 fn server(config: Config) -> Fixture {
-    let engine = Engine::start(Plain::new(PlainOptions::default()), Options::default()).unwrap();
+    // White space by lot takes room.
+    let bounds = Bounds { sequences: 4, context: 4096, vocab: 1000, page: 64, pages: 4 * 4096 / 64 };
+    let plain = Plain::new(PlainOptions { bounds, chunk: 64, ..PlainOptions::default() });
+    let engine = Engine::start(plain, Options::default()).unwrap();
     Fixture::over(Mock::new(), Arc::new(engine), config, Some(ChatTemplate::gemma3()))
 }
 
@@ -66,7 +69,7 @@ fn answers_are_held_to_a_schema() {
         }
     }
     let mut asked = format(short());
-    asked["max_tokens"] = 200.into();
+    asked["max_tokens"] = 2000.into();
     let got = server.post(TEXT, &completion(asked.clone())).json();
     check(got["choices"][0]["text"].as_str().unwrap());
     asked["stream"] = true.into();
@@ -97,11 +100,19 @@ fn schemas_that_cannot_be_used_are_refused_by_name_and_soon() {
         json!({ "type": "null" }),
         |inner, _| json!({ "type": "object", "properties": { "a": inner } }),
     );
+    let crossed: Vec<Value> = (0..12)
+        .map(|i| {
+            (0..4).map(|j| json!({ "properties": { format!("p{i}"): { "const": j } } })).collect::<Vec<_>>()
+        })
+        .map(|any| json!({ "anyOf": any }))
+        .collect();
     let wide: Vec<String> = (0..60_000).map(|number| format!("value {number}")).collect();
     for schema in [
         json!({ "type": "word" }),
         json!({ "type": "string", "pattern": "(" }),
-        json!({ "type": "string", "pattern": "((a{0,999}){0,999}){0,999}" }),
+        json!({ "type": "string", "pattern": "^(ab)*$", "minLength": 1_000_000 }),
+        json!({ "allOf": crossed }),
+        json!({ "type": "array", "uniqueItems": true }),
         json!({ "$ref": "https://example.org/schema" }),
         json!({ "type": "integer", "multipleOf": 999_999_937 }),
         json!({ "enum": wide }),
@@ -125,9 +136,9 @@ fn schemas_that_cannot_be_used_are_refused_by_name_and_soon() {
 fn a_grammar_that_takes_too_long_is_refused_and_counts_until_it_is_made() {
     let config = Config { grammars: 1, grammar_time: Duration::from_millis(1), ..Config::default() };
     let server = server(config);
-    let slow: Vec<String> = (0..8_000).map(|number| format!("value {number}")).collect();
-    let (message, param) =
-        server.post(CHAT, &chat(format(json!({ "enum": slow })))).refused(400, "invalid_value");
+    // 20000 states, 10 µs each.
+    let slow = json!({ "type": "integer", "multipleOf": 19_997 });
+    let (message, param) = server.post(CHAT, &chat(format(slow))).refused(400, "invalid_value");
     assert_eq!(param, SCHEMA);
     assert!(message.contains("too complex"), "{message}");
     let other = server.post(CHAT, &chat(format(short())));
