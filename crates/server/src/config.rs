@@ -88,3 +88,10 @@ pub struct Model {
     /// What a request does not say of sampling. The seed is not taken from here.
     pub sampling: Sampling,
 }
+
+impl Model {
+    /// How many tokens have a text and logits: a request may name those below.
+    pub(crate) fn tokens(&self) -> u32 {
+        u32::try_from(self.tokenizer.vocab_len()).map_or(self.vocab, |known| known.min(self.vocab))
+    }
+}

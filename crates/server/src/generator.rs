@@ -83,8 +83,11 @@ pub struct Place {
     engine: OnceLock<Engine>,
     doing: Mutex<String>,
     context: u32,
-    gauges: Box<dyn Fn(&Status) -> Vec<Gauge> + Send + Sync>,
+    gauges: Box<ReadGauges>,
 }
+
+/// Reads numbers, told how things stand.
+type ReadGauges = dyn Fn(&Status) -> Vec<Gauge> + Send + Sync;
 
 impl Place {
     /// For an engine of this context, which is not there yet; `doing` says what is done about that.

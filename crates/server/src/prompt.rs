@@ -52,7 +52,7 @@ impl Asked {
             return Err(Error::UnknownModel(options.model));
         }
         options.check(config.choices)?;
-        let vocab = model.tokenizer.vocab_len();
+        let vocab = model.tokens() as usize;
         let mut sampling = options.sampling(&model.sampling, vocab)?;
         let shape = options.shape()?;
         let (prompts, tops) = match form {
@@ -134,7 +134,7 @@ fn texts(
 ) -> Result<Vec<(Vec<u32>, String)>, Error> {
     let tokenizer = &model.tokenizer;
     let echoes = completion.echoes();
-    let prompts = completion.prompts(tokenizer.vocab_len(), options.n(), config.choices)?;
+    let prompts = completion.prompts(model.tokens() as usize, options.n(), config.choices)?;
     let prompt = |prompt| {
         let (tokens, text) = match prompt {
             Prompt::Text(text) => (tokenizer.encode_prompt(&text), text),

@@ -69,7 +69,7 @@ pub(crate) fn router(
     phase: watch::Receiver<Phase>,
 ) -> std::io::Result<Router> {
     let cors = access::cors(&config.cors_origins)?;
-    let openapi = crate::openapi::document(&model.id, &config);
+    let openapi = crate::openapi::document(&model, &config);
     let keys = Keys::new(&config.api_keys);
     let grammars = Grammars::start(&model, &config)?;
     let bodies = Semaphore::new(units(config.bodies_bytes.max(config.body_bytes)) as usize);

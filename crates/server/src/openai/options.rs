@@ -18,7 +18,7 @@ use crate::error::Error;
 pub(crate) const MAX_STOPS: usize = 4;
 
 /// Biases that the sampler has room for.
-const MAX_BIASES: usize = 512;
+pub(crate) const MAX_BIASES: usize = 512;
 
 /// How an answer is made and sent.
 #[derive(Debug, Default, Deserialize, ToSchema)]
