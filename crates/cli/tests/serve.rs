@@ -378,3 +378,95 @@ fn the_environment_and_a_file_set_what_flags_do_not() {
     }
     assert!(!log.contains("first") && !log.contains("second"), "{log}");
 }
+
+#[test]
+fn answers_are_held_to_a_schema_and_told_with_their_probabilities() {
+    if !has_device() {
+        return;
+    }
+    let server = Served::start(&mut serve(&[]));
+    let chat = |body: Value| {
+        let mut all = json!({ "model": "tiny", "temperature": 1, "seed": 5 });
+        all.as_object_mut().unwrap().extend(body.as_object().unwrap().clone());
+        let (status, text) = server.ask("POST", "/v1/chat/completions", &all.to_string());
+        assert_eq!(status, 200, "{text}");
+        serde_json::from_str::<Value>(&text).unwrap()
+    };
+    let user = |content: &str| json!({ "role": "user", "content": content });
+    let schema = json!({
+        "type": "object",
+        "properties": { "color": { "enum": ["red", "green"] }, "count": { "type": "integer", "minimum": 0, "maximum": 9 } },
+        "required": ["color", "count"],
+        "additionalProperties": false,
+    });
+    let format =
+        json!({ "type": "json_schema", "json_schema": { "name": "x", "strict": true, "schema": schema } });
+    let got = chat(json!({
+        "messages": [user("which?")], "response_format": format, "n": 2, "logprobs": true, "top_logprobs": 20,
+    }));
+    for choice in got["choices"].as_array().unwrap() {
+        let text = choice["message"]["content"].as_str().unwrap();
+        let answer: Value = serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"));
+        assert!(["red", "green"].contains(&answer["color"].as_str().unwrap()), "{text}");
+        assert!(answer["count"].as_u64().unwrap() <= 9, "{text}");
+        assert_eq!(choice["finish_reason"], "stop");
+        // The bytes of all tokens are the text, and no probabilities are more than one together.
+        let content = choice["logprobs"]["content"].as_array().unwrap();
+        let bytes = content.iter().flat_map(|token| token["bytes"].as_array().unwrap());
+        let bytes: Vec<u8> = bytes.map(|byte| byte.as_u64().unwrap() as u8).collect();
+        assert_eq!(bytes, text.as_bytes());
+        for token in content {
+            let top = token["top_logprobs"].as_array().unwrap();
+            let of = |token: &Value| token["logprob"].as_f64().unwrap();
+            let sum: f64 = top.iter().map(|token| of(token).exp()).sum();
+            assert!(top.len() == 20 && sum > 0.0 && sum < 1.0001, "{sum}: {token}");
+            assert!(top.is_sorted_by(|a, b| of(a) >= of(b)), "{token}");
+            assert!(of(token) <= of(&top[0]) && of(token) < 0.0, "{token}");
+        }
+    }
+    // Without a grammar, the most probable token is the one that is taken.
+    let whole = server.complete(&greedy(12, json!({ "logprobs": 5 })));
+    let logprobs = &whole["choices"][0]["logprobs"];
+    for (logprob, top) in logprobs["token_logprobs"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .zip(logprobs["top_logprobs"].as_array().unwrap())
+    {
+        let top = top.as_object().unwrap().values().map(|logprob| logprob.as_f64().unwrap());
+        assert_eq!(logprob.as_f64().unwrap(), top.fold(f64::NEG_INFINITY, f64::max));
+    }
+
+    // The second turn of a chat reads what is new.
+    let words = "one two three four five six seven eight nine ten ".repeat(4);
+    let first = chat(json!({ "messages": [user(&words)], "max_tokens": 8 }));
+    let said = &first["choices"][0]["message"];
+    let second = chat(json!({ "messages": [user(&words), said, user("and?")], "max_tokens": 2 }));
+    let tokens = |got: &Value| got["usage"]["prompt_tokens"].as_u64().unwrap();
+    let cached = |got: &Value| got["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+    assert!(cached(&first) < 16, "{first}");
+    // Whole pages of it at least: what the model said may be other tokens when it is read again.
+    assert!(cached(&second) > tokens(&first) / 2 && cached(&second) < tokens(&second), "{second}");
+    assert!(server.metric("indrik_prefix_hits_total") >= 1);
+    assert!(server.metric("indrik_decode_read_bytes_total") > 0);
+    let (_, metrics) = server.ask("GET", "/metrics", "");
+    let value = |name: &str| {
+        let line = metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')).expect(name);
+        line.parse::<f64>().unwrap()
+    };
+    assert!(value("indrik_memory_bytes_per_second") > 1e8, "{metrics}");
+    assert!((1e-6..=100.0).contains(&value("indrik_roofline_percent")), "{metrics}");
+}
+
+#[test]
+fn nothing_is_kept_without_a_prefix_cache() {
+    if !has_device() {
+        return;
+    }
+    let server = Served::start(&mut serve(&["--prefix-cache=false"]));
+    let ask = || server.complete(&greedy(2, json!({ "prompt": "the cat sat ".repeat(40) })));
+    assert_eq!(ask()["choices"], ask()["choices"]);
+    assert_eq!(ask()["usage"]["prompt_tokens_details"]["cached_tokens"], 0);
+    assert_eq!(server.metric("indrik_prefix_hits_total"), 0);
+    assert_eq!(server.metric("indrik_kv_pages_cached"), 0);
+}

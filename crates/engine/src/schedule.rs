@@ -195,6 +195,8 @@ impl<B: Backend> Scheduler<B> {
         match self.backend.start(&text) {
             Ok((sequence, read)) => {
                 self.status.cached += read as u64;
+                self.status.starts += 1;
+                self.status.hits += u64::from(read > 0);
                 if !mem::replace(&mut job.started, true) {
                     job.cached = read as u32;
                     // Who does not listen any more is found in the next round.
@@ -266,7 +268,7 @@ impl<B: Backend> Scheduler<B> {
         let chunk = Chunk { sequence: &mut reading.sequence, tokens, sampling, mask, last };
         let mut next: Vec<_> = writing.iter_mut().map(|writing| writing.next().0).collect();
         let mixed = self.backend.mixed(&mut next, chunk)?;
-        self.status.steps += 1;
+        self.note_steps(1, writers + read);
         if writers > 0 {
             self.hand_out(vec![mixed.decoded], &vec![true; writers]);
         }
@@ -284,14 +286,15 @@ impl<B: Backend> Scheduler<B> {
         let most = taking_part().map(left).min().unwrap_or(1);
         // What a grammar allows next depends on what came before: only the host knows, and not before the step is done.
         let guided = taking_part().any(|writing| writing.job.mask().is_some());
-        let steps = if guided { 1 } else { self.backend.steps(taking_part().count()) };
+        let rows = taking_part().count();
+        let steps = if guided { 1 } else { self.backend.steps(rows) };
         let most = most.min(steps).max(1);
         let steps = match self.run_of(most, &turns) {
             // A run takes the pages of all its steps at once. For one step there may be enough.
             Err(Fault::NoPage) if most > 1 => self.run_of(1, &turns),
             steps => steps,
         }?;
-        self.status.steps += steps.len() as u64;
+        self.note_steps(steps.len(), rows);
         self.hand_out(steps, &turns);
         Ok(())
     }
@@ -313,9 +316,22 @@ impl<B: Backend> Scheduler<B> {
     }
 
     fn run_of(&mut self, most: usize, turns: &[bool]) -> Result<Vec<Vec<Sampled>>, Fault> {
-        let taking_part = self.writing.iter_mut().zip(turns).filter(|(_, turn)| **turn);
-        let (mut next, ends): (Vec<_>, Vec<_>) = taking_part.map(|(writing, _)| writing.next()).unzip();
-        self.backend.run(&mut next, most, &ends)
+        let taking_part =
+            self.writing.iter_mut().zip(turns).filter_map(|(writing, turn)| turn.then_some(writing));
+        let of_each = taking_part.map(|writing| (writing.job.len() as u32, writing.next()));
+        let (depths, (mut next, ends)): (Vec<u32>, (Vec<_>, Vec<_>)) = of_each.unzip();
+        let start = Instant::now();
+        let steps = self.backend.run(&mut next, most, &ends)?;
+        // Depths grow by one a step: those of the middle stand for all.
+        let middle: Vec<u32> = depths.iter().map(|depth| depth + steps.len() as u32 / 2).collect();
+        self.status.traffic.note(self.backend.step_bytes(&middle) * steps.len() as u64, start.elapsed());
+        Ok(steps)
+    }
+
+    fn note_steps(&mut self, steps: usize, rows: usize) {
+        self.status.steps += steps as u64;
+        self.status.rows += (steps * rows) as u64;
+        self.status.last_rows = rows as u64;
     }
 
     /// Gives everyone who took part in some steps its tokens.
@@ -410,7 +426,7 @@ impl<B: Backend> Scheduler<B> {
             });
             match stepped {
                 Ok(steps) => {
-                    self.status.steps += 1;
+                    self.note_steps(1, 1);
                     self.hand_to(writing, steps.concat());
                 }
                 // That is for the next round.

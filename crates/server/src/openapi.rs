@@ -3,14 +3,15 @@
 use serde_json::{Map, Value, json};
 use utoipa::{PartialSchema, ToSchema};
 
-use crate::config::Config;
-use crate::openai::options::MAX_STOPS;
+use crate::config::{Config, Model};
+use crate::openai::options::{MAX_BIASES, MAX_STOPS};
 use crate::openai::{
-    Chat, ChatChoice, ChatDelta, Completion, ErrorBody, ModelInfo, ModelList, Options, Reply, TextChoice,
+    Chat, ChatChoice, ChatDelta, ChatLogprobs, Completion, ErrorBody, ModelInfo, ModelList, Options, Reply,
+    TextChoice, TextLogprobs,
 };
 
 /// The whole description of a server with this model and these limits.
-pub(crate) fn document(model: &str, config: &Config) -> Value {
+pub(crate) fn document(model: &Model, config: &Config) -> Value {
     json!({
         // The first version that describes the events of a stream.
         "openapi": "3.2.0",
@@ -84,7 +85,7 @@ fn reference(name: &str) -> Value {
     json!({ "$ref": format!("#/components/schemas/{name}") })
 }
 
-fn schemas(model: &str, config: &Config) -> Map<String, Value> {
+fn schemas(model: &Model, config: &Config) -> Map<String, Value> {
     let mut schemas = Map::new();
     add::<Options>(&mut schemas, &Options::name());
     add::<Chat>(&mut schemas, &Chat::name());
@@ -98,23 +99,39 @@ fn schemas(model: &str, config: &Config) -> Map<String, Value> {
     add::<Reply<TextChoice>>(&mut schemas, "TextReply");
     add::<ModelInfo>(&mut schemas, "ModelInfo");
     add::<ModelList>(&mut schemas, "ModelList");
+    add::<ChatLogprobs>(&mut schemas, &ChatLogprobs::name());
+    add::<TextLogprobs>(&mut schemas, &TextLogprobs::name());
     add::<ErrorBody>(&mut schemas, "ErrorBody");
     narrow(&mut schemas, model, config);
     schemas
 }
 
 /// What the types alone do not say: limits of this server, and which values of a field are built.
-fn narrow(schemas: &mut Map<String, Value>, model: &str, config: &Config) {
+fn narrow(schemas: &mut Map<String, Value>, model: &Model, config: &Config) {
     let mut say = |schema: &str, place: &str, key: &str, value: Value| {
         let schema = schemas.get_mut(schema).and_then(|schema| schema.pointer_mut(place));
         schema.expect("the types have such a field")[key] = value;
     };
-    say("Options", "/properties/model", "enum", json!([model]));
+    say("Options", "/properties/model", "enum", json!([model.id]));
     say("Options", "/properties/n", "maximum", json!(config.choices));
-    say("Options", "/properties/logprobs", "enum", json!([null, false]));
-    say("Options", "/properties/top_logprobs", "enum", json!([null, false]));
-    say("Options", "/properties/logit_bias", "propertyNames", json!({ "pattern": "^[0-9]+$" }));
-    say("Format", "", "enum", json!(["text"]));
+    let last = model.tokens().saturating_sub(1);
+    say("Options", "/properties/logit_bias", "propertyNames", json!({ "pattern": up_to(last) }));
+    say("Options", "/properties/logit_bias", "maxProperties", json!(MAX_BIASES));
+    say("Options", "/properties/logit_bias/additionalProperties", "minimum", json!(-100));
+    say("Options", "/properties/logit_bias/additionalProperties", "maximum", json!(100));
+    say("AnyPrompt", "/oneOf/2/items", "maximum", json!(last));
+    say("AnyPrompt", "/oneOf/3/items/items", "maximum", json!(last));
+    // What only goes with another field.
+    let alone = |field: &str| json!({ "properties": { field: { "type": "null" } } });
+    let with = |field: &str| json!({ "required": [field], "properties": { field: { "const": true } } });
+    say("Options", "", "anyOf", json!([alone("stream_options"), with("stream")]));
+    say("Chat", "", "anyOf", json!([alone("top_logprobs"), with("logprobs")]));
+    let no_echo = json!({ "properties": { "echo": { "enum": [null, false] } } });
+    let told = json!({ "anyOf": [alone("logprobs"), no_echo] });
+    // As many as `n` would do too, but cannot be said in a few words.
+    say("Completion", "/properties/best_of", "enum", json!([null, 1]));
+    let one = json!({ "properties": { "n": { "enum": [null, 1] } } });
+    say("Completion", "", "allOf", json!([told, { "anyOf": [alone("best_of"), one] }]));
     say("Chat", "/properties/tools", "maxItems", json!(0));
     say("Chat", "/properties/functions", "maxItems", json!(0));
     say("Chat", "/properties/tool_choice", "enum", json!([null, "none", "auto"]));
@@ -122,6 +139,7 @@ fn narrow(schemas: &mut Map<String, Value>, model: &str, config: &Config) {
     say("Role", "", "enum", json!(["system", "developer", "user", "assistant"]));
     say("Said", "/properties/tool_calls", "maxItems", json!(0));
     say("Part", "/properties/type", "enum", json!(["text"]));
+    say("Part", "/properties/text", "type", json!("string"));
     say("Part", "", "required", json!(["type", "text"]));
     say("Stop", "/oneOf/0", "minLength", json!(1));
     say("Stop", "/oneOf/1/items", "minLength", json!(1));
@@ -134,6 +152,20 @@ fn narrow(schemas: &mut Map<String, Value>, model: &str, config: &Config) {
     say("AnyPrompt", "/oneOf/3/items", "minItems", json!(1));
 }
 
+/// A regular expression for the numbers up to one, in decimal digits.
+fn up_to(most: u32) -> String {
+    let digits = most.to_string();
+    let mut same: Vec<String> = vec![digits.clone()];
+    for (at, digit) in digits.char_indices().filter(|(_, digit)| *digit > '0') {
+        let below = char::from(digit as u8 - 1);
+        same.push(format!("{}[0-{below}]{}", &digits[..at], "[0-9]".repeat(digits.len() - at - 1)));
+    }
+    if digits.len() > 1 {
+        same.push(format!("[0-9]{{1,{}}}", digits.len() - 1));
+    }
+    format!("^({})$", same.join("|"))
+}
+
 /// Adds a type under a name, and what it consists of under theirs.
 fn add<T: ToSchema + PartialSchema>(schemas: &mut Map<String, Value>, name: &str) {
     let mut parts = Vec::new();
@@ -141,5 +173,14 @@ fn add<T: ToSchema + PartialSchema>(schemas: &mut Map<String, Value>, name: &str
     parts.push((name.to_owned(), T::schema()));
     for (name, schema) in parts {
         schemas.insert(name, serde_json::to_value(schema).expect("a schema is JSON"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn numbers_up_to_one_have_an_expression() {
+        assert_eq!(super::up_to(7), "^(7|[0-6])$");
+        assert_eq!(super::up_to(302), "^(302|[0-2][0-9][0-9]|30[0-1]|[0-9]{1,2})$");
     }
 }

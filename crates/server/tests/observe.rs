@@ -86,6 +86,22 @@ fn an_engine_is_a_generator_from_the_moment_it_is_there() {
     );
     let same = whole.post("/v1/completions", &completion(json!({ "max_tokens": 5, "seed": 3 }))).json();
     assert_eq!(got["choices"], same["choices"]);
+    // Four tokens in a step, and a run of four steps of a row; the plain backend reads 1000 bytes and 10 for each position.
+    for line in [
+        "indrik_steps_total 5",
+        "indrik_rows_total 8",
+        "indrik_step_rows 1",
+        "indrik_decode_read_bytes_total 4240",
+        "indrik_prefix_lookups_total 1",
+        "indrik_prefix_hits_total 0",
+    ] {
+        whole.wait_metric(line);
+    }
+    whole.post("/v1/completions", &completion(json!({ "prompt": "say ".repeat(9) })));
+    let again = whole.post("/v1/completions", &completion(json!({ "prompt": "say ".repeat(9) }))).json();
+    let cached = again["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+    assert!(cached >= 8, "{again}");
+    whole.wait_metric("indrik_prefix_hits_total 1");
     for line in [
         "indrik_ready 1",
         "indrik_device_losses_total 1",
