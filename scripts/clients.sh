@@ -5,14 +5,14 @@
 #   scripts/clients.sh            everything, a few minutes
 #   FULL=1 scripts/clients.sh     schemathesis for ten minutes instead of one
 #
-# Needs the binary (INDRIK, else target/debug/indrik), Gemma 3 270M as a GGUF file (INDRIK_TEST_GGUF), Python 3.11 with venv, and
-# Node 20 with npm; the packages go to target/clients. What is missing is said and left out; under CI=true that is a failure.
+# Needs the binary (INDRIK, else target/debug/indrik), Gemma 3 270M as a GGUF file (INDRIK_TEST_GGUF, else what `make model`
+# fetched), Python 3.11 with venv, and Node 20 with npm; the packages go to target/clients. What is missing is said and left out; under CI=true that is a failure.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 work=$root/target/clients
 indrik=${INDRIK:-$root/target/debug/indrik}
-model=${INDRIK_TEST_GGUF:-}
+model=${INDRIK_TEST_GGUF:-$(cat "$root/target/test-model" 2>/dev/null || true)}
 tiny=$root/crates/model/tests/fixtures/gguf_q8_0/model.gguf
 
 say() { echo "clients: $1" >&2; }
@@ -123,11 +123,11 @@ export CLIENTS_URL CLIENTS_STRICT_URL CLIENTS_NODE=$node
 
 if [ -n "$python" ]; then
   check "openai for Python, and the examples of docs/serving.md" \
-    "$python" -m pytest -q -p no:cacheprovider --durations=5 "$root/clients/python"
+    "$python" -m pytest -q -p no:cacheprovider --tb=short --durations=5 "$root/clients/python"
 fi
 if [ -n "$node" ]; then
   # One file at a time: some of them count the server's pages.
-  check "openai for Node" node --test --test-concurrency=1 "$node"/*.test.mjs
+  check "openai for Node" node --test --test-concurrency=1 --test-reporter=spec "$node"/*.test.mjs
 fi
 if [ -n "$python" ]; then
   if [ -n "${FULL:-}" ]; then bounds=(--max-examples 1000 --max-time 600); else bounds=(--max-examples 20 --seed 1); fi
