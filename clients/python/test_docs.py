@@ -51,7 +51,7 @@ def missing(what):
     pytest.skip(f"no {what} here")
 
 
-@pytest.mark.parametrize(("language", "code", "prints"), examples())
+@pytest.mark.parametrize(("language", "code", "prints"), list(examples()))
 def test_an_example_runs(language, code, prints, tmp_path):
     command, file = runner(language, tmp_path)
     file.write_text(code.replace("http://127.0.0.1:8006", URL).replace("gemma-3-4b-it", MODEL))
