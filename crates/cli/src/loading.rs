@@ -93,6 +93,8 @@ pub struct Space {
     pub context: u32,
     /// Positions of all together; none is as many as all may have.
     pub positions: Option<u32>,
+    /// Whether what was read and written is kept for texts that begin alike.
+    pub prefix: bool,
 }
 
 /// A checkpoint whose files have been looked at; no weight has been read.
@@ -143,7 +145,7 @@ impl Opened {
 
     /// Loads it, with room for one sequence of `context` positions. Says what does not fit before anything is read.
     pub fn load(&self, context: u32, outputs: Outputs) -> anyhow::Result<Loaded> {
-        let space = Space { sequences: 1, context, positions: None };
+        let space = Space { sequences: 1, context, positions: None, prefix: true };
         self.load_for(space, outputs, &output::control(), &|_| ())
     }
 
@@ -163,6 +165,7 @@ impl Opened {
         limits.pages = space.positions.map(|positions| positions.div_ceil(limits.page));
         limits = if arguments.reproducible { limits.reproducible() } else { limits };
         limits.chunk = arguments.chunk.unwrap_or(limits.chunk);
+        limits.prefix = space.prefix;
         limits.kv = match (arguments.kv, outputs) {
             (Some(kv), _) => kv.into(),
             (None, Outputs::Sampled) => KvScheme::F16,

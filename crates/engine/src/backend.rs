@@ -93,6 +93,9 @@ pub trait Backend: Send + 'static {
     /// How many steps of so many sequences make a run of the usual length.
     fn steps(&self, writing: usize) -> usize;
 
+    /// Bytes of weights, keys and values that a step must read for sequences that hold so many positions, one row of each. Cheap.
+    fn step_bytes(&self, depths: &[u32]) -> u64;
+
     /// One more token for each that writes, and a chunk of another, in one step.
     fn mixed(
         &mut self,

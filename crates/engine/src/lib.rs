@@ -30,5 +30,5 @@ pub use handle::{Engine, Options};
 pub use model::{Mixed, Sampled, Sampling};
 pub use request::Request;
 pub use runner::Gpu;
-pub use status::{Pages, Status, Times};
+pub use status::{Pages, Status, Times, Traffic};
 pub use text::Guide;

@@ -113,6 +113,14 @@ impl Backend for Gpu {
         self.runner.as_ref().map_or(1, |runner| runner.steady_steps(writing))
     }
 
+    fn step_bytes(&self, depths: &[u32]) -> u64 {
+        self.runner.as_ref().map_or(0, |runner| {
+            let model = runner.model();
+            let lines = depths.iter().map(|depth| runner.cache().bytes_read(&model.config, *depth));
+            model.bytes_per_step() + lines.sum::<u64>()
+        })
+    }
+
     fn mixed(
         &mut self,
         writing: &mut [Next<'_, Sequence>],

@@ -182,6 +182,8 @@ impl<B: Backend> Scheduler<B> {
         match self.backend.start(&text) {
             Ok((sequence, read)) => {
                 self.status.cached += read as u64;
+                self.status.starts += 1;
+                self.status.hits += u64::from(read > 0);
                 if !mem::replace(&mut job.started, true) {
                     job.cached = read as u32;
                     // Who does not listen any more is found in the next round.
@@ -253,7 +255,7 @@ impl<B: Backend> Scheduler<B> {
         let chunk = Chunk { sequence: &mut reading.sequence, tokens, sampling, mask, last };
         let mut next: Vec<_> = writing.iter_mut().map(|writing| writing.next().0).collect();
         let mixed = self.backend.mixed(&mut next, chunk)?;
-        self.status.steps += 1;
+        self.note_steps(1, writers + read);
         if writers > 0 {
             self.hand_out(vec![mixed.decoded]);
         }
@@ -275,14 +277,26 @@ impl<B: Backend> Scheduler<B> {
             Err(Fault::NoPage) if most > 1 => self.run_of(1),
             steps => steps,
         }?;
-        self.status.steps += steps.len() as u64;
+        self.note_steps(steps.len(), self.writing.len());
         self.hand_out(steps);
         Ok(())
     }
 
     fn run_of(&mut self, most: usize) -> Result<Vec<Vec<Sampled>>, Fault> {
+        let depths: Vec<u32> = self.writing.iter().map(|writing| writing.job.len() as u32).collect();
         let (mut next, ends): (Vec<_>, Vec<_>) = self.writing.iter_mut().map(Writing::next).unzip();
-        self.backend.run(&mut next, most, &ends)
+        let start = Instant::now();
+        let steps = self.backend.run(&mut next, most, &ends)?;
+        // Depths grow by one a step: those of the middle stand for all.
+        let middle: Vec<u32> = depths.iter().map(|depth| depth + steps.len() as u32 / 2).collect();
+        self.status.traffic.note(self.backend.step_bytes(&middle) * steps.len() as u64, start.elapsed());
+        Ok(steps)
+    }
+
+    fn note_steps(&mut self, steps: usize, rows: usize) {
+        self.status.steps += steps as u64;
+        self.status.rows += (steps * rows) as u64;
+        self.status.last_rows = rows as u64;
     }
 
     /// Gives everyone who writes its tokens of some steps.
@@ -372,7 +386,7 @@ impl<B: Backend> Scheduler<B> {
             });
             match stepped {
                 Ok(steps) => {
-                    self.status.steps += 1;
+                    self.note_steps(1, 1);
                     self.hand_to(writing, steps.concat());
                 }
                 // That is for the next round.

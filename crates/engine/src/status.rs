@@ -23,6 +23,16 @@ pub struct Status {
     pub written: u64,
     /// Steps so far.
     pub steps: u64,
+    /// Rows of all steps so far: tokens that were read, and one for each who wrote.
+    pub rows: u64,
+    /// Rows of the last step.
+    pub last_rows: u64,
+    /// What steps had to read of memory, those in which no prompt was read.
+    pub traffic: Traffic,
+    /// Sequences that were begun so far, those of requests that were set back counted again.
+    pub starts: u64,
+    /// Of those, the ones that began with text that was known.
+    pub hits: u64,
     /// How often a request was set back, to read again what it had read: for want of pages or of memory, or by a lost device.
     pub set_back: u64,
     /// Requests whose answer became whole.
@@ -54,6 +64,36 @@ pub struct Pages {
     pub cached: u32,
     /// That there are.
     pub total: u32,
+}
+
+/// What steps that only write had to read: all weights, and the keys and values of everyone. They are bound by that; a step that reads a
+/// prompt is bound by arithmetic, and counts for nothing here.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Traffic {
+    /// Bytes so far.
+    pub bytes: u64,
+    /// The time of those steps, as the host sees it.
+    pub time: Duration,
+    /// The same of late: what is older counts less.
+    recent: (f64, f64),
+}
+
+impl Traffic {
+    /// What lies so many seconds of such steps back counts for a third.
+    const FADES: f64 = 10.0;
+
+    pub(crate) fn note(&mut self, bytes: u64, time: Duration) {
+        self.bytes += bytes;
+        self.time += time;
+        let seconds = time.as_secs_f64();
+        let kept = (-seconds / Self::FADES).exp();
+        self.recent = (self.recent.0 * kept + bytes as f64, self.recent.1 * kept + seconds);
+    }
+
+    /// Bytes a second of late, in the time of such steps; none before the first.
+    pub fn bytes_per_second(&self) -> Option<f64> {
+        (self.recent.1 > 0.0).then(|| self.recent.0 / self.recent.1)
+    }
 }
 
 /// How long something took each time: a small histogram.
@@ -105,6 +145,18 @@ impl Times {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_long_ago_does_not_count_for_the_speed_of_late() {
+        let mut traffic = Traffic::default();
+        assert_eq!(traffic.bytes_per_second(), None);
+        traffic.note(500, Duration::from_secs(1));
+        assert_eq!(traffic.bytes_per_second(), Some(500.0));
+        (0..1000).for_each(|_| traffic.note(10, Duration::from_millis(100)));
+        let late = traffic.bytes_per_second().unwrap();
+        assert!((100.0..100.1).contains(&late), "{late}");
+        assert_eq!((traffic.bytes, traffic.time), (10_500, Duration::from_secs(101)));
+    }
 
     #[test]
     fn times_are_counted_up_to_their_bound() {

@@ -297,6 +297,11 @@ impl Backend for Plain {
         self.options.steps
     }
 
+    fn step_bytes(&self, depths: &[u32]) -> u64 {
+        // A thousand of weights, and ten for a position.
+        1000 + depths.iter().map(|depth| u64::from(*depth) * 10).sum::<u64>()
+    }
+
     fn mixed(
         &mut self,
         writing: &mut [Next<'_, PlainSequence>],

@@ -8,13 +8,14 @@ use text::{Detokenizer, StopMatcher};
 
 use crate::error::Error;
 use crate::record::Record;
+use crate::told::{Tokens, Told};
 use engine::{Answer, Event, Failure, Finish, Usage};
 
 /// What comes of an answer. [`Piece::Ended`] or [`Piece::Failed`] is the last.
 #[derive(Debug)]
 pub(crate) enum Piece {
-    /// More text, at least one character.
-    Text(String),
+    /// More text, and the tokens that are told with it where that was asked for: at least one character or token.
+    Text(String, Vec<Told>),
     /// It is complete.
     Ended { reason: &'static str, usage: Usage },
     /// It will not be completed.
@@ -29,6 +30,8 @@ pub(crate) struct Choice {
     pub(crate) text: Detokenizer,
     pub(crate) stops: StopMatcher,
     pub(crate) usage: Usage,
+    /// Where probabilities were asked for.
+    pub(crate) tokens: Option<Tokens>,
     pub(crate) deadline: Instant,
     pub(crate) record: Arc<Record>,
 }
@@ -49,11 +52,11 @@ impl Choice {
                 Stage::Over => return None,
             };
             let index = choice.index;
-            let (text, last) = choice.advance().await;
+            let (text, told, last) = choice.advance().await;
             Some(match last {
-                None => ((index, Piece::Text(text)), Stage::Open(choice)),
-                Some(last) if text.is_empty() => ((index, last), Stage::Over),
-                Some(last) => ((index, Piece::Text(text)), Stage::Last(index, last)),
+                None => ((index, Piece::Text(text, told)), Stage::Open(choice)),
+                Some(last) if text.is_empty() && told.is_empty() => ((index, last), Stage::Over),
+                Some(last) => ((index, Piece::Text(text, told)), Stage::Last(index, last)),
             })
         })
         .boxed()
@@ -71,6 +74,11 @@ impl Choice {
         }
     }
 
+    /// The tokens that are told with a text.
+    fn told(&mut self, text: &str) -> Vec<Told> {
+        self.tokens.as_mut().map_or_else(Vec::new, |tokens| tokens.sent(text))
+    }
+
     /// What a client is told of a failure. What it must not be told goes to the log.
     fn failed(&self, failure: Failure) -> Error {
         if let Failure::Internal(what) = &failure {
@@ -80,7 +88,7 @@ impl Choice {
     }
 
     /// Waits for text or the end: never neither.
-    async fn advance(&mut self) -> (String, Option<Piece>) {
+    async fn advance(&mut self) -> (String, Vec<Told>, Option<Piece>) {
         loop {
             let next = tokio::time::timeout_at(self.deadline.into(), self.answer.next()).await;
             let event = match next {
@@ -93,12 +101,17 @@ impl Choice {
                 Event::Token(token) => {
                     self.usage.written += 1;
                     self.record.token();
-                    let (text, stopped) = self.stops.push(&self.text.push(token.id));
+                    let made = self.text.push(token.id);
+                    if let Some(tokens) = &mut self.tokens {
+                        tokens.made(token, &made);
+                    }
+                    let (text, stopped) = self.stops.push(&made);
+                    let told = self.told(&text);
                     if stopped {
-                        return (text, Some(Piece::Ended { reason: "stop", usage: self.usage }));
+                        return (text, told, Some(Piece::Ended { reason: "stop", usage: self.usage }));
                     }
                     if !text.is_empty() {
-                        return (text, None);
+                        return (text, told, None);
                     }
                 }
                 Event::Finished { finish, usage } => {
@@ -110,11 +123,15 @@ impl Choice {
                         text.push_str(&rest);
                         stopped = met;
                     }
+                    let mut told = self.told(&text);
+                    if let Some(tokens) = self.tokens.as_mut().filter(|_| !stopped) {
+                        told.extend(tokens.rest());
+                    }
                     let reason = if stopped || finish == Finish::End { "stop" } else { "length" };
-                    return (text, Some(Piece::Ended { reason, usage }));
+                    return (text, told, Some(Piece::Ended { reason, usage }));
                 }
                 Event::Failed(failure) => {
-                    return (String::new(), Some(Piece::Failed(self.failed(failure))));
+                    return (String::new(), vec![], Some(Piece::Failed(self.failed(failure))));
                 }
             }
         }

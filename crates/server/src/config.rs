@@ -38,6 +38,10 @@ pub struct Config {
     pub keep_alive: Duration,
     /// How long the GPU may take to answer when `/ready` asks for it.
     pub probe_time: Duration,
+    /// Grammars that are made at a time of what requests ask for. More wait, up to `grammar_time`.
+    pub grammars: usize,
+    /// How long a grammar may take to be made before its request is refused.
+    pub grammar_time: Duration,
     /// Write prompts to the log. Off: nothing that was said is ever in it.
     pub log_prompts: bool,
 }
@@ -60,6 +64,8 @@ impl Default for Config {
             choices: 16,
             keep_alive: Duration::from_secs(15),
             probe_time: Duration::from_secs(5),
+            grammars: 2,
+            grammar_time: Duration::from_secs(10),
             log_prompts: false,
         }
     }
@@ -73,6 +79,8 @@ pub struct Model {
     pub created: u64,
     /// Text to tokens and back.
     pub tokenizer: Tokenizer,
+    /// How many tokens it has logits for; the tokenizer may know fewer, or more.
+    pub vocab: u32,
     /// Tokens that end an answer.
     pub ends: Vec<u32>,
     /// How a conversation is written. Without one there is no `/v1/chat/completions`.

@@ -48,6 +48,9 @@ pub(crate) enum Error {
     OutOfMemory,
     #[error("the answer took longer than the server lets a request take: ask for fewer tokens")]
     Deadline,
+    /// An answer cannot go on as its format demands.
+    #[error("'response_format': the answer cannot go on: {0}")]
+    Format(String),
     #[error("the model computed something that is no number, so that there is no next token")]
     NotFinite,
     #[error("something went wrong in the server; its log says what, under the request's id")]
@@ -76,7 +79,8 @@ impl Error {
 
     pub(crate) fn status(&self) -> StatusCode {
         match self {
-            Error::Invalid { .. } | Error::Unsupported { .. } | Error::TooLong { .. } => {
+            // It follows from what was asked for, and would be the same again.
+            Error::Invalid { .. } | Error::Unsupported { .. } | Error::TooLong { .. } | Error::Format(_) => {
                 StatusCode::BAD_REQUEST
             }
             Error::UnknownModel(_) | Error::UnknownPath(_) => StatusCode::NOT_FOUND,
@@ -111,6 +115,7 @@ impl Error {
             Error::DeviceLost => "device_lost",
             Error::OutOfMemory => "out_of_memory",
             Error::Deadline => "deadline",
+            Error::Format(_) => "format_failed",
             Error::NotFinite => "not_finite",
             Error::Internal => "internal_error",
         }
@@ -122,6 +127,7 @@ impl Error {
             Error::Invalid { param, .. } => param.clone(),
             Error::Unsupported { param, .. } => Some(param.clone()),
             Error::UnknownModel(_) => Some("model".to_owned()),
+            Error::Format(_) => Some("response_format".to_owned()),
             _ => None,
         };
         let kind = match self.status() {
@@ -190,8 +196,9 @@ impl From<Failure> for Error {
             Failure::Stopped => Error::stopping(),
             Failure::Deadline => Error::Deadline,
             Failure::NotFinite => Error::NotFinite,
+            Failure::Grammar(why) => Error::Format(why),
             // What it was is for the log alone: it may name files and devices.
-            Failure::Grammar(_) | Failure::Internal(_) => Error::Internal,
+            Failure::Internal(_) => Error::Internal,
         }
     }
 }

@@ -83,18 +83,18 @@ pub struct Place {
     engine: OnceLock<Engine>,
     doing: Mutex<String>,
     context: u32,
-    gauges: Box<dyn Fn() -> Vec<Gauge> + Send + Sync>,
+    gauges: Box<dyn Fn(&Status) -> Vec<Gauge> + Send + Sync>,
 }
 
 impl Place {
     /// For an engine of this context, which is not there yet; `doing` says what is done about that.
     pub fn new(context: u32, doing: &str) -> Place {
         let doing = Mutex::new(doing.to_owned());
-        Place { engine: OnceLock::new(), doing, context, gauges: Box::new(Vec::new) }
+        Place { engine: OnceLock::new(), doing, context, gauges: Box::new(|_| vec![]) }
     }
 
-    /// The same with more numbers for `/metrics`, asked for each time.
-    pub fn with_gauges(self, gauges: impl Fn() -> Vec<Gauge> + Send + Sync + 'static) -> Place {
+    /// The same with more numbers for `/metrics`, asked for each time and told how things stand.
+    pub fn with_gauges(self, gauges: impl Fn(&Status) -> Vec<Gauge> + Send + Sync + 'static) -> Place {
         Place { gauges: Box::new(gauges), ..self }
     }
 
@@ -120,7 +120,7 @@ impl Generator for Place {
     }
 
     fn gauges(&self) -> Vec<Gauge> {
-        (self.gauges)()
+        (self.gauges)(&self.status())
     }
 
     fn status(&self) -> Status {

@@ -3,9 +3,9 @@
 //! 1. [`Server`] (`listen`) accepts connections, with limits on how slow and how many they may be.
 //! 2. `router` says what lies at which path; `access` lets in who bears a key.
 //! 3. A body becomes one of the types of `openai`, whose errors name the wrong field.
-//! 4. `prompt` makes tokens of it, and an engine takes them ([`Generator`]).
-//! 5. `choice` makes text of the tokens that come back, with nothing of a stop string; `reply` sends it, whole or as
-//!    a stream. A client that goes away drops its answers, which cancels them.
+//! 4. `prompt` makes tokens of it, `grammars` what the answer is held to, and an engine takes them ([`Generator`]).
+//! 5. `choice` makes text of the tokens that come back, with nothing of a stop string (`told`: and whose probabilities are told with it);
+//!    `reply` sends it, whole or as a stream. A client that goes away drops its answers, which cancels them.
 //! 6. `record` writes one line a request, and counts it for `metrics`.
 //!
 //! The crate knows nothing of GPUs, only of an engine. Its tests drive it over real sockets with a generator that makes words by rule.
@@ -15,6 +15,7 @@ mod choice;
 mod config;
 mod error;
 mod generator;
+mod grammars;
 mod listen;
 mod metrics;
 mod openai;
@@ -23,6 +24,7 @@ mod prompt;
 mod record;
 mod reply;
 mod router;
+mod told;
 
 pub use config::{Config, Model};
 pub use generator::{Gauge, Generator, Place};

@@ -44,6 +44,29 @@ impl Metrics {
         page.counter("prompt_tokens_cached_total", "Tokens of prompts that needed no reading", status.cached);
         page.counter("tokens_written_total", "Tokens of answers", status.written);
         page.counter("steps_total", "Steps of the model", status.steps);
+        page.counter(
+            "rows_total",
+            "Rows of all steps: tokens that were read, and one for each answer that was written",
+            status.rows,
+        );
+        page.gauge("step_rows", "Rows of the last step", status.last_rows);
+        page.counter(
+            "prefix_lookups_total",
+            "Prompts that were looked up among texts that were read before",
+            status.starts,
+        );
+        page.counter(
+            "prefix_hits_total",
+            "Of those, the ones whose beginning needed no reading",
+            status.hits,
+        );
+        page.counter(
+            "decode_read_bytes_total",
+            "Bytes of weights, keys and values that steps without a prompt had to read",
+            status.traffic.bytes,
+        );
+        page.head("decode_seconds_total", "The time of those steps", "counter");
+        page.line("decode_seconds_total", "", &status.traffic.time.as_secs_f64());
         page.counter("set_back_total", "Requests set back to read again what they had read", status.set_back);
         page.counter("device_losses_total", "How often the GPU was lost", status.lost);
         let outcomes = self.0.lock().unwrap_or_else(PoisonError::into_inner);

@@ -6,7 +6,8 @@ use utoipa::{PartialSchema, ToSchema};
 use crate::config::Config;
 use crate::openai::options::MAX_STOPS;
 use crate::openai::{
-    Chat, ChatChoice, ChatDelta, Completion, ErrorBody, ModelInfo, ModelList, Options, Reply, TextChoice,
+    Chat, ChatChoice, ChatDelta, ChatLogprobs, Completion, ErrorBody, ModelInfo, ModelList, Options, Reply,
+    TextChoice, TextLogprobs,
 };
 
 /// The whole description of a server with this model and these limits.
@@ -98,6 +99,8 @@ fn schemas(model: &str, config: &Config) -> Map<String, Value> {
     add::<Reply<TextChoice>>(&mut schemas, "TextReply");
     add::<ModelInfo>(&mut schemas, "ModelInfo");
     add::<ModelList>(&mut schemas, "ModelList");
+    add::<ChatLogprobs>(&mut schemas, &ChatLogprobs::name());
+    add::<TextLogprobs>(&mut schemas, &TextLogprobs::name());
     add::<ErrorBody>(&mut schemas, "ErrorBody");
     narrow(&mut schemas, model, config);
     schemas
@@ -111,10 +114,14 @@ fn narrow(schemas: &mut Map<String, Value>, model: &str, config: &Config) {
     };
     say("Options", "/properties/model", "enum", json!([model]));
     say("Options", "/properties/n", "maximum", json!(config.choices));
-    say("Options", "/properties/logprobs", "enum", json!([null, false]));
-    say("Options", "/properties/top_logprobs", "enum", json!([null, false]));
     say("Options", "/properties/logit_bias", "propertyNames", json!({ "pattern": "^[0-9]+$" }));
-    say("Format", "", "enum", json!(["text"]));
+    // What only goes with another field.
+    let alone = |field: &str| json!({ "properties": { field: { "type": "null" } } });
+    let with = |field: &str| json!({ "required": [field], "properties": { field: { "const": true } } });
+    say("Options", "", "anyOf", json!([alone("stream_options"), with("stream")]));
+    say("Chat", "", "anyOf", json!([alone("top_logprobs"), with("logprobs")]));
+    let no_echo = json!({ "properties": { "echo": { "enum": [null, false] } } });
+    say("Completion", "", "anyOf", json!([alone("logprobs"), no_echo]));
     say("Chat", "/properties/tools", "maxItems", json!(0));
     say("Chat", "/properties/functions", "maxItems", json!(0));
     say("Chat", "/properties/tool_choice", "enum", json!([null, "none", "auto"]));

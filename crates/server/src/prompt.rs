@@ -7,7 +7,7 @@ use text::{Detokenizer, Shown, StopMatcher};
 
 use crate::config::{Config, Model};
 use crate::error::Error;
-use crate::openai::{self, Chat, Completion, Options, Prompt};
+use crate::openai::{self, Chat, Completion, Options, Prompt, Shape};
 use crate::record::random;
 
 /// How many tokens `/v1/completions` writes where nobody says; OpenAI's number.
@@ -31,6 +31,10 @@ pub(crate) struct Asked {
     pub(crate) requests: Vec<Request>,
     /// What each answer begins with.
     pub(crate) echoes: Vec<String>,
+    /// What each answer is held to.
+    pub(crate) shape: Option<Shape>,
+    /// Whether the probabilities of tokens are told.
+    pub(crate) tells: bool,
 }
 
 impl Asked {
@@ -49,11 +53,22 @@ impl Asked {
         }
         options.check(config.choices)?;
         let vocab = model.tokenizer.vocab_len();
-        let sampling = options.sampling(&model.sampling, vocab)?;
-        let prompts = match form {
-            Form::Chat => vec![(chat(openai::read::<Chat>(body)?, model)?, String::new())],
-            Form::Text => texts(openai::read::<Completion>(body)?, &options, model, config)?,
+        let mut sampling = options.sampling(&model.sampling, vocab)?;
+        let shape = options.shape()?;
+        let (prompts, tops) = match form {
+            Form::Chat => {
+                let asked: Chat = openai::read(body)?;
+                let tops = asked.tops()?;
+                (vec![(chat(asked, model)?, String::new())], tops)
+            }
+            Form::Text => {
+                let asked: Completion = openai::read(body)?;
+                let tops = asked.tops()?;
+                (texts(asked, &options, model, config)?, tops)
+            }
         };
+        // A small vocabulary may have fewer.
+        sampling.top = tops.unwrap_or(0).min(model.vocab);
         let seed = options.seed.map_or_else(random, |seed| seed as u64);
         let (mut requests, mut echoes) = (Vec::new(), Vec::new());
         for (prompt, echo) in prompts {
@@ -85,7 +100,7 @@ impl Asked {
                 echoes.push(echo.clone());
             }
         }
-        Ok(Asked { form, options, requests, echoes })
+        Ok(Asked { form, options, requests, echoes, shape, tells: tops.is_some() })
     }
 
     /// What makes text of an answer's tokens.

@@ -9,13 +9,17 @@ use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream::{self, BoxStream, SelectAll, Stream, StreamExt};
 use serde::Serialize;
+use text::Tokenizer;
 
 use crate::choice::{Choice, Piece};
 use crate::config::Config;
 use crate::error::Error;
-use crate::openai::{ChatChoice, ChatDelta, ChatMessage, Delta, Head, Reply, TextChoice, Usage};
+use crate::openai::{
+    ChatChoice, ChatDelta, ChatLogprobs, ChatMessage, Delta, Head, Reply, TextChoice, TextLogprobs, Usage,
+};
 use crate::prompt::Form;
 use crate::record::Record;
+use crate::told::Told;
 
 /// A request whose answers are being made.
 pub(crate) struct Running {
@@ -26,6 +30,8 @@ pub(crate) struct Running {
     pub(crate) echoes: Vec<String>,
     /// How many answers there are to each prompt.
     pub(crate) n: u32,
+    /// Names tokens whose probabilities are told.
+    pub(crate) tokenizer: Tokenizer,
     pub(crate) record: Arc<Record>,
 }
 
@@ -58,16 +64,21 @@ impl Running {
 
     /// Waits for all answers.
     pub(crate) async fn whole(self) -> Result<Response, Error> {
-        let Running { form, head, choices, echoes, n, record } = self;
+        let Running { form, head, choices, echoes, n, tokenizer, record } = self;
         let mut tally = Tally { n, usage: Usage::default(), record: record.clone() };
-        let mut answers: Vec<(String, &'static str)> = echoes.into_iter().map(|echo| (echo, "")).collect();
+        let tells = choices.iter().any(|choice| choice.tokens.is_some());
+        let begin = |text| Whole { text, told: tells.then(Vec::new), reason: "" };
+        let mut answers: Vec<Whole> = echoes.into_iter().map(begin).collect();
         let mut pieces = pieces(choices);
         while let Some((index, piece)) = pieces.next().await {
             let answer = &mut answers[index as usize];
             match piece {
-                Piece::Text(text) => answer.0.push_str(&text),
+                Piece::Text(text, told) => {
+                    answer.text.push_str(&text);
+                    answer.told.iter_mut().for_each(|all| all.extend_from_slice(&told));
+                }
                 Piece::Ended { reason, usage } => {
-                    answer.1 = reason;
+                    answer.reason = reason;
                     tally.add(index, usage);
                 }
                 Piece::Failed(error) => return Err(error),
@@ -78,20 +89,20 @@ impl Running {
         let usage = Some(Some(tally.usage));
         Ok(match form {
             Form::Chat => {
-                let choice = |((content, finish_reason), index)| ChatChoice {
+                let choice = |(Whole { text, told, reason }, index)| ChatChoice {
                     index,
-                    message: ChatMessage { role: "assistant", content, refusal: None },
-                    logprobs: None,
-                    finish_reason,
+                    message: ChatMessage { role: "assistant", content: text, refusal: None },
+                    logprobs: told.map(|told| ChatLogprobs::new(&told, &tokenizer)),
+                    finish_reason: reason,
                 };
                 Json(Reply::new(&head, "chat.completion", answers.map(choice).collect(), usage))
                     .into_response()
             }
             Form::Text => {
-                let choice = |((text, reason), index)| TextChoice {
+                let choice = |(Whole { text, told, reason }, index)| TextChoice {
                     index,
                     text,
-                    logprobs: None,
+                    logprobs: told.map(|told| TextLogprobs::new(&told, &tokenizer)),
                     finish_reason: Some(reason),
                 };
                 Json(Reply::new(&head, "text_completion", answers.map(choice).collect(), usage))
@@ -110,8 +121,8 @@ impl Running {
     }
 
     fn events(self, usage: bool) -> impl Stream<Item = Result<Event, Infallible>> + Send + 'static {
-        let Running { form, head, choices, echoes, n, record } = self;
-        let chunks = Chunks { form, head, usage };
+        let Running { form, head, choices, echoes, n, tokenizer, record } = self;
+        let chunks = Chunks { form, head, tokenizer, usage };
         let first = |(echo, index): (String, u32)| chunks.first(index, echo);
         let out = Out {
             waiting: echoes.into_iter().zip(0..).filter_map(first).collect(),
@@ -123,6 +134,14 @@ impl Running {
         };
         stream::unfold(out, |mut out| async { out.next().await.map(|event| (Ok(event), out)) })
     }
+}
+
+/// An answer that is being put together.
+struct Whole {
+    text: String,
+    /// Where probabilities were asked for.
+    told: Option<Vec<Told>>,
+    reason: &'static str,
 }
 
 fn pieces(choices: Vec<Choice>) -> SelectAll<BoxStream<'static, (u32, Piece)>> {
@@ -149,7 +168,7 @@ impl Out {
             return None;
         }
         Some(match self.pieces.next().await {
-            Some((index, Piece::Text(text))) => self.chunks.text(index, text),
+            Some((index, Piece::Text(text, told))) => self.chunks.text(index, text, &told),
             Some((index, Piece::Ended { reason, usage })) => {
                 self.tally.add(index, usage);
                 self.chunks.end(index, reason)
@@ -183,6 +202,7 @@ fn event(data: &impl Serialize) -> Event {
 struct Chunks {
     form: Form,
     head: Head,
+    tokenizer: Tokenizer,
     /// Whether chunks have a usage.
     usage: bool,
 }
@@ -192,24 +212,25 @@ impl Chunks {
     fn first(&self, index: u32, echo: String) -> Option<Event> {
         match self.form {
             Form::Chat => {
-                Some(self.chat(index, Delta { role: Some("assistant"), content: Some(String::new()) }, None))
+                let delta = Delta { role: Some("assistant"), content: Some(String::new()) };
+                Some(self.chat(index, delta, &[], None))
             }
             Form::Text if echo.is_empty() => None,
-            Form::Text => Some(self.text(index, echo)),
+            Form::Text => Some(self.text(index, echo, &[])),
         }
     }
 
-    fn text(&self, index: u32, text: String) -> Event {
+    fn text(&self, index: u32, text: String, told: &[Told]) -> Event {
         match self.form {
-            Form::Chat => self.chat(index, Delta { role: None, content: Some(text) }, None),
-            Form::Text => self.completion(index, text, None),
+            Form::Chat => self.chat(index, Delta { role: None, content: Some(text) }, told, None),
+            Form::Text => self.completion(index, text, told, None),
         }
     }
 
     fn end(&self, index: u32, reason: &'static str) -> Event {
         match self.form {
-            Form::Chat => self.chat(index, Delta::default(), Some(reason)),
-            Form::Text => self.completion(index, String::new(), Some(reason)),
+            Form::Chat => self.chat(index, Delta::default(), &[], Some(reason)),
+            Form::Text => self.completion(index, String::new(), &[], Some(reason)),
         }
     }
 
@@ -221,13 +242,21 @@ impl Chunks {
         event(&Reply::<()>::new(&self.head, object, vec![], Some(Some(usage))))
     }
 
-    fn chat(&self, index: u32, delta: Delta, finish_reason: Option<&'static str>) -> Event {
-        let choice = ChatDelta { index, delta, logprobs: None, finish_reason };
+    fn chat(&self, index: u32, delta: Delta, told: &[Told], finish_reason: Option<&'static str>) -> Event {
+        let logprobs = (!told.is_empty()).then(|| ChatLogprobs::new(told, &self.tokenizer));
+        let choice = ChatDelta { index, delta, logprobs, finish_reason };
         event(&Reply::new(&self.head, "chat.completion.chunk", vec![choice], self.usage.then_some(None)))
     }
 
-    fn completion(&self, index: u32, text: String, finish_reason: Option<&'static str>) -> Event {
-        let choice = TextChoice { index, text, logprobs: None, finish_reason };
+    fn completion(
+        &self,
+        index: u32,
+        text: String,
+        told: &[Told],
+        finish_reason: Option<&'static str>,
+    ) -> Event {
+        let logprobs = (!told.is_empty()).then(|| TextLogprobs::new(told, &self.tokenizer));
+        let choice = TextChoice { index, text, logprobs, finish_reason };
         event(&Reply::new(&self.head, "text_completion", vec![choice], self.usage.then_some(None)))
     }
 }

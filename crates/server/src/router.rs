@@ -23,12 +23,14 @@ use crate::choice::Choice;
 use crate::config::{Config, Model};
 use crate::error::Error;
 use crate::generator::Generator;
+use crate::grammars::Grammars;
 use crate::listen::Phase;
 use crate::metrics::{self, Metrics};
 use crate::openai::{Head, ModelInfo, ModelList};
 use crate::prompt::{Asked, Form};
 use crate::record::Record;
 use crate::reply::Running;
+use crate::told::Tokens;
 
 /// What all handlers share.
 pub(crate) struct App {
@@ -38,6 +40,7 @@ pub(crate) struct App {
     generator: Arc<dyn Generator>,
     metrics: Arc<Metrics>,
     phase: watch::Receiver<Phase>,
+    grammars: Grammars,
     /// Room for bodies, in units of [`BODY_UNIT`].
     bodies: Semaphore,
     /// It never changes while the server runs.
@@ -68,9 +71,11 @@ pub(crate) fn router(
     let cors = access::cors(&config.cors_origins)?;
     let openapi = crate::openapi::document(&model.id, &config);
     let keys = Keys::new(&config.api_keys);
+    let grammars = Grammars::start(&model, &config)?;
     let bodies = Semaphore::new(units(config.bodies_bytes.max(config.body_bytes)) as usize);
-    let app =
-        Arc::new(App { config, keys, model, generator, metrics: Arc::default(), phase, bodies, openapi });
+    let counted = Arc::default();
+    let app = App { config, keys, model, generator, metrics: counted, phase, grammars, bodies, openapi };
+    let app = Arc::new(app);
     let v1 = Router::new()
         .route(CHAT, post(chat))
         .route(TEXT, post(text))
@@ -221,6 +226,7 @@ impl App {
         let mut asked = self.read(form, request, &record).await?;
         record.model(&asked.options.model);
         self.ready()?;
+        self.hold(&mut asked).await?;
         let mut running = self.submit(&mut asked, &record)?;
         // What never begins is refused by its status, streams too.
         let limit = self.config.queue_time;
@@ -264,6 +270,16 @@ impl App {
         asked
     }
 
+    /// Gives every answer what it is held to.
+    async fn hold(&self, asked: &mut Asked) -> Result<(), Error> {
+        let Some(shape) = asked.shape.take() else { return Ok(()) };
+        let matchers = self.grammars.matchers(shape, asked.requests.len()).await?;
+        for (request, matcher) in asked.requests.iter_mut().zip(matchers) {
+            request.grammar = Some(Box::new(matcher));
+        }
+        Ok(())
+    }
+
     /// Hands all requests in. If one of them is refused, those before it are cancelled by being dropped.
     fn submit(&self, asked: &mut Asked, record: &Arc<Record>) -> Result<Running, Error> {
         let deadline = record.started + self.config.request_time;
@@ -278,7 +294,8 @@ impl App {
                 record.prompt(prompt);
             }
             let usage = Usage { prompt, ..Usage::default() };
-            choices.push(Choice { index, answer, text, stops, usage, deadline, record: record.clone() });
+            let (tokens, record) = (asked.tells.then(Tokens::default), record.clone());
+            choices.push(Choice { index, answer, text, stops, usage, tokens, deadline, record });
         }
         let prefix = match asked.form {
             Form::Chat => "chatcmpl",
@@ -287,7 +304,8 @@ impl App {
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
         let head = Head { id: format!("{prefix}-{}", record.id), created, model: self.model.id.clone() };
         let echoes = std::mem::take(&mut asked.echoes);
-        Ok(Running { form: asked.form, head, choices, echoes, n, record: record.clone() })
+        let tokenizer = self.model.tokenizer.clone();
+        Ok(Running { form: asked.form, head, choices, echoes, n, tokenizer, record: record.clone() })
     }
 
     /// Reads a body that nobody wants, for as long as one may take and up to a size: a client that is still sending when its connection is

@@ -244,6 +244,7 @@ fn a_failure_is_a_status_before_the_stream_and_a_line_within_it() {
         (Failure::OutOfMemory, 503, "out_of_memory"),
         (Failure::Stopped, 503, "not_ready"),
         (Failure::Deadline, 504, "deadline"),
+        (Failure::Grammar("too much work".to_owned()), 400, "format_failed"),
         (Failure::Internal("secret".to_owned()), 500, "internal_error"),
     ] {
         let mut mock = Mock::new();

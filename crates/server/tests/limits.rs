@@ -18,6 +18,8 @@ const TEXT: &str = "/v1/completions";
 fn a_wrong_field_is_named() {
     let server = Fixture::new();
     let message = |content: Value| json!({ "messages": [{ "role": "user", "content": content }] });
+    let format =
+        |schema: Value| json!({ "response_format": { "type": "json_schema", "json_schema": schema } });
     let biases: Value =
         (0..513).map(|id| (id.to_string(), json!(1))).collect::<serde_json::Map<_, _>>().into();
     for (more, field) in [
@@ -50,6 +52,21 @@ fn a_wrong_field_is_named() {
         (json!({ "stream_options": {} }), "stream_options"),
         (json!({ "response_format": { "type": "yaml" } }), "response_format.type"),
         (json!({ "response_format": {} }), "response_format.type"),
+        (json!({ "response_format": { "type": "json_schema" } }), "response_format.json_schema"),
+        (
+            json!({ "response_format": { "type": "json_schema", "json_schema": 1 } }),
+            "response_format.json_schema",
+        ),
+        (format(json!({ "schema": {} })), "response_format.json_schema.name"),
+        (format(json!({ "name": 1, "schema": {} })), "response_format.json_schema.name"),
+        (format(json!({ "name": "x" })), "response_format.json_schema.schema"),
+        (format(json!({ "name": "x", "schema": [] })), "response_format.json_schema.schema"),
+        (format(json!({ "name": "x", "schema": {}, "strict": 1 })), "response_format.json_schema.strict"),
+        (json!({ "logprobs": 1 }), "logprobs"),
+        (json!({ "top_logprobs": 2 }), "top_logprobs"),
+        (json!({ "logprobs": false, "top_logprobs": 0 }), "top_logprobs"),
+        (json!({ "logprobs": true, "top_logprobs": 21 }), "top_logprobs"),
+        (json!({ "logprobs": true, "top_logprobs": -1 }), "top_logprobs"),
         (json!({ "messages": [] }), "messages"),
         (json!({ "messages": "hello" }), "messages"),
         (json!({ "messages": [{ "content": "x" }] }), "messages[0].role"),
@@ -76,6 +93,8 @@ fn a_wrong_field_is_named() {
         (json!({ "prompt": [99999] }), "prompt"),
         (json!({ "prompt": ["a", "b", "c"], "n": 6 }), "prompt"),
         (json!({ "echo": 1 }), "echo"),
+        (json!({ "logprobs": 6 }), "logprobs"),
+        (json!({ "logprobs": true }), "logprobs"),
     ] {
         let (message, param) = server.post(TEXT, &completion(more.clone())).refused(400, "invalid_value");
         assert_eq!(param, field, "{more}: {message}");
@@ -90,10 +109,6 @@ fn what_is_not_built_is_refused_and_not_ignored() {
     let server = Fixture::new();
     let image = json!([{ "type": "image_url", "image_url": { "url": "x" } }]);
     for (more, field) in [
-        (json!({ "response_format": { "type": "json_object" } }), "response_format"),
-        (json!({ "response_format": { "type": "json_schema", "json_schema": {} } }), "response_format"),
-        (json!({ "logprobs": true }), "logprobs"),
-        (json!({ "top_logprobs": 2 }), "top_logprobs"),
         (json!({ "tools": [{ "type": "function" }] }), "tools"),
         (json!({ "tool_choice": "required" }), "tool_choice"),
         (json!({ "functions": [{}] }), "functions"),
@@ -106,7 +121,7 @@ fn what_is_not_built_is_refused_and_not_ignored() {
         assert!(message.contains("not supported by this server yet"), "{message}");
     }
     for (more, field) in [
-        (json!({ "logprobs": 0 }), "logprobs"),
+        (json!({ "logprobs": 0, "echo": true }), "logprobs"),
         (json!({ "suffix": "x" }), "suffix"),
         (json!({ "best_of": 3 }), "best_of"),
     ] {

@@ -85,11 +85,17 @@ pub fn measure(device: &Device, bytes: u64, mut progress: impl FnMut(&str)) -> R
 /// time than [`measure`]. A CPU driver is bound by its instructions before it is bound by memory, so there the processor
 /// itself does the reading.
 pub fn read_bandwidth(device: &Device) -> Result<f64> {
+    read_bandwidth_of(device, default_bytes(device) / 4)
+}
+
+/// The same by reading at most so many bytes at once.
+pub fn read_bandwidth_of(device: &Device, most: u64) -> Result<f64> {
     if device.info().kind == AdapterKind::Cpu {
         return Ok(cpu_read_bandwidth());
     }
     // Still more than any cache.
-    let blocks = random_blocks(device, default_bytes(device) / 4 / 16 * 16)?;
+    let bytes = most.min(default_bytes(device) / 4);
+    let blocks = random_blocks(device, bytes / 16 * 16)?;
     Ok(fastest(&time_shapes(device, &blocks, &results(device)?, &mut |_| ())?).1)
 }
 

@@ -4,7 +4,7 @@ mod measure;
 
 use gpu::{Address, Caps, Device, Error, Pipeline, Recorder, Result, Subgroup, Tier, View};
 
-pub use measure::{Measured, default_bytes, measure, median_gpu_ns, read_bandwidth};
+pub use measure::{Measured, default_bytes, measure, median_gpu_ns, read_bandwidth, read_bandwidth_of};
 
 use crate::{
     Kernel,

@@ -6,6 +6,7 @@ use serde_json::Value;
 use text::Message;
 use utoipa::ToSchema;
 
+use super::logprobs::CHAT_MOST;
 use super::options::unset;
 use crate::error::Error;
 
@@ -15,6 +16,11 @@ pub(crate) struct Chat {
     /// What was said so far; the answer is what the assistant says next.
     #[schema(min_items = 1)]
     messages: Vec<Said>,
+    /// Whether the probabilities of the answer's tokens are told.
+    logprobs: Option<bool>,
+    /// So many of the most probable tokens are told in the place of each; only with `logprobs`.
+    #[schema(minimum = 0, maximum = 20)]
+    top_logprobs: Option<u32>,
     /// Not built yet: any value but none is refused.
     #[schema(value_type = Option<Vec<Object>>)]
     tools: Option<Value>,
@@ -119,6 +125,18 @@ impl<'de> Deserialize<'de> for Text {
 }
 
 impl Chat {
+    /// How many of the most probable tokens are told with each; none where no probabilities are.
+    pub(crate) fn tops(&self) -> Result<Option<u32>, Error> {
+        match (self.logprobs.unwrap_or(false), self.top_logprobs) {
+            (false, Some(_)) => Err(Error::field("top_logprobs", "is only allowed where 'logprobs' is true")),
+            (_, Some(top)) if top > CHAT_MOST => {
+                Err(Error::field("top_logprobs", format!("is {top}, but must be from 0 to {CHAT_MOST}")))
+            }
+            (false, None) => Ok(None),
+            (true, top) => Ok(Some(top.unwrap_or(0))),
+        }
+    }
+
     /// The messages as a template takes them.
     pub(crate) fn messages(self) -> Result<Vec<Message>, Error> {
         unset("tools", &self.tools, "calling tools")?;

@@ -5,6 +5,7 @@ use serde::de::{self, Deserializer, SeqAccess, Visitor};
 use serde_json::Value;
 use utoipa::ToSchema;
 
+use super::logprobs::TEXT_MOST;
 use super::options::unset;
 use crate::error::Error;
 
@@ -16,6 +17,9 @@ pub(crate) struct Completion {
     prompt: Prompts,
     /// Whether the answer begins with the prompt.
     echo: Option<bool>,
+    /// The probabilities of the answer's tokens are told, and so many of the most probable in the place of each. Not with `echo`.
+    #[schema(minimum = 0, maximum = 5)]
+    logprobs: Option<u32>,
     /// Not built: any value but none is refused.
     suffix: Option<String>,
     /// Not built: any value but `n` is refused.
@@ -118,6 +122,19 @@ impl Completion {
     /// Whether answers begin with their prompts.
     pub(crate) fn echoes(&self) -> bool {
         self.echo.unwrap_or(false)
+    }
+
+    /// How many of the most probable tokens are told with each; none where no probabilities are.
+    pub(crate) fn tops(&self) -> Result<Option<u32>, Error> {
+        match self.logprobs {
+            Some(top) if top > TEXT_MOST => {
+                Err(Error::field("logprobs", format!("is {top}, but must be from 0 to {TEXT_MOST}")))
+            }
+            Some(_) if self.echoes() => {
+                Err(Error::unsupported("logprobs", "telling the probabilities of the prompt, with 'echo',"))
+            }
+            top => Ok(top),
+        }
     }
 
     /// The prompts, for a vocabulary of `vocab` tokens; `n` answers to each, `choices` at most.

@@ -6,11 +6,15 @@
 
 pub(crate) mod chat;
 pub(crate) mod completions;
+pub(crate) mod format;
+pub(crate) mod logprobs;
 pub(crate) mod options;
 pub(crate) mod reply;
 
 pub(crate) use chat::Chat;
 pub(crate) use completions::{Completion, Prompt};
+pub(crate) use format::{SCHEMA, Shape};
+pub(crate) use logprobs::{ChatLogprobs, TextLogprobs};
 pub(crate) use options::Options;
 pub(crate) use reply::*;
 
@@ -60,6 +64,18 @@ pub(crate) fn read<'de, T: Deserialize<'de>>(body: &'de Value) -> Result<T, Erro
             Some(field) => Error::field(format!("{path}.{field}"), "is required"),
             None => Error::field(path, inner),
         }
+    })
+}
+
+/// The same of what stands in a field.
+fn read_at<'de, T: Deserialize<'de>>(field: &str, value: &'de Value) -> Result<T, Error> {
+    read(value).map_err(|error| match error {
+        Error::Invalid { param: Some(param), message } => {
+            let place = if param == "." { field.to_owned() } else { format!("{field}.{param}") };
+            let message = message.replacen(&format!("'{param}'"), &format!("'{place}'"), 1);
+            Error::Invalid { param: Some(place), message }
+        }
+        error => error,
     })
 }
 

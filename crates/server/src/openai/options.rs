@@ -9,6 +9,9 @@ use serde::de::{self, Deserializer, SeqAccess, Visitor};
 use serde_json::Value;
 use utoipa::ToSchema;
 
+#[allow(unused_imports, reason = "only the description names it")]
+use super::format::AnyFormat;
+use super::format::{ResponseFormat, Shape};
 use crate::error::Error;
 
 /// Stop strings that a request may have.
@@ -62,14 +65,9 @@ pub(crate) struct Options {
     repetition_penalty: Option<f64>,
     /// Added to the logits of tokens, by id.
     logit_bias: Option<BTreeMap<String, f64>>,
-    /// Only `{"type": "text"}` so far.
+    /// What the answer is held to.
+    #[schema(value_type = Option<AnyFormat>)]
     response_format: Option<ResponseFormat>,
-    /// Not built yet: any value but none is refused.
-    #[schema(value_type = Option<bool>)]
-    logprobs: Option<Value>,
-    /// Not built yet: any value but none is refused.
-    #[schema(value_type = Option<bool>)]
-    top_logprobs: Option<Value>,
 }
 
 /// What a stream has beside its tokens.
@@ -77,20 +75,6 @@ pub(crate) struct Options {
 pub(crate) struct StreamOptions {
     /// A last chunk without choices that holds the usage.
     pub(crate) include_usage: Option<bool>,
-}
-
-/// The form of an answer.
-#[derive(Debug, Deserialize, ToSchema)]
-struct ResponseFormat {
-    r#type: Format,
-}
-
-#[derive(Debug, Deserialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
-enum Format {
-    Text,
-    JsonObject,
-    JsonSchema,
 }
 
 /// One stop string or several: the shape in the schema.
@@ -176,15 +160,12 @@ impl Options {
         if self.stops().iter().any(String::is_empty) {
             return Err(Error::field("stop", "holds an empty string: leave it out"));
         }
-        match self.response_format.as_ref().map(|format| &format.r#type) {
-            None | Some(Format::Text) => {}
-            Some(Format::JsonObject) => return Err(Error::unsupported("response_format", "json_object")),
-            Some(Format::JsonSchema) => return Err(Error::unsupported("response_format", "json_schema")),
-        }
-        for (name, value) in [("logprobs", &self.logprobs), ("top_logprobs", &self.top_logprobs)] {
-            unset(name, value, "giving probabilities")?;
-        }
         Ok(())
+    }
+
+    /// What answers are held to; nothing where they are any text.
+    pub(crate) fn shape(&self) -> Result<Option<Shape>, Error> {
+        self.response_format.as_ref().map_or(Ok(None), ResponseFormat::shape)
     }
 
     /// How tokens are chosen: as asked for, else as `base` says. The seed is left as it is there.
@@ -226,12 +207,11 @@ impl Options {
     }
 }
 
-/// That a field which is not built says nothing: absent, null, false, 0 or an empty list.
+/// That a field which is not built says nothing: absent, null, false or an empty list.
 pub(super) fn unset(name: &str, value: &Option<Value>, what: &str) -> Result<(), Error> {
     match value {
         None | Some(Value::Null | Value::Bool(false)) => Ok(()),
         Some(Value::Array(list)) if list.is_empty() => Ok(()),
-        Some(Value::Number(number)) if name == "top_logprobs" && number.as_u64() == Some(0) => Ok(()),
         Some(_) => Err(Error::unsupported(name, what)),
     }
 }

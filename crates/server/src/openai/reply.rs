@@ -3,6 +3,8 @@
 use serde::Serialize;
 use utoipa::ToSchema;
 
+use super::logprobs::{ChatLogprobs, TextLogprobs};
+
 /// Why there is no answer.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct ErrorBody {
@@ -128,9 +130,9 @@ impl<C> Reply<C> {
 pub(crate) struct ChatChoice {
     pub(crate) index: u32,
     pub(crate) message: ChatMessage,
-    /// Always null so far.
+    /// Null where not asked for.
     #[schema(required)]
-    pub(crate) logprobs: Option<()>,
+    pub(crate) logprobs: Option<ChatLogprobs>,
     pub(crate) finish_reason: &'static str,
 }
 
@@ -148,9 +150,9 @@ pub(crate) struct ChatMessage {
 pub(crate) struct ChatDelta {
     pub(crate) index: u32,
     pub(crate) delta: Delta,
-    /// Always null so far.
+    /// Null where not asked for, and where no token is told.
     #[schema(required)]
-    pub(crate) logprobs: Option<()>,
+    pub(crate) logprobs: Option<ChatLogprobs>,
     /// Null in all but the last.
     #[schema(required)]
     pub(crate) finish_reason: Option<&'static str>,
@@ -169,9 +171,9 @@ pub(crate) struct Delta {
 pub(crate) struct TextChoice {
     pub(crate) index: u32,
     pub(crate) text: String,
-    /// Always null so far.
+    /// Null where not asked for, and in chunks where no token is told.
     #[schema(required)]
-    pub(crate) logprobs: Option<()>,
+    pub(crate) logprobs: Option<TextLogprobs>,
     /// Null in all chunks but the last.
     #[schema(required)]
     pub(crate) finish_reason: Option<&'static str>,

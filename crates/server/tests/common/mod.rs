@@ -132,7 +132,9 @@ impl Generator for Mock {
                     if !delay.is_zero() {
                         tokio::time::sleep(delay).await;
                     }
-                    let _ = sender.send(Event::Token(Token { id: *id, logprob: -1.0, top: vec![] }));
+                    let logprob = |rank: u32| -0.5 * (rank + made) as f32;
+                    let top = (0..request.sampling.top).map(|rank| (rank, logprob(rank))).collect();
+                    let _ = sender.send(Event::Token(Token { id: *id, logprob: logprob(1), top }));
                 }
                 let whole = script.len() <= most as usize;
                 let finish = if whole { Finish::End } else { Finish::Length };
@@ -254,6 +256,7 @@ impl Fixture {
         let model = Model {
             id: MODEL.to_owned(),
             created: 1_700_000_000,
+            vocab: tokenizer().vocab_len() as u32,
             ends: tokenizer().ends().to_vec(),
             tokenizer: tokenizer(),
             template,

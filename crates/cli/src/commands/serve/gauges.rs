@@ -1,5 +1,9 @@
 //! What the machine says of itself, for `/metrics`.
 
+use std::sync::{Arc, OnceLock};
+
+use engine::{Status, Traffic};
+use gpu::Device;
 use server::Gauge;
 use telemetry::{AmdGpu, System};
 
@@ -20,8 +24,39 @@ fn bytes(bytes: Option<u64>) -> Option<f64> {
     bytes.map(|bytes| bytes as f64)
 }
 
+/// How fast the device reads its memory, from when it was measured on. A clone knows the same.
+#[derive(Clone, Default)]
+pub struct Roofline(Arc<OnceLock<f64>>);
+
+impl Roofline {
+    /// Reads so much at most: more than any cache holds, and a few milliseconds for each time even where memory is slow.
+    const BYTES: u64 = 512 << 20;
+
+    /// Measures it, the first time. Where there is too little memory left for that, it stays unknown.
+    pub fn measure(&self, device: &Device) {
+        match kernels::probe::read_bandwidth_of(device, Self::BYTES) {
+            Ok(bandwidth) => {
+                self.0.get_or_init(|| bandwidth);
+            }
+            Err(error) => tracing::warn!("the bandwidth of the memory is not known: {error}"),
+        }
+    }
+
+    /// What it is, and how much of it steps of late have used, if there were any.
+    fn gauges(&self, traffic: &Traffic) -> Vec<Gauge> {
+        let Some(bandwidth) = self.0.get() else { return vec![] };
+        let gauge = |name, help, value| Gauge { name, help, label: None, value };
+        let measured = "Bytes a second that the GPU reads of its memory at best, measured at the start";
+        let used =
+            "What steps without a prompt had to read, of what the memory allows in their time, of late";
+        let percent = traffic.bytes_per_second().map(|speed| speed / bandwidth * 100.0);
+        let percent = percent.map(|percent| gauge("roofline_percent", used, percent));
+        [gauge("memory_bytes_per_second", measured, *bandwidth)].into_iter().chain(percent).collect()
+    }
+}
+
 /// All that can be read now.
-pub fn read() -> Vec<Gauge> {
+pub fn read(status: &Status, roofline: &Roofline) -> Vec<Gauge> {
     let system = System::new();
     let cards = system.amd_gpus();
     let of_cards = CARDS.iter().flat_map(|(name, help, read)| {
@@ -35,5 +70,5 @@ pub fn read() -> Vec<Gauge> {
         label: None,
         value: memory.rss as f64,
     });
-    memory.into_iter().chain(of_cards).collect()
+    memory.into_iter().chain(roofline.gauges(&status.traffic)).chain(of_cards).collect()
 }

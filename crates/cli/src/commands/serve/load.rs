@@ -11,7 +11,7 @@ use model::{Runner, Sampling};
 use server::Place;
 use weights::stream::Control;
 
-use super::{Running, settings::Settings, shown};
+use super::{Running, gauges::Roofline, settings::Settings, shown};
 use crate::{
     loading::{Loaded, Opened, Outputs, Space},
     output,
@@ -27,6 +27,7 @@ pub struct Loader<'a> {
     pub opened: Opened,
     pub space: Space,
     pub settings: &'a Settings,
+    pub roofline: Roofline,
     pub url: String,
     pub id: String,
     pub started: Instant,
@@ -39,14 +40,14 @@ pub type Loading = JoinHandle<anyhow::Result<Engine>>;
 impl Loader<'_> {
     /// Begins to load. Should it fail, the server ends.
     pub fn start(self, running: &Running) -> std::io::Result<Loading> {
-        let Loader { opened, space, settings, url, id, started, json } = self;
+        let Loader { opened, space, settings, roofline, url, id, started, json } = self;
         let lines = shown::lines(settings);
         let options = engine::Options { queue: settings.queue, ..engine::Options::default() };
         let step_time = settings.step_time.0;
         let (place, control, handle) =
             (running.place.clone(), running.control.clone(), running.handle.clone());
         let work = move || {
-            let ready = Ready { place: &place, lines, url, id, started, json };
+            let ready = Ready { place: &place, roofline, lines, url, id, started, json };
             let loaded = load(opened, space, options, step_time, &control, ready);
             if loaded.is_err() {
                 handle.stop();
@@ -60,6 +61,7 @@ impl Loader<'_> {
 /// What is said when all is there.
 struct Ready<'a> {
     place: &'a Place,
+    roofline: Roofline,
     lines: Vec<String>,
     url: String,
     id: String,
@@ -81,6 +83,8 @@ fn load(
     progress.say("recording programs for this GPU");
     // Greedy answers, and those as the model's authors recommend.
     loaded.runner.prepare_serving(&[Sampling::default(), RECOMMENDED])?;
+    ready.place.say("the bandwidth of its memory is measured");
+    ready.roofline.measure(&loaded.device);
     drop(progress);
     let summary = shown::summary(&loaded, &opened, space);
     let heard = shown::Heard::new(&loaded, space, &ready.id, &ready.url);

@@ -32,6 +32,7 @@ use crate::{
     loading::{ModelArguments, Opened, Space},
     sampling::RECOMMENDED,
 };
+use gauges::Roofline;
 use load::Loader;
 use settings::{Flags, Settings};
 use signals::End;
@@ -67,7 +68,10 @@ pub fn run(arguments: &Arguments, given: &ArgMatches) -> anyhow::Result<ExitCode
     let opened = model_arguments(&settings)?.open()?;
     let language = opened.language()?;
     let space = space(&settings, &opened)?;
-    let place = Arc::new(Place::new(space.context, "the model is being loaded").with_gauges(gauges::read));
+    let roofline = Roofline::default();
+    let known = roofline.clone();
+    let place = Place::new(space.context, "the model is being loaded");
+    let place = Arc::new(place.with_gauges(move |status| gauges::read(status, &known)));
     let model = served(&settings, &opened, language);
     let id = model.id.clone();
 
@@ -79,7 +83,8 @@ pub fn run(arguments: &Arguments, given: &ArgMatches) -> anyhow::Result<ExitCode
     note!("{id} is being loaded; {url}/health answers already.");
 
     let running = Running { handle: server.handle(), place, control: Arc::default() };
-    let loader = Loader { opened, space, settings: &settings, url, id, started, json: arguments.json };
+    let json = arguments.json;
+    let loader = Loader { opened, space, settings: &settings, roofline, url, id, started, json };
     let loading = loader.start(&running)?;
     let end = runtime.block_on(async {
         let signals = signals::Signals::listen().context("signals cannot be heard")?;
@@ -117,7 +122,7 @@ fn space(settings: &Settings, opened: &Opened) -> anyhow::Result<Space> {
             "--positions is {positions}, but one answer alone may have {context}: raise it, or lower --context"
         );
     }
-    Ok(Space { sequences: settings.sequences.get(), context, positions })
+    Ok(Space { sequences: settings.sequences.get(), context, positions, prefix: settings.prefix_cache })
 }
 
 /// What the server is told of the model.
@@ -132,6 +137,7 @@ fn served(settings: &Settings, opened: &Opened, language: Language) -> server::M
         id: settings.name.clone().or(asked).or(own).unwrap_or_else(|| "model".to_owned()),
         created: modified.duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs()),
         tokenizer: language.tokenizer,
+        vocab: opened.checkpoint.config.vocab,
         ends: language.ends,
         template: Some(language.template),
         sampling: RECOMMENDED,

@@ -125,6 +125,10 @@ settings! {
         probe_time: Time, "probe-time", "INDRIK_PROBE_TIME", "5s", "How long the GPU may take to answer /ready";
         step_time: Time, "step-time", "INDRIK_STEP_TIME", "5min", "A step of the GPU that takes longer is a lost device";
         drain_time: Time, "drain-time", "INDRIK_DRAIN_TIME", "30s", "How long running requests may take after SIGTERM";
+        grammars: NonZeroU32, "grammars", "INDRIK_GRAMMARS", "2", "Formats of answers (response_format) that are compiled at a time; more wait";
+        grammar_time: Time, "grammar-time", "INDRIK_GRAMMAR_TIME", "10s", "How long a format of answers may take to be compiled, before it is refused with 400";
+        #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+        prefix_cache: bool, "prefix-cache", "INDRIK_PREFIX_CACHE", "true", "Keep what was read and written for prompts that begin alike, in pages that nobody needs";
         #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
         reproducible: bool, "reproducible", "INDRIK_REPRODUCIBLE", "false", "The same logits bit by bit, whoever else is there; one answer alone is slower for it";
         #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
@@ -250,6 +254,8 @@ impl Settings {
             choices: self.choices.get(),
             keep_alive: self.keep_alive.0,
             probe_time: self.probe_time.0,
+            grammars: self.grammars.get() as usize,
+            grammar_time: self.grammar_time.0,
             log_prompts: self.log_prompts,
         })
     }

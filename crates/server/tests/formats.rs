@@ -1,0 +1,151 @@
+//! What answers are held to, over an engine of plain arithmetic: whatever it would say, the answer is what was asked for.
+
+mod common;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use common::{Fixture, Mock, chat, completion};
+use engine::{
+    Engine, Options,
+    testing::{Plain, PlainOptions},
+};
+use serde_json::{Value, json};
+use server::Config;
+use text::ChatTemplate;
+
+const CHAT: &str = "/v1/chat/completions";
+const TEXT: &str = "/v1/completions";
+const SCHEMA: &str = "response_format.json_schema.schema";
+
+fn server(config: Config) -> Fixture {
+    let engine = Engine::start(Plain::new(PlainOptions::default()), Options::default()).unwrap();
+    Fixture::over(Mock::new(), Arc::new(engine), config, Some(ChatTemplate::gemma3()))
+}
+
+fn format(schema: Value) -> Value {
+    json!({ "response_format": { "type": "json_schema", "json_schema": { "name": "x", "schema": schema } } })
+}
+
+/// Objects of this schema are short, whoever writes them.
+fn short() -> Value {
+    json!({
+        "type": "object",
+        "properties": {
+            "z": { "type": "string", "maxLength": 5 },
+            "a": { "enum": ["red", "green"] },
+            "n": { "type": "integer", "minimum": 0, "maximum": 99 },
+        },
+        "required": ["z", "a", "n"],
+        "additionalProperties": false,
+    })
+}
+
+fn check(text: &str) {
+    let value: Value = serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"));
+    let keys: Vec<&String> = value.as_object().unwrap().keys().collect();
+    assert_eq!(keys, ["z", "a", "n"], "{text}");
+    assert!(["red", "green"].contains(&value["a"].as_str().unwrap()), "{text}");
+    assert!(
+        value["n"].as_u64().unwrap() <= 99 && value["z"].as_str().unwrap().chars().count() <= 5,
+        "{text}"
+    );
+}
+
+#[test]
+fn answers_are_held_to_a_schema() {
+    let server = server(Config::default());
+    for strict in [json!(true), json!(false), json!(null)] {
+        let mut asked = format(short());
+        asked["response_format"]["json_schema"]["strict"] = strict;
+        asked["n"] = 3.into();
+        let got = server.post(CHAT, &chat(asked)).json();
+        for choice in got["choices"].as_array().expect("answers") {
+            check(choice["message"]["content"].as_str().unwrap());
+            assert_eq!(choice["finish_reason"], "stop");
+        }
+    }
+    let mut asked = format(short());
+    asked["max_tokens"] = 200.into();
+    let got = server.post(TEXT, &completion(asked.clone())).json();
+    check(got["choices"][0]["text"].as_str().unwrap());
+    asked["stream"] = true.into();
+    let chunks = server.chunks(TEXT, &completion(asked));
+    let text: String = chunks.iter().filter_map(|chunk| chunk["choices"][0]["text"].as_str()).collect();
+    check(&text);
+}
+
+#[test]
+fn any_object_is_one_and_text_is_anything() {
+    let server = server(Config::default());
+    let content = |kind: &str| {
+        let asked = json!({ "response_format": { "type": kind }, "seed": 1 });
+        server.post(CHAT, &chat(asked)).json()["choices"][0]["message"]["content"].take()
+    };
+    let object = content("json_object");
+    assert!(object.as_str().unwrap().starts_with('{'), "{object}");
+    assert_eq!(
+        content("text"),
+        server.post(CHAT, &chat(json!({ "seed": 1 }))).json()["choices"][0]["message"]["content"]
+    );
+}
+
+#[test]
+fn schemas_that_cannot_be_used_are_refused_by_name_and_soon() {
+    let server = server(Config::default());
+    let deep = (0..60).fold(
+        json!({ "type": "null" }),
+        |inner, _| json!({ "type": "object", "properties": { "a": inner } }),
+    );
+    let wide: Vec<String> = (0..60_000).map(|number| format!("value {number}")).collect();
+    for schema in [
+        json!({ "type": "word" }),
+        json!({ "type": "string", "pattern": "(" }),
+        json!({ "type": "string", "pattern": "((a{0,999}){0,999}){0,999}" }),
+        json!({ "$ref": "https://example.org/schema" }),
+        json!({ "type": "integer", "multipleOf": 999_999_937 }),
+        json!({ "enum": wide }),
+    ] {
+        let start = Instant::now();
+        let (message, param) = server.post(CHAT, &chat(format(schema))).refused(400, "invalid_value");
+        assert_eq!(param, SCHEMA, "{message}");
+        assert!(message.contains(SCHEMA), "{message}");
+        assert!(start.elapsed() < Duration::from_secs(15), "{message}");
+    }
+    assert_eq!(server.post(CHAT, &chat(format(deep))).status, 200);
+    // Nothing of it stays: the next one is answered.
+    check(
+        server.post(CHAT, &chat(format(short()))).json()["choices"][0]["message"]["content"]
+            .as_str()
+            .unwrap(),
+    );
+}
+
+#[test]
+fn a_grammar_that_takes_too_long_is_refused_and_counts_until_it_is_made() {
+    let config = Config { grammars: 1, grammar_time: Duration::from_millis(1), ..Config::default() };
+    let server = server(config);
+    let slow: Vec<String> = (0..8_000).map(|number| format!("value {number}")).collect();
+    let (message, param) =
+        server.post(CHAT, &chat(format(json!({ "enum": slow })))).refused(400, "invalid_value");
+    assert_eq!(param, SCHEMA);
+    assert!(message.contains("too complex"), "{message}");
+    let other = server.post(CHAT, &chat(format(short())));
+    other.refused(429, "queue_full");
+    assert_eq!(other.headers["retry-after"], "1");
+    // Who asks for nothing of this kind does not wait.
+    assert_eq!(server.post(CHAT, &chat(json!({}))).status, 200);
+}
+
+#[test]
+fn a_format_that_leaves_no_token_is_told() {
+    let server = server(Config::default());
+    let tokenizer = common::tokenizer();
+    // Without the only token that an object may begin with.
+    let brace = tokenizer.id_of("<0x7B>").unwrap();
+    let asked =
+        json!({ "response_format": { "type": "json_object" }, "logit_bias": { brace.to_string(): -100 } });
+    let (message, param) = server.post(CHAT, &chat(asked)).refused(400, "format_failed");
+    assert_eq!(param, "response_format");
+    assert!(message.contains("logit biases"), "{message}");
+}

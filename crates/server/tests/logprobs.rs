@@ -1,0 +1,122 @@
+//! Probabilities of tokens, whole and as streams.
+
+mod common;
+
+use common::{Fixture, Mock, chat, completion, tokenizer};
+use serde_json::{Value, json};
+use server::Config;
+
+const CHAT: &str = "/v1/chat/completions";
+const TEXT: &str = "/v1/completions";
+
+/// The tokens of a chat's answer, whole and as a stream, which must be the same.
+fn told(server: &Fixture, more: Value) -> (String, Vec<Value>) {
+    let mut body = chat(more);
+    body["temperature"] = 0.into();
+    let got = server.post(CHAT, &body).json();
+    let choice = &got["choices"][0];
+    assert_eq!(choice["logprobs"]["refusal"], json!(null));
+    let content = choice["logprobs"]["content"].as_array().expect("a list").clone();
+    body["stream"] = true.into();
+    let chunks = server.chunks(CHAT, &body);
+    let streamed: Vec<Value> = chunks
+        .iter()
+        .filter_map(|chunk| chunk["choices"][0]["logprobs"]["content"].as_array())
+        .flatten()
+        .cloned()
+        .collect();
+    assert_eq!(streamed, content);
+    (choice["message"]["content"].as_str().unwrap().to_owned(), content)
+}
+
+fn bytes(content: &[Value]) -> Vec<u8> {
+    let bytes = content.iter().flat_map(|token| token["bytes"].as_array().unwrap());
+    bytes.map(|byte| byte.as_u64().unwrap() as u8).collect()
+}
+
+fn names(content: &[Value]) -> Vec<&str> {
+    content.iter().map(|token| token["token"].as_str().unwrap()).collect()
+}
+
+#[test]
+fn a_chat_tells_its_tokens() {
+    let server = Fixture::new();
+    let (text, content) = told(&server, json!({ "logprobs": true, "top_logprobs": 3 }));
+    assert_eq!(text, " one two three four five six");
+    assert_eq!(names(&content), common::WORDS);
+    assert_eq!(bytes(&content), text.as_bytes());
+    assert_eq!((&content[0]["logprob"], &content[5]["logprob"]), (&json!(-0.5), &json!(-3.0)));
+    let top = content[1]["top_logprobs"].as_array().unwrap();
+    assert_eq!(top.len(), 3);
+    // Control tokens have a name, and no bytes of the text.
+    assert_eq!(top[2], json!({ "token": "<eos>", "logprob": -1.5, "bytes": null }));
+    let (_, content) = told(&server, json!({ "logprobs": true }));
+    assert_eq!(content[0]["top_logprobs"], json!([]));
+}
+
+#[test]
+fn tokens_that_are_parts_of_characters_have_their_bytes() {
+    let mut mock = Mock::new();
+    let tokenizer = tokenizer();
+    mock.script = "é🦙".bytes().map(|byte| tokenizer.id_of(&format!("<0x{byte:02X}>")).unwrap()).collect();
+    let server = Fixture::with(mock, Config::default());
+    let (text, content) = told(&server, json!({ "logprobs": true }));
+    assert_eq!((text.as_str(), bytes(&content)), ("é🦙", text.as_bytes().to_vec()));
+    assert_eq!(names(&content), ["\\xc3", "\\xa9", "\\xf0", "\\x9f", "\\xa6", "\\x99"]);
+    // A character that is cut off by the length is one that cannot be read; its tokens are told.
+    let (text, content) = told(&server, json!({ "logprobs": true, "max_tokens": 4 }));
+    assert_eq!((text.as_str(), content.len()), ("é\u{fffd}", 4));
+    // One that a stop string has cut off is not.
+    let (text, content) = told(&server, json!({ "logprobs": true, "stop": "🦙" }));
+    assert_eq!((text.as_str(), names(&content)), ("é", vec!["\\xc3", "\\xa9"]));
+}
+
+#[test]
+fn what_a_stop_string_cuts_off_is_not_told() {
+    let server = Fixture::new();
+    let (text, content) = told(&server, json!({ "logprobs": true, "stop": ["ee four fi", "six!"] }));
+    assert_eq!(text, " one two thr");
+    assert_eq!(names(&content), [" one", " two", " three"]);
+    let (text, content) = told(&server, json!({ "logprobs": true, "stop": " two" }));
+    assert_eq!((text.as_str(), names(&content)), (" one", vec![" one"]));
+    // What might have become a stop string is told in the end.
+    let (_, content) = told(&server, json!({ "logprobs": true, "stop": "six!" }));
+    assert_eq!(names(&content), common::WORDS);
+}
+
+#[test]
+fn a_text_tells_its_tokens_in_lists() {
+    let server = Fixture::new();
+    let mut body = completion(json!({ "temperature": 0, "logprobs": 2, "max_tokens": 3 }));
+    let logprobs = server.post(TEXT, &body).json()["choices"][0]["logprobs"].take();
+    let wanted = json!({
+        "tokens": [" one", " two", " three"],
+        "token_logprobs": [-0.5, -1.0, -1.5],
+        "top_logprobs": [
+            { "<unk>": 0.0, "<bos>": -0.5, " one": -0.5 },
+            { "<unk>": -0.5, "<bos>": -1.0, " two": -1.0 },
+            { "<unk>": -1.0, "<bos>": -1.5, " three": -1.5 },
+        ],
+        "text_offset": [0, 4, 8],
+    });
+    // `-0.0` is `0.0`.
+    assert_eq!(logprobs.to_string().replace("-0.0", "0.0"), sorted(&wanted));
+    body["stream"] = true.into();
+    let chunks = server.chunks(TEXT, &body);
+    let offsets: Vec<&Value> =
+        chunks.iter().map(|chunk| &chunk["choices"][0]["logprobs"]["text_offset"]).collect();
+    assert_eq!(offsets, [&json!([0]), &json!([4]), &json!([8]), &json!(null)]);
+    body = completion(json!({ "temperature": 0, "logprobs": 0, "max_tokens": 1 }));
+    let logprobs = server.post(TEXT, &body).json()["choices"][0]["logprobs"].take();
+    assert_eq!(logprobs["top_logprobs"], json!([{ " one": -0.5 }]));
+    assert!(server.post(TEXT, &completion(json!({}))).json()["choices"][0]["logprobs"].is_null());
+}
+
+/// Its text, with the most probable tokens in the order of their names.
+fn sorted(logprobs: &Value) -> String {
+    let mut logprobs = logprobs.clone();
+    for tops in logprobs["top_logprobs"].as_array_mut().unwrap() {
+        tops.as_object_mut().unwrap().sort_keys();
+    }
+    logprobs.to_string()
+}
