@@ -58,14 +58,14 @@ def test_ends_at_max_tokens(greedy):
 
 def test_a_seed_gives_the_same_again(greedy):
     def tale(seed):
-        return greedy(say("Tell me a tale."), temperature=1.5, seed=seed, max_tokens=6).choices[0].message.content
+        return greedy(say("Tell me a tale."), temperature=1.5, seed=seed, max_tokens=4).choices[0].message.content
 
     assert tale(1) == tale(1)
     assert tale(1) != tale(2)
 
 
 def test_n_gives_several_answers(greedy):
-    tale = {"messages": say("Tell me a tale."), "temperature": 1.5, "seed": 1, "max_tokens": 5}
+    tale = {"messages": say("Tell me a tale."), "temperature": 1.5, "seed": 1, "max_tokens": 4}
     one, two = greedy(**tale), greedy(**tale, n=2)
     assert [choice.index for choice in two.choices] == [0, 1]
     first, second = (choice.message.content for choice in two.choices)

@@ -10,16 +10,18 @@ import { z } from "zod";
 import { client, model, say } from "./client.mjs";
 
 const City = z.object({
-  name: z.enum(["Paris", "Rome", "Oslo"]),
+  name: z.enum(["Paris", "Rome"]),
   old: z.boolean(),
-  districts: z.array(z.enum(["north", "south"])),
+  place: z.object({ country: z.enum(["France", "Italy"]) }),
 });
+// Shown how, the model writes without spaces, which are tokens.
+const shown = '{"name":"Rome","old":true,"place":{"country":"Italy"}}';
 const asked = {
   model,
-  messages: say("Describe Paris as JSON."),
+  messages: [...say("Rome"), { role: "assistant", content: shown }, ...say("Paris")],
   temperature: 1,
   seed: 1,
-  max_tokens: 60,
+  max_tokens: 100,
   response_format: zodResponseFormat(City, "city"),
 };
 
