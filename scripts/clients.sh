@@ -43,6 +43,8 @@ else
   left_out "no Node 20 with npm, so its clients were not tried"
 fi
 
+[ -n "$python$node" ] || exit 0
+
 # --- servers ------------------------------------------------------------------------------------------------------------
 
 mkdir -p "$work"
@@ -86,7 +88,7 @@ check() { # WHAT COMMAND
   if "$@" >&2; then say "$what: passed in $((SECONDS - begun)) s"; else failed+=("$what"); fi
 }
 
-export CLIENTS_MODEL=gemma-3-270m-it CLIENTS_STRICT_KEY=a-key-of-this-test
+export CLIENTS_MODEL=gemma-3-270m CLIENTS_STRICT_KEY=a-key-of-this-test
 serve real -m "$model" --name "$CLIENTS_MODEL" --context 512 --sequences 4
 serve strict -m "$tiny" --name "$CLIENTS_MODEL" --context 512 --sequences 1 --queue 0 --api-key "$CLIENTS_STRICT_KEY"
 serve tiny -m "$tiny" --name tiny --context 64
@@ -143,4 +145,4 @@ fi
 
 for name in real strict tiny; do stop "$name"; done
 [ ${#failed[@]} -eq 0 ] || fail "failed: $(printf '%s; ' "${failed[@]}")"
-say "all passed in $SECONDS s"
+say "all that was tried has passed, in $SECONDS s"
