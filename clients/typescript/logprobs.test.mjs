@@ -1,0 +1,31 @@
+// logprobs: how probable tokens were
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { client, greedy, model } from "./client.mjs";
+
+test("chat tells the probabilities of its tokens, whole and as a stream", async () => {
+  const asked = { ...greedy, logprobs: true, top_logprobs: 2, max_tokens: 3 };
+  const { choices, usage } = await client.chat.completions.create(asked);
+  const tokens = choices[0].logprobs.content;
+  assert.equal(tokens.length, usage.completion_tokens);
+  for (const token of tokens) {
+    assert.equal(token.top_logprobs.length, 2);
+    assert.equal(token.top_logprobs[0].token, token.token);
+    assert.ok(token.logprob <= 0);
+  }
+  const streamed = [];
+  for await (const chunk of await client.chat.completions.create({ ...asked, stream: true })) {
+    streamed.push(...(chunk.choices[0]?.logprobs?.content ?? []));
+  }
+  assert.deepEqual(streamed.map((token) => token.token), tokens.map((token) => token.token));
+});
+
+test("completions tell theirs", async () => {
+  const asked = { model, prompt: "One, two, three,", temperature: 0, max_tokens: 2, logprobs: 2 };
+  const { choices } = await client.completions.create(asked);
+  const { tokens, token_logprobs, top_logprobs } = choices[0].logprobs;
+  assert.equal(tokens.join(""), choices[0].text);
+  tokens.forEach((token, at) => assert.equal(top_logprobs[at][token], token_logprobs[at]));
+});

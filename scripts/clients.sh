@@ -1,0 +1,148 @@
+#!/usr/bin/env bash
+# Lets OpenAI's own clients talk to `indrik serve`: the Python package, the npm package, the examples of docs/serving.md, and
+# schemathesis, which makes requests from /openapi.json.
+#
+#   scripts/clients.sh            everything, a few minutes
+#   FULL=1 scripts/clients.sh     schemathesis for ten minutes instead of seconds
+#
+# Needs the binary (INDRIK, else target/debug/indrik), Gemma 3 270M as a GGUF file (INDRIK_TEST_GGUF, else what `make model`
+# fetched), Python 3.11 with venv, and Node 20 with npm; their packages go to target/clients. What is missing is said and left
+# out; under CI=true that is a failure.
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+work=$root/target/clients
+indrik=${INDRIK:-$root/target/debug/indrik}
+model=${INDRIK_TEST_GGUF:-$(cat "$root/target/test-model" 2>/dev/null || true)}
+tiny=$root/crates/model/tests/fixtures/gguf_q8_0/model.gguf
+
+say() { echo "clients: $1" >&2; }
+fail() { say "$1"; exit 1; }
+left_out() { # WHAT
+  [ "${CI:-}" != true ] || fail "$1"
+  say "left out: $1"
+}
+
+[ -x "$indrik" ] || fail "there is no $indrik: build it with \`cargo build\`, or name another with INDRIK"
+if [ ! -f "$model" ]; then
+  left_out "no Gemma 3 270M, so no client was tried: \`make model\` fetches it; name it with INDRIK_TEST_GGUF"
+  exit 0
+fi
+# Settings of the servers here are those below.
+for name in ${!INDRIK_@}; do [ "$name" = INDRIK_DEVICE ] || unset "$name"; done
+
+python='' node=''
+if python3 -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+  python=$work/venv/bin/python
+else
+  left_out "no Python 3.11 with venv, so its clients, the examples of the documentation and schemathesis were not tried"
+fi
+if command -v npm >/dev/null && node -e 'process.exit(Number(process.versions.node.split(".")[0]) >= 20 ? 0 : 1)' 2>/dev/null; then
+  node=$work/typescript
+else
+  left_out "no Node 20 with npm, so its clients were not tried"
+fi
+
+[ -n "$python$node" ] || exit 0
+
+# --- servers ------------------------------------------------------------------------------------------------------------
+
+mkdir -p "$work"
+out=$(mktemp -d)
+declare -A servers
+stop_all() {
+  local name
+  for name in "${!servers[@]}"; do kill -KILL "${servers[$name]}" 2>/dev/null || true; done
+  rm -rf "$out"
+}
+trap stop_all EXIT
+
+serve() { # NAME ARGUMENTS
+  local name=$1
+  shift
+  "$indrik" serve --port 0 --json "$@" >"$out/$name.json" 2>"$out/$name.log" &
+  servers[$name]=$!
+}
+
+url() { # NAME
+  until [ -s "$out/$1.json" ]; do
+    kill -0 "${servers[$1]}" 2>/dev/null || { cat "$out/$1.log" >&2; fail "the server '$1' did not start"; }
+    sleep 0.05
+  done
+  sed -n 's/.*"url": *"\([^"]*\)".*/\1/p' "$out/$1.json"
+}
+
+stop() { # NAME
+  local status=0
+  kill -TERM "${servers[$1]}"
+  wait "${servers[$1]}" || status=$?
+  unset "servers[$1]"
+  [ $status -eq 0 ] || { tail -n 20 "$out/$1.log" >&2; say "the server '$1' ended with $status after SIGTERM"; failed+=("$1"); }
+}
+
+failed=()
+check() { # WHAT COMMAND
+  local what=$1 begun=$SECONDS
+  shift
+  say "$what"
+  if "$@" >&2; then say "$what: passed in $((SECONDS - begun)) s"; else failed+=("$what"); fi
+}
+
+export CLIENTS_MODEL=gemma-3-270m CLIENTS_STRICT_KEY=a-key-of-this-test
+serve real -m "$model" --name "$CLIENTS_MODEL" --context 512 --sequences 4
+serve strict -m "$tiny" --name "$CLIENTS_MODEL" --context 512 --sequences 1 --queue 0 --api-key "$CLIENTS_STRICT_KEY"
+serve tiny -m "$tiny" --name tiny --context 64
+
+# --- packages -----------------------------------------------------------------------------------------------------------
+
+# The last step of each is the copy of what was asked for, so that an installation that was broken off is made again.
+if [ -n "$python" ] && ! cmp -s "$root/clients/python/requirements.txt" "$work/venv/complete"; then
+  say "fetching Python's packages (once)"
+  rm -rf "$work/venv"
+  python3 -m venv "$work/venv"
+  "$python" -m pip install --quiet --disable-pip-version-check -r "$root/clients/python/requirements.txt" >&2 ||
+    fail "pip could not fetch the packages of clients/python/requirements.txt"
+  cp "$root/clients/python/requirements.txt" "$work/venv/complete"
+fi
+if [ -n "$node" ]; then
+  mkdir -p "$node"
+  rm -f "$node"/*.mjs
+  # A module looks for its packages beside itself.
+  cp "$root"/clients/typescript/{.npmrc,*} "$node"
+  if ! cmp -s "$node/package-lock.json" "$node/complete"; then
+    say "fetching Node's packages (once)"
+    (cd "$node" && npm ci --ignore-scripts --loglevel=error >&2) ||
+      fail "npm could not fetch the packages of clients/typescript/package-lock.json"
+    cp "$node/package-lock.json" "$node/complete"
+  fi
+fi
+
+# --- tests --------------------------------------------------------------------------------------------------------------
+
+CLIENTS_URL=$(url real)
+CLIENTS_STRICT_URL=$(url strict)
+tiny_url=$(url tiny)
+export CLIENTS_URL CLIENTS_STRICT_URL CLIENTS_NODE=$node
+# Nothing of theirs stays in the tree.
+export PYTHONDONTWRITEBYTECODE=1
+
+if [ -n "$python" ]; then
+  check "openai for Python, and the examples of docs/serving.md" \
+    "$python" -m pytest -q -p no:cacheprovider --tb=short --durations=5 "$root/clients/python"
+fi
+if [ -n "$node" ]; then
+  # One file at a time: some of them count the server's pages.
+  check "openai for Node" node --test --test-concurrency=1 --test-reporter=spec "$node"/*.test.mjs
+fi
+if [ -n "$python" ]; then
+  if [ -n "${FULL:-}" ]; then bounds=(--max-examples 20000 --max-time 600); else bounds=(--max-examples 50 --seed 1); fi
+  # Not what a schema cannot say, so that it lets pass what is refused: a prompt too long, say. One worker: hypothesis makes
+  # requests from one thread only.
+  check schemathesis env -C "$work" venv/bin/schemathesis --no-color run "$tiny_url/openapi.json" \
+    --checks all --exclude-checks positive_data_acceptance --phases examples,coverage,fuzzing \
+    --workers 1 --request-timeout 60 --generation-database none "${bounds[@]}"
+fi
+
+for name in real strict tiny; do stop "$name"; done
+[ ${#failed[@]} -eq 0 ] || fail "failed: $(printf '%s; ' "${failed[@]}")"
+say "all that was tried has passed, in $SECONDS s"
