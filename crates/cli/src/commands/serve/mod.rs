@@ -62,6 +62,8 @@ struct Running {
 
 pub fn run(arguments: &Arguments, given: &ArgMatches) -> anyhow::Result<ExitCode> {
     let started = Instant::now();
+    // A server opens its device again when it was lost; before the first thread of anyone.
+    gpu::share_malloc();
     let settings = Settings::read(&arguments.flags, arguments.config.as_ref(), given)?;
     let config = settings.config()?;
     let opened = model_arguments(&settings)?.open()?;
