@@ -1,6 +1,6 @@
 # Each target does all the set-up it needs. `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint fmt model rdna3 bench curve versus perplexity
+.PHONY: help setup demo test soak lint fmt model rdna3 bench curve versus perplexity
 
 INDRIK := target/release/indrik
 MODEL := gemma3:270m
@@ -24,6 +24,9 @@ demo: setup ## build, fetch Gemma 3 270M and let it write, on the best device of
 
 test: setup lint model ## everything that must pass before a change lands; needs no GPU
 	model=$$(cat target/test-model); [ -z "$$model" ] || export INDRIK_TEST_GGUF="$$model"; cargo test --workspace
+
+soak: setup ## half an hour of mixed load on the real server, of which `make test` has two minutes: SECONDS=1800
+	INDRIK_SOAK=$(or $(SECONDS),1800) cargo test -p indrik --test load -- --nocapture
 
 # Where it cannot be had, tests of real weights say that they did not run; under CI=true that is a failure.
 model:
