@@ -25,8 +25,8 @@ demo: setup ## build, fetch Gemma 3 270M and let it write, on the best device of
 test: setup lint model ## everything that must pass before a change lands; needs no GPU
 	model=$$(cat target/test-model); [ -z "$$model" ] || export INDRIK_TEST_GGUF="$$model"; cargo test --workspace
 
-soak: setup ## half an hour of mixed load on the real server, of which `make test` has two minutes: SECONDS=1800
-	INDRIK_SOAK=$(or $(SECONDS),1800) cargo test -p indrik --test load -- --nocapture
+soak: setup ## half an hour of mixed load on the real server, of which `make test` has two minutes: INDRIK_SOAK=1800
+	INDRIK_SOAK=$(or $(INDRIK_SOAK),1800) cargo test -p indrik --test load -- --nocapture
 
 # Where it cannot be had, tests of real weights say that they did not run; under CI=true that is a failure.
 model:

@@ -82,6 +82,8 @@ fn load(
     // Greedy answers, and those as the model's authors recommend.
     loaded.runner.prepare_serving(&[Sampling::default(), RECOMMENDED])?;
     drop(progress);
+    // Now and not at the end: a server that is killed has none.
+    loaded.device.save_cache();
     let summary = shown::summary(&loaded, &opened, space);
     let heard = shown::Heard::new(&loaded, space, &ready.id, &ready.url);
     let Loaded { runner, .. } = loaded;
