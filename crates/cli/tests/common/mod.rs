@@ -14,6 +14,7 @@ pub fn indrik(arguments: &[&str]) -> Command {
         "INDRIK_DEVICE",
         "INDRIK_FAULT",
         "INDRIK_LOG",
+        "NOTIFY_SOCKET",
         "RADV_FORCE_FAMILY",
         "VK_DRIVER_FILES",
         "VK_ICD_FILENAMES",

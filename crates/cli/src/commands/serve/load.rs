@@ -11,7 +11,7 @@ use model::{Runner, Sampling};
 use server::Place;
 use weights::stream::Control;
 
-use super::{Running, settings::Settings, shown};
+use super::{Running, notify, settings::Settings, shown};
 use crate::{
     loading::{Loaded, Opened, Outputs, Space},
     output,
@@ -107,6 +107,7 @@ fn load(
         return Err(model::Error::Cancelled.into());
     }
     ready.place.fill(engine.clone());
+    notify::ready();
     for line in summary.into_iter().chain(ready.lines) {
         note!("{line}");
     }

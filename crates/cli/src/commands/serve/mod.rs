@@ -4,10 +4,11 @@
 //! 2. The model's files are looked at and the port is taken: what is wrong with either shows at once.
 //! 3. `load`: a thread of its own loads the model, records its programs, and puts an engine in the server's [`Place`]. Until then
 //!    `/health` answers and `/ready` says what is being done.
-//! 4. `signals`: the first lets running requests finish, the second ends everything.
+//! 4. `signals`: the first lets running requests finish, the second ends everything. `notify` tells a service manager of both ends.
 
 mod gauges;
 mod load;
+mod notify;
 mod settings;
 mod shown;
 mod signals;
