@@ -233,7 +233,8 @@ impl One<'_> {
             // An integer of a tiny model may be longer than its answer.
             let cut = answer["choices"][0]["finish_reason"] == "length";
             let object: Value = serde_json::from_str(&said(&text, "content")).unwrap_or_default();
-            if !cut && !(object["cats"].is_number() && object["mat"].is_boolean()) {
+            let formed = object["cats"].is_number() && object["mat"].is_boolean();
+            if !cut && !formed {
                 self.load.wrong(format!("not of the form: {text}"));
             }
         }
