@@ -1,6 +1,6 @@
 # Each target does all the set-up it needs. `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test clients lint fmt model rdna3 bench curve versus perplexity
+.PHONY: help setup demo test clients soak lint fmt model rdna3 bench curve versus perplexity
 
 INDRIK := target/release/indrik
 MODEL := gemma3:270m
@@ -28,6 +28,9 @@ test: setup lint model ## everything that must pass before a change lands; needs
 
 clients: setup model ## let OpenAI's Python and npm packages and schemathesis talk to the server
 	scripts/clients.sh
+
+soak: setup ## half an hour of mixed load on the real server, of which `make test` has two minutes: INDRIK_SOAK=1800
+	INDRIK_SOAK=$(or $(INDRIK_SOAK),1800) cargo test -p indrik --test load -- --nocapture
 
 # Where it cannot be had, tests of real weights say that they did not run; under CI=true that is a failure.
 model:

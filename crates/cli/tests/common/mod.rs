@@ -1,5 +1,8 @@
 //! The real binary, run as a user would.
 
+#[allow(dead_code, reason = "not every test binary serves, or all of it")]
+pub mod served;
+
 use std::process::{Command, Output};
 
 /// The binary on Mesa's CPU driver, away from the user's own settings and caches.
@@ -11,6 +14,7 @@ pub fn indrik(arguments: &[&str]) -> Command {
         "INDRIK_DEVICE",
         "INDRIK_FAULT",
         "INDRIK_LOG",
+        "NOTIFY_SOCKET",
         "RADV_FORCE_FAMILY",
         "VK_DRIVER_FILES",
         "VK_ICD_FILENAMES",

@@ -11,7 +11,7 @@ use model::{Runner, Sampling};
 use server::Place;
 use weights::stream::Control;
 
-use super::{Running, gauges::Roofline, settings::Settings, shown};
+use super::{Running, gauges::Roofline, notify, settings::Settings, shown};
 use crate::{
     loading::{Loaded, Opened, Outputs, Space},
     output,
@@ -86,6 +86,8 @@ fn load(
     ready.place.say("the bandwidth of its memory is measured");
     ready.roofline.measure(&loaded.device);
     drop(progress);
+    // Now and not at the end: a server that is killed has none.
+    loaded.device.save_cache();
     let summary = shown::summary(&loaded, &opened, space);
     let heard = shown::Heard::new(&loaded, space, &ready.id, &ready.url);
     let Loaded { runner, .. } = loaded;
@@ -109,6 +111,7 @@ fn load(
         return Err(model::Error::Cancelled.into());
     }
     ready.place.fill(engine.clone());
+    notify::ready();
     for line in summary.into_iter().chain(ready.lines) {
         note!("{line}");
     }

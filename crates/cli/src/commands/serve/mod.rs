@@ -4,10 +4,11 @@
 //! 2. The model's files are looked at and the port is taken: what is wrong with either shows at once.
 //! 3. `load`: a thread of its own loads the model, records its programs, and puts an engine in the server's [`Place`]. Until then
 //!    `/health` answers and `/ready` says what is being done.
-//! 4. `signals`: the first lets running requests finish, the second ends everything.
+//! 4. `signals`: the first lets running requests finish, the second ends everything. `notify` tells a service manager of both ends.
 
 mod gauges;
 mod load;
+mod notify;
 mod settings;
 mod shown;
 mod signals;
@@ -63,6 +64,8 @@ struct Running {
 
 pub fn run(arguments: &Arguments, given: &ArgMatches) -> anyhow::Result<ExitCode> {
     let started = Instant::now();
+    // A server opens its device again when it was lost; before the first thread of anyone.
+    gpu::share_malloc();
     let settings = Settings::read(&arguments.flags, arguments.config.as_ref(), given)?;
     let config = settings.config()?;
     let opened = model_arguments(&settings)?.open()?;

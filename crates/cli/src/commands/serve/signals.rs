@@ -6,7 +6,7 @@ use engine::Engine;
 use server::Server;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use super::{Running, load::Loading};
+use super::{Running, load::Loading, notify};
 
 /// What asks for the end: SIGTERM and Ctrl-C.
 pub struct Signals {
@@ -51,6 +51,7 @@ impl Signals {
             // It ends by itself only where there is nothing to serve.
             _ = &mut serving => {}
             () = self.next() => {
+                notify::stopping();
                 note!("Running requests are finished, for {drain_time:?} at most; another signal ends them.");
                 running.control.cancel.store(true, Ordering::Relaxed);
                 running.handle.drain();

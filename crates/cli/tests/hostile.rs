@@ -1,0 +1,222 @@
+//! The real server and clients who mean no good, or know no better. Someone else is served all the while.
+
+mod common;
+
+use std::{
+    io::{Read, Write},
+    net::{Shutdown, TcpStream},
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use common::served::{LONG, Served, has_device, serve};
+use serde_json::{Value, json};
+
+const TEXT: &str = "/v1/completions";
+
+/// Does something while another client asks on and on: each of its answers must come, and be the same.
+fn while_another_is_served(server: &Served, work: impl FnOnce()) {
+    let body = json!({ "model": "tiny", "prompt": "the cat sat", "max_tokens": 8, "temperature": 0 });
+    let expected = server.complete(&body)["choices"].take();
+    let over = AtomicBool::new(false);
+    let served = thread::scope(|scope| {
+        let other = scope.spawn(|| {
+            let mut served = 0;
+            while served == 0 || !over.load(Ordering::Relaxed) {
+                assert_eq!(server.complete(&body)["choices"], expected);
+                served += 1;
+            }
+            served
+        });
+        // However it ends: the other must not go on for ever.
+        let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+        over.store(true, Ordering::Relaxed);
+        let served = other.join().unwrap();
+        done.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        served
+    });
+    assert!(served > 0);
+}
+
+/// Sends bytes as they are, and returns what comes until the connection is closed.
+fn raw(server: &Served, parts: &[&[u8]]) -> String {
+    let mut stream = server.connect();
+    for part in parts {
+        // Who is refused may not get all of it out.
+        if stream.write_all(part).is_err() {
+            break;
+        }
+    }
+    rest(&mut stream)
+}
+
+fn rest(stream: &mut TcpStream) -> String {
+    let mut bytes = vec![];
+    // A connection that is reset has been closed, too; what came before it counts.
+    if let Err(error) = stream.read_to_end(&mut bytes) {
+        assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset, "{error}");
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+fn head(length: usize) -> String {
+    format!(
+        "POST {TEXT} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
+    )
+}
+
+#[test]
+fn what_is_wrong_with_a_body_is_told_by_its_field() {
+    if !has_device() {
+        return;
+    }
+    let server = Served::start(&mut serve(&[]));
+    let with = |field: &str, value: &str| {
+        let start = r#"{"model": "tiny", "prompt": "cat", "max_tokens": 2"#;
+        match field {
+            "prompt" => format!(r#"{{"model": "tiny", "prompt": {value}}}"#),
+            _ => format!(r#"{start}, "{field}": {value}}}"#),
+        }
+    };
+    while_another_is_served(&server, || {
+        for (field, value) in [
+            ("temperature", "-1"),
+            ("temperature", "\"warm\""),
+            ("temperature", "[]"),
+            ("top_p", "-0.5"),
+            ("top_k", "-1"),
+            ("top_k", "18446744073709551616"),
+            ("min_p", "2"),
+            ("n", "-1"),
+            ("n", "1000000"),
+            ("seed", "1.5"),
+            ("stop", "{}"),
+            ("stream", "1"),
+            ("presence_penalty", "-100"),
+            ("logit_bias", "{\"-1\": 1}"),
+            ("logit_bias", "[1]"),
+            ("prompt", "{}"),
+            ("prompt", "[-1]"),
+            ("prompt", "[99999999999]"),
+        ] {
+            let (status, text) = server.ask("POST", TEXT, &with(field, value));
+            let error = serde_json::from_str::<Value>(&text).unwrap()["error"].take();
+            assert_eq!(status, 400, "{field} {value}: {text}");
+            assert!(error["param"].as_str().unwrap().starts_with(field), "{field} {value}: {text}");
+            assert!(error["message"].as_str().unwrap().contains(field), "{field} {value}: {text}");
+        }
+        // What is no JSON has no fields; the place is told.
+        for value in ["NaN", "-Infinity", "1e999", "01", "'x'", "\"\u{1}\""] {
+            let (status, text) = server.ask("POST", TEXT, &with("temperature", value));
+            assert!(status == 400 && text.contains("line 1 column"), "{value}: {status} {text}");
+        }
+        for body in [
+            &b"{\"model\": \"tiny\", \"prompt\": \"\xff\xfe\"}"[..],
+            b"{\"model\": \"tiny\", \"prompt\": \"\\ud800\"}",
+            b"\xef\xbb\xbf{}",
+            b"{\"model\"",
+            b"\0\0\0\0",
+            b"",
+        ] {
+            let text = raw(&server, &[head(body.len()).as_bytes(), body]);
+            assert!(text.starts_with("HTTP/1.1 400 ") && text.contains("invalid_request_error"), "{text}");
+        }
+    });
+}
+
+#[test]
+fn large_bodies_and_heads_are_refused() {
+    if !has_device() {
+        return;
+    }
+    let server = Served::start(&mut serve(&[]));
+    let before = server.metric("indrik_resident_bytes");
+    let large = vec![b' '; 100 << 20];
+    while_another_is_served(&server, || {
+        let text = raw(&server, &[head(large.len()).as_bytes(), &large]);
+        assert!(text.starts_with("HTTP/1.1 413 ") && text.contains("body_too_large"), "{text}");
+        // The same without saying so before.
+        let chunked = format!(
+            "POST {TEXT} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n{:x}\r\n",
+            large.len()
+        );
+        let text = raw(&server, &[chunked.as_bytes(), &large, b"\r\n0\r\n\r\n"]);
+        assert!(text.starts_with("HTTP/1.1 413 ") && text.contains("body_too_large"), "{text}");
+
+        let start = "GET /health HTTP/1.1\r\nHost: x\r\n";
+        let many: String = (0..10_000).map(|n| format!("X-{n}: y\r\n")).collect();
+        let long = format!("X: {}\r\n", "y".repeat(1 << 20));
+        // One that never ends, as far as it gets.
+        let endless = "y".repeat(1 << 20);
+        for more in [many + "\r\n", long + "\r\n", endless] {
+            let text = raw(&server, &[start.as_bytes(), more.as_bytes()]);
+            assert!(text.starts_with("HTTP/1.1 431 "), "{text:?}");
+        }
+        for nonsense in [
+            &b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 a greeting of TLS\r\n\r\n"[..],
+            b"GET /\xff\xfe HTTP/1.1\r\n\r\n",
+            b"GET /health HTTP/1.1\r\nHost: x\r\nX\xff\x00: y\r\n\r\n",
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n",
+            b"GET /health HTTP/9.9\r\nHost: x\r\n\r\n",
+        ] {
+            let text = raw(&server, &[nonsense]);
+            assert!(text.starts_with("HTTP/1.1 400 "), "{:?}: {text:?}", String::from_utf8_lossy(nonsense));
+        }
+    });
+    // Less than one of these bodies is left of all of them.
+    let grown = server.metric("indrik_resident_bytes").saturating_sub(before);
+    assert!(grown < 64 << 20, "{grown} bytes");
+}
+
+#[test]
+fn who_is_slow_or_silent_is_let_go() {
+    if !has_device() {
+        return;
+    }
+    let server = Served::start(&mut serve(&["--head-time", "1s", "--body-time", "1s"]));
+    let files = server.open_files();
+    while_another_is_served(&server, || {
+        let each = |start: &dyn Fn() -> String| -> Vec<TcpStream> {
+            let open = |_| {
+                let mut stream = server.connect();
+                stream.write_all(start().as_bytes()).unwrap();
+                stream
+            };
+            (0..30).map(open).collect()
+        };
+        // Nothing at all, half a head, half a body.
+        let mut silent = each(&String::new);
+        let mut heads = each(&|| format!("POST {TEXT} HTTP/1.1\r\nX: y"));
+        let mut bodies = each(&|| head(1000) + "{\"model\": ");
+        // A byte now and then is not enough.
+        let until = Instant::now() + Duration::from_millis(1500);
+        while Instant::now() < until {
+            for stream in heads.iter_mut().chain(&mut bodies) {
+                // It may be closed by now.
+                let _ = stream.write_all(b" ");
+            }
+            thread::sleep(Duration::from_millis(100));
+        }
+        assert!(silent.iter_mut().chain(&mut heads).all(|stream| rest(stream).is_empty()));
+        for stream in &mut bodies {
+            let text = rest(stream);
+            assert!(text.starts_with("HTTP/1.1 408 "), "{text}");
+        }
+        // Who says that nothing more will come has asked nothing, or not all of it.
+        for half in ["", "GET /hea", &head(1000)] {
+            let mut stream = server.connect();
+            stream.write_all(half.as_bytes()).unwrap();
+            stream.shutdown(Shutdown::Write).unwrap();
+            let text = rest(&mut stream);
+            assert!(text.is_empty() || text.starts_with("HTTP/1.1 400 "), "{half:?}: {text}");
+        }
+    });
+    let until = Instant::now() + LONG;
+    while server.open_files() > files {
+        assert!(Instant::now() < until, "connections are left open");
+        thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(server.metric("indrik_kv_pages_taken"), 0);
+}
