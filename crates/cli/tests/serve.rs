@@ -208,6 +208,7 @@ fn what_is_wrong_with_the_settings_is_said_before_anything_is_loaded() {
     says(&["--queue-time", "soon"], "'soon' is no time");
     says(&["--api-key-file", "/nowhere.txt"], "/nowhere.txt");
     says(&["--positions", "100"], "--positions is 100");
+    says(&["--head-size", "1KiB"], "--head-size is 1024 bytes");
     let empty = folder.path().join("keys.txt");
     std::fs::write(&empty, "\n").unwrap();
     says(&["--api-key-file", empty.to_str().unwrap()], "holds no key");
@@ -339,6 +340,29 @@ fn answers_are_held_to_a_schema_and_told_with_their_probabilities() {
     };
     assert!(value("indrik_memory_bytes_per_second") > 1e8, "{metrics}");
     assert!((1e-6..=100.0).contains(&value("indrik_roofline_percent")), "{metrics}");
+}
+
+#[test]
+fn after_a_history_of_400_tokens_only_new_ones_are_read_and_the_answer_is_that_of_a_cold_run() {
+    if !has_device() {
+        return;
+    }
+    // The window of this model is 8 positions.
+    let history: Vec<u32> = (0..400).map(|at| 10 + at * 7 % 300).collect();
+    let turn = |new: &[u32], most| {
+        let prompt: Vec<u32> = history.iter().chain(new).copied().collect();
+        greedy(most, json!({ "prompt": prompt, "logprobs": 5 }))
+    };
+    let [warm, cold] = [true, false].map(|kept| {
+        let server = Served::start(&mut serve(&["--reproducible", &format!("--prefix-cache={kept}")]));
+        // The token that it writes is in no step, so the history is all that is held.
+        server.complete(&turn(&[], 1));
+        server.complete(&turn(&[20, 30, 40, 50], 24))
+    });
+    assert_eq!(warm["usage"]["prompt_tokens_details"]["cached_tokens"], 400, "{warm}");
+    assert_eq!(cold["usage"]["prompt_tokens_details"]["cached_tokens"], 0, "{cold}");
+    // Probabilities bit by bit.
+    assert_eq!(warm["choices"], cold["choices"]);
 }
 
 #[test]

@@ -195,9 +195,13 @@ impl Engine {
         self.shared().submit(request)
     }
 
-    /// Why nothing would be taken now, whatever it were: for those who would have to do something before they can ask.
+    /// Why nothing would be taken now, whatever it were: for those who would have to do something before they can ask. It counts as a
+    /// refusal.
     pub fn refuses(&self) -> Option<Refused> {
-        self.shared().room(&self.shared().inbox()).err()
+        let mut inbox = self.shared().inbox();
+        let refused = self.shared().room(&inbox).err();
+        inbox.refused += u64::from(refused.is_some());
+        refused
     }
 
     /// How things stand.
@@ -220,6 +224,18 @@ impl Engine {
         let mut inbox = self.shared().inbox();
         while !inbox.ended {
             inbox = self.shared().wait(inbox);
+        }
+    }
+
+    /// Waits for the engine's thread to end, without keeping it from that; says whether nobody had asked it to, which is a bug of its own.
+    pub fn watch(&self) -> impl FnOnce() -> bool + Send + use<> {
+        let shared = self.handles.0.clone();
+        move || {
+            let mut inbox = shared.inbox();
+            while !inbox.ended {
+                inbox = shared.wait(inbox);
+            }
+            inbox.closing.is_none()
         }
     }
 

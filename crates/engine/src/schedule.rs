@@ -415,6 +415,15 @@ impl<B: Backend> Scheduler<B> {
         }
     }
 
+    /// The same for who reads: a step that failed may have counted the first token of its answer, which is chosen again.
+    fn recount_reader(&mut self) -> Result<(), Fault> {
+        let Some(Reading { job, sequence, text, read }) = &mut self.reading else { return Ok(()) };
+        match job.sampling().has_penalties() && job.written.is_empty() {
+            true => self.backend.recount(sequence, &text[..*read], &[]),
+            false => Ok(()),
+        }
+    }
+
     /// A step for each by itself, after one that failed for all of them. Who fails again is ended.
     fn step_apart(&mut self) {
         let mut waiting: VecDeque<_> = mem::take(&mut self.writing).into();
@@ -439,7 +448,8 @@ impl<B: Backend> Scheduler<B> {
                 Err(fault) => self.go_on(writing, Some(Ending::Failed(failure(fault)))),
             }
         }
-        match self.mixed(0) {
+        let recounted = self.recount_reader();
+        match recounted.and_then(|()| self.mixed(0)) {
             Ok(()) | Err(Fault::NoPage | Fault::OutOfMemory(_)) => {}
             Err(Fault::Lost(text)) => self.lose(&text),
             Err(fault) => {

@@ -86,7 +86,8 @@ fn what_cannot_be_taken_is_refused_at_once() {
     let full = refused(request(5, 1));
     assert_eq!(engine.refuses(), Some(full.clone()));
     assert_eq!(full, Refused::QueueFull { retry_after: Duration::from_secs(1) });
-    assert_eq!(engine.status().refused, 5);
+    // Who only asked is counted as well.
+    assert_eq!(engine.status().refused, 6);
 }
 
 #[test]
@@ -172,7 +173,12 @@ fn a_thread_that_panics_leaves_nobody_waiting() {
     for answer in &mut answers {
         assert!(matches!(listen(answer).1, Event::Failed(Failure::Internal(_))));
     }
+    assert!(engine.watch()(), "nobody had asked for that");
     engine.stop();
+    let stopped = start(slow(), 8);
+    let ended = stopped.watch();
+    stopped.stop();
+    assert!(!ended());
     assert_eq!(engine.submit(request(0, 3)).unwrap_err(), Refused::Draining);
 }
 

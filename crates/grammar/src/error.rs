@@ -41,7 +41,8 @@ impl Error {
 }
 
 /// Messages that speak of settings which nobody here has, and what to say instead.
-const IN_OUR_WORDS: [(&str, &str); 3] = [
+const IN_OUR_WORDS: [(&str, &str); 4] = [
+    ("NoExtensionBias", "it allows nothing to follow"),
     (
         "oneOf constraints are not supported",
         "branches of oneOf that may overlap are not supported: use anyOf",

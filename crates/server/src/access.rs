@@ -1,10 +1,10 @@
 //! Who may ask: bearers of a key, and pages of allowed origins.
 
-use axum::http::header::{AUTHORIZATION, CONTENT_TYPE};
-use axum::http::{HeaderMap, HeaderValue, Method};
+use axum::http::header::{AUTHORIZATION, RETRY_AFTER};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method};
 use sha2::{Digest, Sha256};
 use subtle::{Choice, ConstantTimeEq};
-use tower_http::cors::{AllowOrigin, Any, CorsLayer};
+use tower_http::cors::{AllowHeaders, AllowOrigin, Any, CorsLayer};
 
 /// The keys that open `/v1`, as digests: comparing those takes the same time whatever was sent, its length included.
 pub(crate) struct Keys(Vec<[u8; 32]>);
@@ -45,7 +45,9 @@ pub(crate) fn cors(origins: &[String]) -> std::io::Result<Option<CorsLayer>> {
     }
     let layer = CorsLayer::new()
         .allow_methods([Method::GET, Method::POST])
-        .allow_headers([AUTHORIZATION, CONTENT_TYPE]);
+        // Clients tell of themselves in headers of their own; what counts here is the key.
+        .allow_headers(AllowHeaders::mirror_request())
+        .expose_headers([HeaderName::from_static("x-request-id"), RETRY_AFTER]);
     if origins.iter().any(|origin| origin == "*") {
         return Ok(Some(layer.allow_origin(Any)));
     }

@@ -1,9 +1,10 @@
 //! What lies at which path.
 
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::body::Body;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request, State};
 use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use axum::http::{HeaderMap, HeaderValue};
@@ -15,7 +16,7 @@ use engine::Usage;
 use futures_util::StreamExt;
 use serde_json::{Value, json};
 use text::Shown;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{Semaphore, SemaphorePermit, watch};
 use tower_http::catch_panic::CatchPanicLayer;
 
 use crate::access::{self, Keys};
@@ -49,6 +50,12 @@ pub(crate) struct App {
 
 /// Room for bodies is counted in so many bytes.
 const BODY_UNIT: usize = 1024;
+
+/// Room that a body has before the first of it has come.
+const FIRST_ROOM: usize = 64 << 10;
+
+/// How long a body that has some room waits for more.
+const MORE_ROOM_TIME: Duration = Duration::from_secs(5);
 
 /// Who is refused before its body was read may still send so much of it; then the connection is closed.
 const HEARD_OUT: usize = 256 << 20;
@@ -168,7 +175,11 @@ async fn ready(State(app): State<Arc<App>>) -> Result<Response, Error> {
 }
 
 async fn metrics(State(app): State<Arc<App>>) -> Response {
-    let text = app.metrics.text(&app.generator.status(), app.ready().is_ok(), &app.generator.gauges());
+    // Some are read from files of a driver, which may take its time.
+    let of_generator = app.clone();
+    let gauges =
+        tokio::task::spawn_blocking(move || of_generator.generator.gauges()).await.unwrap_or_default();
+    let text = app.metrics.text(&app.generator.status(), app.ready().is_ok(), &gauges);
     ([(CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response()
 }
 
@@ -180,8 +191,16 @@ async fn models(State(app): State<Arc<App>>) -> Json<ModelList> {
     Json(ModelList::new(vec![ModelInfo::new(&app.model)]))
 }
 
-async fn model_by_id(State(app): State<Arc<App>>, Path(id): Path<String>) -> Result<Json<ModelInfo>, Error> {
-    if id == app.model.id { Ok(Json(ModelInfo::new(&app.model))) } else { Err(Error::UnknownModel(id)) }
+async fn model_by_id(
+    State(app): State<Arc<App>>,
+    id: Result<Path<String>, PathRejection>,
+) -> Result<Json<ModelInfo>, Error> {
+    match id {
+        Ok(Path(id)) if id == app.model.id => Ok(Json(ModelInfo::new(&app.model))),
+        Ok(Path(id)) => Err(Error::UnknownModel(id)),
+        // A name that is no text is no model's.
+        Err(_) => Err(Error::UnknownModel("that is no UTF-8".into())),
+    }
 }
 
 async fn chat(
@@ -228,14 +247,13 @@ impl App {
         self.ready()?;
         self.hold(&mut asked).await?;
         let mut running = self.submit(&mut asked, &record)?;
+        let (streams, usage) = (asked.options.streams(), asked.options.streams_usage());
+        // What was said may be large, and the wait long.
+        drop(asked);
         // What never begins is refused by its status, streams too.
         let limit = self.config.queue_time;
         tokio::time::timeout(limit, running.begun()).await.map_err(|_| Error::QueueTooSlow(limit))??;
-        if asked.options.streams() {
-            Ok(running.stream(asked.options.streams_usage(), &self.config))
-        } else {
-            running.whole().await
-        }
+        if streams { Ok(running.stream(usage, &self.config)) } else { running.whole().await }
     }
 
     /// Takes a body in and reads it. Its room is its own until what it asks for is known: as JSON it is many times larger.
@@ -247,10 +265,10 @@ impl App {
     ) -> Result<Asked, Error> {
         let limit = self.config.body_bytes;
         let said = request.headers().get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
-        let room = self.bodies.acquire_many(units(said.map_or(limit, |said: usize| said.min(limit))));
-        let wait = self.config.body_time;
-        let room = tokio::time::timeout(wait, room).await.map_err(|_| Error::QueueFull(wait))?;
-        let body = self.body(request.into_body()).await?;
+        // Room is taken as bytes come: who says much and sends nothing keeps nobody out.
+        let first = said.map_or(limit, |said: usize| said.min(limit)).min(FIRST_ROOM);
+        let mut room = self.room(first, self.config.body_time).await?;
+        let body = self.body(request.into_body(), &mut room).await?;
         let (app, id) = (self.clone(), record.id.clone());
         let read = move || {
             let asked = Asked::read(form, &body, &app.model, &app.config, app.generator.context())?;
@@ -324,8 +342,14 @@ impl App {
         let _ = tokio::time::timeout(self.config.body_time, read).await;
     }
 
+    /// Room for so many bytes of a body.
+    async fn room(&self, bytes: usize, wait: Duration) -> Result<SemaphorePermit<'_>, Error> {
+        let room = tokio::time::timeout(wait, self.bodies.acquire_many(units(bytes))).await;
+        room.ok().and_then(Result::ok).ok_or(Error::QueueFull(wait))
+    }
+
     /// The whole body, within its limits. One that is too large is heard out, too.
-    async fn body(&self, body: Body) -> Result<Vec<u8>, Error> {
+    async fn body<'a>(&'a self, body: Body, room: &mut SemaphorePermit<'a>) -> Result<Vec<u8>, Error> {
         let limit = self.config.body_bytes;
         let mut bytes = Vec::new();
         let mut length = 0;
@@ -336,6 +360,11 @@ impl App {
                 let chunk = chunk.map_err(wrong)?;
                 length += chunk.len();
                 if length <= limit {
+                    let more = (units(length) as usize).saturating_sub(room.num_permits());
+                    if more > 0 {
+                        // Not for long: those who wait for more with what they have could wait for each other.
+                        room.merge(self.room(more * BODY_UNIT, MORE_ROOM_TIME).await?);
+                    }
                     bytes.extend_from_slice(&chunk);
                 } else if length > HEARD_OUT {
                     break;
@@ -354,8 +383,8 @@ impl App {
     }
 }
 
-/// Only a body that says it is JSON is taken: a page of another origin cannot send that without asking first, so that no
-/// page makes the GPU work behind its reader's back.
+/// Only a body that says it is JSON is taken: a page of another origin cannot send that without asking first, so that none
+/// makes the GPU work behind its reader's back, unless a name of its own leads to this machine.
 fn is_json(headers: &HeaderMap) -> bool {
     let value = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let media = value.split(';').next().unwrap_or_default().trim();

@@ -296,6 +296,7 @@ fn the_model_is_listed() {
     // With its slash as it is, and escaped as the client libraries do.
     assert_eq!(server.get("/v1/models/tiny/gemma").json(), model);
     assert_eq!(server.get("/v1/models/tiny%2Fgemma").json(), model);
+    server.get("/v1/models/%ff").refused(404, "model_not_found");
     let (_, param) = server.get("/v1/models/gpt-5").refused(404, "model_not_found");
     assert_eq!(param, "model");
 }

@@ -46,6 +46,7 @@ fn a_wrong_field_is_named() {
         (json!({ "logit_bias": biases }), "logit_bias"),
         (json!({ "stop": "" }), "stop"),
         (json!({ "stop": ["a", "b", "c", "d", "e"] }), "stop"),
+        (json!({ "stop": ["a", "b".repeat(1025)] }), "stop"),
         (json!({ "stop": ["a", 1] }), "stop[1]"),
         (json!({ "stop": 1 }), "stop"),
         (json!({ "stream": "yes" }), "stream"),
@@ -325,10 +326,21 @@ fn bodies_together_have_a_size() {
         ..Config::default()
     };
     let server = Fixture::with(Mock::new(), config);
-    // One that comes slowly has taken all the room; the next gets it when the first is given up, a small one too.
+    let head = format!(
+        "POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 102400\r\n\r\n"
+    );
+    // One that says much and sends little keeps nobody out.
+    let mut silent = TcpStream::connect(server.address).unwrap();
+    write!(silent, "{head}{{").unwrap();
+    std::thread::sleep(Duration::from_millis(100));
+    let asked = Instant::now();
+    assert_eq!(server.post(CHAT, &chat(json!({}))).status, 200);
+    assert!(asked.elapsed() < Duration::from_millis(100), "{:?}", asked.elapsed());
+    drop(silent);
+    std::thread::sleep(Duration::from_millis(50));
+    // One that has sent all but the end has taken all the room; the next gets it when the first is given up, a small one too.
     let mut slow = TcpStream::connect(server.address).unwrap();
-    write!(slow, "POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n").unwrap();
-    write!(slow, "Content-Length: 102400\r\n\r\n{{").unwrap();
+    write!(slow, "{head}{}", " ".repeat((100 << 10) - 1)).unwrap();
     std::thread::sleep(Duration::from_millis(100));
     let asked = Instant::now();
     assert_eq!(server.post(CHAT, &chat(json!({}))).status, 200);
@@ -467,6 +479,23 @@ fn pages_of_other_origins_read_nothing_unless_asked_for() {
     );
     let got = server.get_with("/v1/models", ("Origin", "http://b.example"));
     assert!(!got.headers.contains_key(allowed));
+    // What a browser asks before it lets a page's client, which has headers of its own, send something.
+    let mut stream = TcpStream::connect(server.address).unwrap();
+    write!(
+        stream,
+        "OPTIONS {CHAT} HTTP/1.1\r\nHost: x\r\nOrigin: http://a.example\r\nAccess-Control-Request-Method: POST\r\n\
+         Access-Control-Request-Headers: authorization,content-type,x-stainless-lang\r\nConnection: close\r\n\r\n"
+    )
+    .unwrap();
+    let mut told = String::new();
+    stream.read_to_string(&mut told).unwrap();
+    let told = told.to_lowercase();
+    assert!(told.starts_with("http/1.1 200"), "{told}");
+    assert!(
+        told.contains("access-control-allow-headers: authorization,content-type,x-stainless-lang"),
+        "{told}"
+    );
+    assert!(told.contains("access-control-allow-methods: get,post"), "{told}");
     let config = Config { cors_origins: vec!["*".to_owned()], ..Config::default() };
     let server = Fixture::with(Mock::new(), config);
     assert_eq!(server.get_with("/v1/models", ("Origin", "http://b.example")).headers[allowed], "*");

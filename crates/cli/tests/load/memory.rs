@@ -85,7 +85,8 @@ impl fmt::Display for Memory {
         let percent = (late / early - 1.0) * 100.0;
         write!(f, "resident {early:.1} MB, then {late:.1} MB ({percent:+.2}%)")?;
         match self.gpu.map(|bytes| bytes / 1e6) {
-            [0.0, 0.0] => Ok(()),
+            // Only amdgpu tells; a CPU driver's memory is the process's own.
+            [0.0, 0.0] => write!(f, ", GPU memory not told by this driver"),
             [early, late] => write!(f, ", GPU {early:.1} MB, then {late:.1} MB"),
         }
     }

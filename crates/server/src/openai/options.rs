@@ -17,6 +17,9 @@ use crate::error::Error;
 /// Stop strings that a request may have.
 pub(crate) const MAX_STOPS: usize = 4;
 
+/// Bytes of a string that ends an answer: each answer looks for it in all that is written, and keeps a table of it.
+const MAX_STOP_BYTES: usize = 1024;
+
 /// Biases that the sampler has room for.
 pub(crate) const MAX_BIASES: usize = 512;
 
@@ -155,6 +158,11 @@ impl Options {
         }
         if self.stops().len() > MAX_STOPS {
             let message = format!("holds {} strings, but may hold {MAX_STOPS} at most", self.stops().len());
+            return Err(Error::field("stop", message));
+        }
+        if let Some(long) = self.stops().iter().find(|stop| stop.len() > MAX_STOP_BYTES) {
+            let message =
+                format!("holds a string of {} bytes, but {MAX_STOP_BYTES} are the most", long.len());
             return Err(Error::field("stop", message));
         }
         if self.stops().iter().any(String::is_empty) {

@@ -110,6 +110,15 @@ fn load(
     if control.cancel.load(Ordering::Relaxed) {
         return Err(model::Error::Cancelled.into());
     }
+    let ended = engine.watch();
+    std::thread::Builder::new().name("watch".into()).spawn(move || {
+        if ended() {
+            // A server without an engine is of no use, and whoever started it can start it again. Streams have a moment to say so.
+            tracing::error!("the engine's thread has ended by itself: this is a bug; please report it");
+            std::thread::sleep(LAST_WORDS);
+            std::process::exit(1);
+        }
+    })?;
     ready.place.fill(engine.clone());
     notify::ready();
     for line in summary.into_iter().chain(ready.lines) {
@@ -122,6 +131,9 @@ fn load(
     }
     Ok(engine)
 }
+
+/// What streams have to send their last events when the engine has ended by itself.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// An error in the words that the engine decides by.
 fn as_model(error: anyhow::Error) -> model::Error {

@@ -238,6 +238,11 @@ impl Settings {
 
     /// What the server is told.
     pub fn config(&self) -> anyhow::Result<server::Config> {
+        if self.head_size.0 < LEAST_HEAD {
+            anyhow::bail!("--head-size is {} bytes: {LEAST_HEAD} are the least", self.head_size.0);
+        }
+        // More answers than may be written and wait at a time would be refused whenever they are asked for.
+        let places = self.sequences.get().saturating_add(u32::try_from(self.queue).unwrap_or(u32::MAX));
         Ok(server::Config {
             api_keys: self.keys()?,
             cors_origins: self.cors.clone(),
@@ -251,7 +256,7 @@ impl Settings {
             queue_time: self.queue_time.0,
             request_time: self.request_time.0,
             connections: self.connections.get() as usize,
-            choices: self.choices.get(),
+            choices: self.choices.get().min(places),
             keep_alive: self.keep_alive.0,
             probe_time: self.probe_time.0,
             grammars: self.grammars.get() as usize,
@@ -260,6 +265,9 @@ impl Settings {
         })
     }
 }
+
+/// The HTTP library has no smaller buffer.
+const LEAST_HEAD: usize = 8 << 10;
 
 #[cfg(test)]
 mod tests {
