@@ -2,6 +2,10 @@
 
 use std::{
     future::poll_fn,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     task::{Context, Poll, ready},
 };
 
@@ -75,12 +79,19 @@ impl Event {
 #[derive(Debug)]
 pub struct Answer {
     events: UnboundedReceiver<Event>,
+    enough: Arc<AtomicBool>,
     over: bool,
 }
 
 impl Answer {
-    pub(crate) fn new(events: UnboundedReceiver<Event>) -> Self {
-        Self { events, over: false }
+    /// `enough` is set by who has read all it wants.
+    pub(crate) fn new(events: UnboundedReceiver<Event>, enough: Arc<AtomicBool>) -> Self {
+        Self { events, enough, over: false }
+    }
+
+    /// What has come is all that is wanted: the answer is whole when this is dropped, and not cancelled.
+    pub fn enough(&self) {
+        self.enough.store(true, Ordering::Relaxed);
     }
 
     /// The next event; none after the last.

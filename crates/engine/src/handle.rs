@@ -87,12 +87,13 @@ impl Shared {
             return Err(refused);
         }
         let (events, answer) = unbounded_channel();
-        let job = Job::new(inbox.taken, request, events);
+        let enough = Arc::default();
+        let job = Job::new(inbox.taken, request, events, Arc::clone(&enough));
         inbox.taken += 1;
         inbox.arrived.push(job);
         drop(inbox);
         self.changed.notify_all();
-        Ok(Answer::new(answer))
+        Ok(Answer::new(answer, enough))
     }
 
     /// Whether one more can be taken.

@@ -1,6 +1,12 @@
 //! A request on its way.
 
-use std::time::Instant;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Instant,
+};
 
 use model::{Sampled, Sampling};
 use tokio::sync::mpsc::UnboundedSender;
@@ -13,6 +19,8 @@ pub(crate) struct Job {
     pub number: u64,
     pub request: Request,
     pub events: UnboundedSender<Event>,
+    /// Who asked has all it wants.
+    enough: Arc<AtomicBool>,
     pub arrived: Instant,
     pub started: bool,
     /// Tokens of the prompt that needed no reading.
@@ -33,12 +41,18 @@ pub(crate) enum Ending {
 }
 
 impl Job {
-    pub fn new(number: u64, request: Request, events: UnboundedSender<Event>) -> Self {
+    pub fn new(
+        number: u64,
+        request: Request,
+        events: UnboundedSender<Event>,
+        enough: Arc<AtomicBool>,
+    ) -> Self {
         let now = Instant::now();
         Self {
             number,
             request,
             events,
+            enough,
             arrived: now,
             started: false,
             cached: 0,
@@ -52,10 +66,18 @@ impl Job {
     /// Whether it ends from outside: nobody waits for it any more, or nobody should.
     pub fn given_up(&self, now: Instant) -> Option<Ending> {
         if self.events.is_closed() {
-            return Some(Ending::Cancelled);
+            return Some(self.left_alone());
         }
         let late = self.request.deadline.is_some_and(|deadline| deadline <= now);
         late.then_some(Ending::Failed(Failure::Deadline))
+    }
+
+    /// What becomes of it when nobody listens any more.
+    fn left_alone(&self) -> Ending {
+        match self.enough.load(Ordering::Relaxed) {
+            true => Ending::Finished(Finish::End),
+            false => Ending::Cancelled,
+        }
     }
 
     /// Tokens that its sequence holds when all is read and written: the last one written goes in with the next step.
@@ -85,7 +107,7 @@ impl Job {
         self.written.push(sampled.token);
         let Sampled { token: id, logprob, top } = sampled;
         if self.events.send(Event::Token(Token { id, logprob, top })).is_err() {
-            return Some(Ending::Cancelled);
+            return Some(self.left_alone());
         }
         if self.request.grammar.as_ref().is_some_and(|guide| guide.is_over()) {
             return Some(Ending::Finished(Finish::End));

@@ -28,7 +28,7 @@ pub use ledger::PlainSequence;
 /// Both ends of an answer, for tests of what is made of answers. That the answer was dropped shows at the sender.
 pub fn answer() -> (UnboundedSender<Event>, Answer) {
     let (events, answer) = unbounded_channel();
-    (events, Answer::new(answer))
+    (events, Answer::new(answer, Arc::default()))
 }
 
 /// What a plain backend is made for.

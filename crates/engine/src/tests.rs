@@ -10,7 +10,7 @@ use std::{
 };
 
 use crate::{
-    Answer, Engine, Event, Failure, Fault, Finish, Options, Refused, Request, Sampling,
+    Answer, Engine, Event, Failure, Fault, Finish, Options, Refused, Request, Sampling, Status,
     testing::{Plain, PlainOptions},
 };
 
@@ -163,6 +163,25 @@ fn without_a_handle_the_engine_stops() {
     first(&mut answer);
     drop(engine);
     assert_eq!(listen(&mut answer).1, Event::Failed(Failure::Stopped));
+}
+
+#[test]
+fn who_has_read_enough_has_not_cancelled() {
+    let engine = start(slow(), 8);
+    for enough in [true, false] {
+        let mut answer = engine.submit(request(0, 200)).unwrap();
+        while !matches!(answer.blocking_next(), Some(Event::Token(_))) {}
+        if enough {
+            answer.enough();
+        }
+    }
+    let deadline = Instant::now() + Duration::from_secs(10);
+    let ended = |status: &Status| (status.finished, status.cancelled);
+    while ended(&engine.status()) != (1, 1) {
+        assert!(Instant::now() < deadline, "{:?}", engine.status());
+        thread::sleep(DELAY);
+    }
+    assert_eq!(engine.status().whole.count(), 1);
 }
 
 #[test]

@@ -108,6 +108,7 @@ impl Choice {
                     let (text, stopped) = self.stops.push(&made);
                     let told = self.told(&text);
                     if stopped {
+                        self.answer.enough();
                         return (text, told, Some(Piece::Ended { reason: "stop", usage: self.usage }));
                     }
                     if !text.is_empty() {

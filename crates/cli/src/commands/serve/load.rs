@@ -46,9 +46,10 @@ impl Loader<'_> {
         let step_time = settings.step_time.0;
         let (place, control, handle) =
             (running.place.clone(), running.control.clone(), running.handle.clone());
+        let again = running.again.clone();
         let work = move || {
             let ready = Ready { place: &place, roofline, lines, url, id, started, json };
-            let loaded = load(opened, space, options, step_time, &control, ready);
+            let loaded = load(opened, space, options, step_time, [&control, &again], ready);
             if loaded.is_err() {
                 handle.stop();
             }
@@ -74,7 +75,7 @@ fn load(
     space: Space,
     options: engine::Options,
     step_time: Duration,
-    control: &Arc<Control>,
+    [control, again]: [&Arc<Control>; 2],
     ready: Ready<'_>,
 ) -> anyhow::Result<Engine> {
     let mut loaded = opened.load_for(space, Outputs::Sampled, control, &|doing| ready.place.say(doing))?;
@@ -91,13 +92,13 @@ fn load(
     let summary = shown::summary(&loaded, &opened, space);
     let heard = shown::Heard::new(&loaded, space, &ready.id, &ready.url);
     let Loaded { runner, .. } = loaded;
+    let again = again.clone();
     let reload = move || -> model::Result<Runner> {
-        // Not the one that the end of the server sets: requests that run then still want their answers.
-        let control = Control::default();
         let mut pauses = RELOAD_PAUSES.iter();
         loop {
-            match (opened.load_for(space, Outputs::Sampled, &control, &|_| ()), pauses.next()) {
+            match (opened.load_for(space, Outputs::Sampled, &again, &|_| ()), pauses.next()) {
                 (Ok(loaded), _) => return Ok(loaded.runner.with_step_time(step_time)),
+                _ if again.cancel.load(Ordering::Relaxed) => return Err(model::Error::Cancelled),
                 (Err(error), Some(pause)) => {
                     tracing::warn!("the device is not back yet: {error:#}; the next attempt is in {pause:?}");
                     std::thread::sleep(*pause);

@@ -60,6 +60,8 @@ struct Running {
     place: Arc<Place>,
     /// Stops the loading.
     control: Arc<Control>,
+    /// Of loading again after the device was lost, while requests still want their answers.
+    again: Arc<Control>,
 }
 
 pub fn run(arguments: &Arguments, given: &ArgMatches) -> anyhow::Result<ExitCode> {
@@ -85,7 +87,7 @@ pub fn run(arguments: &Arguments, given: &ArgMatches) -> anyhow::Result<ExitCode
     let url = format!("http://{}", server.address()?);
     note!("{id} is being loaded; {url}/health answers already.");
 
-    let running = Running { handle: server.handle(), place, control: Arc::default() };
+    let running = Running { handle: server.handle(), place, control: Arc::default(), again: Arc::default() };
     let json = arguments.json;
     let loader = Loader { opened, space, settings: &settings, roofline, url, id, started, json };
     let loading = loader.start(&running)?;

@@ -63,6 +63,8 @@ impl Signals {
             }
         }
         if cut_off.is_some() {
+            // Nobody waits for a device any more.
+            running.again.cancel.store(true, Ordering::Relaxed);
             running.handle.stop();
             // A task that panicked has said so.
             let _ = serving.await;
