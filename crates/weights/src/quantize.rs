@@ -177,7 +177,8 @@ fn header(checkpoint: &Checkpoint, jobs: &[Job<'_>], tokenizer_bytes: u64) -> Re
     // A GGUF counts as tied whatever it holds; here it is known.
     let tie_embeddings = checkpoint.inventory.get(None, Role::Head).is_none();
     let config = Config { tie_embeddings, ..checkpoint.config.clone() };
-    let mut entries = serde_json::Map::new();
+    // In the order of names, which the library's own map need not have: one file, one header.
+    let mut entries: BTreeMap<String, serde_json::Value> = BTreeMap::new();
     let mut shapes = BTreeMap::new();
     let entry = |dtype: &str, len: u64, begin: u64, end: u64| json!({ "dtype": dtype, "shape": [len], "data_offsets": [begin, end] });
     if tokenizer_bytes > 0 {
