@@ -24,7 +24,7 @@ fn pull(folder: &std::path::Path, arguments: &[&str]) -> Command {
 fn wrong_usage_and_unknown_names_end_differently() {
     let folder = tempfile::tempdir().unwrap();
     let output = pull(folder.path(), &["--help"]).output().unwrap();
-    assert!(output.status.success() && stdout(&output).contains("Example: indrik pull gemma3:270m"));
+    assert!(output.status.success() && stdout(&output).contains("Example: indrik pull smollm2"));
 
     for wrong in [&[][..], &["--list", "gemma3"], &["a", "b"], &["--no-such"]] {
         assert_eq!(pull(folder.path(), wrong).output().unwrap().status.code(), Some(2), "{wrong:?}");
@@ -47,6 +47,10 @@ fn the_list_tells_what_is_here() {
         |name: &str| list.as_array().unwrap().iter().find(|entry| entry["name"] == name).unwrap().clone();
     assert_eq!(entry("gemma3:270m")["bytes"], 253_113_024);
     assert!(entry("gemma3:270m")["path"].is_null());
+    assert_eq!(
+        (&entry("gemma3:270m")["chat"], &entry("smollm2:135m")["chat"]),
+        (&false.into(), &true.into())
+    );
     assert!(entry("smollm2:135m")["path"].as_str().unwrap().ends_with("smollm2@135m.gguf"));
     let text = stdout(&pull(folder.path(), &["--list"]).output().unwrap());
     assert!(text.contains("| gemma3:270m ") && text.contains("Gemma Terms of Use"), "{text}");
