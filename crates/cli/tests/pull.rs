@@ -57,6 +57,30 @@ fn the_list_tells_what_is_here() {
 }
 
 #[test]
+fn what_to_do_next_follows_from_what_the_model_is_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let list = json(&pull(folder.path(), &["--list", "--json"]).output().unwrap());
+    for (name, stem, next) in [
+        ("gemma3:270m", "gemma3@270m", "Next: indrik generate -m gemma3:270m -p"),
+        ("smollm2:135m", "smollm2@135m", "Next: indrik chat -m smollm2:135m\n"),
+        ("qwen2.5-coder:1.5b", "qwen2.5-coder@1.5b", "Next: indrik chat -m qwen2.5-coder:1.5b\n"),
+    ] {
+        // A file of the right size beside a record of the right checksum is here already; it takes no space on disk.
+        let entry = list.as_array().unwrap().iter().find(|entry| entry["name"] == name).unwrap();
+        let file = std::fs::File::create(folder.path().join(format!("{stem}.gguf"))).unwrap();
+        file.set_len(entry["bytes"].as_u64().unwrap()).unwrap();
+        let mut record = entry.clone();
+        record["source"] = "a test".into();
+        record["date"] = "2026-01-02T03:04:05Z".into();
+        std::fs::write(folder.path().join(format!("{stem}.json")), record.to_string()).unwrap();
+        let output = pull(folder.path(), &[name]).output().unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+        let text = stdout(&output);
+        assert!(text.contains("already here since 2026-01-02") && text.contains(next), "{text}");
+    }
+}
+
+#[test]
 fn a_pull_shows_the_terms_first_and_names_every_source_that_failed() {
     let folder = tempfile::tempdir().unwrap();
     let output = pull(folder.path(), &["gemma3"]).output().unwrap();

@@ -124,7 +124,9 @@ impl Store {
 
     fn is_model_file(&self, name: &str, extension: &str) -> bool {
         let path = self.folder().join(name);
-        path.extension() == Some(OsStr::new(extension)) && !path.is_dir()
+        // A name that was not UTF-8 is no longer the file's.
+        let there = path.symlink_metadata().is_ok();
+        there && path.extension() == Some(OsStr::new(extension)) && !path.is_dir()
     }
 
     fn entry(&self, name: String, files: &[String]) -> Entry {
@@ -157,6 +159,7 @@ impl Store {
             _ if Part::of(file.strip_suffix(".gguf").unwrap_or("")).is_some() => {
                 foreign("a part of a split model whose first part is not here")
             }
+            _ if entry.path.symlink_metadata().is_err() => foreign("its name is not UTF-8: rename it"),
             _ if entry.path.is_dir() => foreign("a folder without config.json: not a model"),
             _ => foreign("not a model: neither .gguf nor a file that `indrik quantize` wrote"),
         }
@@ -211,6 +214,8 @@ fn size(path: &Path) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::ffi::OsStrExt;
+
     use super::*;
 
     fn listed(store: &Store) -> Vec<(String, Kind, u64)> {
@@ -244,6 +249,8 @@ mod tests {
         write("gemma3@270m.lock", 0);
         write(".hidden", 1);
         write("hf.gguf", 3);
+        fs::write(folder.path().join(OsStr::from_bytes(b"\xff.gguf")), "x").unwrap();
+        std::os::unix::fs::symlink("nowhere", folder.path().join("broken.gguf")).unwrap();
         let foreign = |name: &str| {
             let entries = store.entries().unwrap();
             entries
@@ -261,6 +268,7 @@ mod tests {
             models,
             [
                 model("Some-Model-Q4_K_M", 11),
+                model("broken", 0),
                 ("gemma3:270m".to_string(), Kind::Unfinished, 100),
                 model("hf", 3),
                 model("own", 12),
@@ -273,7 +281,8 @@ mod tests {
         assert!(foreign("lost-00002-of-00002.gguf").contains("first part"));
         assert!(foreign("notes.txt").contains("not a model"));
         assert!(foreign("empty").contains("config.json"));
-        assert_eq!(store.entries().unwrap().len(), 11);
+        assert!(foreign("\u{fffd}.gguf").contains("UTF-8"));
+        assert_eq!(store.entries().unwrap().len(), 13);
 
         // What is listed as a model is found by its name, and nothing else is.
         assert_eq!(store.resolve("some-model-q4_k_m"), Some(folder.path().join("Some-Model-Q4_K_M.gguf")));
