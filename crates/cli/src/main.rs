@@ -36,6 +36,8 @@ enum Command {
     Serve(Box<commands::serve::Arguments>),
     Eval(commands::eval::Arguments),
     Pull(commands::pull::Arguments),
+    Models(commands::models::Arguments),
+    Rm(commands::rm::Arguments),
     Devices(commands::devices::Arguments),
     Doctor(commands::doctor::Arguments),
     Inspect(commands::inspect::Arguments),
@@ -74,6 +76,8 @@ fn run(command: Command, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         }
         Command::Eval(arguments) => commands::eval::run(&arguments),
         Command::Pull(arguments) => commands::pull::run(&arguments),
+        Command::Models(arguments) => commands::models::run(&arguments),
+        Command::Rm(arguments) => commands::rm::run(&arguments),
         Command::Devices(arguments) => commands::devices::run(&arguments),
         Command::Doctor(arguments) => commands::doctor::run(&arguments),
         Command::Inspect(arguments) => commands::inspect::run(&arguments),

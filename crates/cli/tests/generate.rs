@@ -327,6 +327,30 @@ fn a_chat_answers_and_ctrl_c_stops_the_answer_alone() {
     assert!(!text.contains("panicked"), "{text}");
 }
 
+#[test]
+fn a_question_given_is_answered_and_that_is_all() {
+    if !has_device() {
+        return;
+    }
+    let ask = |more: &[&str]| {
+        let first = ["chat", "-m", &tiny(), "-p", "the cat", "-t", "0", "-c", "512"];
+        // What waits on standard input is nobody's question.
+        let mut child = indrik(&[&first, more].concat());
+        let mut child =
+            child.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        child.stdin.take().unwrap().write_all(b"the dog\n").unwrap();
+        child.wait_with_output().unwrap()
+    };
+    let output = ask(&["-n", "4"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert_eq!(stdout(&output).matches('\n').count(), 1, "one answer: {}", stdout(&output));
+    assert!(!stderr(&output).contains("/help"), "{}", stderr(&output));
+    // A question that cannot be asked is an error.
+    let output = ask(&["-n", "4", "--system", &"word ".repeat(600)]);
+    assert_eq!(output.status.code(), Some(1), "{}", stdout(&output));
+    assert_eq!(stdout(&output), "");
+}
+
 /// The one sentence of a command that must fail.
 fn complaint(command: &mut Command) -> String {
     let output = command.output().unwrap();

@@ -62,7 +62,7 @@ fn what_is_no_model_is_said_in_one_sentence() {
         path
     };
     let cases = [
-        (PathBuf::from("/nonexistent/model.gguf"), "No such file"),
+        (PathBuf::from("/nonexistent/model.gguf"), "is not a file, and no model is called so"),
         (write("empty.gguf", b""), "empty.gguf"),
         (write("text.gguf", b"this is a letter, not a model"), "text.gguf"),
         (write("cut.gguf", b"GGUF\x03\0\0\0\x05\0\0\0\0\0\0\0"), "cut.gguf"),

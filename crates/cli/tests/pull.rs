@@ -24,7 +24,7 @@ fn pull(folder: &std::path::Path, arguments: &[&str]) -> Command {
 fn wrong_usage_and_unknown_names_end_differently() {
     let folder = tempfile::tempdir().unwrap();
     let output = pull(folder.path(), &["--help"]).output().unwrap();
-    assert!(output.status.success() && stdout(&output).contains("Example: indrik pull gemma3:270m"));
+    assert!(output.status.success() && stdout(&output).contains("Example: indrik pull smollm2"));
 
     for wrong in [&[][..], &["--list", "gemma3"], &["a", "b"], &["--no-such"]] {
         assert_eq!(pull(folder.path(), wrong).output().unwrap().status.code(), Some(2), "{wrong:?}");
@@ -47,9 +47,37 @@ fn the_list_tells_what_is_here() {
         |name: &str| list.as_array().unwrap().iter().find(|entry| entry["name"] == name).unwrap().clone();
     assert_eq!(entry("gemma3:270m")["bytes"], 253_113_024);
     assert!(entry("gemma3:270m")["path"].is_null());
+    assert_eq!(
+        (&entry("gemma3:270m")["chat"], &entry("smollm2:135m")["chat"]),
+        (&false.into(), &true.into())
+    );
     assert!(entry("smollm2:135m")["path"].as_str().unwrap().ends_with("smollm2@135m.gguf"));
     let text = stdout(&pull(folder.path(), &["--list"]).output().unwrap());
     assert!(text.contains("| gemma3:270m ") && text.contains("Gemma Terms of Use"), "{text}");
+}
+
+#[test]
+fn what_to_do_next_follows_from_what_the_model_is_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let list = json(&pull(folder.path(), &["--list", "--json"]).output().unwrap());
+    for (name, stem, next) in [
+        ("gemma3:270m", "gemma3@270m", "Next: indrik generate -m gemma3:270m -p"),
+        ("smollm2:135m", "smollm2@135m", "Next: indrik chat -m smollm2:135m\n"),
+        ("qwen2.5-coder:1.5b", "qwen2.5-coder@1.5b", "Next: indrik chat -m qwen2.5-coder:1.5b\n"),
+    ] {
+        // A file of the right size beside a record of the right checksum is here already; it takes no space on disk.
+        let entry = list.as_array().unwrap().iter().find(|entry| entry["name"] == name).unwrap();
+        let file = std::fs::File::create(folder.path().join(format!("{stem}.gguf"))).unwrap();
+        file.set_len(entry["bytes"].as_u64().unwrap()).unwrap();
+        let mut record = entry.clone();
+        record["source"] = "a test".into();
+        record["date"] = "2026-01-02T03:04:05Z".into();
+        std::fs::write(folder.path().join(format!("{stem}.json")), record.to_string()).unwrap();
+        let output = pull(folder.path(), &[name]).output().unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+        let text = stdout(&output);
+        assert!(text.contains("already here since 2026-01-02") && text.contains(next), "{text}");
+    }
 }
 
 #[test]

@@ -12,8 +12,8 @@ pub struct Model {
     pub aliases: &'static [&'static str],
     /// What it is, in a few words.
     pub title: &'static str,
-    /// Whether this version of Indrik runs it.
-    pub runs: bool,
+    /// Whether it was trained to chat; others go on with a text.
+    pub chat: bool,
     /// Bytes of the file.
     pub bytes: u64,
     /// Checksum of the file, in hexadecimal.
@@ -66,7 +66,7 @@ pub const MODELS: &[Model] = &[
         name: "gemma3:270m",
         aliases: &["gemma3", "gemma-3-270m", "gemma3-270m"],
         title: "Gemma 3 270M, base, Q4_K_M",
-        runs: true,
+        chat: false,
         bytes: 253_113_024,
         sha256: "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
         licence: Licence { name: "Gemma Terms of Use", url: "https://ai.google.dev/gemma/terms" },
@@ -88,7 +88,7 @@ pub const MODELS: &[Model] = &[
         name: "smollm2:135m",
         aliases: &["smollm2", "smollm2-135m"],
         title: "SmolLM2 135M Instruct, Q4_1",
-        runs: false,
+        chat: true,
         bytes: 98_362_432,
         sha256: "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         licence: APACHE,
@@ -110,7 +110,7 @@ pub const MODELS: &[Model] = &[
         name: "qwen2.5-coder:1.5b",
         aliases: &["qwen2.5-coder", "qwen2.5-coder-1.5b"],
         title: "Qwen2.5-Coder 1.5B Instruct, Q4_K_M",
-        runs: false,
+        chat: true,
         bytes: 1_117_320_768,
         sha256: "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
         licence: APACHE,

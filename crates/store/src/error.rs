@@ -41,6 +41,18 @@ pub enum Error {
         /// What was asked for.
         name: String,
     },
+    /// Nothing in the store is called so.
+    #[error("no model here is called '{name}'; `indrik models` lists those that are")]
+    NotHere {
+        /// What was asked for.
+        name: String,
+    },
+    /// Another process is pulling the model.
+    #[error("{name} is being pulled by another process: wait for it, or stop it")]
+    Busy {
+        /// The model.
+        name: String,
+    },
     /// The disk is too full.
     #[error(
         "{}: {} MiB are needed and {} MiB are free: free some space, or set INDRIK_MODELS_DIR to a folder on \

@@ -3,7 +3,7 @@
 use std::{
     ffi::OsString,
     fs::{self, File},
-    io::{ErrorKind, Write},
+    io::Write,
     path::{Path, PathBuf},
 };
 
@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     catalogue,
+    entries::Kind,
     error::{Error, Result},
 };
 
@@ -41,15 +42,6 @@ pub struct Record {
     pub date: String,
 }
 
-/// A model in the store.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Installed {
-    /// Its file.
-    pub path: PathBuf,
-    /// Its record.
-    pub record: Record,
-}
-
 impl Store {
     /// The store in a folder, which need not exist yet.
     pub fn at(folder: impl Into<PathBuf>) -> Self {
@@ -66,10 +58,13 @@ impl Store {
         &self.folder
     }
 
-    /// The file of a model that is here, by its name or an alias.
+    /// The file or folder of a model that is here, by its name or an alias.
     pub fn resolve(&self, name: &str) -> Option<PathBuf> {
-        let path = self.model_path(canonical(name).as_ref())?;
-        path.is_file().then_some(path)
+        let name = canonical(name);
+        // What was pulled is found without a look at the rest of the folder.
+        let pulled = self.model_path(&name).filter(|path| path.is_file());
+        let found = || self.entry_of(&name).ok()?.filter(|entry| entry.kind == Kind::Model);
+        pulled.or_else(|| found().map(|entry| entry.path))
     }
 
     /// The same, or an error that says how to get the model.
@@ -84,33 +79,6 @@ impl Store {
     pub fn record(&self, name: &str) -> Option<Record> {
         let text = fs::read_to_string(self.path(canonical(name).as_ref(), "json")?).ok()?;
         serde_json::from_str(&text).ok()
-    }
-
-    /// Every model that is here and has a record, by name.
-    pub fn installed(&self) -> Result<Vec<Installed>> {
-        let entries = match fs::read_dir(&self.folder) {
-            Ok(entries) => entries,
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
-            Err(error) => return Err(Error::io(&self.folder, error)),
-        };
-        let mut found = Vec::new();
-        for entry in entries {
-            let path = entry.map_err(|error| Error::io(&self.folder, error))?.path();
-            if path.extension().is_none_or(|extension| extension != "json") {
-                continue;
-            }
-            let record: Option<Record> =
-                fs::read_to_string(&path).ok().and_then(|text| serde_json::from_str(&text).ok());
-            // A record counts only beside the file of the name it gives.
-            if let Some(record) = record
-                && let Some(file) = self.resolve(&record.name)
-                && file == path.with_extension("gguf")
-            {
-                found.push(Installed { path: file, record });
-            }
-        }
-        found.sort_by(|a, b| a.record.name.cmp(&b.record.name));
-        Ok(found)
     }
 
     /// Where the file of a model is or would be.
@@ -148,8 +116,9 @@ pub(crate) fn file_stem(name: &str) -> Option<String> {
     sound.then(|| name.replace(':', "@"))
 }
 
-fn canonical(name: &str) -> String {
-    catalogue::find(name).map_or_else(|| name.to_ascii_lowercase(), |model| model.name.to_string())
+/// The name of the catalogue that a name or alias means; one that is not of the catalogue stays as it is.
+pub(crate) fn canonical(name: &str) -> String {
+    catalogue::find(name).map_or_else(|| name.to_string(), |model| model.name.to_string())
 }
 
 fn default_folder(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
@@ -231,7 +200,8 @@ mod tests {
         assert_eq!(store.resolve("gemma-3-270m"), Some(file.clone()));
         assert_eq!(store.resolve("../gemma3@270m"), None);
 
-        assert_eq!(store.installed().unwrap(), [], "no record, no entry");
+        let entry = |name: &str| store.entries().unwrap().into_iter().find(|entry| entry.name == name);
+        assert_eq!(entry("gemma3:270m").unwrap().record, None);
         let record = Record {
             name: "gemma3:270m".into(),
             title: "t".into(),
@@ -244,10 +214,12 @@ mod tests {
         };
         store.write_record(&record).unwrap();
         assert_eq!(store.record("gemma3"), Some(record.clone()));
-        // A copy of the record under another name, and a record without its file, do not count.
+        assert_eq!(entry("gemma3:270m").unwrap().record, Some(record.clone()));
+        // A copy of the record under another name, and a record without its file, make no model.
         fs::copy(folder.path().join("gemma3@270m.json"), folder.path().join("other.json")).unwrap();
-        store.write_record(&Record { name: "gone:1b".into(), ..record.clone() }).unwrap();
-        assert_eq!(store.installed().unwrap(), [Installed { path: file, record }]);
-        assert_eq!(Store::at(folder.path().join("none")).installed().unwrap(), []);
+        store.write_record(&Record { name: "gone:1b".into(), ..record }).unwrap();
+        assert_eq!(entry("gone:1b").unwrap().kind, Kind::Unfinished);
+        assert!(matches!(entry("other.json").unwrap().kind, Kind::Foreign(_)));
+        assert_eq!((store.resolve("gone:1b"), store.resolve("other")), (None, None));
     }
 }

@@ -10,19 +10,25 @@
 //! 3. the whole file is held against the checksum of the catalogue, whatever source it came from, and only then gets
 //!    its name.
 //!
+//! [`Store::entries`] tells what is in the folder, also what a user has put there by hand, and [`Store::remove`] takes a
+//! model out of it.
+//!
 //! [`resolve_model`] is what commands use: it takes a path or a name and gives the file.
 
 mod archive;
 pub mod catalogue;
 mod client;
 mod download;
+mod entries;
 mod error;
 mod folder;
 mod hub;
 mod index;
+mod lock;
 mod packages;
 mod pip;
 mod pull;
+mod remove;
 mod settings;
 mod sha256;
 mod time;
@@ -31,9 +37,11 @@ mod url;
 use std::path::{Path, PathBuf};
 
 pub use catalogue::{Licence, Model, Source};
+pub use entries::{Entry, Kind};
 pub use error::{Error, Result};
-pub use folder::{Installed, Record, Store};
+pub use folder::{Record, Store};
 pub use pull::{Event, Job, Pulled, pull};
+pub use remove::Removal;
 pub use settings::Settings;
 
 /// The file that a command's argument means: a path that exists, or the name of a model in the user's store.

@@ -5,13 +5,11 @@
 //! checksum was right.
 
 use std::{
-    fs::{self, File, OpenOptions},
+    fs::{self, File},
     path::{Path, PathBuf},
     sync::atomic::{AtomicBool, Ordering},
     time::Duration,
 };
-
-use rustix::fs::FlockOperation;
 
 use crate::{
     catalogue::{Licence, Model, Source},
@@ -19,6 +17,7 @@ use crate::{
     download::{At, Session, Step, forget, length},
     error::{Error, Result},
     folder::{Record, Store},
+    lock::Lock,
     settings::Settings,
     sha256, time,
     url::without_secrets,
@@ -139,15 +138,12 @@ impl Drop for Set<'_> {
     }
 }
 
-/// Holds the lock of a model. The file stays: to remove it would let two others lock two different files.
-fn locked(path: &Path, cancel: &AtomicBool, report: &mut dyn FnMut(Event)) -> Result<File> {
-    let file = OpenOptions::new().create(true).truncate(false).write(true).open(path).at(path)?;
+/// Holds the lock of a model; waits for whoever has it.
+fn locked(path: &Path, cancel: &AtomicBool, report: &mut dyn FnMut(Event)) -> Result<Lock> {
     let mut waiting = false;
     loop {
-        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return Ok(file),
-            Err(rustix::io::Errno::WOULDBLOCK) => {}
-            Err(error) => return Err(Error::io(path, error.into())),
+        if let Some(lock) = Lock::try_take(path)? {
+            return Ok(lock);
         }
         if !waiting {
             report(Event::Waiting);

@@ -1,11 +1,22 @@
 //! Dates for records, without a calendar library.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::{
+    path::Path,
+    time::{SystemTime, UNIX_EPOCH},
+};
 
 /// Now, as RFC 3339 in UTC, to the second.
 pub fn now() -> String {
-    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |passed| passed.as_secs());
-    rfc3339(seconds)
+    written(SystemTime::now())
+}
+
+/// When a file was last changed; the epoch where nobody knows.
+pub fn of_file(path: &Path) -> String {
+    written(path.metadata().and_then(|found| found.modified()).unwrap_or(UNIX_EPOCH))
+}
+
+fn written(time: SystemTime) -> String {
+    rfc3339(time.duration_since(UNIX_EPOCH).map_or(0, |passed| passed.as_secs()))
 }
 
 fn rfc3339(seconds: u64) -> String {

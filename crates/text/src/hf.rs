@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::error::{Error, Result, invalid, unsupported};
 use crate::pieces::{Class, MAX_TOKENS, Pieces};
 use crate::pretokens::Pretokens;
-use crate::specials::{Specials, looks_special};
+use crate::specials::{Specials, ends_by_its_name, looks_special};
 use crate::tokenizer::{Inner, Model, Tokenizer};
 use crate::vocabulary::{Letters, MARK, byte_token, ends, pairs, raw_bytes};
 
@@ -79,6 +79,9 @@ struct Added<'a> {
     lstrip: bool,
     #[serde(default)]
     rstrip: bool,
+    /// Looked for after normalising; tokens that are not special are, where the file does not say.
+    #[serde(default)]
+    normalized: Option<bool>,
 }
 
 #[derive(Deserialize)]
@@ -169,7 +172,7 @@ enum Scheme {
     /// Characters, spaces as marks.
     Marks { prefix: bool },
     /// Bytes of words.
-    Words(Pretokens),
+    Words { words: Pretokens, nfc: bool },
 }
 
 impl Tokenizer {
@@ -201,7 +204,7 @@ fn build(file: &File, config: &Config) -> Result<Tokenizer> {
     refuse_unknown(file)?;
     let scheme = scheme(file)?;
     let letters = Letters::new();
-    let alphabet = matches!(scheme, Scheme::Words(_)).then_some(&letters);
+    let alphabet = matches!(scheme, Scheme::Words { .. }).then_some(&letters);
     let (tokens, classes) = tokens(file)?;
     let mut pieces = Pieces::new(
         &tokens,
@@ -212,9 +215,9 @@ fn build(file: &File, config: &Config) -> Result<Tokenizer> {
     let pairs = pairs(&pieces, merges, alphabet)?;
     let (built, prefix) = match scheme {
         Scheme::Marks { prefix } => (Model::Pairs(pairs), prefix),
-        Scheme::Words(words) => {
+        Scheme::Words { words, nfc } => {
             pieces.spell_bytes();
-            (Model::Words { pairs, words }, false)
+            (Model::Words { pairs, words, nfc }, false)
         }
     };
     let id = |name: &Option<String>| pieces.find(name.as_deref()?.as_bytes());
@@ -285,6 +288,8 @@ fn tokens<'a>(file: &'a File) -> Result<(Vec<&'a str>, Vec<Class>)> {
         *here = token;
         if file.model.byte_fallback && byte_token(token).is_some() {
             classes[id as usize] = Class::Byte;
+        } else if ends_by_its_name(token) {
+            classes[id as usize] = Class::Control;
         }
     }
     for added in &file.added_tokens {
@@ -318,8 +323,18 @@ fn scheme(file: &File) -> Result<Scheme> {
         let idle = pre.is_null() || pre["type"] == "Split" && pre["pattern"]["String"] == " ";
         return if idle { Ok(Scheme::Marks { prefix }) } else { Err(refuse("pre-tokenizer", pre)) };
     }
-    if !normalizer.is_null() {
-        return Err(refuse("normalizer", normalizer));
+    let nfc = match normalizer["type"].as_str() {
+        None if normalizer.is_null() => false,
+        Some("NFC") => true,
+        _ => return Err(refuse("normalizer", normalizer)),
+    };
+    // Control tokens are cut out first. One that is looked for in normalised text would be found elsewhere.
+    let late = |added: &&Added| added.normalized.unwrap_or(!added.special);
+    if let Some(added) = file.added_tokens.iter().find(late).filter(|_| nfc) {
+        return Err(unsupported(format!(
+            "tokenizer.json: '{}' is looked for in normalised text, which is not supported; a GGUF of the model may be",
+            added.content
+        )));
     }
     let whole = file.model.ignore_merges;
     let bytes = |step: &Value, regex: bool| {
@@ -344,7 +359,7 @@ fn scheme(file: &File) -> Result<Scheme> {
         }
         _ => return Err(refuse("pre-tokenizer", pre)),
     }?;
-    Ok(Scheme::Words(words.whole_words(whole)))
+    Ok(Scheme::Words { words: words.whole_words(whole), nfc })
 }
 
 /// The token that the post-processor puts in front of a text.

@@ -1,7 +1,9 @@
 //! Text in and out.
 //!
 //! 1. A [`Tokenizer`] turns text into token ids. It is made from a GGUF's metadata ([`Vocabulary`]) or from Hugging
-//!    Face's `tokenizer.json`; the two give the same ids for the same model.
+//!    Face's `tokenizer.json`; the two give the same ids for the same model. There is one exception: where `tokenizer.json` says that
+//!    text is normalised (Qwen's does: NFC), it is, but a GGUF cannot say so, and llama.cpp, that format's reference, takes
+//!    text as it is. Each format follows its own reference; texts as people write them are in NFC already.
 //! 2. A [`ChatTemplate`] turns a conversation into the text that the model was trained on.
 //! 3. A [`Detokenizer`] turns ids back into text as they come, never half a character.
 //! 4. A [`StopMatcher`] holds text back while it may still become a stop string.

@@ -36,7 +36,8 @@ impl Pretokens {
         let (pattern, digits, whole_words) = match name.unwrap_or("gpt-2") {
             "gpt-2" | "gpt2" | "default" => (GPT2, false, false),
             "smollm" => (GPT2, true, false),
-            "qwen2" => (QWEN2, false, false),
+            // The second is written for models of Qwen's architecture that others trained on.
+            "qwen2" | "deepseek-r1-qwen" => (QWEN2, false, false),
             "llama-bpe" | "llama3" | "llama-v3" => (LLAMA3, false, true),
             other => {
                 return Err(unsupported(format!(

@@ -71,6 +71,12 @@ pub(crate) const END_NAMES: &[&str] = &[
     "<｜end▁of▁sentence｜>",
 ];
 
+/// Whether a token ends a turn or a text whatever its file calls it. Names that could be text as well, as `</s>` in HTML,
+/// are left to the file.
+pub(crate) fn ends_by_its_name(token: &str) -> bool {
+    END_NAMES.contains(&token) && looks_special(token)
+}
+
 /// Whether a token that a file does not call special is control nonetheless: place holders are never content. GGUF
 /// converters decide so too, and both sources must agree.
 pub(crate) fn looks_special(token: &str) -> bool {

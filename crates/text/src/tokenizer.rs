@@ -4,6 +4,8 @@ use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
+use unicode_normalization::{IsNormalized, UnicodeNormalization, is_nfc_quick};
+
 use crate::Detokenizer;
 use crate::merge::{Merger, Symbol};
 use crate::pieces::{Class, NONE, Pieces};
@@ -41,6 +43,8 @@ pub(crate) enum Model {
         pairs: HashMap<u64, (u32, u32)>,
         /// Where words begin and end.
         words: Pretokens,
+        /// Text is brought into Unicode's normal form C first.
+        nfc: bool,
     },
 }
 
@@ -225,11 +229,20 @@ pub(crate) fn text_of_marks(text: &str) -> Cow<'_, str> {
     if text.contains(MARK) { Cow::Owned(text.replace(MARK, " ")) } else { Cow::Borrowed(text) }
 }
 
+/// A text in Unicode's normal form C. Most are already, which a look at each character tells.
+fn normalized(text: &str) -> Cow<'_, str> {
+    match is_nfc_quick(text.chars()) {
+        IsNormalized::Yes => Cow::Borrowed(text),
+        IsNormalized::No | IsNormalized::Maybe => Cow::Owned(text.nfc().collect()),
+    }
+}
+
 impl Inner {
     /// Tokenizes text that holds no special token.
     fn text(&self, text: &str, prefix: bool, merger: &mut Merger, ids: &mut Vec<u32>) {
-        if let Model::Words { pairs, words } = &self.model {
-            return words.split(text, |word| self.word(word, pairs, words.whole_words, merger, ids));
+        if let Model::Words { pairs, words, nfc } = &self.model {
+            let text = if *nfc { normalized(text) } else { Cow::Borrowed(text) };
+            return words.split(&text, |word| self.word(word, pairs, words.whole_words, merger, ids));
         }
         // A mark in the text is a space like any other. Tokens are kept with spaces for marks, so that text is looked up
         // as it is.

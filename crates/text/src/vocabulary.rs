@@ -6,7 +6,7 @@ use crate::error::{Result, invalid};
 use crate::merge::rank_of_score;
 use crate::pieces::{Class, Pieces};
 use crate::pretokens::Pretokens;
-use crate::specials::{END_NAMES, Specials};
+use crate::specials::{END_NAMES, Specials, ends_by_its_name};
 use crate::tokenizer::{Inner, Model, Tokenizer};
 
 /// How tokens are made, `tokenizer.ggml.model`.
@@ -101,7 +101,10 @@ impl Vocabulary {
         // A file without types still names its control tokens by their role.
         let named = || [self.bos, self.eos, self.eot, self.pad].contains(&Some(id as u32));
         match self.token_types.get(id) {
+            // Files exist that call the end of a turn text.
+            Some(_) if ends_by_its_name(&self.tokens[id]) => Class::Control,
             Some(&number) => Class::from_gguf(number),
+            None if ends_by_its_name(&self.tokens[id]) => Class::Control,
             None if named() => Class::Control,
             None if self.unknown == Some(id as u32) => Class::Unknown,
             None if byte_token(&self.tokens[id]).is_some() && self.kind == Kind::SentencePiece => Class::Byte,
@@ -131,6 +134,8 @@ impl Tokenizer {
                 Model::Words {
                     pairs: pairs(&pieces, halves, Some(&letters))?,
                     words: Pretokens::by_name(vocabulary.pre.as_deref())?,
+                    // A GGUF has no key for it, and llama.cpp does not either.
+                    nfc: false,
                 }
             }
         };

@@ -1,4 +1,4 @@
-//! Byte-level BPE, from a small vocabulary of our own and from a real one (`INDRIK_TEST_BPE_GGUF`: a GGUF of SmolLM2).
+//! Byte-level BPE, from a small vocabulary of our own and from a real one (`INDRIK_TEST_SMOLLM2`: a GGUF of SmolLM2).
 
 mod common;
 
@@ -101,7 +101,7 @@ fn a_missing_byte_is_left_out() {
 
 #[test]
 fn a_real_vocabulary() {
-    let Some(path) = named("INDRIK_TEST_BPE_GGUF", "a GGUF of SmolLM2") else { return };
+    let Some(path) = named("INDRIK_TEST_SMOLLM2", "a GGUF of SmolLM2") else { return };
     let tokenizer = Tokenizer::from_vocabulary(vocabulary(&path).0).unwrap();
     assert_eq!(tokenizer.ends(), [2, 0]);
     // From Hugging Face's own tokenizers, over the same vocabulary.

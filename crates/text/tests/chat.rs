@@ -126,7 +126,7 @@ fn gemma3_is_the_official_one() {
 
 #[test]
 fn a_template_from_a_gguf() {
-    let Some(path) = named("INDRIK_TEST_BPE_GGUF", "a GGUF of SmolLM2") else { return };
+    let Some(path) = named("INDRIK_TEST_SMOLLM2", "a GGUF of SmolLM2") else { return };
     let template = vocabulary(&path).1.expect("it has a template");
     let text = render(&template, &[("user", "Hi")]).unwrap();
     assert!(text.ends_with("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"), "{text}");

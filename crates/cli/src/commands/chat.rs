@@ -21,11 +21,15 @@ use crate::{
 
 /// Talks with a model, in its own chat format
 #[derive(Args)]
-#[command(after_help = "Example: indrik chat -m gemma-3-1b-it.gguf --system \"Answer briefly.\"\n\n\
+#[command(after_help = "Examples: indrik chat -m smollm2\n          \
+                        indrik chat -m smollm2 -p \"What is the capital of France?\"\n\n\
                         In the chat: /help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves.")]
 pub struct Arguments {
     #[command(flatten)]
     model: ModelArguments,
+    /// One question: it is answered, and that is all
+    #[arg(short, long, value_name = "TEXT")]
+    prompt: Option<String>,
     /// What the model is told before the conversation
     #[arg(short, long, value_name = "TEXT")]
     system: Option<String>,
@@ -63,7 +67,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         None => opened.usual_context(),
     };
     let loaded = opened.load(context, Outputs::Sampled)?;
-    note!("{}, {context} positions. /help lists the commands.", loaded.info().name);
+    let commands = if arguments.prompt.is_some() { "" } else { " /help lists the commands." };
+    note!("{}, {context} positions.{commands}", loaded.info().name);
     if !language.own_template {
         note!(
             "This model brings no chat template; it may not have been trained to chat. Its family's is used."
@@ -80,6 +85,11 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         sampling,
         loaded,
     };
+    if let Some(question) = &arguments.prompt {
+        chat.messages.push(Message::new("user", question));
+        chat.answer()?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let mut editor = DefaultEditor::new()?;
     loop {
         match read(&mut editor)? {

@@ -1,6 +1,6 @@
 //! `indrik inspect`: what a model's files hold and where it would go, without reading its weights.
 
-use std::{collections::BTreeMap, path::PathBuf, process::ExitCode};
+use std::{collections::BTreeMap, process::ExitCode};
 
 use clap::Args;
 use gpu::bytes;
@@ -22,8 +22,8 @@ use crate::{device::Choice, memory, output};
 #[derive(Args)]
 #[command(after_help = "Example: indrik inspect gemma-3-270m.gguf --context 8192")]
 pub struct Arguments {
-    /// A GGUF file, a Hugging Face folder, or a file that `indrik quantize` wrote
-    model: PathBuf,
+    /// A GGUF file, a Hugging Face folder, a file that `indrik quantize` wrote, or a name in the local store
+    model: String,
     /// Positions of one sequence to plan for
     #[arg(short, long, default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..))]
     context: u32,
@@ -51,7 +51,7 @@ struct Total {
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let checkpoint = Checkpoint::open(&arguments.model)?;
+    let checkpoint = Checkpoint::open(&store::resolve_model(&arguments.model)?)?;
     let mut totals: BTreeMap<String, (Scheme, Exactness, Total)> = BTreeMap::new();
     for (_, tensor) in checkpoint.inventory.iter() {
         let (scheme, exactness) = stored_as(tensor);

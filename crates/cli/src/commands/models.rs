@@ -1,0 +1,221 @@
+//! `indrik models`: what is in the local store.
+
+use std::{collections::BTreeMap, path::Path, process::ExitCode};
+
+use clap::Args;
+use gpu::bytes;
+use serde::Serialize;
+use store::{Entry, Kind, Store, catalogue};
+use weights::{
+    Checkpoint, Tensor,
+    gguf::{self, Gguf, Metadata},
+};
+
+use crate::output;
+
+/// Lists the models of the local store
+#[derive(Args)]
+#[command(after_help = "Example: indrik models\n\n\
+    The store is INDRIK_MODELS_DIR, or ~/.local/share/indrik/models. `indrik pull` brings models there. Files can be put \
+    there by hand too: a .gguf file (or all parts of a split one), a file that `indrik quantize` wrote, or a Hugging Face \
+    folder is a model called like the file, without its ending.")]
+pub struct Arguments {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// An entry of the store, with what its headers say.
+#[derive(Serialize)]
+struct Row {
+    name: String,
+    path: String,
+    bytes: u64,
+    date: String,
+    #[serde(flatten)]
+    facts: Facts,
+    licence: Option<String>,
+    licence_url: Option<String>,
+    source: Option<String>,
+    sha256: Option<String>,
+    /// Why it does not run.
+    problem: Option<String>,
+}
+
+/// What the headers of a model say.
+#[derive(Default, Serialize)]
+struct Facts {
+    family: Option<String>,
+    parameters: Option<u64>,
+    quantisation: Option<String>,
+    context: Option<u64>,
+}
+
+pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let store = Store::open_default()?;
+    let rows: Vec<Row> = store.entries()?.into_iter().map(row).collect();
+    let total: u64 = rows.iter().map(|row| row.bytes).sum();
+    let folder = store.folder().display();
+    if arguments.json {
+        let value = serde_json::json!({ "folder": folder.to_string(), "bytes": total, "models": rows });
+        output::print_json(&value)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    if rows.is_empty() {
+        output::print(&format!(
+            "No models in {folder} yet.\n\n`indrik pull NAME` brings one: {}\n",
+            catalogue::names()
+        ))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let header = ["name", "family", "parameters", "quantisation", "size", "context", "licence", "since"];
+    let mut text = output::table(&header, &rows.iter().map(cells).collect::<Vec<_>>());
+    let troubled: Vec<(&str, &str)> =
+        rows.iter().filter_map(|row| Some((row.name.as_str(), row.problem.as_deref()?))).collect();
+    if !troubled.is_empty() {
+        text += "\n";
+    }
+    for (name, problem) in troubled {
+        text += &format!("{name}: {problem}\n");
+    }
+    text += &format!("\n{} in {folder}\n", bytes(total));
+    output::print(&text)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn cells(row: &Row) -> Vec<String> {
+    let known = |text: &Option<String>| text.clone().unwrap_or_else(|| "–".to_string());
+    vec![
+        row.name.clone(),
+        known(&row.facts.family),
+        known(&row.facts.parameters.map(parameters)),
+        known(&row.facts.quantisation),
+        bytes(row.bytes),
+        known(&row.facts.context.map(|context| context.to_string())),
+        known(&row.licence),
+        row.date.split('T').next().unwrap_or_default().to_string(),
+    ]
+}
+
+fn row(entry: Entry) -> Row {
+    let (facts, licence, problem) = match &entry.kind {
+        Kind::Model => {
+            let (facts, licence, problem) = describe(&entry.path);
+            (facts, licence, problem.or_else(|| changed(&entry)))
+        }
+        Kind::Unfinished => {
+            let advice = format!(
+                "not here in full: `indrik pull {0}` goes on, `indrik rm {0}` removes it",
+                entry.name
+            );
+            (Facts::default(), None, Some(advice))
+        }
+        Kind::Foreign(why) => (Facts::default(), None, Some(why.to_string())),
+    };
+    let record = entry.record.as_ref();
+    Row {
+        licence: record.map(|record| record.licence.clone()).or(licence),
+        licence_url: record.map(|record| record.licence_url.clone()),
+        source: record.map(|record| record.source.clone()),
+        sha256: record.map(|record| record.sha256.clone()),
+        path: entry.path.display().to_string(),
+        name: entry.name,
+        bytes: entry.bytes,
+        date: entry.date,
+        facts,
+        problem,
+    }
+}
+
+/// Whether a file is no longer the one that was pulled, as far as its size tells.
+fn changed(entry: &Entry) -> Option<String> {
+    let record = entry.record.as_ref().filter(|record| record.bytes != entry.bytes)?;
+    Some(format!(
+        "it had {} bytes when it was pulled and has {} now: `indrik pull {}` gets it again",
+        record.bytes, entry.bytes, entry.name
+    ))
+}
+
+/// What a model's headers say: facts, licence, and why it does not run. Weights are not read.
+fn describe(path: &Path) -> (Facts, Option<String>, Option<String>) {
+    let (mut facts, problem) = match Checkpoint::open(path) {
+        Ok(checkpoint) => {
+            let facts = Facts {
+                family: Some(checkpoint.config.architecture.name().to_string()),
+                context: Some(checkpoint.config.max_positions.into()),
+                ..of_tensors(&checkpoint.source.tensors)
+            };
+            (facts, None)
+        }
+        Err(error) => {
+            // The row names the file.
+            let text = error.to_string();
+            let text = text.strip_prefix(&format!("{}: ", path.display())).unwrap_or(&text).to_string();
+            (Facts::default(), Some(text))
+        }
+    };
+    if path.extension().is_none_or(|extension| extension != "gguf") {
+        return (facts, None, problem);
+    }
+    // A GGUF says more, and of families that do not run too.
+    let Ok(Gguf { source, metadata, .. }) = gguf::open(path) else { return (facts, None, problem) };
+    let word = |key: &str| metadata.str(key).ok().map(brief);
+    let family = facts.family.or_else(|| word("general.architecture"));
+    let length = |family: &String| metadata.u64(&format!("{family}.context_length")).ok();
+    let context = facts.context.or_else(|| family.as_ref().and_then(length));
+    facts = Facts { family, context, ..of_tensors(&source.tensors) };
+    if let Some(name) = file_type(&metadata) {
+        facts.quantisation = Some(name.to_string());
+    }
+    (facts, word("general.license"), problem)
+}
+
+/// Parameters, and the encoding that most of them have.
+fn of_tensors(tensors: &[Tensor]) -> Facts {
+    let mut values: BTreeMap<String, u64> = BTreeMap::new();
+    for tensor in tensors {
+        let sum = values.entry(tensor.encoding.to_string()).or_default();
+        *sum = sum.saturating_add(tensor.values().unwrap_or(0));
+    }
+    let total = values.values().fold(0_u64, |sum, values| sum.saturating_add(*values));
+    let most = values.into_iter().max_by_key(|(_, values)| *values);
+    Facts {
+        parameters: Some(total),
+        quantisation: most.map(|(encoding, _)| encoding.to_uppercase()),
+        ..Facts::default()
+    }
+}
+
+/// The name of `general.file_type`: a mixture of encodings, most of which say more than the encoding of most tensors.
+fn file_type(metadata: &Metadata) -> Option<&'static str> {
+    // The numbers of llama.cpp's `llama_ftype`, of files whose tensors are read.
+    Some(match metadata.u32("general.file_type").ok()? {
+        0 => "F32",
+        1 => "F16",
+        2 => "Q4_0",
+        3 => "Q4_1",
+        7 => "Q8_0",
+        8 => "Q5_0",
+        9 => "Q5_1",
+        14 => "Q4_K_S",
+        15 => "Q4_K_M",
+        16 => "Q5_K_S",
+        17 => "Q5_K_M",
+        18 => "Q6_K",
+        32 => "BF16",
+        _ => return None,
+    })
+}
+
+/// A word of a stranger's file, for a table.
+fn brief(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control()).take(40).collect()
+}
+
+fn parameters(count: u64) -> String {
+    match count {
+        0..1_000_000 => count.to_string(),
+        1_000_000..1_000_000_000 => format!("{:.0} million", count as f64 / 1e6),
+        _ => format!("{:.2} billion", count as f64 / 1e9),
+    }
+}

@@ -1,0 +1,102 @@
+//! `indrik rm`: takes models out of the local store.
+
+use std::{
+    io::{BufRead, IsTerminal},
+    process::ExitCode,
+};
+
+use clap::Args;
+use gpu::bytes;
+use serde_json::{Value, json};
+use store::{Error, Removal, Store};
+
+use crate::output;
+
+/// Exit code of wrong usage, as the parser of arguments has it.
+const USAGE: u8 = 2;
+
+/// Removes models from the local store
+#[derive(Args)]
+#[command(after_help = "Example: indrik rm smollm2\n\n\
+    Removed are the model's files, its record and what of it is unfinished, and nothing outside the store's folder: of a \
+    link the link. A model that is being pulled stays. `indrik models` lists what there is.")]
+pub struct Arguments {
+    /// Models, as `indrik models` has them, or their other names
+    #[arg(value_name = "NAME", required = true)]
+    names: Vec<String>,
+    /// Do not ask
+    #[arg(short, long)]
+    yes: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let store = Store::open_default()?;
+    // Names of one and the same model are one.
+    let mut found: Vec<Removal> = vec![];
+    let mut failed: Vec<(String, Error)> = vec![];
+    for name in &arguments.names {
+        match store.removal(name) {
+            Ok(removal) if found.iter().all(|other| other.name != removal.name) => found.push(removal),
+            Ok(_) => {}
+            Err(error) => failed.push((name.clone(), error)),
+        }
+    }
+    for (_, error) in &failed {
+        note!("indrik: {error}");
+    }
+    if !found.is_empty() && !arguments.yes {
+        if !std::io::stdin().is_terminal() {
+            note!("indrik: nothing was removed: without a terminal to ask on, --yes is needed");
+            return Ok(ExitCode::from(USAGE));
+        }
+        if !agreed(&found)? {
+            note!("Nothing was removed.");
+            return Ok(ExitCode::FAILURE);
+        }
+    }
+    let mut removed = vec![];
+    for removal in found {
+        match store.remove(&removal.name) {
+            Ok(removal) => removed.push(removal),
+            Err(error) => {
+                note!("indrik: {error}");
+                failed.push((removal.name, error));
+            }
+        }
+    }
+    tell(arguments.json, &removed, &failed)?;
+    Ok(if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn agreed(found: &[Removal]) -> anyhow::Result<bool> {
+    for removal in found {
+        note!("{}: {}, {}", removal.name, bytes(removal.bytes), removal.path.display());
+    }
+    note_part!("Remove {}? [y/N] ", if found.len() == 1 { "it" } else { "them" });
+    let mut answer = String::new();
+    std::io::stdin().lock().read_line(&mut answer)?;
+    Ok(matches!(answer.trim().to_lowercase().as_str(), "y" | "yes"))
+}
+
+fn tell(as_json: bool, removed: &[Removal], failed: &[(String, Error)]) -> anyhow::Result<()> {
+    let total: u64 = removed.iter().map(|removal| removal.bytes).sum();
+    if as_json {
+        let gone: Vec<Value> = removed
+            .iter()
+            .map(|removal| json!({ "name": removal.name, "paths": removal.paths, "bytes": removal.bytes }))
+            .collect();
+        let stays: Vec<Value> =
+            failed.iter().map(|(name, error)| json!({ "name": name, "reason": error.to_string() })).collect();
+        return output::print_json(&json!({ "removed": gone, "failed": stays, "bytes": total }));
+    }
+    for removal in removed {
+        output::print(&format!("{}: removed, {} freed\n", removal.name, bytes(removal.bytes)))?;
+    }
+    if removed.len() > 1 {
+        output::print(&format!("{} freed in all\n", bytes(total)))?;
+    }
+    Ok(())
+}

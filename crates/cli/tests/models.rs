@@ -1,0 +1,156 @@
+//! `indrik models` and `indrik rm`, on stores of all kinds of files.
+
+mod common;
+
+use std::{
+    fs::{self, File},
+    io::Write,
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use common::{indrik, json, stderr, stdout};
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use serde_json::Value;
+
+fn command(store: &Path, arguments: &[&str]) -> Command {
+    let mut command = indrik(arguments);
+    command.env("INDRIK_MODELS_DIR", store).stdin(Stdio::null());
+    command
+}
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures").join(name)
+}
+
+/// A store with a model that was put there by hand, a pulled one that is damaged, a folder, and what is no model.
+fn filled() -> tempfile::TempDir {
+    let store = tempfile::tempdir().unwrap();
+    let at = |name: &str| store.path().join(name);
+    fs::copy(fixture("gguf_q8_0/model.gguf"), at("Tiny-Q8.gguf")).unwrap();
+    let whole = fs::read(fixture("gguf_q8_0/model.gguf")).unwrap();
+    fs::write(at("cut.gguf"), &whole[..whole.len() - 100]).unwrap();
+    symlink(fs::canonicalize(fixture("head256")).unwrap(), at("folder")).unwrap();
+    fs::write(at("smollm2@135m.gguf"), "GGUF, but no more").unwrap();
+    fs::write(at("notes.txt"), "mine").unwrap();
+    fs::create_dir(at("gemma3@270m.part")).unwrap();
+    fs::write(at("gemma3@270m.part/hub"), "half").unwrap();
+    store
+}
+
+fn row(list: &Value, name: &str) -> Value {
+    let rows = list["models"].as_array().unwrap();
+    rows.iter().find(|row| row["name"] == name).unwrap_or_else(|| panic!("no {name}: {list}")).clone()
+}
+
+#[test]
+fn an_empty_store_says_how_to_fill_it() {
+    let folder = tempfile::tempdir().unwrap();
+    for store in [folder.path().to_path_buf(), folder.path().join("none")] {
+        let output = command(&store, &["models"]).output().unwrap();
+        assert!(output.status.success());
+        let text = stdout(&output);
+        assert!(text.contains("`indrik pull NAME`") && text.contains("smollm2:135m"), "{text}");
+        let list = json(&command(&store, &["models", "--json"]).output().unwrap());
+        assert_eq!((&list["bytes"], list["models"].as_array().unwrap().len()), (&0.into(), 0));
+    }
+}
+
+#[test]
+fn everything_in_the_store_is_listed_with_what_is_wrong() {
+    let store = filled();
+    let output = command(store.path(), &["models", "--json"]).output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    let list = json(&output);
+    assert_eq!(list["models"].as_array().unwrap().len(), 6);
+    let tiny = row(&list, "Tiny-Q8");
+    assert_eq!((&tiny["family"], &tiny["quantisation"]), (&"gemma3".into(), &"Q8_0".into()));
+    assert!(tiny["problem"].is_null(), "{tiny}");
+    assert!(tiny["parameters"].as_u64().unwrap() > 10_000 && tiny["context"].as_u64().unwrap() >= 512);
+    assert_eq!(tiny["path"], store.path().join("Tiny-Q8.gguf").display().to_string());
+    let folder = row(&list, "folder");
+    assert_eq!((&folder["family"], &folder["quantisation"]), (&"gemma3".into(), &"BF16".into()));
+    assert!(folder["bytes"].as_u64().unwrap() > 100_000);
+    let problem = |name: &str| row(&list, name)["problem"].as_str().unwrap().to_string();
+    assert!(problem("smollm2:135m").contains("is not supported"), "{}", problem("smollm2:135m"));
+    assert!(problem("cut").contains("get it again"), "{}", problem("cut"));
+    assert!(problem("gemma3:270m").contains("`indrik pull gemma3:270m` goes on"));
+    assert!(problem("notes.txt").contains("not a model"));
+    let sum: u64 = list["models"].as_array().unwrap().iter().map(|row| row["bytes"].as_u64().unwrap()).sum();
+    assert_eq!(list["bytes"], sum);
+
+    let text = stdout(&command(store.path(), &["models"]).output().unwrap());
+    assert!(text.contains("| Tiny-Q8 ") && text.contains("\nnotes.txt: not a model"), "{text}");
+    assert!(text.trim_end().ends_with(&format!("in {}", store.path().display())), "{text}");
+
+    // By the name it is listed under, a model is found.
+    let output = command(store.path(), &["inspect", "tiny-q8", "--json"]).output().unwrap();
+    assert_eq!(json(&output)["format"], "gguf");
+}
+
+#[test]
+fn a_file_that_changed_since_its_pull_is_told() {
+    let store = tempfile::tempdir().unwrap();
+    fs::copy(fixture("gguf_q8_0/model.gguf"), store.path().join("gemma3@270m.gguf")).unwrap();
+    let record = r#"{"name": "gemma3:270m", "title": "t", "source": "s", "sha256": "0", "bytes": 7,
+        "licence": "Terms", "licence_url": "u", "date": "2026-01-02T03:04:05Z"}"#;
+    fs::write(store.path().join("gemma3@270m.json"), record).unwrap();
+    let list = json(&command(store.path(), &["models", "--json"]).output().unwrap());
+    let row = row(&list, "gemma3:270m");
+    assert_eq!((&row["licence"], &row["date"]), (&"Terms".into(), &"2026-01-02T03:04:05Z".into()));
+    assert!(row["problem"].as_str().unwrap().contains("7 bytes when it was pulled"), "{row}");
+}
+
+#[test]
+fn without_a_terminal_yes_is_needed() {
+    let store = filled();
+    let output = command(store.path(), &["rm", "smollm2"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("--yes"), "{}", stderr(&output));
+    assert!(store.path().join("smollm2@135m.gguf").exists());
+    assert_eq!(command(store.path(), &["rm"]).output().unwrap().status.code(), Some(2));
+
+    // Names of the same model are one; one that is not here does not keep the others.
+    let output = command(store.path(), &["rm", "--yes", "smollm2", "SmolLM2:135m", "folder", "gone"])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("no model here is called 'gone'"), "{}", stderr(&output));
+    let text = stdout(&output);
+    assert!(text.contains("smollm2:135m: removed, 17 bytes freed") && text.contains("17 bytes freed in all"));
+    assert!(!store.path().join("smollm2@135m.gguf").exists() && !store.path().join("folder").exists());
+    assert!(fixture("head256").join("config.json").exists(), "only the link went");
+
+    let output = command(store.path(), &["rm", "--yes", "--json", "gemma3", "notes.txt"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let told = json(&output);
+    assert_eq!((&told["removed"][0]["name"], &told["bytes"]), (&"gemma3:270m".into(), &4.into()));
+    assert_eq!(told["failed"][0]["name"], "notes.txt");
+    assert!(store.path().join("notes.txt").exists() && !store.path().join("gemma3@270m.part").exists());
+}
+
+#[test]
+fn on_a_terminal_it_asks() {
+    let store = filled();
+    let ask = |answer: &str| {
+        let terminal = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+        grantpt(&terminal).unwrap();
+        unlockpt(&terminal).unwrap();
+        let side = File::options()
+            .read(true)
+            .write(true)
+            .open(ptsname(&terminal, Vec::new()).unwrap().to_str().unwrap());
+        let mut terminal = File::from(terminal);
+        terminal.write_all(answer.as_bytes()).unwrap();
+        command(store.path(), &["rm", "tiny-q8"]).stdin(side.unwrap()).output().unwrap()
+    };
+    let output = ask("\n");
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    assert!(stderr(&output).contains("Remove it? [y/N]") && stderr(&output).contains("Tiny-Q8.gguf"));
+    assert!(store.path().join("Tiny-Q8.gguf").exists());
+    let output = ask("y\n");
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert!(stdout(&output).contains("Tiny-Q8: removed"));
+    assert!(!store.path().join("Tiny-Q8.gguf").exists());
+}

@@ -1,0 +1,299 @@
+//! Byte-level BPE against Hugging Face's tokenizers, on nasty texts: fixtures of `scripts/make_bpe_fixtures.py`. With a small vocabulary whose
+//! tokens cross every border that a pattern draws, from tokenizer.json and from a GGUF; and with the vocabularies and templates
+//! of real models, which `INDRIK_TEST_SMOLLM2` and `INDRIK_TEST_QWEN` name, and with what llama.cpp made of prompts
+//! (`INDRIK_TEST_DATA`). `INDRIK_TEST_BPE_FUZZ` names a file of random texts, which the same script writes.
+
+mod common;
+
+use std::{collections::BTreeMap, path::Path, sync::LazyLock};
+
+use common::{data, named, spent, vocabulary};
+use proptest::prelude::*;
+use serde::{Deserialize, de::DeserializeOwned};
+use serde_json::{Value, json};
+use text::{ChatTemplate, Detokenizer, Kind, Message, Shown, Special, Tokenizer, Vocabulary};
+
+/// The ids with names of control tokens parsed, then those with all as text, where they differ.
+type Ids = Vec<Vec<u32>>;
+
+#[derive(Deserialize)]
+struct Own {
+    texts: Vec<String>,
+    vocab: BTreeMap<String, u32>,
+    merges: Vec<(String, String)>,
+    control: Vec<String>,
+    kinds: BTreeMap<String, Family>,
+}
+
+#[derive(Deserialize)]
+struct Family {
+    pre_tokenizer: Value,
+    normalizer: Value,
+    ignore_merges: bool,
+    ids: Vec<Ids>,
+    /// Without its normaliser, where it has one.
+    plain: Option<Vec<Ids>>,
+    decoded: Vec<(Vec<u32>, String)>,
+}
+
+#[derive(Deserialize)]
+struct Real {
+    ids: Vec<Ids>,
+    decoded: Vec<(Vec<u32>, String)>,
+    conversations: Vec<Vec<Message>>,
+    rendered: Vec<Rendered>,
+}
+
+#[derive(Deserialize)]
+struct Rendered {
+    prompt: bool,
+    text: String,
+}
+
+fn read<T: DeserializeOwned>(path: &Path) -> T {
+    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+}
+
+fn fixture<T: DeserializeOwned>(name: &str) -> T {
+    read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name))
+}
+
+static OWN: LazyLock<Own> = LazyLock::new(|| fixture("bpe.json"));
+static TOKENIZERS: LazyLock<BTreeMap<String, (Tokenizer, Tokenizer)>> = LazyLock::new(|| {
+    OWN.kinds.keys().map(|kind| (kind.clone(), (from_json(kind), from_gguf(kind)))).collect()
+});
+
+fn from_json(kind: &str) -> Tokenizer {
+    let family = &OWN.kinds[kind];
+    let added = |name: &String| json!({ "id": OWN.vocab[name], "content": name, "special": true, "normalized": false });
+    let file = json!({
+        "added_tokens": OWN.control.iter().map(added).collect::<Vec<_>>(),
+        "normalizer": family.normalizer, "pre_tokenizer": family.pre_tokenizer,
+        "model": { "type": "BPE", "ignore_merges": family.ignore_merges, "vocab": OWN.vocab, "merges": OWN.merges },
+    });
+    Tokenizer::from_hf(&serde_json::to_vec(&file).unwrap(), None).unwrap()
+}
+
+fn from_gguf(kind: &str) -> Tokenizer {
+    let mut vocabulary = Vocabulary::new(Kind::Bpe);
+    vocabulary.tokens = vec![String::new(); OWN.vocab.len()];
+    for (token, id) in &OWN.vocab {
+        vocabulary.tokens[*id as usize] = token.clone();
+    }
+    let class = |token| if OWN.control.contains(token) { 3 } else { 1 };
+    vocabulary.token_types = vocabulary.tokens.iter().map(class).collect();
+    vocabulary.merges = OWN.merges.iter().map(|(left, right)| format!("{left} {right}")).collect();
+    vocabulary.pre = Some(kind.to_owned());
+    Tokenizer::from_vocabulary(vocabulary).unwrap()
+}
+
+fn check(what: &str, tokenizer: &Tokenizer, texts: &[String], expected: &[Ids]) {
+    assert!(!texts.is_empty() && texts.len() == expected.len());
+    for (text, ids) in texts.iter().zip(expected) {
+        assert_eq!(tokenizer.encode(text, Special::Parse), ids[0], "{what}: {text:?}");
+        assert_eq!(
+            &tokenizer.encode(text, Special::AsText),
+            ids.last().unwrap(),
+            "{what}, as text: {text:?}"
+        );
+    }
+}
+
+#[test]
+fn own_vocabulary_from_both_formats() {
+    assert_eq!(OWN.kinds.len(), 4);
+    for (kind, family) in &OWN.kinds {
+        let (hf, gguf) = &TOKENIZERS[kind];
+        check(&format!("{kind}, tokenizer.json"), hf, &OWN.texts, &family.ids);
+        check(&format!("{kind}, GGUF"), gguf, &OWN.texts, family.plain.as_ref().unwrap_or(&family.ids));
+        for (ids, text) in &family.decoded {
+            assert_eq!(&hf.decode(ids, Shown::Text), text, "{kind}: {ids:?}");
+        }
+    }
+    // The fixture tells the patterns apart, and normalised text from text as it is.
+    let differ = |one: &str, other: &str| OWN.kinds[one].ids != OWN.kinds[other].ids;
+    assert!(differ("gpt-2", "smollm") && differ("qwen2", "llama-bpe") && differ("gpt-2", "llama-bpe"));
+    assert!(OWN.kinds["qwen2"].plain.as_ref().is_some_and(|plain| *plain != OWN.kinds["qwen2"].ids));
+}
+
+#[test]
+fn names_that_end_an_answer_do_so_whatever_the_file_calls_them() {
+    let names = ["<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|endoftext|>", "<|end_of_text|>"];
+    for class in [1, 3, 4, 5] {
+        let mut vocabulary = Vocabulary::new(Kind::Bpe);
+        vocabulary.tokens = ["a", "</s>"].into_iter().chain(names).map(str::to_owned).collect();
+        vocabulary.token_types = vec![1, 1, class, class, class, class, class];
+        vocabulary.eos = Some(2);
+        let tokenizer = Tokenizer::from_vocabulary(vocabulary).unwrap();
+        let mut ends = tokenizer.ends().to_vec();
+        ends.sort_unstable();
+        assert_eq!(ends, [2, 3, 4, 5, 6], "type {class}");
+        // And nobody ends an answer by writing so.
+        assert!(tokenizer.encode("<|im_end|>", Special::AsText).iter().all(|id| *id < 2));
+        assert_eq!(tokenizer.encode("<|im_end|>", Special::Parse), [2]);
+    }
+}
+
+#[test]
+fn a_token_that_is_looked_for_in_normalised_text_is_refused() {
+    let file = |normalized: bool| {
+        json!({
+            "added_tokens": [{ "id": 1, "content": "<|x|>", "special": true, "normalized": normalized }],
+            "normalizer": { "type": "NFC" }, "pre_tokenizer": OWN.kinds["qwen2"].pre_tokenizer,
+            "model": { "type": "BPE", "vocab": { "a": 0 } },
+        })
+    };
+    let open = |normalized| Tokenizer::from_hf(&serde_json::to_vec(&file(normalized)).unwrap(), None);
+    assert!(open(false).is_ok());
+    let error = open(true).unwrap_err().to_string();
+    assert!(error.contains("'<|x|>'"), "{error}");
+}
+
+/// A real model's tokenizer, its chat template and what is expected of them.
+fn real(variable: &str, what: &str, name: &str) -> Option<(Tokenizer, ChatTemplate, Real)> {
+    let (vocabulary, template) = vocabulary(&named(variable, what)?);
+    let tokenizer = Tokenizer::from_vocabulary(vocabulary).unwrap();
+    let named = |id: Option<u32>| tokenizer.name_of(id.unwrap()).unwrap().into_owned();
+    let template =
+        ChatTemplate::new(&template.unwrap(), &named(tokenizer.bos()), &named(tokenizer.eos())).unwrap();
+    Some((tokenizer, template, fixture(name)))
+}
+
+fn smollm2() -> Option<(Tokenizer, ChatTemplate, Real)> {
+    real("INDRIK_TEST_SMOLLM2", "a GGUF of SmolLM2 135M Instruct", "smollm2.json")
+}
+
+fn qwen() -> Option<(Tokenizer, ChatTemplate, Real)> {
+    real("INDRIK_TEST_QWEN", "a GGUF of Qwen2.5-Coder 1.5B Instruct", "qwen2.5.json")
+}
+
+fn check_real(what: &str, tokenizer: &Tokenizer, template: &ChatTemplate, real: &Real) {
+    check(what, tokenizer, &OWN.texts, &real.ids);
+    for (ids, text) in &real.decoded {
+        assert_eq!(&tokenizer.decode(ids, Shown::Text), text, "{what}: {ids:?}");
+    }
+    let mut rendered = real.rendered.iter();
+    for conversation in &real.conversations {
+        for expected in rendered.by_ref().take(2) {
+            let text = template.render(conversation, expected.prompt).unwrap();
+            assert_eq!(text, expected.text, "{what}: {conversation:?}");
+        }
+    }
+    assert!(rendered.next().is_none() && real.conversations.len() >= 8);
+}
+
+/// Prompts and what llama.cpp made of them.
+fn check_reference(tokenizer: &Tokenizer, name: &str) {
+    #[derive(Deserialize)]
+    struct Reference {
+        cases: Vec<Case>,
+    }
+    #[derive(Deserialize)]
+    struct Case {
+        prompt: String,
+        input: Vec<u32>,
+    }
+    let Some(path) = data(name) else { return };
+    let reference: Reference = read(&path);
+    assert!(!reference.cases.is_empty());
+    for case in &reference.cases {
+        assert_eq!(tokenizer.encode_prompt(&case.prompt), case.input, "{:?}", case.prompt);
+    }
+}
+
+#[test]
+fn smollm2_as_hugging_face_has_it() {
+    let Some((tokenizer, template, real)) = smollm2() else { return };
+    check_real("SmolLM2", &tokenizer, &template, &real);
+    check_reference(&tokenizer, "smollm2_reference.json");
+    assert_eq!(tokenizer.ends(), [2, 0]);
+    let greeting = template.render(&[Message::new("user", "Hi")], true).unwrap();
+    assert!(
+        greeting.starts_with("<|im_start|>system\nYou are a helpful AI assistant named SmolLM"),
+        "{greeting}"
+    );
+}
+
+#[test]
+fn qwen_as_hugging_face_has_it() {
+    let Some((tokenizer, template, real)) = qwen() else { return };
+    check_real("Qwen", &tokenizer, &template, &real);
+    check_reference(&tokenizer, "qwen15_reference.json");
+    let name = |id: &u32| tokenizer.name_of(*id).unwrap().into_owned();
+    assert_eq!(tokenizer.ends().iter().map(name).collect::<Vec<_>>(), ["<|im_end|>", "<|endoftext|>"]);
+    assert!(!tokenizer.adds_bos());
+}
+
+#[test]
+fn random_texts() {
+    #[derive(Deserialize)]
+    struct Fuzz {
+        texts: Vec<String>,
+        own: BTreeMap<String, Vec<Ids>>,
+        real: BTreeMap<String, Vec<Ids>>,
+    }
+    let Some(path) = named("INDRIK_TEST_BPE_FUZZ", "random texts of make_bpe_fixtures.py --fuzz") else {
+        return;
+    };
+    let fuzz: Fuzz = read(&path);
+    for (kind, expected) in &fuzz.own {
+        check(kind, &TOKENIZERS[kind].0, &fuzz.texts, expected);
+    }
+    for (name, found) in [("smollm2", smollm2()), ("qwen2.5", qwen())] {
+        if let Some((tokenizer, _, _)) = found {
+            check(name, &tokenizer, &fuzz.texts, &fuzz.real[name]);
+        }
+    }
+}
+
+/// Text of one kind takes no more than some times what prose of that length takes: nothing grows with the square. Says how fast it is.
+#[test]
+fn long_texts() {
+    const LONG: usize = 256 << 10;
+    let Some(book) = data("wikitext2-test.txt") else { return };
+    let book: String = std::fs::read_to_string(book).unwrap().chars().take(LONG).collect();
+    let units = [" ", "\n", "a", "1", "'s", "🦙", "👨‍👩‍👧", "e\u{301}", "\u{323}\u{301}", "<|im_end"];
+    let texts: Vec<(&str, String)> =
+        units.iter().map(|unit| (*unit, unit.repeat(LONG / unit.len()))).collect();
+    let own = ["qwen2"].map(|kind| (kind, TOKENIZERS[kind].0.clone()));
+    let real = [("SmolLM2", smollm2()), ("Qwen", qwen())].map(|(name, real)| Some((name, real?.0)));
+    for (name, tokenizer) in own.into_iter().chain(real.into_iter().flatten()) {
+        let time = |what: &str, text: &str| {
+            let start = spent();
+            let ids = tokenizer.encode(text, Special::Parse);
+            let took = spent() - start;
+            let speed = text.len() as f64 / took.as_secs_f64() / 1e6;
+            eprintln!("{name}: {what}: {} ids of {} bytes, {speed:.1} MB/s", ids.len(), text.len());
+            took
+        };
+        let prose = time("prose", &book);
+        for (unit, text) in &texts {
+            let took = time(&format!("{unit:?}"), text);
+            assert!(took < prose * 20, "{name}: {unit:?} took {took:?}, prose {prose:?}");
+        }
+    }
+}
+
+proptest! {
+    /// Bytes in, the same bytes out; normalised where the file says so.
+    #[test]
+    fn text_comes_back(pieces in proptest::collection::vec((0..OWN.texts.len(), any::<char>(), 0..9usize), 0..6)) {
+        let mut text = String::new();
+        for (at, other, length) in pieces {
+            text.extend(OWN.texts[at].chars().take(length));
+            text.push(other);
+        }
+        for (kind, (hf, gguf)) in TOKENIZERS.iter() {
+            let ids = gguf.encode(&text, Special::AsText);
+            prop_assert_eq!(&gguf.decode(&ids, Shown::All), &text, "{}", kind);
+            let mut stream = Detokenizer::new(gguf, Shown::Text);
+            let streamed: String = ids.iter().map(|id| stream.push(*id)).collect();
+            prop_assert_eq!(&(streamed + &stream.finish()), &text, "{}", kind);
+            let normal = hf.decode(&hf.encode(&text, Special::AsText), Shown::Text);
+            prop_assert!(normal == text || kind == "qwen2");
+            // What is in normal form stays in it.
+            let again = hf.decode(&hf.encode(&normal, Special::AsText), Shown::Text);
+            prop_assert_eq!(again, normal, "{}", kind);
+        }
+    }
+}
