@@ -68,17 +68,17 @@ pub fn levels(config: &Config) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::measure::Size;
+    use crate::size::Size;
 
     #[test]
     fn the_27b_is_bound_by_reading_and_the_270m_feels_its_levels() {
         let of = |size: Size, scheme| Estimate::of(&size.config().unwrap(), scheme, &RADEON_780M);
-        let large = of(Size::B27, Scheme::Int8);
+        let large = of(Size::Gemma27B, Scheme::Int8);
         // 28.7 GB in groups of 32 with an f16 scale each, at 76.16 GB/s.
         assert!((28.6e9..28.8e9).contains(&(large.bytes as f64)), "{large:?}");
         assert!((2.60..2.70).contains(&large.tokens_per_s()), "{large:?}");
         assert!(large.level_seconds < 0.01 * large.read_seconds, "{large:?}");
-        let small = of(Size::M270, Scheme::Int4);
+        let small = of(Size::Gemma270M, Scheme::Int4);
         assert_eq!(small.levels, 18 * 5 + 4);
         assert!(small.level_seconds > 0.1 * small.read_seconds, "{small:?}");
         // Never more than the memory allows.

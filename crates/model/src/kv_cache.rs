@@ -7,6 +7,7 @@ use weights::config::{Config, LayerType};
 
 use crate::{
     Error, Limits, Result,
+    limits::window,
     pages::{Kind, Pages, Sequence},
 };
 
@@ -33,7 +34,7 @@ impl KvCache {
     /// Takes memory for everything that `limits` allow.
     pub fn new(device: &Device, config: &Config, limits: Limits) -> Result<Self> {
         limits.check(config)?;
-        let window = config.sliding_window.unwrap_or(config.max_positions);
+        let window = window(config);
         let shape = limits.shape(window);
         let pages = [shape.pages, shape.sliding * shape.sequences];
         let mut arena = Arena::new(device, Lifetime::Kv, Memory::Device);

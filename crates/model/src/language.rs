@@ -13,8 +13,8 @@ use crate::{Error, Result};
 pub struct Language {
     /// Text to tokens and back.
     pub tokenizer: Tokenizer,
-    /// Conversations to text.
-    pub template: ChatTemplate,
+    /// Conversations to text; none where neither the model nor its family has a way.
+    pub template: Option<ChatTemplate>,
     /// Whether the model brought the template; else it is its family's.
     pub own_template: bool,
     /// Tokens that end an answer.
@@ -42,8 +42,10 @@ impl Language {
         let (bos, eos) = (name(tokenizer.bos()), name(tokenizer.eos()));
         let own_template = template.is_some();
         let template = match (template, checkpoint.config.architecture) {
-            (Some(source), _) => ChatTemplate::new(&source, &bos, &eos).map_err(wrong)?,
-            (None, Architecture::Gemma3) => ChatTemplate::gemma3(),
+            (Some(source), _) => Some(ChatTemplate::new(&source, &bos, &eos).map_err(wrong)?),
+            (None, Architecture::Gemma3) => Some(ChatTemplate::gemma3()),
+            // Models without one are not made for conversations, or each for its own.
+            (None, Architecture::Llama | Architecture::Qwen2 | Architecture::Qwen3) => None,
         };
         let mut ends = [tokenizer.ends(), &checkpoint.config.eos].concat();
         ends.sort_unstable();

@@ -12,9 +12,10 @@
 //! docs/forward.md tells the data flow.
 
 mod bucket;
+mod decoder;
 mod error;
 pub mod estimate;
-mod gemma3;
+mod frequencies;
 pub mod generate;
 mod kv_cache;
 pub mod language;
@@ -24,6 +25,7 @@ pub mod measure;
 pub mod pages;
 mod runner;
 mod sampling;
+mod size;
 mod state;
 mod step;
 mod tune;
@@ -36,4 +38,5 @@ pub use loaded::Model;
 pub use pages::Sequence;
 pub use runner::{Chunk, MOST_OUTPUTS, Mixed, Next, Runner, Sampled, Setup, Usage, check_tokens};
 pub use sampling::Sampling;
+pub use size::Size;
 pub use tune::When;

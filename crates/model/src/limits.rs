@@ -93,7 +93,7 @@ impl Limits {
     /// What the plan of memory must make room for, for a model with these dimensions; `outputs` is the most rows whose logits
     /// are wanted in one step.
     pub fn room(&self, config: &Config, outputs: u32) -> Room {
-        let window = config.sliding_window.unwrap_or(config.max_positions);
+        let window = window(config);
         let rows = u64::from(self.rows());
         let of_buckets = |most: u64| buckets(most as usize).sum::<usize>() as u64;
         // Every bucket has its own; of the largest they are there twice where logits are read back, or the sampler takes as much again.
@@ -148,6 +148,11 @@ impl Limits {
             prefix: self.prefix,
         }
     }
+}
+
+/// Positions that sliding layers see. Where there are none, nothing need be kept for them beyond the position itself.
+pub(crate) fn window(config: &Config) -> u32 {
+    config.sliding_window.unwrap_or(1)
 }
 
 /// Activations of a row: the residual stream, two normed copies and a sublayer's output; queries, keys and values, queries again,

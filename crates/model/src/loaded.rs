@@ -6,20 +6,21 @@ use gpu::{Arena, Buffer, Device, Lifetime, Memory, Tier, View};
 use kernels::{
     Activations, Epilogue, HALF_GROUP, Matrix, attend, flash, gemm, gemv,
     matmul::{self, policy::Fragments},
-    rope::{self, Tables},
+    rope::Tables,
     tuning::Tuning,
 };
 use weights::{
     Checkpoint,
     blueprint::Place,
-    config::{Config, LayerType, RopeScaling},
+    config::{Config, LayerType},
+    family::Gate,
     load::{self, Weights},
     names::{Role, Slot, Tower},
     plan::Placement,
     stream::{Control, Options, Stats},
 };
 
-use crate::Result;
+use crate::{Result, frequencies};
 
 /// What multiplies f16 activations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,13 +102,9 @@ impl Model {
 
     /// Puts together what is in GPU memory already.
     pub(crate) fn assemble(device: &Device, config: Config, weights: Weights) -> Result<Self> {
-        let factor = match config.rope_scaling {
-            RopeScaling::None => 1.0,
-            RopeScaling::Linear { factor } => f64::from(factor),
-        };
-        let global = rope_tables(device, &config, config.rope_theta_global, factor)?;
-        // Sliding layers' positions are never scaled.
-        let sliding = rope_tables(device, &config, config.rope_theta_local, 1.0)?;
+        let rope = [LayerType::Global, LayerType::Sliding].map(|kind| rope_tables(device, &config, kind));
+        let [global, sliding] = rope;
+        let rope = [global?, sliding?];
         let packed = device.caps().tier() >= Some(Tier::T1);
         let gpu = device.caps().max_subgroup_size >= SMALLEST_GPU_SUBGROUP;
         let few_rows = match packed && gpu && takes_int16(&config, &weights) {
@@ -117,7 +114,7 @@ impl Model {
         let fragments = matmul::fragments(device)?;
         let matrix_units = MatrixUnits::Device(fragments);
         let planned = |matrix: &Matrix| {
-            let (columns, epilogue, output) = (16, Epilogue::Geglu, Activations::F16);
+            let (columns, epilogue, output) = (16, gate(&config), Activations::F16);
             let parts = matmul::policy::Parts::Joined;
             let shape = matmul::policy::Shape { weights: matrix.layout(), columns, epilogue, output, parts };
             matmul::policy::plan(device.caps(), fragments, &shape).is_some()
@@ -131,7 +128,7 @@ impl Model {
             Activations::F32
         };
         let one_dispatch = attend::policy::suits(device.caps());
-        let (device, tuning, rope) = (device.clone(), Tuning::open(device), [global, sliding]);
+        let (device, tuning) = (device.clone(), Tuning::open(device));
         Ok(Self {
             device,
             config,
@@ -228,6 +225,11 @@ impl Model {
         }
     }
 
+    /// What becomes of gate and up.
+    pub(crate) fn gate(&self) -> Epilogue {
+        gate(&self.config)
+    }
+
     /// A norm's weight.
     pub(crate) fn norm(&self, layer: Option<u32>, role: Role) -> Result<View> {
         let slot = Slot { tower: Tower::Text, layer, role };
@@ -260,8 +262,15 @@ impl Model {
     }
 }
 
-fn rope_tables(device: &Device, config: &Config, theta: f32, factor: f64) -> Result<RopeTables> {
-    let frequencies = rope::inverse_frequencies(config.head_dim as usize, f64::from(theta), factor);
+fn gate(config: &Config) -> Epilogue {
+    match config.architecture.family().gate {
+        Gate::Gelu => Epilogue::Geglu,
+        Gate::Silu => Epilogue::Swiglu,
+    }
+}
+
+fn rope_tables(device: &Device, config: &Config, kind: LayerType) -> Result<RopeTables> {
+    let frequencies = frequencies::of(config, kind);
     let tables = Tables::new(&frequencies, config.max_positions as usize);
     let mut arena = Arena::new(device, Lifetime::Weights, Memory::Device).with_block_size(1 << 20);
     let mut staging = Arena::new(device, Lifetime::Staging, Memory::Upload).with_block_size(1 << 20);

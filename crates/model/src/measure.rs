@@ -8,7 +8,6 @@ use kernels::{
     GROUP, Layout, Matrix, Scheme,
     random::{Kind, Random},
 };
-use serde_json::json;
 use weights::{
     blueprint::Place,
     config::Config,
@@ -20,59 +19,6 @@ use crate::{Model, Next, Result, Runner, Sequence};
 
 /// Making a matrix of random words, the largest on the slowest device.
 const TIMEOUT: Duration = Duration::from_secs(300);
-
-/// The published sizes of Gemma 3.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Size {
-    /// 270 million parameters.
-    M270,
-    /// 1 billion.
-    B1,
-    /// 4 billion.
-    B4,
-    /// 12 billion.
-    B12,
-    /// 27 billion.
-    B27,
-}
-
-impl Size {
-    /// Every size, smallest first.
-    pub const ALL: [Size; 5] = [Size::M270, Size::B1, Size::B4, Size::B12, Size::B27];
-
-    /// Its name on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Size::M270 => "gemma3-270m",
-            Size::B1 => "gemma3-1b",
-            Size::B4 => "gemma3-4b",
-            Size::B12 => "gemma3-12b",
-            Size::B27 => "gemma3-27b",
-        }
-    }
-
-    /// Its dimensions.
-    pub fn config(self) -> Result<Config> {
-        let (layers, hidden, intermediate, heads, kv_heads, head_dim, scalar, window, positions) = match self
-        {
-            Size::M270 => (18, 640, 2048, 4, 1, 256, 256, 512, 32768),
-            Size::B1 => (26, 1152, 6912, 4, 1, 256, 256, 512, 32768),
-            Size::B4 => (34, 2560, 10240, 8, 4, 256, 256, 1024, 131_072),
-            Size::B12 => (48, 3840, 15360, 16, 8, 256, 256, 1024, 131_072),
-            Size::B27 => (62, 5376, 21504, 32, 16, 128, 168, 1024, 131_072),
-        };
-        let scaling =
-            if positions > 32768 { json!({ "rope_type": "linear", "factor": 8.0 }) } else { json!(null) };
-        let config = json!({
-            "model_type": "gemma3_text", "num_hidden_layers": layers, "hidden_size": hidden,
-            "intermediate_size": intermediate, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
-            "head_dim": head_dim, "query_pre_attn_scalar": scalar, "sliding_window": window,
-            "max_position_embeddings": positions, "vocab_size": 262_144, "rope_scaling": scaling,
-            "rope_theta": 1e6, "rope_local_base_freq": 1e4,
-        });
-        Ok(Config::from_hf(self.name().as_ref(), &config)?)
-    }
-}
 
 /// Every matrix of a model with these dimensions, each in one piece, with its layout.
 fn matrices(config: &Config, scheme: Scheme) -> Vec<(Place, Layout)> {
@@ -88,7 +34,8 @@ fn matrices(config: &Config, scheme: Scheme) -> Vec<(Place, Layout)> {
         ]
     };
     let embedding = (Place::Embedding, size(config.vocab), hidden);
-    let all = [embedding].into_iter().chain((0..config.layers).flat_map(layer));
+    let head = (!config.tie_embeddings).then_some((Place::Head, size(config.vocab), hidden));
+    let all = [embedding].into_iter().chain((0..config.layers).flat_map(layer)).chain(head);
     all.map(|(place, rows, k)| (place, Layout { scheme, rows, k })).collect()
 }
 
@@ -128,24 +75,26 @@ impl Model {
             progress(done);
             made.push((place, matrix));
         }
-        let norms = norms(device, &config)?;
-        Self::assemble(device, config, Weights { matrices: made, norms })
+        let (norms, qkv_biases) = vectors(device, &config)?;
+        Self::assemble(device, config, Weights { matrices: made, norms, qkv_biases })
     }
 }
 
-/// Norms that change nothing but the scale: all ones.
-fn norms(device: &Device, config: &Config) -> Result<BTreeMap<Slot, Buffer>> {
-    let of_layer = [
-        (Role::AttentionNorm, config.hidden),
-        (Role::QueryNorm, config.head_dim),
-        (Role::KeyNorm, config.head_dim),
-        (Role::PostAttentionNorm, config.hidden),
-        (Role::FeedForwardNorm, config.hidden),
-        (Role::PostFeedForwardNorm, config.hidden),
-    ];
+/// Norms that change nothing but the scale, all ones, and biases that change nothing.
+fn vectors(device: &Device, config: &Config) -> Result<(BTreeMap<Slot, Buffer>, Vec<Buffer>)> {
+    let family = config.architecture.family();
+    let mut of_layer = vec![(Role::AttentionNorm, config.hidden), (Role::FeedForwardNorm, config.hidden)];
+    if family.head_norms {
+        of_layer.extend([(Role::QueryNorm, config.head_dim), (Role::KeyNorm, config.head_dim)]);
+    }
+    if family.post_norms {
+        of_layer
+            .extend([(Role::PostAttentionNorm, config.hidden), (Role::PostFeedForwardNorm, config.hidden)]);
+    }
+    let of_layer = &of_layer;
     let slot = |layer: Option<u32>, role: Role| Slot { tower: Tower::Text, layer, role };
     let layers = (0..config.layers)
-        .flat_map(|layer| of_layer.map(|(role, length)| (slot(Some(layer), role), length)))
+        .flat_map(|layer| of_layer.iter().map(move |(role, length)| (slot(Some(layer), *role), *length)))
         .chain([(slot(None, Role::FinalNorm), config.hidden)]);
     let mut arena = Arena::new(device, Lifetime::Weights, Memory::Device).with_block_size(4 << 20);
     let mut recorder = device.recorder()?;
@@ -155,8 +104,14 @@ fn norms(device: &Device, config: &Config) -> Result<BTreeMap<Slot, Buffer>> {
         recorder.fill("norm", &buffer, 1_f32.to_bits())?;
         norms.insert(slot, buffer);
     }
+    let mut qkv_biases = Vec::new();
+    for _ in 0..if family.qkv_bias { config.layers } else { 0 } {
+        let buffer = arena.buffer("bias", u64::from(config.query_rows() + 2 * config.kv_rows()) * 4)?;
+        recorder.fill("bias", &buffer, 0)?;
+        qkv_biases.push(buffer);
+    }
     recorder.seal()?.run(TIMEOUT)?;
-    Ok(norms)
+    Ok((norms, qkv_biases))
 }
 
 /// GPU time of all commands of one name in a step, or of all levels of the same commands.

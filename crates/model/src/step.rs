@@ -242,13 +242,14 @@ impl<'a> Step<'a> {
         self.record_norm(form, &operands)
     }
 
-    /// residual += post(sublayer); normed = norm(residual).
+    /// residual += post(sublayer); normed = norm(residual). `post` counts where the family has such norms.
     pub fn add_and_norm(&mut self, post: (u32, Role), norm: (u32, Role)) -> Result<()> {
         if self.scratch.other_residual.is_some() {
             return self.norm_in_next_product(post, (Some(norm.0), norm.1));
         }
+        let post_weight = self.post_norm(post)?;
         let form = Form {
-            post_norm: true,
+            post_norm: post_weight.is_some(),
             residual: true,
             output: self.scratch.normed.kind(),
             gather: false,
@@ -256,7 +257,7 @@ impl<'a> Step<'a> {
         };
         let operands = norm::Operands {
             x: self.scratch.sublayer.view(),
-            post_weight: Some(self.model.norm(Some(post.0), post.1)?),
+            post_weight,
             residual: Some(self.scratch.residual.view()),
             weight: self.model.norm(Some(norm.0), norm.1)?,
             active: self.state.active.clone(),
@@ -274,10 +275,12 @@ impl<'a> Step<'a> {
             return self.norm_in_next_product(post, (None, last));
         }
         let output = outputs.normed.kind();
-        let form = Form { post_norm: true, residual: true, output, gather: true, sums: self.splits };
+        let post_weight = self.post_norm(post)?;
+        let post_norm = post_weight.is_some();
+        let form = Form { post_norm, residual: true, output, gather: true, sums: self.splits };
         let operands = norm::Operands {
             x: self.scratch.sublayer.view(),
-            post_weight: Some(self.model.norm(Some(post.0), post.1)?),
+            post_weight,
             residual: Some(self.scratch.residual.view()),
             weight: self.model.norm(None, last)?,
             active: self.state.outputs.view(),
@@ -287,13 +290,18 @@ impl<'a> Step<'a> {
         self.record_norm(form, &operands)
     }
 
+    /// The norm of a sublayer's output, where the family has such.
+    fn post_norm(&self, (layer, role): (u32, Role)) -> Result<Option<View>> {
+        match self.model.config.architecture.family().post_norms {
+            true => self.model.norm(Some(layer), role).map(Some),
+            false => Ok(None),
+        }
+    }
+
     fn norm_in_next_product(&mut self, post: (u32, Role), norm: (Option<u32>, Role)) -> Result<()> {
         let (residual, stream) = self.residual();
-        let sublayer = Sublayer {
-            output: self.scratch.sublayer.view(),
-            weight: self.model.norm(Some(post.0), post.1)?,
-            stream,
-        };
+        let sublayer =
+            Sublayer { output: self.scratch.sublayer.view(), weight: self.post_norm(post)?, stream };
         self.norm = Some(gemv::Norm {
             sublayer: Some(sublayer),
             residual,
@@ -342,32 +350,34 @@ impl<'a> Step<'a> {
         self.products(name, place, Input::Vectors(x), target)
     }
 
-    /// gated = gelu(gate · normed) · (up · normed).
+    /// gated = f(gate · normed) · (up · normed), with the family's f.
     pub fn gated(&mut self, place: Place) -> Result<()> {
         let model = self.model;
         let matrices: Vec<&'a Matrix> = model.weights.of(place).collect();
         let scratch = self.scratch;
+        let gate = model.gate();
         match (&matrices[..], &scratch.apart) {
             ([joined], _) => {
                 let target = Target::vectors(&scratch.gated)?;
                 let (x, active) = (self.normed(), self.state.active.clone());
-                self.product("gate and up", joined, Epilogue::Geglu, x, &target, &active)
+                self.product("gate and up", joined, gate, x, &target, &active)
             }
-            ([gate, up], Some(apart)) => {
+            ([of_gate, of_up], Some(apart)) => {
                 let x = self.normed();
                 let again = without_stream(&x);
-                for (name, matrix, x, to) in [("gate", gate, x, &apart[0]), ("up", up, again, &apart[1])] {
+                for (name, matrix, x, to) in
+                    [("gate", of_gate, x, &apart[0]), ("up", of_up, again, &apart[1])]
+                {
                     let target = Target::whole(to, matrix.layout().rows);
                     self.product(name, matrix, Epilogue::None, x, &target, &self.state.active.clone())?;
                 }
-                let kernel =
-                    Geglu::new(&self.model.device, Epilogue::Geglu, scratch.gated.kind(), scratch.gated.k)?;
-                let (gate, up) = (apart[0].view(), apart[1].view());
+                let kernel = Geglu::new(&self.model.device, gate, scratch.gated.kind(), scratch.gated.k)?;
+                let (of_gate, of_up) = (apart[0].view(), apart[1].view());
                 Ok(kernel.record(
                     self.recorder,
-                    "geglu",
-                    &gate,
-                    &up,
+                    "gated",
+                    &of_gate,
+                    &of_up,
                     &scratch.gated,
                     &self.state.active.clone(),
                 )?)
@@ -411,7 +421,10 @@ impl<'a> Step<'a> {
             Input::Vectors(x) => (x.columns, x.kind(), Prologue::None),
             Input::Norm(norm) => {
                 let splits = self.splits;
-                let added = norm.sublayer.as_ref().map(|_| Prologue::AddAndNorm { splits });
+                let added = norm.sublayer.as_ref().map(|sublayer| {
+                    let post_norm = sublayer.weight.is_some();
+                    Prologue::AddAndNorm { splits, post_norm }
+                });
                 (1, Activations::Int16, added.unwrap_or(Prologue::Norm))
             }
         };
@@ -518,7 +531,7 @@ fn layer_products(model: &Model) -> impl Iterator<Item = (&Matrix, Epilogue)> {
     let matrices = model.weights.matrices.iter().filter(move |(place, _)| of_layer(place));
     matrices.map(|(place, matrix)| {
         let joined = matches!(place, Place::GateUp(_)) && model.weights.of(*place).count() == 1;
-        (matrix, if joined { Epilogue::Geglu } else { Epilogue::None })
+        (matrix, if joined { model.gate() } else { Epilogue::None })
     })
 }
 

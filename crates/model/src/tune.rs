@@ -6,7 +6,7 @@ use gpu::Recorder;
 use kernels::tuning::{self, Product, Tuned, Tuning};
 
 use crate::{
-    Limits, Model, PAGE, Result, gemma3,
+    Limits, Model, PAGE, Result, decoder,
     kv_cache::KvCache,
     state::State,
     step::{Outputs, Rows, Scratch, Splits, Step},
@@ -66,8 +66,8 @@ impl Model {
             splits: 1,
             listed: Some(vec![]),
         };
-        gemma3::layers(&mut step, 0..self.config.layers)?;
-        gemma3::head(&mut step)?;
+        decoder::layers(&mut step, 0..self.config.layers)?;
+        decoder::head(&mut step)?;
         let products = step.listed.take().unwrap_or_default();
         work(&products)
     }

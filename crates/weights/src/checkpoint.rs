@@ -1,11 +1,12 @@
-//! A model on disk, whatever its format: opened, understood and checked, with no tensor data read.
+//! A model on disk, whatever its format: opened, understood and checked, with no tensor data read but RoPE's divisors, which are part
+//! of its config.
 
 use std::path::{Path, PathBuf};
 
 use crate::{
     Encoding, Error, Format, Result, Source,
     complete::{self, Inventory},
-    config::{Config, MetaValue},
+    config::{Config, MetaValue, RopeScaling},
     folder, gguf, layerwise,
     names::Role,
     native,
@@ -37,6 +38,7 @@ impl Checkpoint {
             .map_err(|incomplete| Error::Incomplete { path: path.to_path_buf(), incomplete })?;
         let mut checkpoint = Self { path: path.to_path_buf(), source, config, inventory };
         checkpoint.round_embedding_factor()?;
+        checkpoint.read_rope_divisors()?;
         Ok(checkpoint)
     }
 
@@ -56,9 +58,25 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Whether norm weights are stored less one, as Hugging Face's are: GGUF's and ours already are what multiplies.
+    /// A GGUF has Llama 3's scaling of RoPE as a tensor.
+    fn read_rope_divisors(&mut self) -> Result<()> {
+        let Some(tensor) = self.inventory.take(None, Role::RopeFreqs) else { return Ok(()) };
+        let wrong = |reason| Error::tensor(&self.source.files[tensor.data.file], &tensor.name, reason);
+        if self.config.rope_scaling != RopeScaling::None {
+            return Err(wrong("scales RoPE's positions, and so does the metadata: one of them is wrong"));
+        }
+        let divisors = self.read_vector(&tensor)?;
+        if divisors.iter().any(|divisor| *divisor <= 0.0) {
+            return Err(wrong("holds divisors that are not above 0"));
+        }
+        self.config.rope_scaling = RopeScaling::Each { divisors };
+        Ok(())
+    }
+
+    /// Whether norm weights are stored less one, as Hugging Face's files of Gemma have them: GGUF's and ours already are what multiplies.
     pub fn norms_less_one(&self) -> bool {
-        matches!(self.source.format, Format::HuggingFace | Format::Layerwise)
+        let hf = matches!(self.source.format, Format::HuggingFace | Format::Layerwise);
+        hf && self.config.architecture.family().norms_less_one
     }
 }
 

@@ -12,6 +12,9 @@ use crate::{Format, Source, Tensor};
 /// its 262144 tokens. No token selects them.
 const SPARE_ROWS: u64 = 64;
 
+/// What old files of Llama carry in each layer and transformers computes anew.
+const COMPUTED: &str = ".self_attn.rotary_emb.inv_freq";
+
 /// Complaints that are printed one by one.
 const SHOWN: usize = 20;
 
@@ -33,6 +36,11 @@ impl Inventory {
     /// The output projection: the head, or the embeddings where they are tied.
     pub fn head(&self) -> Option<&Tensor> {
         self.get(None, if self.own_head { Role::Head } else { Role::Embed })
+    }
+
+    /// Takes a tensor out of it.
+    pub(crate) fn take(&mut self, layer: Option<u32>, role: Role) -> Option<Tensor> {
+        self.tensors.remove(&Slot::text(layer, role))
     }
 
     /// Every tensor of the text tower: first what it has once, then layer by layer.
@@ -135,7 +143,7 @@ pub fn check(config: &Config, source: &Source) -> Result<Inventory, Incomplete> 
     let mut tensors: BTreeMap<Slot, Tensor> = BTreeMap::new();
     let mut images = Vec::new();
     let mut complaints = Vec::new();
-    for tensor in &source.tensors {
+    for tensor in source.tensors.iter().filter(|tensor| !tensor.name.ends_with(COMPUTED)) {
         let (name, found) = (tensor.name.clone(), tensor.shape.clone());
         let Some(slot) = Slot::parse(architecture, &tensor.name) else {
             complaints.push(Complaint::Unknown { name, found });
@@ -163,7 +171,11 @@ pub fn check(config: &Config, source: &Source) -> Result<Inventory, Incomplete> 
         tensors.insert(slot, tensor.clone());
     }
     let naming = naming(architecture, source);
-    let optional = |slot: &Slot| slot.role == Role::Head && config.tie_embeddings;
+    let optional = |slot: &Slot| match slot.role {
+        Role::Head => config.tie_embeddings,
+        Role::RopeFreqs => true,
+        _ => false,
+    };
     let missing = expected.iter().filter(|(slot, _)| !tensors.contains_key(slot) && !optional(slot));
     let missing = missing.map(|(slot, shape)| Complaint::Missing {
         name: slot.name(architecture, naming).unwrap_or_else(|| format!("{slot:?}")),
@@ -189,28 +201,39 @@ fn expected(config: &Config) -> BTreeMap<Slot, Vec<u64>> {
     let [hidden, wide] = [config.hidden, config.intermediate].map(u64::from);
     let [vocab, head] = [config.vocab, config.head_dim].map(u64::from);
     let [query, kv] = [config.query_rows(), config.kv_rows()].map(u64::from);
-    let once = [
+    let family = config.architecture.family();
+    let mut once = vec![
         (Role::Embed, vec![vocab, hidden]),
         (Role::FinalNorm, vec![hidden]),
         (Role::Head, vec![vocab, hidden]),
     ];
-    let layer = match config.architecture {
-        Architecture::Gemma3 => [
-            (Role::AttentionNorm, vec![hidden]),
-            (Role::Query, vec![query, hidden]),
-            (Role::Key, vec![kv, hidden]),
-            (Role::Value, vec![kv, hidden]),
-            (Role::QueryNorm, vec![head]),
-            (Role::KeyNorm, vec![head]),
-            (Role::Output, vec![hidden, query]),
-            (Role::PostAttentionNorm, vec![hidden]),
-            (Role::FeedForwardNorm, vec![hidden]),
-            (Role::Gate, vec![wide, hidden]),
-            (Role::Up, vec![wide, hidden]),
-            (Role::Down, vec![hidden, wide]),
-            (Role::PostFeedForwardNorm, vec![hidden]),
-        ],
-    };
+    let mut layer = vec![
+        (Role::AttentionNorm, vec![hidden]),
+        (Role::Query, vec![query, hidden]),
+        (Role::Key, vec![kv, hidden]),
+        (Role::Value, vec![kv, hidden]),
+        (Role::Output, vec![hidden, query]),
+        (Role::FeedForwardNorm, vec![hidden]),
+        (Role::Gate, vec![wide, hidden]),
+        (Role::Up, vec![wide, hidden]),
+        (Role::Down, vec![hidden, wide]),
+    ];
+    if family.head_norms {
+        layer.extend([(Role::QueryNorm, vec![head]), (Role::KeyNorm, vec![head])]);
+    }
+    if family.qkv_bias {
+        layer.extend([
+            (Role::QueryBias, vec![query]),
+            (Role::KeyBias, vec![kv]),
+            (Role::ValueBias, vec![kv]),
+        ]);
+    }
+    if family.post_norms {
+        layer.extend([(Role::PostAttentionNorm, vec![hidden]), (Role::PostFeedForwardNorm, vec![hidden])]);
+    }
+    if !family.slides {
+        once.push((Role::RopeFreqs, vec![config.pairs().into()]));
+    }
     let layers = (0..config.layers).flat_map(|number| {
         layer.iter().map(move |(role, shape)| (Slot::text(Some(number), *role), shape.clone()))
     });

@@ -13,34 +13,39 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result};
 
-use keys::Keys;
+pub(crate) use keys::Keys;
 pub use keys::MetaValue;
 
 /// More layers than any dense model has; a hostile count would become a long list.
-const MAX_LAYERS: u32 = 1024;
+pub(crate) const MAX_LAYERS: u32 = 1024;
 /// The largest width, length or vocabulary: their products stay far inside 64 bits.
-const MAX_SIZE: u32 = 1 << 24;
+pub(crate) const MAX_SIZE: u32 = 1 << 24;
 
-/// A family of models.
+/// A family of models; [`Architecture::family`] has what is known of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Architecture {
     /// Gemma 3, alone or as the language model of the multimodal ones.
     Gemma3,
+    /// Llama 2 and 3.
+    Llama,
+    /// Qwen 2 and 2.5.
+    Qwen2,
+    /// Qwen 3, the dense ones.
+    Qwen3,
 }
 
 impl Architecture {
     /// All that are read.
-    pub const ALL: [Architecture; 1] = [Architecture::Gemma3];
+    pub const ALL: [Architecture; 4] =
+        [Architecture::Gemma3, Architecture::Llama, Architecture::Qwen2, Architecture::Qwen3];
 
     /// Its name in messages and in GGUF metadata.
     pub fn name(self) -> &'static str {
-        match self {
-            Architecture::Gemma3 => "gemma3",
-        }
+        self.family().name
     }
 
-    fn unsupported(path: &Path, found: &str) -> Error {
+    pub(crate) fn unsupported(path: &Path, found: &str) -> Error {
         let known = Architecture::ALL.map(Architecture::name).join(", ");
         let found: String = found.chars().take(64).collect();
         Error::Unsupported {
@@ -62,7 +67,7 @@ pub enum LayerType {
 }
 
 /// How RoPE's positions are scaled in global layers.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RopeScaling {
     /// Not at all.
@@ -72,6 +77,33 @@ pub enum RopeScaling {
         /// The divisor.
         factor: f32,
     },
+    /// Llama 3's: low frequencies are divided, high ones are not, and those between by something between.
+    Llama3 {
+        /// The divisor of low frequencies.
+        factor: f32,
+        /// A frequency is low that turns less often than this within the original context.
+        low: f32,
+        /// A frequency is high that turns more often than this.
+        high: f32,
+        /// Positions of the original context.
+        original: u32,
+    },
+    /// Each frequency is divided by a number of its own: how a GGUF has Llama 3's.
+    Each {
+        /// One for each pair of a head.
+        divisors: Vec<f32>,
+    },
+}
+
+/// Which values of a head RoPE turns together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RopePairs {
+    /// One of the first half and one of the second.
+    #[default]
+    Halves,
+    /// Two that follow each other: Llama's in GGUF files, whose rows are in another order.
+    Neighbours,
 }
 
 /// Everything the forward pass needs to know about a model besides its weights.
@@ -81,8 +113,8 @@ pub struct Config {
     pub architecture: Architecture,
     /// Width of the residual stream.
     pub hidden: u32,
-    /// What a row of the embeddings is multiplied with. Square root of `hidden` for Gemma 3, which transformers rounds to the
-    /// type of the embeddings; see [`Checkpoint::open`](crate::Checkpoint::open).
+    /// What a row of the embeddings is multiplied with: 1, or the square root of `hidden` for Gemma 3, which transformers rounds to
+    /// the type of the embeddings; see [`Checkpoint::open`](crate::Checkpoint::open).
     pub embedding_factor: f32,
     /// Width of the feed-forward part.
     pub intermediate: u32,
@@ -106,6 +138,9 @@ pub struct Config {
     pub rope_theta_local: f32,
     /// Scaling of global layers' positions.
     pub rope_scaling: RopeScaling,
+    /// Which values RoPE turns together. Files of ours that were written before other families than Gemma came do not say it.
+    #[serde(default)]
+    pub rope_pairs: RopePairs,
     /// Added to the mean square in every norm.
     pub rms_norm_eps: f32,
     /// Tokens. Hugging Face files of the multimodal sizes count 64 more than there are tokens.
@@ -137,11 +172,20 @@ impl Config {
             && self.rms_norm_eps.is_finite()
             && self.sliding_window != Some(0)
             && self.max_positions > 0
+            && self.rope_scaling.is_sane(self.head_dim)
     }
 
-    /// Gemma 3's factor on the embeddings, in f32.
-    fn root_of(hidden: u32) -> f32 {
-        f64::from(hidden).sqrt() as f32
+    /// Values of a head's RoPE, see [`RopeScaling::Each`].
+    pub(crate) fn pairs(&self) -> u32 {
+        self.head_dim / 2
+    }
+
+    /// What a family multiplies embeddings of this length with, in f32.
+    fn embedding_factor(architecture: Architecture, hidden: u32) -> f32 {
+        match architecture.family().scaled_embeddings {
+            true => f64::from(hidden).sqrt() as f32,
+            false => 1.0,
+        }
     }
 
     /// Rows of the query projection.
@@ -183,23 +227,36 @@ struct Rope {
 }
 
 impl Rope {
-    /// Gemma 3's bases: the defaults of transformers' class and of llama.cpp's converter.
-    const GLOBAL_THETA: f32 = 1e6;
-    const LOCAL_THETA: f32 = 1e4;
-
     fn unsupported(keys: &Keys, kind: &str) -> Error {
         let kind: String = kind.chars().take(64).collect();
         let what = format!("RoPE scaling of kind '{}'", kind.escape_debug());
-        keys.unsupported(what, "use a model whose positions are scaled linearly or not at all")
+        keys.unsupported(what, "use a model whose positions are scaled linearly, as Llama 3's or not at all")
+    }
+}
+
+impl RopeScaling {
+    /// Whether the numbers can be a model's, for heads of such a width.
+    fn is_sane(&self, head_dim: u32) -> bool {
+        let above_zero = |value: f32| value.is_finite() && value > 0.0;
+        match self {
+            RopeScaling::None => true,
+            RopeScaling::Linear { factor } => above_zero(*factor),
+            RopeScaling::Llama3 { factor, low, high, original } => {
+                [*factor, *low, *high].into_iter().all(above_zero) && high > low && *original > 0
+            }
+            RopeScaling::Each { divisors } => {
+                divisors.len() == head_dim as usize / 2 && divisors.iter().copied().all(above_zero)
+            }
+        }
     }
 }
 
 /// Every `n`th layer is global, the first ones slide. Gemma 3 has 6 where its files do not say otherwise.
-fn every_nth_global(layers: u32, n: u32) -> Vec<LayerType> {
+pub(crate) fn every_nth_global(layers: u32, n: u32) -> Vec<LayerType> {
     let kind =
         |layer: u32| if (layer + 1).is_multiple_of(n) { LayerType::Global } else { LayerType::Sliding };
     (0..layers).map(kind).collect()
 }
 
 /// See [`every_nth_global`].
-const PATTERN: u32 = 6;
+pub(crate) const PATTERN: u32 = 6;

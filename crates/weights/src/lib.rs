@@ -2,7 +2,7 @@
 //!
 //! 1. A reader ([`gguf`], [`folder`], [`layerwise`], [`native`]) looks at headers only and yields a [`Source`]: every tensor with its
 //!    shape, its [`Encoding`] and where its bytes are.
-//! 2. [`config`] holds the model's dimensions, from config.json or from GGUF's metadata; [`names`] turns a tensor's name
+//! 2. [`family`] has what sets families of models apart; [`config`] holds a model's dimensions, from config.json or from GGUF's metadata; [`names`] turns a tensor's name
 //!    into a slot (tower, layer, role), once; [`complete`] checks that every slot is filled with the right shape, and says
 //!    all that is wrong at once.
 //!    [`checkpoint`] does all of this for any format.
@@ -18,6 +18,7 @@ pub mod checkpoint;
 pub mod complete;
 pub mod config;
 mod error;
+pub mod family;
 pub mod folder;
 pub mod gguf;
 pub mod layerwise;

@@ -20,6 +20,8 @@ pub struct Weights {
     pub matrices: Vec<(Place, Matrix)>,
     /// Norm weights as they multiply, f32.
     pub norms: BTreeMap<Slot, Buffer>,
+    /// Biases of queries, keys and values of each layer, one behind the other, f32; none where the family has none.
+    pub qkv_biases: Vec<Buffer>,
 }
 
 impl Weights {
@@ -52,7 +54,7 @@ pub fn load(
         let matrix = Matrix::allocate(arena, &spec.place.to_string(), spec.layout, device.caps())?;
         matrices.push((spec.place, matrix));
     }
-    let norms = load_norms(device, checkpoint, options)?;
+    let (norms, qkv_biases) = load_vectors(device, checkpoint, options)?;
     let pairs = blueprint.matrices.iter().zip(&matrices);
     let destinations: Vec<Destination<'_>> = pairs
         .flat_map(|(spec, (_, matrix))| {
@@ -65,7 +67,7 @@ pub fn load(
         .collect();
     let stats = stream::stream(device, &checkpoint.source, &destinations, options, control)?;
     drop(destinations);
-    Ok((Weights { matrices, norms }, stats))
+    Ok((Weights { matrices, norms, qkv_biases }, stats))
 }
 
 const BLOCK: u64 = 64 << 20;
@@ -120,22 +122,43 @@ impl Checkpoint {
     }
 }
 
-/// Every one-dimensional tensor, as it multiplies.
-fn load_norms(device: &Device, checkpoint: &Checkpoint, options: &Options) -> Result<BTreeMap<Slot, Buffer>> {
+/// Every one-dimensional tensor: norms as they multiply, and biases.
+fn load_vectors(
+    device: &Device,
+    checkpoint: &Checkpoint,
+    options: &Options,
+) -> Result<(BTreeMap<Slot, Buffer>, Vec<Buffer>)> {
     let mut arena = Arena::new(device, Lifetime::Weights, Memory::Device).with_block_size(4 << 20);
     let mut staging = Arena::new(device, Lifetime::Staging, Memory::Upload).with_block_size(4 << 20);
     let mut recorder = device.recorder()?;
+    let mut upload = |name: &str, values: &[f32]| -> Result<Buffer> {
+        let from = staging.buffer_from(name, values)?;
+        let to = arena.buffer(name, from.len())?;
+        recorder.copy(name, &from, &to)?;
+        Ok(to)
+    };
     let mut norms = BTreeMap::new();
-    for (slot, tensor) in checkpoint.inventory.iter().filter(|(_, tensor)| tensor.shape.len() == 1) {
+    let vectors = checkpoint.inventory.iter().filter(|(_, tensor)| tensor.shape.len() == 1);
+    for (slot, tensor) in vectors.filter(|(slot, _)| !QKV_BIASES.contains(&slot.role)) {
         let mut values = checkpoint.read_vector(tensor)?;
         if checkpoint.norms_less_one() {
             values.iter_mut().for_each(|value| *value += 1.0);
         }
-        let from = staging.buffer_from(&tensor.name, &values)?;
-        let to = arena.buffer(&tensor.name, from.len())?;
-        recorder.copy(&tensor.name, &from, &to)?;
-        norms.insert(slot, to);
+        norms.insert(slot, upload(&tensor.name, &values)?);
+    }
+    let mut qkv_biases = Vec::new();
+    if checkpoint.config.architecture.family().qkv_bias {
+        for layer in 0..checkpoint.config.layers {
+            let mut values = Vec::new();
+            for role in QKV_BIASES {
+                values.extend(checkpoint.read_vector(checkpoint.need(Some(layer), role)?)?);
+            }
+            qkv_biases.push(upload(&format!("biases of layer {layer}"), &values)?);
+        }
     }
     recorder.seal()?.run(options.timeout)?;
-    Ok(norms)
+    Ok((norms, qkv_biases))
 }
+
+/// In the order in which the rows of one matrix have them.
+const QKV_BIASES: [Role; 3] = [Role::QueryBias, Role::KeyBias, Role::ValueBias];

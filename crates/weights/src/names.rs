@@ -100,7 +100,7 @@ pub enum Naming {
 }
 
 /// A role with its name in Hugging Face files and in GGUF.
-type Row = (Role, &'static str, &'static str);
+pub(crate) type Row = (Role, &'static str, &'static str);
 
 /// What a text tower has once. Hugging Face's head stands beside the tower, see [`HEADS`].
 const ONCE: [Row; 3] = [
@@ -117,7 +117,7 @@ const HEADS: [(Naming, &str); 4] = [
     (Naming::Gguf, "output.weight"),
 ];
 
-/// What a layer has in every family.
+/// What a layer may have in any family: norms beside these are the family's own.
 const LAYER: [Row; 13] = [
     (Role::AttentionNorm, "input_layernorm.weight", "attn_norm.weight"),
     (Role::Query, "self_attn.q_proj.weight", "attn_q.weight"),
@@ -132,14 +132,6 @@ const LAYER: [Row; 13] = [
     (Role::Gate, "mlp.gate_proj.weight", "ffn_gate.weight"),
     (Role::Up, "mlp.up_proj.weight", "ffn_up.weight"),
     (Role::Down, "mlp.down_proj.weight", "ffn_down.weight"),
-];
-
-/// Gemma 3's norms. The families differ here: what Llama's files call `post_attention_layernorm` is the norm before
-/// the feed-forward part, and Gemma's norm of that name is another.
-const GEMMA3_NORMS: [Row; 3] = [
-    (Role::PostAttentionNorm, "post_attention_layernorm.weight", "post_attention_norm.weight"),
-    (Role::FeedForwardNorm, "pre_feedforward_layernorm.weight", "ffn_norm.weight"),
-    (Role::PostFeedForwardNorm, "post_feedforward_layernorm.weight", "post_ffw_norm.weight"),
 ];
 
 /// What a SigLIP encoder has once, in Hugging Face files; `head` is its pooling, which Gemma 3 does not use.
@@ -258,10 +250,7 @@ impl Slot {
 }
 
 fn layer_rows(architecture: Architecture) -> impl Iterator<Item = &'static Row> {
-    let norms = match architecture {
-        Architecture::Gemma3 => &GEMMA3_NORMS,
-    };
-    LAYER.iter().chain(norms)
+    LAYER.iter().chain(architecture.family().norms)
 }
 
 fn hf_image(name: &str) -> Option<Slot> {

@@ -2,6 +2,7 @@
 
 use std::{io::IsTerminal, ops::ControlFlow, process::ExitCode, sync::atomic::Ordering};
 
+use anyhow::Context;
 use clap::Args;
 use model::{
     Runner, Sampling, Sequence,
@@ -48,9 +49,13 @@ Ctrl-C         stop the answer
 A line that ends with \\ goes on in the next one.
 ";
 
+const NO_TEMPLATE: &str =
+    "this model brings no chat template, and its family has none: use `indrik generate`";
+
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let opened = arguments.model.open()?;
     let language = opened.language()?;
+    language.template.as_ref().context(NO_TEMPLATE)?;
     let sampling = arguments.sampling.sampling(&RECOMMENDED);
     sampling.check(opened.checkpoint.config.vocab)?;
     let context = match arguments.context {
@@ -257,7 +262,8 @@ impl Chat {
         for dropped in (0..self.messages.len()).step_by(2) {
             let system = self.system.iter().map(|system| Message::new("system", system));
             let messages: Vec<Message> = system.chain(self.messages[dropped..].iter().cloned()).collect();
-            let prompt = self.language.template.encode(&self.language.tokenizer, &messages, true)?;
+            let template = self.language.template.as_ref().context(NO_TEMPLATE)?;
+            let prompt = template.encode(&self.language.tokenizer, &messages, true)?;
             let last = dropped + 2 > self.messages.len();
             if prompt.len() + room > context && !last {
                 continue;

@@ -7,8 +7,8 @@ use clap::Args;
 use gpu::Device;
 use kernels::{Scheme, Variant};
 use model::{
+    Size,
     estimate::{Estimate, RADEON_780M},
-    measure::Size,
 };
 use serde::Serialize;
 
@@ -95,7 +95,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Estimates for every size of Gemma 3, in the schemes that a user would choose.
+/// Estimates for every published size, in the schemes that a user would choose.
 fn estimate(json: bool) -> anyhow::Result<ExitCode> {
     let machine = &RADEON_780M;
     let mut rows = Vec::new();

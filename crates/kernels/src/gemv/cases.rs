@@ -119,11 +119,13 @@ pub(super) fn run(device: &Device, trial: Trial, plan: policy::Plan, caps: &Caps
 
 /// Products that make their x themselves or add up parts of K: rows, K, prologue, epilogue, splits. A row and a group more
 /// than a strip and a quad; the 270M's; gate and up; several quads a split, the last one shorter.
-const OWN_X: [(usize, usize, Prologue, Epilogue, u32); 6] = [
+const OWN_X: [(usize, usize, Prologue, Epilogue, u32); 8] = [
     (17, 160, Prologue::Norm, Epilogue::None, 1),
-    (50, 640, Prologue::AddAndNorm { splits: 1 }, Epilogue::None, 1),
-    (96, 640, Prologue::AddAndNorm { splits: 3 }, Epilogue::Geglu, 1),
-    (64, 1152, Prologue::AddAndNorm { splits: 2 }, Epilogue::Swiglu, 1),
+    (50, 640, Prologue::AddAndNorm { splits: 1, post_norm: true }, Epilogue::None, 1),
+    (96, 640, Prologue::AddAndNorm { splits: 3, post_norm: true }, Epilogue::Geglu, 1),
+    (64, 1152, Prologue::AddAndNorm { splits: 2, post_norm: true }, Epilogue::Swiglu, 1),
+    (50, 576, Prologue::AddAndNorm { splits: 1, post_norm: false }, Epilogue::None, 1),
+    (96, 1536, Prologue::AddAndNorm { splits: 2, post_norm: false }, Epilogue::Swiglu, 1),
     (33, 1152, Prologue::None, Epilogue::None, 2),
     (40, 640, Prologue::None, Epilogue::None, 3),
 ];
@@ -175,13 +177,17 @@ pub(super) fn run_own_x(device: &Device, shape: Shape, plan: policy::Plan, caps:
             (x, vec![0.0; k])
         }
         prologue => {
-            let splits = if let Prologue::AddAndNorm { splits } = prologue { splits as usize } else { 0 };
+            let splits = if let Prologue::AddAndNorm { splits, .. } = prologue { splits as usize } else { 0 };
+            let post_norm = matches!(prologue, Prologue::AddAndNorm { post_norm: true, .. });
             let added: Vec<f32> = (0..k).map(|i| parts[..splits].iter().map(|part| part[i]).sum()).collect();
             let sublayer = match splits {
                 0 => None,
                 _ => Some(Sublayer {
                     output: arena.buffer_from("sublayer", &parts[..splits].concat())?.view(),
-                    weight: arena.buffer_from("post weight", &post_weight)?.view(),
+                    weight: match post_norm {
+                        true => Some(arena.buffer_from("post weight", &post_weight)?.view()),
+                        false => None,
+                    },
                     stream: Some(stream.buffer.slice(0..k as u64 * 4)?),
                 }),
             };
@@ -195,7 +201,7 @@ pub(super) fn run_own_x(device: &Device, shape: Shape, plan: policy::Plan, caps:
             recorder.seal()?.run(TIMEOUT)?;
             let inputs = norm_reference::Inputs {
                 x: if splits == 0 { &residual } else { &added },
-                post_weight: (splits > 0).then_some(&post_weight),
+                post_weight: post_norm.then_some(&post_weight),
                 residual: (splits > 0).then_some(&residual),
                 weight: &weight,
                 epsilon,

@@ -61,8 +61,8 @@ pub struct Norm {
 pub struct Sublayer {
     /// Sums, as many as the prologue says, one behind the other.
     pub output: View,
-    /// Weight of the norm of their sum.
-    pub weight: View,
+    /// Weight of the norm of their sum, if it has one.
+    pub weight: Option<View>,
     /// Where the stream goes after the addition, if this product is to write it: not where it came from, since other workgroups
     /// still read that.
     pub stream: Option<View>,
@@ -103,7 +103,7 @@ impl Gemv {
             return Err(Error::InvalidUse { what: "gemv".into(), reason });
         }
         let one_row = (shape.columns, activations) == (1, Activations::Int16);
-        let no_sums = shape.splits == 0 || matches!(shape.prologue, Prologue::AddAndNorm { splits: 0 });
+        let no_sums = shape.splits == 0 || matches!(shape.prologue, Prologue::AddAndNorm { splits: 0, .. });
         let own_x = shape.prologue != Prologue::None || shape.splits > 1;
         let quads = shape.weights.quads() as u32;
         if !no_sums && shape.splits > 1
@@ -176,7 +176,8 @@ impl Gemv {
                 (residual, weight) = (norm.residual.clone().into(), norm.weight.clone().into());
                 epsilon = norm.epsilon;
                 if let Some(Sublayer { output, weight, stream: to }) = &norm.sublayer {
-                    (sublayer, post_weight) = (output.clone().into(), weight.clone().into());
+                    sublayer = output.clone().into();
+                    post_weight = weight.clone().map_or(Address::NONE, Address::from);
                     stream = to.clone();
                 }
             }
@@ -225,9 +226,11 @@ impl Norm {
             && whole(&self.weight)
             && match (&self.sublayer, prologue) {
                 (None, Prologue::Norm) => true,
-                (Some(sublayer), Prologue::AddAndNorm { splits }) => {
+                (Some(sublayer), Prologue::AddAndNorm { splits, post_norm }) => {
                     let sums = sublayer.output.len() >= row * u64::from(splits) && aligned(&sublayer.output);
-                    sums && whole(&sublayer.weight) && sublayer.stream.as_ref().is_none_or(whole)
+                    let weight = &sublayer.weight;
+                    let normed = weight.is_some() == post_norm && weight.as_ref().is_none_or(whole);
+                    sums && normed && sublayer.stream.as_ref().is_none_or(whole)
                 }
                 _ => false,
             }
@@ -242,7 +245,8 @@ fn variant(shape: &Shape, plan: Plan) -> Variant {
     let (prologue, sublayer_splits) = match prologue {
         Prologue::None => (0, 1),
         Prologue::Norm => (1, 1),
-        Prologue::AddAndNorm { splits } => (2, splits),
+        Prologue::AddAndNorm { splits, post_norm: true } => (2, splits),
+        Prologue::AddAndNorm { splits, post_norm: false } => (3, splits),
     };
     let own_quads = if plan.own_x { shape.own_quads() } else { 0 };
     let constants = Constants {
@@ -265,7 +269,9 @@ fn variant(shape: &Shape, plan: Plan) -> Variant {
     match shape.prologue {
         Prologue::None => (),
         Prologue::Norm => label += ", norm first",
-        Prologue::AddAndNorm { splits } => label += &format!(", add {splits} and norm first"),
+        Prologue::AddAndNorm { splits, post_norm } => {
+            label += &format!(", {}add {splits} and norm first", if post_norm { "norm, " } else { "" });
+        }
     }
     if own_quads > 0 {
         label += &format!(", {own_quads} quads of x");

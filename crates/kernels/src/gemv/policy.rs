@@ -47,10 +47,12 @@ pub enum Prologue {
     None,
     /// The norm of the residual stream.
     Norm,
-    /// The same after a sublayer's output, with a norm of its own, has been added to the stream.
+    /// The same after a sublayer's output has been added to the stream.
     AddAndNorm {
         /// Sums of the sublayer's output that must be added up first.
         splits: u32,
+        /// The sublayer's output has a norm of its own (Gemma 3).
+        post_norm: bool,
     },
 }
 
@@ -425,7 +427,8 @@ fn with_prologues(caps: &Caps, shape: Shape, tier: Tier) -> Vec<Shape> {
     let splits = splits(caps, &shape.weights);
     // Of the shapes above these read the residual stream, the others a sublayer's own.
     if own_x && has_prologue(caps, shape.weights.k) && shape.weights.rows > shape.weights.k {
-        for prologue in [Prologue::Norm, Prologue::AddAndNorm { splits: 1 }, Prologue::AddAndNorm { splits: 3 }] {
+        let added = |splits, post_norm| Prologue::AddAndNorm { splits, post_norm };
+        for prologue in [Prologue::Norm, added(1, true), added(3, true), added(1, false), added(3, false)] {
             list.push(Shape { prologue, ..shape });
         }
     } else if own_x && splits > 1 && shape.epilogue == Epilogue::None {

@@ -1,5 +1,5 @@
-// x made by the workgroup itself: the norm of the residual stream, after the sublayer's own norm and the addition where there is
-// one. Every workgroup does the same work: that is cheaper than a dispatch of its own and the barrier behind it.
+// x made by the workgroup itself: the norm of the residual stream, after a sublayer's output, with or without a norm of its own, has
+// been added to it where there is one. Every workgroup does the same work: that is cheaper than a dispatch of its own and the barrier behind it.
 //
 // The factor of the last norm is the same for all values, so it is left out of x and multiplied to the sums in the end: x is
 // ready one reduction earlier.
@@ -54,6 +54,7 @@ float make_x(uint first_quad, uint own_quads) {
         return 1.0;
     }
     const bool POST_NORM = PROLOGUE == 2;
+    const bool ADDS = PROLOGUE >= 2;
     uint thread = thread_index();
     uint held = push.k / 4;
     vec4 stream[PER_THREAD];
@@ -65,11 +66,13 @@ float make_x(uint first_quad, uint own_quads) {
         uint i = min(thread + j * THREADS, held - 1);
         stream[j] = push.residual.data[i];
         weight[j] = push.weight.data[i];
-        if (POST_NORM) {
+        if (ADDS) {
             sublayer[j] = push.sublayer.data[i];
             [[unroll]] for (uint split = 1; split < SUBLAYER_SPLITS; split++) {
                 sublayer[j] += push.sublayer.data[i + split * held];
             }
+        }
+        if (POST_NORM) {
             post_weight[j] = push.post_weight.data[i];
         }
     }
@@ -89,6 +92,10 @@ float make_x(uint first_quad, uint own_quads) {
         JOIN_SQUARES(squares_of_sublayer, factor);
         [[unroll]] for (uint j = 0; j < PER_THREAD; j++) {
             stream[j] += sublayer[j] * factor * post_weight[j];
+        }
+    } else if (ADDS) {
+        [[unroll]] for (uint j = 0; j < PER_THREAD; j++) {
+            stream[j] += sublayer[j];
         }
     }
     float part = own_squares(stream);
@@ -111,7 +118,7 @@ float make_x(uint first_quad, uint own_quads) {
             }
         }
         // The stream goes to another place than it came from: other workgroups may not have read it yet.
-        if (POST_NORM && gl_WorkGroupID.x == 0 && push.writes_stream != 0 && quarter < held) {
+        if (ADDS && gl_WorkGroupID.x == 0 && push.writes_stream != 0 && quarter < held) {
             push.stream.data[quarter] = stream[j];
         }
     }

@@ -49,7 +49,7 @@ fn plans_of_larger_gpus_are_right_too() {
 #[test]
 fn teams_make_and_share_their_x() {
     let Some(device) = testkit::cpu_device() else { return };
-    let norm = Prologue::AddAndNorm { splits: 2 };
+    let norm = Prologue::AddAndNorm { splits: 2, post_norm: true };
     for (threads, teams, strips, groups) in [(128, 2, 2, 3), (256, 4, 2, 2), (96, 1, 2, 1)] {
         let base = policy::plan(device.caps(), &Shape::plain(Layout::new(Scheme::Int8, 16, 128).unwrap(), 1, Activations::Int16));
         for (prologue, epilogue, splits) in [(norm, Epilogue::Geglu, 1), (norm, Epilogue::None, 1), (Prologue::None, Epilogue::None, 3)] {

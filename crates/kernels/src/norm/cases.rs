@@ -31,11 +31,17 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
                 }
             };
             if post_norm != residual {
-                // Not Gemma's: enough that every branch is met.
+                // Enough that every branch is met.
                 push(Activations::F32, false, 1, &[(2, 259), (5, 1152)]);
                 push(Activations::Int8, false, 1, &[(3, 160)]);
                 push(Activations::Int16, false, 1, &[(3, 144)]);
                 push(Activations::F16, false, 1, &[(3, 140)]);
+                if residual {
+                    // Llama's: what it adds may be in parts, and its last rows are gathered.
+                    push(Activations::F32, true, 1, &[(3, 576)]);
+                    push(Activations::Int16, true, 1, &[(3, 576)]);
+                    push(Activations::F16, true, 2, &[(3, 576)]);
+                }
                 continue;
             }
             // One value, fewer than a subgroup, odd, more than the workgroup, some models' lengths, a thread with one of its

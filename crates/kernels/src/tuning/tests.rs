@@ -73,7 +73,8 @@ fn a_short_list_is_short_and_begins_with_the_policy() {
 fn a_short_list_tries_each_way_in_which_plans_differ() {
     for caps in [known::h200(), known::radeon_780m()] {
         for (rows, k) in [(43008, 5376), (8192, 5376), (2560, 2048), (13824, 1152)] {
-            let norm = Shape { prologue: Prologue::AddAndNorm { splits: 3 }, ..shape(rows, k) };
+            let norm =
+                Shape { prologue: Prologue::AddAndNorm { splits: 3, post_norm: true }, ..shape(rows, k) };
             for shape in [shape(rows, k), norm] {
                 let list = policy::short_list(&caps, &shape);
                 assert!(list[0].own_x);
@@ -99,7 +100,7 @@ fn a_short_list_tries_each_way_in_which_plans_differ() {
 fn subgroups_of_64_are_tried_where_there_are_both() {
     let wide = |plan: &&Plan| plan.subgroup == gpu::Subgroup::Exactly(64);
     for (rows, k) in [(43008, 5376), (8192, 5376), (2560, 2048), (13824, 1152)] {
-        let norm = Shape { prologue: Prologue::AddAndNorm { splits: 3 }, ..shape(rows, k) };
+        let norm = Shape { prologue: Prologue::AddAndNorm { splits: 3, post_norm: true }, ..shape(rows, k) };
         for shape in [shape(rows, k), norm] {
             let list = policy::short_list(&known::radeon_780m(), &shape);
             assert_eq!(list.iter().filter(wide).count(), 4, "{rows} × {k}: {list:#?}");

@@ -175,7 +175,7 @@ pub(super) fn steps(known: Option<(usize, Duration)>) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::measure::Size;
+    use crate::size::Size;
 
     #[test]
     fn a_few_more_than_a_bucket_take_turns() {
@@ -209,8 +209,8 @@ mod tests {
 
     #[test]
     fn small_models_decode_in_one_part_and_no_part_is_long() {
-        assert_eq!(parts(&estimates(Size::B1, extent(1, 32768))).len(), 1);
-        assert_eq!(parts(&estimates(Size::B4, extent(1, 8192))).len(), 1);
+        assert_eq!(parts(&estimates(Size::Gemma1B, extent(1, 32768))).len(), 1);
+        assert_eq!(parts(&estimates(Size::Gemma4B, extent(1, 8192))).len(), 1);
         for size in Size::ALL {
             for (rows, depth) in [(1, 100), (8, 4096), (512, 512), (512, 32768)] {
                 let seconds = estimates(size, extent(rows, depth));
@@ -224,12 +224,12 @@ mod tests {
             }
         }
         // 27 GB are four parts: their cost on a fast GPU is microseconds.
-        assert!((3..=5).contains(&parts(&estimates(Size::B27, extent(1, 1024))).len()));
+        assert!((3..=5).contains(&parts(&estimates(Size::Gemma27B, extent(1, 1024))).len()));
     }
 
     #[test]
     fn a_fast_device_gets_one_submission_and_a_slow_one_several() {
-        let seconds = estimates(Size::B27, extent(512, 512));
+        let seconds = estimates(Size::Gemma27B, extent(512, 512));
         let total: f64 = seconds.iter().sum();
         // Before anything is known: each part alone.
         assert_eq!(submissions(&seconds, 1.0).len(), seconds.len());
@@ -246,7 +246,7 @@ mod tests {
 
     #[test]
     fn chunks_shrink_where_a_layer_takes_too_long() {
-        let config = Size::B27.config().unwrap();
+        let config = Size::Gemma27B.config().unwrap();
         let matrices = matrices(&config);
         let longest = |depth: u32| {
             let (config, matrices) = (&config, &matrices);
@@ -265,11 +265,11 @@ mod tests {
     #[test]
     fn rows_of_both_kinds_take_what_each_takes_but_for_the_weights() {
         let seconds = |apart: Seeing, chunk: Seeing| {
-            estimates(Size::B1, Extent { apart, chunk, outputs: 0 }).iter().sum::<f64>()
+            estimates(Size::Gemma1B, Extent { apart, chunk, outputs: 0 }).iter().sum::<f64>()
         };
         let none = Seeing::default();
         let (apart, chunk) = (Seeing { rows: 8, depth: 9000 }, Seeing { rows: 248, depth: 4000 });
-        let config = Size::B1.config().unwrap();
+        let config = Size::Gemma1B.config().unwrap();
         let layers = &matrices(&config).0[..config.layer_types.len()];
         let weights = layers.iter().map(|(bytes, _)| *bytes as f64 / SLOW.bytes).sum::<f64>();
         let both = seconds(apart, chunk);

@@ -16,7 +16,7 @@ use super::{
 use crate::{
     Model, Result,
     bucket::bucket,
-    gemma3,
+    decoder,
     state::{MAX_SAMPLED, MAX_STEPS},
     step::{FEW_ROWS, Outputs, Rows, Scratch, Step},
 };
@@ -247,7 +247,7 @@ impl Runner {
         };
         let layers = self.model.config.layers;
         step.go_on_from(part.start as u32);
-        gemma3::layers(&mut step, part.start as u32..layers.min(part.end as u32))?;
+        decoder::layers(&mut step, part.start as u32..layers.min(part.end as u32))?;
         if part.end <= layers as usize {
             return Ok(());
         }
@@ -264,7 +264,7 @@ impl Runner {
             )?;
         }
         if let Some(outputs) = outputs {
-            gemma3::head(&mut step)?;
+            decoder::head(&mut step)?;
             self.record_output(step.recorder, key, outputs)?;
         }
         Ok(())

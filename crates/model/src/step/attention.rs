@@ -12,7 +12,11 @@ use kernels::{
     quantize_rows::QuantizeRows,
     rope::{self, Rope},
 };
-use weights::{blueprint::Place, config::LayerType, names::Role};
+use weights::{
+    blueprint::Place,
+    config::{LayerType, RopePairs},
+    names::Role,
+};
 
 use super::{CLEAR_TIMEOUT, Rows, Scratch, Step};
 use crate::{Limits, Model, Result, kv_cache::KvCache, state::State};
@@ -110,8 +114,8 @@ impl Layer<'_> {
         let operands = attend::Operands {
             qkv: self.scratch.qkv.view(),
             qkv_stride: shape.rope().row() * shape.sums,
-            bias: None,
-            weights: Some(self.head_norms()?),
+            bias: self.bias(),
+            weights: self.head_norms()?,
             coarse: tables.coarse.view(),
             fine: tables.fine.view(),
             kv: self.cache.layer(self.number as usize),
@@ -128,10 +132,18 @@ impl Layer<'_> {
         Ok(kernel.record(recorder, "attention", rows as u32, &operands)?)
     }
 
-    /// The norms of query and key heads.
-    fn head_norms(&self) -> Result<(View, View)> {
+    /// The norms of query and key heads, where the family has such.
+    fn head_norms(&self) -> Result<Option<(View, View)>> {
+        if !self.model.config.architecture.family().head_norms {
+            return Ok(None);
+        }
         let norm = |role| self.model.norm(Some(self.number), role);
-        Ok((norm(Role::QueryNorm)?, norm(Role::KeyNorm)?))
+        Ok(Some((norm(Role::QueryNorm)?, norm(Role::KeyNorm)?)))
+    }
+
+    /// What is added to queries, keys and values, where the family has such.
+    fn bias(&self) -> Option<View> {
+        self.model.weights.qkv_biases.get(self.number as usize).map(Buffer::view)
     }
 
     /// Queries into `q`, keys and values into their pages.
@@ -141,8 +153,8 @@ impl Layer<'_> {
         let operands = rope::Operands {
             qkv: self.scratch.qkv.view(),
             qkv_stride: shape.rope().row() * shape.sums,
-            bias: None,
-            weights: Some(self.head_norms()?),
+            bias: self.bias(),
+            weights: self.head_norms()?,
             epsilon: self.model.config.rms_norm_eps,
             scale: shape.scale,
             coarse: tables.coarse.view(),
@@ -199,6 +211,7 @@ impl Layer<'_> {
 
 fn attend_shape(model: &Model, limits: Limits, kind: LayerType, output: Activations) -> attend::Shape {
     let config = &model.config;
+    let family = config.architecture.family();
     attend::Shape {
         heads: config.heads,
         kv_heads: config.kv_heads,
@@ -210,9 +223,9 @@ fn attend_shape(model: &Model, limits: Limits, kind: LayerType, output: Activati
             LayerType::Sliding => config.sliding_window.unwrap_or(0),
         },
         context: limits.context,
-        norm: Some(config.rms_norm_eps),
-        bias: false,
-        interleaved: false,
+        norm: family.head_norms.then_some(config.rms_norm_eps),
+        bias: family.qkv_bias,
+        interleaved: config.rope_pairs == RopePairs::Neighbours,
         sums: 1,
         scale: config.query_pre_attn_scalar.powf(-0.5),
         output,

@@ -3,14 +3,9 @@
 use std::path::Path;
 
 use super::keys::Keys;
-use super::{
-    Architecture, Config, MAX_LAYERS, MAX_SIZE, MetaValue, PATTERN, Rope, RopeScaling, every_nth_global,
-};
+use super::{Architecture, Config, LayerType, MAX_LAYERS, MAX_SIZE, MetaValue, Rope, RopePairs, RopeScaling};
 use crate::Result;
 use crate::gguf::Value;
-
-/// Layers of the 27B, by which llama.cpp knows that its scores are scaled by `hidden / heads`.
-const LAYERS_27B: u32 = 62;
 
 impl Config {
     /// Reads a GGUF's metadata through `get`, which looks up a whole key; `path` is for messages.
@@ -22,27 +17,18 @@ impl Config {
     /// let config = Config::from_gguf(path, &|key| gguf.metadata.get(key).map(MetaValue::from))?;
     /// # Ok::<(), weights::Error>(())
     /// ```
-    ///
-    /// What llama.cpp's converter does not write is what llama.cpp assumes: the divisor of attention scores is the
-    /// head's width, but `hidden / heads` in the 27B; sliding layers have a RoPE base of 1e4; every sixth layer is
-    /// global. A soft cap of the logits is not applied to models with sliding layers, as in llama.cpp.
     pub fn from_gguf<'a>(path: &'a Path, get: &'a dyn Fn(&str) -> Option<MetaValue<'a>>) -> Result<Self> {
         let general = Keys { path, prefix: "general.", get: &|key| get(&format!("general.{key}")) };
-        match general.text("architecture")? {
-            Some("gemma3") => {}
-            Some(other) => return Err(Architecture::unsupported(path, other)),
-            None => {
-                return Err(general.error("architecture", "is missing: the file does not say what it holds"));
-            }
-        }
-        let keys = Keys { path, prefix: "gemma3.", get: &|key| get(&format!("gemma3.{key}")) };
+        let Some(name) = general.text("architecture")? else {
+            return Err(general.error("architecture", "is missing: the file does not say what it holds"));
+        };
+        let architecture = Architecture::ALL.into_iter().find(|known| known.name() == name);
+        let architecture = architecture.ok_or_else(|| Architecture::unsupported(path, name))?;
+        let family = architecture.family();
+        let prefix = format!("{name}.");
+        let keys = Keys { path, prefix: &prefix, get: &|key| get(&format!("{prefix}{key}")) };
         let tokens =
             Keys { path, prefix: "tokenizer.ggml.", get: &|key| get(&format!("tokenizer.ggml.{key}")) };
-        if keys.has("mm.tokens_per_image") {
-            // It leaves out the RoPE scaling and lists more tokens than it has embeddings.
-            let fix = "use one made by llama.cpp's converter";
-            return Err(keys.unsupported("a multimodal file of Ollama's own converter", fix));
-        }
         let layers = keys.size("block_count", MAX_LAYERS, None)?;
         let hidden = keys.size("embedding_length", MAX_SIZE, None)?;
         let heads = keys.size("attention.head_count", MAX_SIZE, None)?;
@@ -50,27 +36,31 @@ impl Config {
         if keys.size("attention.value_length", MAX_SIZE, Some(head_dim))? != head_dim {
             return Err(keys.error("attention.value_length", "differs from attention.key_length"));
         }
-        let pattern = keys.size("attention.sliding_window_pattern", MAX_LAYERS, Some(PATTERN))?;
+        if keys.size("rope.dimension_count", MAX_SIZE, Some(head_dim))? != head_dim {
+            let what = format!("{prefix}rope.dimension_count that is not the width of a head");
+            return Err(keys.unsupported(what, "use a model whose heads are turned whole"));
+        }
         let mut eos: Vec<u32> = tokens.token("eos_token_id")?.into_iter().collect();
         let turn = tokens.token("eot_token_id")?.filter(|token| !eos.contains(token));
         eos.extend(turn);
-        let rope = Rope::from_gguf(&keys)?;
-        let config = Config {
-            architecture: Architecture::Gemma3,
+        let rope = Rope::from_gguf(&keys, family.defaults.rope_theta)?;
+        let mut config = Config {
+            architecture,
             hidden,
-            embedding_factor: Config::root_of(hidden),
+            embedding_factor: Config::embedding_factor(architecture, hidden),
             intermediate: keys.size("feed_forward_length", MAX_SIZE, None)?,
             layers,
             heads,
             kv_heads: keys.size("attention.head_count_kv", MAX_SIZE, Some(heads))?,
             head_dim,
-            query_pre_attn_scalar: if layers == LAYERS_27B { hidden / heads } else { head_dim } as f32,
-            sliding_window: Some(keys.size("attention.sliding_window", MAX_SIZE, None)?),
-            layer_types: every_nth_global(layers, pattern),
+            query_pre_attn_scalar: head_dim as f32,
+            sliding_window: None,
+            layer_types: vec![LayerType::Global; layers as usize],
             rope_theta_global: rope.theta_global,
             rope_theta_local: rope.theta_local,
             rope_scaling: rope.scaling,
-            rms_norm_eps: keys.number("attention.layer_norm_rms_epsilon", Some(1e-6))?,
+            rope_pairs: RopePairs::Halves,
+            rms_norm_eps: keys.number("attention.layer_norm_rms_epsilon", None)?,
             vocab: match (tokens.get)("tokens") {
                 Some(MetaValue::Array(count)) => tokens.bounded("tokens", count, MAX_SIZE)?,
                 _ => keys.size("vocab_size", MAX_SIZE, None)?,
@@ -81,6 +71,7 @@ impl Config {
             eos,
             pad: tokens.token("padding_token_id")?,
         };
+        (family.adapt_gguf)(&mut config, &keys)?;
         config.check(&keys, "attention.head_count", "attention.head_count_kv", "attention.key_length")
     }
 }
@@ -110,10 +101,11 @@ impl<'a> From<&'a Value> for MetaValue<'a> {
 }
 
 impl Rope {
-    fn from_gguf(keys: &Keys) -> Result<Self> {
+    /// Sliding layers' base is not written by llama.cpp's converter: it is what llama.cpp assumes.
+    fn from_gguf(keys: &Keys, [global, local]: [f32; 2]) -> Result<Self> {
         // Ollama's converter nests the bases of its text-only files.
-        let theta_global = keys.number("rope.global.freq_base", Some(Rope::GLOBAL_THETA))?;
-        let theta_local = keys.number("rope.local.freq_base", Some(Rope::LOCAL_THETA))?;
+        let theta_global = keys.number("rope.global.freq_base", Some(global))?;
+        let theta_local = keys.number("rope.local.freq_base", Some(local))?;
         // The second is how older converters wrote the first.
         let factor = ["rope.scaling.factor", "rope.scale_linear"].into_iter().find(|key| keys.has(key));
         let scaling = match (keys.text("rope.scaling.type")?, factor) {
@@ -135,7 +127,6 @@ impl Rope {
 mod tests {
     use std::collections::BTreeMap;
 
-    use super::super::LayerType;
     use super::*;
 
     type Metadata = BTreeMap<&'static str, MetaValue<'static>>;
@@ -278,7 +269,10 @@ mod tests {
     #[test]
     fn other_files_are_refused_by_name() {
         refused(&with(&[("general.architecture", MetaValue::Text("mamba"))]), "'mamba' is not supported");
-        refused(&with(&[("general.architecture", MetaValue::Text("mamba"))]), "one of these: gemma3");
+        refused(
+            &with(&[("general.architecture", MetaValue::Text("mamba"))]),
+            "one of these: gemma3, llama, qwen2, qwen3",
+        );
         refused(&with(&[("gemma3.mm.tokens_per_image", MetaValue::Unsigned(256))]), "Ollama's own converter");
     }
 

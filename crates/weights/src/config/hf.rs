@@ -6,124 +6,169 @@ use serde_json::{Map, Value};
 
 use super::keys::{Keys, object};
 use super::{
-    Architecture, Config, LayerType, MAX_LAYERS, MAX_SIZE, MetaValue, PATTERN, Rope, RopeScaling,
+    Architecture, Config, LayerType, MAX_LAYERS, MAX_SIZE, MetaValue, PATTERN, Rope, RopePairs, RopeScaling,
     every_nth_global,
 };
-use crate::{Error, Result};
+use crate::{Error, Result, family::Family};
 
 impl Config {
-    /// Reads a `config.json`; `path` is for messages. Values left out are those of transformers' class
-    /// `Gemma3TextConfig`, which leaves out what equals its defaults when it saves.
+    /// Reads a `config.json`; `path` is for messages. Values left out are those of transformers' config class, which leaves out what
+    /// equals its defaults when it saves.
     pub fn from_hf(path: &Path, json: &Value) -> Result<Self> {
         let top = json.as_object().ok_or_else(|| Error::invalid(path, "is not a JSON object"))?;
         let get_top = |key: &str| top.get(key).and_then(MetaValue::from_json);
         let outer = Keys { path, prefix: "", get: &get_top };
         let class = top.get("architectures").and_then(|list| list.get(0)).and_then(Value::as_str);
-        let (text, prefix) = match outer.text("model_type")?.or(class) {
-            Some("gemma3" | "Gemma3ForConditionalGeneration") => {
-                (object(path, top, "text_config")?, "text_config.")
-            }
-            Some("gemma3_text" | "Gemma3ForCausalLM") => (Some(top), ""),
-            Some(other) => return Err(Architecture::unsupported(path, other)),
-            None => return Err(Error::invalid(path, "has no model_type: is this a model's config.json?")),
+        let Some(name) = outer.text("model_type")?.or(class) else {
+            return Err(Error::invalid(path, "has no model_type: is this a model's config.json?"));
         };
+        let (architecture, part) = named(name).ok_or_else(|| Architecture::unsupported(path, name))?;
         let none = Map::new();
-        let text = text.unwrap_or(&none);
+        let (text, prefix) = match part {
+            Some(part) => (object(path, top, part)?.unwrap_or(&none), format!("{part}.")),
+            None => (top, String::new()),
+        };
         let get_text = |key: &str| text.get(key).and_then(MetaValue::from_json);
-        let keys = Keys { path, prefix, get: &get_text };
-        refuse_what_gemma3_lacks(&keys)?;
-        let layers = keys.size("num_hidden_layers", MAX_LAYERS, Some(26))?;
-        let hidden = keys.size("hidden_size", MAX_SIZE, Some(2304))?;
-        let rope = Rope::from_hf(text, &keys)?;
+        let keys = Keys { path, prefix: &prefix, get: &get_text };
+        let family = architecture.family();
+        (family.check_hf)(&keys)?;
+        check_gate(&keys, family)?;
+        let defaults = &family.defaults;
+        let layers = keys.size("num_hidden_layers", MAX_LAYERS, Some(defaults.layers))?;
+        let hidden = keys.size("hidden_size", MAX_SIZE, Some(defaults.hidden))?;
+        let heads = keys.size("num_attention_heads", MAX_SIZE, Some(defaults.heads))?;
+        let kv_heads = defaults.kv_heads.unwrap_or(heads);
+        let head_dim = keys.size("head_dim", MAX_SIZE, Some(defaults.head_dim.unwrap_or(hidden / heads)))?;
+        let rope = Rope::from_hf(family, text, &keys)?;
         let config = Config {
-            architecture: Architecture::Gemma3,
+            architecture,
             hidden,
-            embedding_factor: Config::root_of(hidden),
-            intermediate: keys.size("intermediate_size", MAX_SIZE, Some(9216))?,
+            embedding_factor: Config::embedding_factor(architecture, hidden),
+            intermediate: keys.size("intermediate_size", MAX_SIZE, Some(defaults.intermediate))?,
             layers,
-            heads: keys.size("num_attention_heads", MAX_SIZE, Some(8))?,
-            kv_heads: keys.size("num_key_value_heads", MAX_SIZE, Some(4))?,
-            head_dim: keys.size("head_dim", MAX_SIZE, Some(256))?,
-            query_pre_attn_scalar: keys.number("query_pre_attn_scalar", Some(256.0))?,
-            sliding_window: Some(keys.size("sliding_window", MAX_SIZE, Some(4096))?),
-            layer_types: layer_types(text, &keys, layers)?,
+            heads,
+            kv_heads: keys.size("num_key_value_heads", MAX_SIZE, Some(kv_heads))?,
+            head_dim,
+            query_pre_attn_scalar: match defaults.query_pre_attn_scalar {
+                Some(scalar) => keys.number("query_pre_attn_scalar", Some(scalar))?,
+                None => head_dim as f32,
+            },
+            sliding_window: match family.slides {
+                true => Some(keys.size("sliding_window", MAX_SIZE, Some(4096))?),
+                false => None,
+            },
+            layer_types: match family.slides {
+                true => layer_types(text, &keys, layers)?,
+                false => vec![LayerType::Global; layers as usize],
+            },
             rope_theta_global: rope.theta_global,
             rope_theta_local: rope.theta_local,
             rope_scaling: rope.scaling,
+            rope_pairs: RopePairs::Halves,
             rms_norm_eps: keys.number("rms_norm_eps", Some(1e-6))?,
-            vocab: keys.size("vocab_size", MAX_SIZE, Some(262_208))?,
-            max_positions: keys.size("max_position_embeddings", MAX_SIZE, Some(131_072))?,
+            vocab: keys.size("vocab_size", MAX_SIZE, Some(defaults.vocab))?,
+            max_positions: keys.size("max_position_embeddings", MAX_SIZE, Some(defaults.max_positions))?,
             // Multimodal configs have these outside and inside, and the outer ones count: the published ones have
             // eos 1 and 106 there, and the text class's own default inside once transformers saved them again.
             tie_embeddings: outer
                 .flag("tie_word_embeddings")?
                 .or(keys.flag("tie_word_embeddings")?)
-                .unwrap_or(true),
-            bos: outer.token("bos_token_id")?.or(keys.token("bos_token_id")?).or(Some(2)),
-            eos: eos(top, &outer)?.or(eos(text, &keys)?).unwrap_or(vec![1]),
-            pad: outer.token("pad_token_id")?.or(keys.token("pad_token_id")?).or(Some(0)),
+                .unwrap_or(defaults.tie_embeddings),
+            bos: outer.token("bos_token_id")?.or(keys.token("bos_token_id")?).or(defaults.bos),
+            eos: eos(top, &outer)?.or(eos(text, &keys)?).unwrap_or(defaults.eos.to_vec()),
+            pad: outer.token("pad_token_id")?.or(keys.token("pad_token_id")?).or(defaults.pad),
         };
         config.check(&keys, "num_attention_heads", "num_key_value_heads", "head_dim")
     }
 }
 
-/// Variants that the config class allows and no published Gemma 3 has. To ignore them would be to give wrong answers
-/// without a word.
-fn refuse_what_gemma3_lacks(keys: &Keys) -> Result<()> {
-    let refuse = |what: String| Err(keys.unsupported(what, "use a Gemma 3 as published"));
-    for key in ["attention_bias", "use_bidirectional_attention"] {
-        if keys.flag(key)? == Some(true) {
-            return refuse(format!("{}{key} = true", keys.prefix));
+/// The family of a `model_type` or class, and where the language model's part of its config is.
+fn named(name: &str) -> Option<(Architecture, Option<&'static str>)> {
+    Architecture::ALL.into_iter().find_map(|architecture| {
+        let known = architecture.family().hf_names.iter().find(|known| known.0 == name);
+        known.map(|known| (architecture, known.1))
+    })
+}
+
+/// Another function than the family's own would change every answer.
+fn check_gate(keys: &Keys, family: &Family) -> Result<()> {
+    for key in ["hidden_activation", "hidden_act"] {
+        match keys.text(key)? {
+            None => {}
+            Some(name) if name == family.gate.hf_name() => {}
+            Some(other) => {
+                let other: String = other.chars().take(64).collect();
+                let what = format!("{}{key} = '{}'", keys.prefix, other.escape_debug());
+                return Err(keys.unsupported(what, &format!("use a {} as published", family.title)));
+            }
         }
     }
-    for key in ["attn_logit_softcapping", "final_logit_softcapping"] {
-        if keys.has(key) {
-            return refuse(format!("{}{key}", keys.prefix));
-        }
-    }
-    match keys.text("hidden_activation")? {
-        None | Some("gelu_pytorch_tanh") => Ok(()),
-        Some(other) => {
-            let other: String = other.chars().take(64).collect();
-            refuse(format!("{}hidden_activation = '{}'", keys.prefix, other.escape_debug()))
-        }
-    }
+    Ok(())
 }
 
 impl Rope {
-    /// Older configs have `rope_theta`, `rope_local_base_freq` and `rope_scaling`, newer ones `rope_parameters` by layer
-    /// type. Where both are there, `rope_scaling` wins and the other two are only defaults, as in transformers.
-    fn from_hf(text: &Map<String, Value>, keys: &Keys) -> Result<Self> {
+    /// Older configs have `rope_theta`, `rope_local_base_freq` and `rope_scaling`, newer ones `rope_parameters`, by layer type where
+    /// layers differ. Where both are there, `rope_scaling` wins and the other two are only defaults, as in transformers.
+    fn from_hf(family: &Family, text: &Map<String, Value>, keys: &Keys) -> Result<Self> {
         let path = keys.path;
         let none = Map::new();
-        let nested = object(path, text, "rope_parameters")?.unwrap_or(&none);
-        let full = object(path, nested, "full_attention")?.unwrap_or(&none);
-        let sliding = object(path, nested, "sliding_attention")?.unwrap_or(&none);
-        if !nested.is_empty() && full.is_empty() && sliding.is_empty() {
-            return Err(keys.error("rope_parameters", "should have full_attention and sliding_attention"));
-        }
+        let parameters = object(path, text, "rope_parameters")?.unwrap_or(&none);
+        let (full, sliding, prefix) = match family.slides {
+            true => {
+                let full = object(path, parameters, "full_attention")?.unwrap_or(&none);
+                let sliding = object(path, parameters, "sliding_attention")?.unwrap_or(&none);
+                if !parameters.is_empty() && full.is_empty() && sliding.is_empty() {
+                    let reason = "should have full_attention and sliding_attention";
+                    return Err(keys.error("rope_parameters", reason));
+                }
+                (full, sliding, "rope_parameters.full_attention.")
+            }
+            false => (parameters, &none, "rope_parameters."),
+        };
         let scaling = object(path, text, "rope_scaling")?.unwrap_or(&none);
         let get_full = |key: &str| scaling.get(key).or(full.get(key)).and_then(MetaValue::from_json);
         let get_sliding = |key: &str| sliding.get(key).and_then(MetaValue::from_json);
-        let prefix = if scaling.is_empty() { "rope_parameters.full_attention." } else { "rope_scaling." };
+        let prefix = if scaling.is_empty() { prefix } else { "rope_scaling." };
         let global = Keys { path, prefix, get: &get_full };
         let local = Keys { path, prefix: "rope_parameters.sliding_attention.", get: &get_sliding };
-        let theta_global = keys.number("rope_theta", Some(Rope::GLOBAL_THETA))?;
-        let theta_local = keys.number("rope_local_base_freq", Some(Rope::LOCAL_THETA))?;
+        let [theta_global, theta_local] = family.defaults.rope_theta;
+        let theta_global = keys.number("rope_theta", Some(theta_global))?;
+        let theta_local = keys.number("rope_local_base_freq", Some(theta_local))?;
         match kind(&local)? {
             "default" => {}
             other => return Err(Rope::unsupported(&local, other)),
         }
+        check_whole_heads(&global)?;
+        check_whole_heads(keys)?;
         Ok(Rope {
             theta_global: global.number("rope_theta", Some(theta_global))?,
             theta_local: local.number("rope_theta", Some(theta_local))?,
             scaling: match kind(&global)? {
                 "default" => RopeScaling::None,
                 "linear" => RopeScaling::Linear { factor: global.number("factor", None)? },
+                "llama3" => llama3(&global)?,
                 other => return Err(Rope::unsupported(&global, other)),
             },
         })
     }
+}
+
+fn check_whole_heads(keys: &Keys) -> Result<()> {
+    if keys.number("partial_rotary_factor", Some(1.0))? == 1.0 {
+        return Ok(());
+    }
+    let what = format!("{}partial_rotary_factor", keys.prefix);
+    Err(keys.unsupported(what, "use a model whose heads are turned whole"))
+}
+
+fn llama3(keys: &Keys) -> Result<RopeScaling> {
+    let (low, high) = (keys.number("low_freq_factor", None)?, keys.number("high_freq_factor", None)?);
+    if high <= low {
+        return Err(keys.error("high_freq_factor", format!("is {high}, not above low_freq_factor = {low}")));
+    }
+    let factor = keys.number("factor", None)?;
+    let original = keys.size("original_max_position_embeddings", MAX_SIZE, None)?;
+    Ok(RopeScaling::Llama3 { factor, low, high, original })
 }
 
 /// The kind of RoPE; `type` is how older files spell it.
@@ -214,6 +259,7 @@ mod tests {
                 serde_json::to_value(Config::from_hf(Path::new(name), &case["config"]).unwrap()).unwrap();
             let object = found.as_object_mut().unwrap();
             assert_eq!(object.remove("architecture"), Some(json!("gemma3")));
+            assert_eq!(object.remove("rope_pairs"), Some(json!("halves")));
             let factor = object.remove("embedding_factor").unwrap().as_f64().unwrap();
             assert!(
                 (factor * factor / object["hidden"].as_f64().unwrap() - 1.0).abs() < 1e-6,
@@ -319,8 +365,8 @@ mod tests {
     #[test]
     fn other_models_are_refused_by_name() {
         refused(
-            json!({"model_type": "llama"}),
-            "the architecture 'llama' is not supported: use a model of one of these: gemma3",
+            json!({"model_type": "mamba"}),
+            "the architecture 'mamba' is not supported: use a model of one of these: gemma3, llama, qwen2, qwen3",
         );
         refused(json!({"model_type": null}), "has no model_type");
         refused(json!({"model_type": null, "architectures": ["GPT2LMHeadModel"]}), "'GPT2LMHeadModel'");

@@ -56,21 +56,21 @@ impl<'a> MetaValue<'a> {
 }
 
 /// Keys with a common prefix.
-pub(super) struct Keys<'a> {
+pub(crate) struct Keys<'a> {
     /// The file, for messages.
-    pub(super) path: &'a Path,
+    pub(crate) path: &'a Path,
     /// What stands before each key, in messages and in the file.
-    pub(super) prefix: &'a str,
+    pub(crate) prefix: &'a str,
     /// Looks up a key, given without the prefix.
-    pub(super) get: &'a dyn Fn(&str) -> Option<MetaValue<'a>>,
+    pub(crate) get: &'a dyn Fn(&str) -> Option<MetaValue<'a>>,
 }
 
 impl<'a> Keys<'a> {
-    pub(super) fn error(&self, key: &str, reason: impl AsRef<str>) -> Error {
+    pub(crate) fn error(&self, key: &str, reason: impl AsRef<str>) -> Error {
         Error::invalid(self.path, format!("{}{key} {}", self.prefix, reason.as_ref()))
     }
 
-    pub(super) fn unsupported(&self, what: impl Into<String>, fix: &str) -> Error {
+    pub(crate) fn unsupported(&self, what: impl Into<String>, fix: &str) -> Error {
         Error::Unsupported { path: self.path.to_path_buf(), what: what.into(), fix: fix.to_string() }
     }
 
@@ -78,11 +78,11 @@ impl<'a> Keys<'a> {
         self.error(key, format!("should be {expected}, but is {}", found.describe()))
     }
 
-    pub(super) fn has(&self, key: &str) -> bool {
+    pub(crate) fn has(&self, key: &str) -> bool {
         (self.get)(key).is_some()
     }
 
-    pub(super) fn bounded(&self, key: &str, value: u64, limit: u32) -> Result<u32> {
+    pub(crate) fn bounded(&self, key: &str, value: u64, limit: u32) -> Result<u32> {
         match u32::try_from(value) {
             Ok(value) if (1..=limit).contains(&value) => Ok(value),
             _ => Err(self.error(key, format!("is {value}, but must be from 1 to {limit}"))),
@@ -90,7 +90,7 @@ impl<'a> Keys<'a> {
     }
 
     /// A count from 1 to `limit`.
-    pub(super) fn size(&self, key: &str, limit: u32, default: Option<u32>) -> Result<u32> {
+    pub(crate) fn size(&self, key: &str, limit: u32, default: Option<u32>) -> Result<u32> {
         match (self.get)(key) {
             Some(MetaValue::Unsigned(value)) => self.bounded(key, value, limit),
             Some(other) => Err(self.wrong(key, "a whole number above 0", other)),
@@ -99,7 +99,7 @@ impl<'a> Keys<'a> {
     }
 
     /// A finite number above 0.
-    pub(super) fn number(&self, key: &str, default: Option<f32>) -> Result<f32> {
+    pub(crate) fn number(&self, key: &str, default: Option<f32>) -> Result<f32> {
         let value = match (self.get)(key) {
             Some(MetaValue::Unsigned(value)) => value as f32,
             Some(MetaValue::Float(value)) => value as f32,
@@ -112,7 +112,7 @@ impl<'a> Keys<'a> {
         Err(self.error(key, format!("is {value}, but must be a number above 0")))
     }
 
-    pub(super) fn text(&self, key: &str) -> Result<Option<&'a str>> {
+    pub(crate) fn text(&self, key: &str) -> Result<Option<&'a str>> {
         match (self.get)(key) {
             None => Ok(None),
             Some(MetaValue::Text(text)) => Ok(Some(text)),
@@ -120,7 +120,7 @@ impl<'a> Keys<'a> {
         }
     }
 
-    pub(super) fn flag(&self, key: &str) -> Result<Option<bool>> {
+    pub(crate) fn flag(&self, key: &str) -> Result<Option<bool>> {
         match (self.get)(key) {
             None => Ok(None),
             Some(MetaValue::Bool(value)) => Ok(Some(value)),
@@ -128,7 +128,7 @@ impl<'a> Keys<'a> {
         }
     }
 
-    pub(super) fn token(&self, key: &str) -> Result<Option<u32>> {
+    pub(crate) fn token(&self, key: &str) -> Result<Option<u32>> {
         match (self.get)(key) {
             None => Ok(None),
             Some(MetaValue::Unsigned(value)) if value < u64::from(MAX_SIZE) => Ok(Some(value as u32)),

@@ -12,7 +12,7 @@ use std::{process::ExitCode, sync::Arc};
 use anyhow::bail;
 use clap::Args;
 use gpu::Device;
-use model::{Limits, measure::Size};
+use model::{Limits, Size};
 use weights::config::Config;
 
 use crate::{

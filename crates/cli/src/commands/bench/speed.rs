@@ -5,8 +5,8 @@ use std::{path::PathBuf, process::ExitCode, sync::Arc, time::Instant};
 use anyhow::{Context, bail};
 use gpu::{Device, bytes};
 use model::{
-    KvScheme, Limits, Model, Next, Runner, Sampling, Setup, Tuned,
-    measure::{Profile, Share, Size},
+    KvScheme, Limits, Model, Next, Runner, Sampling, Setup, Size, Tuned,
+    measure::{Profile, Share},
 };
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;

@@ -144,7 +144,7 @@ fn served(settings: &Settings, opened: &Opened, language: Language) -> server::M
         tokenizer: language.tokenizer,
         vocab: opened.checkpoint.config.vocab,
         ends: language.ends,
-        template: Some(language.template),
+        template: language.template,
         sampling: RECOMMENDED,
     }
 }

@@ -1,7 +1,8 @@
-//! Gemma 3, as in the paper and in transformers' `models/gemma3`.
+//! The decoder that all families are: attention and a gated feed-forward part in turn, each after a norm, each added to the residual
+//! stream. What sets families apart is in [`weights::family`], a file each.
 //!
-//! Each sublayer ends with a norm of its own before it joins the residual stream. That norm, the addition and the norm before
-//! the next sublayer are one kernel, so a sublayer's output waits until the next one begins.
+//! Gemma's sublayers end with a norm of their own before they join the stream. That norm, the addition and the norm before the next
+//! sublayer are one kernel, so a sublayer's output waits until the next one begins.
 
 use std::ops::Range;
 

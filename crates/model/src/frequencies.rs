@@ -1,0 +1,60 @@
+//! How fast RoPE turns each pair of a head.
+
+use std::f64::consts::TAU;
+
+use kernels::rope::inverse_frequencies;
+use weights::config::{Config, LayerType, RopeScaling};
+
+/// Radians a position, for each pair, in layers of a kind.
+pub(crate) fn of(config: &Config, kind: LayerType) -> Vec<f64> {
+    let plain = |theta: f32| inverse_frequencies(config.head_dim as usize, f64::from(theta), 1.0);
+    match kind {
+        // Sliding layers' positions are never scaled.
+        LayerType::Sliding => plain(config.rope_theta_local),
+        LayerType::Global => scaled(plain(config.rope_theta_global), &config.rope_scaling),
+    }
+}
+
+fn scaled(plain: Vec<f64>, scaling: &RopeScaling) -> Vec<f64> {
+    match scaling {
+        RopeScaling::None => plain,
+        RopeScaling::Linear { factor } => plain.iter().map(|plain| plain / f64::from(*factor)).collect(),
+        RopeScaling::Llama3 { factor, low, high, original } => {
+            let [factor, low, high] = [*factor, *low, *high].map(f64::from);
+            let scale = |plain: &f64| {
+                let turns = f64::from(*original) * plain / TAU;
+                // 0 for those that are divided, 1 for those that stay as they are.
+                let kept = ((turns - low) / (high - low)).clamp(0.0, 1.0);
+                plain * (kept + (1.0 - kept) / factor)
+            };
+            plain.iter().map(scale).collect()
+        }
+        RopeScaling::Each { divisors } => {
+            plain.iter().zip(divisors).map(|(plain, divisor)| plain / f64::from(*divisor)).collect()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn llama3_divides_slow_pairs_and_leaves_fast_ones() {
+        let plain = inverse_frequencies(128, 5e5, 1.0);
+        let scaling = RopeScaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 8192 };
+        let scaled = scaled(plain.clone(), &scaling);
+        let ratios: Vec<f64> = plain.iter().zip(&scaled).map(|(plain, scaled)| plain / scaled).collect();
+        assert!(ratios.is_sorted(), "{ratios:?}");
+        assert_eq!(ratios.iter().filter(|ratio| **ratio == 1.0).count(), 29);
+        assert_eq!(ratios.iter().filter(|ratio| (**ratio - 8.0).abs() < 1e-12).count(), 29);
+        // A pair between them, by hand: 500000^(−62 / 128) turns 2.262 times in 8192 positions, 0.4207 of the way from 1 to 4.
+        assert!((ratios[31] - 1.0 / (0.42068 + (1.0 - 0.42068) / 8.0)).abs() < 1e-3, "{}", ratios[31]);
+    }
+
+    #[test]
+    fn a_gguf_divides_each_pair_by_its_own() {
+        let divisors = vec![1.0, 2.0, 4.0];
+        assert_eq!(scaled(vec![1.0, 1.0, 0.5], &RopeScaling::Each { divisors }), [1.0, 0.5, 0.125]);
+    }
+}

@@ -1,0 +1,141 @@
+//! Models as published, by their dimensions: what benchmarks make random weights for.
+
+use serde_json::{Value, json};
+use weights::config::Config;
+
+use crate::Result;
+
+/// A published size of a family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Size {
+    /// Gemma 3 of 270 million parameters.
+    Gemma270M,
+    /// Gemma 3 1B.
+    Gemma1B,
+    /// Gemma 3 4B.
+    Gemma4B,
+    /// Gemma 3 12B.
+    Gemma12B,
+    /// Gemma 3 27B.
+    Gemma27B,
+    /// SmolLM2 135M.
+    SmolLm135M,
+    /// Llama 3.2 1B.
+    Llama1B,
+    /// Llama 3.1 8B.
+    Llama8B,
+    /// Qwen 2.5 1.5B, and Qwen 2.5 Coder.
+    Qwen1B5,
+    /// Qwen 2.5 7B.
+    Qwen7B,
+    /// Qwen 3 8B.
+    Qwen3Of8B,
+}
+
+impl Size {
+    /// Gemma 3's, smallest first.
+    pub const GEMMA: [Size; 5] =
+        [Size::Gemma270M, Size::Gemma1B, Size::Gemma4B, Size::Gemma12B, Size::Gemma27B];
+
+    /// Every size.
+    pub const ALL: [Size; 11] = [
+        Size::Gemma270M,
+        Size::Gemma1B,
+        Size::Gemma4B,
+        Size::Gemma12B,
+        Size::Gemma27B,
+        Size::SmolLm135M,
+        Size::Llama1B,
+        Size::Llama8B,
+        Size::Qwen1B5,
+        Size::Qwen7B,
+        Size::Qwen3Of8B,
+    ];
+
+    /// Its name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Size::Gemma270M => "gemma3-270m",
+            Size::Gemma1B => "gemma3-1b",
+            Size::Gemma4B => "gemma3-4b",
+            Size::Gemma12B => "gemma3-12b",
+            Size::Gemma27B => "gemma3-27b",
+            Size::SmolLm135M => "smollm2-135m",
+            Size::Llama1B => "llama3.2-1b",
+            Size::Llama8B => "llama3.1-8b",
+            Size::Qwen1B5 => "qwen2.5-1.5b",
+            Size::Qwen7B => "qwen2.5-7b",
+            Size::Qwen3Of8B => "qwen3-8b",
+        }
+    }
+
+    /// Its dimensions.
+    pub fn config(self) -> Result<Config> {
+        Ok(Config::from_hf(self.name().as_ref(), &self.json())?)
+    }
+
+    fn json(self) -> Value {
+        match self {
+            Size::Gemma270M => gemma(18, 640, 2048, [4, 1, 256], 256, 512, 32768),
+            Size::Gemma1B => gemma(26, 1152, 6912, [4, 1, 256], 256, 512, 32768),
+            Size::Gemma4B => gemma(34, 2560, 10240, [8, 4, 256], 256, 1024, 131_072),
+            Size::Gemma12B => gemma(48, 3840, 15360, [16, 8, 256], 256, 1024, 131_072),
+            Size::Gemma27B => gemma(62, 5376, 21504, [32, 16, 128], 168, 1024, 131_072),
+            Size::SmolLm135M => dense("llama", 30, 576, 1536, [9, 3, 64], 49152, true, 8192),
+            Size::Llama1B => llama3(16, 2048, 8192, [32, 8, 64], true, 32),
+            Size::Llama8B => llama3(32, 4096, 14336, [32, 8, 128], false, 8),
+            Size::Qwen1B5 => dense("qwen2", 28, 1536, 8960, [12, 2, 128], 151_936, true, 32768),
+            Size::Qwen7B => dense("qwen2", 28, 3584, 18944, [28, 4, 128], 152_064, false, 32768),
+            Size::Qwen3Of8B => dense("qwen3", 36, 4096, 12288, [32, 8, 128], 151_936, false, 40960),
+        }
+    }
+}
+
+fn gemma(
+    layers: u32,
+    hidden: u32,
+    wide: u32,
+    heads: [u32; 3],
+    scalar: u32,
+    window: u32,
+    positions: u32,
+) -> Value {
+    let scaling =
+        if positions > 32768 { json!({ "rope_type": "linear", "factor": 8.0 }) } else { json!(null) };
+    json!({
+        "model_type": "gemma3_text", "num_hidden_layers": layers, "hidden_size": hidden,
+        "intermediate_size": wide, "num_attention_heads": heads[0], "num_key_value_heads": heads[1],
+        "head_dim": heads[2], "query_pre_attn_scalar": scalar, "sliding_window": window,
+        "max_position_embeddings": positions, "vocab_size": 262_144, "rope_scaling": scaling,
+        "rope_theta": 1e6, "rope_local_base_freq": 1e4,
+    })
+}
+
+#[expect(clippy::too_many_arguments, reason = "a row of a table")]
+fn dense(
+    family: &str,
+    layers: u32,
+    hidden: u32,
+    wide: u32,
+    heads: [u32; 3],
+    vocab: u32,
+    tied: bool,
+    positions: u32,
+) -> Value {
+    json!({
+        "model_type": family, "num_hidden_layers": layers, "hidden_size": hidden, "intermediate_size": wide,
+        "num_attention_heads": heads[0], "num_key_value_heads": heads[1], "head_dim": heads[2],
+        "max_position_embeddings": positions, "vocab_size": vocab, "tie_word_embeddings": tied,
+        "rope_theta": if family == "llama" { 1e5 } else { 1e6 },
+    })
+}
+
+fn llama3(layers: u32, hidden: u32, wide: u32, heads: [u32; 3], tied: bool, factor: u32) -> Value {
+    let mut config = dense("llama", layers, hidden, wide, heads, 128_256, tied, 131_072);
+    config["rope_theta"] = json!(5e5);
+    config["rope_scaling"] = json!({
+        "rope_type": "llama3", "factor": factor, "low_freq_factor": 1, "high_freq_factor": 4,
+        "original_max_position_embeddings": 8192,
+    });
+    config
+}
