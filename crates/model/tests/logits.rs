@@ -133,9 +133,9 @@ fn many_rows_of_int16_by_packed_dot_products_are_next_to_exact() {
 #[test]
 fn f16_activations_as_matrix_units_take_them_change_little() {
     let Some(device) = testkit::cpu_device() else { return };
-    let folders = ["gguf_f16", "multimodal_newer", "multimodal_older", "untied_long"];
-    let others = ["llama_tied", "llama_llama3", "qwen2_tied", "qwen2_gguf_f16", "qwen3"];
-    for name in QUANTISED.into_iter().chain(folders).chain(others) {
+    let folders =
+        ["multimodal_newer", "multimodal_older", "untied_long", "llama_tied", "qwen2_tied", "qwen3"];
+    for name in FAMILIES.into_iter().chain(["gguf_q4_0", "gguf_f16", "llama_gguf_q4_1"]).chain(folders) {
         let fixture = Fixture::open(name);
         let plain = load(&device, &fixture.path);
         let model = load_alone(&device, &fixture.path).with_one_dispatch(true).with_emulated_matrix_units();

@@ -40,7 +40,10 @@ fn what_would_change_answers_without_a_word_is_refused() {
     let refused = |family: &str, key: &str, value: Value, part: &str| {
         let config = json!({"model_type": family, key: value});
         let error = Config::from_hf(Path::new("config.json"), &config).expect_err(key).to_string();
-        assert!(error.starts_with("config.json: ") && error.contains(part), "'{error}' does not say '{part}'");
+        assert!(
+            error.starts_with("config.json: ") && error.contains(part),
+            "'{error}' does not say '{part}'"
+        );
     };
     // On queries, keys and values, but on the output projection too.
     refused("llama", "attention_bias", json!(true), "attention_bias = true");
