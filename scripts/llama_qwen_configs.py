@@ -71,7 +71,6 @@ SPELLINGS = {
     "nothing said, qwen2": dict(model_type="qwen2"),
     "nothing said, qwen3": dict(model_type="qwen3"),
     "as many kv heads as heads": dict(model_type="llama", num_attention_heads=16, num_key_value_heads=None, head_dim=None),
-    "as many kv heads, qwen2": dict(model_type="qwen2", num_attention_heads=16, num_key_value_heads=None),
     "older linear rope": dict(model_type="llama", rope_theta=5e5, rope_scaling={"type": "linear", "factor": 4.0}),
     "newer rope": dict(model_type="qwen2", rope_parameters={"rope_type": "default", "rope_theta": 3e5}),
     "newer linear rope": dict(

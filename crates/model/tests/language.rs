@@ -38,8 +38,8 @@ fn texts_have_the_reference_s_tokens() {
 fn conversations_are_written_as_each_model_s_template_has_it() {
     for (fixture, language) in with_text() {
         assert!(language.own_template, "{}", fixture.name);
-        let ids = language.template.encode(&language.tokenizer, &[Message::new("user", "the cat")], true);
-        let ids = ids.unwrap();
+        let template = language.template.as_ref().unwrap();
+        let ids = template.encode(&language.tokenizer, &[Message::new("user", "the cat")], true).unwrap();
         let names: Vec<_> = ids.iter().map(|id| language.tokenizer.name_of(*id).unwrap()).collect();
         let (begin, end): (&[&str], &str) = match names[0].as_ref() {
             "<bos>" => (&["<bos>", "<start_of_turn>"], "<end_of_turn>"),
