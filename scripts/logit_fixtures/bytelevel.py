@@ -97,8 +97,12 @@ class Vocabulary:
 
 
 IM = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-HEADER = ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
-SMOLLM = Vocabulary("smollm", IM, "<|im_start|>", "<|im_end|>", CHATML, first=True)
+HEADER = [
+    "<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>",
+    *(f"<|reserved_special_token_{n}|>" for n in range(3)),
+]
+# Matrix units take rows in fours, hence a few control tokens more.
+SMOLLM = Vocabulary("smollm", [*IM, "<repo_name>", "<file_sep>"], "<|im_start|>", "<|im_end|>", CHATML, first=True)
 LLAMA3 = Vocabulary("llama-bpe", HEADER, "<|begin_of_text|>", "<|eot_id|>", HEADERS, whole=["Ġsinging"])
 # The matrix of embeddings has more rows than there are tokens.
 QWEN2 = Vocabulary("qwen2", IM, None, "<|im_end|>", CHATML, padding=6)

@@ -63,7 +63,7 @@ SMOL, QWEN, THREE = len(SMOLLM.tokens), len(QWEN2.tokens), len(LLAMA3.tokens)
 LLAMA_GGUF = dims(4, 2, 64, 64, 96, 2, SMOL, True, rms_norm_eps=1e-5)
 FIXTURES = {
     "llama_tied": Fixture(
-        "llama", 1, dims(3, 1, 64, 72, 50, 2, SMOL, True, rms_norm_eps=1e-5), 1e5, vocabulary=SMOLLM,
+        "llama", 3, dims(3, 1, 64, 72, 52, 2, SMOL, True, rms_norm_eps=1e-5), 1e5, vocabulary=SMOLLM,
     ),
     "llama_llama3": Fixture(
         "llama", 1, dims(2, 1, 64, 80, 44, 2, 64, False, rms_norm_eps=1e-5), 5e5, BANDS, prompt=LONG_PROMPT,
@@ -72,11 +72,11 @@ FIXTURES = {
     "llama_gguf_f16": Fixture(
         "llama", 3, dims(2, 1, None, 128, 64, 1, SMOL, True), 1e4, vocabulary=SMOLLM, gguf=Type.F16,
     ),
-    "llama_gguf_q8_0": Fixture("llama", 1, LLAMA_GGUF, 1e5, vocabulary=SMOLLM, gguf=Type.Q8_0),
-    "llama_gguf_q4_0": Fixture("llama", 1, LLAMA_GGUF, 1e5, vocabulary=SMOLLM, gguf=Type.Q4_0),
-    "llama_gguf_q4_1": Fixture("llama", 1, LLAMA_GGUF, 1e5, vocabulary=SMOLLM, gguf=Type.Q4_1),
+    "llama_gguf_q8_0": Fixture("llama", 41, LLAMA_GGUF, 1e5, vocabulary=SMOLLM, gguf=Type.Q8_0),
+    "llama_gguf_q4_0": Fixture("llama", 41, LLAMA_GGUF, 1e5, vocabulary=SMOLLM, gguf=Type.Q4_0),
+    "llama_gguf_q4_1": Fixture("llama", 41, LLAMA_GGUF, 1e5, vocabulary=SMOLLM, gguf=Type.Q4_1),
     "llama_gguf_llama3": Fixture(
-        "llama", 1, dims(2, 1, 64, 64, 64, 2, THREE, False, rms_norm_eps=1e-5), 5e5, BANDS, LLAMA3, gguf=Type.Q8_0,
+        "llama", 3, dims(2, 1, 64, 64, 64, 2, THREE, False, rms_norm_eps=1e-5), 5e5, BANDS, LLAMA3, gguf=Type.Q8_0,
     ),
     "qwen2_tied": Fixture("qwen2", 2, dims(2, 1, None, 128, 56, 2, QWEN, True, **WINDOW), 1e6, vocabulary=QWEN2),
     "qwen2_untied": Fixture("qwen2", 1, dims(3, 1, None, 192, 40, 1, 64, False, **WINDOW), 1e6),

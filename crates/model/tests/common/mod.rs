@@ -54,17 +54,9 @@ pub const NAMES: [&str; 22] = [
     "qwen3_gguf_q8_0",
 ];
 
-/// Those whose matrices integer products take; all have greedy text.
-pub const QUANTISED: [&str; 8] = [
-    "gguf_q8_0",
-    "gguf_q4_0",
-    "llama_gguf_q8_0",
-    "llama_gguf_q4_0",
-    "llama_gguf_q4_1",
-    "llama_gguf_llama3",
-    "qwen2_gguf_q8_0",
-    "qwen3_gguf_q8_0",
-];
+/// Some whose matrices integer products take, of each scheme and family; all have greedy text.
+pub const QUANTISED: [&str; 5] =
+    ["gguf_q8_0", "gguf_q4_0", "llama_gguf_q4_1", "qwen2_gguf_q8_0", "qwen3_gguf_q8_0"];
 
 /// One of each family, for what depends on the family and on little else.
 pub const FAMILIES: [&str; 4] = ["gguf_q8_0", "llama_gguf_q8_0", "qwen2_gguf_q8_0", "qwen3_gguf_q8_0"];
