@@ -135,7 +135,7 @@ fn f16_activations_as_matrix_units_take_them_change_little() {
     let Some(device) = testkit::cpu_device() else { return };
     let floats =
         ["gguf_f16", "multimodal_newer", "multimodal_older", "untied_long", "llama_tied", "qwen2_tied"];
-    for name in QUANTISED.into_iter().chain(floats) {
+    for name in FAMILIES.into_iter().chain(["gguf_q4_0"]).chain(floats) {
         let fixture = Fixture::open(name);
         let plain = load(&device, &fixture.path);
         let model = load_alone(&device, &fixture.path).with_one_dispatch(true).with_emulated_matrix_units();
@@ -161,7 +161,7 @@ fn f16_activations_as_matrix_units_take_them_change_little() {
         }
         // Several sequences at a time, and one of them alone.
         if fixture.reference.get("greedy").is_some() {
-            in_a_batch_of_others(&fixture, &model, Some(5e-3));
+            in_a_batch_of_others(&fixture, &model, Some(2e-2));
         }
     }
 }
