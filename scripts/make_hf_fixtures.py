@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Make the Hugging Face fixtures of crates/weights: tiny random Gemma 3 folders, saved by transformers itself, and
-configs with what transformers makes of them.
+configs of all families with what transformers makes of them.
 
 usage: make_hf_fixtures.py [OUT]        OUT is crates/weights/tests/fixtures/hf by default
 needs: pip install torch transformers safetensors   (written with transformers 5.22; any device, no download)
@@ -18,6 +18,8 @@ from transformers import (
     Gemma3TextConfig,
     GenerationConfig,
 )
+
+import llama_qwen_configs
 
 # Small in every dimension, and none of them equal where a mix-up should show. Six layers: the last is global.
 TEXT = dict(
@@ -141,6 +143,8 @@ def main(out):
         raw[f"folder {folder}"] = json.loads((out / folder / "config.json").read_text())
     cases = [dict(name=name, config=config, resolved=resolved(config)) for name, config in raw.items()]
     (out / "configs.json").write_text(json.dumps(cases, indent=1) + "\n")
+    others = ",\n".join(json.dumps(case) for case in llama_qwen_configs.cases())
+    (out / "llama_qwen_configs.json").write_text(f"[\n{others}\n]\n")
     for file in out.rglob("*.safetensors"):
         file.chmod(0o644)  # safetensors writes 600
     size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())

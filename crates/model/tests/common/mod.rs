@@ -28,7 +28,8 @@ pub struct Fixture {
     pub logits: Vec<f32>,
 }
 
-pub const NAMES: [&str; 8] = [
+/// All of them, family by family.
+pub const NAMES: [&str; 22] = [
     "default_pattern",
     "head256",
     "untied_long",
@@ -37,7 +38,28 @@ pub const NAMES: [&str; 8] = [
     "gguf_f16",
     "gguf_q8_0",
     "gguf_q4_0",
+    "llama_tied",
+    "llama_llama3",
+    "llama_linear",
+    "llama_gguf_f16",
+    "llama_gguf_q8_0",
+    "llama_gguf_q4_0",
+    "llama_gguf_q4_1",
+    "llama_gguf_llama3",
+    "qwen2_tied",
+    "qwen2_untied",
+    "qwen2_gguf_f16",
+    "qwen2_gguf_q8_0",
+    "qwen3",
+    "qwen3_gguf_q8_0",
 ];
+
+/// Some whose matrices integer products take, of each scheme and family; all have greedy text.
+pub const QUANTISED: [&str; 5] =
+    ["gguf_q8_0", "gguf_q4_0", "llama_gguf_q4_1", "qwen2_gguf_q8_0", "qwen3_gguf_q8_0"];
+
+/// One of each family, for what depends on the family and on little else.
+pub const FAMILIES: [&str; 4] = ["gguf_q8_0", "llama_gguf_q8_0", "qwen2_gguf_q8_0", "qwen3_gguf_q8_0"];
 
 impl Fixture {
     pub fn open(name: &'static str) -> Self {
@@ -113,7 +135,6 @@ pub fn all_logits(model: &Arc<Model>, ids: &[u32], chunk: u32, kv: KvScheme) -> 
     rows
 }
 
-/// The largest difference between two rows of logits.
 /// What is lost by taking the probabilities of some logits for those of others: the Kullback–Leibler divergence, in nats.
 pub fn divergence(expected: &[f32], logits: &[f32]) -> f64 {
     let log_sum = |logits: &[f32]| {
@@ -129,6 +150,7 @@ pub fn divergence(expected: &[f32], logits: &[f32]) -> f64 {
     terms.sum()
 }
 
+/// The largest difference between two rows of logits.
 pub fn difference(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
     // What is not a number must not be taken for small.

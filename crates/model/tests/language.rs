@@ -1,0 +1,57 @@
+//! The way from a model's files alone to tokens and back: its own tokenizer, chat template and ends.
+
+mod common;
+
+use common::{Fixture, NAMES};
+use model::language::Language;
+use text::{Message, Shown};
+use weights::Checkpoint;
+
+fn with_text() -> impl Iterator<Item = (Fixture, Language)> {
+    let fixtures = NAMES.into_iter().map(Fixture::open);
+    fixtures.filter(|fixture| fixture.reference.get("text").is_some()).map(|fixture| {
+        let language = Language::of(&Checkpoint::open(&fixture.path).unwrap());
+        let language = language.unwrap_or_else(|error| panic!("{}: {error}", fixture.name));
+        (fixture, language)
+    })
+}
+
+#[test]
+fn texts_have_the_reference_s_tokens() {
+    let mut count = 0;
+    for (fixture, language) in with_text() {
+        let (text, written) = (&fixture.reference["text"], &fixture.reference["greedy_text"]);
+        assert_eq!(
+            language.tokenizer.encode_prompt(text.as_str().unwrap()),
+            fixture.ids,
+            "{}: {text}",
+            fixture.name
+        );
+        let read = language.tokenizer.decode(&fixture.list("greedy"), Shown::Text);
+        assert_eq!(read, written.as_str().unwrap(), "{}", fixture.name);
+        count += 1;
+    }
+    assert_eq!(count, 12);
+}
+
+#[test]
+fn conversations_are_written_as_each_model_s_template_has_it() {
+    for (fixture, language) in with_text() {
+        assert!(language.own_template, "{}", fixture.name);
+        let template = language.template.as_ref().unwrap();
+        let ids = template.encode(&language.tokenizer, &[Message::new("user", "the cat")], true).unwrap();
+        let names: Vec<_> = ids.iter().map(|id| language.tokenizer.name_of(*id).unwrap()).collect();
+        let (begin, end): (&[&str], &str) = match names[0].as_ref() {
+            "<bos>" => (&["<bos>", "<start_of_turn>"], "<end_of_turn>"),
+            "<|begin_of_text|>" => (&["<|begin_of_text|>", "<|start_header_id|>"], "<|eot_id|>"),
+            "<|im_start|>" => (&["<|im_start|>"], "<|im_end|>"),
+            other => panic!("{}: {other}", fixture.name),
+        };
+        assert!(names.starts_with(&begin.iter().map(|name| (*name).into()).collect::<Vec<_>>()), "{names:?}");
+        // Exactly once each, as control tokens and not as their letters.
+        let ends = names.iter().filter(|name| **name == end).count();
+        assert_eq!(ends, 1, "{}: {names:?}", fixture.name);
+        let end = language.tokenizer.id_of(end).unwrap();
+        assert!(language.ends.contains(&end), "{}: {:?}", fixture.name, language.ends);
+    }
+}
