@@ -47,4 +47,5 @@ macro_rules! kernels {
 
 kernels! {
     attend, attention, embed, flash, geglu, gemm, gemv, matmul, norm, probe, quantize_rows, random, rope, sample, score, transcode,
+    warm,
 }

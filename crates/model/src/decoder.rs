@@ -20,11 +20,14 @@ pub(crate) fn layers(step: &mut Step<'_>, layers: Range<u32>) -> Result<()> {
         } else {
             step.add_and_norm((layer - 1, Role::PostFeedForwardNorm), (layer, Role::AttentionNorm))?;
         }
+        step.warm(Place::Qkv(layer))?;
         step.qkv(Place::Qkv(layer))?;
         step.attention(layer)?;
+        step.warm(Place::Output(layer))?;
         step.output(Place::Output(layer))?;
 
         step.add_and_norm((layer, Role::PostAttentionNorm), (layer, Role::FeedForwardNorm))?;
+        step.warm(Place::GateUp(layer))?;
         step.gated(Place::GateUp(layer))?;
         step.down(Place::Down(layer))?;
     }

@@ -350,6 +350,10 @@ fn spread(caps: &Caps, shape: &Shape, tile: &Tile) -> (u32, u32) {
     let part = if joined { 0.2 } else { 0.08 } * 5376.0 / shape.weights.k as f64;
     let cost = |(splits, whole): &(u32, u32)| {
         let (splits, whole) = (f64::from(*splits), f64::from(*whole));
+        if tile.columns == 8 && !joined {
+            // Workgroups are small and all under way at once: it does not matter how they come out, and parts are short.
+            return idle / splits + 0.032 * splits * tiles / round;
+        }
         let split = (((tiles - whole) * splits / round).ceil() + idle) / splits;
         whole / round
             + match splits > 1.0 {

@@ -66,6 +66,9 @@ fn parts_of_k_come_out_even() {
     for (k, columns) in [(4096, 64), (4096, 128), (21504, 64), (21504, 128)] {
         assert_eq!(spread(5376, k, columns, Parts::Apart), (6, 0), "{k}, {columns} columns");
     }
+    // Of so few columns parts are short: more of them.
+    let few = [(8192, 5376), (5376, 4096), (5376, 21504)].map(|(rows, k)| spread(rows, k, 4, Parts::Apart));
+    assert_eq!(few, [(6, 0), (7, 0), (7, 0)]);
     // Only tiles that are split take memory: 36 tiles of 256 × 128 f32 in three parts.
     let wide = shape(43008, 5376, 128);
     let plan = policy::plan(&known::h200(), Fragments::FourToARow, &wide).unwrap();

@@ -37,7 +37,9 @@ impl Config {
         let layers = keys.size("num_hidden_layers", MAX_LAYERS, Some(defaults.layers))?;
         let hidden = keys.size("hidden_size", MAX_SIZE, Some(defaults.hidden))?;
         let heads = keys.size("num_attention_heads", MAX_SIZE, Some(defaults.heads))?;
-        let kv_heads = defaults.kv_heads.unwrap_or(heads);
+        // A null is no default here: it stands for as many as there are heads.
+        let null = text.get("num_key_value_heads").is_some_and(Value::is_null);
+        let kv_heads = defaults.kv_heads.filter(|_| !null).unwrap_or(heads);
         let head_dim = keys.size("head_dim", MAX_SIZE, Some(defaults.head_dim.unwrap_or(hidden / heads)))?;
         let rope = Rope::from_hf(family, text, &keys)?;
         let config = Config {
