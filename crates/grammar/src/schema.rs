@@ -14,8 +14,15 @@ const WHAT: &str = "the JSON schema";
 /// so that no answer is endless white space.
 const SPACE: &str = r" |\r?\n[ \t]{0,32}";
 
-/// A schema with our settings, if it is small enough.
+/// A schema with the settings of answers that are JSON and nothing else, if it is small enough.
 pub(crate) fn prepared(schema: &Value) -> Result<Value> {
+    let options =
+        JsonCompileOptions { whitespace_pattern: Some(SPACE.into()), ..JsonCompileOptions::default() };
+    with(schema, &options)
+}
+
+/// A schema with settings, if it is small enough.
+pub(crate) fn with(schema: &Value, options: &JsonCompileOptions) -> Result<Value> {
     if depth(schema) > DEPTH {
         return Err(Error::refused(WHAT, &format!("it is nested deeper than {DEPTH} levels")));
     }
@@ -28,14 +35,12 @@ pub(crate) fn prepared(schema: &Value) -> Result<Value> {
     };
     limits::length(WHAT, &schema.to_string())?;
     check_multiples(schema)?;
-    let options =
-        JsonCompileOptions { whitespace_pattern: Some(SPACE.into()), ..JsonCompileOptions::default() };
     options.apply_to(&mut prepared);
     Ok(prepared)
 }
 
 /// Whether what numbers must be multiples of makes automata of a bounded size. All of them together: they may meet in one number.
-fn check_multiples(schema: &Value) -> Result<()> {
+pub(crate) fn check_multiples(schema: &Value) -> Result<()> {
     let mut common = 1;
     let mut left = vec![schema];
     while let Some(value) = left.pop() {
