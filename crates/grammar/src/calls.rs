@@ -10,7 +10,7 @@ use llguidance::{JsonCompileOptions, api::TopLevelGrammar};
 use serde_json::{Value, json};
 use text::CallForm;
 
-use crate::{Error, Grammar, Grammars, Result, limits, schema};
+use crate::{Error, Grammar, Grammars, Result, SCHEMA, limits, schema};
 
 /// What an answer may call, and what else it may be.
 #[derive(Clone, Debug, PartialEq)]
@@ -68,7 +68,7 @@ impl Grammars {
         self.compile(WHAT, TopLevelGrammar::from_lark(lark)).map_err(|error| {
             // Whose fault it is shows when each is tried alone.
             let alone = |schema: &Value| {
-                self.compile("the JSON schema", TopLevelGrammar::from_json_schema(schema.clone())).err()
+                self.compile(SCHEMA, TopLevelGrammar::from_json_schema(schema.clone())).err()
             };
             let mut tools = calls.tools.iter().zip(&arguments);
             let wrong = tools.find_map(|(tool, schema)| Some(Error::tool(tool.at, alone(schema)?)));
@@ -107,7 +107,7 @@ impl Callable {
             Some(_) => false,
         };
         if !object {
-            return Err(Error::refused("the JSON schema", "its type must be object, as arguments are"));
+            return Err(Error::refused(SCHEMA, "its type must be object, as arguments are"));
         }
         if let Value::Object(fields) = &mut schema {
             fields.insert("type".into(), "object".into());
@@ -121,7 +121,9 @@ impl Calls {
         let CallForm { begin, middle, tail, between, .. } = &self.form;
         let trigger = self.form.trigger();
         let more = match between {
-            Some(between) if self.parallel => format!(" ({} body)*", self.literal(&format!("{between}{begin}"))),
+            Some(between) if self.parallel => {
+                format!(" ({} body)*", self.literal(&format!("{between}{begin}")))
+            }
             _ => String::new(),
         };
         let call = format!("{} body{more}", self.literal(begin));

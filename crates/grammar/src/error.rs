@@ -51,7 +51,10 @@ impl Error {
     /// What is wrong, without what it is wrong with.
     pub fn why(&self) -> &str {
         match self {
-            Self::Vocabulary(why) | Self::Refused { why, .. } | Self::Tool { why, .. } | Self::Lost { why, .. } => why,
+            Self::Vocabulary(why)
+            | Self::Refused { why, .. }
+            | Self::Tool { why, .. }
+            | Self::Lost { why, .. } => why,
         }
     }
 

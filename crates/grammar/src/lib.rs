@@ -32,6 +32,7 @@ use text::Tokenizer;
 pub use calls::{Callable, Calls, Otherwise};
 pub use error::{Error, Result};
 pub use matcher::Matcher;
+pub use schema::SCHEMA;
 
 /// What makes grammars for one model.
 #[derive(Clone)]
@@ -55,7 +56,7 @@ impl Grammars {
     /// JSON that a schema allows.
     pub fn json_schema(&self, schema: &Value) -> Result<Grammar> {
         let schema = schema::prepared(schema)?;
-        self.compile("the JSON schema", TopLevelGrammar::from_json_schema(schema))
+        self.compile(SCHEMA, TopLevelGrammar::from_json_schema(schema))
     }
 
     /// Any JSON object.

@@ -24,7 +24,12 @@ fn a_call_is_followed_in_the_tokens_that_the_model_writes() {
         "properties": { "city": { "type": "string" }, "days": { "type": "integer" } },
         "required": ["city"],
     });
-    let tool = |at, name: &str| Callable { at, name: name.into(), parameters: Some(parameters.clone()), strict: false };
+    let tool = |at, name: &str| Callable {
+        at,
+        name: name.into(),
+        parameters: Some(parameters.clone()),
+        strict: false,
+    };
     let tools = vec![tool(0, "get_weather"), tool(1, "get_time")];
     let call = "<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Zürich 鳥\", \"days\": 3}}\n</tool_call>";
     let said = "Let me look that up: is 3 < 4? `a <tool>`\n";

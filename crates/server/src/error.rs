@@ -48,9 +48,9 @@ pub(crate) enum Error {
     OutOfMemory,
     #[error("the answer took longer than the server lets a request take: ask for fewer tokens")]
     Deadline,
-    /// An answer cannot go on as its format demands.
-    #[error("'response_format': the answer cannot go on: {0}")]
-    Format(String),
+    /// An answer cannot go on as what it is held to demands.
+    #[error("'{param}': the answer cannot go on: {why}")]
+    Format { param: &'static str, why: String },
     #[error("the model computed something that is no number, so that there is no next token")]
     NotFinite,
     #[error("something went wrong in the server; its log says what, under the request's id")]
@@ -80,9 +80,10 @@ impl Error {
     pub(crate) fn status(&self) -> StatusCode {
         match self {
             // It follows from what was asked for, and would be the same again.
-            Error::Invalid { .. } | Error::Unsupported { .. } | Error::TooLong { .. } | Error::Format(_) => {
-                StatusCode::BAD_REQUEST
-            }
+            Error::Invalid { .. }
+            | Error::Unsupported { .. }
+            | Error::TooLong { .. }
+            | Error::Format { .. } => StatusCode::BAD_REQUEST,
             Error::UnknownModel(_) | Error::UnknownPath(_) => StatusCode::NOT_FOUND,
             Error::Unauthorized => StatusCode::UNAUTHORIZED,
             Error::WrongMethod { .. } => StatusCode::METHOD_NOT_ALLOWED,
@@ -115,7 +116,7 @@ impl Error {
             Error::DeviceLost => "device_lost",
             Error::OutOfMemory => "out_of_memory",
             Error::Deadline => "deadline",
-            Error::Format(_) => "format_failed",
+            Error::Format { .. } => "format_failed",
             Error::NotFinite => "not_finite",
             Error::Internal => "internal_error",
         }
@@ -127,7 +128,7 @@ impl Error {
             Error::Invalid { param, .. } => param.clone(),
             Error::Unsupported { param, .. } => Some(param.clone()),
             Error::UnknownModel(_) => Some("model".to_owned()),
-            Error::Format(_) => Some("response_format".to_owned()),
+            Error::Format { param, .. } => Some((*param).to_owned()),
             _ => None,
         };
         let kind = match self.status() {
@@ -196,7 +197,7 @@ impl From<Failure> for Error {
             Failure::Stopped => Error::stopping(),
             Failure::Deadline => Error::Deadline,
             Failure::NotFinite => Error::NotFinite,
-            Failure::Grammar(why) => Error::Format(why),
+            Failure::Grammar(why) => Error::Format { param: "response_format", why },
             // What it was is for the log alone: it may name files and devices.
             Failure::Internal(_) => Error::Internal,
         }

@@ -181,9 +181,9 @@ impl CallReader {
             State::Text => {
                 let trigger = self.form.trigger();
                 let found = self.held.find(trigger);
-                let open = (1..trigger.len()).rev().find(|length| {
-                    self.held.as_bytes().ends_with(&trigger.as_bytes()[..*length])
-                });
+                let open = (1..trigger.len())
+                    .rev()
+                    .find(|length| self.held.as_bytes().ends_with(&trigger.as_bytes()[..*length]));
                 let text = found.unwrap_or(self.held.len() - open.unwrap_or(0));
                 if text > 0 {
                     let text = self.take(text);

@@ -1,7 +1,7 @@
 //! What a conversation holds, in the shape that chat templates know: OpenAI's, as Hugging Face has taken it over.
 
-use serde::ser::{SerializeMap, Serializer};
 use serde::Serialize;
+use serde::ser::{SerializeMap, Serializer};
 use serde_json::{Map, Value};
 
 /// One message of a conversation.

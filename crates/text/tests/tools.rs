@@ -6,8 +6,8 @@ use common::{named, vocabulary};
 use proptest::prelude::*;
 use serde_json::json;
 use text::{
-    CallForm, CallPart, CallReader, ChatTemplate, Detokenizer, Kind, Message, Shown, Tokenizer, Tool, ToolCall,
-    ToolUse, Vocabulary,
+    CallForm, CallPart, CallReader, ChatTemplate, Detokenizer, Kind, Message, Shown, Tokenizer, Tool,
+    ToolCall, ToolUse, Vocabulary,
 };
 
 /// Tools in the system's turn, calls in tags, results in the user's turn.
@@ -85,7 +85,10 @@ fn form(source: &str) -> CallForm {
 #[test]
 fn the_form_of_calls_is_found_in_a_template() {
     let tags = form(TAGS);
-    assert_eq!([&*tags.begin, &*tags.middle, &*tags.tail], ["<call>\n{\"name\": \"", "\", \"arguments\": ", "}\n</call>"]);
+    assert_eq!(
+        [&*tags.begin, &*tags.middle, &*tags.tail],
+        ["<call>\n{\"name\": \"", "\", \"arguments\": ", "}\n</call>"]
+    );
     assert_eq!((tags.trigger(), tags.between.as_deref()), ("<call>", Some("\n")));
     assert!(tags.controls.is_empty());
 
@@ -105,7 +108,11 @@ fn templates_without_tools_are_told_from_those_with_strange_calls() {
     assert_eq!(use_of(plain), ToolUse::None);
     assert_eq!(use_of("{{ raise_exception('no') }}"), ToolUse::None);
     // It knows tools, but no calls; it writes the id; it writes what is no JSON.
-    let with = |call: &str| format!("{{% if tools %}}{{{{ tools | tojson }}}}{{% endif %}}{{% for m in messages %}}{{{{ m.content }}}}{{% for c in m.tool_calls %}}{call}{{% endfor %}}{{% endfor %}}");
+    let with = |call: &str| {
+        format!(
+            "{{% if tools %}}{{{{ tools | tojson }}}}{{% endif %}}{{% for m in messages %}}{{{{ m.content }}}}{{% for c in m.tool_calls %}}{call}{{% endfor %}}{{% endfor %}}"
+        )
+    };
     for call in [
         "",
         "[CALL]{\"name\": \"{{ c.function.name }}\", \"arguments\": {{ c.function.arguments | tojson }}, \"id\": \"{{ c.id }}\"}",
@@ -183,7 +190,10 @@ fn the_real_qwen() {
     let tokenizer = Tokenizer::from_vocabulary(vocabulary).unwrap();
     let template = ChatTemplate::new(&template.expect("a template"), "", "<|im_end|>").unwrap();
     let ToolUse::Form(form) = template.tool_use(&tokenizer) else { panic!("a form") };
-    assert_eq!([&*form.begin, &*form.middle, &*form.tail], ["<tool_call>\n{\"name\": \"", "\", \"arguments\": ", "}\n</tool_call>"]);
+    assert_eq!(
+        [&*form.begin, &*form.middle, &*form.tail],
+        ["<tool_call>\n{\"name\": \"", "\", \"arguments\": ", "}\n</tool_call>"]
+    );
     assert_eq!((form.trigger(), form.between.as_deref()), ("<tool_call>", Some("\n")));
     assert!(form.controls.is_empty());
     // They are one token each, which shows.
@@ -225,7 +235,9 @@ fn read(form: &CallForm, anywhere: bool, pieces: &[&str]) -> Vec<CallPart> {
 #[test]
 fn calls_are_found_and_markers_are_not_shown() {
     let form = form(TAGS);
-    let call = |name: &str, arguments: &str| format!("<call>\n{{\"name\": \"{name}\", \"arguments\": {arguments}}}\n</call>");
+    let call = |name: &str, arguments: &str| {
+        format!("<call>\n{{\"name\": \"{name}\", \"arguments\": {arguments}}}\n</call>")
+    };
     let seen = |text: &str| see(&read(&form, true, &[text]));
     let of = |text: &str, calls: &[(&str, &str)]| Seen {
         text: text.to_owned(),
@@ -242,7 +254,8 @@ fn calls_are_found_and_markers_are_not_shown() {
     assert_eq!(seen("<call>\n{\"name\": \"f\", \"arguments\": {\"x\": \"y"), of("", &[("f", "{\"x\": \"y")]));
     assert_eq!(seen("<call>\n{\"name\": \"f\", \"arguments\": {}}\n</ca"), of("", &[("f", "{}")]));
     // What only begins like a call is text.
-    for text in ["a < b <call me> <<call", "<call>{\"name\"}", "<call>\n{\"name\": \"\", \"arguments\": {}}"] {
+    for text in ["a < b <call me> <<call", "<call>{\"name\"}", "<call>\n{\"name\": \"\", \"arguments\": {}}"]
+    {
         assert_eq!(seen(text), of(text, &[]));
     }
     assert_eq!(seen(&format!("<call><{}", call("f", "{}"))), of("<call><", &[("f", "{}")]));
@@ -266,9 +279,28 @@ fn objects_alone_are_calls_where_an_answer_begins() {
 
 fn any_answer() -> impl Strategy<Value = String> {
     let piece = prop::sample::select(vec![
-        "<call>", "<", "</call>", "\n", "{\"name\": \"", "f_1", "\", \"arguments\": ", "{", "}", "\"", "\\", "[", "]", "é鳥",
-        "}\n</call>", "text ", "<call>\n{\"name\": \"g\", \"arguments\": {\"k\": \"v\"}}\n</call>",
-        "<call>\n{\"name\": \"h\", \"arguments\": {", "<function=", ">", "</function>", "<function=f>{}</function>",
+        "<call>",
+        "<",
+        "</call>",
+        "\n",
+        "{\"name\": \"",
+        "f_1",
+        "\", \"arguments\": ",
+        "{",
+        "}",
+        "\"",
+        "\\",
+        "[",
+        "]",
+        "é鳥",
+        "}\n</call>",
+        "text ",
+        "<call>\n{\"name\": \"g\", \"arguments\": {\"k\": \"v\"}}\n</call>",
+        "<call>\n{\"name\": \"h\", \"arguments\": {",
+        "<function=",
+        ">",
+        "</function>",
+        "<function=f>{}</function>",
         "{\"name\": \"f\", \"parameters\": ",
     ]);
     prop::collection::vec(piece, 0..14).prop_map(|pieces| pieces.concat())

@@ -35,7 +35,11 @@ fn tools() -> Vec<Callable> {
         "required": ["of"],
         "additionalProperties": false,
     });
-    vec![tool(0, "weather", weather), tool(1, "weather-sum", sum), Callable { parameters: None, ..tool(2, "now", json!(0)) }]
+    vec![
+        tool(0, "weather", weather),
+        tool(1, "weather-sum", sum),
+        Callable { parameters: None, ..tool(2, "now", json!(0)) },
+    ]
 }
 
 fn held(otherwise: Otherwise, parallel: bool) -> Grammar {
@@ -109,13 +113,18 @@ fn text_is_free_until_a_call_begins() {
 fn an_answer_is_calls_or_json() {
     let schema = json!({ "type": "object", "properties": { "a": { "type": "string" } }, "required": ["a"] });
     let grammar = held(Otherwise::Json(schema.clone()), true);
-    for right in ["{\"a\": \"<call>\"}".to_string(), call("now", "{}"), format!("{0}\n{0}", call("now", "{}"))] {
+    for right in
+        ["{\"a\": \"<call>\"}".to_string(), call("now", "{}"), format!("{0}\n{0}", call("now", "{}"))]
+    {
         assert!(whole(&grammar, &right), "{right}: {:?}", follow(&grammar, &right));
     }
     assert_eq!(follow(&grammar, "text").0, 0);
     // Where calls are objects too, nothing would tell one from the other.
-    let bare = CallForm { begin: "{\"name\": \"".into(), tail: "}".into(), trigger: 0, between: None, ..form() };
-    let of = |otherwise| grammars().calls(&Calls { form: bare.clone(), tools: tools(), parallel: true, otherwise });
+    let bare =
+        CallForm { begin: "{\"name\": \"".into(), tail: "}".into(), trigger: 0, between: None, ..form() };
+    let of = |otherwise| {
+        grammars().calls(&Calls { form: bare.clone(), tools: tools(), parallel: true, otherwise })
+    };
     assert!(of(Otherwise::Json(schema)).unwrap_err().to_string().contains("told from"));
     let grammar = of(Otherwise::Text).unwrap();
     let now = "{\"name\": \"now\", \"arguments\": {}}";
@@ -192,7 +201,9 @@ fn a_wrong_tool_is_named_and_work_is_bounded() {
         assert!(error.contains("tool 4") && error.contains(part), "{error}");
     }
     // Each alone would do.
-    let prime = |at: usize, of: u64| tool(at, &format!("f{at}"), json!({ "properties": { "a": { "multipleOf": of } } }));
+    let prime = |at: usize, of: u64| {
+        tool(at, &format!("f{at}"), json!({ "properties": { "a": { "multipleOf": of } } }))
+    };
     assert!(refused(vec![prime(0, 997), prime(1, 991)]).contains("the tools cannot be used: multipleOf"));
     let long = |at: usize| tool(at, &format!("f{at}"), json!({ "description": "x".repeat(100_000) }));
     assert!(refused((0..3).map(long).collect()).contains("the tools cannot be used: it has"));
@@ -202,7 +213,10 @@ fn a_wrong_tool_is_named_and_work_is_bounded() {
     let calls = Calls { form: form(), tools: vec![loose], parallel: true, otherwise: Otherwise::Nothing };
     let grammar = grammars().calls(&calls).unwrap();
     assert!(whole(&grammar, &call("f", "{\"a\": [null, null]}")));
-    assert_eq!(follow(&grammar, &call("f", "{\"a\": 1}")).0, call("f", "{\"a\": ").len() - "}\n</call>".len());
+    assert_eq!(
+        follow(&grammar, &call("f", "{\"a\": 1}")).0,
+        call("f", "{\"a\": ").len() - "}\n</call>".len()
+    );
 }
 
 /// Xorshift: the same answers on every run.
@@ -311,7 +325,8 @@ fn whatever_is_chosen_is_a_call_of_a_tool_by_its_schema() {
         calls_made += made.len();
         for (name, arguments) in made {
             let tool = tools.iter().find(|tool| tool.name == name).unwrap_or_else(|| panic!("{answer}"));
-            let value: Value = serde_json::from_str(&arguments).unwrap_or_else(|error| panic!("{error}: {answer}"));
+            let value: Value =
+                serde_json::from_str(&arguments).unwrap_or_else(|error| panic!("{error}: {answer}"));
             assert!(fits(&value, tool.parameters.as_ref().unwrap()), "{answer} by {tool:?}");
         }
     }
