@@ -227,7 +227,7 @@ fn stop_strings_end_what_is_said_and_not_what_is_called() {
 fn probabilities_are_of_what_is_said() {
     let server = writing(&two_calls());
     let told = json!({ "logprobs": true, "top_logprobs": 1 });
-    let mut bodies = vec![told.clone(), told];
+    let mut bodies = [told.clone(), told];
     bodies[1]["stream"] = true.into();
     let whole =
         server.post(CHAT, &asked(bodies[0].clone())).json()["choices"][0]["logprobs"]["content"].take();
