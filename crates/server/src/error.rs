@@ -20,6 +20,9 @@ pub(crate) enum Error {
     /// A field asks for what is not built.
     #[error("'{param}': {what} is not supported by this server yet; leave it out")]
     Unsupported { param: String, what: String },
+    /// A field asks for what the model that is served cannot do.
+    #[error("'{param}': {message}")]
+    NotByModel { param: String, message: String },
     #[error("the prompt has {tokens} tokens, but may have {most} here: shorten it")]
     TooLong { tokens: usize, most: u32 },
     #[error("no such model here: '{0}'. GET /v1/models lists what there is")]
@@ -82,6 +85,7 @@ impl Error {
             // It follows from what was asked for, and would be the same again.
             Error::Invalid { .. }
             | Error::Unsupported { .. }
+            | Error::NotByModel { .. }
             | Error::TooLong { .. }
             | Error::Format { .. } => StatusCode::BAD_REQUEST,
             Error::UnknownModel(_) | Error::UnknownPath(_) => StatusCode::NOT_FOUND,
@@ -101,7 +105,7 @@ impl Error {
     pub(crate) fn code(&self) -> &'static str {
         match self {
             Error::Invalid { .. } => "invalid_value",
-            Error::Unsupported { .. } => "unsupported_parameter",
+            Error::Unsupported { .. } | Error::NotByModel { .. } => "unsupported_parameter",
             Error::TooLong { .. } => "context_length_exceeded",
             Error::UnknownModel(_) => "model_not_found",
             Error::Unauthorized => "invalid_api_key",
@@ -126,7 +130,7 @@ impl Error {
     pub(crate) fn body(&self) -> openai::ErrorBody {
         let param = match self {
             Error::Invalid { param, .. } => param.clone(),
-            Error::Unsupported { param, .. } => Some(param.clone()),
+            Error::Unsupported { param, .. } | Error::NotByModel { param, .. } => Some(param.clone()),
             Error::UnknownModel(_) => Some("model".to_owned()),
             Error::Format { param, .. } => Some((*param).to_owned()),
             _ => None,

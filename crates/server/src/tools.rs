@@ -23,9 +23,9 @@ pub(crate) fn form<'a>(
     offered: bool,
     messages: &[Message],
 ) -> Result<Option<&'a CallForm>, Error> {
-    let wrong = |field: String, why: &str| {
+    let wrong = |param: String, why: &str| {
         let message = format!("the chat template of '{model}' {why}");
-        Err(Error::field(field, message))
+        Err(Error::NotByModel { param, message })
     };
     let of_tools = |message: &Message| message.role == "tool" || !message.tool_calls.is_empty();
     match (knows, offered) {

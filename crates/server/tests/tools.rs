@@ -379,7 +379,7 @@ fn wrong_tools_are_refused_by_name() {
 #[test]
 fn a_model_without_tools_says_so() {
     let server = Fixture::new();
-    let (message, param) = server.post(CHAT, &asked(json!({}))).refused(400, "invalid_value");
+    let (message, param) = server.post(CHAT, &asked(json!({}))).refused(400, "unsupported_parameter");
     assert_eq!(param, "tools");
     assert!(
         message.contains(MODEL)
@@ -389,7 +389,7 @@ fn a_model_without_tools_says_so() {
     );
     let messages = json!([{ "role": "user", "content": "x" }, { "role": "assistant", "tool_calls": [{ "id": "c", "type": "function", "function": { "name": "f", "arguments": "{}" } }] }]);
     let (message, param) =
-        server.post(CHAT, &chat(json!({ "messages": messages }))).refused(400, "invalid_value");
+        server.post(CHAT, &chat(json!({ "messages": messages }))).refused(400, "unsupported_parameter");
     assert_eq!(param, "messages[1].tool_calls", "{message}");
     // None of them may be called: nothing is missing.
     assert_eq!(server.post(CHAT, &asked(json!({ "tool_choice": "none" }))).status, 200);
@@ -398,7 +398,7 @@ fn a_model_without_tools_says_so() {
         "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}";
     let strange = ChatTemplate::new(strange, "", "").unwrap();
     let server = Fixture::serving(Mock::new(), Config::default(), Some(strange));
-    let (message, param) = server.post(CHAT, &asked(json!({}))).refused(400, "invalid_value");
+    let (message, param) = server.post(CHAT, &asked(json!({}))).refused(400, "unsupported_parameter");
     assert_eq!(param, "tools");
     assert!(message.contains("cannot read"), "{message}");
 }
