@@ -451,6 +451,11 @@ fn answers_are_held_to_the_tools() {
             assert_eq!(made[0].0, "get_weather");
         }
     }
+    // Without the only token that a call may begin with.
+    let bias = tokenizer().id_of("<0x3C>").unwrap().to_string();
+    let banned = asked(json!({ "tool_choice": "required", "logit_bias": { bias: -100 } }));
+    let (message, param) = server.post(CHAT, &banned).refused(400, "format_failed");
+    assert!(param == "tools" && message.contains("logit biases"), "{message}");
     // Text by lot hardly ever calls anything.
     for (made, content) in post(json!({ "max_tokens": 50 })) {
         assert!(made.is_empty() && content.is_string(), "{made:?} {content}");

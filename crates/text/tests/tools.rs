@@ -2,6 +2,8 @@
 
 mod common;
 
+use std::sync::LazyLock;
+
 use common::{named, vocabulary};
 use proptest::prelude::*;
 use serde_json::json;
@@ -306,10 +308,13 @@ fn any_answer() -> impl Strategy<Value = String> {
     prop::collection::vec(piece, 0..14).prop_map(|pieces| pieces.concat())
 }
 
+/// Found once for all cases.
+static FORMS: LazyLock<[CallForm; 3]> = LazyLock::new(|| [TAGS, BARE, FUNCTION].map(form));
+
 proptest! {
     #[test]
     fn cuts_make_no_difference(answer in any_answer(), cuts in prop::collection::vec(0_usize..400, 0..8), which in 0_usize..3, anywhere: bool) {
-        let form = form([TAGS, BARE, FUNCTION][which]);
+        let form = FORMS[which].clone();
         let whole = read(&form, anywhere, &[&answer]);
         let mut cuts: Vec<usize> = cuts.into_iter().filter(|cut| answer.is_char_boundary(*cut)).chain([0, answer.len()]).collect();
         cuts.sort_unstable();
