@@ -7,7 +7,8 @@
 #
 # Needs the binary (INDRIK, else target/debug/indrik), Gemma 3 270M as a GGUF file (INDRIK_TEST_GGUF, else what `make model`
 # fetched), Python 3.11 with venv, and Node 20 with npm; their packages go to target/clients. What is missing is said and left
-# out; under CI=true that is a failure.
+# out; under CI=true that is a failure. Tools are called where INDRIK_TEST_QWEN names a GGUF file of Qwen 2.5: it is large, so
+# that nobody is made to have it.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -15,6 +16,7 @@ work=$root/target/clients
 indrik=${INDRIK:-$root/target/debug/indrik}
 model=${INDRIK_TEST_GGUF:-$(cat "$root/target/test-model" 2>/dev/null || true)}
 tiny=$root/crates/model/tests/fixtures/gguf_q8_0/model.gguf
+tools=${INDRIK_TEST_QWEN:-}
 
 say() { echo "clients: $1" >&2; }
 fail() { say "$1"; exit 1; }
@@ -92,6 +94,12 @@ export CLIENTS_MODEL=gemma-3-270m CLIENTS_STRICT_KEY=a-key-of-this-test
 serve real -m "$model" --name "$CLIENTS_MODEL" --context 512 --sequences 4
 serve strict -m "$tiny" --name "$CLIENTS_MODEL" --context 512 --sequences 1 --queue 0 --api-key "$CLIENTS_STRICT_KEY"
 serve tiny -m "$tiny" --name tiny --context 64
+if [ -f "$tools" ]; then
+  export CLIENTS_TOOLS_MODEL=qwen
+  serve tools -m "$tools" --name "$CLIENTS_TOOLS_MODEL" --context 1024 --sequences 1 --request-time 15min
+else
+  say "left out: no Qwen 2.5, so no client called a tool; name a GGUF file of it with INDRIK_TEST_QWEN"
+fi
 
 # --- packages -----------------------------------------------------------------------------------------------------------
 
@@ -122,6 +130,10 @@ fi
 CLIENTS_URL=$(url real)
 CLIENTS_STRICT_URL=$(url strict)
 tiny_url=$(url tiny)
+if [ -n "${servers[tools]:-}" ]; then
+  CLIENTS_TOOLS_URL=$(url tools)
+  export CLIENTS_TOOLS_URL
+fi
 export CLIENTS_URL CLIENTS_STRICT_URL CLIENTS_NODE=$node
 # Nothing of theirs stays in the tree.
 export PYTHONDONTWRITEBYTECODE=1
@@ -143,6 +155,6 @@ if [ -n "$python" ]; then
     --workers 1 --request-timeout 60 --generation-database none "${bounds[@]}"
 fi
 
-for name in real strict tiny; do stop "$name"; done
+for name in "${!servers[@]}"; do stop "$name"; done
 [ ${#failed[@]} -eq 0 ] || fail "failed: $(printf '%s; ' "${failed[@]}")"
 say "all that was tried has passed, in $SECONDS s"

@@ -18,8 +18,8 @@ NODE = os.environ.get("CLIENTS_NODE")
 BLOCK = re.compile(r"(?:<!-- (?P<what>.*?) -->\n)?```(?P<language>\w+)\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
-def examples():
-    section = DOCS.read_text().split("\n## Clients\n")[1].split("\n## ")[0]
+def examples(title="Clients"):
+    section = DOCS.read_text().split(f"\n## {title}\n")[1].split("\n## ")[0]
     for found in BLOCK.finditer(section):
         what, language, code = found.group("what", "language", "code")
         assert what, f"say before it whether it is run: {code}"
@@ -53,13 +53,20 @@ def missing(what):
 
 @pytest.mark.parametrize(("language", "code", "prints"), list(examples()))
 def test_an_example_runs(language, code, prints, tmp_path):
-    command, file = runner(language, tmp_path)
-    file.write_text(code.replace("http://127.0.0.1:8006", URL).replace("gemma-3-4b-it", MODEL))
-    ran = subprocess.run([*command, file], capture_output=True, text=True, timeout=LONG)
+    run_example(language, code, prints, tmp_path, {"http://127.0.0.1:8006": URL, "gemma-3-4b-it": MODEL}, LONG)
+
+
+def run_example(language, code, prints, folder, names, within):
+    """Runs an example, with other names for the server and the model."""
+    command, file = runner(language, folder)
+    for name, instead in names.items():
+        assert name in code or "/v1/models" in code, "it asks another server"
+        code = code.replace(name, instead)
+    file.write_text(code)
+    ran = subprocess.run([*command, file], capture_output=True, text=True, timeout=within)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.strip(), "it prints nothing"
     assert prints in ran.stdout
-    assert MODEL in file.read_text() or "/v1/models" in code, "it asks another server"
 
 
 def test_there_are_examples_in_all_languages():

@@ -42,7 +42,7 @@ def test_a_missing_field_is_named(client):
     assert error.value.param == "messages"
 
 
-def test_tools_are_refused(client):
+def test_tools_are_refused_by_a_model_that_knows_none(client):
     tool = {"type": "function", "function": {"name": "roll", "parameters": {"type": "object", "properties": {}}}}
     with pytest.raises(openai.BadRequestError) as error:
         client.chat.completions.create(model=MODEL, messages=QUESTION, tools=[tool])

@@ -17,6 +17,14 @@ pub enum Error {
         /// What is wrong with it.
         why: String,
     },
+    /// The schema of a tool's arguments is wrong, not supported, or too large.
+    #[error("the parameters of tool {at} cannot be used: {why}")]
+    Tool {
+        /// Which tool.
+        at: usize,
+        /// What is wrong with them.
+        why: String,
+    },
     /// An answer cannot be followed any further.
     #[error("{what} cannot be followed: {why}")]
     Lost {
@@ -33,6 +41,21 @@ const MOST: usize = 400;
 impl Error {
     pub(crate) fn refused(what: &'static str, text: &str) -> Self {
         Self::Refused { what, why: readable(text) }
+    }
+
+    /// The same of a tool's arguments.
+    pub(crate) fn tool(at: usize, error: Error) -> Self {
+        Self::Tool { at, why: error.why().into() }
+    }
+
+    /// What is wrong, without what it is wrong with.
+    pub fn why(&self) -> &str {
+        match self {
+            Self::Vocabulary(why)
+            | Self::Refused { why, .. }
+            | Self::Tool { why, .. }
+            | Self::Lost { why, .. } => why,
+        }
     }
 
     pub(crate) fn lost(what: &'static str, text: &str) -> Self {

@@ -1,4 +1,4 @@
-//! What an answer must look like: JSON by a schema, a regular expression, or a grammar, as masks of the tokens that may come next.
+//! What an answer must look like: JSON by a schema, calls of tools, a regular expression, or a grammar, as masks of the tokens that may come next.
 //!
 //! 1. [`Grammars`] knows a model's vocabulary; there is one a model.
 //! 2. It makes a [`Grammar`] of what a request asks for, or says what is wrong with that. Schemas come from strangers: whatever they
@@ -8,6 +8,7 @@
 //! The automata are llguidance's. This crate decides what they are told: which bytes each token stands for, which tokens are never text,
 //! how much white space an answer may have.
 
+mod calls;
 mod error;
 mod limits;
 mod matcher;
@@ -28,8 +29,10 @@ use llguidance::{
 use serde_json::Value;
 use text::Tokenizer;
 
+pub use calls::{Callable, Calls, Otherwise};
 pub use error::{Error, Result};
 pub use matcher::Matcher;
+pub use schema::SCHEMA;
 
 /// What makes grammars for one model.
 #[derive(Clone)]
@@ -53,7 +56,7 @@ impl Grammars {
     /// JSON that a schema allows.
     pub fn json_schema(&self, schema: &Value) -> Result<Grammar> {
         let schema = schema::prepared(schema)?;
-        self.compile("the JSON schema", TopLevelGrammar::from_json_schema(schema))
+        self.compile(SCHEMA, TopLevelGrammar::from_json_schema(schema))
     }
 
     /// Any JSON object.

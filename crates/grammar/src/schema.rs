@@ -8,34 +8,40 @@ use crate::{
     limits::{self, DEPTH, MULTIPLE},
 };
 
-const WHAT: &str = "the JSON schema";
+/// What errors call a schema that a whole answer is held to.
+pub const SCHEMA: &str = "the JSON schema";
 
 /// White space between two parts of JSON: a space, as models write it, or a line break with indentation. Never more than one of these,
 /// so that no answer is endless white space.
 const SPACE: &str = r" |\r?\n[ \t]{0,32}";
 
-/// A schema with our settings, if it is small enough.
+/// A schema with the settings of answers that are JSON and nothing else, if it is small enough.
 pub(crate) fn prepared(schema: &Value) -> Result<Value> {
+    let options =
+        JsonCompileOptions { whitespace_pattern: Some(SPACE.into()), ..JsonCompileOptions::default() };
+    with(schema, &options)
+}
+
+/// A schema with settings, if it is small enough.
+pub(crate) fn with(schema: &Value, options: &JsonCompileOptions) -> Result<Value> {
     if depth(schema) > DEPTH {
-        return Err(Error::refused(WHAT, &format!("it is nested deeper than {DEPTH} levels")));
+        return Err(Error::refused(SCHEMA, &format!("it is nested deeper than {DEPTH} levels")));
     }
     let mut prepared = match schema {
         Value::Object(_) => schema.clone(),
         // What allows everything, by the standard.
         Value::Bool(true) => Value::Object(Map::new()),
-        Value::Bool(false) => return Err(Error::refused(WHAT, "it is false, which allows nothing")),
-        _ => return Err(Error::refused(WHAT, "it must be an object")),
+        Value::Bool(false) => return Err(Error::refused(SCHEMA, "it is false, which allows nothing")),
+        _ => return Err(Error::refused(SCHEMA, "it must be an object")),
     };
-    limits::length(WHAT, &schema.to_string())?;
+    limits::length(SCHEMA, &schema.to_string())?;
     check_multiples(schema)?;
-    let options =
-        JsonCompileOptions { whitespace_pattern: Some(SPACE.into()), ..JsonCompileOptions::default() };
     options.apply_to(&mut prepared);
     Ok(prepared)
 }
 
 /// Whether what numbers must be multiples of makes automata of a bounded size. All of them together: they may meet in one number.
-fn check_multiples(schema: &Value) -> Result<()> {
+pub(crate) fn check_multiples(schema: &Value) -> Result<()> {
     let mut common = 1;
     let mut left = vec![schema];
     while let Some(value) = left.pop() {
@@ -50,7 +56,7 @@ fn check_multiples(schema: &Value) -> Result<()> {
                     let all = one.and_then(|one| least_common_multiple(common, one));
                     common = all.filter(|all| *all <= MULTIPLE).ok_or_else(|| {
                         let why = format!("multipleOf {number}, with all others, is more work than is allowed: use rounder numbers");
-                        Error::refused(WHAT, &why)
+                        Error::refused(SCHEMA, &why)
                     })?;
                 }
             }

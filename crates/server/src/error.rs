@@ -20,6 +20,9 @@ pub(crate) enum Error {
     /// A field asks for what is not built.
     #[error("'{param}': {what} is not supported by this server yet; leave it out")]
     Unsupported { param: String, what: String },
+    /// A field asks for what the model that is served cannot do.
+    #[error("'{param}': {message}")]
+    NotByModel { param: String, message: String },
     #[error("the prompt has {tokens} tokens, but may have {most} here: shorten it")]
     TooLong { tokens: usize, most: u32 },
     #[error("no such model here: '{0}'. GET /v1/models lists what there is")]
@@ -48,9 +51,9 @@ pub(crate) enum Error {
     OutOfMemory,
     #[error("the answer took longer than the server lets a request take: ask for fewer tokens")]
     Deadline,
-    /// An answer cannot go on as its format demands.
-    #[error("'response_format': the answer cannot go on: {0}")]
-    Format(String),
+    /// An answer cannot go on as what it is held to demands.
+    #[error("'{param}': the answer cannot go on: {why}")]
+    Format { param: &'static str, why: String },
     #[error("the model computed something that is no number, so that there is no next token")]
     NotFinite,
     #[error("something went wrong in the server; its log says what, under the request's id")]
@@ -80,9 +83,11 @@ impl Error {
     pub(crate) fn status(&self) -> StatusCode {
         match self {
             // It follows from what was asked for, and would be the same again.
-            Error::Invalid { .. } | Error::Unsupported { .. } | Error::TooLong { .. } | Error::Format(_) => {
-                StatusCode::BAD_REQUEST
-            }
+            Error::Invalid { .. }
+            | Error::Unsupported { .. }
+            | Error::NotByModel { .. }
+            | Error::TooLong { .. }
+            | Error::Format { .. } => StatusCode::BAD_REQUEST,
             Error::UnknownModel(_) | Error::UnknownPath(_) => StatusCode::NOT_FOUND,
             Error::Unauthorized => StatusCode::UNAUTHORIZED,
             Error::WrongMethod { .. } => StatusCode::METHOD_NOT_ALLOWED,
@@ -100,7 +105,7 @@ impl Error {
     pub(crate) fn code(&self) -> &'static str {
         match self {
             Error::Invalid { .. } => "invalid_value",
-            Error::Unsupported { .. } => "unsupported_parameter",
+            Error::Unsupported { .. } | Error::NotByModel { .. } => "unsupported_parameter",
             Error::TooLong { .. } => "context_length_exceeded",
             Error::UnknownModel(_) => "model_not_found",
             Error::Unauthorized => "invalid_api_key",
@@ -115,7 +120,7 @@ impl Error {
             Error::DeviceLost => "device_lost",
             Error::OutOfMemory => "out_of_memory",
             Error::Deadline => "deadline",
-            Error::Format(_) => "format_failed",
+            Error::Format { .. } => "format_failed",
             Error::NotFinite => "not_finite",
             Error::Internal => "internal_error",
         }
@@ -125,9 +130,9 @@ impl Error {
     pub(crate) fn body(&self) -> openai::ErrorBody {
         let param = match self {
             Error::Invalid { param, .. } => param.clone(),
-            Error::Unsupported { param, .. } => Some(param.clone()),
+            Error::Unsupported { param, .. } | Error::NotByModel { param, .. } => Some(param.clone()),
             Error::UnknownModel(_) => Some("model".to_owned()),
-            Error::Format(_) => Some("response_format".to_owned()),
+            Error::Format { param, .. } => Some((*param).to_owned()),
             _ => None,
         };
         let kind = match self.status() {
@@ -196,7 +201,7 @@ impl From<Failure> for Error {
             Failure::Stopped => Error::stopping(),
             Failure::Deadline => Error::Deadline,
             Failure::NotFinite => Error::NotFinite,
-            Failure::Grammar(why) => Error::Format(why),
+            Failure::Grammar(why) => Error::Format { param: "response_format", why },
             // What it was is for the log alone: it may name files and devices.
             Failure::Internal(_) => Error::Internal,
         }

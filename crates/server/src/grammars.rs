@@ -15,6 +15,9 @@ use crate::config::{Config, Model};
 use crate::error::Error;
 use crate::openai::{SCHEMA, Shape};
 
+/// The field that tools stand in.
+const TOOLS: &str = "tools";
+
 /// Grammars that are kept: more than a few programs at home have schemas.
 const KEPT: usize = 32;
 
@@ -50,20 +53,25 @@ impl Grammars {
 
     /// What holds `count` answers to a shape, one each.
     pub(crate) async fn matchers(&self, shape: Shape, count: usize) -> Result<Vec<Matcher>, Error> {
-        let grammars = self.common().await?;
+        let field = match &shape {
+            Shape::Object | Shape::Schema(_) => SCHEMA,
+            Shape::Calls(_) => TOOLS,
+        };
+        let grammars = self.common(field).await?;
         let key = match &shape {
             Shape::Object => String::new(),
             Shape::Schema(schema) => schema.to_string(),
+            Shape::Calls(calls) => format!("{calls:?}"),
         };
         let known = |kept: &Mutex<Kept>| kept.lock().unwrap_or_else(PoisonError::into_inner).get(&key);
         if let Some(grammar) = known(&self.kept) {
-            return self.copies(grammar, count).await;
+            return self.copies(field, grammar, count).await;
         }
         let place = tokio::time::timeout(self.time, self.makers.clone().acquire_owned()).await;
         let place = place.map_err(|_| Error::QueueFull(self.time))?.expect("it is never closed");
         // Another may have made it while this one waited.
         if let Some(grammar) = known(&self.kept) {
-            return self.copies(grammar, count).await;
+            return self.copies(field, grammar, count).await;
         }
         let kept = self.kept.clone();
         let work = move || {
@@ -71,35 +79,49 @@ impl Grammars {
             let grammar = match &shape {
                 Shape::Object => grammars.json_object(),
                 Shape::Schema(schema) => grammars.json_schema(schema),
+                Shape::Calls(calls) => grammars.calls(calls),
             };
-            let grammar = Arc::new(grammar.map_err(|error| Error::field(SCHEMA, error))?);
+            let grammar = Arc::new(grammar.map_err(|error| match error {
+                grammar::Error::Tool { at, why } => {
+                    Error::field(format!("tools[{at}].function.parameters"), format!("cannot be used: {why}"))
+                }
+                grammar::Error::Refused { what: grammar::SCHEMA, .. } => Error::field(SCHEMA, error),
+                error => Error::field(field, error),
+            })?);
             kept.lock().unwrap_or_else(PoisonError::into_inner).put(key, grammar.clone());
             Ok((0..count).map(|_| grammar.matcher()).collect())
         };
-        self.within(work).await
+        self.within(field, work).await
     }
 
     /// What all have in common, as soon as it is there.
-    async fn common(&self) -> Result<grammar::Grammars, Error> {
+    async fn common(&self, field: &str) -> Result<grammar::Grammars, Error> {
         let mut made = self.made.clone();
         let made = made.wait_for(Option::is_some).await.ok().and_then(|made| made.clone());
         match made {
             Some(Ok(grammars)) => Ok(grammars),
             Some(Err(why)) => {
-                Err(Error::unsupported("response_format", format!("a format for answers ({why})")))
+                let field = if field == TOOLS { TOOLS } else { "response_format" };
+                Err(Error::unsupported(field, format!("a format for answers ({why})")))
             }
             None => Err(Error::Internal),
         }
     }
 
     /// Followers of a grammar that is there.
-    async fn copies(&self, grammar: Arc<Grammar>, count: usize) -> Result<Vec<Matcher>, Error> {
-        self.within(move || Ok((0..count).map(|_| grammar.matcher()).collect())).await
+    async fn copies(
+        &self,
+        field: &'static str,
+        grammar: Arc<Grammar>,
+        count: usize,
+    ) -> Result<Vec<Matcher>, Error> {
+        self.within(field, move || Ok((0..count).map(|_| grammar.matcher()).collect())).await
     }
 
     /// Does it on a thread of its own, which goes on when it has taken too long, and keeps its place until it is done.
     async fn within<T: Send + 'static>(
         &self,
+        field: &'static str,
         work: impl FnOnce() -> Result<T, Error> + Send + 'static,
     ) -> Result<T, Error> {
         let (sender, done) = oneshot::channel();
@@ -117,7 +139,7 @@ impl Grammars {
             Err(_) => {
                 let seconds = self.time.as_secs_f64();
                 let why = format!("is too complex: a grammar for it was not made within {seconds} s");
-                Err(Error::field(SCHEMA, why))
+                Err(Error::field(field, why))
             }
         }
     }

@@ -3,8 +3,9 @@
 //! 1. [`Server`] (`listen`) accepts connections, with limits on how slow and how many they may be.
 //! 2. `router` says what lies at which path; `access` lets in who bears a key.
 //! 3. A body becomes one of the types of `openai`, whose errors name the wrong field.
-//! 4. `prompt` makes tokens of it, `grammars` what the answer is held to, and an engine takes them ([`Generator`]).
-//! 5. `choice` makes text of the tokens that come back, with nothing of a stop string (`told`: and whose probabilities are told with it);
+//! 4. `prompt` makes tokens of it (`tools`: and says what may be called), `grammars` what the answer is held to, and an engine takes them
+//!    ([`Generator`]).
+//! 5. `choice` makes text and calls of the tokens that come back, with nothing of a stop string (`told`: and whose probabilities are told with it);
 //!    `reply` sends it, whole or as a stream. A client that goes away drops its answers, which cancels them.
 //! 6. `record` writes one line a request, and counts it for `metrics`.
 //!
@@ -25,6 +26,7 @@ mod record;
 mod reply;
 mod router;
 mod told;
+mod tools;
 
 pub use config::{Config, Model};
 pub use generator::{Gauge, Generator, Place};

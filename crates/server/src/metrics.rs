@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use engine::{Status, Times};
@@ -11,15 +12,23 @@ use crate::generator::Gauge;
 /// The media type of the text form.
 pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// How requests ended, by a word for each; the rest comes from the engine's [`Status`].
+/// How requests ended, by a word for each, and what answers have called; the rest comes from the engine's [`Status`].
 #[derive(Default)]
-pub(crate) struct Metrics(Mutex<BTreeMap<&'static str, u64>>);
+pub(crate) struct Metrics {
+    outcomes: Mutex<BTreeMap<&'static str, u64>>,
+    calls: AtomicU64,
+}
 
 impl Metrics {
     /// A request has ended.
     pub(crate) fn count(&self, outcome: &'static str) {
-        let mut outcomes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut outcomes = self.outcomes.lock().unwrap_or_else(PoisonError::into_inner);
         *outcomes.entry(outcome).or_default() += 1;
+    }
+
+    /// An answer has called so many tools.
+    pub(crate) fn called(&self, count: u64) {
+        self.calls.fetch_add(count, Ordering::Relaxed);
     }
 
     /// All of it as text.
@@ -69,7 +78,8 @@ impl Metrics {
         page.line("decode_seconds_total", "", &status.traffic.time.as_secs_f64());
         page.counter("set_back_total", "Requests set back to read again what they had read", status.set_back);
         page.counter("device_losses_total", "How often the GPU was lost", status.lost);
-        let outcomes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        page.counter("tool_calls_total", "Calls of tools in answers", self.calls.load(Ordering::Relaxed));
+        let outcomes = self.outcomes.lock().unwrap_or_else(PoisonError::into_inner);
         page.head("requests_total", "Requests to /v1 by how they ended", "counter");
         for (outcome, count) in &*outcomes {
             page.line("requests_total", &format!("{{outcome=\"{outcome}\"}}"), count);

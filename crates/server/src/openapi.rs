@@ -5,6 +5,7 @@ use utoipa::{PartialSchema, ToSchema};
 
 use crate::config::{Config, Model};
 use crate::openai::options::{MAX_BIASES, MAX_STOPS};
+use crate::openai::tools::{MAX_TOOLS, NAME};
 use crate::openai::{
     Chat, ChatChoice, ChatDelta, ChatLogprobs, Completion, ErrorBody, ModelInfo, ModelList, Options, Reply,
     TextChoice, TextLogprobs,
@@ -132,12 +133,24 @@ fn narrow(schemas: &mut Map<String, Value>, model: &Model, config: &Config) {
     say("Completion", "/properties/best_of", "enum", json!([null, 1]));
     let one = json!({ "properties": { "n": { "enum": [null, 1] } } });
     say("Completion", "", "allOf", json!([told, { "anyOf": [alone("best_of"), one] }]));
-    say("Chat", "/properties/tools", "maxItems", json!(0));
+    say("Chat", "/properties/tools", "maxItems", json!(MAX_TOOLS));
     say("Chat", "/properties/functions", "maxItems", json!(0));
-    say("Chat", "/properties/tool_choice", "enum", json!([null, "none", "auto"]));
+    say("Chat", "/properties/function_call", "type", json!("null"));
     say("Chat", "/properties/modalities/items", "enum", json!(["text"]));
-    say("Role", "", "enum", json!(["system", "developer", "user", "assistant"]));
-    say("Said", "/properties/tool_calls", "maxItems", json!(0));
+    say("Role", "", "enum", json!(["system", "developer", "user", "assistant", "tool"]));
+    let says =
+        json!({ "required": ["content"], "properties": { "content": { "type": ["string", "array"] } } });
+    let calls = json!({
+        "required": ["tool_calls"],
+        "properties": { "role": { "const": "assistant" }, "tool_calls": { "type": "array", "minItems": 1 } },
+    });
+    let no_result = json!({ "properties": { "role": { "not": { "const": "tool" } } } });
+    let result =
+        json!({ "required": ["tool_call_id"], "properties": { "tool_call_id": { "type": "string" } } });
+    say("Said", "", "allOf", json!([{ "anyOf": [says, calls] }, { "anyOf": [no_result, result] }]));
+    for named in ["Function", "NamedFunction", "CalledFunction"] {
+        say(named, "/properties/name", "pattern", json!(NAME));
+    }
     say("Part", "/properties/type", "enum", json!(["text"]));
     say("Part", "/properties/text", "type", json!("string"));
     say("Part", "", "required", json!(["type", "text"]));

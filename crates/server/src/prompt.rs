@@ -3,12 +3,14 @@
 use std::num::NonZeroU32;
 
 use engine::Request;
-use text::{Detokenizer, Shown, StopMatcher};
+use text::{Detokenizer, Shown, StopMatcher, ToolUse};
 
+use crate::choice::Said;
 use crate::config::{Config, Model};
 use crate::error::Error;
 use crate::openai::{self, Chat, Completion, Options, Prompt, Shape};
 use crate::record::random;
+use crate::tools::{self, Calling};
 
 /// How many tokens `/v1/completions` writes where nobody says; OpenAI's number.
 const COMPLETION_TOKENS: u32 = 16;
@@ -33,16 +35,19 @@ pub(crate) struct Asked {
     pub(crate) echoes: Vec<String>,
     /// What each answer is held to.
     pub(crate) shape: Option<Shape>,
+    /// How answers call tools, where they may.
+    pub(crate) calling: Option<Calling>,
     /// Whether the probabilities of tokens are told.
     pub(crate) tells: bool,
 }
 
 impl Asked {
-    /// Reads a body. Takes time that grows with it: not for the threads that serve connections.
+    /// Reads a body, for a model that knows so much of tools. Takes time that grows with it: not for the threads that serve connections.
     pub(crate) fn read(
         form: Form,
         body: &[u8],
         model: &Model,
+        knows: &ToolUse,
         config: &Config,
         context: u32,
     ) -> Result<Asked, Error> {
@@ -54,12 +59,17 @@ impl Asked {
         options.check(config.choices)?;
         let vocab = model.tokens() as usize;
         let mut sampling = options.sampling(&model.sampling, vocab)?;
-        let shape = options.shape()?;
+        let mut shape = options.shape()?;
+        let mut calling = None;
         let (prompts, tops) = match form {
             Form::Chat => {
                 let asked: Chat = openai::read(body)?;
                 let tops = asked.tops()?;
-                (vec![(chat(asked, model)?, String::new())], tops)
+                let prompt = chat(asked, model, knows, &mut shape)?;
+                if let Some(Shape::Calls(calls)) = &shape {
+                    calling = Some(Calling::new(calls));
+                }
+                (vec![(prompt, String::new())], tops)
             }
             Form::Text => {
                 let asked: Completion = openai::read(body)?;
@@ -100,13 +110,16 @@ impl Asked {
                 echoes.push(echo.clone());
             }
         }
-        Ok(Asked { form, options, requests, echoes, shape, tells: tops.is_some() })
+        Ok(Asked { form, options, requests, echoes, shape, calling, tells: tops.is_some() })
     }
 
-    /// What makes text of an answer's tokens.
-    pub(crate) fn text(&self, model: &Model) -> Result<(Detokenizer, StopMatcher), Error> {
+    /// What makes text of an answer's tokens, and pieces of its text.
+    pub(crate) fn text(&self, model: &Model) -> Result<(Detokenizer, Said), Error> {
         let stops = StopMatcher::new(self.options.stops()).map_err(|e| Error::field("stop", e))?;
-        Ok((Detokenizer::new(&model.tokenizer, Shown::Text), stops))
+        let shown = self.calling.iter().flat_map(|calling| calling.shown.iter().copied());
+        let text = Detokenizer::new(&model.tokenizer, Shown::Text).showing(shown);
+        let reader = self.calling.as_ref().map(|calling| calling.reader.clone());
+        Ok((text, Said::new(reader, stops, self.tells)))
     }
 }
 
@@ -116,13 +129,20 @@ fn seed_of(seed: u64, choice: u32) -> u64 {
     seed.wrapping_add(u64::from(choice).wrapping_mul(0x9e37_79b9_7f4a_7c15))
 }
 
-fn chat(chat: Chat, model: &Model) -> Result<Vec<u32>, Error> {
-    let messages = chat.messages()?;
+/// The conversation as tokens. Where tools may be called, that is what answers are held to, beside the shape that there was.
+fn chat(chat: Chat, model: &Model, knows: &ToolUse, shape: &mut Option<Shape>) -> Result<Vec<u32>, Error> {
+    let (messages, offered) = chat.read()?;
     let Some(template) = &model.template else {
         let message = "the model has no chat template: use /v1/completions".to_owned();
         return Err(Error::Invalid { param: Some("model".to_owned()), message });
     };
-    template.encode(&model.tokenizer, &messages, true).map_err(|e| Error::field("messages", e))
+    let form = tools::form(knows, &model.id, offered.is_some(), &messages)?;
+    let offered = offered.unwrap_or_default();
+    if let Some(form) = form {
+        *shape = Some(Shape::Calls(Box::new(tools::calls(&offered, form, shape.take()))));
+    }
+    let tokens = template.encode_with(&model.tokenizer, &messages, &offered.tools, true);
+    tokens.map_err(|e| Error::field("messages", e))
 }
 
 /// The prompts as tokens, each with what its answers begin with.

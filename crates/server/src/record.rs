@@ -33,8 +33,7 @@ const GONE: &str = "client_gone";
 
 impl Record {
     pub(crate) fn new(method: String, path: String, metrics: Arc<Metrics>) -> Record {
-        let id = format!("{:016x}{:08x}", random(), random() as u32);
-        Record { id, started: Instant::now(), method, path, metrics, state: Mutex::default() }
+        Record { id: name(), started: Instant::now(), method, path, metrics, state: Mutex::default() }
     }
 
     fn with(&self, change: impl FnOnce(&mut State)) {
@@ -63,6 +62,11 @@ impl Record {
             state.first.get_or_insert(now);
             state.tokens += 1;
         });
+    }
+
+    /// An answer has called so many tools.
+    pub(crate) fn calls(&self, count: u64) {
+        self.metrics.called(count);
     }
 
     /// How it ended, in a word. The first one stays.
@@ -98,6 +102,11 @@ impl Drop for Record {
 
 fn milliseconds(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// A name that nobody can foresee.
+pub(crate) fn name() -> String {
+    format!("{:016x}{:08x}", random(), random() as u32)
 }
 
 /// A number that nobody can foresee, as good as the keys of the standard library's hash maps.

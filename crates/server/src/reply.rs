@@ -15,10 +15,11 @@ use crate::choice::{Choice, Piece};
 use crate::config::Config;
 use crate::error::Error;
 use crate::openai::{
-    ChatChoice, ChatDelta, ChatLogprobs, ChatMessage, Delta, Head, Reply, TextChoice, TextLogprobs, Usage,
+    Call, CallDelta, CalledFunction, ChatChoice, ChatDelta, ChatLogprobs, ChatMessage, Delta, FunctionDelta,
+    Head, Reply, TextChoice, TextLogprobs, ToolType, Usage,
 };
 use crate::prompt::Form;
-use crate::record::Record;
+use crate::record::{self, Record};
 use crate::told::Told;
 
 /// A request whose answers are being made.
@@ -30,6 +31,8 @@ pub(crate) struct Running {
     pub(crate) echoes: Vec<String>,
     /// How many answers there are to each prompt.
     pub(crate) n: u32,
+    /// Whether answers may call tools.
+    pub(crate) calls: bool,
     /// Names tokens whose probabilities are told.
     pub(crate) tokenizer: Tokenizer,
     pub(crate) record: Arc<Record>,
@@ -64,10 +67,10 @@ impl Running {
 
     /// Waits for all answers.
     pub(crate) async fn whole(self) -> Result<Response, Error> {
-        let Running { form, head, choices, echoes, n, tokenizer, record } = self;
+        let Running { form, head, choices, echoes, n, tokenizer, record, .. } = self;
         let mut tally = Tally { n, usage: Usage::default(), record: record.clone() };
-        let tells = choices.iter().any(|choice| choice.tokens.is_some());
-        let begin = |text| Whole { text, told: tells.then(Vec::new), reason: "" };
+        let tells = choices.iter().any(|choice| choice.said.tells());
+        let begin = |text| Whole { text, calls: vec![], told: tells.then(Vec::new), reason: "" };
         let mut answers: Vec<Whole> = echoes.into_iter().map(begin).collect();
         let mut pieces = pieces(choices);
         while let Some((index, piece)) = pieces.next().await {
@@ -76,6 +79,10 @@ impl Running {
                 Piece::Text(text, told) => {
                     answer.text.push_str(&text);
                     answer.told.iter_mut().for_each(|all| all.extend_from_slice(&told));
+                }
+                Piece::Call { name } => answer.calls.push(called(name)),
+                Piece::Arguments(text) => {
+                    answer.calls.iter_mut().last().expect("it was begun").function.arguments.push_str(&text);
                 }
                 Piece::Ended { reason, usage } => {
                     answer.reason = reason;
@@ -89,9 +96,15 @@ impl Running {
         let usage = Some(Some(tally.usage));
         Ok(match form {
             Form::Chat => {
-                let choice = |(Whole { text, told, reason }, index)| ChatChoice {
+                let choice = |(Whole { text, calls, told, reason }, index)| ChatChoice {
                     index,
-                    message: ChatMessage { role: "assistant", content: text, refusal: None },
+                    message: ChatMessage {
+                        role: "assistant",
+                        // Who calls tools need not say anything.
+                        content: Some(text).filter(|text| calls.is_empty() || !text.is_empty()),
+                        tool_calls: calls,
+                        refusal: None,
+                    },
                     logprobs: told.map(|told| ChatLogprobs::new(&told, &tokenizer)),
                     finish_reason: reason,
                 };
@@ -99,7 +112,7 @@ impl Running {
                     .into_response()
             }
             Form::Text => {
-                let choice = |(Whole { text, told, reason }, index)| TextChoice {
+                let choice = |(Whole { text, told, reason, .. }, index)| TextChoice {
                     index,
                     text,
                     logprobs: told.map(|told| TextLogprobs::new(&told, &tokenizer)),
@@ -121,12 +134,13 @@ impl Running {
     }
 
     fn events(self, usage: bool) -> impl Stream<Item = Result<Event, Infallible>> + Send + 'static {
-        let Running { form, head, choices, echoes, n, tokenizer, record } = self;
-        let chunks = Chunks { form, head, tokenizer, usage };
+        let Running { form, head, choices, echoes, n, calls, tokenizer, record } = self;
+        let chunks = Chunks { form, head, tokenizer, usage, calls };
         let first = |(echo, index): (String, u32)| chunks.first(index, echo);
         let out = Out {
             waiting: echoes.into_iter().zip(0..).filter_map(first).collect(),
             tally: Tally { n, usage: Usage::default(), record: record.clone() },
+            calls: vec![0; choices.len()],
             pieces: pieces(choices),
             chunks,
             record,
@@ -139,6 +153,7 @@ impl Running {
 /// An answer that is being put together.
 struct Whole {
     text: String,
+    calls: Vec<Call>,
     /// Where probabilities were asked for.
     told: Option<Vec<Told>>,
     reason: &'static str,
@@ -148,12 +163,20 @@ fn pieces(choices: Vec<Choice>) -> SelectAll<BoxStream<'static, (u32, Piece)>> {
     stream::select_all(choices.into_iter().map(Choice::pieces))
 }
 
+/// A call that begins.
+fn called(name: String) -> Call {
+    let function = CalledFunction { name, arguments: String::new() };
+    Call { id: format!("call_{}", record::name()), r#type: ToolType::Function, function }
+}
+
 /// A stream that is being sent.
 struct Out {
     /// Events that come before the next piece.
     waiting: VecDeque<Event>,
     pieces: SelectAll<BoxStream<'static, (u32, Piece)>>,
     chunks: Chunks,
+    /// Calls that each answer has begun.
+    calls: Vec<u32>,
     tally: Tally,
     record: Arc<Record>,
     over: bool,
@@ -169,6 +192,19 @@ impl Out {
         }
         Some(match self.pieces.next().await {
             Some((index, Piece::Text(text, told))) => self.chunks.text(index, text, &told),
+            Some((index, Piece::Call { name })) => {
+                let count = &mut self.calls[index as usize];
+                *count += 1;
+                let Call { id, r#type, function } = called(name);
+                let function = FunctionDelta { name: Some(function.name), arguments: function.arguments };
+                let call = CallDelta { index: *count - 1, id: Some(id), r#type: Some(r#type), function };
+                self.chunks.call(index, call)
+            }
+            Some((index, Piece::Arguments(arguments))) => {
+                let function = FunctionDelta { name: None, arguments };
+                let call = self.calls[index as usize].saturating_sub(1);
+                self.chunks.call(index, CallDelta { index: call, id: None, r#type: None, function })
+            }
             Some((index, Piece::Ended { reason, usage })) => {
                 self.tally.add(index, usage);
                 self.chunks.end(index, reason)
@@ -205,6 +241,8 @@ struct Chunks {
     tokenizer: Tokenizer,
     /// Whether chunks have a usage.
     usage: bool,
+    /// Whether answers may call tools.
+    calls: bool,
 }
 
 impl Chunks {
@@ -212,7 +250,9 @@ impl Chunks {
     fn first(&self, index: u32, echo: String) -> Option<Event> {
         match self.form {
             Form::Chat => {
-                let delta = Delta { role: Some("assistant"), content: Some(String::new()) };
+                // Who calls tools need not say anything.
+                let content = (!self.calls).then(String::new);
+                let delta = Delta { role: Some("assistant"), content, ..Delta::default() };
                 Some(self.chat(index, delta, &[], None))
             }
             Form::Text if echo.is_empty() => None,
@@ -222,9 +262,13 @@ impl Chunks {
 
     fn text(&self, index: u32, text: String, told: &[Told]) -> Event {
         match self.form {
-            Form::Chat => self.chat(index, Delta { role: None, content: Some(text) }, told, None),
+            Form::Chat => self.chat(index, Delta { content: Some(text), ..Delta::default() }, told, None),
             Form::Text => self.completion(index, text, told, None),
         }
+    }
+
+    fn call(&self, index: u32, call: CallDelta) -> Event {
+        self.chat(index, Delta { tool_calls: Some(vec![call]), ..Delta::default() }, &[], None)
     }
 
     fn end(&self, index: u32, reason: &'static str) -> Event {

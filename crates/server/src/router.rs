@@ -15,7 +15,7 @@ use axum::{Extension, Json, Router};
 use engine::Usage;
 use futures_util::StreamExt;
 use serde_json::{Value, json};
-use text::Shown;
+use text::{Shown, ToolUse};
 use tokio::sync::{Semaphore, SemaphorePermit, watch};
 use tower_http::catch_panic::CatchPanicLayer;
 
@@ -31,7 +31,6 @@ use crate::openai::{Head, ModelInfo, ModelList};
 use crate::prompt::{Asked, Form};
 use crate::record::Record;
 use crate::reply::Running;
-use crate::told::Tokens;
 
 /// What all handlers share.
 pub(crate) struct App {
@@ -42,6 +41,8 @@ pub(crate) struct App {
     metrics: Arc<Metrics>,
     phase: watch::Receiver<Phase>,
     grammars: Grammars,
+    /// What the model knows of tools.
+    knows: ToolUse,
     /// Room for bodies, in units of [`BODY_UNIT`].
     bodies: Semaphore,
     /// It never changes while the server runs.
@@ -79,9 +80,14 @@ pub(crate) fn router(
     let openapi = crate::openapi::document(&model, &config);
     let keys = Keys::new(&config.api_keys);
     let grammars = Grammars::start(&model, &config)?;
+    let knows = match &model.template {
+        Some(template) => template.tool_use(&model.tokenizer),
+        None => ToolUse::None,
+    };
     let bodies = Semaphore::new(units(config.bodies_bytes.max(config.body_bytes)) as usize);
     let counted = Arc::default();
-    let app = App { config, keys, model, generator, metrics: counted, phase, grammars, bodies, openapi };
+    let app =
+        App { config, keys, model, generator, metrics: counted, phase, grammars, knows, bodies, openapi };
     let app = Arc::new(app);
     let v1 = Router::new()
         .route(CHAT, post(chat))
@@ -271,7 +277,8 @@ impl App {
         let body = self.body(request.into_body(), &mut room).await?;
         let (app, id) = (self.clone(), record.id.clone());
         let read = move || {
-            let asked = Asked::read(form, &body, &app.model, &app.config, app.generator.context())?;
+            let asked =
+                Asked::read(form, &body, &app.model, &app.knows, &app.config, app.generator.context())?;
             if app.config.log_prompts {
                 for request in &asked.requests {
                     let prompt = app.model.tokenizer.decode(&request.prompt, Shown::All);
@@ -304,7 +311,7 @@ impl App {
         let n = asked.options.n();
         let mut choices = Vec::new();
         for (mut request, index) in std::mem::take(&mut asked.requests).into_iter().zip(0..) {
-            let (text, stops) = asked.text(&self.model)?;
+            let (text, said) = asked.text(&self.model)?;
             let prompt = request.prompt.len() as u32;
             request.deadline = Some(deadline);
             let answer = self.generator.submit(request)?;
@@ -312,8 +319,8 @@ impl App {
                 record.prompt(prompt);
             }
             let usage = Usage { prompt, ..Usage::default() };
-            let (tokens, record) = (asked.tells.then(Tokens::default), record.clone());
-            choices.push(Choice { index, answer, text, stops, usage, tokens, deadline, record });
+            let record = record.clone();
+            choices.push(Choice { index, answer, text, said, usage, deadline, record });
         }
         let prefix = match asked.form {
             Form::Chat => "chatcmpl",
@@ -323,7 +330,8 @@ impl App {
         let head = Head { id: format!("{prefix}-{}", record.id), created, model: self.model.id.clone() };
         let echoes = std::mem::take(&mut asked.echoes);
         let tokenizer = self.model.tokenizer.clone();
-        Ok(Running { form: asked.form, head, choices, echoes, n, tokenizer, record: record.clone() })
+        let (calls, record) = (asked.calling.is_some(), record.clone());
+        Ok(Running { form: asked.form, head, choices, echoes, n, calls, tokenizer, record })
     }
 
     /// Reads a body that nobody wants, for as long as one may take and up to a size: a client that is still sending when its connection is

@@ -41,6 +41,11 @@ impl Tokens {
         self.waiting.drain(..count).collect()
     }
 
+    /// So much more is not sent, and neither told: it is no text of the answer, but calls a tool.
+    pub(crate) fn hidden(&mut self, text: &str) {
+        drop(self.sent(text));
+    }
+
     /// The answer was not cut off: all that is left.
     pub(crate) fn rest(&mut self) -> Vec<Told> {
         self.waiting.drain(..).collect()
@@ -72,8 +77,15 @@ mod tests {
         tokens.made(token(5), "鳥");
         assert_eq!(ids(tokens.sent("e two")), [(2, 5)]);
         assert_eq!(ids(tokens.sent("鳥")), [(3, 9), (4, 9), (5, 9)]);
+        // The first of two calls begins in a token of the text.
+        tokens.made(token(10), "a<");
+        tokens.made(token(11), "call>");
+        tokens.made(token(12), "b");
+        assert_eq!(ids(tokens.sent("a")), [(10, 10)]);
+        tokens.hidden("<call>");
+        assert_eq!(ids(tokens.sent("b")), [(12, 17)]);
         tokens.made(token(6), "x");
         tokens.made(token(7), "");
-        assert_eq!(ids(tokens.rest()), [(6, 10), (7, 11)]);
+        assert_eq!(ids(tokens.rest()), [(6, 18), (7, 19)]);
     }
 }

@@ -110,11 +110,10 @@ fn what_is_not_built_is_refused_and_not_ignored() {
     let server = Fixture::new();
     let image = json!([{ "type": "image_url", "image_url": { "url": "x" } }]);
     for (more, field) in [
-        (json!({ "tools": [{ "type": "function" }] }), "tools"),
-        (json!({ "tool_choice": "required" }), "tool_choice"),
         (json!({ "functions": [{}] }), "functions"),
+        (json!({ "function_call": "auto" }), "function_call"),
         (json!({ "modalities": ["text", "audio"] }), "modalities"),
-        (json!({ "messages": [{ "role": "tool", "content": "x" }] }), "messages[0].role"),
+        (json!({ "messages": [{ "role": "function", "content": "x" }] }), "messages[0].role"),
         (json!({ "messages": [{ "role": "user", "content": image }] }), "messages[0].content[0].type"),
     ] {
         let (message, param) = server.post(CHAT, &chat(more.clone())).refused(400, "unsupported_parameter");

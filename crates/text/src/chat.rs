@@ -11,26 +11,11 @@ use std::ops::RangeInclusive;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Serde};
 use minijinja::{Environment, ErrorKind, Value, context};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
-use crate::Tokenizer;
 use crate::error::{Error, Result};
-
-/// One message of a conversation.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Message {
-    /// Who speaks: `system`, `user`, `assistant`, or what else the template knows.
-    pub role: String,
-    /// What was said.
-    pub content: String,
-}
-
-impl Message {
-    /// A message.
-    pub fn new(role: impl Into<String>, content: impl Into<String>) -> Message {
-        Message { role: role.into(), content: content.into() }
-    }
-}
+use crate::message::{Message, Tool};
+use crate::tokenizer::Tokenizer;
 
 /// Gemma 3's format: turns of user and model, system text in front of the first user's.
 const GEMMA3: &str = r#"{{ bos_token }}
@@ -56,10 +41,13 @@ const NAME: &str = "chat";
 /// Characters that mean nothing to anyone but who uses them: no template trims or changes one.
 const PRIVATE_USE: RangeInclusive<char> = '\u{e000}'..='\u{f8ff}';
 
-/// Instructions that any conversation may take, and how many more each message may. The longest templates in use take a
+/// Instructions that any conversation may take, and how many more each message and each call of a tool may. The longest templates in use take a
 /// few hundred a message.
 const FUEL: u64 = 100_000;
 const FUEL_PER_MESSAGE: u64 = 5_000;
+
+/// Instructions that a byte of the tools' descriptions may take: some templates write types of their own for them.
+const FUEL_PER_BYTE: u64 = 10;
 
 /// How much text a template may write beside what the conversation holds, and how often it may repeat that.
 const OUTPUT: usize = 1 << 20;
@@ -107,34 +95,46 @@ impl ChatTemplate {
         messages: &[Message],
         add_generation_prompt: bool,
     ) -> Result<Vec<u32>> {
+        self.encode_with(tokenizer, messages, &[], add_generation_prompt)
+    }
+
+    /// The same with the tools that the assistant may call, none of whose words makes a control token either.
+    pub fn encode_with(
+        &self,
+        tokenizer: &Tokenizer,
+        messages: &[Message],
+        tools: &[Tool],
+        add_generation_prompt: bool,
+    ) -> Result<Vec<u32>> {
         let beginnings = tokenizer.control_beginnings();
-        let named = |message: &Message| message.content.contains(|c| beginnings.contains(&c));
-        if !messages.iter().any(named) {
-            return Ok(tokenizer.encode_prompt(&self.render(messages, add_generation_prompt)?));
+        let mut named = false;
+        let mut used: HashSet<char> = self.source.chars().filter(|c| PRIVATE_USE.contains(c)).collect();
+        each_text(messages, tools, &mut |text| {
+            named |= text.contains(|c| beginnings.contains(&c));
+            used.extend(text.chars().filter(|c| PRIVATE_USE.contains(c)));
+        });
+        let written = |messages: &[Message], tools: &[Tool]| {
+            self.render_with(messages, add_generation_prompt, (!tools.is_empty()).then_some(&tools))
+        };
+        if !named {
+            return Ok(tokenizer.encode_prompt(&written(messages, tools)?));
         }
         // A name in a message is broken by a mark behind its first character. Templates may trim messages, put them together or look for
         // words in them, and find them as they are otherwise.
-        let mark = self.unused(messages)?;
-        let marked = |message: &Message| {
-            let mut content = String::with_capacity(message.content.len());
-            for character in message.content.chars() {
-                content.push(character);
-                content.extend(beginnings.contains(&character).then_some(mark));
-            }
-            Message::new(&message.role, content)
-        };
-        let marked: Vec<Message> = messages.iter().map(marked).collect();
-        Ok(tokenizer.encode_marked(&self.render(&marked, add_generation_prompt)?, Some(mark)))
-    }
-
-    /// A character that neither the messages nor the template hold.
-    fn unused(&self, messages: &[Message]) -> Result<char> {
-        let texts = messages.iter().map(|message| message.content.as_str());
-        let used: HashSet<char> =
-            texts.chain([&*self.source]).flat_map(str::chars).filter(|c| PRIVATE_USE.contains(c)).collect();
-        PRIVATE_USE.clone().find(|c| !used.contains(c)).ok_or_else(|| {
+        let mark = PRIVATE_USE.clone().find(|c| !used.contains(c)).ok_or_else(|| {
             Error::Refused("the messages hold every character of Unicode's private use".to_owned())
-        })
+        })?;
+        let mut marked = |text: &str| {
+            let mut out = String::with_capacity(text.len());
+            for character in text.chars() {
+                out.push(character);
+                out.extend(beginnings.contains(&character).then_some(mark));
+            }
+            out
+        };
+        let messages: Vec<Message> = messages.iter().map(|message| message.map(&mut marked)).collect();
+        let tools: Vec<Tool> = tools.iter().map(|tool| tool.map(&mut marked)).collect();
+        Ok(tokenizer.encode_marked(&written(&messages, &tools)?, Some(mark)))
     }
 
     /// [`ChatTemplate::render`] with descriptions of tools, in JSON's shape. Their keys are written in the order in which
@@ -147,7 +147,8 @@ impl ChatTemplate {
     ) -> Result<String> {
         let tools = tools.map(|tools| Value::from(Serde(tools)));
         let described = tools.as_ref().map_or(0, |tools| tools.to_string().len());
-        let input = messages.iter().map(|m| m.role.len() + m.content.len()).sum::<usize>() + described;
+        let mut input = described;
+        each_text(messages, &[], &mut |text| input += text.len());
         let mut output = Bounded { text: Vec::new(), left: OUTPUT + OUTPUT_PER_INPUT * input };
         let context = context! {
             messages => Value::from(Serde(messages)),
@@ -158,11 +159,23 @@ impl ChatTemplate {
         };
         // Fuel is set on the environment, of which a copy shares the compiled template.
         let mut environment = self.environment.clone();
-        environment.set_fuel(Some(FUEL + FUEL_PER_MESSAGE * messages.len() as u64));
+        let calls: usize = messages.iter().map(|message| message.tool_calls.len()).sum();
+        let fuel = FUEL_PER_MESSAGE * (messages.len() + calls) as u64 + FUEL_PER_BYTE * described as u64;
+        environment.set_fuel(Some(FUEL + fuel));
         let template = environment.get_template(NAME).map_err(|e| told(&e))?;
         template.render_captured_to(context, &mut output).map_err(|e| told(&e))?;
         String::from_utf8(output.text).map_err(|_| Error::Template("its output is no UTF-8".into()))
     }
+}
+
+/// Calls `each` with everything in a conversation that the template did not write.
+fn each_text(messages: &[Message], tools: &[Tool], each: &mut dyn FnMut(&str)) {
+    let mut look = |text: &str| {
+        each(text);
+        String::new()
+    };
+    messages.iter().for_each(|message| drop(message.map(&mut look)));
+    tools.iter().for_each(|tool| drop(tool.map(&mut look)));
 }
 
 impl std::fmt::Debug for ChatTemplate {

@@ -10,6 +10,8 @@ use crate::tokenizer::{Shown, Tokenizer};
 pub struct Detokenizer {
     tokenizer: Tokenizer,
     shown: Shown,
+    /// Control tokens that are shown in any case.
+    also: Vec<u32>,
     /// Bytes that are the start of a character.
     held: Vec<u8>,
     /// The next space was put there by the tokenizer.
@@ -23,8 +25,14 @@ impl Detokenizer {
             drop_space: tokenizer.space_prefix(),
             tokenizer: tokenizer.clone(),
             shown,
+            also: Vec::new(),
             held: Vec::new(),
         }
+    }
+
+    /// The same, but these control tokens are shown in any case.
+    pub fn showing(self, also: impl IntoIterator<Item = u32>) -> Detokenizer {
+        Detokenizer { also: also.into_iter().collect(), ..self }
     }
 
     /// The text that this id completes: often one word, sometimes none.
@@ -37,7 +45,7 @@ impl Detokenizer {
     /// [`Detokenizer::push`] into a text that is there already.
     pub fn push_to(&mut self, id: u32, text: &mut String) {
         let special = self.tokenizer.is_special(id);
-        if special && self.shown == Shown::Text {
+        if special && self.shown == Shown::Text && !self.also.contains(&id) {
             return;
         }
         let mut bytes = self.tokenizer.token_bytes(id).unwrap_or_default();

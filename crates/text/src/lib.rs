@@ -7,11 +7,13 @@
 //! 2. A [`ChatTemplate`] turns a conversation into the text that the model was trained on.
 //! 3. A [`Detokenizer`] turns ids back into text as they come, never half a character.
 //! 4. A [`StopMatcher`] holds text back while it may still become a stop string.
-//! 5. A [`Guide`] says which tokens may come next, where an answer must look a certain way; the crate `grammar` makes them.
+//! 5. A [`CallReader`] finds the calls of tools in it, in the form that the model's template has ([`ChatTemplate::tool_use`]).
+//! 6. A [`Guide`] says which tokens may come next, where an answer must look a certain way; the crate `grammar` makes them.
 //!
 //! Everything here reads files and prompts from strangers: whatever they hold, the result is an error or a text, never
 //! a panic, and time grows no faster than n log n.
 
+mod calls;
 mod chat;
 mod clock;
 mod detokenizer;
@@ -19,17 +21,22 @@ mod error;
 mod guide;
 pub mod hf;
 mod merge;
+mod message;
 mod pieces;
 mod pretokens;
+mod probe;
 mod specials;
 mod stop;
 mod tokenizer;
 mod vocabulary;
 
-pub use chat::{ChatTemplate, Message};
+pub use calls::{CallForm, CallPart, CallReader};
+pub use chat::ChatTemplate;
 pub use detokenizer::Detokenizer;
 pub use error::{Error, Result};
 pub use guide::Guide;
+pub use message::{Message, Tool, ToolCall};
+pub use probe::ToolUse;
 pub use stop::StopMatcher;
 pub use tokenizer::{Shown, Special, Tokenizer};
 pub use vocabulary::{Kind, Vocabulary};

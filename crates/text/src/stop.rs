@@ -93,11 +93,15 @@ impl StopMatcher {
         (std::mem::replace(&mut self.held, held), false)
     }
 
-    /// The text has ended: returns what was held back, and whether it holds a stop string.
+    /// The text has ended: returns what was held back, and whether it holds a stop string. If not, the next text starts anew.
     pub fn finish(&mut self) -> (String, bool) {
         match self.found.take() {
             Some(found) => (self.stop(found), true),
-            None => (std::mem::take(&mut self.held), self.stopped),
+            None => {
+                self.seen = 0;
+                self.stops.iter_mut().for_each(|stop| stop.matched = 0);
+                (std::mem::take(&mut self.held), self.stopped)
+            }
         }
     }
 

@@ -1,4 +1,4 @@
-//! What only `/v1/chat/completions` has: messages.
+//! What only `/v1/chat/completions` has: messages, and tools.
 
 use serde::Deserialize;
 use serde::de::{self, Deserializer, SeqAccess, Visitor};
@@ -8,6 +8,9 @@ use utoipa::ToSchema;
 
 use super::logprobs::CHAT_MOST;
 use super::options::unset;
+#[allow(unused_imports, reason = "only the description names it")]
+use super::tools::AnyChoice;
+use super::tools::{AnyTool, Call, Offered, offered};
 use crate::error::Error;
 
 /// A conversation.
@@ -21,15 +24,19 @@ pub(crate) struct Chat {
     /// So many of the most probable tokens are told in the place of each; only with `logprobs`.
     #[schema(minimum = 0, maximum = 20)]
     top_logprobs: Option<u32>,
-    /// Not built yet: any value but none is refused.
-    #[schema(value_type = Option<Vec<Object>>)]
-    tools: Option<Value>,
-    /// Not built yet: only "none" and "auto" are let pass.
-    #[schema(value_type = Option<String>)]
+    /// What the assistant may call, where the model knows of such.
+    tools: Option<Vec<AnyTool>>,
+    /// Which of them may or must be called; "auto" where nothing is said.
+    #[schema(value_type = Option<AnyChoice>)]
     tool_choice: Option<Value>,
-    /// Not built: any value but none is refused.
+    /// Whether an answer may call several tools; true where nothing is said.
+    parallel_tool_calls: Option<bool>,
+    /// The older name of `tools`, which is not built: any value but none is refused.
     #[schema(value_type = Option<Vec<Object>>)]
     functions: Option<Value>,
+    /// The older name of `tool_choice`, which is not built: any value but none is refused.
+    #[schema(value_type = Option<String>)]
+    function_call: Option<Value>,
     /// Only `["text"]`.
     modalities: Option<Vec<String>>,
 }
@@ -38,11 +45,13 @@ pub(crate) struct Chat {
 #[derive(Debug, Deserialize, ToSchema)]
 struct Said {
     role: Role,
-    #[schema(value_type = Content)]
+    /// Only an assistant that calls tools may leave it out.
+    #[schema(value_type = Option<Content>)]
     content: Option<Text>,
-    /// Not built yet: any value but none is refused.
-    #[schema(value_type = Option<Vec<Object>>)]
-    tool_calls: Option<Value>,
+    /// What the assistant called.
+    tool_calls: Option<Vec<Call>>,
+    /// Whose result a message of a tool is.
+    tool_call_id: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, ToSchema)]
@@ -137,44 +146,80 @@ impl Chat {
         }
     }
 
-    /// The messages as a template takes them.
-    pub(crate) fn messages(self) -> Result<Vec<Message>, Error> {
-        unset("tools", &self.tools, "calling tools")?;
-        unset("functions", &self.functions, "calling functions")?;
-        if !matches!(self.tool_choice.as_ref().map(Value::as_str), None | Some(Some("none" | "auto"))) {
-            unset("tool_choice", &self.tool_choice, "calling tools")?;
+    /// The messages as a template takes them, and the tools that may be called.
+    pub(crate) fn read(self) -> Result<(Vec<Message>, Option<Offered>), Error> {
+        unset("functions", &self.functions, "the older form of 'tools', which is to be used instead,")?;
+        if !matches!(self.function_call, None | Some(Value::Null)) {
+            let what = "the older form of 'tool_choice', which is to be used instead,";
+            return Err(Error::unsupported("function_call", what));
         }
+        let offered =
+            offered(self.tools.unwrap_or_default(), self.tool_choice.as_ref(), self.parallel_tool_calls)?;
         if let Some(other) = self.modalities.iter().flatten().find(|modality| *modality != "text") {
             return Err(Error::unsupported("modalities", other.clone()));
         }
         if self.messages.is_empty() {
             return Err(Error::field("messages", "is empty, but must hold one message or more"));
         }
-        self.messages.into_iter().enumerate().map(|(at, said)| said.message(at)).collect()
+        let mut messages: Vec<Message> = Vec::with_capacity(self.messages.len());
+        for (at, said) in self.messages.into_iter().enumerate() {
+            let mut message = said.message(at)?;
+            if let Some(id) = &message.tool_call_id {
+                message.name = Some(caller(&messages, id).ok_or_else(|| {
+                    let wrong = "is the id of no call that an assistant's message before it has made";
+                    Error::field(format!("messages[{at}].tool_call_id"), wrong)
+                })?);
+            }
+            messages.push(message);
+        }
+        Ok((messages, offered))
     }
+}
+
+/// The tool that a result is of: the last call of this id.
+fn caller(messages: &[Message], id: &str) -> Option<String> {
+    let mut calls = messages.iter().rev().flat_map(|message| &message.tool_calls);
+    calls.find(|call| call.id == id).map(|call| call.name.clone())
 }
 
 impl Said {
     fn message(self, at: usize) -> Result<Message, Error> {
         let place = |field: &str| format!("messages[{at}].{field}");
+        let calls = self.tool_calls.unwrap_or_default();
         let role = match self.role {
             // The same by its newer name.
             Role::System | Role::Developer => "system",
             Role::User => "user",
             Role::Assistant => "assistant",
-            Role::Tool => return Err(Error::unsupported(place("role"), "tool")),
-            Role::Function => return Err(Error::unsupported(place("role"), "function")),
+            Role::Tool => "tool",
+            Role::Function => {
+                return Err(Error::unsupported(place("role"), "function, the older name of 'tool',"));
+            }
         };
-        unset(&place("tool_calls"), &self.tool_calls, "calling tools")?;
-        match self.content {
-            Some(Text::Whole(content)) => Ok(Message::new(role, content)),
+        if self.role != Role::Assistant && !calls.is_empty() {
+            return Err(Error::field(place("tool_calls"), "is only allowed where 'role' is assistant"));
+        }
+        if self.role == Role::Tool && self.tool_call_id.is_none() {
+            return Err(Error::field(place("tool_call_id"), "is required"));
+        }
+        let content = match self.content {
+            Some(Text::Whole(content)) => Some(content),
             Some(Text::Other { at, kind }) => {
-                Err(Error::unsupported(place(&format!("content[{at}].type")), format!("{kind:?}")))
+                return Err(Error::unsupported(place(&format!("content[{at}].type")), format!("{kind:?}")));
             }
             Some(Text::Missing { at }) => {
-                Err(Error::field(place(&format!("content[{at}].text")), "is required"))
+                return Err(Error::field(place(&format!("content[{at}].text")), "is required"));
             }
-            None => Err(Error::field(place("content"), "is required")),
-        }
+            None if !calls.is_empty() => None,
+            None => return Err(Error::field(place("content"), "is required")),
+        };
+        let of = |(call, value): (usize, Call)| value.read(&place(&format!("tool_calls[{call}]")));
+        Ok(Message {
+            role: role.to_owned(),
+            content,
+            tool_calls: calls.into_iter().enumerate().map(of).collect::<Result<_, _>>()?,
+            tool_call_id: self.tool_call_id.filter(|_| self.role == Role::Tool),
+            name: None,
+        })
     }
 }

@@ -1,5 +1,6 @@
 //! What an answer must look like: `response_format`.
 
+use grammar::Calls;
 use serde::Deserialize;
 use serde_json::Value;
 use utoipa::ToSchema;
@@ -56,6 +57,8 @@ pub(crate) enum Shape {
     Object,
     /// JSON that this schema allows.
     Schema(Value),
+    /// Calls of tools, or what the request's format says.
+    Calls(Box<Calls>),
 }
 
 impl ResponseFormat {

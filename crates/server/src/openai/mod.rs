@@ -1,4 +1,4 @@
-//! OpenAI's protocol as types: what clients send (`options`, `chat`, `completions`) and what they get (`reply`).
+//! OpenAI's protocol as types: what clients send (`options`, `chat`, `tools`, `completions`) and what they get (`reply`).
 //!
 //! A body is parsed once and read twice: once as [`Options`], what both kinds of completion have in common, and once as what is its own.
 //! (One type that holds the other by `flatten` would lose the place of an error.) Fields that nobody knows are let
@@ -10,6 +10,7 @@ pub(crate) mod format;
 pub(crate) mod logprobs;
 pub(crate) mod options;
 pub(crate) mod reply;
+pub(crate) mod tools;
 
 pub(crate) use chat::Chat;
 pub(crate) use completions::{Completion, Prompt};
@@ -17,6 +18,7 @@ pub(crate) use format::{SCHEMA, Shape};
 pub(crate) use logprobs::{ChatLogprobs, TextLogprobs};
 pub(crate) use options::Options;
 pub(crate) use reply::*;
+pub(crate) use tools::{Call, CallDelta, CalledFunction, FunctionDelta, Offered, ToolType};
 
 use serde::Deserialize;
 use serde_json::Value;

@@ -4,6 +4,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::logprobs::{ChatLogprobs, TextLogprobs};
+use super::tools::{Call, CallDelta};
 
 /// Why there is no answer.
 #[derive(Debug, Serialize, ToSchema)]
@@ -139,7 +140,13 @@ pub(crate) struct ChatChoice {
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct ChatMessage {
     pub(crate) role: &'static str,
-    pub(crate) content: String,
+    /// Null where the assistant says nothing, but calls tools.
+    #[schema(required)]
+    pub(crate) content: Option<String>,
+    /// The tools that it calls; left out where it calls none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(required = false)]
+    pub(crate) tool_calls: Vec<Call>,
     /// Always null.
     #[schema(required)]
     pub(crate) refusal: Option<()>,
@@ -164,6 +171,8 @@ pub(crate) struct Delta {
     pub(crate) role: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) content: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) tool_calls: Option<Vec<CallDelta>>,
 }
 
 /// A continued text, or a piece of it.

@@ -1,3 +1,5 @@
+mod calls;
+
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};

@@ -1,0 +1,478 @@
+//! Tools: what is refused, what the model is shown, and how calls come out, over a generator that writes by rule and over an engine that is held
+//! to grammars.
+
+mod common;
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use common::{Fixture, MODEL, Mock, chat, tokenizer};
+use engine::{
+    Bounds, Engine, Options,
+    testing::{Plain, PlainOptions},
+};
+use serde_json::{Value, json};
+use server::Config;
+use text::{ChatTemplate, Shown, Special};
+
+const CHAT: &str = "/v1/chat/completions";
+
+/// Turns as Gemma's; tools in front, calls in tags, results by the user.
+const TEMPLATE: &str = r#"{{- bos_token }}
+{%- if tools %}Tools:{% for tool in tools %}{{ '\n' }}{{ tool | tojson }}{% endfor %}{{ '\n' }}{% endif %}
+{%- for message in messages %}
+  {{- '<start_of_turn>' + ('user' if message.role == 'tool' else message.role) }}
+  {%- if message.role == 'tool' %}{{ '\n<result of=' + message.name + '>' + message.content + '</result>' }}
+  {%- elif message.content %}{{ '\n' + message.content }}{% endif %}
+  {%- for call in message.tool_calls %}
+    {{- '\n<call>\n{"name": "' + call.function.name + '", "arguments": ' }}
+    {{- call.function.arguments | tojson }}
+    {{- '}\n</call>' }}
+  {%- endfor %}
+  {{- '<end_of_turn>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<start_of_turn>assistant\n' }}{% endif %}"#;
+
+fn template() -> Option<ChatTemplate> {
+    Some(ChatTemplate::new(TEMPLATE, "<bos>", "<eos>").unwrap())
+}
+
+/// Writes this text, token by token, whatever it is asked.
+fn writing(text: &str) -> Fixture {
+    let script = tokenizer().encode(text, Special::AsText);
+    // The first token has no space before it.
+    let mock = Mock { script, context: 4096, ..Mock::new() };
+    Fixture::serving(mock, Config::default(), template())
+}
+
+/// Held to grammars, and writes by lot otherwise.
+fn held() -> Fixture {
+    let bounds = Bounds { sequences: 4, context: 4096, vocab: 1000, page: 64, pages: 4 * 4096 / 64 };
+    let plain = Plain::new(PlainOptions { bounds, chunk: 64, ..PlainOptions::default() });
+    let engine = Engine::start(plain, Options::default()).unwrap();
+    Fixture::over(Mock::new(), Arc::new(engine), Config::default(), template())
+}
+
+fn tool(name: &str, parameters: Value) -> Value {
+    json!({ "type": "function", "function": { "name": name, "description": "d", "parameters": parameters } })
+}
+
+fn weather() -> Value {
+    let parameters = json!({
+        "type": "object",
+        "properties": { "city": { "enum": ["Paris", "Rome"] }, "days": { "type": "integer", "minimum": 1, "maximum": 9 } },
+        "required": ["city", "days"],
+        "additionalProperties": false,
+    });
+    tool("get_weather", parameters)
+}
+
+/// A chat with two tools, without chance.
+fn asked(more: Value) -> Value {
+    let mut body = chat(json!({ "tools": [weather(), tool("now", json!({}))], "temperature": 0 }));
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    body
+}
+
+fn call(name: &str, arguments: &str) -> String {
+    format!("<call>\n{{\"name\": \"{name}\", \"arguments\": {arguments}}}\n</call>")
+}
+
+const ARGUMENTS: &str = "{\"city\": \"Zürich 鳥 </call>\", \"days\": 3}";
+
+fn two_calls() -> String {
+    format!("Let me see.\n{}\n{}", call("get_weather", ARGUMENTS), call("now", "{}"))
+}
+
+/// Name and arguments of the calls of a message.
+fn calls(message: &Value) -> Vec<(String, String)> {
+    let text = |value: &Value| value.as_str().expect("a text").to_owned();
+    let list = message["tool_calls"].as_array().map_or(&[][..], Vec::as_slice);
+    list.iter()
+        .map(|call| {
+            assert_eq!(call["type"], "function");
+            assert!(call["id"].as_str().unwrap().starts_with("call_"), "{call}");
+            (text(&call["function"]["name"]), text(&call["function"]["arguments"]))
+        })
+        .collect()
+}
+
+/// The message and finish reason that the chunks of each choice make, as OpenAI's packages put them together.
+fn put_together(chunks: &[Value], n: usize) -> Vec<(Value, Value)> {
+    let mut made = vec![(json!({ "content": null, "tool_calls": [] }), Value::Null); n];
+    for chunk in chunks {
+        for choice in chunk["choices"].as_array().unwrap() {
+            let (message, reason) = &mut made[choice["index"].as_u64().unwrap() as usize];
+            assert!(reason.is_null(), "nothing comes after the reason");
+            *reason = choice["finish_reason"].clone();
+            let delta = &choice["delta"];
+            if let Some(text) = delta["content"].as_str() {
+                let before = message["content"].as_str().unwrap_or_default();
+                assert!(message["tool_calls"].as_array().unwrap().is_empty(), "text after a call");
+                message["content"] = format!("{before}{text}").into();
+            }
+            for piece in delta["tool_calls"].as_array().unwrap_or(&vec![]) {
+                let list = message["tool_calls"].as_array_mut().unwrap();
+                let at = piece["index"].as_u64().unwrap() as usize;
+                if at == list.len() {
+                    assert!(piece["id"].is_string() && piece["function"]["name"].is_string(), "{piece}");
+                    list.push(piece.clone());
+                } else {
+                    assert_eq!(at + 1, list.len(), "only the last call goes on");
+                    assert!(piece.get("id").is_none() && piece["function"].get("name").is_none(), "{piece}");
+                    let before = list[at]["function"]["arguments"].as_str().unwrap();
+                    let more = piece["function"]["arguments"].as_str().unwrap();
+                    list[at]["function"]["arguments"] = format!("{before}{more}").into();
+                }
+            }
+        }
+    }
+    made
+}
+
+#[test]
+fn calls_come_out_whole_and_in_pieces() {
+    let server = writing(&two_calls());
+    let expected = [("get_weather".to_owned(), ARGUMENTS.to_owned()), ("now".to_owned(), "{}".to_owned())];
+    let got = server.post(CHAT, &asked(json!({ "n": 2 }))).json();
+    let mut ids = HashSet::new();
+    for choice in got["choices"].as_array().unwrap() {
+        assert_eq!(choice["finish_reason"], "tool_calls");
+        assert_eq!(choice["message"]["content"], "Let me see.");
+        assert_eq!(calls(&choice["message"]), expected);
+        for call in choice["message"]["tool_calls"].as_array().unwrap() {
+            assert!(ids.insert(call["id"].as_str().unwrap().to_owned()), "ids differ");
+        }
+    }
+    let written = got["usage"]["completion_tokens"].as_u64().unwrap();
+    assert_eq!(written as usize, 2 * server.mock.script.len());
+
+    let chunks = server.chunks(CHAT, &asked(json!({ "n": 2, "stream": true })));
+    assert!(chunks.iter().filter(|chunk| chunk["choices"][0]["delta"]["tool_calls"].is_array()).count() > 20);
+    for (message, reason) in put_together(&chunks, 2) {
+        assert_eq!(
+            (calls(&message), &message["content"], reason),
+            (expected.to_vec(), &json!("Let me see."), json!("tool_calls"))
+        );
+    }
+    assert!(server.get("/metrics").body.contains("indrik_tool_calls_total 8"));
+
+    // Who only calls says nothing.
+    let server = writing(&call("now", "{}"));
+    let message = server.post(CHAT, &asked(json!({}))).json()["choices"][0]["message"].take();
+    assert_eq!((calls(&message).len(), &message["content"]), (1, &Value::Null));
+    let chunks = server.chunks(CHAT, &asked(json!({ "stream": true })));
+    let (message, _) = put_together(&chunks, 1).remove(0);
+    assert_eq!((calls(&message).len(), &message["content"]), (1, &Value::Null));
+    // Who only says something calls nothing, and nothing is lost.
+    let server = writing("a < b <call <cal \n ");
+    let got = server.post(CHAT, &asked(json!({}))).json();
+    assert_eq!(got["choices"][0]["message"]["content"], "a < b <call <cal \n ");
+    assert!(got["choices"][0]["message"].get("tool_calls").is_none());
+    assert_eq!(got["choices"][0]["finish_reason"], "stop");
+}
+
+#[test]
+fn an_answer_that_is_cut_off_gives_what_there_is() {
+    let text = format!("So: {}", call("now", ARGUMENTS));
+    let server = writing(&text);
+    let (mut named, mut whole) = (0, 0);
+    for most in 1..=server.mock.script.len() {
+        let body = asked(json!({ "max_tokens": most }));
+        let choice = server.post(CHAT, &body).json()["choices"][0].take();
+        let streamed = server.chunks(CHAT, &asked(json!({ "max_tokens": most, "stream": true })));
+        let (message, reason) = put_together(&streamed, 1).remove(0);
+        assert_eq!((calls(&message), &reason), (calls(&choice["message"]), &choice["finish_reason"]));
+        let content = choice["message"]["content"].as_str().unwrap();
+        assert!("So: <call>".starts_with(content), "{content}");
+        let made = calls(&choice["message"]);
+        let over = most == server.mock.script.len();
+        assert_eq!(choice["finish_reason"], if over { "tool_calls" } else { "length" });
+        if let [(name, arguments)] = &made[..] {
+            assert_eq!((name.as_str(), content), ("now", "So:"));
+            // A character that was cut in two is one that no one wrote.
+            assert!(ARGUMENTS.starts_with(arguments.trim_end_matches('\u{fffd}')), "{arguments}");
+            named += 1;
+            whole += usize::from(arguments == ARGUMENTS);
+        }
+    }
+    assert!(named > 40 && (10..14).contains(&whole), "{named} {whole}");
+}
+
+#[test]
+fn stop_strings_end_what_is_said_and_not_what_is_called() {
+    let server = writing(&two_calls());
+    let stop = |stop: Value| server.post(CHAT, &asked(json!({ "stop": stop }))).json()["choices"][0].take();
+    for harmless in ["}", "<call>", "call", "\n</call>", "Zürich", "name"] {
+        let choice = stop(json!(harmless));
+        assert_eq!(
+            (calls(&choice["message"]).len(), &choice["finish_reason"]),
+            (2, &json!("tool_calls")),
+            "{harmless}"
+        );
+    }
+    for (text, content) in [("me", "Let "), (".\n", "Let me see"), ("see.", "Let me ")] {
+        let choice = stop(json!(text));
+        assert_eq!(
+            (&choice["message"]["content"], &choice["finish_reason"]),
+            (&json!(content), &json!("stop"))
+        );
+        assert!(calls(&choice["message"]).is_empty());
+    }
+    // What could have become one is said when a call comes.
+    assert_eq!(stop(json!("see.\n\n"))["message"]["content"], "Let me see.");
+}
+
+#[test]
+fn probabilities_are_of_what_is_said() {
+    let server = writing(&two_calls());
+    let told = json!({ "logprobs": true, "top_logprobs": 1 });
+    let mut bodies = [told.clone(), told];
+    bodies[1]["stream"] = true.into();
+    let whole =
+        server.post(CHAT, &asked(bodies[0].clone())).json()["choices"][0]["logprobs"]["content"].take();
+    let chunks = server.chunks(CHAT, &asked(bodies[1].clone()));
+    let streamed: Vec<Value> = chunks
+        .iter()
+        .flat_map(|chunk| chunk["choices"][0]["logprobs"]["content"].as_array().cloned().unwrap_or_default())
+        .collect();
+    assert_eq!(whole.as_array().unwrap(), &streamed);
+    let bytes: Vec<u8> = streamed
+        .iter()
+        .flat_map(|token| token["bytes"].as_array().unwrap())
+        .map(|byte| byte.as_u64().unwrap() as u8)
+        .collect();
+    // The tokenizer of this test puts a space before a text.
+    assert_eq!(String::from_utf8(bytes).unwrap().trim_start(), "Let me see.");
+}
+
+#[test]
+fn the_model_is_shown_tools_calls_and_results() {
+    let server = writing("done");
+    let made = json!([{ "id": "c1", "type": "function", "function": { "name": "get_weather", "arguments": "{\"days\":1,\"city\":\"<end_of_turn>\"}" } },
+        { "id": "c2", "type": "function", "function": { "name": "now", "arguments": "no JSON" } }]);
+    let messages = json!([
+        { "role": "user", "content": "say" },
+        { "role": "assistant", "content": null, "tool_calls": made },
+        { "role": "tool", "tool_call_id": "c2", "content": [{ "type": "text", "text": "noon<end_of_turn>" }] },
+        { "role": "tool", "tool_call_id": "c1", "content": "rain" },
+    ]);
+    let prompt = |more: Value| {
+        let mut body = asked(more);
+        body["messages"] = messages.clone();
+        assert_eq!(server.post(CHAT, &body).status, 200);
+        let prompt = server.mock.seen.lock().unwrap().pop().unwrap().prompt;
+        let ends = prompt.iter().filter(|id| **id == 4).count();
+        assert_eq!(ends, 4, "one for each message, and none by what they hold");
+        tokenizer().decode(&prompt, Shown::All)
+    };
+    let text = prompt(json!({}));
+    for part in [
+        "Tools:\n{\"type\": \"function\", \"function\": {\"name\": \"get_weather\", \"description\": \"d\", \"parameters\": {\"type\": \"object\", ",
+        "<start_of_turn>assistant\n<call>\n{\"name\": \"get_weather\", \"arguments\": {\"days\": 1, \"city\": \"<end_of_turn>\"}}\n</call>\n<call>\n",
+        "{\"name\": \"now\", \"arguments\": \"no JSON\"}\n</call><end_of_turn>",
+        "<start_of_turn>user\n<result of=now>noon<end_of_turn></result>",
+        "<result of=get_weather>rain</result>",
+    ] {
+        assert!(text.contains(part), "{part} in {text}");
+    }
+    assert!(text.ends_with("<start_of_turn>assistant\n"), "{text}");
+    // Without tools, or where none may be called, the model is told of none.
+    let without = prompt(json!({ "tool_choice": "none" }));
+    assert_eq!(without, prompt(json!({ "tools": [] })));
+    assert!(!without.contains("Tools:") && without.contains("<result of=now>"), "{without}");
+}
+
+#[test]
+fn wrong_tools_are_refused_by_name() {
+    let server = writing("done");
+    let function =
+        |function: Value| json!({ "tools": [weather(), { "type": "function", "function": function }] });
+    let says = |message: Value| json!({ "messages": [{ "role": "user", "content": "x" }, message] });
+    let calls = |calls: Value| says(json!({ "role": "assistant", "tool_calls": calls }));
+    let many: Vec<Value> = (0..129).map(|at| tool(&format!("f{at}"), json!({}))).collect();
+    for (more, field) in [
+        (json!({ "tools": 5 }), "tools"),
+        (json!({ "tools": many }), "tools"),
+        (json!({ "tools": [{ "type": "function" }] }), "tools[0].function"),
+        (json!({ "tools": [{ "type": "custom", "function": { "name": "f" } }] }), "tools[0].type"),
+        (function(json!({})), "tools[1].function.name"),
+        (function(json!({ "name": "" })), "tools[1].function.name"),
+        (function(json!({ "name": "a b" })), "tools[1].function.name"),
+        (function(json!({ "name": "é" })), "tools[1].function.name"),
+        (function(json!({ "name": "x".repeat(65) })), "tools[1].function.name"),
+        (function(json!({ "name": "get_weather" })), "tools[1].function.name"),
+        (function(json!({ "name": "f", "description": 1 })), "tools[1].function.description"),
+        (function(json!({ "name": "f", "parameters": [] })), "tools[1].function.parameters"),
+        (
+            function(json!({ "name": "f", "parameters": { "type": "string" } })),
+            "tools[1].function.parameters",
+        ),
+        (
+            function(json!({ "name": "f", "parameters": { "properties": { "a": { "type": "word" } } } })),
+            "tools[1].function.parameters",
+        ),
+        (
+            function(
+                json!({ "name": "f", "strict": true, "parameters": { "properties": { "a": { "uniqueItems": true } } } }),
+            ),
+            "tools[1].function.parameters",
+        ),
+        (function(json!({ "name": "f", "strict": 1 })), "tools[1].function.strict"),
+        (json!({ "tool_choice": "some" }), "tool_choice"),
+        (json!({ "tool_choice": 1 }), "tool_choice"),
+        (json!({ "tool_choice": { "type": "function" } }), "tool_choice.function"),
+        (
+            json!({ "tool_choice": { "type": "function", "function": { "name": "f" } } }),
+            "tool_choice.function.name",
+        ),
+        (json!({ "tool_choice": "required", "tools": [] }), "tool_choice"),
+        (
+            json!({ "tool_choice": { "type": "allowed_tools", "allowed_tools": { "mode": "none", "tools": [] } } }),
+            "tool_choice.allowed_tools.mode",
+        ),
+        (
+            json!({ "tool_choice": { "type": "allowed_tools", "allowed_tools": { "mode": "auto", "tools": [] } } }),
+            "tool_choice.allowed_tools.tools",
+        ),
+        (
+            json!({ "tool_choice": { "type": "allowed_tools", "allowed_tools": { "mode": "auto", "tools": [{ "type": "function", "function": { "name": "f" } }] } } }),
+            "tool_choice.allowed_tools.tools[0].function.name",
+        ),
+        (json!({ "parallel_tool_calls": 1 }), "parallel_tool_calls"),
+        (says(json!({ "role": "tool", "content": "x" })), "messages[1].tool_call_id"),
+        (says(json!({ "role": "tool", "content": "x", "tool_call_id": "c" })), "messages[1].tool_call_id"),
+        (says(json!({ "role": "assistant", "content": null, "tool_calls": [] })), "messages[1].content"),
+        (
+            says(
+                json!({ "role": "user", "tool_calls": [{ "id": "c", "type": "function", "function": { "name": "f", "arguments": "" } }] }),
+            ),
+            "messages[1].tool_calls",
+        ),
+        (calls(json!({})), "messages[1].tool_calls"),
+        (
+            calls(json!([{ "type": "function", "function": { "name": "f", "arguments": "{}" } }])),
+            "messages[1].tool_calls[0].id",
+        ),
+        (
+            calls(json!([{ "id": "c", "type": "function", "function": { "name": "f", "arguments": {} } }])),
+            "messages[1].tool_calls[0].function.arguments",
+        ),
+        (
+            calls(
+                json!([{ "id": "c", "type": "function", "function": { "name": "<f>", "arguments": "{}" } }]),
+            ),
+            "messages[1].tool_calls[0].function.name",
+        ),
+        (
+            json!({ "response_format": { "type": "json_schema", "json_schema": { "name": "x", "schema": { "type": "word" } } } }),
+            "response_format.json_schema.schema",
+        ),
+    ] {
+        let (message, param) = server.post(CHAT, &asked(more.clone())).refused(400, "invalid_value");
+        assert_eq!(param, field, "{more}: {message}");
+        assert!(message.contains(field), "{message}");
+    }
+    assert!(server.mock.seen.lock().unwrap().is_empty());
+}
+
+#[test]
+fn a_model_without_tools_says_so() {
+    let server = Fixture::new();
+    let (message, param) = server.post(CHAT, &asked(json!({}))).refused(400, "unsupported_parameter");
+    assert_eq!(param, "tools");
+    assert!(
+        message.contains(MODEL)
+            && message.contains("knows no tools")
+            && message.contains("leave 'tools' out"),
+        "{message}"
+    );
+    let messages = json!([{ "role": "user", "content": "x" }, { "role": "assistant", "tool_calls": [{ "id": "c", "type": "function", "function": { "name": "f", "arguments": "{}" } }] }]);
+    let (message, param) =
+        server.post(CHAT, &chat(json!({ "messages": messages }))).refused(400, "unsupported_parameter");
+    assert_eq!(param, "messages[1].tool_calls", "{message}");
+    // None of them may be called: nothing is missing.
+    assert_eq!(server.post(CHAT, &asked(json!({ "tool_choice": "none" }))).status, 200);
+
+    let strange =
+        "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}";
+    let strange = ChatTemplate::new(strange, "", "").unwrap();
+    let server = Fixture::serving(Mock::new(), Config::default(), Some(strange));
+    let (message, param) = server.post(CHAT, &asked(json!({}))).refused(400, "unsupported_parameter");
+    assert_eq!(param, "tools");
+    assert!(message.contains("cannot read"), "{message}");
+}
+
+fn check(name: &str, arguments: &str) {
+    let value: Value = serde_json::from_str(arguments).unwrap_or_else(|error| panic!("{error}: {arguments}"));
+    match name {
+        "get_weather" => {
+            assert!(["Paris", "Rome"].contains(&value["city"].as_str().unwrap()), "{value}");
+            assert!((1..=9).contains(&value["days"].as_u64().unwrap()), "{value}");
+        }
+        other => assert_eq!((other, value), ("now", json!({}))),
+    }
+}
+
+#[test]
+fn answers_are_held_to_the_tools() {
+    let server = held();
+    let now = json!({ "type": "function", "function": { "name": "now" } });
+    let post = |more: Value| {
+        let mut body =
+            json!({ "temperature": 1, "seed": 3, "n": 3, "max_tokens": 1000, "tools": [weather(), now] });
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let body = asked(body);
+        let got = server.post(CHAT, &body);
+        assert_eq!(got.status, 200, "{}", got.body);
+        let choices = got.json()["choices"].as_array().unwrap().clone();
+        let mut all = vec![];
+        for choice in choices {
+            let made = calls(&choice["message"]);
+            let whole = choice["finish_reason"] != "length";
+            assert_eq!(choice["finish_reason"] == "tool_calls", whole && !made.is_empty());
+            for (name, arguments) in made.iter().take(made.len() - usize::from(!whole && !made.is_empty())) {
+                check(name, arguments);
+            }
+            all.push((made, choice["message"]["content"].clone()));
+        }
+        all
+    };
+    for (made, content) in post(json!({ "tool_choice": "required", "parallel_tool_calls": false })) {
+        assert_eq!((made.len(), content), (1, Value::Null));
+    }
+    for (made, content) in post(json!({ "tool_choice": "required" })) {
+        assert!(!made.is_empty() && content.is_null());
+    }
+    let named = json!({ "type": "function", "function": { "name": "get_weather" } });
+    let only = json!({ "type": "allowed_tools", "allowed_tools": { "mode": "required", "tools": [named] } });
+    for choice in [named, only] {
+        for (made, _) in post(json!({ "tool_choice": choice, "parallel_tool_calls": false })) {
+            assert_eq!(made[0].0, "get_weather");
+        }
+    }
+    // Without the only token that a call may begin with.
+    let bias = tokenizer().id_of("<0x3C>").unwrap().to_string();
+    let banned = asked(json!({ "tool_choice": "required", "logit_bias": { bias: -100 } }));
+    let (message, param) = server.post(CHAT, &banned).refused(400, "format_failed");
+    assert!(param == "tools" && message.contains("logit biases"), "{message}");
+    // Text by lot hardly ever calls anything.
+    for (made, content) in post(json!({ "max_tokens": 50 })) {
+        assert!(made.is_empty() && content.is_string(), "{made:?} {content}");
+    }
+    let schema = json!({ "type": "object", "properties": { "a": { "enum": [1, 2] } }, "required": ["a"], "additionalProperties": false });
+    let format = json!({ "type": "json_schema", "json_schema": { "name": "x", "schema": schema } });
+    let mut seen = HashSet::new();
+    for seed in 0..8 {
+        for (made, content) in
+            post(json!({ "response_format": format, "parallel_tool_calls": false, "seed": seed }))
+        {
+            seen.insert(made.is_empty());
+            if made.is_empty() {
+                let value: Value = serde_json::from_str(content.as_str().unwrap()).unwrap();
+                assert!([1, 2].contains(&value["a"].as_u64().unwrap()));
+            }
+        }
+    }
+    assert_eq!(seen.len(), 2, "both come");
+}
