@@ -265,6 +265,7 @@ pub mod known {
         Caps {
             cooperative_matrix: vec![
                 shape(16, 16, 16, Element::F16, Element::F32),
+                shape(16, 8, 16, Element::F16, Element::F32),
                 shape(16, 16, 32, Element::S8, Element::S32),
             ],
             cooperative_matrix2: true,

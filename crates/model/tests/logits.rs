@@ -135,7 +135,7 @@ fn f16_activations_as_matrix_units_take_them_change_little() {
     let Some(device) = testkit::cpu_device() else { return };
     let floats =
         ["gguf_f16", "multimodal_newer", "multimodal_older", "untied_long", "llama_tied", "qwen2_tied"];
-    for name in FAMILIES.into_iter().chain(["gguf_q4_0"]).chain(floats) {
+    for name in FAMILIES.into_iter().chain(["gguf_q4_0", "llama_gguf_q4_1"]).chain(floats) {
         let fixture = Fixture::open(name);
         let plain = load(&device, &fixture.path);
         let model = load_alone(&device, &fixture.path).with_one_dispatch(true).with_emulated_matrix_units();
@@ -156,12 +156,19 @@ fn f16_activations_as_matrix_units_take_them_change_little() {
             let most = if kv == KvScheme::Int8 { 1e-3 } else { 1e-5 };
             assert!(lost < most, "{name}, {kv}, chunks of {chunk}: {lost} nats a token are lost");
             // Next to nothing would mean that it was not f16. Keys and values that are rounded may fall the other way.
-            let allowed = if kv == KvScheme::Int8 { 5e-2 } else { 5e-3 };
+            // The minima of random Q4_1 are as large as its values, and cancel most of them.
+            let allowed = match (kv, name) {
+                (KvScheme::Int8, _) => 5e-2,
+                (_, "llama_gguf_q4_1") => 7e-3,
+                _ => 5e-3,
+            };
             assert!((1e-5..allowed).contains(&worst), "{name}, {kv}, chunks of {chunk}: {worst}");
         }
         // Several sequences at a time, and one of them alone.
         if fixture.reference.get("greedy").is_some() {
-            in_a_batch_of_others(&fixture, &model, Some(2e-2));
+            // Random biases make Qwen 2's logits the largest of all, and what f16 does to them.
+            let most = if name.starts_with("qwen2") { 2e-2 } else { 5e-3 };
+            in_a_batch_of_others(&fixture, &model, Some(most));
         }
     }
 }

@@ -122,6 +122,13 @@ impl Runner {
         pace::at_once(sequences, step(bucket(sequences)), below.and_then(|below| Some((below, step(below)?))))
     }
 
+    /// The most sequences below this number that a program is recorded for, where this number is no such: what [`Runner::at_once`] holds
+    /// it against.
+    pub fn recorded_below(&self, sequences: usize) -> Option<usize> {
+        let between = bucket(sequences) != sequences;
+        buckets(sequences).filter(|rows| between && *rows < sequences).last()
+    }
+
     /// Undoes the last steps of a sequence: one for each of these tokens, which were sampled by them and are not wanted. As if the
     /// steps had not been: its positions end before them, and penalties do not know the tokens.
     pub fn take_back(&mut self, sequence: &mut Sequence, tokens: &[u32], sampling: &Sampling) -> Result<()> {

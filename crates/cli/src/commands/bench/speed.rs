@@ -5,7 +5,7 @@ use std::{path::PathBuf, process::ExitCode, sync::Arc, time::Instant};
 use anyhow::{Context, bail};
 use gpu::{Device, bytes};
 use model::{
-    KvScheme, Limits, Model, Next, Runner, Sampling, Setup, Size, Tuned,
+    KvScheme, Limits, Model, Next, Runner, Sampling, Sequence, Setup, Size, Tuned,
     measure::{Profile, Share},
 };
 use rustix::time::{ClockId, clock_gettime};
@@ -43,6 +43,8 @@ pub struct Plan {
 pub struct Run {
     kind: &'static str,
     batch: u32,
+    /// Those of a batch that write at the same time, where they take turns; else all.
+    at_once: u32,
     prompt: u32,
     tokens: u32,
     depth: u32,
@@ -102,7 +104,8 @@ pub fn run(
     for depth in &plan.depths {
         for batch in &plan.batches {
             let most = plan.tokens.iter().copied().max().unwrap_or(0);
-            let mut runner = runner(model, *batch, depth + most + 1, plan)?;
+            // Who takes turns may be some steps ahead of others.
+            let mut runner = runner(model, *batch, depth + most + 1 + AHEAD, plan)?;
             for tokens in &plan.tokens {
                 progress.say(&format!("generating {tokens} tokens, batch {batch}, depth {depth}"));
                 let run = Run { tokens: *tokens, depth: *depth, ..Run::empty("decode", *batch) };
@@ -215,51 +218,104 @@ fn prefill(runner: &mut Runner, prompt: u32, repeats: usize, bandwidth: f64) -> 
     Ok(run.timed(&seconds, &cpu, f64::from(prompt), bytes, bandwidth))
 }
 
-/// Fills in a run of as many tokens, at such a depth and in such a batch as it says.
+/// Steps that a sequence may be ahead of others where they take turns: more than a submission has.
+const AHEAD: u32 = 64;
+
+/// Fills in a run of as many tokens, at such a depth and in such a batch as it says. Where fewer at once make more tokens in all, they take
+/// turns, as they do when they are served.
 fn decode(runner: &mut Runner, run: Run, repeats: usize, bandwidth: f64) -> anyhow::Result<Run> {
     let Run { batch, depth, .. } = run;
-    let greedy = Sampling::default();
     let model = runner.model().clone();
     let (mut seconds, mut cpu) = (Vec::new(), Vec::new());
-    let (mut bytes, mut read_back) = (0, 0);
+    let (wanted, mut at_once) = ((run.tokens * batch) as usize, batch as usize);
+    let (mut bytes, mut read_back) = (0.0, 0.0);
     for number in 0..=repeats {
         let before = runner.usage().read_back;
-        bytes = 0;
-        let mut sequences = (0..batch).map(|_| runner.start_at(depth)).collect::<Result<Vec<_>, _>>()?;
-        let mut last: Vec<u32> = tokens(batch, model.config.vocab);
-        // The first run does not count; a few tokens of it are enough.
-        let steps = if number == 0 { run.tokens.min(4) } else { run.tokens };
-        let (time, busy) = timed(|| {
-            let mut step = 0;
-            while step < steps {
-                let rows = sequences.iter_mut().zip(&last);
-                let mut next: Vec<Next<'_>> = rows
-                    .map(|(sequence, token)| Next { sequence, token: *token, sampling: &greedy })
-                    .collect();
-                // Several steps a submission, as answers are generated.
-                let most = runner.steady_steps(next.len()).min((steps - step) as usize);
-                for sampled in runner.decode_run(&mut next, most, &[])? {
-                    last = sampled.iter().map(|sampled| sampled.token).collect();
-                    bytes += model.bytes_per_step()
-                        + u64::from(batch) * runner.cache().bytes_read(&model.config, depth + step);
-                    step += 1;
-                }
+        let mut writers = Writers::start(runner, batch, depth)?;
+        if number == 0 {
+            // Does not count. A few tokens are enough to know what steps of all take, and of fewer.
+            let fewer = runner.recorded_below(batch as usize);
+            for at_once in fewer.into_iter().chain([batch as usize]) {
+                writers.write(runner, run.tokens.min(4) as usize * at_once, |_| at_once)?;
             }
-            Ok(())
-        })?;
-        if number > 0 {
-            seconds.push(time);
-            cpu.push(busy);
-            read_back = runner.usage().read_back - before;
+            continue;
         }
+        let (time, busy) = timed(|| {
+            writers.write(runner, wanted, |runner| {
+                at_once = runner.at_once(batch as usize);
+                at_once
+            })
+        })?;
+        // The last turn may have made a few more than were wanted.
+        let made = writers.made as f64;
+        seconds.push(time * wanted as f64 / made);
+        cpu.push(busy * wanted as f64 / made);
+        read_back = (runner.usage().read_back - before) as f64 / made;
+        bytes = (writers.steps * model.bytes_per_step() + writers.kv_bytes) as f64 / made;
     }
-    let made = f64::from(run.tokens * batch);
     let run = Run {
-        bytes_per_token: (bytes as f64 / made) as u64,
-        read_back_bytes_per_token: read_back as f64 / made,
+        bytes_per_token: bytes as u64,
+        read_back_bytes_per_token: read_back,
+        at_once: at_once as u32,
         ..run
     };
-    Ok(run.timed(&seconds, &cpu, made, bytes, bandwidth))
+    let wanted = wanted as f64;
+    Ok(run.timed(&seconds, &cpu, wanted, (bytes * wanted) as u64, bandwidth))
+}
+
+/// Sequences that write.
+struct Writers {
+    sequences: Vec<(Sequence, u32)>,
+    /// Who begins the next turn.
+    turn: usize,
+    /// Tokens, steps, and bytes of keys and values that were read.
+    made: usize,
+    steps: u64,
+    kv_bytes: u64,
+}
+
+impl Writers {
+    fn start(runner: &mut Runner, batch: u32, depth: u32) -> anyhow::Result<Self> {
+        let last = tokens(batch, runner.model().config.vocab);
+        let sequences = last.into_iter().map(|token| Ok((runner.start_at(depth)?, token)));
+        let sequences = sequences.collect::<anyhow::Result<Vec<_>>>()?;
+        Ok(Self { sequences, turn: 0, made: 0, steps: 0, kv_bytes: 0 })
+    }
+
+    /// Has at least so many more tokens written, `at_once` of the sequences at a time.
+    fn write(
+        &mut self,
+        runner: &mut Runner,
+        tokens: usize,
+        mut at_once: impl FnMut(&Runner) -> usize,
+    ) -> anyhow::Result<()> {
+        let greedy = Sampling::default();
+        let config = runner.model().config.clone();
+        let wanted = self.made + tokens;
+        while self.made < wanted {
+            let (all, at_once) = (self.sequences.len(), at_once(runner));
+            let takes_part = |number: usize| (number + all - self.turn) % all < at_once;
+            let taking_part = self.sequences.iter_mut().enumerate().filter(|(number, _)| takes_part(*number));
+            let (mut numbers, mut positions, mut next) = (Vec::new(), Vec::new(), Vec::new());
+            for (number, (sequence, token)) in taking_part {
+                numbers.push(number);
+                positions.push(sequence.len());
+                next.push(Next { sequence, token: *token, sampling: &greedy });
+            }
+            // Several steps a submission, as answers are generated.
+            let most = runner.steady_steps(at_once).min((wanted - self.made).div_ceil(at_once));
+            for (step, sampled) in runner.decode_run(&mut next, most, &[])?.into_iter().enumerate() {
+                for ((number, position), sampled) in numbers.iter().zip(&positions).zip(&sampled) {
+                    self.sequences[*number].1 = sampled.token;
+                    self.kv_bytes += runner.cache().bytes_read(&config, position + step as u32);
+                }
+                self.made += sampled.len();
+                self.steps += 1;
+            }
+            self.turn = (self.turn + at_once) % all;
+        }
+        Ok(())
+    }
 }
 
 /// What some work took by the clock, and of the processor, all threads together.
@@ -279,6 +335,7 @@ impl Run {
         Self {
             kind,
             batch,
+            at_once: batch,
             prompt: 0,
             tokens: 0,
             depth: 0,
@@ -412,7 +469,10 @@ fn table(runs: &[Run]) -> String {
                     "prefill" => format!("read {}", run.prompt),
                     _ => format!("write {}", run.tokens),
                 },
-                run.batch.to_string(),
+                match run.at_once == run.batch {
+                    true => run.batch.to_string(),
+                    false => format!("{} by {}", run.batch, run.at_once),
+                },
                 run.depth.to_string(),
                 format!("{:.1}", run.tokens_per_s),
                 format!("{:.1}–{:.1}", run.spread_tokens_per_s[0], run.spread_tokens_per_s[1]),
