@@ -2,6 +2,7 @@
 
 use clap::Args;
 use model::Sampling;
+use weights::config::Architecture;
 
 /// How tokens are chosen; the same for every command that generates.
 #[derive(Args)]
@@ -35,19 +36,17 @@ pub struct SamplingArguments {
     seed: Option<u64>,
 }
 
-/// What Gemma's authors recommend.
-pub const RECOMMENDED: Sampling = Sampling {
-    temperature: 1.0,
-    top_k: 64,
-    top_p: 0.95,
-    min_p: 0.0,
-    repetition: 1.0,
-    presence: 0.0,
-    frequency: 0.0,
-    seed: 0,
-    biases: vec![],
-    top: 0,
-};
+/// What the authors of a family recommend for conversations, where nobody says otherwise.
+pub fn recommended(architecture: Architecture) -> Sampling {
+    let (temperature, top_k, top_p) = match architecture {
+        Architecture::Gemma3 => (1.0, 64, 0.95),
+        // Of the 50 that transformers takes where nobody says how many.
+        Architecture::Llama => (0.6, 50, 0.9),
+        Architecture::Qwen2 => (0.7, 20, 0.8),
+        Architecture::Qwen3 => (0.6, 20, 0.95),
+    };
+    Sampling { temperature, top_k, top_p, ..Sampling::default() }
+}
 
 impl SamplingArguments {
     /// What was asked for, on top of `defaults`.

@@ -65,6 +65,7 @@ fn from_vocabulary(data: Vocabulary) -> text::Result<(Tokenizer, Option<String>)
             return Err(text::Error::Unsupported(text));
         }
     };
+    let llama3 = data.pre.as_deref().is_some_and(|pre| ["llama3", "llama-v3", "llama-bpe"].contains(&pre));
     let vocabulary = text::Vocabulary {
         tokens: data.tokens,
         scores: data.scores,
@@ -76,7 +77,8 @@ fn from_vocabulary(data: Vocabulary) -> text::Result<(Tokenizer, Option<String>)
         eot: data.eot,
         unknown: data.unknown,
         pad: data.pad,
-        add_bos: data.add_bos.unwrap_or(kind == Kind::SentencePiece),
+        // What llama.cpp takes for granted where a file is silent.
+        add_bos: data.add_bos.unwrap_or(kind == Kind::SentencePiece || llama3),
         add_space_prefix: data.add_space_prefix.unwrap_or(kind == Kind::SentencePiece),
         ..text::Vocabulary::new(kind)
     };

@@ -10,7 +10,7 @@ use std::{path::Path, sync::Arc};
 
 use common::load;
 use model::{Model, language::Language};
-use reference::{Case, cases, data, file, greedy};
+use reference::{Case, cases, data, file, greedy, large_file};
 use weights::Checkpoint;
 
 /// The model, and its cases, whose prompts have the reference's tokens.
@@ -41,7 +41,7 @@ fn smollm2_is_that_of_the_reference() {
 /// Ten times as large: a part of the first answer, and the other prompts' ends.
 #[test]
 fn qwen_is_that_of_the_reference() {
-    let Some(path) = file("INDRIK_TEST_QWEN", "Qwen2.5-Coder 1.5B") else { return };
+    let Some(path) = large_file("INDRIK_TEST_QWEN", "Qwen2.5-Coder 1.5B") else { return };
     let Some(reference) = data("qwen15_reference.json") else { return };
     let Some(device) = testkit::cpu_device_plain() else { return };
     let (model, cases) = open(&device, &path, &reference);

@@ -40,8 +40,14 @@ struct Family {
 struct Real {
     ids: Vec<Ids>,
     decoded: Vec<(Vec<u32>, String)>,
-    conversations: Vec<Vec<Message>>,
+    conversations: Vec<Vec<Said>>,
     rendered: Vec<Rendered>,
+}
+
+#[derive(Deserialize)]
+struct Said {
+    role: String,
+    content: String,
 }
 
 #[derive(Deserialize)]
@@ -174,8 +180,10 @@ fn check_real(what: &str, tokenizer: &Tokenizer, template: &ChatTemplate, real: 
     }
     let mut rendered = real.rendered.iter();
     for conversation in &real.conversations {
+        let conversation: Vec<Message> =
+            conversation.iter().map(|said| Message::new(&said.role, &said.content)).collect();
         for expected in rendered.by_ref().take(2) {
-            let text = template.render(conversation, expected.prompt).unwrap();
+            let text = template.render(&conversation, expected.prompt).unwrap();
             assert_eq!(text, expected.text, "{what}: {conversation:?}");
         }
     }

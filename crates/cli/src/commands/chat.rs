@@ -15,7 +15,7 @@ use text::{Detokenizer, Message, Shown};
 use crate::{
     loading::{Loaded, ModelArguments, Outputs},
     output,
-    sampling::{RECOMMENDED, SamplingArguments},
+    sampling::{SamplingArguments, recommended},
     speed::Speed,
 };
 
@@ -60,7 +60,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let opened = arguments.model.open()?;
     let language = opened.language()?;
     language.template.as_ref().context(NO_TEMPLATE)?;
-    let sampling = arguments.sampling.sampling(&RECOMMENDED);
+    let sampling = arguments.sampling.sampling(&recommended(opened.checkpoint.config.architecture));
     sampling.check(opened.checkpoint.config.vocab)?;
     let context = match arguments.context {
         Some(context) => opened.check_context(context as usize)?,

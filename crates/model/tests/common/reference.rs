@@ -21,6 +21,15 @@ pub fn file(variable: &str, what: &str) -> Option<PathBuf> {
     path
 }
 
+/// The same for a file so large that nobody is made to have it.
+pub fn large_file(variable: &str, what: &str) -> Option<PathBuf> {
+    let path = std::env::var_os(variable).map(PathBuf::from);
+    if path.is_none() {
+        println!("not tested with {what}: {variable} does not name its file; `make models` fetches it");
+    }
+    path
+}
+
 /// Data that is not ours to keep in the project.
 pub fn data(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("INDRIK_TEST_DATA").map(|folder| Path::new(&folder).join(name));

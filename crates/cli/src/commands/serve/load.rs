@@ -15,7 +15,7 @@ use super::{Running, gauges::Roofline, notify, settings::Settings, shown};
 use crate::{
     loading::{Loaded, Opened, Outputs, Space},
     output,
-    sampling::RECOMMENDED,
+    sampling::recommended,
 };
 
 /// A driver that resets a GPU takes a moment: so long between attempts to open it again.
@@ -83,7 +83,8 @@ fn load(
     let mut progress = output::Progress::new();
     progress.say("recording programs for this GPU");
     // Greedy answers, and those as the model's authors recommend.
-    loaded.runner.prepare_serving(&[Sampling::default(), RECOMMENDED])?;
+    let usual = recommended(opened.checkpoint.config.architecture);
+    loaded.runner.prepare_serving(&[Sampling::default(), usual])?;
     ready.place.say("the bandwidth of its memory is measured");
     ready.roofline.measure(&loaded.device);
     drop(progress);

@@ -31,7 +31,7 @@ use weights::stream::Control;
 
 use crate::{
     loading::{ModelArguments, Opened, Space},
-    sampling::RECOMMENDED,
+    sampling::recommended,
 };
 use gauges::Roofline;
 use load::Loader;
@@ -145,7 +145,7 @@ fn served(settings: &Settings, opened: &Opened, language: Language) -> server::M
         vocab: opened.checkpoint.config.vocab,
         ends: language.ends,
         template: language.template,
-        sampling: RECOMMENDED,
+        sampling: recommended(opened.checkpoint.config.architecture),
     }
 }
 
