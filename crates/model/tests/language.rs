@@ -31,7 +31,7 @@ fn texts_have_the_reference_s_tokens() {
         assert_eq!(read, written.as_str().unwrap(), "{}", fixture.name);
         count += 1;
     }
-    assert_eq!(count, 12);
+    assert_eq!(count, 13);
 }
 
 #[test]

@@ -166,8 +166,9 @@ fn f16_activations_as_matrix_units_take_them_change_little() {
         }
         // Several sequences at a time, and one of them alone.
         if fixture.reference.get("greedy").is_some() {
-            // Random biases make Qwen 2's logits the largest of all, and what f16 does to them.
-            let most = if name.starts_with("qwen2") { 2e-2 } else { 5e-3 };
+            // Random biases make Qwen 2's logits the largest of all, and Q4_1 has its minima: what f16 does to them is larger too.
+            let larger = name.starts_with("qwen2") || name == "llama_gguf_q4_1";
+            let most = if larger { 2e-2 } else { 5e-3 };
             in_a_batch_of_others(&fixture, &model, Some(most));
         }
     }

@@ -63,7 +63,9 @@ impl Checkpoint {
         let Some(tensor) = self.inventory.take(None, Role::RopeFreqs) else { return Ok(()) };
         let wrong = |reason| Error::tensor(&self.source.files[tensor.data.file], &tensor.name, reason);
         if self.config.rope_scaling != RopeScaling::None {
-            return Err(wrong("scales RoPE's positions, and so does the metadata: one of them is wrong"));
+            return Err(wrong(
+                "scales RoPE's positions, and so does the metadata: both at once are not supported",
+            ));
         }
         let divisors = self.read_vector(&tensor)?;
         if divisors.iter().any(|divisor| *divisor <= 0.0) {

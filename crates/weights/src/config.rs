@@ -163,15 +163,19 @@ impl Config {
     pub(crate) fn is_sane(&self) -> bool {
         let sizes = [self.hidden, self.intermediate, self.heads, self.kv_heads, self.head_dim, self.vocab];
         let products = [(self.heads, self.head_dim), (self.kv_heads, self.head_dim)];
+        let numbers =
+            [self.rms_norm_eps, self.query_pre_attn_scalar, self.rope_theta_global, self.rope_theta_local];
+        let slides = self.layer_types.contains(&LayerType::Sliding);
         sizes.iter().all(|size| (1..=MAX_SIZE).contains(size))
             && products.iter().all(|(a, b)| a.checked_mul(*b).is_some_and(|rows| rows <= MAX_SIZE))
             && (1..=MAX_LAYERS).contains(&self.layers)
             && self.layer_types.len() == self.layers as usize
             && self.heads.is_multiple_of(self.kv_heads)
+            && self.head_dim.is_multiple_of(2)
             && self.embedding_factor.is_finite()
-            && self.rms_norm_eps.is_finite()
-            && self.sliding_window != Some(0)
-            && self.max_positions > 0
+            && numbers.iter().all(|number| number.is_finite() && *number > 0.0)
+            && (1..=MAX_SIZE).contains(&self.max_positions)
+            && self.sliding_window.map_or(!slides, |window| window > 0)
             && self.rope_scaling.is_sane(self.head_dim)
     }
 

@@ -36,7 +36,7 @@ impl Stretches {
 }
 
 /// Rows up to which it pays: with more, products are less bound by the memory. Measured on an H200.
-pub const MOST_ROWS: usize = 128;
+pub const MOST_ROWS: usize = 96;
 
 /// Bytes of all weights from which on it pays: of fewer, the device has not forgotten where they are since the last step. On an H200 the
 /// 27B gains three hundredths, the 4B loses one.

@@ -107,7 +107,11 @@ impl Rope {
         let theta_global = keys.number("rope.global.freq_base", Some(global))?;
         let theta_local = keys.number("rope.local.freq_base", Some(local))?;
         // The second is how older converters wrote the first.
-        let factor = ["rope.scaling.factor", "rope.scale_linear"].into_iter().find(|key| keys.has(key));
+        // llama.cpp takes 0 for none.
+        let zero =
+            |key: &str| matches!((keys.get)(key), Some(MetaValue::Float(0.0) | MetaValue::Unsigned(0)));
+        let factor =
+            ["rope.scaling.factor", "rope.scale_linear"].into_iter().find(|key| keys.has(key) && !zero(key));
         let scaling = match (keys.text("rope.scaling.type")?, factor) {
             (Some("none"), _) | (None, None) => RopeScaling::None,
             (None | Some("linear"), factor) => {

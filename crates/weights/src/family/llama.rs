@@ -1,9 +1,9 @@
-//! Llama 2 and 3, and what is built the same way: SmolLM2, and Mistral without its window.
+//! Llama 2 and 3, and what is built the same way and says so: SmolLM2, and GGUF files of Mistral 7B from v0.2 on, which has no window.
 
 use super::{Defaults, Family, Gate, refuse_flags};
 use crate::{
     Result,
-    config::{Config, Keys, MAX_SIZE, RopePairs},
+    config::{Config, Keys, MetaValue, RopePairs},
     names::{Role, Row},
 };
 
@@ -49,7 +49,8 @@ fn check_hf(keys: &Keys) -> Result<()> {
 }
 
 fn adapt_gguf(config: &mut Config, keys: &Keys) -> Result<()> {
-    if keys.size("expert_count", MAX_SIZE, Some(1)).is_ok_and(|experts| experts > 1) {
+    // Some converters write a zero.
+    if !matches!((keys.get)("expert_count"), None | Some(MetaValue::Unsigned(0 | 1))) {
         return Err(keys.unsupported("a mixture of experts", "use a dense model"));
     }
     // llama.cpp's converter changes the order of the rows of queries and keys so.

@@ -296,19 +296,21 @@ impl Writers {
             let (all, at_once) = (self.sequences.len(), at_once(runner));
             let takes_part = |number: usize| (number + all - self.turn) % all < at_once;
             let taking_part = self.sequences.iter_mut().enumerate().filter(|(number, _)| takes_part(*number));
-            let (mut numbers, mut positions, mut next) = (Vec::new(), Vec::new(), Vec::new());
+            let (mut numbers, mut next, mut position) = (Vec::new(), Vec::new(), 0);
             for (number, (sequence, token)) in taking_part {
                 numbers.push(number);
-                positions.push(sequence.len());
+                position = sequence.len();
                 next.push(Next { sequence, token: *token, sampling: &greedy });
             }
             // Several steps a submission, as answers are generated.
             let most = runner.steady_steps(at_once).min((wanted - self.made).div_ceil(at_once));
             for (step, sampled) in runner.decode_run(&mut next, most, &[])?.into_iter().enumerate() {
-                for ((number, position), sampled) in numbers.iter().zip(&positions).zip(&sampled) {
+                for (number, sampled) in numbers.iter().zip(&sampled) {
                     self.sequences[*number].1 = sampled.token;
-                    self.kv_bytes += runner.cache().bytes_read(&config, position + step as u32);
                 }
+                // All are as deep, but for a turn: counted for one, since the clock runs.
+                let read = runner.cache().bytes_read(&config, position + step as u32);
+                self.kv_bytes += read * sampled.len() as u64;
                 self.made += sampled.len();
                 self.steps += 1;
             }
