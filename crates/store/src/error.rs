@@ -31,7 +31,8 @@ pub enum Error {
     },
     /// Neither a file nor a model that is known.
     #[error(
-        "'{argument}' is not a file, and no model is called so; known: {}{}",
+        "'{}' is not a file, and no model is called so; known: {}{}",
+        printable(argument),
         catalogue::names(),
         beside(here)
     )]
@@ -48,7 +49,7 @@ pub enum Error {
         name: String,
     },
     /// Nothing in the store is called so.
-    #[error("no model here is called '{name}'; `indrik models` lists those that are")]
+    #[error("no model here is called '{}'; `indrik models` lists those that are", printable(name))]
     NotHere {
         /// What was asked for.
         name: String,
