@@ -162,17 +162,16 @@ impl Store {
 /// command would take another model than the one that its user sees. So, in this order: the name as it is; in another
 /// case of letters; as an alias of the catalogue; as a file's name without its ending. Where several have it in the same
 /// way it means none of them.
-pub(crate) fn meant(entries: Vec<Entry>, name: &str) -> Option<Entry> {
+pub(crate) fn meant(mut entries: Vec<Entry>, name: &str) -> Option<Entry> {
     let alias = canonical(name);
-    let mut entries = entries;
     if let Some(at) = entries.iter().position(|entry| entry.name == name) {
         return Some(entries.swap_remove(at));
     }
-    let ways: [&dyn Fn(&Entry) -> bool; 3] =
-        [&|entry| entry.name.eq_ignore_ascii_case(name), &|entry| entry.name == alias, &|entry| {
-            !entry.path.is_dir() && entry.path.file_stem() == Some(OsStr::new(name))
-        }];
-    let way = ways.into_iter().find(|way| entries.iter().any(|entry| way(entry)))?;
+    let in_another_case = |entry: &Entry| entry.name.eq_ignore_ascii_case(name);
+    let by_alias = |entry: &Entry| entry.name == alias;
+    let by_file = |entry: &Entry| !entry.path.is_dir() && entry.path.file_stem() == Some(OsStr::new(name));
+    let ways: [&dyn Fn(&Entry) -> bool; 3] = [&in_another_case, &by_alias, &by_file];
+    let way = ways.into_iter().find(|way| entries.iter().any(way))?;
     entries.retain(|entry| way(entry));
     if entries.len() == 1 { entries.pop() } else { None }
 }
