@@ -30,8 +30,8 @@ serve: setup ## the same model, for OpenAI's clients on port 8006: MODEL=
 	@$(call here,$(CHAT_MODEL))
 	$(INDRIK) serve -m "$(CHAT_MODEL)"
 
-# Fetches a model that is neither a file nor in the store.
-here = [ -e "$(1)" ] || $(INDRIK) models --json | grep -qF '"name": "$(1)"' || $(INDRIK) pull "$(1)"
+# Fetches a model that is neither a file nor in the store, or there but not whole.
+here = [ -e "$(1)" ] || $(INDRIK) inspect "$(1)" > /dev/null 2>&1 || $(INDRIK) pull "$(1)"
 
 test: setup lint model ## everything that must pass before a change lands; needs no GPU
 	$(call named,GGUF,test-model) $(call named,SMOLLM2,test-smollm2) $(call named,QWEN,test-qwen) cargo test --workspace

@@ -105,6 +105,8 @@ fn wrong_usage_is_exit_code_2() {
         &["bench", "--gemv", "16x32", "--quant", "int3"],
         &["bench", "--bandwidth", "--quant", "int8"],
         &["doctor", "--validation"],
+        &["chat", "-m", "any", "-p", ""],
+        &["chat", "-m", "any", "-p", " \n"],
     ] {
         let output = indrik(arguments).output().unwrap();
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}", stderr(&output));

@@ -313,6 +313,7 @@ fn a_chat_answers_and_ctrl_c_stops_the_answer_alone() {
     assert_eq!(finished.status.code(), Some(0), "{text}");
     assert_eq!(text.matches("(stopped)").count(), 2, "{text}");
     for expected in [
+        " on llvmpipe",
         "/help lists",
         "There is no /nonsense",
         "Ctrl-C         stop the answer",

@@ -71,7 +71,7 @@ fn everything_in_the_store_is_listed_with_what_is_wrong() {
     assert_eq!(tiny["path"], store.path().join("Tiny-Q8.gguf").display().to_string());
     let folder = row(&list, "folder");
     assert_eq!((&folder["family"], &folder["quantisation"]), (&"gemma3".into(), &"BF16".into()));
-    assert!(folder["bytes"].as_u64().unwrap() > 100_000);
+    assert_eq!(folder["bytes"], 0, "what a link leads to is elsewhere");
     let problem = |name: &str| row(&list, name)["problem"].as_str().unwrap().to_string();
     assert!(problem("smollm2:135m").contains("is not supported"), "{}", problem("smollm2:135m"));
     assert!(problem("cut").contains("get it again"), "{}", problem("cut"));
@@ -81,6 +81,7 @@ fn everything_in_the_store_is_listed_with_what_is_wrong() {
     assert_eq!(list["bytes"], sum);
 
     let text = stdout(&command(store.path(), &["models"]).output().unwrap());
+    assert!(text.contains("0 bytes (a link)"), "{text}");
     assert!(text.contains("| Tiny-Q8 ") && text.contains("\nnotes.txt: not a model"), "{text}");
     assert!(text.trim_end().ends_with(&format!("in {}", store.path().display())), "{text}");
 
@@ -103,6 +104,84 @@ fn a_file_that_changed_since_its_pull_is_told() {
 }
 
 #[test]
+fn a_pulled_model_that_was_moved_and_linked_has_not_changed() {
+    let (store, disk) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let file = disk.path().join("model.gguf");
+    let bytes = fs::copy(fixture("gguf_q8_0/model.gguf"), &file).unwrap();
+    symlink(&file, store.path().join("gemma3@270m.gguf")).unwrap();
+    let record = format!(
+        r#"{{"name": "gemma3:270m", "title": "t", "source": "s", "sha256": "0", "bytes": {bytes},
+        "licence": "Terms", "licence_url": "u", "date": "2026-01-02T03:04:05Z"}}"#
+    );
+    fs::write(store.path().join("gemma3@270m.json"), record).unwrap();
+    let list = json(&command(store.path(), &["models", "--json"]).output().unwrap());
+    assert!(row(&list, "gemma3:270m")["problem"].is_null(), "{list}");
+    assert_eq!(list["bytes"], 0);
+}
+
+#[test]
+fn a_file_called_like_an_alias_is_itself() {
+    let store = tempfile::tempdir().unwrap();
+    let at = |name: &str| store.path().join(name);
+    fs::copy(fixture("gguf_q8_0/model.gguf"), at("smollm2-135m.gguf")).unwrap();
+    fs::copy(fixture("gguf_q4_0/model.gguf"), at("smollm2@135m.gguf")).unwrap();
+    let inspected = |name: &str| {
+        let output = command(store.path(), &["inspect", name, "--json"]).output().unwrap();
+        json(&output)["path"].as_str().unwrap().to_string()
+    };
+    assert_eq!(inspected("smollm2-135m"), at("smollm2-135m.gguf").display().to_string());
+    assert_eq!(inspected("smollm2"), at("smollm2@135m.gguf").display().to_string());
+    let output = command(store.path(), &["rm", "-y", "smollm2-135m"]).output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(!at("smollm2-135m.gguf").exists() && at("smollm2@135m.gguf").exists());
+    // By the name of the file, as `inspect` prints it.
+    let output = command(store.path(), &["rm", "-y", "smollm2@135m"]).output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(stdout(&output).starts_with("smollm2:135m: removed"), "{}", stdout(&output));
+    assert!(!at("smollm2@135m.gguf").exists());
+}
+
+#[test]
+fn a_terminal_obeys_no_name_and_no_licence() {
+    let store = tempfile::tempdir().unwrap();
+    let evil = "evil\x1b[31mred";
+    fs::copy(fixture("gguf_q8_0/model.gguf"), store.path().join(format!("{evil}.gguf"))).unwrap();
+    fs::write(store.path().join(format!("{evil}\n.txt")), "x").unwrap();
+    fs::copy(fixture("gguf_q8_0/model.gguf"), store.path().join("gemma3@270m.gguf")).unwrap();
+    let record = r#"{"name": "gemma3:270m", "title": "t", "source": "s", "sha256": "0", "bytes": 7,
+        "licence": "Free\u001b]0;x\u0007", "licence_url": "u", "date": "\u001b[2J"}"#;
+    fs::write(store.path().join("gemma3@270m.json"), record).unwrap();
+    let plain = |text: &str| assert!(!text.contains(|c: char| c.is_control() && c != '\n'), "{text:?}");
+    let text = stdout(&command(store.path(), &["models"]).output().unwrap());
+    plain(&text);
+    assert!(text.contains(r"| evil\u{1b}[31mred ") && text.contains(r"Free\u{1b}]0;x\u{7}"), "{text}");
+    let list = json(&command(store.path(), &["models", "--json"]).output().unwrap());
+    assert_eq!(row(&list, evil)["family"], "gemma3", "for programs it is as it is");
+
+    plain(&stderr(&command(store.path(), &["inspect", "unknown"]).output().unwrap()));
+    plain(&stdout(&command(store.path(), &["inspect", evil]).output().unwrap()));
+    plain(&stderr(&command(store.path(), &["rm", "-y", &format!("{evil}\n.txt")]).output().unwrap()));
+    let output = command(store.path(), &["rm", "-y", evil]).output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    plain(&stdout(&output));
+}
+
+#[test]
+fn an_unknown_name_is_answered_with_those_that_are_known() {
+    let store = filled();
+    let output = command(store.path(), &["inspect", "tinny"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let text = stderr(&output);
+    assert!(text.contains("known: gemma3:270m") && text.contains("in the store: Tiny-Q8, "), "{text}");
+    // Both commands count in the same words.
+    let list = stdout(&command(store.path(), &["models"]).output().unwrap());
+    let line = list.lines().find(|line| line.starts_with("| Tiny-Q8")).unwrap().to_string();
+    let parameters = line.split('|').nth(3).unwrap().trim();
+    let text = stdout(&command(store.path(), &["inspect", "tiny-q8"]).output().unwrap());
+    assert!(text.contains(&format!(", {parameters} parameters, ")), "{parameters}: {text}");
+}
+
+#[test]
 fn without_a_terminal_yes_is_needed() {
     let store = filled();
     let output = command(store.path(), &["rm", "smollm2"]).output().unwrap();
@@ -118,7 +197,9 @@ fn without_a_terminal_yes_is_needed() {
     assert_eq!(output.status.code(), Some(1));
     assert!(stderr(&output).contains("no model here is called 'gone'"), "{}", stderr(&output));
     let text = stdout(&output);
-    assert!(text.contains("smollm2:135m: removed, 17 bytes freed") && text.contains("17 bytes freed in all"));
+    let file = store.path().join("smollm2@135m.gguf").display().to_string();
+    assert!(text.contains(&format!("smollm2:135m: removed, 17 bytes freed\n   {file}\n")), "{text}");
+    assert!(text.contains("17 bytes freed in all"), "{text}");
     assert!(!store.path().join("smollm2@135m.gguf").exists() && !store.path().join("folder").exists());
     assert!(fixture("head256").join("config.json").exists(), "only the link went");
 
@@ -127,6 +208,7 @@ fn without_a_terminal_yes_is_needed() {
     let told = json(&output);
     assert_eq!((&told["removed"][0]["name"], &told["bytes"]), (&"gemma3:270m".into(), &4.into()));
     assert_eq!(told["failed"][0]["name"], "notes.txt");
+    assert!(told["failed"][0]["reason"].as_str().unwrap().contains("remove it by hand"), "{told}");
     assert!(store.path().join("notes.txt").exists() && !store.path().join("gemma3@270m.part").exists());
 }
 

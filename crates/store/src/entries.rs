@@ -14,9 +14,9 @@ use std::{
 };
 
 use crate::{
-    download::{At, length},
+    download::At,
     error::Result,
-    folder::{Record, Store, file_stem},
+    folder::{Record, Store, canonical, file_stem},
     time,
 };
 
@@ -35,7 +35,7 @@ pub struct Entry {
     pub path: PathBuf,
     /// What it is.
     pub kind: Kind,
-    /// Bytes of all its files.
+    /// Bytes of all its files; links have none.
     pub bytes: u64,
     /// When it came, RFC 3339 in UTC: by its record, else when its file was last changed.
     pub date: String,
@@ -93,17 +93,6 @@ impl Store {
         Ok(entries)
     }
 
-    /// The entry that a name means: the name as it is, else in another case of letters where only one has it so.
-    pub(crate) fn entry_of(&self, name: &str) -> Result<Option<Entry>> {
-        let mut models = self.entries()?;
-        models.retain(|entry| !matches!(entry.kind, Kind::Foreign(_)));
-        if let Some(at) = models.iter().position(|entry| entry.name == name) {
-            return Ok(Some(models.swap_remove(at)));
-        }
-        models.retain(|entry| entry.name.eq_ignore_ascii_case(name));
-        Ok(if models.len() == 1 { models.pop() } else { None })
-    }
-
     /// Names in the folder, in order. One that is no UTF-8 cannot be typed as a model's name either; it is shown as far as it can be.
     fn file_names(&self) -> Result<Vec<String>> {
         let entries = match fs::read_dir(self.folder()) {
@@ -131,7 +120,7 @@ impl Store {
 
     fn entry(&self, name: String, files: &[String]) -> Entry {
         let path = self.folder().join(&files[0]);
-        let record = self.record(&name).filter(|record| record.name == name);
+        let record = self.record_of(&name);
         let date = record.as_ref().map_or_else(|| time::of_file(&path), |record| record.date.clone());
         let files: Vec<PathBuf> = files.iter().map(|file| self.folder().join(file)).collect();
         let bytes = files.iter().map(|file| size(file)).sum();
@@ -151,7 +140,7 @@ impl Store {
             Some(("part", name)) => Some(Entry { name, kind: Kind::Unfinished, ..entry }),
             // Nothing but what keeps two pulls apart.
             Some(("lock", _)) if entry.bytes == 0 => None,
-            Some(("json", name)) if self.record(&name).is_some_and(|record| record.name == name) => {
+            Some(("json", name)) if self.record_of(&name).is_some() => {
                 // Beside an unfinished pull there is one entry for both.
                 let part = self.path(&name, "part").is_some_and(|part| part.exists());
                 (!part).then_some(Entry { name, kind: Kind::Unfinished, record: None, ..entry })
@@ -160,10 +149,31 @@ impl Store {
                 foreign("a part of a split model whose first part is not here")
             }
             _ if entry.path.symlink_metadata().is_err() => foreign("its name is not UTF-8: rename it"),
+            _ if entry.path.is_dir() && entry.path.is_symlink() => {
+                foreign("a link to a folder without config.json: not a model")
+            }
             _ if entry.path.is_dir() => foreign("a folder without config.json: not a model"),
             _ => foreign("not a model: neither .gguf nor a file that `indrik quantize` wrote"),
         }
     }
+}
+
+/// The one of the entries that a name means. What is listed under it goes before what it stands for elsewhere, or else a
+/// command would take another model than the one that its user sees. So, in this order: the name as it is; in another
+/// case of letters; as an alias of the catalogue; as a file's name without its ending. Where several have it in the same
+/// way it means none of them.
+pub(crate) fn meant(mut entries: Vec<Entry>, name: &str) -> Option<Entry> {
+    let alias = canonical(name);
+    if let Some(at) = entries.iter().position(|entry| entry.name == name) {
+        return Some(entries.swap_remove(at));
+    }
+    let in_another_case = |entry: &Entry| entry.name.eq_ignore_ascii_case(name);
+    let by_alias = |entry: &Entry| entry.name == alias;
+    let by_file = |entry: &Entry| !entry.path.is_dir() && entry.path.file_stem() == Some(OsStr::new(name));
+    let ways: [&dyn Fn(&Entry) -> bool; 3] = [&in_another_case, &by_alias, &by_file];
+    let way = ways.into_iter().find(|way| entries.iter().any(way))?;
+    entries.retain(|entry| way(entry));
+    if entries.len() == 1 { entries.pop() } else { None }
 }
 
 /// The name of a model by its file's, without the ending.
@@ -204,12 +214,16 @@ fn parts(first: &str, names: &[String]) -> (String, Vec<String>) {
     (called(first.name), names.iter().filter(belongs).cloned().collect())
 }
 
-/// Bytes of a file, or of all files in a folder.
+/// Bytes of a file, or of all files in a folder. Links are not followed: what they lead to takes its space elsewhere, and
+/// they could lead in a circle.
 fn size(path: &Path) -> u64 {
-    let Ok(files) = fs::read_dir(path) else { return length(path) };
-    // Links to folders are not followed: they could lead in a circle.
-    let size = |path: PathBuf| if path.is_symlink() && path.is_dir() { 0 } else { size(&path) };
-    files.flatten().map(|entry| size(entry.path())).sum()
+    match path.symlink_metadata() {
+        Ok(found) if found.is_dir() => {
+            fs::read_dir(path).into_iter().flatten().flatten().map(|entry| size(&entry.path())).sum()
+        }
+        Ok(found) if found.is_file() => found.len(),
+        _ => 0,
+    }
 }
 
 #[cfg(test)]
@@ -296,5 +310,11 @@ mod tests {
         write("Own.gguf", 1);
         assert_eq!(store.resolve("own"), Some(folder.path().join("own.safetensors")));
         assert_eq!(store.resolve("oWn"), None);
+        // The names of files are understood too, where they are not those of models.
+        assert_eq!(
+            store.resolve("split-00001-of-00002"),
+            Some(folder.path().join("split-00001-of-00002.gguf"))
+        );
+        assert_eq!(store.resolve("smollm2@135m.gguf"), None);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::catalogue;
+use crate::{catalogue, printable};
 
 /// Shorthand used through the crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -30,10 +30,17 @@ pub enum Error {
         name: &'static str,
     },
     /// Neither a file nor a model that is known.
-    #[error("'{argument}' is not a file, and no model is called so; known: {}", catalogue::names())]
+    #[error(
+        "'{}' is not a file, and no model is called so; known: {}{}",
+        printable(argument),
+        catalogue::names(),
+        beside(here)
+    )]
     NotAModel {
         /// What was asked for.
         argument: String,
+        /// The names of the models in the store.
+        here: Vec<String>,
     },
     /// Not a name of the catalogue.
     #[error("no model is called '{name}'; known: {}", catalogue::names())]
@@ -42,9 +49,26 @@ pub enum Error {
         name: String,
     },
     /// Nothing in the store is called so.
-    #[error("no model here is called '{name}'; `indrik models` lists those that are")]
+    #[error("no model here is called '{}'; `indrik models` lists those that are", printable(name))]
     NotHere {
         /// What was asked for.
+        name: String,
+    },
+    /// In the store's folder, but not a model.
+    #[error("{} is not a model of the store and stays ({why}): remove it by hand", printable(path.display()))]
+    Foreign {
+        /// The file or folder.
+        path: PathBuf,
+        /// Why it is none.
+        why: &'static str,
+    },
+    /// What was to be removed is no longer what it was.
+    #[error(
+        "{}: it has changed since it was found, and nothing was removed: run the command again",
+        printable(name)
+    )]
+    Changed {
+        /// The model.
         name: String,
     },
     /// Another process is pulling the model.
@@ -188,6 +212,14 @@ fn advice(status: u16) -> &'static str {
         407 => " (the proxy wants credentials: put them into HTTPS_PROXY)",
         _ => "",
     }
+}
+
+/// Names in the store, after those that can be pulled.
+fn beside(here: &[String]) -> String {
+    if here.is_empty() {
+        return String::new();
+    }
+    format!("; in the store: {}", here.iter().map(printable).collect::<Vec<_>>().join(", "))
 }
 
 fn list(reasons: &[(String, String)]) -> String {

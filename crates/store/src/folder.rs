@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     catalogue,
-    entries::Kind,
+    entries::{Entry, Kind, meant},
     error::{Error, Result},
 };
 
@@ -60,25 +60,39 @@ impl Store {
 
     /// The file or folder of a model that is here, by its name or an alias.
     pub fn resolve(&self, name: &str) -> Option<PathBuf> {
-        let name = canonical(name);
-        // What was pulled is found without a look at the rest of the folder.
-        let pulled = self.model_path(&name).filter(|path| path.is_file());
-        let found = || self.entry_of(&name).ok()?.filter(|entry| entry.kind == Kind::Model);
-        pulled.or_else(|| found().map(|entry| entry.path))
+        // A file of this very name is found without a look at the rest of the folder.
+        let named = self.model_path(name).filter(|path| path.is_file());
+        named.or_else(|| Some(self.model(name)?.path))
     }
 
     /// The same, or an error that says how to get the model.
     pub fn find(&self, name: &str) -> Result<PathBuf> {
         self.resolve(name).ok_or_else(|| match catalogue::find(name) {
             Some(model) => Error::NotPulled { argument: name.to_string(), name: model.name },
-            None => Error::NotAModel { argument: name.to_string() },
+            None => Error::NotAModel { argument: name.to_string(), here: self.model_names() },
         })
     }
 
-    /// The record of a model that is here.
+    /// The record of a model that is here, by its name or an alias.
     pub fn record(&self, name: &str) -> Option<Record> {
-        let text = fs::read_to_string(self.path(canonical(name).as_ref(), "json")?).ok()?;
-        serde_json::from_str(&text).ok()
+        self.model(name)?.record
+    }
+
+    /// The record of this very name, whether or not its model is here.
+    pub(crate) fn record_of(&self, name: &str) -> Option<Record> {
+        let text = fs::read_to_string(self.path(name, "json")?).ok()?;
+        serde_json::from_str(&text).ok().filter(|record: &Record| record.name == name)
+    }
+
+    fn model(&self, name: &str) -> Option<Entry> {
+        let mut models = self.entries().ok()?;
+        models.retain(|entry| entry.kind == Kind::Model);
+        meant(models, name)
+    }
+
+    fn model_names(&self) -> Vec<String> {
+        let entries = self.entries().unwrap_or_default().into_iter();
+        entries.filter(|entry| entry.kind == Kind::Model).map(|entry| entry.name).collect()
     }
 
     /// Where the file of a model is or would be.
@@ -221,5 +235,46 @@ mod tests {
         assert_eq!(entry("gone:1b").unwrap().kind, Kind::Unfinished);
         assert!(matches!(entry("other.json").unwrap().kind, Kind::Foreign(_)));
         assert_eq!((store.resolve("gone:1b"), store.resolve("other")), (None, None));
+        assert_eq!(store.record("gone:1b"), None);
+    }
+
+    #[test]
+    fn a_name_that_is_listed_goes_before_an_alias() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::at(folder.path());
+        let (pulled, own) =
+            (folder.path().join("smollm2@135m.gguf"), folder.path().join("smollm2-135m.gguf"));
+        fs::write(&pulled, "pulled").unwrap();
+        let record = Record {
+            name: "smollm2:135m".into(),
+            title: "t".into(),
+            source: "s".into(),
+            sha256: "0".repeat(64),
+            bytes: 6,
+            licence: "l".into(),
+            licence_url: "u".into(),
+            date: crate::time::now(),
+        };
+        store.write_record(&record).unwrap();
+        for name in ["smollm2", "smollm2-135m", "smollm2:135m", "SMOLLM2-135M", "smollm2@135m"] {
+            assert_eq!(store.resolve(name).as_ref(), Some(&pulled), "{name}");
+            assert_eq!(store.record(name).as_ref(), Some(&record), "{name}");
+        }
+        // A file that is called like the alias takes the alias away, in either case of letters.
+        fs::write(&own, "by hand").unwrap();
+        for name in ["smollm2-135m", "SmolLM2-135M"] {
+            assert_eq!((store.resolve(name), store.record(name)), (Some(own.clone()), None), "{name}");
+        }
+        for name in ["smollm2", "smollm2:135m", "smollm2@135m"] {
+            assert_eq!(
+                (store.resolve(name), store.record(name)),
+                (Some(pulled.clone()), Some(record.clone()))
+            );
+        }
+        // What is unfinished has a name, but is nothing to open.
+        fs::rename(&own, folder.path().join("smollm2-135m.part")).unwrap();
+        assert_eq!(store.resolve("smollm2-135m"), Some(pulled));
+        let error = store.find("other").unwrap_err().to_string();
+        assert!(error.ends_with("; in the store: smollm2:135m"), "{error}");
     }
 }

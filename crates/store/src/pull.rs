@@ -169,7 +169,7 @@ fn present(
         return Ok(None);
     }
     if length(path) == model.bytes {
-        let known = store.record(model.name).filter(|record| record.sha256 == model.sha256);
+        let known = store.record_of(model.name).filter(|record| record.sha256 == model.sha256);
         if let Some(record) = known.clone().filter(|_| !job.verify) {
             return Ok(Some(record));
         }

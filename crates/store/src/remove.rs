@@ -9,9 +9,9 @@ use std::{
 
 use crate::{
     download::At,
-    entries::PULL_FILES,
+    entries::{Entry, Kind, PULL_FILES, meant},
     error::{Error, Result},
-    folder::{Store, canonical},
+    folder::Store,
     lock::Lock,
 };
 
@@ -31,8 +31,43 @@ pub struct Removal {
 impl Store {
     /// What there is to remove of a model, by its name or an alias: its files, its record, what of it is unfinished.
     pub fn removal(&self, name: &str) -> Result<Removal> {
-        let not_here = || Error::NotHere { name: name.to_string() };
-        let entry = self.entry_of(&canonical(name))?.ok_or_else(not_here)?;
+        let (foreign, models): (Vec<Entry>, Vec<Entry>) =
+            self.entries()?.into_iter().partition(|entry| matches!(entry.kind, Kind::Foreign(_)));
+        // What is listed under the name is what is meant, even where it cannot go.
+        if models.iter().all(|entry| entry.name != name)
+            && let Some(Entry { path, kind: Kind::Foreign(why), .. }) =
+                foreign.into_iter().find(|entry| entry.name == name)
+        {
+            return Err(Error::Foreign { path, why });
+        }
+        let entry = meant(models, name).ok_or_else(|| Error::NotHere { name: name.to_string() })?;
+        Ok(self.removal_of(entry))
+    }
+
+    /// Removes what [`Store::removal`] found, and nothing else that has come under its name since. A model that is being
+    /// pulled stays.
+    pub fn remove(&self, found: &Removal) -> Result<Removal> {
+        let lock = match self.beside(&found.path, &found.name, LOCK) {
+            Some(path) => {
+                Some(Lock::try_take(&path)?.ok_or_else(|| Error::Busy { name: found.name.clone() })?)
+            }
+            None => None,
+        };
+        // A pull may have ended since, or somebody else removed it.
+        let same = |entry: &Entry| !matches!(entry.kind, Kind::Foreign(_)) && entry.path == found.path;
+        let Some(entry) = self.entries()?.into_iter().find(same) else {
+            lock.map_or(Ok(()), Lock::delete)?;
+            return Err(Error::Changed { name: found.name.clone() });
+        };
+        let removal = self.removal_of(entry);
+        for path in &removal.paths {
+            delete(path)?;
+        }
+        lock.map_or(Ok(()), Lock::delete)?;
+        Ok(removal)
+    }
+
+    fn removal_of(&self, entry: Entry) -> Removal {
         let mut paths = entry.files;
         let beside = PULL_FILES.iter().filter(|ending| **ending != LOCK);
         paths.extend(beside.filter_map(|ending| self.beside(&entry.path, &entry.name, ending)));
@@ -40,24 +75,7 @@ impl Store {
         paths.sort();
         paths.dedup();
         let bytes = paths.iter().map(|path| freed(path)).sum();
-        Ok(Removal { name: entry.name, path: entry.path, paths, bytes })
-    }
-
-    /// Removes a model. One that is being pulled stays.
-    pub fn remove(&self, name: &str) -> Result<Removal> {
-        // Found before anything is written: a name that nobody has leaves no lock.
-        let found = self.removal(name)?;
-        let lock = match self.beside(&found.path, &found.name, LOCK) {
-            Some(path) => Some(Lock::try_take(&path)?.ok_or(Error::Busy { name: found.name })?),
-            None => None,
-        };
-        // A pull may have ended between the two.
-        let found = self.removal(name)?;
-        for path in &found.paths {
-            delete(path)?;
-        }
-        lock.map_or(Ok(()), Lock::delete)?;
-        Ok(found)
+        Removal { name: entry.name, path: entry.path, paths, bytes }
     }
 
     /// A file of a pull, where `path` is what a pull makes. Beside other models such a name is somebody else's.

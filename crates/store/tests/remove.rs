@@ -8,7 +8,7 @@ use common::{
     Fault,
     bench::{Bench, HUB, HUB_PATH, PACKAGES, file},
 };
-use store::{Error, Event, Job, Store};
+use store::{Error, Event, Job, Removal, Store};
 
 fn names(store: &Store) -> Vec<String> {
     let mut names: Vec<String> = fs::read_dir(store.folder())
@@ -19,6 +19,10 @@ fn names(store: &Store) -> Vec<String> {
     names
 }
 
+fn remove(store: &Store, name: &str) -> store::Result<Removal> {
+    store.remove(&store.removal(name)?)
+}
+
 #[test]
 fn a_pulled_model_goes_with_its_record_and_lock() {
     let bench = Bench::new(&[PACKAGES]);
@@ -27,13 +31,13 @@ fn a_pulled_model_goes_with_its_record_and_lock() {
     fs::write(store.folder().join("other.gguf"), "x").unwrap();
     let planned = store.removal("test:1b").unwrap();
     assert_eq!(names(&store), ["other.gguf", "test@1b.gguf", "test@1b.json", "test@1b.lock"], "nothing yet");
-    let removed = store.remove("test:1b").unwrap();
+    let removed = remove(&store, "test:1b").unwrap();
     assert_eq!(removed, planned);
     assert_eq!(removed.path, store.folder().join("test@1b.gguf"));
     assert_eq!(removed.paths.len(), 2);
     assert!(removed.bytes > 600_000, "the model and its record: {}", removed.bytes);
     assert_eq!(names(&store), ["other.gguf"]);
-    assert!(matches!(store.remove("test:1b"), Err(Error::NotHere { .. })));
+    assert!(matches!(remove(&store, "test:1b"), Err(Error::NotHere { .. })));
     assert_eq!(names(&store), ["other.gguf"], "a name that nobody has leaves nothing");
     // And it can be had again.
     bench.assert_here(bench.pull().0);
@@ -45,7 +49,7 @@ fn what_is_unfinished_goes_too() {
     bench.server.always(&file(2), Some(Fault::Status(404)));
     bench.pull().0.unwrap_err();
     assert!(bench.part().exists());
-    let removed = bench.store().remove("test:1b").unwrap();
+    let removed = remove(&bench.store(), "test:1b").unwrap();
     assert!(removed.bytes > 200_000, "the first part: {}", removed.bytes);
     assert_eq!(names(&bench.store()), <[String; 0]>::default());
 }
@@ -67,12 +71,12 @@ fn a_model_that_is_being_pulled_stays() {
             })
         });
         wait.recv().unwrap();
-        let error = bench.store().remove("test:1b").unwrap_err();
+        let error = remove(&bench.store(), "test:1b").unwrap_err();
         assert!(matches!(error, Error::Busy { .. }), "{error}");
         assert!(bench.part().exists());
         cancel.store(true, std::sync::atomic::Ordering::Relaxed);
     });
-    bench.store().remove("test:1b").unwrap();
+    remove(&bench.store(), "test:1b").unwrap();
 }
 
 #[test]
@@ -90,16 +94,20 @@ fn nothing_outside_the_store_is_touched() {
     fs::write(inside.join("hf.json"), "somebody's own").unwrap();
     let store = Store::at(&inside);
 
-    for hostile in
-        ["../outside/a", "..", ".", "", "/", "outside", "hf/config", "hf.json", "a.gguf/../../outside"]
-    {
-        let error = store.remove(hostile).unwrap_err();
+    for hostile in ["../outside/a", "..", ".", "", "/", "outside", "hf/config", "a.gguf/../../outside"] {
+        let error = remove(&store, hostile).unwrap_err();
         assert!(matches!(error, Error::NotHere { .. }), "{hostile:?}: {error}");
     }
-    assert_eq!(store.remove("a").unwrap().bytes, 0, "a link frees nothing");
-    assert_eq!(store.remove("Linked").unwrap().bytes, 0);
-    assert_eq!(store.remove("hf").unwrap().bytes, 7);
-    assert_eq!(names(&store), ["hf.json"]);
+    symlink(&outside, inside.join("away")).unwrap();
+    for foreign in ["hf.json", "away"] {
+        let error = remove(&store, foreign).unwrap_err();
+        assert!(matches!(error, Error::Foreign { .. }), "{foreign}: {error}");
+        assert!(error.to_string().contains("remove it by hand"), "{error}");
+    }
+    assert_eq!(remove(&store, "a").unwrap().bytes, 0, "a link frees nothing");
+    assert_eq!(remove(&store, "Linked").unwrap().bytes, 0);
+    assert_eq!(remove(&store, "hf").unwrap().bytes, 7);
+    assert_eq!(names(&store), ["away", "hf.json"]);
     assert_eq!(fs::read_to_string(outside.join("a.gguf")).unwrap(), "content");
     assert_eq!(fs::read_to_string(outside.join("linked/config.json")).unwrap(), "content");
 }
@@ -111,6 +119,51 @@ fn all_parts_of_a_split_model_go() {
         fs::write(folder.path().join(name), "12345").unwrap();
     }
     let store = Store::at(folder.path());
-    assert_eq!(store.remove("s").unwrap().bytes, 10);
+    assert_eq!(remove(&store, "s").unwrap().bytes, 10);
     assert_eq!(names(&store), ["s-00002-of-00003.gguf"]);
+}
+
+#[test]
+fn what_is_listed_under_a_name_goes_and_not_what_the_name_is_an_alias_of() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::at(folder.path());
+    let write = |name: &str| fs::write(folder.path().join(name), name).unwrap();
+    write("smollm2@135m.gguf");
+    write("smollm2-135m.gguf");
+    let removed = remove(&store, "smollm2-135m").unwrap();
+    assert_eq!(removed.paths, [folder.path().join("smollm2-135m.gguf")]);
+    assert_eq!(names(&store), ["smollm2@135m.gguf"]);
+
+    // A listed name keeps its meaning where it is no model's.
+    fs::create_dir(folder.path().join("smollm2")).unwrap();
+    assert!(matches!(remove(&store, "smollm2"), Err(Error::Foreign { .. })));
+    assert_eq!(names(&store), ["smollm2", "smollm2@135m.gguf"]);
+
+    // By the alias that is left, and by the file's name.
+    assert_eq!(store.removal("smollm2@135m").unwrap().name, "smollm2:135m");
+    assert_eq!(remove(&store, "smollm2-135m").unwrap().name, "smollm2:135m");
+    assert_eq!(names(&store), ["smollm2"]);
+}
+
+#[test]
+fn what_was_found_goes_or_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::at(folder.path());
+    let (pulled, own) = (folder.path().join("smollm2@135m.gguf"), folder.path().join("smollm2-135m.gguf"));
+    fs::write(&pulled, "pulled").unwrap();
+    let found = store.removal("smollm2-135m").unwrap();
+    // A model that has come under the name since is another one.
+    fs::write(&own, "by hand").unwrap();
+    store.remove(&found).unwrap();
+    assert_eq!(names(&store), ["smollm2-135m.gguf"]);
+    assert!(matches!(store.remove(&found), Err(Error::Changed { .. })));
+    assert_eq!(names(&store), ["smollm2-135m.gguf"], "and no lock is left");
+
+    // So is a file that has taken the place of a folder.
+    fs::create_dir(folder.path().join("hf")).unwrap();
+    fs::write(folder.path().join("hf/config.json"), "{}").unwrap();
+    let found = store.removal("hf").unwrap();
+    fs::write(folder.path().join("hf.gguf"), "newer").unwrap();
+    assert!(matches!(store.remove(&found), Err(Error::Changed { .. })));
+    assert_eq!(names(&store), ["hf", "hf.gguf", "smollm2-135m.gguf"]);
 }

@@ -1,6 +1,6 @@
 //! `indrik chat`: a conversation in the terminal.
 
-use std::{io::IsTerminal, ops::ControlFlow, process::ExitCode, sync::atomic::Ordering};
+use std::{io::IsTerminal, ops::ControlFlow, path::Path, process::ExitCode, sync::atomic::Ordering};
 
 use anyhow::Context;
 use clap::Args;
@@ -28,7 +28,7 @@ pub struct Arguments {
     #[command(flatten)]
     model: ModelArguments,
     /// One question: it is answered, and that is all
-    #[arg(short, long, value_name = "TEXT")]
+    #[arg(short, long, value_name = "TEXT", value_parser = question)]
     prompt: Option<String>,
     /// What the model is told before the conversation
     #[arg(short, long, value_name = "TEXT")]
@@ -68,7 +68,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     };
     let loaded = opened.load(context, Outputs::Sampled)?;
     let commands = if arguments.prompt.is_some() { "" } else { " /help lists the commands." };
-    note!("{}, {context} positions.{commands}", loaded.info().name);
+    let model = called(&arguments.model.model);
+    note!("{model} on {}, {context} positions.{commands}", loaded.info().name);
     if !language.own_template {
         note!(
             "This model brings no chat template; it may not have been trained to chat. Its family's is used."
@@ -104,6 +105,20 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// A question that can be answered.
+fn question(text: &str) -> Result<String, &'static str> {
+    if text.trim().is_empty() {
+        return Err("there is nothing to answer in it; without --prompt, the chat asks for questions");
+    }
+    Ok(text.to_string())
+}
+
+/// The model as its user knows it: its name, or its file's.
+fn called(argument: &str) -> String {
+    let file = Path::new(argument).file_name();
+    store::printable(file.map_or(argument.into(), |file| file.to_string_lossy()))
 }
 
 /// The next message; none at the end of input.

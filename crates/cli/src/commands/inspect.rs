@@ -16,6 +16,7 @@ use weights::{
     quant::{self, Exactness, Scheme},
 };
 
+use super::models;
 use crate::{device::Choice, memory, output};
 
 /// Shows a model's format, architecture, tensors and bytes, and where it would go; needs no GPU
@@ -111,7 +112,11 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             .inventory
             .iter()
             .map(|(_, tensor)| {
-                vec![tensor.name.clone(), format!("{:?}", tensor.shape), tensor.encoding.to_string()]
+                vec![
+                    store::printable(&tensor.name),
+                    format!("{:?}", tensor.shape),
+                    tensor.encoding.to_string(),
+                ]
             })
             .collect();
         output::print(&format!("\n{}", output::table(&["tensor", "shape", "encoding"], &rows)))?;
@@ -129,16 +134,16 @@ fn summary(checkpoint: &Checkpoint, parameters: u64) -> String {
     let config = &checkpoint.config;
     let global = config.layer_types.iter().filter(|kind| **kind == LayerType::Global).count();
     let format = serde_json::to_value(checkpoint.source.format).unwrap_or_default();
-    let mut text = format!("{}\n", checkpoint.path.display());
+    let mut text = format!("{}\n", store::printable(checkpoint.path.display()));
     text += &format!(
         "   format   {}, {} file(s)\n",
         format.as_str().unwrap_or("?"),
         checkpoint.source.files.len()
     );
     text += &format!(
-        "   model    {}, {:.2} billion parameters, {} layers ({global} global), hidden {}, feed-forward {}\n",
+        "   model    {}, {} parameters, {} layers ({global} global), hidden {}, feed-forward {}\n",
         config.architecture.name(),
-        parameters as f64 / 1e9,
+        models::parameters(parameters),
         config.layers,
         config.hidden,
         config.intermediate

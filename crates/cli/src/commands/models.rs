@@ -1,11 +1,11 @@
 //! `indrik models`: what is in the local store.
 
-use std::{collections::BTreeMap, path::Path, process::ExitCode};
+use std::{collections::BTreeMap, fs, path::Path, process::ExitCode};
 
 use clap::Args;
 use gpu::bytes;
 use serde::Serialize;
-use store::{Entry, Kind, Store, catalogue};
+use store::{Entry, Kind, Store, catalogue, printable};
 use weights::{
     Checkpoint, Tensor,
     gguf::{self, Gguf, Metadata},
@@ -55,12 +55,13 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let store = Store::open_default()?;
     let rows: Vec<Row> = store.entries()?.into_iter().map(row).collect();
     let total: u64 = rows.iter().map(|row| row.bytes).sum();
-    let folder = store.folder().display();
     if arguments.json {
-        let value = serde_json::json!({ "folder": folder.to_string(), "bytes": total, "models": rows });
+        let folder = store.folder().display().to_string();
+        let value = serde_json::json!({ "folder": folder, "bytes": total, "models": rows });
         output::print_json(&value)?;
         return Ok(ExitCode::SUCCESS);
     }
+    let folder = printable(store.folder().display());
     if rows.is_empty() {
         output::print(&format!(
             "No models in {folder} yet.\n\n`indrik pull NAME` brings one: {}\n",
@@ -76,7 +77,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         text += "\n";
     }
     for (name, problem) in troubled {
-        text += &format!("{name}: {problem}\n");
+        text += &format!("{}: {}\n", printable(name), printable(problem));
     }
     text += &format!("\n{} in {folder}\n", bytes(total));
     output::print(&text)?;
@@ -84,16 +85,17 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 }
 
 fn cells(row: &Row) -> Vec<String> {
-    let known = |text: &Option<String>| text.clone().unwrap_or_else(|| "–".to_string());
+    let known = |text: &Option<String>| text.as_ref().map_or_else(|| "–".to_string(), printable);
+    let size = bytes(row.bytes) + if Path::new(&row.path).is_symlink() { " (a link)" } else { "" };
     vec![
-        row.name.clone(),
+        printable(&row.name),
         known(&row.facts.family),
         known(&row.facts.parameters.map(parameters)),
         known(&row.facts.quantisation),
-        bytes(row.bytes),
+        size,
         known(&row.facts.context.map(|context| context.to_string())),
         known(&row.licence),
-        row.date.split('T').next().unwrap_or_default().to_string(),
+        printable(row.date.split('T').next().unwrap_or_default()),
     ]
 }
 
@@ -129,10 +131,13 @@ fn row(entry: Entry) -> Row {
 
 /// Whether a file is no longer the one that was pulled, as far as its size tells.
 fn changed(entry: &Entry) -> Option<String> {
-    let record = entry.record.as_ref().filter(|record| record.bytes != entry.bytes)?;
+    // Somebody may have moved it to another disk and left a link.
+    let linked = entry.path.is_symlink();
+    let now = if linked { fs::metadata(&entry.path).ok()?.len() } else { entry.bytes };
+    let record = entry.record.as_ref().filter(|record| record.bytes != now)?;
     Some(format!(
-        "it had {} bytes when it was pulled and has {} now: `indrik pull {}` gets it again",
-        record.bytes, entry.bytes, entry.name
+        "it had {} bytes when it was pulled and has {now} now: `indrik pull {}` gets it again",
+        record.bytes, entry.name
     ))
 }
 
@@ -209,10 +214,11 @@ fn file_type(metadata: &Metadata) -> Option<&'static str> {
 
 /// A word of a stranger's file, for a table.
 fn brief(text: &str) -> String {
-    text.chars().filter(|c| !c.is_control()).take(40).collect()
+    text.chars().take(40).collect()
 }
 
-fn parameters(count: u64) -> String {
+/// A number of parameters for people.
+pub fn parameters(count: u64) -> String {
     match count {
         0..1_000_000 => count.to_string(),
         1_000_000..1_000_000_000 => format!("{:.0} million", count as f64 / 1e6),

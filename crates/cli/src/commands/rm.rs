@@ -8,7 +8,7 @@ use std::{
 use clap::Args;
 use gpu::bytes;
 use serde_json::{Value, json};
-use store::{Error, Removal, Store};
+use store::{Error, Removal, Store, printable};
 
 use crate::output;
 
@@ -21,7 +21,7 @@ const USAGE: u8 = 2;
     Removed are the model's files, its record and what of it is unfinished, and nothing outside the store's folder: of a \
     link the link. A model that is being pulled stays. `indrik models` lists what there is.")]
 pub struct Arguments {
-    /// Models, as `indrik models` has them, or their other names
+    /// Models, as `indrik models` has them, or their other names or files' names without the ending
     #[arg(value_name = "NAME", required = true)]
     names: Vec<String>,
     /// Do not ask
@@ -39,7 +39,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let mut failed: Vec<(String, Error)> = vec![];
     for name in &arguments.names {
         match store.removal(name) {
-            Ok(removal) if found.iter().all(|other| other.name != removal.name) => found.push(removal),
+            Ok(removal) if found.iter().all(|other| other.path != removal.path) => found.push(removal),
             Ok(_) => {}
             Err(error) => failed.push((name.clone(), error)),
         }
@@ -59,7 +59,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     let mut removed = vec![];
     for removal in found {
-        match store.remove(&removal.name) {
+        match store.remove(&removal) {
             Ok(removal) => removed.push(removal),
             Err(error) => {
                 note!("indrik: {error}");
@@ -73,7 +73,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 
 fn agreed(found: &[Removal]) -> anyhow::Result<bool> {
     for removal in found {
-        note!("{}: {}, {}", removal.name, bytes(removal.bytes), removal.path.display());
+        let (name, path) = (printable(&removal.name), printable(removal.path.display()));
+        note!("{name}: {}, {path}", bytes(removal.bytes));
     }
     note_part!("Remove {}? [y/N] ", if found.len() == 1 { "it" } else { "them" });
     let mut answer = String::new();
@@ -93,7 +94,10 @@ fn tell(as_json: bool, removed: &[Removal], failed: &[(String, Error)]) -> anyho
         return output::print_json(&json!({ "removed": gone, "failed": stays, "bytes": total }));
     }
     for removal in removed {
-        output::print(&format!("{}: removed, {} freed\n", removal.name, bytes(removal.bytes)))?;
+        let gone: String =
+            removal.paths.iter().map(|path| format!("   {}\n", printable(path.display()))).collect();
+        let name = printable(&removal.name);
+        output::print(&format!("{name}: removed, {} freed\n{gone}", bytes(removal.bytes)))?;
     }
     if removed.len() > 1 {
         output::print(&format!("{} freed in all\n", bytes(total)))?;
