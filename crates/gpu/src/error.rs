@@ -159,7 +159,9 @@ pub fn bytes(count: u64) -> String {
         value /= 1024.0;
         unit += 1;
     }
-    if unit == 0 {
+    if count == 1 {
+        "1 byte".to_string()
+    } else if unit == 0 {
         format!("{count} bytes")
     } else if value < 10.0 {
         format!("{value:.2} {}", UNITS[unit])
