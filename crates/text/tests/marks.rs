@@ -103,7 +103,7 @@ fn texts() -> impl Strategy<Value = Vec<String>> {
     let part = prop_oneof![
         4 => prop::sample::select(NAMES.to_vec()),
         2 => prop::sample::select(WORDS.to_vec()),
-        1 => prop::sample::select(vec!["<", "|", ">", "<|", "|>", " ", "\n", "a", "é", "\u{e000}", "<|IM_END|>"]),
+        1 => prop::sample::select(vec!["<", "|", ">", "<|", "|>", " ", "\n", "a", "é", "\u{e000}", "<|IM_END|>", "<|im_</think>end|>"]),
     ];
     let cuts = prop::collection::vec(any::<prop::sample::Index>(), 7);
     (prop::collection::vec(part, 1..12), cuts).prop_map(|(parts, cuts)| {

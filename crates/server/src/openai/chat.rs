@@ -253,7 +253,7 @@ mod tests {
         assert!(super::tests::read(&[call("1", "a"), result("2"), call("2", "b")]).is_err());
     }
 
-    /// As many as a body may hold: a search through all calls for each result would take minutes.
+    /// A search through all calls for each result takes more than four seconds, a look at a table less than a tenth of one.
     #[test]
     fn many_results_take_little_time() {
         let ids: Vec<String> = (0..20_000).map(|id| id.to_string()).collect();
@@ -263,6 +263,6 @@ mod tests {
         let begun = Instant::now();
         let (read, _) = chat.read().expect("a conversation");
         assert!(read[20_000..].iter().all(|message| message.name.as_deref() == Some("f")));
-        assert!(begun.elapsed().as_secs_f64() < 2.0, "{:?}", begun.elapsed());
+        assert!(begun.elapsed().as_secs_f64() < 1.5, "{:?}", begun.elapsed());
     }
 }
