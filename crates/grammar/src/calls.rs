@@ -5,6 +5,7 @@
 //! called, so that there is no place for more.
 
 use std::fmt::Write;
+use std::time::{Duration, Instant};
 
 use llguidance::{JsonCompileOptions, api::TopLevelGrammar};
 use serde_json::{Value, json};
@@ -51,8 +52,11 @@ pub enum Otherwise {
 
 const WHAT: &str = "the tools";
 
+/// How long is looked for the one that is wrong, when they do not compile together.
+const FAULT: Duration = Duration::from_secs(1);
+
 impl Grammars {
-    /// Answers that call tools. An error names the tool that is wrong, where it is one alone.
+    /// Answers that call tools. An error names the tool that is wrong, where it is one alone and is soon found.
     pub fn calls(&self, calls: &Calls) -> Result<Grammar> {
         if matches!(calls.otherwise, Otherwise::Json(_)) && calls.form.trigger == 0 {
             let why = "this model's calls are JSON themselves, and could not be told from an answer that is";
@@ -66,14 +70,18 @@ impl Grammars {
         let lark = calls.lark(&arguments)?;
         limits::length(WHAT, &lark)?;
         self.compile(WHAT, TopLevelGrammar::from_lark(lark)).map_err(|error| {
-            // Whose fault it is shows when each is tried alone.
+            // Whose fault it is shows when each is tried alone. Many large ones would keep everyone waiting for that: then the error names them all.
+            let begun = Instant::now();
             let alone = |schema: &Value| {
                 self.compile(SCHEMA, TopLevelGrammar::from_json_schema(schema.clone())).err()
             };
-            let mut tools = calls.tools.iter().zip(&arguments);
-            let wrong = tools.find_map(|(tool, schema)| Some(Error::tool(tool.at, alone(schema)?)));
-            wrong.unwrap_or(match &calls.otherwise {
-                Otherwise::Json(schema) => self.json_schema(schema).err().unwrap_or(error),
+            let tools = calls.tools.iter().zip(&arguments);
+            let mut tried = tools.take_while(|_| begun.elapsed() < FAULT);
+            let wrong = tried.find_map(|(tool, schema)| Some(Error::tool(tool.at, alone(schema)?)));
+            wrong.unwrap_or_else(|| match &calls.otherwise {
+                Otherwise::Json(schema) if begun.elapsed() < FAULT => {
+                    self.json_schema(schema).err().unwrap_or(error)
+                }
                 _ => error,
             })
         })

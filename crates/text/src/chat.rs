@@ -14,6 +14,7 @@ use minijinja::{Environment, ErrorKind, Value, context};
 use serde::Serialize;
 
 use crate::error::{Error, Result};
+use crate::marks::Marks;
 use crate::message::{Message, Tool};
 use crate::tokenizer::Tokenizer;
 
@@ -106,32 +107,23 @@ impl ChatTemplate {
         tools: &[Tool],
         add_generation_prompt: bool,
     ) -> Result<Vec<u32>> {
-        let beginnings = tokenizer.control_beginnings();
-        let mut named = false;
+        let marks = Marks::new(tokenizer.controls(), &self.source, [&self.bos, &self.eos]);
+        let mut needed = false;
         let mut used: HashSet<char> = self.source.chars().filter(|c| PRIVATE_USE.contains(c)).collect();
         each_text(messages, tools, &mut |text| {
-            named |= text.contains(|c| beginnings.contains(&c));
+            needed = needed || marks.needed(text);
             used.extend(text.chars().filter(|c| PRIVATE_USE.contains(c)));
         });
         let written = |messages: &[Message], tools: &[Tool]| {
             self.render_with(messages, add_generation_prompt, (!tools.is_empty()).then_some(&tools))
         };
-        if !named {
+        if !needed {
             return Ok(tokenizer.encode_prompt(&written(messages, tools)?));
         }
-        // A name in a message is broken by a mark behind its first character. Templates may trim messages, put them together or look for
-        // words in them, and find them as they are otherwise.
         let mark = PRIVATE_USE.clone().find(|c| !used.contains(c)).ok_or_else(|| {
             Error::Refused("the messages hold every character of Unicode's private use".to_owned())
         })?;
-        let mut marked = |text: &str| {
-            let mut out = String::with_capacity(text.len());
-            for character in text.chars() {
-                out.push(character);
-                out.extend(beginnings.contains(&character).then_some(mark));
-            }
-            out
-        };
+        let mut marked = |text: &str| marks.put(text, mark);
         let messages: Vec<Message> = messages.iter().map(|message| message.map(&mut marked)).collect();
         let tools: Vec<Tool> = tools.iter().map(|tool| tool.map(&mut marked)).collect();
         Ok(tokenizer.encode_marked(&written(&messages, &tools)?, Some(mark)))

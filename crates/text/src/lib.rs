@@ -20,6 +20,7 @@ mod detokenizer;
 mod error;
 mod guide;
 pub mod hf;
+mod marks;
 mod merge;
 mod message;
 mod pieces;

@@ -1,12 +1,13 @@
 //! The tokenizer itself: text to ids and back, whichever file it came from.
 
 use std::borrow::Cow;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use unicode_normalization::{IsNormalized, UnicodeNormalization, is_nfc_quick};
 
 use crate::Detokenizer;
+use crate::marks::Controls;
 use crate::merge::{Merger, Symbol};
 use crate::pieces::{Class, NONE, Pieces};
 use crate::pretokens::Pretokens;
@@ -72,15 +73,15 @@ const STRETCH: usize = 1 << 30;
 
 /// Text to token ids and back. A clone shares everything.
 #[derive(Clone)]
-pub struct Tokenizer(Arc<Inner>, Arc<BTreeSet<char>>);
+pub struct Tokenizer(Arc<Inner>, Arc<Controls>);
 
 impl Tokenizer {
     pub(crate) fn new(inner: Inner) -> Tokenizer {
         let names = (0..inner.pieces.len() as u32)
             .filter(|id| inner.pieces.class(*id).is_some_and(Class::is_special))
             .filter_map(|id| std::str::from_utf8(inner.pieces.get(id)?).ok());
-        let beginnings = names.filter_map(|name| name.chars().next()).collect();
-        Tokenizer(Arc::new(inner), Arc::new(beginnings))
+        let controls = Controls::new(names);
+        Tokenizer(Arc::new(inner), Arc::new(controls))
     }
 
     /// The ids of a text, without a beginning-of-text token. Where a byte is neither in the vocabulary nor is there an
@@ -97,8 +98,8 @@ impl Tokenizer {
         self.encode_marked(text, None)
     }
 
-    /// The same for a text in which `mark` stands wherever someone else than the template has written the beginning of a control
-    /// token's name: such a name is text like any other. The marks are no part of the text.
+    /// The same for a text in which `mark` keeps what someone else than the template has written from being the name of a control
+    /// token ([`Marks`](crate::marks::Marks)): that is text like any other. The marks are no part of the text.
     pub(crate) fn encode_marked(&self, text: &str, mark: Option<char>) -> Vec<u32> {
         let mut ids: Vec<u32> = self.0.bos.filter(|_| self.0.add_bos).into_iter().collect();
         let own = ids.len();
@@ -137,8 +138,8 @@ impl Tokenizer {
         });
     }
 
-    /// The characters that names of control tokens begin with.
-    pub(crate) fn control_beginnings(&self) -> &BTreeSet<char> {
+    /// The names of control tokens.
+    pub(crate) fn controls(&self) -> &Controls {
         &self.1
     }
 
