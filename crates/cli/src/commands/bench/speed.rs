@@ -218,6 +218,9 @@ fn prefill(runner: &mut Runner, prompt: u32, repeats: usize, bandwidth: f64) -> 
     Ok(run.timed(&seconds, &cpu, f64::from(prompt), bytes, bandwidth))
 }
 
+/// Tokens of a sequence before the clock runs.
+const WARM_UP: u32 = 8;
+
 /// Steps that a sequence may be ahead of others where they take turns: more than a submission has.
 const AHEAD: u32 = 64;
 
@@ -233,10 +236,10 @@ fn decode(runner: &mut Runner, run: Run, repeats: usize, bandwidth: f64) -> anyh
         let before = runner.usage().read_back;
         let mut writers = Writers::start(runner, batch, depth)?;
         if number == 0 {
-            // Does not count. A few tokens are enough to know what steps of all take, and of fewer.
+            // Does not count. A few tokens are enough to know what steps of all take, and of fewer: the first submissions are short ones.
             let fewer = runner.recorded_below(batch as usize);
             for at_once in fewer.into_iter().chain([batch as usize]) {
-                writers.write(runner, run.tokens.min(4) as usize * at_once, |_| at_once)?;
+                writers.write(runner, run.tokens.min(WARM_UP) as usize * at_once, |_| at_once)?;
             }
             continue;
         }
