@@ -3,7 +3,7 @@
 use kernels::Scheme;
 use weights::config::Config;
 
-use crate::measure::weight_bytes;
+use crate::measure::read_bytes;
 
 /// What is assumed of a machine.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -44,7 +44,7 @@ pub struct Estimate {
 impl Estimate {
     /// For a model of these dimensions with all matrices in one scheme.
     pub fn of(config: &Config, scheme: Scheme, machine: &Machine) -> Self {
-        let bytes = weight_bytes(config, scheme);
+        let bytes = read_bytes(config, scheme);
         let levels = levels(config);
         Self {
             bytes,

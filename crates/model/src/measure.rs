@@ -41,8 +41,18 @@ fn matrices(config: &Config, scheme: Scheme) -> Vec<(Place, Layout)> {
 
 /// Bytes of a model's matrices in a scheme.
 pub fn weight_bytes(config: &Config, scheme: Scheme) -> u64 {
-    let bytes = |layout: Layout| (layout.value_bytes() + layout.scale_bytes()) as u64;
     matrices(config, scheme).into_iter().map(|(_, layout)| bytes(layout)).sum()
+}
+
+/// Of those the bytes that a token reads: of embeddings that are not the head too it is a row.
+pub fn read_bytes(config: &Config, scheme: Scheme) -> u64 {
+    let read = |place: Place| place != Place::Embedding || config.tie_embeddings;
+    let read = matrices(config, scheme).into_iter().filter(|(place, _)| read(*place));
+    read.map(|(_, layout)| bytes(layout)).sum()
+}
+
+fn bytes(layout: Layout) -> u64 {
+    (layout.value_bytes() + layout.scale_bytes()) as u64
 }
 
 impl Model {

@@ -140,9 +140,10 @@ fn f16_activations_as_matrix_units_take_them_change_little() {
         let plain = load(&device, &fixture.path);
         let model = load_alone(&device, &fixture.path).with_one_dispatch(true).with_emulated_matrix_units();
         let model = Arc::new(model);
-        for (kv, chunk) in
-            [(KvScheme::F16, 64), (KvScheme::F16, 5), (KvScheme::Int8, 64), (KvScheme::F32, 64)]
-        {
+        // Of floats that differ in their shapes alone, one way.
+        let ways = [(KvScheme::F16, 64), (KvScheme::F16, 5), (KvScheme::Int8, 64), (KvScheme::F32, 64)];
+        let ways = if floats.contains(&name) { &ways[..1] } else { &ways[..] };
+        for (kv, chunk) in ways.iter().copied() {
             let expected = all_logits(&plain, &fixture.ids, chunk, kv);
             let rows = all_logits(&model, &fixture.ids, chunk, kv);
             let each = rows.iter().zip(&expected).map(|(row, expected)| difference(row, expected));

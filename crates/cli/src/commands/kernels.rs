@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use clap::Args;
 use gpu::Device;
 use kernels::{Scheme, Variant};
@@ -25,13 +25,16 @@ pub struct Arguments {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    /// Write the table to a file as well
+    #[arg(long, value_name = "FILE", conflicts_with = "estimate")]
+    table: Option<std::path::PathBuf>,
     /// This kernel alone
     #[arg(long, value_name = "NAME", value_parser = super::doctor::kernel_name)]
     kernel: Option<String>,
     /// Print the assembly of the programs whose name and variant contain this text
     #[arg(long, value_name = "TEXT")]
     assembly: Option<String>,
-    /// Instead: how fast Gemma 3 may decode on a Radeon 780M. Computed from bytes and levels, not measured; needs no GPU
+    /// Instead: how fast published sizes may decode on a Radeon 780M. Computed from bytes and levels, not measured; needs no GPU
     #[arg(long, conflicts_with_all = ["device", "kernel", "assembly"])]
     estimate: bool,
 }
@@ -74,6 +77,9 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             "{} tells nothing about its compiled programs: Mesa's drivers and NVIDIA's do",
             device.info().driver
         );
+    }
+    if let Some(file) = &arguments.table {
+        std::fs::write(file, markdown(&device, &all)).with_context(|| file.display().to_string())?;
     }
     if let Some(text) = &arguments.assembly {
         let found: Vec<_> =

@@ -428,7 +428,9 @@ fn with_prologues(caps: &Caps, shape: Shape, tier: Tier) -> Vec<Shape> {
     // Of the shapes above these read the residual stream, the others a sublayer's own.
     if own_x && has_prologue(caps, shape.weights.k) && shape.weights.rows > shape.weights.k {
         let added = |splits, post_norm| Prologue::AddAndNorm { splits, post_norm };
-        for prologue in [Prologue::Norm, added(1, true), added(3, true), added(1, false), added(3, false)] {
+        // Without a norm of the sublayer's it is less of the same: enough to see it once.
+        let plain = ((shape.weights.rows, shape.weights.k) == (43008, 5376)).then_some(added(1, false));
+        for prologue in [Prologue::Norm, added(1, true), added(3, true)].into_iter().chain(plain) {
             list.push(Shape { prologue, ..shape });
         }
     } else if own_x && splits > 1 && shape.epilogue == Epilogue::None {
