@@ -40,8 +40,8 @@ test: setup lint model ## everything that must pass before a change lands; needs
 # Tells tests where a real model is, if it is somewhere.
 named = path=$$(cat target/$(2) 2>/dev/null); [ -z "$$path" ] || export INDRIK_TEST_$(1)="$$path";
 
-clients: setup model ## let OpenAI's Python and npm packages and schemathesis talk to the server
-	scripts/clients.sh
+clients: setup model ## let OpenAI's Python and npm packages and schemathesis talk to the server; after `make models` Qwen calls tools, which takes minutes more
+	$(call named,QWEN,test-qwen) scripts/clients.sh
 
 soak: setup ## half an hour of mixed load on the real server, of which `make test` has two minutes: INDRIK_SOAK=1800
 	INDRIK_SOAK=$(or $(INDRIK_SOAK),1800) cargo test -p indrik --test load -- --nocapture

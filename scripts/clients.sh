@@ -16,7 +16,7 @@ work=$root/target/clients
 indrik=${INDRIK:-$root/target/debug/indrik}
 model=${INDRIK_TEST_GGUF:-$(cat "$root/target/test-model" 2>/dev/null || true)}
 tiny=$root/crates/model/tests/fixtures/gguf_q8_0/model.gguf
-tools=${INDRIK_TEST_QWEN:-$(cat "$root/target/test-qwen" 2>/dev/null || true)}
+tools=${INDRIK_TEST_QWEN:-}
 
 say() { echo "clients: $1" >&2; }
 fail() { say "$1"; exit 1; }
