@@ -1,6 +1,7 @@
 //! Recording a step: the operations that models are written in, on the buffers of one bucket of rows.
 
 mod attention;
+mod warm;
 
 use std::time::Duration;
 
@@ -17,7 +18,6 @@ use kernels::{
     },
     norm::{self, Form, Norm},
     tuning::{Input, Product},
-    warm::{self, Warm},
 };
 use weights::{blueprint::Place, config::Config, names::Role};
 
@@ -57,7 +57,7 @@ pub(crate) struct Scratch {
     apart: Option<[Buffer; 2]>,
     /// Sums of products on matrix units whose K is in parts, and counters: zeros to begin with.
     parts: Option<Buffer>,
-    /// What [`Warm`] leaves behind, where weights are brought into the cache ahead of their products.
+    /// What [`kernels::warm`] leaves behind, where weights are brought into the cache ahead of their products.
     warm: Option<Buffer>,
 }
 
@@ -145,7 +145,7 @@ impl Scratch {
             gated: Vectors::new(&mut arena, "gated rows", activations, intermediate as usize, rows)?,
             apart,
             parts: parts(model, &mut arena, rows, layer_products(model))?,
-            warm: match most_warm_groups(model, rows) {
+            warm: match warm::most_groups(model, rows) {
                 0 => None,
                 groups => Some(arena.buffer("checksums of weights", u64::from(groups) * 4)?),
             },
@@ -323,21 +323,6 @@ impl<'a> Step<'a> {
         let config = &self.model.config;
         let kernel = Norm::new(&self.model.device, form, config.hidden as usize, config.rms_norm_eps)?;
         Ok(kernel.record(self.recorder, "norm", operands)?)
-    }
-
-    /// Brings the beginning of a place's weights into the cache, beside what was recorded before: it takes few of the device's compute
-    /// units and little of its memory's time.
-    pub fn warm(&mut self, place: Place) -> Result<()> {
-        let (Some(sums), Some(matrix)) = (&self.scratch.warm, self.model.weights.of(place).next()) else {
-            return Ok(());
-        };
-        let device = &self.model.device;
-        let Some(stretches) = warm::policy::stretches(device.caps(), &matrix.layout()) else { return Ok(()) };
-        let values = matrix.parts()[0].values.view();
-        if values.len() < stretches.end() {
-            return Ok(());
-        }
-        Ok(Warm::new(device)?.record(self.recorder, "warm", &values, &sums.view(), stretches)?)
     }
 
     /// qkv = W · normed: queries, keys and values of a row follow each other, whether in one matrix or in three.
@@ -520,17 +505,6 @@ fn without_stream<'a>(x: &Input<'a>) -> Input<'a> {
             Input::Norm(gemv::Norm { sublayer, ..norm.clone() })
         }
     }
-}
-
-/// Workgroups that bring weights into the cache ahead of a product, at most: 0 where steps of so many rows do without.
-fn most_warm_groups(model: &Model, rows: usize) -> u32 {
-    let pays = rows <= warm::policy::MOST_ROWS && model.weights.bytes() >= warm::policy::LEAST_BYTES;
-    if !pays || model.activations(rows) != Activations::F16 {
-        return 0;
-    }
-    let stretches =
-        |(matrix, _): (&Matrix, _)| warm::policy::stretches(model.device.caps(), &matrix.layout());
-    layer_products(model).filter_map(stretches).map(|stretches| stretches.groups()).max().unwrap_or(0)
 }
 
 /// What becomes of the parts of K of a product on matrix units whose reader can add them up. One way for all rows where sums must not

@@ -178,14 +178,7 @@ fn f16_activations_as_matrix_units_take_them_change_little() {
 #[test]
 fn reproducible_logits_are_the_same_bit_by_bit() {
     let Some(device) = testkit::cpu_device() else { return };
-    for (name, kv) in [
-        ("gguf_q8_0", KvScheme::F16),
-        ("gguf_q4_0", KvScheme::Int8),
-        ("untied_long", KvScheme::F16),
-        ("llama_gguf_q4_1", KvScheme::Int8),
-        ("qwen2_gguf_q8_0", KvScheme::F16),
-        ("qwen3_gguf_q8_0", KvScheme::F16),
-    ] {
+    for (name, kv) in common::REPRODUCIBLE {
         let fixture = Fixture::open(name);
         let plain = load_alone(&device, &fixture.path).with_reproducible(true);
         let matrix_units =

@@ -178,14 +178,7 @@ fn mixed_steps_past_the_sliding_window() {
 #[test]
 fn reproducible_mixed_steps_give_the_same_bits() {
     let Some(device) = testkit::cpu_device() else { return };
-    for (name, kv) in [
-        ("gguf_q8_0", KvScheme::F16),
-        ("gguf_q4_0", KvScheme::Int8),
-        ("untied_long", KvScheme::F16),
-        ("llama_gguf_q4_1", KvScheme::Int8),
-        ("qwen2_gguf_q8_0", KvScheme::F16),
-        ("qwen3_gguf_q8_0", KvScheme::F16),
-    ] {
+    for (name, kv) in common::REPRODUCIBLE {
         let fixture = Fixture::open(name);
         let ids = &fixture.ids[..34];
         let plain = load_alone(&device, &fixture.path).with_reproducible(true);

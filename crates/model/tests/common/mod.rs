@@ -61,6 +61,16 @@ pub const QUANTISED: [&str; 5] =
 /// One of each family, for what depends on the family and on little else.
 pub const FAMILIES: [&str; 4] = ["gguf_q8_0", "llama_gguf_q8_0", "qwen2_gguf_q8_0", "qwen3_gguf_q8_0"];
 
+/// What is held to the same bits, each with the keys and values that it is tried with.
+pub const REPRODUCIBLE: [(&str, KvScheme); 6] = [
+    ("gguf_q8_0", KvScheme::F16),
+    ("gguf_q4_0", KvScheme::Int8),
+    ("untied_long", KvScheme::F16),
+    ("llama_gguf_q4_1", KvScheme::Int8),
+    ("qwen2_gguf_q8_0", KvScheme::F16),
+    ("qwen3_gguf_q8_0", KvScheme::F16),
+];
+
 impl Fixture {
     pub fn open(name: &'static str) -> Self {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures").join(name);

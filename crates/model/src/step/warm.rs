@@ -1,0 +1,39 @@
+//! Weights that are warm when their product begins: see docs/forward.md.
+
+use kernels::{
+    Activations, Matrix,
+    warm::{self, Warm},
+};
+use weights::blueprint::Place;
+
+use super::{Step, layer_products};
+use crate::{Model, Result};
+
+impl Step<'_> {
+    /// Brings a little of every page of a place's weights into the cache, beside what was recorded before: it takes few of the device's compute
+    /// units and little of its memory's time.
+    pub fn warm(&mut self, place: Place) -> Result<()> {
+        let (Some(sums), Some(matrix)) = (&self.scratch.warm, self.model.weights.of(place).next()) else {
+            return Ok(());
+        };
+        let device = &self.model.device;
+        let Some(stretches) = warm::policy::stretches(device.caps(), &matrix.layout()) else { return Ok(()) };
+        let values = matrix.parts()[0].values.view();
+        // Of a matrix in several parts, which are large, the first may be shorter: it does without.
+        if values.len() < stretches.end() {
+            return Ok(());
+        }
+        Ok(Warm::new(device)?.record(self.recorder, "warm", &values, &sums.view(), stretches)?)
+    }
+}
+
+/// Workgroups that bring weights into the cache ahead of a product, at most: 0 where steps of so many rows do without.
+pub(super) fn most_groups(model: &Model, rows: usize) -> u32 {
+    let pays = rows <= warm::policy::MOST_ROWS && model.weights.bytes() >= warm::policy::LEAST_BYTES;
+    if !pays || model.activations(rows) != Activations::F16 {
+        return 0;
+    }
+    let stretches =
+        |(matrix, _): (&Matrix, _)| warm::policy::stretches(model.device.caps(), &matrix.layout());
+    layer_products(model).filter_map(stretches).map(|stretches| stretches.groups()).max().unwrap_or(0)
+}
