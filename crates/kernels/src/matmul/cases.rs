@@ -41,6 +41,20 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
         let Some(plan) = policy::plan(caps, Fragments::Other, &shape(&trial)) else { continue };
         list.extend([case(trial, plan), direct(trial, plan)]);
     }
+    // Widths that the driver's operands decide about: with some columns that are not in use, and with parts of K that stay apart.
+    for columns in [6, 40, 48, 72, 80, 96, 112, 128].into_iter().filter(|_| policy::suits(caps)) {
+        for (scheme, parts) in [(Scheme::Int8, 1), (Scheme::Int8, 3), (Scheme::Int4, 1)] {
+            let epilogue = if parts == 1 { Epilogue::Geglu } else { Epilogue::None };
+            let trial = Trial { epilogue, parts, active: columns - 5, ..plain(scheme, (288, 1440, columns)) };
+            let name = format!("{}, as models have it", trial.name());
+            list.push(Case::new(name, Tier::T2, move |device| {
+                let fragments = super::fragments(device)?;
+                let plan = policy::plan(device.caps(), fragments, &shape(&trial)).expect("there are matrix units");
+                let splits = if parts > 1 { parts as u32 } else { plan.splits };
+                run(device, trial, Plan { splits, ..plan }, device.caps())
+            }));
+        }
+    }
     // One way of weights and one split of K for any number of columns.
     for columns in [1, 17, 130] {
         let trial = plain(Scheme::Int8, (272, 1440, columns));
@@ -134,7 +148,7 @@ fn same_bits(device: &Device, epilogue: Epilogue) -> Result<Comparison> {
     let x: Vec<u16> = (0..padded * most).map(|_| f16::from_f32(random.signed() * 0.2).to_bits()).collect();
     let mut comparison = Comparison::default();
     let mut all: Vec<u32> = vec![];
-    for columns in [most, 64, 33, 17, 3, 1] {
+    for columns in [most, 128, 72, 64, 40, 33, 17, 3, 1] {
         let shape = Shape { weights, columns, epilogue, output: Activations::F32, parts: Parts::Joined };
         let plan = policy::reproducible(device.caps(), super::fragments(device)?, &shape).expect("few tiles");
         let kernel = Matmul::with_plan(device, shape, plan)?;

@@ -2,17 +2,57 @@
 #if TIER >= 2
 shared bool last_to_arrive;
 
-// Adds the sums of all parts of K in their order; false for all workgroups of a tile but the last.
-bool join(uint tile, uint split) {
-    const uint AREA = ROWS * COLUMNS;
-    uint first = tile * SPLITS * AREA + own_column() * ROWS + own_row();
-    uint own = first + split * AREA;
-    [[unroll]] for (uint i = 0; i < ROW_TILES; i++) {
-        [[unroll]] for (uint j = 0; j < COLUMN_TILES; j++) {
-            coopMatStore(sums[i * COLUMN_TILES + j], push.parts.data, own + j * SIDE_COLUMNS * ROWS + i * SIDE, ROWS,
-                         gl_CooperativeMatrixLayoutColumnMajor);
+// Sums of a subgroup, and values of each.
+const uint OWN_SUMS = ROW_TILES * COLUMN_TILES;
+const uint AREA = SIDE * SIDE_COLUMNS;
+// Values of each that a thread holds, in fours. Which they are is the driver's business: what a thread leaves, the same thread of
+// another workgroup takes up again.
+const uint FOURS = AREA / LANES / 4;
+
+// Where number i of a subgroup's sums lies, from the first of its tile and part on.
+uint part_at(uint part, uint i) {
+    return (part * SUBGROUPS * OWN_SUMS + gl_SubgroupID * OWN_SUMS + i) * AREA;
+}
+
+// Whether a driver divides sums among threads without padding.
+bool in_fours() {
+    return sums[0].length() == FOURS * 4;
+}
+
+void leave(uint part) {
+    [[unroll]] for (uint i = 0; i < OWN_SUMS; i++) {
+        uint at = part_at(part, i);
+        if (in_fours()) {
+            [[unroll]] for (uint four = 0; four < FOURS; four++) {
+                vec4 own;
+                [[unroll]] for (uint e = 0; e < 4; e++) {
+                    own[e] = sums[i][four * 4 + e];
+                }
+                push.parts.data[at / 4 + four * LANES + gl_SubgroupInvocationID] = own;
+            }
+        } else {
+            coopMatStore(sums[i], push.parts.data, at / 4, SIDE / 4, gl_CooperativeMatrixLayoutColumnMajor);
         }
     }
+}
+
+void take(uint part, inout MatrixSums sum, uint i) {
+    uint at = part_at(part, i);
+    if (in_fours()) {
+        [[unroll]] for (uint four = 0; four < FOURS; four++) {
+            vec4 own = push.parts.data[at / 4 + four * LANES + gl_SubgroupInvocationID];
+            [[unroll]] for (uint e = 0; e < 4; e++) {
+                sum[four * 4 + e] = own[e];
+            }
+        }
+    } else {
+        coopMatLoad(sum, push.parts.data, at / 4, SIDE / 4, gl_CooperativeMatrixLayoutColumnMajor);
+    }
+}
+
+// Adds the sums of all parts of K in their order; false for all workgroups of a tile but the last.
+bool join(uint tile, uint split) {
+    leave(tile * SPLITS + split);
     controlBarrier(gl_ScopeWorkgroup, gl_ScopeDevice, gl_StorageSemanticsBuffer,
                    gl_SemanticsAcquireRelease | gl_SemanticsMakeAvailable | gl_SemanticsMakeVisible);
     if (gl_LocalInvocationIndex == 0) {
@@ -28,15 +68,15 @@ bool join(uint tile, uint split) {
     if (!last_to_arrive) {
         return false;
     }
-    [[unroll]] for (uint i = 0; i < ROW_TILES; i++) {
-        [[unroll]] for (uint j = 0; j < COLUMN_TILES; j++) {
-            uint at = first + j * SIDE_COLUMNS * ROWS + i * SIDE;
-            coopMatLoad(sums[i * COLUMN_TILES + j], push.parts.data, at, ROWS, gl_CooperativeMatrixLayoutColumnMajor);
-            for (uint other = 1; other < SPLITS; other++) {
-                MatrixSums part;
-                coopMatLoad(part, push.parts.data, at + other * AREA, ROWS, gl_CooperativeMatrixLayoutColumnMajor);
-                sums[i * COLUMN_TILES + j] += part;
-            }
+    // All sums of a part are asked for together.
+    [[unroll]] for (uint i = 0; i < OWN_SUMS; i++) {
+        take(tile * SPLITS, sums[i], i);
+    }
+    [[dont_unroll]] for (uint other = 1; other < SPLITS; other++) {
+        [[unroll]] for (uint i = 0; i < OWN_SUMS; i++) {
+            MatrixSums part;
+            take(tile * SPLITS + other, part, i);
+            sums[i] += part;
         }
     }
     return true;

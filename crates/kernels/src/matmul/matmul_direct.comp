@@ -10,8 +10,9 @@
 // as its columns of two operands, and activations are put in that order when they are staged.
 #include "tile.glsl"
 
-// Steps of a stage, as many as leave room in shared memory for two stages.
-const uint STAGE_STEPS = COLUMNS <= 64 ? 4 : 2;
+// Steps of a stage: of the widest tiles two stages of four would not fit into 48 KiB of shared memory. Of two steps of 72 columns four
+// subgroups would have unequal shares.
+const uint STAGE_STEPS = COLUMNS <= 72 ? 4 : 2;
 // A column of a stage in shared memory, in 16 bytes, and one more, so that eight columns that follow each other meet all banks.
 const uint STRIDE = STAGE_STEPS * 4 + 1;
 const uint STAGE = COLUMNS * STRIDE;

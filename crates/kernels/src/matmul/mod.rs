@@ -191,7 +191,7 @@ fn variant(shape: &Shape, plan: &Plan) -> Variant {
                 splits,
                 lanes: tile.lanes,
                 apart: parts == Parts::Apart,
-                side_columns: tile.columns.min(16),
+                side_columns: tile.side_columns(),
             };
             Variant::new(label, $shader::TIERS, plan.tier, &constants, plan.subgroup())
         }};

@@ -30,7 +30,8 @@ pub enum Parts {
     Apart,
 }
 
-/// What a workgroup makes at once, and a subgroup of it: multiples of 16, or 8 columns.
+/// What a workgroup makes at once, and a subgroup of it: multiples of 16 rows, and of 16 columns, or of 8 in tiles of one subgroup's
+/// width.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tile {
     /// Rows of a workgroup.
@@ -65,10 +66,17 @@ impl Tile {
         (rows as u32).div_ceil(self.rows) * (columns as u32).div_ceil(self.columns)
     }
 
+    /// Columns that matrix units take at once.
+    pub fn side_columns(&self) -> u32 {
+        if self.own_columns.is_multiple_of(16) { 16 } else { 8 }
+    }
 }
 
 /// A row of a step in shared memory: 32 f16, and 16 bytes against meeting the same banks.
 const ROW_BYTES: u32 = 80;
+/// Columns up to which activations are staged four steps at a time where weights go straight into operands, and not two: as
+/// matmul_direct.comp has it.
+const MOST_OF_LONG_STAGES: u32 = 72;
 /// Threads of a subgroup.
 pub(super) const SUBGROUP: u32 = 32;
 
@@ -99,7 +107,7 @@ impl Plan {
     pub fn shared_bytes(&self) -> u32 {
         let Tile { rows, columns, .. } = self.tile;
         let stages = match self.direct {
-            true => 2 * columns * (if columns <= 64 { 4 } else { 2 } * 64 + 16),
+            true => 2 * columns * (if columns <= MOST_OF_LONG_STAGES { 4 } else { 2 } * 64 + 16),
             false => 2 * (rows + columns) * ROW_BYTES,
         };
         let squares = self.tile.threads() / self.tile.lanes * 2 * 16 * ROW_BYTES;
@@ -213,13 +221,15 @@ const TILES: [Tile; 4] = [
 
 /// The last of them where weights go straight into operands: no row's become operands twice. In the second activations, whose way from
 /// the cache is the narrowest, come for as many rows as there are registers for; where there are too few of it for every compute unit,
-/// the first is faster.
+/// the first is faster, unless K is so long that what begins and ends a workgroup hardly counts.
 const LARGE_DIRECT: Tile = Tile::new(128, 128, 32, 128);
 const LARGEST_DIRECT: Tile = Tile::new(256, 128, 32, 128);
 
 /// More of them there, for numbers of columns between powers of two: tokens per second would fall above 32 and 64 of them.
-const BETWEEN_DIRECT: [Tile; 4] = [
+const BETWEEN_DIRECT: [Tile; 6] = [
+    Tile::new(128, 40, 32, 40),
     Tile::new(128, 48, 32, 48),
+    Tile::new(128, 72, 32, 72),
     Tile::new(128, 80, 32, 80),
     Tile::new(128, 96, 32, 96),
     Tile::new(128, 112, 32, 112),
@@ -233,7 +243,7 @@ const SMALLEST_DIRECT: Tile = Tile::new(64, 16, 16, 16);
 const EIGHT_DIRECT: [Tile; 2] = [Tile::new(64, 8, 16, 8), Tile::new(128, 8, 32, 8)];
 
 /// Others that are worth timing.
-const MORE_TILES: [Tile; 25] = [
+const MORE_TILES: [Tile; 27] = [
     EIGHT_DIRECT[0],
     EIGHT_DIRECT[1],
     Tile::new(64, 8, 32, 8),
@@ -243,6 +253,8 @@ const MORE_TILES: [Tile; 25] = [
     BETWEEN_DIRECT[1],
     BETWEEN_DIRECT[2],
     BETWEEN_DIRECT[3],
+    BETWEEN_DIRECT[4],
+    BETWEEN_DIRECT[5],
     Tile::new(64, 48, 16, 48),
     Tile::new(256, 48, 32, 48),
     Tile::new(256, 96, 32, 96),
@@ -277,20 +289,23 @@ pub fn candidates(caps: &Caps, fragments: Fragments, shape: &Shape) -> Vec<Plan>
         tile.own_rows >= least && plan.shared_bytes() <= caps.max_shared_bytes && tile.threads() <= caps.max_threads
     };
     let columns = shape.columns as u32;
-    let eight = direct && columns <= 8 && caps.has_matrix(MatrixShape { n: 8, ..PRODUCT });
-    let between = BETWEEN_DIRECT.iter().filter(|tile| direct && tile.columns == columns);
-    let suited = between.chain(&TILES).filter(fits).find(|tile| tile.columns >= columns.min(128));
+    let eights = direct && caps.has_matrix(MatrixShape { n: 8, ..PRODUCT });
+    let sides = |tile: &&Tile| tile.side_columns() == 16 || eights;
+    let between = BETWEEN_DIRECT.iter().filter(|_| direct).filter(sides);
+    let wide = |tile: &&Tile| tile.columns >= columns.min(128);
+    let suited = between.chain(&TILES).filter(fits).filter(wide).min_by_key(|tile| tile.columns);
     let Some(tile) = suited.or(TILES.iter().rfind(fits)) else { return Vec::new() };
     let tile = match tile.columns {
-        128 if direct && LARGEST_DIRECT.of(shape.weights.rows, shape.columns) >= units(caps) => &LARGEST_DIRECT,
+        128 if direct && fills(caps, shape, &LARGEST_DIRECT) => &LARGEST_DIRECT,
         128 if direct => &LARGE_DIRECT,
-        16 if eight => &EIGHT_DIRECT[usize::from(least > 16)],
+        16 if eights && columns <= 8 => &EIGHT_DIRECT[usize::from(least > 16)],
         16 if direct && least == 16 => &SMALLEST_DIRECT,
         _ => tile,
     };
     // Through shared memory the largest tiles have no registers to spare on RDNA3, and gain one hundredth elsewhere.
     let ahead = match (direct, tile.columns) {
-        (true, _) if *tile == LARGEST_DIRECT => 2,
+        // Floats are twice as many registers, and were not timed with more.
+        (true, _) if *tile == LARGEST_DIRECT && shape.weights.scheme.is_float() => 2,
         (true, _) => 4,
         (false, 128..) => 1,
         (false, _) => 2,
@@ -298,13 +313,13 @@ pub fn candidates(caps: &Caps, fragments: Fragments, shape: &Shape) -> Vec<Plan>
     let (splits, whole) = spread(caps, shape, tile);
     let mut list = vec![Plan { tier: Tier::T2, tile: *tile, direct, ahead, splits, whole }];
     let suited = |tile: &&Tile| match tile.columns {
-        8 => eight,
+        8 => columns <= 8,
         16.. if tile.columns.is_power_of_two() || direct => {
             tile.columns >= columns.min(128) && tile.columns < 2 * columns.max(16)
         }
         _ => false,
     };
-    for tile in TILES.iter().chain(&MORE_TILES).filter(fits).filter(suited) {
+    for tile in TILES.iter().chain(&MORE_TILES).filter(fits).filter(sides).filter(suited) {
         for (splits, whole) in spreads(caps, shape, tile) {
             for ahead in [1, 2, 4] {
                 let plan = Plan { tier: Tier::T2, tile: *tile, direct, ahead, splits, whole };
@@ -368,6 +383,15 @@ fn spread(caps: &Caps, shape: &Shape, tile: &Tile) -> (u32, u32) {
     spreads(caps, shape, tile).filter(allowed).min_by(|a, b| cost(a).total_cmp(&cost(b))).unwrap_or((1, 0))
 }
 
+/// Whether a tile keeps every compute unit busy: there are enough of it, or K is long and its parts are nearly enough.
+fn fills(caps: &Caps, shape: &Shape, tile: &Tile) -> bool {
+    let tiles = tile.of(shape.weights.rows, shape.columns);
+    let parts = units(caps) / tiles.max(1);
+    // On an H200 at 128 columns it gains a hundredth of a step with parts of 28 quads; it loses half of one with 11, and two with 6.
+    let long = parts > 1 && parts <= MOST_SPLITS && shape.weights.quads() as u32 / parts >= 24;
+    tiles >= units(caps) || long && parts * tiles * 16 >= units(caps) * 15 && shape.parts == Parts::Apart
+}
+
 fn units(caps: &Caps) -> u32 {
     caps.compute_units.unwrap_or(16)
 }
@@ -376,7 +400,7 @@ fn units(caps: &Caps) -> u32 {
 const MODEL_SHAPES: [(usize, usize, bool); 3] = [(43008, 5376, true), (8192, 5376, false), (640, 2048, false)];
 
 /// Columns of the programs that models record.
-const BUCKETS: [usize; 11] = [8, 16, 32, 48, 64, 80, 96, 112, 128, 512, 2048];
+const BUCKETS: [usize; 13] = [8, 16, 32, 40, 48, 64, 72, 80, 96, 112, 128, 512, 2048];
 
 /// The pipelines that models ask for on such a device.
 pub fn variants(caps: &Caps) -> Vec<Variant> {

@@ -66,6 +66,15 @@ fn parts_of_k_come_out_even() {
     for (k, columns) in [(4096, 64), (4096, 128), (21504, 64), (21504, 128)] {
         assert_eq!(spread(5376, k, columns, Parts::Apart), (6, 0), "{k}, {columns} columns");
     }
+    // Down's parts are so long that the largest tile pays, if it has nearly a part for each compute unit.
+    let tile = |rows, k, parts| {
+        let shape = Shape { parts, ..shape(rows, k, 128) };
+        policy::plan(&known::h200(), Fragments::FourToARow, &shape).unwrap().tile.rows
+    };
+    let tiles = [(8192, 5376), (5376, 4096), (5376, 21504), (5632, 21504)].map(|(rows, k)| tile(rows, k, Parts::Apart));
+    assert_eq!(tiles, [128, 128, 256, 256]);
+    assert_eq!((tile(4096, 21504, Parts::Apart), tile(43008, 5376, Parts::Joined)), (128, 256), "parts of 21 quads, none");
+    assert_eq!((tile(7168, 21504, Parts::Apart), tile(5376, 21504, Parts::Joined)), (128, 128));
     // Of so few columns parts are short: more of them.
     let few = [(8192, 5376), (5376, 4096), (5376, 21504)].map(|(rows, k)| spread(rows, k, 4, Parts::Apart));
     assert_eq!(few, [(6, 0), (7, 0), (7, 0)]);
@@ -82,7 +91,7 @@ fn parts_of_k_come_out_even() {
 fn every_plan_is_within_the_device() {
     for caps in [known::h200(), known::radeon_780m()] {
         for (rows, k) in [(43008, 5376), (8192, 5376), (5376, 21504), (262_144, 640), (640, 2048), (16, 32)] {
-            for columns in [1, 2, 8, 16, 17, 64, 100, 128, 512, 4096] {
+            for columns in [1, 2, 8, 16, 17, 40, 48, 64, 70, 72, 80, 96, 100, 112, 128, 512, 4096] {
                 let shape = shape(rows, k, columns);
                 for plan in policy::candidates(&caps, Fragments::FourToARow, &shape) {
                     assert!(plan.shared_bytes() <= caps.max_shared_bytes, "{plan:?}");

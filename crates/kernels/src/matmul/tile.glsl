@@ -23,7 +23,7 @@ layout(constant_id = 9) const uint SPLITS = 1;
 layout(constant_id = 10) const uint LANES = 32;
 // The sums of the parts stay apart, one after the other in a column of y: who reads it adds them up.
 layout(constant_id = 11) const bool APART = false;
-// Columns that matrix units take at once: 16, or 8 for fewer than that.
+// Columns that matrix units take at once: 16, or 8 where a subgroup's are no multiple of that.
 layout(constant_id = 12) const uint SIDE_COLUMNS = 16;
 
 #include "weights.glsl"
@@ -35,7 +35,7 @@ layout(buffer_reference, scalar, buffer_reference_align = 8) readonly buffer Wor
 layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Active { uint rows; };
 layout(buffer_reference, scalar, buffer_reference_align = 16) writeonly buffer Output4 { vec4 data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 8) writeonly buffer Output2 { uvec2 data[]; };
-layout(buffer_reference, scalar, buffer_reference_align = 16) coherent buffer Parts { float data[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 16) coherent buffer Parts { vec4 data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 4) coherent buffer Counters { uint data[]; };
 
 layout(push_constant, scalar) uniform Push {
@@ -45,8 +45,8 @@ layout(push_constant, scalar) uniform Push {
     Active active_rows;
     // f32, or f16 activations.
     Output4 y;
-    // Sums of the parts of K, [split tile][split][ROWS · COLUMNS], and how many workgroups of a tile have left theirs: zeros between
-    // calls.
+    // Sums of the parts of K, [split tile][split][subgroup], each as threads hold them, and how many workgroups of a tile have left
+    // theirs: zeros between calls.
     Parts parts;
     Counters counters;
     uint rows;
