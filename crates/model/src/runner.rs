@@ -93,6 +93,9 @@ impl std::ops::AddAssign for Setup {
     }
 }
 
+/// Rows of a step that tells how fast a device is: as few as count for many.
+const MEASURED_ROWS: u32 = 16;
+
 /// How long a step may take: minutes on Mesa's CPU driver on a busy machine; no GPU takes that long.
 const TIMEOUT: Duration = Duration::from_secs(300);
 
@@ -132,6 +135,8 @@ pub struct Runner {
     bucket_paces: BTreeMap<usize, f64>,
     /// By bucket: the most steps of a run of decoding so far, and what a step of the last one took.
     runs: BTreeMap<usize, (usize, Duration)>,
+    /// Seconds of a part of a step, at most, where it has more than one layer.
+    part: f64,
     layer_by_layer: bool,
     step_time: Duration,
     usage: Usage,
@@ -162,6 +167,7 @@ impl Runner {
             paces: [None; 2],
             bucket_paces: BTreeMap::new(),
             runs: BTreeMap::new(),
+            part: pace::PART,
             layer_by_layer: false,
             step_time: TIMEOUT,
             usage: Usage::default(),
@@ -174,6 +180,14 @@ impl Runner {
     pub fn layer_by_layer(mut self) -> Self {
         self.programs.clear();
         self.layer_by_layer = true;
+        self
+    }
+
+    /// The same with parts of a step of so many seconds, that takes steps to last `pace` times as long as on a slow GPU, where that is
+    /// given, until it has measured some: for tests.
+    pub fn with_parts(mut self, seconds: f64, pace: Option<f64>) -> Self {
+        self.programs.clear();
+        (self.part, self.paces) = (seconds, [pace; 2]);
         self
     }
 
@@ -229,7 +243,8 @@ impl Runner {
         check_tokens(&self.model.config, sequence.len(), tokens, self.cache.limits().context)
     }
 
-    /// Records what reading so many tokens and going on from them needs, so that a clock started now measures the work alone.
+    /// Records what reading so many tokens and going on from them needs, so that a clock started now measures the work alone; but for what
+    /// the first step of many rows shows to be cut into too many parts, which is recorded anew.
     pub fn prepare(&mut self, tokens: usize, sampling: &Sampling) -> Result<()> {
         let chunk = self.chunk_rows(0, self.cache.limits().chunk as usize);
         let form = sampling.form(self.model.config.vocab);
@@ -265,7 +280,26 @@ impl Runner {
             }
         }
         keys.push(Key::new(Count::new(0, limits.chunk as usize), Output::None, sample::Form::default()));
+        self.find_pace(&keys)?;
         self.prepare_keys(&keys)
+    }
+
+    /// Reads a few tokens for nobody, where it is worth knowing how fast the device is before all this is recorded: for a slow one large
+    /// steps are cut into many parts.
+    fn find_pace(&mut self, keys: &[Key]) -> Result<()> {
+        let limits = self.cache.limits();
+        let count = MEASURED_ROWS.min(limits.chunk.min(limits.context));
+        let known = self.paces[usize::from(decode::many(count as usize))].is_some();
+        if known || keys.iter().all(|key| self.part_count(*key) <= pace::FEW_PARTS) {
+            return Ok(());
+        }
+        // Once for the device to wake up, and once to see.
+        for _ in 0..2 {
+            let mut sequence = self.start()?;
+            let rows = self.extend(&mut sequence, &vec![0; count as usize])?;
+            self.step(&rows, Output::None, &[], &[])?;
+        }
+        Ok(())
     }
 
     /// Penalties count a sequence's tokens from the first step that has them, and what it began with if that is its first step; what
@@ -328,7 +362,7 @@ impl Runner {
         self.advance(key, count, rows, output_rows, choices)
     }
 
-    /// One step: records its program if there is none yet, fills in its state, runs it and takes note of what it took.
+    /// One step: records its program if there is none yet or a better one is to be had, fills in its state, runs it and takes note of what it took.
     fn advance(
         &mut self,
         key: Key,

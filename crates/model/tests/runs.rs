@@ -5,6 +5,7 @@ mod common;
 use std::ops::ControlFlow;
 
 use common::{Fixture, limits, load};
+use gpu::Fault;
 use model::{
     Error, Next, Runner, Sampled, Sampling, Sequence,
     generate::{Event, Finish, Request, generate},
@@ -295,4 +296,62 @@ fn a_step_in_parts_gives_the_same_tokens() {
     assert_eq!(parts.2, 2 * (layers + 1), "the layers and what follows them");
     let ended = run(runner().layer_by_layer(), &whole.0[4..5]);
     assert!(whole.0.starts_with(&ended.0) && ended.0.len() <= 4);
+}
+
+#[test]
+fn a_step_that_takes_longer_than_was_thought_is_cut_anew() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let fixture = Fixture::open("gguf_q8_0");
+    let model = load(&device, &fixture.path);
+    let sampling = &samplings()[2];
+    let run = |mut runner: Runner, programs: [u64; 3]| {
+        let mut sequence = runner.start().unwrap();
+        // One token is read by the program that writes the others.
+        let first = runner.prompt(&mut sequence, &fixture.ids[..1], sampling, |_| true).unwrap();
+        let mut tokens = vec![bits(&first)];
+        for recorded in programs {
+            assert_eq!(runner.usage().programs, recorded, "after {} steps", tokens.len());
+            tokens.extend(go_on(&mut runner, &mut sequence, sampling, tokens[tokens.len() - 1].0, [1, 1]));
+        }
+        tokens
+    };
+    let runner = || Runner::new(model.clone(), limits(1, 96, 16)).unwrap();
+    let known = run(runner(), [1, 1, 1]);
+    // Taken for so fast that all layers are one part, it turns out to be so slow that each is one.
+    assert_eq!(run(runner().with_parts(1e-12, Some(1e-12)), [1, 2, 2]), known);
+    // Where nothing would be cut otherwise, nothing is recorded again.
+    assert_eq!(run(runner().with_parts(1.0, Some(1e-12)), [1, 1, 1]), known);
+
+    // Where there is no memory for another program, the one that there is goes on.
+    let mut runner = runner().with_parts(1e-12, Some(1e-12));
+    let mut sequence = runner.start().unwrap();
+    let first = runner.prompt(&mut sequence, &fixture.ids[..1], sampling, |_| true).unwrap();
+    device.inject(Fault::Allocation { allocation: 1 });
+    assert_eq!(go_on(&mut runner, &mut sequence, sampling, first.token, [1, 3]), known[1..]);
+    assert_eq!(runner.usage().programs, 1);
+    assert!(Runner::new(model.clone(), limits(1, 96, 16)).is_ok(), "the fault has struck");
+}
+
+#[test]
+fn before_much_is_recorded_a_step_tells_how_fast_the_device_is() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let fixture = Fixture::open("default_pattern");
+    let model = load(&device, &fixture.path);
+    let sampling = &Sampling::default();
+    let serve = |mut runner: Runner| {
+        let free = runner.cache().free_pages();
+        runner.prepare_serving(std::slice::from_ref(sampling)).unwrap();
+        let prepared = runner.usage();
+        assert_eq!(runner.cache().free_pages(), free, "what was read for nobody is gone");
+        let mut sequence = runner.start().unwrap();
+        let first = runner.prompt(&mut sequence, &fixture.ids, sampling, |_| true).unwrap();
+        let tokens = go_on(&mut runner, &mut sequence, sampling, first.token, [1, 3]);
+        assert_eq!(runner.usage().programs, prepared.programs, "nobody waits for a program");
+        (tokens, prepared.steps)
+    };
+    let runner = || Runner::new(model.clone(), limits(1, 96, 16)).unwrap();
+    let (tokens, steps) = serve(runner());
+    assert_eq!(steps, 0, "of a small model any step is one part");
+    // Every layer is a part, and what follows them.
+    assert_eq!(serve(runner().with_parts(1e-12, None)), (tokens, 2), "{} layers", model.config.layers);
 }

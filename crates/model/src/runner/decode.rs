@@ -222,7 +222,7 @@ impl Runner {
         let left = left.min().unwrap_or(1);
         // A sequence has pages for its window and one chunk; a run goes into one submission.
         let fit = left.min(limits.chunk as usize).min(MAX_STEPS);
-        most.min(fit).min(gpu::MAX_PROGRAMS_PER_SUBMIT / self.parts(key).len().max(1)).max(1)
+        most.min(fit).min(gpu::MAX_PROGRAMS_PER_SUBMIT / self.part_count(key).max(1)).max(1)
     }
 
     /// The first rows of a run, with room made for all of its steps.
@@ -296,6 +296,6 @@ impl Runner {
 }
 
 /// Few rows are bound by memory, many by arithmetic: what is found of the one says nothing of the other.
-fn many(rows: usize) -> bool {
+pub(super) fn many(rows: usize) -> bool {
     rows > gemv::MAX_COLUMNS
 }

@@ -4,7 +4,8 @@
 //! as many parts go into one submission as stay well below that. And a submission of many short steps would hold back its first
 //! token, so it holds as many as make about 50 ms.
 //!
-//! What a part takes is estimated for a slow GPU until a step was measured; then the estimate is scaled by what was found.
+//! What a part takes is estimated for a slow GPU until a step was measured; then the estimate is scaled by what was found, and a fast
+//! GPU's large steps are recorded anew in fewer parts: an H200 made 1.7% more tokens of 128 sequences in one part than in 35.
 
 use std::{ops::Range, time::Duration};
 
@@ -30,7 +31,7 @@ pub(super) struct Matrices(pub Vec<(u64, u64)>);
 const SLOW: Load = Load { bytes: 20e9, products: 0.25e12 };
 
 /// Seconds of a part, by the estimate: a single layer may take more.
-const PART: f64 = 0.4;
+pub(super) const PART: f64 = 0.4;
 
 /// Seconds of a submission. A quarter of what amdgpu allows: estimates may err, and the desktop wants its share.
 const SUBMISSION: f64 = 0.5;
@@ -113,9 +114,23 @@ fn pack(seconds: &[f64], limit: f64, most: usize) -> Vec<Range<usize>> {
     ranges
 }
 
-/// Which layers (and, after the last, what follows them) make each part of a step.
-pub(super) fn parts(seconds: &[f64]) -> Vec<Range<usize>> {
-    pack(seconds, PART, usize::MAX)
+/// A device that is slower than this by the estimate is not taken for slower still: it has no watchdog, or a part for each layer.
+const SLOWEST: f64 = 8.0;
+
+/// So many parts are not worth recording anew: four of the 27B's step of one row take no longer than one.
+pub(super) const FEW_PARTS: usize = 6;
+
+/// Which layers (and, after the last, what follows them) make each part of a step. `pace` is how much longer than estimated steps took
+/// so far, `part` how long one may take.
+pub(super) fn parts(seconds: &[f64], part: f64, pace: f64) -> Vec<Range<usize>> {
+    pack(seconds, part / pace.min(SLOWEST), usize::MAX)
+}
+
+/// Whether so many parts that were cut at a pace had better be cut anew, now that it is another: they are much shorter than need be, or
+/// longer than they should.
+pub(super) fn is_stale(cut: f64, parts: usize, now: f64) -> bool {
+    let (cut, now) = (cut.min(SLOWEST), now.min(SLOWEST));
+    parts > FEW_PARTS && 4.0 * now < cut || now > 2.0 * cut
 }
 
 /// Which parts make each submission, by their estimates. `pace` is how much longer than estimated steps took so far.
@@ -209,12 +224,12 @@ mod tests {
 
     #[test]
     fn small_models_decode_in_one_part_and_no_part_is_long() {
-        assert_eq!(parts(&estimates(Size::Gemma1B, extent(1, 32768))).len(), 1);
-        assert_eq!(parts(&estimates(Size::Gemma4B, extent(1, 8192))).len(), 1);
+        assert_eq!(parts(&estimates(Size::Gemma1B, extent(1, 32768)), PART, 1.0).len(), 1);
+        assert_eq!(parts(&estimates(Size::Gemma4B, extent(1, 8192)), PART, 1.0).len(), 1);
         for size in Size::ALL {
             for (rows, depth) in [(1, 100), (8, 4096), (512, 512), (512, 32768)] {
                 let seconds = estimates(size, extent(rows, depth));
-                let parts = parts(&seconds);
+                let parts = parts(&seconds, PART, 1.0);
                 assert_eq!((parts[0].start, parts[parts.len() - 1].end), (0, seconds.len()));
                 assert!(parts.windows(2).all(|pair| pair[0].end == pair[1].start));
                 for part in parts {
@@ -223,8 +238,30 @@ mod tests {
                 }
             }
         }
-        // 27 GB are four parts: their cost on a fast GPU is microseconds.
-        assert!((3..=5).contains(&parts(&estimates(Size::Gemma27B, extent(1, 1024))).len()));
+        // 27 GB are four parts.
+        assert!((3..=5).contains(&parts(&estimates(Size::Gemma27B, extent(1, 1024)), PART, 1.0).len()));
+    }
+
+    #[test]
+    fn what_turns_out_fast_is_cut_into_fewer_parts() {
+        let seconds = estimates(Size::Gemma27B, extent(128, 1024));
+        let (slow, fast) = (parts(&seconds, PART, 1.0), parts(&seconds, PART, 0.002));
+        assert!(slow.len() > 30, "{slow:?}");
+        assert_eq!((fast.len(), &fast[0]), (1, &(0..seconds.len())), "28 ms on an H200");
+        // A tenth of the estimate is more than a second all the same.
+        let between = parts(&seconds, PART, 0.1);
+        assert!((2..slow.len()).contains(&between.len()));
+        for part in &between {
+            assert!(seconds[part.clone()].iter().sum::<f64>() * 0.1 <= PART + 1e-9);
+        }
+        assert!(parts(&seconds, PART, 50.0).len() > slow.len());
+
+        assert!(
+            is_stale(1.0, 35, 0.2) && !is_stale(1.0, 35, 0.3) && !is_stale(1.0, FEW_PARTS, 0.001),
+            "what is worth it"
+        );
+        assert!(is_stale(0.01, 1, 0.03) && !is_stale(0.01, 1, 0.015), "what takes too long");
+        assert!(is_stale(1.0, 1, 5.0) && !is_stale(20.0, 63, 5.0), "slow is slow");
     }
 
     #[test]

@@ -14,7 +14,7 @@ use super::{
     pace::{self, Extent, Matrices, Seeing},
 };
 use crate::{
-    Model, Result,
+    Error, Model, Result,
     bucket::bucket,
     decoder,
     state::{MAX_SAMPLED, MAX_STEPS},
@@ -119,6 +119,8 @@ type Parts<T> = Vec<(Range<usize>, T)>;
 /// A step as it was recorded.
 pub(super) struct Recorded {
     pub(super) parts: Parts<Program>,
+    /// The pace that its parts were cut at.
+    pace: f64,
 }
 
 /// The sizes of a model's matrices, by layer, and of its head.
@@ -142,22 +144,59 @@ pub(super) fn matrices(model: &Model) -> Matrices {
 }
 
 impl Runner {
-    /// Records the programs of those kinds of steps that have none yet. Their pipelines are compiled together, on all cores.
+    /// Records the programs of those kinds of steps that have none yet, or one that is cut for another pace.
     pub(super) fn prepare_keys(&mut self, keys: &[Key]) -> Result<()> {
+        let (mut new, mut stale) = (Vec::new(), Vec::new());
+        for key in keys {
+            match self.programs.get(key) {
+                _ if new.contains(key) || stale.contains(key) => {}
+                None => new.push(*key),
+                Some(recorded) if !self.is_stale(*key, recorded) => {}
+                // It would be cut in the same way.
+                Some(recorded) if self.parts(*key).iter().eq(recorded.parts.iter().map(|(part, _)| part)) => {
+                    self.keep(*key);
+                }
+                Some(_) => stale.push(*key),
+            }
+        }
+        self.record_keys(&new)?;
+        match self.record_keys(&stale) {
+            // There is no room for two of a kind: the old ones do.
+            Err(Error::Gpu(gpu::Error::OutOfDeviceMemory { .. } | gpu::Error::OutOfHostMemory { .. })) => {
+                stale.into_iter().for_each(|key| self.keep(key));
+                Ok(())
+            }
+            other => other,
+        }
+    }
+
+    /// Whether the parts of a program were cut at too different a pace.
+    fn is_stale(&self, key: Key, recorded: &Recorded) -> bool {
+        pace::is_stale(recorded.pace, recorded.parts.len(), self.pace_of(key))
+    }
+
+    /// Leaves a program as it is, and asks again only when the pace is another than now.
+    fn keep(&mut self, key: Key) {
+        let pace = self.pace_of(key);
+        if let Some(recorded) = self.programs.get_mut(&key) {
+            recorded.pace = pace;
+        }
+    }
+
+    /// Records the programs of some kinds of steps. Their pipelines are compiled together, on all cores.
+    fn record_keys(&mut self, keys: &[Key]) -> Result<()> {
+        if keys.is_empty() {
+            return Ok(());
+        }
         let start = Instant::now();
         let mut recorded: Vec<(Key, Parts<Recorder>)> = Vec::new();
         for key in keys {
-            if !self.programs.contains_key(key) && !recorded.iter().any(|(known, _)| known == key) {
-                let mut parts = Vec::new();
-                for part in self.parts(*key) {
-                    let recorder = self.model.device.recorder()?;
-                    parts.push((part.clone(), self.record(*key, part, recorder)?));
-                }
-                recorded.push((*key, parts));
+            let mut parts = Vec::new();
+            for part in self.parts(*key) {
+                let recorder = self.model.device.recorder()?;
+                parts.push((part.clone(), self.record(*key, part, recorder)?));
             }
-        }
-        if recorded.is_empty() {
-            return Ok(());
+            recorded.push((*key, parts));
         }
         let compiling = Instant::now();
         let recorders = recorded.iter().flat_map(|(_, parts)| parts);
@@ -169,12 +208,26 @@ impl Runner {
                 .into_iter()
                 .map(|(part, recorder)| Ok((part, recorder.seal()?)))
                 .collect::<Result<Parts<Program>>>()?;
-            self.programs.insert(key, Recorded { parts });
+            let pace = self.pace_of(key);
+            self.programs.insert(key, Recorded { parts, pace });
             self.usage.programs += 1;
         }
         self.setup.pipelines += compiled;
         self.setup.recording += start.elapsed().saturating_sub(compiled);
         Ok(())
+    }
+
+    /// How much longer than estimated steps of a kind took so far: of as many rows, or else of about as many.
+    fn pace_of(&self, key: Key) -> f64 {
+        self.bucket_paces.get(&key.rows).copied().unwrap_or(self.pace(key.rows))
+    }
+
+    /// How many parts the next step of a kind has.
+    pub(super) fn part_count(&self, key: Key) -> usize {
+        match self.programs.get(&key).filter(|recorded| !self.is_stale(key, recorded)) {
+            Some(recorded) => recorded.parts.len(),
+            None => self.parts(key).len(),
+        }
     }
 
     /// A step in one part, with timestamps.
@@ -189,7 +242,8 @@ impl Runner {
             return (0..self.matrices.0.len()).map(|unit| unit..unit + 1).collect();
         }
         let context = self.cache.limits().context;
-        pace::parts(&self.estimate(extent(key.most(), [context; 2], key.output)))
+        let seconds = self.estimate(extent(key.most(), [context; 2], key.output));
+        pace::parts(&seconds, self.part, self.pace_of(key))
     }
 
     /// Seconds that the layers of a step, and what follows them, would take on a slow GPU.
