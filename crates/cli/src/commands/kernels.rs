@@ -189,6 +189,8 @@ fn markdown(device: &Device, all: &[Compiled]) -> String {
     let figure = |compiled: &Compiled, names: &[&str]| {
         let value =
             names.iter().find_map(|name| compiled.statistics.get(*name)).and_then(serde_json::Value::as_f64);
+        // NVIDIA's driver tells 64 GiB of local memory for every program, and what it has on top of that.
+        let value = value.filter(|value| *value < f64::from(u32::MAX));
         value.map_or_else(|| "–".to_string(), |value| format!("{value}"))
     };
     let rows: Vec<Vec<String>> = all

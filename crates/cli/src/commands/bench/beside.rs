@@ -98,10 +98,10 @@ pub fn run(
 impl Line {
     fn timed(mut self, runner: &mut Runner, repeats: usize) -> anyhow::Result<Self> {
         let (mut between, mut prompts) = (Vec::new(), Vec::new());
-        // The first run does not count: it records programs.
-        for number in 0..=repeats {
+        // The first two runs do not count: they record programs, and again what the first has shown to be cut too small.
+        for number in 0..=repeats + 1 {
             let waits = self.once(runner)?;
-            if number > 0 {
+            if number > 1 {
                 prompts.push(waits.iter().sum());
                 between.extend(waits);
             }

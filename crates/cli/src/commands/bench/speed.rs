@@ -201,7 +201,10 @@ fn prefill(runner: &mut Runner, prompt: u32, repeats: usize, bandwidth: f64) -> 
         let mut sequence = runner.start()?;
         let before = runner.usage().read_back;
         let (time, busy) = timed(|| Ok(runner.prompt(&mut sequence, &ids, &Sampling::default(), |_| true)?))?;
-        if number > 0 {
+        if number == 0 {
+            // What it has shown of the device may be worth another recording.
+            runner.prepare(prompt as usize, &Sampling::default())?;
+        } else {
             seconds.push(time);
             cpu.push(busy);
             read_back = runner.usage().read_back - before;
