@@ -15,6 +15,8 @@ pub struct Gpu {
     runner: Option<Runner>,
     bounds: Bounds,
     reload: Reload,
+    /// Programs that the runner had recorded when malloc last gave back what they left behind.
+    tidied: u64,
 }
 
 impl Gpu {
@@ -22,11 +24,23 @@ impl Gpu {
     /// else should hold the model, or its memory cannot be given back before.
     pub fn new(runner: Runner, reload: impl FnMut() -> model::Result<Runner> + Send + 'static) -> Self {
         let bounds = bounds(&runner);
-        Self { runner: Some(runner), bounds, reload: Box::new(reload) }
+        let mut gpu = Self { runner: Some(runner), bounds, reload: Box::new(reload), tidied: 0 };
+        gpu.tidy();
+        gpu
     }
 
     fn runner(&mut self) -> Result<&mut Runner, Fault> {
         self.runner.as_mut().ok_or_else(|| Fault::Lost("the device is not open".into()))
+    }
+
+    /// Gives back what the driver's compiler has left in malloc's pool, if programs came or went: once they have run, since Mesa's CPU
+    /// driver compiles a program when it runs first.
+    fn tidy(&mut self) {
+        let programs = self.runner.as_ref().map_or(0, |runner| runner.usage().programs);
+        if programs != self.tidied {
+            gpu::trim_malloc();
+            self.tidied = programs;
+        }
     }
 }
 
@@ -139,6 +153,7 @@ impl Backend for Gpu {
             let sequences = writing.iter_mut().map(|next| &mut *next.sequence).chain([sequence]);
             sequences.for_each(|sequence| give_back(runner, sequence));
         }
+        self.tidy();
         Ok(mixed?)
     }
 
@@ -157,6 +172,7 @@ impl Backend for Gpu {
         if steps.is_err() {
             writing.iter_mut().for_each(|next| give_back(runner, next.sequence));
         }
+        self.tidy();
         Ok(steps?)
     }
 
@@ -170,6 +186,7 @@ impl Backend for Gpu {
 
     fn revive(&mut self) -> Result<(), Fault> {
         self.runner = None;
+        self.tidy();
         let runner = (self.reload)()?;
         let found = bounds(&runner);
         if found != self.bounds {

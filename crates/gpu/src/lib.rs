@@ -49,7 +49,7 @@ pub use error::{Error, Result, bytes};
 pub use faults::Fault;
 pub use heap::{Heap, Memory, MemoryType, memory_type};
 pub use instance::{Instance, InstanceOptions};
-pub use malloc::share_malloc;
+pub use malloc::{share_malloc, trim_malloc};
 pub use memory::{Arena, Buffer, Lifetime, View};
 pub use pipeline::{Pipeline, Subgroup};
 pub use program::Program;

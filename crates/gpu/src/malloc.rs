@@ -19,3 +19,19 @@ pub fn share_malloc() {
         unsafe { mallopt(M_ARENA_MAX, 1) };
     }
 }
+
+/// Gives back to the system what malloc holds and nobody uses, wherever in its pools it lies: glibc itself gives back only what is at the
+/// end of one. A driver's compiler leaves much of it behind, and how much is chance: a server on Mesa's CPU driver held 200 to 230 MB
+/// after its first lost devices, of which it used 160. It takes some milliseconds (0.3 to 7 with
+/// Gemma's 270M).
+pub fn trim_malloc() {
+    #[cfg(target_env = "gnu")]
+    {
+        use std::ffi::c_int;
+        unsafe extern "C" {
+            fn malloc_trim(pad: usize) -> c_int;
+        }
+        // SAFETY: glibc's signature, and it may be called at any time from any thread.
+        unsafe { malloc_trim(0) };
+    }
+}
