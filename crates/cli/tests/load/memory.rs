@@ -24,6 +24,8 @@ pub struct Memory {
     resident: [f64; 2],
     /// Of the GPU, where it has memory of its own that the machine tells about.
     gpu: [f64; 2],
+    /// Resident, at every look after the warm-up.
+    seen: Vec<f64>,
 }
 
 /// Does something that takes so long, and looks at the server meanwhile.
@@ -50,7 +52,8 @@ pub fn watched<T>(server: &Served, time: Duration, work: impl FnOnce() -> T) -> 
     let both = |of: fn(&[f64; 2]) -> f64| {
         [&seen[..third], &seen[seen.len() - third..]].map(|part| median(part.iter().map(of).collect()))
     };
-    (done, Memory { resident: both(|sample| sample[0]), gpu: both(|sample| sample[1]) })
+    let (resident, gpu) = (both(|sample| sample[0]), both(|sample| sample[1]));
+    (done, Memory { resident, gpu, seen: seen.iter().map(|sample| sample[0]).collect() })
 }
 
 /// Bytes of the process, and of the GPU.
@@ -74,7 +77,13 @@ fn median(mut values: Vec<f64>) -> f64 {
 impl Memory {
     pub fn assert_flat(&self) {
         for [early, late] in [self.resident, self.gpu] {
-            assert!(late <= early * (1.0 + GROWTH), "memory grows: {self}");
+            // At most a hundred of them.
+            let shown = self.seen.iter().step_by(self.seen.len().div_ceil(100));
+            let shown: Vec<_> = shown.map(|bytes| (bytes / 1e6).round()).collect();
+            assert!(
+                late <= early * (1.0 + GROWTH),
+                "memory grows: {self}; resident MB one after another: {shown:?}"
+            );
         }
     }
 }
