@@ -37,21 +37,13 @@ pub(super) fn trials(scheme: Scheme) -> Vec<Trial> {
 
 pub(super) fn cases(caps: &Caps) -> Vec<Case> {
     let mut list = Vec::new();
-    for trial in Scheme::ALL.into_iter().flat_map(trials) {
-        let Some(plan) = policy::plan(caps, Fragments::Other, &shape(&trial)) else { continue };
-        list.extend([case(trial, plan), direct(trial, plan)]);
-    }
-    // Widths that the driver's operands decide about: with some columns that are not in use, and with parts of K that stay apart.
-    for columns in [6, 40, 48, 72, 80, 96, 112, 128].into_iter().filter(|_| policy::suits(caps)) {
-        for (scheme, parts) in [(Scheme::Int8, 1), (Scheme::Int8, 3), (Scheme::Int4, 1)] {
-            let epilogue = if parts == 1 { Epilogue::Geglu } else { Epilogue::None };
-            let trial = Trial { epilogue, parts, active: columns - 5, ..plain(scheme, (288, 1440, columns)) };
-            let name = format!("{}, as models have it", trial.name());
+    for fragments in policy::likely_fragments(caps) {
+        for (trial, plan) in tried(caps, fragments) {
+            let way = if plan.direct { ", straight into operands where the driver's are as they must be for that" } else { "" };
+            let name = format!("{}{way}, {plan:?}", trial.name());
             list.push(Case::new(name, Tier::T2, move |device| {
-                let fragments = super::fragments(device)?;
-                let plan = policy::plan(device.caps(), fragments, &shape(&trial)).expect("there are matrix units");
-                let splits = if parts > 1 { parts as u32 } else { plan.splits };
-                run(device, trial, Plan { splits, ..plan }, device.caps())
+                let plan = if super::fragments(device)? == fragments { plan } else { staged(device.caps(), &trial, plan) };
+                run(device, trial, plan, device.caps())
             }));
         }
     }
@@ -73,41 +65,63 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
             list.push(Case::new(name, Tier::T2, move |device| same_bits(device, epilogue)));
         }
     }
+    list
+}
+
+/// What is tried on a device with such operands, and by which plans.
+pub(super) fn tried(caps: &Caps, fragments: Fragments) -> Vec<(Trial, Plan)> {
+    let own = |trial: Trial| policy::plan(caps, fragments, &shape(&trial)).map(|plan| (trial, plan));
+    let mut list: Vec<_> = Scheme::ALL.into_iter().flat_map(trials).filter_map(own).collect();
+    if list.is_empty() {
+        return list;
+    }
+    let direct = fragments == Fragments::FourToARow;
+    // Each program takes long to compile: where both are likely, by the faster way alone.
+    if policy::likely_fragments(caps).ends_with(&[fragments]) {
+        list.extend(of_models(caps, fragments));
+    }
     // Parts that stay apart, one of them empty; and some tiles whole, others split, also of a matrix in parts.
     for columns in [5, 70, 130] {
         let trial = Trial { active: columns - 2, before: 16, after: 12, ..plain(Scheme::Int8, (272, 1152, columns)) };
-        let apart = Trial { parts: 4, ..trial };
-        if let Some(plan) = policy::plan(caps, Fragments::Other, &shape(&apart)) {
-            let plan = Plan { splits: 4, ..plan };
-            list.extend([case(apart, plan), direct(apart, plan)]);
-            let plan = Plan { splits: 3, whole: 1, ..plan };
-            list.extend([case(trial, plan), direct(trial, plan)]);
-        }
+        list.extend(own(Trial { parts: 4, ..trial }).map(|(trial, plan)| (trial, Plan { splits: 4, ..plan })));
+        list.extend(own(trial).map(|(trial, plan)| (trial, Plan { splits: 3, whole: 1, ..plan })));
     }
     // Every tile and split that may be chosen, on something that has all edges.
     for (scheme, splits) in [(Scheme::Int8, 1), (Scheme::Int4, 3)] {
         let trial = Trial { epilogue: Epilogue::Geglu, ..plain(scheme, (288, 1440, 150)) };
-        let plans = policy::candidates(caps, Fragments::Other, &shape(&trial)).into_iter();
-        for plan in plans.filter(|plan| plan.splits == splits && plan.whole == 0) {
-            list.extend([case(trial, plan), direct(trial, plan)]);
+        let plans = policy::candidates(caps, fragments, &shape(&trial)).into_iter();
+        let plans = plans.filter(|plan| plan.splits == splits && plan.whole == 0 && (plan.ahead == 4 || !direct));
+        list.extend(plans.map(|plan| (trial, plan)));
+    }
+    // Floats of 32 bits have one way everywhere.
+    list.retain(|(_, plan)| plan.direct == direct);
+    list
+}
+
+/// Something small by every kind of plan that products of models take: of the same tile and way of weights, with K in one part, or in
+/// three where the large one's is split. With some columns that are not in use.
+fn of_models(caps: &Caps, fragments: Fragments) -> Vec<(Trial, Plan)> {
+    let mut list: Vec<(Trial, Plan)> = Vec::new();
+    for shape in policy::of_models() {
+        let Some(plan) = policy::plan(caps, fragments, &shape) else { continue };
+        let plan = Plan { splits: if plan.splits > 1 { 3 } else { 1 }, whole: plan.whole.min(1), ..plan };
+        let columns = plan.tile.columns as usize + if plan.tile.columns < 128 { 0 } else { 22 };
+        let Shape { epilogue, output, parts, .. } = shape;
+        let parts = if parts == Parts::Apart { plan.splits as usize } else { 1 };
+        let size = (2 * plan.tile.rows as usize + 32, 1440, columns);
+        let trial = Trial { epilogue, output, parts, active: columns - 5, ..plain(shape.weights.scheme, size) };
+        let alike = |(known, by): &(Trial, Plan)| *by == plan && self::shape(known) == self::shape(&trial);
+        if !list.iter().any(alike) {
+            list.push((trial, plan));
         }
     }
     list
 }
 
-fn case(trial: Trial, plan: Plan) -> Case {
-    let name = format!("{}, {plan:?}", trial.name());
-    Case::new(name, Tier::T2, move |device| run(device, trial, plan, device.caps()))
-}
-
-/// The same with weights straight into operands, where the driver's are as they must be for that.
-fn direct(trial: Trial, plan: Plan) -> Case {
-    let name = format!("{}, straight into operands, {plan:?}", trial.name());
-    Case::new(name, Tier::T2, move |device| {
-        let served = super::fragments(device)? == Fragments::FourToARow && trial.weights.scheme != Scheme::F32;
-        let ahead = if plan.splits > 1 { 4 } else { 2 };
-        run(device, trial, if served { Plan { direct: true, ahead, ..plan } } else { plan }, device.caps())
-    })
+/// In place of a plan that a device's operands do not allow.
+fn staged(caps: &Caps, trial: &Trial, plan: Plan) -> Plan {
+    let own = policy::plan(caps, Fragments::Other, &shape(trial)).expect("there are matrix units");
+    Plan { splits: plan.splits, whole: plan.whole, ..own }
 }
 
 pub(super) fn shape(trial: &Trial) -> Shape {

@@ -156,6 +156,12 @@ impl Fragments {
     }
 }
 
+/// What a device's operands may be like: drivers that hold them in fours to a row have subgroups of one size.
+pub(super) fn likely_fragments(caps: &Caps) -> Vec<Fragments> {
+    let one_size = caps.min_subgroup_size == caps.max_subgroup_size;
+    if one_size { vec![Fragments::Other, Fragments::FourToARow] } else { vec![Fragments::Other] }
+}
+
 /// The product that the shaders are made of.
 const PRODUCT: MatrixShape =
     MatrixShape { m: 16, n: 16, k: 16, a: Element::F16, b: Element::F16, c: Element::F32 };
@@ -302,14 +308,7 @@ pub fn candidates(caps: &Caps, fragments: Fragments, shape: &Shape) -> Vec<Plan>
         16 if direct && least == 16 => &SMALLEST_DIRECT,
         _ => tile,
     };
-    // Through shared memory the largest tiles have no registers to spare on RDNA3, and gain one hundredth elsewhere.
-    let ahead = match (direct, tile.columns) {
-        // Floats are twice as many registers, and were not timed with more.
-        (true, _) if *tile == LARGEST_DIRECT && shape.weights.scheme.is_float() => 2,
-        (true, _) => 4,
-        (false, 128..) => 1,
-        (false, _) => 2,
-    };
+    let ahead = ahead(shape.weights.scheme, tile, direct);
     let (splits, whole) = spread(caps, shape, tile);
     let mut list = vec![Plan { tier: Tier::T2, tile: *tile, direct, ahead, splits, whole }];
     let suited = |tile: &&Tile| match tile.columns {
@@ -330,6 +329,18 @@ pub fn candidates(caps: &Caps, fragments: Fragments, shape: &Shape) -> Vec<Plan>
         }
     }
     list
+}
+
+/// Steps whose loads are under way.
+fn ahead(scheme: Scheme, tile: &Tile, direct: bool) -> u32 {
+    match (direct, tile.columns) {
+        // Floats are twice as many registers, and were not timed with more.
+        (true, _) if *tile == LARGEST_DIRECT && scheme.is_float() => 2,
+        (true, _) => 4,
+        // Through shared memory the largest tiles have no registers to spare on RDNA3, and gain one hundredth elsewhere.
+        (false, 128..) => 1,
+        (false, _) => 2,
+    }
 }
 
 /// The parts that K may be split into, and the tiles that are not.
@@ -396,11 +407,53 @@ fn units(caps: &Caps) -> u32 {
     caps.compute_units.unwrap_or(16)
 }
 
-/// Rows and K of matrices of the Gemma 3 family, and whether they join gate and up.
-const MODEL_SHAPES: [(usize, usize, bool); 3] = [(43008, 5376, true), (8192, 5376, false), (640, 2048, false)];
+/// Rows and K of matrices of models: gate and up joined, others that are read by who adds up their parts, and heads. Of the 27B, the 4B,
+/// the 1B and the 270M of Gemma 3 and the 8B of Llama 3.
+const GATED: [(usize, usize); 5] = [(43008, 5376), (20480, 2560), (13824, 1152), (4096, 640), (28672, 4096)];
+const READ: [(usize, usize); 15] = [
+    (8192, 5376),
+    (5376, 4096),
+    (5376, 21504),
+    (4096, 2560),
+    (2560, 2048),
+    (2560, 10240),
+    (1536, 1152),
+    (1152, 1024),
+    (1152, 6912),
+    (1536, 640),
+    (640, 1024),
+    (640, 2048),
+    (6144, 4096),
+    (4096, 4096),
+    (4096, 14336),
+];
+const HEADS: [(usize, usize); 3] = [(262_144, 5376), (262_144, 640), (128_256, 4096)];
 
 /// Columns of the programs that models record.
-const BUCKETS: [usize; 13] = [8, 16, 32, 40, 48, 64, 72, 80, 96, 112, 128, 512, 2048];
+const BUCKETS: [usize; 16] = [2, 4, 8, 16, 32, 40, 48, 64, 72, 80, 96, 112, 128, 256, 512, 2048];
+
+/// Products of models; of floats those of many columns, for fewer have one tile whatever the scheme.
+pub(super) fn of_models() -> Vec<Shape> {
+    let mut list = Vec::new();
+    let integers = [Scheme::Int8, Scheme::Int4].into_iter().flat_map(|scheme| BUCKETS.map(|columns| (scheme, columns)));
+    let floats = BUCKETS.into_iter().filter(|columns| *columns >= 128).map(|columns| (Scheme::Bf16, columns));
+    for (scheme, columns) in integers.chain(floats) {
+        let sums = |parts| {
+            move |(rows, k): (usize, usize)| {
+                let weights = Layout { scheme, rows, k };
+                Shape { weights, columns, epilogue: Epilogue::None, output: Activations::F32, parts }
+            }
+        };
+        let gated = |shape| Shape { epilogue: Epilogue::Geglu, output: Activations::F16, ..shape };
+        list.extend(GATED.map(sums(Parts::Joined)).map(gated));
+        list.extend(READ.map(sums(parts_for_reader(columns))));
+        list.extend(HEADS.map(sums(Parts::Joined)));
+    }
+    list
+}
+
+/// Of these the pipelines are listed, with whether they join gate and up: each takes long to compile.
+const LISTED: [(usize, usize, bool); 3] = [(43008, 5376, true), (8192, 5376, false), (640, 2048, false)];
 
 /// The pipelines that models ask for on such a device.
 pub fn variants(caps: &Caps) -> Vec<Variant> {
@@ -409,20 +462,18 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
     }
     let mut list: Vec<Variant> = vec![super::fragments_variant()];
     for scheme in Scheme::ALL {
-        for (rows, k, gated) in MODEL_SHAPES {
-            for columns in BUCKETS {
+        for (rows, k, gated) in LISTED {
+            // Two and four columns have what eight have, and 256 what 128 or 512 have.
+            for columns in BUCKETS.into_iter().filter(|columns| ![2, 4, 256].contains(columns)) {
                 let (epilogue, output) = match gated {
                     true => (Epilogue::Geglu, Activations::F16),
                     false => (Epilogue::None, Activations::F32),
                 };
                 let parts = if gated { Parts::Joined } else { Parts::Apart };
                 let shape = Shape { weights: Layout { scheme, rows, k }, columns, epilogue, output, parts };
-                // Of weights that go straight into operands the schemes that models have most: each takes long to compile. Drivers
-                // that hold operands so have subgroups of one size.
-                let both = [Fragments::Other, Fragments::FourToARow];
-                let one_size = caps.min_subgroup_size == caps.max_subgroup_size;
-                let most = one_size && matches!(scheme, Scheme::Int8 | Scheme::Int4);
-                for fragments in both.into_iter().take(if most { 2 } else { 1 }) {
+                // Of weights that go straight into operands the schemes that models have most: each takes long to compile.
+                let most = matches!(scheme, Scheme::Int8 | Scheme::Int4);
+                for fragments in likely_fragments(caps).into_iter().take(if most { 2 } else { 1 }) {
                     let Some(plan) = plan(caps, fragments, &shape) else { continue };
                     let new = variant(&shape, &plan);
                     if !list.iter().any(|known| known.shader.name == new.shader.name && known.same_code(&new)) {

@@ -2,7 +2,7 @@ use gpu::{Tier, known};
 
 use super::{
     COUNTER_BYTES, cases,
-    policy::{self, Fragments, Parts, Shape},
+    policy::{self, Fragments, Parts, Plan, Shape},
 };
 use crate::{Activations, Epilogue, Layout, Scheme, product::trial::Trial};
 
@@ -103,6 +103,35 @@ fn every_plan_is_within_the_device() {
                 }
             }
         }
+    }
+}
+
+/// What of a plan makes it a program of its own; how many parts K has is not.
+fn kind(shape: &Shape, plan: &Plan) -> String {
+    let Shape { weights: Layout { scheme, .. }, epilogue, output, parts, .. } = *shape;
+    let Plan { tile, direct, ahead, splits, .. } = *plan;
+    let parts = if splits > 1 { format!(", {parts:?}") } else { String::new() };
+    format!("{scheme}, {epilogue:?} to {output}, {tile:?}, direct {direct}, {ahead} ahead{parts}")
+}
+
+#[test]
+fn whatever_models_take_is_tried_by_the_self_test() {
+    for (caps, fragments) in [(known::h200(), Fragments::FourToARow), (known::radeon_780m(), Fragments::Other)] {
+        let tried = cases::tried(&caps, fragments);
+        let kinds: Vec<_> = tried.iter().map(|(trial, plan)| kind(&cases::shape(trial), plan)).collect();
+        for shape in policy::of_models() {
+            let kind = kind(&shape, &policy::plan(&caps, fragments, &shape).unwrap());
+            assert!(kinds.contains(&kind), "{shape:?}: {kind}");
+        }
+        for (trial, plan) in &tried {
+            assert!(plan.shared_bytes() <= caps.max_shared_bytes, "{plan:?}");
+            assert!(plan.whole < plan.tile.of(trial.weights.rows, trial.columns), "{plan:?}");
+        }
+        // The largest tile among them, split and not.
+        let largest = |(_, plan): &&(Trial, Plan)| plan.tile.rows == 256 && plan.ahead == 4;
+        let splits: Vec<_> = tried.iter().filter(largest).map(|(trial, plan)| (trial.parts, plan.splits)).collect();
+        let direct = fragments == Fragments::FourToARow;
+        assert!([(1, 1), (1, 3), (3, 3)].iter().all(|split| splits.contains(split) == direct), "{splits:?}");
     }
 }
 
