@@ -24,17 +24,17 @@ impl Gpu {
     /// else should hold the model, or its memory cannot be given back before.
     pub fn new(runner: Runner, reload: impl FnMut() -> model::Result<Runner> + Send + 'static) -> Self {
         let bounds = bounds(&runner);
-        let mut gpu = Self { runner: Some(runner), bounds, reload: Box::new(reload), tidied: 0 };
-        gpu.tidy();
-        gpu
+        gpu::trim_malloc();
+        // What its programs leave behind when they run first is to come.
+        Self { runner: Some(runner), bounds, reload: Box::new(reload), tidied: 0 }
     }
 
     fn runner(&mut self) -> Result<&mut Runner, Fault> {
         self.runner.as_mut().ok_or_else(|| Fault::Lost("the device is not open".into()))
     }
 
-    /// Gives back what the driver's compiler has left in malloc's pool, if programs came or went: once they have run, since Mesa's CPU
-    /// driver compiles a program when it runs first.
+    /// Gives back what the driver's compiler has left in malloc's pool, if programs came or went: after a step, since Mesa's CPU driver
+    /// compiles a program when it runs first.
     fn tidy(&mut self) {
         let programs = self.runner.as_ref().map_or(0, |runner| runner.usage().programs);
         if programs != self.tidied {
