@@ -13,7 +13,10 @@ use std::{
 };
 
 use gpu::{Arena, Buffer, Lifetime, Memory};
-use kernels::sample::{self, Counting, MAX_BIASES};
+use kernels::{
+    gemv,
+    sample::{self, Counting, MAX_BIASES},
+};
 use weights::config::Config;
 
 use crate::{
@@ -93,8 +96,8 @@ impl std::ops::AddAssign for Setup {
     }
 }
 
-/// Rows of a step that tells how fast a device is: as few as count for many.
-const MEASURED_ROWS: u32 = 16;
+/// Rows of the steps that tell how fast a device is: the most that count for few, and the next bucket.
+const MEASURED_ROWS: [u32; 2] = [gemv::MAX_COLUMNS as u32, 2 * gemv::MAX_COLUMNS as u32];
 
 /// How long a step may take: minutes on Mesa's CPU driver on a busy machine; no GPU takes that long.
 const TIMEOUT: Duration = Duration::from_secs(300);
@@ -183,12 +186,11 @@ impl Runner {
         self
     }
 
-    /// The same with parts of a step of so many seconds, that takes steps to last `pace` times as long as on a slow GPU, where that is
-    /// given, until it has measured some: for tests.
-    pub fn with_parts(mut self, seconds: f64, pace: Option<f64>) -> Self {
-        self.programs.clear();
+    /// From now on parts of a step have so many seconds, and steps are taken to last `pace` times as long as on a slow GPU, where that is
+    /// given, until some are measured: for tests.
+    pub fn set_parts(&mut self, seconds: f64, pace: Option<f64>) {
         (self.part, self.paces) = (seconds, [pace; 2]);
-        self
+        self.bucket_paces.clear();
     }
 
     /// The same with another limit on how long a step may take: what does not come back within it is taken for lost.
@@ -284,20 +286,25 @@ impl Runner {
         self.prepare_keys(&keys)
     }
 
-    /// Reads a few tokens for nobody, where it is worth knowing how fast the device is before all this is recorded: for a slow one large
-    /// steps are cut into many parts.
+    /// Reads a few tokens for nobody, where it is worth knowing how fast the device is before all this is recorded: for a slow one
+    /// large steps are cut into many parts.
     fn find_pace(&mut self, keys: &[Key]) -> Result<()> {
         let limits = self.cache.limits();
-        let count = MEASURED_ROWS.min(limits.chunk.min(limits.context));
-        let known = self.paces[usize::from(decode::many(count as usize))].is_some();
-        if known || keys.iter().all(|key| self.part_count(*key) <= pace::FEW_PARTS) {
-            return Ok(());
-        }
-        // Once for the device to wake up, and once to see.
-        for _ in 0..2 {
-            let mut sequence = self.start()?;
-            let rows = self.extend(&mut sequence, &vec![0; count as usize])?;
-            self.step(&rows, Output::None, &[], &[])?;
+        for rows in MEASURED_ROWS {
+            let rows = rows.min(limits.chunk).min(limits.context);
+            let many = decode::many(rows as usize);
+            let mut alike = keys.iter().filter(|key| decode::many(key.rows) == many);
+            if self.paces[usize::from(many)].is_some()
+                || alike.all(|key| self.part_count(*key) <= pace::FEW_PARTS)
+            {
+                continue;
+            }
+            // Once for the device to wake up, and once to see.
+            for _ in 0..2 {
+                let mut sequence = self.start()?;
+                let rows = self.extend(&mut sequence, &vec![0; rows as usize])?;
+                self.step(&rows, Output::None, &[], &[])?;
+            }
         }
         Ok(())
     }

@@ -316,20 +316,53 @@ fn a_step_that_takes_longer_than_was_thought_is_cut_anew() {
         tokens
     };
     let runner = || Runner::new(model.clone(), limits(1, 96, 16)).unwrap();
+    let cut = |seconds| {
+        let mut runner = runner();
+        runner.set_parts(seconds, Some(1e-12));
+        runner
+    };
     let known = run(runner(), [1, 1, 1]);
     // Taken for so fast that all layers are one part, it turns out to be so slow that each is one.
-    assert_eq!(run(runner().with_parts(1e-12, Some(1e-12)), [1, 2, 2]), known);
+    assert_eq!(run(cut(1e-12), [1, 2, 2]), known);
     // Where nothing would be cut otherwise, nothing is recorded again.
-    assert_eq!(run(runner().with_parts(1.0, Some(1e-12)), [1, 1, 1]), known);
+    assert_eq!(run(cut(1.0), [1, 1, 1]), known);
 
     // Where there is no memory for another program, the one that there is goes on.
-    let mut runner = runner().with_parts(1e-12, Some(1e-12));
+    let mut runner = cut(1e-12);
     let mut sequence = runner.start().unwrap();
     let first = runner.prompt(&mut sequence, &fixture.ids[..1], sampling, |_| true).unwrap();
     device.inject(Fault::Allocation { allocation: 1 });
     assert_eq!(go_on(&mut runner, &mut sequence, sampling, first.token, [1, 3]), known[1..]);
     assert_eq!(runner.usage().programs, 1);
     assert!(Runner::new(model.clone(), limits(1, 96, 16)).is_ok(), "the fault has struck");
+}
+
+#[test]
+fn a_step_of_many_parts_that_takes_less_than_was_thought_is_cut_anew() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let fixture = Fixture::open("default_pattern");
+    let model = load(&device, &fixture.path);
+    let sampling = &samplings()[2];
+    let run = |changes: bool| {
+        let mut runner = Runner::new(model.clone(), limits(1, 96, 16)).unwrap();
+        runner.set_parts(if changes { 1e-12 } else { 1.0 }, None);
+        let mut sequence = runner.start().unwrap();
+        let mut tokens =
+            vec![bits(&runner.prompt(&mut sequence, &fixture.ids[..1], sampling, |_| true).unwrap())];
+        let mut programs = vec![runner.usage().programs];
+        for _ in 0..3 {
+            if changes && tokens.len() == 2 {
+                // So fast that all layers are one part, until that step has shown otherwise.
+                runner.set_parts(1e-12, Some(1e-18));
+            }
+            tokens.extend(go_on(&mut runner, &mut sequence, sampling, tokens[tokens.len() - 1].0, [1, 1]));
+            programs.push(runner.usage().programs);
+        }
+        (tokens, programs)
+    };
+    let (tokens, programs) = run(false);
+    assert_eq!(programs, [1, 1, 1, 1]);
+    assert_eq!(run(true), (tokens, vec![1, 1, 2, 3]));
 }
 
 #[test]
@@ -352,6 +385,8 @@ fn before_much_is_recorded_a_step_tells_how_fast_the_device_is() {
     let runner = || Runner::new(model.clone(), limits(1, 96, 16)).unwrap();
     let (tokens, steps) = serve(runner());
     assert_eq!(steps, 0, "of a small model any step is one part");
-    // Every layer is a part, and what follows them.
-    assert_eq!(serve(runner().with_parts(1e-12, None)), (tokens, 2), "{} layers", model.config.layers);
+    // Every layer is a part, and what follows them: two steps of few rows tell, and two of many.
+    let mut cut = runner();
+    cut.set_parts(1e-12, None);
+    assert_eq!(serve(cut), (tokens, 4), "{} layers", model.config.layers);
 }

@@ -1,4 +1,5 @@
-//! Which programs there are, and what each holds: recorded once, when the first step of its kind comes.
+//! Which programs there are, and what each holds: recorded when the first step of its kind comes, and again where it turns out to be cut
+//! for too different a pace.
 
 use std::{collections::btree_map::Entry, ops::Range, time::Instant};
 
