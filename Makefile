@@ -13,6 +13,11 @@ ifneq ($(wildcard ../shared/data),)
 export INDRIK_TEST_DATA ?= $(abspath ../shared/data)
 endif
 
+# What is built once has no use for the notes that make a second build shorter.
+ifeq ($(CI),true)
+export CARGO_INCREMENTAL = 0
+endif
+
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{ printf "%-8s %s\n", $$1, $$2 }'
 
