@@ -42,7 +42,7 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
             let way = if plan.direct { ", straight into operands where the driver's are as they must be for that" } else { "" };
             let name = format!("{}{way}, {plan:?}", trial.name());
             list.push(Case::new(name, Tier::T2, move |device| {
-                let plan = if super::fragments(device)? == fragments { plan } else { staged(device.caps(), &trial, plan) };
+                let plan = taken(device.caps(), super::fragments(device)?, &trial, plan);
                 run(device, trial, plan, device.caps())
             }));
         }
@@ -118,9 +118,12 @@ fn of_models(caps: &Caps, fragments: Fragments) -> Vec<(Trial, Plan)> {
     list
 }
 
-/// In place of a plan that a device's operands do not allow.
-fn staged(caps: &Caps, trial: &Trial, plan: Plan) -> Plan {
-    let own = policy::plan(caps, Fragments::Other, &shape(trial)).expect("there are matrix units");
+/// A plan as it is, or with weights through shared memory where the device's operands turn out to allow no other.
+pub(super) fn taken(caps: &Caps, fragments: Fragments, trial: &Trial, plan: Plan) -> Plan {
+    if !plan.direct || fragments == Fragments::FourToARow {
+        return plan;
+    }
+    let own = policy::plan(caps, fragments, &shape(trial)).expect("there are matrix units");
     Plan { splits: plan.splits, whole: plan.whole, ..own }
 }
 

@@ -118,6 +118,8 @@ fn kind(shape: &Shape, plan: &Plan) -> String {
 fn whatever_models_take_is_tried_by_the_self_test() {
     for (caps, fragments) in [(known::h200(), Fragments::FourToARow), (known::radeon_780m(), Fragments::Other)] {
         let tried = cases::tried(&caps, fragments);
+        let through_memory = cases::tried(&caps, Fragments::Other);
+        assert!(through_memory.iter().all(|(trial, plan)| cases::taken(&caps, fragments, trial, *plan) == *plan));
         let kinds: Vec<_> = tried.iter().map(|(trial, plan)| kind(&cases::shape(trial), plan)).collect();
         for shape in policy::of_models() {
             let kind = kind(&shape, &policy::plan(&caps, fragments, &shape).unwrap());
@@ -126,6 +128,8 @@ fn whatever_models_take_is_tried_by_the_self_test() {
         for (trial, plan) in &tried {
             assert!(plan.shared_bytes() <= caps.max_shared_bytes, "{plan:?}");
             assert!(plan.whole < plan.tile.of(trial.weights.rows, trial.columns), "{plan:?}");
+            assert_eq!(cases::taken(&caps, fragments, trial, *plan), *plan);
+            assert!(!cases::taken(&caps, Fragments::Other, trial, *plan).direct);
         }
         // The largest tile among them, split and not.
         let largest = |(_, plan): &&(Trial, Plan)| plan.tile.rows == 256 && plan.ahead == 4;
