@@ -33,7 +33,7 @@ impl Gpu {
         self.runner.as_mut().ok_or_else(|| Fault::Lost("the device is not open".into()))
     }
 
-    /// Gives back what the driver's compiler has left in malloc's pool, if programs came or went: after a step, since Mesa's CPU driver
+    /// Gives back what the driver's compiler has left in malloc's pool, if programs were recorded: after a step, since Mesa's CPU driver
     /// compiles a program when it runs first.
     fn tidy(&mut self) {
         let programs = self.runner.as_ref().map_or(0, |runner| runner.usage().programs);
@@ -186,7 +186,8 @@ impl Backend for Gpu {
 
     fn revive(&mut self) -> Result<(), Fault> {
         self.runner = None;
-        self.tidy();
+        gpu::trim_malloc();
+        self.tidied = 0;
         let runner = (self.reload)()?;
         let found = bounds(&runner);
         if found != self.bounds {

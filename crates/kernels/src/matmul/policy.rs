@@ -463,7 +463,7 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
     let mut list: Vec<Variant> = vec![super::fragments_variant()];
     for scheme in Scheme::ALL {
         for (rows, k, gated) in LISTED {
-            // Two and four columns have what eight have, and 256 what 128 or 512 have.
+            // Two and four columns have what eight have, and 256 differ from 128 and 512 by the number of parts of K alone.
             for columns in BUCKETS.into_iter().filter(|columns| ![2, 4, 256].contains(columns)) {
                 let (epilogue, output) = match gated {
                     true => (Epilogue::Geglu, Activations::F16),
