@@ -39,4 +39,5 @@ pub use pages::Sequence;
 pub use runner::{Chunk, MOST_OUTPUTS, Mixed, Next, Runner, Sampled, Setup, Usage, check_tokens};
 pub use sampling::Sampling;
 pub use size::Size;
+pub use state::MOST_CHUNKS;
 pub use tune::When;

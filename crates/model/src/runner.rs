@@ -405,7 +405,9 @@ impl Runner {
         let state = &mut self.state;
         // Decoding goes on from what the sampler wrote, without a word from the host.
         if rows != self.next {
-            state.set_rows(count.apart, count.chunk)?;
+            // A chunk is the rows of one sequence that follow each other.
+            let chunks = rows[count.apart..].chunk_by(|a, b| a.slot == b.slot);
+            state.set_rows(count.apart, chunks.map(<[Row]>::len))?;
             state.tokens.write(0, bytemuck::cast_slice(&words(|row| row.token)))?;
             state.positions.write(0, bytemuck::cast_slice(&words(|row| row.position)))?;
             state.slots.write(0, bytemuck::cast_slice(&words(|row| row.slot)))?;

@@ -9,15 +9,17 @@ use crate::Result;
 
 /// The buffers of a runner's steps, for as many rows as the largest bucket has.
 pub(crate) struct State {
-    /// Three words: 0, where rows that are apart end, and where all end. A chunk's rows lie between the last two.
+    /// Three words: 0, where rows that are apart end, and where all end. Rows of chunks lie between the last two.
     rows: Buffer,
     /// One word of these: rows in use.
     pub active: View,
     /// One word: rows in use that are apart. Two words: the first of them, 0, and their end.
     pub apart_count: View,
     pub apart: View,
-    /// Two words: the first row of the chunk, and its end.
+    /// Two words: the first row of the chunks, and their end.
     pub chunk: View,
+    /// Where each chunk ends.
+    pub chunk_ends: Buffer,
     /// Workgroups of attention in one dispatch: in global layers, and in sliding ones.
     pub groups: Buffer,
     /// Output rows in use.
@@ -50,6 +52,9 @@ pub(crate) struct State {
 /// Most sequences whose tokens are sampled in one step.
 pub(crate) const MAX_SAMPLED: u32 = 128;
 
+/// Most sequences of which one step reads a chunk.
+pub const MOST_CHUNKS: usize = 32;
+
 /// Most steps of a run.
 pub(crate) const MAX_STEPS: usize = 32;
 
@@ -68,6 +73,7 @@ impl State {
             apart: ends.slice(0..8)?,
             chunk: ends.slice(4..12)?,
             rows: ends,
+            chunk_ends: shared.buffer_from("ends of chunks", &[0_u32; MOST_CHUNKS])?,
             groups: shared.buffer_from("workgroups of attention", &[0_u32; 6])?,
             outputs: shared.buffer_from("active outputs", &[0_u32])?,
             tokens: shared.buffer("tokens", words)?,
@@ -92,9 +98,16 @@ impl State {
         self.groups.slice(first..first + 12).expect("there are six words")
     }
 
-    /// Says how many rows are in use: those that are apart, then those of a chunk.
-    pub fn set_rows(&mut self, apart: usize, chunk: usize) -> Result<()> {
-        let words = [0, apart as u32, (apart + chunk) as u32];
-        Ok(self.rows.write(0, bytemuck::cast_slice(&words))?)
+    /// Says how many rows are in use: those that are apart, then those of each chunk.
+    pub fn set_rows(&mut self, apart: usize, chunks: impl Iterator<Item = usize>) -> Result<()> {
+        let mut end = apart as u32;
+        let ends: Vec<u32> = chunks
+            .map(|rows| {
+                end += rows as u32;
+                end
+            })
+            .collect();
+        self.rows.write(0, bytemuck::cast_slice(&[0, apart as u32, end]))?;
+        Ok(self.chunk_ends.write(0, bytemuck::cast_slice(&ends))?)
     }
 }

@@ -76,8 +76,9 @@ fn the_token_after_a_prompt_has_a_mask_too() {
     let masks = [only(fixture.vocab, &[7, 9]), only(fixture.vocab, &[11])];
     let chunk = Chunk { sequence: reading, tokens: &fixture.ids[..9], sampling: &sampling, last: true };
     let writing = Next { sequence: writing, token, sampling: &sampling };
-    let mixed = runner.mixed_masked(&mut [writing], chunk, &[Some(&masks[0]), Some(&masks[1])]).unwrap();
-    let first = mixed.first.unwrap();
+    let mixed =
+        runner.mixed_masked(&mut [writing], &mut [chunk], &[Some(&masks[0]), Some(&masks[1])]).unwrap();
+    let first = mixed.firsts[0].as_ref().unwrap();
     assert!([7, 9].contains(&mixed.decoded[0].token) && first.token == 11, "{first:?}");
     assert_eq!((mixed.decoded[0].top.len(), first.top.len()), (2, 2));
     // The most probable tokens are the model's, not the mask's.

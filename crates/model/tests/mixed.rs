@@ -73,10 +73,11 @@ impl Scenario<'_> {
                 rest = after;
                 let last = rest.is_empty();
                 let chunk = Chunk { sequence: &mut fourth, tokens: chunk, sampling, last };
-                let step = runner.mixed(&mut next(&mut sequences, &self.samplings, &tokens), chunk).unwrap();
+                let mut step =
+                    runner.mixed(&mut next(&mut sequences, &self.samplings, &tokens), &mut [chunk]).unwrap();
                 tokens.iter_mut().zip(step.decoded).for_each(|(tokens, sampled)| tokens.push(sampled));
-                assert_eq!(step.first.is_some(), last);
-                first = step.first;
+                assert_eq!(step.firsts[0].is_some(), last);
+                first = step.firsts.remove(0);
                 // Decoding goes on between the chunks too, as it would before another comes.
                 decode(&mut runner, &mut sequences, &self.samplings, &mut tokens, 1);
             }
@@ -255,12 +256,12 @@ fn a_mixed_step_has_no_more_levels_than_a_chunk_alone() {
     let token = runner.prompt(&mut one, &fixture.ids[..17], &sampling, |_| true).unwrap().token;
     let before = device.counters().barriers_recorded;
     let chunk = Chunk { sequence: &mut other, tokens: &fixture.ids[..16], sampling: &sampling, last: true };
-    runner.mixed(&mut [], chunk).unwrap();
+    runner.mixed(&mut [], &mut [chunk]).unwrap();
     let alone = device.counters().barriers_recorded;
     let chunk =
         Chunk { sequence: &mut other, tokens: &fixture.ids[16..30], sampling: &sampling, last: false };
     let next = Next { sequence: &mut one, token, sampling: &sampling };
-    runner.mixed(&mut [next], chunk).unwrap();
+    runner.mixed(&mut [next], &mut [chunk]).unwrap();
     let mixed = device.counters().barriers_recorded;
     assert_eq!(mixed - alone, alone - before);
 }
@@ -276,11 +277,14 @@ fn a_chunk_alone_is_a_step_too() {
     let (middle, tail) = tail.split_at(16);
     for tokens in [head, middle] {
         let chunk = Chunk { sequence: &mut sequence, tokens, sampling: &sampling, last: false };
-        let step = runner.mixed(&mut [], chunk).unwrap();
-        assert!(step.decoded.is_empty() && step.first.is_none());
+        let step = runner.mixed(&mut [], &mut [chunk]).unwrap();
+        assert!(step.decoded.is_empty() && step.firsts == [None]);
     }
     let chunk = Chunk { sequence: &mut sequence, tokens: tail, sampling: &sampling, last: true };
-    assert_eq!(runner.mixed(&mut [], chunk).unwrap().first.unwrap().token, fixture.list("greedy")[0]);
+    assert_eq!(
+        runner.mixed(&mut [], &mut [chunk]).unwrap().firsts[0].as_ref().unwrap().token,
+        fixture.list("greedy")[0]
+    );
 }
 
 #[test]
@@ -295,7 +299,7 @@ fn a_mixed_step_in_parts_gives_the_same_tokens() {
         let token = runner.prompt(one, &fixture.ids[..9], &sampling, |_| true).unwrap().token;
         let next = Next { sequence: one, token, sampling: &sampling };
         let chunk = Chunk { sequence: other, tokens: &fixture.ids[..12], sampling: &sampling, last: true };
-        runner.mixed(&mut [next], chunk).unwrap()
+        runner.mixed(&mut [next], &mut [chunk]).unwrap()
     };
     let runner = || Runner::new(model.clone(), limits(2, 96, 16)).unwrap();
     assert_eq!(run(runner().layer_by_layer()), run(runner()));
@@ -318,7 +322,7 @@ fn what_cannot_be_a_mixed_step_is_refused_and_changes_nothing() {
         let before = (one.len(), other.len());
         let next = Next { sequence: &mut one, token, sampling };
         let chunk = Chunk { sequence: &mut other, tokens, sampling: chunk_sampling, last: true };
-        let error = runner.mixed(&mut [next], chunk).unwrap_err();
+        let error = runner.mixed(&mut [next], &mut [chunk]).unwrap_err();
         assert_eq!((one.len(), other.len()), before);
         error
     };
@@ -333,7 +337,7 @@ fn what_cannot_be_a_mixed_step_is_refused_and_changes_nothing() {
         assert!(matches!(error, Error::Sampling { name: "temperature", .. }), "{error}");
     }
     let error = refused(token, &sampling, &ids[..16], &sampling).to_string();
-    assert!(error.contains("16 tokens of a prompt beside 1") && error.contains("at most 15"), "{error}");
+    assert!(error.contains("16 tokens of prompts beside 1") && error.contains("at most 15"), "{error}");
     let error = refused(token, &sampling, &[1; 41], &sampling);
     assert!(matches!(error, Error::ContextFull { wanted: 41, .. }), "{error}");
 
@@ -343,7 +347,7 @@ fn what_cannot_be_a_mixed_step_is_refused_and_changes_nothing() {
             if swapped { (&mut other, &mut elsewhere) } else { (&mut elsewhere, &mut other) };
         let next = Next { sequence: next, token, sampling: &sampling };
         let chunk = Chunk { sequence, tokens: &ids[..3], sampling: &sampling, last: true };
-        let error = runner.mixed(&mut [next], chunk).unwrap_err().to_string();
+        let error = runner.mixed(&mut [next], &mut [chunk]).unwrap_err().to_string();
         assert!(error.contains("another runner"), "{error}");
     }
     assert_eq!((other.len(), elsewhere.len()), (0, 0));
@@ -351,7 +355,7 @@ fn what_cannot_be_a_mixed_step_is_refused_and_changes_nothing() {
     // And then it goes on as if nothing had been asked.
     let next = Next { sequence: &mut one, token, sampling: &sampling };
     let chunk = Chunk { sequence: &mut other, tokens: &ids[..15], sampling: &sampling, last: false };
-    assert_eq!(runner.mixed(&mut [next], chunk).unwrap().decoded[0].token, fixture.list("greedy")[1]);
+    assert_eq!(runner.mixed(&mut [next], &mut [chunk]).unwrap().decoded[0].token, fixture.list("greedy")[1]);
 
     // All sequences but one decode, and there is still room for half a chunk.
     let mut runner = Runner::new(runner.model().clone(), limits(16, 40, 16)).unwrap();
@@ -362,7 +366,7 @@ fn what_cannot_be_a_mixed_step_is_refused_and_changes_nothing() {
     let mut next: Vec<Next<'_>> =
         others.iter_mut().map(|sequence| Next { sequence, token: 1, sampling: &sampling }).collect();
     let chunk = Chunk { sequence: last, tokens: &ids[..rows], sampling: &sampling, last: true };
-    assert_eq!(runner.mixed(&mut next, chunk).unwrap().decoded.len(), 15);
+    assert_eq!(runner.mixed(&mut next, &mut [chunk]).unwrap().decoded.len(), 15);
 }
 
 #[test]
@@ -381,7 +385,7 @@ fn chunks_beside_others_fill_a_bucket_and_keep_to_a_time() {
     let tokens = vec![1; 64];
     let chunk = Chunk { sequence: &mut sequence, tokens: &tokens, sampling: &sampling, last: true };
     let start = std::time::Instant::now();
-    runner.mixed(&mut [], chunk).unwrap();
+    runner.mixed(&mut [], &mut [chunk]).unwrap();
     let took = start.elapsed();
     assert_eq!(runner.chunk_rows_beside(1, 64, 10 * took), 63);
     assert!(runner.chunk_rows_beside(1, 64, Duration::from_nanos(1)) < 63);
@@ -415,14 +419,14 @@ fn splits_of_both_kinds_of_rows_do_not_meet() {
                 rows.map(|(sequence, token)| Next { sequence, token: *token, sampling: &sampling }).collect();
             let ids: Vec<u32> = (0..chunk as u32).map(|number| (number * 37 + step) % 512).collect();
             let chunk = Chunk { sequence: &mut reading, tokens: &ids, sampling: &sampling, last: true };
-            let (decoded, first) = if mixed {
-                let step = runner.mixed(&mut next, chunk).unwrap();
-                (step.decoded, step.first)
+            let (decoded, firsts) = if mixed {
+                let step = runner.mixed(&mut next, &mut [chunk]).unwrap();
+                (step.decoded, step.firsts)
             } else {
-                (runner.decode(&mut next).unwrap(), runner.mixed(&mut [], chunk).unwrap().first)
+                (runner.decode(&mut next).unwrap(), runner.mixed(&mut [], &mut [chunk]).unwrap().firsts)
             };
             last = decoded.iter().map(|sampled| sampled.token).collect();
-            all.extend(decoded.into_iter().chain(first));
+            all.extend(decoded.into_iter().chain(firsts.into_iter().flatten()));
         }
         all
     };

@@ -8,8 +8,8 @@
 // threads hold eights (8 neighbouring values) of every pair's query and output, load the same eights of keys and values, and
 // add up their parts of the scores. At the end the clusters' outputs are joined, in their order.
 //
-// Decoding: ROWS is 1, and rows have positions and slots of their own. Prefill: rows are one sequence's, with positions that
-// follow each other, and share every key and value that is loaded. A key outside a row's range changes nothing of its sums,
+// Decoding: ROWS is 1, and rows have positions and slots of their own. Prefill: rows of a workgroup are one sequence's, with positions
+// that follow each other, and share every key and value that is loaded. A key outside a row's range changes nothing of its sums,
 // not even their rounding: a row's result does not depend on the rows beside it.
 #include "common.glsl"
 
@@ -43,6 +43,8 @@ layout(push_constant, scalar) uniform Push {
     Numbers table;
     // Rows in use: from the first to before the end.
     Active active_rows;
+    // Where the rows of each sequence end.
+    Numbers ends;
     // Rows o_stride apart, or parts, counted from the first row in use: [row][query head][split][HEAD_DIM].
     Output o;
     // Largest score and sum of weights of a part.
@@ -55,9 +57,12 @@ layout(push_constant, scalar) uniform Push {
     uint window;
     uint splits;
     uint least_blocks;
+    // Sequences at most.
+    uint runs;
 } push;
 
 #include "range.glsl"
+#include "runs.glsl"
 #include "half.glsl"
 #include "kv.glsl"
 
@@ -125,12 +130,16 @@ void write(uint row, uint head, uint split, uint quad, vec4 value, float sum) {
 }
 
 void main() {
-    uint first_row = push.active_rows.first + gl_WorkGroupID.y * ROWS;
-    uint end_row = push.active_rows.end;
-    if (first_row >= end_row) {
+    uint number = gl_WorkGroupID.y;
+    Tile tile = Tile(push.active_rows.first, push.active_rows.end, number);
+    if (ROWS > 1) {
+        tile = tile_of_runs(push.ends, push.runs, tile.first, tile.end, 1, ROWS, number);
+    }
+    uint first_row = tile.first + tile.number * ROWS;
+    if (first_row >= tile.end) {
         return;
     }
-    uint last_row = min(first_row + ROWS, end_row) - 1;
+    uint last_row = min(first_row + ROWS, tile.end) - 1;
     uint parts = push.heads / push.kv_heads / HEADS;
     uint kv_head = gl_WorkGroupID.x / parts;
     uint first_head = gl_WorkGroupID.x * HEADS;

@@ -40,6 +40,20 @@ impl Step {
         [self.before as u32, (self.before + self.rows.len()) as u32]
     }
 
+    /// Where the rows of each sequence of a prefill end, where there are several. Behind them lies something that must not matter.
+    pub fn ends(&self) -> Option<Vec<u32>> {
+        let runs = self.rows.chunk_by(|a, b| a.0 == b.0);
+        let mut ends: Vec<u32> = runs
+            .scan(self.before as u32, |end, run| {
+                *end += run.len() as u32;
+                Some(*end)
+            })
+            .collect();
+        let several = self.mode == Mode::Prefill && ends.len() > 1;
+        ends.extend([3, u32::MAX]);
+        several.then_some(ends)
+    }
+
     /// Of every row, in use or not.
     pub fn slots_and_positions(&self) -> (Vec<u32>, Vec<u32>) {
         let others = |count| std::iter::repeat_n((0, 3), count);
@@ -69,6 +83,13 @@ fn prefill(shape: Shape, first: u32, count: u32) -> Step {
     Step { shape, mode: Mode::Prefill, rows, before: 0, idle: 2, reach: 1.0 }
 }
 
+/// Rows of several sequences: of each the first position, and how many. Slots go down, so that no sequence has the number of its run.
+pub(crate) fn prefills(shape: Shape, runs: &[(u32, u32)]) -> Step {
+    let slots = (0..runs.len() as u32).rev();
+    let rows = runs.iter().zip(slots).flat_map(|((first, count), slot)| (*first..first + count).map(move |at| (slot, at)));
+    Step { shape, mode: Mode::Prefill, rows: rows.collect(), before: 0, idle: 2, reach: 1.0 }
+}
+
 /// What is compared: every head length, group and scheme, ranges around pages, blocks and windows.
 pub(super) fn steps() -> Vec<Step> {
     let small = Shape { heads: 2, head_dim: 64, ..GEMMA };
@@ -95,6 +116,9 @@ pub(super) fn steps() -> Vec<Step> {
         prefill(Shape { window: 30, scheme: KvScheme::Int8, ..small }, 20, 40),
         prefill(Shape { heads: 4, kv_heads: 2, head_dim: 128, page: 64, scheme: KvScheme::Int8, ..GEMMA }, 61, 9),
         Step { reach: 14.0, ..prefill(small, 120, 10) },
+        // Several prompts, some of one row, some of just a tile or one more.
+        prefills(small, &[(0, 1), (70, 8), (0, 9), (5, 1), (0, 16), (130, 3)]),
+        Step { before: 2, ..prefills(Shape { window: 30, scheme: KvScheme::Int8, ..GEMMA }, &[(61, 5), (0, 2), (40, 4)]) },
         // Behind rows of other sequences.
         Step { before: 3, ..prefill(Shape { window: 40, ..small }, 50, 11) },
         Step { before: 5, ..decode(small, &[131, 299]) },
@@ -126,8 +150,9 @@ fn name(step: &Step, plan: &Plan) -> String {
     let reach = if step.reach > 1.0 { ", large scores" } else { "" };
     let before = if step.before > 0 { format!(", behind {} others", step.before) } else { String::new() };
     let window = if shape.window > 0 { format!(", window {}", shape.window) } else { String::new() };
+    let runs = step.ends().map_or(String::new(), |ends| format!(" of {} sequences", ends.len() - 2));
     format!(
-        "{:?} of {} rows from {}{before}, {}/{} × {} {}, pages of {}{window}{reach}, splits {}",
+        "{:?} of {} rows{runs} from {}{before}, {}/{} × {} {}, pages of {}{window}{reach}, splits {}",
         step.mode,
         step.rows.len(),
         step.rows[0].1,
@@ -264,6 +289,7 @@ pub(super) fn attend(
         positions: arena.buffer_from("positions", &positions)?.view(),
         slots: arena.buffer_from("slots", &slots)?.view(),
         active: arena.buffer_from("active", &step.in_use())?.view(),
+        ends: step.ends().map(|ends| arena.buffer_from("ends", &ends)).transpose()?.map(|ends| ends.view()),
         o: &o,
         scratch: scratch.as_ref().map(|scratch| scratch.buffer.view()),
     };

@@ -30,7 +30,7 @@ pub static KERNEL: Kernel = Kernel {
 pub enum Mode {
     /// Rows of any sequences, at any positions.
     Decode,
-    /// Rows of one sequence, at positions that follow each other.
+    /// Rows of one sequence, or a few, each at positions that follow each other.
     Prefill,
 }
 
@@ -56,6 +56,9 @@ pub struct Operands<'a> {
     pub slots: View,
     /// Two u32: the first row in use, and the end of those in use.
     pub active: View,
+    /// Of a prefill of several sequences, u32 each: where the rows of each end, the last where those in use do. What comes after that is not
+    /// looked at. Without it they are one sequence's.
+    pub ends: Option<View>,
     /// The output, heads · head_dim values a row, f32 from this kernel; a column for every row of the step.
     pub o: &'a Vectors,
     /// At least [`Attention::scratch_bytes`], where that is not 0.
@@ -120,6 +123,7 @@ impl Attention {
             slots: operands.slots.clone().into(),
             table: operands.table.view.clone().into(),
             active_rows: operands.active.clone().into(),
+            ends: operands.ends()?.into(),
             o: parts,
             sums,
             heads: shape.heads,
@@ -129,8 +133,10 @@ impl Attention {
             window: shape.window,
             splits: plan.splits,
             least_blocks: plan.least_blocks(),
+            runs: operands.runs(),
         };
-        let groups = [shape.heads / plan.heads, rows.div_ceil(plan.rows), plan.splits];
+        let tiles = if plan.rows == 1 { rows } else { operands.tiles(rows, plan.rows) };
+        let groups = [shape.heads / plan.heads, tiles, plan.splits];
         recorder.dispatch(name, &self.pipeline, groups, &push)?;
         let (Some(combine), Some((parts, sums))) = (&self.combine, scratch) else { return Ok(()) };
         let push = combine::Push {
@@ -164,6 +170,22 @@ impl Attention {
 }
 
 impl Operands<'_> {
+    /// Where the rows of each sequence end.
+    pub(crate) fn ends(&self) -> Result<View> {
+        // One sequence's end where all do.
+        self.ends.clone().map_or_else(|| self.active.slice(4..8), Ok)
+    }
+
+    /// Sequences of a prefill at most.
+    pub(crate) fn runs(&self) -> u32 {
+        self.ends.as_ref().map_or(1, |ends| (ends.len() / 4) as u32)
+    }
+
+    /// Tiles of `size` that so many pairs of rows and heads take at most: each sequence's last may be a small one.
+    pub(crate) fn tiles(&self, pairs: u32, size: u32) -> u32 {
+        (pairs.div_ceil(size) + self.runs().min(pairs)).saturating_sub(1)
+    }
+
     /// Whether they fit together and are a shape's; how the output is stored is the kernel's business.
     pub(crate) fn check(&self, name: &str, shape: &Shape, most: u32) -> Result<()> {
         let wrong = |reason: String| Err(Error::InvalidUse { what: name.to_string(), reason });
@@ -188,7 +210,8 @@ impl Operands<'_> {
             ("active", &self.active, 2),
             ("the table", &self.table.view, u64::from(self.table.stride)),
         ];
-        match lengths.into_iter().find(|(_, view, words)| view.len() < *words * 4) {
+        let ends = self.ends.iter().map(|ends| ("ends", ends, 1));
+        match lengths.into_iter().chain(ends).find(|(_, view, words)| view.len() < *words * 4) {
             Some((what, view, words)) => wrong(format!("{what} has {} bytes of {}", view.len(), words * 4)),
             None => Ok(()),
         }

@@ -163,6 +163,7 @@ fn wrong_operands_are_refused() {
         positions: memory.view(),
         slots: memory.view(),
         active: memory.view(),
+        ends: Some(memory.view()),
         o: &o,
         scratch: Some(scratch.view()),
     };
@@ -172,6 +173,8 @@ fn wrong_operands_are_refused() {
     record(&Operands { kv: &wide, ..operands() }).unwrap_err();
     record(&Operands { o: &o_int8, ..operands() }).unwrap_err();
     record(&Operands { o: &more_rows, ..operands() }).unwrap_err();
+    record(&Operands { ends: None, ..operands() }).unwrap();
+    record(&Operands { ends: Some(memory.slice(0..0).unwrap()), ..operands() }).unwrap_err();
     let short = record(&Operands { scratch: None, ..operands() }).unwrap_err().to_string();
     assert!(short.contains("scratch memory"), "{short}");
     record(&Operands { scratch: Some(scratch.slice(0..1024).unwrap()), ..operands() }).unwrap_err();

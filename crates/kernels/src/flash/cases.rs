@@ -8,7 +8,7 @@ use crate::{
     F16_UNIT, QUAD, Vectors,
     attention::{
         Mode, Operands,
-        cases::{Data, Step},
+        cases::{Data, Step, prefills},
         reference as exact,
     },
     f16_at,
@@ -57,6 +57,10 @@ pub(super) fn steps() -> Vec<Step> {
         prefill(Shape { heads: 1, kv_heads: 1, head_dim: 32, page: 64, ..small }, 64, 70),
         Step { reach: 14.0, ..prefill(Shape { page: 64, ..small }, 120, 40) },
         Step { reach: 40.0, ..prefill(Shape { window: 90, ..long }, 300, 20) },
+        // Several prompts: of one row, of just a tile, of one more, longer than a tile, with heads that do not divide it.
+        Step { idle: 7, ..prefills(GEMMA, &[(0, 1), (70, 16), (0, 17), (5, 1), (0, 8), (130, 3)]) },
+        prefills(Shape { window: 100, ..long }, &[(190, 33), (0, 32), (61, 70)]),
+        Step { before: 3, ..prefills(Shape { heads: 7, kv_heads: 1, ..small }, &[(3, 20), (0, 9), (64, 2)]) },
         // Behind rows of other sequences.
         Step { before: 5, ..prefill(Shape { window: 40, ..GEMMA }, 50, 23) },
         Step { before: 1, ..prefill(Shape { heads: 7, kv_heads: 1, ..small }, 3, 40) },
@@ -102,8 +106,9 @@ fn name(step: &Step, kind: Kind, plan: &Plan) -> String {
     let reach = if step.reach > 1.0 { ", large scores" } else { "" };
     let before = if step.before > 0 { format!(", behind {} others", step.before) } else { String::new() };
     let window = if shape.window > 0 { format!(", window {}", shape.window) } else { String::new() };
+    let runs = step.ends().map_or(String::new(), |ends| format!(" of {} sequences", ends.len() - 2));
     format!(
-        "{} rows from {}{before}, {}/{} × {} {}, pages of {}{window}{reach}, to {}, {} pairs × {} keys{}{}",
+        "{} rows{runs} from {}{before}, {}/{} × {} {}, pages of {}{window}{reach}, to {}, {} pairs × {} keys{}{}",
         step.rows.len(),
         step.rows[0].1,
         shape.heads,
@@ -211,6 +216,7 @@ pub(super) fn attend(
         positions: arena.buffer_from("positions", &positions)?.view(),
         slots: arena.buffer_from("slots", &slots)?.view(),
         active: arena.buffer_from("active", &step.in_use())?.view(),
+        ends: step.ends().map(|ends| arena.buffer_from("ends", &ends)).transpose()?.map(|ends| ends.view()),
         o: &o,
         scratch: None,
     };

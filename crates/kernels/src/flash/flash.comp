@@ -3,9 +3,9 @@
 #extension GL_GOOGLE_include_directive : require
 #extension GL_KHR_shader_subgroup_vote : require
 #extension GL_EXT_shader_explicit_arithmetic_types_float16 : require
-// o = softmax(q · kᵀ) · v of many rows of one sequence over the pages of the cache, by matrix units.
+// o = softmax(q · kᵀ) · v of many rows of a few sequences over the pages of the cache, by matrix units.
 //
-// A pair is a row and one of the query heads that share a kv head; a workgroup takes TILE of them, in the order of rows, each of its
+// A pair is a row and one of the query heads that share a kv head; a workgroup takes PAIRS of them, in the order of rows, each of its
 // subgroups 16, and so every key and value that it loads serves all heads of the group. Keys come in blocks of KEYS positions, which
 // start at multiples of KEYS and so never cross a page, through shared memory: keys while the values are on their way, values while
 // the next block's keys are. A subgroup's scores go from the sums of q · kᵀ to a patch of shared memory, where its threads find the
@@ -52,6 +52,8 @@ layout(push_constant, scalar) uniform Push {
     Numbers table;
     // Rows in use: from the first to before the end.
     Active active_rows;
+    // Where the rows of each sequence end.
+    Numbers ends;
     // Rows o_stride values apart.
     Output o;
     uint heads;
@@ -60,15 +62,18 @@ layout(push_constant, scalar) uniform Push {
     uint table_stride;
     // Positions that a row attends to, its own included; 0 for all.
     uint window;
+    // Sequences at most.
+    uint runs;
 } push;
 
 #include "range.glsl"
+#include "runs.glsl"
 #include "half.glsl"
 #include "kv.glsl"
 #include "f16.glsl"
 
 const uint SUBGROUPS = THREADS / LANES;
-const uint TILE = 16 * SUBGROUPS;
+const uint PAIRS = 16 * SUBGROUPS;
 // Matrices of a head, and of a block's keys.
 const uint HEAD_TILES = HEAD_DIM / 16;
 const uint KEY_TILES = KEYS / 16;
@@ -78,12 +83,12 @@ const uint KEY_TILES = KEYS / 16;
 const uint UNITS = HEAD_DIM / 8;
 const uint STRIDE = UNITS + 1;
 const uint Q_AT = 0;
-const uint K_AT = HELD ? 0 : TILE * STRIDE;
+const uint K_AT = HELD ? 0 : PAIRS * STRIDE;
 const uint V_AT = K_AT + KEYS * STRIDE;
 const uint LINES_END = V_AT + KEYS * STRIDE;
 // Then a patch for each subgroup: 16 rows of scores, f32, and behind them 16 rows of weights, f16. The padding is such that PARTS
 // threads of each of 4 rows read scores from all banks.
-const uint PATCHES_AT = LINES_END > TILE * STRIDE ? LINES_END : TILE * STRIDE;
+const uint PATCHES_AT = LINES_END > PAIRS * STRIDE ? LINES_END : PAIRS * STRIDE;
 const uint SCORES_STRIDE = KEYS / 4 + 2;
 const uint WEIGHTS_AT = 16 * SCORES_STRIDE;
 const uint WEIGHTS_STRIDE = KEYS / 8 + 1;
@@ -173,16 +178,20 @@ void main() {
     uint group = push.heads / push.kv_heads;
     uint kv_head = gl_WorkGroupID.x;
     // The last tile of a prompt has the most keys, and comes first.
-    uint tile = gl_NumWorkGroups.y - 1 - gl_WorkGroupID.y;
+    uint number = gl_NumWorkGroups.y - 1 - gl_WorkGroupID.y;
     uint first_in_use = push.active_rows.first;
-    uint end_row = ALONE ? min(push.active_rows.end, first_in_use + tile + 1) : push.active_rows.end;
-    uint pairs = end_row * group;
-    uint first_pair = first_in_use * group + tile * (ALONE ? group : TILE);
+    uint end_row = push.active_rows.end;
+    Tile tile = Tile(first_in_use + number, min(first_in_use + number + 1, end_row), 0);
+    if (!ALONE) {
+        tile = tile_of_runs(push.ends, push.runs, first_in_use, end_row, group, PAIRS, number);
+    }
+    uint pairs = tile.end * group;
+    uint first_pair = tile.first * group + tile.number * PAIRS;
     if (first_pair >= pairs) {
         return;
     }
     uint first_row = first_pair / group;
-    uint last_row = min((first_pair + TILE - 1) / group, end_row - 1);
+    uint last_row = min((first_pair + PAIRS - 1) / group, tile.end - 1);
     uint pages = push.slots.data[first_row] * push.table_stride;
     // Of the first row; that of row r of the tile is r more.
     uint position = push.positions.data[first_row];
@@ -206,7 +215,7 @@ void main() {
     Fetched fetched;
     fetch(push.k, (page * push.kv_heads + kv_head) * PAGE, block, first, last, thread, fetched);
 
-    for (uint i = thread; i < TILE * UNITS; i += THREADS) {
+    for (uint i = thread; i < PAIRS * UNITS; i += THREADS) {
         uint pair = min(first_pair + i / UNITS, pairs - 1);
         uint at = ((pair / group * push.heads + kv_head * group + pair % group) * UNITS + i % UNITS) * 2;
         uvec2 low = packed_halves(push.q.data[at] * LOG2_E);

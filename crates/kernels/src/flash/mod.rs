@@ -1,4 +1,4 @@
-//! Attention of a prompt's rows by matrix units, and of rows of several sequences where logits must be reproducible: what [`attention`](crate::attention) computes of many rows of one sequence, for devices
+//! Attention of a prompt's rows by matrix units, and of rows of several sequences where logits must be reproducible: what [`attention`](crate::attention) computes of many rows of a few sequences, for devices
 //! that multiply matrices of f16. Queries, keys, values and weights are f16, scores and sums f32.
 
 mod cases;
@@ -69,8 +69,8 @@ impl Flash {
         Ok(Self { shape, plan, output, pipeline })
     }
 
-    /// Records the kernel for up to `rows` rows, those that `active` says: rows of one sequence, at positions that follow each other,
-    /// or any, as the plan says. It needs no scratch memory.
+    /// Records the kernel for up to `rows` rows, those that `active` says: rows of one sequence or a few, each at positions that follow
+    /// each other, or any, as the plan says. It needs no scratch memory.
     pub fn record(&self, recorder: &mut Recorder, name: &str, rows: u32, operands: &Operands<'_>) -> Result<()> {
         let shape = &self.shape;
         let o = self.check(name, rows, operands)?;
@@ -82,16 +82,18 @@ impl Flash {
             slots: operands.slots.clone().into(),
             table: operands.table.view.clone().into(),
             active_rows: operands.active.clone().into(),
+            ends: operands.ends()?.into(),
             o,
             heads: shape.heads,
             kv_heads: shape.kv_heads,
             o_stride: operands.o.stride() as u32,
             table_stride: operands.table.stride,
             window: shape.window,
+            runs: operands.runs(),
         };
         let tiles = match self.plan.alone {
             true => rows,
-            false => (rows * (shape.heads / shape.kv_heads)).div_ceil(self.plan.pairs()),
+            false => operands.tiles(rows * (shape.heads / shape.kv_heads), self.plan.pairs()),
         };
         recorder.dispatch(name, &self.pipeline, [shape.kv_heads, tiles, 1], &push)
     }

@@ -193,6 +193,7 @@ fn wrong_shapes_and_operands_are_refused() {
         positions: memory.view(),
         slots: memory.view(),
         active: memory.view(),
+        ends: Some(memory.view()),
         o: &o,
         scratch: None,
     };
@@ -203,6 +204,8 @@ fn wrong_shapes_and_operands_are_refused() {
     record(&Operands { o: &o_f32, ..operands() }).unwrap_err();
     record(&Operands { o: &short, ..operands() }).unwrap_err();
     record(&Operands { o: &more_rows, ..operands() }).unwrap_err();
+    record(&Operands { ends: None, ..operands() }).unwrap();
+    record(&Operands { ends: Some(memory.slice(0..0).unwrap()), ..operands() }).unwrap_err();
     record(&Operands { active: memory.slice(0..4).unwrap(), ..operands() }).unwrap_err();
     kernel.record(&mut recorder, "flash", 3, &operands()).unwrap_err();
 }

@@ -156,7 +156,7 @@ impl Runner {
         for tokens in tokens.chunks(most) {
             self.next.clear();
             let state = &mut self.state;
-            state.set_rows(tokens.len(), 0)?;
+            state.set_rows(tokens.len(), std::iter::empty())?;
             state.tokens.write(0, bytemuck::cast_slice(tokens))?;
             state.slots.write(0, bytemuck::cast_slice(&vec![slot; tokens.len()]))?;
             let [ids, slots] = [&state.tokens, &state.slots].map(Buffer::view);

@@ -1,5 +1,5 @@
-//! Mixed steps: rows that decode and a chunk of a prompt through the model together, so that who reads an answer does not wait for
-//! another's prompt.
+//! Mixed steps: rows that decode and chunks of prompts through the model together, so that who reads an answer does not wait for
+//! another's prompt, and short prompts do not wait for each other.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use super::{
     pace::{self, FEWEST_ROWS},
     record::{Count, Output, extent},
 };
-use crate::{Error, Result, Sampling, bucket::bucket, pages::Sequence, sampling::Choice};
+use crate::{Error, Result, Sampling, bucket::bucket, pages::Sequence, sampling::Choice, state::MOST_CHUNKS};
 
 /// A part of a prompt.
 pub struct Chunk<'a> {
@@ -27,54 +27,60 @@ pub struct Chunk<'a> {
 pub struct Mixed {
     /// One more token for each sequence that decodes, in their order.
     pub decoded: Vec<Sampled>,
-    /// The token after the prompt, if the chunk was its last.
-    pub first: Option<Sampled>,
+    /// For each chunk the token after the prompt, if it was its last.
+    pub firsts: Vec<Option<Sampled>>,
 }
 
 impl Runner {
-    /// One more token for each of some sequences, and a chunk of another's prompt, in one step. The chunk may be as long as
-    /// [`Runner::chunk_rows_beside`] says. Nothing is advanced on an error.
-    pub fn mixed(&mut self, decoding: &mut [Next<'_>], chunk: Chunk<'_>) -> Result<Mixed> {
-        self.mixed_masked(decoding, chunk, &[])
+    /// One more token for each of some sequences, and chunks of others' prompts, in one step. The chunks may together be as long as
+    /// [`Runner::chunk_rows_beside`] says, and there may be [`MOST_CHUNKS`] of them. Nothing is advanced on an error.
+    pub fn mixed(&mut self, decoding: &mut [Next<'_>], chunks: &mut [Chunk<'_>]) -> Result<Mixed> {
+        self.mixed_masked(decoding, chunks, &[])
     }
 
-    /// The same with masks of the tokens that may be chosen: one or none for each sequence that decodes, and if the chunk is its prompt's
-    /// last, for that too. As for [`Runner::decode_masked`].
+    /// The same with masks of the tokens that may be chosen: one or none for each sequence that decodes, and for each chunk that is its
+    /// prompt's last. As for [`Runner::decode_masked`].
     pub fn mixed_masked(
         &mut self,
         decoding: &mut [Next<'_>],
-        chunk: Chunk<'_>,
+        chunks: &mut [Chunk<'_>],
         masks: &[Option<&[u32]>],
     ) -> Result<Mixed> {
-        let Chunk { sequence, tokens, sampling, last } = chunk;
         let vocab = self.model.config.vocab;
-        self.check(sequence, tokens)?;
-        sampling.check(vocab)?;
+        for Chunk { sequence, tokens, sampling, .. } in chunks.iter() {
+            self.check(sequence, tokens)?;
+            sampling.check(vocab)?;
+        }
         for Next { sequence, token, sampling } in decoding.iter() {
             self.check(sequence, &[*token])?;
             sampling.check(vocab)?;
         }
-        self.check_mixed(decoding.len(), tokens.len(), last)?;
-        self.check_masks(decoding.len() + usize::from(last), masks)?;
+        let lasts = chunks.iter().filter(|chunk| chunk.last).count();
+        self.check_mixed(decoding.len(), chunks, lasts)?;
+        self.check_masks(decoding.len() + lasts, masks)?;
 
-        self.count_from_here(sequence, sampling)?;
+        for Chunk { sequence, sampling, .. } in chunks.iter_mut() {
+            self.count_from_here(sequence, sampling)?;
+        }
         let mut rows = if decoding.is_empty() { vec![] } else { self.decode_rows(decoding, 1)? };
-        rows.extend(self.extend(sequence, tokens)?);
-        let count = Count::new(decoding.len(), tokens.len());
-
         let mut samplings: Vec<&Sampling> = decoding.iter().map(|next| next.sampling).collect();
         let mut output_rows: Vec<u32> = (0..decoding.len() as u32).collect();
-        if last {
-            samplings.push(sampling);
-            output_rows.push(rows.len() as u32 - 1);
+        for Chunk { sequence, tokens, sampling, last } in chunks.iter_mut() {
+            rows.extend(self.extend(sequence, tokens)?);
+            if *last {
+                samplings.push(sampling);
+                output_rows.push(rows.len() as u32 - 1);
+            }
         }
+        let count = Count::new(decoding.len(), rows.len() - decoding.len());
+
         let output = match output_rows.len() {
             0 => Output::None,
             outputs => Output::Sample { rows: bucket(outputs) },
         };
         let choices = Choice::list(samplings, masks);
         let mut key = self.key(count, output, &choices);
-        key.form.counts |= sampling.form(vocab).counts;
+        key.form.counts |= chunks.iter().any(|chunk| chunk.sampling.form(vocab).counts);
         self.advance(key, count, &rows, &output_rows, &choices)?;
 
         let sampled_rows: Vec<Row> = output_rows.iter().map(|row| rows[*row as usize]).collect();
@@ -82,31 +88,42 @@ impl Runner {
         for next in decoding.iter_mut() {
             self.cache.advance(next.sequence, &[next.token]);
         }
-        self.cache.advance(sequence, tokens);
-        let first = decoded.split_off(decoding.len()).pop();
-        Ok(Mixed { decoded, first })
+        let mut chosen = decoded.split_off(decoding.len()).into_iter();
+        let mut firsts = Vec::with_capacity(chunks.len());
+        for Chunk { sequence, tokens, last, .. } in chunks.iter_mut() {
+            self.cache.advance(sequence, tokens);
+            firsts.push(if *last { chosen.next() } else { None });
+        }
+        Ok(Mixed { decoded, firsts })
     }
 
     /// Whether a step can have so many rows of each kind.
-    fn check_mixed(&self, decoding: usize, chunk: usize, last: bool) -> Result<()> {
-        let sampled = decoding + usize::from(last);
+    fn check_mixed(&self, decoding: usize, chunks: &[Chunk<'_>], lasts: usize) -> Result<()> {
+        if chunks.is_empty() || chunks.len() > MOST_CHUNKS {
+            return Err(Error::Limits(format!(
+                "{} chunks in a step; it takes 1 to {MOST_CHUNKS}",
+                chunks.len()
+            )));
+        }
+        let sampled = decoding + lasts;
         let most = self.most_sequences() as usize;
         if sampled > most {
             return Err(Error::Limits(format!(
                 "{sampled} sequences in a step; it takes at most {most}: let some wait for the next step"
             )));
         }
+        let tokens: usize = chunks.iter().map(|chunk| chunk.tokens.len()).sum();
         let room = self.most_beside(decoding);
-        if chunk > room {
+        if tokens > room {
             return Err(Error::Limits(format!(
-                "{chunk} tokens of a prompt beside {decoding} sequences that decode; a step takes at most {room}: read the \
-                 prompt in more chunks, or make the runner for longer ones (--chunk)"
+                "{tokens} tokens of prompts beside {decoding} sequences that decode; a step takes at most {room}: read \
+                 them in more chunks, or make the runner for longer ones (--chunk)"
             )));
         }
         Ok(())
     }
 
-    /// Rows of a chunk that there is room for beside so many that decode.
+    /// Rows of chunks that there is room for beside so many that decode.
     fn most_beside(&self, decoding: usize) -> usize {
         let limits = self.cache.limits();
         (limits.chunk as usize).min((limits.rows() as usize).saturating_sub(decoding))

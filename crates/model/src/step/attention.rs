@@ -60,7 +60,8 @@ struct Part {
     end: usize,
     /// At most so many.
     rows: usize,
-    one_sequence: bool,
+    /// Where the chunks end that they are; else each is by itself.
+    chunk_ends: Option<View>,
     mode: Mode,
     splits: Option<View>,
 }
@@ -75,7 +76,7 @@ impl Layer<'_> {
             active: self.state.apart.clone(),
             end: rows,
             rows,
-            one_sequence: false,
+            chunk_ends: None,
             mode: Mode::Decode,
             splits: self.splits.of(SplitRows::Apart(rows)),
         };
@@ -83,14 +84,14 @@ impl Layer<'_> {
         self.attend_apart(recorder, &part)
     }
 
-    /// Rows of one sequence, the last of the step.
+    /// Rows of chunks, each of one sequence, the last of the step.
     fn chunk(&self, recorder: &mut Recorder, few: bool) -> Result<()> {
         let end = self.scratch.rows;
         let part = Part {
             active: self.state.chunk.clone(),
             end,
             rows: if few { end.min(FEW_ROWS) } else { end },
-            one_sequence: true,
+            chunk_ends: Some(self.state.chunk_ends.view()),
             mode: if few { Mode::Decode } else { Mode::Prefill },
             splits: if few { self.splits.of(SplitRows::FewOfChunk) } else { None },
         };
@@ -182,6 +183,7 @@ impl Layer<'_> {
             positions: self.state.positions.view(),
             slots: self.state.slots.view(),
             active: part.active.clone(),
+            ends: part.chunk_ends.clone(),
             o: &self.scratch.attended,
             scratch: part.splits.clone(),
         };
@@ -190,7 +192,7 @@ impl Layer<'_> {
             && (part.mode == Mode::Prefill || reproducible)
             && let Some(plan) = self.model.flash_plan(&shape)
         {
-            let plan = if part.one_sequence { plan } else { plan.alone(&shape) };
+            let plan = if part.chunk_ends.is_some() { plan } else { plan.alone(&shape) };
             let kernel = Flash::with_plan(device, shape, flash::Output::F16, plan)?;
             let operands = attention::Operands { o, ..operands };
             return Ok(kernel.record(recorder, "attention", rows, &operands)?);
@@ -198,7 +200,7 @@ impl Layer<'_> {
         let kernel = match reproducible {
             false => Attention::new(device, shape, part.mode)?,
             true => {
-                let plan = attention::policy::reproducible(device.caps(), &shape, part.one_sequence);
+                let plan = attention::policy::reproducible(device.caps(), &shape, part.chunk_ends.is_some());
                 Attention::with_plan(device, shape, plan)?
             }
         };

@@ -140,9 +140,9 @@ impl Line {
             let chunk = Chunk { sequence: &mut reading, tokens: part, sampling: &greedy, last: ends };
             let start = Instant::now();
             let decoded = match self.way {
-                Way::Mixed => runner.mixed(&mut next, chunk)?.decoded,
+                Way::Mixed => runner.mixed(&mut next, &mut [chunk])?.decoded,
                 Way::Between => {
-                    runner.mixed(&mut [], chunk)?;
+                    runner.mixed(&mut [], &mut [chunk])?;
                     runner.decode(&mut next)?
                 }
                 Way::Alone => runner.decode(&mut next)?,
