@@ -17,6 +17,10 @@ pub struct Bounds {
     pub page: u32,
     /// Pages of all sequences together.
     pub pages: u32,
+    /// Sequences that one step reads for at most.
+    pub chunks: u32,
+    /// Whether what was read is kept for texts that begin alike.
+    pub prefix: bool,
 }
 
 /// One sequence's next row.
@@ -66,6 +70,13 @@ pub enum Fault {
     Other(String),
 }
 
+impl Fault {
+    /// Whether something was wanting that others may give back.
+    pub fn is_want(&self) -> bool {
+        matches!(self, Fault::NoPage | Fault::OutOfMemory(_))
+    }
+}
+
 /// What carries sequences forward.
 pub trait Backend: Send + 'static {
     /// One sequence's share of the cache. What it holds and no other does is free when it is dropped, or kept until it is needed.
@@ -86,7 +97,7 @@ pub trait Backend: Send + 'static {
     /// A new sequence for this text, and how many of its tokens it holds: at most all but the last. The rest is to be read.
     fn start(&mut self, text: &[u32]) -> Result<(Self::Sequence, usize), Fault>;
 
-    /// How many tokens to read beside so many sequences that write, for a step to take no longer than `within`; the longest sequence has
+    /// How many tokens to read, of one text or several, beside so many sequences that write, for a step to take no longer than `within`; the longest sequence has
     /// `depth` positions.
     fn chunk(&self, writing: usize, depth: u32, within: Duration) -> usize;
 
@@ -99,11 +110,11 @@ pub trait Backend: Send + 'static {
     /// Bytes of weights, keys and values that a step must read for sequences that hold so many positions, one row of each. Cheap.
     fn step_bytes(&self, depths: &[u32]) -> u64;
 
-    /// One more token for each that writes, and a chunk of another, in one step.
+    /// One more token for each that writes, and chunks of others, in one step: at least one chunk, at most [`Bounds::chunks`].
     fn mixed(
         &mut self,
         writing: &mut [Next<'_, Self::Sequence>],
-        chunk: Chunk<'_, Self::Sequence>,
+        chunks: &mut [Chunk<'_, Self::Sequence>],
     ) -> Result<Mixed, Fault>;
 
     /// Up to `most` more tokens for each that writes: at least one step, each with a token for every one of them. The step in which the

@@ -162,6 +162,25 @@ pub(crate) struct Reading<S> {
     pub read: usize,
 }
 
+impl<S> Reading<S> {
+    /// Tokens that are to be read.
+    pub fn left(&self) -> usize {
+        self.text.len() - self.read
+    }
+
+    /// Pages that these need beyond those that the sequence has.
+    pub fn pages_left(&self, page: u32) -> u32 {
+        (self.text.len() as u32).div_ceil(page) - (self.read as u32).div_ceil(page)
+    }
+
+    /// Whether another text begins with pages that this one has still to read, and will then share.
+    pub fn will_share(&self, text: &[u32], page: usize) -> bool {
+        let common = self.text.iter().zip(text).take_while(|(own, other)| own == other).count();
+        // The last token of a text is read in any case.
+        common.min(text.len() - 1) / page * page > self.read
+    }
+}
+
 /// A job whose answer is being written: it has a token that its sequence does not hold yet.
 pub(crate) struct Writing<S> {
     pub job: Job,

@@ -52,6 +52,8 @@ fn bounds(runner: &Runner) -> Bounds {
         vocab: runner.model().config.vocab,
         page: limits.page,
         pages: runner.cache().pages(),
+        chunks: model::MOST_CHUNKS as u32,
+        prefix: limits.prefix,
     }
 }
 
@@ -82,9 +84,21 @@ fn rows<'a>(writing: &'a mut [Next<'_, Sequence>]) -> Vec<model::Next<'a>> {
     writing.iter_mut().map(row).collect()
 }
 
-/// Their masks, in the same order, and that of a chunk whose token is chosen too. None at all where nobody has one.
-fn masks<'a>(writing: &[Next<'a, Sequence>], first: Option<Option<&'a [u32]>>) -> Vec<Option<&'a [u32]>> {
-    let all: Vec<_> = writing.iter().map(|next| next.mask).chain(first).collect();
+/// The runner's own chunks.
+fn parts<'a>(chunks: &'a mut [Chunk<'_, Sequence>]) -> Vec<model::Chunk<'a>> {
+    let part = |chunk: &'a mut Chunk<'_, Sequence>| model::Chunk {
+        sequence: &mut *chunk.sequence,
+        tokens: chunk.tokens,
+        sampling: chunk.sampling,
+        last: chunk.last,
+    };
+    chunks.iter_mut().map(part).collect()
+}
+
+/// Their masks, in the same order, and those of chunks whose token is chosen too. None at all where nobody has one.
+fn masks<'a>(writing: &[Next<'a, Sequence>], chunks: &[Chunk<'a, Sequence>]) -> Vec<Option<&'a [u32]>> {
+    let firsts = chunks.iter().filter(|chunk| chunk.last).map(|chunk| chunk.mask);
+    let all: Vec<_> = writing.iter().map(|next| next.mask).chain(firsts).collect();
     if all.iter().any(Option::is_some) { all } else { vec![] }
 }
 
@@ -142,16 +156,15 @@ impl Backend for Gpu {
     fn mixed(
         &mut self,
         writing: &mut [Next<'_, Sequence>],
-        chunk: Chunk<'_, Sequence>,
+        chunks: &mut [Chunk<'_, Sequence>],
     ) -> Result<Mixed, Fault> {
         let runner = self.runner()?;
-        let Chunk { sequence, tokens, sampling, mask, last } = chunk;
-        let masks = masks(writing, last.then_some(mask));
-        let part = model::Chunk { sequence: &mut *sequence, tokens, sampling, last };
-        let mixed = runner.mixed_masked(&mut rows(writing), part, &masks);
+        let masks = masks(writing, chunks);
+        let mixed = runner.mixed_masked(&mut rows(writing), &mut parts(chunks), &masks);
         if mixed.is_err() {
-            let sequences = writing.iter_mut().map(|next| &mut *next.sequence).chain([sequence]);
-            sequences.for_each(|sequence| give_back(runner, sequence));
+            let written = writing.iter_mut().map(|next| &mut *next.sequence);
+            let read = chunks.iter_mut().map(|chunk| &mut *chunk.sequence);
+            written.chain(read).for_each(|sequence| give_back(runner, sequence));
         }
         self.tidy();
         Ok(mixed?)
@@ -164,7 +177,7 @@ impl Backend for Gpu {
         ends: &[&[u32]],
     ) -> Result<Vec<Vec<Sampled>>, Fault> {
         let runner = self.runner()?;
-        let masks = masks(writing, None);
+        let masks = masks(writing, &[]);
         let steps = match masks.is_empty() {
             true => runner.decode_run(&mut rows(writing), most, ends),
             false => runner.decode_masked(&mut rows(writing), &masks).map(|step| vec![step]),

@@ -11,7 +11,7 @@ use model::Sampled;
 use tokio::sync::{mpsc::UnboundedSender, oneshot};
 
 use crate::{
-    Backend, Chunk, Event, Failure, Fault, Pages, Status,
+    Backend, Bounds, Chunk, Event, Failure, Fault, Pages, Status,
     handle::Shared,
     job::{Ending, Job, Reading, Writing},
 };
@@ -35,7 +35,8 @@ pub(crate) struct Scheduler<B: Backend> {
     queue: VecDeque<Job>,
     /// Those who ask whether the device answers.
     probes: Vec<oneshot::Sender<()>>,
-    reading: Option<Reading<B::Sequence>>,
+    /// The oldest first, here too.
+    reading: Vec<Reading<B::Sequence>>,
     /// The oldest first.
     writing: Vec<Writing<B::Sequence>>,
     /// Last events, which are sent when the status knows of them.
@@ -60,7 +61,7 @@ impl<B: Backend> Scheduler<B> {
             shared,
             queue: VecDeque::new(),
             probes: vec![],
-            reading: None,
+            reading: vec![],
             writing: vec![],
             last: vec![],
             status: Status::default(),
@@ -148,7 +149,7 @@ impl<B: Backend> Scheduler<B> {
     }
 
     fn under_way(&self) -> usize {
-        usize::from(self.reading.is_some()) + self.writing.len()
+        self.reading.len() + self.writing.len()
     }
 
     /// Ends what was cancelled and what is too late. Their pages are free before the next step.
@@ -160,11 +161,9 @@ impl<B: Backend> Scheduler<B> {
                 None => self.queue.push_back(job),
             }
         }
-        if let Some(ending) = self.reading.as_ref().and_then(|reading| reading.job.given_up(now))
-            && let Some(Reading { job, .. }) = self.reading.take()
-        {
-            self.end(job, ending);
-            self.full = false;
+        for reading in mem::take(&mut self.reading) {
+            let ending = reading.job.given_up(now);
+            self.read_on(reading, ending);
         }
         for writing in mem::take(&mut self.writing) {
             let ending = writing.job.given_up(now);
@@ -172,26 +171,57 @@ impl<B: Backend> Scheduler<B> {
         }
     }
 
-    /// Lets the first who waits begin to read, if nobody reads, and there is a sequence and pages for it.
+    /// Lets those who wait begin to read, the first of them and as many more as the next step has room for.
     fn admit(&mut self) {
+        while self.has_room() && self.admit_next() {}
+    }
+
+    /// Whether the next step could read for one more.
+    fn has_room(&self) -> bool {
+        let left: usize = self.reading.iter().map(Reading::left).sum();
+        let Bounds { sequences, chunks, .. } = self.shared.bounds;
+        self.under_way() < sequences as usize
+            && (self.reading.is_empty()
+                || self.reading.len() < chunks as usize && left < self.room_together())
+    }
+
+    /// Tokens that the next step reads for several. The first of them waits for all the others, so even where nobody writes it is as long
+    /// as those who write would wait.
+    fn room_together(&self) -> usize {
+        self.room(self.writing.len(), self.shared.options.beside)
+    }
+
+    /// Tokens that a step reads beside so many who write.
+    fn room(&self, writers: usize, within: Duration) -> usize {
+        let written = self.writing[..writers].iter().map(|writing| writing.job.len());
+        let depth = self.reading.iter().map(|reading| reading.read).chain(written).max().unwrap_or(0);
+        self.backend.chunk(writers, depth as u32, within).max(1)
+    }
+
+    /// Lets the first who waits begin to read, if there are a sequence and pages for it. Says whether it does.
+    fn admit_next(&mut self) -> bool {
         let alone = self.under_way() == 0;
-        if self.reading.is_some() || self.under_way() >= self.shared.bounds.sequences as usize {
-            return;
-        }
         if self.full && !alone {
-            return;
+            return false;
         }
-        let Some(job) = self.queue.front() else { return };
-        // Everyone's next tokens need pages too: one for each, lest what is admitted now be set back at once. Alone, there are enough.
-        let spare = if alone { 0 } else { self.under_way() as u32 + 1 };
-        let wanted = (job.len() as u32).div_ceil(self.shared.bounds.page) + spare;
-        let free = self.backend.free_pages();
+        let Some(job) = self.queue.front() else { return false };
         let text = job.text();
+        let Bounds { page, prefix, .. } = self.shared.bounds;
+        // What it has in common with who reads now it need not read itself, a step later.
+        if prefix && self.reading.iter().any(|reading| reading.will_share(&text, page as usize)) {
+            return false;
+        }
+        // Everyone's next tokens need pages too: one for each, lest what is admitted now be set back at once; and those who read, pages
+        // for what they have not read. Alone, there are enough.
+        let spare = if alone { 0 } else { self.under_way() as u32 + 1 };
+        let unread: u32 = self.reading.iter().map(|reading| reading.pages_left(page)).sum();
+        let wanted = (job.len() as u32).div_ceil(page) + spare + unread;
+        let free = self.backend.free_pages();
         if wanted > free && wanted > free + self.backend.shared_pages(&text) {
-            return;
+            return false;
         }
         self.full = false;
-        let Some(mut job) = self.queue.pop_front() else { return };
+        let Some(mut job) = self.queue.pop_front() else { return false };
         match self.backend.start(&text) {
             Ok((sequence, read)) => {
                 self.status.cached += read as u64;
@@ -202,7 +232,8 @@ impl<B: Backend> Scheduler<B> {
                     // Who does not listen any more is found in the next round.
                     let _ = job.events.send(Event::Started { cached: job.cached });
                 }
-                self.reading = Some(Reading { job, sequence, text, read });
+                self.reading.push(Reading { job, sequence, text, read });
+                return true;
             }
             Err(Fault::NoPage | Fault::OutOfMemory(_)) if !alone => {
                 self.queue.push_front(job);
@@ -214,6 +245,7 @@ impl<B: Backend> Scheduler<B> {
             }
             Err(fault) => self.end(job, Ending::Failed(failure(fault))),
         }
+        false
     }
 
     /// Finds the tokens that may come next, where an answer follows a grammar. Who cannot go on is ended.
@@ -223,21 +255,18 @@ impl<B: Backend> Scheduler<B> {
             let failure = writing.job.look_ahead(vocab).err();
             self.go_on(writing, failure.map(Ending::Failed));
         }
-        let reading = self.reading.as_mut().map(|reading| reading.job.look_ahead(vocab));
-        if let Some(Err(failure)) = reading
-            && let Some(Reading { job, .. }) = self.reading.take()
-        {
-            self.end(job, Ending::Failed(failure));
-            self.full = false;
+        for mut reading in mem::take(&mut self.reading) {
+            let failure = reading.job.look_ahead(vocab).err();
+            self.read_on(reading, failure.map(Ending::Failed));
         }
     }
 
     /// One step, or a run of them.
     fn step(&mut self) {
-        let result = match (&self.reading, self.writing.is_empty()) {
-            (Some(_), _) => self.mixed(self.writing.len()),
-            (None, false) => self.run_steps(),
-            (None, true) => Ok(()),
+        let result = match (self.reading.is_empty(), self.writing.is_empty()) {
+            (false, _) => self.mixed(self.writing.len(), self.reading.len()),
+            (true, false) => self.run_steps(),
+            (true, true) => Ok(()),
         };
         match result {
             Ok(()) => {}
@@ -251,28 +280,35 @@ impl<B: Backend> Scheduler<B> {
         }
     }
 
-    /// A token for those who write, all of them or none, and a chunk of who reads.
-    fn mixed(&mut self, writers: usize) -> Result<(), Fault> {
-        let Some(reading) = &mut self.reading else { return Ok(()) };
-        let writing = &mut self.writing[..writers];
+    /// A token for those who write, all of them or none, and chunks of the first so many who read: all that the first has to read, if it can
+    /// be, and what there is room for of the others.
+    fn mixed(&mut self, writers: usize, readers: usize) -> Result<(), Fault> {
         let options = &self.shared.options;
-        let within = if writing.is_empty() { options.alone } else { options.beside };
-        let depth = writing.iter().map(|writing| writing.job.len()).fold(reading.read, usize::max);
-        let rows = self.backend.chunk(writers, depth as u32, within).max(1);
-        let rest = &reading.text[reading.read..];
-        let tokens = &rest[..rows.min(rest.len())];
-        // What was written before is not chosen again.
-        let last = tokens.len() == rest.len() && reading.job.written.is_empty();
-        let read = tokens.len();
-        let (sampling, mask) = (reading.job.sampling(), reading.job.mask());
-        let chunk = Chunk { sequence: &mut reading.sequence, tokens, sampling, mask, last };
-        let mut next: Vec<_> = writing.iter_mut().map(|writing| writing.next().0).collect();
-        let mixed = self.backend.mixed(&mut next, chunk)?;
-        self.note_steps(1, writers + read);
+        let within = if writers == 0 { options.alone } else { options.beside };
+        let (mut room, together) = (self.room(writers, within), self.room(writers, options.beside));
+        let mut chunks = vec![];
+        let mut rows = 0;
+        for reading in &mut self.reading[..readers] {
+            let rest = &reading.text[reading.read..];
+            let tokens = &rest[..room.min(rest.len())];
+            if tokens.is_empty() {
+                break;
+            }
+            rows += tokens.len();
+            room = together.saturating_sub(rows);
+            // What was written before is not chosen again.
+            let last = tokens.len() == rest.len() && reading.job.written.is_empty();
+            let (sampling, mask) = (reading.job.sampling(), reading.job.mask());
+            chunks.push(Chunk { sequence: &mut reading.sequence, tokens, sampling, mask, last });
+        }
+        let read: Vec<usize> = chunks.iter().map(|chunk| chunk.tokens.len()).collect();
+        let mut next: Vec<_> = self.writing[..writers].iter_mut().map(|writing| writing.next().0).collect();
+        let mixed = self.backend.mixed(&mut next, &mut chunks)?;
+        self.note_steps(1, writers + rows);
         if writers > 0 {
             self.hand_out(vec![mixed.decoded], &vec![true; writers]);
         }
-        self.has_read(read, mixed.first);
+        self.have_read(read.into_iter().zip(mixed.firsts));
         Ok(())
     }
 
@@ -374,36 +410,68 @@ impl<B: Backend> Scheduler<B> {
         }
     }
 
-    /// Takes note of a chunk. After the last one, who has read writes.
-    fn has_read(&mut self, read: usize, first: Option<Sampled>) {
-        let Some(mut reading) = self.reading.take() else { return };
-        reading.read += read;
-        self.status.read += read as u64;
-        if reading.read < reading.text.len() {
-            self.reading = Some(reading);
-            return;
-        }
-        let Reading { job, sequence, .. } = reading;
-        let mut writing = Writing { job, sequence };
-        match first {
-            Some(first) => self.hand_to(writing, vec![first]),
-            None if writing.job.written.is_empty() => {
-                let text = "the prompt was read, and no token came after it".to_string();
-                self.go_on(writing, Some(Ending::Failed(Failure::Internal(text))));
+    /// The same for who reads.
+    fn read_on(&mut self, reading: Reading<B::Sequence>, ending: Option<Ending>) {
+        match ending {
+            None => self.reading.push(reading),
+            Some(ending) => {
+                self.end(reading.job, ending);
+                self.full = false;
             }
-            None => match self.recount(&mut writing) {
-                Ok(()) => self.writing.push(writing),
-                Err(Fault::Lost(text)) => {
-                    self.writing.push(writing);
-                    self.lose(&text);
-                }
-                Err(fault @ (Fault::NoPage | Fault::OutOfMemory(_))) => {
-                    self.writing.push(writing);
-                    self.set_youngest_back(fault);
-                }
-                Err(fault) => self.go_on(writing, Some(Ending::Failed(failure(fault)))),
-            },
         }
+    }
+
+    /// Takes note of chunks of the first who read: tokens of each, and the one after its prompt. After its last chunk, who has read writes.
+    fn have_read(&mut self, chunks: impl Iterator<Item = (usize, Option<Sampled>)>) {
+        let mut done = VecDeque::new();
+        let mut reading = mem::take(&mut self.reading).into_iter();
+        for ((read, first), mut reading) in chunks.zip(&mut reading) {
+            reading.read += read;
+            self.status.read += read as u64;
+            match reading.left() {
+                0 => done.push_back((reading, first)),
+                _ => self.reading.push(reading),
+            }
+        }
+        self.reading.extend(reading);
+        while let Some((Reading { job, sequence, text, read }, first)) = done.pop_front() {
+            let mut writing = Writing { job, sequence };
+            match first {
+                Some(first) => self.hand_to(writing, vec![first]),
+                None if writing.job.written.is_empty() => {
+                    let text = "the prompt was read, and no token came after it".to_string();
+                    self.go_on(writing, Some(Ending::Failed(Failure::Internal(text))));
+                }
+                None => match self.recount(&mut writing) {
+                    Ok(()) => self.writing.push(writing),
+                    // Where others write, one of them may leave what it lacks.
+                    Err(fault)
+                        if matches!(fault, Fault::Lost(_)) || fault.is_want() && !self.writing.is_empty() =>
+                    {
+                        // It has read in vain, and so have those who came after it.
+                        let Writing { job, sequence } = writing;
+                        let behind =
+                            done.into_iter().map(|(reading, _)| reading).chain(mem::take(&mut self.reading));
+                        self.reading =
+                            [Reading { job, sequence, text, read }].into_iter().chain(behind).collect();
+                        return self.set_readers_back(fault);
+                    }
+                    Err(fault) => self.go_on(writing, Some(Ending::Failed(failure(fault)))),
+                },
+            }
+        }
+    }
+
+    /// Puts all who read back, since the first of them found no memory or the device is lost.
+    fn set_readers_back(&mut self, fault: Fault) {
+        if let Fault::Lost(text) = fault {
+            return self.lose(&text);
+        }
+        while let Some(Reading { job, .. }) = self.reading.pop() {
+            tracing::debug!(request = job.number, %fault, "set back");
+            self.set_back(job);
+        }
+        self.full = true;
     }
 
     /// Lets penalties know what was written, and only that.
@@ -415,9 +483,9 @@ impl<B: Backend> Scheduler<B> {
         }
     }
 
-    /// The same for who reads: a step that failed may have counted the first token of its answer, which is chosen again.
+    /// The same for the first who reads: a step that failed may have counted the first token of its answer, which is chosen again.
     fn recount_reader(&mut self) -> Result<(), Fault> {
-        let Some(Reading { job, sequence, text, read }) = &mut self.reading else { return Ok(()) };
+        let Some(Reading { job, sequence, text, read }) = self.reading.first_mut() else { return Ok(()) };
         match job.sampling().has_penalties() && job.written.is_empty() {
             true => self.backend.recount(sequence, &text[..*read], &[]),
             false => Ok(()),
@@ -448,12 +516,16 @@ impl<B: Backend> Scheduler<B> {
                 Err(fault) => self.go_on(writing, Some(Ending::Failed(failure(fault)))),
             }
         }
-        let recounted = self.recount_reader();
-        match recounted.and_then(|()| self.mixed(0)) {
-            Ok(()) | Err(Fault::NoPage | Fault::OutOfMemory(_)) => {}
-            Err(Fault::Lost(text)) => self.lose(&text),
-            Err(fault) => {
-                if let Some(Reading { job, .. }) = self.reading.take() {
+        // Each in its turn, as far as one round goes: who has not read all is the first in the next.
+        while !self.reading.is_empty() {
+            let readers = self.reading.len();
+            let recounted = self.recount_reader();
+            match recounted.and_then(|()| self.mixed(0, 1)) {
+                Ok(()) if self.reading.len() < readers => {}
+                Ok(()) | Err(Fault::NoPage | Fault::OutOfMemory(_)) => return,
+                Err(Fault::Lost(text)) => return self.lose(&text),
+                Err(fault) => {
+                    let Reading { job, .. } = self.reading.remove(0);
                     self.end(job, Ending::Failed(failure(fault)));
                     self.full = false;
                 }
@@ -470,7 +542,7 @@ impl<B: Backend> Scheduler<B> {
 
     /// Takes the one that came last of those under way; its pages are free.
     fn youngest(&mut self) -> Option<Job> {
-        let reading = self.reading.take().map(|reading| reading.job);
+        let reading = self.reading.pop().map(|reading| reading.job);
         reading.or_else(|| self.writing.pop().map(|writing| writing.job))
     }
 
@@ -565,7 +637,7 @@ impl<B: Backend> Scheduler<B> {
     /// Lets the handles know how things stand, and then those who have ended.
     fn publish(&mut self) {
         self.status.queued = self.queue.len();
-        self.status.reading = usize::from(self.reading.is_some());
+        self.status.reading = self.reading.len();
         self.status.writing = self.writing.len();
         self.status.device_gone = self.lost;
         self.status.pages = Pages {

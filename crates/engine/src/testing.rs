@@ -38,9 +38,7 @@ pub struct PlainOptions {
     pub bounds: Bounds,
     /// Positions that a position sees in layers with a window.
     pub window: u32,
-    /// Whether what was read and written is kept for texts that begin with the same tokens.
-    pub prefix: bool,
-    /// Most tokens of a chunk.
+    /// Most tokens that a step reads.
     pub chunk: usize,
     /// Most steps of a run.
     pub steps: usize,
@@ -60,9 +58,16 @@ pub struct PlainOptions {
 impl Default for PlainOptions {
     fn default() -> Self {
         Self {
-            bounds: Bounds { sequences: 4, context: 256, vocab: 1000, page: 8, pages: 4 * 256 / 8 },
+            bounds: Bounds {
+                sequences: 4,
+                context: 256,
+                vocab: 1000,
+                page: 8,
+                pages: 4 * 256 / 8,
+                chunks: 3,
+                prefix: true,
+            },
             window: 24,
-            prefix: true,
             chunk: 16,
             steps: 4,
             at_once: usize::MAX,
@@ -79,8 +84,8 @@ impl Default for PlainOptions {
 pub struct Step {
     /// How many wrote.
     pub writing: usize,
-    /// Positions that were held already and tokens that were read, where there was a chunk.
-    pub chunk: Option<(usize, Vec<u32>)>,
+    /// Of each chunk the positions that were held already, and the tokens that were read.
+    pub chunks: Vec<(usize, Vec<u32>)>,
 }
 
 /// A sequence that was started.
@@ -252,8 +257,10 @@ impl Plain {
         sampled
     }
 
-    fn log(&self, writing: usize, chunk: Option<(usize, Vec<u32>)>) {
-        locked(&self.ledger).log.push(Step { writing, chunk });
+    fn log(&self, writing: usize, chunks: &[Chunk<'_, PlainSequence>]) {
+        let read = |chunk: &Chunk<'_, PlainSequence>| (chunk.sequence.tokens.len(), chunk.tokens.to_vec());
+        let chunks = chunks.iter().map(read).collect();
+        locked(&self.ledger).log.push(Step { writing, chunks });
     }
 }
 
@@ -312,24 +319,28 @@ impl Backend for Plain {
     fn mixed(
         &mut self,
         writing: &mut [Next<'_, PlainSequence>],
-        chunk: Chunk<'_, PlainSequence>,
+        chunks: &mut [Chunk<'_, PlainSequence>],
     ) -> Result<Mixed, Fault> {
-        assert!(
-            (1..=self.options.chunk).contains(&chunk.tokens.len()),
-            "a chunk of {} tokens",
-            chunk.tokens.len()
-        );
-        self.step(writing.len() + 1)?;
+        let tokens: usize = chunks.iter().map(|chunk| chunk.tokens.len()).sum();
+        assert!((1..=self.options.bounds.chunks as usize).contains(&chunks.len()), "{} chunks", chunks.len());
+        assert!(tokens <= self.options.chunk, "chunks of {tokens} tokens");
+        assert!(chunks.iter().all(|chunk| !chunk.tokens.is_empty()), "a chunk of nothing");
+        self.step(writing.len() + chunks.len())?;
         self.extend_all(writing, 1)?;
-        if let Err(fault) = chunk.sequence.extend(chunk.tokens.len()) {
+        if let Err(fault) = chunks.iter_mut().try_for_each(|chunk| chunk.sequence.extend(chunk.tokens.len()))
+        {
             writing.iter_mut().for_each(|next| next.sequence.truncate_pages());
+            chunks.iter_mut().for_each(|chunk| chunk.sequence.truncate_pages());
             return Err(fault);
         }
-        self.log(writing.len(), Some((chunk.sequence.tokens.len(), chunk.tokens.to_vec())));
+        self.log(writing.len(), chunks);
         let decoded = writing.iter_mut().map(|next| self.write(next)).collect();
-        chunk.sequence.write(chunk.tokens);
-        let first = chunk.last.then(|| self.sampled(chunk.sequence, chunk.sampling, chunk.mask));
-        Ok(Mixed { decoded, first })
+        let mut firsts = vec![];
+        for Chunk { sequence, tokens, sampling, mask, last } in chunks {
+            sequence.write(tokens);
+            firsts.push(last.then(|| self.sampled(sequence, sampling, *mask)));
+        }
+        Ok(Mixed { decoded, firsts })
     }
 
     fn run(
@@ -345,7 +356,7 @@ impl Backend for Plain {
         );
         self.step(writing.len())?;
         self.extend_all(writing, most)?;
-        self.log(writing.len(), None);
+        self.log(writing.len(), &[]);
         let mut steps: Vec<Vec<Sampled>> = vec![];
         while steps.len() < most {
             let step: Vec<Sampled> = writing.iter_mut().map(|next| self.write(next)).collect();

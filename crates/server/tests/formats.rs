@@ -20,7 +20,14 @@ const SCHEMA: &str = "response_format.json_schema.schema";
 
 fn server(config: Config) -> Fixture {
     // White space by lot takes room.
-    let bounds = Bounds { sequences: 4, context: 4096, vocab: 1000, page: 64, pages: 4 * 4096 / 64 };
+    let bounds = Bounds {
+        sequences: 4,
+        context: 4096,
+        vocab: 1000,
+        page: 64,
+        pages: 4 * 4096 / 64,
+        ..PlainOptions::default().bounds
+    };
     let plain = Plain::new(PlainOptions { bounds, chunk: 64, ..PlainOptions::default() });
     let engine = Engine::start(plain, Options::default()).unwrap();
     Fixture::over(Mock::new(), Arc::new(engine), config, Some(ChatTemplate::gemma3()))

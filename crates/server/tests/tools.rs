@@ -47,7 +47,14 @@ fn writing(text: &str) -> Fixture {
 
 /// Held to grammars, and writes by lot otherwise.
 fn held() -> Fixture {
-    let bounds = Bounds { sequences: 4, context: 4096, vocab: 1000, page: 64, pages: 4 * 4096 / 64 };
+    let bounds = Bounds {
+        sequences: 4,
+        context: 4096,
+        vocab: 1000,
+        page: 64,
+        pages: 4 * 4096 / 64,
+        ..PlainOptions::default().bounds
+    };
     let plain = Plain::new(PlainOptions { bounds, chunk: 64, ..PlainOptions::default() });
     let engine = Engine::start(plain, Options::default()).unwrap();
     Fixture::over(Mock::new(), Arc::new(engine), Config::default(), template())

@@ -82,13 +82,13 @@ fn fault() -> impl Strategy<Value = Fault> {
 }
 
 fn scenario(faults: usize) -> impl Strategy<Value = Scenario> {
-    let sizes = (1..5_u32, 4..40_u32, 1..7_u32, 1..10_usize, 1..6_usize, (1..6_usize, 1..6_usize));
+    let sizes = (1..5_u32, 4..40_u32, 1..7_u32, 1..10_usize, 1..6_usize, (1..6_usize, 1..6_usize, 1..5_u32));
     let cache = (0.0..2.0_f64, 1..40_u32, prop::bool::weighted(0.8));
     (sizes, cache).prop_flat_map(move |(sizes, (share, window, prefix))| {
-        let (sequences, context, page, chunk, steps, (crowd, at_once)) = sizes;
+        let (sequences, context, page, chunk, steps, (crowd, at_once, chunks)) = sizes;
         let fewest = context.div_ceil(page);
         let pages = fewest + (f64::from(fewest) * share) as u32;
-        let bounds = Bounds { sequences, context, vocab: VOCAB, page, pages };
+        let bounds = Bounds { sequences, context, vocab: VOCAB, page, pages, chunks, prefix };
         let faults = proptest::collection::btree_map(0..60_u64, fault(), 0..=faults);
         (vec(visitor(context as usize), 1..MOST_VISITORS as usize), faults).prop_map(
             move |(mut visitors, faults)| {
@@ -100,7 +100,6 @@ fn scenario(faults: usize) -> impl Strategy<Value = Scenario> {
                 let options = PlainOptions {
                     bounds,
                     window,
-                    prefix,
                     chunk,
                     steps,
                     at_once,
@@ -248,7 +247,7 @@ fn play(scenario: &Scenario) -> Vec<Failure> {
 
     let starts = stage.watch.starts();
     assert_eq!(status.cached as usize, starts.iter().map(|start| start.held).sum::<usize>());
-    assert!(options.prefix || status.cached == 0);
+    assert!(options.bounds.prefix || status.cached == 0);
     let mut admitted: Vec<usize> = vec![];
     for start in starts {
         let whose = |visitor: &Visitor| start.text.starts_with(&visitor.request.prompt);
@@ -292,7 +291,8 @@ fn request(first: u32, prompt: usize, most: u32) -> Request {
 }
 
 fn options(sequences: u32, pages: u32) -> PlainOptions {
-    let bounds = Bounds { sequences, context: 64, vocab: VOCAB, page: 4, pages };
+    let bounds =
+        Bounds { sequences, context: 64, vocab: VOCAB, page: 4, pages, ..PlainOptions::default().bounds };
     PlainOptions { bounds, chunk: 8, steps: 4, ..PlainOptions::default() }
 }
 
@@ -307,7 +307,7 @@ fn who_came_last_is_set_back_when_pages_run_out_and_its_stream_goes_on() {
         assert_eq!(listen(answer).0, stage.alone(request).0);
     }
     // The first was never set back: it is read once.
-    let read = stage.watch.steps().into_iter().filter_map(|step| step.chunk);
+    let read = stage.watch.steps().into_iter().flat_map(|step| step.chunks);
     assert_eq!(read.filter(|(held, tokens)| *held == 0 && tokens[0] == 0).count(), 1);
 }
 
@@ -325,7 +325,51 @@ fn those_who_write_go_on_while_a_long_prompt_is_read() {
     }
     let steps = &stage.watch.steps()[before..];
     assert_eq!(steps.len(), 8);
-    assert!(steps.iter().all(|step| step.writing == 2 && step.chunk.is_some()), "{steps:?}");
+    assert!(steps.iter().all(|step| step.writing == 2 && step.chunks.len() == 1), "{steps:?}");
+}
+
+#[test]
+fn short_prompts_are_read_together() {
+    let mut stage = Stage::new(options(5, 80));
+    // Eight tokens a step, of three at most: the third's fifth token is for the next, which has room for the two that are left.
+    let requests =
+        [(0, 1), (10, 3), (20, 5), (30, 3), (40, 2)].map(|(first, prompt)| request(first, prompt, 9));
+    let mut answers = requests.each_ref().map(|request| stage.submit(request));
+    stage.round();
+    stage.round();
+    let steps = stage.watch.steps();
+    let of = |number: usize, from: usize, to: usize| (from, requests[number].prompt[from..to].to_vec());
+    assert_eq!(steps[0].chunks, [of(0, 0, 1), of(1, 0, 3), of(2, 0, 4)]);
+    assert_eq!((steps[1].writing, &steps[1].chunks[..]), (2, &[of(2, 4, 5), of(3, 0, 3), of(4, 0, 2)][..]));
+    stage.finish();
+    for (request, answer) in requests.iter().zip(&mut answers) {
+        assert_eq!(listen(answer).0, stage.alone(request).0);
+    }
+}
+
+#[test]
+fn a_prompt_that_no_room_is_left_beside_is_read_alone() {
+    let mut stage = Stage::new(options(3, 48));
+    let requests = [request(0, 20, 4), request(1, 2, 4)];
+    let _answers = requests.each_ref().map(|request| stage.submit(request));
+    for (round, chunks) in [1, 1, 2].into_iter().enumerate() {
+        stage.round();
+        assert_eq!(stage.watch.steps()[round].chunks.len(), chunks, "step {round}");
+    }
+}
+
+#[test]
+fn pages_of_what_is_still_to_be_read_are_not_given_to_another() {
+    // Sixteen pages, of which each needs eight, and one more that it may write.
+    let mut stage = Stage::new(PlainOptions { chunk: 64, ..options(3, 16) });
+    let requests = [0, 1, 2].map(|first| request(first, 32, 1));
+    let mut answers = requests.each_ref().map(|request| stage.submit(request));
+    stage.finish();
+    assert_eq!(stage.scheduler.status.set_back, 0, "{:?}", stage.watch.steps());
+    assert!(stage.watch.steps().iter().all(|step| step.chunks.len() == 1), "{:?}", stage.watch.steps());
+    for (request, answer) in requests.iter().zip(&mut answers) {
+        assert_eq!(listen(answer).0, stage.alone(request).0);
+    }
 }
 
 #[test]
@@ -389,7 +433,14 @@ fn one_request_without_finite_numbers_does_not_end_the_others() {
 
 #[test]
 fn a_run_that_there_are_no_pages_for_is_a_step_at_least() {
-    let bounds = Bounds { sequences: 2, context: 32, vocab: VOCAB, page: 4, pages: 8 };
+    let bounds = Bounds {
+        sequences: 2,
+        context: 32,
+        vocab: VOCAB,
+        page: 4,
+        pages: 8,
+        ..PlainOptions::default().bounds
+    };
     let mut stage = Stage::new(PlainOptions { bounds, chunk: 32, steps: 8, ..PlainOptions::default() });
     let mut requests = [request(0, 20, 12), request(1, 1, 12)];
     // The first ends after a few steps, on its sixth page. A run of 8 would need eight, and three for the other.
@@ -415,7 +466,14 @@ fn ask(stage: &mut Stage, request: &Request) -> (Vec<u32>, u32) {
 #[test]
 fn the_next_turn_of_a_chat_reads_only_what_is_new() {
     // A window of 10, which the first turn is beyond.
-    let bounds = Bounds { sequences: 2, context: 128, vocab: VOCAB, page: 4, pages: 64 };
+    let bounds = Bounds {
+        sequences: 2,
+        context: 128,
+        vocab: VOCAB,
+        page: 4,
+        pages: 64,
+        ..PlainOptions::default().bounds
+    };
     let mut stage = Stage::new(PlainOptions { bounds, window: 10, ..options(2, 64) });
     let first = request(0, 29, 13);
     let (answer, cached) = ask(&mut stage, &first);
@@ -426,7 +484,7 @@ fn the_next_turn_of_a_chat_reads_only_what_is_new() {
     let before = stage.watch.steps().len();
     // The last token that it wrote was in no step.
     assert_eq!(ask(&mut stage, &second).1, 29 + 12);
-    let read = stage.watch.steps()[before..].iter().filter_map(|step| step.chunk.clone()).collect::<Vec<_>>();
+    let read = stage.watch.steps()[before..].iter().flat_map(|step| step.chunks.clone()).collect::<Vec<_>>();
     assert_eq!(read, [(41, second.prompt[41..].to_vec())]);
     let status = &stage.scheduler.status;
     assert_eq!((status.read, status.cached), (29 + 4, 41));

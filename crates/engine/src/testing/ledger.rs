@@ -34,7 +34,7 @@ impl Ledger {
             window: options.window,
             pages: bounds.pages,
             sliding: sliding_pages(bounds.context, bounds.page, options.window, rows),
-            prefix: options.prefix,
+            prefix: options.bounds.prefix,
         };
         let pages = Pages::new(shape);
         let mut ledger = Self {
