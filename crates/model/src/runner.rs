@@ -21,7 +21,7 @@ use weights::config::Config;
 
 use crate::{
     Error, Limits, Model, Result, Sampling,
-    bucket::buckets,
+    bucket::{bucket, buckets},
     kv_cache::KvCache,
     pages::Sequence,
     sampling::Choice,
@@ -262,23 +262,28 @@ impl Runner {
         self.prepare_keys(&keys)
     }
 
-    /// Records what a server needs again and again, before anyone waits for it: steps of any number of sequences that write, and prompts
-    /// of any length, alone and beside one that writes. What else comes is recorded when it does.
+    /// Records what a server needs again and again, before anyone waits for it: steps of any number of sequences that write, prompts of any
+    /// length, alone and beside one that writes, and the longest beside more. What else comes is recorded when it does.
     pub fn prepare_serving(&mut self, samplings: &[Sampling]) -> Result<()> {
         let limits = self.cache.limits();
+        let most = self.most_sequences() as usize;
         let mut keys = vec![];
         for sampling in samplings {
             let form = sampling.form(self.model.config.vocab);
             let mut add = |apart: usize, chunk: usize, outputs: usize| {
                 keys.push(Key::new(Count::new(apart, chunk), Output::Sample { rows: outputs }, form));
             };
-            buckets(self.most_sequences() as usize).for_each(|rows| add(rows, 0, rows));
+            buckets(most).for_each(|rows| add(rows, 0, rows));
             buckets(limits.chunk as usize).for_each(|rows| add(0, rows, 1));
             if limits.sequences > 1 {
                 for rows in buckets(limits.chunk as usize).filter(|rows| *rows > 2) {
                     add(1, rows - 1, 1);
                     add(1, rows - 1, 2);
                 }
+            }
+            // Rows of many who write have kernels of their own beside a chunk. Some take half a second to compile.
+            for apart in buckets(most).map(|rows| rows.min(most - 1)).filter(|apart| *apart > 1) {
+                add(apart, self.most_beside(apart), bucket(apart + 1));
             }
         }
         keys.push(Key::new(Count::new(0, limits.chunk as usize), Output::None, sample::Form::default()));

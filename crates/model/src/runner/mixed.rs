@@ -124,7 +124,7 @@ impl Runner {
     }
 
     /// Rows of chunks that there is room for beside so many that decode.
-    fn most_beside(&self, decoding: usize) -> usize {
+    pub(super) fn most_beside(&self, decoding: usize) -> usize {
         let limits = self.cache.limits();
         (limits.chunk as usize).min((limits.rows() as usize).saturating_sub(decoding))
     }

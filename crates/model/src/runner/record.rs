@@ -213,8 +213,10 @@ impl Runner {
             self.programs.insert(key, Recorded { parts, pace });
             self.usage.programs += 1;
         }
+        let recording = start.elapsed().saturating_sub(compiled);
+        tracing::debug!(programs = keys.len(), ?recording, pipelines = ?compiled, first = ?keys[0], "recorded");
         self.setup.pipelines += compiled;
-        self.setup.recording += start.elapsed().saturating_sub(compiled);
+        self.setup.recording += recording;
         Ok(())
     }
 
