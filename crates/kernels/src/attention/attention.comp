@@ -43,7 +43,7 @@ layout(push_constant, scalar) uniform Push {
     Numbers table;
     // Rows in use: from the first to before the end.
     Active active_rows;
-    // Where the rows of each sequence end.
+    // Where each chunk of rows of one sequence ends.
     Numbers ends;
     // Rows o_stride apart, or parts, counted from the first row in use: [row][query head][split][HEAD_DIM].
     Output o;
@@ -57,12 +57,12 @@ layout(push_constant, scalar) uniform Push {
     uint window;
     uint splits;
     uint least_blocks;
-    // Sequences at most.
-    uint runs;
+    // Chunks at most.
+    uint chunks;
 } push;
 
 #include "range.glsl"
-#include "runs.glsl"
+#include "chunks.glsl"
 #include "half.glsl"
 #include "kv.glsl"
 
@@ -133,7 +133,7 @@ void main() {
     uint number = gl_WorkGroupID.y;
     Tile tile = Tile(push.active_rows.first, push.active_rows.end, number);
     if (ROWS > 1) {
-        tile = tile_of_runs(push.ends, push.runs, tile.first, tile.end, 1, ROWS, number);
+        tile = tile_of_chunks(push.ends, push.chunks, tile.first, tile.end, 1, ROWS, number);
     }
     uint first_row = tile.first + tile.number * ROWS;
     if (first_row >= tile.end) {

@@ -40,12 +40,12 @@ impl Step {
         [self.before as u32, (self.before + self.rows.len()) as u32]
     }
 
-    /// Where the rows of each sequence of a prefill end, where there are several. Behind them lies something that must not matter.
+    /// Where each chunk of a prefill ends, where there are several. Behind them lies something that must not matter.
     pub fn ends(&self) -> Option<Vec<u32>> {
-        let runs = self.rows.chunk_by(|a, b| a.0 == b.0);
-        let mut ends: Vec<u32> = runs
-            .scan(self.before as u32, |end, run| {
-                *end += run.len() as u32;
+        let chunks = self.rows.chunk_by(|a, b| a.0 == b.0);
+        let mut ends: Vec<u32> = chunks
+            .scan(self.before as u32, |end, chunk| {
+                *end += chunk.len() as u32;
                 Some(*end)
             })
             .collect();
@@ -83,10 +83,10 @@ fn prefill(shape: Shape, first: u32, count: u32) -> Step {
     Step { shape, mode: Mode::Prefill, rows, before: 0, idle: 2, reach: 1.0 }
 }
 
-/// Rows of several sequences: of each the first position, and how many. Slots go down, so that no sequence has the number of its run.
-pub(crate) fn prefills(shape: Shape, runs: &[(u32, u32)]) -> Step {
-    let slots = (0..runs.len() as u32).rev();
-    let rows = runs.iter().zip(slots).flat_map(|((first, count), slot)| (*first..first + count).map(move |at| (slot, at)));
+/// Chunks of several sequences: of each the first position, and how many. Slots go down, so that no sequence has the number of its chunk.
+pub(crate) fn prefills(shape: Shape, chunks: &[(u32, u32)]) -> Step {
+    let slots = (0..chunks.len() as u32).rev();
+    let rows = chunks.iter().zip(slots).flat_map(|((first, count), slot)| (*first..first + count).map(move |at| (slot, at)));
     Step { shape, mode: Mode::Prefill, rows: rows.collect(), before: 0, idle: 2, reach: 1.0 }
 }
 
@@ -150,9 +150,9 @@ fn name(step: &Step, plan: &Plan) -> String {
     let reach = if step.reach > 1.0 { ", large scores" } else { "" };
     let before = if step.before > 0 { format!(", behind {} others", step.before) } else { String::new() };
     let window = if shape.window > 0 { format!(", window {}", shape.window) } else { String::new() };
-    let runs = step.ends().map_or(String::new(), |ends| format!(" of {} sequences", ends.len() - 2));
+    let chunks = step.ends().map_or(String::new(), |ends| format!(" in {} chunks", ends.len() - 2));
     format!(
-        "{:?} of {} rows{runs} from {}{before}, {}/{} × {} {}, pages of {}{window}{reach}, splits {}",
+        "{:?} of {} rows{chunks} from {}{before}, {}/{} × {} {}, pages of {}{window}{reach}, splits {}",
         step.mode,
         step.rows.len(),
         step.rows[0].1,

@@ -56,8 +56,8 @@ pub struct Operands<'a> {
     pub slots: View,
     /// Two u32: the first row in use, and the end of those in use.
     pub active: View,
-    /// Of a prefill of several sequences, u32 each: where the rows of each end, the last where those in use do. What comes after that is not
-    /// looked at. Without it they are one sequence's.
+    /// Of a prefill of several chunks, each of one sequence, u32 each: where they end, the last where the rows in use do. What comes after
+    /// that is not looked at. Without it all are one chunk.
     pub ends: Option<View>,
     /// The output, heads · head_dim values a row, f32 from this kernel; a column for every row of the step.
     pub o: &'a Vectors,
@@ -133,7 +133,7 @@ impl Attention {
             window: shape.window,
             splits: plan.splits,
             least_blocks: plan.least_blocks(),
-            runs: operands.runs(),
+            chunks: operands.chunks(),
         };
         let tiles = if plan.rows == 1 { rows } else { operands.tiles(rows, plan.rows) };
         let groups = [shape.heads / plan.heads, tiles, plan.splits];
@@ -170,20 +170,20 @@ impl Attention {
 }
 
 impl Operands<'_> {
-    /// Where the rows of each sequence end.
+    /// Where each chunk ends.
     pub(crate) fn ends(&self) -> Result<View> {
-        // One sequence's end where all do.
+        // One ends where all rows do.
         self.ends.clone().map_or_else(|| self.active.slice(4..8), Ok)
     }
 
-    /// Sequences of a prefill at most.
-    pub(crate) fn runs(&self) -> u32 {
+    /// Chunks of a prefill at most.
+    pub(crate) fn chunks(&self) -> u32 {
         self.ends.as_ref().map_or(1, |ends| (ends.len() / 4) as u32)
     }
 
-    /// Tiles of `size` that so many pairs of rows and heads take at most: each sequence's last may be a small one.
+    /// Tiles of `size` that so many pairs of rows and heads take at most: each chunk's last may be a small one.
     pub(crate) fn tiles(&self, pairs: u32, size: u32) -> u32 {
-        (pairs.div_ceil(size) + self.runs().min(pairs)).saturating_sub(1)
+        (pairs.div_ceil(size) + self.chunks().min(pairs)).saturating_sub(1)
     }
 
     /// Whether they fit together and are a shape's; how the output is stored is the kernel's business.

@@ -106,9 +106,9 @@ fn name(step: &Step, kind: Kind, plan: &Plan) -> String {
     let reach = if step.reach > 1.0 { ", large scores" } else { "" };
     let before = if step.before > 0 { format!(", behind {} others", step.before) } else { String::new() };
     let window = if shape.window > 0 { format!(", window {}", shape.window) } else { String::new() };
-    let runs = step.ends().map_or(String::new(), |ends| format!(" of {} sequences", ends.len() - 2));
+    let chunks = step.ends().map_or(String::new(), |ends| format!(" in {} chunks", ends.len() - 2));
     format!(
-        "{} rows{runs} from {}{before}, {}/{} × {} {}, pages of {}{window}{reach}, to {}, {} pairs × {} keys{}{}",
+        "{} rows{chunks} from {}{before}, {}/{} × {} {}, pages of {}{window}{reach}, to {}, {} pairs × {} keys{}{}",
         step.rows.len(),
         step.rows[0].1,
         shape.heads,

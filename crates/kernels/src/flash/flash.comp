@@ -52,7 +52,7 @@ layout(push_constant, scalar) uniform Push {
     Numbers table;
     // Rows in use: from the first to before the end.
     Active active_rows;
-    // Where the rows of each sequence end.
+    // Where each chunk of rows of one sequence ends.
     Numbers ends;
     // Rows o_stride values apart.
     Output o;
@@ -62,12 +62,12 @@ layout(push_constant, scalar) uniform Push {
     uint table_stride;
     // Positions that a row attends to, its own included; 0 for all.
     uint window;
-    // Sequences at most.
-    uint runs;
+    // Chunks at most.
+    uint chunks;
 } push;
 
 #include "range.glsl"
-#include "runs.glsl"
+#include "chunks.glsl"
 #include "half.glsl"
 #include "kv.glsl"
 #include "f16.glsl"
@@ -183,7 +183,7 @@ void main() {
     uint end_row = push.active_rows.end;
     Tile tile = Tile(first_in_use + number, min(first_in_use + number + 1, end_row), 0);
     if (!ALONE) {
-        tile = tile_of_runs(push.ends, push.runs, first_in_use, end_row, group, PAIRS, number);
+        tile = tile_of_chunks(push.ends, push.chunks, first_in_use, end_row, group, PAIRS, number);
     }
     uint pairs = tile.end * group;
     uint first_pair = tile.first * group + tile.number * PAIRS;

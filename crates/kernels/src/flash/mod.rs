@@ -89,7 +89,7 @@ impl Flash {
             o_stride: operands.o.stride() as u32,
             table_stride: operands.table.stride,
             window: shape.window,
-            runs: operands.runs(),
+            chunks: operands.chunks(),
         };
         let tiles = match self.plan.alone {
             true => rows,
