@@ -15,9 +15,10 @@ use crate::{Answer, Backend, Bounds, Refused, Request, Status, job::Job, schedul
 pub struct Options {
     /// Requests that may wait, beside those that there are free sequences for.
     pub queue: usize,
-    /// How long those who write may wait for a chunk of another's prompt.
+    /// How long those who write may wait for chunks of others' prompts, and one who reads for another that is read in the same step.
     pub beside: Duration,
-    /// How long a chunk may take when nobody writes: a longer one reads faster, but a request that comes then waits for it.
+    /// How long a chunk may take when nobody writes: a longer one reads faster, but a request that comes then waits for it. At least as
+    /// long as `beside`.
     pub alone: Duration,
 }
 

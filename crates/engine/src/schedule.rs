@@ -284,7 +284,7 @@ impl<B: Backend> Scheduler<B> {
     /// be, and what there is room for of the others.
     fn mixed(&mut self, writers: usize, readers: usize) -> Result<(), Fault> {
         let options = &self.shared.options;
-        let within = if writers == 0 { options.alone } else { options.beside };
+        let within = if writers == 0 { options.alone.max(options.beside) } else { options.beside };
         let (mut room, together) = (self.room(writers, within), self.room(writers, options.beside));
         let mut chunks = vec![];
         let mut rows = 0;
@@ -442,36 +442,40 @@ impl<B: Backend> Scheduler<B> {
                     let text = "the prompt was read, and no token came after it".to_string();
                     self.go_on(writing, Some(Ending::Failed(Failure::Internal(text))));
                 }
-                None => match self.recount(&mut writing) {
-                    Ok(()) => self.writing.push(writing),
-                    // Where others write, one of them may leave what it lacks.
-                    Err(fault)
-                        if matches!(fault, Fault::Lost(_)) || fault.is_want() && !self.writing.is_empty() =>
-                    {
-                        // It has read in vain, and so have those who came after it.
-                        let Writing { job, sequence } = writing;
-                        let behind =
-                            done.into_iter().map(|(reading, _)| reading).chain(mem::take(&mut self.reading));
-                        self.reading =
-                            [Reading { job, sequence, text, read }].into_iter().chain(behind).collect();
-                        return self.set_readers_back(fault);
+                None => {
+                    let mut recounted = self.recount(&mut writing);
+                    if recounted.as_ref().is_err_and(Fault::is_want) && self.set_readers_back(&mut done) {
+                        // They may have left what it lacks.
+                        recounted = self.recount(&mut writing);
                     }
-                    Err(fault) => self.go_on(writing, Some(Ending::Failed(failure(fault)))),
-                },
+                    match recounted {
+                        Ok(()) => self.writing.push(writing),
+                        Err(Fault::Lost(lost)) => {
+                            let Writing { job, sequence } = writing;
+                            done.push_front((Reading { job, sequence, text, read }, None));
+                            self.set_readers_back(&mut done);
+                            return self.lose(&lost);
+                        }
+                        // One of those who write may leave it yet.
+                        Err(fault) if fault.is_want() && !self.writing.is_empty() => {
+                            self.set_back(writing.job);
+                            self.full = true;
+                        }
+                        Err(fault) => self.go_on(writing, Some(Ending::Failed(failure(fault)))),
+                    }
+                }
             }
         }
     }
 
-    /// Puts all who read back, since the first of them found no memory or the device is lost.
-    fn set_readers_back(&mut self, fault: Fault) {
-        if let Fault::Lost(text) = fault {
-            return self.lose(&text);
-        }
-        while let Some(Reading { job, .. }) = self.reading.pop() {
-            tracing::debug!(request = job.number, %fault, "set back");
-            self.set_back(job);
-        }
-        self.full = true;
+    /// Puts all who read back, and before them those who have just read all. Says whether there was any.
+    fn set_readers_back(&mut self, done: &mut VecDeque<(Reading<B::Sequence>, Option<Sampled>)>) -> bool {
+        let readers = done.drain(..).map(|(reading, _)| reading).chain(mem::take(&mut self.reading));
+        let jobs: Vec<Job> = readers.map(|reading| reading.job).collect();
+        let any = !jobs.is_empty();
+        self.full |= any;
+        jobs.into_iter().rev().for_each(|job| self.set_back(job));
+        any
     }
 
     /// Lets penalties know what was written, and only that.
@@ -483,12 +487,31 @@ impl<B: Backend> Scheduler<B> {
         }
     }
 
-    /// The same for the first who reads: a step that failed may have counted the first token of its answer, which is chosen again.
-    fn recount_reader(&mut self) -> Result<(), Fault> {
-        let Some(Reading { job, sequence, text, read }) = self.reading.first_mut() else { return Ok(()) };
-        match job.sampling().has_penalties() && job.written.is_empty() {
-            true => self.backend.recount(sequence, &text[..*read], &[]),
-            false => Ok(()),
+    /// The same for those who read: a step that failed may have counted the first token of an answer, which is chosen again.
+    fn recount_readers(&mut self) {
+        let mut waiting: VecDeque<_> = mem::take(&mut self.reading).into();
+        while let Some(mut reading) = waiting.pop_front() {
+            let Reading { job, sequence, text, read } = &mut reading;
+            let recounted = match job.sampling().has_penalties() && job.written.is_empty() {
+                true => self.backend.recount(sequence, &text[..*read], &[]),
+                false => Ok(()),
+            };
+            match recounted {
+                Ok(()) => self.reading.push(reading),
+                Err(Fault::Lost(text)) => {
+                    self.reading.push(reading);
+                    self.reading.extend(waiting);
+                    return self.lose(&text);
+                }
+                // They begin anew, with nothing counted, when one of those who write has left what was lacking.
+                Err(fault) if fault.is_want() && !self.writing.is_empty() => {
+                    self.reading.push(reading);
+                    self.reading.extend(waiting);
+                    self.set_readers_back(&mut VecDeque::new());
+                    return;
+                }
+                Err(fault) => self.read_on(reading, Some(Ending::Failed(failure(fault)))),
+            }
         }
     }
 
@@ -517,13 +540,14 @@ impl<B: Backend> Scheduler<B> {
             }
         }
         // Each in its turn, as far as one round goes: who has not read all is the first in the next.
+        self.recount_readers();
         while !self.reading.is_empty() {
             let readers = self.reading.len();
-            let recounted = self.recount_reader();
-            match recounted.and_then(|()| self.mixed(0, 1)) {
+            match self.mixed(0, 1) {
                 Ok(()) if self.reading.len() < readers => {}
-                Ok(()) | Err(Fault::NoPage | Fault::OutOfMemory(_)) => return,
+                Ok(()) => return,
                 Err(Fault::Lost(text)) => return self.lose(&text),
+                Err(fault) if fault.is_want() => return self.set_youngest_back(fault),
                 Err(fault) => {
                     let Reading { job, .. } = self.reading.remove(0);
                     self.end(job, Ending::Failed(failure(fault)));

@@ -7,7 +7,7 @@ use std::time::Duration;
 pub struct Status {
     /// Requests that wait, with those that were set back.
     pub queued: usize,
-    /// Requests whose prompt is being read: one or none.
+    /// Requests whose prompt is being read.
     pub reading: usize,
     /// Requests whose answer is being written.
     pub writing: usize,

@@ -2,7 +2,7 @@
 //!
 //! Tests set them on a [`Device`](crate::Device); `INDRIK_FAULT` sets them from outside on the real binary:
 //! `device-lost@3` (the third submission finds the device lost), `allocation@2` (the second allocation of device memory
-//! fails), `no-feature=bufferDeviceAddress` (the device claims to lack it), `heap=64MiB` (heaps are at most this large).
+//! fails), `commands@2` (the second program from now finds no memory for its commands), `no-feature=bufferDeviceAddress` (the device claims to lack it), `heap=64MiB` (heaps are at most this large).
 //! Several are separated by commas.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,6 +22,11 @@ pub enum Fault {
         /// Which allocation.
         allocation: u64,
     },
+    /// The n-th program from now finds no memory for its commands; later ones do.
+    Commands {
+        /// Which program.
+        program: u64,
+    },
     /// The named Vulkan feature is reported as missing.
     NoFeature(String),
     /// No heap is larger than this many bytes.
@@ -37,13 +42,15 @@ impl Fault {
     fn parse(item: &str) -> Result<Fault> {
         let invalid = || Error::InvalidUse {
             what: format!("INDRIK_FAULT={item}"),
-            reason: "expected device-lost@N, allocation@N, no-feature=NAME or heap=BYTES".into(),
+            reason: "expected device-lost@N, allocation@N, commands@N, no-feature=NAME or heap=BYTES".into(),
         };
         let number = |text: &str| text.parse::<u64>().ok().filter(|n| *n > 0).ok_or_else(invalid);
         if let Some(count) = item.strip_prefix("device-lost@") {
             Ok(Fault::DeviceLost { submission: number(count)? })
         } else if let Some(count) = item.strip_prefix("allocation@") {
             Ok(Fault::Allocation { allocation: number(count)? })
+        } else if let Some(count) = item.strip_prefix("commands@") {
+            Ok(Fault::Commands { program: number(count)? })
         } else if let Some(name) = item.strip_prefix("no-feature=") {
             Ok(Fault::NoFeature(name.to_string()))
         } else if let Some(size) = item.strip_prefix("heap=") {
@@ -66,6 +73,7 @@ pub(crate) struct Faults {
     // 0: none pending; otherwise how many events from now it strikes.
     submissions_left: AtomicU64,
     allocations_left: AtomicU64,
+    programs_left: AtomicU64,
 }
 
 impl Faults {
@@ -73,6 +81,7 @@ impl Faults {
         match fault {
             Fault::DeviceLost { submission } => self.submissions_left.store(submission, Ordering::SeqCst),
             Fault::Allocation { allocation } => self.allocations_left.store(allocation, Ordering::SeqCst),
+            Fault::Commands { program } => self.programs_left.store(program, Ordering::SeqCst),
             // Read where devices and heaps are listed.
             Fault::NoFeature(_) | Fault::Heap(_) => {}
         }
@@ -84,6 +93,10 @@ impl Faults {
 
     pub fn strikes_allocation(&self) -> bool {
         strikes(&self.allocations_left)
+    }
+
+    pub fn strikes_commands(&self) -> bool {
+        strikes(&self.programs_left)
     }
 }
 
@@ -98,10 +111,11 @@ mod tests {
     #[test]
     fn parses_what_it_documents() {
         assert_eq!(
-            Fault::parse_list("device-lost@3, allocation@2,no-feature=int8,heap=64MiB").unwrap(),
+            Fault::parse_list("device-lost@3, allocation@2,commands@4,no-feature=int8,heap=64MiB").unwrap(),
             [
                 Fault::DeviceLost { submission: 3 },
                 Fault::Allocation { allocation: 2 },
+                Fault::Commands { program: 4 },
                 Fault::NoFeature("int8".into()),
                 Fault::Heap(64 << 20)
             ]

@@ -120,9 +120,12 @@ impl Commands {
             .command_pool(pool)
             .level(vk::CommandBufferLevel::PRIMARY)
             .command_buffer_count(1);
-        // SAFETY: the pool was just made.
-        let buffers = unsafe { device.raw.allocate_command_buffers(&allocate) }
-            .map_err(|result| device.fail("vkAllocateCommandBuffers", result))?;
+        let allocated = match device.faults.strikes_commands() {
+            true => Err(vk::Result::ERROR_OUT_OF_HOST_MEMORY),
+            // SAFETY: the pool was just made.
+            false => unsafe { device.raw.allocate_command_buffers(&allocate) },
+        };
+        let buffers = allocated.map_err(|result| device.fail("vkAllocateCommandBuffers", result))?;
         commands.raw = buffers[0];
         Ok(commands)
     }

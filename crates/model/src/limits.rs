@@ -96,8 +96,8 @@ impl Limits {
         let window = window(config);
         let rows = u64::from(self.rows());
         let of_buckets = |most: u64| buckets(most as usize).sum::<usize>() as u64;
-        // Every bucket has its own; of the largest they are there twice where logits are read back, or the sampler takes as much again.
-        let logits = of_buckets(outputs.into()) + u64::from(outputs.next_power_of_two());
+        // Every bucket has its own; of the largest they are there twice where logits are read back, or samplers take twice as much again.
+        let logits = of_buckets(outputs.into()) + 2 * u64::from(outputs.next_power_of_two());
         let logits = logits * u64::from(config.vocab) * 4;
         let parts = of_buckets(rows.min(128)) * parts_bytes(config);
         // With fewer pages than all sequences could fill each has its share of them.

@@ -29,8 +29,8 @@ use crate::{
     step::{Outputs, Scratch, Splits, attend_groups},
 };
 
-use pace::Matrices;
-use record::{Count, Key, Output, Recorded, extent};
+use pace::{Extent, Matrices, Seeing};
+use record::{Count, Key, Output, Recorded};
 
 pub use mixed::{Chunk, Mixed};
 
@@ -118,6 +118,8 @@ pub struct Runner {
     scratch: BTreeMap<usize, Scratch>,
     splits: Splits,
     outputs: BTreeMap<usize, Outputs>,
+    /// Scratch memory of samplers, by its size.
+    samplers: BTreeMap<u64, Buffer>,
     programs: HashMap<Key, Recorded>,
     /// How often each token occurred in each slot's sequence; made when the first penalty is asked for.
     counts: Option<Buffer>,
@@ -159,6 +161,7 @@ impl Runner {
             scratch: BTreeMap::new(),
             splits: Splits::default(),
             outputs: BTreeMap::new(),
+            samplers: BTreeMap::new(),
             programs: HashMap::new(),
             counts: None,
             masks: None,
@@ -385,9 +388,9 @@ impl Runner {
     ) -> Result<()> {
         self.prepare_keys(&[key])?;
         self.write_state(rows, count, 1, key.output, output_rows, choices)?;
-        let extent = extent(count, depths(rows, count), key.output);
-        let took = self.submit(key, extent, 1)?;
-        self.learn(key, extent, 1, took);
+        let extent = extent_of(rows, count, key.output);
+        let took = self.submit(key, &extent, 1)?;
+        self.learn(key, &extent, 1, took);
         Ok(())
     }
 
@@ -409,10 +412,8 @@ impl Runner {
         let words = |of: fn(&Row) -> u32| -> Vec<u32> { rows.iter().map(of).collect() };
         let state = &mut self.state;
         // Decoding goes on from what the sampler wrote, without a word from the host.
-        if rows != self.next {
-            // A chunk is the rows of one sequence that follow each other.
-            let chunks = rows[count.apart..].chunk_by(|a, b| a.slot == b.slot);
-            state.set_rows(count.apart, chunks.map(<[Row]>::len))?;
+        if rows != self.next || count.chunk > 0 {
+            state.set_rows(count.apart, chunks(rows, count).map(<[Row]>::len))?;
             state.tokens.write(0, bytemuck::cast_slice(&words(|row| row.token)))?;
             state.positions.write(0, bytemuck::cast_slice(&words(|row| row.position)))?;
             state.slots.write(0, bytemuck::cast_slice(&words(|row| row.slot)))?;
@@ -515,10 +516,22 @@ pub fn check_tokens(config: &Config, held: u32, tokens: &[u32], context: u32) ->
     Ok(())
 }
 
-/// Positions that the last of the rows that are apart sees, and the last of a chunk.
-fn depths(rows: &[Row], count: Count) -> [u32; 2] {
-    let (apart, chunk) = rows.split_at(count.apart);
-    [apart, chunk].map(|rows| rows.iter().map(|row| row.position + 1).max().unwrap_or(0))
+/// The chunks of a step: rows of one sequence that follow each other, behind those that are apart.
+fn chunks(rows: &[Row], count: Count) -> impl Iterator<Item = &[Row]> {
+    rows[count.apart..].chunk_by(|a, b| a.slot == b.slot)
+}
+
+/// The rows of a step, with the positions that the last of those apart and of each chunk sees.
+fn extent_of(rows: &[Row], count: Count, output: Output) -> Extent {
+    let seeing = |rows: &[Row]| {
+        let depth = rows.iter().map(|row| row.position + 1).max().unwrap_or(0);
+        Seeing { rows: rows.len(), depth }
+    };
+    Extent {
+        apart: seeing(&rows[..count.apart]),
+        chunks: chunks(rows, count).map(seeing).collect(),
+        outputs: output.rows(),
+    }
 }
 
 /// Rows of logits at a time: 256 MiB of them with Gemma's vocabulary.

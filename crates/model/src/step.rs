@@ -30,10 +30,10 @@ pub(crate) use attention::{FEW_ROWS, Splits, attend_groups};
 pub(crate) enum Rows {
     /// Each row is of another sequence, at any position.
     Apart,
-    /// All rows are of one sequence, one position after the other.
+    /// Rows of chunks: each of one sequence, one position after the other.
     Chunk,
-    /// First rows that are apart, at most so many, then those of a chunk of another sequence. A chunk of a few rows attends as rows
-    /// that are apart do.
+    /// First rows that are apart, at most so many, then those of chunks of other sequences. Chunks of a few rows together attend as
+    /// rows that are apart do.
     Both { apart: usize, few: bool },
 }
 

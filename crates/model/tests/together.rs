@@ -15,21 +15,31 @@ const STEPS: [&[(usize, usize)]; 5] =
     [&[(0, 7), (1, 1), (2, 6)], &[(2, 10), (3, 5)], &[(4, 2), (5, 3)], &[(6, 1), (7, 1)], &[(5, 12)]];
 const READERS: usize = 8;
 
-/// The tokens of one who writes throughout, and of all who read and then write.
+/// The tokens of one who writes throughout, and of all who read and then write. Those who read hold so many tokens before.
 fn run(
     model: &Arc<Model>,
     limits: Limits,
     ids: &[u32],
     samplings: &[Sampling],
-    together: bool,
+    (before, together): (usize, bool),
 ) -> Vec<Vec<Sampled>> {
     let mut runner = Runner::new(model.clone(), limits).unwrap();
     let plain = Sampling::default();
     let mut writer = runner.start().unwrap();
     let mut written = vec![runner.prompt(&mut writer, &ids[2..21], &plain, |_| true).unwrap()];
     let mut readers: Vec<_> = (0..READERS).map(|_| runner.start().unwrap()).collect();
+    for (who, sequence) in readers.iter_mut().enumerate() {
+        // Not all the same number, and the first nothing.
+        let held = before.saturating_sub(3 * who) * usize::from(who > 0);
+        for tokens in ids[who..who + held].chunks(limits.chunk as usize) {
+            let chunk = Chunk { sequence: &mut *sequence, tokens, sampling: &samplings[who], last: false };
+            runner.mixed(&mut [], &mut [chunk]).unwrap();
+        }
+    }
+    let held: Vec<usize> = readers.iter().map(|sequence| sequence.len() as usize).collect();
     let whole = |who: usize| -> usize {
-        STEPS.concat().iter().filter(|(reader, _)| *reader == who).map(|(_, count)| count).sum()
+        let read = STEPS.concat().into_iter().filter(|(reader, _)| *reader == who);
+        held[who] + read.map(|(_, count)| count).sum::<usize>()
     };
     let mut firsts: Vec<Option<Sampled>> = vec![None; READERS];
     for step in STEPS {
@@ -84,9 +94,10 @@ fn compare(
     limits: Limits,
     ids: &[u32],
     samplings: &[Sampling],
-    allowed: f32,
+    (before, allowed): (usize, f32),
 ) {
-    let [together, apart] = [true, false].map(|together| run(model, limits, ids, samplings, together));
+    let [together, apart] =
+        [true, false].map(|together| run(model, limits, ids, samplings, (before, together)));
     for (who, (together, apart)) in together.iter().zip(&apart).enumerate() {
         for (at, (together, apart)) in together.iter().zip(apart).enumerate() {
             let text = format!("{what}, sequence {who}, token {at}: {together:?} and {apart:?}");
@@ -111,10 +122,99 @@ fn prompts_read_together_give_the_tokens_of_each_by_itself() {
         let model = Arc::new(model);
         for (page, kv) in [(4, KvScheme::F16), (16, KvScheme::Int8)] {
             let limits = Limits { kv, page, ..limits(READERS as u32 + 1, 64, 16) };
-            compare(&format!("{way}, {kv}, pages of {page}"), &model, limits, &fixture.ids, &samplings, 2e-2);
+            compare(
+                &format!("{way}, {kv}, pages of {page}"),
+                &model,
+                limits,
+                &fixture.ids,
+                &samplings,
+                (0, 2e-2),
+            );
         }
     }
     device.assert_no_messages();
+}
+
+#[test]
+fn prompts_read_together_past_the_sliding_window() {
+    let Some(device) = testkit::cpu_device() else { return };
+    // A window of 32.
+    let fixture = Fixture::open("untied_long");
+    let samplings = vec![Sampling::default(); READERS];
+    for (way, model) in [
+        ("plainly", load_alone(&device, &fixture.path)),
+        (
+            "matrix units",
+            load_alone(&device, &fixture.path).with_one_dispatch(true).with_emulated_matrix_units(),
+        ),
+    ] {
+        let limits = Limits { page: 16, ..limits(READERS as u32 + 1, 128, 16) };
+        compare(way, &Arc::new(model), limits, &fixture.ids, &samplings, (70, 2e-2));
+    }
+}
+
+/// The sampler leaves the rows of a next step of decoding; chunks of one row each are not that.
+#[test]
+fn chunks_of_one_row_are_chunks_even_where_decoding_would_go_on_so() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let fixture = Fixture::open("gguf_q8_0");
+    let model = Arc::new(load_alone(&device, &fixture.path));
+    let sampling = Sampling::default();
+    let go_on = |in_chunks: bool| {
+        let mut runner = Runner::new(model.clone(), limits(2, 64, 16)).unwrap();
+        let mut sequences = [runner.start().unwrap(), runner.start().unwrap()];
+        let mut tokens: Vec<u32> = Vec::new();
+        for (who, sequence) in sequences.iter_mut().enumerate() {
+            tokens.push(
+                runner.prompt(sequence, &fixture.ids[who..who + 7], &sampling, |_| true).unwrap().token,
+            );
+        }
+        for in_chunks in [false, in_chunks, false] {
+            let rows = sequences.iter_mut().zip(&tokens);
+            let step = if in_chunks {
+                let chunk = |(sequence, token)| Chunk {
+                    sequence,
+                    tokens: std::slice::from_ref(token),
+                    sampling: &sampling,
+                    last: true,
+                };
+                let mut chunks: Vec<_> = rows.map(chunk).collect();
+                runner.mixed(&mut [], &mut chunks).unwrap().firsts.into_iter().flatten().collect()
+            } else {
+                let next =
+                    |(sequence, token): (_, &u32)| Next { sequence, token: *token, sampling: &sampling };
+                runner.decode(&mut rows.map(next).collect::<Vec<_>>()).unwrap()
+            };
+            tokens = step.iter().map(|sampled| sampled.token).collect();
+        }
+        tokens
+    };
+    assert_eq!(go_on(true), go_on(false));
+}
+
+#[test]
+fn each_prompt_has_its_own_mask() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let fixture = Fixture::open("gguf_q8_0");
+    let mut runner = Runner::new(Arc::new(load_alone(&device, &fixture.path)), limits(4, 64, 16)).unwrap();
+    let sampling = Sampling::default();
+    let mut sequences: Vec<_> = (0..4).map(|_| runner.start().unwrap()).collect();
+    let token = runner.prompt(&mut sequences[0], &fixture.ids[..5], &sampling, |_| true).unwrap().token;
+    let only = |token: u32| -> Vec<u32> {
+        let mut mask = vec![0; fixture.vocab.div_ceil(32)];
+        mask[token as usize / 32] = 1 << (token % 32);
+        mask
+    };
+    let (writing, reading) = sequences.split_at_mut(1);
+    // The second does not end here, and has no mask.
+    let chunk = |(sequence, last)| Chunk { sequence, tokens: &fixture.ids[..4], sampling: &sampling, last };
+    let mut chunks: Vec<_> = reading.iter_mut().zip([true, false, true]).map(chunk).collect();
+    let next = Next { sequence: &mut writing[0], token, sampling: &sampling };
+    let masks = [only(7), only(9), only(11)];
+    let masks: Vec<_> = masks.iter().map(|mask| Some(&mask[..])).collect();
+    let mixed = runner.mixed_masked(&mut [next], &mut chunks, &masks).unwrap();
+    let firsts: Vec<_> = mixed.firsts.iter().map(|first| first.as_ref().map(|first| first.token)).collect();
+    assert_eq!((mixed.decoded[0].token, firsts), (7, vec![Some(9), None, Some(11)]));
 }
 
 /// The same bits, and each with its own settings: counts of penalties are of its own prompt alone.
@@ -132,7 +232,7 @@ fn reproducible_prompts_have_the_same_bits_whoever_reads_beside_them() {
     for (way, model) in [("plainly", model()), ("by matrix units", model().with_emulated_matrix_units())] {
         let model = Arc::new(model.with_reproducible(true));
         let limits = Limits { page: 16, ..limits(READERS as u32 + 1, 64, 16) };
-        compare(way, &model, limits, &fixture.ids, &samplings, 0.0);
+        compare(way, &model, limits, &fixture.ids, &samplings, (0, 0.0));
     }
 }
 

@@ -393,7 +393,8 @@ fn a_device_lost_three_times_in_a_row_is_given_up_and_tried_again_for_the_next()
     // start, step (lost), revive (fails), revive, start, step (lost): three without a token.
     let faults = BTreeMap::from([(1, lost()), (2, lost()), (5, lost())]);
     let mut stage = Stage::new(PlainOptions { faults, ..options(2, 32) });
-    let mut answers = [request(0, 4, 4), request(1, 4, 4)].map(|request| stage.submit(&request));
+    // So long that each takes a step of its own.
+    let mut answers = [request(0, 8, 4), request(1, 8, 4)].map(|request| stage.submit(&request));
     stage.finish();
     for answer in &mut answers {
         assert_eq!(listen(answer), (vec![], Event::Failed(Failure::DeviceLost)));

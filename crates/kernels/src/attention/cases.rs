@@ -40,7 +40,7 @@ impl Step {
         [self.before as u32, (self.before + self.rows.len()) as u32]
     }
 
-    /// Where each chunk of a prefill ends, where there are several. Behind them lies something that must not matter.
+    /// Where each chunk of a prefill ends, where there are several, or one behind other rows. Behind them lies something that must not matter.
     pub fn ends(&self) -> Option<Vec<u32>> {
         let chunks = self.rows.chunk_by(|a, b| a.0 == b.0);
         let mut ends: Vec<u32> = chunks
@@ -49,9 +49,9 @@ impl Step {
                 Some(*end)
             })
             .collect();
-        let several = self.mode == Mode::Prefill && ends.len() > 1;
+        let told = self.mode == Mode::Prefill && (ends.len() > 1 || self.before > 0);
         ends.extend([3, u32::MAX]);
-        several.then_some(ends)
+        told.then_some(ends)
     }
 
     /// Of every row, in use or not.

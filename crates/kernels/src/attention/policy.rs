@@ -101,11 +101,11 @@ pub fn plan(caps: &Caps, shape: &Shape, mode: Mode) -> Plan {
     at_tier(caps, shape, mode, caps.tier().unwrap_or(Tier::T0).min(Tier::T1))
 }
 
-/// The plan whose sums do not depend on how many rows there are, nor on whether they are of one sequence: that of a prompt, with a
-/// row to a workgroup where rows are of several.
-pub fn reproducible(caps: &Caps, shape: &Shape, one_sequence: bool) -> Plan {
+/// The plan whose sums do not depend on how many rows there are, nor on whether they are in chunks: that of a prompt, with a row to a
+/// workgroup where they are not.
+pub fn reproducible(caps: &Caps, shape: &Shape, in_chunks: bool) -> Plan {
     let plan = plan(caps, shape, Mode::Prefill);
-    if one_sequence { plan } else { Plan { rows: 1, ..plan } }
+    if in_chunks { plan } else { Plan { rows: 1, ..plan } }
 }
 
 /// The plan at a tier that need not be the device's best.

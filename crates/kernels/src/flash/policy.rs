@@ -34,7 +34,7 @@ pub struct Plan {
     pub held: bool,
     /// Sums that a score is made of, so that products need not wait for each other: 1, 2 or 4.
     pub chains: u32,
-    /// Each row is a tile of its own, and may be of any sequence; if not, all are of one, at positions that follow each other.
+    /// Each row is a tile of its own, and may be of any sequence; if not, rows come in chunks of one sequence each, at positions that follow each other.
     pub alone: bool,
 }
 

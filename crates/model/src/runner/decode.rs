@@ -9,9 +9,9 @@ use kernels::{
 };
 
 use super::{
-    Next, Row, Runner, Sampled, TIMEOUT, depths,
+    Next, Row, Runner, Sampled, TIMEOUT, extent_of,
     pace::{self, Extent},
-    record::{Count, Key, Output, extent},
+    record::{Count, Key, Output},
 };
 use crate::{
     Error, Result, Sampling,
@@ -70,9 +70,9 @@ impl Runner {
         self.prepare_keys(&[key])?;
         self.write_state(&rows, count, steps as u32, output, &list, &choices)?;
         self.write_ends(rows.len(), ends)?;
-        let depths = depths(&rows, count).map(|depth| depth + steps as u32 - 1);
-        let extent = extent(count, depths, output);
-        let took = self.submit(key, extent, steps)?;
+        let mut extent = extent_of(&rows, count, output);
+        extent.apart.depth += steps as u32 - 1;
+        let took = self.submit(key, &extent, steps)?;
 
         let mut all: Vec<Vec<Sampled>> = Vec::with_capacity(steps);
         for step in 0..steps {
@@ -102,7 +102,7 @@ impl Runner {
             // Pages for steps that were skipped go back.
             self.cache.truncate(next.sequence, next.sequence.len());
         }
-        self.learn(key, extent, all.len(), took);
+        self.learn(key, &extent, all.len(), took);
         let most = self.runs.get(&key.rows).map_or(0, |(most, _)| *most).max(all.len());
         self.runs.insert(key.rows, (most, took / all.len() as u32));
         self.next = rows;
@@ -260,7 +260,7 @@ impl Runner {
 
     /// Runs the program of a step so many times and waits for the last; says what that took. One submission, unless that would take
     /// too long.
-    pub(super) fn submit(&self, key: Key, extent: Extent, steps: usize) -> Result<Duration> {
+    pub(super) fn submit(&self, key: Key, extent: &Extent, steps: usize) -> Result<Duration> {
         let recorded = &self.programs[&key];
         let seconds = self.estimate(extent);
         let of_part = |part: &std::ops::Range<usize>| seconds[part.clone()].iter().sum::<f64>();
@@ -280,7 +280,7 @@ impl Runner {
     }
 
     /// Takes note of what so many steps took.
-    pub(super) fn learn(&mut self, key: Key, extent: Extent, steps: usize, took: Duration) {
+    pub(super) fn learn(&mut self, key: Key, extent: &Extent, steps: usize, took: Duration) {
         let estimated = self.estimate(extent).iter().sum::<f64>() * steps as f64;
         let pace = &mut self.paces[usize::from(many(key.rows))];
         *pace = pace::measured(*pace, estimated, took);

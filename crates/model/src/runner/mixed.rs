@@ -129,7 +129,7 @@ impl Runner {
         (limits.chunk as usize).min((limits.rows() as usize).saturating_sub(decoding))
     }
 
-    /// How many tokens of a prompt to read in a mixed step beside so many sequences that decode, for it to take no longer than
+    /// How many tokens of prompts to read in a mixed step beside so many sequences that decode, for it to take no longer than
     /// `within`, by what steps took so far; `depth` is how many positions the longest of all the sequences has. Few at first, until a
     /// step was measured; and at least 8, or as many as there is room for, since fewer would not take less time.
     pub fn chunk_rows_beside(&self, decoding: usize, depth: u32, within: Duration) -> usize {
@@ -147,7 +147,7 @@ impl Runner {
             let count = Count::new(decoding, rows);
             let output = Output::Sample { rows: bucket(decoding + 1) };
             let depth = depth.saturating_add(rows as u32);
-            let estimate: f64 = self.estimate(extent(count, [depth; 2], output)).iter().sum();
+            let estimate: f64 = self.estimate(&extent(count, depth, output)).iter().sum();
             let pace = self.bucket_paces.get(&bucket(count.rows())).copied();
             estimate * pace.unwrap_or_else(|| self.pace(count.rows()))
         };

@@ -46,10 +46,10 @@ const RUN: Duration = Duration::from_millis(50);
 pub(super) const FEWEST_ROWS: usize = 8;
 
 /// The rows of a step.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct Extent {
     pub apart: Seeing,
-    pub chunk: Seeing,
+    pub chunks: Vec<Seeing>,
     /// Rows whose logits are wanted.
     pub outputs: usize,
 }
@@ -70,11 +70,12 @@ impl Load {
 }
 
 /// Seconds on a slow GPU of each layer, and of what follows them.
-pub(super) fn estimate(config: &Config, kv: KvScheme, matrices: &Matrices, extent: Extent) -> Vec<f64> {
-    let Extent { apart, chunk, outputs } = extent;
+pub(super) fn estimate(config: &Config, kv: KvScheme, matrices: &Matrices, extent: &Extent) -> Vec<f64> {
+    let Extent { apart, chunks, outputs } = extent;
     let layers = config.layer_types.len();
+    let all = apart.rows + chunks.iter().map(|chunk| chunk.rows).sum::<usize>();
     let unit = |(number, (bytes, values)): (usize, &(u64, u64))| {
-        let rows = if number < layers { apart.rows + chunk.rows } else { outputs };
+        let rows = if number < layers { all } else { *outputs };
         let mut load = Load { bytes: *bytes as f64, products: (*values as f64) * rows as f64 };
         if rows == 0 {
             load = Load::default();
@@ -82,8 +83,9 @@ pub(super) fn estimate(config: &Config, kv: KvScheme, matrices: &Matrices, exten
         if let Some(kind) = config.layer_types.get(number) {
             let window = config.sliding_window.unwrap_or(u32::MAX);
             let line = f64::from(2 * config.kv_heads) * kv.head_bytes(config.head_dim) as f64;
-            // Rows that are apart see a window each, those of a chunk together that much more than one.
-            for (rows, sequences, more) in [(apart, apart.rows, 0), (chunk, 1, chunk.rows as u32)] {
+            // Rows that are apart see a window each, those of each chunk together that much more than one.
+            let chunks = chunks.iter().map(|chunk| (chunk, 1, chunk.rows as u32));
+            for (rows, sequences, more) in chunks.chain([(apart, apart.rows, 0)]) {
                 let seen = match kind {
                     LayerType::Global => rows.depth,
                     LayerType::Sliding => rows.depth.min(window.saturating_add(more)),
@@ -214,12 +216,12 @@ mod tests {
     }
 
     fn extent(rows: usize, depth: u32) -> Extent {
-        Extent { apart: Seeing::default(), chunk: Seeing { rows, depth }, outputs: 1 }
+        Extent { apart: Seeing::default(), chunks: vec![Seeing { rows, depth }], outputs: 1 }
     }
 
     fn estimates(size: Size, extent: Extent) -> Vec<f64> {
         let config = size.config().unwrap();
-        estimate(&config, KvScheme::F16, &matrices(&config), extent)
+        estimate(&config, KvScheme::F16, &matrices(&config), &extent)
     }
 
     #[test]
@@ -288,7 +290,7 @@ mod tests {
         let longest = |depth: u32| {
             let (config, matrices) = (&config, &matrices);
             move |rows: usize| {
-                let seconds = estimate(config, KvScheme::F16, matrices, extent(rows, depth));
+                let seconds = estimate(config, KvScheme::F16, matrices, &extent(rows, depth));
                 seconds.into_iter().fold(0.0, f64::max)
             }
         };
@@ -301,9 +303,10 @@ mod tests {
 
     #[test]
     fn rows_of_both_kinds_take_what_each_takes_but_for_the_weights() {
-        let seconds = |apart: Seeing, chunk: Seeing| {
-            estimates(Size::Gemma1B, Extent { apart, chunk, outputs: 0 }).iter().sum::<f64>()
+        let of_chunks = |apart: Seeing, chunks: Vec<Seeing>| {
+            estimates(Size::Gemma1B, Extent { apart, chunks, outputs: 0 }).iter().sum::<f64>()
         };
+        let seconds = |apart: Seeing, chunk: Seeing| of_chunks(apart, vec![chunk]);
         let none = Seeing::default();
         let (apart, chunk) = (Seeing { rows: 8, depth: 9000 }, Seeing { rows: 248, depth: 4000 });
         let config = Size::Gemma1B.config().unwrap();
@@ -314,6 +317,11 @@ mod tests {
         // And each counts with its own depth.
         assert!(both < seconds(apart, Seeing { depth: 9000, ..chunk }));
         assert!(both < seconds(Seeing { depth: 9500, ..apart }, chunk));
+        // Chunks that see few positions beside one that sees many cost what they see; each has keys of its own to read.
+        let parts = [(8, 4000), (120, 200), (120, 120)].map(|(rows, depth)| Seeing { rows, depth }).to_vec();
+        assert!(of_chunks(none, parts) < seconds(none, chunk));
+        let pairs = vec![Seeing { rows: 2, ..chunk }; 4];
+        assert!(of_chunks(none, pairs) > 1.01 * seconds(none, Seeing { rows: 8, ..chunk }));
     }
 
     #[test]

@@ -144,8 +144,8 @@ impl Runner {
     pub(super) fn chunk_rows(&self, held: u32, most: usize) -> usize {
         let longest = |rows: usize| {
             let depth = held.saturating_add(rows as u32);
-            let extent = extent(Count::new(0, rows), [depth; 2], Output::None);
-            self.estimate(extent).into_iter().fold(0.0, f64::max)
+            let extent = extent(Count::new(0, rows), depth, Output::None);
+            self.estimate(&extent).into_iter().fold(0.0, f64::max)
         };
         pace::chunk(most, self.pace(most), longest)
     }

@@ -44,7 +44,7 @@ impl Output {
     }
 }
 
-/// How many rows of a step are of which kind: first those that are apart, then those of a chunk.
+/// How many rows of a step are of which kind: first those that are apart, then those of chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Count {
     pub(super) apart: usize,
@@ -245,12 +245,12 @@ impl Runner {
             return (0..self.matrices.0.len()).map(|unit| unit..unit + 1).collect();
         }
         let context = self.cache.limits().context;
-        let seconds = self.estimate(extent(key.most(), [context; 2], key.output));
+        let seconds = self.estimate(&extent(key.most(), context, key.output));
         pace::parts(&seconds, self.part, self.pace_of(key))
     }
 
     /// Seconds that the layers of a step, and what follows them, would take on a slow GPU.
-    pub(super) fn estimate(&self, extent: Extent) -> Vec<f64> {
+    pub(super) fn estimate(&self, extent: &Extent) -> Vec<f64> {
         pace::estimate(&self.model.config, self.cache.limits().kv, &self.matrices, extent)
     }
 
@@ -275,6 +275,9 @@ impl Runner {
             self.counts()?;
         }
         self.prepare_choices(key.form)?;
+        if let Output::Sample { .. } = key.output {
+            self.prepare_sampler(key.form)?;
+        }
         let this = &*self;
         if key.decodes() && this.model.device.caps().conditional {
             // What follows the end of a run is skipped.
@@ -344,9 +347,7 @@ impl Runner {
             }
             Output::Sample { rows } => {
                 let kernel = Sample::new(device, key.form, vocab)?;
-                let mut arena =
-                    Arena::new(device, Lifetime::Scratch, Memory::Device).with_block_size(1 << 16);
-                let scratch = arena.buffer("sampler", kernel.scratch_bytes(rows))?;
+                let scratch = &self.samplers[&self.sampler_bytes(key.form)?];
                 // With an output for every row the sampler prepares the next step in place.
                 let (tokens, positions) = match key.decodes() {
                     true => (&state.tokens, &state.positions),
@@ -373,6 +374,23 @@ impl Runner {
                 Ok(kernel.record(recorder, "sample", rows, &operands)?)
             }
         }
+    }
+
+    /// Bytes of scratch memory of a sampler for as many rows as there may be.
+    fn sampler_bytes(&self, form: sample::Form) -> Result<u64> {
+        let kernel = Sample::new(&self.model.device, form, self.model.config.vocab as usize)?;
+        Ok(kernel.scratch_bytes(bucket(self.most_sequences() as usize)))
+    }
+
+    /// Takes scratch memory for a sampler, where there is none of that size yet. All programs share it: they run one after the other.
+    fn prepare_sampler(&mut self, form: sample::Form) -> Result<()> {
+        let bytes = self.sampler_bytes(form)?;
+        if let Entry::Vacant(entry) = self.samplers.entry(bytes) {
+            let device = &self.model.device;
+            let mut arena = Arena::new(device, Lifetime::Scratch, Memory::Device).with_block_size(1 << 16);
+            entry.insert(arena.buffer("sampler", bytes)?);
+        }
+        Ok(())
     }
 
     /// Takes memory for masks and for the most probable tokens, where a form has them and there is none yet.
@@ -405,12 +423,8 @@ impl Runner {
     }
 }
 
-/// The rows of a step, with the positions that those apart and those of a chunk see.
-pub(super) fn extent(count: Count, depths: [u32; 2], output: Output) -> Extent {
-    let [apart, chunk] = depths;
-    Extent {
-        apart: Seeing { rows: count.apart, depth: apart },
-        chunk: Seeing { rows: count.chunk, depth: chunk },
-        outputs: output.rows(),
-    }
+/// The rows of a step, of which none is deeper than so many positions; what there is of chunks, as one.
+pub(super) fn extent(count: Count, depth: u32, output: Output) -> Extent {
+    let seeing = |rows: usize| Seeing { rows, depth: if rows > 0 { depth } else { 0 } };
+    Extent { apart: seeing(count.apart), chunks: vec![seeing(count.chunk)], outputs: output.rows() }
 }

@@ -21,7 +21,7 @@ use weights::{
 use super::{CLEAR_TIMEOUT, Rows, Scratch, Step};
 use crate::{Limits, Model, Result, kv_cache::KvCache, state::State};
 
-/// Rows of a chunk that are too few to fill a device: they are split as rows of several sequences are.
+/// Rows of chunks that are too few to fill a device: they are split as rows of several sequences are.
 pub(crate) const FEW_ROWS: usize = gemv::MAX_COLUMNS;
 
 impl Step<'_> {
@@ -253,7 +253,7 @@ pub(crate) fn attend_groups(model: &Model, limits: Limits, rows: usize, position
 enum SplitRows {
     /// Those of so many sequences at most.
     Apart(usize),
-    /// Those of a chunk that has few.
+    /// Those of chunks that have few together.
     FewOfChunk,
 }
 
