@@ -235,17 +235,21 @@ fn decode(runner: &mut Runner, run: Run, repeats: usize, bandwidth: f64) -> anyh
     let (mut seconds, mut cpu) = (Vec::new(), Vec::new());
     let (wanted, mut at_once) = ((run.tokens * batch) as usize, batch as usize);
     let (mut bytes, mut read_back) = (0.0, 0.0);
+    let fewer = runner.recorded_below(batch as usize);
     for number in 0..=repeats {
-        let before = runner.usage().read_back;
-        let mut writers = Writers::start(runner, batch, depth)?;
-        if number == 0 {
+        if number == 0 || fewer.is_some() {
             // Does not count. A few tokens are enough to know what steps of all take, and of fewer: the first submissions are short ones.
-            let fewer = runner.recorded_below(batch as usize);
+            // It is found anew each time, or one slow step would decide for all repeats.
+            let mut writers = Writers::start(runner, batch, depth)?;
             for at_once in fewer.into_iter().chain([batch as usize]) {
                 writers.write(runner, run.tokens.min(WARM_UP) as usize * at_once, |_| at_once)?;
             }
+        }
+        if number == 0 {
             continue;
         }
+        let before = runner.usage().read_back;
+        let mut writers = Writers::start(runner, batch, depth)?;
         let (time, busy) = timed(|| {
             writers.write(runner, wanted, |runner| {
                 at_once = runner.at_once(batch as usize);
