@@ -1,0 +1,201 @@
+//! What becomes of a fault: who is set back, who is tried alone, who fails, and how a lost device is put back.
+
+use std::{collections::VecDeque, mem};
+
+use model::Sampled;
+
+use super::Scheduler;
+use crate::{
+    Backend, Failure, Fault,
+    job::{Ending, Job, Reading, Writing},
+};
+
+/// Losses of the device without a token between them after which it is given up.
+const MOST_LOSSES: u32 = 3;
+
+impl<B: Backend> Scheduler<B> {
+    /// Puts all who read back, and before them those who have just read all. Says whether there was any.
+    pub(super) fn set_readers_back(
+        &mut self,
+        done: &mut VecDeque<(Reading<B::Sequence>, Option<Sampled>)>,
+    ) -> bool {
+        let readers = done.drain(..).map(|(reading, _)| reading).chain(mem::take(&mut self.reading));
+        let jobs: Vec<Job> = readers.map(|reading| reading.job).collect();
+        let any = !jobs.is_empty();
+        self.full |= any;
+        jobs.into_iter().rev().for_each(|job| self.set_back(job));
+        any
+    }
+
+    /// Lets penalties know what was written, and only that.
+    pub(super) fn recount(&mut self, writing: &mut Writing<B::Sequence>) -> Result<(), Fault> {
+        let Writing { job, sequence } = writing;
+        match job.sampling().has_penalties() {
+            true => self.backend.recount(sequence, &job.request.prompt, &job.written),
+            false => Ok(()),
+        }
+    }
+
+    /// The same for those who read: a step that failed may have counted the first token of an answer, which is chosen again.
+    fn recount_readers(&mut self) {
+        let mut waiting: VecDeque<_> = mem::take(&mut self.reading).into();
+        while let Some(mut reading) = waiting.pop_front() {
+            let Reading { job, sequence, text, read } = &mut reading;
+            let recounted = match job.sampling().has_penalties() && job.written.is_empty() {
+                true => self.backend.recount(sequence, &text[..*read], &[]),
+                false => Ok(()),
+            };
+            match recounted {
+                Ok(()) => self.reading.push(reading),
+                Err(Fault::Lost(text)) => {
+                    self.reading.push(reading);
+                    self.reading.extend(waiting);
+                    return self.lose(&text);
+                }
+                // They begin anew, with nothing counted, when one of those who write has left what was lacking.
+                Err(fault) if fault.is_want() && !self.writing.is_empty() => {
+                    self.reading.push(reading);
+                    self.reading.extend(waiting);
+                    self.set_readers_back(&mut VecDeque::new());
+                    return;
+                }
+                Err(fault) => self.read_on(reading, Some(Ending::Failed(failure(fault)))),
+            }
+        }
+    }
+
+    /// A step for each by itself, after one that failed for all of them. Who fails again is ended.
+    pub(super) fn step_apart(&mut self) {
+        let mut waiting: VecDeque<_> = mem::take(&mut self.writing).into();
+        while let Some(mut writing) = waiting.pop_front() {
+            // The step that failed may have counted a token.
+            let stepped = self.recount(&mut writing).and_then(|()| {
+                let (next, ends) = writing.next();
+                self.backend.run(&mut [next], 1, &[ends])
+            });
+            match stepped {
+                Ok(steps) => {
+                    self.note_steps(1, 1);
+                    self.hand_to(writing, steps.concat());
+                }
+                // That is for the next round.
+                Err(Fault::NoPage | Fault::OutOfMemory(_)) => self.writing.push(writing),
+                Err(Fault::Lost(text)) => {
+                    self.writing.push(writing);
+                    self.writing.extend(waiting);
+                    return self.lose(&text);
+                }
+                Err(fault) => self.go_on(writing, Some(Ending::Failed(failure(fault)))),
+            }
+        }
+        // Each in its turn, as far as one round goes: who has not read all is the first in the next.
+        self.recount_readers();
+        while !self.reading.is_empty() {
+            let readers = self.reading.len();
+            match self.mixed(0, 1) {
+                Ok(()) if self.reading.len() < readers => {}
+                Ok(()) => return,
+                Err(Fault::Lost(text)) => return self.lose(&text),
+                Err(fault) if fault.is_want() => return self.set_youngest_back(fault),
+                Err(fault) => {
+                    let Reading { job, .. } = self.reading.remove(0);
+                    self.end(job, Ending::Failed(failure(fault)));
+                    self.full = false;
+                }
+            }
+        }
+    }
+
+    pub(super) fn fail_the_only(&mut self, fault: Fault) {
+        let ending = Ending::Failed(failure(fault));
+        if let Some(job) = self.youngest() {
+            self.end(job, ending);
+        }
+    }
+
+    /// Takes the one that came last of those under way; its pages are free.
+    pub(super) fn youngest(&mut self) -> Option<Job> {
+        let reading = self.reading.pop().map(|reading| reading.job);
+        reading.or_else(|| self.writing.pop().map(|writing| writing.job))
+    }
+
+    /// Puts the one that came last of those under way back to the front of the queue, where it came from. It keeps what it has written, and
+    /// its stream goes on when that has been read again.
+    pub(super) fn set_youngest_back(&mut self, fault: Fault) {
+        if self.under_way() == 1 {
+            // Nobody else will free anything.
+            return self.fail_the_only(fault);
+        }
+        if let Some(job) = self.youngest() {
+            tracing::debug!(request = job.number, %fault, "set back");
+            self.set_back(job);
+            self.full = true;
+        }
+    }
+
+    pub(super) fn set_back(&mut self, job: Job) {
+        self.status.set_back += 1;
+        self.queue.push_front(job);
+    }
+
+    /// The device is lost: nothing of any sequence is left.
+    pub(super) fn lose(&mut self, why: &str) {
+        tracing::warn!(under_way = self.under_way(), "{why}");
+        self.lost = true;
+        self.losses += 1;
+        self.status.lost += 1;
+        self.set_all_back();
+    }
+
+    fn set_all_back(&mut self) {
+        while let Some(job) = self.youngest() {
+            self.set_back(job);
+        }
+    }
+
+    /// Puts the device back, or gives up.
+    pub(super) fn revive(&mut self) {
+        if self.losses >= MOST_LOSSES {
+            tracing::error!(
+                "the device was lost {MOST_LOSSES} times without a token between: all requests fail"
+            );
+            for job in self.set_all_aside() {
+                self.end(job, Ending::Failed(Failure::DeviceLost));
+            }
+            // Who comes next may have more luck.
+            self.losses = 0;
+            return;
+        }
+        match self.backend.revive() {
+            Ok(()) => {
+                tracing::info!("the device is back");
+                self.lost = false;
+                self.full = false;
+            }
+            Err(fault) => {
+                tracing::warn!("the device could not be put back: {fault}");
+                self.losses += 1;
+            }
+        }
+    }
+
+    /// Everyone there is, in no sequence any more.
+    pub(super) fn set_all_aside(&mut self) -> Vec<Job> {
+        let mut all = vec![];
+        while let Some(job) = self.youngest() {
+            all.push(job);
+        }
+        all.extend(self.queue.drain(..));
+        all
+    }
+}
+
+/// What a request that fails by this fault is told.
+pub(super) fn failure(fault: Fault) -> Failure {
+    match fault {
+        Fault::NoPage | Fault::OutOfMemory(_) => Failure::OutOfMemory,
+        Fault::Lost(_) => Failure::DeviceLost,
+        Fault::NotFinite => Failure::NotFinite,
+        Fault::Other(text) => Failure::Internal(text),
+    }
+}
