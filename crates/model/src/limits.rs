@@ -99,6 +99,8 @@ impl Limits {
         // Every bucket has its own; of the largest they are there twice where logits are read back, or samplers take twice as much again.
         let logits = of_buckets(outputs.into()) + 2 * u64::from(outputs.next_power_of_two());
         let logits = logits * u64::from(config.vocab) * 4;
+        // Of every sequence, for penalties.
+        let counts = u64::from(self.sequences) * u64::from(config.vocab) * 4;
         let parts = of_buckets(rows.min(128)) * parts_bytes(config);
         // With fewer pages than all sequences could fill each has its share of them.
         let positions = u64::from(self.all_global_pages()) * u64::from(self.page);
@@ -107,7 +109,7 @@ impl Limits {
             batch: u64::from(self.sequences),
             kv: self.kv,
             sliding_positions: u64::from(self.sliding_pages(window)) * u64::from(self.page),
-            scratch: of_buckets(rows) * row_bytes(config) + parts + logits + FIXED_SCRATCH,
+            scratch: of_buckets(rows) * row_bytes(config) + parts + logits + counts + FIXED_SCRATCH,
         }
     }
 

@@ -106,7 +106,8 @@ fn the_plan_makes_room_for_what_is_taken() {
         runner.prompt(&mut sequence, &fixture.ids[..20], &Sampling::default(), |_| true).unwrap();
         // All that a server has recorded, with as much for the sampler as any may ask.
         let filtered = Sampling { temperature: 1.0, top_k: 40, top_p: 0.9, ..Sampling::default() };
-        runner.prepare_serving(&[Sampling::default(), filtered]).unwrap();
+        let told = Sampling { top: 5, repetition: 1.1, ..filtered.clone() };
+        runner.prepare_serving(&[Sampling::default(), filtered, told]).unwrap();
         let taken = device.in_use(Lifetime::Scratch) - scratch_before;
         assert!(taken < room.scratch + (32 << 20), "{} planned, {taken} taken", room.scratch);
     }

@@ -2,8 +2,6 @@
 
 use std::{collections::VecDeque, mem};
 
-use model::Sampled;
-
 use super::Scheduler;
 use crate::{
     Backend, Failure, Fault,
@@ -14,16 +12,12 @@ use crate::{
 const MOST_LOSSES: u32 = 3;
 
 impl<B: Backend> Scheduler<B> {
-    /// Puts all who read back, and before them those who have just read all. Says whether there was any.
-    pub(super) fn set_readers_back(
-        &mut self,
-        done: &mut VecDeque<(Reading<B::Sequence>, Option<Sampled>)>,
-    ) -> bool {
-        let readers = done.drain(..).map(|(reading, _)| reading).chain(mem::take(&mut self.reading));
-        let jobs: Vec<Job> = readers.map(|reading| reading.job).collect();
-        let any = !jobs.is_empty();
+    /// Puts these back, who read or have just read all: nobody is admitted before one of the others has ended. Says whether there are any.
+    pub(super) fn set_readers_back(&mut self, reading: Vec<Reading<B::Sequence>>) -> bool {
+        let any = !reading.is_empty();
         self.full |= any;
-        jobs.into_iter().rev().for_each(|job| self.set_back(job));
+        // The last first, so that they stand in their order.
+        reading.into_iter().rev().for_each(|reading| self.set_back(reading.job));
         any
     }
 
@@ -40,11 +34,13 @@ impl<B: Backend> Scheduler<B> {
     fn recount_readers(&mut self) {
         let mut waiting: VecDeque<_> = mem::take(&mut self.reading).into();
         while let Some(mut reading) = waiting.pop_front() {
-            let Reading { job, sequence, text, read } = &mut reading;
-            let recounted = match job.sampling().has_penalties() && job.written.is_empty() {
-                true => self.backend.recount(sequence, &text[..*read], &[]),
-                false => Ok(()),
-            };
+            let mut recounted = self.recount_reader(&mut reading);
+            if recounted.as_ref().is_err_and(Fault::is_want)
+                && self.set_readers_back(waiting.drain(..).collect())
+            {
+                // They may have left what it lacks.
+                recounted = self.recount_reader(&mut reading);
+            }
             match recounted {
                 Ok(()) => self.reading.push(reading),
                 Err(Fault::Lost(text)) => {
@@ -52,15 +48,20 @@ impl<B: Backend> Scheduler<B> {
                     self.reading.extend(waiting);
                     return self.lose(&text);
                 }
-                // They begin anew, with nothing counted, when one of those who write has left what was lacking.
-                Err(fault) if fault.is_want() && !self.writing.is_empty() => {
-                    self.reading.push(reading);
-                    self.reading.extend(waiting);
-                    self.set_readers_back(&mut VecDeque::new());
-                    return;
+                // It begins anew, with nothing counted, when one of the others has ended.
+                Err(fault) if fault.is_want() && self.under_way() > 0 => {
+                    self.set_readers_back(vec![reading]);
                 }
                 Err(fault) => self.read_on(reading, Some(Ending::Failed(failure(fault)))),
             }
+        }
+    }
+
+    fn recount_reader(&mut self, reading: &mut Reading<B::Sequence>) -> Result<(), Fault> {
+        let Reading { job, sequence, text, read } = reading;
+        match job.sampling().has_penalties() && job.written.is_empty() {
+            true => self.backend.recount(sequence, &text[..*read], &[]),
+            false => Ok(()),
         }
     }
 

@@ -197,16 +197,22 @@ impl<B: Backend> Scheduler<B> {
                 }
                 None => {
                     let mut recounted = self.recount(&mut writing);
-                    if recounted.as_ref().is_err_and(Fault::is_want) && self.set_readers_back(&mut done) {
-                        // They may have left what it lacks.
-                        recounted = self.recount(&mut writing);
+                    if recounted.as_ref().is_err_and(Fault::is_want) {
+                        // Those who came after it may leave what it lacks.
+                        let behind = done.drain(..).map(|(reading, _)| reading);
+                        let behind = behind.chain(mem::take(&mut self.reading)).collect();
+                        if self.set_readers_back(behind) {
+                            recounted = self.recount(&mut writing);
+                        }
                     }
                     match recounted {
                         Ok(()) => self.writing.push(writing),
                         Err(Fault::Lost(lost)) => {
                             let Writing { job, sequence } = writing;
-                            done.push_front((Reading { job, sequence, text, read }, None));
-                            self.set_readers_back(&mut done);
+                            let own = Reading { job, sequence, text, read };
+                            let behind = done.into_iter().map(|(reading, _)| reading);
+                            let behind = behind.chain(mem::take(&mut self.reading));
+                            self.reading = [own].into_iter().chain(behind).collect();
                             return self.lose(&lost);
                         }
                         // One of those who write may leave it yet.

@@ -376,8 +376,10 @@ impl Runner {
         }
     }
 
-    /// Bytes of scratch memory of a sampler for as many rows as there may be.
+    /// Bytes of scratch memory of a sampler for as many rows as there may be. With filters it is so much that those with the most
+    /// probable tokens, who need little more, share it.
     fn sampler_bytes(&self, form: sample::Form) -> Result<u64> {
+        let form = sample::Form { top: form.top || form.filters, ..form };
         let kernel = Sample::new(&self.model.device, form, self.model.config.vocab as usize)?;
         Ok(kernel.scratch_bytes(bucket(self.most_sequences() as usize)))
     }
@@ -416,7 +418,9 @@ impl Runner {
         match &mut self.counts {
             Some(counts) => Ok(counts),
             none => {
-                let mut arena = Arena::new(&self.model.device, Lifetime::Scratch, Memory::Device);
+                let device = &self.model.device;
+                let mut arena =
+                    Arena::new(device, Lifetime::Scratch, Memory::Device).with_block_size(1 << 16);
                 Ok(none.insert(arena.buffer("token counts", words * 4)?))
             }
         }
