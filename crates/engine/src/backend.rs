@@ -97,8 +97,8 @@ pub trait Backend: Send + 'static {
     /// A new sequence for this text, and how many of its tokens it holds: at most all but the last. The rest is to be read.
     fn start(&mut self, text: &[u32]) -> Result<(Self::Sequence, usize), Fault>;
 
-    /// How many tokens to read, of one text or several, beside so many sequences that write, for a step to take no longer than `within`; the longest sequence has
-    /// `depth` positions.
+    /// How many tokens to read, of one text or several, beside so many sequences that write, for a step to take no longer than `within`;
+    /// the longest sequence has `depth` positions.
     fn chunk(&self, writing: usize, depth: u32, within: Duration) -> usize;
 
     /// How many of so many sequences to carry forward at once, for the most tokens per second: at least one. The others take their turn.

@@ -117,6 +117,11 @@ impl Watch {
         locked(&self.0).starts.clone()
     }
 
+    /// How often tokens were counted anew for penalties.
+    pub fn recounts(&self) -> u64 {
+        locked(&self.0).recounts
+    }
+
     /// The steps so far that did not fail; those of a run are one.
     pub fn steps(&self) -> Vec<Step> {
         locked(&self.0).log.clone()
@@ -379,6 +384,7 @@ impl Backend for Plain {
         let held = written.split_last().map_or(&[][..], |(_, held)| held);
         self.call()?;
         assert_eq!(sequence.tokens, [prompt, held].concat(), "counts of another sequence");
+        locked(&self.ledger).recounts += 1;
         Ok(())
     }
 

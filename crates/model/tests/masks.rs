@@ -139,3 +139,23 @@ fn the_most_probable_tokens_are_those_of_the_logits_in_every_step() {
         })
         .unwrap();
 }
+
+#[test]
+fn each_prompt_has_its_own_mask() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let fixture = Fixture::open(NAME);
+    let mut runner = Runner::new(load(&device, &fixture.path), limits(4, 64, 16)).unwrap();
+    let sampling = Sampling::default();
+    let mut sequences: Vec<_> = (0..4).map(|_| runner.start().unwrap()).collect();
+    let token = runner.prompt(&mut sequences[0], &fixture.ids[..5], &sampling, |_| true).unwrap().token;
+    let (writing, reading) = sequences.split_at_mut(1);
+    // The second does not end here, and has no mask.
+    let chunk = |(sequence, last)| Chunk { sequence, tokens: &fixture.ids[..4], sampling: &sampling, last };
+    let mut chunks: Vec<_> = reading.iter_mut().zip([true, false, true]).map(chunk).collect();
+    let next = Next { sequence: &mut writing[0], token, sampling: &sampling };
+    let masks = [7, 9, 11].map(|token| only(fixture.vocab, &[token]));
+    let masks: Vec<_> = masks.iter().map(|mask| Some(&mask[..])).collect();
+    let mixed = runner.mixed_masked(&mut [next], &mut chunks, &masks).unwrap();
+    let firsts: Vec<_> = mixed.firsts.iter().map(|first| first.as_ref().map(|first| first.token)).collect();
+    assert_eq!((mixed.decoded[0].token, firsts), (7, vec![Some(9), None, Some(11)]));
+}

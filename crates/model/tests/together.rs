@@ -192,31 +192,6 @@ fn chunks_of_one_row_are_chunks_even_where_decoding_would_go_on_so() {
     assert_eq!(go_on(true), go_on(false));
 }
 
-#[test]
-fn each_prompt_has_its_own_mask() {
-    let Some(device) = testkit::cpu_device() else { return };
-    let fixture = Fixture::open("gguf_q8_0");
-    let mut runner = Runner::new(Arc::new(load_alone(&device, &fixture.path)), limits(4, 64, 16)).unwrap();
-    let sampling = Sampling::default();
-    let mut sequences: Vec<_> = (0..4).map(|_| runner.start().unwrap()).collect();
-    let token = runner.prompt(&mut sequences[0], &fixture.ids[..5], &sampling, |_| true).unwrap().token;
-    let only = |token: u32| -> Vec<u32> {
-        let mut mask = vec![0; fixture.vocab.div_ceil(32)];
-        mask[token as usize / 32] = 1 << (token % 32);
-        mask
-    };
-    let (writing, reading) = sequences.split_at_mut(1);
-    // The second does not end here, and has no mask.
-    let chunk = |(sequence, last)| Chunk { sequence, tokens: &fixture.ids[..4], sampling: &sampling, last };
-    let mut chunks: Vec<_> = reading.iter_mut().zip([true, false, true]).map(chunk).collect();
-    let next = Next { sequence: &mut writing[0], token, sampling: &sampling };
-    let masks = [only(7), only(9), only(11)];
-    let masks: Vec<_> = masks.iter().map(|mask| Some(&mask[..])).collect();
-    let mixed = runner.mixed_masked(&mut [next], &mut chunks, &masks).unwrap();
-    let firsts: Vec<_> = mixed.firsts.iter().map(|first| first.as_ref().map(|first| first.token)).collect();
-    assert_eq!((mixed.decoded[0].token, firsts), (7, vec![Some(9), None, Some(11)]));
-}
-
 /// The same bits, and each with its own settings: counts of penalties are of its own prompt alone.
 #[test]
 fn reproducible_prompts_have_the_same_bits_whoever_reads_beside_them() {

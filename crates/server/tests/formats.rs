@@ -2,14 +2,9 @@
 
 mod common;
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::{Fixture, Mock, chat, completion};
-use engine::{
-    Bounds, Engine, Options,
-    testing::{Plain, PlainOptions},
-};
+use common::{Fixture, chat, completion};
 use serde_json::{Value, json};
 use server::Config;
 use text::ChatTemplate;
@@ -19,18 +14,7 @@ const TEXT: &str = "/v1/completions";
 const SCHEMA: &str = "response_format.json_schema.schema";
 
 fn server(config: Config) -> Fixture {
-    // White space by lot takes room.
-    let bounds = Bounds {
-        sequences: 4,
-        context: 4096,
-        vocab: 1000,
-        page: 64,
-        pages: 4 * 4096 / 64,
-        ..PlainOptions::default().bounds
-    };
-    let plain = Plain::new(PlainOptions { bounds, chunk: 64, ..PlainOptions::default() });
-    let engine = Engine::start(plain, Options::default()).unwrap();
-    Fixture::over(Mock::new(), Arc::new(engine), config, Some(ChatTemplate::gemma3()))
+    Fixture::by_lot(config, Some(ChatTemplate::gemma3()))
 }
 
 fn format(schema: Value) -> Value {

@@ -4,13 +4,8 @@
 mod common;
 
 use std::collections::HashSet;
-use std::sync::Arc;
 
 use common::{Fixture, MODEL, Mock, chat, tokenizer};
-use engine::{
-    Bounds, Engine, Options,
-    testing::{Plain, PlainOptions},
-};
 use serde_json::{Value, json};
 use server::Config;
 use text::{ChatTemplate, Shown, Special};
@@ -47,17 +42,7 @@ fn writing(text: &str) -> Fixture {
 
 /// Held to grammars, and writes by lot otherwise.
 fn held() -> Fixture {
-    let bounds = Bounds {
-        sequences: 4,
-        context: 4096,
-        vocab: 1000,
-        page: 64,
-        pages: 4 * 4096 / 64,
-        ..PlainOptions::default().bounds
-    };
-    let plain = Plain::new(PlainOptions { bounds, chunk: 64, ..PlainOptions::default() });
-    let engine = Engine::start(plain, Options::default()).unwrap();
-    Fixture::over(Mock::new(), Arc::new(engine), Config::default(), template())
+    Fixture::by_lot(Config::default(), template())
 }
 
 fn tool(name: &str, parameters: Value) -> Value {

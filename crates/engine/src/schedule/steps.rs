@@ -37,8 +37,8 @@ impl<B: Backend> Scheduler<B> {
     /// be, and what there is room for of the others.
     pub(super) fn mixed(&mut self, writers: usize, readers: usize) -> Result<(), Fault> {
         let options = &self.shared.options;
-        let within = if writers == 0 { options.alone.max(options.beside) } else { options.beside };
-        let (mut room, together) = (self.room(writers, within), self.room(writers, options.beside));
+        let together = self.room(writers, options.beside);
+        let mut room = if writers == 0 { self.room(0, options.alone.max(options.beside)) } else { together };
         let mut chunks = vec![];
         let mut rows = 0;
         for reading in &mut self.reading[..readers] {

@@ -21,6 +21,7 @@ pub(super) struct Ledger {
     pub lost: bool,
     pub log: Vec<Step>,
     pub starts: Vec<Start>,
+    pub recounts: u64,
 }
 
 impl Ledger {
@@ -47,6 +48,7 @@ impl Ledger {
             lost: false,
             log: vec![],
             starts: vec![],
+            recounts: 0,
         };
         ledger.clear();
         ledger

@@ -135,7 +135,7 @@ impl Attention {
             least_blocks: plan.least_blocks(),
             chunks: operands.chunks(),
         };
-        let tiles = if plan.rows == 1 { rows } else { operands.tiles(rows, 1, plan.rows) };
+        let tiles = if plan.rows == 1 { rows } else { operands.tiles(rows, plan.rows) };
         let groups = [shape.heads / plan.heads, tiles, plan.splits];
         recorder.dispatch(name, &self.pipeline, groups, &push)?;
         let (Some(combine), Some((parts, sums))) = (&self.combine, scratch) else { return Ok(()) };
@@ -181,10 +181,9 @@ impl Operands<'_> {
         self.ends.as_ref().map_or(1, |ends| (ends.len() / 4) as u32)
     }
 
-    /// Tiles of `size` pairs that so many rows of `group` pairs take at most: each chunk's last may be a small one, and a chunk has a row
-    /// at least.
-    pub(crate) fn tiles(&self, rows: u32, group: u32, size: u32) -> u32 {
-        ((rows * group).div_ceil(size) + self.chunks().min(rows)).saturating_sub(1)
+    /// Tiles of `size` that so many pairs of rows and heads take at most: each chunk's last may be a small one.
+    pub(crate) fn tiles(&self, pairs: u32, size: u32) -> u32 {
+        (pairs.div_ceil(size) + self.chunks().min(pairs)).saturating_sub(1)
     }
 
     /// Whether they fit together and are a shape's; how the output is stored is the kernel's business.

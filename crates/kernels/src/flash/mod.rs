@@ -93,7 +93,7 @@ impl Flash {
         };
         let tiles = match self.plan.alone {
             true => rows,
-            false => operands.tiles(rows, shape.heads / shape.kv_heads, self.plan.pairs()),
+            false => operands.tiles(rows * (shape.heads / shape.kv_heads), self.plan.pairs()),
         };
         recorder.dispatch(name, &self.pipeline, [shape.kv_heads, tiles, 1], &push)
     }

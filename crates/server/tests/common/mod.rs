@@ -235,6 +235,21 @@ impl Fixture {
         Fixture::start(mock.clone(), mock, config, template)
     }
 
+    /// Over an engine whose answers are held to grammars, and drawn by lot otherwise: white space by lot takes room.
+    pub fn by_lot(config: Config, template: Option<ChatTemplate>) -> Self {
+        let bounds = engine::Bounds {
+            sequences: 4,
+            context: 4096,
+            vocab: 1000,
+            page: 64,
+            pages: 4 * 4096 / 64,
+            ..testing::PlainOptions::default().bounds
+        };
+        let options = testing::PlainOptions { bounds, chunk: 64, ..Default::default() };
+        let engine = engine::Engine::start(testing::Plain::new(options), engine::Options::default()).unwrap();
+        Self::over(Mock::new(), Arc::new(engine), config, template)
+    }
+
     /// Over another generator; the mock is not asked.
     pub fn over(
         mock: Mock,
