@@ -49,7 +49,7 @@ clients: setup model ## let OpenAI's Python and npm packages and schemathesis ta
 	$(call named,QWEN,test-qwen) scripts/clients.sh
 
 soak: setup ## half an hour of mixed load on the real server, of which `make test` has two minutes: INDRIK_SOAK=1800
-	INDRIK_SOAK=$(or $(INDRIK_SOAK),1800) cargo test -p indrik --test load -- --nocapture
+	INDRIK_SOAK=$(or $(INDRIK_SOAK),1800) cargo test -p indrik-cli --test load -- --nocapture
 
 # Real models for tests, their paths in target/test-*. Where one cannot be had, tests of real weights say that they did not run;
 # under CI=true that is a failure. Qwen has 1.04 GiB and is slow without a GPU: it is used where the store has it, and fetched by

@@ -1,0 +1,1 @@
+//! Run language models on any Vulkan GPU.
