@@ -10,22 +10,18 @@
 //!
 //! To add a kernel: make its folder, and name it in the list below.
 
-mod encoding;
 mod kv;
-mod layout;
 mod matrix;
 mod product;
-pub mod quant;
 pub mod selftest;
 pub mod tuning;
 mod variant;
 mod vectors;
 
-pub use encoding::Encoding;
 pub use kv::{KvLayer, KvScheme, KvShape, KvTable};
-pub use layout::{GROUP, Layout, QUAD, STRIP, Scheme};
 pub use matrix::{Matrix, Part};
 pub use product::{Epilogue, Stored, Target};
+pub use tensor::{Encoding, GROUP, Layout, QUAD, STRIP, Scheme, quant};
 pub use variant::{Kernel, Variant};
 pub use vectors::{
     Activations, F16_ORDER, F16_UNIT, HALF_GROUP, VectorData, Vectors, f16_at, int16_scale_at,

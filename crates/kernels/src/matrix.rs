@@ -4,7 +4,7 @@
 use gpu::{Arena, Buffer, Caps, Error, Recorder, Result};
 use half::f16;
 
-use crate::layout::{Layout, STRIP};
+use tensor::{Layout, STRIP};
 
 /// Weights of one matrix product, `rows` × `k`, on the device.
 #[derive(Debug)]

@@ -4,7 +4,7 @@ pub(crate) mod compare;
 
 use gpu::{Arena, Buffer, Error, Recorder, Result};
 
-use crate::layout::{GROUP, QUAD};
+use tensor::{GROUP, QUAD};
 
 /// Columns of activations, each padded to whole quads: column c starts at value c · [`Vectors::stride`]. The padding is never
 /// written and meets weights of zero: of f32 and f16 it must be zero (see [`Vectors::record_clear`]), of int8 and int16 its scales are.
