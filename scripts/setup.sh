@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Installs what Indrik needs beside Rust: the Vulkan loader, Mesa's Vulkan drivers, the Khronos validation layer and a
-# C++ compiler. Installs only what is missing, so a second run costs a fraction of a second.
+# Installs Indrik's dependencies other than Rust: the Vulkan loader, Mesa's Vulkan drivers, the Khronos validation layer
+# and a C++ compiler. Installs only what is missing, so a second run takes a fraction of a second.
 #
-#   scripts/setup.sh            install what is missing
-#   scripts/setup.sh --check    only say what is missing; exit 1 if anything is
+#   scripts/setup.sh            install missing dependencies
+#   scripts/setup.sh --check    only list missing dependencies; exit 1 if there are any
 set -euo pipefail
 
 say() { printf 'setup: %s\n' "$*"; }
@@ -17,13 +17,13 @@ case "${1:-}" in
   *) echo "setup: unknown option '$1' (see scripts/setup.sh --help)" >&2; exit 2 ;;
 esac
 
-# --- what is there ------------------------------------------------------------------------------------------------------
+# --- detection -----------------------------------------------------------------------------------------------------------
 
 vulkan_dirs=(/usr/share/vulkan /usr/local/share/vulkan /etc/vulkan)
 has_loader() {
   { ldconfig -p 2>/dev/null || /sbin/ldconfig -p 2>/dev/null; } | grep 'libvulkan\.so\.1' >/dev/null
 }
-has_manifest() { # FOLDER NAME-PATTERN; a driver for 32-bit programs does not count
+has_manifest() { # FOLDER NAME-PATTERN; drivers for 32-bit programs do not count
   local dir
   for dir in "${vulkan_dirs[@]}"; do compgen -G "$dir/$1/$2" | grep -vE 'i[36]86' >/dev/null && return 0; done
   return 1
@@ -33,7 +33,7 @@ has_amd_driver() { has_manifest icd.d 'radeon_icd*.json'; }
 has_validation() { has_manifest explicit_layer.d 'VkLayer_khronos_validation.json'; }
 has_cxx() { command -v c++ >/dev/null || command -v g++ >/dev/null; }
 
-# RADV has cooperative matrices from Mesa 24 on; Debian 12 itself carries 22.3, its backports 25.0.
+# RADV supports cooperative matrices from Mesa 24 on. Debian 12 ships 22.3, its backports 25.0.
 on_bookworm() { (. /etc/os-release 2>/dev/null && [ "${VERSION_CODENAME:-}" = bookworm ]); }
 mesa_is_old() {
   on_bookworm || return 1
@@ -49,20 +49,27 @@ has_validation || missing+=(validation)
 has_cxx || missing+=(cxx)
 
 command -v cargo >/dev/null || die "cargo not found: install Rust from your distribution or https://rustup.rs, then run this again"
+# rust-toolchain.toml pins the toolchain. rustup installs it on the first call of cargo, unless RUSTUP_AUTO_INSTALL=0.
+toolchain=$(sed -n 's/^channel = "\(.*\)"$/\1/p' "$(dirname "$0")/../rust-toolchain.toml")
+if ! cargo --version >/dev/null 2>&1; then
+  if $check_only || ! rustup toolchain install "$toolchain" --profile minimal --component rustfmt --component clippy; then
+    die "Rust $toolchain is not installed: run 'rustup toolchain install $toolchain', or use another one with RUSTUP_TOOLCHAIN=stable"
+  fi
+fi
 if ! cargo fmt --version >/dev/null 2>&1 || ! cargo clippy --version >/dev/null 2>&1; then
-  # A minimal Rust has neither; only `make test` needs them.
+  # Minimal toolchains have neither; only `make test` needs them.
   if command -v rustup >/dev/null && ! $check_only; then
-    say "adding rustfmt and clippy to this Rust"
+    say "adding rustfmt and clippy to the Rust toolchain"
     rustup component add rustfmt clippy
   else
-    say "this Rust has no rustfmt or clippy: install them for \`make test\`"
+    say "this Rust toolchain has no rustfmt or clippy: install them for \`make test\`"
   fi
 fi
 if [ ${#missing[@]} -eq 0 ]; then exit 0; fi
 say "missing: ${missing[*]}"
 if $check_only; then exit 1; fi
 
-# --- how to install -----------------------------------------------------------------------------------------------------
+# --- installation ------------------------------------------------------------------------------------------------------
 
 as_root=()
 if [ "$(id -u)" -ne 0 ]; then
@@ -70,7 +77,7 @@ if [ "$(id -u)" -ne 0 ]; then
   as_root=(sudo)
 fi
 
-# The mirror and key that this machine's own apt sources already use for bookworm, as one-line options and address.
+# Signing key and URI of the bookworm mirror in this machine's apt sources, on one line.
 bookworm_mirror() {
   awk '
     FNR == 1 { uri = ""; key = ""; suites = "" }
@@ -105,7 +112,7 @@ add_backports() {
     [ -f "$file" ] && files+=("$file")
   done
   read -r key uri < <(bookworm_mirror "${files[@]}") || true
-  [ -n "${uri:-}" ] || die "no apt source for bookworm found, so bookworm-backports (Mesa 25) cannot be added: add it by hand"
+  [ -n "${uri:-}" ] || die "no apt source for bookworm found, so bookworm-backports (Mesa 25) cannot be added: add it manually"
   local options=""
   [ "$key" = "-" ] || options="[signed-by=$key] "
   say "adding bookworm-backports from this machine's own mirror (for Mesa 25)"
@@ -122,8 +129,8 @@ install_apt() {
   wants cxx && packages+=(g++)
   wants mesa && on_bookworm && add_backports
   say "apt-get update"
-  # A third-party source that does not answer must not stop us: what matters is whether the packages are found below.
-  "${as_root[@]}" apt-get update -qq || say "apt-get update reported errors; going on with what it has"
+  # An unreachable third-party source is not fatal: what matters is whether the packages below are found.
+  "${as_root[@]}" apt-get update -qq || say "apt-get update reported errors; continuing with the package lists there are"
   if wants mesa; then
     if on_bookworm; then
       say "installing mesa-vulkan-drivers from bookworm-backports"
@@ -155,14 +162,14 @@ install_pacman() {
   wants validation && packages+=(vulkan-validation-layers)
   wants cxx && packages+=(gcc)
   say "installing ${packages[*]}"
-  # No -y: a partial upgrade is what Arch does not support.
+  # No -y: Arch does not support partial upgrades.
   "${as_root[@]}" pacman -S --needed --noconfirm "${packages[@]}" || die "run 'pacman -Syu' first, then this again"
 }
 
 if command -v apt-get >/dev/null; then install_apt
 elif command -v dnf >/dev/null; then install_dnf
 elif command -v pacman >/dev/null; then install_pacman
-else die "no apt, dnf or pacman here: install by hand the Vulkan loader, Mesa's Vulkan drivers (lavapipe and RADV), the Khronos validation layer and a C++ compiler"
+else die "no apt, dnf or pacman found: install manually the Vulkan loader, Mesa's Vulkan drivers (lavapipe and RADV), the Khronos validation layer and a C++ compiler"
 fi
 
 has_loader || die "the Vulkan loader is still missing after the installation"
