@@ -11,7 +11,7 @@ use std::{
 
 use tokio::sync::mpsc::UnboundedReceiver;
 
-use crate::Failure;
+use crate::RequestError;
 
 /// A token of an answer.
 #[derive(Clone, Debug, PartialEq)]
@@ -26,24 +26,24 @@ pub struct Token {
 
 /// Why an answer is whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Finish {
+pub enum FinishReason {
     /// The model ended it, or nothing can follow by its grammar.
-    End,
+    Stop,
     /// It has as many tokens as were asked for.
-    Length,
+    MaxTokens,
     /// The context is full.
-    Context,
+    ContextLength,
 }
 
 /// What a request was, in tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Tokens of the prompt.
-    pub prompt: u32,
+    pub prompt_tokens: u32,
     /// Of those, the ones that needed no reading.
-    pub cached: u32,
+    pub cached_tokens: u32,
     /// Tokens of the answer.
-    pub written: u32,
+    pub completion_tokens: u32,
 }
 
 /// What becomes of a request, in order.
@@ -52,19 +52,19 @@ pub enum Event {
     /// Its prompt is being read.
     Started {
         /// Tokens of the prompt that need no reading.
-        cached: u32,
+        cached_tokens: u32,
     },
     /// The next token of the answer.
     Token(Token),
     /// The answer is whole. The last event.
     Finished {
         /// Why.
-        finish: Finish,
+        reason: FinishReason,
         /// How many tokens it was.
         usage: Usage,
     },
     /// There will be no more of it. The last event.
-    Failed(Failure),
+    Failed(RequestError),
 }
 
 impl Event {
@@ -77,20 +77,20 @@ impl Event {
 /// The events of a request as they come, the last of which is `Finished` or `Failed`. Dropping it cancels the request: its pages are free
 /// before the next step.
 #[derive(Debug)]
-pub struct Answer {
+pub struct EventStream {
     events: UnboundedReceiver<Event>,
     enough: Arc<AtomicBool>,
     over: bool,
 }
 
-impl Answer {
+impl EventStream {
     /// `enough` is set by who has read all it wants.
     pub(crate) fn new(events: UnboundedReceiver<Event>, enough: Arc<AtomicBool>) -> Self {
         Self { events, enough, over: false }
     }
 
     /// What has come is all that is wanted: the answer is whole when this is dropped, and not cancelled.
-    pub fn enough(&self) {
+    pub fn finish_early(&self) {
         self.enough.store(true, Ordering::Relaxed);
     }
 
@@ -120,7 +120,7 @@ impl Answer {
     fn noted(&mut self, event: Option<Event>) -> Event {
         // The engine says a last word to everyone; without one it is not there any more.
         let event = event.unwrap_or_else(|| {
-            Event::Failed(Failure::Internal(
+            Event::Failed(RequestError::Internal(
                 "the engine's thread has ended: this is a bug; please report it".into(),
             ))
         });

@@ -6,21 +6,21 @@ use model::{Mixed, Sampled, Sampling};
 
 /// What a backend was made for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Bounds {
+pub struct Capacity {
     /// Sequences at a time.
-    pub sequences: u32,
+    pub max_sequences: u32,
     /// Positions of a sequence. The pages are enough for one of them at least.
-    pub context: u32,
+    pub context_length: u32,
     /// Tokens go up to here.
-    pub vocab: u32,
+    pub vocab_size: u32,
     /// Positions of a page.
-    pub page: u32,
+    pub page_size: u32,
     /// Pages of all sequences together.
     pub pages: u32,
     /// Sequences that one step reads for at most.
-    pub chunks: u32,
+    pub max_chunks_per_step: u32,
     /// Whether what was read is kept for texts that begin alike.
-    pub prefix: bool,
+    pub prefix_cache: bool,
 }
 
 /// One sequence's next row.
@@ -52,28 +52,28 @@ pub struct Chunk<'a, S> {
 /// Why a backend did not do something. What it was told of is as it was before, except where the device is lost: then no sequence is of
 /// any use.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Fault {
+pub enum BackendError {
     /// Too few pages are free.
     #[error("too few pages are free")]
-    NoPage,
+    NoFreePages,
     /// Memory of the device or the host ran out.
     #[error("{0}")]
     OutOfMemory(String),
     /// The device is gone, or does not answer.
     #[error("{0}")]
-    Lost(String),
+    DeviceLost(String),
     /// What was computed for one of the sequences are no numbers.
     #[error("the model computed no finite numbers")]
-    NotFinite,
+    NonFiniteLogits,
     /// Anything else.
     #[error("{0}")]
     Other(String),
 }
 
-impl Fault {
+impl BackendError {
     /// Whether something was wanting that others may give back.
-    pub fn is_want(&self) -> bool {
-        matches!(self, Fault::NoPage | Fault::OutOfMemory(_))
+    pub fn is_resource_exhausted(&self) -> bool {
+        matches!(self, BackendError::NoFreePages | BackendError::OutOfMemory(_))
     }
 }
 
@@ -83,7 +83,7 @@ pub trait Backend: Send + 'static {
     type Sequence: Send;
 
     /// What it was made for; the same at all times.
-    fn bounds(&self) -> Bounds;
+    fn capacity(&self) -> Capacity;
 
     /// Pages that no sequence holds.
     fn free_pages(&self) -> u32;
@@ -95,7 +95,7 @@ pub trait Backend: Send + 'static {
     fn shared_pages(&self, text: &[u32]) -> u32;
 
     /// A new sequence for this text, and how many of its tokens it holds: at most all but the last. The rest is to be read.
-    fn start(&mut self, text: &[u32]) -> Result<(Self::Sequence, usize), Fault>;
+    fn start(&mut self, text: &[u32]) -> Result<(Self::Sequence, usize), BackendError>;
 
     /// How many tokens to read, of one text or several, beside so many sequences that write, for a step to take no longer than `within`;
     /// the longest sequence has `depth` positions.
@@ -110,12 +110,12 @@ pub trait Backend: Send + 'static {
     /// Bytes of weights, keys and values that a step must read for sequences that hold so many positions, one row of each. Cheap.
     fn step_bytes(&self, depths: &[u32]) -> u64;
 
-    /// One more token for each that writes, and chunks of others, in one step: at least one chunk, at most [`Bounds::chunks`].
+    /// One more token for each that writes, and chunks of others, in one step: at least one chunk, at most [`Capacity::max_chunks_per_step`].
     fn mixed(
         &mut self,
         writing: &mut [Next<'_, Self::Sequence>],
         chunks: &mut [Chunk<'_, Self::Sequence>],
-    ) -> Result<Mixed, Fault>;
+    ) -> Result<Mixed, BackendError>;
 
     /// Up to `most` more tokens for each that writes: at least one step, each with a token for every one of them. The step in which the
     /// first of them meets one of its `ends` is the last. Where one has a mask, `most` is 1.
@@ -124,7 +124,7 @@ pub trait Backend: Send + 'static {
         writing: &mut [Next<'_, Self::Sequence>],
         most: usize,
         ends: &[&[u32]],
-    ) -> Result<Vec<Vec<Sampled>>, Fault>;
+    ) -> Result<Vec<Vec<Sampled>>, BackendError>;
 
     /// Counts these tokens anew for penalties: a prompt, and what was written after it.
     fn recount(
@@ -132,11 +132,11 @@ pub trait Backend: Send + 'static {
         sequence: &mut Self::Sequence,
         prompt: &[u32],
         written: &[u32],
-    ) -> Result<(), Fault>;
+    ) -> Result<(), BackendError>;
 
     /// Whether the device still does what it is told: the least that can be asked of it, waited for.
-    fn probe(&mut self) -> Result<(), Fault>;
+    fn probe(&mut self) -> Result<(), BackendError>;
 
     /// Puts a lost device back. Sequences of before are of no use.
-    fn revive(&mut self) -> Result<(), Fault>;
+    fn revive(&mut self) -> Result<(), BackendError>;
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 /// Why a request is not taken. Said at once, before anything is queued.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refused {
+pub enum SubmitError {
     /// As many wait as may.
     #[error("too many requests wait already: try again in {} s", retry_after.as_secs())]
     QueueFull {
@@ -13,13 +13,13 @@ pub enum Refused {
     },
     /// The prompt alone is longer than the context.
     #[error(
-        "the prompt has {tokens} tokens, and the context {context}: shorten it, or serve with a larger context"
+        "the prompt has {tokens} tokens, and the context {context_length}: shorten it, or serve with a larger context"
     )]
-    TooLong {
+    PromptTooLong {
         /// Tokens of the prompt.
         tokens: usize,
         /// Positions that a sequence may have.
-        context: u32,
+        context_length: u32,
     },
     /// The engine ends, and takes nothing new.
     #[error("the engine is about to stop and takes no more requests")]
@@ -31,7 +31,7 @@ pub enum Refused {
 
 /// What became of a request that was taken and has no whole answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Failure {
+pub enum RequestError {
     /// The GPU was lost, again and again.
     #[error("the GPU was lost and could not be put back: see the kernel log (dmesg)")]
     DeviceLost,
@@ -40,7 +40,7 @@ pub enum Failure {
     OutOfMemory,
     /// Its deadline has passed.
     #[error("the deadline has passed")]
-    Deadline,
+    DeadlineExceeded,
     /// The engine was stopped before it was done.
     #[error("the engine was stopped")]
     Stopped,
@@ -49,7 +49,7 @@ pub enum Failure {
         "the model computed no finite numbers: its weights may be damaged, or this device may compute wrongly (try `indrik doctor \
          --selftest`)"
     )]
-    NotFinite,
+    NonFiniteLogits,
     /// Its grammar cannot be followed any further.
     #[error("{0}")]
     Grammar(String),

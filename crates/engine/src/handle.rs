@@ -8,29 +8,33 @@ use std::{
 
 use tokio::sync::{mpsc::unbounded_channel, oneshot};
 
-use crate::{Answer, Backend, Bounds, Refused, Request, Status, job::Job, schedule::Scheduler};
+use crate::{Backend, Capacity, EventStream, Request, Status, SubmitError, job::Job, schedule::Scheduler};
 
 /// What can be set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
     /// Requests that may wait, beside those that there are free sequences for.
-    pub queue: usize,
+    pub queue_capacity: usize,
     /// How long those who write may wait for chunks of others' prompts, and one who reads for another that is read in the same step.
-    pub beside: Duration,
+    pub mixed_step_budget: Duration,
     /// How long a chunk may take when nobody writes: a longer one reads faster, but a request that comes then waits for it. At least as
-    /// long as `beside`.
-    pub alone: Duration,
+    /// long as `mixed_step_budget`.
+    pub prefill_step_budget: Duration,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { queue: 64, beside: Duration::from_millis(100), alone: Duration::from_millis(400) }
+        Self {
+            queue_capacity: 64,
+            mixed_step_budget: Duration::from_millis(100),
+            prefill_step_budget: Duration::from_millis(400),
+        }
     }
 }
 
 /// What the handles and the engine's thread share.
 pub(crate) struct Shared {
-    pub bounds: Bounds,
+    pub capacity: Capacity,
     pub options: Options,
     inbox: Mutex<Inbox>,
     /// Something came in, or the thread has ended.
@@ -48,11 +52,11 @@ pub(crate) struct Inbox {
     /// The thread is over.
     ended: bool,
     taken: u64,
-    refused: u64,
+    rejected: u64,
 }
 
 impl Shared {
-    pub fn new(bounds: Bounds, options: Options) -> Self {
+    pub fn new(capacity: Capacity, options: Options) -> Self {
         let inbox = Inbox {
             arrived: vec![],
             probes: vec![],
@@ -60,9 +64,9 @@ impl Shared {
             closing: None,
             ended: false,
             taken: 0,
-            refused: 0,
+            rejected: 0,
         };
-        Self { bounds, options, inbox: Mutex::new(inbox), changed: Condvar::new() }
+        Self { capacity, options, inbox: Mutex::new(inbox), changed: Condvar::new() }
     }
 
     pub fn inbox(&self) -> MutexGuard<'_, Inbox> {
@@ -80,11 +84,11 @@ impl Shared {
         self.changed.wait_timeout(inbox, within).unwrap_or_else(PoisonError::into_inner).0
     }
 
-    pub fn submit(&self, request: Request) -> Result<Answer, Refused> {
-        let checked = request.check(&self.bounds);
+    pub fn submit(&self, request: Request) -> Result<EventStream, SubmitError> {
+        let checked = request.check(&self.capacity);
         let mut inbox = self.inbox();
         if let Err(refused) = checked.and_then(|()| self.room(&inbox)) {
-            inbox.refused += 1;
+            inbox.rejected += 1;
             return Err(refused);
         }
         let (events, answer) = unbounded_channel();
@@ -94,30 +98,30 @@ impl Shared {
         inbox.arrived.push(job);
         drop(inbox);
         self.changed.notify_all();
-        Ok(Answer::new(answer, enough))
+        Ok(EventStream::new(answer, enough))
     }
 
     /// Whether one more can be taken.
-    fn room(&self, inbox: &Inbox) -> Result<(), Refused> {
+    fn room(&self, inbox: &Inbox) -> Result<(), SubmitError> {
         if inbox.closing.is_some() || inbox.ended {
-            return Err(Refused::Draining);
+            return Err(SubmitError::Draining);
         }
         let status = &inbox.status;
-        let sequences = self.bounds.sequences as usize;
-        let free = sequences.saturating_sub(status.reading + status.writing);
-        if status.queued + inbox.arrived.len() < self.options.queue + free {
+        let sequences = self.capacity.max_sequences as usize;
+        let free = sequences.saturating_sub(status.prefilling + status.decoding);
+        if status.waiting + inbox.arrived.len() < self.options.queue_capacity + free {
             return Ok(());
         }
         // So often one of those under way ends, as far as is known.
-        let each = status.whole.mean().unwrap_or_default() / self.bounds.sequences.max(1);
-        Err(Refused::QueueFull { retry_after: each.clamp(RETRY[0], RETRY[1]) })
+        let each = status.request_latency.mean().unwrap_or_default() / self.capacity.max_sequences.max(1);
+        Err(SubmitError::QueueFull { retry_after: each.clamp(RETRY[0], RETRY[1]) })
     }
 
     fn status(&self) -> Status {
         let inbox = self.inbox();
-        let queued = inbox.status.queued + inbox.arrived.len();
+        let waiting = inbox.status.waiting + inbox.arrived.len();
         let draining = inbox.closing.is_some() || inbox.ended;
-        Status { queued, draining, refused: inbox.refused, ..inbox.status.clone() }
+        Status { waiting, draining, rejected: inbox.rejected, ..inbox.status.clone() }
     }
 
     /// Asks whether the device answers. Without an answer to come the channel is closed.
@@ -177,7 +181,7 @@ pub struct Engine {
 impl Engine {
     /// Starts the thread that owns the backend.
     pub fn start<B: Backend>(backend: B, options: Options) -> std::io::Result<Self> {
-        let shared = Arc::new(Shared::new(backend.bounds(), options));
+        let shared = Arc::new(Shared::new(backend.capacity(), options));
         let scheduler = Scheduler::new(backend, shared.clone());
         let thread = Thread(shared.clone());
         thread::Builder::new().name("engine".into()).spawn(move || {
@@ -188,21 +192,21 @@ impl Engine {
     }
 
     /// What its backend was made for.
-    pub fn bounds(&self) -> Bounds {
-        self.shared().bounds
+    pub fn capacity(&self) -> Capacity {
+        self.shared().capacity
     }
 
     /// Takes a request, or says at once why not.
-    pub fn submit(&self, request: Request) -> Result<Answer, Refused> {
+    pub fn submit(&self, request: Request) -> Result<EventStream, SubmitError> {
         self.shared().submit(request)
     }
 
     /// Why nothing would be taken now, whatever it were: for those who would have to do something before they can ask. It counts as a
     /// refusal.
-    pub fn refuses(&self) -> Option<Refused> {
+    pub fn would_reject(&self) -> Option<SubmitError> {
         let mut inbox = self.shared().inbox();
         let refused = self.shared().room(&inbox).err();
-        inbox.refused += u64::from(refused.is_some());
+        inbox.rejected += u64::from(refused.is_some());
         refused
     }
 
@@ -230,7 +234,7 @@ impl Engine {
     }
 
     /// Waits for the engine's thread to end, without keeping it from that; says whether nobody had asked it to, which is a bug of its own.
-    pub fn watch(&self) -> impl FnOnce() -> bool + Send + use<> {
+    pub fn watch_exit(&self) -> impl FnOnce() -> bool + Send + use<> {
         let shared = self.handles.0.clone();
         move || {
             let mut inbox = shared.inbox();

@@ -11,7 +11,7 @@ use std::{
 use model::{Sampled, Sampling};
 use tokio::sync::mpsc::UnboundedSender;
 
-use crate::{Event, Failure, Finish, Next, Request, Token, Usage};
+use crate::{Event, FinishReason, Next, Request, RequestError, Token, Usage};
 
 /// A request on its way. What it has written stays with it when it is set back.
 pub(crate) struct Job {
@@ -36,8 +36,8 @@ pub(crate) struct Job {
 /// What becomes of a job in the end.
 pub(crate) enum Ending {
     Cancelled,
-    Finished(Finish),
-    Failed(Failure),
+    Finished(FinishReason),
+    Failed(RequestError),
 }
 
 impl Job {
@@ -69,13 +69,13 @@ impl Job {
             return Some(self.left_alone());
         }
         let late = self.request.deadline.is_some_and(|deadline| deadline <= now);
-        late.then_some(Ending::Failed(Failure::Deadline))
+        late.then_some(Ending::Failed(RequestError::DeadlineExceeded))
     }
 
     /// What becomes of it when nobody listens any more.
     fn left_alone(&self) -> Ending {
         match self.enough.load(Ordering::Relaxed) {
-            true => Ending::Finished(Finish::End),
+            true => Ending::Finished(FinishReason::Stop),
             false => Ending::Cancelled,
         }
     }
@@ -95,14 +95,14 @@ impl Job {
 
     /// Hands out a token; says if that was the end.
     pub fn tell(&mut self, sampled: Sampled, context: u32) -> Option<Ending> {
-        if self.request.ends.contains(&sampled.token) {
-            return Some(Ending::Finished(Finish::End));
+        if self.request.stop_token_ids.contains(&sampled.token) {
+            return Some(Ending::Finished(FinishReason::Stop));
         }
         self.mask_holds = false;
         if let Some(guide) = &mut self.request.grammar
             && let Err(text) = guide.accept(sampled.token)
         {
-            return Some(Ending::Failed(Failure::Grammar(text)));
+            return Some(Ending::Failed(RequestError::Grammar(text)));
         }
         self.written.push(sampled.token);
         let Sampled { token: id, logprob, top } = sampled;
@@ -110,25 +110,25 @@ impl Job {
             return Some(self.left_alone());
         }
         if self.request.grammar.as_ref().is_some_and(|guide| guide.is_over()) {
-            return Some(Ending::Finished(Finish::End));
+            return Some(Ending::Finished(FinishReason::Stop));
         }
         if self.left() == 0 {
-            return Some(Ending::Finished(Finish::Length));
+            return Some(Ending::Finished(FinishReason::MaxTokens));
         }
-        (self.len() >= context as usize).then_some(Ending::Finished(Finish::Context))
+        (self.len() >= context as usize).then_some(Ending::Finished(FinishReason::ContextLength))
     }
 
     /// Finds the tokens that its grammar allows next, if it has one and they are not known.
-    pub fn look_ahead(&mut self, vocab: u32) -> Result<(), Failure> {
+    pub fn look_ahead(&mut self, vocab: u32) -> Result<(), RequestError> {
         let Some(guide) = self.request.grammar.as_mut().filter(|_| !self.mask_holds) else { return Ok(()) };
         self.mask.resize(vocab.div_ceil(32) as usize, 0);
-        guide.mask(&mut self.mask).map_err(Failure::Grammar)?;
+        guide.mask(&mut self.mask).map_err(RequestError::Grammar)?;
         for token in self.request.sampling.bans() {
             self.mask[token as usize / 32] &= !(1 << (token % 32));
         }
         if self.mask.iter().all(|word| *word == 0) {
             let text = "the grammar, with the tokens that are banned by logit biases, allows none to follow";
-            return Err(Failure::Grammar(text.into()));
+            return Err(RequestError::Grammar(text.into()));
         }
         self.mask_holds = true;
         Ok(())
@@ -141,12 +141,13 @@ impl Job {
 
     /// Tokens that it may still write.
     pub fn left(&self) -> usize {
-        (self.request.most.get() as usize).saturating_sub(self.written.len())
+        (self.request.max_tokens.get() as usize).saturating_sub(self.written.len())
     }
 
     pub fn usage(&self) -> Usage {
-        let (prompt, written) = (self.request.prompt.len() as u32, self.written.len() as u32);
-        Usage { prompt, cached: self.cached, written }
+        let (prompt_tokens, completion_tokens) =
+            (self.request.prompt.len() as u32, self.written.len() as u32);
+        Usage { prompt_tokens, cached_tokens: self.cached, completion_tokens }
     }
 
     pub fn sampling(&self) -> &Sampling {
@@ -193,6 +194,6 @@ impl<S> Writing<S> {
         let Self { job, sequence } = self;
         let token = job.written.last().copied().unwrap_or_default();
         let next = Next { sequence, token, sampling: &job.request.sampling, mask: job.mask() };
-        (next, &job.request.ends)
+        (next, &job.request.stop_token_ids)
     }
 }

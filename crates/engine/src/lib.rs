@@ -1,10 +1,10 @@
 //! Many requests, one GPU: who reads, who writes, and who waits.
 //!
-//! - An [`Engine`] is a handle: [`Engine::submit`] takes a [`Request`] and gives its [`Answer`], a stream of [`Event`]s. Dropping the
+//! - An [`Engine`] is a handle: [`Engine::submit`] takes a [`Request`] and gives its [`EventStream`], a stream of [`Event`]s. Dropping the
 //!   answer cancels the request.
 //! - A thread of its own runs `schedule`: it owns the [`Backend`], lets a prompt be read and answers be written step by step, and is the
 //!   only one that waits for the GPU.
-//! - [`Gpu`] is the backend of a `model::Runner`; `testing` has one of plain arithmetic.
+//! - [`GpuBackend`] is the backend of a `model::Runner`; `testing` has one of plain arithmetic.
 //! - [`Status`] is what a server tells of all this.
 //!
 //! docs/engine.md tells the design.
@@ -23,12 +23,12 @@ pub mod testing;
 #[cfg(test)]
 mod tests;
 
-pub use answer::{Answer, Event, Finish, Token, Usage};
-pub use backend::{Backend, Bounds, Chunk, Fault, Next};
-pub use error::{Failure, Refused};
+pub use answer::{Event, EventStream, FinishReason, Token, Usage};
+pub use backend::{Backend, BackendError, Capacity, Chunk, Next};
+pub use error::{RequestError, SubmitError};
 pub use handle::{Engine, Options};
 pub use model::{Mixed, Sampled, Sampling};
 pub use request::Request;
-pub use runner::Gpu;
-pub use status::{Pages, Status, Times, Traffic};
+pub use runner::GpuBackend;
+pub use status::{Histogram, MemoryTraffic, Pages, Status};
 pub use text::Guide;

@@ -4,33 +4,33 @@ use std::time::Duration;
 
 use model::{Error, Mixed, Runner, Sampled, Sequence};
 
-use crate::{Backend, Bounds, Chunk, Fault, Next};
+use crate::{Backend, BackendError, Capacity, Chunk, Next};
 
 /// Opens the device again, loads the model and makes a runner with the same limits.
 type Reload = Box<dyn FnMut() -> model::Result<Runner> + Send>;
 
 /// A runner, and the way to another when its device is lost.
-pub struct Gpu {
+pub struct GpuBackend {
     /// None while the device is lost: the old one's memory is given back before the new one takes as much.
     runner: Option<Runner>,
-    bounds: Bounds,
+    capacity: Capacity,
     reload: Reload,
     /// Programs that the runner had recorded when malloc last gave back what they left behind.
     tidied: u64,
 }
 
-impl Gpu {
+impl GpuBackend {
     /// `reload` is called when the device was lost: it opens it again, loads the model and makes a runner with the same limits. Nobody
     /// else should hold the model, or its memory cannot be given back before.
     pub fn new(runner: Runner, reload: impl FnMut() -> model::Result<Runner> + Send + 'static) -> Self {
-        let bounds = bounds(&runner);
+        let capacity = capacity(&runner);
         gpu::trim_malloc();
         // What its programs leave behind when they run first is to come.
-        Self { runner: Some(runner), bounds, reload: Box::new(reload), tidied: 0 }
+        Self { runner: Some(runner), capacity, reload: Box::new(reload), tidied: 0 }
     }
 
-    fn runner(&mut self) -> Result<&mut Runner, Fault> {
-        self.runner.as_mut().ok_or_else(|| Fault::Lost("the device is not open".into()))
+    fn runner(&mut self) -> Result<&mut Runner, BackendError> {
+        self.runner.as_mut().ok_or_else(|| BackendError::DeviceLost("the device is not open".into()))
     }
 
     /// Gives back what the driver's compiler has left in malloc's pool, if programs were recorded: after a step, since Mesa's CPU driver
@@ -44,32 +44,32 @@ impl Gpu {
     }
 }
 
-fn bounds(runner: &Runner) -> Bounds {
+fn capacity(runner: &Runner) -> Capacity {
     let limits = runner.cache().limits();
-    Bounds {
-        sequences: runner.most_sequences(),
-        context: limits.context,
-        vocab: runner.model().config.vocab,
-        page: limits.page,
+    Capacity {
+        max_sequences: runner.most_sequences(),
+        context_length: limits.context,
+        vocab_size: runner.model().config.vocab,
+        page_size: limits.page,
         pages: runner.cache().pages(),
-        chunks: model::MOST_CHUNKS as u32,
-        prefix: limits.prefix,
+        max_chunks_per_step: model::MOST_CHUNKS as u32,
+        prefix_cache: limits.prefix,
     }
 }
 
-impl From<Error> for Fault {
+impl From<Error> for BackendError {
     fn from(error: Error) -> Self {
         match error {
-            Error::NoPage { .. } => Fault::NoPage,
-            Error::NotFinite { .. } => Fault::NotFinite,
+            Error::NoPage { .. } => BackendError::NoFreePages,
+            Error::NotFinite { .. } => BackendError::NonFiniteLogits,
             // What does not come back in time would not come back later either.
             Error::Gpu(gpu::Error::DeviceLost { .. } | gpu::Error::Timeout { .. }) => {
-                Fault::Lost(error.to_string())
+                BackendError::DeviceLost(error.to_string())
             }
             Error::Gpu(gpu::Error::OutOfDeviceMemory { .. } | gpu::Error::OutOfHostMemory { .. }) => {
-                Fault::OutOfMemory(error.to_string())
+                BackendError::OutOfMemory(error.to_string())
             }
-            error => Fault::Other(error.to_string()),
+            error => BackendError::Other(error.to_string()),
         }
     }
 }
@@ -108,11 +108,11 @@ fn give_back(runner: &Runner, sequence: &mut Sequence) {
     runner.truncate(sequence, len);
 }
 
-impl Backend for Gpu {
+impl Backend for GpuBackend {
     type Sequence = Sequence;
 
-    fn bounds(&self) -> Bounds {
-        self.bounds
+    fn capacity(&self) -> Capacity {
+        self.capacity
     }
 
     fn free_pages(&self) -> u32 {
@@ -127,7 +127,7 @@ impl Backend for Gpu {
         self.runner.as_ref().map_or(0, |runner| runner.cache().shared_pages(text))
     }
 
-    fn start(&mut self, text: &[u32]) -> Result<(Sequence, usize), Fault> {
+    fn start(&mut self, text: &[u32]) -> Result<(Sequence, usize), BackendError> {
         let sequence = self.runner()?.start_with(text)?;
         let held = sequence.len() as usize;
         Ok((sequence, held))
@@ -157,7 +157,7 @@ impl Backend for Gpu {
         &mut self,
         writing: &mut [Next<'_, Sequence>],
         chunks: &mut [Chunk<'_, Sequence>],
-    ) -> Result<Mixed, Fault> {
+    ) -> Result<Mixed, BackendError> {
         let runner = self.runner()?;
         let masks = masks(writing, chunks);
         let mixed = runner.mixed_masked(&mut rows(writing), &mut parts(chunks), &masks);
@@ -175,7 +175,7 @@ impl Backend for Gpu {
         writing: &mut [Next<'_, Sequence>],
         most: usize,
         ends: &[&[u32]],
-    ) -> Result<Vec<Vec<Sampled>>, Fault> {
+    ) -> Result<Vec<Vec<Sampled>>, BackendError> {
         let runner = self.runner()?;
         let masks = masks(writing, &[]);
         let steps = match masks.is_empty() {
@@ -189,23 +189,28 @@ impl Backend for Gpu {
         Ok(steps?)
     }
 
-    fn recount(&mut self, sequence: &mut Sequence, prompt: &[u32], written: &[u32]) -> Result<(), Fault> {
+    fn recount(
+        &mut self,
+        sequence: &mut Sequence,
+        prompt: &[u32],
+        written: &[u32],
+    ) -> Result<(), BackendError> {
         Ok(self.runner()?.recount(sequence, prompt, written)?)
     }
 
-    fn probe(&mut self) -> Result<(), Fault> {
+    fn probe(&mut self) -> Result<(), BackendError> {
         Ok(self.runner()?.probe()?)
     }
 
-    fn revive(&mut self) -> Result<(), Fault> {
+    fn revive(&mut self) -> Result<(), BackendError> {
         self.runner = None;
         gpu::trim_malloc();
         self.tidied = 0;
         let runner = (self.reload)()?;
-        let found = bounds(&runner);
-        if found != self.bounds {
-            let text = format!("the device came back with {found:?} in place of {:?}", self.bounds);
-            return Err(Fault::Other(text));
+        let found = capacity(&runner);
+        if found != self.capacity {
+            let text = format!("the device came back with {found:?} in place of {:?}", self.capacity);
+            return Err(BackendError::Other(text));
         }
         self.runner = Some(runner);
         Ok(())

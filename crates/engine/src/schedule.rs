@@ -13,7 +13,7 @@ use std::{
 use tokio::sync::{mpsc::UnboundedSender, oneshot};
 
 use crate::{
-    Backend, Bounds, Event, Failure, Fault, Pages, Status,
+    Backend, BackendError, Capacity, Event, Pages, RequestError, Status,
     handle::Shared,
     job::{Ending, Job, Reading, Writing},
 };
@@ -78,7 +78,7 @@ impl<B: Backend> Scheduler<B> {
             self.round();
         }
         for job in self.set_all_aside() {
-            self.end(job, Ending::Failed(Failure::Stopped));
+            self.end(job, Ending::Failed(RequestError::Stopped));
         }
         self.publish();
     }
@@ -91,7 +91,7 @@ impl<B: Backend> Scheduler<B> {
             self.queue.extend(inbox.arrived.drain(..));
             self.probes.append(&mut inbox.probes);
             // Until the next round they are counted as what waits.
-            inbox.status.queued = self.queue.len();
+            inbox.status.waiting = self.queue.len();
             match inbox.closing {
                 Some(until) => return !self.is_idle() && Instant::now() < until,
                 None if self.is_idle() && self.probes.is_empty() && self.lost => {
@@ -140,7 +140,7 @@ impl<B: Backend> Scheduler<B> {
                     let _ = probe.send(());
                 });
             }
-            Err(Fault::Lost(text)) => self.lose(&text),
+            Err(BackendError::DeviceLost(text)) => self.lose(&text),
             Err(fault) => tracing::warn!("the device did not answer: {fault}"),
         }
     }
@@ -176,16 +176,16 @@ impl<B: Backend> Scheduler<B> {
     /// Whether the next step could read for one more.
     fn has_room(&self) -> bool {
         let left: usize = self.reading.iter().map(Reading::left).sum();
-        let Bounds { sequences, chunks, .. } = self.shared.bounds;
-        self.under_way() < sequences as usize
+        let Capacity { max_sequences, max_chunks_per_step, .. } = self.shared.capacity;
+        self.under_way() < max_sequences as usize
             && (self.reading.is_empty()
-                || self.reading.len() < chunks as usize && left < self.room_together())
+                || self.reading.len() < max_chunks_per_step as usize && left < self.room_together())
     }
 
     /// Tokens that the next step reads for several. The first of them waits for all the others, so even where nobody writes it is as long
     /// as those who write would wait.
     fn room_together(&self) -> usize {
-        self.room(self.writing.len(), self.shared.options.beside)
+        self.room(self.writing.len(), self.shared.options.mixed_step_budget)
     }
 
     /// Tokens that a step reads beside so many who write.
@@ -203,9 +203,9 @@ impl<B: Backend> Scheduler<B> {
         }
         let Some(job) = self.queue.front() else { return false };
         let text = job.text();
-        let Bounds { page, prefix, .. } = self.shared.bounds;
+        let Capacity { page_size: page, prefix_cache, .. } = self.shared.capacity;
         // What it has in common with who reads now it need not read itself, a step later.
-        if prefix && self.reading.iter().any(|reading| reading.will_share(&text, page as usize)) {
+        if prefix_cache && self.reading.iter().any(|reading| reading.will_share(&text, page as usize)) {
             return false;
         }
         // Everyone's next tokens need pages too: one for each, lest what is admitted now be set back at once; and those who read, pages
@@ -221,22 +221,22 @@ impl<B: Backend> Scheduler<B> {
         let Some(mut job) = self.queue.pop_front() else { return false };
         match self.backend.start(&text) {
             Ok((sequence, read)) => {
-                self.status.cached += read as u64;
-                self.status.starts += 1;
-                self.status.hits += u64::from(read > 0);
+                self.status.cached_tokens += read as u64;
+                self.status.sequences_started += 1;
+                self.status.prefix_cache_hits += u64::from(read > 0);
                 if !mem::replace(&mut job.started, true) {
                     job.cached = read as u32;
                     // Who does not listen any more is found in the next round.
-                    let _ = job.events.send(Event::Started { cached: job.cached });
+                    let _ = job.events.send(Event::Started { cached_tokens: job.cached });
                 }
                 self.reading.push(Reading { job, sequence, text, read });
                 return true;
             }
-            Err(Fault::NoPage | Fault::OutOfMemory(_)) if !alone => {
+            Err(BackendError::NoFreePages | BackendError::OutOfMemory(_)) if !alone => {
                 self.queue.push_front(job);
                 self.full = true;
             }
-            Err(Fault::Lost(text)) => {
+            Err(BackendError::DeviceLost(text)) => {
                 self.queue.push_front(job);
                 self.lose(&text);
             }
@@ -247,7 +247,7 @@ impl<B: Backend> Scheduler<B> {
 
     /// Finds the tokens that may come next, where an answer follows a grammar. Who cannot go on is ended.
     fn look_ahead(&mut self) {
-        let vocab = self.shared.bounds.vocab;
+        let vocab = self.shared.capacity.vocab_size;
         for mut writing in mem::take(&mut self.writing) {
             let failure = writing.job.look_ahead(vocab).err();
             self.go_on(writing, failure.map(Ending::Failed));
@@ -264,9 +264,9 @@ impl<B: Backend> Scheduler<B> {
             Ending::Cancelled => self.status.cancelled += 1,
             Ending::Finished(finish) => {
                 self.status.finished += 1;
-                self.status.whole.note(job.arrived.elapsed(), 1);
+                self.status.request_latency.note(job.arrived.elapsed(), 1);
                 let usage = job.usage();
-                self.last.push((job.events, Event::Finished { finish, usage }));
+                self.last.push((job.events, Event::Finished { reason: finish, usage }));
             }
             Ending::Failed(failure) => {
                 self.status.failed += 1;
@@ -278,14 +278,14 @@ impl<B: Backend> Scheduler<B> {
 
     /// Lets the handles know how things stand, and then those who have ended.
     fn publish(&mut self) {
-        self.status.queued = self.queue.len();
-        self.status.reading = self.reading.len();
-        self.status.writing = self.writing.len();
-        self.status.device_gone = self.lost;
+        self.status.waiting = self.queue.len();
+        self.status.prefilling = self.reading.len();
+        self.status.decoding = self.writing.len();
+        self.status.device_lost = self.lost;
         self.status.pages = Pages {
             free: self.backend.free_pages(),
             cached: self.backend.cached_pages(),
-            total: self.shared.bounds.pages,
+            total: self.shared.capacity.pages,
         };
         self.shared.inbox().status = self.status.clone();
         for (events, event) in self.last.drain(..) {

@@ -6,35 +6,35 @@ use std::time::Duration;
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Status {
     /// Requests that wait, with those that were set back.
-    pub queued: usize,
+    pub waiting: usize,
     /// Requests whose prompt is being read.
-    pub reading: usize,
+    pub prefilling: usize,
     /// Requests whose answer is being written.
-    pub writing: usize,
+    pub decoding: usize,
     /// Pages of the KV cache.
     pub pages: Pages,
     /// Whether nothing new is taken any more.
     pub draining: bool,
     /// Tokens read so far, those that were read again counted again.
-    pub read: u64,
+    pub prompt_tokens: u64,
     /// Tokens that needed no reading so far, those of requests that were set back counted again.
-    pub cached: u64,
+    pub cached_tokens: u64,
     /// Tokens written so far.
-    pub written: u64,
+    pub generation_tokens: u64,
     /// Steps so far.
     pub steps: u64,
     /// Rows of all steps so far: tokens that were read, and one for each who wrote.
     pub rows: u64,
     /// Rows of the last step.
-    pub last_rows: u64,
+    pub last_step_rows: u64,
     /// What steps had to read of memory, those in which no prompt was read.
-    pub traffic: Traffic,
+    pub memory_traffic: MemoryTraffic,
     /// Sequences that were begun so far, those of requests that were set back counted again.
-    pub starts: u64,
+    pub sequences_started: u64,
     /// Of those, the ones that began with text that was known.
-    pub hits: u64,
+    pub prefix_cache_hits: u64,
     /// How often a request was set back, to read again what it had read: for want of pages or of memory, or by a lost device.
-    pub set_back: u64,
+    pub preemptions: u64,
     /// Requests whose answer became whole.
     pub finished: u64,
     /// Requests that failed.
@@ -42,17 +42,17 @@ pub struct Status {
     /// Requests whose answer was dropped before its end.
     pub cancelled: u64,
     /// Requests that were not taken.
-    pub refused: u64,
+    pub rejected: u64,
     /// How often the device was lost.
-    pub lost: u64,
+    pub devices_lost: u64,
     /// Whether it is lost now, and not put back yet.
-    pub device_gone: bool,
+    pub device_lost: bool,
     /// From a request's arrival to its first token.
-    pub first_token: Times,
+    pub time_to_first_token: Histogram,
     /// From a token to the next of the same answer. Of a run's tokens, which come together, each has its share.
-    pub between_tokens: Times,
+    pub inter_token_latency: Histogram,
     /// From a request's arrival to its answer being whole.
-    pub whole: Times,
+    pub request_latency: Histogram,
 }
 
 /// Pages of the KV cache.
@@ -69,7 +69,7 @@ pub struct Pages {
 /// What steps that only write had to read: all weights, and the keys and values of everyone. They are bound by that; a step that reads a
 /// prompt is bound by arithmetic, and counts for nothing here.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Traffic {
+pub struct MemoryTraffic {
     /// Bytes so far.
     pub bytes: u64,
     /// The time of those steps, as the host sees it.
@@ -78,7 +78,7 @@ pub struct Traffic {
     recent: (f64, f64),
 }
 
-impl Traffic {
+impl MemoryTraffic {
     /// What lies so many seconds of such steps back counts for a third.
     const FADES: f64 = 10.0;
 
@@ -98,15 +98,15 @@ impl Traffic {
 
 /// How long something took each time: a small histogram.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Times {
+pub struct Histogram {
     sum: Duration,
     /// How many were at most as long as the bound of the same place and longer than that of the place before; the last place is for those
     /// longer than all bounds.
-    counts: [u64; Times::BOUNDS.len() + 1],
+    counts: [u64; Histogram::BOUNDS.len() + 1],
 }
 
-impl Times {
-    /// Bounds in milliseconds: a token of a small model, a second, a long prompt.
+impl Histogram {
+    /// Capacity in milliseconds: a token of a small model, a second, a long prompt.
     const BOUNDS: [u64; 14] =
         [5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 30_000, 60_000, 300_000];
 
@@ -148,7 +148,7 @@ mod tests {
 
     #[test]
     fn what_is_long_ago_does_not_count_for_the_speed_of_late() {
-        let mut traffic = Traffic::default();
+        let mut traffic = MemoryTraffic::default();
         assert_eq!(traffic.bytes_per_second(), None);
         traffic.note(500, Duration::from_secs(1));
         assert_eq!(traffic.bytes_per_second(), Some(500.0));
@@ -160,7 +160,7 @@ mod tests {
 
     #[test]
     fn times_are_counted_up_to_their_bound() {
-        let mut times = Times::default();
+        let mut times = Histogram::default();
         assert_eq!(times.mean(), None);
         times.note(Duration::from_millis(5), 2);
         times.note(Duration::from_millis(6), 1);

@@ -18,63 +18,66 @@ use std::{
 use model::pages::Kind;
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
-use crate::{Answer, Backend, Bounds, Chunk, Event, Fault, Finish, Mixed, Next, Request, Sampled, Sampling};
+use crate::{
+    Backend, BackendError, Capacity, Chunk, Event, EventStream, FinishReason, Mixed, Next, Request, Sampled,
+    Sampling,
+};
 
 use ledger::{FNV_START, Ledger, SharedLedger, fnv, locked};
 
-pub use every::Every;
-pub use ledger::PlainSequence;
+pub use every::EveryNth;
+pub use ledger::MockSequence;
 
 /// Both ends of an answer, for tests of what is made of answers. That the answer was dropped shows at the sender.
-pub fn answer() -> (UnboundedSender<Event>, Answer) {
+pub fn event_stream() -> (UnboundedSender<Event>, EventStream) {
     let (events, answer) = unbounded_channel();
-    (events, Answer::new(answer, Arc::default()))
+    (events, EventStream::new(answer, Arc::default()))
 }
 
 /// What a plain backend is made for.
 #[derive(Clone, Debug)]
-pub struct PlainOptions {
+pub struct MockOptions {
     /// Sequences, context, vocabulary and pages.
-    pub bounds: Bounds,
+    pub capacity: Capacity,
     /// Positions that a position sees in layers with a window.
     pub window: u32,
     /// Most tokens that a step reads.
-    pub chunk: usize,
+    pub prefill_chunk: usize,
     /// Most steps of a run.
-    pub steps: usize,
+    pub max_steps: usize,
     /// Most sequences of a run.
-    pub at_once: usize,
+    pub decode_batch: usize,
     /// What every answer says, whatever the prompt, for tests of what is made of tokens; put a token that ends it last. Without one the
     /// tokens are like drawn by lot, and follow from the prompt and the seed.
     pub script: Vec<u32>,
     /// How long a step takes.
-    pub delay: Duration,
+    pub step_delay: Duration,
     /// Sequences of a step that there is memory for.
-    pub crowd: usize,
+    pub max_sequences_per_step: usize,
     /// What goes wrong, by the number of the call of `start`, `mixed`, `run`, `recount`, `probe` or `revive` that it happens in: the first is 0.
-    pub faults: BTreeMap<u64, Fault>,
+    pub errors: BTreeMap<u64, BackendError>,
 }
 
-impl Default for PlainOptions {
+impl Default for MockOptions {
     fn default() -> Self {
         Self {
-            bounds: Bounds {
-                sequences: 4,
-                context: 256,
-                vocab: 1000,
-                page: 8,
+            capacity: Capacity {
+                max_sequences: 4,
+                context_length: 256,
+                vocab_size: 1000,
+                page_size: 8,
                 pages: 4 * 256 / 8,
-                chunks: 3,
-                prefix: true,
+                max_chunks_per_step: 3,
+                prefix_cache: true,
             },
             window: 24,
-            chunk: 16,
-            steps: 4,
-            at_once: usize::MAX,
+            prefill_chunk: 16,
+            max_steps: 4,
+            decode_batch: usize::MAX,
             script: vec![],
-            delay: Duration::ZERO,
-            crowd: usize::MAX,
-            faults: BTreeMap::new(),
+            step_delay: Duration::ZERO,
+            max_sequences_per_step: usize::MAX,
+            errors: BTreeMap::new(),
         }
     }
 }
@@ -99,9 +102,9 @@ pub struct Start {
 
 /// Looks into a backend that an engine owns.
 #[derive(Clone, Debug)]
-pub struct Watch(SharedLedger);
+pub struct Inspector(SharedLedger);
 
-impl Watch {
+impl Inspector {
     /// Pages that no sequence holds.
     pub fn free_pages(&self) -> u32 {
         locked(&self.0).free()
@@ -128,7 +131,7 @@ impl Watch {
     }
 }
 
-impl PlainOptions {
+impl MockOptions {
     /// The token that follows these.
     fn following(&self, tokens: &[u32], seed: u64) -> u32 {
         // As far into the script as the end of the tokens is: so a sequence that is read again goes on where it was.
@@ -138,43 +141,43 @@ impl PlainOptions {
         }
         let start = fnv(FNV_START, seed);
         let hash = tokens.iter().fold(start, |hash, token| fnv(hash, u64::from(*token)));
-        ((hash >> 20) % u64::from(self.bounds.vocab)) as u32
+        ((hash >> 20) % u64::from(self.capacity.vocab_size)) as u32
     }
 
     /// The same, or the next above it that a mask allows.
     fn allowed(&self, tokens: &[u32], seed: u64, mask: Option<&[u32]>) -> u32 {
-        let (first, vocab) = (self.following(tokens, seed), self.bounds.vocab);
+        let (first, vocab) = (self.following(tokens, seed), self.capacity.vocab_size);
         let allows =
             |token: &u32| mask.is_none_or(|mask| mask[*token as usize / 32] >> (token % 32) & 1 == 1);
         (first..vocab).chain(0..first).find(allows).expect("a mask allows some token")
     }
 
     /// The answer to a request as if it were alone: its tokens, and why it ends. Panics where its grammar fails.
-    pub fn alone(&self, request: &Request) -> (Vec<u32>, Finish) {
+    pub fn alone(&self, request: &Request) -> (Vec<u32>, FinishReason) {
         let mut text = request.prompt.clone();
         let mut written = vec![];
         let mut guide = request.grammar.clone();
-        let mut mask = vec![0; self.bounds.vocab.div_ceil(32) as usize];
+        let mut mask = vec![0; self.capacity.vocab_size.div_ceil(32) as usize];
         loop {
             if let Some(guide) = &mut guide {
                 guide.mask(&mut mask).expect("a mask");
             }
             let token = self.allowed(&text, request.sampling.seed, guide.is_some().then_some(&mask));
-            if request.ends.contains(&token) {
-                return (written, Finish::End);
+            if request.stop_token_ids.contains(&token) {
+                return (written, FinishReason::Stop);
             }
             written.push(token);
             if let Some(guide) = &mut guide {
                 guide.accept(token).expect("a token that the mask allows");
                 if guide.is_over() {
-                    return (written, Finish::End);
+                    return (written, FinishReason::Stop);
                 }
             }
-            if written.len() == request.most.get() as usize {
-                return (written, Finish::Length);
+            if written.len() == request.max_tokens.get() as usize {
+                return (written, FinishReason::MaxTokens);
             }
-            if text.len() == self.bounds.context as usize {
-                return (written, Finish::Context);
+            if text.len() == self.capacity.context_length as usize {
+                return (written, FinishReason::ContextLength);
             }
             text.push(token);
         }
@@ -183,64 +186,64 @@ impl PlainOptions {
 
 /// The backend.
 #[derive(Debug)]
-pub struct Plain {
-    options: PlainOptions,
+pub struct MockBackend {
+    options: MockOptions,
     calls: u64,
     ledger: SharedLedger,
 }
 
-impl Plain {
+impl MockBackend {
     /// Panics where the pages are too few for one sequence.
-    pub fn new(options: PlainOptions) -> Self {
+    pub fn new(options: MockOptions) -> Self {
         let ledger = Arc::new(Mutex::new(Ledger::new(&options)));
         Self { options, calls: 0, ledger }
     }
 
     /// What it was made for.
-    pub fn options(&self) -> &PlainOptions {
+    pub fn options(&self) -> &MockOptions {
         &self.options
     }
 
     /// Looks into it when an engine has it.
-    pub fn watch(&self) -> Watch {
-        Watch(self.ledger.clone())
+    pub fn inspector(&self) -> Inspector {
+        Inspector(self.ledger.clone())
     }
 
     /// What goes wrong with this call.
-    fn call(&mut self) -> Result<(), Fault> {
-        let fault = self.options.faults.get(&self.calls);
+    fn call(&mut self) -> Result<(), BackendError> {
+        let fault = self.options.errors.get(&self.calls);
         self.calls += 1;
-        if let Some(Fault::Lost(_)) = fault {
+        if let Some(BackendError::DeviceLost(_)) = fault {
             locked(&self.ledger).lost = true;
         }
         fault.map_or(Ok(()), |fault| Err(fault.clone()))
     }
 
-    fn step(&mut self, sequences: usize) -> Result<(), Fault> {
+    fn step(&mut self, sequences: usize) -> Result<(), BackendError> {
         assert!(!locked(&self.ledger).lost, "a step on a lost device");
         self.call()?;
-        if sequences > self.options.crowd {
-            return Err(Fault::OutOfMemory(format!("no memory for a step of {sequences} sequences")));
+        if sequences > self.options.max_sequences_per_step {
+            return Err(BackendError::OutOfMemory(format!("no memory for a step of {sequences} sequences")));
         }
-        thread::sleep(self.options.delay);
+        thread::sleep(self.options.step_delay);
         Ok(())
     }
 
-    fn sampled(&self, sequence: &PlainSequence, sampling: &Sampling, mask: Option<&[u32]>) -> Sampled {
+    fn sampled(&self, sequence: &MockSequence, sampling: &Sampling, mask: Option<&[u32]>) -> Sampled {
         sequence.check();
-        let bounds = self.options.bounds;
+        let capacity = self.options.capacity;
         assert!(
-            mask.is_none_or(|mask| mask.len() == bounds.vocab.div_ceil(32) as usize),
+            mask.is_none_or(|mask| mask.len() == capacity.vocab_size.div_ceil(32) as usize),
             "a mask of another length"
         );
         let token = self.options.allowed(&sequence.tokens, sampling.seed, mask);
         let logprob = |token: u32| -(token as f32) / 1000.0;
-        let top = (0..sampling.top.min(bounds.vocab)).map(|token| (token, logprob(token))).collect();
+        let top = (0..sampling.top.min(capacity.vocab_size)).map(|token| (token, logprob(token))).collect();
         Sampled { token, logprob: logprob(token), top }
     }
 
     /// Makes room for so many steps of all; nothing changes on an error.
-    fn extend_all(&self, writing: &mut [Next<'_, PlainSequence>], steps: usize) -> Result<(), Fault> {
+    fn extend_all(&self, writing: &mut [Next<'_, MockSequence>], steps: usize) -> Result<(), BackendError> {
         for next in writing.iter() {
             // Which mask that token was chosen with is not known here.
             let known = next.mask.is_none();
@@ -255,25 +258,25 @@ impl Plain {
     }
 
     /// One token more of a sequence.
-    fn write(&self, next: &mut Next<'_, PlainSequence>) -> Sampled {
+    fn write(&self, next: &mut Next<'_, MockSequence>) -> Sampled {
         next.sequence.write(&[next.token]);
         let sampled = self.sampled(next.sequence, next.sampling, next.mask);
         next.token = sampled.token;
         sampled
     }
 
-    fn log(&self, writing: usize, chunks: &[Chunk<'_, PlainSequence>]) {
-        let read = |chunk: &Chunk<'_, PlainSequence>| (chunk.sequence.tokens.len(), chunk.tokens.to_vec());
+    fn log(&self, writing: usize, chunks: &[Chunk<'_, MockSequence>]) {
+        let read = |chunk: &Chunk<'_, MockSequence>| (chunk.sequence.tokens.len(), chunk.tokens.to_vec());
         let chunks = chunks.iter().map(read).collect();
         locked(&self.ledger).log.push(Step { writing, chunks });
     }
 }
 
-impl Backend for Plain {
-    type Sequence = PlainSequence;
+impl Backend for MockBackend {
+    type Sequence = MockSequence;
 
-    fn bounds(&self) -> Bounds {
-        self.options.bounds
+    fn capacity(&self) -> Capacity {
+        self.options.capacity
     }
 
     fn free_pages(&self) -> u32 {
@@ -288,7 +291,7 @@ impl Backend for Plain {
         locked(&self.ledger).pages.shared(text)
     }
 
-    fn start(&mut self, text: &[u32]) -> Result<(PlainSequence, usize), Fault> {
+    fn start(&mut self, text: &[u32]) -> Result<(MockSequence, usize), BackendError> {
         self.call()?;
         let mut ledger = locked(&self.ledger);
         assert!(!ledger.lost, "a sequence of a lost device");
@@ -298,22 +301,22 @@ impl Backend for Plain {
         assert!(held < text.len(), "nothing is left to read");
         ledger.starts.push(Start { text: text.to_vec(), held });
         let (tokens, age) = (text[..held].to_vec(), ledger.age);
-        let sequence = PlainSequence { tokens, held: sequence, age, ledger: self.ledger.clone() };
+        let sequence = MockSequence { tokens, held: sequence, age, ledger: self.ledger.clone() };
         drop(ledger);
         sequence.check();
         Ok((sequence, held))
     }
 
     fn chunk(&self, _writing: usize, _depth: u32, _within: Duration) -> usize {
-        self.options.chunk
+        self.options.prefill_chunk
     }
 
     fn at_once(&self, writing: usize) -> usize {
-        writing.min(self.options.at_once)
+        writing.min(self.options.decode_batch)
     }
 
     fn steps(&self, _writing: usize) -> usize {
-        self.options.steps
+        self.options.max_steps
     }
 
     fn step_bytes(&self, depths: &[u32]) -> u64 {
@@ -323,12 +326,16 @@ impl Backend for Plain {
 
     fn mixed(
         &mut self,
-        writing: &mut [Next<'_, PlainSequence>],
-        chunks: &mut [Chunk<'_, PlainSequence>],
-    ) -> Result<Mixed, Fault> {
+        writing: &mut [Next<'_, MockSequence>],
+        chunks: &mut [Chunk<'_, MockSequence>],
+    ) -> Result<Mixed, BackendError> {
         let tokens: usize = chunks.iter().map(|chunk| chunk.tokens.len()).sum();
-        assert!((1..=self.options.bounds.chunks as usize).contains(&chunks.len()), "{} chunks", chunks.len());
-        assert!(tokens <= self.options.chunk, "chunks of {tokens} tokens");
+        assert!(
+            (1..=self.options.capacity.max_chunks_per_step as usize).contains(&chunks.len()),
+            "{} chunks",
+            chunks.len()
+        );
+        assert!(tokens <= self.options.prefill_chunk, "chunks of {tokens} tokens");
         assert!(chunks.iter().all(|chunk| !chunk.tokens.is_empty()), "a chunk of nothing");
         self.step(writing.len() + chunks.len())?;
         self.extend_all(writing, 1)?;
@@ -350,10 +357,10 @@ impl Backend for Plain {
 
     fn run(
         &mut self,
-        writing: &mut [Next<'_, PlainSequence>],
+        writing: &mut [Next<'_, MockSequence>],
         most: usize,
         ends: &[&[u32]],
-    ) -> Result<Vec<Vec<Sampled>>, Fault> {
+    ) -> Result<Vec<Vec<Sampled>>, BackendError> {
         assert!(!writing.is_empty() && most > 0 && ends.len() == writing.len());
         assert!(
             most == 1 || writing.iter().all(|next| next.mask.is_none()),
@@ -377,10 +384,10 @@ impl Backend for Plain {
 
     fn recount(
         &mut self,
-        sequence: &mut PlainSequence,
+        sequence: &mut MockSequence,
         prompt: &[u32],
         written: &[u32],
-    ) -> Result<(), Fault> {
+    ) -> Result<(), BackendError> {
         let held = written.split_last().map_or(&[][..], |(_, held)| held);
         self.call()?;
         assert_eq!(sequence.tokens, [prompt, held].concat(), "counts of another sequence");
@@ -388,18 +395,18 @@ impl Backend for Plain {
         Ok(())
     }
 
-    fn probe(&mut self) -> Result<(), Fault> {
+    fn probe(&mut self) -> Result<(), BackendError> {
         assert!(!locked(&self.ledger).lost, "a probe of a lost device");
         self.call()
     }
 
-    fn revive(&mut self) -> Result<(), Fault> {
+    fn revive(&mut self) -> Result<(), BackendError> {
         assert!(locked(&self.ledger).lost, "nothing is lost");
         self.call()?;
         let mut ledger = locked(&self.ledger);
         assert_eq!(
             (ledger.free(), ledger.sequences),
-            (ledger.bounds.pages, 0),
+            (ledger.capacity.pages, 0),
             "sequences of a lost device are kept"
         );
         ledger.clear();

@@ -7,14 +7,15 @@ mod common;
 use std::{num::NonZeroU32, path::Path, sync::Arc, time::Duration};
 
 use common::{Fixture, limits, load};
-use engine::{Answer, Engine, Event, Finish, Gpu, Options, Request, Sampling};
+use engine::{Engine, Event, EventStream, FinishReason, GpuBackend, Options, Request, Sampling};
 use grammar::Grammars;
 use model::{Limits, Model, Runner, language::Language};
 use serde_json::{Map, Value, json};
 use text::{Shown, Special};
 use weights::Checkpoint;
 
-const OPTIONS: Options = Options { queue: 256, beside: Duration::ZERO, alone: Duration::ZERO };
+const OPTIONS: Options =
+    Options { queue_capacity: 256, mixed_step_budget: Duration::ZERO, prefill_step_budget: Duration::ZERO };
 
 const PATTERNS: [&str; 3] = ["^[a-c]{2,4}$", "^(no|maybe)$", r"^\d{3}-\d{2}$"];
 
@@ -134,15 +135,16 @@ impl Served {
         let language = Language::of(&Checkpoint::open(path).unwrap()).unwrap();
         let grammars = Grammars::new(&language.tokenizer, model.config.vocab, &language.ends).unwrap();
         let runner = Runner::new(model, limits).unwrap();
-        let engine = Engine::start(Gpu::new(runner, || Err(model::Error::Cancelled)), OPTIONS).unwrap();
+        let engine =
+            Engine::start(GpuBackend::new(runner, || Err(model::Error::Cancelled)), OPTIONS).unwrap();
         Self { engine, language, grammars }
     }
 
-    fn ask(&self, prompt: Vec<u32>, most: u32, sampling: Sampling, schema: &Value) -> Answer {
+    fn ask(&self, prompt: Vec<u32>, most: u32, sampling: Sampling, schema: &Value) -> EventStream {
         let grammar = self.grammars.json_schema(schema).unwrap_or_else(|error| panic!("{schema}: {error}"));
         let request = Request {
             sampling,
-            ends: self.language.ends.clone(),
+            stop_token_ids: self.language.ends.clone(),
             grammar: Some(Box::new(grammar.matcher())),
             ..Request::new(prompt, NonZeroU32::new(most).unwrap())
         };
@@ -150,13 +152,13 @@ impl Served {
     }
 
     /// The text of an answer, which must end by itself.
-    fn text(&self, answer: &mut Answer) -> String {
+    fn text(&self, answer: &mut EventStream) -> String {
         let mut tokens = vec![];
         loop {
             match answer.blocking_next().unwrap() {
                 Event::Started { .. } => {}
                 Event::Token(token) => tokens.push(token.id),
-                Event::Finished { finish: Finish::End, .. } => {
+                Event::Finished { reason: FinishReason::Stop, .. } => {
                     return self.language.tokenizer.decode(&tokens, Shown::Text);
                 }
                 last => {
@@ -182,7 +184,7 @@ fn answers_of_random_schemas_parse_and_validate() {
     let limits = Limits { page: 16, pages: Some(36), ..limits(16, 512, 32) };
     let served = Served::new(load(&device, &fixture.path), &fixture.path, limits);
     let mut random = Random(20);
-    let asked: Vec<(Value, Answer)> = (0..200)
+    let asked: Vec<(Value, EventStream)> = (0..200)
         .map(|seed| {
             let schema = if seed % 2 == 0 { random.object(3, 4) } else { random.schema(3) };
             let prompt =
@@ -201,9 +203,12 @@ fn answers_of_random_schemas_parse_and_validate() {
         check(&schema, &served.text(&mut answer));
     }
     let status = served.engine.status();
-    eprintln!("{} tokens in {} steps, {} set back", status.written, status.steps, status.set_back);
+    eprintln!(
+        "{} tokens in {} steps, {} set back",
+        status.generation_tokens, status.steps, status.preemptions
+    );
     assert_eq!((status.finished, status.pages.free), (200, status.pages.total));
-    assert!(status.set_back > 0, "pages were enough for all");
+    assert!(status.preemptions > 0, "pages were enough for all");
     served.engine.stop();
 }
 
@@ -268,11 +273,12 @@ fn the_real_model_writes_json_by_schemas() {
         (colour, "What is the colour of grass?"),
         (numbers, "Name three numbers."),
     ];
-    let mut answers: Vec<(Value, Answer)> = (0..)
+    let mut answers: Vec<(Value, EventStream)> = (0..)
         .zip(asked)
         .map(|(seed, (schema, text))| {
-            let text =
-                format!("<start_of_turn>user\n{text} Answer in JSON.<end_of_turn>\n<start_of_turn>model\n");
+            let text = format!(
+                "<start_of_turn>user\n{text} EventStream in JSON.<end_of_turn>\n<start_of_turn>model\n"
+            );
             let mut prompt: Vec<u32> = served.language.tokenizer.bos().into_iter().collect();
             prompt.extend(served.language.tokenizer.encode(&text, Special::Parse));
             let sampling = Sampling { temperature: 1.0, top_k: 64, top_p: 0.95, seed, ..Sampling::default() };

@@ -12,12 +12,15 @@ use std::{
 };
 
 use common::{Fixture, limits, load, load_alone};
-use engine::{Answer, Engine, Event, Failure, Finish, Gpu, Options, Request, Sampling};
+use engine::{
+    Engine, Event, EventStream, FinishReason, GpuBackend, Options, Request, RequestError, Sampling,
+};
 use gpu::Fault;
 use model::{Limits, Model, Runner, generate};
 
 /// Steps on this driver are slow, and how slow depends on who else is there: chunks are as short as can be.
-const OPTIONS: Options = Options { queue: 64, beside: Duration::ZERO, alone: Duration::ZERO };
+const OPTIONS: Options =
+    Options { queue_capacity: 64, mixed_step_budget: Duration::ZERO, prefill_step_budget: Duration::ZERO };
 
 const NAME: &str = "gguf_q8_0";
 
@@ -42,13 +45,13 @@ fn requests(ids: &[u32]) -> [Request; 5] {
 fn alone(model: &Arc<Model>, limits: Limits, request: &Request) -> Vec<u32> {
     let mut runner = Runner::new(model.clone(), limits).unwrap();
     let mut sequence = runner.start().unwrap();
-    let Request { prompt, most, sampling, ends, .. } = request;
+    let Request { prompt, max_tokens: most, sampling, stop_token_ids: ends, .. } = request;
     let request = generate::Request { prompt, most: most.get() as usize, sampling, ends };
     let each = |_| ControlFlow::Continue(());
     generate::generate(&mut runner, &mut sequence, &request, each).unwrap().tokens
 }
 
-fn listen(answer: &mut Answer) -> (Vec<u32>, Event) {
+fn listen(answer: &mut EventStream) -> (Vec<u32>, Event) {
     let mut tokens = vec![];
     loop {
         match answer.blocking_next().unwrap() {
@@ -62,16 +65,16 @@ fn listen(answer: &mut Answer) -> (Vec<u32>, Event) {
 /// A runner whose device is never lost.
 fn start(model: &Arc<Model>, limits: Limits) -> Engine {
     let runner = Runner::new(model.clone(), limits).unwrap();
-    Engine::start(Gpu::new(runner, || Err(model::Error::Cancelled)), OPTIONS).unwrap()
+    Engine::start(GpuBackend::new(runner, || Err(model::Error::Cancelled)), OPTIONS).unwrap()
 }
 
 fn check_all(engine: &Engine, requests: &[Request], expected: &[Vec<u32>]) {
-    let mut answers: Vec<Answer> =
+    let mut answers: Vec<EventStream> =
         requests.iter().map(|request| engine.submit(request.clone()).unwrap()).collect();
     for (number, (answer, expected)) in answers.iter_mut().zip(expected).enumerate() {
         let (tokens, last) = listen(answer);
         assert_eq!(&tokens, expected, "request {number}");
-        assert!(matches!(last, Event::Finished { finish: Finish::Length, .. }), "{last:?}");
+        assert!(matches!(last, Event::Finished { reason: FinishReason::MaxTokens, .. }), "{last:?}");
     }
     let pages = engine.status().pages;
     assert_eq!(pages.free, pages.total);
@@ -89,7 +92,7 @@ fn five_together_get_the_tokens_that_each_gets_alone() {
         let expected = requests.each_ref().map(|request| alone(&model, limits, request));
         let engine = start(&model, limits);
         check_all(&engine, &requests, &expected);
-        assert_eq!(engine.status().set_back, 0);
+        assert_eq!(engine.status().preemptions, 0);
         engine.stop();
     }
 }
@@ -105,7 +108,7 @@ fn too_few_pages_for_all_give_the_same_tokens() {
     let expected = requests.each_ref().map(|request| alone(&model, limits, request));
     let engine = start(&model, limits);
     check_all(&engine, &requests, &expected);
-    assert!(engine.status().set_back > 0, "{:?}", engine.status());
+    assert!(engine.status().preemptions > 0, "{:?}", engine.status());
     engine.stop();
 }
 
@@ -121,7 +124,7 @@ fn penalties_know_what_was_written_before_a_request_was_set_back() {
     let expected = requests.each_ref().map(|request| alone(&model, limits, request));
     let engine = start(&model, limits);
     check_all(&engine, &requests, &expected);
-    assert_eq!(engine.status().set_back, 1);
+    assert_eq!(engine.status().preemptions, 1);
     engine.stop();
 }
 
@@ -140,7 +143,7 @@ fn a_dropped_answer_gives_its_pages_back() {
         std::thread::sleep(Duration::from_millis(1));
     }
     let status = engine.status();
-    assert_eq!((status.pages.free, status.writing), (status.pages.total, 0));
+    assert_eq!((status.pages.free, status.decoding), (status.pages.total, 0));
     engine.stop();
 }
 
@@ -155,10 +158,14 @@ fn a_long_prompt_does_not_stop_those_who_write() {
     let (tokens, _) = listen(&mut submit(&fixture.ids, 1));
     let status = engine.status();
     // The long one begins as the first does, with a page.
-    assert_eq!((tokens.len(), status.read, status.cached), (1, 4 + 5 + 296, 4));
+    assert_eq!((tokens.len(), status.prompt_tokens, status.cached_tokens), (1, 4 + 5 + 296, 4));
     // 300 tokens in chunks of at most 16, and in each of those steps a token of both.
-    assert!(status.written > 2 * 300 / 16, "{} tokens while the prompt was read", status.written);
-    assert_eq!(status.writing, 2);
+    assert!(
+        status.generation_tokens > 2 * 300 / 16,
+        "{} tokens while the prompt was read",
+        status.generation_tokens
+    );
+    assert_eq!(status.decoding, 2);
     engine.stop();
 }
 
@@ -179,25 +186,26 @@ fn a_lost_device_is_put_back_and_no_stream_shows_it() {
     let runner = Runner::new(model, limits).unwrap();
     let path = fixture.path.clone();
     device.inject(Fault::DeviceLost { submission: 12 });
-    let engine = Engine::start(Gpu::new(runner, move || reload(&path, limits)), OPTIONS).unwrap();
+    let engine = Engine::start(GpuBackend::new(runner, move || reload(&path, limits)), OPTIONS).unwrap();
     check_all(&engine, &requests, &expected);
-    assert_eq!((engine.status().lost, engine.status().failed), (1, 0));
+    assert_eq!((engine.status().devices_lost, engine.status().failed), (1, 0));
     engine.stop();
 
     // One that does not come back is given up.
     let Some(device) = testkit::cpu_device_plain() else { return };
     let runner = Runner::new(load(&device, &fixture.path), limits).unwrap();
     device.inject(Fault::DeviceLost { submission: 3 });
-    let engine = Engine::start(Gpu::new(runner, || Err(gpu::Error::NoDriver.into())), OPTIONS).unwrap();
+    let engine =
+        Engine::start(GpuBackend::new(runner, || Err(gpu::Error::NoDriver.into())), OPTIONS).unwrap();
     let mut answer = engine.submit(requests[0].clone()).unwrap();
-    assert_eq!(listen(&mut answer).1, Event::Failed(Failure::DeviceLost));
+    assert_eq!(listen(&mut answer).1, Event::Failed(RequestError::DeviceLost));
     engine.stop();
 }
 
 /// A request's answer, and how many tokens of its prompt needed no reading.
 fn ask(engine: &Engine, request: &Request) -> (Vec<u32>, u32) {
     match listen(&mut engine.submit(request.clone()).unwrap()) {
-        (tokens, Event::Finished { usage, .. }) => (tokens, usage.cached),
+        (tokens, Event::Finished { usage, .. }) => (tokens, usage.cached_tokens),
         (_, last) => panic!("{last:?}"),
     }
 }
@@ -218,7 +226,7 @@ fn the_next_turn_of_a_chat_reads_only_what_is_new() {
             let before = engine.status();
             let (tokens, cached) = ask(&engine, &turn);
             assert_eq!(tokens, alone(&model, limits, &turn), "turn {number}");
-            let read = engine.status().read - before.read;
+            let read = engine.status().prompt_tokens - before.prompt_tokens;
             assert_eq!((cached, read), (known, turn.prompt.len() as u64 - u64::from(known)), "turn {number}");
             known = turn.prompt.len() as u32 + 19;
             turn.prompt.extend(tokens);
@@ -241,11 +249,11 @@ fn a_system_prompt_is_read_once_by_those_who_ask_together() {
     let engine = start(&model, limits);
     check_all(&engine, &requests, &expected);
     let status = engine.status();
-    assert_eq!((status.cached, status.set_back), (3 * 100, 0), "{status:?}");
+    assert_eq!((status.cached_tokens, status.preemptions), (3 * 100, 0), "{status:?}");
     engine.stop();
 
     let engine = start(&model, Limits { prefix: false, ..limits });
     check_all(&engine, &requests, &expected);
-    assert_eq!((engine.status().cached, engine.status().pages.cached), (0, 0));
+    assert_eq!((engine.status().cached_tokens, engine.status().pages.cached), (0, 0));
     engine.stop();
 }

@@ -10,7 +10,7 @@ use text::{CallPart, CallReader, Detokenizer, StopMatcher};
 use crate::error::Error;
 use crate::record::Record;
 use crate::told::{Tokens, Told};
-use engine::{Answer, Event, Failure, Finish, Usage};
+use engine::{Event, EventStream, FinishReason, RequestError, Usage};
 
 /// What comes of an answer. [`Piece::Ended`] or [`Piece::Failed`] is the last.
 #[derive(Debug)]
@@ -31,7 +31,7 @@ pub(crate) enum Piece {
 pub(crate) struct Choice {
     /// Which of the request's.
     pub(crate) index: u32,
-    pub(crate) answer: Answer,
+    pub(crate) answer: EventStream,
     pub(crate) text: Detokenizer,
     pub(crate) said: Said,
     pub(crate) usage: Usage,
@@ -58,20 +58,20 @@ impl Choice {
     /// Waits until it is begun; an error where it never will be.
     pub(crate) async fn begun(&mut self) -> Result<(), Error> {
         match self.answer.next().await {
-            Some(Event::Started { cached }) => {
-                self.usage.cached = cached;
+            Some(Event::Started { cached_tokens }) => {
+                self.usage.cached_tokens = cached_tokens;
                 Ok(())
             }
             Some(Event::Failed(failure)) => Err(self.failed(failure)),
-            other => Err(self.failed(Failure::Internal(format!("an answer began with {other:?}")))),
+            other => Err(self.failed(RequestError::Internal(format!("an answer began with {other:?}")))),
         }
     }
 
     /// What a client is told of a failure. What it must not be told goes to the log.
-    fn failed(&self, failure: Failure) -> Error {
+    fn failed(&self, failure: RequestError) -> Error {
         match failure {
-            Failure::Grammar(why) => Error::Format { param: self.said.held_by(), why },
-            Failure::Internal(what) => {
+            RequestError::Grammar(why) => Error::Format { param: self.said.held_by(), why },
+            RequestError::Internal(what) => {
                 tracing::error!(id = self.record.id, %what, "a request failed");
                 Error::Internal
             }
@@ -84,13 +84,15 @@ impl Choice {
         let next = tokio::time::timeout_at(self.deadline.into(), self.answer.next()).await;
         let event = match next {
             Ok(Some(event)) => event,
-            Ok(None) => Event::Failed(Failure::Internal("an answer ended without saying why".to_owned())),
-            Err(_) => Event::Failed(Failure::Deadline),
+            Ok(None) => {
+                Event::Failed(RequestError::Internal("an answer ended without saying why".to_owned()))
+            }
+            Err(_) => Event::Failed(RequestError::DeadlineExceeded),
         };
         match event {
-            Event::Started { cached } => self.usage.cached = cached,
+            Event::Started { cached_tokens } => self.usage.cached_tokens = cached_tokens,
             Event::Token(token) => {
-                self.usage.written += 1;
+                self.usage.completion_tokens += 1;
                 self.record.token();
                 let made = self.text.push(token.id);
                 if let Some(tokens) = &mut self.said.tokens {
@@ -98,19 +100,19 @@ impl Choice {
                 }
                 self.said.take(&made);
                 if self.said.stopped {
-                    self.answer.enough();
+                    self.answer.finish_early();
                     self.end("stop", self.usage);
                 }
             }
-            Event::Finished { finish, usage } => {
+            Event::Finished { reason, usage } => {
                 let mut held = String::new();
                 self.text.finish_to(&mut held);
                 self.said.take(&held);
                 self.said.finish();
-                let reason = match finish {
+                let reason = match reason {
                     _ if self.said.stopped => "stop",
-                    Finish::End if self.said.calls > 0 => "tool_calls",
-                    Finish::End => "stop",
+                    FinishReason::Stop if self.said.calls > 0 => "tool_calls",
+                    FinishReason::Stop => "stop",
                     _ => "length",
                 };
                 self.end(reason, usage);

@@ -7,7 +7,7 @@ use axum::http::header::{ALLOW, RETRY_AFTER, WWW_AUTHENTICATE};
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 
-use engine::{Failure, Refused};
+use engine::{RequestError, SubmitError};
 
 use crate::openai;
 
@@ -182,28 +182,30 @@ impl IntoResponse for Error {
     }
 }
 
-impl From<Refused> for Error {
-    fn from(refused: Refused) -> Error {
+impl From<SubmitError> for Error {
+    fn from(refused: SubmitError) -> Error {
         match refused {
-            Refused::QueueFull { retry_after } => Error::QueueFull(retry_after),
-            Refused::TooLong { tokens, context } => Error::TooLong { tokens, most: context },
-            Refused::Draining => Error::stopping(),
-            Refused::Invalid(message) => Error::Invalid { param: None, message },
+            SubmitError::QueueFull { retry_after } => Error::QueueFull(retry_after),
+            SubmitError::PromptTooLong { tokens, context_length } => {
+                Error::TooLong { tokens, most: context_length }
+            }
+            SubmitError::Draining => Error::stopping(),
+            SubmitError::Invalid(message) => Error::Invalid { param: None, message },
         }
     }
 }
 
-impl From<Failure> for Error {
-    fn from(failure: Failure) -> Error {
+impl From<RequestError> for Error {
+    fn from(failure: RequestError) -> Error {
         match failure {
-            Failure::DeviceLost => Error::DeviceLost,
-            Failure::OutOfMemory => Error::OutOfMemory,
-            Failure::Stopped => Error::stopping(),
-            Failure::Deadline => Error::Deadline,
-            Failure::NotFinite => Error::NotFinite,
-            Failure::Grammar(why) => Error::Format { param: "response_format", why },
+            RequestError::DeviceLost => Error::DeviceLost,
+            RequestError::OutOfMemory => Error::OutOfMemory,
+            RequestError::Stopped => Error::stopping(),
+            RequestError::DeadlineExceeded => Error::Deadline,
+            RequestError::NonFiniteLogits => Error::NotFinite,
+            RequestError::Grammar(why) => Error::Format { param: "response_format", why },
             // What it was is for the log alone: it may name files and devices.
-            Failure::Internal(_) => Error::Internal,
+            RequestError::Internal(_) => Error::Internal,
         }
     }
 }

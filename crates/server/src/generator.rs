@@ -2,16 +2,16 @@
 
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use engine::{Answer, Engine, Refused, Request, Status};
+use engine::{Engine, EventStream, Request, Status, SubmitError};
 use futures_util::future::{BoxFuture, FutureExt};
 
 /// Makes tokens. One for the whole server.
 pub trait Generator: Send + Sync + 'static {
     /// Takes a request, or says at once why not. Never waits.
-    fn submit(&self, request: Request) -> Result<Answer, Refused>;
+    fn submit(&self, request: Request) -> Result<EventStream, SubmitError>;
 
     /// Why no request would be taken now, whatever it were: a full queue is told before a body is read. Cheap.
-    fn refuses(&self) -> Option<Refused>;
+    fn refuses(&self) -> Option<SubmitError>;
 
     /// How things stand.
     fn status(&self) -> Status;
@@ -43,12 +43,12 @@ pub struct Gauge {
 }
 
 impl Generator for Engine {
-    fn submit(&self, request: Request) -> Result<Answer, Refused> {
+    fn submit(&self, request: Request) -> Result<EventStream, SubmitError> {
         Engine::submit(self, request)
     }
 
-    fn refuses(&self) -> Option<Refused> {
-        Engine::refuses(self)
+    fn refuses(&self) -> Option<SubmitError> {
+        Engine::would_reject(self)
     }
 
     fn gauges(&self) -> Vec<Gauge> {
@@ -64,13 +64,13 @@ impl Generator for Engine {
         match status {
             _ if status.draining => Some("it is about to stop".to_owned()),
             // What was taken is finished when it is back; what comes meanwhile is better sent elsewhere.
-            _ if status.device_gone => Some("the GPU was lost and is being put back".to_owned()),
+            _ if status.device_lost => Some("the GPU was lost and is being put back".to_owned()),
             _ => None,
         }
     }
 
     fn context(&self) -> u32 {
-        self.bounds().context
+        self.capacity().context_length
     }
 
     fn probe(&self) -> BoxFuture<'_, bool> {
@@ -113,13 +113,13 @@ impl Place {
 }
 
 impl Generator for Place {
-    fn submit(&self, request: Request) -> Result<Answer, Refused> {
+    fn submit(&self, request: Request) -> Result<EventStream, SubmitError> {
         // Nobody asks before it is ready; between the two, the only reason not to be is the end.
-        self.engine.get().map_or(Err(Refused::Draining), |engine| engine.submit(request))
+        self.engine.get().map_or(Err(SubmitError::Draining), |engine| engine.submit(request))
     }
 
-    fn refuses(&self) -> Option<Refused> {
-        self.engine.get().and_then(Engine::refuses)
+    fn refuses(&self) -> Option<SubmitError> {
+        self.engine.get().and_then(Engine::would_reject)
     }
 
     fn gauges(&self) -> Vec<Gauge> {

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use engine::{Status, Times};
+use engine::{Histogram, Status};
 
 use crate::generator::Gauge;
 
@@ -35,9 +35,9 @@ impl Metrics {
     pub(crate) fn text(&self, status: &Status, ready: bool, gauges: &[Gauge]) -> String {
         let mut page = Page(String::new());
         page.gauge("ready", "1 where requests are answered", u64::from(ready));
-        page.gauge("queued_requests", "Requests that wait", status.queued as u64);
-        page.gauge("reading_requests", "Requests whose prompts are read", status.reading as u64);
-        page.gauge("writing_requests", "Requests whose answers are written", status.writing as u64);
+        page.gauge("queued_requests", "Requests that wait", status.waiting as u64);
+        page.gauge("reading_requests", "Requests whose prompts are read", status.prefilling as u64);
+        page.gauge("writing_requests", "Requests whose answers are written", status.decoding as u64);
         page.gauge("kv_pages", "Pages of the KV cache", status.pages.total.into());
         page.gauge(
             "kv_pages_taken",
@@ -49,35 +49,43 @@ impl Metrics {
             "Pages of the KV cache that are kept for texts that begin alike, and free for others",
             status.pages.cached.into(),
         );
-        page.counter("prompt_tokens_read_total", "Tokens of prompts that were read", status.read);
-        page.counter("prompt_tokens_cached_total", "Tokens of prompts that needed no reading", status.cached);
-        page.counter("tokens_written_total", "Tokens of answers", status.written);
+        page.counter("prompt_tokens_read_total", "Tokens of prompts that were read", status.prompt_tokens);
+        page.counter(
+            "prompt_tokens_cached_total",
+            "Tokens of prompts that needed no reading",
+            status.cached_tokens,
+        );
+        page.counter("tokens_written_total", "Tokens of answers", status.generation_tokens);
         page.counter("steps_total", "Steps of the model", status.steps);
         page.counter(
             "rows_total",
             "Rows of all steps: tokens that were read, and one for each answer that was written",
             status.rows,
         );
-        page.gauge("step_rows", "Rows of the last step", status.last_rows);
+        page.gauge("step_rows", "Rows of the last step", status.last_step_rows);
         page.counter(
             "prefix_lookups_total",
             "Prompts that were looked up among texts that were read before",
-            status.starts,
+            status.sequences_started,
         );
         page.counter(
             "prefix_hits_total",
             "Of those, the ones whose beginning needed no reading",
-            status.hits,
+            status.prefix_cache_hits,
         );
         page.counter(
             "decode_read_bytes_total",
             "Bytes of weights, keys and values that steps without a prompt had to read",
-            status.traffic.bytes,
+            status.memory_traffic.bytes,
         );
         page.head("decode_seconds_total", "The time of those steps", "counter");
-        page.line("decode_seconds_total", "", &status.traffic.time.as_secs_f64());
-        page.counter("set_back_total", "Requests set back to read again what they had read", status.set_back);
-        page.counter("device_losses_total", "How often the GPU was lost", status.lost);
+        page.line("decode_seconds_total", "", &status.memory_traffic.time.as_secs_f64());
+        page.counter(
+            "set_back_total",
+            "Requests set back to read again what they had read",
+            status.preemptions,
+        );
+        page.counter("device_losses_total", "How often the GPU was lost", status.devices_lost);
         page.counter("tool_calls_total", "Calls of tools in answers", self.calls.load(Ordering::Relaxed));
         let outcomes = self.outcomes.lock().unwrap_or_else(PoisonError::into_inner);
         page.head("requests_total", "Requests to /v1 by how they ended", "counter");
@@ -93,20 +101,20 @@ impl Metrics {
             ("finished", status.finished),
             ("failed", status.failed),
             ("cancelled", status.cancelled),
-            ("refused", status.refused),
+            ("refused", status.rejected),
         ] {
             page.line("answers_total", &format!("{{end=\"{end}\"}}"), &count);
         }
         page.times(
             "first_token_seconds",
             "From an answer being asked of the engine to its first token",
-            &status.first_token,
+            &status.time_to_first_token,
         );
-        page.times("token_seconds", "Between the tokens of an answer", &status.between_tokens);
+        page.times("token_seconds", "Between the tokens of an answer", &status.inter_token_latency);
         page.times(
             "answer_seconds",
             "From an answer being asked of the engine to its last token",
-            &status.whole,
+            &status.request_latency,
         );
         let mut described = "";
         for Gauge { name, help, label, value } in gauges {
@@ -143,7 +151,7 @@ impl Page {
         self.line(name, "", &value);
     }
 
-    fn times(&mut self, name: &str, help: &str, times: &Times) {
+    fn times(&mut self, name: &str, help: &str, times: &Histogram) {
         self.head(name, help, "histogram");
         let bucket = format!("{name}_bucket");
         for (bound, within) in times.at_most() {

@@ -101,9 +101,9 @@ impl Asked {
                 sampling.seed = seed_of(seed, choice);
                 requests.push(Request {
                     prompt: prompt.clone(),
-                    most,
+                    max_tokens: most,
                     sampling,
-                    ends: model.ends.clone(),
+                    stop_token_ids: model.ends.clone(),
                     grammar: None,
                     deadline: None,
                 });

@@ -47,12 +47,12 @@ impl Record {
 
     /// A prompt of so many tokens was taken.
     pub(crate) fn prompt(&self, tokens: u32) {
-        self.with(|state| state.usage.prompt += tokens);
+        self.with(|state| state.usage.prompt_tokens += tokens);
     }
 
     /// So many tokens of it needed no reading.
     pub(crate) fn cached(&self, tokens: u32) {
-        self.with(|state| state.usage.cached += tokens);
+        self.with(|state| state.usage.cached_tokens += tokens);
     }
 
     /// A token came.
@@ -89,8 +89,8 @@ impl Drop for Record {
             method = self.method,
             path = self.path,
             model = state.model,
-            prompt_tokens = state.usage.prompt,
-            cached_tokens = state.usage.cached,
+            prompt_tokens = state.usage.prompt_tokens,
+            cached_tokens = state.usage.cached_tokens,
             answer_tokens = state.tokens,
             first_token_ms = first.map(milliseconds),
             total_ms = milliseconds(total),

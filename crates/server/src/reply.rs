@@ -51,7 +51,7 @@ impl Tally {
         let first = index.is_multiple_of(self.n);
         self.usage.add(usage, first);
         if first {
-            self.record.cached(usage.cached);
+            self.record.cached(usage.cached_tokens);
         }
     }
 }

@@ -318,7 +318,7 @@ impl App {
             if u32::is_multiple_of(index, n) {
                 record.prompt(prompt);
             }
-            let usage = Usage { prompt, ..Usage::default() };
+            let usage = Usage { prompt_tokens: prompt, ..Usage::default() };
             let record = record.clone();
             choices.push(Choice { index, answer, text, said, usage, deadline, record });
         }

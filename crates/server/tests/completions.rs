@@ -7,7 +7,7 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 use common::{CACHED, Fixture, MODEL, Mock, chat, completion, tokenizer};
-use engine::Failure;
+use engine::RequestError;
 use serde_json::{Value, json};
 use server::Config;
 
@@ -178,9 +178,13 @@ fn what_is_asked_of_sampling_reaches_the_generator() {
     assert_eq!((sampling.temperature, sampling.top_k, sampling.min_p), (0.5, 7, 0.25));
     assert!(sampling.top_p > 0.0 && sampling.top_p < 1e-30);
     assert_eq!((sampling.presence, sampling.frequency, sampling.repetition), (-2.0, 1.5, 1.25));
-    assert_eq!((sampling.seed, request.most.get()), (u64::MAX, 9));
+    assert_eq!((sampling.seed, request.max_tokens.get()), (u64::MAX, 9));
     assert_eq!(sampling.biases, [(7, -100.0), (8, 2.0)]);
-    assert!(request.ends.contains(&2) && request.ends.contains(&4), "{:?}", request.ends);
+    assert!(
+        request.stop_token_ids.contains(&2) && request.stop_token_ids.contains(&4),
+        "{:?}",
+        request.stop_token_ids
+    );
     assert!(request.deadline.is_some());
 }
 
@@ -190,7 +194,7 @@ fn whole_numbers_may_be_written_as_fractions() {
     let asked = json!({ "top_k": 7.0, "max_tokens": 5.0, "n": 1.0, "seed": -3.0, "prompt": [1.0, 8.0] });
     assert_eq!(server.post(TEXT, &completion(asked)).status, 200);
     let request = server.mock.seen.lock().unwrap().remove(0);
-    assert_eq!((request.sampling.top_k, request.most.get(), request.sampling.seed as i64), (7, 5, -3));
+    assert_eq!((request.sampling.top_k, request.max_tokens.get(), request.sampling.seed as i64), (7, 5, -3));
     assert_eq!(request.prompt, [1, 8]);
 }
 
@@ -200,7 +204,7 @@ fn more_tokens_than_there_is_room_for_are_no_error() {
     assert_eq!(server.post(CHAT, &chat(json!({ "max_tokens": 1_000_000 }))).status, 200);
     assert_eq!(server.post(CHAT, &chat(json!({}))).status, 200);
     for request in server.mock.seen.lock().unwrap().iter() {
-        assert_eq!(request.most.get() + request.prompt.len() as u32, 257);
+        assert_eq!(request.max_tokens.get() + request.prompt.len() as u32, 257);
     }
 }
 
@@ -239,13 +243,13 @@ fn characters_are_never_cut() {
 #[test]
 fn a_failure_is_a_status_before_the_stream_and_a_line_within_it() {
     for (failure, status, code) in [
-        (Failure::DeviceLost, 503, "device_lost"),
-        (Failure::NotFinite, 500, "not_finite"),
-        (Failure::OutOfMemory, 503, "out_of_memory"),
-        (Failure::Stopped, 503, "not_ready"),
-        (Failure::Deadline, 504, "deadline"),
-        (Failure::Grammar("too much work".to_owned()), 400, "format_failed"),
-        (Failure::Internal("secret".to_owned()), 500, "internal_error"),
+        (RequestError::DeviceLost, 503, "device_lost"),
+        (RequestError::NonFiniteLogits, 500, "not_finite"),
+        (RequestError::OutOfMemory, 503, "out_of_memory"),
+        (RequestError::Stopped, 503, "not_ready"),
+        (RequestError::DeadlineExceeded, 504, "deadline"),
+        (RequestError::Grammar("too much work".to_owned()), 400, "format_failed"),
+        (RequestError::Internal("secret".to_owned()), 500, "internal_error"),
     ] {
         let mut mock = Mock::new();
         mock.failure = Some((2, failure));

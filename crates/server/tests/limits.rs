@@ -7,7 +7,7 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use common::{Fixture, MODEL, Mock, chat, completion};
-use engine::Refused;
+use engine::SubmitError;
 use serde_json::{Value, json};
 use server::Config;
 
@@ -282,7 +282,7 @@ fn a_prompt_that_is_too_long_says_by_how_much() {
     assert!(message.contains("256 tokens") && message.contains("20"), "{message}");
     let usage = small.post(TEXT, &completion(json!({ "prompt": "a".repeat(19) }))).json()["usage"].take();
     assert_eq!((&usage["prompt_tokens"], &usage["completion_tokens"]), (&json!(20), &json!(6)));
-    *server.mock.refusal.lock().unwrap() = Some(Refused::TooLong { tokens: 9, context: 8 });
+    *server.mock.refusal.lock().unwrap() = Some(SubmitError::PromptTooLong { tokens: 9, context_length: 8 });
     server.post(CHAT, &chat(json!({}))).refused(400, "context_length_exceeded");
 }
 
@@ -290,15 +290,15 @@ fn a_prompt_that_is_too_long_says_by_how_much() {
 fn a_full_queue_says_when_to_come_back() {
     let server = Fixture::new();
     *server.mock.refusal.lock().unwrap() =
-        Some(Refused::QueueFull { retry_after: Duration::from_millis(1500) });
+        Some(SubmitError::QueueFull { retry_after: Duration::from_millis(1500) });
     for stream in [false, true] {
         let got = server.post(CHAT, &chat(json!({ "stream": stream })));
         got.refused(429, "queue_full");
         assert_eq!(got.headers["retry-after"], "2");
     }
-    *server.mock.refusal.lock().unwrap() = Some(Refused::Invalid("because".to_owned()));
+    *server.mock.refusal.lock().unwrap() = Some(SubmitError::Invalid("because".to_owned()));
     assert_eq!(server.post(CHAT, &chat(json!({}))).refused(400, "invalid_value").0, "because");
-    *server.mock.refusal.lock().unwrap() = Some(Refused::Draining);
+    *server.mock.refusal.lock().unwrap() = Some(SubmitError::Draining);
     server.post(CHAT, &chat(json!({}))).refused(503, "not_ready");
 }
 

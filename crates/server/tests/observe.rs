@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex};
 
 use common::{Fixture, Mock, chat, completion};
 use engine::{
-    Engine, Fault, Options,
-    testing::{Plain, PlainOptions},
+    BackendError, Engine, Options,
+    testing::{MockBackend, MockOptions},
 };
 use serde_json::{Value, json};
 use server::{Config, Place};
@@ -21,7 +21,7 @@ fn metrics_count_requests_and_show_the_generator() {
     let server = Fixture::new();
     {
         let mut status = server.mock.status.lock().unwrap();
-        (status.queued, status.written) = (3, 12345);
+        (status.waiting, status.generation_tokens) = (3, 12345);
     }
     assert_eq!(server.post(CHAT, &chat(json!({}))).status, 200);
     server.chunks(CHAT, &chat(json!({ "stream": true })));
@@ -72,15 +72,15 @@ fn an_engine_is_a_generator_from_the_moment_it_is_there() {
     ask().refused(503, "not_ready");
 
     // The third call is a step that finds the device lost; the answer is the same.
-    let plain = |faults| PlainOptions { faults, ..PlainOptions::default() };
-    let lost = [(2, Fault::Lost("lost".to_owned()))].into();
-    place.fill(Engine::start(Plain::new(plain(lost)), Options::default()).unwrap());
+    let plain = |faults| MockOptions { errors: faults, ..MockOptions::default() };
+    let lost = [(2, BackendError::DeviceLost("lost".to_owned()))].into();
+    place.fill(Engine::start(MockBackend::new(plain(lost)), Options::default()).unwrap());
     assert_eq!(server.get("/ready").json(), json!({ "status": "ready" }));
     let got = ask().json();
     assert_eq!(got["usage"]["completion_tokens"], 5, "{got}");
     let whole = Fixture::over(
         Mock::new(),
-        Arc::new(Engine::start(Plain::new(plain(Default::default())), Options::default()).unwrap()),
+        Arc::new(Engine::start(MockBackend::new(plain(Default::default())), Options::default()).unwrap()),
         Config::default(),
         None,
     );
@@ -118,10 +118,10 @@ fn an_engine_is_a_generator_from_the_moment_it_is_there() {
 
 #[test]
 fn a_lost_gpu_is_told_until_it_is_back() {
-    let lost = || Fault::Lost("lost".to_owned());
+    let lost = || BackendError::DeviceLost("lost".to_owned());
     // The first probe finds it lost, and the first attempt to put it back fails.
     let faults = [(0, lost()), (1, lost())].into();
-    let plain = Plain::new(PlainOptions { faults, ..PlainOptions::default() });
+    let plain = MockBackend::new(MockOptions { errors: faults, ..MockOptions::default() });
     let engine = Arc::new(Engine::start(plain, Options::default()).unwrap());
     let server = Fixture::over(Mock::new(), engine.clone(), Config::default(), None);
     let (message, _) = server.get("/ready").refused(503, "not_ready");

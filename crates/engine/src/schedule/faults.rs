@@ -4,7 +4,7 @@ use std::{collections::VecDeque, mem};
 
 use super::Scheduler;
 use crate::{
-    Backend, Failure, Fault,
+    Backend, BackendError, RequestError,
     job::{Ending, Job, Reading, Writing},
 };
 
@@ -22,7 +22,7 @@ impl<B: Backend> Scheduler<B> {
     }
 
     /// Lets penalties know what was written, and only that.
-    pub(super) fn recount(&mut self, writing: &mut Writing<B::Sequence>) -> Result<(), Fault> {
+    pub(super) fn recount(&mut self, writing: &mut Writing<B::Sequence>) -> Result<(), BackendError> {
         let Writing { job, sequence } = writing;
         match job.sampling().has_penalties() {
             true => self.backend.recount(sequence, &job.request.prompt, &job.written),
@@ -35,7 +35,7 @@ impl<B: Backend> Scheduler<B> {
         let mut waiting: VecDeque<_> = mem::take(&mut self.reading).into();
         while let Some(mut reading) = waiting.pop_front() {
             let mut recounted = self.recount_reader(&mut reading);
-            if recounted.as_ref().is_err_and(Fault::is_want)
+            if recounted.as_ref().is_err_and(BackendError::is_resource_exhausted)
                 && self.set_readers_back(waiting.drain(..).collect())
             {
                 // They may have left what it lacks.
@@ -43,13 +43,13 @@ impl<B: Backend> Scheduler<B> {
             }
             match recounted {
                 Ok(()) => self.reading.push(reading),
-                Err(Fault::Lost(text)) => {
+                Err(BackendError::DeviceLost(text)) => {
                     self.reading.push(reading);
                     self.reading.extend(waiting);
                     return self.lose(&text);
                 }
                 // It begins anew, with nothing counted, when one of the others has ended.
-                Err(fault) if fault.is_want() && self.under_way() > 0 => {
+                Err(fault) if fault.is_resource_exhausted() && self.under_way() > 0 => {
                     self.set_readers_back(vec![reading]);
                 }
                 Err(fault) => self.read_on(reading, Some(Ending::Failed(failure(fault)))),
@@ -57,7 +57,7 @@ impl<B: Backend> Scheduler<B> {
         }
     }
 
-    fn recount_reader(&mut self, reading: &mut Reading<B::Sequence>) -> Result<(), Fault> {
+    fn recount_reader(&mut self, reading: &mut Reading<B::Sequence>) -> Result<(), BackendError> {
         let Reading { job, sequence, text, read } = reading;
         match job.sampling().has_penalties() && job.written.is_empty() {
             true => self.backend.recount(sequence, &text[..*read], &[]),
@@ -80,8 +80,8 @@ impl<B: Backend> Scheduler<B> {
                     self.hand_to(writing, steps.concat());
                 }
                 // That is for the next round.
-                Err(Fault::NoPage | Fault::OutOfMemory(_)) => self.writing.push(writing),
-                Err(Fault::Lost(text)) => {
+                Err(BackendError::NoFreePages | BackendError::OutOfMemory(_)) => self.writing.push(writing),
+                Err(BackendError::DeviceLost(text)) => {
                     self.writing.push(writing);
                     self.writing.extend(waiting);
                     return self.lose(&text);
@@ -96,8 +96,8 @@ impl<B: Backend> Scheduler<B> {
             match self.mixed(0, 1) {
                 Ok(()) if self.reading.len() < readers => {}
                 Ok(()) => return,
-                Err(Fault::Lost(text)) => return self.lose(&text),
-                Err(fault) if fault.is_want() => return self.set_youngest_back(fault),
+                Err(BackendError::DeviceLost(text)) => return self.lose(&text),
+                Err(fault) if fault.is_resource_exhausted() => return self.set_youngest_back(fault),
                 Err(fault) => {
                     let Reading { job, .. } = self.reading.remove(0);
                     self.end(job, Ending::Failed(failure(fault)));
@@ -107,7 +107,7 @@ impl<B: Backend> Scheduler<B> {
         }
     }
 
-    pub(super) fn fail_the_only(&mut self, fault: Fault) {
+    pub(super) fn fail_the_only(&mut self, fault: BackendError) {
         let ending = Ending::Failed(failure(fault));
         if let Some(job) = self.youngest() {
             self.end(job, ending);
@@ -122,7 +122,7 @@ impl<B: Backend> Scheduler<B> {
 
     /// Puts the one that came last of those under way back to the front of the queue, where it came from. It keeps what it has written, and
     /// its stream goes on when that has been read again.
-    pub(super) fn set_youngest_back(&mut self, fault: Fault) {
+    pub(super) fn set_youngest_back(&mut self, fault: BackendError) {
         if self.under_way() == 1 {
             // Nobody else will free anything.
             return self.fail_the_only(fault);
@@ -135,7 +135,7 @@ impl<B: Backend> Scheduler<B> {
     }
 
     pub(super) fn set_back(&mut self, job: Job) {
-        self.status.set_back += 1;
+        self.status.preemptions += 1;
         self.queue.push_front(job);
     }
 
@@ -144,7 +144,7 @@ impl<B: Backend> Scheduler<B> {
         tracing::warn!(under_way = self.under_way(), "{why}");
         self.lost = true;
         self.losses += 1;
-        self.status.lost += 1;
+        self.status.devices_lost += 1;
         self.set_all_back();
     }
 
@@ -161,7 +161,7 @@ impl<B: Backend> Scheduler<B> {
                 "the device was lost {MOST_LOSSES} times without a token between: all requests fail"
             );
             for job in self.set_all_aside() {
-                self.end(job, Ending::Failed(Failure::DeviceLost));
+                self.end(job, Ending::Failed(RequestError::DeviceLost));
             }
             // Who comes next may have more luck.
             self.losses = 0;
@@ -192,11 +192,11 @@ impl<B: Backend> Scheduler<B> {
 }
 
 /// What a request that fails by this fault is told.
-pub(super) fn failure(fault: Fault) -> Failure {
+pub(super) fn failure(fault: BackendError) -> RequestError {
     match fault {
-        Fault::NoPage | Fault::OutOfMemory(_) => Failure::OutOfMemory,
-        Fault::Lost(_) => Failure::DeviceLost,
-        Fault::NotFinite => Failure::NotFinite,
-        Fault::Other(text) => Failure::Internal(text),
+        BackendError::NoFreePages | BackendError::OutOfMemory(_) => RequestError::OutOfMemory,
+        BackendError::DeviceLost(_) => RequestError::DeviceLost,
+        BackendError::NonFiniteLogits => RequestError::NonFiniteLogits,
+        BackendError::Other(text) => RequestError::Internal(text),
     }
 }

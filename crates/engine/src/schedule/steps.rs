@@ -6,7 +6,7 @@ use model::Sampled;
 
 use super::{Scheduler, faults::failure};
 use crate::{
-    Backend, Chunk, Failure, Fault,
+    Backend, BackendError, Chunk, RequestError,
     job::{Ending, Reading, Writing},
 };
 
@@ -23,10 +23,12 @@ impl<B: Backend> Scheduler<B> {
         };
         match result {
             Ok(()) => {}
-            Err(Fault::Lost(text)) => self.lose(&text),
-            Err(fault @ (Fault::NoPage | Fault::OutOfMemory(_))) => self.set_youngest_back(fault),
+            Err(BackendError::DeviceLost(text)) => self.lose(&text),
+            Err(fault @ (BackendError::NoFreePages | BackendError::OutOfMemory(_))) => {
+                self.set_youngest_back(fault)
+            }
             // Whose fault it was shows when each goes by itself.
-            Err(fault @ (Fault::NotFinite | Fault::Other(_))) => match self.under_way() {
+            Err(fault @ (BackendError::NonFiniteLogits | BackendError::Other(_))) => match self.under_way() {
                 1 => self.fail_the_only(fault),
                 _ => self.step_apart(),
             },
@@ -35,10 +37,14 @@ impl<B: Backend> Scheduler<B> {
 
     /// A token for those who write, all of them or none, and chunks of the first so many who read: all that the first has to read, if it can
     /// be, and what there is room for of the others.
-    pub(super) fn mixed(&mut self, writers: usize, readers: usize) -> Result<(), Fault> {
+    pub(super) fn mixed(&mut self, writers: usize, readers: usize) -> Result<(), BackendError> {
         let options = &self.shared.options;
-        let together = self.room(writers, options.beside);
-        let mut room = if writers == 0 { self.room(0, options.alone.max(options.beside)) } else { together };
+        let together = self.room(writers, options.mixed_step_budget);
+        let mut room = if writers == 0 {
+            self.room(0, options.prefill_step_budget.max(options.mixed_step_budget))
+        } else {
+            together
+        };
         let mut chunks = vec![];
         let mut rows = 0;
         for reading in &mut self.reading[..readers] {
@@ -66,8 +72,8 @@ impl<B: Backend> Scheduler<B> {
     }
 
     /// Tokens for all who write, in a run.
-    fn run_steps(&mut self) -> Result<(), Fault> {
-        let context = self.shared.bounds.context as usize;
+    fn run_steps(&mut self) -> Result<(), BackendError> {
+        let context = self.shared.capacity.context_length as usize;
         let left = |writing: &Writing<B::Sequence>| writing.job.left().min(context - writing.job.len());
         let turns = self.take_turns();
         let taking_part =
@@ -80,7 +86,7 @@ impl<B: Backend> Scheduler<B> {
         let most = most.min(steps).max(1);
         let steps = match self.run_of(most, &turns) {
             // A run takes the pages of all its steps at once. For one step there may be enough.
-            Err(Fault::NoPage) if most > 1 => self.run_of(1, &turns),
+            Err(BackendError::NoFreePages) if most > 1 => self.run_of(1, &turns),
             steps => steps,
         }?;
         self.note_steps(steps.len(), rows);
@@ -104,7 +110,7 @@ impl<B: Backend> Scheduler<B> {
         turns
     }
 
-    fn run_of(&mut self, most: usize, turns: &[bool]) -> Result<Vec<Vec<Sampled>>, Fault> {
+    fn run_of(&mut self, most: usize, turns: &[bool]) -> Result<Vec<Vec<Sampled>>, BackendError> {
         let taking_part =
             self.writing.iter_mut().zip(turns).filter_map(|(writing, turn)| turn.then_some(writing));
         let of_each = taking_part.map(|writing| (writing.job.len() as u32, writing.next()));
@@ -113,14 +119,16 @@ impl<B: Backend> Scheduler<B> {
         let steps = self.backend.run(&mut next, most, &ends)?;
         // Depths grow by one a step: those of the middle stand for all.
         let middle: Vec<u32> = depths.iter().map(|depth| depth + steps.len() as u32 / 2).collect();
-        self.status.traffic.note(self.backend.step_bytes(&middle) * steps.len() as u64, start.elapsed());
+        self.status
+            .memory_traffic
+            .note(self.backend.step_bytes(&middle) * steps.len() as u64, start.elapsed());
         Ok(steps)
     }
 
     pub(super) fn note_steps(&mut self, steps: usize, rows: usize) {
         self.status.steps += steps as u64;
         self.status.rows += (steps * rows) as u64;
-        self.status.last_rows = rows as u64;
+        self.status.last_step_rows = rows as u64;
     }
 
     /// Gives everyone who took part in some steps its tokens.
@@ -140,14 +148,15 @@ impl<B: Backend> Scheduler<B> {
     pub(super) fn hand_to(&mut self, mut writing: Writing<B::Sequence>, sampled: Vec<Sampled>) {
         let job = &mut writing.job;
         let (now, before, steps) = (Instant::now(), job.written.len(), sampled.len());
-        let ending = sampled.into_iter().find_map(|sampled| job.tell(sampled, self.shared.bounds.context));
+        let ending =
+            sampled.into_iter().find_map(|sampled| job.tell(sampled, self.shared.capacity.context_length));
         let told = (job.written.len() - before) as u64;
         let waited = now.saturating_duration_since(mem::replace(&mut job.told, now));
         match before {
-            0 if told > 0 => self.status.first_token.note(waited, 1),
-            _ => self.status.between_tokens.note(waited / steps.max(1) as u32, told),
+            0 if told > 0 => self.status.time_to_first_token.note(waited, 1),
+            _ => self.status.inter_token_latency.note(waited / steps.max(1) as u32, told),
         }
-        self.status.written += told;
+        self.status.generation_tokens += told;
         self.losses = 0;
         self.go_on(writing, ending);
     }
@@ -180,7 +189,7 @@ impl<B: Backend> Scheduler<B> {
         let mut reading = mem::take(&mut self.reading).into_iter();
         for ((read, first), mut reading) in chunks.zip(&mut reading) {
             reading.read += read;
-            self.status.read += read as u64;
+            self.status.prompt_tokens += read as u64;
             match reading.left() {
                 0 => done.push_back((reading, first)),
                 _ => self.reading.push(reading),
@@ -193,11 +202,11 @@ impl<B: Backend> Scheduler<B> {
                 Some(first) => self.hand_to(writing, vec![first]),
                 None if writing.job.written.is_empty() => {
                     let text = "the prompt was read, and no token came after it".to_string();
-                    self.go_on(writing, Some(Ending::Failed(Failure::Internal(text))));
+                    self.go_on(writing, Some(Ending::Failed(RequestError::Internal(text))));
                 }
                 None => {
                     let mut recounted = self.recount(&mut writing);
-                    if recounted.as_ref().is_err_and(Fault::is_want) {
+                    if recounted.as_ref().is_err_and(BackendError::is_resource_exhausted) {
                         // Those who came after it may leave what it lacks.
                         let behind = done.drain(..).map(|(reading, _)| reading);
                         let behind = behind.chain(mem::take(&mut self.reading)).collect();
@@ -207,7 +216,7 @@ impl<B: Backend> Scheduler<B> {
                     }
                     match recounted {
                         Ok(()) => self.writing.push(writing),
-                        Err(Fault::Lost(lost)) => {
+                        Err(BackendError::DeviceLost(lost)) => {
                             let Writing { job, sequence } = writing;
                             let own = Reading { job, sequence, text, read };
                             let behind = done.into_iter().map(|(reading, _)| reading);
@@ -216,7 +225,7 @@ impl<B: Backend> Scheduler<B> {
                             return self.lose(&lost);
                         }
                         // One of those who write may leave it yet.
-                        Err(fault) if fault.is_want() && !self.writing.is_empty() => {
+                        Err(fault) if fault.is_resource_exhausted() && !self.writing.is_empty() => {
                             self.set_back(writing.job);
                             self.full = true;
                         }

@@ -4,35 +4,35 @@ use crate::Guide;
 
 /// Allows every so-many-th token, and nothing after so many of them. What it is told is checked.
 #[derive(Clone, Debug)]
-pub struct Every {
+pub struct EveryNth {
     /// Tokens that are multiples of this are allowed.
-    pub of: u32,
+    pub n: u32,
     /// Tokens of a whole answer.
-    pub most: usize,
+    pub max_tokens: usize,
     /// A token that ends the answer, allowed where the tokens so far are an even number.
-    pub end: Option<u32>,
+    pub stop_token: Option<u32>,
     /// How many tokens go well; then it fails.
     pub fails_after: Option<usize>,
     /// Tokens so far.
-    pub seen: usize,
+    pub accepted: usize,
 }
 
-impl Every {
+impl EveryNth {
     /// Any number of multiples.
-    pub fn new(of: u32) -> Self {
-        Self { of, most: usize::MAX, end: None, fails_after: None, seen: 0 }
+    pub fn new(n: u32) -> Self {
+        Self { n, max_tokens: usize::MAX, stop_token: None, fails_after: None, accepted: 0 }
     }
 
     fn allows(&self, token: u32) -> bool {
-        token.is_multiple_of(self.of) && self.end != Some(token)
-            || self.end == Some(token) && self.seen.is_multiple_of(2)
+        token.is_multiple_of(self.n) && self.stop_token != Some(token)
+            || self.stop_token == Some(token) && self.accepted.is_multiple_of(2)
     }
 }
 
-impl Guide for Every {
+impl Guide for EveryNth {
     fn mask(&mut self, words: &mut [u32]) -> Result<(), String> {
-        if self.fails_after.is_some_and(|most| self.seen >= most) {
-            return Err(format!("no more than {} tokens", self.seen));
+        if self.fails_after.is_some_and(|most| self.accepted >= most) {
+            return Err(format!("no more than {} tokens", self.accepted));
         }
         assert!(!self.is_over(), "a mask for what is over");
         for (word, first) in words.iter_mut().zip((0..).step_by(32)) {
@@ -43,12 +43,12 @@ impl Guide for Every {
 
     fn accept(&mut self, token: u32) -> Result<(), String> {
         assert!(self.allows(token) && !self.is_over(), "token {token} was not allowed");
-        self.seen += 1;
+        self.accepted += 1;
         Ok(())
     }
 
     fn is_over(&self) -> bool {
-        self.seen >= self.most
+        self.accepted >= self.max_tokens
     }
 
     fn fork(&self) -> Box<dyn Guide> {

@@ -4,13 +4,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use model::pages::{Kind, Pages, Shape, sliding_pages};
 
-use super::{PlainOptions, Start, Step};
-use crate::{Bounds, Fault};
+use super::{MockOptions, Start, Step};
+use crate::{BackendError, Capacity};
 
 /// What the backend, its sequences and its watchers share.
 #[derive(Debug)]
 pub(super) struct Ledger {
-    pub bounds: Bounds,
+    pub capacity: Capacity,
     pub shape: Shape,
     pub pages: Pages,
     /// By kind, page and place in it: what the tokens up to a position have put there.
@@ -25,21 +25,21 @@ pub(super) struct Ledger {
 }
 
 impl Ledger {
-    pub fn new(options: &PlainOptions) -> Self {
-        let bounds = options.bounds;
-        assert!(bounds.pages >= bounds.context.div_ceil(bounds.page), "{bounds:?}");
-        let rows = options.chunk.max(options.steps) as u32;
+    pub fn new(options: &MockOptions) -> Self {
+        let capacity = options.capacity;
+        assert!(capacity.pages >= capacity.context_length.div_ceil(capacity.page_size), "{capacity:?}");
+        let rows = options.prefill_chunk.max(options.max_steps) as u32;
         let shape = Shape {
-            sequences: bounds.sequences,
-            page: bounds.page,
+            sequences: capacity.max_sequences,
+            page: capacity.page_size,
             window: options.window,
-            pages: bounds.pages,
-            sliding: sliding_pages(bounds.context, bounds.page, options.window, rows),
-            prefix: options.bounds.prefix,
+            pages: capacity.pages,
+            sliding: sliding_pages(capacity.context_length, capacity.page_size, options.window, rows),
+            prefix: options.capacity.prefix_cache,
         };
         let pages = Pages::new(shape);
         let mut ledger = Self {
-            bounds,
+            capacity,
             shape,
             pages,
             cells: Default::default(),
@@ -98,14 +98,14 @@ pub(super) fn locked(ledger: &SharedLedger) -> MutexGuard<'_, Ledger> {
 
 /// A sequence: its tokens, and the pages that they are on.
 #[derive(Debug)]
-pub struct PlainSequence {
+pub struct MockSequence {
     pub(super) tokens: Vec<u32>,
     pub(super) held: model::Sequence,
     pub(super) age: u64,
     pub(super) ledger: SharedLedger,
 }
 
-impl PlainSequence {
+impl MockSequence {
     /// Pages that it holds, some of them with others.
     pub fn pages(&self) -> &[u32] {
         self.held.held(Kind::Global).1
@@ -118,16 +118,16 @@ impl PlainSequence {
     }
 
     /// Makes room for more positions; nothing changes on an error.
-    pub(super) fn extend(&mut self, rows: usize) -> Result<(), Fault> {
+    pub(super) fn extend(&mut self, rows: usize) -> Result<(), BackendError> {
         let ledger = locked(&self.ledger);
         assert_eq!(self.age, ledger.age, "a sequence of before the device was put back");
         let wanted = (self.tokens.len() + rows) as u32;
         assert!(
-            wanted <= ledger.bounds.context,
+            wanted <= ledger.capacity.context_length,
             "{wanted} positions in a context of {}",
-            ledger.bounds.context
+            ledger.capacity.context_length
         );
-        ledger.pages.extend(&mut self.held, rows as u32).then_some(()).ok_or(Fault::NoPage)
+        ledger.pages.extend(&mut self.held, rows as u32).then_some(()).ok_or(BackendError::NoFreePages)
     }
 
     /// Puts tokens where there is room for them.
@@ -163,7 +163,7 @@ impl PlainSequence {
     }
 }
 
-impl Drop for PlainSequence {
+impl Drop for MockSequence {
     fn drop(&mut self) {
         locked(&self.ledger).sequences -= 1;
     }

@@ -81,10 +81,10 @@ impl Usage {
     /// Adds an answer's tokens, and its prompt's where no other answer has the same.
     pub(crate) fn add(&mut self, usage: engine::Usage, prompt: bool) {
         if prompt {
-            self.prompt_tokens += u64::from(usage.prompt);
-            self.prompt_tokens_details.cached_tokens += u64::from(usage.cached);
+            self.prompt_tokens += u64::from(usage.prompt_tokens);
+            self.prompt_tokens_details.cached_tokens += u64::from(usage.cached_tokens);
         }
-        self.completion_tokens += u64::from(usage.written);
+        self.completion_tokens += u64::from(usage.completion_tokens);
         self.total_tokens = self.prompt_tokens + self.completion_tokens;
     }
 }

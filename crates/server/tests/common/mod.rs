@@ -8,7 +8,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use engine::{
-    Answer, Event, Failure, Finish, Pages, Refused, Request, Sampling, Status, Token, Usage, testing,
+    Event, EventStream, FinishReason, Pages, Request, RequestError, Sampling, Status, SubmitError, Token,
+    Usage, testing,
 };
 use futures_util::future::{BoxFuture, FutureExt};
 use serde_json::{Value, json};
@@ -60,10 +61,10 @@ pub struct Mock {
     /// Between tokens.
     pub delay: Duration,
     /// After so many tokens the answer fails.
-    pub failure: Option<(u32, Failure)>,
+    pub failure: Option<(u32, RequestError)>,
     /// Instead of taking a request.
     pub panics: bool,
-    pub refusal: Mutex<Option<Refused>>,
+    pub refusal: Mutex<Option<SubmitError>>,
     pub status: Mutex<Status>,
     pub unready: Mutex<Option<String>>,
     pub context: u32,
@@ -104,26 +105,26 @@ impl Mock {
 }
 
 impl Generator for Mock {
-    fn submit(&self, request: Request) -> Result<Answer, Refused> {
+    fn submit(&self, request: Request) -> Result<EventStream, SubmitError> {
         if let Some(refused) = self.refusal.lock().unwrap().clone() {
             return Err(refused);
         }
         assert!(!self.panics, "asked to panic");
         self.seen.lock().unwrap().push(request.clone());
-        let (sender, answer) = testing::answer();
+        let (sender, answer) = testing::event_stream();
         let mut script = self.script.clone();
         if request.sampling.temperature > 0.0 && !script.is_empty() {
             let start = request.sampling.seed as usize % script.len();
             script.rotate_left(start);
         }
-        let most = request.most.get();
+        let most = request.max_tokens.get();
         let (delay, failure, live) = (self.delay, self.failure.clone(), self.live.clone());
         let wait = self.wait;
         live.fetch_add(1, Ordering::SeqCst);
         tokio::spawn(async move {
             let work = async {
                 tokio::time::sleep(wait).await;
-                let _ = sender.send(Event::Started { cached: CACHED });
+                let _ = sender.send(Event::Started { cached_tokens: CACHED });
                 for (id, made) in script.iter().zip(0..most) {
                     if failure.as_ref().is_some_and(|(after, _)| *after == made) {
                         break;
@@ -137,12 +138,16 @@ impl Generator for Mock {
                     let _ = sender.send(Event::Token(Token { id: *id, logprob: logprob(1), top }));
                 }
                 let whole = script.len() <= most as usize;
-                let finish = if whole { Finish::End } else { Finish::Length };
-                let written = script.len().min(most as usize) as u32;
-                let usage = Usage { prompt: request.prompt.len() as u32, cached: CACHED, written };
+                let reason = if whole { FinishReason::Stop } else { FinishReason::MaxTokens };
+                let completion_tokens = script.len().min(most as usize) as u32;
+                let usage = Usage {
+                    prompt_tokens: request.prompt.len() as u32,
+                    cached_tokens: CACHED,
+                    completion_tokens,
+                };
                 let _ = sender.send(match failure {
                     Some((_, failure)) => Event::Failed(failure),
-                    None => Event::Finished { finish, usage },
+                    None => Event::Finished { reason, usage },
                 });
             };
             tokio::select! {
@@ -154,9 +159,9 @@ impl Generator for Mock {
         Ok(answer)
     }
 
-    fn refuses(&self) -> Option<Refused> {
+    fn refuses(&self) -> Option<SubmitError> {
         let refusal = self.refusal.lock().unwrap().clone();
-        refusal.filter(|refusal| matches!(refusal, Refused::QueueFull { .. }))
+        refusal.filter(|refusal| matches!(refusal, SubmitError::QueueFull { .. }))
     }
 
     fn gauges(&self) -> Vec<Gauge> {
@@ -237,16 +242,17 @@ impl Fixture {
 
     /// Over an engine whose answers are held to grammars, and drawn by lot otherwise: white space by lot takes room.
     pub fn by_lot(config: Config, template: Option<ChatTemplate>) -> Self {
-        let bounds = engine::Bounds {
-            sequences: 4,
-            context: 4096,
-            vocab: 1000,
-            page: 64,
+        let capacity = engine::Capacity {
+            max_sequences: 4,
+            context_length: 4096,
+            vocab_size: 1000,
+            page_size: 64,
             pages: 4 * 4096 / 64,
-            ..testing::PlainOptions::default().bounds
+            ..testing::MockOptions::default().capacity
         };
-        let options = testing::PlainOptions { bounds, chunk: 64, ..Default::default() };
-        let engine = engine::Engine::start(testing::Plain::new(options), engine::Options::default()).unwrap();
+        let options = testing::MockOptions { capacity, prefill_chunk: 64, ..Default::default() };
+        let engine =
+            engine::Engine::start(testing::MockBackend::new(options), engine::Options::default()).unwrap();
         Self::over(Mock::new(), Arc::new(engine), config, template)
     }
 

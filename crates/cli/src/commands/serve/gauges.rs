@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use engine::{Status, Traffic};
+use engine::{MemoryTraffic, Status};
 use gpu::Device;
 use server::Gauge;
 use telemetry::{AmdGpu, System};
@@ -43,7 +43,7 @@ impl Roofline {
     }
 
     /// What it is, and how much of it steps of late have used, if there were any.
-    fn gauges(&self, traffic: &Traffic) -> Vec<Gauge> {
+    fn gauges(&self, traffic: &MemoryTraffic) -> Vec<Gauge> {
         let Some(bandwidth) = self.0.get() else { return vec![] };
         let gauge = |name, help, value| Gauge { name, help, label: None, value };
         let measured = "Bytes a second that the GPU reads of its memory at best, measured at the start";
@@ -70,5 +70,5 @@ pub fn read(status: &Status, roofline: &Roofline) -> Vec<Gauge> {
         label: None,
         value: memory.rss as f64,
     });
-    memory.into_iter().chain(roofline.gauges(&status.traffic)).chain(of_cards).collect()
+    memory.into_iter().chain(roofline.gauges(&status.memory_traffic)).chain(of_cards).collect()
 }

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use engine::{Engine, Gpu};
+use engine::{Engine, GpuBackend};
 use model::{Runner, Sampling};
 use server::Place;
 use weights::stream::Control;
@@ -42,7 +42,7 @@ impl Loader<'_> {
     pub fn start(self, running: &Running) -> std::io::Result<Loading> {
         let Loader { opened, space, settings, roofline, url, id, started, json } = self;
         let lines = shown::lines(settings);
-        let options = engine::Options { queue: settings.queue, ..engine::Options::default() };
+        let options = engine::Options { queue_capacity: settings.queue, ..engine::Options::default() };
         let step_time = settings.step_time.0;
         let (place, control, handle) =
             (running.place.clone(), running.control.clone(), running.handle.clone());
@@ -108,11 +108,11 @@ fn load(
             }
         }
     };
-    let engine = Engine::start(Gpu::new(runner.with_step_time(step_time), reload), options)?;
+    let engine = Engine::start(GpuBackend::new(runner.with_step_time(step_time), reload), options)?;
     if control.cancel.load(Ordering::Relaxed) {
         return Err(model::Error::Cancelled.into());
     }
-    let ended = engine.watch();
+    let ended = engine.watch_exit();
     std::thread::Builder::new().name("watch".into()).spawn(move || {
         if ended() {
             // A server without an engine is of no use, and whoever started it can start it again. Streams have a moment to say so.

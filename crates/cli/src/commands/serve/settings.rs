@@ -293,7 +293,7 @@ mod tests {
     fn what_is_not_said_is_what_the_server_has_by_itself() {
         let settings = settings(&[], "").unwrap();
         assert_eq!(settings.config().unwrap(), server::Config::default());
-        assert_eq!(settings.queue, engine::Options::default().queue);
+        assert_eq!(settings.queue, engine::Options::default().queue_capacity);
         assert!(settings.set.is_empty(), "{:?}", settings.set);
     }
 

@@ -6,8 +6,8 @@ use proptest::{collection::vec, option, prelude::*};
 
 use super::{Stage, VOCAB, listen};
 use crate::{
-    Answer, Bounds, Event, Failure, Fault, Guide, Request, Sampling, Usage,
-    testing::{Every, PlainOptions},
+    BackendError, Capacity, Event, EventStream, Guide, Request, RequestError, Sampling, Usage,
+    testing::{EveryNth, MockOptions},
 };
 
 const MOST_VISITORS: u32 = 12;
@@ -22,13 +22,13 @@ struct Visitor {
 
 #[derive(Clone, Debug)]
 struct Scenario {
-    options: PlainOptions,
+    options: MockOptions,
     visitors: Vec<Visitor>,
 }
 
-/// Every second or third token, for so many of them, and the first of its ends only now and then.
-fn grammar() -> impl Strategy<Value = Every> {
-    (1..4_u32, 1..40_usize).prop_map(|(of, most)| Every { most, ..Every::new(of) })
+/// EveryNth second or third token, for so many of them, and the first of its ends only now and then.
+fn grammar() -> impl Strategy<Value = EveryNth> {
+    (1..4_u32, 1..40_usize).prop_map(|(of, most)| EveryNth { max_tokens: most, ..EveryNth::new(of) })
 }
 
 fn visitor(context: usize) -> impl Strategy<Value = Visitor> {
@@ -53,21 +53,25 @@ fn visitor(context: usize) -> impl Strategy<Value = Visitor> {
         .prop_map(|(prompt, most, (ends, grammar), seed, penalties, arrives, leaves)| {
             let repetition = if penalties { 1.1 } else { 1.0 };
             let sampling = Sampling { seed, repetition, ..Sampling::default() };
-            let grammar = grammar.map(|grammar| Every { end: ends.first().copied(), ..grammar });
+            let grammar = grammar.map(|grammar| EveryNth { stop_token: ends.first().copied(), ..grammar });
             let grammar = grammar.map(|grammar| Box::new(grammar) as Box<dyn Guide>);
-            let request =
-                Request { sampling, ends, grammar, ..Request::new(prompt, NonZeroU32::new(most).unwrap()) };
+            let request = Request {
+                sampling,
+                stop_token_ids: ends,
+                grammar,
+                ..Request::new(prompt, NonZeroU32::new(most).unwrap())
+            };
             Visitor { request, arrives, leaves }
         })
 }
 
-fn fault() -> impl Strategy<Value = Fault> {
+fn fault() -> impl Strategy<Value = BackendError> {
     prop_oneof![
-        3 => Just(Fault::Lost("lost".into())),
-        2 => Just(Fault::OutOfMemory("no memory".into())),
-        1 => Just(Fault::NoPage),
-        1 => Just(Fault::NotFinite),
-        1 => Just(Fault::Other("a bug".into())),
+        3 => Just(BackendError::DeviceLost("lost".into())),
+        2 => Just(BackendError::OutOfMemory("no memory".into())),
+        1 => Just(BackendError::NoFreePages),
+        1 => Just(BackendError::NonFiniteLogits),
+        1 => Just(BackendError::Other("a bug".into())),
     ]
 }
 
@@ -78,7 +82,15 @@ fn scenario(faults: usize) -> impl Strategy<Value = Scenario> {
         let (sequences, context, page, chunk, steps, (crowd, at_once, chunks)) = sizes;
         let fewest = context.div_ceil(page);
         let pages = fewest + (f64::from(fewest) * share) as u32;
-        let bounds = Bounds { sequences, context, vocab: VOCAB, page, pages, chunks, prefix };
+        let capacity = Capacity {
+            max_sequences: sequences,
+            context_length: context,
+            vocab_size: VOCAB,
+            page_size: page,
+            pages,
+            max_chunks_per_step: chunks,
+            prefix_cache: prefix,
+        };
         let faults = proptest::collection::btree_map(0..60_u64, fault(), 0..=faults);
         (vec(visitor(context as usize), 1..MOST_VISITORS as usize), faults).prop_map(
             move |(mut visitors, faults)| {
@@ -87,15 +99,15 @@ fn scenario(faults: usize) -> impl Strategy<Value = Scenario> {
                 for (number, visitor) in visitors.iter_mut().enumerate() {
                     *visitor.request.prompt.last_mut().unwrap() = number as u32;
                 }
-                let options = PlainOptions {
-                    bounds,
+                let options = MockOptions {
+                    capacity,
                     window,
-                    chunk,
-                    steps,
-                    at_once,
-                    crowd,
-                    faults,
-                    ..PlainOptions::default()
+                    prefill_chunk: chunk,
+                    max_steps: steps,
+                    decode_batch: at_once,
+                    max_sequences_per_step: crowd,
+                    errors: faults,
+                    ..MockOptions::default()
                 };
                 Scenario { options, visitors }
             },
@@ -103,10 +115,10 @@ fn scenario(faults: usize) -> impl Strategy<Value = Scenario> {
     })
 }
 
-fn play(scenario: &Scenario) -> Vec<Failure> {
+fn play(scenario: &Scenario) -> Vec<RequestError> {
     let Scenario { options, visitors } = scenario;
     let mut stage = Stage::new(options.clone());
-    let mut answers: BTreeMap<usize, Answer> = BTreeMap::new();
+    let mut answers: BTreeMap<usize, EventStream> = BTreeMap::new();
     for round in 0..60 {
         for (number, visitor) in visitors.iter().enumerate() {
             if visitor.arrives == round {
@@ -119,7 +131,7 @@ fn play(scenario: &Scenario) -> Vec<Failure> {
         stage.round();
     }
     stage.finish();
-    assert_eq!(stage.watch.free_pages(), options.bounds.pages);
+    assert_eq!(stage.watch.free_pages(), options.capacity.pages);
 
     let mut failures = vec![];
     for (number, answer) in &mut answers {
@@ -133,12 +145,12 @@ fn play(scenario: &Scenario) -> Vec<Failure> {
             }
             last => {
                 assert_eq!(tokens, expected, "request {number}");
-                let (prompt, written) = (request.prompt.len() as u32, tokens.len() as u32);
+                let (prompt_tokens, completion_tokens) = (request.prompt.len() as u32, tokens.len() as u32);
                 // The first time that its prompt was read.
                 let starts = stage.watch.starts();
                 let cached = starts.iter().find(|start| start.text == request.prompt).unwrap().held as u32;
-                let usage = Usage { prompt, cached, written };
-                assert_eq!(last, Event::Finished { finish: why, usage });
+                let usage = Usage { prompt_tokens, cached_tokens: cached, completion_tokens };
+                assert_eq!(last, Event::Finished { reason: why, usage });
             }
         }
     }
@@ -146,8 +158,8 @@ fn play(scenario: &Scenario) -> Vec<Failure> {
     assert_eq!(status.finished + status.failed + status.cancelled, visitors.len() as u64);
 
     let starts = stage.watch.starts();
-    assert_eq!(status.cached as usize, starts.iter().map(|start| start.held).sum::<usize>());
-    assert!(options.bounds.prefix || status.cached == 0);
+    assert_eq!(status.cached_tokens as usize, starts.iter().map(|start| start.held).sum::<usize>());
+    assert!(options.capacity.prefix_cache || status.cached_tokens == 0);
     let mut admitted: Vec<usize> = vec![];
     for start in starts {
         let whose = |visitor: &Visitor| start.text.starts_with(&visitor.request.prompt);
@@ -171,16 +183,16 @@ proptest! {
     #[test]
     fn faults_cost_time_and_end_nobody_who_is_not_at_fault(scenario in scenario(12)) {
         let failures = play(&scenario);
-        let faults: Vec<&Fault> = scenario.options.faults.values().collect();
-        let count = |of: fn(&Fault) -> bool| faults.iter().filter(|fault| of(fault)).count();
-        let failed = |of: fn(&Failure) -> bool| failures.iter().filter(|failure| of(failure)).count();
-        assert!(failed(|failure| *failure == Failure::NotFinite) <= count(|fault| *fault == Fault::NotFinite));
-        assert!(failed(|failure| *failure == Failure::OutOfMemory)
-            <= count(|fault| matches!(fault, Fault::OutOfMemory(_) | Fault::NoPage)));
+        let faults: Vec<&BackendError> = scenario.options.errors.values().collect();
+        let count = |of: fn(&BackendError) -> bool| faults.iter().filter(|fault| of(fault)).count();
+        let failed = |of: fn(&RequestError) -> bool| failures.iter().filter(|failure| of(failure)).count();
+        assert!(failed(|failure| *failure == RequestError::NonFiniteLogits) <= count(|fault| *fault == BackendError::NonFiniteLogits));
+        assert!(failed(|failure| *failure == RequestError::OutOfMemory)
+            <= count(|fault| matches!(fault, BackendError::OutOfMemory(_) | BackendError::NoFreePages)));
         // One that is not put back counts as lost once more.
-        if failed(|failure| *failure == Failure::DeviceLost) > 0 {
-            assert!(count(|fault| matches!(fault, Fault::Lost(_))) >= 1 && faults.len() >= 3);
+        if failed(|failure| *failure == RequestError::DeviceLost) > 0 {
+            assert!(count(|fault| matches!(fault, BackendError::DeviceLost(_))) >= 1 && faults.len() >= 3);
         }
-        assert_eq!(failed(|failure| matches!(failure, Failure::Deadline | Failure::Stopped)), 0);
+        assert_eq!(failed(|failure| matches!(failure, RequestError::DeadlineExceeded | RequestError::Stopped)), 0);
     }
 }
