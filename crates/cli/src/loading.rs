@@ -11,7 +11,7 @@ use std::{
 
 use clap::{Args, ValueEnum};
 use gpu::{AdapterInfo, Device, Instance, bytes};
-use kernels::tuning::BUDGET;
+use kernels::matmul::tuning::BUDGET;
 use model::{KvScheme, Limits, Model, Runner, Tuned, When, language::Language};
 use serde::Deserialize;
 use weights::{

@@ -72,7 +72,7 @@ fn bandwidth(device: &Device) -> gpu::Result<f64> {
     if let Some(bandwidth) = MEASURED.get() {
         return Ok(*bandwidth);
     }
-    let bandwidth = kernels::probe::read_bandwidth(device)?;
+    let bandwidth = kernels::bench::probe::read_bandwidth(device)?;
     Ok(*MEASURED.get_or_init(|| bandwidth))
 }
 

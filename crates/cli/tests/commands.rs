@@ -59,7 +59,7 @@ fn the_selftest_is_green_under_validation() {
     // Of the others all cases run in tests of `kernels`, under validation too.
     for (kernel, tiers, cases) in [
         ("norm", &["T0", "T1"][..], 10),
-        ("geglu", &["T0"], 10),
+        ("gated", &["T0"], 10),
         ("random", &["T0"], 10),
         ("probe", &["T0"], 5),
     ] {

@@ -50,8 +50,8 @@ fn check(family: &str) {
             with_dot += 1;
         }
         let matmul =
-            program["kernel"] == "matmul" && !program["shader"].as_str().unwrap().contains("fragments");
-        if program["kernel"] == "flash" || matmul {
+            program["kernel"] == "coopmat" && !program["shader"].as_str().unwrap().contains("fragments");
+        if program["kernel"] == "attention_flash" || matmul {
             let products = program["instructions"]["v_wmma"].as_u64().unwrap();
             // The smallest tile of a subgroup makes two products a step, and a round of the loop has four.
             assert!(products >= 8, "{name} has {products} v_wmma");
@@ -74,7 +74,7 @@ fn packed_products_are_dot_products_where_there_are_no_matrix_units() {
         assert!(output.status.success(), "{family}: {}", stderr(&output));
         let result = json(&output);
         let programs = result["programs"].as_array().unwrap();
-        let packed: Vec<_> = programs.iter().filter(|program| program["shader"] == "packed.t1").collect();
+        let packed: Vec<_> = programs.iter().filter(|program| program["shader"] == "gemm_packed.t1").collect();
         assert!(packed.len() >= 12, "{family}: four schemes and three epilogues are {}", packed.len());
         for program in packed {
             let name = format!("{family}: {} {}", program["shader"], program["variant"]);

@@ -19,7 +19,7 @@ fn compiled_pipelines_are_found_again_unless_the_file_is_damaged() {
         let adapters = instance.adapters().unwrap();
         let device = Device::open(gpu::choose(&adapters, None).unwrap(), &options).unwrap();
         // Several, so that several threads compile through one cache.
-        let variants = [&kernels::probe::KERNEL, &kernels::sample::KERNEL]
+        let variants = [&kernels::bench::probe::KERNEL, &kernels::sample::KERNEL]
             .map(|kernel| (kernel.variants)(device.caps()));
         let pipelines: Vec<_> =
             variants.iter().flatten().map(|variant| variant.pipeline(&device).unwrap()).collect();

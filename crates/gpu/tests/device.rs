@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use gpu::{Arena, DeviceOptions, Error, Fault, Lifetime, Memory, StagingRing, Stamps};
-use kernels::probe::{Read, ReadShape, Touch};
+use kernels::bench::probe::{Read, ReadShape, Touch};
 
 const TIMEOUT: Duration = Duration::from_secs(30);
 

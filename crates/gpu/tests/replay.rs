@@ -7,7 +7,7 @@ use std::{
 };
 
 use gpu::{Counters, Lifetime};
-use kernels::probe::Touch;
+use kernels::bench::probe::Touch;
 
 /// The system's allocator, counting.
 struct Counting;

@@ -8,19 +8,24 @@
 //! Shaders know nothing of the host and the host nothing of their layout: the build script reflects every compiled
 //! shader and generates [`shaders`], with a struct for its push constants and one for its specialisation constants.
 //!
-//! To add a kernel: make its folder, and name it in the list below.
+//! To add a kernel: make its folder, and add it to [`ALL`].
 
-mod kv;
+pub mod attention;
+pub mod bench;
+pub mod embed;
+pub mod matmul;
 mod matrix;
-mod product;
+pub mod norm;
+pub mod sample;
+pub mod score;
 pub mod selftest;
-pub mod tuning;
+pub mod transcode;
 mod variant;
 mod vectors;
 
-pub use kv::{KvLayer, KvScheme, KvShape, KvTable};
+pub use attention::kv::{KvLayer, KvScheme, KvShape, KvTable};
+pub use matmul::common::{Epilogue, Stored, Target};
 pub use matrix::{Matrix, Part};
-pub use product::{Epilogue, Stored, Target};
 pub use tensor::{Encoding, GROUP, Layout, QUAD, STRIP, Scheme, quant};
 pub use variant::{Kernel, Variant};
 pub use vectors::{
@@ -32,16 +37,52 @@ pub mod shaders {
     include!(concat!(env!("OUT_DIR"), "/shaders.rs"));
 }
 
-macro_rules! kernels {
-    ($($name:ident),* $(,)?) => {
-        $(pub mod $name;)*
+/// Every kernel, in the order in which `indrik kernels` and `indrik doctor --selftest` list them.
+pub static ALL: &[&Kernel] = &[
+    &attention::decode::KERNEL,
+    &attention::flash::KERNEL,
+    &attention::paged::KERNEL,
+    &attention::rope::KERNEL,
+    &embed::KERNEL,
+    &matmul::coopmat::KERNEL,
+    &matmul::gated::KERNEL,
+    &matmul::gemm::KERNEL,
+    &matmul::gemv::KERNEL,
+    &matmul::prefetch::KERNEL,
+    &matmul::quantize_rows::KERNEL,
+    &norm::KERNEL,
+    &sample::KERNEL,
+    &score::KERNEL,
+    &transcode::KERNEL,
+    &bench::probe::KERNEL,
+    &bench::random::KERNEL,
+];
 
-        /// Every kernel.
-        pub static ALL: &[&Kernel] = &[$(&$name::KERNEL),*];
-    };
-}
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeSet, fs, path::Path};
 
-kernels! {
-    attend, attention, embed, flash, geglu, gemm, gemv, matmul, norm, probe, quantize_rows, random, rope, sample, score, transcode,
-    warm,
+    use super::ALL;
+
+    /// The folders below `folder` that hold a shader.
+    fn kernel_folders(folder: &Path, found: &mut BTreeSet<String>) {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                kernel_folders(&path, found);
+            } else if path.extension().is_some_and(|extension| extension == "comp") {
+                found.insert(folder.file_name().unwrap().to_str().unwrap().to_string());
+            }
+        }
+    }
+
+    #[test]
+    fn every_kernel_folder_is_listed() {
+        let mut folders = BTreeSet::new();
+        kernel_folders(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut folders);
+        let listed: BTreeSet<String> =
+            ALL.iter().map(|kernel| kernel.name.trim_start_matches("attention_").to_string()).collect();
+        assert_eq!(listed, folders, "a folder with a shader needs its KERNEL in ALL, named after the folder");
+        assert_eq!(listed.len(), ALL.len(), "a kernel is listed twice");
+    }
 }

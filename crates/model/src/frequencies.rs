@@ -2,7 +2,7 @@
 
 use std::f64::consts::TAU;
 
-use kernels::rope::inverse_frequencies;
+use kernels::attention::rope::inverse_frequencies;
 use weights::config::{Config, LayerType, RopeScaling};
 
 /// Radians a position, for each pair, in layers of a kind.

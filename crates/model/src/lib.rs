@@ -31,7 +31,11 @@ mod step;
 mod tune;
 
 pub use error::{Error, Result};
-pub use kernels::{Activations, KvScheme, tuning::Tuned};
+pub use kernels::{
+    Activations,
+    KvScheme,
+    matmul::tuning::Tuned,
+};
 pub use kv_cache::KvCache;
 pub use limits::{Limits, PAGE};
 pub use loaded::Model;

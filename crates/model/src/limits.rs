@@ -1,7 +1,10 @@
 //! How much a runner is made for, and the memory that follows from it.
 
 use gpu::{AdapterInfo, AdapterKind};
-use kernels::{KvScheme, matmul};
+use kernels::{
+    KvScheme,
+    matmul::coopmat,
+};
 use weights::{
     blueprint::Room,
     config::{Config, LayerType},
@@ -45,7 +48,7 @@ impl Limits {
         if adapter.kind == AdapterKind::Cpu {
             return limits(64);
         }
-        if !matmul::policy::suits(&adapter.caps) {
+        if !coopmat::policy::suits(&adapter.caps) {
             return limits(512);
         }
         // Matrix units are the busier the more rows there are; but each takes scratch memory, and a place of

@@ -4,10 +4,12 @@ use std::time::Duration;
 
 use gpu::{Arena, Buffer, Device, Lifetime, Memory, Tier, View};
 use kernels::{
-    Activations, Epilogue, HALF_GROUP, Matrix, attend, flash, gemm, gemv,
-    matmul::{self, policy::Fragments},
-    rope::Tables,
-    tuning::Tuning,
+    Activations,
+    Epilogue,
+    HALF_GROUP,
+    Matrix,
+    attention::{decode, flash, rope::Tables},
+    matmul::{coopmat::{self, policy::Fragments}, gemm, gemv, tuning::Tuning},
 };
 use weights::{
     Checkpoint,
@@ -71,7 +73,7 @@ fn takes_int16(config: &Config, weights: &Weights) -> bool {
 fn takes_f16(config: &Config, weights: &Weights) -> bool {
     let lengths = [config.hidden, config.query_rows(), config.intermediate];
     let fours = lengths.iter().all(|length| length.is_multiple_of(4));
-    let rows = weights.matrices.iter().all(|(_, matrix)| matmul::policy::takes(&matrix.layout()));
+    let rows = weights.matrices.iter().all(|(_, matrix)| coopmat::policy::takes(&matrix.layout()));
     fours && rows
 }
 
@@ -111,13 +113,13 @@ impl Model {
             true => Activations::Int16,
             false => Activations::F32,
         };
-        let fragments = matmul::fragments(device)?;
+        let fragments = coopmat::fragments(device)?;
         let matrix_units = MatrixUnits::Device(fragments);
         let planned = |matrix: &Matrix| {
             let (columns, epilogue, output) = (16, gate(&config), Activations::F16);
-            let parts = matmul::policy::Parts::Joined;
-            let shape = matmul::policy::Shape { weights: matrix.layout(), columns, epilogue, output, parts };
-            matmul::policy::plan(device.caps(), fragments, &shape).is_some()
+            let parts = coopmat::policy::Parts::Joined;
+            let shape = coopmat::policy::Shape { weights: matrix.layout(), columns, epilogue, output, parts };
+            coopmat::policy::plan(device.caps(), fragments, &shape).is_some()
         };
         let suited = weights.matrices.iter().all(|(_, matrix)| planned(matrix));
         let many_rows = if suited && takes_f16(&config, &weights) {
@@ -127,7 +129,7 @@ impl Model {
         } else {
             Activations::F32
         };
-        let one_dispatch = attend::policy::suits(device.caps());
+        let one_dispatch = decode::policy::suits(device.caps());
         let (device, tuning) = (device.clone(), Tuning::open(device));
         Ok(Self {
             device,
@@ -161,7 +163,7 @@ impl Model {
     /// serves any number of rows. One sequence alone is slower for it.
     pub fn with_reproducible(mut self, reproducible: bool) -> Self {
         self.reproducible = reproducible;
-        self.one_dispatch = !reproducible && attend::policy::suits(self.device.caps());
+        self.one_dispatch = !reproducible && decode::policy::suits(self.device.caps());
         self
     }
 
@@ -172,7 +174,7 @@ impl Model {
 
     /// The same with the way of matrix units, on a device that has none: slow, and for tests.
     pub fn with_emulated_matrix_units(mut self) -> Self {
-        if takes_f16(&self.config, &self.weights) && matmul::policy::emulates(self.device.caps()) {
+        if takes_f16(&self.config, &self.weights) && coopmat::policy::emulates(self.device.caps()) {
             self.many_rows = Activations::F16;
             self.matrix_units = MatrixUnits::Emulated;
         }
@@ -188,14 +190,14 @@ impl Model {
     }
 
     /// The plan of a product of f16 activations.
-    pub(crate) fn matmul_plan(&self, shape: &matmul::policy::Shape) -> Option<matmul::policy::Plan> {
+    pub(crate) fn matmul_plan(&self, shape: &coopmat::policy::Shape) -> Option<coopmat::policy::Plan> {
         let caps = self.device.caps();
         match self.matrix_units {
             MatrixUnits::Device(fragments) if self.reproducible => {
-                matmul::policy::reproducible(caps, fragments, shape)
+                coopmat::policy::reproducible(caps, fragments, shape)
             }
-            MatrixUnits::Device(fragments) => matmul::policy::plan(caps, fragments, shape),
-            MatrixUnits::Emulated => matmul::policy::emulated(caps, shape),
+            MatrixUnits::Device(fragments) => coopmat::policy::plan(caps, fragments, shape),
+            MatrixUnits::Emulated => coopmat::policy::emulated(caps, shape),
         }
     }
 

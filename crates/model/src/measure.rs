@@ -5,8 +5,11 @@ use std::{collections::BTreeMap, time::Duration};
 
 use gpu::{Arena, Buffer, Device, Lifetime, Memory, Stamps, Timing};
 use kernels::{
-    GROUP, Layout, Matrix, Scheme,
-    random::{Kind, Random},
+    GROUP,
+    Layout,
+    Matrix,
+    Scheme,
+    bench::random::{Kind, Random},
 };
 use weights::{
     blueprint::Place,

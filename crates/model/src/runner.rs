@@ -14,7 +14,7 @@ use std::{
 
 use gpu::{Arena, Buffer, Lifetime, Memory};
 use kernels::{
-    gemv,
+    matmul::gemv,
     sample::{self, Counting, MAX_BIASES},
 };
 use weights::config::Config;

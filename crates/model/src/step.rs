@@ -7,17 +7,17 @@ use std::time::Duration;
 
 use gpu::{Arena, Buffer, Lifetime, Memory, Recorder, View};
 use kernels::{
-    Activations, Epilogue, Matrix, Target, Vectors,
+    Activations,
+    Epilogue,
+    Matrix,
+    Target,
+    Vectors,
     embed::{self, Embed},
-    geglu::Geglu,
-    gemm::{self, Gemm},
-    gemv::{self, Gemv, Sublayer, policy::Prologue},
-    matmul::{
+    matmul::{coopmat::{
         self, Matmul,
         policy::{Parts, Shape, parts_for_reader},
-    },
+    }, gated::Geglu, gemm::{self, Gemm}, gemv::{self, Gemv, Sublayer, policy::Prologue}, tuning::{Input, Product}},
     norm::{self, Form, Norm},
-    tuning::{Input, Product},
 };
 use weights::{blueprint::Place, config::Config, names::Role};
 
@@ -57,7 +57,7 @@ pub(crate) struct Scratch {
     apart: Option<[Buffer; 2]>,
     /// Sums of products on matrix units whose K is in parts, and counters: zeros to begin with.
     parts: Option<Buffer>,
-    /// What [`kernels::warm`] leaves behind, where weights are brought into the cache ahead of their products.
+    /// What [`kernels::matmul::prefetch`] leaves behind, where weights are brought into the cache ahead of their products.
     warm: Option<Buffer>,
 }
 
@@ -491,7 +491,7 @@ impl Step<'_> {
             self.scratch.parts.as_ref()
         };
         let scratch = parts.map(Buffer::view);
-        let operands = matmul::Operands { w, x, target, active: active.clone(), scratch };
+        let operands = coopmat::Operands { w, x, target, active: active.clone(), scratch };
         Ok(kernel.record(self.recorder, name, &operands)?)
     }
 }

@@ -1,9 +1,9 @@
-//! Which products a model's decoding makes, and how fast this device makes them: see [`kernels::tuning`].
+//! Which products a model's decoding makes, and how fast this device makes them: see [`kernels::matmul::tuning`].
 
 use std::time::Duration;
 
 use gpu::Recorder;
-use kernels::tuning::{self, Product, Tuned, Tuning};
+use kernels::matmul::tuning::{self, Product, Tuned, Tuning};
 
 use crate::{
     Limits, Model, PAGE, Result, decoder,

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     Activations,
-    product::reference::Value,
+    matmul::common::reference::Value,
     selftest::{Case, Comparison, Random, TIMEOUT, arena},
     vectors::compare::{compare, poisoned},
 };

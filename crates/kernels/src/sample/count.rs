@@ -3,7 +3,7 @@
 use gpu::{Caps, Device, Error, Pipeline, Recorder, Result, Subgroup, Tier, View};
 
 use crate::{
-    shaders::count_tokens::{Constants, Push, TIERS},
+    shaders::sample_count::{Constants, Push, TIERS},
     variant::Variant,
 };
 

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use gpu::{Buffer, Stamps, Timing};
 use kernels::{
-    gemv,
+    matmul::gemv,
     sample::{self, CountTokens, Counting, MAX_ENDS},
 };
 

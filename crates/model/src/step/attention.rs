@@ -5,12 +5,8 @@ use std::collections::{BTreeMap, btree_map::Entry};
 use gpu::{Arena, Buffer, Lifetime, Memory, Recorder, View};
 use kernels::{
     Activations,
-    attend::{self, Attend},
-    attention::{self, Attention, Mode},
-    flash::{self, Flash},
-    gemv,
-    quantize_rows::QuantizeRows,
-    rope::{self, Rope},
+    attention::{decode::{self, Attend}, flash::{self, Flash}, paged::{self, Attention, Mode}, rope::{self, Rope}},
+    matmul::{gemv, quantize_rows::QuantizeRows},
 };
 use weights::{
     blueprint::Place,
@@ -103,16 +99,16 @@ impl Layer<'_> {
         self.model.config.layer_types[self.number as usize]
     }
 
-    fn shape(&self) -> attend::Shape {
+    fn shape(&self) -> decode::Shape {
         let output = self.model.activations(self.scratch.rows);
         let sums = super::sums(self.model, self.scratch.rows, Place::Qkv(self.number));
-        attend::Shape { sums, ..attend_shape(self.model, self.cache.limits(), self.kind(), output) }
+        decode::Shape { sums, ..attend_shape(self.model, self.cache.limits(), self.kind(), output) }
     }
 
     fn attend(&self, recorder: &mut Recorder, rows: usize) -> Result<()> {
         let shape = self.shape();
         let tables = self.model.rope_tables(self.kind());
-        let operands = attend::Operands {
+        let operands = decode::Operands {
             qkv: self.scratch.qkv.view(),
             qkv_stride: shape.rope().row() * shape.sums,
             bias: self.bias(),
@@ -128,7 +124,7 @@ impl Layer<'_> {
             scratch: self.splits.of(SplitRows::Apart(rows)),
             groups: (rows >= GROUPS_FROM).then(|| self.state.attend_groups(self.kind())),
         };
-        let plan = attend::policy::plan_for_rows(self.model.device.caps(), &shape, rows as u32);
+        let plan = decode::policy::plan_for_rows(self.model.device.caps(), &shape, rows as u32);
         let kernel = Attend::with_plan(&self.model.device, shape, plan)?;
         Ok(kernel.record(recorder, "attention", rows as u32, &operands)?)
     }
@@ -176,7 +172,7 @@ impl Layer<'_> {
         let device = &self.model.device;
         let shape = self.shape().attention();
         let rows = part.rows as u32;
-        let operands = attention::Operands {
+        let operands = paged::Operands {
             q: self.scratch.q.view(),
             kv: self.cache.layer(self.number as usize),
             table: &self.cache.table(self.kind()),
@@ -194,13 +190,13 @@ impl Layer<'_> {
         {
             let plan = if part.chunk_ends.is_some() { plan } else { plan.alone(&shape) };
             let kernel = Flash::with_plan(device, shape, flash::Output::F16, plan)?;
-            let operands = attention::Operands { o, ..operands };
+            let operands = paged::Operands { o, ..operands };
             return Ok(kernel.record(recorder, "attention", rows, &operands)?);
         }
         let kernel = match reproducible {
             false => Attention::new(device, shape, part.mode)?,
             true => {
-                let plan = attention::policy::reproducible(device.caps(), &shape, part.chunk_ends.is_some());
+                let plan = paged::policy::reproducible(device.caps(), &shape, part.chunk_ends.is_some());
                 Attention::with_plan(device, shape, plan)?
             }
         };
@@ -211,10 +207,10 @@ impl Layer<'_> {
     }
 }
 
-fn attend_shape(model: &Model, limits: Limits, kind: LayerType, output: Activations) -> attend::Shape {
+fn attend_shape(model: &Model, limits: Limits, kind: LayerType, output: Activations) -> decode::Shape {
     let config = &model.config;
     let family = config.architecture.family();
-    attend::Shape {
+    decode::Shape {
         heads: config.heads,
         kv_heads: config.kv_heads,
         head_dim: config.head_dim,
@@ -242,7 +238,7 @@ pub(crate) fn attend_groups(model: &Model, limits: Limits, rows: usize, position
     let mut words = [0; 6];
     for (words, kind) in words.chunks_mut(3).zip([LayerType::Global, LayerType::Sliding]) {
         let shape = attend_shape(model, limits, kind, Activations::F32);
-        let plan = attend::policy::plan_for_rows(model.device.caps(), &shape, rows as u32);
+        let plan = decode::policy::plan_for_rows(model.device.caps(), &shape, rows as u32);
         words.copy_from_slice(&plan.groups(&shape, rows as u32, position));
     }
     words
@@ -291,7 +287,7 @@ fn splits(model: &Model, limits: Limits, rows: SplitRows) -> Result<Option<Buffe
         let shape = attend_shape(model, limits, kind, Activations::F32);
         let of_kind = match rows {
             SplitRows::Apart(rows) if model.one_dispatch => {
-                let plan = attend::policy::plan_for_rows(device.caps(), &shape, rows as u32);
+                let plan = decode::policy::plan_for_rows(device.caps(), &shape, rows as u32);
                 Attend::with_plan(device, shape, plan)?.scratch_bytes(rows as u32)
             }
             _ if model.reproducible => 0,

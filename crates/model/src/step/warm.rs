@@ -1,8 +1,9 @@
 //! Weights that are warm when their product begins: see docs/forward.md.
 
 use kernels::{
-    Activations, Matrix,
-    warm::{self, Warm},
+    Activations,
+    Matrix,
+    matmul::prefetch::{self, Warm},
 };
 use weights::blueprint::Place;
 
@@ -17,23 +18,23 @@ impl Step<'_> {
             return Ok(());
         };
         let device = &self.model.device;
-        let Some(stretches) = warm::policy::stretches(device.caps(), &matrix.layout()) else { return Ok(()) };
+        let Some(stretches) = prefetch::policy::stretches(device.caps(), &matrix.layout()) else { return Ok(()) };
         let values = matrix.parts()[0].values.view();
         // Of a matrix in several parts, which are large, the first may be shorter: it does without.
         if values.len() < stretches.end() {
             return Ok(());
         }
-        Ok(Warm::new(device)?.record(self.recorder, "warm", &values, &sums.view(), stretches)?)
+        Ok(Warm::new(device)?.record(self.recorder, "prefetch", &values, &sums.view(), stretches)?)
     }
 }
 
 /// Workgroups that bring weights into the cache ahead of a product, at most: 0 where steps of so many rows do without.
 pub(super) fn most_groups(model: &Model, rows: usize) -> u32 {
-    let pays = rows <= warm::policy::MOST_ROWS && model.weights.bytes() >= warm::policy::LEAST_BYTES;
+    let pays = rows <= prefetch::policy::MOST_ROWS && model.weights.bytes() >= prefetch::policy::LEAST_BYTES;
     if !pays || model.activations(rows) != Activations::F16 {
         return 0;
     }
     let stretches =
-        |(matrix, _): (&Matrix, _)| warm::policy::stretches(model.device.caps(), &matrix.layout());
+        |(matrix, _): (&Matrix, _)| prefetch::policy::stretches(model.device.caps(), &matrix.layout());
     layer_products(model).filter_map(stretches).map(|stretches| stretches.groups()).max().unwrap_or(0)
 }

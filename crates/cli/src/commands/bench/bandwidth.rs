@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use gpu::{Device, bytes};
-use kernels::probe::{self, Measured};
+use kernels::bench::probe::{self, Measured};
 use serde_json::json;
 
 use crate::output;

@@ -6,15 +6,17 @@ use anyhow::bail;
 use clap::ValueEnum;
 use gpu::{Arena, Buffer, Device, Lifetime, Memory, Result, Stamps};
 use kernels::{
-    Epilogue, Layout, Matrix, Scheme, Target, Vectors,
-    gemm::{self, Gemm},
-    gemv::{
+    Epilogue,
+    Layout,
+    Matrix,
+    Scheme,
+    Target,
+    Vectors,
+    matmul::{coopmat::{self, Matmul, policy::Parts}, gemm::{self, Gemm}, gemv::{
         Gemv, MAX_COLUMNS, Source,
         policy::{self, Plan, Shape},
-    },
-    matmul::{self, Matmul, policy::Parts},
-    probe,
-    random::{Kind, Random, fill_vectors},
+    }},
+    bench::{probe, random::{Kind, Random, fill_vectors}},
 };
 use serde::Serialize;
 use serde_json::json;
@@ -224,7 +226,7 @@ fn takes_many(device: &Device, activations: kernels::Activations) -> bool {
 enum Product {
     Gemv(Shape, Plan),
     Gemm(gemm::policy::Shape, gemm::policy::Plan),
-    Matmul(matmul::policy::Shape, matmul::policy::Plan),
+    Matmul(coopmat::policy::Shape, coopmat::policy::Plan),
 }
 
 impl Product {
@@ -266,11 +268,11 @@ fn products(
     let (caps, epilogue) = (device.caps(), Epilogue::None);
     if activations == kernels::Activations::F16 {
         let output = kernels::Activations::F32;
-        let fragments = matmul::fragments(device)?;
+        let fragments = coopmat::fragments(device)?;
         let mut products = Vec::new();
         for parts in [Parts::Joined, Parts::Apart].into_iter().take(if sweep { 2 } else { 1 }) {
-            let shape = matmul::policy::Shape { weights, columns, epilogue, output, parts };
-            let plans = matmul::policy::candidates(caps, fragments, &shape).into_iter();
+            let shape = coopmat::policy::Shape { weights, columns, epilogue, output, parts };
+            let plans = coopmat::policy::candidates(caps, fragments, &shape).into_iter();
             let all = plans.take(if sweep { usize::MAX } else { 1 });
             products.extend(all.map(|plan| Product::Matmul(shape, plan)));
         }
@@ -338,7 +340,7 @@ fn time(device: &Device, product: &Product, weights: &[Matrix], roof: f64) -> Re
             }
             for w in weights {
                 let scratch = scratch.as_ref().map(Buffer::view);
-                let operands = matmul::Operands { w, x: &x, target: &target, active: active.view(), scratch };
+                let operands = coopmat::Operands { w, x: &x, target: &target, active: active.view(), scratch };
                 kernel.record(&mut recorder, "matmul", &operands)?;
             }
         }

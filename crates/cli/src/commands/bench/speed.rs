@@ -88,7 +88,7 @@ pub fn run(
     }
     let mut progress = output::Progress::new();
     progress.say("measuring the bandwidth");
-    let bandwidth = kernels::probe::read_bandwidth(device)?;
+    let bandwidth = kernels::bench::probe::read_bandwidth(device)?;
     let mut runs = Vec::new();
     let mut setup = Setup::default();
     let mut profiles = Vec::new();

@@ -1,7 +1,7 @@
 //! The findings: pure functions from what the machine and the device say.
 
 use gpu::{Adapter, AdapterInfo, AdapterKind, Device, bytes};
-use kernels::tuning::Tuning;
+use kernels::matmul::tuning::Tuning;
 use telemetry::System;
 
 use super::{Finding, Level};
@@ -156,7 +156,7 @@ fn tuning(device: &Device) -> Finding {
     let about = "tuning";
     let tuning = Tuning::open(device);
     match tuning.file() {
-        _ if !kernels::tuning::is_wanted(device) => {
+        _ if !kernels::matmul::tuning::is_wanted(device) => {
             Finding::new(Level::Good, about, "not on a CPU driver, nor with INDRIK_TUNE=off")
         }
         None => Finding::new(Level::Good, about, "no folder for it: products are timed at every start"),

@@ -34,7 +34,7 @@ impl Roofline {
 
     /// Measures it, the first time. Where there is too little memory left for that, it stays unknown.
     pub fn measure(&self, device: &Device) {
-        match kernels::probe::read_bandwidth_of(device, Self::BYTES) {
+        match kernels::bench::probe::read_bandwidth_of(device, Self::BYTES) {
             Ok(bandwidth) => {
                 self.0.get_or_init(|| bandwidth);
             }

@@ -1,0 +1,207 @@
+//! A decode step's attention in one dispatch: norm of heads, RoPE, the new key and value into their page, softmax(q · kᵀ) · v,
+//! and the output as the next product takes it.
+//!
+//! The same as [`rope`], [`attention`](crate::attention::paged) and [`quantize_rows`](crate::matmul::quantize_rows) one after the
+//! other, for rows of different sequences: no row may attend to a position that another row of the step writes. Rows of one
+//! sequence go through those.
+
+mod cases;
+pub mod policy;
+pub mod reference;
+#[cfg(test)]
+mod tests;
+
+use gpu::{Address, Device, Error, Pipeline, Recorder, Result, View};
+
+pub use policy::{Plan, Shape};
+
+use crate::{
+    Activations,
+    Kernel,
+    Vectors,
+    attention::{kv::{KvLayer, KvTable}, rope},
+    shaders::attention_decode::{Constants, Push, TIERS},
+    variant::Variant,
+    vectors::VectorData,
+};
+
+/// For the self-test and the compile checks.
+pub static KERNEL: Kernel = Kernel {
+    name: "attention_decode",
+    about: "a decode step's norms of heads, RoPE and attention at once",
+    variants: policy::variants,
+    cases: cases::cases,
+};
+
+/// The kernel for one shape.
+pub struct Attend {
+    shape: Shape,
+    plan: Plan,
+    pipeline: Pipeline,
+}
+
+/// The buffers of one call.
+pub struct Operands<'a> {
+    /// Rows of query heads, key heads, value heads, f32: where it is in several sums, those of a row follow each other.
+    pub qkv: View,
+    /// Values from one row of `qkv` to the next, a multiple of 4.
+    pub qkv_stride: u32,
+    /// One value for each of a row, if the shape has a bias.
+    pub bias: Option<View>,
+    /// Weights of the norms of queries and of keys, head_dim values each, as they multiply, if the shape has norms.
+    pub weights: Option<(View, View)>,
+    /// [`Tables::coarse`](crate::attention::rope::Tables::coarse).
+    pub coarse: View,
+    /// [`Tables::fine`](crate::attention::rope::Tables::fine).
+    pub fine: View,
+    /// Keys and values of the positions before the rows' own; those are written.
+    pub kv: &'a KvLayer,
+    /// Their pages, the rows' own included.
+    pub table: &'a KvTable,
+    /// u32 a row. Each must be covered by the tables.
+    pub positions: View,
+    /// u32 a row: no two rows in use may have the same.
+    pub slots: View,
+    /// One u32: rows in use.
+    pub active: View,
+    /// The output, heads · head_dim values a row, as the shape says; a column for every row at least, and for int16 no others.
+    pub o: &'a Vectors,
+    /// At least [`Attend::scratch_bytes`], where that is not 0. Its first [`Attend::counter_bytes`] must be zero when it is used
+    /// for the first time; every call leaves them so.
+    pub scratch: Option<View>,
+    /// Three u32, [`Plan::groups`] of the rows it is recorded for and the last position of the step, read when it runs; none for as
+    /// many as there may be. With many rows most would have nothing to do.
+    pub groups: Option<View>,
+}
+
+impl Attend {
+    /// Chooses the variant for this device and compiles it.
+    pub fn new(device: &Device, shape: Shape) -> Result<Self> {
+        Self::with_plan(device, shape, policy::plan(device.caps(), &shape))
+    }
+
+    /// The same with a plan given.
+    pub fn with_plan(device: &Device, shape: Shape, plan: Plan) -> Result<Self> {
+        shape.check()?;
+        Ok(Self { shape, plan, pipeline: variant(&shape, plan).pipeline(device)? })
+    }
+
+    /// Bytes of scratch memory that so many rows need; 0 where there is one split.
+    pub fn scratch_bytes(&self, rows: u32) -> u64 {
+        let (shape, plan) = (&self.shape, &self.plan);
+        if plan.splits == 1 {
+            return 0;
+        }
+        let parts = u64::from(rows) * u64::from(shape.heads) * u64::from(plan.splits);
+        self.counter_bytes(rows) + parts * u64::from(shape.head_dim + 4) * 4
+    }
+
+    /// Bytes of counters at the beginning of the scratch memory. They do not depend on the plan: layers of all kinds share them.
+    pub fn counter_bytes(&self, rows: u32) -> u64 {
+        (u64::from(rows) * u64::from(self.shape.heads) * 4).next_multiple_of(16)
+    }
+
+    /// Records the kernel for `rows` rows, the first `active` of them.
+    pub fn record(&self, recorder: &mut Recorder, name: &str, rows: u32, operands: &Operands<'_>) -> Result<()> {
+        let (shape, plan) = (&self.shape, &self.plan);
+        self.check(name, rows, operands)?;
+        let optional = |view: Option<&View>| view.cloned().map_or(Address::NONE, Address::from);
+        let (o, o_scales) = match &operands.o.data {
+            VectorData::F32(values) | VectorData::F16(values) => (values.into(), Address::NONE),
+            VectorData::Int8 { values, scales } | VectorData::Int16 { values, scales } => {
+                (values.into(), scales.into())
+            }
+        };
+        let push = Push {
+            qkv: operands.qkv.clone().into(),
+            bias: optional(operands.bias.as_ref()),
+            q_weight: optional(operands.weights.as_ref().map(|(q, _)| q)),
+            k_weight: optional(operands.weights.as_ref().map(|(_, k)| k)),
+            coarse: operands.coarse.clone().into(),
+            fine: operands.fine.clone().into(),
+            k: (&operands.kv.k).into(),
+            v: (&operands.kv.v).into(),
+            positions: operands.positions.clone().into(),
+            slots: operands.slots.clone().into(),
+            table: operands.table.view.clone().into(),
+            active_rows: operands.active.clone().into(),
+            o,
+            o_scales,
+            scratch: optional(operands.scratch.as_ref().filter(|_| plan.splits > 1)),
+            qkv_stride: operands.qkv_stride,
+            table_stride: operands.table.stride,
+        };
+        match &operands.groups {
+            Some(groups) => recorder.dispatch_indirect(name, &self.pipeline, groups, &push),
+            None => recorder.dispatch(name, &self.pipeline, [shape.heads / plan.heads, rows, plan.splits], &push),
+        }
+    }
+
+    fn check(&self, name: &str, rows: u32, operands: &Operands<'_>) -> Result<()> {
+        let shape = &self.shape;
+        let wrong = |reason: String| Err(Error::InvalidUse { what: name.to_string(), reason });
+        let inputs = rope::Inputs {
+            qkv: &operands.qkv,
+            qkv_stride: operands.qkv_stride,
+            bias: operands.bias.as_ref(),
+            weights: operands.weights.as_ref(),
+            coarse: &operands.coarse,
+            fine: &operands.fine,
+            kv: operands.kv,
+            table: operands.table,
+            positions: &operands.positions,
+            slots: &operands.slots,
+            active: (&operands.active, 1),
+        };
+        // Four values are loaded at once.
+        inputs.check(name, &shape.rope(), rows, 4)?;
+        let (k, kind) = (shape.heads as usize * shape.head_dim as usize, shape.output);
+        if operands.o.k != k || operands.o.kind() != kind {
+            return wrong(format!("the output must be {kind} with {k} values a row"));
+        }
+        // Where the low bytes of int16 lie follows from the number of columns, which the kernel takes for that of rows.
+        let columns = operands.o.columns as u32;
+        if columns < rows || (kind == Activations::Int16 && columns != rows) {
+            return wrong(format!("{rows} rows for an output of {columns} columns of {kind}"));
+        }
+        let (bytes, splits) = (self.scratch_bytes(rows), self.plan.splits);
+        if operands.scratch.as_ref().map_or(0, View::len) < bytes {
+            return wrong(format!("{splits} splits of {rows} rows need {bytes} bytes of scratch memory"));
+        }
+        Ok(())
+    }
+}
+
+fn variant(shape: &Shape, plan: Plan) -> Variant {
+    let constants = Constants {
+        threads: plan.threads,
+        lanes: plan.lanes,
+        head_dim: shape.head_dim,
+        heads: plan.heads,
+        keys: plan.keys,
+        page: shape.page,
+        kv_bits: shape.scheme.bits(),
+        query_heads: shape.heads,
+        kv_heads: shape.kv_heads,
+        window: shape.window,
+        splits: plan.splits,
+        least_blocks: plan.least_blocks(),
+        qk_norm: shape.norm.is_some(),
+        qkv_bias: shape.bias,
+        interleaved: shape.interleaved,
+        sums: shape.sums,
+        output: shape.output as u32,
+        epsilon: shape.norm.unwrap_or(0.0),
+        scale: shape.scale,
+    };
+    let label = format!(
+        "{} → {}{}, {} threads, {} keys, {} splits",
+        shape.rope(),
+        shape.output,
+        if shape.window > 0 { ", window" } else { "" },
+        plan.threads,
+        plan.keys,
+        plan.splits,
+    );
+    Variant::new(label, TIERS, plan.tier, &constants, plan.subgroup)
+}

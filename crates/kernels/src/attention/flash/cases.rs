@@ -1,0 +1,229 @@
+//! Where the kernel is compared with its reference.
+
+use gpu::{Caps, Device, Result};
+use half::f16;
+
+use super::{Flash, Output as Kind, policy, policy::Plan, policy::Shape, reference};
+use crate::{
+    F16_UNIT,
+    QUAD,
+    Vectors,
+    attention::{kv::{KvLayer, KvScheme, KvTable, reference as stored}, paged::{
+        Mode, Operands,
+        cases::{Data, Step, prefills},
+        reference as exact,
+    }},
+    f16_at,
+    selftest::{Case, Comparison, Output, POISON, TIMEOUT, arena},
+    vectors::VectorData,
+};
+
+const GEMMA: Shape = Shape {
+    heads: 4,
+    kv_heads: 1,
+    head_dim: 256,
+    page: 64,
+    scheme: KvScheme::F16,
+    window: 0,
+    context: 4096,
+};
+
+/// `count` rows from a position on.
+pub(super) fn prefill(shape: Shape, first: u32, count: u32) -> Step {
+    let rows = (first..first + count).map(|position| (1, position)).collect();
+    Step { shape, mode: Mode::Prefill, rows, before: 0, idle: 3, reach: 1.0 }
+}
+
+/// What is compared: every head length, group and scheme, ranges around pages, blocks, tiles and windows.
+pub(super) fn steps() -> Vec<Step> {
+    let long = Shape { heads: 4, kv_heads: 2, head_dim: 128, ..GEMMA };
+    let small = Shape { heads: 2, kv_heads: 2, head_dim: 64, page: 16, ..GEMMA };
+    let int8 = KvScheme::Int8;
+    vec![
+        prefill(GEMMA, 0, 17),
+        prefill(Shape { window: 40, ..GEMMA }, 250, 13),
+        prefill(Shape { heads: 2, window: 130, ..GEMMA }, 300, 39),
+        prefill(Shape { scheme: int8, window: 70, ..GEMMA }, 61, 21),
+        prefill(long, 0, 1),
+        prefill(long, 61, 71),
+        prefill(Shape { window: 100, ..long }, 190, 35),
+        prefill(Shape { heads: 3, kv_heads: 3, ..long }, 127, 66),
+        prefill(Shape { heads: 8, window: 30, scheme: int8, ..long }, 20, 40),
+        prefill(small, 0, 64),
+        prefill(Shape { window: 1, ..small }, 20, 40),
+        prefill(Shape { heads: 7, kv_heads: 1, ..small }, 3, 5),
+        prefill(Shape { heads: 9, kv_heads: 3, page: 64, scheme: int8, ..small }, 63, 43),
+        prefill(Shape { heads: 4, kv_heads: 4, head_dim: 80, ..small }, 10, 12),
+        prefill(Shape { heads: 2, kv_heads: 1, head_dim: 96, scheme: int8, page: 32, ..small }, 33, 31),
+        prefill(Shape { heads: 1, kv_heads: 1, head_dim: 32, page: 64, ..small }, 64, 70),
+        Step { reach: 14.0, ..prefill(Shape { page: 64, ..small }, 120, 40) },
+        Step { reach: 40.0, ..prefill(Shape { window: 90, ..long }, 300, 20) },
+        // Several prompts: of one row, of just a tile, of one more, longer than a tile, with heads that do not divide it.
+        Step { idle: 7, ..prefills(GEMMA, &[(0, 1), (70, 16), (0, 17), (5, 1), (0, 8), (130, 3)]) },
+        prefills(Shape { window: 100, ..long }, &[(190, 33), (0, 32), (61, 70)]),
+        Step { before: 3, ..prefills(Shape { heads: 7, kv_heads: 1, ..small }, &[(3, 20), (0, 9), (64, 2)]) },
+        // Behind rows of other sequences.
+        Step { before: 5, ..prefill(Shape { window: 40, ..GEMMA }, 50, 23) },
+        Step { before: 1, ..prefill(Shape { heads: 7, kv_heads: 1, ..small }, 3, 40) },
+    ]
+}
+
+/// Rows of several sequences, for plans that take each alone.
+pub(super) fn mixed_steps() -> Vec<Step> {
+    let long = Shape { heads: 4, kv_heads: 2, head_dim: 128, ..GEMMA };
+    let rows = vec![(2, 70), (0, 3), (1, 300)];
+    let mixed = |shape| Step { mode: Mode::Decode, rows: rows.clone(), ..prefill(shape, 0, 1) };
+    let int8 = Shape { scheme: KvScheme::Int8, ..long };
+    vec![mixed(long), mixed(Shape { window: 40, ..GEMMA }), mixed(int8), Step { before: 2, ..mixed(long) }]
+}
+
+pub(super) fn cases(caps: &Caps) -> Vec<Case> {
+    let mut list = Vec::new();
+    let mixed = mixed_steps().into_iter();
+    for step in mixed.chain(steps().into_iter().step_by(4)) {
+        let Some(plan) = policy::plan(caps, &step.shape).map(|plan| plan.alone(&step.shape)) else { continue };
+        list.push(Case::new(name(&step, Kind::F16, &plan), plan.tier, move |device| {
+            run(device, &step, Kind::F16, plan)
+        }));
+    }
+    for (i, step) in steps().into_iter().enumerate() {
+        // Every plan that fits for some, one of each head length of Gemma 3 among them: others than the policy takes may be tried.
+        let plans = policy::plans(caps, &step.shape);
+        let count = if i % 6 == 1 { plans.len() } else { 1 };
+        for plan in plans.into_iter().take(count) {
+            // f16 mostly; f32 differs in its last lines alone.
+            let kind = if i % 4 == 1 { Kind::F32 } else { Kind::F16 };
+            let step = step.clone();
+            list.push(Case::new(name(&step, kind, &plan), plan.tier, move |device| {
+                run(device, &step, kind, plan)
+            }));
+        }
+    }
+    list
+}
+
+fn name(step: &Step, kind: Kind, plan: &Plan) -> String {
+    let shape = &step.shape;
+    let reach = if step.reach > 1.0 { ", large scores" } else { "" };
+    let before = if step.before > 0 { format!(", behind {} others", step.before) } else { String::new() };
+    let window = if shape.window > 0 { format!(", window {}", shape.window) } else { String::new() };
+    let chunks = step.ends().map_or(String::new(), |ends| format!(" in {} chunks", ends.len() - 2));
+    format!(
+        "{} rows{chunks} from {}{before}, {}/{} × {} {}, pages of {}{window}{reach}, to {}, {} pairs × {} keys{}{}",
+        step.rows.len(),
+        step.rows[0].1,
+        shape.heads,
+        shape.kv_heads,
+        shape.head_dim,
+        shape.scheme,
+        shape.page,
+        crate::Activations::from(kind),
+        plan.pairs(),
+        plan.keys,
+        if plan.held { ", queries held" } else { "" },
+        if plan.alone { ", rows alone" } else { "" },
+    )
+}
+
+/// Of the largest value: a weight is rounded to 2⁻¹¹ of itself in the sum of values and in the sum of weights, and the output to f16 by
+/// devices that may cut off, to 2⁻¹⁰.
+const ROUNDING: f64 = 1.0 / 512.0;
+/// Of the largest value, for each unit that the terms of a score reach: matrix units add up in f32, with bits to spare or without.
+const SCORE_ROUNDING: f64 = 1e-6;
+
+/// Runs one step with one plan on random data and compares it.
+pub(super) fn run(device: &Device, step: &Step, kind: Kind, plan: Plan) -> Result<Comparison> {
+    let data = Data::new(step);
+    let mut comparison = Comparison::default();
+    let o = attend(device, step, kind, plan, &data, &mut comparison)?;
+    let shape = &step.shape;
+    let d = shape.head_dim as usize;
+    let row = shape.heads as usize * d;
+    let padded = row.next_multiple_of(QUAD);
+    for (i, (slot, position)) in (step.before..).zip(step.rows.iter().copied()) {
+        for head in 0..shape.heads {
+            let q = reference::query(&data.q[i * row + head as usize * d..][..d]);
+            let line = |values: &[f64], at| {
+                let element = data.element(shape, slot, head / (shape.heads / shape.kv_heads), at);
+                reference::line(&values[element..element + d])
+            };
+            let range = exact::range(position, shape.window);
+            let keys: Vec<Vec<f64>> = range.clone().map(|at| line(&data.k, at)).collect();
+            let values: Vec<Vec<f64>> = range.map(|at| line(&data.v, at)).collect();
+            let largest = values.iter().flatten().fold(0.0_f64, |most, value| most.max(value.abs()));
+            let (want, reach) = exact::attention(&q, &keys, &values);
+            let allowed = largest * (ROUNDING + SCORE_ROUNDING * reach);
+            for (j, want) in want.into_iter().enumerate() {
+                let got = value(&o, kind, i * padded, head as usize * d + j);
+                let at = || format!("value {j} of head {head}, row {i} at position {position}");
+                comparison.close(at, got, want, allowed);
+            }
+        }
+    }
+    let (first, words) = match kind {
+        Kind::F16 => (row / 2, padded / 2),
+        Kind::F32 => (row, padded),
+    };
+    for (i, word) in o.iter().enumerate() {
+        if !(step.before..step.before + step.rows.len()).contains(&(i / words)) {
+            comparison.equal(|| format!("word {i}, of a row not in use"), word, &POISON);
+        } else if i % words >= first {
+            comparison.equal(|| format!("word {i}, of a row's padding"), word, &POISON);
+        }
+    }
+    Ok(comparison)
+}
+
+/// Value `k` of the column that starts at value `column`.
+pub(super) fn value(o: &[u32], kind: Kind, column: usize, k: usize) -> f64 {
+    match kind {
+        Kind::F32 => f64::from(f32::from_bits(o[column + k])),
+        Kind::F16 => {
+            let at = column + f16_at(k);
+            f16::from_bits((o[at / 2] >> (at % 2 * 16)) as u16).to_f64() * f64::from(F16_UNIT)
+        }
+    }
+}
+
+/// The words of the output after one run.
+pub(super) fn attend(
+    device: &Device,
+    step: &Step,
+    kind: Kind,
+    plan: Plan,
+    data: &Data,
+    comparison: &mut Comparison,
+) -> Result<Vec<u32>> {
+    let shape = &step.shape;
+    let mut arena = arena(device);
+    let kv = KvLayer {
+        shape: data.kv_shape,
+        k: arena.buffer_from("keys", &stored::words(&data.k, &data.kv_shape))?,
+        v: arena.buffer_from("values", &stored::words(&data.v, &data.kv_shape))?,
+    };
+    let (slots, positions) = step.slots_and_positions();
+    let columns = step.columns();
+    let k = (shape.heads * shape.head_dim) as usize;
+    let values = columns * k.next_multiple_of(QUAD);
+    let words = if kind == Kind::F16 { values / 2 } else { values };
+    let buffer = Output::new(&mut arena, words)?.buffer;
+    let output = if kind == Kind::F16 { VectorData::F16(buffer) } else { VectorData::F32(buffer) };
+    let o = Vectors { k, columns, data: output };
+    let kernel = Flash::with_plan(device, *shape, kind, plan)?;
+    let operands = Operands {
+        q: arena.buffer_from("q", &data.q)?.view(),
+        kv: &kv,
+        table: &KvTable { view: arena.buffer_from("table", &data.table)?.view(), stride: data.table_stride },
+        positions: arena.buffer_from("positions", &positions)?.view(),
+        slots: arena.buffer_from("slots", &slots)?.view(),
+        active: arena.buffer_from("active", &step.in_use())?.view(),
+        ends: step.ends().map(|ends| arena.buffer_from("ends", &ends)).transpose()?.map(|ends| ends.view()),
+        o: &o,
+        scratch: None,
+    };
+    let mut recorder = device.recorder()?;
+    kernel.record(&mut recorder, "attention_flash", step.grid(), &operands)?;
+    recorder.seal()?.run(TIMEOUT)?;
+    let (VectorData::F16(buffer) | VectorData::F32(buffer)) = o.data else { unreachable!("made so above") };
+    Output::of(buffer, words).read(comparison)
+}

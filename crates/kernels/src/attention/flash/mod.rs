@@ -1,0 +1,147 @@
+//! Attention of a prompt's rows by matrix units, and of rows of several sequences where logits must be reproducible: what [`attention`](crate::attention::paged) computes of many rows of a few sequences, for devices
+//! that multiply matrices of f16. Queries, keys, values and weights are f16, scores and sums f32.
+
+mod cases;
+pub mod policy;
+pub mod reference;
+#[cfg(test)]
+mod tests;
+
+use gpu::{Address, Device, Error, Pipeline, Recorder, Result};
+
+use crate::{
+    Activations,
+    Kernel,
+    attention::paged::Operands,
+    shaders::attention_flash,
+    variant::Variant,
+    vectors::VectorData,
+};
+use policy::{Plan, Shape};
+
+/// For the self-test and the compile checks.
+pub static KERNEL: Kernel = Kernel {
+    name: "attention_flash",
+    about: "softmax(q · kᵀ) · v of a prefill by matrix units",
+    variants: policy::variants,
+    cases: cases::cases,
+};
+
+/// The kernel for one shape.
+///
+/// A row's result depends neither on how rows are cut into steps nor on where they lie in a tile: blocks of keys start at fixed
+/// positions, and keys that are not a row's change none of its sums. That supposes that a matrix unit treats its rows alike.
+pub struct Flash {
+    shape: Shape,
+    plan: Plan,
+    output: Output,
+    pipeline: Pipeline,
+}
+
+/// What the kernel can write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Output {
+    /// [`Activations::F16`].
+    F16,
+    /// [`Activations::F32`].
+    F32,
+}
+
+impl From<Output> for Activations {
+    fn from(output: Output) -> Self {
+        match output {
+            Output::F16 => Activations::F16,
+            Output::F32 => Activations::F32,
+        }
+    }
+}
+
+impl Flash {
+    /// Chooses the variant for this device; none where [`policy::plan`] has none.
+    pub fn new(device: &Device, shape: Shape, output: Output) -> Result<Option<Self>> {
+        policy::plan(device.caps(), &shape)
+            .map(|plan| Self::with_plan(device, shape, output, plan))
+            .transpose()
+    }
+
+    /// The same with a plan given.
+    pub fn with_plan(device: &Device, shape: Shape, output: Output, plan: Plan) -> Result<Self> {
+        shape.check()?;
+        if let Err(reason) = plan.takes(&shape) {
+            return Err(Error::InvalidUse { what: "attention_flash".into(), reason });
+        }
+        let pipeline = variant(&shape, output, plan).pipeline(device)?;
+        Ok(Self { shape, plan, output, pipeline })
+    }
+
+    /// Records the kernel for up to `rows` rows, those that `active` says: rows of one sequence or a few, each at positions that follow
+    /// each other, or any, as the plan says. It needs no scratch memory.
+    pub fn record(&self, recorder: &mut Recorder, name: &str, rows: u32, operands: &Operands<'_>) -> Result<()> {
+        let shape = &self.shape;
+        let o = self.check(name, rows, operands)?;
+        let push = attention_flash::Push {
+            q: operands.q.clone().into(),
+            k: (&operands.kv.k).into(),
+            v: (&operands.kv.v).into(),
+            positions: operands.positions.clone().into(),
+            slots: operands.slots.clone().into(),
+            table: operands.table.view.clone().into(),
+            active_rows: operands.active.clone().into(),
+            ends: operands.ends()?.into(),
+            o,
+            heads: shape.heads,
+            kv_heads: shape.kv_heads,
+            o_stride: operands.o.stride() as u32,
+            table_stride: operands.table.stride,
+            window: shape.window,
+            chunks: operands.chunks(),
+        };
+        let tiles = match self.plan.alone {
+            true => rows,
+            false => operands.tiles(rows * (shape.heads / shape.kv_heads), self.plan.pairs()),
+        };
+        recorder.dispatch(name, &self.pipeline, [shape.kv_heads, tiles, 1], &push)
+    }
+
+    /// The output's address, if everything fits together.
+    fn check(&self, name: &str, rows: u32, operands: &Operands<'_>) -> Result<Address> {
+        operands.check(name, &self.shape, rows)?;
+        match (&operands.o.data, self.output) {
+            (VectorData::F16(values), Output::F16) | (VectorData::F32(values), Output::F32) => Ok(values.into()),
+            _ => {
+                let reason = format!(
+                    "an output of {} for a kernel that writes {}",
+                    operands.o.kind(),
+                    Activations::from(self.output)
+                );
+                Err(Error::InvalidUse { what: name.to_string(), reason })
+            }
+        }
+    }
+}
+
+fn variant(shape: &Shape, output: Output, plan: Plan) -> Variant {
+    let constants = attention_flash::Constants {
+        threads: plan.threads(),
+        lanes: plan.lanes,
+        head_dim: shape.head_dim,
+        keys: plan.keys,
+        page: shape.page,
+        kv_bits: shape.scheme.bits(),
+        held: plan.held,
+        o_f16: output == Output::F16,
+        chains: plan.chains,
+        alone: plan.alone,
+    };
+    let label = format!(
+        "{} pairs × {} keys{}, heads of {} {}, queries in {}, to {}",
+        plan.pairs(),
+        plan.keys,
+        if plan.alone { ", rows alone" } else { "" },
+        shape.head_dim,
+        shape.scheme,
+        if plan.held { "registers" } else { "shared memory" },
+        Activations::from(output),
+    );
+    Variant::new(label, attention_flash::TIERS, plan.tier, &constants, plan.subgroup())
+}

@@ -1,0 +1,210 @@
+use gpu::{Caps, Device, Tier, known};
+
+use super::{
+    Flash, Output,
+    cases::{self, prefill},
+    policy::{self, Plan, Shape},
+};
+use crate::{
+    Vectors,
+    attention::{kv::{KvLayer, KvScheme, KvShape, KvTable}, paged::{
+        Operands,
+        cases::{Data, Step},
+    }},
+    selftest::Comparison,
+};
+
+const SMALL: Shape =
+    Shape { heads: 4, kv_heads: 2, head_dim: 64, page: 64, scheme: KvScheme::F16, window: 0, context: 4096 };
+
+/// The way through the data is the same without matrix units.
+#[test]
+fn all_steps_on_the_cpu_driver() {
+    let Some(device) = testkit::cpu_device() else { return };
+    for (i, step) in cases::steps().iter().enumerate() {
+        let plan = policy::emulated(device.caps(), &step.shape).expect("a plan for every step");
+        let output = if i % 4 == 1 { Output::F32 } else { Output::F16 };
+        check(&device, step, output, plan);
+    }
+    for step in cases::mixed_steps().iter().chain(cases::steps().iter().step_by(4)) {
+        let plan = policy::emulated(device.caps(), &step.shape).expect("a plan for every step");
+        check(&device, step, Output::F16, plan.alone(&step.shape));
+    }
+    device.assert_no_messages();
+}
+
+/// Plans of devices with more shared memory, or less: other blocks, other tiles.
+#[test]
+fn plans_of_other_devices_are_right_too() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let int8 = Shape { scheme: KvScheme::Int8, window: 50, ..SMALL };
+    let steps = [prefill(SMALL, 70, 37), prefill(int8, 100, 19)];
+    for (step, (subgroups, keys, chains)) in steps.iter().flat_map(|step| {
+        [(1, 16, 4), (3, 32, 1), (1, 64, 1), (4, 16, 2)].map(|plan| (step, plan))
+    }) {
+        let plan = Plan { subgroups, keys, chains, ..policy::emulated(device.caps(), &step.shape).unwrap() };
+        assert!(plan.shared_bytes(&step.shape) <= device.caps().max_shared_bytes, "{plan:?}");
+        check(&device, step, Output::F16, plan);
+    }
+    device.assert_no_messages();
+}
+
+fn check(device: &Device, step: &Step, output: Output, plan: Plan) {
+    let comparison = cases::run(device, step, output, plan).unwrap();
+    assert!(comparison.passed(), "{plan:?}, {step:?}: {:?}", comparison.first_wrong);
+}
+
+#[test]
+fn a_row_comes_out_the_same_whatever_its_tile() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let bits = |step: &Step, data: &Data, row: usize| {
+        let plan = policy::emulated(device.caps(), &step.shape).unwrap();
+        let plan = Plan { subgroups: 2, keys: 16, ..plan };
+        let mut comparison = Comparison::default();
+        let o = cases::attend(&device, step, Output::F32, plan, data, &mut comparison).unwrap();
+        let length = (step.shape.heads * step.shape.head_dim) as usize;
+        o[row * length..][..length].to_vec()
+    };
+    for window in [0, 20] {
+        let all = Step { reach: 9.0, ..prefill(Shape { window, ..SMALL }, 30, 40) };
+        let data = Data::new(&all);
+        let q_row = (SMALL.heads * SMALL.head_dim) as usize;
+        for skipped in [1, 7, 19, 39] {
+            let mut later = Data::new(&all);
+            later.q = data.q[skipped * q_row..].to_vec();
+            let step = Step { rows: all.rows[skipped..].to_vec(), ..all.clone() };
+            assert_eq!(bits(&step, &later, 0), bits(&all, &data, skipped), "{skipped} rows skipped");
+        }
+        // And without the rows behind it.
+        let fewer = Step { rows: all.rows[..23].to_vec(), ..all.clone() };
+        assert_eq!(bits(&fewer, &data, 22), bits(&all, &data, 22));
+    }
+}
+
+#[test]
+fn no_row_in_use_is_nothing_written() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let some = prefill(SMALL, 5, 3);
+    let data = Data::new(&some);
+    let none = Step { rows: vec![], idle: 3, ..some };
+    let plan = policy::emulated(device.caps(), &SMALL).unwrap();
+    let o = cases::attend(&device, &none, Output::F16, plan, &data, &mut Comparison::default()).unwrap();
+    assert!(o.iter().all(|word| *word == crate::selftest::POISON));
+}
+
+#[test]
+fn plans_fit_the_device() {
+    let little = Caps { max_shared_bytes: 24576, ..known::h200() };
+    for caps in [known::h200(), known::radeon_780m(), little] {
+        for (heads, kv_heads, head_dim) in [(4, 1, 256), (32, 16, 128), (9, 3, 64), (7, 1, 32), (8, 8, 80)] {
+            for page in [16, 64, 256] {
+                let shape = Shape { heads, kv_heads, head_dim, page, ..SMALL };
+                let plan = policy::plan(&caps, &shape);
+                let text = format!("{plan:?} for {shape:?}");
+                let Some(plan) = plan else {
+                    assert!(caps.max_shared_bytes == 24576 && head_dim > 128, "{text}");
+                    continue;
+                };
+                assert!(plan.threads() <= caps.max_threads && plan.tier == Tier::T2, "{text}");
+                assert!(plan.shared_bytes(&shape) <= caps.max_shared_bytes, "{text}");
+                assert!(plan.keys <= page && [16, 32, 64].contains(&plan.keys), "{text}");
+                assert!(caps.max_shared_bytes == 24576 || plan.subgroups == 4, "{text}");
+                for other in policy::plans(&caps, &shape) {
+                    assert!(other.shared_bytes(&shape) <= caps.max_shared_bytes, "{other:?} for {shape:?}");
+                    assert!(other.takes(&shape).is_ok(), "{other:?} for {shape:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_device_with_matrix_units_has_cases() {
+    let names = |caps: &Caps| cases::cases(caps).into_iter().map(|case| case.name).collect::<Vec<_>>();
+    let h200 = names(&known::h200());
+    assert!(h200.len() > cases::steps().len(), "{h200:?}");
+    let distinct: std::collections::HashSet<_> = h200.iter().collect();
+    assert_eq!(distinct.len(), h200.len());
+    for what in ["× 256 f16", "× 128 f16", "× 64 f16", "queries held"] {
+        assert!(h200.iter().any(|name| name.contains(what)), "{what}");
+    }
+    assert!(names(&known::mesa_cpu()).is_empty());
+}
+
+#[test]
+fn there_is_no_plan_where_the_kernel_cannot_serve() {
+    let caps = known::h200();
+    assert!(policy::plan(&caps, &SMALL).is_some());
+    let unserved = [
+        Shape { scheme: KvScheme::F32, ..SMALL },
+        Shape { head_dim: 72, ..SMALL },
+        Shape { head_dim: 512, ..SMALL },
+        Shape { head_dim: 16, ..SMALL },
+        Shape { page: 8, ..SMALL },
+    ];
+    for shape in unserved {
+        assert_eq!(policy::plan(&caps, &shape), None, "{shape:?}");
+    }
+    let no_f16 = caps.cooperative_matrix.iter().copied().filter(|shape| shape.a != gpu::Element::F16).collect();
+    let devices = [
+        known::mesa_cpu(),
+        known::bare_vulkan_13(),
+        Caps { cooperative_matrix: no_f16, ..known::h200() },
+        Caps { min_subgroup_size: 64, max_subgroup_size: 64, ..known::radeon_780m() },
+        Caps { max_shared_bytes: 4096, ..known::h200() },
+    ];
+    for caps in devices {
+        assert_eq!(policy::plan(&caps, &SMALL), None, "{caps:?}");
+        assert!(policy::variants(&caps).is_empty() || caps.max_shared_bytes == 4096);
+    }
+    let Some(device) = testkit::cpu_device() else { return };
+    assert!(Flash::new(&device, SMALL, Output::F16).unwrap().is_none());
+}
+
+#[test]
+fn wrong_shapes_and_operands_are_refused() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let plan = policy::emulated(device.caps(), &SMALL).unwrap();
+    let refused = |shape| {
+        let error = Flash::with_plan(&device, shape, Output::F16, plan).err().expect("refused");
+        error.to_string()
+    };
+    assert!(refused(Shape { head_dim: 72, ..SMALL }).contains("multiples of 16"));
+    assert!(refused(Shape { scheme: KvScheme::F32, ..SMALL }).contains("f16"));
+    assert!(refused(Shape { page: 8, ..SMALL }).contains("pages of 8"));
+    assert!(refused(Shape { heads: 5, ..SMALL }).contains("do not divide"));
+
+    let mut arena = crate::selftest::arena(&device);
+    let kv_shape = KvShape { kv_heads: 2, head_dim: 64, page: 64, pages: 1, scheme: KvScheme::F16 };
+    let kv = KvLayer::allocate(&mut arena, "kv", kv_shape).unwrap();
+    let int8 = KvLayer::allocate(&mut arena, "kv", KvShape { scheme: KvScheme::Int8, ..kv_shape }).unwrap();
+    let memory = arena.buffer("all", 2 * 256 * 4).unwrap();
+    let table = KvTable { view: memory.view(), stride: 1 };
+    let o = Vectors::f16(&mut arena, "o", 256, 2).unwrap();
+    let o_f32 = Vectors::f32(&mut arena, "o", 256, 2).unwrap();
+    let short = Vectors::f16(&mut arena, "o", 128, 2).unwrap();
+    let more_rows = Vectors::f16(&mut arena, "o", 256, 3).unwrap();
+    let kernel = Flash::with_plan(&device, SMALL, Output::F16, plan).unwrap();
+    let operands = || Operands {
+        q: memory.view(),
+        kv: &kv,
+        table: &table,
+        positions: memory.view(),
+        slots: memory.view(),
+        active: memory.view(),
+        ends: Some(memory.view()),
+        o: &o,
+        scratch: None,
+    };
+    let mut recorder = device.recorder().unwrap();
+    let mut record = |operands: &Operands<'_>| kernel.record(&mut recorder, "attention_flash", 2, operands);
+    record(&operands()).unwrap();
+    record(&Operands { kv: &int8, ..operands() }).unwrap_err();
+    record(&Operands { o: &o_f32, ..operands() }).unwrap_err();
+    record(&Operands { o: &short, ..operands() }).unwrap_err();
+    record(&Operands { o: &more_rows, ..operands() }).unwrap_err();
+    record(&Operands { ends: None, ..operands() }).unwrap();
+    record(&Operands { ends: Some(memory.slice(0..0).unwrap()), ..operands() }).unwrap_err();
+    record(&Operands { active: memory.slice(0..4).unwrap(), ..operands() }).unwrap_err();
+    kernel.record(&mut recorder, "attention_flash", 3, &operands()).unwrap_err();
+}

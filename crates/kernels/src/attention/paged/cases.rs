@@ -1,0 +1,305 @@
+//! Where the kernel is compared with its reference.
+
+use gpu::{Caps, Device, Result, Tier};
+
+use super::{Attention, Mode, Operands, policy, policy::Plan, policy::Shape, reference};
+use crate::{
+    QUAD,
+    Vectors,
+    attention::kv::{KvLayer, KvScheme, KvShape, KvTable, reference as stored},
+    selftest::{Case, Comparison, Output, POISON, Random, TIMEOUT, arena},
+    vectors::VectorData,
+};
+
+/// One step: its rows and its data.
+#[derive(Clone, Debug)]
+pub(crate) struct Step {
+    pub shape: Shape,
+    pub mode: Mode,
+    /// Slot and position of each row in use.
+    pub rows: Vec<(u32, u32)>,
+    /// Rows before and behind them that are there and not in use.
+    pub before: usize,
+    pub idle: usize,
+    /// Queries are this large at most; keys and values lie between −1 and 1.
+    pub reach: f32,
+}
+
+impl Step {
+    /// Rows that are there.
+    pub fn columns(&self) -> usize {
+        self.before + self.rows.len() + self.idle
+    }
+
+    /// Rows that a kernel is recorded for.
+    pub fn grid(&self) -> u32 {
+        (self.rows.len() + self.idle) as u32
+    }
+
+    /// The first row in use, and the end of them.
+    pub fn in_use(&self) -> [u32; 2] {
+        [self.before as u32, (self.before + self.rows.len()) as u32]
+    }
+
+    /// Where each chunk of a prefill ends, where there are several, or one behind other rows. Behind them lies something that must not matter.
+    pub fn ends(&self) -> Option<Vec<u32>> {
+        let chunks = self.rows.chunk_by(|a, b| a.0 == b.0);
+        let mut ends: Vec<u32> = chunks
+            .scan(self.before as u32, |end, chunk| {
+                *end += chunk.len() as u32;
+                Some(*end)
+            })
+            .collect();
+        let told = self.mode == Mode::Prefill && (ends.len() > 1 || self.before > 0);
+        ends.extend([3, u32::MAX]);
+        told.then_some(ends)
+    }
+
+    /// Of every row, in use or not.
+    pub fn slots_and_positions(&self) -> (Vec<u32>, Vec<u32>) {
+        let others = |count| std::iter::repeat_n((0, 3), count);
+        others(self.before).chain(self.rows.iter().copied()).chain(others(self.idle)).unzip()
+    }
+}
+
+const GEMMA: Shape = Shape {
+    heads: 4,
+    kv_heads: 1,
+    head_dim: 256,
+    page: 16,
+    scheme: KvScheme::F16,
+    window: 0,
+    context: 4096,
+};
+
+/// Rows at these positions, each of a slot of its own.
+fn decode(shape: Shape, positions: &[u32]) -> Step {
+    let rows = (0..).zip(positions.iter().copied()).collect();
+    Step { shape, mode: Mode::Decode, rows, before: 0, idle: 1, reach: 1.0 }
+}
+
+/// `count` rows from a position on.
+fn prefill(shape: Shape, first: u32, count: u32) -> Step {
+    let rows = (first..first + count).map(|position| (1, position)).collect();
+    Step { shape, mode: Mode::Prefill, rows, before: 0, idle: 2, reach: 1.0 }
+}
+
+/// Chunks of several sequences: of each the first position, and how many. Slots go down, so that no sequence has the number of its chunk.
+pub(crate) fn prefills(shape: Shape, chunks: &[(u32, u32)]) -> Step {
+    let slots = (0..chunks.len() as u32).rev();
+    let rows = chunks.iter().zip(slots).flat_map(|((first, count), slot)| (*first..first + count).map(move |at| (slot, at)));
+    Step { shape, mode: Mode::Prefill, rows: rows.collect(), before: 0, idle: 2, reach: 1.0 }
+}
+
+/// What is compared: every head length, group and scheme, ranges around pages, blocks and windows.
+pub(super) fn steps() -> Vec<Step> {
+    let small = Shape { heads: 2, head_dim: 64, ..GEMMA };
+    let lengths = [0, 1, 62, 63, 64, 299];
+    vec![
+        decode(GEMMA, &lengths),
+        decode(Shape { page: 64, scheme: KvScheme::F32, ..GEMMA }, &[300, 0, 64]),
+        decode(Shape { window: 40, page: 64, ..GEMMA }, &[299, 39, 40, 7]),
+        decode(Shape { heads: 4, kv_heads: 2, head_dim: 128, window: 100, ..GEMMA }, &lengths),
+        decode(Shape { window: 1, ..small }, &[0, 77]),
+        decode(Shape { heads: 7, page: 64, ..small }, &[130, 5]),
+        decode(Shape { heads: 8, head_dim: 80, kv_heads: 8, scheme: KvScheme::F32, ..GEMMA }, &[64, 200]),
+        decode(Shape { heads: 3, head_dim: 96, kv_heads: 3, ..GEMMA }, &[65, 2]),
+        decode(Shape { scheme: KvScheme::Int8, ..GEMMA }, &lengths),
+        decode(Shape { heads: 3, head_dim: 96, kv_heads: 3, scheme: KvScheme::Int8, ..GEMMA }, &[65, 2]),
+        Step { reach: 14.0, ..decode(small, &[299, 64, 131]) },
+        prefill(GEMMA, 0, 17),
+        prefill(Shape { window: 40, page: 64, ..GEMMA }, 250, 13),
+        prefill(Shape { heads: 4, kv_heads: 2, head_dim: 128, scheme: KvScheme::F32, ..GEMMA }, 61, 9),
+        prefill(Shape { window: 30, ..small }, 20, 40),
+        prefill(Shape { heads: 7, ..small }, 3, 5),
+        prefill(Shape { heads: 4, kv_heads: 4, head_dim: 80, ..GEMMA }, 10, 12),
+        prefill(Shape { heads: 1, head_dim: 96, page: 64, ..GEMMA }, 64, 1),
+        prefill(Shape { window: 30, scheme: KvScheme::Int8, ..small }, 20, 40),
+        prefill(Shape { heads: 4, kv_heads: 2, head_dim: 128, page: 64, scheme: KvScheme::Int8, ..GEMMA }, 61, 9),
+        Step { reach: 14.0, ..prefill(small, 120, 10) },
+        // Several prompts, some of one row, some of just a tile or one more.
+        prefills(small, &[(0, 1), (70, 8), (0, 9), (5, 1), (0, 16), (130, 3)]),
+        Step { before: 2, ..prefills(Shape { window: 30, scheme: KvScheme::Int8, ..GEMMA }, &[(61, 5), (0, 2), (40, 4)]) },
+        // Behind rows of other sequences.
+        Step { before: 3, ..prefill(Shape { window: 40, ..small }, 50, 11) },
+        Step { before: 5, ..decode(small, &[131, 299]) },
+    ]
+}
+
+pub(super) fn cases(caps: &Caps) -> Vec<Case> {
+    let tiers = [Tier::T0, Tier::T1].into_iter().filter(|tier| caps.tier() >= Some(*tier));
+    let mut list = Vec::new();
+    for (tier, (i, step)) in tiers.flat_map(|tier| steps().into_iter().enumerate().map(move |step| (tier, step))) {
+        let plan = policy::at_tier(caps, &step.shape, step.mode, tier);
+        // One split and several, whatever the policy would take; at T0 in turns, because CPU drivers compile it slowly.
+        let splits: &[u32] = match (step.mode, tier) {
+            (Mode::Prefill, _) => &[1],
+            (Mode::Decode, Tier::T0) => if i % 2 == 0 { &[3] } else { &[1] },
+            (Mode::Decode, _) => &[1, 3],
+        };
+        for splits in splits {
+            let plan = Plan { splits: *splits, least: 32, ..plan };
+            let step = step.clone();
+            list.push(Case::new(name(&step, &plan), tier, move |device| run(device, &step, plan)));
+        }
+    }
+    list
+}
+
+fn name(step: &Step, plan: &Plan) -> String {
+    let shape = &step.shape;
+    let reach = if step.reach > 1.0 { ", large scores" } else { "" };
+    let before = if step.before > 0 { format!(", behind {} others", step.before) } else { String::new() };
+    let window = if shape.window > 0 { format!(", window {}", shape.window) } else { String::new() };
+    let chunks = step.ends().map_or(String::new(), |ends| format!(" in {} chunks", ends.len() - 2));
+    format!(
+        "{:?} of {} rows{chunks} from {}{before}, {}/{} × {} {}, pages of {}{window}{reach}, splits {}",
+        step.mode,
+        step.rows.len(),
+        step.rows[0].1,
+        shape.heads,
+        shape.kv_heads,
+        shape.head_dim,
+        shape.scheme,
+        shape.page,
+        plan.splits,
+    )
+}
+
+/// Runs one step with one plan on random data and compares it.
+pub(super) fn run(device: &Device, step: &Step, plan: Plan) -> Result<Comparison> {
+    let data = Data::new(step);
+    let mut comparison = Comparison::default();
+    let o = attend(device, step, plan, &data, &mut comparison)?;
+    let shape = &step.shape;
+    let d = shape.head_dim as usize;
+    let row = shape.heads as usize * d;
+    let padded = row.next_multiple_of(QUAD);
+    for (i, (slot, position)) in (step.before..).zip(step.rows.iter().copied()) {
+        for head in 0..shape.heads {
+            let q = &data.q[i * row + head as usize * d..][..d];
+            let line = |values: &[f64], at| {
+                let element = data.element(shape, slot, head / (shape.heads / shape.kv_heads), at);
+                values[element..element + d].to_vec()
+            };
+            let range = reference::range(position, shape.window);
+            let keys: Vec<Vec<f64>> = range.clone().map(|at| line(&data.k, at)).collect();
+            let values: Vec<Vec<f64>> = range.map(|at| line(&data.v, at)).collect();
+            let (want, reach) = reference::attention(q, &keys, &values);
+            for (j, want) in want.into_iter().enumerate() {
+                let got = f64::from(f32::from_bits(o[i * padded + head as usize * d + j]));
+                let at = || format!("value {j} of head {head}, row {i} at position {position}");
+                comparison.close(at, got, want, 2e-6 + 5e-7 * reach);
+            }
+        }
+        for j in row..padded {
+            comparison.equal(|| format!("padding {j} of row {i}"), &o[i * padded + j], &POISON);
+        }
+    }
+    let in_use = step.before * padded..(step.before + step.rows.len()) * padded;
+    for (i, word) in o.iter().enumerate().filter(|(i, _)| !in_use.contains(i)) {
+        comparison.equal(|| format!("word {i}, of a row not in use"), word, &POISON);
+    }
+    Ok(comparison)
+}
+
+/// Queries, and a cache whose pages lie anywhere.
+pub(crate) struct Data {
+    pub q: Vec<f32>,
+    pub kv_shape: KvShape,
+    pub table: Vec<u32>,
+    pub table_stride: u32,
+    /// As stored: rounded, and not a number wherever no row attends to.
+    pub k: Vec<f64>,
+    pub v: Vec<f64>,
+}
+
+impl Data {
+    pub fn new(step: &Step) -> Self {
+        let shape = &step.shape;
+        let mut random = Random::new(u64::from(shape.heads * 1009 + shape.head_dim + step.rows[0].1));
+        let slots = step.rows.iter().map(|(slot, _)| slot + 1).max().unwrap_or(1);
+        let longest = step.rows.iter().map(|(_, position)| position + 1).max().unwrap_or(1);
+        let table_stride = longest.div_ceil(shape.page) + 1;
+        // Page 0 is nobody's: entries that no row may look at lead there.
+        let pages = slots * table_stride + 1;
+        let kv_shape =
+            KvShape { kv_heads: shape.kv_heads, head_dim: shape.head_dim, page: shape.page, pages, scheme: shape.scheme };
+        let mut free: Vec<u32> = (1..pages).collect();
+        let mut table = vec![0; (slots * table_stride) as usize];
+        let elements = kv_shape.elements() as usize;
+        let (mut k, mut v) = (vec![f64::NAN; elements], vec![f64::NAN; elements]);
+        for (slot, position) in step.rows.iter().copied() {
+            for at in reference::range(position, shape.window) {
+                let entry = &mut table[(slot * table_stride + at / shape.page) as usize];
+                if *entry == 0 {
+                    *entry = free.swap_remove(random.integer(0, free.len() as i64 - 1) as usize);
+                }
+                for head in 0..shape.kv_heads {
+                    let line = kv_shape.element(*entry, head, at, 0) as usize;
+                    let line = line..line + shape.head_dim as usize;
+                    for element in line.clone() {
+                        (k[element], v[element]) = (random.signed().into(), random.signed().into());
+                    }
+                    stored::round(&mut k[line.clone()], shape.scheme);
+                    stored::round(&mut v[line], shape.scheme);
+                }
+            }
+        }
+        let rows = step.columns() as u32;
+        let q = (0..rows * shape.heads * shape.head_dim).map(|_| random.signed() * step.reach).collect();
+        Self { q, kv_shape, table, table_stride, k, v }
+    }
+
+    pub fn element(&self, shape: &Shape, slot: u32, head: u32, position: u32) -> usize {
+        let page = self.table[(slot * self.table_stride + position / shape.page) as usize];
+        self.kv_shape.element(page, head, position, 0) as usize
+    }
+}
+
+/// The words of the output after one run.
+pub(super) fn attend(
+    device: &Device,
+    step: &Step,
+    plan: Plan,
+    data: &Data,
+    comparison: &mut Comparison,
+) -> Result<Vec<u32>> {
+    let shape = &step.shape;
+    let mut arena = arena(device);
+    let kv = KvLayer {
+        shape: data.kv_shape,
+        k: arena.buffer_from("keys", &stored::words(&data.k, &data.kv_shape))?,
+        v: arena.buffer_from("values", &stored::words(&data.v, &data.kv_shape))?,
+    };
+    let (slots, positions) = step.slots_and_positions();
+    let columns = step.columns();
+    let k = (shape.heads * shape.head_dim) as usize;
+    let length = columns * k.next_multiple_of(QUAD);
+    let output = Output::new(&mut arena, length)?;
+    let o = Vectors { k, columns, data: VectorData::F32(output.buffer) };
+    let kernel = Attention::with_plan(device, *shape, plan)?;
+    let scratch = match kernel.scratch_bytes(step.grid()) {
+        0 => None,
+        bytes => Some(Output::new(&mut arena, (bytes / 4) as usize)?),
+    };
+    let operands = Operands {
+        q: arena.buffer_from("q", &data.q)?.view(),
+        kv: &kv,
+        table: &KvTable { view: arena.buffer_from("table", &data.table)?.view(), stride: data.table_stride },
+        positions: arena.buffer_from("positions", &positions)?.view(),
+        slots: arena.buffer_from("slots", &slots)?.view(),
+        active: arena.buffer_from("active", &step.in_use())?.view(),
+        ends: step.ends().map(|ends| arena.buffer_from("ends", &ends)).transpose()?.map(|ends| ends.view()),
+        o: &o,
+        scratch: scratch.as_ref().map(|scratch| scratch.buffer.view()),
+    };
+    let mut recorder = device.recorder()?;
+    kernel.record(&mut recorder, "attention_paged", step.grid(), &operands)?;
+    recorder.seal()?.run(TIMEOUT)?;
+    if let Some(scratch) = scratch {
+        scratch.read(comparison)?;
+    }
+    let VectorData::F32(buffer) = o.data else { unreachable!("made so above") };
+    Output::of(buffer, length).read(comparison)
+}

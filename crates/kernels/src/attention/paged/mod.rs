@@ -1,0 +1,254 @@
+//! Attention over the pages of the cache: one kernel for decoding and for prefill, and a small one that joins splits.
+
+pub(crate) mod cases;
+pub mod policy;
+pub mod reference;
+#[cfg(test)]
+mod tests;
+
+use gpu::{Address, Device, Error, Pipeline, Recorder, Result, Subgroup, Tier, View};
+
+use crate::{
+    Kernel,
+    Vectors,
+    attention::kv::{KvLayer, KvTable},
+    shaders::{attention_paged, attention_combine},
+    variant::Variant,
+    vectors::VectorData,
+};
+use policy::{Plan, Shape};
+
+/// For the self-test and the compile checks.
+pub static KERNEL: Kernel = Kernel {
+    name: "attention_paged",
+    about: "softmax(q · kᵀ) · v over the pages of the cache",
+    variants: policy::variants,
+    cases: cases::cases,
+};
+
+/// How the rows of a step hang together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Mode {
+    /// Rows of any sequences, at any positions.
+    Decode,
+    /// Rows of one sequence, or a few, each at positions that follow each other.
+    Prefill,
+}
+
+/// The kernel for one shape.
+pub struct Attention {
+    shape: Shape,
+    plan: Plan,
+    pipeline: Pipeline,
+    combine: Option<Pipeline>,
+}
+
+/// The buffers of one call.
+pub struct Operands<'a> {
+    /// Rows of heads · head_dim values, f32, scaled already.
+    pub q: View,
+    /// Keys and values, those of the rows themselves included.
+    pub kv: &'a KvLayer,
+    /// Their pages.
+    pub table: &'a KvTable,
+    /// u32 a row.
+    pub positions: View,
+    /// u32 a row; of a prefill only the first of each tile is looked at.
+    pub slots: View,
+    /// Two u32: the first row in use, and the end of those in use.
+    pub active: View,
+    /// Of a prefill of several chunks, each of one sequence, u32 each: where they end, the last where the rows in use do. What comes after
+    /// that is not looked at. Without it all are one chunk.
+    pub ends: Option<View>,
+    /// The output, heads · head_dim values a row, f32 from this kernel; a column for every row of the step.
+    pub o: &'a Vectors,
+    /// At least [`Attention::scratch_bytes`], where that is not 0.
+    pub scratch: Option<View>,
+}
+
+impl Attention {
+    /// Chooses the variant for this device and compiles it.
+    pub fn new(device: &Device, shape: Shape, mode: Mode) -> Result<Self> {
+        Self::with_plan(device, shape, policy::plan(device.caps(), &shape, mode))
+    }
+
+    /// The same with a plan given.
+    pub fn with_plan(device: &Device, shape: Shape, plan: Plan) -> Result<Self> {
+        shape.check()?;
+        let combine = if plan.splits > 1 { Some(combine_variant(&shape).pipeline(device)?) } else { None };
+        Ok(Self { shape, plan, pipeline: variant(&shape, plan).pipeline(device)?, combine })
+    }
+
+    /// Bytes of scratch memory that so many rows need; 0 where there is one split.
+    pub fn scratch_bytes(&self, rows: u32) -> u64 {
+        if self.plan.splits == 1 { 0 } else { self.part_bytes(rows) + self.sum_bytes(rows) }
+    }
+
+    fn parts(&self, rows: u32) -> u64 {
+        u64::from(rows) * u64::from(self.shape.heads) * u64::from(self.plan.splits)
+    }
+
+    fn part_bytes(&self, rows: u32) -> u64 {
+        self.parts(rows) * u64::from(self.shape.head_dim) * 4
+    }
+
+    fn sum_bytes(&self, rows: u32) -> u64 {
+        self.parts(rows) * 8
+    }
+
+    /// Records the kernel for up to `rows` rows, those that `active` says.
+    pub fn record(&self, recorder: &mut Recorder, name: &str, rows: u32, operands: &Operands<'_>) -> Result<()> {
+        let (shape, plan) = (&self.shape, &self.plan);
+        let o = self.check(name, rows, operands)?;
+        let o_stride = operands.o.stride() as u32;
+        let scratch = match (&operands.scratch, self.scratch_bytes(rows)) {
+            (_, 0) => None,
+            (Some(scratch), bytes) if scratch.len() >= bytes => {
+                let parts = self.part_bytes(rows);
+                Some((scratch.slice(0..parts)?, scratch.slice(parts..bytes)?))
+            }
+            (_, bytes) => {
+                let reason = format!("{} splits of {rows} rows need {bytes} bytes of scratch memory", plan.splits);
+                return Err(Error::InvalidUse { what: name.to_string(), reason });
+            }
+        };
+        let (parts, sums) = match scratch.clone() {
+            Some((parts, sums)) => (Address::from(parts), Address::from(sums)),
+            None => (o.clone(), Address::NONE),
+        };
+        let push = attention_paged::Push {
+            q: operands.q.clone().into(),
+            k: (&operands.kv.k).into(),
+            v: (&operands.kv.v).into(),
+            positions: operands.positions.clone().into(),
+            slots: operands.slots.clone().into(),
+            table: operands.table.view.clone().into(),
+            active_rows: operands.active.clone().into(),
+            ends: operands.ends()?.into(),
+            o: parts,
+            sums,
+            heads: shape.heads,
+            kv_heads: shape.kv_heads,
+            o_stride,
+            table_stride: operands.table.stride,
+            window: shape.window,
+            splits: plan.splits,
+            least_blocks: plan.least_blocks(),
+            chunks: operands.chunks(),
+        };
+        let tiles = if plan.rows == 1 { rows } else { operands.tiles(rows, plan.rows) };
+        let groups = [shape.heads / plan.heads, tiles, plan.splits];
+        recorder.dispatch(name, &self.pipeline, groups, &push)?;
+        let (Some(combine), Some((parts, sums))) = (&self.combine, scratch) else { return Ok(()) };
+        let push = attention_combine::Push {
+            parts: parts.into(),
+            sums: sums.into(),
+            positions: operands.positions.clone().into(),
+            active_rows: operands.active.clone().into(),
+            o,
+            heads: shape.heads,
+            o_stride,
+            window: shape.window,
+            splits: plan.splits,
+            least_blocks: plan.least_blocks(),
+            block: plan.block(),
+        };
+        let quads = shape.heads * shape.head_dim / 4;
+        recorder.dispatch(name, combine, [quads.div_ceil(combine.threads()), rows, 1], &push)
+    }
+
+    /// The output's address, if everything fits together.
+    fn check(&self, name: &str, rows: u32, operands: &Operands<'_>) -> Result<Address> {
+        operands.check(name, &self.shape, rows)?;
+        match &operands.o.data {
+            VectorData::F32(floats) => Ok(floats.into()),
+            _ => {
+                let reason = format!("an output of {}: it must be f32", operands.o.kind());
+                Err(Error::InvalidUse { what: name.to_string(), reason })
+            }
+        }
+    }
+}
+
+impl Operands<'_> {
+    /// Where each chunk ends.
+    pub(crate) fn ends(&self) -> Result<View> {
+        // One ends where all rows do.
+        self.ends.clone().map_or_else(|| self.active.slice(4..8), Ok)
+    }
+
+    /// Chunks of a prefill at most.
+    pub(crate) fn chunks(&self) -> u32 {
+        self.ends.as_ref().map_or(1, |ends| (ends.len() / 4) as u32)
+    }
+
+    /// Tiles of `size` that so many pairs of rows and heads take at most: each chunk's last may be a small one.
+    pub(crate) fn tiles(&self, pairs: u32, size: u32) -> u32 {
+        (pairs.div_ceil(size) + self.chunks().min(pairs)).saturating_sub(1)
+    }
+
+    /// Whether they fit together and are a shape's; how the output is stored is the kernel's business.
+    pub(crate) fn check(&self, name: &str, shape: &Shape, most: u32) -> Result<()> {
+        let wrong = |reason: String| Err(Error::InvalidUse { what: name.to_string(), reason });
+        let kv = &self.kv.shape;
+        if (kv.kv_heads, kv.head_dim, kv.page, kv.scheme)
+            != (shape.kv_heads, shape.head_dim, shape.page, shape.scheme)
+        {
+            return wrong(format!("a cache of {kv:?} for a kernel made for {shape:?}"));
+        }
+        let row = u64::from(shape.heads * shape.head_dim);
+        let rows = self.o.columns as u64;
+        if self.o.k as u64 != row {
+            return wrong(format!("the output has {} values a row, not {row}", self.o.k));
+        }
+        if u64::from(most) > rows {
+            return wrong(format!("{most} rows for an output of {rows} columns"));
+        }
+        let lengths = [
+            ("q", &self.q, rows * row),
+            ("positions", &self.positions, rows),
+            ("slots", &self.slots, rows),
+            ("active", &self.active, 2),
+            ("the table", &self.table.view, u64::from(self.table.stride)),
+        ];
+        let ends = self.ends.iter().map(|ends| ("ends", ends, 1));
+        match lengths.into_iter().chain(ends).find(|(_, view, words)| view.len() < *words * 4) {
+            Some((what, view, words)) => wrong(format!("{what} has {} bytes of {}", view.len(), words * 4)),
+            None => Ok(()),
+        }
+    }
+}
+
+fn variant(shape: &Shape, plan: Plan) -> Variant {
+    let constants = attention_paged::Constants {
+        threads: plan.threads,
+        lanes: plan.lanes,
+        head_dim: shape.head_dim,
+        rows: plan.rows,
+        heads: plan.heads,
+        keys: plan.keys,
+        page: shape.page,
+        kv_bits: shape.scheme.bits(),
+        split: plan.splits > 1,
+    };
+    let label = format!(
+        "{} × {} heads of {} {}{}, {} threads, {} keys",
+        plan.rows,
+        plan.heads,
+        shape.head_dim,
+        shape.scheme,
+        if plan.splits > 1 { ", split" } else { "" },
+        plan.threads,
+        plan.keys,
+    );
+    Variant::new(label, attention_paged::TIERS, plan.tier, &constants, plan.subgroup)
+}
+
+/// Threads of a workgroup that joins: each does the same little work on its own.
+const COMBINE_THREADS: u32 = 64;
+
+fn combine_variant(shape: &Shape) -> Variant {
+    let constants = attention_combine::Constants { threads: COMBINE_THREADS, head_dim: shape.head_dim };
+    let label = format!("combine, heads of {}", shape.head_dim);
+    Variant::new(label, attention_combine::TIERS, Tier::T0, &constants, Subgroup::Any)
+}

@@ -1,0 +1,202 @@
+//! Which variant attends for a shape on a device: pure, tested without a GPU.
+
+use gpu::{Caps, Error, Result, Subgroup, Tier};
+
+use super::{Mode, combine_variant, variant};
+use crate::{
+    attention::kv::KvScheme,
+    variant::Variant,
+};
+
+/// What is to be attended to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Shape {
+    /// Query heads, a multiple of the kv heads.
+    pub heads: u32,
+    /// Key and value heads.
+    pub kv_heads: u32,
+    /// Values of a head: a multiple of 8, of 32 where keys and values are int8, at most 256.
+    pub head_dim: u32,
+    /// Positions of a page, a power of two.
+    pub page: u32,
+    /// How keys and values are stored.
+    pub scheme: KvScheme,
+    /// Positions that a row attends to, its own included; 0 for all up to its own.
+    pub window: u32,
+    /// The longest sequence: how far it is worth to split.
+    pub context: u32,
+}
+
+/// The longest head: a thread of the smallest subgroup that T1 allows then holds 8 eights of it.
+const MOST_HEAD_DIM: u32 = 256;
+
+impl Shape {
+    pub(crate) fn check(&self) -> Result<()> {
+        let wrong = |reason: String| Err(Error::InvalidUse { what: "attention_paged".into(), reason });
+        if self.head_dim == 0 || !self.head_dim.is_multiple_of(8) || self.head_dim > MOST_HEAD_DIM {
+            return wrong(format!(
+                "heads of {} values: it takes multiples of 8 up to {MOST_HEAD_DIM}",
+                self.head_dim
+            ));
+        }
+        if self.kv_heads == 0 || self.heads == 0 || !self.heads.is_multiple_of(self.kv_heads) {
+            return wrong(format!("{} query heads do not divide among {} kv heads", self.heads, self.kv_heads));
+        }
+        self.scheme.takes(self.head_dim, self.page).or_else(wrong)
+    }
+
+    /// Eights of a head.
+    fn eights(&self) -> u32 {
+        self.head_dim / 8
+    }
+}
+
+/// A variant of the kernel and its grid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// T0 or T1.
+    pub tier: Tier,
+    /// Threads of a workgroup.
+    pub threads: u32,
+    /// Threads of a cluster, which share a key: a power of two.
+    pub lanes: u32,
+    /// Rows of a workgroup: 1 for decoding.
+    pub rows: u32,
+    /// Query heads of a workgroup: all that share a kv head, or a part of them.
+    pub heads: u32,
+    /// Keys that a cluster takes at a time: a power of two.
+    pub keys: u32,
+    /// Positions that a split has at least: fewer cost more to join than they save.
+    pub least: u32,
+    /// Splits of the positions. It must not depend on the number of rows: a row would get other sums in another batch.
+    pub splits: u32,
+    /// Subgroup size.
+    pub subgroup: Subgroup,
+}
+
+impl Plan {
+    /// Positions of a block.
+    pub fn block(&self) -> u32 {
+        self.threads / self.lanes * self.keys
+    }
+
+    /// Blocks that a split has at least.
+    pub fn least_blocks(&self) -> u32 {
+        self.least.div_ceil(self.block())
+    }
+
+    /// Shared memory of the shader.
+    pub fn shared_bytes(&self, shape: &Shape) -> u32 {
+        let own = shape.eights().div_ceil(self.lanes);
+        let clusters = self.threads / self.lanes;
+        let pairs = self.rows * self.heads;
+        let join = if clusters > 1 { self.threads * own * 32 + clusters * pairs * 8 } else { 24 };
+        let sums = if self.tier >= Tier::T1 { 0 } else { self.threads * self.keys * pairs * 4 };
+        join + sums
+    }
+}
+
+/// Threads of a GPU's workgroup that decodes: subgroups times a power of two.
+const DECODE_THREADS: u32 = 128;
+
+/// The plan for a shape.
+pub fn plan(caps: &Caps, shape: &Shape, mode: Mode) -> Plan {
+    at_tier(caps, shape, mode, caps.tier().unwrap_or(Tier::T0).min(Tier::T1))
+}
+
+/// The plan whose sums do not depend on how many rows there are, nor on whether they are in chunks: that of a prompt, with a row to a
+/// workgroup where they are not.
+pub fn reproducible(caps: &Caps, shape: &Shape, in_chunks: bool) -> Plan {
+    let plan = plan(caps, shape, Mode::Prefill);
+    if in_chunks { plan } else { Plan { rows: 1, ..plan } }
+}
+
+/// The plan at a tier that need not be the device's best.
+pub fn at_tier(caps: &Caps, shape: &Shape, mode: Mode, tier: Tier) -> Plan {
+    // A CPU driver runs a workgroup on one core, and what is shared there costs more than it saves: one cluster, of all lanes
+    // of a vector. A GPU's thread takes two eights, because adding up scores across a cluster costs more than registers.
+    let cpu = caps.max_subgroup_size < 32;
+    let wanted = if cpu { shape.eights() } else { shape.eights().div_ceil(2) };
+    let subgroup =
+        if tier >= Tier::T1 && caps.allows_subgroup_size(32) { Subgroup::Exactly(32) } else { Subgroup::Any };
+    let smallest = if subgroup == Subgroup::Any { caps.min_subgroup_size.clamp(4, 32) } else { 32 };
+    let lanes = wanted.next_power_of_two().min(smallest);
+    let own = shape.eights().div_ceil(lanes);
+    // Eights of queries that a thread holds, and as many of outputs, and scores that a cluster adds up at once. A GPU has
+    // registers for so many; a CPU driver gains nothing by more, and takes seconds to compile them at T0.
+    let (most, scores) = match (cpu, tier) {
+        (false, _) => (8, 16),
+        (true, Tier::T0) => (4, 2),
+        (true, _) => (16, 16),
+    };
+    let group = shape.heads / shape.kv_heads;
+    let heads = (1..=group.min(most))
+        .rev()
+        .find(|heads| group.is_multiple_of(*heads) && heads * own <= most)
+        .unwrap_or(1);
+    let keys = if cpu { (scores / heads).clamp(1, 4).next_power_of_two() } else { 2 };
+    let rows = match mode {
+        Mode::Decode => 1,
+        Mode::Prefill => (most / (heads * own)).min(scores / (heads * keys)).max(1),
+    };
+    let whole = if subgroup == Subgroup::Any { caps.max_subgroup_size.max(lanes) } else { 32 };
+    let threads = if cpu || mode == Mode::Prefill { whole } else { whole * (DECODE_THREADS / whole).max(1) };
+    let threads = threads.min(caps.max_threads / whole * whole);
+    // On a CPU driver two halves of 512 positions and their combine took longer than the whole.
+    let least = if cpu { 512 } else { 128 };
+    let mut plan = Plan { tier, threads, lanes, rows, heads, keys, least, splits: 1, subgroup };
+    while plan.shared_bytes(shape) > caps.max_shared_bytes && plan.threads > whole {
+        plan.threads /= 2;
+    }
+    while plan.shared_bytes(shape) > caps.max_shared_bytes && plan.rows > 1 {
+        plan.rows -= 1;
+    }
+    if mode == Mode::Decode {
+        plan.splits = splits(caps, shape, &plan);
+    }
+    plan
+}
+
+/// Workgroups that a compute unit wants to have, where one row makes them all.
+const GROUPS_PER_UNIT: u32 = 4;
+/// Joining more than this takes longer than it saves.
+const MOST_SPLITS: u32 = 64;
+
+fn splits(caps: &Caps, shape: &Shape, plan: &Plan) -> u32 {
+    let units = caps.compute_units.unwrap_or(if caps.max_subgroup_size < 32 { 1 } else { 16 });
+    let range = if shape.window == 0 { shape.context } else { shape.window.min(shape.context) };
+    let wanted = units * GROUPS_PER_UNIT / (shape.heads / plan.heads);
+    wanted.clamp(1, (range / plan.least).clamp(1, MOST_SPLITS))
+}
+
+/// Heads, kv heads, head_dim, window and context of the Gemma 3 family, smallest model first.
+const MODEL_SHAPES: [(u32, u32, u32, u32, u32); 5] = [
+    (4, 1, 256, 512, 32_768),
+    (8, 4, 256, 1024, 131_072),
+    (16, 8, 256, 1024, 131_072),
+    (32, 16, 128, 1024, 131_072),
+    (9, 3, 64, 0, 8192),
+];
+
+/// Pipelines that the policy may ask for: those of the Gemma 3 family, and of heads of 64.
+pub fn variants(caps: &Caps) -> Vec<Variant> {
+    let mut list: Vec<Variant> = Vec::new();
+    for tier in [Tier::T0, Tier::T1].into_iter().filter(|tier| caps.tier() >= Some(*tier)) {
+        for (heads, kv_heads, head_dim, window, context) in MODEL_SHAPES {
+            let caches = [(window, KvScheme::F16), (0, KvScheme::F16), (0, KvScheme::F32), (0, KvScheme::Int8)];
+            for (window, scheme) in caches {
+                let shape = Shape { heads, kv_heads, head_dim, page: 64, scheme, window, context };
+                let plans = [Mode::Decode, Mode::Prefill].map(|mode| at_tier(caps, &shape, mode, tier));
+                let split = plans.iter().any(|plan| plan.splits > 1);
+                let attention = plans.into_iter().map(|plan| variant(&shape, plan));
+                for new in attention.chain(split.then(|| combine_variant(&shape))) {
+                    let same = |known: &Variant| (known.shader.name, &known.constants) == (new.shader.name, &new.constants);
+                    if !list.iter().any(same) {
+                        list.push(new);
+                    }
+                }
+            }
+        }
+    }
+    list
+}

@@ -1,0 +1,196 @@
+//! Where the kernel is compared with its reference.
+
+use gpu::{Caps, Device, Result, Tier};
+
+use super::{Operands, Rope, Shape, Tables, inverse_frequencies, policy, reference};
+use crate::{
+    attention::kv::{KvLayer, KvScheme, KvShape, KvTable, reference as stored},
+    selftest::{Case, Comparison, Output, POISON, Random, TIMEOUT, arena},
+};
+
+/// Positions of the rows: the first, both sides of a page and of a step of the coarse table, the last of 128k.
+const POSITIONS: [u32; 9] = [0, 1, 15, 16, 255, 256, 4999, 65_536, 131_071];
+const MAX_POSITIONS: u32 = 131_072;
+/// Rows behind them that are there and not in use.
+const IDLE: usize = 2;
+const EPSILON: f32 = 1e-6;
+const SCALE: f32 = 0.0625;
+
+pub(super) fn cases(caps: &Caps) -> Vec<Case> {
+    let plain = Shape {
+        heads: 4,
+        kv_heads: 1,
+        head_dim: 256,
+        page: 16,
+        scheme: KvScheme::F16,
+        norm: false,
+        bias: false,
+        interleaved: false,
+        sums: 1,
+    };
+    let shapes = [
+        Shape { norm: true, ..plain },
+        Shape { norm: true, scheme: KvScheme::F32, ..plain },
+        plain,
+        Shape { heads: 2, kv_heads: 2, head_dim: 128, norm: true, page: 64, ..plain },
+        Shape { heads: 7, head_dim: 64, bias: true, ..plain },
+        Shape { heads: 9, kv_heads: 3, head_dim: 64, interleaved: true, ..plain },
+        Shape { heads: 3, head_dim: 80, norm: true, bias: true, interleaved: true, scheme: KvScheme::F32, ..plain },
+        Shape { heads: 2, head_dim: 96, norm: true, ..plain },
+        Shape { norm: true, scheme: KvScheme::Int8, ..plain },
+        Shape { heads: 9, kv_heads: 3, head_dim: 64, interleaved: true, scheme: KvScheme::Int8, ..plain },
+        Shape { heads: 2, head_dim: 96, bias: true, page: 64, scheme: KvScheme::Int8, ..plain },
+        Shape { heads: 2, kv_heads: 2, head_dim: 128, norm: true, sums: 3, ..plain },
+    ];
+    let tiers = [Tier::T0, Tier::T1].into_iter().filter(|tier| caps.tier() >= Some(*tier));
+    let behind = [shapes[0], shapes[8]].map(|shape| (shape, 3));
+    let steps = shapes.map(|shape| (shape, 0)).into_iter().chain(behind);
+    tiers.flat_map(|tier| steps.clone().map(move |(shape, first)| case(tier, shape, first))).collect()
+}
+
+fn case(tier: Tier, shape: Shape, first: usize) -> Case {
+    let name = if first > 0 { format!("{shape}, behind {first} others") } else { shape.to_string() };
+    Case::new(name, tier, move |device| run(device, shape, policy::at_tier(device.caps(), &shape, tier), first))
+}
+
+/// Rows of `row` values, so many sums of them, and what else a row has: the sums are exactly the values that were given.
+pub(crate) fn in_sums(values: &[f32], stride: u32, row: u32, sums: u32) -> Vec<f32> {
+    let in_sums = |values: &[f32]| -> Vec<f32> {
+        let (values, rest) = values.split_at(row as usize);
+        // A half, a quarter, and so on, and the last again.
+        let parts = (1..=sums).map(|sum| 0.5_f32.powi(sum.min(sums - 1) as i32));
+        parts.flat_map(|part| values.iter().map(move |value| value * part)).chain(rest.iter().copied()).collect()
+    };
+    values.chunks(stride as usize).flat_map(in_sums).collect()
+}
+
+/// Runs one shape with one plan on random data. The rows before `first` are not in use either.
+pub(super) fn run(device: &Device, shape: Shape, plan: policy::Plan, first: usize) -> Result<Comparison> {
+    let rows = POSITIONS.len() + IDLE;
+    let mut random = Random::new(u64::from(shape.row()));
+    let mut floats = |count: u32, scale: f32| (0..count).map(|_| random.signed() * scale).collect::<Vec<f32>>();
+    let stride = shape.row() + 6;
+    let mut qkv = floats(stride * rows as u32, 20.0);
+    // Values that are zero, that no scale of f16 is small enough for, that are large, and one that is not a number.
+    for (row, factor) in [(1, 0.0), (2, 1e-8), (3, 1e3), (4, 1.0)] {
+        let first = row * stride as usize + ((shape.heads + shape.kv_heads) * shape.head_dim) as usize;
+        qkv[first..first + 32].iter_mut().for_each(|value| *value *= factor);
+        if row == 4 && shape.scheme == KvScheme::Int8 {
+            qkv[first + 5] = f32::NAN;
+        }
+    }
+    let qkv = qkv;
+    let bias = floats(shape.row(), 20.0);
+    let (q_weight, k_weight) = (floats(shape.head_dim, 2.0), floats(shape.head_dim, 2.0));
+    let frequencies = inverse_frequencies(shape.head_dim as usize, 1e4, 1.0);
+    let tables = Tables::new(&frequencies, MAX_POSITIONS as usize);
+
+    // Rows lie in two slots; page 0 is nobody's.
+    let kv_shape = KvShape {
+        kv_heads: shape.kv_heads,
+        head_dim: shape.head_dim,
+        page: shape.page,
+        pages: rows as u32 + 1,
+        scheme: shape.scheme,
+    };
+    let table_stride = MAX_POSITIONS / shape.page;
+    let mut table = vec![0_u32; 2 * table_stride as usize];
+    let slots: Vec<u32> = (0..rows as u32).map(|row| (row + 1) % 2).collect();
+    let positions: Vec<u32> = POSITIONS.into_iter().chain([3; IDLE]).collect();
+    let entry = |row: usize| (slots[row] * table_stride + positions[row] / shape.page) as usize;
+    // Backwards, so that numbers of pages and of positions do not agree by chance.
+    for row in 0..rows {
+        table[entry(row)] = (rows - row) as u32;
+    }
+    let page_of = |row: usize| table[entry(row)];
+
+    let mut arena = arena(device);
+    let kv_words = (kv_shape.bytes() / 4) as usize;
+    let (k, v) = (Output::new(&mut arena, kv_words)?, Output::new(&mut arena, kv_words)?);
+    let kv = KvLayer { shape: kv_shape, k: k.buffer, v: v.buffer };
+    let q_row = (shape.heads * shape.head_dim) as usize;
+    let q = Output::new(&mut arena, rows * q_row)?;
+    let operands = Operands {
+        qkv: arena.buffer_from("qkv", &in_sums(&qkv, stride, shape.row(), shape.sums))?.view(),
+        qkv_stride: shape.row() * (shape.sums - 1) + stride,
+        bias: if shape.bias { Some(arena.buffer_from("bias", &bias)?.view()) } else { None },
+        weights: if shape.norm {
+            let weights = (arena.buffer_from("weight", &q_weight)?, arena.buffer_from("weight", &k_weight)?);
+            Some((weights.0.view(), weights.1.view()))
+        } else {
+            None
+        },
+        epsilon: EPSILON,
+        scale: SCALE,
+        coarse: arena.buffer_from("coarse table", &tables.coarse)?.view(),
+        fine: arena.buffer_from("fine table", &tables.fine)?.view(),
+        q: q.buffer.view(),
+        kv: &kv,
+        table: &KvTable { view: arena.buffer_from("table", &table)?.view(), stride: table_stride },
+        positions: arena.buffer_from("positions", &positions)?.view(),
+        slots: arena.buffer_from("slots", &slots)?.view(),
+        active: arena.buffer_from("active", &[first as u32, POSITIONS.len() as u32])?.view(),
+    };
+    let mut recorder = device.recorder()?;
+    Rope::with_plan(device, shape, plan)?.record(&mut recorder, "rope", rows as u32, &operands)?;
+    recorder.seal()?.run(TIMEOUT)?;
+
+    let mut comparison = Comparison::default();
+    let q = q.read(&mut comparison)?;
+    let k = Output::of(kv.k, kv_words).read(&mut comparison)?;
+    let v = Output::of(kv.v, kv_words).read(&mut comparison)?;
+    let mut written = vec![false; kv_words];
+    for (row, position) in POSITIONS.into_iter().enumerate().skip(first) {
+        let (want_q, want_k, want_v) = reference::rope(
+            &shape,
+            &reference::Row {
+                qkv: &qkv[row * stride as usize..][..shape.row() as usize],
+                bias: shape.bias.then_some(&bias),
+                weights: shape.norm.then_some((&q_weight, &k_weight)),
+                epsilon: EPSILON,
+                scale: SCALE,
+                position,
+                inverse_frequencies: &frequencies,
+            },
+        );
+        // Of a pair's length, not of the value: rotation may leave a small difference of large numbers.
+        let reach = |values: &[f64]| values.iter().fold(0.0_f64, |most, value| most.max(value.abs()));
+        let allowed = 1e-5 * reach(&want_q);
+        for (i, want) in want_q.iter().enumerate() {
+            let at = || format!("query {i} of row {row} at position {position}");
+            comparison.close(at, f64::from(f32::from_bits(q[row * q_row + i])), *want, allowed);
+        }
+        for (words, want, what) in [(&k, want_k, "key"), (&v, want_v, "value")] {
+            // Values without a bias are only stored: that must be exact. The rest was computed first.
+            let (want, allowed) = if what == "value" && !shape.bias {
+                let mut rounded = want.clone();
+                stored::round(&mut rounded, shape.scheme);
+                (rounded, stored::slack(&want, shape.scheme))
+            } else {
+                let exact = 1e-5 * reach(&want);
+                let allowed = stored::rounding(&want, shape.scheme).into_iter().map(|rounding| rounding + exact);
+                (want, allowed.collect())
+            };
+            for (i, (want, allowed)) in want.into_iter().zip(allowed).enumerate() {
+                let (head, d) = (i as u32 / shape.head_dim, i as u32 % shape.head_dim);
+                let element = kv_shape.element(page_of(row), head, position, d);
+                for word in stored::places(&kv_shape, element) {
+                    written[word] = true;
+                }
+                let got = stored::value(words, &kv_shape, element);
+                let at = || format!("{what} {i} of row {row} at position {position}");
+                // A group with something that is not a number is none as a whole.
+                comparison.close_or_none(at, got, want, allowed);
+            }
+        }
+    }
+    let in_use = first * q_row..POSITIONS.len() * q_row;
+    for (i, word) in q.iter().enumerate().filter(|(i, _)| !in_use.contains(i)) {
+        comparison.equal(|| format!("query word {i}, of a row not in use"), word, &POISON);
+    }
+    for i in (0..kv_words).filter(|i| !written[*i]) {
+        comparison.equal(|| format!("word {i} of the keys"), &k[i], &POISON);
+        comparison.equal(|| format!("word {i} of the values"), &v[i], &POISON);
+    }
+    Ok(comparison)
+}

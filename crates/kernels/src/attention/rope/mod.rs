@@ -1,0 +1,254 @@
+//! From the QKV product to queries and to the cache: bias, norm of each head, RoPE, scale; keys and values into their pages.
+
+pub(crate) mod cases;
+pub mod policy;
+pub mod reference;
+mod tables;
+#[cfg(test)]
+mod tests;
+
+use gpu::{Address, Device, Error, Pipeline, Recorder, Result, View};
+
+pub use tables::{Tables, inverse_frequencies};
+
+use crate::{
+    Kernel,
+    attention::kv::{KvLayer, KvScheme, KvTable},
+    shaders::rope::{Constants, Push, TIERS},
+    variant::Variant,
+};
+use policy::Plan;
+
+/// For the self-test and the compile checks.
+pub static KERNEL: Kernel = Kernel {
+    name: "rope",
+    about: "norm of heads, RoPE, keys and values into their pages",
+    variants: policy::variants,
+    cases: cases::cases,
+};
+
+/// Which parts of the computation a model needs, and its dimensions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Shape {
+    /// Query heads.
+    pub heads: u32,
+    /// Key and value heads.
+    pub kv_heads: u32,
+    /// Values of a head: a multiple of 8, of 32 where keys and values are int8.
+    pub head_dim: u32,
+    /// Positions of a page, a power of two.
+    pub page: u32,
+    /// How keys and values are stored.
+    pub scheme: KvScheme,
+    /// Query and key heads are normed (Gemma 3).
+    pub norm: bool,
+    /// A bias is added first (Qwen2).
+    pub bias: bool,
+    /// Values 2i and 2i + 1 are rotated together (llama in GGUF files), else i and i + head_dim / 2.
+    pub interleaved: bool,
+    /// The QKV product is the sum of so many, at least 1: its K is in parts.
+    pub sums: u32,
+}
+
+impl Shape {
+    /// Values of a row of the QKV product.
+    pub fn row(&self) -> u32 {
+        (self.heads + 2 * self.kv_heads) * self.head_dim
+    }
+}
+
+impl std::fmt::Display for Shape {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{} × {} {}", self.heads, self.kv_heads, self.head_dim, self.scheme)?;
+        let parts = [(self.norm, "norm"), (self.bias, "bias"), (self.interleaved, "interleaved")];
+        parts.into_iter().filter(|(has, _)| *has).try_for_each(|(_, part)| write!(f, ", {part}"))?;
+        if self.sums > 1 { write!(f, ", of {} sums", self.sums) } else { Ok(()) }
+    }
+}
+
+/// The kernel for one shape.
+pub struct Rope {
+    shape: Shape,
+    plan: Plan,
+    pipeline: Pipeline,
+}
+
+/// The buffers of one call.
+pub struct Operands<'a> {
+    /// Rows of query heads, key heads, value heads, f32: where it is in several sums, those of a row follow each other.
+    pub qkv: View,
+    /// Values from one row of `qkv` to the next, even.
+    pub qkv_stride: u32,
+    /// One value for each of a row, if the shape has a bias.
+    pub bias: Option<View>,
+    /// Weights of the norms of queries and of keys, head_dim values each, as they multiply, if the shape has norms.
+    pub weights: Option<(View, View)>,
+    /// Added to the mean square.
+    pub epsilon: f32,
+    /// Queries are multiplied by this.
+    pub scale: f32,
+    /// [`Tables::coarse`].
+    pub coarse: View,
+    /// [`Tables::fine`].
+    pub fine: View,
+    /// Rows of heads · head_dim values, f32, written.
+    pub q: View,
+    /// Where keys and values go.
+    pub kv: &'a KvLayer,
+    /// Their pages.
+    pub table: &'a KvTable,
+    /// u32 a row. Each must be covered by the tables.
+    pub positions: View,
+    /// u32 a row.
+    pub slots: View,
+    /// Two u32: the first row in use, and the end of those in use.
+    pub active: View,
+}
+
+impl Rope {
+    /// Chooses the variant for this device and compiles it.
+    pub fn new(device: &Device, shape: Shape) -> Result<Self> {
+        Self::with_plan(device, shape, policy::plan(device.caps(), &shape))
+    }
+
+    /// The same with a plan given.
+    pub fn with_plan(device: &Device, shape: Shape, plan: Plan) -> Result<Self> {
+        let wrong = |reason: String| Err(Error::InvalidUse { what: "rope".into(), reason });
+        if let Err(reason) = shape.scheme.takes(shape.head_dim, shape.page) {
+            return wrong(reason);
+        }
+        if shape.heads == 0 || shape.kv_heads == 0 {
+            return wrong(format!("{shape:?}: there must be heads"));
+        }
+        Ok(Self { shape, plan, pipeline: variant(&shape, plan).pipeline(device)? })
+    }
+
+    /// Records the kernel for `rows` rows, those of them that `active` says.
+    pub fn record(&self, recorder: &mut Recorder, name: &str, rows: u32, operands: &Operands<'_>) -> Result<()> {
+        self.check(name, rows, operands)?;
+        let optional = |view: Option<&View>| view.cloned().map_or(Address::NONE, Address::from);
+        let push = Push {
+            qkv: operands.qkv.clone().into(),
+            bias: optional(operands.bias.as_ref()),
+            q_weight: optional(operands.weights.as_ref().map(|(q, _)| q)),
+            k_weight: optional(operands.weights.as_ref().map(|(_, k)| k)),
+            coarse: operands.coarse.clone().into(),
+            fine: operands.fine.clone().into(),
+            q: operands.q.clone().into(),
+            k: (&operands.kv.k).into(),
+            v: (&operands.kv.v).into(),
+            positions: operands.positions.clone().into(),
+            slots: operands.slots.clone().into(),
+            table: operands.table.view.clone().into(),
+            active_rows: operands.active.clone().into(),
+            qkv_stride: operands.qkv_stride,
+            table_stride: operands.table.stride,
+            epsilon: operands.epsilon,
+            scale: operands.scale,
+        };
+        recorder.dispatch(name, &self.pipeline, [self.plan.groups(&self.shape), rows, 1], &push)
+    }
+
+    fn check(&self, name: &str, rows: u32, operands: &Operands<'_>) -> Result<()> {
+        let shape = &self.shape;
+        let inputs = Inputs {
+            qkv: &operands.qkv,
+            qkv_stride: operands.qkv_stride,
+            bias: operands.bias.as_ref(),
+            weights: operands.weights.as_ref(),
+            coarse: &operands.coarse,
+            fine: &operands.fine,
+            kv: operands.kv,
+            table: operands.table,
+            positions: &operands.positions,
+            slots: &operands.slots,
+            active: (&operands.active, 2),
+        };
+        // Two values are loaded at once.
+        inputs.check(name, shape, rows, 2)?;
+        let q = u64::from(rows) * u64::from(shape.heads * shape.head_dim) * 4;
+        if operands.q.len() < q {
+            let reason = format!("q has {} bytes of {q}", operands.q.len());
+            return Err(Error::InvalidUse { what: name.to_string(), reason });
+        }
+        Ok(())
+    }
+}
+
+/// What a kernel reads that makes heads of the QKV product, and the cache they go to: see [`Operands`].
+pub(crate) struct Inputs<'a> {
+    pub qkv: &'a View,
+    pub qkv_stride: u32,
+    pub bias: Option<&'a View>,
+    pub weights: Option<&'a (View, View)>,
+    pub coarse: &'a View,
+    pub fine: &'a View,
+    pub kv: &'a KvLayer,
+    pub table: &'a KvTable,
+    pub positions: &'a View,
+    pub slots: &'a View,
+    /// Rows in use, and how many words say it.
+    pub active: (&'a View, u64),
+}
+
+impl Inputs<'_> {
+    /// Refuses what does not fit a shape and so many rows. The rows of `qkv` must lie a multiple of `whole` values apart.
+    pub fn check(&self, name: &str, shape: &Shape, rows: u32, whole: u32) -> Result<()> {
+        let wrong = |reason: String| Err(Error::InvalidUse { what: name.to_string(), reason });
+        let kv = &self.kv.shape;
+        if (kv.kv_heads, kv.head_dim, kv.page, kv.scheme)
+            != (shape.kv_heads, shape.head_dim, shape.page, shape.scheme)
+        {
+            return wrong(format!("a cache of {kv:?} for a kernel made for {shape:?}"));
+        }
+        if self.bias.is_some() != shape.bias || self.weights.is_some() != shape.norm {
+            return wrong("bias and weights must be given exactly when the shape has them".into());
+        }
+        let (stride, row) = (self.qkv_stride, shape.row());
+        if shape.sums == 0 || u64::from(stride) < u64::from(row) * u64::from(shape.sums) || !stride.is_multiple_of(whole) {
+            return wrong(format!(
+                "{} sums of {row} values a row, {stride} apart: the stride must divide by {whole} and not be shorter",
+                shape.sums
+            ));
+        }
+        let words = |count: u64| count * 4;
+        let row = u64::from(row);
+        let qkv = u64::from(rows.max(1) - 1) * u64::from(stride) + row * u64::from(shape.sums);
+        let head = words(u64::from(shape.head_dim));
+        let mut lengths = vec![
+            ("qkv", self.qkv, words(qkv)),
+            ("positions", self.positions, words(u64::from(rows))),
+            ("slots", self.slots, words(u64::from(rows))),
+            ("active", self.active.0, words(self.active.1)),
+            ("the table", &self.table.view, words(u64::from(self.table.stride))),
+            ("the coarse table", self.coarse, head),
+            ("the fine table", self.fine, 256 * head),
+        ];
+        lengths.extend(self.bias.map(|bias| ("the bias", bias, words(row))));
+        if let Some((q, k)) = self.weights {
+            lengths.extend([("a weight", q, head), ("a weight", k, head)]);
+        }
+        match lengths.into_iter().find(|(_, view, bytes)| view.len() < *bytes) {
+            Some((what, view, bytes)) => wrong(format!("{what} has {} bytes of {bytes}", view.len())),
+            None => Ok(()),
+        }
+    }
+}
+
+fn variant(shape: &Shape, plan: Plan) -> Variant {
+    let constants = Constants {
+        threads: plan.threads,
+        lanes: plan.lanes,
+        head_dim: shape.head_dim,
+        heads: shape.heads,
+        kv_heads: shape.kv_heads,
+        page: shape.page,
+        kv_bits: shape.scheme.bits(),
+        qk_norm: shape.norm,
+        qkv_bias: shape.bias,
+        interleaved: shape.interleaved,
+        sums: shape.sums,
+    };
+    let label = format!("{shape}, {} threads", plan.threads);
+    Variant::new(label, TIERS, plan.tier, &constants, plan.subgroup)
+}

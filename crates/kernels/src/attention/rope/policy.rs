@@ -1,0 +1,78 @@
+//! Which variant rotates the heads of a model on a device: pure, tested without a GPU.
+
+use gpu::{Caps, Subgroup, Tier};
+
+use super::{Shape, variant};
+use crate::{
+    attention::kv::KvScheme,
+    variant::Variant,
+};
+
+/// A variant of the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// T0 or T1.
+    pub tier: Tier,
+    /// Threads of a workgroup.
+    pub threads: u32,
+    /// Threads that share a head, a power of two.
+    pub lanes: u32,
+    /// Subgroup size.
+    pub subgroup: Subgroup,
+}
+
+impl Plan {
+    /// Workgroups of a row.
+    pub fn groups(&self, shape: &Shape) -> u32 {
+        (shape.heads + 2 * shape.kv_heads).div_ceil(self.threads / self.lanes)
+    }
+}
+
+/// The plan for a shape.
+pub fn plan(caps: &Caps, shape: &Shape) -> Plan {
+    at_tier(caps, shape, caps.tier().unwrap_or(Tier::T0).min(Tier::T1))
+}
+
+/// The plan at a tier that need not be the device's best.
+pub fn at_tier(caps: &Caps, shape: &Shape, tier: Tier) -> Plan {
+    // A thread takes four values at least; a cluster lies within the smallest subgroup that the driver may choose.
+    let items = (shape.head_dim / 4).next_power_of_two();
+    let lanes = items.min(caps.min_subgroup_size.clamp(4, 32));
+    let whole = caps.max_subgroup_size.max(lanes);
+    // A CPU driver takes workgroups one by one: one a row is best there.
+    let wanted = if caps.max_subgroup_size < 32 { (shape.heads + 2 * shape.kv_heads) * lanes } else { whole };
+    let most = (caps.max_threads / whole).max(1) * whole;
+    Plan { tier, threads: wanted.next_multiple_of(whole).min(most), lanes, subgroup: Subgroup::Any }
+}
+
+const GEMMA: Shape = Shape {
+    heads: 4,
+    kv_heads: 1,
+    head_dim: 256,
+    page: 64,
+    scheme: KvScheme::F16,
+    norm: true,
+    bias: false,
+    interleaved: false,
+    sums: 1,
+};
+
+/// Heads, kv heads and head_dim of the Gemma 3 family, smallest model first.
+const MODEL_SHAPES: [(u32, u32, u32); 4] = [(4, 1, 256), (8, 4, 256), (16, 8, 256), (32, 16, 128)];
+
+/// Pipelines that the policy may ask for: those of the Gemma 3 family, and the parts that other families need.
+pub fn variants(caps: &Caps) -> Vec<Variant> {
+    let mut list = Vec::new();
+    for tier in [Tier::T0, Tier::T1].into_iter().filter(|tier| caps.tier() >= Some(*tier)) {
+        let gemma = MODEL_SHAPES.map(|(heads, kv_heads, head_dim)| Shape { heads, kv_heads, head_dim, ..GEMMA });
+        let qwen2 = Shape { heads: 12, kv_heads: 2, head_dim: 128, norm: false, bias: true, ..GEMMA };
+        let llama = Shape { heads: 9, kv_heads: 3, head_dim: 64, norm: false, interleaved: true, ..GEMMA };
+        let exact = Shape { scheme: KvScheme::F32, ..GEMMA };
+        let int8 = |shape: Shape| Shape { scheme: KvScheme::Int8, ..shape };
+        let small = [gemma[0], gemma[3], qwen2, llama].map(int8);
+        for shape in gemma.into_iter().chain([qwen2, llama, exact]).chain(small) {
+            list.push(variant(&shape, at_tier(caps, &shape, tier)));
+        }
+    }
+    list
+}

@@ -1,0 +1,108 @@
+use gpu::{Subgroup, Tier, known};
+
+use super::{Operands, Rope, Shape, Tables, cases, inverse_frequencies, policy, policy::Plan};
+use crate::attention::kv::{KvLayer, KvScheme, KvShape, KvTable};
+
+const GEMMA: Shape = Shape {
+    heads: 4,
+    kv_heads: 1,
+    head_dim: 256,
+    page: 64,
+    scheme: KvScheme::F16,
+    norm: true,
+    bias: false,
+    interleaved: false,
+    sums: 1,
+};
+
+#[test]
+fn all_cases_on_the_cpu_driver() {
+    crate::variant::run_cases_on_cpu(&super::KERNEL);
+}
+
+/// The CPU driver's own plan takes a row at once: more clusters than heads, and several workgroups a row, show only here.
+#[test]
+fn plans_of_larger_gpus_are_right_too() {
+    let Some(device) = testkit::cpu_device() else { return };
+    for (tier, threads, lanes) in [(Tier::T0, 64, 8), (Tier::T0, 32, 16), (Tier::T1, 32, 8), (Tier::T1, 32, 2)] {
+        let plan = Plan { tier, threads, lanes, subgroup: Subgroup::Any };
+        for scheme in [KvScheme::F16, KvScheme::Int8] {
+            let comparison = cases::run(&device, Shape { page: 16, scheme, ..GEMMA }, plan, 0).unwrap();
+            assert!(comparison.passed(), "{plan:?}, {scheme}: {:?}", comparison.first_wrong);
+        }
+    }
+}
+
+#[test]
+fn wrong_operands_are_refused() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let mut arena = crate::selftest::arena(&device);
+    let kv_shape = KvShape { kv_heads: 1, head_dim: 256, page: 64, pages: 1, scheme: KvScheme::F16 };
+    let kv = KvLayer::allocate(&mut arena, "kv", kv_shape).unwrap();
+    let narrow = KvLayer::allocate(&mut arena, "kv", KvShape { head_dim: 128, ..kv_shape }).unwrap();
+    let memory = arena.buffer("all", 256 * 256 * 4).unwrap();
+    let table = KvTable { view: memory.view(), stride: 1 };
+    let operands = || Operands {
+        qkv: memory.view(),
+        qkv_stride: GEMMA.row(),
+        bias: None,
+        weights: Some((memory.view(), memory.view())),
+        epsilon: 1e-6,
+        scale: 1.0,
+        coarse: memory.view(),
+        fine: memory.view(),
+        q: memory.slice(0..2 * 1024 * 4).unwrap(),
+        kv: &kv,
+        table: &table,
+        positions: memory.view(),
+        slots: memory.view(),
+        active: memory.view(),
+    };
+    let kernel = Rope::new(&device, GEMMA).unwrap();
+    let mut recorder = device.recorder().unwrap();
+    let mut record = |rows, operands: &Operands<'_>| kernel.record(&mut recorder, "rope", rows, operands);
+    record(2, &operands()).unwrap();
+    record(3, &operands()).unwrap_err();
+    record(2, &Operands { kv: &narrow, ..operands() }).unwrap_err();
+    record(2, &Operands { weights: None, ..operands() }).unwrap_err();
+    record(2, &Operands { bias: Some(memory.view()), ..operands() }).unwrap_err();
+    record(2, &Operands { qkv_stride: GEMMA.row() - 2, ..operands() }).unwrap_err();
+    record(2, &Operands { fine: memory.slice(0..1024).unwrap(), ..operands() }).unwrap_err();
+    record(2, &Operands { active: memory.slice(0..4).unwrap(), ..operands() }).unwrap_err();
+    assert!(Rope::new(&device, Shape { head_dim: 100, ..GEMMA }).is_err());
+    let uneven = Shape { head_dim: 80, scheme: KvScheme::Int8, ..GEMMA };
+    assert!(Rope::new(&device, uneven).err().expect("refused").to_string().contains("groups of 32"));
+}
+
+#[test]
+fn plans_fit_the_device() {
+    let only_64 = gpu::Caps { min_subgroup_size: 64, subgroup_size_control: false, ..known::radeon_780m() };
+    for caps in [known::h200(), known::radeon_780m(), known::mesa_cpu(), known::bare_vulkan_13(), only_64] {
+        for (heads, kv_heads, head_dim) in [(4, 1, 256), (32, 16, 128), (9, 3, 64), (32, 32, 80), (128, 8, 8)] {
+            let shape = Shape { heads, kv_heads, head_dim, ..GEMMA };
+            let plan = policy::plan(&caps, &shape);
+            assert!(plan.threads <= caps.max_threads && plan.threads.is_multiple_of(plan.lanes), "{plan:?}");
+            assert!(plan.lanes.is_power_of_two() && plan.lanes <= caps.min_subgroup_size, "{plan:?}");
+            assert!(plan.threads.is_multiple_of(caps.max_subgroup_size), "{plan:?}: not whole subgroups");
+            assert!(plan.groups(&shape) * (plan.threads / plan.lanes) >= heads + 2 * kv_heads, "{plan:?}");
+        }
+    }
+}
+
+#[test]
+fn frequencies_are_scaled_and_tables_cover_every_position() {
+    let plain = inverse_frequencies(8, 1e4, 1.0);
+    assert_eq!(plain.len(), 4);
+    for (got, want) in plain.iter().zip([1.0, 0.1, 0.01, 0.001]) {
+        assert!((got - want).abs() < 1e-15);
+    }
+    for (got, want) in inverse_frequencies(8, 1e4, 8.0).iter().zip(&plain) {
+        assert_eq!(*got, want / 8.0);
+    }
+    let entries = |positions| Tables::new(&plain, positions).coarse.len() / 8;
+    assert_eq!([entries(1), entries(256), entries(257), entries(131_072)], [1, 1, 2, 512]);
+    let tables = Tables::new(&plain, 600);
+    assert_eq!(tables.fine.len(), 256 * 8);
+    assert_eq!(&tables.fine[8 * 3 + 2..8 * 3 + 4], &[0.3_f64.cos() as f32, 0.3_f64.sin() as f32]);
+    assert_eq!(&tables.coarse[8 * 2..8 * 2 + 2], &[512_f64.cos() as f32, 512_f64.sin() as f32]);
+}

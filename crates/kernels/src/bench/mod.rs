@@ -1,0 +1,4 @@
+//! Kernels that only benchmarks and autotuning use.
+
+pub mod probe;
+pub mod random;

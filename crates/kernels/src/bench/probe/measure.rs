@@ -1,0 +1,259 @@
+//! Measurements of a device: what its memory and its command processor can do at best. Every percentage that Indrik prints
+//! is a share of what is measured here.
+
+use std::time::{Duration, Instant};
+
+use gpu::{AdapterKind, Arena, Buffer, Device, Error, Lifetime, Memory, Program, Result, Stamps, View};
+use serde::Serialize;
+
+use super::{Read, ReadShape, Touch};
+use crate::bench::random::{Kind, Random};
+
+/// How fast a device reads, and what its commands cost.
+#[derive(Clone, Debug, Serialize)]
+pub struct Measured {
+    /// Bytes read at once for the figure below.
+    pub bytes: u64,
+    /// Read bandwidth, bytes per second, at the best shape.
+    pub read_bytes_per_s: f64,
+    /// The shape that read fastest.
+    pub shape: ReadShape,
+    /// Every shape tried, with its bandwidth.
+    pub shapes: Vec<(ReadShape, f64)>,
+    /// One read with its barrier: bytes and nanoseconds.
+    pub sizes: Vec<(u64, f64)>,
+    /// A dispatch that waits for nothing, in nanoseconds.
+    pub dispatch_ns: f64,
+    /// A dispatch that waits for the one before it, in nanoseconds.
+    pub dependent_dispatch_ns: f64,
+    /// What the host spends on a submission, in nanoseconds.
+    pub submit_ns: f64,
+    /// From submitting next to nothing to knowing that it is done, in nanoseconds.
+    pub round_trip_ns: f64,
+}
+
+/// No single measurement takes longer than this on a device that works.
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// Odd, so that the median is a run and not a mean of two.
+const REPEATS: usize = 5;
+
+/// How much a device reads at once when nobody says: many times any cache, and not long even on a slow one.
+pub fn default_bytes(device: &Device) -> u64 {
+    let most = if device.info().kind == AdapterKind::Cpu { 256 << 20 } else { 8 << 30 };
+    let free = device.heaps().iter().filter(|heap| heap.device_local).map(gpu::Heap::free).max().unwrap_or(0);
+    // Less would measure a cache; where even that is not free, allocating it says so.
+    most.min(free / 2).max(16 << 20)
+}
+
+/// Measures a device by reading `bytes` of its memory; `progress` is told what happens.
+pub fn measure(device: &Device, bytes: u64, mut progress: impl FnMut(&str)) -> Result<Measured> {
+    let bytes = bytes / 16 * 16;
+    if bytes == 0 {
+        return Err(Error::InvalidUse { what: "bandwidth".into(), reason: "nothing to read".into() });
+    }
+    progress(&format!("filling {} with random words", gpu::bytes(bytes)));
+    let blocks = random_blocks(device, bytes)?;
+    let result = results(device)?;
+    let shapes = time_shapes(device, &blocks, &result, &mut progress)?;
+    let (shape, read_bytes_per_s) = fastest(&shapes);
+
+    progress("timing single reads");
+    let mut sizes = Vec::new();
+    for size in [1_u64, 4, 16, 64, 256, 1024].map(|mib| mib << 20) {
+        if let Some(views) = rotating(&blocks, size)? {
+            let count = views.len() as f64;
+            sizes.push((size, time_reads(device, shape, &views, &result)? / count));
+        }
+    }
+    progress("timing dispatches and barriers");
+    let (dispatch_ns, dependent_dispatch_ns) = time_dispatches(device)?;
+    let (submit_ns, round_trip_ns) = time_submissions(device)?;
+    Ok(Measured {
+        bytes,
+        read_bytes_per_s,
+        shape,
+        shapes,
+        sizes,
+        dispatch_ns,
+        dependent_dispatch_ns,
+        submit_ns,
+        round_trip_ns,
+    })
+}
+
+/// What a device's memory allows, in bytes read per second: what every share of the roofline is a share of. Takes less memory and
+/// time than [`measure`]. A CPU driver is bound by its instructions before it is bound by memory, so there the processor
+/// itself does the reading.
+pub fn read_bandwidth(device: &Device) -> Result<f64> {
+    read_bandwidth_of(device, default_bytes(device) / 4)
+}
+
+/// The same by reading at most so many bytes at once.
+pub fn read_bandwidth_of(device: &Device, most: u64) -> Result<f64> {
+    if device.info().kind == AdapterKind::Cpu {
+        return Ok(cpu_read_bandwidth());
+    }
+    // Still more than any cache.
+    let bytes = most.min(default_bytes(device) / 4);
+    let blocks = random_blocks(device, bytes / 16 * 16)?;
+    Ok(fastest(&time_shapes(device, &blocks, &results(device)?, &mut |_| ())?).1)
+}
+
+/// How fast all cores together read memory, without any driver: the best of several runs.
+fn cpu_read_bandwidth() -> f64 {
+    const WORDS: usize = (256 << 20) / 8;
+    let words: Vec<u64> = (0..WORDS as u64).collect();
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let read_all = || {
+        let start = Instant::now();
+        std::thread::scope(|scope| {
+            for part in words.chunks(WORDS.div_ceil(cores)) {
+                // Eight sums at a time: one would wait for itself.
+                scope.spawn(|| {
+                    let mut sums = [0_u64; 8];
+                    for eight in part.as_chunks::<8>().0 {
+                        for (sum, word) in sums.iter_mut().zip(eight) {
+                            *sum ^= word;
+                        }
+                    }
+                    std::hint::black_box(sums);
+                });
+            }
+        });
+        (WORDS * 8) as f64 / start.elapsed().as_secs_f64()
+    };
+    (0..REPEATS).map(|_| read_all()).fold(0.0, f64::max)
+}
+
+/// Room for what reads have to write, so that no compiler leaves them out.
+fn results(device: &Device) -> Result<View> {
+    let most = ReadShape::candidates(device.caps()).iter().map(|shape| shape.groups).max().unwrap_or(1);
+    let mut scratch = Arena::new(device, Lifetime::Scratch, Memory::Device).with_block_size(1 << 20);
+    Ok(scratch.buffer("results", u64::from(most) * 4)?.view())
+}
+
+/// Every shape worth trying with its bandwidth, in bytes per second.
+fn time_shapes(
+    device: &Device,
+    blocks: &[Buffer],
+    result: &View,
+    progress: &mut impl FnMut(&str),
+) -> Result<Vec<(ReadShape, f64)>> {
+    let bytes: u64 = blocks.iter().map(Buffer::len).sum();
+    let views: Vec<View> = blocks.iter().map(Buffer::view).collect();
+    let time = |shape: ReadShape| {
+        progress(&format!("reading with {} groups of {} threads", shape.groups, shape.threads));
+        Ok((shape, bytes as f64 / time_reads(device, shape, &views, result)? * 1e9))
+    };
+    ReadShape::candidates(device.caps()).into_iter().map(time).collect()
+}
+
+fn fastest(shapes: &[(ReadShape, f64)]) -> (ReadShape, f64) {
+    shapes.iter().copied().max_by(|a, b| a.1.total_cmp(&b.1)).expect("there is always a candidate")
+}
+
+/// Buffers of random words, `bytes` in all; all are allocated before the first is filled.
+fn random_blocks(device: &Device, bytes: u64) -> Result<Vec<Buffer>> {
+    let largest = device.caps().max_allocation.min(bytes) / 16 * 16;
+    let mut arena = Arena::new(device, Lifetime::Scratch, Memory::Device).with_block_size(largest);
+    let mut blocks = Vec::new();
+    let mut left = bytes;
+    while left > 0 {
+        let block = arena.buffer("bandwidth measurement", left.min(largest))?;
+        left -= block.len();
+        blocks.push(block);
+    }
+    let random = Random::new(device, Kind::Bits)?;
+    for (seed, block) in (0..).zip(&blocks) {
+        let mut recorder = device.recorder()?;
+        random.record(&mut recorder, "random", &block.view(), seed)?;
+        recorder.seal()?.run(TIMEOUT)?;
+    }
+    Ok(blocks)
+}
+
+/// Different pieces of one size, so that no read finds its data in a cache; none when there is less than three of them.
+fn rotating(blocks: &[Buffer], size: u64) -> Result<Option<Vec<View>>> {
+    const MOST: usize = 32;
+    let mut views = Vec::new();
+    for block in blocks {
+        // Spread over the block: neighbours would still be in the cache after the run before.
+        let fit = block.len() / size;
+        let step = (fit / MOST as u64).max(1);
+        for index in (0..fit).step_by(step as usize) {
+            views.push(block.slice(index * size..(index + 1) * size)?);
+        }
+    }
+    views.truncate(MOST);
+    Ok((views.len() >= 3).then_some(views))
+}
+
+/// Nanoseconds on the GPU for reading all of `views`, one after the other: the median of several runs.
+fn time_reads(device: &Device, shape: ReadShape, views: &[View], result: &View) -> Result<f64> {
+    let read = Read::new(device, shape)?;
+    let mut recorder = device.timed_recorder(Stamps::Whole)?;
+    for view in views {
+        read.record(&mut recorder, "read", view, result)?;
+    }
+    median_gpu_ns(&recorder.seal()?)
+}
+
+fn time_dispatches(device: &Device) -> Result<(f64, f64)> {
+    const COUNT: u64 = 512;
+    // Far enough apart to share no cache line.
+    const SPACING: u64 = 256;
+    let mut arena = Arena::new(device, Lifetime::Scratch, Memory::Device).with_block_size(1 << 20);
+    let words = arena.buffer("counters", COUNT * SPACING)?;
+    let touch = Touch::new(device, false)?;
+    let time = |step: u64| {
+        // Wall clock of the whole less that of an empty program: a timestamp after each dispatch would cost more than it.
+        let mut recorder = device.recorder()?;
+        for index in 0..COUNT {
+            let at = index * step;
+            touch.record(&mut recorder, "touch", &words.slice(at..at + 4)?)?;
+        }
+        let program = recorder.seal()?;
+        let empty = device.recorder()?.seal()?;
+        Ok::<_, Error>((median_wall_ns(&program)? - median_wall_ns(&empty)?).max(0.0) / COUNT as f64)
+    };
+    Ok((time(SPACING)?, time(0)?))
+}
+
+fn time_submissions(device: &Device) -> Result<(f64, f64)> {
+    const COUNT: u32 = 100;
+    let program = device.recorder()?.seal()?;
+    program.run(TIMEOUT)?;
+    let round_trip = median_wall_ns(&program)?;
+    let start = Instant::now();
+    let mut last = program.submit()?;
+    for _ in 1..COUNT {
+        last = program.submit()?;
+    }
+    let submit = start.elapsed().as_nanos() as f64 / f64::from(COUNT);
+    device.wait(last, TIMEOUT)?;
+    Ok((submit, round_trip))
+}
+
+/// GPU time of a timed program: the median of several runs after one to warm up.
+pub fn median_gpu_ns(program: &Program) -> Result<f64> {
+    program.run(TIMEOUT)?;
+    median(|| {
+        program.run(TIMEOUT)?;
+        Ok(program.timings()?.iter().map(|timing| timing.nanoseconds).sum())
+    })
+}
+
+fn median_wall_ns(program: &Program) -> Result<f64> {
+    program.run(TIMEOUT)?;
+    median(|| {
+        let start = Instant::now();
+        program.run(TIMEOUT)?;
+        Ok(start.elapsed().as_nanos() as f64)
+    })
+}
+
+fn median(mut run: impl FnMut() -> Result<f64>) -> Result<f64> {
+    let mut runs = (0..REPEATS).map(|_| run()).collect::<Result<Vec<f64>>>()?;
+    runs.sort_by(f64::total_cmp);
+    Ok(runs[REPEATS / 2])
+}

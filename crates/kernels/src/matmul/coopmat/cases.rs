@@ -1,0 +1,200 @@
+//! Where the kernel is compared with its reference.
+
+use gpu::{Caps, Device, Result, Tier};
+use half::f16;
+
+use super::{COUNTER_BYTES, Matmul, Operands, policy, policy::{Fragments, Parts, Plan, Shape}};
+use crate::{
+    Activations,
+    Epilogue,
+    Layout,
+    Matrix,
+    QUAD,
+    Scheme,
+    Target,
+    Vectors,
+    matmul::common::trial::{Trial, fill},
+    selftest::{Case, Comparison, Random, TIMEOUT, arena},
+    vectors::VectorData,
+};
+
+/// Rows, K and columns: one of each; some fours more than a tile, a padded quad and a column more than one; more columns than a tile has.
+const SHAPES: [(usize, usize, usize); 3] = [(16, 32, 1), (140, 416, 17), (272, 640, 130)];
+const GATED: [(usize, usize, usize, Epilogue); 2] =
+    [(160, 160, 17, Epilogue::Geglu), (96, 1152, 70, Epilogue::Swiglu)];
+
+/// A product of f16 activations, all columns in use, into an output of its own.
+fn plain(scheme: Scheme, (rows, k, columns): (usize, usize, usize)) -> Trial {
+    Trial { activations: Activations::F16, ..Trial::plain(Layout { scheme, rows, k }, columns) }
+}
+
+/// What is tried of every scheme.
+pub(super) fn trials(scheme: Scheme) -> Vec<Trial> {
+    let mut list: Vec<Trial> = SHAPES.map(|shape| plain(scheme, shape)).to_vec();
+    for (rows, k, columns, epilogue) in GATED {
+        let trial = Trial { epilogue, ..plain(scheme, (rows, k, columns)) };
+        list.extend([trial, Trial { output: Activations::F16, ..trial }]);
+    }
+    // Columns that are not in use: within a tile, whole tiles, all.
+    for (columns, active) in [(17, 7), (70, 5), (33, 0)] {
+        list.push(Trial { active, before: 16, after: 12, ..plain(scheme, (48, 64, columns)) });
+    }
+    list
+}
+
+pub(super) fn cases(caps: &Caps) -> Vec<Case> {
+    let mut list = Vec::new();
+    for fragments in policy::likely_fragments(caps) {
+        for (trial, plan) in tried(caps, fragments) {
+            let way = if plan.direct { ", straight into operands where the driver's are as they must be for that" } else { "" };
+            let name = format!("{}{way}, {plan:?}", trial.name());
+            list.push(Case::new(name, Tier::T2, move |device| {
+                let plan = taken(device.caps(), super::fragments(device)?, &trial, plan);
+                run(device, trial, plan, device.caps())
+            }));
+        }
+    }
+    // One way of weights and one split of K for any number of columns.
+    for columns in [1, 17, 130] {
+        let trial = plain(Scheme::Int8, (272, 1440, columns));
+        if policy::suits(caps) {
+            let name = format!("{}, as for any columns", trial.name());
+            list.push(Case::new(name, Tier::T2, move |device| {
+                let fragments = super::fragments(device)?;
+                let plan = policy::reproducible(device.caps(), fragments, &shape(&trial)).expect("few tiles");
+                run(device, trial, plan, device.caps())
+            }));
+        }
+    }
+    if policy::suits(caps) {
+        for epilogue in [Epilogue::None, Epilogue::Geglu] {
+            let name = format!("288 × 1440 int8, {epilogue}: a column has the same bits among any others");
+            list.push(Case::new(name, Tier::T2, move |device| same_bits(device, epilogue)));
+        }
+    }
+    list
+}
+
+/// What is tried on a device with such operands, and by which plans.
+pub(super) fn tried(caps: &Caps, fragments: Fragments) -> Vec<(Trial, Plan)> {
+    let own = |trial: Trial| policy::plan(caps, fragments, &shape(&trial)).map(|plan| (trial, plan));
+    let mut list: Vec<_> = Scheme::ALL.into_iter().flat_map(trials).filter_map(own).collect();
+    if list.is_empty() {
+        return list;
+    }
+    let direct = fragments == Fragments::FourToARow;
+    // Each program takes long to compile: where both are likely, by the faster way alone.
+    if policy::likely_fragments(caps).ends_with(&[fragments]) {
+        list.extend(of_models(caps, fragments));
+    }
+    // Parts that stay apart, one of them empty; and some tiles whole, others split, also of a matrix in parts.
+    for columns in [5, 70, 130] {
+        let trial = Trial { active: columns - 2, before: 16, after: 12, ..plain(Scheme::Int8, (272, 1152, columns)) };
+        list.extend(own(Trial { parts: 4, ..trial }).map(|(trial, plan)| (trial, Plan { splits: 4, ..plan })));
+        list.extend(own(trial).map(|(trial, plan)| (trial, Plan { splits: 3, whole: 1, ..plan })));
+    }
+    // Every tile and split that may be chosen, on something that has all edges.
+    for (scheme, splits) in [(Scheme::Int8, 1), (Scheme::Int4, 3)] {
+        let trial = Trial { epilogue: Epilogue::Geglu, ..plain(scheme, (288, 1440, 150)) };
+        let plans = policy::candidates(caps, fragments, &shape(&trial)).into_iter();
+        let plans = plans.filter(|plan| plan.splits == splits && plan.whole == 0 && (plan.ahead == 4 || !direct));
+        list.extend(plans.map(|plan| (trial, plan)));
+    }
+    // Floats of 32 bits have one way everywhere.
+    list.retain(|(_, plan)| plan.direct == direct);
+    list
+}
+
+/// Something small by every kind of plan that products of models take: of the same tile and way of weights, with K in one part, or in
+/// three where the large one's is split. With some columns that are not in use.
+fn of_models(caps: &Caps, fragments: Fragments) -> Vec<(Trial, Plan)> {
+    let mut list: Vec<(Trial, Plan)> = Vec::new();
+    for shape in policy::of_models() {
+        let Some(plan) = policy::plan(caps, fragments, &shape) else { continue };
+        let plan = Plan { splits: if plan.splits > 1 { 3 } else { 1 }, whole: plan.whole.min(1), ..plan };
+        let columns = plan.tile.columns as usize + if plan.tile.columns < 128 { 0 } else { 22 };
+        let Shape { epilogue, output, parts, .. } = shape;
+        let parts = if parts == Parts::Apart { plan.splits as usize } else { 1 };
+        let size = (2 * plan.tile.rows as usize + 32, 1440, columns);
+        let trial = Trial { epilogue, output, parts, active: columns - 5, ..plain(shape.weights.scheme, size) };
+        let alike = |(known, by): &(Trial, Plan)| *by == plan && self::shape(known) == self::shape(&trial);
+        if !list.iter().any(alike) {
+            list.push((trial, plan));
+        }
+    }
+    list
+}
+
+/// A plan as it is, or with weights through shared memory where the device's operands turn out to allow no other.
+pub(super) fn taken(caps: &Caps, fragments: Fragments, trial: &Trial, plan: Plan) -> Plan {
+    if !plan.direct || fragments == Fragments::FourToARow {
+        return plan;
+    }
+    let own = policy::plan(caps, fragments, &shape(trial)).expect("there are matrix units");
+    Plan { splits: plan.splits, whole: plan.whole, ..own }
+}
+
+pub(super) fn shape(trial: &Trial) -> Shape {
+    let Trial { weights, columns, epilogue, output, .. } = *trial;
+    let parts = if trial.parts > 1 { Parts::Apart } else { Parts::Joined };
+    Shape { weights, columns, epilogue, output, parts }
+}
+
+/// Runs one trial with one plan, with weights cut into parts as `caps` demands.
+pub(super) fn run(device: &Device, trial: Trial, plan: Plan, caps: &Caps) -> Result<Comparison> {
+    let kernel = Matmul::with_plan(device, shape(&trial), plan)?;
+    let mut arena = arena(device);
+    let scratch = match kernel.scratch_bytes() {
+        0 => None,
+        bytes => {
+            let scratch = arena.buffer("scratch", bytes)?;
+            let mut recorder = device.recorder()?;
+            recorder.fill("clear", scratch.slice(0..COUNTER_BYTES)?, 0)?;
+            recorder.seal()?.run(TIMEOUT)?;
+            Some(scratch)
+        }
+    };
+    trial.run(device, caps, |recorder, w, x, target, active| {
+        let scratch = scratch.as_ref().map(gpu::Buffer::view);
+        kernel.record(recorder, "coopmat", &Operands { w, x, target, active: active.clone(), scratch })
+    })
+}
+
+/// Columns alone, and among others, by the plans whose sums must not depend on their number.
+fn same_bits(device: &Device, epilogue: Epilogue) -> Result<Comparison> {
+    let weights = Layout { scheme: Scheme::Int8, rows: 288, k: 1440 };
+    let mut arena = arena(device);
+    let mut random = Random::new(7);
+    let mut w = Matrix::allocate(&mut arena, "weights", weights, device.caps())?;
+    fill(&mut w, &mut random)?;
+    let padded = weights.k.next_multiple_of(QUAD);
+    let most = 150;
+    let x: Vec<u16> = (0..padded * most).map(|_| f16::from_f32(random.signed() * 0.2).to_bits()).collect();
+    let mut comparison = Comparison::default();
+    let mut all: Vec<u32> = vec![];
+    for columns in [most, 128, 72, 64, 40, 33, 17, 3, 1] {
+        let shape = Shape { weights, columns, epilogue, output: Activations::F32, parts: Parts::Joined };
+        let plan = policy::reproducible(device.caps(), super::fragments(device)?, &shape).expect("few tiles");
+        let kernel = Matmul::with_plan(device, shape, plan)?;
+        let scratch = arena.buffer_from("scratch", &vec![0_u32; kernel.scratch_bytes() as usize / 4 + 1])?;
+        let data = VectorData::F16(arena.buffer_from("x", &x[..padded * columns])?);
+        let x = Vectors { k: weights.k, columns, data };
+        let n = epilogue.outputs(weights.rows);
+        let y = arena.buffer_from("y", &vec![0_u32; n * columns])?;
+        let active = arena.buffer_from("active", &[columns as u32])?.view();
+        let mut recorder = device.recorder()?;
+        let target = Target::whole(&y, n);
+        let operands = Operands { w: &w, x: &x, target: &target, active, scratch: Some(scratch.view()) };
+        kernel.record(&mut recorder, "coopmat", &operands)?;
+        recorder.seal()?.run(TIMEOUT)?;
+        let y: Vec<u32> = y.read_vec()?;
+        if all.is_empty() {
+            all = y;
+            continue;
+        }
+        for (i, (got, want)) in y[..n * columns].iter().zip(&all).enumerate() {
+            comparison.equal(|| format!("row {}, column {} of {columns}", i % n, i / n), got, want);
+        }
+    }
+    Ok(comparison)
+}

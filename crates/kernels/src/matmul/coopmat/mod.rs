@@ -1,0 +1,206 @@
+//! Y = W · X on matrix units, for any number of columns: prefill, and decoding of several sequences at once.
+
+mod cases;
+pub mod policy;
+#[cfg(test)]
+mod tests;
+
+use gpu::{Address, Arena, Device, Error, Lifetime, Memory, Pipeline, Recorder, Result, Subgroup, Tier, View};
+
+use crate::{
+    Activations,
+    Epilogue,
+    Kernel,
+    Layout,
+    Matrix,
+    Target,
+    Vectors,
+    selftest::TIMEOUT,
+    shaders::{coopmat_fragments, coopmat_direct, coopmat_staged},
+    variant::Variant,
+    vectors::VectorData,
+};
+use policy::{Fragments, Parts, Plan, SUBGROUP, Shape};
+
+/// For the self-test and the compile checks.
+pub static KERNEL: Kernel = Kernel {
+    name: "coopmat",
+    about: "matrix–matrix product on matrix units",
+    variants: policy::variants,
+    cases: cases::cases,
+};
+
+/// The kernel for one shape.
+pub struct Matmul {
+    shape: Shape,
+    plan: Plan,
+    pipeline: Pipeline,
+}
+
+/// The buffers of one call.
+pub struct Operands<'a> {
+    /// The weights.
+    pub w: &'a Matrix,
+    /// f16 activations.
+    pub x: &'a Vectors,
+    /// Where the product goes: f32, or f16 activations. What it holds past the columns in use stays as it is.
+    pub target: &'a Target,
+    /// One u32: columns in use.
+    pub active: View,
+    /// At least [`Matmul::scratch_bytes`], where that is not 0. Its first [`COUNTER_BYTES`] must be zero when it is used for the first
+    /// time; every call leaves them so.
+    pub scratch: Option<View>,
+}
+
+/// Asks the driver which elements of an operand a thread holds; [`Fragments::Other`] where there are no matrix units.
+pub fn fragments(device: &Device) -> Result<Fragments> {
+    if !policy::suits(device.caps()) {
+        return Ok(Fragments::Other);
+    }
+    let mut arena = Arena::new(device, Lifetime::Scratch, Memory::Shared).with_block_size(1 << 12);
+    let places = arena.buffer_from("places", &vec![u32::MAX; 16 * SUBGROUP as usize])?;
+    let mut recorder = device.recorder()?;
+    let push = coopmat_fragments::Push { places: (&places).into() };
+    recorder.dispatch("fragments", &fragments_variant().pipeline(device)?, [1, 1, 1], &push)?;
+    recorder.seal()?.run(TIMEOUT)?;
+    Ok(Fragments::of(&places.read_vec::<u32>()?))
+}
+
+fn fragments_variant() -> Variant {
+    let constants = coopmat_fragments::Constants {};
+    Variant::new("places of an operand".into(), coopmat_fragments::TIERS, Tier::T2, &constants, Subgroup::Exactly(SUBGROUP))
+}
+
+/// Bytes of counters at the beginning of scratch memory, whatever the shape: products of a step share it.
+pub const COUNTER_BYTES: u64 = policy::MOST_SPLIT_TILES as u64 * 4;
+
+impl Matmul {
+    /// Compiles the variant of a plan, which [`policy::plan`] makes.
+    pub fn with_plan(device: &Device, shape: Shape, plan: Plan) -> Result<Self> {
+        shape.epilogue.check("coopmat", &shape.weights)?;
+        let tiles = plan.tile.of(shape.weights.rows, shape.columns).saturating_sub(plan.whole);
+        if plan.splits > 1 && shape.parts == Parts::Joined && tiles > policy::MOST_SPLIT_TILES {
+            let most = policy::MOST_SPLIT_TILES;
+            let reason = format!("K of {tiles} tiles in {} parts: at most {most} have a counter", plan.splits);
+            return Err(Error::InvalidUse { what: "coopmat".into(), reason });
+        }
+        Ok(Self { shape, plan, pipeline: variant(&shape, &plan).pipeline(device)? })
+    }
+
+    /// Bytes of scratch memory that it needs; 0 where K is in one part.
+    pub fn scratch_bytes(&self) -> u64 {
+        self.plan.scratch_bytes(&self.shape)
+    }
+
+    /// Records Y = W · X.
+    pub fn record(&self, recorder: &mut Recorder, name: &str, operands: &Operands<'_>) -> Result<()> {
+        let Shape { weights, columns, epilogue, output, parts: kept } = self.shape;
+        let Operands { w, x, target, active, scratch } = operands;
+        let wrong = |reason: String| Err(Error::InvalidUse { what: name.to_string(), reason });
+        if w.layout() != weights {
+            return wrong(format!("weights of {:?} for a kernel made for {weights:?}", w.layout()));
+        }
+        let (VectorData::F16(values), true) = (&x.data, (x.k, x.columns) == (weights.k, columns)) else {
+            return wrong(format!("x must be f16, {columns} columns of {}", weights.k));
+        };
+        if active.len() < 4 {
+            return wrong("active is one u32".into());
+        }
+        target.check(name, output, epilogue.outputs(weights.rows), columns)?;
+        if !target.first.is_multiple_of(4) || !target.stride.is_multiple_of(4) {
+            return wrong(format!("output from value {} on, {} apart: multiples of 4", target.first, target.stride));
+        }
+        let stride = match kept {
+            Parts::Joined => target.stride,
+            Parts::Apart => target.stride * self.plan.splits as usize,
+        };
+        if kept == Parts::Apart {
+            let values = stride * columns;
+            let room = u32::try_from(values).is_ok() && target.y.len() / 4 >= values as u64;
+            if output != Activations::F32 || epilogue != Epilogue::None || !room {
+                let splits = self.plan.splits;
+                return wrong(format!(
+                    "parts that stay apart need f32 output without an epilogue, with room for {splits} sums of each of {columns} columns"
+                ));
+            }
+        }
+        let (counters, parts) = match (scratch, self.scratch_bytes()) {
+            (_, 0) => (Address::NONE, Address::NONE),
+            (Some(scratch), bytes) if scratch.len() >= bytes => {
+                (scratch.slice(0..COUNTER_BYTES)?.into(), scratch.slice(COUNTER_BYTES..bytes)?.into())
+            }
+            (_, bytes) => {
+                return wrong(format!("{} splits of K need {bytes} bytes of scratch memory", self.plan.splits));
+            }
+        };
+        for part in w.parts() {
+            let (y, y_first) = target.of_part(name, part, epilogue, columns)?;
+            let tiles = self.plan.tile.of(part.layout.rows, columns);
+            let whole = self.plan.whole.min(tiles);
+            let groups = whole + (tiles - whole) * self.plan.splits;
+            // The shaders' push constants differ by their types' names alone.
+            macro_rules! dispatch {
+                ($shader:ident) => {{
+                    let push = $shader::Push {
+                        values: (&part.values).into(),
+                        scales: part.scales.as_ref().map_or(Address::NONE, Address::from),
+                        x: values.into(),
+                        active_rows: active.clone().into(),
+                        y: y.into(),
+                        parts: parts.clone(),
+                        counters: counters.clone(),
+                        rows: part.layout.rows as u32,
+                        k: weights.k as u32,
+                        columns: columns as u32,
+                        y_first,
+                        y_stride: stride as u32,
+                        y_part: target.stride as u32,
+                        whole,
+                    };
+                    recorder.dispatch(name, &self.pipeline, [groups, 1, 1], &push)?
+                }};
+            }
+            if self.plan.direct { dispatch!(coopmat_direct) } else { dispatch!(coopmat_staged) }
+        }
+        Ok(())
+    }
+}
+
+fn variant(shape: &Shape, plan: &Plan) -> Variant {
+    let Shape { weights: Layout { scheme, .. }, epilogue, output, parts, .. } = *shape;
+    let Plan { tile, direct, ahead, splits, .. } = *plan;
+    let mut label = format!(
+        "{scheme}, {} × {} in {} × {}, {ahead} ahead",
+        tile.rows, tile.columns, tile.own_rows, tile.own_columns
+    );
+    if splits > 1 {
+        label += &format!(", {splits} splits{}", if parts == Parts::Apart { " apart" } else { "" });
+    }
+    if epilogue != Epilogue::None {
+        label += &format!(", {epilogue}");
+    }
+    if output == Activations::F16 {
+        label += ", to f16";
+    }
+    macro_rules! variant {
+        ($shader:ident) => {{
+            let constants = $shader::Constants {
+                threads: tile.threads(),
+                scheme: scheme as u32,
+                epilogue: epilogue as u32,
+                f16_output: output == Activations::F16,
+                rows: tile.rows,
+                columns: tile.columns,
+                own_rows: tile.own_rows,
+                own_columns: tile.own_columns,
+                ahead,
+                splits,
+                lanes: tile.lanes,
+                apart: parts == Parts::Apart,
+                side_columns: tile.side_columns(),
+            };
+            Variant::new(label, $shader::TIERS, plan.tier, &constants, plan.subgroup())
+        }};
+    }
+    if direct { variant!(coopmat_direct) } else { variant!(coopmat_staged) }
+}

@@ -1,0 +1,164 @@
+use gpu::{Tier, known};
+
+use super::{
+    COUNTER_BYTES, cases,
+    policy::{self, Fragments, Parts, Plan, Shape},
+};
+use crate::{
+    Activations,
+    Epilogue,
+    Layout,
+    Scheme,
+    matmul::common::trial::Trial,
+};
+
+fn shape(rows: usize, k: usize, columns: usize) -> Shape {
+    let weights = Layout::new(Scheme::Int8, rows, k).unwrap();
+    Shape { weights, columns, epilogue: Epilogue::None, output: Activations::F32, parts: Parts::Joined }
+}
+
+#[test]
+fn without_matrix_units_it_goes_the_same_way() {
+    let Some(device) = testkit::cpu_device() else { return };
+    let plan = policy::emulated(device.caps(), &shape(64, 64, 32)).expect("the CPU driver has T1 and small subgroups");
+    for scheme in Scheme::ALL {
+        // All of one scheme; of the others a few, for each takes seconds to compile.
+        let all = cases::trials(scheme);
+        let some = if scheme == Scheme::Int4Min { all } else { vec![all[1], all[4]] };
+        for trial in some {
+            let comparison = cases::run(&device, trial, plan, device.caps()).unwrap();
+            assert!(comparison.passed(), "{}: {:?}", trial.name(), comparison.first_wrong);
+        }
+    }
+    // Parts of K that stay apart.
+    let trial = Trial { parts: 2, ..cases::trials(Scheme::Int8)[1] };
+    let apart = policy::emulated(device.caps(), &cases::shape(&trial)).unwrap();
+    assert_eq!(apart.splits, 2);
+    assert!(cases::run(&device, trial, apart, device.caps()).unwrap().passed());
+    // A matrix in three parts.
+    let trial = cases::trials(Scheme::Int8)[1];
+    let caps = gpu::Caps { max_allocation: 4 * trial.weights.strip_value_bytes() as u64, ..device.caps().clone() };
+    assert!(cases::run(&device, trial, plan, &caps).unwrap().passed());
+}
+
+#[test]
+fn only_devices_with_matrix_units_are_served() {
+    for (caps, served) in [
+        (known::h200(), true),
+        (known::radeon_780m(), true),
+        (known::mesa_cpu(), false),
+        (known::bare_vulkan_13(), false),
+    ] {
+        assert_eq!(policy::plan(&caps, Fragments::Other, &shape(640, 640, 64)).is_some(), served);
+        assert_eq!(policy::variants(&caps).is_empty(), !served);
+        assert!(policy::variants(&caps).iter().all(|variant| variant.tier == Tier::T2));
+    }
+    assert_eq!(policy::plan(&known::h200(), Fragments::Other, &shape(42, 640, 64)), None, "half a four");
+}
+
+#[test]
+fn parts_of_k_come_out_even() {
+    let spread = |rows, k, columns, parts| {
+        let shape = Shape { parts, ..shape(rows, k, columns) };
+        let plan = policy::plan(&known::h200(), Fragments::FourToARow, &shape).unwrap();
+        (plan.splits, plan.whole)
+    };
+    // As sweeps found them. Gate and up: of few columns not split; of more, what is left when 132 compute units are through.
+    assert_eq!([16, 32].map(|columns| spread(43008, 5376, columns, Parts::Joined)), [(1, 0); 2]);
+    assert_eq!(spread(43008, 5376, 64, Parts::Joined).1, 264);
+    assert_eq!(spread(43008, 5376, 128, Parts::Joined), (3, 132));
+    // QKV, output and down have fewer tiles than there are compute units.
+    assert_eq!([64, 128].map(|columns| spread(8192, 5376, columns, Parts::Joined)), [(4, 0); 2]);
+    for (k, columns) in [(4096, 64), (4096, 128), (21504, 64), (21504, 128)] {
+        assert_eq!(spread(5376, k, columns, Parts::Apart), (6, 0), "{k}, {columns} columns");
+    }
+    // Down's parts are so long that the largest tile pays, if it has nearly a part for each compute unit.
+    let tile = |rows, k, parts| {
+        let shape = Shape { parts, ..shape(rows, k, 128) };
+        policy::plan(&known::h200(), Fragments::FourToARow, &shape).unwrap().tile.rows
+    };
+    let tiles = [(8192, 5376), (5376, 4096), (5376, 21504), (5632, 21504)].map(|(rows, k)| tile(rows, k, Parts::Apart));
+    assert_eq!(tiles, [128, 128, 256, 256]);
+    assert_eq!((tile(4096, 21504, Parts::Apart), tile(43008, 5376, Parts::Joined)), (128, 256), "parts of 21 quads, none");
+    assert_eq!((tile(7168, 21504, Parts::Apart), tile(5376, 21504, Parts::Joined)), (128, 128));
+    // Of so few columns parts are short: more of them.
+    let few = [(8192, 5376), (5376, 4096), (5376, 21504)].map(|(rows, k)| spread(rows, k, 4, Parts::Apart));
+    assert_eq!(few, [(6, 0), (7, 0), (7, 0)]);
+    // Only tiles that are split take memory: 36 tiles of 256 × 128 f32 in three parts.
+    let wide = shape(43008, 5376, 128);
+    let plan = policy::plan(&known::h200(), Fragments::FourToARow, &wide).unwrap();
+    assert_eq!(plan.scratch_bytes(&wide), COUNTER_BYTES + 36 * 3 * 256 * 128 * 4);
+    assert_eq!(plan.scratch_bytes(&Shape { parts: Parts::Apart, ..wide }), 0);
+    assert_eq!(spread(262_144, 5376, 16, Parts::Joined), (1, 0));
+    assert_eq!(spread(16, 32, 16, Parts::Joined), (1, 0), "one quad is not split");
+}
+
+#[test]
+fn every_plan_is_within_the_device() {
+    for caps in [known::h200(), known::radeon_780m()] {
+        for (rows, k) in [(43008, 5376), (8192, 5376), (5376, 21504), (262_144, 640), (640, 2048), (16, 32)] {
+            for columns in [1, 2, 8, 16, 17, 40, 48, 64, 70, 72, 80, 96, 100, 112, 128, 512, 4096] {
+                let shape = shape(rows, k, columns);
+                for plan in policy::candidates(&caps, Fragments::FourToARow, &shape) {
+                    assert!(plan.shared_bytes() <= caps.max_shared_bytes, "{plan:?}");
+                    assert!(plan.tile.threads() <= caps.max_threads && plan.tile.rows * 2 >= plan.tile.threads());
+                    assert!(plan.tile.rows * 2 % plan.tile.threads() == 0, "{plan:?}");
+                    assert!([1, 2, 4].contains(&plan.ahead));
+                    let split = plan.tile.of(rows, columns) - plan.whole;
+                    assert!(plan.splits == 1 && plan.whole == 0 || (1..=policy::MOST_SPLIT_TILES).contains(&split));
+                }
+            }
+        }
+    }
+}
+
+/// What of a plan makes it a program of its own; how many parts K has is not.
+fn kind(shape: &Shape, plan: &Plan) -> String {
+    let Shape { weights: Layout { scheme, .. }, epilogue, output, parts, .. } = *shape;
+    let Plan { tile, direct, ahead, splits, .. } = *plan;
+    let parts = if splits > 1 { format!(", {parts:?}") } else { String::new() };
+    format!("{scheme}, {epilogue:?} to {output}, {tile:?}, direct {direct}, {ahead} ahead{parts}")
+}
+
+#[test]
+fn whatever_models_take_is_tried_by_the_self_test() {
+    for (caps, fragments) in [(known::h200(), Fragments::FourToARow), (known::radeon_780m(), Fragments::Other)] {
+        let tried = cases::tried(&caps, fragments);
+        let through_memory = cases::tried(&caps, Fragments::Other);
+        assert!(through_memory.iter().all(|(trial, plan)| cases::taken(&caps, fragments, trial, *plan) == *plan));
+        let kinds: Vec<_> = tried.iter().map(|(trial, plan)| kind(&cases::shape(trial), plan)).collect();
+        for shape in policy::of_models() {
+            let kind = kind(&shape, &policy::plan(&caps, fragments, &shape).unwrap());
+            assert!(kinds.contains(&kind), "{shape:?}: {kind}");
+        }
+        for (trial, plan) in &tried {
+            assert!(plan.shared_bytes() <= caps.max_shared_bytes, "{plan:?}");
+            assert!(plan.whole < plan.tile.of(trial.weights.rows, trial.columns), "{plan:?}");
+            assert_eq!(cases::taken(&caps, fragments, trial, *plan), *plan);
+            assert!(!cases::taken(&caps, Fragments::Other, trial, *plan).direct);
+        }
+        // The largest tile among them, split and not.
+        let largest = |(_, plan): &&(Trial, Plan)| plan.tile.rows == 256 && plan.ahead == 4;
+        let splits: Vec<_> = tried.iter().filter(largest).map(|(trial, plan)| (trial.parts, plan.splits)).collect();
+        let direct = fragments == Fragments::FourToARow;
+        assert!([(1, 1), (1, 3), (3, 3)].iter().all(|split| splits.contains(split) == direct), "{splits:?}");
+    }
+}
+
+#[test]
+fn what_threads_hold_is_recognised() {
+    let place = |thread: u32, element: u32| {
+        let row = thread / 4 + element / 4 * 8;
+        let column = thread % 4 * 2 + element / 2 % 2 * 8 + element % 2;
+        row * 16 + column
+    };
+    let mut places: Vec<u32> =
+        (0..32).flat_map(|thread| (0..16).map(move |e| if e < 8 { place(thread, e) } else { u32::MAX })).collect();
+    assert_eq!(Fragments::of(&places), Fragments::FourToARow);
+    assert_eq!(Fragments::of(&places[..16]), Fragments::Other);
+    places.swap(100, 101);
+    assert_eq!(Fragments::of(&places), Fragments::Other);
+    // A row to a thread, as RDNA3 has it.
+    let rows: Vec<u32> = (0..32).flat_map(|thread| (0..16).map(move |e| thread % 16 * 16 + e)).collect();
+    assert_eq!(Fragments::of(&rows), Fragments::Other);
+}

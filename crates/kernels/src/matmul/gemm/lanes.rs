@@ -1,0 +1,90 @@
+//! The shader for drivers that run on the CPU: a row a lane. It serves gemm, and gemv too.
+
+use gpu::{Address, Caps, Pipeline, Recorder, Result, Subgroup, Tier, View};
+
+use crate::{
+    Epilogue,
+    Matrix,
+    Scheme,
+    Target,
+    Vectors,
+    STRIP,
+    shaders::gemm_lanes::{Constants, Push, TIERS},
+    variant::Variant,
+    vectors::VectorData,
+};
+
+/// Threads of a workgroup, and of a subgroup.
+pub const LANES: u32 = 8;
+
+/// What a workgroup makes at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+pub struct Tile {
+    /// Strips: 1, or 2, which an epilogue needs.
+    pub strips: u32,
+    /// Columns.
+    pub columns: u32,
+}
+
+/// Whether such a device is a CPU whose driver makes vectors of 8 threads, as Mesa's does with AVX.
+pub fn fits(caps: &Caps, tier: Tier) -> bool {
+    tier >= Tier::T1 && (caps.min_subgroup_size, caps.max_subgroup_size) == (LANES, LANES)
+}
+
+/// The operands of one product. They have been checked.
+pub(crate) struct Operands<'a> {
+    pub w: &'a Matrix,
+    pub x: &'a Vectors,
+    pub target: &'a Target,
+    pub active: Option<&'a View>,
+    pub epilogue: Epilogue,
+}
+
+pub(crate) fn variant(scheme: Scheme, epilogue: Epilogue, tile: Tile, has_active: bool) -> Variant {
+    let constants = Constants {
+        scheme: scheme as u32,
+        epilogue: epilogue as u32,
+        columns: tile.columns,
+        strips: tile.strips,
+        has_active,
+    };
+    let label = format!(
+        "{scheme}, {epilogue}, a row a lane, {} × {} at once{}",
+        tile.strips as usize * STRIP,
+        tile.columns,
+        if has_active { "" } else { ", all active" },
+    );
+    Variant::new(label, TIERS, Tier::T1, &constants, Subgroup::Any)
+}
+
+/// Records it with at most `groups` workgroups along the rows.
+pub(crate) fn record(
+    recorder: &mut Recorder,
+    name: &str,
+    pipeline: &Pipeline,
+    tile: Tile,
+    groups: u32,
+    operands: &Operands<'_>,
+) -> Result<()> {
+    let Operands { w, x, target, active, epilogue } = operands;
+    let VectorData::F32(values) = &x.data else { unreachable!("the caller takes f32 alone") };
+    for part in w.parts() {
+        let (y, y_first) = target.of_part(name, part, *epilogue, x.columns)?;
+        let push = Push {
+            values: (&part.values).into(),
+            scales: part.scales.as_ref().map_or(Address::NONE, Address::from),
+            x: values.into(),
+            active_rows: active.map_or(Address::NONE, |active| active.clone().into()),
+            y: y.into(),
+            rows: part.layout.rows as u32,
+            k: part.layout.k as u32,
+            columns: x.columns as u32,
+            y_first,
+            y_stride: target.stride as u32,
+        };
+        let units = (part.layout.strips() as u32).div_ceil(tile.strips);
+        let columns = (x.columns as u32).div_ceil(tile.columns);
+        recorder.dispatch(name, pipeline, [units.min(groups), columns, 1], &push)?;
+    }
+    Ok(())
+}

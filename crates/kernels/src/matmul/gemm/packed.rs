@@ -1,0 +1,154 @@
+//! The shader of packed dot products: int16 activations with weights that are integers, on GPUs without matrix units.
+
+use gpu::{Address, Caps, Pipeline, Recorder, Result, Subgroup, Tier, View};
+
+use super::policy::Shape;
+use crate::{
+    Activations,
+    Layout,
+    Matrix,
+    STRIP,
+    Scheme,
+    Stored,
+    Target,
+    Vectors,
+    shaders::gemm_packed::{Constants, Push, TIERS},
+    variant::Variant,
+    vectors::VectorData,
+};
+
+/// Threads that share columns: neighbours, which must be in one subgroup.
+const ROW_THREADS: u32 = 8;
+/// Half groups of a step of K.
+const HALVES: u32 = 4;
+
+/// What a workgroup makes at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Tile {
+    /// Threads of the workgroup: 8 of them share columns.
+    pub threads: u32,
+    /// Rows of a thread, 4 or 8.
+    pub own_rows: u32,
+    /// Columns of a thread.
+    pub own_columns: u32,
+}
+
+impl Tile {
+    pub(super) const fn new(threads: u32, own_rows: u32, own_columns: u32) -> Self {
+        Self { threads, own_rows, own_columns }
+    }
+
+    /// Rows of a workgroup.
+    pub fn rows(&self) -> u32 {
+        ROW_THREADS * self.own_rows
+    }
+
+    /// Columns of a workgroup.
+    pub fn columns(&self) -> u32 {
+        self.threads / ROW_THREADS * self.own_columns
+    }
+
+    /// Shared memory of the shader.
+    pub fn shared_bytes(&self, scheme: Scheme) -> u32 {
+        let bytes = HALVES * (self.rows() + 4) * 16 + HALVES * 2 * (self.columns() + 1) * 16;
+        // Scales, and as much again for minima and what they are multiplied with.
+        let scales = 2 * self.rows() * 4 + HALVES * self.columns() * 4;
+        bytes + scales * if scheme.has_min() { 2 } else { 1 } + 32
+    }
+}
+
+/// Whether the shader runs on such a device.
+pub fn fits(caps: &Caps) -> bool {
+    caps.tier() >= Some(Tier::T1) && caps.min_subgroup_size >= ROW_THREADS
+}
+
+/// Whether it is the best there is without matrix units: not where packed dot products are many instructions, nor on CPU drivers, which
+/// have smaller subgroups than GPUs and convert bytes to floats as fast as they multiply them.
+pub fn suits(caps: &Caps) -> bool {
+    fits(caps) && caps.integer_dot_accelerated && caps.max_subgroup_size >= 32
+}
+
+/// Schemes that it multiplies.
+pub fn takes(scheme: Scheme) -> bool {
+    !scheme.is_float()
+}
+
+/// 32 where subgroups have no fewer: AMD's smaller size has twice the registers. Where they may be smaller the driver knows best how
+/// many registers that leaves to each thread.
+fn subgroup(caps: &Caps) -> Subgroup {
+    let wanted = caps.min_subgroup_size == 32 && caps.allows_subgroup_size(32);
+    if wanted { Subgroup::Exactly(32) } else { Subgroup::Any }
+}
+
+/// Whether a workgroup of such a tile can be had.
+pub(super) fn possible(caps: &Caps, tile: &Tile, scheme: Scheme) -> bool {
+    let whole = subgroup(caps) != Subgroup::Any || tile.threads.is_multiple_of(caps.max_subgroup_size);
+    whole && tile.threads <= caps.max_threads && tile.shared_bytes(scheme) <= caps.max_shared_bytes
+}
+
+pub(super) fn variant(caps: &Caps, shape: &Shape, tile: Tile) -> Variant {
+    let Shape { weights: Layout { scheme, .. }, epilogue, output, .. } = *shape;
+    let constants = Constants {
+        threads: tile.threads,
+        scheme: scheme as u32,
+        epilogue: epilogue as u32,
+        int16_output: output == Activations::Int16,
+        own_rows: tile.own_rows,
+        own_columns: tile.own_columns,
+    };
+    let label = format!(
+        "{scheme} × int16, {epilogue}{}, {} × {} a group of {}",
+        if output == Activations::Int16 { " to int16" } else { "" },
+        tile.rows(),
+        tile.columns(),
+        tile.threads,
+    );
+    Variant::new(label, TIERS, Tier::T1, &constants, subgroup(caps))
+}
+
+/// The operands of one product. They have been checked.
+pub(super) struct Operands<'a> {
+    pub shape: &'a Shape,
+    pub w: &'a Matrix,
+    pub x: &'a Vectors,
+    pub target: &'a Target,
+    pub active: &'a View,
+}
+
+/// Records it with at most `groups` workgroups along the rows.
+pub(super) fn record(
+    recorder: &mut Recorder,
+    name: &str,
+    pipeline: &Pipeline,
+    tile: Tile,
+    groups: u32,
+    operands: &Operands<'_>,
+) -> Result<()> {
+    let Operands { shape: Shape { weights, columns, epilogue, .. }, w, x, target, active } = operands;
+    let VectorData::Int16 { values, scales } = &x.data else { unreachable!("the caller takes int16 alone") };
+    for part in w.parts() {
+        let (y, y_first) = target.of_part(name, part, *epilogue, *columns)?;
+        let push = Push {
+            values: (&part.values).into(),
+            scales: part.scales.as_ref().map_or(Address::NONE, Address::from),
+            x: values.into(),
+            x_scales: scales.into(),
+            active_rows: (*active).clone().into(),
+            y: y.into(),
+            y_scales: match &target.stored {
+                Stored::Int16(scales) => scales.clone().into(),
+                Stored::F32 | Stored::F16 => Address::NONE,
+            },
+            rows: part.layout.rows as u32,
+            k: weights.k as u32,
+            columns: *columns as u32,
+            y_first,
+            y_stride: target.stride as u32,
+            y_low: (target.y.len() / 8) as u32,
+        };
+        let tiles = (part.layout.strips() as u32).div_ceil(tile.rows() / STRIP as u32);
+        let columns = (*columns as u32).div_ceil(tile.columns());
+        recorder.dispatch(name, pipeline, [tiles.min(groups), columns, 1], &push)?;
+    }
+    Ok(())
+}

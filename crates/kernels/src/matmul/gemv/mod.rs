@@ -1,0 +1,303 @@
+//! y = W · x for 1 to 8 columns: the kernel that decoding spends its time in.
+
+mod cases;
+pub mod policy;
+#[cfg(test)]
+mod tests;
+
+use gpu::{Address, Device, Error, Pipeline, Recorder, Result, Subgroup, Tier, View};
+
+use crate::{
+    Activations,
+    Epilogue,
+    Kernel,
+    Layout,
+    Matrix,
+    Stored,
+    Target,
+    Vectors,
+    matmul::gemm::lanes,
+    shaders::gemv::{Constants, Push, TIERS},
+    variant::Variant,
+    vectors::VectorData,
+};
+use policy::{Plan, Prologue, Shape};
+
+/// For the self-test and the compile checks.
+pub static KERNEL: Kernel = Kernel {
+    name: "gemv",
+    about: "matrix–vector product, all weight schemes",
+    variants: policy::variants,
+    cases: cases::cases,
+};
+
+/// Most columns of x that one call takes.
+pub const MAX_COLUMNS: usize = 8;
+
+/// The kernel for one shape.
+pub struct Gemv {
+    shape: Shape,
+    plan: Plan,
+    pipeline: Pipeline,
+}
+
+/// What x is, or is made of.
+#[derive(Clone, Copy)]
+pub enum Source<'a> {
+    /// Itself.
+    Vectors(&'a Vectors),
+    /// The norm of the residual stream: one row.
+    Norm(&'a Norm),
+}
+
+/// A norm that a product computes for itself, after a sublayer's output has been added to the residual stream if there is one. All f32.
+#[derive(Clone)]
+pub struct Norm {
+    /// What is added to the stream.
+    pub sublayer: Option<Sublayer>,
+    /// The stream as it was.
+    pub residual: View,
+    /// The norm's weight, as it multiplies.
+    pub weight: View,
+    /// Added to the mean square.
+    pub epsilon: f32,
+}
+
+/// A sublayer's output on its way to the residual stream.
+#[derive(Clone)]
+pub struct Sublayer {
+    /// Sums, as many as the prologue says, one behind the other.
+    pub output: View,
+    /// Weight of the norm of their sum, if it has one.
+    pub weight: Option<View>,
+    /// Where the stream goes after the addition, if this product is to write it: not where it came from, since other workgroups
+    /// still read that.
+    pub stream: Option<View>,
+}
+
+impl Gemv {
+    /// Takes the policy's variant for this device; what a [`crate::matmul::tuning::Tuning`] found goes into [`Gemv::with_plan`].
+    pub fn new(device: &Device, shape: Shape) -> Result<Self> {
+        Self::with_plan(device, shape, policy::plan(device.caps(), &shape))
+    }
+
+    /// The same with a plan given.
+    pub fn with_plan(device: &Device, shape: Shape, plan: Plan) -> Result<Self> {
+        if shape.columns == 0 || shape.columns > MAX_COLUMNS {
+            let reason = format!("{} columns; 1 to {MAX_COLUMNS} are possible", shape.columns);
+            return Err(Error::InvalidUse { what: "gemv".into(), reason });
+        }
+        let (activations, scheme) = (shape.activations, shape.weights.scheme);
+        let schemes = policy::schemes(activations);
+        if !schemes.contains(&scheme) {
+            let possible = schemes.iter().map(|scheme| scheme.to_string()).collect::<Vec<_>>().join(", ");
+            let reason = format!(
+                "{activations} activations with {scheme} weights; they multiply {possible} alone, give f32 activations"
+            );
+            return Err(Error::InvalidUse { what: "gemv".into(), reason });
+        }
+        if shape.output == Activations::Int8
+            || (shape.output == Activations::Int16 && shape.epilogue == Epilogue::None)
+        {
+            let reason = format!(
+                "{} output with epilogue {}; gated products are written as f32 or int16, others as f32",
+                shape.output, shape.epilogue
+            );
+            return Err(Error::InvalidUse { what: "gemv".into(), reason });
+        }
+        if plan.lanes.is_some() && !policy::lanes_suit(&shape) {
+            let reason = "a row a lane reads and writes f32 alone".into();
+            return Err(Error::InvalidUse { what: "gemv".into(), reason });
+        }
+        let one_row = (shape.columns, activations) == (1, Activations::Int16);
+        let no_sums = shape.splits == 0 || matches!(shape.prologue, Prologue::AddAndNorm { splits: 0, .. });
+        let own_x = shape.prologue != Prologue::None || shape.splits > 1;
+        let quads = shape.weights.quads() as u32;
+        if !no_sums && shape.splits > 1
+            && (shape.prologue != Prologue::None || (shape.splits - 1) * shape.own_quads() >= quads)
+        {
+            let reason = format!(
+                "{} splits of {quads} quads with {:?}: every split must have some, and x must be there whole where it is normed",
+                shape.splits, shape.prologue
+            );
+            return Err(Error::InvalidUse { what: "gemv".into(), reason });
+        }
+        if no_sums || own_x && !(one_row && plan.own_x && plan.tier >= Tier::T1) || shape.splits > 1 && shape.epilogue != Epilogue::None {
+            let reason = format!(
+                "{:?} and {} splits with {} columns of {activations} activations and epilogue {}; x is made and K is cut for one \
+                 column of int16 at tier T1, and split sums have no epilogue",
+                shape.prologue, shape.splits, shape.columns, shape.epilogue
+            );
+            return Err(Error::InvalidUse { what: "gemv".into(), reason });
+        }
+        shape.epilogue.check("gemv", &shape.weights)?;
+        Ok(Self { shape, plan, pipeline: variant(&shape, plan).pipeline(device)? })
+    }
+
+    /// The variant's pipeline.
+    pub fn pipeline(&self) -> &Pipeline {
+        &self.pipeline
+    }
+
+    /// Records y = W · x.
+    pub fn record(
+        &self,
+        recorder: &mut Recorder,
+        name: &str,
+        w: &Matrix,
+        x: Source<'_>,
+        target: &Target,
+    ) -> Result<()> {
+        let Shape { weights, columns, activations, epilogue, output, splits, .. } = self.shape;
+        let wrong = |reason: String| Err(Error::InvalidUse { what: name.to_string(), reason });
+        if w.layout() != weights {
+            return wrong(format!("weights of {:?} for a kernel made for {weights:?}", w.layout()));
+        }
+        let same = match x {
+            Source::Vectors(x) => {
+                self.shape.prologue == Prologue::None
+                    && (x.k, x.columns, x.kind()) == (weights.k, columns, activations)
+            }
+            Source::Norm(norm) => norm.suits(self.shape.prologue, weights.k),
+        };
+        if !same {
+            return wrong("x has another shape or type than the kernel was made for".into());
+        }
+        target.check(name, output, epilogue.outputs(weights.rows), columns * splits as usize)?;
+        if let (Some(tile), Source::Vectors(x)) = (self.plan.lanes, x) {
+            let operands = lanes::Operands { w, x, target, active: None, epilogue };
+            return lanes::record(recorder, name, &self.pipeline, tile, self.plan.groups, &operands);
+        }
+        let (mut values, mut x_scales) = (Address::NONE, Address::NONE);
+        let [mut residual, mut sublayer, mut post_weight, mut weight] = [const { Address::NONE }; 4];
+        let mut stream = None;
+        let mut epsilon = 0.0;
+        match x {
+            Source::Vectors(x) => match &x.data {
+                VectorData::F32(floats) | VectorData::F16(floats) => values = floats.into(),
+                VectorData::Int8 { values: bytes, scales } | VectorData::Int16 { values: bytes, scales } => {
+                    (values, x_scales) = (bytes.into(), scales.into());
+                }
+            },
+            Source::Norm(norm) => {
+                (residual, weight) = (norm.residual.clone().into(), norm.weight.clone().into());
+                epsilon = norm.epsilon;
+                if let Some(Sublayer { output, weight, stream: to }) = &norm.sublayer {
+                    sublayer = output.clone().into();
+                    post_weight = weight.clone().map_or(Address::NONE, Address::from);
+                    stream = to.clone();
+                }
+            }
+        }
+        for part in w.parts() {
+            let (y, y_first) = target.of_part(name, part, epilogue, columns * splits as usize)?;
+            let push = Push {
+                values: (&part.values).into(),
+                scales: part.scales.as_ref().map_or(Address::NONE, Address::from),
+                x: values.clone(),
+                x_scales: x_scales.clone(),
+                y: y.into(),
+                y_scales: match &target.stored {
+                    Stored::Int16(scales) => scales.clone().into(),
+                    Stored::F32 | Stored::F16 => Address::NONE,
+                },
+                residual: residual.clone(),
+                sublayer: sublayer.clone(),
+                post_weight: post_weight.clone(),
+                weight: weight.clone(),
+                // The first part's workgroups write it for all.
+                writes_stream: u32::from(stream.is_some()),
+                stream: stream.take().map_or(Address::NONE, Address::from),
+                rows: part.layout.rows as u32,
+                k: weights.k as u32,
+                y_first,
+                y_stride: target.stride as u32,
+                y_low: if splits > 1 { target.stride as u32 } else { (target.y.len() / 8) as u32 },
+                epsilon,
+            };
+            let units = part.layout.strips().div_ceil(self.plan.strips as usize) as u32;
+            let groups = self.plan.groups.min(units.div_ceil(self.plan.teams) * splits);
+            recorder.dispatch(name, &self.pipeline, [groups, 1, 1], &push)?;
+        }
+        Ok(())
+    }
+}
+
+impl Norm {
+    /// Whether it is what a prologue computes, with rows of `k` values.
+    fn suits(&self, prologue: Prologue, k: usize) -> bool {
+        let row = k as u64 * 4;
+        let aligned = |view: &View| view.address().is_multiple_of(16);
+        let whole = |view: &View| view.len() >= row && aligned(view);
+        whole(&self.residual)
+            && whole(&self.weight)
+            && match (&self.sublayer, prologue) {
+                (None, Prologue::Norm) => true,
+                (Some(sublayer), Prologue::AddAndNorm { splits, post_norm }) => {
+                    let sums = sublayer.output.len() >= row * u64::from(splits) && aligned(&sublayer.output);
+                    let weight = &sublayer.weight;
+                    let normed = weight.is_some() == post_norm && weight.as_ref().is_none_or(whole);
+                    sums && normed && sublayer.stream.as_ref().is_none_or(whole)
+                }
+                _ => false,
+            }
+    }
+}
+
+fn variant(shape: &Shape, plan: Plan) -> Variant {
+    let Shape { weights: Layout { scheme, .. }, columns, activations, prologue, epilogue, output, splits } = *shape;
+    if let Some(tile) = plan.lanes {
+        return lanes::variant(scheme, epilogue, tile, false);
+    }
+    let (prologue, sublayer_splits) = match prologue {
+        Prologue::None => (0, 1),
+        Prologue::Norm => (1, 1),
+        Prologue::AddAndNorm { splits, post_norm: true } => (2, splits),
+        Prologue::AddAndNorm { splits, post_norm: false } => (3, splits),
+    };
+    let own_quads = if plan.own_x { shape.own_quads() } else { 0 };
+    let constants = Constants {
+        threads: plan.threads,
+        columns: columns as u32,
+        scheme: scheme as u32,
+        activations: activations as u32,
+        in_flight: plan.in_flight,
+        epilogue: epilogue as u32,
+        int16_output: output == Activations::Int16,
+        strips: plan.strips,
+        own_quads,
+        prologue,
+        splits,
+        sublayer_splits,
+        teams: plan.teams,
+        wide: matches!(plan.subgroup, Subgroup::Exactly(size) if size >= 16),
+    };
+    let mut label = format!("{scheme} × {activations}, {columns} col");
+    match shape.prologue {
+        Prologue::None => (),
+        Prologue::Norm => label += ", norm first",
+        Prologue::AddAndNorm { splits, post_norm } => {
+            label += &format!(", {}add {splits} and norm first", if post_norm { "norm, " } else { "" });
+        }
+    }
+    if own_quads > 0 {
+        label += &format!(", {own_quads} quads of x");
+    }
+    if splits > 1 {
+        label += &format!(", {splits} splits");
+    }
+    if epilogue != Epilogue::None {
+        label += &format!(", {epilogue}");
+    }
+    if output == Activations::Int16 {
+        label += ", to int16";
+    }
+    label += &format!(", {} threads", plan.threads);
+    if (plan.teams, plan.strips) != (1, epilogue.strips() as u32) {
+        label += &format!(", {} teams × {} strips", plan.teams, plan.strips);
+    }
+    if plan.in_flight > 1 {
+        label += &format!(", {} in flight", plan.in_flight);
+    }
+    Variant::new(label, TIERS, plan.tier, &constants, plan.subgroup)
+}

@@ -1,0 +1,58 @@
+//! Brings a stretch of memory into the device's cache, beside a kernel that leaves the memory idle.
+
+mod cases;
+pub mod policy;
+#[cfg(test)]
+mod tests;
+
+use gpu::{Device, Error, Pipeline, Recorder, Result, Subgroup, Tier, View};
+
+use crate::{
+    Kernel,
+    shaders::prefetch::{Constants, Push, TIERS},
+    variant::Variant,
+};
+use policy::Stretches;
+
+/// For the self-test and the compile checks.
+pub static KERNEL: Kernel = Kernel {
+    name: "prefetch",
+    about: "weights into the cache, ahead of their product",
+    variants: policy::variants,
+    cases: cases::cases,
+};
+
+/// The kernel.
+pub struct Warm {
+    pipeline: Pipeline,
+}
+
+impl Warm {
+    /// Compiles it.
+    pub fn new(device: &Device) -> Result<Self> {
+        Ok(Self { pipeline: variant().pipeline(device)? })
+    }
+
+    /// Records the reading of some stretches of `data`. `sums` gets a word for each [`policy::GROUP_BYTES`] of them.
+    pub fn record(&self, recorder: &mut Recorder, name: &str, data: &View, sums: &View, stretches: Stretches) -> Result<()> {
+        let Stretches { count, bytes, apart } = stretches;
+        let whole = bytes > 0 && bytes.is_multiple_of(policy::GROUP_BYTES) && apart.is_multiple_of(16) && count > 0;
+        let end = stretches.end();
+        if !whole || end > data.len() || end / 16 > u64::from(u32::MAX) || sums.len() < u64::from(stretches.groups()) * 4 {
+            let reason = format!("{stretches:?} of {} bytes, with {} bytes of sums", data.len(), sums.len());
+            return Err(Error::InvalidUse { what: name.to_string(), reason });
+        }
+        let push = Push {
+            data: data.clone().into(),
+            sums: sums.clone().into(),
+            together: bytes / policy::GROUP_BYTES,
+            apart: apart / 16,
+        };
+        recorder.dispatch(name, &self.pipeline, [stretches.groups(), 1, 1], &push)
+    }
+}
+
+fn variant() -> Variant {
+    let constants = Constants { threads: policy::THREADS, loads: policy::LOADS };
+    Variant::new(format!("{} bytes a workgroup", policy::GROUP_BYTES), TIERS, Tier::T0, &constants, Subgroup::Any)
+}

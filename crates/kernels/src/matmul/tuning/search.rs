@@ -1,0 +1,68 @@
+//! Which plan is fastest: pure but for a stopwatch, tested without a GPU.
+
+use std::time::Duration;
+
+use gpu::Result;
+
+use super::Entry;
+use crate::matmul::gemv::policy::{Plan, Shape};
+
+/// Times plans.
+pub(super) trait Stopwatch {
+    /// Makes the plans of all shapes ready to be timed, and the device too; gives those that can be: not those that the driver refuses
+    /// or whose registers do not suffice. The first of each shape can be. Called once, before all else.
+    fn prepare(&mut self, work: &[(Shape, Vec<Plan>)]) -> Result<Vec<Vec<Plan>>>;
+    /// Since everything was ready.
+    fn elapsed(&self) -> Duration;
+    /// Microseconds of one product by a plan that is ready.
+    fn time(&mut self, shape: &Shape, plan: &Plan) -> Result<f64>;
+}
+
+/// A plan must be faster than the policy's by more than this: two medians of one device differ by as much, and noise must not
+/// change what a model computes.
+const CLEARLY: f64 = 0.98;
+
+/// Plans of each shape that are timed again, beside the policy's.
+const AGAIN: usize = 3;
+
+/// Times a list of plans for each shape, the policy's own first in it: all of them once, and the best a second time, which ends what
+/// a disturbance or a clock that had not risen yet has begun. A shape that the budget does not suffice for to the end has no entry.
+pub(super) fn search(
+    shapes: &[Shape],
+    list: impl Fn(&Shape) -> Vec<Plan>,
+    budget: Duration,
+    stopwatch: &mut impl Stopwatch,
+) -> Result<Vec<Entry>> {
+    let work: Vec<(Shape, Vec<Plan>)> = shapes.iter().map(|shape| (*shape, list(shape))).collect();
+    let ready = stopwatch.prepare(&work)?;
+    // A quarter is left for the second times.
+    let once = budget * 3 / 4;
+    let mut timed: Vec<(Shape, Vec<(Plan, f64)>)> = Vec::new();
+    'shapes: for ((shape, _), plans) in work.iter().zip(ready) {
+        let mut times = Vec::new();
+        for plan in plans {
+            if stopwatch.elapsed() >= once {
+                break 'shapes;
+            }
+            times.push((plan, stopwatch.time(shape, &plan)?));
+        }
+        timed.push((*shape, times));
+    }
+    let mut entries = Vec::new();
+    'again: for (shape, mut times) in timed {
+        times[1..].sort_by(|a, b| a.1.total_cmp(&b.1));
+        times.truncate(1 + AGAIN);
+        for (plan, time) in &mut times {
+            if stopwatch.elapsed() >= budget {
+                break 'again;
+            }
+            *time = stopwatch.time(&shape, plan)?.min(*time);
+        }
+        let (policy, policy_us) = times[0];
+        let fastest = times.into_iter().min_by(|a, b| a.1.total_cmp(&b.1));
+        let (plan, plan_us) =
+            fastest.filter(|(_, time)| *time < policy_us * CLEARLY).unwrap_or((policy, policy_us));
+        entries.push(Entry { shape, policy, plan, policy_us, plan_us });
+    }
+    Ok(entries)
+}

@@ -1,0 +1,271 @@
+//! Times plans on the GPU, on a model's own weights, as decoding would meet them.
+//!
+//! A GPU that has nothing to do for a moment, while pipelines compile, lowers its clocks and is slow for a while after. So everything
+//! is compiled first, then the device works until its clocks have risen, and from then on one run follows the other.
+
+use std::time::{Duration, Instant};
+
+use gpu::{Arena, Device, Error, Lifetime, Memory, Pipeline, Program, Recorder, Result, Stamps, View};
+
+use super::{Input, Product, search::Stopwatch};
+use crate::{
+    matmul::gemv::{
+        Gemv,
+        policy::{Plan, Shape},
+    },
+    bench::{probe::{Read, ReadShape}, random::{Kind, Random, record_vectors}},
+};
+
+/// No run takes longer on a device that works.
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// Weights that are read in one run: more than any cache, and on a slow device still a few milliseconds. All layers of a large
+/// model would tell nothing more.
+const CHAIN_BYTES: u64 = 256 << 20;
+/// What a cache holds at most. Where the weights of a shape are fewer, others of the model are read before each run: in
+/// decoding they come between too. A model that is smaller than the cache as a whole finds its weights there in decoding as well.
+const CACHE_BYTES: u64 = 128 << 20;
+/// Runs whose median counts, of those that take less than `SHORT_US` and of longer ones. Odd, so that the median is a run.
+const RUNS: [usize; 2] = [9, 3];
+const SHORT_US: f64 = 500.0;
+/// Work before the first time counts: clocks rise when a device gets something to do.
+const WARM_UP: Duration = Duration::from_millis(30);
+/// A shape whose weights are fewer than this part of all is not worth its pipelines: such is the first layer's, whose norm is another.
+const WORTH: u64 = 100;
+
+/// The products of one shape.
+struct Group<'a> {
+    shape: Shape,
+    products: Vec<&'a Product<'a>>,
+    bytes: u64,
+}
+
+/// A shape that can be timed.
+struct Ready {
+    shape: Shape,
+    /// Products in a run.
+    count: usize,
+    programs: Vec<(Plan, Program)>,
+    /// What is read before each run.
+    flush: Option<Program>,
+}
+
+/// The same before its pipelines are compiled.
+struct Recorded {
+    shape: Shape,
+    count: usize,
+    programs: Vec<(Plan, Gemv, Recorder)>,
+    flush: Option<Recorder>,
+}
+
+pub(super) struct Timer<'a> {
+    device: &'a Device,
+    all: &'a [Product<'a>],
+    groups: Vec<Group<'a>>,
+    start: Instant,
+    compiled: Instant,
+    /// When the first time was taken, or could have been.
+    timing: Instant,
+    ready: Vec<Ready>,
+}
+
+impl<'a> Timer<'a> {
+    pub fn new(device: &'a Device, all: &'a [Product<'a>], mut wanted: impl FnMut(&Shape) -> bool) -> Self {
+        let start = Instant::now();
+        let mut groups: Vec<Group<'a>> = Vec::new();
+        for product in all {
+            let bytes = product.matrix.bytes();
+            match groups.iter_mut().find(|group| group.shape == product.shape) {
+                Some(group) => {
+                    group.products.push(product);
+                    group.bytes += bytes;
+                }
+                None => groups.push(Group { shape: product.shape, products: vec![product], bytes }),
+            }
+        }
+        let total: u64 = groups.iter().map(|group| group.bytes).sum();
+        groups.retain(|group| group.bytes * WORTH >= total && wanted(&group.shape));
+        // What a token spends most time in comes first, should the budget not suffice.
+        groups.sort_by_key(|group| std::cmp::Reverse(group.bytes));
+        Self { device, all, groups, start, compiled: start, timing: start, ready: vec![] }
+    }
+
+    pub fn shapes(&self) -> Vec<Shape> {
+        self.groups.iter().map(|group| group.shape).collect()
+    }
+
+    pub fn seconds(&self) -> f64 {
+        self.start.elapsed().as_secs_f64()
+    }
+
+    pub fn compile_seconds(&self) -> f64 {
+        (self.compiled - self.start).as_secs_f64()
+    }
+
+    /// Reads other weights of the model than a shape's, unless that shape's alone are more than any cache.
+    fn flush(&self, shape: &Shape, chain: u64) -> Result<Option<Recorder>> {
+        let others = self.all.iter().filter(|product| product.shape != *shape);
+        let parts = others.flat_map(|product| product.matrix.parts());
+        let mut left = CACHE_BYTES;
+        let mut views = Vec::new();
+        for part in parts {
+            if left == 0 || chain >= CACHE_BYTES {
+                break;
+            }
+            let bytes = part.values.len().min(left) / 16 * 16;
+            if bytes > 0 {
+                views.push(part.values.slice(0..bytes)?);
+            }
+            left = left.saturating_sub(part.values.len());
+        }
+        if views.is_empty() {
+            return Ok(None);
+        }
+        let read_shape = ReadShape::candidates(self.device.caps())[0];
+        let mut arena = Arena::new(self.device, Lifetime::Scratch, Memory::Device).with_block_size(1 << 16);
+        let result = arena.buffer("results", u64::from(read_shape.groups) * 4)?;
+        let read = Read::new(self.device, read_shape)?;
+        let mut recorder = self.device.recorder()?;
+        for view in &views {
+            read.record(&mut recorder, "other weights", view, &result.view())?;
+        }
+        Ok(Some(recorder))
+    }
+
+    /// Fills what products read with random values: zeros, or whatever is there, may cost less or more.
+    fn fill(&self) -> Result<Recorder> {
+        let mut recorder = self.device.recorder()?;
+        let floats = Random::new(self.device, Kind::Floats)?;
+        // One x serves all layers of a model.
+        let mut filled: Vec<u64> = Vec::new();
+        for product in self.groups.iter().flat_map(|group| &group.products) {
+            match &product.x {
+                Input::Vectors(x) => {
+                    let address = std::ptr::from_ref(*x).addr() as u64;
+                    if !filled.contains(&address) {
+                        record_vectors(&mut recorder, self.device, x)?;
+                        filled.push(address);
+                    }
+                }
+                Input::Norm(norm) => {
+                    let sublayer = norm.sublayer.as_ref().map(|sublayer| &sublayer.output);
+                    let views: Vec<&View> = sublayer.into_iter().chain([&norm.residual]).collect();
+                    for view in views {
+                        if !filled.contains(&view.address()) {
+                            floats.record(&mut recorder, "residual stream", view, 2)?;
+                            filled.push(view.address());
+                        }
+                    }
+                }
+            }
+        }
+        Ok(recorder)
+    }
+
+    /// The programs of a shape.
+    fn record(&self, shape: &Shape, plans: &[Plan]) -> Result<Recorded> {
+        let group = self.groups.iter().find(|group| group.shape == *shape).expect("a shape of this timer");
+        let mut chain = 0;
+        let within = |product: &&&Product<'_>| {
+            let first = chain == 0;
+            chain += product.matrix.bytes();
+            first || chain <= CHAIN_BYTES
+        };
+        let products: Vec<&Product<'_>> = group.products.iter().take_while(within).copied().collect();
+        let mut programs = Vec::new();
+        for (index, plan) in plans.iter().enumerate() {
+            let kernel = match Gemv::with_plan(self.device, *shape, *plan) {
+                Ok(kernel) => kernel,
+                // The policy's own plan must be possible.
+                Err(Error::Unsupported { .. } | Error::InvalidUse { .. }) if index > 0 => continue,
+                Err(error) => return Err(error),
+            };
+            let mut recorder = self.device.timed_recorder(Stamps::Whole)?;
+            for product in &products {
+                let x = product.x.source();
+                kernel.record(&mut recorder, "tuning", product.matrix, x, &product.target)?;
+            }
+            programs.push((*plan, kernel, recorder));
+        }
+        let flush = self.flush(shape, products.iter().map(|product| product.matrix.bytes()).sum())?;
+        Ok(Recorded { shape: *shape, count: products.len(), programs, flush })
+    }
+
+    /// Keeps the device busy without a pause.
+    fn warm_up(&self) -> Result<()> {
+        let Some((_, program)) = self.ready.first().and_then(|ready| ready.programs.first()) else {
+            return Ok(());
+        };
+        let start = Instant::now();
+        let mut last = program.submit()?;
+        while start.elapsed() < WARM_UP {
+            // The next one waits in the queue before the last is done.
+            let next = program.submit()?;
+            self.device.wait(last, TIMEOUT)?;
+            last = next;
+        }
+        self.device.wait(last, TIMEOUT)
+    }
+
+    fn run(&self, flush: Option<&Program>, program: &Program) -> Result<f64> {
+        let programs: Vec<&Program> = flush.into_iter().chain([program]).collect();
+        self.device.wait(self.device.submit(&programs)?, TIMEOUT)?;
+        Ok(program.timings()?.iter().map(|timing| timing.nanoseconds).sum::<f64>() / 1e3)
+    }
+}
+
+impl Stopwatch for Timer<'_> {
+    fn prepare(&mut self, work: &[(Shape, Vec<Plan>)]) -> Result<Vec<Vec<Plan>>> {
+        let fill = self.fill()?;
+        let recorded =
+            work.iter().map(|(shape, plans)| self.record(shape, plans)).collect::<Result<Vec<Recorded>>>()?;
+        let programs = recorded.iter().flat_map(|shape| &shape.programs);
+        let recorders = programs.map(|(_, _, recorder)| recorder);
+        let recorders =
+            recorders.chain(recorded.iter().filter_map(|shape| shape.flush.as_ref())).chain([&fill]);
+        let pipelines: Vec<Pipeline> = recorders.flat_map(Recorder::pipelines).collect();
+        self.device.compile(&pipelines)?;
+        for Recorded { shape, count, programs, flush } in recorded {
+            let mut sealed = Vec::new();
+            for (index, (plan, kernel, recorder)) in programs.into_iter().enumerate() {
+                if index == 0 || !spills(kernel.pipeline())? {
+                    sealed.push((plan, recorder.seal()?));
+                }
+            }
+            let flush = flush.map(Recorder::seal).transpose()?;
+            self.ready.push(Ready { shape, count, programs: sealed, flush });
+        }
+        self.compiled = Instant::now();
+        fill.seal()?.run(TIMEOUT)?;
+        self.warm_up()?;
+        self.timing = Instant::now();
+        let plans = |ready: &Ready| ready.programs.iter().map(|(plan, _)| *plan).collect();
+        Ok(self.ready.iter().map(plans).collect())
+    }
+
+    fn elapsed(&self) -> Duration {
+        self.timing.elapsed()
+    }
+
+    fn time(&mut self, shape: &Shape, plan: &Plan) -> Result<f64> {
+        let ready = self.ready.iter().find(|ready| ready.shape == *shape).expect("a shape that was prepared");
+        let (_, program) =
+            ready.programs.iter().find(|(known, _)| known == plan).expect("a plan that was prepared");
+        // The first run of a program pays for more than the work.
+        let first = self.run(ready.flush.as_ref(), program)?;
+        let count = RUNS[usize::from(first >= SHORT_US)];
+        let mut runs = Vec::with_capacity(count);
+        for _ in 0..count {
+            runs.push(self.run(ready.flush.as_ref(), program)?);
+        }
+        runs.sort_by(f64::total_cmp);
+        Ok(runs[count / 2] / ready.count as f64)
+    }
+}
+
+/// Whether the compiler says that registers did not suffice. It says so only on devices that were opened for it; on others the time
+/// itself must tell.
+fn spills(pipeline: &Pipeline) -> Result<bool> {
+    let executables = pipeline.executables()?;
+    let mut statistics = executables.iter().flat_map(|executable| &executable.statistics);
+    Ok(statistics.any(|statistic| statistic.name.to_lowercase().contains("spill") && statistic.value > 0.0))
+}
