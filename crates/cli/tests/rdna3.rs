@@ -74,7 +74,8 @@ fn packed_products_are_dot_products_where_there_are_no_matrix_units() {
         assert!(output.status.success(), "{family}: {}", stderr(&output));
         let result = json(&output);
         let programs = result["programs"].as_array().unwrap();
-        let packed: Vec<_> = programs.iter().filter(|program| program["shader"] == "gemm_packed.t1").collect();
+        let packed: Vec<_> =
+            programs.iter().filter(|program| program["shader"] == "gemm_packed.t1").collect();
         assert!(packed.len() >= 12, "{family}: four schemes and three epilogues are {}", packed.len());
         for program in packed {
             let name = format!("{family}: {} {}", program["shader"], program["variant"]);

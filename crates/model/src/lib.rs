@@ -31,11 +31,7 @@ mod step;
 mod tune;
 
 pub use error::{Error, Result};
-pub use kernels::{
-    Activations,
-    KvScheme,
-    matmul::tuning::Tuned,
-};
+pub use kernels::{Activations, KvScheme, matmul::tuning::Tuned};
 pub use kv_cache::KvCache;
 pub use limits::{Limits, PAGE};
 pub use loaded::Model;

@@ -1,10 +1,7 @@
 //! How much a runner is made for, and the memory that follows from it.
 
 use gpu::{AdapterInfo, AdapterKind};
-use kernels::{
-    KvScheme,
-    matmul::coopmat,
-};
+use kernels::{KvScheme, matmul::coopmat};
 use weights::{
     blueprint::Room,
     config::{Config, LayerType},

@@ -4,12 +4,13 @@ use std::time::Duration;
 
 use gpu::{Arena, Buffer, Device, Lifetime, Memory, Tier, View};
 use kernels::{
-    Activations,
-    Epilogue,
-    HALF_GROUP,
-    Matrix,
+    Activations, Epilogue, HALF_GROUP, Matrix,
     attention::{decode, flash, rope::Tables},
-    matmul::{coopmat::{self, policy::Fragments}, gemm, gemv, tuning::Tuning},
+    matmul::{
+        coopmat::{self, policy::Fragments},
+        gemm, gemv,
+        tuning::Tuning,
+    },
 };
 use weights::{
     Checkpoint,

@@ -5,10 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use gpu::{Arena, Buffer, Device, Lifetime, Memory, Stamps, Timing};
 use kernels::{
-    GROUP,
-    Layout,
-    Matrix,
-    Scheme,
+    GROUP, Layout, Matrix, Scheme,
     bench::random::{Kind, Random},
 };
 use weights::{

@@ -7,16 +7,18 @@ use std::time::Duration;
 
 use gpu::{Arena, Buffer, Lifetime, Memory, Recorder, View};
 use kernels::{
-    Activations,
-    Epilogue,
-    Matrix,
-    Target,
-    Vectors,
+    Activations, Epilogue, Matrix, Target, Vectors,
     embed::{self, Embed},
-    matmul::{coopmat::{
-        self, Matmul,
-        policy::{Parts, Shape, parts_for_reader},
-    }, gated::Geglu, gemm::{self, Gemm}, gemv::{self, Gemv, Sublayer, policy::Prologue}, tuning::{Input, Product}},
+    matmul::{
+        coopmat::{
+            self, Matmul,
+            policy::{Parts, Shape, parts_for_reader},
+        },
+        gated::Geglu,
+        gemm::{self, Gemm},
+        gemv::{self, Gemv, Sublayer, policy::Prologue},
+        tuning::{Input, Product},
+    },
     norm::{self, Form, Norm},
 };
 use weights::{blueprint::Place, config::Config, names::Role};

@@ -62,7 +62,12 @@ pub(super) fn run(device: &Device, layout: Layout, caps: &Caps) -> Result<Compar
             Some(want) => {
                 for (k, (got, want)) in got.iter().zip(want).enumerate() {
                     let got = f64::from(f32::from_bits(*got));
-                    comparison.close(|| format!("token {token}, {k}"), got, want, 2.0_f64.powi(-23) * want.abs());
+                    comparison.close(
+                        || format!("token {token}, {k}"),
+                        got,
+                        want,
+                        2.0_f64.powi(-23) * want.abs(),
+                    );
                 }
             }
             None => comparison.equal(|| format!("row {row}, left alone"), &got, &&untouched[..hidden]),

@@ -79,7 +79,8 @@ fn case(plan: Plan, form: Form, rows: usize, n: usize) -> Case {
 
 fn run(device: &Device, plan: Plan, form: Form, rows: usize, n: usize) -> Result<Comparison> {
     let mut random = Random::new((rows * 10007 + n) as u64);
-    let mut floats = |count: usize, scale: f32| (0..count).map(|_| random.signed() * scale).collect::<Vec<f32>>();
+    let mut floats =
+        |count: usize, scale: f32| (0..count).map(|_| random.signed() * scale).collect::<Vec<f32>>();
     // One row more than is active: it must stay as it is.
     let (mut x, before) = (floats((rows + 1) * n, 30.0), floats((rows + 1) * n, 100.0));
     // Parts that add up to x without rounding: all are multiples of a power of two.
@@ -87,9 +88,13 @@ fn run(device: &Device, plan: Plan, form: Form, rows: usize, n: usize) -> Result
     for value in parts.iter_mut().flatten().chain(&mut x) {
         *value = (*value * 1024.0).round() / 1024.0;
     }
-    let first = x.iter().enumerate().map(|(i, x)| *x - parts.iter().map(|part| part[i]).sum::<f32>()).collect();
+    let first =
+        x.iter().enumerate().map(|(i, x)| *x - parts.iter().map(|part| part[i]).sum::<f32>()).collect();
     let parts: Vec<Vec<f32>> = [first].into_iter().chain(parts).collect();
-    let parts: Vec<f32> = (0..=rows).flat_map(|row| parts.iter().flat_map(move |part| &part[row * n..][..n])).copied().collect();
+    let parts: Vec<f32> = (0..=rows)
+        .flat_map(|row| parts.iter().flat_map(move |part| &part[row * n..][..n]))
+        .copied()
+        .collect();
     let list: Vec<u32> = (0..rows as u32).rev().chain([0]).collect();
     let (mut weight, post_weight) = (floats(n, 2.0), floats(n, 2.0));
     // One that makes more of a value than f16 can hold, and one that is not a number: neither may show in other groups.
@@ -130,7 +135,11 @@ fn run(device: &Device, plan: Plan, form: Form, rows: usize, n: usize) -> Result
     let mut comparison = Comparison::default();
     if form.residual {
         let residual: Vec<f32> = residual.read_vec()?;
-        comparison.equal(|| "the residual that is not active".into(), &&residual[rows * n..], &&before[rows * n..]);
+        comparison.equal(
+            || "the residual that is not active".into(),
+            &&residual[rows * n..],
+            &&before[rows * n..],
+        );
         for (i, want) in want_residual.iter().enumerate() {
             let at = || format!("residual of row {}, {}", i / n, i % n);
             comparison.close(at, f64::from(residual[i]), *want, 1e-5 * (want.abs() + 1.0));

@@ -20,8 +20,12 @@ use crate::{
 use policy::Plan;
 
 /// For the self-test and the compile checks.
-pub static KERNEL: Kernel =
-    Kernel { name: "norm", about: "RMSNorm with residual add", variants: policy::variants, cases: cases::cases };
+pub static KERNEL: Kernel = Kernel {
+    name: "norm",
+    about: "RMSNorm with residual add",
+    variants: policy::variants,
+    cases: cases::cases,
+};
 
 /// Which parts of the computation a model needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,7 +80,10 @@ impl Norm {
     pub fn with_plan(device: &Device, form: Form, n: usize, epsilon: f32, plan: Plan) -> Result<Self> {
         let whole = form.output_group();
         if n == 0 || form.sums == 0 || !n.is_multiple_of(whole) {
-            let reason = format!("{} sums of rows of {n} values cannot be normed to {} in groups of {whole}", form.sums, form.output);
+            let reason = format!(
+                "{} sums of rows of {n} values cannot be normed to {} in groups of {whole}",
+                form.sums, form.output
+            );
             return Err(Error::InvalidUse { what: "norm".into(), reason });
         }
         Ok(Self { form, n, epsilon, plan, pipeline: variant(form, plan).pipeline(device)? })
@@ -92,22 +99,40 @@ impl Norm {
         if y.k != self.n || y.kind() != self.form.output {
             return wrong("the output has another length or type than the kernel was made for");
         }
-        if operands.post_weight.is_some() != self.form.post_norm || operands.residual.is_some() != self.form.residual {
+        if operands.post_weight.is_some() != self.form.post_norm
+            || operands.residual.is_some() != self.form.residual
+        {
             return wrong("post_weight and residual must be given exactly when the form has them");
         }
-        if operands.rows.is_some() != self.form.gather || !as_long(operands.rows.as_ref(), y.columns as u64 * 4) {
-            return wrong("a list of rows must be given exactly when the form gathers, with a number for each output row");
+        if operands.rows.is_some() != self.form.gather
+            || !as_long(operands.rows.as_ref(), y.columns as u64 * 4)
+        {
+            return wrong(
+                "a list of rows must be given exactly when the form gathers, with a number for each output row",
+            );
         }
-        if operands.active.len() < 4 || operands.x.len() < values * u64::from(self.form.sums) || !as_long(operands.residual.as_ref(), values) {
-            return wrong("x, the residual or the number of active rows is shorter than the output's rows need");
+        if operands.active.len() < 4
+            || operands.x.len() < values * u64::from(self.form.sums)
+            || !as_long(operands.residual.as_ref(), values)
+        {
+            return wrong(
+                "x, the residual or the number of active rows is shorter than the output's rows need",
+            );
         }
         let row = (self.n * 4) as u64;
         if operands.weight.len() < row || !as_long(operands.post_weight.as_ref(), row) {
             return wrong("a weight is shorter than a row");
         }
         // All start at multiples of 16 as buffers do; part of one might not.
-        let views = [Some(&operands.x), Some(&operands.weight), operands.post_weight.as_ref(), operands.residual.as_ref()];
-        if self.plan.per_thread.is_some() && views.into_iter().flatten().any(|view| !view.address().is_multiple_of(16)) {
+        let views = [
+            Some(&operands.x),
+            Some(&operands.weight),
+            operands.post_weight.as_ref(),
+            operands.residual.as_ref(),
+        ];
+        if self.plan.per_thread.is_some()
+            && views.into_iter().flatten().any(|view| !view.address().is_multiple_of(16))
+        {
             return wrong("x, the residual or a weight does not start at a multiple of 16 bytes");
         }
         let optional = |view: &Option<View>| view.clone().map_or(Address::NONE, Address::from);
@@ -168,7 +193,8 @@ fn variant(form: Form, plan: Plan) -> Variant {
     );
     let (threads, output) = (plan.threads, output as u32);
     if let Some(per_thread) = plan.per_thread {
-        let constants = norm_held::Constants { threads, post_norm, residual, output, gather, per_thread, sums };
+        let constants =
+            norm_held::Constants { threads, post_norm, residual, output, gather, per_thread, sums };
         return Variant::new(label, norm_held::TIERS, plan.tier, &constants, plan.subgroup);
     }
     let constants = norm::Constants { threads, post_norm, residual, output, gather, sums };

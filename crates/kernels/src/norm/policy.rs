@@ -92,7 +92,8 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
         for (gather, sums) in [(false, 1), (true, 1), (false, most), (true, most)] {
             let form = Form { post_norm, residual, output, gather, sums };
             let new = variant(form, at_tier(caps, n, form, tier));
-            let same = |known: &Variant| known.shader.name == new.shader.name && known.constants == new.constants;
+            let same =
+                |known: &Variant| known.shader.name == new.shader.name && known.constants == new.constants;
             if !list.iter().any(same) {
                 list.push(new);
             }

@@ -3,7 +3,8 @@ use gpu::{Subgroup, Tier, View, known};
 use super::{Form, Norm, Operands, policy};
 use crate::{Activations, Vectors, selftest::arena};
 
-const PLAIN: Form = Form { post_norm: false, residual: false, output: Activations::F32, gather: false, sums: 1 };
+const PLAIN: Form =
+    Form { post_norm: false, residual: false, output: Activations::F32, gather: false, sums: 1 };
 
 #[test]
 fn all_cases_on_the_cpu_driver() {
@@ -29,7 +30,10 @@ fn plans_fit_the_device() {
                     match tier {
                         Tier::T0 => {
                             assert!(plan.threads.is_power_of_two(), "{plan:?}");
-                            assert!(matches!(output, Activations::F32 | Activations::F16), "{output} takes shuffles");
+                            assert!(
+                                matches!(output, Activations::F32 | Activations::F16),
+                                "{output} takes shuffles"
+                            );
                         }
                         _ => assert!(plan.threads.is_multiple_of(caps.max_subgroup_size), "{plan:?}"),
                     }
@@ -61,7 +65,9 @@ fn rows_of_models_are_held() {
 fn wrong_operands_are_refused() {
     let Some(device) = testkit::cpu_device() else { return };
     let mut arena = arena(&device);
-    for (output, n) in [(Activations::Int8, 48), (Activations::Int16, 40), (Activations::F16, 42), (Activations::F32, 0)] {
+    for (output, n) in
+        [(Activations::Int8, 48), (Activations::Int16, 40), (Activations::F16, 42), (Activations::F32, 0)]
+    {
         assert!(Norm::new(&device, Form { output, ..PLAIN }, n, 1e-6).is_err(), "{n} to {output}");
     }
     let plan = policy::held(device.caps(), 64, PLAIN, Tier::T0).unwrap();
@@ -79,7 +85,8 @@ fn wrong_operands_are_refused() {
     let shifted = |view: &View| view.slice(4..view.len() - 12).unwrap();
     record(x.view(), weight.view(), &y).unwrap();
     record(shifted(&x.view()), weight.view(), &y).expect_err("rows that do not start at a multiple of 16");
-    record(x.view(), shifted(&weight.view()), &y).expect_err("a weight that does not start at a multiple of 16");
+    record(x.view(), shifted(&weight.view()), &y)
+        .expect_err("a weight that does not start at a multiple of 16");
     record(x.view(), weight.view(), &Vectors::int16(&mut arena, "y", 64, 2).unwrap()).expect_err("int16");
     record(x.view(), weight.view(), &Vectors::f32(&mut arena, "y", 64, 3).unwrap()).expect_err("a short x");
 }

@@ -3,7 +3,8 @@
 use gpu::{Caps, Device, Result, Tier};
 
 use super::{
-    Bias, Form, MAX_BIASES, MAX_ENDS, MAX_TOP, NO_TOKEN, Operands, Params, Run, Sample, Sampled, Top, policy, reference,
+    Bias, Form, MAX_BIASES, MAX_ENDS, MAX_TOP, NO_TOKEN, Operands, Params, Run, Sample, Sampled, Top, policy,
+    reference,
 };
 use crate::selftest::{Case, Comparison, Output, Random, TIMEOUT, arena};
 
@@ -47,7 +48,13 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
         let few = [0, MAX_TOP as u32].map(|top| Params { masked: true, top, ..gemma });
         list.push(case(tier, masked, 262_144, &[Logits::Peaked], few.into()));
         let top = Form { top: true, ..PLAIN };
-        list.push(case(tier, top, 5003, &ALL, [0, 1, 20].map(|top| Params { top, ..Params::default() }).into()));
+        list.push(case(
+            tier,
+            top,
+            5003,
+            &ALL,
+            [0, 1, 20].map(|top| Params { top, ..Params::default() }).into(),
+        ));
     }
     list
 }
@@ -150,7 +157,8 @@ impl Setup {
             Logits::Ties => random.integer(-3, 3) as f32,
             Logits::Peaked => random.signed().powi(31) * 25.0,
         };
-        let mut logits: Vec<Vec<f32>> = (0..count).map(|row| (0..vocab).map(|_| logit(row)).collect()).collect();
+        let mut logits: Vec<Vec<f32>> =
+            (0..count).map(|row| (0..vocab).map(|_| logit(row)).collect()).collect();
         if vocab > 7 {
             logits.iter_mut().for_each(|logits| logits[5] = f32::NEG_INFINITY);
         }
@@ -159,7 +167,8 @@ impl Setup {
         let rows: Vec<u32> = (0..count as u32).rev().map(|row| row * 2 + 1).collect();
         let slots: Vec<u32> = (0..2 * count as u32).map(|row| row / 2).collect();
         let positions = (0..2 * count).map(|_| below(100_000)).collect();
-        let counts = (0..count).map(|_| (0..vocab).map(|_| if below(4) > 0 { 0 } else { below(3) | below(2) << 31 }).collect());
+        let counts = (0..count)
+            .map(|_| (0..vocab).map(|_| if below(4) > 0 { 0 } else { below(3) | below(2) << 31 }).collect());
         let counts = counts.collect();
         let words = vocab.div_ceil(32);
         let masks = (0..count).map(|row| match row % 4 {
@@ -239,7 +248,9 @@ impl Setup {
         for (row, words) in told.chunks(MAX_TOP * Top::WORDS).enumerate() {
             let wanted = if row < self.active { self.params[row].top as usize } else { 0 };
             let (used, spare) = words.split_at(wanted * Top::WORDS);
-            spare.iter().for_each(|word| comparison.equal(|| "a token that was not asked for".into(), word, &untouched));
+            spare.iter().for_each(|word| {
+                comparison.equal(|| "a token that was not asked for".into(), word, &untouched)
+            });
             let records: &[[u32; Top::WORDS]] = bytemuck::cast_slice(used);
             told_of.push(records.iter().map_while(|words| Top::from_words(*words)).collect());
         }
@@ -304,7 +315,12 @@ impl Setup {
                 let what = || at(&format!("logprob of token {}", told.token));
                 comparison.close(what, f64::from(told.logprob), want, 1e-5 * (want.abs() + 1.0));
                 if told.token == token {
-                    comparison.close(|| at("logprob told twice"), f64::from(told.logprob), f64::from(logprob), 1e-6 * (want.abs() + 1.0));
+                    comparison.close(
+                        || at("logprob told twice"),
+                        f64::from(told.logprob),
+                        f64::from(logprob),
+                        1e-6 * (want.abs() + 1.0),
+                    );
                 }
             }
             comparison.equal(|| at("next token"), &outcome.next_tokens[row], &token);
@@ -312,7 +328,9 @@ impl Setup {
             comparison.equal(|| at("next position"), &outcome.next_positions[row], &(position + 1));
         }
         comparison.equal(|| "the counts".into(), &outcome.counts, &counts);
-        let ends = |(row, sampled): (usize, &Sampled)| sampled.token == NO_TOKEN || self.ends(row).contains(&sampled.token);
+        let ends = |(row, sampled): (usize, &Sampled)| {
+            sampled.token == NO_TOKEN || self.ends(row).contains(&sampled.token)
+        };
         let ended = outcome.sampled.iter().enumerate().filter(|row| ends(*row)).count();
         comparison.equal(|| "rows finished".into(), &outcome.run[0], &((ended << 16 | self.active) as u32));
         comparison.equal(|| "whether it goes on".into(), &outcome.run[1], &u32::from(ended == 0));
@@ -331,4 +349,3 @@ fn biases(logits: &[f32], vocab: usize) -> Vec<Bias> {
     };
     order.into_iter().take(20).enumerate().map(|(i, token)| Bias { token, bias: bias(i) }).collect()
 }
-

@@ -40,7 +40,11 @@ impl CountTokens {
         [active, tokens, slots, counts]: [&View; 4],
     ) -> Result<()> {
         let too_short = |view: &View, words: usize| view.len() < words as u64 * 4;
-        if too_short(active, 1) || too_short(tokens, rows) || too_short(slots, rows) || too_short(counts, self.vocab) {
+        if too_short(active, 1)
+            || too_short(tokens, rows)
+            || too_short(slots, rows)
+            || too_short(counts, self.vocab)
+        {
             let reason = format!("a buffer is too short for {rows} rows or {} tokens", self.vocab);
             return Err(Error::InvalidUse { what: name.to_string(), reason });
         }

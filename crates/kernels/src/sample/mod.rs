@@ -156,7 +156,13 @@ impl Sample {
     }
 
     /// Records the sampling of up to `rows` output rows.
-    pub fn record(&self, recorder: &mut Recorder, name: &str, rows: usize, operands: &Operands) -> Result<()> {
+    pub fn record(
+        &self,
+        recorder: &mut Recorder,
+        name: &str,
+        rows: usize,
+        operands: &Operands,
+    ) -> Result<()> {
         self.check(name, rows, operands)?;
         let scratch = Scratch::new(self.vocab, rows, self.form);
         let part = |[start, end]: [u64; 2]| operands.scratch.slice(start..end);
@@ -295,7 +301,11 @@ impl Sample {
             }
         }
         if operands.scratch.len() < self.scratch_bytes(rows) {
-            return wrong(format!("{} bytes of scratch, {} are needed", operands.scratch.len(), self.scratch_bytes(rows)));
+            return wrong(format!(
+                "{} bytes of scratch, {} are needed",
+                operands.scratch.len(),
+                self.scratch_bytes(rows)
+            ));
         }
         if !operands.logits.address().is_multiple_of(16) || !operands.scratch.address().is_multiple_of(16) {
             return wrong("logits and scratch must be aligned to 16 bytes".into());
@@ -321,15 +331,21 @@ pub(crate) struct Variants {
 
 fn pipelines(form: Form, plan: Plan, wide: bool) -> Variants {
     let Form { filters, counts, biases, mask, top } = form;
-    let edits = [(counts, " + counts"), (biases, " + biases"), (mask, " + mask"), (!wide, ", odd vocabulary")];
+    let edits =
+        [(counts, " + counts"), (biases, " + biases"), (mask, " + mask"), (!wide, ", odd vocabulary")];
     let label = |step: &str, edits: &[(bool, &str)], threads: u32| {
         let edits: String = edits.iter().filter(|(has, _)| *has).map(|(_, text)| *text).collect();
         format!("{step}{edits}, {threads} threads")
     };
     let threads = plan.block_threads;
     let constants = sample_blocks::Constants { threads, wide, counts, biases, mask };
-    let blocks =
-        Variant::new(label("blocks", &edits, threads), sample_blocks::TIERS, plan.tier, &constants, plan.subgroup);
+    let blocks = Variant::new(
+        label("blocks", &edits, threads),
+        sample_blocks::TIERS,
+        plan.tier,
+        &constants,
+        plan.subgroup,
+    );
     let constants = sample_join::Constants { threads: plan.join_threads, counts, filters };
     let text = label("join", &[edits[0], (filters, " + filters")], plan.join_threads);
     let join = Variant::new(text, sample_join::TIERS, plan.tier, &constants, plan.subgroup);
@@ -341,7 +357,8 @@ fn pipelines(form: Form, plan: Plan, wide: bool) -> Variants {
     let text = label("select", &edits[..1], plan.select_threads);
     let select = Variant::new(text, sample_select::TIERS, Tier::T0, &constants, plan.subgroup);
     let constants = sample_top::Constants { threads };
-    let most_probable = Variant::new(label("top", &[], threads), sample_top::TIERS, Tier::T0, &constants, plan.subgroup);
+    let most_probable =
+        Variant::new(label("top", &[], threads), sample_top::TIERS, Tier::T0, &constants, plan.subgroup);
     let constants = sample_top_join::Constants { threads: plan.join_threads };
     let text = label("top join", &[], plan.join_threads);
     let top_join = Variant::new(text, sample_top_join::TIERS, plan.tier, &constants, plan.subgroup);

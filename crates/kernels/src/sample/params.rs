@@ -86,13 +86,18 @@ impl Params {
             (self.temperature >= 0.0 && self.temperature.is_finite(), "the temperature must be 0 or more"),
             (self.top_p >= 0.0, "top_p must be 0 or more"),
             ((0.0..=1.0).contains(&self.min_p), "min_p must be between 0 and 1"),
-            (self.repetition > 0.0 && self.repetition.is_finite(), "the repetition penalty must be more than 0"),
+            (
+                self.repetition > 0.0 && self.repetition.is_finite(),
+                "the repetition penalty must be more than 0",
+            ),
             (self.presence.is_finite() && self.frequency.is_finite(), "penalties must be numbers"),
             (self.bias_count as usize <= MAX_BIASES, "a row may have 512 biases"),
             (self.top as usize <= MAX_TOP, "20 of the most probable tokens can be told"),
         ];
         match checks.into_iter().find(|(right, _)| !right) {
-            Some((_, reason)) => Err(Error::InvalidUse { what: "sampling parameters".into(), reason: reason.into() }),
+            Some((_, reason)) => {
+                Err(Error::InvalidUse { what: "sampling parameters".into(), reason: reason.into() })
+            }
             None => Ok(()),
         }
     }

@@ -106,11 +106,12 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
         });
         let top = (Form { top: true, ..Form::default() }, true);
         // No model of ours has an odd vocabulary: the least and the most that one may ask for are enough.
-        let odd = [Form::default(), Form { filters: true, counts: true, biases: true, mask: true, top: true }];
+        let odd =
+            [Form::default(), Form { filters: true, counts: true, biases: true, mask: true, top: true }];
         for (form, wide) in forms.chain([top]).chain(odd.map(|form| (form, false))) {
             let pipelines = pipelines(form, at_tier(caps, tier), wide);
-            let [[collect, select], [top, top_join]] =
-                [pipelines.filter, pipelines.top].map(|pair| pair.map_or([None, None], |pair| pair.map(Some)));
+            let [[collect, select], [top, top_join]] = [pipelines.filter, pipelines.top]
+                .map(|pair| pair.map_or([None, None], |pair| pair.map(Some)));
             let steps = [Some(pipelines.blocks), Some(pipelines.join), collect, select, top, top_join];
             for new in steps.into_iter().flatten() {
                 let same = |known: &Variant| {

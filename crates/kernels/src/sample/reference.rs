@@ -60,7 +60,8 @@ pub fn kept(row: &Row<'_>) -> Vec<Scored> {
     }
     tokens.retain(|scored| mass(scored) >= f64::from(params.min_p));
     for scored in &mut tokens {
-        scored.score = (scored.score - largest) / temperature + gumbel(noise(params.seed, row.position, scored.token));
+        scored.score =
+            (scored.score - largest) / temperature + gumbel(noise(params.seed, row.position, scored.token));
     }
     sort(&mut tokens);
     tokens
@@ -136,7 +137,8 @@ mod tests {
     fn philox_gives_its_published_words() {
         let zeros = super::philox([0; 4], [0; 2]);
         assert_eq!(zeros, [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
-        let pi = super::philox([0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344], [0xa409_3822, 0x299f_31d0]);
+        let pi =
+            super::philox([0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344], [0xa409_3822, 0x299f_31d0]);
         assert_eq!(pi, [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1]);
     }
 }

@@ -3,7 +3,8 @@ use std::collections::BTreeMap;
 use gpu::{Device, Tier, known};
 
 use super::{
-    Bias, CountTokens, Counting, Form, IN_PROMPT, MAX_ENDS, MAX_TOP, NO_TOKEN, Operands, Params, Run, Sample, Sampled,
+    Bias, CountTokens, Counting, Form, IN_PROMPT, MAX_ENDS, MAX_TOP, NO_TOKEN, Operands, Params, Run, Sample,
+    Sampled,
     cases::{FULL, Logits, PLAIN, Setup},
     policy, reference,
 };
@@ -62,12 +63,17 @@ fn a_row_gives_the_same_bits_in_any_batch_and_any_program() {
     for (row, want) in together.iter().enumerate() {
         let other = (row + 2) % params.len();
         assert_eq!(bits(&run(&device, &pick(&setup, &[row]))[0]), bits(want), "row {row} alone");
-        assert_eq!(bits(&run(&device, &pick(&setup, &[other, other, row]))[2]), bits(want), "row {row} as the third");
+        assert_eq!(
+            bits(&run(&device, &pick(&setup, &[other, other, row]))[2]),
+            bits(want),
+            "row {row} as the third"
+        );
     }
     let plain = Setup::random(PLAIN, 5003, &[Logits::Spread(4.0)], &params[..2]);
     for form in [FULL, Form { filters: true, ..PLAIN }, Form { counts: true, ..PLAIN }] {
         let same = Setup { form, ..plain.clone() };
-        let both = [run(&device, &plain), run(&device, &same)].map(|list| list.iter().map(bits).collect::<Vec<_>>());
+        let both =
+            [run(&device, &plain), run(&device, &same)].map(|list| list.iter().map(bits).collect::<Vec<_>>());
         assert_eq!(both[0], both[1], "{form:?}");
     }
 }
@@ -76,7 +82,8 @@ fn a_row_gives_the_same_bits_in_any_batch_and_any_program() {
 fn larger_workgroups_find_the_same_tokens() {
     let Some(device) = testkit::cpu_device() else { return };
     // What a GPU's plan does: several threads a chunk, more threads than candidates.
-    let params = [Params::default(), DRAW, Params { top_k: 30, top_p: 0.9, ..DRAW }, Params { top_p: 0.8, ..DRAW }];
+    let params =
+        [Params::default(), DRAW, Params { top_k: 30, top_p: 0.9, ..DRAW }, Params { top_p: 0.8, ..DRAW }];
     let setup = Setup::random(FULL, 5003, &[Logits::Ties], &params);
     for tier in [Tier::T0, Tier::T1] {
         let plan = policy::at_tier(&known::h200(), tier);
@@ -121,12 +128,19 @@ fn a_program_without_filters_refuses_rows_that_want_them() {
 }
 
 /// How often each token comes when one program decodes from the same logits, its positions moving on by themselves.
-fn draws(device: &Device, form: Form, logits: &[f32], params: Params, replays: usize) -> BTreeMap<u32, usize> {
+fn draws(
+    device: &Device,
+    form: Form,
+    logits: &[f32],
+    params: Params,
+    replays: usize,
+) -> BTreeMap<u32, usize> {
     const ROWS: usize = 512;
     let mut arena = arena(device);
     let kernel = Sample::new(device, form, logits.len()).unwrap();
     let identity: Vec<u32> = (0..ROWS as u32).collect();
-    let positions = arena.buffer_from("positions", &identity.iter().map(|row| row * 10_000).collect::<Vec<_>>()).unwrap();
+    let positions =
+        arena.buffer_from("positions", &identity.iter().map(|row| row * 10_000).collect::<Vec<_>>()).unwrap();
     let sampled = arena.buffer("sampled", (ROWS * 16) as u64).unwrap();
     let rows = arena.buffer_from("rows", &identity).unwrap();
     let mut run = arena.buffer_from("run", &Run::START).unwrap();
@@ -180,7 +194,8 @@ fn tokens_come_as_often_as_they_are_probable() {
     for (form, params) in drawn {
         let tally = draws(&device, form, &logits, params, 40);
         let total: usize = tally.values().sum();
-        let row = reference::Row { logits: &logits, params, counts: &[], biases: &[], mask: &[], position: 0 };
+        let row =
+            reference::Row { logits: &logits, params, counts: &[], biases: &[], mask: &[], position: 0 };
         let kept: Vec<u32> = reference::kept(&row).iter().map(|scored| scored.token).collect();
         assert!(tally.keys().all(|token| kept.contains(token)), "{params:?}: {tally:?}, kept {kept:?}");
         let weight = |token: u32| (f64::from(logits[token as usize]) / f64::from(params.temperature)).exp();
@@ -193,7 +208,11 @@ fn tokens_come_as_often_as_they_are_probable() {
             })
             .sum();
         // The 0.999 quantile for 12 degrees of freedom is 32.9; fewer have lower ones.
-        assert!(total == 20_480 && chi_square < 32.9, "{params:?}: χ² = {chi_square} over {} tokens", kept.len());
+        assert!(
+            total == 20_480 && chi_square < 32.9,
+            "{params:?}: χ² = {chi_square} over {} tokens",
+            kept.len()
+        );
     }
 }
 
@@ -203,7 +222,8 @@ fn of_equals_top_k_keeps_the_lowest_and_top_p_keeps_all() {
     // Tokens 3, 103, 203, … are best, all alike.
     let logits: Vec<f32> = (0..3000).map(|token| if token % 100 == 3 { 4.0 } else { 1.0 }).collect();
     let filters = Form { filters: true, ..PLAIN };
-    let tokens = |params: Params| draws(&device, filters, &logits, params, 1).into_keys().collect::<Vec<u32>>();
+    let tokens =
+        |params: Params| draws(&device, filters, &logits, params, 1).into_keys().collect::<Vec<u32>>();
     let best: Vec<u32> = (0..30).map(|i| i * 100 + 3).collect();
     assert_eq!(tokens(Params { top_k: 4, ..DRAW }), best[..4]);
     assert_eq!(tokens(Params { top_p: 0.001, ..DRAW }), best);
@@ -224,7 +244,8 @@ fn a_run_leaves_each_step_in_its_entry_and_ends_with_the_first_row_that_does() {
     let form = Form { counts: true, filters: true, top: true, ..PLAIN };
     let kernel = Sample::new(&device, form, logits.len()).unwrap();
     // One row is done after the second kernel of a step, the others after the last; the bucket has one row to spare.
-    let params = [Params::default(), Params { top_k: 20, top: 2, ..DRAW }, Params { top_k: 30, seed: 5, ..DRAW }];
+    let params =
+        [Params::default(), Params { top_k: 20, top: 2, ..DRAW }, Params { top_k: 30, seed: 5, ..DRAW }];
     let params: Vec<u32> = params.iter().chain([&DRAW]).flat_map(Params::to_words).collect();
     let mut positions = arena.buffer_from("positions", &[10_u32, 20, 30, 40]).unwrap();
     let mut sampled = arena.buffer("sampled", (ROWS * (STEPS - 1) * 16) as u64).unwrap();
@@ -252,7 +273,9 @@ fn a_run_leaves_each_step_in_its_entry_and_ends_with_the_first_row_that_does() {
     };
     let mut recorder = device.recorder().unwrap();
     recorder
-        .only_while(&run.slice(Run::RUNNING).unwrap(), |recorder| kernel.record(recorder, "sample", ROWS + 1, &operands))
+        .only_while(&run.slice(Run::RUNNING).unwrap(), |recorder| {
+            kernel.record(recorder, "sample", ROWS + 1, &operands)
+        })
         .unwrap();
     let program = recorder.seal().unwrap();
     const UNTOUCHED: u32 = 0xabcd;
@@ -320,9 +343,17 @@ fn prompts_are_counted() {
     // Generated tokens go as they came: a prompt's mark stays.
     let mut recorder = device.recorder().unwrap();
     let kernel = CountTokens::new(&device, Counting::TakeBack, vocab).unwrap();
-    let [tokens, slots] = [[7_u32, 7, 9, 9], [2, 2, 1, 1]].map(|words| arena.buffer_from("words", &words).unwrap());
+    let [tokens, slots] =
+        [[7_u32, 7, 9, 9], [2, 2, 1, 1]].map(|words| arena.buffer_from("words", &words).unwrap());
     counts.write((vocab as u64 + 9) * 4, bytemuck::bytes_of(&(IN_PROMPT | 2))).unwrap();
-    kernel.record(&mut recorder, "take back", 4, [&active, &tokens, &slots, &counts].map(|buffer| buffer.view()).each_ref()).unwrap();
+    kernel
+        .record(
+            &mut recorder,
+            "take back",
+            4,
+            [&active, &tokens, &slots, &counts].map(|buffer| buffer.view()).each_ref(),
+        )
+        .unwrap();
     recorder.seal().unwrap().run(TIMEOUT).unwrap();
     want[2 * vocab + 7] = 0;
     want[vocab + 9] = IN_PROMPT;
@@ -340,7 +371,10 @@ fn plans_fit_the_device() {
             }
             // Biases of a block and the threads' parts; ranked blocks and the same.
             let parts = |threads: u32| threads * 24 / if tier == Tier::T0 { 1 } else { 4 };
-            assert!(policy::BLOCK as u32 * 4 + parts(plan.block_threads) <= caps.max_shared_bytes, "{plan:?}");
+            assert!(
+                policy::BLOCK as u32 * 4 + parts(plan.block_threads) <= caps.max_shared_bytes,
+                "{plan:?}"
+            );
             assert!(257 * 4 + parts(plan.join_threads) <= caps.max_shared_bytes, "{plan:?}");
         }
     }

@@ -31,7 +31,9 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
 }
 
 fn case(tier: Tier, rows: usize, vocab: usize, logits: Logits) -> Case {
-    Case::new(format!("{rows} × {vocab}, {logits:?}"), tier, move |device| run(device, tier, rows, vocab, logits))
+    Case::new(format!("{rows} × {vocab}, {logits:?}"), tier, move |device| {
+        run(device, tier, rows, vocab, logits)
+    })
 }
 
 fn run(device: &Device, tier: Tier, rows: usize, vocab: usize, kind: Logits) -> Result<Comparison> {
@@ -46,7 +48,8 @@ fn run(device: &Device, tier: Tier, rows: usize, vocab: usize, kind: Logits) -> 
         // Minus infinity is no damage: it adds nothing.
         logits[50] = f32::NEG_INFINITY;
     }
-    let targets: Vec<u32> = (0..rows).map(|row| if row == 2 { NO_TARGET } else { (row * 31 % vocab) as u32 }).collect();
+    let targets: Vec<u32> =
+        (0..rows).map(|row| if row == 2 { NO_TARGET } else { (row * 31 % vocab) as u32 }).collect();
     let got = score(device, tier, vocab, &logits, &targets)?;
     let mut comparison = got.0;
     for (row, target) in targets.iter().enumerate() {

@@ -62,11 +62,20 @@ impl Score {
     }
 
     /// Records the kernel for up to `rows` rows.
-    pub fn record(&self, recorder: &mut Recorder, name: &str, rows: usize, operands: &Operands) -> Result<()> {
+    pub fn record(
+        &self,
+        recorder: &mut Recorder,
+        name: &str,
+        rows: usize,
+        operands: &Operands,
+    ) -> Result<()> {
         let Operands { active, logits, targets, nll } = operands;
         let wrong = |reason: String| Err(Error::InvalidUse { what: name.to_string(), reason });
         let too_short = |view: &View, words: usize| view.len() < words as u64 * 4;
-        if too_short(active, 1) || too_short(logits, rows * self.vocab) || too_short(targets, rows) || too_short(nll, rows)
+        if too_short(active, 1)
+            || too_short(logits, rows * self.vocab)
+            || too_short(targets, rows)
+            || too_short(nll, rows)
         {
             return wrong(format!("a buffer is too short for {rows} rows of {} logits", self.vocab));
         }

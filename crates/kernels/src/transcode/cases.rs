@@ -5,8 +5,7 @@ use half::f16;
 
 use super::{ENCODINGS, OwnScales, Placement, Rows, Transcode};
 use crate::{
-    Encoding, GROUP, Layout, Matrix, STRIP,
-    quant,
+    Encoding, GROUP, Layout, Matrix, STRIP, quant,
     selftest::{Case, Comparison, Random, TIMEOUT, arena},
 };
 
@@ -150,10 +149,17 @@ fn compare_padding(comparison: &mut Comparison, matrix: &Matrix) -> Result<()> {
             for k in 0..part.layout.quads() * crate::QUAD {
                 if row >= part.layout.rows || k >= layout.k {
                     let (at, _) = part.layout.value_at(row, k);
-                    let high_half_in_use = layout.scheme.bits() == 4 && row < part.layout.rows && k % 64 >= 32 && k - 32 < layout.k;
+                    let high_half_in_use = layout.scheme.bits() == 4
+                        && row < part.layout.rows
+                        && k % 64 >= 32
+                        && k - 32 < layout.k;
                     if !high_half_in_use {
                         let bytes = &bytes[at..at + value_bytes];
-                        comparison.equal(|| format!("padding of row {row}, column {k}"), &bytes.iter().all(|b| *b == 0), &true);
+                        comparison.equal(
+                            || format!("padding of row {row}, column {k}"),
+                            &bytes.iter().all(|b| *b == 0),
+                            &true,
+                        );
                     }
                 }
             }

@@ -16,8 +16,12 @@ use crate::{
 };
 
 /// For the self-test and the compile checks.
-pub static KERNEL: Kernel =
-    Kernel { name: "transcode", about: "file encodings into the tiled layout", variants, cases: cases::cases };
+pub static KERNEL: Kernel = Kernel {
+    name: "transcode",
+    about: "file encodings into the tiled layout",
+    variants,
+    cases: cases::cases,
+};
 
 /// Encodings that the kernel reads, in the order of the shader's constants.
 pub const ENCODINGS: [Encoding; 14] = [
@@ -70,7 +74,12 @@ pub struct OwnScales {
 }
 
 /// The scales of an encoding that some rows need, when it has them in a tensor of their own: which of them.
-pub fn own_scales(encoding: Encoding, k: usize, first_row: usize, rows: usize) -> Option<std::ops::Range<usize>> {
+pub fn own_scales(
+    encoding: Encoding,
+    k: usize,
+    first_row: usize,
+    rows: usize,
+) -> Option<std::ops::Range<usize>> {
     let per = quant::LAYERWISE_GROUP;
     match encoding {
         Encoding::Int8Symmetric => Some(0..1),
@@ -118,16 +127,26 @@ impl Transcode {
         let layout = matrix.layout();
         let wrong = |reason: String| Err(Error::InvalidUse { what: name.to_string(), reason });
         if layout.scheme != self.encoding.scheme() {
-            return wrong(format!("{:?} goes into {}, not {}", self.encoding, self.encoding.scheme(), layout.scheme));
+            return wrong(format!(
+                "{:?} goes into {}, not {}",
+                self.encoding,
+                self.encoding.scheme(),
+                layout.scheme
+            ));
         }
         let Some(row_bytes) = self.encoding.bytes(&[layout.k as u64]) else {
             return wrong(format!("rows of {} values are not whole blocks of {:?}", layout.k, self.encoding));
         };
         if rows.first_byte + row_bytes * rows.count as u64 + 4 > rows.source.len() {
-            return wrong(format!("{} rows of {row_bytes} bytes from {} bytes", rows.count, rows.source.len()));
+            return wrong(format!(
+                "{} rows of {row_bytes} bytes from {} bytes",
+                rows.count,
+                rows.source.len()
+            ));
         }
         let needed = own_scales(self.encoding, layout.k, rows.first_row, rows.count).unwrap_or(0..0);
-        let given = rows.scales.as_ref().map_or(0..0, |own| own.first..own.first + own.view.len() as usize / 4);
+        let given =
+            rows.scales.as_ref().map_or(0..0, |own| own.first..own.first + own.view.len() as usize / 4);
         if !needed.is_empty() && (given.start > needed.start || given.end < needed.end) {
             return wrong(format!("{:?} needs its own scales {needed:?} and has {given:?}", self.encoding));
         }
@@ -140,7 +159,8 @@ impl Transcode {
         for part in matrix.parts() {
             let first = part.first_row / STRIP;
             // Strips of the tensor that lie in this part, and from them the rows.
-            let strip_from = |strip: usize| strip.saturating_sub(placement.first_strip).div_ceil(placement.step);
+            let strip_from =
+                |strip: usize| strip.saturating_sub(placement.first_strip).div_ceil(placement.step);
             let from = (strip_from(first) * STRIP).max(rows.first_row);
             let to = (strip_from(first + part.layout.strips()) * STRIP).min(rows.first_row + rows.count);
             if from >= to {
@@ -163,7 +183,8 @@ impl Transcode {
                 strip_step: placement.step as u32,
             };
             let items = (to - from) as u64 * layout.quads() as u64;
-            let groups = u32::try_from(items.div_ceil(u64::from(self.pipeline.threads()))).unwrap_or(u32::MAX);
+            let groups =
+                u32::try_from(items.div_ceil(u64::from(self.pipeline.threads()))).unwrap_or(u32::MAX);
             recorder.dispatch(name, &self.pipeline, [groups, 1, 1], &push)?;
         }
         Ok(())

@@ -10,10 +10,15 @@ fn all_cases_on_the_cpu_driver() {
 fn a_tensor_may_lie_in_several_parts() {
     let Some(device) = testkit::cpu_device() else { return };
     for encoding in ENCODINGS {
-        let k = if encoding.scheme().is_float() { 3 * 37 } else { 3 * (encoding.block_values() as usize).max(32) };
+        let k = if encoding.scheme().is_float() {
+            3 * 37
+        } else {
+            3 * (encoding.block_values() as usize).max(32)
+        };
         let layout = Layout::new(encoding.scheme(), 16, k).unwrap();
         // Two strips an allocation; the tensor takes every other one of five.
-        let caps = gpu::Caps { max_allocation: 2 * layout.strip_value_bytes() as u64, ..device.caps().clone() };
+        let caps =
+            gpu::Caps { max_allocation: 2 * layout.strip_value_bytes() as u64, ..device.caps().clone() };
         let comparison = cases::run_in_parts(&device, encoding, &caps).unwrap();
         assert!(comparison.passed(), "{encoding:?}: {:?}", comparison.first_wrong);
     }

@@ -5,7 +5,12 @@ use std::collections::{BTreeMap, btree_map::Entry};
 use gpu::{Arena, Buffer, Lifetime, Memory, Recorder, View};
 use kernels::{
     Activations,
-    attention::{decode::{self, Attend}, flash::{self, Flash}, paged::{self, Attention, Mode}, rope::{self, Rope}},
+    attention::{
+        decode::{self, Attend},
+        flash::{self, Flash},
+        paged::{self, Attention, Mode},
+        rope::{self, Rope},
+    },
     matmul::{gemv, quantize_rows::QuantizeRows},
 };
 use weights::{

@@ -1,8 +1,7 @@
 //! Weights that are warm when their product begins: see docs/forward.md.
 
 use kernels::{
-    Activations,
-    Matrix,
+    Activations, Matrix,
     matmul::prefetch::{self, Warm},
 };
 use weights::blueprint::Place;
@@ -18,7 +17,9 @@ impl Step<'_> {
             return Ok(());
         };
         let device = &self.model.device;
-        let Some(stretches) = prefetch::policy::stretches(device.caps(), &matrix.layout()) else { return Ok(()) };
+        let Some(stretches) = prefetch::policy::stretches(device.caps(), &matrix.layout()) else {
+            return Ok(());
+        };
         let values = matrix.parts()[0].values.view();
         // Of a matrix in several parts, which are large, the first may be shorter: it does without.
         if values.len() < stretches.end() {

@@ -6,17 +6,19 @@ use anyhow::bail;
 use clap::ValueEnum;
 use gpu::{Arena, Buffer, Device, Lifetime, Memory, Result, Stamps};
 use kernels::{
-    Epilogue,
-    Layout,
-    Matrix,
-    Scheme,
-    Target,
-    Vectors,
-    matmul::{coopmat::{self, Matmul, policy::Parts}, gemm::{self, Gemm}, gemv::{
-        Gemv, MAX_COLUMNS, Source,
-        policy::{self, Plan, Shape},
-    }},
-    bench::{probe, random::{Kind, Random, fill_vectors}},
+    Epilogue, Layout, Matrix, Scheme, Target, Vectors,
+    bench::{
+        probe,
+        random::{Kind, Random, fill_vectors},
+    },
+    matmul::{
+        coopmat::{self, Matmul, policy::Parts},
+        gemm::{self, Gemm},
+        gemv::{
+            Gemv, MAX_COLUMNS, Source,
+            policy::{self, Plan, Shape},
+        },
+    },
 };
 use serde::Serialize;
 use serde_json::json;
@@ -340,7 +342,8 @@ fn time(device: &Device, product: &Product, weights: &[Matrix], roof: f64) -> Re
             }
             for w in weights {
                 let scratch = scratch.as_ref().map(Buffer::view);
-                let operands = coopmat::Operands { w, x: &x, target: &target, active: active.view(), scratch };
+                let operands =
+                    coopmat::Operands { w, x: &x, target: &target, active: active.view(), scratch };
                 kernel.record(&mut recorder, "matmul", &operands)?;
             }
         }

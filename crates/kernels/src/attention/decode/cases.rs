@@ -4,9 +4,12 @@ use gpu::{Caps, Device, Result, Tier};
 
 use super::{Attend, Operands, Plan, Shape, policy, reference};
 use crate::{
-    Activations,
-    Vectors,
-    attention::{kv::{KvLayer, KvScheme, KvShape, KvTable, reference as stored}, paged::reference::range, rope::{Tables, cases::in_sums, inverse_frequencies, reference::Row}},
+    Activations, Vectors,
+    attention::{
+        kv::{KvLayer, KvScheme, KvShape, KvTable, reference as stored},
+        paged::reference::range,
+        rope::{Tables, cases::in_sums, inverse_frequencies, reference::Row},
+    },
     matmul::common::reference::Value,
     selftest::{Case, Comparison, Output, Random, TIMEOUT, arena},
     vectors::{
@@ -55,14 +58,28 @@ pub(super) fn steps() -> Vec<Step> {
         step(Shape { heads: 4, kv_heads: 2, head_dim: 128, window: 100, output: int16, ..GEMMA }, &lengths),
         step(Shape { window: 1, ..small }, &[0, 77]),
         step(Shape { scheme: KvScheme::Int8, output: int16, ..GEMMA }, &[64, 0, 1, 299]),
-        step(Shape { kv_heads: 2, head_dim: 96, window: 40, scheme: KvScheme::Int8, output: f16, ..small }, &[130, 5, 0]),
-        step(Shape { heads: 4, kv_heads: 2, head_dim: 128, window: 100, sums: 3, output: f16, ..GEMMA }, &lengths),
+        step(
+            Shape { kv_heads: 2, head_dim: 96, window: 40, scheme: KvScheme::Int8, output: f16, ..small },
+            &[130, 5, 0],
+        ),
+        step(
+            Shape { heads: 4, kv_heads: 2, head_dim: 128, window: 100, sums: 3, output: f16, ..GEMMA },
+            &lengths,
+        ),
         step(Shape { bias: true, interleaved: true, scheme: KvScheme::Int8, ..plain }, &[65, 2]),
         step(Shape { kv_heads: 2, scheme: KvScheme::F32, output: int16, ..small }, &[130, 5, 0]),
         step(Shape { heads: 7, bias: true, page: 64, ..plain }, &[130, 5]),
         step(Shape { heads: 9, kv_heads: 3, interleaved: true, output: int16, ..plain }, &[200, 64, 1]),
         step(
-            Shape { heads: 3, kv_heads: 3, head_dim: 80, bias: true, interleaved: true, output: f16, ..small },
+            Shape {
+                heads: 3,
+                kv_heads: 3,
+                head_dim: 80,
+                bias: true,
+                interleaved: true,
+                output: f16,
+                ..small
+            },
             &[65, 2],
         ),
     ]
@@ -71,7 +88,9 @@ pub(super) fn steps() -> Vec<Step> {
 pub(super) fn cases(caps: &Caps) -> Vec<Case> {
     let tiers = [Tier::T0, Tier::T1].into_iter().filter(|tier| caps.tier() >= Some(*tier));
     let mut list = Vec::new();
-    for (tier, (i, step)) in tiers.flat_map(|tier| steps().into_iter().enumerate().map(move |step| (tier, step))) {
+    for (tier, (i, step)) in
+        tiers.flat_map(|tier| steps().into_iter().enumerate().map(move |step| (tier, step)))
+    {
         // One split and several, whatever the policy would take; in turns, because CPU drivers compile it slowly.
         let splits = if (i % 2 == 0) == (tier == Tier::T0) { 3 } else { 1 };
         let mut plan = Plan { splits, least: 32, ..policy::at_tier(caps, &step.shape, tier) };
@@ -134,7 +153,8 @@ fn compare_cache(step: &Step, data: &Data, buffers: &Buffers, comparison: &mut C
             let reach = want.iter().fold(0.0_f64, |most, value| most.max(value.abs()));
             let rounding = stored::rounding(&want, shape.scheme);
             for (i, (want, rounding)) in (0..).zip(want.into_iter().zip(rounding)) {
-                let element = data.element(shape, row, i / shape.head_dim, position) + u64::from(i % shape.head_dim);
+                let element =
+                    data.element(shape, row, i / shape.head_dim, position) + u64::from(i % shape.head_dim);
                 for word in stored::places(&data.kv_shape, element) {
                     own[word] = true;
                 }
@@ -161,7 +181,8 @@ fn compare_output(step: &Step, data: &Data, buffers: Buffers, comparison: &mut C
         let heads = reference::attend(shape, &q, position, |kv_head, at| {
             let first = data.element(shape, row, kv_head, at);
             let elements = first..first + u64::from(shape.head_dim);
-            let line = |words: &[u32]| elements.clone().map(|i| stored::value(words, &data.kv_shape, i)).collect();
+            let line =
+                |words: &[u32]| elements.clone().map(|i| stored::value(words, &data.kv_shape, i)).collect();
             (line(&keys), line(&values))
         });
         for (head, reach) in heads {
@@ -222,7 +243,8 @@ impl Data {
                 }
             }
         }
-        let mut floats = |count: u32, scale: f32| (0..count).map(|_| random.signed() * scale).collect::<Vec<f32>>();
+        let mut floats =
+            |count: u32, scale: f32| (0..count).map(|_| random.signed() * scale).collect::<Vec<f32>>();
         let row = shape.rope().row();
         let mut qkv = floats((row + 8) * rows, 3.0);
         // A value that is not a number stays none, and makes no others so but those that share its scale.
@@ -318,7 +340,11 @@ impl Buffers {
         // As many workgroups as the step needs, or all that there may be.
         let last = step.positions.iter().copied().max().unwrap_or(0);
         let groups = plan.groups(shape, columns as u32, last);
-        let groups = if shape.sums > 1 || shape.window == 100 { Some(arena.buffer_from("groups", &groups)?.view()) } else { None };
+        let groups = if shape.sums > 1 || shape.window == 100 {
+            Some(arena.buffer_from("groups", &groups)?.view())
+        } else {
+            None
+        };
         let operands = Operands {
             qkv: arena.buffer_from("qkv", &in_sums(&data.qkv, row + 8, row, shape.sums))?.view(),
             qkv_stride: row * shape.sums + 8,

@@ -16,10 +16,11 @@ use gpu::{Address, Device, Error, Pipeline, Recorder, Result, View};
 pub use policy::{Plan, Shape};
 
 use crate::{
-    Activations,
-    Kernel,
-    Vectors,
-    attention::{kv::{KvLayer, KvTable}, rope},
+    Activations, Kernel, Vectors,
+    attention::{
+        kv::{KvLayer, KvTable},
+        rope,
+    },
     shaders::attention_decode::{Constants, Push, TIERS},
     variant::Variant,
     vectors::VectorData,
@@ -102,7 +103,13 @@ impl Attend {
     }
 
     /// Records the kernel for `rows` rows, the first `active` of them.
-    pub fn record(&self, recorder: &mut Recorder, name: &str, rows: u32, operands: &Operands<'_>) -> Result<()> {
+    pub fn record(
+        &self,
+        recorder: &mut Recorder,
+        name: &str,
+        rows: u32,
+        operands: &Operands<'_>,
+    ) -> Result<()> {
         let (shape, plan) = (&self.shape, &self.plan);
         self.check(name, rows, operands)?;
         let optional = |view: Option<&View>| view.cloned().map_or(Address::NONE, Address::from);
@@ -133,7 +140,9 @@ impl Attend {
         };
         match &operands.groups {
             Some(groups) => recorder.dispatch_indirect(name, &self.pipeline, groups, &push),
-            None => recorder.dispatch(name, &self.pipeline, [shape.heads / plan.heads, rows, plan.splits], &push),
+            None => {
+                recorder.dispatch(name, &self.pipeline, [shape.heads / plan.heads, rows, plan.splits], &push)
+            }
         }
     }
 

@@ -4,9 +4,12 @@ use gpu::{Caps, Error, Result, Subgroup, Tier};
 
 use super::variant;
 use crate::{
-    Activations,
-    HALF_GROUP,
-    attention::{kv::KvScheme, paged::{self, Mode}, rope},
+    Activations, HALF_GROUP,
+    attention::{
+        kv::KvScheme,
+        paged::{self, Mode},
+        rope,
+    },
     variant::Variant,
 };
 
@@ -75,9 +78,10 @@ impl Shape {
         let wrong = |reason: String| Err(Error::InvalidUse { what: "attention_decode".into(), reason });
         match self.output {
             Activations::Int8 => wrong("the output must be f32, f16 or int16, not int8".into()),
-            Activations::Int16 if !self.head_dim.is_multiple_of(HALF_GROUP as u32) => {
-                wrong(format!("heads of {} values do not divide into half groups of {HALF_GROUP}", self.head_dim))
-            }
+            Activations::Int16 if !self.head_dim.is_multiple_of(HALF_GROUP as u32) => wrong(format!(
+                "heads of {} values do not divide into half groups of {HALF_GROUP}",
+                self.head_dim
+            )),
             _ => Ok(()),
         }
     }
@@ -280,5 +284,7 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
     shapes.push(Shape { norm: None, bias: true, ..qwen2 });
     shapes.push(Shape { norm: None, interleaved: true, ..llama });
     let tiers = [Tier::T0, Tier::T1].into_iter().filter(|tier| caps.tier() >= Some(*tier));
-    tiers.flat_map(|tier| shapes.iter().map(move |shape| variant(shape, at_tier(caps, shape, tier)))).collect()
+    tiers
+        .flat_map(|tier| shapes.iter().map(move |shape| variant(shape, at_tier(caps, shape, tier))))
+        .collect()
 }

@@ -6,8 +6,7 @@ use super::{
     policy,
 };
 use crate::{
-    Activations,
-    Vectors,
+    Activations, Vectors,
     attention::kv::{KvLayer, KvScheme, KvShape, KvTable},
     selftest::Comparison,
 };
@@ -32,7 +31,8 @@ fn plans_of_larger_gpus_are_right_too() {
         }
         assert!(steps.iter().any(|step| step.shape.head_dim == 80), "eights that do not come out even");
         for (step, splits) in steps.iter().zip([3, 1, 7].into_iter().cycle()) {
-            let plan = Plan { tier, threads, lanes, heads: 1, keys, least: 32, splits, subgroup: Subgroup::Any };
+            let plan =
+                Plan { tier, threads, lanes, heads: 1, keys, least: 32, splits, subgroup: Subgroup::Any };
             let comparison = cases::run(&device, step, plan).unwrap();
             assert!(comparison.passed(), "{plan:?}, {step:?}: {:?}", comparison.first_wrong);
         }
@@ -86,7 +86,8 @@ fn a_row_comes_out_the_same_in_any_batch() {
 fn plans_fit_the_device() {
     let only_64 = Caps { min_subgroup_size: 64, subgroup_size_control: false, ..known::radeon_780m() };
     for caps in [known::h200(), known::radeon_780m(), known::mesa_cpu(), known::bare_vulkan_13(), only_64] {
-        let dimensions = [(4, 1, 256), (32, 16, 128), (9, 3, 64), (7, 1, 128), (8, 8, 80), (16, 1, 96), (64, 1, 256)];
+        let dimensions =
+            [(4, 1, 256), (32, 16, 128), (9, 3, 64), (7, 1, 128), (8, 8, 80), (16, 1, 96), (64, 1, 256)];
         for (heads, kv_heads, head_dim) in dimensions {
             for window in [0, 512] {
                 let shape = Shape { heads, kv_heads, head_dim, window, context: 131_072, ..SMALL };
@@ -146,7 +147,9 @@ fn no_split_in_use_is_left_out() {
         for (caps, rows) in devices.iter().flat_map(|caps| [1, 32, 64, 128].map(|rows| (caps, rows))) {
             let plan = policy::plan_for_rows(caps, &shape, rows);
             assert!(plan.threads.is_multiple_of(32) && plan.shared_bytes(&shape) <= caps.max_shared_bytes);
-            for position in (0..3000).chain([4095, 8191, 20_000, 32_767]).filter(|position| *position < context) {
+            for position in
+                (0..3000).chain([4095, 8191, 20_000, 32_767]).filter(|position| *position < context)
+            {
                 // As attention_decode.comp counts them.
                 let first = if window == 0 { 0 } else { position + 1 - (position + 1).min(window) };
                 let blocks = match position > first {
@@ -158,7 +161,10 @@ fn no_split_in_use_is_left_out() {
                 for last in [position, position + 31] {
                     let groups = plan.groups(&shape, rows, last);
                     assert_eq!(groups[..2], [shape.heads / plan.heads, rows]);
-                    assert!((used..=plan.splits).contains(&groups[2]), "{used} of {groups:?} at {position}, {plan:?}");
+                    assert!(
+                        (used..=plan.splits).contains(&groups[2]),
+                        "{used} of {groups:?} at {position}, {plan:?}"
+                    );
                 }
             }
         }
@@ -211,7 +217,9 @@ fn wrong_operands_are_refused() {
     let reason = record(&Operands { scratch: None, ..operands() }).unwrap_err().to_string();
     assert!(reason.contains("scratch memory"), "{reason}");
     // Fewer rows than columns, where no plane of bytes begins behind the columns.
-    let mut record = |kernel: &Attend, rows, o| kernel.record(&mut recorder, "attention_decode", rows, &Operands { o, ..operands() });
+    let mut record = |kernel: &Attend, rows, o| {
+        kernel.record(&mut recorder, "attention_decode", rows, &Operands { o, ..operands() })
+    };
     record(&kernel, 1, &o).unwrap();
     record(&kernel, 3, &o).unwrap_err();
     let kernel = Attend::new(&device, Shape { output: Activations::Int16, ..SMALL }).unwrap();

@@ -5,28 +5,22 @@ use half::f16;
 
 use super::{Flash, Output as Kind, policy, policy::Plan, policy::Shape, reference};
 use crate::{
-    F16_UNIT,
-    QUAD,
-    Vectors,
-    attention::{kv::{KvLayer, KvScheme, KvTable, reference as stored}, paged::{
-        Mode, Operands,
-        cases::{Data, Step, prefills},
-        reference as exact,
-    }},
+    F16_UNIT, QUAD, Vectors,
+    attention::{
+        kv::{KvLayer, KvScheme, KvTable, reference as stored},
+        paged::{
+            Mode, Operands,
+            cases::{Data, Step, prefills},
+            reference as exact,
+        },
+    },
     f16_at,
     selftest::{Case, Comparison, Output, POISON, TIMEOUT, arena},
     vectors::VectorData,
 };
 
-const GEMMA: Shape = Shape {
-    heads: 4,
-    kv_heads: 1,
-    head_dim: 256,
-    page: 64,
-    scheme: KvScheme::F16,
-    window: 0,
-    context: 4096,
-};
+const GEMMA: Shape =
+    Shape { heads: 4, kv_heads: 1, head_dim: 256, page: 64, scheme: KvScheme::F16, window: 0, context: 4096 };
 
 /// `count` rows from a position on.
 pub(super) fn prefill(shape: Shape, first: u32, count: u32) -> Step {
@@ -81,7 +75,9 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
     let mut list = Vec::new();
     let mixed = mixed_steps().into_iter();
     for step in mixed.chain(steps().into_iter().step_by(4)) {
-        let Some(plan) = policy::plan(caps, &step.shape).map(|plan| plan.alone(&step.shape)) else { continue };
+        let Some(plan) = policy::plan(caps, &step.shape).map(|plan| plan.alone(&step.shape)) else {
+            continue;
+        };
         list.push(Case::new(name(&step, Kind::F16, &plan), plan.tier, move |device| {
             run(device, &step, Kind::F16, plan)
         }));

@@ -10,11 +10,7 @@ mod tests;
 use gpu::{Address, Device, Error, Pipeline, Recorder, Result};
 
 use crate::{
-    Activations,
-    Kernel,
-    attention::paged::Operands,
-    shaders::attention_flash,
-    variant::Variant,
+    Activations, Kernel, attention::paged::Operands, shaders::attention_flash, variant::Variant,
     vectors::VectorData,
 };
 use policy::{Plan, Shape};
@@ -76,7 +72,13 @@ impl Flash {
 
     /// Records the kernel for up to `rows` rows, those that `active` says: rows of one sequence or a few, each at positions that follow
     /// each other, or any, as the plan says. It needs no scratch memory.
-    pub fn record(&self, recorder: &mut Recorder, name: &str, rows: u32, operands: &Operands<'_>) -> Result<()> {
+    pub fn record(
+        &self,
+        recorder: &mut Recorder,
+        name: &str,
+        rows: u32,
+        operands: &Operands<'_>,
+    ) -> Result<()> {
         let shape = &self.shape;
         let o = self.check(name, rows, operands)?;
         let push = attention_flash::Push {
@@ -107,7 +109,9 @@ impl Flash {
     fn check(&self, name: &str, rows: u32, operands: &Operands<'_>) -> Result<Address> {
         operands.check(name, &self.shape, rows)?;
         match (&operands.o.data, self.output) {
-            (VectorData::F16(values), Output::F16) | (VectorData::F32(values), Output::F32) => Ok(values.into()),
+            (VectorData::F16(values), Output::F16) | (VectorData::F32(values), Output::F32) => {
+                Ok(values.into())
+            }
             _ => {
                 let reason = format!(
                     "an output of {} for a kernel that writes {}",

@@ -3,10 +3,7 @@
 use gpu::{Caps, Element, MatrixShape, Subgroup, Tier};
 
 use super::{Output, variant};
-use crate::{
-    attention::kv::KvScheme,
-    variant::Variant,
-};
+use crate::{attention::kv::KvScheme, variant::Variant};
 
 /// What is to be attended to: the same as of the other kernel. The longest sequence makes no difference here.
 pub use crate::attention::paged::policy::Shape;
@@ -74,7 +71,8 @@ impl Plan {
 
     /// Whether the plan serves a shape, and if not, why.
     pub fn takes(&self, shape: &Shape) -> Result<(), String> {
-        if !shape.head_dim.is_multiple_of(SIDE) || !(LEAST_HEAD_DIM..=MOST_HEAD_DIM).contains(&shape.head_dim) {
+        if !shape.head_dim.is_multiple_of(SIDE) || !(LEAST_HEAD_DIM..=MOST_HEAD_DIM).contains(&shape.head_dim)
+        {
             return Err(format!(
                 "heads of {} values: it takes multiples of {SIDE} from {LEAST_HEAD_DIM} to {MOST_HEAD_DIM}",
                 shape.head_dim
@@ -136,7 +134,8 @@ fn fitting(caps: &Caps, shape: &Shape, tier: Tier, lanes: u32) -> Vec<Plan> {
 }
 
 /// Heads, kv heads, head_dim of the Gemma 3 family, smallest model first, and of heads of 64. Windows make no other variants.
-const MODEL_SHAPES: [(u32, u32, u32); 5] = [(4, 1, 256), (8, 4, 256), (16, 8, 256), (32, 16, 128), (9, 3, 64)];
+const MODEL_SHAPES: [(u32, u32, u32); 5] =
+    [(4, 1, 256), (8, 4, 256), (16, 8, 256), (32, 16, 128), (9, 3, 64)];
 
 /// Pipelines that the policy may ask for: those of the Gemma 3 family, and of heads of 64.
 pub fn variants(caps: &Caps) -> Vec<Variant> {

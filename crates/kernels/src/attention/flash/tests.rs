@@ -7,10 +7,13 @@ use super::{
 };
 use crate::{
     Vectors,
-    attention::{kv::{KvLayer, KvScheme, KvShape, KvTable}, paged::{
-        Operands,
-        cases::{Data, Step},
-    }},
+    attention::{
+        kv::{KvLayer, KvScheme, KvShape, KvTable},
+        paged::{
+            Operands,
+            cases::{Data, Step},
+        },
+    },
     selftest::Comparison,
 };
 
@@ -39,9 +42,10 @@ fn plans_of_other_devices_are_right_too() {
     let Some(device) = testkit::cpu_device() else { return };
     let int8 = Shape { scheme: KvScheme::Int8, window: 50, ..SMALL };
     let steps = [prefill(SMALL, 70, 37), prefill(int8, 100, 19)];
-    for (step, (subgroups, keys, chains)) in steps.iter().flat_map(|step| {
-        [(1, 16, 4), (3, 32, 1), (1, 64, 1), (4, 16, 2)].map(|plan| (step, plan))
-    }) {
+    for (step, (subgroups, keys, chains)) in steps
+        .iter()
+        .flat_map(|step| [(1, 16, 4), (3, 32, 1), (1, 64, 1), (4, 16, 2)].map(|plan| (step, plan)))
+    {
         let plan = Plan { subgroups, keys, chains, ..policy::emulated(device.caps(), &step.shape).unwrap() };
         assert!(plan.shared_bytes(&step.shape) <= device.caps().max_shared_bytes, "{plan:?}");
         check(&device, step, Output::F16, plan);
@@ -145,7 +149,8 @@ fn there_is_no_plan_where_the_kernel_cannot_serve() {
     for shape in unserved {
         assert_eq!(policy::plan(&caps, &shape), None, "{shape:?}");
     }
-    let no_f16 = caps.cooperative_matrix.iter().copied().filter(|shape| shape.a != gpu::Element::F16).collect();
+    let no_f16 =
+        caps.cooperative_matrix.iter().copied().filter(|shape| shape.a != gpu::Element::F16).collect();
     let devices = [
         known::mesa_cpu(),
         known::bare_vulkan_13(),

@@ -4,8 +4,7 @@ use gpu::{Caps, Device, Result, Tier};
 
 use super::{Attention, Mode, Operands, policy, policy::Plan, policy::Shape, reference};
 use crate::{
-    QUAD,
-    Vectors,
+    QUAD, Vectors,
     attention::kv::{KvLayer, KvScheme, KvShape, KvTable, reference as stored},
     selftest::{Case, Comparison, Output, POISON, Random, TIMEOUT, arena},
     vectors::VectorData,
@@ -62,15 +61,8 @@ impl Step {
     }
 }
 
-const GEMMA: Shape = Shape {
-    heads: 4,
-    kv_heads: 1,
-    head_dim: 256,
-    page: 16,
-    scheme: KvScheme::F16,
-    window: 0,
-    context: 4096,
-};
+const GEMMA: Shape =
+    Shape { heads: 4, kv_heads: 1, head_dim: 256, page: 16, scheme: KvScheme::F16, window: 0, context: 4096 };
 
 /// Rows at these positions, each of a slot of its own.
 fn decode(shape: Shape, positions: &[u32]) -> Step {
@@ -87,7 +79,10 @@ fn prefill(shape: Shape, first: u32, count: u32) -> Step {
 /// Chunks of several sequences: of each the first position, and how many. Slots go down, so that no sequence has the number of its chunk.
 pub(crate) fn prefills(shape: Shape, chunks: &[(u32, u32)]) -> Step {
     let slots = (0..chunks.len() as u32).rev();
-    let rows = chunks.iter().zip(slots).flat_map(|((first, count), slot)| (*first..first + count).map(move |at| (slot, at)));
+    let rows = chunks
+        .iter()
+        .zip(slots)
+        .flat_map(|((first, count), slot)| (*first..first + count).map(move |at| (slot, at)));
     Step { shape, mode: Mode::Prefill, rows: rows.collect(), before: 0, idle: 2, reach: 1.0 }
 }
 
@@ -115,11 +110,18 @@ pub(super) fn steps() -> Vec<Step> {
         prefill(Shape { heads: 4, kv_heads: 4, head_dim: 80, ..GEMMA }, 10, 12),
         prefill(Shape { heads: 1, head_dim: 96, page: 64, ..GEMMA }, 64, 1),
         prefill(Shape { window: 30, scheme: KvScheme::Int8, ..small }, 20, 40),
-        prefill(Shape { heads: 4, kv_heads: 2, head_dim: 128, page: 64, scheme: KvScheme::Int8, ..GEMMA }, 61, 9),
+        prefill(
+            Shape { heads: 4, kv_heads: 2, head_dim: 128, page: 64, scheme: KvScheme::Int8, ..GEMMA },
+            61,
+            9,
+        ),
         Step { reach: 14.0, ..prefill(small, 120, 10) },
         // Several prompts, some of one row, some of just a tile or one more.
         prefills(small, &[(0, 1), (70, 8), (0, 9), (5, 1), (0, 16), (130, 3)]),
-        Step { before: 2, ..prefills(Shape { window: 30, scheme: KvScheme::Int8, ..GEMMA }, &[(61, 5), (0, 2), (40, 4)]) },
+        Step {
+            before: 2,
+            ..prefills(Shape { window: 30, scheme: KvScheme::Int8, ..GEMMA }, &[(61, 5), (0, 2), (40, 4)])
+        },
         // Behind rows of other sequences.
         Step { before: 3, ..prefill(Shape { window: 40, ..small }, 50, 11) },
         Step { before: 5, ..decode(small, &[131, 299]) },
@@ -129,12 +131,20 @@ pub(super) fn steps() -> Vec<Step> {
 pub(super) fn cases(caps: &Caps) -> Vec<Case> {
     let tiers = [Tier::T0, Tier::T1].into_iter().filter(|tier| caps.tier() >= Some(*tier));
     let mut list = Vec::new();
-    for (tier, (i, step)) in tiers.flat_map(|tier| steps().into_iter().enumerate().map(move |step| (tier, step))) {
+    for (tier, (i, step)) in
+        tiers.flat_map(|tier| steps().into_iter().enumerate().map(move |step| (tier, step)))
+    {
         let plan = policy::at_tier(caps, &step.shape, step.mode, tier);
         // One split and several, whatever the policy would take; at T0 in turns, because CPU drivers compile it slowly.
         let splits: &[u32] = match (step.mode, tier) {
             (Mode::Prefill, _) => &[1],
-            (Mode::Decode, Tier::T0) => if i % 2 == 0 { &[3] } else { &[1] },
+            (Mode::Decode, Tier::T0) => {
+                if i % 2 == 0 {
+                    &[3]
+                } else {
+                    &[1]
+                }
+            }
             (Mode::Decode, _) => &[1, 3],
         };
         for splits in splits {
@@ -223,8 +233,13 @@ impl Data {
         let table_stride = longest.div_ceil(shape.page) + 1;
         // Page 0 is nobody's: entries that no row may look at lead there.
         let pages = slots * table_stride + 1;
-        let kv_shape =
-            KvShape { kv_heads: shape.kv_heads, head_dim: shape.head_dim, page: shape.page, pages, scheme: shape.scheme };
+        let kv_shape = KvShape {
+            kv_heads: shape.kv_heads,
+            head_dim: shape.head_dim,
+            page: shape.page,
+            pages,
+            scheme: shape.scheme,
+        };
         let mut free: Vec<u32> = (1..pages).collect();
         let mut table = vec![0; (slots * table_stride) as usize];
         let elements = kv_shape.elements() as usize;

@@ -9,10 +9,9 @@ mod tests;
 use gpu::{Address, Device, Error, Pipeline, Recorder, Result, Subgroup, Tier, View};
 
 use crate::{
-    Kernel,
-    Vectors,
+    Kernel, Vectors,
     attention::kv::{KvLayer, KvTable},
-    shaders::{attention_paged, attention_combine},
+    shaders::{attention_combine, attention_paged},
     variant::Variant,
     vectors::VectorData,
 };
@@ -97,7 +96,13 @@ impl Attention {
     }
 
     /// Records the kernel for up to `rows` rows, those that `active` says.
-    pub fn record(&self, recorder: &mut Recorder, name: &str, rows: u32, operands: &Operands<'_>) -> Result<()> {
+    pub fn record(
+        &self,
+        recorder: &mut Recorder,
+        name: &str,
+        rows: u32,
+        operands: &Operands<'_>,
+    ) -> Result<()> {
         let (shape, plan) = (&self.shape, &self.plan);
         let o = self.check(name, rows, operands)?;
         let o_stride = operands.o.stride() as u32;
@@ -108,7 +113,8 @@ impl Attention {
                 Some((scratch.slice(0..parts)?, scratch.slice(parts..bytes)?))
             }
             (_, bytes) => {
-                let reason = format!("{} splits of {rows} rows need {bytes} bytes of scratch memory", plan.splits);
+                let reason =
+                    format!("{} splits of {rows} rows need {bytes} bytes of scratch memory", plan.splits);
                 return Err(Error::InvalidUse { what: name.to_string(), reason });
             }
         };

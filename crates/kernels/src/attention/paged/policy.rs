@@ -3,10 +3,7 @@
 use gpu::{Caps, Error, Result, Subgroup, Tier};
 
 use super::{Mode, combine_variant, variant};
-use crate::{
-    attention::kv::KvScheme,
-    variant::Variant,
-};
+use crate::{attention::kv::KvScheme, variant::Variant};
 
 /// What is to be attended to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -40,7 +37,10 @@ impl Shape {
             ));
         }
         if self.kv_heads == 0 || self.heads == 0 || !self.heads.is_multiple_of(self.kv_heads) {
-            return wrong(format!("{} query heads do not divide among {} kv heads", self.heads, self.kv_heads));
+            return wrong(format!(
+                "{} query heads do not divide among {} kv heads",
+                self.heads, self.kv_heads
+            ));
         }
         self.scheme.takes(self.head_dim, self.page).or_else(wrong)
     }
@@ -183,14 +183,17 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
     let mut list: Vec<Variant> = Vec::new();
     for tier in [Tier::T0, Tier::T1].into_iter().filter(|tier| caps.tier() >= Some(*tier)) {
         for (heads, kv_heads, head_dim, window, context) in MODEL_SHAPES {
-            let caches = [(window, KvScheme::F16), (0, KvScheme::F16), (0, KvScheme::F32), (0, KvScheme::Int8)];
+            let caches =
+                [(window, KvScheme::F16), (0, KvScheme::F16), (0, KvScheme::F32), (0, KvScheme::Int8)];
             for (window, scheme) in caches {
                 let shape = Shape { heads, kv_heads, head_dim, page: 64, scheme, window, context };
                 let plans = [Mode::Decode, Mode::Prefill].map(|mode| at_tier(caps, &shape, mode, tier));
                 let split = plans.iter().any(|plan| plan.splits > 1);
                 let attention = plans.into_iter().map(|plan| variant(&shape, plan));
                 for new in attention.chain(split.then(|| combine_variant(&shape))) {
-                    let same = |known: &Variant| (known.shader.name, &known.constants) == (new.shader.name, &new.constants);
+                    let same = |known: &Variant| {
+                        (known.shader.name, &known.constants) == (new.shader.name, &new.constants)
+                    };
                     if !list.iter().any(same) {
                         list.push(new);
                     }

@@ -31,7 +31,17 @@ fn plans_of_larger_gpus_are_right_too() {
         assert!(steps.iter().any(|step| step.shape.head_dim == 96), "eights that do not come out even");
         for step in &steps {
             let (rows, splits) = if step.mode == Mode::Decode { (1, 2) } else { (3, 1) };
-            let plan = Plan { tier, threads, lanes, rows, heads: 1, keys, least: 32, splits, subgroup: Subgroup::Any };
+            let plan = Plan {
+                tier,
+                threads,
+                lanes,
+                rows,
+                heads: 1,
+                keys,
+                least: 32,
+                splits,
+                subgroup: Subgroup::Any,
+            };
             let comparison = cases::run(&device, step, plan).unwrap();
             assert!(comparison.passed(), "{plan:?}, {step:?}: {:?}", comparison.first_wrong);
         }
@@ -90,7 +100,8 @@ fn prefill_gives_a_row_the_same_whatever_its_tile() {
 fn plans_fit_the_device() {
     let only_64 = Caps { min_subgroup_size: 64, subgroup_size_control: false, ..known::radeon_780m() };
     for caps in [known::h200(), known::radeon_780m(), known::mesa_cpu(), known::bare_vulkan_13(), only_64] {
-        let dimensions = [(4, 1, 256), (32, 16, 128), (9, 3, 64), (7, 1, 128), (8, 8, 80), (16, 1, 96), (64, 1, 256)];
+        let dimensions =
+            [(4, 1, 256), (32, 16, 128), (9, 3, 64), (7, 1, 128), (8, 8, 80), (16, 1, 96), (64, 1, 256)];
         for (heads, kv_heads, head_dim) in dimensions {
             for (mode, window) in [(Mode::Decode, 0), (Mode::Decode, 512), (Mode::Prefill, 0)] {
                 let shape = Shape { heads, kv_heads, head_dim, window, context: 131_072, ..SMALL };

@@ -35,7 +35,15 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
         Shape { heads: 2, kv_heads: 2, head_dim: 128, norm: true, page: 64, ..plain },
         Shape { heads: 7, head_dim: 64, bias: true, ..plain },
         Shape { heads: 9, kv_heads: 3, head_dim: 64, interleaved: true, ..plain },
-        Shape { heads: 3, head_dim: 80, norm: true, bias: true, interleaved: true, scheme: KvScheme::F32, ..plain },
+        Shape {
+            heads: 3,
+            head_dim: 80,
+            norm: true,
+            bias: true,
+            interleaved: true,
+            scheme: KvScheme::F32,
+            ..plain
+        },
         Shape { heads: 2, head_dim: 96, norm: true, ..plain },
         Shape { norm: true, scheme: KvScheme::Int8, ..plain },
         Shape { heads: 9, kv_heads: 3, head_dim: 64, interleaved: true, scheme: KvScheme::Int8, ..plain },
@@ -50,7 +58,9 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
 
 fn case(tier: Tier, shape: Shape, first: usize) -> Case {
     let name = if first > 0 { format!("{shape}, behind {first} others") } else { shape.to_string() };
-    Case::new(name, tier, move |device| run(device, shape, policy::at_tier(device.caps(), &shape, tier), first))
+    Case::new(name, tier, move |device| {
+        run(device, shape, policy::at_tier(device.caps(), &shape, tier), first)
+    })
 }
 
 /// Rows of `row` values, so many sums of them, and what else a row has: the sums are exactly the values that were given.
@@ -59,7 +69,10 @@ pub(crate) fn in_sums(values: &[f32], stride: u32, row: u32, sums: u32) -> Vec<f
         let (values, rest) = values.split_at(row as usize);
         // A half, a quarter, and so on, and the last again.
         let parts = (1..=sums).map(|sum| 0.5_f32.powi(sum.min(sums - 1) as i32));
-        parts.flat_map(|part| values.iter().map(move |value| value * part)).chain(rest.iter().copied()).collect()
+        parts
+            .flat_map(|part| values.iter().map(move |value| value * part))
+            .chain(rest.iter().copied())
+            .collect()
     };
     values.chunks(stride as usize).flat_map(in_sums).collect()
 }
@@ -68,7 +81,8 @@ pub(crate) fn in_sums(values: &[f32], stride: u32, row: u32, sums: u32) -> Vec<f
 pub(super) fn run(device: &Device, shape: Shape, plan: policy::Plan, first: usize) -> Result<Comparison> {
     let rows = POSITIONS.len() + IDLE;
     let mut random = Random::new(u64::from(shape.row()));
-    let mut floats = |count: u32, scale: f32| (0..count).map(|_| random.signed() * scale).collect::<Vec<f32>>();
+    let mut floats =
+        |count: u32, scale: f32| (0..count).map(|_| random.signed() * scale).collect::<Vec<f32>>();
     let stride = shape.row() + 6;
     let mut qkv = floats(stride * rows as u32, 20.0);
     // Values that are zero, that no scale of f16 is small enough for, that are large, and one that is not a number.
@@ -168,7 +182,8 @@ pub(super) fn run(device: &Device, shape: Shape, plan: policy::Plan, first: usiz
                 (rounded, stored::slack(&want, shape.scheme))
             } else {
                 let exact = 1e-5 * reach(&want);
-                let allowed = stored::rounding(&want, shape.scheme).into_iter().map(|rounding| rounding + exact);
+                let allowed =
+                    stored::rounding(&want, shape.scheme).into_iter().map(|rounding| rounding + exact);
                 (want, allowed.collect())
             };
             for (i, (want, allowed)) in want.into_iter().zip(allowed).enumerate() {

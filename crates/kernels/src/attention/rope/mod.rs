@@ -124,7 +124,13 @@ impl Rope {
     }
 
     /// Records the kernel for `rows` rows, those of them that `active` says.
-    pub fn record(&self, recorder: &mut Recorder, name: &str, rows: u32, operands: &Operands<'_>) -> Result<()> {
+    pub fn record(
+        &self,
+        recorder: &mut Recorder,
+        name: &str,
+        rows: u32,
+        operands: &Operands<'_>,
+    ) -> Result<()> {
         self.check(name, rows, operands)?;
         let optional = |view: Option<&View>| view.cloned().map_or(Address::NONE, Address::from);
         let push = Push {
@@ -205,7 +211,10 @@ impl Inputs<'_> {
             return wrong("bias and weights must be given exactly when the shape has them".into());
         }
         let (stride, row) = (self.qkv_stride, shape.row());
-        if shape.sums == 0 || u64::from(stride) < u64::from(row) * u64::from(shape.sums) || !stride.is_multiple_of(whole) {
+        if shape.sums == 0
+            || u64::from(stride) < u64::from(row) * u64::from(shape.sums)
+            || !stride.is_multiple_of(whole)
+        {
             return wrong(format!(
                 "{} sums of {row} values a row, {stride} apart: the stride must divide by {whole} and not be shorter",
                 shape.sums

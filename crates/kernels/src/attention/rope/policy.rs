@@ -3,10 +3,7 @@
 use gpu::{Caps, Subgroup, Tier};
 
 use super::{Shape, variant};
-use crate::{
-    attention::kv::KvScheme,
-    variant::Variant,
-};
+use crate::{attention::kv::KvScheme, variant::Variant};
 
 /// A variant of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,7 +61,8 @@ const MODEL_SHAPES: [(u32, u32, u32); 4] = [(4, 1, 256), (8, 4, 256), (16, 8, 25
 pub fn variants(caps: &Caps) -> Vec<Variant> {
     let mut list = Vec::new();
     for tier in [Tier::T0, Tier::T1].into_iter().filter(|tier| caps.tier() >= Some(*tier)) {
-        let gemma = MODEL_SHAPES.map(|(heads, kv_heads, head_dim)| Shape { heads, kv_heads, head_dim, ..GEMMA });
+        let gemma =
+            MODEL_SHAPES.map(|(heads, kv_heads, head_dim)| Shape { heads, kv_heads, head_dim, ..GEMMA });
         let qwen2 = Shape { heads: 12, kv_heads: 2, head_dim: 128, norm: false, bias: true, ..GEMMA };
         let llama = Shape { heads: 9, kv_heads: 3, head_dim: 64, norm: false, interleaved: true, ..GEMMA };
         let exact = Shape { scheme: KvScheme::F32, ..GEMMA };

@@ -20,7 +20,9 @@ impl Tables {
     pub fn new(inverse_frequencies: &[f64], max_positions: usize) -> Self {
         let table = |entries: usize, step: usize| {
             (0..entries)
-                .flat_map(|entry| inverse_frequencies.iter().map(move |frequency| (entry * step) as f64 * frequency))
+                .flat_map(|entry| {
+                    inverse_frequencies.iter().map(move |frequency| (entry * step) as f64 * frequency)
+                })
                 .flat_map(|angle| [angle.cos() as f32, angle.sin() as f32])
                 .collect()
         };

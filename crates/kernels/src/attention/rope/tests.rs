@@ -24,7 +24,9 @@ fn all_cases_on_the_cpu_driver() {
 #[test]
 fn plans_of_larger_gpus_are_right_too() {
     let Some(device) = testkit::cpu_device() else { return };
-    for (tier, threads, lanes) in [(Tier::T0, 64, 8), (Tier::T0, 32, 16), (Tier::T1, 32, 8), (Tier::T1, 32, 2)] {
+    for (tier, threads, lanes) in
+        [(Tier::T0, 64, 8), (Tier::T0, 32, 16), (Tier::T1, 32, 8), (Tier::T1, 32, 2)]
+    {
         let plan = Plan { tier, threads, lanes, subgroup: Subgroup::Any };
         for scheme in [KvScheme::F16, KvScheme::Int8] {
             let comparison = cases::run(&device, Shape { page: 16, scheme, ..GEMMA }, plan, 0).unwrap();
@@ -78,7 +80,8 @@ fn wrong_operands_are_refused() {
 fn plans_fit_the_device() {
     let only_64 = gpu::Caps { min_subgroup_size: 64, subgroup_size_control: false, ..known::radeon_780m() };
     for caps in [known::h200(), known::radeon_780m(), known::mesa_cpu(), known::bare_vulkan_13(), only_64] {
-        for (heads, kv_heads, head_dim) in [(4, 1, 256), (32, 16, 128), (9, 3, 64), (32, 32, 80), (128, 8, 8)] {
+        for (heads, kv_heads, head_dim) in [(4, 1, 256), (32, 16, 128), (9, 3, 64), (32, 32, 80), (128, 8, 8)]
+        {
             let shape = Shape { heads, kv_heads, head_dim, ..GEMMA };
             let plan = policy::plan(&caps, &shape);
             assert!(plan.threads <= caps.max_threads && plan.threads.is_multiple_of(plan.lanes), "{plan:?}");

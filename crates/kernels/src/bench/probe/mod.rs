@@ -14,7 +14,8 @@ use crate::{
 };
 
 /// For the self-test and the compile checks.
-pub static KERNEL: Kernel = Kernel { name: "probe", about: "read bandwidth, dispatch and barrier cost", variants, cases };
+pub static KERNEL: Kernel =
+    Kernel { name: "probe", about: "read bandwidth, dispatch and barrier cost", variants, cases };
 
 /// Shape of a read: threads of a workgroup, workgroups, loads of 16 bytes in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
@@ -67,7 +68,8 @@ impl Read {
     pub fn record(&self, recorder: &mut Recorder, name: &str, source: &View, result: &View) -> Result<()> {
         let groups = self.shape.groups;
         if !source.len().is_multiple_of(16) || result.len() < u64::from(groups) * 4 {
-            let reason = "the source must be a multiple of 16 bytes and the result hold a word a workgroup".into();
+            let reason =
+                "the source must be a multiple of 16 bytes and the result hold a word a workgroup".into();
             return Err(Error::InvalidUse { what: name.to_string(), reason });
         }
         let push = probe_read::Push {
@@ -110,7 +112,9 @@ fn touch_variant(count: bool) -> Variant {
 
 fn variants(caps: &Caps) -> Vec<Variant> {
     let mut list: Vec<Variant> = Vec::new();
-    for variant in ReadShape::candidates(caps).into_iter().map(read_variant).chain([true, false].map(touch_variant)) {
+    for variant in
+        ReadShape::candidates(caps).into_iter().map(read_variant).chain([true, false].map(touch_variant))
+    {
         if !list.iter().any(|known| known.label == variant.label) {
             list.push(variant);
         }
@@ -120,14 +124,15 @@ fn variants(caps: &Caps) -> Vec<Variant> {
 
 fn cases(caps: &Caps) -> Vec<Case> {
     // Threads that are no power of two are not halved evenly.
-    let mut list: Vec<Case> = [(128, 1, 1), (128, 3, 1000), (128, 4, 4096), (128, 7, 12_345), (1, 2, 9), (99, 3, 1000)]
-        .into_iter()
-        .map(|(threads, groups, vectors)| {
-            let shape = ReadShape { threads: caps.max_threads.min(threads), groups, in_flight: 4 };
-            let name = format!("read {vectors} × 16 bytes, {groups} groups of {threads} threads");
-            Case::new(name, Tier::T0, move |device| run_read(device, shape, vectors))
-        })
-        .collect();
+    let mut list: Vec<Case> =
+        [(128, 1, 1), (128, 3, 1000), (128, 4, 4096), (128, 7, 12_345), (1, 2, 9), (99, 3, 1000)]
+            .into_iter()
+            .map(|(threads, groups, vectors)| {
+                let shape = ReadShape { threads: caps.max_threads.min(threads), groups, in_flight: 4 };
+                let name = format!("read {vectors} × 16 bytes, {groups} groups of {threads} threads");
+                Case::new(name, Tier::T0, move |device| run_read(device, shape, vectors))
+            })
+            .collect();
     list.push(Case::new("200 dependent dispatches".into(), Tier::T0, run_touch));
     list
 }

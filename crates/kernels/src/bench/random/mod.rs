@@ -113,7 +113,12 @@ fn run(device: &Device, kind: Kind, words: usize) -> Result<Comparison> {
     let mut arena = arena(device);
     let output = Output::new(&mut arena, words)?;
     let mut recorder = device.recorder()?;
-    Random::new(device, kind)?.record(&mut recorder, "random", &output.buffer.slice(0..words as u64 * 4)?, 7)?;
+    Random::new(device, kind)?.record(
+        &mut recorder,
+        "random",
+        &output.buffer.slice(0..words as u64 * 4)?,
+        7,
+    )?;
     recorder.seal()?.run(TIMEOUT)?;
     let mut comparison = Comparison::default();
     for (position, got) in output.read(&mut comparison)?.iter().enumerate() {

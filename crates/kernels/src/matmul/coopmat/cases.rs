@@ -3,16 +3,12 @@
 use gpu::{Caps, Device, Result, Tier};
 use half::f16;
 
-use super::{COUNTER_BYTES, Matmul, Operands, policy, policy::{Fragments, Parts, Plan, Shape}};
+use super::{
+    COUNTER_BYTES, Matmul, Operands, policy,
+    policy::{Fragments, Parts, Plan, Shape},
+};
 use crate::{
-    Activations,
-    Epilogue,
-    Layout,
-    Matrix,
-    QUAD,
-    Scheme,
-    Target,
-    Vectors,
+    Activations, Epilogue, Layout, Matrix, QUAD, Scheme, Target, Vectors,
     matmul::common::trial::{Trial, fill},
     selftest::{Case, Comparison, Random, TIMEOUT, arena},
     vectors::VectorData,
@@ -46,7 +42,11 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
     let mut list = Vec::new();
     for fragments in policy::likely_fragments(caps) {
         for (trial, plan) in tried(caps, fragments) {
-            let way = if plan.direct { ", straight into operands where the driver's are as they must be for that" } else { "" };
+            let way = if plan.direct {
+                ", straight into operands where the driver's are as they must be for that"
+            } else {
+                ""
+            };
             let name = format!("{}{way}, {plan:?}", trial.name());
             list.push(Case::new(name, Tier::T2, move |device| {
                 let plan = taken(device.caps(), super::fragments(device)?, &trial, plan);
@@ -89,15 +89,19 @@ pub(super) fn tried(caps: &Caps, fragments: Fragments) -> Vec<(Trial, Plan)> {
     }
     // Parts that stay apart, one of them empty; and some tiles whole, others split, also of a matrix in parts.
     for columns in [5, 70, 130] {
-        let trial = Trial { active: columns - 2, before: 16, after: 12, ..plain(Scheme::Int8, (272, 1152, columns)) };
-        list.extend(own(Trial { parts: 4, ..trial }).map(|(trial, plan)| (trial, Plan { splits: 4, ..plan })));
+        let trial =
+            Trial { active: columns - 2, before: 16, after: 12, ..plain(Scheme::Int8, (272, 1152, columns)) };
+        list.extend(
+            own(Trial { parts: 4, ..trial }).map(|(trial, plan)| (trial, Plan { splits: 4, ..plan })),
+        );
         list.extend(own(trial).map(|(trial, plan)| (trial, Plan { splits: 3, whole: 1, ..plan })));
     }
     // Every tile and split that may be chosen, on something that has all edges.
     for (scheme, splits) in [(Scheme::Int8, 1), (Scheme::Int4, 3)] {
         let trial = Trial { epilogue: Epilogue::Geglu, ..plain(scheme, (288, 1440, 150)) };
         let plans = policy::candidates(caps, fragments, &shape(&trial)).into_iter();
-        let plans = plans.filter(|plan| plan.splits == splits && plan.whole == 0 && (plan.ahead == 4 || !direct));
+        let plans =
+            plans.filter(|plan| plan.splits == splits && plan.whole == 0 && (plan.ahead == 4 || !direct));
         list.extend(plans.map(|plan| (trial, plan)));
     }
     // Floats of 32 bits have one way everywhere.
@@ -116,7 +120,8 @@ fn of_models(caps: &Caps, fragments: Fragments) -> Vec<(Trial, Plan)> {
         let Shape { epilogue, output, parts, .. } = shape;
         let parts = if parts == Parts::Apart { plan.splits as usize } else { 1 };
         let size = (2 * plan.tile.rows as usize + 32, 1440, columns);
-        let trial = Trial { epilogue, output, parts, active: columns - 5, ..plain(shape.weights.scheme, size) };
+        let trial =
+            Trial { epilogue, output, parts, active: columns - 5, ..plain(shape.weights.scheme, size) };
         let alike = |(known, by): &(Trial, Plan)| *by == plan && self::shape(known) == self::shape(&trial);
         if !list.iter().any(alike) {
             list.push((trial, plan));

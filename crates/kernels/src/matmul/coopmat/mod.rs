@@ -5,18 +5,14 @@ pub mod policy;
 #[cfg(test)]
 mod tests;
 
-use gpu::{Address, Arena, Device, Error, Lifetime, Memory, Pipeline, Recorder, Result, Subgroup, Tier, View};
+use gpu::{
+    Address, Arena, Device, Error, Lifetime, Memory, Pipeline, Recorder, Result, Subgroup, Tier, View,
+};
 
 use crate::{
-    Activations,
-    Epilogue,
-    Kernel,
-    Layout,
-    Matrix,
-    Target,
-    Vectors,
+    Activations, Epilogue, Kernel, Layout, Matrix, Target, Vectors,
     selftest::TIMEOUT,
-    shaders::{coopmat_fragments, coopmat_direct, coopmat_staged},
+    shaders::{coopmat_direct, coopmat_fragments, coopmat_staged},
     variant::Variant,
     vectors::VectorData,
 };
@@ -68,7 +64,13 @@ pub fn fragments(device: &Device) -> Result<Fragments> {
 
 fn fragments_variant() -> Variant {
     let constants = coopmat_fragments::Constants {};
-    Variant::new("places of an operand".into(), coopmat_fragments::TIERS, Tier::T2, &constants, Subgroup::Exactly(SUBGROUP))
+    Variant::new(
+        "places of an operand".into(),
+        coopmat_fragments::TIERS,
+        Tier::T2,
+        &constants,
+        Subgroup::Exactly(SUBGROUP),
+    )
 }
 
 /// Bytes of counters at the beginning of scratch memory, whatever the shape: products of a step share it.
@@ -81,7 +83,8 @@ impl Matmul {
         let tiles = plan.tile.of(shape.weights.rows, shape.columns).saturating_sub(plan.whole);
         if plan.splits > 1 && shape.parts == Parts::Joined && tiles > policy::MOST_SPLIT_TILES {
             let most = policy::MOST_SPLIT_TILES;
-            let reason = format!("K of {tiles} tiles in {} parts: at most {most} have a counter", plan.splits);
+            let reason =
+                format!("K of {tiles} tiles in {} parts: at most {most} have a counter", plan.splits);
             return Err(Error::InvalidUse { what: "coopmat".into(), reason });
         }
         Ok(Self { shape, plan, pipeline: variant(&shape, &plan).pipeline(device)? })
@@ -108,7 +111,10 @@ impl Matmul {
         }
         target.check(name, output, epilogue.outputs(weights.rows), columns)?;
         if !target.first.is_multiple_of(4) || !target.stride.is_multiple_of(4) {
-            return wrong(format!("output from value {} on, {} apart: multiples of 4", target.first, target.stride));
+            return wrong(format!(
+                "output from value {} on, {} apart: multiples of 4",
+                target.first, target.stride
+            ));
         }
         let stride = match kept {
             Parts::Joined => target.stride,
@@ -130,7 +136,10 @@ impl Matmul {
                 (scratch.slice(0..COUNTER_BYTES)?.into(), scratch.slice(COUNTER_BYTES..bytes)?.into())
             }
             (_, bytes) => {
-                return wrong(format!("{} splits of K need {bytes} bytes of scratch memory", self.plan.splits));
+                return wrong(format!(
+                    "{} splits of K need {bytes} bytes of scratch memory",
+                    self.plan.splits
+                ));
             }
         };
         for part in w.parts() {

@@ -149,10 +149,15 @@ impl Fragments {
         let as_expected = places.chunks(16).enumerate().all(|(thread, places)| {
             let (row, column) = (thread as u32 / 4, thread as u32 % 4 * 2);
             let pairs = [(row, column), (row, column + 8), (row + 8, column), (row + 8, column + 8)];
-            let expected = pairs.into_iter().flat_map(|(row, column)| [row * 16 + column, row * 16 + column + 1]);
+            let expected =
+                pairs.into_iter().flat_map(|(row, column)| [row * 16 + column, row * 16 + column + 1]);
             places.len() == 16 && places.iter().copied().take(8).eq(expected)
         });
-        if as_expected && places.len() == 16 * SUBGROUP as usize { Fragments::FourToARow } else { Fragments::Other }
+        if as_expected && places.len() == 16 * SUBGROUP as usize {
+            Fragments::FourToARow
+        } else {
+            Fragments::Other
+        }
     }
 }
 
@@ -173,9 +178,7 @@ pub fn takes(weights: &Layout) -> bool {
 
 /// Whether a device has the matrix units that the shader is written for.
 pub fn suits(caps: &Caps) -> bool {
-    caps.tier() >= Some(Tier::T2)
-        && caps.allows_subgroup_size(SUBGROUP)
-        && caps.has_matrix(PRODUCT)
+    caps.tier() >= Some(Tier::T2) && caps.allows_subgroup_size(SUBGROUP) && caps.has_matrix(PRODUCT)
 }
 
 /// The plan for a shape; none where the device has no matrix units for it, or its rows are not whole fours.
@@ -190,8 +193,12 @@ pub fn reproducible(caps: &Caps, fragments: Fragments, shape: &Shape) -> Option<
     let tiles = own.tile.of(shape.weights.rows, shape.columns);
     // Which tiles are split would depend on how many there are.
     let splits = if few.whole == 0 { few.splits } else { 1 };
-    (splits == 1 || shape.parts == Parts::Apart || tiles <= MOST_SPLIT_TILES)
-        .then_some(Plan { direct: few.direct, splits, whole: 0, ..own })
+    (splits == 1 || shape.parts == Parts::Apart || tiles <= MOST_SPLIT_TILES).then_some(Plan {
+        direct: few.direct,
+        splits,
+        whole: 0,
+        ..own
+    })
 }
 
 /// Whether a device can do without matrix units.
@@ -292,7 +299,9 @@ pub fn candidates(caps: &Caps, fragments: Fragments, shape: &Shape) -> Vec<Plan>
     let direct = fragments == Fragments::FourToARow && shape.weights.scheme != Scheme::F32;
     let fits = |tile: &&Tile| {
         let plan = Plan { tier: Tier::T2, tile: **tile, direct, ahead: 1, splits: 1, whole: 0 };
-        tile.own_rows >= least && plan.shared_bytes() <= caps.max_shared_bytes && tile.threads() <= caps.max_threads
+        tile.own_rows >= least
+            && plan.shared_bytes() <= caps.max_shared_bytes
+            && tile.threads() <= caps.max_threads
     };
     let columns = shape.columns as u32;
     let eights = direct && caps.has_matrix(MatrixShape { n: 8, ..PRODUCT });
@@ -436,7 +445,8 @@ const BUCKETS: [usize; 16] = [2, 4, 8, 16, 32, 40, 48, 64, 72, 80, 96, 112, 128,
 /// Products of models; of floats those of many columns, for fewer have one tile whatever the scheme.
 pub(super) fn of_models() -> Vec<Shape> {
     let mut list = Vec::new();
-    let integers = [Scheme::Int8, Scheme::Int4].into_iter().flat_map(|scheme| BUCKETS.map(|columns| (scheme, columns)));
+    let integers =
+        [Scheme::Int8, Scheme::Int4].into_iter().flat_map(|scheme| BUCKETS.map(|columns| (scheme, columns)));
     let floats = BUCKETS.into_iter().filter(|columns| *columns >= 128).map(|columns| (Scheme::Bf16, columns));
     for (scheme, columns) in integers.chain(floats) {
         let sums = |parts| {
@@ -477,7 +487,8 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
                 for fragments in likely_fragments(caps).into_iter().take(if most { 2 } else { 1 }) {
                     let Some(plan) = plan(caps, fragments, &shape) else { continue };
                     let new = variant(&shape, &plan);
-                    if !list.iter().any(|known| known.shader.name == new.shader.name && known.same_code(&new)) {
+                    if !list.iter().any(|known| known.shader.name == new.shader.name && known.same_code(&new))
+                    {
                         list.push(new);
                     }
                 }

@@ -4,13 +4,7 @@ use super::{
     COUNTER_BYTES, cases,
     policy::{self, Fragments, Parts, Plan, Shape},
 };
-use crate::{
-    Activations,
-    Epilogue,
-    Layout,
-    Scheme,
-    matmul::common::trial::Trial,
-};
+use crate::{Activations, Epilogue, Layout, Scheme, matmul::common::trial::Trial};
 
 fn shape(rows: usize, k: usize, columns: usize) -> Shape {
     let weights = Layout::new(Scheme::Int8, rows, k).unwrap();
@@ -20,7 +14,8 @@ fn shape(rows: usize, k: usize, columns: usize) -> Shape {
 #[test]
 fn without_matrix_units_it_goes_the_same_way() {
     let Some(device) = testkit::cpu_device() else { return };
-    let plan = policy::emulated(device.caps(), &shape(64, 64, 32)).expect("the CPU driver has T1 and small subgroups");
+    let plan = policy::emulated(device.caps(), &shape(64, 64, 32))
+        .expect("the CPU driver has T1 and small subgroups");
     for scheme in Scheme::ALL {
         // All of one scheme; of the others a few, for each takes seconds to compile.
         let all = cases::trials(scheme);
@@ -37,7 +32,8 @@ fn without_matrix_units_it_goes_the_same_way() {
     assert!(cases::run(&device, trial, apart, device.caps()).unwrap().passed());
     // A matrix in three parts.
     let trial = cases::trials(Scheme::Int8)[1];
-    let caps = gpu::Caps { max_allocation: 4 * trial.weights.strip_value_bytes() as u64, ..device.caps().clone() };
+    let caps =
+        gpu::Caps { max_allocation: 4 * trial.weights.strip_value_bytes() as u64, ..device.caps().clone() };
     assert!(cases::run(&device, trial, plan, &caps).unwrap().passed());
 }
 
@@ -77,9 +73,14 @@ fn parts_of_k_come_out_even() {
         let shape = Shape { parts, ..shape(rows, k, 128) };
         policy::plan(&known::h200(), Fragments::FourToARow, &shape).unwrap().tile.rows
     };
-    let tiles = [(8192, 5376), (5376, 4096), (5376, 21504), (5632, 21504)].map(|(rows, k)| tile(rows, k, Parts::Apart));
+    let tiles = [(8192, 5376), (5376, 4096), (5376, 21504), (5632, 21504)]
+        .map(|(rows, k)| tile(rows, k, Parts::Apart));
     assert_eq!(tiles, [128, 128, 256, 256]);
-    assert_eq!((tile(4096, 21504, Parts::Apart), tile(43008, 5376, Parts::Joined)), (128, 256), "parts of 21 quads, none");
+    assert_eq!(
+        (tile(4096, 21504, Parts::Apart), tile(43008, 5376, Parts::Joined)),
+        (128, 256),
+        "parts of 21 quads, none"
+    );
     assert_eq!((tile(7168, 21504, Parts::Apart), tile(5376, 21504, Parts::Joined)), (128, 128));
     // Of so few columns parts are short: more of them.
     let few = [(8192, 5376), (5376, 4096), (5376, 21504)].map(|(rows, k)| spread(rows, k, 4, Parts::Apart));
@@ -101,11 +102,16 @@ fn every_plan_is_within_the_device() {
                 let shape = shape(rows, k, columns);
                 for plan in policy::candidates(&caps, Fragments::FourToARow, &shape) {
                     assert!(plan.shared_bytes() <= caps.max_shared_bytes, "{plan:?}");
-                    assert!(plan.tile.threads() <= caps.max_threads && plan.tile.rows * 2 >= plan.tile.threads());
+                    assert!(
+                        plan.tile.threads() <= caps.max_threads && plan.tile.rows * 2 >= plan.tile.threads()
+                    );
                     assert!(plan.tile.rows * 2 % plan.tile.threads() == 0, "{plan:?}");
                     assert!([1, 2, 4].contains(&plan.ahead));
                     let split = plan.tile.of(rows, columns) - plan.whole;
-                    assert!(plan.splits == 1 && plan.whole == 0 || (1..=policy::MOST_SPLIT_TILES).contains(&split));
+                    assert!(
+                        plan.splits == 1 && plan.whole == 0
+                            || (1..=policy::MOST_SPLIT_TILES).contains(&split)
+                    );
                 }
             }
         }
@@ -122,10 +128,14 @@ fn kind(shape: &Shape, plan: &Plan) -> String {
 
 #[test]
 fn whatever_models_take_is_tried_by_the_self_test() {
-    for (caps, fragments) in [(known::h200(), Fragments::FourToARow), (known::radeon_780m(), Fragments::Other)] {
+    for (caps, fragments) in
+        [(known::h200(), Fragments::FourToARow), (known::radeon_780m(), Fragments::Other)]
+    {
         let tried = cases::tried(&caps, fragments);
         let through_memory = cases::tried(&caps, Fragments::Other);
-        assert!(through_memory.iter().all(|(trial, plan)| cases::taken(&caps, fragments, trial, *plan) == *plan));
+        assert!(
+            through_memory.iter().all(|(trial, plan)| cases::taken(&caps, fragments, trial, *plan) == *plan)
+        );
         let kinds: Vec<_> = tried.iter().map(|(trial, plan)| kind(&cases::shape(trial), plan)).collect();
         for shape in policy::of_models() {
             let kind = kind(&shape, &policy::plan(&caps, fragments, &shape).unwrap());
@@ -139,7 +149,8 @@ fn whatever_models_take_is_tried_by_the_self_test() {
         }
         // The largest tile among them, split and not.
         let largest = |(_, plan): &&(Trial, Plan)| plan.tile.rows == 256 && plan.ahead == 4;
-        let splits: Vec<_> = tried.iter().filter(largest).map(|(trial, plan)| (trial.parts, plan.splits)).collect();
+        let splits: Vec<_> =
+            tried.iter().filter(largest).map(|(trial, plan)| (trial.parts, plan.splits)).collect();
         let direct = fragments == Fragments::FourToARow;
         assert!([(1, 1), (1, 3), (3, 3)].iter().all(|split| splits.contains(split) == direct), "{splits:?}");
     }
@@ -152,8 +163,9 @@ fn what_threads_hold_is_recognised() {
         let column = thread % 4 * 2 + element / 2 % 2 * 8 + element % 2;
         row * 16 + column
     };
-    let mut places: Vec<u32> =
-        (0..32).flat_map(|thread| (0..16).map(move |e| if e < 8 { place(thread, e) } else { u32::MAX })).collect();
+    let mut places: Vec<u32> = (0..32)
+        .flat_map(|thread| (0..16).map(move |e| if e < 8 { place(thread, e) } else { u32::MAX }))
+        .collect();
     assert_eq!(Fragments::of(&places), Fragments::FourToARow);
     assert_eq!(Fragments::of(&places[..16]), Fragments::Other);
     places.swap(100, 101);

@@ -4,11 +4,7 @@
 use gpu::{Caps, Device, Error, Pipeline, Recorder, Result, Subgroup, Tier, View};
 
 use crate::{
-    Activations,
-    Epilogue,
-    Kernel,
-    Target,
-    Vectors,
+    Activations, Epilogue, Kernel, Target, Vectors,
     matmul::common::reference::{self, Value},
     selftest::{Case, Comparison, Random, TIMEOUT, arena},
     shaders::gated::{Constants, Push, TIERS},
@@ -17,7 +13,8 @@ use crate::{
 };
 
 /// For the self-test and the compile checks.
-pub static KERNEL: Kernel = Kernel { name: "gated", about: "gelu or silu of a gate, times up", variants, cases };
+pub static KERNEL: Kernel =
+    Kernel { name: "gated", about: "gelu or silu of a gate, times up", variants, cases };
 
 /// The kernel for rows of one length and one type of the output.
 pub struct Geglu {
@@ -36,8 +33,12 @@ impl Geglu {
         match output {
             Activations::F32 => {}
             Activations::F16 if n.is_multiple_of(4) => {}
-            Activations::F16 => return wrong(format!("rows of {n} values cannot be f16, which takes whole fours")),
-            Activations::Int8 | Activations::Int16 => return wrong(format!("it writes f32 or f16, not {output}")),
+            Activations::F16 => {
+                return wrong(format!("rows of {n} values cannot be f16, which takes whole fours"));
+            }
+            Activations::Int8 | Activations::Int16 => {
+                return wrong(format!("it writes f32 or f16, not {output}"));
+            }
         }
         Ok(Self { output, n, pipeline: variant(epilogue, output, device.caps()).pipeline(device)? })
     }
@@ -89,7 +90,8 @@ const OUTPUTS: [Activations; 2] = [Activations::F32, Activations::F16];
 fn variant(epilogue: Epilogue, output: Activations, caps: &Caps) -> Variant {
     let threads = 256.min(caps.max_threads);
     let constants = Constants { threads, epilogue: epilogue as u32, output: output as u32 };
-    let label = if output == Activations::F32 { epilogue.to_string() } else { format!("{epilogue} → {output}") };
+    let label =
+        if output == Activations::F32 { epilogue.to_string() } else { format!("{epilogue} → {output}") };
     Variant::new(label, TIERS, Tier::T0, &constants, Subgroup::Any)
 }
 
@@ -163,7 +165,9 @@ mod tests {
     fn wrong_operands_are_refused() {
         let Some(device) = testkit::cpu_device() else { return };
         let mut arena = arena(&device);
-        let refused = |epilogue, output, n| Geglu::new(&device, epilogue, output, n).err().expect("refused").to_string();
+        let refused = |epilogue, output, n| {
+            Geglu::new(&device, epilogue, output, n).err().expect("refused").to_string()
+        };
         assert!(refused(Epilogue::None, Activations::F32, 64).contains("nothing to compute"));
         assert!(refused(Epilogue::Geglu, Activations::F16, 66).contains("whole fours"));
         assert!(refused(Epilogue::Geglu, Activations::Int16, 64).contains("not int16"));
@@ -171,9 +175,8 @@ mod tests {
         let rows = arena.buffer("rows", 2 * 64 * 4).unwrap();
         let active = arena.buffer("active", 4).unwrap().view();
         let mut recorder = device.recorder().unwrap();
-        let mut record = |gate: &View, y: &Vectors| {
-            kernel.record(&mut recorder, "gated", gate, &rows.view(), y, &active)
-        };
+        let mut record =
+            |gate: &View, y: &Vectors| kernel.record(&mut recorder, "gated", gate, &rows.view(), y, &active);
         let y = Vectors::f32(&mut arena, "y", 64, 2).unwrap();
         record(&rows.view(), &y).unwrap();
         record(&rows.slice(0..508).unwrap(), &y).expect_err("a short gate");

@@ -4,10 +4,7 @@ use gpu::{Caps, Device, Result, Tier};
 
 use super::{Gemm, packed, policy, policy::Shape};
 use crate::{
-    Activations,
-    Epilogue,
-    Layout,
-    Scheme,
+    Activations, Epilogue, Layout, Scheme,
     matmul::common::trial::Trial,
     selftest::{Case, Comparison},
 };

@@ -3,12 +3,7 @@
 use gpu::{Address, Caps, Pipeline, Recorder, Result, Subgroup, Tier, View};
 
 use crate::{
-    Epilogue,
-    Matrix,
-    Scheme,
-    Target,
-    Vectors,
-    STRIP,
+    Epilogue, Matrix, STRIP, Scheme, Target, Vectors,
     shaders::gemm_lanes::{Constants, Push, TIERS},
     variant::Variant,
     vectors::VectorData,

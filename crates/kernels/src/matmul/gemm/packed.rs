@@ -4,14 +4,7 @@ use gpu::{Address, Caps, Pipeline, Recorder, Result, Subgroup, Tier, View};
 
 use super::policy::Shape;
 use crate::{
-    Activations,
-    Layout,
-    Matrix,
-    STRIP,
-    Scheme,
-    Stored,
-    Target,
-    Vectors,
+    Activations, Layout, Matrix, STRIP, Scheme, Stored, Target, Vectors,
     shaders::gemm_packed::{Constants, Push, TIERS},
     variant::Variant,
     vectors::VectorData,

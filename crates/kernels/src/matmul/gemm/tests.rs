@@ -2,15 +2,7 @@ use gpu::{Caps, Tier, known};
 
 use super::{Gemm, cases, packed, policy, policy::Shape};
 use crate::{
-    Activations,
-    Epilogue,
-    Layout,
-    Matrix,
-    Scheme,
-    Stored,
-    Target,
-    VectorData,
-    Vectors,
+    Activations, Epilogue, Layout, Matrix, Scheme, Stored, Target, VectorData, Vectors,
     matmul::{common::trial::Trial, gemv},
     selftest,
 };

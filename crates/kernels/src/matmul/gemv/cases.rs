@@ -7,27 +7,20 @@ use super::{
     policy::{Prologue, Shape},
 };
 use crate::{
-    Activations,
-    Epilogue,
-    HALF_GROUP,
-    Layout,
-    Matrix,
-    QUAD,
-    Scheme,
-    Target,
-    Vectors,
-    norm::reference as norm_reference,
+    Activations, Epilogue, HALF_GROUP, Layout, Matrix, QUAD, Scheme, Target, Vectors,
     matmul::common::{
         reference::{self, Value},
         trial::{self, Trial},
     },
+    norm::reference as norm_reference,
     selftest::{Case, Comparison, Output, Random, TIMEOUT, arena},
     vectors::VectorData,
 };
 
 /// Rows and K: one group; one strip and one quad; a row more and a group more; odd counts; the 270M's and 1B's K; more
 /// quads than slices.
-const SHAPES: [(usize, usize); 7] = [(1, 32), (16, 128), (17, 160), (45, 96), (33, 640), (50, 1152), (19, 5376)];
+const SHAPES: [(usize, usize); 7] =
+    [(1, 32), (16, 128), (17, 160), (45, 96), (33, 640), (50, 1152), (19, 5376)];
 /// Of floats, K need not be whole groups: less than a tile; a tile and a bit; a quad and one; the 270M's.
 const FLOAT_SHAPES: [(usize, usize); 4] = [(1, 3), (17, 40), (33, 129), (19, 640)];
 /// What the schemes that are not multiplied with int8 activations are tried with: enough for their own code.
@@ -59,7 +52,8 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
                 for (i, (rows, k)) in shapes.iter().copied().enumerate() {
                     // Every column count is met at T1, without the product of all counts with all shapes: compiling takes longer than
                     // running.
-                    let more = if tier == Tier::T0 { [3, MAX_COLUMNS][i % 2] } else { 2 + i % (MAX_COLUMNS - 1) };
+                    let more =
+                        if tier == Tier::T0 { [3, MAX_COLUMNS][i % 2] } else { 2 + i % (MAX_COLUMNS - 1) };
                     for columns in [1, more] {
                         let weights = Layout { scheme, rows, k };
                         list.push(case(tier, Trial { activations, ..Trial::plain(weights, columns) }));
@@ -122,7 +116,9 @@ pub(super) fn shape(trial: &Trial) -> Shape {
 /// Runs one trial with one plan, with weights cut into parts as `caps` demands.
 pub(super) fn run(device: &Device, trial: Trial, plan: policy::Plan, caps: &Caps) -> Result<Comparison> {
     let kernel = Gemv::with_plan(device, shape(&trial), plan)?;
-    trial.run(device, caps, |recorder, w, x, target, _| kernel.record(recorder, "gemv", w, Source::Vectors(x), target))
+    trial.run(device, caps, |recorder, w, x, target, _| {
+        kernel.record(recorder, "gemv", w, Source::Vectors(x), target)
+    })
 }
 
 /// Products that make their x themselves or add up parts of K: rows, K, prologue, epilogue, splits. A row and a group more
@@ -158,14 +154,21 @@ fn own_x_cases(caps: &Caps, tier: Tier, scheme: Scheme) -> Vec<Case> {
 }
 
 /// Runs one product of one column with a prologue or splits, f32 output.
-pub(super) fn run_own_x(device: &Device, shape: Shape, plan: policy::Plan, caps: &Caps) -> Result<Comparison> {
+pub(super) fn run_own_x(
+    device: &Device,
+    shape: Shape,
+    plan: policy::Plan,
+    caps: &Caps,
+) -> Result<Comparison> {
     let Layout { rows, k, .. } = shape.weights;
     let kernel = Gemv::with_plan(device, shape, plan)?;
     let mut random = Random::new((rows * 31 + k * 7) as u64);
     let mut arena = arena(device);
     let mut w = Matrix::allocate(&mut arena, "weights", shape.weights, caps)?;
     let weights = trial::fill(&mut w, &mut random)?;
-    let mut row = |scale: f32, middle: f32| -> Vec<f32> { (0..k).map(|_| scale * (middle + random.signed())).collect() };
+    let mut row = |scale: f32, middle: f32| -> Vec<f32> {
+        (0..k).map(|_| scale * (middle + random.signed())).collect()
+    };
     let (residual, weight, post_weight) = (row(3.0, 0.0), row(0.7, 1.0), row(0.5, 1.0));
     let parts: Vec<Vec<f32>> = (0..3).map(|_| row(40.0, 0.0)).collect();
     let epsilon = 1e-6;
@@ -218,7 +221,12 @@ pub(super) fn run_own_x(device: &Device, shape: Shape, plan: policy::Plan, caps:
             let got = stream.read_f32(&mut comparison)?;
             if splits > 0 {
                 for (i, (got, want)) in got.iter().zip(&added).enumerate() {
-                    comparison.close(|| format!("stream {i}"), f64::from(*got), *want, 1e-5 * (1.0 + want.abs()));
+                    comparison.close(
+                        || format!("stream {i}"),
+                        f64::from(*got),
+                        *want,
+                        1e-5 * (1.0 + want.abs()),
+                    );
                 }
             }
             let steps = x.chunks(HALF_GROUP).flat_map(|group| {
@@ -230,14 +238,21 @@ pub(super) fn run_own_x(device: &Device, shape: Shape, plan: policy::Plan, caps:
         }
     };
     let sums = reference::product(&weights, &x, Epilogue::None, 0.0);
-    let from_steps = weights.magnitudes.chunks(k).map(|row| row.iter().zip(&steps).map(|(w, step)| w * step).sum::<f64>());
-    let sums: Vec<Value> =
-        sums.iter().zip(from_steps).map(|(sum, more)| Value { allowed: sum.allowed + more, ..*sum }).collect();
+    let from_steps =
+        weights.magnitudes.chunks(k).map(|row| row.iter().zip(&steps).map(|(w, step)| w * step).sum::<f64>());
+    let sums: Vec<Value> = sums
+        .iter()
+        .zip(from_steps)
+        .map(|(sum, more)| Value { allowed: sum.allowed + more, ..*sum })
+        .collect();
     let want: Vec<Value> = match shape.epilogue {
         Epilogue::None => sums,
         epilogue => {
             let pairs = sums.chunks(2 * crate::STRIP).map(|pair| pair.split_at(crate::STRIP));
-            pairs.flat_map(|(gate, up)| gate.iter().zip(up)).map(|(g, u)| reference::gated_value(epilogue, *g, *u)).collect()
+            pairs
+                .flat_map(|(gate, up)| gate.iter().zip(up))
+                .map(|(g, u)| reference::gated_value(epilogue, *g, *u))
+                .collect()
         }
     };
     let got = output.read_f32(&mut comparison)?;

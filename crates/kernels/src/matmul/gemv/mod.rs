@@ -8,14 +8,7 @@ mod tests;
 use gpu::{Address, Device, Error, Pipeline, Recorder, Result, Subgroup, Tier, View};
 
 use crate::{
-    Activations,
-    Epilogue,
-    Kernel,
-    Layout,
-    Matrix,
-    Stored,
-    Target,
-    Vectors,
+    Activations, Epilogue, Kernel, Layout, Matrix, Stored, Target, Vectors,
     matmul::gemm::lanes,
     shaders::gemv::{Constants, Push, TIERS},
     variant::Variant,
@@ -113,7 +106,8 @@ impl Gemv {
         let no_sums = shape.splits == 0 || matches!(shape.prologue, Prologue::AddAndNorm { splits: 0, .. });
         let own_x = shape.prologue != Prologue::None || shape.splits > 1;
         let quads = shape.weights.quads() as u32;
-        if !no_sums && shape.splits > 1
+        if !no_sums
+            && shape.splits > 1
             && (shape.prologue != Prologue::None || (shape.splits - 1) * shape.own_quads() >= quads)
         {
             let reason = format!(
@@ -122,7 +116,10 @@ impl Gemv {
             );
             return Err(Error::InvalidUse { what: "gemv".into(), reason });
         }
-        if no_sums || own_x && !(one_row && plan.own_x && plan.tier >= Tier::T1) || shape.splits > 1 && shape.epilogue != Epilogue::None {
+        if no_sums
+            || own_x && !(one_row && plan.own_x && plan.tier >= Tier::T1)
+            || shape.splits > 1 && shape.epilogue != Epilogue::None
+        {
             let reason = format!(
                 "{:?} and {} splits with {} columns of {activations} activations and epilogue {}; x is made and K is cut for one \
                  column of int16 at tier T1, and split sums have no epilogue",
@@ -245,7 +242,8 @@ impl Norm {
 }
 
 fn variant(shape: &Shape, plan: Plan) -> Variant {
-    let Shape { weights: Layout { scheme, .. }, columns, activations, prologue, epilogue, output, splits } = *shape;
+    let Shape { weights: Layout { scheme, .. }, columns, activations, prologue, epilogue, output, splits } =
+        *shape;
     if let Some(tile) = plan.lanes {
         return lanes::variant(scheme, epilogue, tile, false);
     }

@@ -3,14 +3,7 @@
 use gpu::{Caps, Subgroup, Tier};
 
 use super::{MAX_COLUMNS, variant};
-use crate::{
-    Activations,
-    Epilogue,
-    Layout,
-    Scheme,
-    matmul::gemm::lanes,
-    variant::Variant,
-};
+use crate::{Activations, Epilogue, Layout, Scheme, matmul::gemm::lanes, variant::Variant};
 
 /// What is to be multiplied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
@@ -210,7 +203,8 @@ fn owning(caps: &Caps, shape: &Shape, base: Plan) -> Plan {
     let most = if int8 && strips == 2 { OWN_WIDE_SLICES } else { OWN_SLICES };
     let most = most.min(most_slices(caps, shape, Plan { strips, ..base }));
     let wanted = (units * shape.splits).div_ceil(device);
-    let members = if wanted > 1 { members(shape.own_quads(), most) } else { all_members(shape.own_quads(), most) };
+    let members =
+        if wanted > 1 { members(shape.own_quads(), most) } else { all_members(shape.own_quads(), most) };
     let teams = (most / members).min(wanted).max(1);
     let plan = Plan { threads: members * teams * SLICE, teams, strips, ..base };
     Plan { groups: even_groups(caps, shape, &plan, 1), ..whole_subgroups(caps, plan) }
@@ -295,10 +289,15 @@ fn candidates_of_32(caps: &Caps, shape: &Shape) -> Vec<Plan> {
     if best.own_x {
         let quads = shape.own_quads();
         let most = best.members().max(16);
-        let mut members: Vec<u32> = (2..=most).filter(|members| quads.next_multiple_of(*members) - quads <= quads / 8).collect();
+        let mut members: Vec<u32> =
+            (2..=most).filter(|members| quads.next_multiple_of(*members) - quads <= quads / 8).collect();
         members.sort_by_key(|members| members.abs_diff(best.members()));
-        for (members, strips) in members.iter().flat_map(|members| [(*members, best.strips), (*members, 3 - best.strips)]) {
-            for teams in [1, 2, 4].into_iter().filter(|teams| strips >= least && (4..=32).contains(&(members * teams))) {
+        for (members, strips) in
+            members.iter().flat_map(|members| [(*members, best.strips), (*members, 3 - best.strips)])
+        {
+            for teams in
+                [1, 2, 4].into_iter().filter(|teams| strips >= least && (4..=32).contains(&(members * teams)))
+            {
                 for per_unit in [1, 2, 3] {
                     let plan = Plan { threads: members * teams * SLICE, teams, strips, ..best };
                     if members * teams * per_unit <= 42 {
@@ -349,7 +348,8 @@ fn nearest(mut list: Vec<Plan>) -> Vec<Plan> {
     if best.own_x {
         // Plans that differ in their groups alone, those before it.
         let team = |plan: &Plan| (plan.members(), plan.teams, plan.strips);
-        let mut members: Vec<u32> = list[1..].iter().map(Plan::members).filter(|members| *members != best.members()).collect();
+        let mut members: Vec<u32> =
+            list[1..].iter().map(Plan::members).filter(|members| *members != best.members()).collect();
         members.dedup();
         let far = |(index, plan): (usize, &Plan)| {
             let grids = list[1..index].iter().filter(|other| team(other) == team(plan)).count();
@@ -358,7 +358,8 @@ fn nearest(mut list: Vec<Plan>) -> Vec<Plan> {
             let of_members = nearness.map_or(0, |nearness| 2 + nearness / 2 * 2);
             of_members + 2 * usize::from(plan.strips != best.strips) + grids
         };
-        let mut rest: Vec<(usize, Plan)> = list.iter().enumerate().skip(1).map(|(i, plan)| (far((i, plan)), *plan)).collect();
+        let mut rest: Vec<(usize, Plan)> =
+            list.iter().enumerate().skip(1).map(|(i, plan)| (far((i, plan)), *plan)).collect();
         rest.sort_by_key(|(far, _)| *far);
         return [best].into_iter().chain(rest.into_iter().map(|(_, plan)| plan)).collect();
     }
@@ -367,7 +368,9 @@ fn nearest(mut list: Vec<Plan>) -> Vec<Plan> {
     // halves of a subgroup idle on some devices.
     let far = |plan: &Plan| {
         let odd = if SLICES.contains(&(plan.threads / SLICE)) { 0.0 } else { 2.0 };
-        odd + times(plan.threads, best.threads) + times(plan.in_flight, best.in_flight) + times(plan.groups, best.groups) / 2.0
+        odd + times(plan.threads, best.threads)
+            + times(plan.in_flight, best.in_flight)
+            + times(plan.groups, best.groups) / 2.0
     };
     list[1..].sort_by(|a, b| far(a).total_cmp(&far(b)));
     list
@@ -400,7 +403,8 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
     let best = caps.tier().unwrap_or(Tier::T0).min(Tier::T1);
     let lower = [Tier::T0].into_iter().filter(|tier| *tier < best).map(|tier| (tier, &MODEL_SHAPES[..1]));
     let all = Activations::ALL.into_iter();
-    let products: Vec<_> = all.flat_map(|kind| schemes(kind).iter().map(move |scheme| (*scheme, kind))).collect();
+    let products: Vec<_> =
+        all.flat_map(|kind| schemes(kind).iter().map(move |scheme| (*scheme, kind))).collect();
     let mut list: Vec<Variant> = Vec::new();
     for (tier, shapes) in lower.chain([(best, &MODEL_SHAPES[..])]) {
         for (scheme, activations) in products.iter().copied() {
@@ -451,7 +455,8 @@ fn outputs(activations: Activations, gated: bool) -> Vec<(Epilogue, Activations)
     let epilogues = if gated { &Epilogue::ALL[..] } else { &Epilogue::ALL[..1] };
     let f32 = epilogues.iter().map(|epilogue| (*epilogue, Activations::F32));
     let int16 = epilogues.iter().map(|epilogue| (*epilogue, Activations::Int16));
-    f32.chain(int16.filter(|(epilogue, output)| *output == activations && *epilogue != Epilogue::None)).collect()
+    f32.chain(int16.filter(|(epilogue, output)| *output == activations && *epilogue != Epilogue::None))
+        .collect()
 }
 
 /// As many slices as a workgroup of such a plan can have: threads, and shared memory for the sums to be joined.
@@ -487,5 +492,9 @@ fn slices(caps: &Caps, shape: &Shape, most: u32) -> u32 {
 
 /// Halves of a row are joined within a subgroup, whatever its size; 32 where it can be had, because a slice has 32.
 fn subgroup(caps: &Caps, tier: Tier) -> Subgroup {
-    if tier >= Tier::T1 && caps.allows_subgroup_size(SLICE) { Subgroup::Exactly(SLICE) } else { Subgroup::Any }
+    if tier >= Tier::T1 && caps.allows_subgroup_size(SLICE) {
+        Subgroup::Exactly(SLICE)
+    } else {
+        Subgroup::Any
+    }
 }

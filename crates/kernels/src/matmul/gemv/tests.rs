@@ -1,15 +1,10 @@
 use gpu::{Subgroup, Tier, known};
 
-use super::{Source, cases, policy, policy::{Prologue, Shape}};
-use crate::{
-    Activations,
-    Epilogue,
-    Layout,
-    Scheme,
-    Stored,
-    Target,
-    matmul::common::trial::Trial,
+use super::{
+    Source, cases, policy,
+    policy::{Prologue, Shape},
 };
+use crate::{Activations, Epilogue, Layout, Scheme, Stored, Target, matmul::common::trial::Trial};
 
 fn shape(rows: usize, k: usize, columns: usize) -> Shape {
     let weights = Layout::new(Scheme::Int8, rows, k).unwrap();
@@ -26,9 +21,12 @@ fn plans_of_larger_gpus_are_right_too() {
     let Some(device) = testkit::cpu_device() else { return };
     // The CPU driver's own plan has one slice: joins, loads in flight and grids smaller than the matrix show only here.
     // Not every scheme with every plan: compiling one takes a second.
-    for (tier, threads, in_flight, groups, teams, strips) in
-        [(Tier::T1, 64, 1, 9, 1, 1), (Tier::T0, 224, 2, 3, 1, 2), (Tier::T0, 256, 1, 1, 4, 1), (Tier::T1, 1024, 2, 2, 2, 2)]
-    {
+    for (tier, threads, in_flight, groups, teams, strips) in [
+        (Tier::T1, 64, 1, 9, 1, 1),
+        (Tier::T0, 224, 2, 3, 1, 2),
+        (Tier::T0, 256, 1, 1, 4, 1),
+        (Tier::T1, 1024, 2, 2, 2, 2),
+    ] {
         let (subgroup, lanes, own_x) = (Subgroup::Any, None, false);
         let plan = policy::Plan { tier, threads, teams, strips, in_flight, groups, own_x, subgroup, lanes };
         for (scheme, activations) in [
@@ -59,11 +57,17 @@ fn teams_make_and_share_their_x() {
     let Some(device) = testkit::cpu_device() else { return };
     let norm = Prologue::AddAndNorm { splits: 2, post_norm: true };
     for (threads, teams, strips, groups) in [(128, 2, 2, 3), (256, 4, 2, 2), (96, 1, 2, 1)] {
-        let base = policy::plan(device.caps(), &Shape::plain(Layout::new(Scheme::Int8, 16, 128).unwrap(), 1, Activations::Int16));
-        for (prologue, epilogue, splits) in [(norm, Epilogue::Geglu, 1), (norm, Epilogue::None, 1), (Prologue::None, Epilogue::None, 3)] {
+        let base = policy::plan(
+            device.caps(),
+            &Shape::plain(Layout::new(Scheme::Int8, 16, 128).unwrap(), 1, Activations::Int16),
+        );
+        for (prologue, epilogue, splits) in
+            [(norm, Epilogue::Geglu, 1), (norm, Epilogue::None, 1), (Prologue::None, Epilogue::None, 3)]
+        {
             for scheme in [Scheme::Int8, Scheme::Int4Min] {
                 let weights = Layout::new(scheme, 224, 1152).unwrap();
-                let shape = Shape { prologue, epilogue, splits, ..Shape::plain(weights, 1, Activations::Int16) };
+                let shape =
+                    Shape { prologue, epilogue, splits, ..Shape::plain(weights, 1, Activations::Int16) };
                 let plan = policy::Plan { threads, teams, strips, groups: groups * splits, ..base };
                 let comparison = cases::run_own_x(&device, shape, plan, device.caps()).unwrap();
                 assert!(comparison.passed(), "{shape:?}, {plan:?}: {:?}", comparison.first_wrong);
@@ -79,7 +83,9 @@ fn plans_of_own_x_fit_the_device() {
     let large_64 = gpu::Caps { compute_units: Some(120), ..only_64.clone() };
     for caps in [known::h200(), known::radeon_780m(), known::mesa_cpu(), only_64, large_64] {
         for scheme in [Scheme::Int8, Scheme::Int4] {
-            for (rows, k) in [(32, 32), (5376, 4096), (43008, 5376), (5376, 21504), (262_144, 640), (1152, 6912)] {
+            for (rows, k) in
+                [(32, 32), (5376, 4096), (43008, 5376), (5376, 21504), (262_144, 640), (1152, 6912)]
+            {
                 let weights = Layout::new(scheme, rows, k).unwrap();
                 let plain = Shape::plain(weights, 1, Activations::Int16);
                 let split = Shape { splits: policy::splits(&caps, &weights), ..plain };
@@ -87,12 +93,24 @@ fn plans_of_own_x_fit_the_device() {
                 for shape in [plain, split, gated] {
                     for plan in policy::candidates(&caps, &shape) {
                         let (threads, shared) = (plan.threads, plan.shared_bytes(&shape));
-                        assert!(threads.is_multiple_of(32 * plan.teams) && threads <= caps.max_threads, "{plan:?}");
+                        assert!(
+                            threads.is_multiple_of(32 * plan.teams) && threads <= caps.max_threads,
+                            "{plan:?}"
+                        );
                         if plan.subgroup == Subgroup::Any {
-                            assert!(threads.is_multiple_of(caps.max_subgroup_size.max(32)), "{plan:?}: not whole subgroups");
+                            assert!(
+                                threads.is_multiple_of(caps.max_subgroup_size.max(32)),
+                                "{plan:?}: not whole subgroups"
+                            );
                         }
-                        assert!(plan.groups.is_multiple_of(shape.splits) && plan.groups <= caps.max_groups, "{plan:?}");
-                        assert!(shared <= caps.max_shared_bytes, "{plan:?} needs {shared} bytes of shared memory");
+                        assert!(
+                            plan.groups.is_multiple_of(shape.splits) && plan.groups <= caps.max_groups,
+                            "{plan:?}"
+                        );
+                        assert!(
+                            shared <= caps.max_shared_bytes,
+                            "{plan:?} needs {shared} bytes of shared memory"
+                        );
                         assert!(plan.strips >= shape.epilogue.strips() as u32, "{plan:?}");
                     }
                 }
@@ -113,8 +131,16 @@ fn one_workgroup_a_compute_unit_with_as_much_to_do_as_the_others() {
     assert_eq!(plan(Scheme::Int4, 43008, 5376, Epilogue::Geglu, 1), (7, 4, 2, 112), "1344 pairs, 3 rounds");
     assert_eq!(plan(Scheme::Int8, 43008, 5376, Epilogue::Geglu, 1), (7, 2, 2, 112), "6 rounds");
     assert_eq!(plan(Scheme::Int8, 8192, 5376, Epilogue::None, 1), (7, 4, 1, 128), "512 strips, one round");
-    assert_eq!(plan(Scheme::Int4, 5376, 21504, Epilogue::None, 3), (7, 4, 2, 126), "168 pairs in 3 splits, one round");
-    assert_eq!(plan(Scheme::Int8, 1152, 6912, Epilogue::None, 1), (27, 1, 1, 72), "the 1B's down: fewer strips than units");
+    assert_eq!(
+        plan(Scheme::Int4, 5376, 21504, Epilogue::None, 3),
+        (7, 4, 2, 126),
+        "168 pairs in 3 splits, one round"
+    );
+    assert_eq!(
+        plan(Scheme::Int8, 1152, 6912, Epilogue::None, 1),
+        (27, 1, 1, 72),
+        "the 1B's down: fewer strips than units"
+    );
     assert_eq!(policy::splits(&known::h200(), &Layout::new(Scheme::Int8, 5376, 21504).unwrap()), 3);
     assert_eq!(policy::splits(&known::h200(), &Layout::new(Scheme::Int8, 5376, 4096).unwrap()), 1);
 }
@@ -134,10 +160,16 @@ fn plans_fit_the_device() {
                     assert!(plan.threads.is_multiple_of(32) && plan.threads <= caps.max_threads, "{plan:?}");
                     assert!(plan.groups >= 1 && plan.groups <= caps.max_groups, "{plan:?}");
                     if plan.tier >= Tier::T1 && plan.subgroup == Subgroup::Any {
-                        assert!(plan.threads.is_multiple_of(caps.max_subgroup_size), "{plan:?}: not whole subgroups");
+                        assert!(
+                            plan.threads.is_multiple_of(caps.max_subgroup_size),
+                            "{plan:?}: not whole subgroups"
+                        );
                     }
                     let shared = plan.shared_bytes(&shape);
-                    assert!(shared <= caps.max_shared_bytes, "{plan:?} needs {shared} bytes of shared memory");
+                    assert!(
+                        shared <= caps.max_shared_bytes,
+                        "{plan:?} needs {shared} bytes of shared memory"
+                    );
                 }
             }
         }
@@ -161,7 +193,8 @@ fn a_matrix_in_several_parts_is_one_matrix() {
             let output = if to_int16 { Activations::Int16 } else { Activations::F32 };
             let trial = Trial { activations, epilogue, output, ..Trial::plain(weights, columns) };
             // Three strips an allocation would tear a pair apart: three parts of two.
-            let caps = gpu::Caps { max_allocation: 3 * weights.strip_value_bytes() as u64, ..device.caps().clone() };
+            let caps =
+                gpu::Caps { max_allocation: 3 * weights.strip_value_bytes() as u64, ..device.caps().clone() };
             let plan = policy::plan(device.caps(), &cases::shape(&trial));
             let comparison = cases::run(&device, trial, plan, &caps).unwrap();
             assert!(comparison.passed(), "{:?}", comparison.first_wrong);
@@ -193,29 +226,46 @@ fn wrong_operands_are_refused() {
     let target = |y: &gpu::View| Target::whole(y.clone(), 32);
     let mut recorder = device.recorder().unwrap();
     kernel.record(&mut recorder, "right", &w, Source::Vectors(&x), &target(&y.view())).unwrap();
-    kernel.record(&mut recorder, "f32 for int8", &w, Source::Vectors(&x_f32), &target(&y.view())).unwrap_err();
-    kernel.record(&mut recorder, "short y", &w, Source::Vectors(&x), &target(&y.slice(0..64).unwrap())).unwrap_err();
+    kernel
+        .record(&mut recorder, "f32 for int8", &w, Source::Vectors(&x_f32), &target(&y.view()))
+        .unwrap_err();
+    kernel
+        .record(&mut recorder, "short y", &w, Source::Vectors(&x), &target(&y.slice(0..64).unwrap()))
+        .unwrap_err();
     let other = Layout::new(Scheme::Int4, 32, 64).unwrap();
     let other = crate::Matrix::allocate(&mut arena, "w", other, device.caps()).unwrap();
-    let error = kernel.record(&mut recorder, "int4 for int8", &other, Source::Vectors(&x), &target(&y.view())).unwrap_err().to_string();
+    let error = kernel
+        .record(&mut recorder, "int4 for int8", &other, Source::Vectors(&x), &target(&y.view()))
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("Int4") && error.contains("Int8"), "{error}");
     assert!(super::Gemv::new(&device, shape(32, 64, 9)).is_err());
     // Four quads in three parts of two leave the last without any.
     let weights = Layout::new(Scheme::Int8, 32, 512).unwrap();
     let parts = |splits| Shape { splits, ..Shape::plain(weights, 1, Activations::Int16) };
     assert!(super::Gemv::new(&device, parts(2)).is_ok() && super::Gemv::new(&device, parts(3)).is_err());
-    assert!(super::Gemv::new(&device, Shape { prologue: Prologue::Norm, ..parts(2) }).is_err(), "half a norm");
+    assert!(
+        super::Gemv::new(&device, Shape { prologue: Prologue::Norm, ..parts(2) }).is_err(),
+        "half a norm"
+    );
     let floats = Layout::new(Scheme::Bf16, 32, 64).unwrap();
-    let refused = super::Gemv::new(&device, Shape { weights: floats, ..made_for }).map(|_| ()).unwrap_err().to_string();
+    let refused =
+        super::Gemv::new(&device, Shape { weights: floats, ..made_for }).map(|_| ()).unwrap_err().to_string();
     assert!(refused.contains("bf16") && refused.contains("f32 activations"), "{refused}");
     let int16 = Activations::Int16;
     let refused = super::Gemv::new(&device, Shape { weights: floats, activations: int16, ..made_for });
     let refused = refused.map(|_| ()).unwrap_err().to_string();
     assert!(refused.contains("bf16") && refused.contains("int16 activations"), "{refused}");
-    assert!(super::Gemv::new(&device, Shape { weights: floats, activations: Activations::F32, ..made_for }).is_ok());
+    assert!(
+        super::Gemv::new(&device, Shape { weights: floats, activations: Activations::F32, ..made_for })
+            .is_ok()
+    );
     let odd = Shape { epilogue: Epilogue::Geglu, ..shape(48, 64, 1) };
     assert!(super::Gemv::new(&device, odd).is_err(), "an odd number of strips has no pairs");
-    assert!(super::Gemv::new(&device, Shape { output: int16, ..made_for }).is_err(), "int16 without an epilogue");
+    assert!(
+        super::Gemv::new(&device, Shape { output: int16, ..made_for }).is_err(),
+        "int16 without an epilogue"
+    );
 
     let gated = Shape { epilogue: Epilogue::Geglu, output: int16, activations: int16, ..made_for };
     let kernel = super::Gemv::new(&device, gated).unwrap();
@@ -223,13 +273,19 @@ fn wrong_operands_are_refused() {
     let y16 = Target::vectors(&crate::Vectors::int16(&mut arena, "y", 48, 1).unwrap()).unwrap();
     assert_eq!(y16.kind(), int16);
     kernel.record(&mut recorder, "right", &w, Source::Vectors(&x), &y16).unwrap();
-    kernel.record(&mut recorder, "the last", &w, Source::Vectors(&x), &Target { first: 112, ..y16.clone() }).unwrap();
+    kernel
+        .record(&mut recorder, "the last", &w, Source::Vectors(&x), &Target { first: 112, ..y16.clone() })
+        .unwrap();
     for (what, first, stride) in [("no half group", 8, 128), ("too far", 128, 128), ("no quads", 0, 64)] {
-        kernel.record(&mut recorder, what, &w, Source::Vectors(&x), &Target { first, stride, ..y16.clone() }).expect_err(what);
+        kernel
+            .record(&mut recorder, what, &w, Source::Vectors(&x), &Target { first, stride, ..y16.clone() })
+            .expect_err(what);
     }
     let Stored::Int16(scales) = &y16.stored else { panic!("int16") };
     let few = Stored::Int16(scales.slice(0..16).unwrap());
-    kernel.record(&mut recorder, "few scales", &w, Source::Vectors(&x), &Target { stored: few, ..y16.clone() }).unwrap_err();
+    kernel
+        .record(&mut recorder, "few scales", &w, Source::Vectors(&x), &Target { stored: few, ..y16.clone() })
+        .unwrap_err();
     kernel.record(&mut recorder, "f32 for int16", &w, Source::Vectors(&x), &target(&y.view())).unwrap_err();
     let int8 = crate::Vectors::int8(&mut arena, "y", 64, 1).unwrap();
     assert!(Target::vectors(&int8).is_err(), "int8 output");

@@ -34,11 +34,23 @@ impl Warm {
     }
 
     /// Records the reading of some stretches of `data`. `sums` gets a word for each [`policy::GROUP_BYTES`] of them.
-    pub fn record(&self, recorder: &mut Recorder, name: &str, data: &View, sums: &View, stretches: Stretches) -> Result<()> {
+    pub fn record(
+        &self,
+        recorder: &mut Recorder,
+        name: &str,
+        data: &View,
+        sums: &View,
+        stretches: Stretches,
+    ) -> Result<()> {
         let Stretches { count, bytes, apart } = stretches;
-        let whole = bytes > 0 && bytes.is_multiple_of(policy::GROUP_BYTES) && apart.is_multiple_of(16) && count > 0;
+        let whole =
+            bytes > 0 && bytes.is_multiple_of(policy::GROUP_BYTES) && apart.is_multiple_of(16) && count > 0;
         let end = stretches.end();
-        if !whole || end > data.len() || end / 16 > u64::from(u32::MAX) || sums.len() < u64::from(stretches.groups()) * 4 {
+        if !whole
+            || end > data.len()
+            || end / 16 > u64::from(u32::MAX)
+            || sums.len() < u64::from(stretches.groups()) * 4
+        {
             let reason = format!("{stretches:?} of {} bytes, with {} bytes of sums", data.len(), sums.len());
             return Err(Error::InvalidUse { what: name.to_string(), reason });
         }
@@ -54,5 +66,11 @@ impl Warm {
 
 fn variant() -> Variant {
     let constants = Constants { threads: policy::THREADS, loads: policy::LOADS };
-    Variant::new(format!("{} bytes a workgroup", policy::GROUP_BYTES), TIERS, Tier::T0, &constants, Subgroup::Any)
+    Variant::new(
+        format!("{} bytes a workgroup", policy::GROUP_BYTES),
+        TIERS,
+        Tier::T0,
+        &constants,
+        Subgroup::Any,
+    )
 }

@@ -6,10 +6,7 @@ use gpu::{Caps, Device, Result, Tier};
 
 use super::{QuantizeRows, policy};
 use crate::{
-    Activations,
-    HALF_GROUP,
-    QUAD,
-    Vectors,
+    Activations, HALF_GROUP, QUAD, Vectors,
     matmul::common::reference::Value,
     selftest::{Case, Comparison, Random, TIMEOUT, arena},
     vectors::{
@@ -24,12 +21,34 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
         let mut push = |output, sizes: &[(usize, usize, Range<usize>)]| {
             for (rows, k, active) in sizes.iter().cloned() {
                 let name = format!("{rows} × {k} to {output}, {active:?} active");
-                list.push(Case::new(name, tier, move |device| run(device, tier, output, rows, k, active.clone())));
+                list.push(Case::new(name, tier, move |device| {
+                    run(device, tier, output, rows, k, active.clone())
+                }));
             }
         };
         // One half group, padded quads, the heads of the 270M and of the 27B, no row in use, rows behind others.
-        push(Activations::Int16, &[(1, 16, 0..1), (3, 144, 0..2), (2, 1024, 0..2), (3, 4096, 0..2), (2, 2064, 0..0), (4, 144, 1..3)]);
-        push(Activations::F16, &[(1, 4, 0..1), (3, 140, 0..2), (2, 1024, 0..2), (3, 4096, 0..2), (2, 2064, 0..0), (4, 140, 1..3)]);
+        push(
+            Activations::Int16,
+            &[
+                (1, 16, 0..1),
+                (3, 144, 0..2),
+                (2, 1024, 0..2),
+                (3, 4096, 0..2),
+                (2, 2064, 0..0),
+                (4, 144, 1..3),
+            ],
+        );
+        push(
+            Activations::F16,
+            &[
+                (1, 4, 0..1),
+                (3, 140, 0..2),
+                (2, 1024, 0..2),
+                (3, 4096, 0..2),
+                (2, 2064, 0..0),
+                (4, 140, 1..3),
+            ],
+        );
     }
     list
 }

@@ -44,20 +44,33 @@ impl QuantizeRows {
         let whole = match output {
             Activations::Int16 => HALF_GROUP,
             Activations::F16 => 4,
-            Activations::F32 | Activations::Int8 => return wrong(format!("rows become int16 or f16, not {output}")),
+            Activations::F32 | Activations::Int8 => {
+                return wrong(format!("rows become int16 or f16, not {output}"));
+            }
         };
         if k == 0 || !k.is_multiple_of(whole) {
-            return wrong(format!("rows of {k} values cannot become {output}, which takes whole groups of {whole}"));
+            return wrong(format!(
+                "rows of {k} values cannot become {output}, which takes whole groups of {whole}"
+            ));
         }
         Ok(Self { output, k, plan, pipeline: variant(output, plan).pipeline(device)? })
     }
 
     /// Records it for the rows of `x`, f32, from the first to before the end that `active` (two u32) says; `y` has no more columns
     /// than `x`.
-    pub fn record(&self, recorder: &mut Recorder, name: &str, x: &Vectors, y: &Vectors, active: &View) -> Result<()> {
+    pub fn record(
+        &self,
+        recorder: &mut Recorder,
+        name: &str,
+        x: &Vectors,
+        y: &Vectors,
+        active: &View,
+    ) -> Result<()> {
         let wrong = |reason: String| Err(Error::InvalidUse { what: name.to_string(), reason });
         let (floats, values, scales) = match (&x.data, &y.data) {
-            (VectorData::F32(floats), VectorData::Int16 { values, scales }) if self.output == Activations::Int16 => {
+            (VectorData::F32(floats), VectorData::Int16 { values, scales })
+                if self.output == Activations::Int16 =>
+            {
                 (floats, values, scales.into())
             }
             (VectorData::F32(floats), VectorData::F16(values)) if self.output == Activations::F16 => {

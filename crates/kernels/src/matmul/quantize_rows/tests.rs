@@ -52,12 +52,14 @@ fn wrong_operands_are_refused() {
     for (y, other) in [(&int16, &f16), (&f16, &int16)] {
         let kind = y.kind();
         let kernel = QuantizeRows::new(&device, kind, 64).unwrap();
-        let mut record = |x: &Vectors, y: &Vectors| kernel.record(&mut recorder, "quantize_rows", x, y, &active);
+        let mut record =
+            |x: &Vectors, y: &Vectors| kernel.record(&mut recorder, "quantize_rows", x, y, &active);
         record(&x, y).unwrap();
         record(y, y).expect_err("what is no f32");
         record(&x, other).expect_err("another output");
         record(&x, &int8).expect_err("int8");
-        record(&x, &Vectors::new(&mut arena, "y", kind, 64, 3).unwrap()).expect_err("more columns than x has");
+        record(&x, &Vectors::new(&mut arena, "y", kind, 64, 3).unwrap())
+            .expect_err("more columns than x has");
         record(&x, &Vectors::new(&mut arena, "y", kind, 80, 2).unwrap()).expect_err("other rows");
     }
 }

@@ -28,10 +28,7 @@ use gpu::{AdapterKind, Caps, Device, Result};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Layout,
-    Matrix,
-    Target,
-    Vectors,
+    Layout, Matrix, Target, Vectors,
     matmul::gemv::{
         self, MAX_COLUMNS, Source,
         policy::{self, Plan, Shape},

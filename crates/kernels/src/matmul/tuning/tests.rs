@@ -7,12 +7,7 @@ use super::{
     search::{Stopwatch, search},
 };
 use crate::{
-    Activations,
-    Layout,
-    Matrix,
-    Scheme,
-    Target,
-    Vectors,
+    Activations, Layout, Matrix, Scheme, Target, Vectors,
     matmul::gemv::policy::{self, Plan, Prologue, Shape},
 };
 

@@ -9,11 +9,14 @@ use gpu::{Arena, Device, Error, Lifetime, Memory, Pipeline, Program, Recorder, R
 
 use super::{Input, Product, search::Stopwatch};
 use crate::{
+    bench::{
+        probe::{Read, ReadShape},
+        random::{Kind, Random, record_vectors},
+    },
     matmul::gemv::{
         Gemv,
         policy::{Plan, Shape},
     },
-    bench::{probe::{Read, ReadShape}, random::{Kind, Random, record_vectors}},
 };
 
 /// No run takes longer on a device that works.
