@@ -173,7 +173,7 @@ impl Opened {
         };
         let rows = match outputs {
             Outputs::Sampled => space.sequences,
-            Outputs::Every => limits.chunk.min(model::MOST_OUTPUTS),
+            Outputs::Every => limits.chunk.min(model::MAX_OUTPUT_ROWS),
         };
         let (model, heaps) = load(&device, &self.checkpoint, limits, rows, control, watch)?;
         let mut model = if arguments.reproducible { model.with_reproducible(true) } else { model };

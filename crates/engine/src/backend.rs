@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use model::{Mixed, Sampled, Sampling};
+use model::{DecodeRow, MixedOutput, PrefillChunk, Sampled};
 
 /// What a backend was made for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,32 +21,6 @@ pub struct Capacity {
     pub max_chunks_per_step: u32,
     /// Whether what was read is kept for texts that begin alike.
     pub prefix_cache: bool,
-}
-
-/// One sequence's next row.
-pub struct Next<'a, S> {
-    /// The sequence, which does not hold its last token yet.
-    pub sequence: &'a mut S,
-    /// That token.
-    pub token: u32,
-    /// How the one after it is chosen.
-    pub sampling: &'a Sampling,
-    /// The tokens that it may be, a bit each; any where there is none.
-    pub mask: Option<&'a [u32]>,
-}
-
-/// A part of what a sequence has to read.
-pub struct Chunk<'a, S> {
-    /// The sequence that it goes to.
-    pub sequence: &'a mut S,
-    /// The tokens, which follow those that the sequence holds.
-    pub tokens: &'a [u32],
-    /// How the token after the prompt is chosen.
-    pub sampling: &'a Sampling,
-    /// The tokens that it may be, a bit each; any where there is none.
-    pub mask: Option<&'a [u32]>,
-    /// The prompt ends here: the token after it is chosen.
-    pub last: bool,
 }
 
 /// Why a backend did not do something. What it was told of is as it was before, except where the device is lost: then no sequence is of
@@ -110,20 +84,20 @@ pub trait Backend: Send + 'static {
     /// Bytes of weights, keys and values that a step must read for sequences that hold so many positions, one row of each. Cheap.
     fn step_bytes(&self, depths: &[u32]) -> u64;
 
-    /// One more token for each that writes, and chunks of others, in one step: at least one chunk, at most [`Capacity::max_chunks_per_step`].
+    /// Runs one step of a mixed batch: a token per decode row, and 1 to [`Capacity::max_chunks_per_step`] prefill chunks. On an error no
+    /// sequence advances.
     fn mixed(
         &mut self,
-        writing: &mut [Next<'_, Self::Sequence>],
-        chunks: &mut [Chunk<'_, Self::Sequence>],
-    ) -> Result<Mixed, BackendError>;
+        decoding: &mut [DecodeRow<'_, Self::Sequence>],
+        chunks: &mut [PrefillChunk<'_, Self::Sequence>],
+    ) -> Result<MixedOutput, BackendError>;
 
-    /// Up to `most` more tokens for each that writes: at least one step, each with a token for every one of them. The step in which the
-    /// first of them meets one of its `ends` is the last. Where one has a mask, `most` is 1.
-    fn run(
+    /// Decodes up to `max_steps` tokens per row: one list per step, with one token per row, and at least one step. The step
+    /// in which any row samples one of its stop tokens is the last. With a token mask in the batch `max_steps` is 1.
+    fn decode(
         &mut self,
-        writing: &mut [Next<'_, Self::Sequence>],
-        most: usize,
-        ends: &[&[u32]],
+        batch: &mut [DecodeRow<'_, Self::Sequence>],
+        max_steps: usize,
     ) -> Result<Vec<Vec<Sampled>>, BackendError>;
 
     /// Counts these tokens anew for penalties: a prompt, and what was written after it.

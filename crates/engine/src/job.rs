@@ -11,7 +11,7 @@ use std::{
 use model::{Sampled, Sampling};
 use tokio::sync::mpsc::UnboundedSender;
 
-use crate::{Event, FinishReason, Next, Request, RequestError, Token, Usage};
+use crate::{DecodeRow, Event, FinishReason, Request, RequestError, Token, Usage};
 
 /// A request on its way. What it has written stays with it when it is set back.
 pub(crate) struct Job {
@@ -189,11 +189,16 @@ pub(crate) struct Writing<S> {
 }
 
 impl<S> Writing<S> {
-    /// Its next row, and the tokens that end it.
-    pub fn next(&mut self) -> (Next<'_, S>, &[u32]) {
+    /// Its next decode row.
+    pub fn next(&mut self) -> DecodeRow<'_, S> {
         let Self { job, sequence } = self;
         let token = job.written.last().copied().unwrap_or_default();
-        let next = Next { sequence, token, sampling: &job.request.sampling, mask: job.mask() };
-        (next, &job.request.stop_token_ids)
+        DecodeRow {
+            sequence,
+            token,
+            sampling: &job.request.sampling,
+            mask: job.mask(),
+            stop_token_ids: &job.request.stop_token_ids,
+        }
     }
 }

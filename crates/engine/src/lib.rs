@@ -24,10 +24,10 @@ pub mod testing;
 mod tests;
 
 pub use answer::{Event, EventStream, FinishReason, Token, Usage};
-pub use backend::{Backend, BackendError, Capacity, Chunk, Next};
+pub use backend::{Backend, BackendError, Capacity};
 pub use error::{RequestError, SubmitError};
 pub use handle::{Engine, Options};
-pub use model::{Mixed, Sampled, Sampling};
+pub use model::{DecodeRow, MixedOutput, PrefillChunk, Sampled, Sampling};
 pub use request::Request;
 pub use runner::GpuBackend;
 pub use status::{Histogram, MemoryTraffic, Pages, Status};

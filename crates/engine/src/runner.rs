@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use model::{Error, Mixed, Runner, Sampled, Sequence};
+use model::{DecodeRow, Error, MixedOutput, PrefillChunk, Runner, Sampled, Sequence};
 
-use crate::{Backend, BackendError, Capacity, Chunk, Next};
+use crate::{Backend, BackendError, Capacity};
 
 /// Opens the device again, loads the model and makes a runner with the same limits.
 type Reload = Box<dyn FnMut() -> model::Result<Runner> + Send>;
@@ -52,7 +52,7 @@ fn capacity(runner: &Runner) -> Capacity {
         vocab_size: runner.model().config.vocab,
         page_size: limits.page,
         pages: runner.cache().pages(),
-        max_chunks_per_step: model::MOST_CHUNKS as u32,
+        max_chunks_per_step: model::MAX_CHUNKS_PER_STEP as u32,
         prefix_cache: limits.prefix,
     }
 }
@@ -72,34 +72,6 @@ impl From<Error> for BackendError {
             error => BackendError::Other(error.to_string()),
         }
     }
-}
-
-/// The runner's own rows.
-fn rows<'a>(writing: &'a mut [Next<'_, Sequence>]) -> Vec<model::Next<'a>> {
-    let row = |next: &'a mut Next<'_, Sequence>| model::Next {
-        sequence: &mut *next.sequence,
-        token: next.token,
-        sampling: next.sampling,
-    };
-    writing.iter_mut().map(row).collect()
-}
-
-/// The runner's own chunks.
-fn parts<'a>(chunks: &'a mut [Chunk<'_, Sequence>]) -> Vec<model::Chunk<'a>> {
-    let part = |chunk: &'a mut Chunk<'_, Sequence>| model::Chunk {
-        sequence: &mut *chunk.sequence,
-        tokens: chunk.tokens,
-        sampling: chunk.sampling,
-        last: chunk.last,
-    };
-    chunks.iter_mut().map(part).collect()
-}
-
-/// Their masks, in the same order, and those of chunks whose token is chosen too. None at all where nobody has one.
-fn masks<'a>(writing: &[Next<'a, Sequence>], chunks: &[Chunk<'a, Sequence>]) -> Vec<Option<&'a [u32]>> {
-    let firsts = chunks.iter().filter(|chunk| chunk.last).map(|chunk| chunk.mask);
-    let all: Vec<_> = writing.iter().map(|next| next.mask).chain(firsts).collect();
-    if all.iter().any(Option::is_some) { all } else { vec![] }
 }
 
 /// Gives back pages that were taken for positions which did not come.
@@ -155,35 +127,28 @@ impl Backend for GpuBackend {
 
     fn mixed(
         &mut self,
-        writing: &mut [Next<'_, Sequence>],
-        chunks: &mut [Chunk<'_, Sequence>],
-    ) -> Result<Mixed, BackendError> {
+        decoding: &mut [DecodeRow<'_>],
+        chunks: &mut [PrefillChunk<'_>],
+    ) -> Result<MixedOutput, BackendError> {
         let runner = self.runner()?;
-        let masks = masks(writing, chunks);
-        let mixed = runner.mixed_masked(&mut rows(writing), &mut parts(chunks), &masks);
-        if mixed.is_err() {
-            let written = writing.iter_mut().map(|next| &mut *next.sequence);
-            let read = chunks.iter_mut().map(|chunk| &mut *chunk.sequence);
-            written.chain(read).for_each(|sequence| give_back(runner, sequence));
+        let output = runner.mixed(decoding, chunks);
+        if output.is_err() {
+            decoding.iter_mut().for_each(|row| give_back(runner, row.sequence));
+            chunks.iter_mut().for_each(|chunk| give_back(runner, chunk.sequence));
         }
         self.tidy();
-        Ok(mixed?)
+        Ok(output?)
     }
 
-    fn run(
+    fn decode(
         &mut self,
-        writing: &mut [Next<'_, Sequence>],
-        most: usize,
-        ends: &[&[u32]],
+        batch: &mut [DecodeRow<'_>],
+        max_steps: usize,
     ) -> Result<Vec<Vec<Sampled>>, BackendError> {
         let runner = self.runner()?;
-        let masks = masks(writing, &[]);
-        let steps = match masks.is_empty() {
-            true => runner.decode_run(&mut rows(writing), most, ends),
-            false => runner.decode_masked(&mut rows(writing), &masks).map(|step| vec![step]),
-        };
+        let steps = runner.decode(batch, max_steps);
         if steps.is_err() {
-            writing.iter_mut().for_each(|next| give_back(runner, next.sequence));
+            batch.iter_mut().for_each(|row| give_back(runner, row.sequence));
         }
         self.tidy();
         Ok(steps?)

@@ -19,8 +19,8 @@ use model::pages::Kind;
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
 use crate::{
-    Backend, BackendError, Capacity, Chunk, Event, EventStream, FinishReason, Mixed, Next, Request, Sampled,
-    Sampling,
+    Backend, BackendError, Capacity, DecodeRow, Event, EventStream, FinishReason, MixedOutput, PrefillChunk,
+    Request, Sampled, Sampling,
 };
 
 use ledger::{FNV_START, Ledger, SharedLedger, fnv, locked};
@@ -54,7 +54,7 @@ pub struct MockOptions {
     pub step_delay: Duration,
     /// Sequences of a step that there is memory for.
     pub max_sequences_per_step: usize,
-    /// What goes wrong, by the number of the call of `start`, `mixed`, `run`, `recount`, `probe` or `revive` that it happens in: the first is 0.
+    /// What goes wrong, by the number of the call of `start`, `mixed`, `decode`, `recount`, `probe` or `revive` that it happens in: the first is 0.
     pub errors: BTreeMap<u64, BackendError>,
 }
 
@@ -243,7 +243,11 @@ impl MockBackend {
     }
 
     /// Makes room for so many steps of all; nothing changes on an error.
-    fn extend_all(&self, writing: &mut [Next<'_, MockSequence>], steps: usize) -> Result<(), BackendError> {
+    fn extend_all(
+        &self,
+        writing: &mut [DecodeRow<'_, MockSequence>],
+        steps: usize,
+    ) -> Result<(), BackendError> {
         for next in writing.iter() {
             // Which mask that token was chosen with is not known here.
             let known = next.mask.is_none();
@@ -258,15 +262,16 @@ impl MockBackend {
     }
 
     /// One token more of a sequence.
-    fn write(&self, next: &mut Next<'_, MockSequence>) -> Sampled {
+    fn write(&self, next: &mut DecodeRow<'_, MockSequence>) -> Sampled {
         next.sequence.write(&[next.token]);
         let sampled = self.sampled(next.sequence, next.sampling, next.mask);
         next.token = sampled.token;
         sampled
     }
 
-    fn log(&self, writing: usize, chunks: &[Chunk<'_, MockSequence>]) {
-        let read = |chunk: &Chunk<'_, MockSequence>| (chunk.sequence.tokens.len(), chunk.tokens.to_vec());
+    fn log(&self, writing: usize, chunks: &[PrefillChunk<'_, MockSequence>]) {
+        let read =
+            |chunk: &PrefillChunk<'_, MockSequence>| (chunk.sequence.tokens.len(), chunk.tokens.to_vec());
         let chunks = chunks.iter().map(read).collect();
         locked(&self.ledger).log.push(Step { writing, chunks });
     }
@@ -326,9 +331,9 @@ impl Backend for MockBackend {
 
     fn mixed(
         &mut self,
-        writing: &mut [Next<'_, MockSequence>],
-        chunks: &mut [Chunk<'_, MockSequence>],
-    ) -> Result<Mixed, BackendError> {
+        writing: &mut [DecodeRow<'_, MockSequence>],
+        chunks: &mut [PrefillChunk<'_, MockSequence>],
+    ) -> Result<MixedOutput, BackendError> {
         let tokens: usize = chunks.iter().map(|chunk| chunk.tokens.len()).sum();
         assert!(
             (1..=self.options.capacity.max_chunks_per_step as usize).contains(&chunks.len()),
@@ -347,21 +352,20 @@ impl Backend for MockBackend {
         }
         self.log(writing.len(), chunks);
         let decoded = writing.iter_mut().map(|next| self.write(next)).collect();
-        let mut firsts = vec![];
-        for Chunk { sequence, tokens, sampling, mask, last } in chunks {
+        let mut first_tokens = vec![];
+        for PrefillChunk { sequence, tokens, sampling, mask, last } in chunks {
             sequence.write(tokens);
-            firsts.push(last.then(|| self.sampled(sequence, sampling, *mask)));
+            first_tokens.push(last.then(|| self.sampled(sequence, sampling, *mask)));
         }
-        Ok(Mixed { decoded, firsts })
+        Ok(MixedOutput { decoded, first_tokens })
     }
 
-    fn run(
+    fn decode(
         &mut self,
-        writing: &mut [Next<'_, MockSequence>],
+        writing: &mut [DecodeRow<'_, MockSequence>],
         most: usize,
-        ends: &[&[u32]],
     ) -> Result<Vec<Vec<Sampled>>, BackendError> {
-        assert!(!writing.is_empty() && most > 0 && ends.len() == writing.len());
+        assert!(!writing.is_empty() && most > 0);
         assert!(
             most == 1 || writing.iter().all(|next| next.mask.is_none()),
             "a run of {most} steps with a mask"
@@ -372,7 +376,10 @@ impl Backend for MockBackend {
         let mut steps: Vec<Vec<Sampled>> = vec![];
         while steps.len() < most {
             let step: Vec<Sampled> = writing.iter_mut().map(|next| self.write(next)).collect();
-            let ended = step.iter().zip(ends).any(|(sampled, ends)| ends.contains(&sampled.token));
+            let stopped = |(sampled, row): (&Sampled, &DecodeRow<'_, MockSequence>)| {
+                row.stop_token_ids.contains(&sampled.token)
+            };
+            let ended = step.iter().zip(writing.iter()).any(stopped);
             steps.push(step);
             if ended {
                 break;

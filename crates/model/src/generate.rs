@@ -7,7 +7,7 @@ use std::{
 
 use serde::Serialize;
 
-use crate::{Error, Result, Runner, Sampled, Sampling, Setup, pages::Sequence, runner::Next};
+use crate::{DecodeRow, Error, Result, Runner, Sampled, Sampling, Setup, pages::Sequence};
 
 /// What to generate.
 #[derive(Clone, Debug)]
@@ -135,8 +135,11 @@ pub fn generate(
         }
         let last = generated.tokens[generated.tokens.len() - 1];
         let steps = runner.steady_steps(1).min(request.most - generated.tokens.len());
-        let next = Next { sequence: &mut *sequence, token: last, sampling: request.sampling };
-        sampled = runner.decode_run(&mut [next], steps, &[request.ends])?.concat();
+        let row = DecodeRow {
+            stop_token_ids: request.ends,
+            ..DecodeRow::new(&mut *sequence, last, request.sampling)
+        };
+        sampled = runner.decode(&mut [row], steps)?.concat();
         generated.decode_steps += sampled.len();
         generated.decode_bytes += step_bytes(runner, sequence.len(), sampled.len());
     }

@@ -11,6 +11,7 @@
 //!
 //! docs/forward.md tells the data flow.
 
+mod batch;
 mod bucket;
 mod decoder;
 mod error;
@@ -30,14 +31,15 @@ mod state;
 mod step;
 mod tune;
 
+pub use batch::{DecodeRow, MixedOutput, PrefillChunk};
 pub use error::{Error, Result};
 pub use kernels::{Activations, KvScheme, matmul::tuning::Tuned};
 pub use kv_cache::KvCache;
 pub use limits::{Limits, PAGE};
 pub use loaded::Model;
 pub use pages::Sequence;
-pub use runner::{Chunk, MOST_OUTPUTS, Mixed, Next, Runner, Sampled, Setup, Usage, check_tokens};
+pub use runner::{MAX_OUTPUT_ROWS, Runner, Sampled, Setup, Usage, check_tokens};
 pub use sampling::Sampling;
 pub use size::Size;
-pub use state::MOST_CHUNKS;
+pub use state::MAX_CHUNKS_PER_STEP;
 pub use tune::When;

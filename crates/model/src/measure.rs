@@ -15,7 +15,7 @@ use weights::{
     names::{Role, Slot, Tower},
 };
 
-use crate::{Model, Next, Result, Runner, Sequence};
+use crate::{DecodeRow, Model, Result, Runner, Sequence};
 
 /// Making a matrix of random words, the largest on the slowest device.
 const TIMEOUT: Duration = Duration::from_secs(300);
@@ -256,10 +256,10 @@ impl Runner {
     }
 
     /// One token for each of some sequences, as [`Runner::decode`] does it, with a timestamp after every command.
-    pub fn profile(&mut self, next: &mut [Next<'_>]) -> Result<Profile> {
-        let read = |next: &Next<'_>| self.cache().bytes_read(&self.model().config, next.sequence.len());
-        let kv: u64 = next.iter().map(read).sum();
-        let timings = self.decode_timed(next, Stamps::Each(MOST_COMMANDS))?;
+    pub fn profile(&mut self, batch: &mut [DecodeRow<'_>]) -> Result<Profile> {
+        let read = |row: &DecodeRow<'_>| self.cache().bytes_read(&self.model().config, row.sequence.len());
+        let kv: u64 = batch.iter().map(read).sum();
+        let timings = self.decode_timed(batch, Stamps::Each(MOST_COMMANDS))?;
         let bytes = |name: &str| match name {
             "attention" => kv,
             _ => self.model().bytes_of(name),

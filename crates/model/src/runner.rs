@@ -32,8 +32,6 @@ use crate::{
 use pace::{Extent, Matrices, Seeing};
 use record::{Count, Key, Output, Recorded};
 
-pub use mixed::{Chunk, Mixed};
-
 /// A chosen token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampled {
@@ -43,16 +41,6 @@ pub struct Sampled {
     pub logprob: f32,
     /// As many of the most probable tokens as [`Sampling::top`] asks for, the most probable first, with the same of theirs.
     pub top: Vec<(u32, f32)>,
-}
-
-/// One sequence's next row.
-pub struct Next<'a> {
-    /// The sequence, whose last token is not in the cache yet.
-    pub sequence: &'a mut Sequence,
-    /// That token.
-    pub token: u32,
-    /// How the one after it is chosen.
-    pub sampling: &'a Sampling,
 }
 
 /// What a runner did so far.
@@ -486,17 +474,16 @@ impl Runner {
         Ok(told.map(|top| (top.token, top.logprob)).collect())
     }
 
-    /// Whether there is a mask of the right length, or none, for each of so many rows, or no mask at all.
-    fn check_masks(&self, rows: usize, masks: &[Option<&[u32]>]) -> Result<()> {
+    /// Whether a row's token mask, if it has one, is as long as the vocabulary.
+    fn check_mask(&self, mask: Option<&[u32]>) -> Result<()> {
         let words = self.model.config.vocab.div_ceil(32) as usize;
-        if masks.is_empty() || masks.len() == rows && masks.iter().flatten().all(|mask| mask.len() == words) {
-            return Ok(());
+        match mask {
+            Some(mask) if mask.len() != words => Err(Error::Limits(format!(
+                "a token mask of {} words: this model's vocabulary takes {words}",
+                mask.len()
+            ))),
+            _ => Ok(()),
         }
-        let lengths: Vec<usize> = masks.iter().flatten().map(|mask| mask.len()).collect();
-        Err(Error::Limits(format!(
-            "{} masks of {lengths:?} words for {rows} rows: give each row one of {words} words, or none",
-            masks.len()
-        )))
     }
 }
 
@@ -535,4 +522,4 @@ fn extent_of(rows: &[Row], count: Count, output: Output) -> Extent {
 }
 
 /// Rows of logits at a time: 256 MiB of them with Gemma's vocabulary.
-pub const MOST_OUTPUTS: u32 = 256;
+pub const MAX_OUTPUT_ROWS: u32 = 256;

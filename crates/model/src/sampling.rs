@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use kernels::sample::{BAN, Bias, Form, MAX_BIASES, MAX_TOP, Params};
 use serde::Serialize;
 
-use crate::{Error, Result};
+use crate::{DecodeRow, Error, Result};
 
 /// How the next token is chosen. Logit biases and penalties come first, then temperature, top-k, top-p and min-p.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -144,11 +144,8 @@ pub(crate) struct Choice<'a> {
 }
 
 impl<'a> Choice<'a> {
-    /// One for each row. `masks` may be empty: then no row has one.
-    pub fn list(samplings: impl IntoIterator<Item = &'a Sampling>, masks: &[Option<&'a [u32]>]) -> Vec<Self> {
-        let mut masks = masks.iter().copied();
-        let choice = |sampling| Self { sampling, mask: masks.next().flatten() };
-        samplings.into_iter().map(choice).collect()
+    pub fn for_decode(row: &DecodeRow<'a>) -> Self {
+        Self { sampling: row.sampling, mask: row.mask }
     }
 
     /// What it needs of the kernel.

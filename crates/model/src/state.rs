@@ -53,7 +53,7 @@ pub(crate) struct State {
 pub(crate) const MAX_SAMPLED: u32 = 128;
 
 /// Most sequences of which one step reads a chunk.
-pub const MOST_CHUNKS: usize = 32;
+pub const MAX_CHUNKS_PER_STEP: usize = 32;
 
 /// Most steps of a run.
 pub(crate) const MAX_STEPS: usize = 32;
@@ -73,7 +73,7 @@ impl State {
             apart: ends.slice(0..8)?,
             chunk: ends.slice(4..12)?,
             rows: ends,
-            chunk_ends: shared.buffer_from("ends of chunks", &[0_u32; MOST_CHUNKS])?,
+            chunk_ends: shared.buffer_from("ends of chunks", &[0_u32; MAX_CHUNKS_PER_STEP])?,
             groups: shared.buffer_from("workgroups of attention", &[0_u32; 6])?,
             outputs: shared.buffer_from("active outputs", &[0_u32])?,
             tokens: shared.buffer("tokens", words)?,

@@ -10,7 +10,7 @@ mod reference;
 use std::path::PathBuf;
 
 use common::load;
-use model::{KvScheme, Limits, Next, Runner, Sampling, language::Language};
+use model::{DecodeRow, KvScheme, Limits, Runner, Sampling, language::Language};
 use reference::{cases, data, file, greedy, limits};
 use serde_json::Value;
 use text::Special;
@@ -61,9 +61,9 @@ fn one_by_one_in_any_chunks_and_in_a_batch_the_tokens_are_the_same() {
     for _ in 1..24 {
         let last: Vec<u32> = tokens.iter().map(|tokens| tokens[tokens.len() - 1]).collect();
         let rows = sequences.iter_mut().zip(last);
-        let mut next: Vec<Next<'_>> =
-            rows.map(|(sequence, token)| Next { sequence, token, sampling: &sampling }).collect();
-        for (tokens, sampled) in tokens.iter_mut().zip(runner.decode(&mut next).unwrap()) {
+        let mut next: Vec<DecodeRow<'_>> =
+            rows.map(|(sequence, token)| DecodeRow::new(sequence, token, &sampling)).collect();
+        for (tokens, sampled) in tokens.iter_mut().zip(runner.decode(&mut next, 1).unwrap().remove(0)) {
             tokens.push(sampled.token);
         }
     }

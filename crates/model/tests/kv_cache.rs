@@ -4,7 +4,7 @@ mod common;
 
 use common::{Fixture, difference, limits, load};
 use gpu::Lifetime;
-use model::{Error, KvScheme, Limits, Next, Runner, Sampling};
+use model::{DecodeRow, Error, KvScheme, Limits, Runner, Sampling};
 use weights::plan;
 
 /// A model with a window of 32, a prompt of 300, pages of 4.
@@ -25,16 +25,16 @@ fn pages_that_the_window_has_left_go_back() {
     assert_eq!((sequence.len(), sequence.pages().0), (300, 75));
     assert!((8..=13).contains(&sequence.pages().1), "{:?}", sequence.pages());
     for _ in 0..20 {
-        let next = Next { sequence: &mut sequence, token: sampled.token, sampling: &sampling };
-        sampled = runner.decode(&mut [next]).unwrap().remove(0);
+        let next = DecodeRow::new(&mut sequence, sampled.token, &sampling);
+        sampled = runner.decode(&mut [next], 1).unwrap().remove(0).remove(0);
         // Position p sees 32 positions, which lie on 8 or 9 pages.
         assert!(sequence.pages().1 <= 9, "{:?}", sequence.pages());
     }
     let held = sequence.pages();
     assert_eq!(runner.cache().free_pages(), (all.0 - held.0, all.1 - held.1));
 
-    let next = Next { sequence: &mut sequence, token: sampled.token, sampling: &sampling };
-    let error = runner.decode(&mut [next]).unwrap_err();
+    let next = DecodeRow::new(&mut sequence, sampled.token, &sampling);
+    let error = runner.decode(&mut [next], 1).unwrap_err();
     assert!(matches!(error, Error::ContextFull { wanted: 321, context: 320, .. }), "{error}");
     assert_eq!(sequence.pages(), held, "an error changes nothing");
     drop(sequence);
@@ -190,12 +190,12 @@ fn fewer_pages_than_all_sequences_could_fill_are_shared() {
     let (mut one, mut other) = (runner.start().unwrap(), runner.start().unwrap());
     let first = runner.prompt(&mut one, &fixture.ids[..24], &sampling, |_| true).unwrap();
     runner.prompt(&mut other, &fixture.ids[..12], &sampling, |_| true).unwrap();
-    let next = Next { sequence: &mut one, token: first.token, sampling: &sampling };
-    let error = runner.decode(&mut [next]).unwrap_err();
+    let next = DecodeRow::new(&mut one, first.token, &sampling);
+    let error = runner.decode(&mut [next], 1).unwrap_err();
     assert!(matches!(error, Error::NoPage { pages: 9 }), "{error}");
     assert_eq!(one.len(), 24, "an error changes nothing");
     drop(other);
-    let next = Next { sequence: &mut one, token: first.token, sampling: &sampling };
-    runner.decode(&mut [next]).unwrap();
+    let next = DecodeRow::new(&mut one, first.token, &sampling);
+    runner.decode(&mut [next], 1).unwrap().remove(0);
     assert_eq!(runner.cache().free_pages().0, 9 - 7);
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use common::{
     FAMILIES, Fixture, NAMES, QUANTISED, all_logits, difference, divergence, limits, load, load_alone,
 };
-use model::{Activations, KvScheme, Limits, Model, Next, Runner, Sampling};
+use model::{Activations, DecodeRow, KvScheme, Limits, Model, Runner, Sampling};
 
 #[test]
 fn logits_are_those_of_transformers() {
@@ -100,8 +100,8 @@ fn int16_activations_as_gpus_have_them_are_next_to_exact() {
         let sampling = Sampling::default();
         let mut tokens = vec![runner.prompt(&mut sequence, &fixture.ids, &sampling, |_| true).unwrap().token];
         while tokens.len() < greedy.len() {
-            let next = Next { sequence: &mut sequence, token: tokens[tokens.len() - 1], sampling: &sampling };
-            tokens.push(runner.decode(&mut [next]).unwrap()[0].token);
+            let next = DecodeRow::new(&mut sequence, tokens[tokens.len() - 1], &sampling);
+            tokens.push(runner.decode(&mut [next], 1).unwrap()[0][0].token);
         }
         assert_eq!(tokens, greedy, "{name}");
     }
@@ -219,8 +219,8 @@ fn int8_keys_and_values_are_the_same_by_one_dispatch_and_by_several() {
             // The fixture's own tokens, so that both ways have the same to go.
             let rest = fixture.ids[prompt.len()..].iter();
             rest.map(|token| {
-                let next = Next { sequence: &mut sequence, token: *token, sampling: &sampling };
-                let sampled = runner.decode(&mut [next]).unwrap().remove(0);
+                let next = DecodeRow::new(&mut sequence, *token, &sampling);
+                let sampled = runner.decode(&mut [next], 1).unwrap().remove(0).remove(0);
                 (sampled.token, sampled.logprob)
             })
             .collect::<Vec<_>>()
@@ -256,8 +256,8 @@ fn in_a_batch_of_others(fixture: &Fixture, model: &Arc<Model>, allowed: Option<f
         let mut sampled = runner.prompt(&mut sequence, ids, &sampling, |_| true).unwrap();
         let mut tokens = vec![(sampled.token, sampled.logprob)];
         while tokens.len() < count {
-            let next = Next { sequence: &mut sequence, token: sampled.token, sampling: &sampling };
-            sampled = runner.decode(&mut [next]).unwrap().remove(0);
+            let next = DecodeRow::new(&mut sequence, sampled.token, &sampling);
+            sampled = runner.decode(&mut [next], 1).unwrap().remove(0).remove(0);
             tokens.push((sampled.token, sampled.logprob));
         }
         tokens
@@ -282,16 +282,12 @@ fn in_a_batch_of_others(fixture: &Fixture, model: &Arc<Model>, allowed: Option<f
             sequences.push(sequence);
         }
         for _ in 1..greedy.len() {
-            let mut next: Vec<Next<'_>> = sequences
+            let mut next: Vec<DecodeRow<'_>> = sequences
                 .iter_mut()
                 .zip(&tokens)
-                .map(|(sequence, tokens)| Next {
-                    sequence,
-                    token: tokens.last().unwrap().token,
-                    sampling: &sampling,
-                })
+                .map(|(sequence, tokens)| DecodeRow::new(sequence, tokens.last().unwrap().token, &sampling))
                 .collect();
-            for (tokens, sampled) in tokens.iter_mut().zip(runner.decode(&mut next).unwrap()) {
+            for (tokens, sampled) in tokens.iter_mut().zip(runner.decode(&mut next, 1).unwrap().remove(0)) {
                 tokens.push(sampled);
             }
         }

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{Fixture, limits, load};
-use model::{Chunk, Error, Next, Runner, Sampled, Sampling, Sequence};
+use model::{DecodeRow, Error, PrefillChunk, Runner, Sampled, Sampling, Sequence};
 
 const NAME: &str = "gguf_q8_0";
 
@@ -13,9 +13,17 @@ fn only(vocab: usize, tokens: &[u32]) -> Vec<u32> {
     mask
 }
 
-fn next<'a>(sequences: &'a mut [Sequence], tokens: &[u32], sampling: &'a Sampling) -> Vec<Next<'a>> {
-    let rows = sequences.iter_mut().zip(tokens);
-    rows.map(|(sequence, token)| Next { sequence, token: *token, sampling }).collect()
+/// One row per sequence; where `masks` ends early the remaining rows have none.
+fn rows<'a>(
+    sequences: &'a mut [Sequence],
+    tokens: &[u32],
+    sampling: &'a Sampling,
+    masks: &[Option<&'a [u32]>],
+) -> Vec<DecodeRow<'a>> {
+    let masks = masks.iter().copied().chain(std::iter::repeat(None));
+    let rows = sequences.iter_mut().zip(tokens).zip(masks);
+    rows.map(|((sequence, token), mask)| DecodeRow { mask, ..DecodeRow::new(sequence, *token, sampling) })
+        .collect()
 }
 
 #[test]
@@ -39,7 +47,8 @@ fn a_mask_decides_for_its_row_and_for_no_other() {
     let others: Vec<u32> = (0..=last).filter(|token| *token != greedy[1]).collect();
     let masks = [only(fixture.vocab, &[last]), only(fixture.vocab, &others)];
     let masks = [Some(&masks[0][..]), Some(&masks[1][..]), None];
-    let chosen = runner.decode_masked(&mut next(&mut sequences, &tokens, &sampling), &masks).unwrap();
+    let mut batch = rows(&mut sequences, &tokens, &sampling, &masks);
+    let chosen = runner.decode(&mut batch, 1).unwrap().remove(0);
     assert_eq!((chosen[0].token, chosen[2].token), (last, greedy[1]));
     assert_ne!(chosen[1].token, greedy[1]);
     // The probability is the model's own, whatever was allowed.
@@ -48,19 +57,23 @@ fn a_mask_decides_for_its_row_and_for_no_other() {
     // Nothing is taken or recorded from step to step, and without masks all is as it was.
     let tokens: Vec<u32> = chosen.iter().map(|sampled| sampled.token).collect();
     let before = device.counters();
-    let chosen = runner.decode_masked(&mut next(&mut sequences, &tokens, &sampling), &masks).unwrap();
+    let mut batch = rows(&mut sequences, &tokens, &sampling, &masks);
+    let chosen = runner.decode(&mut batch, 1).unwrap().remove(0);
     let after = device.counters();
     assert_eq!((after.allocations, after.commands_recorded), (before.allocations, before.commands_recorded));
     assert_eq!((chosen[0].token, chosen[2].token), (last, greedy[2]));
     let tokens: Vec<u32> = chosen.iter().map(|sampled| sampled.token).collect();
-    let run = runner.decode_run(&mut next(&mut sequences, &tokens, &sampling), 3, &[]).unwrap();
+    let run = runner.decode(&mut rows(&mut sequences, &tokens, &sampling, &[]), 3).unwrap();
     assert!(run.iter().zip(&greedy[3..]).all(|(step, token)| step[2].token == *token));
 
-    // Masks of another length, or of other rows, are refused.
-    for wrong in [&[Some(&[0_u32][..]), None, None][..], &masks[..2]] {
-        let error = runner.decode_masked(&mut next(&mut sequences, &[1; 3], &sampling), wrong).unwrap_err();
-        assert!(matches!(error, Error::Limits(_)), "{error}");
-    }
+    // A run with a mask is one step: the next mask depends on the sampled token.
+    let run = runner.decode(&mut rows(&mut sequences, &[1; 3], &sampling, &masks), 3).unwrap();
+    assert_eq!(run.len(), 1);
+
+    // A mask of another length is an error.
+    let wrong = [Some(&[0_u32][..])];
+    let error = runner.decode(&mut rows(&mut sequences, &[1; 3], &sampling, &wrong), 1).unwrap_err();
+    assert!(matches!(error, Error::Limits(_)), "{error}");
 }
 
 #[test]
@@ -74,11 +87,12 @@ fn the_token_after_a_prompt_has_a_mask_too() {
     let token = runner.prompt(&mut sequences[0], &fixture.ids, &sampling, |_| true).unwrap().token;
     let [writing, reading] = &mut sequences;
     let masks = [only(fixture.vocab, &[7, 9]), only(fixture.vocab, &[11])];
-    let chunk = Chunk { sequence: reading, tokens: &fixture.ids[..9], sampling: &sampling, last: true };
-    let writing = Next { sequence: writing, token, sampling: &sampling };
-    let mixed =
-        runner.mixed_masked(&mut [writing], &mut [chunk], &[Some(&masks[0]), Some(&masks[1])]).unwrap();
-    let first = mixed.firsts[0].as_ref().unwrap();
+    let mask = Some(&masks[1][..]);
+    let chunk = PrefillChunk { mask, ..PrefillChunk::new(reading, &fixture.ids[..9], &sampling, true) };
+    let mask = Some(&masks[0][..]);
+    let row = DecodeRow { mask, ..DecodeRow::new(writing, token, &sampling) };
+    let mixed = runner.mixed(&mut [row], &mut [chunk]).unwrap();
+    let first = mixed.first_tokens[0].as_ref().unwrap();
     assert!([7, 9].contains(&mixed.decoded[0].token) && first.token == 11, "{first:?}");
     assert_eq!((mixed.decoded[0].top.len(), first.top.len()), (2, 2));
     // The most probable tokens are the model's, not the mask's.
@@ -99,11 +113,8 @@ fn the_most_probable_tokens_are_those_of_the_logits_in_every_step() {
     let same = runner.prompt(other, &fixture.ids, &plain, |_| true).unwrap();
     assert!(same.top.is_empty() && same.token == first.token && same.logprob == first.logprob);
     let token = first.token;
-    let rows = &mut [
-        Next { sequence: one, token, sampling: &asks },
-        Next { sequence: other, token, sampling: &plain },
-    ];
-    let steps = runner.decode_run(rows, 6, &[]).unwrap();
+    let rows = &mut [DecodeRow::new(one, token, &asks), DecodeRow::new(other, token, &plain)];
+    let steps = runner.decode(rows, 6).unwrap();
     assert_eq!(steps.len(), 6);
     let mut told = vec![first];
     for step in steps {
@@ -150,12 +161,15 @@ fn each_prompt_has_its_own_mask() {
     let token = runner.prompt(&mut sequences[0], &fixture.ids[..5], &sampling, |_| true).unwrap().token;
     let (writing, reading) = sequences.split_at_mut(1);
     // The second does not end here, and has no mask.
-    let chunk = |(sequence, last)| Chunk { sequence, tokens: &fixture.ids[..4], sampling: &sampling, last };
-    let mut chunks: Vec<_> = reading.iter_mut().zip([true, false, true]).map(chunk).collect();
-    let next = Next { sequence: &mut writing[0], token, sampling: &sampling };
     let masks = [7, 9, 11].map(|token| only(fixture.vocab, &[token]));
-    let masks: Vec<_> = masks.iter().map(|mask| Some(&mask[..])).collect();
-    let mixed = runner.mixed_masked(&mut [next], &mut chunks, &masks).unwrap();
-    let firsts: Vec<_> = mixed.firsts.iter().map(|first| first.as_ref().map(|first| first.token)).collect();
+    let chunk = |(sequence, mask): (_, Option<usize>)| PrefillChunk {
+        mask: mask.map(|mask| &masks[mask][..]),
+        ..PrefillChunk::new(sequence, &fixture.ids[..4], &sampling, mask.is_some())
+    };
+    let mut chunks: Vec<_> = reading.iter_mut().zip([Some(1), None, Some(2)]).map(chunk).collect();
+    let row = DecodeRow { mask: Some(&masks[0]), ..DecodeRow::new(&mut writing[0], token, &sampling) };
+    let mixed = runner.mixed(&mut [row], &mut chunks).unwrap();
+    let firsts: Vec<_> =
+        mixed.first_tokens.iter().map(|first| first.as_ref().map(|first| first.token)).collect();
     assert_eq!((mixed.decoded[0].token, firsts), (7, vec![Some(9), None, Some(11)]));
 }

@@ -5,7 +5,9 @@ mod common;
 use std::{sync::Arc, time::Duration};
 
 use common::{Fixture, limits, load, load_alone};
-use model::{Activations, Chunk, Error, KvScheme, Limits, Model, Next, Runner, Sampled, Sampling, Sequence};
+use model::{
+    Activations, DecodeRow, Error, KvScheme, Limits, Model, PrefillChunk, Runner, Sampled, Sampling, Sequence,
+};
 use weights::{config::Config, quant::Scheme};
 
 /// Three sequences that decode while a fourth's prompt is read, after which all four decode.
@@ -29,7 +31,7 @@ fn decode(
     while tokens[0].len() < wanted {
         let mut next = next(sequences, samplings, tokens);
         // In runs, whose steps go on from what the sampler has left on the GPU.
-        for step in runner.decode_run(&mut next, wanted - tokens[0].len(), &[]).unwrap() {
+        for step in runner.decode(&mut next, wanted - tokens[0].len()).unwrap() {
             tokens.iter_mut().zip(step).for_each(|(tokens, sampled)| tokens.push(sampled));
         }
     }
@@ -39,12 +41,10 @@ fn next<'a>(
     sequences: &'a mut [Sequence],
     samplings: &'a [Sampling],
     tokens: &[Vec<Sampled>],
-) -> Vec<Next<'a>> {
+) -> Vec<DecodeRow<'a>> {
     let rows = sequences.iter_mut().zip(samplings).zip(tokens);
-    rows.map(|((sequence, sampling), tokens)| Next {
-        sequence,
-        token: tokens[tokens.len() - 1].token,
-        sampling,
+    rows.map(|((sequence, sampling), tokens)| {
+        DecodeRow::new(sequence, tokens[tokens.len() - 1].token, sampling)
     })
     .collect()
 }
@@ -72,12 +72,12 @@ impl Scenario<'_> {
                 let (chunk, after) = rest.split_at(*size);
                 rest = after;
                 let last = rest.is_empty();
-                let chunk = Chunk { sequence: &mut fourth, tokens: chunk, sampling, last };
+                let chunk = PrefillChunk::new(&mut fourth, chunk, sampling, last);
                 let mut step =
                     runner.mixed(&mut next(&mut sequences, &self.samplings, &tokens), &mut [chunk]).unwrap();
                 tokens.iter_mut().zip(step.decoded).for_each(|(tokens, sampled)| tokens.push(sampled));
-                assert_eq!(step.firsts[0].is_some(), last);
-                first = step.firsts.remove(0);
+                assert_eq!(step.first_tokens[0].is_some(), last);
+                first = step.first_tokens.remove(0);
                 // Decoding goes on between the chunks too, as it would before another comes.
                 decode(&mut runner, &mut sequences, &self.samplings, &mut tokens, 1);
             }
@@ -255,12 +255,11 @@ fn a_mixed_step_has_no_more_levels_than_a_chunk_alone() {
     // Takes the memory of a step of 16 rows and of one, which is cleared by programs of its own.
     let token = runner.prompt(&mut one, &fixture.ids[..17], &sampling, |_| true).unwrap().token;
     let before = device.counters().barriers_recorded;
-    let chunk = Chunk { sequence: &mut other, tokens: &fixture.ids[..16], sampling: &sampling, last: true };
+    let chunk = PrefillChunk::new(&mut other, &fixture.ids[..16], &sampling, true);
     runner.mixed(&mut [], &mut [chunk]).unwrap();
     let alone = device.counters().barriers_recorded;
-    let chunk =
-        Chunk { sequence: &mut other, tokens: &fixture.ids[16..30], sampling: &sampling, last: false };
-    let next = Next { sequence: &mut one, token, sampling: &sampling };
+    let chunk = PrefillChunk::new(&mut other, &fixture.ids[16..30], &sampling, false);
+    let next = DecodeRow::new(&mut one, token, &sampling);
     runner.mixed(&mut [next], &mut [chunk]).unwrap();
     let mixed = device.counters().barriers_recorded;
     assert_eq!(mixed - alone, alone - before);
@@ -276,13 +275,13 @@ fn a_chunk_alone_is_a_step_too() {
     let (head, tail) = fixture.ids.split_at(16);
     let (middle, tail) = tail.split_at(16);
     for tokens in [head, middle] {
-        let chunk = Chunk { sequence: &mut sequence, tokens, sampling: &sampling, last: false };
+        let chunk = PrefillChunk::new(&mut sequence, tokens, &sampling, false);
         let step = runner.mixed(&mut [], &mut [chunk]).unwrap();
-        assert!(step.decoded.is_empty() && step.firsts == [None]);
+        assert!(step.decoded.is_empty() && step.first_tokens == [None]);
     }
-    let chunk = Chunk { sequence: &mut sequence, tokens: tail, sampling: &sampling, last: true };
+    let chunk = PrefillChunk::new(&mut sequence, tail, &sampling, true);
     assert_eq!(
-        runner.mixed(&mut [], &mut [chunk]).unwrap().firsts[0].as_ref().unwrap().token,
+        runner.mixed(&mut [], &mut [chunk]).unwrap().first_tokens[0].as_ref().unwrap().token,
         fixture.list("greedy")[0]
     );
 }
@@ -297,8 +296,8 @@ fn a_mixed_step_in_parts_gives_the_same_tokens() {
         let mut sequences = [runner.start().unwrap(), runner.start().unwrap()];
         let [one, other] = &mut sequences;
         let token = runner.prompt(one, &fixture.ids[..9], &sampling, |_| true).unwrap().token;
-        let next = Next { sequence: one, token, sampling: &sampling };
-        let chunk = Chunk { sequence: other, tokens: &fixture.ids[..12], sampling: &sampling, last: true };
+        let next = DecodeRow::new(one, token, &sampling);
+        let chunk = PrefillChunk::new(other, &fixture.ids[..12], &sampling, true);
         runner.mixed(&mut [next], &mut [chunk]).unwrap()
     };
     let runner = || Runner::new(model.clone(), limits(2, 96, 16)).unwrap();
@@ -320,8 +319,8 @@ fn what_cannot_be_a_mixed_step_is_refused_and_changes_nothing() {
 
     let mut refused = |token: u32, sampling: &Sampling, tokens: &[u32], chunk_sampling: &Sampling| {
         let before = (one.len(), other.len());
-        let next = Next { sequence: &mut one, token, sampling };
-        let chunk = Chunk { sequence: &mut other, tokens, sampling: chunk_sampling, last: true };
+        let next = DecodeRow::new(&mut one, token, sampling);
+        let chunk = PrefillChunk::new(&mut other, tokens, chunk_sampling, true);
         let error = runner.mixed(&mut [next], &mut [chunk]).unwrap_err();
         assert_eq!((one.len(), other.len()), before);
         error
@@ -345,16 +344,16 @@ fn what_cannot_be_a_mixed_step_is_refused_and_changes_nothing() {
     for swapped in [false, true] {
         let (sequence, next) =
             if swapped { (&mut other, &mut elsewhere) } else { (&mut elsewhere, &mut other) };
-        let next = Next { sequence: next, token, sampling: &sampling };
-        let chunk = Chunk { sequence, tokens: &ids[..3], sampling: &sampling, last: true };
+        let next = DecodeRow::new(next, token, &sampling);
+        let chunk = PrefillChunk::new(sequence, &ids[..3], &sampling, true);
         let error = runner.mixed(&mut [next], &mut [chunk]).unwrap_err().to_string();
         assert!(error.contains("another runner"), "{error}");
     }
     assert_eq!((other.len(), elsewhere.len()), (0, 0));
 
     // And then it goes on as if nothing had been asked.
-    let next = Next { sequence: &mut one, token, sampling: &sampling };
-    let chunk = Chunk { sequence: &mut other, tokens: &ids[..15], sampling: &sampling, last: false };
+    let next = DecodeRow::new(&mut one, token, &sampling);
+    let chunk = PrefillChunk::new(&mut other, &ids[..15], &sampling, false);
     assert_eq!(runner.mixed(&mut [next], &mut [chunk]).unwrap().decoded[0].token, fixture.list("greedy")[1]);
 
     // All sequences but one decode, and there is still room for half a chunk.
@@ -363,9 +362,9 @@ fn what_cannot_be_a_mixed_step_is_refused_and_changes_nothing() {
     let (last, others) = sequences.split_last_mut().unwrap();
     let rows = runner.chunk_rows_beside(15, 1, Duration::from_secs(1000));
     assert_eq!(rows, 16, "32 rows in all");
-    let mut next: Vec<Next<'_>> =
-        others.iter_mut().map(|sequence| Next { sequence, token: 1, sampling: &sampling }).collect();
-    let chunk = Chunk { sequence: last, tokens: &ids[..rows], sampling: &sampling, last: true };
+    let mut next: Vec<DecodeRow<'_>> =
+        others.iter_mut().map(|sequence| DecodeRow::new(sequence, 1, &sampling)).collect();
+    let chunk = PrefillChunk::new(last, &ids[..rows], &sampling, true);
     assert_eq!(runner.mixed(&mut next, &mut [chunk]).unwrap().decoded.len(), 15);
 }
 
@@ -383,7 +382,7 @@ fn chunks_beside_others_fill_a_bucket_and_keep_to_a_time() {
     let sampling = Sampling::default();
     let mut sequence = runner.start().unwrap();
     let tokens = vec![1; 64];
-    let chunk = Chunk { sequence: &mut sequence, tokens: &tokens, sampling: &sampling, last: true };
+    let chunk = PrefillChunk::new(&mut sequence, &tokens, &sampling, true);
     let start = std::time::Instant::now();
     runner.mixed(&mut [], &mut [chunk]).unwrap();
     let took = start.elapsed();
@@ -415,15 +414,18 @@ fn splits_of_both_kinds_of_rows_do_not_meet() {
         let mut all = Vec::new();
         for step in 0..3 {
             let rows = sequences.iter_mut().zip(&last);
-            let mut next: Vec<Next<'_>> =
-                rows.map(|(sequence, token)| Next { sequence, token: *token, sampling: &sampling }).collect();
+            let mut next: Vec<DecodeRow<'_>> =
+                rows.map(|(sequence, token)| DecodeRow::new(sequence, *token, &sampling)).collect();
             let ids: Vec<u32> = (0..chunk as u32).map(|number| (number * 37 + step) % 512).collect();
-            let chunk = Chunk { sequence: &mut reading, tokens: &ids, sampling: &sampling, last: true };
+            let chunk = PrefillChunk::new(&mut reading, &ids, &sampling, true);
             let (decoded, firsts) = if mixed {
                 let step = runner.mixed(&mut next, &mut [chunk]).unwrap();
-                (step.decoded, step.firsts)
+                (step.decoded, step.first_tokens)
             } else {
-                (runner.decode(&mut next).unwrap(), runner.mixed(&mut [], &mut [chunk]).unwrap().firsts)
+                (
+                    runner.decode(&mut next, 1).unwrap().remove(0),
+                    runner.mixed(&mut [], &mut [chunk]).unwrap().first_tokens,
+                )
             };
             last = decoded.iter().map(|sampled| sampled.token).collect();
             all.extend(decoded.into_iter().chain(firsts.into_iter().flatten()));

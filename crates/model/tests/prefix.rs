@@ -3,7 +3,7 @@
 mod common;
 
 use common::{Fixture, difference, limits, load_alone};
-use model::{KvScheme, Limits, Next, Runner, Sampling, Sequence};
+use model::{DecodeRow, KvScheme, Limits, Runner, Sampling, Sequence};
 use std::sync::Arc;
 
 /// A model with a window of 32, a prompt of 300, pages of 4.
@@ -40,8 +40,8 @@ fn write(runner: &mut Runner, sequence: &mut Sequence, first: u32, count: usize)
     let mut tokens = vec![first];
     while tokens.len() < count {
         let token = tokens[tokens.len() - 1];
-        let next = Next { sequence: &mut *sequence, token, sampling: &sampling };
-        let steps = runner.decode_run(&mut [next], count - tokens.len(), &[]).unwrap();
+        let next = DecodeRow::new(&mut *sequence, token, &sampling);
+        let steps = runner.decode(&mut [next], count - tokens.len()).unwrap();
         tokens.extend(steps.concat().iter().map(|sampled| sampled.token));
     }
     tokens
@@ -110,10 +110,10 @@ fn those_who_share_a_prefix_write_apart() {
     let mut tokens: Vec<Vec<u32>> = texts.iter().map(|text| vec![text[0]]).collect();
     for _ in 0..4 {
         let rows = sequences.iter_mut().zip(&tokens);
-        let mut next: Vec<Next<'_>> = rows
-            .map(|(sequence, tokens)| Next { sequence, token: tokens[tokens.len() - 1], sampling: &sampling })
+        let mut next: Vec<DecodeRow<'_>> = rows
+            .map(|(sequence, tokens)| DecodeRow::new(sequence, tokens[tokens.len() - 1], &sampling))
             .collect();
-        for step in runner.decode_run(&mut next, 5, &[]).unwrap() {
+        for step in runner.decode(&mut next, 5).unwrap() {
             tokens.iter_mut().zip(step).for_each(|(tokens, sampled)| tokens.push(sampled.token));
         }
     }
@@ -145,8 +145,8 @@ fn penalties_count_what_was_not_read() {
             vec![runner.prompt(&mut sequence, &text[known as usize..], &sampling, |_| true).unwrap().token];
         for _ in 0..8 {
             let token = tokens[tokens.len() - 1];
-            let next = Next { sequence: &mut sequence, token, sampling: &sampling };
-            tokens.push(runner.decode(&mut [next]).unwrap()[0].token);
+            let next = DecodeRow::new(&mut sequence, token, &sampling);
+            tokens.push(runner.decode(&mut [next], 1).unwrap()[0][0].token);
         }
         answers.push(tokens);
     }

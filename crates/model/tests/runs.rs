@@ -7,7 +7,7 @@ use std::ops::ControlFlow;
 use common::{Fixture, limits, load};
 use gpu::Fault;
 use model::{
-    Error, Next, Runner, Sampled, Sampling, Sequence,
+    DecodeRow, Error, Runner, Sampled, Sampling, Sequence,
     generate::{Event, Finish, Request, generate},
 };
 
@@ -33,8 +33,8 @@ fn go_on(
     let mut all = Vec::new();
     let mut token = first;
     while all.len() < count {
-        let next = Next { sequence, token, sampling };
-        let steps = runner.decode_run(&mut [next], most.min(count - all.len()), &[]).unwrap();
+        let next = DecodeRow::new(sequence, token, sampling);
+        let steps = runner.decode(&mut [next], most.min(count - all.len())).unwrap();
         all.extend(steps.concat().iter().map(bits));
         token = all[all.len() - 1].0;
     }
@@ -79,9 +79,9 @@ fn runs_of_any_length_give_the_same_tokens() {
         while tokens[0].len() < 9 {
             let last: Vec<u32> = tokens.iter().map(|tokens| tokens[tokens.len() - 1].0).collect();
             let rows = sequences.iter_mut().zip(&samplings).zip(last);
-            let mut next: Vec<Next<'_>> =
-                rows.map(|((sequence, sampling), token)| Next { sequence, token, sampling }).collect();
-            for step in runner.decode_run(&mut next, most.min(9 - tokens[0].len()), &[]).unwrap() {
+            let mut next: Vec<DecodeRow<'_>> =
+                rows.map(|((sequence, sampling), token)| DecodeRow::new(sequence, token, sampling)).collect();
+            for step in runner.decode(&mut next, most.min(9 - tokens[0].len())).unwrap() {
                 tokens.iter_mut().zip(&step).for_each(|(tokens, sampled)| tokens.push(bits(sampled)));
             }
         }
@@ -109,9 +109,9 @@ fn an_end_token_in_the_middle_of_a_run_stops_the_gpu() {
         let at = (2..7).find(|at| !tokens[..*at].contains(&tokens[*at])).unwrap();
         let mut sequence = runner.start().unwrap();
         runner.prompt(&mut sequence, &fixture.ids, &sampling, |_| true).unwrap();
-        let next = Next { sequence: &mut sequence, token: first.token, sampling: &sampling };
-        let ends = [u32::MAX - 1, tokens[at]];
-        let steps = runner.decode_run(&mut [next], 8, &[&ends]).unwrap();
+        let stop_token_ids = &[u32::MAX - 1, tokens[at]];
+        let row = DecodeRow { stop_token_ids, ..DecodeRow::new(&mut sequence, first.token, &sampling) };
+        let steps = runner.decode(&mut [row], 8).unwrap();
         let mut got: Vec<_> = steps.concat().iter().map(bits).collect();
         assert_eq!(got, expected[..=at], "{sampling:?}");
         let held = fixture.ids.len() + at + 1;
@@ -126,8 +126,8 @@ fn an_end_token_in_the_middle_of_a_run_stops_the_gpu() {
     let sampling = Sampling::default();
     let first = runner.prompt(&mut sequence, &fixture.ids, &sampling, |_| true).unwrap();
     let many: Vec<u32> = (0..17).collect();
-    let next = Next { sequence: &mut sequence, token: first.token, sampling: &sampling };
-    assert_eq!(runner.decode_run(&mut [next], 8, &[&many]).unwrap().len(), 1);
+    let row = DecodeRow { stop_token_ids: &many, ..DecodeRow::new(&mut sequence, first.token, &sampling) };
+    assert_eq!(runner.decode(&mut [row], 8).unwrap().len(), 1);
 }
 
 #[test]
@@ -146,10 +146,11 @@ fn the_first_of_several_sequences_that_ends_stops_all() {
     let greedy = fixture.list("greedy");
     let at = (2..8).find(|at| !greedy[1..*at].contains(&greedy[*at])).unwrap();
     let rows = sequences.iter_mut().zip(first);
-    let mut next: Vec<Next<'_>> =
-        rows.map(|(sequence, token)| Next { sequence, token, sampling: &sampling }).collect();
+    let mut next: Vec<DecodeRow<'_>> =
+        rows.map(|(sequence, token)| DecodeRow::new(sequence, token, &sampling)).collect();
     // What ends one sequence is nothing to the other.
-    let steps = runner.decode_run(&mut next, 10, &[&[greedy[at]], &[]]).unwrap();
+    next[0].stop_token_ids = &greedy[at..=at];
+    let steps = runner.decode(&mut next, 10).unwrap();
     assert_eq!(steps.iter().map(|step| step[0].token).collect::<Vec<_>>(), greedy[1..=at]);
     assert_eq!(sequences.map(|sequence| sequence.len() as usize), [fixture.ids.len() + at, 20 + at]);
 }
@@ -164,18 +165,13 @@ fn a_run_ends_where_the_context_does() {
     let mut sequence = runner.start().unwrap();
     let first = runner.prompt(&mut sequence, &fixture.ids, &sampling, |_| true).unwrap();
     let left = 40 - fixture.ids.len();
-    let next = Next { sequence: &mut sequence, token: first.token, sampling: &sampling };
-    let tokens: Vec<u32> = runner
-        .decode_run(&mut [next], 16, &[])
-        .unwrap()
-        .concat()
-        .iter()
-        .map(|sampled| sampled.token)
-        .collect();
+    let next = DecodeRow::new(&mut sequence, first.token, &sampling);
+    let tokens: Vec<u32> =
+        runner.decode(&mut [next], 16).unwrap().concat().iter().map(|sampled| sampled.token).collect();
     assert_eq!(tokens, fixture.list("greedy")[1..=left]);
     assert_eq!(sequence.len(), 40);
-    let next = Next { sequence: &mut sequence, token: tokens[left - 1], sampling: &sampling };
-    let error = runner.decode_run(&mut [next], 16, &[]).unwrap_err();
+    let next = DecodeRow::new(&mut sequence, tokens[left - 1], &sampling);
+    let error = runner.decode(&mut [next], 16).unwrap_err();
     assert!(matches!(error, Error::ContextFull { wanted: 41, context: 40, .. }), "{error}");
     drop(sequence);
     assert_eq!(runner.cache().free_pages(), free);
@@ -194,8 +190,8 @@ fn a_window_keeps_what_an_early_end_still_needs() {
         let mut tokens = vec![first.token];
         while tokens.len() < 25 {
             let token = tokens[tokens.len() - 1];
-            let next = Next { sequence: &mut sequence, token, sampling: &sampling };
-            let steps = runner.decode_run(&mut [next], most, &[]).unwrap();
+            let next = DecodeRow::new(&mut sequence, token, &sampling);
+            let steps = runner.decode(&mut [next], most).unwrap();
             let new: Vec<u32> = steps.iter().map(|step| step[0].token).collect();
             let kept = new.len() - unwanted;
             runner.take_back(&mut sequence, &new[kept..], &sampling).unwrap();
@@ -283,8 +279,8 @@ fn a_step_in_parts_gives_the_same_tokens() {
         let tokens =
             generate(&mut runner, &mut sequence, &request, |_| ControlFlow::Continue(())).unwrap().tokens;
         let before = device.counters().submissions;
-        let next = Next { sequence: &mut sequence, token: tokens[0], sampling };
-        let steps = runner.decode_run(&mut [next], 2, &[]).unwrap();
+        let next = DecodeRow::new(&mut sequence, tokens[0], sampling);
+        let steps = runner.decode(&mut [next], 2).unwrap();
         (tokens, steps.concat().iter().map(bits).collect::<Vec<_>>(), device.counters().submissions - before)
     };
     let runner = || Runner::new(model.clone(), limits(1, 96, 16)).unwrap();

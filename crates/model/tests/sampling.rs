@@ -4,7 +4,7 @@ mod common;
 
 use common::{Fixture, limits, load, load_alone};
 use model::{
-    Activations, Limits, Next, Runner, Sampling,
+    Activations, DecodeRow, Limits, Runner, Sampling,
     generate::{Event, Finish, Request, generate},
 };
 use std::{ops::ControlFlow, sync::Arc};
@@ -99,8 +99,8 @@ fn penalties_know_what_a_sequence_holds_and_nothing_else() {
     runner.prompt(&mut sequence, &text, &frequency, |_| true).unwrap();
     runner.recount(&mut sequence, &fixture.ids, &fresh[..5]).unwrap();
     for step in 5..8 {
-        let next = Next { sequence: &mut sequence, token: fresh[step - 1], sampling: &frequency };
-        assert_eq!(runner.decode(&mut [next]).unwrap()[0].token, fresh[step]);
+        let next = DecodeRow::new(&mut sequence, fresh[step - 1], &frequency);
+        assert_eq!(runner.decode(&mut [next], 1).unwrap()[0][0].token, fresh[step]);
     }
     drop(sequence);
 
@@ -141,13 +141,13 @@ fn a_batch_of_draws_is_the_same_bit_for_bit() {
         }
         for _ in 0..10 {
             let last: Vec<u32> = drawn.iter().map(|drawn| drawn[drawn.len() - 1].0).collect();
-            let mut next: Vec<Next<'_>> = sequences
+            let mut next: Vec<DecodeRow<'_>> = sequences
                 .iter_mut()
                 .zip(&samplings)
                 .zip(last)
-                .map(|((sequence, sampling), token)| Next { sequence, token, sampling })
+                .map(|((sequence, sampling), token)| DecodeRow::new(sequence, token, sampling))
                 .collect();
-            for (drawn, sampled) in drawn.iter_mut().zip(runner.decode(&mut next).unwrap()) {
+            for (drawn, sampled) in drawn.iter_mut().zip(runner.decode(&mut next, 1).unwrap().remove(0)) {
                 drawn.push((sampled.token, sampled.logprob.to_bits()));
             }
         }
@@ -193,8 +193,8 @@ fn tokens_are_few_submissions_and_sixteen_bytes_each() {
     // Whole chunks: no step of a few rows is among them.
     let token = runner.prompt(&mut sequence, &fixture.ids[..32], &sampling, |_| true).unwrap().token;
     let (before, read_back) = (device.counters(), runner.usage().read_back);
-    let next = Next { sequence: &mut sequence, token, sampling: &sampling };
-    assert_eq!(runner.decode_run(&mut [next], 8, &[]).unwrap().len(), 8);
+    let next = DecodeRow::new(&mut sequence, token, &sampling);
+    assert_eq!(runner.decode(&mut [next], 8).unwrap().len(), 8);
     let after = device.counters();
     assert_eq!(after.submissions - before.submissions, 1, "for 8 tokens");
     assert_eq!(runner.usage().read_back - read_back, 8 * 16);
@@ -239,7 +239,8 @@ fn a_step_of_a_gpu_has_five_levels_a_layer_as_estimates_count() {
     let model = load_alone(&device, &fixture.path).with_few_rows(Activations::Int16).with_one_dispatch(true);
     let mut runner = Runner::new(Arc::new(model), limits(1, 96, 16)).unwrap();
     let mut sequence = runner.start().unwrap();
-    let next = Next { sequence: &mut sequence, token: 1, sampling: &Sampling::default() };
+    let sampling = Sampling::default();
+    let next = DecodeRow::new(&mut sequence, 1, &sampling);
     let profile = runner.profile(&mut [next]).unwrap();
     let levels: usize = profile.levels.iter().map(|level| level.count).sum();
     let estimated = model::estimate::levels(&runner.model().config) as usize;

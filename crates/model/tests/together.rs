@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use common::{Fixture, limits, load_alone};
 use model::{
-    Activations, Chunk, Error, KvScheme, Limits, MOST_CHUNKS, Model, Next, Runner, Sampled, Sampling,
+    Activations, DecodeRow, Error, KvScheme, Limits, MAX_CHUNKS_PER_STEP, Model, PrefillChunk, Runner,
+    Sampled, Sampling,
 };
 
 /// Who reads how many tokens, step by step: whole prompts and parts of one, one row of each, no more rows than count as few, and as many as
@@ -32,7 +33,7 @@ fn run(
         // Not all the same number, and the first nothing.
         let held = before.saturating_sub(3 * who) * usize::from(who > 0);
         for tokens in ids[who..who + held].chunks(limits.chunk as usize) {
-            let chunk = Chunk { sequence: &mut *sequence, tokens, sampling: &samplings[who], last: false };
+            let chunk = PrefillChunk::new(&mut *sequence, tokens, &samplings[who], false);
             runner.mixed(&mut [], &mut [chunk]).unwrap();
         }
     }
@@ -48,22 +49,20 @@ fn run(
             let Some((_, count)) = step.iter().find(|(reader, _)| *reader == who) else { continue };
             let from = who + sequence.len() as usize;
             let last = sequence.len() as usize + count == whole(who);
-            chunks.push(Chunk {
-                sequence,
-                tokens: &ids[from..from + count],
-                sampling: &samplings[who],
-                last,
-            });
+            chunks.push(PrefillChunk::new(sequence, &ids[from..from + count], &samplings[who], last));
         }
         let last: Vec<bool> = chunks.iter().map(|chunk| chunk.last).collect();
-        let next = Next { sequence: &mut writer, token: written[written.len() - 1].token, sampling: &plain };
+        let next = DecodeRow::new(&mut writer, written[written.len() - 1].token, &plain);
         let found = if together {
             let mut mixed = runner.mixed(&mut [next], &mut chunks).unwrap();
             written.append(&mut mixed.decoded);
-            mixed.firsts
+            mixed.first_tokens
         } else {
-            written.append(&mut runner.decode(&mut [next]).unwrap());
-            chunks.into_iter().flat_map(|chunk| runner.mixed(&mut [], &mut [chunk]).unwrap().firsts).collect()
+            written.append(&mut runner.decode(&mut [next], 1).unwrap().remove(0));
+            chunks
+                .into_iter()
+                .flat_map(|chunk| runner.mixed(&mut [], &mut [chunk]).unwrap().first_tokens)
+                .collect()
         };
         assert_eq!(found.iter().map(Option::is_some).collect::<Vec<_>>(), last);
         for ((who, _), first) in step.iter().zip(found) {
@@ -74,13 +73,11 @@ fn run(
     for _ in 0..4 {
         let rows = readers.iter_mut().zip(samplings).zip(&tokens);
         let mut next: Vec<_> = rows
-            .map(|((sequence, sampling), tokens)| Next {
-                sequence,
-                token: tokens[tokens.len() - 1].token,
-                sampling,
+            .map(|((sequence, sampling), tokens)| {
+                DecodeRow::new(sequence, tokens[tokens.len() - 1].token, sampling)
             })
             .collect();
-        let step = runner.decode(&mut next).unwrap();
+        let step = runner.decode(&mut next, 1).unwrap().remove(0);
         tokens.iter_mut().zip(step).for_each(|(tokens, sampled)| tokens.push(sampled));
     }
     tokens.push(written);
@@ -172,18 +169,14 @@ fn chunks_of_one_row_are_chunks_even_where_decoding_would_go_on_so() {
         for in_chunks in [false, in_chunks, false] {
             let rows = sequences.iter_mut().zip(&tokens);
             let step = if in_chunks {
-                let chunk = |(sequence, token)| Chunk {
-                    sequence,
-                    tokens: std::slice::from_ref(token),
-                    sampling: &sampling,
-                    last: true,
+                let chunk = |(sequence, token)| {
+                    PrefillChunk::new(sequence, std::slice::from_ref(token), &sampling, true)
                 };
                 let mut chunks: Vec<_> = rows.map(chunk).collect();
-                runner.mixed(&mut [], &mut chunks).unwrap().firsts.into_iter().flatten().collect()
+                runner.mixed(&mut [], &mut chunks).unwrap().first_tokens.into_iter().flatten().collect()
             } else {
-                let next =
-                    |(sequence, token): (_, &u32)| Next { sequence, token: *token, sampling: &sampling };
-                runner.decode(&mut rows.map(next).collect::<Vec<_>>()).unwrap()
+                let next = |(sequence, token): (_, &u32)| DecodeRow::new(sequence, *token, &sampling);
+                runner.decode(&mut rows.map(next).collect::<Vec<_>>(), 1).unwrap().remove(0)
             };
             tokens = step.iter().map(|sampled| sampled.token).collect();
         }
@@ -215,25 +208,22 @@ fn reproducible_prompts_have_the_same_bits_whoever_reads_beside_them() {
 fn too_many_prompts_or_tokens_of_them_are_refused() {
     let Some(device) = testkit::cpu_device() else { return };
     let fixture = Fixture::open("gguf_q8_0");
-    let most = MOST_CHUNKS as u32 + 1;
+    let most = MAX_CHUNKS_PER_STEP as u32 + 1;
     let mut runner = Runner::new(Arc::new(load_alone(&device, &fixture.path)), limits(most, 64, 40)).unwrap();
     let sampling = Sampling::default();
     let mut sequences: Vec<_> = (0..most).map(|_| runner.start().unwrap()).collect();
     let mut read = |count: usize, tokens: usize| {
         let mut chunks: Vec<_> = sequences[..count]
             .iter_mut()
-            .map(|sequence| Chunk {
-                sequence,
-                tokens: &fixture.ids[..tokens],
-                sampling: &sampling,
-                last: false,
-            })
+            .map(|sequence| PrefillChunk::new(sequence, &fixture.ids[..tokens], &sampling, false))
             .collect();
-        runner.mixed(&mut [], &mut chunks).map(|mixed| mixed.firsts.len())
+        runner.mixed(&mut [], &mut chunks).map(|mixed| mixed.first_tokens.len())
     };
-    for (count, tokens, said) in [(0, 1, "1 to 32"), (MOST_CHUNKS + 1, 1, "1 to 32"), (5, 9, "at most 40")] {
+    for (count, tokens, said) in
+        [(0, 1, "1 to 32"), (MAX_CHUNKS_PER_STEP + 1, 1, "1 to 32"), (5, 9, "at most 40")]
+    {
         let error = read(count, tokens).unwrap_err();
         assert!(matches!(&error, Error::Limits(text) if text.contains(said)), "{error}");
     }
-    assert_eq!(read(MOST_CHUNKS, 1).unwrap(), MOST_CHUNKS);
+    assert_eq!(read(MAX_CHUNKS_PER_STEP, 1).unwrap(), MAX_CHUNKS_PER_STEP);
 }

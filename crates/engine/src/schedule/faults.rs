@@ -70,10 +70,8 @@ impl<B: Backend> Scheduler<B> {
         let mut waiting: VecDeque<_> = mem::take(&mut self.writing).into();
         while let Some(mut writing) = waiting.pop_front() {
             // The step that failed may have counted a token.
-            let stepped = self.recount(&mut writing).and_then(|()| {
-                let (next, ends) = writing.next();
-                self.backend.run(&mut [next], 1, &[ends])
-            });
+            let stepped =
+                self.recount(&mut writing).and_then(|()| self.backend.decode(&mut [writing.next()], 1));
             match stepped {
                 Ok(steps) => {
                     self.note_steps(1, 1);

@@ -6,7 +6,7 @@ use model::Sampled;
 
 use super::{Scheduler, faults::failure};
 use crate::{
-    Backend, BackendError, Chunk, RequestError,
+    Backend, BackendError, PrefillChunk, RequestError,
     job::{Ending, Reading, Writing},
 };
 
@@ -58,16 +58,16 @@ impl<B: Backend> Scheduler<B> {
             // What was written before is not chosen again.
             let last = tokens.len() == rest.len() && reading.job.written.is_empty();
             let (sampling, mask) = (reading.job.sampling(), reading.job.mask());
-            chunks.push(Chunk { sequence: &mut reading.sequence, tokens, sampling, mask, last });
+            chunks.push(PrefillChunk { sequence: &mut reading.sequence, tokens, sampling, mask, last });
         }
         let read: Vec<usize> = chunks.iter().map(|chunk| chunk.tokens.len()).collect();
-        let mut next: Vec<_> = self.writing[..writers].iter_mut().map(|writing| writing.next().0).collect();
+        let mut next: Vec<_> = self.writing[..writers].iter_mut().map(Writing::next).collect();
         let mixed = self.backend.mixed(&mut next, &mut chunks)?;
         self.note_steps(1, writers + rows);
         if writers > 0 {
             self.hand_out(vec![mixed.decoded], &vec![true; writers]);
         }
-        self.have_read(read.into_iter().zip(mixed.firsts));
+        self.have_read(read.into_iter().zip(mixed.first_tokens));
         Ok(())
     }
 
@@ -114,9 +114,9 @@ impl<B: Backend> Scheduler<B> {
         let taking_part =
             self.writing.iter_mut().zip(turns).filter_map(|(writing, turn)| turn.then_some(writing));
         let of_each = taking_part.map(|writing| (writing.job.len() as u32, writing.next()));
-        let (depths, (mut next, ends)): (Vec<u32>, (Vec<_>, Vec<_>)) = of_each.unzip();
+        let (depths, mut next): (Vec<u32>, Vec<_>) = of_each.unzip();
         let start = Instant::now();
-        let steps = self.backend.run(&mut next, most, &ends)?;
+        let steps = self.backend.decode(&mut next, most)?;
         // Depths grow by one a step: those of the middle stand for all.
         let middle: Vec<u32> = depths.iter().map(|depth| depth + steps.len() as u32 / 2).collect();
         self.status

@@ -9,12 +9,12 @@ use kernels::{
 };
 
 use super::{
-    Next, Row, Runner, Sampled, TIMEOUT, extent_of,
+    Row, Runner, Sampled, TIMEOUT, extent_of,
     pace::{self, Extent},
     record::{Count, Key, Output},
 };
 use crate::{
-    Error, Result, Sampling,
+    DecodeRow, Error, Result, Sampling,
     bucket::{bucket, buckets},
     pages::Sequence,
     sampling::Choice,
@@ -22,54 +22,25 @@ use crate::{
 };
 
 impl Runner {
-    /// One more token for each of some sequences.
-    pub fn decode(&mut self, next: &mut [Next<'_>]) -> Result<Vec<Sampled>> {
-        let mut steps = self.decode_run(next, 1, &[])?;
-        Ok(steps.remove(0))
-    }
-
-    /// Up to `most` more tokens for each of some sequences, without a word from the host between them: at least one, and a list with
-    /// one for each of them for every step.
+    /// Decodes up to `max_steps` tokens per row in one submission and returns one list per step, with one token per row: at
+    /// least one step.
     ///
-    /// `ends` are the tokens that end an answer, a list for each sequence; none at all if it is empty. The step in which the first
-    /// of the sequences meets one of its own is the last, for all of them: the GPU skips the rest, and the caller decides who goes
-    /// on. There are also fewer steps where the context ends, where a sequence has more than 16 end tokens, and where the device
-    /// has no conditional rendering: there each submission is one step.
-    pub fn decode_run(
-        &mut self,
-        next: &mut [Next<'_>],
-        most: usize,
-        ends: &[&[u32]],
-    ) -> Result<Vec<Vec<Sampled>>> {
-        self.decode_steps(next, most, ends, &[])
-    }
-
-    /// One more token for each of some sequences, only of those that its mask allows: a mask or none for each of them, in their order.
-    /// A bit of a mask's words is a token, from the lowest bit of the first on.
-    ///
-    /// What may follow depends on what was chosen, which the host must look at first: so there are no runs with masks.
-    pub fn decode_masked(&mut self, next: &mut [Next<'_>], masks: &[Option<&[u32]>]) -> Result<Vec<Sampled>> {
-        Ok(self.decode_steps(next, 1, &[], masks)?.remove(0))
-    }
-
-    fn decode_steps(
-        &mut self,
-        next: &mut [Next<'_>],
-        most: usize,
-        ends: &[&[u32]],
-        masks: &[Option<&[u32]>],
-    ) -> Result<Vec<Vec<Sampled>>> {
-        self.check_masks(next.len(), masks)?;
-        let choices = Choice::list(next.iter().map(|next| next.sampling), masks);
-        let output = Output::Sample { rows: bucket(next.len()) };
-        let count = Count::new(next.len(), 0);
+    /// The run ends, for all rows, with the step in which any row samples one of its stop tokens: the GPU skips the
+    /// remaining steps, and the caller decides which sequences continue. A run is also shortened by the context length, and
+    /// it is a single step where a row has a token mask (the next mask depends on the sampled token, which the host has to
+    /// see first) or more than 16 stop tokens, and on devices without conditional rendering.
+    pub fn decode(&mut self, batch: &mut [DecodeRow<'_>], max_steps: usize) -> Result<Vec<Vec<Sampled>>> {
+        batch.iter().try_for_each(|row| self.check_mask(row.mask))?;
+        let choices: Vec<Choice<'_>> = batch.iter().map(Choice::for_decode).collect();
+        let output = Output::Sample { rows: bucket(batch.len()) };
+        let count = Count::new(batch.len(), 0);
         let key = self.key(count, output, &choices);
-        let steps = self.steps_that_fit(next, key, most, ends);
-        let mut rows = self.decode_rows(next, steps)?;
+        let steps = self.steps_that_fit(batch, key, max_steps);
+        let mut rows = self.decode_rows(batch, steps)?;
         let list: Vec<u32> = (0..rows.len() as u32).collect();
         self.prepare_keys(&[key])?;
         self.write_state(&rows, count, steps as u32, output, &list, &choices)?;
-        self.write_ends(rows.len(), ends)?;
+        self.write_stop_tokens(batch)?;
         let mut extent = extent_of(&rows, count, output);
         extent.apart.depth += steps as u32 - 1;
         let took = self.submit(key, &extent, steps)?;
@@ -89,18 +60,19 @@ impl Runner {
             for (row, sampled) in rows.iter_mut().zip(&all[step]) {
                 *row = Row { token: sampled.token, position: row.position + 1, slot: row.slot };
             }
-            let ended = |(sampled, ends): (&Sampled, &&[u32])| ends.contains(&sampled.token);
-            if all[step].iter().zip(ends).any(ended) {
+            let stopped =
+                |(sampled, row): (&Sampled, &DecodeRow<'_>)| row.stop_token_ids.contains(&sampled.token);
+            if all[step].iter().zip(batch.iter()).any(stopped) {
                 break;
             }
         }
-        for (row, next) in next.iter_mut().enumerate() {
-            // The last that was sampled is not in the cache yet.
-            let sampled = all.iter().map(|step| step[row].token);
-            let held: Vec<u32> = [next.token].into_iter().chain(sampled).take(all.len()).collect();
-            self.cache.advance(next.sequence, &held);
-            // Pages for steps that were skipped go back.
-            self.cache.truncate(next.sequence, next.sequence.len());
+        for (number, row) in batch.iter_mut().enumerate() {
+            // The last sampled token is not in the cache yet.
+            let sampled = all.iter().map(|step| step[number].token);
+            let held: Vec<u32> = [row.token].into_iter().chain(sampled).take(all.len()).collect();
+            self.cache.advance(row.sequence, &held);
+            // Free the pages of skipped steps.
+            self.cache.truncate(row.sequence, row.sequence.len());
         }
         self.learn(key, &extent, all.len(), took);
         let most = self.runs.get(&key.rows).map_or(0, |(most, _)| *most).max(all.len());
@@ -109,7 +81,7 @@ impl Runner {
         Ok(all)
     }
 
-    /// How many steps of so many sequences to ask of [`Runner::decode_run`] for a submission of about 50 ms, by what the last took.
+    /// How many steps of so many sequences to ask of [`Runner::decode`] for a submission of about 50 ms, by what the last took.
     pub fn steady_steps(&self, sequences: usize) -> usize {
         pace::steps(self.runs.get(&bucket(sequences)).copied())
     }
@@ -169,9 +141,13 @@ impl Runner {
     }
 
     /// A step of decoding with a program that is recorded for it, in one part, and timed.
-    pub(crate) fn decode_timed(&mut self, next: &mut [Next<'_>], stamps: Stamps) -> Result<Vec<Timing>> {
-        let rows = self.decode_rows(next, 1)?;
-        let choices = Choice::list(next.iter().map(|next| next.sampling), &[]);
+    pub(crate) fn decode_timed(
+        &mut self,
+        batch: &mut [DecodeRow<'_>],
+        stamps: Stamps,
+    ) -> Result<Vec<Timing>> {
+        let rows = self.decode_rows(batch, 1)?;
+        let choices: Vec<Choice<'_>> = batch.iter().map(Choice::for_decode).collect();
         let output = Output::Sample { rows: bucket(rows.len()) };
         let list: Vec<u32> = (0..rows.len() as u32).collect();
         let count = Count::new(rows.len(), 0);
@@ -179,8 +155,8 @@ impl Runner {
         self.write_state(&rows, count, 1, output, &list, &choices)?;
         let program = self.record_timed(key, stamps)?;
         program.run(TIMEOUT)?;
-        for next in next.iter_mut() {
-            self.cache.advance(next.sequence, &[next.token]);
+        for row in batch.iter_mut() {
+            self.cache.advance(row.sequence, &[row.token]);
         }
         Ok(program.timings()?)
     }
@@ -212,28 +188,29 @@ impl Runner {
         Ok(timings)
     }
 
-    /// Steps of a run: what is asked for, as far as it can be.
-    fn steps_that_fit(&self, next: &[Next<'_>], key: Key, most: usize, ends: &[&[u32]]) -> usize {
+    /// Steps of the next run: `max_steps`, or as many as are possible.
+    fn steps_that_fit(&self, batch: &[DecodeRow<'_>], key: Key, max_steps: usize) -> usize {
         let limits = self.cache.limits();
-        if !self.model.device.caps().conditional || ends.iter().any(|ends| ends.len() > MAX_ENDS) {
+        let single = |row: &DecodeRow<'_>| row.mask.is_some() || row.stop_token_ids.len() > MAX_ENDS;
+        if !self.model.device.caps().conditional || batch.iter().any(single) {
             return 1;
         }
-        let left = next.iter().map(|next| limits.context.saturating_sub(next.sequence.len()) as usize);
+        let left = batch.iter().map(|row| limits.context.saturating_sub(row.sequence.len()) as usize);
         let left = left.min().unwrap_or(1);
         // A sequence has pages for its window and one chunk; a run goes into one submission.
         let fit = left.min(limits.chunk as usize).min(MAX_STEPS);
-        most.min(fit).min(gpu::MAX_PROGRAMS_PER_SUBMIT / self.part_count(key).max(1)).max(1)
+        max_steps.min(fit).min(gpu::MAX_PROGRAMS_PER_SUBMIT / self.part_count(key).max(1)).max(1)
     }
 
-    /// The first rows of a run, with room made for all of its steps.
-    pub(super) fn decode_rows(&mut self, next: &mut [Next<'_>], steps: usize) -> Result<Vec<Row>> {
+    /// The input rows of a run's first step, after allocating pages for all of its steps.
+    pub(super) fn decode_rows(&mut self, batch: &mut [DecodeRow<'_>], steps: usize) -> Result<Vec<Row>> {
         let vocab = self.model.config.vocab;
-        let most = self.most_sequences();
-        if next.is_empty() || next.len() > most as usize {
-            return Err(Error::Limits(format!("{} sequences in a step; it takes 1 to {most}", next.len())));
+        let max = self.most_sequences();
+        if batch.is_empty() || batch.len() > max as usize {
+            return Err(Error::Limits(format!("{} sequences in a step; it takes 1 to {max}", batch.len())));
         }
-        let mut rows = Vec::with_capacity(next.len());
-        for Next { sequence, token, sampling } in next.iter_mut() {
+        let mut rows = Vec::with_capacity(batch.len());
+        for DecodeRow { sequence, token, sampling, .. } in batch.iter_mut() {
             sampling.check(vocab)?;
             self.check(sequence, &[*token])?;
             self.count_from_here(sequence, sampling)?;
@@ -243,13 +220,13 @@ impl Runner {
         Ok(rows)
     }
 
-    /// Writes the tokens that end each row, if they are others than before.
-    fn write_ends(&mut self, rows: usize, ends: &[&[u32]]) -> Result<()> {
-        let mut words = vec![sample::NO_TOKEN; rows * MAX_ENDS];
-        for (row, ends) in words.chunks_mut(MAX_ENDS).zip(ends) {
-            // More than fit are for the host to look at, after the one step that there is.
-            let count = ends.len().min(MAX_ENDS);
-            row[..count].copy_from_slice(&ends[..count]);
+    /// Writes the stop tokens of each row, unless the GPU has them already.
+    fn write_stop_tokens(&mut self, batch: &[DecodeRow<'_>]) -> Result<()> {
+        let mut words = vec![sample::NO_TOKEN; batch.len() * MAX_ENDS];
+        for (words, row) in words.chunks_mut(MAX_ENDS).zip(batch) {
+            // A row with more than fit decodes a single step; the host checks its token.
+            let count = row.stop_token_ids.len().min(MAX_ENDS);
+            words[..count].copy_from_slice(&row.stop_token_ids[..count]);
         }
         if words != self.ends {
             self.state.ends.write(0, bytemuck::cast_slice(&words))?;

@@ -4,71 +4,47 @@
 use std::time::Duration;
 
 use super::{
-    Next, Row, Runner, Sampled,
+    Row, Runner,
     pace::{self, FEWEST_ROWS},
     record::{Count, Output, extent},
 };
-use crate::{Error, Result, Sampling, bucket::bucket, pages::Sequence, sampling::Choice, state::MOST_CHUNKS};
-
-/// A part of a prompt.
-pub struct Chunk<'a> {
-    /// The sequence that it goes to.
-    pub sequence: &'a mut Sequence,
-    /// The tokens, which follow those that the sequence holds.
-    pub tokens: &'a [u32],
-    /// How the token after the prompt is chosen. Penalties count the tokens of every chunk, so that all of a prompt's have the same.
-    pub sampling: &'a Sampling,
-    /// The prompt ends here: the token after it is chosen.
-    pub last: bool,
-}
-
-/// What a mixed step has chosen.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Mixed {
-    /// One more token for each sequence that decodes, in their order.
-    pub decoded: Vec<Sampled>,
-    /// For each chunk the token after the prompt, if it was its last.
-    pub firsts: Vec<Option<Sampled>>,
-}
+use crate::{
+    DecodeRow, Error, MixedOutput, PrefillChunk, Result, bucket::bucket, sampling::Choice,
+    state::MAX_CHUNKS_PER_STEP,
+};
 
 impl Runner {
-    /// One more token for each of some sequences, and chunks of others' prompts, in one step. The chunks may together be as long as
-    /// [`Runner::chunk_rows_beside`] says, and there may be [`MOST_CHUNKS`] of them. Nothing is advanced on an error.
-    pub fn mixed(&mut self, decoding: &mut [Next<'_>], chunks: &mut [Chunk<'_>]) -> Result<Mixed> {
-        self.mixed_masked(decoding, chunks, &[])
-    }
-
-    /// The same with masks of the tokens that may be chosen: one or none for each sequence that decodes, and for each chunk that is its
-    /// prompt's last. As for [`Runner::decode_masked`].
-    pub fn mixed_masked(
+    /// Runs one step of a mixed batch: a token for each decode row, and prefill chunks of other sequences. The batch takes
+    /// up to [`MAX_CHUNKS_PER_STEP`] chunks, with as many tokens together as [`Runner::chunk_rows_beside`] returns. On an
+    /// error no sequence advances.
+    pub fn mixed(
         &mut self,
-        decoding: &mut [Next<'_>],
-        chunks: &mut [Chunk<'_>],
-        masks: &[Option<&[u32]>],
-    ) -> Result<Mixed> {
+        decoding: &mut [DecodeRow<'_>],
+        chunks: &mut [PrefillChunk<'_>],
+    ) -> Result<MixedOutput> {
         let vocab = self.model.config.vocab;
-        for Chunk { sequence, tokens, sampling, .. } in chunks.iter() {
+        for PrefillChunk { sequence, tokens, sampling, .. } in chunks.iter() {
             self.check(sequence, tokens)?;
             sampling.check(vocab)?;
         }
-        for Next { sequence, token, sampling } in decoding.iter() {
+        for DecodeRow { sequence, token, sampling, .. } in decoding.iter() {
             self.check(sequence, &[*token])?;
             sampling.check(vocab)?;
         }
-        let lasts = chunks.iter().filter(|chunk| chunk.last).count();
-        self.check_mixed(decoding.len(), chunks, lasts)?;
-        self.check_masks(decoding.len() + lasts, masks)?;
+        self.check_mixed(decoding.len(), chunks)?;
+        let first_masks = chunks.iter().filter(|chunk| chunk.last).map(|chunk| chunk.mask);
+        decoding.iter().map(|row| row.mask).chain(first_masks).try_for_each(|mask| self.check_mask(mask))?;
 
-        for Chunk { sequence, sampling, .. } in chunks.iter_mut() {
+        for PrefillChunk { sequence, sampling, .. } in chunks.iter_mut() {
             self.count_from_here(sequence, sampling)?;
         }
         let mut rows = if decoding.is_empty() { vec![] } else { self.decode_rows(decoding, 1)? };
-        let mut samplings: Vec<&Sampling> = decoding.iter().map(|next| next.sampling).collect();
+        let mut choices: Vec<Choice<'_>> = decoding.iter().map(Choice::for_decode).collect();
         let mut output_rows: Vec<u32> = (0..decoding.len() as u32).collect();
-        for Chunk { sequence, tokens, sampling, last } in chunks.iter_mut() {
-            rows.extend(self.extend(sequence, tokens)?);
-            if *last {
-                samplings.push(sampling);
+        for chunk in chunks.iter_mut() {
+            rows.extend(self.extend(chunk.sequence, chunk.tokens)?);
+            if chunk.last {
+                choices.push(Choice { sampling: chunk.sampling, mask: chunk.mask });
                 output_rows.push(rows.len() as u32 - 1);
             }
         }
@@ -78,34 +54,33 @@ impl Runner {
             0 => Output::None,
             outputs => Output::Sample { rows: bucket(outputs) },
         };
-        let choices = Choice::list(samplings, masks);
         let mut key = self.key(count, output, &choices);
         key.form.counts |= chunks.iter().any(|chunk| chunk.sampling.form(vocab).counts);
         self.advance(key, count, &rows, &output_rows, &choices)?;
 
         let sampled_rows: Vec<Row> = output_rows.iter().map(|row| rows[*row as usize]).collect();
         let mut decoded = self.sampled(0, &sampled_rows)?;
-        for next in decoding.iter_mut() {
-            self.cache.advance(next.sequence, &[next.token]);
+        for row in decoding.iter_mut() {
+            self.cache.advance(row.sequence, &[row.token]);
         }
-        let mut chosen = decoded.split_off(decoding.len()).into_iter();
-        let mut firsts = Vec::with_capacity(chunks.len());
-        for Chunk { sequence, tokens, last, .. } in chunks.iter_mut() {
+        let mut after_prompts = decoded.split_off(decoding.len()).into_iter();
+        let mut first_tokens = Vec::with_capacity(chunks.len());
+        for PrefillChunk { sequence, tokens, last, .. } in chunks.iter_mut() {
             self.cache.advance(sequence, tokens);
-            firsts.push(if *last { chosen.next() } else { None });
+            first_tokens.push(if *last { after_prompts.next() } else { None });
         }
-        Ok(Mixed { decoded, firsts })
+        Ok(MixedOutput { decoded, first_tokens })
     }
 
     /// Whether a step can have so many rows of each kind.
-    fn check_mixed(&self, decoding: usize, chunks: &[Chunk<'_>], lasts: usize) -> Result<()> {
-        if chunks.is_empty() || chunks.len() > MOST_CHUNKS {
+    fn check_mixed(&self, decoding: usize, chunks: &[PrefillChunk<'_>]) -> Result<()> {
+        if chunks.is_empty() || chunks.len() > MAX_CHUNKS_PER_STEP {
             return Err(Error::Limits(format!(
-                "{} chunks in a step; it takes 1 to {MOST_CHUNKS}",
+                "{} chunks in a step; it takes 1 to {MAX_CHUNKS_PER_STEP}",
                 chunks.len()
             )));
         }
-        let sampled = decoding + lasts;
+        let sampled = decoding + chunks.iter().filter(|chunk| chunk.last).count();
         let most = self.most_sequences() as usize;
         if sampled > most {
             return Err(Error::Limits(format!(

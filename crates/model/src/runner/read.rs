@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, btree_map::Entry};
 use gpu::{Arena, Buffer, Lifetime, Memory, Program};
 
 use super::{
-    MOST_OUTPUTS, Row, Runner, Sampled, TIMEOUT, pace,
+    MAX_OUTPUT_ROWS, Row, Runner, Sampled, TIMEOUT, pace,
     record::{Count, Output, extent},
 };
 use crate::{Error, Result, Sampling, bucket::bucket, pages::Sequence, sampling::Choice};
@@ -29,7 +29,7 @@ impl Runner {
             let chunk = &tokens[done..tokens.len().min(done + size)];
             let rows = self.extend(sequence, chunk)?;
             done += chunk.len();
-            let choices = Choice::list([sampling], &[]);
+            let choices = [Choice { sampling, mask: None }];
             if done < tokens.len() {
                 self.step(&rows, Output::None, &[], &choices)?;
             } else {
@@ -152,7 +152,7 @@ impl Runner {
 
     /// Logits of all rows of a chunk are large: fewer rows at a time.
     pub(super) fn most_outputs(&self) -> usize {
-        self.cache.limits().chunk.min(MOST_OUTPUTS) as usize
+        self.cache.limits().chunk.min(MAX_OUTPUT_ROWS) as usize
     }
 
     pub(super) fn extend(&mut self, sequence: &mut Sequence, tokens: &[u32]) -> Result<Vec<Row>> {

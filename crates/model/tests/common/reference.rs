@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use model::{KvScheme, Limits, Model, Next, Runner, Sampling};
+use model::{DecodeRow, KvScheme, Limits, Model, Runner, Sampling};
 use serde_json::Value;
 
 /// Below this gap between the best two logits another rounding may rightly choose the other token.
@@ -167,8 +167,8 @@ pub fn greedy(model: &Arc<Model>, chunk: u32, ids: &[u32], count: usize) -> Vec<
     let mut token = runner.prompt(&mut sequence, ids, &sampling, |_| true).unwrap().token;
     let mut tokens = vec![token];
     while tokens.len() < count {
-        let next = Next { sequence: &mut sequence, token, sampling: &sampling };
-        token = runner.decode(&mut [next]).unwrap()[0].token;
+        let next = DecodeRow::new(&mut sequence, token, &sampling);
+        token = runner.decode(&mut [next], 1).unwrap()[0][0].token;
         tokens.push(token);
     }
     tokens

@@ -4,7 +4,7 @@ use std::{process::ExitCode, sync::Arc, time::Instant};
 
 use anyhow::bail;
 use gpu::{Device, bytes};
-use model::{Chunk, Model, Next, Runner, Sampling};
+use model::{DecodeRow, Model, PrefillChunk, Runner, Sampling};
 use serde::Serialize;
 use serde_json::json;
 
@@ -134,18 +134,18 @@ impl Line {
         } as usize;
         for (number, part) in ids.chunks(size).enumerate() {
             let rows = sequences.iter_mut().zip(&last);
-            let mut next: Vec<Next<'_>> =
-                rows.map(|(sequence, token)| Next { sequence, token: *token, sampling: &greedy }).collect();
+            let mut next: Vec<DecodeRow<'_>> =
+                rows.map(|(sequence, token)| DecodeRow::new(sequence, *token, &greedy)).collect();
             let ends = (number + 1) * size >= ids.len();
-            let chunk = Chunk { sequence: &mut reading, tokens: part, sampling: &greedy, last: ends };
+            let chunk = PrefillChunk::new(&mut reading, part, &greedy, ends);
             let start = Instant::now();
             let decoded = match self.way {
                 Way::Mixed => runner.mixed(&mut next, &mut [chunk])?.decoded,
                 Way::Between => {
                     runner.mixed(&mut [], &mut [chunk])?;
-                    runner.decode(&mut next)?
+                    runner.decode(&mut next, 1)?.remove(0)
                 }
-                Way::Alone => runner.decode(&mut next)?,
+                Way::Alone => runner.decode(&mut next, 1)?.remove(0),
             };
             waits.push(start.elapsed().as_secs_f64());
             last = decoded.iter().map(|sampled| sampled.token).collect();

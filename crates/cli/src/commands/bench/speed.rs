@@ -5,7 +5,7 @@ use std::{path::PathBuf, process::ExitCode, sync::Arc, time::Instant};
 use anyhow::{Context, bail};
 use gpu::{Device, bytes};
 use model::{
-    KvScheme, Limits, Model, Next, Runner, Sampling, Sequence, Setup, Size, Tuned,
+    DecodeRow, KvScheme, Limits, Model, Runner, Sampling, Sequence, Setup, Size, Tuned,
     measure::{Profile, Share},
 };
 use rustix::time::{ClockId, clock_gettime};
@@ -310,11 +310,11 @@ impl Writers {
             for (number, (sequence, token)) in taking_part {
                 numbers.push(number);
                 position = sequence.len();
-                next.push(Next { sequence, token: *token, sampling: &greedy });
+                next.push(DecodeRow::new(sequence, *token, &greedy));
             }
             // Several steps a submission, as answers are generated.
             let most = runner.steady_steps(at_once).min((wanted - self.made).div_ceil(at_once));
-            for (step, sampled) in runner.decode_run(&mut next, most, &[])?.into_iter().enumerate() {
+            for (step, sampled) in runner.decode(&mut next, most)?.into_iter().enumerate() {
                 for (number, sampled) in numbers.iter().zip(&sampled) {
                     self.sequences[*number].1 = sampled.token;
                 }
@@ -419,8 +419,8 @@ fn profile(runner: &mut Runner, batch: u32, depth: u32, bandwidth: f64) -> anyho
     let steps = Steps { batch, depth, ..Steps::default() };
     steps.timed(bandwidth, || {
         let mut sequences = (0..batch).map(|_| runner.start_at(depth)).collect::<Result<Vec<_>, _>>()?;
-        let mut next: Vec<Next<'_>> =
-            sequences.iter_mut().map(|sequence| Next { sequence, token: 1, sampling: &greedy }).collect();
+        let mut next: Vec<DecodeRow<'_>> =
+            sequences.iter_mut().map(|sequence| DecodeRow::new(sequence, 1, &greedy)).collect();
         Ok(runner.profile(&mut next)?)
     })
 }

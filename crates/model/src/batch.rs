@@ -1,0 +1,55 @@
+//! The rows of a batch: decode rows, prefill chunks, and the tokens that a mixed step returns.
+
+use crate::{Sampled, Sampling, Sequence};
+
+/// The next decode row of one sequence.
+pub struct DecodeRow<'a, S = Sequence> {
+    /// The sequence. Its KV cache does not hold `token` yet.
+    pub sequence: &'a mut S,
+    /// The last token of the sequence, and the input of the step.
+    pub token: u32,
+    /// How the following token is sampled.
+    pub sampling: &'a Sampling,
+    /// Token mask: one bit per token, lowest bit of the first word first; `None` allows every token.
+    pub mask: Option<&'a [u32]>,
+    /// Tokens that end a decode run.
+    pub stop_token_ids: &'a [u32],
+}
+
+impl<'a, S> DecodeRow<'a, S> {
+    /// A row without a token mask and without stop tokens.
+    pub fn new(sequence: &'a mut S, token: u32, sampling: &'a Sampling) -> Self {
+        Self { sequence, token, sampling, mask: None, stop_token_ids: &[] }
+    }
+}
+
+/// The part of one prompt that a single step processes.
+pub struct PrefillChunk<'a, S = Sequence> {
+    /// The sequence that the tokens are appended to.
+    pub sequence: &'a mut S,
+    /// The tokens of this chunk.
+    pub tokens: &'a [u32],
+    /// How the first token after the prompt is sampled. Penalties count the tokens of every chunk, so all chunks of a
+    /// prompt carry the same configuration.
+    pub sampling: &'a Sampling,
+    /// Token mask of the first token, as in [`DecodeRow::mask`]; ignored unless `last` is set.
+    pub mask: Option<&'a [u32]>,
+    /// Whether this is the prompt's last chunk: only then a token is sampled.
+    pub last: bool,
+}
+
+impl<'a, S> PrefillChunk<'a, S> {
+    /// A chunk without a token mask.
+    pub fn new(sequence: &'a mut S, tokens: &'a [u32], sampling: &'a Sampling, last: bool) -> Self {
+        Self { sequence, tokens, sampling, mask: None, last }
+    }
+}
+
+/// The tokens sampled by a mixed step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MixedOutput {
+    /// One token per decode row, in the order of the rows.
+    pub decoded: Vec<Sampled>,
+    /// One entry per prefill chunk: the first token after the prompt if the chunk was its last.
+    pub first_tokens: Vec<Option<Sampled>>,
+}
