@@ -91,12 +91,12 @@ check() { # WHAT COMMAND
 }
 
 export CLIENTS_MODEL=gemma-3-270m CLIENTS_STRICT_KEY=a-key-of-this-test
-serve real -m "$model" --name "$CLIENTS_MODEL" --context 512 --sequences 4
-serve strict -m "$tiny" --name "$CLIENTS_MODEL" --context 512 --sequences 1 --queue 0 --api-key "$CLIENTS_STRICT_KEY"
+serve real -m "$model" --name "$CLIENTS_MODEL" --context 512 --max-sequences 4
+serve strict -m "$tiny" --name "$CLIENTS_MODEL" --context 512 --max-sequences 1 --max-queue 0 --api-key "$CLIENTS_STRICT_KEY"
 serve tiny -m "$tiny" --name tiny --context 64
 if [ -f "$tools" ]; then
   export CLIENTS_TOOLS_MODEL=qwen
-  serve tools -m "$tools" --name "$CLIENTS_TOOLS_MODEL" --context 1024 --sequences 1 --request-time 15min
+  serve tools -m "$tools" --name "$CLIENTS_TOOLS_MODEL" --context 1024 --max-sequences 1 --request-timeout 15min
 else
   say "left out: no Qwen 2.5, so no client called a tool; name a GGUF file of it with INDRIK_TEST_QWEN"
 fi

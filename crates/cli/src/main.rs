@@ -8,6 +8,7 @@ mod output;
 mod commands;
 mod device;
 mod loading;
+mod logging;
 mod memory;
 mod sampling;
 mod speed;
@@ -49,11 +50,10 @@ enum Command {
 fn main() -> ExitCode {
     let matches = Arguments::command().get_matches();
     let arguments = Arguments::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
-    // A server says what it does; who runs anything else sees what comes of it.
-    let level = if matches!(arguments.command, Command::Serve(_)) { "info" } else { "warn" };
-    let filter = tracing_subscriber::EnvFilter::try_from_env("INDRIK_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(level));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).without_time().init();
+    // `serve` starts logging itself, once its settings are known.
+    if !matches!(arguments.command, Command::Serve(_)) {
+        logging::init("warn", logging::LogFormat::Text);
+    }
 
     match run(arguments.command, &matches) {
         Ok(code) => code,

@@ -131,7 +131,7 @@ fn large_bodies_and_heads_are_refused() {
         return;
     }
     let server = Served::start(&mut serve(&[]));
-    let before = server.metric("indrik_resident_bytes");
+    let before = server.metric("indrik_process_resident_memory_bytes");
     let large = vec![b' '; 100 << 20];
     while_another_is_served(&server, || {
         let text = raw(&server, &[head(large.len()).as_bytes(), &large]);
@@ -166,7 +166,7 @@ fn large_bodies_and_heads_are_refused() {
         }
     });
     // Less than one of these bodies is left of all of them.
-    let grown = server.metric("indrik_resident_bytes").saturating_sub(before);
+    let grown = server.metric("indrik_process_resident_memory_bytes").saturating_sub(before);
     assert!(grown < 64 << 20, "{grown} bytes");
 }
 
@@ -175,7 +175,7 @@ fn who_is_slow_or_silent_is_let_go() {
     if !has_device() {
         return;
     }
-    let server = Served::start(&mut serve(&["--head-time", "1s", "--body-time", "1s"]));
+    let server = Served::start(&mut serve(&["--header-timeout", "1s", "--body-timeout", "1s"]));
     let files = server.open_files();
     while_another_is_served(&server, || {
         let each = |start: &dyn Fn() -> String| -> Vec<TcpStream> {
@@ -218,5 +218,5 @@ fn who_is_slow_or_silent_is_let_go() {
         assert!(Instant::now() < until, "connections are left open");
         thread::sleep(Duration::from_millis(20));
     }
-    assert_eq!(server.metric("indrik_kv_pages_taken"), 0);
+    assert_eq!(server.metric("indrik_kv_cache_pages_used"), 0);
 }

@@ -80,7 +80,7 @@ fn a_service_has_time_to_drain() {
     let stop = unit.lines().find_map(|line| line.strip_prefix("TimeoutStopSec=")).unwrap();
     // The table of settings there is held to be that of the binary by a test of its own.
     let settings = include_str!("../../../docs/serving.md");
-    let row = settings.lines().find(|line| line.starts_with("| `--drain-time` |")).unwrap();
+    let row = settings.lines().find(|line| line.starts_with("| `--drain-timeout` |")).unwrap();
     let drain = row.split('|').nth(3).unwrap().trim();
     assert!(seconds(stop) >= seconds(drain) + 10, "{stop} {drain}");
 }

@@ -47,7 +47,7 @@ fn alone_and_together(server: &Served, body: &Value) -> (Value, Vec<Value>) {
         let together = (0..4)
             .map(|_| {
                 let got = choices();
-                most = most.max(server.metric("indrik_writing_requests"));
+                most = most.max(server.metric("indrik_requests_decoding"));
                 got
             })
             .collect();
@@ -69,7 +69,7 @@ fn a_greedy_answer_is_the_same_alone_and_among_others() {
     if !has_device() {
         return;
     }
-    let server = Served::start(&mut serve(&["--sequences", "16"]));
+    let server = Served::start(&mut serve(&["--max-sequences", "16"]));
     let (alone, together) = alone_and_together(&server, &asked(json!({})));
     assert!(together.iter().all(|choices| *choices == alone), "{alone}: {together:?}");
 }
@@ -79,7 +79,7 @@ fn reproducible_probabilities_are_the_same_bit_by_bit() {
     if !has_device() {
         return;
     }
-    let server = Served::start(&mut serve(&["--sequences", "16", "--reproducible"]));
+    let server = Served::start(&mut serve(&["--max-sequences", "16", "--reproducible"]));
     let body = asked(json!({ "logprobs": 5 }));
     let (alone, together) = alone_and_together(&server, &body);
     assert!(together.iter().all(|choices| *choices == alone), "{alone}: {together:?}");

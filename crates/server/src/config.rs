@@ -1,48 +1,49 @@
-//! What an operator may choose, and what holds where nothing is chosen.
+//! Configuration of the server, and the model it serves.
 
 use std::time::Duration;
 
 use engine::Sampling;
 use text::{ChatTemplate, Tokenizer};
 
-/// Limits and access. The defaults are for one machine at home that strangers cannot reach.
+/// Limits and access control. The defaults suit a single machine that is not reachable from outside.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Keys of which a request to `/v1` must bear one; none lets everyone in.
+    /// API keys accepted by `/v1`. Empty: no authentication.
     pub api_keys: Vec<String>,
-    /// Origins whose pages may read answers in a browser, `*` for all. None: no page may.
+    /// Allowed CORS origins, `*` for all. Empty: no CORS headers.
     pub cors_origins: Vec<String>,
-    /// Bytes of a request's body. 4 MiB holds a prompt of a million tokens.
-    pub body_bytes: usize,
-    /// Bytes of all bodies together that are being taken in or read. Who finds no room for its body waits, up to `body_time`.
-    pub bodies_bytes: usize,
-    /// How long the body may take to arrive, in all.
-    pub body_time: Duration,
-    /// How long the head of a request may take to arrive; an idle connection is closed after this.
-    pub head_time: Duration,
-    /// Bytes of a request's head.
-    pub head_bytes: usize,
-    /// How long a client may leave bytes unread before its connection is closed.
-    pub stall_time: Duration,
-    /// Tokens of a prompt; none is as many as the context has room for.
-    pub prompt_tokens: Option<u32>,
-    /// How long a request may wait for the first of its answers to be begun.
-    pub queue_time: Duration,
-    /// How long a request may take from its arrival to its last token.
-    pub request_time: Duration,
-    /// Connections at a time. More wait to be accepted.
-    pub connections: usize,
-    /// Answers that one request may ask for: `n`, times the prompts where there are several.
-    pub choices: u32,
-    /// After so long without a token a stream gets a comment, so that nothing in between takes it for dead.
+    /// Maximum size of a request body in bytes. 4 MiB holds a prompt of a million tokens.
+    pub max_body_bytes: usize,
+    /// Total bytes of request bodies that are being received or parsed. Further requests wait, up to
+    /// `body_timeout`.
+    pub max_inflight_body_bytes: usize,
+    /// Maximum time to receive a request body.
+    pub body_timeout: Duration,
+    /// Maximum time to receive the request headers; also the idle timeout of a connection.
+    pub header_timeout: Duration,
+    /// Maximum size of the request line and headers in bytes.
+    pub max_header_bytes: usize,
+    /// Maximum time a client may leave sent data unread before it is disconnected.
+    pub stall_timeout: Duration,
+    /// Maximum prompt length in tokens. `None`: the context length.
+    pub max_prompt_tokens: Option<u32>,
+    /// Maximum time in the queue, measured for the first choice of a request.
+    pub queue_timeout: Duration,
+    /// Maximum time from a request's arrival to its last token.
+    pub request_timeout: Duration,
+    /// Maximum number of open connections. Further ones wait to be accepted.
+    pub max_connections: usize,
+    /// Maximum number of choices per request: `n` times the number of prompts.
+    pub max_choices: u32,
+    /// Interval of keep-alive comments in a stream without new tokens, so that proxies do not close it.
     pub keep_alive: Duration,
-    /// How long the GPU may take to answer when `/ready` asks for it.
-    pub probe_time: Duration,
-    /// Grammars that are made at a time of what requests ask for. More wait, up to `grammar_time`.
-    pub grammars: usize,
-    /// How long a grammar may take to be made before its request is refused.
-    pub grammar_time: Duration,
-    /// Write prompts to the log. Off: nothing that was said is ever in it.
+    /// Maximum time for the GPU to respond to the probe of `/ready`.
+    pub probe_timeout: Duration,
+    /// Maximum number of grammars compiled at once. Further ones wait, up to `grammar_timeout`.
+    pub grammar_workers: usize,
+    /// Maximum time to compile a grammar before its request is rejected.
+    pub grammar_timeout: Duration,
+    /// Log prompts. Off by default: the log then contains no user content.
     pub log_prompts: bool,
 }
 
@@ -51,21 +52,21 @@ impl Default for Config {
         Config {
             api_keys: vec![],
             cors_origins: vec![],
-            body_bytes: 4 << 20,
-            bodies_bytes: 32 << 20,
-            body_time: Duration::from_secs(30),
-            head_time: Duration::from_secs(30),
-            head_bytes: 64 << 10,
-            stall_time: Duration::from_secs(60),
-            prompt_tokens: None,
-            queue_time: Duration::from_secs(60),
-            request_time: Duration::from_secs(600),
-            connections: 512,
-            choices: 16,
+            max_body_bytes: 4 << 20,
+            max_inflight_body_bytes: 32 << 20,
+            body_timeout: Duration::from_secs(30),
+            header_timeout: Duration::from_secs(30),
+            max_header_bytes: 64 << 10,
+            stall_timeout: Duration::from_secs(60),
+            max_prompt_tokens: None,
+            queue_timeout: Duration::from_secs(60),
+            request_timeout: Duration::from_secs(600),
+            max_connections: 512,
+            max_choices: 16,
             keep_alive: Duration::from_secs(15),
-            probe_time: Duration::from_secs(5),
-            grammars: 2,
-            grammar_time: Duration::from_secs(10),
+            probe_timeout: Duration::from_secs(5),
+            grammar_workers: 2,
+            grammar_timeout: Duration::from_secs(10),
             log_prompts: false,
         }
     }

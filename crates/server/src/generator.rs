@@ -1,44 +1,44 @@
-//! Who makes the tokens: an engine, or the place that one will be put in.
+//! The source of tokens: an engine, or a slot for one that is still loading.
 
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use engine::{Engine, EventStream, Request, Status, SubmitError};
 use futures_util::future::{BoxFuture, FutureExt};
 
-/// Makes tokens. One for the whole server.
+/// Generates tokens for the server.
 pub trait Generator: Send + Sync + 'static {
-    /// Takes a request, or says at once why not. Never waits.
+    /// Submits a request. Returns at once.
     fn submit(&self, request: Request) -> Result<EventStream, SubmitError>;
 
-    /// Why no request would be taken now, whatever it were: a full queue is told before a body is read. Cheap.
-    fn refuses(&self) -> Option<SubmitError>;
+    /// The error that any request would get now, such as a full queue. Cheap: it is checked before a body is read.
+    fn admission_error(&self) -> Option<SubmitError>;
 
-    /// How things stand.
+    /// Counters and gauges of the engine.
     fn status(&self) -> Status;
 
-    /// More numbers for `/metrics`, of what the server knows nothing of.
+    /// Additional gauges for `/metrics`.
     fn gauges(&self) -> Vec<Gauge>;
 
-    /// Why it cannot answer now; nothing where it can. Asked for every request: cheap.
-    fn unready(&self) -> Option<String>;
+    /// Why requests cannot be accepted now; `None` if they can. Cheap: it is checked for every request.
+    fn not_ready(&self) -> Option<String>;
 
-    /// How many positions a sequence may have: a prompt and all but the last token of its answer.
-    fn context(&self) -> u32;
+    /// Context length in tokens. The last token of a completion does not count: it is never an input.
+    fn context_length(&self) -> u32;
 
-    /// Whether the GPU does something that it is asked for. Takes as long as the GPU does, if need be for ever.
+    /// Whether the GPU executes a small piece of work. May take forever if the GPU hangs.
     fn probe(&self) -> BoxFuture<'_, bool>;
 }
 
-/// A number that goes up and down.
+/// A gauge for `/metrics`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gauge {
-    /// Its name, without the prefix that all have. Those of one name stand together.
+    /// Name without the prefix `indrik_`. Gauges with the same name must be adjacent.
     pub name: &'static str,
-    /// What it is.
+    /// HELP text, without a final full stop.
     pub help: &'static str,
-    /// What tells it from others of its name: a key and a value.
+    /// Label name and value.
     pub label: Option<(&'static str, String)>,
-    /// How much.
+    /// Current value.
     pub value: f64,
 }
 
@@ -47,7 +47,7 @@ impl Generator for Engine {
         Engine::submit(self, request)
     }
 
-    fn refuses(&self) -> Option<SubmitError> {
+    fn admission_error(&self) -> Option<SubmitError> {
         Engine::would_reject(self)
     }
 
@@ -59,17 +59,17 @@ impl Generator for Engine {
         Engine::status(self)
     }
 
-    fn unready(&self) -> Option<String> {
+    fn not_ready(&self) -> Option<String> {
         let status = Engine::status(self);
         match status {
-            _ if status.draining => Some("it is about to stop".to_owned()),
-            // What was taken is finished when it is back; what comes meanwhile is better sent elsewhere.
-            _ if status.device_lost => Some("the GPU was lost and is being put back".to_owned()),
+            _ if status.draining => Some("it is shutting down".to_owned()),
+            // Accepted requests resume once the device is back; new ones are better sent to another server.
+            _ if status.device_lost => Some("the GPU was lost and is being reopened".to_owned()),
             _ => None,
         }
     }
 
-    fn context(&self) -> u32 {
+    fn context_length(&self) -> u32 {
         self.capacity().context_length
     }
 
@@ -78,47 +78,49 @@ impl Generator for Engine {
     }
 }
 
-/// A place for an engine whose model is being loaded: the server can be asked how things stand from the start.
-pub struct Place {
+/// A slot for an engine whose model is still loading. Lets the server respond to `/health`, `/ready` and `/metrics`
+/// from the start.
+pub struct EngineSlot {
     engine: OnceLock<Engine>,
-    doing: Mutex<String>,
-    context: u32,
+    /// Loading stage, shown by `/ready`.
+    stage: Mutex<String>,
+    context_length: u32,
     gauges: Box<ReadGauges>,
 }
 
-/// Reads numbers, told how things stand.
+/// Reads additional gauges.
 type ReadGauges = dyn Fn(&Status) -> Vec<Gauge> + Send + Sync;
 
-impl Place {
-    /// For an engine of this context, which is not there yet; `doing` says what is done about that.
-    pub fn new(context: u32, doing: &str) -> Place {
-        let doing = Mutex::new(doing.to_owned());
-        Place { engine: OnceLock::new(), doing, context, gauges: Box::new(|_| vec![]) }
+impl EngineSlot {
+    /// An empty slot for an engine with this context length.
+    pub fn new(context_length: u32, stage: &str) -> EngineSlot {
+        let stage = Mutex::new(stage.to_owned());
+        EngineSlot { engine: OnceLock::new(), stage, context_length, gauges: Box::new(|_| vec![]) }
     }
 
-    /// The same with more numbers for `/metrics`, asked for each time and told how things stand.
-    pub fn with_gauges(self, gauges: impl Fn(&Status) -> Vec<Gauge> + Send + Sync + 'static) -> Place {
-        Place { gauges: Box::new(gauges), ..self }
+    /// Adds gauges to `/metrics`; they are read at every scrape.
+    pub fn with_gauges(self, gauges: impl Fn(&Status) -> Vec<Gauge> + Send + Sync + 'static) -> EngineSlot {
+        EngineSlot { gauges: Box::new(gauges), ..self }
     }
 
-    /// What is being done now.
-    pub fn say(&self, doing: &str) {
-        *self.doing.lock().unwrap_or_else(PoisonError::into_inner) = doing.to_owned();
+    /// Sets the loading stage that `/ready` shows.
+    pub fn set_stage(&self, stage: &str) {
+        *self.stage.lock().unwrap_or_else(PoisonError::into_inner) = stage.to_owned();
     }
 
-    /// Here it is. Only the first one counts.
+    /// Fills the slot. Only the first call has an effect.
     pub fn fill(&self, engine: Engine) {
         self.engine.get_or_init(|| engine);
     }
 }
 
-impl Generator for Place {
+impl Generator for EngineSlot {
     fn submit(&self, request: Request) -> Result<EventStream, SubmitError> {
-        // Nobody asks before it is ready; between the two, the only reason not to be is the end.
+        // The router checks readiness first, so an empty slot here means shutdown during loading.
         self.engine.get().map_or(Err(SubmitError::Draining), |engine| engine.submit(request))
     }
 
-    fn refuses(&self) -> Option<SubmitError> {
+    fn admission_error(&self) -> Option<SubmitError> {
         self.engine.get().and_then(Engine::would_reject)
     }
 
@@ -130,15 +132,15 @@ impl Generator for Place {
         self.engine.get().map_or_else(Status::default, Engine::status)
     }
 
-    fn unready(&self) -> Option<String> {
+    fn not_ready(&self) -> Option<String> {
         match self.engine.get() {
-            Some(engine) => Generator::unready(engine),
-            None => Some(self.doing.lock().unwrap_or_else(PoisonError::into_inner).clone()),
+            Some(engine) => Generator::not_ready(engine),
+            None => Some(self.stage.lock().unwrap_or_else(PoisonError::into_inner).clone()),
         }
     }
 
-    fn context(&self) -> u32 {
-        self.context
+    fn context_length(&self) -> u32 {
+        self.context_length
     }
 
     fn probe(&self) -> BoxFuture<'_, bool> {

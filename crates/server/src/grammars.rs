@@ -47,8 +47,8 @@ impl Grammars {
             let _ = sender.send(Some(made));
         };
         std::thread::Builder::new().name("grammars".into()).spawn(make)?;
-        let makers = Arc::new(Semaphore::new(config.grammars));
-        Ok(Grammars { made, makers, kept: Arc::default(), time: config.grammar_time })
+        let makers = Arc::new(Semaphore::new(config.grammar_workers));
+        Ok(Grammars { made, makers, kept: Arc::default(), time: config.grammar_timeout })
     }
 
     /// What holds `count` answers to a shape, one each.

@@ -29,5 +29,5 @@ mod told;
 mod tools;
 
 pub use config::{Config, Model};
-pub use generator::{Gauge, Generator, Place};
+pub use generator::{EngineSlot, Gauge, Generator};
 pub use listen::{Handle, Server};

@@ -92,7 +92,7 @@ impl Server {
     pub async fn run(self) {
         let Server { listener, router, config, phase } = self;
         let mut watched = phase.subscribe();
-        let room = Arc::new(Semaphore::new(config.connections));
+        let room = Arc::new(Semaphore::new(config.max_connections));
         let mut connections = JoinSet::new();
         loop {
             let accepted = tokio::select! {
@@ -138,10 +138,10 @@ async fn serve(stream: TcpStream, router: Router, config: Config, mut phase: wat
     let _ = stream.set_nodelay(true);
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(config.head_time)
-        .max_buf_size(config.head_bytes)
+        .header_read_timeout(config.header_timeout)
+        .max_buf_size(config.max_header_bytes)
         .serve_connection(
-            TokioIo::new(Impatient { stream, limit: config.stall_time, stalled: None }),
+            TokioIo::new(Impatient { stream, limit: config.stall_timeout, stalled: None }),
             TowerToHyperService::new(router),
         );
     let mut connection = std::pin::pin!(connection);

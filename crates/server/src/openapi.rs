@@ -114,7 +114,7 @@ fn narrow(schemas: &mut Map<String, Value>, model: &Model, config: &Config) {
         schema.expect("the types have such a field")[key] = value;
     };
     say("Options", "/properties/model", "enum", json!([model.id]));
-    say("Options", "/properties/n", "maximum", json!(config.choices));
+    say("Options", "/properties/n", "maximum", json!(config.max_choices));
     let last = model.tokens().saturating_sub(1);
     say("Options", "/properties/logit_bias", "propertyNames", json!({ "pattern": up_to(last) }));
     say("Options", "/properties/logit_bias", "maxProperties", json!(MAX_BIASES));

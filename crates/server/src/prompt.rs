@@ -56,7 +56,7 @@ impl Asked {
         if options.model != model.id {
             return Err(Error::UnknownModel(options.model));
         }
-        options.check(config.choices)?;
+        options.check(config.max_choices)?;
         let vocab = model.tokens() as usize;
         let mut sampling = options.sampling(&model.sampling, vocab)?;
         let mut shape = options.shape()?;
@@ -83,7 +83,7 @@ impl Asked {
         let (mut requests, mut echoes) = (Vec::new(), Vec::new());
         for (prompt, echo) in prompts {
             let tokens = prompt.len();
-            let longest = config.prompt_tokens.map_or(context, |most| most.min(context));
+            let longest = config.max_prompt_tokens.map_or(context, |most| most.min(context));
             let Some(spare) = u32::try_from(tokens).ok().and_then(|tokens| longest.checked_sub(tokens))
             else {
                 return Err(Error::TooLong { tokens, most: longest });
@@ -154,7 +154,7 @@ fn texts(
 ) -> Result<Vec<(Vec<u32>, String)>, Error> {
     let tokenizer = &model.tokenizer;
     let echoes = completion.echoes();
-    let prompts = completion.prompts(model.tokens() as usize, options.n(), config.choices)?;
+    let prompts = completion.prompts(model.tokens() as usize, options.n(), config.max_choices)?;
     let prompt = |prompt| {
         let (tokens, text) = match prompt {
             Prompt::Text(text) => (tokenizer.encode_prompt(&text), text),

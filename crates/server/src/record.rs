@@ -29,7 +29,7 @@ struct State {
 }
 
 /// Where nobody says how a request has ended, its client has gone.
-const GONE: &str = "client_gone";
+const GONE: &str = "client_disconnected";
 
 impl Record {
     pub(crate) fn new(method: String, path: String, metrics: Arc<Metrics>) -> Record {
@@ -66,7 +66,7 @@ impl Record {
 
     /// An answer has called so many tools.
     pub(crate) fn calls(&self, count: u64) {
-        self.metrics.called(count);
+        self.metrics.count_tool_calls(count);
     }
 
     /// How it ended, in a word. The first one stays.
@@ -83,7 +83,7 @@ impl Drop for Record {
         let outcome = state.outcome.unwrap_or(GONE);
         let total = self.started.elapsed();
         let first = state.first.map(|first| first - self.started);
-        self.metrics.count(outcome);
+        self.metrics.count_request(outcome);
         tracing::info!(
             id = self.id,
             method = self.method,

@@ -91,7 +91,7 @@ impl Running {
                 Piece::Failed(error) => return Err(error),
             }
         }
-        record.outcome("done");
+        record.outcome("success");
         let answers = answers.into_iter().zip(0..);
         let usage = Some(Some(tally.usage));
         Ok(match form {
@@ -218,7 +218,7 @@ impl Out {
             }
             None => {
                 self.over = true;
-                self.record.outcome("done");
+                self.record.outcome("success");
                 let done = Event::default().data("[DONE]");
                 if !self.chunks.usage {
                     return Some(done);

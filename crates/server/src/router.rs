@@ -84,7 +84,7 @@ pub(crate) fn router(
         Some(template) => template.tool_use(&model.tokenizer),
         None => ToolUse::None,
     };
-    let bodies = Semaphore::new(units(config.bodies_bytes.max(config.body_bytes)) as usize);
+    let bodies = Semaphore::new(units(config.max_inflight_body_bytes.max(config.max_body_bytes)) as usize);
     let counted = Arc::default();
     let app =
         App { config, keys, model, generator, metrics: counted, phase, grammars, knows, bodies, openapi };
@@ -136,7 +136,7 @@ async fn keep_record(State(app): State<Arc<App>>, mut request: Request, next: Ne
     match response.extensions().get::<Error>() {
         Some(error) => record.outcome(error.code()),
         None if is_stream(response.headers()) => {}
-        None => record.outcome("done"),
+        None => record.outcome("success"),
     }
     let id = HeaderValue::from_str(&record.id).expect("digits are allowed in headers");
     response.headers_mut().insert("x-request-id", id);
@@ -170,7 +170,7 @@ async fn unknown_path(State(app): State<Arc<App>>, request: Request) -> Error {
 
 async fn ready(State(app): State<Arc<App>>) -> Result<Response, Error> {
     app.ready()?;
-    let limit = app.config.probe_time;
+    let limit = app.config.probe_timeout;
     if !tokio::time::timeout(limit, app.generator.probe()).await.unwrap_or(false) {
         // A loss that the probe has found is the better reason.
         app.ready()?;
@@ -185,7 +185,7 @@ async fn metrics(State(app): State<Arc<App>>) -> Response {
     let of_generator = app.clone();
     let gauges =
         tokio::task::spawn_blocking(move || of_generator.generator.gauges()).await.unwrap_or_default();
-    let text = app.metrics.text(&app.generator.status(), app.ready().is_ok(), &gauges);
+    let text = app.metrics.render(&app.generator.status(), app.ready().is_ok(), &gauges);
     ([(CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response()
 }
 
@@ -230,7 +230,7 @@ impl App {
         if *self.phase.borrow() != Phase::Open {
             return Err(Error::stopping());
         }
-        self.generator.unready().map_or(Ok(()), |reason| Err(Error::Unready(reason)))
+        self.generator.not_ready().map_or(Ok(()), |reason| Err(Error::Unready(reason)))
     }
 
     /// From a body to an answer.
@@ -244,7 +244,7 @@ impl App {
             self.hear_out(request).await;
             return Err(Error::NotJson);
         }
-        if let Some(refused) = self.generator.refuses() {
+        if let Some(refused) = self.generator.admission_error() {
             self.hear_out(request).await;
             return Err(refused.into());
         }
@@ -257,7 +257,7 @@ impl App {
         // What was said may be large, and the wait long.
         drop(asked);
         // What never begins is refused by its status, streams too.
-        let limit = self.config.queue_time;
+        let limit = self.config.queue_timeout;
         tokio::time::timeout(limit, running.begun()).await.map_err(|_| Error::QueueTooSlow(limit))??;
         if streams { Ok(running.stream(usage, &self.config)) } else { running.whole().await }
     }
@@ -269,16 +269,22 @@ impl App {
         request: Request,
         record: &Arc<Record>,
     ) -> Result<Asked, Error> {
-        let limit = self.config.body_bytes;
+        let limit = self.config.max_body_bytes;
         let said = request.headers().get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
         // Room is taken as bytes come: who says much and sends nothing keeps nobody out.
         let first = said.map_or(limit, |said: usize| said.min(limit)).min(FIRST_ROOM);
-        let mut room = self.room(first, self.config.body_time).await?;
+        let mut room = self.room(first, self.config.body_timeout).await?;
         let body = self.body(request.into_body(), &mut room).await?;
         let (app, id) = (self.clone(), record.id.clone());
         let read = move || {
-            let asked =
-                Asked::read(form, &body, &app.model, &app.knows, &app.config, app.generator.context())?;
+            let asked = Asked::read(
+                form,
+                &body,
+                &app.model,
+                &app.knows,
+                &app.config,
+                app.generator.context_length(),
+            )?;
             if app.config.log_prompts {
                 for request in &asked.requests {
                     let prompt = app.model.tokenizer.decode(&request.prompt, Shown::All);
@@ -307,7 +313,7 @@ impl App {
 
     /// Hands all requests in. If one of them is refused, those before it are cancelled by being dropped.
     fn submit(&self, asked: &mut Asked, record: &Arc<Record>) -> Result<Running, Error> {
-        let deadline = record.started + self.config.request_time;
+        let deadline = record.started + self.config.request_timeout;
         let n = asked.options.n();
         let mut choices = Vec::new();
         for (mut request, index) in std::mem::take(&mut asked.requests).into_iter().zip(0..) {
@@ -347,7 +353,7 @@ impl App {
             }
         };
         // Whether it came to its end or not, the answer is the same.
-        let _ = tokio::time::timeout(self.config.body_time, read).await;
+        let _ = tokio::time::timeout(self.config.body_timeout, read).await;
     }
 
     /// Room for so many bytes of a body.
@@ -358,7 +364,7 @@ impl App {
 
     /// The whole body, within its limits. One that is too large is heard out, too.
     async fn body<'a>(&'a self, body: Body, room: &mut SemaphorePermit<'a>) -> Result<Vec<u8>, Error> {
-        let limit = self.config.body_bytes;
+        let limit = self.config.max_body_bytes;
         let mut bytes = Vec::new();
         let mut length = 0;
         let read = async {
@@ -382,11 +388,11 @@ impl App {
             }
             Ok::<(), Error>(())
         };
-        let read = tokio::time::timeout(self.config.body_time, read).await;
+        let read = tokio::time::timeout(self.config.body_timeout, read).await;
         if length > limit {
             return Err(Error::BodyTooLarge(limit));
         }
-        read.map_err(|_| Error::BodyTooSlow(self.config.body_time))??;
+        read.map_err(|_| Error::BodyTooSlow(self.config.body_timeout))??;
         Ok(bytes)
     }
 }

@@ -161,7 +161,7 @@ fn many_at_once_each_get_their_own_answer() {
         }
     });
     server.wait_live(0);
-    server.wait_metric("indrik_requests_total{outcome=\"done\"} 48");
+    server.wait_metric("indrik_http_requests_total{outcome=\"success\"} 48");
 }
 
 #[test]
@@ -281,7 +281,7 @@ fn who_goes_away_cancels_the_answers() {
         drop(client);
         server.wait_live(0);
     }
-    server.wait_metric("indrik_requests_total{outcome=\"client_gone\"} 2");
+    server.wait_metric("indrik_http_requests_total{outcome=\"client_disconnected\"} 2");
 }
 
 #[test]

@@ -125,7 +125,8 @@ fn schemas_that_cannot_be_used_are_refused_by_name_and_soon() {
 
 #[test]
 fn a_grammar_that_takes_too_long_is_refused_and_counts_until_it_is_made() {
-    let config = Config { grammars: 1, grammar_time: Duration::from_millis(1), ..Config::default() };
+    let config =
+        Config { grammar_workers: 1, grammar_timeout: Duration::from_millis(1), ..Config::default() };
     let server = server(config);
     // 20000 states, 10 µs each.
     let slow = json!({ "type": "integer", "multipleOf": 19_997 });

@@ -191,7 +191,7 @@ fn a_panic_is_an_answer_too() {
     mock.panics = true;
     let server = Fixture::with(mock, Config::default());
     server.post(CHAT, &chat(json!({}))).refused(500, "internal_error");
-    server.wait_metric("indrik_requests_total{outcome=\"internal_error\"} 1");
+    server.wait_metric("indrik_http_requests_total{outcome=\"internal_error\"} 1");
     assert_eq!(server.get("/health").status, 200);
 }
 
@@ -223,7 +223,8 @@ fn a_body_that_is_no_json_is_refused() {
 
 #[test]
 fn a_body_has_a_size_and_a_time() {
-    let config = Config { body_bytes: 1000, body_time: Duration::from_millis(300), ..Config::default() };
+    let config =
+        Config { max_body_bytes: 1000, body_timeout: Duration::from_millis(300), ..Config::default() };
     let server = Fixture::with(Mock::new(), config);
     assert_eq!(server.post(CHAT, &chat(json!({ "user": "x".repeat(500) }))).status, 200);
     server.post(CHAT, &chat(json!({ "user": "x".repeat(1000) }))).refused(413, "body_too_large");
@@ -244,7 +245,8 @@ fn answer(stream: &mut TcpStream) -> String {
 
 #[test]
 fn a_head_has_a_size_and_a_time() {
-    let config = Config { head_bytes: 8 << 10, head_time: Duration::from_millis(200), ..Config::default() };
+    let config =
+        Config { max_header_bytes: 8 << 10, header_timeout: Duration::from_millis(200), ..Config::default() };
     let mut mock = Mock::new();
     mock.delay = Duration::from_millis(100);
     let server = Fixture::with(mock, config);
@@ -276,7 +278,7 @@ fn a_prompt_that_is_too_long_says_by_how_much() {
     let longest = completion(json!({ "prompt": "a".repeat(255), "max_tokens": 5 }));
     let usage = server.post(TEXT, &longest).json()["usage"].take();
     assert_eq!((&usage["prompt_tokens"], &usage["completion_tokens"]), (&json!(256), &json!(1)));
-    let config = Config { prompt_tokens: Some(20), ..Config::default() };
+    let config = Config { max_prompt_tokens: Some(20), ..Config::default() };
     let small = Fixture::with(Mock::new(), config);
     let (message, _) = small.post(TEXT, &longest).refused(400, "context_length_exceeded");
     assert!(message.contains("256 tokens") && message.contains("20"), "{message}");
@@ -306,7 +308,7 @@ fn a_full_queue_says_when_to_come_back() {
 fn who_waits_too_long_is_told_so_before_anything_else() {
     let mut mock = Mock::new();
     mock.wait = Duration::from_secs(100);
-    let config = Config { queue_time: Duration::from_millis(50), ..Config::default() };
+    let config = Config { queue_timeout: Duration::from_millis(50), ..Config::default() };
     let server = Fixture::with(mock, config);
     for stream in [false, true] {
         let got = server.post(CHAT, &chat(json!({ "stream": stream })));
@@ -319,9 +321,9 @@ fn who_waits_too_long_is_told_so_before_anything_else() {
 #[test]
 fn bodies_together_have_a_size() {
     let config = Config {
-        body_bytes: 100 << 10,
-        bodies_bytes: 100 << 10,
-        body_time: Duration::from_millis(400),
+        max_body_bytes: 100 << 10,
+        max_inflight_body_bytes: 100 << 10,
+        body_timeout: Duration::from_millis(400),
         ..Config::default()
     };
     let server = Fixture::with(Mock::new(), config);
@@ -350,7 +352,7 @@ fn bodies_together_have_a_size() {
 fn a_request_has_a_time() {
     let mut mock = Mock::new();
     mock.delay = Duration::from_secs(100);
-    let config = Config { request_time: Duration::from_millis(100), ..Config::default() };
+    let config = Config { request_timeout: Duration::from_millis(100), ..Config::default() };
     let server = Fixture::with(mock, config);
     server.post(CHAT, &chat(json!({}))).refused(504, "deadline");
     let data = server.stream(CHAT, &chat(json!({ "stream": true })));
@@ -376,13 +378,13 @@ fn who_does_not_read_is_cut_off() {
     // More than the buffers of a socket hold.
     mock.script = mock.script.repeat(20_000);
     mock.context = 1_000_000;
-    let config = Config { stall_time: Duration::from_millis(200), ..Config::default() };
+    let config = Config { stall_timeout: Duration::from_millis(200), ..Config::default() };
     let server = Fixture::with(mock, config);
     let body = chat(json!({ "stream": true })).to_string();
     let mut client = TcpStream::connect(server.address).unwrap();
     write!(client, "POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n").unwrap();
     write!(client, "Content-Length: {}\r\n\r\n{body}", body.len()).unwrap();
-    server.wait_metric("indrik_requests_total{outcome=\"client_gone\"} 1");
+    server.wait_metric("indrik_http_requests_total{outcome=\"client_disconnected\"} 1");
 }
 
 #[test]
@@ -458,7 +460,7 @@ fn it_is_ready_when_the_generator_is() {
 fn it_is_not_ready_where_the_gpu_does_not_answer() {
     let mut mock = Mock::new();
     mock.answers = false;
-    let config = Config { probe_time: Duration::from_millis(50), ..Config::default() };
+    let config = Config { probe_timeout: Duration::from_millis(50), ..Config::default() };
     let server = Fixture::with(mock, config);
     let (message, _) = server.get("/ready").refused(503, "not_ready");
     assert!(message.contains("the GPU did not answer within 0.05 s"), "{message}");
@@ -502,7 +504,7 @@ fn pages_of_other_origins_read_nothing_unless_asked_for() {
 
 #[test]
 fn connections_beyond_the_limit_wait() {
-    let server = Fixture::with(Mock::new(), Config { connections: 1, ..Config::default() });
+    let server = Fixture::with(Mock::new(), Config { max_connections: 1, ..Config::default() });
     let mut first = TcpStream::connect(server.address).unwrap();
     write!(first, "GET /health HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
     first.read_exact(&mut [0; 12]).unwrap();

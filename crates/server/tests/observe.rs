@@ -12,7 +12,7 @@ use engine::{
     testing::{MockBackend, MockOptions},
 };
 use serde_json::{Value, json};
-use server::{Config, Place};
+use server::{Config, EngineSlot};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -26,20 +26,20 @@ fn metrics_count_requests_and_show_the_generator() {
     assert_eq!(server.post(CHAT, &chat(json!({}))).status, 200);
     server.chunks(CHAT, &chat(json!({ "stream": true })));
     assert_eq!(server.post(CHAT, &chat(json!({ "n": 0 }))).status, 400);
-    server.wait_metric("indrik_requests_total{outcome=\"done\"} 2");
-    server.wait_metric("indrik_requests_total{outcome=\"invalid_value\"} 1");
+    server.wait_metric("indrik_http_requests_total{outcome=\"success\"} 2");
+    server.wait_metric("indrik_http_requests_total{outcome=\"invalid_value\"} 1");
     let got = server.get("/metrics");
     assert_eq!(got.headers["content-type"], "text/plain; version=0.0.4; charset=utf-8");
     for line in [
         "indrik_ready 1",
-        "indrik_queued_requests 3",
-        "indrik_kv_pages 100",
-        "indrik_kv_pages_taken 7",
-        "indrik_kv_pages_cached 5",
-        "indrik_tokens_written_total 12345",
-        "# TYPE indrik_first_token_seconds histogram",
-        "indrik_gpu_busy_percent{card=\"card0\"} 12.5",
-        "indrik_gpu_busy_percent{card=\"card1\"} 0",
+        "indrik_requests_waiting 3",
+        "indrik_kv_cache_pages 100",
+        "indrik_kv_cache_pages_used 7",
+        "indrik_kv_cache_pages_cached 5",
+        "indrik_generation_tokens_total 12345",
+        "# TYPE indrik_time_to_first_token_seconds histogram",
+        "indrik_gpu_busy_ratio{card=\"card0\"} 0.125",
+        "indrik_gpu_busy_ratio{card=\"card1\"} 0",
     ] {
         assert!(got.body.lines().any(|found| found == line), "no {line} in\n{}", got.body);
     }
@@ -63,8 +63,8 @@ fn metrics_count_requests_and_show_the_generator() {
 
 #[test]
 fn an_engine_is_a_generator_from_the_moment_it_is_there() {
-    let place = Arc::new(Place::new(256, "the weights are being read"));
-    let server = Fixture::over(Mock::new(), place.clone(), Config::default(), None);
+    let slot = Arc::new(EngineSlot::new(256, "the weights are being read"));
+    let server = Fixture::over(Mock::new(), slot.clone(), Config::default(), None);
     assert_eq!(server.get("/health").status, 200);
     let (message, _) = server.get("/ready").refused(503, "not_ready");
     assert!(message.contains("the weights are being read"), "{message}");
@@ -74,7 +74,7 @@ fn an_engine_is_a_generator_from_the_moment_it_is_there() {
     // The third call is a step that finds the device lost; the answer is the same.
     let plain = |faults| MockOptions { errors: faults, ..MockOptions::default() };
     let lost = [(2, BackendError::DeviceLost("lost".to_owned()))].into();
-    place.fill(Engine::start(MockBackend::new(plain(lost)), Options::default()).unwrap());
+    slot.fill(Engine::start(MockBackend::new(plain(lost)), Options::default()).unwrap());
     assert_eq!(server.get("/ready").json(), json!({ "status": "ready" }));
     let got = ask().json();
     assert_eq!(got["usage"]["completion_tokens"], 5, "{got}");
@@ -89,11 +89,11 @@ fn an_engine_is_a_generator_from_the_moment_it_is_there() {
     // Four tokens in a step, and a run of four steps of a row; the plain backend reads 1000 bytes and 10 for each position.
     for line in [
         "indrik_steps_total 5",
-        "indrik_rows_total 8",
-        "indrik_step_rows 1",
-        "indrik_decode_read_bytes_total 4240",
-        "indrik_prefix_lookups_total 1",
-        "indrik_prefix_hits_total 0",
+        "indrik_step_rows_total 8",
+        "indrik_last_step_rows 1",
+        "indrik_decode_memory_read_bytes_total 4240",
+        "indrik_prefix_cache_queries_total 1",
+        "indrik_prefix_cache_hits_total 0",
     ] {
         whole.wait_metric(line);
     }
@@ -101,16 +101,16 @@ fn an_engine_is_a_generator_from_the_moment_it_is_there() {
     let again = whole.post("/v1/completions", &completion(json!({ "prompt": "say ".repeat(9) }))).json();
     let cached = again["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
     assert!(cached >= 8, "{again}");
-    whole.wait_metric("indrik_prefix_hits_total 1");
+    whole.wait_metric("indrik_prefix_cache_hits_total 1");
     for line in [
         "indrik_ready 1",
-        "indrik_device_losses_total 1",
-        "indrik_tokens_written_total 5",
-        "indrik_answers_total{end=\"finished\"} 1",
-        "indrik_first_token_seconds_count 1",
-        "indrik_first_token_seconds_bucket{le=\"+Inf\"} 1",
-        "indrik_token_seconds_count 4",
-        "indrik_answer_seconds_count 1",
+        "indrik_device_lost_total 1",
+        "indrik_generation_tokens_total 5",
+        "indrik_engine_requests_total{outcome=\"finished\"} 1",
+        "indrik_time_to_first_token_seconds_count 1",
+        "indrik_time_to_first_token_seconds_bucket{le=\"+Inf\"} 1",
+        "indrik_inter_token_latency_seconds_count 4",
+        "indrik_request_latency_seconds_count 1",
     ] {
         server.wait_metric(line);
     }
@@ -193,9 +193,9 @@ fn each_request_is_one_line_without_what_was_said() {
     let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
     assert!(!log.contains(secret), "{log}");
     for (id, words) in ids.iter().zip([
-        ["model=\"tiny/gemma\"", "answer_tokens=6", "first_token_ms=", "outcome=\"done\""],
+        ["model=\"tiny/gemma\"", "answer_tokens=6", "first_token_ms=", "outcome=\"success\""],
         ["path=\"/v1/chat/completions\"", "answer_tokens=0", "prompt_tokens=0", "outcome=\"invalid_value\""],
-        ["path=\"/v1/completions\"", "cached_tokens=3", "total_ms=", "outcome=\"done\""],
+        ["path=\"/v1/completions\"", "cached_tokens=3", "total_ms=", "outcome=\"success\""],
     ]) {
         let lines: Vec<&str> = log.lines().filter(|line| line.contains(id.as_str())).collect();
         assert_eq!(lines.len(), 1, "{log}");

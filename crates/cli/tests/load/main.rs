@@ -44,7 +44,7 @@ fn it_lasts() {
 }
 
 fn overloaded(time: Duration) {
-    let server = Served::start(serve(&["--queue", "64"]).env("INDRIK_LOG", "warn"));
+    let server = Served::start(serve(&["--max-queue", "64"]).env("INDRIK_LOG", "warn"));
     let files = server.open_files();
     let (tally, memory) = watched(&server, time, || overload::run(&server.address, time));
     println!(
@@ -60,9 +60,9 @@ fn overloaded(time: Duration) {
     assert!(tally.percentile(99) < AT_ONCE);
     memory.assert_flat();
     settle(&server, files);
-    assert_eq!(server.metric("indrik_answers_total{end=\"failed\"}"), 0);
+    assert_eq!(server.metric("indrik_engine_requests_total{outcome=\"failed\"}"), 0);
     // Who hangs up is cancelled, where the last token was not on its way already.
-    let cancelled = server.metric("indrik_answers_total{end=\"cancelled\"}");
+    let cancelled = server.metric("indrik_engine_requests_total{outcome=\"cancelled\"}");
     assert!(cancelled * 10 >= tally.hung_up * 9, "{cancelled} of {}", tally.hung_up);
     pages_come_back(&server);
     server.signal("-TERM");
@@ -72,7 +72,7 @@ fn overloaded(time: Duration) {
 
 /// Of all that write, each hangs up.
 fn pages_come_back(server: &Served) {
-    let before = server.metric("indrik_answers_total{end=\"cancelled\"}");
+    let before = server.metric("indrik_engine_requests_total{outcome=\"cancelled\"}");
     let mut clients: Vec<Client> = (0..8).map(|_| Client::new(&server.address)).collect();
     let long = json!({
         "model": "tiny", "prompt": "the cat sat", "stream": true, "max_tokens": 490,
@@ -81,10 +81,10 @@ fn pages_come_back(server: &Served) {
     for client in &mut clients {
         assert_eq!(client.ask("/v1/completions", &long.to_string()).unwrap().status, 200);
     }
-    assert!(server.metric("indrik_kv_pages_taken") > 0);
+    assert!(server.metric("indrik_kv_cache_pages_used") > 0);
     drop(clients);
-    eventually("pages are held by nobody", || server.metric("indrik_kv_pages_taken") == 0);
-    let cancelled = server.metric("indrik_answers_total{end=\"cancelled\"}") - before;
+    eventually("pages are held by nobody", || server.metric("indrik_kv_cache_pages_used") == 0);
+    let cancelled = server.metric("indrik_engine_requests_total{outcome=\"cancelled\"}") - before;
     assert!(cancelled > 0, "all answers were complete before anyone could hang up");
 }
 
@@ -95,7 +95,7 @@ fn mixed(time: Duration) {
     let load = mixed::Load::new(&server.address).unwrap();
     let ((), memory) = watched(&server, time, || load.run(time));
     let tally = load.tally();
-    let losses = server.metric("indrik_device_losses_total");
+    let losses = server.metric("indrik_device_lost_total");
     println!(
         "mixed, {time:?}: {} answered, {} hung up, {} bad requests refused, {losses} devices lost ({} requests came meanwhile); {memory}",
         tally.answered, tally.hung_up, tally.refused, tally.unready
@@ -104,7 +104,7 @@ fn mixed(time: Duration) {
     assert!(losses > 0);
     memory.assert_flat();
     settle(&server, files);
-    assert_eq!(server.metric("indrik_answers_total{end=\"failed\"}"), 0);
+    assert_eq!(server.metric("indrik_engine_requests_total{outcome=\"failed\"}"), 0);
     server.signal("-TERM");
     let (status, log) = server.end();
     assert_eq!(status.code(), Some(0), "{log}");
@@ -112,9 +112,9 @@ fn mixed(time: Duration) {
 
 /// That nothing is left of all clients.
 fn settle(server: &Served, files: usize) {
-    eventually("pages are held by nobody", || server.metric("indrik_kv_pages_taken") == 0);
+    eventually("pages are held by nobody", || server.metric("indrik_kv_cache_pages_used") == 0);
     eventually("requests are left", || {
-        ["indrik_queued_requests", "indrik_reading_requests", "indrik_writing_requests"]
+        ["indrik_requests_waiting", "indrik_requests_prefilling", "indrik_requests_decoding"]
             .iter()
             .all(|name| server.metric(name) == 0)
     });

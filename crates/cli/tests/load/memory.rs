@@ -66,7 +66,10 @@ fn look(server: &Served) -> [f64; 2] {
             .filter_map(|line| line.split(' ').nth(1)?.parse::<f64>().ok())
             .sum()
     };
-    [sum(&["indrik_resident_bytes"]), sum(&["indrik_vram_used_bytes", "indrik_gtt_used_bytes"])]
+    [
+        sum(&["indrik_process_resident_memory_bytes"]),
+        sum(&["indrik_vram_used_bytes", "indrik_gtt_used_bytes"]),
+    ]
 }
 
 fn median(mut values: Vec<f64>) -> f64 {

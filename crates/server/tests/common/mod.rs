@@ -159,30 +159,30 @@ impl Generator for Mock {
         Ok(answer)
     }
 
-    fn refuses(&self) -> Option<SubmitError> {
+    fn admission_error(&self) -> Option<SubmitError> {
         let refusal = self.refusal.lock().unwrap().clone();
         refusal.filter(|refusal| matches!(refusal, SubmitError::QueueFull { .. }))
     }
 
     fn gauges(&self) -> Vec<Gauge> {
         let card = |card: &str, value| Gauge {
-            name: "gpu_busy_percent",
+            name: "gpu_busy_ratio",
             help: "How busy",
             label: Some(("card", card.to_owned())),
             value,
         };
-        vec![card("card0", 12.5), card("card1", 0.0)]
+        vec![card("card0", 0.125), card("card1", 0.0)]
     }
 
     fn status(&self) -> Status {
         self.status.lock().unwrap().clone()
     }
 
-    fn unready(&self) -> Option<String> {
+    fn not_ready(&self) -> Option<String> {
         self.unready.lock().unwrap().clone()
     }
 
-    fn context(&self) -> u32 {
+    fn context_length(&self) -> u32 {
         self.context
     }
 

@@ -1,4 +1,4 @@
-//! From weights on disk to an engine in its place, and again when the device was lost.
+//! Loads the model and starts its engine; reloads after a lost device.
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -8,21 +8,21 @@ use std::{
 
 use engine::{Engine, GpuBackend};
 use model::{Runner, Sampling};
-use server::Place;
+use server::EngineSlot;
 use weights::stream::Control;
 
-use super::{Running, gauges::Roofline, notify, settings::Settings, shown};
+use super::{Controls, gauges::Roofline, notify, settings::Settings, summary};
 use crate::{
     loading::{Loaded, Opened, Outputs, Space},
     output,
     sampling::recommended,
 };
 
-/// A driver that resets a GPU takes a moment: so long between attempts to open it again.
-const RELOAD_PAUSES: [Duration; 3] =
+/// Delays between attempts to reopen a lost device: a driver needs a moment to reset a GPU.
+const RELOAD_DELAYS: [Duration; 3] =
     [Duration::from_millis(500), Duration::from_secs(2), Duration::from_secs(5)];
 
-/// What loading needs.
+/// Inputs of the loading thread.
 pub struct Loader<'a> {
     pub opened: Opened,
     pub space: Space,
@@ -34,22 +34,21 @@ pub struct Loader<'a> {
     pub json: bool,
 }
 
-/// A model that is being loaded; at the end its engine, or why there is none.
+/// The loading thread; it returns the engine.
 pub type Loading = JoinHandle<anyhow::Result<Engine>>;
 
 impl Loader<'_> {
-    /// Begins to load. Should it fail, the server ends.
-    pub fn start(self, running: &Running) -> std::io::Result<Loading> {
+    /// Starts the loading thread. If loading fails, it stops the server.
+    pub fn start(self, controls: &Controls) -> std::io::Result<Loading> {
         let Loader { opened, space, settings, roofline, url, id, started, json } = self;
-        let lines = shown::lines(settings);
-        let options = engine::Options { queue_capacity: settings.queue, ..engine::Options::default() };
-        let step_time = settings.step_time.0;
-        let (place, control, handle) =
-            (running.place.clone(), running.control.clone(), running.handle.clone());
-        let again = running.again.clone();
+        let lines = summary::settings_lines(settings);
+        let options = engine::Options { queue_capacity: settings.max_queue, ..engine::Options::default() };
+        let step_timeout = settings.step_timeout.0;
+        let (slot, control, handle) = (controls.slot.clone(), controls.load.clone(), controls.server.clone());
+        let reload = controls.reload.clone();
         let work = move || {
-            let ready = Ready { place: &place, roofline, lines, url, id, started, json };
-            let loaded = load(opened, space, options, step_time, [&control, &again], ready);
+            let startup = Startup { slot: &slot, roofline, lines, url, id, started, json };
+            let loaded = load(opened, space, options, step_timeout, [&control, &reload], startup);
             if loaded.is_err() {
                 handle.stop();
             }
@@ -59,9 +58,9 @@ impl Loader<'_> {
     }
 }
 
-/// What is said when all is there.
-struct Ready<'a> {
-    place: &'a Place,
+/// What loading reports to: the slot for the engine and the startup summary.
+struct Startup<'a> {
+    slot: &'a EngineSlot,
     roofline: Roofline,
     lines: Vec<String>,
     url: String,
@@ -74,71 +73,72 @@ fn load(
     opened: Opened,
     space: Space,
     options: engine::Options,
-    step_time: Duration,
-    [control, again]: [&Arc<Control>; 2],
-    ready: Ready<'_>,
+    step_timeout: Duration,
+    [control, reload_control]: [&Arc<Control>; 2],
+    startup: Startup<'_>,
 ) -> anyhow::Result<Engine> {
-    let mut loaded = opened.load_for(space, Outputs::Sampled, control, &|doing| ready.place.say(doing))?;
-    ready.place.say("programs are recorded for this GPU");
+    let set_stage = |stage: &str| startup.slot.set_stage(stage);
+    let mut loaded = opened.load_for(space, Outputs::Sampled, control, &set_stage)?;
+    startup.slot.set_stage("programs are being recorded for this GPU");
     let mut progress = output::Progress::new();
     progress.say("recording programs for this GPU");
-    // Greedy answers, and those as the model's authors recommend.
+    // Record for greedy sampling and for the sampling that the model's authors recommend.
     let usual = recommended(opened.checkpoint.config.architecture);
     loaded.runner.prepare_serving(&[Sampling::default(), usual])?;
-    ready.place.say("the bandwidth of its memory is measured");
-    ready.roofline.measure(&loaded.device);
+    startup.slot.set_stage("memory bandwidth is being measured");
+    startup.roofline.measure(&loaded.device);
     drop(progress);
-    // Now and not at the end: a server that is killed has none.
+    // Saved now, not at exit: a server that is killed has no exit.
     loaded.device.save_cache();
-    let summary = shown::summary(&loaded, &opened, space);
-    let heard = shown::Heard::new(&loaded, space, &ready.id, &ready.url);
+    let model_lines = summary::model_lines(&loaded, &opened, space);
+    let report = summary::ReadyReport::new(&loaded, space, &startup.id, &startup.url);
     let Loaded { runner, .. } = loaded;
-    let again = again.clone();
+    let reload_control = reload_control.clone();
     let reload = move || -> model::Result<Runner> {
-        let mut pauses = RELOAD_PAUSES.iter();
+        let mut delays = RELOAD_DELAYS.iter();
         loop {
-            match (opened.load_for(space, Outputs::Sampled, &again, &|_| ()), pauses.next()) {
-                (Ok(loaded), _) => return Ok(loaded.runner.with_step_time(step_time)),
-                _ if again.cancel.load(Ordering::Relaxed) => return Err(model::Error::Cancelled),
-                (Err(error), Some(pause)) => {
-                    tracing::warn!("the device is not back yet: {error:#}; the next attempt is in {pause:?}");
-                    std::thread::sleep(*pause);
+            match (opened.load_for(space, Outputs::Sampled, &reload_control, &|_| ()), delays.next()) {
+                (Ok(loaded), _) => return Ok(loaded.runner.with_step_time(step_timeout)),
+                _ if reload_control.cancel.load(Ordering::Relaxed) => return Err(model::Error::Cancelled),
+                (Err(error), Some(delay)) => {
+                    tracing::warn!("cannot reopen the device yet: {error:#}; next attempt in {delay:?}");
+                    std::thread::sleep(*delay);
                 }
-                (Err(error), None) => return Err(as_model(error)),
+                (Err(error), None) => return Err(as_model_error(error)),
             }
         }
     };
-    let engine = Engine::start(GpuBackend::new(runner.with_step_time(step_time), reload), options)?;
+    let engine = Engine::start(GpuBackend::new(runner.with_step_time(step_timeout), reload), options)?;
     if control.cancel.load(Ordering::Relaxed) {
         return Err(model::Error::Cancelled.into());
     }
     let ended = engine.watch_exit();
     std::thread::Builder::new().name("watch".into()).spawn(move || {
         if ended() {
-            // A server without an engine is of no use, and whoever started it can start it again. Streams have a moment to say so.
-            tracing::error!("the engine's thread has ended by itself: this is a bug; please report it");
-            std::thread::sleep(LAST_WORDS);
+            // A server without an engine is useless; a service manager can restart the process.
+            tracing::error!("the engine thread ended unexpectedly: this is a bug; please report it");
+            std::thread::sleep(FLUSH_DELAY);
             std::process::exit(1);
         }
     })?;
-    ready.place.fill(engine.clone());
+    startup.slot.fill(engine.clone());
     notify::ready();
-    for line in summary.into_iter().chain(ready.lines) {
+    for line in model_lines.into_iter().chain(startup.lines) {
         note!("{line}");
     }
-    let seconds = ready.started.elapsed().as_secs_f64();
-    note!("{} is ready at {}/v1 after {seconds:.1} s.", ready.id, ready.url);
-    if ready.json {
-        output::print(&(serde_json::to_string(&heard.after(seconds))? + "\n"))?;
+    let seconds = startup.started.elapsed().as_secs_f64();
+    note!("{} is ready at {}/v1 after {seconds:.1} s.", startup.id, startup.url);
+    if startup.json {
+        output::print(&(serde_json::to_string(&report.ready_after(seconds))? + "\n"))?;
     }
     Ok(engine)
 }
 
-/// What streams have to send their last events when the engine has ended by itself.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+/// Time for open streams to send their final error event before the process exits.
+const FLUSH_DELAY: Duration = Duration::from_secs(1);
 
-/// An error in the words that the engine decides by.
-fn as_model(error: anyhow::Error) -> model::Error {
+/// Converts to the error type by which the engine tells device loss from other failures.
+fn as_model_error(error: anyhow::Error) -> model::Error {
     match error.downcast::<model::Error>() {
         Ok(error) => error,
         Err(error) => match error.downcast::<gpu::Error>() {

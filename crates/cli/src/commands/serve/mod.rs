@@ -1,17 +1,18 @@
-//! `indrik serve`: a model behind OpenAI's protocol, until it is told to stop.
+//! `indrik serve`: an OpenAI-compatible HTTP server for one model.
 //!
-//! 1. `settings`: flags, environment and file become one set of settings.
-//! 2. The model's files are looked at and the port is taken: what is wrong with either shows at once.
-//! 3. `load`: a thread of its own loads the model, records its programs, and puts an engine in the server's [`Place`]. Until then
-//!    `/health` answers and `/ready` says what is being done.
-//! 4. `signals`: the first lets running requests finish, the second ends everything. `notify` tells a service manager of both ends.
+//! 1. `settings` resolves flags, environment and file.
+//! 2. The model's metadata is read and the port is bound, so that mistakes in either are reported at once.
+//! 3. `load`: a thread loads the model, records its programs and puts an engine into the server's [`EngineSlot`].
+//!    Until then `/health` responds and `/ready` returns the loading stage.
+//! 4. `signals`: the first signal drains running requests, the second one cancels them. `notify` reports both to
+//!    the service manager.
 
 mod gauges;
 mod load;
 mod notify;
 mod settings;
-mod shown;
 mod signals;
+mod summary;
 mod values;
 
 use std::{
@@ -26,90 +27,92 @@ use std::{
 use anyhow::Context;
 use clap::{ArgMatches, Args};
 use model::language::Language;
-use server::{Handle, Place, Server};
+use server::{EngineSlot, Handle, Server};
 use weights::stream::Control;
 
 use crate::{
     loading::{ModelArguments, Opened, Space},
+    logging,
     sampling::recommended,
 };
 use gauges::Roofline;
 use load::Loader;
 use settings::{Flags, Settings};
-use signals::End;
+use signals::Outcome;
 
-/// Serves a model over HTTP, in OpenAI's protocol
+/// Serves a model over HTTP with an OpenAI-compatible API
 #[derive(Args)]
 #[command(after_help = "Example: indrik serve -m gemma-3-4b-it --api-key-file keys.txt\n\n\
-                        Every setting is a flag, a variable of the environment, or a key of the file that --config names; \
-                        they count in this order. SIGTERM and Ctrl-C let running requests finish, a second one ends them.")]
+                        Every setting is a flag, an environment variable, or a key of the file given by --config, in this order \
+                        of precedence. SIGTERM and Ctrl-C drain running requests; a second signal cancels them.")]
 pub struct Arguments {
     #[command(flatten)]
     flags: Flags,
-    /// A TOML file with settings, by the names of the flags
+    /// TOML settings file; keys are the names of the flags
     #[arg(long, env = "INDRIK_CONFIG", value_name = "FILE")]
     config: Option<PathBuf>,
-    /// A line of JSON on standard output when requests are answered
+    /// Print one line of JSON to standard output when the server is ready
     #[arg(long)]
     json: bool,
 }
 
-/// What the parts of a running server share.
-struct Running {
-    handle: Handle,
-    place: Arc<Place>,
-    /// Stops the loading.
-    control: Arc<Control>,
-    /// Of loading again after the device was lost, while requests still want their answers.
-    again: Arc<Control>,
+/// Handles shared by the loading thread and the signal handler.
+struct Controls {
+    server: Handle,
+    slot: Arc<EngineSlot>,
+    /// Cancels the initial load.
+    load: Arc<Control>,
+    /// Cancels a reload after a lost device. Separate from `load`: requests that drain still need their device.
+    reload: Arc<Control>,
 }
 
 pub fn run(arguments: &Arguments, given: &ArgMatches) -> anyhow::Result<ExitCode> {
     let started = Instant::now();
-    // A server opens its device again when it was lost; before the first thread of anyone.
+    // A lost device is opened again in the same process. Must run before the first thread starts.
     gpu::share_malloc();
     let settings = Settings::read(&arguments.flags, arguments.config.as_ref(), given)?;
+    logging::init("info", settings.log_format);
     let config = settings.config()?;
     let opened = model_arguments(&settings)?.open()?;
     let language = opened.language()?;
     let space = space(&settings, &opened)?;
     let roofline = Roofline::default();
-    let known = roofline.clone();
-    let place = Place::new(space.context, "the model is being loaded");
-    let place = Arc::new(place.with_gauges(move |status| gauges::read(status, &known)));
-    let model = served(&settings, &opened, language);
+    let measured = roofline.clone();
+    let slot = EngineSlot::new(space.context, "the model is loading");
+    let slot = Arc::new(slot.with_gauges(move |status| gauges::read(status, &measured)));
+    let model = served_model(&settings, &opened, language);
     let id = model.id.clone();
 
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let address = SocketAddr::new(settings.host, settings.port);
-    let server = runtime.block_on(Server::bind(address, config, model, place.clone()));
-    let server = server.map_err(|error| anyhow::anyhow!(told(address, &error)))?;
+    let server = runtime.block_on(Server::bind(address, config, model, slot.clone()));
+    let server = server.map_err(|error| anyhow::anyhow!(bind_error(address, &error)))?;
     let url = format!("http://{}", server.address()?);
-    note!("{id} is being loaded; {url}/health answers already.");
+    note!("Loading {id}; {url}/health is up.");
 
-    let running = Running { handle: server.handle(), place, control: Arc::default(), again: Arc::default() };
+    let controls = Controls { server: server.handle(), slot, load: Arc::default(), reload: Arc::default() };
     let json = arguments.json;
     let loader = Loader { opened, space, settings: &settings, roofline, url, id, started, json };
-    let loading = loader.start(&running)?;
-    let end = runtime.block_on(async {
-        let signals = signals::Signals::listen().context("signals cannot be heard")?;
-        anyhow::Ok(signals.serve(server, &running, settings.drain_time.0, loading).await)
+    let loading = loader.start(&controls)?;
+    let outcome = runtime.block_on(async {
+        let signals = signals::Signals::listen().context("cannot install signal handlers")?;
+        anyhow::Ok(signals.serve(server, &controls, settings.drain_timeout.0, loading).await)
     })?;
-    match end {
-        End::Drained => note!("All requests are done."),
-        End::CutOff(why) => note!("{why}: what was not done was cut off."),
-        End::Failed(error) => return Err(error),
+    match outcome {
+        Outcome::Drained => note!("All requests finished."),
+        Outcome::Cancelled(why) => note!("{why}: unfinished requests were cancelled."),
+        Outcome::Failed(error) => return Err(error),
     }
-    Ok(if matches!(end, End::Drained) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if matches!(outcome, Outcome::Drained) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn model_arguments(settings: &Settings) -> anyhow::Result<ModelArguments> {
     let model = settings.model.clone().context(
-        "which model? Say it with -m, INDRIK_MODEL or the key `model` of the settings; `indrik pull` lists what there is",
+        "no model given: use -m, INDRIK_MODEL or the key `model` of the settings file; `indrik pull` lists what can be downloaded",
     )?;
     Ok(ModelArguments {
         model,
-        chunk: settings.chunk.map(|chunk| chunk.get()),
+        chunk: settings.prefill_chunk.map(|chunk| chunk.get()),
         kv: settings.kv,
         reproducible: settings.reproducible,
         device: settings.device.clone(),
@@ -121,25 +124,30 @@ fn space(settings: &Settings, opened: &Opened) -> anyhow::Result<Space> {
         Some(context) => opened.check_context(context.get() as usize)?,
         None => opened.usual_context(),
     };
-    let positions = settings.positions.map(|positions| positions.get());
-    if let Some(positions) = positions.filter(|positions| *positions < context) {
+    let tokens = settings.kv_cache_tokens.map(|tokens| tokens.get());
+    if let Some(tokens) = tokens.filter(|tokens| *tokens < context) {
         anyhow::bail!(
-            "--positions is {positions}, but one answer alone may have {context}: raise it, or lower --context"
+            "--kv-cache-tokens is {tokens}, less than the context length {context} of a single sequence: raise it, or lower --context"
         );
     }
-    Ok(Space { sequences: settings.sequences.get(), context, positions, prefix: settings.prefix_cache })
+    Ok(Space {
+        sequences: settings.max_sequences.get(),
+        context,
+        positions: tokens,
+        prefix: settings.prefix_cache,
+    })
 }
 
-/// What the server is told of the model.
-fn served(settings: &Settings, opened: &Opened, language: Language) -> server::Model {
+/// The model as the server needs it.
+fn served_model(settings: &Settings, opened: &Opened, language: Language) -> server::Model {
     let path = &opened.checkpoint.path;
-    // A file goes by its name without the ending, a folder and a model of the store by theirs.
-    let own = if path.is_file() { path.file_stem() } else { path.file_name() };
-    let own = own.map(|name| name.to_string_lossy().into_owned());
-    let asked = settings.model.clone().filter(|model| !model.contains('/') && !PathBuf::from(model).exists());
+    // Default name: a file's without its extension; a folder's or store entry's as it is.
+    let file_name = if path.is_file() { path.file_stem() } else { path.file_name() };
+    let file_name = file_name.map(|name| name.to_string_lossy().into_owned());
+    let given = settings.model.clone().filter(|model| !model.contains('/') && !PathBuf::from(model).exists());
     let modified = std::fs::metadata(path).and_then(|data| data.modified()).unwrap_or(SystemTime::UNIX_EPOCH);
     server::Model {
-        id: settings.name.clone().or(asked).or(own).unwrap_or_else(|| "model".to_owned()),
+        id: settings.name.clone().or(given).or(file_name).unwrap_or_else(|| "model".to_owned()),
         created: modified.duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs()),
         tokenizer: language.tokenizer,
         vocab: opened.checkpoint.config.vocab,
@@ -149,14 +157,16 @@ fn served(settings: &Settings, opened: &Opened, language: Language) -> server::M
     }
 }
 
-/// Why an address cannot be had, and what to do.
-fn told(address: SocketAddr, error: &std::io::Error) -> String {
+/// Message for an address that cannot be bound, with advice.
+fn bind_error(address: SocketAddr, error: &std::io::Error) -> String {
     let advice = match error.kind() {
-        ErrorKind::AddrInUse => "another program listens there; end it, or take another port with --port",
-        ErrorKind::AddrNotAvailable => "this machine has no such address; look at --host",
-        ErrorKind::PermissionDenied => "ports below 1024 are for root; take another with --port",
+        ErrorKind::AddrInUse => {
+            "another program is listening there; stop it, or choose another port with --port"
+        }
+        ErrorKind::AddrNotAvailable => "this machine has no such address; check --host",
+        ErrorKind::PermissionDenied => "ports below 1024 need root; choose another one with --port",
         ErrorKind::InvalidInput => return error.to_string(),
-        _ => "look at --host and --port",
+        _ => "check --host and --port",
     };
     format!("cannot listen on {address}: {error}; {advice}")
 }

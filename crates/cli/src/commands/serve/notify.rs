@@ -1,5 +1,4 @@
-//! What the service manager is told: systemd's protocol, a datagram to the socket that `NOTIFY_SOCKET` names. Without one nothing is
-//! told.
+//! systemd's notification protocol: a datagram to the socket in `NOTIFY_SOCKET`. Does nothing if that is not set.
 
 use std::{
     ffi::OsStr,
@@ -13,22 +12,22 @@ use std::{
     },
 };
 
-/// Requests are answered.
+/// The server accepts requests.
 pub fn ready() {
-    tell("READY=1");
+    notify("READY=1");
 }
 
-/// No new ones are.
+/// The server is shutting down.
 pub fn stopping() {
-    tell("STOPPING=1");
+    notify("STOPPING=1");
 }
 
-fn tell(state: &str) {
+fn notify(state: &str) {
     let Some(socket) = std::env::var_os("NOTIFY_SOCKET").filter(|socket| !socket.is_empty()) else { return };
     if let Err(error) = send(&socket, state) {
-        // It goes on: whoever waits for this word will say that it did not come.
+        // Not fatal: the service manager reports a missing notification itself.
         tracing::warn!(
-            "the service manager cannot be told {state}: NOTIFY_SOCKET={}: {error}",
+            "cannot send {state} to the service manager: NOTIFY_SOCKET={}: {error}",
             socket.display()
         );
     }
@@ -36,7 +35,7 @@ fn tell(state: &str) {
 
 fn send(socket: &OsStr, state: &str) -> io::Result<()> {
     let address = match socket.as_bytes() {
-        // A name that is in no folder.
+        // Linux's abstract socket namespace.
         [b'@', name @ ..] => SocketAddr::from_abstract_name(name)?,
         _ => SocketAddr::from_pathname(socket)?,
     };

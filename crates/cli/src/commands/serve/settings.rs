@@ -1,88 +1,96 @@
-//! What can be set, and where it was: a flag, a variable of the environment, a file, or nowhere.
+//! Server settings: flags, environment variables, a TOML file, defaults, in that order of precedence.
 //!
-//! All settings stand in one list, from which the flags, the variables, the file's keys and the table in docs/serving.md are made.
+//! One list, the `settings!` invocation below, generates the flags, the environment variables, the TOML keys and
+//! the table in docs/serving.md. A renamed setting keeps its old flag, variable and key (`was`) for one release.
 
-use std::{fmt, net::IpAddr, num::NonZeroU32, path::PathBuf};
+use std::{fmt, net::IpAddr, num::NonZeroU32, path::PathBuf, str::FromStr};
 
 use anyhow::{Context, bail};
 use clap::{ArgMatches, Args, parser::ValueSource};
 use serde::Deserialize;
 
 use super::values::{Size, Time};
-use crate::loading::Kv;
+use crate::{loading::Kv, logging::LogFormat};
 
-/// A setting as documentation has it.
+/// A row of the settings table in the documentation.
 #[cfg(test)]
 #[derive(Clone, Copy, Debug)]
 pub struct Row {
-    /// The flag without its dashes, which is the key of a file too.
+    /// Flag without its dashes; also the TOML key.
     pub name: &'static str,
-    /// The variable of the environment.
+    /// Environment variable.
     pub variable: &'static str,
-    /// What holds where nobody says.
+    /// Default value, as text.
     pub default: &'static str,
-    /// What it is.
+    /// Help text.
     pub help: &'static str,
 }
 
-/// Where a setting comes from.
+/// Where a setting's value comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum From {
+pub enum Source {
     Flag,
     Environment,
     File,
 }
 
-impl fmt::Display for From {
+impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            From::Flag => "flag",
-            From::Environment => "environment",
-            From::File => "file",
+            Source::Flag => "flag",
+            Source::Environment => "environment",
+            Source::File => "file",
         })
     }
 }
 
-/// Settings with a default, which is written as anyone would write it, and those without.
+/// Looks up an environment variable. clap reads the current names itself; this is for the deprecated ones.
+type Environment<'a> = &'a dyn Fn(&str) -> Option<String>;
+
+/// Settings with a default (`defaulted`), without one (`optional`), and those that take several values (`lists`).
 macro_rules! settings {
     (
-        usual { $($(#[$attribute:meta])* $name:ident: $type:ty, $flag:literal, $variable:literal, $default:literal, $help:literal;)* }
-        open { $($(#[$open_attribute:meta])* $open:ident: $open_type:ty, $open_flag:literal, $open_variable:literal, $open_default:literal, $open_help:literal;)* }
+        defaulted { $($(#[$attribute:meta])* $name:ident: $type:ty, $flag:literal $(was $old:literal)?, $variable:literal, $default:literal, $help:literal;)* }
+        optional { $($(#[$open_attribute:meta])* $open:ident: $open_type:ty, $open_flag:literal $(was $open_old:literal)?, $open_variable:literal, $open_default:literal, $open_help:literal;)* }
         lists { $($list:ident, $list_flag:literal, $list_variable:literal, $list_value:literal, $list_help:literal;)* }
     ) => {
-        /// The flags. What is not given is nothing.
+        /// Command-line flags and environment variables; `None` and empty lists are settings not given.
         #[derive(Args)]
         pub struct Flags {
             $($(#[$open_attribute])*
+            $(#[arg(alias = $open_old)])?
             #[arg(long = $open_flag, env = $open_variable, help = concat!($open_help, " [default: ", $open_default, "]"))]
             $open: Option<$open_type>,)*
             $($(#[$attribute])*
+            $(#[arg(alias = $old)])?
             #[arg(long = $flag, env = $variable, help = concat!($help, " [default: ", $default, "]"))]
             $name: Option<$type>,)*
             $(#[arg(long = $list_flag, env = $list_variable, value_name = $list_value, value_delimiter = ',', hide_env_values = true, help = $list_help)]
             $list: Vec<String>,)*
         }
 
-        /// The keys of a file.
+        /// Keys of the TOML file.
         #[derive(Default, Deserialize)]
         #[serde(deny_unknown_fields, rename_all = "kebab-case")]
         struct File {
-            $($name: Option<$type>,)*
-            $($open: Option<$open_type>,)*
+            $($(#[serde(alias = $old)])? $name: Option<$type>,)*
+            $($(#[serde(alias = $open_old)])? $open: Option<$open_type>,)*
             $(#[serde(default)] $list: Vec<String>,)*
         }
 
-        /// What holds.
+        /// Resolved settings.
         #[derive(Debug)]
         pub struct Settings {
             $(pub $name: $type,)*
             $(pub $open: Option<$open_type>,)*
             $(pub $list: Vec<String>,)*
-            /// What was set, as text, and where. Of secrets only that they were.
-            pub set: Vec<(&'static str, String, From)>,
+            /// Settings that were given: name, value as text (a count for secrets), source.
+            pub set: Vec<(&'static str, String, Source)>,
+            /// Deprecated names in use, each with its replacement.
+            pub deprecated: Vec<String>,
         }
 
-        /// All of them, in the order in which they are shown.
+        /// All settings in the order of `--help`.
         #[cfg(test)]
         pub const ROWS: &[Row] = &[
             $(Row { name: $open_flag, variable: $open_variable, default: $open_default, help: $open_help },)*
@@ -90,184 +98,250 @@ macro_rules! settings {
             $(Row { name: $list_flag, variable: $list_variable, default: "none", help: $list_help },)*
         ];
 
+        /// Renamed settings: the current name and the deprecated one.
+        pub const RENAMED: &[(&str, &str)] = &[
+            $($(($open_flag, $open_old),)?)*
+            $($(($flag, $old),)?)*
+        ];
+
         impl Flags {
-            fn over(&self, file: File, given: &ArgMatches) -> anyhow::Result<Settings> {
+            fn resolve(&self, file: File, given: &ArgMatches, environment: Environment<'_>) -> anyhow::Result<Settings> {
                 let mut set = vec![];
-                $(let $open = first(stringify!($open), &self.$open, file.$open, given, $open_flag, &mut set);)*
-                $(let $name = match first(stringify!($name), &self.$name, file.$name, given, $flag, &mut set) {
-                    Some(value) => value,
-                    None => $default.parse::<$type>().map_err(|error| anyhow::anyhow!("--{}: {error}", $flag))?,
-                };)*
+                $(
+                    #[allow(unused_mut, unused_assignments, reason = "only renamed settings have a deprecated variable")]
+                    let mut deprecated = None;
+                    $(deprecated = from_deprecated::<$open_type>($open_old, environment)?;)?
+                    let $open = first(stringify!($open), &self.$open, deprecated, file.$open, given, $open_flag, &mut set);
+                )*
+                $(
+                    #[allow(unused_mut, unused_assignments, reason = "only renamed settings have a deprecated variable")]
+                    let mut deprecated = None;
+                    $(deprecated = from_deprecated::<$type>($old, environment)?;)?
+                    let $name = match first(stringify!($name), &self.$name, deprecated, file.$name, given, $flag, &mut set) {
+                        Some(value) => value,
+                        None => $default.parse::<$type>().map_err(|error| anyhow::anyhow!("--{}: {error}", $flag))?,
+                    };
+                )*
                 $(let $list = all(stringify!($list), &self.$list, file.$list, given, $list_flag, &mut set);)*
-                Ok(Settings { $($name,)* $($open,)* $($list,)* set })
+                Ok(Settings { $($name,)* $($open,)* $($list,)* set, deprecated: vec![] })
             }
         }
     };
 }
 
 settings! {
-    usual {
-        host: IpAddr, "host", "INDRIK_HOST", "127.0.0.1", "Address to listen on; 0.0.0.0 lets other machines in";
-        port: u16, "port", "INDRIK_PORT", "8006", "Port to listen on; 0 is any free one";
-        sequences: NonZeroU32, "sequences", "INDRIK_SEQUENCES", "8", "Answers that are written at a time";
-        queue: usize, "queue", "INDRIK_QUEUE", "64", "Answers that may wait beside those; more are refused with 429";
-        queue_time: Time, "queue-time", "INDRIK_QUEUE_TIME", "60s", "How long a request may wait to be begun, before it is refused with 429";
-        request_time: Time, "request-time", "INDRIK_REQUEST_TIME", "10min", "How long a request may take from its arrival to its last token";
-        choices: NonZeroU32, "choices", "INDRIK_CHOICES", "16", "Answers that one request may ask for (n, times its prompts)";
-        body_size: Size, "body-size", "INDRIK_BODY_SIZE", "4MiB", "Size of a request's body";
-        bodies_size: Size, "bodies-size", "INDRIK_BODIES_SIZE", "32MiB", "Size of all bodies together that are being read; who finds no room waits";
-        body_time: Time, "body-time", "INDRIK_BODY_TIME", "30s", "How long a body may take to arrive";
-        head_size: Size, "head-size", "INDRIK_HEAD_SIZE", "64KiB", "Size of a request's head, 8KiB or more";
-        head_time: Time, "head-time", "INDRIK_HEAD_TIME", "30s", "How long a head may take to arrive, and a connection be idle";
-        stall_time: Time, "stall-time", "INDRIK_STALL_TIME", "60s", "How long a client may leave unread what it is sent";
-        keep_alive: Time, "keep-alive", "INDRIK_KEEP_ALIVE", "15s", "A stream without a token for so long gets a comment";
-        connections: NonZeroU32, "connections", "INDRIK_CONNECTIONS", "512", "Connections at a time; more wait to be accepted";
-        probe_time: Time, "probe-time", "INDRIK_PROBE_TIME", "5s", "How long the GPU may take to answer /ready";
-        step_time: Time, "step-time", "INDRIK_STEP_TIME", "5min", "A step of the GPU that takes longer is a lost device";
-        drain_time: Time, "drain-time", "INDRIK_DRAIN_TIME", "30s", "How long running requests may take after SIGTERM";
-        grammars: NonZeroU32, "grammars", "INDRIK_GRAMMARS", "2", "Formats of answers (response_format) that are compiled at a time; more wait";
-        grammar_time: Time, "grammar-time", "INDRIK_GRAMMAR_TIME", "10s", "How long a format of answers may take to be compiled, before it is refused with 400";
+    defaulted {
+        host: IpAddr, "host", "INDRIK_HOST", "127.0.0.1", "Address to listen on; 0.0.0.0 accepts connections from other machines";
+        port: u16, "port", "INDRIK_PORT", "8006", "Port to listen on; 0 picks a free one";
+        max_sequences: NonZeroU32, "max-sequences" was "sequences", "INDRIK_MAX_SEQUENCES", "8", "Maximum number of concurrent sequences (batch size)";
+        max_queue: usize, "max-queue" was "queue", "INDRIK_MAX_QUEUE", "64", "Maximum number of queued requests; more are rejected with 429";
+        queue_timeout: Time, "queue-timeout" was "queue-time", "INDRIK_QUEUE_TIMEOUT", "60s", "Maximum time in the queue before a request is rejected with 429";
+        request_timeout: Time, "request-timeout" was "request-time", "INDRIK_REQUEST_TIMEOUT", "10min", "Maximum time from a request's arrival to its last token";
+        max_choices: NonZeroU32, "max-choices" was "choices", "INDRIK_MAX_CHOICES", "16", "Maximum number of choices per request (n times the number of prompts)";
+        max_body_size: Size, "max-body-size" was "body-size", "INDRIK_MAX_BODY_SIZE", "4MiB", "Maximum size of a request body";
+        max_inflight_body_size: Size, "max-inflight-body-size" was "bodies-size", "INDRIK_MAX_INFLIGHT_BODY_SIZE", "32MiB", "Total memory for request bodies in flight; further requests wait";
+        body_timeout: Time, "body-timeout" was "body-time", "INDRIK_BODY_TIMEOUT", "30s", "Maximum time to receive a request body";
+        max_header_size: Size, "max-header-size" was "head-size", "INDRIK_MAX_HEADER_SIZE", "64KiB", "Maximum size of the request line and headers; at least 8KiB";
+        header_timeout: Time, "header-timeout" was "head-time", "INDRIK_HEADER_TIMEOUT", "30s", "Maximum time to receive the headers; also the idle timeout of a connection";
+        stall_timeout: Time, "stall-timeout" was "stall-time", "INDRIK_STALL_TIMEOUT", "60s", "Maximum time a client may leave sent data unread before it is disconnected";
+        keep_alive: Time, "keep-alive", "INDRIK_KEEP_ALIVE", "15s", "Interval of keep-alive comments in a stream without new tokens";
+        max_connections: NonZeroU32, "max-connections" was "connections", "INDRIK_MAX_CONNECTIONS", "512", "Maximum number of open connections; further ones wait to be accepted";
+        probe_timeout: Time, "probe-timeout" was "probe-time", "INDRIK_PROBE_TIMEOUT", "5s", "Maximum time for the GPU to respond to the probe of /ready";
+        step_timeout: Time, "step-timeout" was "step-time", "INDRIK_STEP_TIMEOUT", "5min", "Maximum time of a step on the GPU before the device counts as lost";
+        drain_timeout: Time, "drain-timeout" was "drain-time", "INDRIK_DRAIN_TIMEOUT", "30s", "Maximum time for running requests to finish after SIGTERM";
+        grammar_workers: NonZeroU32, "grammar-workers" was "grammars", "INDRIK_GRAMMAR_WORKERS", "2", "Maximum number of grammars (response_format, tools) compiled at once; further ones wait";
+        grammar_timeout: Time, "grammar-timeout" was "grammar-time", "INDRIK_GRAMMAR_TIMEOUT", "10s", "Maximum time to compile a grammar before the request is rejected with 400";
         #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
-        prefix_cache: bool, "prefix-cache", "INDRIK_PREFIX_CACHE", "true", "Keep what was read and written for prompts that begin alike, in pages that nobody needs";
+        prefix_cache: bool, "prefix-cache", "INDRIK_PREFIX_CACHE", "true", "Keep KV pages of finished requests for prompts with the same prefix";
         #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
-        reproducible: bool, "reproducible", "INDRIK_REPRODUCIBLE", "false", "The same logits bit by bit, whoever else is there; one answer alone is slower for it";
+        reproducible: bool, "reproducible", "INDRIK_REPRODUCIBLE", "false", "Batch-invariant (bitwise reproducible) logits; slower at batch 1";
+        log_format: LogFormat, "log-format", "INDRIK_LOG_FORMAT", "text", "Log format: text, or json with one object per line";
         #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
-        log_prompts: bool, "log-prompts", "INDRIK_LOG_PROMPTS", "false", "Write prompts to the log";
+        log_prompts: bool, "log-prompts", "INDRIK_LOG_PROMPTS", "false", "Log prompts";
     }
-    open {
+    optional {
         #[arg(short = 'm')]
-        model: String, "model", "INDRIK_MODEL", "none: it must be given", "A GGUF file, a Hugging Face folder, a file that `indrik quantize` wrote, or a name in the local store";
-        name: String, "name", "INDRIK_NAME", "the model's", "What requests call the model";
+        model: String, "model", "INDRIK_MODEL", "none, required", "GGUF file, Hugging Face folder, file written by `indrik quantize`, or name in the local store";
+        name: String, "name", "INDRIK_NAME", "name of the model", "Model name in the API";
         #[arg(short = 'd')]
         device: String, "device", "INDRIK_DEVICE", "the fastest", "Device by index or part of its name";
         #[arg(short = 'c')]
-        context: NonZeroU32, "context", "INDRIK_CONTEXT", "8192, or what the model has", "Positions of an answer with its prompt";
-        positions: NonZeroU32, "positions", "INDRIK_POSITIONS", "context x sequences", "Positions of all answers together: the memory for keys and values";
-        prompt_tokens: NonZeroU32, "prompt-tokens", "INDRIK_PROMPT_TOKENS", "context", "Tokens that a prompt may have";
-        kv: Kv, "kv", "INDRIK_KV", "f16", "How keys and values are stored: f16, f32 or int8";
-        chunk: NonZeroU32, "chunk", "INDRIK_CHUNK", "by the device", "Rows of a step when a prompt is read";
-        api_key_file: String, "api-key-file", "INDRIK_API_KEY_FILE", "none", "A file with an API key a line";
+        context: NonZeroU32, "context", "INDRIK_CONTEXT", "8192, or the model's limit if lower", "Context length per sequence: prompt and completion together";
+        kv_cache_tokens: NonZeroU32, "kv-cache-tokens" was "positions", "INDRIK_KV_CACHE_TOKENS", "context x max-sequences", "Total KV cache capacity in tokens";
+        max_prompt_tokens: NonZeroU32, "max-prompt-tokens" was "prompt-tokens", "INDRIK_MAX_PROMPT_TOKENS", "context", "Maximum prompt length in tokens";
+        kv: Kv, "kv", "INDRIK_KV", "f16", "KV cache data type: f16, f32 or int8";
+        prefill_chunk: NonZeroU32, "prefill-chunk" was "chunk", "INDRIK_PREFILL_CHUNK", "chosen by device", "Maximum prefill tokens per step";
+        api_key_file: String, "api-key-file", "INDRIK_API_KEY_FILE", "none", "File of accepted API keys, one per line";
     }
     lists {
-        api_key, "api-key", "INDRIK_API_KEY", "KEY", "A key of which requests to /v1 must bear one; may be given several times";
-        cors, "cors", "INDRIK_CORS", "ORIGIN", "An origin whose pages may read answers, * for all; may be given several times";
+        api_key, "api-key", "INDRIK_API_KEY", "KEY", "Accepted API key (repeatable)";
+        cors, "cors", "INDRIK_CORS", "ORIGIN", "Allowed CORS origin, * for all (repeatable)";
     }
 }
 
-/// Settings whose values are nobody's business.
+/// The setting whose values are never shown.
 const SECRET: &str = "api-key";
 
-/// The first that says something: a flag, the environment, a file.
+/// Environment variable of a flag.
+fn variable(flag: &str) -> String {
+    format!("INDRIK_{}", flag.replace('-', "_").to_uppercase())
+}
+
+/// Value of the deprecated environment variable of a renamed setting.
+fn from_deprecated<T: FromStr<Err: fmt::Display>>(
+    old: &str,
+    environment: Environment<'_>,
+) -> anyhow::Result<Option<T>> {
+    let variable = variable(old);
+    let Some(text) = environment(&variable) else { return Ok(None) };
+    let value = text.parse().map_err(|error| anyhow::anyhow!("{variable}: '{text}': {error}"))?;
+    Ok(Some(value))
+}
+
+/// The deprecated flags, variables and keys in use, each with its replacement.
+fn deprecated(arguments: &[String], environment: Environment<'_>, file: &toml::Table) -> Vec<String> {
+    let mut found = vec![];
+    for (name, old) in RENAMED {
+        let flag = format!("--{old}");
+        let given = |argument: &String| {
+            argument.strip_prefix(&flag).is_some_and(|rest| rest.is_empty() || rest.starts_with('='))
+        };
+        if arguments.iter().any(given) {
+            found.push(format!("{flag} is deprecated: use --{name}"));
+        }
+        if environment(&variable(old)).is_some() {
+            found.push(format!("{} is deprecated: use {}", variable(old), variable(name)));
+        }
+        if file.contains_key(*old) {
+            found.push(format!("the key {old} is deprecated: use {name}"));
+        }
+    }
+    found
+}
+
+/// The first value given: flag or variable (both from clap), deprecated variable, file.
 fn first<T: Clone + fmt::Display>(
     id: &str,
     flag: &Option<T>,
+    deprecated: Option<T>,
     file: Option<T>,
     given: &ArgMatches,
     name: &'static str,
-    set: &mut Vec<(&'static str, String, From)>,
+    set: &mut Vec<(&'static str, String, Source)>,
 ) -> Option<T> {
-    let (value, from) = match (flag, file) {
-        (Some(value), _) => (value.clone(), source(given, id)),
-        (None, Some(value)) => (value, From::File),
-        (None, None) => return None,
+    let (value, source) = match (flag, deprecated, file) {
+        (Some(value), ..) => (value.clone(), source(given, id)),
+        (None, Some(value), _) => (value, Source::Environment),
+        (None, None, Some(value)) => (value, Source::File),
+        (None, None, None) => return None,
     };
-    set.push((name, value.to_string(), from));
+    set.push((name, value.to_string(), source));
     Some(value)
 }
 
-/// The same for what may be given several times; lists are not put together.
+/// The same for a list. Lists of different sources are not merged.
 fn all(
     id: &str,
     flag: &[String],
     file: Vec<String>,
     given: &ArgMatches,
     name: &'static str,
-    set: &mut Vec<(&'static str, String, From)>,
+    set: &mut Vec<(&'static str, String, Source)>,
 ) -> Vec<String> {
-    let (values, from) = match (flag, file) {
-        ([], file) => (file, From::File),
+    let (values, source) = match (flag, file) {
+        ([], file) => (file, Source::File),
         (flag, _) => (flag.to_vec(), source(given, id)),
     };
     if !values.is_empty() {
-        let text = if name == SECRET { format!("{} of them", values.len()) } else { values.join(", ") };
-        set.push((name, text, from));
+        let text = if name == SECRET { format!("{} given", values.len()) } else { values.join(", ") };
+        set.push((name, text, source));
     }
     values
 }
 
-fn source(given: &ArgMatches, id: &str) -> From {
+fn source(given: &ArgMatches, id: &str) -> Source {
     match given.value_source(id) {
-        Some(ValueSource::EnvVariable) => From::Environment,
-        _ => From::Flag,
+        Some(ValueSource::EnvVariable) => Source::Environment,
+        _ => Source::Flag,
     }
 }
 
 impl Settings {
-    /// What the flags, the environment and the file say.
+    /// Resolves flags, environment and file.
     pub fn read(flags: &Flags, config: Option<&PathBuf>, given: &ArgMatches) -> anyhow::Result<Settings> {
-        let file = match config {
-            None => File::default(),
-            Some(path) => {
-                let text = std::fs::read_to_string(path)
-                    .with_context(|| format!("the settings in {} cannot be read", path.display()))?;
-                toml::from_str(&text).map_err(|error| {
-                    anyhow::anyhow!("the settings in {} are wrong: {error}", path.display())
-                })?
-            }
+        let text = match config {
+            None => String::new(),
+            Some(path) => std::fs::read_to_string(path)
+                .with_context(|| format!("cannot read the settings file {}", path.display()))?,
         };
-        flags.over(file, given)
+        let invalid = |error| {
+            let path = config.map(|path| path.display().to_string()).unwrap_or_default();
+            anyhow::anyhow!("invalid settings file {path}: {error}")
+        };
+        let file: File = toml::from_str(&text).map_err(invalid)?;
+        let keys: toml::Table = toml::from_str(&text).map_err(invalid)?;
+        let environment = |name: &str| std::env::var(name).ok();
+        let arguments: Vec<String> =
+            std::env::args_os().map(|argument| argument.to_string_lossy().into_owned()).collect();
+        let mut settings = flags.resolve(file, given, &environment)?;
+        settings.deprecated = deprecated(&arguments, &environment, &keys);
+        Ok(settings)
     }
 
-    /// The keys that are asked for: those that were given, and those of the file.
+    /// Accepted API keys: those given directly and those of the key file.
     pub fn keys(&self) -> anyhow::Result<Vec<String>> {
         let mut keys = self.api_key.clone();
         if let Some(path) = &self.api_key_file {
             let text = std::fs::read_to_string(path)
-                .with_context(|| format!("the keys in {path} cannot be read"))?;
+                .with_context(|| format!("cannot read the API keys in {path}"))?;
             keys.extend(text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned));
             if keys.len() == self.api_key.len() {
-                // Silently letting everyone in is not what was asked for.
-                bail!("{path} holds no key: write one a line");
+                // An empty file must not turn authentication off.
+                bail!("{path} contains no API key: write one per line");
             }
         }
         if keys.iter().any(|key| key.trim().is_empty()) {
-            bail!("an API key is empty: leave it out, or write one");
+            bail!("an API key is empty: remove it, or set a value");
         }
         Ok(keys)
     }
 
-    /// What the server is told.
+    /// Configuration of the HTTP server.
     pub fn config(&self) -> anyhow::Result<server::Config> {
-        if self.head_size.0 < LEAST_HEAD {
-            anyhow::bail!("--head-size is {} bytes: {LEAST_HEAD} are the least", self.head_size.0);
+        if self.max_header_size.0 < MIN_HEADER_SIZE {
+            anyhow::bail!(
+                "--max-header-size is {} bytes: the minimum is {MIN_HEADER_SIZE}",
+                self.max_header_size.0
+            );
         }
-        // More answers than may be written and wait at a time would be refused whenever they are asked for.
-        let places = self.sequences.get().saturating_add(u32::try_from(self.queue).unwrap_or(u32::MAX));
+        // A request with more choices than fit in the batch and the queue could never be admitted.
+        let capacity =
+            self.max_sequences.get().saturating_add(u32::try_from(self.max_queue).unwrap_or(u32::MAX));
         Ok(server::Config {
             api_keys: self.keys()?,
             cors_origins: self.cors.clone(),
-            body_bytes: self.body_size.0,
-            bodies_bytes: self.bodies_size.0,
-            body_time: self.body_time.0,
-            head_time: self.head_time.0,
-            head_bytes: self.head_size.0,
-            stall_time: self.stall_time.0,
-            prompt_tokens: self.prompt_tokens.map(NonZeroU32::get),
-            queue_time: self.queue_time.0,
-            request_time: self.request_time.0,
-            connections: self.connections.get() as usize,
-            choices: self.choices.get().min(places),
+            max_body_bytes: self.max_body_size.0,
+            max_inflight_body_bytes: self.max_inflight_body_size.0,
+            body_timeout: self.body_timeout.0,
+            header_timeout: self.header_timeout.0,
+            max_header_bytes: self.max_header_size.0,
+            stall_timeout: self.stall_timeout.0,
+            max_prompt_tokens: self.max_prompt_tokens.map(NonZeroU32::get),
+            queue_timeout: self.queue_timeout.0,
+            request_timeout: self.request_timeout.0,
+            max_connections: self.max_connections.get() as usize,
+            max_choices: self.max_choices.get().min(capacity),
             keep_alive: self.keep_alive.0,
-            probe_time: self.probe_time.0,
-            grammars: self.grammars.get() as usize,
-            grammar_time: self.grammar_time.0,
+            probe_timeout: self.probe_timeout.0,
+            grammar_workers: self.grammar_workers.get() as usize,
+            grammar_timeout: self.grammar_timeout.0,
             log_prompts: self.log_prompts,
         })
     }
 }
 
-/// The HTTP library has no smaller buffer.
-const LEAST_HEAD: usize = 8 << 10;
+/// Smallest read buffer that hyper supports.
+const MIN_HEADER_SIZE: usize = 8 << 10;
 
 #[cfg(test)]
 mod tests {
@@ -278,71 +352,138 @@ mod tests {
     use super::*;
 
     #[derive(Parser)]
-    struct Alone {
+    struct Command {
         #[command(flatten)]
         flags: Flags,
     }
 
-    fn settings(arguments: &[&str], file: &str) -> anyhow::Result<Settings> {
-        let given = Alone::command().try_get_matches_from([&["serve"], arguments].concat())?;
-        let alone = Alone::from_arg_matches(&given)?;
-        alone.flags.over(toml::from_str(file)?, &given)
+    fn settings(arguments: &[&str], environment: &[(&str, &str)], file: &str) -> anyhow::Result<Settings> {
+        let given = Command::command().try_get_matches_from([&["serve"], arguments].concat())?;
+        let command = Command::from_arg_matches(&given)?;
+        let lookup = |name: &str| {
+            let found = environment.iter().find(|(variable, _)| *variable == name);
+            found.map(|(_, value)| (*value).to_owned())
+        };
+        command.flags.resolve(toml::from_str(file)?, &given, &lookup)
     }
 
     #[test]
-    fn what_is_not_said_is_what_the_server_has_by_itself() {
-        let settings = settings(&[], "").unwrap();
+    fn defaults_are_those_of_the_server_and_the_engine() {
+        let settings = settings(&[], &[], "").unwrap();
         assert_eq!(settings.config().unwrap(), server::Config::default());
-        assert_eq!(settings.queue, engine::Options::default().queue_capacity);
+        assert_eq!(settings.max_queue, engine::Options::default().queue_capacity);
         assert!(settings.set.is_empty(), "{:?}", settings.set);
     }
 
     #[test]
-    fn a_flag_is_before_a_file() {
-        let file = "port = 1\nqueue-time = \"5s\"\nbody-size = 4096\napi-key = [\"a\"]\nkv = \"int8\"\nreproducible = true";
-        let settings = settings(&["--port", "2", "--log-prompts"], file).unwrap();
-        assert_eq!((settings.port, settings.queue_time.to_string()), (2, "5s".to_owned()));
-        assert_eq!((settings.body_size.0, settings.kv), (4096, Some(Kv::Int8)));
+    fn flags_take_precedence_over_the_file() {
+        let file = "port = 1\nqueue-timeout = \"5s\"\nmax-body-size = 4096\napi-key = [\"a\"]\nkv = \"int8\"\nreproducible = true\n\
+                    log-format = \"json\"";
+        let settings = settings(&["--port", "2", "--log-prompts"], &[], file).unwrap();
+        assert_eq!((settings.port, settings.queue_timeout.to_string()), (2, "5s".to_owned()));
+        assert_eq!((settings.max_body_size.0, settings.kv), (4096, Some(Kv::Int8)));
         assert!(settings.reproducible && settings.log_prompts);
+        assert_eq!(settings.log_format, LogFormat::Json);
         assert_eq!(settings.keys().unwrap(), ["a"]);
-        let of = |name| settings.set.iter().find(|(set, ..)| *set == name).map(|(_, _, from)| *from);
-        assert_eq!((of("port"), of("queue-time"), of("host")), (Some(From::Flag), Some(From::File), None));
-        // No key is shown anywhere.
+        let source = |name| settings.set.iter().find(|(set, ..)| *set == name).map(|(.., source)| *source);
+        assert_eq!(
+            (source("port"), source("queue-timeout"), source("host")),
+            (Some(Source::Flag), Some(Source::File), None)
+        );
+        // API keys are never shown.
         assert!(
-            settings.set.contains(&("api-key", "1 of them".to_owned(), From::File)),
+            settings.set.contains(&("api-key", "1 given".to_owned(), Source::File)),
             "{:?}",
             settings.set
         );
     }
 
     #[test]
-    fn wrong_files_are_told_by_key_and_line() {
+    fn errors_in_the_file_name_key_and_line() {
         for (file, words) in [
             ("port = 1\nprot = 2", &["prot", "line 2"][..]),
-            ("\nqueue-time = \"5 weeks\"", &["line 2", "5 weeks"]),
-            ("sequences = 0", &["line 1", "sequences"]),
+            ("\nqueue-timeout = \"5 weeks\"", &["line 2", "5 weeks"]),
+            ("max-sequences = 0", &["line 1", "sequences"]),
             ("port = 99999", &["line 1", "port"]),
-            ("body-size = -1", &["line 1", "body-size"]),
+            ("max-body-size = -1", &["line 1", "body-size"]),
         ] {
-            let error = settings(&[], file).unwrap_err().to_string();
+            let error = settings(&[], &[], file).unwrap_err().to_string();
             assert!(words.iter().all(|word| error.contains(word)), "{file}: {error}");
         }
     }
 
+    /// A value that every renamed setting accepts: a number, a size in bytes, a time in seconds.
+    const VALUE: &str = "9000";
+
+    fn value(settings: &Settings, name: &str) -> Option<(String, Source)> {
+        let found = settings.set.iter().find(|(set, ..)| *set == name);
+        found.map(|(_, value, source)| (value.clone(), *source))
+    }
+
     #[test]
-    fn the_table_in_the_documentation_is_this_one() {
+    fn deprecated_flags_variables_and_keys_set_the_renamed_setting() {
+        assert_eq!(RENAMED.len(), 20);
+        for (name, old) in RENAMED {
+            let current = settings(&[&format!("--{name}"), VALUE], &[], "").unwrap();
+            let (expected, _) = value(&current, name).unwrap();
+            let by_flag = settings(&[&format!("--{old}"), VALUE], &[], "").unwrap();
+            assert_eq!(value(&by_flag, name), Some((expected.clone(), Source::Flag)), "--{old}");
+            let by_variable = settings(&[], &[(&variable(old), VALUE)], "").unwrap();
+            assert_eq!(value(&by_variable, name), Some((expected.clone(), Source::Environment)), "{old}");
+            let by_key = settings(&[], &[], &format!("{old} = {VALUE}")).unwrap();
+            assert_eq!(value(&by_key, name), Some((expected, Source::File)), "{old}");
+        }
+    }
+
+    #[test]
+    fn deprecated_names_are_hidden_and_do_not_override_current_ones() {
+        for (name, old) in RENAMED {
+            let help = Command::command().render_long_help().to_string();
+            assert!(!help.contains(&format!("--{old} ")), "{help}");
+            // A flag overrides a deprecated variable, which overrides the file.
+            let both = settings(&[&format!("--{name}"), VALUE], &[(&variable(old), "9001")], "").unwrap();
+            assert_eq!(value(&both, name).unwrap().1, Source::Flag);
+            let file = format!("{name} = 9001");
+            let over_file = settings(&[], &[(&variable(old), VALUE)], &file).unwrap();
+            assert_eq!(value(&over_file, name).unwrap().1, Source::Environment);
+            // Both names at once in the same source are an error.
+            let both = [format!("--{name}"), VALUE.to_owned(), format!("--{old}"), VALUE.to_owned()];
+            assert!(settings(&both.each_ref().map(String::as_str), &[], "").is_err(), "{old}");
+            let both = settings(&[], &[], &format!("{name} = {VALUE}\n{old} = {VALUE}"));
+            assert!(both.unwrap_err().to_string().contains("duplicate"), "{old}");
+        }
+        let arguments = ["--queue=3".to_owned(), "--queue-timeout".to_owned()];
+        let file = toml::from_str("sequences = 1\nmax-queue = 2").unwrap();
+        let found = deprecated(&arguments, &|name| (name == "INDRIK_HEAD_SIZE").then(String::new), &file);
+        let expected = [
+            "the key sequences is deprecated: use max-sequences",
+            "--queue is deprecated: use --max-queue",
+            "INDRIK_HEAD_SIZE is deprecated: use INDRIK_MAX_HEADER_SIZE",
+        ];
+        assert_eq!(found, expected);
+        let error = settings(&[], &[("INDRIK_QUEUE_TIME", "soon")], "").unwrap_err().to_string();
+        assert!(error.contains("INDRIK_QUEUE_TIME") && error.contains("soon"), "{error}");
+    }
+
+    #[test]
+    fn the_settings_table_in_the_documentation_is_current() {
         let mut table = "| flag and key | environment | default | |\n|---|---|---|---|\n".to_owned();
         for Row { name, variable, default, help } in ROWS {
             table += &format!("| `--{name}` | `{variable}` | {default} | {help} |\n");
         }
         let text = include_str!("../../../../../docs/serving.md");
-        assert!(text.contains(&table), "docs/serving.md should hold\n{table}");
+        assert!(text.contains(&table), "docs/serving.md should contain\n{table}");
+        let mut renamed = "| was | is |\n|---|---|\n".to_owned();
+        for (name, old) in RENAMED {
+            renamed += &format!("| `--{old}` | `--{name}` |\n");
+        }
+        assert!(text.contains(&renamed), "docs/serving.md should contain\n{renamed}");
         let names: BTreeSet<&str> = ROWS.iter().map(|row| row.name).collect();
-        let command = Alone::command();
+        let command = Command::command();
         let flags: BTreeSet<&str> = command.get_arguments().filter_map(|flag| flag.get_long()).collect();
         assert_eq!(flags, names);
-        for Row { name, variable, .. } in ROWS {
-            assert_eq!(*variable, format!("INDRIK_{}", name.replace('-', "_").to_uppercase()));
+        for row in ROWS {
+            assert_eq!(row.variable, variable(row.name));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! How a server ends.
+//! Shutdown on SIGTERM and SIGINT.
 
 use std::{sync::atomic::Ordering, time::Duration};
 
@@ -6,21 +6,21 @@ use engine::Engine;
 use server::Server;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use super::{Running, load::Loading, notify};
+use super::{Controls, load::Loading, notify};
 
-/// What asks for the end: SIGTERM and Ctrl-C.
+/// Listeners for SIGTERM and SIGINT.
 pub struct Signals {
     terminate: Signal,
     interrupt: Signal,
 }
 
-/// How it came.
-pub enum End {
-    /// Nothing was left to do.
+/// How the server ended.
+pub enum Outcome {
+    /// All requests finished.
     Drained,
-    /// Something was.
-    CutOff(&'static str),
-    /// There was nothing to serve.
+    /// Requests were cancelled, for this reason.
+    Cancelled(&'static str),
+    /// The model could not be loaded.
     Failed(anyhow::Error),
 }
 
@@ -37,62 +37,62 @@ impl Signals {
         }
     }
 
-    /// Serves to the end.
+    /// Serves until shutdown.
     pub async fn serve(
         mut self,
         server: Server,
-        running: &Running,
-        drain_time: Duration,
+        controls: &Controls,
+        drain_timeout: Duration,
         loading: Loading,
-    ) -> End {
+    ) -> Outcome {
         let mut serving = tokio::spawn(server.run());
-        let mut cut_off = None;
+        let mut cancelled = None;
         tokio::select! {
-            // It ends by itself only where there is nothing to serve.
+            // Without a signal the server ends only if loading failed.
             _ = &mut serving => {}
             () = self.next() => {
                 notify::stopping();
-                note!("Running requests are finished, for {drain_time:?} at most; another signal ends them.");
-                running.control.cancel.store(true, Ordering::Relaxed);
-                running.handle.drain();
+                note!("Draining running requests, for at most {drain_timeout:?}; another signal cancels them.");
+                controls.load.cancel.store(true, Ordering::Relaxed);
+                controls.server.drain();
                 tokio::select! {
                     _ = &mut serving => {}
-                    () = tokio::time::sleep(drain_time) => cut_off = Some("the time for running requests is over"),
-                    () = self.next() => cut_off = Some("a second signal came"),
+                    () = tokio::time::sleep(drain_timeout) => cancelled = Some("the drain timeout has expired"),
+                    () = self.next() => cancelled = Some("second signal received"),
                 }
             }
         }
-        if cut_off.is_some() {
-            // Nobody waits for a device any more.
-            running.again.cancel.store(true, Ordering::Relaxed);
-            running.handle.stop();
-            // A task that panicked has said so.
+        if cancelled.is_some() {
+            // No request is left that needs the device back.
+            controls.reload.cancel.store(true, Ordering::Relaxed);
+            controls.server.stop();
+            // A panic in the task has already been reported on standard error.
             let _ = serving.await;
         }
-        let ending = tokio::task::spawn_blocking(move || end(loading));
-        let ended = tokio::select! {
-            ended = ending => ended,
+        let releasing = tokio::task::spawn_blocking(move || release(loading));
+        let released = tokio::select! {
+            released = releasing => released,
             () = self.next() => {
-                // The GPU does not come back, or a file does not: nothing is left that could be waited for.
-                note!("Another signal came: nothing is put in order any more.");
+                // The GPU or a file read hangs: there is nothing to wait for.
+                note!("Another signal received: exiting without cleanup.");
                 std::process::exit(1);
             }
         };
-        let cancelled = running.control.cancel.load(Ordering::Relaxed);
-        match (ended, cut_off) {
-            // Whatever loading says after it was stopped, it was stopped.
-            (Ok(Err(error)), None) if !cancelled => End::Failed(error),
-            (Err(error), _) => End::Failed(error.into()),
-            (_, Some(why)) => End::CutOff(why),
-            (_, None) => End::Drained,
+        let load_cancelled = controls.load.cancel.load(Ordering::Relaxed);
+        match (released, cancelled) {
+            // An error of a load that was cancelled is not a failure.
+            (Ok(Err(error)), None) if !load_cancelled => Outcome::Failed(error),
+            (Err(error), _) => Outcome::Failed(error.into()),
+            (_, Some(why)) => Outcome::Cancelled(why),
+            (_, None) => Outcome::Drained,
         }
     }
 }
 
-/// Waits for what is loading, and gives back what was loaded.
-fn end(loading: Loading) -> anyhow::Result<()> {
+/// Waits for the loading thread and releases the engine.
+fn release(loading: Loading) -> anyhow::Result<()> {
     match loading.join() {
         Ok(loaded) => loaded.map(|engine: Engine| engine.stop()),
-        Err(_) => anyhow::bail!("loading the model panicked: this is a bug; please report it"),
+        Err(_) => anyhow::bail!("the loading thread panicked: this is a bug; please report it"),
     }
 }

@@ -1,33 +1,36 @@
-//! How sizes and times are written in settings.
+//! Syntax of sizes and durations in settings.
 
 use std::{fmt, str::FromStr, time::Duration};
 
 use serde::{Deserialize, Deserializer, de};
 
-/// A number of bytes: `65536`, `64KiB`, `4MiB`, `1GiB`.
+/// A size in bytes: `65536`, `64KiB`, `4MiB`, `1GiB`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Size(pub usize);
 
-/// A length of time: `30s`, `500ms`, `10min`; a number alone is in seconds.
+/// A duration: `30s`, `500ms`, `10min`; a bare number is in seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Time(pub Duration);
 
 const SIZES: [(&str, usize); 4] = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("", 1)];
-/// In milliseconds. Those that end alike stand before the shorter ones.
+/// Units in milliseconds. A unit precedes its own suffixes: `ms` before `s`.
 const TIMES: [(&str, u64); 5] = [("min", 60_000), ("ms", 1), ("h", 3_600_000), ("s", 1000), ("", 1000)];
 
-/// No setting is longer: a clock can add it to any moment.
-const LONGEST: u64 = 365 * 24 * 3_600_000;
+/// Maximum duration in milliseconds, a year: any `Instant` can be advanced by it.
+const MAX_TIME: u64 = 365 * 24 * 3_600_000;
 
 impl FromStr for Size {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Size, String> {
-        let wrong = || format!("'{text}' is no size: write bytes, or as in 64KiB, 4MiB, 1GiB");
-        let (unit, factor) = SIZES.iter().find(|(unit, _)| text.ends_with(unit)).ok_or_else(wrong)?;
-        let number: usize = text[..text.len() - unit.len()].trim().parse().map_err(|_| wrong())?;
+        let invalid =
+            || format!("'{text}' is not a size: use a number of bytes, or a unit as in 64KiB, 4MiB, 1GiB");
+        let (unit, factor) = SIZES.iter().find(|(unit, _)| text.ends_with(unit)).ok_or_else(invalid)?;
+        let number: usize = text[..text.len() - unit.len()].trim().parse().map_err(|_| invalid())?;
         let bytes = number.checked_mul(*factor).filter(|bytes| *bytes > 0);
-        bytes.map(Size).ok_or_else(|| format!("'{text}' is no size that can be: it must be 1 or more"))
+        bytes.map(Size).ok_or_else(|| {
+            format!("'{text}' is out of range: a size must be at least 1 byte and fit in memory")
+        })
     }
 }
 
@@ -43,11 +46,17 @@ impl FromStr for Time {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Time, String> {
-        let wrong = || format!("'{text}' is no time: write seconds, or as in 30s, 500ms, 10min, 2h");
-        let (unit, factor) = TIMES.iter().find(|(unit, _)| text.ends_with(unit)).ok_or_else(wrong)?;
-        let number: u64 = text[..text.len() - unit.len()].trim().parse().map_err(|_| wrong())?;
-        let time = number.checked_mul(*factor).filter(|time| (1..=LONGEST).contains(time));
-        let time = time.ok_or_else(|| format!("'{text}' must be from 1ms to a year"))?;
+        let invalid = || {
+            format!(
+                "'{text}' is not a duration: use a number of seconds, or a unit as in 30s, 500ms, 10min, 2h"
+            )
+        };
+        let (unit, factor) = TIMES.iter().find(|(unit, _)| text.ends_with(unit)).ok_or_else(invalid)?;
+        let number: u64 = text[..text.len() - unit.len()].trim().parse().map_err(|_| invalid())?;
+        let time = number.checked_mul(*factor).filter(|time| (1..=MAX_TIME).contains(time));
+        let time = time.ok_or_else(|| {
+            format!("'{text}' is out of range: a duration must be between 1ms and one year")
+        })?;
         Ok(Time(Duration::from_millis(time)))
     }
 }
@@ -63,20 +72,20 @@ impl fmt::Display for Time {
     }
 }
 
-/// A number is its own text.
+/// A TOML value: a bare number, or a string with a unit.
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum Written {
+enum Literal {
     Number(u64),
     Text(String),
 }
 
 fn read<'de, D: Deserializer<'de>, T: FromStr<Err = String>>(deserializer: D) -> Result<T, D::Error> {
-    let text = match Written::deserialize(deserializer) {
-        Ok(Written::Number(number)) => number.to_string(),
-        Ok(Written::Text(text)) => text,
+    let text = match Literal::deserialize(deserializer) {
+        Ok(Literal::Number(number)) => number.to_string(),
+        Ok(Literal::Text(text)) => text,
         Err(_) => {
-            return Err(de::Error::custom("expected a whole number, or a number with its unit in quotes"));
+            return Err(de::Error::custom("expected an integer, or a string with a number and a unit"));
         }
     };
     text.parse().map_err(de::Error::custom)
@@ -99,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read_and_written_again() {
+    fn sizes_and_durations_round_trip() {
         for (text, bytes) in
             [("1", 1), ("64KiB", 65536), ("4MiB", 4 << 20), ("3GiB", 3 << 30), ("1025", 1025)]
         {
@@ -115,11 +124,11 @@ mod tests {
             let time: Time = text.parse().unwrap();
             assert_eq!((time.0.as_millis(), time.to_string()), (milliseconds, again.to_owned()));
         }
-        for wrong in ["", "0", "-1", "4MB", "x", "MiB", "99999999999999GiB"] {
-            assert!(wrong.parse::<Size>().is_err(), "{wrong}");
+        for invalid in ["", "0", "-1", "4MB", "x", "MiB", "99999999999999GiB"] {
+            assert!(invalid.parse::<Size>().is_err(), "{invalid}");
         }
-        for wrong in ["", "0s", "-1s", "1.5s", "s", "9999999h", "3 weeks"] {
-            assert!(wrong.parse::<Time>().is_err(), "{wrong}");
+        for invalid in ["", "0s", "-1s", "1.5s", "s", "9999999h", "3 weeks"] {
+            assert!(invalid.parse::<Time>().is_err(), "{invalid}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What is said at the start: what runs where, in which limits, and what was set by whom.
+//! Startup summary: model, device, memory plan, limits and settings; as text for the log and as JSON for programs.
 
 use gpu::bytes;
 use serde::Serialize;
@@ -6,8 +6,8 @@ use serde::Serialize;
 use super::settings::Settings;
 use crate::loading::{Loaded, Opened, Space};
 
-/// Model, device and memory.
-pub fn summary(loaded: &Loaded, opened: &Opened, space: Space) -> Vec<String> {
+/// Lines on model, device, KV cache and memory.
+pub fn model_lines(loaded: &Loaded, opened: &Opened, space: Space) -> Vec<String> {
     let info = loaded.info();
     let tier = loaded.device.caps().tier().map_or("no tier".to_owned(), |tier| format!("tier {tier:?}"));
     let cache = loaded.runner.cache();
@@ -16,7 +16,7 @@ pub fn summary(loaded: &Loaded, opened: &Opened, space: Space) -> Vec<String> {
         format!("model    {} in {:.1} s", opened.checkpoint.path.display(), loaded.load_seconds),
         format!("device   {}, {}, {tier}", info.name, info.driver),
         format!(
-            "answers  {} at a time, {} positions each, {} together in {pages} pages of {page} ({:?})",
+            "batch    {} sequences, context length {}, KV cache {} tokens in {pages} pages of {page} ({:?})",
             space.sequences,
             space.context,
             u64::from(pages) * u64::from(page),
@@ -24,9 +24,9 @@ pub fn summary(loaded: &Loaded, opened: &Opened, space: Space) -> Vec<String> {
         ),
     ];
     for heap in loaded.heaps.iter().filter(|heap| heap.planned() > 0) {
-        let place = if heap.heap.device_local { "the GPU's memory" } else { "the system's memory" };
+        let memory = if heap.heap.device_local { "GPU memory" } else { "system memory" };
         lines.push(format!(
-            "memory   {} of {} in {place}: weights {}, keys and values {}, the rest {}",
+            "memory   {} of {} in {memory}: weights {}, KV cache {}, scratch {}",
             bytes(heap.planned()),
             bytes(heap.usable),
             bytes(heap.weights),
@@ -37,29 +37,34 @@ pub fn summary(loaded: &Loaded, opened: &Opened, space: Space) -> Vec<String> {
     lines
 }
 
-/// Limits, and what was set.
-pub fn lines(settings: &Settings) -> Vec<String> {
+/// Lines on limits, settings that were given, and warnings.
+pub fn settings_lines(settings: &Settings) -> Vec<String> {
     let mut lines = vec![format!(
-        "limits   {} more answers wait, {} at most; {} a request; bodies of {}; {} connections",
-        settings.queue, settings.queue_time, settings.request_time, settings.body_size, settings.connections
+        "limits   queue {} requests, {}; {} per request; {} per body; {} connections",
+        settings.max_queue,
+        settings.queue_timeout,
+        settings.request_timeout,
+        settings.max_body_size,
+        settings.max_connections
     )];
-    let set = settings.set.iter().map(|(name, value, from)| format!("{name} {value} ({from})"));
+    let set = settings.set.iter().map(|(name, value, source)| format!("{name} {value} ({source})"));
     let set: Vec<String> = set.collect();
     if !set.is_empty() {
         lines.push(format!("set      {}", set.join(", ")));
     }
+    lines.extend(settings.deprecated.iter().map(|warning| format!("warning  {warning}")));
     if !settings.host.is_loopback() && settings.api_key.is_empty() && settings.api_key_file.is_none() {
         lines.push(format!(
-            "warning  {} is reachable from other machines, and nobody is asked for a key: see --api-key",
+            "warning  {} is reachable from other machines and no API key is required: see --api-key",
             settings.host
         ));
     }
     lines
 }
 
-/// The same for programs.
+/// The line that `--json` prints when the server is ready.
 #[derive(Serialize)]
-pub struct Heard {
+pub struct ReadyReport {
     status: &'static str,
     url: String,
     model: String,
@@ -72,7 +77,7 @@ pub struct Heard {
     ready_seconds: f64,
 }
 
-impl Heard {
+impl ReadyReport {
     pub fn new(loaded: &Loaded, space: Space, model: &str, url: &str) -> Self {
         Self {
             status: "ready",
@@ -88,8 +93,8 @@ impl Heard {
         }
     }
 
-    /// With the time from the start to the first request that is answered.
-    pub fn after(self, ready_seconds: f64) -> Self {
+    /// Adds the time from process start to readiness.
+    pub fn ready_after(self, ready_seconds: f64) -> Self {
         Self { ready_seconds, ..self }
     }
 }
