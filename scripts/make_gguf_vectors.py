@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes blocks of every GGUF type that Indrik reads, with their values as the `gguf` package dequantises them.
 
-usage: make_gguf_vectors.py [FOLDER]    (default: crates/weights/tests/fixtures/gguf_vectors)
+usage: make_gguf_vectors.py [FOLDER]    (default: crates/tensor/tests/fixtures/gguf_vectors)
 
 Needs the packages gguf and numpy:
     pip install --target /tmp/gguf-package gguf==0.19.0 numpy
@@ -81,7 +81,7 @@ def blocks_of(kind, rng):
 
 def main():
     here = Path(__file__).resolve().parent.parent
-    default = here / "crates/weights/tests/fixtures/gguf_vectors"
+    default = here / "crates/tensor/tests/fixtures/gguf_vectors"
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else default
     folder.mkdir(parents=True, exist_ok=True)
     for kind in [T.F32, T.F16, T.BF16, *HALVES]:

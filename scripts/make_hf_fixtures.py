@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Make the Hugging Face fixtures of crates/weights: tiny random Gemma 3 folders, saved by transformers itself, and
+"""Make the Hugging Face fixtures of crates/checkpoint: tiny random Gemma 3 folders, saved by transformers itself, and
 configs of all families with what transformers makes of them.
 
-usage: make_hf_fixtures.py [OUT]        OUT is crates/weights/tests/fixtures/hf by default
+usage: make_hf_fixtures.py [OUT]        OUT is crates/checkpoint/tests/fixtures/hf by default
 needs: pip install torch transformers safetensors   (written with transformers 5.22; any device, no download)
 """
 import json
@@ -153,4 +153,4 @@ def main(out):
 
 if __name__ == "__main__":
     here = pathlib.Path(__file__).resolve().parent.parent
-    main(pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else here / "crates/weights/tests/fixtures/hf")
+    main(pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else here / "crates/checkpoint/tests/fixtures/hf")

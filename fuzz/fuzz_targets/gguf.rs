@@ -3,8 +3,8 @@
 
 use std::path::Path;
 
+use checkpoint::gguf;
 use libfuzzer_sys::fuzz_target;
-use weights::gguf;
 
 fuzz_target!(|bytes: &[u8]| {
     let len = bytes.len() as u64;

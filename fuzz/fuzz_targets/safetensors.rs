@@ -3,8 +3,8 @@
 
 use std::path::Path;
 
+use checkpoint::safetensors;
 use libfuzzer_sys::fuzz_target;
-use weights::safetensors;
 
 fuzz_target!(|bytes: &[u8]| {
     let Some((data_len, header)) = bytes.split_first_chunk::<8>() else { return };

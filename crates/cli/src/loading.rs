@@ -9,13 +9,13 @@ use std::{
     time::{Duration, Instant},
 };
 
+use checkpoint::Checkpoint;
 use clap::{Args, ValueEnum};
 use gpu::{AdapterInfo, Device, Instance, bytes};
 use kernels::matmul::tuning::BUDGET;
 use model::{KvScheme, Limits, Model, Runner, Tuned, When, language::Language};
 use serde::Deserialize;
 use weights::{
-    Checkpoint,
     blueprint::Blueprint,
     plan,
     stream::{Control, Options},

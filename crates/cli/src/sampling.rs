@@ -1,8 +1,8 @@
 //! The flags that say how tokens are chosen.
 
+use checkpoint::Architecture;
 use clap::Args;
 use model::Sampling;
-use weights::config::Architecture;
 
 /// How tokens are chosen; the same for every command that generates.
 #[derive(Args)]

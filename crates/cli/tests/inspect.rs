@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use common::{indrik, json, stderr, stdout};
 
 fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../weights/tests/fixtures/hf").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../checkpoint/tests/fixtures/hf").join(name)
 }
 
 #[test]

@@ -6,13 +6,13 @@ mod common;
 
 use std::{num::NonZeroU32, path::Path, sync::Arc, time::Duration};
 
+use checkpoint::Checkpoint;
 use common::{Fixture, limits, load};
 use engine::{Engine, Event, EventStream, FinishReason, GpuBackend, Options, Request, Sampling};
 use grammar::Grammars;
 use model::{Limits, Model, Runner, language::Language};
 use serde_json::{Map, Value, json};
 use text::{Shown, Special};
-use weights::Checkpoint;
 
 const OPTIONS: Options =
     Options { queue_capacity: 256, mixed_step_budget: Duration::ZERO, prefill_step_budget: Duration::ZERO };

@@ -1,12 +1,13 @@
 //! The decoder that all families are: attention and a gated feed-forward part in turn, each after a norm, each added to the residual
-//! stream. What sets families apart is in [`weights::family`], a file each.
+//! stream. What sets families apart is in [`checkpoint::family`], a file each.
 //!
 //! Gemma's sublayers end with a norm of their own before they join the stream. That norm, the addition and the norm before the next
 //! sublayer are one kernel, so a sublayer's output waits until the next one begins.
 
 use std::ops::Range;
 
-use weights::{blueprint::Place, names::Role};
+use checkpoint::Role;
+use weights::blueprint::Place;
 
 use crate::{Result, step::Step};
 

@@ -9,7 +9,10 @@ pub enum Error {
     /// The GPU layer failed.
     #[error(transparent)]
     Gpu(#[from] gpu::Error),
-    /// The model's files cannot be read or loaded.
+    /// The model's files cannot be read.
+    #[error(transparent)]
+    Checkpoint(#[from] checkpoint::Error),
+    /// The model's weights cannot be planned or loaded.
     #[error(transparent)]
     Weights(#[from] weights::Error),
     /// The model's tokenizer or chat template cannot be used.

@@ -1,7 +1,7 @@
 //! What a GPU that is not at hand may reach: computed from bytes and levels, and no measurement.
 
-use kernels::Scheme;
-use weights::config::Config;
+use checkpoint::Config;
+use tensor::Scheme;
 
 use crate::measure::read_bytes;
 

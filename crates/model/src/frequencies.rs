@@ -2,8 +2,11 @@
 
 use std::f64::consts::TAU;
 
+use checkpoint::{
+    Config,
+    config::{LayerType, RopeScaling},
+};
 use kernels::attention::rope::inverse_frequencies;
-use weights::config::{Config, LayerType, RopeScaling};
 
 /// Radians a position, for each pair, in layers of a kind.
 pub(crate) fn of(config: &Config, kind: LayerType) -> Vec<f64> {

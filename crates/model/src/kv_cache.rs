@@ -1,9 +1,9 @@
 //! The KV cache: memory for the pages of all layers, in two pools, one for global layers and one for sliding ones, and the tables that
 //! say which page holds a position. Who holds which page is in [`crate::pages`].
 
+use checkpoint::{Config, config::LayerType};
 use gpu::{Arena, Buffer, Device, Lifetime, Memory};
 use kernels::{KvLayer, KvShape, KvTable};
-use weights::config::{Config, LayerType};
 
 use crate::{
     Error, Limits, Result,

@@ -1,11 +1,10 @@
 //! The tokenizer and the chat template of a checkpoint.
 
-use text::{ChatTemplate, Kind, Tokenizer};
-use weights::{
-    Checkpoint,
-    config::Architecture,
+use checkpoint::{
+    Architecture, Checkpoint,
     tokenizer::{TokenizerData, Vocabulary},
 };
+use text::{ChatTemplate, Kind, Tokenizer};
 
 use crate::{Error, Result};
 

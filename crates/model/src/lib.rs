@@ -33,7 +33,7 @@ mod tune;
 
 pub use batch::{DecodeRow, MixedOutput, PrefillChunk};
 pub use error::{Error, Result};
-pub use kernels::{Activations, KvScheme, matmul::tuning::Tuned};
+pub use kernels::{Activations, matmul::tuning::Tuned};
 pub use kv_cache::KvCache;
 pub use limits::{Limits, PAGE};
 pub use loaded::Model;
@@ -42,4 +42,5 @@ pub use runner::{MAX_OUTPUT_ROWS, Runner, Sampled, Setup, Usage, check_tokens};
 pub use sampling::Sampling;
 pub use size::Size;
 pub use state::MAX_CHUNKS_PER_STEP;
+pub use tensor::KvScheme;
 pub use tune::When;

@@ -1,11 +1,10 @@
 //! How much a runner is made for, and the memory that follows from it.
 
+use checkpoint::{Config, config::LayerType};
 use gpu::{AdapterInfo, AdapterKind};
-use kernels::{KvScheme, matmul::coopmat};
-use weights::{
-    blueprint::Room,
-    config::{Config, LayerType},
-};
+use kernels::matmul::coopmat;
+use tensor::KvScheme;
+use weights::blueprint::Room;
 
 use crate::{
     Error, Result,

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use checkpoint::{Checkpoint, Config, Role, Slot, Tower, config::LayerType, family::Activation};
 use gpu::{Arena, Buffer, Device, Lifetime, Memory, Tier, View};
 use kernels::{
     Activations, Epilogue, HALF_GROUP, Matrix,
@@ -13,12 +14,8 @@ use kernels::{
     },
 };
 use weights::{
-    Checkpoint,
     blueprint::Place,
-    config::{Config, LayerType},
-    family::Gate,
     load::{self, Weights},
-    names::{Role, Slot, Tower},
     plan::Placement,
     stream::{Control, Options, Stats},
 };
@@ -266,9 +263,9 @@ impl Model {
 }
 
 fn gate(config: &Config) -> Epilogue {
-    match config.architecture.family().gate {
-        Gate::Gelu => Epilogue::Geglu,
-        Gate::Silu => Epilogue::Swiglu,
+    match config.architecture.family().activation {
+        Activation::GeluTanh => Epilogue::Geglu,
+        Activation::Silu => Epilogue::Swiglu,
     }
 }
 

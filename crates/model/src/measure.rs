@@ -3,17 +3,14 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
+use checkpoint::{Config, Role, Slot, Tower};
 use gpu::{Arena, Buffer, Device, Lifetime, Memory, Stamps, Timing};
 use kernels::{
-    GROUP, Layout, Matrix, Scheme,
+    Matrix,
     bench::random::{Kind, Random},
 };
-use weights::{
-    blueprint::Place,
-    config::Config,
-    load::Weights,
-    names::{Role, Slot, Tower},
-};
+use tensor::{GROUP, Layout, Scheme};
+use weights::{blueprint::Place, load::Weights};
 
 use crate::{DecodeRow, Model, Result, Runner, Sequence};
 

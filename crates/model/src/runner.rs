@@ -12,12 +12,12 @@ use std::{
     time::Duration,
 };
 
+use checkpoint::Config;
 use gpu::{Arena, Buffer, Lifetime, Memory};
 use kernels::{
     matmul::gemv,
     sample::{self, Counting, MAX_BIASES},
 };
-use weights::config::Config;
 
 use crate::{
     Error, Limits, Model, Result, Sampling,

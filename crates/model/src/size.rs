@@ -1,7 +1,7 @@
 //! Models as published, by their dimensions: what benchmarks make random weights for.
 
+use checkpoint::Config;
 use serde_json::{Value, json};
-use weights::config::Config;
 
 use crate::Result;
 

@@ -3,7 +3,7 @@
 use gpu::{Arena, Buffer, Device, Lifetime, Memory, View};
 use kernels::sample::{MAX_BIASES, MAX_ENDS, NO_TOKEN, Params, Run, Sampled};
 
-use weights::config::LayerType;
+use checkpoint::config::LayerType;
 
 use crate::Result;
 

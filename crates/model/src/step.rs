@@ -5,6 +5,7 @@ mod warm;
 
 use std::time::Duration;
 
+use checkpoint::{Config, Role};
 use gpu::{Arena, Buffer, Lifetime, Memory, Recorder, View};
 use kernels::{
     Activations, Epilogue, Matrix, Target, Vectors,
@@ -21,7 +22,7 @@ use kernels::{
     },
     norm::{self, Form, Norm},
 };
-use weights::{blueprint::Place, config::Config, names::Role};
+use weights::blueprint::Place;
 
 use crate::{Model, Result, kv_cache::KvCache, state::State};
 

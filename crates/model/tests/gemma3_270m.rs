@@ -9,12 +9,12 @@ mod reference;
 
 use std::path::PathBuf;
 
+use checkpoint::Checkpoint;
 use common::load;
 use model::{DecodeRow, KvScheme, Limits, Runner, Sampling, language::Language};
 use reference::{cases, data, file, greedy, limits};
 use serde_json::Value;
 use text::Special;
-use weights::Checkpoint;
 
 fn real_model() -> Option<PathBuf> {
     file("INDRIK_TEST_GGUF", "Gemma 3 270M")

@@ -8,10 +8,10 @@ mod reference;
 
 use std::{path::Path, sync::Arc};
 
+use checkpoint::Checkpoint;
 use common::load;
 use model::{Model, language::Language};
 use reference::{Case, cases, data, file, greedy, large_file};
-use weights::Checkpoint;
 
 /// The model, and its cases, whose prompts have the reference's tokens.
 fn open(device: &gpu::Device, path: &Path, reference: &Path) -> (Arc<Model>, Vec<Case>) {

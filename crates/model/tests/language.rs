@@ -2,10 +2,10 @@
 
 mod common;
 
+use checkpoint::Checkpoint;
 use common::{Fixture, NAMES};
 use model::language::Language;
 use text::{Message, Shown};
-use weights::Checkpoint;
 
 fn with_text() -> impl Iterator<Item = (Fixture, Language)> {
     let fixtures = NAMES.into_iter().map(Fixture::open);

@@ -4,11 +4,12 @@ mod common;
 
 use std::{sync::Arc, time::Duration};
 
+use checkpoint::Config;
 use common::{Fixture, limits, load, load_alone};
 use model::{
     Activations, DecodeRow, Error, KvScheme, Limits, Model, PrefillChunk, Runner, Sampled, Sampling, Sequence,
 };
-use weights::{config::Config, quant::Scheme};
+use tensor::Scheme;
 
 /// Three sequences that decode while a fourth's prompt is read, after which all four decode.
 struct Scenario<'a> {

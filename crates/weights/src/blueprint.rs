@@ -3,12 +3,12 @@
 //! Query, key and value rows follow each other in one matrix, and strips of gate and up alternate in one, so that one kernel
 //! makes all of them; where a file stores them in different schemes they stay apart.
 
-use kernels::{Encoding, KvScheme, Layout, STRIP, Scheme, transcode::Placement};
+use checkpoint::{Checkpoint, Config, Role, Tensor, config::LayerType};
+use kernels::transcode::Placement;
+use tensor::{Encoding, KvScheme, Layout, STRIP, Scheme};
 
 use crate::{
-    Checkpoint, Error, Result, Tensor,
-    config::{Config, LayerType},
-    names::Role,
+    Error, Result,
     plan::{Demand, Item, KvShape},
 };
 
@@ -86,10 +86,10 @@ impl<'a> Blueprint<'a> {
     /// The matrices of a checkpoint.
     pub fn of(checkpoint: &'a Checkpoint) -> Result<Self> {
         let mut matrices = Vec::new();
-        let embed = checkpoint.need(None, Role::Embed)?;
+        let embed = checkpoint.tensor(None, Role::Embed)?;
         add(&mut matrices, checkpoint, Place::Embedding, Join::InTurn, &[embed])?;
         for layer in 0..checkpoint.config.layers {
-            let tensor = |role| checkpoint.need(Some(layer), role);
+            let tensor = |role| checkpoint.tensor(Some(layer), role);
             let qkv = [tensor(Role::Query)?, tensor(Role::Key)?, tensor(Role::Value)?];
             let gate_up = [tensor(Role::Gate)?, tensor(Role::Up)?];
             add(&mut matrices, checkpoint, Place::Qkv(layer), Join::InTurn, &qkv)?;

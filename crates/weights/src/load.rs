@@ -1,15 +1,14 @@
 //! A checkpoint into GPU memory: memory taken as planned, matrices filled by the stream, norms as they multiply.
 
-use std::{collections::BTreeMap, fs::File, os::unix::fs::FileExt};
+use std::collections::BTreeMap;
 
+use checkpoint::{Checkpoint, Role, Slot};
 use gpu::{Arena, Buffer, Device, Lifetime, Memory};
-use kernels::{Matrix, quant};
+use kernels::Matrix;
 
 use crate::{
-    Error, Result, Span, Tensor,
+    Result,
     blueprint::{Blueprint, Place},
-    checkpoint::Checkpoint,
-    names::{Role, Slot},
     plan::{self, Part},
     stream::{self, Control, Destination, Options, Stats},
 };
@@ -79,49 +78,6 @@ fn is_local(placement: &plan::Placement, index: usize) -> bool {
     placement.pieces(Part::Weight(index)).all(|piece| heap_of(piece).device_local)
 }
 
-impl Checkpoint {
-    /// A tensor that completeness has promised.
-    pub(crate) fn need(&self, layer: Option<u32>, role: Role) -> Result<&Tensor> {
-        self.inventory
-            .get(layer, role)
-            .ok_or_else(|| Error::invalid(&self.path, format!("has no {role:?} in layer {layer:?}")))
-    }
-
-    /// The values of a small tensor, read at once.
-    pub fn read_vector(&self, tensor: &Tensor) -> Result<Vec<f32>> {
-        let path = &self.source.files[tensor.data.file];
-        let bytes = self.read_span(tensor, tensor.data)?;
-        let mut values = vec![0.0; tensor.values().unwrap_or(0) as usize];
-        match tensor.scales {
-            None => quant::dequantize(tensor.encoding, &bytes, &mut values),
-            Some(span) => {
-                let scales = self.read_span(tensor, span)?;
-                let scales: Vec<f32> =
-                    scales.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
-                quant::dequantize_layerwise(tensor.encoding, &bytes, &scales, &mut values)
-            }
-        }
-        .map_err(|error| Error::tensor(path, &tensor.name, error.to_string()))?;
-        match values.iter().position(|value| !value.is_finite()) {
-            Some(at) => Err(Error::tensor(path, &tensor.name, format!("value {at} is not a finite number"))),
-            None => Ok(values),
-        }
-    }
-
-    fn read_span(&self, tensor: &Tensor, span: Span) -> Result<Vec<u8>> {
-        let path = &self.source.files[span.file];
-        let file = File::open(path).map_err(|error| Error::io(path, error))?;
-        let mut bytes = vec![0; span.len as usize];
-        file.read_exact_at(&mut bytes, span.offset).map_err(|source| Error::Read {
-            path: path.clone(),
-            tensor: tensor.name.clone(),
-            offset: span.offset,
-            source,
-        })?;
-        Ok(bytes)
-    }
-}
-
 /// Every one-dimensional tensor: norms as they multiply, and biases.
 fn load_vectors(
     device: &Device,
@@ -151,7 +107,7 @@ fn load_vectors(
         for layer in 0..checkpoint.config.layers {
             let mut values = Vec::new();
             for role in QKV_BIASES {
-                values.extend(checkpoint.read_vector(checkpoint.need(Some(layer), role)?)?);
+                values.extend(checkpoint.read_vector(checkpoint.tensor(Some(layer), role)?)?);
             }
             qkv_biases.push(upload(&format!("biases of layer {layer}"), &values)?);
         }

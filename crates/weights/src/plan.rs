@@ -22,7 +22,7 @@ use serde::Serialize;
 pub use advice::{Advice, LEAST_CONTEXT, Shortfall};
 use fill::Filling;
 
-use crate::quant::Scheme;
+use tensor::Scheme;
 
 /// Every piece starts at a multiple of this, as the buffers of a GPU arena do.
 pub const ALIGNMENT: u64 = 256;

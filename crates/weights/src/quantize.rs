@@ -11,16 +11,16 @@ use std::{
     },
 };
 
-use kernels::{Encoding, GROUP, Layout, STRIP, Scheme, quant, transcode};
-use serde_json::json;
-
-use crate::{
-    Checkpoint, Error, Result, Span, Tensor,
-    config::Config,
-    names::{Naming, Role},
+use checkpoint::{
+    Checkpoint, Config, Role, Span, Tensor,
+    names::Naming,
     native::{CONFIG_KEY, MATRICES_KEY, Shape, TOKENIZER, VERSION, VERSION_KEY, scales_name},
-    stream::Control,
 };
+use kernels::transcode;
+use serde_json::json;
+use tensor::{Encoding, GROUP, Layout, STRIP, Scheme, quant};
+
+use crate::{Error, Result, stream::Control};
 
 /// What quantising did.
 #[derive(Clone, Debug)]
@@ -146,7 +146,12 @@ fn jobs(checkpoint: &Checkpoint, scheme: Scheme) -> Result<Vec<Job<'_>>> {
         let path = &checkpoint.source.files[tensor.data.file];
         if matches!(tensor.encoding, Encoding::Tiled(_)) {
             let fix = "quantize from the model it was made from".into();
-            return Err(Error::Unsupported { path: path.clone(), what: "quantising twice".into(), fix });
+            return Err(checkpoint::Error::Unsupported {
+                path: path.clone(),
+                what: "quantising twice".into(),
+                fix,
+            }
+            .into());
         }
         let layout = match tensor.shape[..] {
             [rows, k] => Some(Layout::new(scheme, rows as usize, k as usize).ok_or_else(|| {
@@ -248,11 +253,13 @@ impl Piece {
         };
         let read = |span: Span| {
             let mut bytes = vec![0; span.len as usize];
-            sources[span.file].read_exact_at(&mut bytes, span.offset).map_err(|source| Error::Read {
-                path: checkpoint.source.files[span.file].clone(),
-                tensor: tensor.name.clone(),
-                offset: span.offset,
-                source,
+            sources[span.file].read_exact_at(&mut bytes, span.offset).map_err(|source| {
+                checkpoint::Error::Read {
+                    path: checkpoint.source.files[span.file].clone(),
+                    tensor: tensor.name.clone(),
+                    offset: span.offset,
+                    source,
+                }
             })?;
             Ok::<_, Error>(bytes)
         };

@@ -17,13 +17,15 @@ use std::{
     time::{Duration, Instant},
 };
 
+use checkpoint::{Source, Span, Tensor};
 use gpu::{Arena, Device, Lifetime, Memory, Recorder, StagingRing, StagingSlot, View};
 use kernels::{
-    Encoding, Layout, Matrix, Part, STRIP,
+    Matrix, Part,
     transcode::{self, OwnScales, Placement, Rows, Transcode},
 };
+use tensor::{Encoding, Layout, STRIP};
 
-use crate::{Error, Result, Source, Span, Tensor};
+use crate::{Error, Result};
 
 /// A tensor and the matrix it goes to.
 #[derive(Clone, Copy)]
@@ -239,7 +241,7 @@ impl Reader<'_> {
         let path = &self.source.files[chunk.span.file];
         let slot = slot.bytes_mut()?;
         let read = |span: Span, bytes: &mut [u8]| {
-            self.read(span, bytes).map_err(|source| Error::Read {
+            self.read(span, bytes).map_err(|source| checkpoint::Error::Read {
                 path: self.source.files[span.file].clone(),
                 tensor: tensor.name.clone(),
                 offset: span.offset,

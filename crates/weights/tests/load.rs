@@ -4,13 +4,12 @@ use std::path::Path;
 
 mod common;
 
+use checkpoint::{Checkpoint, Role};
 use common::{place, rows, tiny_folder, tiny_layerwise_folder};
-use kernels::STRIP;
+use tensor::STRIP;
 use weights::{
-    Checkpoint,
     blueprint::Place,
     load::load,
-    names::Role,
     stream::{Control, Options},
 };
 
@@ -67,14 +66,14 @@ fn a_folder_quantised_layer_by_layer_loads_within_its_error() {
     let dir = tempfile::tempdir().unwrap();
     tiny_layerwise_folder(dir.path());
     let checkpoint = Checkpoint::open(dir.path()).unwrap();
-    assert_eq!(checkpoint.source.format, weights::Format::Layerwise);
+    assert_eq!(checkpoint.source.format, checkpoint::Format::Layerwise);
     let placement = place(&device, &checkpoint);
     // Slots of a few rows, so that chunks begin within groups of 128 values.
     let options = Options { slot_bytes: 700, slots: 3, ..Options::default() };
     let (weights, _) = load(&device, &checkpoint, &placement, &options, &Control::default()).unwrap();
     let within = |got: &[Vec<f32>], role: Role, layer: Option<u32>| {
         let tensor = checkpoint.inventory.get(layer, role).unwrap();
-        let (_, exactness) = weights::quant::scheme_for(tensor.encoding);
+        let (_, exactness) = tensor::quant::scheme_for(tensor.encoding);
         let want = rows(&checkpoint, tensor);
         assert_eq!(got.len(), want.len());
         for (row, (got, want)) in got.iter().zip(&want).enumerate() {
@@ -112,7 +111,7 @@ fn the_real_270m_loads() {
             .unwrap();
     for layer in [0, 17] {
         let tensor = checkpoint.inventory.get(Some(layer), Role::Down).unwrap();
-        let (_, exactness) = weights::quant::scheme_for(tensor.encoding);
+        let (_, exactness) = tensor::quant::scheme_for(tensor.encoding);
         let got = weights.of(Place::Down(layer)).next().unwrap().read().unwrap();
         for (got, want) in got.iter().zip(rows(&checkpoint, tensor)) {
             for (got, want) in got.chunks(32).zip(want.chunks(32)) {

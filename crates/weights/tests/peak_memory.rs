@@ -4,9 +4,9 @@ mod common;
 
 use std::{fs::File, io::Write, path::Path};
 
+use checkpoint::Checkpoint;
 use gpu::Lifetime;
 use weights::{
-    Checkpoint,
     load::load,
     stream::{Control, Options},
 };

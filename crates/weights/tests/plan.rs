@@ -1,12 +1,10 @@
 //! Placement on the heaps that real devices report.
 
 use proptest::prelude::*;
-use weights::{
-    plan::{
-        ALIGNMENT, Advice, Demand, Gtt, HeapInfo, Item, KvShape, LEAST_CONTEXT, Margin, Memory, Part,
-        Placement, PlanError, Shortfall, kv_bytes, plan,
-    },
-    quant::Scheme,
+use tensor::Scheme;
+use weights::plan::{
+    ALIGNMENT, Advice, Demand, Gtt, HeapInfo, Item, KvShape, LEAST_CONTEXT, Margin, Memory, Part, Placement,
+    PlanError, Shortfall, kv_bytes, plan,
 };
 
 const MIB: u64 = 1 << 20;

@@ -4,16 +4,15 @@ mod common;
 
 use std::{path::Path, sync::atomic::Ordering};
 
+use checkpoint::{Checkpoint, Format, Role, tokenizer::TokenizerData};
 use common::{place, rows, tiny_folder, tiny_folder_with, tiny_layerwise_folder};
-use kernels::{STRIP, Scheme, quant};
+use tensor::{STRIP, Scheme, quant};
 use weights::{
-    Checkpoint, Error, Format,
+    Error,
     blueprint::{Blueprint, Place},
     load::load,
-    names::Role,
     quantize::quantize,
     stream::{Control, Options},
-    tokenizer::TokenizerData,
 };
 
 /// What a matrix must be after quantising: each row rounded by itself.
@@ -148,7 +147,7 @@ fn what_fails_leaves_no_file() {
     let content = std::fs::read(&weights).unwrap();
     std::fs::write(&weights, &content[..content.len() - 100]).unwrap();
     let error = quantize(&checkpoint, &out, Scheme::Int8, &Control::default()).unwrap_err();
-    assert!(matches!(error, Error::Read { .. }), "{error}");
+    assert!(matches!(error, Error::Checkpoint(checkpoint::Error::Read { .. })), "{error}");
     assert_eq!(files(dir.path()), before);
 
     let mut damaged = content.clone();

@@ -7,10 +7,13 @@ use std::{
     time::Duration,
 };
 
+use checkpoint::{Format, Source, Span, Tensor};
 use gpu::{Arena, Lifetime, Memory};
-use kernels::{Encoding, Layout, Matrix, selftest::Random, transcode::Placement};
+use kernels::{Matrix, selftest::Random, transcode::Placement};
+use tensor::quant;
+use tensor::{Encoding, Layout};
 use weights::{
-    Error, Format, Source, Span, Tensor, quant,
+    Error,
     stream::{Control, Destination, Options, stream},
 };
 
@@ -129,7 +132,7 @@ fn a_read_error_names_file_tensor_and_place_and_leaves_nothing() {
     let failing = Options { fail_at: Some(total / 2), ..options() };
     let destinations = destinations(&model.source, &matrices);
     let error = stream(&device, &model.source, &destinations, &failing, &Control::default()).unwrap_err();
-    assert!(matches!(error, Error::Read { .. }), "{error}");
+    assert!(matches!(error, Error::Checkpoint(checkpoint::Error::Read { .. })), "{error}");
     let text = error.to_string();
     assert!(
         text.contains(".bin: tensor 'tensor.") && text.contains("at byte") && text.contains("injected"),
@@ -150,7 +153,7 @@ fn an_error_does_not_wait_for_slots() {
     let start = std::time::Instant::now();
     let destinations = destinations(&model.source, &matrices);
     let error = stream(&device, &model.source, &destinations, &failing, &Control::default()).unwrap_err();
-    assert!(matches!(error, Error::Read { .. }), "{error}");
+    assert!(matches!(error, Error::Checkpoint(checkpoint::Error::Read { .. })), "{error}");
     assert!(start.elapsed() < options().timeout / 2, "it waited for a slot that never came");
 }
 

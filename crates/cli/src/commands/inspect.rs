@@ -2,19 +2,18 @@
 
 use std::{collections::BTreeMap, process::ExitCode};
 
+use checkpoint::{Checkpoint, Tensor, config::LayerType};
 use clap::Args;
 use gpu::bytes;
-use kernels::Layout;
 use model::Limits;
 use serde::Serialize;
 use serde_json::json;
-use weights::{
-    Checkpoint, Tensor,
-    blueprint::Blueprint,
-    config::LayerType,
-    plan,
-    quant::{self, Exactness, Scheme},
+use tensor::Layout;
+use tensor::{
+    Scheme,
+    quant::{self, Exactness},
 };
+use weights::{blueprint::Blueprint, plan};
 
 use super::models;
 use crate::{device::Choice, memory, output};

@@ -5,12 +5,13 @@ use std::process::ExitCode;
 use anyhow::{Context, bail};
 use clap::Args;
 use gpu::Device;
-use kernels::{Scheme, Variant};
+use kernels::Variant;
 use model::{
     Size,
     estimate::{Estimate, RADEON_780M},
 };
 use serde::Serialize;
+use tensor::Scheme;
 
 use crate::{device::Choice, output};
 

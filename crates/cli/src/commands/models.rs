@@ -2,14 +2,14 @@
 
 use std::{collections::BTreeMap, fs, path::Path, process::ExitCode};
 
+use checkpoint::{
+    Checkpoint, Tensor,
+    gguf::{self, Gguf, Metadata},
+};
 use clap::Args;
 use gpu::bytes;
 use serde::Serialize;
 use store::{Entry, Kind, Store, catalogue, printable};
-use weights::{
-    Checkpoint, Tensor,
-    gguf::{self, Gguf, Metadata},
-};
 
 use crate::output;
 

@@ -8,10 +8,12 @@ use std::{
 };
 
 use anyhow::bail;
+use checkpoint::Checkpoint;
 use clap::{Args, ValueEnum};
 use gpu::bytes;
 use serde_json::json;
-use weights::{Checkpoint, quant::Scheme, quantize::quantize};
+use tensor::Scheme;
+use weights::quantize::quantize;
 
 use crate::output;
 

@@ -9,8 +9,8 @@
 
 use std::{ops::Range, time::Duration};
 
-use kernels::KvScheme;
-use weights::config::{Config, LayerType};
+use checkpoint::{Config, config::LayerType};
+use tensor::KvScheme;
 
 use crate::state::MAX_STEPS;
 

@@ -2,6 +2,10 @@
 
 use std::collections::{BTreeMap, btree_map::Entry};
 
+use checkpoint::{
+    Role,
+    config::{LayerType, RopePairs},
+};
 use gpu::{Arena, Buffer, Lifetime, Memory, Recorder, View};
 use kernels::{
     Activations,
@@ -13,11 +17,7 @@ use kernels::{
     },
     matmul::{gemv, quantize_rows::QuantizeRows},
 };
-use weights::{
-    blueprint::Place,
-    config::{LayerType, RopePairs},
-    names::Role,
-};
+use weights::blueprint::Place;
 
 use super::{CLEAR_TIMEOUT, Rows, Scratch, Step};
 use crate::{Limits, Model, Result, kv_cache::KvCache, state::State};

@@ -6,11 +6,11 @@ use std::{
     sync::Arc,
 };
 
+use checkpoint::Checkpoint;
 use gpu::Device;
 use model::{KvScheme, Limits, Model, Runner};
 use serde_json::Value;
 use weights::{
-    Checkpoint,
     blueprint::{Blueprint, Room},
     plan::{self, HeapInfo, Margin, Memory},
     stream::{Control, Options},

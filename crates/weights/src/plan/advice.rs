@@ -4,7 +4,7 @@
 use serde::Serialize;
 
 use super::{Demand, Filling, Gtt, Memory, kv_bytes};
-use crate::quant::Scheme;
+use tensor::Scheme;
 
 /// A context shorter than this is no advice: it does not hold a question and its answer.
 pub const LEAST_CONTEXT: u64 = 512;

@@ -3,9 +3,9 @@
 
 use std::path::Path;
 
+use checkpoint::{Checkpoint, Tensor};
 use kernels::selftest::Random;
 use weights::{
-    Checkpoint, Tensor,
     blueprint::{Blueprint, Room},
     plan,
 };

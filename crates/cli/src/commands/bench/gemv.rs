@@ -6,7 +6,7 @@ use anyhow::bail;
 use clap::ValueEnum;
 use gpu::{Arena, Buffer, Device, Lifetime, Memory, Result, Stamps};
 use kernels::{
-    Epilogue, Layout, Matrix, Scheme, Target, Vectors,
+    Epilogue, Matrix, Target, Vectors,
     bench::{
         probe,
         random::{Kind, Random, fill_vectors},
@@ -22,6 +22,7 @@ use kernels::{
 };
 use serde::Serialize;
 use serde_json::json;
+use tensor::{Layout, Scheme};
 
 use super::Arguments;
 use crate::output;

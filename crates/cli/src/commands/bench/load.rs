@@ -7,14 +7,14 @@ use std::{
     time::{Duration, Instant},
 };
 
+use checkpoint::Checkpoint;
+use checkpoint::Config;
 use gpu::{Device, bytes};
 use model::{Limits, Model};
 use serde::Serialize;
 use serde_json::json;
 use telemetry::System;
-use weights::config::Config;
 use weights::{
-    Checkpoint,
     blueprint::{Blueprint, Room},
     plan,
     stream::Options,

@@ -10,10 +10,10 @@ mod speed;
 use std::{process::ExitCode, sync::Arc};
 
 use anyhow::bail;
+use checkpoint::Config;
 use clap::Args;
 use gpu::Device;
 use model::{Limits, Size};
-use weights::config::Config;
 
 use crate::{
     device::Choice,

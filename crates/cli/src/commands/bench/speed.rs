@@ -11,7 +11,7 @@ use model::{
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 use serde_json::json;
-use weights::quant::Scheme;
+use tensor::Scheme;
 
 use super::plot;
 use crate::output;

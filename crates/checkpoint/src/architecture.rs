@@ -1,0 +1,23 @@
+//! The supported model families, by name only; [`family`](crate::family) holds what is known about each.
+
+use serde::{Deserialize, Serialize};
+
+/// A family of models with one architecture; see [`Architecture::family`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Architecture {
+    /// Gemma 3, text-only or the language model of the multimodal sizes.
+    Gemma3,
+    /// Llama 2 and 3.
+    Llama,
+    /// Qwen 2 and 2.5.
+    Qwen2,
+    /// Qwen 3, dense.
+    Qwen3,
+}
+
+impl Architecture {
+    /// Every supported family.
+    pub const ALL: [Architecture; 4] =
+        [Architecture::Gemma3, Architecture::Llama, Architecture::Qwen2, Architecture::Qwen3];
+}

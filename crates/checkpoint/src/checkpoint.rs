@@ -1,0 +1,154 @@
+//! A model on disk, whatever its format: opened, understood and checked, with no tensor data read but RoPE's divisors, which are part
+//! of its config.
+
+use std::{
+    fs::File,
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+};
+
+use tensor::{Encoding, quant};
+
+use crate::{
+    complete::{self, Inventory},
+    config::{Config, MetaValue, RopeScaling},
+    error::{Error, Result},
+    folder, gguf, layerwise, native,
+    slot::Role,
+    source::{Format, Source, Span, Tensor},
+    tokenizer::{self, TokenizerData},
+};
+
+/// A model's files with its dimensions and its tensors by what they are.
+#[derive(Clone, Debug)]
+pub struct Checkpoint {
+    /// The file or folder that was opened.
+    pub path: PathBuf,
+    /// Every tensor as the headers describe it.
+    pub source: Source,
+    /// Its dimensions.
+    pub config: Config,
+    /// Its tensors by layer and role: complete, each of the right shape.
+    pub inventory: Inventory,
+}
+
+impl Checkpoint {
+    /// Opens a GGUF file, one of our own, a Hugging Face folder or a folder that was quantised layer by layer.
+    pub fn open(path: &Path) -> Result<Self> {
+        let is_native = path.extension().is_some_and(|extension| extension == "safetensors");
+        let (source, config) = match () {
+            () if path.is_dir() => open_folder(path)?,
+            () if is_native => native::open(path)?,
+            () => open_gguf(path)?,
+        };
+        let inventory = complete::check(&config, &source)
+            .map_err(|incomplete| Error::Incomplete { path: path.to_path_buf(), incomplete })?;
+        let mut checkpoint = Self { path: path.to_path_buf(), source, config, inventory };
+        checkpoint.round_embedding_factor()?;
+        checkpoint.read_rope_divisors()?;
+        Ok(checkpoint)
+    }
+
+    /// Transformers multiplies with a factor of the embeddings' own type, 25.25 instead of 25.298 in a 270M of bf16, and
+    /// models were trained with that; llama.cpp keeps f32. Each format follows its own reference.
+    fn round_embedding_factor(&mut self) -> Result<()> {
+        if !matches!(self.source.format, Format::HuggingFace | Format::Layerwise) {
+            return Ok(());
+        }
+        let factor = self.config.embedding_factor;
+        self.config.embedding_factor = match self.tensor(None, Role::Embed)?.encoding {
+            Encoding::F32 => factor,
+            Encoding::F16 => half::f16::from_f32(factor).to_f32(),
+            // Folders quantised layer by layer were made from bf16 too.
+            _ => half::bf16::from_f32(factor).to_f32(),
+        };
+        Ok(())
+    }
+
+    /// A GGUF has Llama 3's scaling of RoPE as a tensor.
+    fn read_rope_divisors(&mut self) -> Result<()> {
+        let Some(tensor) = self.inventory.take(None, Role::RopeFreqs) else { return Ok(()) };
+        let wrong = |reason| Error::tensor(&self.source.files[tensor.data.file], &tensor.name, reason);
+        if self.config.rope_scaling != RopeScaling::None {
+            return Err(wrong(
+                "scales RoPE's positions, and so does the metadata: both at once are not supported",
+            ));
+        }
+        let divisors = self.read_vector(&tensor)?;
+        if divisors.iter().any(|divisor| *divisor <= 0.0) {
+            return Err(wrong("holds divisors that are not above 0"));
+        }
+        self.config.rope_scaling = RopeScaling::Each { divisors };
+        Ok(())
+    }
+
+    /// Whether norm weights are stored less one, as Hugging Face's files of Gemma have them: GGUF's and ours already are what multiplies.
+    pub fn norms_less_one(&self) -> bool {
+        let hf = matches!(self.source.format, Format::HuggingFace | Format::Layerwise);
+        hf && self.config.architecture.family().norms_less_one
+    }
+}
+
+impl Checkpoint {
+    /// Its tokenizer; none where it has none.
+    pub fn tokenizer_data(&self) -> Result<Option<TokenizerData>> {
+        match self.source.format {
+            Format::Gguf => tokenizer::from_gguf(&self.path),
+            Format::Native => native::tokenizer(&self.path),
+            Format::HuggingFace | Format::Layerwise => tokenizer::from_folder(&self.path),
+        }
+    }
+
+    /// A tensor that completeness has promised.
+    pub fn tensor(&self, layer: Option<u32>, role: Role) -> Result<&Tensor> {
+        self.inventory
+            .get(layer, role)
+            .ok_or_else(|| Error::invalid(&self.path, format!("has no {role:?} in layer {layer:?}")))
+    }
+
+    /// The values of a small tensor, read at once.
+    pub fn read_vector(&self, tensor: &Tensor) -> Result<Vec<f32>> {
+        let path = &self.source.files[tensor.data.file];
+        let bytes = self.read_span(tensor, tensor.data)?;
+        let mut values = vec![0.0; tensor.values().unwrap_or(0) as usize];
+        match tensor.scales {
+            None => quant::dequantize(tensor.encoding, &bytes, &mut values),
+            Some(span) => {
+                let scales = self.read_span(tensor, span)?;
+                let scales: Vec<f32> =
+                    scales.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+                quant::dequantize_layerwise(tensor.encoding, &bytes, &scales, &mut values)
+            }
+        }
+        .map_err(|error| Error::tensor(path, &tensor.name, error.to_string()))?;
+        match values.iter().position(|value| !value.is_finite()) {
+            Some(at) => Err(Error::tensor(path, &tensor.name, format!("value {at} is not a finite number"))),
+            None => Ok(values),
+        }
+    }
+
+    fn read_span(&self, tensor: &Tensor, span: Span) -> Result<Vec<u8>> {
+        let path = &self.source.files[span.file];
+        let file = File::open(path).map_err(|error| Error::io(path, error))?;
+        let mut bytes = vec![0; span.len as usize];
+        file.read_exact_at(&mut bytes, span.offset).map_err(|source| Error::Read {
+            path: path.clone(),
+            tensor: tensor.name.clone(),
+            offset: span.offset,
+            source,
+        })?;
+        Ok(bytes)
+    }
+}
+
+fn open_gguf(path: &Path) -> Result<(Source, Config)> {
+    let gguf = gguf::open(path)?;
+    let config = Config::from_gguf(path, &|key| gguf.metadata.get(key).map(MetaValue::from))?;
+    Ok((gguf.source, config))
+}
+
+fn open_folder(path: &Path) -> Result<(Source, Config)> {
+    let folder = if layerwise::detect(path)? { layerwise::open(path)? } else { folder::open(path)? };
+    let config = Config::from_hf(&folder.config_path(), &folder.config)?;
+    Ok((folder.source, config))
+}

@@ -1,0 +1,177 @@
+//! Whether a source holds a whole model: every tensor the config asks for, once, in its shape, and nothing unknown.
+//! Everything that is wrong is told at once.
+
+use std::collections::BTreeMap;
+
+use crate::{
+    architecture::Architecture,
+    config::Config,
+    incomplete::{Complaint, Incomplete},
+    names::Naming,
+    slot::{Role, Slot, Tower},
+    source::{Format, Source, Tensor},
+};
+
+/// Rows that embeddings may have beyond the vocabulary: Hugging Face files of the multimodal Gemma 3 have 262208 for
+/// its 262144 tokens. No token selects them.
+const SPARE_ROWS: u64 = 64;
+
+/// What old files of Llama carry in each layer and transformers computes anew.
+const COMPUTED: &str = ".self_attn.rotary_emb.inv_freq";
+
+/// A whole model's tensors, by what they are.
+#[derive(Clone, Debug)]
+pub struct Inventory {
+    tensors: BTreeMap<Slot, Tensor>,
+    own_head: bool,
+    /// Tensors of the image encoder and projector, which are there and not used.
+    pub images: Vec<Tensor>,
+}
+
+impl Inventory {
+    /// A tensor of the text tower; none where the architecture has no such thing.
+    pub fn get(&self, layer: Option<u32>, role: Role) -> Option<&Tensor> {
+        self.tensors.get(&Slot::text(layer, role))
+    }
+
+    /// The output projection: the head, or the embeddings where they are tied.
+    pub fn head(&self) -> Option<&Tensor> {
+        self.get(None, if self.own_head { Role::Head } else { Role::Embed })
+    }
+
+    /// Takes a tensor out of it.
+    pub(crate) fn take(&mut self, layer: Option<u32>, role: Role) -> Option<Tensor> {
+        self.tensors.remove(&Slot::text(layer, role))
+    }
+
+    /// Every tensor of the text tower: first what it has once, then layer by layer.
+    pub fn iter(&self) -> impl Iterator<Item = (Slot, &Tensor)> {
+        self.tensors.iter().map(|(slot, tensor)| (*slot, tensor))
+    }
+}
+
+/// Holds a source against a config.
+pub fn check(config: &Config, source: &Source) -> Result<Inventory, Incomplete> {
+    let architecture = config.architecture;
+    let expected = expected(config);
+    let mut tensors: BTreeMap<Slot, Tensor> = BTreeMap::new();
+    let mut images = Vec::new();
+    let mut complaints = Vec::new();
+    for tensor in source.tensors.iter().filter(|tensor| !tensor.name.ends_with(COMPUTED)) {
+        let (name, found) = (tensor.name.clone(), tensor.shape.clone());
+        let Some(slot) = Slot::parse(architecture, &tensor.name) else {
+            complaints.push(Complaint::Unknown { name, found });
+            continue;
+        };
+        if slot.tower != Tower::Text {
+            images.push(tensor.clone());
+            continue;
+        }
+        let Some(shape) = expected.get(&slot) else {
+            let beyond = slot.layer.is_some_and(|layer| layer >= config.layers);
+            complaints.push(match beyond {
+                true => Complaint::BeyondLastLayer { name, layers: config.layers },
+                false => Complaint::Unknown { name, found },
+            });
+            continue;
+        };
+        if !fits(source.format, slot.role, shape, &found) {
+            complaints.push(Complaint::Misshapen { name: name.clone(), expected: shape.clone(), found });
+        }
+        if let Some(first) = tensors.get(&slot) {
+            complaints.push(Complaint::Doubled { name: first.name.clone(), again: name });
+            continue;
+        }
+        tensors.insert(slot, tensor.clone());
+    }
+    let naming = naming(architecture, source);
+    let optional = |slot: &Slot| match slot.role {
+        Role::Head => config.tie_embeddings,
+        Role::RopeFreqs => true,
+        _ => false,
+    };
+    let missing = expected.iter().filter(|(slot, _)| !tensors.contains_key(slot) && !optional(slot));
+    let missing = missing.map(|(slot, shape)| Complaint::Missing {
+        name: slot.name(architecture, naming).unwrap_or_else(|| format!("{slot:?}")),
+        expected: shape.clone(),
+    });
+    let complaints: Vec<Complaint> = missing.chain(complaints.iter().cloned()).collect();
+    if !complaints.is_empty() {
+        return Err(Incomplete { family: architecture.name(), complaints });
+    }
+    // A GGUF or a file of ours that has a head means it; transformers ties the head again whatever was saved, and so does
+    // whoever reads this inventory.
+    let head = Slot::text(None, Role::Head);
+    let meant = !config.tie_embeddings || matches!(source.format, Format::Gguf | Format::Native);
+    if !meant {
+        tensors.remove(&head);
+    }
+    let own_head = tensors.contains_key(&head);
+    Ok(Inventory { tensors, own_head, images })
+}
+
+/// Every tensor of the text tower with its shape.
+fn expected(config: &Config) -> BTreeMap<Slot, Vec<u64>> {
+    let [hidden, wide] = [config.hidden, config.intermediate].map(u64::from);
+    let [vocab, head] = [config.vocab, config.head_dim].map(u64::from);
+    let [query, kv] = [config.query_rows(), config.kv_rows()].map(u64::from);
+    let family = config.architecture.family();
+    let mut once = vec![
+        (Role::Embed, vec![vocab, hidden]),
+        (Role::FinalNorm, vec![hidden]),
+        (Role::Head, vec![vocab, hidden]),
+    ];
+    let mut layer = vec![
+        (Role::AttentionNorm, vec![hidden]),
+        (Role::Query, vec![query, hidden]),
+        (Role::Key, vec![kv, hidden]),
+        (Role::Value, vec![kv, hidden]),
+        (Role::Output, vec![hidden, query]),
+        (Role::FeedForwardNorm, vec![hidden]),
+        (Role::Gate, vec![wide, hidden]),
+        (Role::Up, vec![wide, hidden]),
+        (Role::Down, vec![hidden, wide]),
+    ];
+    if family.head_norms {
+        layer.extend([(Role::QueryNorm, vec![head]), (Role::KeyNorm, vec![head])]);
+    }
+    if family.qkv_bias {
+        layer.extend([
+            (Role::QueryBias, vec![query]),
+            (Role::KeyBias, vec![kv]),
+            (Role::ValueBias, vec![kv]),
+        ]);
+    }
+    if family.post_norms {
+        layer.extend([(Role::PostAttentionNorm, vec![hidden]), (Role::PostFeedForwardNorm, vec![hidden])]);
+    }
+    if !family.slides {
+        once.push((Role::RopeFreqs, vec![config.pairs().into()]));
+    }
+    let layers = (0..config.layers).flat_map(|number| {
+        layer.iter().map(move |(role, shape)| (Slot::text(Some(number), *role), shape.clone()))
+    });
+    once.into_iter().map(|(role, shape)| (Slot::text(None, role), shape)).chain(layers).collect()
+}
+
+fn fits(format: Format, role: Role, expected: &[u64], found: &[u64]) -> bool {
+    let spare = match (format, role) {
+        // A file of ours keeps the rows it was made from.
+        (Format::HuggingFace | Format::Layerwise | Format::Native, Role::Embed | Role::Head) => SPARE_ROWS,
+        _ => 0,
+    };
+    match (expected, found) {
+        ([expected, inner], [rows, width]) => width == inner && (*expected..=expected + spare).contains(rows),
+        _ => expected == found,
+    }
+}
+
+/// The naming that most of the source follows, going by its first tensor in a layer.
+fn naming(architecture: Architecture, source: &Source) -> Naming {
+    let layered = source
+        .tensors
+        .iter()
+        .filter(|tensor| Slot::parse(architecture, &tensor.name).is_some_and(|slot| slot.layer.is_some()));
+    let fallback = if source.format == Format::Gguf { Naming::Gguf } else { Naming::HfText };
+    layered.filter_map(|tensor| Naming::of(architecture, &tensor.name)).next().unwrap_or(fallback)
+}

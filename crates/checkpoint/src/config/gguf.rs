@@ -1,0 +1,291 @@
+//! A config from a GGUF's metadata.
+
+use std::path::Path;
+
+use super::keys::{Keys, MAX_LAYERS, MAX_SIZE, MetaValue};
+use super::{Config, LayerType, Rope, RopePairs, RopeScaling};
+use crate::{architecture::Architecture, error::Result, gguf::Value};
+
+impl Config {
+    /// Reads a GGUF's metadata through `get`, which looks up a whole key; `path` is for messages.
+    ///
+    /// ```no_run
+    /// # use checkpoint::config::{Config, MetaValue};
+    /// # let path = std::path::Path::new("model.gguf");
+    /// let gguf = checkpoint::gguf::open(path)?;
+    /// let config = Config::from_gguf(path, &|key| gguf.metadata.get(key).map(MetaValue::from))?;
+    /// # Ok::<(), checkpoint::Error>(())
+    /// ```
+    pub fn from_gguf<'a>(path: &'a Path, get: &'a dyn Fn(&str) -> Option<MetaValue<'a>>) -> Result<Self> {
+        let general = Keys { path, prefix: "general.", get: &|key| get(&format!("general.{key}")) };
+        let Some(name) = general.text("architecture")? else {
+            return Err(general.error("architecture", "is missing: the file does not say what it holds"));
+        };
+        let architecture = Architecture::ALL.into_iter().find(|known| known.name() == name);
+        let architecture = architecture.ok_or_else(|| Architecture::unsupported(path, name))?;
+        let family = architecture.family();
+        let prefix = format!("{name}.");
+        let keys = Keys { path, prefix: &prefix, get: &|key| get(&format!("{prefix}{key}")) };
+        let tokens =
+            Keys { path, prefix: "tokenizer.ggml.", get: &|key| get(&format!("tokenizer.ggml.{key}")) };
+        let layers = keys.size("block_count", MAX_LAYERS, None)?;
+        let hidden = keys.size("embedding_length", MAX_SIZE, None)?;
+        let heads = keys.size("attention.head_count", MAX_SIZE, None)?;
+        let head_dim = keys.size("attention.key_length", MAX_SIZE, Some(hidden / heads))?;
+        if keys.size("attention.value_length", MAX_SIZE, Some(head_dim))? != head_dim {
+            return Err(keys.error("attention.value_length", "differs from attention.key_length"));
+        }
+        if keys.size("rope.dimension_count", MAX_SIZE, Some(head_dim))? != head_dim {
+            let what = format!("{prefix}rope.dimension_count that is not the width of a head");
+            return Err(keys.unsupported(what, "use a model whose heads are turned whole"));
+        }
+        let mut eos: Vec<u32> = tokens.token("eos_token_id")?.into_iter().collect();
+        let turn = tokens.token("eot_token_id")?.filter(|token| !eos.contains(token));
+        eos.extend(turn);
+        let rope = Rope::from_gguf(&keys, family.defaults.rope_theta)?;
+        let mut config = Config {
+            architecture,
+            hidden,
+            embedding_factor: family.embedding_factor(hidden),
+            intermediate: keys.size("feed_forward_length", MAX_SIZE, None)?,
+            layers,
+            heads,
+            kv_heads: keys.size("attention.head_count_kv", MAX_SIZE, Some(heads))?,
+            head_dim,
+            query_pre_attn_scalar: head_dim as f32,
+            sliding_window: None,
+            layer_types: vec![LayerType::Global; layers as usize],
+            rope_theta_global: rope.theta_global,
+            rope_theta_local: rope.theta_local,
+            rope_scaling: rope.scaling,
+            rope_pairs: RopePairs::Halves,
+            rms_norm_eps: keys.number("attention.layer_norm_rms_epsilon", None)?,
+            vocab: match (tokens.get)("tokens") {
+                Some(MetaValue::Array(count)) => tokens.bounded("tokens", count, MAX_SIZE)?,
+                _ => keys.size("vocab_size", MAX_SIZE, None)?,
+            },
+            max_positions: keys.size("context_length", MAX_SIZE, None)?,
+            tie_embeddings: true,
+            bos: tokens.token("bos_token_id")?,
+            eos,
+            pad: tokens.token("padding_token_id")?,
+        };
+        (family.adapt_gguf)(&mut config, &keys)?;
+        config.check(&keys, "attention.head_count", "attention.head_count_kv", "attention.key_length")
+    }
+}
+
+impl<'a> From<&'a Value> for MetaValue<'a> {
+    fn from(value: &'a Value) -> Self {
+        let signed = |value: i64| match u64::try_from(value) {
+            Ok(value) => MetaValue::Unsigned(value),
+            Err(_) => MetaValue::Negative(value),
+        };
+        match value {
+            Value::U8(value) => MetaValue::Unsigned((*value).into()),
+            Value::U16(value) => MetaValue::Unsigned((*value).into()),
+            Value::U32(value) => MetaValue::Unsigned((*value).into()),
+            Value::U64(value) => MetaValue::Unsigned(*value),
+            Value::I8(value) => signed((*value).into()),
+            Value::I16(value) => signed((*value).into()),
+            Value::I32(value) => signed((*value).into()),
+            Value::I64(value) => signed(*value),
+            Value::F32(value) => MetaValue::Float((*value).into()),
+            Value::F64(value) => MetaValue::Float(*value),
+            Value::Bool(value) => MetaValue::Bool(*value),
+            Value::String(value) => MetaValue::Text(value),
+            Value::Array(values) => MetaValue::Array(values.len() as u64),
+        }
+    }
+}
+
+impl Rope {
+    /// Sliding layers' base is not written by llama.cpp's converter: it is what llama.cpp assumes.
+    fn from_gguf(keys: &Keys, [global, local]: [f32; 2]) -> Result<Self> {
+        // Ollama's converter nests the bases of its text-only files.
+        let theta_global = keys.number("rope.global.freq_base", Some(global))?;
+        let theta_local = keys.number("rope.local.freq_base", Some(local))?;
+        // The second is how older converters wrote the first.
+        // llama.cpp takes 0 for none.
+        let zero =
+            |key: &str| matches!((keys.get)(key), Some(MetaValue::Float(0.0) | MetaValue::Unsigned(0)));
+        let factor =
+            ["rope.scaling.factor", "rope.scale_linear"].into_iter().find(|key| keys.has(key) && !zero(key));
+        let scaling = match (keys.text("rope.scaling.type")?, factor) {
+            (Some("none"), _) | (None, None) => RopeScaling::None,
+            (None | Some("linear"), factor) => {
+                RopeScaling::Linear { factor: keys.number(factor.unwrap_or("rope.scaling.factor"), None)? }
+            }
+            (Some(other), _) => return Err(Rope::unsupported(keys, other)),
+        };
+        Ok(Rope {
+            theta_global: keys.number("rope.freq_base", Some(theta_global))?,
+            theta_local: keys.number("rope.freq_base_swa", Some(theta_local))?,
+            scaling,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    type Metadata = BTreeMap<&'static str, MetaValue<'static>>;
+
+    /// The metadata of the real Gemma 3 270M file, as far as it matters here.
+    fn real_270m() -> Metadata {
+        use MetaValue::{Array, Float, Text, Unsigned};
+        BTreeMap::from([
+            ("general.architecture", Text("gemma3")),
+            ("gemma3.context_length", Unsigned(32768)),
+            ("gemma3.embedding_length", Unsigned(640)),
+            ("gemma3.block_count", Unsigned(18)),
+            ("gemma3.feed_forward_length", Unsigned(2048)),
+            ("gemma3.attention.head_count", Unsigned(4)),
+            ("gemma3.attention.layer_norm_rms_epsilon", Float(9.999999974752427e-7)),
+            ("gemma3.attention.key_length", Unsigned(256)),
+            ("gemma3.attention.value_length", Unsigned(256)),
+            ("gemma3.rope.freq_base", Float(1e6)),
+            ("gemma3.attention.sliding_window", Unsigned(512)),
+            ("gemma3.attention.head_count_kv", Unsigned(1)),
+            ("tokenizer.ggml.tokens", Array(262_144)),
+            ("tokenizer.ggml.bos_token_id", Unsigned(2)),
+            ("tokenizer.ggml.eos_token_id", Unsigned(1)),
+            ("tokenizer.ggml.padding_token_id", Unsigned(0)),
+        ])
+    }
+
+    fn with(changes: &[(&'static str, MetaValue<'static>)]) -> Metadata {
+        let mut metadata = real_270m();
+        metadata.extend(changes.iter().copied());
+        metadata
+    }
+
+    fn read(metadata: &Metadata) -> Result<Config> {
+        Config::from_gguf(Path::new("model.gguf"), &|key| metadata.get(key).copied())
+    }
+
+    #[track_caller]
+    fn refused(metadata: &Metadata, part: &str) {
+        let text = read(metadata).expect_err("wrong metadata was taken").to_string();
+        assert!(text.starts_with("model.gguf: ") && text.contains(part), "'{text}' does not say '{part}'");
+    }
+
+    #[test]
+    fn the_real_270m_agrees_with_its_config_json() {
+        let json = serde_json::json!({
+            "model_type": "gemma3_text", "hidden_size": 640, "intermediate_size": 2048, "num_hidden_layers": 18,
+            "num_attention_heads": 4, "num_key_value_heads": 1, "sliding_window": 512, "vocab_size": 262_144,
+            "max_position_embeddings": 32768,
+        });
+        let hf = Config::from_hf(Path::new("config.json"), &json).unwrap();
+        assert_eq!(read(&real_270m()).unwrap(), hf);
+    }
+
+    #[test]
+    fn scores_of_the_27b_alone_are_scaled_by_another_width() {
+        use MetaValue::Unsigned;
+        let sizes = [
+            ("gemma3.embedding_length", Unsigned(5376)),
+            ("gemma3.attention.head_count", Unsigned(32)),
+            ("gemma3.attention.head_count_kv", Unsigned(16)),
+            ("gemma3.attention.key_length", Unsigned(128)),
+            ("gemma3.attention.value_length", Unsigned(128)),
+        ];
+        let mut metadata = with(&sizes);
+        assert_eq!(read(&metadata).unwrap().query_pre_attn_scalar, 128.0);
+        metadata.insert("gemma3.block_count", Unsigned(62));
+        let config = read(&metadata).unwrap();
+        assert_eq!(config.query_pre_attn_scalar, 168.0);
+        let global = config.layer_types.iter().filter(|kind| **kind == LayerType::Global);
+        assert_eq!((global.count(), config.layer_types[5]), (10, LayerType::Global));
+    }
+
+    #[test]
+    fn rope_in_every_spelling() {
+        use MetaValue::{Float, Text};
+        let (kind, factor) = ("gemma3.rope.scaling.type", "gemma3.rope.scaling.factor");
+        let scaling = |changes: &[_]| read(&with(changes)).unwrap().rope_scaling;
+        let eight = RopeScaling::Linear { factor: 8.0 };
+        assert_eq!(scaling(&[]), RopeScaling::None);
+        assert_eq!(scaling(&[(kind, Text("linear")), (factor, Float(8.0))]), eight);
+        assert_eq!(scaling(&[(factor, Float(8.0))]), eight);
+        assert_eq!(scaling(&[("gemma3.rope.scale_linear", Float(8.0))]), eight);
+        assert_eq!(scaling(&[(kind, Text("none")), (factor, Float(8.0))]), RopeScaling::None);
+        refused(&with(&[(kind, Text("linear"))]), "gemma3.rope.scaling.factor is missing");
+        refused(&with(&[(kind, Text("yarn"))]), "RoPE scaling of kind 'yarn' is not supported");
+        refused(&with(&[(factor, Float(f64::NAN))]), "gemma3.rope.scaling.factor is NaN");
+        let mut nested = with(&[("gemma3.rope.global.freq_base", Float(5e5))]);
+        nested.insert("gemma3.rope.local.freq_base", Float(2e4));
+        nested.remove("gemma3.rope.freq_base");
+        let config = read(&nested).unwrap();
+        assert_eq!((config.rope_theta_global, config.rope_theta_local), (5e5, 2e4));
+    }
+
+    #[test]
+    fn every_key_is_named_when_it_is_missing_or_wrong() {
+        use MetaValue::{Array, Negative, Text, Unsigned};
+        for key in [
+            "general.architecture",
+            "gemma3.context_length",
+            "gemma3.embedding_length",
+            "gemma3.block_count",
+            "gemma3.feed_forward_length",
+            "gemma3.attention.head_count",
+            "gemma3.attention.sliding_window",
+        ] {
+            let mut metadata = real_270m();
+            metadata.remove(key);
+            refused(&metadata, &format!("{key} is missing"));
+            refused(&with(&[(key, Array(3))]), &format!("{key} should be "));
+        }
+        refused(&with(&[("gemma3.block_count", Unsigned(u64::MAX))]), "must be from 1 to 1024");
+        refused(&with(&[("gemma3.block_count", Unsigned(0))]), "gemma3.block_count is 0");
+        refused(&with(&[("gemma3.embedding_length", Negative(-1))]), "but is -1");
+        refused(
+            &with(&[("gemma3.attention.head_count_kv", Unsigned(3))]),
+            "head_count = 4 is not a multiple of",
+        );
+        refused(
+            &with(&[("gemma3.attention.value_length", Unsigned(128))]),
+            "differs from attention.key_length",
+        );
+        refused(&with(&[("gemma3.attention.head_count", Unsigned(1 << 20))]), "more than 16777216");
+        refused(
+            &with(&[("tokenizer.ggml.tokens", Array(1 << 40))]),
+            "tokenizer.ggml.tokens is 1099511627776",
+        );
+        refused(
+            &with(&[("tokenizer.ggml.bos_token_id", Text("2"))]),
+            "bos_token_id should be a token's number",
+        );
+        let mut metadata = real_270m();
+        metadata.remove("gemma3.attention.key_length");
+        metadata.remove("gemma3.attention.value_length");
+        metadata.insert("gemma3.attention.head_count", Unsigned(641));
+        metadata.insert("gemma3.attention.head_count_kv", Unsigned(641));
+        refused(&metadata, "gemma3.attention.key_length is 0");
+    }
+
+    #[test]
+    fn other_files_are_refused_by_name() {
+        refused(&with(&[("general.architecture", MetaValue::Text("mamba"))]), "'mamba' is not supported");
+        refused(
+            &with(&[("general.architecture", MetaValue::Text("mamba"))]),
+            "one of these: gemma3, llama, qwen2, qwen3",
+        );
+        refused(&with(&[("gemma3.mm.tokens_per_image", MetaValue::Unsigned(256))]), "Ollama's own converter");
+    }
+
+    #[test]
+    fn the_vocabulary_is_counted_or_else_told() {
+        let mut metadata = with(&[("gemma3.vocab_size", MetaValue::Unsigned(7))]);
+        assert_eq!(read(&metadata).unwrap().vocab, 262_144);
+        metadata.remove("tokenizer.ggml.tokens");
+        assert_eq!(read(&metadata).unwrap().vocab, 7);
+        metadata.insert("tokenizer.ggml.eot_token_id", MetaValue::Unsigned(106));
+        assert_eq!(read(&metadata).unwrap().eos, [1, 106]);
+    }
+}

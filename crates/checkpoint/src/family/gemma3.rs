@@ -1,0 +1,82 @@
+//! Gemma 3, alone or as the language model of the multimodal ones.
+
+use super::facts::{Activation, Defaults, Family, refuse_flags};
+use crate::{
+    config::{Config, Keys, MAX_LAYERS, MAX_SIZE, PATTERN, every_nth_global},
+    error::Result,
+    slot::Role,
+};
+
+pub(super) const FAMILY: Family = Family {
+    name: "gemma3",
+    title: "Gemma 3",
+    activation: Activation::GeluTanh,
+    post_norms: true,
+    head_norms: true,
+    qkv_bias: false,
+    scaled_embeddings: true,
+    slides: true,
+    norms_less_one: true,
+    norms: &[
+        (Role::PostAttentionNorm, "post_attention_layernorm.weight", "post_attention_norm.weight"),
+        (Role::FeedForwardNorm, "pre_feedforward_layernorm.weight", "ffn_norm.weight"),
+        (Role::PostFeedForwardNorm, "post_feedforward_layernorm.weight", "post_ffw_norm.weight"),
+    ],
+    hf_names: &[
+        ("gemma3", Some("text_config")),
+        ("Gemma3ForConditionalGeneration", Some("text_config")),
+        ("gemma3_text", None),
+        ("Gemma3ForCausalLM", None),
+    ],
+    defaults: Defaults {
+        layers: 26,
+        hidden: 2304,
+        intermediate: 9216,
+        heads: 8,
+        kv_heads: Some(4),
+        head_dim: Some(256),
+        query_pre_attn_scalar: Some(256.0),
+        rope_theta: [1e6, 1e4],
+        vocab: 262_208,
+        max_positions: 131_072,
+        tie_embeddings: true,
+        bos: Some(2),
+        eos: &[1],
+        pad: Some(0),
+    },
+    check_hf,
+    adapt_gguf,
+};
+
+const AS_PUBLISHED: &str = "use a Gemma 3 as published";
+
+fn check_hf(keys: &Keys) -> Result<()> {
+    refuse_flags(keys, &["attention_bias", "use_bidirectional_attention"], AS_PUBLISHED)?;
+    for key in ["attn_logit_softcapping", "final_logit_softcapping"] {
+        if keys.has(key) {
+            return Err(keys.unsupported(format!("{}{key}", keys.prefix), AS_PUBLISHED));
+        }
+    }
+    Ok(())
+}
+
+/// Layers of the 27B, by which llama.cpp knows that its scores are scaled by `hidden / heads`.
+const LAYERS_27B: u32 = 62;
+
+/// What llama.cpp's converter does not write is what llama.cpp assumes: the divisor of attention scores is the head's width, but
+/// `hidden / heads` in the 27B; every sixth layer is global. A soft cap of the logits is not applied to models with sliding layers, as
+/// in llama.cpp.
+fn adapt_gguf(config: &mut Config, keys: &Keys) -> Result<()> {
+    if keys.has("mm.tokens_per_image") {
+        // It leaves out the RoPE scaling and lists more tokens than it has embeddings.
+        let fix = "use one made by llama.cpp's converter";
+        return Err(keys.unsupported("a multimodal file of Ollama's own converter", fix));
+    }
+    let pattern = keys.size("attention.sliding_window_pattern", MAX_LAYERS, Some(PATTERN))?;
+    config.sliding_window = Some(keys.size("attention.sliding_window", MAX_SIZE, None)?);
+    config.layer_types = every_nth_global(config.layers, pattern);
+    if config.layers == LAYERS_27B {
+        config.query_pre_attn_scalar = (config.hidden / config.heads) as f32;
+    }
+    Ok(())
+}

@@ -1,0 +1,53 @@
+//! Qwen 2 and 2.5: Llama with biases on queries, keys and values.
+
+use super::{
+    facts::{Activation, Defaults, Family, refuse_flags},
+    llama,
+};
+use crate::{
+    config::{Config, Keys},
+    error::Result,
+};
+
+pub(super) const FAMILY: Family = Family {
+    name: "qwen2",
+    title: "Qwen 2",
+    activation: Activation::Silu,
+    post_norms: false,
+    head_norms: false,
+    qkv_bias: true,
+    scaled_embeddings: false,
+    slides: false,
+    norms_less_one: false,
+    norms: &llama::NORMS,
+    hf_names: &[("qwen2", None), ("Qwen2ForCausalLM", None)],
+    defaults: DEFAULTS,
+    check_hf,
+    adapt_gguf,
+};
+
+pub(super) const DEFAULTS: Defaults = Defaults {
+    layers: 32,
+    hidden: 4096,
+    intermediate: 22016,
+    heads: 32,
+    kv_heads: Some(32),
+    head_dim: None,
+    query_pre_attn_scalar: None,
+    rope_theta: [1e4, 1e4],
+    vocab: 151_936,
+    max_positions: 32768,
+    tie_embeddings: false,
+    bos: None,
+    eos: &[],
+    pad: None,
+};
+
+/// Configs name a window that the published models do not use.
+pub(super) fn check_hf(keys: &Keys) -> Result<()> {
+    refuse_flags(keys, &["use_sliding_window"], "use a model as published, without a window")
+}
+
+pub(super) fn adapt_gguf(_: &mut Config, _: &Keys) -> Result<()> {
+    Ok(())
+}

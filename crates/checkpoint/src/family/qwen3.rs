@@ -1,0 +1,29 @@
+//! Qwen 3, the dense ones: Qwen 2 with norms of query and key heads in place of biases.
+
+use super::{
+    facts::{Activation, Defaults, Family, refuse_flags},
+    llama, qwen2,
+};
+use crate::{config::Keys, error::Result};
+
+pub(super) const FAMILY: Family = Family {
+    name: "qwen3",
+    title: "Qwen 3",
+    activation: Activation::Silu,
+    post_norms: false,
+    head_norms: true,
+    qkv_bias: false,
+    scaled_embeddings: false,
+    slides: false,
+    norms_less_one: false,
+    norms: &llama::NORMS,
+    hf_names: &[("qwen3", None), ("Qwen3ForCausalLM", None)],
+    defaults: Defaults { head_dim: Some(128), ..qwen2::DEFAULTS },
+    check_hf,
+    adapt_gguf: qwen2::adapt_gguf,
+};
+
+fn check_hf(keys: &Keys) -> Result<()> {
+    refuse_flags(keys, &["attention_bias"], "use a model without biases")?;
+    qwen2::check_hf(keys)
+}

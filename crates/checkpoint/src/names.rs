@@ -1,0 +1,307 @@
+//! What a tensor is, by its name: every naming in use parsed once, whole, into a tower, a layer and a role.
+//!
+//! | naming | a layer's query weights |
+//! |---|---|
+//! | Hugging Face, text only | `model.layers.3.self_attn.q_proj.weight` |
+//! | … multimodal, older | `language_model.model.layers.3.self_attn.q_proj.weight` |
+//! | … multimodal, newer | `model.language_model.layers.3.self_attn.q_proj.weight` |
+//! | GGUF | `blk.3.attn_q.weight` |
+//!
+//! Vision layers are called `layers.3` too, so nothing is guessed from a part of a name: a name is one of these or it
+//! is unknown.
+
+use serde::Serialize;
+
+use crate::{
+    architecture::Architecture,
+    slot::{Role, Row, Slot, Tower},
+};
+
+/// A way of naming tensors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Naming {
+    /// `model.…`
+    HfText,
+    /// `language_model.model.…`
+    HfMultimodalOlder,
+    /// `model.language_model.…`
+    HfMultimodalNewer,
+    /// `blk.N.…`
+    Gguf,
+}
+
+/// What a text tower has once. Hugging Face's head stands beside the tower, see [`HEADS`].
+const ONCE: [Row; 3] = [
+    (Role::Embed, "embed_tokens.weight", "token_embd.weight"),
+    (Role::FinalNorm, "norm.weight", "output_norm.weight"),
+    (Role::RopeFreqs, "", "rope_freqs.weight"),
+];
+
+/// The head, by naming.
+const HEADS: [(Naming, &str); 4] = [
+    (Naming::HfText, "lm_head.weight"),
+    (Naming::HfMultimodalOlder, "language_model.lm_head.weight"),
+    (Naming::HfMultimodalNewer, "lm_head.weight"),
+    (Naming::Gguf, "output.weight"),
+];
+
+/// What a layer may have in any family: norms beside these are the family's own.
+const LAYER: [Row; 13] = [
+    (Role::AttentionNorm, "input_layernorm.weight", "attn_norm.weight"),
+    (Role::Query, "self_attn.q_proj.weight", "attn_q.weight"),
+    (Role::Key, "self_attn.k_proj.weight", "attn_k.weight"),
+    (Role::Value, "self_attn.v_proj.weight", "attn_v.weight"),
+    (Role::QueryBias, "self_attn.q_proj.bias", "attn_q.bias"),
+    (Role::KeyBias, "self_attn.k_proj.bias", "attn_k.bias"),
+    (Role::ValueBias, "self_attn.v_proj.bias", "attn_v.bias"),
+    (Role::QueryNorm, "self_attn.q_norm.weight", "attn_q_norm.weight"),
+    (Role::KeyNorm, "self_attn.k_norm.weight", "attn_k_norm.weight"),
+    (Role::Output, "self_attn.o_proj.weight", "attn_output.weight"),
+    (Role::Gate, "mlp.gate_proj.weight", "ffn_gate.weight"),
+    (Role::Up, "mlp.up_proj.weight", "ffn_up.weight"),
+    (Role::Down, "mlp.down_proj.weight", "ffn_down.weight"),
+];
+
+/// What a SigLIP encoder has once, in Hugging Face files; `head` is its pooling, which Gemma 3 does not use.
+const VISION_ONCE: [&str; 16] = [
+    "embeddings.patch_embedding.weight",
+    "embeddings.patch_embedding.bias",
+    "embeddings.position_embedding.weight",
+    "post_layernorm.weight",
+    "post_layernorm.bias",
+    "head.probe",
+    "head.attention.in_proj_weight",
+    "head.attention.in_proj_bias",
+    "head.attention.out_proj.weight",
+    "head.attention.out_proj.bias",
+    "head.layernorm.weight",
+    "head.layernorm.bias",
+    "head.mlp.fc1.weight",
+    "head.mlp.fc1.bias",
+    "head.mlp.fc2.weight",
+    "head.mlp.fc2.bias",
+];
+
+/// Parts of a SigLIP layer, each with a weight and a bias, in Hugging Face files.
+const VISION_LAYER: [&str; 8] = [
+    "layer_norm1",
+    "layer_norm2",
+    "mlp.fc1",
+    "mlp.fc2",
+    "self_attn.q_proj",
+    "self_attn.k_proj",
+    "self_attn.v_proj",
+    "self_attn.out_proj",
+];
+
+/// The same two in GGUF files of the projector kind.
+const GGUF_VISION_ONCE: [&str; 5] =
+    ["patch_embd.weight", "patch_embd.bias", "position_embd.weight", "post_ln.weight", "post_ln.bias"];
+const GGUF_VISION_LAYER: [&str; 8] =
+    ["ln1", "ln2", "ffn_up", "ffn_down", "attn_q", "attn_k", "attn_v", "attn_out"];
+
+/// The projector, in Hugging Face files and in GGUF.
+const PROJECTOR: [&str; 2] = ["mm_input_projection_weight", "mm_soft_emb_norm.weight"];
+const GGUF_PROJECTOR: [&str; 2] = ["input_projection.weight", "soft_emb_norm.weight"];
+
+impl Naming {
+    const ALL: [Naming; 4] =
+        [Naming::HfText, Naming::HfMultimodalOlder, Naming::HfMultimodalNewer, Naming::Gguf];
+
+    /// The naming that a text tensor's name follows. A head alone does not tell the Hugging Face ones apart.
+    pub fn of(architecture: Architecture, name: &str) -> Option<Self> {
+        Naming::ALL.into_iter().find(|naming| naming.text(architecture, name).is_some())
+    }
+
+    fn text(self, architecture: Architecture, name: &str) -> Option<Slot> {
+        let slot = |layer, role| Slot { tower: Tower::Text, layer, role };
+        if HEADS.contains(&(self, name)) {
+            return Some(slot(None, Role::Head));
+        }
+        let rest = name.strip_prefix(self.tower_prefix())?;
+        if let Some((role, ..)) = ONCE.iter().find(|row| self.column(row) == rest && !rest.is_empty()) {
+            return Some(slot(None, *role));
+        }
+        let (layer, part) = numbered(rest.strip_prefix(self.layer_prefix())?)?;
+        let (role, ..) = layer_rows(architecture).find(|row| self.column(row) == part)?;
+        Some(slot(Some(layer), *role))
+    }
+
+    fn tower_prefix(self) -> &'static str {
+        match self {
+            Naming::HfText => "model.",
+            Naming::HfMultimodalOlder => "language_model.model.",
+            Naming::HfMultimodalNewer => "model.language_model.",
+            Naming::Gguf => "",
+        }
+    }
+
+    fn layer_prefix(self) -> &'static str {
+        if self == Naming::Gguf { "blk." } else { "layers." }
+    }
+
+    fn column(self, row: &Row) -> &'static str {
+        if self == Naming::Gguf { row.2 } else { row.1 }
+    }
+}
+
+impl Slot {
+    /// What the tensor called `name` is in a model of this architecture; none when no naming has that name.
+    pub fn parse(architecture: Architecture, name: &str) -> Option<Self> {
+        Naming::ALL
+            .iter()
+            .find_map(|naming| naming.text(architecture, name))
+            .or_else(|| hf_image(name))
+            .or_else(|| gguf_image(name))
+    }
+
+    /// The name of a text tensor under a naming, for messages; none where the naming has no word for it.
+    pub fn name(&self, architecture: Architecture, naming: Naming) -> Option<String> {
+        if (self.tower, self.role) == (Tower::Text, Role::Head) {
+            return HEADS.iter().find(|head| head.0 == naming).map(|head| head.1.to_string());
+        }
+        let tower = naming.tower_prefix();
+        let text = |row: &Row| Some(naming.column(row)).filter(|text| !text.is_empty() && row.0 == self.role);
+        match self.layer {
+            None => ONCE.iter().find_map(text).map(|text| format!("{tower}{text}")),
+            Some(layer) => {
+                let text = layer_rows(architecture).find_map(text)?;
+                Some(format!("{tower}{}{layer}.{text}", naming.layer_prefix()))
+            }
+        }
+    }
+}
+
+fn layer_rows(architecture: Architecture) -> impl Iterator<Item = &'static Row> {
+    LAYER.iter().chain(architecture.family().norms)
+}
+
+fn hf_image(name: &str) -> Option<Slot> {
+    // Newer files put the whole model under `model.`, and drop SigLIP's own `vision_model.`.
+    let name = name.strip_prefix("model.").unwrap_or(name);
+    if let Some(part) = name.strip_prefix("multi_modal_projector.") {
+        return PROJECTOR.contains(&part).then_some(image(Tower::Projector, None));
+    }
+    let part = name.strip_prefix("vision_tower.")?;
+    let part = part.strip_prefix("vision_model.").unwrap_or(part);
+    if VISION_ONCE.contains(&part) {
+        return Some(image(Tower::Vision, None));
+    }
+    let (layer, part) = numbered(part.strip_prefix("encoder.layers.")?)?;
+    VISION_LAYER.contains(&weight_or_bias(part)?).then_some(image(Tower::Vision, Some(layer)))
+}
+
+fn gguf_image(name: &str) -> Option<Slot> {
+    if let Some(part) = name.strip_prefix("mm.") {
+        return GGUF_PROJECTOR.contains(&part).then_some(image(Tower::Projector, None));
+    }
+    let part = name.strip_prefix("v.")?;
+    if GGUF_VISION_ONCE.contains(&part) {
+        return Some(image(Tower::Vision, None));
+    }
+    let (layer, part) = numbered(part.strip_prefix("blk.")?)?;
+    GGUF_VISION_LAYER.contains(&weight_or_bias(part)?).then_some(image(Tower::Vision, Some(layer)))
+}
+
+fn image(tower: Tower, layer: Option<u32>) -> Slot {
+    Slot { tower, layer, role: Role::Image }
+}
+
+fn weight_or_bias(part: &str) -> Option<&str> {
+    part.strip_suffix(".weight").or_else(|| part.strip_suffix(".bias"))
+}
+
+/// Splits `12.rest`. One number has one spelling: no sign, no leading zero.
+fn numbered(text: &str) -> Option<(u32, &str)> {
+    let (digits, rest) = text.split_once('.')?;
+    let plain =
+        digits.bytes().all(|byte| byte.is_ascii_digit()) && (digits == "0" || !digits.starts_with('0'));
+    Some((digits.parse().ok().filter(|_| plain)?, rest))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GEMMA: Architecture = Architecture::Gemma3;
+
+    fn parse(name: &str) -> Option<Slot> {
+        Slot::parse(GEMMA, name)
+    }
+
+    #[test]
+    fn every_text_name_comes_back_from_its_slot() {
+        for naming in Naming::ALL {
+            let once = ONCE.iter().map(|row| Slot::text(None, row.0));
+            let layers = layer_rows(GEMMA).map(|row| Slot::text(Some(61), row.0));
+            let head = Slot::text(None, Role::Head);
+            for slot in once.chain(layers).chain([head]) {
+                let Some(name) = slot.name(GEMMA, naming) else {
+                    assert!(slot.role == Role::RopeFreqs && naming != Naming::Gguf, "{slot:?} has no name");
+                    continue;
+                };
+                assert_eq!(parse(&name), Some(slot), "{name}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_namings_agree_on_what_a_tensor_is() {
+        let query = Some(Slot::text(Some(3), Role::Query));
+        assert_eq!(parse("model.layers.3.self_attn.q_proj.weight"), query);
+        assert_eq!(parse("language_model.model.layers.3.self_attn.q_proj.weight"), query);
+        assert_eq!(parse("model.language_model.layers.3.self_attn.q_proj.weight"), query);
+        assert_eq!(parse("blk.3.attn_q.weight"), query);
+        let norm = Some(Slot::text(Some(0), Role::FeedForwardNorm));
+        assert_eq!(parse("model.layers.0.pre_feedforward_layernorm.weight"), norm);
+        assert_eq!(parse("blk.0.ffn_norm.weight"), norm);
+        let head = Some(Slot::text(None, Role::Head));
+        for name in ["lm_head.weight", "language_model.lm_head.weight", "output.weight"] {
+            assert_eq!(parse(name), head, "{name}");
+        }
+        assert_eq!(parse("rope_freqs.weight"), Some(Slot::text(None, Role::RopeFreqs)));
+    }
+
+    #[test]
+    fn images_are_kept_apart_from_text_layers_of_the_same_number() {
+        for name in [
+            "vision_tower.vision_model.encoder.layers.3.self_attn.q_proj.weight",
+            "vision_tower.encoder.layers.3.layer_norm1.bias",
+            "model.vision_tower.encoder.layers.3.mlp.fc2.bias",
+            "v.blk.3.attn_q.weight",
+        ] {
+            assert_eq!(parse(name), Some(image(Tower::Vision, Some(3))), "{name}");
+        }
+        for name in ["multi_modal_projector.mm_soft_emb_norm.weight", "mm.input_projection.weight"] {
+            assert_eq!(parse(name), Some(image(Tower::Projector, None)), "{name}");
+        }
+        assert_eq!(parse("model.vision_tower.head.probe"), Some(image(Tower::Vision, None)));
+    }
+
+    #[test]
+    fn a_part_of_a_known_name_is_not_a_known_name() {
+        for name in [
+            "",
+            "model.",
+            "layers.3.self_attn.q_proj.weight",
+            "model.layers.3.self_attn.q_proj",
+            "model.layers.3.self_attn.q_proj.weight_scale",
+            "model.layers.3.self_attn.q_proj.weight.absmax",
+            "x.model.layers.3.self_attn.q_proj.weight",
+            "model.model.layers.3.self_attn.q_proj.weight",
+            "model.layers.03.self_attn.q_proj.weight",
+            "model.layers.+3.self_attn.q_proj.weight",
+            "model.layers.4294967296.self_attn.q_proj.weight",
+            "model.layers..self_attn.q_proj.weight",
+            "model.layers.3.attn_q.weight",
+            "model.embed_tokens.bias",
+            "blk.3.self_attn.q_proj.weight",
+            "model.blk.3.attn_q.weight",
+            "vision_tower.encoder.layers.3.self_attn.o_proj.weight",
+            "v.blk.3.attn_output.weight",
+        ] {
+            assert_eq!(parse(name), None, "{name}");
+        }
+    }
+}

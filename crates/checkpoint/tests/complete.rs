@@ -1,0 +1,185 @@
+//! A model's tensors against its config: everything wrong is told at once, by name and shape.
+
+use std::path::Path;
+
+use checkpoint::Config;
+use checkpoint::{
+    Complaint, Incomplete,
+    complete::{self, Inventory},
+};
+use checkpoint::{Format, Source, Span, Tensor};
+use checkpoint::{Role, Slot, names::Naming};
+use serde_json::json;
+use tensor::Encoding;
+
+fn config() -> Config {
+    let json = json!({
+        "model_type": "gemma3_text", "vocab_size": 100, "hidden_size": 16, "intermediate_size": 24,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6,
+    });
+    Config::from_hf(Path::new("config.json"), &json).unwrap()
+}
+
+const LAYER: [(Role, &[u64]); 13] = [
+    (Role::AttentionNorm, &[16]),
+    (Role::Query, &[24, 16]),
+    (Role::Key, &[12, 16]),
+    (Role::Value, &[12, 16]),
+    (Role::QueryNorm, &[6]),
+    (Role::KeyNorm, &[6]),
+    (Role::Output, &[16, 24]),
+    (Role::PostAttentionNorm, &[16]),
+    (Role::FeedForwardNorm, &[16]),
+    (Role::Gate, &[24, 16]),
+    (Role::Up, &[24, 16]),
+    (Role::Down, &[16, 24]),
+    (Role::PostFeedForwardNorm, &[16]),
+];
+
+fn tensor(name: &str, shape: &[u64]) -> Tensor {
+    let data = Span { file: 0, offset: 0, len: 4 * shape.iter().product::<u64>() };
+    Tensor { name: name.to_string(), shape: shape.to_vec(), encoding: Encoding::F32, data, scales: None }
+}
+
+/// A whole model under a naming.
+fn whole(naming: Naming) -> Source {
+    let config = config();
+    let name = |layer, role| Slot::text(layer, role).name(config.architecture, naming).unwrap();
+    let mut tensors =
+        vec![tensor(&name(None, Role::Embed), &[100, 16]), tensor(&name(None, Role::FinalNorm), &[16])];
+    for layer in 0..2 {
+        tensors.extend(LAYER.map(|(role, shape)| tensor(&name(Some(layer), role), shape)));
+    }
+    let format = if naming == Naming::Gguf { Format::Gguf } else { Format::HuggingFace };
+    Source { format, files: vec!["model".into()], tensors }
+}
+
+fn find<'a>(source: &'a mut Source, name: &str) -> &'a mut Tensor {
+    source.tensors.iter_mut().find(|tensor| tensor.name == name).unwrap()
+}
+
+fn check(source: &Source) -> Result<Inventory, Incomplete> {
+    complete::check(&config(), source)
+}
+
+fn complaints(source: &Source) -> Vec<Complaint> {
+    check(source).expect_err("an incomplete model was taken").complaints
+}
+
+#[test]
+fn every_naming_makes_a_whole_model() {
+    for naming in [Naming::HfText, Naming::HfMultimodalOlder, Naming::HfMultimodalNewer, Naming::Gguf] {
+        let source = whole(naming);
+        let inventory = check(&source).unwrap();
+        assert_eq!(inventory.iter().count(), source.tensors.len());
+        for (layer, (role, shape)) in [0, 1].into_iter().flat_map(|layer| LAYER.map(|row| (layer, row))) {
+            assert_eq!(inventory.get(Some(layer), role).unwrap().shape, shape, "{role:?}");
+        }
+        assert_eq!(inventory.get(Some(0), Role::QueryBias), None);
+        assert_eq!(inventory.get(Some(2), Role::Query), None);
+        assert_eq!(inventory.head().unwrap().shape, [100, 16]);
+    }
+}
+
+#[test]
+fn all_that_is_wrong_is_told_at_once() {
+    let mut source = whole(Naming::HfMultimodalOlder);
+    let layers = "language_model.model.layers";
+    source.tensors.retain(|tensor| tensor.name != format!("{layers}.1.mlp.up_proj.weight"));
+    find(&mut source, &format!("{layers}.0.self_attn.k_proj.weight")).shape = vec![16, 12];
+    source.tensors.push(tensor("model.language_model.norm.weight", &[16]));
+    source.tensors.push(tensor("adapter.weight", &[3]));
+    source.tensors.push(tensor(&format!("{layers}.2.mlp.up_proj.weight"), &[24, 16]));
+    source.tensors.push(tensor(&format!("{layers}.0.self_attn.q_proj.bias"), &[24]));
+    let text = check(&source).unwrap_err().to_string();
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(
+        lines,
+        [
+            "the files are not a whole gemma3 model: 6 tensors are wrong",
+            "  missing: language_model.model.layers.1.mlp.up_proj.weight, expected [24, 16]",
+            "  wrong shape: language_model.model.layers.0.self_attn.k_proj.weight, expected [12, 16], found [16, 12]",
+            "  doubled: model.language_model.norm.weight is the same thing as language_model.model.norm.weight",
+            "  unknown: adapter.weight, found [3]",
+            "  unknown: language_model.model.layers.2.mlp.up_proj.weight, in a model of 2 layers",
+            "  unknown: language_model.model.layers.0.self_attn.q_proj.bias, found [24]",
+        ]
+    );
+}
+
+#[test]
+fn missing_tensors_are_called_what_the_file_would_call_them() {
+    let mut source = whole(Naming::Gguf);
+    source.tensors.retain(|tensor| tensor.name != "blk.1.post_ffw_norm.weight");
+    let name = "blk.1.post_ffw_norm.weight".to_string();
+    assert_eq!(complaints(&source), [Complaint::Missing { name, expected: vec![16] }]);
+}
+
+#[test]
+fn a_long_list_is_cut_with_its_count() {
+    let mut source = whole(Naming::HfText);
+    source.tensors.clear();
+    let incomplete = check(&source).unwrap_err();
+    assert_eq!(incomplete.complaints.len(), 28);
+    let text = incomplete.to_string();
+    assert_eq!(text.lines().count(), 22);
+    assert!(text.ends_with("\n  … and 8 more"), "{text}");
+}
+
+#[test]
+fn the_same_name_twice_is_doubled() {
+    let mut source = whole(Naming::Gguf);
+    source.tensors.push(tensor("blk.0.attn_q.weight", &[24, 16]));
+    assert_eq!(complaints(&source).len(), 1);
+    assert!(check(&source).unwrap_err().to_string().contains("doubled: blk.0.attn_q.weight is there twice"));
+}
+
+#[test]
+fn image_tensors_are_kept_apart() {
+    let mut source = whole(Naming::HfMultimodalNewer);
+    let image = "model.vision_tower.encoder.layers.1.self_attn.q_proj.weight";
+    source.tensors.push(tensor(image, &[8, 8]));
+    source.tensors.push(tensor("model.multi_modal_projector.mm_soft_emb_norm.weight", &[8]));
+    let inventory = check(&source).unwrap();
+    assert_eq!(inventory.images.len(), 2);
+    assert_ne!(inventory.get(Some(1), Role::Query).unwrap().name, image);
+}
+
+#[test]
+fn only_hugging_face_embeddings_have_spare_rows() {
+    let rows = |naming, rows| {
+        let mut source = whole(naming);
+        source.tensors[0].shape[0] = rows;
+        check(&source).is_ok()
+    };
+    assert!(rows(Naming::HfMultimodalNewer, 164));
+    assert!(!rows(Naming::HfMultimodalNewer, 165));
+    assert!(!rows(Naming::HfMultimodalNewer, 99));
+    assert!(!rows(Naming::Gguf, 164));
+}
+
+#[test]
+fn a_norm_is_not_a_matrix_of_one_row() {
+    let mut source = whole(Naming::HfText);
+    find(&mut source, "model.norm.weight").shape = vec![1, 16];
+    assert!(
+        matches!(&complaints(&source)[..], [Complaint::Misshapen { name, .. }] if name == "model.norm.weight")
+    );
+}
+
+#[test]
+fn the_head_is_the_embeddings_unless_the_model_has_its_own() {
+    let with_head = |naming, tied| {
+        let mut source = whole(naming);
+        let name = if naming == Naming::Gguf { "output.weight" } else { "lm_head.weight" };
+        source.tensors.push(tensor(name, &[100, 16]));
+        let config = Config { tie_embeddings: tied, ..config() };
+        complete::check(&config, &source).unwrap().head().unwrap().name.clone()
+    };
+    assert_eq!(with_head(Naming::HfText, true), "model.embed_tokens.weight");
+    assert_eq!(with_head(Naming::HfText, false), "lm_head.weight");
+    assert_eq!(with_head(Naming::Gguf, true), "output.weight");
+    let untied = Config { tie_embeddings: false, ..config() };
+    let missing = complete::check(&untied, &whole(Naming::HfText)).unwrap_err();
+    assert!(missing.to_string().contains("missing: lm_head.weight, expected [100, 16]"), "{missing}");
+}
