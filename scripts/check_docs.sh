@@ -95,7 +95,7 @@ LC_ALL=C awk '
       text = substr(text, RSTART + RLENGTH)
     }
   }
-  !/^(\||#|    |<!--|!\[)/ {
+  !/^( *\||#|    |<!--|!\[)/ {
     text = $0
     gsub(/\]\([^)]*\)/, "]", text)
     gsub(/https?:[^ )]*/, "", text)
