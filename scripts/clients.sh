@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Lets OpenAI's own clients talk to `indrik serve`: the Python package, the npm package, the examples of docs/serving.md, and
-# schemathesis, which makes requests from /openapi.json.
+# Tests `indrik serve` with OpenAI's own clients: the Python package, the npm package, the examples in docs/serving.md,
+# and schemathesis, which generates requests from /openapi.json.
 #
-#   scripts/clients.sh            everything, a few minutes
+#   scripts/clients.sh            all tests, a few minutes
 #   FULL=1 scripts/clients.sh     schemathesis for ten minutes instead of seconds
 #
-# Needs the binary (INDRIK, else target/debug/indrik), Gemma 3 270M as a GGUF file (INDRIK_TEST_GGUF, else what `make model`
-# fetched), Python 3.11 with venv, and Node 20 with npm; their packages go to target/clients. What is missing is said and left
-# out; under CI=true that is a failure. Tools are called where INDRIK_TEST_QWEN names a GGUF file of Qwen 2.5: it is large, so
-# that nobody is made to have it.
+# Needs the binary (INDRIK, default target/debug/indrik), Gemma 3 270M as a GGUF file (INDRIK_TEST_GGUF, default the one
+# that `make model` pulled), Python 3.11 with venv, and Node 20 with npm; their packages go to target/clients. Tests that
+# lack something are skipped with a message; under CI=true that is a failure. Tool calls are tested if INDRIK_TEST_QWEN
+# names a GGUF file of Qwen 2.5, which is optional because of its size.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -20,29 +20,29 @@ tools=${INDRIK_TEST_QWEN:-}
 
 say() { echo "clients: $1" >&2; }
 fail() { say "$1"; exit 1; }
-left_out() { # WHAT
+skip() { # REASON
   [ "${CI:-}" != true ] || fail "$1"
-  say "left out: $1"
+  say "skipped: $1"
 }
 
-[ -x "$indrik" ] || fail "there is no $indrik: build it with \`cargo build\`, or name another with INDRIK"
+[ -x "$indrik" ] || fail "$indrik does not exist: build it with \`cargo build\`, or set INDRIK to another binary"
 if [ ! -f "$model" ]; then
-  left_out "no Gemma 3 270M, so no client was tried: \`make model\` fetches it; name it with INDRIK_TEST_GGUF"
+  skip "no Gemma 3 270M, so no client was tested: \`make model\` pulls it, or set INDRIK_TEST_GGUF"
   exit 0
 fi
-# Settings of the servers here are those below.
+# The servers use only the settings below.
 for name in ${!INDRIK_@}; do [ "$name" = INDRIK_DEVICE ] || unset "$name"; done
 
 python='' node=''
 if python3 -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
   python=$work/venv/bin/python
 else
-  left_out "no Python 3.11 with venv, so its clients, the examples of the documentation and schemathesis were not tried"
+  skip "no Python 3.11 with venv, so its clients, the documentation examples and schemathesis were not tested"
 fi
 if command -v npm >/dev/null && node -e 'process.exit(Number(process.versions.node.split(".")[0]) >= 20 ? 0 : 1)' 2>/dev/null; then
   node=$work/typescript
 else
-  left_out "no Node 20 with npm, so its clients were not tried"
+  skip "no Node 20 with npm, so its clients were not tested"
 fi
 
 [ -n "$python$node" ] || exit 0
@@ -68,7 +68,7 @@ serve() { # NAME ARGUMENTS
 
 url() { # NAME
   until [ -s "$out/$1.json" ]; do
-    kill -0 "${servers[$1]}" 2>/dev/null || { cat "$out/$1.log" >&2; fail "the server '$1' did not start"; }
+    kill -0 "${servers[$1]}" 2>/dev/null || { cat "$out/$1.log" >&2; fail "server '$1' did not start"; }
     sleep 0.05
   done
   sed -n 's/.*"url": *"\([^"]*\)".*/\1/p' "$out/$1.json"
@@ -79,15 +79,15 @@ stop() { # NAME
   kill -TERM "${servers[$1]}"
   wait "${servers[$1]}" || status=$?
   unset "servers[$1]"
-  [ $status -eq 0 ] || { tail -n 20 "$out/$1.log" >&2; say "the server '$1' ended with $status after SIGTERM"; failed+=("$1"); }
+  [ $status -eq 0 ] || { tail -n 20 "$out/$1.log" >&2; say "server '$1' exited with $status after SIGTERM"; failed+=("$1"); }
 }
 
 failed=()
-check() { # WHAT COMMAND
-  local what=$1 begun=$SECONDS
+check() { # NAME COMMAND
+  local name=$1 started=$SECONDS
   shift
-  say "$what"
-  if "$@" >&2; then say "$what: passed in $((SECONDS - begun)) s"; else failed+=("$what"); fi
+  say "$name"
+  if "$@" >&2; then say "$name: passed in $((SECONDS - started)) s"; else failed+=("$name"); fi
 }
 
 export CLIENTS_MODEL=gemma-3-270m CLIENTS_STRICT_KEY=a-key-of-this-test
@@ -98,29 +98,29 @@ if [ -f "$tools" ]; then
   export CLIENTS_TOOLS_MODEL=qwen
   serve tools -m "$tools" --name "$CLIENTS_TOOLS_MODEL" --context 1024 --max-sequences 1 --request-timeout 15min
 else
-  say "left out: no Qwen 2.5, so no client called a tool; name a GGUF file of it with INDRIK_TEST_QWEN"
+  say "skipped: no Qwen 2.5, so tool calls were not tested; set INDRIK_TEST_QWEN to a GGUF file of it"
 fi
 
 # --- packages -----------------------------------------------------------------------------------------------------------
 
-# The last step of each is the copy of what was asked for, so that an installation that was broken off is made again.
+# The requirements are copied last, so that an interrupted installation is repeated.
 if [ -n "$python" ] && ! cmp -s "$root/clients/python/requirements.txt" "$work/venv/complete"; then
-  say "fetching Python's packages (once)"
+  say "installing Python packages (once)"
   rm -rf "$work/venv"
   python3 -m venv "$work/venv"
   "$python" -m pip install --quiet --disable-pip-version-check -r "$root/clients/python/requirements.txt" >&2 ||
-    fail "pip could not fetch the packages of clients/python/requirements.txt"
+    fail "pip could not install clients/python/requirements.txt"
   cp "$root/clients/python/requirements.txt" "$work/venv/complete"
 fi
 if [ -n "$node" ]; then
   mkdir -p "$node"
   rm -f "$node"/*.mjs
-  # A module looks for its packages beside itself.
+  # Modules resolve packages relative to their own folder.
   cp "$root"/clients/typescript/{.npmrc,*} "$node"
   if ! cmp -s "$node/package-lock.json" "$node/complete"; then
-    say "fetching Node's packages (once)"
+    say "installing Node packages (once)"
     (cd "$node" && npm ci --ignore-scripts --loglevel=error >&2) ||
-      fail "npm could not fetch the packages of clients/typescript/package-lock.json"
+      fail "npm could not install clients/typescript/package-lock.json"
     cp "$node/package-lock.json" "$node/complete"
   fi
 fi
@@ -135,21 +135,21 @@ if [ -n "${servers[tools]:-}" ]; then
   export CLIENTS_TOOLS_URL
 fi
 export CLIENTS_URL CLIENTS_STRICT_URL CLIENTS_NODE=$node
-# Nothing of theirs stays in the tree.
+# No bytecode in the source tree.
 export PYTHONDONTWRITEBYTECODE=1
 
 if [ -n "$python" ]; then
-  check "openai for Python, and the examples of docs/serving.md" \
+  check "openai for Python, and the examples in docs/serving.md" \
     "$python" -m pytest -q -p no:cacheprovider --tb=short --durations=5 "$root/clients/python"
 fi
 if [ -n "$node" ]; then
-  # One file at a time: some of them count the server's pages.
+  # One file at a time: some tests count the server's pages.
   check "openai for Node" node --test --test-concurrency=1 --test-reporter=spec "$node"/*.test.mjs
 fi
 if [ -n "$python" ]; then
   if [ -n "${FULL:-}" ]; then bounds=(--max-examples 20000 --max-time 600); else bounds=(--max-examples 50 --seed 1); fi
-  # Not what a schema cannot say, so that it lets pass what is refused: a prompt too long, say. One worker: hypothesis makes
-  # requests from one thread only.
+  # positive_data_acceptance is excluded: a schema cannot express every reason for a refusal, such as a prompt that is too
+  # long. One worker: hypothesis generates requests on one thread only.
   check schemathesis env -C "$work" venv/bin/schemathesis --no-color run "$tiny_url/openapi.json" \
     --checks all --exclude-checks positive_data_acceptance --phases examples,coverage,fuzzing \
     --workers 1 --request-timeout 60 --generation-database none "${bounds[@]}"
@@ -157,4 +157,4 @@ fi
 
 for name in "${!servers[@]}"; do stop "$name"; done
 [ ${#failed[@]} -eq 0 ] || fail "failed: $(printf '%s; ' "${failed[@]}")"
-say "all that was tried has passed, in $SECONDS s"
+say "all tests passed in $SECONDS s"

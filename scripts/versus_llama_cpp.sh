@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Measures Indrik against llama.cpp's prebuilt Vulkan library on this machine: the same GGUF file, device and tokens, in turn.
+# Compares Indrik with llama.cpp's prebuilt Vulkan library on this machine: same GGUF file, device and tokens, alternating.
 #
 #   scripts/versus_llama_cpp.sh MODEL.gguf [-p 512] [-n 64] [-d 0] [-r 5] [--device N] [--json]
 #
-# Needs Node 20 or later with npm, and the network once: node-llama-cpp goes to target/versus. Nothing of it is compiled.
-# INDRIK names the binary (target/release/indrik).
+# Needs Node 20 or later with npm, and the network once: node-llama-cpp is installed to target/versus, prebuilt.
+# INDRIK is the binary (default target/release/indrik).
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -32,13 +32,13 @@ done
 [ "$repeats" -ge 1 ] || fail "-r 0 measures nothing: at least one run" 2
 [ "$prompt" -ge 1 ] || [ "$tokens" -ge 1 ] || fail "-p 0 -n 0 measures nothing" 2
 
-[ -f "$model" ] || fail "there is no file $model: llama.cpp reads GGUF files; \`indrik pull gemma3:270m --json\` fetches one and says where it lies"
+[ -f "$model" ] || fail "$model does not exist: llama.cpp reads GGUF files; \`indrik pull gemma3:270m --json\` downloads one and prints its path"
 for tool in node npm; do
   command -v $tool >/dev/null || fail "$tool is not installed: install Node 20 or later with npm (https://nodejs.org, or your distribution's package)"
 done
 node -e 'process.exit(Number(process.versions.node.split(".")[0]) >= 20 ? 0 : 1)' ||
   fail "Node $(node --version) is too old for node-llama-cpp: 20 or later"
-[ -x "$indrik" ] || fail "there is no $indrik: build it with \`cargo build --release\`, or name another with INDRIK"
+[ -x "$indrik" ] || fail "$indrik does not exist: build it with \`cargo build --release\`, or set INDRIK to another binary"
 
 say() { echo "versus: $1" >&2; }
 
@@ -49,20 +49,19 @@ trap 'rm -rf "$out"' EXIT
 "$indrik" devices --json >"$out/devices.json"
 "$indrik" inspect "$model" --json >"$out/inspect.json"
 vocab=$(node "$sources/report.mjs" vocab "$out/inspect.json")
-# Vulkan's own index, by which llama.cpp counts too. Where it is set, llama.cpp takes CPU drivers as well.
+# The Vulkan device index, which llama.cpp uses too. Setting it makes llama.cpp accept CPU drivers as well.
 GGML_VK_VISIBLE_DEVICES=$(node "$sources/report.mjs" device "$out/devices.json")
 export GGML_VK_VISIBLE_DEVICES
 
-# What is there already is taken if it is the version asked for.
+# An existing installation is reused if its version matches.
 if ! cmp -s "$sources/package.json" "$work/complete"; then
-  say "fetching llama.cpp's prebuilt Vulkan library (about 130 MB, once)"
+  say "downloading llama.cpp's prebuilt Vulkan library (about 130 MB, once)"
   rm -rf "$work/node_modules" "$work/complete"
   cp "$sources/package.json" "$work/package.json"
-  # Scripts after the installation would compile where a library is missing, and the optional packages are those of other
-  # systems and GPUs.
+  # Post-install scripts would compile a missing library, and the optional packages are for other systems and GPUs.
   (cd "$work" && npm install --ignore-scripts --omit=optional --no-audit --no-fund --no-package-lock --loglevel=error >&2) ||
-    fail "npm could not fetch node-llama-cpp: it needs the network, and Linux on x86-64 for the Vulkan library"
-  # Last, so that an installation that was broken off is made again.
+    fail "npm could not install node-llama-cpp: it needs the network, and Linux on x86-64 for the Vulkan library"
+  # Copied last, so that an interrupted installation is repeated.
   cp "$sources/package.json" "$work/complete"
 fi
 cp "$sources/peer.mjs" "$work/peer.mjs"

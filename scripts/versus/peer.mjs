@@ -1,17 +1,17 @@
-// One run of llama.cpp through node-llama-cpp, in a process of its own; prints JSON.
+// One run of llama.cpp through node-llama-cpp, in its own process; prints JSON.
 //
 //   node peer.mjs probe                                    which library and device it would use
-//   node peer.mjs run MODEL.gguf VOCAB PROMPT TOKENS DEPTH reads PROMPT tokens, writes TOKENS after DEPTH others
+//   node peer.mjs run MODEL.gguf VOCAB PROMPT TOKENS DEPTH prefills PROMPT tokens, decodes TOKENS at DEPTH
 //
-// GGML_VK_VISIBLE_DEVICES must name the device by its Vulkan index: llama.cpp leaves out CPU drivers otherwise.
+// GGML_VK_VISIBLE_DEVICES must be the Vulkan index of the device: llama.cpp ignores CPU drivers otherwise.
 
 import { readFileSync } from "node:fs";
 import { getLlama, LlamaLogLevel } from "node-llama-cpp";
 
-// The ids that `indrik bench` reads: `tokens` in crates/cli/src/commands/bench/speed.rs.
+// The token ids of `indrik bench`: `tokens` in crates/cli/src/commands/bench/speed.rs.
 const ids = (count, vocab) => Array.from({ length: count }, (_, i) => (i * 7919 + 13) % vocab);
 
-// An end token is a token like any other here, so that as many are written as were asked for.
+// Stop tokens are ignored, so that the requested number of tokens is generated.
 const GREEDY = { temperature: 0, yieldEogToken: true };
 
 const log = [];
@@ -37,27 +37,27 @@ async function open() {
     return { llama, about };
 }
 
-// Seconds until the first token after `prompt`, and from there until `tokens` more. The first one has been sampled when it
-// comes, so the GPU is done with the prompt: without sampling the call would return while it still works.
+// Seconds to the first token after `prompt`, and from there to the end of `tokens` more. The first token has been sampled,
+// so the GPU has finished the prompt; without sampling the call would return earlier.
 async function timed(sequence, prompt, tokens) {
     await sequence.clearHistory();
     const start = performance.now();
     let first;
-    let written = 0;
+    let generated = 0;
     for await (const _ of sequence.evaluate(prompt, GREEDY)) {
         first ??= performance.now();
-        if (written === tokens) break;
-        written += 1;
+        if (generated === tokens) break;
+        generated += 1;
     }
-    if (written !== tokens) throw new Error(`llama.cpp wrote ${written} tokens instead of ${tokens}`);
+    if (generated !== tokens) throw new Error(`llama.cpp generated ${generated} tokens instead of ${tokens}`);
     return { prompt: (first - start) / 1e3, tokens: (performance.now() - first) / 1e3 };
 }
 
-// Milliseconds a token of decoding by llama.cpp's own counters, since the last time they were asked for.
+// Decode time by llama.cpp's own counters since they were last printed.
 async function ownClock(context) {
     log.length = 0;
     await context.printTimings();
-    // The backend's messages arrive by way of the event loop.
+    // The backend's messages arrive through the event loop.
     await new Promise((resolve) => setTimeout(resolve, 50));
     const line = /(?<!prompt )eval time = *([\d.]+) ms \/ *(\d+) runs/.exec(log.join("\n"));
     return line && { milliseconds: Number(line[1]), runs: Number(line[2]) };
@@ -72,15 +72,15 @@ async function run(modelPath, vocab, prompt, tokens, depth) {
         sequences: 1,
         flashAttention: true,
         performanceTracking: true,
-        // One sequence: nothing to wait for.
+        // One sequence: dispatch immediately.
         batching: { dispatchSchedule: (dispatch) => dispatch() },
     });
-    // Copies of the KV cache for going back are of no use here and would cost the peer time.
+    // KV cache checkpoints are not needed and would cost llama.cpp time.
     const sequence = context.getSequence({ checkpoints: { max: 0, interval: false } });
     const text = ids(prompt, vocab);
-    // Nothing can be written after nothing: at depth 0 a single token comes before.
+    // Decoding needs at least one token of context, also at depth 0.
     const before = ids(Math.max(depth, 1), vocab);
-    // Pipelines are compiled in the first run, which does not count; the same for ours.
+    // The first run compiles pipelines and is not counted; the same holds for Indrik.
     if (prompt > 0) await timed(sequence, text, 0);
     if (tokens > 0) await timed(sequence, before, Math.min(tokens, 4));
 
@@ -100,7 +100,7 @@ async function run(modelPath, vocab, prompt, tokens, depth) {
         const { tokens: seconds } = await timed(sequence, before, tokens);
         result.decode_tokens_per_s = tokens / seconds;
         const own = await ownClock(context);
-        // More runs than tokens and the first one's mean that the counters were not set back: then they say nothing.
+        // More runs than tokens + 1 mean that the counters were not reset; they are ignored then.
         if (own && own.milliseconds > 0 && own.runs <= tokens + 1) {
             result.decode_tokens_per_s_own_clock = (own.runs / own.milliseconds) * 1e3;
         }

@@ -1,9 +1,9 @@
-// Judges and prints what both engines said; knows neither of them.
+// Validates the results of both engines and prints the comparison.
 //
-//   node report.mjs device DEVICES.json                the index of the device that Indrik takes
-//   node report.mjs vocab INSPECT.json                 how many tokens the model knows
-//   node report.mjs check DEVICES.json PROBE.json      0: the same device through Vulkan, 3: the peer cannot use it, 1: neither
-//   node report.mjs table FOLDER MODEL [--json]        FOLDER holds devices.json, inspect.json, version,
+//   node report.mjs device DEVICES.json                the index of the device that Indrik uses
+//   node report.mjs vocab INSPECT.json                 vocabulary size of the model
+//   node report.mjs check DEVICES.json PROBE.json      0: same device through Vulkan, 3: llama.cpp cannot use it, 1: error
+//   node report.mjs table FOLDER MODEL [--json]        FOLDER contains devices.json, inspect.json, version,
 //                                                      ours-N.json and theirs-N.json
 
 import { readFileSync, readdirSync } from "node:fs";
@@ -20,15 +20,15 @@ function chosen(devices) {
     return device;
 }
 
-// Why the peer cannot be compared on this device, or nothing. What would make a comparison false is an error.
+// The reason why llama.cpp cannot use this device, or null. Throws if a comparison would be invalid.
 export function judge(device, probe) {
     if (probe.error) {
         throw new Complaint(`llama.cpp's Vulkan library cannot be loaded: ${probe.error}`);
     }
     if (probe.gpu !== "vulkan") {
         throw new Complaint(
-            `node-llama-cpp runs on ${probe.gpu || "the CPU"}, not through Vulkan: a comparison would be false. ` +
-                "Its Vulkan library is there for Linux on x86-64 only",
+            `node-llama-cpp runs on ${probe.gpu || "the CPU"}, not through Vulkan: the comparison would be invalid. ` +
+                "Its Vulkan library exists for Linux on x86-64 only",
         );
     }
     if (probe.devices.length === 0) {
@@ -54,18 +54,18 @@ function figure(values) {
     return { median: median(known), slowest: Math.min(...known), fastest: Math.max(...known), runs: known };
 }
 
-// What each encoding of the file is in GPU memory.
+// The GPU scheme and size of each encoding in the file.
 const schemes = (encodings) =>
     Object.entries(encodings).map(([encoding, { scheme, total }]) => ({ encoding, scheme, bytes: total.gpu_bytes }));
 
-// Everything that is printed, as data.
+// The comparison as data.
 export function compare({ device, version, model, encodings, ours, theirs }) {
     for (const run of theirs) {
         if (run.error) throw new Complaint(`llama.cpp failed: ${run.error}`);
         const refused = judge(device, run);
         if (refused) throw new Complaint(refused);
         if (run.gpu_layers < run.layers) {
-            throw new Complaint(`llama.cpp has only ${run.gpu_layers} of ${run.layers} layers on the GPU: a comparison would be false`);
+            throw new Complaint(`llama.cpp has only ${run.gpu_layers} of ${run.layers} layers on the GPU: the comparison would be invalid`);
         }
     }
     const wrong = ours.find((run) => run.device !== device.name);
@@ -76,12 +76,12 @@ export function compare({ device, version, model, encodings, ours, theirs }) {
     for (const [index, run] of ours[0].runs.entries()) {
         const mine = figure(ours.map((one) => one.runs[index].tokens_per_s));
         if (run.kind === "prefill") {
-            row(`read ${run.prompt}`, mine, figure(theirs.map((one) => one.prefill_tokens_per_s)));
+            row(`prefill ${run.prompt}`, mine, figure(theirs.map((one) => one.prefill_tokens_per_s)));
         } else {
-            const what = `write ${run.tokens} at depth ${run.depth}`;
+            const what = `decode ${run.tokens} at depth ${run.depth}`;
             row(what, mine, figure(theirs.map((one) => one.decode_tokens_per_s)));
             const own = figure(theirs.map((one) => one.decode_tokens_per_s_own_clock));
-            if (own) row("the same by llama.cpp's own clock", mine, own);
+            if (own) row("same, by llama.cpp's own clock", mine, own);
         }
     }
     const peer = theirs[0];
@@ -114,19 +114,19 @@ export function markdown(result) {
     const lines = [
         `${result.model} on ${result.device}, ${result.driver}`,
         "",
-        `| tokens a second | Indrik | llama.cpp | Indrik ÷ llama.cpp |`,
+        `| tok/s | Indrik | llama.cpp | Indrik ÷ llama.cpp |`,
         `|---|---:|---:|---:|`,
         ...result.rows.map(
             (row) => `| ${row.what} | ${cell(row.indrik)} | ${cell(row.llama_cpp)} | ${row.ratio ? `${row.ratio.toFixed(2)}×` : "–"} |`,
         ),
         "",
-        `Median (slowest–fastest) of ${result.rows[0].indrik.runs.length} runs, each engine in a process of its own` +
-            (peer ? ", in turn" : "") +
-            ". Wall clock, without loading, tuning and one run to warm up; the same file, token ids and device; greedy, one sequence.",
+        `Median (slowest–fastest) of ${result.rows[0].indrik.runs.length} runs, each engine in its own process` +
+            (peer ? ", alternating" : "") +
+            ". Wall clock, excluding loading, tuning and one warm-up run; same file, token ids and device; greedy, one sequence.",
         `Indrik: ${indrik.version}; weights in memory: ${memory.join(", ")}.`,
         peer
             ? `llama.cpp: ${peer.release}, prebuilt Vulkan library of node-llama-cpp ${peer.node_llama_cpp} on ${peer.device}; ${peer.model}; ` +
-              `batches of 512, ${peer.flash_attention ? "with" : "without"} flash attention. Its figures have the calls from Node in them; its own clock has neither them nor sampling.`
+              `batches of 512, ${peer.flash_attention ? "with" : "without"} flash attention. Its wall clock includes the calls from Node; its own clock excludes them and sampling.`
             : "llama.cpp: not measured.",
     ];
     return lines.join("\n") + "\n";

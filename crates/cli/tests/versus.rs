@@ -106,9 +106,9 @@ fn a_table_of_both_engines() {
     let text = stdout(&said.report(&["table", ".", "models/some.gguf"]));
     for line in [
         "some.gguf on Radeon 780M, radv Mesa 25",
-        "| read 512 | 110.0 (100.0–120.0) | 1,000.0 (1,000.0–1,000.0) | 0.11× |",
-        "| write 64 at depth 8 | 21.0 (20.0–22.0) | 11.0 (10.0–12.0) | 1.91× |",
-        "| the same by llama.cpp's own clock | 21.0 (20.0–22.0) | 14.0 (14.0–14.0) | 1.50× |",
+        "| prefill 512 | 110.0 (100.0–120.0) | 1,000.0 (1,000.0–1,000.0) | 0.11× |",
+        "| decode 64 at depth 8 | 21.0 (20.0–22.0) | 11.0 (10.0–12.0) | 1.91× |",
+        "| same, by llama.cpp's own clock | 21.0 (20.0–22.0) | 14.0 (14.0–14.0) | 1.50× |",
     ] {
         assert!(text.lines().any(|one| one == line), "no line {line}\n{text}");
     }
@@ -131,7 +131,7 @@ fn a_device_that_the_peer_refuses_leaves_its_column_empty() {
     assert_eq!(output.status.code(), Some(3));
     assert!(stderr(&output).contains("does not accept Radeon 780M"), "{}", stderr(&output));
     let text = stdout(&said.report(&["table", ".", "some.gguf"]));
-    assert!(text.contains("| read 512 | 110.0 (100.0–120.0) | – | – |"), "{text}");
+    assert!(text.contains("| prefill 512 | 110.0 (100.0–120.0) | – | – |"), "{text}");
     assert!(text.contains("llama.cpp: not measured"), "{text}");
 }
 
