@@ -1,4 +1,4 @@
-"""Configs of Llama, Qwen 2 and Qwen 3 with what transformers makes of them; a part of make_hf_fixtures.py."""
+"""Configs of Llama, Qwen 2 and Qwen 3 as transformers resolves them; part of make_hf_fixtures.py."""
 import json
 
 from transformers import GenerationConfig, LlamaConfig, Qwen2Config, Qwen3Config
@@ -47,7 +47,7 @@ def qwen3(tied, *dimensions):
     )
 
 
-# What the published models' configs say, with what they leave out left out.
+# The keys of the published models' configs, without those they omit.
 PUBLISHED = {
     "Llama 3.2 1B": llama3(32.0, True, 2048, 8192, 16, 32, 8, head_dim=64),
     "Llama 3.2 3B": llama3(32.0, True, 3072, 8192, 28, 24, 8, head_dim=128),
@@ -65,7 +65,7 @@ PUBLISHED = {
     "Qwen3 8B": qwen3(False, 4096, 12288, 36, 32, 8),
 }
 
-# Every spelling that a reader has to know.
+# Every spelling of a config that the reader must accept.
 SPELLINGS = {
     "nothing said, llama": dict(model_type="llama"),
     "nothing said, qwen2": dict(model_type="qwen2"),
@@ -100,7 +100,7 @@ def scaling(rope):
 
 
 def resolved(raw):
-    """What transformers makes of a config, in the reader's words."""
+    """A config as transformers resolves it, in the keys of the reader."""
     config = CLASSES[raw["model_type"]].from_dict(json.loads(json.dumps(raw)))
     rope, heads = config.rope_parameters, config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads

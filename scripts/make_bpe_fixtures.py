@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Make the fixtures of crates/text for byte-level BPE and chat templates: what Hugging Face's tokenizers makes of nasty
-texts, with a small vocabulary of our own and with those of real models, and what Jinja makes of conversations.
+"""Make the fixtures of crates/text for byte-level BPE and chat templates: the token ids that Hugging Face's tokenizers gives
+for difficult texts, with a small synthetic vocabulary and with those of real models, and conversations rendered by Jinja.
 
 usage: make_bpe_fixtures.py SMOLLM2.gguf QWEN.gguf [OUT]      OUT is crates/text/tests/fixtures by default
        make_bpe_fixtures.py --fuzz COUNT OUT.json SMOLLM2.gguf QWEN.gguf
 needs: pip install tokenizers jinja2       (written with tokenizers 0.23 and jinja2 3.1)
 
-The second form writes many random texts for INDRIK_TEST_BPE_FUZZ, a test of crates/text that has no fixture.
+The second form writes many random texts for INDRIK_TEST_BPE_FUZZ, a test of crates/text without a stored fixture.
 """
 import json
 import pathlib
@@ -33,7 +33,7 @@ def split(pattern):
     return {"type": "Sequence", "pretokenizers": [step, byte_level(False)]}
 
 
-# As the tokenizer.json of each family has them: pre-tokenizer, normalizer, ignore_merges.
+# Pre-tokenizer, normalizer and ignore_merges of each family's tokenizer.json.
 DIGITS = {"type": "Digits", "individual_digits": True}
 KINDS = {
     "gpt-2": (byte_level(True), None, False),
@@ -114,7 +114,7 @@ PIECES = TEXTS + [" ", "  ", "\n", "\t", "\r\n", "'s", "'LL", "1", "12", "é", "
 
 
 def strange(source):
-    """A random text of such pieces, of cuts of them, and of characters from all over."""
+    """A random text of such pieces, fragments of them, and characters from all of Unicode."""
     text = ""
     for _ in range(source.randrange(1, 9)):
         kind = source.randrange(4)
@@ -166,7 +166,7 @@ def tokenizer(kind, vocab, merges, control, normalize=True):
 
 
 def ids(tokenizer, text):
-    """With the names of control tokens parsed, and as text."""
+    """Token ids with control tokens parsed, and with their names as plain text."""
     tokenizer.encode_special_tokens = False
     parsed = tokenizer.encode(text, add_special_tokens=False).ids
     tokenizer.encode_special_tokens = True
@@ -175,7 +175,7 @@ def ids(tokenizer, text):
 
 
 def own_vocabulary():
-    """Trained on lines that were not cut into words: its tokens cross every border that a pattern draws."""
+    """Trained on lines without pre-tokenisation, so that tokens cross every boundary of a pattern."""
     trained = Tokenizer(models.BPE())
     trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     special = [AddedToken(name, normalized=False, special=True) for name in CONTROL]
@@ -192,7 +192,7 @@ def own_vocabulary():
 
 
 def real(path):
-    """The metadata, vocabulary and merges of a model, and its added tokens: whether each is control."""
+    """The metadata, vocabulary and merges of a model, and its added tokens with a flag for control tokens."""
     data = gguf(path)
     tokens, types = data["tokenizer.ggml.tokens"], data["tokenizer.ggml.token_type"]
     vocab = {token: id for id, token in enumerate(tokens) if types[id] != 5}
@@ -218,7 +218,7 @@ def conversations():
 
 
 def rendered(data):
-    """As transformers renders: blocks trimmed, a sandbox."""
+    """Jinja configured as in transformers: trimmed blocks, a sandbox."""
     jinja = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
     template = jinja.from_string(data["tokenizer.chat_template"])
     tokens = data["tokenizer.ggml.tokens"]
@@ -231,7 +231,7 @@ def rendered(data):
 
 
 def decoded(tokenizer, source, count):
-    """Ids in no order, whose bytes are mostly no UTF-8."""
+    """Ids in random order, whose bytes are mostly invalid UTF-8."""
     size = tokenizer.get_vocab_size()
     lists = [[source.randrange(min(size, 700)) for _ in range(source.randrange(1, 12))] for _ in range(count)]
     return [[ids, tokenizer.decode(ids, skip_special_tokens=True)] for ids in lists]
@@ -270,7 +270,7 @@ def main():
         made = tokenizer(kind, vocab, merges, dict.fromkeys(CONTROL, True))
         own["kinds"][kind] = {
             "pre_tokenizer": pre, "normalizer": normalizer, "ignore_merges": whole, "ids": vectors(made, texts),
-            # As a GGUF has it: llama.cpp, that format's reference, does not normalise.
+            # As from a GGUF file: llama.cpp, the reference for that format, does not normalise.
             "plain": vectors(tokenizer(kind, vocab, merges, dict.fromkeys(CONTROL, True), False), texts) if normalizer else None,
             "decoded": decoded(made, source, 40),
         }

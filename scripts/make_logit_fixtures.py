@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Make the fixtures of crates/model: tiny random models of every family with the logits that transformers computes for them.
+"""Make the fixtures of crates/model: tiny random models of every family with the logits computed by transformers.
 
-usage: make_logit_fixtures.py [OUT]     OUT is crates/model/tests/fixtures by default; its README.md stays
+usage: make_logit_fixtures.py [OUT]     OUT is crates/model/tests/fixtures by default; its README.md is kept
 needs: pip install torch transformers safetensors gguf tokenizers numpy   (versions: see reference.json; no download)
 
-Weights depend on the seed alone. Logits are f32 sums: another processor may change their last bits.
+Weights depend on the seed only. Logits are f32 sums, so their last bits may differ on another processor.
 """
 import shutil
 import sys

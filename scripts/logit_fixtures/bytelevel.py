@@ -1,4 +1,4 @@
-"""Small byte-level vocabularies in the manner of SmolLM2, Llama 3 and Qwen 2, for tokenizer.json and for GGUF files."""
+"""Small byte-level vocabularies modelled on SmolLM2, Llama 3 and Qwen 2, for tokenizer.json and GGUF files."""
 import json
 
 import gguf
@@ -26,13 +26,13 @@ WORDS = (
 
 
 def letters():
-    """GPT-2's letters of all bytes, in the order of its vocabulary: those that print, then the others."""
+    """GPT-2's character for each byte, in the order of its vocabulary: printable bytes first."""
     prints = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     return [chr(byte) for byte in prints] + [chr(0x100 + n) for n in range(256 - len(prints))]
 
 
 class Vocabulary:
-    """`pre` is llama.cpp's name of the way texts are cut into words."""
+    """`pre` is llama.cpp's name of the pre-tokeniser."""
 
     def __init__(self, pre, special, bos, eos, template, first=False, whole=(), padding=0):
         plain = letters() + [left + right for left, right in MERGES] + list(whole)
@@ -40,7 +40,7 @@ class Vocabulary:
         self.tokens = special + plain if first else plain + special
         self.unused = [f"[PAD{len(self.tokens) + n}]" for n in range(padding)]
         self.tokens += self.unused
-        self.begins = pre == "llama-bpe"  # prompts begin with a token of their own
+        self.begins = pre == "llama-bpe"  # prompts start with a BOS token
         assert len(set(self.tokens)) == len(self.tokens)
         readable = set("abcdefghijklmnopqrstuvwxyz") | set(plain[256:])
         self.plain = [number for number, token in enumerate(self.tokens) if token in readable]
@@ -101,8 +101,8 @@ HEADER = [
     "<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>",
     *(f"<|reserved_special_token_{n}|>" for n in range(3)),
 ]
-# Matrix units take rows in fours, hence a few control tokens more.
+# Cooperative matrices need rows in multiples of four, hence a few extra control tokens.
 SMOLLM = Vocabulary("smollm", [*IM, "<repo_name>", "<file_sep>"], "<|im_start|>", "<|im_end|>", CHATML, first=True)
 LLAMA3 = Vocabulary("llama-bpe", HEADER, "<|begin_of_text|>", "<|eot_id|>", HEADERS, whole=["Ġsinging"])
-# The matrix of embeddings has more rows than there are tokens.
+# The embedding matrix has more rows than there are tokens.
 QWEN2 = Vocabulary("qwen2", IM, None, "<|im_end|>", CHATML, padding=6)

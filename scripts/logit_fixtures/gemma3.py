@@ -34,7 +34,7 @@ def text(heads, kv_heads, head_dim, hidden, intermediate, layers, window, vocab,
     )
 
 
-# Where hidden is 64 the factor of the embeddings is 8 in every format; elsewhere bf16 rounds it.
+# With a hidden size of 64 the embedding factor is 8 in every format; otherwise bf16 rounds it.
 TEXT_ONLY = {
     "default_pattern": text(2, 1, 64, 64, 36, 6, 8, 199),
     "head256": text(1, 1, 256, 72, 50, 2, 8, 133, layer_types=[SLIDING, GLOBAL]),
@@ -48,9 +48,9 @@ MULTIMODAL = {
     ),
     "multimodal_older": text(4, 2, 64, 80, 48, 2, 16, 120, sliding_window_pattern=2, rope_scaling=LINEAR),
 }
-# llama.cpp divides scores by the root of the head's width, and so must the reference.
+# llama.cpp divides scores by the square root of head_dim, and so must the reference.
 GGUF = text(2, 1, 64, 96, 64, 2, 8, 320, sliding_window_pattern=2, rope_scaling=LINEAR)
-GGUF_SEED = 49  # greedy text varies in all three files, and no step of it is a near tie
+GGUF_SEED = 49  # greedy text varies in all three files and has no near-tie
 GGUF_TYPES = {"gguf_f16": Type.F16, "gguf_q8_0": Type.Q8_0, "gguf_q4_0": Type.Q4_0}
 GGUF_NAMES = {
     "model.embed_tokens": "token_embd", "model.norm": "output_norm", "input_layernorm": "attn_norm",
@@ -79,7 +79,7 @@ TEMPLATE = (
 
 
 def spread(name):
-    """Mean and deviation of a tensor's values, so that no part of the model is negligible: scores are not flat, sublayers
+    """Mean and standard deviation of a tensor's values, so that no part of the model is negligible: scores are not flat, sublayers
     outweigh the embeddings (else a tied head repeats its input), logits are of order 1 to 10."""
     if "q_norm" in name or "k_norm" in name:
         return 0.5, 0.3
@@ -93,12 +93,12 @@ def spread(name):
 
 
 def set_embed_scale(model, factor):
-    """Said outright: whether the factor of a bf16 checkpoint is still rounded after a cast to f32 depends on the version."""
+    """Set explicitly: whether the factor of a bf16 checkpoint stays rounded after a cast to f32 depends on the version."""
     model.get_input_embeddings().embed_scale = torch.tensor(factor, dtype=torch.float32)
 
 
 def older_config(path):
-    """A multimodal config as the first published ones spelled it: RoPE in three keys, a pattern, no layer types."""
+    """A multimodal config as first published: RoPE in three keys, a sliding-window pattern, no layer types."""
     config = json.loads(path.read_text())
     inner = config["text_config"]
     rope = inner.pop("rope_parameters")
@@ -135,7 +135,7 @@ def hugging_face(folder, seed, config, multimodal, newer):
 
 
 def vocabulary():
-    """The tokens of the GGUF files with their types, scores, and a tokenizer that agrees with both."""
+    """The tokens of the GGUF files with types and scores, and a tokenizer that agrees with them."""
     kinds = gguf.TokenType
     merged = [left + right for left, right in MERGES]
     tokens = CONTROL + USER_DEFINED + [f"<0x{byte:02X}>" for byte in range(256)] + merged + CHARACTERS
@@ -193,7 +193,7 @@ def gguf_file(folder, seed, kind):
     config._attn_implementation = "eager"
     model = Gemma3ForCausalLM(config).float().eval()
     randomize(model, np.random.default_rng(seed), spread)
-    # Greedy text shall be of letters, not of bytes and ends.
+    # Greedy text must consist of letters, not of byte or stop tokens.
     model.get_input_embeddings().weight.data[: tokens.index("<0xFF>") + 1] *= 0.5
     model.tie_weights()
     writer = gguf.GGUFWriter(folder / "model.gguf", "gemma3")

@@ -1,7 +1,7 @@
 """Llama, Qwen 2 and Qwen 3: folders, and GGUF files with byte-level vocabularies.
 
-The three differ in little: Llama's RoPE has scalings, and llama.cpp keeps its rows of queries and keys in another order;
-Qwen 2 has biases; Qwen 3 normalises queries and keys.
+The three differ little: Llama has RoPE scaling, and llama.cpp stores its query and key rows in another order; Qwen 2 has
+biases; Qwen 3 normalises queries and keys.
 """
 import json
 import math
@@ -28,7 +28,8 @@ GGUF_NAMES = {
 }
 FILE_TYPES = {Type.F16: 1, Type.Q4_0: 2, Type.Q4_1: 3, Type.Q8_0: 7}
 LINEAR = dict(rope_type="linear", factor=4.0)
-# Of 32 frequencies the first few stay, the last are divided by the factor, and some are between, all within the prompt.
+# Of 32 frequencies the first few are kept, the last are divided by the factor, and some are interpolated, all within the
+# prompt length.
 BANDS = dict(
     rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64,
 )
@@ -43,13 +44,13 @@ class Fixture:
     scaling: dict | None = None
     vocabulary: Vocabulary | None = None
     prompt: int = PROMPT
-    # RoPE in keys of its own, as all published configs have it; else as transformers writes it now.
+    # RoPE in separate keys, as in all published configs; otherwise as transformers writes it now.
     older: bool = True
     gguf: Type | None = None
 
 
 def dims(heads, kv_heads, head_dim, hidden, intermediate, layers, vocab, tied, **more):
-    """The arguments of a config. No `head_dim`: hidden over heads."""
+    """The arguments of a config. Without `head_dim` it is hidden ÷ heads."""
     return dict(
         num_attention_heads=heads, num_key_value_heads=kv_heads, hidden_size=hidden, intermediate_size=intermediate,
         num_hidden_layers=layers, vocab_size=vocab, tie_word_embeddings=tied, max_position_embeddings=512,
@@ -57,7 +58,7 @@ def dims(heads, kv_heads, head_dim, hidden, intermediate, layers, vocab, tied, *
     )
 
 
-# Published Qwen 2 and 3 have a window that counts for nothing. This one would be felt.
+# Published Qwen 2 and 3 configs have an unused window. This one would change the logits if it were used.
 WINDOW = dict(use_sliding_window=False, sliding_window=8, max_window_layers=0)
 SMOL, QWEN, THREE = len(SMOLLM.tokens), len(QWEN2.tokens), len(LLAMA3.tokens)
 LLAMA_GGUF = dims(4, 2, 64, 64, 96, 2, SMOL, True, rms_norm_eps=1e-5)
@@ -95,7 +96,7 @@ NAMES = list(FIXTURES)
 
 
 def spread(name):
-    """Mean and deviation of a tensor's values, so that no part of the model is negligible: norms are far from 1, scores not
+    """Mean and standard deviation of a tensor's values, so that no part of the model is negligible: norms are far from 1, scores not
     flat, sublayers outweigh the embeddings (else a tied head repeats its input), logits are of order 1 to 10."""
     if name == "model.norm.weight":
         return 3.0, 0.7
@@ -115,7 +116,7 @@ def random_model(fixture, dtype):
     rng = np.random.default_rng(fixture.seed)
     randomize(model, rng, spread)
     if fixture.vocabulary:
-        # Greedy text shall be of letters, not of bytes and ends.
+        # Greedy text must consist of letters, not of byte or stop tokens.
         others = sorted(set(range(config.vocab_size)) - set(fixture.vocabulary.plain))
         model.get_output_embeddings().weight.data[others] *= 0.5
     model.tie_weights()
@@ -123,7 +124,7 @@ def random_model(fixture, dtype):
 
 
 def published_spelling(path, fixture):
-    """A config as published: RoPE in keys of its own, a window beside the word that it is not used, no list of layers."""
+    """A config as published: RoPE in separate keys, a window marked as unused, no layer types."""
     config = json.loads(path.read_text())
     rope = config.pop("rope_parameters")
     config["rope_theta"] = rope.pop("rope_theta")
@@ -163,15 +164,14 @@ def hugging_face(folder, fixture):
 
 
 def pairs_together(rows, heads):
-    """The order of rows in llama.cpp's files of Llama. RoPE turns rows i and i + half of a head, which stand side by side
-    there."""
+    """Row order of Llama in llama.cpp's files: rows i and i + half of a head, which RoPE rotates together, are adjacent."""
     half = rows // heads // 2
     head = np.arange(half).repeat(2) + np.tile([0, half], half)
     return (np.arange(heads)[:, None] * 2 * half + head).reshape(-1)
 
 
 def divisors(fixture, dim):
-    """What llama.cpp's files of Llama 3 divide each frequency by: 1 for short waves, the factor for long ones."""
+    """Frequency divisors in llama.cpp's Llama 3 files: 1 for short wavelengths, the factor for long ones."""
     waves = 2 * math.pi * fixture.theta ** (np.arange(0, dim, 2, dtype=np.float64) / dim)
     turns = fixture.scaling["original_max_position_embeddings"] / waves
     low, high = fixture.scaling["low_freq_factor"], fixture.scaling["high_freq_factor"]

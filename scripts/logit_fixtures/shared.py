@@ -1,4 +1,4 @@
-"""What the families' fixtures share: random weights, references, greedy text, tensors in GGUF files."""
+"""Shared by the fixtures of all families: random weights, references, greedy text, tensors in GGUF files."""
 import json
 import math
 from pathlib import Path
@@ -12,8 +12,8 @@ PROMPT, LONG_PROMPT, GREEDY = 24, 300, 12
 
 
 def randomize(model, rng, spread):
-    """Every parameter anew, in the order of the names: the order of modules may change between versions. `spread` gives the
-    mean and deviation of a tensor by its name."""
+    """Randomise every parameter in name order, since module order may change between versions. `spread` maps a tensor's name to
+    its mean and standard deviation."""
     for name, parameter in sorted(model.named_parameters()):
         mean, deviation = spread(name)
         values = mean + deviation * rng.standard_normal(tuple(parameter.shape))
@@ -26,7 +26,7 @@ def logits_of(model, ids):
 
 
 def greedy_text(model, tokens, ids, plain):
-    """What follows `ids`, which must vary, be of `plain` tokens and have no near tie."""
+    """The greedy continuation of `ids`, which must vary, consist of `plain` tokens and have no near-tie."""
     greedy, margin = [], math.inf
     while len(greedy) < GREEDY:
         last = logits_of(model, ids + greedy)[-1]
@@ -39,7 +39,7 @@ def greedy_text(model, tokens, ids, plain):
 
 
 def random_prompt(rng, first, vocab, length):
-    """Tokens' numbers and the positions to keep, which are all of a short prompt."""
+    """Token ids and the positions to keep: all of them for a short prompt."""
     ids = [first, *rng.integers(3, vocab, length - 1).tolist()]
     return ids, list(range(length)) if length == PROMPT else [*range(0, length - 1, 7), length - 1]
 
@@ -84,7 +84,7 @@ def gguf_name(name, names):
 
 
 def store_matrix(writer, name, values, kind):
-    """Writes a matrix; what a reader makes of it."""
+    """Write a matrix and return it as a reader would see it."""
     stored = gguf.quants.quantize(values, kind)
     writer.add_tensor(name, stored, raw_dtype=kind)
     return gguf.quants.dequantize(stored, kind).astype(np.float32)
