@@ -19,7 +19,7 @@ impl Choice<'_> {
     /// Finds the device.
     pub fn adapter(&self) -> gpu::Result<(Instance, Adapter)> {
         let instance = Instance::new(&InstanceOptions { validation: self.validation })?;
-        let adapter = gpu::choose(&instance.adapters()?, self.wanted)?.clone();
+        let adapter = gpu::select_adapter(&instance.adapters()?, self.wanted)?.clone();
         Ok((instance, adapter))
     }
 

@@ -11,7 +11,7 @@ use std::{
 
 use checkpoint::Checkpoint;
 use clap::{Args, ValueEnum};
-use gpu::{AdapterInfo, Device, Instance, bytes};
+use gpu::{AdapterInfo, Device, Instance, format_bytes};
 use kernels::matmul::tuning::BUDGET;
 use model::{KvScheme, Limits, Model, Runner, Tuned, When, language::Language};
 use serde::Deserialize;
@@ -212,7 +212,8 @@ fn load(
             while !done.load(Ordering::Relaxed) {
                 let read = control.done.load(Ordering::Relaxed);
                 let speed = read as f64 / start.elapsed().as_secs_f64() / 1e9;
-                let text = format!("loading {} of {}, {speed:.1} GB/s", bytes(read), bytes(total));
+                let text =
+                    format!("loading {} of {}, {speed:.1} GB/s", format_bytes(read), format_bytes(total));
                 progress.say(&text);
                 watch(&text);
                 std::thread::sleep(Duration::from_millis(50));

@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use gpu::{Device, bytes};
+use gpu::{Device, format_bytes};
 use model::generate::Generated;
 use serde::Serialize;
 
@@ -85,7 +85,12 @@ impl std::fmt::Display for Speed {
         if let (Some(per_token), Some(bandwidth), Some(percent)) =
             (self.bytes_per_token, self.bandwidth_bytes_per_s, self.roofline_percent)
         {
-            write!(f, " · {} a token, {percent:.0}% of {:.1} GB/s", bytes(per_token), bandwidth / 1e9)?;
+            write!(
+                f,
+                " · {} a token, {percent:.0}% of {:.1} GB/s",
+                format_bytes(per_token),
+                bandwidth / 1e9
+            )?;
             if percent > 100.0 {
                 f.write_str(" (more than all: other work disturbed one of the measurements)")?;
             }

@@ -109,7 +109,7 @@ impl Job {
         if self.events.send(Event::Token(Token { id, logprob, top })).is_err() {
             return Some(self.left_alone());
         }
-        if self.request.grammar.as_ref().is_some_and(|guide| guide.is_over()) {
+        if self.request.grammar.as_ref().is_some_and(|guide| guide.is_finished()) {
             return Some(Ending::Finished(FinishReason::Stop));
         }
         if self.left() == 0 {

@@ -31,4 +31,4 @@ pub use model::{DecodeRow, MixedOutput, PrefillChunk, Sampled, Sampling};
 pub use request::Request;
 pub use runner::GpuBackend;
 pub use status::{Histogram, MemoryTraffic, Pages, Status};
-pub use text::Guide;
+pub use text::TokenConstraint;

@@ -3,7 +3,7 @@
 use std::{num::NonZeroU32, time::Instant};
 
 use model::Sampling;
-use text::Guide;
+use text::TokenConstraint;
 
 use crate::{Capacity, SubmitError};
 
@@ -19,7 +19,7 @@ pub struct Request {
     /// Tokens that end the answer; they are not part of it.
     pub stop_token_ids: Vec<u32>,
     /// What the answer must look like. It decides where an answer may end, with tokens that should be among `stop_token_ids`.
-    pub grammar: Option<Box<dyn Guide>>,
+    pub grammar: Option<Box<dyn TokenConstraint>>,
     /// When the answer is of no use any more.
     pub deadline: Option<Instant>,
 }

@@ -169,7 +169,7 @@ impl MockOptions {
             written.push(token);
             if let Some(guide) = &mut guide {
                 guide.accept(token).expect("a token that the mask allows");
-                if guide.is_over() {
+                if guide.is_finished() {
                     return (written, FinishReason::Stop);
                 }
             }

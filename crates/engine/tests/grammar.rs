@@ -9,10 +9,10 @@ use std::{num::NonZeroU32, path::Path, sync::Arc, time::Duration};
 use checkpoint::Checkpoint;
 use common::{Fixture, limits, load};
 use engine::{Engine, Event, EventStream, FinishReason, GpuBackend, Options, Request, Sampling};
-use grammar::Grammars;
+use grammar::GrammarCompiler;
 use model::{Limits, Model, Runner, language::Language};
 use serde_json::{Map, Value, json};
-use text::{Shown, Special};
+use text::{DecodeSpecial, EncodeSpecial};
 
 const OPTIONS: Options =
     Options { queue_capacity: 256, mixed_step_budget: Duration::ZERO, prefill_step_budget: Duration::ZERO };
@@ -159,10 +159,10 @@ impl Served {
                 Event::Started { .. } => {}
                 Event::Token(token) => tokens.push(token.id),
                 Event::Finished { reason: FinishReason::Stop, .. } => {
-                    return self.language.tokenizer.decode(&tokens, Shown::Text);
+                    return self.language.tokenizer.decode(&tokens, DecodeSpecial::Skip);
                 }
                 last => {
-                    let text = self.language.tokenizer.decode(&tokens, Shown::Text);
+                    let text = self.language.tokenizer.decode(&tokens, DecodeSpecial::Skip);
                     panic!("{last:?} after {} tokens: {text}", tokens.len())
                 }
             }
@@ -239,7 +239,7 @@ fn who_follows_no_grammar_has_the_tokens_it_would_have_alone() {
                 tokens.push(token.id);
             }
         }
-        texts.push(served.language.tokenizer.decode(&tokens, Shown::Text));
+        texts.push(served.language.tokenizer.decode(&tokens, DecodeSpecial::Skip));
         check(&schema, &texts[texts.len() - 1]);
     }
     assert_eq!(texts[0], texts[1], "what is told changes nothing");
@@ -280,7 +280,7 @@ fn the_real_model_writes_json_by_schemas() {
                 "<start_of_turn>user\n{text} EventStream in JSON.<end_of_turn>\n<start_of_turn>model\n"
             );
             let mut prompt: Vec<u32> = served.language.tokenizer.bos().into_iter().collect();
-            prompt.extend(served.language.tokenizer.encode(&text, Special::Parse));
+            prompt.extend(served.language.tokenizer.encode(&text, EncodeSpecial::Parse));
             let sampling = Sampling { temperature: 1.0, top_k: 64, top_p: 0.95, seed, ..Sampling::default() };
             let answer = served.ask(prompt, 120, sampling, &schema);
             (schema, answer)

@@ -124,7 +124,7 @@ impl Adapter {
 
         let mut caps =
             if has_13 { query_caps(instance, raw, &base, &extensions, &has) } else { below_13(&base) };
-        caps.cooperative_matrix_unasked = unasked;
+        caps.cooperative_matrix_not_queried = unasked;
         match queue_family {
             None => caps.missing_core.push("a queue that computes".into()),
             Some((_, bits)) => {
@@ -175,12 +175,12 @@ impl Adapter {
 
 /// Takes the device that `wanted` names by index or by part of its name, or the best usable one: discrete, integrated,
 /// then the rest.
-pub fn choose<'a>(adapters: &'a [Adapter], wanted: Option<&str>) -> Result<&'a Adapter> {
+pub fn select_adapter<'a>(adapters: &'a [Adapter], wanted: Option<&str>) -> Result<&'a Adapter> {
     let infos: Vec<&AdapterInfo> = adapters.iter().map(|adapter| &adapter.info).collect();
-    choose_info(&infos, wanted).map(|position| &adapters[position])
+    select_info(&infos, wanted).map(|position| &adapters[position])
 }
 
-fn choose_info(infos: &[&AdapterInfo], wanted: Option<&str>) -> Result<usize> {
+fn select_info(infos: &[&AdapterInfo], wanted: Option<&str>) -> Result<usize> {
     let position = match wanted.map(str::trim).filter(|wanted| !wanted.is_empty()) {
         Some(wanted) => named(infos, wanted)?,
         None => (0..infos.len())
@@ -352,8 +352,8 @@ fn query_caps(
         memory_model: f12.vulkan_memory_model == vk::TRUE && f12.vulkan_memory_model_device_scope == vk::TRUE,
         cooperative_matrix2: matrix2.cooperative_matrix_workgroup_scope == vk::TRUE
             && matrix2.cooperative_matrix_flexible_dimensions == vk::TRUE,
-        cooperative_matrix_unasked: None,
-        conditional: conditional.conditional_rendering == vk::TRUE,
+        cooperative_matrix_not_queried: None,
+        conditional_rendering: conditional.conditional_rendering == vk::TRUE,
         compute_units: if has_sm && sm.shader_sm_count > 0 {
             Some(sm.shader_sm_count)
         } else if has_amd {
@@ -417,7 +417,7 @@ fn forget(caps: &mut Caps, feature: &str) {
         "subgroupArithmetic" => caps.subgroup_arithmetic = false,
         "timestamps" => caps.timestamp_period_ns = None,
         "cooperativeMatrix" => caps.cooperative_matrix.clear(),
-        "conditionalRendering" => caps.conditional = false,
+        "conditionalRendering" => caps.conditional_rendering = false,
         core => caps.missing_core.push(core.to_string()),
     }
 }
@@ -462,7 +462,7 @@ mod tests {
     }
 
     fn pick(infos: &[AdapterInfo], wanted: Option<&str>) -> Result<usize> {
-        choose_info(&infos.iter().collect::<Vec<_>>(), wanted)
+        select_info(&infos.iter().collect::<Vec<_>>(), wanted)
     }
 
     #[test]

@@ -29,7 +29,7 @@ pub fn cache_dir() -> Option<PathBuf> {
 }
 
 /// Writes a file whole or not at all: beside its place and then renamed, so that two processes never read each other's half.
-pub fn write_whole(file: &Path, content: &[u8]) -> std::io::Result<()> {
+pub fn write_atomically(file: &Path, content: &[u8]) -> std::io::Result<()> {
     if let Some(dir) = file.parent() {
         std::fs::create_dir_all(dir)?;
     }
@@ -68,7 +68,7 @@ impl PipelineCache {
     }
 
     /// Where something else is kept that holds for this device and driver alone.
-    pub fn file_beside(&self, folder: &str, extension: &str) -> Option<PathBuf> {
+    pub fn path_for(&self, folder: &str, extension: &str) -> Option<PathBuf> {
         self.dir.as_deref().map(|dir| path(dir, folder, &self.key, extension))
     }
 
@@ -152,7 +152,7 @@ fn write(file: &Path, key: &[u8; KEY], data: &[u8]) -> std::io::Result<()> {
     content.extend_from_slice(&(data.len() as u64).to_le_bytes());
     content.extend_from_slice(&checksum(data).to_le_bytes());
     content.extend_from_slice(data);
-    write_whole(file, &content)
+    write_atomically(file, &content)
 }
 
 /// FNV-1a: it guards against damage, not against malice.

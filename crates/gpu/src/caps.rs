@@ -24,7 +24,7 @@ impl Tier {
     pub const ALL: [Tier; 4] = [Tier::T0, Tier::T1, Tier::T2, Tier::T3];
 
     /// What the tier means, in a few words.
-    pub fn about(self) -> &'static str {
+    pub fn description(self) -> &'static str {
         match self {
             Tier::T0 => "fp32, any subgroup size",
             Tier::T1 => "fp16 and packed int8 dot",
@@ -128,10 +128,10 @@ pub struct Caps {
     /// `VK_NV_cooperative_matrix2` with workgroup scope and flexible dimensions.
     pub cooperative_matrix2: bool,
     /// Why cooperative matrices were not asked about, where they were not.
-    pub cooperative_matrix_unasked: Option<String>,
+    pub cooperative_matrix_not_queried: Option<String>,
     /// Commands may be skipped by a word in memory (`VK_EXT_conditional_rendering`), so that a submission of several steps can end
     /// early. Without it a submission is one step.
-    pub conditional: bool,
+    pub conditional_rendering: bool,
     /// Number of compute units (AMD) or multiprocessors (NVIDIA), where the driver tells.
     pub compute_units: Option<u32>,
     /// Bits of a timestamp; it starts again from zero after them.
@@ -192,7 +192,7 @@ impl Caps {
                 need(self.min_subgroup_size >= 4, "subgroups of at least 4");
             }
             Tier::T2 => {
-                if let Some(reason) = &self.cooperative_matrix_unasked {
+                if let Some(reason) = &self.cooperative_matrix_not_queried {
                     return vec![reason.clone()];
                 }
                 let usable = |shape: &MatrixShape| matches!(shape.a, Element::F16 | Element::S8);
@@ -244,8 +244,8 @@ pub mod known {
             memory_model: true,
             cooperative_matrix: vec![],
             cooperative_matrix2: false,
-            cooperative_matrix_unasked: None,
-            conditional: true,
+            cooperative_matrix_not_queried: None,
+            conditional_rendering: true,
             compute_units: None,
             timestamp_bits: 64,
             timestamp_period_ns: Some(1.0),
@@ -312,7 +312,7 @@ pub mod known {
             integer_dot_accelerated: false,
             subgroup_arithmetic: false,
             subgroup_shuffle: false,
-            conditional: false,
+            conditional_rendering: false,
             max_shared_bytes: 16384,
             max_threads: 128,
             max_groups: 65535,

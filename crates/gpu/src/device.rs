@@ -181,7 +181,7 @@ impl Device {
     }
 
     /// Bytes of device memory that this device has allocated for a lifetime and not yet given back.
-    pub fn in_use(&self, lifetime: Lifetime) -> u64 {
+    pub fn allocated_bytes(&self, lifetime: Lifetime) -> u64 {
         self.inner.in_use[lifetime as usize].load(Ordering::Relaxed)
     }
 
@@ -246,8 +246,8 @@ impl Device {
 
     /// Where something else may be kept that holds for this device and driver alone, as compiled pipelines do: a file in a folder
     /// beside theirs.
-    pub fn cache_file_beside(&self, folder: &str, extension: &str) -> Option<PathBuf> {
-        self.inner.cache.file_beside(folder, extension)
+    pub fn cache_path(&self, folder: &str, extension: &str) -> Option<PathBuf> {
+        self.inner.cache.path_for(folder, extension)
     }
 }
 
@@ -408,7 +408,7 @@ fn create_device(adapter: &Adapter, family: u32, caps: &Caps, statistics: bool) 
     if caps.cooperative_matrix2 {
         names.push(vk_ext::NV_COOPERATIVE_MATRIX_2_NAME.as_ptr());
     }
-    if caps.conditional {
+    if caps.conditional_rendering {
         names.push(ash::ext::conditional_rendering::NAME.as_ptr());
     }
 
@@ -458,7 +458,7 @@ fn create_device(adapter: &Adapter, family: u32, caps: &Caps, statistics: bool) 
     if caps.cooperative_matrix2 {
         create = create.push_next(&mut f_matrix2);
     }
-    if caps.conditional {
+    if caps.conditional_rendering {
         create = create.push_next(&mut f_conditional);
     }
     let instance = &adapter.instance.inner.raw;
@@ -467,6 +467,7 @@ fn create_device(adapter: &Adapter, family: u32, caps: &Caps, statistics: bool) 
         .map_err(|result| Error::from_vk("vkCreateDevice", result))?;
     let executable_properties =
         statistics.then(|| ash::khr::pipeline_executable_properties::Device::new(instance, &raw));
-    let conditional = caps.conditional.then(|| ash::ext::conditional_rendering::Device::new(instance, &raw));
+    let conditional =
+        caps.conditional_rendering.then(|| ash::ext::conditional_rendering::Device::new(instance, &raw));
     Ok(Opened { raw, executable_properties, conditional })
 }

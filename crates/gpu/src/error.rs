@@ -64,7 +64,7 @@ pub enum Error {
         during: &'static str,
     },
     /// One buffer may not be as large as this on this driver.
-    #[error("{what} needs {} in one piece, and this driver allows {}: split it", bytes(*.wanted), bytes(*.limit))]
+    #[error("{what} needs {} in one piece, and this driver allows {}: split it", format_bytes(*.wanted), format_bytes(*.limit))]
     AllocationTooLarge {
         /// What the memory was for.
         what: String,
@@ -145,13 +145,13 @@ pub(crate) const OUT_OF_MEMORY_FIX: &str = "close other programs that use the GP
 fn needs(wanted: u64, available: Option<u64>) -> String {
     match (wanted, available) {
         (0, _) => "failed for want of it".to_string(),
-        (wanted, None) => format!("needs {} and the driver has no more", bytes(wanted)),
-        (wanted, Some(left)) => format!("needs {} and {} are left", bytes(wanted), bytes(left)),
+        (wanted, None) => format!("needs {} and the driver has no more", format_bytes(wanted)),
+        (wanted, Some(left)) => format!("needs {} and {} are left", format_bytes(wanted), format_bytes(left)),
     }
 }
 
 /// Bytes for people: binary units, three significant digits.
-pub fn bytes(count: u64) -> String {
+pub fn format_bytes(count: u64) -> String {
     const UNITS: [&str; 5] = ["bytes", "KiB", "MiB", "GiB", "TiB"];
     let mut value = count as f64;
     let mut unit = 0;

@@ -3,7 +3,7 @@
 //! The path from nothing to a result:
 //!
 //! 1. [`Instance`] opens the loader; [`Instance::adapters`] lists devices with their [`Caps`], [`Tier`]s and [`Heap`]s;
-//!    [`choose`] takes one.
+//!    [`select_adapter`] picks one.
 //! 2. [`Device::open`] makes it ready. Everything below keeps the device alive; nothing is global.
 //! 3. An [`Arena`] per lifetime (weights, KV cache, scratch) hands out [`Buffer`]s. Buffers are known to shaders by
 //!    their device address; there are no descriptors anywhere.
@@ -41,15 +41,15 @@ mod statistics;
 mod timing;
 mod vk_ext;
 
-pub use adapter::{Adapter, AdapterInfo, AdapterKind, choose};
-pub use cache::{cache_dir, checksum, write_whole};
+pub use adapter::{Adapter, AdapterInfo, AdapterKind, select_adapter};
+pub use cache::{cache_dir, checksum, write_atomically};
 pub use caps::{Caps, Element, MatrixShape, Tier, TierStatus, known};
 pub use device::{Counters, Device, DeviceOptions, MAX_PROGRAMS_PER_SUBMIT, Ticket};
-pub use error::{Error, Result, bytes};
+pub use error::{Error, Result, format_bytes};
 pub use faults::Fault;
 pub use heap::{Heap, Memory, MemoryType, memory_type};
 pub use instance::{Instance, InstanceOptions};
-pub use malloc::{share_malloc, trim_malloc};
+pub use malloc::{limit_malloc_arenas, trim_malloc};
 pub use memory::{Arena, Buffer, Lifetime, View};
 pub use pipeline::{Pipeline, Subgroup};
 pub use program::Program;
@@ -60,4 +60,4 @@ pub use shader::{
 };
 pub use staging::{StagingRing, StagingSlot};
 pub use statistics::{Executable, Statistic};
-pub use timing::{Stamps, Timing};
+pub use timing::{TimestampMode, Timing};

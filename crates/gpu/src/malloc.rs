@@ -6,7 +6,7 @@
 /// glibc gives each thread a pool of its own. A driver that compiles on several threads leaves some of each pool behind when its device is
 /// closed, and the next device's threads begin others: a server that lost eleven devices held twice the memory of one that had lost
 /// none. In one pool what was freed is taken again. Small blocks are kept by each thread either way, so that nobody waits for it.
-pub fn share_malloc() {
+pub fn limit_malloc_arenas() {
     #[cfg(target_env = "gnu")]
     {
         use std::ffi::c_int;

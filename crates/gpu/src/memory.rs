@@ -109,7 +109,7 @@ impl Arena {
     }
 
     /// Bytes taken from the driver by this arena.
-    pub fn allocated(&self) -> u64 {
+    pub fn allocated_bytes(&self) -> u64 {
         self.allocated
     }
 }
@@ -229,7 +229,7 @@ fn buffer_info(size: u64, caps: &Caps) -> vk::BufferCreateInfo<'static> {
         | vk::BufferUsageFlags::TRANSFER_SRC
         | vk::BufferUsageFlags::TRANSFER_DST
         | vk::BufferUsageFlags::INDIRECT_BUFFER;
-    if caps.conditional {
+    if caps.conditional_rendering {
         usage |= vk::BufferUsageFlags::CONDITIONAL_RENDERING_EXT;
     }
     vk::BufferCreateInfo::default().size(size).usage(usage)

@@ -15,7 +15,7 @@ use crate::{
     pipeline::{Pipeline, PipelineInner},
     program::{Commands, Program},
     shader::{Access, MAX_PUSH_BYTES, PushConstants, PushWriter},
-    timing::{Stamps, Timestamps},
+    timing::{TimestampMode, Timestamps},
 };
 
 /// A program in the making. Consumed by [`Recorder::seal`]; until then nothing can be submitted.
@@ -26,9 +26,9 @@ pub struct Recorder {
     /// Barriers between commands so far.
     level: u32,
     timestamps: Option<Timestamps>,
-    /// Within [`Recorder::only_while`].
+    /// Within [`Recorder::conditional`].
     conditional: bool,
-    /// Calls of [`Recorder::side_by_side`] so far, and whether it is within one.
+    /// Calls of [`Recorder::concurrently`] so far, and whether it is within one.
     forks: u32,
     forked: bool,
 }
@@ -76,7 +76,7 @@ impl Device {
     }
 
     /// The same, with GPU timestamps. An error where the device has none.
-    pub fn timed_recorder(&self, stamps: Stamps) -> Result<Recorder> {
+    pub fn timed_recorder(&self, stamps: TimestampMode) -> Result<Recorder> {
         let period = self.caps().timestamp_period_ns.ok_or_else(|| Error::Unsupported {
             device: self.info().name.clone(),
             missing: "its compute queue has no timestamps".into(),
@@ -92,7 +92,7 @@ impl Recorder {
         device.check_lost("recording")?;
         let commands = Commands::new(device)?;
         let hazards = Hazards::default();
-        let all = if device.caps.conditional { ALL | CONDITION } else { ALL };
+        let all = if device.caps.conditional_rendering { ALL | CONDITION } else { ALL };
         let mut recorder = Self {
             commands,
             list: vec![],
@@ -176,7 +176,7 @@ impl Recorder {
     ///
     /// The last of them may write the word, for the programs that follow; a device that looks again before each command would
     /// otherwise skip some of them. Copies and fills are refused, since Vulkan does not skip those.
-    pub fn only_while<T, E: From<Error>>(
+    pub fn conditional<T, E: From<Error>>(
         &mut self,
         word: &View,
         record: impl FnOnce(&mut Self) -> Result<T, E>,
@@ -213,7 +213,7 @@ impl Recorder {
     /// what was before and before what follows. Whoever calls it answers for that: a wrong claim is a race on the GPU.
     ///
     /// A barrier within the second orders all of the first before what follows it, so the longer line is best recorded first.
-    pub fn side_by_side<E: From<Error>>(
+    pub fn concurrently<E: From<Error>>(
         &mut self,
         one: impl FnOnce(&mut Self) -> Result<(), E>,
         other: impl FnOnce(&mut Self) -> Result<(), E>,

@@ -21,13 +21,13 @@ pub struct Executable {
     /// The compiler's figures.
     pub statistics: Vec<Statistic>,
     /// The forms it went through, the machine's own code last (unless the driver has no disassembler for the machine).
-    pub texts: Vec<String>,
+    pub representations: Vec<String>,
 }
 
 impl Executable {
     /// The form nearest to the machine's own code.
     pub fn assembly(&self) -> &str {
-        self.texts.iter().rev().find(|text| !text.trim().is_empty()).map_or("", String::as_str)
+        self.representations.iter().rev().find(|text| !text.trim().is_empty()).map_or("", String::as_str)
     }
 
     /// A figure by name, ignoring case.
@@ -57,7 +57,7 @@ impl Pipeline {
                 Ok(Executable {
                     subgroup_size: property.subgroup_size,
                     statistics: statistics.iter().map(statistic).collect(),
-                    texts: self.representations(functions, &which)?,
+                    representations: self.representations(functions, &which)?,
                 })
             })
             .collect()
@@ -73,20 +73,22 @@ impl Pipeline {
         let failed = |result| device.fail("vkGetPipelineExecutableInternalRepresentationsKHR", result);
         let raw = device.raw.handle();
         let mut count = 0;
-        // The call is made by hand: it fills texts only into storage that the caller sized by a first call.
+        // The call is made by hand: it fills representations only into storage that the caller sized by a first call.
         // SAFETY: a null array asks for the count.
         unsafe { call(raw, which, &mut count, std::ptr::null_mut()) }.result().map_err(failed)?;
         let mut items = vec![vk::PipelineExecutableInternalRepresentationKHR::default(); count as usize];
         // SAFETY: the array has `count` elements with null data, which asks for each one's size.
         unsafe { call(raw, which, &mut count, items.as_mut_ptr()) }.result().map_err(failed)?;
-        let mut texts: Vec<Vec<u8>> = items.iter().map(|item| vec![0; item.data_size]).collect();
-        for (item, text) in items.iter_mut().zip(&mut texts) {
+        let mut representations: Vec<Vec<u8>> = items.iter().map(|item| vec![0; item.data_size]).collect();
+        for (item, text) in items.iter_mut().zip(&mut representations) {
             item.p_data = text.as_mut_ptr().cast();
         }
         // SAFETY: each element points to storage of the size it names.
         unsafe { call(raw, which, &mut count, items.as_mut_ptr()) }.result().map_err(failed)?;
-        let texts = items.iter().zip(texts).filter(|(item, _)| item.is_text == vk::TRUE);
-        Ok(texts.map(|(_, text)| String::from_utf8_lossy(&text).trim_end_matches('\0').to_string()).collect())
+        let representations = items.iter().zip(representations).filter(|(item, _)| item.is_text == vk::TRUE);
+        Ok(representations
+            .map(|(_, text)| String::from_utf8_lossy(&text).trim_end_matches('\0').to_string())
+            .collect())
     }
 }
 

@@ -16,9 +16,9 @@ use crate::{
 
 /// Where a program's timestamps are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stamps {
+pub enum TimestampMode {
     /// After each of at most this many commands.
-    Each(u32),
+    PerCommand(u32),
     /// At the start and the end only: one timing, named `whole`.
     Whole,
 }
@@ -39,13 +39,13 @@ pub struct Timing {
 pub(crate) struct Timestamps {
     device: Arc<DeviceInner>,
     pool: vk::QueryPool,
-    stamps: Stamps,
+    stamps: TimestampMode,
     period_ns: f64,
     names: Vec<(String, u32)>,
 }
 
 impl Timestamps {
-    pub fn new(device: &Arc<DeviceInner>, stamps: Stamps, period_ns: f64) -> Result<Self> {
+    pub fn new(device: &Arc<DeviceInner>, stamps: TimestampMode, period_ns: f64) -> Result<Self> {
         let create = vk::QueryPoolCreateInfo::default()
             .query_type(vk::QueryType::TIMESTAMP)
             .query_count(count(stamps));
@@ -66,11 +66,11 @@ impl Timestamps {
     /// A command was recorded; gives the number of the timestamp that follows it, if one does.
     pub fn command(&mut self, name: &str, level: u32) -> Result<Option<u32>> {
         match self.stamps {
-            Stamps::Whole => Ok(None),
-            Stamps::Each(capacity) if self.names.len() < capacity as usize => {
+            TimestampMode::Whole => Ok(None),
+            TimestampMode::PerCommand(capacity) if self.names.len() < capacity as usize => {
                 Ok(Some(self.next(name, level)))
             }
-            Stamps::Each(capacity) => {
+            TimestampMode::PerCommand(capacity) => {
                 let reason = format!("more than the {capacity} timestamps asked for");
                 Err(Error::InvalidUse { what: name.to_string(), reason })
             }
@@ -79,7 +79,7 @@ impl Timestamps {
 
     /// The last command was recorded; as above.
     pub fn end(&mut self) -> Option<u32> {
-        (self.stamps == Stamps::Whole).then(|| self.next("whole", 0))
+        (self.stamps == TimestampMode::Whole).then(|| self.next("whole", 0))
     }
 
     fn next(&mut self, name: &str, level: u32) -> u32 {
@@ -121,9 +121,9 @@ impl Drop for Timestamps {
     }
 }
 
-fn count(stamps: Stamps) -> u32 {
+fn count(stamps: TimestampMode) -> u32 {
     match stamps {
-        Stamps::Each(capacity) => capacity + 1,
-        Stamps::Whole => 2,
+        TimestampMode::PerCommand(capacity) => capacity + 1,
+        TimestampMode::Whole => 2,
     }
 }

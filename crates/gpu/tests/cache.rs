@@ -17,7 +17,7 @@ fn compiled_pipelines_are_found_again_unless_the_file_is_damaged() {
     let compile = || {
         let instance = Instance::new(&InstanceOptions::default()).unwrap();
         let adapters = instance.adapters().unwrap();
-        let device = Device::open(gpu::choose(&adapters, None).unwrap(), &options).unwrap();
+        let device = Device::open(gpu::select_adapter(&adapters, None).unwrap(), &options).unwrap();
         // Several, so that several threads compile through one cache.
         let variants = [&kernels::bench::probe::KERNEL, &kernels::sample::KERNEL]
             .map(|kernel| (kernel.variants)(device.caps()));

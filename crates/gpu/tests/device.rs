@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use gpu::{Arena, DeviceOptions, Error, Fault, Lifetime, Memory, StagingRing, Stamps};
+use gpu::{Arena, DeviceOptions, Error, Fault, Lifetime, Memory, StagingRing, TimestampMode};
 use kernels::bench::probe::{Read, ReadShape, Touch};
 
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -25,12 +25,16 @@ fn an_arena_cuts_buffers_and_gives_all_of_it_back() {
     assert_eq!(device.counters().allocations, 2);
     let small = arena.buffer("small again", 16).unwrap();
     assert_eq!(device.counters().allocations, 2, "the block with room left is still used");
-    assert_eq!(device.in_use(Lifetime::Weights), (1 << 16) + (1 << 20));
-    assert_eq!(arena.allocated(), device.in_use(Lifetime::Weights));
+    assert_eq!(device.allocated_bytes(Lifetime::Weights), (1 << 16) + (1 << 20));
+    assert_eq!(arena.allocated_bytes(), device.allocated_bytes(Lifetime::Weights));
     drop((arena, buffers, small));
-    assert_eq!(device.in_use(Lifetime::Weights), 1 << 20, "a block lives as long as one of its buffers");
+    assert_eq!(
+        device.allocated_bytes(Lifetime::Weights),
+        1 << 20,
+        "a block lives as long as one of its buffers"
+    );
     drop(large);
-    assert_eq!(device.in_use(Lifetime::Weights), 0);
+    assert_eq!(device.allocated_bytes(Lifetime::Weights), 0);
     device.assert_no_messages();
 }
 
@@ -69,7 +73,7 @@ fn memory_that_is_not_there_is_said_before_it_is_asked_for() {
     assert!(matches!(error, Error::OutOfDeviceMemory { .. }), "{error}");
     assert!(error.to_string().contains("KV cache needs"), "{error}");
     drop((arena, kept));
-    assert_eq!(device.in_use(Lifetime::Kv), 0);
+    assert_eq!(device.allocated_bytes(Lifetime::Kv), 0);
 }
 
 #[test]
@@ -79,10 +83,10 @@ fn an_injected_allocation_failure_leaves_nothing_behind() {
     let mut arena = Arena::new(&device, Lifetime::Weights, Memory::Device).with_block_size(4096);
     let first = arena.buffer("first", 4096).unwrap();
     assert!(matches!(arena.buffer("second", 4096), Err(Error::OutOfDeviceMemory { .. })));
-    assert_eq!(device.in_use(Lifetime::Weights), 4096);
+    assert_eq!(device.allocated_bytes(Lifetime::Weights), 4096);
     arena.buffer("third works again", 4096).unwrap();
     drop((arena, first));
-    assert_eq!(device.in_use(Lifetime::Weights), 0);
+    assert_eq!(device.allocated_bytes(Lifetime::Weights), 0);
     device.assert_no_messages();
 }
 
@@ -106,7 +110,8 @@ fn a_lost_device_says_so_from_then_on_and_can_be_opened_again() {
     drop((program, arena, counter));
 
     let adapters = device.instance().adapters().unwrap();
-    let again = gpu::Device::open(gpu::choose(&adapters, None).unwrap(), &DeviceOptions::default()).unwrap();
+    let again =
+        gpu::Device::open(gpu::select_adapter(&adapters, None).unwrap(), &DeviceOptions::default()).unwrap();
     assert!(again.recorder().unwrap().seal().unwrap().run(TIMEOUT).is_ok());
 }
 
@@ -182,9 +187,9 @@ fn a_staging_ring_carries_more_than_it_holds() {
     });
     ring.finish().unwrap();
     assert_eq!(target.read_vec::<u8>().unwrap(), data);
-    assert_eq!(device.in_use(Lifetime::Staging), (3 * SLOT) as u64);
+    assert_eq!(device.allocated_bytes(Lifetime::Staging), (3 * SLOT) as u64);
     drop(ring);
-    assert_eq!(device.in_use(Lifetime::Staging), 0);
+    assert_eq!(device.allocated_bytes(Lifetime::Staging), 0);
     device.assert_no_messages();
 }
 
@@ -206,7 +211,7 @@ fn a_staging_ring_loses_no_slot() {
     ring.send(slot, |recorder, from| recorder.copy("right", from.clone(), &target)).unwrap();
     ring.finish().unwrap();
     drop(target);
-    assert_eq!(device.in_use(Lifetime::Weights), 0, "an idle ring keeps no destination alive");
+    assert_eq!(device.allocated_bytes(Lifetime::Weights), 0, "an idle ring keeps no destination alive");
     device.assert_no_messages();
 }
 
@@ -218,7 +223,7 @@ fn what_takes_too_long_is_a_timeout_and_then_done() {
     let mut mapped = arena.buffer("mapped", 64).unwrap();
     let result = arena.buffer("result", 64).unwrap();
     let shape = ReadShape { threads: 128, groups: 16, in_flight: 4 };
-    let mut recorder = device.timed_recorder(Stamps::Each(2)).unwrap();
+    let mut recorder = device.timed_recorder(TimestampMode::PerCommand(2)).unwrap();
     let read = Read::new(&device, shape).unwrap();
     read.record(&mut recorder, "first", &source.view(), &result.view()).unwrap();
     read.record(&mut recorder, "second", &source.view(), &result.view()).unwrap();
@@ -250,9 +255,9 @@ fn a_program_may_be_dropped_while_it_runs() {
     let program = recorder.seal().unwrap();
     program.submit().unwrap();
     drop((read, source, result, arena));
-    assert!(device.in_use(Lifetime::Scratch) > 0, "the program keeps what it names");
+    assert!(device.allocated_bytes(Lifetime::Scratch) > 0, "the program keeps what it names");
     drop(program);
-    assert_eq!(device.in_use(Lifetime::Scratch), 0);
+    assert_eq!(device.allocated_bytes(Lifetime::Scratch), 0);
     device.assert_no_messages();
 }
 
@@ -310,7 +315,7 @@ fn a_condition_skips_dispatches_while_its_word_is_zero() {
     let touch = Touch::new(&device, true).unwrap();
     let mut recorder = device.recorder().unwrap();
     recorder
-        .only_while(&word.view(), |recorder| {
+        .conditional(&word.view(), |recorder| {
             touch.record(recorder, "first", &counter.view())?;
             touch.record(recorder, "second", &counter.view())
         })
@@ -338,7 +343,7 @@ fn a_program_stops_those_that_follow_it_in_its_submission() {
     let touch = Touch::new(&device, true).unwrap();
     let mut recorder = device.recorder().unwrap();
     recorder
-        .only_while(&word.view(), |recorder| {
+        .conditional(&word.view(), |recorder| {
             touch.record(recorder, "count", &counter.view())?;
             touch.record(recorder, "the condition's own word", &word.view())
         })
@@ -350,9 +355,9 @@ fn a_program_stops_those_that_follow_it_in_its_submission() {
     // A word that a command before it wrote, in the same program.
     let mut recorder = device.recorder().unwrap();
     recorder.fill("go on", &word, 1).unwrap();
-    recorder.only_while(&word.view(), |recorder| touch.record(recorder, "count", &counter.view())).unwrap();
+    recorder.conditional(&word.view(), |recorder| touch.record(recorder, "count", &counter.view())).unwrap();
     recorder.fill("stop", &word, 0).unwrap();
-    recorder.only_while(&word.view(), |recorder| touch.record(recorder, "count", &counter.view())).unwrap();
+    recorder.conditional(&word.view(), |recorder| touch.record(recorder, "count", &counter.view())).unwrap();
     recorder.seal().unwrap().run(TIMEOUT).unwrap();
     assert_eq!(counter.read_vec::<u32>().unwrap(), [4]);
     device.assert_no_messages();
@@ -367,23 +372,23 @@ fn conditions_that_cannot_be_are_refused() {
     let touch = Touch::new(&device, true).unwrap();
     let mut recorder = device.recorder().unwrap();
     let nothing = |_: &mut gpu::Recorder| Ok::<(), Error>(());
-    assert!(recorder.only_while(&words.view(), nothing).is_err(), "two words");
+    assert!(recorder.conditional(&words.view(), nothing).is_err(), "two words");
     recorder
-        .only_while(&word, |recorder| {
-            assert!(recorder.only_while(&word, nothing).is_err(), "one within another");
+        .conditional(&word, |recorder| {
+            assert!(recorder.conditional(&word, nothing).is_err(), "one within another");
             assert!(recorder.fill("fill", counter.clone(), 9).is_err(), "a fill would not be skipped");
             touch.record(recorder, "count", &counter)
         })
         .unwrap();
     // An error within leaves a recorder that can go on.
-    let failed: Result<(), Error> = recorder.only_while(&word, |_| Err(Error::NoDriver));
+    let failed: Result<(), Error> = recorder.conditional(&word, |_| Err(Error::NoDriver));
     assert!(matches!(failed, Err(Error::NoDriver)));
     recorder.seal().unwrap().run(TIMEOUT).unwrap();
     assert_eq!(words.read_vec::<u32>().unwrap(), [1, 1]);
     // Exchanged while it records: what was begun is never sealed.
     let mut recorder = device.recorder().unwrap();
     let mut begun = None;
-    let exchanged: Result<(), Error> = recorder.only_while(&word, |recorder| {
+    let exchanged: Result<(), Error> = recorder.conditional(&word, |recorder| {
         begun = Some(std::mem::replace(recorder, device.recorder()?));
         Ok(())
     });

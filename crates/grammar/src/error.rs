@@ -1,87 +1,87 @@
-//! Why there is no grammar, or no more of it.
+//! The errors of compiling and matching grammars.
 
-/// Shorthand used through the crate.
+/// Shorthand used throughout the crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why there is no grammar, or no more of it.
+/// Why a grammar could not be compiled, or why a completion can no longer be matched against it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// No masks can be made for this vocabulary.
+    /// The model's vocabulary cannot be used for token masks.
     #[error("the model's vocabulary: {0}")]
     Vocabulary(String),
-    /// What was asked for is wrong, not supported, or too large.
-    #[error("{what} cannot be used: {why}")]
-    Refused {
-        /// What it is.
-        what: &'static str,
+    /// The grammar is invalid, unsupported or too large.
+    #[error("{subject} cannot be used: {reason}")]
+    Invalid {
+        /// What was compiled, such as [`SCHEMA`](crate::SCHEMA).
+        subject: &'static str,
         /// What is wrong with it.
-        why: String,
+        reason: String,
     },
-    /// The schema of a tool's arguments is wrong, not supported, or too large.
-    #[error("the parameters of tool {at} cannot be used: {why}")]
+    /// The schema of a tool's arguments is invalid, unsupported or too large.
+    #[error("the parameters of tool {index} cannot be used: {reason}")]
     Tool {
-        /// Which tool.
-        at: usize,
-        /// What is wrong with them.
-        why: String,
+        /// [`ToolSpec::index`](crate::ToolSpec::index) of the tool.
+        index: usize,
+        /// What is wrong with its parameters.
+        reason: String,
     },
-    /// An answer cannot be followed any further.
-    #[error("{what} cannot be followed: {why}")]
-    Lost {
-        /// What was asked for.
-        what: &'static str,
-        /// What is wrong.
-        why: String,
+    /// Matching failed: a token was not allowed, or a mask exceeded the work limits.
+    #[error("{subject} cannot be matched: {reason}")]
+    Match {
+        /// What the grammar was compiled from.
+        subject: &'static str,
+        /// What went wrong.
+        reason: String,
     },
 }
 
-/// Longest message that is passed on: they may quote what they complain of.
-const MOST: usize = 400;
+/// Maximum length of a message, in characters. llguidance's messages may quote the whole grammar.
+const MAX_MESSAGE: usize = 400;
 
 impl Error {
-    pub(crate) fn refused(what: &'static str, text: &str) -> Self {
-        Self::Refused { what, why: readable(text) }
+    pub(crate) fn invalid(subject: &'static str, text: &str) -> Self {
+        Self::Invalid { subject, reason: readable(text) }
     }
 
-    /// The same of a tool's arguments.
-    pub(crate) fn tool(at: usize, error: Error) -> Self {
-        Self::Tool { at, why: error.why().into() }
+    /// Attributes an error to a tool's parameters.
+    pub(crate) fn tool(index: usize, error: Error) -> Self {
+        Self::Tool { index, reason: error.reason().into() }
     }
 
-    /// What is wrong, without what it is wrong with.
-    pub fn why(&self) -> &str {
+    pub(crate) fn matching(subject: &'static str, text: &str) -> Self {
+        Self::Match { subject, reason: readable(text) }
+    }
+
+    /// What went wrong, without the subject.
+    pub fn reason(&self) -> &str {
         match self {
-            Self::Vocabulary(why)
-            | Self::Refused { why, .. }
-            | Self::Tool { why, .. }
-            | Self::Lost { why, .. } => why,
+            Self::Vocabulary(reason)
+            | Self::Invalid { reason, .. }
+            | Self::Tool { reason, .. }
+            | Self::Match { reason, .. } => reason,
         }
-    }
-
-    pub(crate) fn lost(what: &'static str, text: &str) -> Self {
-        Self::Lost { what, why: readable(text) }
     }
 }
 
-/// Messages that speak of settings which nobody here has, and what to say instead.
-const IN_OUR_WORDS: [(&str, &str); 4] = [
-    ("NoExtensionBias", "it allows nothing to follow"),
+/// Replacements for llguidance messages that mention settings our users cannot change.
+const REPLACEMENTS: [(&str, &str); 4] = [
+    ("NoExtensionBias", "it allows no next token"),
     (
         "oneOf constraints are not supported",
         "branches of oneOf that may overlap are not supported: use anyOf",
     ),
-    ("Only absolute $ref's", "$ref must name a place within the schema (#/…)"),
-    ("panic:", "it is more than can be compiled: make its numbers smaller"),
+    ("Only absolute $ref's", "$ref must refer to a location within the schema (#/…)"),
+    ("panic:", "it is too large to compile: make its numbers smaller"),
 ];
 
-/// A message without what is meant for developers of the automata, on one line, and not too long.
+/// A message on one line, without llguidance's debugging output, of limited length.
 fn readable(text: &str) -> String {
     let end = ["\n<", "\nstack backtrace"].iter().filter_map(|mark| text.find(mark)).min();
-    if let Some((_, words)) = IN_OUR_WORDS.iter().find(|(start, _)| text.starts_with(start)) {
-        return (*words).into();
+    if let Some((_, replacement)) = REPLACEMENTS.iter().find(|(start, _)| text.starts_with(start)) {
+        return (*replacement).into();
     }
     let text = text[..end.unwrap_or(text.len())].split_whitespace().collect::<Vec<_>>().join(" ");
-    match text.char_indices().nth(MOST) {
+    match text.char_indices().nth(MAX_MESSAGE) {
         Some((cut, _)) => format!("{} …", &text[..cut]),
         None => text,
     }

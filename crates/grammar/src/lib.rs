@@ -1,18 +1,39 @@
-//! What an answer must look like: JSON by a schema, calls of tools, a regular expression, or a grammar, as masks of the tokens that may come next.
+//! Structured output: JSON schemas, tool calls, regular expressions and Lark grammars as token masks.
 //!
-//! 1. [`Grammars`] knows a model's vocabulary; there is one a model.
-//! 2. It makes a [`Grammar`] of what a request asks for, or says what is wrong with that. Schemas come from strangers: whatever they
-//!    hold, the work is bounded (`limits`), and what would take more is refused with a message.
-//! 3. A [`Matcher`] follows one answer, token by token. It is a [`text::Guide`].
+//! 1. A [`GrammarCompiler`] holds a model's vocabulary as a prefix tree; create one per model.
+//! 2. It compiles what a request asks for into a [`Grammar`], or explains what is wrong with it. Schemas come from
+//!    untrusted clients: the work is bounded, and schemas that would exceed the bounds are rejected.
+//! 3. A [`Matcher`] follows one completion token by token. It implements [`text::TokenConstraint`], the interface
+//!    that the engine's sampler uses.
 //!
-//! The automata are llguidance's. This crate decides what they are told: which bytes each token stands for, which tokens are never text,
-//! how much white space an answer may have.
+//! The automata are llguidance's. This crate decides which bytes each token stands for, which tokens are never text,
+//! how much white space JSON output may contain, and how much work a grammar may cause.
+//!
+//! ```
+//! use text::{Tokenizer, Vocabulary, VocabularyKind};
+//!
+//! // A vocabulary of 256 byte tokens and a stop token.
+//! let mut vocabulary = Vocabulary::new(VocabularyKind::SentencePiece);
+//! vocabulary.tokens = (0..256).map(|byte| format!("<0x{byte:02X}>")).chain(["</s>".into()]).collect();
+//! vocabulary.token_types = (0..256).map(|_| 6).chain([3]).collect();
+//! vocabulary.scores = vec![0.0; 257];
+//! let tokenizer = Tokenizer::from_vocabulary(vocabulary)?;
+//!
+//! let compiler = grammar::GrammarCompiler::new(&tokenizer, 257, &[256])?;
+//! let grammar = compiler.json_schema(&serde_json::json!({ "enum": ["yes", "no"] }))?;
+//! let mut matcher = grammar.matcher();
+//! for byte in b"\"no\"" {
+//!     matcher.accept(u32::from(*byte))?;
+//! }
+//! assert!(matcher.is_finished());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
-mod calls;
 mod error;
 mod limits;
 mod matcher;
 mod schema;
+mod tool_calls;
 mod vocabulary;
 
 #[cfg(test)]
@@ -29,21 +50,21 @@ use llguidance::{
 use serde_json::Value;
 use text::Tokenizer;
 
-pub use calls::{Callable, Calls, Otherwise};
 pub use error::{Error, Result};
 pub use matcher::Matcher;
 pub use schema::SCHEMA;
+pub use tool_calls::{NonCallOutput, ToolCallGrammar, ToolSpec};
 
-/// What makes grammars for one model.
+/// Compiles grammars for one model. Cheap to clone.
 #[derive(Clone)]
-pub struct Grammars(Arc<ParserFactory>);
+pub struct GrammarCompiler(Arc<ParserFactory>);
 
-impl Grammars {
-    /// For a model whose logits are for `vocab` tokens, of which the tokenizer may know fewer, and whose answers end with one of `ends`.
-    /// Takes part of a second for a large vocabulary.
-    pub fn new(tokenizer: &Tokenizer, vocab: u32, ends: &[u32]) -> Result<Self> {
-        let trie = vocabulary::trie(tokenizer, vocab, ends)?;
-        // Without a tokenizer of its own, llguidance leaves it to the model how to cut text that is certain into tokens.
+impl GrammarCompiler {
+    /// A compiler for a model with `vocab_size` logits; the tokenizer may have fewer tokens. Takes a fraction of a
+    /// second for a large vocabulary.
+    pub fn new(tokenizer: &Tokenizer, vocab_size: u32, stop_token_ids: &[u32]) -> Result<Self> {
+        let trie = vocabulary::trie(tokenizer, vocab_size, stop_token_ids)?;
+        // An approximate environment has no tokenizer of its own: the model decides how forced text is tokenised.
         let environment: TokEnv = Arc::new(toktrie::ApproximateTokEnv::new(trie));
         let slices = SlicedBiasComputer::json_slices();
         let factory = ParserFactory::new(&environment, InferenceCapabilities::default(), &slices);
@@ -53,9 +74,9 @@ impl Grammars {
         Ok(Self(Arc::new(factory)))
     }
 
-    /// JSON that a schema allows.
+    /// JSON that matches a schema.
     pub fn json_schema(&self, schema: &Value) -> Result<Grammar> {
-        let schema = schema::prepared(schema)?;
+        let schema = schema::prepare(schema)?;
         self.compile(SCHEMA, TopLevelGrammar::from_json_schema(schema))
     }
 
@@ -64,27 +85,27 @@ impl Grammars {
         self.json_schema(&serde_json::json!({ "type": "object" }))
     }
 
-    /// Text that a regular expression matches as a whole, in the syntax of Rust's crate `regex`.
+    /// Text that a regular expression matches as a whole, in the syntax of Rust's `regex` crate.
     pub fn regex(&self, pattern: &str) -> Result<Grammar> {
-        limits::length("the regular expression", pattern)?;
+        limits::check_length("the regular expression", pattern)?;
         self.compile("the regular expression", TopLevelGrammar::from_regex(pattern))
     }
 
     /// Text of a grammar in llguidance's dialect of Lark.
     pub fn lark(&self, grammar: &str) -> Result<Grammar> {
-        limits::length("the grammar", grammar)?;
+        limits::check_length("the grammar", grammar)?;
         self.compile("the grammar", TopLevelGrammar::from_lark(grammar.to_string()))
     }
 
-    fn compile(&self, what: &'static str, grammar: TopLevelGrammar) -> Result<Grammar> {
-        // Schemas are walked by recursion: nesting within the limits needs more stack than threads usually have.
+    fn compile(&self, subject: &'static str, grammar: TopLevelGrammar) -> Result<Grammar> {
+        // llguidance compiles schemas recursively: nesting within the limits needs more stack than threads usually have.
         let compiled = thread::scope(|scope| {
             let work = || {
                 let mut parser = self.0.create_parser(grammar)?;
                 parser.start_without_prompt();
                 Ok(parser)
             };
-            let builder = thread::Builder::new().name("grammar".into()).stack_size(limits::STACK);
+            let builder = thread::Builder::new().name("grammar".into()).stack_size(limits::STACK_SIZE);
             let thread = builder.spawn_scoped(scope, work).map_err(|error| error.to_string())?;
             let compiled: Result<TokenParser, String> = match thread.join() {
                 Ok(compiled) => {
@@ -94,32 +115,32 @@ impl Grammars {
             };
             compiled
         });
-        let parser = compiled.map_err(|text| Error::refused(what, &text))?;
-        Ok(Grammar { what, parser })
+        let parser = compiled.map_err(|text| Error::invalid(subject, &text))?;
+        Ok(Grammar { subject, parser })
     }
 }
 
-impl std::fmt::Debug for Grammars {
+impl std::fmt::Debug for GrammarCompiler {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Grammars").finish_non_exhaustive()
+        f.debug_struct("GrammarCompiler").finish_non_exhaustive()
     }
 }
 
-/// What answers must look like. It serves any number of them.
+/// A compiled grammar, shared by any number of completions.
 pub struct Grammar {
-    what: &'static str,
+    subject: &'static str,
     parser: TokenParser,
 }
 
 impl Grammar {
-    /// Follows an answer from its first token on.
+    /// A matcher at the start of a completion.
     pub fn matcher(&self) -> Matcher {
-        Matcher::new(self.what, self.parser.deep_clone())
+        Matcher::new(self.subject, self.parser.deep_clone())
     }
 }
 
 impl std::fmt::Debug for Grammar {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Grammar").field("what", &self.what).finish_non_exhaustive()
+        f.debug_struct("Grammar").field("subject", &self.subject).finish_non_exhaustive()
     }
 }

@@ -1,32 +1,33 @@
-//! How much work a grammar may be: schemas that explode are refused, in bounded time and memory.
+//! Limits on the work that a grammar may cause. Grammars beyond them are rejected in bounded time and memory.
 
 use llguidance::api::ParserLimits;
 
 use crate::{Error, Result};
 
-/// Longest text of a schema, an expression or a grammar, in bytes. Those of large interfaces have some ten thousand.
-pub(crate) const BYTES: usize = 256 << 10;
+/// Maximum length of a schema, regular expression or grammar, in bytes. Schemas of large interfaces have some
+/// ten thousand.
+pub(crate) const MAX_BYTES: usize = 256 << 10;
 
-/// Deepest nesting of a schema, as of any JSON that serde_json reads.
-pub(crate) const DEPTH: usize = 128;
+/// Maximum nesting depth of a schema: what serde_json parses.
+pub(crate) const MAX_DEPTH: usize = 128;
 
-/// Largest common multiple of all that numbers of a schema must be multiples of, without their power of ten. It is the size of an
-/// automaton, which nothing else bounds: 10 µs each.
-pub(crate) const MULTIPLE: u64 = 20_000;
+/// Maximum least common multiple of all `multipleOf` values of a schema, without powers of ten. It is the number of
+/// states of an automaton that nothing else bounds; each state takes 10 µs.
+pub(crate) const MAX_MULTIPLE: u64 = 20_000;
 
-/// Stack for compiling. It is taken only as far as it is used.
-pub(crate) const STACK: usize = 256 << 20;
+/// Stack size of the compiling thread. Pages are committed only when used.
+pub(crate) const STACK_SIZE: usize = 256 << 20;
 
-/// What the automata may use. The speeds are llguidance's own figures.
+/// Limits of llguidance's automata. The timings are llguidance's own figures.
 pub(crate) fn parser() -> ParserLimits {
     ParserLimits {
-        // About 20 ms of building expressions.
+        // About 20 ms for building expressions.
         initial_lexer_fuel: 1_000_000,
-        // About 15 ms and 3 ms for one mask.
+        // About 15 ms (lexer) and 3 ms (parser) per mask.
         step_lexer_fuel: 200_000,
         step_max_items: 50_000,
         max_items_in_row: 2_000,
-        // 1 to 2 KiB each: some 100 MiB at worst.
+        // 1 to 2 KiB per state: about 100 MiB at worst.
         max_lexer_states: 50_000,
         max_grammar_size: 200_000,
         precompute_large_lexemes: true,
@@ -34,10 +35,10 @@ pub(crate) fn parser() -> ParserLimits {
     }
 }
 
-/// Whether a text is short enough.
-pub(crate) fn length(what: &'static str, text: &str) -> Result<()> {
+/// Rejects text longer than [`MAX_BYTES`].
+pub(crate) fn check_length(subject: &'static str, text: &str) -> Result<()> {
     match text.len() {
-        0..=BYTES => Ok(()),
-        bytes => Err(Error::refused(what, &format!("it has {bytes} bytes; at most {BYTES} are possible"))),
+        0..=MAX_BYTES => Ok(()),
+        bytes => Err(Error::invalid(subject, &format!("it has {bytes} bytes; the maximum is {MAX_BYTES}"))),
     }
 }

@@ -1,62 +1,64 @@
-//! A schema as it is given to the automata.
+//! Preparing a JSON schema for llguidance.
 
 use llguidance::JsonCompileOptions;
 use serde_json::{Map, Value};
 
 use crate::{
     Error, Result,
-    limits::{self, DEPTH, MULTIPLE},
+    limits::{self, MAX_DEPTH, MAX_MULTIPLE},
 };
 
-/// What errors call a schema that a whole answer is held to.
+/// The subject of errors about the schema of a whole completion.
 pub const SCHEMA: &str = "the JSON schema";
 
-/// White space between two parts of JSON: a space, as models write it, or a line break with indentation. Never more than one of these,
-/// so that no answer is endless white space.
-const SPACE: &str = r" |\r?\n[ \t]{0,32}";
+/// White space between two JSON tokens: one space, as models write it, or a line break with indentation. Only one of
+/// these at a time, so that a completion cannot be endless white space.
+const WHITESPACE: &str = r" |\r?\n[ \t]{0,32}";
 
-/// A schema with the settings of answers that are JSON and nothing else, if it is small enough.
-pub(crate) fn prepared(schema: &Value) -> Result<Value> {
+/// A schema with the options for completions that are JSON only. Fails if it exceeds the limits.
+pub(crate) fn prepare(schema: &Value) -> Result<Value> {
     let options =
-        JsonCompileOptions { whitespace_pattern: Some(SPACE.into()), ..JsonCompileOptions::default() };
-    with(schema, &options)
+        JsonCompileOptions { whitespace_pattern: Some(WHITESPACE.into()), ..JsonCompileOptions::default() };
+    with_options(schema, &options)
 }
 
-/// A schema with settings, if it is small enough.
-pub(crate) fn with(schema: &Value, options: &JsonCompileOptions) -> Result<Value> {
-    if depth(schema) > DEPTH {
-        return Err(Error::refused(SCHEMA, &format!("it is nested deeper than {DEPTH} levels")));
+/// A schema with options. Fails if it exceeds the limits.
+pub(crate) fn with_options(schema: &Value, options: &JsonCompileOptions) -> Result<Value> {
+    if depth(schema) > MAX_DEPTH {
+        return Err(Error::invalid(SCHEMA, &format!("it is nested deeper than {MAX_DEPTH} levels")));
     }
     let mut prepared = match schema {
         Value::Object(_) => schema.clone(),
-        // What allows everything, by the standard.
+        // `true` allows everything, by the specification.
         Value::Bool(true) => Value::Object(Map::new()),
-        Value::Bool(false) => return Err(Error::refused(SCHEMA, "it is false, which allows nothing")),
-        _ => return Err(Error::refused(SCHEMA, "it must be an object")),
+        Value::Bool(false) => return Err(Error::invalid(SCHEMA, "it is false, which allows nothing")),
+        _ => return Err(Error::invalid(SCHEMA, "it must be an object")),
     };
-    limits::length(SCHEMA, &schema.to_string())?;
+    limits::check_length(SCHEMA, &schema.to_string())?;
     check_multiples(schema)?;
     options.apply_to(&mut prepared);
     Ok(prepared)
 }
 
-/// Whether what numbers must be multiples of makes automata of a bounded size. All of them together: they may meet in one number.
+/// Bounds the automata that `multipleOf` makes. The bound applies to all values together: several may apply to one number.
 pub(crate) fn check_multiples(schema: &Value) -> Result<()> {
     let mut common = 1;
-    let mut left = vec![schema];
-    while let Some(value) = left.pop() {
+    let mut pending = vec![schema];
+    while let Some(value) = pending.pop() {
         match value {
-            Value::Array(list) => left.extend(list),
+            Value::Array(list) => pending.extend(list),
             Value::Object(fields) => {
-                // What these hold are values, not schemas.
+                // These hold values, not schemas.
                 let is_schema = |key: &str| !matches!(key, "const" | "enum" | "default" | "examples");
-                left.extend(fields.iter().filter(|(key, _)| is_schema(key)).map(|(_, value)| value));
+                pending.extend(fields.iter().filter(|(key, _)| is_schema(key)).map(|(_, value)| value));
                 if let Some(Value::Number(number)) = fields.get("multipleOf") {
-                    let one = coefficient(&number.to_string());
-                    let all = one.and_then(|one| least_common_multiple(common, one));
-                    common = all.filter(|all| *all <= MULTIPLE).ok_or_else(|| {
-                        let why = format!("multipleOf {number}, with all others, is more work than is allowed: use rounder numbers");
-                        Error::refused(SCHEMA, &why)
+                    let multiple = coefficient(&number.to_string())
+                        .and_then(|multiple| least_common_multiple(common, multiple));
+                    common = multiple.filter(|multiple| *multiple <= MAX_MULTIPLE).ok_or_else(|| {
+                        let reason = format!(
+                            "multipleOf {number}, combined with the others, exceeds the work limit: use rounder numbers"
+                        );
+                        Error::invalid(SCHEMA, &reason)
                     })?;
                 }
             }
@@ -83,15 +85,15 @@ fn least_common_multiple(a: u64, b: u64) -> Option<u64> {
     (a / divisor.max(1)).checked_mul(b)
 }
 
-/// Levels of nesting, found without recursion.
+/// Nesting depth, computed without recursion.
 fn depth(value: &Value) -> usize {
     let mut deepest = 0;
-    let mut left = vec![(value, 1)];
-    while let Some((value, level)) = left.pop() {
+    let mut pending = vec![(value, 1)];
+    while let Some((value, level)) = pending.pop() {
         deepest = deepest.max(level);
         match value {
-            Value::Array(list) => left.extend(list.iter().map(|value| (value, level + 1))),
-            Value::Object(fields) => left.extend(fields.values().map(|value| (value, level + 1))),
+            Value::Array(list) => pending.extend(list.iter().map(|value| (value, level + 1))),
+            Value::Object(fields) => pending.extend(fields.values().map(|value| (value, level + 1))),
             _ => {}
         }
     }

@@ -1,4 +1,4 @@
-//! A model's vocabulary as a tree of bytes.
+//! A model's vocabulary as llguidance's prefix tree over bytes.
 
 use std::collections::HashMap;
 
@@ -7,35 +7,35 @@ use toktrie::{TokRxInfo, TokTrie};
 
 use crate::{Error, Result};
 
-/// The tokens that are text, by their bytes. Control tokens have none here, so that no grammar allows them; `ends` are allowed by
-/// themselves where an answer may end.
-pub(crate) fn trie(tokenizer: &Tokenizer, vocab: u32, ends: &[u32]) -> Result<TokTrie> {
-    let wrong = |text: String| Err(Error::Vocabulary(text));
-    let Some(first) = ends.first() else {
-        return wrong("no token ends an answer, so none could be ended by a grammar".into());
+/// The prefix tree of all text tokens. Control tokens are left empty, so that no grammar allows them.
+/// `stop_token_ids` are allowed only where a completion may end.
+pub(crate) fn trie(tokenizer: &Tokenizer, vocab_size: u32, stop_token_ids: &[u32]) -> Result<TokTrie> {
+    let invalid = |text: String| Err(Error::Vocabulary(text));
+    let Some(first) = stop_token_ids.first() else {
+        return invalid("there is no stop token, so a grammar could not end a completion".into());
     };
-    if let Some(end) = ends.iter().find(|end| **end >= vocab) {
-        return wrong(format!("token {end} ends an answer, but there are {vocab} tokens"));
+    if let Some(stop) = stop_token_ids.iter().find(|stop| **stop >= vocab_size) {
+        return invalid(format!("stop token {stop} is outside the vocabulary of {vocab_size} tokens"));
     }
-    let mut words = vec![Vec::new(); vocab as usize];
-    let mut of_bytes: HashMap<&[u8], u32> = HashMap::new();
-    let text = (0..vocab).filter(|id| !tokenizer.is_special(*id) && !ends.contains(id));
+    let mut words = vec![Vec::new(); vocab_size as usize];
+    let mut token_by_bytes: HashMap<&[u8], u32> = HashMap::new();
+    let text = (0..vocab_size).filter(|id| !tokenizer.is_special(*id) && !stop_token_ids.contains(id));
     for (id, bytes) in text.filter_map(|id| Some((id, tokenizer.token_bytes(id)?))) {
-        // No text has this byte, and the tree has another use for it.
+        // toktrie reserves this byte, which is invalid in UTF-8.
         if bytes.contains(&TokTrie::SPECIAL_TOKEN_MARKER) {
             continue;
         }
-        // Two may stand for the same bytes: a letter and its byte. A model writes the letter.
-        match of_bytes.get(bytes) {
+        // A character and its byte-fallback token may have the same bytes. Models write the character.
+        match token_by_bytes.get(bytes) {
             Some(other) if tokenizer.is_byte(id) || !tokenizer.is_byte(*other) => continue,
             Some(other) => words[*other as usize].clear(),
             None => {}
         }
-        of_bytes.insert(bytes, id);
+        token_by_bytes.insert(bytes, id);
         words[id as usize] = bytes.to_vec();
     }
-    if of_bytes.is_empty() {
-        return wrong("none of its tokens is text".into());
+    if token_by_bytes.is_empty() {
+        return invalid("it has no text tokens".into());
     }
-    Ok(TokTrie::from(&TokRxInfo::new(vocab, *first), &words).with_eos_tokens(ends))
+    Ok(TokTrie::from(&TokRxInfo::new(vocab_size, *first), &words).with_eos_tokens(stop_token_ids))
 }

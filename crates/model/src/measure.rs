@@ -4,7 +4,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use checkpoint::{Config, Role, Slot, Tower};
-use gpu::{Arena, Buffer, Device, Lifetime, Memory, Stamps, Timing};
+use gpu::{Arena, Buffer, Device, Lifetime, Memory, TimestampMode, Timing};
 use kernels::{
     Matrix,
     bench::random::{Kind, Random},
@@ -256,7 +256,7 @@ impl Runner {
     pub fn profile(&mut self, batch: &mut [DecodeRow<'_>]) -> Result<Profile> {
         let read = |row: &DecodeRow<'_>| self.cache().bytes_read(&self.model().config, row.sequence.len());
         let kv: u64 = batch.iter().map(read).sum();
-        let timings = self.decode_timed(batch, Stamps::Each(MOST_COMMANDS))?;
+        let timings = self.decode_timed(batch, TimestampMode::PerCommand(MOST_COMMANDS))?;
         let bytes = |name: &str| match name {
             "attention" => kv,
             _ => self.model().bytes_of(name),
@@ -267,7 +267,7 @@ impl Runner {
     /// One chunk of a prompt, as [`Runner::prompt`] reads it, with a timestamp after every command. What attention reads depends on
     /// how rows share it, and is not counted.
     pub fn profile_prompt(&mut self, sequence: &mut Sequence, tokens: &[u32]) -> Result<Profile> {
-        let timings = self.prompt_timed(sequence, tokens, Stamps::Each(MOST_COMMANDS))?;
+        let timings = self.prompt_timed(sequence, tokens, TimestampMode::PerCommand(MOST_COMMANDS))?;
         Ok(Profile::new(&timings, |name| self.model().bytes_of(name)))
     }
 }

@@ -14,7 +14,7 @@ use common::load;
 use model::{DecodeRow, KvScheme, Limits, Runner, Sampling, language::Language};
 use reference::{cases, data, file, greedy, limits};
 use serde_json::Value;
-use text::Special;
+use text::EncodeSpecial;
 
 fn real_model() -> Option<PathBuf> {
     file("INDRIK_TEST_GGUF", "Gemma 3 270M")
@@ -80,7 +80,7 @@ fn two_chunks_of_perplexity() {
     let language = Language::of(&Checkpoint::open(&path).unwrap()).unwrap();
     let text = std::fs::read_to_string(text).unwrap();
     let mut ids = vec![2];
-    ids.extend(language.tokenizer.encode(text.strip_suffix('\n').unwrap(), Special::AsText));
+    ids.extend(language.tokenizer.encode(text.strip_suffix('\n').unwrap(), EncodeSpecial::AsText));
     assert_eq!(ids.len(), 295_215);
     let reference: Value = serde_json::from_str(include_str!("data/gemma3_270m.json")).unwrap();
     let mut runner = Runner::new(model, Limits { kv: KvScheme::F32, ..limits(1, 64) }).unwrap();

@@ -20,7 +20,7 @@ fn open(device: &gpu::Device, path: &Path, reference: &Path) -> (Arc<Model>, Vec
     assert!(!cases.is_empty());
     for case in &cases {
         assert_eq!(language.tokenizer.encode_prompt(&case.prompt), case.ids, "{:?}", case.end());
-        let end = language.tokenizer.id_of("<|im_end|>").unwrap();
+        let end = language.tokenizer.token_id("<|im_end|>").unwrap();
         assert!(language.ends.contains(&end), "{:?}", language.ends);
     }
     (load(device, path), cases)

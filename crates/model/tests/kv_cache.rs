@@ -96,9 +96,10 @@ fn the_plan_makes_room_for_what_is_taken() {
             head_bytes: room.kv.head_bytes(64),
         };
         let planned = plan::kv_bytes(&shape, room.context, room.batch);
-        let (kv_before, scratch_before) = (device.in_use(Lifetime::Kv), device.in_use(Lifetime::Scratch));
+        let (kv_before, scratch_before) =
+            (device.allocated_bytes(Lifetime::Kv), device.allocated_bytes(Lifetime::Scratch));
         let mut runner = Runner::new(model.clone(), limits).unwrap();
-        let cache = device.in_use(Lifetime::Kv) - kv_before;
+        let cache = device.allocated_bytes(Lifetime::Kv) - kv_before;
         // Blocks are taken whole: what is left over of the last one comes on top.
         assert!((planned..planned + (70 << 20)).contains(&cache), "{planned} planned, {cache} taken");
         let mut sequence = runner.start().unwrap();
@@ -108,7 +109,7 @@ fn the_plan_makes_room_for_what_is_taken() {
         let filtered = Sampling { temperature: 1.0, top_k: 40, top_p: 0.9, ..Sampling::default() };
         let told = Sampling { top: 5, repetition: 1.1, ..filtered.clone() };
         runner.prepare_serving(&[Sampling::default(), filtered, told]).unwrap();
-        let taken = device.in_use(Lifetime::Scratch) - scratch_before;
+        let taken = device.allocated_bytes(Lifetime::Scratch) - scratch_before;
         assert!(taken < room.scratch + (32 << 20), "{} planned, {taken} taken", room.scratch);
     }
 }
@@ -119,9 +120,9 @@ fn int8_takes_about_half_of_what_f16_takes() {
     let model = load(&device, &Fixture::open(NAME).path);
     // So long that blocks of memory, which are taken whole, hardly count.
     let cache = |kv| {
-        let before = device.in_use(Lifetime::Kv);
+        let before = device.allocated_bytes(Lifetime::Kv);
         let runner = Runner::new(model.clone(), Limits { kv, page: 64, ..limits(2048, 512, 16) }).unwrap();
-        (device.in_use(Lifetime::Kv) - before, runner.cache().bytes_read(&model.config, 99))
+        (device.allocated_bytes(Lifetime::Kv) - before, runner.cache().bytes_read(&model.config, 99))
     };
     let [(f16, f16_read), (int8, int8_read)] = [KvScheme::F16, KvScheme::Int8].map(cache);
     // Heads of 64: 68 bytes for 128.

@@ -5,7 +5,7 @@ mod common;
 use checkpoint::Checkpoint;
 use common::{Fixture, NAMES};
 use model::language::Language;
-use text::{Message, Shown};
+use text::{DecodeSpecial, Message};
 
 fn with_text() -> impl Iterator<Item = (Fixture, Language)> {
     let fixtures = NAMES.into_iter().map(Fixture::open);
@@ -27,7 +27,7 @@ fn texts_have_the_reference_s_tokens() {
             "{}: {text}",
             fixture.name
         );
-        let read = language.tokenizer.decode(&fixture.list("greedy"), Shown::Text);
+        let read = language.tokenizer.decode(&fixture.list("greedy"), DecodeSpecial::Skip);
         assert_eq!(read, written.as_str().unwrap(), "{}", fixture.name);
         count += 1;
     }
@@ -51,7 +51,7 @@ fn conversations_are_written_as_each_model_s_template_has_it() {
         // Exactly once each, as control tokens and not as their letters.
         let ends = names.iter().filter(|name| **name == end).count();
         assert_eq!(ends, 1, "{}: {names:?}", fixture.name);
-        let end = language.tokenizer.id_of(end).unwrap();
+        let end = language.tokenizer.token_id(end).unwrap();
         assert!(language.ends.contains(&end), "{}: {:?}", fixture.name, language.ends);
     }
 }

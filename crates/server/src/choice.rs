@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use futures_util::stream::{self, BoxStream, StreamExt};
-use text::{CallPart, CallReader, Detokenizer, StopMatcher};
+use text::{Detokenizer, StopMatcher, ToolCallEvent, ToolCallParser};
 
 use crate::error::Error;
 use crate::record::Record;
@@ -133,7 +133,7 @@ impl Choice {
 /// What an answer says, from its text to pieces: calls are taken out, stop strings end what is left.
 pub(crate) struct Said {
     /// Where tools may be called.
-    reader: Option<CallReader>,
+    reader: Option<ToolCallParser>,
     stops: StopMatcher,
     /// Where probabilities were asked for.
     tokens: Option<Tokens>,
@@ -146,7 +146,7 @@ pub(crate) struct Said {
 }
 
 impl Said {
-    pub(crate) fn new(reader: Option<CallReader>, stops: StopMatcher, tells: bool) -> Said {
+    pub(crate) fn new(reader: Option<ToolCallParser>, stops: StopMatcher, tells: bool) -> Said {
         Said {
             reader,
             stops,
@@ -185,7 +185,7 @@ impl Said {
 
     /// The text has ended.
     fn finish(&mut self) {
-        let parts = self.reader.as_mut().map(CallReader::finish).unwrap_or_default();
+        let parts = self.reader.as_mut().map(ToolCallParser::finish).unwrap_or_default();
         parts.into_iter().for_each(|part| self.part(part));
         self.release();
         let space = std::mem::take(&mut self.space);
@@ -195,17 +195,17 @@ impl Said {
         self.push(String::new(), rest.unwrap_or_default());
     }
 
-    fn part(&mut self, part: CallPart) {
+    fn part(&mut self, part: ToolCallEvent) {
         if self.stopped {
             return;
         }
         match part {
-            CallPart::Text(text) => {
+            ToolCallEvent::Text(text) => {
                 let (text, stopped) = self.stops.push(&text);
                 self.stopped = stopped;
                 self.say(text);
             }
-            CallPart::Call { name, written } => {
+            ToolCallEvent::Start { name, raw: written } => {
                 // Stop strings are looked for in what is said, and not beyond.
                 self.release();
                 if self.stopped {
@@ -217,11 +217,11 @@ impl Said {
                 self.calls += 1;
                 self.pieces.push_back(Piece::Call { name });
             }
-            CallPart::Arguments(text) => {
+            ToolCallEvent::Arguments(text) => {
                 self.hide(&text);
                 self.pieces.push_back(Piece::Arguments(text));
             }
-            CallPart::Hidden(text) => self.hide(&text),
+            ToolCallEvent::Markup(text) => self.hide(&text),
         }
     }
 

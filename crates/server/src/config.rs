@@ -93,6 +93,6 @@ pub struct Model {
 impl Model {
     /// How many tokens have a text and logits: a request may name those below.
     pub(crate) fn tokens(&self) -> u32 {
-        u32::try_from(self.tokenizer.vocab_len()).map_or(self.vocab, |known| known.min(self.vocab))
+        u32::try_from(self.tokenizer.vocab_size()).map_or(self.vocab, |known| known.min(self.vocab))
     }
 }

@@ -22,7 +22,7 @@ const TOOLS: &str = "tools";
 const KEPT: usize = 32;
 
 /// What makes all grammars of a model, or why there can be none.
-type Made = Result<grammar::Grammars, String>;
+type Made = Result<grammar::GrammarCompiler, String>;
 
 /// All grammars of the model that is served.
 pub(crate) struct Grammars {
@@ -39,7 +39,8 @@ impl Grammars {
         let (sender, made) = watch::channel(None);
         let (tokenizer, vocab, ends) = (model.tokenizer.clone(), model.vocab, model.ends.clone());
         let make = move || {
-            let made = grammar::Grammars::new(&tokenizer, vocab, &ends).map_err(|error| error.to_string());
+            let made =
+                grammar::GrammarCompiler::new(&tokenizer, vocab, &ends).map_err(|error| error.to_string());
             if let Err(error) = &made {
                 tracing::warn!("answers cannot be held to a format: {error}");
             }
@@ -79,13 +80,13 @@ impl Grammars {
             let grammar = match &shape {
                 Shape::Object => grammars.json_object(),
                 Shape::Schema(schema) => grammars.json_schema(schema),
-                Shape::Calls(calls) => grammars.calls(calls),
+                Shape::Calls(calls) => grammars.tool_calls(calls),
             };
             let grammar = Arc::new(grammar.map_err(|error| match error {
-                grammar::Error::Tool { at, why } => {
+                grammar::Error::Tool { index: at, reason: why } => {
                     Error::field(format!("tools[{at}].function.parameters"), format!("cannot be used: {why}"))
                 }
-                grammar::Error::Refused { what: grammar::SCHEMA, .. } => Error::field(SCHEMA, error),
+                grammar::Error::Invalid { subject: grammar::SCHEMA, .. } => Error::field(SCHEMA, error),
                 error => Error::field(field, error),
             })?);
             kept.lock().unwrap_or_else(PoisonError::into_inner).put(key, grammar.clone());
@@ -95,7 +96,7 @@ impl Grammars {
     }
 
     /// What all have in common, as soon as it is there.
-    async fn common(&self, field: &str) -> Result<grammar::Grammars, Error> {
+    async fn common(&self, field: &str) -> Result<grammar::GrammarCompiler, Error> {
         let mut made = self.made.clone();
         let made = made.wait_for(Option::is_some).await.ok().and_then(|made| made.clone());
         match made {

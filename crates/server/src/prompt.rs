@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 
 use engine::Request;
-use text::{Detokenizer, Shown, StopMatcher, ToolUse};
+use text::{DecodeSpecial, Detokenizer, StopMatcher, ToolSupport};
 
 use crate::choice::Said;
 use crate::config::{Config, Model};
@@ -47,7 +47,7 @@ impl Asked {
         form: Form,
         body: &[u8],
         model: &Model,
-        knows: &ToolUse,
+        knows: &ToolSupport,
         config: &Config,
         context: u32,
     ) -> Result<Asked, Error> {
@@ -117,7 +117,7 @@ impl Asked {
     pub(crate) fn text(&self, model: &Model) -> Result<(Detokenizer, Said), Error> {
         let stops = StopMatcher::new(self.options.stops()).map_err(|e| Error::field("stop", e))?;
         let shown = self.calling.iter().flat_map(|calling| calling.shown.iter().copied());
-        let text = Detokenizer::new(&model.tokenizer, Shown::Text).showing(shown);
+        let text = Detokenizer::new(&model.tokenizer, DecodeSpecial::Skip).keeping(shown);
         let reader = self.calling.as_ref().map(|calling| calling.reader.clone());
         Ok((text, Said::new(reader, stops, self.tells)))
     }
@@ -130,7 +130,12 @@ fn seed_of(seed: u64, choice: u32) -> u64 {
 }
 
 /// The conversation as tokens. Where tools may be called, that is what answers are held to, beside the shape that there was.
-fn chat(chat: Chat, model: &Model, knows: &ToolUse, shape: &mut Option<Shape>) -> Result<Vec<u32>, Error> {
+fn chat(
+    chat: Chat,
+    model: &Model,
+    knows: &ToolSupport,
+    shape: &mut Option<Shape>,
+) -> Result<Vec<u32>, Error> {
     let (messages, offered) = chat.read()?;
     let Some(template) = &model.template else {
         let message = "the model has no chat template: use /v1/completions".to_owned();
@@ -141,7 +146,7 @@ fn chat(chat: Chat, model: &Model, knows: &ToolUse, shape: &mut Option<Shape>) -
     if let Some(form) = form {
         *shape = Some(Shape::Calls(Box::new(tools::calls(&offered, form, shape.take()))));
     }
-    let tokens = template.encode_with(&model.tokenizer, &messages, &offered.tools, true);
+    let tokens = template.encode_with_tools(&model.tokenizer, &messages, &offered.tools, true);
     tokens.map_err(|e| Error::field("messages", e))
 }
 
@@ -159,7 +164,8 @@ fn texts(
         let (tokens, text) = match prompt {
             Prompt::Text(text) => (tokenizer.encode_prompt(&text), text),
             Prompt::Tokens(tokens) => {
-                let text = if echoes { tokenizer.decode(&tokens, Shown::Text) } else { String::new() };
+                let text =
+                    if echoes { tokenizer.decode(&tokens, DecodeSpecial::Skip) } else { String::new() };
                 (tokens, text)
             }
         };

@@ -15,7 +15,7 @@ use axum::{Extension, Json, Router};
 use engine::Usage;
 use futures_util::StreamExt;
 use serde_json::{Value, json};
-use text::{Shown, ToolUse};
+use text::{DecodeSpecial, ToolSupport};
 use tokio::sync::{Semaphore, SemaphorePermit, watch};
 use tower_http::catch_panic::CatchPanicLayer;
 
@@ -42,7 +42,7 @@ pub(crate) struct App {
     phase: watch::Receiver<Phase>,
     grammars: Grammars,
     /// What the model knows of tools.
-    knows: ToolUse,
+    knows: ToolSupport,
     /// Room for bodies, in units of [`BODY_UNIT`].
     bodies: Semaphore,
     /// It never changes while the server runs.
@@ -81,8 +81,8 @@ pub(crate) fn router(
     let keys = Keys::new(&config.api_keys);
     let grammars = Grammars::start(&model, &config)?;
     let knows = match &model.template {
-        Some(template) => template.tool_use(&model.tokenizer),
-        None => ToolUse::None,
+        Some(template) => template.tool_support(&model.tokenizer),
+        None => ToolSupport::None,
     };
     let bodies = Semaphore::new(units(config.max_inflight_body_bytes.max(config.max_body_bytes)) as usize);
     let counted = Arc::default();
@@ -287,7 +287,7 @@ impl App {
             )?;
             if app.config.log_prompts {
                 for request in &asked.requests {
-                    let prompt = app.model.tokenizer.decode(&request.prompt, Shown::All);
+                    let prompt = app.model.tokenizer.decode(&request.prompt, DecodeSpecial::Keep);
                     tracing::info!(id, prompt, "prompt");
                 }
             }

@@ -231,7 +231,7 @@ fn nothing_of_a_stop_string_gets_out() {
 fn characters_are_never_cut() {
     let mut mock = Mock::new();
     let tokenizer = tokenizer();
-    mock.script = "é🦙".bytes().map(|byte| tokenizer.id_of(&format!("<0x{byte:02X}>")).unwrap()).collect();
+    mock.script = "é🦙".bytes().map(|byte| tokenizer.token_id(&format!("<0x{byte:02X}>")).unwrap()).collect();
     let server = Fixture::with(mock, Config::default());
     let chunks = server.chunks(CHAT, &chat(json!({ "temperature": 0, "stream": true })));
     assert_eq!(joined(&chunks, 0), "é🦙");

@@ -145,7 +145,7 @@ fn a_format_that_leaves_no_token_is_told() {
     let server = server(Config::default());
     let tokenizer = common::tokenizer();
     // Without the only token that an object may begin with.
-    let brace = tokenizer.id_of("<0x7B>").unwrap();
+    let brace = tokenizer.token_id("<0x7B>").unwrap();
     let asked =
         json!({ "response_format": { "type": "json_object" }, "logit_bias": { brace.to_string(): -100 } });
     let (message, param) = server.post(CHAT, &chat(asked)).refused(400, "format_failed");

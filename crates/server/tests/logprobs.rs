@@ -58,7 +58,7 @@ fn a_chat_tells_its_tokens() {
 fn tokens_that_are_parts_of_characters_have_their_bytes() {
     let mut mock = Mock::new();
     let tokenizer = tokenizer();
-    mock.script = "é🦙".bytes().map(|byte| tokenizer.id_of(&format!("<0x{byte:02X}>")).unwrap()).collect();
+    mock.script = "é🦙".bytes().map(|byte| tokenizer.token_id(&format!("<0x{byte:02X}>")).unwrap()).collect();
     let server = Fixture::with(mock, Config::default());
     let (text, content) = told(&server, json!({ "logprobs": true }));
     assert_eq!((text.as_str(), bytes(&content)), ("é🦙", text.as_bytes().to_vec()));

@@ -8,7 +8,7 @@ use std::collections::HashSet;
 use common::{Fixture, MODEL, Mock, chat, tokenizer};
 use serde_json::{Value, json};
 use server::Config;
-use text::{ChatTemplate, Shown, Special};
+use text::{ChatTemplate, DecodeSpecial, EncodeSpecial};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -34,7 +34,7 @@ fn template() -> Option<ChatTemplate> {
 
 /// Writes this text, token by token, whatever it is asked.
 fn writing(text: &str) -> Fixture {
-    let script = tokenizer().encode(text, Special::AsText);
+    let script = tokenizer().encode(text, EncodeSpecial::AsText);
     // The first token has no space before it.
     let mock = Mock { script, context: 4096, ..Mock::new() };
     Fixture::serving(mock, Config::default(), template())
@@ -256,7 +256,7 @@ fn the_model_is_shown_tools_calls_and_results() {
         let prompt = server.mock.seen.lock().unwrap().pop().unwrap().prompt;
         let ends = prompt.iter().filter(|id| **id == 4).count();
         assert_eq!(ends, 4, "one for each message, and none by what they hold");
-        tokenizer().decode(&prompt, Shown::All)
+        tokenizer().decode(&prompt, DecodeSpecial::Keep)
     };
     let text = prompt(json!({}));
     for part in [
@@ -444,7 +444,7 @@ fn answers_are_held_to_the_tools() {
         }
     }
     // Without the only token that a call may begin with.
-    let bias = tokenizer().id_of("<0x3C>").unwrap().to_string();
+    let bias = tokenizer().token_id("<0x3C>").unwrap().to_string();
     let banned = asked(json!({ "tool_choice": "required", "logit_bias": { bias: -100 } }));
     let (message, param) = server.post(CHAT, &banned).refused(400, "format_failed");
     assert!(param == "tools" && message.contains("logit biases"), "{message}");

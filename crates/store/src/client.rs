@@ -42,11 +42,11 @@ impl Client {
             .tls_config(tls.build())
             .proxy(settings.proxy.clone())
             .http_status_as_error(false)
-            .timeout_resolve(Some(settings.patience))
-            .timeout_connect(Some(settings.patience))
-            .timeout_recv_response(Some(settings.stall))
-            .timeout_per_read(Some(settings.stall))
-            .timeout_per_write(Some(settings.stall))
+            .timeout_resolve(Some(settings.connect_timeout))
+            .timeout_connect(Some(settings.connect_timeout))
+            .timeout_recv_response(Some(settings.stall_timeout))
+            .timeout_per_read(Some(settings.stall_timeout))
+            .timeout_per_write(Some(settings.stall_timeout))
             .build();
         Ok(Self { agent: Agent::new_with_config(config) })
     }
@@ -82,7 +82,7 @@ impl Client {
         let mut response = self.get(url, headers, &[])?;
         let found = response.get_uri().to_string();
         let body = response.body_mut().with_config().limit(LONGEST_PAGE).lossy_utf8(true).read_to_string();
-        Ok((body.map_err(|error| network(url, &error))?, found))
+        Ok((body.map_err(|error| network_error(url, &error))?, found))
     }
 }
 
@@ -92,7 +92,7 @@ pub fn header<'a>(response: &'a Response<Body>, name: &str) -> Option<&'a str> {
 }
 
 /// An error of a connection.
-pub fn network(url: &str, error: &dyn std::fmt::Display) -> Error {
+pub fn network_error(url: &str, error: &dyn std::fmt::Display) -> Error {
     Error::Network { url: without_secrets(url), reason: error.to_string() }
 }
 
@@ -108,7 +108,7 @@ fn checked(
     response: Result<Response<Body>, ureq::Error>,
     accepted: impl Fn(u16) -> bool,
 ) -> Result<Response<Body>> {
-    let response = response.map_err(|error| network(url, &error))?;
+    let response = response.map_err(|error| network_error(url, &error))?;
     let status = response.status().as_u16();
     if accepted(status) { Ok(response) } else { Err(Error::Status { url: without_secrets(url), status }) }
 }

@@ -11,7 +11,7 @@ use std::{
 };
 
 use crate::{
-    client::{Client, Headers, header, network},
+    client::{Client, Headers, header, network_error},
     error::{Error, Result},
     settings::Settings,
     url::without_secrets,
@@ -31,9 +31,9 @@ pub struct Session<'a> {
 }
 
 /// What happens during a download.
-pub enum Step<'a> {
+pub enum DownloadEvent<'a> {
     /// So many bytes are on disk.
-    Bytes(u64),
+    Progress(u64),
     /// An attempt failed, the next one is made after a pause.
     Retry(&'a Error, Duration),
 }
@@ -59,8 +59,8 @@ impl Session<'_> {
     /// Does something until it succeeds or fails for good.
     pub fn persist<T>(
         &self,
-        step: &mut dyn FnMut(Step),
-        mut attempt: impl FnMut(&mut dyn FnMut(Step)) -> Result<T>,
+        step: &mut dyn FnMut(DownloadEvent),
+        mut attempt: impl FnMut(&mut dyn FnMut(DownloadEvent)) -> Result<T>,
         // What grows while there is hope.
         hope: impl Fn() -> u64,
     ) -> Result<T> {
@@ -80,18 +80,18 @@ impl Session<'_> {
             if failures == ATTEMPTS || !error.is_transient() {
                 return Err(error);
             }
-            let pause = self.settings.pause * 2u32.pow(failures - 1);
-            step(Step::Retry(&error, pause));
+            let pause = self.settings.retry_delay * 2u32.pow(failures - 1);
+            step(DownloadEvent::Retry(&error, pause));
             self.sleep(pause)?;
         }
     }
 
     /// Brings a file.
-    pub fn download(&self, request: &Request, step: &mut dyn FnMut(Step)) -> Result<()> {
+    pub fn download(&self, request: &Request, step: &mut dyn FnMut(DownloadEvent)) -> Result<()> {
         self.persist(step, |step| self.attempt(request, step), || length(request.path))
     }
 
-    fn attempt(&self, request: &Request, step: &mut dyn FnMut(Step)) -> Result<()> {
+    fn attempt(&self, request: &Request, step: &mut dyn FnMut(DownloadEvent)) -> Result<()> {
         let Request { url, path, size, .. } = *request;
         let mut have = length(path);
         if size.is_some_and(|size| have > size) {
@@ -99,7 +99,7 @@ impl Session<'_> {
             have = 0;
         }
         if have > 0 && size == Some(have) {
-            step(Step::Bytes(have));
+            step(DownloadEvent::Progress(have));
             return Ok(());
         }
         let mut headers = request.headers.to_vec();
@@ -117,7 +117,7 @@ impl Session<'_> {
                 let range = header(&response, "content-range").and_then(parsed_range);
                 let Some((_, whole)) = range.filter(|(first, _)| *first == have) else {
                     forget(path)?;
-                    return Err(network(url, &"the server sent another range than was asked for"));
+                    return Err(network_error(url, &"the server sent another range than was asked for"));
                 };
                 total = whole.or(total);
             }
@@ -129,7 +129,7 @@ impl Session<'_> {
                     return Ok(());
                 }
                 forget(path)?;
-                return Err(network(url, &"the server cannot go on where the last attempt ended"));
+                return Err(network_error(url, &"the server cannot go on where the last attempt ended"));
             }
             _ => {
                 // The server does not know ranges, or its file has changed: everything comes anew.
@@ -142,11 +142,12 @@ impl Session<'_> {
         {
             return Err(Error::Size { url: without_secrets(url), expected, found });
         }
-        let mut file = OpenOptions::new().create(true).truncate(false).write(true).open(path).at(path)?;
-        file.set_len(have).at(path)?;
-        file.seek(SeekFrom::Start(have)).at(path)?;
+        let mut file =
+            OpenOptions::new().create(true).truncate(false).write(true).open(path).with_path(path)?;
+        file.set_len(have).with_path(path)?;
+        file.seek(SeekFrom::Start(have)).with_path(path)?;
         match header(&response, "etag").filter(|tag| tag.starts_with('"')) {
-            Some(tag) => fs::write(tag_path(path), tag).at(path)?,
+            Some(tag) => fs::write(tag_path(path), tag).with_path(path)?,
             None => remove(&tag_path(path))?,
         }
         self.receive(request, response.body_mut().as_reader(), &mut file, have, total, step)
@@ -159,7 +160,7 @@ impl Session<'_> {
         file: &mut File,
         mut have: u64,
         total: Option<u64>,
-        step: &mut dyn FnMut(Step),
+        step: &mut dyn FnMut(DownloadEvent),
     ) -> Result<()> {
         let Request { url, path, .. } = *request;
         let mut buffer = vec![0; 1 << 18];
@@ -169,18 +170,20 @@ impl Session<'_> {
                 Ok(0) => break,
                 Ok(count) => count,
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-                Err(error) => return Err(network(url, &error)),
+                Err(error) => return Err(network_error(url, &error)),
             };
             have += count as u64;
             if total.is_some_and(|total| have > total) {
                 forget(path)?;
-                return Err(network(url, &"the server sent more than the file should have"));
+                return Err(network_error(url, &"the server sent more than the file should have"));
             }
-            file.write_all(&buffer[..count]).at(path)?;
-            step(Step::Bytes(have));
+            file.write_all(&buffer[..count]).with_path(path)?;
+            step(DownloadEvent::Progress(have));
         }
         match total.filter(|total| have < *total) {
-            Some(total) => Err(network(url, &format!("the connection ended after {have} of {total} bytes"))),
+            Some(total) => {
+                Err(network_error(url, &format!("the connection ended after {have} of {total} bytes")))
+            }
             None => Ok(()),
         }
     }
@@ -218,13 +221,13 @@ pub fn remove(path: &Path) -> Result<()> {
 }
 
 /// Says which file an error is about.
-pub trait At<T> {
+pub trait IoContext<T> {
     /// Says which file an error is about.
-    fn at(self, path: &Path) -> Result<T>;
+    fn with_path(self, path: &Path) -> Result<T>;
 }
 
-impl<T> At<T> for std::io::Result<T> {
-    fn at(self, path: &Path) -> Result<T> {
+impl<T> IoContext<T> for std::io::Result<T> {
+    fn with_path(self, path: &Path) -> Result<T> {
         self.map_err(|error| Error::io(path, error))
     }
 }

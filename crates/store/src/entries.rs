@@ -14,9 +14,9 @@ use std::{
 };
 
 use crate::{
-    download::At,
+    download::IoContext,
     error::Result,
-    folder::{Record, Store, canonical, file_stem},
+    folder::{ModelRecord, Store, canonical, file_stem},
     time,
 };
 
@@ -28,37 +28,37 @@ pub(crate) const PULL_FILES: [&str; 4] = ["json", "json.new", "lock", "part"];
 
 /// Something in the store's folder.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Entry {
+pub struct StoreEntry {
     /// What commands call it.
     pub name: String,
     /// The file or folder; of a split model the first part.
     pub path: PathBuf,
     /// What it is.
-    pub kind: Kind,
+    pub kind: EntryKind,
     /// Bytes of all its files; links have none.
     pub bytes: u64,
     /// When it came, RFC 3339 in UTC: by its record, else when its file was last changed.
     pub date: String,
     /// What is known of it from its pull.
-    pub record: Option<Record>,
+    pub record: Option<ModelRecord>,
     /// All that is its own in the folder.
     pub(crate) files: Vec<PathBuf>,
 }
 
 /// What something in the store's folder is.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Kind {
+pub enum EntryKind {
     /// A model, by its name and ending; whether its content is one is for others to say.
     Model,
     /// What a pull has left that is not done: it can go on, or be removed.
-    Unfinished,
+    Incomplete,
     /// No model, and why not.
-    Foreign(&'static str),
+    Unrecognized(&'static str),
 }
 
 impl Store {
     /// Everything in the folder, by name; hidden files are left out.
-    pub fn entries(&self) -> Result<Vec<Entry>> {
+    pub fn entries(&self) -> Result<Vec<StoreEntry>> {
         let names = self.file_names()?;
         let mut entries = Vec::new();
         let mut owned = HashSet::new();
@@ -83,7 +83,7 @@ impl Store {
         let mut taken = HashSet::new();
         for entry in &mut entries {
             if !taken.insert(entry.name.clone()) {
-                entry.kind = Kind::Foreign("another model here has this name: rename one of them");
+                entry.kind = EntryKind::Unrecognized("another model here has this name: rename one of them");
             }
         }
         entries
@@ -102,7 +102,7 @@ impl Store {
         };
         let mut names = Vec::new();
         for entry in entries {
-            let name = entry.at(self.folder())?.file_name().to_string_lossy().into_owned();
+            let name = entry.with_path(self.folder())?.file_name().to_string_lossy().into_owned();
             if !name.starts_with('.') {
                 names.push(name);
             }
@@ -118,32 +118,33 @@ impl Store {
         there && path.extension() == Some(OsStr::new(extension)) && !path.is_dir()
     }
 
-    fn entry(&self, name: String, files: &[String]) -> Entry {
+    fn entry(&self, name: String, files: &[String]) -> StoreEntry {
         let path = self.folder().join(&files[0]);
         let record = self.record_of(&name);
         let date = record.as_ref().map_or_else(|| time::of_file(&path), |record| record.date.clone());
         let files: Vec<PathBuf> = files.iter().map(|file| self.folder().join(file)).collect();
         let bytes = files.iter().map(|file| size(file)).sum();
-        Entry { name, path, kind: Kind::Model, bytes, date, record, files }
+        StoreEntry { name, path, kind: EntryKind::Model, bytes, date, record, files }
     }
 
     /// What is not a model: left by a pull, or put there by someone.
-    fn other(&self, file: &str) -> Option<Entry> {
+    fn other(&self, file: &str) -> Option<StoreEntry> {
         let entry = self.entry(file.to_string(), &[file.to_string()]);
         let of_pull = PULL_FILES.iter().find_map(|ending| {
             let stem = file.strip_suffix(ending)?.strip_suffix('.')?;
             let name = called(stem);
             (file_stem(&name)? == stem).then_some((*ending, name))
         });
-        let foreign = |why| Some(Entry { kind: Kind::Foreign(why), record: None, ..entry.clone() });
+        let foreign =
+            |why| Some(StoreEntry { kind: EntryKind::Unrecognized(why), record: None, ..entry.clone() });
         match of_pull {
-            Some(("part", name)) => Some(Entry { name, kind: Kind::Unfinished, ..entry }),
+            Some(("part", name)) => Some(StoreEntry { name, kind: EntryKind::Incomplete, ..entry }),
             // Nothing but what keeps two pulls apart.
             Some(("lock", _)) if entry.bytes == 0 => None,
             Some(("json", name)) if self.record_of(&name).is_some() => {
                 // Beside an unfinished pull there is one entry for both.
                 let part = self.path(&name, "part").is_some_and(|part| part.exists());
-                (!part).then_some(Entry { name, kind: Kind::Unfinished, record: None, ..entry })
+                (!part).then_some(StoreEntry { name, kind: EntryKind::Incomplete, record: None, ..entry })
             }
             _ if Part::of(file.strip_suffix(".gguf").unwrap_or("")).is_some() => {
                 foreign("a part of a split model whose first part is not here")
@@ -162,15 +163,16 @@ impl Store {
 /// command would take another model than the one that its user sees. So, in this order: the name as it is; in another
 /// case of letters; as an alias of the catalogue; as a file's name without its ending. Where several have it in the same
 /// way it means none of them.
-pub(crate) fn meant(mut entries: Vec<Entry>, name: &str) -> Option<Entry> {
+pub(crate) fn meant(mut entries: Vec<StoreEntry>, name: &str) -> Option<StoreEntry> {
     let alias = canonical(name);
     if let Some(at) = entries.iter().position(|entry| entry.name == name) {
         return Some(entries.swap_remove(at));
     }
-    let in_another_case = |entry: &Entry| entry.name.eq_ignore_ascii_case(name);
-    let by_alias = |entry: &Entry| entry.name == alias;
-    let by_file = |entry: &Entry| !entry.path.is_dir() && entry.path.file_stem() == Some(OsStr::new(name));
-    let ways: [&dyn Fn(&Entry) -> bool; 3] = [&in_another_case, &by_alias, &by_file];
+    let in_another_case = |entry: &StoreEntry| entry.name.eq_ignore_ascii_case(name);
+    let by_alias = |entry: &StoreEntry| entry.name == alias;
+    let by_file =
+        |entry: &StoreEntry| !entry.path.is_dir() && entry.path.file_stem() == Some(OsStr::new(name));
+    let ways: [&dyn Fn(&StoreEntry) -> bool; 3] = [&in_another_case, &by_alias, &by_file];
     let way = ways.into_iter().find(|way| entries.iter().any(way))?;
     entries.retain(|entry| way(entry));
     if entries.len() == 1 { entries.pop() } else { None }
@@ -232,20 +234,20 @@ mod tests {
 
     use super::*;
 
-    fn listed(store: &Store) -> Vec<(String, Kind, u64)> {
+    fn listed(store: &Store) -> Vec<(String, EntryKind, u64)> {
         store.entries().unwrap().into_iter().map(|entry| (entry.name, entry.kind, entry.bytes)).collect()
     }
 
     #[test]
     fn every_file_is_of_a_model_or_told_to_be_of_none() {
         let folder = tempfile::tempdir().unwrap();
-        let store = Store::at(folder.path());
+        let store = Store::new(folder.path());
         let write = |name: &str, bytes: usize| {
             let path = folder.path().join(name);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, vec![0; bytes]).unwrap();
         };
-        assert_eq!(listed(&Store::at(folder.path().join("none"))), []);
+        assert_eq!(listed(&Store::new(folder.path().join("none"))), []);
         write("smollm2@135m.gguf", 10);
         write("smollm2@135m.lock", 0);
         write("Some-Model-Q4_K_M.gguf", 11);
@@ -270,20 +272,22 @@ mod tests {
             entries
                 .into_iter()
                 .find_map(|entry| match entry.kind {
-                    Kind::Foreign(why) if entry.path.file_name().unwrap() == name => Some(why),
+                    EntryKind::Unrecognized(why) if entry.path.file_name().unwrap() == name => Some(why),
                     _ => None,
                 })
                 .unwrap_or_else(|| panic!("{name} is not foreign"))
         };
-        let models: Vec<(String, Kind, u64)> =
-            listed(&store).into_iter().filter(|entry| !matches!(entry.1, Kind::Foreign(_))).collect();
-        let model = |name: &str, bytes| (name.to_string(), Kind::Model, bytes);
+        let models: Vec<(String, EntryKind, u64)> = listed(&store)
+            .into_iter()
+            .filter(|entry| !matches!(entry.1, EntryKind::Unrecognized(_)))
+            .collect();
+        let model = |name: &str, bytes| (name.to_string(), EntryKind::Model, bytes);
         assert_eq!(
             models,
             [
                 model("Some-Model-Q4_K_M", 11),
                 model("broken", 0),
-                ("gemma3:270m".to_string(), Kind::Unfinished, 100),
+                ("gemma3:270m".to_string(), EntryKind::Incomplete, 100),
                 model("hf", 3),
                 model("own", 12),
                 model("smollm2:135m", 10),

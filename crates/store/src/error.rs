@@ -20,7 +20,7 @@ pub enum Error {
     },
     /// No folder for models can be derived from the environment.
     #[error("there is no folder for models: set INDRIK_MODELS_DIR, or HOME")]
-    NoFolder,
+    NoStoreFolder,
     /// A known model that is not in the store.
     #[error("'{argument}' is not a file, and the model is not here yet: run `indrik pull {name}`")]
     NotPulled {
@@ -36,7 +36,7 @@ pub enum Error {
         catalogue::names(),
         beside(here)
     )]
-    NotAModel {
+    NotFound {
         /// What was asked for.
         argument: String,
         /// The names of the models in the store.
@@ -44,19 +44,19 @@ pub enum Error {
     },
     /// Not a name of the catalogue.
     #[error("no model is called '{name}'; known: {}", catalogue::names())]
-    Unknown {
+    UnknownModel {
         /// What was asked for.
         name: String,
     },
     /// Nothing in the store is called so.
     #[error("no model here is called '{}'; `indrik models` lists those that are", printable(name))]
-    NotHere {
+    NotInStore {
         /// What was asked for.
         name: String,
     },
     /// In the store's folder, but not a model.
     #[error("{} is not a model of the store and stays ({why}): remove it by hand", printable(path.display()))]
-    Foreign {
+    Unrecognized {
         /// The file or folder.
         path: PathBuf,
         /// Why it is none.
@@ -73,7 +73,7 @@ pub enum Error {
     },
     /// Another process is pulling the model.
     #[error("{name} is being pulled by another process: wait for it, or stop it")]
-    Busy {
+    PullInProgress {
         /// The model.
         name: String,
     },
@@ -83,7 +83,7 @@ pub enum Error {
          another disk",
         folder.display(), needed.div_ceil(1 << 20), free >> 20
     )]
-    NoSpace {
+    DiskFull {
         /// Where the model would go.
         folder: PathBuf,
         /// Bytes that are still needed.
@@ -155,7 +155,7 @@ pub enum Error {
     },
     /// No source gave the file.
     #[error("{name} could not be pulled:{}", list(reasons))]
-    NoSource {
+    AllSourcesFailed {
         /// The model.
         name: &'static str,
         /// Each source and why it did not.
@@ -195,10 +195,10 @@ impl Error {
         matches!(
             self,
             Self::Io { .. }
-                | Self::NoSpace { .. }
+                | Self::DiskFull { .. }
                 | Self::Certificates { .. }
                 | Self::Cancelled
-                | Self::NoFolder
+                | Self::NoStoreFolder
         )
     }
 }

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     catalogue,
-    entries::{Entry, Kind, meant},
+    entries::{EntryKind, StoreEntry, meant},
     error::{Error, Result},
 };
 
@@ -23,7 +23,7 @@ pub struct Store {
 
 /// What is known of a file in the store; a JSON file beside it.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
-pub struct Record {
+pub struct ModelRecord {
     /// The model's name.
     pub name: String,
     /// What it is, in a few words.
@@ -44,13 +44,13 @@ pub struct Record {
 
 impl Store {
     /// The store in a folder, which need not exist yet.
-    pub fn at(folder: impl Into<PathBuf>) -> Self {
+    pub fn new(folder: impl Into<PathBuf>) -> Self {
         Self { folder: folder.into() }
     }
 
     /// The user's store: `INDRIK_MODELS_DIR`, else `indrik/models` where the system keeps a user's data.
     pub fn open_default() -> Result<Self> {
-        default_folder(|name| std::env::var_os(name)).map(Self::at).ok_or(Error::NoFolder)
+        default_folder(|name| std::env::var_os(name)).map(Self::new).ok_or(Error::NoStoreFolder)
     }
 
     /// The folder.
@@ -69,30 +69,30 @@ impl Store {
     pub fn find(&self, name: &str) -> Result<PathBuf> {
         self.resolve(name).ok_or_else(|| match catalogue::find(name) {
             Some(model) => Error::NotPulled { argument: name.to_string(), name: model.name },
-            None => Error::NotAModel { argument: name.to_string(), here: self.model_names() },
+            None => Error::NotFound { argument: name.to_string(), here: self.model_names() },
         })
     }
 
     /// The record of a model that is here, by its name or an alias.
-    pub fn record(&self, name: &str) -> Option<Record> {
+    pub fn record(&self, name: &str) -> Option<ModelRecord> {
         self.model(name)?.record
     }
 
     /// The record of this very name, whether or not its model is here.
-    pub(crate) fn record_of(&self, name: &str) -> Option<Record> {
+    pub(crate) fn record_of(&self, name: &str) -> Option<ModelRecord> {
         let text = fs::read_to_string(self.path(name, "json")?).ok()?;
-        serde_json::from_str(&text).ok().filter(|record: &Record| record.name == name)
+        serde_json::from_str(&text).ok().filter(|record: &ModelRecord| record.name == name)
     }
 
-    fn model(&self, name: &str) -> Option<Entry> {
+    fn model(&self, name: &str) -> Option<StoreEntry> {
         let mut models = self.entries().ok()?;
-        models.retain(|entry| entry.kind == Kind::Model);
+        models.retain(|entry| entry.kind == EntryKind::Model);
         meant(models, name)
     }
 
     fn model_names(&self) -> Vec<String> {
         let entries = self.entries().unwrap_or_default().into_iter();
-        entries.filter(|entry| entry.kind == Kind::Model).map(|entry| entry.name).collect()
+        entries.filter(|entry| entry.kind == EntryKind::Model).map(|entry| entry.name).collect()
     }
 
     /// Where the file of a model is or would be.
@@ -106,8 +106,9 @@ impl Store {
     }
 
     /// Writes a record, whole or not at all.
-    pub(crate) fn write_record(&self, record: &Record) -> Result<()> {
-        let path = self.path(&record.name, "json").ok_or(Error::Unknown { name: record.name.clone() })?;
+    pub(crate) fn write_record(&self, record: &ModelRecord) -> Result<()> {
+        let path =
+            self.path(&record.name, "json").ok_or(Error::UnknownModel { name: record.name.clone() })?;
         let half = path.with_extension("json.new");
         let mut text = serde_json::to_vec_pretty(record).expect("a record is plain text and numbers");
         text.push(b'\n');
@@ -196,7 +197,7 @@ mod tests {
     #[test]
     fn models_are_found_by_name_alias_and_record() {
         let folder = tempfile::tempdir().unwrap();
-        let store = Store::at(folder.path());
+        let store = Store::new(folder.path());
         assert_eq!(store.resolve("gemma3:270m"), None);
         let error = store.find("gemma3").unwrap_err().to_string();
         assert!(
@@ -216,7 +217,7 @@ mod tests {
 
         let entry = |name: &str| store.entries().unwrap().into_iter().find(|entry| entry.name == name);
         assert_eq!(entry("gemma3:270m").unwrap().record, None);
-        let record = Record {
+        let record = ModelRecord {
             name: "gemma3:270m".into(),
             title: "t".into(),
             source: "s".into(),
@@ -231,9 +232,9 @@ mod tests {
         assert_eq!(entry("gemma3:270m").unwrap().record, Some(record.clone()));
         // A copy of the record under another name, and a record without its file, make no model.
         fs::copy(folder.path().join("gemma3@270m.json"), folder.path().join("other.json")).unwrap();
-        store.write_record(&Record { name: "gone:1b".into(), ..record }).unwrap();
-        assert_eq!(entry("gone:1b").unwrap().kind, Kind::Unfinished);
-        assert!(matches!(entry("other.json").unwrap().kind, Kind::Foreign(_)));
+        store.write_record(&ModelRecord { name: "gone:1b".into(), ..record }).unwrap();
+        assert_eq!(entry("gone:1b").unwrap().kind, EntryKind::Incomplete);
+        assert!(matches!(entry("other.json").unwrap().kind, EntryKind::Unrecognized(_)));
         assert_eq!((store.resolve("gone:1b"), store.resolve("other")), (None, None));
         assert_eq!(store.record("gone:1b"), None);
     }
@@ -241,11 +242,11 @@ mod tests {
     #[test]
     fn a_name_that_is_listed_goes_before_an_alias() {
         let folder = tempfile::tempdir().unwrap();
-        let store = Store::at(folder.path());
+        let store = Store::new(folder.path());
         let (pulled, own) =
             (folder.path().join("smollm2@135m.gguf"), folder.path().join("smollm2-135m.gguf"));
         fs::write(&pulled, "pulled").unwrap();
-        let record = Record {
+        let record = ModelRecord {
             name: "smollm2:135m".into(),
             title: "t".into(),
             source: "s".into(),

@@ -6,7 +6,7 @@ use crate::{
     client::header,
     download::{Request, length},
     error::{Error, Result},
-    pull::{Event, Work},
+    pull::{PullEvent, PullTask},
     sha256,
     url::{join, without_secrets},
 };
@@ -14,14 +14,14 @@ use crate::{
 /// Redirects within the hub that are followed.
 const REDIRECTS: usize = 5;
 
-impl Work<'_> {
+impl PullTask<'_> {
     /// Brings the file of a repository.
     pub(crate) fn hub(
         &self,
         repository: &str,
         revision: &str,
         file: &str,
-        report: &mut dyn FnMut(Event),
+        report: &mut dyn FnMut(PullEvent),
     ) -> Result<PathBuf> {
         let settings = self.session.settings;
         let url = format!("{}/{repository}/resolve/{revision}/{file}", settings.hub);
@@ -30,7 +30,7 @@ impl Work<'_> {
         self.check_hub(&url, &headers)?;
         let path = self.part.join("hub.gguf.part");
         if length(&path) > 0 {
-            report(Event::Resuming { done: length(&path) });
+            report(PullEvent::Resuming { done: length(&path) });
         }
         let request = Request { url: &url, headers: &headers, path: &path, size: Some(self.model.bytes) };
         self.session.download(&request, &mut |step| report(self.event(step, 0)))?;
@@ -42,12 +42,13 @@ impl Work<'_> {
     fn check_hub(&self, url: &str, headers: &[(&str, String)]) -> Result<()> {
         let mut url = url.to_string();
         for _ in 0..REDIRECTS {
-            let response = match self.session.client.head(&url, headers, self.session.settings.hub_patience) {
-                Ok(response) => response,
-                // A mirror that has no such request; the checksum of the download decides.
-                Err(Error::Status { status: 405 | 501, .. }) => return Ok(()),
-                Err(error) => return self.session.check().and(Err(error)),
-            };
+            let response =
+                match self.session.client.head(&url, headers, self.session.settings.hub_connect_timeout) {
+                    Ok(response) => response,
+                    // A mirror that has no such request; the checksum of the download decides.
+                    Err(Error::Status { status: 405 | 501, .. }) => return Ok(()),
+                    Err(error) => return self.session.check().and(Err(error)),
+                };
             let published = header(&response, "x-linked-etag").map(|tag| tag.trim_matches('"'));
             if let Some(found) = published.filter(|tag| sha256::is_sha256(tag)) {
                 if found.eq_ignore_ascii_case(self.model.sha256) {

@@ -38,11 +38,11 @@ mod url;
 use std::path::{Path, PathBuf};
 
 pub use catalogue::{Licence, Model, Source};
-pub use entries::{Entry, Kind};
+pub use entries::{EntryKind, StoreEntry};
 pub use error::{Error, Result};
-pub use folder::{Record, Store};
+pub use folder::{ModelRecord, Store};
 pub use printable::printable;
-pub use pull::{Event, Job, Pulled, pull};
+pub use pull::{PullEvent, PullOptions, Pulled, pull};
 pub use remove::Removal;
 pub use settings::Settings;
 

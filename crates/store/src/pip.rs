@@ -4,14 +4,14 @@
 use std::path::{Path, PathBuf};
 
 /// An environment and a file system, real or of a test.
-pub struct Surroundings<'a> {
+pub struct Environment<'a> {
     /// A variable's value.
     pub variable: &'a dyn Fn(&str) -> Option<String>,
     /// A file's text, if it can be read.
     pub file: &'a dyn Fn(&Path) -> Option<String>,
 }
 
-impl Surroundings<'_> {
+impl Environment<'_> {
     /// A variable that is set to something.
     pub fn set(&self, name: &str) -> Option<String> {
         (self.variable)(name).filter(|value| !value.is_empty())
@@ -98,11 +98,11 @@ mod tests {
     fn index_url(variables: &[(&str, &str)], files: &[(&str, &str)]) -> Option<String> {
         let variables: HashMap<&str, &str> = variables.iter().copied().collect();
         let files: HashMap<&str, &str> = files.iter().copied().collect();
-        let surroundings = Surroundings {
+        let environment = Environment {
             variable: &|name| variables.get(name).map(|value| value.to_string()),
             file: &|path| files.get(path.to_str().unwrap()).map(|text| text.to_string()),
         };
-        surroundings.pip_option("index-url").map(|(value, _)| value)
+        environment.pip_option("index-url").map(|(value, _)| value)
     }
 
     #[test]

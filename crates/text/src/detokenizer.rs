@@ -3,13 +3,13 @@
 //! A character may be spread over several tokens (byte tokens, byte-level BPE). Bytes that may still become a character
 //! are held back, at most three; those that cannot are replaced as `String::from_utf8_lossy` would over the whole.
 
-use crate::tokenizer::{Shown, Tokenizer};
+use crate::tokenizer::{DecodeSpecial, Tokenizer};
 
 /// Turns ids into text, one by one. What `push` and `finish` return, joined, is what [`Tokenizer::decode`] makes of all.
 #[derive(Clone, Debug)]
 pub struct Detokenizer {
     tokenizer: Tokenizer,
-    shown: Shown,
+    shown: DecodeSpecial,
     /// Control tokens that are shown in any case.
     also: Vec<u32>,
     /// Bytes that are the start of a character.
@@ -20,7 +20,7 @@ pub struct Detokenizer {
 
 impl Detokenizer {
     /// For one sequence of ids.
-    pub fn new(tokenizer: &Tokenizer, shown: Shown) -> Detokenizer {
+    pub fn new(tokenizer: &Tokenizer, shown: DecodeSpecial) -> Detokenizer {
         Detokenizer {
             drop_space: tokenizer.space_prefix(),
             tokenizer: tokenizer.clone(),
@@ -31,7 +31,7 @@ impl Detokenizer {
     }
 
     /// The same, but these control tokens are shown in any case.
-    pub fn showing(self, also: impl IntoIterator<Item = u32>) -> Detokenizer {
+    pub fn keeping(self, also: impl IntoIterator<Item = u32>) -> Detokenizer {
         Detokenizer { also: also.into_iter().collect(), ..self }
     }
 
@@ -45,7 +45,7 @@ impl Detokenizer {
     /// [`Detokenizer::push`] into a text that is there already.
     pub fn push_to(&mut self, id: u32, text: &mut String) {
         let special = self.tokenizer.is_special(id);
-        if special && self.shown == Shown::Text && !self.also.contains(&id) {
+        if special && self.shown == DecodeSpecial::Skip && !self.also.contains(&id) {
             return;
         }
         let mut bytes = self.tokenizer.token_bytes(id).unwrap_or_default();

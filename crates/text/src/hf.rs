@@ -19,7 +19,7 @@ use crate::vocabulary::{Letters, MARK, byte_token, ends, pairs, raw_bytes};
 
 /// What `tokenizer_config.json` says beside the vocabulary.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Config {
+pub struct TokenizerConfig {
     /// The name of the beginning-of-text token.
     pub bos_token: Option<String>,
     /// The name of the end-of-text token.
@@ -30,9 +30,9 @@ pub struct Config {
     pub chat_template: Option<String>,
 }
 
-impl Config {
+impl TokenizerConfig {
     /// Reads the file's content.
-    pub fn parse(json: &[u8]) -> Result<Config> {
+    pub fn parse(json: &[u8]) -> Result<TokenizerConfig> {
         let json: Value =
             serde_json::from_slice(json).map_err(|e| invalid(format!("tokenizer_config.json: {e}")))?;
         // A token is its name, or an object that holds it.
@@ -43,7 +43,7 @@ impl Config {
             }
             one => one.as_str(),
         };
-        Ok(Config {
+        Ok(TokenizerConfig {
             bos_token: name("bos_token"),
             eos_token: name("eos_token"),
             add_bos_token: json["add_bos_token"].as_bool(),
@@ -192,14 +192,14 @@ impl Tokenizer {
 
     /// From the contents of `tokenizer.json` and, where there is one, of `tokenizer_config.json`.
     pub fn from_hf(tokenizer: &[u8], config: Option<&[u8]>) -> Result<Tokenizer> {
-        let config = config.map(Config::parse).transpose()?.unwrap_or_default();
+        let config = config.map(TokenizerConfig::parse).transpose()?.unwrap_or_default();
         let file = std::str::from_utf8(tokenizer).map_err(|e| invalid(format!("tokenizer.json: {e}")))?;
         let file: File = serde_json::from_str(file).map_err(|e| invalid(format!("tokenizer.json: {e}")))?;
         build(&file, &config)
     }
 }
 
-fn build(file: &File, config: &Config) -> Result<Tokenizer> {
+fn build(file: &File, config: &TokenizerConfig) -> Result<Tokenizer> {
     let model = &file.model;
     refuse_unknown(file)?;
     let scheme = scheme(file)?;

@@ -7,37 +7,37 @@
 //! 2. A [`ChatTemplate`] turns a conversation into the text that the model was trained on.
 //! 3. A [`Detokenizer`] turns ids back into text as they come, never half a character.
 //! 4. A [`StopMatcher`] holds text back while it may still become a stop string.
-//! 5. A [`CallReader`] finds the calls of tools in it, in the form that the model's template has ([`ChatTemplate::tool_use`]).
-//! 6. A [`Guide`] says which tokens may come next, where an answer must look a certain way; the crate `grammar` makes them.
+//! 5. A [`ToolCallParser`] finds the calls of tools in it, in the form that the model's template has ([`ChatTemplate::tool_support`]).
+//! 6. A [`TokenConstraint`] says which tokens may come next, where an answer must look a certain way; the crate `grammar` makes them.
 //!
 //! Everything here reads files and prompts from strangers: whatever they hold, the result is an error or a text, never
 //! a panic, and time grows no faster than n log n.
 
-mod calls;
 mod chat;
 mod clock;
+mod constraint;
 mod detokenizer;
 mod error;
-mod guide;
 pub mod hf;
 mod marks;
 mod merge;
 mod message;
 mod pieces;
 mod pretokens;
-mod probe;
 mod specials;
 mod stop;
 mod tokenizer;
+mod tool_calls;
+mod tool_support;
 mod vocabulary;
 
-pub use calls::{CallForm, CallPart, CallReader};
 pub use chat::ChatTemplate;
+pub use constraint::TokenConstraint;
 pub use detokenizer::Detokenizer;
 pub use error::{Error, Result};
-pub use guide::Guide;
 pub use message::{Message, Tool, ToolCall};
-pub use probe::ToolUse;
 pub use stop::StopMatcher;
-pub use tokenizer::{Shown, Special, Tokenizer};
-pub use vocabulary::{Kind, Vocabulary};
+pub use tokenizer::{DecodeSpecial, EncodeSpecial, Tokenizer};
+pub use tool_calls::{ToolCallEvent, ToolCallFormat, ToolCallParser};
+pub use tool_support::ToolSupport;
+pub use vocabulary::{Vocabulary, VocabularyKind};

@@ -51,7 +51,7 @@ impl Message {
     }
 
     /// A message of the assistant that calls tools.
-    pub fn calls(content: Option<String>, tool_calls: Vec<ToolCall>) -> Message {
+    pub fn with_tool_calls(content: Option<String>, tool_calls: Vec<ToolCall>) -> Message {
         Message { role: "assistant".to_owned(), content, tool_calls, ..Message::default() }
     }
 

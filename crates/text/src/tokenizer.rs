@@ -16,7 +16,7 @@ use crate::vocabulary::{MARK, byte_token};
 
 /// What to do with the names of control tokens in a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Special {
+pub enum EncodeSpecial {
     /// They are those tokens: for text that a chat template made.
     Parse,
     /// They are text like any other: for what a stranger wrote. No control token comes out.
@@ -25,11 +25,11 @@ pub enum Special {
 
 /// Which tokens decoding shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Shown {
+pub enum DecodeSpecial {
     /// All, control tokens by their names.
-    All,
+    Keep,
     /// Text only.
-    Text,
+    Skip,
 }
 
 /// How symbols are merged.
@@ -86,7 +86,7 @@ impl Tokenizer {
 
     /// The ids of a text, without a beginning-of-text token. Where a byte is neither in the vocabulary nor is there an
     /// unknown token, it is left out.
-    pub fn encode(&self, text: &str, special: Special) -> Vec<u32> {
+    pub fn encode(&self, text: &str, special: EncodeSpecial) -> Vec<u32> {
         let mut ids = Vec::new();
         self.encode_into(text, special, None, &mut ids);
         ids
@@ -103,7 +103,7 @@ impl Tokenizer {
     pub(crate) fn encode_marked(&self, text: &str, mark: Option<char>) -> Vec<u32> {
         let mut ids: Vec<u32> = self.0.bos.filter(|_| self.0.add_bos).into_iter().collect();
         let own = ids.len();
-        self.encode_into(text, Special::Parse, mark, &mut ids);
+        self.encode_into(text, EncodeSpecial::Parse, mark, &mut ids);
         if own == 1 {
             let doubled = ids[1..].iter().take_while(|id| **id == ids[0]).count();
             ids.drain(1..1 + doubled);
@@ -111,11 +111,11 @@ impl Tokenizer {
         ids
     }
 
-    fn encode_into(&self, text: &str, special: Special, mark: Option<char>, ids: &mut Vec<u32>) {
+    fn encode_into(&self, text: &str, special: EncodeSpecial, mark: Option<char>, ids: &mut Vec<u32>) {
         let inner = &*self.0;
         let specials = match special {
-            Special::Parse => &inner.parsed,
-            Special::AsText => &inner.as_text,
+            EncodeSpecial::Parse => &inner.parsed,
+            EncodeSpecial::AsText => &inner.as_text,
         };
         let mut merger = Merger::default();
         let mut after_text = false;
@@ -144,7 +144,7 @@ impl Tokenizer {
     }
 
     /// The text of ids, bytes that are no UTF-8 replaced. Ids outside the vocabulary have no text.
-    pub fn decode(&self, ids: &[u32], shown: Shown) -> String {
+    pub fn decode(&self, ids: &[u32], shown: DecodeSpecial) -> String {
         let mut stream = Detokenizer::new(self, shown);
         let mut text = String::new();
         for id in ids {
@@ -161,13 +161,13 @@ impl Tokenizer {
     }
 
     /// How many tokens the vocabulary has. A model may have more rows than this.
-    pub fn vocab_len(&self) -> usize {
+    pub fn vocab_size(&self) -> usize {
         self.0.pieces.len()
     }
 
     /// The id of a token, by its name in the vocabulary (`▁the`, `<0x0A>`, `<bos>`); for byte-level vocabularies by its
     /// own text.
-    pub fn id_of(&self, token: &str) -> Option<u32> {
+    pub fn token_id(&self, token: &str) -> Option<u32> {
         let pieces = &self.0.pieces;
         let byte =
             || Some(pieces.bytes[byte_token(token)? as usize]).filter(|id| self.0.marks && *id != NONE);
@@ -201,12 +201,12 @@ impl Tokenizer {
     }
 
     /// All tokens that end a generation: the one that the file names and the ends of turns and texts known by name.
-    pub fn ends(&self) -> &[u32] {
+    pub fn stop_token_ids(&self) -> &[u32] {
         &self.0.ends
     }
 
     /// The name of a token that is text or control, for templates: `<bos>`.
-    pub fn name_of(&self, id: u32) -> Option<Cow<'_, str>> {
+    pub fn token_name(&self, id: u32) -> Option<Cow<'_, str>> {
         self.0.pieces.get(id).map(String::from_utf8_lossy)
     }
 
@@ -219,8 +219,8 @@ impl Tokenizer {
 impl std::fmt::Debug for Tokenizer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Tokenizer")
-            .field("vocab_len", &self.vocab_len())
-            .field("ends", &self.ends())
+            .field("vocab_size", &self.vocab_size())
+            .field("ends", &self.stop_token_ids())
             .finish_non_exhaustive()
     }
 }

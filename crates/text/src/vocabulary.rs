@@ -11,7 +11,7 @@ use crate::tokenizer::{Inner, Model, Tokenizer};
 
 /// How tokens are made, `tokenizer.ggml.model`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum VocabularyKind {
     /// SentencePiece BPE, "llama": characters merged by score, bytes where a character is unknown.
     SentencePiece,
     /// Byte-level BPE, "gpt2": bytes of words merged in the order of a list.
@@ -22,16 +22,16 @@ pub enum Kind {
 #[derive(Clone, Debug)]
 pub struct Vocabulary {
     /// `model`.
-    pub kind: Kind,
+    pub kind: VocabularyKind,
     /// `tokens`, in the order of their ids.
     pub tokens: Vec<String>,
-    /// `scores`: one a token for [`Kind::SentencePiece`]; not used by [`Kind::Bpe`].
+    /// `scores`: one a token for [`VocabularyKind::SentencePiece`]; not used by [`VocabularyKind::Bpe`].
     pub scores: Vec<f32>,
     /// `token_type`: one a token, or empty where all are text.
     pub token_types: Vec<i32>,
-    /// `merges`: "left right", best first, for [`Kind::Bpe`]; not used by [`Kind::SentencePiece`].
+    /// `merges`: "left right", best first, for [`VocabularyKind::Bpe`]; not used by [`VocabularyKind::SentencePiece`].
     pub merges: Vec<String>,
-    /// `pre`: the pre-tokenizer of [`Kind::Bpe`].
+    /// `pre`: the pre-tokenizer of [`VocabularyKind::Bpe`].
     pub pre: Option<String>,
     /// `bos_token_id`.
     pub bos: Option<u32>,
@@ -52,7 +52,7 @@ pub struct Vocabulary {
 
 impl Vocabulary {
     /// An empty vocabulary, to be filled in.
-    pub fn new(kind: Kind) -> Vocabulary {
+    pub fn new(kind: VocabularyKind) -> Vocabulary {
         Vocabulary {
             kind,
             tokens: Vec::new(),
@@ -74,7 +74,7 @@ impl Vocabulary {
     fn check(&self) -> Result<()> {
         let count = self.tokens.len();
         let lengths = [
-            ("scores", self.scores.len(), self.kind == Kind::SentencePiece),
+            ("scores", self.scores.len(), self.kind == VocabularyKind::SentencePiece),
             ("token types", self.token_types.len(), false),
         ];
         for (what, length, needed) in lengths {
@@ -107,7 +107,9 @@ impl Vocabulary {
             None if ends_by_its_name(&self.tokens[id]) => Class::Control,
             None if named() => Class::Control,
             None if self.unknown == Some(id as u32) => Class::Unknown,
-            None if byte_token(&self.tokens[id]).is_some() && self.kind == Kind::SentencePiece => Class::Byte,
+            None if byte_token(&self.tokens[id]).is_some() && self.kind == VocabularyKind::SentencePiece => {
+                Class::Byte
+            }
             None => Class::Normal,
         }
     }
@@ -117,7 +119,7 @@ impl Tokenizer {
     /// From a GGUF's metadata.
     pub fn from_vocabulary(vocabulary: Vocabulary) -> Result<Tokenizer> {
         vocabulary.check()?;
-        let marks = vocabulary.kind == Kind::SentencePiece;
+        let marks = vocabulary.kind == VocabularyKind::SentencePiece;
         let letters = Letters::new();
         let class = |id| vocabulary.class(id);
         let mut pieces = Pieces::new(&vocabulary.tokens, class, |token, class, arena| {
@@ -127,8 +129,8 @@ impl Tokenizer {
             pieces.spell_bytes();
         }
         let model = match vocabulary.kind {
-            Kind::SentencePiece => Model::Scores(ranks(&pieces, &vocabulary.scores)),
-            Kind::Bpe => {
+            VocabularyKind::SentencePiece => Model::Scores(ranks(&pieces, &vocabulary.scores)),
+            VocabularyKind::Bpe => {
                 let halves =
                     vocabulary.merges.iter().map(|merge| merge.split_once(' ').unwrap_or((merge, "")));
                 Model::Words {

@@ -4,7 +4,7 @@ mod common;
 
 use common::{Random, named, vocabulary};
 use proptest::prelude::*;
-use text::{Detokenizer, Kind, Shown, Special, Tokenizer, Vocabulary};
+use text::{DecodeSpecial, Detokenizer, EncodeSpecial, Tokenizer, Vocabulary, VocabularyKind};
 
 /// GPT-2's letter of a byte.
 fn letter(byte: u8) -> char {
@@ -15,7 +15,7 @@ fn letter(byte: u8) -> char {
 
 /// 0 `<|endoftext|>`, 1 `<|im_end|>`, then the bytes, then the results of the merges.
 fn small(pre: &str) -> Vocabulary {
-    let mut vocabulary = Vocabulary::new(Kind::Bpe);
+    let mut vocabulary = Vocabulary::new(VocabularyKind::Bpe);
     vocabulary.tokens = vec!["<|endoftext|>".into(), "<|im_end|>".into()];
     vocabulary.tokens.extend((0..=255).map(|byte| letter(byte).to_string()));
     for merge in ["Ġ t", "h e", "Ġt he", "1 2", "12 3", "Ġ Ġ", "Ċ Ċ", "l l", "' ll"] {
@@ -38,7 +38,7 @@ fn tokenizer(pre: &str) -> Tokenizer {
 /// The tokens of a text, each as its text.
 fn pieces(pre: &str, text: &str) -> Vec<String> {
     let tokenizer = tokenizer(pre);
-    let ids = tokenizer.encode(text, Special::AsText);
+    let ids = tokenizer.encode(text, EncodeSpecial::AsText);
     ids.iter()
         .map(|id| String::from_utf8_lossy(tokenizer.token_bytes(*id).expect("a token")).into_owned())
         .collect()
@@ -79,10 +79,10 @@ fn llama3_takes_whole_words() {
 #[test]
 fn control_tokens() {
     let tokenizer = tokenizer("gpt-2");
-    assert_eq!(tokenizer.encode("<|im_end|>", Special::Parse), [1]);
-    assert!(tokenizer.encode("<|im_end|>", Special::AsText).len() > 1);
-    assert_eq!(tokenizer.ends(), [1, 0]);
-    assert_eq!(tokenizer.encode_prompt("x"), tokenizer.encode("x", Special::AsText));
+    assert_eq!(tokenizer.encode("<|im_end|>", EncodeSpecial::Parse), [1]);
+    assert!(tokenizer.encode("<|im_end|>", EncodeSpecial::AsText).len() > 1);
+    assert_eq!(tokenizer.stop_token_ids(), [1, 0]);
+    assert_eq!(tokenizer.encode_prompt("x"), tokenizer.encode("x", EncodeSpecial::AsText));
 }
 
 #[test]
@@ -96,14 +96,14 @@ fn a_missing_byte_is_left_out() {
     let mut vocabulary = small("gpt-2");
     vocabulary.tokens[2 + usize::from(b'x')] = "replaced".into();
     let tokenizer = Tokenizer::from_vocabulary(vocabulary).unwrap();
-    assert_eq!(tokenizer.decode(&tokenizer.encode("axb", Special::AsText), Shown::Text), "ab");
+    assert_eq!(tokenizer.decode(&tokenizer.encode("axb", EncodeSpecial::AsText), DecodeSpecial::Skip), "ab");
 }
 
 #[test]
 fn a_real_vocabulary() {
     let Some(path) = named("INDRIK_TEST_SMOLLM2", "a GGUF of SmolLM2") else { return };
     let tokenizer = Tokenizer::from_vocabulary(vocabulary(&path).0).unwrap();
-    assert_eq!(tokenizer.ends(), [2, 0]);
+    assert_eq!(tokenizer.stop_token_ids(), [2, 0]);
     // From Hugging Face's own tokenizers, over the same vocabulary.
     let known: [(&str, &[u32]); 3] = [
         (
@@ -123,15 +123,15 @@ fn a_real_vocabulary() {
         ),
     ];
     for (text, ids) in known {
-        assert_eq!(tokenizer.encode(text, Special::Parse), ids, "{text:?}");
+        assert_eq!(tokenizer.encode(text, EncodeSpecial::Parse), ids, "{text:?}");
     }
     let mut random = Random(99);
     for _ in 0..2000 {
         // Its vocabulary lacks a few bytes: of control characters, and of planes that no script uses.
         let known = |c: &char| *c < '\u{10000}' && (*c >= ' ' || "\n\t".contains(*c));
         let text: String = random.text().chars().filter(known).collect();
-        let ids = tokenizer.encode(&text, Special::AsText);
-        assert_eq!(tokenizer.decode(&ids, Shown::Text), text);
+        let ids = tokenizer.encode(&text, EncodeSpecial::AsText);
+        assert_eq!(tokenizer.decode(&ids, DecodeSpecial::Skip), text);
     }
 }
 
@@ -139,9 +139,9 @@ proptest! {
     #[test]
     fn text_comes_back(text in r"(\PC|[ the12'\n]){0,40}", pre in 0..4usize) {
         let tokenizer = tokenizer(["gpt-2", "smollm", "qwen2", "llama-bpe"][pre]);
-        let ids = tokenizer.encode(&text, Special::AsText);
-        prop_assert_eq!(&tokenizer.decode(&ids, Shown::Text), &text);
-        let mut stream = Detokenizer::new(&tokenizer, Shown::Text);
+        let ids = tokenizer.encode(&text, EncodeSpecial::AsText);
+        prop_assert_eq!(&tokenizer.decode(&ids, DecodeSpecial::Skip), &text);
+        let mut stream = Detokenizer::new(&tokenizer, DecodeSpecial::Skip);
         let streamed: String = ids.iter().map(|id| stream.push(*id)).collect();
         prop_assert_eq!(streamed + &stream.finish(), text);
     }

@@ -7,7 +7,7 @@ mod common;
 use std::time::Instant;
 
 use common::{Random, data, named, vocabulary};
-use text::{Shown, Special, Tokenizer};
+use text::{DecodeSpecial, EncodeSpecial, Tokenizer};
 
 fn gguf() -> Option<Tokenizer> {
     let (vocabulary, _) = vocabulary(&named("INDRIK_TEST_GGUF", "a GGUF of Gemma 3")?);
@@ -45,12 +45,12 @@ fn known_ids() {
     for (name, tokenizer) in both() {
         for vector in &vectors {
             assert_eq!(
-                tokenizer.encode(&vector.text, Special::AsText),
+                tokenizer.encode(&vector.text, EncodeSpecial::AsText),
                 vector.ids,
                 "{name}: {:?}",
                 vector.text
             );
-            assert_eq!(tokenizer.decode(&vector.ids, Shown::Text), vector.text, "{name}");
+            assert_eq!(tokenizer.decode(&vector.ids, DecodeSpecial::Skip), vector.text, "{name}");
         }
     }
 }
@@ -63,11 +63,11 @@ fn a_whole_book() {
     let mut last: Option<Vec<u32>> = None;
     for (name, tokenizer) in both() {
         let start = Instant::now();
-        let ids = tokenizer.encode(book, Special::AsText);
+        let ids = tokenizer.encode(book, EncodeSpecial::AsText);
         eprintln!("{name}: {} ids of {} bytes in {:?}", ids.len(), book.len(), start.elapsed());
         // llama.cpp counts 295215 with the beginning-of-text token.
         assert_eq!(ids.len(), 295_214, "{name}");
-        assert!(tokenizer.decode(&ids, Shown::Text) == book, "{name}: the text does not come back");
+        assert!(tokenizer.decode(&ids, DecodeSpecial::Skip) == book, "{name}: the text does not come back");
         if let Some(last) = &last {
             assert!(*last == ids, "the two sources differ");
         }
@@ -81,12 +81,12 @@ fn both_sources_agree() {
     let mut random = Random(0x1234_5678_9abc_def1);
     for _ in 0..20_000 {
         let text = random.text();
-        for special in [Special::Parse, Special::AsText] {
+        for special in [EncodeSpecial::Parse, EncodeSpecial::AsText] {
             assert_eq!(one.encode(&text, special), other.encode(&text, special), "{special:?} {text:?}");
         }
-        let ids = one.encode(&text, Special::AsText);
+        let ids = one.encode(&text, EncodeSpecial::AsText);
         assert!(!ids.iter().any(|id| one.is_special(*id)), "{text:?}");
-        assert_eq!(one.decode(&ids, Shown::Text), text.replace('▁', " "));
+        assert_eq!(one.decode(&ids, DecodeSpecial::Skip), text.replace('▁', " "));
     }
 }
 
@@ -95,17 +95,17 @@ fn what_it_says_of_itself() {
     for (name, tokenizer) in both() {
         assert_eq!(tokenizer.bos(), Some(2), "{name}");
         assert!(
-            tokenizer.ends().contains(&1) && tokenizer.ends().contains(&106),
+            tokenizer.stop_token_ids().contains(&1) && tokenizer.stop_token_ids().contains(&106),
             "{name}: {:?}",
-            tokenizer.ends()
+            tokenizer.stop_token_ids()
         );
-        assert_eq!(tokenizer.id_of("<end_of_turn>"), Some(106), "{name}");
+        assert_eq!(tokenizer.token_id("<end_of_turn>"), Some(106), "{name}");
         assert_eq!(
-            tokenizer.id_of("▁the"),
-            tokenizer.encode(" the", Special::AsText).first().copied(),
+            tokenizer.token_id("▁the"),
+            tokenizer.encode(" the", EncodeSpecial::AsText).first().copied(),
             "{name}"
         );
-        assert_eq!(tokenizer.id_of("<0x0A>"), Some(248), "{name}");
+        assert_eq!(tokenizer.token_id("<0x0A>"), Some(248), "{name}");
         assert_eq!(tokenizer.token_bytes(248), Some(&b"\n"[..]), "{name}");
         assert_eq!(tokenizer.encode_prompt("<bos>Hello"), [2, 9259], "{name}");
         assert_eq!(tokenizer.encode_prompt("Hello"), [2, 9259], "{name}");

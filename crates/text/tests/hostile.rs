@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use common::{id, small, spent};
 use proptest::prelude::*;
-use text::{Error, Kind, Shown, Special, Tokenizer, Vocabulary, hf};
+use text::{DecodeSpecial, EncodeSpecial, Error, Tokenizer, Vocabulary, VocabularyKind, hf};
 
 fn refused(change: impl FnOnce(&mut Vocabulary)) -> String {
     let mut vocabulary = small();
@@ -20,16 +20,18 @@ fn refused(change: impl FnOnce(&mut Vocabulary)) -> String {
 #[test]
 fn damaged_vocabularies_are_refused() {
     assert!(refused(|v| v.tokens.clear()).contains("277 scores for 0 tokens"));
-    assert!(refused(|v| *v = Vocabulary::new(Kind::SentencePiece)).contains("empty"));
-    assert!(refused(|v| *v = Vocabulary::new(Kind::Bpe)).contains("empty"));
+    assert!(refused(|v| *v = Vocabulary::new(VocabularyKind::SentencePiece)).contains("empty"));
+    assert!(refused(|v| *v = Vocabulary::new(VocabularyKind::Bpe)).contains("empty"));
     assert!(refused(|v| v.scores.truncate(3)).contains("3 scores for 277 tokens"));
     assert!(refused(|v| v.scores.clear()).contains("0 scores"));
     assert!(refused(|v| v.token_types.push(1)).contains("278 token types for 277 tokens"));
     assert!(refused(|v| v.bos = Some(277)).contains("bos token is 277"));
     assert!(refused(|v| v.unknown = Some(u32::MAX)).contains("unknown token"));
     assert!(refused(|v| v.token_types[0] = 6).contains("'<unk>' is marked as a byte"));
-    assert!(refused(|v| (v.kind, v.merges) = (Kind::Bpe, vec!["a zz".into()])).contains("merge 0"));
-    assert!(refused(|v| (v.kind, v.merges) = (Kind::Bpe, vec!["nospace".into()])).contains("merge 0"));
+    assert!(refused(|v| (v.kind, v.merges) = (VocabularyKind::Bpe, vec!["a zz".into()])).contains("merge 0"));
+    assert!(
+        refused(|v| (v.kind, v.merges) = (VocabularyKind::Bpe, vec!["nospace".into()])).contains("merge 0")
+    );
 }
 
 #[test]
@@ -41,13 +43,13 @@ fn odd_vocabularies_work() {
     vocabulary.scores.fill(f32::NAN);
     vocabulary.tokens[id("aa") as usize].clear();
     let tokenizer = Tokenizer::from_vocabulary(vocabulary).unwrap();
-    assert_eq!(tokenizer.encode("a", Special::AsText), [id("a")]);
-    assert_eq!(tokenizer.encode("he", Special::AsText), [id("he")]);
+    assert_eq!(tokenizer.encode("a", EncodeSpecial::AsText), [id("a")]);
+    assert_eq!(tokenizer.encode("he", EncodeSpecial::AsText), [id("he")]);
     let mut types = small();
     types.token_types.clear();
     let tokenizer = Tokenizer::from_vocabulary(types).unwrap();
     assert!(tokenizer.is_special(1) && tokenizer.is_special(0));
-    assert_eq!(tokenizer.encode("€", Special::AsText).len(), 3);
+    assert_eq!(tokenizer.encode("€", EncodeSpecial::AsText).len(), 3);
 }
 
 /// A tokenizer.json like Gemma's, in small.
@@ -79,13 +81,13 @@ fn from_json(json: &serde_json::Value) -> Result<Tokenizer, Error> {
 #[test]
 fn a_small_tokenizer_json() {
     let tokenizer = from_json(&json()).unwrap();
-    assert_eq!(tokenizer.encode(" ab a\n  b", Special::AsText), [5, 8, 9, 4, 10, 7]);
-    assert_eq!(tokenizer.encode("<mask>é", Special::Parse), [300, 11 + 0xc3, 11 + 0xa9]);
-    assert!(!tokenizer.encode("<mask><bos>", Special::AsText).iter().any(|id| [0, 300].contains(id)));
+    assert_eq!(tokenizer.encode(" ab a\n  b", EncodeSpecial::AsText), [5, 8, 9, 4, 10, 7]);
+    assert_eq!(tokenizer.encode("<mask>é", EncodeSpecial::Parse), [300, 11 + 0xc3, 11 + 0xa9]);
+    assert!(!tokenizer.encode("<mask><bos>", EncodeSpecial::AsText).iter().any(|id| [0, 300].contains(id)));
     assert_eq!(tokenizer.encode_prompt("<bos>a"), [0, 6]);
-    assert_eq!((tokenizer.bos(), tokenizer.eos(), tokenizer.vocab_len()), (Some(0), Some(1), 301));
-    assert_eq!(tokenizer.ends(), [1, 3]);
-    assert_eq!(tokenizer.decode(&[9, 11 + 0xc3, 299, 8], Shown::Text), " a\u{fffd}ab");
+    assert_eq!((tokenizer.bos(), tokenizer.eos(), tokenizer.vocab_size()), (Some(0), Some(1), 301));
+    assert_eq!(tokenizer.stop_token_ids(), [1, 3]);
+    assert_eq!(tokenizer.decode(&[9, 11 + 0xc3, 299, 8], DecodeSpecial::Skip), " a\u{fffd}ab");
     let config = br#"{"eos_token": {"content": "<end_of_turn>"}, "add_bos_token": false}"#;
     let tokenizer = Tokenizer::from_hf(&serde_json::to_vec(&json()).unwrap(), Some(config)).unwrap();
     assert_eq!((tokenizer.eos(), tokenizer.adds_bos()), (Some(3), false));
@@ -101,7 +103,7 @@ fn damaged_json_is_refused() {
     assert!(Tokenizer::from_hf(&[0xff, 0xfe], None).is_err());
     assert!(Tokenizer::from_hf("[".repeat(100_000).as_bytes(), None).is_err());
     assert!(Tokenizer::from_hf(&serde_json::to_vec(&json()).unwrap(), Some(b"{")).is_err());
-    assert!(hf::Config::parse(b"[1]").is_ok_and(|config| config == hf::Config::default()));
+    assert!(hf::TokenizerConfig::parse(b"[1]").is_ok_and(|config| config == hf::TokenizerConfig::default()));
     type Change = fn(&mut serde_json::Value);
     let changes: [(&str, Change); 10] = [
         ("limit", |j| j["model"]["vocab"]["a"] = 4_000_000_000u32.into()),
@@ -127,7 +129,7 @@ fn damaged_json_is_refused() {
 #[test]
 fn long_texts_of_one_kind() {
     let byte_level = {
-        let mut vocabulary = Vocabulary::new(Kind::Bpe);
+        let mut vocabulary = Vocabulary::new(VocabularyKind::Bpe);
         vocabulary.tokens = ["a", "aa", "aaaa", "Ġ", "ĠĠ", "<|x|>"].map(String::from).to_vec();
         vocabulary.merges = ["a a", "aa aa", "Ġ Ġ"].map(String::from).to_vec();
         vocabulary.token_types = vec![1, 1, 1, 1, 1, 3];
@@ -141,7 +143,7 @@ fn long_texts_of_one_kind() {
             let time = |length: usize| {
                 let text = unit.repeat(length / unit.len());
                 let start = spent();
-                assert!(tokenizer.encode(&text, Special::Parse).len() <= text.len());
+                assert!(tokenizer.encode(&text, EncodeSpecial::Parse).len() <= text.len());
                 spent() - start
             };
             let (short, long) = (time(10_000), time(300_000));
@@ -162,7 +164,7 @@ proptest! {
         byte_level: bool, aligned: bool, prefix: bool,
         text in "[ab▁ <>|0xA€]{0,30}",
     ) {
-        let mut vocabulary = Vocabulary::new(if byte_level { Kind::Bpe } else { Kind::SentencePiece });
+        let mut vocabulary = Vocabulary::new(if byte_level { VocabularyKind::Bpe } else { VocabularyKind::SentencePiece });
         vocabulary.scores = scores;
         vocabulary.token_types = types;
         if aligned {
@@ -172,10 +174,10 @@ proptest! {
         (vocabulary.tokens, vocabulary.merges, vocabulary.add_space_prefix, vocabulary.add_bos) = (tokens, merges, prefix, prefix);
         (vocabulary.bos, vocabulary.eos, vocabulary.eot, vocabulary.unknown) = (ids[0], ids[1], ids[2], ids[3]);
         if let Ok(tokenizer) = Tokenizer::from_vocabulary(vocabulary) {
-            for special in [Special::Parse, Special::AsText] {
+            for special in [EncodeSpecial::Parse, EncodeSpecial::AsText] {
                 let ids = tokenizer.encode(&text, special);
-                prop_assert!(ids.iter().all(|id| (*id as usize) < tokenizer.vocab_len()));
-                tokenizer.decode(&ids, Shown::All);
+                prop_assert!(ids.iter().all(|id| (*id as usize) < tokenizer.vocab_size()));
+                tokenizer.decode(&ids, DecodeSpecial::Keep);
             }
             tokenizer.encode_prompt(&text);
         }

@@ -2,14 +2,14 @@
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use text::{ChatTemplate, Kind, Message, Shown, Tokenizer, Tool, ToolCall, Vocabulary};
+use text::{ChatTemplate, DecodeSpecial, Message, Tokenizer, Tool, ToolCall, Vocabulary, VocabularyKind};
 
 const NAMES: [&str; 3] = ["<|im_start|>", "<|im_end|>", "<|endoftext|>"];
 const WORDS: [&str; 4] = ["<think>", "</think>", "<tool_response>", "</tool_response>"];
 
 /// Qwen's control tokens, its tags as tokens of any text, and bytes.
 fn tokenizer() -> Tokenizer {
-    let mut vocabulary = Vocabulary::new(Kind::SentencePiece);
+    let mut vocabulary = Vocabulary::new(VocabularyKind::SentencePiece);
     let bytes: Vec<String> = (0..256).map(|byte| format!("<0x{byte:02X}>")).collect();
     let bytes = bytes.iter().map(|name| (name.as_str(), 6));
     let tags = ["<think>", "</think>", "<tool_call>"].map(|name| (name, 4));
@@ -33,7 +33,7 @@ fn templates_find_the_words_they_look_for() {
     let shown = |source: &str, content: &str| {
         let ids = template(source).encode(&tokenizer, &[Message::new("user", content)], false).unwrap();
         let control = ids.iter().filter(|id| tokenizer.is_special(**id)).count();
-        (tokenizer.decode(&ids, Shown::All), control)
+        (tokenizer.decode(&ids, DecodeSpecial::Keep), control)
     };
     let last = "{% for m in messages %}{{ m.content.split('</think>')|last }}<|im_end|>{% endfor %}";
     let text = "<think>\nHm<|im_end|></think>So < that<|im_end|>";
@@ -131,7 +131,7 @@ fn conversation(texts: &[String]) -> ([Message; 4], [Tool; 1]) {
         description: Some(texts[6].clone()),
         parameters: Some(object(&texts[6], json!([texts[7]]))),
     };
-    let said = Message::calls(Some(texts[1].clone()), vec![call]);
+    let said = Message::with_tool_calls(Some(texts[1].clone()), vec![call]);
     ([Message::new("user", texts[0].clone()), said, result, Message::new("user", texts[7].clone())], [tool])
 }
 
@@ -146,7 +146,7 @@ proptest! {
             let template = template(source);
             let encode = |texts: &[String]| {
                 let (messages, tools) = conversation(texts);
-                template.encode_with(&tokenizer, &messages, &tools, true).unwrap()
+                template.encode_with_tools(&tokenizer, &messages, &tools, true).unwrap()
             };
             let control = |ids: &[u32]| -> Vec<u32> {
                 ids.iter().copied().filter(|id| tokenizer.is_special(*id)).collect()
@@ -155,8 +155,8 @@ proptest! {
             prop_assert_eq!(control(&ids), control(&encode(&plain)), "{}", source);
             // Nothing of the text is lost, and nothing is added.
             let (messages, tools) = conversation(&texts);
-            let text = template.render_with(&messages, true, Some(&tools)).unwrap();
-            prop_assert_eq!(tokenizer.decode(&ids, Shown::All), text, "{}", source);
+            let text = template.render_with_tools(&messages, true, Some(&tools)).unwrap();
+            prop_assert_eq!(tokenizer.decode(&ids, DecodeSpecial::Keep), text, "{}", source);
         }
     }
 }

@@ -4,7 +4,7 @@ mod common;
 
 use common::{id, small};
 use proptest::prelude::*;
-use text::{Detokenizer, Shown, Special, Tokenizer};
+use text::{DecodeSpecial, Detokenizer, EncodeSpecial, Tokenizer};
 
 fn tokenizer() -> Tokenizer {
     Tokenizer::from_vocabulary(small()).expect("a good vocabulary")
@@ -15,7 +15,7 @@ fn ids(names: &[&str]) -> Vec<u32> {
 }
 
 fn text(input: &str) -> Vec<u32> {
-    tokenizer().encode(input, Special::AsText)
+    tokenizer().encode(input, EncodeSpecial::AsText)
 }
 
 #[test]
@@ -41,16 +41,16 @@ fn unknown_characters_are_spelled_in_bytes() {
     let mut vocabulary = small();
     vocabulary.token_types.iter_mut().filter(|kind| **kind == 6).for_each(|kind| *kind = 1);
     let without_bytes = Tokenizer::from_vocabulary(vocabulary.clone()).unwrap();
-    assert_eq!(without_bytes.encode("a€€a€", Special::AsText), ids(&["a", "<unk>", "a", "<unk>"]));
+    assert_eq!(without_bytes.encode("a€€a€", EncodeSpecial::AsText), ids(&["a", "<unk>", "a", "<unk>"]));
     vocabulary.unknown = None;
     let without_either = Tokenizer::from_vocabulary(vocabulary).unwrap();
-    assert_eq!(without_either.encode("a€a", Special::AsText), ids(&["a", "a"]));
+    assert_eq!(without_either.encode("a€a", EncodeSpecial::AsText), ids(&["a", "a"]));
 }
 
 #[test]
 fn control_tokens_come_from_parsing_only() {
     assert_eq!(
-        tokenizer().encode("<s>a<end_of_turn>\n", Special::Parse),
+        tokenizer().encode("<s>a<end_of_turn>\n", EncodeSpecial::Parse),
         ids(&["<s>", "a", "<end_of_turn>", "\n"])
     );
     assert_eq!(text("<s>\n"), ids(&["<", "s", ">", "\n"]));
@@ -73,22 +73,22 @@ fn a_space_in_front_that_nobody_wrote() {
     let mut vocabulary = small();
     vocabulary.add_space_prefix = true;
     let tokenizer = Tokenizer::from_vocabulary(vocabulary).unwrap();
-    let encoded = tokenizer.encode("the<s>the\nhe", Special::Parse);
+    let encoded = tokenizer.encode("the<s>the\nhe", EncodeSpecial::Parse);
     assert_eq!(encoded, ids(&["▁the", "<s>", "▁the", "\n", "▁", "he"]));
     // Only the first is known not to have been written.
-    assert_eq!(tokenizer.decode(&encoded, Shown::Text), "the the\n he");
-    assert!(tokenizer.encode("", Special::Parse).is_empty());
+    assert_eq!(tokenizer.decode(&encoded, DecodeSpecial::Skip), "the the\n he");
+    assert!(tokenizer.encode("", EncodeSpecial::Parse).is_empty());
 }
 
 #[test]
 fn it_knows_its_tokens() {
     let tokenizer = tokenizer();
-    assert_eq!(tokenizer.vocab_len(), small().tokens.len());
-    assert_eq!(tokenizer.ends(), ids(&["</s>", "<end_of_turn>"]));
+    assert_eq!(tokenizer.vocab_size(), small().tokens.len());
+    assert_eq!(tokenizer.stop_token_ids(), ids(&["</s>", "<end_of_turn>"]));
     assert_eq!((tokenizer.bos(), tokenizer.eos()), (Some(1), Some(2)));
-    assert_eq!(tokenizer.id_of("▁the"), Some(id("▁the")));
-    assert_eq!(tokenizer.id_of("<0xE2>"), Some(id("<0xE2>")));
-    assert_eq!(tokenizer.id_of("nothing"), None);
+    assert_eq!(tokenizer.token_id("▁the"), Some(id("▁the")));
+    assert_eq!(tokenizer.token_id("<0xE2>"), Some(id("<0xE2>")));
+    assert_eq!(tokenizer.token_id("nothing"), None);
     assert_eq!(tokenizer.token_bytes(id("▁the")), Some(&b" the"[..]));
     assert_eq!(tokenizer.token_bytes(id("<0xE2>")), Some(&[0xe2][..]));
     assert_eq!(tokenizer.token_bytes(u32::MAX), None);
@@ -101,14 +101,14 @@ fn it_knows_its_tokens() {
 #[test]
 fn decoding_shows_control_tokens_where_wanted() {
     let encoded = ids(&["<s>", "▁the", "<0xE2>", "<0x82>", "<0xAC>", "<end_of_turn>"]);
-    assert_eq!(tokenizer().decode(&encoded, Shown::Text), " the€");
-    assert_eq!(tokenizer().decode(&encoded, Shown::All), "<s> the€<end_of_turn>");
-    assert_eq!(tokenizer().decode(&[u32::MAX, id("a")], Shown::All), "a");
+    assert_eq!(tokenizer().decode(&encoded, DecodeSpecial::Skip), " the€");
+    assert_eq!(tokenizer().decode(&encoded, DecodeSpecial::Keep), "<s> the€<end_of_turn>");
+    assert_eq!(tokenizer().decode(&[u32::MAX, id("a")], DecodeSpecial::Keep), "a");
 }
 
 #[test]
 fn half_characters_are_held_back() {
-    let mut stream = Detokenizer::new(&tokenizer(), Shown::Text);
+    let mut stream = Detokenizer::new(&tokenizer(), DecodeSpecial::Skip);
     let pushed: Vec<String> = ids(&["a", "<0xE2>", "<0x82>", "<0xAC>", "<0xE2>", "a"])
         .into_iter()
         .map(|id| stream.push(id))
@@ -138,8 +138,8 @@ proptest! {
             bytes.remove(0);
         }
         let whole = String::from_utf8_lossy(&bytes);
-        prop_assert_eq!(&tokenizer.decode(&ids, Shown::Text), &whole);
-        let mut stream = Detokenizer::new(&tokenizer, Shown::Text);
+        prop_assert_eq!(&tokenizer.decode(&ids, DecodeSpecial::Skip), &whole);
+        let mut stream = Detokenizer::new(&tokenizer, DecodeSpecial::Skip);
         let mut text: String = ids.iter().map(|id| stream.push(*id)).collect();
         text.push_str(&stream.finish());
         prop_assert_eq!(&text, &whole);
@@ -148,9 +148,9 @@ proptest! {
     #[test]
     fn text_comes_back(text in r"(\PC|[ ath\n<s>é]|[\x00-\x20]){0,60}") {
         let tokenizer = tokenizer();
-        let ids = tokenizer.encode(&text, Special::AsText);
+        let ids = tokenizer.encode(&text, EncodeSpecial::AsText);
         prop_assert!(!ids.iter().any(|id| tokenizer.is_special(*id)));
-        prop_assert_eq!(tokenizer.decode(&ids, Shown::Text), text.replace('▁', " "));
+        prop_assert_eq!(tokenizer.decode(&ids, DecodeSpecial::Skip), text.replace('▁', " "));
     }
 
     /// Against the rule itself, carried out plainly: the best pair of all, the leftmost of equals, until none is left.
@@ -166,6 +166,6 @@ proptest! {
             symbols[at].push_str(&right);
         }
         let plain: Vec<u32> = symbols.iter().filter_map(|symbol| find(symbol)).map(|id| id as u32).collect();
-        prop_assert_eq!(Tokenizer::from_vocabulary(small()).unwrap().encode(&text, Special::AsText), plain);
+        prop_assert_eq!(Tokenizer::from_vocabulary(small()).unwrap().encode(&text, EncodeSpecial::AsText), plain);
     }
 }

@@ -8,8 +8,8 @@ use common::{named, vocabulary};
 use proptest::prelude::*;
 use serde_json::json;
 use text::{
-    CallForm, CallPart, CallReader, ChatTemplate, Detokenizer, Kind, Message, Shown, Tokenizer, Tool,
-    ToolCall, ToolUse, Vocabulary,
+    ChatTemplate, DecodeSpecial, Detokenizer, Message, Tokenizer, Tool, ToolCall, ToolCallEvent,
+    ToolCallFormat, ToolCallParser, ToolSupport, Vocabulary, VocabularyKind,
 };
 
 /// Tools in the system's turn, calls in tags, results in the user's turn.
@@ -58,7 +58,7 @@ const FUNCTION: &str = r#"{%- if tools %}{{ tools | tojson }}{% endif %}
 
 /// Bytes and control tokens; `<call>` and its end as `kind` says, or not at all.
 fn tokenizer(kind: Option<i32>) -> Tokenizer {
-    let mut vocabulary = Vocabulary::new(Kind::SentencePiece);
+    let mut vocabulary = Vocabulary::new(VocabularyKind::SentencePiece);
     let controls = ["<unk>", "<s>", "<|im_start|>", "<|im_end|>", "<|eom_id|>"].map(|name| (name, 3));
     let bytes: Vec<String> = (0..256).map(|byte| format!("<0x{byte:02X}>")).collect();
     let bytes = bytes.iter().map(|name| (name.as_str(), 6));
@@ -73,13 +73,13 @@ fn tokenizer(kind: Option<i32>) -> Tokenizer {
     Tokenizer::from_vocabulary(vocabulary).expect("the vocabulary is right")
 }
 
-fn use_of(source: &str) -> ToolUse {
-    ChatTemplate::new(source, "<s>", "<|im_end|>").unwrap().tool_use(&tokenizer(None))
+fn use_of(source: &str) -> ToolSupport {
+    ChatTemplate::new(source, "<s>", "<|im_end|>").unwrap().tool_support(&tokenizer(None))
 }
 
-fn form(source: &str) -> CallForm {
+fn form(source: &str) -> ToolCallFormat {
     match use_of(source) {
-        ToolUse::Form(form) => form,
+        ToolSupport::Format(form) => form,
         other => panic!("{other:?}"),
     }
 }
@@ -88,27 +88,27 @@ fn form(source: &str) -> CallForm {
 fn the_form_of_calls_is_found_in_a_template() {
     let tags = form(TAGS);
     assert_eq!(
-        [&*tags.begin, &*tags.middle, &*tags.tail],
+        [&*tags.prefix, &*tags.infix, &*tags.suffix],
         ["<call>\n{\"name\": \"", "\", \"arguments\": ", "}\n</call>"]
     );
-    assert_eq!((tags.trigger(), tags.between.as_deref()), ("<call>", Some("\n")));
-    assert!(tags.controls.is_empty());
+    assert_eq!((tags.trigger(), tags.separator.as_deref()), ("<call>", Some("\n")));
+    assert!(tags.control_tokens.is_empty());
 
     let bare = form(BARE);
-    assert_eq!([&*bare.begin, &*bare.middle, &*bare.tail], ["{\"name\": \"", "\", \"parameters\": ", "}"]);
-    assert_eq!((bare.trigger, bare.between), (0, None));
+    assert_eq!([&*bare.prefix, &*bare.infix, &*bare.suffix], ["{\"name\": \"", "\", \"parameters\": ", "}"]);
+    assert_eq!((bare.trigger_len, bare.separator), (0, None));
 
     let function = form(FUNCTION);
-    assert_eq!([&*function.begin, &*function.middle, &*function.tail], ["<function=", ">", "</function>"]);
-    assert_eq!((function.trigger(), function.between.as_deref()), ("<function=", Some("")));
+    assert_eq!([&*function.prefix, &*function.infix, &*function.suffix], ["<function=", ">", "</function>"]);
+    assert_eq!((function.trigger(), function.separator.as_deref()), ("<function=", Some("")));
 }
 
 #[test]
 fn templates_without_tools_are_told_from_those_with_strange_calls() {
-    assert_eq!(ChatTemplate::gemma3().tool_use(&tokenizer(None)), ToolUse::None);
+    assert_eq!(ChatTemplate::gemma3().tool_support(&tokenizer(None)), ToolSupport::None);
     let plain = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}";
-    assert_eq!(use_of(plain), ToolUse::None);
-    assert_eq!(use_of("{{ raise_exception('no') }}"), ToolUse::None);
+    assert_eq!(use_of(plain), ToolSupport::None);
+    assert_eq!(use_of("{{ raise_exception('no') }}"), ToolSupport::None);
     // It knows tools, but no calls; it writes the id; it writes what is no JSON.
     let with = |call: &str| {
         format!(
@@ -121,7 +121,7 @@ fn templates_without_tools_are_told_from_those_with_strange_calls() {
         "<f={{ c.function.name }}>{% for k in c.function.arguments %}<p={{ k }}>{{ c.function.arguments[k] }}{% endfor %}",
         "{{ raise_exception('no') }}",
     ] {
-        assert_eq!(use_of(&with(call)), ToolUse::Unknown, "{call}");
+        assert_eq!(use_of(&with(call)), ToolSupport::UnknownFormat, "{call}");
     }
 }
 
@@ -129,21 +129,23 @@ fn templates_without_tools_are_told_from_those_with_strange_calls() {
 fn markers_may_be_control_tokens() {
     let template = ChatTemplate::new(TAGS, "<s>", "<|im_end|>").unwrap();
     let (control, text) = (tokenizer(Some(3)), tokenizer(Some(4)));
-    let [begin, end] = ["<call>", "</call>"].map(|name| control.id_of(name).unwrap());
-    let ToolUse::Form(form) = template.tool_use(&control) else { panic!("a form") };
-    assert_eq!(form.controls, [("</call>".to_owned(), end), ("<call>".to_owned(), begin)]);
-    assert!(matches!(template.tool_use(&text), ToolUse::Form(form) if form.controls.is_empty()));
+    let [begin, end] = ["<call>", "</call>"].map(|name| control.token_id(name).unwrap());
+    let ToolSupport::Format(form) = template.tool_support(&control) else { panic!("a form") };
+    assert_eq!(form.control_tokens, [("</call>".to_owned(), end), ("<call>".to_owned(), begin)]);
+    assert!(
+        matches!(template.tool_support(&text), ToolSupport::Format(form) if form.control_tokens.is_empty())
+    );
 
     // What the template writes is one token; what others write of it is text where it is control.
     let calls = vec![ToolCall { id: "1".into(), name: "f".into(), arguments: json!({ "a": "<call>" }) }];
-    let messages = [Message::new("user", "<call>"), Message::calls(None, calls)];
+    let messages = [Message::new("user", "<call>"), Message::with_tool_calls(None, calls)];
     let count = |tokenizer: &Tokenizer| {
         let ids = template.encode(tokenizer, &messages, false).unwrap();
         ids.iter().filter(|id| **id == begin).count()
     };
     assert_eq!((count(&control), count(&text)), (1, 3));
 
-    let mut shown = Detokenizer::new(&control, Shown::Text).showing([begin]);
+    let mut shown = Detokenizer::new(&control, DecodeSpecial::Skip).keeping([begin]);
     assert_eq!([begin, end, 5 + 65].map(|id| shown.push(id)), ["<call>", "", "A"]);
 }
 
@@ -163,7 +165,8 @@ fn nothing_of_tools_makes_control_tokens() {
             name: Some("f".to_owned()),
             ..Message::default()
         };
-        let said = Message::calls(Some(text.to_owned()), vec![call(arguments.into()), call(json!(text))]);
+        let said =
+            Message::with_tool_calls(Some(text.to_owned()), vec![call(arguments.into()), call(json!(text))]);
         let tool = Tool {
             name: "f".to_owned(),
             description: Some(text.to_owned()),
@@ -173,15 +176,15 @@ fn nothing_of_tools_makes_control_tokens() {
     };
     let encode = |text: &str| {
         let (messages, tools) = conversation(text);
-        template.encode_with(&tokenizer, &messages, &tools, true).unwrap()
+        template.encode_with_tools(&tokenizer, &messages, &tools, true).unwrap()
     };
     let control =
         |ids: &[u32]| -> Vec<u32> { ids.iter().copied().filter(|id| tokenizer.is_special(*id)).collect() };
     assert_eq!(control(&encode(hostile)), control(&encode("x")));
     // Nothing is lost, and nothing added.
     let (messages, tools) = conversation(hostile);
-    let text = template.render_with(&messages, true, Some(&tools)).unwrap();
-    assert_eq!(tokenizer.decode(&encode(hostile), Shown::All), text);
+    let text = template.render_with_tools(&messages, true, Some(&tools)).unwrap();
+    assert_eq!(tokenizer.decode(&encode(hostile), DecodeSpecial::Keep), text);
     assert!(text.contains("\"arguments\": {\"x<|im_end|>"), "{text}");
 }
 
@@ -191,17 +194,17 @@ fn the_real_qwen() {
     let (vocabulary, template) = vocabulary(&path);
     let tokenizer = Tokenizer::from_vocabulary(vocabulary).unwrap();
     let template = ChatTemplate::new(&template.expect("a template"), "", "<|im_end|>").unwrap();
-    let ToolUse::Form(form) = template.tool_use(&tokenizer) else { panic!("a form") };
+    let ToolSupport::Format(form) = template.tool_support(&tokenizer) else { panic!("a form") };
     assert_eq!(
-        [&*form.begin, &*form.middle, &*form.tail],
+        [&*form.prefix, &*form.infix, &*form.suffix],
         ["<tool_call>\n{\"name\": \"", "\", \"arguments\": ", "}\n</tool_call>"]
     );
-    assert_eq!((form.trigger(), form.between.as_deref()), ("<tool_call>", Some("\n")));
-    assert!(form.controls.is_empty());
+    assert_eq!((form.trigger(), form.separator.as_deref()), ("<tool_call>", Some("\n")));
+    assert!(form.control_tokens.is_empty());
     // They are one token each, which shows.
-    let ids = tokenizer.encode("<tool_call></tool_call>", text::Special::AsText);
+    let ids = tokenizer.encode("<tool_call></tool_call>", text::EncodeSpecial::AsText);
     assert_eq!(ids, [151_657, 151_658]);
-    assert_eq!(tokenizer.decode(&ids, Shown::Text), "<tool_call></tool_call>");
+    assert_eq!(tokenizer.decode(&ids, DecodeSpecial::Skip), "<tool_call></tool_call>");
 }
 
 // --- calls in text --------------------------------------------------------------------------------------------------------
@@ -213,22 +216,22 @@ struct Seen {
     calls: Vec<(String, String)>,
 }
 
-fn see(parts: &[CallPart]) -> Seen {
+fn see(parts: &[ToolCallEvent]) -> Seen {
     let mut seen = Seen::default();
     for part in parts {
         match part {
-            CallPart::Text(text) => seen.text.push_str(text),
-            CallPart::Call { name, .. } => seen.calls.push((name.clone(), String::new())),
-            CallPart::Arguments(text) => seen.calls.last_mut().expect("a call").1.push_str(text),
-            CallPart::Hidden(_) => {}
+            ToolCallEvent::Text(text) => seen.text.push_str(text),
+            ToolCallEvent::Start { name, .. } => seen.calls.push((name.clone(), String::new())),
+            ToolCallEvent::Arguments(text) => seen.calls.last_mut().expect("a call").1.push_str(text),
+            ToolCallEvent::Markup(_) => {}
         }
     }
     seen
 }
 
-fn read(form: &CallForm, anywhere: bool, pieces: &[&str]) -> Vec<CallPart> {
-    let mut reader = CallReader::new(form.clone(), anywhere);
-    let mut parts: Vec<CallPart> = pieces.iter().flat_map(|piece| reader.push(piece)).collect();
+fn read(form: &ToolCallFormat, anywhere: bool, pieces: &[&str]) -> Vec<ToolCallEvent> {
+    let mut reader = ToolCallParser::new(form.clone(), anywhere);
+    let mut parts: Vec<ToolCallEvent> = pieces.iter().flat_map(|piece| reader.push(piece)).collect();
     parts.extend(reader.finish());
     assert!(parts.iter().all(|part| !part.text().is_empty()), "{parts:?}");
     parts
@@ -309,7 +312,7 @@ fn any_answer() -> impl Strategy<Value = String> {
 }
 
 /// Found once for all cases.
-static FORMS: LazyLock<[CallForm; 3]> = LazyLock::new(|| [TAGS, BARE, FUNCTION].map(form));
+static FORMS: LazyLock<[ToolCallFormat; 3]> = LazyLock::new(|| [TAGS, BARE, FUNCTION].map(form));
 
 proptest! {
     #[test]
@@ -321,7 +324,7 @@ proptest! {
         let pieces: Vec<&str> = cuts.windows(2).map(|cut| &answer[cut[0]..cut[1]]).collect();
         let parts = read(&form, anywhere, &pieces);
         prop_assert_eq!(see(&parts), see(&whole));
-        let written: String = parts.iter().map(CallPart::text).collect();
+        let written: String = parts.iter().map(ToolCallEvent::text).collect();
         prop_assert_eq!(written, answer);
     }
 }

@@ -11,7 +11,9 @@ use common::{data, named, spent, vocabulary};
 use proptest::prelude::*;
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Value, json};
-use text::{ChatTemplate, Detokenizer, Kind, Message, Shown, Special, Tokenizer, Vocabulary};
+use text::{
+    ChatTemplate, DecodeSpecial, Detokenizer, EncodeSpecial, Message, Tokenizer, Vocabulary, VocabularyKind,
+};
 
 /// The ids with names of control tokens parsed, then those with all as text, where they differ.
 type Ids = Vec<Vec<u32>>;
@@ -81,7 +83,7 @@ fn from_json(kind: &str) -> Tokenizer {
 }
 
 fn from_gguf(kind: &str) -> Tokenizer {
-    let mut vocabulary = Vocabulary::new(Kind::Bpe);
+    let mut vocabulary = Vocabulary::new(VocabularyKind::Bpe);
     vocabulary.tokens = vec![String::new(); OWN.vocab.len()];
     for (token, id) in &OWN.vocab {
         vocabulary.tokens[*id as usize] = token.clone();
@@ -96,9 +98,9 @@ fn from_gguf(kind: &str) -> Tokenizer {
 fn check(what: &str, tokenizer: &Tokenizer, texts: &[String], expected: &[Ids]) {
     assert!(!texts.is_empty() && texts.len() == expected.len());
     for (text, ids) in texts.iter().zip(expected) {
-        assert_eq!(tokenizer.encode(text, Special::Parse), ids[0], "{what}: {text:?}");
+        assert_eq!(tokenizer.encode(text, EncodeSpecial::Parse), ids[0], "{what}: {text:?}");
         assert_eq!(
-            &tokenizer.encode(text, Special::AsText),
+            &tokenizer.encode(text, EncodeSpecial::AsText),
             ids.last().unwrap(),
             "{what}, as text: {text:?}"
         );
@@ -113,7 +115,7 @@ fn own_vocabulary_from_both_formats() {
         check(&format!("{kind}, tokenizer.json"), hf, &OWN.texts, &family.ids);
         check(&format!("{kind}, GGUF"), gguf, &OWN.texts, family.plain.as_ref().unwrap_or(&family.ids));
         for (ids, text) in &family.decoded {
-            assert_eq!(&hf.decode(ids, Shown::Text), text, "{kind}: {ids:?}");
+            assert_eq!(&hf.decode(ids, DecodeSpecial::Skip), text, "{kind}: {ids:?}");
         }
     }
     // The fixture tells the patterns apart, and normalised text from text as it is.
@@ -126,17 +128,17 @@ fn own_vocabulary_from_both_formats() {
 fn names_that_end_an_answer_do_so_whatever_the_file_calls_them() {
     let names = ["<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|endoftext|>", "<|end_of_text|>"];
     for class in [1, 3, 4, 5] {
-        let mut vocabulary = Vocabulary::new(Kind::Bpe);
+        let mut vocabulary = Vocabulary::new(VocabularyKind::Bpe);
         vocabulary.tokens = ["a", "</s>"].into_iter().chain(names).map(str::to_owned).collect();
         vocabulary.token_types = vec![1, 1, class, class, class, class, class];
         vocabulary.eos = Some(2);
         let tokenizer = Tokenizer::from_vocabulary(vocabulary).unwrap();
-        let mut ends = tokenizer.ends().to_vec();
+        let mut ends = tokenizer.stop_token_ids().to_vec();
         ends.sort_unstable();
         assert_eq!(ends, [2, 3, 4, 5, 6], "type {class}");
         // And nobody ends an answer by writing so.
-        assert!(tokenizer.encode("<|im_end|>", Special::AsText).iter().all(|id| *id < 2));
-        assert_eq!(tokenizer.encode("<|im_end|>", Special::Parse), [2]);
+        assert!(tokenizer.encode("<|im_end|>", EncodeSpecial::AsText).iter().all(|id| *id < 2));
+        assert_eq!(tokenizer.encode("<|im_end|>", EncodeSpecial::Parse), [2]);
     }
 }
 
@@ -159,7 +161,7 @@ fn a_token_that_is_looked_for_in_normalised_text_is_refused() {
 fn real(variable: &str, what: &str, name: &str) -> Option<(Tokenizer, ChatTemplate, Real)> {
     let (vocabulary, template) = vocabulary(&named(variable, what)?);
     let tokenizer = Tokenizer::from_vocabulary(vocabulary).unwrap();
-    let named = |id: Option<u32>| tokenizer.name_of(id.unwrap()).unwrap().into_owned();
+    let named = |id: Option<u32>| tokenizer.token_name(id.unwrap()).unwrap().into_owned();
     let template =
         ChatTemplate::new(&template.unwrap(), &named(tokenizer.bos()), &named(tokenizer.eos())).unwrap();
     Some((tokenizer, template, fixture(name)))
@@ -176,7 +178,7 @@ fn qwen() -> Option<(Tokenizer, ChatTemplate, Real)> {
 fn check_real(what: &str, tokenizer: &Tokenizer, template: &ChatTemplate, real: &Real) {
     check(what, tokenizer, &OWN.texts, &real.ids);
     for (ids, text) in &real.decoded {
-        assert_eq!(&tokenizer.decode(ids, Shown::Text), text, "{what}: {ids:?}");
+        assert_eq!(&tokenizer.decode(ids, DecodeSpecial::Skip), text, "{what}: {ids:?}");
     }
     let mut rendered = real.rendered.iter();
     for conversation in &real.conversations {
@@ -214,7 +216,7 @@ fn smollm2_as_hugging_face_has_it() {
     let Some((tokenizer, template, real)) = smollm2() else { return };
     check_real("SmolLM2", &tokenizer, &template, &real);
     check_reference(&tokenizer, "smollm2_reference.json");
-    assert_eq!(tokenizer.ends(), [2, 0]);
+    assert_eq!(tokenizer.stop_token_ids(), [2, 0]);
     let greeting = template.render(&[Message::new("user", "Hi")], true).unwrap();
     assert!(
         greeting.starts_with("<|im_start|>system\nYou are a helpful AI assistant named SmolLM"),
@@ -227,8 +229,11 @@ fn qwen_as_hugging_face_has_it() {
     let Some((tokenizer, template, real)) = qwen() else { return };
     check_real("Qwen", &tokenizer, &template, &real);
     check_reference(&tokenizer, "qwen15_reference.json");
-    let name = |id: &u32| tokenizer.name_of(*id).unwrap().into_owned();
-    assert_eq!(tokenizer.ends().iter().map(name).collect::<Vec<_>>(), ["<|im_end|>", "<|endoftext|>"]);
+    let name = |id: &u32| tokenizer.token_name(*id).unwrap().into_owned();
+    assert_eq!(
+        tokenizer.stop_token_ids().iter().map(name).collect::<Vec<_>>(),
+        ["<|im_end|>", "<|endoftext|>"]
+    );
     assert!(!tokenizer.adds_bos());
 }
 
@@ -268,7 +273,7 @@ fn long_texts() {
     for (name, tokenizer) in own.into_iter().chain(real.into_iter().flatten()) {
         let time = |what: &str, text: &str| {
             let start = spent();
-            let ids = tokenizer.encode(text, Special::Parse);
+            let ids = tokenizer.encode(text, EncodeSpecial::Parse);
             let took = spent() - start;
             let speed = text.len() as f64 / took.as_secs_f64() / 1e6;
             eprintln!("{name}: {what}: {} ids of {} bytes, {speed:.1} MB/s", ids.len(), text.len());
@@ -292,15 +297,15 @@ proptest! {
             text.push(other);
         }
         for (kind, (hf, gguf)) in TOKENIZERS.iter() {
-            let ids = gguf.encode(&text, Special::AsText);
-            prop_assert_eq!(&gguf.decode(&ids, Shown::All), &text, "{}", kind);
-            let mut stream = Detokenizer::new(gguf, Shown::Text);
+            let ids = gguf.encode(&text, EncodeSpecial::AsText);
+            prop_assert_eq!(&gguf.decode(&ids, DecodeSpecial::Keep), &text, "{}", kind);
+            let mut stream = Detokenizer::new(gguf, DecodeSpecial::Skip);
             let streamed: String = ids.iter().map(|id| stream.push(*id)).collect();
             prop_assert_eq!(&(streamed + &stream.finish()), &text, "{}", kind);
-            let normal = hf.decode(&hf.encode(&text, Special::AsText), Shown::Text);
+            let normal = hf.decode(&hf.encode(&text, EncodeSpecial::AsText), DecodeSpecial::Skip);
             prop_assert!(normal == text || kind == "qwen2");
             // What is in normal form stays in it.
-            let again = hf.decode(&hf.encode(&normal, Special::AsText), Shown::Text);
+            let again = hf.decode(&hf.encode(&normal, EncodeSpecial::AsText), DecodeSpecial::Skip);
             prop_assert_eq!(again, normal, "{}", kind);
         }
     }

@@ -144,8 +144,10 @@ pub fn stream(
     let largest = chunks.iter().map(Chunk::slot_bytes).max().unwrap_or(0);
     let slot_bytes = options.slot_bytes.max(largest + SLACK);
     if slot_bytes > RING {
-        let reason =
-            format!("a row or strip of {largest} bytes is larger than {} of staging", gpu::bytes(RING));
+        let reason = format!(
+            "a row or strip of {largest} bytes is larger than {} of staging",
+            gpu::format_bytes(RING)
+        );
         return Err(Error::invalid(&source.files[0], reason));
     }
     let slots = options.slots.clamp(1, (RING / slot_bytes) as usize);

@@ -51,13 +51,13 @@ fn rows_of_a_folder_are_where_they_belong() {
         let expected: Vec<f32> = checkpoint.read_vector(tensor).unwrap().iter().map(|w| w + 1.0).collect();
         assert_eq!(norm.read_vec::<f32>().unwrap(), expected, "{}", tensor.name);
     }
-    let taken = device.in_use(gpu::Lifetime::Weights);
+    let taken = device.allocated_bytes(gpu::Lifetime::Weights);
     assert!(
         taken <= weights.bytes() + (64 << 20) + (4 << 20),
         "more than the weights and one shared block each: {taken}"
     );
     drop(weights);
-    assert_eq!(device.in_use(gpu::Lifetime::Weights), 0);
+    assert_eq!(device.allocated_bytes(gpu::Lifetime::Weights), 0);
 }
 
 #[test]

@@ -83,14 +83,19 @@ fn a_4_gb_model_takes_at_most_512_mib_more_than_its_buffers() {
     let extra = status("VmHWM").saturating_sub(before + buffers);
     println!(
         "{} loaded in {:.1} s, peak extra {}",
-        gpu::bytes(stats.bytes),
+        gpu::format_bytes(stats.bytes),
         stats.seconds,
-        gpu::bytes(extra)
+        gpu::format_bytes(extra)
     );
     // Hardly more was taken from the device than the matrices need.
-    let taken = device.in_use(Lifetime::Weights);
-    assert!(taken <= buffers + buffers / 20, "{} taken for {}", gpu::bytes(taken), gpu::bytes(buffers));
+    let taken = device.allocated_bytes(Lifetime::Weights);
+    assert!(
+        taken <= buffers + buffers / 20,
+        "{} taken for {}",
+        gpu::format_bytes(taken),
+        gpu::format_bytes(buffers)
+    );
     // The buffers are in this process and the ring is seen, or the figure means nothing.
-    assert!(extra >= 16 << 20, "only {} beyond the buffers: less than one slot", gpu::bytes(extra));
-    assert!(extra <= 512 << 20, "{} beyond the buffers", gpu::bytes(extra));
+    assert!(extra >= 16 << 20, "only {} beyond the buffers: less than one slot", gpu::format_bytes(extra));
+    assert!(extra <= 512 << 20, "{} beyond the buffers", gpu::format_bytes(extra));
 }

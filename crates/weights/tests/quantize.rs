@@ -111,7 +111,7 @@ fn a_scale_that_is_no_number_in_our_own_file_is_found() {
         error.to_string().contains("layers.1.mlp.up_proj.weight': a scale from row 0 on is not"),
         "{error}"
     );
-    assert_eq!(device.in_use(gpu::Lifetime::Weights), 0);
+    assert_eq!(device.allocated_bytes(gpu::Lifetime::Weights), 0);
 }
 
 #[test]

@@ -119,7 +119,7 @@ fn every_value_arrives() {
             assert!(near, "{} value {i} is {got}, expected {value}", tensor.name);
         }
     }
-    assert_eq!(device.in_use(Lifetime::Staging), 0, "the ring is gone");
+    assert_eq!(device.allocated_bytes(Lifetime::Staging), 0, "the ring is gone");
 }
 
 #[test]
@@ -140,7 +140,7 @@ fn a_read_error_names_file_tensor_and_place_and_leaves_nothing() {
     );
     drop(destinations);
     drop(matrices);
-    assert_eq!(device.in_use(Lifetime::Weights) + device.in_use(Lifetime::Staging), 0);
+    assert_eq!(device.allocated_bytes(Lifetime::Weights) + device.allocated_bytes(Lifetime::Staging), 0);
 }
 
 #[test]
@@ -220,7 +220,7 @@ fn a_cancelled_load_stops() {
     assert!((1..total).contains(&control.done.load(Ordering::Relaxed)), "stopped half-way");
     drop(destinations);
     drop(matrices);
-    assert_eq!(device.in_use(Lifetime::Weights) + device.in_use(Lifetime::Staging), 0);
+    assert_eq!(device.allocated_bytes(Lifetime::Weights) + device.allocated_bytes(Lifetime::Staging), 0);
 }
 
 #[test]
@@ -235,7 +235,7 @@ fn a_lost_device_is_said_and_leaves_nothing() {
     assert!(matches!(error, Error::Gpu(gpu::Error::DeviceLost { .. })), "{error}");
     drop(destinations);
     drop(matrices);
-    assert_eq!(device.in_use(Lifetime::Weights) + device.in_use(Lifetime::Staging), 0);
+    assert_eq!(device.allocated_bytes(Lifetime::Weights) + device.allocated_bytes(Lifetime::Staging), 0);
 }
 
 #[test]

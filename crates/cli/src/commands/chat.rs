@@ -10,7 +10,7 @@ use model::{
     language::Language,
 };
 use rustyline::{DefaultEditor, error::ReadlineError};
-use text::{Detokenizer, Message, Shown};
+use text::{DecodeSpecial, Detokenizer, Message};
 
 use crate::{
     loading::{Loaded, ModelArguments, Outputs},
@@ -238,7 +238,7 @@ impl Chat {
         }
         let control = output::control();
         control.cancel.store(false, Ordering::Relaxed);
-        let mut detokenizer = Detokenizer::new(&self.language.tokenizer, Shown::Text);
+        let mut detokenizer = Detokenizer::new(&self.language.tokenizer, DecodeSpecial::Skip);
         let (mut text, mut failed) = (String::new(), None);
         let mut progress = output::Progress::new();
         let rest = &prompt[reused..];

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Args;
-use gpu::{AdapterInfo, Instance, InstanceOptions, bytes};
+use gpu::{AdapterInfo, Instance, InstanceOptions, format_bytes};
 use serde_json::json;
 
 use crate::output;
@@ -21,7 +21,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let instance = Instance::new(&InstanceOptions::default())?;
     let adapters = instance.adapters()?;
     let wanted = std::env::var("INDRIK_DEVICE").ok();
-    let chosen = gpu::choose(&adapters, wanted.as_deref()).ok().map(|adapter| adapter.info.index);
+    let chosen = gpu::select_adapter(&adapters, wanted.as_deref()).ok().map(|adapter| adapter.info.index);
     if arguments.json {
         let devices: Vec<_> = adapters.iter().map(|adapter| describe(&adapter.info, chosen)).collect();
         output::print_json(&json!({ "devices": devices }))?;
@@ -50,9 +50,10 @@ fn text(info: &AdapterInfo, chosen: Option<usize>) -> String {
     for heap in &info.heaps {
         let place = if heap.device_local { "device-local" } else { "host" };
         let mapped = if heap.host_visible { ", mapped by the CPU" } else { "" };
-        let budget = heap.budget.map_or(String::new(), |budget| format!(", budget {}", bytes(budget)));
-        let used = heap.used.map_or(String::new(), |used| format!(", in use {}", bytes(used)));
-        text += &format!("   heap {}   {} {place}{mapped}{budget}{used}\n", heap.index, bytes(heap.size));
+        let budget = heap.budget.map_or(String::new(), |budget| format!(", budget {}", format_bytes(budget)));
+        let used = heap.used.map_or(String::new(), |used| format!(", in use {}", format_bytes(used)));
+        text +=
+            &format!("   heap {}   {} {place}{mapped}{budget}{used}\n", heap.index, format_bytes(heap.size));
     }
     text
 }
@@ -74,10 +75,10 @@ pub fn tier_line(info: &AdapterInfo) -> String {
     let tiers = info.caps.tiers();
     let missing = tiers.iter().find(|status| !status.missing.is_empty());
     let why = missing.map_or(String::new(), |status| {
-        format!("; no {} ({}): lacks {}", status.tier, status.tier.about(), status.missing.join(", "))
+        format!("; no {} ({}): lacks {}", status.tier, status.tier.description(), status.missing.join(", "))
     });
     match info.caps.tier() {
-        Some(tier) => format!("{tier} ({}){why}", tier.about()),
+        Some(tier) => format!("{tier} ({}){why}", tier.description()),
         None => format!("unusable{why}"),
     }
 }

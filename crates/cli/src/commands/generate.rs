@@ -14,7 +14,7 @@ use model::{
     generate::{Event, Finish, Request, generate},
 };
 use serde_json::json;
-use text::{Detokenizer, Shown, StopMatcher};
+use text::{DecodeSpecial, Detokenizer, StopMatcher};
 
 use crate::{
     loading::{ModelArguments, Opened, Outputs},
@@ -94,7 +94,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let mut sequence = loaded.runner.start()?;
     let control = output::control();
     let mut detokenizer =
-        language.as_ref().map(|language| Detokenizer::new(&language.tokenizer, Shown::Text));
+        language.as_ref().map(|language| Detokenizer::new(&language.tokenizer, DecodeSpecial::Skip));
     let mut text = String::new();
     let mut progress = output::Progress::new();
     let mut failed = None;

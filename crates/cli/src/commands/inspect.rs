@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, process::ExitCode};
 
 use checkpoint::{Checkpoint, Tensor, config::LayerType};
 use clap::Args;
-use gpu::bytes;
+use gpu::format_bytes;
 use model::Limits;
 use serde::Serialize;
 use serde_json::json;

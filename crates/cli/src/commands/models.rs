@@ -7,7 +7,7 @@ use checkpoint::{
     gguf::{self, Gguf, Metadata},
 };
 use clap::Args;
-use gpu::bytes;
+use gpu::format_bytes;
 use serde::Serialize;
 use store::{Entry, Kind, Store, catalogue, printable};
 

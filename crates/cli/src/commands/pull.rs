@@ -8,9 +8,9 @@ use std::{
 };
 
 use clap::Args;
-use gpu::bytes;
+use gpu::format_bytes;
 use serde_json::json;
-use store::{Event, Job, Model, Pulled, Settings, Store, catalogue};
+use store::{Model, PullEvent, PullOptions, Pulled, Settings, Store, catalogue};
 
 use crate::output;
 
@@ -39,25 +39,25 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let store = Store::open_default()?;
     let Some(name) = &arguments.name else { return list(&store, arguments.json) };
-    let model = catalogue::find(name).ok_or_else(|| store::Error::Unknown { name: name.clone() })?;
+    let model = catalogue::find(name).ok_or_else(|| store::Error::UnknownModel { name: name.clone() })?;
     let control = output::control();
     let settings = Settings::from_environment();
-    let job = Job { settings: &settings, verify: arguments.verify, cancel: &control.cancel };
+    let job = PullOptions { settings: &settings, verify: arguments.verify, cancel: &control.cancel };
     let start = Instant::now();
     let mut watch = Watch { model, bar: Bar::new() };
     let pulled = store::pull(&store, model, &job, &mut |event| watch.see(event));
     drop(watch);
-    let Pulled { path, record, was_here } = pulled?;
+    let Pulled { path, record, already_present } = pulled?;
     let seconds = start.elapsed().as_secs_f64();
     if arguments.json {
         let mut value = serde_json::to_value(&record)?;
         value["path"] = json!(path);
-        value["was_here"] = json!(was_here);
+        value["already_present"] = json!(already_present);
         value["seconds"] = json!(seconds);
         output::print_json(&value)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let how = match (was_here, arguments.verify) {
+    let how = match (already_present, arguments.verify) {
         (false, _) => format!("pulled in {seconds:.1} s, its checksum is right"),
         (true, true) => "already here, its checksum is right".to_string(),
         (true, false) => format!("already here since {}", record.date),
@@ -110,15 +110,15 @@ struct Watch<'a> {
 }
 
 impl Watch<'_> {
-    fn see(&mut self, event: Event) {
+    fn see(&mut self, event: PullEvent) {
         let text = match event {
-            Event::Progress { done, total } => return self.bar.show(done, total),
-            Event::Verifying => return self.bar.say("computing the checksum …"),
-            Event::Waiting => format!("another pull of {} is running, waiting for it", self.model.name),
-            Event::Damaged { path } => {
+            PullEvent::Progress { done, total } => return self.bar.show(done, total),
+            PullEvent::Verifying => return self.bar.say("computing the checksum …"),
+            PullEvent::Waiting => format!("another pull of {} is running, waiting for it", self.model.name),
+            PullEvent::Damaged { path } => {
                 format!("{}: not the file it should be, it will be replaced", path.display())
             }
-            Event::Terms(licence) => format!(
+            PullEvent::Licence(licence) => format!(
                 "{}: {}, {}\nLicence: {}, {}\nTo download is to accept these terms; Ctrl-C stops.",
                 self.model.name,
                 self.model.title,
@@ -126,13 +126,13 @@ impl Watch<'_> {
                 licence.name,
                 licence.url
             ),
-            Event::Source(source) => format!("From {source}"),
-            Event::Refused { reason, .. } => format!("  passed over: {reason}"),
-            Event::Resuming { done } => format!("  {} are here from an earlier pull", bytes(done)),
-            Event::Retrying { reason, pause } => {
+            PullEvent::TryingSource(source) => format!("From {source}"),
+            PullEvent::SourceFailed { reason, .. } => format!("  passed over: {reason}"),
+            PullEvent::Resuming { done } => format!("  {} are here from an earlier pull", bytes(done)),
+            PullEvent::Retrying { reason, pause } => {
                 format!("  {reason}; trying again in {} s", pause.as_secs_f64())
             }
-            Event::Deleted { reason } => format!("  {reason}; deleted, trying once more"),
+            PullEvent::Discarded { reason } => format!("  {reason}; deleted, trying once more"),
         };
         self.bar.clear();
         note!("{text}");

@@ -10,7 +10,7 @@ use std::{
 use anyhow::bail;
 use checkpoint::Checkpoint;
 use clap::{Args, ValueEnum};
-use gpu::bytes;
+use gpu::format_bytes;
 use serde_json::json;
 use tensor::Scheme;
 use weights::quantize::quantize;

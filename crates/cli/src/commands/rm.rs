@@ -6,7 +6,7 @@ use std::{
 };
 
 use clap::Args;
-use gpu::bytes;
+use gpu::format_bytes;
 use serde_json::{Value, json};
 use store::{Error, Removal, Store, printable};
 
@@ -38,7 +38,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let mut found: Vec<Removal> = vec![];
     let mut failed: Vec<(String, Error)> = vec![];
     for name in &arguments.names {
-        match store.removal(name) {
+        match store.plan_removal(name) {
             Ok(removal) if found.iter().all(|other| other.path != removal.path) => found.push(removal),
             Ok(_) => {}
             Err(error) => failed.push((name.clone(), error)),

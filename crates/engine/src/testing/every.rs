@@ -1,6 +1,6 @@
 //! A guide of plain arithmetic.
 
-use crate::Guide;
+use crate::TokenConstraint;
 
 /// Allows every so-many-th token, and nothing after so many of them. What it is told is checked.
 #[derive(Clone, Debug)]
@@ -29,12 +29,12 @@ impl EveryNth {
     }
 }
 
-impl Guide for EveryNth {
+impl TokenConstraint for EveryNth {
     fn mask(&mut self, words: &mut [u32]) -> Result<(), String> {
         if self.fails_after.is_some_and(|most| self.accepted >= most) {
             return Err(format!("no more than {} tokens", self.accepted));
         }
-        assert!(!self.is_over(), "a mask for what is over");
+        assert!(!self.is_finished(), "a mask for what is over");
         for (word, first) in words.iter_mut().zip((0..).step_by(32)) {
             *word = (0..32).map(|bit| u32::from(self.allows(first + bit)) << bit).sum();
         }
@@ -42,16 +42,16 @@ impl Guide for EveryNth {
     }
 
     fn accept(&mut self, token: u32) -> Result<(), String> {
-        assert!(self.allows(token) && !self.is_over(), "token {token} was not allowed");
+        assert!(self.allows(token) && !self.is_finished(), "token {token} was not allowed");
         self.accepted += 1;
         Ok(())
     }
 
-    fn is_over(&self) -> bool {
+    fn is_finished(&self) -> bool {
         self.accepted >= self.max_tokens
     }
 
-    fn fork(&self) -> Box<dyn Guide> {
+    fn fork(&self) -> Box<dyn TokenConstraint> {
         Box::new(self.clone())
     }
 }

@@ -1,15 +1,15 @@
-mod calls;
+mod tool_calls;
 
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use text::{Guide, Kind, Special, Tokenizer, Vocabulary};
+use text::{EncodeSpecial, TokenConstraint, Tokenizer, Vocabulary, VocabularyKind};
 
-use crate::{Grammar, Grammars, Matcher};
+use crate::{Grammar, GrammarCompiler, Matcher};
 
-/// 0 `<unk>`, 1 `<s>`, 2 `</s>`, 3 `<end_of_turn>`, 4 to 259 the bytes, then letters and pieces of JSON.
+/// Ids: 0 `<unk>`, 1 `<s>`, 2 `</s>`, 3 `<end_of_turn>`, 4 to 259 the bytes, then letters and JSON punctuation.
 fn tokenizer() -> Tokenizer {
-    let mut vocabulary = Vocabulary::new(Kind::SentencePiece);
+    let mut vocabulary = Vocabulary::new(VocabularyKind::SentencePiece);
     for (token, kind) in [("<unk>", 2), ("<s>", 3), ("</s>", 3), ("<end_of_turn>", 3)] {
         vocabulary.tokens.push(token.into());
         vocabulary.token_types.push(kind);
@@ -28,13 +28,13 @@ fn tokenizer() -> Tokenizer {
     Tokenizer::from_vocabulary(vocabulary).unwrap()
 }
 
-/// More logits than tokens, and a ragged end.
+/// More logits than tokens, and not a multiple of 32.
 const VOCAB: u32 = 300;
 const WORDS: usize = VOCAB.div_ceil(32) as usize;
 
-fn grammars() -> Grammars {
+fn compiler() -> GrammarCompiler {
     let tokenizer = tokenizer();
-    Grammars::new(&tokenizer, VOCAB, tokenizer.ends()).unwrap()
+    GrammarCompiler::new(&tokenizer, VOCAB, tokenizer.stop_token_ids()).unwrap()
 }
 
 fn allowed(matcher: &mut Matcher) -> Vec<u32> {
@@ -43,41 +43,41 @@ fn allowed(matcher: &mut Matcher) -> Vec<u32> {
     (0..WORDS as u32 * 32).filter(|id| words[*id as usize / 32] >> (id % 32) & 1 == 1).collect()
 }
 
-/// How many bytes of a text a grammar follows, and whether it may end there.
-fn follow(grammar: &Grammar, text: &str) -> (usize, bool) {
+/// How many bytes of a text a grammar accepts, and whether the text may end there.
+fn accepted(grammar: &Grammar, text: &str) -> (usize, bool) {
     let tokenizer = tokenizer();
     let mut matcher = grammar.matcher();
     let mut bytes = 0;
-    for id in tokenizer.encode(text, Special::AsText) {
-        if matcher.is_over() || !allowed(&mut matcher).contains(&id) {
+    for id in tokenizer.encode(text, EncodeSpecial::AsText) {
+        if matcher.is_finished() || !allowed(&mut matcher).contains(&id) {
             break;
         }
         matcher.accept(id).unwrap();
         bytes += tokenizer.token_bytes(id).unwrap().len();
     }
-    (bytes, matcher.is_over() || allowed(&mut matcher).contains(&2))
+    (bytes, matcher.is_finished() || allowed(&mut matcher).contains(&2))
 }
 
-fn whole(grammar: &Grammar, text: &str) -> bool {
-    follow(grammar, text) == (text.len(), true)
+fn accepts(grammar: &Grammar, text: &str) -> bool {
+    accepted(grammar, text) == (text.len(), true)
 }
 
 #[test]
-fn json_of_a_schema_is_followed_and_nothing_else() {
+fn a_schema_accepts_matching_json_only() {
     let schema = json!({
         "type": "object",
         "properties": { "a": { "type": "integer", "minimum": 0, "maximum": 30 }, "b": { "enum": ["ab", true] } },
         "required": ["a"],
         "additionalProperties": false,
     });
-    let grammar = grammars().json_schema(&schema).unwrap();
-    for right in
+    let grammar = compiler().json_schema(&schema).unwrap();
+    for valid in
         ["{\"a\":1}", "{\"a\": 23, \"b\": true}", "{\n  \"a\": 0,\n  \"b\": \"ab\"\n}", "{\r\n\t\"a\": 3}"]
     {
-        assert!(whole(&grammar, right), "{right:?}: {:?}", follow(&grammar, right));
+        assert!(accepts(&grammar, valid), "{valid:?}: {:?}", accepted(&grammar, valid));
     }
-    // How far each of them is right.
-    let wrong = [
+    // Each with the length of its valid prefix.
+    let invalid = [
         (" {\"a\":1}", 0),
         ("{\"a\":31}", 6),
         ("{\"b\":true}", 2),
@@ -85,71 +85,71 @@ fn json_of_a_schema_is_followed_and_nothing_else() {
         ("{\"a\":1}}", 7),
         ("{  \"a\"", 2),
     ];
-    for (wrong, bytes) in wrong {
-        assert_eq!(follow(&grammar, wrong).0, bytes, "{wrong:?}");
+    for (invalid, bytes) in invalid {
+        assert_eq!(accepted(&grammar, invalid).0, bytes, "{invalid:?}");
     }
-    assert_eq!(follow(&grammar, "{\"a\":1"), (6, false), "it may not end before its brace");
+    assert_eq!(accepted(&grammar, "{\"a\":1"), (6, false), "the object is not closed");
 }
 
 #[test]
-fn white_space_has_an_end() {
-    let grammar = grammars().json_object().unwrap();
+fn white_space_is_bounded() {
+    let grammar = compiler().json_object().unwrap();
     let mut text = String::from("{\n");
     text.push_str(&" ".repeat(100));
-    assert_eq!(follow(&grammar, &text).0, 2 + 32);
-    assert_eq!(follow(&grammar, "{\n\n").0, 2);
-    // And nothing after the last brace: there the answer is over.
-    assert_eq!(follow(&grammar, "{} "), (2, true));
+    assert_eq!(accepted(&grammar, &text).0, 2 + 32);
+    assert_eq!(accepted(&grammar, "{\n\n").0, 2);
+    // Nothing may follow the closing brace.
+    assert_eq!(accepted(&grammar, "{} "), (2, true));
 }
 
 #[test]
-fn only_text_is_allowed_and_ends_where_the_answer_may_end() {
-    let grammars = grammars();
-    let mut any = grammars.regex("(?s:.*)").unwrap().matcher();
+fn masks_allow_text_tokens_and_stop_tokens_where_the_completion_may_end() {
+    let compiler = compiler();
+    let mut any = compiler.regex("(?s:.*)").unwrap().matcher();
     let first = allowed(&mut any);
-    // The ends, for nothing at all is an answer too; no other control token, no token that is past the tokenizer's.
+    // Stop tokens, since the expression matches nothing too; no other control token, and no id beyond the tokenizer's.
     assert!(first.contains(&2) && first.contains(&3) && !first.contains(&0) && !first.contains(&1));
     assert!(first.iter().all(|id| *id < 275), "{first:?}");
-    // A byte only where no other token has it, and none that no text has.
+    // A byte token only if no other token has its bytes, and no byte that is invalid in UTF-8.
     let byte = |byte: u32| first.contains(&(4 + byte));
     assert_eq!(
         [b'a', b'\n', b'{', b'c', b'0'].map(|letter| byte(letter.into())),
         [false, false, false, true, true]
     );
     assert!(byte(0xc3) && !byte(0xff));
-    // Half a character is followed by its other half.
+    // The first byte of a character must be followed by its continuation bytes.
     any.accept(4 + 0xc3).unwrap();
     let rest = allowed(&mut any);
     assert!(rest.iter().all(|id| (4 + 0x80..4 + 0xc0).contains(id)), "{rest:?}");
 
-    let mut some = grammars.regex("a+b?").unwrap().matcher();
+    let mut some = compiler.regex("a+b?").unwrap().matcher();
     assert!(!allowed(&mut some).contains(&2));
     some.accept(260).unwrap();
     assert_eq!(allowed(&mut some), [2, 3, 260, 261]);
     some.accept(261).unwrap();
-    assert!(some.is_over());
+    assert!(some.is_finished());
     assert_eq!(allowed(&mut some), [2, 3]);
     let error = some.accept(261).unwrap_err().to_string();
-    assert!(error.contains("the regular expression cannot be followed"), "{error}");
+    assert!(error.contains("the regular expression cannot be matched"), "{error}");
 }
 
 #[test]
-fn matchers_of_one_grammar_go_their_own_ways() {
-    let grammar = grammars().lark("start: \"a\"+ \"b\"").unwrap();
+fn matchers_and_forks_are_independent() {
+    let grammar = compiler().lark("start: \"a\"+ \"b\"").unwrap();
     let mut one = grammar.matcher();
     one.accept(260).unwrap();
     let mut fork = one.fork();
     fork.accept(261).unwrap();
-    assert!(fork.is_over() && !one.is_over());
+    assert!(fork.is_finished() && !one.is_finished());
     one.accept(260).unwrap();
     assert_eq!(allowed(&mut grammar.matcher()), [260]);
-    // Too few words are an error, and no panic.
+    // A mask that is too short is an error, not a panic.
     one.mask(&mut [0; WORDS - 1]).unwrap_err();
 }
 
-/// Sound, but large beyond measure, or wrong: refused within the time, or followed within its limits.
+/// Schemas that are invalid, or valid but huge: rejected or compiled in bounded time.
 #[test]
-fn schemas_that_explode_and_wrong_ones_end_in_bounded_time() {
+fn huge_and_invalid_schemas_take_bounded_time() {
     let nested =
         |depth: usize| (0..depth).fold(json!({}), |inner, _| json!({ "properties": { "a": inner } }));
     let doubled = |depth: usize| {
@@ -171,7 +171,7 @@ fn schemas_that_explode_and_wrong_ones_end_in_bounded_time() {
         (nested(200), Some("nested deeper")),
         (nested(60), None),
         (doubled(40), None),
-        // As many as the size of a schema allows.
+        // As many as fit the length limit.
         (chained(7500), None),
         (json!({ "allOf": crossed }), Some("too large")),
         (json!({ "type": "string", "maxLength": 1_000_000_000_u64 }), None),
@@ -195,10 +195,10 @@ fn schemas_that_explode_and_wrong_ones_end_in_bounded_time() {
         (json!(false), Some("allows nothing")),
         (json!(7), Some("must be an object")),
     ];
-    let grammars = grammars();
+    let compiler = compiler();
     for (schema, expected) in cases {
         let start = Instant::now();
-        let compiled = grammars.json_schema(&schema).map(|grammar| grammar.matcher().mask(&mut [0; WORDS]));
+        let compiled = compiler.json_schema(&schema).map(|grammar| grammar.matcher().mask(&mut [0; WORDS]));
         let shown: String = schema.to_string().chars().take(120).collect();
         match (&compiled, expected) {
             (Ok(first), None) => assert!(first.is_ok(), "{shown}: {first:?}"),
@@ -207,21 +207,21 @@ fn schemas_that_explode_and_wrong_ones_end_in_bounded_time() {
         }
         assert!(start.elapsed() < Duration::from_secs(5), "{shown} took {:?}", start.elapsed());
     }
-    // It refers to nothing but itself, which shows when it is followed.
-    let circle = grammars.json_schema(&json!({ "$ref": "#" })).unwrap();
+    // A schema that refers only to itself fails at the first mask.
+    let circle = compiler.json_schema(&json!({ "$ref": "#" })).unwrap();
     let error = circle.matcher().mask(&mut [0; WORDS]).unwrap_err();
-    assert!(error.to_string().contains("allows nothing to follow"), "{error}");
-    for (wrong, part) in [("(", "regular expression cannot be used"), ("(?=a)b", "look-around")] {
-        let error = grammars.regex(wrong).unwrap_err().to_string();
+    assert!(error.to_string().contains("allows no next token"), "{error}");
+    for (invalid, part) in [("(", "regular expression cannot be used"), ("(?=a)b", "look-around")] {
+        let error = compiler.regex(invalid).unwrap_err().to_string();
         assert!(error.contains(part), "{error}");
     }
-    assert!(grammars.lark("start: nothing").is_err());
+    assert!(compiler.lark("start: nothing").is_err());
 }
 
 #[test]
-fn work_that_grows_while_an_answer_is_written_is_an_error_in_the_end() {
-    // After every letter it may be the one forty before the end: two to the power of forty states.
-    let grammar = grammars().regex("(a|b)*a(a|b){40}").unwrap();
+fn work_that_grows_with_the_completion_ends_in_an_error() {
+    // Every letter may be the one 41 before the end: 2^40 states.
+    let grammar = compiler().regex("(a|b)*a(a|b){40}").unwrap();
     let mut matcher = grammar.matcher();
     let mut words = [0; WORDS];
     let mut seed = 1_u32;
@@ -234,15 +234,15 @@ fn work_that_grows_while_an_answer_is_written_is_an_error_in_the_end() {
         if let Err(error) = matcher.accept(260 + (seed >> 31)) {
             break error.to_string();
         }
-        assert!(start.elapsed() < Duration::from_secs(60), "it grows without an end");
+        assert!(start.elapsed() < Duration::from_secs(60), "the work is not bounded");
     };
-    assert!(error.contains("cannot be followed"), "{error}");
+    assert!(error.contains("cannot be matched"), "{error}");
 }
 
 #[test]
-fn vocabularies_without_text_or_ends_are_refused() {
+fn vocabularies_without_text_or_stop_tokens_are_rejected() {
     let tokenizer = tokenizer();
-    assert!(Grammars::new(&tokenizer, VOCAB, &[]).is_err());
-    assert!(Grammars::new(&tokenizer, VOCAB, &[VOCAB]).is_err());
-    assert!(Grammars::new(&tokenizer, 3, &[2]).is_err());
+    assert!(GrammarCompiler::new(&tokenizer, VOCAB, &[]).is_err());
+    assert!(GrammarCompiler::new(&tokenizer, VOCAB, &[VOCAB]).is_err());
+    assert!(GrammarCompiler::new(&tokenizer, 3, &[2]).is_err());
 }

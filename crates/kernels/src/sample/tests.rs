@@ -273,7 +273,7 @@ fn a_run_leaves_each_step_in_its_entry_and_ends_with_the_first_row_that_does() {
     };
     let mut recorder = device.recorder().unwrap();
     recorder
-        .only_while(&run.slice(Run::RUNNING).unwrap(), |recorder| {
+        .conditional(&run.slice(Run::RUNNING).unwrap(), |recorder| {
             kernel.record(recorder, "sample", ROWS + 1, &operands)
         })
         .unwrap();

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use gpu::{Buffer, Stamps, Timing};
+use gpu::{Buffer, TimestampMode, Timing};
 use kernels::{
     matmul::gemv,
     sample::{self, CountTokens, Counting, MAX_ENDS},
@@ -144,7 +144,7 @@ impl Runner {
     pub(crate) fn decode_timed(
         &mut self,
         batch: &mut [DecodeRow<'_>],
-        stamps: Stamps,
+        stamps: TimestampMode,
     ) -> Result<Vec<Timing>> {
         let rows = self.decode_rows(batch, 1)?;
         let choices: Vec<Choice<'_>> = batch.iter().map(Choice::for_decode).collect();
@@ -166,7 +166,7 @@ impl Runner {
         &mut self,
         sequence: &mut Sequence,
         tokens: &[u32],
-        stamps: Stamps,
+        stamps: TimestampMode,
     ) -> Result<Vec<Timing>> {
         self.check(sequence, tokens)?;
         let rows = self.extend(sequence, tokens)?;
@@ -192,7 +192,7 @@ impl Runner {
     fn steps_that_fit(&self, batch: &[DecodeRow<'_>], key: Key, max_steps: usize) -> usize {
         let limits = self.cache.limits();
         let single = |row: &DecodeRow<'_>| row.mask.is_some() || row.stop_token_ids.len() > MAX_ENDS;
-        if !self.model.device.caps().conditional || batch.iter().any(single) {
+        if !self.model.device.caps().conditional_rendering || batch.iter().any(single) {
             return 1;
         }
         let left = batch.iter().map(|row| limits.context.saturating_sub(row.sequence.len()) as usize);

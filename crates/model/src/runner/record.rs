@@ -3,7 +3,7 @@
 
 use std::{collections::btree_map::Entry, ops::Range, time::Instant};
 
-use gpu::{Arena, Buffer, Lifetime, Memory, Pipeline, Program, Recorder, Stamps};
+use gpu::{Arena, Buffer, Lifetime, Memory, Pipeline, Program, Recorder, TimestampMode};
 use kernels::{
     sample::{self, CountTokens, Counting, Run, Sample},
     score::{self, Score},
@@ -234,7 +234,7 @@ impl Runner {
     }
 
     /// A step in one part, with timestamps.
-    pub(super) fn record_timed(&mut self, key: Key, stamps: Stamps) -> Result<Program> {
+    pub(super) fn record_timed(&mut self, key: Key, stamps: TimestampMode) -> Result<Program> {
         let recorder = self.model.device.timed_recorder(stamps)?;
         Ok(self.record(key, 0..self.matrices.0.len(), recorder)?.seal()?)
     }
@@ -279,10 +279,10 @@ impl Runner {
             self.prepare_sampler(key.form)?;
         }
         let this = &*self;
-        if key.decodes() && this.model.device.caps().conditional {
+        if key.decodes() && this.model.device.caps().conditional_rendering {
             // What follows the end of a run is skipped.
             let running = this.state.run.slice(Run::RUNNING)?;
-            recorder.only_while(&running, |recorder| this.record_part(key, part, recorder))?;
+            recorder.conditional(&running, |recorder| this.record_part(key, part, recorder))?;
         } else {
             this.record_part(key, part, &mut recorder)?;
         }

@@ -38,7 +38,7 @@ impl Step<'_> {
             // Other rows of the same buffers, and other pages. A chunk takes a level more, and what it leaves idle is the others'.
             Rows::Both { apart, few } => self
                 .recorder
-                .side_by_side(|recorder| layer.chunk(recorder, few), |recorder| layer.apart(recorder, apart)),
+                .concurrently(|recorder| layer.chunk(recorder, few), |recorder| layer.apart(recorder, apart)),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! What an answer must look like: `response_format`.
 
-use grammar::Calls;
+use grammar::ToolCallGrammar;
 use serde::Deserialize;
 use serde_json::Value;
 use utoipa::ToSchema;
@@ -58,7 +58,7 @@ pub(crate) enum Shape {
     /// JSON that this schema allows.
     Schema(Value),
     /// Calls of tools, or what the request's format says.
-    Calls(Box<Calls>),
+    Calls(Box<ToolCallGrammar>),
 }
 
 impl ResponseFormat {

@@ -14,7 +14,7 @@ use engine::{
 use futures_util::future::{BoxFuture, FutureExt};
 use serde_json::{Value, json};
 use server::{Config, Gauge, Generator, Handle, Model, Server};
-use text::{ChatTemplate, Kind, Tokenizer, Vocabulary};
+use text::{ChatTemplate, Tokenizer, Vocabulary, VocabularyKind};
 
 pub const MODEL: &str = "tiny/gemma";
 pub const WORDS: [&str; 6] = [" one", " two", " three", " four", " five", " six"];
@@ -23,7 +23,7 @@ pub const CACHED: u32 = 3;
 
 /// Control tokens, bytes, and a few words that are tokens of their own.
 pub fn tokenizer() -> Tokenizer {
-    let mut vocabulary = Vocabulary::new(Kind::SentencePiece);
+    let mut vocabulary = Vocabulary::new(VocabularyKind::SentencePiece);
     let mut push = |token: &str, kind| {
         vocabulary.tokens.push(token.to_owned());
         vocabulary.token_types.push(kind);
@@ -83,7 +83,7 @@ impl Mock {
     pub fn new() -> Mock {
         let tokenizer = tokenizer();
         let script =
-            WORDS.iter().map(|word| tokenizer.id_of(&word.replace(' ', "▁")).expect("a word")).collect();
+            WORDS.iter().map(|word| tokenizer.token_id(&word.replace(' ', "▁")).expect("a word")).collect();
         Mock {
             script,
             delay: Duration::ZERO,
@@ -277,8 +277,8 @@ impl Fixture {
         let model = Model {
             id: MODEL.to_owned(),
             created: 1_700_000_000,
-            vocab: tokenizer().vocab_len() as u32,
-            ends: tokenizer().ends().to_vec(),
+            vocab: tokenizer().vocab_size() as u32,
+            ends: tokenizer().stop_token_ids().to_vec(),
             tokenizer: tokenizer(),
             template,
             sampling: Sampling { temperature: 1.0, ..Sampling::default() },

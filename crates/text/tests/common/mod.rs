@@ -4,7 +4,7 @@
 use std::{io::Read, path::PathBuf, time::Duration};
 
 use rustix::time::{ClockId, clock_gettime};
-use text::{Kind, Vocabulary};
+use text::{Vocabulary, VocabularyKind};
 
 /// A file or folder that a variable names; where none is named, says what is not tested. The files are large and under
 /// terms of their own, so that no test run may demand them.
@@ -97,7 +97,7 @@ impl Random {
 /// A small SentencePiece vocabulary: 0 `<unk>`, 1 `<s>`, 2 `</s>`, 3 `<end_of_turn>`, 4 a user-defined line break,
 /// 5 to 260 the bytes, then text. Scores fall with the id.
 pub fn small() -> Vocabulary {
-    let mut vocabulary = Vocabulary::new(Kind::SentencePiece);
+    let mut vocabulary = Vocabulary::new(VocabularyKind::SentencePiece);
     for (token, kind) in [("<unk>", 2), ("<s>", 3), ("</s>", 3), ("<end_of_turn>", 3), ("\n", 4)] {
         vocabulary.tokens.push(token.to_owned());
         vocabulary.token_types.push(kind);
@@ -130,7 +130,7 @@ pub fn vocabulary(path: &std::path::Path) -> (Vocabulary, Option<String>) {
     opened.take(64 << 20).read_to_end(&mut file).expect("the file can be read");
     assert_eq!(&file[..4], b"GGUF");
     let mut reader = Reader { file: &file, at: 16 };
-    let mut vocabulary = Vocabulary::new(Kind::SentencePiece);
+    let mut vocabulary = Vocabulary::new(VocabularyKind::SentencePiece);
     vocabulary.add_space_prefix = true;
     let mut template = None;
     for _ in 0..reader.number(8) {
@@ -139,7 +139,11 @@ pub fn vocabulary(path: &std::path::Path) -> (Vocabulary, Option<String>) {
         match key.strip_prefix("tokenizer.").unwrap_or_default() {
             "chat_template" => template = Some(reader.string()),
             "ggml.model" => {
-                vocabulary.kind = if reader.string() == "gpt2" { Kind::Bpe } else { Kind::SentencePiece }
+                vocabulary.kind = if reader.string() == "gpt2" {
+                    VocabularyKind::Bpe
+                } else {
+                    VocabularyKind::SentencePiece
+                }
             }
             "ggml.pre" => vocabulary.pre = Some(reader.string()),
             "ggml.tokens" => vocabulary.tokens = reader.strings(),

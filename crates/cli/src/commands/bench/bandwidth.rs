@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use gpu::{Device, bytes};
+use gpu::{Device, format_bytes};
 use kernels::bench::probe::{self, Measured};
 use serde_json::json;
 
@@ -27,7 +27,7 @@ fn text(measured: &Measured) -> String {
     let row = |what: &str, figure: String| vec![what.to_string(), figure];
     let mut rows = vec![
         row(
-            &format!("reading {}", bytes(measured.bytes)),
+            &format!("reading {}", format_bytes(measured.bytes)),
             format!("{:.1} GB/s", measured.read_bytes_per_s / 1e9),
         ),
         row(
@@ -45,7 +45,7 @@ fn text(measured: &Measured) -> String {
     for (size, ns) in &measured.sizes {
         let speed = *size as f64 / ns;
         rows.push(row(
-            &format!("reading {} behind a barrier", bytes(*size)),
+            &format!("reading {} behind a barrier", format_bytes(*size)),
             format!("{:.1} µs, {speed:.1} GB/s", ns / 1e3),
         ));
     }

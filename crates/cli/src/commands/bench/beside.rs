@@ -3,7 +3,7 @@
 use std::{process::ExitCode, sync::Arc, time::Instant};
 
 use anyhow::bail;
-use gpu::{Device, bytes};
+use gpu::{Device, format_bytes};
 use model::{DecodeRow, Model, PrefillChunk, Runner, Sampling};
 use serde::Serialize;
 use serde_json::json;
@@ -89,7 +89,7 @@ pub fn run(
         "{}, {}\n{name}, {} of weights\n\n{}",
         info.name,
         info.driver,
-        bytes(model.weights.bytes()),
+        format_bytes(model.weights.bytes()),
         table(&lines)
     ))?;
     Ok(ExitCode::SUCCESS)

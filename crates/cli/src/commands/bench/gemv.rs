@@ -4,7 +4,7 @@ use std::{process::ExitCode, time::Duration};
 
 use anyhow::bail;
 use clap::ValueEnum;
-use gpu::{Arena, Buffer, Device, Lifetime, Memory, Result, Stamps};
+use gpu::{Arena, Buffer, Device, Lifetime, Memory, Result, TimestampMode};
 use kernels::{
     Epilogue, Matrix, Target, Vectors,
     bench::{
@@ -123,7 +123,7 @@ pub fn run(device: &Device, arguments: &Arguments, (rows, k): (usize, usize)) ->
     let quants = if arguments.quant.is_empty() { &[Quant::Int8, Quant::Int4][..] } else { &arguments.quant };
     for quant in quants {
         let layout = Layout { scheme: quant.scheme(), rows, k };
-        progress.say(&format!("making {} of {} weights", gpu::bytes(size), layout.scheme));
+        progress.say(&format!("making {} of {} weights", gpu::format_bytes(size), layout.scheme));
         let weights = random_weights(device, layout, size)?;
         for (activations, columns) in arguments
             .activations
@@ -315,7 +315,7 @@ fn time(device: &Device, product: &Product, weights: &[Matrix], roof: f64) -> Re
     recorder.seal()?.run(TIMEOUT)?;
     // All write to one y: each product waits for the one before, as in a model.
     let target = Target::whole(&y, rows);
-    let mut recorder = device.timed_recorder(Stamps::Whole)?;
+    let mut recorder = device.timed_recorder(TimestampMode::Whole)?;
     match product {
         Product::Gemv(shape, plan) => {
             let kernel = Gemv::with_plan(device, *shape, *plan)?;

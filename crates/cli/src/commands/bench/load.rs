@@ -9,7 +9,7 @@ use std::{
 
 use checkpoint::Checkpoint;
 use checkpoint::Config;
-use gpu::{Device, bytes};
+use gpu::{Device, format_bytes};
 use model::{Limits, Model};
 use serde::Serialize;
 use serde_json::json;
@@ -64,7 +64,7 @@ pub fn load(
                 peak = peak.max(resident());
                 let read = control.done.load(Ordering::Relaxed);
                 let speed = read as f64 / start.elapsed().as_secs_f64() / 1e9;
-                progress.say(&format!("{} of {}, {speed:.1} GB/s", bytes(read), bytes(total)));
+                progress.say(&format!("{} of {}, {speed:.1} GB/s", format_bytes(read), format_bytes(total)));
                 std::thread::sleep(Duration::from_millis(20));
             }
             peak
@@ -102,10 +102,10 @@ pub fn run(device: &Device, path: &Path, json: bool) -> anyhow::Result<ExitCode>
             info.name,
             info.driver,
             path.display(),
-            bytes(figures.bytes),
+            format_bytes(figures.bytes),
             figures.seconds,
             figures.gb_per_s,
-            bytes(figures.peak_extra_rss_bytes)
+            format_bytes(figures.peak_extra_rss_bytes)
         ))?;
     }
     Ok(ExitCode::SUCCESS)

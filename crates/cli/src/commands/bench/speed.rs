@@ -3,7 +3,7 @@
 use std::{path::PathBuf, process::ExitCode, sync::Arc, time::Instant};
 
 use anyhow::{Context, bail};
-use gpu::{Device, bytes};
+use gpu::{Device, format_bytes};
 use model::{
     DecodeRow, KvScheme, Limits, Model, Runner, Sampling, Sequence, Setup, Size, Tuned,
     measure::{Profile, Share},
@@ -65,10 +65,10 @@ pub struct Run {
 pub fn random(device: &Device, size: Size, scheme: Scheme) -> anyhow::Result<(Model, f64)> {
     let start = Instant::now();
     let config = size.config()?;
-    let total = bytes(model::measure::weight_bytes(&config, scheme));
+    let total = format_bytes(model::measure::weight_bytes(&config, scheme));
     let mut progress = output::Progress::new();
     let model = Model::random(device, config, scheme, |done| {
-        progress.say(&format!("making {} of {total} of random {scheme} weights", bytes(done)));
+        progress.say(&format!("making {} of {total} of random {scheme} weights", format_bytes(done)));
     })?;
     Ok((model, start.elapsed().as_secs_f64()))
 }
@@ -140,7 +140,7 @@ pub fn run(
         "{}, {}\n{name}, {} of weights; read bandwidth {:.1} GB/s\n\n{}",
         info.name,
         info.driver,
-        bytes(model.weights.bytes()),
+        format_bytes(model.weights.bytes()),
         bandwidth / 1e9,
         table(&runs)
     );
@@ -489,7 +489,7 @@ fn table(runs: &[Run]) -> String {
                 format!("{:.1}", run.tokens_per_s),
                 format!("{:.1}–{:.1}", run.spread_tokens_per_s[0], run.spread_tokens_per_s[1]),
                 format!("{:.3}", run.ms_per_token),
-                bytes(run.bytes_per_token),
+                format_bytes(run.bytes_per_token),
                 percent(run.roofline_percent),
                 percent(Some(run.host_cpu_percent)),
                 format!("{:.1}", run.read_back_bytes_per_token),
@@ -523,7 +523,7 @@ fn lines_table(what: &str, lines: &[Line]) -> String {
                 format!("{:.1}", line.microseconds),
                 format!("{:.2}", line.microseconds / line.count as f64),
                 format!("{:.1}%", line.percent),
-                if line.bytes > 0 { bytes(line.bytes) } else { String::new() },
+                if line.bytes > 0 { format_bytes(line.bytes) } else { String::new() },
                 line.roofline_percent.map_or(String::new(), |percent| format!("{percent:.0}%")),
             ]
         })

@@ -1,6 +1,6 @@
 //! The findings: pure functions from what the machine and the device say.
 
-use gpu::{Adapter, AdapterInfo, AdapterKind, Device, bytes};
+use gpu::{Adapter, AdapterInfo, AdapterKind, Device, format_bytes};
 use kernels::matmul::tuning::Tuning;
 use telemetry::System;
 
@@ -11,11 +11,12 @@ use crate::commands::devices;
 pub fn machine(system: &System, adapters: &[Adapter]) -> Vec<Finding> {
     let mut findings = Vec::new();
     if let Some(memory) = system.memory() {
-        let available = memory.available.map_or(String::new(), |free| format!(", {} available", bytes(free)));
+        let available =
+            memory.available.map_or(String::new(), |free| format!(", {} available", format_bytes(free)));
         findings.push(Finding::new(
             Level::Good,
             "system memory",
-            format!("{}{available}", bytes(memory.total)),
+            format!("{}{available}", format_bytes(memory.total)),
         ));
     }
     for node in system.render_nodes() {
@@ -85,7 +86,7 @@ pub fn device(system: &System, device: &Device) -> Vec<Finding> {
             "works, but is not one instruction on this device",
         ));
     }
-    if !caps.conditional {
+    if !caps.conditional_rendering {
         let text = "missing (VK_EXT_conditional_rendering): every token is a submission of its own, a few percent slower";
         findings.push(Finding::new(Level::Note, "conditional rendering", text));
     }
@@ -95,7 +96,11 @@ pub fn device(system: &System, device: &Device) -> Vec<Finding> {
     }
     for heap in device.heaps() {
         let place = if heap.device_local { "device-local" } else { "host" };
-        let text = format!("{} {place}, {} free for this process", bytes(heap.size), bytes(heap.free()));
+        let text = format!(
+            "{} {place}, {} free for this process",
+            format_bytes(heap.size),
+            format_bytes(heap.free())
+        );
         findings.push(Finding::new(Level::Good, &format!("heap {}", heap.index), text));
     }
     if info.vendor_id == u32::from(telemetry::VENDOR_AMD) {
@@ -118,7 +123,7 @@ fn amd(system: &System, info: &AdapterInfo) -> Vec<Finding> {
             None => finding,
             Some(advice) => Finding {
                 level: Level::Warning,
-                text: format!("{}; {} of GTT would be safe", finding.text, bytes(advice.target)),
+                text: format!("{}; {} of GTT would be safe", finding.text, format_bytes(advice.target)),
                 ..finding
             }
             .fix(format!("boot with {}\n{}", advice.parameters, advice.instructions)),

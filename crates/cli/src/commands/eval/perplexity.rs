@@ -9,7 +9,7 @@ use std::{path::PathBuf, process::ExitCode, sync::atomic::Ordering, time::Instan
 use anyhow::{Context, bail};
 use clap::Args;
 use serde_json::json;
-use text::Special;
+use text::EncodeSpecial;
 
 use crate::{
     loading::{ModelArguments, Outputs},
@@ -50,7 +50,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let text = text.strip_suffix('\n').unwrap_or(&text);
     let bos = language.tokenizer.bos();
     let mut ids: Vec<u32> = bos.into_iter().collect();
-    ids.extend(language.tokenizer.encode(text, Special::AsText));
+    ids.extend(language.tokenizer.encode(text, EncodeSpecial::AsText));
     let length = context as usize;
     let chunks: Vec<Vec<u32>> = ids
         .chunks_exact(length)

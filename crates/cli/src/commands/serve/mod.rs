@@ -69,7 +69,7 @@ struct Controls {
 pub fn run(arguments: &Arguments, given: &ArgMatches) -> anyhow::Result<ExitCode> {
     let started = Instant::now();
     // A lost device is opened again in the same process. Must run before the first thread starts.
-    gpu::share_malloc();
+    gpu::limit_malloc_arenas();
     let settings = Settings::read(&arguments.flags, arguments.config.as_ref(), given)?;
     logging::init("info", settings.log_format);
     let config = settings.config()?;

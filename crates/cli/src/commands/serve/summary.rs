@@ -1,6 +1,6 @@
 //! Startup summary: model, device, memory plan, limits and settings; as text for the log and as JSON for programs.
 
-use gpu::bytes;
+use gpu::format_bytes;
 use serde::Serialize;
 
 use super::settings::Settings;

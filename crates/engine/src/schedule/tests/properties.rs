@@ -6,7 +6,7 @@ use proptest::{collection::vec, option, prelude::*};
 
 use super::{Stage, VOCAB, listen};
 use crate::{
-    BackendError, Capacity, Event, EventStream, Guide, Request, RequestError, Sampling, Usage,
+    BackendError, Capacity, Event, EventStream, Request, RequestError, Sampling, TokenConstraint, Usage,
     testing::{EveryNth, MockOptions},
 };
 
@@ -54,7 +54,7 @@ fn visitor(context: usize) -> impl Strategy<Value = Visitor> {
             let repetition = if penalties { 1.1 } else { 1.0 };
             let sampling = Sampling { seed, repetition, ..Sampling::default() };
             let grammar = grammar.map(|grammar| EveryNth { stop_token: ends.first().copied(), ..grammar });
-            let grammar = grammar.map(|grammar| Box::new(grammar) as Box<dyn Guide>);
+            let grammar = grammar.map(|grammar| Box::new(grammar) as Box<dyn TokenConstraint>);
             let request = Request {
                 sampling,
                 stop_token_ids: ends,

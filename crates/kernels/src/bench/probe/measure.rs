@@ -3,7 +3,9 @@
 
 use std::time::{Duration, Instant};
 
-use gpu::{AdapterKind, Arena, Buffer, Device, Error, Lifetime, Memory, Program, Result, Stamps, View};
+use gpu::{
+    AdapterKind, Arena, Buffer, Device, Error, Lifetime, Memory, Program, Result, TimestampMode, View,
+};
 use serde::Serialize;
 
 use super::{Read, ReadShape, Touch};
@@ -51,7 +53,7 @@ pub fn measure(device: &Device, bytes: u64, mut progress: impl FnMut(&str)) -> R
     if bytes == 0 {
         return Err(Error::InvalidUse { what: "bandwidth".into(), reason: "nothing to read".into() });
     }
-    progress(&format!("filling {} with random words", gpu::bytes(bytes)));
+    progress(&format!("filling {} with random words", gpu::format_bytes(bytes)));
     let blocks = random_blocks(device, bytes)?;
     let result = results(device)?;
     let shapes = time_shapes(device, &blocks, &result, &mut progress)?;
@@ -191,7 +193,7 @@ fn rotating(blocks: &[Buffer], size: u64) -> Result<Option<Vec<View>>> {
 /// Nanoseconds on the GPU for reading all of `views`, one after the other: the median of several runs.
 fn time_reads(device: &Device, shape: ReadShape, views: &[View], result: &View) -> Result<f64> {
     let read = Read::new(device, shape)?;
-    let mut recorder = device.timed_recorder(Stamps::Whole)?;
+    let mut recorder = device.timed_recorder(TimestampMode::Whole)?;
     for view in views {
         read.record(&mut recorder, "read", view, result)?;
     }

@@ -70,7 +70,7 @@ pub(super) fn add(file: &Path, info: &AdapterInfo, entries: &[Entry]) {
     };
     let written = serde_json::to_string_pretty(&content)
         .map_err(std::io::Error::from)
-        .and_then(|text| gpu::write_whole(file, (text + "\n").as_bytes()));
+        .and_then(|text| gpu::write_atomically(file, (text + "\n").as_bytes()));
     if let Err(error) = written {
         tracing::warn!("the tuning is not kept: {}: {error}", file.display());
     }

@@ -139,7 +139,7 @@ impl Tuning {
         if is_off() {
             return Self::default();
         }
-        let Some(file) = device.cache_file_beside("tuning", "json") else { return Self::default() };
+        let Some(file) = device.cache_path("tuning", "json") else { return Self::default() };
         let entries = file::read(&file).into_iter().filter(|entry| holds(device.caps(), entry));
         Self { entries: entries.map(|entry| (entry.shape, entry)).collect(), file: Some(file) }
     }

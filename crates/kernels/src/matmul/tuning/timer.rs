@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use gpu::{Arena, Device, Error, Lifetime, Memory, Pipeline, Program, Recorder, Result, Stamps, View};
+use gpu::{Arena, Device, Error, Lifetime, Memory, Pipeline, Program, Recorder, Result, TimestampMode, View};
 
 use super::{Input, Product, search::Stopwatch};
 use crate::{
@@ -182,7 +182,7 @@ impl<'a> Timer<'a> {
                 Err(Error::Unsupported { .. } | Error::InvalidUse { .. }) if index > 0 => continue,
                 Err(error) => return Err(error),
             };
-            let mut recorder = self.device.timed_recorder(Stamps::Whole)?;
+            let mut recorder = self.device.timed_recorder(TimestampMode::Whole)?;
             for product in &products {
                 let x = product.x.source();
                 kernel.record(&mut recorder, "tuning", product.matrix, x, &product.target)?;
