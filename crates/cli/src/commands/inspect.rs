@@ -100,8 +100,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
                     }
                 },
                 total.tensors.to_string(),
-                bytes(total.file_bytes),
-                bytes(total.gpu_bytes),
+                format_bytes(total.file_bytes),
+                format_bytes(total.gpu_bytes),
             ]
         })
         .collect();

@@ -79,14 +79,14 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     for (name, problem) in troubled {
         text += &format!("{}: {}\n", printable(name), printable(problem));
     }
-    text += &format!("\n{} in {folder}\n", bytes(total));
+    text += &format!("\n{} in {folder}\n", format_bytes(total));
     output::print(&text)?;
     Ok(ExitCode::SUCCESS)
 }
 
 fn cells(row: &Row) -> Vec<String> {
     let known = |text: &Option<String>| text.as_ref().map_or_else(|| "–".to_string(), printable);
-    let size = bytes(row.bytes) + if Path::new(&row.path).is_symlink() { " (a link)" } else { "" };
+    let size = format_bytes(row.bytes) + if Path::new(&row.path).is_symlink() { " (a link)" } else { "" };
     vec![
         printable(&row.name),
         known(&row.facts.family),

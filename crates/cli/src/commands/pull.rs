@@ -65,7 +65,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     output::print(&format!(
         "{}: {}, {how}\n{}\n\nNext: {}\n",
         model.name,
-        bytes(record.bytes),
+        format_bytes(record.bytes),
         path.display(),
         match model.chat {
             true => format!("indrik chat -m {}", model.name),
@@ -91,7 +91,7 @@ fn list(store: &Store, as_json: bool) -> anyhow::Result<ExitCode> {
             vec![
                 model.name.to_string(),
                 model.title.to_string(),
-                bytes(model.bytes),
+                format_bytes(model.bytes),
                 model.licence.name.to_string(),
                 if model.chat { "yes" } else { "no" }.to_string(),
                 here.to_string(),
@@ -122,13 +122,13 @@ impl Watch<'_> {
                 "{}: {}, {}\nLicence: {}, {}\nTo download is to accept these terms; Ctrl-C stops.",
                 self.model.name,
                 self.model.title,
-                bytes(self.model.bytes),
+                format_bytes(self.model.bytes),
                 licence.name,
                 licence.url
             ),
             PullEvent::TryingSource(source) => format!("From {source}"),
             PullEvent::SourceFailed { reason, .. } => format!("  passed over: {reason}"),
-            PullEvent::Resuming { done } => format!("  {} are here from an earlier pull", bytes(done)),
+            PullEvent::Resuming { done } => format!("  {} are here from an earlier pull", format_bytes(done)),
             PullEvent::Retrying { reason, pause } => {
                 format!("  {reason}; trying again in {} s", pause.as_secs_f64())
             }
@@ -212,9 +212,9 @@ fn line(done: u64, total: u64, speed: f64) -> String {
         "[{}{}] {} of {}  {}/s  {left}",
         "=".repeat(filled),
         " ".repeat(WIDTH as usize - filled),
-        bytes(done),
-        bytes(total),
-        bytes(speed as u64)
+        format_bytes(done),
+        format_bytes(total),
+        format_bytes(speed as u64)
     )
 }
 

@@ -66,7 +66,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             let mut progress = output::Progress::new();
             while !done.load(Ordering::Relaxed) {
                 let read = control.done.load(Ordering::Relaxed);
-                progress.say(&format!("{} of {} to {scheme}", bytes(read), bytes(total)));
+                progress.say(&format!("{} of {} to {scheme}", format_bytes(read), format_bytes(total)));
                 std::thread::sleep(Duration::from_millis(50));
             }
         });
@@ -105,8 +105,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     output::print(&format!(
         "{}: {} → {} in {seconds:.1} s\n\n{}",
         out.display(),
-        bytes(report.bytes_before),
-        bytes(report.bytes_after),
+        format_bytes(report.bytes_before),
+        format_bytes(report.bytes_after),
         output::table(&["weights", "tensors", "error (relative RMSE)"], &rows)
     ))?;
     Ok(ExitCode::SUCCESS)

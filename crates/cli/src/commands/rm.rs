@@ -74,7 +74,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 fn agreed(found: &[Removal]) -> anyhow::Result<bool> {
     for removal in found {
         let (name, path) = (printable(&removal.name), printable(removal.path.display()));
-        note!("{name}: {}, {path}", bytes(removal.bytes));
+        note!("{name}: {}, {path}", format_bytes(removal.bytes));
     }
     note_part!("Remove {}? [y/N] ", if found.len() == 1 { "it" } else { "them" });
     let mut answer = String::new();
@@ -97,10 +97,10 @@ fn tell(as_json: bool, removed: &[Removal], failed: &[(String, Error)]) -> anyho
         let gone: String =
             removal.paths.iter().map(|path| format!("   {}\n", printable(path.display()))).collect();
         let name = printable(&removal.name);
-        output::print(&format!("{name}: removed, {} freed\n{gone}", bytes(removal.bytes)))?;
+        output::print(&format!("{name}: removed, {} freed\n{gone}", format_bytes(removal.bytes)))?;
     }
     if removed.len() > 1 {
-        output::print(&format!("{} freed in all\n", bytes(total)))?;
+        output::print(&format!("{} freed in all\n", format_bytes(total)))?;
     }
     Ok(())
 }

@@ -115,7 +115,7 @@ pub fn device(system: &System, device: &Device) -> Vec<Finding> {
 fn amd(system: &System, info: &AdapterInfo) -> Vec<Finding> {
     let mut findings = Vec::new();
     for card in system.amd_gpus() {
-        let size = |total: Option<u64>| total.map_or_else(|| "unknown".to_string(), bytes);
+        let size = |total: Option<u64>| total.map_or_else(|| "unknown".to_string(), format_bytes);
         let text = format!("{}: VRAM {}, GTT {}", card.card, size(card.vram_total), size(card.gtt_total));
         let finding = Finding::new(Level::Good, "amdgpu memory", text);
         let advice = if info.kind == AdapterKind::Integrated { system.gtt_advice(&card) } else { None };

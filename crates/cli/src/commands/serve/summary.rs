@@ -27,11 +27,11 @@ pub fn model_lines(loaded: &Loaded, opened: &Opened, space: Space) -> Vec<String
         let memory = if heap.heap.device_local { "GPU memory" } else { "system memory" };
         lines.push(format!(
             "memory   {} of {} in {memory}: weights {}, KV cache {}, scratch {}",
-            bytes(heap.planned()),
-            bytes(heap.usable),
-            bytes(heap.weights),
-            bytes(heap.kv),
-            bytes(heap.scratch)
+            format_bytes(heap.planned()),
+            format_bytes(heap.usable),
+            format_bytes(heap.weights),
+            format_bytes(heap.kv),
+            format_bytes(heap.scratch)
         ));
     }
     lines
