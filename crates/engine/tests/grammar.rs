@@ -127,13 +127,13 @@ fn allows(schema: &Value, value: &Value) -> bool {
 struct Served {
     engine: Engine,
     language: Language,
-    grammars: Grammars,
+    grammars: GrammarCompiler,
 }
 
 impl Served {
     fn new(model: Arc<Model>, path: &Path, limits: Limits) -> Self {
         let language = Language::of(&Checkpoint::open(path).unwrap()).unwrap();
-        let grammars = Grammars::new(&language.tokenizer, model.config.vocab, &language.ends).unwrap();
+        let grammars = GrammarCompiler::new(&language.tokenizer, model.config.vocab, &language.ends).unwrap();
         let runner = Runner::new(model, limits).unwrap();
         let engine =
             Engine::start(GpuBackend::new(runner, || Err(model::Error::Cancelled)), OPTIONS).unwrap();

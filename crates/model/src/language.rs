@@ -4,7 +4,7 @@ use checkpoint::{
     Architecture, Checkpoint,
     tokenizer::{TokenizerData, Vocabulary},
 };
-use text::{ChatTemplate, Kind, Tokenizer};
+use text::{ChatTemplate, Tokenizer, VocabularyKind};
 
 use crate::{Error, Result};
 
@@ -29,7 +29,8 @@ impl Language {
         let (tokenizer, template): (Tokenizer, Option<String>) = match data {
             TokenizerData::Gguf(vocabulary) => from_vocabulary(*vocabulary).map_err(wrong)?,
             TokenizerData::HuggingFace { tokenizer, config, chat_template } => {
-                let described = config.as_deref().map(|config| text::hf::Config::parse(config.as_bytes()));
+                let described =
+                    config.as_deref().map(|config| text::hf::TokenizerConfig::parse(config.as_bytes()));
                 let described = described.transpose().map_err(wrong)?;
                 let template = chat_template.or_else(|| described?.chat_template);
                 let tokenizer =
@@ -37,7 +38,8 @@ impl Language {
                 (tokenizer.map_err(wrong)?, template)
             }
         };
-        let name = |id: Option<u32>| id.and_then(|id| tokenizer.name_of(id)).unwrap_or_default().into_owned();
+        let name =
+            |id: Option<u32>| id.and_then(|id| tokenizer.token_name(id)).unwrap_or_default().into_owned();
         let (bos, eos) = (name(tokenizer.bos()), name(tokenizer.eos()));
         let own_template = template.is_some();
         let template = match (template, checkpoint.config.architecture) {
@@ -46,7 +48,7 @@ impl Language {
             // Models without one are not made for conversations, or each for its own.
             (None, Architecture::Llama | Architecture::Qwen2 | Architecture::Qwen3) => None,
         };
-        let mut ends = [tokenizer.ends(), &checkpoint.config.eos].concat();
+        let mut ends = [tokenizer.stop_token_ids(), &checkpoint.config.eos].concat();
         ends.sort_unstable();
         ends.dedup();
         Ok(Self { tokenizer, template, own_template, ends })
@@ -55,8 +57,8 @@ impl Language {
 
 fn from_vocabulary(data: Vocabulary) -> text::Result<(Tokenizer, Option<String>)> {
     let kind = match data.model.as_str() {
-        "llama" => Kind::SentencePiece,
-        "gpt2" => Kind::Bpe,
+        "llama" => VocabularyKind::SentencePiece,
+        "gpt2" => VocabularyKind::Bpe,
         other => {
             let other: String = other.chars().take(64).collect();
             let text =
@@ -77,8 +79,8 @@ fn from_vocabulary(data: Vocabulary) -> text::Result<(Tokenizer, Option<String>)
         unknown: data.unknown,
         pad: data.pad,
         // What llama.cpp takes for granted where a file is silent.
-        add_bos: data.add_bos.unwrap_or(kind == Kind::SentencePiece || llama3),
-        add_space_prefix: data.add_space_prefix.unwrap_or(kind == Kind::SentencePiece),
+        add_bos: data.add_bos.unwrap_or(kind == VocabularyKind::SentencePiece || llama3),
+        add_space_prefix: data.add_space_prefix.unwrap_or(kind == VocabularyKind::SentencePiece),
         ..text::Vocabulary::new(kind)
     };
     Ok((Tokenizer::from_vocabulary(vocabulary)?, data.chat_template))

@@ -40,7 +40,7 @@ fn conversations_are_written_as_each_model_s_template_has_it() {
         assert!(language.own_template, "{}", fixture.name);
         let template = language.template.as_ref().unwrap();
         let ids = template.encode(&language.tokenizer, &[Message::new("user", "the cat")], true).unwrap();
-        let names: Vec<_> = ids.iter().map(|id| language.tokenizer.name_of(*id).unwrap()).collect();
+        let names: Vec<_> = ids.iter().map(|id| language.tokenizer.token_name(*id).unwrap()).collect();
         let (begin, end): (&[&str], &str) = match names[0].as_ref() {
             "<bos>" => (&["<bos>", "<start_of_turn>"], "<end_of_turn>"),
             "<|begin_of_text|>" => (&["<|begin_of_text|>", "<|start_header_id|>"], "<|eot_id|>"),

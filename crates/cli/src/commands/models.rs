@@ -9,7 +9,7 @@ use checkpoint::{
 use clap::Args;
 use gpu::format_bytes;
 use serde::Serialize;
-use store::{Entry, Kind, Store, catalogue, printable};
+use store::{EntryKind, Store, StoreEntry, catalogue, printable};
 
 use crate::output;
 
@@ -99,20 +99,20 @@ fn cells(row: &Row) -> Vec<String> {
     ]
 }
 
-fn row(entry: Entry) -> Row {
+fn row(entry: StoreEntry) -> Row {
     let (facts, licence, problem) = match &entry.kind {
-        Kind::Model => {
+        EntryKind::Model => {
             let (facts, licence, problem) = describe(&entry.path);
             (facts, licence, problem.or_else(|| changed(&entry)))
         }
-        Kind::Unfinished => {
+        EntryKind::Incomplete => {
             let advice = format!(
                 "not here in full: `indrik pull {0}` goes on, `indrik rm {0}` removes it",
                 entry.name
             );
             (Facts::default(), None, Some(advice))
         }
-        Kind::Foreign(why) => (Facts::default(), None, Some(why.to_string())),
+        EntryKind::Unrecognized(why) => (Facts::default(), None, Some(why.to_string())),
     };
     let record = entry.record.as_ref();
     Row {
@@ -130,7 +130,7 @@ fn row(entry: Entry) -> Row {
 }
 
 /// Whether a file is no longer the one that was pulled, as far as its size tells.
-fn changed(entry: &Entry) -> Option<String> {
+fn changed(entry: &StoreEntry) -> Option<String> {
     // Somebody may have moved it to another disk and left a link.
     let linked = entry.path.is_symlink();
     let now = if linked { fs::metadata(&entry.path).ok()?.len() } else { entry.bytes };
