@@ -1,4 +1,4 @@
-"""What the tests share: clients of the servers that scripts/clients.sh starts."""
+"""Shared fixtures: clients of the servers that scripts/clients.sh starts."""
 
 import os
 import time
@@ -15,33 +15,33 @@ def setting(name):
     return value
 
 
-# The real model, and how requests call it.
+# The real model and its name in requests.
 URL = setting("CLIENTS_URL")
 MODEL = setting("CLIENTS_MODEL")
-# A tiny model of the same name that answers one request at a time, none of which may wait, and asks for a key.
+# A tiny model of the same name, with one sequence, no queue and an API key.
 STRICT_URL = setting("CLIENTS_STRICT_URL")
 STRICT_KEY = setting("CLIENTS_STRICT_KEY")
 
-# Whatever these tests ask for takes less on a busy machine.
-LONG = 60
+# Upper bound for any request of these tests on a busy machine.
+TIMEOUT_SECONDS = 60
 
 
 def options(url=URL, key="none"):
-    """A retry would hide what the first answer was."""
-    return {"base_url": f"{url}/v1", "api_key": key, "timeout": LONG, "max_retries": 0}
+    """Without retries, which would hide the first response."""
+    return {"base_url": f"{url}/v1", "api_key": key, "timeout": TIMEOUT_SECONDS, "max_retries": 0}
 
 
 def metric(name, url=URL):
-    with urllib.request.urlopen(f"{url}/metrics", timeout=LONG) as page:
+    with urllib.request.urlopen(f"{url}/metrics", timeout=TIMEOUT_SECONDS) as page:
         lines = [line.split() for line in page.read().decode().splitlines()]
     return next(float(value) for key, *rest in lines if key == f"indrik_{name}" for value in rest)
 
 
-def until(holds):
-    """Waits until something is true."""
-    end = time.monotonic() + LONG
-    while not holds():
-        assert time.monotonic() < end, "it does not come true"
+def until(condition):
+    """Wait until a condition holds."""
+    end = time.monotonic() + TIMEOUT_SECONDS
+    while not condition():
+        assert time.monotonic() < end, "timed out"
         time.sleep(0.02)
 
 
@@ -58,19 +58,19 @@ def strict():
 
 
 def say(text):
-    """A conversation of one message."""
+    """A conversation with one user message."""
     return [{"role": "user", "content": text}]
 
 
-# The smallest Gemma is no assistant: it says the question again. An assistant says the name, too, so that the answers of
-# both end there, after some tokens.
+# The base model repeats the question, an assistant answers it; both mention France, so that this stop string ends either
+# completion after a few tokens.
 QUESTION = say("What is the capital of France?")
 END = "France"
 
 
 @pytest.fixture
 def greedy(client):
-    """The most probable answer to a conversation."""
+    """Chat completion at temperature 0."""
 
     def answer(messages=QUESTION, **more):
         return client.chat.completions.create(
@@ -81,8 +81,8 @@ def greedy(client):
 
 
 @pytest.fixture
-def go_on(client):
-    """How a text most probably goes on."""
+def complete(client):
+    """Text completion at temperature 0."""
 
     def text(prompt, **more):
         return client.completions.create(

@@ -3,8 +3,8 @@
 from conftest import MODEL
 
 
-def test_goes_on(go_on):
-    reply = go_on("One, two, three, four,")
+def test_completes_a_text(complete):
+    reply = complete("One, two, three, four,")
     choice = reply.choices[0]
     assert reply.object == "text_completion"
     assert reply.model == MODEL
@@ -16,8 +16,8 @@ def test_goes_on(go_on):
     assert reply.usage.total_tokens == reply.usage.prompt_tokens + 8
 
 
-def test_goes_on_as_a_stream(client, go_on):
-    whole = go_on("One, two, three, four,")
+def test_streams_the_same_text(client, complete):
+    whole = complete("One, two, three, four,")
     stream = client.completions.create(
         model=MODEL,
         prompt="One, two, three, four,",
@@ -35,35 +35,35 @@ def test_goes_on_as_a_stream(client, go_on):
     assert last.usage.prompt_tokens == whole.usage.prompt_tokens
 
 
-def test_echoes_the_prompt(go_on):
+def test_echoes_the_prompt(complete):
     prompt = "One, two, three,"
-    assert go_on(prompt, echo=True, max_tokens=2).choices[0].text == prompt + go_on(prompt, max_tokens=2).choices[0].text
+    assert complete(prompt, echo=True, max_tokens=2).choices[0].text == prompt + complete(prompt, max_tokens=2).choices[0].text
 
 
-def test_takes_prompts_as_lists_and_tokens(go_on):
-    # <bos> and a token whose text nobody here knows: the echo tells it.
+def test_accepts_prompts_as_lists_and_token_ids(complete):
+    # <bos> and an arbitrary token, whose text comes from the echo.
     tokens = [2, 5000]
-    reply = go_on([tokens, [2, 5001]], max_tokens=1, echo=True)
+    reply = complete([tokens, [2, 5001]], max_tokens=1, echo=True)
     assert [choice.index for choice in reply.choices] == [0, 1]
     assert reply.choices[0].text != reply.choices[1].text
-    assert reply.choices[0].text == go_on(tokens, max_tokens=1, echo=True).choices[0].text
-    two = go_on(["One, two,", "Red, green,"], n=2, max_tokens=1)
+    assert reply.choices[0].text == complete(tokens, max_tokens=1, echo=True).choices[0].text
+    two = complete(["One, two,", "Red, green,"], n=2, max_tokens=1)
     assert [choice.index for choice in two.choices] == [0, 1, 2, 3]
     assert two.usage.completion_tokens == 4
 
 
-def test_logit_bias_forces_and_forbids(go_on):
-    piece = go_on([2, 5000], max_tokens=1, echo=True, logit_bias={"5000": 100}).choices[0].text
+def test_logit_bias_forces_and_bans_tokens(complete):
+    piece = complete([2, 5000], max_tokens=1, echo=True, logit_bias={"5000": 100}).choices[0].text
     assert len(piece) % 2 == 0 and piece[: len(piece) // 2] * 2 == piece
-    forced = go_on("One, two,", max_tokens=3, logit_bias={"5000": 100}).choices[0].text
+    forced = complete("One, two,", max_tokens=3, logit_bias={"5000": 100}).choices[0].text
     assert forced == piece[: len(piece) // 2] * 3
-    forbidden = go_on([2, 5000], max_tokens=3, logit_bias={"5000": -100}).choices[0].text
-    assert piece[: len(piece) // 2] not in forbidden
+    banned = complete([2, 5000], max_tokens=3, logit_bias={"5000": -100}).choices[0].text
+    assert piece[: len(piece) // 2] not in banned
 
 
-def test_penalties_end_repetitions(go_on):
+def test_penalties_reduce_repetition(complete):
     def green(**penalty):
-        return go_on("Red, green, red,", **penalty).choices[0].text.count("green")
+        return complete("Red, green, red,", **penalty).choices[0].text.count("green")
 
     plain = green()
     assert plain >= 3
@@ -71,7 +71,7 @@ def test_penalties_end_repetitions(go_on):
         assert green(**penalty) < plain, penalty
 
 
-def test_writes_16_tokens_where_nobody_says(client):
+def test_max_tokens_defaults_to_16(client):
     reply = client.completions.create(model=MODEL, prompt="One, two, three, four,", temperature=0)
     assert reply.usage.completion_tokens <= 16
     assert reply.usage.completion_tokens == 16 or reply.choices[0].finish_reason == "stop"

@@ -1,8 +1,8 @@
-"""Which exception an error becomes, and what it says."""
+"""The exception that each error becomes, and its contents."""
 
 import openai
 import pytest
-from conftest import LONG, MODEL, QUESTION, STRICT_URL, metric, options, say, until
+from conftest import TIMEOUT_SECONDS, MODEL, QUESTION, STRICT_URL, metric, options, say, until
 
 WRONG = [
     ({"temperature": 3}, "temperature"),
@@ -26,7 +26,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("wrong", "field"), WRONG, ids=lambda value: str(value))
-def test_a_wrong_field_is_named(client, wrong, field):
+def test_invalid_field_is_named(client, wrong, field):
     with pytest.raises(openai.BadRequestError) as error:
         client.chat.completions.create(**{"model": MODEL, "messages": QUESTION, **wrong})
     assert error.value.status_code == 400
@@ -36,13 +36,13 @@ def test_a_wrong_field_is_named(client, wrong, field):
     assert error.value.request_id
 
 
-def test_a_missing_field_is_named(client):
+def test_missing_field_is_named(client):
     with pytest.raises(openai.BadRequestError) as error:
         client.post("/chat/completions", body={"model": MODEL}, cast_to=object)
     assert error.value.param == "messages"
 
 
-def test_tools_are_refused_by_a_model_that_knows_none(client):
+def test_tools_are_rejected_without_tool_support(client):
     tool = {"type": "function", "function": {"name": "roll", "parameters": {"type": "object", "properties": {}}}}
     with pytest.raises(openai.BadRequestError) as error:
         client.chat.completions.create(model=MODEL, messages=QUESTION, tools=[tool])
@@ -50,7 +50,7 @@ def test_tools_are_refused_by_a_model_that_knows_none(client):
     assert error.value.code == "unsupported_parameter"
 
 
-def test_a_prompt_that_is_too_long_says_by_how_much(client):
+def test_too_long_prompt_reports_both_lengths(client):
     with pytest.raises(openai.BadRequestError) as error:
         client.completions.create(model=MODEL, prompt=[2] * 600, max_tokens=1)
     assert error.value.code == "context_length_exceeded"
@@ -58,7 +58,7 @@ def test_a_prompt_that_is_too_long_says_by_how_much(client):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_unknown_model_is_not_found(client, stream):
+def test_unknown_model_is_not_found(client, stream):
     with pytest.raises(openai.NotFoundError) as error:
         client.chat.completions.create(model="gpt-4o", messages=QUESTION, stream=stream)
     assert error.value.code == "model_not_found"
@@ -66,14 +66,14 @@ def test_an_unknown_model_is_not_found(client, stream):
         client.completions.create(model="gpt-4o", prompt="One", stream=stream)
 
 
-def test_what_is_not_there_is_not_found(client):
+def test_unknown_path_is_not_found(client):
     with pytest.raises(openai.NotFoundError) as error:
         client.embeddings.create(model=MODEL, input="One")
     assert error.value.code == "unknown_url"
 
 
 @pytest.mark.parametrize("key", ["none", "x" * 10_000])
-def test_a_wrong_key_is_an_authentication_error(key):
+def test_wrong_key_is_an_authentication_error(key):
     with openai.OpenAI(**options(STRICT_URL, key)) as client:
         for ask in (
             client.models.list,
@@ -86,34 +86,34 @@ def test_a_wrong_key_is_an_authentication_error(key):
             assert "Authorization" in error.value.message
 
 
-def test_the_right_key_is_let_in(strict):
+def test_right_key_is_accepted(strict):
     assert [model.id for model in strict.models.list()] == [MODEL]
     assert strict.completions.create(model=MODEL, prompt="One", max_tokens=1).usage.completion_tokens == 1
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_a_full_server_is_a_rate_limit_error(strict, streams):
+def test_full_queue_is_a_rate_limit_error(strict, streams):
     story = strict.completions.create(model=MODEL, prompt="One", max_tokens=490, logit_bias={"1": -100}, stream=True)
     next(story)
     with pytest.raises(openai.RateLimitError) as error:
         strict.chat.completions.create(model=MODEL, messages=say("Two"), max_tokens=1, stream=streams)
     assert error.value.code == "queue_full"
     assert error.value.type == "rate_limit_error"
-    assert 1 <= int(error.value.response.headers["retry-after"]) <= LONG
+    assert 1 <= int(error.value.response.headers["retry-after"]) <= TIMEOUT_SECONDS
     story.close()
-    until(lambda: metric("kv_pages_taken", STRICT_URL) == 0)
+    until(lambda: metric("kv_cache_pages_used", STRICT_URL) == 0)
 
 
-def test_a_client_that_tries_again_gets_its_answer(strict):
+def test_retries_succeed_after_retry_after(strict):
     story = strict.completions.create(model=MODEL, prompt="One", max_tokens=490, logit_bias={"1": -100}, stream=True)
     next(story)
-    # It waits as long as Retry-After says, at least a second, while the story comes to its end.
+    # The client waits for Retry-After, at least one second, while the story finishes.
     patient = strict.with_options(max_retries=8)
     assert patient.completions.create(model=MODEL, prompt="Two", max_tokens=1).usage.completion_tokens == 1
     story.close()
 
 
-def test_no_server_is_a_connection_error():
-    # Port 9 is for what is thrown away: nobody listens.
+def test_missing_server_is_a_connection_error():
+    # Port 9 is the discard protocol: nothing listens there.
     with openai.OpenAI(**options("http://127.0.0.1:9")) as client, pytest.raises(openai.APIConnectionError):
         client.models.list()

@@ -15,11 +15,11 @@ def test_lists_the_model(client):
     assert models.data[0].created > 0
 
 
-def test_tells_a_model_by_its_name(client):
+def test_retrieves_a_model_by_name(client):
     assert client.models.retrieve(MODEL) == client.models.list().data[0]
 
 
-def test_an_unknown_model_is_not_found(client):
+def test_unknown_model_is_not_found(client):
     with pytest.raises(openai.NotFoundError) as error:
         client.models.retrieve("gpt-4o")
     assert error.value.code == "model_not_found"

@@ -1,24 +1,24 @@
-"""What Open WebUI sends: the list of models, then a chat as a stream, which it reads line by line"""
+"""The requests of Open WebUI: list models, then stream a chat, read line by line."""
 
 import json
 import urllib.request
 
 import pytest
-from conftest import LONG, MODEL, QUESTION, STRICT_KEY, STRICT_URL, URL
+from conftest import TIMEOUT_SECONDS, MODEL, QUESTION, STRICT_KEY, STRICT_URL, URL
 
 
 @pytest.mark.parametrize(("url", "key"), [(URL, ""), (STRICT_URL, STRICT_KEY)], ids=["open", "with-a-key"])
 def test_lists_models_and_chats(url, key):
     headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
     request = urllib.request.Request(f"{url}/v1/models", headers=headers)
-    with urllib.request.urlopen(request, timeout=LONG) as response:
+    with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as response:
         models = json.load(response)
     assert [model["id"] for model in models["data"]] == [MODEL]
 
     chat = {"stream": True, "model": MODEL, "messages": QUESTION, "stream_options": {"include_usage": True}}
     body = json.dumps({**chat, "max_tokens": 4}).encode()
     request = urllib.request.Request(f"{url}/v1/chat/completions", body, headers)
-    with urllib.request.urlopen(request, timeout=LONG) as response:
+    with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as response:
         assert response.headers.get_content_type() == "text/event-stream"
         lines = [line.decode().rstrip("\n") for line in response]
     *events, done = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]

@@ -1,4 +1,4 @@
-"""Tools: a weather tool that a real model calls, and is told the result of; left out where scripts/clients.sh has no such model"""
+"""Tool calls: a real model calls a weather tool and uses its result. Skipped if scripts/clients.sh has no such model."""
 
 import json
 import os
@@ -11,10 +11,10 @@ from test_docs import examples, run_example
 URL = os.environ.get("CLIENTS_TOOLS_URL")
 MODEL = os.environ.get("CLIENTS_TOOLS_MODEL")
 
-pytestmark = pytest.mark.skipif(not URL, reason="no model that calls tools: name Qwen 2.5 with INDRIK_TEST_QWEN")
+pytestmark = pytest.mark.skipif(not URL, reason="no model with tool support: set INDRIK_TEST_QWEN to a GGUF file of Qwen 2.5")
 
-# A model of 1.5 billion weights reads some hundred tokens, on a CPU where there is no GPU.
-PATIENCE = 900
+# A 1.5B model prefills some hundred tokens, on the CPU if there is no GPU.
+TIMEOUT = 900
 
 QUESTION = say("What is the weather in Paris, in celsius? Use the tool.")
 WEATHER = {
@@ -33,13 +33,13 @@ WEATHER = {
         },
     },
 }
-ASK = {"tools": [WEATHER], "temperature": 0, "max_tokens": 80}
+REQUEST = {"tools": [WEATHER], "temperature": 0, "max_tokens": 80}
 NAMED = {"type": "function", "function": {"name": "get_weather"}}
 
 
 @pytest.fixture
 def client():
-    with openai.OpenAI(**{**options(URL), "timeout": PATIENCE}) as client:
+    with openai.OpenAI(**{**options(URL), "timeout": TIMEOUT}) as client:
         yield client
 
 
@@ -52,8 +52,8 @@ def check(call):
     assert arguments["unit"] in ("celsius", "fahrenheit")
 
 
-def test_a_tool_is_called_and_its_result_read(client):
-    reply = client.chat.completions.create(model=MODEL, messages=QUESTION, tool_choice="required", parallel_tool_calls=False, **ASK)
+def test_tool_is_called_and_its_result_used(client):
+    reply = client.chat.completions.create(model=MODEL, messages=QUESTION, tool_choice="required", parallel_tool_calls=False, **REQUEST)
     choice = reply.choices[0]
     assert choice.finish_reason == "tool_calls"
     assert choice.message.content is None
@@ -62,14 +62,14 @@ def test_a_tool_is_called_and_its_result_read(client):
 
     result = {"role": "tool", "tool_call_id": call.id, "content": json.dumps({"degrees": 21, "sky": "clear"})}
     turns = [*QUESTION, choice.message, result]
-    reply = client.chat.completions.create(model=MODEL, messages=turns, **{**ASK, "tool_choice": "none"})
+    reply = client.chat.completions.create(model=MODEL, messages=turns, **{**REQUEST, "tool_choice": "none"})
     answer = reply.choices[0].message
     assert not answer.tool_calls
     assert "21" in answer.content
 
 
-def test_a_stream_has_calls_in_pieces(client):
-    with client.chat.completions.stream(model=MODEL, messages=QUESTION, tool_choice=NAMED, parallel_tool_calls=False, **ASK) as stream:
+def test_stream_carries_tool_calls_in_deltas(client):
+    with client.chat.completions.stream(model=MODEL, messages=QUESTION, tool_choice=NAMED, parallel_tool_calls=False, **REQUEST) as stream:
         pieces = [event for event in stream if event.type == "tool_calls.function.arguments.delta"]
         choice = stream.get_final_completion().choices[0]
     assert len(pieces) > 3
@@ -80,8 +80,8 @@ def test_a_stream_has_calls_in_pieces(client):
     assert "".join(piece.arguments_delta for piece in pieces) == call.function.arguments
 
 
-def test_the_model_may_decide(client):
-    reply = client.chat.completions.create(model=MODEL, messages=QUESTION, **ASK)
+def test_auto_may_or_may_not_call_a_tool(client):
+    reply = client.chat.completions.create(model=MODEL, messages=QUESTION, **REQUEST)
     choice = reply.choices[0]
     if choice.message.tool_calls:
         assert choice.finish_reason == "tool_calls"
@@ -90,13 +90,13 @@ def test_the_model_may_decide(client):
         assert choice.message.content
 
 
-def test_a_wrong_schema_is_named(client):
+def test_invalid_schema_is_named(client):
     wrong = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "word"}}}}}
     with pytest.raises(openai.BadRequestError) as error:
-        client.chat.completions.create(model=MODEL, messages=QUESTION, **{**ASK, "tools": [WEATHER, wrong]})
+        client.chat.completions.create(model=MODEL, messages=QUESTION, **{**REQUEST, "tools": [WEATHER, wrong]})
     assert error.value.param == "tools[1].function.parameters"
 
 
 @pytest.mark.parametrize(("language", "code", "prints"), list(examples("Tools")))
-def test_an_example_runs(language, code, prints, tmp_path):
-    run_example(language, code, prints, tmp_path, {"http://127.0.0.1:8006": URL, "qwen2.5-coder:1.5b": MODEL}, PATIENCE)
+def test_example_runs(language, code, prints, tmp_path):
+    run_example(language, code, prints, tmp_path, {"http://127.0.0.1:8006": URL, "qwen2.5-coder:1.5b": MODEL}, TIMEOUT)

@@ -1,4 +1,4 @@
-// What the tests share: clients of the servers that scripts/clients.sh starts.
+// Shared by the tests: clients of the servers that scripts/clients.sh starts.
 
 import OpenAI from "openai";
 
@@ -7,25 +7,25 @@ const setting = (name) => {
   return process.env[name];
 };
 
-/** The real model, and how requests call it. */
+/** The real model and its name in requests. */
 export const url = setting("CLIENTS_URL");
 export const model = setting("CLIENTS_MODEL");
-/** A tiny model of the same name that answers one request at a time, none of which may wait, and asks for a key. */
+/** A tiny model of the same name, with one sequence, no queue and an API key. */
 export const strictUrl = setting("CLIENTS_STRICT_URL");
 
-/** Whatever these tests ask for takes less on a busy machine. */
-const long = 60_000;
+/** Upper bound for any request of these tests on a busy machine, in milliseconds. */
+const timeout = 60_000;
 
-/** A retry would hide what the first answer was. */
-export const client = new OpenAI({ baseURL: `${url}/v1`, apiKey: "none", timeout: long, maxRetries: 0 });
+/** Without retries, which would hide the first response. */
+export const client = new OpenAI({ baseURL: `${url}/v1`, apiKey: "none", timeout, maxRetries: 0 });
 export const strict = client.withOptions({ baseURL: `${strictUrl}/v1`, apiKey: setting("CLIENTS_STRICT_KEY") });
 
-/** A conversation of one message. */
+/** A conversation with one user message. */
 export const say = (content) => [{ role: "user", content }];
 
 /**
- * What the most probable answer is asked for with. The smallest Gemma is no assistant: it says the question again. An assistant
- * says the name, too, so that the answers of both end there, after some tokens.
+ * A request at temperature 0. The base model repeats the question, an assistant answers it; both mention France, so that this
+ * stop string ends either completion after a few tokens.
  */
 export const greedy = {
   model,
@@ -42,11 +42,11 @@ export async function metric(name, at = url) {
   return Number(line.split(" ")[1]);
 }
 
-/** Waits until something is true. */
-export async function until(holds) {
-  const end = Date.now() + long;
-  while (!(await holds())) {
-    if (Date.now() > end) throw new Error("it does not come true");
+/** Waits until a condition holds. */
+export async function until(condition) {
+  const end = Date.now() + timeout;
+  while (!(await condition())) {
+    if (Date.now() > end) throw new Error("timed out");
     await new Promise((resolve) => setTimeout(resolve, 20));
   }
 }

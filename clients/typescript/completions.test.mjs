@@ -5,7 +5,7 @@ import { test } from "node:test";
 
 import { client, greedy, metric, model, say, until } from "./client.mjs";
 
-test("lists the model and tells it by its name", async () => {
+test("lists the model and retrieves it by name", async () => {
   const models = await client.models.list();
   assert.deepEqual(models.data.map((model) => model.id), [model]);
   const names = [];
@@ -14,7 +14,7 @@ test("lists the model and tells it by its name", async () => {
   assert.deepEqual({ ...(await client.models.retrieve(model)) }, models.data[0]);
 });
 
-test("a stream says what the whole answer says", async () => {
+test("a stream equals the whole response", async () => {
   const whole = await client.chat.completions.create(greedy);
   assert.equal(whole.object, "chat.completion");
   assert.equal(whole.choices[0].message.role, "assistant");
@@ -41,7 +41,7 @@ test("a stream says what the whole answer says", async () => {
   assert.equal(last.usage.completion_tokens, whole.usage.completion_tokens);
 });
 
-test("the stream helper puts it together", async () => {
+test("the stream helper assembles the response", async () => {
   const runner = client.chat.completions.stream(greedy);
   let text = "";
   runner.on("content", (piece) => (text += piece));
@@ -50,20 +50,20 @@ test("the stream helper puts it together", async () => {
   assert.match(text, / capital of $/);
 });
 
-test("goes on with a text, whole and as a stream", async () => {
-  const asked = { model, prompt: "One, two, three, four,", temperature: 0, max_tokens: 4 };
-  const whole = await client.completions.create(asked);
+test("completes a text, whole and as a stream", async () => {
+  const request = { model, prompt: "One, two, three, four,", temperature: 0, max_tokens: 4 };
+  const whole = await client.completions.create(request);
   assert.match(whole.choices[0].text, /^ five/);
   assert.equal(whole.choices[0].finish_reason, "length");
   assert.equal(whole.usage.completion_tokens, 4);
   let text = "";
-  for await (const chunk of await client.completions.create({ ...asked, stream: true })) text += chunk.choices[0].text;
+  for await (const chunk of await client.completions.create({ ...request, stream: true })) text += chunk.choices[0].text;
   assert.equal(text, whole.choices[0].text);
-  const echo = await client.completions.create({ ...asked, echo: true });
-  assert.equal(echo.choices[0].text, asked.prompt + whole.choices[0].text);
+  const echo = await client.completions.create({ ...request, echo: true });
+  assert.equal(echo.choices[0].text, request.prompt + whole.choices[0].text);
 });
 
-test("stop, max_completion_tokens, n, seed, penalties and biases count", async () => {
+test("stop, max_completion_tokens, n, seed, penalties and biases take effect", async () => {
   const count = { ...greedy, messages: say("Count from one to ten in words.") };
   const ask = async (more) => await client.chat.completions.create({ ...count, ...more });
   const whole = (await ask({})).choices[0].message.content;
@@ -86,23 +86,23 @@ test("stop, max_completion_tokens, n, seed, penalties and biases count", async (
   assert.ok((await green({ presence_penalty: 2, frequency_penalty: 2 })) < (await green({})));
 });
 
-test("requests run beside each other", async () => {
+test("requests run concurrently", async () => {
   const answers = await Promise.all([1, 2, 3].map(() => client.chat.completions.create(greedy)));
   for (const answer of answers) assert.match(answer.choices[0].message.content, / capital of $/);
 });
 
-test("a stream that is left gives its pages back", async () => {
+test("a closed stream frees its pages", async () => {
   const story = { model, messages: say("Write a long story."), max_tokens: 200, stream: true };
   for await (const chunk of await client.chat.completions.create(story)) {
     assert.ok(chunk.choices.length);
-    await until(async () => (await metric("kv_pages_taken")) > 0);
+    await until(async () => (await metric("kv_cache_pages_used")) > 0);
     break;
   }
-  await until(async () => (await metric("kv_pages_taken")) === 0);
+  await until(async () => (await metric("kv_cache_pages_used")) === 0);
 
   const stream = await client.chat.completions.create(story);
   const pieces = stream[Symbol.asyncIterator]();
   await pieces.next();
   stream.controller.abort();
-  await until(async () => (await metric("kv_pages_taken")) === 0);
+  await until(async () => (await metric("kv_cache_pages_used")) === 0);
 });

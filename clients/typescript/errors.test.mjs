@@ -1,4 +1,4 @@
-// Which exception an error becomes, and what it says.
+// The exception that each error becomes, and its contents.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -9,7 +9,7 @@ import { client, greedy, metric, model, strict, strictUrl, until } from "./clien
 
 const chat = (more, from = client) => from.chat.completions.create({ ...greedy, ...more });
 
-test("a wrong field is a BadRequestError that names it", async () => {
+test("an invalid field is a BadRequestError that names it", async () => {
   for (const [wrong, param] of [
     [{ temperature: 3 }, "temperature"],
     [{ n: "many" }, "n"],
@@ -58,7 +58,7 @@ test("a wrong key is an AuthenticationError", async () => {
   assert.equal((await strict.models.list()).data[0].id, model);
 });
 
-test("a full server is a RateLimitError with Retry-After", async () => {
+test("a full queue is a RateLimitError with Retry-After", async () => {
   const story = { model, prompt: "One", max_tokens: 490, logit_bias: { 1: -100 }, stream: true };
   const stream = await strict.completions.create(story);
   const pieces = stream[Symbol.asyncIterator]();
@@ -70,22 +70,22 @@ test("a full server is a RateLimitError with Retry-After", async () => {
     return true;
   });
   stream.controller.abort();
-  await until(async () => (await metric("kv_pages_taken", strictUrl)) === 0);
+  await until(async () => (await metric("kv_cache_pages_used", strictUrl)) === 0);
 });
 
-test("who waits no longer gets an APIConnectionTimeoutError, and its pages come back", async () => {
+test("a client timeout is an APIConnectionTimeoutError and frees the pages", async () => {
   const story = { model, prompt: "Once upon a time", max_tokens: 200 };
   await assert.rejects(client.completions.create(story, { timeout: 500 }), OpenAI.APIConnectionTimeoutError);
-  await until(async () => (await metric("kv_pages_taken")) === 0);
+  await until(async () => (await metric("kv_cache_pages_used")) === 0);
 });
 
-test("who gives up gets an APIUserAbortError, and its pages come back", async () => {
-  const giveUp = new AbortController();
+test("an abort is an APIUserAbortError and frees the pages", async () => {
+  const abort = new AbortController();
   const story = { model, prompt: "Once upon a time", max_tokens: 200 };
-  const answer = client.completions.create(story, { signal: giveUp.signal });
-  const refused = assert.rejects(answer, OpenAI.APIUserAbortError);
-  await until(async () => (await metric("kv_pages_taken")) > 0);
-  giveUp.abort();
-  await refused;
-  await until(async () => (await metric("kv_pages_taken")) === 0);
+  const answer = client.completions.create(story, { signal: abort.signal });
+  const rejected = assert.rejects(answer, OpenAI.APIUserAbortError);
+  await until(async () => (await metric("kv_cache_pages_used")) > 0);
+  abort.abort();
+  await rejected;
+  await until(async () => (await metric("kv_cache_pages_used")) === 0);
 });

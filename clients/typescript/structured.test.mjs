@@ -1,4 +1,4 @@
-// response_format: answers that are JSON of one's own types
+// response_format: typed results
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -14,9 +14,9 @@ const City = z.object({
   old: z.boolean(),
   place: z.object({ country: z.enum(["France", "Italy"]) }),
 });
-// Shown how, the model writes without spaces, which are tokens.
+// The example makes the model write without spaces, which would cost tokens.
 const shown = '{"name":"Rome","old":true,"place":{"country":"Italy"}}';
-const asked = {
+const request = {
   model,
   messages: [...say("Rome"), { role: "assistant", content: shown }, ...say("Paris")],
   temperature: 1,
@@ -25,17 +25,17 @@ const asked = {
   response_format: zodResponseFormat(City, "city"),
 };
 
-test("zod reads an answer", async () => {
-  const { choices } = await client.chat.completions.parse(asked);
+test("zod parses a response", async () => {
+  const { choices } = await client.chat.completions.parse(request);
   assert.equal(choices[0].finish_reason, "stop");
   assert.deepEqual(choices[0].message.parsed, City.parse(JSON.parse(choices[0].message.content)));
 });
 
-test("zod reads a stream", async () => {
-  const { choices } = await client.chat.completions.stream(asked).finalChatCompletion();
+test("zod parses a stream", async () => {
+  const { choices } = await client.chat.completions.stream(request).finalChatCompletion();
   assert.deepEqual(choices[0].message.parsed, City.parse(JSON.parse(choices[0].message.content)));
 });
 
-test("an answer without room is no half of one", async () => {
-  await assert.rejects(client.chat.completions.parse({ ...asked, max_tokens: 2 }), LengthFinishReasonError);
+test("a truncated response throws", async () => {
+  await assert.rejects(client.chat.completions.parse({ ...request, max_tokens: 2 }), LengthFinishReasonError);
 });

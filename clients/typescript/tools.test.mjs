@@ -1,4 +1,4 @@
-// tools: a weather tool that a real model calls; left out where scripts/clients.sh has no such model
+// Tool calls: a real model calls a weather tool. Skipped if scripts/clients.sh has no such model.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -7,7 +7,7 @@ import { client, say } from "./client.mjs";
 
 const url = process.env.CLIENTS_TOOLS_URL;
 const model = process.env.CLIENTS_TOOLS_MODEL;
-const skip = url ? false : "no model that calls tools: name Qwen 2.5 with INDRIK_TEST_QWEN";
+const skip = url ? false : "no model with tool support: set INDRIK_TEST_QWEN to a GGUF file of Qwen 2.5";
 
 const weather = {
   type: "function",
@@ -24,13 +24,13 @@ const weather = {
   },
 };
 
-test("a tool is called in a stream, and its result read", { skip }, async () => {
-  // A model of 1.5 billion weights reads some hundred tokens, on a CPU where there is no GPU.
+test("a tool is called in a stream and its result used", { skip }, async () => {
+  // A 1.5B model prefills some hundred tokens, on the CPU if there is no GPU.
   const patient = client.withOptions({ baseURL: `${url}/v1`, timeout: 900_000 });
-  const asked = { model, tools: [weather], temperature: 0, max_tokens: 60 };
+  const request = { model, tools: [weather], temperature: 0, max_tokens: 60 };
   const messages = say("What is the weather in Paris? Use the tool.");
   const stream = patient.chat.completions.stream({
-    ...asked,
+    ...request,
     messages,
     tool_choice: "required",
     parallel_tool_calls: false,
@@ -43,6 +43,6 @@ test("a tool is called in a stream, and its result read", { skip }, async () => 
 
   const result = { role: "tool", tool_call_id: call.id, content: "21 degrees, clear" };
   const turns = [...messages, { role: "assistant", tool_calls: choices[0].message.tool_calls }, result];
-  const reply = await patient.chat.completions.create({ ...asked, messages: turns, tool_choice: "none" });
+  const reply = await patient.chat.completions.create({ ...request, messages: turns, tool_choice: "none" });
   assert.match(reply.choices[0].message.content, /21/);
 });
