@@ -2,7 +2,7 @@
 # Checks the Markdown files of this repository:
 #   - prose is wrapped at 100 columns (tables, code blocks and link targets are exempt);
 #   - relative links and their #anchors resolve;
-#   - paths and source files named in `inline code` exist.
+#   - paths, source files and Rust items (`Type::item`) named in `inline code` exist.
 #
 #   scripts/check_docs.sh            the whole repository; exit 1 if anything is wrong
 set -euo pipefail
@@ -10,6 +10,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 files=$(find . \( -name target -o -name .git -o -name node_modules -o -name __pycache__ \) -prune -o -print | sed 's|^\./||')
 mapfile -t pages < <(grep '\.md$' <<<"$files")
+
+items=$(find crates -name '*.rs' -exec grep -hoE '[A-Za-z_][A-Za-z0-9_]*' {} + | sort -u)
 
 # The C locale makes every awk count bytes; continuation bytes of UTF-8 are removed before lengths are taken.
 LC_ALL=C awk '
@@ -46,6 +48,12 @@ LC_ALL=C awk '
     if (anchor != "" && !((path "#" anchor) in anchors)) complain("link to " path "#" anchor ", which has no such heading")
   }
 
+  function check_item(path,   parts, count) {
+    sub(/\(\)$/, "", path)
+    count = split(path, parts, "::")
+    if (!(parts[1] in items) && !(("crates/" parts[1]) in exists) || !(parts[count] in items)) complain("no Rust item " path)
+  }
+
   function check_path(path,   first, rest) {
     sub(/:[0-9]+$/, "", path)
     sub(/\/$/, "", path)
@@ -60,6 +68,7 @@ LC_ALL=C awk '
     }
   }
 
+  listing == "items" { items[$0] = 1; next }
   listing {
     exists[$0] = 1
     path = $0
@@ -91,7 +100,9 @@ LC_ALL=C awk '
     }
     text = $0
     while (match(text, /`[^`]+`/)) {
-      check_path(substr(text, RSTART + 1, RLENGTH - 2))
+      code = substr(text, RSTART + 1, RLENGTH - 2)
+      if (code ~ /^[A-Za-z_][A-Za-z0-9_]*(::[A-Za-z_][A-Za-z0-9_]*)+(\(\))?$/) check_item(code)
+      else check_path(code)
       text = substr(text, RSTART + RLENGTH)
     }
   }
@@ -105,4 +116,4 @@ LC_ALL=C awk '
 
   BEGIN { split("crates docs scripts clients packaging fuzz .github .ci", names, " "); for (i in names) top[names[i]] = 1 }
   END { exit wrong }
-' listing=1 - listing=0 "${pages[@]}" "${pages[@]}" <<<"$files"
+' listing=items <(echo "$items") listing=1 <(echo "$files") listing= "${pages[@]}" "${pages[@]}"
