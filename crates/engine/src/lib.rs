@@ -9,9 +9,9 @@
 //!
 //! docs/engine.md tells the design.
 
-mod answer;
 mod backend;
 mod error;
+mod events;
 mod handle;
 mod job;
 mod request;
@@ -23,9 +23,9 @@ pub mod testing;
 #[cfg(test)]
 mod tests;
 
-pub use answer::{Event, EventStream, FinishReason, Token, Usage};
 pub use backend::{Backend, BackendError, Capacity};
 pub use error::{RequestError, SubmitError};
+pub use events::{Event, EventStream, FinishReason, Token, Usage};
 pub use handle::{Engine, Options};
 pub use model::{DecodeRow, MixedOutput, PrefillChunk, Sampled, Sampling};
 pub use request::Request;

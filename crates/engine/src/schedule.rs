@@ -1,6 +1,6 @@
 //! The loop of the engine's thread: who is admitted, what the next step is, and what becomes of a fault.
 
-mod faults;
+mod recovery;
 mod steps;
 
 use std::{
@@ -17,7 +17,7 @@ use crate::{
     handle::Shared,
     job::{Ending, Job, Reading, Writing},
 };
-use faults::failure;
+use recovery::failure;
 
 /// Between attempts to put a lost device back that nobody waits for.
 const REVIVE_PAUSE: Duration = Duration::from_secs(2);

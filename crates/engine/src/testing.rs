@@ -6,7 +6,7 @@
 
 mod ledger;
 
-mod every;
+mod every_nth;
 
 use std::{
     collections::BTreeMap,
@@ -25,7 +25,7 @@ use crate::{
 
 use ledger::{FNV_START, Ledger, SharedLedger, fnv, locked};
 
-pub use every::EveryNth;
+pub use every_nth::EveryNth;
 pub use ledger::MockSequence;
 
 /// Both ends of an answer, for tests of what is made of answers. That the answer was dropped shows at the sender.

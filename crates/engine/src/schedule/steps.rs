@@ -4,7 +4,7 @@ use std::{collections::VecDeque, mem, time::Instant};
 
 use model::Sampled;
 
-use super::{Scheduler, faults::failure};
+use super::{Scheduler, recovery::failure};
 use crate::{
     Backend, BackendError, PrefillChunk, RequestError,
     job::{Ending, Reading, Writing},
