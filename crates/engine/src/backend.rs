@@ -71,15 +71,15 @@ pub trait Backend: Send + 'static {
     /// A new sequence for this text, and how many of its tokens it holds: at most all but the last. The rest is to be read.
     fn start(&mut self, text: &[u32]) -> Result<(Self::Sequence, usize), BackendError>;
 
-    /// How many tokens to read, of one text or several, beside so many sequences that write, for a step to take no longer than `within`;
+    /// How many tokens to read, of one text or several, beside so many sequences that write, for a step to take no longer than `budget`;
     /// the longest sequence has `depth` positions.
-    fn chunk(&self, writing: usize, depth: u32, within: Duration) -> usize;
+    fn max_prefill_tokens(&self, decode_rows: usize, depth: u32, budget: Duration) -> usize;
 
     /// How many of so many sequences to carry forward at once, for the most tokens per second: at least one. The others take their turn.
-    fn at_once(&self, writing: usize) -> usize;
+    fn decode_batch_size(&self, decoding: usize) -> usize;
 
     /// How many steps of so many sequences make a run of the usual length.
-    fn steps(&self, writing: usize) -> usize;
+    fn decode_run_steps(&self, rows: usize) -> usize;
 
     /// Bytes of weights, keys and values that a step must read for sequences that hold so many positions, one row of each. Cheap.
     fn step_bytes(&self, depths: &[u32]) -> u64;
@@ -101,16 +101,16 @@ pub trait Backend: Send + 'static {
     ) -> Result<Vec<Vec<Sampled>>, BackendError>;
 
     /// Counts these tokens anew for penalties: a prompt, and what was written after it.
-    fn recount(
+    fn reset_token_counts(
         &mut self,
         sequence: &mut Self::Sequence,
         prompt: &[u32],
-        written: &[u32],
+        generated: &[u32],
     ) -> Result<(), BackendError>;
 
     /// Whether the device still does what it is told: the least that can be asked of it, waited for.
     fn probe(&mut self) -> Result<(), BackendError>;
 
     /// Puts a lost device back. Sequences of before are of no use.
-    fn revive(&mut self) -> Result<(), BackendError>;
+    fn recover(&mut self) -> Result<(), BackendError>;
 }

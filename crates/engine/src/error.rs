@@ -1,59 +1,60 @@
-//! What is not taken, and what becomes of what was taken and cannot be done.
+//! Errors of submission, and errors that end a submitted request.
 
 use std::time::Duration;
 
-/// Why a request is not taken. Said at once, before anything is queued.
+/// Why a request was rejected. Returned by [`Engine::submit`](crate::Engine::submit), before anything is queued.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SubmitError {
-    /// As many wait as may.
-    #[error("too many requests wait already: try again in {} s", retry_after.as_secs())]
+    /// The queue holds [`Options::queue_capacity`](crate::Options::queue_capacity) requests.
+    #[error("the request queue is full: try again in {} s", retry_after.as_secs())]
     QueueFull {
-        /// When there may be room, by how long requests took so far.
+        /// When a place may be free, estimated from the mean request latency so far.
         retry_after: Duration,
     },
-    /// The prompt alone is longer than the context.
+    /// The prompt alone exceeds the context length.
     #[error(
-        "the prompt has {tokens} tokens, and the context {context_length}: shorten it, or serve with a larger context"
+        "the prompt has {tokens} tokens, but the context length is {context_length}: shorten it, or serve with a \
+         longer context"
     )]
     PromptTooLong {
         /// Tokens of the prompt.
         tokens: usize,
-        /// Positions that a sequence may have.
+        /// Maximum tokens per sequence.
         context_length: u32,
     },
-    /// The engine ends, and takes nothing new.
-    #[error("the engine is about to stop and takes no more requests")]
+    /// The engine is draining and accepts no more requests.
+    #[error("the engine is shutting down and accepts no more requests")]
     Draining,
-    /// It cannot be done, by any engine of this model.
+    /// A parameter is out of range for this model.
     #[error("{0}")]
     Invalid(String),
 }
 
-/// What became of a request that was taken and has no whole answer.
+/// Why a submitted request failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
-    /// The GPU was lost, again and again.
-    #[error("the GPU was lost and could not be put back: see the kernel log (dmesg)")]
+    /// The GPU was lost repeatedly, or could not be reopened.
+    #[error("the GPU was lost and could not be recovered: see the kernel log (dmesg)")]
     DeviceLost,
-    /// Alone on the GPU, and still without the memory it needs.
-    #[error("out of GPU memory: close other programs that use the GPU, or serve with a smaller context")]
+    /// Not enough memory, even with no other request running.
+    #[error("out of GPU memory: close other programs that use the GPU, or serve with a shorter context")]
     OutOfMemory,
-    /// Its deadline has passed.
+    /// [`Request::deadline`](crate::Request::deadline) has passed.
     #[error("the deadline has passed")]
     DeadlineExceeded,
-    /// The engine was stopped before it was done.
+    /// The engine was stopped before the request finished.
     #[error("the engine was stopped")]
     Stopped,
-    /// The model computed no finite numbers for it.
+    /// The model produced NaN or Inf logits for this request.
     #[error(
-        "the model computed no finite numbers: its weights may be damaged, or this device may compute wrongly (try `indrik doctor \
-         --selftest`)"
+        "the model produced NaN or Inf logits: its weights may be damaged, or this device may compute wrongly (try \
+         `indrik doctor --selftest`)"
     )]
     NonFiniteLogits,
-    /// Its grammar cannot be followed any further.
+    /// The grammar allows no further token, or its matcher failed.
     #[error("{0}")]
     Grammar(String),
-    /// Anything else; a bug.
+    /// Any other error; a bug.
     #[error("{0}")]
     Internal(String),
 }

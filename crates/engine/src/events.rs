@@ -1,4 +1,4 @@
-//! The stream of what becomes of a request.
+//! The event stream of a request.
 
 use std::{
     future::poll_fn,
@@ -13,118 +13,121 @@ use tokio::sync::mpsc::UnboundedReceiver;
 
 use crate::RequestError;
 
-/// A token of an answer.
+/// A completion token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Token {
-    /// Which one.
+    /// Token id.
     pub id: u32,
-    /// The logarithm of the probability that the model gave it.
+    /// Natural logarithm of the probability that the model assigned to it, before sampling filters and masks.
     pub logprob: f32,
-    /// As many of the most probable tokens as were asked for, the most probable first, with the same of theirs.
+    /// The most probable tokens at this position with their logprobs, most probable first; as many as
+    /// `sampling.top` of the request.
     pub top: Vec<(u32, f32)>,
 }
 
-/// Why an answer is whole.
+/// Why a completion ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FinishReason {
-    /// The model ended it, or nothing can follow by its grammar.
+    /// The model sampled a stop token, the grammar is complete, or the client called [`EventStream::finish_early`].
     Stop,
-    /// It has as many tokens as were asked for.
+    /// `max_tokens` tokens were generated.
     MaxTokens,
-    /// The context is full.
+    /// The sequence has reached the context length.
     ContextLength,
 }
 
-/// What a request was, in tokens.
+/// Token counts of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Tokens of the prompt.
     pub prompt_tokens: u32,
-    /// Of those, the ones that needed no reading.
+    /// Prompt tokens that came from the prefix cache when the request was first admitted.
     pub cached_tokens: u32,
-    /// Tokens of the answer.
+    /// Tokens of the completion.
     pub completion_tokens: u32,
 }
 
-/// What becomes of a request, in order.
+/// Progress of a request. `Finished` or `Failed` is the last event.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    /// Its prompt is being read.
+    /// The request was admitted and its prefill begins. Sent once, also if the request is preempted later.
     Started {
-        /// Tokens of the prompt that need no reading.
+        /// Prompt tokens that came from the prefix cache.
         cached_tokens: u32,
     },
-    /// The next token of the answer.
+    /// The next token of the completion.
     Token(Token),
-    /// The answer is whole. The last event.
+    /// The completion is finished.
     Finished {
-        /// Why.
+        /// Why it ended.
         reason: FinishReason,
-        /// How many tokens it was.
+        /// Its token counts.
         usage: Usage,
     },
-    /// There will be no more of it. The last event.
+    /// The request failed; tokens sent before remain valid.
     Failed(RequestError),
 }
 
 impl Event {
-    /// Whether nothing follows it.
+    /// Whether this is the last event of its stream.
     pub fn is_last(&self) -> bool {
         matches!(self, Event::Finished { .. } | Event::Failed(_))
     }
 }
 
-/// The events of a request as they come, the last of which is `Finished` or `Failed`. Dropping it cancels the request: its pages are free
-/// before the next step.
+/// The events of one request, as they happen. The last one is [`Event::Finished`] or [`Event::Failed`].
+///
+/// Dropping the stream cancels the request: its pages are free before the next step.
 #[derive(Debug)]
 pub struct EventStream {
     events: UnboundedReceiver<Event>,
-    enough: Arc<AtomicBool>,
-    over: bool,
+    finish_early: Arc<AtomicBool>,
+    ended: bool,
 }
 
 impl EventStream {
-    /// `enough` is set by who has read all it wants.
-    pub(crate) fn new(events: UnboundedReceiver<Event>, enough: Arc<AtomicBool>) -> Self {
-        Self { events, enough, over: false }
+    /// `finish_early` is shared with the engine: it tells a stream dropped after enough tokens from a cancelled one.
+    pub(crate) fn new(events: UnboundedReceiver<Event>, finish_early: Arc<AtomicBool>) -> Self {
+        Self { events, finish_early, ended: false }
     }
 
-    /// What has come is all that is wanted: the answer is whole when this is dropped, and not cancelled.
+    /// Counts the request as finished rather than cancelled when this stream is dropped. For clients that end a completion
+    /// themselves, for example at a stop string.
     pub fn finish_early(&self) {
-        self.enough.store(true, Ordering::Relaxed);
+        self.finish_early.store(true, Ordering::Relaxed);
     }
 
-    /// The next event; none after the last.
+    /// The next event; `None` after the last.
     pub async fn next(&mut self) -> Option<Event> {
         poll_fn(|context| self.poll_next(context)).await
     }
 
-    /// The same for those who poll.
+    /// [`next`](Self::next) for hand-written futures.
     pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Event>> {
-        if self.over {
+        if self.ended {
             return Poll::Ready(None);
         }
         let event = ready!(self.events.poll_recv(context));
-        Poll::Ready(Some(self.noted(event)))
+        Poll::Ready(Some(self.received(event)))
     }
 
-    /// The same for those who are not asynchronous. Panics where they are.
+    /// [`next`](Self::next) for synchronous code. Panics within an async context.
     pub fn blocking_next(&mut self) -> Option<Event> {
-        if self.over {
+        if self.ended {
             return None;
         }
         let event = self.events.blocking_recv();
-        Some(self.noted(event))
+        Some(self.received(event))
     }
 
-    fn noted(&mut self, event: Option<Event>) -> Event {
-        // The engine says a last word to everyone; without one it is not there any more.
+    fn received(&mut self, event: Option<Event>) -> Event {
+        // The engine sends every stream a last event. A channel closed without one means that its thread has panicked.
         let event = event.unwrap_or_else(|| {
             Event::Failed(RequestError::Internal(
-                "the engine's thread has ended: this is a bug; please report it".into(),
+                "the engine thread has ended unexpectedly: this is a bug; please report it".into(),
             ))
         });
-        self.over = event.is_last();
+        self.ended = event.is_last();
         event
     }
 }

@@ -1,4 +1,4 @@
-//! A request on its way.
+//! A submitted request with its state in the scheduler.
 
 use std::{
     sync::{
@@ -13,28 +13,29 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use crate::{DecodeRow, Event, FinishReason, Request, RequestError, Token, Usage};
 
-/// A request on its way. What it has written stays with it when it is set back.
+/// A submitted request: waiting, prefilling or decoding. It keeps its generated tokens when it is preempted.
 pub(crate) struct Job {
-    /// How many came before it.
-    pub number: u64,
+    /// Submission order. Identifies the request in the logs of steps.
+    pub id: u64,
     pub request: Request,
     pub events: UnboundedSender<Event>,
-    /// Who asked has all it wants.
-    enough: Arc<AtomicBool>,
-    pub arrived: Instant,
+    /// Set by [`EventStream::finish_early`](crate::EventStream::finish_early).
+    finish_early: Arc<AtomicBool>,
+    pub submitted_at: Instant,
+    /// Whether [`Event::Started`] was sent.
     pub started: bool,
-    /// Tokens of the prompt that needed no reading.
-    pub cached: u32,
-    pub written: Vec<u32>,
-    /// The tokens that its grammar allows next, and whether that is so still.
+    /// Prompt tokens from the prefix cache, at the first admission.
+    pub cached_tokens: u32,
+    pub generated: Vec<u32>,
+    /// Tokens that the grammar allows next, one bit per token; up to date if `mask_valid`.
     mask: Vec<u32>,
-    mask_holds: bool,
-    /// When the last token was handed out.
-    pub told: Instant,
+    mask_valid: bool,
+    /// When the last token was sent; before the first, when the request was submitted.
+    pub last_token_at: Instant,
 }
 
-/// What becomes of a job in the end.
-pub(crate) enum Ending {
+/// How a request ends.
+pub(crate) enum Outcome {
     Cancelled,
     Finished(FinishReason),
     Failed(RequestError),
@@ -42,112 +43,118 @@ pub(crate) enum Ending {
 
 impl Job {
     pub fn new(
-        number: u64,
+        id: u64,
         request: Request,
         events: UnboundedSender<Event>,
-        enough: Arc<AtomicBool>,
+        finish_early: Arc<AtomicBool>,
     ) -> Self {
         let now = Instant::now();
         Self {
-            number,
+            id,
             request,
             events,
-            enough,
-            arrived: now,
+            finish_early,
+            submitted_at: now,
             started: false,
-            cached: 0,
-            written: vec![],
+            cached_tokens: 0,
+            generated: vec![],
             mask: vec![],
-            mask_holds: false,
-            told: now,
+            mask_valid: false,
+            last_token_at: now,
         }
     }
 
-    /// Whether it ends from outside: nobody waits for it any more, or nobody should.
-    pub fn given_up(&self, now: Instant) -> Option<Ending> {
+    /// The outcome of a request that must not continue: its stream was dropped or its deadline has passed.
+    pub fn abandoned(&self, now: Instant) -> Option<Outcome> {
         if self.events.is_closed() {
-            return Some(self.left_alone());
+            return Some(self.stream_dropped());
         }
-        let late = self.request.deadline.is_some_and(|deadline| deadline <= now);
-        late.then_some(Ending::Failed(RequestError::DeadlineExceeded))
+        let expired = self.request.deadline.is_some_and(|deadline| deadline <= now);
+        expired.then_some(Outcome::Failed(RequestError::DeadlineExceeded))
     }
 
-    /// What becomes of it when nobody listens any more.
-    fn left_alone(&self) -> Ending {
-        match self.enough.load(Ordering::Relaxed) {
-            true => Ending::Finished(FinishReason::Stop),
-            false => Ending::Cancelled,
+    /// The outcome of a request whose stream was dropped.
+    fn stream_dropped(&self) -> Outcome {
+        match self.finish_early.load(Ordering::Relaxed) {
+            true => Outcome::Finished(FinishReason::Stop),
+            false => Outcome::Cancelled,
         }
     }
 
-    /// Tokens that its sequence holds when all is read and written: the last one written goes in with the next step.
-    pub fn len(&self) -> usize {
-        self.request.prompt.len() + self.written.len().saturating_sub(1)
+    /// Length of the sequence while decoding. The last generated token is not in it: it enters with the next step.
+    pub fn sequence_len(&self) -> usize {
+        self.request.prompt.len() + self.generated.len().saturating_sub(1)
     }
 
-    /// What a new sequence has to read of it: the prompt, or what its sequence held when it was set back.
-    pub fn text(&self) -> Vec<u32> {
-        let mut text = self.request.prompt.clone();
-        text.extend(&self.written);
-        text.truncate(self.len());
-        text
+    /// Tokens that a new sequence must hold before the request can decode: the prompt, or after a preemption everything
+    /// but the last generated token.
+    pub fn prefill_tokens(&self) -> Vec<u32> {
+        let mut tokens = self.request.prompt.clone();
+        tokens.extend(&self.generated);
+        tokens.truncate(self.sequence_len());
+        tokens
     }
 
-    /// Hands out a token; says if that was the end.
-    pub fn tell(&mut self, sampled: Sampled, context: u32) -> Option<Ending> {
+    /// Sends a sampled token to the stream, unless it is a stop token. Returns the outcome if the completion ends here.
+    pub fn push_token(&mut self, sampled: Sampled, context_length: u32) -> Option<Outcome> {
         if self.request.stop_token_ids.contains(&sampled.token) {
-            return Some(Ending::Finished(FinishReason::Stop));
+            return Some(Outcome::Finished(FinishReason::Stop));
         }
-        self.mask_holds = false;
-        if let Some(guide) = &mut self.request.grammar
-            && let Err(text) = guide.accept(sampled.token)
+        self.mask_valid = false;
+        if let Some(grammar) = &mut self.request.grammar
+            && let Err(text) = grammar.accept(sampled.token)
         {
-            return Some(Ending::Failed(RequestError::Grammar(text)));
+            return Some(Outcome::Failed(RequestError::Grammar(text)));
         }
-        self.written.push(sampled.token);
+        self.generated.push(sampled.token);
         let Sampled { token: id, logprob, top } = sampled;
         if self.events.send(Event::Token(Token { id, logprob, top })).is_err() {
-            return Some(self.left_alone());
+            return Some(self.stream_dropped());
         }
-        if self.request.grammar.as_ref().is_some_and(|guide| guide.is_finished()) {
-            return Some(Ending::Finished(FinishReason::Stop));
+        if self.request.grammar.as_ref().is_some_and(|grammar| grammar.is_finished()) {
+            return Some(Outcome::Finished(FinishReason::Stop));
         }
-        if self.left() == 0 {
-            return Some(Ending::Finished(FinishReason::MaxTokens));
+        if self.remaining_tokens() == 0 {
+            return Some(Outcome::Finished(FinishReason::MaxTokens));
         }
-        (self.len() >= context as usize).then_some(Ending::Finished(FinishReason::ContextLength))
+        (self.sequence_len() >= context_length as usize)
+            .then_some(Outcome::Finished(FinishReason::ContextLength))
     }
 
-    /// Finds the tokens that its grammar allows next, if it has one and they are not known.
-    pub fn look_ahead(&mut self, vocab: u32) -> Result<(), RequestError> {
-        let Some(guide) = self.request.grammar.as_mut().filter(|_| !self.mask_holds) else { return Ok(()) };
-        self.mask.resize(vocab.div_ceil(32) as usize, 0);
-        guide.mask(&mut self.mask).map_err(RequestError::Grammar)?;
+    /// Computes the token mask of the next position, if there is a grammar and the mask is not up to date.
+    pub fn update_mask(&mut self, vocab_size: u32) -> Result<(), RequestError> {
+        let Some(grammar) = self.request.grammar.as_mut().filter(|_| !self.mask_valid) else {
+            return Ok(());
+        };
+        self.mask.resize(vocab_size.div_ceil(32) as usize, 0);
+        grammar.mask(&mut self.mask).map_err(RequestError::Grammar)?;
         for token in self.request.sampling.bans() {
             self.mask[token as usize / 32] &= !(1 << (token % 32));
         }
         if self.mask.iter().all(|word| *word == 0) {
-            let text = "the grammar, with the tokens that are banned by logit biases, allows none to follow";
+            let text = "the grammar allows no further token, given the tokens that logit biases ban";
             return Err(RequestError::Grammar(text.into()));
         }
-        self.mask_holds = true;
+        self.mask_valid = true;
         Ok(())
     }
 
-    /// The tokens that may come next, after [`Job::look_ahead`]; any where it has no grammar.
+    /// The token mask of the next position, after [`Job::update_mask`]; `None` without a grammar.
     pub fn mask(&self) -> Option<&[u32]> {
-        self.mask_holds.then_some(&self.mask)
+        self.mask_valid.then_some(&self.mask)
     }
 
-    /// Tokens that it may still write.
-    pub fn left(&self) -> usize {
-        (self.request.max_tokens.get() as usize).saturating_sub(self.written.len())
+    /// Tokens that may still be generated before `max_tokens` is reached.
+    pub fn remaining_tokens(&self) -> usize {
+        (self.request.max_tokens.get() as usize).saturating_sub(self.generated.len())
     }
 
     pub fn usage(&self) -> Usage {
-        let (prompt_tokens, completion_tokens) =
-            (self.request.prompt.len() as u32, self.written.len() as u32);
-        Usage { prompt_tokens, cached_tokens: self.cached, completion_tokens }
+        Usage {
+            prompt_tokens: self.request.prompt.len() as u32,
+            cached_tokens: self.cached_tokens,
+            completion_tokens: self.generated.len() as u32,
+        }
     }
 
     pub fn sampling(&self) -> &Sampling {
@@ -155,44 +162,46 @@ impl Job {
     }
 }
 
-/// A job whose text is being read.
-pub(crate) struct Reading<S> {
+/// A request in prefill.
+pub(crate) struct Prefilling<S> {
     pub job: Job,
     pub sequence: S,
-    pub text: Vec<u32>,
-    pub read: usize,
+    /// [`Job::prefill_tokens`] at admission.
+    pub tokens: Vec<u32>,
+    /// How many of them the sequence holds.
+    pub prefilled: usize,
 }
 
-impl<S> Reading<S> {
-    /// Tokens that are to be read.
-    pub fn left(&self) -> usize {
-        self.text.len() - self.read
+impl<S> Prefilling<S> {
+    /// Tokens left to prefill.
+    pub fn remaining(&self) -> usize {
+        self.tokens.len() - self.prefilled
     }
 
-    /// Pages that these need beyond those that the sequence has.
-    pub fn pages_left(&self, page: u32) -> u32 {
-        (self.text.len() as u32).div_ceil(page) - (self.read as u32).div_ceil(page)
+    /// Pages that the rest of the prefill will allocate.
+    pub fn remaining_pages(&self, page_size: u32) -> u32 {
+        (self.tokens.len() as u32).div_ceil(page_size) - (self.prefilled as u32).div_ceil(page_size)
     }
 
-    /// Whether another text begins with pages that this one has still to read, and will then share.
-    pub fn will_share(&self, text: &[u32], page: usize) -> bool {
-        let common = self.text.iter().zip(text).take_while(|(own, other)| own == other).count();
-        // The last token of a text is read in any case.
-        common.min(text.len() - 1) / page * page > self.read
+    /// Whether `tokens` starts with full pages that this prefill will compute in a later step and put in the prefix cache.
+    pub fn will_share(&self, tokens: &[u32], page_size: usize) -> bool {
+        let common = self.tokens.iter().zip(tokens).take_while(|(own, other)| own == other).count();
+        // The last token is always prefilled, for its logits.
+        common.min(tokens.len() - 1) / page_size * page_size > self.prefilled
     }
 }
 
-/// A job whose answer is being written: it has a token that its sequence does not hold yet.
-pub(crate) struct Writing<S> {
+/// A request in decode. Its last generated token is not in the sequence yet.
+pub(crate) struct Decoding<S> {
     pub job: Job,
     pub sequence: S,
 }
 
-impl<S> Writing<S> {
-    /// Its next decode row.
-    pub fn next(&mut self) -> DecodeRow<'_, S> {
+impl<S> Decoding<S> {
+    /// Its row of the next decode batch.
+    pub fn row(&mut self) -> DecodeRow<'_, S> {
         let Self { job, sequence } = self;
-        let token = job.written.last().copied().unwrap_or_default();
+        let token = job.generated.last().copied().unwrap_or_default();
         DecodeRow {
             sequence,
             token,

@@ -1,19 +1,55 @@
-//! Many requests, one GPU: who reads, who writes, and who waits.
+//! Continuous-batching scheduler: many requests share one GPU.
 //!
-//! - An [`Engine`] is a handle: [`Engine::submit`] takes a [`Request`] and gives its [`EventStream`], a stream of [`Event`]s. Dropping the
-//!   answer cancels the request.
-//! - A thread of its own runs `schedule`: it owns the [`Backend`], lets a prompt be read and answers be written step by step, and is the
-//!   only one that waits for the GPU.
-//! - [`GpuBackend`] is the backend of a `model::Runner`; `testing` has one of plain arithmetic.
-//! - [`Status`] is what a server tells of all this.
+//! A request passes through three states. It is *waiting* in the queue until there are a sequence and KV pages for it;
+//! *prefilling* while its prompt runs through the model in chunks; and *decoding* while it generates a token per step.
+//! Requests join and leave the batch between steps. Scheduling is first come, first served: when pages run out, the
+//! youngest running request is preempted, and recomputed once another has finished.
 //!
-//! docs/engine.md tells the design.
+//! | module | what it does |
+//! |---|---|
+//! | `handle` | [`Engine`]: a cheap handle to submit requests, read the status, drain and stop |
+//! | `request`, `events`, `error` | [`Request`], its [`EventStream`], and the errors of both directions |
+//! | `inbox` | what handles and the engine thread share |
+//! | `schedule` | the engine thread: admission, steps, preemption, recovery of a lost device |
+//! | `backend` | [`Backend`]: what the scheduler needs of a model; [`GpuBackend`] runs a `model::Runner` |
+//! | `status` | [`Status`]: counters and latencies for metrics |
+//! | `testing` | `MockBackend`: a backend without a GPU that checks every call (feature `testing`) |
+//!
+//! One thread owns the backend and is the only one that waits for the GPU. Handles pass requests to it through an inbox,
+//! and each request's events return through a channel of its own. Dropping an [`EventStream`] cancels its request.
+//!
+//! ```no_run
+//! use engine::{Engine, Event, GpuBackend, Options, Request};
+//!
+//! # fn example(
+//! #     runner: model::Runner,
+//! #     reload: impl FnMut() -> model::Result<model::Runner> + Send + 'static,
+//! # ) -> Result<(), Box<dyn std::error::Error>> {
+//! let engine = Engine::start(GpuBackend::new(runner, reload), Options::default())?;
+//! let prompt = vec![2, 651, 6037, 576, 6081, 603];
+//! let mut events = engine.submit(Request::new(prompt, 32_u32.try_into()?))?;
+//! while let Some(event) = events.blocking_next() {
+//!     match event {
+//!         Event::Started { cached_tokens } => println!("{cached_tokens} prompt tokens cached"),
+//!         Event::Token(token) => println!("token {} with logprob {}", token.id, token.logprob),
+//!         Event::Finished { reason, usage } => println!("{reason:?}, {usage:?}"),
+//!         Event::Failed(error) => return Err(error.into()),
+//!     }
+//! }
+//! engine.stop();
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! docs/engine.md describes the design.
 
 mod backend;
 mod error;
 mod events;
 mod handle;
+mod inbox;
 mod job;
+mod options;
 mod request;
 mod runner;
 mod schedule;
@@ -26,8 +62,9 @@ mod tests;
 pub use backend::{Backend, BackendError, Capacity};
 pub use error::{RequestError, SubmitError};
 pub use events::{Event, EventStream, FinishReason, Token, Usage};
-pub use handle::{Engine, Options};
+pub use handle::Engine;
 pub use model::{DecodeRow, MixedOutput, PrefillChunk, Sampled, Sampling};
+pub use options::Options;
 pub use request::Request;
 pub use runner::GpuBackend;
 pub use status::{Histogram, MemoryTraffic, Pages, Status};

@@ -1,31 +1,37 @@
-//! What is asked for.
+//! Generation requests.
 
 use std::{num::NonZeroU32, time::Instant};
 
 use model::Sampling;
 use text::TokenConstraint;
+use tracing::Span;
 
 use crate::{Capacity, SubmitError};
 
-/// What is asked for.
+/// A generation request: a prompt, how to sample after it, and when to stop.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// Tokens to go on from.
+    /// Prompt tokens; at least one.
     pub prompt: Vec<u32>,
-    /// Most tokens of the answer.
+    /// Maximum number of completion tokens.
     pub max_tokens: NonZeroU32,
-    /// How they are chosen.
+    /// Sampling parameters.
     pub sampling: Sampling,
-    /// Tokens that end the answer; they are not part of it.
+    /// Tokens that end the completion. They are not part of it.
     pub stop_token_ids: Vec<u32>,
-    /// What the answer must look like. It decides where an answer may end, with tokens that should be among `stop_token_ids`.
+    /// Constraint on the output. It decides where the completion may end; the tokens it ends with should be in
+    /// `stop_token_ids`.
     pub grammar: Option<Box<dyn TokenConstraint>>,
-    /// When the answer is of no use any more.
+    /// The request fails with [`RequestError::DeadlineExceeded`](crate::RequestError::DeadlineExceeded) at this time,
+    /// queued or running.
     pub deadline: Option<Instant>,
+    /// Parent of the request's log events: `admitted`, `first token`, `preempted`, `finished`, `cancelled`, `failed`. The
+    /// server sets the span of the HTTP request, which carries the `request_id`.
+    pub span: Span,
 }
 
 impl Request {
-    /// A greedy answer of at most so many tokens, whenever it comes.
+    /// A request with greedy sampling, no stop tokens, no grammar, no deadline and no span.
     pub fn new(prompt: Vec<u32>, max_tokens: NonZeroU32) -> Self {
         Self {
             prompt,
@@ -34,10 +40,11 @@ impl Request {
             stop_token_ids: vec![],
             grammar: None,
             deadline: None,
+            span: Span::none(),
         }
     }
 
-    /// Whether it can be done at all.
+    /// Rejects requests that this backend could never run.
     pub(crate) fn check(&self, capacity: &Capacity) -> Result<(), SubmitError> {
         let Capacity { vocab_size, context_length, .. } = *capacity;
         if self.prompt.is_empty() {

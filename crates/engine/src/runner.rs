@@ -105,16 +105,16 @@ impl Backend for GpuBackend {
         Ok((sequence, held))
     }
 
-    fn chunk(&self, writing: usize, depth: u32, within: Duration) -> usize {
-        self.runner.as_ref().map_or(1, |runner| runner.chunk_rows_beside(writing, depth, within))
+    fn max_prefill_tokens(&self, decode_rows: usize, depth: u32, budget: Duration) -> usize {
+        self.runner.as_ref().map_or(1, |runner| runner.chunk_rows_beside(decode_rows, depth, budget))
     }
 
-    fn at_once(&self, writing: usize) -> usize {
-        self.runner.as_ref().map_or(writing, |runner| runner.at_once(writing))
+    fn decode_batch_size(&self, decoding: usize) -> usize {
+        self.runner.as_ref().map_or(decoding, |runner| runner.at_once(decoding))
     }
 
-    fn steps(&self, writing: usize) -> usize {
-        self.runner.as_ref().map_or(1, |runner| runner.steady_steps(writing))
+    fn decode_run_steps(&self, rows: usize) -> usize {
+        self.runner.as_ref().map_or(1, |runner| runner.steady_steps(rows))
     }
 
     fn step_bytes(&self, depths: &[u32]) -> u64 {
@@ -154,20 +154,20 @@ impl Backend for GpuBackend {
         Ok(steps?)
     }
 
-    fn recount(
+    fn reset_token_counts(
         &mut self,
         sequence: &mut Sequence,
         prompt: &[u32],
-        written: &[u32],
+        generated: &[u32],
     ) -> Result<(), BackendError> {
-        Ok(self.runner()?.recount(sequence, prompt, written)?)
+        Ok(self.runner()?.recount(sequence, prompt, generated)?)
     }
 
     fn probe(&mut self) -> Result<(), BackendError> {
         Ok(self.runner()?.probe()?)
     }
 
-    fn revive(&mut self) -> Result<(), BackendError> {
+    fn recover(&mut self) -> Result<(), BackendError> {
         self.runner = None;
         gpu::trim_malloc();
         self.tidied = 0;

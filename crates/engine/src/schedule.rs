@@ -1,5 +1,10 @@
-//! The loop of the engine's thread: who is admitted, what the next step is, and what becomes of a fault.
+//! The scheduler: the loop of the engine thread.
+//!
+//! Each round receives new requests, removes cancelled and expired ones, admits from the queue, and runs one step.
+//! [`steps`] assembles and runs the batch, [`preemption`] frees pages by recomputation, and [`recovery`] handles errors of
+//! the backend, a lost device among them.
 
+mod preemption;
 mod recovery;
 mod steps;
 
@@ -14,40 +19,40 @@ use tokio::sync::{mpsc::UnboundedSender, oneshot};
 
 use crate::{
     Backend, BackendError, Capacity, Event, Pages, RequestError, Status,
-    handle::Shared,
-    job::{Ending, Job, Reading, Writing},
+    inbox::Shared,
+    job::{Decoding, Job, Outcome, Prefilling},
 };
-use recovery::failure;
+use recovery::request_error;
 
-/// Between attempts to put a lost device back that nobody waits for.
-const REVIVE_PAUSE: Duration = Duration::from_secs(2);
+/// Interval between attempts to recover a lost device while the engine is idle.
+const RECOVERY_INTERVAL: Duration = Duration::from_secs(2);
 
-/// Owns the backend, and everything that was taken.
+/// Owns the backend and all requests.
 ///
-/// Whoever reads came after all who write, and before all who wait: admission is in the order of arrival, and who is set back is the
-/// youngest of those under way.
+/// FCFS: decoding requests are older than prefilling ones, which are older than queued ones; the youngest is preempted
+/// first. All three lists are in order of submission, oldest first.
 pub(crate) struct Scheduler<B: Backend> {
     backend: B,
     shared: Arc<Shared>,
+    /// Waiting requests.
     queue: VecDeque<Job>,
-    /// Those who ask whether the device answers.
+    /// Pending calls of [`Engine::probe`](crate::Engine::probe).
     probes: Vec<oneshot::Sender<()>>,
-    /// The oldest first, here too.
-    reading: Vec<Reading<B::Sequence>>,
-    /// The oldest first.
-    writing: Vec<Writing<B::Sequence>>,
-    /// Last events, which are sent when the status knows of them.
-    last: Vec<(UnboundedSender<Event>, Event)>,
+    prefilling: Vec<Prefilling<B::Sequence>>,
+    decoding: Vec<Decoding<B::Sequence>>,
+    /// Last events of requests that have ended. They are sent after the status that counts them is published.
+    last_events: Vec<(UnboundedSender<Event>, Event)>,
     status: Status,
-    /// Someone was set back for want of pages or memory: nobody is admitted before one of the others has ended.
-    full: bool,
-    /// Runs so far.
-    runs: u64,
-    /// Whose turn it is to sit out a run.
-    turn: usize,
-    /// The device is lost, and not put back yet.
-    lost: bool,
-    /// How often it was lost since the last token.
+    /// Set by a preemption for lack of pages or memory: nothing is admitted until a running request ends, or the
+    /// preempted request would be admitted and preempted again.
+    admission_paused: bool,
+    /// Decode runs so far.
+    decode_runs: u64,
+    /// Index in `decoding` of the next request to skip a run, when the batch leaves some out.
+    next_to_skip: usize,
+    /// The device is lost and not recovered yet.
+    device_lost: bool,
+    /// Device losses and failed recoveries since the last generated token.
     losses: u32,
 }
 
@@ -58,45 +63,45 @@ impl<B: Backend> Scheduler<B> {
             shared,
             queue: VecDeque::new(),
             probes: vec![],
-            reading: vec![],
-            writing: vec![],
-            last: vec![],
+            prefilling: vec![],
+            decoding: vec![],
+            last_events: vec![],
             status: Status::default(),
-            full: false,
-            runs: 0,
-            turn: 0,
-            lost: false,
+            admission_paused: false,
+            decode_runs: 0,
+            next_to_skip: 0,
+            device_lost: false,
             losses: 0,
         };
         scheduler.publish();
         scheduler
     }
 
-    /// Until the engine is closed.
+    /// Runs until the engine is closed.
     pub fn run(mut self) {
-        while self.take() {
+        while self.receive() {
             self.round();
         }
-        for job in self.set_all_aside() {
-            self.end(job, Ending::Failed(RequestError::Stopped));
+        for job in self.remove_all() {
+            self.finish(job, Outcome::Failed(RequestError::Stopped));
         }
         self.publish();
     }
 
-    /// Takes what has come in, and sleeps while there is nothing to do. Says whether to go on.
-    pub fn take(&mut self) -> bool {
+    /// Moves arrived requests into the queue; blocks while there is nothing to do. Returns whether to continue.
+    pub fn receive(&mut self) -> bool {
         let shared = self.shared.clone();
         let mut inbox = shared.inbox();
         loop {
             self.queue.extend(inbox.arrived.drain(..));
             self.probes.append(&mut inbox.probes);
-            // Until the next round they are counted as what waits.
+            // They left `arrived`; keep them counted as waiting until the round publishes its status.
             inbox.status.waiting = self.queue.len();
             match inbox.closing {
-                Some(until) => return !self.is_idle() && Instant::now() < until,
-                None if self.is_idle() && self.probes.is_empty() && self.lost => {
-                    // Nobody may come while it is gone: it is put back for those who would.
-                    drop(shared.wait_within(inbox, REVIVE_PAUSE));
+                Some(deadline) => return !self.is_idle() && Instant::now() < deadline,
+                None if self.is_idle() && self.probes.is_empty() && self.device_lost => {
+                    // A server that is not ready gets no requests: recover without waiting for one.
+                    drop(shared.wait_timeout(inbox, RECOVERY_INTERVAL));
                     return true;
                 }
                 None if self.is_idle() && self.probes.is_empty() => inbox = shared.wait(inbox),
@@ -105,191 +110,234 @@ impl<B: Backend> Scheduler<B> {
         }
     }
 
-    /// Whether there is nothing to do.
+    /// Whether no request is waiting or running.
     pub fn is_idle(&self) -> bool {
-        self.queue.is_empty() && self.under_way() == 0
+        self.queue.is_empty() && self.running() == 0
     }
 
-    /// One round: out with whom nobody waits for, in with the next, and a step.
+    /// One iteration: remove abandoned requests, recover a lost device, answer probes, admit, step, publish.
     pub fn round(&mut self) {
-        self.sweep();
-        if self.lost {
-            self.revive();
+        self.remove_abandoned();
+        if self.device_lost {
+            self.recover_device();
         }
-        self.probe();
-        if !self.lost {
+        self.answer_probes();
+        if !self.device_lost {
             self.admit();
-            self.look_ahead();
+            self.update_masks();
             self.step();
         }
         self.publish();
     }
 
-    /// Tells those who ask whether the device answers. Who is not told finds its channel closed.
-    fn probe(&mut self) {
+    /// Probes the device for the callers of [`Engine::probe`](crate::Engine::probe). If it does not respond their channels
+    /// are closed.
+    fn answer_probes(&mut self) {
         let probes = mem::take(&mut self.probes);
-        if probes.is_empty() || self.lost {
+        if probes.is_empty() || self.device_lost {
             return;
         }
         match self.backend.probe() {
             Ok(()) => {
-                // Who asks next how things stand should hear what the probe has found.
+                // A caller that reads the status next must see the state that the probe found.
                 self.publish();
                 probes.into_iter().for_each(|probe| {
-                    // Who does not wait any more needs no answer.
+                    // The caller may have gone.
                     let _ = probe.send(());
                 });
             }
-            Err(BackendError::DeviceLost(text)) => self.lose(&text),
-            Err(fault) => tracing::warn!("the device did not answer: {fault}"),
+            Err(BackendError::DeviceLost(reason)) => self.on_device_lost(&reason),
+            Err(error) => tracing::warn!(%error, "the device did not respond to a probe"),
         }
     }
 
-    fn under_way(&self) -> usize {
-        self.reading.len() + self.writing.len()
+    /// Number of requests that hold a sequence.
+    fn running(&self) -> usize {
+        self.prefilling.len() + self.decoding.len()
     }
 
-    /// Ends what was cancelled and what is too late. Their pages are free before the next step.
-    fn sweep(&mut self) {
+    /// Ends requests that were cancelled or are past their deadline. Their pages are free before the next step.
+    fn remove_abandoned(&mut self) {
         let now = Instant::now();
         for job in mem::take(&mut self.queue) {
-            match job.given_up(now) {
-                Some(ending) => self.end(job, ending),
+            match job.abandoned(now) {
+                Some(outcome) => self.finish(job, outcome),
                 None => self.queue.push_back(job),
             }
         }
-        for reading in mem::take(&mut self.reading) {
-            let ending = reading.job.given_up(now);
-            self.read_on(reading, ending);
+        for prefilling in mem::take(&mut self.prefilling) {
+            let outcome = prefilling.job.abandoned(now);
+            self.keep_prefilling(prefilling, outcome);
         }
-        for writing in mem::take(&mut self.writing) {
-            let ending = writing.job.given_up(now);
-            self.go_on(writing, ending);
+        for decoding in mem::take(&mut self.decoding) {
+            let outcome = decoding.job.abandoned(now);
+            self.keep_decoding(decoding, outcome);
         }
     }
 
-    /// Lets those who wait begin to read, the first of them and as many more as the next step has room for.
+    /// Admits requests from the front of the queue: one, and as many more as the next step has prefill tokens for.
     fn admit(&mut self) {
-        while !self.queue.is_empty() && self.has_room() && self.admit_next() {}
+        while !self.queue.is_empty() && self.has_prefill_room() && self.admit_next() {}
     }
 
-    /// Whether the next step could read for one more.
-    fn has_room(&self) -> bool {
-        let left: usize = self.reading.iter().map(Reading::left).sum();
+    /// Whether the next step could prefill for one more request.
+    fn has_prefill_room(&self) -> bool {
+        let remaining: usize = self.prefilling.iter().map(Prefilling::remaining).sum();
         let Capacity { max_sequences, max_chunks_per_step, .. } = self.shared.capacity;
-        self.under_way() < max_sequences as usize
-            && (self.reading.is_empty()
-                || self.reading.len() < max_chunks_per_step as usize && left < self.room_together())
+        self.running() < max_sequences as usize
+            && (self.prefilling.is_empty()
+                || self.prefilling.len() < max_chunks_per_step as usize
+                    && remaining < self.mixed_prefill_tokens())
     }
 
-    /// Tokens that the next step reads for several. The first of them waits for all the others, so even where nobody writes it is as long
-    /// as those who write would wait.
-    fn room_together(&self) -> usize {
-        self.room(self.writing.len(), self.shared.options.mixed_step_budget)
+    /// Maximum prefill tokens of the next step when it serves several prompts. The first of them waits for all others, so
+    /// the mixed budget applies even if nothing decodes.
+    fn mixed_prefill_tokens(&self) -> usize {
+        self.max_prefill_tokens(self.decoding.len(), self.shared.options.mixed_step_budget)
     }
 
-    /// Tokens that a step reads beside so many who write.
-    fn room(&self, writers: usize, within: Duration) -> usize {
-        let written = self.writing[..writers].iter().map(|writing| writing.job.len());
-        let depth = self.reading.iter().map(|reading| reading.read).chain(written).max().unwrap_or(0);
-        self.backend.chunk(writers, depth as u32, within).max(1)
+    /// Maximum prefill tokens of a step with this many decode rows that takes no longer than `budget`.
+    fn max_prefill_tokens(&self, decode_rows: usize, budget: Duration) -> usize {
+        let decoding = self.decoding[..decode_rows].iter().map(|decoding| decoding.job.sequence_len());
+        let prefilling = self.prefilling.iter().map(|prefilling| prefilling.prefilled);
+        let depth = prefilling.chain(decoding).max().unwrap_or(0);
+        self.backend.max_prefill_tokens(decode_rows, depth as u32, budget).max(1)
     }
 
-    /// Lets the first who waits begin to read, if there are a sequence and pages for it. Says whether it does.
+    /// Admits the first waiting request if there are a sequence and enough pages for it. Returns whether it was admitted.
     fn admit_next(&mut self) -> bool {
-        let alone = self.under_way() == 0;
-        if self.full && !alone {
+        let alone = self.running() == 0;
+        if self.admission_paused && !alone {
             return false;
         }
         let Some(job) = self.queue.front() else { return false };
-        let text = job.text();
-        let Capacity { page_size: page, prefix_cache, .. } = self.shared.capacity;
-        // What it has in common with who reads now it need not read itself, a step later.
-        if prefix_cache && self.reading.iter().any(|reading| reading.will_share(&text, page as usize)) {
+        let tokens = job.prefill_tokens();
+        let Capacity { page_size, prefix_cache, .. } = self.shared.capacity;
+        // A prefix that is being prefilled now can be shared a step later instead of being computed twice.
+        if prefix_cache
+            && self.prefilling.iter().any(|prefilling| prefilling.will_share(&tokens, page_size as usize))
+        {
             return false;
         }
-        // Everyone's next tokens need pages too: one for each, lest what is admitted now be set back at once; and those who read, pages
-        // for what they have not read. Alone, there are enough.
-        let spare = if alone { 0 } else { self.under_way() as u32 + 1 };
-        let unread: u32 = self.reading.iter().map(|reading| reading.pages_left(page)).sum();
-        let wanted = (job.len() as u32).div_ceil(page) + spare + unread;
+        // Besides its own pages, reserve one per running request for the tokens decoded next, lest this one be preempted
+        // at once, and those that the other prefills still need. A request alone always fits.
+        let decode_pages = if alone { 0 } else { self.running() as u32 + 1 };
+        let prefill_pages: u32 =
+            self.prefilling.iter().map(|prefilling| prefilling.remaining_pages(page_size)).sum();
+        let needed = (job.sequence_len() as u32).div_ceil(page_size) + decode_pages + prefill_pages;
         let free = self.backend.free_pages();
-        if wanted > free && wanted > free + self.backend.shared_pages(&text) {
+        if needed > free && needed > free + self.backend.shared_pages(&tokens) {
             return false;
         }
-        self.full = false;
+        self.admission_paused = false;
         let Some(mut job) = self.queue.pop_front() else { return false };
-        match self.backend.start(&text) {
-            Ok((sequence, read)) => {
-                self.status.cached_tokens += read as u64;
+        match self.backend.start(&tokens) {
+            Ok((sequence, cached)) => {
+                self.status.cached_tokens += cached as u64;
                 self.status.sequences_started += 1;
-                self.status.prefix_cache_hits += u64::from(read > 0);
+                self.status.prefix_cache_hits += u64::from(cached > 0);
+                tracing::debug!(
+                    parent: &job.request.span,
+                    request = job.id,
+                    prefill_tokens = tokens.len() - cached,
+                    cached_tokens = cached,
+                    waited_ms = job.submitted_at.elapsed().as_millis() as u64,
+                    "admitted"
+                );
                 if !mem::replace(&mut job.started, true) {
-                    job.cached = read as u32;
-                    // Who does not listen any more is found in the next round.
-                    let _ = job.events.send(Event::Started { cached_tokens: job.cached });
+                    job.cached_tokens = cached as u32;
+                    // A dropped stream is noticed in the next round.
+                    let _ = job.events.send(Event::Started { cached_tokens: job.cached_tokens });
                 }
-                self.reading.push(Reading { job, sequence, text, read });
+                self.prefilling.push(Prefilling { job, sequence, tokens, prefilled: cached });
                 return true;
             }
-            Err(BackendError::NoFreePages | BackendError::OutOfMemory(_)) if !alone => {
+            Err(error) if error.is_resource_exhausted() && !alone => {
                 self.queue.push_front(job);
-                self.full = true;
+                self.admission_paused = true;
             }
-            Err(BackendError::DeviceLost(text)) => {
+            Err(BackendError::DeviceLost(reason)) => {
                 self.queue.push_front(job);
-                self.lose(&text);
+                self.on_device_lost(&reason);
             }
-            Err(fault) => self.end(job, Ending::Failed(failure(fault))),
+            Err(error) => self.finish(job, Outcome::Failed(request_error(error))),
         }
         false
     }
 
-    /// Finds the tokens that may come next, where an answer follows a grammar. Who cannot go on is ended.
-    fn look_ahead(&mut self) {
-        let vocab = self.shared.capacity.vocab_size;
-        for mut writing in mem::take(&mut self.writing) {
-            let failure = writing.job.look_ahead(vocab).err();
-            self.go_on(writing, failure.map(Ending::Failed));
+    /// Computes the token masks of requests with a grammar. A request whose grammar fails is ended.
+    fn update_masks(&mut self) {
+        let vocab_size = self.shared.capacity.vocab_size;
+        for mut decoding in mem::take(&mut self.decoding) {
+            let error = decoding.job.update_mask(vocab_size).err();
+            self.keep_decoding(decoding, error.map(Outcome::Failed));
         }
-        for mut reading in mem::take(&mut self.reading) {
-            let failure = reading.job.look_ahead(vocab).err();
-            self.read_on(reading, failure.map(Ending::Failed));
+        for mut prefilling in mem::take(&mut self.prefilling) {
+            let error = prefilling.job.update_mask(vocab_size).err();
+            self.keep_prefilling(prefilling, error.map(Outcome::Failed));
         }
     }
 
-    /// Takes note of how a job ended.
-    fn end(&mut self, job: Job, ending: Ending) {
-        match ending {
-            Ending::Cancelled => self.status.cancelled += 1,
-            Ending::Finished(finish) => {
+    /// Returns a request to `decoding`, or ends it and frees its pages.
+    fn keep_decoding(&mut self, decoding: Decoding<B::Sequence>, outcome: Option<Outcome>) {
+        match outcome {
+            None => self.decoding.push(decoding),
+            Some(outcome) => {
+                self.finish(decoding.job, outcome);
+                self.admission_paused = false;
+            }
+        }
+    }
+
+    /// Returns a request to `prefilling`, or ends it and frees its pages.
+    fn keep_prefilling(&mut self, prefilling: Prefilling<B::Sequence>, outcome: Option<Outcome>) {
+        match outcome {
+            None => self.prefilling.push(prefilling),
+            Some(outcome) => {
+                self.finish(prefilling.job, outcome);
+                self.admission_paused = false;
+            }
+        }
+    }
+
+    /// Counts and logs the outcome of a request, and queues its last event.
+    fn finish(&mut self, job: Job, outcome: Outcome) {
+        let (span, request, latency) = (&job.request.span, job.id, job.submitted_at.elapsed());
+        let (completion_tokens, total_ms) = (job.generated.len(), latency.as_millis() as u64);
+        match outcome {
+            Outcome::Cancelled => {
+                tracing::debug!(parent: span, request, completion_tokens, total_ms, "cancelled");
+                self.status.cancelled += 1;
+            }
+            Outcome::Finished(reason) => {
+                tracing::debug!(parent: span, request, completion_tokens, total_ms, ?reason, "finished");
                 self.status.finished += 1;
-                self.status.request_latency.note(job.arrived.elapsed(), 1);
+                self.status.request_latency.record(latency, 1);
                 let usage = job.usage();
-                self.last.push((job.events, Event::Finished { reason: finish, usage }));
+                self.last_events.push((job.events, Event::Finished { reason, usage }));
             }
-            Ending::Failed(failure) => {
+            Outcome::Failed(error) => {
+                tracing::debug!(parent: span, request, completion_tokens, total_ms, %error, "failed");
                 self.status.failed += 1;
-                tracing::debug!(request = job.number, "{failure}");
-                self.last.push((job.events, Event::Failed(failure)));
+                self.last_events.push((job.events, Event::Failed(error)));
             }
         }
     }
 
-    /// Lets the handles know how things stand, and then those who have ended.
+    /// Publishes the status to the handles, then sends the last events of requests that have ended.
     fn publish(&mut self) {
         self.status.waiting = self.queue.len();
-        self.status.prefilling = self.reading.len();
-        self.status.decoding = self.writing.len();
-        self.status.device_lost = self.lost;
+        self.status.prefilling = self.prefilling.len();
+        self.status.decoding = self.decoding.len();
+        self.status.device_lost = self.device_lost;
         self.status.pages = Pages {
             free: self.backend.free_pages(),
             cached: self.backend.cached_pages(),
             total: self.shared.capacity.pages,
         };
         self.shared.inbox().status = self.status.clone();
-        for (events, event) in self.last.drain(..) {
-            // Who has gone meanwhile needs no last word.
+        for (events, event) in self.last_events.drain(..) {
+            // The stream may have been dropped.
             let _ = events.send(event);
         }
     }

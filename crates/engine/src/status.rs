@@ -1,144 +1,146 @@
-//! What a server tells of the engine: how much there is to do, and how it goes.
+//! Engine state and counters, for metrics and health checks.
 
 use std::time::Duration;
 
-/// How things stand, as of the last step; numbers of what has been since the start only grow.
+/// Snapshot of the engine after its last step. Counters start at zero and only grow.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Status {
-    /// Requests that wait, with those that were set back.
+    /// Requests in the queue, preempted ones included.
     pub waiting: usize,
-    /// Requests whose prompt is being read.
+    /// Requests in prefill.
     pub prefilling: usize,
-    /// Requests whose answer is being written.
+    /// Requests in decode.
     pub decoding: usize,
     /// Pages of the KV cache.
     pub pages: Pages,
-    /// Whether nothing new is taken any more.
+    /// Whether the engine is shutting down and rejects new requests.
     pub draining: bool,
-    /// Tokens read so far, those that were read again counted again.
+    /// Tokens prefilled. Tokens recomputed after a preemption count again.
     pub prompt_tokens: u64,
-    /// Tokens that needed no reading so far, those of requests that were set back counted again.
+    /// Tokens taken from the prefix cache instead of being prefilled. Readmissions after a preemption count again.
     pub cached_tokens: u64,
-    /// Tokens written so far.
+    /// Tokens generated.
     pub generation_tokens: u64,
-    /// Steps so far.
+    /// Steps executed.
     pub steps: u64,
-    /// Rows of all steps so far: tokens that were read, and one for each who wrote.
+    /// Rows of all steps: prefill tokens plus one per decoding request.
     pub rows: u64,
     /// Rows of the last step.
     pub last_step_rows: u64,
-    /// What steps had to read of memory, those in which no prompt was read.
+    /// Memory traffic of decode-only steps.
     pub memory_traffic: MemoryTraffic,
-    /// Sequences that were begun so far, those of requests that were set back counted again.
+    /// Sequences started. Readmissions after a preemption count again.
     pub sequences_started: u64,
-    /// Of those, the ones that began with text that was known.
+    /// Sequences that started with at least one token from the prefix cache.
     pub prefix_cache_hits: u64,
-    /// How often a request was set back, to read again what it had read: for want of pages or of memory, or by a lost device.
+    /// Preemptions: for lack of pages or memory, or because the device was lost. A preempted request recomputes its
+    /// sequence, less what the prefix cache still holds.
     pub preemptions: u64,
-    /// Requests whose answer became whole.
+    /// Requests that finished.
     pub finished: u64,
     /// Requests that failed.
     pub failed: u64,
-    /// Requests whose answer was dropped before its end.
+    /// Requests whose stream was dropped before they finished.
     pub cancelled: u64,
-    /// Requests that were not taken.
+    /// Requests that were rejected at submission.
     pub rejected: u64,
     /// How often the device was lost.
     pub devices_lost: u64,
-    /// Whether it is lost now, and not put back yet.
+    /// Whether the device is lost and not recovered yet.
     pub device_lost: bool,
-    /// From a request's arrival to its first token.
+    /// TTFT: from submission to the first token.
     pub time_to_first_token: Histogram,
-    /// From a token to the next of the same answer. Of a run's tokens, which come together, each has its share.
+    /// ITL: between consecutive tokens of a request. The tokens of a decode run arrive together and share its time equally.
     pub inter_token_latency: Histogram,
-    /// From a request's arrival to its answer being whole.
+    /// From submission to the end of the completion.
     pub request_latency: Histogram,
 }
 
-/// Pages of the KV cache.
+/// Page counts of the KV cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pages {
-    /// That no sequence holds.
+    /// Pages that no sequence holds.
     pub free: u32,
-    /// Of those, the ones that are kept for prompts that begin with the same tokens.
+    /// Free pages that the prefix cache holds; evicted when a sequence needs them.
     pub cached: u32,
-    /// That there are.
+    /// All pages.
     pub total: u32,
 }
 
-/// What steps that only write had to read: all weights, and the keys and values of everyone. They are bound by that; a step that reads a
-/// prompt is bound by arithmetic, and counts for nothing here.
+/// Memory traffic of decode-only steps: all weights, and the keys and values of every sequence in the batch. These steps
+/// are bound by memory bandwidth. Steps with a prefill chunk are bound by arithmetic and not counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct MemoryTraffic {
-    /// Bytes so far.
+    /// Total bytes read.
     pub bytes: u64,
-    /// The time of those steps, as the host sees it.
+    /// Total time of those steps, measured on the host.
     pub time: Duration,
-    /// The same of late: what is older counts less.
+    /// Exponentially decayed bytes and seconds, for the recent bandwidth.
     recent: (f64, f64),
 }
 
 impl MemoryTraffic {
-    /// What lies so many seconds of such steps back counts for a third.
-    const FADES: f64 = 10.0;
+    /// Time constant of the recent bandwidth, in seconds of decode-only steps: a sample this old weighs 1/e.
+    const DECAY_SECONDS: f64 = 10.0;
 
-    pub(crate) fn note(&mut self, bytes: u64, time: Duration) {
+    pub(crate) fn record(&mut self, bytes: u64, time: Duration) {
         self.bytes += bytes;
         self.time += time;
         let seconds = time.as_secs_f64();
-        let kept = (-seconds / Self::FADES).exp();
-        self.recent = (self.recent.0 * kept + bytes as f64, self.recent.1 * kept + seconds);
+        let decay = (-seconds / Self::DECAY_SECONDS).exp();
+        self.recent = (self.recent.0 * decay + bytes as f64, self.recent.1 * decay + seconds);
     }
 
-    /// Bytes a second of late, in the time of such steps; none before the first.
+    /// Recent bandwidth in bytes per second of decode time; `None` before the first decode-only step.
     pub fn bytes_per_second(&self) -> Option<f64> {
         (self.recent.1 > 0.0).then(|| self.recent.0 / self.recent.1)
     }
 }
 
-/// How long something took each time: a small histogram.
+/// A histogram of durations with fixed buckets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Histogram {
     sum: Duration,
-    /// How many were at most as long as the bound of the same place and longer than that of the place before; the last place is for those
-    /// longer than all bounds.
-    counts: [u64; Histogram::BOUNDS.len() + 1],
+    /// Samples per bucket, not cumulative. The last bucket holds those above all bounds.
+    counts: [u64; Histogram::BOUNDS_MS.len() + 1],
 }
 
 impl Histogram {
-    /// Capacity in milliseconds: a token of a small model, a second, a long prompt.
-    const BOUNDS: [u64; 14] =
+    /// Inclusive upper bounds in milliseconds: from a decode step of a small model to the prefill of a long prompt.
+    const BOUNDS_MS: [u64; 14] =
         [5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 30_000, 60_000, 300_000];
 
-    pub(crate) fn note(&mut self, time: Duration, times: u64) {
-        let place = Self::BOUNDS.partition_point(|bound| Duration::from_millis(*bound) < time);
-        self.counts[place] += times;
-        self.sum += time.saturating_mul(u32::try_from(times).unwrap_or(u32::MAX));
+    /// Adds `samples` samples of the same duration.
+    pub(crate) fn record(&mut self, duration: Duration, samples: u64) {
+        let bucket = Self::BOUNDS_MS.partition_point(|bound| Duration::from_millis(*bound) < duration);
+        self.counts[bucket] += samples;
+        self.sum += duration.saturating_mul(u32::try_from(samples).unwrap_or(u32::MAX));
     }
 
-    /// How many there were.
+    /// Number of samples.
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
     }
 
-    /// All of them together.
+    /// Sum of all samples.
     pub fn sum(&self) -> Duration {
         self.sum
     }
 
-    /// What they took on average.
+    /// Mean of all samples.
     pub fn mean(&self) -> Option<Duration> {
         let count = self.count();
         (count > 0).then(|| self.sum.div_f64(count as f64))
     }
 
-    /// How many took at most so long, for every bound. Those that took longer than all of them are in `count` only.
-    pub fn at_most(&self) -> impl Iterator<Item = (Duration, u64)> {
-        let sums = self.counts.iter().scan(0, |sum, count| {
+    /// Upper bound and cumulative count of each bucket, as Prometheus expects. Samples above all bounds are in
+    /// [`count`](Self::count) only.
+    pub fn buckets(&self) -> impl Iterator<Item = (Duration, u64)> {
+        let cumulative = self.counts.iter().scan(0, |sum, count| {
             *sum += count;
             Some(*sum)
         });
-        Self::BOUNDS.iter().map(|bound| Duration::from_millis(*bound)).zip(sums)
+        Self::BOUNDS_MS.iter().map(|bound| Duration::from_millis(*bound)).zip(cumulative)
     }
 }
 
@@ -147,26 +149,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_long_ago_does_not_count_for_the_speed_of_late() {
+    fn recent_bandwidth_forgets_old_samples() {
         let mut traffic = MemoryTraffic::default();
         assert_eq!(traffic.bytes_per_second(), None);
-        traffic.note(500, Duration::from_secs(1));
+        traffic.record(500, Duration::from_secs(1));
         assert_eq!(traffic.bytes_per_second(), Some(500.0));
-        (0..1000).for_each(|_| traffic.note(10, Duration::from_millis(100)));
-        let late = traffic.bytes_per_second().unwrap();
-        assert!((100.0..100.1).contains(&late), "{late}");
+        (0..1000).for_each(|_| traffic.record(10, Duration::from_millis(100)));
+        let recent = traffic.bytes_per_second().unwrap();
+        assert!((100.0..100.1).contains(&recent), "{recent}");
         assert_eq!((traffic.bytes, traffic.time), (10_500, Duration::from_secs(101)));
     }
 
     #[test]
-    fn times_are_counted_up_to_their_bound() {
-        let mut times = Histogram::default();
-        assert_eq!(times.mean(), None);
-        times.note(Duration::from_millis(5), 2);
-        times.note(Duration::from_millis(6), 1);
-        times.note(Duration::from_secs(3600), 1);
-        let counts: Vec<u64> = times.at_most().map(|(_, count)| count).collect();
-        assert_eq!((counts[0], counts[1], counts[13], times.count()), (2, 3, 3, 4));
-        assert_eq!(times.sum(), Duration::from_millis(16) + Duration::from_secs(3600));
+    fn histogram_buckets_are_cumulative_with_inclusive_bounds() {
+        let mut histogram = Histogram::default();
+        assert_eq!(histogram.mean(), None);
+        histogram.record(Duration::from_millis(5), 2);
+        histogram.record(Duration::from_millis(6), 1);
+        histogram.record(Duration::from_secs(3600), 1);
+        let counts: Vec<u64> = histogram.buckets().map(|(_, count)| count).collect();
+        assert_eq!((counts[0], counts[1], counts[13], histogram.count()), (2, 3, 3, 4));
+        assert_eq!(histogram.sum(), Duration::from_millis(16) + Duration::from_secs(3600));
     }
 }

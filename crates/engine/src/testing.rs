@@ -54,7 +54,7 @@ pub struct MockOptions {
     pub step_delay: Duration,
     /// Sequences of a step that there is memory for.
     pub max_sequences_per_step: usize,
-    /// What goes wrong, by the number of the call of `start`, `mixed`, `decode`, `recount`, `probe` or `revive` that it happens in: the first is 0.
+    /// What goes wrong, by the number of the call of `start`, `mixed`, `decode`, `reset_token_counts`, `probe` or `recover` that it happens in: the first is 0.
     pub errors: BTreeMap<u64, BackendError>,
 }
 
@@ -86,7 +86,7 @@ impl Default for MockOptions {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {
     /// How many wrote.
-    pub writing: usize,
+    pub decode_rows: usize,
     /// Of each chunk the positions that were held already, and the tokens that were read.
     pub chunks: Vec<(usize, Vec<u32>)>,
 }
@@ -121,8 +121,8 @@ impl Inspector {
     }
 
     /// How often tokens were counted anew for penalties.
-    pub fn recounts(&self) -> u64 {
-        locked(&self.0).recounts
+    pub fn count_resets(&self) -> u64 {
+        locked(&self.0).count_resets
     }
 
     /// The steps so far that did not fail; those of a run are one.
@@ -273,7 +273,7 @@ impl MockBackend {
         let read =
             |chunk: &PrefillChunk<'_, MockSequence>| (chunk.sequence.tokens.len(), chunk.tokens.to_vec());
         let chunks = chunks.iter().map(read).collect();
-        locked(&self.ledger).log.push(Step { writing, chunks });
+        locked(&self.ledger).log.push(Step { decode_rows: writing, chunks });
     }
 }
 
@@ -312,15 +312,15 @@ impl Backend for MockBackend {
         Ok((sequence, held))
     }
 
-    fn chunk(&self, _writing: usize, _depth: u32, _within: Duration) -> usize {
+    fn max_prefill_tokens(&self, _decode_rows: usize, _depth: u32, _budget: Duration) -> usize {
         self.options.prefill_chunk
     }
 
-    fn at_once(&self, writing: usize) -> usize {
-        writing.min(self.options.decode_batch)
+    fn decode_batch_size(&self, decoding: usize) -> usize {
+        decoding.min(self.options.decode_batch)
     }
 
-    fn steps(&self, _writing: usize) -> usize {
+    fn decode_run_steps(&self, _rows: usize) -> usize {
         self.options.max_steps
     }
 
@@ -389,7 +389,7 @@ impl Backend for MockBackend {
         Ok(steps)
     }
 
-    fn recount(
+    fn reset_token_counts(
         &mut self,
         sequence: &mut MockSequence,
         prompt: &[u32],
@@ -398,7 +398,7 @@ impl Backend for MockBackend {
         let held = written.split_last().map_or(&[][..], |(_, held)| held);
         self.call()?;
         assert_eq!(sequence.tokens, [prompt, held].concat(), "counts of another sequence");
-        locked(&self.ledger).recounts += 1;
+        locked(&self.ledger).count_resets += 1;
         Ok(())
     }
 
@@ -407,7 +407,7 @@ impl Backend for MockBackend {
         self.call()
     }
 
-    fn revive(&mut self) -> Result<(), BackendError> {
+    fn recover(&mut self) -> Result<(), BackendError> {
         assert!(locked(&self.ledger).lost, "nothing is lost");
         self.call()?;
         let mut ledger = locked(&self.ledger);

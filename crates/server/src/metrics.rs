@@ -188,7 +188,7 @@ impl Page {
     fn histogram(&mut self, name: &str, help: &str, times: &Histogram) {
         self.describe(name, help, "histogram");
         let bucket = format!("{name}_bucket");
-        for (bound, count) in times.at_most() {
+        for (bound, count) in times.buckets() {
             self.sample(&bucket, &format!("{{le=\"{}\"}}", bound.as_secs_f64()), &count);
         }
         self.sample(&bucket, "{le=\"+Inf\"}", &times.count());

@@ -106,6 +106,7 @@ impl Asked {
                     stop_token_ids: model.ends.clone(),
                     grammar: None,
                     deadline: None,
+                    span: tracing::Span::none(),
                 });
                 echoes.push(echo.clone());
             }

@@ -1,235 +1,247 @@
-//! Steps: who takes part, and what everyone gets of it.
+//! Steps: which requests are in the batch, and what becomes of its tokens.
 
 use std::{collections::VecDeque, mem, time::Instant};
 
 use model::Sampled;
 
-use super::{Scheduler, recovery::failure};
+use super::{Scheduler, recovery::request_error};
 use crate::{
     Backend, BackendError, PrefillChunk, RequestError,
-    job::{Ending, Reading, Writing},
+    job::{Decoding, Outcome, Prefilling},
 };
 
-/// One run in so many is of all who write, even if they take turns else.
-const RUNS_TO_ALL: u64 = 64;
+/// Every 64th decode run uses the full batch, to refresh its timing.
+const FULL_BATCH_INTERVAL: u64 = 64;
 
 impl<B: Backend> Scheduler<B> {
-    /// One step, or a run of them.
+    /// Runs one mixed step, or a decode run if nothing is in prefill.
     pub(super) fn step(&mut self) {
-        let result = match (self.reading.is_empty(), self.writing.is_empty()) {
-            (false, _) => self.mixed(self.writing.len(), self.reading.len()),
-            (true, false) => self.run_steps(),
+        let result = match (self.prefilling.is_empty(), self.decoding.is_empty()) {
+            (false, _) => self.mixed_step(self.decoding.len(), self.prefilling.len()),
+            (true, false) => self.decode_run(),
             (true, true) => Ok(()),
         };
         match result {
             Ok(()) => {}
-            Err(BackendError::DeviceLost(text)) => self.lose(&text),
-            Err(fault @ (BackendError::NoFreePages | BackendError::OutOfMemory(_))) => {
-                self.set_youngest_back(fault)
+            Err(BackendError::DeviceLost(reason)) => self.on_device_lost(&reason),
+            Err(error @ (BackendError::NoFreePages | BackendError::OutOfMemory(_))) => {
+                self.preempt_youngest(error);
             }
-            // Whose fault it was shows when each goes by itself.
-            Err(fault @ (BackendError::NonFiniteLogits | BackendError::Other(_))) => match self.under_way() {
-                1 => self.fail_the_only(fault),
-                _ => self.step_apart(),
+            // The error does not say which request caused it. Steps with one request each do.
+            Err(error @ (BackendError::NonFiniteLogits | BackendError::Other(_))) => match self.running() {
+                1 => self.fail_youngest(error),
+                _ => self.step_individually(),
             },
         }
     }
 
-    /// A token for those who write, all of them or none, and chunks of the first so many who read: all that the first has to read, if it can
-    /// be, and what there is room for of the others.
-    pub(super) fn mixed(&mut self, writers: usize, readers: usize) -> Result<(), BackendError> {
+    /// One step with decode rows, which are all decoding requests or none, and chunks of the oldest `max_chunks` prefills.
+    ///
+    /// The oldest prefill gets as many tokens as the step has room for: the prefill budget if nothing decodes, else the
+    /// mixed budget. The others share what it leaves of the mixed budget.
+    pub(super) fn mixed_step(&mut self, decode_rows: usize, max_chunks: usize) -> Result<(), BackendError> {
         let options = &self.shared.options;
-        let together = self.room(writers, options.mixed_step_budget);
-        let mut room = if writers == 0 {
-            self.room(0, options.prefill_step_budget.max(options.mixed_step_budget))
-        } else {
-            together
+        let mixed = self.max_prefill_tokens(decode_rows, options.mixed_step_budget);
+        let mut room = match decode_rows {
+            0 => self.max_prefill_tokens(0, options.prefill_step_budget.max(options.mixed_step_budget)),
+            _ => mixed,
         };
         let mut chunks = vec![];
-        let mut rows = 0;
-        for reading in &mut self.reading[..readers] {
-            let rest = &reading.text[reading.read..];
+        let mut prefill_rows = 0;
+        for prefilling in &mut self.prefilling[..max_chunks] {
+            let rest = &prefilling.tokens[prefilling.prefilled..];
             let tokens = &rest[..room.min(rest.len())];
             if tokens.is_empty() {
                 break;
             }
-            rows += tokens.len();
-            room = together.saturating_sub(rows);
-            // What was written before is not chosen again.
-            let last = tokens.len() == rest.len() && reading.job.written.is_empty();
-            let (sampling, mask) = (reading.job.sampling(), reading.job.mask());
-            chunks.push(PrefillChunk { sequence: &mut reading.sequence, tokens, sampling, mask, last });
+            prefill_rows += tokens.len();
+            room = mixed.saturating_sub(prefill_rows);
+            // A preempted request already has the token after its last chunk.
+            let last = tokens.len() == rest.len() && prefilling.job.generated.is_empty();
+            let (sampling, mask) = (prefilling.job.sampling(), prefilling.job.mask());
+            chunks.push(PrefillChunk { sequence: &mut prefilling.sequence, tokens, sampling, mask, last });
         }
-        let read: Vec<usize> = chunks.iter().map(|chunk| chunk.tokens.len()).collect();
-        let mut next: Vec<_> = self.writing[..writers].iter_mut().map(Writing::next).collect();
-        let mixed = self.backend.mixed(&mut next, &mut chunks)?;
-        self.note_steps(1, writers + rows);
-        if writers > 0 {
-            self.hand_out(vec![mixed.decoded], &vec![true; writers]);
+        let chunk_tokens: Vec<usize> = chunks.iter().map(|chunk| chunk.tokens.len()).collect();
+        let mut rows: Vec<_> = self.decoding[..decode_rows].iter_mut().map(Decoding::row).collect();
+        let output = self.backend.mixed(&mut rows, &mut chunks)?;
+        tracing::trace!(
+            decode = ?self.decoding[..decode_rows].iter().map(|decoding| decoding.job.id).collect::<Vec<_>>(),
+            prefill = ?self.prefilling.iter().map(|prefilling| prefilling.job.id).zip(&chunk_tokens).collect::<Vec<_>>(),
+            "mixed step"
+        );
+        self.record_steps(1, decode_rows + prefill_rows);
+        if decode_rows > 0 {
+            self.deliver_steps(vec![output.decoded], &vec![true; decode_rows]);
         }
-        self.have_read(read.into_iter().zip(mixed.first_tokens));
+        self.complete_chunks(chunk_tokens.into_iter().zip(output.first_tokens));
         Ok(())
     }
 
-    /// Tokens for all who write, in a run.
-    fn run_steps(&mut self) -> Result<(), BackendError> {
-        let context = self.shared.capacity.context_length as usize;
-        let left = |writing: &Writing<B::Sequence>| writing.job.left().min(context - writing.job.len());
-        let turns = self.take_turns();
-        let taking_part =
-            || turns.iter().zip(&self.writing).filter(|(turn, _)| **turn).map(|(_, writing)| writing);
-        let most = taking_part().map(left).min().unwrap_or(1);
-        // What a grammar allows next depends on what came before: only the host knows, and not before the step is done.
-        let guided = taking_part().any(|writing| writing.job.mask().is_some());
-        let rows = taking_part().count();
-        let steps = if guided { 1 } else { self.backend.steps(rows) };
-        let most = most.min(steps).max(1);
-        let steps = match self.run_of(most, &turns) {
-            // A run takes the pages of all its steps at once. For one step there may be enough.
-            Err(BackendError::NoFreePages) if most > 1 => self.run_of(1, &turns),
+    /// Decodes several steps in one submission, as far as no request of the batch needs the host in between.
+    fn decode_run(&mut self) -> Result<(), BackendError> {
+        let context_length = self.shared.capacity.context_length as usize;
+        let remaining = |decoding: &Decoding<B::Sequence>| {
+            decoding.job.remaining_tokens().min(context_length - decoding.job.sequence_len())
+        };
+        let selected = self.select_decode_batch();
+        let batch = || {
+            let pairs = selected.iter().zip(&self.decoding);
+            pairs.filter(|(selected, _)| **selected).map(|(_, decoding)| decoding)
+        };
+        let shortest = batch().map(remaining).min().unwrap_or(1);
+        // A token mask depends on the token before it, which the host sees only after the step.
+        let masked = batch().any(|decoding| decoding.job.mask().is_some());
+        let rows = batch().count();
+        let usual = if masked { 1 } else { self.backend.decode_run_steps(rows) };
+        let max_steps = shortest.min(usual).max(1);
+        let steps = match self.decode_batch(max_steps, &selected) {
+            // A run allocates the pages of all its steps at once. There may be enough for a single step.
+            Err(BackendError::NoFreePages) if max_steps > 1 => self.decode_batch(1, &selected),
             steps => steps,
         }?;
-        self.note_steps(steps.len(), rows);
-        self.hand_out(steps, &turns);
+        self.record_steps(steps.len(), rows);
+        self.deliver_steps(steps, &selected);
         Ok(())
     }
 
-    /// Who takes part in the next run: all who write, unless fewer at once make more tokens in all; then each sits out one run in
-    /// its turn.
-    fn take_turns(&mut self) -> Vec<bool> {
-        let all = self.writing.len();
-        self.runs = self.runs.wrapping_add(1);
-        // Now and then all, so that what it takes is known.
-        let fewer = !self.runs.is_multiple_of(RUNS_TO_ALL);
-        let out = if fewer { all - self.backend.at_once(all).clamp(1, all) } else { 0 };
-        let mut turns = vec![true; all];
-        for sits_out in self.turn..self.turn + out {
-            turns[sits_out % all] = false;
+    /// Selects the requests of the next decode run: all, unless a smaller batch has more throughput. The requests left out
+    /// rotate from run to run.
+    fn select_decode_batch(&mut self) -> Vec<bool> {
+        let all = self.decoding.len();
+        self.decode_runs = self.decode_runs.wrapping_add(1);
+        let refresh = self.decode_runs.is_multiple_of(FULL_BATCH_INTERVAL);
+        let skipped = if refresh { 0 } else { all - self.backend.decode_batch_size(all).clamp(1, all) };
+        let mut selected = vec![true; all];
+        for index in self.next_to_skip..self.next_to_skip + skipped {
+            selected[index % all] = false;
         }
-        self.turn = (self.turn + out) % all;
-        turns
+        self.next_to_skip = (self.next_to_skip + skipped) % all;
+        selected
     }
 
-    fn run_of(&mut self, most: usize, turns: &[bool]) -> Result<Vec<Vec<Sampled>>, BackendError> {
-        let taking_part =
-            self.writing.iter_mut().zip(turns).filter_map(|(writing, turn)| turn.then_some(writing));
-        let of_each = taking_part.map(|writing| (writing.job.len() as u32, writing.next()));
-        let (depths, mut next): (Vec<u32>, Vec<_>) = of_each.unzip();
+    /// Runs up to `max_steps` decode steps of the selected requests and records their memory traffic.
+    fn decode_batch(
+        &mut self,
+        max_steps: usize,
+        selected: &[bool],
+    ) -> Result<Vec<Vec<Sampled>>, BackendError> {
+        let pairs = self.decoding.iter_mut().zip(selected);
+        let batch = pairs.filter_map(|(decoding, selected)| selected.then_some(decoding));
+        let (depths, mut rows): (Vec<u32>, Vec<_>) =
+            batch.map(|decoding| (decoding.job.sequence_len() as u32, decoding.row())).unzip();
         let start = Instant::now();
-        let steps = self.backend.decode(&mut next, most)?;
-        // Depths grow by one a step: those of the middle stand for all.
+        let steps = self.backend.decode(&mut rows, max_steps)?;
+        let elapsed = start.elapsed();
+        tracing::trace!(
+            decode = ?self.decoding.iter().zip(selected).filter(|(_, selected)| **selected)
+                .map(|(decoding, _)| decoding.job.id).collect::<Vec<_>>(),
+            steps = steps.len(),
+            elapsed_us = elapsed.as_micros() as u64,
+            "decode run"
+        );
+        // Depths grow by one per step; those of the middle step are the average.
         let middle: Vec<u32> = depths.iter().map(|depth| depth + steps.len() as u32 / 2).collect();
-        self.status
-            .memory_traffic
-            .note(self.backend.step_bytes(&middle) * steps.len() as u64, start.elapsed());
+        let bytes = self.backend.step_bytes(&middle) * steps.len() as u64;
+        self.status.memory_traffic.record(bytes, elapsed);
         Ok(steps)
     }
 
-    pub(super) fn note_steps(&mut self, steps: usize, rows: usize) {
+    pub(super) fn record_steps(&mut self, steps: usize, rows: usize) {
         self.status.steps += steps as u64;
         self.status.rows += (steps * rows) as u64;
         self.status.last_step_rows = rows as u64;
     }
 
-    /// Gives everyone who took part in some steps its tokens.
-    fn hand_out(&mut self, steps: Vec<Vec<Sampled>>, turns: &[bool]) {
+    /// Delivers the tokens of some steps to the selected requests. `steps` has one list per step, with one token per
+    /// selected request.
+    fn deliver_steps(&mut self, steps: Vec<Vec<Sampled>>, selected: &[bool]) {
         let mut steps: Vec<_> = steps.into_iter().map(Vec::into_iter).collect();
-        for (writing, turn) in mem::take(&mut self.writing).into_iter().zip(turns) {
-            match turn {
+        for (decoding, selected) in mem::take(&mut self.decoding).into_iter().zip(selected) {
+            match selected {
                 true => {
                     let sampled = steps.iter_mut().filter_map(Iterator::next).collect();
-                    self.hand_to(writing, sampled);
+                    self.deliver(decoding, sampled);
                 }
-                false => self.writing.push(writing),
+                false => self.decoding.push(decoding),
             }
         }
     }
 
-    pub(super) fn hand_to(&mut self, mut writing: Writing<B::Sequence>, sampled: Vec<Sampled>) {
-        let job = &mut writing.job;
-        let (now, before, steps) = (Instant::now(), job.written.len(), sampled.len());
-        let ending =
-            sampled.into_iter().find_map(|sampled| job.tell(sampled, self.shared.capacity.context_length));
-        let told = (job.written.len() - before) as u64;
-        let waited = now.saturating_duration_since(mem::replace(&mut job.told, now));
+    /// Sends tokens to a request's stream and records their latency. Afterwards the request decodes on or ends.
+    pub(super) fn deliver(&mut self, mut decoding: Decoding<B::Sequence>, sampled: Vec<Sampled>) {
+        let job = &mut decoding.job;
+        let (now, before, steps) = (Instant::now(), job.generated.len(), sampled.len());
+        let context_length = self.shared.capacity.context_length;
+        let outcome = sampled.into_iter().find_map(|sampled| job.push_token(sampled, context_length));
+        let delivered = (job.generated.len() - before) as u64;
+        let elapsed = now.saturating_duration_since(mem::replace(&mut job.last_token_at, now));
         match before {
-            0 if told > 0 => self.status.time_to_first_token.note(waited, 1),
-            _ => self.status.inter_token_latency.note(waited / steps.max(1) as u32, told),
+            0 if delivered > 0 => {
+                let ttft_ms = elapsed.as_millis() as u64;
+                tracing::debug!(parent: &job.request.span, request = job.id, ttft_ms, "first token");
+                self.status.time_to_first_token.record(elapsed, 1);
+            }
+            _ => self.status.inter_token_latency.record(elapsed / steps.max(1) as u32, delivered),
         }
-        self.status.generation_tokens += told;
+        self.status.generation_tokens += delivered;
         self.losses = 0;
-        self.go_on(writing, ending);
+        self.keep_decoding(decoding, outcome);
     }
 
-    /// Who has ended frees its pages now; everyone else goes on.
-    pub(super) fn go_on(&mut self, writing: Writing<B::Sequence>, ending: Option<Ending>) {
-        match ending {
-            None => self.writing.push(writing),
-            Some(ending) => {
-                self.end(writing.job, ending);
-                self.full = false;
+    /// Accounts for the chunks of the oldest prefills: their token counts, and the first sampled token where the prompt
+    /// ended. Requests whose prefill is complete start to decode.
+    fn complete_chunks(&mut self, chunks: impl Iterator<Item = (usize, Option<Sampled>)>) {
+        let mut completed = VecDeque::new();
+        let mut all = mem::take(&mut self.prefilling).into_iter();
+        for ((tokens, first_token), mut prefilling) in chunks.zip(&mut all) {
+            prefilling.prefilled += tokens;
+            self.status.prompt_tokens += tokens as u64;
+            match prefilling.remaining() {
+                0 => completed.push_back((prefilling, first_token)),
+                _ => self.prefilling.push(prefilling),
             }
         }
-    }
-
-    /// The same for who reads.
-    pub(super) fn read_on(&mut self, reading: Reading<B::Sequence>, ending: Option<Ending>) {
-        match ending {
-            None => self.reading.push(reading),
-            Some(ending) => {
-                self.end(reading.job, ending);
-                self.full = false;
-            }
-        }
-    }
-
-    /// Takes note of chunks of the first who read: tokens of each, and the one after its prompt. After its last chunk, who has read writes.
-    fn have_read(&mut self, chunks: impl Iterator<Item = (usize, Option<Sampled>)>) {
-        let mut done = VecDeque::new();
-        let mut reading = mem::take(&mut self.reading).into_iter();
-        for ((read, first), mut reading) in chunks.zip(&mut reading) {
-            reading.read += read;
-            self.status.prompt_tokens += read as u64;
-            match reading.left() {
-                0 => done.push_back((reading, first)),
-                _ => self.reading.push(reading),
-            }
-        }
-        self.reading.extend(reading);
-        while let Some((Reading { job, sequence, text, read }, first)) = done.pop_front() {
-            let mut writing = Writing { job, sequence };
-            match first {
-                Some(first) => self.hand_to(writing, vec![first]),
-                None if writing.job.written.is_empty() => {
-                    let text = "the prompt was read, and no token came after it".to_string();
-                    self.go_on(writing, Some(Ending::Failed(RequestError::Internal(text))));
+        self.prefilling.extend(all);
+        while let Some((Prefilling { job, sequence, tokens, prefilled }, first_token)) = completed.pop_front()
+        {
+            let mut decoding = Decoding { job, sequence };
+            match first_token {
+                Some(first_token) => self.deliver(decoding, vec![first_token]),
+                None if decoding.job.generated.is_empty() => {
+                    let text = "the prefill is complete, but no token was sampled".to_string();
+                    self.keep_decoding(decoding, Some(Outcome::Failed(RequestError::Internal(text))));
                 }
+                // A preempted request that is recomputed: it decodes on from its last token.
                 None => {
-                    let mut recounted = self.recount(&mut writing);
-                    if recounted.as_ref().is_err_and(BackendError::is_resource_exhausted) {
-                        // Those who came after it may leave what it lacks.
-                        let behind = done.drain(..).map(|(reading, _)| reading);
-                        let behind = behind.chain(mem::take(&mut self.reading)).collect();
-                        if self.set_readers_back(behind) {
-                            recounted = self.recount(&mut writing);
+                    let mut reset = self.reset_decode_counts(&mut decoding);
+                    if let Err(error) = &reset
+                        && error.is_resource_exhausted()
+                    {
+                        // Preempting the younger ones may free what is missing.
+                        let younger = completed.drain(..).map(|(prefilling, _)| prefilling);
+                        let younger = younger.chain(mem::take(&mut self.prefilling)).collect();
+                        if self.preempt_prefilling(younger, error) {
+                            reset = self.reset_decode_counts(&mut decoding);
                         }
                     }
-                    match recounted {
-                        Ok(()) => self.writing.push(writing),
-                        Err(BackendError::DeviceLost(lost)) => {
-                            let Writing { job, sequence } = writing;
-                            let own = Reading { job, sequence, text, read };
-                            let behind = done.into_iter().map(|(reading, _)| reading);
-                            let behind = behind.chain(mem::take(&mut self.reading));
-                            self.reading = [own].into_iter().chain(behind).collect();
-                            return self.lose(&lost);
+                    match reset {
+                        Ok(()) => self.decoding.push(decoding),
+                        Err(BackendError::DeviceLost(reason)) => {
+                            let Decoding { job, sequence } = decoding;
+                            let own = Prefilling { job, sequence, tokens, prefilled };
+                            let younger = completed.into_iter().map(|(prefilling, _)| prefilling);
+                            let younger = younger.chain(mem::take(&mut self.prefilling));
+                            self.prefilling = [own].into_iter().chain(younger).collect();
+                            return self.on_device_lost(&reason);
                         }
-                        // One of those who write may leave it yet.
-                        Err(fault) if fault.is_resource_exhausted() && !self.writing.is_empty() => {
-                            self.set_back(writing.job);
-                            self.full = true;
+                        // A decoding request may free it when it ends.
+                        Err(error) if error.is_resource_exhausted() && !self.decoding.is_empty() => {
+                            self.preempt(decoding.job, &error);
+                            self.admission_paused = true;
                         }
-                        Err(fault) => self.go_on(writing, Some(Ending::Failed(failure(fault)))),
+                        Err(error) => {
+                            self.keep_decoding(decoding, Some(Outcome::Failed(request_error(error))));
+                        }
                     }
                 }
             }

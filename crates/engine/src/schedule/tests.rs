@@ -11,7 +11,7 @@ use std::{
 use super::Scheduler;
 use crate::{
     BackendError, Capacity, Event, EventStream, FinishReason, Options, Request, RequestError, Sampling,
-    handle::Shared,
+    inbox::Shared,
     testing::{EveryNth, Inspector, MockBackend, MockOptions},
 };
 
@@ -46,7 +46,7 @@ impl Stage {
     /// A round, if there is something to do.
     fn round(&mut self) {
         if !self.is_idle() {
-            assert!(self.scheduler.take());
+            assert!(self.scheduler.receive());
             self.scheduler.round();
             self.check();
         }
@@ -68,9 +68,9 @@ impl Stage {
 
     /// What holds after every round.
     fn check(&self) {
-        let Scheduler { reading, writing, queue, status, .. } = &self.scheduler;
-        let sequences = reading.iter().map(|reading| &reading.sequence);
-        let sequences = sequences.chain(writing.iter().map(|writing| &writing.sequence));
+        let Scheduler { prefilling, decoding, queue, status, .. } = &self.scheduler;
+        let sequences = prefilling.iter().map(|prefilling| &prefilling.sequence);
+        let sequences = sequences.chain(decoding.iter().map(|decoding| &decoding.sequence));
         // Some hold the same.
         let held: BTreeSet<u32> = sequences.flat_map(|sequence| sequence.pages()).copied().collect();
         let capacity = self.shared.capacity;
@@ -78,11 +78,13 @@ impl Stage {
         assert_eq!(taken as usize, held.len(), "pages are those of live sequences");
         assert_eq!(status.pages.free, self.watch.free_pages());
         assert!(status.pages.cached <= status.pages.free);
-        assert_eq!(self.watch.sequences() as usize, self.scheduler.under_way());
+        assert_eq!(self.watch.sequences() as usize, self.scheduler.running());
         // Who writes, who reads, who waits: in the order of arrival.
-        let jobs =
-            writing.iter().map(|writing| &writing.job).chain(reading.iter().map(|reading| &reading.job));
-        let numbers: Vec<u64> = jobs.clone().chain(queue).map(|job| job.number).collect();
+        let jobs = decoding
+            .iter()
+            .map(|decoding| &decoding.job)
+            .chain(prefilling.iter().map(|prefilling| &prefilling.job));
+        let numbers: Vec<u64> = jobs.clone().chain(queue).map(|job| job.id).collect();
         assert!(numbers.is_sorted(), "{numbers:?}");
         // Nobody leaves during a round here.
         assert!(jobs.chain(queue).all(|job| !job.events.is_closed()), "a cancelled request is still there");
@@ -158,7 +160,7 @@ fn those_who_write_go_on_while_a_long_prompt_is_read() {
     }
     let steps = &stage.watch.steps()[before..];
     assert_eq!(steps.len(), 8);
-    assert!(steps.iter().all(|step| step.writing == 2 && step.chunks.len() == 1), "{steps:?}");
+    assert!(steps.iter().all(|step| step.decode_rows == 2 && step.chunks.len() == 1), "{steps:?}");
 }
 
 #[test]
@@ -173,7 +175,10 @@ fn short_prompts_are_read_together() {
     let steps = stage.watch.steps();
     let of = |number: usize, from: usize, to: usize| (from, requests[number].prompt[from..to].to_vec());
     assert_eq!(steps[0].chunks, [of(0, 0, 1), of(1, 0, 3), of(2, 0, 4)]);
-    assert_eq!((steps[1].writing, &steps[1].chunks[..]), (2, &[of(2, 4, 5), of(3, 0, 3), of(4, 0, 2)][..]));
+    assert_eq!(
+        (steps[1].decode_rows, &steps[1].chunks[..]),
+        (2, &[of(2, 4, 5), of(3, 0, 3), of(4, 0, 2)][..])
+    );
     stage.finish();
     for (request, answer) in requests.iter().zip(&mut answers) {
         assert_eq!(listen(answer).0, stage.alone(request).0);
@@ -213,10 +218,10 @@ fn pages_of_a_dropped_answer_are_free_before_the_next_step() {
     for _ in 0..4 {
         stage.round();
     }
-    assert_eq!(stage.scheduler.writing.len(), 2);
+    assert_eq!(stage.scheduler.decoding.len(), 2);
     drop(one);
     stage.round();
-    assert_eq!(stage.watch.steps().last().unwrap().writing, 1);
+    assert_eq!(stage.watch.steps().last().unwrap().decode_rows, 1);
     assert_eq!(stage.scheduler.status.cancelled, 1);
 }
 
@@ -339,7 +344,7 @@ fn what_several_begin_with_is_read_once_and_held_once() {
     let mut most = 0;
     while !stage.is_idle() {
         stage.round();
-        most = most.max(stage.scheduler.under_way());
+        most = most.max(stage.scheduler.running());
     }
     assert!(most >= 2, "one after the other");
     for (request, answer) in requests.iter().zip(&mut answers) {
@@ -380,7 +385,7 @@ fn penalties_of_all_who_read_forget_a_step_that_failed() {
     let requests = [0, 1].map(|first| Request { sampling: sampling.clone(), ..request(first, 3, 1) });
     let mut answers = requests.each_ref().map(|request| stage.submit(request));
     stage.finish();
-    assert_eq!(stage.watch.recounts(), 2);
+    assert_eq!(stage.watch.count_resets(), 2);
     for (request, answer) in requests.iter().zip(&mut answers) {
         assert_eq!(listen(answer).0, stage.alone(request).0);
     }
@@ -403,11 +408,11 @@ fn those_who_are_too_many_at_once_take_turns() {
     let mut stage = Stage::new(MockOptions { decode_batch: 4, max_steps: 1, ..options(5, 64) });
     let requests = [0, 1, 2, 3, 4].map(|number| request(number, 4, 30));
     let mut answers = requests.each_ref().map(|request| stage.submit(request));
-    while stage.scheduler.writing.len() < 5 {
+    while stage.scheduler.decoding.len() < 5 {
         stage.round();
     }
     let written = |stage: &Stage| -> Vec<usize> {
-        stage.scheduler.writing.iter().map(|writing| writing.job.written.len()).collect()
+        stage.scheduler.decoding.iter().map(|decoding| decoding.job.generated.len()).collect()
     };
     let before = written(&stage);
     for _ in 0..10 {
@@ -466,7 +471,7 @@ fn a_grammar_that_fails_ends_its_own_request_with_its_words() {
         let (told, last) = listen(&mut answer);
         assert!(
             told.is_empty()
-                && matches!(&last, Event::Failed(RequestError::Grammar(text)) if text.contains("none to follow"))
+                && matches!(&last, Event::Failed(RequestError::Grammar(text)) if text.contains("no further token"))
         );
     }
 }

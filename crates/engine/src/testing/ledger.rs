@@ -21,7 +21,7 @@ pub(super) struct Ledger {
     pub lost: bool,
     pub log: Vec<Step>,
     pub starts: Vec<Start>,
-    pub recounts: u64,
+    pub count_resets: u64,
 }
 
 impl Ledger {
@@ -48,7 +48,7 @@ impl Ledger {
             lost: false,
             log: vec![],
             starts: vec![],
-            recounts: 0,
+            count_resets: 0,
         };
         ledger.clear();
         ledger
