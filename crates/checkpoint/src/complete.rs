@@ -7,6 +7,7 @@ use crate::{
     architecture::Architecture,
     config::Config,
     incomplete::{Complaint, Incomplete},
+    layer::{FeedForward, LayerSpec, Mixer},
     names::Naming,
     slot::{Role, Slot, Tower},
     source::{Format, Source, Tensor},
@@ -112,46 +113,63 @@ pub fn check(config: &Config, source: &Source) -> Result<Inventory, Incomplete> 
 
 /// Every tensor of the text tower with its shape.
 fn expected(config: &Config) -> BTreeMap<Slot, Vec<u64>> {
-    let [hidden, wide] = [config.hidden, config.intermediate].map(u64::from);
-    let [vocab, head] = [config.vocab, config.head_dim].map(u64::from);
-    let [query, kv] = [config.query_rows(), config.kv_rows()].map(u64::from);
-    let family = config.architecture.family();
-    let mut once = vec![
+    let [hidden, vocab] = [config.hidden, config.vocab].map(u64::from);
+    let mut model = vec![
         (Role::Embed, vec![vocab, hidden]),
         (Role::FinalNorm, vec![hidden]),
         (Role::Head, vec![vocab, hidden]),
     ];
-    let mut layer = vec![
-        (Role::AttentionNorm, vec![hidden]),
-        (Role::Query, vec![query, hidden]),
-        (Role::Key, vec![kv, hidden]),
-        (Role::Value, vec![kv, hidden]),
-        (Role::Output, vec![hidden, query]),
-        (Role::FeedForwardNorm, vec![hidden]),
-        (Role::Gate, vec![wide, hidden]),
-        (Role::Up, vec![wide, hidden]),
-        (Role::Down, vec![hidden, wide]),
-    ];
-    if family.head_norms {
-        layer.extend([(Role::QueryNorm, vec![head]), (Role::KeyNorm, vec![head])]);
+    if !config.architecture.family().sliding_window {
+        model.push((Role::RopeFreqs, vec![config.rope_pair_count().into()]));
     }
-    if family.qkv_bias {
-        layer.extend([
-            (Role::QueryBias, vec![query]),
-            (Role::KeyBias, vec![kv]),
-            (Role::ValueBias, vec![kv]),
-        ]);
-    }
-    if family.post_norms {
-        layer.extend([(Role::PostAttentionNorm, vec![hidden]), (Role::PostFeedForwardNorm, vec![hidden])]);
-    }
-    if !family.slides {
-        once.push((Role::RopeFreqs, vec![config.pairs().into()]));
-    }
-    let layers = (0..config.layers).flat_map(|number| {
-        layer.iter().map(move |(role, shape)| (Slot::text(Some(number), *role), shape.clone()))
+    let model = model.into_iter().map(|(role, shape)| (Slot::text(None, role), shape));
+    let layers = (0..).zip(config.layer_specs()).flat_map(|(index, spec)| {
+        let tensors = layer_tensors(config, &spec).into_iter();
+        tensors.map(move |(role, shape)| (Slot::text(Some(index), role), shape))
     });
-    once.into_iter().map(|(role, shape)| (Slot::text(None, role), shape)).chain(layers).collect()
+    model.chain(layers).collect()
+}
+
+/// The tensors of one layer with their shapes.
+fn layer_tensors(config: &Config, spec: &LayerSpec) -> Vec<(Role, Vec<u64>)> {
+    let hidden = u64::from(config.hidden);
+    let mut tensors = vec![(Role::AttentionNorm, vec![hidden]), (Role::FeedForwardNorm, vec![hidden])];
+    if config.architecture.family().post_norms {
+        tensors.extend([(Role::PostAttentionNorm, vec![hidden]), (Role::PostFeedForwardNorm, vec![hidden])]);
+    }
+    match spec.mixer {
+        Mixer::Attention(attention) => {
+            let [query, kv] = [attention.query_rows(), attention.kv_rows()].map(u64::from);
+            let head = u64::from(attention.head_dim);
+            tensors.extend([
+                (Role::Query, vec![query, hidden]),
+                (Role::Key, vec![kv, hidden]),
+                (Role::Value, vec![kv, hidden]),
+                (Role::Output, vec![hidden, query]),
+            ]);
+            if attention.head_norms {
+                tensors.extend([(Role::QueryNorm, vec![head]), (Role::KeyNorm, vec![head])]);
+            }
+            if attention.qkv_bias {
+                tensors.extend([
+                    (Role::QueryBias, vec![query]),
+                    (Role::KeyBias, vec![kv]),
+                    (Role::ValueBias, vec![kv]),
+                ]);
+            }
+        }
+    }
+    match spec.feed_forward {
+        FeedForward::Dense { intermediate, .. } => {
+            let intermediate = u64::from(intermediate);
+            tensors.extend([
+                (Role::Gate, vec![intermediate, hidden]),
+                (Role::Up, vec![intermediate, hidden]),
+                (Role::Down, vec![hidden, intermediate]),
+            ]);
+        }
+    }
+    tensors
 }
 
 fn fits(format: Format, role: Role, expected: &[u64], found: &[u64]) -> bool {

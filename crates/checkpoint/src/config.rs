@@ -141,7 +141,7 @@ impl Config {
     }
 
     /// Values of a head's RoPE, see [`RopeScaling::Each`].
-    pub(crate) fn pairs(&self) -> u32 {
+    pub(crate) fn rope_pair_count(&self) -> u32 {
         self.head_dim / 2
     }
 

@@ -111,7 +111,7 @@ pub struct Loaded {
     /// What was found out about this device's products after that.
     pub tuned: Tuned,
     /// What lies in which heap.
-    pub heaps: Vec<plan::HeapUse>,
+    pub heaps: Vec<plan::HeapUsage>,
     _instance: Instance,
 }
 
@@ -199,8 +199,8 @@ fn load(
     outputs: u32,
     control: &Control,
     watch: &(dyn Fn(&str) + Sync),
-) -> anyhow::Result<(Model, Vec<plan::HeapUse>)> {
-    let blueprint = Blueprint::of(checkpoint)?;
+) -> anyhow::Result<(Model, Vec<plan::HeapUsage>)> {
+    let blueprint = Blueprint::new(checkpoint)?;
     let demand = blueprint.demand(&checkpoint.config, &limits.room(&checkpoint.config, outputs));
     let placement = plan::plan(&memory::of(device.info()), &demand)?;
     let total = blueprint.file_bytes();

@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use checkpoint::Role;
-use weights::blueprint::Place;
+use weights::blueprint::MatrixId;
 
 use crate::{Result, step::Step};
 
@@ -21,16 +21,16 @@ pub(crate) fn layers(step: &mut Step<'_>, layers: Range<u32>) -> Result<()> {
         } else {
             step.add_and_norm((layer - 1, Role::PostFeedForwardNorm), (layer, Role::AttentionNorm))?;
         }
-        step.warm(Place::Qkv(layer))?;
-        step.qkv(Place::Qkv(layer))?;
+        step.warm(MatrixId::Qkv(layer))?;
+        step.qkv(MatrixId::Qkv(layer))?;
         step.attention(layer)?;
-        step.warm(Place::Output(layer))?;
-        step.output(Place::Output(layer))?;
+        step.warm(MatrixId::AttentionOutput(layer))?;
+        step.output(MatrixId::AttentionOutput(layer))?;
 
         step.add_and_norm((layer, Role::PostAttentionNorm), (layer, Role::FeedForwardNorm))?;
-        step.warm(Place::GateUp(layer))?;
-        step.gated(Place::GateUp(layer))?;
-        step.down(Place::Down(layer))?;
+        step.warm(MatrixId::GateUp(layer))?;
+        step.gated(MatrixId::GateUp(layer))?;
+        step.down(MatrixId::Down(layer))?;
     }
     Ok(())
 }

@@ -4,7 +4,7 @@ use checkpoint::{Config, config::LayerType};
 use gpu::{AdapterInfo, AdapterKind};
 use kernels::matmul::coopmat;
 use tensor::KvScheme;
-use weights::blueprint::Room;
+use weights::blueprint::Reservation;
 
 use crate::{
     Error, Result,
@@ -91,7 +91,7 @@ impl Limits {
 
     /// What the plan of memory must make room for, for a model with these dimensions; `outputs` is the most rows whose logits
     /// are wanted in one step.
-    pub fn room(&self, config: &Config, outputs: u32) -> Room {
+    pub fn room(&self, config: &Config, outputs: u32) -> Reservation {
         let window = window(config);
         let rows = u64::from(self.rows());
         let of_buckets = |most: u64| buckets(most as usize).sum::<usize>() as u64;
@@ -103,12 +103,12 @@ impl Limits {
         let parts = of_buckets(rows.min(128)) * parts_bytes(config);
         // With fewer pages than all sequences could fill each has its share of them.
         let positions = u64::from(self.all_global_pages()) * u64::from(self.page);
-        Room {
-            context: positions.div_ceil(u64::from(self.sequences.max(1))),
-            batch: u64::from(self.sequences),
-            kv: self.kv,
-            sliding_positions: u64::from(self.sliding_pages(window)) * u64::from(self.page),
-            scratch: of_buckets(rows) * row_bytes(config) + parts + logits + counts + FIXED_SCRATCH,
+        Reservation {
+            context_length: positions.div_ceil(u64::from(self.sequences.max(1))),
+            max_sequences: u64::from(self.sequences),
+            kv_scheme: self.kv,
+            sliding_tokens: u64::from(self.sliding_pages(window)) * u64::from(self.page),
+            scratch_bytes: of_buckets(rows) * row_bytes(config) + parts + logits + counts + FIXED_SCRATCH,
         }
     }
 

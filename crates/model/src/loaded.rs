@@ -14,7 +14,7 @@ use kernels::{
     },
 };
 use weights::{
-    blueprint::Place,
+    blueprint::MatrixId,
     load::{self, Weights},
     plan::Placement,
     stream::{Control, Options, Stats},
@@ -63,7 +63,7 @@ fn takes_int16(config: &Config, weights: &Weights) -> bool {
     let lengths = [config.hidden, config.query_rows(), config.intermediate];
     let whole = lengths.iter().all(|length| (*length as usize).is_multiple_of(HALF_GROUP));
     let integers = weights.matrices.iter().all(|(_, matrix)| !matrix.layout().scheme.is_float());
-    let joined = (0..config.layers).all(|layer| weights.of(Place::GateUp(layer)).count() == 1);
+    let joined = (0..config.layers).all(|layer| weights.by_id(MatrixId::GateUp(layer)).count() == 1);
     whole && integers && joined
 }
 
@@ -240,23 +240,23 @@ impl Model {
 
     /// The embeddings.
     pub(crate) fn embeddings(&self) -> Result<&Matrix> {
-        self.only(Place::Embedding)
+        self.only(MatrixId::Embedding)
     }
 
     /// What makes logits: a matrix of its own, or the embeddings.
     pub(crate) fn head(&self) -> Result<&Matrix> {
-        self.only(Place::Head).or_else(|_| self.embeddings())
+        self.only(MatrixId::Head).or_else(|_| self.embeddings())
     }
 
-    fn only(&self, place: Place) -> Result<&Matrix> {
+    fn only(&self, place: MatrixId) -> Result<&Matrix> {
         let missing = || gpu::Error::InvalidUse { what: place.to_string(), reason: "was not loaded".into() };
-        Ok(self.weights.of(place).next().ok_or_else(missing)?)
+        Ok(self.weights.by_id(place).next().ok_or_else(missing)?)
     }
 
     /// Bytes of weights that a step reads: all matrices, but of embeddings that are not the head only a row.
     pub fn bytes_per_step(&self) -> u64 {
-        let has_head = self.weights.of(Place::Head).next().is_some();
-        let skipped = |place: &Place| has_head && *place == Place::Embedding;
+        let has_head = self.weights.by_id(MatrixId::Head).next().is_some();
+        let skipped = |place: &MatrixId| has_head && *place == MatrixId::Embedding;
         let matrices = self.weights.matrices.iter().filter(|(place, _)| !skipped(place));
         matrices.map(|(_, matrix)| matrix.bytes()).sum()
     }

@@ -10,7 +10,7 @@ use kernels::{
     bench::random::{Kind, Random},
 };
 use tensor::{GROUP, Layout, Scheme};
-use weights::{blueprint::Place, load::Weights};
+use weights::{blueprint::MatrixId, load::Weights};
 
 use crate::{DecodeRow, Model, Result, Runner, Sequence};
 
@@ -18,20 +18,20 @@ use crate::{DecodeRow, Model, Result, Runner, Sequence};
 const TIMEOUT: Duration = Duration::from_secs(300);
 
 /// Every matrix of a model with these dimensions, each in one piece, with its layout.
-fn matrices(config: &Config, scheme: Scheme) -> Vec<(Place, Layout)> {
+fn matrices(config: &Config, scheme: Scheme) -> Vec<(MatrixId, Layout)> {
     let size = |value: u32| value as usize;
     let (hidden, intermediate) = (size(config.hidden), size(config.intermediate));
     let (q, kv) = (size(config.query_rows()), size(config.kv_rows()));
     let layer = |layer: u32| {
         [
-            (Place::Qkv(layer), q + 2 * kv, hidden),
-            (Place::Output(layer), hidden, q),
-            (Place::GateUp(layer), 2 * intermediate, hidden),
-            (Place::Down(layer), hidden, intermediate),
+            (MatrixId::Qkv(layer), q + 2 * kv, hidden),
+            (MatrixId::AttentionOutput(layer), hidden, q),
+            (MatrixId::GateUp(layer), 2 * intermediate, hidden),
+            (MatrixId::Down(layer), hidden, intermediate),
         ]
     };
-    let embedding = (Place::Embedding, size(config.vocab), hidden);
-    let head = (!config.tie_embeddings).then_some((Place::Head, size(config.vocab), hidden));
+    let embedding = (MatrixId::Embedding, size(config.vocab), hidden);
+    let head = (!config.tie_embeddings).then_some((MatrixId::Head, size(config.vocab), hidden));
     let all = [embedding].into_iter().chain((0..config.layers).flat_map(layer)).chain(head);
     all.map(|(place, rows, k)| (place, Layout { scheme, rows, k })).collect()
 }
@@ -43,7 +43,7 @@ pub fn weight_bytes(config: &Config, scheme: Scheme) -> u64 {
 
 /// Of those the bytes that a token reads: of embeddings that are not the head too it is a row.
 pub fn read_bytes(config: &Config, scheme: Scheme) -> u64 {
-    let read = |place: Place| place != Place::Embedding || config.tie_embeddings;
+    let read = |place: MatrixId| place != MatrixId::Embedding || config.tie_embeddings;
     let read = matrices(config, scheme).into_iter().filter(|(place, _)| read(*place));
     read.map(|(_, layout)| bytes(layout)).sum()
 }
@@ -194,30 +194,32 @@ fn add(shares: &mut Vec<Share>, name: &str, nanoseconds: f64, bytes: u64) {
 impl Model {
     /// Bytes of weights that the commands of a name read in a step.
     fn bytes_of(&self, name: &str) -> u64 {
-        let has_head = self.weights.of(Place::Head).next().is_some();
+        let has_head = self.weights.by_id(MatrixId::Head).next().is_some();
         let all: u64 = self
             .weights
             .matrices
             .iter()
             .filter(|(place, _)| match place {
                 // A row of it for each token, where it is not the head too.
-                Place::Embedding => name == "head" && !has_head,
-                Place::Head => name == "head",
-                Place::Qkv(_) => name == "QKV",
-                Place::Output(_) => name == "output",
-                Place::GateUp(_) => name == "gate and up" && self.weights.of(*place).count() == 1,
-                Place::Down(_) => name == "down",
+                MatrixId::Embedding => name == "head" && !has_head,
+                MatrixId::Head => name == "head",
+                MatrixId::Qkv(_) => name == "QKV",
+                MatrixId::AttentionOutput(_) => name == "output",
+                MatrixId::GateUp(_) => name == "gate and up" && self.weights.by_id(*place).count() == 1,
+                MatrixId::Down(_) => name == "down",
             })
             .map(|(_, matrix)| matrix.bytes())
             .sum();
         // Where a file stores the two in different schemes they are two matrices, gate first.
         let half = ["gate", "up"].iter().position(|half| *half == name);
-        let apart =
-            |(half, layer): (usize, u32)| match self.weights.of(Place::GateUp(layer)).collect::<Vec<_>>()[..]
-            {
-                [gate, up] => [gate, up][half].bytes(),
-                _ => 0,
-            };
+        let apart = |(half, layer): (usize, u32)| match self
+            .weights
+            .by_id(MatrixId::GateUp(layer))
+            .collect::<Vec<_>>()[..]
+        {
+            [gate, up] => [gate, up][half].bytes(),
+            _ => 0,
+        };
         let apart: u64 =
             half.map_or(0, |half| (0..self.config.layers).map(|layer| apart((half, layer))).sum());
         all + apart

@@ -22,7 +22,7 @@ use kernels::{
     },
     norm::{self, Form, Norm},
 };
-use weights::blueprint::Place;
+use weights::blueprint::MatrixId;
 
 use crate::{Model, Result, kv_cache::KvCache, state::State};
 
@@ -107,19 +107,20 @@ impl Scratch {
         let floats = |count: u32| u64::from(count) * rows as u64 * 4;
         let activations = model.activations(rows);
         let intermediate = config.intermediate;
-        let apart = match (0..config.layers).any(|layer| weights.of(Place::GateUp(layer)).count() > 1) {
+        let apart = match (0..config.layers).any(|layer| weights.by_id(MatrixId::GateUp(layer)).count() > 1) {
             false => None,
             true => {
                 Some([arena.buffer("gate", floats(intermediate))?, arena.buffer("up", floats(intermediate))?])
             }
         };
         let fused = norms_itself(model, rows);
-        let mut places = (0..config.layers).flat_map(|layer| [Place::Output(layer), Place::Down(layer)]);
-        let most_sums = |places: &mut dyn Iterator<Item = Place>| {
+        let mut places =
+            (0..config.layers).flat_map(|layer| [MatrixId::AttentionOutput(layer), MatrixId::Down(layer)]);
+        let most_sums = |places: &mut dyn Iterator<Item = MatrixId>| {
             u64::from(places.map(|place| sums(model, rows, place)).max().unwrap_or(1))
         };
         let sums_of_sublayer = most_sums(&mut places);
-        let sums_of_qkv = most_sums(&mut (0..config.layers).map(Place::Qkv));
+        let sums_of_qkv = most_sums(&mut (0..config.layers).map(MatrixId::Qkv));
         let scratch = Self {
             rows,
             residual: arena.buffer("residual stream", floats(config.hidden))?,
@@ -197,7 +198,7 @@ impl<'a> Step<'a> {
         self.swapped = layer > 0;
         self.splits = match layer {
             0 => 1,
-            _ => sums(self.model, self.scratch.rows, Place::Down(layer - 1)),
+            _ => sums(self.model, self.scratch.rows, MatrixId::Down(layer - 1)),
         };
     }
 
@@ -329,7 +330,7 @@ impl<'a> Step<'a> {
     }
 
     /// qkv = W · normed: queries, keys and values of a row follow each other, whether in one matrix or in three.
-    pub fn qkv(&mut self, place: Place) -> Result<()> {
+    pub fn qkv(&mut self, place: MatrixId) -> Result<()> {
         let config = &self.model.config;
         let stride = (config.query_rows() + 2 * config.kv_rows()) as usize;
         let target = Target::whole(&self.scratch.qkv, stride);
@@ -343,27 +344,27 @@ impl<'a> Step<'a> {
     }
 
     /// sublayer = W · attended.
-    pub fn output(&mut self, place: Place) -> Result<()> {
+    pub fn output(&mut self, place: MatrixId) -> Result<()> {
         let scratch = self.scratch;
         let attended = scratch.attended_packed.as_ref().unwrap_or(&scratch.attended);
         self.sublayer("output", place, attended)
     }
 
     /// sublayer = W · gated.
-    pub fn down(&mut self, place: Place) -> Result<()> {
+    pub fn down(&mut self, place: MatrixId) -> Result<()> {
         self.sublayer("down", place, &self.scratch.gated)
     }
 
-    fn sublayer(&mut self, name: &str, place: Place, x: &'a Vectors) -> Result<()> {
+    fn sublayer(&mut self, name: &str, place: MatrixId, x: &'a Vectors) -> Result<()> {
         self.splits = sums(self.model, self.scratch.rows, place);
         let target = Target::whole(&self.scratch.sublayer, self.model.config.hidden as usize);
         self.products(name, place, Input::Vectors(x), target)
     }
 
     /// gated = f(gate · normed) · (up · normed), with the family's f.
-    pub fn gated(&mut self, place: Place) -> Result<()> {
+    pub fn gated(&mut self, place: MatrixId) -> Result<()> {
         let model = self.model;
-        let matrices: Vec<&'a Matrix> = model.weights.of(place).collect();
+        let matrices: Vec<&'a Matrix> = model.weights.by_id(place).collect();
         let scratch = self.scratch;
         let gate = model.gate();
         match (&matrices[..], &scratch.apart) {
@@ -406,9 +407,9 @@ impl<'a> Step<'a> {
     }
 
     /// All matrices of a place, side by side into one output row.
-    fn products(&mut self, name: &str, place: Place, x: Input<'a>, target: Target) -> Result<()> {
+    fn products(&mut self, name: &str, place: MatrixId, x: Input<'a>, target: Target) -> Result<()> {
         let (model, mut target, mut x) = (self.model, target, x);
-        for matrix in model.weights.of(place) {
+        for matrix in model.weights.by_id(place) {
             let again = without_stream(&x);
             let x = std::mem::replace(&mut x, again);
             self.product(name, matrix, Epilogue::None, x, &target, &self.state.active.clone())?;
@@ -517,12 +518,12 @@ fn parts_of(model: &Model, rows: usize) -> Parts {
 }
 
 /// Sums that QKV or a sublayer's output is left in: of one matrix, whose K is in parts.
-fn sums(model: &Model, rows: usize, place: Place) -> u32 {
-    let matrices: Vec<&Matrix> = model.weights.of(place).collect();
+fn sums(model: &Model, rows: usize, place: MatrixId) -> u32 {
+    let matrices: Vec<&Matrix> = model.weights.by_id(place).collect();
     let [matrix] = matrices[..] else { return 1 };
     if norms_itself(model, rows) {
         return match place {
-            Place::Qkv(_) => 1,
+            MatrixId::Qkv(_) => 1,
             _ => gemv::policy::splits(model.device.caps(), &matrix.layout()),
         };
     }
@@ -537,10 +538,10 @@ fn sums(model: &Model, rows: usize, place: Place) -> u32 {
 
 /// The matrices of the layers, with what becomes of their products.
 fn layer_products(model: &Model) -> impl Iterator<Item = (&Matrix, Epilogue)> {
-    let of_layer = |place: &Place| !matches!(place, Place::Embedding | Place::Head);
+    let of_layer = |place: &MatrixId| !matches!(place, MatrixId::Embedding | MatrixId::Head);
     let matrices = model.weights.matrices.iter().filter(move |(place, _)| of_layer(place));
     matrices.map(|(place, matrix)| {
-        let joined = matches!(place, Place::GateUp(_)) && model.weights.of(*place).count() == 1;
+        let joined = matches!(place, MatrixId::GateUp(_)) && model.weights.by_id(*place).count() == 1;
         (matrix, if joined { model.gate() } else { Epilogue::None })
     })
 }

@@ -88,14 +88,8 @@ fn the_plan_makes_room_for_what_is_taken() {
     for (kv, chunk) in [(KvScheme::F16, 16), (KvScheme::F32, 256), (KvScheme::Int8, 16)] {
         let limits = Limits { kv, page: 64, ..limits(8, 512, chunk) };
         let room = limits.room(&model.config, 64);
-        let shape = plan::KvShape {
-            global_layers: 1,
-            sliding_layers: 1,
-            window: room.sliding_positions,
-            kv_heads: 1,
-            head_bytes: room.kv.head_bytes(64),
-        };
-        let planned = plan::kv_bytes(&shape, room.context, room.batch);
+        let layers = weights::blueprint::kv_layers(&model.config, &room);
+        let planned = plan::kv_bytes(&layers, room.context_length, room.max_sequences);
         let (kv_before, scratch_before) =
             (device.allocated_bytes(Lifetime::Kv), device.allocated_bytes(Lifetime::Scratch));
         let mut runner = Runner::new(model.clone(), limits).unwrap();
@@ -110,7 +104,7 @@ fn the_plan_makes_room_for_what_is_taken() {
         let told = Sampling { top: 5, repetition: 1.1, ..filtered.clone() };
         runner.prepare_serving(&[Sampling::default(), filtered, told]).unwrap();
         let taken = device.allocated_bytes(Lifetime::Scratch) - scratch_before;
-        assert!(taken < room.scratch + (32 << 20), "{} planned, {taken} taken", room.scratch);
+        assert!(taken < room.scratch_bytes + (32 << 20), "{} planned, {taken} taken", room.scratch_bytes);
     }
 }
 

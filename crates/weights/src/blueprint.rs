@@ -1,104 +1,121 @@
-//! Which matrices a checkpoint makes, before any memory is taken: what `inspect` counts, `plan` places and `load` fills.
+//! The matrices a checkpoint is loaded as, known before any memory is allocated: `inspect` reports them,
+//! [`plan`](crate::plan) places them and [`load`](crate::load) fills them.
 //!
-//! Query, key and value rows follow each other in one matrix, and strips of gate and up alternate in one, so that one kernel
-//! makes all of them; where a file stores them in different schemes they stay apart.
+//! The rows of query, key and value follow each other in one matrix, and strips of gate and up alternate in one, so that
+//! one kernel computes all of them. Where a file stores them in different schemes they remain separate matrices.
 
-use checkpoint::{Checkpoint, Config, Role, Tensor, config::LayerType};
+use checkpoint::{Attention, AttentionSpan, Checkpoint, Config, FeedForward, Mixer, Role, Tensor};
 use kernels::transcode::Placement;
 use tensor::{Encoding, KvScheme, Layout, STRIP, Scheme};
 
 use crate::{
-    Error, Result,
-    plan::{Demand, Item, KvShape},
+    error::{Error, Result},
+    plan::{Demand, KvLayerDemand, WeightDemand},
 };
 
 /// All matrices of a model.
 #[derive(Clone, Debug)]
 pub struct Blueprint<'a> {
-    /// In the order in which a token meets them, the embeddings first.
+    /// In the order of the forward pass, the embeddings first.
     pub matrices: Vec<MatrixSpec<'a>>,
     /// Bytes of norms and other vectors, as f32.
     pub vector_bytes: u64,
 }
 
-/// One matrix to be made.
+/// One matrix on the GPU.
 #[derive(Clone, Debug)]
 pub struct MatrixSpec<'a> {
     /// Which one.
-    pub place: Place,
+    pub id: MatrixId,
     /// Shape and scheme.
     pub layout: Layout,
-    /// The tensors in it, and which strips are theirs.
+    /// The tensors it is made of, and which of its strips each one fills.
     pub tensors: Vec<(&'a Tensor, Placement)>,
 }
 
-/// What there must be room for beside the weights.
+/// Memory to reserve beside the weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Room {
-    /// Positions of a sequence.
-    pub context: u64,
-    /// Sequences at a time.
-    pub batch: u64,
+pub struct Reservation {
+    /// Tokens per sequence.
+    pub context_length: u64,
+    /// Concurrent sequences.
+    pub max_sequences: u64,
     /// How keys and values are stored.
-    pub kv: KvScheme,
-    /// Positions of a sequence that sliding layers keep.
-    pub sliding_positions: u64,
-    /// Bytes of activations and logits.
-    pub scratch: u64,
+    pub kv_scheme: KvScheme,
+    /// Tokens per sequence that sliding-window layers keep.
+    pub sliding_tokens: u64,
+    /// Bytes of activations, logits and tables.
+    pub scratch_bytes: u64,
 }
 
-impl Room {
-    /// For weights alone.
-    pub const NONE: Room = Room { context: 1, batch: 1, kv: KvScheme::F16, sliding_positions: 1, scratch: 0 };
+impl Reservation {
+    /// For the weights alone.
+    pub const WEIGHTS_ONLY: Reservation = Reservation {
+        context_length: 1,
+        max_sequences: 1,
+        kv_scheme: KvScheme::F16,
+        sliding_tokens: 1,
+        scratch_bytes: 0,
+    };
 }
 
-/// What a matrix is for.
+/// What a matrix is for. Those of a layer carry its index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum MatrixId {
     /// Token embeddings.
     Embedding,
-    /// The output projection, where it is not the embeddings.
+    /// The output projection, if it is not the embedding matrix.
     Head,
-    /// Query, key and value rows of a layer, or some of them.
+    /// Query, key and value projections, or one of them.
     Qkv(u32),
-    /// Attention's output projection of a layer.
-    Output(u32),
-    /// Gate and up of a layer, or one of them.
+    /// Output projection of attention.
+    AttentionOutput(u32),
+    /// Gate and up projections, or one of them.
     GateUp(u32),
-    /// Down projection of a layer.
+    /// Down projection.
     Down(u32),
 }
 
-impl std::fmt::Display for Place {
+impl std::fmt::Display for MatrixId {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Place::Embedding => f.write_str("embeddings"),
-            Place::Head => f.write_str("head"),
-            Place::Qkv(layer) => write!(f, "layer {layer} QKV"),
-            Place::Output(layer) => write!(f, "layer {layer} output"),
-            Place::GateUp(layer) => write!(f, "layer {layer} gate and up"),
-            Place::Down(layer) => write!(f, "layer {layer} down"),
+            MatrixId::Embedding => f.write_str("embeddings"),
+            MatrixId::Head => f.write_str("head"),
+            MatrixId::Qkv(layer) => write!(f, "layer {layer} QKV"),
+            MatrixId::AttentionOutput(layer) => write!(f, "layer {layer} output"),
+            MatrixId::GateUp(layer) => write!(f, "layer {layer} gate and up"),
+            MatrixId::Down(layer) => write!(f, "layer {layer} down"),
         }
     }
 }
 
 impl<'a> Blueprint<'a> {
     /// The matrices of a checkpoint.
-    pub fn of(checkpoint: &'a Checkpoint) -> Result<Self> {
+    pub fn new(checkpoint: &'a Checkpoint) -> Result<Self> {
         let mut matrices = Vec::new();
-        let embed = checkpoint.tensor(None, Role::Embed)?;
-        add(&mut matrices, checkpoint, Place::Embedding, Join::InTurn, &[embed])?;
-        for layer in 0..checkpoint.config.layers {
-            let tensor = |role| checkpoint.tensor(Some(layer), role);
-            let qkv = [tensor(Role::Query)?, tensor(Role::Key)?, tensor(Role::Value)?];
-            let gate_up = [tensor(Role::Gate)?, tensor(Role::Up)?];
-            add(&mut matrices, checkpoint, Place::Qkv(layer), Join::InTurn, &qkv)?;
-            add(&mut matrices, checkpoint, Place::Output(layer), Join::InTurn, &[tensor(Role::Output)?])?;
-            add(&mut matrices, checkpoint, Place::GateUp(layer), Join::Alternating, &gate_up)?;
-            add(&mut matrices, checkpoint, Place::Down(layer), Join::InTurn, &[tensor(Role::Down)?])?;
+        let mut add = |id, order, tensors: &[&'a Tensor]| add(&mut matrices, checkpoint, id, order, tensors);
+        let embedding = checkpoint.tensor(None, Role::Embed)?;
+        add(MatrixId::Embedding, StripOrder::Sequential, &[embedding])?;
+        for (index, spec) in (0..).zip(checkpoint.config.layer_specs()) {
+            let tensor = |role| checkpoint.tensor(Some(index), role);
+            match spec.mixer {
+                Mixer::Attention(_) => {
+                    let qkv = [tensor(Role::Query)?, tensor(Role::Key)?, tensor(Role::Value)?];
+                    add(MatrixId::Qkv(index), StripOrder::Sequential, &qkv)?;
+                    let output = tensor(Role::Output)?;
+                    add(MatrixId::AttentionOutput(index), StripOrder::Sequential, &[output])?;
+                }
+            }
+            match spec.feed_forward {
+                FeedForward::Dense { .. } => {
+                    let gate_up = [tensor(Role::Gate)?, tensor(Role::Up)?];
+                    add(MatrixId::GateUp(index), StripOrder::Alternating, &gate_up)?;
+                    add(MatrixId::Down(index), StripOrder::Sequential, &[tensor(Role::Down)?])?;
+                }
+            }
         }
-        if let Some(head) = checkpoint.inventory.head().filter(|head| head.name != embed.name) {
-            add(&mut matrices, checkpoint, Place::Head, Join::InTurn, &[head])?;
+        if let Some(head) = checkpoint.inventory.head().filter(|head| head.name != embedding.name) {
+            add(MatrixId::Head, StripOrder::Sequential, &[head])?;
         }
         let vectors = checkpoint.inventory.iter().filter(|(_, tensor)| tensor.shape.len() == 1);
         let vector_bytes = vectors.map(|(_, tensor)| tensor.values().unwrap_or(0) * 4).sum();
@@ -110,9 +127,10 @@ impl<'a> Blueprint<'a> {
         self.matrices.iter().map(MatrixSpec::bytes).sum::<u64>() + self.vector_bytes
     }
 
-    /// Bytes that filling the matrices reads from files.
+    /// Bytes that are read from files to fill the matrices.
     pub fn file_bytes(&self) -> u64 {
-        // Scales apart from encoded values are read with them and not counted; those of tiles are streamed like tiles.
+        // The stream counts the scale plane of tiles like the tiles themselves, but not the scale tensors of other
+        // encodings, which are read along with their values.
         let bytes = |tensor: &Tensor| match tensor.encoding {
             Encoding::Tiled(_) => tensor.file_bytes(),
             _ => tensor.data.len,
@@ -120,30 +138,50 @@ impl<'a> Blueprint<'a> {
         self.matrices.iter().flat_map(|matrix| &matrix.tensors).map(|(tensor, _)| bytes(tensor)).sum()
     }
 
-    /// What the model asks of memory; item i is matrix i, and the vectors come last.
-    pub fn demand(&self, config: &Config, room: &Room) -> Demand {
-        let has_head = self.matrices.iter().any(|matrix| matrix.place == Place::Head);
-        let items = |scheme: Option<Scheme>| -> Vec<Item> {
-            let vectors =
-                Item { name: "norms".into(), bytes: self.vector_bytes, reads: self.vector_bytes, strip: 0 };
+    /// The memory that the model needs. Weight i is matrix i; the vectors come last.
+    pub fn demand(&self, config: &Config, reservation: &Reservation) -> Demand {
+        let has_head = self.matrices.iter().any(|matrix| matrix.id == MatrixId::Head);
+        let weights_in = |scheme: Option<Scheme>| -> Vec<WeightDemand> {
+            let vectors = WeightDemand {
+                name: "norms".into(),
+                bytes: self.vector_bytes,
+                bytes_per_token: self.vector_bytes,
+                split_unit: 0,
+            };
             let matrix =
-                |matrix: &MatrixSpec<'_>| matrix.item(scheme.unwrap_or(matrix.layout.scheme), has_head);
+                |matrix: &MatrixSpec<'_>| matrix.demand(scheme.unwrap_or(matrix.layout.scheme), has_head);
             self.matrices.iter().map(matrix).chain([vectors]).collect()
         };
-        let total = |items: &[Item]| items.iter().map(|item| item.bytes).sum::<u64>();
-        let weights = items(None);
-        let smaller = [Scheme::Int8, Scheme::Int4].map(|scheme| (scheme, items(Some(scheme))));
+        let total = |weights: &[WeightDemand]| weights.iter().map(|weight| weight.bytes).sum::<u64>();
+        let weights = weights_in(None);
+        let smaller = [Scheme::Int8, Scheme::Int4].map(|scheme| (scheme, weights_in(Some(scheme))));
         let smaller = smaller.into_iter().filter(|(_, smaller)| total(smaller) < total(&weights)).collect();
-        let global = config.layer_types.iter().filter(|kind| **kind == LayerType::Global).count() as u64;
-        let kv = KvShape {
-            global_layers: global,
-            sliding_layers: u64::from(config.layers) - global,
-            window: room.sliding_positions,
-            kv_heads: u64::from(config.kv_heads),
-            head_bytes: room.kv.head_bytes(config.head_dim),
-        };
-        Demand { weights, kv, context: room.context, batch: room.batch, scratch: room.scratch, smaller }
+        Demand {
+            weights,
+            kv_layers: kv_layers(config, reservation),
+            context_length: reservation.context_length,
+            max_sequences: reservation.max_sequences,
+            scratch_bytes: reservation.scratch_bytes,
+            smaller,
+        }
     }
+}
+
+/// What each layer of a model keeps in the KV cache.
+pub fn kv_layers(config: &Config, reservation: &Reservation) -> Vec<KvLayerDemand> {
+    let attention = |attention: Attention| KvLayerDemand {
+        bytes_per_token: 2
+            * u64::from(attention.kv_heads)
+            * reservation.kv_scheme.head_bytes(attention.head_dim),
+        max_tokens: match attention.span {
+            AttentionSpan::Full => None,
+            AttentionSpan::Sliding { .. } => Some(reservation.sliding_tokens),
+        },
+    };
+    let layer = |mixer| match mixer {
+        Mixer::Attention(spec) => attention(spec),
+    };
+    config.layer_specs().map(|spec| layer(spec.mixer)).collect()
 }
 
 impl MatrixSpec<'_> {
@@ -152,67 +190,68 @@ impl MatrixSpec<'_> {
         (self.layout.value_bytes() + self.layout.scale_bytes()) as u64
     }
 
-    fn item(&self, scheme: Scheme, has_head: bool) -> Item {
-        // A scheme that the shape does not allow stays as it is.
+    fn demand(&self, scheme: Scheme, has_head: bool) -> WeightDemand {
+        // A matrix whose shape does not allow the scheme keeps its own.
         let layout = Layout::new(scheme, self.layout.rows, self.layout.k).unwrap_or(self.layout);
         let bytes = (layout.value_bytes() + layout.scale_bytes()) as u64;
-        let strip = (layout.strip_value_bytes() + layout.strip_scale_bytes()) as u64;
-        // A token reads one row of the embeddings, unless they are the output projection too.
-        let one_row = self.place == Place::Embedding && has_head;
-        let reads = if one_row { bytes / layout.rows as u64 } else { bytes };
-        Item { name: self.place.to_string(), bytes, reads, strip }
+        let split_unit = (layout.strip_value_bytes() + layout.strip_scale_bytes()) as u64;
+        // A token reads one row of the embeddings, unless they are also the output projection.
+        let one_row = self.id == MatrixId::Embedding && has_head;
+        let bytes_per_token = if one_row { bytes / layout.rows as u64 } else { bytes };
+        WeightDemand { name: self.id.to_string(), bytes, bytes_per_token, split_unit }
     }
 }
 
-/// How tensors share a matrix.
+/// How the strips of several tensors are ordered in one matrix.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Join {
-    /// One after the other.
-    InTurn,
-    /// A strip of each in turn.
+enum StripOrder {
+    /// All strips of the first tensor, then those of the second, …
+    Sequential,
+    /// One strip of each tensor in turn.
     Alternating,
 }
 
-/// One matrix for all tensors where they have one scheme, one K and whole strips; else one each.
+/// Adds one matrix for all tensors if they share a scheme and K and consist of whole strips; else one matrix per tensor.
 fn add<'a>(
     matrices: &mut Vec<MatrixSpec<'a>>,
     checkpoint: &Checkpoint,
-    place: Place,
-    join: Join,
+    id: MatrixId,
+    order: StripOrder,
     tensors: &[&'a Tensor],
 ) -> Result<()> {
     let strips: Vec<usize> = tensors.iter().map(|tensor| tensor.shape[0] as usize / STRIP).collect();
-    if tensors.len() > 1 && !can_join(tensors, join) {
-        return tensors.iter().try_for_each(|tensor| add(matrices, checkpoint, place, join, &[tensor]));
+    if tensors.len() > 1 && !can_join(tensors, order) {
+        return tensors.iter().try_for_each(|tensor| add(matrices, checkpoint, id, order, &[tensor]));
     }
     let first = tensors[0];
     let rows: u64 = tensors.iter().map(|tensor| tensor.shape[0]).sum();
     let layout = Layout::new(first.encoding.scheme(), rows as usize, first.shape[1] as usize);
     let layout = layout.ok_or_else(|| {
         let path = &checkpoint.source.files[first.data.file];
-        Error::tensor(
-            path,
-            &first.name,
-            format!("{:?} has rows that are not whole groups of 32", first.shape),
-        )
+        let reason =
+            format!("shape {:?}: rows must divide into quantisation groups of 32 values", first.shape);
+        Error::tensor(path, &first.name, reason)
     })?;
     let mut first_strip = 0;
     let mut placed = Vec::new();
     for (tensor, count) in tensors.iter().zip(&strips) {
-        let (step, taken) = if join == Join::Alternating { (tensors.len(), 1) } else { (1, *count) };
+        let (step, taken) = match order {
+            StripOrder::Sequential => (1, *count),
+            StripOrder::Alternating => (tensors.len(), 1),
+        };
         placed.push((*tensor, Placement { first_strip, step }));
         first_strip += taken;
     }
-    matrices.push(MatrixSpec { place, layout, tensors: placed });
+    matrices.push(MatrixSpec { id, layout, tensors: placed });
     Ok(())
 }
 
-fn can_join(tensors: &[&Tensor], join: Join) -> bool {
+fn can_join(tensors: &[&Tensor], order: StripOrder) -> bool {
     let first = tensors[0];
     tensors.iter().all(|tensor| {
         tensor.encoding.scheme() == first.encoding.scheme()
             && tensor.shape[1] == first.shape[1]
             && tensor.shape[0].is_multiple_of(STRIP as u64)
-            && (join == Join::InTurn || tensor.shape[0] == first.shape[0])
+            && (order == StripOrder::Sequential || tensor.shape[0] == first.shape[0])
     })
 }

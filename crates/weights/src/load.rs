@@ -1,32 +1,33 @@
-//! A checkpoint into GPU memory: memory taken as planned, matrices filled by the stream, norms as they multiply.
+//! Loading a checkpoint into GPU memory: buffers allocated as planned, matrices filled by [`stream`](crate::stream), norms
+//! uploaded in the form in which they multiply.
 
 use std::collections::BTreeMap;
 
-use checkpoint::{Checkpoint, Role, Slot};
+use checkpoint::{Checkpoint, Mixer, Role, Slot};
 use gpu::{Arena, Buffer, Device, Lifetime, Memory};
 use kernels::Matrix;
 
 use crate::{
-    Result,
-    blueprint::{Blueprint, Place},
-    plan::{self, Part},
+    blueprint::{Blueprint, MatrixId},
+    error::Result,
+    plan::{Content, Extent, Placement},
     stream::{self, Control, Destination, Options, Stats},
 };
 
 /// A model's weights in GPU memory.
 pub struct Weights {
-    /// Every matrix with what it is for, in the order of the blueprint.
-    pub matrices: Vec<(Place, Matrix)>,
-    /// Norm weights as they multiply, f32.
+    /// Every matrix with its id, in the order of the blueprint.
+    pub matrices: Vec<(MatrixId, Matrix)>,
+    /// Norm weights in f32, as multiplied with (Gemma's "1 + w" already added).
     pub norms: BTreeMap<Slot, Buffer>,
-    /// Biases of queries, keys and values of each layer, one behind the other, f32; none where the family has none.
+    /// Per layer the biases of query, key and value, concatenated, in f32; empty for families without biases.
     pub qkv_biases: Vec<Buffer>,
 }
 
 impl Weights {
-    /// The matrices of a place: one, or several where a file stores its parts in different schemes.
-    pub fn of(&self, place: Place) -> impl Iterator<Item = &Matrix> {
-        self.matrices.iter().filter(move |(known, _)| *known == place).map(|(_, matrix)| matrix)
+    /// The matrices with this id: one, or several where a file stores the projections in different schemes.
+    pub fn by_id(&self, id: MatrixId) -> impl Iterator<Item = &Matrix> {
+        self.matrices.iter().filter(move |(known, _)| *known == id).map(|(_, matrix)| matrix)
     }
 
     /// Bytes of all matrices.
@@ -35,23 +36,22 @@ impl Weights {
     }
 }
 
-/// Loads a checkpoint to where the placement says. On an error all GPU memory that was taken is given back.
+/// Loads a checkpoint into the memory that the placement assigns. On an error all GPU memory is freed again.
 pub fn load(
     device: &Device,
     checkpoint: &Checkpoint,
-    placement: &plan::Placement,
+    placement: &Placement,
     options: &Options,
     control: &Control,
 ) -> Result<(Weights, Stats)> {
-    let blueprint = Blueprint::of(checkpoint)?;
-    // Small buffers share blocks of this size; larger ones get blocks of their own, exactly as large as they are.
-    let arena = |memory| Arena::new(device, Lifetime::Weights, memory).with_block_size(BLOCK);
+    let blueprint = Blueprint::new(checkpoint)?;
+    let arena = |memory| Arena::new(device, Lifetime::Weights, memory).with_block_size(BLOCK_SIZE);
     let (mut local, mut host) = (arena(Memory::Device), arena(Memory::Host));
     let mut matrices = Vec::new();
     for (index, spec) in blueprint.matrices.iter().enumerate() {
-        let arena = if is_local(placement, index) { &mut local } else { &mut host };
-        let matrix = Matrix::allocate(arena, &spec.place.to_string(), spec.layout, device.caps())?;
-        matrices.push((spec.place, matrix));
+        let arena = if is_device_local(placement, index) { &mut local } else { &mut host };
+        let matrix = Matrix::allocate(arena, &spec.id.to_string(), spec.layout, device.caps())?;
+        matrices.push((spec.id, matrix));
     }
     let (norms, qkv_biases) = load_vectors(device, checkpoint, options)?;
     let pairs = blueprint.matrices.iter().zip(&matrices);
@@ -69,16 +69,17 @@ pub fn load(
     Ok((Weights { matrices, norms, qkv_biases }, stats))
 }
 
-const BLOCK: u64 = 64 << 20;
+/// Small buffers share blocks of this many bytes; a larger buffer gets a block of exactly its own size.
+const BLOCK_SIZE: u64 = 64 << 20;
 
-/// Whether all of a matrix goes to the device's own memory. One that the plan divides between heaps goes to the host's, which
-/// has room for what the device's has not.
-fn is_local(placement: &plan::Placement, index: usize) -> bool {
-    let heap_of = |piece: &plan::Piece| placement.heaps[placement.blocks[piece.block].heap].heap;
-    placement.pieces(Part::Weight(index)).all(|piece| heap_of(piece).device_local)
+/// Whether a matrix goes entirely to device-local memory. A matrix that the plan divides between heaps goes to host
+/// memory, which has room for what device-local memory lacks.
+fn is_device_local(placement: &Placement, index: usize) -> bool {
+    let heap = |extent: &Extent| placement.heaps[placement.blocks[extent.block].heap].heap;
+    placement.extents(Content::Weight(index)).all(|extent| heap(extent).device_local)
 }
 
-/// Every one-dimensional tensor: norms as they multiply, and biases.
+/// Uploads every one-dimensional tensor: norms in the form in which they multiply, and biases.
 fn load_vectors(
     device: &Device,
     checkpoint: &Checkpoint,
@@ -103,18 +104,21 @@ fn load_vectors(
         norms.insert(slot, upload(&tensor.name, &values)?);
     }
     let mut qkv_biases = Vec::new();
-    if checkpoint.config.architecture.family().qkv_bias {
-        for layer in 0..checkpoint.config.layers {
-            let mut values = Vec::new();
-            for role in QKV_BIASES {
-                values.extend(checkpoint.read_vector(checkpoint.tensor(Some(layer), role)?)?);
+    for (index, spec) in (0..).zip(checkpoint.config.layer_specs()) {
+        match spec.mixer {
+            Mixer::Attention(attention) if attention.qkv_bias => {
+                let mut values = Vec::new();
+                for role in QKV_BIASES {
+                    values.extend(checkpoint.read_vector(checkpoint.tensor(Some(index), role)?)?);
+                }
+                qkv_biases.push(upload(&format!("biases of layer {index}"), &values)?);
             }
-            qkv_biases.push(upload(&format!("biases of layer {layer}"), &values)?);
+            Mixer::Attention(_) => {}
         }
     }
     recorder.seal()?.run(options.timeout)?;
     Ok((norms, qkv_biases))
 }
 
-/// In the order in which the rows of one matrix have them.
+/// In the row order of the QKV matrix.
 const QKV_BIASES: [Role; 3] = [Role::QueryBias, Role::KeyBias, Role::ValueBias];

@@ -8,7 +8,7 @@ use checkpoint::{Checkpoint, Role};
 use common::{place, rows, tiny_folder, tiny_layerwise_folder};
 use tensor::STRIP;
 use weights::{
-    blueprint::Place,
+    blueprint::MatrixId,
     load::load,
     stream::{Control, Options},
 };
@@ -24,7 +24,7 @@ fn rows_of_a_folder_are_where_they_belong() {
             .unwrap();
     assert!(stats.bytes > 0);
     let only = |place| {
-        let [matrix] = weights.of(place).collect::<Vec<_>>()[..] else {
+        let [matrix] = weights.by_id(place).collect::<Vec<_>>()[..] else {
             panic!("one encoding makes one matrix")
         };
         matrix.read().unwrap()
@@ -32,10 +32,10 @@ fn rows_of_a_folder_are_where_they_belong() {
     for layer in 0..2 {
         let tensor = |role| rows(&checkpoint, checkpoint.inventory.get(Some(layer), role).unwrap());
         let expected = [tensor(Role::Query), tensor(Role::Key), tensor(Role::Value)].concat();
-        assert_eq!(only(Place::Qkv(layer)), expected, "QKV of layer {layer}");
-        assert_eq!(only(Place::Down(layer)), tensor(Role::Down));
-        assert_eq!(only(Place::Output(layer)), tensor(Role::Output));
-        let gate_up = only(Place::GateUp(layer));
+        assert_eq!(only(MatrixId::Qkv(layer)), expected, "QKV of layer {layer}");
+        assert_eq!(only(MatrixId::Down(layer)), tensor(Role::Down));
+        assert_eq!(only(MatrixId::AttentionOutput(layer)), tensor(Role::Output));
+        let gate_up = only(MatrixId::GateUp(layer));
         for (row, (gate, up)) in tensor(Role::Gate).iter().zip(&tensor(Role::Up)).enumerate() {
             let at = row / STRIP * 2 * STRIP + row % STRIP;
             assert_eq!(&gate_up[at], gate, "gate row {row}");
@@ -43,8 +43,8 @@ fn rows_of_a_folder_are_where_they_belong() {
         }
     }
     let embed = checkpoint.inventory.get(None, Role::Embed).unwrap();
-    assert_eq!(only(Place::Embedding), rows(&checkpoint, embed));
-    assert_eq!(weights.of(Place::Head).count(), 0, "the embeddings are the head");
+    assert_eq!(only(MatrixId::Embedding), rows(&checkpoint, embed));
+    assert_eq!(weights.by_id(MatrixId::Head).count(), 0, "the embeddings are the head");
     assert_eq!(weights.norms.len(), 1 + 2 * 6);
     for (slot, norm) in &weights.norms {
         let tensor = checkpoint.inventory.get(slot.layer, slot.role).unwrap();
@@ -86,16 +86,16 @@ fn a_folder_quantised_layer_by_layer_loads_within_its_error() {
             }
         }
     };
-    let only = |place| weights.of(place).next().unwrap().read().unwrap();
+    let only = |place| weights.by_id(place).next().unwrap().read().unwrap();
     for layer in 0..2 {
-        within(&only(Place::Qkv(layer))[..64], Role::Query, Some(layer));
-        within(&only(Place::Qkv(layer))[64..96], Role::Key, Some(layer));
-        within(&only(Place::Down(layer)), Role::Down, Some(layer));
-        let strips = only(Place::GateUp(layer));
+        within(&only(MatrixId::Qkv(layer))[..64], Role::Query, Some(layer));
+        within(&only(MatrixId::Qkv(layer))[64..96], Role::Key, Some(layer));
+        within(&only(MatrixId::Down(layer)), Role::Down, Some(layer));
+        let strips = only(MatrixId::GateUp(layer));
         let gate: Vec<Vec<f32>> = strips.chunks(2 * STRIP).flat_map(|pair| pair[..STRIP].to_vec()).collect();
         within(&gate, Role::Gate, Some(layer));
     }
-    within(&only(Place::Embedding), Role::Embed, None);
+    within(&only(MatrixId::Embedding), Role::Embed, None);
 }
 
 #[test]
@@ -112,7 +112,7 @@ fn the_real_270m_loads() {
     for layer in [0, 17] {
         let tensor = checkpoint.inventory.get(Some(layer), Role::Down).unwrap();
         let (_, exactness) = tensor::quant::scheme_for(tensor.encoding);
-        let got = weights.of(Place::Down(layer)).next().unwrap().read().unwrap();
+        let got = weights.by_id(MatrixId::Down(layer)).next().unwrap().read().unwrap();
         for (got, want) in got.iter().zip(rows(&checkpoint, tensor)) {
             for (got, want) in got.chunks(32).zip(want.chunks(32)) {
                 let largest = want.iter().fold(0.0_f32, |largest, value| largest.max(value.abs()));

@@ -3,8 +3,8 @@
 use proptest::prelude::*;
 use tensor::Scheme;
 use weights::plan::{
-    ALIGNMENT, Advice, Demand, Gtt, HeapInfo, Item, KvShape, LEAST_CONTEXT, Margin, Memory, Part, Placement,
-    PlanError, Shortfall, kv_bytes, plan,
+    ALIGNMENT, Advice, Content, Demand, Gtt, HeapInfo, KvLayerDemand, MIN_CONTEXT, Margin, Memory, Placement,
+    PlanError, Shortfall, WeightDemand, kv_bytes, plan,
 };
 
 const MIB: u64 = 1 << 20;
@@ -56,13 +56,13 @@ fn mesa_cpu() -> Memory {
     memory(&[HeapInfo { host_visible: true, ..local(gib(23.5)) }], true, 2 * GIB)
 }
 
-fn matrix(name: String, rows: u64, k: u64, scheme: Scheme) -> Item {
+fn matrix(name: String, rows: u64, k: u64, scheme: Scheme) -> WeightDemand {
     let row = k / 32 * scheme.group_bytes();
-    Item { name, bytes: rows * row, reads: rows * row, strip: 16 * row }
+    WeightDemand { name, bytes: rows * row, bytes_per_token: rows * row, split_unit: 16 * row }
 }
 
 /// Gemma 3 27B.
-fn weights_27b(scheme: Scheme) -> Vec<Item> {
+fn weights_27b(scheme: Scheme) -> Vec<WeightDemand> {
     let mut items = vec![matrix("embed".into(), 262_144, 5376, scheme)];
     for layer in 0..62 {
         for (role, rows, k) in
@@ -70,27 +70,37 @@ fn weights_27b(scheme: Scheme) -> Vec<Item> {
         {
             items.push(matrix(format!("{role}.{layer}"), rows, k, scheme));
         }
-        items.push(Item {
+        items.push(WeightDemand {
             name: format!("norms.{layer}"),
             bytes: 4 * 5376 * 4,
-            reads: 4 * 5376 * 4,
-            strip: 0,
+            bytes_per_token: 4 * 5376 * 4,
+            split_unit: 0,
         });
     }
     items
 }
 
-const KV_27B: KvShape =
-    KvShape { global_layers: 10, sliding_layers: 52, window: 1024, kv_heads: 16, head_bytes: 256 };
+/// 10 full and 52 sliding layers, 16 KV heads of 128 elements in f16.
+fn kv_27b() -> Vec<KvLayerDemand> {
+    let layer = |max_tokens| KvLayerDemand { bytes_per_token: 2 * 16 * 256, max_tokens };
+    [vec![layer(None); 10], vec![layer(Some(1024)); 52]].concat()
+}
 
-fn demand_27b(scheme: Scheme, context: u64) -> Demand {
+fn demand_27b(scheme: Scheme, context_length: u64) -> Demand {
     let smaller = [Scheme::Int8, Scheme::Int4]
         .into_iter()
         .filter(|smaller| smaller.group_bytes() < scheme.group_bytes())
         .map(|smaller| (smaller, weights_27b(smaller)))
         .collect();
     let weights = weights_27b(scheme);
-    Demand { weights, kv: KV_27B, context, batch: 1, scratch: 256 * MIB, smaller }
+    Demand {
+        weights,
+        kv_layers: kv_27b(),
+        context_length,
+        max_sequences: 1,
+        scratch_bytes: 256 * MIB,
+        smaller,
+    }
 }
 
 fn shortfall(memory: &Memory, demand: &Demand) -> Shortfall {
@@ -102,30 +112,31 @@ fn shortfall(memory: &Memory, demand: &Demand) -> Shortfall {
 
 /// Everything is placed once, in blocks the driver allows, and no heap is overdrawn.
 fn assert_sound(memory: &Memory, demand: &Demand, placement: &Placement) {
-    let kv = kv_bytes(&demand.kv, demand.context, demand.batch);
-    let position = 2 * demand.kv.kv_heads * demand.kv.head_bytes;
-    let mut parts: Vec<(Part, u64, u64)> =
-        vec![(Part::Kv, kv, position), (Part::Scratch, demand.scratch, ALIGNMENT)];
-    parts
-        .extend(demand.weights.iter().enumerate().map(|(i, item)| (Part::Weight(i), item.bytes, item.strip)));
+    let kv = kv_bytes(&demand.kv_layers, demand.context_length, demand.max_sequences);
+    let token = demand.kv_layers.iter().map(|layer| layer.bytes_per_token).max().unwrap_or(0);
+    let mut parts: Vec<(Content, u64, u64)> =
+        vec![(Content::Kv, kv, token), (Content::Scratch, demand.scratch_bytes, ALIGNMENT)];
+    parts.extend(
+        demand.weights.iter().enumerate().map(|(i, item)| (Content::Weight(i), item.bytes, item.split_unit)),
+    );
     for (part, bytes, strip) in parts {
         let mut next = 0;
-        for piece in placement.pieces(part) {
-            assert_eq!(piece.start, next, "{part:?} has a gap");
+        for extent in placement.extents(part) {
+            assert_eq!(extent.start, next, "{part:?} has a gap");
             assert!(
-                piece.start == 0 || strip > 0 && piece.start % strip == 0,
+                extent.start == 0 || strip > 0 && extent.start % strip == 0,
                 "{part:?} is divided within a strip"
             );
-            next += piece.bytes;
+            next += extent.bytes;
         }
         assert_eq!(next, bytes, "{part:?} is not placed whole");
     }
     let mut ends = vec![0; placement.blocks.len()];
-    for piece in &placement.pieces {
-        assert_eq!(piece.offset % ALIGNMENT, 0);
-        assert!(piece.bytes > 0 && piece.offset >= ends[piece.block], "pieces overlap");
-        ends[piece.block] = piece.offset + piece.bytes;
-        assert_eq!(placement.blocks[piece.block].kind, piece.part.kind());
+    for extent in &placement.extents {
+        assert_eq!(extent.offset % ALIGNMENT, 0);
+        assert!(extent.bytes > 0 && extent.offset >= ends[extent.block], "extents overlap");
+        ends[extent.block] = extent.offset + extent.bytes;
+        assert_eq!(placement.blocks[extent.block].kind, extent.content.block_kind());
     }
     let mut totals = vec![(0, 0); memory.heaps.len()];
     for (block, end) in placement.blocks.iter().zip(ends) {
@@ -149,12 +160,12 @@ fn placed(memory: &Memory, demand: &Demand) -> Placement {
 fn followed(memory: &Memory, demand: &Demand, advice: &Advice) -> (Memory, Demand) {
     let (mut memory, mut demand) = (memory.clone(), demand.clone());
     match advice {
-        Advice::Scheme { scheme, context, .. } => {
+        Advice::Scheme { scheme, context_length, .. } => {
             demand.weights = demand.smaller.iter().find(|(smaller, _)| smaller == scheme).unwrap().1.clone();
-            demand.context = *context;
+            demand.context_length = *context_length;
         }
-        Advice::Context { positions } => demand.context = *positions,
-        Advice::Close { bytes } => memory.available = Some(memory.available.unwrap() + bytes),
+        Advice::Context { context_length } => demand.context_length = *context_length,
+        Advice::FreeMemory { bytes } => memory.available = Some(memory.available.unwrap() + bytes),
         Advice::PagesLimit { pages, gtt } => {
             assert_eq!(pages * 4096, *gtt);
             let total =
@@ -172,15 +183,15 @@ fn followed(memory: &Memory, demand: &Demand, advice: &Advice) -> (Memory, Deman
 fn the_sizes_are_those_of_the_design() {
     let total = |scheme| weights_27b(scheme).iter().map(|item| item.bytes).sum::<u64>() as f64 / 1e9;
     assert!((total(Scheme::Int8) - 28.7).abs() < 0.05 && (total(Scheme::Int4) - 15.2).abs() < 0.05);
-    let kv = |context| kv_bytes(&KV_27B, context, 1) as f64 / 1e9;
+    let kv = |context| kv_bytes(&kv_27b(), context, 1) as f64 / 1e9;
     assert!(
         (kv(1024) - 0.52).abs() < 0.005
             && (kv(8192) - 1.11).abs() < 0.005
             && (kv(32_768) - 3.12).abs() < 0.005
     );
-    assert_eq!(kv_bytes(&KV_27B, 100, 1), 8192 * 62 * 100, "sliding layers hold no more than there is");
-    assert_eq!(kv_bytes(&KV_27B, 8192, 3), 3 * kv_bytes(&KV_27B, 8192, 1));
-    assert_eq!(kv_bytes(&KvShape { global_layers: u64::MAX, ..KV_27B }, u64::MAX, 2), u64::MAX);
+    assert_eq!(kv_bytes(&kv_27b(), 100, 1), 8192 * 62 * 100, "sliding layers hold no more than there is");
+    assert_eq!(kv_bytes(&kv_27b(), 8192, 3), 3 * kv_bytes(&kv_27b(), 8192, 1));
+    assert_eq!(kv_bytes(&kv_27b(), u64::MAX, 2), u64::MAX);
 }
 
 #[test]
@@ -188,7 +199,7 @@ fn the_780m_holds_int8_in_its_device_local_heap() {
     let placement = placed(&radeon_780m(), &demand_27b(Scheme::Int8, 8192));
     assert_eq!(placement.heaps[0].planned(), 0);
     assert_eq!(placement.spill, None);
-    assert!(placement.pieces(Part::Weight(0)).count() == 1, "1.5 GB need not be divided");
+    assert!(placement.extents(Content::Weight(0)).count() == 1, "1.5 GB need not be divided");
 }
 
 #[test]
@@ -199,7 +210,7 @@ fn the_780m_needs_both_heaps_for_bf16() {
     assert!(placement.heaps[0].planned() > 14 * GIB);
     assert_eq!(placement.spill, None, "all of it is the same memory");
     for index in 0..demand.weights.len() {
-        assert_eq!(placement.pieces(Part::Weight(index)).count(), 1, "{index} is divided without need");
+        assert_eq!(placement.extents(Content::Weight(index)).count(), 1, "{index} is divided without need");
     }
 }
 
@@ -211,9 +222,9 @@ fn the_780m_says_what_would_make_bf16_fit_with_a_long_context() {
     let unusable = shortfall.usable + shortfall.bytes - shortfall.needed;
     assert!(unusable < MIB, "strips leave a little: {unusable}");
     let [
-        Advice::Scheme { scheme: Scheme::Int8, context: 131_072, .. },
-        Advice::Scheme { scheme: Scheme::Int4, context: 131_072, .. },
-        Advice::Context { positions },
+        Advice::Scheme { scheme: Scheme::Int8, context_length: 131_072, .. },
+        Advice::Scheme { scheme: Scheme::Int4, context_length: 131_072, .. },
+        Advice::Context { context_length },
         Advice::PagesLimit { gtt, .. },
     ] = shortfall.advice[..]
     else {
@@ -223,7 +234,7 @@ fn the_780m_says_what_would_make_bf16_fit_with_a_long_context() {
         let (memory, demand) = followed(&memory, &demand, advice);
         placed(&memory, &demand);
     }
-    let longer = Demand { context: positions + 256, ..demand.clone() };
+    let longer = Demand { context_length: context_length + 256, ..demand.clone() };
     assert!(plan(&memory, &longer).is_err(), "a longer one would fit too");
     let less = Advice::PagesLimit { pages: (gtt - GIB) / 4096, gtt: gtt - GIB };
     let (memory, demand) = followed(&memory, &demand, &less);
@@ -234,7 +245,7 @@ fn the_780m_says_what_would_make_bf16_fit_with_a_long_context() {
 fn the_8060s_holds_bf16_with_long_contexts() {
     let placement = placed(&radeon_8060s(), &demand_27b(Scheme::Bf16, 131_072));
     assert_eq!(placement.heaps[0].planned(), 0);
-    let many = Demand { batch: 4, ..demand_27b(Scheme::Bf16, 131_072) };
+    let many = Demand { max_sequences: 4, ..demand_27b(Scheme::Bf16, 131_072) };
     let placement = placed(&radeon_8060s(), &many);
     assert!(placement.heaps[0].planned() > 24 * GIB && placement.heaps[1].planned() > 60 * GIB);
     assert_eq!(placement.spill, None);
@@ -268,14 +279,14 @@ fn a_24_gb_card_spills_and_says_so() {
     let placement = placed(&card_24gb(), &demand);
     let spill = placement.spill.unwrap();
     let needed =
-        256 * MIB + kv_bytes(&KV_27B, 8192, 1) + demand.weights.iter().map(|item| item.bytes).sum::<u64>();
+        256 * MIB + kv_bytes(&kv_27b(), 8192, 1) + demand.weights.iter().map(|item| item.bytes).sum::<u64>();
     let usable = gib(23.2) - 24 * GIB / 32;
     let strip = 16 * 5376 / 32 * 34;
     assert!(
         (needed - usable..needed - usable + 2 * strip).contains(&spill.bytes),
         "the card is filled: {spill:?}"
     );
-    assert_eq!(spill.reads, spill.bytes, "tied embeddings: a token reads all there is");
+    assert_eq!(spill.bytes_per_token, spill.bytes, "tied embeddings: a token reads all there is");
     assert_eq!(placement.heaps[1].kv + placement.heaps[1].scratch, 0, "KV and scratch stay on the card");
     let text = placement.to_string();
     assert!(
@@ -289,16 +300,16 @@ fn a_24_gb_card_spills_and_says_so() {
 fn on_a_card_the_least_read_spills_first() {
     let mut demand = demand_27b(Scheme::Int8, 8192);
     // An output matrix of its own: of the input embedding a token reads one row.
-    demand.weights.push(Item { name: "head".into(), ..demand.weights[0].clone() });
-    demand.weights[0].reads = 5376 * 34 / 32;
+    demand.weights.push(WeightDemand { name: "head".into(), ..demand.weights[0].clone() });
+    demand.weights[0].bytes_per_token = 5376 * 34 / 32;
     let placement = placed(&card_24gb(), &demand);
     let heaps = |index| {
-        let pieces = placement.pieces(Part::Weight(index));
-        pieces.map(|piece| placement.blocks[piece.block].heap).collect::<Vec<_>>()
+        let extents = placement.extents(Content::Weight(index));
+        extents.map(|extent| placement.blocks[extent.block].heap).collect::<Vec<_>>()
     };
     assert_eq!(heaps(0), [1], "the embedding is first in the list, and still goes last");
     let spill = placement.spill.unwrap();
-    assert!(spill.reads < spill.bytes - demand.weights[0].bytes + MIB, "{spill:?}");
+    assert!(spill.bytes_per_token < spill.bytes - demand.weights[0].bytes + MIB, "{spill:?}");
     let divided =
         (0..demand.weights.len()).filter(|index| heaps(*index).windows(2).any(|w| w[0] != w[1])).count();
     assert!(divided <= 1, "one tensor at most lies on both sides of the border: {divided}");
@@ -308,7 +319,8 @@ fn on_a_card_the_least_read_spills_first() {
 fn mesas_cpu_driver_has_no_room_for_int8_and_says_int4() {
     let demand = demand_27b(Scheme::Int8, 8192);
     let shortfall = shortfall(&mesa_cpu(), &demand);
-    let [Advice::Scheme { scheme: Scheme::Int4, context: 8192, weights }] = shortfall.advice[..] else {
+    let [Advice::Scheme { scheme: Scheme::Int4, context_length: 8192, weights }] = shortfall.advice[..]
+    else {
         panic!("{:?}", shortfall.advice)
     };
     assert_eq!(weights, weights_27b(Scheme::Int4).iter().map(|item| item.bytes).sum::<u64>());
@@ -321,11 +333,11 @@ fn a_tensor_larger_than_an_allocation_is_divided_at_a_strip() {
     let mut demand = demand_27b(Scheme::Bf16, 8192);
     demand.weights.truncate(1);
     let placement = placed(&mesa_cpu(), &demand);
-    let starts: Vec<u64> = placement.pieces(Part::Weight(0)).map(|piece| piece.start).collect();
+    let starts: Vec<u64> = placement.extents(Content::Weight(0)).map(|extent| extent.start).collect();
     assert_eq!(starts, [0, 2 * GIB / (16 * 5376 * 2) * (16 * 5376 * 2)]);
-    demand.weights[0].strip = 0;
+    demand.weights[0].split_unit = 0;
     let error = plan(&mesa_cpu(), &demand).unwrap_err();
-    assert!(matches!(&error, PlanError::Strip { name, .. } if name == "embed"), "{error}");
+    assert!(matches!(&error, PlanError::SplitUnit { name, .. } if name == "embed"), "{error}");
 }
 
 #[test]
@@ -334,8 +346,11 @@ fn memory_that_others_hold_is_told_apart() {
     let demand = demand_27b(Scheme::Int8, 8192);
     let shortfall = shortfall(&tight, &demand);
     assert_eq!(shortfall.usable, 20 * GIB);
-    let close =
-        shortfall.advice.iter().find(|advice| matches!(advice, Advice::Close { .. })).expect("closing helps");
+    let close = shortfall
+        .advice
+        .iter()
+        .find(|advice| matches!(advice, Advice::FreeMemory { .. }))
+        .expect("closing helps");
     assert!(
         !shortfall.advice.iter().any(|advice| matches!(advice, Advice::PagesLimit { .. })),
         "GTT is not short"
@@ -352,12 +367,12 @@ fn a_context_too_short_to_use_is_no_advice() {
     let mut demand = demand_27b(Scheme::Int8, 1 << 20);
     demand.smaller.clear();
     let weights: u64 = demand.weights.iter().map(|item| item.bytes.next_multiple_of(ALIGNMENT)).sum();
-    let kv = kv_bytes(&demand.kv, LEAST_CONTEXT, 1);
-    let margin = Margin { part: 1, least: GIB, most: GIB };
+    let kv = kv_bytes(&demand.kv_layers, MIN_CONTEXT, 1);
+    let margin = Margin { divisor: 1, min: GIB, max: GIB };
     let exact = |bytes| Memory { margin, ..memory(&[local(bytes + GIB)], true, 4 * GIB) };
-    let just = exact(weights + demand.scratch + kv);
-    assert_eq!(shortfall(&just, &demand).advice, [Advice::Context { positions: LEAST_CONTEXT }]);
-    let short = shortfall(&exact(weights + demand.scratch + kv - MIB), &demand);
+    let just = exact(weights + demand.scratch_bytes + kv);
+    assert_eq!(shortfall(&just, &demand).advice, [Advice::Context { context_length: MIN_CONTEXT }]);
+    let short = shortfall(&exact(weights + demand.scratch_bytes + kv - MIB), &demand);
     assert_eq!(short.advice, []);
     assert!(short.to_string().ends_with("Use a smaller model, or a device with more memory."), "{short}");
 }
@@ -403,20 +418,23 @@ fn any_memory() -> impl Strategy<Value = Memory> {
 }
 
 fn any_demand() -> impl Strategy<Value = Demand> {
-    let item = (0_u64..300 * MIB, 0_u64..300 * MIB, prop_oneof![Just(0), 1_u64..MIB])
-        .prop_map(|(bytes, reads, strip)| Item { name: String::new(), bytes, reads, strip });
-    let kv = (0_u64..3, 0_u64..2000, 1_u64..600).prop_map(|(global_layers, window, head_bytes)| KvShape {
-        global_layers,
-        sliding_layers: 2,
-        window,
-        kv_heads: 3,
-        head_bytes,
-    });
-    (prop::collection::vec(item, 0..30), kv, 0_u64..100_000, 0_u64..5, 0_u64..200 * MIB).prop_map(
-        |(weights, kv, context, batch, scratch)| {
-            let half = |item: &Item| Item { bytes: item.bytes / 2, ..item.clone() };
+    let weight = (0_u64..300 * MIB, 0_u64..300 * MIB, prop_oneof![Just(0), 1_u64..MIB]).prop_map(
+        |(bytes, bytes_per_token, split_unit)| WeightDemand {
+            name: String::new(),
+            bytes,
+            bytes_per_token,
+            split_unit,
+        },
+    );
+    let layer = (1_u64..4000, prop::option::of(0_u64..2000))
+        .prop_map(|(bytes_per_token, max_tokens)| KvLayerDemand { bytes_per_token, max_tokens });
+    let kv_layers = prop::collection::vec(layer, 0..5);
+    let weights = prop::collection::vec(weight, 0..30);
+    (weights, kv_layers, 0_u64..100_000, 0_u64..5, 0_u64..200 * MIB).prop_map(
+        |(weights, kv_layers, context_length, max_sequences, scratch_bytes)| {
+            let half = |weight: &WeightDemand| WeightDemand { bytes: weight.bytes / 2, ..weight.clone() };
             let smaller = vec![(Scheme::Int4, weights.iter().map(half).collect())];
-            Demand { weights, kv, context, batch, scratch, smaller }
+            Demand { weights, kv_layers, context_length, max_sequences, scratch_bytes, smaller }
         },
     )
 }
@@ -440,7 +458,7 @@ proptest! {
                     }
                 }
             }
-            Err(PlanError::Strip { strip, limit, .. }) => prop_assert!(strip > limit),
+            Err(PlanError::SplitUnit { split_unit, limit, .. }) => prop_assert!(split_unit > limit),
         }
     }
 }

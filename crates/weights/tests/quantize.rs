@@ -9,7 +9,7 @@ use common::{place, rows, tiny_folder, tiny_folder_with, tiny_layerwise_folder};
 use tensor::{STRIP, Scheme, quant};
 use weights::{
     Error,
-    blueprint::{Blueprint, Place},
+    blueprint::{Blueprint, MatrixId},
     load::load,
     quantize::quantize,
     stream::{Control, Options},
@@ -39,28 +39,28 @@ fn a_quantised_model_loads_to_the_same_values_in_the_same_places() {
         let checkpoint = Checkpoint::open(&out).unwrap();
         assert_eq!(checkpoint.source.format, Format::Native);
         assert_eq!(checkpoint.config, original.config);
-        assert_eq!(Blueprint::of(&checkpoint).unwrap().bytes(), report.bytes_after);
+        assert_eq!(Blueprint::new(&checkpoint).unwrap().bytes(), report.bytes_after);
         let header = std::fs::metadata(&out).unwrap().len() - report.bytes_after;
         assert!(header.is_multiple_of(4096) && header <= 16384, "data starts at a page: {header}");
         // Slots of a few strips, so that runs begin and end anywhere.
         let options = Options { slot_bytes: 5000, slots: 4, ..Options::default() };
         let (weights, _) =
             load(&device, &checkpoint, &place(&device, &checkpoint), &options, &Control::default()).unwrap();
-        let only = |place| weights.of(place).next().unwrap().read().unwrap();
+        let only = |place| weights.by_id(place).next().unwrap().read().unwrap();
         for layer in 0..2 {
             let expected =
                 |role| rounded(&rows(&original, original.inventory.get(Some(layer), role).unwrap()), scheme);
             let qkv = [expected(Role::Query), expected(Role::Key), expected(Role::Value)].concat();
-            assert_eq!(only(Place::Qkv(layer)), qkv);
-            assert_eq!(only(Place::Down(layer)), expected(Role::Down));
-            let gate_up = only(Place::GateUp(layer));
+            assert_eq!(only(MatrixId::Qkv(layer)), qkv);
+            assert_eq!(only(MatrixId::Down(layer)), expected(Role::Down));
+            let gate_up = only(MatrixId::GateUp(layer));
             for (row, (gate, up)) in expected(Role::Gate).iter().zip(&expected(Role::Up)).enumerate() {
                 let at = row / STRIP * 2 * STRIP + row % STRIP;
                 assert_eq!((&gate_up[at], &gate_up[at + STRIP]), (gate, up), "row {row}");
             }
         }
         let embed = rows(&original, original.inventory.get(None, Role::Embed).unwrap());
-        assert_eq!(only(Place::Embedding), rounded(&embed, scheme));
+        assert_eq!(only(MatrixId::Embedding), rounded(&embed, scheme));
         for (slot, norm) in &weights.norms {
             let tensor = original.inventory.get(slot.layer, slot.role).unwrap();
             let expected: Vec<f32> = original.read_vector(tensor).unwrap().iter().map(|w| w + 1.0).collect();
@@ -87,7 +87,7 @@ fn spare_embedding_rows_and_a_head_of_its_own_survive() {
         load(&device, &checkpoint, &placement, &Options::default(), &Control::default()).unwrap();
     let head = rows(&original, original.inventory.get(None, Role::Head).unwrap());
     assert_eq!(head.len(), 58);
-    assert_eq!(weights.of(Place::Head).next().unwrap().read().unwrap(), rounded(&head, Scheme::Int8));
+    assert_eq!(weights.by_id(MatrixId::Head).next().unwrap().read().unwrap(), rounded(&head, Scheme::Int8));
 }
 
 #[test]

@@ -56,11 +56,11 @@ impl Config {
                 Some(scalar) => keys.number("query_pre_attn_scalar", Some(scalar))?,
                 None => head_dim as f32,
             },
-            sliding_window: match family.slides {
+            sliding_window: match family.sliding_window {
                 true => Some(keys.size("sliding_window", MAX_SIZE, Some(4096))?),
                 false => None,
             },
-            layer_types: match family.slides {
+            layer_types: match family.sliding_window {
                 true => layer_types(text, &keys, layers)?,
                 false => vec![LayerType::Global; layers as usize],
             },
@@ -116,7 +116,7 @@ impl Rope {
         let path = keys.path;
         let none = Map::new();
         let parameters = object(path, text, "rope_parameters")?.unwrap_or(&none);
-        let (full, sliding, prefix) = match family.slides {
+        let (full, sliding, prefix) = match family.sliding_window {
             true => {
                 let full = object(path, parameters, "full_attention")?.unwrap_or(&none);
                 let sliding = object(path, parameters, "sliding_attention")?.unwrap_or(&none);

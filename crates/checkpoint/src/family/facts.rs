@@ -23,7 +23,7 @@ pub struct Family {
     /// Embeddings are multiplied by the square root of their length.
     pub scaled_embeddings: bool,
     /// Some layers see a window of positions only, with a RoPE base of their own.
-    pub slides: bool,
+    pub sliding_window: bool,
     /// Hugging Face files store norm weights less one.
     pub norms_less_one: bool,
     /// Names of a layer's norms; those of everything else are the same in all families.

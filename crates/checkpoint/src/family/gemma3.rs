@@ -15,7 +15,7 @@ pub(super) const FAMILY: Family = Family {
     head_norms: true,
     qkv_bias: false,
     scaled_embeddings: true,
-    slides: true,
+    sliding_window: true,
     norms_less_one: true,
     norms: &[
         (Role::PostAttentionNorm, "post_attention_layernorm.weight", "post_attention_norm.weight"),

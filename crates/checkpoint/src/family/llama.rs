@@ -15,7 +15,7 @@ pub(super) const FAMILY: Family = Family {
     head_norms: false,
     qkv_bias: false,
     scaled_embeddings: false,
-    slides: false,
+    sliding_window: false,
     norms_less_one: false,
     norms: &NORMS,
     hf_names: &[("llama", None), ("LlamaForCausalLM", None)],

@@ -17,7 +17,7 @@ pub(super) const FAMILY: Family = Family {
     head_norms: false,
     qkv_bias: true,
     scaled_embeddings: false,
-    slides: false,
+    sliding_window: false,
     norms_less_one: false,
     norms: &llama::NORMS,
     hf_names: &[("qwen2", None), ("Qwen2ForCausalLM", None)],

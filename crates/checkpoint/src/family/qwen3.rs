@@ -14,7 +14,7 @@ pub(super) const FAMILY: Family = Family {
     head_norms: true,
     qkv_bias: false,
     scaled_embeddings: false,
-    slides: false,
+    sliding_window: false,
     norms_less_one: false,
     norms: &llama::NORMS,
     hf_names: &[("qwen3", None), ("Qwen3ForCausalLM", None)],

@@ -185,7 +185,7 @@ fn layout(tensor: &Tensor, scheme: Scheme) -> Option<Layout> {
 type Placed = Result<plan::Placement, plan::PlanError>;
 
 fn place(arguments: &Arguments, checkpoint: &Checkpoint) -> anyhow::Result<(Option<String>, Option<Placed>)> {
-    let blueprint = Blueprint::of(checkpoint)?;
+    let blueprint = Blueprint::new(checkpoint)?;
     let choice = Choice { wanted: arguments.device.as_deref(), ..Choice::default() };
     let (_instance, adapter) = match choice.adapter() {
         Ok(found) => found,

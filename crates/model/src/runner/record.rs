@@ -8,7 +8,7 @@ use kernels::{
     sample::{self, CountTokens, Counting, Run, Sample},
     score::{self, Score},
 };
-use weights::blueprint::Place;
+use weights::blueprint::MatrixId;
 
 use super::{
     Runner,
@@ -128,15 +128,16 @@ pub(super) struct Recorded {
 pub(super) fn matrices(model: &Model) -> Matrices {
     let layers = model.config.layers as usize;
     let mut sums = vec![(0, 0); layers + 1];
-    let tied = model.weights.of(Place::Head).next().is_none();
+    let tied = model.weights.by_id(MatrixId::Head).next().is_none();
     for (place, matrix) in &model.weights.matrices {
         let unit = match place {
-            Place::Qkv(layer) | Place::Output(layer) | Place::GateUp(layer) | Place::Down(layer) => {
-                *layer as usize
-            }
-            Place::Head => layers,
-            Place::Embedding if tied => layers,
-            Place::Embedding => continue,
+            MatrixId::Qkv(layer)
+            | MatrixId::AttentionOutput(layer)
+            | MatrixId::GateUp(layer)
+            | MatrixId::Down(layer) => *layer as usize,
+            MatrixId::Head => layers,
+            MatrixId::Embedding if tied => layers,
+            MatrixId::Embedding => continue,
         };
         sums[unit].0 += matrix.bytes();
         sums[unit].1 += (matrix.layout().rows * matrix.layout().k) as u64;

@@ -17,7 +17,7 @@ use kernels::{
     },
     matmul::{gemv, quantize_rows::QuantizeRows},
 };
-use weights::blueprint::Place;
+use weights::blueprint::MatrixId;
 
 use super::{CLEAR_TIMEOUT, Rows, Scratch, Step};
 use crate::{Limits, Model, Result, kv_cache::KvCache, state::State};
@@ -106,7 +106,7 @@ impl Layer<'_> {
 
     fn shape(&self) -> decode::Shape {
         let output = self.model.activations(self.scratch.rows);
-        let sums = super::sums(self.model, self.scratch.rows, Place::Qkv(self.number));
+        let sums = super::sums(self.model, self.scratch.rows, MatrixId::Qkv(self.number));
         decode::Shape { sums, ..attend_shape(self.model, self.cache.limits(), self.kind(), output) }
     }
 

@@ -4,7 +4,7 @@ use kernels::{
     Activations, Matrix,
     matmul::prefetch::{self, Warm},
 };
-use weights::blueprint::Place;
+use weights::blueprint::MatrixId;
 
 use super::{Step, layer_products};
 use crate::{Model, Result};
@@ -12,8 +12,8 @@ use crate::{Model, Result};
 impl Step<'_> {
     /// Brings a little of every page of a place's weights into the cache, beside what was recorded before: it takes few of the device's compute
     /// units and little of its memory's time.
-    pub fn warm(&mut self, place: Place) -> Result<()> {
-        let (Some(sums), Some(matrix)) = (&self.scratch.warm, self.model.weights.of(place).next()) else {
+    pub fn warm(&mut self, place: MatrixId) -> Result<()> {
+        let (Some(sums), Some(matrix)) = (&self.scratch.warm, self.model.weights.by_id(place).next()) else {
             return Ok(());
         };
         let device = &self.model.device;

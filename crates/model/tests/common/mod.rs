@@ -11,7 +11,7 @@ use gpu::Device;
 use model::{KvScheme, Limits, Model, Runner};
 use serde_json::Value;
 use weights::{
-    blueprint::{Blueprint, Room},
+    blueprint::{Blueprint, Reservation},
     plan::{self, HeapInfo, Margin, Memory},
     stream::{Control, Options},
 };
@@ -114,7 +114,7 @@ pub fn load(device: &Device, path: &Path) -> Arc<Model> {
 /// The same, still to be changed.
 pub fn load_alone(device: &Device, path: &Path) -> Model {
     let checkpoint = Checkpoint::open(path).unwrap();
-    let blueprint = Blueprint::of(&checkpoint).unwrap();
+    let blueprint = Blueprint::new(&checkpoint).unwrap();
     let heap = HeapInfo { size: 8 << 30, budget: None, used: 0, device_local: true, host_visible: true };
     let memory = Memory {
         heaps: vec![heap],
@@ -124,7 +124,8 @@ pub fn load_alone(device: &Device, path: &Path) -> Model {
         margin: Margin::default(),
         gtt: None,
     };
-    let placement = plan::plan(&memory, &blueprint.demand(&checkpoint.config, &Room::NONE)).unwrap();
+    let placement =
+        plan::plan(&memory, &blueprint.demand(&checkpoint.config, &Reservation::WEIGHTS_ONLY)).unwrap();
     let options = Options { slot_bytes: 1 << 20, slots: 2, threads: 1, ..Options::default() };
     let (model, _) = Model::load(device, &checkpoint, &placement, &options, &Control::default()).unwrap();
     model

@@ -1,80 +1,82 @@
-//! What to say when a model does not fit: by how much, and what would make it fit. Each advice has been tried by
-//! planning with it.
+//! The report for a model that does not fit: how much is missing, and which changes would make it fit. Every advice has
+//! been verified by planning with it.
 
 use serde::Serialize;
-
-use super::{Demand, Filling, Gtt, Memory, kv_bytes};
 use tensor::Scheme;
 
-/// A context shorter than this is no advice: it does not hold a question and its answer.
-pub const LEAST_CONTEXT: u64 = 512;
-/// Contexts are advised in multiples of this.
+use super::{
+    demand::Demand,
+    fill::Filling,
+    memory::{Gtt, Memory},
+};
+
+/// Minimum context length worth advising, in tokens: a shorter one does not hold a prompt and its completion.
+pub const MIN_CONTEXT: u64 = 512;
+/// Advised context lengths are multiples of this.
 const CONTEXT_STEP: u64 = 256;
 /// System memory that raising GTT must leave to the system, or the machine swaps.
 const SYSTEM_RESERVE: u64 = 4 << 30;
-/// How far above the missing bytes it is looked for what other programs must free, …
-const CLOSE_TRIES: u64 = 16;
-/// … and in what steps.
-const CLOSE_STEP: u64 = 64 << 20;
-/// The unit of the kernel parameter `ttm.pages_limit`.
+/// How many amounts above the missing bytes are tried when advising to free system memory, …
+const FREE_MEMORY_TRIES: u64 = 16;
+/// … and in which steps, in bytes.
+const FREE_MEMORY_STEP: u64 = 64 << 20;
+/// The unit of the kernel parameter `ttm.pages_limit`, in bytes.
 const PAGE: u64 = 4096;
 
 /// One change that makes everything fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", tag = "change")]
 pub enum Advice {
-    /// Weights in a smaller scheme.
+    /// Store the weights in a smaller scheme.
     Scheme {
-        /// Which.
+        /// Which one.
         scheme: Scheme,
-        /// Bytes of the weights then.
+        /// Bytes of weights in that scheme.
         weights: u64,
-        /// The context that fits with it: the one asked for, or the longest shorter one.
-        context: u64,
+        /// The context length that fits with it: the requested one, or the longest shorter one.
+        context_length: u64,
     },
-    /// A shorter context.
+    /// Use a shorter context.
     Context {
-        /// The longest that fits.
-        positions: u64,
+        /// The longest that fits, in tokens.
+        context_length: u64,
     },
-    /// Other programs hold memory that the device could use.
-    Close {
+    /// Close other programs, which hold memory that the device could use.
+    FreeMemory {
         /// Bytes that must become free.
         bytes: u64,
     },
-    /// The kernel parameter `ttm.pages_limit` of AMD's integrated GPUs.
+    /// Raise the kernel parameter `ttm.pages_limit` of AMD's integrated GPUs.
     PagesLimit {
         /// Its value, in pages of 4096 bytes.
         pages: u64,
-        /// What the GPU can then have of system memory.
+        /// Bytes of system memory that the GPU can then use.
         gtt: u64,
     },
 }
 
-/// By how much everything does not fit.
+/// By how much everything does not fit. Sizes are in bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
 pub struct Shortfall {
-    /// Bytes that found no place.
+    /// What could not be placed.
     pub bytes: u64,
-    /// Bytes that need one.
+    /// What was to be placed.
     pub needed: u64,
-    /// Bytes that could be planned with: free in all heaps, less the margins, and not more than is really free.
+    /// What could be planned with: free in all heaps, less the margins, capped by the memory that is actually free.
     pub usable: u64,
-    /// The context asked for.
-    pub context: u64,
-    /// What would make it fit, each by itself.
+    /// The requested context length, in tokens.
+    pub context_length: u64,
+    /// What would make it fit; each change suffices alone.
     pub advice: Vec<Advice>,
 }
 
 pub(super) fn shortfall(memory: &Memory, demand: &Demand, missing: u64) -> Shortfall {
-    let weights: u64 = demand.weights.iter().map(|item| item.bytes).sum();
-    let kv = kv_bytes(&demand.kv, demand.context, demand.batch);
-    let nothing = Demand { weights: Vec::new(), batch: 0, scratch: 0, ..demand.clone() };
+    let nothing = Demand { weights: Vec::new(), max_sequences: 0, scratch_bytes: 0, ..demand.clone() };
     Shortfall {
         bytes: missing,
-        needed: weights.saturating_add(kv).saturating_add(demand.scratch),
-        usable: Filling::of(memory, &nothing).room_in_all(),
-        context: demand.context,
+        needed: demand.weight_bytes().saturating_add(demand.kv_bytes()).saturating_add(demand.scratch_bytes),
+        usable: Filling::new(memory, &nothing).total_free(),
+        context_length: demand.context_length,
         advice: advice(memory, demand, missing),
     }
 }
@@ -83,24 +85,28 @@ fn advice(memory: &Memory, demand: &Demand, missing: u64) -> Vec<Advice> {
     let mut advice = Vec::new();
     for (scheme, weights) in &demand.smaller {
         let smaller = Demand { weights: weights.clone(), smaller: Vec::new(), ..demand.clone() };
-        let context = if fits(memory, &smaller) { Some(demand.context) } else { longest(memory, &smaller) };
-        if let Some(context) = context {
-            let weights = weights.iter().map(|item| item.bytes).sum();
-            advice.push(Advice::Scheme { scheme: *scheme, weights, context });
+        let context_length = match fits(memory, &smaller) {
+            true => Some(demand.context_length),
+            false => longest_context(memory, &smaller),
+        };
+        if let Some(context_length) = context_length {
+            let weights = smaller.weight_bytes();
+            advice.push(Advice::Scheme { scheme: *scheme, weights, context_length });
         }
     }
-    if let Some(positions) = longest(memory, demand) {
-        advice.push(Advice::Context { positions });
+    if let Some(context_length) = longest_context(memory, demand) {
+        advice.push(Advice::Context { context_length });
     }
     if let Some(available) = memory.available {
-        // Whole strips may need a little more than what is missing.
-        let mut tries = (0..CLOSE_TRIES).map(|tries| missing.saturating_add(tries * CLOSE_STEP));
-        let more = |more: u64| Memory { available: available.checked_add(more), ..memory.clone() };
-        advice.extend(tries.find(|bytes| fits(&more(*bytes), demand)).map(|bytes| Advice::Close { bytes }));
+        // Split units may need a little more than what is missing.
+        let mut tries = (0..FREE_MEMORY_TRIES).map(|step| missing.saturating_add(step * FREE_MEMORY_STEP));
+        let with = |bytes: u64| Memory { available: available.checked_add(bytes), ..memory.clone() };
+        let enough = tries.find(|bytes| fits(&with(*bytes), demand));
+        advice.extend(enough.map(|bytes| Advice::FreeMemory { bytes }));
     }
     if let Some(gtt) = memory.gtt {
-        let most = gtt.system.saturating_sub(SYSTEM_RESERVE).saturating_sub(gtt.size) >> 30;
-        let enough = (1..=most).map(|gib| gib << 30).find(|more| fits(&raised(memory, *more), demand));
+        let max_gib = gtt.system.saturating_sub(SYSTEM_RESERVE).saturating_sub(gtt.size) >> 30;
+        let enough = (1..=max_gib).map(|gib| gib << 30).find(|more| fits(&raise_gtt(memory, *more), demand));
         advice.extend(enough.map(|more| Advice::PagesLimit {
             pages: (gtt.size + more).div_ceil(PAGE),
             gtt: gtt.size + more,
@@ -109,14 +115,14 @@ fn advice(memory: &Memory, demand: &Demand, missing: u64) -> Vec<Advice> {
     advice
 }
 
-/// The longest context below the one asked for that fits.
-fn longest(memory: &Memory, demand: &Demand) -> Option<u64> {
-    let fits = |steps: u64| fits(memory, &Demand { context: steps * CONTEXT_STEP, ..demand.clone() });
-    let (mut low, mut high) = (LEAST_CONTEXT / CONTEXT_STEP, demand.context.div_ceil(CONTEXT_STEP));
+/// The longest context below the requested one that fits, by binary search.
+fn longest_context(memory: &Memory, demand: &Demand) -> Option<u64> {
+    let fits = |steps: u64| fits(memory, &Demand { context_length: steps * CONTEXT_STEP, ..demand.clone() });
+    let (mut low, mut high) = (MIN_CONTEXT / CONTEXT_STEP, demand.context_length.div_ceil(CONTEXT_STEP));
     if low >= high || !fits(low) {
         return None;
     }
-    // `low` fits; `high` is not below what was asked for, which does not.
+    // `low` fits; `high` is at least the requested length, which does not.
     while high - low > 1 {
         let middle = low + (high - low) / 2;
         if fits(middle) { low = middle } else { high = middle }
@@ -125,11 +131,11 @@ fn longest(memory: &Memory, demand: &Demand) -> Option<u64> {
 }
 
 /// The same device with `more` bytes of GTT: RADV divides the sum of carve-out and GTT among its heaps, 2 : 1.
-fn raised(memory: &Memory, more: u64) -> Memory {
+fn raise_gtt(memory: &Memory, more: u64) -> Memory {
     let mut raised = memory.clone();
-    let alone = raised.heaps.len() == 1;
+    let single = raised.heaps.len() == 1;
     for heap in &mut raised.heaps {
-        let share = match (alone, heap.device_local) {
+        let share = match (single, heap.device_local) {
             (true, _) => more,
             (false, true) => more * 2 / 3,
             (false, false) => more / 3,
@@ -142,5 +148,5 @@ fn raised(memory: &Memory, more: u64) -> Memory {
 }
 
 fn fits(memory: &Memory, demand: &Demand) -> bool {
-    Filling::of(memory, demand).missing == 0
+    Filling::new(memory, demand).missing == 0
 }

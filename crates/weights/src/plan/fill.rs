@@ -1,36 +1,40 @@
-//! Filling heaps, and cutting what goes into them from blocks.
+//! Filling heaps with blocks, and cutting extents from them.
 
-use super::{ALIGNMENT, Block, Demand, HeapUse, Kind, Memory, Part, Piece, Placement, Spill, kv_bytes};
+use super::{
+    demand::Demand,
+    memory::{ALIGNMENT, Memory},
+    placement::{Block, BlockKind, Content, Extent, HeapUsage, Placement, Spill},
+};
 
-/// A placement in the making.
+/// A placement under construction.
 pub(super) struct Filling<'a> {
     memory: &'a Memory,
     pub placement: Placement,
-    /// Heaps in the order they are filled.
-    order: Vec<Slot>,
+    /// Heaps in the order in which they are filled.
+    heaps: Vec<OpenHeap>,
     /// What is left of [`Memory::available`].
     available: u64,
-    /// Bytes that found no place.
+    /// Bytes that did not fit.
     pub missing: u64,
     spill: Spill,
 }
 
 /// A heap that is being filled.
-struct Slot {
-    heap: usize,
+struct OpenHeap {
+    index: usize,
     /// Bytes left.
-    room: u64,
-    /// A part continues elsewhere for want of room here. From then on only whole ones are taken: no other is divided
-    /// for the few bytes that are left.
+    free: u64,
+    /// Some content continues elsewhere because this heap was full. From then on it only takes content that fits
+    /// whole: no further tensor is divided for the few bytes that are left.
     full: bool,
 }
 
 impl<'a> Filling<'a> {
-    pub fn of(memory: &'a Memory, demand: &Demand) -> Self {
-        let heaps: Vec<HeapUse> = memory
+    pub fn new(memory: &'a Memory, demand: &Demand) -> Self {
+        let usages: Vec<HeapUsage> = memory
             .heaps
             .iter()
-            .map(|heap| HeapUse {
+            .map(|heap| HeapUsage {
                 heap: *heap,
                 usable: memory.margin.usable(heap),
                 weights: 0,
@@ -39,109 +43,111 @@ impl<'a> Filling<'a> {
                 blocks: 0,
             })
             .collect();
-        let mut order: Vec<Slot> = (0..heaps.len())
-            .filter(|heap| memory.heaps[*heap].device_local || memory.heaps[*heap].host_visible)
-            .map(|heap| Slot { heap, room: heaps[heap].usable / ALIGNMENT * ALIGNMENT, full: false })
+        let mut heaps: Vec<OpenHeap> = (0..usages.len())
+            .filter(|index| memory.heaps[*index].device_local || memory.heaps[*index].host_visible)
+            .map(|index| OpenHeap { index, free: usages[index].usable / ALIGNMENT * ALIGNMENT, full: false })
             .collect();
-        // Device-local first, and the largest of each kind; the driver's order decides among equals.
-        order.sort_by_key(|slot| (!memory.heaps[slot.heap].device_local, u64::MAX - slot.room));
+        // Device-local heaps first, larger ones before smaller ones; ties keep the driver's order.
+        heaps.sort_by_key(|heap| (!memory.heaps[heap.index].device_local, u64::MAX - heap.free));
         let mut filling = Self {
             memory,
-            placement: Placement { blocks: Vec::new(), pieces: Vec::new(), heaps, spill: None },
-            order,
+            placement: Placement { blocks: Vec::new(), extents: Vec::new(), heaps: usages, spill: None },
+            heaps,
             available: memory.available.unwrap_or(u64::MAX) / ALIGNMENT * ALIGNMENT,
             missing: 0,
-            spill: Spill { bytes: 0, reads: 0 },
+            spill: Spill { bytes: 0, bytes_per_token: 0 },
         };
-        let kv = kv_bytes(&demand.kv, demand.context, demand.batch);
-        filling.put(Part::Scratch, demand.scratch, demand.scratch, ALIGNMENT);
-        filling.put(Part::Kv, kv, kv, demand.kv.position_bytes());
+        let (scratch, kv) = (demand.scratch_bytes, demand.kv_bytes());
+        filling.put(Content::Scratch, scratch, scratch, ALIGNMENT);
+        filling.put(Content::Kv, kv, kv, demand.kv_split_unit());
         let mut weights: Vec<usize> = (0..demand.weights.len()).collect();
         if !memory.unified {
-            // Most read per byte first: a/b > c/d without division. Equals stay in the order given.
+            // Highest share read per token first: a/b > c/d without division. Ties keep the given order.
             let product = |a: usize, b: usize| {
-                u128::from(demand.weights[a].reads) * u128::from(demand.weights[b].bytes)
+                u128::from(demand.weights[a].bytes_per_token) * u128::from(demand.weights[b].bytes)
             };
             weights.sort_by(|a, b| product(*b, *a).cmp(&product(*a, *b)));
         }
         for index in weights {
-            let item = &demand.weights[index];
-            filling.put(Part::Weight(index), item.bytes, item.reads, item.strip);
+            let weight = &demand.weights[index];
+            filling.put(Content::Weight(index), weight.bytes, weight.bytes_per_token, weight.split_unit);
         }
         filling.placement.spill = (filling.spill.bytes > 0).then_some(filling.spill);
         filling
     }
 
-    /// Places one part, in one heap or several; what finds no place is counted.
-    fn put(&mut self, part: Part, bytes: u64, reads: u64, strip: u64) {
-        let strip = if strip == 0 { bytes } else { strip };
-        if strip.min(bytes) > self.memory.largest_block() {
+    /// Places some content in one heap or several, and counts what does not fit.
+    fn put(&mut self, content: Content, bytes: u64, bytes_per_token: u64, split_unit: u64) {
+        let split_unit = if split_unit == 0 { bytes } else { split_unit };
+        if split_unit.min(bytes) > self.memory.max_block() {
             self.missing = self.missing.saturating_add(bytes);
             return;
         }
         let whole = bytes.checked_next_multiple_of(ALIGNMENT).unwrap_or(u64::MAX);
-        let fits = |this: &Self, slot: usize| this.room(slot) >= whole;
-        let slots = match (0..self.order.len()).find(|slot| self.memory.unified && fits(self, *slot)) {
-            Some(slot) => slot..slot + 1,
-            None => 0..self.order.len(),
+        let fits = |this: &Self, heap: usize| this.free(heap) >= whole;
+        let candidates = match (0..self.heaps.len()).find(|heap| self.memory.unified && fits(self, *heap)) {
+            Some(heap) => heap..heap + 1,
+            None => 0..self.heaps.len(),
         };
         let mut start = 0;
-        for slot in slots {
+        for heap in candidates {
             let left = bytes - start;
-            let room = self.room(slot);
-            let take = match left <= room {
+            let free = self.free(heap);
+            let take = match left <= free {
                 true => left,
-                false if self.order[slot].full => 0,
-                false => room / strip * strip,
+                false if self.heaps[heap].full => 0,
+                false => free / split_unit * split_unit,
             };
             if take == 0 {
                 continue;
             }
-            let heap = self.order[slot].heap;
-            self.cut(part, heap, start, take, strip);
+            let index = self.heaps[heap].index;
+            self.cut(content, index, start, take, split_unit);
             let taken = take.next_multiple_of(ALIGNMENT);
-            self.order[slot].room -= taken;
-            self.order[slot].full |= take < left;
-            if self.capped(heap) {
+            self.heaps[heap].free -= taken;
+            self.heaps[heap].full |= take < left;
+            if self.is_capped(index) {
                 self.available -= taken;
             }
-            if !self.memory.unified && !self.memory.heaps[heap].device_local {
+            if !self.memory.unified && !self.memory.heaps[index].device_local {
                 self.spill.bytes += take;
-                self.spill.reads += (u128::from(reads) * u128::from(take) / u128::from(bytes)) as u64;
+                self.spill.bytes_per_token +=
+                    (u128::from(bytes_per_token) * u128::from(take) / u128::from(bytes)) as u64;
             }
             start += take;
         }
         self.missing = self.missing.saturating_add(bytes - start);
     }
 
-    /// Bytes that are left to plan with.
-    pub fn room_in_all(&self) -> u64 {
+    /// Bytes that are left to plan with, in all heaps together.
+    pub fn total_free(&self) -> u64 {
         let sum = |capped| -> u64 {
-            self.order.iter().filter(|slot| self.capped(slot.heap) == capped).map(|slot| slot.room).sum()
+            self.heaps.iter().filter(|heap| self.is_capped(heap.index) == capped).map(|heap| heap.free).sum()
         };
         sum(false) + sum(true).min(self.available)
     }
 
-    /// Whether the memory that is really free limits a heap.
-    fn capped(&self, heap: usize) -> bool {
-        self.memory.unified || !self.memory.heaps[heap].device_local
+    /// Whether [`Memory::available`] limits a heap.
+    fn is_capped(&self, index: usize) -> bool {
+        self.memory.unified || !self.memory.heaps[index].device_local
     }
 
-    fn room(&self, slot: usize) -> u64 {
-        let Slot { heap, room, .. } = self.order[slot];
-        if self.capped(heap) { room.min(self.available) } else { room }
+    fn free(&self, heap: usize) -> u64 {
+        let OpenHeap { index, free, .. } = self.heaps[heap];
+        if self.is_capped(index) { free.min(self.available) } else { free }
     }
 
-    /// Cuts bytes that fit a heap from its blocks: from the last one if it has room for all, else from new ones.
-    fn cut(&mut self, part: Part, heap: usize, mut start: u64, mut bytes: u64, strip: u64) {
-        let limit = self.memory.largest_block();
-        let kind = part.kind();
+    /// Cuts bytes that fit a heap from its blocks: from the last block if it has room for all of them, else from new
+    /// blocks.
+    fn cut(&mut self, content: Content, heap: usize, mut start: u64, mut bytes: u64, split_unit: u64) {
+        let limit = self.memory.max_block();
+        let kind = content.block_kind();
         while bytes > 0 {
-            let take = if bytes <= limit { bytes } else { limit / strip * strip };
+            let take = if bytes <= limit { bytes } else { limit / split_unit * split_unit };
             let blocks = &mut self.placement.blocks;
-            let open = blocks.iter().rposition(|block| block.heap == heap && block.kind == kind);
-            let block = match open.filter(|open| bytes == take && blocks[*open].bytes + take <= limit) {
-                Some(open) => open,
+            let last = blocks.iter().rposition(|block| block.heap == heap && block.kind == kind);
+            let block = match last.filter(|last| bytes == take && blocks[*last].bytes + take <= limit) {
+                Some(last) => last,
                 None => {
                     blocks.push(Block { heap, bytes: 0, kind });
                     self.placement.heaps[heap].blocks += 1;
@@ -151,13 +157,13 @@ impl<'a> Filling<'a> {
             let offset = blocks[block].bytes;
             let size = take.next_multiple_of(ALIGNMENT);
             blocks[block].bytes += size;
-            let uses = &mut self.placement.heaps[heap];
+            let usage = &mut self.placement.heaps[heap];
             match kind {
-                Kind::Weights => uses.weights += size,
-                Kind::Kv => uses.kv += size,
-                Kind::Scratch => uses.scratch += size,
+                BlockKind::Weights => usage.weights += size,
+                BlockKind::Kv => usage.kv += size,
+                BlockKind::Scratch => usage.scratch += size,
             }
-            self.placement.pieces.push(Piece { part, start, bytes: take, block, offset });
+            self.placement.extents.push(Extent { content, start, bytes: take, block, offset });
             start += take;
             bytes -= take;
         }

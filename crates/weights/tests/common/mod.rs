@@ -6,7 +6,7 @@ use std::path::Path;
 use checkpoint::{Checkpoint, Tensor};
 use kernels::selftest::Random;
 use weights::{
-    blueprint::{Blueprint, Room},
+    blueprint::{Blueprint, Reservation},
     plan,
 };
 
@@ -142,7 +142,7 @@ pub fn place(device: &gpu::Device, checkpoint: &Checkpoint) -> plan::Placement {
         margin: plan::Margin::default(),
         gtt: None,
     };
-    let demand = Blueprint::of(checkpoint).unwrap().demand(&checkpoint.config, &Room::NONE);
+    let demand = Blueprint::new(checkpoint).unwrap().demand(&checkpoint.config, &Reservation::WEIGHTS_ONLY);
     plan::plan(&memory, &demand).unwrap()
 }
 

@@ -15,7 +15,7 @@ use serde::Serialize;
 use serde_json::json;
 use telemetry::System;
 use weights::{
-    blueprint::{Blueprint, Room},
+    blueprint::{Blueprint, Reservation},
     plan,
     stream::Options,
 };
@@ -43,9 +43,10 @@ pub fn load(
 ) -> anyhow::Result<(Model, Figures)> {
     let start = Instant::now();
     let checkpoint = Checkpoint::open(path)?;
-    let blueprint = Blueprint::of(&checkpoint)?;
+    let blueprint = Blueprint::new(&checkpoint)?;
     let limits = limits.map(|limits| limits(&checkpoint.config));
-    let room = limits.map_or(Room::NONE, |limits| limits.room(&checkpoint.config, limits.sequences));
+    let room =
+        limits.map_or(Reservation::WEIGHTS_ONLY, |limits| limits.room(&checkpoint.config, limits.sequences));
     let demand = blueprint.demand(&checkpoint.config, &room);
     let placement = plan::plan(&memory::of(device.info()), &demand)?;
     let total = blueprint.file_bytes();

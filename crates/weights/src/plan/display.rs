@@ -1,13 +1,17 @@
-//! Plans as people read them.
+//! Placements and shortfalls as text.
 
 use std::fmt::{Display, Formatter, Result};
 
-use super::{Advice, HeapUse, Placement, Shortfall, Spill};
+use super::{
+    advice::{Advice, Shortfall},
+    placement::{HeapUsage, Placement, Spill},
+};
 
-/// What a card reads from host memory: PCIe 4.0 × 16 carries 31.5 GB/s, and about this much in practice.
-const BUS: f64 = 25e9;
+/// Bytes per second that a discrete GPU reads from host memory: PCIe 4.0 ×16 carries 31.5 GB/s in theory, and about
+/// this much in practice.
+const BUS_BANDWIDTH: f64 = 25e9;
 
-/// Bytes for people.
+/// A number of bytes in binary units.
 struct Size(u64);
 
 impl Display for Size {
@@ -40,7 +44,7 @@ impl Display for Placement {
     }
 }
 
-fn row(f: &mut Formatter<'_>, index: &str, memory: &str, heap: &HeapUse) -> Result {
+fn row(f: &mut Formatter<'_>, index: &str, memory: &str, heap: &HeapUsage) -> Result {
     let [size, usable, weights, kv, scratch] =
         [heap.heap.size, heap.usable, heap.weights, heap.kv, heap.scratch].map(Size);
     let blocks = heap.blocks;
@@ -54,12 +58,12 @@ impl Display for Spill {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
         write!(
             f,
-            "warning: {} do not fit the card and stay in host memory; a token reads {} of them across the bus, which \
-             takes about {:.0} ms at {:.0} GB/s. A smaller scheme or a shorter context avoids it.",
+            "warning: {} do not fit into the GPU's memory and stay in host memory; each token reads {} of them across the \
+             bus, which takes about {:.0} ms at {:.0} GB/s. A smaller scheme or a shorter context avoids this.",
             Size(self.bytes),
-            Size(self.reads),
-            self.reads as f64 / BUS * 1e3,
-            BUS / 1e9,
+            Size(self.bytes_per_token),
+            self.bytes_per_token as f64 / BUS_BANDWIDTH * 1e3,
+            BUS_BANDWIDTH / 1e9,
         )
     }
 }
@@ -80,16 +84,16 @@ impl Display for Shortfall {
         for advice in &self.advice {
             write!(f, "\n  - ")?;
             match advice {
-                Advice::Scheme { scheme, weights, context } => {
+                Advice::Scheme { scheme, weights, context_length } => {
                     write!(f, "weights in {scheme} (indrik quantize --quant {scheme}), {}", Size(*weights))?;
-                    if *context < self.context {
-                        write!(f, ", with a context of {context} instead of {}", self.context)?;
+                    if *context_length < self.context_length {
+                        write!(f, ", with a context of {context_length} instead of {}", self.context_length)?;
                     }
                 }
-                Advice::Context { positions } => {
-                    write!(f, "a context of {positions} instead of {}", self.context)?;
+                Advice::Context { context_length } => {
+                    write!(f, "a context of {context_length} instead of {}", self.context_length)?;
                 }
-                Advice::Close { bytes } => {
+                Advice::FreeMemory { bytes } => {
                     write!(f, "closing other programs, to free {} of system memory", Size(*bytes))?;
                 }
                 Advice::PagesLimit { pages, gtt } => {
