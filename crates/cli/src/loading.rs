@@ -13,7 +13,7 @@ use checkpoint::Checkpoint;
 use clap::{Args, ValueEnum};
 use gpu::{AdapterInfo, Device, Instance, format_bytes};
 use kernels::matmul::tuning::BUDGET;
-use model::{KvScheme, Limits, Model, Runner, Tuned, When, language::Language};
+use model::{KvScheme, Limits, Model, Runner, TuningReport, When, language::Language};
 use serde::Deserialize;
 use weights::{
     blueprint::Blueprint,
@@ -109,7 +109,7 @@ pub struct Loaded {
     pub device: Device,
     pub load_seconds: f64,
     /// What was found out about this device's products after that.
-    pub tuned: Tuned,
+    pub tuned: TuningReport,
     /// What lies in which heap.
     pub heaps: Vec<plan::HeapUsage>,
     _instance: Instance,
@@ -226,7 +226,7 @@ fn load(
 }
 
 /// Times the products of a model that this device has not met yet; says so, since it happens once and takes a moment.
-pub fn tune(model: &mut Model) -> anyhow::Result<Tuned> {
+pub fn tune(model: &mut Model) -> anyhow::Result<TuningReport> {
     let mut progress = output::Progress::new();
     let mut count = 0;
     let tuned = model.tune(When::Worthwhile, BUDGET, |products| {
@@ -238,7 +238,7 @@ pub fn tune(model: &mut Model) -> anyhow::Result<Tuned> {
         Err(model::Error::Gpu(error)) if !matches!(error, gpu::Error::DeviceLost { .. }) => {
             // What the policy chose runs without it.
             note!("the products were not tuned for this GPU: {error}; set INDRIK_TUNE=off to leave it out");
-            return Ok(Tuned::default());
+            return Ok(TuningReport::default());
         }
         tuned => tuned?,
     };

@@ -11,9 +11,9 @@ struct Tile {
 
 // Tile `number` of the rows from `first` to before `end`, in tiles of `size` pairs, of which a row has `group`. `ends` says where each chunk
 // ends, of which there are `most` or fewer. A tile past the last has no rows.
-Tile tile_of_chunks(Numbers ends, uint most, uint first, uint end, uint group, uint size, uint number) {
+Tile tile_of_chunks(Numbers chunk_ends, uint most, uint first, uint end, uint group, uint size, uint number) {
     // Asked for before it is known whether there are rows: that much sooner the positions are known.
-    uint next = ends.data[0];
+    uint next = chunk_ends.data[0];
     for (uint chunk = 1; first < end; chunk++) {
         uint chunk_end = clamp(next, first, end);
         uint tiles = ((chunk_end - first) * group + size - 1) / size;
@@ -23,7 +23,7 @@ Tile tile_of_chunks(Numbers ends, uint most, uint first, uint end, uint group, u
         if (chunk == most) {
             break;
         }
-        next = ends.data[chunk];
+        next = chunk_ends.data[chunk];
         number -= tiles;
         first = chunk_end;
     }

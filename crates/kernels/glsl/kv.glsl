@@ -1,22 +1,22 @@
 // How keys and values lie in the cache (see kv.rs). A line is a key, or a value, of one kv head at one position. Needs KV_BITS,
-// HEAD_DIM, PAGE, common.glsl and half.glsl.
+// HEAD_DIM, PAGE_SIZE, common.glsl and half.glsl.
 const bool F16 = KV_BITS == 16;
 const bool INT8 = KV_BITS == 8;
 
 // int8: words (4 values) of a line, words of two scales behind the page's values, and words of a kv head's page.
 const uint INT8_WORDS = HEAD_DIM / 4;
 const uint INT8_SCALE_WORDS = (HEAD_DIM + 63) / 64;
-const uint INT8_PAGE_WORDS = PAGE * (INT8_WORDS + INT8_SCALE_WORDS);
+const uint INT8_PAGE_WORDS = PAGE_SIZE * (INT8_WORDS + INT8_SCALE_WORDS);
 // Words that share a scale.
 const uint INT8_GROUP = 8;
 
 // A line's first word of values, and of scales.
 uint int8_at(uint line) {
-    return line / PAGE * INT8_PAGE_WORDS + line % PAGE * INT8_WORDS;
+    return line / PAGE_SIZE * INT8_PAGE_WORDS + line % PAGE_SIZE * INT8_WORDS;
 }
 
 uint int8_scales_at(uint line) {
-    return line / PAGE * INT8_PAGE_WORDS + PAGE * INT8_WORDS + line % PAGE * INT8_SCALE_WORDS;
+    return line / PAGE_SIZE * INT8_PAGE_WORDS + PAGE_SIZE * INT8_WORDS + line % PAGE_SIZE * INT8_SCALE_WORDS;
 }
 
 // The scale of a group with this reach, its largest magnitude, as f16. What is not a number becomes a scale that is none either.

@@ -24,8 +24,8 @@ mod variant;
 mod vectors;
 
 pub use attention::kv::{KvLayer, KvScheme, KvShape, KvTable};
-pub use matmul::common::{Epilogue, Stored, Target};
-pub use matrix::{Matrix, Part};
+pub use matmul::common::{Epilogue, OutputFormat, Target};
+pub use matrix::{Matrix, MatrixBlock};
 pub use tensor::{Encoding, GROUP, Layout, QUAD, STRIP, Scheme, quant};
 pub use variant::{Kernel, Variant};
 pub use vectors::{

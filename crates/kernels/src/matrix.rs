@@ -10,12 +10,12 @@ use tensor::{Layout, STRIP};
 #[derive(Debug)]
 pub struct Matrix {
     layout: Layout,
-    parts: Vec<Part>,
+    parts: Vec<MatrixBlock>,
 }
 
 /// A run of whole strips in buffers of their own: one allocation may not hold the largest matrices.
 #[derive(Debug)]
-pub struct Part {
+pub struct MatrixBlock {
     /// First row of the part in the matrix.
     pub first_row: usize,
     /// Layout of the part alone.
@@ -26,7 +26,7 @@ pub struct Part {
     pub scales: Option<Buffer>,
 }
 
-impl Part {
+impl MatrixBlock {
     /// Bytes that one product reads.
     pub fn bytes(&self) -> u64 {
         self.values.len() + self.scales.as_ref().map_or(0, Buffer::len)
@@ -37,7 +37,7 @@ impl Matrix {
     /// Takes memory for a matrix; its content is undefined until it is filled.
     pub fn allocate(arena: &mut Arena, what: &str, layout: Layout, caps: &Caps) -> Result<Self> {
         let strips =
-            strips_per_part(&layout, caps.max_allocation).ok_or_else(|| Error::AllocationTooLarge {
+            strips_per_block(&layout, caps.max_allocation).ok_or_else(|| Error::AllocationTooLarge {
                 what: what.to_string(),
                 wanted: layout.strip_value_bytes() as u64,
                 limit: caps.max_allocation,
@@ -52,7 +52,7 @@ impl Matrix {
                     bytes => Some(arena.buffer(what, bytes as u64)?),
                 };
                 let values = arena.buffer(what, part.value_bytes() as u64)?;
-                Ok(Part { first_row: first * STRIP, layout: part, values, scales })
+                Ok(MatrixBlock { first_row: first * STRIP, layout: part, values, scales })
             })
             .collect::<Result<_>>()?;
         Ok(Self { layout, parts })
@@ -107,18 +107,18 @@ impl Matrix {
     }
 
     /// The parts, in the order of their rows.
-    pub fn parts(&self) -> &[Part] {
+    pub fn blocks(&self) -> &[MatrixBlock] {
         &self.parts
     }
 
     /// The same, to be filled by the CPU where it can map them.
-    pub fn parts_mut(&mut self) -> &mut [Part] {
+    pub fn blocks_mut(&mut self) -> &mut [MatrixBlock] {
         &mut self.parts
     }
 
     /// Bytes that one product reads: values and scales.
     pub fn bytes(&self) -> u64 {
-        self.parts.iter().map(Part::bytes).sum()
+        self.parts.iter().map(MatrixBlock::bytes).sum()
     }
 }
 
@@ -128,7 +128,7 @@ fn bits(scales: &[f16]) -> Vec<u16> {
 
 /// As many strips as fit one allocation, in whole pairs, so that a strip of gate and its strip of up stay together; none
 /// when not even one fits.
-fn strips_per_part(layout: &Layout, max_allocation: u64) -> Option<usize> {
+fn strips_per_block(layout: &Layout, max_allocation: u64) -> Option<usize> {
     let fit = max_allocation / layout.strip_value_bytes() as u64;
     let strips = layout.strips();
     match usize::try_from(fit).unwrap_or(usize::MAX) {
@@ -148,11 +148,11 @@ mod tests {
     fn a_large_matrix_continues_in_a_second_part() {
         // The head of a 27B model in int8 on a driver that allows 1 GiB at once.
         let head = Layout::new(Scheme::Int8, 262_144, 5376).unwrap();
-        let strips = strips_per_part(&head, 1 << 30).unwrap();
+        let strips = strips_per_block(&head, 1 << 30).unwrap();
         assert!(strips * head.strip_value_bytes() <= 1 << 30);
         assert!((strips + 2) * head.strip_value_bytes() > 1 << 30);
         assert!(strips.is_multiple_of(2), "pairs of gate and up stay together");
-        assert_eq!(strips_per_part(&head, 4 << 30), Some(head.strips()));
-        assert_eq!(strips_per_part(&head, 1000), None);
+        assert_eq!(strips_per_block(&head, 4 << 30), Some(head.strips()));
+        assert_eq!(strips_per_block(&head, 1000), None);
     }
 }

@@ -40,11 +40,11 @@ impl Case {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Comparison {
     /// The largest error, as a fraction of what is allowed: up to 1 is right.
-    pub worst: f64,
+    pub worst_error: f64,
     /// Outputs compared.
     pub compared: usize,
     /// The first output that is wrong.
-    pub first_wrong: Option<String>,
+    pub first_mismatch: Option<String>,
 }
 
 impl Comparison {
@@ -53,15 +53,15 @@ impl Comparison {
         self.compared += 1;
         let error = (got - want).abs();
         // What is not a number must not pass.
-        let share = match error {
+        let ratio = match error {
             0.0 => 0.0,
             _ if error.is_nan() => f64::INFINITY,
             _ => error / allowed,
         };
-        if share > 1.0 && self.first_wrong.is_none() {
-            self.first_wrong = Some(format!("{} is {got}, expected {want} ± {allowed:.3e}", what()));
+        if ratio > 1.0 && self.first_mismatch.is_none() {
+            self.first_mismatch = Some(format!("{} is {got}, expected {want} ± {allowed:.3e}", what()));
         }
-        self.worst = self.worst.max(share);
+        self.worst_error = self.worst_error.max(ratio);
     }
 
     /// The same for an output that must not be a number where the expected one, or its allowance, is none.
@@ -82,16 +82,16 @@ impl Comparison {
     ) {
         self.compared += 1;
         if got != want {
-            self.worst = f64::INFINITY;
-            if self.first_wrong.is_none() {
-                self.first_wrong = Some(format!("{} is {got:?}, expected {want:?}", what()));
+            self.worst_error = f64::INFINITY;
+            if self.first_mismatch.is_none() {
+                self.first_mismatch = Some(format!("{} is {got:?}, expected {want:?}", what()));
             }
         }
     }
 
     /// Whether every output is right, and there was one.
     pub fn passed(&self) -> bool {
-        self.first_wrong.is_none() && self.compared > 0
+        self.first_mismatch.is_none() && self.compared > 0
     }
 }
 
@@ -163,7 +163,7 @@ impl Output {
     }
 
     /// An output again, once its buffer has been lent to a kernel as part of something else.
-    pub fn of(buffer: Buffer, words: usize) -> Self {
+    pub fn from_buffer(buffer: Buffer, words: usize) -> Self {
         Self { buffer, words }
     }
 

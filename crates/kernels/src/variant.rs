@@ -94,7 +94,7 @@ pub(crate) fn run_cases_on_cpu(kernel: &Kernel) {
         count += 1;
         let name = format!("{} {} at {}", kernel.name, case.name, case.tier);
         let comparison = case.run(device).unwrap_or_else(|error| panic!("{name}: {error}"));
-        assert!(comparison.passed(), "{name}: {:?}", comparison.first_wrong);
+        assert!(comparison.passed(), "{name}: {:?}", comparison.first_mismatch);
     }
     assert!(count > 0);
 }

@@ -43,7 +43,7 @@ impl KvCache {
             let shape = KvShape {
                 kv_heads: config.kv_heads,
                 head_dim: config.head_dim,
-                page: limits.page,
+                page_size: limits.page,
                 pages: pages[Kind::from(*layer) as usize],
                 scheme: limits.kv,
             };

@@ -33,7 +33,7 @@ mod tune;
 
 pub use batch::{DecodeRow, MixedOutput, PrefillChunk};
 pub use error::{Error, Result};
-pub use kernels::{Activations, matmul::tuning::Tuned};
+pub use kernels::{Activations, matmul::tuning::TuningReport};
 pub use kv_cache::KvCache;
 pub use limits::{Limits, PAGE};
 pub use loaded::Model;

@@ -44,7 +44,7 @@ impl Limits {
         if adapter.kind == AdapterKind::Cpu {
             return limits(64);
         }
-        if !coopmat::policy::suits(&adapter.caps) {
+        if !coopmat::policy::is_supported(&adapter.caps) {
             return limits(512);
         }
         // Matrix units are the busier the more rows there are; but each takes scratch memory, and a place of

@@ -71,7 +71,7 @@ fn takes_int16(config: &Config, weights: &Weights) -> bool {
 fn takes_f16(config: &Config, weights: &Weights) -> bool {
     let lengths = [config.hidden, config.query_rows(), config.intermediate];
     let fours = lengths.iter().all(|length| length.is_multiple_of(4));
-    let rows = weights.matrices.iter().all(|(_, matrix)| coopmat::policy::takes(&matrix.layout()));
+    let rows = weights.matrices.iter().all(|(_, matrix)| coopmat::policy::supports(&matrix.layout()));
     fours && rows
 }
 
@@ -115,19 +115,25 @@ impl Model {
         let matrix_units = MatrixUnits::Device(fragments);
         let planned = |matrix: &Matrix| {
             let (columns, epilogue, output) = (16, gate(&config), Activations::F16);
-            let parts = coopmat::policy::Parts::Joined;
-            let shape = coopmat::policy::Shape { weights: matrix.layout(), columns, epilogue, output, parts };
+            let parts = coopmat::policy::SplitK::Reduced;
+            let shape = coopmat::policy::Shape {
+                weights: matrix.layout(),
+                columns,
+                epilogue,
+                output,
+                split_k: parts,
+            };
             coopmat::policy::plan(device.caps(), fragments, &shape).is_some()
         };
         let suited = weights.matrices.iter().all(|(_, matrix)| planned(matrix));
         let many_rows = if suited && takes_f16(&config, &weights) {
             Activations::F16
-        } else if gemm::packed::suits(device.caps()) && takes_int16(&config, &weights) {
+        } else if gemm::packed::is_preferred(device.caps()) && takes_int16(&config, &weights) {
             Activations::Int16
         } else {
             Activations::F32
         };
-        let one_dispatch = decode::policy::suits(device.caps());
+        let one_dispatch = decode::policy::is_preferred(device.caps());
         let (device, tuning) = (device.clone(), Tuning::open(device));
         Ok(Self {
             device,
@@ -161,7 +167,7 @@ impl Model {
     /// serves any number of rows. One sequence alone is slower for it.
     pub fn with_reproducible(mut self, reproducible: bool) -> Self {
         self.reproducible = reproducible;
-        self.one_dispatch = !reproducible && decode::policy::suits(self.device.caps());
+        self.one_dispatch = !reproducible && decode::policy::is_preferred(self.device.caps());
         self
     }
 
@@ -181,7 +187,7 @@ impl Model {
 
     /// The same with the way of packed dot products for many rows, on a device that would do without: for tests.
     pub fn with_packed_products(mut self) -> Self {
-        if takes_int16(&self.config, &self.weights) && gemm::packed::fits(self.device.caps()) {
+        if takes_int16(&self.config, &self.weights) && gemm::packed::is_supported(self.device.caps()) {
             self.many_rows = Activations::Int16;
         }
         self

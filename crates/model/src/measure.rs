@@ -7,7 +7,7 @@ use checkpoint::{Config, Role, Slot, Tower};
 use gpu::{Arena, Buffer, Device, Lifetime, Memory, TimestampMode, Timing};
 use kernels::{
     Matrix,
-    bench::random::{Kind, Random},
+    bench::random::{Distribution, Random},
 };
 use tensor::{GROUP, Layout, Scheme};
 use weights::{blueprint::MatrixId, load::Weights};
@@ -61,8 +61,9 @@ impl Model {
         scheme: Scheme,
         mut progress: impl FnMut(u64),
     ) -> Result<Self> {
-        let values = Random::new(device, if scheme.is_float() { Kind::Scales } else { Kind::Bits })?;
-        let scales = Random::new(device, Kind::Scales)?;
+        let values =
+            Random::new(device, if scheme.is_float() { Distribution::Scales } else { Distribution::Bits })?;
+        let scales = Random::new(device, Distribution::Scales)?;
         let mut arena = Arena::new(device, Lifetime::Weights, Memory::Device);
         let mut done = 0;
         let mut made = Vec::new();
@@ -70,7 +71,7 @@ impl Model {
             debug_assert!(layout.k.is_multiple_of(GROUP));
             let matrix = Matrix::allocate(&mut arena, &place.to_string(), layout, device.caps())?;
             let mut recorder = device.recorder()?;
-            for part in matrix.parts() {
+            for part in matrix.blocks() {
                 let seed = (number << 20 ^ part.first_row) as u32;
                 values.record(&mut recorder, "values", &part.values.view(), seed)?;
                 if let Some(plane) = &part.scales {
@@ -230,7 +231,7 @@ impl Runner {
     /// Fills all keys and values with random numbers, so that sequences may begin anywhere.
     pub fn fill_cache(&mut self) -> Result<()> {
         self.cache().forget();
-        let random = Random::new(&self.model().device, Kind::Scales)?;
+        let random = Random::new(&self.model().device, Distribution::Scales)?;
         for layer in 0..self.model().config.layers as usize {
             let kv = self.cache().layer(layer);
             let mut recorder = self.model().device.recorder()?;

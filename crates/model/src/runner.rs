@@ -16,7 +16,7 @@ use checkpoint::Config;
 use gpu::{Arena, Buffer, Lifetime, Memory};
 use kernels::{
     matmul::gemv,
-    sample::{self, Counting, MAX_BIASES},
+    sample::{self, CountMode, MAX_BIASES},
 };
 
 use crate::{
@@ -241,7 +241,7 @@ impl Runner {
     pub fn prepare(&mut self, tokens: usize, sampling: &Sampling) -> Result<()> {
         let chunk = self.chunk_rows(0, self.cache.limits().chunk as usize);
         let form = sampling.form(self.model.config.vocab);
-        let counting = sample::Form { counts: form.counts, ..sample::Form::default() };
+        let counting = sample::Features { counts: form.counts, ..sample::Features::default() };
         let (full, last) = (tokens.saturating_sub(1) / chunk, (tokens.max(1) - 1) % chunk + 1);
         let mut keys = vec![
             Key::new(Count::new(0, last), Output::Sample { rows: 1 }, form),
@@ -277,7 +277,7 @@ impl Runner {
                 add(apart, self.most_beside(apart), bucket(apart + 1));
             }
         }
-        keys.push(Key::new(Count::new(0, limits.chunk as usize), Output::None, sample::Form::default()));
+        keys.push(Key::new(Count::new(0, limits.chunk as usize), Output::None, sample::Features::default()));
         self.find_pace(&keys)?;
         self.prepare_keys(&keys)
     }
@@ -327,7 +327,7 @@ impl Runner {
         if written.is_empty() {
             recorder.fill("token counts", counts, 0)?;
             recorder.seal()?.run(TIMEOUT)?;
-            self.count(Counting::Prompt, slot, prompt)?;
+            self.count(CountMode::Prompt, slot, prompt)?;
         } else {
             let mut words = vec![0_u32; vocab as usize];
             // Soft tokens of an image may lie past the vocabulary.
@@ -433,11 +433,11 @@ impl Runner {
     /// Which program a step needs.
     fn key(&self, count: Count, output: Output, choices: &[Choice<'_>]) -> Key {
         let vocab = self.model.config.vocab;
-        let form = choices.iter().fold(sample::Form::default(), |all, choice| all | choice.form(vocab));
+        let form = choices.iter().fold(sample::Features::default(), |all, choice| all | choice.form(vocab));
         // Without sampling only the counting of a prompt's tokens is left of it.
         let form = match output {
             Output::Sample { .. } => form,
-            _ => sample::Form { counts: form.counts, ..sample::Form::default() },
+            _ => sample::Features { counts: form.counts, ..sample::Features::default() },
         };
         Key::new(count, output, form)
     }

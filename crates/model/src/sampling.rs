@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use kernels::sample::{BAN, Bias, Form, MAX_BIASES, MAX_TOP, Params};
+use kernels::sample::{BAN, Bias, Features, MAX_BIASES, MAX_TOP, Params};
 use serde::Serialize;
 
 use crate::{DecodeRow, Error, Result};
@@ -97,9 +97,9 @@ impl Sampling {
     }
 
     /// What it needs of the kernel.
-    pub(crate) fn form(&self, vocab: u32) -> Form {
+    pub(crate) fn form(&self, vocab: u32) -> Features {
         let params = self.params();
-        Form {
+        Features {
             filters: params.filters(vocab as usize),
             counts: params.penalties(),
             biases: !self.biases.is_empty(),
@@ -149,8 +149,8 @@ impl<'a> Choice<'a> {
     }
 
     /// What it needs of the kernel.
-    pub fn form(&self, vocab: u32) -> Form {
-        Form { mask: self.mask.is_some(), ..self.sampling.form(vocab) }
+    pub fn form(&self, vocab: u32) -> Features {
+        Features { mask: self.mask.is_some(), ..self.sampling.form(vocab) }
     }
 
     /// As the kernel reads it.

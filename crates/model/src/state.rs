@@ -1,7 +1,7 @@
 //! What changes from step to step: a few words a row, written by the host or by the step before, read by the programs.
 
 use gpu::{Arena, Buffer, Device, Lifetime, Memory, View};
-use kernels::sample::{MAX_BIASES, MAX_ENDS, NO_TOKEN, Params, Run, Sampled};
+use kernels::sample::{MAX_BIASES, MAX_STOP_TOKENS, NO_TOKEN, Params, Run, Sampled};
 
 use checkpoint::config::LayerType;
 
@@ -82,7 +82,7 @@ impl State {
             output_rows: shared.buffer("output rows", words)?,
             params: shared.buffer("sampling parameters", sampled * Params::WORDS as u64 * 4)?,
             biases: shared.buffer("logit biases", sampled * MAX_BIASES as u64 * 8)?,
-            ends: shared.buffer_from("end tokens", &vec![NO_TOKEN; sampled as usize * MAX_ENDS])?,
+            ends: shared.buffer_from("end tokens", &vec![NO_TOKEN; sampled as usize * MAX_STOP_TOKENS])?,
             run: shared.buffer_from("run", &Run::START)?,
             sampled: readback.buffer("sampled tokens", sampled * (MAX_STEPS * Sampled::WORDS) as u64 * 4)?,
             next_tokens: shared.buffer("next tokens", words)?,

@@ -12,15 +12,15 @@ use kernels::{
     embed::{self, Embed},
     matmul::{
         coopmat::{
-            self, Matmul,
-            policy::{Parts, Shape, parts_for_reader},
+            self, Coopmat,
+            policy::{Shape, SplitK, split_k_for_consumer},
         },
-        gated::Geglu,
+        gated::Gated,
         gemm::{self, Gemm},
         gemv::{self, Gemv, Sublayer, policy::Prologue},
         tuning::{Input, Product},
     },
-    norm::{self, Form, Norm},
+    norm::{self, Fusion, Norm},
 };
 use weights::blueprint::MatrixId;
 
@@ -234,12 +234,12 @@ impl<'a> Step<'a> {
             self.norm = Some(gemv::Norm { sublayer: None, residual, weight, epsilon });
             return Ok(());
         }
-        let form = Form {
+        let form = Fusion {
             post_norm: false,
             residual: false,
             output: self.scratch.normed.kind(),
             gather: false,
-            sums: 1,
+            partials: 1,
         };
         let operands = norm::Operands {
             x: self.scratch.residual.view(),
@@ -259,12 +259,12 @@ impl<'a> Step<'a> {
             return self.norm_in_next_product(post, (Some(norm.0), norm.1));
         }
         let post_weight = self.post_norm(post)?;
-        let form = Form {
+        let form = Fusion {
             post_norm: post_weight.is_some(),
             residual: true,
             output: self.scratch.normed.kind(),
             gather: false,
-            sums: self.splits,
+            partials: self.splits,
         };
         let operands = norm::Operands {
             x: self.scratch.sublayer.view(),
@@ -288,7 +288,7 @@ impl<'a> Step<'a> {
         let output = outputs.normed.kind();
         let post_weight = self.post_norm(post)?;
         let post_norm = post_weight.is_some();
-        let form = Form { post_norm, residual: true, output, gather: true, sums: self.splits };
+        let form = Fusion { post_norm, residual: true, output, gather: true, partials: self.splits };
         let operands = norm::Operands {
             x: self.scratch.sublayer.view(),
             post_weight,
@@ -323,7 +323,7 @@ impl<'a> Step<'a> {
         Ok(())
     }
 
-    fn record_norm(&mut self, form: Form, operands: &norm::Operands<'_>) -> Result<()> {
+    fn record_norm(&mut self, form: Fusion, operands: &norm::Operands<'_>) -> Result<()> {
         let config = &self.model.config;
         let kernel = Norm::new(&self.model.device, form, config.hidden as usize, config.rms_norm_eps)?;
         Ok(kernel.record(self.recorder, "norm", operands)?)
@@ -382,7 +382,7 @@ impl<'a> Step<'a> {
                     let target = Target::whole(to, matrix.layout().rows);
                     self.product(name, matrix, Epilogue::None, x, &target, &self.state.active.clone())?;
                 }
-                let kernel = Geglu::new(&self.model.device, gate, scratch.gated.kind(), scratch.gated.k)?;
+                let kernel = Gated::new(&self.model.device, gate, scratch.gated.kind(), scratch.gated.k)?;
                 let (of_gate, of_up) = (apart[0].view(), apart[1].view());
                 Ok(kernel.record(
                     self.recorder,
@@ -434,7 +434,7 @@ impl<'a> Step<'a> {
                 let splits = self.splits;
                 let added = norm.sublayer.as_ref().map(|sublayer| {
                     let post_norm = sublayer.weight.is_some();
-                    Prologue::AddAndNorm { splits, post_norm }
+                    Prologue::AddAndNorm { partials: splits, post_norm }
                 });
                 (1, Activations::Int16, added.unwrap_or(Prologue::Norm))
             }
@@ -443,8 +443,8 @@ impl<'a> Step<'a> {
         if let (Input::Vectors(x), Activations::F16) = (&x, activations) {
             let alone = matrix.layout().rows == target.stride;
             let added_up = to_sublayer || target.y.address() == self.scratch.qkv.view().address();
-            let parts = if added_up && alone { parts_of(self.model, columns) } else { Parts::Joined };
-            let shape = Shape { parts, ..matmul_shape(matrix, columns, epilogue) };
+            let parts = if added_up && alone { parts_of(self.model, columns) } else { SplitK::Reduced };
+            let shape = Shape { split_k: parts, ..matmul_shape(matrix, columns, epilogue) };
             return self.matmul(name, matrix, shape, x, target, active);
         }
         let (weights, output) = (matrix.layout(), target.kind());
@@ -487,7 +487,7 @@ impl Step<'_> {
     ) -> Result<()> {
         let plan = self.model.matmul_plan(&shape);
         let plan = plan.expect("activations are f16 only where matrix units take every matrix");
-        let kernel = Matmul::with_plan(&self.model.device, shape, plan)?;
+        let kernel = Coopmat::with_plan(&self.model.device, shape, plan)?;
         let of_head = self.outputs.is_some_and(|outputs| std::ptr::eq(x, &outputs.normed));
         let parts = if of_head {
             self.outputs.and_then(|outputs| outputs.parts.as_ref())
@@ -513,8 +513,8 @@ fn without_stream<'a>(x: &Input<'a>) -> Input<'a> {
 
 /// What becomes of the parts of K of a product on matrix units whose reader can add them up. One way for all rows where sums must not
 /// depend on their number.
-fn parts_of(model: &Model, rows: usize) -> Parts {
-    if model.reproducible { Parts::Joined } else { parts_for_reader(rows) }
+fn parts_of(model: &Model, rows: usize) -> SplitK {
+    if model.reproducible { SplitK::Reduced } else { split_k_for_consumer(rows) }
 }
 
 /// Sums that QKV or a sublayer's output is left in: of one matrix, whose K is in parts.
@@ -527,9 +527,9 @@ fn sums(model: &Model, rows: usize, place: MatrixId) -> u32 {
             _ => gemv::policy::splits(model.device.caps(), &matrix.layout()),
         };
     }
-    let shape = Shape { parts: parts_of(model, rows), ..matmul_shape(matrix, rows, Epilogue::None) };
+    let shape = Shape { split_k: parts_of(model, rows), ..matmul_shape(matrix, rows, Epilogue::None) };
     match model.activations(rows) {
-        Activations::F16 if shape.parts == Parts::Apart => {
+        Activations::F16 if shape.split_k == SplitK::Partial => {
             model.matmul_plan(&shape).map_or(1, |plan| plan.splits)
         }
         _ => 1,
@@ -569,7 +569,7 @@ fn parts<'a>(
 /// A product on matrix units: gate and up become activations of the next.
 fn matmul_shape(matrix: &Matrix, columns: usize, epilogue: Epilogue) -> Shape {
     let output = if epilogue == Epilogue::None { Activations::F32 } else { Activations::F16 };
-    Shape { weights: matrix.layout(), columns, epilogue, output, parts: Parts::Joined }
+    Shape { weights: matrix.layout(), columns, epilogue, output, split_k: SplitK::Reduced }
 }
 
 /// Whether the products of a step of so many rows compute the norms before them: a dispatch less each, for one row.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use gpu::Recorder;
-use kernels::matmul::tuning::{self, Product, Tuned, Tuning};
+use kernels::matmul::tuning::{self, Product, Tuning, TuningReport};
 
 use crate::{
     Limits, Model, PAGE, Result, decoder,
@@ -29,10 +29,15 @@ impl Model {
 
     /// Times the products of decoding that this device has not met, on the model's own weights; programs that are recorded from now
     /// on use what was found. `progress` is told how many there are, if there are any.
-    pub fn tune(&mut self, when: When, budget: Duration, progress: impl FnOnce(usize)) -> Result<Tuned> {
-        let wanted = tuning::is_wanted(&self.device) && self.device.caps().timestamp_period_ns.is_some();
+    pub fn tune(
+        &mut self,
+        when: When,
+        budget: Duration,
+        progress: impl FnOnce(usize),
+    ) -> Result<TuningReport> {
+        let wanted = tuning::is_enabled(&self.device) && self.device.caps().timestamp_period_ns.is_some();
         if when == When::Worthwhile && !wanted {
-            return Ok(Tuned::default());
+            return Ok(TuningReport::default());
         }
         let mut tuning = std::mem::take(&mut self.tuning);
         let tuned =

@@ -6,7 +6,7 @@ use std::{sync::Arc, time::Duration};
 
 use common::{Fixture, all_logits, difference, limits, load, load_alone};
 use gpu::DeviceOptions;
-use model::{Activations, KvScheme, Runner, Sampling, Tuned, When};
+use model::{Activations, KvScheme, Runner, Sampling, TuningReport, When};
 
 const PLENTY: Duration = Duration::from_secs(300);
 
@@ -21,7 +21,7 @@ fn a_tuned_model_computes_the_same_and_the_next_start_knows_its_plans() {
     let mut model = start();
     assert_eq!(
         model.tune(When::Worthwhile, PLENTY, |_| panic!("never on a CPU driver")).unwrap(),
-        Tuned::default()
+        TuningReport::default()
     );
     let mut shapes = 0;
     let tuned = model.tune(When::Always, PLENTY, |count| shapes = count).unwrap();
@@ -31,7 +31,10 @@ fn a_tuned_model_computes_the_same_and_the_next_start_knows_its_plans() {
 
     let mut again = start();
     assert_eq!(again.tuning().entries().len(), shapes);
-    assert_eq!(again.tune(When::Always, PLENTY, |_| panic!("all are known")).unwrap(), Tuned::default());
+    assert_eq!(
+        again.tune(When::Always, PLENTY, |_| panic!("all are known")).unwrap(),
+        TuningReport::default()
+    );
     let rows = all_logits(&Arc::new(again), &fixture.ids, 1, KvScheme::F32);
     for (index, position) in fixture.positions.iter().enumerate() {
         let difference = difference(&rows[*position], fixture.row(index));

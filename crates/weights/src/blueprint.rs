@@ -5,7 +5,7 @@
 //! one kernel computes all of them. Where a file stores them in different schemes they remain separate matrices.
 
 use checkpoint::{Attention, AttentionSpan, Checkpoint, Config, FeedForward, Mixer, Role, Tensor};
-use kernels::transcode::Placement;
+use kernels::transcode::StripMap;
 use tensor::{Encoding, KvScheme, Layout, STRIP, Scheme};
 
 use crate::{
@@ -30,7 +30,7 @@ pub struct MatrixSpec<'a> {
     /// Shape and scheme.
     pub layout: Layout,
     /// The tensors it is made of, and which of its strips each one fills.
-    pub tensors: Vec<(&'a Tensor, Placement)>,
+    pub tensors: Vec<(&'a Tensor, StripMap)>,
 }
 
 /// Memory to reserve beside the weights.
@@ -239,7 +239,7 @@ fn add<'a>(
             StripOrder::Sequential => (1, *count),
             StripOrder::Alternating => (tensors.len(), 1),
         };
-        placed.push((*tensor, Placement { first_strip, step }));
+        placed.push((*tensor, StripMap { first_strip, step }));
         first_strip += taken;
     }
     matrices.push(MatrixSpec { id, layout, tensors: placed });

@@ -268,7 +268,8 @@ impl Piece {
         match tensor.scales {
             None => quant::dequantize(tensor.encoding, &bytes, &mut values),
             Some(all) => {
-                let own = transcode::own_scales(tensor.encoding, layout.k, first_row, rows).unwrap_or(0..0);
+                let own =
+                    transcode::external_scales(tensor.encoding, layout.k, first_row, rows).unwrap_or(0..0);
                 let (offset, len) = (all.offset + own.start as u64 * 4, (own.len() as u64 * 4).min(all.len));
                 let scales = read(Span { offset, len, ..all })?;
                 let scales: Vec<f32> =

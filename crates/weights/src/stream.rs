@@ -20,8 +20,8 @@ use std::{
 use checkpoint::{Source, Span, Tensor};
 use gpu::{Arena, Device, Lifetime, Memory, Recorder, StagingRing, StagingSlot, View};
 use kernels::{
-    Matrix, Part,
-    transcode::{self, OwnScales, Placement, Rows, Transcode},
+    Matrix, MatrixBlock,
+    transcode::{self, ExternalScales, Rows, StripMap, Transcode},
 };
 use tensor::{Encoding, Layout, STRIP};
 
@@ -35,7 +35,7 @@ pub struct Destination<'a> {
     /// Where it goes.
     pub matrix: &'a Matrix,
     /// Which strips of the matrix are its own.
-    pub placement: Placement,
+    pub placement: StripMap,
 }
 
 /// How to stream.
@@ -291,7 +291,7 @@ impl Reader<'_> {
                 None => None,
                 Some((span, first)) => {
                     let at = chunk.scales_at();
-                    Some(OwnScales { view: source.slice(at..at + span.len)?, first })
+                    Some(ExternalScales { view: source.slice(at..at + span.len)?, first })
                 }
             },
         };
@@ -360,17 +360,17 @@ fn copy_strips<'a>(
     destination: &Destination<'a>,
     first: u64,
     count: u64,
-    plane: impl Fn(&'a Part) -> Option<(&'a gpu::Buffer, usize)>,
+    plane: impl Fn(&'a MatrixBlock) -> Option<(&'a gpu::Buffer, usize)>,
 ) -> gpu::Result<()> {
-    let Placement { first_strip, step } = destination.placement;
+    let StripMap { first_strip, step } = destination.placement;
     let mut strip = first;
     while strip < first + count {
         let at = first_strip as u64 + strip * step as u64;
-        let holds = |part: &&Part| {
+        let holds = |part: &&MatrixBlock| {
             let start = part.first_row as u64 / STRIP as u64;
             (start..start + part.layout.strips() as u64).contains(&at)
         };
-        let part = destination.matrix.parts().iter().find(holds);
+        let part = destination.matrix.blocks().iter().find(holds);
         let Some((part, (buffer, strip_bytes))) = part.and_then(|part| Some((part, plane(part)?))) else {
             let reason = format!("strip {at} lies past the end of the matrix");
             return Err(gpu::Error::InvalidUse { what: destination.tensor.name.clone(), reason });
@@ -395,7 +395,7 @@ fn copy_strips<'a>(
 fn own_scales(tensor: &Tensor, run: Run) -> Option<(Span, usize)> {
     let (Run::Rows { first, count }, Some(span)) = (run, tensor.scales) else { return None };
     let k = tensor.shape[1] as usize;
-    let range = transcode::own_scales(tensor.encoding, k, first as usize, count as usize)?;
+    let range = transcode::external_scales(tensor.encoding, k, first as usize, count as usize)?;
     let (offset, len) = (span.offset + range.start as u64 * 4, range.len() as u64 * 4);
     Some((Span { offset, len: len.min(span.len), ..span }, range.start))
 }

@@ -9,7 +9,7 @@ use std::{
 
 use checkpoint::{Format, Source, Span, Tensor};
 use gpu::{Arena, Lifetime, Memory};
-use kernels::{Matrix, selftest::Random, transcode::Placement};
+use kernels::{Matrix, selftest::Random, transcode::StripMap};
 use tensor::quant;
 use tensor::{Encoding, Layout};
 use weights::{
@@ -91,7 +91,7 @@ fn allocate(device: &gpu::Device, source: &Source) -> Vec<Matrix> {
 
 fn destinations<'a>(source: &'a Source, matrices: &'a [Matrix]) -> Vec<Destination<'a>> {
     let pairs = source.tensors.iter().zip(matrices);
-    pairs.map(|(tensor, matrix)| Destination { tensor, matrix, placement: Placement::WHOLE }).collect()
+    pairs.map(|(tensor, matrix)| Destination { tensor, matrix, placement: StripMap::WHOLE }).collect()
 }
 
 #[test]

@@ -23,7 +23,7 @@ pub struct KvShape {
     /// Values of a head.
     pub head_dim: u32,
     /// Positions of a page, a power of two.
-    pub page: u32,
+    pub page_size: u32,
     /// Pages in the pool.
     pub pages: u32,
     /// How elements are stored.
@@ -37,26 +37,26 @@ const MOST_ELEMENTS: u64 = 1 << 31;
 impl KvShape {
     /// Elements of K, and of V.
     pub fn elements(&self) -> u64 {
-        let sizes = [self.kv_heads, self.head_dim, self.page, self.pages];
+        let sizes = [self.kv_heads, self.head_dim, self.page_size, self.pages];
         sizes.into_iter().fold(1, |product, size| product.saturating_mul(u64::from(size)))
     }
 
     /// Bytes of K, and of V.
     pub fn bytes(&self) -> u64 {
-        let lines = [self.kv_heads, self.page, self.pages];
+        let lines = [self.kv_heads, self.page_size, self.pages];
         let lines = lines.into_iter().fold(1_u64, |product, size| product.saturating_mul(u64::from(size)));
         lines.saturating_mul(self.scheme.head_bytes(self.head_dim))
     }
 
     /// Number of the element of a position that the table puts on `page`.
     pub fn element(&self, page: u32, head: u32, position: u32, d: u32) -> u64 {
-        let line = (u64::from(page) * u64::from(self.kv_heads) + u64::from(head)) * u64::from(self.page);
-        (line + u64::from(position % self.page)) * u64::from(self.head_dim) + u64::from(d)
+        let line = (u64::from(page) * u64::from(self.kv_heads) + u64::from(head)) * u64::from(self.page_size);
+        (line + u64::from(position % self.page_size)) * u64::from(self.head_dim) + u64::from(d)
     }
 
     fn check(&self, what: &str) -> Result<()> {
         let wrong = |reason: String| Err(Error::InvalidUse { what: what.to_string(), reason });
-        if let Err(reason) = self.scheme.takes(self.head_dim, self.page) {
+        if let Err(reason) = self.scheme.takes(self.head_dim, self.page_size) {
             return wrong(reason);
         }
         if self.elements() > MOST_ELEMENTS {
@@ -101,7 +101,7 @@ pub struct KvTable {
 impl KvTable {
     /// Positions that a slot can have with pages of this shape.
     pub fn positions(&self, shape: &KvShape) -> u64 {
-        u64::from(self.stride) * u64::from(shape.page)
+        u64::from(self.stride) * u64::from(shape.page_size)
     }
 }
 
@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     const SHAPE: KvShape =
-        KvShape { kv_heads: 16, head_dim: 128, page: 64, pages: 2048, scheme: KvScheme::F16 };
+        KvShape { kv_heads: 16, head_dim: 128, page_size: 64, pages: 2048, scheme: KvScheme::F16 };
 
     #[test]
     fn a_27b_layer_at_128k_positions() {
@@ -133,12 +133,14 @@ mod tests {
         assert!(KvShape { pages: 1 << 14, ..SHAPE }.check("kv").is_ok());
         let error = KvShape { pages: (1 << 14) + 1, ..SHAPE }.check("kv").unwrap_err().to_string();
         assert!(error.contains("fewer pages"), "{error}");
-        assert!(KvShape { pages: u32::MAX, page: 1 << 31, kv_heads: u32::MAX, ..SHAPE }.check("kv").is_err());
-        assert!(KvShape { page: 48, ..SHAPE }.check("kv").is_err());
+        assert!(
+            KvShape { pages: u32::MAX, page_size: 1 << 31, kv_heads: u32::MAX, ..SHAPE }.check("kv").is_err()
+        );
+        assert!(KvShape { page_size: 48, ..SHAPE }.check("kv").is_err());
         assert!(KvShape { head_dim: 68, ..SHAPE }.check("kv").is_err());
         let int8 = KvShape { scheme: KvScheme::Int8, ..SHAPE };
         assert!(int8.check("kv").is_ok());
-        assert!(KvShape { page: 2, ..int8 }.check("kv").is_err());
+        assert!(KvShape { page_size: 2, ..int8 }.check("kv").is_err());
         let error = KvShape { head_dim: 80, ..int8 }.check("kv").unwrap_err().to_string();
         assert!(error.contains("groups of 32"), "{error}");
     }

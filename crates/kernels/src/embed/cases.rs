@@ -83,7 +83,7 @@ fn fill(embeddings: &mut Matrix, random: &mut Random) -> Result<()> {
         let small = if index.is_multiple_of(5) { 1e-4 } else { 1.0 };
         f16::from_f32(random.signed() * 0.02 * small).to_bits()
     };
-    for part in embeddings.parts_mut() {
+    for part in embeddings.blocks_mut() {
         if let Some(scales) = &mut part.scales {
             let halves: Vec<u16> = (0..scales.len() as usize / 2).map(&mut half).collect();
             scales.write(0, bytemuck::cast_slice(&halves))?;

@@ -69,11 +69,11 @@ impl Embed {
         }
         // Shaders count words in 31 bits.
         let most = (1_u64 << 31) * 4;
-        if residual.len() >= most || embeddings.parts().iter().any(|part| part.values.len() >= most) {
+        if residual.len() >= most || embeddings.blocks().iter().any(|part| part.values.len() >= most) {
             return wrong("a buffer of 8 GiB or more: the kernel's indices end there".into());
         }
         let groups = policy::groups(self.pipeline.threads(), layout.k);
-        for part in embeddings.parts() {
+        for part in embeddings.blocks() {
             let push = Push {
                 values: (&part.values).into(),
                 scales: part.scales.as_ref().map_or(Address::NONE, Address::from),

@@ -16,7 +16,7 @@ fn embeddings_in_several_parts_are_one_matrix() {
         // Two strips an allocation: 77 rows make three parts.
         let caps = Caps { max_allocation: 2 * layout.strip_value_bytes() as u64, ..device.caps().clone() };
         let comparison = cases::run(&device, layout, &caps).unwrap();
-        assert!(comparison.passed(), "{scheme}: {:?}", comparison.first_wrong);
+        assert!(comparison.passed(), "{scheme}: {:?}", comparison.first_mismatch);
     }
 }
 

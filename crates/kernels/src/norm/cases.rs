@@ -3,7 +3,7 @@
 use gpu::{Caps, Device, Result, Tier};
 
 use super::{
-    Form, Norm, Operands,
+    Fusion, Norm, Operands,
     policy::{self, Plan},
     reference,
 };
@@ -21,13 +21,13 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
     let mut list = Vec::new();
     for tier in [Tier::T0, Tier::T1].into_iter().filter(|tier| caps.tier() >= Some(*tier)) {
         for (post_norm, residual) in [(false, false), (false, true), (true, true), (true, false)] {
-            let mut push = |output, gather, sums, sizes: &[(usize, usize)]| {
+            let mut push = |output, gather, partials, sizes: &[(usize, usize)]| {
                 for (rows, n) in sizes.iter().copied() {
-                    let form = Form { post_norm, residual, output, gather, sums };
-                    let fewest = policy::holding(caps, n, form, tier, 1);
-                    let held = policy::held(caps, n, form, tier).filter(|plan| Some(*plan) != fewest);
-                    let plans = [fewest, held, Some(policy::walked(caps, n, form, tier))];
-                    list.extend(plans.into_iter().flatten().map(|plan| case(plan, form, rows, n)));
+                    let fusion = Fusion { post_norm, residual, output, gather, partials };
+                    let fewest = policy::holding(caps, n, fusion, tier, 1);
+                    let held = policy::held(caps, n, fusion, tier).filter(|plan| Some(*plan) != fewest);
+                    let plans = [fewest, held, Some(policy::walked(caps, n, fusion, tier))];
+                    list.extend(plans.into_iter().flatten().map(|plan| case(plan, fusion, rows, n)));
                 }
             };
             if post_norm != residual {
@@ -64,27 +64,27 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
     list
 }
 
-fn case(plan: Plan, form: Form, rows: usize, n: usize) -> Case {
+fn case(plan: Plan, fusion: Fusion, rows: usize, n: usize) -> Case {
     let name = format!(
         "{rows} × {n}{}{}{}, to {}{}{}",
-        if form.sums > 1 { format!(" of {} sums", form.sums) } else { String::new() },
-        if form.post_norm { ", post-norm" } else { "" },
-        if form.residual { ", residual" } else { "" },
-        form.output,
-        if form.gather { ", gathered" } else { "" },
+        if fusion.partials > 1 { format!(" of {} partials", fusion.partials) } else { String::new() },
+        if fusion.post_norm { ", post-norm" } else { "" },
+        if fusion.residual { ", residual" } else { "" },
+        fusion.output,
+        if fusion.gather { ", gathered" } else { "" },
         plan.per_thread.map_or(String::new(), |fours| format!(", {fours} held")),
     );
-    Case::new(name, plan.tier, move |device| run(device, plan, form, rows, n))
+    Case::new(name, plan.tier, move |device| run(device, plan, fusion, rows, n))
 }
 
-fn run(device: &Device, plan: Plan, form: Form, rows: usize, n: usize) -> Result<Comparison> {
+fn run(device: &Device, plan: Plan, fusion: Fusion, rows: usize, n: usize) -> Result<Comparison> {
     let mut random = Random::new((rows * 10007 + n) as u64);
     let mut floats =
         |count: usize, scale: f32| (0..count).map(|_| random.signed() * scale).collect::<Vec<f32>>();
     // One row more than is active: it must stay as it is.
     let (mut x, before) = (floats((rows + 1) * n, 30.0), floats((rows + 1) * n, 100.0));
     // Parts that add up to x without rounding: all are multiples of a power of two.
-    let mut parts: Vec<Vec<f32>> = (1..form.sums).map(|_| floats(x.len(), 30.0)).collect();
+    let mut parts: Vec<Vec<f32>> = (1..fusion.partials).map(|_| floats(x.len(), 30.0)).collect();
     for value in parts.iter_mut().flatten().chain(&mut x) {
         *value = (*value * 1024.0).round() / 1024.0;
     }
@@ -104,8 +104,8 @@ fn run(device: &Device, plan: Plan, form: Form, rows: usize, n: usize) -> Result
     let weight = weight;
     let (want, want_residual) = reference::norm(&reference::Inputs {
         x: &x[..rows * n],
-        post_weight: form.post_norm.then_some(&post_weight),
-        residual: form.residual.then_some(&before),
+        post_weight: fusion.post_norm.then_some(&post_weight),
+        residual: fusion.residual.then_some(&before),
         weight: &weight,
         epsilon: EPSILON,
     });
@@ -117,23 +117,23 @@ fn run(device: &Device, plan: Plan, form: Form, rows: usize, n: usize) -> Result
     let residual = arena.buffer_from("residual", &before)?;
     let weight = arena.buffer_from("weight", &weight)?;
     let post_weight = arena.buffer_from("post weight", &post_weight)?;
-    let y = poisoned(&mut arena, form.output, n, rows + 1)?;
-    let kernel = Norm::with_plan(device, form, n, EPSILON, plan)?;
+    let y = poisoned(&mut arena, fusion.output, n, rows + 1)?;
+    let kernel = Norm::with_plan(device, fusion, n, EPSILON, plan)?;
     let mut recorder = device.recorder()?;
     let operands = Operands {
         x: x.view(),
-        post_weight: form.post_norm.then(|| post_weight.view()),
-        residual: form.residual.then(|| residual.view()),
+        post_weight: fusion.post_norm.then(|| post_weight.view()),
+        residual: fusion.residual.then(|| residual.view()),
         weight: weight.view(),
         active: active.view(),
-        rows: form.gather.then(|| list.view()),
+        rows: fusion.gather.then(|| list.view()),
         y: &y,
     };
     kernel.record(&mut recorder, "norm", &operands)?;
     recorder.seal()?.run(TIMEOUT)?;
 
     let mut comparison = Comparison::default();
-    if form.residual {
+    if fusion.residual {
         let residual: Vec<f32> = residual.read_vec()?;
         comparison.equal(
             || "the residual that is not active".into(),
@@ -146,9 +146,9 @@ fn run(device: &Device, plan: Plan, form: Form, rows: usize, n: usize) -> Result
         }
     }
     // In the order of the output's rows.
-    let order = |row: usize| if form.gather { rows - 1 - row } else { row };
+    let order = |row: usize| if fusion.gather { rows - 1 - row } else { row };
     let want = (0..rows).flat_map(|row| &want[order(row) * n..][..n]);
-    let allowed = |want: f64| match form.output {
+    let allowed = |want: f64| match fusion.output {
         Activations::F32 | Activations::F16 => 1e-5 * (want.abs() + 1.0),
         Activations::Int8 => 0.0,
         // Steps are so small that the rounding of the norm itself shows.

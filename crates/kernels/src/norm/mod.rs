@@ -29,7 +29,7 @@ pub static KERNEL: Kernel = Kernel {
 
 /// Which parts of the computation a model needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Form {
+pub struct Fusion {
     /// The input has a norm of its own before the add.
     pub post_norm: bool,
     /// The input is added to the residual stream, which is updated in place.
@@ -39,12 +39,12 @@ pub struct Form {
     /// The output has some rows of the input only, as a list of row numbers says.
     pub gather: bool,
     /// The input is the sum of so many: of a product whose K is in parts. At least 1.
-    pub sums: u32,
+    pub partials: u32,
 }
 
 /// The kernel for rows of one length.
 pub struct Norm {
-    form: Form,
+    fusion: Fusion,
     n: usize,
     epsilon: f32,
     plan: Plan,
@@ -53,40 +53,40 @@ pub struct Norm {
 
 /// The buffers of one call. Each row of `x`, `residual` and the output has the kernel's length.
 pub struct Operands<'a> {
-    /// Input rows, f32: where they are in several sums, those of a row follow each other.
+    /// Input rows, f32: where they are in several partials, those of a row follow each other.
     pub x: View,
-    /// Weight of the norm before the add, if the form has one.
+    /// Weight of the norm before the add, if the fusion has one.
     pub post_weight: Option<View>,
-    /// Residual rows, f32, read and written, if the form has them.
+    /// Residual rows, f32, read and written, if the fusion has them.
     pub residual: Option<View>,
     /// Weight of the norm, as it multiplies (1 + w for Gemma's files).
     pub weight: View,
     /// u32: output rows in use, at most as many as `y` has columns.
     pub active: View,
-    /// u32 an output row: which row of `x` and `residual` it is made of, if the form gathers. No row may come twice where
+    /// u32 an output row: which row of `x` and `residual` it is made of, if the fusion gathers. No row may come twice where
     /// there is a residual stream.
     pub rows: Option<View>,
-    /// Output rows, stored as the form says.
+    /// Output rows, stored as the fusion says.
     pub y: &'a Vectors,
 }
 
 impl Norm {
     /// Chooses the variant for this device and compiles it.
-    pub fn new(device: &Device, form: Form, n: usize, epsilon: f32) -> Result<Self> {
-        Self::with_plan(device, form, n, epsilon, policy::plan(device.caps(), n, form))
+    pub fn new(device: &Device, fusion: Fusion, n: usize, epsilon: f32) -> Result<Self> {
+        Self::with_plan(device, fusion, n, epsilon, policy::plan(device.caps(), n, fusion))
     }
 
     /// The same with a plan given.
-    pub fn with_plan(device: &Device, form: Form, n: usize, epsilon: f32, plan: Plan) -> Result<Self> {
-        let whole = form.output_group();
-        if n == 0 || form.sums == 0 || !n.is_multiple_of(whole) {
+    pub fn with_plan(device: &Device, fusion: Fusion, n: usize, epsilon: f32, plan: Plan) -> Result<Self> {
+        let whole = fusion.output_group();
+        if n == 0 || fusion.partials == 0 || !n.is_multiple_of(whole) {
             let reason = format!(
-                "{} sums of rows of {n} values cannot be normed to {} in groups of {whole}",
-                form.sums, form.output
+                "{} partials of rows of {n} values cannot be normed to {} in groups of {whole}",
+                fusion.partials, fusion.output
             );
             return Err(Error::InvalidUse { what: "norm".into(), reason });
         }
-        Ok(Self { form, n, epsilon, plan, pipeline: variant(form, plan).pipeline(device)? })
+        Ok(Self { fusion, n, epsilon, plan, pipeline: variant(fusion, plan).pipeline(device)? })
     }
 
     /// Records the kernel for as many rows as `y` has columns.
@@ -94,25 +94,25 @@ impl Norm {
         let y = operands.y;
         let wrong = |reason: &str| Err(Error::InvalidUse { what: name.to_string(), reason: reason.into() });
         // Rows that a list names are not known here.
-        let values = if self.form.gather { 0 } else { (self.n * y.columns * 4) as u64 };
+        let values = if self.fusion.gather { 0 } else { (self.n * y.columns * 4) as u64 };
         let as_long = |view: Option<&View>, bytes: u64| view.is_none_or(|view| view.len() >= bytes);
-        if y.k != self.n || y.kind() != self.form.output {
+        if y.k != self.n || y.kind() != self.fusion.output {
             return wrong("the output has another length or type than the kernel was made for");
         }
-        if operands.post_weight.is_some() != self.form.post_norm
-            || operands.residual.is_some() != self.form.residual
+        if operands.post_weight.is_some() != self.fusion.post_norm
+            || operands.residual.is_some() != self.fusion.residual
         {
-            return wrong("post_weight and residual must be given exactly when the form has them");
+            return wrong("post_weight and residual must be given exactly when the fusion has them");
         }
-        if operands.rows.is_some() != self.form.gather
+        if operands.rows.is_some() != self.fusion.gather
             || !as_long(operands.rows.as_ref(), y.columns as u64 * 4)
         {
             return wrong(
-                "a list of rows must be given exactly when the form gathers, with a number for each output row",
+                "a list of rows must be given exactly when the fusion gathers, with a number for each output row",
             );
         }
         if operands.active.len() < 4
-            || operands.x.len() < values * u64::from(self.form.sums)
+            || operands.x.len() < values * u64::from(self.fusion.partials)
             || !as_long(operands.residual.as_ref(), values)
         {
             return wrong(
@@ -167,7 +167,7 @@ impl Norm {
     }
 }
 
-impl Form {
+impl Fusion {
     /// Values that must be whole in a row.
     fn output_group(&self) -> usize {
         match self.output {
@@ -179,24 +179,24 @@ impl Form {
     }
 }
 
-fn variant(form: Form, plan: Plan) -> Variant {
-    let Form { post_norm, residual, output, gather, sums } = form;
+fn variant(fusion: Fusion, plan: Plan) -> Variant {
+    let Fusion { post_norm, residual, output, gather, partials } = fusion;
     let label = format!(
         "{}{}{}{}{} {} threads{}",
         if post_norm { "post-norm + " } else { "" },
         if residual { "residual + norm" } else { "norm" },
         if output == Activations::F32 { String::new() } else { format!(" → {output}") },
         if gather { ", gathered" } else { "" },
-        if sums > 1 { format!(", of {sums} sums") } else { String::new() },
+        if partials > 1 { format!(", of {partials} partials") } else { String::new() },
         plan.threads,
         plan.per_thread.map_or(String::new(), |quarters| format!(" × {}", quarters * 4)),
     );
     let (threads, output) = (plan.threads, output as u32);
     if let Some(per_thread) = plan.per_thread {
         let constants =
-            norm_held::Constants { threads, post_norm, residual, output, gather, per_thread, sums };
+            norm_held::Constants { threads, post_norm, residual, output, gather, per_thread, partials };
         return Variant::new(label, norm_held::TIERS, plan.tier, &constants, plan.subgroup);
     }
-    let constants = norm::Constants { threads, post_norm, residual, output, gather, sums };
+    let constants = norm::Constants { threads, post_norm, residual, output, gather, partials };
     Variant::new(label, norm::TIERS, plan.tier, &constants, plan.subgroup)
 }

@@ -19,7 +19,7 @@ layout(constant_id = 3) const uint OUTPUT = 0;
 // Output row i is made of row rows[i] of x and of the residual stream, else of row i.
 layout(constant_id = 4) const bool GATHER = false;
 // x is the sum of so many, which follow each other in a row: of a product whose K is in parts.
-layout(constant_id = 5) const uint SUMS = 1;
+layout(constant_id = 5) const uint PARTIALS = 1;
 
 layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Floats { float data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Active { uint rows; };
@@ -61,9 +61,9 @@ const uint QUAD = 128;
 const uint CHUNK = QUANTIZE || F16 ? GROUP : 1;
 
 float x_at(uint from, uint i) {
-    uint first = from * SUMS * push.n + i;
+    uint first = from * PARTIALS * push.n + i;
     float value = push.x.data[first];
-    for (uint sum = 1; sum < SUMS; sum++) {
+    for (uint sum = 1; sum < PARTIALS; sum++) {
         value += push.x.data[first + sum * push.n];
     }
     return value;

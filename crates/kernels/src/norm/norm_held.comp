@@ -16,7 +16,7 @@ layout(constant_id = 4) const bool GATHER = false;
 // Quarters (four values) that a thread holds.
 layout(constant_id = 5) const uint PER_THREAD = 1;
 // x is the sum of so many, which follow each other in a row: of a product whose K is in parts.
-layout(constant_id = 6) const uint SUMS = 1;
+layout(constant_id = 6) const uint PARTIALS = 1;
 
 layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Floats4 { vec4 data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Active { uint rows; };
@@ -161,9 +161,9 @@ void main() {
     vec4 before[PER_THREAD];
     [[unroll]] for (uint j = 0; j < PER_THREAD; j++) {
         uint quarter = min(thread + j * THREADS, quarters - 1);
-        uint first = from * SUMS * quarters + quarter;
+        uint first = from * PARTIALS * quarters + quarter;
         value[j] = push.x.data[first];
-        [[unroll]] for (uint sum = 1; sum < SUMS; sum++) {
+        [[unroll]] for (uint sum = 1; sum < PARTIALS; sum++) {
             value[j] += push.x.data[first + sum * quarters];
         }
         uint i = from * quarters + quarter;

@@ -2,7 +2,7 @@
 
 use gpu::{Caps, Subgroup, Tier};
 
-use super::{Form, variant};
+use super::{Fusion, variant};
 use crate::{Activations, variant::Variant};
 
 /// A variant of the kernel.
@@ -28,26 +28,26 @@ const MAX_PER_THREAD: usize = 4;
 const MAX_HELD: usize = 8192;
 
 /// The plan for rows of `n` values.
-pub fn plan(caps: &Caps, n: usize, form: Form) -> Plan {
+pub fn plan(caps: &Caps, n: usize, fusion: Fusion) -> Plan {
     let tier = caps.tier().unwrap_or(Tier::T0).min(Tier::T1);
-    at_tier(caps, n, form, tier)
+    at_tier(caps, n, fusion, tier)
 }
 
 /// The plan at a tier that need not be the device's best.
-pub fn at_tier(caps: &Caps, n: usize, form: Form, tier: Tier) -> Plan {
-    held(caps, n, form, tier).unwrap_or_else(|| walked(caps, n, form, tier))
+pub fn at_tier(caps: &Caps, n: usize, fusion: Fusion, tier: Tier) -> Plan {
+    held(caps, n, fusion, tier).unwrap_or_else(|| walked(caps, n, fusion, tier))
 }
 
 /// The plan that holds rows in registers, where one can.
-pub fn held(caps: &Caps, n: usize, form: Form, tier: Tier) -> Option<Plan> {
+pub fn held(caps: &Caps, n: usize, fusion: Fusion, tier: Tier) -> Option<Plan> {
     // A CPU driver works on one subgroup after the other: the fewer there are, the less it has to do where they wait.
     let least = if caps.max_subgroup_size < 32 { MAX_PER_THREAD } else { 1 };
-    holding(caps, n, form, tier, least)
+    holding(caps, n, fusion, tier, least)
 }
 
 /// The same with at least so many fours a thread.
-pub(super) fn holding(caps: &Caps, n: usize, form: Form, tier: Tier, least: usize) -> Option<Plan> {
-    let whole = form.output_group().max(4);
+pub(super) fn holding(caps: &Caps, n: usize, fusion: Fusion, tier: Tier, least: usize) -> Option<Plan> {
+    let whole = fusion.output_group().max(4);
     // Threads that share a scale; they join its values by shuffles.
     let sharing = whole as u32 / 4;
     let joined = sharing == 1 || tier >= Tier::T1 && caps.min_subgroup_size >= sharing;
@@ -68,9 +68,9 @@ pub(super) fn holding(caps: &Caps, n: usize, form: Form, tier: Tier, least: usiz
 }
 
 /// The plan that walks through rows of any length.
-pub fn walked(caps: &Caps, n: usize, form: Form, tier: Tier) -> Plan {
+pub fn walked(caps: &Caps, n: usize, fusion: Fusion, tier: Tier) -> Plan {
     // A thread takes one value at a time to f32, else one group.
-    let items = n.div_ceil(if form.output == Activations::F32 { 4 } else { form.output_group() });
+    let items = n.div_ceil(if fusion.output == Activations::F32 { 4 } else { fusion.output_group() });
     let smallest = caps.max_subgroup_size.max(8).next_power_of_two();
     // The largest power of two that the device allows.
     let largest = MAX_WALKING.min(1 << caps.max_threads.ilog2());
@@ -81,17 +81,17 @@ pub fn walked(caps: &Caps, n: usize, form: Form, tier: Tier) -> Plan {
 /// Lengths of rows of the Gemma 3 family.
 const MODEL_LENGTHS: [usize; 5] = [5376, 3840, 2560, 1152, 640];
 
-/// The pipelines that models ask for on such a device: every form at the length of a 27B model at every tier, and Gemma's forms
+/// The pipelines that models ask for on such a device: every fusion at the length of a 27B model at every tier, and Gemma's fusions
 /// at every model's length at the tier that the policy chooses.
 pub fn variants(caps: &Caps) -> Vec<Variant> {
     let best = caps.tier().unwrap_or(Tier::T0).min(Tier::T1);
     let mut list: Vec<Variant> = Vec::new();
     let mut add = |n: usize, tier: Tier, post_norm: bool, residual: bool, output: Activations| {
-        // Products on matrix units leave sums of parts.
+        // Products on matrix units leave partials of parts.
         let most = if output == Activations::F16 && post_norm && residual { 8 } else { 1 };
-        for (gather, sums) in [(false, 1), (true, 1), (false, most), (true, most)] {
-            let form = Form { post_norm, residual, output, gather, sums };
-            let new = variant(form, at_tier(caps, n, form, tier));
+        for (gather, partials) in [(false, 1), (true, 1), (false, most), (true, most)] {
+            let fusion = Fusion { post_norm, residual, output, gather, partials };
+            let new = variant(fusion, at_tier(caps, n, fusion, tier));
             let same =
                 |known: &Variant| known.shader.name == new.shader.name && known.constants == new.constants;
             if !list.iter().any(same) {

@@ -1,10 +1,10 @@
 use gpu::{Subgroup, Tier, View, known};
 
-use super::{Form, Norm, Operands, policy};
+use super::{Fusion, Norm, Operands, policy};
 use crate::{Activations, Vectors, selftest::arena};
 
-const PLAIN: Form =
-    Form { post_norm: false, residual: false, output: Activations::F32, gather: false, sums: 1 };
+const PLAIN: Fusion =
+    Fusion { post_norm: false, residual: false, output: Activations::F32, gather: false, partials: 1 };
 
 #[test]
 fn all_cases_on_the_cpu_driver() {
@@ -16,14 +16,14 @@ fn plans_fit_the_device() {
     for caps in [known::h200(), known::radeon_780m(), known::mesa_cpu(), known::bare_vulkan_13()] {
         for n in [1, 32, 640, 1152, 5376, 8192, 100_000] {
             for output in Activations::ALL {
-                let form = Form { output, ..PLAIN };
-                let tier = policy::plan(&caps, n, form).tier;
+                let fusion = Fusion { output, ..PLAIN };
+                let tier = policy::plan(&caps, n, fusion).tier;
                 assert!(Some(tier) <= caps.tier());
-                let walked = policy::walked(&caps, n, form, tier);
+                let walked = policy::walked(&caps, n, fusion, tier);
                 assert!(walked.threads.is_power_of_two() && walked.threads <= caps.max_threads, "{walked:?}");
                 assert_eq!(walked.subgroup, Subgroup::Any);
                 for tier in [Tier::T0, tier] {
-                    let Some(plan) = policy::held(&caps, n, form, tier) else { continue };
+                    let Some(plan) = policy::held(&caps, n, fusion, tier) else { continue };
                     let per_thread = plan.per_thread.expect("held");
                     assert!((1..=4).contains(&per_thread) && plan.threads <= caps.max_threads, "{plan:?}");
                     assert!((plan.threads * per_thread * 4) as usize >= n, "{plan:?} is too small for {n}");
@@ -48,13 +48,13 @@ fn plans_fit_the_device() {
 #[test]
 fn rows_of_models_are_held() {
     for output in Activations::ALL {
-        let form = Form { output, ..PLAIN };
+        let fusion = Fusion { output, ..PLAIN };
         for n in [640, 1152, 2560, 3840, 5376] {
             for caps in [known::h200(), known::radeon_780m(), known::mesa_cpu()] {
-                assert!(policy::plan(&caps, n, form).per_thread.is_some(), "{n} to {output}");
+                assert!(policy::plan(&caps, n, fusion).per_thread.is_some(), "{n} to {output}");
             }
         }
-        assert_eq!(policy::plan(&known::h200(), 100_000, form).per_thread, None);
+        assert_eq!(policy::plan(&known::h200(), 100_000, fusion).per_thread, None);
     }
     let plan = policy::plan(&known::h200(), 5376, PLAIN);
     assert_eq!((plan.threads, plan.per_thread), (672, Some(2)));
@@ -68,7 +68,7 @@ fn wrong_operands_are_refused() {
     for (output, n) in
         [(Activations::Int8, 48), (Activations::Int16, 40), (Activations::F16, 42), (Activations::F32, 0)]
     {
-        assert!(Norm::new(&device, Form { output, ..PLAIN }, n, 1e-6).is_err(), "{n} to {output}");
+        assert!(Norm::new(&device, Fusion { output, ..PLAIN }, n, 1e-6).is_err(), "{n} to {output}");
     }
     let plan = policy::held(device.caps(), 64, PLAIN, Tier::T0).unwrap();
     let kernel = Norm::with_plan(&device, PLAIN, 64, 1e-6, plan).unwrap();

@@ -3,8 +3,8 @@
 use gpu::{Caps, Device, Result, Tier};
 
 use super::{
-    Bias, Form, MAX_BIASES, MAX_ENDS, MAX_TOP, NO_TOKEN, Operands, Params, Run, Sample, Sampled, Top, policy,
-    reference,
+    Bias, Features, MAX_BIASES, MAX_STOP_TOKENS, MAX_TOP, NO_TOKEN, Operands, Params, Run, Sample, Sampled,
+    Top, policy, reference,
 };
 use crate::selftest::{Case, Comparison, Output, Random, TIMEOUT, arena};
 
@@ -21,33 +21,35 @@ pub(super) enum Logits {
     Peaked,
 }
 
-pub(super) const PLAIN: Form = Form { filters: false, counts: false, biases: false, mask: false, top: false };
-pub(super) const FULL: Form = Form { filters: true, counts: true, biases: true, mask: true, top: true };
+pub(super) const PLAIN: Features =
+    Features { filters: false, counts: false, biases: false, mask: false, top: false };
+pub(super) const FULL: Features =
+    Features { filters: true, counts: true, biases: true, mask: true, top: true };
 
 /// Every look.
 const ALL: [Logits; 5] =
     [Logits::Spread(10.0), Logits::Equal, Logits::Ties, Logits::Peaked, Logits::Spread(1e4)];
 
 pub(super) fn cases(caps: &Caps) -> Vec<Case> {
-    let filters = Form { filters: true, ..PLAIN };
+    let filters = Features { filters: true, ..PLAIN };
     let mut list = Vec::new();
     for tier in [Tier::T0, Tier::T1].into_iter().filter(|tier| caps.tier() >= Some(*tier)) {
         // One token, an odd handful, less than a block, and some blocks of which the last is short.
         for vocab in [1, 7, 1000, 5003] {
             list.push(case(tier, FULL, vocab, &ALL, all_params(vocab)));
         }
-        for form in [PLAIN, filters, Form { counts: true, ..PLAIN }] {
-            list.push(case(tier, form, 5003, &ALL[..1], all_params(5003)));
+        for features in [PLAIN, filters, Features { counts: true, ..PLAIN }] {
+            list.push(case(tier, features, 5003, &ALL[..1], all_params(5003)));
         }
         // Gemma's vocabulary: the best token, and the filters that Gemma's makers recommend.
         let gemma = Params { temperature: 1.0, top_k: 64, top_p: 0.95, seed: 1, ..Params::default() };
         let few = vec![Params::default(), gemma, Params { top_k: 0, ..gemma }];
         list.push(case(tier, filters, 262_144, &[Logits::Peaked], few));
         // What a server asks for: a mask, and the most probable tokens of rows of which one wants none.
-        let masked = Form { filters: true, mask: true, top: true, ..PLAIN };
+        let masked = Features { filters: true, mask: true, top: true, ..PLAIN };
         let few = [0, MAX_TOP as u32].map(|top| Params { masked: true, top, ..gemma });
         list.push(case(tier, masked, 262_144, &[Logits::Peaked], few.into()));
-        let top = Form { top: true, ..PLAIN };
+        let top = Features { top: true, ..PLAIN };
         list.push(case(
             tier,
             top,
@@ -94,19 +96,25 @@ fn all_params(vocab: usize) -> Vec<Params> {
 }
 
 /// One row for each look of the logits with each of `params`.
-fn case(tier: Tier, form: Form, vocab: usize, logits: &'static [Logits], params: Vec<Params>) -> Case {
+fn case(
+    tier: Tier,
+    features: Features,
+    vocab: usize,
+    logits: &'static [Logits],
+    params: Vec<Params>,
+) -> Case {
     let has = |has: bool, text: &'static str| if has { text } else { "" };
     let name = format!(
         "{} × {vocab}{}{}{}{}{}",
         params.len() * logits.len(),
-        has(form.filters, ", filters"),
-        has(form.counts, ", counts"),
-        has(form.biases, ", biases"),
-        has(form.mask, ", masks"),
-        has(form.top, ", most probable"),
+        has(features.filters, ", filters"),
+        has(features.counts, ", counts"),
+        has(features.biases, ", biases"),
+        has(features.mask, ", masks"),
+        has(features.top, ", most probable"),
     );
     Case::new(name, tier, move |device| {
-        let setup = Setup::random(form, vocab, logits, &params);
+        let setup = Setup::random(features, vocab, logits, &params);
         let mut comparison = Comparison::default();
         let outcome = setup.run(device, policy::at_tier(device.caps(), tier), &mut comparison)?;
         setup.compare(&outcome, &mut comparison);
@@ -117,7 +125,7 @@ fn case(tier: Tier, form: Form, vocab: usize, logits: &'static [Logits], params:
 /// Inputs of a call. Output row i is row `rows[i]` of a step.
 #[derive(Clone)]
 pub(super) struct Setup {
-    pub form: Form,
+    pub features: Features,
     pub vocab: usize,
     /// A row each.
     pub logits: Vec<Vec<f32>>,
@@ -140,13 +148,13 @@ pub(super) struct Outcome {
     pub next_positions: Vec<u32>,
     pub counts: Vec<u32>,
     pub run: Vec<u32>,
-    /// Of each row, where the form has them.
+    /// Of each row, where the features has them.
     pub top: Vec<Vec<Top>>,
 }
 
 impl Setup {
     /// A row for each look of the logits with each of `params`, and one more that is not active.
-    pub fn random(form: Form, vocab: usize, looks: &[Logits], params: &[Params]) -> Self {
+    pub fn random(features: Features, vocab: usize, looks: &[Logits], params: &[Params]) -> Self {
         let mut random = Random::new(vocab as u64 + 77);
         let params = params.repeat(looks.len());
         let active = params.len();
@@ -179,25 +187,25 @@ impl Setup {
         });
         let masks = masks.collect();
         let biases = logits.iter().map(|logits| biases(logits, vocab)).collect();
-        // What the form leaves out cannot be asked for.
+        // What the features leaves out cannot be asked for.
         let params = params.iter().copied().chain([Params::default()]).map(|params| Params {
-            repetition: if form.counts { params.repetition } else { 1.0 },
-            presence: if form.counts { params.presence } else { 0.0 },
-            frequency: if form.counts { params.frequency } else { 0.0 },
-            bias_count: if form.biases { params.bias_count.min(vocab as u32) } else { 0 },
-            masked: form.mask && params.masked,
-            top: if form.top { params.top } else { 0 },
+            repetition: if features.counts { params.repetition } else { 1.0 },
+            presence: if features.counts { params.presence } else { 0.0 },
+            frequency: if features.counts { params.frequency } else { 0.0 },
+            bias_count: if features.biases { params.bias_count.min(vocab as u32) } else { 0 },
+            masked: features.mask && params.masked,
+            top: if features.top { params.top } else { 0 },
             ..params
         });
         let params = params.collect();
-        Self { form, vocab, logits, params, biases, masks, rows, positions, slots, counts, active }
+        Self { features, vocab, logits, params, biases, masks, rows, positions, slots, counts, active }
     }
 
     /// Runs the kernel.
     pub fn run(&self, device: &Device, plan: policy::Plan, comparison: &mut Comparison) -> Result<Outcome> {
         let mut arena = arena(device);
         let count = self.rows.len();
-        let kernel = Sample::with_plan(device, self.form, self.vocab, plan)?;
+        let kernel = Sample::with_plan(device, self.features, self.vocab, plan)?;
         let params: Vec<[u32; 16]> = self.params.iter().map(Params::to_words).collect();
         let counts = arena.buffer_from("counts", &self.counts.concat())?;
         let mut biases = vec![[0_u32; 2]; count * MAX_BIASES];
@@ -212,7 +220,7 @@ impl Setup {
         let top = Output::new(&mut arena, count * MAX_TOP * Top::WORDS)?;
         let next_tokens = Output::new(&mut arena, count)?;
         let next_positions = Output::new(&mut arena, count)?;
-        let ends: Vec<u32> = (0..count).flat_map(|row| self.ends(row)).collect();
+        let stop_tokens: Vec<u32> = (0..count).flat_map(|row| self.stop_tokens(row)).collect();
         let run = arena.buffer_from("run", &Run::START)?;
         let operands = Operands {
             active: arena.buffer_from("active", &[self.active as u32])?.view(),
@@ -221,15 +229,15 @@ impl Setup {
             rows: arena.buffer_from("rows", &self.rows)?.view(),
             positions: arena.buffer_from("positions", &self.positions)?.view(),
             slots: arena.buffer_from("slots", &self.slots)?.view(),
-            counts: self.form.counts.then(|| counts.view()),
-            biases: self.form.biases.then(|| biases.view()),
-            mask: self.form.mask.then(|| mask.view()),
-            top: self.form.top.then(|| top.buffer.view()),
+            counts: self.features.counts.then(|| counts.view()),
+            biases: self.features.biases.then(|| biases.view()),
+            mask: self.features.mask.then(|| mask.view()),
+            top: self.features.top.then(|| top.buffer.view()),
             scratch: arena.buffer("scratch", kernel.scratch_bytes(count))?.view(),
             sampled: sampled.buffer.view(),
             next_tokens: next_tokens.buffer.view(),
             next_positions: next_positions.buffer.view(),
-            ends: arena.buffer_from("ends", &ends)?.view(),
+            stop_tokens: arena.buffer_from("stop_tokens", &stop_tokens)?.view(),
             run: run.view(),
         };
         let untouched = next_tokens.read(&mut Comparison::default())?[0];
@@ -261,12 +269,12 @@ impl Setup {
     }
 
     /// Every third row ends with any even token of the lower ones, in the first and the last place.
-    fn ends(&self, row: usize) -> [u32; MAX_ENDS] {
-        let mut ends = [NO_TOKEN; MAX_ENDS];
+    fn stop_tokens(&self, row: usize) -> [u32; MAX_STOP_TOKENS] {
+        let mut stop_tokens = [NO_TOKEN; MAX_STOP_TOKENS];
         if row % 3 == 1 {
-            (0..MAX_ENDS as u32).for_each(|i| ends[i as usize] = 2 * i);
+            (0..MAX_STOP_TOKENS as u32).for_each(|i| stop_tokens[i as usize] = 2 * i);
         }
-        ends
+        stop_tokens
     }
 
     /// What the reference makes of an output row.
@@ -275,7 +283,7 @@ impl Setup {
         reference::kept(&reference::Row {
             logits: &self.logits[row],
             params: self.params[row],
-            counts: if self.form.counts { &self.counts[slot] } else { &[] },
+            counts: if self.features.counts { &self.counts[slot] } else { &[] },
             biases: &self.biases[row],
             mask: &self.masks[row],
             position: self.positions[self.rows[row] as usize],
@@ -289,7 +297,7 @@ impl Setup {
             let kept = self.reference(row);
             let Sampled { token, logprob } = outcome.sampled[row];
             let at = |what: &str| format!("{what} of row {row} with {:?}", self.params[row]);
-            let supported = self.form.filters || !self.params[row].filters(self.vocab);
+            let supported = self.features.filters || !self.params[row].filters(self.vocab);
             match kept.first().filter(|_| supported) {
                 None => comparison.equal(|| at("token"), &token, &NO_TOKEN),
                 Some(best) => {
@@ -304,7 +312,7 @@ impl Setup {
                 let want = reference::logprob(&self.logits[row], token);
                 comparison.close(|| at("logprob"), f64::from(logprob), want, 1e-5 * (want.abs() + 1.0));
                 let slot = self.slots[self.rows[row] as usize] as usize;
-                counts[slot * self.vocab + token as usize] += u32::from(self.form.counts);
+                counts[slot * self.vocab + token as usize] += u32::from(self.features.counts);
             }
             let want = reference::top(&self.logits[row], self.params[row].top as usize);
             let tokens = |list: &[Top]| list.iter().map(|top| top.token).collect::<Vec<u32>>();
@@ -328,10 +336,10 @@ impl Setup {
             comparison.equal(|| at("next position"), &outcome.next_positions[row], &(position + 1));
         }
         comparison.equal(|| "the counts".into(), &outcome.counts, &counts);
-        let ends = |(row, sampled): (usize, &Sampled)| {
-            sampled.token == NO_TOKEN || self.ends(row).contains(&sampled.token)
+        let is_end = |(row, sampled): (usize, &Sampled)| {
+            sampled.token == NO_TOKEN || self.stop_tokens(row).contains(&sampled.token)
         };
-        let ended = outcome.sampled.iter().enumerate().filter(|row| ends(*row)).count();
+        let ended = outcome.sampled.iter().enumerate().filter(|row| is_end(*row)).count();
         comparison.equal(|| "rows finished".into(), &outcome.run[0], &((ended << 16 | self.active) as u32));
         comparison.equal(|| "whether it goes on".into(), &outcome.run[1], &u32::from(ended == 0));
     }

@@ -11,11 +11,11 @@ const THREADS: u32 = 64;
 
 /// What becomes of the counts of some tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Counting {
+pub enum CountMode {
     /// They are marked as a prompt's ([`IN_PROMPT`](super::IN_PROMPT)), unless they occurred already.
     Prompt,
     /// They were generated once less, each of them: as if they had not been sampled.
-    TakeBack,
+    Revert,
 }
 
 /// The kernel for one vocabulary.
@@ -26,8 +26,8 @@ pub struct CountTokens {
 
 impl CountTokens {
     /// Compiles it.
-    pub fn new(device: &Device, counting: Counting, vocab: usize) -> Result<Self> {
-        Ok(Self { vocab, pipeline: variant(device.caps(), counting).pipeline(device)? })
+    pub fn new(device: &Device, mode: CountMode, vocab: usize) -> Result<Self> {
+        Ok(Self { vocab, pipeline: variant(device.caps(), mode).pipeline(device)? })
     }
 
     /// Changes `counts` (u32, `[slot][vocab]`) for the tokens of up to `rows` rows, of which `active` (one u32) says how many are
@@ -61,15 +61,15 @@ impl CountTokens {
     }
 }
 
-fn variant(caps: &Caps, counting: Counting) -> Variant {
+fn variant(caps: &Caps, mode: CountMode) -> Variant {
     let threads = THREADS.min(caps.max_threads);
-    let (label, take_back) = match counting {
-        Counting::Prompt => ("tokens of a prompt", false),
-        Counting::TakeBack => ("tokens taken back", true),
+    let (label, revert) = match mode {
+        CountMode::Prompt => ("tokens of a prompt", false),
+        CountMode::Revert => ("tokens taken back", true),
     };
-    Variant::new(label.into(), TIERS, Tier::T0, &Constants { threads, take_back }, Subgroup::Any)
+    Variant::new(label.into(), TIERS, Tier::T0, &Constants { threads, revert }, Subgroup::Any)
 }
 
 pub(super) fn variants(caps: &Caps) -> Vec<Variant> {
-    [Counting::Prompt, Counting::TakeBack].map(|counting| variant(caps, counting)).into()
+    [CountMode::Prompt, CountMode::Revert].map(|mode| variant(caps, mode)).into()
 }

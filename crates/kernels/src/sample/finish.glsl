@@ -12,8 +12,8 @@ void finish(uint row, uint token, LogSum raw) {
         }
         // Without a branch, so that all loads are under way at once.
         uint met = 0;
-        [[unroll]] for (uint i = 0; i < MAX_ENDS; i++) {
-            met |= uint(push.ends.data[row * MAX_ENDS + i] == token);
+        [[unroll]] for (uint i = 0; i < MAX_STOP_TOKENS; i++) {
+            met |= uint(push.stop_tokens.data[row * MAX_STOP_TOKENS + i] == token);
         }
         ends = met != 0;
     }

@@ -12,7 +12,7 @@
 //! 3. `sample_collect` lists the tokens that filters may keep, those above a bound that step 2 knows.
 //! 4. `sample_select` finds exactly which of them stay, and draws.
 //!
-//! Steps 3 and 4 are recorded only for a [`Form`] with filters. One with `top` has two steps between the first two: `sample_top` and
+//! Steps 3 and 4 are recorded only for a [`Features`] with filters. One with `top` has two steps between the first two: `sample_top` and
 //! `sample_top_join` find the most probable tokens, by the logits as the model gave them.
 //!
 //! A program may be replayed several times in one submission, a [`Run`]: the sampler then leaves what each replay sampled in an entry
@@ -28,9 +28,10 @@ mod tests;
 
 use gpu::{Address, Device, Error, Pipeline, Recorder, Result, Tier, View};
 
-pub use count::{CountTokens, Counting};
+pub use count::{CountMode, CountTokens};
 pub use params::{
-    BAN, Bias, IN_PROMPT, MAX_BIASES, MAX_ENDS, MAX_TOP, MIN_TEMPERATURE, NO_TOKEN, Params, Run, Sampled, Top,
+    BAN, Bias, IN_PROMPT, MAX_BIASES, MAX_STOP_TOKENS, MAX_TOP, MIN_TEMPERATURE, NO_TOKEN, Params, Run,
+    Sampled, Top,
 };
 
 use crate::{
@@ -53,7 +54,7 @@ pub const MAX_VOCAB: usize = 1 << 24;
 
 /// What any row of a program may ask for. What no row needs costs nothing when it is left out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Form {
+pub struct Features {
     /// Top-k, top-p or min-p (see [`Params::filters`]). Without it a row that asks for them gets no token.
     pub filters: bool,
     /// Penalties. Counts are kept up to date only with it.
@@ -66,12 +67,12 @@ pub struct Form {
     pub top: bool,
 }
 
-impl std::ops::BitOr for Form {
-    type Output = Form;
+impl std::ops::BitOr for Features {
+    type Output = Features;
 
     /// What either asks for.
-    fn bitor(self, other: Form) -> Form {
-        Form {
+    fn bitor(self, other: Features) -> Features {
+        Features {
             filters: self.filters || other.filters,
             counts: self.counts || other.counts,
             biases: self.biases || other.biases,
@@ -83,7 +84,7 @@ impl std::ops::BitOr for Form {
 
 /// The kernel for one vocabulary.
 pub struct Sample {
-    form: Form,
+    features: Features,
     vocab: usize,
     blocks: Pipeline,
     join: Pipeline,
@@ -105,14 +106,14 @@ pub struct Operands {
     pub positions: View,
     /// u32 a row of the step: the slot of its sequence. Read only with counts.
     pub slots: View,
-    /// u32, `[slot][vocab]`, read and written, if the form has them: bits 0–30 say how often the sequence generated the token,
+    /// u32, `[slot][vocab]`, read and written, if the features has them: bits 0–30 say how often the sequence generated the token,
     /// bit 31 ([`IN_PROMPT`]) whether its prompt has it.
     pub counts: Option<View>,
-    /// [`Bias`] as words, `[output row][MAX_BIASES]`, if the form has them.
+    /// [`Bias`] as words, `[output row][MAX_BIASES]`, if the features has them.
     pub biases: Option<View>,
-    /// Bits, `[output row][vocab / 32, rounded up]`: bit t % 32 of word t / 32 allows token t, if the form has them.
+    /// Bits, `[output row][vocab / 32, rounded up]`: bit t % 32 of word t / 32 allows token t, if the features has them.
     pub mask: Option<View>,
-    /// [`Top`] as words, `[step of the run][output row in use][MAX_TOP]`, written, if the form has them: as many as each row asks for,
+    /// [`Top`] as words, `[step of the run][output row in use][MAX_TOP]`, written, if the features has them: as many as each row asks for,
     /// the most probable first.
     pub top: Option<View>,
     /// As [`Sample::scratch_bytes`] says; nothing in it outlives the call.
@@ -124,35 +125,35 @@ pub struct Operands {
     pub next_tokens: View,
     /// u32, written: the row's position + 1. May be `positions` itself on the same condition; otherwise it must not overlap it.
     pub next_positions: View,
-    /// u32, `[output row][MAX_ENDS]`: the tokens that end a row, [`NO_TOKEN`] for those that it has not.
-    pub ends: View,
+    /// u32, `[output row][MAX_STOP_TOKENS]`: the tokens that end a row, [`NO_TOKEN`] for those that it has not.
+    pub stop_tokens: View,
     /// [`Run`] as words, read and written.
     pub run: View,
 }
 
 impl Sample {
     /// Chooses the variants for this device and compiles them.
-    pub fn new(device: &Device, form: Form, vocab: usize) -> Result<Self> {
-        Self::with_plan(device, form, vocab, policy::plan(device.caps()))
+    pub fn new(device: &Device, features: Features, vocab: usize) -> Result<Self> {
+        Self::with_plan(device, features, vocab, policy::plan(device.caps()))
     }
 
     /// The same with a plan given.
-    pub fn with_plan(device: &Device, form: Form, vocab: usize, plan: Plan) -> Result<Self> {
+    pub fn with_plan(device: &Device, features: Features, vocab: usize, plan: Plan) -> Result<Self> {
         if vocab == 0 || vocab > MAX_VOCAB {
             let reason = format!("a vocabulary of {vocab} tokens; 1 to {MAX_VOCAB} are possible");
             return Err(Error::InvalidUse { what: "sample".into(), reason });
         }
-        let variants = pipelines(form, plan, vocab.is_multiple_of(4));
+        let variants = pipelines(features, plan, vocab.is_multiple_of(4));
         let both = |pair: Option<[Variant; 2]>| {
             pair.map(|[one, other]| Ok([one.pipeline(device)?, other.pipeline(device)?])).transpose()
         };
         let (blocks, join) = (variants.blocks.pipeline(device)?, variants.join.pipeline(device)?);
-        Ok(Self { form, vocab, blocks, join, filter: both(variants.filter)?, top: both(variants.top)? })
+        Ok(Self { features, vocab, blocks, join, filter: both(variants.filter)?, top: both(variants.top)? })
     }
 
     /// Bytes of scratch memory for so many output rows: with filters 8 a token, for the rows that keep them all.
     pub fn scratch_bytes(&self, rows: usize) -> u64 {
-        Scratch::new(self.vocab, rows, self.form).bytes()
+        Scratch::new(self.vocab, rows, self.features).bytes()
     }
 
     /// Records the sampling of up to `rows` output rows.
@@ -164,12 +165,12 @@ impl Sample {
         operands: &Operands,
     ) -> Result<()> {
         self.check(name, rows, operands)?;
-        let scratch = Scratch::new(self.vocab, rows, self.form);
+        let scratch = Scratch::new(self.vocab, rows, self.features);
         let part = |[start, end]: [u64; 2]| operands.scratch.slice(start..end);
         let some = |view: &View| Address::from(view.clone());
         let optional = |view: &Option<View>| view.clone().map_or(Address::NONE, Address::from);
         let filtered = |range: [u64; 2]| -> Result<Address> {
-            if self.form.filters { part(range).map(Address::from) } else { Ok(Address::NONE) }
+            if self.features.filters { part(range).map(Address::from) } else { Ok(Address::NONE) }
         };
         let (partials, states) = (Address::from(part(scratch.partials)?), filtered(scratch.states)?);
         let candidates = filtered(scratch.candidates)?;
@@ -227,7 +228,7 @@ impl Sample {
             sampled: some(&operands.sampled),
             next_tokens: some(&operands.next_tokens),
             next_positions: some(&operands.next_positions),
-            ends: some(&operands.ends),
+            stop_tokens: some(&operands.stop_tokens),
             run: some(&operands.run),
             vocab,
             entries,
@@ -263,7 +264,7 @@ impl Sample {
             sampled: some(&operands.sampled),
             next_tokens: some(&operands.next_tokens),
             next_positions: some(&operands.next_positions),
-            ends: some(&operands.ends),
+            stop_tokens: some(&operands.stop_tokens),
             run: some(&operands.run),
             vocab,
             entries,
@@ -273,11 +274,13 @@ impl Sample {
 
     fn check(&self, name: &str, rows: usize, operands: &Operands) -> Result<()> {
         let wrong = |reason: String| Err(Error::InvalidUse { what: name.to_string(), reason });
-        let form = self.form;
+        let features = self.features;
         let Operands { counts, biases, mask, top, .. } = operands;
         let given = [counts, biases, mask, top].map(Option::is_some);
-        if given != [form.counts, form.biases, form.mask, form.top] {
-            return wrong("counts, biases, mask and top must be given exactly when the form has them".into());
+        if given != [features.counts, features.biases, features.mask, features.top] {
+            return wrong(
+                "counts, biases, mask and top must be given exactly when the features has them".into(),
+            );
         }
         let vocab = self.vocab;
         let needed = [
@@ -290,7 +293,7 @@ impl Sample {
             ("mask", operands.mask.as_ref(), rows * vocab.div_ceil(32)),
             ("top", operands.top.as_ref(), rows * MAX_TOP * Top::WORDS),
             ("sampled", Some(&operands.sampled), rows * Sampled::WORDS),
-            ("ends", Some(&operands.ends), rows * MAX_ENDS),
+            ("stop_tokens", Some(&operands.stop_tokens), rows * MAX_STOP_TOKENS),
             ("run", Some(&operands.run), Run::WORDS),
             ("next_tokens", Some(&operands.next_tokens), rows),
             ("next_positions", Some(&operands.next_positions), rows),
@@ -329,8 +332,8 @@ pub(crate) struct Variants {
     top: Option<[Variant; 2]>,
 }
 
-fn pipelines(form: Form, plan: Plan, wide: bool) -> Variants {
-    let Form { filters, counts, biases, mask, top } = form;
+fn pipelines(features: Features, plan: Plan, wide: bool) -> Variants {
+    let Features { filters, counts, biases, mask, top } = features;
     let edits =
         [(counts, " + counts"), (biases, " + biases"), (mask, " + mask"), (!wide, ", odd vocabulary")];
     let label = |step: &str, edits: &[(bool, &str)], threads: u32| {

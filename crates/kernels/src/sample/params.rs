@@ -3,7 +3,7 @@
 use gpu::{Error, Result};
 
 /// Tokens that may end a row.
-pub const MAX_ENDS: usize = 16;
+pub const MAX_STOP_TOKENS: usize = 16;
 /// Most of the most probable tokens that are told of a row.
 pub const MAX_TOP: usize = 20;
 /// Biases that a row may have.

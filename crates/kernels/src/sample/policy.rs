@@ -2,7 +2,7 @@
 
 use gpu::{Caps, Subgroup, Tier};
 
-use super::{Form, MAX_TOP, pipelines};
+use super::{Features, MAX_TOP, pipelines};
 use crate::variant::Variant;
 
 /// Tokens that one workgroup of the first step takes: 128 blocks of Gemma's vocabulary fill a large GPU, and their best tokens
@@ -67,10 +67,10 @@ const ALIGNMENT: u64 = 256;
 
 impl Scratch {
     /// For so many output rows.
-    pub fn new(vocab: usize, rows: usize, form: Form) -> Self {
+    pub fn new(vocab: usize, rows: usize, features: Features) -> Self {
         let rows = rows as u64;
-        let filtered = if form.filters { rows } else { 0 };
-        let told = if form.top { rows } else { 0 };
+        let filtered = if features.filters { rows } else { 0 };
+        let told = if features.top { rows } else { 0 };
         let mut end = 0_u64;
         let mut take = |bytes: u64| {
             let start = end.next_multiple_of(ALIGNMENT);
@@ -100,16 +100,18 @@ pub fn blocks(vocab: usize) -> usize {
 pub fn variants(caps: &Caps) -> Vec<Variant> {
     let mut list: Vec<Variant> = super::count::variants(caps);
     for tier in [Tier::T0, Tier::T1].into_iter().filter(|tier| caps.tier() >= Some(*tier)) {
-        let forms = (0..16_u32).map(|bits| {
+        let feature_sets = (0..16_u32).map(|bits| {
             let has = |bit: u32| bits >> bit & 1 == 1;
-            (Form { filters: has(0), counts: has(1), biases: has(2), mask: has(3), top: false }, true)
+            (Features { filters: has(0), counts: has(1), biases: has(2), mask: has(3), top: false }, true)
         });
-        let top = (Form { top: true, ..Form::default() }, true);
+        let top = (Features { top: true, ..Features::default() }, true);
         // No model of ours has an odd vocabulary: the least and the most that one may ask for are enough.
-        let odd =
-            [Form::default(), Form { filters: true, counts: true, biases: true, mask: true, top: true }];
-        for (form, wide) in forms.chain([top]).chain(odd.map(|form| (form, false))) {
-            let pipelines = pipelines(form, at_tier(caps, tier), wide);
+        let odd = [
+            Features::default(),
+            Features { filters: true, counts: true, biases: true, mask: true, top: true },
+        ];
+        for (features, wide) in feature_sets.chain([top]).chain(odd.map(|features| (features, false))) {
+            let pipelines = pipelines(features, at_tier(caps, tier), wide);
             let [[collect, select], [top, top_join]] = [pipelines.filter, pipelines.top]
                 .map(|pair| pair.map_or([None, None], |pair| pair.map(Some)));
             let steps = [Some(pipelines.blocks), Some(pipelines.join), collect, select, top, top_join];

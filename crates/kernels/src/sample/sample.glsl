@@ -78,8 +78,8 @@ const uint BLOCK = 2048;
 const uint NO_TOKEN = 0xffffffffu;
 // Most of the most probable tokens that are told: as MAX_TOP (params.rs).
 const uint MAX_TOP = 20;
-// Tokens that may end a row: as MAX_ENDS (params.rs).
-const uint MAX_ENDS = 16;
+// Tokens that may end a row: as MAX_STOP_TOKENS (params.rs).
+const uint MAX_STOP_TOKENS = 16;
 // In `finished`: rows in the bits below, those that ended in the bits from here on.
 const uint ENDED = 0x10000u;
 // Below this a division by the temperature might overflow: it counts as 0. As MIN_TEMPERATURE (mod.rs).

@@ -6,7 +6,7 @@
 
 layout(local_size_x_id = 0) in;
 layout(constant_id = 0) const uint THREADS = 64;
-layout(constant_id = 1) const bool TAKE_BACK = false;
+layout(constant_id = 1) const bool REVERT = false;
 
 layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Words { uint data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Active { uint rows; };
@@ -35,7 +35,7 @@ void main() {
         return;
     }
     uint at = push.slots.data[row] * push.vocab + token;
-    if (TAKE_BACK) {
+    if (REVERT) {
         atomicAdd(push.counts.data[at], 0xffffffffu);
     } else {
         // A generated token, which passes as the next step's input, needs no mark, and without one it can be taken back.

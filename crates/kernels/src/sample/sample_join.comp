@@ -31,7 +31,7 @@ layout(push_constant, scalar) uniform Push {
     SampledList sampled;
     Next next_tokens;
     Next next_positions;
-    Words ends;
+    Words stop_tokens;
     Run run;
     uint vocab;
     // Room in `sampled`.

@@ -3,8 +3,8 @@ use std::collections::BTreeMap;
 use gpu::{Device, Tier, known};
 
 use super::{
-    Bias, CountTokens, Counting, Form, IN_PROMPT, MAX_ENDS, MAX_TOP, NO_TOKEN, Operands, Params, Run, Sample,
-    Sampled,
+    Bias, CountMode, CountTokens, Features, IN_PROMPT, MAX_STOP_TOKENS, MAX_TOP, NO_TOKEN, Operands, Params,
+    Run, Sample, Sampled,
     cases::{FULL, Logits, PLAIN, Setup},
     policy, reference,
 };
@@ -32,7 +32,7 @@ fn all_cases_on_the_cpu_driver() {
 fn run(device: &Device, setup: &Setup) -> Vec<Sampled> {
     let mut comparison = Comparison::default();
     let outcome = setup.run(device, policy::plan(device.caps()), &mut comparison).unwrap();
-    assert!(comparison.passed(), "{:?}", comparison.first_wrong);
+    assert!(comparison.passed(), "{:?}", comparison.first_mismatch);
     outcome.sampled
 }
 
@@ -70,11 +70,11 @@ fn a_row_gives_the_same_bits_in_any_batch_and_any_program() {
         );
     }
     let plain = Setup::random(PLAIN, 5003, &[Logits::Spread(4.0)], &params[..2]);
-    for form in [FULL, Form { filters: true, ..PLAIN }, Form { counts: true, ..PLAIN }] {
-        let same = Setup { form, ..plain.clone() };
+    for features in [FULL, Features { filters: true, ..PLAIN }, Features { counts: true, ..PLAIN }] {
+        let same = Setup { features, ..plain.clone() };
         let both =
             [run(&device, &plain), run(&device, &same)].map(|list| list.iter().map(bits).collect::<Vec<_>>());
-        assert_eq!(both[0], both[1], "{form:?}");
+        assert_eq!(both[0], both[1], "{features:?}");
     }
 }
 
@@ -90,15 +90,16 @@ fn larger_workgroups_find_the_same_tokens() {
         let mut comparison = Comparison::default();
         let outcome = setup.run(&device, plan, &mut comparison).unwrap();
         setup.compare(&outcome, &mut comparison);
-        assert!(comparison.passed(), "{tier}: {:?}", comparison.first_wrong);
+        assert!(comparison.passed(), "{tier}: {:?}", comparison.first_mismatch);
     }
 }
 
 #[test]
 fn rows_without_an_answer_say_so_and_leave_the_others_alone() {
     let Some(device) = testkit::cpu_device() else { return };
-    for (params, form) in [(Params::default(), PLAIN), (DRAW, PLAIN), (Params { top_k: 5, ..DRAW }, FULL)] {
-        let mut setup = Setup::random(form, 3000, &[Logits::Spread(3.0)], &[params; 6]);
+    for (params, features) in [(Params::default(), PLAIN), (DRAW, PLAIN), (Params { top_k: 5, ..DRAW }, FULL)]
+    {
+        let mut setup = Setup::random(features, 3000, &[Logits::Spread(3.0)], &[params; 6]);
         setup.logits[1][2999] = f32::NAN;
         setup.logits[2][17] = -f32::NAN;
         setup.logits[3].fill(f32::NEG_INFINITY);
@@ -130,14 +131,14 @@ fn a_program_without_filters_refuses_rows_that_want_them() {
 /// How often each token comes when one program decodes from the same logits, its positions moving on by themselves.
 fn draws(
     device: &Device,
-    form: Form,
+    features: Features,
     logits: &[f32],
     params: Params,
     replays: usize,
 ) -> BTreeMap<u32, usize> {
     const ROWS: usize = 512;
     let mut arena = arena(device);
-    let kernel = Sample::new(device, form, logits.len()).unwrap();
+    let kernel = Sample::new(device, features, logits.len()).unwrap();
     let identity: Vec<u32> = (0..ROWS as u32).collect();
     let positions =
         arena.buffer_from("positions", &identity.iter().map(|row| row * 10_000).collect::<Vec<_>>()).unwrap();
@@ -159,7 +160,7 @@ fn draws(
         sampled: sampled.view(),
         next_tokens: arena.buffer("tokens", (ROWS * 4) as u64).unwrap().view(),
         next_positions: positions.view(),
-        ends: arena.buffer_from("ends", &[NO_TOKEN; ROWS * MAX_ENDS]).unwrap().view(),
+        stop_tokens: arena.buffer_from("stop_tokens", &[NO_TOKEN; ROWS * MAX_STOP_TOKENS]).unwrap().view(),
         run: run.view(),
     };
     let mut recorder = device.recorder().unwrap();
@@ -182,7 +183,7 @@ fn draws(
 fn tokens_come_as_often_as_they_are_probable() {
     let Some(device) = testkit::cpu_device() else { return };
     let logits: Vec<f32> = (0..13).map(|token| ((token * 5 % 13) as f32) * 0.4 - 2.0).collect();
-    let filters = Form { filters: true, ..PLAIN };
+    let filters = Features { filters: true, ..PLAIN };
     let drawn = [
         (PLAIN, DRAW),
         (PLAIN, Params { temperature: 0.5, ..DRAW }),
@@ -191,8 +192,8 @@ fn tokens_come_as_often_as_they_are_probable() {
         (filters, Params { min_p: 0.2, seed: 1 << 40, ..DRAW }),
         (filters, Params { top_k: 9, top_p: 0.9, min_p: 0.1, temperature: 1.2, ..DRAW }),
     ];
-    for (form, params) in drawn {
-        let tally = draws(&device, form, &logits, params, 40);
+    for (features, params) in drawn {
+        let tally = draws(&device, features, &logits, params, 40);
         let total: usize = tally.values().sum();
         let row =
             reference::Row { logits: &logits, params, counts: &[], biases: &[], mask: &[], position: 0 };
@@ -221,7 +222,7 @@ fn of_equals_top_k_keeps_the_lowest_and_top_p_keeps_all() {
     let Some(device) = testkit::cpu_device() else { return };
     // Tokens 3, 103, 203, … are best, all alike.
     let logits: Vec<f32> = (0..3000).map(|token| if token % 100 == 3 { 4.0 } else { 1.0 }).collect();
-    let filters = Form { filters: true, ..PLAIN };
+    let filters = Features { filters: true, ..PLAIN };
     let tokens =
         |params: Params| draws(&device, filters, &logits, params, 1).into_keys().collect::<Vec<u32>>();
     let best: Vec<u32> = (0..30).map(|i| i * 100 + 3).collect();
@@ -241,8 +242,8 @@ fn a_run_leaves_each_step_in_its_entry_and_ends_with_the_first_row_that_does() {
     const STEPS: usize = 6;
     let mut arena = arena(&device);
     let logits: Vec<f32> = (0..100).map(|token| (token % 17) as f32 * 0.2).collect();
-    let form = Form { counts: true, filters: true, top: true, ..PLAIN };
-    let kernel = Sample::new(&device, form, logits.len()).unwrap();
+    let features = Features { counts: true, filters: true, top: true, ..PLAIN };
+    let kernel = Sample::new(&device, features, logits.len()).unwrap();
     // One row is done after the second kernel of a step, the others after the last; the bucket has one row to spare.
     let params =
         [Params::default(), Params { top_k: 20, top: 2, ..DRAW }, Params { top_k: 30, seed: 5, ..DRAW }];
@@ -251,7 +252,7 @@ fn a_run_leaves_each_step_in_its_entry_and_ends_with_the_first_row_that_does() {
     let mut sampled = arena.buffer("sampled", (ROWS * (STEPS - 1) * 16) as u64).unwrap();
     let mut top = arena.buffer("top", (ROWS * (STEPS - 1) * MAX_TOP * 8) as u64).unwrap();
     let mut counts = arena.buffer("counts", (ROWS * logits.len() * 4) as u64).unwrap();
-    let mut ends = arena.buffer("ends", (4 * MAX_ENDS * 4) as u64).unwrap();
+    let mut stop_tokens = arena.buffer("stop_tokens", (4 * MAX_STOP_TOKENS * 4) as u64).unwrap();
     let mut run = arena.buffer("run", 8).unwrap();
     let operands = Operands {
         active: arena.buffer_from("active", &[ROWS as u32]).unwrap().view(),
@@ -268,7 +269,7 @@ fn a_run_leaves_each_step_in_its_entry_and_ends_with_the_first_row_that_does() {
         sampled: sampled.view(),
         next_tokens: arena.buffer("tokens", (ROWS as u64 + 1) * 4).unwrap().view(),
         next_positions: positions.view(),
-        ends: ends.view(),
+        stop_tokens: stop_tokens.view(),
         run: run.view(),
     };
     let mut recorder = device.recorder().unwrap();
@@ -285,9 +286,9 @@ fn a_run_leaves_each_step_in_its_entry_and_ends_with_the_first_row_that_does() {
         sampled.write(0, &words(&[UNTOUCHED; ROWS * (STEPS - 1) * 4])).unwrap();
         top.write(0, &words(&[UNTOUCHED; ROWS * (STEPS - 1) * MAX_TOP * 2])).unwrap();
         counts.write(0, &words(&vec![0; ROWS * logits.len()])).unwrap();
-        ends.write(0, &words(&[NO_TOKEN; 4 * MAX_ENDS])).unwrap();
+        stop_tokens.write(0, &words(&[NO_TOKEN; 4 * MAX_STOP_TOKENS])).unwrap();
         // Of the last row, in the last place.
-        ends.write((3 * MAX_ENDS as u64 - 1) * 4, &words(&[end])).unwrap();
+        stop_tokens.write((3 * MAX_STOP_TOKENS as u64 - 1) * 4, &words(&[end])).unwrap();
         run.write(0, &words(&Run::START)).unwrap();
         let ticket = device.submit(&vec![&program; steps]).unwrap();
         device.wait(ticket, TIMEOUT).unwrap();
@@ -327,7 +328,7 @@ fn prompts_are_counted() {
     let tokens = arena.buffer_from("tokens", &[7_u32, 7, 49, 1000, 5]).unwrap();
     let slots = arena.buffer_from("slots", &[0_u32, 2, 1, 1, 0]).unwrap();
     let active = arena.buffer_from("active", &[4_u32]).unwrap();
-    let kernel = CountTokens::new(&device, Counting::Prompt, vocab).unwrap();
+    let kernel = CountTokens::new(&device, CountMode::Prompt, vocab).unwrap();
     let mut recorder = device.recorder().unwrap();
     let views = [&active, &tokens, &slots, &counts].map(|buffer| buffer.view());
     kernel.record(&mut recorder, "count", 5, views.each_ref()).unwrap();
@@ -342,7 +343,7 @@ fn prompts_are_counted() {
 
     // Generated tokens go as they came: a prompt's mark stays.
     let mut recorder = device.recorder().unwrap();
-    let kernel = CountTokens::new(&device, Counting::TakeBack, vocab).unwrap();
+    let kernel = CountTokens::new(&device, CountMode::Revert, vocab).unwrap();
     let [tokens, slots] =
         [[7_u32, 7, 9, 9], [2, 2, 1, 1]].map(|words| arena.buffer_from("words", &words).unwrap());
     counts.write((vocab as u64 + 9) * 4, bytemuck::bytes_of(&(IN_PROMPT | 2))).unwrap();
@@ -379,7 +380,7 @@ fn plans_fit_the_device() {
         }
     }
     assert_eq!(policy::plan(&known::bare_vulkan_13()).tier, Tier::T0);
-    let scratch = policy::Scratch::new(262_144, 4, Form { filters: true, ..PLAIN });
+    let scratch = policy::Scratch::new(262_144, 4, Features { filters: true, ..PLAIN });
     assert_eq!(scratch.bytes() - scratch.candidates[0], 8 << 20);
     assert!(policy::Scratch::new(262_144, 4, PLAIN).bytes() < 16 << 10);
 }
@@ -406,7 +407,7 @@ fn wrong_operands_are_refused() {
     let Some(device) = testkit::cpu_device() else { return };
     let mut arena = arena(&device);
     let words = arena.buffer("words", 1 << 16).unwrap();
-    let kernel = Sample::new(&device, Form { biases: true, ..PLAIN }, 100).unwrap();
+    let kernel = Sample::new(&device, Features { biases: true, ..PLAIN }, 100).unwrap();
     let right = || Operands {
         active: words.view(),
         logits: words.view(),
@@ -422,7 +423,7 @@ fn wrong_operands_are_refused() {
         sampled: words.view(),
         next_tokens: words.view(),
         next_positions: words.view(),
-        ends: words.view(),
+        stop_tokens: words.view(),
         run: words.view(),
     };
     let record = |operands: Operands| kernel.record(&mut device.recorder().unwrap(), "sample", 2, &operands);
@@ -433,7 +434,7 @@ fn wrong_operands_are_refused() {
     record(Operands { biases: Some(short()), ..right() }).unwrap_err();
     record(Operands { scratch: short(), ..right() }).unwrap_err();
     record(Operands { sampled: short(), ..right() }).unwrap_err();
-    record(Operands { ends: short(), ..right() }).unwrap_err();
+    record(Operands { stop_tokens: short(), ..right() }).unwrap_err();
     record(Operands { run: short(), ..right() }).unwrap_err();
     let error = record(Operands { logits: short(), ..right() }).unwrap_err().to_string();
     assert!(error.contains("logits"), "{error}");

@@ -3,7 +3,7 @@
 use gpu::{Caps, Device, Result, Tier};
 use half::f16;
 
-use super::{ENCODINGS, OwnScales, Placement, Rows, Transcode};
+use super::{ENCODINGS, ExternalScales, Rows, StripMap, Transcode};
 use crate::{
     Encoding, GROUP, Layout, Matrix, STRIP, quant,
     selftest::{Case, Comparison, Random, TIMEOUT, arena},
@@ -17,15 +17,15 @@ struct Size {
     blocks: usize,
     first_byte: usize,
     chunk: usize,
-    placement: Placement,
+    strip_map: StripMap,
 }
 
 const SIZES: [Size; 4] = [
     // One row and one block; odd rows in two chunks, at an odd address; several strips after another tensor's; alternating.
-    Size { rows: 1, blocks: 1, first_byte: 0, chunk: 1, placement: Placement::WHOLE },
-    Size { rows: 21, blocks: 5, first_byte: 3, chunk: 13, placement: Placement::WHOLE },
-    Size { rows: 48, blocks: 2, first_byte: 2, chunk: 48, placement: Placement { first_strip: 2, step: 1 } },
-    Size { rows: 32, blocks: 3, first_byte: 1, chunk: 10, placement: Placement { first_strip: 1, step: 2 } },
+    Size { rows: 1, blocks: 1, first_byte: 0, chunk: 1, strip_map: StripMap::WHOLE },
+    Size { rows: 21, blocks: 5, first_byte: 3, chunk: 13, strip_map: StripMap::WHOLE },
+    Size { rows: 48, blocks: 2, first_byte: 2, chunk: 48, strip_map: StripMap { first_strip: 2, step: 1 } },
+    Size { rows: 32, blocks: 3, first_byte: 1, chunk: 10, strip_map: StripMap { first_strip: 1, step: 2 } },
 ];
 
 pub(super) fn cases(_: &Caps) -> Vec<Case> {
@@ -59,14 +59,14 @@ fn run(device: &Device, encoding: Encoding, size: Size, caps: &Caps) -> Result<C
     let source = random_rows(encoding, size.rows * row_bytes, (size.rows * 97 + k) as u64);
     let file_scales = random_scales(encoding, size.rows * k);
     // Strips before, between and after the tensor's own belong to others.
-    let strips = size.placement.first_strip + size.rows.div_ceil(STRIP) * size.placement.step;
-    let whole = size.placement == Placement::WHOLE;
+    let strips = size.strip_map.first_strip + size.rows.div_ceil(STRIP) * size.strip_map.step;
+    let whole = size.strip_map == StripMap::WHOLE;
     let rows = if whole { size.rows } else { strips * STRIP };
     let layout = Layout::new(encoding.scheme(), rows, k).expect("a sound shape");
 
     let mut arena = arena(device);
     let mut matrix = Matrix::allocate(&mut arena, "matrix", layout, caps)?;
-    for part in matrix.parts_mut() {
+    for part in matrix.blocks_mut() {
         part.values.bytes_mut()?.fill(0xa5);
         if let Some(scales) = &mut part.scales {
             scales.bytes_mut()?.fill(0xa5);
@@ -87,9 +87,9 @@ fn run(device: &Device, encoding: Encoding, size: Size, caps: &Caps) -> Result<C
             first_byte: (size.first_byte + first_row * row_bytes) as u64,
             count: size.chunk.min(size.rows - first_row),
             first_row,
-            scales: scales.as_ref().map(|scales| OwnScales { view: scales.view(), first: 0 }),
+            scales: scales.as_ref().map(|scales| ExternalScales { view: scales.view(), first: 0 }),
         };
-        kernel.record(&mut recorder, "transcode", &rows, &matrix, size.placement, &damage.view())?;
+        kernel.record(&mut recorder, "transcode", &rows, &matrix, size.strip_map, &damage.view())?;
     }
     recorder.seal()?.run(TIMEOUT)?;
 
@@ -119,7 +119,7 @@ fn compare(
 ) -> Result<()> {
     let (_, exactness) = quant::scheme_for(encoding);
     for row in 0..size.rows {
-        let strip = size.placement.first_strip + row / STRIP * size.placement.step;
+        let strip = size.strip_map.first_strip + row / STRIP * size.strip_map.step;
         let got = &got[strip * STRIP + row % STRIP];
         for (group, want) in want[row * k..(row + 1) * k].chunks(GROUP).enumerate() {
             let largest = want.iter().fold(0.0_f32, |largest, value| largest.max(value.abs()));
@@ -142,7 +142,7 @@ fn compare(
 /// Rows and columns past the end are zero, scales included.
 fn compare_padding(comparison: &mut Comparison, matrix: &Matrix) -> Result<()> {
     let layout = matrix.layout();
-    for part in matrix.parts() {
+    for part in matrix.blocks() {
         let bytes: Vec<u8> = part.values.read_vec()?;
         let value_bytes = (layout.scheme.bits() as usize).div_ceil(8);
         for row in 0..part.layout.strips() * STRIP {

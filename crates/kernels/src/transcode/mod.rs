@@ -61,12 +61,12 @@ pub struct Rows {
     /// Which row of the tensor the first one is.
     pub first_row: usize,
     /// The scales of these rows as f32, where they are a tensor of their own.
-    pub scales: Option<OwnScales>,
+    pub scales: Option<ExternalScales>,
 }
 
 /// Scales from a tensor of their own.
 #[derive(Clone, Debug)]
-pub struct OwnScales {
+pub struct ExternalScales {
     /// f32, at a multiple of 4 bytes.
     pub view: View,
     /// Which of the tensor's scales the first one is.
@@ -74,7 +74,7 @@ pub struct OwnScales {
 }
 
 /// The scales of an encoding that some rows need, when it has them in a tensor of their own: which of them.
-pub fn own_scales(
+pub fn external_scales(
     encoding: Encoding,
     k: usize,
     first_row: usize,
@@ -91,16 +91,16 @@ pub fn own_scales(
 
 /// Where a tensor's strips go in a matrix that holds several tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Placement {
+pub struct StripMap {
     /// Strip of the matrix that the tensor's first strip is.
     pub first_strip: usize,
     /// 1 when the tensor's strips follow each other, 2 when they alternate with another tensor's.
     pub step: usize,
 }
 
-impl Placement {
+impl StripMap {
     /// A tensor that has the matrix to itself.
-    pub const WHOLE: Placement = Placement { first_strip: 0, step: 1 };
+    pub const WHOLE: StripMap = StripMap { first_strip: 0, step: 1 };
 }
 
 impl Transcode {
@@ -121,7 +121,7 @@ impl Transcode {
         name: &str,
         rows: &Rows,
         matrix: &Matrix,
-        placement: Placement,
+        strip_map: StripMap,
         damage: &View,
     ) -> Result<()> {
         let layout = matrix.layout();
@@ -144,7 +144,7 @@ impl Transcode {
                 rows.source.len()
             ));
         }
-        let needed = own_scales(self.encoding, layout.k, rows.first_row, rows.count).unwrap_or(0..0);
+        let needed = external_scales(self.encoding, layout.k, rows.first_row, rows.count).unwrap_or(0..0);
         let given =
             rows.scales.as_ref().map_or(0..0, |own| own.first..own.first + own.view.len() as usize / 4);
         if !needed.is_empty() && (given.start > needed.start || given.end < needed.end) {
@@ -153,14 +153,14 @@ impl Transcode {
         let Some(last_row) = (rows.first_row + rows.count).checked_sub(1) else {
             return wrong("no rows".into());
         };
-        if placement.first_strip + last_row / STRIP * placement.step >= layout.strips() {
+        if strip_map.first_strip + last_row / STRIP * strip_map.step >= layout.strips() {
             return wrong(format!("row {last_row} lies past the end of the matrix"));
         }
-        for part in matrix.parts() {
+        for part in matrix.blocks() {
             let first = part.first_row / STRIP;
             // Strips of the tensor that lie in this part, and from them the rows.
             let strip_from =
-                |strip: usize| strip.saturating_sub(placement.first_strip).div_ceil(placement.step);
+                |strip: usize| strip.saturating_sub(strip_map.first_strip).div_ceil(strip_map.step);
             let from = (strip_from(first) * STRIP).max(rows.first_row);
             let to = (strip_from(first + part.layout.strips()) * STRIP).min(rows.first_row + rows.count);
             if from >= to {
@@ -179,8 +179,8 @@ impl Transcode {
                 k: layout.k as u32,
                 first_row: from as u32,
                 // Below zero when the tensor starts in an earlier part: the shader's sum wraps around to the right strip.
-                strip_first: (placement.first_strip as u32).wrapping_sub(first as u32),
-                strip_step: placement.step as u32,
+                strip_first: (strip_map.first_strip as u32).wrapping_sub(first as u32),
+                strip_step: strip_map.step as u32,
             };
             let items = (to - from) as u64 * layout.quads() as u64;
             let groups =

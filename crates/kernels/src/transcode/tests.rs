@@ -1,4 +1,4 @@
-use super::{ENCODINGS, Placement, Rows, Transcode, cases};
+use super::{ENCODINGS, Rows, StripMap, Transcode, cases};
 use crate::{Encoding, Layout, Matrix, selftest};
 
 #[test]
@@ -20,7 +20,7 @@ fn a_tensor_may_lie_in_several_parts() {
         let caps =
             gpu::Caps { max_allocation: 2 * layout.strip_value_bytes() as u64, ..device.caps().clone() };
         let comparison = cases::run_in_parts(&device, encoding, &caps).unwrap();
-        assert!(comparison.passed(), "{encoding:?}: {:?}", comparison.first_wrong);
+        assert!(comparison.passed(), "{encoding:?}: {:?}", comparison.first_mismatch);
     }
 }
 
@@ -41,11 +41,11 @@ fn a_scale_that_is_no_number_is_reported_with_its_row() {
     let mut recorder = device.recorder().unwrap();
     let rows = Rows { source: source.view(), first_byte: 0, count: 20, first_row: 0, scales: None };
     let kernel = Transcode::new(&device, Encoding::Q8_0).unwrap();
-    kernel.record(&mut recorder, "t", &rows, &matrix, Placement::WHOLE, &damage.view()).unwrap();
+    kernel.record(&mut recorder, "t", &rows, &matrix, StripMap::WHOLE, &damage.view()).unwrap();
     let too_many = Rows { count: 21, ..rows.clone() };
-    kernel.record(&mut recorder, "t", &too_many, &matrix, Placement::WHOLE, &damage.view()).unwrap_err();
+    kernel.record(&mut recorder, "t", &too_many, &matrix, StripMap::WHOLE, &damage.view()).unwrap_err();
     let past_end = Rows { count: 1, first_row: 32, ..rows };
-    kernel.record(&mut recorder, "t", &past_end, &matrix, Placement::WHOLE, &damage.view()).unwrap_err();
+    kernel.record(&mut recorder, "t", &past_end, &matrix, StripMap::WHOLE, &damage.view()).unwrap_err();
     recorder.seal().unwrap().run(selftest::TIMEOUT).unwrap();
     assert_eq!(damage.read_vec::<u32>().unwrap(), [7]);
 }

@@ -51,20 +51,20 @@ pub(crate) fn compare_from(
     };
     match got.data {
         VectorData::F32(values) => {
-            let words = Output::of(values, padded).read(comparison)?;
+            let words = Output::from_buffer(values, padded).read(comparison)?;
             for column in 0..columns {
                 compare_f32(comparison, column, want(column), &of(&words, column));
             }
         }
         VectorData::F16(values) => {
-            let words = Output::of(values, padded / 2).read(comparison)?;
+            let words = Output::from_buffer(values, padded / 2).read(comparison)?;
             for column in 0..columns {
                 compare_f16(comparison, column, want(column), &of(&words, column));
             }
         }
         VectorData::Int8 { values, scales } => {
-            let words = Output::of(values, padded / 4).read(comparison)?;
-            let scales = Output::of(scales, padded / GROUP).read(comparison)?;
+            let words = Output::from_buffer(values, padded / 4).read(comparison)?;
+            let scales = Output::from_buffer(scales, padded / GROUP).read(comparison)?;
             for column in 0..columns {
                 let (words, scales) = (of(&words, column), of(&scales, column));
                 untouched(comparison, "bytes", column, &words[want(column).len() / 4..]);
@@ -84,8 +84,8 @@ pub(crate) fn compare_from(
             }
         }
         VectorData::Int16 { values, scales } => {
-            let words = Output::of(values, padded / 2).read(comparison)?;
-            let scales = Output::of(scales, padded / HALF_GROUP).read(comparison)?;
+            let words = Output::from_buffer(values, padded / 2).read(comparison)?;
+            let scales = Output::from_buffer(scales, padded / HALF_GROUP).read(comparison)?;
             let (high, low) = words.split_at(padded / 4);
             for column in 0..columns {
                 let (high, low, scales) = (of(high, column), of(low, column), of(&scales, column));

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use gpu::{Buffer, TimestampMode, Timing};
 use kernels::{
     matmul::gemv,
-    sample::{self, CountTokens, Counting, MAX_ENDS},
+    sample::{self, CountMode, CountTokens, MAX_STOP_TOKENS},
 };
 
 use super::{
@@ -114,14 +114,14 @@ impl Runner {
             return Err(Error::Limits(text));
         }
         if counted && sampling.form(self.model.config.vocab).counts {
-            self.count(Counting::TakeBack, sequence.slot(), tokens)?;
+            self.count(CountMode::Revert, sequence.slot(), tokens)?;
         }
         sequence.counted = counted;
         Ok(())
     }
 
     /// Changes the counts of some tokens of a sequence.
-    pub(super) fn count(&mut self, counting: Counting, slot: u32, tokens: &[u32]) -> Result<()> {
+    pub(super) fn count(&mut self, counting: CountMode, slot: u32, tokens: &[u32]) -> Result<()> {
         let kernel = CountTokens::new(&self.model.device, counting, self.model.config.vocab as usize)?;
         let counts = self.counts()?.view();
         let most = (self.state.tokens.len() / 4) as usize;
@@ -191,7 +191,7 @@ impl Runner {
     /// Steps of the next run: `max_steps`, or as many as are possible.
     fn steps_that_fit(&self, batch: &[DecodeRow<'_>], key: Key, max_steps: usize) -> usize {
         let limits = self.cache.limits();
-        let single = |row: &DecodeRow<'_>| row.mask.is_some() || row.stop_token_ids.len() > MAX_ENDS;
+        let single = |row: &DecodeRow<'_>| row.mask.is_some() || row.stop_token_ids.len() > MAX_STOP_TOKENS;
         if !self.model.device.caps().conditional_rendering || batch.iter().any(single) {
             return 1;
         }
@@ -222,10 +222,10 @@ impl Runner {
 
     /// Writes the stop tokens of each row, unless the GPU has them already.
     fn write_stop_tokens(&mut self, batch: &[DecodeRow<'_>]) -> Result<()> {
-        let mut words = vec![sample::NO_TOKEN; batch.len() * MAX_ENDS];
-        for (words, row) in words.chunks_mut(MAX_ENDS).zip(batch) {
+        let mut words = vec![sample::NO_TOKEN; batch.len() * MAX_STOP_TOKENS];
+        for (words, row) in words.chunks_mut(MAX_STOP_TOKENS).zip(batch) {
             // A row with more than fit decodes a single step; the host checks its token.
-            let count = row.stop_token_ids.len().min(MAX_ENDS);
+            let count = row.stop_token_ids.len().min(MAX_STOP_TOKENS);
             words[..count].copy_from_slice(&row.stop_token_ids[..count]);
         }
         if words != self.ends {

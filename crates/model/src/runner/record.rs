@@ -5,7 +5,7 @@ use std::{collections::btree_map::Entry, ops::Range, time::Instant};
 
 use gpu::{Arena, Buffer, Lifetime, Memory, Pipeline, Program, Recorder, TimestampMode};
 use kernels::{
-    sample::{self, CountTokens, Counting, Run, Sample},
+    sample::{self, CountMode, CountTokens, Run, Sample},
     score::{self, Score},
 };
 use weights::blueprint::MatrixId;
@@ -88,11 +88,11 @@ pub(super) struct Key {
     pub(super) kind: Rows,
     pub(super) output: Output,
     /// What any of its rows asks of the sampler.
-    pub(super) form: sample::Form,
+    pub(super) form: sample::Features,
 }
 
 impl Key {
-    pub(super) fn new(count: Count, output: Output, form: sample::Form) -> Self {
+    pub(super) fn new(count: Count, output: Output, form: sample::Features) -> Self {
         Self { rows: bucket(count.rows()), kind: count.kind(), output, form }
     }
 
@@ -315,7 +315,7 @@ impl Runner {
         if let (true, Some(counts)) = (key.form.counts, &self.counts) {
             let [tokens, slots] = [&self.state.tokens, &self.state.slots].map(Buffer::view);
             let vocab = self.model.config.vocab as usize;
-            let kernel = CountTokens::new(&self.model.device, Counting::Prompt, vocab)?;
+            let kernel = CountTokens::new(&self.model.device, CountMode::Prompt, vocab)?;
             // Generated tokens pass here too, as the next step's input, and change nothing: they occurred already.
             kernel.record(
                 step.recorder,
@@ -369,7 +369,7 @@ impl Runner {
                     sampled: state.sampled.view(),
                     next_tokens: tokens.view(),
                     next_positions: positions.view(),
-                    ends: state.ends.view(),
+                    stop_tokens: state.ends.view(),
                     run: state.run.view(),
                 };
                 Ok(kernel.record(recorder, "sample", rows, &operands)?)
@@ -379,14 +379,14 @@ impl Runner {
 
     /// Bytes of scratch memory of a sampler for as many rows as there may be. With filters it is so much that those with the most
     /// probable tokens, who need little more, share it.
-    fn sampler_bytes(&self, form: sample::Form) -> Result<u64> {
-        let form = sample::Form { top: form.top || form.filters, ..form };
+    fn sampler_bytes(&self, form: sample::Features) -> Result<u64> {
+        let form = sample::Features { top: form.top || form.filters, ..form };
         let kernel = Sample::new(&self.model.device, form, self.model.config.vocab as usize)?;
         Ok(kernel.scratch_bytes(bucket(self.most_sequences() as usize)))
     }
 
     /// Takes scratch memory for a sampler, where there is none of that size yet. All programs share it: they run one after the other.
-    fn prepare_sampler(&mut self, form: sample::Form) -> Result<()> {
+    fn prepare_sampler(&mut self, form: sample::Features) -> Result<()> {
         let bytes = self.sampler_bytes(form)?;
         if let Entry::Vacant(entry) = self.samplers.entry(bytes) {
             let device = &self.model.device;
@@ -397,7 +397,7 @@ impl Runner {
     }
 
     /// Takes memory for masks and for the most probable tokens, where a form has them and there is none yet.
-    fn prepare_choices(&mut self, form: sample::Form) -> Result<()> {
+    fn prepare_choices(&mut self, form: sample::Features) -> Result<()> {
         let device = &self.model.device;
         let rows = u64::from(self.cache.limits().rows().min(MAX_SAMPLED));
         if form.mask && self.masks.is_none() {

@@ -10,9 +10,9 @@ use gpu::{Arena, Buffer, Lifetime, Memory, Recorder, View};
 use kernels::{
     Activations,
     attention::{
-        decode::{self, Attend},
-        flash::{self, Flash},
-        paged::{self, Attention, Mode},
+        decode::{self, DecodeAttention},
+        flash::{self, FlashAttention},
+        paged::{self, Mode, PagedAttention},
         rope::{self, Rope},
     },
     matmul::{gemv, quantize_rows::QuantizeRows},
@@ -107,7 +107,7 @@ impl Layer<'_> {
     fn shape(&self) -> decode::Shape {
         let output = self.model.activations(self.scratch.rows);
         let sums = super::sums(self.model, self.scratch.rows, MatrixId::Qkv(self.number));
-        decode::Shape { sums, ..attend_shape(self.model, self.cache.limits(), self.kind(), output) }
+        decode::Shape { partials: sums, ..attend_shape(self.model, self.cache.limits(), self.kind(), output) }
     }
 
     fn attend(&self, recorder: &mut Recorder, rows: usize) -> Result<()> {
@@ -115,7 +115,7 @@ impl Layer<'_> {
         let tables = self.model.rope_tables(self.kind());
         let operands = decode::Operands {
             qkv: self.scratch.qkv.view(),
-            qkv_stride: shape.rope().row() * shape.sums,
+            qkv_stride: shape.rope().row() * shape.partials,
             bias: self.bias(),
             weights: self.head_norms()?,
             coarse: tables.coarse.view(),
@@ -130,7 +130,7 @@ impl Layer<'_> {
             groups: (rows >= GROUPS_FROM).then(|| self.state.attend_groups(self.kind())),
         };
         let plan = decode::policy::plan_for_rows(self.model.device.caps(), &shape, rows as u32);
-        let kernel = Attend::with_plan(&self.model.device, shape, plan)?;
+        let kernel = DecodeAttention::with_plan(&self.model.device, shape, plan)?;
         Ok(kernel.record(recorder, "attention", rows as u32, &operands)?)
     }
 
@@ -154,7 +154,7 @@ impl Layer<'_> {
         let tables = self.model.rope_tables(self.kind());
         let operands = rope::Operands {
             qkv: self.scratch.qkv.view(),
-            qkv_stride: shape.rope().row() * shape.sums,
+            qkv_stride: shape.rope().row() * shape.partials,
             bias: self.bias(),
             weights: self.head_norms()?,
             epsilon: self.model.config.rms_norm_eps,
@@ -184,7 +184,7 @@ impl Layer<'_> {
             positions: self.state.positions.view(),
             slots: self.state.slots.view(),
             active: part.active.clone(),
-            ends: part.chunk_ends.clone(),
+            chunk_ends: part.chunk_ends.clone(),
             o: &self.scratch.attended,
             scratch: part.splits.clone(),
         };
@@ -193,16 +193,16 @@ impl Layer<'_> {
             && (part.mode == Mode::Prefill || reproducible)
             && let Some(plan) = self.model.flash_plan(&shape)
         {
-            let plan = if part.chunk_ends.is_some() { plan } else { plan.alone(&shape) };
-            let kernel = Flash::with_plan(device, shape, flash::Output::F16, plan)?;
+            let plan = if part.chunk_ends.is_some() { plan } else { plan.with_independent_rows(&shape) };
+            let kernel = FlashAttention::with_plan(device, shape, flash::Output::F16, plan)?;
             let operands = paged::Operands { o, ..operands };
             return Ok(kernel.record(recorder, "attention", rows, &operands)?);
         }
         let kernel = match reproducible {
-            false => Attention::new(device, shape, part.mode)?,
+            false => PagedAttention::new(device, shape, part.mode)?,
             true => {
                 let plan = paged::policy::reproducible(device.caps(), &shape, part.chunk_ends.is_some());
-                Attention::with_plan(device, shape, plan)?
+                PagedAttention::with_plan(device, shape, plan)?
             }
         };
         kernel.record(recorder, "attention", rows, &operands)?;
@@ -219,26 +219,26 @@ fn attend_shape(model: &Model, limits: Limits, kind: LayerType, output: Activati
         heads: config.heads,
         kv_heads: config.kv_heads,
         head_dim: config.head_dim,
-        page: limits.page,
+        page_size: limits.page,
         scheme: limits.kv,
         window: match kind {
             LayerType::Global => 0,
             LayerType::Sliding => config.sliding_window.unwrap_or(0),
         },
-        context: limits.context,
+        context_length: limits.context,
         norm: family.head_norms.then_some(config.rms_norm_eps),
         bias: family.qkv_bias,
         interleaved: config.rope_pairs == RopePairs::Neighbours,
-        sums: 1,
+        partials: 1,
         scale: config.query_pre_attn_scalar.powf(-0.5),
         output,
     }
 }
 
-/// Rows from which on [`Attend`] asks how many workgroups a step needs: with fewer it is not worth the look.
+/// Rows from which on [`DecodeAttention`] asks how many workgroups a step needs: with fewer it is not worth the look.
 const GROUPS_FROM: usize = 8;
 
-/// Workgroups of [`Attend`] recorded for so many rows, none of which is past `position`: in global layers, and in sliding ones.
+/// Workgroups of [`DecodeAttention`] recorded for so many rows, none of which is past `position`: in global layers, and in sliding ones.
 pub(crate) fn attend_groups(model: &Model, limits: Limits, rows: usize, position: u32) -> [u32; 6] {
     let mut words = [0; 6];
     for (words, kind) in words.chunks_mut(3).zip([LayerType::Global, LayerType::Sliding]) {
@@ -293,12 +293,12 @@ fn splits(model: &Model, limits: Limits, rows: SplitRows) -> Result<Option<Buffe
         let of_kind = match rows {
             SplitRows::Apart(rows) if model.one_dispatch => {
                 let plan = decode::policy::plan_for_rows(device.caps(), &shape, rows as u32);
-                Attend::with_plan(device, shape, plan)?.scratch_bytes(rows as u32)
+                DecodeAttention::with_plan(device, shape, plan)?.scratch_bytes(rows as u32)
             }
             _ if model.reproducible => 0,
             SplitRows::Apart(_) | SplitRows::FewOfChunk => {
                 let rows = if let SplitRows::Apart(rows) = rows { rows } else { FEW_ROWS };
-                Attention::new(device, shape.attention(), Mode::Decode)?.scratch_bytes(rows as u32)
+                PagedAttention::new(device, shape.attention(), Mode::Decode)?.scratch_bytes(rows as u32)
             }
         };
         bytes = of_kind.max(bytes);

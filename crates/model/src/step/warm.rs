@@ -2,7 +2,7 @@
 
 use kernels::{
     Activations, Matrix,
-    matmul::prefetch::{self, Warm},
+    matmul::prefetch::{self, Prefetch},
 };
 use weights::blueprint::MatrixId;
 
@@ -17,25 +17,24 @@ impl Step<'_> {
             return Ok(());
         };
         let device = &self.model.device;
-        let Some(stretches) = prefetch::policy::stretches(device.caps(), &matrix.layout()) else {
+        let Some(ranges) = prefetch::policy::ranges(device.caps(), &matrix.layout()) else {
             return Ok(());
         };
-        let values = matrix.parts()[0].values.view();
+        let values = matrix.blocks()[0].values.view();
         // Of a matrix in several parts, which are large, the first may be shorter: it does without.
-        if values.len() < stretches.end() {
+        if values.len() < ranges.end() {
             return Ok(());
         }
-        Ok(Warm::new(device)?.record(self.recorder, "prefetch", &values, &sums.view(), stretches)?)
+        Ok(Prefetch::new(device)?.record(self.recorder, "prefetch", &values, &sums.view(), ranges)?)
     }
 }
 
 /// Workgroups that bring weights into the cache ahead of a product, at most: 0 where steps of so many rows do without.
 pub(super) fn most_groups(model: &Model, rows: usize) -> u32 {
-    let pays = rows <= prefetch::policy::MOST_ROWS && model.weights.bytes() >= prefetch::policy::LEAST_BYTES;
+    let pays = rows <= prefetch::policy::MAX_ROWS && model.weights.bytes() >= prefetch::policy::MIN_BYTES;
     if !pays || model.activations(rows) != Activations::F16 {
         return 0;
     }
-    let stretches =
-        |(matrix, _): (&Matrix, _)| prefetch::policy::stretches(model.device.caps(), &matrix.layout());
-    layer_products(model).filter_map(stretches).map(|stretches| stretches.groups()).max().unwrap_or(0)
+    let ranges = |(matrix, _): (&Matrix, _)| prefetch::policy::ranges(model.device.caps(), &matrix.layout());
+    layer_products(model).filter_map(ranges).map(|ranges| ranges.groups()).max().unwrap_or(0)
 }

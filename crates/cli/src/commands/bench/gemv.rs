@@ -9,10 +9,10 @@ use kernels::{
     Epilogue, Matrix, Target, Vectors,
     bench::{
         probe,
-        random::{Kind, Random, fill_vectors},
+        random::{Distribution, Random, fill_vectors},
     },
     matmul::{
-        coopmat::{self, Matmul, policy::Parts},
+        coopmat::{self, Coopmat, policy::SplitK},
         gemm::{self, Gemm},
         gemv::{
             Gemv, MAX_COLUMNS, Source,
@@ -199,11 +199,14 @@ fn random_weights(device: &Device, layout: Layout, size: u64) -> Result<Vec<Matr
         .map(|_| Matrix::allocate(&mut arena, "weights", layout, device.caps()))
         .collect::<Result<Vec<Matrix>>>()?;
     // Random bits make floats that are no numbers, or so small that CPUs stumble over them: scales are sound ones, of 16 or 32 bits.
-    let values = Random::new(device, if layout.scheme.is_float() { Kind::Scales } else { Kind::Bits })?;
-    let scales = Random::new(device, Kind::Scales)?;
+    let values = Random::new(
+        device,
+        if layout.scheme.is_float() { Distribution::Scales } else { Distribution::Bits },
+    )?;
+    let scales = Random::new(device, Distribution::Scales)?;
     for (index, matrix) in matrices.iter().enumerate() {
         let mut recorder = device.recorder()?;
-        for part in matrix.parts() {
+        for part in matrix.blocks() {
             let seed = (index * 1000 + part.first_row) as u32;
             values.record(&mut recorder, "values", &part.values.view(), seed)?;
             if let Some(plane) = &part.scales {
@@ -219,7 +222,7 @@ fn random_weights(device: &Device, layout: Layout, size: u64) -> Result<Vec<Matr
 fn takes_many(device: &Device, activations: kernels::Activations) -> bool {
     match activations {
         kernels::Activations::F32 => true,
-        kernels::Activations::Int16 => gemm::packed::fits(device.caps()),
+        kernels::Activations::Int16 => gemm::packed::is_supported(device.caps()),
         kernels::Activations::Int8 | kernels::Activations::F16 => false,
     }
 }
@@ -229,7 +232,7 @@ fn takes_many(device: &Device, activations: kernels::Activations) -> bool {
 enum Product {
     Gemv(Shape, Plan),
     Gemm(gemm::policy::Shape, gemm::policy::Plan),
-    Matmul(coopmat::policy::Shape, coopmat::policy::Plan),
+    Coopmat(coopmat::policy::Shape, coopmat::policy::Plan),
 }
 
 impl Product {
@@ -244,7 +247,7 @@ impl Product {
                 plan.tier, plan.groups, plan.threads, plan.teams, plan.strips, plan.in_flight
             ),
             Product::Gemm(_, plan) => format!("gemm {}, {:?}", plan.tier, plan.method),
-            Product::Matmul(shape, plan) => format!(
+            Product::Coopmat(shape, plan) => format!(
                 "matmul {}, {} × {} in {} × {}, {} ahead, {} splits{}{}",
                 if plan.direct { "direct" } else { "staged" },
                 plan.tile.rows,
@@ -253,8 +256,8 @@ impl Product {
                 plan.tile.own_columns,
                 plan.ahead,
                 plan.splits,
-                if shape.parts == Parts::Apart { " apart" } else { "" },
-                if plan.whole > 0 { format!(" after {}", plan.whole) } else { String::new() },
+                if shape.split_k == SplitK::Partial { " apart" } else { "" },
+                if plan.unsplit > 0 { format!(" after {}", plan.unsplit) } else { String::new() },
             ),
         }
     }
@@ -273,11 +276,11 @@ fn products(
         let output = kernels::Activations::F32;
         let fragments = coopmat::fragments(device)?;
         let mut products = Vec::new();
-        for parts in [Parts::Joined, Parts::Apart].into_iter().take(if sweep { 2 } else { 1 }) {
-            let shape = coopmat::policy::Shape { weights, columns, epilogue, output, parts };
+        for parts in [SplitK::Reduced, SplitK::Partial].into_iter().take(if sweep { 2 } else { 1 }) {
+            let shape = coopmat::policy::Shape { weights, columns, epilogue, output, split_k: parts };
             let plans = coopmat::policy::candidates(caps, fragments, &shape).into_iter();
             let all = plans.take(if sweep { usize::MAX } else { 1 });
-            products.extend(all.map(|plan| Product::Matmul(shape, plan)));
+            products.extend(all.map(|plan| Product::Coopmat(shape, plan)));
         }
         return Ok(products);
     }
@@ -296,13 +299,13 @@ fn time(device: &Device, product: &Product, weights: &[Matrix], roof: f64) -> Re
     let (columns, activations) = match product {
         Product::Gemv(shape, _) => (shape.columns, shape.activations),
         Product::Gemm(shape, _) => (shape.columns, shape.activations),
-        Product::Matmul(shape, _) => (shape.columns, kernels::Activations::F16),
+        Product::Coopmat(shape, _) => (shape.columns, kernels::Activations::F16),
     };
     let Layout { scheme, rows, k } = weights[0].layout();
     let mut arena = Arena::new(device, Lifetime::Scratch, Memory::Device);
     let x = random_vectors(device, &mut arena, k, columns, activations)?;
-    let planes = if let Product::Matmul(shape, plan) = product
-        && shape.parts == Parts::Apart
+    let planes = if let Product::Coopmat(shape, plan) = product
+        && shape.split_k == SplitK::Partial
     {
         plan.splits
     } else {
@@ -329,8 +332,8 @@ fn time(device: &Device, product: &Product, weights: &[Matrix], roof: f64) -> Re
                 kernel.record(&mut recorder, "gemm", matrix, &x, &target, &active.view())?;
             }
         }
-        Product::Matmul(shape, plan) => {
-            let kernel = Matmul::with_plan(device, *shape, *plan)?;
+        Product::Coopmat(shape, plan) => {
+            let kernel = Coopmat::with_plan(device, *shape, *plan)?;
             let scratch = match kernel.scratch_bytes() {
                 0 => None,
                 bytes => Some(arena.buffer("scratch", bytes)?),

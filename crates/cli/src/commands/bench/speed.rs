@@ -5,7 +5,7 @@ use std::{path::PathBuf, process::ExitCode, sync::Arc, time::Instant};
 use anyhow::{Context, bail};
 use gpu::{Device, format_bytes};
 use model::{
-    DecodeRow, KvScheme, Limits, Model, Runner, Sampling, Sequence, Setup, Size, Tuned,
+    DecodeRow, KvScheme, Limits, Model, Runner, Sampling, Sequence, Setup, Size, TuningReport,
     measure::{Profile, Share},
 };
 use rustix::time::{ClockId, clock_gettime};
@@ -79,7 +79,7 @@ pub fn run(
     name: &str,
     model: &Arc<Model>,
     load: &serde_json::Value,
-    tuned: &Tuned,
+    tuned: &TuningReport,
     plan: &Plan,
     json: bool,
 ) -> anyhow::Result<ExitCode> {

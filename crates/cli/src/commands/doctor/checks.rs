@@ -161,7 +161,7 @@ fn tuning(device: &Device) -> Finding {
     let about = "tuning";
     let tuning = Tuning::open(device);
     match tuning.file() {
-        _ if !kernels::matmul::tuning::is_wanted(device) => {
+        _ if !kernels::matmul::tuning::is_enabled(device) => {
             Finding::new(Level::Good, about, "not on a CPU driver, nor with INDRIK_TUNE=off")
         }
         None => Finding::new(Level::Good, about, "no folder for it: products are timed at every start"),

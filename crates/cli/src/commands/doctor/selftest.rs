@@ -92,7 +92,7 @@ pub fn run(device: &Device, instance: &Instance, only: Option<&str>, quiet: bool
         total.passed += usize::from(report.passed());
         if let Ok(comparison) = &report.outcome {
             total.compared += comparison.compared;
-            total.worst = total.worst.max(comparison.worst);
+            total.worst = total.worst.max(comparison.worst_error);
         }
     }
     Ok(Results {
@@ -106,7 +106,7 @@ pub fn run(device: &Device, instance: &Instance, only: Option<&str>, quiet: bool
 fn failure(report: &Report) -> String {
     let why = match &report.outcome {
         Err(error) => error.to_string(),
-        Ok(comparison) => comparison.first_wrong.clone().unwrap_or_else(|| "nothing was compared".into()),
+        Ok(comparison) => comparison.first_mismatch.clone().unwrap_or_else(|| "nothing was compared".into()),
     };
     format!("{} {} at {}: {why}", report.kernel, report.case, report.tier)
 }

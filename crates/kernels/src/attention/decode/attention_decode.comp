@@ -25,7 +25,7 @@ layout(constant_id = 2) const uint HEAD_DIM = 128;
 layout(constant_id = 3) const uint HEADS = 2;
 layout(constant_id = 4) const uint KEYS = 2;
 // Positions of a page.
-layout(constant_id = 5) const uint PAGE = 64;
+layout(constant_id = 5) const uint PAGE_SIZE = 64;
 layout(constant_id = 6) const uint KV_BITS = 16;
 // Heads of the model.
 layout(constant_id = 7) const uint QUERY_HEADS = 32;
@@ -46,7 +46,7 @@ layout(constant_id = 16) const float EPSILON = 0.0;
 layout(constant_id = 17) const float SCALE = 1.0;
 
 // The QKV product is the sum of so many: its K is in parts.
-layout(constant_id = 18) const uint SUMS = 1;
+layout(constant_id = 18) const uint PARTIALS = 1;
 
 layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Floats4 { vec4 data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 16) buffer Words4 { uvec4 data[]; };
@@ -199,7 +199,7 @@ void load_head(uint head, uint kv_head, uint lane, out vec4 x[FOURS], out vec4 w
         [[unroll]] for (uint h = 0; h < 2; h++) {
             uint from = gl_WorkGroupID.y * (push.qkv_stride / 4) + start + at[h];
             x[2 * i + h] = push.qkv.data[from];
-            [[unroll]] for (uint sum = 1; sum < SUMS; sum++) {
+            [[unroll]] for (uint sum = 1; sum < PARTIALS; sum++) {
                 x[2 * i + h] += push.qkv.data[from + sum * (QUERY_HEADS + 2 * KV_HEADS) * QUADS];
             }
             if (QKV_BIAS) {
@@ -396,15 +396,15 @@ uint key_of(uint block, uint k, uint cluster) {
 
 void find_lines(uint block, uint cluster, uint kv_head, uint pages, uint first, uint last, out uint lines[KEYS]) {
     uint page = 0;
-    if (BLOCK <= PAGE) {
-        page = push.table.data[pages + block * BLOCK / PAGE];
+    if (BLOCK <= PAGE_SIZE) {
+        page = push.table.data[pages + block * BLOCK / PAGE_SIZE];
     }
     [[unroll]] for (uint k = 0; k < KEYS; k++) {
         uint key = clamp(key_of(block, k, cluster), first, last);
-        if (BLOCK > PAGE) {
-            page = push.table.data[pages + key / PAGE];
+        if (BLOCK > PAGE_SIZE) {
+            page = push.table.data[pages + key / PAGE_SIZE];
         }
-        lines[k] = (page * KV_HEADS + kv_head) * PAGE + key % PAGE;
+        lines[k] = (page * KV_HEADS + kv_head) * PAGE_SIZE + key % PAGE_SIZE;
     }
 }
 
@@ -451,7 +451,7 @@ void main() {
     // Where the new key and value go.
     uint own_line = 0;
     if (has_own) {
-        own_line = (push.table.data[pages + position / PAGE] * KV_HEADS + kv_head) * PAGE + position % PAGE;
+        own_line = (push.table.data[pages + position / PAGE_SIZE] * KV_HEADS + kv_head) * PAGE_SIZE + position % PAGE_SIZE;
     }
     uvec4 next_keys[LOADED];
     uvec4 next_values[LOADED];

@@ -2,13 +2,13 @@
 
 use gpu::{Caps, Device, Result, Tier};
 
-use super::{Attend, Operands, Plan, Shape, policy, reference};
+use super::{DecodeAttention, Operands, Plan, Shape, policy, reference};
 use crate::{
     Activations, Vectors,
     attention::{
         kv::{KvLayer, KvScheme, KvShape, KvTable, reference as stored},
         paged::reference::range,
-        rope::{Tables, cases::in_sums, inverse_frequencies, reference::Row},
+        rope::{Tables, cases::in_partials, inverse_frequencies, reference::Row},
     },
     matmul::common::reference::Value,
     selftest::{Case, Comparison, Output, Random, TIMEOUT, arena},
@@ -32,14 +32,14 @@ pub(super) const GEMMA: Shape = Shape {
     heads: 4,
     kv_heads: 1,
     head_dim: 256,
-    page: 16,
+    page_size: 16,
     scheme: KvScheme::F16,
     window: 0,
-    context: 4096,
+    context_length: 4096,
     norm: Some(1e-6),
     bias: false,
     interleaved: false,
-    sums: 1,
+    partials: 1,
     scale: 0.0625,
     output: Activations::F32,
 };
@@ -53,8 +53,8 @@ pub(super) fn steps() -> Vec<Step> {
     let (int16, f16) = (Activations::Int16, Activations::F16);
     vec![
         step(Shape { output: int16, ..GEMMA }, &lengths),
-        step(Shape { heads: 2, page: 64, scheme: KvScheme::F32, output: f16, ..GEMMA }, &[300, 0, 64]),
-        step(Shape { heads: 1, window: 40, page: 64, output: int16, ..GEMMA }, &[299, 39, 40, 41, 7]),
+        step(Shape { heads: 2, page_size: 64, scheme: KvScheme::F32, output: f16, ..GEMMA }, &[300, 0, 64]),
+        step(Shape { heads: 1, window: 40, page_size: 64, output: int16, ..GEMMA }, &[299, 39, 40, 41, 7]),
         step(Shape { heads: 4, kv_heads: 2, head_dim: 128, window: 100, output: int16, ..GEMMA }, &lengths),
         step(Shape { window: 1, ..small }, &[0, 77]),
         step(Shape { scheme: KvScheme::Int8, output: int16, ..GEMMA }, &[64, 0, 1, 299]),
@@ -63,12 +63,12 @@ pub(super) fn steps() -> Vec<Step> {
             &[130, 5, 0],
         ),
         step(
-            Shape { heads: 4, kv_heads: 2, head_dim: 128, window: 100, sums: 3, output: f16, ..GEMMA },
+            Shape { heads: 4, kv_heads: 2, head_dim: 128, window: 100, partials: 3, output: f16, ..GEMMA },
             &lengths,
         ),
         step(Shape { bias: true, interleaved: true, scheme: KvScheme::Int8, ..plain }, &[65, 2]),
         step(Shape { kv_heads: 2, scheme: KvScheme::F32, output: int16, ..small }, &[130, 5, 0]),
-        step(Shape { heads: 7, bias: true, page: 64, ..plain }, &[130, 5]),
+        step(Shape { heads: 7, bias: true, page_size: 64, ..plain }, &[130, 5]),
         step(Shape { heads: 9, kv_heads: 3, interleaved: true, output: int16, ..plain }, &[200, 64, 1]),
         step(
             Shape {
@@ -94,7 +94,7 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
         // One split and several, whatever the policy would take; in turns, because CPU drivers compile it slowly.
         let splits = if (i % 2 == 0) == (tier == Tier::T0) { 3 } else { 1 };
         let mut plan = Plan { splits, least: 32, ..policy::at_tier(caps, &step.shape, tier) };
-        if step.shape.sums > 1 {
+        if step.shape.partials > 1 {
             // As where there are many rows.
             plan.threads = policy::plan_for_rows(caps, &step.shape, 128).threads;
         }
@@ -112,7 +112,7 @@ fn name(step: &Step, plan: &Plan) -> String {
         step.positions[0],
         shape.rope(),
         shape.output,
-        shape.page,
+        shape.page_size,
         plan.splits,
         plan.threads,
     )
@@ -212,13 +212,13 @@ impl Data {
         let mut random = Random::new(u64::from(shape.heads * 1009 + shape.head_dim + step.positions[0]));
         let rows = (step.positions.len() + step.idle) as u32;
         let longest = step.positions.iter().max().unwrap_or(&0) + 1;
-        let table_stride = longest.div_ceil(shape.page) + 1;
+        let table_stride = longest.div_ceil(shape.page_size) + 1;
         // Page 0 is nobody's: entries that no row may look at lead there.
         let pages = rows * table_stride + 1;
         let kv_shape = KvShape {
             kv_heads: shape.kv_heads,
             head_dim: shape.head_dim,
-            page: shape.page,
+            page_size: shape.page_size,
             pages,
             scheme: shape.scheme,
         };
@@ -228,7 +228,7 @@ impl Data {
         let (mut k, mut v) = (vec![f64::NAN; elements], vec![f64::NAN; elements]);
         for (slot, position) in (0..).zip(step.positions.iter().copied()) {
             for at in range(position, shape.window) {
-                let entry = &mut table[(slot * table_stride + at / shape.page) as usize];
+                let entry = &mut table[(slot * table_stride + at / shape.page_size) as usize];
                 if *entry == 0 {
                     *entry = free.swap_remove(random.integer(0, free.len() as i64 - 1) as usize);
                 }
@@ -278,7 +278,7 @@ impl Data {
     }
 
     fn element(&self, shape: &Shape, slot: u32, head: u32, position: u32) -> u64 {
-        let page = self.table[(slot * self.table_stride + position / shape.page) as usize];
+        let page = self.table[(slot * self.table_stride + position / shape.page_size) as usize];
         self.kv_shape.element(page, head, position, 0)
     }
 
@@ -322,8 +322,8 @@ impl Buffers {
         let slots: Vec<u32> = (0..columns as u32).collect();
         let k = (shape.heads * shape.head_dim) as usize;
         let o = poisoned(&mut arena, shape.output, k, columns)?;
-        let tables = Tables::new(&data.frequencies, data.table_stride as usize * shape.page as usize);
-        let kernel = Attend::with_plan(device, *shape, plan)?;
+        let tables = Tables::new(&data.frequencies, data.table_stride as usize * shape.page_size as usize);
+        let kernel = DecodeAttention::with_plan(device, *shape, plan)?;
         let counter_words = (kernel.counter_bytes(columns as u32) / 4) as usize;
         let mut scratch = match kernel.scratch_bytes(columns as u32) {
             0 => None,
@@ -340,14 +340,14 @@ impl Buffers {
         // As many workgroups as the step needs, or all that there may be.
         let last = step.positions.iter().copied().max().unwrap_or(0);
         let groups = plan.groups(shape, columns as u32, last);
-        let groups = if shape.sums > 1 || shape.window == 100 {
+        let groups = if shape.partials > 1 || shape.window == 100 {
             Some(arena.buffer_from("groups", &groups)?.view())
         } else {
             None
         };
         let operands = Operands {
-            qkv: arena.buffer_from("qkv", &in_sums(&data.qkv, row + 8, row, shape.sums))?.view(),
-            qkv_stride: row * shape.sums + 8,
+            qkv: arena.buffer_from("qkv", &in_partials(&data.qkv, row + 8, row, shape.partials))?.view(),
+            qkv_stride: row * shape.partials + 8,
             bias: if shape.bias { Some(arena.buffer_from("bias", &data.bias)?.view()) } else { None },
             weights: shape.norm.map(|_| weights.into()),
             coarse: arena.buffer_from("coarse table", &tables.coarse)?.view(),

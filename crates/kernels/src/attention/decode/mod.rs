@@ -35,7 +35,7 @@ pub static KERNEL: Kernel = Kernel {
 };
 
 /// The kernel for one shape.
-pub struct Attend {
+pub struct DecodeAttention {
     shape: Shape,
     plan: Plan,
     pipeline: Pipeline,
@@ -67,7 +67,7 @@ pub struct Operands<'a> {
     pub active: View,
     /// The output, heads · head_dim values a row, as the shape says; a column for every row at least, and for int16 no others.
     pub o: &'a Vectors,
-    /// At least [`Attend::scratch_bytes`], where that is not 0. Its first [`Attend::counter_bytes`] must be zero when it is used
+    /// At least [`DecodeAttention::scratch_bytes`], where that is not 0. Its first [`DecodeAttention::counter_bytes`] must be zero when it is used
     /// for the first time; every call leaves them so.
     pub scratch: Option<View>,
     /// Three u32, [`Plan::groups`] of the rows it is recorded for and the last position of the step, read when it runs; none for as
@@ -75,7 +75,7 @@ pub struct Operands<'a> {
     pub groups: Option<View>,
 }
 
-impl Attend {
+impl DecodeAttention {
     /// Chooses the variant for this device and compiles it.
     pub fn new(device: &Device, shape: Shape) -> Result<Self> {
         Self::with_plan(device, shape, policy::plan(device.caps(), &shape))
@@ -188,7 +188,7 @@ fn variant(shape: &Shape, plan: Plan) -> Variant {
         head_dim: shape.head_dim,
         heads: plan.heads,
         keys: plan.keys,
-        page: shape.page,
+        page_size: shape.page_size,
         kv_bits: shape.scheme.bits(),
         query_heads: shape.heads,
         kv_heads: shape.kv_heads,
@@ -198,7 +198,7 @@ fn variant(shape: &Shape, plan: Plan) -> Variant {
         qk_norm: shape.norm.is_some(),
         qkv_bias: shape.bias,
         interleaved: shape.interleaved,
-        sums: shape.sums,
+        partials: shape.partials,
         output: shape.output as u32,
         epsilon: shape.norm.unwrap_or(0.0),
         scale: shape.scale,

@@ -23,13 +23,13 @@ pub struct Shape {
     /// Values of a head: a multiple of 8, of 16 where the output is int16, of 32 where keys and values are int8, at most 256.
     pub head_dim: u32,
     /// Positions of a page, a power of two.
-    pub page: u32,
+    pub page_size: u32,
     /// How keys and values are stored.
     pub scheme: KvScheme,
     /// Positions that a row attends to, its own included; 0 for all up to its own.
     pub window: u32,
     /// The longest sequence: how far it is worth to split.
-    pub context: u32,
+    pub context_length: u32,
     /// The epsilon of the norm of query and key heads, where they are normed (Gemma 3).
     pub norm: Option<f32>,
     /// A bias is added first (Qwen2).
@@ -37,7 +37,7 @@ pub struct Shape {
     /// Values 2i and 2i + 1 are rotated together (llama in GGUF files), else i and i + head_dim / 2.
     pub interleaved: bool,
     /// The QKV product is the sum of so many, at least 1: its K is in parts.
-    pub sums: u32,
+    pub partials: u32,
     /// Queries are multiplied by this.
     pub scale: f32,
     /// How the output is stored: f32, f16 or int16.
@@ -51,12 +51,12 @@ impl Shape {
             heads: self.heads,
             kv_heads: self.kv_heads,
             head_dim: self.head_dim,
-            page: self.page,
+            page_size: self.page_size,
             scheme: self.scheme,
             norm: self.norm.is_some(),
             bias: self.bias,
             interleaved: self.interleaved,
-            sums: self.sums,
+            partials: self.partials,
         }
     }
 
@@ -66,10 +66,10 @@ impl Shape {
             heads: self.heads,
             kv_heads: self.kv_heads,
             head_dim: self.head_dim,
-            page: self.page,
+            page_size: self.page_size,
             scheme: self.scheme,
             window: self.window,
-            context: self.context,
+            context_length: self.context_length,
         }
     }
 
@@ -155,7 +155,7 @@ const MOST_SPLITS: u32 = 64;
 
 /// Whether it gains anything on such a device. Hardly on a CPU driver: the heads of the 270M took it 22% less time than the separate
 /// kernels at 40 positions, but 4% more at 300 and 24% more at 600, and it took 14 s to compile where they took 1.6 s.
-pub fn suits(caps: &Caps) -> bool {
+pub fn is_preferred(caps: &Caps) -> bool {
     !on_cpu(caps)
 }
 
@@ -208,7 +208,7 @@ fn whole(caps: &Caps, plan: &Plan) -> u32 {
 
 fn splits(caps: &Caps, shape: &Shape, plan: &Plan) -> u32 {
     let units = caps.compute_units.unwrap_or(if on_cpu(caps) { 1 } else { 16 });
-    let range = if shape.window == 0 { shape.context } else { shape.window.min(shape.context) };
+    let range = if shape.window == 0 { shape.context_length } else { shape.window.min(shape.context_length) };
     let groups = if on_cpu(caps) { units } else { (units * GROUPS_PER_UNIT).max(LEAST_GROUPS) };
     let wanted = groups / (shape.heads / plan.heads);
     wanted.clamp(1, (range / plan.least).clamp(1, MOST_SPLITS))
@@ -256,14 +256,14 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
         heads,
         kv_heads,
         head_dim,
-        page: 64,
+        page_size: 64,
         scheme,
         window,
-        context,
+        context_length: context,
         norm: Some(1e-6),
         bias: false,
         interleaved: false,
-        sums: 1,
+        partials: 1,
         scale: 1.0,
         output,
     };

@@ -1,7 +1,7 @@
 use gpu::{Caps, Subgroup, Tier, known};
 
 use super::{
-    Attend, Operands, Plan, Shape,
+    DecodeAttention, Operands, Plan, Shape,
     cases::{self, Buffers, Data, GEMMA, Step},
     policy,
 };
@@ -34,7 +34,7 @@ fn plans_of_larger_gpus_are_right_too() {
             let plan =
                 Plan { tier, threads, lanes, heads: 1, keys, least: 32, splits, subgroup: Subgroup::Any };
             let comparison = cases::run(&device, step, plan).unwrap();
-            assert!(comparison.passed(), "{plan:?}, {step:?}: {:?}", comparison.first_wrong);
+            assert!(comparison.passed(), "{plan:?}, {step:?}: {:?}", comparison.first_mismatch);
         }
     }
     device.assert_no_messages();
@@ -49,7 +49,7 @@ fn bits(device: &gpu::Device, step: &Step, data: &Data, plan: Plan, runs: usize)
         buffers.read(&mut comparison).unwrap()
     };
     let all = (0..runs).map(|_| run()).collect();
-    assert!(comparison.first_wrong.is_none(), "{:?}", comparison.first_wrong);
+    assert!(comparison.first_mismatch.is_none(), "{:?}", comparison.first_mismatch);
     all
 }
 
@@ -90,7 +90,7 @@ fn plans_fit_the_device() {
             [(4, 1, 256), (32, 16, 128), (9, 3, 64), (7, 1, 128), (8, 8, 80), (16, 1, 96), (64, 1, 256)];
         for (heads, kv_heads, head_dim) in dimensions {
             for window in [0, 512] {
-                let shape = Shape { heads, kv_heads, head_dim, window, context: 131_072, ..SMALL };
+                let shape = Shape { heads, kv_heads, head_dim, window, context_length: 131_072, ..SMALL };
                 let tiers = [Tier::T0, Tier::T1].into_iter().filter(|tier| caps.tier() >= Some(*tier));
                 let plans = tiers.map(|tier| policy::at_tier(&caps, &shape, tier));
                 for plan in plans.chain(policy::candidates(&caps, &shape)) {
@@ -114,7 +114,8 @@ fn plans_fit_the_device() {
 #[test]
 fn a_long_context_is_split_where_heads_do_not_fill_the_device() {
     let splits = |caps: &Caps, window, context| {
-        let shape = Shape { heads: 32, kv_heads: 16, head_dim: 128, window, context, ..SMALL };
+        let shape =
+            Shape { heads: 32, kv_heads: 16, head_dim: 128, window, context_length: context, ..SMALL };
         policy::plan(caps, &shape).splits
     };
     assert_eq!(splits(&known::h200(), 0, 131_072), 16);
@@ -123,26 +124,27 @@ fn a_long_context_is_split_where_heads_do_not_fill_the_device() {
     assert_eq!(splits(&known::radeon_780m(), 0, 131_072), 6);
     assert!(policy::candidates(&known::h200(), &SMALL).len() > 20);
     assert_eq!(policy::candidates(&known::mesa_cpu(), &SMALL).len(), 1);
-    assert!(policy::suits(&known::h200()) && !policy::suits(&known::mesa_cpu()));
+    assert!(policy::is_preferred(&known::h200()) && !policy::is_preferred(&known::mesa_cpu()));
 }
 
 #[test]
 fn wrong_shapes_are_refused() {
     let Some(device) = testkit::cpu_device() else { return };
-    let refused = |shape| Attend::new(&device, shape).err().expect("refused").to_string();
-    assert!(Attend::new(&device, SMALL).is_ok());
+    let refused = |shape| DecodeAttention::new(&device, shape).err().expect("refused").to_string();
+    assert!(DecodeAttention::new(&device, SMALL).is_ok());
     assert!(refused(Shape { head_dim: 100, ..SMALL }).contains("multiples of 8"));
     assert!(refused(Shape { head_dim: 72, output: Activations::Int16, ..SMALL }).contains("half groups"));
     assert!(refused(Shape { output: Activations::Int8, ..SMALL }).contains("not int8"));
     assert!(refused(Shape { heads: 5, ..SMALL }).contains("do not divide"));
-    assert!(refused(Shape { page: 48, ..SMALL }).contains("power of two"));
+    assert!(refused(Shape { page_size: 48, ..SMALL }).contains("power of two"));
     assert!(refused(Shape { head_dim: 80, scheme: KvScheme::Int8, ..SMALL }).contains("groups of 32"));
 }
 
 #[test]
 fn no_split_in_use_is_left_out() {
     for (window, context) in [(0, 131_072), (0, 4096), (1024, 131_072), (512, 32_768)] {
-        let shape = Shape { heads: 32, kv_heads: 16, head_dim: 128, window, context, ..SMALL };
+        let shape =
+            Shape { heads: 32, kv_heads: 16, head_dim: 128, window, context_length: context, ..SMALL };
         let devices = [known::h200(), known::radeon_780m()];
         for (caps, rows) in devices.iter().flat_map(|caps| [1, 32, 64, 128].map(|rows| (caps, rows))) {
             let plan = policy::plan_for_rows(caps, &shape, rows);
@@ -175,7 +177,7 @@ fn no_split_in_use_is_left_out() {
 fn wrong_operands_are_refused() {
     let Some(device) = testkit::cpu_device() else { return };
     let mut arena = crate::selftest::arena(&device);
-    let kv_shape = KvShape { kv_heads: 2, head_dim: 64, page: 16, pages: 1, scheme: KvScheme::F16 };
+    let kv_shape = KvShape { kv_heads: 2, head_dim: 64, page_size: 16, pages: 1, scheme: KvScheme::F16 };
     let kv = KvLayer::allocate(&mut arena, "kv", kv_shape).unwrap();
     let wide = KvLayer::allocate(&mut arena, "kv", KvShape { scheme: KvScheme::F32, ..kv_shape }).unwrap();
     let memory = arena.buffer("all", 256 * 64 * 4).unwrap();
@@ -185,7 +187,7 @@ fn wrong_operands_are_refused() {
     let o_int16 = Vectors::int16(&mut arena, "o", 256, 2).unwrap();
     let o_f16 = Vectors::f16(&mut arena, "o", 256, 2).unwrap();
     let plan = Plan { splits: 2, ..policy::plan(device.caps(), &SMALL) };
-    let kernel = Attend::with_plan(&device, SMALL, plan).unwrap();
+    let kernel = DecodeAttention::with_plan(&device, SMALL, plan).unwrap();
     let scratch = arena.buffer("scratch", kernel.scratch_bytes(2)).unwrap();
     let operands = || Operands {
         qkv: memory.view(),
@@ -217,12 +219,12 @@ fn wrong_operands_are_refused() {
     let reason = record(&Operands { scratch: None, ..operands() }).unwrap_err().to_string();
     assert!(reason.contains("scratch memory"), "{reason}");
     // Fewer rows than columns, where no plane of bytes begins behind the columns.
-    let mut record = |kernel: &Attend, rows, o| {
+    let mut record = |kernel: &DecodeAttention, rows, o| {
         kernel.record(&mut recorder, "attention_decode", rows, &Operands { o, ..operands() })
     };
     record(&kernel, 1, &o).unwrap();
     record(&kernel, 3, &o).unwrap_err();
-    let kernel = Attend::new(&device, Shape { output: Activations::Int16, ..SMALL }).unwrap();
+    let kernel = DecodeAttention::new(&device, Shape { output: Activations::Int16, ..SMALL }).unwrap();
     record(&kernel, 2, &o_int16).unwrap();
     let reason = record(&kernel, 1, &o_int16).unwrap_err().to_string();
     assert!(reason.contains("1 rows"), "{reason}");

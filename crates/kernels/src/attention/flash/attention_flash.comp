@@ -26,16 +26,16 @@ layout(constant_id = 1) const uint LANES = 32;
 layout(constant_id = 2) const uint HEAD_DIM = 128;
 layout(constant_id = 3) const uint KEYS = 32;
 // Positions of a page.
-layout(constant_id = 4) const uint PAGE = 64;
+layout(constant_id = 4) const uint PAGE_SIZE = 64;
 layout(constant_id = 5) const uint KV_BITS = 16;
 // Queries stay in registers; if not, in shared memory.
-layout(constant_id = 6) const bool HELD = true;
+layout(constant_id = 6) const bool QUERIES_IN_REGISTERS = true;
 // The output is f16 activations; if not, f32.
 layout(constant_id = 7) const bool O_F16 = true;
 // A score is this many sums, added up at the end: products that wait for each other take long, where a subgroup has few of them.
 layout(constant_id = 8) const uint CHAINS = 2;
 // Each row is a tile of its own, and may be of any sequence.
-layout(constant_id = 9) const bool ALONE = false;
+layout(constant_id = 9) const bool INDEPENDENT_ROWS = false;
 
 layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Floats4 { vec4 data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Words4 { uvec4 data[]; };
@@ -53,7 +53,7 @@ layout(push_constant, scalar) uniform Push {
     // Rows in use: from the first to before the end.
     Active active_rows;
     // Where each chunk of rows of one sequence ends.
-    Numbers ends;
+    Numbers chunk_ends;
     // Rows o_stride values apart.
     Output o;
     uint heads;
@@ -83,7 +83,7 @@ const uint KEY_TILES = KEYS / 16;
 const uint UNITS = HEAD_DIM / 8;
 const uint STRIDE = UNITS + 1;
 const uint Q_AT = 0;
-const uint K_AT = HELD ? 0 : PAIRS * STRIDE;
+const uint K_AT = QUERIES_IN_REGISTERS ? 0 : PAIRS * STRIDE;
 const uint V_AT = K_AT + KEYS * STRIDE;
 const uint LINES_END = V_AT + KEYS * STRIDE;
 // Then a patch for each subgroup: 16 rows of scores, f32, and behind them 16 rows of weights, f16. The padding is such that PARTS
@@ -137,7 +137,7 @@ struct Fetched {
 void fetch(Words4 cache, uint page_line, uint block, uint first, uint last, uint thread, out Fetched fetched) {
     unrolled for (uint i = 0; i < LOADS; i++) {
         uint position = clamp(block * KEYS + key_of(i, thread), first, last);
-        uint line = page_line + position % PAGE;
+        uint line = page_line + position % PAGE_SIZE;
         uint part = part_of(i, thread);
         if (INT8) {
             fetched.words[i] = cache.data[int8_at(line) / 4 + part];
@@ -182,8 +182,8 @@ void main() {
     uint first_in_use = push.active_rows.first;
     uint end_row = push.active_rows.end;
     Tile tile = Tile(first_in_use + number, min(first_in_use + number + 1, end_row), 0);
-    if (!ALONE) {
-        tile = tile_of_chunks(push.ends, push.chunks, first_in_use, end_row, group, PAIRS, number);
+    if (!INDEPENDENT_ROWS) {
+        tile = tile_of_chunks(push.chunk_ends, push.chunks, first_in_use, end_row, group, PAIRS, number);
     }
     uint pairs = tile.end * group;
     uint first_pair = tile.first * group + tile.number * PAIRS;
@@ -211,9 +211,9 @@ void main() {
 
     uint block = first / KEYS;
     uint end = last / KEYS + 1;
-    uint page = push.table.data[pages + block * KEYS / PAGE];
+    uint page = push.table.data[pages + block * KEYS / PAGE_SIZE];
     Fetched fetched;
-    fetch(push.k, (page * push.kv_heads + kv_head) * PAGE, block, first, last, thread, fetched);
+    fetch(push.k, (page * push.kv_heads + kv_head) * PAGE_SIZE, block, first, last, thread, fetched);
 
     for (uint i = thread; i < PAIRS * UNITS; i += THREADS) {
         uint pair = min(first_pair + i / UNITS, pairs - 1);
@@ -223,11 +223,11 @@ void main() {
         units[Q_AT + i / UNITS * STRIDE + i % UNITS] = uvec4(low, high);
     }
     uint q_at = Q_AT + gl_SubgroupID * 16 * STRIDE;
-    MatrixA held[HELD ? HEAD_TILES : 1];
-    if (HELD) {
+    MatrixA held[QUERIES_IN_REGISTERS ? HEAD_TILES : 1];
+    if (QUERIES_IN_REGISTERS) {
         barrier();
         unrolled for (uint d = 0; d < HEAD_TILES; d++) {
-            matrix_load_a(held[HELD ? d : 0], q_at + 2 * d, STRIDE);
+            matrix_load_a(held[QUERIES_IN_REGISTERS ? d : 0], q_at + 2 * d, STRIDE);
         }
         barrier();
     }
@@ -251,9 +251,9 @@ void main() {
     put(K_AT, thread, fetched);
     barrier();
     for (; block < end; block++) {
-        fetch(push.v, (page * push.kv_heads + kv_head) * PAGE, block, first, last, thread, fetched);
+        fetch(push.v, (page * push.kv_heads + kv_head) * PAGE_SIZE, block, first, last, thread, fetched);
         // Its page is known when the next block's keys are to be loaded.
-        uint next_page = push.table.data[pages + min(block + 1, end - 1) * KEYS / PAGE];
+        uint next_page = push.table.data[pages + min(block + 1, end - 1) * KEYS / PAGE_SIZE];
         uint block_first = block * KEYS;
         uint block_last = block_first + KEYS - 1;
         bool counts = !idle && block_first <= own_last && block_last >= first_position(own_first, push.window);
@@ -264,8 +264,8 @@ void main() {
             }
             unrolled for (uint d = 0; d < HEAD_TILES; d++) {
                 MatrixA q;
-                if (HELD) {
-                    q = held[HELD ? d : 0];
+                if (QUERIES_IN_REGISTERS) {
+                    q = held[QUERIES_IN_REGISTERS ? d : 0];
                 } else {
                     matrix_load_a(q, q_at + 2 * d, STRIDE);
                 }
@@ -345,7 +345,7 @@ void main() {
         // Values are there for all, and weights for the subgroup; no one needs the keys any more.
         barrier();
         if (block + 1 < end) {
-            fetch(push.k, (next_page * push.kv_heads + kv_head) * PAGE, block + 1, first, last, thread, fetched);
+            fetch(push.k, (next_page * push.kv_heads + kv_head) * PAGE_SIZE, block + 1, first, last, thread, fetched);
         }
         if (counts) {
             unrolled for (uint k = 0; k < KEY_TILES; k++) {

@@ -3,7 +3,7 @@
 use gpu::{Caps, Device, Result};
 use half::f16;
 
-use super::{Flash, Output as Kind, policy, policy::Plan, policy::Shape, reference};
+use super::{FlashAttention, Output as Kind, policy, policy::Plan, policy::Shape, reference};
 use crate::{
     F16_UNIT, QUAD, Vectors,
     attention::{
@@ -19,8 +19,15 @@ use crate::{
     vectors::VectorData,
 };
 
-const GEMMA: Shape =
-    Shape { heads: 4, kv_heads: 1, head_dim: 256, page: 64, scheme: KvScheme::F16, window: 0, context: 4096 };
+const GEMMA: Shape = Shape {
+    heads: 4,
+    kv_heads: 1,
+    head_dim: 256,
+    page_size: 64,
+    scheme: KvScheme::F16,
+    window: 0,
+    context_length: 4096,
+};
 
 /// `count` rows from a position on.
 pub(super) fn prefill(shape: Shape, first: u32, count: u32) -> Step {
@@ -31,7 +38,7 @@ pub(super) fn prefill(shape: Shape, first: u32, count: u32) -> Step {
 /// What is compared: every head length, group and scheme, ranges around pages, blocks, tiles and windows.
 pub(super) fn steps() -> Vec<Step> {
     let long = Shape { heads: 4, kv_heads: 2, head_dim: 128, ..GEMMA };
-    let small = Shape { heads: 2, kv_heads: 2, head_dim: 64, page: 16, ..GEMMA };
+    let small = Shape { heads: 2, kv_heads: 2, head_dim: 64, page_size: 16, ..GEMMA };
     let int8 = KvScheme::Int8;
     vec![
         prefill(GEMMA, 0, 17),
@@ -46,11 +53,11 @@ pub(super) fn steps() -> Vec<Step> {
         prefill(small, 0, 64),
         prefill(Shape { window: 1, ..small }, 20, 40),
         prefill(Shape { heads: 7, kv_heads: 1, ..small }, 3, 5),
-        prefill(Shape { heads: 9, kv_heads: 3, page: 64, scheme: int8, ..small }, 63, 43),
+        prefill(Shape { heads: 9, kv_heads: 3, page_size: 64, scheme: int8, ..small }, 63, 43),
         prefill(Shape { heads: 4, kv_heads: 4, head_dim: 80, ..small }, 10, 12),
-        prefill(Shape { heads: 2, kv_heads: 1, head_dim: 96, scheme: int8, page: 32, ..small }, 33, 31),
-        prefill(Shape { heads: 1, kv_heads: 1, head_dim: 32, page: 64, ..small }, 64, 70),
-        Step { reach: 14.0, ..prefill(Shape { page: 64, ..small }, 120, 40) },
+        prefill(Shape { heads: 2, kv_heads: 1, head_dim: 96, scheme: int8, page_size: 32, ..small }, 33, 31),
+        prefill(Shape { heads: 1, kv_heads: 1, head_dim: 32, page_size: 64, ..small }, 64, 70),
+        Step { reach: 14.0, ..prefill(Shape { page_size: 64, ..small }, 120, 40) },
         Step { reach: 40.0, ..prefill(Shape { window: 90, ..long }, 300, 20) },
         // Several prompts: of one row, of just a tile, of one more, longer than a tile, with heads that do not divide it.
         Step { idle: 7, ..prefills(GEMMA, &[(0, 1), (70, 16), (0, 17), (5, 1), (0, 8), (130, 3)]) },
@@ -75,7 +82,8 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
     let mut list = Vec::new();
     let mixed = mixed_steps().into_iter();
     for step in mixed.chain(steps().into_iter().step_by(4)) {
-        let Some(plan) = policy::plan(caps, &step.shape).map(|plan| plan.alone(&step.shape)) else {
+        let Some(plan) = policy::plan(caps, &step.shape).map(|plan| plan.with_independent_rows(&step.shape))
+        else {
             continue;
         };
         list.push(Case::new(name(&step, Kind::F16, &plan), plan.tier, move |device| {
@@ -103,7 +111,7 @@ fn name(step: &Step, kind: Kind, plan: &Plan) -> String {
     let reach = if step.reach > 1.0 { ", large scores" } else { "" };
     let before = if step.before > 0 { format!(", behind {} others", step.before) } else { String::new() };
     let window = if shape.window > 0 { format!(", window {}", shape.window) } else { String::new() };
-    let chunks = step.ends().map_or(String::new(), |ends| format!(" in {} chunks", ends.len() - 2));
+    let chunks = step.chunk_ends().map_or(String::new(), |ends| format!(" in {} chunks", ends.len() - 2));
     format!(
         "{} rows{chunks} from {}{before}, {}/{} × {} {}, pages of {}{window}{reach}, to {}, {} pairs × {} keys{}{}",
         step.rows.len(),
@@ -112,12 +120,12 @@ fn name(step: &Step, kind: Kind, plan: &Plan) -> String {
         shape.kv_heads,
         shape.head_dim,
         shape.scheme,
-        shape.page,
+        shape.page_size,
         crate::Activations::from(kind),
         plan.pairs(),
         plan.keys,
-        if plan.held { ", queries held" } else { "" },
-        if plan.alone { ", rows alone" } else { "" },
+        if plan.queries_in_registers { ", queries held" } else { "" },
+        if plan.independent_rows { ", rows alone" } else { "" },
     )
 }
 
@@ -205,7 +213,7 @@ pub(super) fn attend(
     let buffer = Output::new(&mut arena, words)?.buffer;
     let output = if kind == Kind::F16 { VectorData::F16(buffer) } else { VectorData::F32(buffer) };
     let o = Vectors { k, columns, data: output };
-    let kernel = Flash::with_plan(device, *shape, kind, plan)?;
+    let kernel = FlashAttention::with_plan(device, *shape, kind, plan)?;
     let operands = Operands {
         q: arena.buffer_from("q", &data.q)?.view(),
         kv: &kv,
@@ -213,7 +221,11 @@ pub(super) fn attend(
         positions: arena.buffer_from("positions", &positions)?.view(),
         slots: arena.buffer_from("slots", &slots)?.view(),
         active: arena.buffer_from("active", &step.in_use())?.view(),
-        ends: step.ends().map(|ends| arena.buffer_from("ends", &ends)).transpose()?.map(|ends| ends.view()),
+        chunk_ends: step
+            .chunk_ends()
+            .map(|ends| arena.buffer_from("chunk_ends", &ends))
+            .transpose()?
+            .map(|ends| ends.view()),
         o: &o,
         scratch: None,
     };
@@ -221,5 +233,5 @@ pub(super) fn attend(
     kernel.record(&mut recorder, "attention_flash", step.grid(), &operands)?;
     recorder.seal()?.run(TIMEOUT)?;
     let (VectorData::F16(buffer) | VectorData::F32(buffer)) = o.data else { unreachable!("made so above") };
-    Output::of(buffer, words).read(comparison)
+    Output::from_buffer(buffer, words).read(comparison)
 }

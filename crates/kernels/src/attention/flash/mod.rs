@@ -27,7 +27,7 @@ pub static KERNEL: Kernel = Kernel {
 ///
 /// A row's result depends neither on how rows are cut into steps nor on where they lie in a tile: blocks of keys start at fixed
 /// positions, and keys that are not a row's change none of its sums. That supposes that a matrix unit treats its rows alike.
-pub struct Flash {
+pub struct FlashAttention {
     shape: Shape,
     plan: Plan,
     output: Output,
@@ -52,7 +52,7 @@ impl From<Output> for Activations {
     }
 }
 
-impl Flash {
+impl FlashAttention {
     /// Chooses the variant for this device; none where [`policy::plan`] has none.
     pub fn new(device: &Device, shape: Shape, output: Output) -> Result<Option<Self>> {
         policy::plan(device.caps(), &shape)
@@ -63,7 +63,7 @@ impl Flash {
     /// The same with a plan given.
     pub fn with_plan(device: &Device, shape: Shape, output: Output, plan: Plan) -> Result<Self> {
         shape.check()?;
-        if let Err(reason) = plan.takes(&shape) {
+        if let Err(reason) = plan.check(&shape) {
             return Err(Error::InvalidUse { what: "attention_flash".into(), reason });
         }
         let pipeline = variant(&shape, output, plan).pipeline(device)?;
@@ -89,7 +89,7 @@ impl Flash {
             slots: operands.slots.clone().into(),
             table: operands.table.view.clone().into(),
             active_rows: operands.active.clone().into(),
-            ends: operands.ends()?.into(),
+            chunk_ends: operands.chunk_ends()?.into(),
             o,
             heads: shape.heads,
             kv_heads: shape.kv_heads,
@@ -98,7 +98,7 @@ impl Flash {
             window: shape.window,
             chunks: operands.chunks(),
         };
-        let tiles = match self.plan.alone {
+        let tiles = match self.plan.independent_rows {
             true => rows,
             false => operands.tiles(rows * (shape.heads / shape.kv_heads), self.plan.pairs()),
         };
@@ -130,21 +130,21 @@ fn variant(shape: &Shape, output: Output, plan: Plan) -> Variant {
         lanes: plan.lanes,
         head_dim: shape.head_dim,
         keys: plan.keys,
-        page: shape.page,
+        page_size: shape.page_size,
         kv_bits: shape.scheme.bits(),
-        held: plan.held,
+        queries_in_registers: plan.queries_in_registers,
         o_f16: output == Output::F16,
         chains: plan.chains,
-        alone: plan.alone,
+        independent_rows: plan.independent_rows,
     };
     let label = format!(
         "{} pairs × {} keys{}, heads of {} {}, queries in {}, to {}",
         plan.pairs(),
         plan.keys,
-        if plan.alone { ", rows alone" } else { "" },
+        if plan.independent_rows { ", rows alone" } else { "" },
         shape.head_dim,
         shape.scheme,
-        if plan.held { "registers" } else { "shared memory" },
+        if plan.queries_in_registers { "registers" } else { "shared memory" },
         Activations::from(output),
     );
     Variant::new(label, attention_flash::TIERS, plan.tier, &constants, plan.subgroup())

@@ -31,18 +31,18 @@ pub struct Plan {
     /// Keys of a block: 16, 32 or 64.
     pub keys: u32,
     /// Queries stay in registers, and need no shared memory. Not at T1.
-    pub held: bool,
+    pub queries_in_registers: bool,
     /// Sums that a score is made of, so that products need not wait for each other: 1, 2 or 4.
     pub chains: u32,
     /// Each row is a tile of its own, and may be of any sequence; if not, rows come in chunks of one sequence each, at positions that follow each other.
-    pub alone: bool,
+    pub independent_rows: bool,
 }
 
 impl Plan {
     /// The same for rows of any sequences: a row gets the same bits. Subgroups without a pair help to load keys and values.
-    pub fn alone(self, shape: &Shape) -> Self {
+    pub fn with_independent_rows(self, shape: &Shape) -> Self {
         let least = (shape.heads / shape.kv_heads).div_ceil(SIDE);
-        Self { subgroups: self.subgroups.max(least), alone: true, ..self }
+        Self { subgroups: self.subgroups.max(least), independent_rows: true, ..self }
     }
 
     /// Threads of a workgroup.
@@ -63,14 +63,15 @@ impl Plan {
     /// Shared memory of the shader.
     pub fn shared_bytes(&self, shape: &Shape) -> u32 {
         let (queries, keys_and_values) = (self.pairs(), 2 * self.keys);
-        let lines = if self.held { queries.max(keys_and_values) } else { queries + keys_and_values };
+        let lines =
+            if self.queries_in_registers { queries.max(keys_and_values) } else { queries + keys_and_values };
         let line = shape.head_dim / 8 + 1;
         let patch = SIDE * (self.keys / 4 + 2) + SIDE * (self.keys / 8 + 1);
         (lines * line + self.subgroups * patch) * 16
     }
 
     /// Whether the plan serves a shape, and if not, why.
-    pub fn takes(&self, shape: &Shape) -> Result<(), String> {
+    pub fn check(&self, shape: &Shape) -> Result<(), String> {
         if !shape.head_dim.is_multiple_of(SIDE) || !(LEAST_HEAD_DIM..=MOST_HEAD_DIM).contains(&shape.head_dim)
         {
             return Err(format!(
@@ -81,11 +82,11 @@ impl Plan {
         if shape.scheme == KvScheme::F32 {
             return Err("keys and values in f32: matrix units take f16".into());
         }
-        if self.held && self.tier < Tier::T2 {
+        if self.queries_in_registers && self.tier < Tier::T2 {
             return Err("queries cannot be held without matrix units".into());
         }
-        if self.keys > shape.page {
-            return Err(format!("blocks of {} keys do not fit in pages of {}", self.keys, shape.page));
+        if self.keys > shape.page_size {
+            return Err(format!("blocks of {} keys do not fit in pages of {}", self.keys, shape.page_size));
         }
         Ok(())
     }
@@ -114,7 +115,7 @@ pub fn emulated(caps: &Caps, shape: &Shape) -> Option<Plan> {
 /// The more pairs share every key and value the better, then the more keys a block has.
 fn fitting(caps: &Caps, shape: &Shape, tier: Tier, lanes: u32) -> Vec<Plan> {
     // A block of keys is about 8 KiB, and so is one of values.
-    let most_keys = (4096 / shape.head_dim.max(1)).min(shape.page);
+    let most_keys = (4096 / shape.head_dim.max(1)).min(shape.page_size);
     // Queries and outputs of long heads are too much for the registers of some devices.
     let held = if shape.head_dim <= 128 { [true, false] } else { [false, true] };
     let plans = [4, 3, 2, 1].into_iter().flat_map(|subgroups| {
@@ -122,11 +123,19 @@ fn fitting(caps: &Caps, shape: &Shape, tier: Tier, lanes: u32) -> Vec<Plan> {
         // Four matrices of scores keep a matrix unit busy; with one or two a product would wait for the one before it.
         let chains = |keys| if keys < 64 { 2 } else { 1 };
         blocks.flat_map(move |keys| {
-            held.map(|held| Plan { tier, subgroups, lanes, keys, held, chains: chains(keys), alone: false })
+            held.map(|held| Plan {
+                tier,
+                subgroups,
+                lanes,
+                keys,
+                queries_in_registers: held,
+                chains: chains(keys),
+                independent_rows: false,
+            })
         })
     });
     let fits = |plan: &Plan| {
-        plan.takes(shape).is_ok()
+        plan.check(shape).is_ok()
             && plan.threads() <= caps.max_threads
             && plan.shared_bytes(shape) <= caps.max_shared_bytes
     };
@@ -142,9 +151,17 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
     let mut list: Vec<Variant> = Vec::new();
     for (heads, kv_heads, head_dim) in MODEL_SHAPES {
         for scheme in [KvScheme::F16, KvScheme::Int8] {
-            let shape = Shape { heads, kv_heads, head_dim, page: 64, scheme, window: 0, context: 131_072 };
+            let shape = Shape {
+                heads,
+                kv_heads,
+                head_dim,
+                page_size: 64,
+                scheme,
+                window: 0,
+                context_length: 131_072,
+            };
             let plan = plan(caps, &shape);
-            for plan in plan.into_iter().flat_map(|plan| [plan, plan.alone(&shape)]) {
+            for plan in plan.into_iter().flat_map(|plan| [plan, plan.with_independent_rows(&shape)]) {
                 let new = variant(&shape, Output::F16, plan);
                 if !list.iter().any(|known| known.same_code(&new)) {
                     list.push(new);

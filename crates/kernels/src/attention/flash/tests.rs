@@ -1,7 +1,7 @@
 use gpu::{Caps, Device, Tier, known};
 
 use super::{
-    Flash, Output,
+    FlashAttention, Output,
     cases::{self, prefill},
     policy::{self, Plan, Shape},
 };
@@ -17,8 +17,15 @@ use crate::{
     selftest::Comparison,
 };
 
-const SMALL: Shape =
-    Shape { heads: 4, kv_heads: 2, head_dim: 64, page: 64, scheme: KvScheme::F16, window: 0, context: 4096 };
+const SMALL: Shape = Shape {
+    heads: 4,
+    kv_heads: 2,
+    head_dim: 64,
+    page_size: 64,
+    scheme: KvScheme::F16,
+    window: 0,
+    context_length: 4096,
+};
 
 /// The way through the data is the same without matrix units.
 #[test]
@@ -31,7 +38,7 @@ fn all_steps_on_the_cpu_driver() {
     }
     for step in cases::mixed_steps().iter().chain(cases::steps().iter().step_by(4)) {
         let plan = policy::emulated(device.caps(), &step.shape).expect("a plan for every step");
-        check(&device, step, Output::F16, plan.alone(&step.shape));
+        check(&device, step, Output::F16, plan.with_independent_rows(&step.shape));
     }
     device.assert_no_messages();
 }
@@ -55,7 +62,7 @@ fn plans_of_other_devices_are_right_too() {
 
 fn check(device: &Device, step: &Step, output: Output, plan: Plan) {
     let comparison = cases::run(device, step, output, plan).unwrap();
-    assert!(comparison.passed(), "{plan:?}, {step:?}: {:?}", comparison.first_wrong);
+    assert!(comparison.passed(), "{plan:?}, {step:?}: {:?}", comparison.first_mismatch);
 }
 
 #[test]
@@ -101,8 +108,8 @@ fn plans_fit_the_device() {
     let little = Caps { max_shared_bytes: 24576, ..known::h200() };
     for caps in [known::h200(), known::radeon_780m(), little] {
         for (heads, kv_heads, head_dim) in [(4, 1, 256), (32, 16, 128), (9, 3, 64), (7, 1, 32), (8, 8, 80)] {
-            for page in [16, 64, 256] {
-                let shape = Shape { heads, kv_heads, head_dim, page, ..SMALL };
+            for page_size in [16, 64, 256] {
+                let shape = Shape { heads, kv_heads, head_dim, page_size, ..SMALL };
                 let plan = policy::plan(&caps, &shape);
                 let text = format!("{plan:?} for {shape:?}");
                 let Some(plan) = plan else {
@@ -111,11 +118,11 @@ fn plans_fit_the_device() {
                 };
                 assert!(plan.threads() <= caps.max_threads && plan.tier == Tier::T2, "{text}");
                 assert!(plan.shared_bytes(&shape) <= caps.max_shared_bytes, "{text}");
-                assert!(plan.keys <= page && [16, 32, 64].contains(&plan.keys), "{text}");
+                assert!(plan.keys <= page_size && [16, 32, 64].contains(&plan.keys), "{text}");
                 assert!(caps.max_shared_bytes == 24576 || plan.subgroups == 4, "{text}");
                 for other in policy::plans(&caps, &shape) {
                     assert!(other.shared_bytes(&shape) <= caps.max_shared_bytes, "{other:?} for {shape:?}");
-                    assert!(other.takes(&shape).is_ok(), "{other:?} for {shape:?}");
+                    assert!(other.check(&shape).is_ok(), "{other:?} for {shape:?}");
                 }
             }
         }
@@ -144,7 +151,7 @@ fn there_is_no_plan_where_the_kernel_cannot_serve() {
         Shape { head_dim: 72, ..SMALL },
         Shape { head_dim: 512, ..SMALL },
         Shape { head_dim: 16, ..SMALL },
-        Shape { page: 8, ..SMALL },
+        Shape { page_size: 8, ..SMALL },
     ];
     for shape in unserved {
         assert_eq!(policy::plan(&caps, &shape), None, "{shape:?}");
@@ -163,7 +170,7 @@ fn there_is_no_plan_where_the_kernel_cannot_serve() {
         assert!(policy::variants(&caps).is_empty() || caps.max_shared_bytes == 4096);
     }
     let Some(device) = testkit::cpu_device() else { return };
-    assert!(Flash::new(&device, SMALL, Output::F16).unwrap().is_none());
+    assert!(FlashAttention::new(&device, SMALL, Output::F16).unwrap().is_none());
 }
 
 #[test]
@@ -171,16 +178,16 @@ fn wrong_shapes_and_operands_are_refused() {
     let Some(device) = testkit::cpu_device() else { return };
     let plan = policy::emulated(device.caps(), &SMALL).unwrap();
     let refused = |shape| {
-        let error = Flash::with_plan(&device, shape, Output::F16, plan).err().expect("refused");
+        let error = FlashAttention::with_plan(&device, shape, Output::F16, plan).err().expect("refused");
         error.to_string()
     };
     assert!(refused(Shape { head_dim: 72, ..SMALL }).contains("multiples of 16"));
     assert!(refused(Shape { scheme: KvScheme::F32, ..SMALL }).contains("f16"));
-    assert!(refused(Shape { page: 8, ..SMALL }).contains("pages of 8"));
+    assert!(refused(Shape { page_size: 8, ..SMALL }).contains("pages of 8"));
     assert!(refused(Shape { heads: 5, ..SMALL }).contains("do not divide"));
 
     let mut arena = crate::selftest::arena(&device);
-    let kv_shape = KvShape { kv_heads: 2, head_dim: 64, page: 64, pages: 1, scheme: KvScheme::F16 };
+    let kv_shape = KvShape { kv_heads: 2, head_dim: 64, page_size: 64, pages: 1, scheme: KvScheme::F16 };
     let kv = KvLayer::allocate(&mut arena, "kv", kv_shape).unwrap();
     let int8 = KvLayer::allocate(&mut arena, "kv", KvShape { scheme: KvScheme::Int8, ..kv_shape }).unwrap();
     let memory = arena.buffer("all", 2 * 256 * 4).unwrap();
@@ -189,7 +196,7 @@ fn wrong_shapes_and_operands_are_refused() {
     let o_f32 = Vectors::f32(&mut arena, "o", 256, 2).unwrap();
     let short = Vectors::f16(&mut arena, "o", 128, 2).unwrap();
     let more_rows = Vectors::f16(&mut arena, "o", 256, 3).unwrap();
-    let kernel = Flash::with_plan(&device, SMALL, Output::F16, plan).unwrap();
+    let kernel = FlashAttention::with_plan(&device, SMALL, Output::F16, plan).unwrap();
     let operands = || Operands {
         q: memory.view(),
         kv: &kv,
@@ -197,7 +204,7 @@ fn wrong_shapes_and_operands_are_refused() {
         positions: memory.view(),
         slots: memory.view(),
         active: memory.view(),
-        ends: Some(memory.view()),
+        chunk_ends: Some(memory.view()),
         o: &o,
         scratch: None,
     };
@@ -208,8 +215,8 @@ fn wrong_shapes_and_operands_are_refused() {
     record(&Operands { o: &o_f32, ..operands() }).unwrap_err();
     record(&Operands { o: &short, ..operands() }).unwrap_err();
     record(&Operands { o: &more_rows, ..operands() }).unwrap_err();
-    record(&Operands { ends: None, ..operands() }).unwrap();
-    record(&Operands { ends: Some(memory.slice(0..0).unwrap()), ..operands() }).unwrap_err();
+    record(&Operands { chunk_ends: None, ..operands() }).unwrap();
+    record(&Operands { chunk_ends: Some(memory.slice(0..0).unwrap()), ..operands() }).unwrap_err();
     record(&Operands { active: memory.slice(0..4).unwrap(), ..operands() }).unwrap_err();
     kernel.record(&mut recorder, "attention_flash", 3, &operands()).unwrap_err();
 }

@@ -127,19 +127,19 @@ fn int8_scale_at(shape: &KvShape, element: u64) -> (usize, u32) {
     let (page, position, d) = int8_place(shape, element);
     let head_dim = u64::from(shape.head_dim);
     let scales = shape.scheme.head_bytes(shape.head_dim) - head_dim;
-    let values = u64::from(shape.page) * head_dim;
+    let values = u64::from(shape.page_size) * head_dim;
     let byte = page * page_bytes(shape) + values + position * scales + d / u64::from(INT8_GROUP) * 2;
     (byte as usize / 4, byte as u32 % 4 * 8)
 }
 
 /// An element's page of one kv head, its position there and its number among the head's values.
 fn int8_place(shape: &KvShape, element: u64) -> (u64, u64, u64) {
-    let (head_dim, page) = (u64::from(shape.head_dim), u64::from(shape.page));
+    let (head_dim, page) = (u64::from(shape.head_dim), u64::from(shape.page_size));
     (element / head_dim / page, element / head_dim % page, element % head_dim)
 }
 
 fn page_bytes(shape: &KvShape) -> u64 {
-    u64::from(shape.page) * shape.scheme.head_bytes(shape.head_dim)
+    u64::from(shape.page_size) * shape.scheme.head_bytes(shape.head_dim)
 }
 
 #[cfg(test)]
@@ -173,7 +173,7 @@ mod tests {
 
     #[test]
     fn int8_scales_lie_behind_the_values_of_a_page() {
-        let shape = KvShape { kv_heads: 2, head_dim: 96, page: 4, pages: 3, scheme: KvScheme::Int8 };
+        let shape = KvShape { kv_heads: 2, head_dim: 96, page_size: 4, pages: 3, scheme: KvScheme::Int8 };
         let mut values: Vec<f64> = (0..shape.elements()).map(|i| (i as f64 * 0.37).sin() * 3.0).collect();
         let words = words(&values, &shape);
         assert_eq!(words.len() as u64, 3 * 2 * 4 * (96 + 8) / 4);

@@ -21,7 +21,7 @@ layout(constant_id = 3) const uint ROWS = 1;
 layout(constant_id = 4) const uint HEADS = 4;
 layout(constant_id = 5) const uint KEYS = 2;
 // Positions of a page.
-layout(constant_id = 6) const uint PAGE = 64;
+layout(constant_id = 6) const uint PAGE_SIZE = 64;
 layout(constant_id = 7) const uint KV_BITS = 16;
 // There is more than one split: outputs are parts, to be combined.
 layout(constant_id = 8) const bool SPLIT = false;
@@ -44,7 +44,7 @@ layout(push_constant, scalar) uniform Push {
     // Rows in use: from the first to before the end.
     Active active_rows;
     // Where each chunk of rows of one sequence ends.
-    Numbers ends;
+    Numbers chunk_ends;
     // Rows o_stride apart, or parts, counted from the first row in use: [row][query head][split][HEAD_DIM].
     Output o;
     // Largest score and sum of weights of a part.
@@ -133,7 +133,7 @@ void main() {
     uint number = gl_WorkGroupID.y;
     Tile tile = Tile(push.active_rows.first, push.active_rows.end, number);
     if (ROWS > 1) {
-        tile = tile_of_chunks(push.ends, push.chunks, tile.first, tile.end, 1, ROWS, number);
+        tile = tile_of_chunks(push.chunk_ends, push.chunks, tile.first, tile.end, 1, ROWS, number);
     }
     uint first_row = tile.first + tile.number * ROWS;
     if (first_row >= tile.end) {
@@ -185,8 +185,8 @@ void main() {
 
     for (; block < end; block++) {
         uint page = 0;
-        if (BLOCK <= PAGE) {
-            page = push.table.data[pages + block * BLOCK / PAGE];
+        if (BLOCK <= PAGE_SIZE) {
+            page = push.table.data[pages + block * BLOCK / PAGE_SIZE];
         }
         uint keys[KEYS];
         uint lines[KEYS];
@@ -194,10 +194,10 @@ void main() {
             keys[k] = block * BLOCK + k * CLUSTERS + cluster;
             // Nothing outside the range is read: there may be anything, even what is not a number.
             uint key = clamp(keys[k], first, last);
-            if (BLOCK > PAGE) {
-                page = push.table.data[pages + key / PAGE];
+            if (BLOCK > PAGE_SIZE) {
+                page = push.table.data[pages + key / PAGE_SIZE];
             }
-            lines[k] = (page * push.kv_heads + kv_head) * PAGE + key % PAGE;
+            lines[k] = (page * push.kv_heads + kv_head) * PAGE_SIZE + key % PAGE_SIZE;
         }
 
         // All loads come first: values are under way while the scores are computed.

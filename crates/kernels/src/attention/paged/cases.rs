@@ -2,7 +2,7 @@
 
 use gpu::{Caps, Device, Result, Tier};
 
-use super::{Attention, Mode, Operands, policy, policy::Plan, policy::Shape, reference};
+use super::{Mode, Operands, PagedAttention, policy, policy::Plan, policy::Shape, reference};
 use crate::{
     QUAD, Vectors,
     attention::kv::{KvLayer, KvScheme, KvShape, KvTable, reference as stored},
@@ -41,7 +41,7 @@ impl Step {
     }
 
     /// Where each chunk of a prefill ends, where there are several, or one behind other rows. Behind them lies something that must not matter.
-    pub fn ends(&self) -> Option<Vec<u32>> {
+    pub fn chunk_ends(&self) -> Option<Vec<u32>> {
         let chunks = self.rows.chunk_by(|a, b| a.0 == b.0);
         let mut ends: Vec<u32> = chunks
             .scan(self.before as u32, |end, chunk| {
@@ -49,9 +49,9 @@ impl Step {
                 Some(*end)
             })
             .collect();
-        let told = self.mode == Mode::Prefill && (ends.len() > 1 || self.before > 0);
+        let needed = self.mode == Mode::Prefill && (ends.len() > 1 || self.before > 0);
         ends.extend([3, u32::MAX]);
-        told.then_some(ends)
+        needed.then_some(ends)
     }
 
     /// Of every row, in use or not.
@@ -61,8 +61,15 @@ impl Step {
     }
 }
 
-const GEMMA: Shape =
-    Shape { heads: 4, kv_heads: 1, head_dim: 256, page: 16, scheme: KvScheme::F16, window: 0, context: 4096 };
+const GEMMA: Shape = Shape {
+    heads: 4,
+    kv_heads: 1,
+    head_dim: 256,
+    page_size: 16,
+    scheme: KvScheme::F16,
+    window: 0,
+    context_length: 4096,
+};
 
 /// Rows at these positions, each of a slot of its own.
 fn decode(shape: Shape, positions: &[u32]) -> Step {
@@ -92,26 +99,26 @@ pub(super) fn steps() -> Vec<Step> {
     let lengths = [0, 1, 62, 63, 64, 299];
     vec![
         decode(GEMMA, &lengths),
-        decode(Shape { page: 64, scheme: KvScheme::F32, ..GEMMA }, &[300, 0, 64]),
-        decode(Shape { window: 40, page: 64, ..GEMMA }, &[299, 39, 40, 7]),
+        decode(Shape { page_size: 64, scheme: KvScheme::F32, ..GEMMA }, &[300, 0, 64]),
+        decode(Shape { window: 40, page_size: 64, ..GEMMA }, &[299, 39, 40, 7]),
         decode(Shape { heads: 4, kv_heads: 2, head_dim: 128, window: 100, ..GEMMA }, &lengths),
         decode(Shape { window: 1, ..small }, &[0, 77]),
-        decode(Shape { heads: 7, page: 64, ..small }, &[130, 5]),
+        decode(Shape { heads: 7, page_size: 64, ..small }, &[130, 5]),
         decode(Shape { heads: 8, head_dim: 80, kv_heads: 8, scheme: KvScheme::F32, ..GEMMA }, &[64, 200]),
         decode(Shape { heads: 3, head_dim: 96, kv_heads: 3, ..GEMMA }, &[65, 2]),
         decode(Shape { scheme: KvScheme::Int8, ..GEMMA }, &lengths),
         decode(Shape { heads: 3, head_dim: 96, kv_heads: 3, scheme: KvScheme::Int8, ..GEMMA }, &[65, 2]),
         Step { reach: 14.0, ..decode(small, &[299, 64, 131]) },
         prefill(GEMMA, 0, 17),
-        prefill(Shape { window: 40, page: 64, ..GEMMA }, 250, 13),
+        prefill(Shape { window: 40, page_size: 64, ..GEMMA }, 250, 13),
         prefill(Shape { heads: 4, kv_heads: 2, head_dim: 128, scheme: KvScheme::F32, ..GEMMA }, 61, 9),
         prefill(Shape { window: 30, ..small }, 20, 40),
         prefill(Shape { heads: 7, ..small }, 3, 5),
         prefill(Shape { heads: 4, kv_heads: 4, head_dim: 80, ..GEMMA }, 10, 12),
-        prefill(Shape { heads: 1, head_dim: 96, page: 64, ..GEMMA }, 64, 1),
+        prefill(Shape { heads: 1, head_dim: 96, page_size: 64, ..GEMMA }, 64, 1),
         prefill(Shape { window: 30, scheme: KvScheme::Int8, ..small }, 20, 40),
         prefill(
-            Shape { heads: 4, kv_heads: 2, head_dim: 128, page: 64, scheme: KvScheme::Int8, ..GEMMA },
+            Shape { heads: 4, kv_heads: 2, head_dim: 128, page_size: 64, scheme: KvScheme::Int8, ..GEMMA },
             61,
             9,
         ),
@@ -161,7 +168,7 @@ fn name(step: &Step, plan: &Plan) -> String {
     let reach = if step.reach > 1.0 { ", large scores" } else { "" };
     let before = if step.before > 0 { format!(", behind {} others", step.before) } else { String::new() };
     let window = if shape.window > 0 { format!(", window {}", shape.window) } else { String::new() };
-    let chunks = step.ends().map_or(String::new(), |ends| format!(" in {} chunks", ends.len() - 2));
+    let chunks = step.chunk_ends().map_or(String::new(), |ends| format!(" in {} chunks", ends.len() - 2));
     format!(
         "{:?} of {} rows{chunks} from {}{before}, {}/{} × {} {}, pages of {}{window}{reach}, splits {}",
         step.mode,
@@ -171,7 +178,7 @@ fn name(step: &Step, plan: &Plan) -> String {
         shape.kv_heads,
         shape.head_dim,
         shape.scheme,
-        shape.page,
+        shape.page_size,
         plan.splits,
     )
 }
@@ -230,13 +237,13 @@ impl Data {
         let mut random = Random::new(u64::from(shape.heads * 1009 + shape.head_dim + step.rows[0].1));
         let slots = step.rows.iter().map(|(slot, _)| slot + 1).max().unwrap_or(1);
         let longest = step.rows.iter().map(|(_, position)| position + 1).max().unwrap_or(1);
-        let table_stride = longest.div_ceil(shape.page) + 1;
+        let table_stride = longest.div_ceil(shape.page_size) + 1;
         // Page 0 is nobody's: entries that no row may look at lead there.
         let pages = slots * table_stride + 1;
         let kv_shape = KvShape {
             kv_heads: shape.kv_heads,
             head_dim: shape.head_dim,
-            page: shape.page,
+            page_size: shape.page_size,
             pages,
             scheme: shape.scheme,
         };
@@ -246,7 +253,7 @@ impl Data {
         let (mut k, mut v) = (vec![f64::NAN; elements], vec![f64::NAN; elements]);
         for (slot, position) in step.rows.iter().copied() {
             for at in reference::range(position, shape.window) {
-                let entry = &mut table[(slot * table_stride + at / shape.page) as usize];
+                let entry = &mut table[(slot * table_stride + at / shape.page_size) as usize];
                 if *entry == 0 {
                     *entry = free.swap_remove(random.integer(0, free.len() as i64 - 1) as usize);
                 }
@@ -267,7 +274,7 @@ impl Data {
     }
 
     pub fn element(&self, shape: &Shape, slot: u32, head: u32, position: u32) -> usize {
-        let page = self.table[(slot * self.table_stride + position / shape.page) as usize];
+        let page = self.table[(slot * self.table_stride + position / shape.page_size) as usize];
         self.kv_shape.element(page, head, position, 0) as usize
     }
 }
@@ -293,7 +300,7 @@ pub(super) fn attend(
     let length = columns * k.next_multiple_of(QUAD);
     let output = Output::new(&mut arena, length)?;
     let o = Vectors { k, columns, data: VectorData::F32(output.buffer) };
-    let kernel = Attention::with_plan(device, *shape, plan)?;
+    let kernel = PagedAttention::with_plan(device, *shape, plan)?;
     let scratch = match kernel.scratch_bytes(step.grid()) {
         0 => None,
         bytes => Some(Output::new(&mut arena, (bytes / 4) as usize)?),
@@ -305,7 +312,11 @@ pub(super) fn attend(
         positions: arena.buffer_from("positions", &positions)?.view(),
         slots: arena.buffer_from("slots", &slots)?.view(),
         active: arena.buffer_from("active", &step.in_use())?.view(),
-        ends: step.ends().map(|ends| arena.buffer_from("ends", &ends)).transpose()?.map(|ends| ends.view()),
+        chunk_ends: step
+            .chunk_ends()
+            .map(|ends| arena.buffer_from("chunk_ends", &ends))
+            .transpose()?
+            .map(|ends| ends.view()),
         o: &o,
         scratch: scratch.as_ref().map(|scratch| scratch.buffer.view()),
     };
@@ -316,5 +327,5 @@ pub(super) fn attend(
         scratch.read(comparison)?;
     }
     let VectorData::F32(buffer) = o.data else { unreachable!("made so above") };
-    Output::of(buffer, length).read(comparison)
+    Output::from_buffer(buffer, length).read(comparison)
 }

@@ -35,7 +35,7 @@ pub enum Mode {
 }
 
 /// The kernel for one shape.
-pub struct Attention {
+pub struct PagedAttention {
     shape: Shape,
     plan: Plan,
     pipeline: Pipeline,
@@ -58,14 +58,14 @@ pub struct Operands<'a> {
     pub active: View,
     /// Of a prefill of several chunks, each of one sequence, u32 each: where they end, the last where the rows in use do. What comes after
     /// that is not looked at. Without it all are one chunk.
-    pub ends: Option<View>,
+    pub chunk_ends: Option<View>,
     /// The output, heads · head_dim values a row, f32 from this kernel; a column for every row of the step.
     pub o: &'a Vectors,
-    /// At least [`Attention::scratch_bytes`], where that is not 0.
+    /// At least [`PagedAttention::scratch_bytes`], where that is not 0.
     pub scratch: Option<View>,
 }
 
-impl Attention {
+impl PagedAttention {
     /// Chooses the variant for this device and compiles it.
     pub fn new(device: &Device, shape: Shape, mode: Mode) -> Result<Self> {
         Self::with_plan(device, shape, policy::plan(device.caps(), &shape, mode))
@@ -130,7 +130,7 @@ impl Attention {
             slots: operands.slots.clone().into(),
             table: operands.table.view.clone().into(),
             active_rows: operands.active.clone().into(),
-            ends: operands.ends()?.into(),
+            chunk_ends: operands.chunk_ends()?.into(),
             o: parts,
             sums,
             heads: shape.heads,
@@ -178,14 +178,14 @@ impl Attention {
 
 impl Operands<'_> {
     /// Where each chunk ends.
-    pub(crate) fn ends(&self) -> Result<View> {
+    pub(crate) fn chunk_ends(&self) -> Result<View> {
         // One ends where all rows do.
-        self.ends.clone().map_or_else(|| self.active.slice(4..8), Ok)
+        self.chunk_ends.clone().map_or_else(|| self.active.slice(4..8), Ok)
     }
 
     /// Chunks of a prefill at most.
     pub(crate) fn chunks(&self) -> u32 {
-        self.ends.as_ref().map_or(1, |ends| (ends.len() / 4) as u32)
+        self.chunk_ends.as_ref().map_or(1, |ends| (ends.len() / 4) as u32)
     }
 
     /// Tiles of `size` that so many pairs of rows and heads take at most: each chunk's last may be a small one.
@@ -197,8 +197,8 @@ impl Operands<'_> {
     pub(crate) fn check(&self, name: &str, shape: &Shape, most: u32) -> Result<()> {
         let wrong = |reason: String| Err(Error::InvalidUse { what: name.to_string(), reason });
         let kv = &self.kv.shape;
-        if (kv.kv_heads, kv.head_dim, kv.page, kv.scheme)
-            != (shape.kv_heads, shape.head_dim, shape.page, shape.scheme)
+        if (kv.kv_heads, kv.head_dim, kv.page_size, kv.scheme)
+            != (shape.kv_heads, shape.head_dim, shape.page_size, shape.scheme)
         {
             return wrong(format!("a cache of {kv:?} for a kernel made for {shape:?}"));
         }
@@ -217,7 +217,7 @@ impl Operands<'_> {
             ("active", &self.active, 2),
             ("the table", &self.table.view, u64::from(self.table.stride)),
         ];
-        let ends = self.ends.iter().map(|ends| ("ends", ends, 1));
+        let ends = self.chunk_ends.iter().map(|ends| ("chunk_ends", ends, 1));
         match lengths.into_iter().chain(ends).find(|(_, view, words)| view.len() < *words * 4) {
             Some((what, view, words)) => wrong(format!("{what} has {} bytes of {}", view.len(), words * 4)),
             None => Ok(()),
@@ -233,7 +233,7 @@ fn variant(shape: &Shape, plan: Plan) -> Variant {
         rows: plan.rows,
         heads: plan.heads,
         keys: plan.keys,
-        page: shape.page,
+        page_size: shape.page_size,
         kv_bits: shape.scheme.bits(),
         split: plan.splits > 1,
     };

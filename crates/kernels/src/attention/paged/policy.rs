@@ -15,13 +15,13 @@ pub struct Shape {
     /// Values of a head: a multiple of 8, of 32 where keys and values are int8, at most 256.
     pub head_dim: u32,
     /// Positions of a page, a power of two.
-    pub page: u32,
+    pub page_size: u32,
     /// How keys and values are stored.
     pub scheme: KvScheme,
     /// Positions that a row attends to, its own included; 0 for all up to its own.
     pub window: u32,
     /// The longest sequence: how far it is worth to split.
-    pub context: u32,
+    pub context_length: u32,
 }
 
 /// The longest head: a thread of the smallest subgroup that T1 allows then holds 8 eights of it.
@@ -42,7 +42,7 @@ impl Shape {
                 self.heads, self.kv_heads
             ));
         }
-        self.scheme.takes(self.head_dim, self.page).or_else(wrong)
+        self.scheme.takes(self.head_dim, self.page_size).or_else(wrong)
     }
 
     /// Eights of a head.
@@ -164,7 +164,7 @@ const MOST_SPLITS: u32 = 64;
 
 fn splits(caps: &Caps, shape: &Shape, plan: &Plan) -> u32 {
     let units = caps.compute_units.unwrap_or(if caps.max_subgroup_size < 32 { 1 } else { 16 });
-    let range = if shape.window == 0 { shape.context } else { shape.window.min(shape.context) };
+    let range = if shape.window == 0 { shape.context_length } else { shape.window.min(shape.context_length) };
     let wanted = units * GROUPS_PER_UNIT / (shape.heads / plan.heads);
     wanted.clamp(1, (range / plan.least).clamp(1, MOST_SPLITS))
 }
@@ -186,7 +186,15 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
             let caches =
                 [(window, KvScheme::F16), (0, KvScheme::F16), (0, KvScheme::F32), (0, KvScheme::Int8)];
             for (window, scheme) in caches {
-                let shape = Shape { heads, kv_heads, head_dim, page: 64, scheme, window, context };
+                let shape = Shape {
+                    heads,
+                    kv_heads,
+                    head_dim,
+                    page_size: 64,
+                    scheme,
+                    window,
+                    context_length: context,
+                };
                 let plans = [Mode::Decode, Mode::Prefill].map(|mode| at_tier(caps, &shape, mode, tier));
                 let split = plans.iter().any(|plan| plan.splits > 1);
                 let attention = plans.into_iter().map(|plan| variant(&shape, plan));

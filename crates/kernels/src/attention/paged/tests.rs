@@ -1,7 +1,7 @@
 use gpu::{Caps, Subgroup, Tier, known};
 
 use super::{
-    Attention, Mode, Operands,
+    Mode, Operands, PagedAttention,
     cases::{self, Data, Step},
     policy::{self, Plan, Shape},
 };
@@ -11,8 +11,15 @@ use crate::{
     selftest::Comparison,
 };
 
-const SMALL: Shape =
-    Shape { heads: 4, kv_heads: 2, head_dim: 64, page: 16, scheme: KvScheme::F16, window: 0, context: 4096 };
+const SMALL: Shape = Shape {
+    heads: 4,
+    kv_heads: 2,
+    head_dim: 64,
+    page_size: 16,
+    scheme: KvScheme::F16,
+    window: 0,
+    context_length: 4096,
+};
 
 #[test]
 fn all_cases_on_the_cpu_driver() {
@@ -43,7 +50,7 @@ fn plans_of_larger_gpus_are_right_too() {
                 subgroup: Subgroup::Any,
             };
             let comparison = cases::run(&device, step, plan).unwrap();
-            assert!(comparison.passed(), "{plan:?}, {step:?}: {:?}", comparison.first_wrong);
+            assert!(comparison.passed(), "{plan:?}, {step:?}: {:?}", comparison.first_mismatch);
         }
     }
     device.assert_no_messages();
@@ -104,7 +111,7 @@ fn plans_fit_the_device() {
             [(4, 1, 256), (32, 16, 128), (9, 3, 64), (7, 1, 128), (8, 8, 80), (16, 1, 96), (64, 1, 256)];
         for (heads, kv_heads, head_dim) in dimensions {
             for (mode, window) in [(Mode::Decode, 0), (Mode::Decode, 512), (Mode::Prefill, 0)] {
-                let shape = Shape { heads, kv_heads, head_dim, window, context: 131_072, ..SMALL };
+                let shape = Shape { heads, kv_heads, head_dim, window, context_length: 131_072, ..SMALL };
                 for tier in [Tier::T0, Tier::T1].into_iter().filter(|tier| caps.tier() >= Some(*tier)) {
                     let plan = policy::at_tier(&caps, &shape, mode, tier);
                     let text = format!("{plan:?} for {shape:?}");
@@ -129,7 +136,7 @@ fn plans_fit_the_device() {
 #[test]
 fn a_long_context_is_split_where_heads_do_not_fill_the_device() {
     let splits = |caps: &Caps, heads, kv_heads, window, context| {
-        let shape = Shape { heads, kv_heads, head_dim: 128, window, context, ..SMALL };
+        let shape = Shape { heads, kv_heads, head_dim: 128, window, context_length: context, ..SMALL };
         policy::plan(caps, &shape, Mode::Decode).splits
     };
     let h200 = known::h200();
@@ -142,21 +149,22 @@ fn a_long_context_is_split_where_heads_do_not_fill_the_device() {
 #[test]
 fn wrong_shapes_are_refused() {
     let Some(device) = testkit::cpu_device() else { return };
-    let refused = |shape| Attention::new(&device, shape, Mode::Decode).err().expect("refused").to_string();
-    assert!(Attention::new(&device, SMALL, Mode::Decode).is_ok());
+    let refused =
+        |shape| PagedAttention::new(&device, shape, Mode::Decode).err().expect("refused").to_string();
+    assert!(PagedAttention::new(&device, SMALL, Mode::Decode).is_ok());
     assert!(refused(Shape { head_dim: 100, ..SMALL }).contains("multiples of 8"));
     assert!(refused(Shape { head_dim: 512, ..SMALL }).contains("up to 256"));
     assert!(refused(Shape { heads: 5, ..SMALL }).contains("do not divide"));
-    assert!(refused(Shape { page: 48, ..SMALL }).contains("power of two"));
+    assert!(refused(Shape { page_size: 48, ..SMALL }).contains("power of two"));
     assert!(refused(Shape { head_dim: 80, scheme: KvScheme::Int8, ..SMALL }).contains("groups of 32"));
-    assert!(refused(Shape { page: 2, scheme: KvScheme::Int8, ..SMALL }).contains("4 at least"));
+    assert!(refused(Shape { page_size: 2, scheme: KvScheme::Int8, ..SMALL }).contains("4 at least"));
 }
 
 #[test]
 fn wrong_operands_are_refused() {
     let Some(device) = testkit::cpu_device() else { return };
     let mut arena = crate::selftest::arena(&device);
-    let kv_shape = KvShape { kv_heads: 2, head_dim: 64, page: 16, pages: 1, scheme: KvScheme::F16 };
+    let kv_shape = KvShape { kv_heads: 2, head_dim: 64, page_size: 16, pages: 1, scheme: KvScheme::F16 };
     let kv = KvLayer::allocate(&mut arena, "kv", kv_shape).unwrap();
     let wide = KvLayer::allocate(&mut arena, "kv", KvShape { scheme: KvScheme::F32, ..kv_shape }).unwrap();
     let memory = arena.buffer("all", 2 * 256 * 4).unwrap();
@@ -165,7 +173,7 @@ fn wrong_operands_are_refused() {
     let o_int8 = Vectors::int8(&mut arena, "o", 256, 2).unwrap();
     let more_rows = Vectors::f32(&mut arena, "o", 256, 3).unwrap();
     let plan = Plan { splits: 2, ..policy::plan(device.caps(), &SMALL, Mode::Decode) };
-    let kernel = Attention::with_plan(&device, SMALL, plan).unwrap();
+    let kernel = PagedAttention::with_plan(&device, SMALL, plan).unwrap();
     let scratch = arena.buffer("scratch", kernel.scratch_bytes(2)).unwrap();
     let operands = || Operands {
         q: memory.view(),
@@ -174,7 +182,7 @@ fn wrong_operands_are_refused() {
         positions: memory.view(),
         slots: memory.view(),
         active: memory.view(),
-        ends: Some(memory.view()),
+        chunk_ends: Some(memory.view()),
         o: &o,
         scratch: Some(scratch.view()),
     };
@@ -184,8 +192,8 @@ fn wrong_operands_are_refused() {
     record(&Operands { kv: &wide, ..operands() }).unwrap_err();
     record(&Operands { o: &o_int8, ..operands() }).unwrap_err();
     record(&Operands { o: &more_rows, ..operands() }).unwrap_err();
-    record(&Operands { ends: None, ..operands() }).unwrap();
-    record(&Operands { ends: Some(memory.slice(0..0).unwrap()), ..operands() }).unwrap_err();
+    record(&Operands { chunk_ends: None, ..operands() }).unwrap();
+    record(&Operands { chunk_ends: Some(memory.slice(0..0).unwrap()), ..operands() }).unwrap_err();
     let short = record(&Operands { scratch: None, ..operands() }).unwrap_err().to_string();
     assert!(short.contains("scratch memory"), "{short}");
     record(&Operands { scratch: Some(scratch.slice(0..1024).unwrap()), ..operands() }).unwrap_err();

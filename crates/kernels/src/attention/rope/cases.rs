@@ -21,18 +21,18 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
         heads: 4,
         kv_heads: 1,
         head_dim: 256,
-        page: 16,
+        page_size: 16,
         scheme: KvScheme::F16,
         norm: false,
         bias: false,
         interleaved: false,
-        sums: 1,
+        partials: 1,
     };
     let shapes = [
         Shape { norm: true, ..plain },
         Shape { norm: true, scheme: KvScheme::F32, ..plain },
         plain,
-        Shape { heads: 2, kv_heads: 2, head_dim: 128, norm: true, page: 64, ..plain },
+        Shape { heads: 2, kv_heads: 2, head_dim: 128, norm: true, page_size: 64, ..plain },
         Shape { heads: 7, head_dim: 64, bias: true, ..plain },
         Shape { heads: 9, kv_heads: 3, head_dim: 64, interleaved: true, ..plain },
         Shape {
@@ -47,8 +47,8 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
         Shape { heads: 2, head_dim: 96, norm: true, ..plain },
         Shape { norm: true, scheme: KvScheme::Int8, ..plain },
         Shape { heads: 9, kv_heads: 3, head_dim: 64, interleaved: true, scheme: KvScheme::Int8, ..plain },
-        Shape { heads: 2, head_dim: 96, bias: true, page: 64, scheme: KvScheme::Int8, ..plain },
-        Shape { heads: 2, kv_heads: 2, head_dim: 128, norm: true, sums: 3, ..plain },
+        Shape { heads: 2, head_dim: 96, bias: true, page_size: 64, scheme: KvScheme::Int8, ..plain },
+        Shape { heads: 2, kv_heads: 2, head_dim: 128, norm: true, partials: 3, ..plain },
     ];
     let tiers = [Tier::T0, Tier::T1].into_iter().filter(|tier| caps.tier() >= Some(*tier));
     let behind = [shapes[0], shapes[8]].map(|shape| (shape, 3));
@@ -64,17 +64,17 @@ fn case(tier: Tier, shape: Shape, first: usize) -> Case {
 }
 
 /// Rows of `row` values, so many sums of them, and what else a row has: the sums are exactly the values that were given.
-pub(crate) fn in_sums(values: &[f32], stride: u32, row: u32, sums: u32) -> Vec<f32> {
-    let in_sums = |values: &[f32]| -> Vec<f32> {
+pub(crate) fn in_partials(values: &[f32], stride: u32, row: u32, partials: u32) -> Vec<f32> {
+    let in_partials = |values: &[f32]| -> Vec<f32> {
         let (values, rest) = values.split_at(row as usize);
         // A half, a quarter, and so on, and the last again.
-        let parts = (1..=sums).map(|sum| 0.5_f32.powi(sum.min(sums - 1) as i32));
-        parts
-            .flat_map(|part| values.iter().map(move |value| value * part))
+        let fractions = (1..=partials).map(|number| 0.5_f32.powi(number.min(partials - 1) as i32));
+        fractions
+            .flat_map(|fraction| values.iter().map(move |value| value * fraction))
             .chain(rest.iter().copied())
             .collect()
     };
-    values.chunks(stride as usize).flat_map(in_sums).collect()
+    values.chunks(stride as usize).flat_map(in_partials).collect()
 }
 
 /// Runs one shape with one plan on random data. The rows before `first` are not in use either.
@@ -103,15 +103,15 @@ pub(super) fn run(device: &Device, shape: Shape, plan: policy::Plan, first: usiz
     let kv_shape = KvShape {
         kv_heads: shape.kv_heads,
         head_dim: shape.head_dim,
-        page: shape.page,
+        page_size: shape.page_size,
         pages: rows as u32 + 1,
         scheme: shape.scheme,
     };
-    let table_stride = MAX_POSITIONS / shape.page;
+    let table_stride = MAX_POSITIONS / shape.page_size;
     let mut table = vec![0_u32; 2 * table_stride as usize];
     let slots: Vec<u32> = (0..rows as u32).map(|row| (row + 1) % 2).collect();
     let positions: Vec<u32> = POSITIONS.into_iter().chain([3; IDLE]).collect();
-    let entry = |row: usize| (slots[row] * table_stride + positions[row] / shape.page) as usize;
+    let entry = |row: usize| (slots[row] * table_stride + positions[row] / shape.page_size) as usize;
     // Backwards, so that numbers of pages and of positions do not agree by chance.
     for row in 0..rows {
         table[entry(row)] = (rows - row) as u32;
@@ -125,8 +125,8 @@ pub(super) fn run(device: &Device, shape: Shape, plan: policy::Plan, first: usiz
     let q_row = (shape.heads * shape.head_dim) as usize;
     let q = Output::new(&mut arena, rows * q_row)?;
     let operands = Operands {
-        qkv: arena.buffer_from("qkv", &in_sums(&qkv, stride, shape.row(), shape.sums))?.view(),
-        qkv_stride: shape.row() * (shape.sums - 1) + stride,
+        qkv: arena.buffer_from("qkv", &in_partials(&qkv, stride, shape.row(), shape.partials))?.view(),
+        qkv_stride: shape.row() * (shape.partials - 1) + stride,
         bias: if shape.bias { Some(arena.buffer_from("bias", &bias)?.view()) } else { None },
         weights: if shape.norm {
             let weights = (arena.buffer_from("weight", &q_weight)?, arena.buffer_from("weight", &k_weight)?);
@@ -151,8 +151,8 @@ pub(super) fn run(device: &Device, shape: Shape, plan: policy::Plan, first: usiz
 
     let mut comparison = Comparison::default();
     let q = q.read(&mut comparison)?;
-    let k = Output::of(kv.k, kv_words).read(&mut comparison)?;
-    let v = Output::of(kv.v, kv_words).read(&mut comparison)?;
+    let k = Output::from_buffer(kv.k, kv_words).read(&mut comparison)?;
+    let v = Output::from_buffer(kv.v, kv_words).read(&mut comparison)?;
     let mut written = vec![false; kv_words];
     for (row, position) in POSITIONS.into_iter().enumerate().skip(first) {
         let (want_q, want_k, want_v) = reference::rope(

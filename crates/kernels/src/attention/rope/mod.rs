@@ -37,7 +37,7 @@ pub struct Shape {
     /// Values of a head: a multiple of 8, of 32 where keys and values are int8.
     pub head_dim: u32,
     /// Positions of a page, a power of two.
-    pub page: u32,
+    pub page_size: u32,
     /// How keys and values are stored.
     pub scheme: KvScheme,
     /// Query and key heads are normed (Gemma 3).
@@ -47,7 +47,7 @@ pub struct Shape {
     /// Values 2i and 2i + 1 are rotated together (llama in GGUF files), else i and i + head_dim / 2.
     pub interleaved: bool,
     /// The QKV product is the sum of so many, at least 1: its K is in parts.
-    pub sums: u32,
+    pub partials: u32,
 }
 
 impl Shape {
@@ -62,7 +62,7 @@ impl std::fmt::Display for Shape {
         write!(f, "{}/{} × {} {}", self.heads, self.kv_heads, self.head_dim, self.scheme)?;
         let parts = [(self.norm, "norm"), (self.bias, "bias"), (self.interleaved, "interleaved")];
         parts.into_iter().filter(|(has, _)| *has).try_for_each(|(_, part)| write!(f, ", {part}"))?;
-        if self.sums > 1 { write!(f, ", of {} sums", self.sums) } else { Ok(()) }
+        if self.partials > 1 { write!(f, ", of {} sums", self.partials) } else { Ok(()) }
     }
 }
 
@@ -114,7 +114,7 @@ impl Rope {
     /// The same with a plan given.
     pub fn with_plan(device: &Device, shape: Shape, plan: Plan) -> Result<Self> {
         let wrong = |reason: String| Err(Error::InvalidUse { what: "rope".into(), reason });
-        if let Err(reason) = shape.scheme.takes(shape.head_dim, shape.page) {
+        if let Err(reason) = shape.scheme.takes(shape.head_dim, shape.page_size) {
             return wrong(reason);
         }
         if shape.heads == 0 || shape.kv_heads == 0 {
@@ -202,8 +202,8 @@ impl Inputs<'_> {
     pub fn check(&self, name: &str, shape: &Shape, rows: u32, whole: u32) -> Result<()> {
         let wrong = |reason: String| Err(Error::InvalidUse { what: name.to_string(), reason });
         let kv = &self.kv.shape;
-        if (kv.kv_heads, kv.head_dim, kv.page, kv.scheme)
-            != (shape.kv_heads, shape.head_dim, shape.page, shape.scheme)
+        if (kv.kv_heads, kv.head_dim, kv.page_size, kv.scheme)
+            != (shape.kv_heads, shape.head_dim, shape.page_size, shape.scheme)
         {
             return wrong(format!("a cache of {kv:?} for a kernel made for {shape:?}"));
         }
@@ -211,18 +211,18 @@ impl Inputs<'_> {
             return wrong("bias and weights must be given exactly when the shape has them".into());
         }
         let (stride, row) = (self.qkv_stride, shape.row());
-        if shape.sums == 0
-            || u64::from(stride) < u64::from(row) * u64::from(shape.sums)
+        if shape.partials == 0
+            || u64::from(stride) < u64::from(row) * u64::from(shape.partials)
             || !stride.is_multiple_of(whole)
         {
             return wrong(format!(
                 "{} sums of {row} values a row, {stride} apart: the stride must divide by {whole} and not be shorter",
-                shape.sums
+                shape.partials
             ));
         }
         let words = |count: u64| count * 4;
         let row = u64::from(row);
-        let qkv = u64::from(rows.max(1) - 1) * u64::from(stride) + row * u64::from(shape.sums);
+        let qkv = u64::from(rows.max(1) - 1) * u64::from(stride) + row * u64::from(shape.partials);
         let head = words(u64::from(shape.head_dim));
         let mut lengths = vec![
             ("qkv", self.qkv, words(qkv)),
@@ -251,12 +251,12 @@ fn variant(shape: &Shape, plan: Plan) -> Variant {
         head_dim: shape.head_dim,
         heads: shape.heads,
         kv_heads: shape.kv_heads,
-        page: shape.page,
+        page_size: shape.page_size,
         kv_bits: shape.scheme.bits(),
         qk_norm: shape.norm,
         qkv_bias: shape.bias,
         interleaved: shape.interleaved,
-        sums: shape.sums,
+        partials: shape.partials,
     };
     let label = format!("{shape}, {} threads", plan.threads);
     Variant::new(label, TIERS, plan.tier, &constants, plan.subgroup)

@@ -46,12 +46,12 @@ const GEMMA: Shape = Shape {
     heads: 4,
     kv_heads: 1,
     head_dim: 256,
-    page: 64,
+    page_size: 64,
     scheme: KvScheme::F16,
     norm: true,
     bias: false,
     interleaved: false,
-    sums: 1,
+    partials: 1,
 };
 
 /// Heads, kv heads and head_dim of the Gemma 3 family, smallest model first.

@@ -16,14 +16,14 @@ layout(constant_id = 2) const uint HEAD_DIM = 256;
 layout(constant_id = 3) const uint HEADS = 4;
 layout(constant_id = 4) const uint KV_HEADS = 1;
 // Positions of a page.
-layout(constant_id = 5) const uint PAGE = 64;
+layout(constant_id = 5) const uint PAGE_SIZE = 64;
 layout(constant_id = 6) const uint KV_BITS = 16;
 layout(constant_id = 7) const bool QK_NORM = false;
 layout(constant_id = 8) const bool QKV_BIAS = false;
 // Values 2i and 2i + 1 are rotated together, else i and i + HEAD_DIM / 2.
 layout(constant_id = 9) const bool INTERLEAVED = false;
 // The QKV product is the sum of so many: its K is in parts.
-layout(constant_id = 10) const uint SUMS = 1;
+layout(constant_id = 10) const uint PARTIALS = 1;
 
 layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Floats { float data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 8) readonly buffer Floats2 { vec2 data[]; };
@@ -186,7 +186,7 @@ void main() {
             uint start = head * HALF;
             uint from = row * (push.qkv_stride / 2) + start;
             values[i] = vec4(push.qkv.data[from + at.x], push.qkv.data[from + at.y]);
-            [[unroll]] for (uint sum = 1; sum < SUMS; sum++) {
+            [[unroll]] for (uint sum = 1; sum < PARTIALS; sum++) {
                 uint plane = from + sum * (HEADS + 2 * KV_HEADS) * HALF;
                 values[i] += vec4(push.qkv.data[plane + at.x], push.qkv.data[plane + at.y]);
             }
@@ -210,10 +210,10 @@ void main() {
     uint position = push.positions.data[row];
     uint page = 0;
     if (!is_query) {
-        page = push.table.data[push.slots.data[row] * push.table_stride + position / PAGE];
+        page = push.table.data[push.slots.data[row] * push.table_stride + position / PAGE_SIZE];
     }
     uint kv_head = is_key ? head - HEADS : head - HEADS - KV_HEADS;
-    uint line = (page * KV_HEADS + kv_head) * PAGE + position % PAGE;
+    uint line = (page * KV_HEADS + kv_head) * PAGE_SIZE + position % PAGE_SIZE;
     [[unroll]] for (uint i = 0; i < ITEMS; i++) {
         uint item = item_of(i, lane);
         if (item < HEAD_DIM / 4) {

@@ -7,12 +7,12 @@ const GEMMA: Shape = Shape {
     heads: 4,
     kv_heads: 1,
     head_dim: 256,
-    page: 64,
+    page_size: 64,
     scheme: KvScheme::F16,
     norm: true,
     bias: false,
     interleaved: false,
-    sums: 1,
+    partials: 1,
 };
 
 #[test]
@@ -29,8 +29,8 @@ fn plans_of_larger_gpus_are_right_too() {
     {
         let plan = Plan { tier, threads, lanes, subgroup: Subgroup::Any };
         for scheme in [KvScheme::F16, KvScheme::Int8] {
-            let comparison = cases::run(&device, Shape { page: 16, scheme, ..GEMMA }, plan, 0).unwrap();
-            assert!(comparison.passed(), "{plan:?}, {scheme}: {:?}", comparison.first_wrong);
+            let comparison = cases::run(&device, Shape { page_size: 16, scheme, ..GEMMA }, plan, 0).unwrap();
+            assert!(comparison.passed(), "{plan:?}, {scheme}: {:?}", comparison.first_mismatch);
         }
     }
 }
@@ -39,7 +39,7 @@ fn plans_of_larger_gpus_are_right_too() {
 fn wrong_operands_are_refused() {
     let Some(device) = testkit::cpu_device() else { return };
     let mut arena = crate::selftest::arena(&device);
-    let kv_shape = KvShape { kv_heads: 1, head_dim: 256, page: 64, pages: 1, scheme: KvScheme::F16 };
+    let kv_shape = KvShape { kv_heads: 1, head_dim: 256, page_size: 64, pages: 1, scheme: KvScheme::F16 };
     let kv = KvLayer::allocate(&mut arena, "kv", kv_shape).unwrap();
     let narrow = KvLayer::allocate(&mut arena, "kv", KvShape { head_dim: 128, ..kv_shape }).unwrap();
     let memory = arena.buffer("all", 256 * 256 * 4).unwrap();

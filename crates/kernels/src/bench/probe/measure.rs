@@ -9,7 +9,7 @@ use gpu::{
 use serde::Serialize;
 
 use super::{Read, ReadShape, Touch};
-use crate::bench::random::{Kind, Random};
+use crate::bench::random::{Distribution, Random};
 
 /// How fast a device reads, and what its commands cost.
 #[derive(Clone, Debug, Serialize)]
@@ -165,7 +165,7 @@ fn random_blocks(device: &Device, bytes: u64) -> Result<Vec<Buffer>> {
         left -= block.len();
         blocks.push(block);
     }
-    let random = Random::new(device, Kind::Bits)?;
+    let random = Random::new(device, Distribution::Bits)?;
     for (seed, block) in (0..).zip(&blocks) {
         let mut recorder = device.recorder()?;
         random.record(&mut recorder, "random", &block.view(), seed)?;

@@ -14,7 +14,7 @@ pub static KERNEL: Kernel = Kernel { name: "random", about: "random words for be
 
 /// What the words are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum Distribution {
     /// Any bits: quantised weights.
     Bits,
     /// Two f16 between 2⁻⁸ and 2⁻⁷: scales.
@@ -25,8 +25,9 @@ pub enum Kind {
     Halves,
 }
 
-impl Kind {
-    const ALL: [Kind; 4] = [Kind::Bits, Kind::Scales, Kind::Floats, Kind::Halves];
+impl Distribution {
+    const ALL: [Distribution; 4] =
+        [Distribution::Bits, Distribution::Scales, Distribution::Floats, Distribution::Halves];
 }
 
 const THREADS: u32 = 256;
@@ -37,9 +38,9 @@ pub struct Random {
 }
 
 impl Random {
-    /// Compiles it for one kind of words.
-    pub fn new(device: &Device, kind: Kind) -> Result<Self> {
-        Ok(Self { pipeline: variant(kind, device.caps()).pipeline(device)? })
+    /// Compiles it for one distribution of words.
+    pub fn new(device: &Device, distribution: Distribution) -> Result<Self> {
+        Ok(Self { pipeline: variant(distribution, device.caps()).pipeline(device)? })
     }
 
     /// Fills `to` (a multiple of 4 bytes, at most 16 GiB) with words that depend on `seed` and their position alone.
@@ -61,25 +62,27 @@ pub fn fill_vectors(device: &Device, x: &Vectors) -> Result<()> {
 
 /// The same as part of a program.
 pub fn record_vectors(recorder: &mut Recorder, device: &Device, x: &Vectors) -> Result<()> {
-    let mut fill = |kind: Kind, to: View| Random::new(device, kind)?.record(recorder, "x", &to, 1);
+    let mut fill = |distribution: Distribution, to: View| {
+        Random::new(device, distribution)?.record(recorder, "x", &to, 1)
+    };
     match &x.data {
-        VectorData::F32(values) => fill(Kind::Floats, values.view()),
-        VectorData::F16(values) => fill(Kind::Halves, values.view()),
+        VectorData::F32(values) => fill(Distribution::Floats, values.view()),
+        VectorData::F16(values) => fill(Distribution::Halves, values.view()),
         VectorData::Int8 { values, scales } | VectorData::Int16 { values, scales } => {
-            fill(Kind::Bits, values.view())?;
-            fill(Kind::Floats, scales.view())
+            fill(Distribution::Bits, values.view())?;
+            fill(Distribution::Floats, scales.view())
         }
     }
 }
 
 /// The same word on the CPU.
-pub fn reference(kind: Kind, seed: u32, position: u32) -> u32 {
+pub fn reference(distribution: Distribution, seed: u32, position: u32) -> u32 {
     let bits = mix32(position ^ mix32(seed));
-    match kind {
-        Kind::Bits => bits,
-        Kind::Scales => bits & 0x03ff_03ff | 0x1c00_1c00,
-        Kind::Halves => bits & 0x83ff_83ff | 0x1c00_1c00,
-        Kind::Floats => (((bits >> 8) as i32 - (1 << 23)) as f32 / (1 << 23) as f32).to_bits(),
+    match distribution {
+        Distribution::Bits => bits,
+        Distribution::Scales => bits & 0x03ff_03ff | 0x1c00_1c00,
+        Distribution::Halves => bits & 0x83ff_83ff | 0x1c00_1c00,
+        Distribution::Floats => (((bits >> 8) as i32 - (1 << 23)) as f32 / (1 << 23) as f32).to_bits(),
     }
 }
 
@@ -91,29 +94,32 @@ fn mix32(mut x: u32) -> u32 {
     x ^ x >> 16
 }
 
-fn variant(kind: Kind, caps: &Caps) -> Variant {
-    let constants = Constants { threads: THREADS.min(caps.max_threads), kind: kind as u32 };
-    Variant::new(format!("{kind:?}").to_lowercase(), TIERS, Tier::T0, &constants, Subgroup::Any)
+fn variant(distribution: Distribution, caps: &Caps) -> Variant {
+    let constants = Constants { threads: THREADS.min(caps.max_threads), distribution: distribution as u32 };
+    Variant::new(format!("{distribution:?}").to_lowercase(), TIERS, Tier::T0, &constants, Subgroup::Any)
 }
 
 fn variants(caps: &Caps) -> Vec<Variant> {
-    Kind::ALL.map(|kind| variant(kind, caps)).to_vec()
+    Distribution::ALL.map(|distribution| variant(distribution, caps)).to_vec()
 }
 
 fn cases(_: &Caps) -> Vec<Case> {
     let sizes = [1_usize, 255, 70_001];
-    let each = Kind::ALL.into_iter().flat_map(|kind| sizes.map(|words| (kind, words)));
-    each.map(|(kind, words)| {
-        Case::new(format!("{words} words, {kind:?}"), Tier::T0, move |device| run(device, kind, words))
+    let each =
+        Distribution::ALL.into_iter().flat_map(|distribution| sizes.map(|words| (distribution, words)));
+    each.map(|(distribution, words)| {
+        Case::new(format!("{words} words, {distribution:?}"), Tier::T0, move |device| {
+            run(device, distribution, words)
+        })
     })
     .collect()
 }
 
-fn run(device: &Device, kind: Kind, words: usize) -> Result<Comparison> {
+fn run(device: &Device, distribution: Distribution, words: usize) -> Result<Comparison> {
     let mut arena = arena(device);
     let output = Output::new(&mut arena, words)?;
     let mut recorder = device.recorder()?;
-    Random::new(device, kind)?.record(
+    Random::new(device, distribution)?.record(
         &mut recorder,
         "random",
         &output.buffer.slice(0..words as u64 * 4)?,
@@ -122,7 +128,7 @@ fn run(device: &Device, kind: Kind, words: usize) -> Result<Comparison> {
     recorder.seal()?.run(TIMEOUT)?;
     let mut comparison = Comparison::default();
     for (position, got) in output.read(&mut comparison)?.iter().enumerate() {
-        comparison.equal(|| format!("word {position}"), got, &reference(kind, 7, position as u32));
+        comparison.equal(|| format!("word {position}"), got, &reference(distribution, 7, position as u32));
     }
     Ok(comparison)
 }
@@ -139,9 +145,9 @@ mod tests {
     #[test]
     fn scales_and_floats_stay_in_their_range() {
         for position in 0..10_000 {
-            let scale = half::f16::from_bits(reference(Kind::Scales, 1, position) as u16).to_f32();
+            let scale = half::f16::from_bits(reference(Distribution::Scales, 1, position) as u16).to_f32();
             assert!((1.0 / 256.0..1.0 / 128.0).contains(&scale), "{scale}");
-            let float = f32::from_bits(reference(Kind::Floats, 1, position));
+            let float = f32::from_bits(reference(Distribution::Floats, 1, position));
             assert!((-1.0..1.0).contains(&float), "{float}");
         }
     }

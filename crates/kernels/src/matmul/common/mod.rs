@@ -5,7 +5,7 @@ pub(crate) mod trial;
 
 use gpu::{Error, Result, View};
 
-use crate::{Activations, HALF_GROUP, Layout, Part, QUAD, STRIP, VectorData, Vectors};
+use crate::{Activations, HALF_GROUP, Layout, MatrixBlock, QUAD, STRIP, VectorData, Vectors};
 
 /// What a product does with its sums before it writes them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
@@ -65,7 +65,7 @@ pub struct Target {
     /// The output, f32; or the values of activations, as [`VectorData`] has them.
     pub y: View,
     /// How the values are stored.
-    pub stored: Stored,
+    pub format: OutputFormat,
     /// Where this product's values start in a column.
     pub first: usize,
     /// Elements from the start of a column to the next.
@@ -74,7 +74,7 @@ pub struct Target {
 
 /// How a product's output is stored.
 #[derive(Clone, Debug)]
-pub enum Stored {
+pub enum OutputFormat {
     /// f32.
     F32,
     /// int16 activations; these are their scales.
@@ -86,30 +86,30 @@ pub enum Stored {
 impl Target {
     /// An output of its own, whose columns of `n` values follow each other.
     pub fn whole(y: impl Into<View>, n: usize) -> Self {
-        Self { y: y.into(), stored: Stored::F32, first: 0, stride: n }
+        Self { y: y.into(), format: OutputFormat::F32, first: 0, stride: n }
     }
 
     /// Activations for the next product: f32, int16, which a matrix–vector product with an epilogue writes, or f16, which a product on
     /// matrix units does.
     pub fn vectors(y: &Vectors) -> Result<Self> {
-        let (values, stored) = match &y.data {
-            VectorData::F32(values) => (values, Stored::F32),
-            VectorData::Int16 { values, scales } => (values, Stored::Int16(scales.view())),
-            VectorData::F16(values) => (values, Stored::F16),
+        let (values, format) = match &y.data {
+            VectorData::F32(values) => (values, OutputFormat::F32),
+            VectorData::Int16 { values, scales } => (values, OutputFormat::Int16(scales.view())),
+            VectorData::F16(values) => (values, OutputFormat::F16),
             VectorData::Int8 { .. } => {
                 let reason = "a product writes f32, int16 or f16; int8 activations are made by norm".into();
                 return Err(Error::InvalidUse { what: "target".into(), reason });
             }
         };
-        Ok(Self { y: values.view(), stored, first: 0, stride: y.stride() })
+        Ok(Self { y: values.view(), format, first: 0, stride: y.stride() })
     }
 
     /// How the values are stored.
     pub fn kind(&self) -> Activations {
-        match self.stored {
-            Stored::F32 => Activations::F32,
-            Stored::Int16(_) => Activations::Int16,
-            Stored::F16 => Activations::F16,
+        match self.format {
+            OutputFormat::F32 => Activations::F32,
+            OutputFormat::Int16(_) => Activations::Int16,
+            OutputFormat::F16 => Activations::F16,
         }
     }
 
@@ -119,9 +119,9 @@ impl Target {
             let reason = format!("{} output of a kernel that writes {kind}", self.kind());
             return Err(Error::InvalidUse { what: what.to_string(), reason });
         }
-        let room = match &self.stored {
-            Stored::F32 => self.y.len() / 4,
-            Stored::F16 => {
+        let room = match &self.format {
+            OutputFormat::F32 => self.y.len() / 4,
+            OutputFormat::F16 => {
                 if !self.first.is_multiple_of(STRIP) || !self.stride.is_multiple_of(QUAD) {
                     let reason = format!(
                         "f16 output {} apart from value {} on: columns are whole quads, and products start at whole strips",
@@ -131,7 +131,7 @@ impl Target {
                 }
                 self.y.len() / 2
             }
-            Stored::Int16(scales) => {
+            OutputFormat::Int16(scales) => {
                 let whole = self.first.is_multiple_of(HALF_GROUP) && self.stride.is_multiple_of(QUAD);
                 let room = self.y.len() / 2;
                 if !whole || !room.is_multiple_of(QUAD as u64) || scales.len() / 4 < room / HALF_GROUP as u64
@@ -165,10 +165,10 @@ impl Target {
     }
 
     /// Where a part of the matrix writes: the buffer, and the first element of a column in it. The target has been checked.
-    pub(crate) fn of_part(
+    pub(crate) fn for_block(
         &self,
         what: &str,
-        part: &Part,
+        part: &MatrixBlock,
         epilogue: Epilogue,
         columns: usize,
     ) -> Result<(View, u32)> {
@@ -179,7 +179,7 @@ impl Target {
             return Err(Error::InvalidUse { what: what.to_string(), reason });
         }
         let first = self.first + epilogue.outputs(part.first_row);
-        if columns > 1 || !matches!(self.stored, Stored::F32) {
+        if columns > 1 || !matches!(self.format, OutputFormat::F32) {
             return Ok((self.y.clone(), first as u32));
         }
         // With one column a part's share of y is a run of its own: parts then need no barrier between them.

@@ -3,7 +3,7 @@
 use gpu::{Arena, Caps, Device, Recorder, Result, View};
 use half::{bf16, f16};
 
-use super::{Epilogue, Stored, Target, reference};
+use super::{Epilogue, OutputFormat, Target, reference};
 use crate::{
     Activations, F16_UNIT, GROUP, HALF_GROUP, Layout, Matrix, QUAD, Scheme, Vectors, f16_at, int16_scale_at,
     selftest::{Comparison, Output, POISON, Random, TIMEOUT, arena},
@@ -25,7 +25,7 @@ pub(crate) struct Trial {
     pub before: usize,
     pub after: usize,
     /// Sums of K's parts that a column of the output has, f32, one after the other.
-    pub parts: usize,
+    pub partials: usize,
 }
 
 impl Trial {
@@ -33,7 +33,7 @@ impl Trial {
     pub fn plain(weights: Layout, columns: usize) -> Self {
         let (epilogue, active) = (Epilogue::None, columns);
         let (activations, output) = (Activations::F32, Activations::F32);
-        Self { weights, columns, activations, epilogue, output, active, before: 0, after: 0, parts: 1 }
+        Self { weights, columns, activations, epilogue, output, active, before: 0, after: 0, partials: 1 }
     }
 
     /// In a few words.
@@ -49,8 +49,8 @@ impl Trial {
         if self.active != self.columns {
             name += &format!(", {} active", self.active);
         }
-        if self.parts > 1 {
-            name += &format!(", {} parts apart", self.parts);
+        if self.partials > 1 {
+            name += &format!(", {} partial sums", self.partials);
         }
         if self.before + self.after > 0 {
             name += ", in a wider output";
@@ -84,12 +84,12 @@ impl Trial {
         }
         let n = self.epilogue.outputs(rows);
         let stride = self.before + n + self.after;
-        let output = Output::new(&mut arena, stride * self.columns * self.parts)?;
+        let output = Output::new(&mut arena, stride * self.columns * self.partials)?;
         let untouched: Vec<u32> = output.buffer.read_vec()?;
         let active = arena.buffer_from("active", &[self.active as u32])?;
         // The guard behind the output is no part of what the kernel is given.
-        let y = output.buffer.slice(0..(stride * self.columns * self.parts * 4) as u64)?;
-        let target = Target { y, stored: Stored::F32, first: self.before, stride };
+        let y = output.buffer.slice(0..(stride * self.columns * self.partials * 4) as u64)?;
+        let target = Target { y, format: OutputFormat::F32, first: self.before, stride };
         let mut recorder = device.recorder()?;
         record(&mut recorder, &w, &x, &target, &active.view())?;
         recorder.seal()?.run(TIMEOUT)?;
@@ -98,7 +98,7 @@ impl Trial {
         let got = output.read(&mut comparison)?;
         for (column, x) in columns.iter().enumerate() {
             let mut sums = vec![0.0; n];
-            for got in got[column * stride * self.parts..][..stride * self.parts].chunks(stride) {
+            for got in got[column * stride * self.partials..][..stride * self.partials].chunks(stride) {
                 let (before, rest) = got.split_at(self.before);
                 let (values, after) = rest.split_at(n);
                 let others = if column < self.active { [before, after].concat() } else { got.to_vec() };
@@ -138,7 +138,7 @@ impl Trial {
         let output = Output::new(&mut arena, stride * self.columns / 2)?;
         let active = arena.buffer_from("active", &[self.active as u32])?;
         let y = output.buffer.slice(0..(stride * self.columns * 2) as u64)?;
-        let target = Target { y, stored: Stored::F16, first: self.before, stride };
+        let target = Target { y, format: OutputFormat::F16, first: self.before, stride };
         let mut recorder = device.recorder()?;
         record(&mut recorder, &w, &x, &target, &active.view())?;
         recorder.seal()?.run(TIMEOUT)?;
@@ -201,7 +201,7 @@ impl<'a> Int16Output<'a> {
         let values = (self.stride * self.trial.columns) as u64;
         Ok(Target {
             y: self.values.buffer.slice(0..values * 2)?,
-            stored: Stored::Int16(self.scales.buffer.slice(0..values / HALF_GROUP as u64 * 4)?),
+            format: OutputFormat::Int16(self.scales.buffer.slice(0..values / HALF_GROUP as u64 * 4)?),
             first: self.trial.before,
             stride: self.stride,
         })

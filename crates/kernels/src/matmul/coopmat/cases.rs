@@ -4,8 +4,8 @@ use gpu::{Caps, Device, Result, Tier};
 use half::f16;
 
 use super::{
-    COUNTER_BYTES, Matmul, Operands, policy,
-    policy::{Fragments, Parts, Plan, Shape},
+    COUNTER_BYTES, Coopmat, Operands, policy,
+    policy::{Fragments, Plan, Shape, SplitK},
 };
 use crate::{
     Activations, Epilogue, Layout, Matrix, QUAD, Scheme, Target, Vectors,
@@ -31,7 +31,7 @@ pub(super) fn trials(scheme: Scheme) -> Vec<Trial> {
         let trial = Trial { epilogue, ..plain(scheme, (rows, k, columns)) };
         list.extend([trial, Trial { output: Activations::F16, ..trial }]);
     }
-    // Columns that are not in use: within a tile, whole tiles, all.
+    // Columns that are not in use: within a tile, unsplit tiles, all.
     for (columns, active) in [(17, 7), (70, 5), (33, 0)] {
         list.push(Trial { active, before: 16, after: 12, ..plain(scheme, (48, 64, columns)) });
     }
@@ -57,7 +57,7 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
     // One way of weights and one split of K for any number of columns.
     for columns in [1, 17, 130] {
         let trial = plain(Scheme::Int8, (272, 1440, columns));
-        if policy::suits(caps) {
+        if policy::is_supported(caps) {
             let name = format!("{}, as for any columns", trial.name());
             list.push(Case::new(name, Tier::T2, move |device| {
                 let fragments = super::fragments(device)?;
@@ -66,7 +66,7 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
             }));
         }
     }
-    if policy::suits(caps) {
+    if policy::is_supported(caps) {
         for epilogue in [Epilogue::None, Epilogue::Geglu] {
             let name = format!("288 × 1440 int8, {epilogue}: a column has the same bits among any others");
             list.push(Case::new(name, Tier::T2, move |device| same_bits(device, epilogue)));
@@ -92,16 +92,16 @@ pub(super) fn tried(caps: &Caps, fragments: Fragments) -> Vec<(Trial, Plan)> {
         let trial =
             Trial { active: columns - 2, before: 16, after: 12, ..plain(Scheme::Int8, (272, 1152, columns)) };
         list.extend(
-            own(Trial { parts: 4, ..trial }).map(|(trial, plan)| (trial, Plan { splits: 4, ..plan })),
+            own(Trial { partials: 4, ..trial }).map(|(trial, plan)| (trial, Plan { splits: 4, ..plan })),
         );
-        list.extend(own(trial).map(|(trial, plan)| (trial, Plan { splits: 3, whole: 1, ..plan })));
+        list.extend(own(trial).map(|(trial, plan)| (trial, Plan { splits: 3, unsplit: 1, ..plan })));
     }
     // Every tile and split that may be chosen, on something that has all edges.
     for (scheme, splits) in [(Scheme::Int8, 1), (Scheme::Int4, 3)] {
         let trial = Trial { epilogue: Epilogue::Geglu, ..plain(scheme, (288, 1440, 150)) };
         let plans = policy::candidates(caps, fragments, &shape(&trial)).into_iter();
         let plans =
-            plans.filter(|plan| plan.splits == splits && plan.whole == 0 && (plan.ahead == 4 || !direct));
+            plans.filter(|plan| plan.splits == splits && plan.unsplit == 0 && (plan.ahead == 4 || !direct));
         list.extend(plans.map(|plan| (trial, plan)));
     }
     // Floats of 32 bits have one way everywhere.
@@ -115,13 +115,13 @@ fn of_models(caps: &Caps, fragments: Fragments) -> Vec<(Trial, Plan)> {
     let mut list: Vec<(Trial, Plan)> = Vec::new();
     for shape in policy::of_models() {
         let Some(plan) = policy::plan(caps, fragments, &shape) else { continue };
-        let plan = Plan { splits: if plan.splits > 1 { 3 } else { 1 }, whole: plan.whole.min(1), ..plan };
+        let plan = Plan { splits: if plan.splits > 1 { 3 } else { 1 }, unsplit: plan.unsplit.min(1), ..plan };
         let columns = plan.tile.columns as usize + if plan.tile.columns < 128 { 0 } else { 22 };
-        let Shape { epilogue, output, parts, .. } = shape;
-        let parts = if parts == Parts::Apart { plan.splits as usize } else { 1 };
+        let Shape { epilogue, output, split_k, .. } = shape;
+        let partials = if split_k == SplitK::Partial { plan.splits as usize } else { 1 };
         let size = (2 * plan.tile.rows as usize + 32, 1440, columns);
         let trial =
-            Trial { epilogue, output, parts, active: columns - 5, ..plain(shape.weights.scheme, size) };
+            Trial { epilogue, output, partials, active: columns - 5, ..plain(shape.weights.scheme, size) };
         let alike = |(known, by): &(Trial, Plan)| *by == plan && self::shape(known) == self::shape(&trial);
         if !list.iter().any(alike) {
             list.push((trial, plan));
@@ -136,18 +136,18 @@ pub(super) fn taken(caps: &Caps, fragments: Fragments, trial: &Trial, plan: Plan
         return plan;
     }
     let own = policy::plan(caps, fragments, &shape(trial)).expect("there are matrix units");
-    Plan { splits: plan.splits, whole: plan.whole, ..own }
+    Plan { splits: plan.splits, unsplit: plan.unsplit, ..own }
 }
 
 pub(super) fn shape(trial: &Trial) -> Shape {
     let Trial { weights, columns, epilogue, output, .. } = *trial;
-    let parts = if trial.parts > 1 { Parts::Apart } else { Parts::Joined };
-    Shape { weights, columns, epilogue, output, parts }
+    let split_k = if trial.partials > 1 { SplitK::Partial } else { SplitK::Reduced };
+    Shape { weights, columns, epilogue, output, split_k }
 }
 
 /// Runs one trial with one plan, with weights cut into parts as `caps` demands.
 pub(super) fn run(device: &Device, trial: Trial, plan: Plan, caps: &Caps) -> Result<Comparison> {
-    let kernel = Matmul::with_plan(device, shape(&trial), plan)?;
+    let kernel = Coopmat::with_plan(device, shape(&trial), plan)?;
     let mut arena = arena(device);
     let scratch = match kernel.scratch_bytes() {
         0 => None,
@@ -178,9 +178,9 @@ fn same_bits(device: &Device, epilogue: Epilogue) -> Result<Comparison> {
     let mut comparison = Comparison::default();
     let mut all: Vec<u32> = vec![];
     for columns in [most, 128, 72, 64, 40, 33, 17, 3, 1] {
-        let shape = Shape { weights, columns, epilogue, output: Activations::F32, parts: Parts::Joined };
+        let shape = Shape { weights, columns, epilogue, output: Activations::F32, split_k: SplitK::Reduced };
         let plan = policy::reproducible(device.caps(), super::fragments(device)?, &shape).expect("few tiles");
-        let kernel = Matmul::with_plan(device, shape, plan)?;
+        let kernel = Coopmat::with_plan(device, shape, plan)?;
         let scratch = arena.buffer_from("scratch", &vec![0_u32; kernel.scratch_bytes() as usize / 4 + 1])?;
         let data = VectorData::F16(arena.buffer_from("x", &x[..padded * columns])?);
         let x = Vectors { k: weights.k, columns, data };

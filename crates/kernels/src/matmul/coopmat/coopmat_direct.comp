@@ -154,7 +154,7 @@ void multiply(uint stage, uint step) {
             MatrixB b;
             matrix_load_b_columns(b, x + j * SIDE_COLUMNS * STRIDE + k * 2, STRIDE);
             [[unroll]] for (uint i = 0; i < ROW_TILES; i++) {
-                matrix_multiply(a[i * OPERANDS + k], b, sums[i * COLUMN_TILES + j]);
+                matrix_multiply(a[i * OPERANDS + k], b, accumulators[i * COLUMN_TILES + j]);
             }
         }
     }
@@ -178,7 +178,7 @@ void main() {
         uint step = min(block_of(i) / (COLUMNS / 8), STAGE_STEPS - 1);
         x_base[i] = column * quads * (QUAD / 8) + step * 4 + gl_SubgroupInvocationID % 4;
     }
-    clear_sums();
+    clear_accumulators();
     if (tile.first_quad < tile.end_quad) {
         uint last_quad = tile.end_quad - 1;
         load_x(tile.first_quad, last_quad, 0);

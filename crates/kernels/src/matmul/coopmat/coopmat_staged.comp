@@ -13,7 +13,7 @@
 //
 // Below T2 it is for tests: matrix.glsl then does without matrix units.
 //
-// K may be split among workgroups. Each then leaves its sums in scratch memory, and the last to arrive adds them all up, in order.
+// K may be split among workgroups. Each then leaves its accumulators in scratch memory, and the last to arrive adds them all up, in order.
 #include "tile.glsl"
 
 // A row of a step in shared memory, in 16 bytes: 32 f16 and one more, so that eight rows that follow each other meet all banks.
@@ -147,7 +147,7 @@ void multiply(uint stage) {
             MatrixB b;
             matrix_load_b_columns(b, x + j * SIDE * STRIDE + k * 2, STRIDE);
             unrolled for (uint i = 0; i < ROW_TILES; i++) {
-                matrix_multiply(a[i], b, sums[i * COLUMN_TILES + j]);
+                matrix_multiply(a[i], b, accumulators[i * COLUMN_TILES + j]);
             }
         }
     }
@@ -173,7 +173,7 @@ void main() {
         uint column = min(tile.first_column + column_of(thread, i), push.columns - 1);
         x_base[i] = column * quads * (QUAD / 8) + eight_of(thread);
     }
-    clear_sums();
+    clear_accumulators();
     if (tile.first_quad < tile.end_quad) {
         uint last_quad = tile.end_quad - 1;
         load_scales(tile.first_quad);

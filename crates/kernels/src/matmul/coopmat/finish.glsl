@@ -1,58 +1,58 @@
-// What becomes of the sums of a product on matrix units. Needs sums.glsl; `units` must have room for SQUARES.
+// What becomes of the accumulators of a product on matrix units. Needs sums.glsl; `units` must have room for SQUARES.
 #if TIER >= 2
 shared bool last_to_arrive;
 
 // Sums of a subgroup, and values of each.
-const uint OWN_SUMS = ROW_TILES * COLUMN_TILES;
+const uint OWN_ACCUMULATORS = ROW_TILES * COLUMN_TILES;
 const uint AREA = SIDE * SIDE_COLUMNS;
 // Values of each that a thread holds, in fours. Which they are is the driver's business: what a thread leaves, the same thread of
 // another workgroup takes up again.
 const uint FOURS = AREA / LANES / 4;
 
-// Where number i of a subgroup's sums lies, from the first of its tile and part on.
-uint part_at(uint part, uint i) {
-    return (part * SUBGROUPS * OWN_SUMS + gl_SubgroupID * OWN_SUMS + i) * AREA;
+// Where number i of a subgroup's accumulators lies, from the first of its tile and part on.
+uint partial_at(uint part, uint i) {
+    return (part * SUBGROUPS * OWN_ACCUMULATORS + gl_SubgroupID * OWN_ACCUMULATORS + i) * AREA;
 }
 
-// Whether a driver divides sums among threads without padding.
+// Whether a driver divides accumulators among threads without padding.
 bool in_fours() {
-    return sums[0].length() == FOURS * 4;
+    return accumulators[0].length() == FOURS * 4;
 }
 
-void leave(uint part) {
-    [[unroll]] for (uint i = 0; i < OWN_SUMS; i++) {
-        uint at = part_at(part, i);
+void store_partial(uint part) {
+    [[unroll]] for (uint i = 0; i < OWN_ACCUMULATORS; i++) {
+        uint at = partial_at(part, i);
         if (in_fours()) {
             [[unroll]] for (uint four = 0; four < FOURS; four++) {
                 vec4 own;
                 [[unroll]] for (uint e = 0; e < 4; e++) {
-                    own[e] = sums[i][four * 4 + e];
+                    own[e] = accumulators[i][four * 4 + e];
                 }
-                push.parts.data[at / 4 + four * LANES + gl_SubgroupInvocationID] = own;
+                push.partials.data[at / 4 + four * LANES + gl_SubgroupInvocationID] = own;
             }
         } else {
-            coopMatStore(sums[i], push.parts.data, at / 4, SIDE / 4, gl_CooperativeMatrixLayoutColumnMajor);
+            coopMatStore(accumulators[i], push.partials.data, at / 4, SIDE / 4, gl_CooperativeMatrixLayoutColumnMajor);
         }
     }
 }
 
-void take(uint part, inout MatrixSums sum, uint i) {
-    uint at = part_at(part, i);
+void load_partial(uint part, inout MatrixSums sum, uint i) {
+    uint at = partial_at(part, i);
     if (in_fours()) {
         [[unroll]] for (uint four = 0; four < FOURS; four++) {
-            vec4 own = push.parts.data[at / 4 + four * LANES + gl_SubgroupInvocationID];
+            vec4 own = push.partials.data[at / 4 + four * LANES + gl_SubgroupInvocationID];
             [[unroll]] for (uint e = 0; e < 4; e++) {
                 sum[four * 4 + e] = own[e];
             }
         }
     } else {
-        coopMatLoad(sum, push.parts.data, at / 4, SIDE / 4, gl_CooperativeMatrixLayoutColumnMajor);
+        coopMatLoad(sum, push.partials.data, at / 4, SIDE / 4, gl_CooperativeMatrixLayoutColumnMajor);
     }
 }
 
-// Adds the sums of all parts of K in their order; false for all workgroups of a tile but the last.
-bool join(uint tile, uint split) {
-    leave(tile * SPLITS + split);
+// Adds the accumulators of all parts of K in their order; false for all workgroups of a tile but the last.
+bool reduce(uint tile, uint split) {
+    store_partial(tile * SPLITS + split);
     controlBarrier(gl_ScopeWorkgroup, gl_ScopeDevice, gl_StorageSemanticsBuffer,
                    gl_SemanticsAcquireRelease | gl_SemanticsMakeAvailable | gl_SemanticsMakeVisible);
     if (gl_LocalInvocationIndex == 0) {
@@ -68,22 +68,22 @@ bool join(uint tile, uint split) {
     if (!last_to_arrive) {
         return false;
     }
-    // All sums of a part are asked for together.
-    [[unroll]] for (uint i = 0; i < OWN_SUMS; i++) {
-        take(tile * SPLITS, sums[i], i);
+    // All accumulators of a part are asked for together.
+    [[unroll]] for (uint i = 0; i < OWN_ACCUMULATORS; i++) {
+        load_partial(tile * SPLITS, accumulators[i], i);
     }
     [[dont_unroll]] for (uint other = 1; other < SPLITS; other++) {
-        [[unroll]] for (uint i = 0; i < OWN_SUMS; i++) {
+        [[unroll]] for (uint i = 0; i < OWN_ACCUMULATORS; i++) {
             MatrixSums part;
-            take(tile * SPLITS + other, part, i);
-            sums[i] += part;
+            load_partial(tile * SPLITS + other, part, i);
+            accumulators[i] += part;
         }
     }
     return true;
 }
 #else
 // Without matrix units K is in one part, or its parts stay apart.
-bool join(uint tile, uint split) {
+bool reduce(uint tile, uint split) {
     return true;
 }
 #endif
@@ -97,23 +97,23 @@ void write(uint part, uint column, uint row, vec4 four) {
     }
 }
 
-// Joins the parts of K and writes what comes of the sums. Shared memory is no longer needed: sums go through squares of it whose
+// Joins the parts of K and writes what comes of the accumulators. Shared memory is no longer needed: accumulators go through squares of it whose
 // places in memory are known.
 void finish(Tile tile) {
-    if (SPLITS > 1 && !APART && tile.index >= push.whole && !join(tile.index - push.whole, tile.split)) {
+    if (SPLITS > 1 && !PARTIAL_OUTPUT && tile.index >= push.unsplit && !reduce(tile.index - push.unsplit, tile.split)) {
         return;
     }
-    uint part = APART ? tile.split * push.y_part : 0;
+    uint part = PARTIAL_OUTPUT ? tile.split * push.y_partial_stride : 0;
     uint square = gl_SubgroupID * 2 * SQUARE;
     const uint PAIR = EPILOGUE == 0 ? 1 : 2;
     unrolled for (uint i = 0; i < ROW_TILES; i += PAIR) {
         unrolled for (uint j = 0; j < COLUMN_TILES; j++) {
             unrolled for (uint which = 0; which < PAIR; which++) {
-                matrix_store_sums_columns(sums[(i + which) * COLUMN_TILES + j], square + which * SQUARE, SQUARE_STRIDE);
+                matrix_store_sums_columns(accumulators[(i + which) * COLUMN_TILES + j], square + which * SQUARE, SQUARE_STRIDE);
             }
             subgroup_shared_barrier();
             // Halves of columns. The loop must have a number of rounds that the compiler knows, or those around it stay loops, and
-            // sums go to memory.
+            // accumulators go to memory.
             unrolled for (uint first = 0; first < 2 * SIDE_COLUMNS; first += LANES) {
                 uint half_column = first + gl_SubgroupInvocationID;
                 uint column = tile.first_column + own_column() + j * SIDE_COLUMNS + half_column / 2;

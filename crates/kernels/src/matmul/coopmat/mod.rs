@@ -16,7 +16,7 @@ use crate::{
     variant::Variant,
     vectors::VectorData,
 };
-use policy::{Fragments, Parts, Plan, SUBGROUP, Shape};
+use policy::{Fragments, Plan, SUBGROUP, Shape, SplitK};
 
 /// For the self-test and the compile checks.
 pub static KERNEL: Kernel = Kernel {
@@ -27,7 +27,7 @@ pub static KERNEL: Kernel = Kernel {
 };
 
 /// The kernel for one shape.
-pub struct Matmul {
+pub struct Coopmat {
     shape: Shape,
     plan: Plan,
     pipeline: Pipeline,
@@ -43,14 +43,14 @@ pub struct Operands<'a> {
     pub target: &'a Target,
     /// One u32: columns in use.
     pub active: View,
-    /// At least [`Matmul::scratch_bytes`], where that is not 0. Its first [`COUNTER_BYTES`] must be zero when it is used for the first
+    /// At least [`Coopmat::scratch_bytes`], where that is not 0. Its first [`COUNTER_BYTES`] must be zero when it is used for the first
     /// time; every call leaves them so.
     pub scratch: Option<View>,
 }
 
 /// Asks the driver which elements of an operand a thread holds; [`Fragments::Other`] where there are no matrix units.
 pub fn fragments(device: &Device) -> Result<Fragments> {
-    if !policy::suits(device.caps()) {
+    if !policy::is_supported(device.caps()) {
         return Ok(Fragments::Other);
     }
     let mut arena = Arena::new(device, Lifetime::Scratch, Memory::Shared).with_block_size(1 << 12);
@@ -74,15 +74,15 @@ fn fragments_variant() -> Variant {
 }
 
 /// Bytes of counters at the beginning of scratch memory, whatever the shape: products of a step share it.
-pub const COUNTER_BYTES: u64 = policy::MOST_SPLIT_TILES as u64 * 4;
+pub const COUNTER_BYTES: u64 = policy::MAX_SPLIT_TILES as u64 * 4;
 
-impl Matmul {
+impl Coopmat {
     /// Compiles the variant of a plan, which [`policy::plan`] makes.
     pub fn with_plan(device: &Device, shape: Shape, plan: Plan) -> Result<Self> {
         shape.epilogue.check("coopmat", &shape.weights)?;
-        let tiles = plan.tile.of(shape.weights.rows, shape.columns).saturating_sub(plan.whole);
-        if plan.splits > 1 && shape.parts == Parts::Joined && tiles > policy::MOST_SPLIT_TILES {
-            let most = policy::MOST_SPLIT_TILES;
+        let tiles = plan.tile.of(shape.weights.rows, shape.columns).saturating_sub(plan.unsplit);
+        if plan.splits > 1 && shape.split_k == SplitK::Reduced && tiles > policy::MAX_SPLIT_TILES {
+            let most = policy::MAX_SPLIT_TILES;
             let reason =
                 format!("K of {tiles} tiles in {} parts: at most {most} have a counter", plan.splits);
             return Err(Error::InvalidUse { what: "coopmat".into(), reason });
@@ -97,7 +97,7 @@ impl Matmul {
 
     /// Records Y = W · X.
     pub fn record(&self, recorder: &mut Recorder, name: &str, operands: &Operands<'_>) -> Result<()> {
-        let Shape { weights, columns, epilogue, output, parts: kept } = self.shape;
+        let Shape { weights, columns, epilogue, output, split_k } = self.shape;
         let Operands { w, x, target, active, scratch } = operands;
         let wrong = |reason: String| Err(Error::InvalidUse { what: name.to_string(), reason });
         if w.layout() != weights {
@@ -116,11 +116,11 @@ impl Matmul {
                 target.first, target.stride
             ));
         }
-        let stride = match kept {
-            Parts::Joined => target.stride,
-            Parts::Apart => target.stride * self.plan.splits as usize,
+        let stride = match split_k {
+            SplitK::Reduced => target.stride,
+            SplitK::Partial => target.stride * self.plan.splits as usize,
         };
-        if kept == Parts::Apart {
+        if split_k == SplitK::Partial {
             let values = stride * columns;
             let room = u32::try_from(values).is_ok() && target.y.len() / 4 >= values as u64;
             if output != Activations::F32 || epilogue != Epilogue::None || !room {
@@ -130,7 +130,7 @@ impl Matmul {
                 ));
             }
         }
-        let (counters, parts) = match (scratch, self.scratch_bytes()) {
+        let (counters, partials) = match (scratch, self.scratch_bytes()) {
             (_, 0) => (Address::NONE, Address::NONE),
             (Some(scratch), bytes) if scratch.len() >= bytes => {
                 (scratch.slice(0..COUNTER_BYTES)?.into(), scratch.slice(COUNTER_BYTES..bytes)?.into())
@@ -142,11 +142,11 @@ impl Matmul {
                 ));
             }
         };
-        for part in w.parts() {
-            let (y, y_first) = target.of_part(name, part, epilogue, columns)?;
+        for part in w.blocks() {
+            let (y, y_first) = target.for_block(name, part, epilogue, columns)?;
             let tiles = self.plan.tile.of(part.layout.rows, columns);
-            let whole = self.plan.whole.min(tiles);
-            let groups = whole + (tiles - whole) * self.plan.splits;
+            let unsplit = self.plan.unsplit.min(tiles);
+            let groups = unsplit + (tiles - unsplit) * self.plan.splits;
             // The shaders' push constants differ by their types' names alone.
             macro_rules! dispatch {
                 ($shader:ident) => {{
@@ -156,15 +156,15 @@ impl Matmul {
                         x: values.into(),
                         active_rows: active.clone().into(),
                         y: y.into(),
-                        parts: parts.clone(),
+                        partials: partials.clone(),
                         counters: counters.clone(),
                         rows: part.layout.rows as u32,
                         k: weights.k as u32,
                         columns: columns as u32,
                         y_first,
                         y_stride: stride as u32,
-                        y_part: target.stride as u32,
-                        whole,
+                        y_partial_stride: target.stride as u32,
+                        unsplit,
                     };
                     recorder.dispatch(name, &self.pipeline, [groups, 1, 1], &push)?
                 }};
@@ -176,14 +176,14 @@ impl Matmul {
 }
 
 fn variant(shape: &Shape, plan: &Plan) -> Variant {
-    let Shape { weights: Layout { scheme, .. }, epilogue, output, parts, .. } = *shape;
+    let Shape { weights: Layout { scheme, .. }, epilogue, output, split_k, .. } = *shape;
     let Plan { tile, direct, ahead, splits, .. } = *plan;
     let mut label = format!(
         "{scheme}, {} × {} in {} × {}, {ahead} ahead",
         tile.rows, tile.columns, tile.own_rows, tile.own_columns
     );
     if splits > 1 {
-        label += &format!(", {splits} splits{}", if parts == Parts::Apart { " apart" } else { "" });
+        label += &format!(", {splits} splits{}", if split_k == SplitK::Partial { " apart" } else { "" });
     }
     if epilogue != Epilogue::None {
         label += &format!(", {epilogue}");
@@ -205,7 +205,7 @@ fn variant(shape: &Shape, plan: &Plan) -> Variant {
                 ahead,
                 splits,
                 lanes: tile.lanes,
-                apart: parts == Parts::Apart,
+                partial_output: split_k == SplitK::Partial,
                 side_columns: tile.side_columns(),
             };
             Variant::new(label, $shader::TIERS, plan.tier, &constants, plan.subgroup())

@@ -17,17 +17,17 @@ pub struct Shape {
     /// How y is stored: f32, or f16 activations.
     pub output: Activations,
     /// What becomes of the sums of the parts of K.
-    pub parts: Parts,
+    pub split_k: SplitK,
 }
 
 /// What becomes of the sums of the parts of K, where it is split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Parts {
+pub enum SplitK {
     /// The last workgroup of a tile adds them up.
-    Joined,
+    Reduced,
     /// They stay apart: a column of y, of f32, has them one after the other, and who reads it adds them up, which is faster than one
     /// workgroup.
-    Apart,
+    Partial,
 }
 
 /// What a workgroup makes at once, and a subgroup of it: multiples of 16 rows, and of 16 columns, or of 8 in tiles of one subgroup's
@@ -91,10 +91,10 @@ pub struct Plan {
     pub direct: bool,
     /// Steps whose loads are under way: 1, 2 or 4.
     pub ahead: u32,
-    /// Parts that K is split into, so that more of the device is busy.
+    /// SplitK that K is split into, so that more of the device is busy.
     pub splits: u32,
     /// Tiles, from the first on, whose K is not split all the same.
-    pub whole: u32,
+    pub unsplit: u32,
 }
 
 impl Plan {
@@ -116,23 +116,23 @@ impl Plan {
 
     /// Bytes of scratch memory of a shape.
     pub fn scratch_bytes(&self, shape: &Shape) -> u64 {
-        if self.splits == 1 || shape.parts == Parts::Apart {
+        if self.splits == 1 || shape.split_k == SplitK::Partial {
             return 0;
         }
         // Of a matrix in several parts each has as many whole tiles first, so none has more that are split.
-        let tiles = self.tile.of(shape.weights.rows, shape.columns) - self.whole;
+        let tiles = self.tile.of(shape.weights.rows, shape.columns) - self.unsplit;
         let area = self.tile.rows * self.tile.columns;
         COUNTER_BYTES + u64::from(tiles) * u64::from(self.splits) * u64::from(area) * 4
     }
 }
 
 /// What becomes of the parts of K where who reads y can add them up: of many columns that takes longer than to join them.
-pub fn parts_for_reader(columns: usize) -> Parts {
-    if columns <= 128 { Parts::Apart } else { Parts::Joined }
+pub fn split_k_for_consumer(columns: usize) -> SplitK {
+    if columns <= 128 { SplitK::Partial } else { SplitK::Reduced }
 }
 
 /// Tiles whose K may be split: more of them need no splitting, but where sums must not depend on the columns.
-pub const MOST_SPLIT_TILES: u32 = 1 << 16;
+pub const MAX_SPLIT_TILES: u32 = 1 << 16;
 
 /// Which elements of a 16 × 16 operand A a thread of a subgroup of 32 holds: the driver's business, and found out by asking it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -172,16 +172,16 @@ const PRODUCT: MatrixShape =
     MatrixShape { m: 16, n: 16, k: 16, a: Element::F16, b: Element::F16, c: Element::F32 };
 
 /// Whether the shaders multiply such a matrix: they write rows in fours.
-pub fn takes(weights: &Layout) -> bool {
+pub fn supports(weights: &Layout) -> bool {
     weights.rows.is_multiple_of(4)
 }
 
 /// Whether a device has the matrix units that the shader is written for.
-pub fn suits(caps: &Caps) -> bool {
+pub fn is_supported(caps: &Caps) -> bool {
     caps.tier() >= Some(Tier::T2) && caps.allows_subgroup_size(SUBGROUP) && caps.has_matrix(PRODUCT)
 }
 
-/// The plan for a shape; none where the device has no matrix units for it, or its rows are not whole fours.
+/// The plan for a shape; none where the device has no matrix units for it, or its rows are not unsplit fours.
 pub fn plan(caps: &Caps, fragments: Fragments, shape: &Shape) -> Option<Plan> {
     candidates(caps, fragments, shape).into_iter().next()
 }
@@ -192,11 +192,11 @@ pub fn reproducible(caps: &Caps, fragments: Fragments, shape: &Shape) -> Option<
     let own = plan(caps, fragments, shape)?;
     let tiles = own.tile.of(shape.weights.rows, shape.columns);
     // Which tiles are split would depend on how many there are.
-    let splits = if few.whole == 0 { few.splits } else { 1 };
-    (splits == 1 || shape.parts == Parts::Apart || tiles <= MOST_SPLIT_TILES).then_some(Plan {
+    let splits = if few.unsplit == 0 { few.splits } else { 1 };
+    (splits == 1 || shape.split_k == SplitK::Partial || tiles <= MAX_SPLIT_TILES).then_some(Plan {
         direct: few.direct,
         splits,
-        whole: 0,
+        unsplit: 0,
         ..own
     })
 }
@@ -219,8 +219,9 @@ fn emulated_tile(caps: &Caps) -> Tile {
 /// The plan without matrix units, on devices with T1 and subgroups of one size, up to 32: for tests.
 pub fn emulated(caps: &Caps, shape: &Shape) -> Option<Plan> {
     // So that there is something to add up.
-    let splits = if shape.parts == Parts::Apart { 2 } else { 1 };
-    let plan = Plan { tier: Tier::T1, tile: emulated_tile(caps), direct: false, ahead: 2, splits, whole: 0 };
+    let splits = if shape.split_k == SplitK::Partial { 2 } else { 1 };
+    let plan =
+        Plan { tier: Tier::T1, tile: emulated_tile(caps), direct: false, ahead: 2, splits, unsplit: 0 };
     (emulates(caps) && plan.shared_bytes() <= caps.max_shared_bytes).then_some(plan)
 }
 
@@ -287,18 +288,18 @@ const MORE_TILES: [Tile; 27] = [
 ];
 
 /// Most parts of K: adding up more takes longer than it saves.
-const MOST_SPLITS: u32 = 8;
+const MAX_SPLIT_K: u32 = 8;
 
 /// Every plan worth timing, the policy's own first; none where the device has no matrix units for the shape.
 pub fn candidates(caps: &Caps, fragments: Fragments, shape: &Shape) -> Vec<Plan> {
-    if !suits(caps) || !takes(&shape.weights) {
+    if !is_supported(caps) || !supports(&shape.weights) {
         return Vec::new();
     }
     // A strip of gate and its strip of up must be one subgroup's.
     let least = 16 * shape.epilogue.strips() as u32;
     let direct = fragments == Fragments::FourToARow && shape.weights.scheme != Scheme::F32;
     let fits = |tile: &&Tile| {
-        let plan = Plan { tier: Tier::T2, tile: **tile, direct, ahead: 1, splits: 1, whole: 0 };
+        let plan = Plan { tier: Tier::T2, tile: **tile, direct, ahead: 1, splits: 1, unsplit: 0 };
         tile.own_rows >= least
             && plan.shared_bytes() <= caps.max_shared_bytes
             && tile.threads() <= caps.max_threads
@@ -318,8 +319,8 @@ pub fn candidates(caps: &Caps, fragments: Fragments, shape: &Shape) -> Vec<Plan>
         _ => tile,
     };
     let ahead = ahead(shape.weights.scheme, tile, direct);
-    let (splits, whole) = spread(caps, shape, tile);
-    let mut list = vec![Plan { tier: Tier::T2, tile: *tile, direct, ahead, splits, whole }];
+    let (splits, unsplit) = spread(caps, shape, tile);
+    let mut list = vec![Plan { tier: Tier::T2, tile: *tile, direct, ahead, splits, unsplit }];
     let suited = |tile: &&Tile| match tile.columns {
         8 => columns <= 8,
         16.. if tile.columns.is_power_of_two() || direct => {
@@ -328,9 +329,9 @@ pub fn candidates(caps: &Caps, fragments: Fragments, shape: &Shape) -> Vec<Plan>
         _ => false,
     };
     for tile in TILES.iter().chain(&MORE_TILES).filter(fits).filter(sides).filter(suited) {
-        for (splits, whole) in spreads(caps, shape, tile) {
+        for (splits, unsplit) in spreads(caps, shape, tile) {
             for ahead in [1, 2, 4] {
-                let plan = Plan { tier: Tier::T2, tile: *tile, direct, ahead, splits, whole };
+                let plan = Plan { tier: Tier::T2, tile: *tile, direct, ahead, splits, unsplit };
                 if !list.contains(&plan) && (direct == (ahead == 4) || ahead == 2) {
                     list.push(plan);
                 }
@@ -356,61 +357,62 @@ fn ahead(scheme: Scheme, tile: &Tile, direct: bool) -> u32 {
 /// The parts that K may be split into, and the tiles that are not.
 fn spreads(caps: &Caps, shape: &Shape, tile: &Tile) -> impl Iterator<Item = (u32, u32)> {
     let tiles = tile.of(shape.weights.rows, shape.columns);
-    let joined = shape.parts == Parts::Joined;
-    // Parts of at least four quads.
-    let most = (shape.weights.quads() as u32 / 4).clamp(1, MOST_SPLITS);
+    let joined = shape.split_k == SplitK::Reduced;
+    // Splits of at least four quads.
+    let most = (shape.weights.quads() as u32 / 4).clamp(1, MAX_SPLIT_K);
     // As many whole tiles as the compute units take at once, or a round less.
     let round = units(caps) * tile.resident();
-    let whole = [0, (tiles / round).saturating_sub(1), tiles / round].map(|rounds| rounds * round);
-    let allowed = move |(splits, whole): &(u32, u32)| match *splits {
-        1 => *whole == 0,
-        _ => !joined || tiles - whole <= MOST_SPLIT_TILES && *whole < tiles,
+    let unsplit = [0, (tiles / round).saturating_sub(1), tiles / round].map(|rounds| rounds * round);
+    let allowed = move |(splits, unsplit): &(u32, u32)| match *splits {
+        1 => *unsplit == 0,
+        _ => !joined || tiles - unsplit <= MAX_SPLIT_TILES && *unsplit < tiles,
     };
-    let with_whole = whole.into_iter().skip(1).filter(move |whole| joined && *whole > 0);
-    let list = [0].into_iter().chain(with_whole);
-    list.flat_map(move |whole| (1..=most).map(move |splits| (splits, whole))).filter(allowed)
+    let with_unsplit = unsplit.into_iter().skip(1).filter(move |unsplit| joined && *unsplit > 0);
+    let list = [0].into_iter().chain(with_unsplit);
+    list.flat_map(move |unsplit| (1..=most).map(move |splits| (splits, unsplit))).filter(allowed)
 }
 
 /// The parts of K that take least: workgroups come out more even, and each compute unit has several to switch between, but every part
 /// has to be written and added up. Counted in what a compute unit's workgroups take; the constants are fitted to sweeps on an H200.
 fn spread(caps: &Caps, shape: &Shape, tile: &Tile) -> (u32, u32) {
     let tiles = f64::from(tile.of(shape.weights.rows, shape.columns));
-    let joined = shape.parts == Parts::Joined;
+    let joined = shape.split_k == SplitK::Reduced;
     let few = tile.columns <= 32;
     // Workgroups that are worked on at the same time, and what is lost while a compute unit has too few to switch between.
     let (round, idle) = match tile.columns {
         ..=64 => (f64::from(units(caps)), 1.0),
         _ => (f64::from(units(caps) * tile.resident()), 0.0),
     };
-    // What it takes to write a round of parts and to add them up: the shorter K is, the more of the whole.
+    // What it takes to write a round of parts and to add them up: the shorter K is, the more of the unsplit.
     let part = if joined { 0.2 } else { 0.08 } * 5376.0 / shape.weights.k as f64;
-    let cost = |(splits, whole): &(u32, u32)| {
-        let (splits, whole) = (f64::from(*splits), f64::from(*whole));
+    let cost = |(splits, unsplit): &(u32, u32)| {
+        let (splits, unsplit) = (f64::from(*splits), f64::from(*unsplit));
         if tile.columns == 8 && !joined {
             // Workgroups are small and all under way at once: it does not matter how they come out, and parts are short.
             return idle / splits + 0.032 * splits * tiles / round;
         }
-        let split = (((tiles - whole) * splits / round).ceil() + idle) / splits;
-        whole / round
+        let split = (((tiles - unsplit) * splits / round).ceil() + idle) / splits;
+        unsplit / round
             + match splits > 1.0 {
                 false => split,
                 // With few columns everyone waits for the memory, and writes parts to it.
                 true if few && joined => split * (1.0 + 0.15 * splits),
-                true => split + part * splits * (tiles - whole) / round,
+                true => split + part * splits * (tiles - unsplit) / round,
             }
     };
     // Nor does an even end gain anything then.
-    let allowed = |(_, whole): &(u32, u32)| *whole == 0 || !few;
+    let allowed = |(_, unsplit): &(u32, u32)| *unsplit == 0 || !few;
     spreads(caps, shape, tile).filter(allowed).min_by(|a, b| cost(a).total_cmp(&cost(b))).unwrap_or((1, 0))
 }
 
 /// Whether a tile keeps every compute unit busy: there are enough of it, or K is long and its parts are nearly enough.
 fn fills(caps: &Caps, shape: &Shape, tile: &Tile) -> bool {
     let tiles = tile.of(shape.weights.rows, shape.columns);
-    let parts = units(caps) / tiles.max(1);
+    let splits = units(caps) / tiles.max(1);
     // On an H200 at 128 columns it gains a hundredth of a step with parts of 28 quads; it loses half of one with 11, and two with 6.
-    let long = parts > 1 && parts <= MOST_SPLITS && shape.weights.quads() as u32 / parts >= 24;
-    tiles >= units(caps) || long && parts * tiles * 16 >= units(caps) * 15 && shape.parts == Parts::Apart
+    let long = splits > 1 && splits <= MAX_SPLIT_K && shape.weights.quads() as u32 / splits >= 24;
+    tiles >= units(caps)
+        || long && splits * tiles * 16 >= units(caps) * 15 && shape.split_k == SplitK::Partial
 }
 
 fn units(caps: &Caps) -> u32 {
@@ -449,16 +451,16 @@ pub(super) fn of_models() -> Vec<Shape> {
         [Scheme::Int8, Scheme::Int4].into_iter().flat_map(|scheme| BUCKETS.map(|columns| (scheme, columns)));
     let floats = BUCKETS.into_iter().filter(|columns| *columns >= 128).map(|columns| (Scheme::Bf16, columns));
     for (scheme, columns) in integers.chain(floats) {
-        let sums = |parts| {
+        let sums = |split_k| {
             move |(rows, k): (usize, usize)| {
                 let weights = Layout { scheme, rows, k };
-                Shape { weights, columns, epilogue: Epilogue::None, output: Activations::F32, parts }
+                Shape { weights, columns, epilogue: Epilogue::None, output: Activations::F32, split_k }
             }
         };
         let gated = |shape| Shape { epilogue: Epilogue::Geglu, output: Activations::F16, ..shape };
-        list.extend(GATED.map(sums(Parts::Joined)).map(gated));
-        list.extend(READ.map(sums(parts_for_reader(columns))));
-        list.extend(HEADS.map(sums(Parts::Joined)));
+        list.extend(GATED.map(sums(SplitK::Reduced)).map(gated));
+        list.extend(READ.map(sums(split_k_for_consumer(columns))));
+        list.extend(HEADS.map(sums(SplitK::Reduced)));
     }
     list
 }
@@ -468,7 +470,7 @@ const LISTED: [(usize, usize, bool); 3] = [(43008, 5376, true), (8192, 5376, fal
 
 /// The pipelines that models ask for on such a device.
 pub fn variants(caps: &Caps) -> Vec<Variant> {
-    if !suits(caps) {
+    if !is_supported(caps) {
         return Vec::new();
     }
     let mut list: Vec<Variant> = vec![super::fragments_variant()];
@@ -480,8 +482,8 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
                     true => (Epilogue::Geglu, Activations::F16),
                     false => (Epilogue::None, Activations::F32),
                 };
-                let parts = if gated { Parts::Joined } else { Parts::Apart };
-                let shape = Shape { weights: Layout { scheme, rows, k }, columns, epilogue, output, parts };
+                let split_k = if gated { SplitK::Reduced } else { SplitK::Partial };
+                let shape = Shape { weights: Layout { scheme, rows, k }, columns, epilogue, output, split_k };
                 // Of weights that go straight into operands the schemes that models have most: each takes long to compile.
                 let most = matches!(scheme, Scheme::Int8 | Scheme::Int4);
                 for fragments in likely_fragments(caps).into_iter().take(if most { 2 } else { 1 }) {

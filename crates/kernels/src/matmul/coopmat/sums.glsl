@@ -1,11 +1,11 @@
-// The sums of a product on matrix units. Needs tile.glsl, and shared memory `units`.
+// The accumulators of a product on matrix units. Needs tile.glsl, and shared memory `units`.
 #define MATRIX_COLUMNS SIDE_COLUMNS
 #include "matrix.glsl"
 
-MatrixSums sums[ROW_TILES * COLUMN_TILES];
+MatrixSums accumulators[ROW_TILES * COLUMN_TILES];
 
-void clear_sums() {
+void clear_accumulators() {
     unrolled for (uint i = 0; i < ROW_TILES * COLUMN_TILES; i++) {
-        matrix_zero(sums[i]);
+        matrix_zero(accumulators[i]);
     }
 }

@@ -2,13 +2,13 @@ use gpu::{Tier, known};
 
 use super::{
     COUNTER_BYTES, cases,
-    policy::{self, Fragments, Parts, Plan, Shape},
+    policy::{self, Fragments, Plan, Shape, SplitK},
 };
 use crate::{Activations, Epilogue, Layout, Scheme, matmul::common::trial::Trial};
 
 fn shape(rows: usize, k: usize, columns: usize) -> Shape {
     let weights = Layout::new(Scheme::Int8, rows, k).unwrap();
-    Shape { weights, columns, epilogue: Epilogue::None, output: Activations::F32, parts: Parts::Joined }
+    Shape { weights, columns, epilogue: Epilogue::None, output: Activations::F32, split_k: SplitK::Reduced }
 }
 
 #[test]
@@ -22,11 +22,11 @@ fn without_matrix_units_it_goes_the_same_way() {
         let some = if scheme == Scheme::Int4Min { all } else { vec![all[1], all[4]] };
         for trial in some {
             let comparison = cases::run(&device, trial, plan, device.caps()).unwrap();
-            assert!(comparison.passed(), "{}: {:?}", trial.name(), comparison.first_wrong);
+            assert!(comparison.passed(), "{}: {:?}", trial.name(), comparison.first_mismatch);
         }
     }
-    // Parts of K that stay apart.
-    let trial = Trial { parts: 2, ..cases::trials(Scheme::Int8)[1] };
+    // SplitK of K that stay apart.
+    let trial = Trial { partials: 2, ..cases::trials(Scheme::Int8)[1] };
     let apart = policy::emulated(device.caps(), &cases::shape(&trial)).unwrap();
     assert_eq!(apart.splits, 2);
     assert!(cases::run(&device, trial, apart, device.caps()).unwrap().passed());
@@ -54,44 +54,45 @@ fn only_devices_with_matrix_units_are_served() {
 
 #[test]
 fn parts_of_k_come_out_even() {
-    let spread = |rows, k, columns, parts| {
-        let shape = Shape { parts, ..shape(rows, k, columns) };
+    let spread = |rows, k, columns, split_k| {
+        let shape = Shape { split_k, ..shape(rows, k, columns) };
         let plan = policy::plan(&known::h200(), Fragments::FourToARow, &shape).unwrap();
-        (plan.splits, plan.whole)
+        (plan.splits, plan.unsplit)
     };
     // As sweeps found them. Gate and up: of few columns not split; of more, what is left when 132 compute units are through.
-    assert_eq!([16, 32].map(|columns| spread(43008, 5376, columns, Parts::Joined)), [(1, 0); 2]);
-    assert_eq!(spread(43008, 5376, 64, Parts::Joined).1, 264);
-    assert_eq!(spread(43008, 5376, 128, Parts::Joined), (3, 132));
+    assert_eq!([16, 32].map(|columns| spread(43008, 5376, columns, SplitK::Reduced)), [(1, 0); 2]);
+    assert_eq!(spread(43008, 5376, 64, SplitK::Reduced).1, 264);
+    assert_eq!(spread(43008, 5376, 128, SplitK::Reduced), (3, 132));
     // QKV, output and down have fewer tiles than there are compute units.
-    assert_eq!([64, 128].map(|columns| spread(8192, 5376, columns, Parts::Joined)), [(4, 0); 2]);
+    assert_eq!([64, 128].map(|columns| spread(8192, 5376, columns, SplitK::Reduced)), [(4, 0); 2]);
     for (k, columns) in [(4096, 64), (4096, 128), (21504, 64), (21504, 128)] {
-        assert_eq!(spread(5376, k, columns, Parts::Apart), (6, 0), "{k}, {columns} columns");
+        assert_eq!(spread(5376, k, columns, SplitK::Partial), (6, 0), "{k}, {columns} columns");
     }
     // Down's parts are so long that the largest tile pays, if it has nearly a part for each compute unit.
-    let tile = |rows, k, parts| {
-        let shape = Shape { parts, ..shape(rows, k, 128) };
+    let tile = |rows, k, split_k| {
+        let shape = Shape { split_k, ..shape(rows, k, 128) };
         policy::plan(&known::h200(), Fragments::FourToARow, &shape).unwrap().tile.rows
     };
     let tiles = [(8192, 5376), (5376, 4096), (5376, 21504), (5632, 21504)]
-        .map(|(rows, k)| tile(rows, k, Parts::Apart));
+        .map(|(rows, k)| tile(rows, k, SplitK::Partial));
     assert_eq!(tiles, [128, 128, 256, 256]);
     assert_eq!(
-        (tile(4096, 21504, Parts::Apart), tile(43008, 5376, Parts::Joined)),
+        (tile(4096, 21504, SplitK::Partial), tile(43008, 5376, SplitK::Reduced)),
         (128, 256),
         "parts of 21 quads, none"
     );
-    assert_eq!((tile(7168, 21504, Parts::Apart), tile(5376, 21504, Parts::Joined)), (128, 128));
+    assert_eq!((tile(7168, 21504, SplitK::Partial), tile(5376, 21504, SplitK::Reduced)), (128, 128));
     // Of so few columns parts are short: more of them.
-    let few = [(8192, 5376), (5376, 4096), (5376, 21504)].map(|(rows, k)| spread(rows, k, 4, Parts::Apart));
+    let few =
+        [(8192, 5376), (5376, 4096), (5376, 21504)].map(|(rows, k)| spread(rows, k, 4, SplitK::Partial));
     assert_eq!(few, [(6, 0), (7, 0), (7, 0)]);
     // Only tiles that are split take memory: 36 tiles of 256 × 128 f32 in three parts.
     let wide = shape(43008, 5376, 128);
     let plan = policy::plan(&known::h200(), Fragments::FourToARow, &wide).unwrap();
     assert_eq!(plan.scratch_bytes(&wide), COUNTER_BYTES + 36 * 3 * 256 * 128 * 4);
-    assert_eq!(plan.scratch_bytes(&Shape { parts: Parts::Apart, ..wide }), 0);
-    assert_eq!(spread(262_144, 5376, 16, Parts::Joined), (1, 0));
-    assert_eq!(spread(16, 32, 16, Parts::Joined), (1, 0), "one quad is not split");
+    assert_eq!(plan.scratch_bytes(&Shape { split_k: SplitK::Partial, ..wide }), 0);
+    assert_eq!(spread(262_144, 5376, 16, SplitK::Reduced), (1, 0));
+    assert_eq!(spread(16, 32, 16, SplitK::Reduced), (1, 0), "one quad is not split");
 }
 
 #[test]
@@ -107,10 +108,10 @@ fn every_plan_is_within_the_device() {
                     );
                     assert!(plan.tile.rows * 2 % plan.tile.threads() == 0, "{plan:?}");
                     assert!([1, 2, 4].contains(&plan.ahead));
-                    let split = plan.tile.of(rows, columns) - plan.whole;
+                    let split = plan.tile.of(rows, columns) - plan.unsplit;
                     assert!(
-                        plan.splits == 1 && plan.whole == 0
-                            || (1..=policy::MOST_SPLIT_TILES).contains(&split)
+                        plan.splits == 1 && plan.unsplit == 0
+                            || (1..=policy::MAX_SPLIT_TILES).contains(&split)
                     );
                 }
             }
@@ -120,9 +121,9 @@ fn every_plan_is_within_the_device() {
 
 /// What of a plan makes it a program of its own; how many parts K has is not.
 fn kind(shape: &Shape, plan: &Plan) -> String {
-    let Shape { weights: Layout { scheme, .. }, epilogue, output, parts, .. } = *shape;
+    let Shape { weights: Layout { scheme, .. }, epilogue, output, split_k, .. } = *shape;
     let Plan { tile, direct, ahead, splits, .. } = *plan;
-    let parts = if splits > 1 { format!(", {parts:?}") } else { String::new() };
+    let parts = if splits > 1 { format!(", {split_k:?}") } else { String::new() };
     format!("{scheme}, {epilogue:?} to {output}, {tile:?}, direct {direct}, {ahead} ahead{parts}")
 }
 
@@ -143,14 +144,14 @@ fn whatever_models_take_is_tried_by_the_self_test() {
         }
         for (trial, plan) in &tried {
             assert!(plan.shared_bytes() <= caps.max_shared_bytes, "{plan:?}");
-            assert!(plan.whole < plan.tile.of(trial.weights.rows, trial.columns), "{plan:?}");
+            assert!(plan.unsplit < plan.tile.of(trial.weights.rows, trial.columns), "{plan:?}");
             assert_eq!(cases::taken(&caps, fragments, trial, *plan), *plan);
             assert!(!cases::taken(&caps, Fragments::Other, trial, *plan).direct);
         }
         // The largest tile among them, split and not.
         let largest = |(_, plan): &&(Trial, Plan)| plan.tile.rows == 256 && plan.ahead == 4;
         let splits: Vec<_> =
-            tried.iter().filter(largest).map(|(trial, plan)| (trial.parts, plan.splits)).collect();
+            tried.iter().filter(largest).map(|(trial, plan)| (trial.partials, plan.splits)).collect();
         let direct = fragments == Fragments::FourToARow;
         assert!([(1, 1), (1, 3), (3, 3)].iter().all(|split| splits.contains(split) == direct), "{splits:?}");
     }

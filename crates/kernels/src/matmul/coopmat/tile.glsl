@@ -1,5 +1,5 @@
 // What the shaders of a product on matrix units have in common: their operands, weights as f16, where a workgroup's tile is, and what
-// becomes of its sums.
+// becomes of its accumulators.
 #include "common.glsl"
 #extension GL_EXT_shader_explicit_arithmetic_types_float16 : require
 #if TIER >= 2
@@ -17,12 +17,12 @@ layout(constant_id = 6) const uint OWN_ROWS = 64;
 layout(constant_id = 7) const uint OWN_COLUMNS = 64;
 // Steps whose loads are under way: 1, 2 or 4.
 layout(constant_id = 8) const uint AHEAD = 1;
-// Parts that K is split into.
+// Partials that K is split into.
 layout(constant_id = 9) const uint SPLITS = 1;
 // Threads of a subgroup.
 layout(constant_id = 10) const uint LANES = 32;
-// The sums of the parts stay apart, one after the other in a column of y: who reads it adds them up.
-layout(constant_id = 11) const bool APART = false;
+// The accumulators of the parts stay apart, one after the other in a column of y: who reads it adds them up.
+layout(constant_id = 11) const bool PARTIAL_OUTPUT = false;
 // Columns that matrix units take at once: 16, or 8 where a subgroup's are no multiple of that.
 layout(constant_id = 12) const uint SIDE_COLUMNS = 16;
 
@@ -35,7 +35,7 @@ layout(buffer_reference, scalar, buffer_reference_align = 8) readonly buffer Wor
 layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Active { uint rows; };
 layout(buffer_reference, scalar, buffer_reference_align = 16) writeonly buffer Output4 { vec4 data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 8) writeonly buffer Output2 { uvec2 data[]; };
-layout(buffer_reference, scalar, buffer_reference_align = 16) coherent buffer Parts { vec4 data[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 16) coherent buffer Partials { vec4 data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 4) coherent buffer Counters { uint data[]; };
 
 layout(push_constant, scalar) uniform Push {
@@ -47,7 +47,7 @@ layout(push_constant, scalar) uniform Push {
     Output4 y;
     // Sums of the parts of K, [split tile][split][subgroup], each as threads hold them, and how many workgroups of a tile have left
     // theirs: zeros between calls.
-    Parts parts;
+    Partials partials;
     Counters counters;
     uint rows;
     uint k;
@@ -56,9 +56,9 @@ layout(push_constant, scalar) uniform Push {
     uint y_first;
     uint y_stride;
     // From one sum of a column to the next, where parts stay apart.
-    uint y_part;
+    uint y_partial_stride;
     // Tiles, from the first on, whose K is in one part: as many as keep the device busy to the end. The others' is split.
-    uint whole;
+    uint unsplit;
 } push;
 
 const uint SIDE = 16;
@@ -92,13 +92,13 @@ Tile own_tile() {
     tile.columns = min(push.columns, push.active_rows.rows);
     uint row_tiles = (push.rows + ROWS - 1) / ROWS;
     uint column_tiles = (push.columns + COLUMNS - 1) / COLUMNS;
-    bool is_whole = SPLITS == 1 || gl_WorkGroupID.x < push.whole;
-    uint others = row_tiles * column_tiles - push.whole;
+    bool is_unsplit = SPLITS == 1 || gl_WorkGroupID.x < push.unsplit;
+    uint others = row_tiles * column_tiles - push.unsplit;
     tile.index = gl_WorkGroupID.x;
     tile.split = 0;
-    if (!is_whole) {
-        uint rest = gl_WorkGroupID.x - push.whole;
-        tile.index = push.whole + rest % others;
+    if (!is_unsplit) {
+        uint rest = gl_WorkGroupID.x - push.unsplit;
+        tile.index = push.unsplit + rest % others;
         tile.split = rest / others;
     }
     uint band = tile.index / (BAND * row_tiles);
@@ -108,7 +108,7 @@ Tile own_tile() {
     tile.first_row = in_band / width * ROWS;
     // A split may have nothing to do where the others have rounded up.
     uint quads = (push.k + QUAD - 1) / QUAD;
-    uint per_split = is_whole ? quads : (quads + SPLITS - 1) / SPLITS;
+    uint per_split = is_unsplit ? quads : (quads + SPLITS - 1) / SPLITS;
     tile.first_quad = tile.split * per_split;
     tile.end_quad = min(tile.first_quad + per_split, quads);
     return tile;

@@ -17,13 +17,13 @@ pub static KERNEL: Kernel =
     Kernel { name: "gated", about: "gelu or silu of a gate, times up", variants, cases };
 
 /// The kernel for rows of one length and one type of the output.
-pub struct Geglu {
+pub struct Gated {
     output: Activations,
     n: usize,
     pipeline: Pipeline,
 }
 
-impl Geglu {
+impl Gated {
     /// Compiles it for rows of `n` values, f32 or f16 (a multiple of 4 then); `epilogue` says which function.
     pub fn new(device: &Device, epilogue: Epilogue, output: Activations, n: usize) -> Result<Self> {
         let wrong = |reason: String| Err(Error::InvalidUse { what: "gated".into(), reason });
@@ -139,7 +139,7 @@ fn run(
     let (gates, ups) = (arena.buffer_from("gate", &gate)?, arena.buffer_from("up", &up)?);
     let count = arena.buffer_from("active", &[active as u32])?;
     let mut recorder = device.recorder()?;
-    let kernel = Geglu::new(device, epilogue, output, n)?;
+    let kernel = Gated::new(device, epilogue, output, n)?;
     kernel.record(&mut recorder, "gated", &gates.view(), &ups.view(), &y, &count.view())?;
     recorder.seal()?.run(TIMEOUT)?;
 
@@ -166,12 +166,12 @@ mod tests {
         let Some(device) = testkit::cpu_device() else { return };
         let mut arena = arena(&device);
         let refused = |epilogue, output, n| {
-            Geglu::new(&device, epilogue, output, n).err().expect("refused").to_string()
+            Gated::new(&device, epilogue, output, n).err().expect("refused").to_string()
         };
         assert!(refused(Epilogue::None, Activations::F32, 64).contains("nothing to compute"));
         assert!(refused(Epilogue::Geglu, Activations::F16, 66).contains("whole fours"));
         assert!(refused(Epilogue::Geglu, Activations::Int16, 64).contains("not int16"));
-        let kernel = Geglu::new(&device, Epilogue::Geglu, Activations::F32, 64).unwrap();
+        let kernel = Gated::new(&device, Epilogue::Geglu, Activations::F32, 64).unwrap();
         let rows = arena.buffer("rows", 2 * 64 * 4).unwrap();
         let active = arena.buffer("active", 4).unwrap().view();
         let mut recorder = device.recorder().unwrap();

@@ -39,8 +39,10 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
             }
         }
     }
-    if packed::fits(caps) {
-        for trial in Scheme::ALL.into_iter().filter(|scheme| packed::takes(*scheme)).flat_map(packed_trials) {
+    if packed::is_supported(caps) {
+        for trial in
+            Scheme::ALL.into_iter().filter(|scheme| packed::supports(*scheme)).flat_map(packed_trials)
+        {
             list.push(case(Tier::T1, trial));
         }
         list.extend(every_tile(caps));

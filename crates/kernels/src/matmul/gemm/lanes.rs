@@ -22,7 +22,7 @@ pub struct Tile {
 }
 
 /// Whether such a device is a CPU whose driver makes vectors of 8 threads, as Mesa's does with AVX.
-pub fn fits(caps: &Caps, tier: Tier) -> bool {
+pub fn is_supported(caps: &Caps, tier: Tier) -> bool {
     tier >= Tier::T1 && (caps.min_subgroup_size, caps.max_subgroup_size) == (LANES, LANES)
 }
 
@@ -63,8 +63,8 @@ pub(crate) fn record(
 ) -> Result<()> {
     let Operands { w, x, target, active, epilogue } = operands;
     let VectorData::F32(values) = &x.data else { unreachable!("the caller takes f32 alone") };
-    for part in w.parts() {
-        let (y, y_first) = target.of_part(name, part, *epilogue, x.columns)?;
+    for part in w.blocks() {
+        let (y, y_first) = target.for_block(name, part, *epilogue, x.columns)?;
         let push = Push {
             values: (&part.values).into(),
             scales: part.scales.as_ref().map_or(Address::NONE, Address::from),

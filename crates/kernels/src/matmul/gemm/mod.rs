@@ -55,7 +55,7 @@ impl Gemm {
             ));
         }
         let packed = matches!(plan.method, Method::Packed(_));
-        if packed != (activations == Activations::Int16) || packed && !packed::fits(device.caps()) {
+        if packed != (activations == Activations::Int16) || packed && !packed::is_supported(device.caps()) {
             return wrong(format!(
                 "{activations} activations by {:?}; int16 ones, and no others, are multiplied by packed dot products, at tier T1 with \
                  subgroups of 8 or more",
@@ -97,8 +97,8 @@ impl Gemm {
             return lanes::record(recorder, name, &self.pipeline, tile, self.plan.groups, &operands);
         }
         let VectorData::F32(values) = &x.data else { unreachable!("tiles take f32 alone") };
-        for part in w.parts() {
-            let (y, y_first) = target.of_part(name, part, epilogue, columns)?;
+        for part in w.blocks() {
+            let (y, y_first) = target.for_block(name, part, epilogue, columns)?;
             let push = Push {
                 values: (&part.values).into(),
                 scales: part.scales.as_ref().map_or(Address::NONE, Address::from),

@@ -4,7 +4,7 @@ use gpu::{Address, Caps, Pipeline, Recorder, Result, Subgroup, Tier, View};
 
 use super::policy::Shape;
 use crate::{
-    Activations, Layout, Matrix, STRIP, Scheme, Stored, Target, Vectors,
+    Activations, Layout, Matrix, OutputFormat, STRIP, Scheme, Target, Vectors,
     shaders::gemm_packed::{Constants, Push, TIERS},
     variant::Variant,
     vectors::VectorData,
@@ -51,18 +51,18 @@ impl Tile {
 }
 
 /// Whether the shader runs on such a device.
-pub fn fits(caps: &Caps) -> bool {
+pub fn is_supported(caps: &Caps) -> bool {
     caps.tier() >= Some(Tier::T1) && caps.min_subgroup_size >= ROW_THREADS
 }
 
 /// Whether it is the best there is without matrix units: not where packed dot products are many instructions, nor on CPU drivers, which
 /// have smaller subgroups than GPUs and convert bytes to floats as fast as they multiply them.
-pub fn suits(caps: &Caps) -> bool {
-    fits(caps) && caps.integer_dot_accelerated && caps.max_subgroup_size >= 32
+pub fn is_preferred(caps: &Caps) -> bool {
+    is_supported(caps) && caps.integer_dot_accelerated && caps.max_subgroup_size >= 32
 }
 
 /// Schemes that it multiplies.
-pub fn takes(scheme: Scheme) -> bool {
+pub fn supports(scheme: Scheme) -> bool {
     !scheme.is_float()
 }
 
@@ -119,8 +119,8 @@ pub(super) fn record(
 ) -> Result<()> {
     let Operands { shape: Shape { weights, columns, epilogue, .. }, w, x, target, active } = operands;
     let VectorData::Int16 { values, scales } = &x.data else { unreachable!("the caller takes int16 alone") };
-    for part in w.parts() {
-        let (y, y_first) = target.of_part(name, part, *epilogue, *columns)?;
+    for part in w.blocks() {
+        let (y, y_first) = target.for_block(name, part, *epilogue, *columns)?;
         let push = Push {
             values: (&part.values).into(),
             scales: part.scales.as_ref().map_or(Address::NONE, Address::from),
@@ -128,9 +128,9 @@ pub(super) fn record(
             x_scales: scales.into(),
             active_rows: (*active).clone().into(),
             y: y.into(),
-            y_scales: match &target.stored {
-                Stored::Int16(scales) => scales.clone().into(),
-                Stored::F32 | Stored::F16 => Address::NONE,
+            y_scales: match &target.format {
+                OutputFormat::Int16(scales) => scales.clone().into(),
+                OutputFormat::F32 | OutputFormat::F16 => Address::NONE,
             },
             rows: part.layout.rows as u32,
             k: weights.k as u32,

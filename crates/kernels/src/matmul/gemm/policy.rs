@@ -31,9 +31,9 @@ impl Shape {
 pub fn takes(shape: &Shape) -> bool {
     match (shape.activations, shape.output) {
         (Activations::F32, Activations::F32) => true,
-        (Activations::Int16, Activations::F32) => packed::takes(shape.weights.scheme),
+        (Activations::Int16, Activations::F32) => packed::supports(shape.weights.scheme),
         (Activations::Int16, Activations::Int16) => {
-            packed::takes(shape.weights.scheme) && shape.epilogue != Epilogue::None
+            packed::supports(shape.weights.scheme) && shape.epilogue != Epilogue::None
         }
         _ => false,
     }
@@ -70,7 +70,7 @@ pub fn plan(caps: &Caps, shape: &Shape) -> Plan {
 pub fn at_tier(caps: &Caps, shape: &Shape, tier: Tier) -> Plan {
     let method = match shape.activations {
         Activations::Int16 => Method::Packed(packed_tiles(caps, shape)[0]),
-        _ if lanes::fits(caps, tier) => Method::Lanes(tile(shape)),
+        _ if lanes::is_supported(caps, tier) => Method::Lanes(tile(shape)),
         _ => Method::Tiles,
     };
     Plan { tier, method, groups: caps.max_groups }
@@ -156,13 +156,13 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
             }
         }
     }
-    if packed::fits(caps) {
+    if packed::is_supported(caps) {
         let shape = |scheme, columns, epilogue: Epilogue| {
             let output = if epilogue == Epilogue::None { Activations::F32 } else { Activations::Int16 };
             let plain = Shape::plain(Layout { scheme, rows: 4096, k: 640 }, columns, Activations::Int16);
             Shape { epilogue, output, ..plain }
         };
-        for scheme in Scheme::ALL.into_iter().filter(|scheme| packed::takes(*scheme)) {
+        for scheme in Scheme::ALL.into_iter().filter(|scheme| packed::supports(*scheme)) {
             for (epilogue, columns) in Epilogue::ALL
                 .into_iter()
                 .flat_map(|epilogue| [16, 64, 512].map(|columns| (epilogue, columns)))

@@ -2,7 +2,7 @@ use gpu::{Caps, Tier, known};
 
 use super::{Gemm, cases, packed, policy, policy::Shape};
 use crate::{
-    Activations, Epilogue, Layout, Matrix, Scheme, Stored, Target, VectorData, Vectors,
+    Activations, Epilogue, Layout, Matrix, OutputFormat, Scheme, Target, VectorData, Vectors,
     matmul::{common::trial::Trial, gemv},
     selftest,
 };
@@ -27,15 +27,15 @@ fn a_matrix_in_several_parts_is_one_matrix() {
             let trial = Trial { epilogue, ..Trial::plain(weights, 9) };
             let plan = policy::at_tier(device.caps(), &cases::shape(&trial), tier);
             let comparison = cases::run(&device, trial, plan, &caps).unwrap();
-            assert!(comparison.passed(), "{:?}", comparison.first_wrong);
+            assert!(comparison.passed(), "{:?}", comparison.first_mismatch);
         }
-        if packed::takes(scheme) {
+        if packed::supports(scheme) {
             let (activations, int16) = (Activations::Int16, epilogue != Epilogue::None);
             let output = if int16 { Activations::Int16 } else { Activations::F32 };
             let trial = Trial { epilogue, activations, output, ..Trial::plain(weights, 9) };
             let plan = policy::plan(device.caps(), &cases::shape(&trial));
             let comparison = cases::run(&device, trial, plan, &caps).unwrap();
-            assert!(comparison.passed(), "{:?}", comparison.first_wrong);
+            assert!(comparison.passed(), "{:?}", comparison.first_mismatch);
         }
     }
 }
@@ -48,7 +48,7 @@ fn a_column_is_the_same_whatever_stands_beside_it() {
     let mut random = selftest::Random::new(3);
     let w = Matrix::allocate(&mut arena, "w", weights, device.caps()).unwrap();
     let mut recorder = device.recorder().unwrap();
-    for part in w.parts() {
+    for part in w.blocks() {
         // Every byte the same is a matrix like any other; scales of 1.0.
         recorder.fill("values", &part.values, 0x9c31_e4a5).unwrap();
         recorder.fill("scales", part.scales.as_ref().unwrap(), 0x3c00_3c00).unwrap();
@@ -160,11 +160,14 @@ fn int16_is_multiplied_by_packed_dot_products() {
         policy::Method::Packed(tile) => tile,
         other => panic!("{other:?}"),
     };
-    assert!(packed::suits(&rdna2));
-    assert!(!packed::suits(&known::mesa_cpu()) && packed::fits(&known::mesa_cpu()), "for tests alone");
-    assert!(!packed::fits(&known::bare_vulkan_13()));
+    assert!(packed::is_preferred(&rdna2));
+    assert!(
+        !packed::is_preferred(&known::mesa_cpu()) && packed::is_supported(&known::mesa_cpu()),
+        "for tests alone"
+    );
+    assert!(!packed::is_supported(&known::bare_vulkan_13()));
     let emulated = Caps { integer_dot_accelerated: false, ..rdna2.clone() };
-    assert!(!packed::suits(&emulated), "a dot product of many instructions");
+    assert!(!packed::is_preferred(&emulated), "a dot product of many instructions");
     // Enough columns fill the device with the largest tile; fewer take smaller ones, which are no wider than need be.
     let large = tile(&rdna2, &shape(512));
     assert_eq!((large.rows(), large.columns()), (64, 64));
@@ -241,7 +244,7 @@ fn wrong_operands_are_refused() {
             "gemm",
             &w,
             x,
-            &Target { y: y.view(), stored: Stored::F32, first, stride },
+            &Target { y: y.view(), format: OutputFormat::F32, first, stride },
             &active,
         )
     };

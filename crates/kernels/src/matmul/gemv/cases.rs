@@ -125,11 +125,11 @@ pub(super) fn run(device: &Device, trial: Trial, plan: policy::Plan, caps: &Caps
 /// than a strip and a quad; the 270M's; gate and up; several quads a split, the last one shorter.
 const OWN_X: [(usize, usize, Prologue, Epilogue, u32); 8] = [
     (17, 160, Prologue::Norm, Epilogue::None, 1),
-    (50, 640, Prologue::AddAndNorm { splits: 1, post_norm: true }, Epilogue::None, 1),
-    (96, 640, Prologue::AddAndNorm { splits: 3, post_norm: true }, Epilogue::Geglu, 1),
-    (64, 1152, Prologue::AddAndNorm { splits: 2, post_norm: true }, Epilogue::Swiglu, 1),
-    (50, 576, Prologue::AddAndNorm { splits: 1, post_norm: false }, Epilogue::None, 1),
-    (96, 1536, Prologue::AddAndNorm { splits: 2, post_norm: false }, Epilogue::Swiglu, 1),
+    (50, 640, Prologue::AddAndNorm { partials: 1, post_norm: true }, Epilogue::None, 1),
+    (96, 640, Prologue::AddAndNorm { partials: 3, post_norm: true }, Epilogue::Geglu, 1),
+    (64, 1152, Prologue::AddAndNorm { partials: 2, post_norm: true }, Epilogue::Swiglu, 1),
+    (50, 576, Prologue::AddAndNorm { partials: 1, post_norm: false }, Epilogue::None, 1),
+    (96, 1536, Prologue::AddAndNorm { partials: 2, post_norm: false }, Epilogue::Swiglu, 1),
     (33, 1152, Prologue::None, Epilogue::None, 2),
     (40, 640, Prologue::None, Epilogue::None, 3),
 ];
@@ -188,13 +188,15 @@ pub(super) fn run_own_x(
             (x, vec![0.0; k])
         }
         prologue => {
-            let splits = if let Prologue::AddAndNorm { splits, .. } = prologue { splits as usize } else { 0 };
+            let partials =
+                if let Prologue::AddAndNorm { partials, .. } = prologue { partials as usize } else { 0 };
             let post_norm = matches!(prologue, Prologue::AddAndNorm { post_norm: true, .. });
-            let added: Vec<f32> = (0..k).map(|i| parts[..splits].iter().map(|part| part[i]).sum()).collect();
-            let sublayer = match splits {
+            let added: Vec<f32> =
+                (0..k).map(|i| parts[..partials].iter().map(|part| part[i]).sum()).collect();
+            let sublayer = match partials {
                 0 => None,
                 _ => Some(Sublayer {
-                    output: arena.buffer_from("sublayer", &parts[..splits].concat())?.view(),
+                    output: arena.buffer_from("sublayer", &parts[..partials].concat())?.view(),
                     weight: match post_norm {
                         true => Some(arena.buffer_from("post weight", &post_weight)?.view()),
                         false => None,
@@ -211,15 +213,15 @@ pub(super) fn run_own_x(
             kernel.record(&mut recorder, "gemv", &w, Source::Norm(&norm), &target)?;
             recorder.seal()?.run(TIMEOUT)?;
             let inputs = norm_reference::Inputs {
-                x: if splits == 0 { &residual } else { &added },
+                x: if partials == 0 { &residual } else { &added },
                 post_weight: post_norm.then_some(&post_weight),
-                residual: (splits > 0).then_some(&residual),
+                residual: (partials > 0).then_some(&residual),
                 weight: &weight,
                 epsilon,
             };
             let (x, added) = norm_reference::norm(&inputs);
             let got = stream.read_f32(&mut comparison)?;
-            if splits > 0 {
+            if partials > 0 {
                 for (i, (got, want)) in got.iter().zip(&added).enumerate() {
                     comparison.close(
                         || format!("stream {i}"),

@@ -34,7 +34,7 @@ layout(constant_id = 9) const uint PROLOGUE = 0;
 // Workgroups that share a strip's quads: each takes a run of OWN_QUADS and writes sums of its own, y_split apart.
 layout(constant_id = 10) const uint SPLITS = 1;
 // Sums of a sublayer's output that the prologue adds up.
-layout(constant_id = 11) const uint SUBLAYER_SPLITS = 1;
+layout(constant_id = 11) const uint SUBLAYER_PARTIALS = 1;
 // Teams of slices, each with units of its own.
 layout(constant_id = 12) const uint TEAMS = 1;
 // 16 threads that follow each other share a subgroup: what they have can be joined by shuffles.

@@ -8,7 +8,7 @@ mod tests;
 use gpu::{Address, Device, Error, Pipeline, Recorder, Result, Subgroup, Tier, View};
 
 use crate::{
-    Activations, Epilogue, Kernel, Layout, Matrix, Stored, Target, Vectors,
+    Activations, Epilogue, Kernel, Layout, Matrix, OutputFormat, Target, Vectors,
     matmul::gemm::lanes,
     shaders::gemv::{Constants, Push, TIERS},
     variant::Variant,
@@ -103,7 +103,7 @@ impl Gemv {
             return Err(Error::InvalidUse { what: "gemv".into(), reason });
         }
         let one_row = (shape.columns, activations) == (1, Activations::Int16);
-        let no_sums = shape.splits == 0 || matches!(shape.prologue, Prologue::AddAndNorm { splits: 0, .. });
+        let no_sums = shape.splits == 0 || matches!(shape.prologue, Prologue::AddAndNorm { partials: 0, .. });
         let own_x = shape.prologue != Prologue::None || shape.splits > 1;
         let quads = shape.weights.quads() as u32;
         if !no_sums
@@ -155,7 +155,7 @@ impl Gemv {
                 self.shape.prologue == Prologue::None
                     && (x.k, x.columns, x.kind()) == (weights.k, columns, activations)
             }
-            Source::Norm(norm) => norm.suits(self.shape.prologue, weights.k),
+            Source::Norm(norm) => norm.matches(self.shape.prologue, weights.k),
         };
         if !same {
             return wrong("x has another shape or type than the kernel was made for".into());
@@ -186,17 +186,17 @@ impl Gemv {
                 }
             }
         }
-        for part in w.parts() {
-            let (y, y_first) = target.of_part(name, part, epilogue, columns * splits as usize)?;
+        for part in w.blocks() {
+            let (y, y_first) = target.for_block(name, part, epilogue, columns * splits as usize)?;
             let push = Push {
                 values: (&part.values).into(),
                 scales: part.scales.as_ref().map_or(Address::NONE, Address::from),
                 x: values.clone(),
                 x_scales: x_scales.clone(),
                 y: y.into(),
-                y_scales: match &target.stored {
-                    Stored::Int16(scales) => scales.clone().into(),
-                    Stored::F32 | Stored::F16 => Address::NONE,
+                y_scales: match &target.format {
+                    OutputFormat::Int16(scales) => scales.clone().into(),
+                    OutputFormat::F32 | OutputFormat::F16 => Address::NONE,
                 },
                 residual: residual.clone(),
                 sublayer: sublayer.clone(),
@@ -222,7 +222,7 @@ impl Gemv {
 
 impl Norm {
     /// Whether it is what a prologue computes, with rows of `k` values.
-    fn suits(&self, prologue: Prologue, k: usize) -> bool {
+    fn matches(&self, prologue: Prologue, k: usize) -> bool {
         let row = k as u64 * 4;
         let aligned = |view: &View| view.address().is_multiple_of(16);
         let whole = |view: &View| view.len() >= row && aligned(view);
@@ -230,8 +230,9 @@ impl Norm {
             && whole(&self.weight)
             && match (&self.sublayer, prologue) {
                 (None, Prologue::Norm) => true,
-                (Some(sublayer), Prologue::AddAndNorm { splits, post_norm }) => {
-                    let sums = sublayer.output.len() >= row * u64::from(splits) && aligned(&sublayer.output);
+                (Some(sublayer), Prologue::AddAndNorm { partials, post_norm }) => {
+                    let sums =
+                        sublayer.output.len() >= row * u64::from(partials) && aligned(&sublayer.output);
                     let weight = &sublayer.weight;
                     let normed = weight.is_some() == post_norm && weight.as_ref().is_none_or(whole);
                     sums && normed && sublayer.stream.as_ref().is_none_or(whole)
@@ -247,11 +248,11 @@ fn variant(shape: &Shape, plan: Plan) -> Variant {
     if let Some(tile) = plan.lanes {
         return lanes::variant(scheme, epilogue, tile, false);
     }
-    let (prologue, sublayer_splits) = match prologue {
+    let (prologue, sublayer_partials) = match prologue {
         Prologue::None => (0, 1),
         Prologue::Norm => (1, 1),
-        Prologue::AddAndNorm { splits, post_norm: true } => (2, splits),
-        Prologue::AddAndNorm { splits, post_norm: false } => (3, splits),
+        Prologue::AddAndNorm { partials, post_norm: true } => (2, partials),
+        Prologue::AddAndNorm { partials, post_norm: false } => (3, partials),
     };
     let own_quads = if plan.own_x { shape.own_quads() } else { 0 };
     let constants = Constants {
@@ -266,7 +267,7 @@ fn variant(shape: &Shape, plan: Plan) -> Variant {
         own_quads,
         prologue,
         splits,
-        sublayer_splits,
+        sublayer_partials,
         teams: plan.teams,
         wide: matches!(plan.subgroup, Subgroup::Exactly(size) if size >= 16),
     };
@@ -274,8 +275,8 @@ fn variant(shape: &Shape, plan: Plan) -> Variant {
     match shape.prologue {
         Prologue::None => (),
         Prologue::Norm => label += ", norm first",
-        Prologue::AddAndNorm { splits, post_norm } => {
-            label += &format!(", {}add {splits} and norm first", if post_norm { "norm, " } else { "" });
+        Prologue::AddAndNorm { partials, post_norm } => {
+            label += &format!(", {}add {partials} and norm first", if post_norm { "norm, " } else { "" });
         }
     }
     if own_quads > 0 {

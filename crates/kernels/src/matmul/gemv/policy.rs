@@ -50,7 +50,7 @@ pub enum Prologue {
     /// The same after a sublayer's output has been added to the stream.
     AddAndNorm {
         /// Sums of the sublayer's output that must be added up first.
-        splits: u32,
+        partials: u32,
         /// The sublayer's output has a norm of its own (Gemma 3).
         post_norm: bool,
     },
@@ -160,7 +160,7 @@ pub fn at_tier(caps: &Caps, shape: &Shape, tier: Tier) -> Plan {
     };
     // A CPU driver walks through the threads of a workgroup one vector at a time: sharing a strip gains nothing there.
     if caps.max_subgroup_size < SLICE {
-        if lanes::fits(caps, tier) && lanes_suit(shape) {
+        if lanes::is_supported(caps, tier) && lanes_suit(shape) {
             let tile = lanes::Tile { strips, columns: shape.columns as u32 };
             return Plan { threads: lanes::LANES, lanes: Some(tile), ..base };
         }
@@ -438,7 +438,7 @@ fn with_prologues(caps: &Caps, shape: Shape, tier: Tier) -> Vec<Shape> {
     let splits = splits(caps, &shape.weights);
     // Of the shapes above these read the residual stream, the others a sublayer's own.
     if own_x && has_prologue(caps, shape.weights.k) && shape.weights.rows > shape.weights.k {
-        let added = |splits, post_norm| Prologue::AddAndNorm { splits, post_norm };
+        let added = |partials, post_norm| Prologue::AddAndNorm { partials, post_norm };
         // Without a norm of the sublayer's it is less of the same: enough to see it once.
         let plain = ((shape.weights.rows, shape.weights.k) == (43008, 5376)).then_some(added(1, false));
         for prologue in [Prologue::Norm, added(1, true), added(3, true)].into_iter().chain(plain) {

@@ -68,7 +68,7 @@ float make_x(uint first_quad, uint own_quads) {
         weight[j] = push.weight.data[i];
         if (ADDS) {
             sublayer[j] = push.sublayer.data[i];
-            [[unroll]] for (uint split = 1; split < SUBLAYER_SPLITS; split++) {
+            [[unroll]] for (uint split = 1; split < SUBLAYER_PARTIALS; split++) {
                 sublayer[j] += push.sublayer.data[i + split * held];
             }
         }

@@ -4,7 +4,7 @@ use super::{
     Source, cases, policy,
     policy::{Prologue, Shape},
 };
-use crate::{Activations, Epilogue, Layout, Scheme, Stored, Target, matmul::common::trial::Trial};
+use crate::{Activations, Epilogue, Layout, OutputFormat, Scheme, Target, matmul::common::trial::Trial};
 
 fn shape(rows: usize, k: usize, columns: usize) -> Shape {
     let weights = Layout::new(Scheme::Int8, rows, k).unwrap();
@@ -39,13 +39,13 @@ fn plans_of_larger_gpus_are_right_too() {
             let trial = Trial::plain(Layout::new(scheme, 70, 1152).unwrap(), 2);
             let trial = Trial { activations, ..trial };
             let comparison = cases::run(&device, trial, plan, device.caps()).unwrap();
-            assert!(comparison.passed(), "{plan:?}: {:?}", comparison.first_wrong);
+            assert!(comparison.passed(), "{plan:?}: {:?}", comparison.first_mismatch);
             if strips == 2 {
                 let weights = Layout::new(scheme, 96, 640).unwrap();
                 let output = if activations == Activations::Int16 { activations } else { Activations::F32 };
                 let trial = Trial { weights, epilogue: Epilogue::Geglu, output, ..trial };
                 let comparison = cases::run(&device, trial, plan, device.caps()).unwrap();
-                assert!(comparison.passed(), "geglu, {plan:?}: {:?}", comparison.first_wrong);
+                assert!(comparison.passed(), "geglu, {plan:?}: {:?}", comparison.first_mismatch);
             }
         }
     }
@@ -55,7 +55,7 @@ fn plans_of_larger_gpus_are_right_too() {
 #[test]
 fn teams_make_and_share_their_x() {
     let Some(device) = testkit::cpu_device() else { return };
-    let norm = Prologue::AddAndNorm { splits: 2, post_norm: true };
+    let norm = Prologue::AddAndNorm { partials: 2, post_norm: true };
     for (threads, teams, strips, groups) in [(128, 2, 2, 3), (256, 4, 2, 2), (96, 1, 2, 1)] {
         let base = policy::plan(
             device.caps(),
@@ -70,7 +70,7 @@ fn teams_make_and_share_their_x() {
                     Shape { prologue, epilogue, splits, ..Shape::plain(weights, 1, Activations::Int16) };
                 let plan = policy::Plan { threads, teams, strips, groups: groups * splits, ..base };
                 let comparison = cases::run_own_x(&device, shape, plan, device.caps()).unwrap();
-                assert!(comparison.passed(), "{shape:?}, {plan:?}: {:?}", comparison.first_wrong);
+                assert!(comparison.passed(), "{shape:?}, {plan:?}: {:?}", comparison.first_mismatch);
             }
         }
     }
@@ -197,7 +197,7 @@ fn a_matrix_in_several_parts_is_one_matrix() {
                 gpu::Caps { max_allocation: 3 * weights.strip_value_bytes() as u64, ..device.caps().clone() };
             let plan = policy::plan(device.caps(), &cases::shape(&trial));
             let comparison = cases::run(&device, trial, plan, &caps).unwrap();
-            assert!(comparison.passed(), "{:?}", comparison.first_wrong);
+            assert!(comparison.passed(), "{:?}", comparison.first_mismatch);
         }
     }
 }
@@ -281,10 +281,10 @@ fn wrong_operands_are_refused() {
             .record(&mut recorder, what, &w, Source::Vectors(&x), &Target { first, stride, ..y16.clone() })
             .expect_err(what);
     }
-    let Stored::Int16(scales) = &y16.stored else { panic!("int16") };
-    let few = Stored::Int16(scales.slice(0..16).unwrap());
+    let OutputFormat::Int16(scales) = &y16.format else { panic!("int16") };
+    let few = OutputFormat::Int16(scales.slice(0..16).unwrap());
     kernel
-        .record(&mut recorder, "few scales", &w, Source::Vectors(&x), &Target { stored: few, ..y16.clone() })
+        .record(&mut recorder, "few scales", &w, Source::Vectors(&x), &Target { format: few, ..y16.clone() })
         .unwrap_err();
     kernel.record(&mut recorder, "f32 for int16", &w, Source::Vectors(&x), &target(&y.view())).unwrap_err();
     let int8 = crate::Vectors::int8(&mut arena, "y", 64, 1).unwrap();
@@ -311,8 +311,8 @@ fn int16_keeps_zeros_and_what_is_not_a_number() {
     let ((x_values, x_scales), (y_values, y_scales)) = (buffers(&x), buffers(&y));
     for scale in [0.0, f32::NAN] {
         let mut recorder = device.recorder().unwrap();
-        recorder.fill("w", &w.parts()[0].values, 0x0101_0101).unwrap();
-        recorder.fill("w scales", w.parts()[0].scales.as_ref().unwrap(), 0x3c00_3c00).unwrap();
+        recorder.fill("w", &w.blocks()[0].values, 0x0101_0101).unwrap();
+        recorder.fill("w scales", w.blocks()[0].scales.as_ref().unwrap(), 0x3c00_3c00).unwrap();
         recorder.fill("x", x_values, 0x0101_0101).unwrap();
         recorder.fill("x scales", x_scales, scale.to_bits()).unwrap();
         recorder.fill("y", y_values, 0x5555_5555).unwrap();

@@ -12,7 +12,7 @@ use crate::{
     shaders::prefetch::{Constants, Push, TIERS},
     variant::Variant,
 };
-use policy::Stretches;
+use policy::Ranges;
 
 /// For the self-test and the compile checks.
 pub static KERNEL: Kernel = Kernel {
@@ -23,44 +23,45 @@ pub static KERNEL: Kernel = Kernel {
 };
 
 /// The kernel.
-pub struct Warm {
+pub struct Prefetch {
     pipeline: Pipeline,
 }
 
-impl Warm {
+impl Prefetch {
     /// Compiles it.
     pub fn new(device: &Device) -> Result<Self> {
         Ok(Self { pipeline: variant().pipeline(device)? })
     }
 
-    /// Records the reading of some stretches of `data`. `sums` gets a word for each [`policy::GROUP_BYTES`] of them.
+    /// Records the reading of some ranges of `data`. `checksums` gets a word for each [`policy::GROUP_BYTES`] of them.
     pub fn record(
         &self,
         recorder: &mut Recorder,
         name: &str,
         data: &View,
-        sums: &View,
-        stretches: Stretches,
+        checksums: &View,
+        ranges: Ranges,
     ) -> Result<()> {
-        let Stretches { count, bytes, apart } = stretches;
+        let Ranges { count, bytes, stride } = ranges;
         let whole =
-            bytes > 0 && bytes.is_multiple_of(policy::GROUP_BYTES) && apart.is_multiple_of(16) && count > 0;
-        let end = stretches.end();
+            bytes > 0 && bytes.is_multiple_of(policy::GROUP_BYTES) && stride.is_multiple_of(16) && count > 0;
+        let end = ranges.end();
         if !whole
             || end > data.len()
             || end / 16 > u64::from(u32::MAX)
-            || sums.len() < u64::from(stretches.groups()) * 4
+            || checksums.len() < u64::from(ranges.groups()) * 4
         {
-            let reason = format!("{stretches:?} of {} bytes, with {} bytes of sums", data.len(), sums.len());
+            let reason =
+                format!("{ranges:?} of {} bytes, with {} bytes of checksums", data.len(), checksums.len());
             return Err(Error::InvalidUse { what: name.to_string(), reason });
         }
         let push = Push {
             data: data.clone().into(),
-            sums: sums.clone().into(),
-            together: bytes / policy::GROUP_BYTES,
-            apart: apart / 16,
+            checksums: checksums.clone().into(),
+            groups_per_range: bytes / policy::GROUP_BYTES,
+            stride: stride / 16,
         };
-        recorder.dispatch(name, &self.pipeline, [stretches.groups(), 1, 1], &push)
+        recorder.dispatch(name, &self.pipeline, [ranges.groups(), 1, 1], &push)
     }
 }
 

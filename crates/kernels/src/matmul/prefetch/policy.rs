@@ -14,19 +14,19 @@ pub const GROUP_BYTES: u32 = THREADS * LOADS * 16;
 
 /// What is read of a matrix's values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stretches {
+pub struct Ranges {
     /// How many.
     pub count: u32,
     /// Bytes of each, a multiple of [`GROUP_BYTES`].
     pub bytes: u32,
     /// From the beginning of one to that of the next.
-    pub apart: u32,
+    pub stride: u32,
 }
 
-impl Stretches {
+impl Ranges {
     /// Bytes from the first beginning to the last end.
     pub fn end(&self) -> u64 {
-        u64::from(self.count.saturating_sub(1)) * u64::from(self.apart) + u64::from(self.bytes)
+        u64::from(self.count.saturating_sub(1)) * u64::from(self.stride) + u64::from(self.bytes)
     }
 
     /// Workgroups that read them.
@@ -36,25 +36,25 @@ impl Stretches {
 }
 
 /// Rows up to which it pays: with more, products are less bound by the memory. Measured on an H200.
-pub const MOST_ROWS: usize = 96;
+pub const MAX_ROWS: usize = 96;
 
 /// Bytes of all weights from which on it pays: of fewer, the device has not forgotten where they are since the last step. On an H200 the
 /// 27B gains three hundredths, the 4B loses one.
-pub const LEAST_BYTES: u64 = 16 << 30;
+pub const MIN_BYTES: u64 = 16 << 30;
 
-/// Stretches of a matrix, evenly apart. Few bytes of every page are as good as many: what a product waits for when it begins is where its
+/// Ranges of a matrix, evenly stride. Few bytes of every page are as good as many: what a product waits for when it begins is where its
 /// pages are. Measured on an H200, where 8 MB in one piece gain half as much, and 16 MB in one piece nothing.
-const STRETCHES: u32 = 192;
+const RANGES: u32 = 192;
 
 /// Compute units from which on it pays: smaller devices have less idle beside a norm.
-const LEAST_UNITS: u32 = 64;
+const MIN_COMPUTE_UNITS: u32 = 64;
 
 /// What to read ahead of a product of a few rows; none where it does not pay, or the matrix is small.
-pub fn stretches(caps: &Caps, weights: &Layout) -> Option<Stretches> {
-    caps.compute_units.filter(|units| *units >= LEAST_UNITS)?;
-    let (count, bytes) = (STRETCHES, GROUP_BYTES);
-    let apart = u32::try_from(weights.value_bytes() / count as usize).ok()? / 16 * 16;
-    (apart >= 4 * bytes).then_some(Stretches { count, bytes, apart })
+pub fn ranges(caps: &Caps, weights: &Layout) -> Option<Ranges> {
+    caps.compute_units.filter(|units| *units >= MIN_COMPUTE_UNITS)?;
+    let (count, bytes) = (RANGES, GROUP_BYTES);
+    let stride = u32::try_from(weights.value_bytes() / count as usize).ok()? / 16 * 16;
+    (stride >= 4 * bytes).then_some(Ranges { count, bytes, stride })
 }
 
 /// All pipelines that the policy may ask for.

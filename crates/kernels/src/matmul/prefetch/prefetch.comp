@@ -17,10 +17,10 @@ layout(buffer_reference, scalar, buffer_reference_align = 4) writeonly buffer Wo
 
 layout(push_constant, scalar) uniform Push {
     Words4 data;
-    Words sums;
+    Words checksums;
     // Workgroups that read what lies together, and how far that is from the next such stretch, in 16 bytes.
-    uint together;
-    uint apart;
+    uint groups_per_range;
+    uint stride;
 } push;
 
 shared uint sum;
@@ -31,7 +31,7 @@ void main() {
     }
     barrier();
     uint group = gl_WorkGroupID.x;
-    uint first = group / push.together * push.apart + group % push.together * THREADS * LOADS + gl_LocalInvocationIndex;
+    uint first = group / push.groups_per_range * push.stride + group % push.groups_per_range * THREADS * LOADS + gl_LocalInvocationIndex;
     uvec4 all = uvec4(0);
     [[unroll]] for (uint i = 0; i < LOADS; i++) {
         all ^= push.data.data[first + i * THREADS];
@@ -39,6 +39,6 @@ void main() {
     atomicXor(sum, all.x ^ all.y ^ all.z ^ all.w);
     barrier();
     if (gl_LocalInvocationIndex == 0) {
-        push.sums.data[group] = sum;
+        push.checksums.data[group] = sum;
     }
 }

@@ -1,8 +1,8 @@
 use gpu::known;
 
 use super::{
-    Warm,
-    policy::{self, GROUP_BYTES, Stretches},
+    Prefetch,
+    policy::{self, GROUP_BYTES, Ranges},
 };
 use crate::{Layout, Scheme};
 
@@ -15,14 +15,14 @@ fn all_cases_on_the_cpu_driver() {
 fn small_devices_and_small_matrices_do_without() {
     let weights = |rows| Layout::new(Scheme::Int8, rows, 5376).unwrap();
     let large = weights(43008);
-    let some = policy::stretches(&known::h200(), &large).expect("a device with much to keep busy");
+    let some = policy::ranges(&known::h200(), &large).expect("a device with much to keep busy");
     // All of the matrix, evenly, and little of it.
     let all = large.value_bytes() as u64;
-    assert!(some.end() <= all && some.end() > all - 2 * u64::from(some.apart), "{some:?}");
+    assert!(some.end() <= all && some.end() > all - 2 * u64::from(some.stride), "{some:?}");
     assert!(u64::from(some.count * some.bytes) < all / 50, "{some:?}");
-    assert_eq!(policy::stretches(&known::h200(), &weights(1024)), None);
+    assert_eq!(policy::ranges(&known::h200(), &weights(1024)), None);
     for caps in [known::radeon_780m(), known::mesa_cpu(), known::bare_vulkan_13()] {
-        assert_eq!(policy::stretches(&caps, &weights(43008)), None);
+        assert_eq!(policy::ranges(&caps, &weights(43008)), None);
     }
 }
 
@@ -31,11 +31,11 @@ fn wrong_operands_are_refused() {
     let Some(device) = testkit::cpu_device() else { return };
     let mut arena = crate::selftest::arena(&device);
     let data = arena.buffer("data", u64::from(2 * GROUP_BYTES)).unwrap().view();
-    let sums = arena.buffer("sums", 8).unwrap().view();
+    let checksums = arena.buffer("checksums", 8).unwrap().view();
     let mut recorder = device.recorder().unwrap();
-    let kernel = Warm::new(&device).unwrap();
-    let mut record = |count, bytes, apart| {
-        kernel.record(&mut recorder, "prefetch", &data, &sums, Stretches { count, bytes, apart })
+    let kernel = Prefetch::new(&device).unwrap();
+    let mut record = |count, bytes, stride| {
+        kernel.record(&mut recorder, "prefetch", &data, &checksums, Ranges { count, bytes, stride })
     };
     record(1, 2 * GROUP_BYTES, 0).unwrap();
     record(2, GROUP_BYTES, GROUP_BYTES).unwrap();

@@ -14,7 +14,7 @@ use super::Entry;
 use crate::shaders;
 
 /// Changes with the meaning of the fields.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 
 #[derive(Serialize, Deserialize)]
 struct Content {

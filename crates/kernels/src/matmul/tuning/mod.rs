@@ -97,7 +97,7 @@ impl Entry {
 
 /// What a tuning did.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct Tuned {
+pub struct TuningReport {
     /// By the clock, compiling included.
     pub seconds: f64,
     /// Of it, recording and compiling.
@@ -108,7 +108,7 @@ pub struct Tuned {
     pub left: usize,
 }
 
-impl Tuned {
+impl TuningReport {
     /// How many plans were replaced.
     pub fn changed(&self) -> usize {
         self.timed.iter().filter(|entry| entry.changed()).count()
@@ -123,7 +123,7 @@ pub struct Tuning {
 }
 
 /// Whether products are worth timing on such a device, and may be.
-pub fn is_wanted(device: &Device) -> bool {
+pub fn is_enabled(device: &Device) -> bool {
     device.info().kind != AdapterKind::Cpu && !device.info().compile_only && !is_off()
 }
 
@@ -167,13 +167,13 @@ impl Tuning {
         products: &[Product<'_>],
         budget: Duration,
         progress: impl FnOnce(usize),
-    ) -> Result<Tuned> {
+    ) -> Result<TuningReport> {
         let mut timer = timer::Timer::new(device, products, |shape| {
             !self.entries.contains_key(shape) && policy::short_list(device.caps(), shape).len() > 1
         });
         let shapes = timer.shapes();
         if shapes.is_empty() {
-            return Ok(Tuned::default());
+            return Ok(TuningReport::default());
         }
         progress(shapes.len());
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -189,7 +189,7 @@ impl Tuning {
             file::add(file, device.info(), &timed);
         }
         let (seconds, compile_seconds) = (timer.seconds(), timer.compile_seconds());
-        Ok(Tuned { seconds, compile_seconds, left: shapes.len() - timed.len(), timed })
+        Ok(TuningReport { seconds, compile_seconds, left: shapes.len() - timed.len(), timed })
     }
 }
 

@@ -74,7 +74,7 @@ fn a_short_list_tries_each_way_in_which_plans_differ() {
     for caps in [known::h200(), known::radeon_780m()] {
         for (rows, k) in [(43008, 5376), (8192, 5376), (2560, 2048), (13824, 1152)] {
             let norm =
-                Shape { prologue: Prologue::AddAndNorm { splits: 3, post_norm: true }, ..shape(rows, k) };
+                Shape { prologue: Prologue::AddAndNorm { partials: 3, post_norm: true }, ..shape(rows, k) };
             for shape in [shape(rows, k), norm] {
                 let list = policy::short_list(&caps, &shape);
                 assert!(list[0].own_x);
@@ -100,7 +100,8 @@ fn a_short_list_tries_each_way_in_which_plans_differ() {
 fn subgroups_of_64_are_tried_where_there_are_both() {
     let wide = |plan: &&Plan| plan.subgroup == gpu::Subgroup::Exactly(64);
     for (rows, k) in [(43008, 5376), (8192, 5376), (2560, 2048), (13824, 1152)] {
-        let norm = Shape { prologue: Prologue::AddAndNorm { splits: 3, post_norm: true }, ..shape(rows, k) };
+        let norm =
+            Shape { prologue: Prologue::AddAndNorm { partials: 3, post_norm: true }, ..shape(rows, k) };
         for shape in [shape(rows, k), norm] {
             let list = policy::short_list(&known::radeon_780m(), &shape);
             assert_eq!(list.iter().filter(wide).count(), 4, "{rows} × {k}: {list:#?}");
@@ -234,7 +235,7 @@ fn a_tuning_of_the_cpu_driver_is_used_by_the_next_start() {
     let folder = tempfile::tempdir().unwrap();
     let options = DeviceOptions { cache_dir: Some(folder.path().into()), ..DeviceOptions::default() };
     let Some(device) = testkit::cpu_device_with(&options) else { return };
-    assert!(!super::is_wanted(&device), "a CPU driver is tuned by tests alone");
+    assert!(!super::is_enabled(&device), "a CPU driver is tuned by tests alone");
     // Of int16 activations the CPU driver has several plans.
     let shapes = [shape(48, 256), shape(32, 128)];
     let mut arena = Arena::new(&device, Lifetime::Weights, Memory::Device).with_block_size(1 << 16);
@@ -275,5 +276,5 @@ fn a_tuning_of_the_cpu_driver_is_used_by_the_next_start() {
     let unknown = shape(16, 64);
     assert_eq!(next.plan(device.caps(), &unknown), policy::plan(device.caps(), &unknown));
     let again = next.tune(&device, &products, 60 * SECOND, |_| panic!("all are known")).unwrap();
-    assert_eq!(again, super::Tuned::default());
+    assert_eq!(again, super::TuningReport::default());
 }

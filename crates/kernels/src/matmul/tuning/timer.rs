@@ -11,7 +11,7 @@ use super::{Input, Product, search::Stopwatch};
 use crate::{
     bench::{
         probe::{Read, ReadShape},
-        random::{Kind, Random, record_vectors},
+        random::{Distribution, Random, record_vectors},
     },
     matmul::gemv::{
         Gemv,
@@ -107,7 +107,7 @@ impl<'a> Timer<'a> {
     /// Reads other weights of the model than a shape's, unless that shape's alone are more than any cache.
     fn flush(&self, shape: &Shape, chain: u64) -> Result<Option<Recorder>> {
         let others = self.all.iter().filter(|product| product.shape != *shape);
-        let parts = others.flat_map(|product| product.matrix.parts());
+        let parts = others.flat_map(|product| product.matrix.blocks());
         let mut left = CACHE_BYTES;
         let mut views = Vec::new();
         for part in parts {
@@ -137,7 +137,7 @@ impl<'a> Timer<'a> {
     /// Fills what products read with random values: zeros, or whatever is there, may cost less or more.
     fn fill(&self) -> Result<Recorder> {
         let mut recorder = self.device.recorder()?;
-        let floats = Random::new(self.device, Kind::Floats)?;
+        let floats = Random::new(self.device, Distribution::Floats)?;
         // One x serves all layers of a model.
         let mut filled: Vec<u64> = Vec::new();
         for product in self.groups.iter().flat_map(|group| &group.products) {
