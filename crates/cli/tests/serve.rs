@@ -96,7 +96,7 @@ fn a_model_is_served_whole_and_as_a_stream_until_sigterm() {
         "llvmpipe",
         "pages of",
         "is ready at http://127.0.0.1:",
-        "answer_tokens=24",
+        "completion_tokens=24",
         "total_ms=",
     ] {
         assert!(log.contains(word), "no {word} in {log}");
@@ -133,7 +133,7 @@ fn what_runs_at_sigterm_is_finished_and_a_second_one_ends_it() {
         if second {
             assert!(log.contains("second signal received"), "{log}");
         } else {
-            assert!(log.contains(&format!("answer_tokens={MOST}")), "{log}");
+            assert!(log.contains(&format!("completion_tokens={MOST}")), "{log}");
         }
     }
 }

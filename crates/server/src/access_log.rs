@@ -1,18 +1,32 @@
-//! One line a request: who it was, what it took, how it ended. Never what was said.
+//! The access log: one line per request with its id, token counts, latencies and outcome. Never its content.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use axum::http::{HeaderMap, HeaderName};
 use engine::Usage;
+use tracing::Span;
 
 use crate::metrics::Metrics;
+use crate::random;
 
-/// What is known of a request. It is written and counted when its last part is dropped, however that came about.
-pub(crate) struct Record {
-    /// Its name in the log, the answer and the header `x-request-id`.
+/// Header that carries the request id, in requests and in responses.
+pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// Longest request id accepted from a client.
+const MAX_ID_LENGTH: usize = 128;
+
+/// Outcome of a request that never got another one: its client has disconnected.
+const DISCONNECTED: &str = "client_disconnected";
+
+/// The log entry of a request. Logged and counted when the last reference is dropped, however the request ended.
+pub(crate) struct LogEntry {
+    /// Request id: in the log, in the response's `id` and its `x-request-id` header.
     pub(crate) id: String,
-    /// When it came.
+    /// Arrival of the request.
     pub(crate) started: Instant,
+    /// Span of the request: gives every event of it, in the engine too, its id.
+    pub(crate) span: Span,
     method: String,
     path: String,
     metrics: Arc<Metrics>,
@@ -23,80 +37,77 @@ pub(crate) struct Record {
 struct State {
     model: String,
     usage: Usage,
-    first: Option<Instant>,
-    tokens: u32,
+    first_token: Option<Instant>,
     outcome: Option<&'static str>,
 }
 
-/// Where nobody says how a request has ended, its client has gone.
-const GONE: &str = "client_disconnected";
-
-impl Record {
-    pub(crate) fn new(method: String, path: String, metrics: Arc<Metrics>) -> Record {
-        Record { id: name(), started: Instant::now(), method, path, metrics, state: Mutex::default() }
+impl LogEntry {
+    pub(crate) fn new(method: String, path: String, headers: &HeaderMap, metrics: Arc<Metrics>) -> LogEntry {
+        let id = client_id(headers).unwrap_or_else(random::id);
+        // At the level of errors, so that no log filter drops the id of an event that it lets through.
+        let span = tracing::error_span!("request", request_id = id);
+        LogEntry { id, started: Instant::now(), span, method, path, metrics, state: Mutex::default() }
     }
 
-    fn with(&self, change: impl FnOnce(&mut State)) {
-        change(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner));
+    fn update(&self, update: impl FnOnce(&mut State)) {
+        update(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Which model is asked.
-    pub(crate) fn model(&self, model: &str) {
-        self.with(|state| state.model = model.to_owned());
+    pub(crate) fn set_model(&self, model: &str) {
+        self.update(|state| state.model = model.to_owned());
     }
 
-    /// A prompt of so many tokens was taken.
-    pub(crate) fn prompt(&self, tokens: u32) {
-        self.with(|state| state.usage.prompt_tokens += tokens);
+    pub(crate) fn add_prompt_tokens(&self, tokens: u32) {
+        self.update(|state| state.usage.prompt_tokens += tokens);
     }
 
-    /// So many tokens of it needed no reading.
-    pub(crate) fn cached(&self, tokens: u32) {
-        self.with(|state| state.usage.cached_tokens += tokens);
+    pub(crate) fn add_cached_tokens(&self, tokens: u32) {
+        self.update(|state| state.usage.cached_tokens += tokens);
     }
 
-    /// A token came.
-    pub(crate) fn token(&self) {
+    /// Counts a generated token.
+    pub(crate) fn add_token(&self) {
         let now = Instant::now();
-        self.with(|state| {
-            state.first.get_or_insert(now);
-            state.tokens += 1;
+        self.update(|state| {
+            state.first_token.get_or_insert(now);
+            state.usage.completion_tokens += 1;
         });
     }
 
-    /// An answer has called so many tools.
-    pub(crate) fn calls(&self, count: u64) {
+    /// Counts the tool calls of a choice.
+    pub(crate) fn add_tool_calls(&self, count: u64) {
         self.metrics.count_tool_calls(count);
     }
 
-    /// How it ended, in a word. The first one stays.
-    pub(crate) fn outcome(&self, outcome: &'static str) {
-        self.with(|state| {
+    /// Sets the outcome: `success` or an error code. The first one is kept.
+    pub(crate) fn set_outcome(&self, outcome: &'static str) {
+        self.update(|state| {
             state.outcome.get_or_insert(outcome);
         });
     }
 }
 
-impl Drop for Record {
+impl Drop for LogEntry {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let outcome = state.outcome.unwrap_or(GONE);
+        let outcome = state.outcome.unwrap_or(DISCONNECTED);
         let total = self.started.elapsed();
-        let first = state.first.map(|first| first - self.started);
+        let first_token = state.first_token.map(|at| at - self.started);
         self.metrics.count_request(outcome);
-        tracing::info!(
-            id = self.id,
-            method = self.method,
-            path = self.path,
-            model = state.model,
-            prompt_tokens = state.usage.prompt_tokens,
-            cached_tokens = state.usage.cached_tokens,
-            answer_tokens = state.tokens,
-            first_token_ms = first.map(milliseconds),
-            total_ms = milliseconds(total),
-            outcome,
-            "request"
-        );
+        self.span.in_scope(|| {
+            tracing::info!(
+                method = self.method,
+                path = self.path,
+                model = state.model,
+                prompt_tokens = state.usage.prompt_tokens,
+                cached_tokens = state.usage.cached_tokens,
+                completion_tokens = state.usage.completion_tokens,
+                ttft_ms = first_token.map(milliseconds),
+                total_ms = milliseconds(total),
+                outcome,
+                "request finished"
+            );
+        });
     }
 }
 
@@ -104,13 +115,31 @@ fn milliseconds(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// A name that nobody can foresee.
-pub(crate) fn name() -> String {
-    format!("{:016x}{:08x}", random(), random() as u32)
+/// The client's own request id, if it is short and safe in logs and headers.
+fn client_id(headers: &HeaderMap) -> Option<String> {
+    let id = headers.get(REQUEST_ID)?.to_str().ok()?;
+    let safe = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+    ((1..=MAX_ID_LENGTH).contains(&id.len()) && id.bytes().all(safe)).then(|| id.to_owned())
 }
 
-/// A number that nobody can foresee, as good as the keys of the standard library's hash maps.
-pub(crate) fn random() -> u64 {
-    use std::hash::{BuildHasher, RandomState};
-    RandomState::new().hash_one(())
+#[cfg(test)]
+mod tests {
+    use axum::http::HeaderValue;
+
+    use super::*;
+
+    #[test]
+    fn only_short_plain_client_ids_are_accepted() {
+        let id = |value: &[u8]| {
+            let headers = HeaderMap::from_iter([(REQUEST_ID, HeaderValue::from_bytes(value).unwrap())]);
+            client_id(&headers)
+        };
+        for valid in ["a", "3f2b-4c_5.d", &"x".repeat(128)] {
+            assert_eq!(id(valid.as_bytes()).as_deref(), Some(valid));
+        }
+        for invalid in [&b""[..], b"a b", b"a\"b", b"a{b}", b"\xff", "x".repeat(129).as_bytes()] {
+            assert_eq!(id(invalid), None);
+        }
+        assert_eq!(client_id(&HeaderMap::new()), None);
+    }
 }

@@ -1,4 +1,4 @@
-//! Who may ask: bearers of a key, and pages of allowed origins.
+//! API keys and CORS.
 
 use axum::http::header::{AUTHORIZATION, RETRY_AFTER};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method};
@@ -6,30 +6,30 @@ use sha2::{Digest, Sha256};
 use subtle::{Choice, ConstantTimeEq};
 use tower_http::cors::{AllowHeaders, AllowOrigin, Any, CorsLayer};
 
-/// The keys that open `/v1`, as digests: comparing those takes the same time whatever was sent, its length included.
-pub(crate) struct Keys(Vec<[u8; 32]>);
+/// Accepted API keys, as SHA-256 digests: comparing digests takes the same time for keys of any length.
+pub(crate) struct ApiKeys(Vec<[u8; 32]>);
 
-impl Keys {
-    pub(crate) fn new(keys: &[String]) -> Keys {
-        Keys(keys.iter().map(|key| digest(key.as_bytes())).collect())
+impl ApiKeys {
+    pub(crate) fn new(keys: &[String]) -> ApiKeys {
+        ApiKeys(keys.iter().map(|key| digest(key.as_bytes())).collect())
     }
 
-    /// Whether a request with these headers is let in.
-    pub(crate) fn admit(&self, headers: &HeaderMap) -> bool {
+    /// Whether the request carries an accepted key, or none is required.
+    pub(crate) fn authorize(&self, headers: &HeaderMap) -> bool {
         if self.0.is_empty() {
             return true;
         }
-        let Some(sent) = headers.get(AUTHORIZATION).and_then(|value| bearer(value.as_bytes())) else {
+        let Some(sent) = headers.get(AUTHORIZATION).and_then(|value| bearer_token(value.as_bytes())) else {
             return false;
         };
         let sent = digest(sent);
-        // All are compared: which one fits does not show either.
+        // No early exit: timing must not show which key matched.
         self.0.iter().fold(Choice::from(0), |found, key| found | key.ct_eq(&sent)).into()
     }
 }
 
-/// The token of `Bearer TOKEN`. The scheme's name has no case.
-fn bearer(value: &[u8]) -> Option<&[u8]> {
+/// The token of `Bearer TOKEN`. The scheme is case-insensitive (RFC 9110, section 11.1).
+fn bearer_token(value: &[u8]) -> Option<&[u8]> {
     let (scheme, token) = value.split_at_checked(b"Bearer ".len())?;
     scheme.eq_ignore_ascii_case(b"Bearer ").then(|| token.trim_ascii())
 }
@@ -38,24 +38,27 @@ fn digest(key: &[u8]) -> [u8; 32] {
     Sha256::digest(key).into()
 }
 
-/// What lets pages of these origins read answers; nothing where there are none.
-pub(crate) fn cors(origins: &[String]) -> std::io::Result<Option<CorsLayer>> {
+/// CORS layer for these origins; `None` if there are none.
+pub(crate) fn cors_layer(origins: &[String]) -> std::io::Result<Option<CorsLayer>> {
     if origins.is_empty() {
         return Ok(None);
     }
     let layer = CorsLayer::new()
         .allow_methods([Method::GET, Method::POST])
-        // Clients tell of themselves in headers of their own; what counts here is the key.
+        // Client libraries send headers of their own (x-stainless-*); access is controlled by the API key.
         .allow_headers(AllowHeaders::mirror_request())
         .expose_headers([HeaderName::from_static("x-request-id"), RETRY_AFTER]);
     if origins.iter().any(|origin| origin == "*") {
         return Ok(Some(layer.allow_origin(Any)));
     }
-    let origin = |origin: &String| {
+    let parse = |origin: &String| {
         HeaderValue::from_str(origin).map_err(|_| {
-            std::io::Error::new(std::io::ErrorKind::InvalidInput, format!("CORS: {origin:?} is no origin"))
+            std::io::Error::new(
+                std::io::ErrorKind::InvalidInput,
+                format!("CORS: {origin:?} is not an origin"),
+            )
         })
     };
-    let origins = origins.iter().map(origin).collect::<Result<Vec<_>, _>>()?;
+    let origins = origins.iter().map(parse).collect::<Result<Vec<_>, _>>()?;
     Ok(Some(layer.allow_origin(AllowOrigin::list(origins))))
 }

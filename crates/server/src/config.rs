@@ -72,27 +72,27 @@ impl Default for Config {
     }
 }
 
-/// The model that is served.
+/// The served model.
 pub struct Model {
-    /// Its name in requests.
+    /// Name in the API.
     pub id: String,
-    /// When it was made, in seconds since 1970; shown by `/v1/models`.
+    /// Creation time in seconds since 1970, shown by `/v1/models`.
     pub created: u64,
-    /// Text to tokens and back.
+    /// Tokenizer of the model.
     pub tokenizer: Tokenizer,
-    /// How many tokens it has logits for; the tokenizer may know fewer, or more.
-    pub vocab: u32,
-    /// Tokens that end an answer.
-    pub ends: Vec<u32>,
-    /// How a conversation is written. Without one there is no `/v1/chat/completions`.
-    pub template: Option<ChatTemplate>,
-    /// What a request does not say of sampling. The seed is not taken from here.
+    /// Number of logits. The tokenizer's vocabulary may be smaller or larger.
+    pub vocab_size: u32,
+    /// Tokens that end a completion.
+    pub stop_token_ids: Vec<u32>,
+    /// Chat template. Without one there is no `/v1/chat/completions`.
+    pub chat_template: Option<ChatTemplate>,
+    /// Default sampling parameters. The seed is ignored: requests without one get a random seed.
     pub sampling: Sampling,
 }
 
 impl Model {
-    /// How many tokens have a text and logits: a request may name those below.
-    pub(crate) fn tokens(&self) -> u32 {
-        u32::try_from(self.tokenizer.vocab_size()).map_or(self.vocab, |known| known.min(self.vocab))
+    /// Number of tokens with both text and logits; requests may use ids below this.
+    pub(crate) fn token_count(&self) -> u32 {
+        u32::try_from(self.tokenizer.vocab_size()).map_or(self.vocab_size, |known| known.min(self.vocab_size))
     }
 }

@@ -1,4 +1,4 @@
-//! Which tokens a client is told the probabilities of: those whose text it was sent.
+//! Which tokens are reported with their logprobs: those whose text was sent to the client.
 
 use std::collections::VecDeque;
 
@@ -6,49 +6,51 @@ use engine::Token;
 
 /// A token whose text was sent.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Told {
+pub(crate) struct EmittedToken {
     pub(crate) id: u32,
     pub(crate) logprob: f32,
-    /// The most probable in its place.
+    /// The most probable tokens at its position, with their logprobs.
     pub(crate) top: Vec<(u32, f32)>,
-    /// Characters before its text.
+    /// Offset of its text in the completion, in characters.
     pub(crate) offset: usize,
 }
 
-/// Tokens on their way out. A token is told with the first of its text that is sent; one that completes no character, with the character
-/// that it is part of. What a stop string has cut off is never told.
+/// Generated tokens whose text has not been sent yet.
+///
+/// A token is emitted with the first character of its text that is sent. A token that completes no character is
+/// emitted with the character it is a part of. Tokens cut off by a stop string are never emitted.
 #[derive(Debug, Default)]
-pub(crate) struct Tokens {
-    waiting: VecDeque<Told>,
-    /// Characters that the tokens have made.
-    made: usize,
-    /// Of those, the ones that were sent.
+pub(crate) struct PendingTokens {
+    tokens: VecDeque<EmittedToken>,
+    /// Characters generated so far.
+    generated: usize,
+    /// Characters sent so far.
     sent: usize,
 }
 
-impl Tokens {
-    /// A token that has completed so much text.
-    pub(crate) fn made(&mut self, token: Token, text: &str) {
+impl PendingTokens {
+    /// Adds a token that completed this text.
+    pub(crate) fn push(&mut self, token: Token, text: &str) {
         let Token { id, logprob, top } = token;
-        self.waiting.push_back(Told { id, logprob, top, offset: self.made });
-        self.made += text.chars().count();
+        self.tokens.push_back(EmittedToken { id, logprob, top, offset: self.generated });
+        self.generated += text.chars().count();
     }
 
-    /// So much more is sent: the tokens that are told with it.
-    pub(crate) fn sent(&mut self, text: &str) -> Vec<Told> {
+    /// Records that this text is sent, and returns the tokens to emit with it.
+    pub(crate) fn emit(&mut self, text: &str) -> Vec<EmittedToken> {
         self.sent += text.chars().count();
-        let count = self.waiting.partition_point(|told| told.offset < self.sent);
-        self.waiting.drain(..count).collect()
+        let count = self.tokens.partition_point(|token| token.offset < self.sent);
+        self.tokens.drain(..count).collect()
     }
 
-    /// So much more is not sent, and neither told: it is no text of the answer, but calls a tool.
-    pub(crate) fn hidden(&mut self, text: &str) {
-        drop(self.sent(text));
+    /// Drops the tokens of this text: it is part of a tool call, not of the content.
+    pub(crate) fn skip(&mut self, text: &str) {
+        drop(self.emit(text));
     }
 
-    /// The answer was not cut off: all that is left.
-    pub(crate) fn rest(&mut self) -> Vec<Told> {
-        self.waiting.drain(..).collect()
+    /// The remaining tokens of a completion that was not cut off.
+    pub(crate) fn emit_rest(&mut self) -> Vec<EmittedToken> {
+        self.tokens.drain(..).collect()
     }
 }
 
@@ -60,32 +62,32 @@ mod tests {
         Token { id, logprob: -1.0, top: vec![] }
     }
 
-    fn ids(told: Vec<Told>) -> Vec<(u32, usize)> {
-        told.into_iter().map(|told| (told.id, told.offset)).collect()
+    fn ids(emitted: Vec<EmittedToken>) -> Vec<(u32, usize)> {
+        emitted.into_iter().map(|token| (token.id, token.offset)).collect()
     }
 
     #[test]
-    fn a_token_is_told_with_the_first_of_its_text() {
-        let mut tokens = Tokens::default();
-        tokens.made(token(1), "é one");
-        tokens.made(token(2), " two");
-        assert_eq!(ids(tokens.sent("")), []);
-        assert_eq!(ids(tokens.sent("é on")), [(1, 0)]);
-        // Two of three bytes of a character, and the last.
-        tokens.made(token(3), "");
-        tokens.made(token(4), "");
-        tokens.made(token(5), "鳥");
-        assert_eq!(ids(tokens.sent("e two")), [(2, 5)]);
-        assert_eq!(ids(tokens.sent("鳥")), [(3, 9), (4, 9), (5, 9)]);
-        // The first of two calls begins in a token of the text.
-        tokens.made(token(10), "a<");
-        tokens.made(token(11), "call>");
-        tokens.made(token(12), "b");
-        assert_eq!(ids(tokens.sent("a")), [(10, 10)]);
-        tokens.hidden("<call>");
-        assert_eq!(ids(tokens.sent("b")), [(12, 17)]);
-        tokens.made(token(6), "x");
-        tokens.made(token(7), "");
-        assert_eq!(ids(tokens.rest()), [(6, 18), (7, 19)]);
+    fn a_token_is_emitted_with_the_first_character_of_its_text() {
+        let mut pending = PendingTokens::default();
+        pending.push(token(1), "é one");
+        pending.push(token(2), " two");
+        assert_eq!(ids(pending.emit("")), []);
+        assert_eq!(ids(pending.emit("é on")), [(1, 0)]);
+        // Two bytes of a three-byte character, then its last byte.
+        pending.push(token(3), "");
+        pending.push(token(4), "");
+        pending.push(token(5), "鳥");
+        assert_eq!(ids(pending.emit("e two")), [(2, 5)]);
+        assert_eq!(ids(pending.emit("鳥")), [(3, 9), (4, 9), (5, 9)]);
+        // A tool call that starts within a token of the content.
+        pending.push(token(10), "a<");
+        pending.push(token(11), "call>");
+        pending.push(token(12), "b");
+        assert_eq!(ids(pending.emit("a")), [(10, 10)]);
+        pending.skip("<call>");
+        assert_eq!(ids(pending.emit("b")), [(12, 17)]);
+        pending.push(token(6), "x");
+        pending.push(token(7), "");
+        assert_eq!(ids(pending.emit_rest()), [(6, 18), (7, 19)]);
     }
 }

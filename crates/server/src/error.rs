@@ -1,4 +1,4 @@
-//! What a client is told when it gets no answer: a status and OpenAI's body.
+//! Errors as clients see them: an HTTP status and OpenAI's error object.
 
 use std::time::Duration;
 
@@ -6,157 +6,172 @@ use axum::Json;
 use axum::http::header::{ALLOW, RETRY_AFTER, WWW_AUTHENTICATE};
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
-
 use engine::{RequestError, SubmitError};
+use serde::Serialize;
+use utoipa::ToSchema;
 
-use crate::openai;
-
-/// Why a request has no answer. Each variant is a status and a code of its own.
+/// Why a request failed. Each variant has its own status and code.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Error {
-    /// A field is wrong, or the whole body where no field is named.
+    /// An invalid field, or an invalid body if `param` is `None`.
     #[error("{message}")]
     Invalid { param: Option<String>, message: String },
-    /// A field asks for what is not built.
-    #[error("'{param}': {what} is not supported by this server yet; leave it out")]
-    Unsupported { param: String, what: String },
-    /// A field asks for what the model that is served cannot do.
+    /// A field asks for a feature that is not implemented.
+    #[error("'{param}': {feature} is not supported by this server yet; leave it out")]
+    Unsupported { param: String, feature: String },
+    /// A field asks for something that the served model cannot do.
     #[error("'{param}': {message}")]
-    NotByModel { param: String, message: String },
-    #[error("the prompt has {tokens} tokens, but may have {most} here: shorten it")]
-    TooLong { tokens: usize, most: u32 },
-    #[error("no such model here: '{0}'. GET /v1/models lists what there is")]
+    UnsupportedByModel { param: String, message: String },
+    #[error("the prompt has {tokens} tokens, but the limit is {max_tokens}: shorten it")]
+    PromptTooLong { tokens: usize, max_tokens: u32 },
+    #[error("model '{0}' not found; GET /v1/models lists the available models")]
     UnknownModel(String),
-    #[error("wrong or missing API key: send the header 'Authorization: Bearer KEY'")]
+    #[error("invalid or missing API key: send the header 'Authorization: Bearer KEY'")]
     Unauthorized,
-    #[error("nothing is at {0}")]
+    #[error("no such path: {0}")]
     UnknownPath(String),
-    #[error("{path} does not take {method}")]
-    WrongMethod { method: String, path: String },
+    #[error("method {method} is not allowed for {path}; allowed: {allowed}")]
+    MethodNotAllowed { method: String, path: String, allowed: &'static str },
     #[error("the body must be JSON: send it with the header 'Content-Type: application/json'")]
     NotJson,
-    #[error("the body is larger than {0} bytes, the limit of this server")]
+    #[error("the body exceeds the limit of {0} bytes")]
     BodyTooLarge(usize),
     #[error("the body did not arrive within {} s", .0.as_secs_f64())]
-    BodyTooSlow(Duration),
-    #[error("too many requests wait already: try again in {} s", seconds(*.0))]
+    BodyTimeout(Duration),
+    #[error("the queue is full: try again in {} s", retry_seconds(*.0))]
     QueueFull(Duration),
-    #[error("the request waited for {} s and was not begun: try again later", .0.as_secs_f64())]
-    QueueTooSlow(Duration),
-    #[error("the server cannot answer now: {0}")]
-    Unready(String),
-    #[error("the GPU was lost and did not come back: try again later")]
+    #[error("the request spent {} s in the queue without being started: try again later", .0.as_secs_f64())]
+    QueueTimeout(Duration),
+    #[error("the server is not ready: {0}")]
+    NotReady(String),
+    #[error("the GPU was lost and could not be recovered: try again later")]
     DeviceLost,
-    #[error("there is not enough GPU memory for this request: shorten it, or try again later")]
+    #[error("not enough GPU memory for this request: shorten it, or try again later")]
     OutOfMemory,
-    #[error("the answer took longer than the server lets a request take: ask for fewer tokens")]
-    Deadline,
-    /// An answer cannot go on as what it is held to demands.
-    #[error("'{param}': the answer cannot go on: {why}")]
-    Format { param: &'static str, why: String },
-    #[error("the model computed something that is no number, so that there is no next token")]
-    NotFinite,
-    #[error("something went wrong in the server; its log says what, under the request's id")]
+    #[error("the request exceeded the server's time limit: ask for fewer tokens")]
+    DeadlineExceeded,
+    /// The grammar allows no next token, or following it became too expensive.
+    #[error("'{param}': the completion cannot continue: {reason}")]
+    Grammar { param: &'static str, reason: String },
+    #[error("the model produced NaN or Inf logits, so no next token can be sampled")]
+    NonFiniteLogits,
+    #[error("internal error; the server log has details under the request id")]
     Internal,
 }
 
-/// When to come back to a server that is not ready: a model is loaded in about this time.
-const UNREADY_RETRY: Duration = Duration::from_secs(5);
+/// `Retry-After` for a server that is not ready: about the time to load a model.
+const NOT_READY_RETRY: Duration = Duration::from_secs(5);
 
 impl Error {
-    /// A wrong field.
-    pub(crate) fn field(param: impl Into<String>, message: impl std::fmt::Display) -> Error {
+    /// An invalid field.
+    pub(crate) fn invalid_field(param: impl Into<String>, message: impl std::fmt::Display) -> Error {
         let param = param.into();
         Error::Invalid { message: format!("'{param}': {message}"), param: Some(param) }
     }
 
-    /// A field that asks for what is not built.
-    pub(crate) fn unsupported(param: impl Into<String>, what: impl Into<String>) -> Error {
-        Error::Unsupported { param: param.into(), what: what.into() }
+    /// A field that asks for a feature that is not implemented.
+    pub(crate) fn unsupported(param: impl Into<String>, feature: impl Into<String>) -> Error {
+        Error::Unsupported { param: param.into(), feature: feature.into() }
     }
 
-    /// The server is near its end.
-    pub(crate) fn stopping() -> Error {
-        Error::Unready("it is about to stop".to_owned())
+    /// The server is shutting down.
+    pub(crate) fn shutting_down() -> Error {
+        Error::NotReady("it is shutting down".to_owned())
     }
 
     pub(crate) fn status(&self) -> StatusCode {
         match self {
-            // It follows from what was asked for, and would be the same again.
+            // `Grammar` follows from the request: a retry would fail the same way.
             Error::Invalid { .. }
             | Error::Unsupported { .. }
-            | Error::NotByModel { .. }
-            | Error::TooLong { .. }
-            | Error::Format { .. } => StatusCode::BAD_REQUEST,
+            | Error::UnsupportedByModel { .. }
+            | Error::PromptTooLong { .. }
+            | Error::Grammar { .. } => StatusCode::BAD_REQUEST,
             Error::UnknownModel(_) | Error::UnknownPath(_) => StatusCode::NOT_FOUND,
             Error::Unauthorized => StatusCode::UNAUTHORIZED,
-            Error::WrongMethod { .. } => StatusCode::METHOD_NOT_ALLOWED,
+            Error::MethodNotAllowed { .. } => StatusCode::METHOD_NOT_ALLOWED,
             Error::NotJson => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Error::BodyTooLarge(_) => StatusCode::PAYLOAD_TOO_LARGE,
-            Error::BodyTooSlow(_) => StatusCode::REQUEST_TIMEOUT,
-            Error::QueueFull(_) | Error::QueueTooSlow(_) => StatusCode::TOO_MANY_REQUESTS,
-            Error::Unready(_) | Error::DeviceLost | Error::OutOfMemory => StatusCode::SERVICE_UNAVAILABLE,
-            Error::Deadline => StatusCode::GATEWAY_TIMEOUT,
-            Error::NotFinite | Error::Internal => StatusCode::INTERNAL_SERVER_ERROR,
+            Error::BodyTimeout(_) => StatusCode::REQUEST_TIMEOUT,
+            Error::QueueFull(_) | Error::QueueTimeout(_) => StatusCode::TOO_MANY_REQUESTS,
+            Error::NotReady(_) | Error::DeviceLost | Error::OutOfMemory => StatusCode::SERVICE_UNAVAILABLE,
+            Error::DeadlineExceeded => StatusCode::GATEWAY_TIMEOUT,
+            Error::NonFiniteLogits | Error::Internal => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }
 
-    /// A word for it, in OpenAI's `code`, the log and the metrics.
+    /// OpenAI's `code`; also the outcome in the access log and the metrics.
     pub(crate) fn code(&self) -> &'static str {
         match self {
             Error::Invalid { .. } => "invalid_value",
-            Error::Unsupported { .. } | Error::NotByModel { .. } => "unsupported_parameter",
-            Error::TooLong { .. } => "context_length_exceeded",
+            Error::Unsupported { .. } | Error::UnsupportedByModel { .. } => "unsupported_parameter",
+            Error::PromptTooLong { .. } => "context_length_exceeded",
             Error::UnknownModel(_) => "model_not_found",
             Error::Unauthorized => "invalid_api_key",
             Error::UnknownPath(_) => "unknown_url",
-            Error::WrongMethod { .. } => "method_not_allowed",
+            Error::MethodNotAllowed { .. } => "method_not_allowed",
             Error::NotJson => "unsupported_media_type",
             Error::BodyTooLarge(_) => "body_too_large",
-            Error::BodyTooSlow(_) => "body_too_slow",
+            Error::BodyTimeout(_) => "body_too_slow",
             Error::QueueFull(_) => "queue_full",
-            Error::QueueTooSlow(_) => "queue_too_slow",
-            Error::Unready(_) => "not_ready",
+            Error::QueueTimeout(_) => "queue_too_slow",
+            Error::NotReady(_) => "not_ready",
             Error::DeviceLost => "device_lost",
             Error::OutOfMemory => "out_of_memory",
-            Error::Deadline => "deadline",
-            Error::Format { .. } => "format_failed",
-            Error::NotFinite => "not_finite",
+            Error::DeadlineExceeded => "deadline",
+            Error::Grammar { .. } => "format_failed",
+            Error::NonFiniteLogits => "not_finite",
             Error::Internal => "internal_error",
         }
     }
 
-    /// OpenAI's body for it.
-    pub(crate) fn body(&self) -> openai::ErrorBody {
+    /// OpenAI's error object.
+    pub(crate) fn body(&self) -> ErrorBody {
         let param = match self {
             Error::Invalid { param, .. } => param.clone(),
-            Error::Unsupported { param, .. } | Error::NotByModel { param, .. } => Some(param.clone()),
+            Error::Unsupported { param, .. } | Error::UnsupportedByModel { param, .. } => Some(param.clone()),
             Error::UnknownModel(_) => Some("model".to_owned()),
-            Error::Format { param, .. } => Some((*param).to_owned()),
+            Error::Grammar { param, .. } => Some((*param).to_owned()),
             _ => None,
         };
-        let kind = match self.status() {
-            StatusCode::UNAUTHORIZED => "authentication_error",
+        let r#type = match self.status() {
             StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
             status if status.is_server_error() => "server_error",
             _ => "invalid_request_error",
         };
-        openai::ErrorBody::new(self.to_string(), kind, param, self.code())
+        ErrorBody { error: ErrorObject { message: self.to_string(), r#type, param, code: self.code() } }
     }
 
     fn retry_after(&self) -> Option<Duration> {
         match self {
             Error::QueueFull(after) => Some(*after),
-            Error::QueueTooSlow(_) | Error::Unready(_) | Error::DeviceLost | Error::OutOfMemory => {
-                Some(UNREADY_RETRY)
+            Error::QueueTimeout(_) | Error::NotReady(_) | Error::DeviceLost | Error::OutOfMemory => {
+                Some(NOT_READY_RETRY)
             }
             _ => None,
         }
     }
 }
 
-/// As the header has it: whole seconds, and never at once.
-fn seconds(after: Duration) -> u64 {
+/// Body of an error response.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct ErrorBody {
+    error: ErrorObject,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+struct ErrorObject {
+    /// What is wrong, and how to fix it.
+    message: String,
+    r#type: &'static str,
+    /// The field that caused the error, if any.
+    #[schema(required)]
+    param: Option<String>,
+    code: &'static str,
+}
+
+/// Value of the `Retry-After` header: whole seconds, at least one.
+fn retry_seconds(after: Duration) -> u64 {
     after.as_secs_f64().ceil().max(1.0) as u64
 }
 
@@ -165,46 +180,46 @@ impl IntoResponse for Error {
         let mut response = (self.status(), Json(self.body())).into_response();
         let headers = response.headers_mut();
         if let Some(after) = self.retry_after() {
-            headers.insert(RETRY_AFTER, seconds(after).into());
+            headers.insert(RETRY_AFTER, retry_seconds(after).into());
         }
         match self {
             Error::Unauthorized => {
                 headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
             }
-            Error::WrongMethod { ref path, .. } => {
-                let allowed = if crate::router::is_post(path) { "POST" } else { "GET, HEAD" };
+            Error::MethodNotAllowed { allowed, .. } => {
                 headers.insert(ALLOW, HeaderValue::from_static(allowed));
             }
             _ => {}
         }
+        // The access log takes the outcome from here.
         response.extensions_mut().insert(self);
         response
     }
 }
 
 impl From<SubmitError> for Error {
-    fn from(refused: SubmitError) -> Error {
-        match refused {
+    fn from(error: SubmitError) -> Error {
+        match error {
             SubmitError::QueueFull { retry_after } => Error::QueueFull(retry_after),
             SubmitError::PromptTooLong { tokens, context_length } => {
-                Error::TooLong { tokens, most: context_length }
+                Error::PromptTooLong { tokens, max_tokens: context_length }
             }
-            SubmitError::Draining => Error::stopping(),
+            SubmitError::Draining => Error::shutting_down(),
             SubmitError::Invalid(message) => Error::Invalid { param: None, message },
         }
     }
 }
 
 impl From<RequestError> for Error {
-    fn from(failure: RequestError) -> Error {
-        match failure {
+    fn from(error: RequestError) -> Error {
+        match error {
             RequestError::DeviceLost => Error::DeviceLost,
             RequestError::OutOfMemory => Error::OutOfMemory,
-            RequestError::Stopped => Error::stopping(),
-            RequestError::DeadlineExceeded => Error::Deadline,
-            RequestError::NonFiniteLogits => Error::NotFinite,
-            RequestError::Grammar(why) => Error::Format { param: "response_format", why },
-            // What it was is for the log alone: it may name files and devices.
+            RequestError::Stopped => Error::shutting_down(),
+            RequestError::DeadlineExceeded => Error::DeadlineExceeded,
+            RequestError::NonFiniteLogits => Error::NonFiniteLogits,
+            RequestError::Grammar(reason) => Error::Grammar { param: "response_format", reason },
+            // Details may name files and devices: they are logged, not sent.
             RequestError::Internal(_) => Error::Internal,
         }
     }

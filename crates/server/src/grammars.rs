@@ -1,169 +1,174 @@
-//! What answers are held to: grammars, made of what requests ask for, never on the threads that serve connections.
+//! Compiled grammars for constrained output.
 //!
-//! What a model's grammars have in common takes a second or two for a large vocabulary. It is made once, by a thread of its own that begins
-//! with the server; a request that comes before it is done waits for it. A grammar is made by another thread, of which there are so many
-//! at a time and no more, and those that were used last are kept.
+//! Compilation never runs on the threads of the async runtime. The vocabulary-wide part, a second or two for a large
+//! vocabulary, is built once by a background thread that starts with the server; requests that need it earlier wait.
+//! Each grammar is compiled on its own thread, a limited number at a time, and the most recently used are cached.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use grammar::{Grammar, Matcher};
+use grammar::{Grammar, GrammarCompiler, Matcher};
 use tokio::sync::{Semaphore, oneshot, watch};
 
 use crate::config::{Config, Model};
 use crate::error::Error;
-use crate::openai::{SCHEMA, Shape};
+use crate::openai::{Constraint, SCHEMA_FIELD};
 
-/// The field that tools stand in.
-const TOOLS: &str = "tools";
+/// Request field of tools.
+const TOOLS_FIELD: &str = "tools";
 
-/// Grammars that are kept: more than a few programs at home have schemas.
-const KEPT: usize = 32;
+/// Number of cached grammars: more than the schemas of a few local applications.
+const CACHE_SIZE: usize = 32;
 
-/// What makes all grammars of a model, or why there can be none.
-type Made = Result<grammar::GrammarCompiler, String>;
+/// The model's grammar compiler, or why it could not be built.
+type CompilerResult = Result<GrammarCompiler, String>;
 
-/// All grammars of the model that is served.
-pub(crate) struct Grammars {
-    made: watch::Receiver<Option<Made>>,
-    /// One for each that is being made, for as long as that takes.
-    makers: Arc<Semaphore>,
-    kept: Arc<Mutex<Kept>>,
-    time: Duration,
+/// Compiles and caches grammars of the served model.
+pub(crate) struct GrammarCache {
+    compiler: watch::Receiver<Option<CompilerResult>>,
+    /// One permit per compilation, held until it ends, even after its timeout.
+    workers: Arc<Semaphore>,
+    cache: Arc<Mutex<LruCache>>,
+    timeout: Duration,
 }
 
-impl Grammars {
-    /// Begins to make what all of them have in common.
-    pub(crate) fn start(model: &Model, config: &Config) -> std::io::Result<Grammars> {
-        let (sender, made) = watch::channel(None);
-        let (tokenizer, vocab, ends) = (model.tokenizer.clone(), model.vocab, model.ends.clone());
-        let make = move || {
-            let made =
-                grammar::GrammarCompiler::new(&tokenizer, vocab, &ends).map_err(|error| error.to_string());
-            if let Err(error) = &made {
-                tracing::warn!("answers cannot be held to a format: {error}");
+impl GrammarCache {
+    /// Starts building the compiler in the background.
+    pub(crate) fn start(model: &Model, config: &Config) -> std::io::Result<GrammarCache> {
+        let (sender, compiler) = watch::channel(None);
+        let (tokenizer, vocab_size) = (model.tokenizer.clone(), model.vocab_size);
+        let stop_token_ids = model.stop_token_ids.clone();
+        let build = move || {
+            let built = GrammarCompiler::new(&tokenizer, vocab_size, &stop_token_ids);
+            let built = built.map_err(|error| error.to_string());
+            if let Err(error) = &built {
+                tracing::warn!("constrained output is not available: {error}");
             }
-            // Where the server has ended meanwhile, nobody needs it.
-            let _ = sender.send(Some(made));
+            // Fails if the server has stopped meanwhile.
+            let _ = sender.send(Some(built));
         };
-        std::thread::Builder::new().name("grammars".into()).spawn(make)?;
-        let makers = Arc::new(Semaphore::new(config.grammar_workers));
-        Ok(Grammars { made, makers, kept: Arc::default(), time: config.grammar_timeout })
+        std::thread::Builder::new().name("grammars".into()).spawn(build)?;
+        let workers = Arc::new(Semaphore::new(config.grammar_workers));
+        Ok(GrammarCache { compiler, workers, cache: Arc::default(), timeout: config.grammar_timeout })
     }
 
-    /// What holds `count` answers to a shape, one each.
-    pub(crate) async fn matchers(&self, shape: Shape, count: usize) -> Result<Vec<Matcher>, Error> {
-        let field = match &shape {
-            Shape::Object | Shape::Schema(_) => SCHEMA,
-            Shape::Calls(_) => TOOLS,
+    /// Matchers of a constraint's grammar, one for each of `count` choices.
+    pub(crate) async fn matchers(&self, constraint: Constraint, count: usize) -> Result<Vec<Matcher>, Error> {
+        let field = match &constraint {
+            Constraint::JsonObject | Constraint::JsonSchema(_) => SCHEMA_FIELD,
+            Constraint::ToolCalls(_) => TOOLS_FIELD,
         };
-        let grammars = self.common(field).await?;
-        let key = match &shape {
-            Shape::Object => String::new(),
-            Shape::Schema(schema) => schema.to_string(),
-            Shape::Calls(calls) => format!("{calls:?}"),
+        let compiler = self.compiler(field).await?;
+        let key = match &constraint {
+            Constraint::JsonObject => String::new(),
+            Constraint::JsonSchema(schema) => schema.to_string(),
+            Constraint::ToolCalls(calls) => format!("{calls:?}"),
         };
-        let known = |kept: &Mutex<Kept>| kept.lock().unwrap_or_else(PoisonError::into_inner).get(&key);
-        if let Some(grammar) = known(&self.kept) {
-            return self.copies(field, grammar, count).await;
+        let cached = |cache: &Mutex<LruCache>| cache.lock().unwrap_or_else(PoisonError::into_inner).get(&key);
+        if let Some(grammar) = cached(&self.cache) {
+            return self.new_matchers(field, grammar, count).await;
         }
-        let place = tokio::time::timeout(self.time, self.makers.clone().acquire_owned()).await;
-        let place = place.map_err(|_| Error::QueueFull(self.time))?.expect("it is never closed");
-        // Another may have made it while this one waited.
-        if let Some(grammar) = known(&self.kept) {
-            return self.copies(field, grammar, count).await;
+        let permit = tokio::time::timeout(self.timeout, self.workers.clone().acquire_owned()).await;
+        let permit =
+            permit.map_err(|_| Error::QueueFull(self.timeout))?.expect("the semaphore is never closed");
+        // Another request may have compiled it while this one waited.
+        if let Some(grammar) = cached(&self.cache) {
+            return self.new_matchers(field, grammar, count).await;
         }
-        let kept = self.kept.clone();
-        let work = move || {
-            let _place = place;
-            let grammar = match &shape {
-                Shape::Object => grammars.json_object(),
-                Shape::Schema(schema) => grammars.json_schema(schema),
-                Shape::Calls(calls) => grammars.tool_calls(calls),
+        let cache = self.cache.clone();
+        let compile = move || {
+            let _permit = permit;
+            let grammar = match &constraint {
+                Constraint::JsonObject => compiler.json_object(),
+                Constraint::JsonSchema(schema) => compiler.json_schema(schema),
+                Constraint::ToolCalls(calls) => compiler.tool_calls(calls),
             };
             let grammar = Arc::new(grammar.map_err(|error| match error {
-                grammar::Error::Tool { index: at, reason: why } => {
-                    Error::field(format!("tools[{at}].function.parameters"), format!("cannot be used: {why}"))
+                grammar::Error::Tool { index, reason } => {
+                    let field = format!("tools[{index}].function.parameters");
+                    Error::invalid_field(field, format!("cannot be used: {reason}"))
                 }
-                grammar::Error::Invalid { subject: grammar::SCHEMA, .. } => Error::field(SCHEMA, error),
-                error => Error::field(field, error),
+                grammar::Error::Invalid { subject: grammar::SCHEMA, .. } => {
+                    Error::invalid_field(SCHEMA_FIELD, error)
+                }
+                error => Error::invalid_field(field, error),
             })?);
-            kept.lock().unwrap_or_else(PoisonError::into_inner).put(key, grammar.clone());
+            cache.lock().unwrap_or_else(PoisonError::into_inner).insert(key, grammar.clone());
             Ok((0..count).map(|_| grammar.matcher()).collect())
         };
-        self.within(field, work).await
+        self.run(field, compile).await
     }
 
-    /// What all have in common, as soon as it is there.
-    async fn common(&self, field: &str) -> Result<grammar::GrammarCompiler, Error> {
-        let mut made = self.made.clone();
-        let made = made.wait_for(Option::is_some).await.ok().and_then(|made| made.clone());
-        match made {
-            Some(Ok(grammars)) => Ok(grammars),
-            Some(Err(why)) => {
-                let field = if field == TOOLS { TOOLS } else { "response_format" };
-                Err(Error::unsupported(field, format!("a format for answers ({why})")))
+    /// The compiler, as soon as it is built.
+    async fn compiler(&self, field: &str) -> Result<GrammarCompiler, Error> {
+        let mut compiler = self.compiler.clone();
+        let compiler = compiler.wait_for(Option::is_some).await.ok().and_then(|built| built.clone());
+        match compiler {
+            Some(Ok(compiler)) => Ok(compiler),
+            Some(Err(reason)) => {
+                let field = if field == TOOLS_FIELD { TOOLS_FIELD } else { "response_format" };
+                Err(Error::unsupported(field, format!("constrained output ({reason})")))
             }
             None => Err(Error::Internal),
         }
     }
 
-    /// Followers of a grammar that is there.
-    async fn copies(
+    async fn new_matchers(
         &self,
         field: &'static str,
         grammar: Arc<Grammar>,
         count: usize,
     ) -> Result<Vec<Matcher>, Error> {
-        self.within(field, move || Ok((0..count).map(|_| grammar.matcher()).collect())).await
+        self.run(field, move || Ok((0..count).map(|_| grammar.matcher()).collect())).await
     }
 
-    /// Does it on a thread of its own, which goes on when it has taken too long, and keeps its place until it is done.
-    async fn within<T: Send + 'static>(
+    /// Runs `work` on a thread of its own. The thread cannot be cancelled: after the timeout it keeps running, and
+    /// keeps the permit that `work` holds.
+    async fn run<T: Send + 'static>(
         &self,
         field: &'static str,
         work: impl FnOnce() -> Result<T, Error> + Send + 'static,
     ) -> Result<T, Error> {
-        let (sender, done) = oneshot::channel();
+        let (sender, result) = oneshot::channel();
         let run = move || {
-            // Who has gone meanwhile needs no answer.
+            // Fails if the request has timed out or its client has disconnected.
             let _ = sender.send(work());
         };
         std::thread::Builder::new().name("grammar".into()).spawn(run).map_err(|error| {
-            tracing::error!(%error, "no thread for a grammar");
+            tracing::error!(%error, "cannot start a thread to compile a grammar");
             Error::Internal
         })?;
-        match tokio::time::timeout(self.time, done).await {
-            Ok(Ok(done)) => done,
+        match tokio::time::timeout(self.timeout, result).await {
+            Ok(Ok(result)) => result,
             Ok(Err(_)) => Err(Error::Internal),
             Err(_) => {
-                let seconds = self.time.as_secs_f64();
-                let why = format!("is too complex: a grammar for it was not made within {seconds} s");
-                Err(Error::field(field, why))
+                let seconds = self.timeout.as_secs_f64();
+                let message = format!("is too complex: its grammar was not compiled within {seconds} s");
+                Err(Error::invalid_field(field, message))
             }
         }
     }
 }
 
-/// Grammars by the text of their schemas, the one that was used last at the end.
+/// Grammars by the text of their constraints, the most recently used last.
 #[derive(Default)]
-struct Kept(VecDeque<(String, Arc<Grammar>)>);
+struct LruCache(VecDeque<(String, Arc<Grammar>)>);
 
-impl Kept {
+impl LruCache {
     fn get(&mut self, key: &str) -> Option<Arc<Grammar>> {
-        let at = self.0.iter().position(|(known, _)| known == key)?;
-        let entry = self.0.remove(at)?;
+        let index = self.0.iter().position(|(cached, _)| cached == key)?;
+        let entry = self.0.remove(index)?;
         let grammar = entry.1.clone();
         self.0.push_back(entry);
         Some(grammar)
     }
 
-    fn put(&mut self, key: String, grammar: Arc<Grammar>) {
+    fn insert(&mut self, key: String, grammar: Arc<Grammar>) {
         if self.get(&key).is_none() {
             self.0.push_back((key, grammar));
         }
-        if self.0.len() > KEPT {
+        if self.0.len() > CACHE_SIZE {
             self.0.pop_front();
         }
     }

@@ -1,19 +1,55 @@
-//! OpenAI's protocol over HTTP, on top of whoever makes tokens.
+//! OpenAI-compatible HTTP server on top of an engine.
 //!
-//! 1. [`Server`] (`listen`) accepts connections, with limits on how slow and how many they may be.
-//! 2. `router` says what lies at which path; `access` lets in who bears a key.
-//! 3. A body becomes one of the types of `openai`, whose errors name the wrong field.
-//! 4. `prompt` makes tokens of it (`tools`: and says what may be called), `grammars` what the answer is held to, and an engine takes them
-//!    ([`Generator`]).
-//! 5. `choice` makes text and calls of the tokens that come back, with nothing of a stop string (`told`: and whose probabilities are told with it);
-//!    `reply` sends it, whole or as a stream. A client that goes away drops its answers, which cancels them.
-//! 6. `record` writes one line a request, and counts it for `metrics`.
+//! The path of a completion, module by module:
 //!
-//! The crate knows nothing of GPUs, only of an engine. Its tests drive it over real sockets with a generator that makes words by rule.
+//! 1. `listen` accepts connections, with limits on their number and on slow clients ([`Server`]).
+//! 2. `router` maps paths to handlers, checks API keys (`auth`) and opens the request's span and log entry
+//!    (`access_log`). Handlers share one `state`.
+//! 3. `body` receives the body within limits of size, time and total memory.
+//! 4. `request` parses it with the types of `openai`, whose errors name the invalid field, and turns it into engine
+//!    requests: chat template and tokenizer, sampling parameters, tools (`tools`).
+//! 5. `grammars` compiles `response_format` and tool schemas to token grammars.
+//! 6. `completion` submits the requests to a [`Generator`] and waits for admission.
+//! 7. `choice` turns the engine's events into text; `output` finds stop strings and tool calls in it; `emitted` tracks
+//!    which tokens are reported with logprobs.
+//! 8. `response` sends a whole response or server-sent events. If the client disconnects, the streams are dropped,
+//!    which cancels the engine's requests.
+//! 9. `metrics` renders counters, gauges and histograms for Prometheus.
+//!
+//! The crate knows engines but no GPUs. Its tests run over real sockets with a scripted generator.
+//!
+//! # Embedding
+//!
+//! [`router`] returns the routes without a listener, to be merged into an existing axum application:
+//!
+//! ```no_run
+//! use std::sync::Arc;
+//!
+//! use engine::{Engine, Options, testing::{MockBackend, MockOptions}};
+//!
+//! # async fn example(model: server::Model) -> std::io::Result<()> {
+//! // A real application starts its engine with `engine::GpuBackend`.
+//! let engine = Engine::start(MockBackend::new(MockOptions::default()), Options::default())?;
+//! let (api, handle) = server::router(server::Config::default(), model, Arc::new(engine))?;
+//! let app = axum::Router::new().route("/", axum::routing::get(|| async { "Hello" })).merge(api);
+//!
+//! let listener = tokio::net::TcpListener::bind("127.0.0.1:8006").await?;
+//! let shutdown = async move {
+//!     tokio::time::sleep(std::time::Duration::from_secs(3600)).await;
+//!     // New requests get 503 from here on.
+//!     handle.drain();
+//! };
+//! axum::serve(listener, app).with_graceful_shutdown(shutdown).await
+//! # }
+//! ```
 
-mod access;
+mod access_log;
+mod auth;
+mod body;
 mod choice;
+mod completion;
 mod config;
+mod emitted;
 mod error;
 mod generator;
 mod grammars;
@@ -21,13 +57,15 @@ mod listen;
 mod metrics;
 mod openai;
 mod openapi;
-mod prompt;
-mod record;
-mod reply;
+mod output;
+mod phase;
+mod random;
+mod request;
+mod response;
 mod router;
-mod told;
+mod state;
 mod tools;
 
 pub use config::{Config, Model};
 pub use generator::{EngineSlot, Gauge, Generator};
-pub use listen::{Handle, Server};
+pub use listen::{Handle, Server, router};

@@ -1,4 +1,4 @@
-//! Connections: accepted, bounded, and brought to an end.
+//! Connections: accepting, limiting and shutting them down.
 
 use std::io;
 use std::net::SocketAddr;
@@ -19,19 +19,10 @@ use tokio::time::Sleep;
 
 use crate::config::{Config, Model};
 use crate::generator::Generator;
+use crate::phase::{Phase, left};
+use crate::router::routes;
 
-/// How far a server is from its end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Phase {
-    /// It takes requests.
-    Open,
-    /// It finishes those it has.
-    Draining,
-    /// It drops everything.
-    Stopped,
-}
-
-/// A server that is bound to its address.
+/// A server bound to its address.
 pub struct Server {
     listener: TcpListener,
     router: Router,
@@ -39,145 +30,151 @@ pub struct Server {
     phase: watch::Sender<Phase>,
 }
 
-/// Ends a server from outside. A clone ends the same.
+/// Shuts a server down. Clones control the same server.
 #[derive(Clone, Debug)]
 pub struct Handle(watch::Sender<Phase>);
 
 impl Handle {
-    /// No new requests; those that run are finished, for as long as [`Server::run`] is awaited.
+    /// Rejects new requests and lets running ones finish; then [`Server::run`] returns.
     pub fn drain(&self) {
         self.0.send_if_modified(|phase| {
-            let open = *phase == Phase::Open;
-            if open {
+            let running = *phase == Phase::Running;
+            if running {
                 *phase = Phase::Draining;
             }
-            open
+            running
         });
     }
 
-    /// Ends everything at once. What runs is cancelled.
+    /// Cancels all requests and closes all connections.
     pub fn stop(&self) {
         self.0.send_replace(Phase::Stopped);
     }
 }
 
-/// After a failed accept (too many open files, say) the next one would fail at once too.
+/// The routes of a server without its listener, for an application that has its own, and the handle that drains it.
+///
+/// The limits of `config` on connections (headers, stalled clients, number of connections) belong to the listener
+/// and do not apply.
+pub fn router(config: Config, model: Model, generator: Arc<dyn Generator>) -> io::Result<(Router, Handle)> {
+    let (phase, phases) = watch::channel(Phase::Running);
+    Ok((routes(config, model, generator, phases)?, Handle(phase)))
+}
+
+/// Pause after a failed accept, for example with too many open files: the next one would fail at once too.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 impl Server {
-    /// Takes an address: port 0 is any free one. Needs tokio's runtime with time and input/output.
+    /// Binds to an address; port 0 picks a free one. Must run in a tokio runtime with time and I/O enabled.
     pub async fn bind(
         address: SocketAddr,
         config: Config,
         model: Model,
         generator: Arc<dyn Generator>,
     ) -> io::Result<Server> {
-        let (phase, watched) = watch::channel(Phase::Open);
-        let router = crate::router::router(config.clone(), model, generator, watched)?;
+        let (router, Handle(phase)) = router(config.clone(), model, generator)?;
         let listener = TcpListener::bind(address).await?;
         Ok(Server { listener, router, config, phase })
     }
 
-    /// Where it listens.
+    /// Local address, with the actual port.
     pub fn address(&self) -> io::Result<SocketAddr> {
         self.listener.local_addr()
     }
 
-    /// What ends it.
+    /// Handle that shuts the server down.
     pub fn handle(&self) -> Handle {
         Handle(self.phase.clone())
     }
 
-    /// Serves until [`Handle::stop`], or after [`Handle::drain`] until the last request is done.
+    /// Serves until [`Handle::stop`], or after [`Handle::drain`] until the last request has finished.
     pub async fn run(self) {
         let Server { listener, router, config, phase } = self;
-        let mut watched = phase.subscribe();
-        let room = Arc::new(Semaphore::new(config.max_connections));
+        let mut phases = phase.subscribe();
+        let permits = Arc::new(Semaphore::new(config.max_connections));
         let mut connections = JoinSet::new();
         loop {
             let accepted = tokio::select! {
                 biased;
-                () = left(&mut watched, Phase::Open) => break,
+                () = left(&mut phases, Phase::Running) => break,
                 accepted = async {
-                    let place = room.clone().acquire_owned().await.expect("it is never closed");
-                    listener.accept().await.map(|(stream, _)| (stream, place))
+                    let permit = permits.clone().acquire_owned().await.expect("the semaphore is never closed");
+                    listener.accept().await.map(|(stream, _)| (stream, permit))
                 } => accepted,
                 Some(_) = connections.join_next() => continue,
             };
             match accepted {
-                Ok((stream, place)) => {
+                Ok((stream, permit)) => {
                     let serving = serve(stream, router.clone(), config.clone(), phase.subscribe());
                     connections.spawn(async move {
                         serving.await;
-                        drop(place);
+                        drop(permit);
                     });
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "a connection could not be accepted");
+                    tracing::warn!(%error, "cannot accept a connection");
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
             }
         }
         drop(listener);
         tokio::select! {
-            () = left(&mut watched, Phase::Draining) => connections.shutdown().await,
+            () = left(&mut phases, Phase::Draining) => connections.shutdown().await,
             () = async { while connections.join_next().await.is_some() {} } => {}
         }
     }
 }
 
-/// Waits until a phase is over.
-async fn left(watched: &mut watch::Receiver<Phase>, phase: Phase) {
-    // Phases only go forward. An error says that the server is gone: nothing is left to wait for.
-    let _ = watched.wait_for(|now| *now > phase).await;
-}
-
-/// One connection, to its end.
-async fn serve(stream: TcpStream, router: Router, config: Config, mut phase: watch::Receiver<Phase>) {
-    // Tokens are small and must not wait for one another. If it cannot be set, they are merely late.
+/// Serves one connection until it is closed.
+async fn serve(stream: TcpStream, router: Router, config: Config, mut phases: watch::Receiver<Phase>) {
+    // Without it, Nagle's algorithm delays tokens. A failure costs latency only.
     let _ = stream.set_nodelay(true);
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(config.header_timeout)
         .max_buf_size(config.max_header_bytes)
         .serve_connection(
-            TokioIo::new(Impatient { stream, limit: config.stall_timeout, stalled: None }),
+            TokioIo::new(StallTimeout { stream, timeout: config.stall_timeout, stalled: None }),
             TowerToHyperService::new(router),
         );
     let mut connection = std::pin::pin!(connection);
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,
-        () = left(&mut phase, Phase::Open) => {
+        () = left(&mut phases, Phase::Running) => {
             connection.as_mut().graceful_shutdown();
             connection.await
         }
     };
     if let Err(error) = ended {
-        tracing::debug!(%error, "a connection broke");
+        tracing::debug!(%error, "connection failed");
     }
 }
 
-/// A connection whose client must read what it is sent.
-struct Impatient {
+/// A connection that fails if its client does not read for too long.
+struct StallTimeout {
     stream: TcpStream,
-    limit: Duration,
-    /// Runs while nothing can be written.
+    timeout: Duration,
+    /// Timer, running while writes are blocked.
     stalled: Option<Pin<Box<Sleep>>>,
 }
 
-impl Impatient {
-    fn patience<T>(&mut self, context: &mut Context<'_>, poll: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+impl StallTimeout {
+    fn check_stall<T>(
+        &mut self,
+        context: &mut Context<'_>,
+        poll: Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
         if poll.is_ready() {
             self.stalled = None;
             return poll;
         }
-        let limit = self.limit;
-        let stalled = self.stalled.get_or_insert_with(|| Box::pin(tokio::time::sleep(limit)));
+        let timeout = self.timeout;
+        let stalled = self.stalled.get_or_insert_with(|| Box::pin(tokio::time::sleep(timeout)));
         stalled.as_mut().poll(context).map(|()| Err(io::ErrorKind::TimedOut.into()))
     }
 }
 
-impl AsyncRead for Impatient {
+impl AsyncRead for StallTimeout {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -187,14 +184,14 @@ impl AsyncRead for Impatient {
     }
 }
 
-impl AsyncWrite for Impatient {
+impl AsyncWrite for StallTimeout {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         let poll = Pin::new(&mut self.stream).poll_write(context, bytes);
-        self.patience(context, poll)
+        self.check_stall(context, poll)
     }
 
     fn poll_write_vectored(
@@ -203,7 +200,7 @@ impl AsyncWrite for Impatient {
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let poll = Pin::new(&mut self.stream).poll_write_vectored(context, slices);
-        self.patience(context, poll)
+        self.check_stall(context, poll)
     }
 
     fn is_write_vectored(&self) -> bool {

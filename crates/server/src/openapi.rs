@@ -1,37 +1,58 @@
-//! `/openapi.json`: what there is and what it takes, made from the types that requests are read with.
+//! `/openapi.json`, generated from the types that requests are parsed with.
 
 use serde_json::{Map, Value, json};
 use utoipa::{PartialSchema, ToSchema};
 
 use crate::config::{Config, Model};
+use crate::error::ErrorBody;
 use crate::openai::options::{MAX_BIASES, MAX_STOPS};
-use crate::openai::tools::{MAX_TOOLS, NAME};
+use crate::openai::tools::{MAX_TOOLS, NAME_PATTERN};
 use crate::openai::{
-    Chat, ChatChoice, ChatDelta, ChatLogprobs, Completion, ErrorBody, ModelInfo, ModelList, Options, Reply,
-    TextChoice, TextLogprobs,
+    ChatChoice, ChatChunkChoice, ChatLogprobs, ChatRequest, Completion, CompletionRequest, ModelInfo,
+    ModelList, Options, TextChoice, TextLogprobs,
 };
 
-/// The whole description of a server with this model and these limits.
+/// The OpenAPI document of a server with this model and these limits.
 pub(crate) fn document(model: &Model, config: &Config) -> Value {
     json!({
-        // The first version that describes the events of a stream.
+        // The first version that describes server-sent events.
         "openapi": "3.2.0",
         "info": { "title": "Indrik", "version": env!("CARGO_PKG_VERSION"), "license": { "name": "MIT OR Apache-2.0" } },
         "paths": {
-            "/v1/chat/completions": completion::<Chat>("What the assistant says next", &["ChatReply", "ChatChunk"]),
-            "/v1/completions": completion::<Completion>("How a text goes on", &["TextReply", "TextReply"]),
-            "/v1/models": { "get": operation("The models", json!({ "200": answer("It", "ModelList") }), true) },
+            "/v1/chat/completions": completion::<ChatRequest>(
+                "Create a chat completion",
+                &["ChatCompletion", "ChatCompletionChunk"],
+            ),
+            "/v1/completions": completion::<CompletionRequest>(
+                "Create a text completion",
+                &["TextCompletion", "TextCompletion"],
+            ),
+            "/v1/models": {
+                "get": operation("List the models", json!({ "200": response("The models", "ModelList") }), true),
+            },
             "/v1/models/{id}": {
                 "parameters": [{ "name": "id", "in": "path", "required": true, "schema": { "type": "string" } }],
-                "get": operation("A model", json!({ "200": answer("It", "ModelInfo") }), true),
+                "get": operation("Get a model", json!({ "200": response("The model", "ModelInfo") }), true),
             },
-            "/health": { "get": operation("Whether the server is alive", json!({ "200": status() }), false) },
-            "/ready": { "get": operation("Whether it can answer", json!({ "200": status() }), false) },
+            "/health": {
+                "get": operation("Liveness", json!({ "200": status("The process is alive") }), false),
+            },
+            "/ready": {
+                "get": operation("Readiness", json!({ "200": status("Requests are accepted") }), false),
+            },
             "/metrics": {
-                "get": operation("Numbers for Prometheus", json!({ "200": plain("text/plain") }), false)
+                "get": operation(
+                    "Metrics for Prometheus",
+                    json!({ "200": untyped("Metrics in the text format", "text/plain") }),
+                    false,
+                ),
             },
             "/openapi.json": {
-                "get": operation("This", json!({ "200": plain("application/json") }), false)
+                "get": operation(
+                    "This document",
+                    json!({ "200": untyped("The OpenAPI document", "application/json") }),
+                    false,
+                ),
             },
         },
         "components": {
@@ -41,9 +62,10 @@ pub(crate) fn document(model: &Model, config: &Config) -> Value {
     })
 }
 
-/// A path that takes a body with [`Options`] and what `T` has, and answers whole or in chunks.
-fn completion<T: ToSchema>(summary: &str, replies: &[&str; 2]) -> Value {
-    let [whole, chunk] = replies.map(reference);
+/// A path that takes [`Options`] and `T`, and responds with one of `schemas`: a whole completion, or a stream of
+/// chunks.
+fn completion<T: ToSchema>(summary: &str, schemas: &[&str; 2]) -> Value {
+    let [whole, chunk] = schemas.map(reference);
     let chunk = json!({ "type": "string", "contentMediaType": "application/json", "contentSchema": chunk });
     let data = json!({ "anyOf": [{ "const": "[DONE]" }, chunk] });
     let event = json!({ "type": "object", "required": ["data"], "properties": { "data": data } });
@@ -52,7 +74,7 @@ fn completion<T: ToSchema>(summary: &str, replies: &[&str; 2]) -> Value {
         "text/event-stream": { "itemSchema": event },
     });
     let responses =
-        json!({ "200": { "description": "The answer, whole or as a stream", "content": content } });
+        json!({ "200": { "description": "The completion, whole or as a stream", "content": content } });
     let mut operation = operation(summary, responses, true);
     let body = json!({ "allOf": [reference(&T::name()), reference(&Options::name())] });
     operation["requestBody"] =
@@ -60,26 +82,26 @@ fn completion<T: ToSchema>(summary: &str, replies: &[&str; 2]) -> Value {
     json!({ "post": operation })
 }
 
-/// Something a path does. Whatever goes wrong has the same body.
-fn operation(summary: &str, mut responses: Value, keyed: bool) -> Value {
-    responses["default"] = answer("What is wrong", "ErrorBody");
-    // An empty requirement beside the key: whether one is asked for is the operator's choice.
-    let security = if keyed { json!([{}, { "key": [] }]) } else { json!([]) };
+/// An operation. All errors have the same body.
+fn operation(summary: &str, mut responses: Value, authenticated: bool) -> Value {
+    responses["default"] = response("Error", "ErrorBody");
+    // The empty alternative: whether a key is required depends on the server's settings.
+    let security = if authenticated { json!([{}, { "key": [] }]) } else { json!([]) };
     json!({ "summary": summary, "responses": responses, "security": security })
 }
 
-fn answer(description: &str, name: &str) -> Value {
+fn response(description: &str, name: &str) -> Value {
     json!({ "description": description, "content": { "application/json": { "schema": reference(name) } } })
 }
 
-fn status() -> Value {
+fn status(description: &str) -> Value {
     let schema =
         json!({ "type": "object", "required": ["status"], "properties": { "status": { "type": "string" } } });
-    json!({ "description": "It is", "content": { "application/json": { "schema": schema } } })
+    json!({ "description": description, "content": { "application/json": { "schema": schema } } })
 }
 
-fn plain(media: &str) -> Value {
-    json!({ "description": "It", "content": { media: {} } })
+fn untyped(description: &str, media_type: &str) -> Value {
+    json!({ "description": description, "content": { media_type: {} } })
 }
 
 fn reference(name: &str) -> Value {
@@ -89,111 +111,117 @@ fn reference(name: &str) -> Value {
 fn schemas(model: &Model, config: &Config) -> Map<String, Value> {
     let mut schemas = Map::new();
     add::<Options>(&mut schemas, &Options::name());
-    add::<Chat>(&mut schemas, &Chat::name());
-    add::<Completion>(&mut schemas, &Completion::name());
-    // A generic type names its parts, but does not list them.
+    add::<ChatRequest>(&mut schemas, &ChatRequest::name());
+    add::<CompletionRequest>(&mut schemas, &CompletionRequest::name());
+    // utoipa does not collect the type arguments of a generic type.
     add::<ChatChoice>(&mut schemas, &ChatChoice::name());
-    add::<ChatDelta>(&mut schemas, &ChatDelta::name());
+    add::<ChatChunkChoice>(&mut schemas, &ChatChunkChoice::name());
     add::<TextChoice>(&mut schemas, &TextChoice::name());
-    add::<Reply<ChatChoice>>(&mut schemas, "ChatReply");
-    add::<Reply<ChatDelta>>(&mut schemas, "ChatChunk");
-    add::<Reply<TextChoice>>(&mut schemas, "TextReply");
+    add::<Completion<ChatChoice>>(&mut schemas, "ChatCompletion");
+    add::<Completion<ChatChunkChoice>>(&mut schemas, "ChatCompletionChunk");
+    add::<Completion<TextChoice>>(&mut schemas, "TextCompletion");
     add::<ModelInfo>(&mut schemas, "ModelInfo");
     add::<ModelList>(&mut schemas, "ModelList");
     add::<ChatLogprobs>(&mut schemas, &ChatLogprobs::name());
     add::<TextLogprobs>(&mut schemas, &TextLogprobs::name());
     add::<ErrorBody>(&mut schemas, "ErrorBody");
-    narrow(&mut schemas, model, config);
+    refine(&mut schemas, model, config);
     schemas
 }
 
-/// What the types alone do not say: limits of this server, and which values of a field are built.
-fn narrow(schemas: &mut Map<String, Value>, model: &Model, config: &Config) {
-    let mut say = |schema: &str, place: &str, key: &str, value: Value| {
-        let schema = schemas.get_mut(schema).and_then(|schema| schema.pointer_mut(place));
-        schema.expect("the types have such a field")[key] = value;
+/// Adds constraints that the types do not express: limits of this server, and supported values.
+fn refine(schemas: &mut Map<String, Value>, model: &Model, config: &Config) {
+    let mut set = |schema: &str, pointer: &str, key: &str, value: Value| {
+        let schema = schemas.get_mut(schema).and_then(|schema| schema.pointer_mut(pointer));
+        schema.expect("the schema has this field")[key] = value;
     };
-    say("Options", "/properties/model", "enum", json!([model.id]));
-    say("Options", "/properties/n", "maximum", json!(config.max_choices));
-    let last = model.tokens().saturating_sub(1);
-    say("Options", "/properties/logit_bias", "propertyNames", json!({ "pattern": up_to(last) }));
-    say("Options", "/properties/logit_bias", "maxProperties", json!(MAX_BIASES));
-    say("Options", "/properties/logit_bias/additionalProperties", "minimum", json!(-100));
-    say("Options", "/properties/logit_bias/additionalProperties", "maximum", json!(100));
-    say("AnyPrompt", "/oneOf/2/items", "maximum", json!(last));
-    say("AnyPrompt", "/oneOf/3/items/items", "maximum", json!(last));
-    // What only goes with another field.
-    let alone = |field: &str| json!({ "properties": { field: { "type": "null" } } });
-    let with = |field: &str| json!({ "required": [field], "properties": { field: { "const": true } } });
-    say("Options", "", "anyOf", json!([alone("stream_options"), with("stream")]));
-    say("Chat", "", "anyOf", json!([alone("top_logprobs"), with("logprobs")]));
+    set("Options", "/properties/model", "enum", json!([model.id]));
+    set("Options", "/properties/n", "maximum", json!(config.max_choices));
+    let last = model.token_count().saturating_sub(1);
+    set("Options", "/properties/logit_bias", "propertyNames", json!({ "pattern": numbers_up_to(last) }));
+    set("Options", "/properties/logit_bias", "maxProperties", json!(MAX_BIASES));
+    set("Options", "/properties/logit_bias/additionalProperties", "minimum", json!(-100));
+    set("Options", "/properties/logit_bias/additionalProperties", "maximum", json!(100));
+    set("PromptSchema", "/oneOf/2/items", "maximum", json!(last));
+    set("PromptSchema", "/oneOf/3/items/items", "maximum", json!(last));
+    // Fields that are only allowed together with another one.
+    let unset = |field: &str| json!({ "properties": { field: { "type": "null" } } });
+    let is_true = |field: &str| json!({ "required": [field], "properties": { field: { "const": true } } });
+    set("Options", "", "anyOf", json!([unset("stream_options"), is_true("stream")]));
+    set("ChatRequest", "", "anyOf", json!([unset("top_logprobs"), is_true("logprobs")]));
     let no_echo = json!({ "properties": { "echo": { "enum": [null, false] } } });
-    let told = json!({ "anyOf": [alone("logprobs"), no_echo] });
-    // As many as `n` would do too, but cannot be said in a few words.
-    say("Completion", "/properties/best_of", "enum", json!([null, 1]));
-    let one = json!({ "properties": { "n": { "enum": [null, 1] } } });
-    say("Completion", "", "allOf", json!([told, { "anyOf": [alone("best_of"), one] }]));
-    say("Chat", "/properties/tools", "maxItems", json!(MAX_TOOLS));
-    say("Chat", "/properties/functions", "maxItems", json!(0));
-    say("Chat", "/properties/function_call", "type", json!("null"));
-    say("Chat", "/properties/modalities/items", "enum", json!(["text"]));
-    say("Role", "", "enum", json!(["system", "developer", "user", "assistant", "tool"]));
-    let says =
+    let logprobs = json!({ "anyOf": [unset("logprobs"), no_echo] });
+    // `best_of` may also equal `n`, which JSON Schema cannot express.
+    set("CompletionRequest", "/properties/best_of", "enum", json!([null, 1]));
+    let one_choice = json!({ "properties": { "n": { "enum": [null, 1] } } });
+    let best_of = json!({ "anyOf": [unset("best_of"), one_choice] });
+    set("CompletionRequest", "", "allOf", json!([logprobs, best_of]));
+    set("ChatRequest", "/properties/tools", "maxItems", json!(MAX_TOOLS));
+    set("ChatRequest", "/properties/functions", "maxItems", json!(0));
+    set("ChatRequest", "/properties/function_call", "type", json!("null"));
+    set("ChatRequest", "/properties/modalities/items", "enum", json!(["text"]));
+    set("Role", "", "enum", json!(["system", "developer", "user", "assistant", "tool"]));
+    let has_content =
         json!({ "required": ["content"], "properties": { "content": { "type": ["string", "array"] } } });
-    let calls = json!({
+    let has_calls = json!({
         "required": ["tool_calls"],
         "properties": { "role": { "const": "assistant" }, "tool_calls": { "type": "array", "minItems": 1 } },
     });
-    let no_result = json!({ "properties": { "role": { "not": { "const": "tool" } } } });
-    let result =
+    let not_tool = json!({ "properties": { "role": { "not": { "const": "tool" } } } });
+    let has_call_id =
         json!({ "required": ["tool_call_id"], "properties": { "tool_call_id": { "type": "string" } } });
-    say("Said", "", "allOf", json!([{ "anyOf": [says, calls] }, { "anyOf": [no_result, result] }]));
-    for named in ["Function", "NamedFunction", "CalledFunction"] {
-        say(named, "/properties/name", "pattern", json!(NAME));
+    set(
+        "RequestMessage",
+        "",
+        "allOf",
+        json!([{ "anyOf": [has_content, has_calls] }, { "anyOf": [not_tool, has_call_id] }]),
+    );
+    for named in ["FunctionDefinition", "NamedFunction", "FunctionCall"] {
+        set(named, "/properties/name", "pattern", json!(NAME_PATTERN));
     }
-    say("Part", "/properties/type", "enum", json!(["text"]));
-    say("Part", "/properties/text", "type", json!("string"));
-    say("Part", "", "required", json!(["type", "text"]));
-    say("Stop", "/oneOf/0", "minLength", json!(1));
-    say("Stop", "/oneOf/1/items", "minLength", json!(1));
-    say("Stop", "/oneOf/1", "maxItems", json!(MAX_STOPS));
-    say("Completion", "/properties/suffix", "enum", json!([null, ""]));
+    set("ContentPart", "/properties/type", "enum", json!(["text"]));
+    set("ContentPart", "/properties/text", "type", json!("string"));
+    set("ContentPart", "", "required", json!(["type", "text"]));
+    set("StopSchema", "/oneOf/0", "minLength", json!(1));
+    set("StopSchema", "/oneOf/1/items", "minLength", json!(1));
+    set("StopSchema", "/oneOf/1", "maxItems", json!(MAX_STOPS));
+    set("CompletionRequest", "/properties/suffix", "enum", json!([null, ""]));
     for list in 1..=3 {
-        // An empty list would be a list of anything: not one of these, but all.
-        say("AnyPrompt", &format!("/oneOf/{list}"), "minItems", json!(1));
+        // Without it an empty list would match all three, and `oneOf` allows one match only.
+        set("PromptSchema", &format!("/oneOf/{list}"), "minItems", json!(1));
     }
-    say("AnyPrompt", "/oneOf/3/items", "minItems", json!(1));
+    set("PromptSchema", "/oneOf/3/items", "minItems", json!(1));
 }
 
-/// A regular expression for the numbers up to one, in decimal digits.
-fn up_to(most: u32) -> String {
-    let digits = most.to_string();
-    let mut same: Vec<String> = vec![digits.clone()];
+/// A regular expression for the decimal numbers from 0 to `max`.
+fn numbers_up_to(max: u32) -> String {
+    let digits = max.to_string();
+    let mut alternatives: Vec<String> = vec![digits.clone()];
     for (at, digit) in digits.char_indices().filter(|(_, digit)| *digit > '0') {
         let below = char::from(digit as u8 - 1);
-        same.push(format!("{}[0-{below}]{}", &digits[..at], "[0-9]".repeat(digits.len() - at - 1)));
+        alternatives.push(format!("{}[0-{below}]{}", &digits[..at], "[0-9]".repeat(digits.len() - at - 1)));
     }
     if digits.len() > 1 {
-        same.push(format!("[0-9]{{1,{}}}", digits.len() - 1));
+        alternatives.push(format!("[0-9]{{1,{}}}", digits.len() - 1));
     }
-    format!("^({})$", same.join("|"))
+    format!("^({})$", alternatives.join("|"))
 }
 
-/// Adds a type under a name, and what it consists of under theirs.
+/// Adds the schema of a type, and those of the types it contains.
 fn add<T: ToSchema + PartialSchema>(schemas: &mut Map<String, Value>, name: &str) {
-    let mut parts = Vec::new();
-    T::schemas(&mut parts);
-    parts.push((name.to_owned(), T::schema()));
-    for (name, schema) in parts {
-        schemas.insert(name, serde_json::to_value(schema).expect("a schema is JSON"));
+    let mut collected = Vec::new();
+    T::schemas(&mut collected);
+    collected.push((name.to_owned(), T::schema()));
+    for (name, schema) in collected {
+        schemas.insert(name, serde_json::to_value(schema).expect("a schema serialises to JSON"));
     }
 }
 
 #[cfg(test)]
 mod tests {
     #[test]
-    fn numbers_up_to_one_have_an_expression() {
-        assert_eq!(super::up_to(7), "^(7|[0-6])$");
-        assert_eq!(super::up_to(302), "^(302|[0-2][0-9][0-9]|30[0-1]|[0-9]{1,2})$");
+    fn expressions_match_numbers_up_to_a_maximum() {
+        assert_eq!(super::numbers_up_to(7), "^(7|[0-6])$");
+        assert_eq!(super::numbers_up_to(302), "^(302|[0-2][0-9][0-9]|30[0-1]|[0-9]{1,2})$");
     }
 }

@@ -1,179 +1,185 @@
-//! From a body to what the generator is asked for.
+//! From a request body to requests for the engine.
 
 use std::num::NonZeroU32;
 
 use engine::Request;
 use text::{DecodeSpecial, Detokenizer, StopMatcher, ToolSupport};
 
-use crate::choice::Said;
 use crate::config::{Config, Model};
 use crate::error::Error;
-use crate::openai::{self, Chat, Completion, Options, Prompt, Shape};
-use crate::record::random;
-use crate::tools::{self, Calling};
+use crate::openai::{self, ChatRequest, CompletionRequest, Constraint, Options, Prompt};
+use crate::output::OutputParser;
+use crate::random;
+use crate::tools::{self, ToolCallParsing};
 
-/// How many tokens `/v1/completions` writes where nobody says; OpenAI's number.
-const COMPLETION_TOKENS: u32 = 16;
+/// Default `max_tokens` of `/v1/completions`, as OpenAI's.
+const DEFAULT_MAX_TOKENS: u32 = 16;
 
-/// Which endpoint was asked.
+/// The endpoint of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Form {
+pub(crate) enum Endpoint {
     /// `/v1/chat/completions`
     Chat,
     /// `/v1/completions`
-    Text,
+    Completions,
 }
 
-/// A request that is right in itself.
+/// A parsed and validated request.
 #[derive(Debug)]
-pub(crate) struct Asked {
-    pub(crate) form: Form,
+pub(crate) struct ParsedRequest {
+    pub(crate) endpoint: Endpoint,
     pub(crate) options: Options,
-    /// `n` for each prompt, one after the other.
+    /// One engine request per choice: `n` for the first prompt, `n` for the second, and so on.
     pub(crate) requests: Vec<Request>,
-    /// What each answer begins with.
+    /// Text that each choice starts with: its prompt if `echo` is set, else empty.
     pub(crate) echoes: Vec<String>,
-    /// What each answer is held to.
-    pub(crate) shape: Option<Shape>,
-    /// How answers call tools, where they may.
-    pub(crate) calling: Option<Calling>,
-    /// Whether the probabilities of tokens are told.
-    pub(crate) tells: bool,
+    /// Constraint on the output, until it is compiled to a grammar.
+    pub(crate) constraint: Option<Constraint>,
+    /// Present if the output may contain tool calls.
+    pub(crate) tool_calls: Option<ToolCallParsing>,
+    /// Whether logprobs were requested.
+    pub(crate) logprobs: bool,
 }
 
-impl Asked {
-    /// Reads a body, for a model that knows so much of tools. Takes time that grows with it: not for the threads that serve connections.
-    pub(crate) fn read(
-        form: Form,
+impl ParsedRequest {
+    /// Parses a body. The time grows with the size of the body: must not run on the threads of the async runtime.
+    pub(crate) fn parse(
+        endpoint: Endpoint,
         body: &[u8],
         model: &Model,
-        knows: &ToolSupport,
+        tool_support: &ToolSupport,
         config: &Config,
-        context: u32,
-    ) -> Result<Asked, Error> {
-        let body = &openai::parse(body)?;
-        let options: Options = openai::read(body)?;
+        context_length: u32,
+    ) -> Result<ParsedRequest, Error> {
+        let body = &openai::parse_json(body)?;
+        let options: Options = openai::parse(body)?;
         if options.model != model.id {
             return Err(Error::UnknownModel(options.model));
         }
-        options.check(config.max_choices)?;
-        let vocab = model.tokens() as usize;
-        let mut sampling = options.sampling(&model.sampling, vocab)?;
-        let mut shape = options.shape()?;
-        let mut calling = None;
-        let (prompts, tops) = match form {
-            Form::Chat => {
-                let asked: Chat = openai::read(body)?;
-                let tops = asked.tops()?;
-                let prompt = chat(asked, model, knows, &mut shape)?;
-                if let Some(Shape::Calls(calls)) = &shape {
-                    calling = Some(Calling::new(calls));
+        options.validate(config.max_choices)?;
+        let mut sampling = options.sampling(&model.sampling, model.token_count() as usize)?;
+        let mut constraint = options.constraint()?;
+        let mut tool_calls = None;
+        let (prompts, top_logprobs) = match endpoint {
+            Endpoint::Chat => {
+                let chat: ChatRequest = openai::parse(body)?;
+                let top_logprobs = chat.top_logprobs()?;
+                let prompt = chat_prompt(chat, model, tool_support, &mut constraint)?;
+                if let Some(Constraint::ToolCalls(grammar)) = &constraint {
+                    tool_calls = Some(ToolCallParsing::new(grammar));
                 }
-                (vec![(prompt, String::new())], tops)
+                (vec![(prompt, String::new())], top_logprobs)
             }
-            Form::Text => {
-                let asked: Completion = openai::read(body)?;
-                let tops = asked.tops()?;
-                (texts(asked, &options, model, config)?, tops)
+            Endpoint::Completions => {
+                let completion: CompletionRequest = openai::parse(body)?;
+                let top_logprobs = completion.top_logprobs()?;
+                (completion_prompts(completion, &options, model, config)?, top_logprobs)
             }
         };
-        // A small vocabulary may have fewer.
-        sampling.top = tops.unwrap_or(0).min(model.vocab);
-        let seed = options.seed.map_or_else(random, |seed| seed as u64);
+        // A tiny vocabulary may have fewer tokens than were asked for.
+        sampling.top = top_logprobs.unwrap_or(0).min(model.vocab_size);
+        let seed = options.seed.map_or_else(random::number, |seed| seed as u64);
         let (mut requests, mut echoes) = (Vec::new(), Vec::new());
         for (prompt, echo) in prompts {
-            let tokens = prompt.len();
-            let longest = config.max_prompt_tokens.map_or(context, |most| most.min(context));
-            let Some(spare) = u32::try_from(tokens).ok().and_then(|tokens| longest.checked_sub(tokens))
-            else {
-                return Err(Error::TooLong { tokens, most: longest });
-            };
-            // The last token of an answer needs no position: nothing follows it.
-            let room = spare.saturating_add(context - longest).saturating_add(1);
-            let wanted = match form {
-                Form::Chat => options.most().unwrap_or(room),
-                Form::Text => options.most().unwrap_or(COMPLETION_TOKENS),
-            };
-            // More than there is room for is no error: the answer ends by its length.
-            let most = NonZeroU32::new(wanted.min(room)).ok_or(Error::field("max_tokens", "is 0"))?;
+            let max_tokens = max_tokens(endpoint, prompt.len(), &options, config, context_length)?;
             for choice in 0..options.n() {
                 let mut sampling = sampling.clone();
-                sampling.seed = seed_of(seed, choice);
+                sampling.seed = choice_seed(seed, choice);
                 requests.push(Request {
-                    prompt: prompt.clone(),
-                    max_tokens: most,
                     sampling,
-                    stop_token_ids: model.ends.clone(),
-                    grammar: None,
-                    deadline: None,
-                    span: tracing::Span::none(),
+                    stop_token_ids: model.stop_token_ids.clone(),
+                    ..Request::new(prompt.clone(), max_tokens)
                 });
                 echoes.push(echo.clone());
             }
         }
-        Ok(Asked { form, options, requests, echoes, shape, calling, tells: tops.is_some() })
+        let logprobs = top_logprobs.is_some();
+        Ok(ParsedRequest { endpoint, options, requests, echoes, constraint, tool_calls, logprobs })
     }
 
-    /// What makes text of an answer's tokens, and pieces of its text.
-    pub(crate) fn text(&self, model: &Model) -> Result<(Detokenizer, Said), Error> {
-        let stops = StopMatcher::new(self.options.stops()).map_err(|e| Error::field("stop", e))?;
-        let shown = self.calling.iter().flat_map(|calling| calling.shown.iter().copied());
-        let text = Detokenizer::new(&model.tokenizer, DecodeSpecial::Skip).keeping(shown);
-        let reader = self.calling.as_ref().map(|calling| calling.reader.clone());
-        Ok((text, Said::new(reader, stops, self.tells)))
+    /// A detokenizer and an output parser for one choice.
+    pub(crate) fn output(&self, model: &Model) -> Result<(Detokenizer, OutputParser), Error> {
+        let stops = StopMatcher::new(self.options.stops()).map_err(|e| Error::invalid_field("stop", e))?;
+        let kept = self.tool_calls.iter().flat_map(|calls| calls.control_tokens.iter().copied());
+        let detokenizer = Detokenizer::new(&model.tokenizer, DecodeSpecial::Skip).keeping(kept);
+        let parser = self.tool_calls.as_ref().map(|calls| calls.parser.clone());
+        Ok((detokenizer, OutputParser::new(parser, stops, self.logprobs)))
     }
 }
 
-/// The answers to one prompt differ, the first of them is the one that `n` = 1 would give, and the same seed gives the
-/// same again. The factor is 2⁶⁴ by the golden ratio: seeds of neighbours lie far apart.
-fn seed_of(seed: u64, choice: u32) -> u64 {
+/// The token limit of a prompt's completion; an error if the prompt is too long.
+fn max_tokens(
+    endpoint: Endpoint,
+    prompt_tokens: usize,
+    options: &Options,
+    config: &Config,
+    context_length: u32,
+) -> Result<NonZeroU32, Error> {
+    let max_prompt = config.max_prompt_tokens.map_or(context_length, |max| max.min(context_length));
+    let spare = u32::try_from(prompt_tokens).ok().and_then(|tokens| max_prompt.checked_sub(tokens));
+    let Some(spare) = spare else {
+        return Err(Error::PromptTooLong { tokens: prompt_tokens, max_tokens: max_prompt });
+    };
+    // One more than the free context: the last token of a completion is never an input.
+    let available = spare.saturating_add(context_length - max_prompt).saturating_add(1);
+    let requested = match endpoint {
+        Endpoint::Chat => options.max_tokens().unwrap_or(available),
+        Endpoint::Completions => options.max_tokens().unwrap_or(DEFAULT_MAX_TOKENS),
+    };
+    // Asking for more than fits is not an error: the completion ends with `length`.
+    NonZeroU32::new(requested.min(available)).ok_or(Error::invalid_field("max_tokens", "is 0"))
+}
+
+/// Seed of a choice. The first choice is the one that `n` = 1 gives; the others differ from it, and the same seed
+/// gives the same choices. The factor is 2⁶⁴ divided by the golden ratio: it spreads neighbouring seeds.
+fn choice_seed(seed: u64, choice: u32) -> u64 {
     seed.wrapping_add(u64::from(choice).wrapping_mul(0x9e37_79b9_7f4a_7c15))
 }
 
-/// The conversation as tokens. Where tools may be called, that is what answers are held to, beside the shape that there was.
-fn chat(
-    chat: Chat,
+/// The conversation as tokens. If tools may be called, `constraint` becomes the grammar of their calls.
+fn chat_prompt(
+    chat: ChatRequest,
     model: &Model,
-    knows: &ToolSupport,
-    shape: &mut Option<Shape>,
+    tool_support: &ToolSupport,
+    constraint: &mut Option<Constraint>,
 ) -> Result<Vec<u32>, Error> {
-    let (messages, offered) = chat.read()?;
-    let Some(template) = &model.template else {
+    let (messages, tool_options) = chat.into_messages()?;
+    let Some(template) = &model.chat_template else {
         let message = "the model has no chat template: use /v1/completions".to_owned();
         return Err(Error::Invalid { param: Some("model".to_owned()), message });
     };
-    let form = tools::form(knows, &model.id, offered.is_some(), &messages)?;
-    let offered = offered.unwrap_or_default();
-    if let Some(form) = form {
-        *shape = Some(Shape::Calls(Box::new(tools::calls(&offered, form, shape.take()))));
+    let format = tools::call_format(tool_support, &model.id, tool_options.is_some(), &messages)?;
+    let tool_options = tool_options.unwrap_or_default();
+    if let Some(format) = format {
+        let grammar = tools::call_grammar(&tool_options, format, constraint.take());
+        *constraint = Some(Constraint::ToolCalls(Box::new(grammar)));
     }
-    let tokens = template.encode_with_tools(&model.tokenizer, &messages, &offered.tools, true);
-    tokens.map_err(|e| Error::field("messages", e))
+    let tokens = template.encode_with_tools(&model.tokenizer, &messages, &tool_options.tools, true);
+    tokens.map_err(|e| Error::invalid_field("messages", e))
 }
 
-/// The prompts as tokens, each with what its answers begin with.
-fn texts(
-    completion: Completion,
+/// The prompts as tokens, each with the text to echo.
+fn completion_prompts(
+    completion: CompletionRequest,
     options: &Options,
     model: &Model,
     config: &Config,
 ) -> Result<Vec<(Vec<u32>, String)>, Error> {
     let tokenizer = &model.tokenizer;
-    let echoes = completion.echoes();
-    let prompts = completion.prompts(model.tokens() as usize, options.n(), config.max_choices)?;
-    let prompt = |prompt| {
+    let echo = completion.echo();
+    let prompts = completion.into_prompts(model.token_count() as usize, options.n(), config.max_choices)?;
+    let encode = |prompt| {
         let (tokens, text) = match prompt {
             Prompt::Text(text) => (tokenizer.encode_prompt(&text), text),
             Prompt::Tokens(tokens) => {
-                let text =
-                    if echoes { tokenizer.decode(&tokens, DecodeSpecial::Skip) } else { String::new() };
+                let text = if echo { tokenizer.decode(&tokens, DecodeSpecial::Skip) } else { String::new() };
                 (tokens, text)
             }
         };
         if tokens.is_empty() {
-            return Err(Error::field("prompt", "has no tokens: the model needs something to continue"));
+            return Err(Error::invalid_field("prompt", "has no tokens: the model needs at least one"));
         }
-        Ok((tokens, if echoes { text } else { String::new() }))
+        Ok((tokens, if echo { text } else { String::new() }))
     };
-    prompts.into_iter().map(prompt).collect()
+    prompts.into_iter().map(encode).collect()
 }

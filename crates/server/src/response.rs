@@ -1,4 +1,4 @@
-//! Answers on their way out: whole, or as server-sent events.
+//! Responses: a whole JSON object, or a stream of server-sent events.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -11,296 +11,314 @@ use futures_util::stream::{self, BoxStream, SelectAll, Stream, StreamExt};
 use serde::Serialize;
 use text::Tokenizer;
 
-use crate::choice::{Choice, Piece};
+use crate::access_log::LogEntry;
+use crate::choice::ChoiceStream;
 use crate::config::Config;
+use crate::emitted::EmittedToken;
 use crate::error::Error;
 use crate::openai::{
-    Call, CallDelta, CalledFunction, ChatChoice, ChatDelta, ChatLogprobs, ChatMessage, Delta, FunctionDelta,
-    Head, Reply, TextChoice, TextLogprobs, ToolType, Usage,
+    AssistantMessage, ChatChoice, ChatChunkChoice, ChatLogprobs, Completion, Delta, FunctionCall,
+    FunctionCallDelta, ResponseHead, TextChoice, TextLogprobs, ToolCall, ToolCallDelta, ToolType, Usage,
 };
-use crate::prompt::Form;
-use crate::record::{self, Record};
-use crate::told::Told;
+use crate::output::OutputPart;
+use crate::random;
+use crate::request::Endpoint;
 
-/// A request whose answers are being made.
-pub(crate) struct Running {
-    pub(crate) form: Form,
-    pub(crate) head: Head,
-    pub(crate) choices: Vec<Choice>,
-    /// What each answer begins with.
+/// A request whose choices are being generated.
+pub(crate) struct Generation {
+    pub(crate) endpoint: Endpoint,
+    pub(crate) head: ResponseHead,
+    pub(crate) choices: Vec<ChoiceStream>,
+    /// Text that each choice starts with.
     pub(crate) echoes: Vec<String>,
-    /// How many answers there are to each prompt.
+    /// Choices per prompt.
     pub(crate) n: u32,
-    /// Whether answers may call tools.
-    pub(crate) calls: bool,
-    /// Names tokens whose probabilities are told.
+    /// Whether choices may contain tool calls.
+    pub(crate) has_tools: bool,
+    /// For the text of tokens in logprobs.
     pub(crate) tokenizer: Tokenizer,
-    pub(crate) record: Arc<Record>,
+    pub(crate) log: Arc<LogEntry>,
 }
 
-/// The usage of a request, answer by answer.
-struct Tally {
+/// Sum of the usage of all choices.
+struct UsageTotal {
     n: u32,
     usage: Usage,
-    record: Arc<Record>,
+    log: Arc<LogEntry>,
 }
 
-impl Tally {
+impl UsageTotal {
     fn add(&mut self, index: u32, usage: engine::Usage) {
-        // A prompt counts once, however many answers it has.
+        // A prompt counts once, with its first choice.
         let first = index.is_multiple_of(self.n);
         self.usage.add(usage, first);
         if first {
-            self.record.cached(usage.cached_tokens);
+            self.log.add_cached_tokens(usage.cached_tokens);
         }
     }
 }
 
-impl Running {
-    /// Waits until the first of the answers is begun; the others may have to wait for it to end.
-    pub(crate) async fn begun(&mut self) -> Result<(), Error> {
+impl Generation {
+    /// Waits until the first choice is admitted. The others may have to wait for it to finish.
+    pub(crate) async fn started(&mut self) -> Result<(), Error> {
         match self.choices.first_mut() {
-            Some(choice) => choice.begun().await,
+            Some(choice) => choice.started().await,
             None => Ok(()),
         }
     }
 
-    /// Waits for all answers.
-    pub(crate) async fn whole(self) -> Result<Response, Error> {
-        let Running { form, head, choices, echoes, n, tokenizer, record, .. } = self;
-        let mut tally = Tally { n, usage: Usage::default(), record: record.clone() };
-        let tells = choices.iter().any(|choice| choice.said.tells());
-        let begin = |text| Whole { text, calls: vec![], told: tells.then(Vec::new), reason: "" };
-        let mut answers: Vec<Whole> = echoes.into_iter().map(begin).collect();
-        let mut pieces = pieces(choices);
-        while let Some((index, piece)) = pieces.next().await {
-            let answer = &mut answers[index as usize];
-            match piece {
-                Piece::Text(text, told) => {
-                    answer.text.push_str(&text);
-                    answer.told.iter_mut().for_each(|all| all.extend_from_slice(&told));
+    /// Collects all choices into one response.
+    pub(crate) async fn into_response(self) -> Result<Response, Error> {
+        let Generation { endpoint, head, choices, echoes, n, tokenizer, log, .. } = self;
+        let mut total = UsageTotal { n, usage: Usage::default(), log: log.clone() };
+        let logprobs = choices.iter().any(|choice| choice.output.has_logprobs());
+        let empty = |text| FinishedChoice {
+            text,
+            tool_calls: vec![],
+            tokens: logprobs.then(Vec::new),
+            finish_reason: "",
+        };
+        let mut finished: Vec<FinishedChoice> = echoes.into_iter().map(empty).collect();
+        let mut parts = merge_parts(choices);
+        while let Some((index, part)) = parts.next().await {
+            let choice = &mut finished[index as usize];
+            match part {
+                OutputPart::Text(text, tokens) => {
+                    choice.text.push_str(&text);
+                    choice.tokens.iter_mut().for_each(|all| all.extend_from_slice(&tokens));
                 }
-                Piece::Call { name } => answer.calls.push(called(name)),
-                Piece::Arguments(text) => {
-                    answer.calls.iter_mut().last().expect("it was begun").function.arguments.push_str(&text);
+                OutputPart::ToolCall { name } => choice.tool_calls.push(new_tool_call(name)),
+                OutputPart::Arguments(text) => {
+                    let call = choice.tool_calls.last_mut().expect("arguments follow the start of a call");
+                    call.function.arguments.push_str(&text);
                 }
-                Piece::Ended { reason, usage } => {
-                    answer.reason = reason;
-                    tally.add(index, usage);
+                OutputPart::Finished { reason, usage } => {
+                    choice.finish_reason = reason;
+                    total.add(index, usage);
                 }
-                Piece::Failed(error) => return Err(error),
+                OutputPart::Failed(error) => return Err(error),
             }
         }
-        record.outcome("success");
-        let answers = answers.into_iter().zip(0..);
-        let usage = Some(Some(tally.usage));
-        Ok(match form {
-            Form::Chat => {
-                let choice = |(Whole { text, calls, told, reason }, index)| ChatChoice {
-                    index,
-                    message: ChatMessage {
-                        role: "assistant",
-                        // Who calls tools need not say anything.
-                        content: Some(text).filter(|text| calls.is_empty() || !text.is_empty()),
-                        tool_calls: calls,
-                        refusal: None,
-                    },
-                    logprobs: told.map(|told| ChatLogprobs::new(&told, &tokenizer)),
-                    finish_reason: reason,
-                };
-                Json(Reply::new(&head, "chat.completion", answers.map(choice).collect(), usage))
-                    .into_response()
+        log.set_outcome("success");
+        let finished = finished.into_iter().zip(0..);
+        let usage = Some(Some(total.usage));
+        Ok(match endpoint {
+            Endpoint::Chat => {
+                let choices = finished.map(|(choice, index)| choice.into_chat(index, &tokenizer)).collect();
+                Json(Completion::new(&head, "chat.completion", choices, usage)).into_response()
             }
-            Form::Text => {
-                let choice = |(Whole { text, told, reason, .. }, index)| TextChoice {
-                    index,
-                    text,
-                    logprobs: told.map(|told| TextLogprobs::new(&told, &tokenizer)),
-                    finish_reason: Some(reason),
-                };
-                Json(Reply::new(&head, "text_completion", answers.map(choice).collect(), usage))
-                    .into_response()
+            Endpoint::Completions => {
+                let choices = finished.map(|(choice, index)| choice.into_text(index, &tokenizer)).collect();
+                Json(Completion::new(&head, "text_completion", choices, usage)).into_response()
             }
         })
     }
 
-    /// Sends pieces as they come; with the usage at the end where `usage` says so.
-    pub(crate) fn stream(self, usage: bool, config: &Config) -> Response {
+    /// Streams the choices as server-sent events.
+    pub(crate) fn into_stream(self, include_usage: bool, config: &Config) -> Response {
         let keep_alive = KeepAlive::new().interval(config.keep_alive);
-        let mut response = Sse::new(self.events(usage)).keep_alive(keep_alive).into_response();
-        // Proxies that collect a response before they pass it on are told not to.
-        response.headers_mut().insert("x-accel-buffering", "no".parse().expect("plain text"));
+        let mut response = Sse::new(self.events(include_usage)).keep_alive(keep_alive).into_response();
+        // nginx buffers responses unless this header is set.
+        response.headers_mut().insert("x-accel-buffering", "no".parse().expect("a valid header value"));
         response
     }
 
-    fn events(self, usage: bool) -> impl Stream<Item = Result<Event, Infallible>> + Send + 'static {
-        let Running { form, head, choices, echoes, n, calls, tokenizer, record } = self;
-        let chunks = Chunks { form, head, tokenizer, usage, calls };
+    fn events(self, include_usage: bool) -> impl Stream<Item = Result<Event, Infallible>> + Send + 'static {
+        let Generation { endpoint, head, choices, echoes, n, has_tools, tokenizer, log } = self;
+        let chunks = ChunkWriter { endpoint, head, tokenizer, include_usage, has_tools };
         let first = |(echo, index): (String, u32)| chunks.first(index, echo);
-        let out = Out {
-            waiting: echoes.into_iter().zip(0..).filter_map(first).collect(),
-            tally: Tally { n, usage: Usage::default(), record: record.clone() },
-            calls: vec![0; choices.len()],
-            pieces: pieces(choices),
+        let source = EventSource {
+            queued: echoes.into_iter().zip(0..).filter_map(first).collect(),
+            total: UsageTotal { n, usage: Usage::default(), log: log.clone() },
+            call_counts: vec![0; choices.len()],
+            parts: merge_parts(choices),
             chunks,
-            record,
-            over: false,
+            log,
+            finished: false,
         };
-        stream::unfold(out, |mut out| async { out.next().await.map(|event| (Ok(event), out)) })
+        stream::unfold(source, |mut source| async { source.next().await.map(|event| (Ok(event), source)) })
     }
 }
 
-/// An answer that is being put together.
-struct Whole {
+/// A choice as it is collected for a whole response.
+struct FinishedChoice {
     text: String,
-    calls: Vec<Call>,
-    /// Where probabilities were asked for.
-    told: Option<Vec<Told>>,
-    reason: &'static str,
+    tool_calls: Vec<ToolCall>,
+    /// If logprobs were requested.
+    tokens: Option<Vec<EmittedToken>>,
+    finish_reason: &'static str,
 }
 
-fn pieces(choices: Vec<Choice>) -> SelectAll<BoxStream<'static, (u32, Piece)>> {
-    stream::select_all(choices.into_iter().map(Choice::pieces))
+impl FinishedChoice {
+    fn into_chat(self, index: u32, tokenizer: &Tokenizer) -> ChatChoice {
+        let FinishedChoice { text, tool_calls, tokens, finish_reason } = self;
+        // `content` is null for a message that only calls tools.
+        let content = Some(text).filter(|text| tool_calls.is_empty() || !text.is_empty());
+        let logprobs = tokens.map(|tokens| ChatLogprobs::new(&tokens, tokenizer));
+        let message = AssistantMessage { role: "assistant", content, tool_calls, refusal: None };
+        ChatChoice { index, message, logprobs, finish_reason }
+    }
+
+    fn into_text(self, index: u32, tokenizer: &Tokenizer) -> TextChoice {
+        let FinishedChoice { text, tokens, finish_reason, .. } = self;
+        let logprobs = tokens.map(|tokens| TextLogprobs::new(&tokens, tokenizer));
+        TextChoice { index, text, logprobs, finish_reason: Some(finish_reason) }
+    }
 }
 
-/// A call that begins.
-fn called(name: String) -> Call {
-    let function = CalledFunction { name, arguments: String::new() };
-    Call { id: format!("call_{}", record::name()), r#type: ToolType::Function, function }
+/// The parts of all choices as they come.
+fn merge_parts(choices: Vec<ChoiceStream>) -> SelectAll<BoxStream<'static, (u32, OutputPart)>> {
+    stream::select_all(choices.into_iter().map(ChoiceStream::parts))
 }
 
-/// A stream that is being sent.
-struct Out {
-    /// Events that come before the next piece.
-    waiting: VecDeque<Event>,
-    pieces: SelectAll<BoxStream<'static, (u32, Piece)>>,
-    chunks: Chunks,
-    /// Calls that each answer has begun.
-    calls: Vec<u32>,
-    tally: Tally,
-    record: Arc<Record>,
-    over: bool,
+/// A tool call without arguments yet.
+fn new_tool_call(name: String) -> ToolCall {
+    let function = FunctionCall { name, arguments: String::new() };
+    ToolCall { id: format!("call_{}", random::id()), r#type: ToolType::Function, function }
 }
 
-impl Out {
+/// The events of a stream.
+struct EventSource {
+    /// Events to send before the next part.
+    queued: VecDeque<Event>,
+    parts: SelectAll<BoxStream<'static, (u32, OutputPart)>>,
+    chunks: ChunkWriter,
+    /// Tool calls started by each choice.
+    call_counts: Vec<u32>,
+    total: UsageTotal,
+    log: Arc<LogEntry>,
+    finished: bool,
+}
+
+impl EventSource {
     async fn next(&mut self) -> Option<Event> {
-        if let Some(event) = self.waiting.pop_front() {
+        if let Some(event) = self.queued.pop_front() {
             return Some(event);
         }
-        if self.over {
+        if self.finished {
             return None;
         }
-        Some(match self.pieces.next().await {
-            Some((index, Piece::Text(text, told))) => self.chunks.text(index, text, &told),
-            Some((index, Piece::Call { name })) => {
-                let count = &mut self.calls[index as usize];
+        Some(match self.parts.next().await {
+            Some((index, OutputPart::Text(text, tokens))) => self.chunks.text(index, text, &tokens),
+            Some((index, OutputPart::ToolCall { name })) => {
+                let count = &mut self.call_counts[index as usize];
                 *count += 1;
-                let Call { id, r#type, function } = called(name);
-                let function = FunctionDelta { name: Some(function.name), arguments: function.arguments };
-                let call = CallDelta { index: *count - 1, id: Some(id), r#type: Some(r#type), function };
-                self.chunks.call(index, call)
+                let ToolCall { id, r#type, function } = new_tool_call(name);
+                let function = FunctionCallDelta { name: Some(function.name), arguments: function.arguments };
+                let call = ToolCallDelta { index: *count - 1, id: Some(id), r#type: Some(r#type), function };
+                self.chunks.tool_call(index, call)
             }
-            Some((index, Piece::Arguments(arguments))) => {
-                let function = FunctionDelta { name: None, arguments };
-                let call = self.calls[index as usize].saturating_sub(1);
-                self.chunks.call(index, CallDelta { index: call, id: None, r#type: None, function })
+            Some((index, OutputPart::Arguments(arguments))) => {
+                let function = FunctionCallDelta { name: None, arguments };
+                let call = self.call_counts[index as usize].saturating_sub(1);
+                self.chunks.tool_call(index, ToolCallDelta { index: call, id: None, r#type: None, function })
             }
-            Some((index, Piece::Ended { reason, usage })) => {
-                self.tally.add(index, usage);
-                self.chunks.end(index, reason)
+            Some((index, OutputPart::Finished { reason, usage })) => {
+                self.total.add(index, usage);
+                self.chunks.finish(index, reason)
             }
-            Some((_, Piece::Failed(error))) => {
-                // The other answers go with it; no [DONE], so that nobody takes what there is for the whole.
-                self.pieces.clear();
-                self.over = true;
-                self.record.outcome(error.code());
+            Some((_, OutputPart::Failed(error))) => {
+                // Cancels the other choices. No [DONE]: clients must not take the stream for complete.
+                self.parts.clear();
+                self.finished = true;
+                self.log.set_outcome(error.code());
                 event(&error.body())
             }
             None => {
-                self.over = true;
-                self.record.outcome("success");
+                self.finished = true;
+                self.log.set_outcome("success");
                 let done = Event::default().data("[DONE]");
-                if !self.chunks.usage {
+                if !self.chunks.include_usage {
                     return Some(done);
                 }
-                self.waiting.push_back(done);
-                self.chunks.usage(self.tally.usage)
+                self.queued.push_back(done);
+                self.chunks.usage(self.total.usage)
             }
         })
     }
 }
 
 fn event(data: &impl Serialize) -> Event {
-    Event::default().json_data(data).expect("names and numbers are JSON")
+    Event::default().json_data(data).expect("response types serialise to JSON")
 }
 
 /// Writes the chunks of a stream.
-struct Chunks {
-    form: Form,
-    head: Head,
+struct ChunkWriter {
+    endpoint: Endpoint,
+    head: ResponseHead,
     tokenizer: Tokenizer,
-    /// Whether chunks have a usage.
-    usage: bool,
-    /// Whether answers may call tools.
-    calls: bool,
+    /// Whether chunks have a `usage` field.
+    include_usage: bool,
+    /// Whether choices may contain tool calls.
+    has_tools: bool,
 }
 
-impl Chunks {
-    /// What a choice begins with: its role, or the prompt where that is echoed.
+impl ChunkWriter {
+    /// First chunk of a choice: the role of a chat, the echo of a text.
     fn first(&self, index: u32, echo: String) -> Option<Event> {
-        match self.form {
-            Form::Chat => {
-                // Who calls tools need not say anything.
-                let content = (!self.calls).then(String::new);
+        match self.endpoint {
+            Endpoint::Chat => {
+                // A message that only calls tools has no content, so it must not start with an empty one.
+                let content = (!self.has_tools).then(String::new);
                 let delta = Delta { role: Some("assistant"), content, ..Delta::default() };
                 Some(self.chat(index, delta, &[], None))
             }
-            Form::Text if echo.is_empty() => None,
-            Form::Text => Some(self.text(index, echo, &[])),
+            Endpoint::Completions if echo.is_empty() => None,
+            Endpoint::Completions => Some(self.text(index, echo, &[])),
         }
     }
 
-    fn text(&self, index: u32, text: String, told: &[Told]) -> Event {
-        match self.form {
-            Form::Chat => self.chat(index, Delta { content: Some(text), ..Delta::default() }, told, None),
-            Form::Text => self.completion(index, text, told, None),
+    fn text(&self, index: u32, text: String, tokens: &[EmittedToken]) -> Event {
+        match self.endpoint {
+            Endpoint::Chat => {
+                self.chat(index, Delta { content: Some(text), ..Delta::default() }, tokens, None)
+            }
+            Endpoint::Completions => self.completion(index, text, tokens, None),
         }
     }
 
-    fn call(&self, index: u32, call: CallDelta) -> Event {
+    fn tool_call(&self, index: u32, call: ToolCallDelta) -> Event {
         self.chat(index, Delta { tool_calls: Some(vec![call]), ..Delta::default() }, &[], None)
     }
 
-    fn end(&self, index: u32, reason: &'static str) -> Event {
-        match self.form {
-            Form::Chat => self.chat(index, Delta::default(), &[], Some(reason)),
-            Form::Text => self.completion(index, String::new(), &[], Some(reason)),
+    fn finish(&self, index: u32, reason: &'static str) -> Event {
+        match self.endpoint {
+            Endpoint::Chat => self.chat(index, Delta::default(), &[], Some(reason)),
+            Endpoint::Completions => self.completion(index, String::new(), &[], Some(reason)),
         }
     }
 
     fn usage(&self, usage: Usage) -> Event {
-        let object = match self.form {
-            Form::Chat => "chat.completion.chunk",
-            Form::Text => "text_completion",
+        let object = match self.endpoint {
+            Endpoint::Chat => "chat.completion.chunk",
+            Endpoint::Completions => "text_completion",
         };
-        event(&Reply::<()>::new(&self.head, object, vec![], Some(Some(usage))))
+        event(&Completion::<()>::new(&self.head, object, vec![], Some(Some(usage))))
     }
 
-    fn chat(&self, index: u32, delta: Delta, told: &[Told], finish_reason: Option<&'static str>) -> Event {
-        let logprobs = (!told.is_empty()).then(|| ChatLogprobs::new(told, &self.tokenizer));
-        let choice = ChatDelta { index, delta, logprobs, finish_reason };
-        event(&Reply::new(&self.head, "chat.completion.chunk", vec![choice], self.usage.then_some(None)))
+    fn chat(
+        &self,
+        index: u32,
+        delta: Delta,
+        tokens: &[EmittedToken],
+        finish_reason: Option<&'static str>,
+    ) -> Event {
+        let logprobs = (!tokens.is_empty()).then(|| ChatLogprobs::new(tokens, &self.tokenizer));
+        let choice = ChatChunkChoice { index, delta, logprobs, finish_reason };
+        let usage = self.include_usage.then_some(None);
+        event(&Completion::new(&self.head, "chat.completion.chunk", vec![choice], usage))
     }
 
     fn completion(
         &self,
         index: u32,
         text: String,
-        told: &[Told],
+        tokens: &[EmittedToken],
         finish_reason: Option<&'static str>,
     ) -> Event {
-        let logprobs = (!told.is_empty()).then(|| TextLogprobs::new(told, &self.tokenizer));
+        let logprobs = (!tokens.is_empty()).then(|| TextLogprobs::new(tokens, &self.tokenizer));
         let choice = TextChoice { index, text, logprobs, finish_reason };
-        event(&Reply::new(&self.head, "text_completion", vec![choice], self.usage.then_some(None)))
+        let usage = self.include_usage.then_some(None);
+        event(&Completion::new(&self.head, "text_completion", vec![choice], usage))
     }
 }

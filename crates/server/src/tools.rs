@@ -1,51 +1,62 @@
-//! Tools of a request: whether the model knows of such, what its answers are held to, and how their calls are found.
+//! Tools of a request: what the model's chat template supports, the grammar for calls, and their parser.
 
 use grammar::{NonCallOutput, ToolCallGrammar, ToolSpec};
 use serde_json::json;
 use text::{Message, ToolCallFormat, ToolCallParser, ToolSupport};
 
 use crate::error::Error;
-use crate::openai::{Offered, Shape};
+use crate::openai::{Constraint, ToolOptions};
 
-/// How answers call tools.
+/// How tool calls are found in the output.
 #[derive(Debug)]
-pub(crate) struct Calling {
-    /// Finds the calls of an answer that has not begun.
-    pub(crate) reader: ToolCallParser,
-    /// Control tokens that mark calls: the reader must see them.
-    pub(crate) shown: Vec<u32>,
+pub(crate) struct ToolCallParsing {
+    /// A parser at the start of a completion.
+    pub(crate) parser: ToolCallParser,
+    /// Control tokens that delimit calls; the detokenizer must keep them.
+    pub(crate) control_tokens: Vec<u32>,
 }
 
-/// That a model knows of tools where a conversation has any; how it writes calls, where it may make some.
-pub(crate) fn form<'a>(
-    knows: &'a ToolSupport,
+impl ToolCallParsing {
+    pub(crate) fn new(grammar: &ToolCallGrammar) -> ToolCallParsing {
+        let text_allowed = grammar.without_calls == NonCallOutput::Text;
+        ToolCallParsing {
+            parser: ToolCallParser::new(grammar.format.clone(), text_allowed),
+            control_tokens: grammar.format.control_tokens.iter().map(|(_, id)| *id).collect(),
+        }
+    }
+}
+
+/// The format of tool calls if the request has tools. An error if the template does not support what the request
+/// or its messages use.
+pub(crate) fn call_format<'a>(
+    support: &'a ToolSupport,
     model: &str,
-    offered: bool,
+    has_tools: bool,
     messages: &[Message],
 ) -> Result<Option<&'a ToolCallFormat>, Error> {
-    let wrong = |param: String, why: &str| {
-        let message = format!("the chat template of '{model}' {why}");
-        Err(Error::NotByModel { param, message })
+    let unsupported = |param: String, reason: &str| {
+        let message = format!("the chat template of '{model}' {reason}");
+        Err(Error::UnsupportedByModel { param, message })
     };
-    let of_tools = |message: &Message| message.role == "tool" || !message.tool_calls.is_empty();
-    match (knows, offered) {
-        (ToolSupport::Format(form), true) => Ok(Some(form)),
+    let uses_tools = |message: &Message| message.role == "tool" || !message.tool_calls.is_empty();
+    match (support, has_tools) {
+        (ToolSupport::Format(format), true) => Ok(Some(format)),
         (ToolSupport::UnknownFormat, true) => {
-            let why = "writes calls of tools in a form that this server cannot read: leave 'tools' out, or serve \
-                       another model";
-            wrong("tools".to_owned(), why)
+            let reason = "writes tool calls in a format that this server cannot parse: leave 'tools' out, or \
+                          serve another model";
+            unsupported("tools".to_owned(), reason)
         }
         (ToolSupport::None, true) => {
-            let why = "knows no tools, so the model would not see them: leave 'tools' out, or serve a model whose \
-                       template has them, as Qwen 2.5's";
-            wrong("tools".to_owned(), why)
+            let reason = "does not support tools, so the model would not see them: leave 'tools' out, or serve \
+                          a model whose template supports them, such as Qwen 2.5";
+            unsupported("tools".to_owned(), reason)
         }
-        (ToolSupport::None, false) => match messages.iter().position(of_tools) {
-            Some(at) => {
-                let field = if messages[at].role == "tool" { "role" } else { "tool_calls" };
-                let why = "knows no tools, so the model would not see this: leave it out, or serve a model whose \
-                           template has them, as Qwen 2.5's";
-                wrong(format!("messages[{at}].{field}"), why)
+        (ToolSupport::None, false) => match messages.iter().position(uses_tools) {
+            Some(index) => {
+                let field = if messages[index].role == "tool" { "role" } else { "tool_calls" };
+                let reason = "does not support tools, so the model would not see this: leave it out, or serve \
+                              a model whose template supports them, such as Qwen 2.5";
+                unsupported(format!("messages[{index}].{field}"), reason)
             }
             None => Ok(None),
         },
@@ -53,30 +64,24 @@ pub(crate) fn form<'a>(
     }
 }
 
-/// What answers are held to that may call what is offered, or are what the request's format says.
-pub(crate) fn calls(offered: &Offered, form: &ToolCallFormat, shape: Option<Shape>) -> ToolCallGrammar {
-    let tool = |at: &usize| ToolSpec {
-        index: *at,
-        name: offered.tools[*at].name.clone(),
-        parameters: offered.tools[*at].parameters.clone(),
-        strict: offered.strict[*at],
+/// The grammar for a completion that may call tools; without a call, its output follows `constraint`.
+pub(crate) fn call_grammar(
+    options: &ToolOptions,
+    format: &ToolCallFormat,
+    constraint: Option<Constraint>,
+) -> ToolCallGrammar {
+    let spec = |index: &usize| ToolSpec {
+        index: *index,
+        name: options.tools[*index].name.clone(),
+        parameters: options.tools[*index].parameters.clone(),
+        strict: options.strict[*index],
     };
-    let otherwise = match shape {
-        _ if offered.must => NonCallOutput::Forbidden,
-        Some(Shape::Object) => NonCallOutput::Json(json!({ "type": "object" })),
-        Some(Shape::Schema(schema)) => NonCallOutput::Json(schema),
-        Some(Shape::Calls(_)) | None => NonCallOutput::Text,
+    let without_calls = match constraint {
+        _ if options.required => NonCallOutput::Forbidden,
+        Some(Constraint::JsonObject) => NonCallOutput::Json(json!({ "type": "object" })),
+        Some(Constraint::JsonSchema(schema)) => NonCallOutput::Json(schema),
+        Some(Constraint::ToolCalls(_)) | None => NonCallOutput::Text,
     };
-    let tools = offered.allowed.iter().map(tool).collect();
-    ToolCallGrammar { format: form.clone(), tools, parallel: offered.parallel, without_calls: otherwise }
-}
-
-impl Calling {
-    /// Of answers that are held to this.
-    pub(crate) fn new(calls: &ToolCallGrammar) -> Calling {
-        Calling {
-            reader: ToolCallParser::new(calls.format.clone(), calls.without_calls == NonCallOutput::Text),
-            shown: calls.format.control_tokens.iter().map(|(_, id)| *id).collect(),
-        }
-    }
+    let tools = options.allowed.iter().map(spec).collect();
+    ToolCallGrammar { format: format.clone(), tools, parallel: options.parallel, without_calls }
 }

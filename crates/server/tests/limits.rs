@@ -166,7 +166,9 @@ fn odd_values_of_every_field_are_taken_or_refused_by_name() {
         json!({ "1": 1 }),
         json!({ "x": null }),
     ];
-    for (path, body, own) in [(CHAT, chat(json!({})), "Chat"), (TEXT, completion(json!({})), "Completion")] {
+    for (path, body, own) in
+        [(CHAT, chat(json!({})), "ChatRequest"), (TEXT, completion(json!({})), "CompletionRequest")]
+    {
         for schema in ["Options", own] {
             for field in schemas[schema]["properties"].as_object().unwrap().keys() {
                 for value in &odd {
@@ -463,7 +465,7 @@ fn it_is_not_ready_where_the_gpu_does_not_answer() {
     let config = Config { probe_timeout: Duration::from_millis(50), ..Config::default() };
     let server = Fixture::with(mock, config);
     let (message, _) = server.get("/ready").refused(503, "not_ready");
-    assert!(message.contains("the GPU did not answer within 0.05 s"), "{message}");
+    assert!(message.contains("the GPU did not respond within 0.05 s"), "{message}");
 }
 
 #[test]

@@ -151,7 +151,7 @@ fn the_description_is_whole_and_names_what_requests_take() {
     }
     assert_eq!(schemas["Options"]["required"], json!(["model"]));
     assert_eq!(schemas["Options"]["properties"]["temperature"]["maximum"], 2);
-    assert_eq!(schemas["Chat"]["required"], json!(["messages"]));
+    assert_eq!(schemas["ChatRequest"]["required"], json!(["messages"]));
     for (path, operations) in document["paths"].as_object().unwrap() {
         if operations.get("get").is_some() {
             assert_ne!(server.get(&path.replace("{id}", "x")).json_or_null()["error"]["code"], "unknown_url");
@@ -193,8 +193,13 @@ fn each_request_is_one_line_without_what_was_said() {
     let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
     assert!(!log.contains(secret), "{log}");
     for (id, words) in ids.iter().zip([
-        ["model=\"tiny/gemma\"", "answer_tokens=6", "first_token_ms=", "outcome=\"success\""],
-        ["path=\"/v1/chat/completions\"", "answer_tokens=0", "prompt_tokens=0", "outcome=\"invalid_value\""],
+        ["model=\"tiny/gemma\"", "completion_tokens=6", "ttft_ms=", "outcome=\"success\""],
+        [
+            "path=\"/v1/chat/completions\"",
+            "completion_tokens=0",
+            "prompt_tokens=0",
+            "outcome=\"invalid_value\"",
+        ],
         ["path=\"/v1/completions\"", "cached_tokens=3", "total_ms=", "outcome=\"success\""],
     ]) {
         let lines: Vec<&str> = log.lines().filter(|line| line.contains(id.as_str())).collect();

@@ -375,7 +375,7 @@ fn a_model_without_tools_says_so() {
     assert_eq!(param, "tools");
     assert!(
         message.contains(MODEL)
-            && message.contains("knows no tools")
+            && message.contains("does not support tools")
             && message.contains("leave 'tools' out"),
         "{message}"
     );
@@ -392,7 +392,7 @@ fn a_model_without_tools_says_so() {
     let server = Fixture::serving(Mock::new(), Config::default(), Some(strange));
     let (message, param) = server.post(CHAT, &asked(json!({}))).refused(400, "unsupported_parameter");
     assert_eq!(param, "tools");
-    assert!(message.contains("cannot read"), "{message}");
+    assert!(message.contains("cannot parse"), "{message}");
 }
 
 fn check(name: &str, arguments: &str) {

@@ -1,4 +1,4 @@
-//! What only `/v1/chat/completions` has: messages, and tools.
+//! Request fields of `/v1/chat/completions`: messages and tools.
 
 use std::collections::HashMap;
 
@@ -8,51 +8,51 @@ use serde_json::Value;
 use text::Message;
 use utoipa::ToSchema;
 
-use super::logprobs::CHAT_MOST;
-use super::options::unset;
-#[allow(unused_imports, reason = "only the description names it")]
-use super::tools::AnyChoice;
-use super::tools::{AnyTool, Call, Offered, offered};
+use super::logprobs::MAX_CHAT_LOGPROBS;
+use super::parse::require_unset;
+#[allow(unused_imports, reason = "used by the OpenAPI document only")]
+use super::tools::ToolChoiceSchema;
+use super::tools::{ToolCall, ToolDefinition, ToolOptions, tool_options};
 use crate::error::Error;
 
-/// A conversation.
+/// Request fields of `/v1/chat/completions`.
 #[derive(Debug, Deserialize, ToSchema)]
-pub(crate) struct Chat {
-    /// What was said so far; the answer is what the assistant says next.
+pub(crate) struct ChatRequest {
+    /// The conversation so far.
     #[schema(min_items = 1)]
-    messages: Vec<Said>,
-    /// Whether the probabilities of the answer's tokens are told.
+    messages: Vec<RequestMessage>,
+    /// Whether to return log probabilities of the generated tokens.
     logprobs: Option<bool>,
-    /// So many of the most probable tokens are told in the place of each; only with `logprobs`.
+    /// Number of most probable tokens to return per token; only with `logprobs`.
     #[schema(minimum = 0, maximum = 20)]
     top_logprobs: Option<u32>,
-    /// What the assistant may call, where the model knows of such.
-    tools: Option<Vec<AnyTool>>,
-    /// Which of them may or must be called; "auto" where nothing is said.
-    #[schema(value_type = Option<AnyChoice>)]
+    /// Tools that the model may call, if its chat template supports them.
+    tools: Option<Vec<ToolDefinition>>,
+    /// Which tools may or must be called; "auto" by default.
+    #[schema(value_type = Option<ToolChoiceSchema>)]
     tool_choice: Option<Value>,
-    /// Whether an answer may call several tools; true where nothing is said.
+    /// Whether a message may contain several tool calls; true by default.
     parallel_tool_calls: Option<bool>,
-    /// The older name of `tools`, which is not built: any value but none is refused.
+    /// Deprecated by OpenAI in favour of `tools`; not supported: must be unset.
     #[schema(value_type = Option<Vec<Object>>)]
     functions: Option<Value>,
-    /// The older name of `tool_choice`, which is not built: any value but none is refused.
+    /// Deprecated by OpenAI in favour of `tool_choice`; not supported: must be unset.
     #[schema(value_type = Option<String>)]
     function_call: Option<Value>,
-    /// Only `["text"]`.
+    /// Only `["text"]` is supported.
     modalities: Option<Vec<String>>,
 }
 
-/// A message.
+/// A message of the conversation.
 #[derive(Debug, Deserialize, ToSchema)]
-struct Said {
+struct RequestMessage {
     role: Role,
-    /// Only an assistant that calls tools may leave it out.
-    #[schema(value_type = Option<Content>)]
-    content: Option<Text>,
-    /// What the assistant called.
-    tool_calls: Option<Vec<Call>>,
-    /// Whose result a message of a tool is.
+    /// Required, except in assistant messages with tool calls.
+    #[schema(value_type = Option<ContentSchema>)]
+    content: Option<Content>,
+    /// Tool calls of an assistant message.
+    tool_calls: Option<Vec<ToolCall>>,
+    /// The call whose result a tool message holds.
     tool_call_id: Option<String>,
 }
 
@@ -67,156 +67,168 @@ enum Role {
     Function,
 }
 
-/// One text or its parts: the shape in the schema.
+/// `content` in the OpenAPI document.
 #[derive(ToSchema)]
 #[serde(untagged)]
-#[allow(dead_code, reason = "only described, never made")]
-enum Content {
-    Whole(String),
-    Parts(Vec<Part>),
+#[allow(dead_code, reason = "describes the schema; never constructed")]
+enum ContentSchema {
+    Text(String),
+    Parts(Vec<ContentPart>),
 }
 
-/// A part of a message.
+/// A part of a message's content.
 #[derive(Deserialize, ToSchema)]
-struct Part {
-    /// Only "text" so far.
+struct ContentPart {
+    /// Only "text" is supported.
     r#type: String,
-    /// What was said.
+    /// Text of the part.
     text: Option<String>,
 }
 
-/// A message's text, whole or in parts.
+/// A message's content: a string, or parts that are joined.
 #[derive(Debug)]
-enum Text {
-    Whole(String),
-    /// The part at `at` is no text, but `kind`.
-    Other {
-        at: usize,
-        kind: String,
+enum Content {
+    Text(String),
+    /// The part at `index` has a type other than text.
+    UnsupportedPart {
+        index: usize,
+        r#type: String,
     },
-    /// The part at `at` has no text.
-    Missing {
-        at: usize,
+    /// The part at `index` has no text.
+    MissingText {
+        index: usize,
     },
 }
 
-impl<'de> Deserialize<'de> for Text {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Text, D::Error> {
-        struct WholeOrParts;
-        impl<'de> Visitor<'de> for WholeOrParts {
-            type Value = Text;
+impl<'de> Deserialize<'de> for Content {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Content, D::Error> {
+        struct ContentVisitor;
+        impl<'de> Visitor<'de> for ContentVisitor {
+            type Value = Content;
 
             fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 f.write_str("a string or a list of parts")
             }
 
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<Text, E> {
-                Ok(Text::Whole(text.to_owned()))
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Content, E> {
+                Ok(Content::Text(text.to_owned()))
             }
 
-            fn visit_string<E: de::Error>(self, text: String) -> Result<Text, E> {
-                Ok(Text::Whole(text))
+            fn visit_string<E: de::Error>(self, text: String) -> Result<Content, E> {
+                Ok(Content::Text(text))
             }
 
-            fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<Text, A::Error> {
-                let parts = Vec::<Part>::deserialize(de::value::SeqAccessDeserializer::new(seq))?;
-                let mut whole = String::new();
-                for (at, part) in parts.into_iter().enumerate() {
+            fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<Content, A::Error> {
+                let parts = Vec::<ContentPart>::deserialize(de::value::SeqAccessDeserializer::new(seq))?;
+                let mut joined = String::new();
+                for (index, part) in parts.into_iter().enumerate() {
                     match (part.r#type.as_str(), part.text) {
-                        ("text", Some(text)) => whole.push_str(&text),
-                        ("text", None) => return Ok(Text::Missing { at }),
-                        _ => return Ok(Text::Other { at, kind: part.r#type }),
+                        ("text", Some(text)) => joined.push_str(&text),
+                        ("text", None) => return Ok(Content::MissingText { index }),
+                        _ => return Ok(Content::UnsupportedPart { index, r#type: part.r#type }),
                     }
                 }
-                Ok(Text::Whole(whole))
+                Ok(Content::Text(joined))
             }
         }
-        deserializer.deserialize_any(WholeOrParts)
+        deserializer.deserialize_any(ContentVisitor)
     }
 }
 
-impl Chat {
-    /// How many of the most probable tokens are told with each; none where no probabilities are.
-    pub(crate) fn tops(&self) -> Result<Option<u32>, Error> {
+impl ChatRequest {
+    /// Number of most probable tokens to report per token; `None` without logprobs.
+    pub(crate) fn top_logprobs(&self) -> Result<Option<u32>, Error> {
         match (self.logprobs.unwrap_or(false), self.top_logprobs) {
-            (false, Some(_)) => Err(Error::field("top_logprobs", "is only allowed where 'logprobs' is true")),
-            (_, Some(top)) if top > CHAT_MOST => {
-                Err(Error::field("top_logprobs", format!("is {top}, but must be from 0 to {CHAT_MOST}")))
+            (false, Some(_)) => {
+                Err(Error::invalid_field("top_logprobs", "is only allowed if 'logprobs' is true"))
             }
+            (_, Some(top)) if top > MAX_CHAT_LOGPROBS => Err(Error::invalid_field(
+                "top_logprobs",
+                format!("is {top}, but must be between 0 and {MAX_CHAT_LOGPROBS}"),
+            )),
             (false, None) => Ok(None),
             (true, top) => Ok(Some(top.unwrap_or(0))),
         }
     }
 
-    /// The messages as a template takes them, and the tools that may be called.
-    pub(crate) fn read(self) -> Result<(Vec<Message>, Option<Offered>), Error> {
-        unset("functions", &self.functions, "the older form of 'tools', which is to be used instead,")?;
+    /// The messages as chat templates take them, and the tools that may be called.
+    pub(crate) fn into_messages(self) -> Result<(Vec<Message>, Option<ToolOptions>), Error> {
+        require_unset("functions", &self.functions, "the deprecated form of 'tools' (use 'tools' instead)")?;
         if !matches!(self.function_call, None | Some(Value::Null)) {
-            let what = "the older form of 'tool_choice', which is to be used instead,";
-            return Err(Error::unsupported("function_call", what));
+            let feature = "the deprecated form of 'tool_choice' (use 'tool_choice' instead)";
+            return Err(Error::unsupported("function_call", feature));
         }
-        let offered =
-            offered(self.tools.unwrap_or_default(), self.tool_choice.as_ref(), self.parallel_tool_calls)?;
+        let tool_options = tool_options(
+            self.tools.unwrap_or_default(),
+            self.tool_choice.as_ref(),
+            self.parallel_tool_calls,
+        )?;
         if let Some(other) = self.modalities.iter().flatten().find(|modality| *modality != "text") {
             return Err(Error::unsupported("modalities", other.clone()));
         }
         if self.messages.is_empty() {
-            return Err(Error::field("messages", "is empty, but must hold one message or more"));
+            return Err(Error::invalid_field("messages", "is empty: at least one message is required"));
         }
         let mut messages: Vec<Message> = Vec::with_capacity(self.messages.len());
-        // The tool of each call so far, by the call's id: a result is of the last one of its id.
+        // Names of called tools by call id. If an id repeats, a result belongs to the last call with it.
         let mut called: HashMap<String, String> = HashMap::new();
-        for (at, said) in self.messages.into_iter().enumerate() {
-            let mut message = said.message(at)?;
+        for (index, message) in self.messages.into_iter().enumerate() {
+            let mut message = message.into_template(index)?;
             if let Some(id) = &message.tool_call_id {
                 message.name = Some(called.get(id).cloned().ok_or_else(|| {
-                    let wrong = "is the id of no call that an assistant's message before it has made";
-                    Error::field(format!("messages[{at}].tool_call_id"), wrong)
+                    let invalid = "matches no tool call of an earlier assistant message";
+                    Error::invalid_field(format!("messages[{index}].tool_call_id"), invalid)
                 })?);
             }
             called.extend(message.tool_calls.iter().map(|call| (call.id.clone(), call.name.clone())));
             messages.push(message);
         }
-        Ok((messages, offered))
+        Ok((messages, tool_options))
     }
 }
 
-impl Said {
-    fn message(self, at: usize) -> Result<Message, Error> {
-        let place = |field: &str| format!("messages[{at}].{field}");
+impl RequestMessage {
+    /// The message as chat templates take it. `index` is its position, for errors.
+    fn into_template(self, index: usize) -> Result<Message, Error> {
+        let path = |field: &str| format!("messages[{index}].{field}");
         let calls = self.tool_calls.unwrap_or_default();
         let role = match self.role {
-            // The same by its newer name.
+            // OpenAI's newer name for the same role.
             Role::System | Role::Developer => "system",
             Role::User => "user",
             Role::Assistant => "assistant",
             Role::Tool => "tool",
             Role::Function => {
-                return Err(Error::unsupported(place("role"), "function, the older name of 'tool',"));
+                return Err(Error::unsupported(
+                    path("role"),
+                    "the deprecated role 'function' (use 'tool' instead)",
+                ));
             }
         };
         if self.role != Role::Assistant && !calls.is_empty() {
-            return Err(Error::field(place("tool_calls"), "is only allowed where 'role' is assistant"));
+            return Err(Error::invalid_field(path("tool_calls"), "is only allowed if 'role' is assistant"));
         }
         if self.role == Role::Tool && self.tool_call_id.is_none() {
-            return Err(Error::field(place("tool_call_id"), "is required"));
+            return Err(Error::invalid_field(path("tool_call_id"), "is required"));
         }
         let content = match self.content {
-            Some(Text::Whole(content)) => Some(content),
-            Some(Text::Other { at, kind }) => {
-                return Err(Error::unsupported(place(&format!("content[{at}].type")), format!("{kind:?}")));
+            Some(Content::Text(content)) => Some(content),
+            Some(Content::UnsupportedPart { index, r#type }) => {
+                let field = path(&format!("content[{index}].type"));
+                return Err(Error::unsupported(field, format!("{type:?}")));
             }
-            Some(Text::Missing { at }) => {
-                return Err(Error::field(place(&format!("content[{at}].text")), "is required"));
+            Some(Content::MissingText { index }) => {
+                return Err(Error::invalid_field(path(&format!("content[{index}].text")), "is required"));
             }
             None if !calls.is_empty() => None,
-            None => return Err(Error::field(place("content"), "is required")),
+            None => return Err(Error::invalid_field(path("content"), "is required")),
         };
-        let of = |(call, value): (usize, Call)| value.read(&place(&format!("tool_calls[{call}]")));
+        let call =
+            |(index, call): (usize, ToolCall)| call.into_template(&path(&format!("tool_calls[{index}]")));
         Ok(Message {
             role: role.to_owned(),
             content,
-            tool_calls: calls.into_iter().enumerate().map(of).collect::<Result<_, _>>()?,
+            tool_calls: calls.into_iter().enumerate().map(call).collect::<Result<_, _>>()?,
             tool_call_id: self.tool_call_id.filter(|_| self.role == Role::Tool),
             name: None,
         })
@@ -240,29 +252,31 @@ mod tests {
         json!({ "role": "tool", "tool_call_id": id, "content": "" })
     }
 
-    fn read(messages: &[Value]) -> Result<Vec<Message>, Error> {
-        let chat: Chat = serde_json::from_value(json!({ "messages": messages })).expect("a conversation");
-        Ok(chat.read()?.0)
+    fn messages(messages: &[Value]) -> Result<Vec<Message>, Error> {
+        let chat: ChatRequest =
+            serde_json::from_value(json!({ "messages": messages })).expect("a valid request");
+        Ok(chat.into_messages()?.0)
     }
 
     #[test]
-    fn results_are_of_the_last_call_of_their_id() {
-        let messages = [call("1", "a"), result("1"), call("1", "b"), call("2", "c"), result("1")];
-        let read = read(&messages).expect("a conversation");
-        assert_eq!([&read[1].name, &read[4].name], [&Some("a".to_owned()), &Some("b".to_owned())]);
-        assert!(super::tests::read(&[call("1", "a"), result("2"), call("2", "b")]).is_err());
+    fn a_tool_result_belongs_to_the_last_call_with_its_id() {
+        let given = [call("1", "a"), result("1"), call("1", "b"), call("2", "c"), result("1")];
+        let parsed = messages(&given).expect("valid messages");
+        assert_eq!([&parsed[1].name, &parsed[4].name], [&Some("a".to_owned()), &Some("b".to_owned())]);
+        assert!(messages(&[call("1", "a"), result("2"), call("2", "b")]).is_err());
     }
 
-    /// A search through all calls for each result takes more than four seconds, a look at a table less than a tenth of one.
+    /// A linear search per result takes more than 4 s, a hash map less than 0.1 s.
     #[test]
-    fn many_results_take_little_time() {
+    fn many_tool_results_are_parsed_in_linear_time() {
         let ids: Vec<String> = (0..20_000).map(|id| id.to_string()).collect();
         let calls = ids.iter().map(|id| call(id, "f"));
         let messages: Vec<Value> = calls.chain(ids.iter().map(|id| result(id))).collect();
-        let chat: Chat = serde_json::from_value(json!({ "messages": messages })).expect("a conversation");
-        let begun = Instant::now();
-        let (read, _) = chat.read().expect("a conversation");
-        assert!(read[20_000..].iter().all(|message| message.name.as_deref() == Some("f")));
-        assert!(begun.elapsed().as_secs_f64() < 1.5, "{:?}", begun.elapsed());
+        let chat: ChatRequest =
+            serde_json::from_value(json!({ "messages": messages })).expect("a valid request");
+        let started = Instant::now();
+        let (parsed, _) = chat.into_messages().expect("valid messages");
+        assert!(parsed[20_000..].iter().all(|message| message.name.as_deref() == Some("f")));
+        assert!(started.elapsed().as_secs_f64() < 1.5, "{:?}", started.elapsed());
     }
 }

@@ -1,43 +1,44 @@
-//! What only `/v1/completions` has: prompts as text or tokens.
+//! Request fields of `/v1/completions`: prompts as text or tokens.
 
 use serde::Deserialize;
 use serde::de::{self, Deserializer, SeqAccess, Visitor};
 use serde_json::Value;
 use utoipa::ToSchema;
 
-use super::logprobs::TEXT_MOST;
-use super::options::unset;
+use super::logprobs::MAX_TEXT_LOGPROBS;
+use super::parse::require_unset;
 use crate::error::Error;
 
-/// Text to be continued.
+/// Request fields of `/v1/completions`.
 #[derive(Debug, Deserialize, ToSchema)]
-pub(crate) struct Completion {
-    /// A text, a list of texts, a list of tokens, or a list of lists of tokens.
-    #[schema(value_type = AnyPrompt)]
+pub(crate) struct CompletionRequest {
+    /// A string, a list of strings, a list of token ids, or a list of lists of token ids.
+    #[schema(value_type = PromptSchema)]
     prompt: Prompts,
-    /// Whether the answer begins with the prompt.
+    /// Whether the text starts with the prompt.
     echo: Option<bool>,
-    /// The probabilities of the answer's tokens are told, and so many of the most probable in the place of each. Not with `echo`.
+    /// Return log probabilities of the generated tokens and of this many most probable tokens at each position.
+    /// Not supported with `echo`.
     #[schema(minimum = 0, maximum = 5)]
     logprobs: Option<u32>,
-    /// Not built: any value but none is refused.
+    /// Not supported: must be unset.
     suffix: Option<String>,
-    /// Not built: any value but `n` is refused.
+    /// Not supported: must be unset or equal to `n`.
     best_of: Option<u32>,
 }
 
-/// The shape in the schema.
+/// `prompt` in the OpenAPI document.
 #[derive(ToSchema)]
 #[serde(untagged)]
-#[allow(dead_code, reason = "only described, never made")]
-enum AnyPrompt {
+#[allow(dead_code, reason = "describes the schema; never constructed")]
+enum PromptSchema {
     Text(String),
     Texts(Vec<String>),
     Tokens(Vec<u32>),
-    ManyTokens(Vec<Vec<u32>>),
+    TokenLists(Vec<Vec<u32>>),
 }
 
-/// A prompt as it was written.
+/// A prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Prompt {
     Text(String),
@@ -47,7 +48,7 @@ pub(crate) enum Prompt {
 #[derive(Debug, PartialEq, Eq)]
 struct Prompts(Vec<Prompt>);
 
-/// An element of a list of prompts.
+/// An element of a list in `prompt`.
 enum Element {
     Prompt(Prompt),
     Token(u32),
@@ -55,8 +56,8 @@ enum Element {
 
 impl<'de> Deserialize<'de> for Element {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Element, D::Error> {
-        struct AnyElement;
-        impl<'de> Visitor<'de> for AnyElement {
+        struct ElementVisitor;
+        impl<'de> Visitor<'de> for ElementVisitor {
             type Value = Element;
 
             fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -68,8 +69,8 @@ impl<'de> Deserialize<'de> for Element {
             }
 
             fn visit_u64<E: de::Error>(self, id: u64) -> Result<Element, E> {
-                let wrong = || de::Error::invalid_value(de::Unexpected::Unsigned(id), &"a token id");
-                u32::try_from(id).map(Element::Token).map_err(|_| wrong())
+                let invalid = || de::Error::invalid_value(de::Unexpected::Unsigned(id), &"a token id");
+                u32::try_from(id).map(Element::Token).map_err(|_| invalid())
             }
 
             fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<Element, A::Error> {
@@ -77,14 +78,14 @@ impl<'de> Deserialize<'de> for Element {
                 Ok(Element::Prompt(Prompt::Tokens(tokens)))
             }
         }
-        deserializer.deserialize_any(AnyElement)
+        deserializer.deserialize_any(ElementVisitor)
     }
 }
 
 impl<'de> Deserialize<'de> for Prompts {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Prompts, D::Error> {
-        struct AnyPrompts;
-        impl<'de> Visitor<'de> for AnyPrompts {
+        struct PromptsVisitor;
+        impl<'de> Visitor<'de> for PromptsVisitor {
             type Value = Prompts;
 
             fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -103,9 +104,7 @@ impl<'de> Deserialize<'de> for Prompts {
                         Element::Token(id) => tokens.push(id),
                     }
                     if !prompts.is_empty() && !tokens.is_empty() {
-                        return Err(de::Error::custom(
-                            "holds prompts and token ids, but must hold one of them",
-                        ));
+                        return Err(de::Error::custom("mixes prompts and token ids: use one of them"));
                     }
                 }
                 if !tokens.is_empty() {
@@ -114,50 +113,63 @@ impl<'de> Deserialize<'de> for Prompts {
                 Ok(Prompts(prompts))
             }
         }
-        deserializer.deserialize_any(AnyPrompts)
+        deserializer.deserialize_any(PromptsVisitor)
     }
 }
 
-impl Completion {
-    /// Whether answers begin with their prompts.
-    pub(crate) fn echoes(&self) -> bool {
+impl CompletionRequest {
+    /// Whether completions start with their prompts.
+    pub(crate) fn echo(&self) -> bool {
         self.echo.unwrap_or(false)
     }
 
-    /// How many of the most probable tokens are told with each; none where no probabilities are.
-    pub(crate) fn tops(&self) -> Result<Option<u32>, Error> {
+    /// Number of most probable tokens to report per token; `None` without logprobs.
+    pub(crate) fn top_logprobs(&self) -> Result<Option<u32>, Error> {
         match self.logprobs {
-            Some(top) if top > TEXT_MOST => {
-                Err(Error::field("logprobs", format!("is {top}, but must be from 0 to {TEXT_MOST}")))
-            }
-            Some(_) if self.echoes() => {
-                Err(Error::unsupported("logprobs", "telling the probabilities of the prompt, with 'echo',"))
+            Some(top) if top > MAX_TEXT_LOGPROBS => Err(Error::invalid_field(
+                "logprobs",
+                format!("is {top}, but must be between 0 and {MAX_TEXT_LOGPROBS}"),
+            )),
+            Some(_) if self.echo() => {
+                Err(Error::unsupported("logprobs", "reporting logprobs of the prompt (with 'echo')"))
             }
             top => Ok(top),
         }
     }
 
-    /// The prompts, for a vocabulary of `vocab` tokens; `n` answers to each, `choices` at most.
-    pub(crate) fn prompts(self, vocab: usize, n: u32, choices: u32) -> Result<Vec<Prompt>, Error> {
-        unset("suffix", &self.suffix.filter(|suffix| !suffix.is_empty()).map(Value::from), "filling a gap")?;
+    /// The prompts, validated for a vocabulary of `vocab_size` tokens and at most `max_choices` choices, `n` per prompt.
+    pub(crate) fn into_prompts(
+        self,
+        vocab_size: usize,
+        n: u32,
+        max_choices: u32,
+    ) -> Result<Vec<Prompt>, Error> {
+        let suffix = self.suffix.filter(|suffix| !suffix.is_empty()).map(Value::from);
+        require_unset("suffix", &suffix, "insertion before a suffix")?;
         if self.best_of.is_some_and(|best_of| best_of != n) {
-            return Err(Error::unsupported("best_of", "choosing among answers"));
+            return Err(Error::unsupported("best_of", "selecting the best of several completions"));
         }
         let prompts = self.prompt.0;
         if prompts.is_empty() {
-            return Err(Error::field("prompt", "is empty, but must hold one prompt or more"));
+            return Err(Error::invalid_field("prompt", "is empty: at least one prompt is required"));
         }
-        if prompts.len() as u64 * u64::from(n) > u64::from(choices) {
-            let message = format!("{} prompts with {n} answers each are more than {choices}", prompts.len());
-            return Err(Error::field("prompt", message));
+        if prompts.len() as u64 * u64::from(n) > u64::from(max_choices) {
+            let message = format!(
+                "has {} prompts with {n} choices each, but the limit is {max_choices} choices",
+                prompts.len()
+            );
+            return Err(Error::invalid_field("prompt", message));
         }
         for prompt in &prompts {
             let Prompt::Tokens(tokens) = prompt else { continue };
-            if let Some(id) = tokens.iter().find(|id| **id as usize >= vocab) {
-                return Err(Error::field("prompt", format!("holds {id}, but token ids are below {vocab}")));
+            if let Some(id) = tokens.iter().find(|id| **id as usize >= vocab_size) {
+                return Err(Error::invalid_field(
+                    "prompt",
+                    format!("contains {id}, but token ids must be below {vocab_size}"),
+                ));
             }
             if tokens.is_empty() {
-                return Err(Error::field("prompt", "holds an empty list of tokens"));
+                return Err(Error::invalid_field("prompt", "contains an empty list of tokens"));
             }
         }
         Ok(prompts)

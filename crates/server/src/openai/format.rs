@@ -1,79 +1,80 @@
-//! What an answer must look like: `response_format`.
+//! `response_format`: constraints on the output.
 
 use grammar::ToolCallGrammar;
 use serde::Deserialize;
 use serde_json::Value;
 use utoipa::ToSchema;
 
+use super::parse::parse_field;
 use crate::error::Error;
 
-/// The field that a schema stands in.
-pub(crate) const SCHEMA: &str = "response_format.json_schema.schema";
+/// Path of the schema in a request.
+pub(crate) const SCHEMA_FIELD: &str = "response_format.json_schema.schema";
 
-/// What an answer must look like: the shape in the schema.
+/// `response_format` in the OpenAPI document.
 #[derive(ToSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
-#[allow(dead_code, reason = "only described, never made")]
-pub(crate) enum AnyFormat {
+#[allow(dead_code, reason = "describes the schema; never constructed")]
+pub(crate) enum ResponseFormatSchema {
     Text,
     JsonObject,
     JsonSchema { json_schema: JsonSchema },
 }
 
-/// The same as it is read, so that errors name the field.
+/// `response_format` as it is parsed: flat, so that errors name the field.
 #[derive(Debug, Deserialize)]
 pub(crate) struct ResponseFormat {
-    r#type: Format,
-    /// Only looked at where the type says so.
+    r#type: FormatType,
+    /// Parsed only for the type `json_schema`.
     json_schema: Option<Value>,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Format {
+enum FormatType {
     Text,
     JsonObject,
     JsonSchema,
 }
 
-/// A schema that the answer is held to.
+/// A JSON schema that the output must match.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(crate) struct JsonSchema {
-    /// What the client calls it.
+    /// Name of the schema, chosen by the client.
     #[allow(dead_code, reason = "only its type is checked")]
     name: String,
-    /// JSON Schema, as far as it is supported; the answer is held to all of it.
+    /// JSON Schema. A schema with unsupported keywords is rejected; a supported one is enforced in full.
     #[schema(value_type = Object)]
     schema: Value,
-    /// Makes no difference: the answer is held to the schema in any case.
+    /// Ignored: the schema is always enforced.
     #[allow(dead_code, reason = "only its type is checked")]
     strict: Option<bool>,
 }
 
-/// What an answer is held to.
+/// A constraint on the output.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Shape {
+pub(crate) enum Constraint {
     /// Any JSON object.
-    Object,
-    /// JSON that this schema allows.
-    Schema(Value),
-    /// Calls of tools, or what the request's format says.
-    Calls(Box<ToolCallGrammar>),
+    JsonObject,
+    /// JSON that matches this schema.
+    JsonSchema(Value),
+    /// Tool calls, or output by the request's format.
+    ToolCalls(Box<ToolCallGrammar>),
 }
 
 impl ResponseFormat {
-    /// What the answer is held to; nothing where it is text.
-    pub(crate) fn shape(&self) -> Result<Option<Shape>, Error> {
+    /// The constraint; `None` for text.
+    pub(crate) fn constraint(&self) -> Result<Option<Constraint>, Error> {
         const FIELD: &str = "response_format.json_schema";
         let schema = match (self.r#type, &self.json_schema) {
-            (Format::Text, _) => return Ok(None),
-            (Format::JsonObject, _) => return Ok(Some(Shape::Object)),
-            (Format::JsonSchema, None) => return Err(Error::field(FIELD, "is required")),
-            (Format::JsonSchema, Some(given)) => super::read_at::<JsonSchema>(FIELD, given)?.schema,
+            (FormatType::Text, _) => return Ok(None),
+            (FormatType::JsonObject, _) => return Ok(Some(Constraint::JsonObject)),
+            (FormatType::JsonSchema, None) => return Err(Error::invalid_field(FIELD, "is required")),
+            (FormatType::JsonSchema, Some(given)) => parse_field::<JsonSchema>(FIELD, given)?.schema,
         };
         match schema {
-            Value::Object(_) => Ok(Some(Shape::Schema(schema))),
-            _ => Err(Error::field(SCHEMA, "must be an object")),
+            Value::Object(_) => Ok(Some(Constraint::JsonSchema(schema))),
+            _ => Err(Error::invalid_field(SCHEMA_FIELD, "must be an object")),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Probabilities of tokens, as each of the two kinds of completion tells them.
+//! Log probabilities in the formats of the two endpoints.
 
 use std::collections::BTreeMap;
 
@@ -6,18 +6,18 @@ use serde::Serialize;
 use text::Tokenizer;
 use utoipa::ToSchema;
 
-use crate::told::Told;
+use crate::emitted::EmittedToken;
 
-/// The most that `top_logprobs` of a chat may ask for.
-pub(crate) const CHAT_MOST: u32 = 20;
+/// Maximum of `top_logprobs` in a chat.
+pub(crate) const MAX_CHAT_LOGPROBS: u32 = 20;
 
-/// The most that `logprobs` of a text may ask for.
-pub(crate) const TEXT_MOST: u32 = 5;
+/// Maximum of `logprobs` in `/v1/completions`.
+pub(crate) const MAX_TEXT_LOGPROBS: u32 = 5;
 
-/// JSON has no infinity: what has no probability at all is told by OpenAI's number for it.
-const NEVER: f32 = -9999.0;
+/// Smallest logprob reported, OpenAI's value: JSON has no infinity.
+const MIN_LOGPROB: f32 = -9999.0;
 
-/// Probabilities of the assistant's tokens.
+/// Log probabilities of a chat completion's tokens.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct ChatLogprobs {
     content: Vec<TokenLogprob>,
@@ -26,86 +26,91 @@ pub(crate) struct ChatLogprobs {
     refusal: Option<()>,
 }
 
-/// A token, and those that were the most probable in its place.
+/// A generated token and the most probable tokens at its position.
 #[derive(Debug, Serialize, ToSchema)]
 struct TokenLogprob {
     #[serde(flatten)]
-    token: OneLogprob,
-    /// As many as were asked for, the most probable first.
-    top_logprobs: Vec<OneLogprob>,
+    token: Logprob,
+    /// The most probable tokens, as many as requested, in descending order.
+    top_logprobs: Vec<Logprob>,
 }
 
-/// A token with the logarithm of the probability that the model gave it.
+/// A token and its log probability.
 #[derive(Debug, Serialize, ToSchema)]
-pub(crate) struct OneLogprob {
-    /// Its text. Bytes that are no whole character are written as in `\xf0`.
+pub(crate) struct Logprob {
+    /// Text of the token. Bytes that are not a complete character are written as `\xf0`.
     token: String,
     logprob: f32,
-    /// Its bytes; those of all tokens in a row are the text. Null for control tokens, which have none.
+    /// Bytes of the token; those of all tokens, concatenated, are the text. Null for control tokens.
     #[schema(required)]
     bytes: Option<Vec<u8>>,
 }
 
-/// Probabilities of a continued text's tokens; the four lists are of one length.
+/// Log probabilities of a text completion's tokens, in four lists of the same length.
 #[derive(Debug, Default, Serialize, ToSchema)]
 pub(crate) struct TextLogprobs {
     tokens: Vec<String>,
     token_logprobs: Vec<f32>,
-    /// The most probable tokens in each place, and the one that was chosen.
+    /// The most probable tokens at each position, and the generated one.
     top_logprobs: Vec<BTreeMap<String, f32>>,
-    /// Where the text of each begins, in characters of the choice's text.
+    /// Offset of each token in the choice's text, in characters.
     text_offset: Vec<usize>,
 }
 
-impl OneLogprob {
-    fn new(id: u32, logprob: f32, tokenizer: &Tokenizer) -> OneLogprob {
+impl Logprob {
+    fn new(id: u32, logprob: f32, tokenizer: &Tokenizer) -> Logprob {
         let bytes = tokenizer.token_bytes(id).filter(|_| !tokenizer.is_special(id));
-        OneLogprob { token: name(id, tokenizer), logprob: finite(logprob), bytes: bytes.map(<[u8]>::to_vec) }
+        Logprob {
+            token: token_text(id, tokenizer),
+            logprob: clamp(logprob),
+            bytes: bytes.map(<[u8]>::to_vec),
+        }
     }
 }
 
 impl ChatLogprobs {
-    pub(crate) fn new(told: &[Told], tokenizer: &Tokenizer) -> ChatLogprobs {
-        let one = |(id, logprob): &(u32, f32)| OneLogprob::new(*id, *logprob, tokenizer);
-        let token = |told: &Told| TokenLogprob {
-            token: one(&(told.id, told.logprob)),
-            top_logprobs: told.top.iter().map(one).collect(),
+    pub(crate) fn new(tokens: &[EmittedToken], tokenizer: &Tokenizer) -> ChatLogprobs {
+        let logprob = |(id, logprob): &(u32, f32)| Logprob::new(*id, *logprob, tokenizer);
+        let token = |token: &EmittedToken| TokenLogprob {
+            token: logprob(&(token.id, token.logprob)),
+            top_logprobs: token.top.iter().map(logprob).collect(),
         };
-        ChatLogprobs { content: told.iter().map(token).collect(), refusal: None }
+        ChatLogprobs { content: tokens.iter().map(token).collect(), refusal: None }
     }
 }
 
 impl TextLogprobs {
-    pub(crate) fn new(told: &[Told], tokenizer: &Tokenizer) -> TextLogprobs {
-        let mut all = TextLogprobs::default();
-        for Told { id, logprob, top, offset } in told {
-            let mut tops = BTreeMap::new();
+    pub(crate) fn new(tokens: &[EmittedToken], tokenizer: &Tokenizer) -> TextLogprobs {
+        let mut lists = TextLogprobs::default();
+        for EmittedToken { id, logprob, top, offset } in tokens {
+            let mut top_logprobs = BTreeMap::new();
             for (id, logprob) in [(*id, *logprob)].iter().chain(top) {
-                // Two tokens may have one text: the more probable counts.
-                let known = tops.entry(name(*id, tokenizer)).or_insert(NEVER);
-                *known = known.max(finite(*logprob));
+                // Different tokens may have the same text: the more probable one is reported.
+                let known = top_logprobs.entry(token_text(*id, tokenizer)).or_insert(MIN_LOGPROB);
+                *known = known.max(clamp(*logprob));
             }
-            all.tokens.push(name(*id, tokenizer));
-            all.token_logprobs.push(finite(*logprob));
-            all.top_logprobs.push(tops);
-            all.text_offset.push(*offset);
+            lists.tokens.push(token_text(*id, tokenizer));
+            lists.token_logprobs.push(clamp(*logprob));
+            lists.top_logprobs.push(top_logprobs);
+            lists.text_offset.push(*offset);
         }
-        all
+        lists
     }
 }
 
-fn finite(logprob: f32) -> f32 {
-    // A number that is none is the second of two here.
-    logprob.max(NEVER)
+fn clamp(logprob: f32) -> f32 {
+    // `max` returns the other operand for NaN.
+    logprob.max(MIN_LOGPROB)
 }
 
-/// A token's text, with bytes that are no whole character as in `\xf0`. A model may have tokens that its tokenizer does not know.
-fn name(id: u32, tokenizer: &Tokenizer) -> String {
+/// Text of a token; bytes that are not a complete character are written as `\xf0`, and a token that the tokenizer
+/// does not have as `<id>`.
+fn token_text(id: u32, tokenizer: &Tokenizer) -> String {
     let Some(bytes) = tokenizer.token_bytes(id) else { return format!("<{id}>") };
-    let mut name = String::new();
+    let mut text = String::new();
     for chunk in bytes.utf8_chunks() {
-        name.push_str(chunk.valid());
-        chunk.invalid().iter().for_each(|byte| name.push_str(&format!("\\x{byte:02x}")));
+        text.push_str(chunk.valid());
+        chunk.invalid().iter().for_each(|byte| text.push_str(&format!("\\x{byte:02x}")));
     }
-    name
+    text
 }

@@ -1,40 +1,13 @@
-//! What clients get.
+//! Response bodies.
 
 use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::logprobs::{ChatLogprobs, TextLogprobs};
-use super::tools::{Call, CallDelta};
+use super::tools::{ToolCall, ToolCallDelta};
+use crate::config::Model;
 
-/// Why there is no answer.
-#[derive(Debug, Serialize, ToSchema)]
-pub(crate) struct ErrorBody {
-    error: ErrorInfo,
-}
-
-#[derive(Debug, Serialize, ToSchema)]
-struct ErrorInfo {
-    /// What is wrong and what to do.
-    message: String,
-    r#type: &'static str,
-    /// The field that is wrong.
-    #[schema(required)]
-    param: Option<String>,
-    code: &'static str,
-}
-
-impl ErrorBody {
-    pub(crate) fn new(
-        message: String,
-        kind: &'static str,
-        param: Option<String>,
-        code: &'static str,
-    ) -> ErrorBody {
-        ErrorBody { error: ErrorInfo { message, r#type: kind, param, code } }
-    }
-}
-
-/// What the models are.
+/// Response of `/v1/models`.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct ModelList {
     object: &'static str,
@@ -57,30 +30,30 @@ pub(crate) struct ModelInfo {
 }
 
 impl ModelInfo {
-    pub(crate) fn new(model: &crate::Model) -> ModelInfo {
+    pub(crate) fn new(model: &Model) -> ModelInfo {
         ModelInfo { id: model.id.clone(), object: "model", created: model.created, owned_by: "indrik" }
     }
 }
 
-/// Tokens of a request.
+/// Token counts of a request.
 #[derive(Clone, Copy, Debug, Default, Serialize, ToSchema)]
 pub(crate) struct Usage {
     prompt_tokens: u64,
     completion_tokens: u64,
     total_tokens: u64,
-    prompt_tokens_details: PromptDetails,
+    prompt_tokens_details: PromptTokensDetails,
 }
 
 #[derive(Clone, Copy, Debug, Default, Serialize, ToSchema)]
-struct PromptDetails {
-    /// Tokens that needed no reading, since an earlier request began with the same.
+struct PromptTokensDetails {
+    /// Prompt tokens found in the prefix cache.
     cached_tokens: u64,
 }
 
 impl Usage {
-    /// Adds an answer's tokens, and its prompt's where no other answer has the same.
-    pub(crate) fn add(&mut self, usage: engine::Usage, prompt: bool) {
-        if prompt {
+    /// Adds the tokens of a choice; those of its prompt only if `count_prompt` is set.
+    pub(crate) fn add(&mut self, usage: engine::Usage, count_prompt: bool) {
+        if count_prompt {
             self.prompt_tokens += u64::from(usage.prompt_tokens);
             self.prompt_tokens_details.cached_tokens += u64::from(usage.cached_tokens);
         }
@@ -89,82 +62,84 @@ impl Usage {
     }
 }
 
-/// What all chunks and answers of a request have in common.
+/// Fields that all objects of a response share.
 #[derive(Clone, Debug)]
-pub(crate) struct Head {
-    /// Of the request.
+pub(crate) struct ResponseHead {
+    /// Id of the completion.
     pub(crate) id: String,
-    /// When it came, in seconds since 1970.
+    /// Creation time in seconds since 1970.
     pub(crate) created: u64,
-    /// Which model answers.
+    /// Name of the model.
     pub(crate) model: String,
 }
 
-/// An answer, or a chunk of one; `C` are its choices.
+/// A completion or a chunk of one, with choices of type `C`.
 #[derive(Debug, Serialize, ToSchema)]
-pub(crate) struct Reply<C> {
+pub(crate) struct Completion<C> {
     id: String,
     object: &'static str,
     created: u64,
     model: String,
     choices: Vec<C>,
-    /// In chunks only where asked for, and then null in all but the last.
+    /// In chunks only if `include_usage` is set, and then null in all but the last.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Usage>)]
     usage: Option<Option<Usage>>,
 }
 
-impl<C> Reply<C> {
+impl<C> Completion<C> {
     pub(crate) fn new(
-        head: &Head,
+        head: &ResponseHead,
         object: &'static str,
         choices: Vec<C>,
         usage: Option<Option<Usage>>,
     ) -> Self {
-        let Head { id, created, model } = head.clone();
-        Reply { id, object, created, model, choices, usage }
+        let ResponseHead { id, created, model } = head.clone();
+        Completion { id, object, created, model, choices, usage }
     }
 }
 
-/// A whole answer of the assistant.
+/// A choice of a chat completion.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct ChatChoice {
     pub(crate) index: u32,
-    pub(crate) message: ChatMessage,
-    /// Null where not asked for.
+    pub(crate) message: AssistantMessage,
+    /// Null if not requested.
     #[schema(required)]
     pub(crate) logprobs: Option<ChatLogprobs>,
     pub(crate) finish_reason: &'static str,
 }
 
+/// A generated message.
 #[derive(Debug, Serialize, ToSchema)]
-pub(crate) struct ChatMessage {
+pub(crate) struct AssistantMessage {
     pub(crate) role: &'static str,
-    /// Null where the assistant says nothing, but calls tools.
+    /// Null if the message only calls tools.
     #[schema(required)]
     pub(crate) content: Option<String>,
-    /// The tools that it calls; left out where it calls none.
+    /// Tool calls; absent if there are none.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schema(required = false)]
-    pub(crate) tool_calls: Vec<Call>,
+    pub(crate) tool_calls: Vec<ToolCall>,
     /// Always null.
     #[schema(required)]
     pub(crate) refusal: Option<()>,
 }
 
-/// A piece of the assistant's answer.
+/// A choice in a chunk of a chat completion.
 #[derive(Debug, Serialize, ToSchema)]
-pub(crate) struct ChatDelta {
+pub(crate) struct ChatChunkChoice {
     pub(crate) index: u32,
     pub(crate) delta: Delta,
-    /// Null where not asked for, and where no token is told.
+    /// Null if not requested, and in chunks without tokens.
     #[schema(required)]
     pub(crate) logprobs: Option<ChatLogprobs>,
-    /// Null in all but the last.
+    /// Null in all chunks but the last.
     #[schema(required)]
     pub(crate) finish_reason: Option<&'static str>,
 }
 
+/// What a chunk adds to a message.
 #[derive(Debug, Default, Serialize, ToSchema)]
 pub(crate) struct Delta {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -172,15 +147,15 @@ pub(crate) struct Delta {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) content: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) tool_calls: Option<Vec<CallDelta>>,
+    pub(crate) tool_calls: Option<Vec<ToolCallDelta>>,
 }
 
-/// A continued text, or a piece of it.
+/// A choice of a text completion, or a chunk of one.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct TextChoice {
     pub(crate) index: u32,
     pub(crate) text: String,
-    /// Null where not asked for, and in chunks where no token is told.
+    /// Null if not requested, and in chunks without tokens.
     #[schema(required)]
     pub(crate) logprobs: Option<TextLogprobs>,
     /// Null in all chunks but the last.

@@ -1,33 +1,33 @@
-//! Tools that an answer may call: `tools`, `tool_choice`, and the calls and results that messages hold.
+//! Tools: `tools`, `tool_choice`, and tool calls in messages.
 
 use std::collections::HashSet;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use text::{Tool, ToolCall};
+use text::Tool;
 use utoipa::ToSchema;
 
-use super::read_at;
+use super::parse::parse_field;
 use crate::error::Error;
 
-/// OpenAI's number.
+/// Maximum number of tools, as OpenAI's.
 pub(crate) const MAX_TOOLS: usize = 128;
 
-/// Characters of a tool's name.
+/// Maximum length of a tool's name.
 const MAX_NAME: usize = 64;
 
-/// Characters that a tool's name may have: the same as an expression.
-pub(crate) const NAME: &str = "^[a-zA-Z0-9_-]{1,64}$";
+/// Tool names as a regular expression, for the OpenAPI document.
+pub(crate) const NAME_PATTERN: &str = "^[a-zA-Z0-9_-]{1,64}$";
 
-/// A tool that may be called.
+/// A tool that the model may call.
 #[derive(Debug, Deserialize, ToSchema)]
-pub(crate) struct AnyTool {
+pub(crate) struct ToolDefinition {
     #[allow(dead_code, reason = "only its value is checked")]
     r#type: ToolType,
-    function: Function,
+    function: FunctionDefinition,
 }
 
-/// The only kind of tools.
+/// Type of a tool; only functions are supported.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum ToolType {
@@ -35,42 +35,42 @@ pub(crate) enum ToolType {
 }
 
 #[derive(Debug, Deserialize, ToSchema)]
-struct Function {
-    /// What calls it.
+struct FunctionDefinition {
+    /// Name of the function.
     name: String,
-    /// What it does, for the model.
+    /// Description, shown to the model.
     description: Option<String>,
-    /// JSON Schema of the arguments, which are an object. Without it there are none.
+    /// JSON Schema of the arguments, an object. Without it the function has no arguments.
     #[schema(value_type = Option<Object>)]
     parameters: Option<Value>,
-    /// Whether a schema is refused that cannot be held to in all its parts. Else what is not supported of it is left out.
+    /// If set, a schema with unsupported keywords is rejected. Otherwise those keywords are not enforced.
     strict: Option<bool>,
 }
 
-/// Which tools may or must be called: the shape in the schema.
+/// `tool_choice` in the OpenAPI document.
 #[derive(ToSchema)]
 #[serde(untagged)]
-#[allow(dead_code, reason = "only described, never made")]
-pub(crate) enum AnyChoice {
-    Mode(Mode),
-    Named(Named),
-    Allowed(Allowed),
+#[allow(dead_code, reason = "describes the schema; never constructed")]
+pub(crate) enum ToolChoiceSchema {
+    Mode(ToolChoiceMode),
+    Named(NamedToolChoice),
+    Allowed(AllowedToolsChoice),
 }
 
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, ToSchema)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Mode {
-    /// Nothing is called.
+pub(crate) enum ToolChoiceMode {
+    /// No tool is called.
     None,
-    /// The model decides.
+    /// The model decides whether to call tools.
     Auto,
-    /// Something is called.
+    /// At least one tool is called.
     Required,
 }
 
-/// This tool is called.
+/// The tool that must be called.
 #[derive(Debug, Deserialize, ToSchema)]
-pub(crate) struct Named {
+pub(crate) struct NamedToolChoice {
     #[allow(dead_code, reason = "only its value is checked")]
     r#type: ToolType,
     function: NamedFunction,
@@ -81,9 +81,9 @@ struct NamedFunction {
     name: String,
 }
 
-/// Some of the tools.
+/// A subset of the tools.
 #[derive(Debug, Deserialize, ToSchema)]
-pub(crate) struct Allowed {
+pub(crate) struct AllowedToolsChoice {
     #[allow(dead_code, reason = "only its value is checked")]
     r#type: AllowedType,
     allowed_tools: AllowedTools,
@@ -98,9 +98,9 @@ enum AllowedType {
 #[derive(Debug, Deserialize, ToSchema)]
 struct AllowedTools {
     mode: AllowedMode,
-    /// As they are named in `tools`.
+    /// Tools of the request, by name.
     #[schema(min_items = 1)]
-    tools: Vec<Named>,
+    tools: Vec<NamedToolChoice>,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, ToSchema)]
@@ -110,144 +110,151 @@ enum AllowedMode {
     Required,
 }
 
-/// What a request says of tools.
+/// The tools of a request and how they may be called.
 #[derive(Debug, Default)]
-pub(crate) struct Offered {
-    /// All that the model is told of.
+pub(crate) struct ToolOptions {
+    /// All tools, in the order of the request. The model sees all of them.
     pub(crate) tools: Vec<Tool>,
-    /// Whether each is held to its whole schema.
+    /// `strict` of each tool.
     pub(crate) strict: Vec<bool>,
-    /// Those that may be called.
+    /// Indices of the tools that may be called.
     pub(crate) allowed: Vec<usize>,
-    /// Whether one must be called.
-    pub(crate) must: bool,
-    /// Whether several may be.
+    /// Whether at least one call is required.
+    pub(crate) required: bool,
+    /// Whether a message may contain several calls.
     pub(crate) parallel: bool,
 }
 
-/// What a request offers; nothing where no tool may be called.
-pub(crate) fn offered(
-    tools: Vec<AnyTool>,
+/// Validates `tools`, `tool_choice` and `parallel_tool_calls`. `None` if no tool may be called.
+pub(crate) fn tool_options(
+    tools: Vec<ToolDefinition>,
     choice: Option<&Value>,
     parallel: Option<bool>,
-) -> Result<Option<Offered>, Error> {
+) -> Result<Option<ToolOptions>, Error> {
     if tools.len() > MAX_TOOLS {
-        let message = format!("holds {} tools, but may hold {MAX_TOOLS} at most", tools.len());
-        return Err(Error::field("tools", message));
+        let message = format!("has {} tools, but at most {MAX_TOOLS} are allowed", tools.len());
+        return Err(Error::invalid_field("tools", message));
     }
-    let mut offered = Offered { parallel: parallel.unwrap_or(true), ..Offered::default() };
-    let mut known = HashSet::new();
-    for (at, AnyTool { function, .. }) in tools.into_iter().enumerate() {
-        let place = |field: &str| format!("tools[{at}].function.{field}");
-        check_name(&place("name"), &function.name)?;
-        if !known.insert(function.name.clone()) {
-            return Err(Error::field(place("name"), format!("is '{}', as another's is", function.name)));
+    let mut options = ToolOptions { parallel: parallel.unwrap_or(true), ..ToolOptions::default() };
+    let mut names = HashSet::new();
+    for (index, ToolDefinition { function, .. }) in tools.into_iter().enumerate() {
+        let path = |field: &str| format!("tools[{index}].function.{field}");
+        check_name(&path("name"), &function.name)?;
+        if !names.insert(function.name.clone()) {
+            return Err(Error::invalid_field(
+                path("name"),
+                format!("is '{}', which another tool has too", function.name),
+            ));
         }
         if !matches!(function.parameters, None | Some(Value::Object(_))) {
-            return Err(Error::field(place("parameters"), "must be an object, a JSON schema"));
+            return Err(Error::invalid_field(path("parameters"), "must be an object: a JSON schema"));
         }
-        let Function { name, description, parameters, strict } = function;
-        offered.tools.push(Tool { name, description, parameters });
-        offered.strict.push(strict.unwrap_or(false));
+        let FunctionDefinition { name, description, parameters, strict } = function;
+        options.tools.push(Tool { name, description, parameters });
+        options.strict.push(strict.unwrap_or(false));
     }
-    let all = 0..offered.tools.len();
-    let find = |place: &str, name: &str| {
-        let at = offered.tools.iter().position(|tool| tool.name == name);
-        at.ok_or_else(|| Error::field(place, format!("is '{name}', which none of the tools is")))
+    let all = 0..options.tools.len();
+    let find = |path: &str, name: &str| {
+        let index = options.tools.iter().position(|tool| tool.name == name);
+        index.ok_or_else(|| Error::invalid_field(path, format!("is '{name}', but there is no such tool")))
     };
-    let (allowed, must) = match choice {
+    let (allowed, required) = match choice {
         None | Some(Value::Null) => (all.collect(), false),
         Some(Value::Object(fields)) if fields.get("type").is_some_and(|kind| kind == "allowed_tools") => {
-            let Allowed { allowed_tools, .. } = read_at("tool_choice", choice.unwrap_or(&Value::Null))?;
-            let place = |at: usize| format!("tool_choice.allowed_tools.tools[{at}].function.name");
+            let AllowedToolsChoice { allowed_tools, .. } =
+                parse_field("tool_choice", choice.unwrap_or(&Value::Null))?;
+            let path = |index: usize| format!("tool_choice.allowed_tools.tools[{index}].function.name");
             let named = allowed_tools.tools.iter().enumerate();
             let mut allowed = named
-                .map(|(at, named)| find(&place(at), &named.function.name))
+                .map(|(index, named)| find(&path(index), &named.function.name))
                 .collect::<Result<Vec<usize>, Error>>()?;
             if allowed.is_empty() {
-                let message = "is empty, but must name one tool or more";
-                return Err(Error::field("tool_choice.allowed_tools.tools", message));
+                let message = "is empty: at least one tool is required";
+                return Err(Error::invalid_field("tool_choice.allowed_tools.tools", message));
             }
             allowed.sort_unstable();
             allowed.dedup();
             (allowed, allowed_tools.mode == AllowedMode::Required)
         }
         Some(named @ Value::Object(_)) => {
-            let Named { function, .. } = read_at("tool_choice", named)?;
+            let NamedToolChoice { function, .. } = parse_field("tool_choice", named)?;
             (vec![find("tool_choice.function.name", &function.name)?], true)
         }
-        Some(mode) => match read_at("tool_choice", mode)? {
-            Mode::None => return Ok(None),
-            Mode::Auto => (all.collect(), false),
-            Mode::Required => (all.collect(), true),
+        Some(mode) => match parse_field("tool_choice", mode)? {
+            ToolChoiceMode::None => return Ok(None),
+            ToolChoiceMode::Auto => (all.collect(), false),
+            ToolChoiceMode::Required => (all.collect(), true),
         },
     };
-    if offered.tools.is_empty() && must {
-        return Err(Error::field("tool_choice", "demands a call, but there are no tools: give 'tools'"));
+    if options.tools.is_empty() && required {
+        return Err(Error::invalid_field(
+            "tool_choice",
+            "requires a call, but the request has no tools: set 'tools'",
+        ));
     }
-    Ok((!offered.tools.is_empty()).then_some(Offered { allowed, must, ..offered }))
+    Ok((!options.tools.is_empty()).then_some(ToolOptions { allowed, required, ..options }))
 }
 
-fn check_name(place: &str, name: &str) -> Result<(), Error> {
-    let right = |character: char| character.is_ascii_alphanumeric() || matches!(character, '_' | '-');
+fn check_name(path: &str, name: &str) -> Result<(), Error> {
+    let allowed = |character: char| character.is_ascii_alphanumeric() || matches!(character, '_' | '-');
     match name.len() {
-        1..=MAX_NAME if name.chars().all(right) => Ok(()),
+        1..=MAX_NAME if name.chars().all(allowed) => Ok(()),
         _ => {
             let message = format!(
-                "is {:?}, but must be of 1 to {MAX_NAME} letters, digits, '_' and '-'",
+                "is {:?}, but must be 1 to {MAX_NAME} letters, digits, '_' or '-'",
                 name.chars().take(MAX_NAME).collect::<String>()
             );
-            Err(Error::field(place, message))
+            Err(Error::invalid_field(path, message))
         }
     }
 }
 
-/// A call, as a message has it: in a request, and in an answer.
+/// A tool call in a message, of a request or of a response.
 #[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
-pub(crate) struct Call {
-    /// What the tool's result names.
+pub(crate) struct ToolCall {
+    /// Id that the message with the tool's result refers to.
     pub(crate) id: String,
     pub(crate) r#type: ToolType,
-    pub(crate) function: CalledFunction,
+    pub(crate) function: FunctionCall,
 }
 
 #[derive(Clone, Debug, Deserialize, Serialize, ToSchema)]
-pub(crate) struct CalledFunction {
+pub(crate) struct FunctionCall {
     pub(crate) name: String,
-    /// JSON as a text, exactly as the model wrote it.
+    /// Arguments as JSON text, exactly as the model generated them.
     pub(crate) arguments: String,
 }
 
-impl Call {
-    /// As a template takes it.
-    pub(crate) fn read(self, place: &str) -> Result<ToolCall, Error> {
-        let CalledFunction { name, arguments } = self.function;
-        check_name(&format!("{place}.function.name"), &name)?;
-        // What is no object is shown to the model as it was written.
+impl ToolCall {
+    /// The call as chat templates take it.
+    pub(crate) fn into_template(self, path: &str) -> Result<text::ToolCall, Error> {
+        let FunctionCall { name, arguments } = self.function;
+        check_name(&format!("{path}.function.name"), &name)?;
+        // Arguments that are not an object are shown to the model as text.
         let parsed = serde_json::from_str(&arguments).ok().filter(Value::is_object);
-        Ok(ToolCall { id: self.id, name, arguments: parsed.unwrap_or(Value::String(arguments)) })
+        Ok(text::ToolCall { id: self.id, name, arguments: parsed.unwrap_or(Value::String(arguments)) })
     }
 }
 
-/// A piece of a call in a stream.
+/// A tool call in a chunk of a stream.
 #[derive(Debug, Serialize, ToSchema)]
-pub(crate) struct CallDelta {
-    /// Which of the answer's calls.
+pub(crate) struct ToolCallDelta {
+    /// Index among the message's calls.
     pub(crate) index: u32,
-    /// With the first piece.
+    /// In the first chunk of the call.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) id: Option<String>,
-    /// With the first piece.
+    /// In the first chunk of the call.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) r#type: Option<ToolType>,
-    pub(crate) function: FunctionDelta,
+    pub(crate) function: FunctionCallDelta,
 }
 
 #[derive(Debug, Serialize, ToSchema)]
-pub(crate) struct FunctionDelta {
-    /// With the first piece.
+pub(crate) struct FunctionCallDelta {
+    /// In the first chunk of the call.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) name: Option<String>,
-    /// More of them.
+    /// The next part of the arguments.
     pub(crate) arguments: String,
 }

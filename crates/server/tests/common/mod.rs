@@ -277,10 +277,10 @@ impl Fixture {
         let model = Model {
             id: MODEL.to_owned(),
             created: 1_700_000_000,
-            vocab: tokenizer().vocab_size() as u32,
-            ends: tokenizer().stop_token_ids().to_vec(),
+            vocab_size: tokenizer().vocab_size() as u32,
+            stop_token_ids: tokenizer().stop_token_ids().to_vec(),
             tokenizer: tokenizer(),
-            template,
+            chat_template: template,
             sampling: Sampling { temperature: 1.0, ..Sampling::default() },
         };
         let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));

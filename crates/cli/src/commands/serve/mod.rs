@@ -150,9 +150,9 @@ fn served_model(settings: &Settings, opened: &Opened, language: Language) -> ser
         id: settings.name.clone().or(given).or(file_name).unwrap_or_else(|| "model".to_owned()),
         created: modified.duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs()),
         tokenizer: language.tokenizer,
-        vocab: opened.checkpoint.config.vocab,
-        ends: language.ends,
-        template: language.template,
+        vocab_size: opened.checkpoint.config.vocab,
+        stop_token_ids: language.ends,
+        chat_template: language.template,
         sampling: recommended(opened.checkpoint.config.architecture),
     }
 }

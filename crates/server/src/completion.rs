@@ -1,0 +1,125 @@
+//! The path of a completion: body, parsed request, grammar, engine, response.
+
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use axum::extract::Request;
+use axum::response::Response;
+use engine::Usage;
+use text::DecodeSpecial;
+
+use crate::access_log::LogEntry;
+use crate::body;
+use crate::choice::ChoiceStream;
+use crate::error::Error;
+use crate::openai::ResponseHead;
+use crate::request::{Endpoint, ParsedRequest};
+use crate::response::Generation;
+use crate::state::AppState;
+
+/// Handles a request to `/v1/chat/completions` or `/v1/completions`.
+pub(crate) async fn complete(
+    app: Arc<AppState>,
+    endpoint: Endpoint,
+    log: Arc<LogEntry>,
+    request: Request,
+) -> Result<Response, Error> {
+    if !body::is_json(request.headers()) {
+        app.bodies.drain_body(request).await;
+        return Err(Error::NotJson);
+    }
+    if let Some(rejected) = app.generator.admission_error() {
+        app.bodies.drain_body(request).await;
+        return Err(rejected.into());
+    }
+    let mut parsed = parse(&app, endpoint, request, &log).await?;
+    log.set_model(&parsed.options.model);
+    app.check_ready()?;
+    attach_grammar(&app, &mut parsed).await?;
+    let mut generation = submit(&app, &mut parsed, &log)?;
+    let (stream, include_usage) = (parsed.options.stream(), parsed.options.include_usage());
+    // Free the prompt now: it may be large, and the wait in the queue long.
+    drop(parsed);
+    // The response head is sent after admission, so that a rejected stream gets an error status too.
+    let timeout = app.config.queue_timeout;
+    tokio::time::timeout(timeout, generation.started()).await.map_err(|_| Error::QueueTimeout(timeout))??;
+    match stream {
+        true => Ok(generation.into_stream(include_usage, &app.config)),
+        false => generation.into_response().await,
+    }
+}
+
+/// Receives and parses a body.
+async fn parse(
+    app: &Arc<AppState>,
+    endpoint: Endpoint,
+    request: Request,
+    log: &Arc<LogEntry>,
+) -> Result<ParsedRequest, Error> {
+    let (body, reservation) = app.bodies.receive(request).await?;
+    let (state, span) = (app.clone(), log.span.clone());
+    let parse = move || {
+        let _entered = span.entered();
+        let AppState { model, tool_support, config, generator, .. } = &*state;
+        let context_length = generator.context_length();
+        let parsed = ParsedRequest::parse(endpoint, &body, model, tool_support, config, context_length)?;
+        if config.log_prompts {
+            for request in &parsed.requests {
+                let prompt = model.tokenizer.decode(&request.prompt, DecodeSpecial::Keep);
+                tracing::info!(prompt, "prompt");
+            }
+        }
+        Ok(parsed)
+    };
+    let parsed = tokio::task::spawn_blocking(parse).await.map_err(|error| {
+        tracing::error!(%error, "parsing a request panicked");
+        Error::Internal
+    })?;
+    drop(reservation);
+    parsed
+}
+
+/// Compiles the constraint of a request and attaches the grammar to every choice.
+async fn attach_grammar(app: &AppState, parsed: &mut ParsedRequest) -> Result<(), Error> {
+    let Some(constraint) = parsed.constraint.take() else { return Ok(()) };
+    let matchers = app.grammars.matchers(constraint, parsed.requests.len()).await?;
+    for (request, matcher) in parsed.requests.iter_mut().zip(matchers) {
+        request.grammar = Some(Box::new(matcher));
+    }
+    Ok(())
+}
+
+/// Submits all choices. If one is rejected, those before it are cancelled by being dropped.
+fn submit(app: &AppState, parsed: &mut ParsedRequest, log: &Arc<LogEntry>) -> Result<Generation, Error> {
+    let deadline = log.started + app.config.request_timeout;
+    let n = parsed.options.n();
+    let mut choices = Vec::new();
+    for (mut request, index) in std::mem::take(&mut parsed.requests).into_iter().zip(0..) {
+        let (detokenizer, output) = parsed.output(&app.model)?;
+        let prompt_tokens = request.prompt.len() as u32;
+        request.deadline = Some(deadline);
+        request.span = log.span.clone();
+        let events = app.generator.submit(request)?;
+        if u32::is_multiple_of(index, n) {
+            log.add_prompt_tokens(prompt_tokens);
+        }
+        let usage = Usage { prompt_tokens, ..Usage::default() };
+        let log = log.clone();
+        choices.push(ChoiceStream { index, events, detokenizer, output, usage, deadline, log });
+    }
+    let prefix = match parsed.endpoint {
+        Endpoint::Chat => "chatcmpl",
+        Endpoint::Completions => "cmpl",
+    };
+    let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+    Ok(Generation {
+        endpoint: parsed.endpoint,
+        head: ResponseHead { id: format!("{prefix}-{}", log.id), created, model: app.model.id.clone() },
+        choices,
+        echoes: std::mem::take(&mut parsed.echoes),
+        n,
+        has_tools: parsed.tool_calls.is_some(),
+        tokenizer: app.model.tokenizer.clone(),
+        log: log.clone(),
+    })
+}

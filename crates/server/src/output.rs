@@ -1,0 +1,200 @@
+//! From generated text to parts of a choice: tool calls are extracted, stop strings end the rest.
+
+use std::collections::VecDeque;
+
+use engine::{Token, Usage};
+use text::{StopMatcher, ToolCallEvent, ToolCallParser};
+
+use crate::emitted::{EmittedToken, PendingTokens};
+use crate::error::Error;
+
+/// A part of a choice. [`OutputPart::Finished`] or [`OutputPart::Failed`] is the last one.
+#[derive(Debug)]
+pub(crate) enum OutputPart {
+    /// Content, and the tokens to report with it if logprobs were requested. Never both empty.
+    Text(String, Vec<EmittedToken>),
+    /// Start of a tool call.
+    ToolCall { name: String },
+    /// More of the last call's arguments, not empty.
+    Arguments(String),
+    /// End of the choice.
+    Finished { reason: &'static str, usage: Usage },
+    /// The choice failed.
+    Failed(Error),
+}
+
+/// Parses the text of one choice into parts.
+pub(crate) struct OutputParser {
+    /// Extracts tool calls, if the request has tools.
+    tool_calls: Option<ToolCallParser>,
+    stops: StopMatcher,
+    /// Tokens not emitted yet, if logprobs were requested.
+    pending: Option<PendingTokens>,
+    /// Trailing white space of the content. Sent with more content, dropped before a tool call.
+    white_space: String,
+    call_count: u64,
+    stopped: bool,
+    parts: VecDeque<OutputPart>,
+}
+
+impl OutputParser {
+    pub(crate) fn new(
+        tool_calls: Option<ToolCallParser>,
+        stops: StopMatcher,
+        logprobs: bool,
+    ) -> OutputParser {
+        OutputParser {
+            tool_calls,
+            stops,
+            pending: logprobs.then(PendingTokens::default),
+            white_space: String::new(),
+            call_count: 0,
+            stopped: false,
+            parts: VecDeque::new(),
+        }
+    }
+
+    /// Whether logprobs were requested.
+    pub(crate) fn has_logprobs(&self) -> bool {
+        self.pending.is_some()
+    }
+
+    /// Tool calls started so far.
+    pub(crate) fn call_count(&self) -> u64 {
+        self.call_count
+    }
+
+    /// Whether a stop string was found.
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.stopped
+    }
+
+    /// The request field that constrains the output.
+    pub(crate) fn constraint_field(&self) -> &'static str {
+        if self.tool_calls.is_some() { "tools" } else { "response_format" }
+    }
+
+    /// Removes the next part.
+    pub(crate) fn pop(&mut self) -> Option<OutputPart> {
+        self.parts.pop_front()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.parts.is_empty()
+    }
+
+    /// Adds the last part.
+    pub(crate) fn push_last(&mut self, part: OutputPart) {
+        self.parts.push_back(part);
+    }
+
+    /// Adds a token and the text that it completed.
+    pub(crate) fn push_token(&mut self, token: Token, text: &str) {
+        if let Some(pending) = &mut self.pending {
+            pending.push(token, text);
+        }
+        self.push_text(text);
+    }
+
+    /// Adds text.
+    pub(crate) fn push_text(&mut self, text: &str) {
+        match &mut self.tool_calls {
+            None => {
+                let (text, stopped) = self.stops.push(text);
+                self.stopped |= stopped;
+                self.push_content(text);
+            }
+            Some(parser) => {
+                let events = parser.push(text);
+                events.into_iter().for_each(|event| self.push_event(event));
+            }
+        }
+    }
+
+    /// Flushes what was held back. No text follows.
+    pub(crate) fn finish(&mut self) {
+        let events = self.tool_calls.as_mut().map(ToolCallParser::finish).unwrap_or_default();
+        events.into_iter().for_each(|event| self.push_event(event));
+        self.flush_stops();
+        let white_space = std::mem::take(&mut self.white_space);
+        self.emit(white_space);
+        // Tokens without text, such as the stop token.
+        let rest = self.pending.as_mut().filter(|_| !self.stopped && self.call_count == 0);
+        let rest = rest.map(PendingTokens::emit_rest);
+        self.push_part(String::new(), rest.unwrap_or_default());
+    }
+
+    fn push_event(&mut self, event: ToolCallEvent) {
+        if self.stopped {
+            return;
+        }
+        match event {
+            ToolCallEvent::Text(text) => {
+                let (text, stopped) = self.stops.push(&text);
+                self.stopped = stopped;
+                self.push_content(text);
+            }
+            ToolCallEvent::Start { name, raw } => {
+                // Stop strings apply to content only: none spans the start of a call.
+                self.flush_stops();
+                if self.stopped {
+                    return;
+                }
+                let white_space = std::mem::take(&mut self.white_space);
+                self.skip(&white_space);
+                self.skip(&raw);
+                self.call_count += 1;
+                self.parts.push_back(OutputPart::ToolCall { name });
+            }
+            ToolCallEvent::Arguments(text) => {
+                self.skip(&text);
+                self.parts.push_back(OutputPart::Arguments(text));
+            }
+            ToolCallEvent::Markup(text) => self.skip(&text),
+        }
+    }
+
+    /// Releases text held back as a possible start of a stop string.
+    fn flush_stops(&mut self) {
+        if !self.stopped {
+            let (text, stopped) = self.stops.finish();
+            self.stopped = stopped;
+            self.push_content(text);
+        }
+    }
+
+    /// Adds content. With tools, trailing white space is held back: it may precede a tool call.
+    fn push_content(&mut self, text: String) {
+        if self.tool_calls.is_none() {
+            return self.emit(text);
+        }
+        let mut text = std::mem::take(&mut self.white_space) + &text;
+        if !self.stopped {
+            self.white_space = text.split_off(text.trim_end().len());
+        }
+        self.emit(text);
+    }
+
+    fn emit(&mut self, text: String) {
+        let tokens = self.pending.as_mut().map_or_else(Vec::new, |pending| pending.emit(&text));
+        self.push_part(text, tokens);
+    }
+
+    /// Adds content to the last part if that is content too.
+    fn push_part(&mut self, text: String, tokens: Vec<EmittedToken>) {
+        match self.parts.back_mut() {
+            _ if text.is_empty() && tokens.is_empty() => {}
+            Some(OutputPart::Text(last_text, last_tokens)) => {
+                last_text.push_str(&text);
+                last_tokens.extend(tokens);
+            }
+            _ => self.parts.push_back(OutputPart::Text(text, tokens)),
+        }
+    }
+
+    fn skip(&mut self, text: &str) {
+        if let Some(pending) = &mut self.pending {
+            pending.skip(text);
+        }
+    }
+}

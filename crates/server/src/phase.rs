@@ -1,0 +1,20 @@
+//! Phases of a server's life: running, draining, stopped.
+
+use tokio::sync::watch;
+
+/// Phase of the server. Phases only move forward.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Phase {
+    /// Accepts requests.
+    Running,
+    /// Finishes accepted requests; accepts no new ones.
+    Draining,
+    /// Cancels all requests.
+    Stopped,
+}
+
+/// Waits until the server has left `phase`.
+pub(crate) async fn left(phases: &mut watch::Receiver<Phase>, phase: Phase) {
+    // An error means that the sender, and with it the server, is gone.
+    let _ = phases.wait_for(|current| *current > phase).await;
+}

@@ -1,0 +1,65 @@
+//! State shared by all handlers.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+use text::ToolSupport;
+use tokio::sync::watch;
+
+use crate::auth::ApiKeys;
+use crate::body::BodyLimits;
+use crate::config::{Config, Model};
+use crate::error::Error;
+use crate::generator::Generator;
+use crate::grammars::GrammarCache;
+use crate::metrics::Metrics;
+use crate::phase::Phase;
+
+/// State shared by all handlers.
+pub(crate) struct AppState {
+    pub(crate) config: Config,
+    pub(crate) keys: ApiKeys,
+    pub(crate) bodies: BodyLimits,
+    pub(crate) model: Model,
+    pub(crate) tool_support: ToolSupport,
+    pub(crate) generator: Arc<dyn Generator>,
+    pub(crate) grammars: GrammarCache,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) phase: watch::Receiver<Phase>,
+    /// `/openapi.json`. Constant while the server runs.
+    pub(crate) openapi: Value,
+}
+
+impl AppState {
+    pub(crate) fn new(
+        config: Config,
+        model: Model,
+        generator: Arc<dyn Generator>,
+        phase: watch::Receiver<Phase>,
+    ) -> std::io::Result<AppState> {
+        let tool_support = match &model.chat_template {
+            Some(template) => template.tool_support(&model.tokenizer),
+            None => ToolSupport::None,
+        };
+        Ok(AppState {
+            keys: ApiKeys::new(&config.api_keys),
+            bodies: BodyLimits::new(&config),
+            tool_support,
+            grammars: GrammarCache::start(&model, &config)?,
+            metrics: Arc::default(),
+            openapi: crate::openapi::document(&model, &config),
+            config,
+            model,
+            generator,
+            phase,
+        })
+    }
+
+    /// An error if no requests are accepted now.
+    pub(crate) fn check_ready(&self) -> Result<(), Error> {
+        if *self.phase.borrow() != Phase::Running {
+            return Err(Error::shutting_down());
+        }
+        self.generator.not_ready().map_or(Ok(()), |reason| Err(Error::NotReady(reason)))
+    }
+}
