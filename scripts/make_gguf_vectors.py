@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes blocks of every GGUF type that Indrik reads, with their values as the `gguf` package dequantises them.
+"""Write blocks of every GGUF type that Indrik reads, with their values as dequantised by the `gguf` package.
 
 usage: make_gguf_vectors.py [FOLDER]    (default: crates/tensor/tests/fixtures/gguf_vectors)
 
@@ -7,8 +7,8 @@ Needs the packages gguf and numpy:
     pip install --target /tmp/gguf-package gguf==0.19.0 numpy
     PYTHONPATH=/tmp/gguf-package scripts/make_gguf_vectors.py
 
-One file a type, little-endian: the number of blocks (u32), the blocks, their values (f32). Every number is finite: what
-becomes of a scale that is not is tested without vectors. The seed is fixed, so that a second run writes the same bytes.
+One file per type, little-endian: the number of blocks (u32), the blocks, their values (f32). All numbers are finite;
+non-finite scales are tested without vectors. The seed is fixed, so that a second run writes the same bytes.
 """
 import struct
 import sys
@@ -19,31 +19,31 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType as T
 from gguf.quants import dequantize, quantize
 
 SEED = 3
-# f16 as bits: zeros, smallest and largest subnormals, smallest normal, ordinary ones, largest; both signs.
+# f16 bit patterns: zeros, smallest and largest subnormals, smallest normal, ordinary values, largest; both signs.
 EDGES = [0x0000, 0x0001, 0x0003, 0x03FF, 0x0400, 0x1234, 0x2E66, 0x3C00, 0x7BFF]
 EDGES += [bits | 0x8000 for bits in EDGES]
-# Where the f16 numbers of a block lie.
+# Byte offsets of the f16 values in a block.
 HALVES = {
     T.Q8_0: [0], T.Q4_0: [0], T.Q5_0: [0], T.Q4_1: [0, 2], T.Q5_1: [0, 2],
     T.Q4_K: [0, 2], T.Q5_K: [0, 2], T.Q6_K: [208],
 }
-# The package can quantise to these, so that some blocks are like those of a real file.
+# Types that the package can quantise to, for blocks like those of a real file.
 QUANTISED = [T.Q8_0, T.Q4_0, T.Q5_0, T.Q4_1, T.Q5_1]
 
 
 def with_halves(blocks, offsets, halves):
-    """`blocks` with the f16 bits of `halves` (one column an offset) in place."""
+    """`blocks` with the f16 bits of `halves` inserted, one column per offset."""
     for column, offset in enumerate(offsets):
         blocks[:, offset : offset + 2] = halves[:, column, None].astype("<u2").view(np.uint8)
     return blocks
 
 
 def edge_blocks(kind, rng):
-    """Every edge in every place for a scale, with random, all-zero and all-one codes around it."""
+    """Every edge value at every scale offset, with random, all-zero and all-one codes."""
     offsets, size = HALVES[kind], GGML_QUANT_SIZES[kind][1]
     halves = [[edge] * len(offsets) for edge in EDGES]
     if len(offsets) == 2:
-        # A scale and a minimum far apart, and of either sign.
+        # Scale and minimum of different magnitude and either sign.
         halves += [[a, b] for a in (0x0000, 0x0001, 0x2E66, 0x7BFF) for b in (0x8000, 0x83FF, 0xAE66, 0xFBFF)]
     halves = np.array(halves, np.uint16)
     blocks = rng.integers(0, 256, (len(halves), size), dtype=np.uint8)
@@ -53,7 +53,7 @@ def edge_blocks(kind, rng):
 
 
 def random_blocks(kind, count, rng):
-    """Random codes, and scales of the size that weights have."""
+    """Random codes, and scales of typical magnitude for weights."""
     offsets, size = HALVES[kind], GGML_QUANT_SIZES[kind][1]
     blocks = rng.integers(0, 256, (count, size), dtype=np.uint8)
     halves = (rng.standard_normal((count, len(offsets))) * 1e-3).astype(np.float16).view(np.uint16)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Make the Hugging Face fixtures of crates/checkpoint: tiny random Gemma 3 folders, saved by transformers itself, and
-configs of all families with what transformers makes of them.
+"""Make the Hugging Face fixtures of crates/checkpoint: tiny random Gemma 3 folders saved by transformers, and
+configs of all families as transformers resolves them.
 
 usage: make_hf_fixtures.py [OUT]        OUT is crates/checkpoint/tests/fixtures/hf by default
 needs: pip install torch transformers safetensors   (written with transformers 5.22; any device, no download)
@@ -21,7 +21,7 @@ from transformers import (
 
 import llama_qwen_configs
 
-# Small in every dimension, and none of them equal where a mix-up should show. Six layers: the last is global.
+# Small dimensions, different wherever a mix-up must show. Six layers: the last is global.
 TEXT = dict(
     vocab_size=96, hidden_size=16, intermediate_size=24, num_hidden_layers=6, num_attention_heads=4,
     num_key_value_heads=2, head_dim=6, query_pre_attn_scalar=10, sliding_window=8, max_position_embeddings=64,
@@ -31,7 +31,7 @@ VISION = dict(
 )
 LINEAR = {"rope_type": "linear", "factor": 8.0}
 
-# What the published models' configs say about the language model, with what they leave out left out.
+# The language-model keys of the published models' configs, without those they omit.
 PUBLISHED = {
     "270m": dict(
         model_type="gemma3_text", architectures=["Gemma3ForCausalLM"], vocab_size=262144, hidden_size=640,
@@ -71,7 +71,7 @@ PUBLISHED = {
     ),
 }
 
-# Every spelling that a reader has to know.
+# Every spelling of a config that the reader must accept.
 SPELLINGS = {
     "nothing said": dict(model_type="gemma3_text"),
     "nothing said, multimodal": dict(model_type="gemma3"),
@@ -107,7 +107,7 @@ SPELLINGS = {
 
 
 def resolved(raw):
-    """What transformers makes of a config, in the reader's words."""
+    """A config as transformers resolves it, in the keys of the reader."""
     kind = Gemma3Config if raw["model_type"] == "gemma3" else Gemma3TextConfig
     config = kind.from_dict(json.loads(json.dumps(raw)))
     text = config.get_text_config()
