@@ -1,11 +1,13 @@
-//! A backend of plain arithmetic, for tests of scheduling and of servers: the tokens of an answer follow from its prompt alone, and
-//! everything that it is told is checked. What is wrong panics.
+//! A mock backend without a GPU, for tests of scheduling and of servers.
 //!
-//! Its pages are kept by the books of a real cache, over a memory that has a number for each position in place of keys and values. Before a
-//! token is chosen, all that its sequence sees there must be what its tokens have put there.
+//! The tokens of a completion depend only on its prompt and seed, so a test can compare them with
+//! [`MockOptions::reference`]. Every call is checked against the contract of [`Backend`]; a violation panics.
+//!
+//! Pages are managed by the allocator of the real KV cache, `model::pages`, over a memory that holds one number per
+//! position in place of keys and values. The number is a hash of all tokens up to that position. Before a token is
+//! sampled, every position that the sequence can see must hold the number that its own tokens wrote.
 
-mod ledger;
-
+mod device;
 mod every_nth;
 
 use std::{
@@ -23,38 +25,40 @@ use crate::{
     Request, Sampled, Sampling,
 };
 
-use ledger::{FNV_START, Ledger, SharedLedger, fnv, locked};
+use device::{Device, FNV_OFFSET, SharedDevice, fnv, locked};
 
+pub use device::MockSequence;
 pub use every_nth::EveryNth;
-pub use ledger::MockSequence;
 
-/// Both ends of an answer, for tests of what is made of answers. That the answer was dropped shows at the sender.
+/// A stream and the sender that feeds it, for tests of code that consumes streams. The sender is closed when the stream is
+/// dropped.
 pub fn event_stream() -> (UnboundedSender<Event>, EventStream) {
-    let (events, answer) = unbounded_channel();
-    (events, EventStream::new(answer, Arc::default()))
+    let (events, receiver) = unbounded_channel();
+    (events, EventStream::new(receiver, Arc::default()))
 }
 
-/// What a plain backend is made for.
+/// Configuration of a [`MockBackend`].
 #[derive(Clone, Debug)]
 pub struct MockOptions {
-    /// Sequences, context, vocabulary and pages.
+    /// Sequences, context length, vocabulary and pages.
     pub capacity: Capacity,
-    /// Positions that a position sees in layers with a window.
+    /// Sliding window in tokens.
     pub window: u32,
-    /// Most tokens that a step reads.
+    /// Maximum prefill tokens per step.
     pub prefill_chunk: usize,
-    /// Most steps of a run.
+    /// Maximum steps per decode run.
     pub max_steps: usize,
-    /// Most sequences of a run.
+    /// Maximum rows of a decode run.
     pub decode_batch: usize,
-    /// What every answer says, whatever the prompt, for tests of what is made of tokens; put a token that ends it last. Without one the
-    /// tokens are like drawn by lot, and follow from the prompt and the seed.
+    /// Fixed completion of every prompt, for tests of token processing; its last token should be a stop token. Without a
+    /// script, tokens are pseudo-random and depend on the prompt and the seed.
     pub script: Vec<u32>,
-    /// How long a step takes.
+    /// Duration of a step.
     pub step_delay: Duration,
-    /// Sequences of a step that there is memory for.
+    /// Steps with more sequences fail with [`BackendError::OutOfMemory`].
     pub max_sequences_per_step: usize,
-    /// What goes wrong, by the number of the call of `start`, `mixed`, `decode`, `reset_token_counts`, `probe` or `recover` that it happens in: the first is 0.
+    /// Injected errors by call number, starting at 0. Counted are calls of `start`, `mixed`, `decode`,
+    /// `reset_token_counts`, `probe` and `recover`.
     pub errors: BTreeMap<u64, BackendError>,
 }
 
@@ -82,145 +86,147 @@ impl Default for MockOptions {
     }
 }
 
-/// One step, as it was asked for.
+/// The batch of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// How many wrote.
+    /// Number of decode rows.
     pub decode_rows: usize,
-    /// Of each chunk the positions that were held already, and the tokens that were read.
+    /// Prefill chunks: the length of the sequence before the chunk, and the chunk's tokens.
     pub chunks: Vec<(usize, Vec<u32>)>,
 }
 
-/// A sequence that was started.
+/// A call of [`Backend::start`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Start {
-    /// What it was to read.
-    pub text: Vec<u32>,
-    /// How many of those tokens it held already.
-    pub held: usize,
+    /// Tokens that the sequence was started for.
+    pub tokens: Vec<u32>,
+    /// How many of them came from the prefix cache.
+    pub cached: usize,
 }
 
-/// Looks into a backend that an engine owns.
+/// Inspects a backend that an engine owns.
 #[derive(Clone, Debug)]
-pub struct Inspector(SharedLedger);
+pub struct Inspector(SharedDevice);
 
 impl Inspector {
     /// Pages that no sequence holds.
     pub fn free_pages(&self) -> u32 {
-        locked(&self.0).free()
+        locked(&self.0).free_pages()
     }
 
-    /// Sequences under way.
+    /// Number of live sequences.
     pub fn sequences(&self) -> u32 {
         locked(&self.0).sequences
     }
 
-    /// The sequences that were started so far.
+    /// All sequences started so far.
     pub fn starts(&self) -> Vec<Start> {
         locked(&self.0).starts.clone()
     }
 
-    /// How often tokens were counted anew for penalties.
+    /// Number of calls of [`Backend::reset_token_counts`].
     pub fn count_resets(&self) -> u64 {
         locked(&self.0).count_resets
     }
 
-    /// The steps so far that did not fail; those of a run are one.
+    /// All successful steps so far. A decode run is one entry.
     pub fn steps(&self) -> Vec<Step> {
-        locked(&self.0).log.clone()
+        locked(&self.0).steps.clone()
     }
 }
 
 impl MockOptions {
-    /// The token that follows these.
-    fn following(&self, tokens: &[u32], seed: u64) -> u32 {
-        // As far into the script as the end of the tokens is: so a sequence that is read again goes on where it was.
-        let within = (0..self.script.len()).rev().find(|said| tokens.ends_with(&self.script[..*said]));
-        if let Some(said) = within {
-            return self.script[said];
+    /// The token that follows these, without a mask.
+    fn next_token(&self, tokens: &[u32], seed: u64) -> u32 {
+        // The longest prefix of the script that the tokens end with gives the position in it, so a sequence that is
+        // recomputed continues where it was.
+        let position = (0..self.script.len()).rev().find(|len| tokens.ends_with(&self.script[..*len]));
+        if let Some(position) = position {
+            return self.script[position];
         }
-        let start = fnv(FNV_START, seed);
+        let start = fnv(FNV_OFFSET, seed);
         let hash = tokens.iter().fold(start, |hash, token| fnv(hash, u64::from(*token)));
         ((hash >> 20) % u64::from(self.capacity.vocab_size)) as u32
     }
 
-    /// The same, or the next above it that a mask allows.
-    fn allowed(&self, tokens: &[u32], seed: u64, mask: Option<&[u32]>) -> u32 {
-        let (first, vocab) = (self.following(tokens, seed), self.capacity.vocab_size);
-        let allows =
+    /// The first allowed token from [`next_token`](Self::next_token) upwards, wrapping around.
+    fn next_allowed(&self, tokens: &[u32], seed: u64, mask: Option<&[u32]>) -> u32 {
+        let (first, vocab_size) = (self.next_token(tokens, seed), self.capacity.vocab_size);
+        let allowed =
             |token: &u32| mask.is_none_or(|mask| mask[*token as usize / 32] >> (token % 32) & 1 == 1);
-        (first..vocab).chain(0..first).find(allows).expect("a mask allows some token")
+        (first..vocab_size).chain(0..first).find(allowed).expect("the mask allows a token")
     }
 
-    /// The answer to a request as if it were alone: its tokens, and why it ends. Panics where its grammar fails.
-    pub fn alone(&self, request: &Request) -> (Vec<u32>, FinishReason) {
-        let mut text = request.prompt.clone();
-        let mut written = vec![];
-        let mut guide = request.grammar.clone();
+    /// The completion of a request that runs alone: its tokens and finish reason. Panics if its grammar fails.
+    pub fn reference(&self, request: &Request) -> (Vec<u32>, FinishReason) {
+        let mut tokens = request.prompt.clone();
+        let mut generated = vec![];
+        let mut grammar = request.grammar.clone();
         let mut mask = vec![0; self.capacity.vocab_size.div_ceil(32) as usize];
         loop {
-            if let Some(guide) = &mut guide {
-                guide.mask(&mut mask).expect("a mask");
+            if let Some(grammar) = &mut grammar {
+                grammar.mask(&mut mask).expect("the grammar computes a mask");
             }
-            let token = self.allowed(&text, request.sampling.seed, guide.is_some().then_some(&mask));
+            let mask = grammar.is_some().then_some(&mask[..]);
+            let token = self.next_allowed(&tokens, request.sampling.seed, mask);
             if request.stop_token_ids.contains(&token) {
-                return (written, FinishReason::Stop);
+                return (generated, FinishReason::Stop);
             }
-            written.push(token);
-            if let Some(guide) = &mut guide {
-                guide.accept(token).expect("a token that the mask allows");
-                if guide.is_finished() {
-                    return (written, FinishReason::Stop);
+            generated.push(token);
+            if let Some(grammar) = &mut grammar {
+                grammar.accept(token).expect("the grammar accepts a token that its mask allows");
+                if grammar.is_finished() {
+                    return (generated, FinishReason::Stop);
                 }
             }
-            if written.len() == request.max_tokens.get() as usize {
-                return (written, FinishReason::MaxTokens);
+            if generated.len() == request.max_tokens.get() as usize {
+                return (generated, FinishReason::MaxTokens);
             }
-            if text.len() == self.capacity.context_length as usize {
-                return (written, FinishReason::ContextLength);
+            if tokens.len() == self.capacity.context_length as usize {
+                return (generated, FinishReason::ContextLength);
             }
-            text.push(token);
+            tokens.push(token);
         }
     }
 }
 
-/// The backend.
+/// A [`Backend`] without a GPU that checks every call.
 #[derive(Debug)]
 pub struct MockBackend {
     options: MockOptions,
     calls: u64,
-    ledger: SharedLedger,
+    device: SharedDevice,
 }
 
 impl MockBackend {
-    /// Panics where the pages are too few for one sequence.
+    /// Panics if the pages do not suffice for one sequence of the context length.
     pub fn new(options: MockOptions) -> Self {
-        let ledger = Arc::new(Mutex::new(Ledger::new(&options)));
-        Self { options, calls: 0, ledger }
+        let device = Arc::new(Mutex::new(Device::new(&options)));
+        Self { options, calls: 0, device }
     }
 
-    /// What it was made for.
+    /// The options it was created with.
     pub fn options(&self) -> &MockOptions {
         &self.options
     }
 
-    /// Looks into it when an engine has it.
+    /// An inspector that stays valid when an engine takes the backend.
     pub fn inspector(&self) -> Inspector {
-        Inspector(self.ledger.clone())
+        Inspector(self.device.clone())
     }
 
-    /// What goes wrong with this call.
+    /// Counts a call and returns the error injected for it.
     fn call(&mut self) -> Result<(), BackendError> {
-        let fault = self.options.errors.get(&self.calls);
+        let error = self.options.errors.get(&self.calls);
         self.calls += 1;
-        if let Some(BackendError::DeviceLost(_)) = fault {
-            locked(&self.ledger).lost = true;
+        if let Some(BackendError::DeviceLost(_)) = error {
+            locked(&self.device).lost = true;
         }
-        fault.map_or(Ok(()), |fault| Err(fault.clone()))
+        error.map_or(Ok(()), |error| Err(error.clone()))
     }
 
     fn step(&mut self, sequences: usize) -> Result<(), BackendError> {
-        assert!(!locked(&self.ledger).lost, "a step on a lost device");
+        assert!(!locked(&self.device).lost, "step on a lost device");
         self.call()?;
         if sequences > self.options.max_sequences_per_step {
             return Err(BackendError::OutOfMemory(format!("no memory for a step of {sequences} sequences")));
@@ -229,51 +235,48 @@ impl MockBackend {
         Ok(())
     }
 
-    fn sampled(&self, sequence: &MockSequence, sampling: &Sampling, mask: Option<&[u32]>) -> Sampled {
+    fn sample(&self, sequence: &MockSequence, sampling: &Sampling, mask: Option<&[u32]>) -> Sampled {
         sequence.check();
-        let capacity = self.options.capacity;
+        let vocab_size = self.options.capacity.vocab_size;
         assert!(
-            mask.is_none_or(|mask| mask.len() == capacity.vocab_size.div_ceil(32) as usize),
-            "a mask of another length"
+            mask.is_none_or(|mask| mask.len() == vocab_size.div_ceil(32) as usize),
+            "mask of the wrong length"
         );
-        let token = self.options.allowed(&sequence.tokens, sampling.seed, mask);
+        let token = self.options.next_allowed(&sequence.tokens, sampling.seed, mask);
         let logprob = |token: u32| -(token as f32) / 1000.0;
-        let top = (0..sampling.top.min(capacity.vocab_size)).map(|token| (token, logprob(token))).collect();
+        let top = (0..sampling.top.min(vocab_size)).map(|token| (token, logprob(token))).collect();
         Sampled { token, logprob: logprob(token), top }
     }
 
-    /// Makes room for so many steps of all; nothing changes on an error.
-    fn extend_all(
-        &self,
-        writing: &mut [DecodeRow<'_, MockSequence>],
-        steps: usize,
-    ) -> Result<(), BackendError> {
-        for next in writing.iter() {
-            // Which mask that token was chosen with is not known here.
-            let known = next.mask.is_none();
-            let last = self.options.following(&next.sequence.tokens, next.sampling.seed);
-            assert!(!known || next.token == last, "a token that does not follow on what the sequence holds");
+    /// Allocates pages for this many steps of all rows. On an error nothing changes.
+    fn extend_all(&self, rows: &mut [DecodeRow<'_, MockSequence>], steps: usize) -> Result<(), BackendError> {
+        for row in rows.iter() {
+            // The mask that a constrained token was sampled with is not known here.
+            let expected = self.options.next_token(&row.sequence.tokens, row.sampling.seed);
+            assert!(
+                row.mask.is_some() || row.token == expected,
+                "the row's token does not follow its sequence"
+            );
         }
-        let extended = writing.iter_mut().try_for_each(|next| next.sequence.extend(steps));
+        let extended = rows.iter_mut().try_for_each(|row| row.sequence.extend(steps));
         if extended.is_err() {
-            writing.iter_mut().for_each(|next| next.sequence.truncate_pages());
+            rows.iter_mut().for_each(|row| row.sequence.truncate_pages());
         }
         extended
     }
 
-    /// One token more of a sequence.
-    fn write(&self, next: &mut DecodeRow<'_, MockSequence>) -> Sampled {
-        next.sequence.write(&[next.token]);
-        let sampled = self.sampled(next.sequence, next.sampling, next.mask);
-        next.token = sampled.token;
+    /// Appends the row's token to its sequence and samples the next one.
+    fn decode_row(&self, row: &mut DecodeRow<'_, MockSequence>) -> Sampled {
+        row.sequence.append(&[row.token]);
+        let sampled = self.sample(row.sequence, row.sampling, row.mask);
+        row.token = sampled.token;
         sampled
     }
 
-    fn log(&self, writing: usize, chunks: &[PrefillChunk<'_, MockSequence>]) {
-        let read =
-            |chunk: &PrefillChunk<'_, MockSequence>| (chunk.sequence.tokens.len(), chunk.tokens.to_vec());
-        let chunks = chunks.iter().map(read).collect();
-        locked(&self.ledger).log.push(Step { decode_rows: writing, chunks });
+    fn record_step(&self, decode_rows: usize, chunks: &[PrefillChunk<'_, MockSequence>]) {
+        let chunks =
+            chunks.iter().map(|chunk| (chunk.sequence.tokens.len(), chunk.tokens.to_vec())).collect();
+        locked(&self.device).steps.push(Step { decode_rows, chunks });
     }
 }
 
@@ -285,31 +288,31 @@ impl Backend for MockBackend {
     }
 
     fn free_pages(&self) -> u32 {
-        locked(&self.ledger).free()
+        locked(&self.device).free_pages()
     }
 
     fn cached_pages(&self) -> u32 {
-        locked(&self.ledger).pages.cached(Kind::Global) as u32
+        locked(&self.device).pages.cached(Kind::Global) as u32
     }
 
-    fn shared_pages(&self, text: &[u32]) -> u32 {
-        locked(&self.ledger).pages.shared(text)
+    fn shared_pages(&self, tokens: &[u32]) -> u32 {
+        locked(&self.device).pages.shared(tokens)
     }
 
-    fn start(&mut self, text: &[u32]) -> Result<(MockSequence, usize), BackendError> {
+    fn start(&mut self, tokens: &[u32]) -> Result<(MockSequence, usize), BackendError> {
         self.call()?;
-        let mut ledger = locked(&self.ledger);
-        assert!(!ledger.lost, "a sequence of a lost device");
-        ledger.sequences += 1;
-        let sequence = ledger.pages.start_with(text).expect("more sequences than there may be");
-        let held = sequence.len() as usize;
-        assert!(held < text.len(), "nothing is left to read");
-        ledger.starts.push(Start { text: text.to_vec(), held });
-        let (tokens, age) = (text[..held].to_vec(), ledger.age);
-        let sequence = MockSequence { tokens, held: sequence, age, ledger: self.ledger.clone() };
-        drop(ledger);
+        let mut device = locked(&self.device);
+        assert!(!device.lost, "sequence started on a lost device");
+        device.sequences += 1;
+        let held = device.pages.start_with(tokens).expect("no more than max_sequences sequences");
+        let cached = held.len() as usize;
+        assert!(cached < tokens.len(), "the last token must be left to prefill");
+        device.starts.push(Start { tokens: tokens.to_vec(), cached });
+        let (tokens, generation) = (tokens[..cached].to_vec(), device.generation);
+        let sequence = MockSequence { tokens, held, generation, device: self.device.clone() };
+        drop(device);
         sequence.check();
-        Ok((sequence, held))
+        Ok((sequence, cached))
     }
 
     fn max_prefill_tokens(&self, _decode_rows: usize, _depth: u32, _budget: Duration) -> usize {
@@ -325,67 +328,62 @@ impl Backend for MockBackend {
     }
 
     fn step_bytes(&self, depths: &[u32]) -> u64 {
-        // A thousand of weights, and ten for a position.
+        // 1000 bytes of weights, and 10 bytes of keys and values per position.
         1000 + depths.iter().map(|depth| u64::from(*depth) * 10).sum::<u64>()
     }
 
     fn mixed(
         &mut self,
-        writing: &mut [DecodeRow<'_, MockSequence>],
+        decoding: &mut [DecodeRow<'_, MockSequence>],
         chunks: &mut [PrefillChunk<'_, MockSequence>],
     ) -> Result<MixedOutput, BackendError> {
         let tokens: usize = chunks.iter().map(|chunk| chunk.tokens.len()).sum();
-        assert!(
-            (1..=self.options.capacity.max_chunks_per_step as usize).contains(&chunks.len()),
-            "{} chunks",
-            chunks.len()
-        );
-        assert!(tokens <= self.options.prefill_chunk, "chunks of {tokens} tokens");
-        assert!(chunks.iter().all(|chunk| !chunk.tokens.is_empty()), "a chunk of nothing");
-        self.step(writing.len() + chunks.len())?;
-        self.extend_all(writing, 1)?;
-        if let Err(fault) = chunks.iter_mut().try_for_each(|chunk| chunk.sequence.extend(chunk.tokens.len()))
+        let max_chunks = self.options.capacity.max_chunks_per_step as usize;
+        assert!((1..=max_chunks).contains(&chunks.len()), "{} chunks", chunks.len());
+        assert!(tokens <= self.options.prefill_chunk, "{tokens} prefill tokens");
+        assert!(chunks.iter().all(|chunk| !chunk.tokens.is_empty()), "empty chunk");
+        self.step(decoding.len() + chunks.len())?;
+        self.extend_all(decoding, 1)?;
+        if let Err(error) = chunks.iter_mut().try_for_each(|chunk| chunk.sequence.extend(chunk.tokens.len()))
         {
-            writing.iter_mut().for_each(|next| next.sequence.truncate_pages());
+            decoding.iter_mut().for_each(|row| row.sequence.truncate_pages());
             chunks.iter_mut().for_each(|chunk| chunk.sequence.truncate_pages());
-            return Err(fault);
+            return Err(error);
         }
-        self.log(writing.len(), chunks);
-        let decoded = writing.iter_mut().map(|next| self.write(next)).collect();
+        self.record_step(decoding.len(), chunks);
+        let decoded = decoding.iter_mut().map(|row| self.decode_row(row)).collect();
         let mut first_tokens = vec![];
         for PrefillChunk { sequence, tokens, sampling, mask, last } in chunks {
-            sequence.write(tokens);
-            first_tokens.push(last.then(|| self.sampled(sequence, sampling, *mask)));
+            sequence.append(tokens);
+            first_tokens.push(last.then(|| self.sample(sequence, sampling, *mask)));
         }
         Ok(MixedOutput { decoded, first_tokens })
     }
 
     fn decode(
         &mut self,
-        writing: &mut [DecodeRow<'_, MockSequence>],
-        most: usize,
+        batch: &mut [DecodeRow<'_, MockSequence>],
+        max_steps: usize,
     ) -> Result<Vec<Vec<Sampled>>, BackendError> {
-        assert!(!writing.is_empty() && most > 0);
+        assert!(!batch.is_empty() && max_steps > 0, "{} rows, {max_steps} steps", batch.len());
         assert!(
-            most == 1 || writing.iter().all(|next| next.mask.is_none()),
-            "a run of {most} steps with a mask"
+            max_steps == 1 || batch.iter().all(|row| row.mask.is_none()),
+            "run of {max_steps} steps with a mask"
         );
-        self.step(writing.len())?;
-        self.extend_all(writing, most)?;
-        self.log(writing.len(), &[]);
+        self.step(batch.len())?;
+        self.extend_all(batch, max_steps)?;
+        self.record_step(batch.len(), &[]);
         let mut steps: Vec<Vec<Sampled>> = vec![];
-        while steps.len() < most {
-            let step: Vec<Sampled> = writing.iter_mut().map(|next| self.write(next)).collect();
-            let stopped = |(sampled, row): (&Sampled, &DecodeRow<'_, MockSequence>)| {
-                row.stop_token_ids.contains(&sampled.token)
-            };
-            let ended = step.iter().zip(writing.iter()).any(stopped);
+        while steps.len() < max_steps {
+            let step: Vec<Sampled> = batch.iter_mut().map(|row| self.decode_row(row)).collect();
+            let stopped =
+                step.iter().zip(&*batch).any(|(sampled, row)| row.stop_token_ids.contains(&sampled.token));
             steps.push(step);
-            if ended {
+            if stopped {
                 break;
             }
         }
-        writing.iter_mut().for_each(|next| next.sequence.truncate_pages());
+        batch.iter_mut().for_each(|row| row.sequence.truncate_pages());
         Ok(steps)
     }
 
@@ -393,32 +391,32 @@ impl Backend for MockBackend {
         &mut self,
         sequence: &mut MockSequence,
         prompt: &[u32],
-        written: &[u32],
+        generated: &[u32],
     ) -> Result<(), BackendError> {
-        let held = written.split_last().map_or(&[][..], |(_, held)| held);
+        let held = generated.split_last().map_or(&[][..], |(_, held)| held);
         self.call()?;
         assert_eq!(sequence.tokens, [prompt, held].concat(), "counts of another sequence");
-        locked(&self.ledger).count_resets += 1;
+        locked(&self.device).count_resets += 1;
         Ok(())
     }
 
     fn probe(&mut self) -> Result<(), BackendError> {
-        assert!(!locked(&self.ledger).lost, "a probe of a lost device");
+        assert!(!locked(&self.device).lost, "probe of a lost device");
         self.call()
     }
 
     fn recover(&mut self) -> Result<(), BackendError> {
-        assert!(locked(&self.ledger).lost, "nothing is lost");
+        assert!(locked(&self.device).lost, "recovery of a device that is not lost");
         self.call()?;
-        let mut ledger = locked(&self.ledger);
+        let mut device = locked(&self.device);
         assert_eq!(
-            (ledger.free(), ledger.sequences),
-            (ledger.capacity.pages, 0),
-            "sequences of a lost device are kept"
+            (device.free_pages(), device.sequences),
+            (device.capacity.pages, 0),
+            "sequences outlive their device"
         );
-        ledger.clear();
-        ledger.lost = false;
-        ledger.age += 1;
+        device.clear();
+        device.lost = false;
+        device.generation += 1;
         Ok(())
     }
 }

@@ -1,4 +1,4 @@
-//! The handle and its thread, with the plain backend.
+//! Tests of the handle and the engine thread, on the mock backend.
 
 use std::{
     num::NonZeroU32,
@@ -17,23 +17,27 @@ use crate::{
 
 const DELAY: Duration = Duration::from_millis(10);
 
-fn request(first: u32, most: u32) -> Request {
-    Request::new(vec![first, 2, 3], NonZeroU32::new(most).unwrap())
+/// Limit for conditions that hold after a few steps.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+fn request(first: u32, max_tokens: u32) -> Request {
+    Request::new(vec![first, 2, 3], NonZeroU32::new(max_tokens).unwrap())
 }
 
 fn start(options: MockOptions, queue_capacity: usize) -> Engine {
     Engine::start(MockBackend::new(options), Options { queue_capacity, ..Options::default() }).unwrap()
 }
 
+/// Steps that take a while and generate one token each.
 fn slow() -> MockOptions {
     MockOptions { step_delay: DELAY, max_steps: 1, ..MockOptions::default() }
 }
 
-/// All tokens, and the last event.
-fn listen(answer: &mut EventStream) -> (Vec<u32>, Event) {
+/// All tokens of a stream, and its last event.
+fn collect(stream: &mut EventStream) -> (Vec<u32>, Event) {
     let mut tokens = vec![];
     loop {
-        match answer.blocking_next().unwrap() {
+        match stream.blocking_next().unwrap() {
             Event::Started { .. } => {}
             Event::Token(token) => tokens.push(token.id),
             last => return (tokens, last),
@@ -41,13 +45,20 @@ fn listen(answer: &mut EventStream) -> (Vec<u32>, Event) {
     }
 }
 
-/// Waits for the first token.
-fn first(answer: &mut EventStream) {
-    while !matches!(answer.blocking_next().unwrap(), Event::Token(_)) {}
+fn wait_for_first_token(stream: &mut EventStream) {
+    while !matches!(stream.blocking_next().unwrap(), Event::Token(_)) {}
+}
+
+fn wait_until(engine: &Engine, condition: impl Fn(&Status) -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !condition(&engine.status()) {
+        assert!(Instant::now() < deadline, "{:?}", engine.status());
+        thread::yield_now();
+    }
 }
 
 #[test]
-fn requests_of_many_threads_are_answered_as_if_each_were_alone() {
+fn concurrent_requests_generate_the_same_tokens_as_alone() {
     let engine = start(MockOptions::default(), 64);
     thread::scope(|scope| {
         for thread in 0..8 {
@@ -55,8 +66,8 @@ fn requests_of_many_threads_are_answered_as_if_each_were_alone() {
             scope.spawn(move || {
                 for number in 0..8 {
                     let request = request(thread * 8 + number, 20);
-                    let (tokens, last) = listen(&mut engine.submit(request.clone()).unwrap());
-                    assert_eq!(tokens, MockOptions::default().alone(&request).0);
+                    let (tokens, last) = collect(&mut engine.submit(request.clone()).unwrap());
+                    assert_eq!(tokens, MockOptions::default().reference(&request).0);
                     assert!(matches!(last, Event::Finished { reason: FinishReason::MaxTokens, .. }));
                 }
             });
@@ -70,88 +81,84 @@ fn requests_of_many_threads_are_answered_as_if_each_were_alone() {
 }
 
 #[test]
-fn what_cannot_be_taken_is_refused_at_once() {
+fn invalid_requests_and_a_full_queue_are_rejected_at_submission() {
     let engine = start(slow(), 1);
-    let refused = |request: Request| engine.submit(request).unwrap_err();
-    assert!(matches!(refused(Request { prompt: vec![], ..request(0, 1) }), SubmitError::Invalid(_)));
+    let rejection = |request: Request| engine.submit(request).unwrap_err();
+    assert!(matches!(rejection(Request { prompt: vec![], ..request(0, 1) }), SubmitError::Invalid(_)));
     assert_eq!(engine.would_reject(), None);
-    let text = refused(Request { prompt: vec![1, 1000], ..request(0, 1) }).to_string();
+    let text = rejection(Request { prompt: vec![1, 1000], ..request(0, 1) }).to_string();
     assert!(text.contains("token 1000 is not in"), "{text}");
     let long = Request { prompt: vec![1; 257], ..request(0, 1) };
-    assert_eq!(refused(long), SubmitError::PromptTooLong { tokens: 257, context_length: 256 });
-    let hot = Sampling { temperature: -1.0, ..Sampling::default() };
-    assert!(matches!(refused(Request { sampling: hot, ..request(0, 1) }), SubmitError::Invalid(_)));
+    assert_eq!(rejection(long), SubmitError::PromptTooLong { tokens: 257, context_length: 256 });
+    let sampling = Sampling { temperature: -1.0, ..Sampling::default() };
+    assert!(matches!(rejection(Request { sampling, ..request(0, 1) }), SubmitError::Invalid(_)));
 
-    // Four sequences and one that waits; the sixth is one too many.
-    let _answers: Vec<EventStream> =
+    // Four sequences and a queue of one: the sixth request is one too many.
+    let _streams: Vec<EventStream> =
         (0..5).map(|first| engine.submit(request(first, 250)).unwrap()).collect();
-    let full = refused(request(5, 1));
+    let full = rejection(request(5, 1));
     assert_eq!(engine.would_reject(), Some(full.clone()));
     assert_eq!(full, SubmitError::QueueFull { retry_after: Duration::from_secs(1) });
-    // Who only asked is counted as well.
+    // A rejection by `would_reject` counts as well.
     assert_eq!(engine.status().rejected, 6);
 }
 
 #[test]
-fn a_dropped_answer_leaves_nothing_behind() {
+fn dropping_a_stream_frees_its_sequence_and_pages() {
     let backend = MockBackend::new(slow());
-    let watch = backend.inspector();
+    let inspector = backend.inspector();
     let engine = Engine::start(backend, Options::default()).unwrap();
-    let mut answer = engine.submit(request(0, 250)).unwrap();
-    first(&mut answer);
-    drop(answer);
-    let until = Instant::now() + Duration::from_secs(10);
-    while engine.status().cancelled == 0 {
-        assert!(Instant::now() < until, "it goes on");
-        thread::yield_now();
-    }
-    assert_eq!((watch.sequences(), watch.free_pages()), (0, engine.capacity().pages));
+    let mut stream = engine.submit(request(0, 250)).unwrap();
+    wait_for_first_token(&mut stream);
+    drop(stream);
+    wait_until(&engine, |status| status.cancelled == 1);
+    assert_eq!((inspector.sequences(), inspector.free_pages()), (0, engine.capacity().pages));
 }
 
 #[test]
-fn a_deadline_ends_whoever_it_meets() {
+fn deadlines_end_running_and_waiting_requests() {
     let engine = start(slow(), 8);
-    let soon = |first| Request { deadline: Some(Instant::now() + 10 * DELAY), ..request(first, 250) };
-    // Five: one of them meets it in the queue.
-    let mut answers: Vec<EventStream> = (0..5).map(|first| engine.submit(soon(first)).unwrap()).collect();
-    for answer in &mut answers {
-        assert_eq!(listen(answer).1, Event::Failed(RequestError::DeadlineExceeded));
+    let expiring = |first| Request { deadline: Some(Instant::now() + 10 * DELAY), ..request(first, 250) };
+    // Four sequences: the fifth request expires in the queue.
+    let mut streams: Vec<EventStream> = (0..5).map(|first| engine.submit(expiring(first)).unwrap()).collect();
+    for stream in &mut streams {
+        assert_eq!(collect(stream).1, Event::Failed(RequestError::DeadlineExceeded));
     }
     assert_eq!(engine.status().failed, 5);
 }
 
 #[test]
-fn draining_takes_nothing_more_and_lets_what_was_taken_be_done() {
+fn draining_rejects_new_requests_and_finishes_submitted_ones() {
     let engine = start(slow(), 8);
-    let mut answer = engine.submit(request(0, 20)).unwrap();
-    first(&mut answer);
+    let mut stream = engine.submit(request(0, 20)).unwrap();
+    wait_for_first_token(&mut stream);
     engine.drain(Duration::from_secs(60));
     assert!(engine.status().draining);
     assert_eq!(engine.submit(request(1, 1)).unwrap_err(), SubmitError::Draining);
-    let (tokens, last) = listen(&mut answer);
+    let (tokens, last) = collect(&mut stream);
     assert!(tokens.len() == 19 && matches!(last, Event::Finished { .. }), "{last:?}");
     engine.stop();
 }
 
 #[test]
-fn stopping_fails_what_is_under_way_and_what_waits() {
+fn stopping_fails_running_and_waiting_requests() {
     let engine = start(slow(), 8);
-    let mut answers: Vec<EventStream> =
+    let mut streams: Vec<EventStream> =
         (0..6).map(|first| engine.submit(request(first, 250)).unwrap()).collect();
-    first(&mut answers[0]);
+    wait_for_first_token(&mut streams[0]);
     engine.stop();
-    for answer in &mut answers {
-        assert_eq!(listen(answer).1, Event::Failed(RequestError::Stopped));
+    for stream in &mut streams {
+        assert_eq!(collect(stream).1, Event::Failed(RequestError::Stopped));
     }
 }
 
 #[test]
-fn a_probe_finds_a_device_that_was_lost_while_nobody_used_it() {
-    let faults = [(1, BackendError::DeviceLost("lost".into()))].into();
-    let engine = start(MockOptions { errors: faults, ..slow() }, 8);
+fn a_probe_detects_a_device_lost_while_idle() {
+    let errors = [(1, BackendError::DeviceLost("lost".into()))].into();
+    let engine = start(MockOptions { errors, ..slow() }, 8);
     assert!(wait(engine.probe()));
     assert!(!wait(engine.probe()));
-    // By the next one it is put back.
+    // The device is recovered before the next probe.
     assert!(wait(engine.probe()));
     let status = engine.status();
     assert_eq!((status.devices_lost, status.device_lost), (1, false));
@@ -160,52 +167,47 @@ fn a_probe_finds_a_device_that_was_lost_while_nobody_used_it() {
 }
 
 #[test]
-fn without_a_handle_the_engine_stops() {
+fn dropping_the_last_handle_stops_the_engine() {
     let engine = start(slow(), 8);
-    let mut answer = engine.submit(request(0, 250)).unwrap();
-    first(&mut answer);
+    let mut stream = engine.submit(request(0, 250)).unwrap();
+    wait_for_first_token(&mut stream);
     drop(engine);
-    assert_eq!(listen(&mut answer).1, Event::Failed(RequestError::Stopped));
+    assert_eq!(collect(&mut stream).1, Event::Failed(RequestError::Stopped));
 }
 
 #[test]
-fn who_has_read_enough_has_not_cancelled() {
+fn a_stream_finished_early_does_not_count_as_cancelled() {
     let engine = start(slow(), 8);
-    for enough in [true, false] {
-        let mut answer = engine.submit(request(0, 200)).unwrap();
-        while !matches!(answer.blocking_next(), Some(Event::Token(_))) {}
-        if enough {
-            answer.finish_early();
+    for finish_early in [true, false] {
+        let mut stream = engine.submit(request(0, 200)).unwrap();
+        wait_for_first_token(&mut stream);
+        if finish_early {
+            stream.finish_early();
         }
     }
-    let deadline = Instant::now() + Duration::from_secs(10);
-    let ended = |status: &Status| (status.finished, status.cancelled);
-    while ended(&engine.status()) != (1, 1) {
-        assert!(Instant::now() < deadline, "{:?}", engine.status());
-        thread::sleep(DELAY);
-    }
+    wait_until(&engine, |status| (status.finished, status.cancelled) == (1, 1));
     assert_eq!(engine.status().request_latency.count(), 1);
 }
 
 #[test]
-fn a_thread_that_panics_leaves_nobody_waiting() {
-    // The plain backend does not take a chunk of no tokens.
+fn a_panic_of_the_engine_thread_ends_every_stream() {
+    // The mock backend panics at an empty chunk.
     let engine = start(MockOptions { prefill_chunk: 0, ..slow() }, 8);
-    let mut answers: Vec<EventStream> =
+    let mut streams: Vec<EventStream> =
         (0..6).filter_map(|first| engine.submit(request(first, 9)).ok()).collect();
-    for answer in &mut answers {
-        assert!(matches!(listen(answer).1, Event::Failed(RequestError::Internal(_))));
+    for stream in &mut streams {
+        assert!(matches!(collect(stream).1, Event::Failed(RequestError::Internal(_))));
     }
-    assert!(engine.watch_exit()(), "nobody had asked for that");
+    assert!(engine.watch_exit()(), "the exit was unexpected");
     engine.stop();
     let stopped = start(slow(), 8);
-    let ended = stopped.watch_exit();
+    let exit = stopped.watch_exit();
     stopped.stop();
-    assert!(!ended());
+    assert!(!exit());
     assert_eq!(engine.submit(request(0, 3)).unwrap_err(), SubmitError::Draining);
 }
 
-/// Wakes a thread that waits for a future.
+/// Unparks the thread that blocks on a future.
 struct Unpark(Thread);
 
 impl Wake for Unpark {
@@ -214,6 +216,7 @@ impl Wake for Unpark {
     }
 }
 
+/// Blocks on a future.
 fn wait<T>(future: impl Future<Output = T>) -> T {
     let waker = Waker::from(Arc::new(Unpark(thread::current())));
     let mut future = pin!(future);
@@ -226,12 +229,12 @@ fn wait<T>(future: impl Future<Output = T>) -> T {
 }
 
 #[test]
-fn a_script_is_what_an_answer_says_and_who_awaits_is_told_the_end_once() {
+fn an_awaited_stream_yields_the_script_and_one_last_event() {
     let script = vec![70, 71, 70, 71, 72, 1];
     let engine = start(MockOptions { script, ..slow() }, 8);
-    let mut answer = engine.submit(Request { stop_token_ids: vec![1], ..request(0, 20) }).unwrap();
+    let mut stream = engine.submit(Request { stop_token_ids: vec![1], ..request(0, 20) }).unwrap();
     let (mut tokens, mut events) = (vec![], vec![]);
-    while let Some(event) = wait(answer.next()) {
+    while let Some(event) = wait(stream.next()) {
         match event {
             Event::Token(token) => tokens.push(token.id),
             event => events.push(event),
@@ -242,5 +245,5 @@ fn a_script_is_what_an_answer_says_and_who_awaits_is_told_the_end_once() {
         matches!(events[..], [Event::Started { .. }, Event::Finished { reason: FinishReason::Stop, .. }]),
         "{events:?}"
     );
-    assert_eq!(wait(answer.next()), None);
+    assert_eq!(wait(stream.next()), None);
 }

@@ -1,11 +1,12 @@
-//! What the scheduler does, round by round on the plain backend.
+//! Tests of the scheduler, round by round on the mock backend.
 
 mod properties;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    io::Write,
     num::NonZeroU32,
-    sync::Arc,
+    sync::{Arc, Mutex},
 };
 
 use super::Scheduler;
@@ -17,38 +18,38 @@ use crate::{
 
 const VOCAB: u32 = 64;
 
-/// Enough for all requests one after the other, each read again and again.
-const MOST_ROUNDS: usize = 20_000;
+/// Enough for all requests of a test one after the other, each recomputed many times.
+const MAX_ROUNDS: usize = 20_000;
 
-/// A scheduler whose rounds a test counts itself.
-struct Stage {
+/// A scheduler without its thread: the test runs each round.
+struct Harness {
     shared: Arc<Shared>,
     scheduler: Scheduler<MockBackend>,
-    watch: Inspector,
+    inspector: Inspector,
 }
 
-impl Stage {
+impl Harness {
     fn new(options: MockOptions) -> Self {
         let backend = MockBackend::new(options);
-        let watch = backend.inspector();
+        let inspector = backend.inspector();
         let shared = Arc::new(Shared::new(backend.options().capacity, Options::default()));
-        Self { scheduler: Scheduler::new(backend, shared.clone()), shared, watch }
+        Self { scheduler: Scheduler::new(backend, shared.clone()), shared, inspector }
     }
 
-    fn alone(&self, request: &Request) -> (Vec<u32>, FinishReason) {
-        self.scheduler.backend.options().alone(request)
+    fn reference(&self, request: &Request) -> (Vec<u32>, FinishReason) {
+        self.scheduler.backend.options().reference(request)
     }
 
     fn submit(&self, request: &Request) -> EventStream {
         self.shared.submit(request.clone()).unwrap()
     }
 
-    /// A round, if there is something to do.
+    /// One round, unless idle.
     fn round(&mut self) {
         if !self.is_idle() {
             assert!(self.scheduler.receive());
             self.scheduler.round();
-            self.check();
+            self.check_invariants();
         }
     }
 
@@ -56,49 +57,54 @@ impl Stage {
         self.scheduler.is_idle() && self.shared.inbox().arrived.is_empty()
     }
 
+    /// Runs rounds until all requests have ended.
     fn finish(&mut self) {
-        for _ in 0..MOST_ROUNDS {
+        for _ in 0..MAX_ROUNDS {
             if self.is_idle() {
                 return;
             }
             self.round();
         }
-        panic!("someone waits for ever");
+        panic!("a request never ends");
     }
 
-    /// What holds after every round.
-    fn check(&self) {
+    /// Asserts that streams of finished requests hold the tokens that each request generates alone.
+    fn check_tokens(&self, requests: &[Request], streams: &mut [EventStream]) {
+        for (request, stream) in requests.iter().zip(streams) {
+            assert_eq!(collect(stream).0, self.reference(request).0);
+        }
+    }
+
+    /// Asserts what holds after every round.
+    fn check_invariants(&self) {
         let Scheduler { prefilling, decoding, queue, status, .. } = &self.scheduler;
         let sequences = prefilling.iter().map(|prefilling| &prefilling.sequence);
         let sequences = sequences.chain(decoding.iter().map(|decoding| &decoding.sequence));
-        // Some hold the same.
+        // Sequences may share pages.
         let held: BTreeSet<u32> = sequences.flat_map(|sequence| sequence.pages()).copied().collect();
-        let capacity = self.shared.capacity;
-        let taken = capacity.pages - self.watch.free_pages();
-        assert_eq!(taken as usize, held.len(), "pages are those of live sequences");
-        assert_eq!(status.pages.free, self.watch.free_pages());
+        let used = self.shared.capacity.pages - self.inspector.free_pages();
+        assert_eq!(used as usize, held.len(), "the pages in use are those of live sequences");
+        assert_eq!(status.pages.free, self.inspector.free_pages());
         assert!(status.pages.cached <= status.pages.free);
-        assert_eq!(self.watch.sequences() as usize, self.scheduler.running());
-        // Who writes, who reads, who waits: in the order of arrival.
-        let jobs = decoding
-            .iter()
-            .map(|decoding| &decoding.job)
-            .chain(prefilling.iter().map(|prefilling| &prefilling.job));
-        let numbers: Vec<u64> = jobs.clone().chain(queue).map(|job| job.id).collect();
-        assert!(numbers.is_sorted(), "{numbers:?}");
-        // Nobody leaves during a round here.
+        assert_eq!(self.inspector.sequences() as usize, self.scheduler.running());
+        // Decoding, prefilling, waiting: in order of submission.
+        let decoding = decoding.iter().map(|decoding| &decoding.job);
+        let jobs = decoding.chain(prefilling.iter().map(|prefilling| &prefilling.job));
+        let ids: Vec<u64> = jobs.clone().chain(queue).map(|job| job.id).collect();
+        assert!(ids.is_sorted(), "{ids:?}");
+        // No stream is dropped during a round.
         assert!(jobs.chain(queue).all(|job| !job.events.is_closed()), "a cancelled request is still there");
     }
 }
 
-/// What a stream said: its tokens, and its last event.
-fn listen(answer: &mut EventStream) -> (Vec<u32>, Event) {
+/// All tokens of a finished stream, and its last event. Asserts that the events are in order.
+fn collect(stream: &mut EventStream) -> (Vec<u32>, Event) {
     let mut tokens = vec![];
     let mut started = None;
     let last = loop {
-        match answer.blocking_next().expect("a last event comes before the end") {
+        match stream.blocking_next().expect("a last event comes before the end") {
             Event::Started { cached_tokens } => {
-                assert_eq!(started.replace(cached_tokens), None, "started twice")
+                assert_eq!(started.replace(cached_tokens), None, "started twice");
             }
             Event::Token(token) => {
                 assert!(started.is_some());
@@ -110,389 +116,408 @@ fn listen(answer: &mut EventStream) -> (Vec<u32>, Event) {
     if let Event::Finished { usage, .. } = last {
         assert_eq!(started, Some(usage.cached_tokens));
     }
-    assert_eq!(answer.blocking_next(), None);
+    assert_eq!(stream.blocking_next(), None);
     (tokens, last)
 }
 
-fn request(first: u32, prompt: usize, most: u32) -> Request {
-    let prompt = (0..prompt as u32).map(|at| (first + 7 * at) % VOCAB).collect();
-    Request::new(prompt, NonZeroU32::new(most).unwrap())
+fn request(first: u32, prompt_tokens: usize, max_tokens: u32) -> Request {
+    let prompt = (0..prompt_tokens as u32).map(|index| (first + 7 * index) % VOCAB).collect();
+    Request::new(prompt, NonZeroU32::new(max_tokens).unwrap())
 }
 
-fn options(sequences: u32, pages: u32) -> MockOptions {
-    let capacity = Capacity {
-        max_sequences: sequences,
-        context_length: 64,
-        vocab_size: VOCAB,
-        page_size: 4,
-        pages,
-        ..MockOptions::default().capacity
-    };
+fn capacity(max_sequences: u32, context_length: u32, pages: u32) -> Capacity {
+    let default = MockOptions::default().capacity;
+    Capacity { max_sequences, context_length, vocab_size: VOCAB, page_size: 4, pages, ..default }
+}
+
+fn options(max_sequences: u32, pages: u32) -> MockOptions {
+    let capacity = capacity(max_sequences, 64, pages);
     MockOptions { capacity, prefill_chunk: 8, max_steps: 4, ..MockOptions::default() }
 }
 
 #[test]
-fn who_came_last_is_set_back_when_pages_run_out_and_its_stream_goes_on() {
-    let mut stage = Stage::new(options(3, 16));
+fn preempted_requests_resume_without_duplicate_tokens() {
+    let mut harness = Harness::new(options(3, 16));
     let requests = [request(0, 8, 40), request(1, 8, 40), request(2, 8, 40)];
-    let mut answers = requests.each_ref().map(|request| stage.submit(request));
-    stage.finish();
-    assert!(stage.scheduler.status.preemptions >= 2, "{:?}", stage.scheduler.status);
-    for (request, answer) in requests.iter().zip(&mut answers) {
-        assert_eq!(listen(answer).0, stage.alone(request).0);
-    }
-    // The first was never set back: it is read once.
-    let read = stage.watch.steps().into_iter().flat_map(|step| step.chunks);
-    assert_eq!(read.filter(|(held, tokens)| *held == 0 && tokens[0] == 0).count(), 1);
+    let mut streams = requests.each_ref().map(|request| harness.submit(request));
+    harness.finish();
+    assert!(harness.scheduler.status.preemptions >= 2, "{:?}", harness.scheduler.status);
+    harness.check_tokens(&requests, &mut streams);
+    // The oldest is never preempted: its prompt is prefilled once.
+    let chunks = harness.inspector.steps().into_iter().flat_map(|step| step.chunks);
+    assert_eq!(chunks.filter(|(len, tokens)| *len == 0 && tokens[0] == 0).count(), 1);
 }
 
 #[test]
-fn those_who_write_go_on_while_a_long_prompt_is_read() {
-    let mut stage = Stage::new(options(3, 48));
-    let _short = [request(0, 4, 60), request(1, 4, 60)].map(|request| stage.submit(&request));
+fn decoding_continues_during_the_prefill_of_a_long_prompt() {
+    let mut harness = Harness::new(options(3, 48));
+    let _short = [request(0, 4, 60), request(1, 4, 60)].map(|request| harness.submit(&request));
     for _ in 0..4 {
-        stage.round();
+        harness.round();
     }
-    let before = stage.watch.steps().len();
-    let _long = stage.submit(&request(2, 60, 4));
+    let before = harness.inspector.steps().len();
+    let _long = harness.submit(&request(2, 60, 4));
     for _ in 0..8 {
-        stage.round();
+        harness.round();
     }
-    let steps = &stage.watch.steps()[before..];
+    let steps = &harness.inspector.steps()[before..];
     assert_eq!(steps.len(), 8);
     assert!(steps.iter().all(|step| step.decode_rows == 2 && step.chunks.len() == 1), "{steps:?}");
 }
 
 #[test]
-fn short_prompts_are_read_together() {
-    let mut stage = Stage::new(options(5, 80));
-    // Eight tokens a step, of three at most: the third's fifth token is for the next, which has room for the two that are left.
+fn short_prompts_share_a_step() {
+    let mut harness = Harness::new(options(5, 80));
+    // A step has 8 prefill tokens and 3 chunks. The third prompt's fifth token goes into the second step, together with
+    // the two prompts that are left.
     let requests =
         [(0, 1), (10, 3), (20, 5), (30, 3), (40, 2)].map(|(first, prompt)| request(first, prompt, 9));
-    let mut answers = requests.each_ref().map(|request| stage.submit(request));
-    stage.round();
-    stage.round();
-    let steps = stage.watch.steps();
-    let of = |number: usize, from: usize, to: usize| (from, requests[number].prompt[from..to].to_vec());
-    assert_eq!(steps[0].chunks, [of(0, 0, 1), of(1, 0, 3), of(2, 0, 4)]);
-    assert_eq!(
-        (steps[1].decode_rows, &steps[1].chunks[..]),
-        (2, &[of(2, 4, 5), of(3, 0, 3), of(4, 0, 2)][..])
-    );
-    stage.finish();
-    for (request, answer) in requests.iter().zip(&mut answers) {
-        assert_eq!(listen(answer).0, stage.alone(request).0);
-    }
+    let mut streams = requests.each_ref().map(|request| harness.submit(request));
+    harness.round();
+    harness.round();
+    let steps = harness.inspector.steps();
+    let chunk = |number: usize, from: usize, to: usize| (from, requests[number].prompt[from..to].to_vec());
+    assert_eq!(steps[0].chunks, [chunk(0, 0, 1), chunk(1, 0, 3), chunk(2, 0, 4)]);
+    assert_eq!(steps[1].decode_rows, 2);
+    assert_eq!(steps[1].chunks, [chunk(2, 4, 5), chunk(3, 0, 3), chunk(4, 0, 2)]);
+    harness.finish();
+    harness.check_tokens(&requests, &mut streams);
 }
 
 #[test]
-fn a_prompt_that_no_room_is_left_beside_is_read_alone() {
-    let mut stage = Stage::new(options(3, 48));
+fn a_prompt_that_fills_the_step_is_prefilled_alone() {
+    let mut harness = Harness::new(options(3, 48));
     let requests = [request(0, 20, 4), request(1, 2, 4)];
-    let _answers = requests.each_ref().map(|request| stage.submit(request));
+    let _streams = requests.each_ref().map(|request| harness.submit(request));
     for (round, chunks) in [1, 1, 2].into_iter().enumerate() {
-        stage.round();
-        assert_eq!(stage.watch.steps()[round].chunks.len(), chunks, "step {round}");
+        harness.round();
+        assert_eq!(harness.inspector.steps()[round].chunks.len(), chunks, "step {round}");
     }
 }
 
 #[test]
-fn pages_of_what_is_still_to_be_read_are_not_given_to_another() {
-    // Sixteen pages, of which each needs eight, and one more that it may write.
-    let mut stage = Stage::new(MockOptions { prefill_chunk: 64, ..options(3, 16) });
+fn admission_reserves_the_pages_of_unfinished_prefills() {
+    // Sixteen pages; each request needs eight for its prompt, and one more to decode.
+    let mut harness = Harness::new(MockOptions { prefill_chunk: 64, ..options(3, 16) });
     let requests = [0, 1, 2].map(|first| request(first, 32, 1));
-    let mut answers = requests.each_ref().map(|request| stage.submit(request));
-    stage.finish();
-    assert_eq!(stage.scheduler.status.preemptions, 0, "{:?}", stage.watch.steps());
-    assert!(stage.watch.steps().iter().all(|step| step.chunks.len() == 1), "{:?}", stage.watch.steps());
-    for (request, answer) in requests.iter().zip(&mut answers) {
-        assert_eq!(listen(answer).0, stage.alone(request).0);
-    }
+    let mut streams = requests.each_ref().map(|request| harness.submit(request));
+    harness.finish();
+    let steps = harness.inspector.steps();
+    assert_eq!(harness.scheduler.status.preemptions, 0, "{steps:?}");
+    assert!(steps.iter().all(|step| step.chunks.len() == 1), "{steps:?}");
+    harness.check_tokens(&requests, &mut streams);
 }
 
 #[test]
-fn pages_of_a_dropped_answer_are_free_before_the_next_step() {
-    let mut stage = Stage::new(options(2, 32));
-    let one = stage.submit(&request(0, 8, 50));
-    let _other = stage.submit(&request(1, 8, 50));
+fn pages_of_a_dropped_stream_are_free_before_the_next_step() {
+    let mut harness = Harness::new(options(2, 32));
+    let one = harness.submit(&request(0, 8, 50));
+    let _other = harness.submit(&request(1, 8, 50));
     for _ in 0..4 {
-        stage.round();
+        harness.round();
     }
-    assert_eq!(stage.scheduler.decoding.len(), 2);
+    assert_eq!(harness.scheduler.decoding.len(), 2);
     drop(one);
-    stage.round();
-    assert_eq!(stage.watch.steps().last().unwrap().decode_rows, 1);
-    assert_eq!(stage.scheduler.status.cancelled, 1);
+    harness.round();
+    assert_eq!(harness.inspector.steps().last().unwrap().decode_rows, 1);
+    assert_eq!(harness.scheduler.status.cancelled, 1);
 }
 
 #[test]
-fn a_device_lost_three_times_in_a_row_is_given_up_and_tried_again_for_the_next() {
+fn requests_fail_after_three_device_losses_and_later_ones_try_again() {
     let lost = || BackendError::DeviceLost("lost".into());
-    // start, step (lost), revive (fails), revive, start, step (lost): three without a token.
-    let faults = BTreeMap::from([(1, lost()), (2, lost()), (5, lost())]);
-    let mut stage = Stage::new(MockOptions { errors: faults, ..options(2, 32) });
-    // So long that each takes a step of its own.
-    let mut answers = [request(0, 8, 4), request(1, 8, 4)].map(|request| stage.submit(&request));
-    stage.finish();
-    for answer in &mut answers {
-        assert_eq!(listen(answer), (vec![], Event::Failed(RequestError::DeviceLost)));
+    // start, step (lost), recover (fails), recover, start, step (lost): three losses without a token.
+    let errors = BTreeMap::from([(1, lost()), (2, lost()), (5, lost())]);
+    let mut harness = Harness::new(MockOptions { errors, ..options(2, 32) });
+    // Each prompt fills a step.
+    let mut streams = [request(0, 8, 4), request(1, 8, 4)].map(|request| harness.submit(&request));
+    harness.finish();
+    for stream in &mut streams {
+        assert_eq!(collect(stream), (vec![], Event::Failed(RequestError::DeviceLost)));
     }
     let next = request(2, 4, 4);
-    let mut answer = stage.submit(&next);
-    stage.finish();
-    let (tokens, last) = listen(&mut answer);
-    assert_eq!(tokens, stage.alone(&next).0);
+    let mut stream = harness.submit(&next);
+    harness.finish();
+    let (tokens, last) = collect(&mut stream);
+    assert_eq!(tokens, harness.reference(&next).0);
     assert!(matches!(last, Event::Finished { reason: FinishReason::MaxTokens, .. }));
 }
 
 #[test]
-fn one_lost_device_shows_in_no_stream() {
-    let faults = BTreeMap::from([(6, BackendError::DeviceLost("lost".into()))]);
-    let mut stage = Stage::new(MockOptions { errors: faults, ..options(3, 48) });
+fn a_recovered_device_loss_is_invisible_in_streams() {
+    let errors = BTreeMap::from([(6, BackendError::DeviceLost("lost".into()))]);
+    let mut harness = Harness::new(MockOptions { errors, ..options(3, 48) });
     let requests = [request(0, 20, 30), request(1, 9, 30), request(2, 8, 30)];
-    let mut answers = requests.each_ref().map(|request| stage.submit(request));
-    stage.finish();
-    assert_eq!((stage.scheduler.status.devices_lost, stage.scheduler.status.failed), (1, 0));
-    for (request, answer) in requests.iter().zip(&mut answers) {
-        assert_eq!(listen(answer).0, stage.alone(request).0);
-    }
+    let mut streams = requests.each_ref().map(|request| harness.submit(request));
+    harness.finish();
+    assert_eq!((harness.scheduler.status.devices_lost, harness.scheduler.status.failed), (1, 0));
+    harness.check_tokens(&requests, &mut streams);
 }
 
 #[test]
-fn one_request_without_finite_numbers_does_not_end_the_others() {
-    // Both write by then. Of the steps by themselves, the first's fails too.
-    let faults = BTreeMap::from([(6, BackendError::NonFiniteLogits), (7, BackendError::NonFiniteLogits)]);
-    let mut stage = Stage::new(MockOptions { errors: faults, ..options(2, 32) });
+fn non_finite_logits_fail_only_the_request_at_fault() {
+    // Both requests decode by then. Of the individual steps, the first one's fails again.
+    let errors = BTreeMap::from([(6, BackendError::NonFiniteLogits), (7, BackendError::NonFiniteLogits)]);
+    let mut harness = Harness::new(MockOptions { errors, ..options(2, 32) });
     let requests = [request(0, 8, 30), request(1, 8, 30)];
-    let [mut one, mut other] = requests.each_ref().map(|request| stage.submit(request));
-    stage.finish();
-    assert_eq!(listen(&mut one).1, Event::Failed(RequestError::NonFiniteLogits));
-    assert_eq!(listen(&mut other).0, stage.alone(&requests[1]).0);
+    let [mut one, mut other] = requests.each_ref().map(|request| harness.submit(request));
+    harness.finish();
+    assert_eq!(collect(&mut one).1, Event::Failed(RequestError::NonFiniteLogits));
+    assert_eq!(collect(&mut other).0, harness.reference(&requests[1]).0);
 }
 
 #[test]
-fn a_run_that_there_are_no_pages_for_is_a_step_at_least() {
-    let capacity = Capacity {
-        max_sequences: 2,
-        context_length: 32,
-        vocab_size: VOCAB,
-        page_size: 4,
-        pages: 8,
-        ..MockOptions::default().capacity
-    };
-    let mut stage =
-        Stage::new(MockOptions { capacity, prefill_chunk: 32, max_steps: 8, ..MockOptions::default() });
+fn a_decode_run_without_enough_pages_falls_back_to_one_step() {
+    let capacity = capacity(2, 32, 8);
+    let mut harness =
+        Harness::new(MockOptions { capacity, prefill_chunk: 32, max_steps: 8, ..MockOptions::default() });
     let mut requests = [request(0, 20, 12), request(1, 1, 12)];
-    // The first ends after a few steps, on its sixth page. A run of 8 would need eight, and three for the other.
-    requests[0].stop_token_ids = vec![stage.alone(&requests[0]).0[3]];
-    let mut answers = requests.each_ref().map(|request| stage.submit(request));
-    stage.finish();
-    assert_eq!(stage.scheduler.status.preemptions, 0, "{:?}", stage.watch.steps());
-    for (request, answer) in requests.iter().zip(&mut answers) {
-        assert_eq!(listen(answer).0, stage.alone(request).0);
-    }
+    // The first request stops after a few steps, on its sixth page. A run of 8 steps would need eight pages for it and
+    // three for the other.
+    requests[0].stop_token_ids = vec![harness.reference(&requests[0]).0[3]];
+    let mut streams = requests.each_ref().map(|request| harness.submit(request));
+    harness.finish();
+    assert_eq!(harness.scheduler.status.preemptions, 0, "{:?}", harness.inspector.steps());
+    harness.check_tokens(&requests, &mut streams);
 }
 
-/// Submits a request and lets it be answered: its tokens and how many of its prompt's needed no reading.
-fn ask(stage: &mut Stage, request: &Request) -> (Vec<u32>, u32) {
-    let mut answer = stage.submit(request);
-    stage.finish();
-    let (tokens, last) = listen(&mut answer);
-    assert_eq!(tokens, stage.alone(request).0);
+/// Runs a request to its end: its tokens, and how many of its prompt were cached.
+fn complete(harness: &mut Harness, request: &Request) -> (Vec<u32>, u32) {
+    let mut stream = harness.submit(request);
+    harness.finish();
+    let (tokens, last) = collect(&mut stream);
+    assert_eq!(tokens, harness.reference(request).0);
     let Event::Finished { usage, .. } = last else { panic!("{last:?}") };
     (tokens, usage.cached_tokens)
 }
 
 #[test]
-fn the_next_turn_of_a_chat_reads_only_what_is_new() {
-    // A window of 10, which the first turn is beyond.
-    let capacity = Capacity {
-        max_sequences: 2,
-        context_length: 128,
-        vocab_size: VOCAB,
-        page_size: 4,
-        pages: 64,
-        ..MockOptions::default().capacity
-    };
-    let mut stage = Stage::new(MockOptions { capacity, window: 10, ..options(2, 64) });
+fn the_next_turn_of_a_chat_prefills_only_new_tokens() {
+    // The first turn is longer than the window of 10.
+    let mut harness =
+        Harness::new(MockOptions { capacity: capacity(2, 128, 64), window: 10, ..options(2, 64) });
     let first = request(0, 29, 13);
-    let (answer, cached) = ask(&mut stage, &first);
-    assert_eq!((answer.len(), cached), (13, 0));
+    let (completion, cached) = complete(&mut harness, &first);
+    assert_eq!((completion.len(), cached), (13, 0));
     let mut second = request(0, 29, 13);
-    second.prompt.extend(answer);
+    second.prompt.extend(completion);
     second.prompt.extend([50, 51, 52]);
-    let before = stage.watch.steps().len();
-    // The last token that it wrote was in no step.
-    assert_eq!(ask(&mut stage, &second).1, 29 + 12);
-    let read = stage.watch.steps()[before..].iter().flat_map(|step| step.chunks.clone()).collect::<Vec<_>>();
-    assert_eq!(read, [(41, second.prompt[41..].to_vec())]);
-    let status = &stage.scheduler.status;
+    let before = harness.inspector.steps().len();
+    // The last generated token was in no step.
+    assert_eq!(complete(&mut harness, &second).1, 29 + 12);
+    let steps = harness.inspector.steps();
+    let chunks = steps[before..].iter().flat_map(|step| step.chunks.clone()).collect::<Vec<_>>();
+    assert_eq!(chunks, [(41, second.prompt[41..].to_vec())]);
+    let status = &harness.scheduler.status;
     assert_eq!((status.prompt_tokens, status.cached_tokens), (29 + 4, 41));
     assert!(status.pages.cached > 0 && status.pages.free == status.pages.total, "{:?}", status.pages);
 }
 
 #[test]
-fn what_several_begin_with_is_read_once_and_held_once() {
-    // Pages for 64 positions: three of 52 would not go in by themselves.
-    let mut stage = Stage::new(MockOptions { window: 12, ..options(3, 16) });
+fn a_common_prefix_is_prefilled_once_and_its_pages_are_shared() {
+    // Pages for 64 positions: three sequences of 52 would not fit without sharing.
+    let mut harness = Harness::new(MockOptions { window: 12, ..options(3, 16) });
     let requests = [10, 20, 30].map(|own| {
         let mut request = request(0, 40, 8);
         request.prompt.extend([own, own + 1, own + 2, own + 3]);
         request
     });
-    let mut answers = requests.each_ref().map(|request| stage.submit(request));
-    let mut most = 0;
-    while !stage.is_idle() {
-        stage.round();
-        most = most.max(stage.scheduler.running());
+    let mut streams = requests.each_ref().map(|request| harness.submit(request));
+    let mut max_running = 0;
+    while !harness.is_idle() {
+        harness.round();
+        max_running = max_running.max(harness.scheduler.running());
     }
-    assert!(most >= 2, "one after the other");
-    for (request, answer) in requests.iter().zip(&mut answers) {
-        assert_eq!(listen(answer).0, stage.alone(request).0);
-    }
-    let read: Vec<usize> = stage.watch.starts().iter().map(|start| start.held).collect();
-    assert_eq!(read[..2], [0, 40], "{read:?}");
+    assert!(max_running >= 2, "requests ran one after the other");
+    harness.check_tokens(&requests, &mut streams);
+    let cached: Vec<usize> = harness.inspector.starts().iter().map(|start| start.cached).collect();
+    assert_eq!(cached[..2], [0, 40], "{cached:?}");
 }
 
 #[test]
-fn who_begins_as_another_that_is_read_waits_and_shares_its_pages() {
+fn a_request_waits_for_a_common_prefix_in_prefill_and_shares_it() {
     let requests = [10, 20].map(|own| {
         let mut request = request(0, 5, 4);
         request.prompt.push(own);
         request
     });
-    // There would be room for both in the first step, and there is where nothing is kept. A page is four tokens.
-    for (prefix, held) in [(true, [0, 4]), (false, [0, 0])] {
-        let plain = options(2, 32);
-        let capacity = Capacity { prefix_cache: prefix, ..plain.capacity };
-        let mut stage = Stage::new(MockOptions { capacity, prefill_chunk: 16, ..plain });
-        let mut answers = requests.each_ref().map(|request| stage.submit(request));
-        stage.finish();
-        let found: Vec<usize> = stage.watch.starts().iter().map(|start| start.held).collect();
-        assert_eq!((found, stage.watch.steps()[0].chunks.len()), (held.to_vec(), if prefix { 1 } else { 2 }));
-        for (request, answer) in requests.iter().zip(&mut answers) {
-            assert_eq!(listen(answer).0, stage.alone(request).0);
-        }
+    // The first step has room for both. Only without a prefix cache do they share it. A page is four tokens.
+    for (prefix_cache, expected) in [(true, [0, 4]), (false, [0, 0])] {
+        let options = options(2, 32);
+        let capacity = Capacity { prefix_cache, ..options.capacity };
+        let mut harness = Harness::new(MockOptions { capacity, prefill_chunk: 16, ..options });
+        let mut streams = requests.each_ref().map(|request| harness.submit(request));
+        harness.finish();
+        let cached: Vec<usize> = harness.inspector.starts().iter().map(|start| start.cached).collect();
+        assert_eq!(cached, expected);
+        assert_eq!(harness.inspector.steps()[0].chunks.len(), if prefix_cache { 1 } else { 2 });
+        harness.check_tokens(&requests, &mut streams);
     }
 }
 
 #[test]
-fn penalties_of_all_who_read_forget_a_step_that_failed() {
-    // Two starts, and a step that has read both prompts and chosen tokens.
-    let faults = BTreeMap::from([(2, BackendError::NonFiniteLogits)]);
-    let mut stage = Stage::new(MockOptions { errors: faults, ..options(2, 32) });
+fn penalty_counts_of_prefilling_requests_are_reset_after_a_failed_step() {
+    // Two starts, and a step that has prefilled both prompts and sampled tokens.
+    let errors = BTreeMap::from([(2, BackendError::NonFiniteLogits)]);
+    let mut harness = Harness::new(MockOptions { errors, ..options(2, 32) });
     let sampling = Sampling { repetition: 1.1, ..Sampling::default() };
     let requests = [0, 1].map(|first| Request { sampling: sampling.clone(), ..request(first, 3, 1) });
-    let mut answers = requests.each_ref().map(|request| stage.submit(request));
-    stage.finish();
-    assert_eq!(stage.watch.count_resets(), 2);
-    for (request, answer) in requests.iter().zip(&mut answers) {
-        assert_eq!(listen(answer).0, stage.alone(request).0);
-    }
+    let mut streams = requests.each_ref().map(|request| harness.submit(request));
+    harness.finish();
+    assert_eq!(harness.inspector.count_resets(), 2);
+    harness.check_tokens(&requests, &mut streams);
 }
 
 #[test]
-fn a_lost_device_takes_the_cache_with_it() {
-    // start, three chunks, three runs; then start and a chunk that is lost.
-    let faults = BTreeMap::from([(8, BackendError::DeviceLost("lost".into()))]);
-    let mut stage = Stage::new(MockOptions { errors: faults, ..options(2, 32) });
+fn a_lost_device_empties_the_prefix_cache() {
+    // start, three chunks, three runs; then start and a chunk that loses the device.
+    let errors = BTreeMap::from([(8, BackendError::DeviceLost("lost".into()))]);
+    let mut harness = Harness::new(MockOptions { errors, ..options(2, 32) });
     let first = request(0, 20, 12);
-    ask(&mut stage, &first);
-    assert_eq!(ask(&mut stage, &first).1, 16);
-    let held: Vec<usize> = stage.watch.starts().iter().map(|start| start.held).collect();
-    assert_eq!((stage.scheduler.status.devices_lost, held), (1, vec![0, 16, 0]));
+    complete(&mut harness, &first);
+    assert_eq!(complete(&mut harness, &first).1, 16);
+    let cached: Vec<usize> = harness.inspector.starts().iter().map(|start| start.cached).collect();
+    assert_eq!((harness.scheduler.status.devices_lost, cached), (1, vec![0, 16, 0]));
 }
 
 #[test]
-fn those_who_are_too_many_at_once_take_turns() {
-    let mut stage = Stage::new(MockOptions { decode_batch: 4, max_steps: 1, ..options(5, 64) });
+fn requests_beyond_the_decode_batch_rotate() {
+    let mut harness = Harness::new(MockOptions { decode_batch: 4, max_steps: 1, ..options(5, 64) });
     let requests = [0, 1, 2, 3, 4].map(|number| request(number, 4, 30));
-    let mut answers = requests.each_ref().map(|request| stage.submit(request));
-    while stage.scheduler.decoding.len() < 5 {
-        stage.round();
+    let mut streams = requests.each_ref().map(|request| harness.submit(request));
+    while harness.scheduler.decoding.len() < 5 {
+        harness.round();
     }
-    let written = |stage: &Stage| -> Vec<usize> {
-        stage.scheduler.decoding.iter().map(|decoding| decoding.job.generated.len()).collect()
+    let generated = |harness: &Harness| -> Vec<usize> {
+        harness.scheduler.decoding.iter().map(|decoding| decoding.job.generated.len()).collect()
     };
-    let before = written(&stage);
+    let before = generated(&harness);
     for _ in 0..10 {
-        stage.round();
+        harness.round();
     }
-    let since: Vec<usize> = written(&stage).iter().zip(&before).map(|(now, before)| now - before).collect();
-    assert_eq!(since, [8; 5], "each sat out two of ten runs");
-    stage.finish();
-    for (request, answer) in requests.iter().zip(&mut answers) {
-        assert_eq!(listen(answer).0, stage.alone(request).0);
-    }
+    let since: Vec<usize> =
+        generated(&harness).iter().zip(&before).map(|(now, before)| now - before).collect();
+    assert_eq!(since, [8; 5], "each request skips two of ten runs");
+    harness.finish();
+    harness.check_tokens(&requests, &mut streams);
 }
 
 #[test]
-fn while_one_follows_a_grammar_all_take_single_steps_and_afterwards_runs_again() {
-    let mut stage = Stage::new(options(3, 48));
+fn a_grammar_limits_decode_runs_to_one_step_while_it_is_active() {
+    let mut harness = Harness::new(options(3, 48));
     let free = request(0, 8, 40);
     let grammar = EveryNth { max_tokens: 6, ..EveryNth::new(2) };
-    let guided = Request { grammar: Some(Box::new(grammar)), ..request(1, 8, 40) };
-    let mut answers = [&free, &guided].map(|request| stage.submit(request));
-    stage.finish();
-    let (tokens, last) = listen(&mut answers[1]);
+    let constrained = Request { grammar: Some(Box::new(grammar)), ..request(1, 8, 40) };
+    let mut streams = [&free, &constrained].map(|request| harness.submit(request));
+    harness.finish();
+    let (tokens, last) = collect(&mut streams[1]);
     assert_eq!(tokens.len(), 6);
     assert!(tokens.iter().all(|token| token.is_multiple_of(2)), "{tokens:?}");
-    assert_eq!((tokens, FinishReason::Stop), stage.alone(&guided));
+    assert_eq!((tokens, FinishReason::Stop), harness.reference(&constrained));
     assert!(matches!(last, Event::Finished { reason: FinishReason::Stop, .. }), "{last:?}");
-    assert_eq!(listen(&mut answers[0]).0, stage.alone(&free).0);
-    // 40 tokens of the one, five of them beside the other; the rest in runs of 4.
-    assert!(stage.watch.steps().len() < 20, "{:?}", stage.watch.steps());
+    assert_eq!(collect(&mut streams[0]).0, harness.reference(&free).0);
+    // 40 tokens, five of them next to the constrained request; the rest in runs of 4.
+    assert!(harness.inspector.steps().len() < 20, "{:?}", harness.inspector.steps());
 }
 
 #[test]
-fn a_grammar_that_fails_ends_its_own_request_with_its_words() {
-    let mut stage = Stage::new(options(3, 48));
-    // After some tokens, and before the first: while its prompt is read.
-    let guided = [3, 0].map(|most| {
-        let grammar = EveryNth { fails_after: Some(most), ..EveryNth::new(2) };
+fn a_failing_grammar_fails_only_its_own_request() {
+    let mut harness = Harness::new(options(3, 48));
+    // After three tokens, and before the first: while the prompt is prefilled.
+    let constrained = [3, 0].map(|limit| {
+        let grammar = EveryNth { fails_after: Some(limit), ..EveryNth::new(2) };
         Request { grammar: Some(Box::new(grammar)), ..request(1, 8, 40) }
     });
     let free = request(0, 8, 20);
-    let mut answers = [&free, &guided[0], &guided[1]].map(|request| stage.submit(request));
-    stage.finish();
-    for (answer, tokens) in answers[1..].iter_mut().zip([3, 0]) {
-        let (told, last) = listen(answer);
-        assert_eq!(told.len(), tokens);
-        assert_eq!(last, Event::Failed(RequestError::Grammar(format!("no more than {tokens} tokens"))));
+    let mut streams = [&free, &constrained[0], &constrained[1]].map(|request| harness.submit(request));
+    harness.finish();
+    for (stream, expected) in streams[1..].iter_mut().zip([3, 0]) {
+        let (tokens, last) = collect(stream);
+        assert_eq!(tokens.len(), expected);
+        assert_eq!(last, Event::Failed(RequestError::Grammar(format!("no more than {expected} tokens"))));
     }
-    assert_eq!(listen(&mut answers[0]).0, stage.alone(&free).0);
-    // Where nothing is left, by itself or since the rest is banned, that is said.
+    assert_eq!(collect(&mut streams[0]).0, harness.reference(&free).0);
+    // A mask that is empty, by itself or after logit biases, is an error.
     let nothing = EveryNth { accepted: 1, stop_token: Some(0), ..EveryNth::new(VOCAB) };
     let bans = Sampling { biases: vec![(0, -100.0), (63, -100.0)], ..Sampling::default() };
     for (grammar, sampling) in [(nothing, Sampling::default()), (EveryNth::new(63), bans)] {
         let request = Request { grammar: Some(Box::new(grammar)), sampling, ..request(1, 8, 4) };
-        let mut answer = stage.submit(&request);
-        stage.finish();
-        let (told, last) = listen(&mut answer);
+        let mut stream = harness.submit(&request);
+        harness.finish();
+        let (tokens, last) = collect(&mut stream);
+        assert!(tokens.is_empty());
         assert!(
-            told.is_empty()
-                && matches!(&last, Event::Failed(RequestError::Grammar(text)) if text.contains("no further token"))
+            matches!(&last, Event::Failed(RequestError::Grammar(text)) if text.contains("no further token")),
+            "{last:?}"
         );
     }
 }
 
 #[test]
-fn the_most_probable_tokens_are_told_where_they_are_asked_for() {
-    let mut stage = Stage::new(options(2, 32));
-    let asks = |top: u32| Request { sampling: Sampling { top, ..Sampling::default() }, ..request(top, 4, 6) };
-    let mut answers = [asks(0), asks(3)].map(|request| stage.submit(&request));
-    stage.finish();
-    for (answer, top) in answers.iter_mut().zip([0, 3]) {
+fn top_logprobs_are_returned_where_requested() {
+    let mut harness = Harness::new(options(2, 32));
+    let with_top =
+        |top: u32| Request { sampling: Sampling { top, ..Sampling::default() }, ..request(top, 4, 6) };
+    let mut streams = [with_top(0), with_top(3)].map(|request| harness.submit(&request));
+    harness.finish();
+    for (stream, top) in streams.iter_mut().zip([0, 3]) {
         let mut tokens = 0;
-        while let Some(event) = answer.blocking_next() {
+        while let Some(event) = stream.blocking_next() {
             if let Event::Token(token) = event {
-                assert_eq!(
-                    token.top.iter().map(|(token, _)| *token).collect::<Vec<_>>(),
-                    (0..top).collect::<Vec<_>>()
-                );
+                let ids: Vec<u32> = token.top.iter().map(|(id, _)| *id).collect();
+                assert_eq!(ids, (0..top).collect::<Vec<_>>());
                 tokens += 1;
             }
         }
         assert_eq!(tokens, 6);
     }
+}
+
+/// Collects log output.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn log_events_carry_the_span_of_their_request() {
+    let log = Log::default();
+    let writer = log.clone();
+    let subscriber = tracing_subscriber::fmt()
+        .with_ansi(false)
+        .with_max_level(tracing::Level::TRACE)
+        .with_writer(move || writer.clone())
+        .finish();
+    // With a single dispatcher in the process, tracing asks only the current thread whether it wants a call site: a
+    // parallel test that meets one first would disable it for good. A second dispatcher makes it ask both.
+    let _second = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::new());
+    tracing::subscriber::with_default(subscriber, || {
+        let mut harness = Harness::new(options(3, 16));
+        let requests = ["red", "green", "blue"].map(|name| {
+            let span = tracing::info_span!("request", request_id = name);
+            Request { span, ..request(name.len() as u32, 8, 40) }
+        });
+        let _streams = requests.each_ref().map(|request| harness.submit(request));
+        harness.finish();
+        assert!(harness.scheduler.status.preemptions > 0);
+    });
+    let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+    let count = |id: &str, event: &str| {
+        let span = format!("request{{request_id=\"{id}\"}}");
+        log.lines().filter(|line| line.contains(&span) && line.contains(event)).count()
+    };
+    for id in ["red", "green", "blue"] {
+        assert_eq!((count(id, ": first token"), count(id, ": finished")), (1, 1), "{log}");
+        assert_eq!(count(id, ": admitted"), 1 + count(id, ": preempted"), "{log}");
+    }
+    assert!(count("red", ": preempted") == 0 && count("blue", ": preempted") > 0, "{log}");
+    assert!(log.contains("decode run decode=[0") && log.contains("mixed step decode=[]"), "{log}");
 }

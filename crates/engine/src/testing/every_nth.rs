@@ -1,24 +1,24 @@
-//! A guide of plain arithmetic.
+//! A simple token constraint.
 
 use crate::TokenConstraint;
 
-/// Allows every so-many-th token, and nothing after so many of them. What it is told is checked.
+/// Allows multiples of a number, up to a maximum number of tokens. Panics on tokens that it did not allow.
 #[derive(Clone, Debug)]
 pub struct EveryNth {
-    /// Tokens that are multiples of this are allowed.
+    /// Multiples of this token id are allowed.
     pub n: u32,
-    /// Tokens of a whole answer.
+    /// Finished after this many tokens.
     pub max_tokens: usize,
-    /// A token that ends the answer, allowed where the tokens so far are an even number.
+    /// A stop token, allowed after an even number of tokens only.
     pub stop_token: Option<u32>,
-    /// How many tokens go well; then it fails.
+    /// Computing a mask fails after this many tokens.
     pub fails_after: Option<usize>,
-    /// Tokens so far.
+    /// Tokens accepted so far.
     pub accepted: usize,
 }
 
 impl EveryNth {
-    /// Any number of multiples.
+    /// Allows any number of multiples of `n`.
     pub fn new(n: u32) -> Self {
         Self { n, max_tokens: usize::MAX, stop_token: None, fails_after: None, accepted: 0 }
     }
@@ -31,10 +31,10 @@ impl EveryNth {
 
 impl TokenConstraint for EveryNth {
     fn mask(&mut self, words: &mut [u32]) -> Result<(), String> {
-        if self.fails_after.is_some_and(|most| self.accepted >= most) {
+        if self.fails_after.is_some_and(|limit| self.accepted >= limit) {
             return Err(format!("no more than {} tokens", self.accepted));
         }
-        assert!(!self.is_finished(), "a mask for what is over");
+        assert!(!self.is_finished(), "mask requested from a finished constraint");
         for (word, first) in words.iter_mut().zip((0..).step_by(32)) {
             *word = (0..32).map(|bit| u32::from(self.allows(first + bit)) << bit).sum();
         }

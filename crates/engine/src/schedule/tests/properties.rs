@@ -1,71 +1,70 @@
-//! What must hold whatever is asked for and whatever goes wrong.
+//! Properties that hold for any requests, cancellations and errors.
 
 use std::{collections::BTreeMap, num::NonZeroU32};
 
 use proptest::{collection::vec, option, prelude::*};
 
-use super::{Stage, VOCAB, listen};
+use super::{Harness, VOCAB, collect};
 use crate::{
     BackendError, Capacity, Event, EventStream, Request, RequestError, Sampling, TokenConstraint, Usage,
     testing::{EveryNth, MockOptions},
 };
 
-const MOST_VISITORS: u32 = 12;
+const MAX_CLIENTS: u32 = 12;
 
-/// A request, when it comes, and after how many rounds it is given up.
+/// A request, the round of its submission, and after how many rounds it is cancelled.
 #[derive(Clone, Debug)]
-struct Visitor {
+struct Client {
     request: Request,
-    arrives: usize,
-    leaves: Option<usize>,
+    submit_round: usize,
+    cancel_after: Option<usize>,
 }
 
 #[derive(Clone, Debug)]
 struct Scenario {
     options: MockOptions,
-    visitors: Vec<Visitor>,
+    clients: Vec<Client>,
 }
 
-/// EveryNth second or third token, for so many of them, and the first of its ends only now and then.
 fn grammar() -> impl Strategy<Value = EveryNth> {
-    (1..4_u32, 1..40_usize).prop_map(|(of, most)| EveryNth { max_tokens: most, ..EveryNth::new(of) })
+    (1..4_u32, 1..40_usize).prop_map(|(n, max_tokens)| EveryNth { max_tokens, ..EveryNth::new(n) })
 }
 
-fn visitor(context: usize) -> impl Strategy<Value = Visitor> {
-    let prompt = (vec(MOST_VISITORS..VOCAB, 1..=context), 0..=context).prop_map(|(mut prompt, common)| {
-        // What some begin with, as chats do with their system prompt.
-        for (at, token) in prompt.iter_mut().enumerate().take(common) {
-            *token = MOST_VISITORS + 5 * at as u32 % (VOCAB - MOST_VISITORS);
+fn client(context_length: usize) -> impl Strategy<Value = Client> {
+    let prompt = (vec(MAX_CLIENTS..VOCAB, 1..=context_length), 0..=context_length);
+    let prompt = prompt.prop_map(|(mut prompt, common)| {
+        // A prefix that prompts have in common, like the system prompt of chats.
+        for (index, token) in prompt.iter_mut().enumerate().take(common) {
+            *token = MAX_CLIENTS + 5 * index as u32 % (VOCAB - MAX_CLIENTS);
         }
         prompt
     });
-    let ends = vec(0..VOCAB, 0..4);
+    let stop_token_ids = vec(0..VOCAB, 0..4);
     let grammar = option::weighted(0.3, grammar());
     (
         prompt,
         1..40_u32,
-        (ends, grammar),
+        (stop_token_ids, grammar),
         0..3_u64,
         any::<bool>(),
         0..30_usize,
         option::weighted(0.3, 0..30_usize),
     )
-        .prop_map(|(prompt, most, (ends, grammar), seed, penalties, arrives, leaves)| {
-            let repetition = if penalties { 1.1 } else { 1.0 };
-            let sampling = Sampling { seed, repetition, ..Sampling::default() };
-            let grammar = grammar.map(|grammar| EveryNth { stop_token: ends.first().copied(), ..grammar });
-            let grammar = grammar.map(|grammar| Box::new(grammar) as Box<dyn TokenConstraint>);
-            let request = Request {
-                sampling,
-                stop_token_ids: ends,
-                grammar,
-                ..Request::new(prompt, NonZeroU32::new(most).unwrap())
-            };
-            Visitor { request, arrives, leaves }
-        })
+        .prop_map(
+            |(prompt, max_tokens, (stop_token_ids, grammar), seed, penalties, submit_round, cancel_after)| {
+                let repetition = if penalties { 1.1 } else { 1.0 };
+                let sampling = Sampling { seed, repetition, ..Sampling::default() };
+                let stop_token = stop_token_ids.first().copied();
+                let grammar = grammar.map(|grammar| EveryNth { stop_token, ..grammar });
+                let grammar = grammar.map(|grammar| Box::new(grammar) as Box<dyn TokenConstraint>);
+                let request = Request::new(prompt, NonZeroU32::new(max_tokens).unwrap());
+                let request = Request { sampling, stop_token_ids, grammar, ..request };
+                Client { request, submit_round, cancel_after }
+            },
+        )
 }
 
-fn fault() -> impl Strategy<Value = BackendError> {
+fn backend_error() -> impl Strategy<Value = BackendError> {
     prop_oneof![
         3 => Just(BackendError::DeviceLost("lost".into())),
         2 => Just(BackendError::OutOfMemory("no memory".into())),
@@ -75,124 +74,132 @@ fn fault() -> impl Strategy<Value = BackendError> {
     ]
 }
 
-fn scenario(faults: usize) -> impl Strategy<Value = Scenario> {
-    let sizes = (1..5_u32, 4..40_u32, 1..7_u32, 1..10_usize, 1..6_usize, (1..6_usize, 1..6_usize, 1..5_u32));
+fn scenario(max_errors: usize) -> impl Strategy<Value = Scenario> {
+    let sequences = (1..5_u32, 4..40_u32, 1..7_u32);
+    let steps = (1..10_usize, 1..6_usize, 1..6_usize, 1..6_usize, 1..5_u32);
     let cache = (0.0..2.0_f64, 1..40_u32, prop::bool::weighted(0.8));
-    (sizes, cache).prop_flat_map(move |(sizes, (share, window, prefix))| {
-        let (sequences, context, page, chunk, steps, (crowd, at_once, chunks)) = sizes;
-        let fewest = context.div_ceil(page);
-        let pages = fewest + (f64::from(fewest) * share) as u32;
+    (sequences, steps, cache).prop_flat_map(move |(sequences, steps, (extra_pages, window, prefix_cache))| {
+        let (max_sequences, context_length, page_size) = sequences;
+        let (prefill_chunk, max_steps, max_sequences_per_step, decode_batch, max_chunks_per_step) = steps;
+        let min_pages = context_length.div_ceil(page_size);
         let capacity = Capacity {
-            max_sequences: sequences,
-            context_length: context,
+            max_sequences,
+            context_length,
             vocab_size: VOCAB,
-            page_size: page,
-            pages,
-            max_chunks_per_step: chunks,
-            prefix_cache: prefix,
+            page_size,
+            pages: min_pages + (f64::from(min_pages) * extra_pages) as u32,
+            max_chunks_per_step,
+            prefix_cache,
         };
-        let faults = proptest::collection::btree_map(0..60_u64, fault(), 0..=faults);
-        (vec(visitor(context as usize), 1..MOST_VISITORS as usize), faults).prop_map(
-            move |(mut visitors, faults)| {
-                visitors.sort_by_key(|visitor| visitor.arrives);
-                // The last token tells them apart: it is nowhere else in a prompt.
-                for (number, visitor) in visitors.iter_mut().enumerate() {
-                    *visitor.request.prompt.last_mut().unwrap() = number as u32;
+        let errors = proptest::collection::btree_map(0..60_u64, backend_error(), 0..=max_errors);
+        (vec(client(context_length as usize), 1..MAX_CLIENTS as usize), errors).prop_map(
+            move |(mut clients, errors)| {
+                clients.sort_by_key(|client| client.submit_round);
+                // The last prompt token identifies the client: it occurs nowhere else in a prompt.
+                for (number, client) in clients.iter_mut().enumerate() {
+                    *client.request.prompt.last_mut().unwrap() = number as u32;
                 }
                 let options = MockOptions {
                     capacity,
                     window,
-                    prefill_chunk: chunk,
-                    max_steps: steps,
-                    decode_batch: at_once,
-                    max_sequences_per_step: crowd,
-                    errors: faults,
+                    prefill_chunk,
+                    max_steps,
+                    decode_batch,
+                    max_sequences_per_step,
+                    errors,
                     ..MockOptions::default()
                 };
-                Scenario { options, visitors }
+                Scenario { options, clients }
             },
         )
     })
 }
 
-fn play(scenario: &Scenario) -> Vec<RequestError> {
-    let Scenario { options, visitors } = scenario;
-    let mut stage = Stage::new(options.clone());
-    let mut answers: BTreeMap<usize, EventStream> = BTreeMap::new();
+/// Runs a scenario, checks all streams and counters, and returns the errors of failed requests.
+fn run(scenario: &Scenario) -> Vec<RequestError> {
+    let Scenario { options, clients } = scenario;
+    let mut harness = Harness::new(options.clone());
+    let mut streams: BTreeMap<usize, EventStream> = BTreeMap::new();
     for round in 0..60 {
-        for (number, visitor) in visitors.iter().enumerate() {
-            if visitor.arrives == round {
-                answers.insert(number, stage.submit(&visitor.request));
+        for (number, client) in clients.iter().enumerate() {
+            if client.submit_round == round {
+                streams.insert(number, harness.submit(&client.request));
             }
-            if visitor.leaves.is_some_and(|leaves| visitor.arrives + leaves == round) {
-                answers.remove(&number);
+            if client.cancel_after.is_some_and(|after| client.submit_round + after == round) {
+                streams.remove(&number);
             }
         }
-        stage.round();
+        harness.round();
     }
-    stage.finish();
-    assert_eq!(stage.watch.free_pages(), options.capacity.pages);
+    harness.finish();
+    assert_eq!(harness.inspector.free_pages(), options.capacity.pages);
+    let starts = harness.inspector.starts();
 
-    let mut failures = vec![];
-    for (number, answer) in &mut answers {
-        let request = &visitors[*number].request;
-        let (expected, why) = options.alone(request);
-        let (tokens, last) = listen(answer);
+    let mut errors = vec![];
+    for (number, stream) in &mut streams {
+        let request = &clients[*number].request;
+        let (expected, reason) = options.reference(request);
+        let (tokens, last) = collect(stream);
         match last {
-            Event::Failed(failure) => {
+            Event::Failed(error) => {
                 assert!(expected.starts_with(&tokens));
-                failures.push(failure);
+                errors.push(error);
             }
             last => {
                 assert_eq!(tokens, expected, "request {number}");
-                let (prompt_tokens, completion_tokens) = (request.prompt.len() as u32, tokens.len() as u32);
-                // The first time that its prompt was read.
-                let starts = stage.watch.starts();
-                let cached = starts.iter().find(|start| start.text == request.prompt).unwrap().held as u32;
-                let usage = Usage { prompt_tokens, cached_tokens: cached, completion_tokens };
-                assert_eq!(last, Event::Finished { reason: why, usage });
+                // Cached tokens are those of the first admission.
+                let first_start = starts.iter().find(|start| start.tokens == request.prompt).unwrap();
+                let usage = Usage {
+                    prompt_tokens: request.prompt.len() as u32,
+                    cached_tokens: first_start.cached as u32,
+                    completion_tokens: tokens.len() as u32,
+                };
+                assert_eq!(last, Event::Finished { reason, usage });
             }
         }
     }
-    let status = &stage.scheduler.status;
-    assert_eq!(status.finished + status.failed + status.cancelled, visitors.len() as u64);
-
-    let starts = stage.watch.starts();
-    assert_eq!(status.cached_tokens as usize, starts.iter().map(|start| start.held).sum::<usize>());
+    let status = &harness.scheduler.status;
+    assert_eq!(status.finished + status.failed + status.cancelled, clients.len() as u64);
+    assert_eq!(status.cached_tokens as usize, starts.iter().map(|start| start.cached).sum::<usize>());
     assert!(options.capacity.prefix_cache || status.cached_tokens == 0);
+
     let mut admitted: Vec<usize> = vec![];
     for start in starts {
-        let whose = |visitor: &Visitor| start.text.starts_with(&visitor.request.prompt);
-        let number = visitors.iter().position(whose).unwrap();
+        let number = clients.iter().position(|client| start.tokens.starts_with(&client.request.prompt));
+        let number = number.unwrap();
         if !admitted.contains(&number) {
             admitted.push(number);
         }
     }
-    assert!(admitted.is_sorted(), "admitted in another order than they came: {admitted:?}");
-    failures
+    assert!(admitted.is_sorted(), "admitted out of order: {admitted:?}");
+    errors
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(600))]
 
     #[test]
-    fn everyone_gets_the_tokens_it_would_get_alone(scenario in scenario(0)) {
-        assert_eq!(play(&scenario), []);
+    fn every_request_generates_the_same_tokens_as_alone(scenario in scenario(0)) {
+        assert_eq!(run(&scenario), []);
     }
 
     #[test]
-    fn faults_cost_time_and_end_nobody_who_is_not_at_fault(scenario in scenario(12)) {
-        let failures = play(&scenario);
-        let faults: Vec<&BackendError> = scenario.options.errors.values().collect();
-        let count = |of: fn(&BackendError) -> bool| faults.iter().filter(|fault| of(fault)).count();
-        let failed = |of: fn(&RequestError) -> bool| failures.iter().filter(|failure| of(failure)).count();
-        assert!(failed(|failure| *failure == RequestError::NonFiniteLogits) <= count(|fault| *fault == BackendError::NonFiniteLogits));
-        assert!(failed(|failure| *failure == RequestError::OutOfMemory)
-            <= count(|fault| matches!(fault, BackendError::OutOfMemory(_) | BackendError::NoFreePages)));
-        // One that is not put back counts as lost once more.
-        if failed(|failure| *failure == RequestError::DeviceLost) > 0 {
-            assert!(count(|fault| matches!(fault, BackendError::DeviceLost(_))) >= 1 && faults.len() >= 3);
+    fn backend_errors_fail_no_more_requests_than_they_must(scenario in scenario(12)) {
+        let failures = run(&scenario);
+        let injected: Vec<&BackendError> = scenario.options.errors.values().collect();
+        let count = |is: fn(&BackendError) -> bool| injected.iter().filter(|error| is(error)).count();
+        let failed = |is: fn(&RequestError) -> bool| failures.iter().filter(|error| is(error)).count();
+        assert!(failed(|error| *error == RequestError::NonFiniteLogits)
+            <= count(|error| *error == BackendError::NonFiniteLogits));
+        assert!(failed(|error| *error == RequestError::OutOfMemory)
+            <= count(BackendError::is_resource_exhausted));
+        // A failed recovery counts as another loss.
+        if failed(|error| *error == RequestError::DeviceLost) > 0 {
+            assert!(count(|error| matches!(error, BackendError::DeviceLost(_))) >= 1 && injected.len() >= 3);
         }
-        assert_eq!(failed(|failure| matches!(failure, RequestError::DeadlineExceeded | RequestError::Stopped)), 0);
+        let unexpected = |error: &RequestError| {
+            matches!(error, RequestError::DeadlineExceeded | RequestError::Stopped)
+        };
+        assert_eq!(failed(unexpected), 0);
     }
 }
