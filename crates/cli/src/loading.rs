@@ -13,7 +13,7 @@ use checkpoint::Checkpoint;
 use clap::{Args, ValueEnum};
 use gpu::{AdapterInfo, Device, Instance, format_bytes};
 use kernels::matmul::tuning::BUDGET;
-use model::{KvScheme, Limits, Model, Runner, TuningReport, When, language::Language};
+use model::{KvScheme, Limits, Model, Runner, TuneMode, TuningReport, language::Language};
 use serde::Deserialize;
 use weights::{
     blueprint::Blueprint,
@@ -139,7 +139,12 @@ impl Opened {
         let most = self.checkpoint.config.max_positions;
         match u32::try_from(wanted) {
             Ok(context) if context <= most => Ok(context),
-            _ => Err(model::Error::ContextFull { wanted: wanted as u64, context: most, most }.into()),
+            _ => Err(model::Error::ContextLengthExceeded {
+                tokens: wanted as u64,
+                context_length: most,
+                max_context_length: most,
+            }
+            .into()),
         }
     }
 
@@ -162,18 +167,18 @@ impl Opened {
         let choice = Choice { wanted: arguments.device.as_deref(), ..Choice::default() };
         let (instance, device) = choice.open()?;
         let mut limits = Limits::new(device.info(), &self.checkpoint.config, space.sequences, space.context);
-        limits.pages = space.positions.map(|positions| positions.div_ceil(limits.page));
+        limits.max_pages = space.positions.map(|positions| positions.div_ceil(limits.page_size));
         limits = if arguments.reproducible { limits.reproducible() } else { limits };
-        limits.chunk = arguments.chunk.unwrap_or(limits.chunk);
-        limits.prefix = space.prefix;
-        limits.kv = match (arguments.kv, outputs) {
+        limits.prefill_chunk = arguments.chunk.unwrap_or(limits.prefill_chunk);
+        limits.prefix_cache = space.prefix;
+        limits.kv_scheme = match (arguments.kv, outputs) {
             (Some(kv), _) => kv.into(),
             (None, Outputs::Sampled) => KvScheme::F16,
             (None, Outputs::Every) => KvScheme::F32,
         };
         let rows = match outputs {
             Outputs::Sampled => space.sequences,
-            Outputs::Every => limits.chunk.min(model::MAX_OUTPUT_ROWS),
+            Outputs::Every => limits.prefill_chunk.min(model::MAX_OUTPUT_ROWS),
         };
         let (model, heaps) = load(&device, &self.checkpoint, limits, rows, control, watch)?;
         let mut model = if arguments.reproducible { model.with_reproducible(true) } else { model };
@@ -201,7 +206,7 @@ fn load(
     watch: &(dyn Fn(&str) + Sync),
 ) -> anyhow::Result<(Model, Vec<plan::HeapUsage>)> {
     let blueprint = Blueprint::new(checkpoint)?;
-    let demand = blueprint.demand(&checkpoint.config, &limits.room(&checkpoint.config, outputs));
+    let demand = blueprint.demand(&checkpoint.config, &limits.reservation(&checkpoint.config, outputs));
     let placement = plan::plan(&memory::of(device.info()), &demand)?;
     let total = blueprint.file_bytes();
     let done = AtomicBool::new(false);
@@ -229,7 +234,7 @@ fn load(
 pub fn tune(model: &mut Model) -> anyhow::Result<TuningReport> {
     let mut progress = output::Progress::new();
     let mut count = 0;
-    let tuned = model.tune(When::Worthwhile, BUDGET, |products| {
+    let tuned = model.tune(TuneMode::Auto, BUDGET, |products| {
         count = products;
         progress.say(&format!("tuning {products} products for this GPU"));
     });

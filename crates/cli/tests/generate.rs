@@ -372,10 +372,10 @@ fn what_is_wrong_is_said_before_any_work() {
     assert!(fails(&["-p", ""]).contains("the prompt is empty"));
     assert!(fails(&["--ids", "2,320"]).contains("token 320 is not in the model's vocabulary"));
     let long = vec!["300"; 600].join(",");
-    assert!(fails(&["--ids", &long]).contains("600 positions do not fit the context of 512"));
-    assert!(fails(&["-p", "the cat", "-c", "3"]).contains("4 positions do not fit the context of 3"));
-    assert!(fails(&["-p", "the cat", "-c", "1000"]).contains("1000 positions do not fit the context of 512"));
-    assert!(fails(&["-p", "the cat", "-n", "600"]).contains("do not fit the context of 512"));
+    assert!(fails(&["--ids", &long]).contains("600 tokens exceed the context length of 512"));
+    assert!(fails(&["-p", "the cat", "-c", "3"]).contains("4 tokens exceed the context length of 3"));
+    assert!(fails(&["-p", "the cat", "-c", "1000"]).contains("1000 tokens exceed the context length of 512"));
+    assert!(fails(&["-p", "the cat", "-n", "600"]).contains("exceed the context length of 512"));
     assert!(fails(&["-p", "x", "-t", "-1"]).contains("temperature is -1"));
     assert!(fails(&["-p", "x", "--top-p", "nan"]).contains("top-p is NaN"));
     assert!(fails(&["-p", "x", "--logit-bias", "9999=1"]).contains("token 9999"));

@@ -36,7 +36,7 @@ impl GpuBackend {
     /// Gives back what the driver's compiler has left in malloc's pool, if programs were recorded: after a step, since Mesa's CPU driver
     /// compiles a program when it runs first.
     fn tidy(&mut self) {
-        let programs = self.runner.as_ref().map_or(0, |runner| runner.usage().programs);
+        let programs = self.runner.as_ref().map_or(0, |runner| runner.counters().programs);
         if programs != self.tidied {
             gpu::trim_malloc();
             self.tidied = programs;
@@ -47,20 +47,20 @@ impl GpuBackend {
 fn capacity(runner: &Runner) -> Capacity {
     let limits = runner.cache().limits();
     Capacity {
-        max_sequences: runner.most_sequences(),
-        context_length: limits.context,
+        max_sequences: runner.max_sequences(),
+        context_length: limits.context_length,
         vocab_size: runner.model().config.vocab,
-        page_size: limits.page,
+        page_size: limits.page_size,
         pages: runner.cache().pages(),
         max_chunks_per_step: model::MAX_CHUNKS_PER_STEP as u32,
-        prefix_cache: limits.prefix,
+        prefix_cache: limits.prefix_cache,
     }
 }
 
 impl From<Error> for BackendError {
     fn from(error: Error) -> Self {
         match error {
-            Error::NoPage { .. } => BackendError::NoFreePages,
+            Error::NoFreePages { .. } => BackendError::NoFreePages,
             Error::NotFinite { .. } => BackendError::NonFiniteLogits,
             // What does not come back in time would not come back later either.
             Error::Gpu(gpu::Error::DeviceLost { .. } | gpu::Error::Timeout { .. }) => {
@@ -106,15 +106,15 @@ impl Backend for GpuBackend {
     }
 
     fn max_prefill_tokens(&self, decode_rows: usize, depth: u32, budget: Duration) -> usize {
-        self.runner.as_ref().map_or(1, |runner| runner.chunk_rows_beside(decode_rows, depth, budget))
+        self.runner.as_ref().map_or(1, |runner| runner.max_prefill_tokens(decode_rows, depth, budget))
     }
 
     fn decode_batch_size(&self, decoding: usize) -> usize {
-        self.runner.as_ref().map_or(decoding, |runner| runner.at_once(decoding))
+        self.runner.as_ref().map_or(decoding, |runner| runner.decode_batch_size(decoding))
     }
 
     fn decode_run_steps(&self, rows: usize) -> usize {
-        self.runner.as_ref().map_or(1, |runner| runner.steady_steps(rows))
+        self.runner.as_ref().map_or(1, |runner| runner.decode_run_steps(rows))
     }
 
     fn step_bytes(&self, depths: &[u32]) -> u64 {
@@ -160,7 +160,7 @@ impl Backend for GpuBackend {
         prompt: &[u32],
         generated: &[u32],
     ) -> Result<(), BackendError> {
-        Ok(self.runner()?.recount(sequence, prompt, generated)?)
+        Ok(self.runner()?.reset_token_counts(sequence, prompt, generated)?)
     }
 
     fn probe(&mut self) -> Result<(), BackendError> {

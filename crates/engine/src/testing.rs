@@ -17,7 +17,7 @@ use std::{
     time::Duration,
 };
 
-use model::pages::Kind;
+use model::pages::PageKind;
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
 use crate::{
@@ -292,7 +292,7 @@ impl Backend for MockBackend {
     }
 
     fn cached_pages(&self) -> u32 {
-        locked(&self.device).pages.cached(Kind::Global) as u32
+        locked(&self.device).pages.cached(PageKind::Full) as u32
     }
 
     fn shared_pages(&self, tokens: &[u32]) -> u32 {

@@ -181,7 +181,7 @@ fn answers_of_random_schemas_parse_and_validate() {
     let Some(device) = testkit::cpu_device_plain() else { return };
     let fixture = Fixture::open("gguf_q8_0");
     // Fewer pages than all would fill: some are set back, and go on where they were.
-    let limits = Limits { page: 16, pages: Some(36), ..limits(16, 512, 32) };
+    let limits = Limits { page_size: 16, max_pages: Some(36), ..limits(16, 512, 32) };
     let served = Served::new(load(&device, &fixture.path), &fixture.path, limits);
     let mut random = Random(20);
     let asked: Vec<(Value, EventStream)> = (0..200)
@@ -255,7 +255,7 @@ fn the_real_model_writes_json_by_schemas() {
     };
     let Some(device) = testkit::cpu_device_plain() else { return };
     let path = Path::new(&path);
-    let limits = Limits { page: 64, ..limits(3, 256, 64) };
+    let limits = Limits { page_size: 64, ..limits(3, 256, 64) };
     let served = Served::new(load(&device, path), path, limits);
     let person = json!({
         "type": "object",

@@ -104,7 +104,7 @@ fn too_few_pages_for_all_give_the_same_tokens() {
     let model = load(&device, &fixture.path);
     let requests = requests(&fixture.ids);
     // Pages of 4 for one context of 56.
-    let limits = Limits { pages: Some(14), ..limits(5, 56, 16) };
+    let limits = Limits { max_pages: Some(14), ..limits(5, 56, 16) };
     let expected = requests.each_ref().map(|request| alone(&model, limits, request));
     let engine = start(&model, limits);
     check_all(&engine, &requests, &expected);
@@ -120,7 +120,7 @@ fn penalties_know_what_was_written_before_a_request_was_set_back() {
     let sampling = Sampling { repetition: 1.2, frequency: 1.0, presence: 0.5, ..Sampling::default() };
     let requests = [0, 9].map(|first| request(&fixture.ids[first..first + 12], 30, sampling.clone()));
     // Two of 42 positions do not go into 56: the second is set back.
-    let limits = Limits { pages: Some(14), ..limits(2, 56, 16) };
+    let limits = Limits { max_pages: Some(14), ..limits(2, 56, 16) };
     let expected = requests.each_ref().map(|request| alone(&model, limits, request));
     let engine = start(&model, limits);
     check_all(&engine, &requests, &expected);
@@ -242,7 +242,7 @@ fn a_system_prompt_is_read_once_by_those_who_ask_together() {
     let fixture = Fixture::open("untied_long");
     let model = Arc::new(load_alone(&device, &fixture.path).with_reproducible(true));
     // Each is on 30 pages: they fit together because they share 25.
-    let limits = Limits { pages: Some(52), ..limits(4, 160, 16) };
+    let limits = Limits { max_pages: Some(52), ..limits(4, 160, 16) };
     let question = |own: usize| [&fixture.ids[..100], &fixture.ids[200 + own..206 + 2 * own]].concat();
     let requests: Vec<Request> = (0..4).map(|own| request(&question(own), 12, Sampling::default())).collect();
     let expected: Vec<Vec<u32>> = requests.iter().map(|request| alone(&model, limits, request)).collect();
@@ -252,7 +252,7 @@ fn a_system_prompt_is_read_once_by_those_who_ask_together() {
     assert_eq!((status.cached_tokens, status.preemptions), (3 * 100, 0), "{status:?}");
     engine.stop();
 
-    let engine = start(&model, Limits { prefix: false, ..limits });
+    let engine = start(&model, Limits { prefix_cache: false, ..limits });
     check_all(&engine, &requests, &expected);
     assert_eq!((engine.status().cached_tokens, engine.status().pages.cached), (0, 0));
     engine.stop();

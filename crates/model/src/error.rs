@@ -42,37 +42,39 @@ pub enum Error {
         /// How many there are.
         vocab: u32,
     },
-    /// The sequence would be longer than the context.
+    /// The sequence would be longer than the context length.
     #[error(
-        "{wanted} positions do not fit the context of {context}: {}",
-        if context < most {
-            format!("shorten the prompt, or raise the context (-c), for this model up to {most}")
+        "{tokens} tokens exceed the context length of {context_length}: {}",
+        if context_length < max_context_length {
+            format!(
+                "shorten the prompt, or raise the context length (-c), for this model up to {max_context_length}"
+            )
         } else {
-            "this model has no more; ask for fewer (-n, -c) or shorten the prompt".to_string()
+            "this is the model's maximum; ask for fewer tokens (-n, -c) or shorten the prompt".to_string()
         }
     )]
-    ContextFull {
-        /// Positions that were asked for.
-        wanted: u64,
-        /// Positions that a sequence may have.
-        context: u32,
-        /// Positions that the model was trained for.
-        most: u32,
+    ContextLengthExceeded {
+        /// Tokens that the sequence would have.
+        tokens: u64,
+        /// Maximum tokens per sequence.
+        context_length: u32,
+        /// The context length that the model was trained for.
+        max_context_length: u32,
     },
-    /// As many sequences are under way as there may be.
+    /// The maximum number of sequences is running.
     #[error(
-        "no room in the KV cache: all {sequences} sequences are under way; end one first, or make the cache for more"
+        "all {max_sequences} sequence slots of the KV cache are in use: finish a sequence first, or raise the maximum"
     )]
-    NoSequence {
-        /// How many there may be.
-        sequences: u32,
+    NoFreeSlot {
+        /// The maximum number of sequences.
+        max_sequences: u32,
     },
-    /// Other sequences hold the pages that this one needs.
+    /// Other sequences hold the KV pages that this one needs.
     #[error(
-        "no room in the KV cache: too few of its {pages} pages are free; end a sequence first, or make the cache larger"
+        "too few of the KV cache's {pages} pages are free: finish a sequence first, or make the cache larger"
     )]
-    NoPage {
-        /// How many there are.
+    NoFreePages {
+        /// All pages of the cache.
         pages: u32,
     },
     /// A setting of the sampler is out of range.

@@ -43,7 +43,7 @@ pub struct Estimate {
 
 impl Estimate {
     /// For a model of these dimensions with all matrices in one scheme.
-    pub fn of(config: &Config, scheme: Scheme, machine: &Machine) -> Self {
+    pub fn new(config: &Config, scheme: Scheme, machine: &Machine) -> Self {
         let bytes = read_bytes(config, scheme);
         let levels = levels(config);
         Self {
@@ -72,7 +72,7 @@ mod tests {
 
     #[test]
     fn the_27b_is_bound_by_reading_and_the_270m_feels_its_levels() {
-        let of = |size: Size, scheme| Estimate::of(&size.config().unwrap(), scheme, &RADEON_780M);
+        let of = |size: Size, scheme| Estimate::new(&size.config().unwrap(), scheme, &RADEON_780M);
         let large = of(Size::Gemma27B, Scheme::Int8);
         // 28.7 GB in groups of 32 with an f16 scale each, at 76.16 GB/s.
         assert!((28.6e9..28.8e9).contains(&(large.bytes as f64)), "{large:?}");

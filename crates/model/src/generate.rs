@@ -7,7 +7,7 @@ use std::{
 
 use serde::Serialize;
 
-use crate::{DecodeRow, Error, Result, Runner, Sampled, Sampling, Setup, pages::Sequence};
+use crate::{DecodeRow, Error, Result, Runner, Sampled, Sampling, SetupTime, pages::Sequence};
 
 /// What to generate.
 #[derive(Clone, Debug)]
@@ -46,7 +46,7 @@ pub struct Generated {
     /// Tokens of the prompt that were read: all, unless it was stopped.
     pub prompt_read: usize,
     /// Recording programs and compiling pipelines that were not there yet.
-    pub setup: Setup,
+    pub setup: SetupTime,
     /// From the first token of the prompt going in to the first token of the answer.
     pub prompt_time: Duration,
     /// From the first token of the answer to the last, with what was sampled after it and thrown away.
@@ -81,9 +81,9 @@ pub fn generate(
     let model = runner.model().clone();
     runner.check(sequence, request.prompt)?;
     request.sampling.check(model.config.vocab)?;
-    let before = runner.setup();
+    let before = runner.setup_time();
     runner.prepare(request.prompt.len(), request.sampling)?;
-    let setup = runner.setup() - before;
+    let setup = runner.setup_time() - before;
     let start = Instant::now();
     let mut prompt_read = 0;
     let first = runner.prompt(sequence, request.prompt, request.sampling, |read| {
@@ -107,7 +107,7 @@ pub fn generate(
         Err(error) => return Err(error),
     };
     let start = Instant::now();
-    let before = runner.usage().read_back;
+    let before = runner.counters().read_back;
     // Tokens that were sampled and not told yet: an end token can only be the last of them, for there the GPU stops.
     let mut sampled = vec![first];
     'answer: while generated.tokens.len() < request.most {
@@ -122,19 +122,19 @@ pub fn generate(
                 let rest: Vec<u32> = sampled[told + 1..].iter().map(|sampled| sampled.token).collect();
                 generated.decode_steps -= rest.len();
                 generated.decode_bytes -= step_bytes(runner, sequence.len(), rest.len());
-                runner.take_back(sequence, &rest, request.sampling)?;
+                runner.rollback(sequence, &rest, request.sampling)?;
                 break 'answer;
             }
         }
         if generated.tokens.len() == request.most {
             break;
         }
-        if sequence.len() == runner.cache().limits().context {
+        if sequence.len() == runner.cache().limits().context_length {
             generated.finish = Finish::Context;
             break;
         }
         let last = generated.tokens[generated.tokens.len() - 1];
-        let steps = runner.steady_steps(1).min(request.most - generated.tokens.len());
+        let steps = runner.decode_run_steps(1).min(request.most - generated.tokens.len());
         let row = DecodeRow {
             stop_token_ids: request.ends,
             ..DecodeRow::new(&mut *sequence, last, request.sampling)
@@ -144,7 +144,7 @@ pub fn generate(
         generated.decode_bytes += step_bytes(runner, sequence.len(), sampled.len());
     }
     generated.decode_time = start.elapsed();
-    generated.decode_read_back = runner.usage().read_back - before;
+    generated.decode_read_back = runner.counters().read_back - before;
     Ok(generated)
 }
 

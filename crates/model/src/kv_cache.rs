@@ -1,5 +1,5 @@
-//! The KV cache: memory for the pages of all layers, in two pools, one for global layers and one for sliding ones, and the tables that
-//! say which page holds a position. Who holds which page is in [`crate::pages`].
+//! The KV cache: the memory of the pages of all layers, in one pool for full-attention layers and one for sliding-window
+//! layers, and the page tables. [`crate::pages`] allocates the pages.
 
 use checkpoint::{Config, config::LayerType};
 use gpu::{Arena, Buffer, Device, Lifetime, Memory};
@@ -8,114 +8,120 @@ use kernels::{KvLayer, KvShape, KvTable};
 use crate::{
     Error, Limits, Result,
     limits::window,
-    pages::{Kind, Pages, Sequence},
+    pages::{PageAllocator, PageKind, Sequence},
 };
 
-impl From<LayerType> for Kind {
+impl From<LayerType> for PageKind {
     fn from(layer: LayerType) -> Self {
         match layer {
-            LayerType::Global => Kind::Global,
-            LayerType::Sliding => Kind::Sliding,
+            LayerType::Global => PageKind::Full,
+            LayerType::Sliding => PageKind::Sliding,
         }
     }
 }
 
-/// Keys and values of all layers, and who holds which of them.
+/// Keys and values of all layers, and the allocator of their pages.
 pub struct KvCache {
     limits: Limits,
     window: u32,
-    most_positions: u32,
+    max_context_length: u32,
     layers: Vec<KvLayer>,
     tables: [Buffer; 2],
-    books: Pages,
+    allocator: PageAllocator,
 }
 
 impl KvCache {
-    /// Takes memory for everything that `limits` allow.
+    /// Allocates memory for everything that `limits` allow.
     pub fn new(device: &Device, config: &Config, limits: Limits) -> Result<Self> {
         limits.check(config)?;
         let window = window(config);
-        let shape = limits.shape(window);
-        let pages = [shape.pages, shape.sliding * shape.sequences];
+        let page_config = limits.page_config(window);
+        let pages = [page_config.full_pages, page_config.sliding_pages * page_config.max_sequences];
         let mut arena = Arena::new(device, Lifetime::Kv, Memory::Device);
         let mut layers = Vec::new();
         for (number, layer) in config.layer_types.iter().enumerate() {
             let shape = KvShape {
                 kv_heads: config.kv_heads,
                 head_dim: config.head_dim,
-                page_size: limits.page,
-                pages: pages[Kind::from(*layer) as usize],
-                scheme: limits.kv,
+                page_size: limits.page_size,
+                pages: pages[PageKind::from(*layer) as usize],
+                scheme: limits.kv_scheme,
             };
             layers.push(KvLayer::allocate(&mut arena, &format!("KV cache of layer {number}"), shape)?);
         }
         let mut shared = Arena::new(device, Lifetime::Kv, Memory::Shared).with_block_size(1 << 20);
-        let table = vec![0_u32; (limits.sequences * limits.global_pages()) as usize];
+        let table = vec![0_u32; (limits.max_sequences * limits.pages_per_sequence()) as usize];
         let tables = [shared.buffer_from("page table", &table)?, shared.buffer_from("page table", &table)?];
-        let books = Pages::new(shape);
-        Ok(Self { limits, window, most_positions: config.max_positions, layers, tables, books })
+        let allocator = PageAllocator::new(page_config);
+        Ok(Self { limits, window, max_context_length: config.max_positions, layers, tables, allocator })
     }
 
-    /// A new sequence, without positions, of which nothing is shared or kept.
+    /// Starts an empty sequence that takes no part in the prefix cache.
     pub fn start(&self) -> Result<Sequence> {
-        self.books.start().ok_or(Error::NoSequence { sequences: self.limits.sequences })
+        self.allocator.start().ok_or(self.no_free_slot())
     }
 
-    /// A new sequence for these tokens, which holds as many of them as the cache has: at most all but the last. What it
-    /// reads and writes is kept for others.
+    /// Starts a sequence for these tokens, with as many of them as the prefix cache holds: at most all but the last. Later
+    /// sequences share what this one computes.
     pub fn start_with(&self, tokens: &[u32]) -> Result<Sequence> {
-        self.books.start_with(tokens).ok_or(Error::NoSequence { sequences: self.limits.sequences })
+        self.allocator.start_with(tokens).ok_or(self.no_free_slot())
     }
 
-    /// Global pages that a sequence for these tokens would share with others under way.
+    fn no_free_slot(&self) -> Error {
+        Error::NoFreeSlot { max_sequences: self.limits.max_sequences }
+    }
+
+    /// Full-attention pages that a sequence for these tokens would share with running sequences.
     pub fn shared_pages(&self, tokens: &[u32]) -> u32 {
-        self.books.shared(tokens)
+        self.allocator.shared(tokens)
     }
 
-    /// Makes room for `rows` more positions. Nothing changes on an error.
+    /// Allocates pages for `rows` more positions. On an error nothing changes.
     pub fn extend(&mut self, sequence: &mut Sequence, rows: u32) -> Result<()> {
-        if !self.books.has(sequence) {
-            return Err(Error::Limits("the sequence was started by another runner: start one here".into()));
+        if !self.allocator.owns(sequence) {
+            return Err(Error::Limits(
+                "the sequence was started by another runner: start one with this runner".into(),
+            ));
         }
-        let wanted = u64::from(sequence.len()) + u64::from(rows);
-        if wanted > u64::from(self.limits.context) {
-            return Err(Error::ContextFull {
-                wanted,
-                context: self.limits.context,
-                most: self.most_positions,
+        let tokens = u64::from(sequence.len()) + u64::from(rows);
+        if tokens > u64::from(self.limits.context_length) {
+            return Err(Error::ContextLengthExceeded {
+                tokens,
+                context_length: self.limits.context_length,
+                max_context_length: self.max_context_length,
             });
         }
-        if !self.books.extend(sequence, rows) {
-            return Err(Error::NoPage { pages: self.pages() });
+        if !self.allocator.extend(sequence, rows) {
+            return Err(Error::NoFreePages { pages: self.pages() });
         }
         self.write_tables(sequence)
     }
 
-    /// Notes that these tokens were written.
+    /// Appends tokens whose keys and values have been computed.
     pub(crate) fn advance(&self, sequence: &mut Sequence, tokens: &[u32]) {
-        self.books.advance(sequence, tokens);
+        self.allocator.advance(sequence, tokens);
     }
 
-    /// Forgets all positions from `len` on, where that is possible; see [`Pages::truncate`].
+    /// Shortens a sequence to `len` tokens, where that is possible; see [`PageAllocator::truncate`].
     pub fn truncate(&self, sequence: &mut Sequence, len: u32) -> bool {
-        self.books.truncate(sequence, len)
+        self.allocator.truncate(sequence, len)
     }
 
-    /// Forgets all that is kept of sequences. Those under way go on, and nothing more of them is kept.
-    pub fn forget(&self) {
-        self.books.forget();
+    /// Empties the prefix cache. Running sequences continue; the cache keeps nothing more of them.
+    pub fn clear_prefix_cache(&self) {
+        self.allocator.clear_prefix_cache();
     }
 
-    /// The entries of a sequence's tables that are not what it holds.
+    /// Writes the stale entries of a sequence's page tables.
     fn write_tables(&mut self, sequence: &mut Sequence) -> Result<()> {
-        let stride = self.limits.global_pages();
-        let from = sequence.unwritten(self.limits.page);
-        for (table, kind) in self.tables.iter_mut().zip([Kind::Global, Kind::Sliding]) {
+        let stride = self.limits.pages_per_sequence();
+        let from = sequence.first_stale_entry(self.limits.page_size);
+        for (table, kind) in self.tables.iter_mut().zip(PageKind::ALL) {
             let (first, pages) = sequence.held(kind);
             let skipped = (from.saturating_sub(first) as usize).min(pages.len());
-            let at = sequence.slot() * stride + first + skipped as u32;
+            let entry = sequence.slot() * stride + first + skipped as u32;
             if skipped < pages.len() {
-                table.write(u64::from(at) * 4, bytemuck::cast_slice(&pages[skipped..]))?;
+                table.write(u64::from(entry) * 4, bytemuck::cast_slice(&pages[skipped..]))?;
             }
         }
         sequence.tables_written();
@@ -127,38 +133,39 @@ impl KvCache {
         &self.layers[layer]
     }
 
-    /// The table of a kind of layers.
-    pub(crate) fn table(&self, kind: LayerType) -> KvTable {
-        KvTable { view: self.tables[Kind::from(kind) as usize].view(), stride: self.limits.global_pages() }
+    /// The page table of the layers of a type.
+    pub(crate) fn table(&self, layer_type: LayerType) -> KvTable {
+        let table = &self.tables[PageKind::from(layer_type) as usize];
+        KvTable { view: table.view(), stride: self.limits.pages_per_sequence() }
     }
 
-    /// Pages that no sequence holds, of global and of sliding layers.
+    /// Pages that no sequence holds, of full-attention and of sliding-window layers.
     pub fn free_pages(&self) -> (usize, usize) {
-        (self.books.free(Kind::Global), self.books.free(Kind::Sliding))
+        (self.allocator.free(PageKind::Full), self.allocator.free(PageKind::Sliding))
     }
 
-    /// Of those, the ones that are kept until they are needed, for texts that begin with the same tokens.
+    /// Of those, the pages that the prefix cache keeps until they are evicted.
     pub fn cached_pages(&self) -> (usize, usize) {
-        (self.books.cached(Kind::Global), self.books.cached(Kind::Sliding))
+        (self.allocator.cached(PageKind::Full), self.allocator.cached(PageKind::Sliding))
     }
 
-    /// Pages of global layers that there are.
+    /// All pages of full-attention layers.
     pub fn pages(&self) -> u32 {
-        self.limits.all_global_pages()
+        self.limits.total_pages()
     }
 
-    /// What it was made for.
+    /// The limits it was created for.
     pub fn limits(&self) -> Limits {
         self.limits
     }
 
     /// Bytes of keys and values that a step reads for a sequence whose last position is `position`.
     pub fn bytes_read(&self, config: &Config, position: u32) -> u64 {
-        let line = 2 * u64::from(config.kv_heads) * self.limits.kv.head_bytes(config.head_dim);
-        let seen = |layer: &LayerType| match layer {
+        let per_position = 2 * u64::from(config.kv_heads) * self.limits.kv_scheme.head_bytes(config.head_dim);
+        let visible = |layer: &LayerType| match layer {
             LayerType::Global => position + 1,
             LayerType::Sliding => (position + 1).min(self.window),
         };
-        config.layer_types.iter().map(|layer| line * u64::from(seen(layer))).sum()
+        config.layer_types.iter().map(|layer| per_position * u64::from(visible(layer))).sum()
     }
 }

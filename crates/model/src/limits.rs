@@ -1,4 +1,4 @@
-//! How much a runner is made for, and the memory that follows from it.
+//! The limits of a runner, and the memory that follows from them.
 
 use checkpoint::{Config, config::LayerType};
 use gpu::{AdapterInfo, AdapterKind};
@@ -9,52 +9,58 @@ use weights::blueprint::Reservation;
 use crate::{
     Error, Result,
     bucket::buckets,
-    pages::{Shape, sliding_pages},
+    pages::{PageConfig, sliding_pages},
 };
 
-/// How much a runner is made for.
+/// The limits a runner is created for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Sequences at a time.
-    pub sequences: u32,
-    /// Positions of a sequence.
-    pub context: u32,
-    /// Rows of one step when a prompt is read.
-    pub chunk: u32,
-    /// Positions of a page, a power of two.
-    pub page: u32,
+    /// Maximum number of concurrent sequences (batch size).
+    pub max_sequences: u32,
+    /// Maximum tokens per sequence, prompt and completion together.
+    pub context_length: u32,
+    /// Maximum prefill tokens per step.
+    pub prefill_chunk: u32,
+    /// Tokens per KV page, a power of two.
+    pub page_size: u32,
     /// How keys and values are stored.
-    pub kv: KvScheme,
-    /// Pages of global layers for all sequences together: at least what one sequence of the whole context needs. With none said there
-    /// are enough for all of them.
-    pub pages: Option<u32>,
-    /// Whether what a sequence has read and written is kept for texts that begin with the same tokens, while nobody needs its pages.
-    pub prefix: bool,
+    pub kv_scheme: KvScheme,
+    /// Pages of full-attention layers, for all sequences together: at least what one sequence of the whole context length
+    /// needs. `None` allocates enough for every sequence.
+    pub max_pages: Option<u32>,
+    /// Whether KV pages are kept after use and shared by later prompts that start with the same tokens.
+    pub prefix_cache: bool,
 }
 
 impl Limits {
-    /// Sequences of `context` positions, read in chunks that suit the device and the model.
-    pub fn new(adapter: &AdapterInfo, config: &Config, sequences: u32, context: u32) -> Self {
-        let limits = |chunk: u32| {
-            // No step has more rows than a sequence has positions.
-            let chunk = chunk.min(context.max(1).next_power_of_two());
-            Self { sequences, context, chunk, page: PAGE, kv: KvScheme::F16, pages: None, prefix: true }
+    /// Limits for `max_sequences` sequences of `context_length` tokens, with the prefill chunk that suits the device and
+    /// the model.
+    pub fn new(adapter: &AdapterInfo, config: &Config, max_sequences: u32, context_length: u32) -> Self {
+        let with_chunk = |prefill_chunk: u32| Self {
+            max_sequences,
+            context_length,
+            // No step has more rows than a sequence has tokens.
+            prefill_chunk: prefill_chunk.min(context_length.max(1).next_power_of_two()),
+            page_size: PAGE,
+            kv_scheme: KvScheme::F16,
+            max_pages: None,
+            prefix_cache: true,
         };
-        // A step of Mesa's CPU driver takes seconds: small ones let progress be shown and Ctrl-C be heard.
+        // A large step takes seconds on Mesa's CPU driver: small ones report progress and respond to Ctrl-C.
         if adapter.kind == AdapterKind::Cpu {
-            return limits(64);
+            return with_chunk(64);
         }
         if !coopmat::policy::is_supported(&adapter.caps) {
-            return limits(512);
+            return with_chunk(512);
         }
-        // Matrix units are the busier the more rows there are; but each takes scratch memory, and a place of
-        // every sequence in every sliding layer.
+        // Cooperative matrices are used better by more rows; but every row takes scratch memory, and a KV entry per sequence
+        // in every sliding-window layer.
         let sliding = config.layer_types.iter().filter(|kind| **kind == LayerType::Sliding).count() as u64;
-        let kv = sliding * 2 * u64::from(config.kv_rows()) * 2 * u64::from(sequences);
+        let kv = sliding * 2 * u64::from(config.kv_rows()) * 2 * u64::from(max_sequences);
         let row = row_bytes(config) + kv;
         let memory =
             adapter.heaps.iter().filter(|heap| heap.device_local).map(|heap| heap.size).max().unwrap_or(0);
-        limits(
+        with_chunk(
             [2048, 1024]
                 .into_iter()
                 .find(|rows| u64::from(*rows) * row <= memory / CHUNK_SHARE)
@@ -62,101 +68,111 @@ impl Limits {
         )
     }
 
-    /// The same for a model whose logits are reproducible: the sums of its products lie in parts, which take memory for every row.
+    /// The same limits for a model with batch-invariant logits: its products keep split-K partial sums, which take memory
+    /// per row.
     pub fn reproducible(self) -> Self {
-        Self { chunk: self.chunk.min(512), ..self }
+        Self { prefill_chunk: self.prefill_chunk.min(512), ..self }
     }
 
     pub(crate) fn check(&self, config: &Config) -> Result<()> {
         let wrong = |text: String| Err(Error::Limits(text));
-        if self.context == 0 || self.context > config.max_positions {
+        if self.context_length == 0 || self.context_length > config.max_positions {
             return wrong(format!(
-                "a context of {} positions: this model has 1 to {}",
-                self.context, config.max_positions
+                "a context length of {} tokens: this model supports 1 to {}",
+                self.context_length, config.max_positions
             ));
         }
-        if self.sequences == 0 || self.chunk == 0 || !self.page.is_power_of_two() {
-            return wrong(format!("{self:?}: there must be sequences, a chunk, and pages of a power of two"));
-        }
-        if self.pages.is_some_and(|pages| pages < self.global_pages()) {
+        if self.max_sequences == 0 || self.prefill_chunk == 0 || !self.page_size.is_power_of_two() {
             return wrong(format!(
-                "{} pages for all sequences: one of {} positions alone needs {}; take more pages or a shorter context",
-                self.all_global_pages(),
-                self.context,
-                self.global_pages()
+                "{self:?}: max_sequences and prefill_chunk must be at least 1, page_size a power of two"
             ));
         }
-        self.kv.takes(config.head_dim, self.page).or_else(wrong)
+        if self.max_pages.is_some_and(|pages| pages < self.pages_per_sequence()) {
+            return wrong(format!(
+                "{} KV pages for all sequences: one sequence of {} tokens needs {}; raise the KV cache capacity or \
+                 lower the context length",
+                self.total_pages(),
+                self.context_length,
+                self.pages_per_sequence()
+            ));
+        }
+        self.kv_scheme.takes(config.head_dim, self.page_size).or_else(wrong)
     }
 
-    /// What the plan of memory must make room for, for a model with these dimensions; `outputs` is the most rows whose logits
-    /// are wanted in one step.
-    pub fn room(&self, config: &Config, outputs: u32) -> Reservation {
+    /// What the memory plan must reserve for a model with this config; `output_rows` is the maximum number of rows per step
+    /// whose logits are computed.
+    pub fn reservation(&self, config: &Config, output_rows: u32) -> Reservation {
         let window = window(config);
-        let rows = u64::from(self.rows());
-        let of_buckets = |most: u64| buckets(most as usize).sum::<usize>() as u64;
-        // Every bucket has its own; of the largest they are there twice where logits are read back, or samplers take twice as much again.
-        let logits = of_buckets(outputs.into()) + 2 * u64::from(outputs.next_power_of_two());
+        let rows = u64::from(self.max_rows());
+        let sum_of_buckets = |max_rows: u64| buckets(max_rows as usize).sum::<usize>() as u64;
+        // Every bucket has its own logits. The largest has them twice more where logits are read back, or where samplers
+        // take as much scratch memory.
+        let logits = sum_of_buckets(output_rows.into()) + 2 * u64::from(output_rows.next_power_of_two());
         let logits = logits * u64::from(config.vocab) * 4;
-        // Of every sequence, for penalties.
-        let counts = u64::from(self.sequences) * u64::from(config.vocab) * 4;
-        let parts = of_buckets(rows.min(128)) * parts_bytes(config);
-        // With fewer pages than all sequences could fill each has its share of them.
-        let positions = u64::from(self.all_global_pages()) * u64::from(self.page);
+        // Token counts of every sequence, for penalties.
+        let counts = u64::from(self.max_sequences) * u64::from(config.vocab) * 4;
+        let partials = sum_of_buckets(rows.min(128)) * partial_sum_bytes(config);
+        // With fewer pages than all sequences could fill, each has its share of them.
+        let positions = u64::from(self.total_pages()) * u64::from(self.page_size);
         Reservation {
-            context_length: positions.div_ceil(u64::from(self.sequences.max(1))),
-            max_sequences: u64::from(self.sequences),
-            kv_scheme: self.kv,
-            sliding_tokens: u64::from(self.sliding_pages(window)) * u64::from(self.page),
-            scratch_bytes: of_buckets(rows) * row_bytes(config) + parts + logits + counts + FIXED_SCRATCH,
+            context_length: positions.div_ceil(u64::from(self.max_sequences.max(1))),
+            max_sequences: u64::from(self.max_sequences),
+            kv_scheme: self.kv_scheme,
+            sliding_tokens: u64::from(self.sliding_pages(window)) * u64::from(self.page_size),
+            scratch_bytes: sum_of_buckets(rows) * row_bytes(config)
+                + partials
+                + logits
+                + counts
+                + FIXED_SCRATCH,
         }
     }
 
-    /// Rows of the largest step, a power of two: a chunk, a row of every sequence, or half a chunk beside a row of every other
-    /// sequence. A whole chunk beside them would double the memory of a step, for as many rows as there are sequences.
-    pub(crate) fn rows(&self) -> u32 {
-        let beside = match self.sequences {
+    /// Rows of the largest step, a power of two: a prefill chunk, a decode row per sequence, or half a chunk beside a decode
+    /// row of every other sequence. A whole chunk beside them would double a step's memory for as many rows as there are
+    /// sequences.
+    pub(crate) fn max_rows(&self) -> u32 {
+        let mixed = match self.max_sequences {
             1 => 0,
-            sequences => (sequences - 1).saturating_add(self.chunk.div_ceil(2)),
+            sequences => (sequences - 1).saturating_add(self.prefill_chunk.div_ceil(2)),
         };
-        self.chunk.max(self.sequences).max(beside).next_power_of_two()
+        self.prefill_chunk.max(self.max_sequences).max(mixed).next_power_of_two()
     }
 
-    /// Pages that hold a sequence's positions.
-    pub(crate) fn global_pages(&self) -> u32 {
-        self.context.div_ceil(self.page)
+    /// Pages of one sequence of the whole context length.
+    pub(crate) fn pages_per_sequence(&self) -> u32 {
+        self.context_length.div_ceil(self.page_size)
     }
 
-    /// Pages of global layers, for all sequences.
-    pub(crate) fn all_global_pages(&self) -> u32 {
-        let all = self.global_pages().saturating_mul(self.sequences);
-        self.pages.map_or(all, |pages| pages.min(all))
+    /// Pages of full-attention layers, for all sequences.
+    pub(crate) fn total_pages(&self) -> u32 {
+        let all = self.pages_per_sequence().saturating_mul(self.max_sequences);
+        self.max_pages.map_or(all, |pages| pages.min(all))
     }
 
-    /// Pages of a sequence in sliding layers.
+    /// Pages per sequence in sliding-window layers.
     fn sliding_pages(&self, window: u32) -> u32 {
-        sliding_pages(self.context, self.page, window, self.chunk)
+        sliding_pages(self.context_length, self.page_size, window, self.prefill_chunk)
     }
 
-    /// What there is of pages, for a model with this window.
-    pub(crate) fn shape(&self, window: u32) -> Shape {
-        Shape {
-            sequences: self.sequences,
-            page: self.page,
+    /// The page allocator's configuration, for a model with this sliding window.
+    pub(crate) fn page_config(&self, window: u32) -> PageConfig {
+        PageConfig {
+            max_sequences: self.max_sequences,
+            page_size: self.page_size,
             window,
-            pages: self.all_global_pages(),
-            sliding: self.sliding_pages(window),
-            prefix: self.prefix,
+            full_pages: self.total_pages(),
+            sliding_pages: self.sliding_pages(window),
+            prefix_cache: self.prefix_cache,
         }
     }
 }
 
-/// Positions that sliding layers see. Where there are none, nothing need be kept for them beyond the position itself.
+/// The sliding window in tokens. A model without sliding-window layers keeps nothing for them beyond the current token.
 pub(crate) fn window(config: &Config) -> u32 {
     config.sliding_window.unwrap_or(1)
 }
 
-/// Activations of a row: the residual stream, two normed copies and a sublayer's output; queries, keys and values, queries again,
+/// Activations per row: the residual stream, two normed copies and a block's output; queries, keys and values, queries again,
 /// attention's output; gate, up and their product.
 fn row_bytes(config: &Config) -> u64 {
     let row = 4 * u64::from(config.hidden)
@@ -166,16 +182,16 @@ fn row_bytes(config: &Config) -> u64 {
     row * 4
 }
 
-/// What a row of a few takes besides, where products leave up to eight sums of QKV and of a sublayer's output.
-fn parts_bytes(config: &Config) -> u64 {
+/// Additional bytes per row of small batches, whose products leave up to eight partial sums of QKV and of a block's output.
+fn partial_sum_bytes(config: &Config) -> u64 {
     7 * 4 * u64::from(config.query_rows() + 2 * config.kv_rows() + config.hidden)
 }
 
-/// The part of a device's memory that a long chunk may take.
+/// A long prefill chunk may take one part in this many of a device's memory.
 const CHUNK_SHARE: u64 = 32;
 
-/// State of a step, page tables, splits of attention and of products.
+/// Step state, page tables, KV splits of attention and split-K partial sums.
 const FIXED_SCRATCH: u64 = 96 << 20;
 
-/// Positions of a page when nobody says otherwise: few look-ups, little left over at the end of a sequence.
+/// Default tokens per page: few table look-ups, little unused space at the end of a sequence.
 pub const PAGE: u32 = 64;

@@ -230,7 +230,7 @@ impl Model {
 impl Runner {
     /// Fills all keys and values with random numbers, so that sequences may begin anywhere.
     pub fn fill_cache(&mut self) -> Result<()> {
-        self.cache().forget();
+        self.cache().clear_prefix_cache();
         let random = Random::new(&self.model().device, Distribution::Scales)?;
         for layer in 0..self.model().config.layers as usize {
             let kv = self.cache().layer(layer);
@@ -246,7 +246,7 @@ impl Runner {
     /// A sequence that holds `depth` positions already, of whatever [`Runner::fill_cache`] has put there.
     pub fn start_at(&mut self, depth: u32) -> Result<Sequence> {
         let mut sequence = self.start()?;
-        let chunk = self.cache().limits().chunk;
+        let chunk = self.cache().limits().prefill_chunk;
         // In steps, as a prompt would: the window leaves its pages on the way.
         while sequence.len() < depth {
             let rows = chunk.min(depth - sequence.len());

@@ -1,151 +1,155 @@
-//! The books of the KV cache: which pages a sequence holds, which it shares, and what is kept of those that have ended. No GPU is
-//! needed for any of it.
+//! KV page accounting: which pages a sequence holds, which it shares, and which the prefix cache keeps. Runs on the CPU alone.
 //!
-//! A page's number holds for all layers of its kind. A sequence holds global pages for all of its positions, and sliding pages
-//! only for those that the window of a coming position can still reach: what the window has left is let go of before new pages
-//! are taken, and everything when a [`Sequence`] is dropped.
+//! A page's number is valid in all layers of its [`PageKind`]. A sequence holds pages of full-attention layers for all of its
+//! tokens, and pages of sliding-window layers only for tokens that the window of a coming position can still reach. Pages
+//! that the window has left are released before new ones are allocated; dropping a [`Sequence`] releases all of its pages.
 //!
-//! Full pages are known by their tokens and all tokens before them, in a tree; a new sequence shares those that its text
-//! begins with. docs/engine.md tells what is kept and what goes first.
+//! Full pages are indexed in a prefix tree, by their tokens and all tokens before them. A new sequence shares the pages that
+//! its prompt starts with. docs/engine.md describes what the prefix cache keeps and the order of eviction.
 
+mod prefix_tree;
 mod store;
-mod tree;
 
 use std::{
     ops::Range,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use store::Store;
-use tree::NodeId;
+use prefix_tree::NodeId;
+use store::PageStore;
 
-/// Which layers a page is of.
+/// The layers that a page belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// Those that see all positions.
-    Global = 0,
-    /// Those that see a window of them.
+pub enum PageKind {
+    /// Layers with full attention.
+    Full = 0,
+    /// Layers with sliding-window attention.
     Sliding = 1,
 }
 
-/// How many of everything there are.
+impl PageKind {
+    /// Both kinds, in the order of per-kind arrays.
+    pub(crate) const ALL: [PageKind; 2] = [PageKind::Full, PageKind::Sliding];
+}
+
+/// The capacity of a [`PageAllocator`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shape {
-    /// Sequences at a time.
-    pub sequences: u32,
-    /// Positions of a page.
-    pub page: u32,
-    /// Positions that a position sees in sliding layers, itself counted.
+pub struct PageConfig {
+    /// Maximum number of concurrent sequences.
+    pub max_sequences: u32,
+    /// Tokens per page.
+    pub page_size: u32,
+    /// Sliding window in tokens, including the current one.
     pub window: u32,
-    /// Pages of global layers, for all sequences.
-    pub pages: u32,
-    /// Pages of sliding layers, for each sequence; see [`sliding_pages`].
-    pub sliding: u32,
-    /// Whether full pages are kept for texts that begin with the same tokens.
-    pub prefix: bool,
+    /// Pages of full-attention layers, for all sequences together.
+    pub full_pages: u32,
+    /// Pages of sliding-window layers per sequence; see [`sliding_pages`].
+    pub sliding_pages: u32,
+    /// Whether full pages are kept for later prompts that start with the same tokens.
+    pub prefix_cache: bool,
 }
 
-impl Shape {
-    /// Number of the first page that a position sees in sliding layers.
-    fn first_seen(&self, position: u32) -> u32 {
-        (position + 1).saturating_sub(self.window) / self.page
+impl PageConfig {
+    /// Index of the first page that a position attends to in sliding-window layers.
+    fn first_visible(&self, position: u32) -> u32 {
+        (position + 1).saturating_sub(self.window) / self.page_size
     }
 
-    /// Numbers of the full pages that a text sees in sliding layers which goes on after so many of them.
-    fn window_of(&self, pages: u32) -> Range<u32> {
-        self.first_seen(pages * self.page)..pages
+    /// Indices of the pages that the first position after `pages` full pages attends to in sliding-window layers.
+    fn window_before(&self, pages: u32) -> Range<u32> {
+        self.first_visible(pages * self.page_size)..pages
     }
 }
 
-/// Pages of a sequence of `context` positions in sliding layers: a window, the most rows of a step behind it, and both ends cut at any
-/// place.
-pub fn sliding_pages(context: u32, page: u32, window: u32, rows: u32) -> u32 {
-    let pages = (u64::from(window) + u64::from(rows)).div_ceil(u64::from(page)) + 1;
-    context.div_ceil(page).min(u32::try_from(pages).unwrap_or(u32::MAX))
+/// Pages per sequence of `context_length` tokens in sliding-window layers: a window and the `rows` of the largest step, neither
+/// aligned to pages.
+pub fn sliding_pages(context_length: u32, page_size: u32, window: u32, rows: u32) -> u32 {
+    let pages = (u64::from(window) + u64::from(rows)).div_ceil(u64::from(page_size)) + 1;
+    context_length.div_ceil(page_size).min(u32::try_from(pages).unwrap_or(u32::MAX))
 }
 
-/// Pages of a kind that a sequence holds.
+/// The pages of one kind that a sequence holds.
 #[derive(Debug, Default)]
-struct Held {
-    /// Number (position / page) of the first of them.
+struct HeldPages {
+    /// Index (position / page size) of the first one.
     first: u32,
     pages: Vec<u32>,
 }
 
-/// Where the full pages of a sequence end in the tree.
+/// The node of a sequence's last full page in the prefix tree.
 #[derive(Clone, Copy, Debug)]
-struct Place {
+struct TreePosition {
     node: NodeId,
     epoch: u64,
 }
 
-/// One sequence's share of the cache.
+/// A sequence's tokens in the KV cache: its slot, its pages and its length.
 #[derive(Debug)]
 pub struct Sequence {
     slot: u32,
     len: u32,
     /// By kind.
-    pages: [Held; 2],
-    /// What it holds, as long as it has a place.
+    pages: [HeldPages; 2],
+    /// The tokens in the cache, as long as the sequence has a tree position.
     tokens: Vec<u32>,
-    /// Positions that it began with.
+    /// Tokens that the prefix cache supplied.
     cached: u32,
-    /// None where nothing of it is kept.
-    place: Option<Place>,
-    /// After so many pages its text may be taken up again by others: where it left what was known, and its end.
-    marks: [u32; 2],
-    /// Numbers of pages from here on are not what the page tables say.
-    unwritten: u32,
-    store: Arc<Mutex<Store>>,
-    /// Whether its slot's token counts are those of its own tokens.
+    /// `None` where the prefix cache keeps nothing of the sequence.
+    tree_position: Option<TreePosition>,
+    /// Page counts after which other prompts are likely to branch off: where this one left the known prefix, and its end.
+    branch_points: [u32; 2],
+    /// The page tables on the GPU are outdated from this page index on.
+    first_stale_entry: u32,
+    store: Arc<Mutex<PageStore>>,
+    /// Whether the token counts of its slot are up to date.
     pub(crate) counted: bool,
 }
 
 impl Sequence {
-    /// Positions whose keys and values are in the cache.
+    /// Tokens whose keys and values are in the cache.
     pub fn len(&self) -> u32 {
         self.len
     }
 
-    /// Whether nothing is in the cache yet.
+    /// Whether the cache holds no token of it yet.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Its number among the sequences under way.
+    /// Its index in per-sequence GPU tables.
     pub fn slot(&self) -> u32 {
         self.slot
     }
 
-    /// Pages it holds in global and in sliding layers.
+    /// The number of pages it holds in full-attention and in sliding-window layers.
     pub fn pages(&self) -> (usize, usize) {
         (self.pages[0].pages.len(), self.pages[1].pages.len())
     }
 
-    /// Pages of a kind that it holds, and the number (position / page) of the first.
-    pub fn held(&self, kind: Kind) -> (u32, &[u32]) {
+    /// The index (position / page size) of the first page it holds of a kind, and the pages.
+    pub fn held(&self, kind: PageKind) -> (u32, &[u32]) {
         let held = &self.pages[kind as usize];
         (held.first, &held.pages)
     }
 
-    /// Tokens that it began with, whose keys and values were in the cache.
+    /// The first tokens, whose keys and values came from the prefix cache.
     pub fn cached(&self) -> &[u32] {
         &self.tokens[..self.cached as usize]
     }
 
-    /// From which number on its next positions need the page tables to be written.
-    pub(crate) fn unwritten(&self, page: u32) -> u32 {
-        self.unwritten.min(self.len / page)
+    /// The first page index whose entry in the page tables must be written before the next step.
+    pub(crate) fn first_stale_entry(&self, page_size: u32) -> u32 {
+        self.first_stale_entry.min(self.len / page_size)
     }
 
-    /// The page tables say what it holds.
+    /// Marks the page tables as up to date.
     pub(crate) fn tables_written(&mut self) {
-        self.unwritten = u32::MAX;
+        self.first_stale_entry = u32::MAX;
     }
 
-    /// Notes that `rows` more positions count as written, whatever is there: nothing more of it is kept.
+    /// Counts `rows` more positions as computed, whatever the cache holds there. The prefix cache keeps nothing more of it.
     pub(crate) fn advance_blindly(&mut self, rows: u32) {
-        self.place = None;
+        self.tree_position = None;
         self.len += rows;
     }
 }
@@ -153,28 +157,28 @@ impl Sequence {
 impl Drop for Sequence {
     fn drop(&mut self) {
         let store = self.store.clone();
-        locked(&store).end(self);
+        locked(&store).finish(self);
     }
 }
 
-fn locked(store: &Mutex<Store>) -> MutexGuard<'_, Store> {
-    // Whoever panics with it has a bug in the books; the others are told by their own checks.
+fn locked(store: &Mutex<PageStore>) -> MutexGuard<'_, PageStore> {
+    // A panic under the lock is a bug in the accounting; later calls fail by their own checks.
     store.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// All pages, and who holds them.
+/// Allocates KV pages and sequence slots, and keeps the prefix cache.
 #[derive(Clone, Debug)]
-pub struct Pages {
-    store: Arc<Mutex<Store>>,
+pub struct PageAllocator {
+    store: Arc<Mutex<PageStore>>,
 }
 
-impl Pages {
-    /// All of them free.
-    pub fn new(shape: Shape) -> Self {
-        Self { store: Arc::new(Mutex::new(Store::new(shape))) }
+impl PageAllocator {
+    /// An allocator with all pages free.
+    pub fn new(config: PageConfig) -> Self {
+        Self { store: Arc::new(Mutex::new(PageStore::new(config))) }
     }
 
-    /// A new sequence, without positions, of which nothing is shared or kept; none if as many are under way as may be.
+    /// Starts an empty sequence that takes no part in the prefix cache; `None` if every slot is in use.
     pub fn start(&self) -> Option<Sequence> {
         let mut store = locked(&self.store);
         let slot = store.slots.pop()?;
@@ -184,62 +188,62 @@ impl Pages {
             pages: Default::default(),
             tokens: vec![],
             cached: 0,
-            place: None,
-            marks: [0; 2],
-            unwritten: 0,
+            tree_position: None,
+            branch_points: [0; 2],
+            first_stale_entry: 0,
             store: self.store.clone(),
             counted: false,
         })
     }
 
-    /// A new sequence for these tokens, which holds as many of them as are known: at most all but the last. What it reads and writes is
-    /// known then too.
+    /// Starts a sequence for these tokens, with as many of them as the prefix cache holds: at most all but the last. Later
+    /// sequences share what this one computes.
     pub fn start_with(&self, tokens: &[u32]) -> Option<Sequence> {
         let mut sequence = self.start()?;
-        locked(&self.store).begin(&mut sequence, tokens);
+        locked(&self.store).attach_prefix(&mut sequence, tokens);
         Some(sequence)
     }
 
-    /// Global pages that a sequence for these tokens would share with others under way.
+    /// Full-attention pages that a sequence for these tokens would share with running sequences.
     pub fn shared(&self, tokens: &[u32]) -> u32 {
         locked(&self.store).shared(tokens)
     }
 
-    /// Whether a sequence was started here.
-    pub fn has(&self, sequence: &Sequence) -> bool {
+    /// Whether a sequence was started by this allocator.
+    pub fn owns(&self, sequence: &Sequence) -> bool {
         Arc::ptr_eq(&self.store, &sequence.store)
     }
 
-    /// Makes room for `rows` more positions, and says whether there is. If not, nothing has changed.
+    /// Allocates pages for `rows` more positions. Returns whether enough pages were free; if not, nothing has changed.
     pub fn extend(&self, sequence: &mut Sequence, rows: u32) -> bool {
         let mut store = locked(&self.store);
-        let end = (sequence.len + rows).div_ceil(store.shape.page);
+        let end = (sequence.len + rows).div_ceil(store.config.page_size);
         store.extend(sequence, end)
     }
 
-    /// Notes that these tokens were written, after room was made for them.
+    /// Appends tokens whose keys and values have been computed, after [`PageAllocator::extend`] allocated their pages.
     pub fn advance(&self, sequence: &mut Sequence, tokens: &[u32]) {
         sequence.len += tokens.len() as u32;
-        if sequence.place.is_some() {
+        if sequence.tree_position.is_some() {
             sequence.tokens.extend(tokens);
             locked(&self.store).publish(sequence);
         }
     }
 
-    /// Forgets all positions from `len` on, where what a sliding window would need again is still there, and no other sequence shares a
-    /// page that would have to be written again. Returns whether it did; if not, nothing has changed.
+    /// Shortens a sequence to `len` tokens, if the pages that the sliding window needs again are still held and no other
+    /// sequence shares a page that would be written again. Returns whether it did; if not, nothing has changed.
     pub fn truncate(&self, sequence: &mut Sequence, len: u32) -> bool {
-        if !self.has(sequence) || len > sequence.len {
+        if !self.owns(sequence) || len > sequence.len {
             return false;
         }
         let mut store = locked(&self.store);
         if len < sequence.len && len > 0 {
-            let kept = store.shape.first_seen(len) >= sequence.pages[1].first;
-            if !kept || (!len.is_multiple_of(store.shape.page) && !store.is_own(sequence, len)) {
+            let held = store.config.first_visible(len) >= sequence.pages[1].first;
+            if !held || (!len.is_multiple_of(store.config.page_size) && !store.is_exclusive(sequence, len)) {
                 return false;
             }
         }
-        store.cut(sequence, len);
+        store.truncate(sequence, len);
         sequence.tokens.truncate(len as usize);
         sequence.cached = sequence.cached.min(len);
         sequence.counted &= len == sequence.len;
@@ -247,19 +251,19 @@ impl Pages {
         true
     }
 
-    /// Forgets all that is kept of sequences. Those under way go on, and nothing more of them is kept.
-    pub fn forget(&self) {
-        locked(&self.store).forget();
+    /// Empties the prefix cache. Running sequences continue; the cache keeps nothing more of them.
+    pub fn clear_prefix_cache(&self) {
+        locked(&self.store).clear_prefix_cache();
     }
 
     /// Pages that no sequence holds.
-    pub fn free(&self, kind: Kind) -> usize {
+    pub fn free(&self, kind: PageKind) -> usize {
         let store = locked(&self.store);
         store.free(kind) + store.cached(kind)
     }
 
-    /// Of those, the ones that are kept until they are needed.
-    pub fn cached(&self, kind: Kind) -> usize {
+    /// Of those, the pages that the prefix cache keeps until they are evicted.
+    pub fn cached(&self, kind: PageKind) -> usize {
         locked(&self.store).cached(kind)
     }
 }

@@ -45,7 +45,7 @@ pub struct Sampled {
 
 /// What a runner did so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Usage {
+pub struct Counters {
     /// Steps, whether each was a submission or several were one.
     pub steps: u64,
     /// Bytes that the host read of what the GPU wrote.
@@ -56,29 +56,32 @@ pub struct Usage {
 
 /// What stood between a runner and its first step, by the clock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Setup {
+pub struct SetupTime {
     /// Compiling pipelines, or taking them from the cache.
     pub pipelines: Duration,
     /// Taking memory for a step's buffers, and recording programs.
     pub recording: Duration,
 }
 
-impl Setup {
+impl SetupTime {
     /// All of it.
     pub fn total(self) -> Duration {
         self.pipelines + self.recording
     }
 }
 
-impl std::ops::Sub for Setup {
-    type Output = Setup;
-    fn sub(self, before: Setup) -> Setup {
-        Setup { pipelines: self.pipelines - before.pipelines, recording: self.recording - before.recording }
+impl std::ops::Sub for SetupTime {
+    type Output = SetupTime;
+    fn sub(self, before: SetupTime) -> SetupTime {
+        SetupTime {
+            pipelines: self.pipelines - before.pipelines,
+            recording: self.recording - before.recording,
+        }
     }
 }
 
-impl std::ops::AddAssign for Setup {
-    fn add_assign(&mut self, more: Setup) {
+impl std::ops::AddAssign for SetupTime {
+    fn add_assign(&mut self, more: SetupTime) {
         self.pipelines += more.pipelines;
         self.recording += more.recording;
     }
@@ -132,15 +135,15 @@ pub struct Runner {
     part: f64,
     layer_by_layer: bool,
     step_time: Duration,
-    usage: Usage,
-    setup: Setup,
+    counters: Counters,
+    setup: SetupTime,
 }
 
 impl Runner {
     /// Takes memory for the KV cache and the state of a step.
     pub fn new(model: Arc<Model>, limits: Limits) -> Result<Self> {
         let cache = KvCache::new(&model.device, &model.config, limits)?;
-        let state = State::new(&model.device, limits.rows())?;
+        let state = State::new(&model.device, limits.max_rows())?;
         let matrices = record::matrices(&model);
         Ok(Self {
             model,
@@ -164,8 +167,8 @@ impl Runner {
             part: pace::PART,
             layer_by_layer: false,
             step_time: TIMEOUT,
-            usage: Usage::default(),
-            setup: Setup::default(),
+            counters: Counters::default(),
+            setup: SetupTime::default(),
         })
     }
 
@@ -185,7 +188,7 @@ impl Runner {
     }
 
     /// The same with another limit on how long a step may take: what does not come back within it is taken for lost.
-    pub fn with_step_time(mut self, limit: Duration) -> Self {
+    pub fn with_step_timeout(mut self, limit: Duration) -> Self {
         self.step_time = limit;
         self
     }
@@ -206,18 +209,18 @@ impl Runner {
     }
 
     /// What was done so far.
-    pub fn usage(&self) -> Usage {
-        self.usage
+    pub fn counters(&self) -> Counters {
+        self.counters
     }
 
     /// What recording its programs took so far.
-    pub fn setup(&self) -> Setup {
+    pub fn setup_time(&self) -> SetupTime {
         self.setup
     }
 
     /// The most sequences that a step takes.
-    pub fn most_sequences(&self) -> u32 {
-        self.cache.limits().sequences.min(MAX_SAMPLED)
+    pub fn max_sequences(&self) -> u32 {
+        self.cache.limits().max_sequences.min(MAX_SAMPLED)
     }
 
     /// A new sequence, of which nothing is shared or kept.
@@ -233,13 +236,13 @@ impl Runner {
 
     /// Whether these tokens can follow in this sequence: known, and with room for them.
     pub fn check(&self, sequence: &Sequence, tokens: &[u32]) -> Result<()> {
-        check_tokens(&self.model.config, sequence.len(), tokens, self.cache.limits().context)
+        check_tokens(&self.model.config, sequence.len(), tokens, self.cache.limits().context_length)
     }
 
     /// Records what reading so many tokens and going on from them needs, so that a clock started now measures the work alone; but for what
     /// the first step of many rows shows to be cut into too many parts, which is recorded anew.
     pub fn prepare(&mut self, tokens: usize, sampling: &Sampling) -> Result<()> {
-        let chunk = self.chunk_rows(0, self.cache.limits().chunk as usize);
+        let chunk = self.chunk_rows(0, self.cache.limits().prefill_chunk as usize);
         let form = sampling.form(self.model.config.vocab);
         let counting = sample::Features { counts: form.counts, ..sample::Features::default() };
         let (full, last) = (tokens.saturating_sub(1) / chunk, (tokens.max(1) - 1) % chunk + 1);
@@ -257,7 +260,7 @@ impl Runner {
     /// length, alone and beside one that writes, and the longest beside more. What else comes is recorded when it does.
     pub fn prepare_serving(&mut self, samplings: &[Sampling]) -> Result<()> {
         let limits = self.cache.limits();
-        let most = self.most_sequences() as usize;
+        let most = self.max_sequences() as usize;
         let mut keys = vec![];
         for sampling in samplings {
             let form = sampling.form(self.model.config.vocab);
@@ -265,9 +268,9 @@ impl Runner {
                 keys.push(Key::new(Count::new(apart, chunk), Output::Sample { rows: outputs }, form));
             };
             buckets(most).for_each(|rows| add(rows, 0, rows));
-            buckets(limits.chunk as usize).for_each(|rows| add(0, rows, 1));
-            if limits.sequences > 1 {
-                for rows in buckets(limits.chunk as usize).filter(|rows| *rows > 2) {
+            buckets(limits.prefill_chunk as usize).for_each(|rows| add(0, rows, 1));
+            if limits.max_sequences > 1 {
+                for rows in buckets(limits.prefill_chunk as usize).filter(|rows| *rows > 2) {
                     add(1, rows - 1, 1);
                     add(1, rows - 1, 2);
                 }
@@ -277,7 +280,11 @@ impl Runner {
                 add(apart, self.most_beside(apart), bucket(apart + 1));
             }
         }
-        keys.push(Key::new(Count::new(0, limits.chunk as usize), Output::None, sample::Features::default()));
+        keys.push(Key::new(
+            Count::new(0, limits.prefill_chunk as usize),
+            Output::None,
+            sample::Features::default(),
+        ));
         self.find_pace(&keys)?;
         self.prepare_keys(&keys)
     }
@@ -287,7 +294,7 @@ impl Runner {
     fn find_pace(&mut self, keys: &[Key]) -> Result<()> {
         let limits = self.cache.limits();
         for rows in MEASURED_ROWS {
-            let rows = rows.min(limits.chunk).min(limits.context);
+            let rows = rows.min(limits.prefill_chunk).min(limits.context_length);
             let many = decode::many(rows as usize);
             let mut alike = keys.iter().filter(|key| decode::many(key.rows) == many);
             if self.paces[usize::from(many)].is_some()
@@ -306,19 +313,24 @@ impl Runner {
     }
 
     /// Penalties count a sequence's tokens from the first step that has them, and what it began with if that is its first step; what
-    /// else was before is counted by [`Runner::recount`].
+    /// else was before is counted by [`Runner::reset_token_counts`].
     fn count_from_here(&mut self, sequence: &mut Sequence, sampling: &Sampling) -> Result<()> {
         if sampling.form(self.model.config.vocab).counts && !sequence.counted {
             let first = sequence.len() as usize == sequence.cached().len();
             let prompt = if first { sequence.cached().to_vec() } else { vec![] };
-            self.recount(sequence, &prompt, &[])?;
+            self.reset_token_counts(sequence, &prompt, &[])?;
         }
         Ok(())
     }
 
     /// Counts these tokens for penalties, as a sequence's prompt and as written after it, and forgets what was counted: for a sequence
     /// that was cut back or read again, or whose steps had no penalties so far.
-    pub fn recount(&mut self, sequence: &mut Sequence, prompt: &[u32], written: &[u32]) -> Result<()> {
+    pub fn reset_token_counts(
+        &mut self,
+        sequence: &mut Sequence,
+        prompt: &[u32],
+        written: &[u32],
+    ) -> Result<()> {
         let vocab = self.model.config.vocab;
         let bytes = u64::from(vocab) * 4;
         let slot = sequence.slot();
@@ -347,7 +359,7 @@ impl Runner {
         Ok(())
     }
 
-    /// Forgets all positions of a sequence from `len` on, where that is possible; see [`crate::pages::Pages::truncate`].
+    /// Forgets all positions of a sequence from `len` on, where that is possible; see [`crate::pages::PageAllocator::truncate`].
     pub fn truncate(&self, sequence: &mut Sequence, len: u32) -> bool {
         self.cache.truncate(sequence, len)
     }
@@ -447,7 +459,7 @@ impl Runner {
         let mut words = vec![[0_u32; sample::Sampled::WORDS]; rows.len()];
         let line = size_of_val(&words[..]) as u64;
         self.state.sampled.read(step as u64 * line, bytemuck::cast_slice_mut(&mut words))?;
-        self.usage.read_back += line;
+        self.counters.read_back += line;
         let check = |(output, (words, row)): (usize, ([u32; sample::Sampled::WORDS], &Row))| {
             let sample::Sampled { token, logprob } = sample::Sampled::from_words(words);
             match token {
@@ -458,7 +470,7 @@ impl Runner {
         let sampled: Result<Vec<Sampled>> = words.into_iter().zip(rows).enumerate().map(check).collect();
         if sampled.is_err() {
             // Nobody knows since when the numbers are wrong.
-            self.cache.forget();
+            self.cache.clear_prefix_cache();
         }
         sampled
     }
@@ -488,7 +500,7 @@ impl Runner {
 }
 
 /// Whether tokens can follow `held` positions: known to the model, and with room for them in a context.
-pub fn check_tokens(config: &Config, held: u32, tokens: &[u32], context: u32) -> Result<()> {
+pub fn check_tokens(config: &Config, held: u32, tokens: &[u32], context_length: u32) -> Result<()> {
     let vocab = config.vocab;
     if tokens.is_empty() {
         return Err(Error::EmptyPrompt);
@@ -497,8 +509,12 @@ pub fn check_tokens(config: &Config, held: u32, tokens: &[u32], context: u32) ->
         return Err(Error::UnknownToken { token: *token, vocab });
     }
     let wanted = u64::from(held) + tokens.len() as u64;
-    if wanted > u64::from(context) {
-        return Err(Error::ContextFull { wanted, context, most: config.max_positions });
+    if wanted > u64::from(context_length) {
+        return Err(Error::ContextLengthExceeded {
+            tokens: wanted,
+            context_length,
+            max_context_length: config.max_positions,
+        });
     }
     Ok(())
 }

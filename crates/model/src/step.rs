@@ -30,14 +30,14 @@ pub(crate) use attention::{FEW_ROWS, Splits, attend_groups};
 
 /// How the rows of a step belong to sequences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Rows {
-    /// Each row is of another sequence, at any position.
-    Apart,
-    /// Rows of chunks: each of one sequence, one position after the other.
-    Chunk,
-    /// First rows that are apart, at most so many, then those of chunks of other sequences. Chunks of a few rows together attend as
-    /// rows that are apart do.
-    Both { apart: usize, few: bool },
+pub(crate) enum Batch {
+    /// Decode rows: each of another sequence, at any position.
+    Decode,
+    /// Rows of prefill chunks: consecutive positions of one sequence per chunk.
+    Prefill,
+    /// At most `decode` decode rows, then the rows of prefill chunks of other sequences. Where the chunks have `few` rows
+    /// together, their attention is split along the context as that of decode rows is.
+    Mixed { decode: usize, few: bool },
 }
 
 /// Activations of a bucket of rows.
@@ -175,7 +175,7 @@ pub(crate) struct Step<'a> {
     pub scratch: &'a Scratch,
     pub attention_splits: &'a Splits,
     pub outputs: Option<&'a Outputs>,
-    pub rows: Rows,
+    pub rows: Batch,
     pub recorder: &'a mut Recorder,
     /// The norm that the next product computes itself.
     pub norm: Option<gemv::Norm>,

@@ -9,14 +9,14 @@ use crate::{
     Limits, Model, PAGE, Result, decoder,
     kv_cache::KvCache,
     state::State,
-    step::{Outputs, Rows, Scratch, Splits, Step},
+    step::{Batch, Outputs, Scratch, Splits, Step},
 };
 
 /// When products are timed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum When {
+pub enum TuneMode {
     /// On GPUs, unless `INDRIK_TUNE=off`.
-    Worthwhile,
+    Auto,
     /// On any device: for tests.
     Always,
 }
@@ -31,12 +31,12 @@ impl Model {
     /// on use what was found. `progress` is told how many there are, if there are any.
     pub fn tune(
         &mut self,
-        when: When,
+        mode: TuneMode,
         budget: Duration,
         progress: impl FnOnce(usize),
     ) -> Result<TuningReport> {
         let wanted = tuning::is_enabled(&self.device) && self.device.caps().timestamp_period_ns.is_some();
-        if when == When::Worthwhile && !wanted {
+        if mode == TuneMode::Auto && !wanted {
             return Ok(TuningReport::default());
         }
         let mut tuning = std::mem::take(&mut self.tuning);
@@ -49,12 +49,12 @@ impl Model {
     /// The products of a step of one row, in the order in which it makes them, on buffers like a runner's.
     fn with_products<T>(&self, work: impl FnOnce(&[Product<'_>]) -> Result<T>) -> Result<T> {
         let context = PAGE.min(self.config.max_positions);
-        let limits = Limits { chunk: 1, ..Limits::new(self.device.info(), &self.config, 1, context) };
+        let limits = Limits { prefill_chunk: 1, ..Limits::new(self.device.info(), &self.config, 1, context) };
         let cache = KvCache::new(&self.device, &self.config, limits)?;
         let state = State::new(&self.device, 1)?;
         let (scratch, outputs) = (Scratch::new(self, 1)?, Outputs::new(self, 1)?);
         let mut splits = Splits::default();
-        splits.prepare(self, limits, Rows::Apart, 1)?;
+        splits.prepare(self, limits, Batch::Decode, 1)?;
         // Takes what is recorded beside the products; never sealed, it compiles nothing.
         let mut recorder: Recorder = self.device.recorder()?;
         let mut step = Step {
@@ -64,7 +64,7 @@ impl Model {
             scratch: &scratch,
             attention_splits: &splits,
             outputs: Some(&outputs),
-            rows: Rows::Apart,
+            rows: Batch::Decode,
             recorder: &mut recorder,
             norm: None,
             swapped: false,

@@ -83,7 +83,7 @@ fn two_chunks_of_perplexity() {
     ids.extend(language.tokenizer.encode(text.strip_suffix('\n').unwrap(), EncodeSpecial::AsText));
     assert_eq!(ids.len(), 295_215);
     let reference: Value = serde_json::from_str(include_str!("data/gemma3_270m.json")).unwrap();
-    let mut runner = Runner::new(model, Limits { kv: KvScheme::F32, ..limits(1, 64) }).unwrap();
+    let mut runner = Runner::new(model, Limits { kv_scheme: KvScheme::F32, ..limits(1, 64) }).unwrap();
     let (mut sum, mut count) = (0.0, 0);
     for (chunk, expected) in ids.chunks_exact(512).zip(reference["perplexity"].as_array().unwrap()) {
         let mut chunk = chunk.to_vec();

@@ -35,7 +35,10 @@ fn pages_that_the_window_has_left_go_back() {
 
     let next = DecodeRow::new(&mut sequence, sampled.token, &sampling);
     let error = runner.decode(&mut [next], 1).unwrap_err();
-    assert!(matches!(error, Error::ContextFull { wanted: 321, context: 320, .. }), "{error}");
+    assert!(
+        matches!(error, Error::ContextLengthExceeded { tokens: 321, context_length: 320, .. }),
+        "{error}"
+    );
     assert_eq!(sequence.pages(), held, "an error changes nothing");
     drop(sequence);
     assert_eq!(runner.cache().free_pages(), all);
@@ -86,8 +89,8 @@ fn the_plan_makes_room_for_what_is_taken() {
     let fixture = Fixture::open(NAME);
     let model = load(&device, &fixture.path);
     for (kv, chunk) in [(KvScheme::F16, 16), (KvScheme::F32, 256), (KvScheme::Int8, 16)] {
-        let limits = Limits { kv, page: 64, ..limits(8, 512, chunk) };
-        let room = limits.room(&model.config, 64);
+        let limits = Limits { kv_scheme: kv, page_size: 64, ..limits(8, 512, chunk) };
+        let room = limits.reservation(&model.config, 64);
         let layers = weights::blueprint::kv_layers(&model.config, &room);
         let planned = plan::kv_bytes(&layers, room.context_length, room.max_sequences);
         let (kv_before, scratch_before) =
@@ -115,7 +118,9 @@ fn int8_takes_about_half_of_what_f16_takes() {
     // So long that blocks of memory, which are taken whole, hardly count.
     let cache = |kv| {
         let before = device.allocated_bytes(Lifetime::Kv);
-        let runner = Runner::new(model.clone(), Limits { kv, page: 64, ..limits(2048, 512, 16) }).unwrap();
+        let runner =
+            Runner::new(model.clone(), Limits { kv_scheme: kv, page_size: 64, ..limits(2048, 512, 16) })
+                .unwrap();
         (device.allocated_bytes(Lifetime::Kv) - before, runner.cache().bytes_read(&model.config, 99))
     };
     let [(f16, f16_read), (int8, int8_read)] = [KvScheme::F16, KvScheme::Int8].map(cache);
@@ -146,7 +151,7 @@ fn what_there_is_none_of_is_said() {
     let mut runner = Runner::new(model.clone(), limits(1, 32, 16)).unwrap();
     let mut sequence = runner.start().unwrap();
     let error = runner.start().unwrap_err().to_string();
-    assert!(error.contains("all 1 sequences are under way"), "{error}");
+    assert!(error.contains("all 1 sequence slots"), "{error}");
 
     let sampling = Sampling::default();
     let mut prompt =
@@ -157,18 +162,18 @@ fn what_there_is_none_of_is_said() {
     );
     let error = prompt(&[5; 33]);
     assert!(
-        error.contains("33 positions do not fit the context of 32") && error.contains("up to 512"),
+        error.contains("33 tokens exceed the context length of 32") && error.contains("up to 512"),
         "{error}"
     );
     assert_eq!(sequence.len(), 0);
-    assert_eq!(runner.usage().steps, 0, "all of that before any work");
+    assert_eq!(runner.counters().steps, 0, "all of that before any work");
 
     for wrong in [
-        Limits { context: 513, ..limits(1, 32, 16) },
-        Limits { context: 0, ..limits(1, 32, 16) },
-        Limits { page: 3, ..limits(1, 32, 16) },
-        Limits { sequences: 0, ..limits(1, 32, 16) },
-        Limits { pages: Some(7), ..limits(2, 32, 16) },
+        Limits { context_length: 513, ..limits(1, 32, 16) },
+        Limits { context_length: 0, ..limits(1, 32, 16) },
+        Limits { page_size: 3, ..limits(1, 32, 16) },
+        Limits { max_sequences: 0, ..limits(1, 32, 16) },
+        Limits { max_pages: Some(7), ..limits(2, 32, 16) },
     ] {
         assert!(matches!(Runner::new(model.clone(), wrong), Err(Error::Limits(_))), "{wrong:?}");
     }
@@ -179,7 +184,7 @@ fn fewer_pages_than_all_sequences_could_fill_are_shared() {
     let Some(device) = testkit::cpu_device() else { return };
     let fixture = Fixture::open("gguf_q4_0");
     let model = load(&device, &fixture.path);
-    let mut runner = Runner::new(model, Limits { pages: Some(9), ..limits(3, 32, 16) }).unwrap();
+    let mut runner = Runner::new(model, Limits { max_pages: Some(9), ..limits(3, 32, 16) }).unwrap();
     assert_eq!((runner.cache().pages(), runner.cache().free_pages().0), (9, 9));
     let sampling = Sampling::default();
     let (mut one, mut other) = (runner.start().unwrap(), runner.start().unwrap());
@@ -187,7 +192,7 @@ fn fewer_pages_than_all_sequences_could_fill_are_shared() {
     runner.prompt(&mut other, &fixture.ids[..12], &sampling, |_| true).unwrap();
     let next = DecodeRow::new(&mut one, first.token, &sampling);
     let error = runner.decode(&mut [next], 1).unwrap_err();
-    assert!(matches!(error, Error::NoPage { pages: 9 }), "{error}");
+    assert!(matches!(error, Error::NoFreePages { pages: 9 }), "{error}");
     assert_eq!(one.len(), 24, "an error changes nothing");
     drop(other);
     let next = DecodeRow::new(&mut one, first.token, &sampling);

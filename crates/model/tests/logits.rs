@@ -53,7 +53,7 @@ fn chunks_of_any_size_give_the_same_logits() {
         let model = load(&device, &fixture.path);
         let whole = all_logits(&model, &fixture.ids, 512, KvScheme::F16);
         // Pages as they are in use, beside the small ones that everything else here has.
-        let large = Limits { page: model::PAGE, ..limits(1, fixture.ids.len() as u32, 48) };
+        let large = Limits { page_size: model::PAGE, ..limits(1, fixture.ids.len() as u32, 48) };
         let mut runner = Runner::new(model.clone(), large).unwrap();
         let mut sequence = runner.start().unwrap();
         let mut position = 0;
@@ -211,7 +211,8 @@ fn int8_keys_and_values_are_the_same_by_one_dispatch_and_by_several() {
         let fixture = Fixture::open(name);
         let decoded = |one_dispatch| {
             let model = Arc::new(load_alone(&device, &fixture.path).with_one_dispatch(one_dispatch));
-            let mut runner = Runner::new(model, Limits { kv: KvScheme::Int8, ..limits(1, 64, 16) }).unwrap();
+            let mut runner =
+                Runner::new(model, Limits { kv_scheme: KvScheme::Int8, ..limits(1, 64, 16) }).unwrap();
             let mut sequence = runner.start().unwrap();
             let sampling = Sampling::default();
             let prompt = &fixture.ids[..fixture.ids.len() / 2];

@@ -145,7 +145,7 @@ fn mixed_steps_give_the_tokens_of_steps_of_their_own() {
                 prompts: [&ids[..20], &ids[..7], &ids[3..30], ids],
                 samplings: GREEDY(),
                 chunks,
-                limits: Limits { kv, page, ..limits(4, 96, 16) },
+                limits: Limits { kv_scheme: kv, page_size: page, ..limits(4, 96, 16) },
             };
             scenario.compare(&format!("{way}, {kv}, pages of {page}"), &model, 2e-2);
         }
@@ -169,7 +169,7 @@ fn mixed_steps_past_the_sliding_window() {
                 prompts: [&ids[..60], &ids[40..45], &ids[100..200], &ids[150..250]],
                 samplings: GREEDY(),
                 chunks: &[29, 29, 29, 13],
-                limits: Limits { page, ..limits(4, 160, 32) },
+                limits: Limits { page_size: page, ..limits(4, 160, 32) },
             };
             scenario.compare(&format!("{way}, pages of {page}"), &model, 2e-2);
         }
@@ -192,7 +192,7 @@ fn reproducible_mixed_steps_give_the_same_bits() {
                     prompts: [&ids[..20], &ids[..7], &ids[3..30], ids],
                     samplings: GREEDY(),
                     chunks,
-                    limits: Limits { kv, page: 16, ..limits(4, 96, 16) },
+                    limits: Limits { kv_scheme: kv, page_size: 16, ..limits(4, 96, 16) },
                 };
                 scenario.compare(&format!("{name} {way}, {chunks:?}"), &model, 0.0);
             }
@@ -250,7 +250,7 @@ fn a_mixed_step_has_no_more_levels_than_a_chunk_alone() {
     let Some(device) = testkit::cpu_device() else { return };
     let fixture = Fixture::open("gguf_q8_0");
     let model = load_alone(&device, &fixture.path).with_one_dispatch(true).with_emulated_matrix_units();
-    let mut runner = Runner::new(Arc::new(model), Limits { page: 16, ..limits(2, 96, 16) }).unwrap();
+    let mut runner = Runner::new(Arc::new(model), Limits { page_size: 16, ..limits(2, 96, 16) }).unwrap();
     let sampling = Sampling::default();
     let (mut one, mut other) = (runner.start().unwrap(), runner.start().unwrap());
     // Takes the memory of a step of 16 rows and of one, which is cleared by programs of its own.
@@ -339,7 +339,7 @@ fn what_cannot_be_a_mixed_step_is_refused_and_changes_nothing() {
     let error = refused(token, &sampling, &ids[..16], &sampling).to_string();
     assert!(error.contains("16 tokens of prompts beside 1") && error.contains("at most 15"), "{error}");
     let error = refused(token, &sampling, &[1; 41], &sampling);
-    assert!(matches!(error, Error::ContextFull { wanted: 41, .. }), "{error}");
+    assert!(matches!(error, Error::ContextLengthExceeded { tokens: 41, .. }), "{error}");
 
     // A sequence of another runner, on either side.
     for swapped in [false, true] {
@@ -361,7 +361,7 @@ fn what_cannot_be_a_mixed_step_is_refused_and_changes_nothing() {
     let mut runner = Runner::new(runner.model().clone(), limits(16, 40, 16)).unwrap();
     let mut sequences: Vec<Sequence> = (0..16).map(|_| runner.start().unwrap()).collect();
     let (last, others) = sequences.split_last_mut().unwrap();
-    let rows = runner.chunk_rows_beside(15, 1, Duration::from_secs(1000));
+    let rows = runner.max_prefill_tokens(15, 1, Duration::from_secs(1000));
     assert_eq!(rows, 16, "32 rows in all");
     let mut next: Vec<DecodeRow<'_>> =
         others.iter_mut().map(|sequence| DecodeRow::new(sequence, 1, &sampling)).collect();
@@ -375,10 +375,10 @@ fn chunks_beside_others_fill_a_bucket_and_keep_to_a_time() {
     let fixture = Fixture::open("gguf_q8_0");
     let mut runner = Runner::new(load(&device, &fixture.path), limits(4, 96, 64)).unwrap();
     let long = Duration::from_secs(1000);
-    assert_eq!([0, 1, 3].map(|decoding| runner.chunk_rows_beside(decoding, 10, long)), [64, 63, 61]);
+    assert_eq!([0, 1, 3].map(|decoding| runner.max_prefill_tokens(decoding, 10, long)), [64, 63, 61]);
     // However little time there is: 8 at least.
-    assert_eq!(runner.chunk_rows_beside(3, 10, Duration::ZERO), 13);
-    assert_eq!(runner.chunk_rows_beside(0, 10, Duration::ZERO), 8);
+    assert_eq!(runner.max_prefill_tokens(3, 10, Duration::ZERO), 13);
+    assert_eq!(runner.max_prefill_tokens(0, 10, Duration::ZERO), 8);
     // A step of a full bucket was measured: with half of its time there is room for fewer.
     let sampling = Sampling::default();
     let mut sequence = runner.start().unwrap();
@@ -387,8 +387,8 @@ fn chunks_beside_others_fill_a_bucket_and_keep_to_a_time() {
     let start = std::time::Instant::now();
     runner.mixed(&mut [], &mut [chunk]).unwrap();
     let took = start.elapsed();
-    assert_eq!(runner.chunk_rows_beside(1, 64, 10 * took), 63);
-    assert!(runner.chunk_rows_beside(1, 64, Duration::from_nanos(1)) < 63);
+    assert_eq!(runner.max_prefill_tokens(1, 64, 10 * took), 63);
+    assert!(runner.max_prefill_tokens(1, 64, Duration::from_nanos(1)) < 63);
 }
 
 /// Contexts so long that positions are split among workgroups, for rows that decode and for a chunk of few rows.
@@ -405,7 +405,7 @@ fn splits_of_both_kinds_of_rows_do_not_meet() {
     let model = Arc::new(Model::random(&device, config, Scheme::Int8, |_| ()).unwrap());
     let sampling = Sampling::default();
     let run = |mixed: bool, decoding: usize, chunk: usize| {
-        let limits = Limits { page: 64, ..limits(9, 4096, 16) };
+        let limits = Limits { page_size: 64, ..limits(9, 4096, 16) };
         let mut runner = Runner::new(model.clone(), limits).unwrap();
         runner.fill_cache().unwrap();
         let mut sequences: Vec<Sequence> =

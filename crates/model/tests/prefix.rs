@@ -51,7 +51,9 @@ fn write(runner: &mut Runner, sequence: &mut Sequence, first: u32, count: usize)
 fn turns_of_a_chat_have_the_bits_of_one_that_is_read_whole() {
     for kv in [KvScheme::F16, KvScheme::Int8] {
         let page = if kv == KvScheme::Int8 { 16 } else { 4 };
-        let Some((fixture, mut runner)) = runner(true, Limits { kv, page, ..limits(2, 320, 16) }) else {
+        let Some((fixture, mut runner)) =
+            runner(true, Limits { kv_scheme: kv, page_size: page, ..limits(2, 320, 16) })
+        else {
             return;
         };
         let mut text = fixture.ids[..90].to_vec();

@@ -172,7 +172,7 @@ fn a_run_ends_where_the_context_does() {
     assert_eq!(sequence.len(), 40);
     let next = DecodeRow::new(&mut sequence, tokens[left - 1], &sampling);
     let error = runner.decode(&mut [next], 16).unwrap_err();
-    assert!(matches!(error, Error::ContextFull { wanted: 41, context: 40, .. }), "{error}");
+    assert!(matches!(error, Error::ContextLengthExceeded { tokens: 41, context_length: 40, .. }), "{error}");
     drop(sequence);
     assert_eq!(runner.cache().free_pages(), free);
 }
@@ -194,7 +194,7 @@ fn a_window_keeps_what_an_early_end_still_needs() {
             let steps = runner.decode(&mut [next], most).unwrap();
             let new: Vec<u32> = steps.iter().map(|step| step[0].token).collect();
             let kept = new.len() - unwanted;
-            runner.take_back(&mut sequence, &new[kept..], &sampling).unwrap();
+            runner.rollback(&mut sequence, &new[kept..], &sampling).unwrap();
             tokens.extend(&new[..kept]);
             // 32 positions lie on 8 or 9 pages; a run adds its own.
             assert!(sequence.pages().1 <= 9 + most.div_ceil(4), "{:?}", sequence.pages());
@@ -222,12 +222,12 @@ fn steps_taken_back_leave_no_trace() {
         runner.prompt(&mut sequence, &fixture.ids, &sampling, |_| true).unwrap();
         let mut got = go_on(&mut runner, &mut sequence, &sampling, first, [8, 8]);
         let rest: Vec<u32> = got.split_off(3).iter().map(|(token, _)| *token).collect();
-        runner.take_back(&mut sequence, &rest, &sampling).unwrap();
+        runner.rollback(&mut sequence, &rest, &sampling).unwrap();
         assert_eq!(sequence.len() as usize, fixture.ids.len() + 3);
         let last = got[2].0;
         got.extend(go_on(&mut runner, &mut sequence, &sampling, last, [5, 11]));
         assert_eq!(got, expected, "{sampling:?}");
-        let error = runner.take_back(&mut sequence, &[1; 90], &sampling).unwrap_err().to_string();
+        let error = runner.rollback(&mut sequence, &[1; 90], &sampling).unwrap_err().to_string();
         assert!(error.contains("cannot be taken back"), "{error}");
     }
 }
@@ -306,7 +306,7 @@ fn a_step_that_takes_longer_than_was_thought_is_cut_anew() {
         let first = runner.prompt(&mut sequence, &fixture.ids[..1], sampling, |_| true).unwrap();
         let mut tokens = vec![bits(&first)];
         for recorded in programs {
-            assert_eq!(runner.usage().programs, recorded, "after {} steps", tokens.len());
+            assert_eq!(runner.counters().programs, recorded, "after {} steps", tokens.len());
             tokens.extend(go_on(&mut runner, &mut sequence, sampling, tokens[tokens.len() - 1].0, [1, 1]));
         }
         tokens
@@ -329,7 +329,7 @@ fn a_step_that_takes_longer_than_was_thought_is_cut_anew() {
     let first = runner.prompt(&mut sequence, &fixture.ids[..1], sampling, |_| true).unwrap();
     device.inject(Fault::Commands { program: 1 });
     assert_eq!(go_on(&mut runner, &mut sequence, sampling, first.token, [1, 3]), known[1..]);
-    assert_eq!(runner.usage().programs, 1);
+    assert_eq!(runner.counters().programs, 1);
     assert!(device.recorder().is_ok(), "the fault has struck");
 }
 
@@ -345,14 +345,14 @@ fn a_step_of_many_parts_that_takes_less_than_was_thought_is_cut_anew() {
         let mut sequence = runner.start().unwrap();
         let mut tokens =
             vec![bits(&runner.prompt(&mut sequence, &fixture.ids[..1], sampling, |_| true).unwrap())];
-        let mut programs = vec![runner.usage().programs];
+        let mut programs = vec![runner.counters().programs];
         for _ in 0..3 {
             if changes && tokens.len() == 2 {
                 // So fast that all layers are one part, until that step has shown otherwise.
                 runner.set_parts(1e-12, Some(1e-18));
             }
             tokens.extend(go_on(&mut runner, &mut sequence, sampling, tokens[tokens.len() - 1].0, [1, 1]));
-            programs.push(runner.usage().programs);
+            programs.push(runner.counters().programs);
         }
         (tokens, programs)
     };
@@ -370,12 +370,12 @@ fn before_much_is_recorded_a_step_tells_how_fast_the_device_is() {
     let serve = |mut runner: Runner| {
         let free = runner.cache().free_pages();
         runner.prepare_serving(std::slice::from_ref(sampling)).unwrap();
-        let prepared = runner.usage();
+        let prepared = runner.counters();
         assert_eq!(runner.cache().free_pages(), free, "what was read for nobody is gone");
         let mut sequence = runner.start().unwrap();
         let first = runner.prompt(&mut sequence, &fixture.ids, sampling, |_| true).unwrap();
         let tokens = go_on(&mut runner, &mut sequence, sampling, first.token, [1, 3]);
-        assert_eq!(runner.usage().programs, prepared.programs, "nobody waits for a program");
+        assert_eq!(runner.counters().programs, prepared.programs, "nobody waits for a program");
         (tokens, prepared.steps)
     };
     let runner = || Runner::new(model.clone(), limits(1, 96, 16)).unwrap();

@@ -73,7 +73,7 @@ fn penalties_know_what_a_sequence_holds_and_nothing_else() {
     let Some(device) = testkit::cpu_device() else { return };
     let fixture = Fixture::open("gguf_q8_0");
     let mut runner =
-        Runner::new(load(&device, &fixture.path), Limits { page: 64, ..limits(1, 96, 16) }).unwrap();
+        Runner::new(load(&device, &fixture.path), Limits { page_size: 64, ..limits(1, 96, 16) }).unwrap();
     let repetition = Sampling { repetition: 100.0, ..Sampling::default() };
     let fresh = tokens(&mut runner, &fixture.ids, &repetition, 6);
 
@@ -85,7 +85,7 @@ fn penalties_know_what_a_sequence_holds_and_nothing_else() {
     let elsewhere = Request { sampling: &other, ..request.clone() };
     generate(&mut runner, &mut sequence, &elsewhere, |_| ControlFlow::Continue(())).unwrap();
     assert!(runner.truncate(&mut sequence, kept));
-    runner.recount(&mut sequence, &fixture.ids[..kept as usize], &[]).unwrap();
+    runner.reset_token_counts(&mut sequence, &fixture.ids[..kept as usize], &[]).unwrap();
     let rest = Request { prompt: &fixture.ids[kept as usize..], ..request };
     let again = generate(&mut runner, &mut sequence, &rest, |_| ControlFlow::Continue(())).unwrap();
     assert_eq!(again.tokens, fresh);
@@ -97,7 +97,7 @@ fn penalties_know_what_a_sequence_holds_and_nothing_else() {
     let mut sequence = runner.start().unwrap();
     let text = [&fixture.ids[..], &fresh[..4]].concat();
     runner.prompt(&mut sequence, &text, &frequency, |_| true).unwrap();
-    runner.recount(&mut sequence, &fixture.ids, &fresh[..5]).unwrap();
+    runner.reset_token_counts(&mut sequence, &fixture.ids, &fresh[..5]).unwrap();
     for step in 5..8 {
         let next = DecodeRow::new(&mut sequence, fresh[step - 1], &frequency);
         assert_eq!(runner.decode(&mut [next], 1).unwrap()[0][0].token, fresh[step]);
@@ -192,12 +192,12 @@ fn tokens_are_few_submissions_and_sixteen_bytes_each() {
     let mut sequence = runner.start().unwrap();
     // Whole chunks: no step of a few rows is among them.
     let token = runner.prompt(&mut sequence, &fixture.ids[..32], &sampling, |_| true).unwrap().token;
-    let (before, read_back) = (device.counters(), runner.usage().read_back);
+    let (before, read_back) = (device.counters(), runner.counters().read_back);
     let next = DecodeRow::new(&mut sequence, token, &sampling);
     assert_eq!(runner.decode(&mut [next], 8).unwrap().len(), 8);
     let after = device.counters();
     assert_eq!(after.submissions - before.submissions, 1, "for 8 tokens");
-    assert_eq!(runner.usage().read_back - read_back, 8 * 16);
+    assert_eq!(runner.counters().read_back - read_back, 8 * 16);
     assert_eq!(after.commands_recorded, before.commands_recorded);
 }
 

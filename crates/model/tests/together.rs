@@ -32,7 +32,7 @@ fn run(
     for (who, sequence) in readers.iter_mut().enumerate() {
         // Not all the same number, and the first nothing.
         let held = before.saturating_sub(3 * who) * usize::from(who > 0);
-        for tokens in ids[who..who + held].chunks(limits.chunk as usize) {
+        for tokens in ids[who..who + held].chunks(limits.prefill_chunk as usize) {
             let chunk = PrefillChunk::new(&mut *sequence, tokens, &samplings[who], false);
             runner.mixed(&mut [], &mut [chunk]).unwrap();
         }
@@ -118,7 +118,7 @@ fn prompts_read_together_give_the_tokens_of_each_by_itself() {
     for (way, model) in ways {
         let model = Arc::new(model);
         for (page, kv) in [(4, KvScheme::F16), (16, KvScheme::Int8)] {
-            let limits = Limits { kv, page, ..limits(READERS as u32 + 1, 64, 16) };
+            let limits = Limits { kv_scheme: kv, page_size: page, ..limits(READERS as u32 + 1, 64, 16) };
             compare(
                 &format!("{way}, {kv}, pages of {page}"),
                 &model,
@@ -145,7 +145,7 @@ fn prompts_read_together_past_the_sliding_window() {
             load_alone(&device, &fixture.path).with_one_dispatch(true).with_emulated_matrix_units(),
         ),
     ] {
-        let limits = Limits { page: 16, ..limits(READERS as u32 + 1, 128, 16) };
+        let limits = Limits { page_size: 16, ..limits(READERS as u32 + 1, 128, 16) };
         compare(way, &Arc::new(model), limits, &fixture.ids, &samplings, (70, 2e-2));
     }
 }
@@ -199,7 +199,7 @@ fn reproducible_prompts_have_the_same_bits_whoever_reads_beside_them() {
     let model = || load_alone(&device, &fixture.path);
     for (way, model) in [("plainly", model()), ("by matrix units", model().with_emulated_matrix_units())] {
         let model = Arc::new(model.with_reproducible(true));
-        let limits = Limits { page: 16, ..limits(READERS as u32 + 1, 64, 16) };
+        let limits = Limits { page_size: 16, ..limits(READERS as u32 + 1, 64, 16) };
         compare(way, &model, limits, &fixture.ids, &samplings, (0, 0.0));
     }
 }

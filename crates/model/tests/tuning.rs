@@ -6,7 +6,7 @@ use std::{sync::Arc, time::Duration};
 
 use common::{Fixture, all_logits, difference, limits, load, load_alone};
 use gpu::DeviceOptions;
-use model::{Activations, KvScheme, Runner, Sampling, TuningReport, When};
+use model::{Activations, KvScheme, Runner, Sampling, TuneMode, TuningReport};
 
 const PLENTY: Duration = Duration::from_secs(300);
 
@@ -20,11 +20,11 @@ fn a_tuned_model_computes_the_same_and_the_next_start_knows_its_plans() {
     let start = || load_alone(&device, &fixture.path).with_few_rows(Activations::Int16);
     let mut model = start();
     assert_eq!(
-        model.tune(When::Worthwhile, PLENTY, |_| panic!("never on a CPU driver")).unwrap(),
+        model.tune(TuneMode::Auto, PLENTY, |_| panic!("never on a CPU driver")).unwrap(),
         TuningReport::default()
     );
     let mut shapes = 0;
-    let tuned = model.tune(When::Always, PLENTY, |count| shapes = count).unwrap();
+    let tuned = model.tune(TuneMode::Always, PLENTY, |count| shapes = count).unwrap();
     assert_eq!((tuned.timed.len(), tuned.left), (shapes, 0));
     // Queries, keys and values, of which the first layer has nothing to add before; output; gate and up; down; head.
     assert_eq!(shapes, 6, "{tuned:?}");
@@ -32,7 +32,7 @@ fn a_tuned_model_computes_the_same_and_the_next_start_knows_its_plans() {
     let mut again = start();
     assert_eq!(again.tuning().entries().len(), shapes);
     assert_eq!(
-        again.tune(When::Always, PLENTY, |_| panic!("all are known")).unwrap(),
+        again.tune(TuneMode::Always, PLENTY, |_| panic!("all are known")).unwrap(),
         TuningReport::default()
     );
     let rows = all_logits(&Arc::new(again), &fixture.ids, 1, KvScheme::F32);
@@ -51,11 +51,11 @@ fn all_pipelines_of_a_start_are_compiled_before_its_first_step() {
     let mut runner = Runner::new(model, limits(1, 64, 16)).unwrap();
     let before = device.counters().pipelines;
     runner.prepare(fixture.ids.len(), &sampling).unwrap();
-    let (compiled, setup) = (device.counters().pipelines, runner.setup());
+    let (compiled, setup) = (device.counters().pipelines, runner.setup_time());
     assert!(compiled > before);
     assert!(setup.pipelines > Duration::ZERO && setup.recording > Duration::ZERO, "{setup:?}");
     let mut sequence = runner.start().unwrap();
     runner.prompt(&mut sequence, &fixture.ids, &sampling, |_| true).unwrap();
     assert_eq!(device.counters().pipelines, compiled, "a step compiles nothing");
-    assert_eq!(runner.setup(), setup, "and records nothing");
+    assert_eq!(runner.setup_time(), setup, "and records nothing");
 }

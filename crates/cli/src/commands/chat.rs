@@ -193,7 +193,7 @@ impl Chat {
     }
 
     fn stats(&self) -> anyhow::Result<()> {
-        let context = self.loaded.runner.cache().limits().context;
+        let context = self.loaded.runner.cache().limits().context_length;
         match &self.last {
             None => note!("No answer yet."),
             Some((reused, generated)) => {
@@ -234,7 +234,7 @@ impl Chat {
         self.cached.truncate(reused);
         if reused > 0 && self.sampling.has_penalties() {
             // Penalties must know what is not read again, and nothing that was cut off.
-            self.loaded.runner.recount(&mut self.sequence, &self.cached, &[])?;
+            self.loaded.runner.reset_token_counts(&mut self.sequence, &self.cached, &[])?;
         }
         let control = output::control();
         control.cancel.store(false, Ordering::Relaxed);
@@ -280,7 +280,7 @@ impl Chat {
 
     /// The conversation as tokens. Where it no longer fits, its oldest messages are left out, then and from then on.
     fn prompt(&mut self) -> anyhow::Result<Vec<u32>> {
-        let context = self.loaded.runner.cache().limits().context as usize;
+        let context = self.loaded.runner.cache().limits().context_length as usize;
         // An answer wants some room.
         let room = (context / 8).clamp(16, 512);
         // A question goes with its answer, and the last question stays.

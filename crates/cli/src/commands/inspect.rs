@@ -194,6 +194,7 @@ fn place(arguments: &Arguments, checkpoint: &Checkpoint) -> anyhow::Result<(Opti
         Err(_) => return Ok((None, None)),
     };
     let limits = Limits::new(&adapter.info, &checkpoint.config, arguments.batch, arguments.context);
-    let demand = blueprint.demand(&checkpoint.config, &limits.room(&checkpoint.config, arguments.batch));
+    let demand =
+        blueprint.demand(&checkpoint.config, &limits.reservation(&checkpoint.config, arguments.batch));
     Ok((Some(adapter.info.name.clone()), Some(plan::plan(&memory::of(&adapter.info), &demand))))
 }

@@ -109,7 +109,7 @@ fn estimate(json: bool) -> anyhow::Result<ExitCode> {
     let mut values = Vec::new();
     for size in Size::ALL {
         for scheme in [Scheme::Int8, Scheme::Int4] {
-            let estimate = Estimate::of(&size.config()?, scheme, machine);
+            let estimate = Estimate::new(&size.config()?, scheme, machine);
             rows.push(vec![
                 format!("{} {scheme}", size.name()),
                 format!("{:.2}", estimate.bytes as f64 / 1e9),

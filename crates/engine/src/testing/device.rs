@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use model::pages::{Kind, Pages, Shape, sliding_pages};
+use model::pages::{PageAllocator, PageConfig, PageKind, sliding_pages};
 
 use super::{MockOptions, Start, Step};
 use crate::{BackendError, Capacity};
@@ -11,8 +11,8 @@ use crate::{BackendError, Capacity};
 #[derive(Debug)]
 pub(super) struct Device {
     pub capacity: Capacity,
-    pub shape: Shape,
-    pub pages: Pages,
+    pub shape: PageConfig,
+    pub pages: PageAllocator,
     /// Contents of the global and the sliding-window pages: one number per position of each page.
     pub cells: [Vec<u64>; 2],
     /// Live sequences.
@@ -30,15 +30,15 @@ impl Device {
         let capacity = options.capacity;
         assert!(capacity.pages >= capacity.context_length.div_ceil(capacity.page_size), "{capacity:?}");
         let rows = options.prefill_chunk.max(options.max_steps) as u32;
-        let shape = Shape {
-            sequences: capacity.max_sequences,
-            page: capacity.page_size,
+        let shape = PageConfig {
+            max_sequences: capacity.max_sequences,
+            page_size: capacity.page_size,
             window: options.window,
-            pages: capacity.pages,
-            sliding: sliding_pages(capacity.context_length, capacity.page_size, options.window, rows),
-            prefix: options.capacity.prefix_cache,
+            full_pages: capacity.pages,
+            sliding_pages: sliding_pages(capacity.context_length, capacity.page_size, options.window, rows),
+            prefix_cache: options.capacity.prefix_cache,
         };
-        let pages = Pages::new(shape);
+        let pages = PageAllocator::new(shape);
         let mut device = Self {
             capacity,
             shape,
@@ -57,22 +57,23 @@ impl Device {
 
     /// Resets the memory and the page allocator.
     pub fn clear(&mut self) {
-        self.pages = Pages::new(self.shape);
-        let pages = [self.shape.pages, self.shape.sliding * self.shape.sequences];
-        self.cells = pages.map(|pages| vec![0; (pages * self.shape.page) as usize]);
+        self.pages = PageAllocator::new(self.shape);
+        let pages = [self.shape.full_pages, self.shape.sliding_pages * self.shape.max_sequences];
+        self.cells = pages.map(|pages| vec![0; (pages * self.shape.page_size) as usize]);
     }
 
     pub fn free_pages(&self) -> u32 {
-        self.pages.free(Kind::Global) as u32
+        self.pages.free(PageKind::Full) as u32
     }
 
     /// Index of a sequence's position in `cells`.
-    fn cell(&self, held: &model::Sequence, kind: Kind, position: usize) -> usize {
-        let (number, offset) = (position as u32 / self.shape.page, position as u32 % self.shape.page);
+    fn cell(&self, held: &model::Sequence, kind: PageKind, position: usize) -> usize {
+        let (number, offset) =
+            (position as u32 / self.shape.page_size, position as u32 % self.shape.page_size);
         let (first, pages) = held.held(kind);
         let page = number.checked_sub(first).and_then(|index| pages.get(index as usize));
         let page = page.unwrap_or_else(|| panic!("position {position} is on no page of {kind:?} layers"));
-        (page * self.shape.page + offset) as usize
+        (page * self.shape.page_size + offset) as usize
     }
 }
 
@@ -110,7 +111,7 @@ pub struct MockSequence {
 impl MockSequence {
     /// Global pages that it holds, some of them shared with other sequences.
     pub fn pages(&self) -> &[u32] {
-        self.held.held(Kind::Global).1
+        self.held.held(PageKind::Full).1
     }
 
     /// Frees pages that were allocated beyond its length.
@@ -134,7 +135,7 @@ impl MockSequence {
         let first = self.tokens.len();
         self.tokens.extend(tokens);
         for (position, content) in contents(&self.tokens).enumerate().skip(first) {
-            for kind in [Kind::Global, Kind::Sliding] {
+            for kind in [PageKind::Full, PageKind::Sliding] {
                 let cell = device.cell(&self.held, kind, position);
                 device.cells[kind as usize][cell] = content;
             }
@@ -148,7 +149,7 @@ impl MockSequence {
         let window = device.shape.window as usize;
         let window_start = (self.tokens.len() + 1).saturating_sub(window);
         for (position, content) in contents(&self.tokens).enumerate() {
-            for (kind, first) in [(Kind::Global, 0), (Kind::Sliding, window_start)] {
+            for (kind, first) in [(PageKind::Full, 0), (PageKind::Sliding, window_start)] {
                 if position >= first {
                     let cell = device.cell(&self.held, kind, position);
                     assert_eq!(

@@ -1,376 +1,389 @@
-//! Who holds which page: sequences, and nodes of the tree.
+//! The state behind [`PageAllocator`](super::PageAllocator): free pages and slots, reference counts, and the prefix tree.
 
 use super::{
-    Held, Kind, Place, Sequence, Shape,
-    tree::{NodeId, ROOT, Tree},
+    HeldPages, PageConfig, PageKind, Sequence, TreePosition,
+    prefix_tree::{NodeId, PrefixTree, ROOT},
 };
 
-/// Pages of a kind.
+/// The pages of one kind.
 #[derive(Debug)]
-struct Pool {
+struct PagePool {
     free: Vec<u32>,
-    /// By page: how many sequences hold it, and one more if a node does.
-    holders: Vec<u32>,
-    /// By page: the node that holds it.
+    /// By page: the number of sequences that hold it, plus one if a tree node does.
+    references: Vec<u32>,
+    /// By page: the tree node that holds it.
     nodes: Vec<Option<NodeId>>,
 }
 
-impl Pool {
-    fn new(count: u32) -> Self {
-        let count_of_pages = count as usize;
-        // The lowest numbers are taken first.
-        let free = (0..count).rev().collect();
-        Self { free, holders: vec![0; count_of_pages], nodes: vec![None; count_of_pages] }
+impl PagePool {
+    fn new(pages: u32) -> Self {
+        // Pages are popped from the end: the lowest numbers first.
+        let free = (0..pages).rev().collect();
+        Self { free, references: vec![0; pages as usize], nodes: vec![None; pages as usize] }
     }
 
-    /// Sequences that hold a page.
+    /// The number of sequences that hold a page.
     fn sequences(&self, page: u32) -> u32 {
-        self.holders[page as usize] - u32::from(self.nodes[page as usize].is_some())
+        self.references[page as usize] - u32::from(self.nodes[page as usize].is_some())
     }
 }
 
-/// All pages and slots.
+/// All pages, all slots and the prefix cache.
 #[derive(Debug)]
-pub(super) struct Store {
-    pub shape: Shape,
+pub(super) struct PageStore {
+    pub config: PageConfig,
     pub slots: Vec<u32>,
-    pools: [Pool; 2],
-    tree: Tree,
-    /// Grows when all is forgotten: places of before are nowhere.
+    /// By kind.
+    pools: [PagePool; 2],
+    tree: PrefixTree,
+    /// Incremented when the prefix cache is cleared, which invalidates earlier tree positions.
     epoch: u64,
-    /// Grows whenever pages are let go of.
+    /// Incremented whenever pages are released: the time of least-recently-used eviction.
     clock: u64,
 }
 
-/// A known beginning of a text, as far as it can be gone on from.
-struct Found {
+/// The longest usable prefix of a prompt.
+struct KnownPrefix {
     /// Nodes of full pages, in order.
     nodes: Vec<NodeId>,
-    /// A tail behind them.
-    tail: Option<NodeId>,
-    /// How many full pages of the text are known, with those whose window is gone.
+    /// A partial page after them.
+    partial: Option<NodeId>,
+    /// Full pages of the prompt that the tree has, including those after a gap in the sliding-window pages.
     known: u32,
 }
 
-impl Store {
-    pub fn new(shape: Shape) -> Self {
-        let pools = [Pool::new(shape.pages), Pool::new(shape.sliding * shape.sequences)];
-        let slots = (0..shape.sequences).rev().collect();
-        Self { shape, slots, pools, tree: Tree::new(), epoch: 0, clock: 0 }
+impl PageStore {
+    pub fn new(config: PageConfig) -> Self {
+        let pools =
+            [PagePool::new(config.full_pages), PagePool::new(config.sliding_pages * config.max_sequences)];
+        let slots = (0..config.max_sequences).rev().collect();
+        Self { config, slots, pools, tree: PrefixTree::new(), epoch: 0, clock: 0 }
     }
 
-    pub fn free(&self, kind: Kind) -> usize {
+    /// Pages that neither a sequence nor the tree holds.
+    pub fn free(&self, kind: PageKind) -> usize {
         self.pools[kind as usize].free.len()
     }
 
-    pub fn cached(&self, kind: Kind) -> usize {
-        self.tree.idle(kind)
+    /// Pages that only the tree holds.
+    pub fn cached(&self, kind: PageKind) -> usize {
+        self.tree.evictable(kind)
     }
 
-    /// Gives a new sequence the longest known beginning of these tokens, without the last of them.
-    pub fn begin(&mut self, sequence: &mut Sequence, tokens: &[u32]) {
-        if !self.shape.prefix {
+    /// Gives a new sequence the longest cached prefix of these tokens, without the last token.
+    pub fn attach_prefix(&mut self, sequence: &mut Sequence, tokens: &[u32]) {
+        if !self.config.prefix_cache {
             return;
         }
-        let Found { nodes, tail, known } = self.find(tokens);
-        let page = self.shape.page;
+        let KnownPrefix { nodes, partial, known } = self.find_prefix(tokens);
+        let page_size = self.config.page_size;
         let full = nodes.len() as u32;
-        sequence.marks = [known, (tokens.len() as u32).saturating_sub(1) / page];
-        sequence.len = full * page + tail.map_or(0, |tail| self.tree.tokens(tail) as u32);
-        let first = self.shape.first_seen(sequence.len).min(full);
+        sequence.branch_points = [known, (tokens.len() as u32).saturating_sub(1) / page_size];
+        sequence.len = full * page_size + partial.map_or(0, |node| self.tree.token_count(node) as u32);
+        let first = self.config.first_visible(sequence.len).min(full);
         sequence.pages[1].first = first;
         for (depth, node) in (0..).zip(&nodes) {
-            for kind in [Kind::Global, Kind::Sliding] {
-                if (kind == Kind::Global || depth >= first)
-                    && let Some(number) = self.tree.page(*node, kind)
+            for kind in PageKind::ALL {
+                if (kind == PageKind::Full || depth >= first)
+                    && let Some(page) = self.tree.page(*node, kind)
                 {
-                    self.hold(kind, number);
-                    sequence.pages[kind as usize].pages.push(number);
+                    self.acquire(kind, page);
+                    sequence.pages[kind as usize].pages.push(page);
                 }
             }
         }
-        if let Some(tail) = tail {
-            let pages = self.tree.remove(tail);
-            for (kind, number) in pages.into_iter().enumerate() {
-                if let Some(number) = number {
-                    // What the tree held the sequence holds now.
-                    self.pools[kind].nodes[number as usize] = None;
-                    sequence.pages[kind].pages.push(number);
+        if let Some(partial) = partial {
+            let pages = self.tree.remove(partial);
+            for (kind, page) in pages.into_iter().enumerate() {
+                if let Some(page) = page {
+                    // The node's reference becomes the sequence's.
+                    self.pools[kind].nodes[page as usize] = None;
+                    sequence.pages[kind].pages.push(page);
                 }
             }
         }
         sequence.tokens = tokens[..sequence.len as usize].to_vec();
         sequence.cached = sequence.len;
-        sequence.place = Some(Place { node: nodes.last().copied().unwrap_or(ROOT), epoch: self.epoch });
+        let node = nodes.last().copied().unwrap_or(ROOT);
+        sequence.tree_position = Some(TreePosition { node, epoch: self.epoch });
     }
 
-    /// Global pages that a sequence with these tokens would share with others under way.
+    /// Full-attention pages that a sequence with these tokens would share with running sequences.
     pub fn shared(&self, tokens: &[u32]) -> u32 {
-        let pages = self.find(tokens).nodes.into_iter().filter_map(|node| self.tree.page(node, Kind::Global));
+        let nodes = self.find_prefix(tokens).nodes.into_iter();
+        let pages = nodes.filter_map(|node| self.tree.page(node, PageKind::Full));
         pages.filter(|page| self.pools[0].sequences(*page) > 0).count() as u32
     }
 
-    fn find(&self, tokens: &[u32]) -> Found {
-        let page = self.shape.page as usize;
-        // The last is read: its logits are wanted.
+    fn find_prefix(&self, tokens: &[u32]) -> KnownPrefix {
+        let page_size = self.config.page_size as usize;
+        // The last token is always computed: its logits are needed.
         let tokens = &tokens[..tokens.len().saturating_sub(1)];
         let (mut nodes, mut last) = (vec![], ROOT);
-        // How many sliding pages there are without a gap up to each node.
+        // Up to each node, the number of sliding-window pages without a gap.
         let mut runs = vec![0];
-        for tokens in tokens.chunks_exact(page) {
+        for tokens in tokens.chunks_exact(page_size) {
             let Some(node) = self.tree.child(last, tokens) else { break };
-            let run = self.tree.page(node, Kind::Sliding).map_or(0, |_| runs[nodes.len()] + 1);
+            let run = self.tree.page(node, PageKind::Sliding).map_or(0, |_| runs[nodes.len()] + 1);
             runs.push(run);
             nodes.push(node);
             last = node;
         }
         let known = nodes.len();
-        let whole = |full: usize, more: usize| {
-            let first = self.shape.first_seen((full * page + more) as u32);
+        let has_window = |full: usize, more: usize| {
+            let first = self.config.first_visible((full * page_size + more) as u32);
             runs[full] >= (full as u32).saturating_sub(first)
         };
-        let rest = &tokens[known * page..];
-        let longest = rest.len().min(page - 1);
-        let tail = (1..=longest).rev().find_map(|count| self.tree.child(last, &rest[..count]));
-        if let Some(tail) = tail.filter(|tail| whole(known, self.tree.tokens(*tail))) {
-            return Found { nodes, tail: Some(tail), known: known as u32 };
+        let rest = &tokens[known * page_size..];
+        let longest = rest.len().min(page_size - 1);
+        let partial = (1..=longest).rev().find_map(|count| self.tree.child(last, &rest[..count]));
+        if let Some(partial) = partial.filter(|node| has_window(known, self.tree.token_count(*node))) {
+            return KnownPrefix { nodes, partial: Some(partial), known: known as u32 };
         }
-        let full = (0..=known).rev().find(|full| whole(*full, 0)).unwrap_or(0);
+        let full = (0..=known).rev().find(|full| has_window(*full, 0)).unwrap_or(0);
         nodes.truncate(full);
-        Found { nodes, tail: None, known: known as u32 }
+        KnownPrefix { nodes, partial: None, known: known as u32 }
     }
 
-    /// Makes room up to page number `end`, after what the window has left is let go of. Says whether there is; if not, nothing has changed.
+    /// Allocates pages up to page index `end`, after releasing those that the window has left. Returns whether enough pages
+    /// were free; if not, nothing has changed.
     pub fn extend(&mut self, sequence: &mut Sequence, end: u32) -> bool {
         let sliding = &sequence.pages[1];
-        let left = self.shape.first_seen(sequence.len).saturating_sub(sliding.first) as usize;
+        let left = self.config.first_visible(sequence.len).saturating_sub(sliding.first) as usize;
         let left = left.min(sliding.pages.len());
-        let let_go = sliding.pages[..left].iter().filter(|page| self.pools[1].sequences(**page) == 1).count();
+        let released =
+            sliding.pages[..left].iter().filter(|page| self.pools[1].sequences(**page) == 1).count();
         let needed = sequence.pages.each_ref().map(|held| held.missing(end));
-        let available = [Kind::Global, Kind::Sliding].map(|kind| self.free(kind) + self.cached(kind));
-        if needed[0] > available[0] || needed[1] > available[1] + let_go {
+        let available = PageKind::ALL.map(|kind| self.free(kind) + self.cached(kind));
+        if needed[0] > available[0] || needed[1] > available[1] + released {
             return false;
         }
         self.clock += 1;
         for _ in 0..left {
-            self.let_first_go(sequence);
+            self.release_first_sliding(sequence);
         }
-        for (kind, count) in [Kind::Global, Kind::Sliding].into_iter().zip(needed) {
-            let taken = (0..count).filter_map(|_| self.take(kind));
+        for (kind, count) in PageKind::ALL.into_iter().zip(needed) {
+            let taken = (0..count).filter_map(|_| self.allocate(kind));
             sequence.pages[kind as usize].pages.extend(taken);
         }
         true
     }
 
-    /// The window has left the first sliding page.
-    fn let_first_go(&mut self, sequence: &mut Sequence) {
-        let number = sequence.pages[1].first;
+    /// Releases the first sliding-window page, which the window has left.
+    fn release_first_sliding(&mut self, sequence: &mut Sequence) {
+        let index = sequence.pages[1].first;
         let page = sequence.pages[1].pages.remove(0);
         sequence.pages[1].first += 1;
-        let marked = sequence.marks.iter().any(|mark| self.shape.window_of(*mark).contains(&number));
-        self.release(Kind::Sliding, page, marked);
+        let protected =
+            sequence.branch_points.iter().any(|point| self.config.window_before(*point).contains(&index));
+        self.release(PageKind::Sliding, page, protected);
     }
 
-    /// Puts full pages into the tree. Where it knows them already, the sequence takes the tree's.
+    /// Puts the sequence's full pages into the tree. Where the tree has them already, the sequence adopts the tree's.
     pub fn publish(&mut self, sequence: &mut Sequence) {
-        let Some(mut place) = sequence.place.filter(|place| place.epoch == self.epoch) else { return };
-        let page = self.shape.page as usize;
+        let Some(mut position) = sequence.tree_position.filter(|position| position.epoch == self.epoch)
+        else {
+            return;
+        };
+        let page_size = self.config.page_size as usize;
         loop {
-            let depth = self.tree.depth(place.node);
-            let first = depth as usize * page;
-            let Some(tokens) = sequence.tokens.get(first..first + page) else { break };
-            place.node = match self.tree.child(place.node, tokens) {
+            let depth = self.tree.depth(position.node);
+            let first = depth as usize * page_size;
+            let Some(tokens) = sequence.tokens.get(first..first + page_size) else { break };
+            position.node = match self.tree.child(position.node, tokens) {
                 Some(node) => {
-                    self.join(sequence, node, depth);
+                    self.adopt(sequence, node, depth);
                     node
                 }
                 None => {
                     let pages = sequence.pages.each_ref().map(|held| held.get(depth));
-                    self.insert(place.node, tokens, pages)
+                    self.insert(position.node, tokens, pages)
                 }
             };
         }
-        sequence.place = Some(place);
+        sequence.tree_position = Some(position);
     }
 
-    fn join(&mut self, sequence: &mut Sequence, node: NodeId, depth: u32) {
+    /// Replaces a sequence's page by the one the tree has of the same tokens; fills a gap of the tree's sliding-window pages.
+    fn adopt(&mut self, sequence: &mut Sequence, node: NodeId, depth: u32) {
         let own = &mut sequence.pages[0].pages[depth as usize];
-        if let Some(known) = self.tree.page(node, Kind::Global).filter(|known| *known != *own) {
+        if let Some(known) = self.tree.page(node, PageKind::Full).filter(|known| *known != *own) {
             let own = std::mem::replace(own, known);
-            sequence.unwritten = sequence.unwritten.min(depth);
-            self.hold(Kind::Global, known);
-            self.release(Kind::Global, own, false);
+            sequence.first_stale_entry = sequence.first_stale_entry.min(depth);
+            self.acquire(PageKind::Full, known);
+            self.release(PageKind::Full, own, false);
         }
-        if let (None, Some(page)) = (self.tree.page(node, Kind::Sliding), sequence.pages[1].get(depth)) {
-            self.tree.set_page(node, Kind::Sliding, Some(page));
-            self.hold_by_node(Kind::Sliding, page, node);
+        if let (None, Some(page)) = (self.tree.page(node, PageKind::Sliding), sequence.pages[1].get(depth)) {
+            self.tree.set_page(node, PageKind::Sliding, Some(page));
+            self.acquire_for_node(PageKind::Sliding, page, node);
         }
     }
 
     fn insert(&mut self, parent: NodeId, tokens: &[u32], pages: [Option<u32>; 2]) -> NodeId {
         let node = self.tree.insert(parent, tokens, pages);
-        for (kind, page) in [Kind::Global, Kind::Sliding].into_iter().zip(pages) {
+        for (kind, page) in PageKind::ALL.into_iter().zip(pages) {
             if let Some(page) = page {
-                self.hold_by_node(kind, page, node);
+                self.acquire_for_node(kind, page, node);
             }
         }
         node
     }
 
-    /// Whether no other sequence holds the page with this position, which is to be written again.
-    pub fn is_own(&self, sequence: &Sequence, position: u32) -> bool {
-        let number = position / self.shape.page;
-        let pages =
-            [Kind::Global, Kind::Sliding].map(|kind| (kind, sequence.pages[kind as usize].get(number)));
-        pages
-            .into_iter()
-            .all(|(kind, page)| page.is_none_or(|page| self.pools[kind as usize].sequences(page) == 1))
+    /// Whether no other sequence holds the pages of this position, so that it may be written again.
+    pub fn is_exclusive(&self, sequence: &Sequence, position: u32) -> bool {
+        let index = position / self.config.page_size;
+        PageKind::ALL.into_iter().all(|kind| {
+            let page = sequence.pages[kind as usize].get(index);
+            page.is_none_or(|page| self.pools[kind as usize].sequences(page) == 1)
+        })
     }
 
-    /// Forgets a sequence's positions from `len` on. Full pages of them stay in the tree; one of which a part is kept does not, for
-    /// the sequence will write into it.
-    pub fn cut(&mut self, sequence: &mut Sequence, len: u32) {
+    /// Releases a sequence's pages after `len` tokens. The tree keeps full pages, but not one of which a part remains: the
+    /// sequence will write into it.
+    pub fn truncate(&mut self, sequence: &mut Sequence, len: u32) {
         self.clock += 1;
-        let end = len.div_ceil(self.shape.page);
-        for (kind, held) in [Kind::Global, Kind::Sliding].into_iter().zip(&mut sequence.pages) {
+        let end = len.div_ceil(self.config.page_size);
+        for (kind, held) in PageKind::ALL.into_iter().zip(&mut sequence.pages) {
             let keep = (end.saturating_sub(held.first) as usize).min(held.pages.len());
             for page in held.pages.drain(keep..) {
-                self.release(kind, page, kind == Kind::Sliding);
+                self.release(kind, page, kind == PageKind::Sliding);
             }
             if len == 0 {
                 held.first = 0;
             }
         }
-        if let Some(place) = sequence.place.as_mut().filter(|place| place.epoch == self.epoch) {
-            let full = len / self.shape.page;
-            if end > full && self.tree.depth(place.node) > full {
-                self.remove_all(self.tree.ancestor(place.node, end), place, full);
+        if let Some(position) =
+            sequence.tree_position.as_mut().filter(|position| position.epoch == self.epoch)
+        {
+            let full = len / self.config.page_size;
+            if end > full && self.tree.depth(position.node) > full {
+                let partial = self.tree.ancestor(position.node, end);
+                position.node = self.tree.ancestor(partial, full);
+                self.remove_subtree(partial);
             }
-            place.node = self.tree.ancestor(place.node, full);
+            position.node = self.tree.ancestor(position.node, full);
         }
     }
 
-    /// Takes a node with all below it out of the tree; the place moves up to the depth before it.
-    fn remove_all(&mut self, node: NodeId, place: &mut Place, depth: u32) {
-        place.node = self.tree.ancestor(node, depth);
-        let mut nodes = vec![node];
-        let mut at = 0;
-        while at < nodes.len() {
-            nodes.extend(self.tree.children(nodes[at]));
-            at += 1;
+    fn remove_subtree(&mut self, root: NodeId) {
+        let mut nodes = vec![root];
+        let mut next = 0;
+        while next < nodes.len() {
+            nodes.extend(self.tree.children(nodes[next]));
+            next += 1;
         }
         nodes.into_iter().rev().for_each(|node| self.remove(node));
     }
 
-    /// A sequence ends: what it holds goes to the tree, or is free.
-    pub fn end(&mut self, sequence: &mut Sequence) {
+    /// Ends a sequence: its pages go to the tree or become free.
+    pub fn finish(&mut self, sequence: &mut Sequence) {
         self.clock += 1;
-        if let Some(place) = sequence.place.filter(|place| place.epoch == self.epoch) {
-            let depth = self.tree.depth(place.node);
-            let rest = &sequence.tokens[(depth * self.shape.page) as usize..];
+        if let Some(position) = sequence.tree_position.filter(|position| position.epoch == self.epoch) {
+            let depth = self.tree.depth(position.node);
+            let rest = &sequence.tokens[(depth * self.config.page_size) as usize..];
             let pages = sequence.pages.each_ref().map(|held| held.get(depth));
-            if !rest.is_empty() && self.tree.child(place.node, rest).is_none() {
-                self.insert(place.node, rest, pages);
+            if !rest.is_empty() && self.tree.child(position.node, rest).is_none() {
+                self.insert(position.node, rest, pages);
             }
         }
         for page in std::mem::take(&mut sequence.pages[0].pages) {
-            self.release(Kind::Global, page, false);
+            self.release(PageKind::Full, page, false);
         }
-        let reached = self.shape.first_seen(sequence.len);
-        while sequence.pages[1].first < reached && !sequence.pages[1].pages.is_empty() {
-            self.let_first_go(sequence);
+        let first_visible = self.config.first_visible(sequence.len);
+        while sequence.pages[1].first < first_visible && !sequence.pages[1].pages.is_empty() {
+            self.release_first_sliding(sequence);
         }
         for page in std::mem::take(&mut sequence.pages[1].pages) {
-            self.release(Kind::Sliding, page, true);
+            self.release(PageKind::Sliding, page, true);
         }
         self.slots.push(sequence.slot);
     }
 
-    /// Takes everything out of the tree. Live sequences keep their pages, and put nothing into it any more.
-    pub fn forget(&mut self) {
-        let mut nowhere = Place { node: ROOT, epoch: self.epoch };
-        let texts: Vec<NodeId> = self.tree.children(ROOT).collect();
-        texts.into_iter().for_each(|node| self.remove_all(node, &mut nowhere, 0));
+    /// Empties the tree. Running sequences keep their pages and add nothing to it any more.
+    pub fn clear_prefix_cache(&mut self) {
+        let prefixes: Vec<NodeId> = self.tree.children(ROOT).collect();
+        prefixes.into_iter().for_each(|node| self.remove_subtree(node));
         self.epoch += 1;
     }
 
-    /// A page that nobody holds.
-    fn take(&mut self, kind: Kind) -> Option<u32> {
+    /// Takes a free page, after evicting one if there is none.
+    fn allocate(&mut self, kind: PageKind) -> Option<u32> {
         if self.pools[kind as usize].free.is_empty() {
-            self.give_up(kind)?;
+            self.evict(kind)?;
         }
         let page = self.pools[kind as usize].free.pop()?;
-        self.pools[kind as usize].holders[page as usize] = 1;
+        self.pools[kind as usize].references[page as usize] = 1;
         Some(page)
     }
 
-    /// Lets go of the cached page that is missed least.
-    fn give_up(&mut self, kind: Kind) -> Option<()> {
-        let node = self.tree.oldest(kind)?;
-        let is_tail = self.tree.tokens(node) < self.shape.page as usize;
+    /// Evicts the first cached page in eviction order.
+    fn evict(&mut self, kind: PageKind) -> Option<()> {
+        let node = self.tree.next_victim(kind)?;
+        let is_partial = self.tree.token_count(node) < self.config.page_size as usize;
         match kind {
-            Kind::Sliding if !is_tail => {
+            PageKind::Sliding if !is_partial => {
                 let page = self.tree.page(node, kind)?;
                 self.tree.set_page(node, kind, None);
-                self.release_by_node(kind, page);
+                self.release_from_node(kind, page);
             }
-            // A tail without its window is of no use.
-            Kind::Global | Kind::Sliding => self.remove(node),
+            // A partial page without its window is useless.
+            PageKind::Full | PageKind::Sliding => self.remove(node),
         }
         Some(())
     }
 
     fn remove(&mut self, node: NodeId) {
         let pages = self.tree.remove(node);
-        for (kind, page) in [Kind::Global, Kind::Sliding].into_iter().zip(pages) {
+        for (kind, page) in PageKind::ALL.into_iter().zip(pages) {
             if let Some(page) = page {
-                self.release_by_node(kind, page);
+                self.release_from_node(kind, page);
             }
         }
     }
 
-    fn hold(&mut self, kind: Kind, page: u32) {
+    /// Adds a sequence's reference to a page.
+    fn acquire(&mut self, kind: PageKind, page: u32) {
         let pool = &mut self.pools[kind as usize];
-        pool.holders[page as usize] += 1;
+        pool.references[page as usize] += 1;
         if let Some(node) = pool.nodes[page as usize] {
-            self.tree.wake(node, kind);
+            self.tree.pin(node, kind);
         }
     }
 
-    fn hold_by_node(&mut self, kind: Kind, page: u32, node: NodeId) {
+    fn acquire_for_node(&mut self, kind: PageKind, page: u32, node: NodeId) {
         let pool = &mut self.pools[kind as usize];
-        pool.holders[page as usize] += 1;
+        pool.references[page as usize] += 1;
         pool.nodes[page as usize] = Some(node);
     }
 
-    /// A sequence does not hold a page any more.
-    fn release(&mut self, kind: Kind, page: u32, marked: bool) {
+    /// Drops a sequence's reference to a page. `protected` pages are evicted after all others.
+    fn release(&mut self, kind: PageKind, page: u32, protected: bool) {
         let pool = &mut self.pools[kind as usize];
-        pool.holders[page as usize] -= 1;
-        match (pool.holders[page as usize], pool.nodes[page as usize]) {
+        pool.references[page as usize] -= 1;
+        match (pool.references[page as usize], pool.nodes[page as usize]) {
             (0, _) => pool.free.push(page),
-            (1, Some(node)) => self.tree.rest(node, kind, marked, self.clock),
+            (1, Some(node)) => self.tree.make_evictable(node, kind, protected, self.clock),
             _ => {}
         }
     }
 
-    fn release_by_node(&mut self, kind: Kind, page: u32) {
+    fn release_from_node(&mut self, kind: PageKind, page: u32) {
         let pool = &mut self.pools[kind as usize];
         pool.nodes[page as usize] = None;
-        pool.holders[page as usize] -= 1;
-        if pool.holders[page as usize] == 0 {
+        pool.references[page as usize] -= 1;
+        if pool.references[page as usize] == 0 {
             pool.free.push(page);
         }
     }
 }
 
-impl Held {
-    /// The page with this number.
-    fn get(&self, number: u32) -> Option<u32> {
-        self.pages.get(number.checked_sub(self.first)? as usize).copied()
+impl HeldPages {
+    /// The page with this index.
+    fn get(&self, index: u32) -> Option<u32> {
+        self.pages.get(index.checked_sub(self.first)? as usize).copied()
     }
 
-    /// How many are missing up to number `end`.
+    /// The number of pages missing up to index `end`.
     fn missing(&self, end: u32) -> usize {
         (end.saturating_sub(self.first) as usize).saturating_sub(self.pages.len())
     }

@@ -82,28 +82,28 @@ impl Runner {
     }
 
     /// How many steps of so many sequences to ask of [`Runner::decode`] for a submission of about 50 ms, by what the last took.
-    pub fn steady_steps(&self, sequences: usize) -> usize {
+    pub fn decode_run_steps(&self, sequences: usize) -> usize {
         pace::steps(self.runs.get(&bucket(sequences)).copied())
     }
 
     /// How many of so many sequences to carry forward at once for the most tokens per second, by what the last steps took. A few more than
     /// a bucket has rows take the time of the next one: then they had better take turns.
-    pub fn at_once(&self, sequences: usize) -> usize {
+    pub fn decode_batch_size(&self, sequences: usize) -> usize {
         let step = |rows: usize| self.runs.get(&rows).map(|(_, step)| *step);
         let below = buckets(sequences).filter(|rows| *rows < sequences).last();
         pace::at_once(sequences, step(bucket(sequences)), below.and_then(|below| Some((below, step(below)?))))
     }
 
-    /// The most sequences below this number that a program is recorded for, where this number is no such: what [`Runner::at_once`] holds
+    /// The most sequences below this number that a program is recorded for, where this number is no such: what [`Runner::decode_batch_size`] holds
     /// it against.
-    pub fn recorded_below(&self, sequences: usize) -> Option<usize> {
+    pub fn bucket_below(&self, sequences: usize) -> Option<usize> {
         let between = bucket(sequences) != sequences;
         buckets(sequences).filter(|rows| between && *rows < sequences).last()
     }
 
     /// Undoes the last steps of a sequence: one for each of these tokens, which were sampled by them and are not wanted. As if the
     /// steps had not been: its positions end before them, and penalties do not know the tokens.
-    pub fn take_back(&mut self, sequence: &mut Sequence, tokens: &[u32], sampling: &Sampling) -> Result<()> {
+    pub fn rollback(&mut self, sequence: &mut Sequence, tokens: &[u32], sampling: &Sampling) -> Result<()> {
         if tokens.is_empty() {
             return Ok(());
         }
@@ -195,17 +195,17 @@ impl Runner {
         if !self.model.device.caps().conditional_rendering || batch.iter().any(single) {
             return 1;
         }
-        let left = batch.iter().map(|row| limits.context.saturating_sub(row.sequence.len()) as usize);
+        let left = batch.iter().map(|row| limits.context_length.saturating_sub(row.sequence.len()) as usize);
         let left = left.min().unwrap_or(1);
         // A sequence has pages for its window and one chunk; a run goes into one submission.
-        let fit = left.min(limits.chunk as usize).min(MAX_STEPS);
+        let fit = left.min(limits.prefill_chunk as usize).min(MAX_STEPS);
         max_steps.min(fit).min(gpu::MAX_PROGRAMS_PER_SUBMIT / self.part_count(key).max(1)).max(1)
     }
 
     /// The input rows of a run's first step, after allocating pages for all of its steps.
     pub(super) fn decode_rows(&mut self, batch: &mut [DecodeRow<'_>], steps: usize) -> Result<Vec<Row>> {
         let vocab = self.model.config.vocab;
-        let max = self.most_sequences();
+        let max = self.max_sequences();
         if batch.is_empty() || batch.len() > max as usize {
             return Err(Error::Limits(format!("{} sequences in a step; it takes 1 to {max}", batch.len())));
         }
@@ -263,7 +263,7 @@ impl Runner {
         *pace = pace::measured(*pace, estimated, took);
         let of_bucket = pace::measured(self.bucket_paces.get(&key.rows).copied(), estimated, took);
         self.bucket_paces.extend(of_bucket.map(|pace| (key.rows, pace)));
-        self.usage.steps += steps as u64;
+        self.counters.steps += steps as u64;
     }
 
     /// How much longer than estimated steps of so many rows took so far.

@@ -15,7 +15,7 @@ use crate::{
 
 impl Runner {
     /// Runs one step of a mixed batch: a token for each decode row, and prefill chunks of other sequences. The batch takes
-    /// up to [`MAX_CHUNKS_PER_STEP`] chunks, with as many tokens together as [`Runner::chunk_rows_beside`] returns. On an
+    /// up to [`MAX_CHUNKS_PER_STEP`] chunks, with as many tokens together as [`Runner::max_prefill_tokens`] returns. On an
     /// error no sequence advances.
     pub fn mixed(
         &mut self,
@@ -81,7 +81,7 @@ impl Runner {
             )));
         }
         let sampled = decoding + chunks.iter().filter(|chunk| chunk.last).count();
-        let most = self.most_sequences() as usize;
+        let most = self.max_sequences() as usize;
         if sampled > most {
             return Err(Error::Limits(format!(
                 "{sampled} sequences in a step; it takes at most {most}: let some wait for the next step"
@@ -101,16 +101,16 @@ impl Runner {
     /// Rows of chunks that there is room for beside so many that decode.
     pub(super) fn most_beside(&self, decoding: usize) -> usize {
         let limits = self.cache.limits();
-        (limits.chunk as usize).min((limits.rows() as usize).saturating_sub(decoding))
+        (limits.prefill_chunk as usize).min((limits.max_rows() as usize).saturating_sub(decoding))
     }
 
     /// How many tokens of prompts to read in a mixed step beside so many sequences that decode, for it to take no longer than
     /// `within`, by what steps took so far; `depth` is how many positions the longest of all the sequences has. Few at first, until a
     /// step was measured; and at least 8, or as many as there is room for, since fewer would not take less time.
-    pub fn chunk_rows_beside(&self, decoding: usize, depth: u32, within: Duration) -> usize {
+    pub fn max_prefill_tokens(&self, decoding: usize, depth: u32, within: Duration) -> usize {
         let most = self.most_beside(decoding);
         // As many as fill a bucket with the others: what is left of one would take memory for nothing, and a program of its own.
-        let largest = self.cache.limits().rows() as usize;
+        let largest = self.cache.limits().max_rows() as usize;
         let buckets = std::iter::successors(Some(1), |rows| (*rows < largest).then_some(2 * rows));
         let mut choices: Vec<usize> = buckets
             .filter_map(|rows| rows.checked_sub(decoding))

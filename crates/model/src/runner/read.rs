@@ -25,7 +25,7 @@ impl Runner {
         self.count_from_here(sequence, sampling)?;
         let mut done = 0;
         while done < tokens.len() {
-            let size = self.chunk_rows(sequence.len(), self.cache.limits().chunk as usize);
+            let size = self.chunk_rows(sequence.len(), self.cache.limits().prefill_chunk as usize);
             let chunk = &tokens[done..tokens.len().min(done + size)];
             let rows = self.extend(sequence, chunk)?;
             done += chunk.len();
@@ -88,7 +88,7 @@ impl Runner {
             let mut line = vec![0.0_f32; vocab];
             for row in 0..rows.len() {
                 buffer.read((row * vocab * 4) as u64, bytemuck::cast_slice_mut(&mut line))?;
-                self.usage.read_back += vocab as u64 * 4;
+                self.counters.read_back += vocab as u64 * 4;
                 each(&line)?;
             }
         }
@@ -125,12 +125,12 @@ impl Runner {
             self.step(&rows, output, &list, &[])?;
             let mut nll = vec![0.0_f32; list.len()];
             self.state.nll.read(0, bytemuck::cast_slice_mut(&mut nll))?;
-            self.usage.read_back += nll.len() as u64 * 4;
+            self.counters.read_back += nll.len() as u64 * 4;
             let first = scores.len();
             scores.resize(first + rows.len(), 0.0);
             for (row, value) in list.iter().zip(nll) {
                 if !value.is_finite() {
-                    self.cache.forget();
+                    self.cache.clear_prefix_cache();
                     return Err(Error::NotFinite { position: sequence.len() + row });
                 }
                 scores[first + *row as usize] = value;
@@ -152,7 +152,7 @@ impl Runner {
 
     /// Logits of all rows of a chunk are large: fewer rows at a time.
     pub(super) fn most_outputs(&self) -> usize {
-        self.cache.limits().chunk.min(MAX_OUTPUT_ROWS) as usize
+        self.cache.limits().prefill_chunk.min(MAX_OUTPUT_ROWS) as usize
     }
 
     pub(super) fn extend(&mut self, sequence: &mut Sequence, tokens: &[u32]) -> Result<Vec<Row>> {

@@ -19,7 +19,7 @@ use crate::{
     bucket::bucket,
     decoder,
     state::{MAX_SAMPLED, MAX_STEPS},
-    step::{FEW_ROWS, Outputs, Rows, Scratch, Step},
+    step::{Batch, FEW_ROWS, Outputs, Scratch, Step},
 };
 
 /// What becomes of the last layer's output.
@@ -64,19 +64,19 @@ impl Count {
     /// The bucket that rows that are apart are recorded for.
     pub(super) fn apart_bucket(self) -> usize {
         match self.kind() {
-            Rows::Apart => bucket(self.apart),
-            Rows::Chunk => 0,
-            Rows::Both { apart, .. } => apart,
+            Batch::Decode => bucket(self.apart),
+            Batch::Prefill => 0,
+            Batch::Mixed { decode, .. } => decode,
         }
     }
 
-    fn kind(self) -> Rows {
+    fn kind(self) -> Batch {
         match self {
-            Count { chunk: 0, .. } => Rows::Apart,
-            Count { apart: 0, .. } => Rows::Chunk,
+            Count { chunk: 0, .. } => Batch::Decode,
+            Count { apart: 0, .. } => Batch::Prefill,
             // Of so few rows it is not worth to tell those that are apart from the others: idle ones cost nothing.
-            _ if self.rows() <= FEW_ROWS => Rows::Both { apart: bucket(self.rows()), few: true },
-            Count { apart, chunk } => Rows::Both { apart: bucket(apart), few: chunk <= FEW_ROWS },
+            _ if self.rows() <= FEW_ROWS => Batch::Mixed { decode: bucket(self.rows()), few: true },
+            Count { apart, chunk } => Batch::Mixed { decode: bucket(apart), few: chunk <= FEW_ROWS },
         }
     }
 }
@@ -85,7 +85,7 @@ impl Count {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Key {
     pub(super) rows: usize,
-    pub(super) kind: Rows,
+    pub(super) kind: Batch,
     pub(super) output: Output,
     /// What any of its rows asks of the sampler.
     pub(super) form: sample::Features,
@@ -99,10 +99,10 @@ impl Key {
     /// As many rows as fit its buckets.
     fn most(self) -> Count {
         match self.kind {
-            Rows::Apart => Count { apart: self.rows, chunk: 0 },
-            Rows::Chunk => Count { apart: 0, chunk: self.rows },
-            Rows::Both { apart, .. } => {
-                let apart = apart.min(self.rows - 2);
+            Batch::Decode => Count { apart: self.rows, chunk: 0 },
+            Batch::Prefill => Count { apart: 0, chunk: self.rows },
+            Batch::Mixed { decode, .. } => {
+                let apart = decode.min(self.rows - 2);
                 Count { apart, chunk: self.rows - apart }
             }
         }
@@ -110,7 +110,7 @@ impl Key {
 
     /// Whether the step leaves the next one's rows in the place of its own, so that it can be repeated.
     fn decodes(self) -> bool {
-        self.kind == Rows::Apart && self.output == Output::Sample { rows: self.rows }
+        self.kind == Batch::Decode && self.output == Output::Sample { rows: self.rows }
     }
 }
 
@@ -212,7 +212,7 @@ impl Runner {
                 .collect::<Result<Parts<Program>>>()?;
             let pace = self.pace_of(key);
             self.programs.insert(key, Recorded { parts, pace });
-            self.usage.programs += 1;
+            self.counters.programs += 1;
         }
         let recording = start.elapsed().saturating_sub(compiled);
         tracing::debug!(programs = keys.len(), ?recording, pipelines = ?compiled, first = ?keys[0], "recorded");
@@ -245,14 +245,14 @@ impl Runner {
         if self.layer_by_layer {
             return (0..self.matrices.0.len()).map(|unit| unit..unit + 1).collect();
         }
-        let context = self.cache.limits().context;
+        let context = self.cache.limits().context_length;
         let seconds = self.estimate(&extent(key.most(), context, key.output));
         pace::parts(&seconds, self.part, self.pace_of(key))
     }
 
     /// Seconds that the layers of a step, and what follows them, would take on a slow GPU.
     pub(super) fn estimate(&self, extent: &Extent) -> Vec<f64> {
-        pace::estimate(&self.model.config, self.cache.limits().kv, &self.matrices, extent)
+        pace::estimate(&self.model.config, self.cache.limits().kv_scheme, &self.matrices, extent)
     }
 
     /// Records a part of a step.
@@ -382,7 +382,7 @@ impl Runner {
     fn sampler_bytes(&self, form: sample::Features) -> Result<u64> {
         let form = sample::Features { top: form.top || form.filters, ..form };
         let kernel = Sample::new(&self.model.device, form, self.model.config.vocab as usize)?;
-        Ok(kernel.scratch_bytes(bucket(self.most_sequences() as usize)))
+        Ok(kernel.scratch_bytes(bucket(self.max_sequences() as usize)))
     }
 
     /// Takes scratch memory for a sampler, where there is none of that size yet. All programs share it: they run one after the other.
@@ -399,7 +399,7 @@ impl Runner {
     /// Takes memory for masks and for the most probable tokens, where a form has them and there is none yet.
     fn prepare_choices(&mut self, form: sample::Features) -> Result<()> {
         let device = &self.model.device;
-        let rows = u64::from(self.cache.limits().rows().min(MAX_SAMPLED));
+        let rows = u64::from(self.cache.limits().max_rows().min(MAX_SAMPLED));
         if form.mask && self.masks.is_none() {
             let bytes = rows * u64::from(self.model.config.vocab.div_ceil(32)) * 4;
             let mut arena = Arena::new(device, Lifetime::Scratch, Memory::Shared).with_block_size(bytes);
@@ -415,7 +415,7 @@ impl Runner {
 
     /// The counts of all slots.
     pub(super) fn counts(&mut self) -> Result<&Buffer> {
-        let words = u64::from(self.cache.limits().sequences) * u64::from(self.model.config.vocab);
+        let words = u64::from(self.cache.limits().max_sequences) * u64::from(self.model.config.vocab);
         match &mut self.counts {
             Some(counts) => Ok(counts),
             none => {

@@ -19,7 +19,7 @@ use kernels::{
 };
 use weights::blueprint::MatrixId;
 
-use super::{CLEAR_TIMEOUT, Rows, Scratch, Step};
+use super::{Batch, CLEAR_TIMEOUT, Scratch, Step};
 use crate::{Limits, Model, Result, kv_cache::KvCache, state::State};
 
 /// Rows of chunks that are too few to fill a device: they are split as rows of several sequences are.
@@ -33,12 +33,13 @@ impl Step<'_> {
         let layer = Layer { model, cache, state, scratch, splits: self.attention_splits, number: layer };
         let rows = scratch.rows;
         match self.rows {
-            Rows::Apart => layer.apart(self.recorder, rows),
-            Rows::Chunk => layer.chunk(self.recorder, rows <= FEW_ROWS),
+            Batch::Decode => layer.apart(self.recorder, rows),
+            Batch::Prefill => layer.chunk(self.recorder, rows <= FEW_ROWS),
             // Other rows of the same buffers, and other pages. A chunk takes a level more, and what it leaves idle is the others'.
-            Rows::Both { apart, few } => self
-                .recorder
-                .concurrently(|recorder| layer.chunk(recorder, few), |recorder| layer.apart(recorder, apart)),
+            Batch::Mixed { decode, few } => self.recorder.concurrently(
+                |recorder| layer.chunk(recorder, few),
+                |recorder| layer.apart(recorder, decode),
+            ),
         }
     }
 }
@@ -219,13 +220,13 @@ fn attend_shape(model: &Model, limits: Limits, kind: LayerType, output: Activati
         heads: config.heads,
         kv_heads: config.kv_heads,
         head_dim: config.head_dim,
-        page_size: limits.page,
-        scheme: limits.kv,
+        page_size: limits.page_size,
+        scheme: limits.kv_scheme,
         window: match kind {
             LayerType::Global => 0,
             LayerType::Sliding => config.sliding_window.unwrap_or(0),
         },
-        context_length: limits.context,
+        context_length: limits.context_length,
         norm: family.head_norms.then_some(config.rms_norm_eps),
         bias: family.qkv_bias,
         interleaved: config.rope_pairs == RopePairs::Neighbours,
@@ -265,11 +266,11 @@ pub(crate) struct Splits(BTreeMap<SplitRows, Option<Buffer>>);
 
 impl Splits {
     /// Takes what a step of a bucket needs, where there is none yet.
-    pub fn prepare(&mut self, model: &Model, limits: Limits, rows: Rows, bucket: usize) -> Result<()> {
+    pub fn prepare(&mut self, model: &Model, limits: Limits, rows: Batch, bucket: usize) -> Result<()> {
         let (apart, few) = match rows {
-            Rows::Apart => (Some(bucket), false),
-            Rows::Chunk => (None, bucket <= FEW_ROWS),
-            Rows::Both { apart, few } => (Some(apart), few),
+            Batch::Decode => (Some(bucket), false),
+            Batch::Prefill => (None, bucket <= FEW_ROWS),
+            Batch::Mixed { decode, few } => (Some(decode), few),
         };
         for of in apart.map(SplitRows::Apart).into_iter().chain(few.then_some(SplitRows::FewOfChunk)) {
             if let Entry::Vacant(entry) = self.0.entry(of) {

@@ -104,7 +104,15 @@ impl Fixture {
 
 /// Limits for tiny models: pages small enough that windows leave them.
 pub fn limits(sequences: u32, context: u32, chunk: u32) -> Limits {
-    Limits { sequences, context, chunk, page: 4, kv: KvScheme::F16, pages: None, prefix: true }
+    Limits {
+        max_sequences: sequences,
+        context_length: context,
+        prefill_chunk: chunk,
+        page_size: 4,
+        kv_scheme: KvScheme::F16,
+        max_pages: None,
+        prefix_cache: true,
+    }
 }
 
 pub fn load(device: &Device, path: &Path) -> Arc<Model> {
@@ -133,7 +141,7 @@ pub fn load_alone(device: &Device, path: &Path) -> Model {
 
 /// Logits of every position, read in chunks.
 pub fn all_logits(model: &Arc<Model>, ids: &[u32], chunk: u32, kv: KvScheme) -> Vec<Vec<f32>> {
-    let limits = Limits { kv, ..limits(1, ids.len() as u32, chunk) };
+    let limits = Limits { kv_scheme: kv, ..limits(1, ids.len() as u32, chunk) };
     let mut runner = Runner::new(model.clone(), limits).unwrap();
     let mut sequence = runner.start().unwrap();
     let mut rows = Vec::new();

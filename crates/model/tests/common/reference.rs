@@ -149,13 +149,13 @@ impl Case {
 
 pub fn limits(sequences: u32, chunk: u32) -> Limits {
     Limits {
-        sequences,
-        context: 1024,
-        chunk,
-        page: model::PAGE,
-        kv: KvScheme::F16,
-        pages: None,
-        prefix: true,
+        max_sequences: sequences,
+        context_length: 1024,
+        prefill_chunk: chunk,
+        page_size: model::PAGE,
+        kv_scheme: KvScheme::F16,
+        max_pages: None,
+        prefix_cache: true,
     }
 }
 

@@ -45,8 +45,9 @@ pub fn load(
     let checkpoint = Checkpoint::open(path)?;
     let blueprint = Blueprint::new(&checkpoint)?;
     let limits = limits.map(|limits| limits(&checkpoint.config));
-    let room =
-        limits.map_or(Reservation::WEIGHTS_ONLY, |limits| limits.room(&checkpoint.config, limits.sequences));
+    let room = limits.map_or(Reservation::WEIGHTS_ONLY, |limits| {
+        limits.reservation(&checkpoint.config, limits.max_sequences)
+    });
     let demand = blueprint.demand(&checkpoint.config, &room);
     let placement = plan::plan(&memory::of(device.info()), &demand)?;
     let total = blueprint.file_bytes();

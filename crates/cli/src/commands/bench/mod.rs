@@ -139,8 +139,8 @@ fn run_model(device: &Device, arguments: &Arguments) -> anyhow::Result<ExitCode>
         let limits = |config: &Config| {
             let usual = Limits::new(device.info(), config, sequences, context);
             let usual = if arguments.reproducible { usual.reproducible() } else { usual };
-            let chunk = plan.chunk.unwrap_or(usual.chunk);
-            Limits { kv: plan.kv, chunk, ..usual }
+            let chunk = plan.chunk.unwrap_or(usual.prefill_chunk);
+            Limits { kv_scheme: plan.kv, prefill_chunk: chunk, ..usual }
         };
         let (model, figures) = load::load(device, &path, Some(&limits))?;
         let mut model = if arguments.reproducible { model.with_reproducible(true) } else { model };

@@ -5,7 +5,7 @@ use std::{path::PathBuf, process::ExitCode, sync::Arc, time::Instant};
 use anyhow::{Context, bail};
 use gpu::{Device, format_bytes};
 use model::{
-    DecodeRow, KvScheme, Limits, Model, Runner, Sampling, Sequence, Setup, Size, TuningReport,
+    DecodeRow, KvScheme, Limits, Model, Runner, Sampling, Sequence, SetupTime, Size, TuningReport,
     measure::{Profile, Share},
 };
 use rustix::time::{ClockId, clock_gettime};
@@ -90,13 +90,13 @@ pub fn run(
     progress.say("measuring the bandwidth");
     let bandwidth = kernels::bench::probe::read_bandwidth(device)?;
     let mut runs = Vec::new();
-    let mut setup = Setup::default();
+    let mut setup = SetupTime::default();
     let mut profiles = Vec::new();
     for prompt in &plan.prompts {
         progress.say(&format!("reading {prompt} tokens"));
         let mut runner = runner(model, 1, *prompt, plan)?;
         runs.push(prefill(&mut runner, *prompt, plan.repeats, bandwidth)?);
-        setup += runner.setup();
+        setup += runner.setup_time();
         if plan.profile {
             profiles.push(profile_prompt(&mut runner, *prompt, bandwidth)?);
         }
@@ -111,7 +111,7 @@ pub fn run(
                 let run = Run { tokens: *tokens, depth: *depth, ..Run::empty("decode", *batch) };
                 runs.push(decode(&mut runner, run, plan.repeats, bandwidth)?);
             }
-            setup += runner.setup();
+            setup += runner.setup_time();
             if plan.profile {
                 profiles.push(profile(&mut runner, *batch, *depth, bandwidth)?);
             }
@@ -178,7 +178,8 @@ pub(super) fn runner(
     let usual =
         Limits::new(model.device.info(), &model.config, sequences, context.min(model.config.max_positions));
     let usual = if model.is_reproducible() { usual.reproducible() } else { usual };
-    let limits = Limits { kv: plan.kv, chunk: plan.chunk.unwrap_or(usual.chunk), ..usual };
+    let limits =
+        Limits { kv_scheme: plan.kv, prefill_chunk: plan.chunk.unwrap_or(usual.prefill_chunk), ..usual };
     let mut runner = Runner::new(model.clone(), limits)?;
     runner.fill_cache()?;
     Ok(runner)
@@ -199,7 +200,7 @@ fn prefill(runner: &mut Runner, prompt: u32, repeats: usize, bandwidth: f64) -> 
     // The first run does not count: a GPU is slower before it has something to do.
     for number in 0..=repeats {
         let mut sequence = runner.start()?;
-        let before = runner.usage().read_back;
+        let before = runner.counters().read_back;
         let (time, busy) = timed(|| Ok(runner.prompt(&mut sequence, &ids, &Sampling::default(), |_| true)?))?;
         if number == 0 {
             // What it has shown of the device may be worth another recording.
@@ -207,10 +208,10 @@ fn prefill(runner: &mut Runner, prompt: u32, repeats: usize, bandwidth: f64) -> 
         } else {
             seconds.push(time);
             cpu.push(busy);
-            read_back = runner.usage().read_back - before;
+            read_back = runner.counters().read_back - before;
         }
     }
-    let chunks = prompt.div_ceil(runner.cache().limits().chunk);
+    let chunks = prompt.div_ceil(runner.cache().limits().prefill_chunk);
     let bytes = u64::from(chunks) * model.bytes_per_step();
     let run = Run {
         prompt,
@@ -235,7 +236,7 @@ fn decode(runner: &mut Runner, run: Run, repeats: usize, bandwidth: f64) -> anyh
     let (mut seconds, mut cpu) = (Vec::new(), Vec::new());
     let (wanted, mut at_once) = ((run.tokens * batch) as usize, batch as usize);
     let (mut bytes, mut read_back) = (0.0, 0.0);
-    let fewer = runner.recorded_below(batch as usize);
+    let fewer = runner.bucket_below(batch as usize);
     for number in 0..=repeats {
         if number == 0 || fewer.is_some() {
             // Does not count. A few tokens are enough to know what steps of all take, and of fewer: the first submissions are short ones.
@@ -248,11 +249,11 @@ fn decode(runner: &mut Runner, run: Run, repeats: usize, bandwidth: f64) -> anyh
         if number == 0 {
             continue;
         }
-        let before = runner.usage().read_back;
+        let before = runner.counters().read_back;
         let mut writers = Writers::start(runner, batch, depth)?;
         let (time, busy) = timed(|| {
             writers.write(runner, wanted, |runner| {
-                at_once = runner.at_once(batch as usize);
+                at_once = runner.decode_batch_size(batch as usize);
                 at_once
             })
         })?;
@@ -260,7 +261,7 @@ fn decode(runner: &mut Runner, run: Run, repeats: usize, bandwidth: f64) -> anyh
         let made = writers.made as f64;
         seconds.push(time * wanted as f64 / made);
         cpu.push(busy * wanted as f64 / made);
-        read_back = (runner.usage().read_back - before) as f64 / made;
+        read_back = (runner.counters().read_back - before) as f64 / made;
         bytes = (writers.steps * model.bytes_per_step() + writers.kv_bytes) as f64 / made;
     }
     let run = Run {
@@ -313,7 +314,7 @@ impl Writers {
                 next.push(DecodeRow::new(sequence, *token, &greedy));
             }
             // Several steps a submission, as answers are generated.
-            let most = runner.steady_steps(at_once).min((wanted - self.made).div_ceil(at_once));
+            let most = runner.decode_run_steps(at_once).min((wanted - self.made).div_ceil(at_once));
             for (step, sampled) in runner.decode(&mut next, most)?.into_iter().enumerate() {
                 for (number, sampled) in numbers.iter().zip(&sampled) {
                     self.sequences[*number].1 = sampled.token;
@@ -405,7 +406,7 @@ struct Steps {
 
 /// The last whole chunk of a prompt, or all of a shorter one.
 fn profile_prompt(runner: &mut Runner, prompt: u32, bandwidth: f64) -> anyhow::Result<Steps> {
-    let rows = prompt.min(runner.cache().limits().chunk);
+    let rows = prompt.min(runner.cache().limits().prefill_chunk);
     let ids = tokens(rows, runner.model().config.vocab);
     let steps = Steps { rows, depth: prompt - rows, ..Steps::default() };
     steps.timed(bandwidth, || {

@@ -98,7 +98,7 @@ fn load(
         let mut delays = RELOAD_DELAYS.iter();
         loop {
             match (opened.load_for(space, Outputs::Sampled, &reload_control, &|_| ()), delays.next()) {
-                (Ok(loaded), _) => return Ok(loaded.runner.with_step_time(step_timeout)),
+                (Ok(loaded), _) => return Ok(loaded.runner.with_step_timeout(step_timeout)),
                 _ if reload_control.cancel.load(Ordering::Relaxed) => return Err(model::Error::Cancelled),
                 (Err(error), Some(delay)) => {
                     tracing::warn!("cannot reopen the device yet: {error:#}; next attempt in {delay:?}");
@@ -108,7 +108,7 @@ fn load(
             }
         }
     };
-    let engine = Engine::start(GpuBackend::new(runner.with_step_time(step_timeout), reload), options)?;
+    let engine = Engine::start(GpuBackend::new(runner.with_step_timeout(step_timeout), reload), options)?;
     if control.cancel.load(Ordering::Relaxed) {
         return Err(model::Error::Cancelled.into());
     }

@@ -11,7 +11,7 @@ pub fn model_lines(loaded: &Loaded, opened: &Opened, space: Space) -> Vec<String
     let info = loaded.info();
     let tier = loaded.device.caps().tier().map_or("no tier".to_owned(), |tier| format!("tier {tier:?}"));
     let cache = loaded.runner.cache();
-    let (pages, page) = (cache.pages(), cache.limits().page);
+    let (pages, page) = (cache.pages(), cache.limits().page_size);
     let mut lines = vec![
         format!("model    {} in {:.1} s", opened.checkpoint.path.display(), loaded.load_seconds),
         format!("device   {}, {}, {tier}", info.name, info.driver),
@@ -20,7 +20,7 @@ pub fn model_lines(loaded: &Loaded, opened: &Opened, space: Space) -> Vec<String
             space.sequences,
             space.context,
             u64::from(pages) * u64::from(page),
-            cache.limits().kv
+            cache.limits().kv_scheme
         ),
     ];
     for heap in loaded.heaps.iter().filter(|heap| heap.planned() > 0) {

@@ -1,61 +1,62 @@
-//! The books, held against a memory of numbers: what a sequence holds must be what its tokens would have put there.
+//! The allocator against a simulated memory: the pages of a sequence must contain what its tokens would have written.
 
 use std::collections::BTreeSet;
 
 use proptest::{collection::vec, prelude::*};
 
 use super::*;
-use crate::pages::{Pages, locked, sliding_pages};
+use crate::pages::{PageAllocator, locked, sliding_pages};
 
-const MOST_PAGES: usize = 128;
+const MAX_PAGES: usize = 128;
 
-const KINDS: [Kind; 2] = [Kind::Global, Kind::Sliding];
-
-/// Pages with something in them: for each position a number that follows from all tokens up to it.
+/// Simulated KV memory: per position a hash of all tokens up to it.
 struct Memory {
-    pages: Pages,
-    shape: Shape,
+    pages: PageAllocator,
+    config: PageConfig,
     cells: [Vec<u64>; 2],
-    /// By kind, slot and number: the page, as the GPU is told.
+    /// Page tables as on the GPU: by kind, slot and page index.
     tables: [Vec<Vec<u32>>; 2],
 }
 
-/// What a position holds after these tokens.
+/// The content of the last position after these tokens.
 fn content(tokens: &[u32]) -> u64 {
     let step = |hash: u64, token: &u32| (hash ^ u64::from(*token)).wrapping_mul(0x0100_0000_01b3);
     tokens.iter().fold(0xcbf2_9ce4_8422_2325, step)
 }
 
 impl Memory {
-    fn new(shape: Shape) -> Self {
-        let cells = [shape.pages, shape.sliding * shape.sequences];
-        let cells = cells.map(|count| vec![0; (count * shape.page) as usize]);
-        let table = vec![vec![u32::MAX; MOST_PAGES]; shape.sequences as usize];
-        Self { pages: Pages::new(shape), shape, cells, tables: [table.clone(), table] }
+    fn new(config: PageConfig) -> Self {
+        let cells = [config.full_pages, config.sliding_pages * config.max_sequences];
+        let cells = cells.map(|count| vec![0; (count * config.page_size) as usize]);
+        let table = vec![vec![u32::MAX; MAX_PAGES]; config.max_sequences as usize];
+        Self { pages: PageAllocator::new(config), config, cells, tables: [table.clone(), table] }
     }
 
-    fn cell(&self, live: &Live, kind: Kind, position: u32) -> Option<usize> {
-        let page = live.sequence.pages[kind as usize].get(position / self.shape.page)?;
-        Some((page * self.shape.page + position % self.shape.page) as usize)
+    fn cell(&self, live: &Live, kind: PageKind, position: u32) -> Option<usize> {
+        let page = live.sequence.pages[kind as usize].get(position / self.config.page_size)?;
+        Some((page * self.config.page_size + position % self.config.page_size) as usize)
     }
 
     fn start(&self, text: &[u32]) -> Option<Live> {
         let sequence = self.pages.start_with(text)?;
-        assert!(sequence.is_empty() || (sequence.len() as usize) < text.len(), "nothing is left to read");
+        assert!(
+            sequence.is_empty() || (sequence.len() as usize) < text.len(),
+            "the last token must be left to compute"
+        );
         let live = Live { tokens: text[..sequence.len() as usize].to_vec(), sequence };
         self.check(&live);
         Some(live)
     }
 
-    fn go_on(&mut self, live: &mut Live, tokens: &[u32]) -> bool {
+    fn append(&mut self, live: &mut Live, tokens: &[u32]) -> bool {
         if !self.pages.extend(&mut live.sequence, tokens.len() as u32) {
             return false;
         }
         self.write_tables(&mut live.sequence);
         live.tokens.extend(tokens);
         for position in live.sequence.len()..live.tokens.len() as u32 {
-            for kind in KINDS {
-                let cell = self.cell(live, kind, position).expect("room was made");
+            for kind in PageKind::ALL {
+                let cell = self.cell(live, kind, position).expect("a page was allocated");
                 self.cells[kind as usize][cell] = content(&live.tokens[..=position as usize]);
             }
         }
@@ -63,59 +64,59 @@ impl Memory {
         true
     }
 
-    /// As `KvCache` does it; then they say what the sequence holds.
+    /// Writes stale entries, as `KvCache` does; afterwards the tables must name the pages that the sequence holds.
     fn write_tables(&mut self, sequence: &mut Sequence) {
-        let from = sequence.unwritten(self.shape.page);
-        for kind in KINDS {
+        let from = sequence.first_stale_entry(self.config.page_size);
+        for kind in PageKind::ALL {
             let (first, pages) = sequence.held(kind);
             let table = &mut self.tables[kind as usize][sequence.slot() as usize];
-            for (number, page) in (first..).zip(pages) {
-                if number >= from {
-                    table[number as usize] = *page;
+            for (index, page) in (first..).zip(pages) {
+                if index >= from {
+                    table[index as usize] = *page;
                 }
-                assert_eq!(table[number as usize], *page, "{kind:?}: the table has another page {number}");
+                assert_eq!(table[index as usize], *page, "{kind:?}: stale entry of page index {index}");
             }
         }
         sequence.tables_written();
     }
 
-    /// Everything that the next position of a sequence would see.
+    /// Checks everything that the next position of a sequence would attend to.
     fn check(&self, live: &Live) {
         let len = live.tokens.len() as u32;
         assert_eq!(live.sequence.len(), len);
-        let seen = (len + 1).saturating_sub(self.shape.window);
-        for (kind, first) in KINDS.into_iter().zip([0, seen]) {
+        let first_visible = (len + 1).saturating_sub(self.config.window);
+        for (kind, first) in PageKind::ALL.into_iter().zip([0, first_visible]) {
             for position in first..len {
-                let cell = self.cell(live, kind, position).expect("what is seen is held");
+                let cell = self.cell(live, kind, position).expect("visible positions are held");
                 let expected = content(&live.tokens[..=position as usize]);
                 assert_eq!(self.cells[kind as usize][cell], expected, "{kind:?} {position}");
             }
         }
     }
 
-    /// Holders are those who hold, and what is neither free nor cached is held by a sequence.
+    /// Checks the reference counts, and that every page is free, cached or held by a sequence.
     fn audit(&self, live: &[Live]) {
         live.iter().for_each(|live| self.check(live));
         let store = locked(&self.pages.store);
-        assert_eq!(store.slots.len() + live.len(), self.shape.sequences as usize);
-        for kind in KINDS {
+        assert_eq!(store.slots.len() + live.len(), self.config.max_sequences as usize);
+        for kind in PageKind::ALL {
             let pool = &store.pools[kind as usize];
-            let mut holders = vec![0; pool.holders.len()];
+            let mut references = vec![0; pool.references.len()];
             let held = live.iter().flat_map(|live| &live.sequence.pages[kind as usize].pages);
-            held.clone().for_each(|page| holders[*page as usize] += 1);
+            held.clone().for_each(|page| references[*page as usize] += 1);
             for (page, node) in pool.nodes.iter().enumerate() {
                 if let Some(node) = node {
                     assert_eq!(store.tree.page(*node, kind), Some(page as u32));
-                    holders[page] += 1;
+                    references[page] += 1;
                 }
             }
-            assert_eq!(pool.holders, holders, "{kind:?}");
+            assert_eq!(pool.references, references, "{kind:?}");
             let distinct: BTreeSet<&u32> = held.collect();
             let all = pool.free.len() + store.cached(kind) + distinct.len();
-            assert_eq!(all, pool.holders.len(), "{kind:?}: pages are free, cached, or held");
+            assert_eq!(all, pool.references.len(), "{kind:?}: pages are free, cached, or held");
         }
-        if let Some(oldest) = store.tree.oldest(Kind::Global) {
-            assert_eq!(store.tree.children(oldest).count(), 0, "a leaf goes first");
+        if let Some(victim) = store.tree.next_victim(PageKind::Full) {
+            assert_eq!(store.tree.children(victim).count(), 0, "leaves are evicted first");
         }
     }
 }
@@ -125,114 +126,119 @@ struct Live {
     tokens: Vec<u32>,
 }
 
-fn shape(sequences: u32, page: u32, window: u32, context: u32, rows: u32) -> Shape {
-    let pages = context.div_ceil(page) * sequences;
-    let sliding = sliding_pages(context, page, window, rows);
-    Shape { sequences, page, window, pages, sliding, prefix: true }
+fn config(max_sequences: u32, page_size: u32, window: u32, context_length: u32, rows: u32) -> PageConfig {
+    PageConfig {
+        max_sequences,
+        page_size,
+        window,
+        full_pages: context_length.div_ceil(page_size) * max_sequences,
+        sliding_pages: sliding_pages(context_length, page_size, window, rows),
+        prefix_cache: true,
+    }
 }
 
-/// A text of its own for every family, the same for all of one up to where they part.
+/// The first `len` tokens of a text; texts of different families share no tokens.
 fn text(family: u32, len: u32) -> Vec<u32> {
     (0..len).map(|at| family * 1000 + at).collect()
 }
 
-/// Reads a text to its end, and says how much of it was known.
-fn read(memory: &mut Memory, text: &[u32]) -> (Live, u32) {
+/// Prefills a text, and returns how many of its tokens were cached.
+fn prefill(memory: &mut Memory, text: &[u32]) -> (Live, u32) {
     let mut live = memory.start(text).unwrap();
     let known = live.sequence.len();
     for chunk in text[known as usize..].chunks(8) {
-        assert!(memory.go_on(&mut live, chunk));
+        assert!(memory.append(&mut live, chunk));
     }
     (live, known)
 }
 
-/// How much of a text a look-up finds, without taking it.
+/// The cached tokens of a text.
 fn known(memory: &Memory, text: &[u32]) -> u32 {
     memory.start(text).unwrap().sequence.len()
 }
 
 #[test]
-fn the_next_turn_reads_only_what_is_new_beyond_the_window_too() {
-    let mut memory = Memory::new(shape(1, 4, 10, 128, 8));
+fn the_next_chat_turn_prefills_only_new_tokens_even_beyond_the_window() {
+    let mut memory = Memory::new(config(1, 4, 10, 128, 8));
     let mut turn = text(1, 50);
-    let mut read_before = 0;
+    let mut prefilled = 0;
     for _ in 0..3 {
-        let (live, known) = read(&mut memory, &turn);
-        assert_eq!(known, read_before, "all of the turn before, wherever a page ends");
+        let (live, known) = prefill(&mut memory, &turn);
+        assert_eq!(known, prefilled, "the whole previous turn, wherever a page ends");
         drop(live);
-        read_before = turn.len() as u32;
+        prefilled = turn.len() as u32;
         turn.extend(text(2, 11));
     }
-    // Of a text that is known whole, the last page is read again: without its last token it is not full.
+    // Of a text that is cached whole, the last page is computed again: without its last token it is not full.
     assert_eq!(known(&memory, &turn[..72]), 68);
 }
 
 #[test]
-fn two_at_once_share_what_the_first_has_read_and_write_apart() {
-    let mut memory = Memory::new(shape(3, 4, 10, 64, 8));
+fn running_sequences_share_their_common_full_pages_only() {
+    let mut memory = Memory::new(config(3, 4, 10, 64, 8));
     let system = text(1, 21);
     let question = |family: u32| [system.clone(), text(family, 10)].concat();
-    let (one, none) = read(&mut memory, &question(2));
+    let (one, none) = prefill(&mut memory, &question(2));
     assert_eq!(none, 0);
     assert_eq!((memory.pages.shared(&question(3)), memory.pages.shared(&text(9, 21))), (5, 0));
-    let (two, shared) = read(&mut memory, &question(3));
-    assert_eq!(shared, 20, "the full pages of what they have in common");
+    let (two, shared) = prefill(&mut memory, &question(3));
+    assert_eq!(shared, 20, "the full pages of the common prefix");
     assert_eq!(one.sequence.pages[0].pages[..5], two.sequence.pages[0].pages[..5]);
     assert_ne!(one.sequence.pages[0].pages[5], two.sequence.pages[0].pages[5]);
     memory.audit(&[one, two]);
 }
 
 #[test]
-fn who_reads_the_same_again_takes_what_the_tree_has() {
-    let mut memory = Memory::new(shape(2, 4, 10, 64, 8));
-    let (one, _) = read(&mut memory, &text(1, 20));
-    let (two, known) = read(&mut memory, &text(1, 20));
-    assert_eq!(known, 16, "the last token is read");
+fn a_sequence_adopts_the_trees_page_of_the_same_tokens() {
+    let mut memory = Memory::new(config(2, 4, 10, 64, 8));
+    let (one, _) = prefill(&mut memory, &text(1, 20));
+    let (two, known) = prefill(&mut memory, &text(1, 20));
+    assert_eq!(known, 16, "the last token is computed");
     assert_eq!(one.sequence.pages[0].pages, two.sequence.pages[0].pages);
-    assert_eq!(two.sequence.unwritten, 4, "the table has another page there");
+    assert_eq!(two.sequence.first_stale_entry, 4, "the table still names its own page");
     let mut two = two;
-    assert!(memory.go_on(&mut two, &[7]));
+    assert!(memory.append(&mut two, &[7]));
     memory.audit(&[one, two]);
 }
 
 #[test]
-fn leaves_go_first_and_the_least_recently_used_of_them() {
+fn the_least_recently_used_leaves_are_evicted_first() {
     // Pages of one sequence's context: 16.
-    let mut memory = Memory::new(Shape { pages: 16, ..shape(2, 4, 64, 64, 8) });
+    let mut memory = Memory::new(PageConfig { full_pages: 16, ..config(2, 4, 64, 64, 8) });
     for (family, len) in [(1, 20), (2, 16), (1, 21)] {
-        drop(read(&mut memory, &text(family, len)));
+        drop(prefill(&mut memory, &text(family, len)));
     }
-    // 5 pages and a tail of family 1, used last; 4 pages of family 2.
-    assert_eq!(memory.pages.cached(Kind::Global), 10);
+    // 5 pages and a partial page of family 1, used last; 4 pages of family 2.
+    assert_eq!(memory.pages.cached(PageKind::Full), 10);
     let mut other = memory.start(&text(3, 40)).unwrap();
-    assert!(memory.go_on(&mut other, &text(3, 32)));
+    assert!(memory.append(&mut other, &text(3, 32)));
     let known_now = |memory: &Memory| [1, 2].map(|family| known(memory, &text(family, 64)));
-    assert_eq!(known_now(&memory), [21, 8], "two pages were missing: the last two of family 2");
-    assert!(memory.go_on(&mut other, &text(4, 24)));
-    // The look-ups have used both.
+    assert_eq!(known_now(&memory), [21, 8], "two pages were evicted: the last two of family 2");
+    assert!(memory.append(&mut other, &text(4, 24)));
+    // The look-ups used both.
     let [one, two] = known_now(&memory);
     assert!(one + two <= 8, "{one} and {two}");
-    assert_eq!(memory.pages.free(Kind::Global), 2);
+    assert_eq!(memory.pages.free(PageKind::Full), 2);
     memory.audit(&[other]);
 }
 
 #[test]
-fn without_its_window_a_prefix_is_a_shorter_one_or_none() {
+fn a_prefix_without_its_window_is_shortened_or_unusable() {
     // One sequence: 5 sliding pages, of which a window takes 3 or 4.
-    let mut memory = Memory::new(shape(1, 4, 10, 128, 8));
-    assert_eq!(memory.shape.sliding, 6);
-    let (mut live, _) = read(&mut memory, &text(1, 40));
-    // The answer takes the pages before the question's end, which are given up last.
-    assert!(memory.go_on(&mut live, &text(5, 4)));
+    let mut memory = Memory::new(config(1, 4, 10, 128, 8));
+    assert_eq!(memory.config.sliding_pages, 6);
+    let (mut live, _) = prefill(&mut memory, &text(1, 40));
+    // The completion takes pages; those before the prompt's end are evicted last.
+    assert!(memory.append(&mut live, &text(5, 4)));
     drop(live);
     let other = |after: usize| [&text(1, 40)[..after], &text(7, 12)[..]].concat();
     assert_eq!(known(&memory, &other(40)), 40);
-    assert_eq!(known(&memory, &other(20)), 0, "global pages alone are of no use");
-    // After a long answer the question's window is gone, and the end's is there.
-    let (mut live, known_then) = read(&mut memory, &other(40));
+    assert_eq!(known(&memory, &other(20)), 0, "full-attention pages alone are useless");
+    // After a long completion the prompt's window is evicted; the one at the end remains.
+    let (mut live, known_then) = prefill(&mut memory, &other(40));
     assert_eq!(known_then, 40);
     for chunk in text(8, 40).chunks(8) {
-        assert!(memory.go_on(&mut live, chunk));
+        assert!(memory.append(&mut live, chunk));
     }
     let end = live.tokens.clone();
     drop(live);
@@ -241,63 +247,63 @@ fn without_its_window_a_prefix_is_a_shorter_one_or_none() {
 }
 
 #[test]
-fn marks_outlive_what_lies_between_them() {
-    // Two sequences, one of which is not there: its sliding pages are the cache's.
-    let mut memory = Memory::new(shape(2, 4, 10, 128, 8));
+fn windows_of_branch_points_outlive_the_pages_between_them() {
+    // Two slots, one unused: the prefix cache has its sliding-window pages.
+    let mut memory = Memory::new(config(2, 4, 10, 128, 8));
     let question = text(1, 40);
-    let (mut live, _) = read(&mut memory, &question);
+    let (mut live, _) = prefill(&mut memory, &question);
     for chunk in text(8, 60).chunks(4) {
-        assert!(memory.go_on(&mut live, chunk));
+        assert!(memory.append(&mut live, chunk));
     }
     drop(live);
     let again = [question.clone(), text(3, 12)].concat();
-    assert_eq!(known(&memory, &again), 36, "the page before the last token of the question");
-    // Where two have parted is a mark from then on.
+    assert_eq!(known(&memory, &again), 36, "up to the page before the last token of the prompt");
+    // Where two prompts diverged is a branch point from then on.
     let other = [&question[..20], &text(4, 50)[..]].concat();
-    let (live, _) = read(&mut memory, &other);
+    let (live, _) = prefill(&mut memory, &other);
     drop(live);
     assert_eq!(known(&memory, &[&question[..20], &text(5, 9)[..]].concat()), 20);
 }
 
 #[test]
-fn what_was_forgotten_is_not_found_and_those_under_way_go_on() {
-    let mut memory = Memory::new(shape(2, 4, 10, 64, 8));
-    drop(read(&mut memory, &text(1, 20)));
-    let (mut live, _) = read(&mut memory, &text(2, 18));
-    memory.pages.forget();
-    assert_eq!(memory.pages.cached(Kind::Global), 0);
-    assert!(memory.go_on(&mut live, &text(3, 8)));
+fn clearing_the_prefix_cache_leaves_running_sequences_alone() {
+    let mut memory = Memory::new(config(2, 4, 10, 64, 8));
+    drop(prefill(&mut memory, &text(1, 20)));
+    let (mut live, _) = prefill(&mut memory, &text(2, 18));
+    memory.pages.clear_prefix_cache();
+    assert_eq!(memory.pages.cached(PageKind::Full), 0);
+    assert!(memory.append(&mut live, &text(3, 8)));
     memory.audit(std::slice::from_ref(&live));
     drop(live);
     assert_eq!([1, 2].map(|family| known(&memory, &text(family, 30))), [0, 0]);
-    assert_eq!(memory.pages.cached(Kind::Global), 0);
+    assert_eq!(memory.pages.cached(PageKind::Full), 0);
 }
 
 #[test]
-fn turned_off_nothing_is_kept() {
-    let mut memory = Memory::new(Shape { prefix: false, ..shape(2, 4, 10, 64, 8) });
-    drop(read(&mut memory, &text(1, 20)));
-    assert_eq!((known(&memory, &text(1, 30)), memory.pages.cached(Kind::Global)), (0, 0));
+fn a_disabled_prefix_cache_keeps_nothing() {
+    let mut memory = Memory::new(PageConfig { prefix_cache: false, ..config(2, 4, 10, 64, 8) });
+    drop(prefill(&mut memory, &text(1, 20)));
+    assert_eq!((known(&memory, &text(1, 30)), memory.pages.cached(PageKind::Full)), (0, 0));
 }
 
 #[derive(Clone, Debug)]
-enum Act {
+enum Action {
     Start(Vec<u32>),
-    GoOn(usize, Vec<u32>),
-    Cut(usize, u32),
-    End(usize),
-    Forget,
+    Append(usize, Vec<u32>),
+    Truncate(usize, u32),
+    Finish(usize),
+    ClearPrefixCache,
 }
 
-fn act() -> impl Strategy<Value = Act> {
-    // Two tokens, so that texts are often the same for a while.
-    let tokens = |most: usize| vec(0..2_u32, 1..=most);
+fn action() -> impl Strategy<Value = Action> {
+    // A vocabulary of two, so that texts often share a prefix.
+    let tokens = |max: usize| vec(0..2_u32, 1..=max);
     prop_oneof![
-        4 => tokens(24).prop_map(Act::Start),
-        12 => (0..4_usize, tokens(6)).prop_map(|(at, tokens)| Act::GoOn(at, tokens)),
-        1 => (0..4_usize, 0..24_u32).prop_map(|(at, len)| Act::Cut(at, len)),
-        4 => (0..4_usize).prop_map(Act::End),
-        1 => Just(Act::Forget),
+        4 => tokens(24).prop_map(Action::Start),
+        12 => (0..4_usize, tokens(6)).prop_map(|(at, tokens)| Action::Append(at, tokens)),
+        1 => (0..4_usize, 0..24_u32).prop_map(|(at, len)| Action::Truncate(at, len)),
+        4 => (0..4_usize).prop_map(Action::Finish),
+        1 => Just(Action::ClearPrefixCache),
     ]
 }
 
@@ -305,45 +311,45 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(1000))]
 
     #[test]
-    fn what_is_held_is_what_the_tokens_have_put_there(
+    fn held_pages_contain_what_the_tokens_wrote(
         sizes in (1..4_u32, 0..3_u32, 1..12_u32, 0..3_u32),
-        acts in vec(act(), 1..80),
+        actions in vec(action(), 1..80),
     ) {
         let (sequences, page, window, fewer) = sizes;
         let (page, context) = (1 << page, 32);
-        let all = shape(sequences, page, window, context, 6);
-        let pages = (all.pages / (fewer + 1)).max(context / page);
-        let mut memory = Memory::new(Shape { pages, ..all });
+        let all = config(sequences, page, window, context, 6);
+        let pages = (all.full_pages / (fewer + 1)).max(context / page);
+        let mut memory = Memory::new(PageConfig { full_pages: pages, ..all });
         let mut live: Vec<Live> = vec![];
-        for act in acts {
-            match act {
-                Act::Start(text) => {
+        for action in actions {
+            match action {
+                Action::Start(text) => {
                     let started = memory.start(&text);
                     assert_eq!(started.is_some(), live.len() < sequences as usize);
                     live.extend(started);
                 }
-                Act::GoOn(at, tokens) => {
-                    let free = memory.pages.free(Kind::Global) as u32;
+                Action::Append(at, tokens) => {
+                    let free = memory.pages.free(PageKind::Full) as u32;
                     if let Some(live) = live.get_mut(at) && live.tokens.len() + tokens.len() <= context as usize {
                         let held = live.sequence.pages().0 as u32;
                         let needed = (live.sequence.len() + tokens.len() as u32).div_ceil(page);
-                        // Cached pages are as good as free, and sliding pages always enough.
-                        assert_eq!(memory.go_on(live, &tokens), needed.saturating_sub(held) <= free);
+                        // Cached pages count as free, and there are always enough sliding-window pages.
+                        assert_eq!(memory.append(live, &tokens), needed.saturating_sub(held) <= free);
                     }
                 }
-                Act::Cut(at, len) => {
+                Action::Truncate(at, len) => {
                     if let Some(live) = live.get_mut(at) && memory.pages.truncate(&mut live.sequence, len) {
                         live.tokens.truncate(len as usize);
                     }
                 }
-                Act::End(at) if at < live.len() => drop(live.remove(at)),
-                Act::End(_) => {}
-                Act::Forget => memory.pages.forget(),
+                Action::Finish(at) if at < live.len() => drop(live.remove(at)),
+                Action::Finish(_) => {}
+                Action::ClearPrefixCache => memory.pages.clear_prefix_cache(),
             }
             memory.audit(&live);
         }
         live.clear();
-        assert_eq!(memory.pages.free(Kind::Global) as u32, pages);
+        assert_eq!(memory.pages.free(PageKind::Full) as u32, pages);
         memory.audit(&live);
     }
 }
