@@ -1,6 +1,11 @@
 //! The log on standard error: level from `INDRIK_LOG`, format as text or JSON lines.
 
-use std::{fmt, io::stderr, str::FromStr};
+use std::{
+    fmt,
+    io::stderr,
+    str::FromStr,
+    sync::atomic::{AtomicBool, Ordering},
+};
 
 use clap::ValueEnum;
 use serde::Deserialize;
@@ -34,10 +39,22 @@ impl FromStr for LogFormat {
     }
 }
 
+/// Whether the log is JSON.
+static JSON: AtomicBool = AtomicBool::new(false);
+
+/// Writes a status line: as an event if the log is JSON, so that every line can be parsed, else as plain text.
+pub fn announce(text: fmt::Arguments<'_>) {
+    match JSON.load(Ordering::Relaxed) {
+        true => tracing::info!("{text}"),
+        false => note!("{text}"),
+    }
+}
+
 /// Starts logging. `level` is the filter where `INDRIK_LOG` is not set.
 pub fn init(level: &str, format: LogFormat) {
     let filter = EnvFilter::try_from_env("INDRIK_LOG").unwrap_or_else(|_| EnvFilter::new(level));
     let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(stderr);
+    JSON.store(format == LogFormat::Json, Ordering::Relaxed);
     match format {
         LogFormat::Text => subscriber.without_time().init(),
         // Timestamps: log collectors order events by them. Event fields are flattened into the object; the

@@ -70,7 +70,7 @@ fn run(command: Command, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         Command::Generate(arguments) => commands::generate::run(&arguments),
         Command::Chat(arguments) => commands::chat::run(&arguments),
         Command::Serve(arguments) => {
-            // What was not given at all comes from nowhere.
+            // Where each setting comes from: flag or environment.
             let given = matches.subcommand_matches("serve").cloned().unwrap_or_default();
             commands::serve::run(&arguments, &given)
         }

@@ -316,6 +316,11 @@ impl Fixture {
         got(request.send(body).expect("a response"))
     }
 
+    pub fn post_with(&self, path: &str, body: &Value, header: (&str, &str)) -> Got {
+        let request = self.agent.post(self.url(path)).content_type("application/json");
+        got(request.header(header.0, header.1).send(body.to_string()).expect("a response"))
+    }
+
     /// The data lines of a stream, as text.
     pub fn stream(&self, path: &str, body: &Value) -> Vec<String> {
         let request = self.agent.post(self.url(path)).content_type("application/json");

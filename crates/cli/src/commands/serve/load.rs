@@ -14,6 +14,7 @@ use weights::stream::Control;
 use super::{Controls, gauges::Roofline, notify, settings::Settings, summary};
 use crate::{
     loading::{Loaded, Opened, Outputs, Space},
+    logging::announce,
     output,
     sampling::recommended,
 };
@@ -124,10 +125,10 @@ fn load(
     startup.slot.fill(engine.clone());
     notify::ready();
     for line in model_lines.into_iter().chain(startup.lines) {
-        note!("{line}");
+        announce(format_args!("{line}"));
     }
     let seconds = startup.started.elapsed().as_secs_f64();
-    note!("{} is ready at {}/v1 after {seconds:.1} s.", startup.id, startup.url);
+    announce(format_args!("{} is ready at {}/v1 after {seconds:.1} s.", startup.id, startup.url));
     if startup.json {
         output::print(&(serde_json::to_string(&report.ready_after(seconds))? + "\n"))?;
     }

@@ -32,7 +32,7 @@ use weights::stream::Control;
 
 use crate::{
     loading::{ModelArguments, Opened, Space},
-    logging,
+    logging::{self, announce},
     sampling::recommended,
 };
 use gauges::Roofline;
@@ -88,7 +88,7 @@ pub fn run(arguments: &Arguments, given: &ArgMatches) -> anyhow::Result<ExitCode
     let server = runtime.block_on(Server::bind(address, config, model, slot.clone()));
     let server = server.map_err(|error| anyhow::anyhow!(bind_error(address, &error)))?;
     let url = format!("http://{}", server.address()?);
-    note!("Loading {id}; {url}/health is up.");
+    announce(format_args!("Loading {id}; {url}/health is up."));
 
     let controls = Controls { server: server.handle(), slot, load: Arc::default(), reload: Arc::default() };
     let json = arguments.json;
@@ -99,8 +99,8 @@ pub fn run(arguments: &Arguments, given: &ArgMatches) -> anyhow::Result<ExitCode
         anyhow::Ok(signals.serve(server, &controls, settings.drain_timeout.0, loading).await)
     })?;
     match outcome {
-        Outcome::Drained => note!("All requests finished."),
-        Outcome::Cancelled(why) => note!("{why}: unfinished requests were cancelled."),
+        Outcome::Drained => announce(format_args!("All requests finished.")),
+        Outcome::Cancelled(why) => announce(format_args!("{why}: unfinished requests were cancelled.")),
         Outcome::Failed(error) => return Err(error),
     }
     Ok(if matches!(outcome, Outcome::Drained) { ExitCode::SUCCESS } else { ExitCode::FAILURE })

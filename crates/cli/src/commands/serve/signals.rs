@@ -7,6 +7,7 @@ use server::Server;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::{Controls, load::Loading, notify};
+use crate::logging::announce;
 
 /// Listeners for SIGTERM and SIGINT.
 pub struct Signals {
@@ -52,7 +53,9 @@ impl Signals {
             _ = &mut serving => {}
             () = self.next() => {
                 notify::stopping();
-                note!("Draining running requests, for at most {drain_timeout:?}; another signal cancels them.");
+                announce(format_args!(
+                    "Draining running requests, for at most {drain_timeout:?}; another signal cancels them."
+                ));
                 controls.load.cancel.store(true, Ordering::Relaxed);
                 controls.server.drain();
                 tokio::select! {
@@ -74,7 +77,7 @@ impl Signals {
             released = releasing => released,
             () = self.next() => {
                 // The GPU or a file read hangs: there is nothing to wait for.
-                note!("Another signal received: exiting without cleanup.");
+                announce(format_args!("Another signal received: exiting without cleanup."));
                 std::process::exit(1);
             }
         };
