@@ -25,11 +25,11 @@ fn a_question_is_answered() {
     let server = Served::start(command.stdout(Stdio::piped()).stderr(Stdio::piped()));
     let ask = |more: Value| {
         let mut body = json!({
-            "model": server.said["model"], "temperature": 0, "max_tokens": 32,
+            "model": server.report["model"], "temperature": 0, "max_tokens": 32,
             "messages": [{ "role": "user", "content": "What is the capital of France?" }],
         });
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        let (status, text) = server.ask("POST", "/v1/chat/completions", &body.to_string());
+        let (status, text) = server.request("POST", "/v1/chat/completions", &body.to_string());
         (status, serde_json::from_str::<Value>(&text).unwrap())
     };
     let (status, answer) = ask(json!({}));

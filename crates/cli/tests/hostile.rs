@@ -1,4 +1,4 @@
-//! The real server and clients who mean no good, or know no better. Someone else is served all the while.
+//! The server with malicious and broken clients, while another client is served.
 
 mod common;
 
@@ -10,64 +10,65 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::served::{LONG, Served, has_device, serve};
+use common::served::{Served, TIMEOUT, has_device, serve};
 use serde_json::{Value, json};
 
 const TEXT: &str = "/v1/completions";
 
-/// Does something while another client asks on and on: each of its answers must come, and be the same.
-fn while_another_is_served(server: &Served, work: impl FnOnce()) {
+/// Runs `work` while another client repeats a request: it must always get the same completion.
+fn while_serving_another(server: &Served, work: impl FnOnce()) {
     let body = json!({ "model": "tiny", "prompt": "the cat sat", "max_tokens": 8, "temperature": 0 });
     let expected = server.complete(&body)["choices"].take();
-    let over = AtomicBool::new(false);
+    let done = AtomicBool::new(false);
     let served = thread::scope(|scope| {
         let other = scope.spawn(|| {
             let mut served = 0;
-            while served == 0 || !over.load(Ordering::Relaxed) {
+            while served == 0 || !done.load(Ordering::Relaxed) {
                 assert_eq!(server.complete(&body)["choices"], expected);
                 served += 1;
             }
             served
         });
-        // However it ends: the other must not go on for ever.
-        let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
-        over.store(true, Ordering::Relaxed);
+        // Stop the other client even if `work` panics.
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+        done.store(true, Ordering::Relaxed);
         let served = other.join().unwrap();
-        done.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        result.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         served
     });
     assert!(served > 0);
 }
 
-/// Sends bytes as they are, and returns what comes until the connection is closed.
-fn raw(server: &Served, parts: &[&[u8]]) -> String {
+/// Sends raw bytes and returns everything received until the connection is closed.
+fn send_raw(server: &Served, parts: &[&[u8]]) -> String {
     let mut stream = server.connect();
     for part in parts {
-        // Who is refused may not get all of it out.
+        // The server may close the connection early.
         if stream.write_all(part).is_err() {
             break;
         }
     }
-    rest(&mut stream)
+    read_to_close(&mut stream)
 }
 
-fn rest(stream: &mut TcpStream) -> String {
+fn read_to_close(stream: &mut TcpStream) -> String {
     let mut bytes = vec![];
-    // A connection that is reset has been closed, too; what came before it counts.
+    // A reset counts as a close; what arrived before it is kept.
     if let Err(error) = stream.read_to_end(&mut bytes) {
         assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset, "{error}");
     }
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-fn head(length: usize) -> String {
+/// Headers of a request with a body of `length` bytes.
+fn headers(length: usize) -> String {
     format!(
         "POST {TEXT} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
     )
 }
 
 #[test]
-fn what_is_wrong_with_a_body_is_told_by_its_field() {
+fn invalid_bodies_are_rejected_by_field() {
     if !has_device() {
         return;
     }
@@ -79,7 +80,7 @@ fn what_is_wrong_with_a_body_is_told_by_its_field() {
             _ => format!(r#"{start}, "{field}": {value}}}"#),
         }
     };
-    while_another_is_served(&server, || {
+    while_serving_another(&server, || {
         for (field, value) in [
             ("temperature", "-1"),
             ("temperature", "\"warm\""),
@@ -100,15 +101,15 @@ fn what_is_wrong_with_a_body_is_told_by_its_field() {
             ("prompt", "[-1]"),
             ("prompt", "[99999999999]"),
         ] {
-            let (status, text) = server.ask("POST", TEXT, &with(field, value));
+            let (status, text) = server.request("POST", TEXT, &with(field, value));
             let error = serde_json::from_str::<Value>(&text).unwrap()["error"].take();
             assert_eq!(status, 400, "{field} {value}: {text}");
             assert!(error["param"].as_str().unwrap().starts_with(field), "{field} {value}: {text}");
             assert!(error["message"].as_str().unwrap().contains(field), "{field} {value}: {text}");
         }
-        // What is no JSON has no fields; the place is told.
+        // Invalid JSON has no fields: the error has line and column.
         for value in ["NaN", "-Infinity", "1e999", "01", "'x'", "\"\u{1}\""] {
-            let (status, text) = server.ask("POST", TEXT, &with("temperature", value));
+            let (status, text) = server.request("POST", TEXT, &with("temperature", value));
             assert!(status == 400 && text.contains("line 1 column"), "{value}: {status} {text}");
         }
         for body in [
@@ -119,66 +120,66 @@ fn what_is_wrong_with_a_body_is_told_by_its_field() {
             b"\0\0\0\0",
             b"",
         ] {
-            let text = raw(&server, &[head(body.len()).as_bytes(), body]);
+            let text = send_raw(&server, &[headers(body.len()).as_bytes(), body]);
             assert!(text.starts_with("HTTP/1.1 400 ") && text.contains("invalid_request_error"), "{text}");
         }
     });
 }
 
 #[test]
-fn large_bodies_and_heads_are_refused() {
+fn large_bodies_and_headers_are_rejected() {
     if !has_device() {
         return;
     }
     let server = Served::start(&mut serve(&[]));
     let before = server.metric("indrik_process_resident_memory_bytes");
     let large = vec![b' '; 100 << 20];
-    while_another_is_served(&server, || {
-        let text = raw(&server, &[head(large.len()).as_bytes(), &large]);
+    while_serving_another(&server, || {
+        let text = send_raw(&server, &[headers(large.len()).as_bytes(), &large]);
         assert!(text.starts_with("HTTP/1.1 413 ") && text.contains("body_too_large"), "{text}");
-        // The same without saying so before.
+        // The same without a Content-Length.
         let chunked = format!(
             "POST {TEXT} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n{:x}\r\n",
             large.len()
         );
-        let text = raw(&server, &[chunked.as_bytes(), &large, b"\r\n0\r\n\r\n"]);
+        let text = send_raw(&server, &[chunked.as_bytes(), &large, b"\r\n0\r\n\r\n"]);
         assert!(text.starts_with("HTTP/1.1 413 ") && text.contains("body_too_large"), "{text}");
 
         let start = "GET /health HTTP/1.1\r\nHost: x\r\n";
         let many: String = (0..10_000).map(|n| format!("X-{n}: y\r\n")).collect();
         let long = format!("X: {}\r\n", "y".repeat(1 << 20));
-        // One that never ends, as far as it gets.
+        // A header without an end.
         let endless = "y".repeat(1 << 20);
         for more in [many + "\r\n", long + "\r\n", endless] {
-            let text = raw(&server, &[start.as_bytes(), more.as_bytes()]);
+            let text = send_raw(&server, &[start.as_bytes(), more.as_bytes()]);
             assert!(text.starts_with("HTTP/1.1 431 "), "{text:?}");
         }
-        for nonsense in [
-            &b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 a greeting of TLS\r\n\r\n"[..],
+        for invalid in [
+            &b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 a TLS handshake\r\n\r\n"[..],
             b"GET /\xff\xfe HTTP/1.1\r\n\r\n",
             b"GET /health HTTP/1.1\r\nHost: x\r\nX\xff\x00: y\r\n\r\n",
             b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
             b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n",
             b"GET /health HTTP/9.9\r\nHost: x\r\n\r\n",
         ] {
-            let text = raw(&server, &[nonsense]);
-            assert!(text.starts_with("HTTP/1.1 400 "), "{:?}: {text:?}", String::from_utf8_lossy(nonsense));
+            let text = send_raw(&server, &[invalid]);
+            assert!(text.starts_with("HTTP/1.1 400 "), "{:?}: {text:?}", String::from_utf8_lossy(invalid));
         }
     });
-    // Less than one of these bodies is left of all of them.
+    // Memory grows by less than one of these bodies.
     let grown = server.metric("indrik_process_resident_memory_bytes").saturating_sub(before);
     assert!(grown < 64 << 20, "{grown} bytes");
 }
 
 #[test]
-fn who_is_slow_or_silent_is_let_go() {
+fn slow_and_silent_clients_are_disconnected() {
     if !has_device() {
         return;
     }
     let server = Served::start(&mut serve(&["--header-timeout", "1s", "--body-timeout", "1s"]));
     let files = server.open_files();
-    while_another_is_served(&server, || {
-        let each = |start: &dyn Fn() -> String| -> Vec<TcpStream> {
+    while_serving_another(&server, || {
+        let connect = |start: &dyn Fn() -> String| -> Vec<TcpStream> {
             let open = |_| {
                 let mut stream = server.connect();
                 stream.write_all(start().as_bytes()).unwrap();
@@ -186,36 +187,36 @@ fn who_is_slow_or_silent_is_let_go() {
             };
             (0..30).map(open).collect()
         };
-        // Nothing at all, half a head, half a body.
-        let mut silent = each(&String::new);
-        let mut heads = each(&|| format!("POST {TEXT} HTTP/1.1\r\nX: y"));
-        let mut bodies = each(&|| head(1000) + "{\"model\": ");
-        // A byte now and then is not enough.
-        let until = Instant::now() + Duration::from_millis(1500);
-        while Instant::now() < until {
-            for stream in heads.iter_mut().chain(&mut bodies) {
-                // It may be closed by now.
+        // Nothing at all, partial headers, a partial body.
+        let mut silent = connect(&String::new);
+        let mut partial_headers = connect(&|| format!("POST {TEXT} HTTP/1.1\r\nX: y"));
+        let mut bodies = connect(&|| headers(1000) + "{\"model\": ");
+        // A byte now and then does not extend the timeout.
+        let deadline = Instant::now() + Duration::from_millis(1500);
+        while Instant::now() < deadline {
+            for stream in partial_headers.iter_mut().chain(&mut bodies) {
+                // The connection may be closed by now.
                 let _ = stream.write_all(b" ");
             }
             thread::sleep(Duration::from_millis(100));
         }
-        assert!(silent.iter_mut().chain(&mut heads).all(|stream| rest(stream).is_empty()));
+        assert!(silent.iter_mut().chain(&mut partial_headers).all(|stream| read_to_close(stream).is_empty()));
         for stream in &mut bodies {
-            let text = rest(stream);
+            let text = read_to_close(stream);
             assert!(text.starts_with("HTTP/1.1 408 "), "{text}");
         }
-        // Who says that nothing more will come has asked nothing, or not all of it.
-        for half in ["", "GET /hea", &head(1000)] {
+        // A client that shuts down its side has sent no request, or not all of one.
+        for half in ["", "GET /hea", &headers(1000)] {
             let mut stream = server.connect();
             stream.write_all(half.as_bytes()).unwrap();
             stream.shutdown(Shutdown::Write).unwrap();
-            let text = rest(&mut stream);
+            let text = read_to_close(&mut stream);
             assert!(text.is_empty() || text.starts_with("HTTP/1.1 400 "), "{half:?}: {text}");
         }
     });
-    let until = Instant::now() + LONG;
+    let deadline = Instant::now() + TIMEOUT;
     while server.open_files() > files {
-        assert!(Instant::now() < until, "connections are left open");
+        assert!(Instant::now() < deadline, "connections are left open");
         thread::sleep(Duration::from_millis(20));
     }
     assert_eq!(server.metric("indrik_kv_cache_pages_used"), 0);

@@ -1,4 +1,4 @@
-//! The real server with a tiny model: from its start over lost devices to its end.
+//! The server with a tiny model: startup, settings, completions, lost devices, shutdown.
 
 mod common;
 
@@ -11,34 +11,36 @@ use std::{
 
 use common::{
     indrik,
-    served::{LONG, Served, has_device, serve, tiny},
+    served::{Served, TIMEOUT, has_device, serve, tiny},
     stderr, stdout,
 };
 use serde_json::{Value, json};
 
-/// Tokens of the longest answer.
-const MOST: u32 = 490;
+/// Tokens of the longest completion.
+const MAX_TOKENS: u32 = 490;
 
-fn greedy(most: u32, more: Value) -> Value {
-    let mut body = json!({ "model": "tiny", "prompt": "the cat sat", "max_tokens": most, "temperature": 0 });
+/// A greedy request with more fields.
+fn greedy(max_tokens: u32, more: Value) -> Value {
+    let mut body =
+        json!({ "model": "tiny", "prompt": "the cat sat", "max_tokens": max_tokens, "temperature": 0 });
     body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     body
 }
 
 #[test]
-fn a_model_is_served_whole_and_as_a_stream_until_sigterm() {
+fn completions_and_streams_are_served_until_sigterm() {
     if !has_device() {
         return;
     }
     let server = Served::start(&mut serve(&["--max-queue", "3"]));
-    assert_eq!((&server.said["model"], &server.said["context"]), (&json!("tiny"), &json!(512)));
-    assert_eq!(server.ask("GET", "/health", "").0, 200);
-    assert_eq!(server.ask("GET", "/ready", ""), (200, r#"{"status":"ready"}"#.to_owned()));
-    let whole = server.complete(&greedy(24, json!({})));
-    let text = whole["choices"][0]["text"].as_str().unwrap();
-    assert_eq!(whole["usage"]["completion_tokens"], 24);
+    assert_eq!((&server.report["model"], &server.report["context"]), (&json!("tiny"), &json!(512)));
+    assert_eq!(server.request("GET", "/health", "").0, 200);
+    assert_eq!(server.request("GET", "/ready", ""), (200, r#"{"status":"ready"}"#.to_owned()));
+    let completion = server.complete(&greedy(24, json!({})));
+    let text = completion["choices"][0]["text"].as_str().unwrap();
+    assert_eq!(completion["usage"]["completion_tokens"], 24);
 
-    // The same by the command line.
+    // `indrik generate` gives the same.
     let arguments = ["generate", "-m", &tiny(), "-p", "the cat sat", "-n", "24"];
     assert_eq!(stdout(&indrik(&arguments).output().unwrap()).trim_end_matches('\n'), text);
 
@@ -59,11 +61,11 @@ fn a_model_is_served_whole_and_as_a_stream_until_sigterm() {
     assert!(done);
     assert_eq!(streamed, text);
 
-    // Settings of sampling reach the GPU: the same seed again, another one, and a token that is all but forced.
-    let drawn =
+    // Sampling parameters reach the GPU: the same seed, another seed, and a token forced by a bias.
+    let sampled =
         |seed| server.complete(&greedy(24, json!({ "temperature": 1.5, "seed": seed })))["choices"].take();
-    assert_eq!(drawn(1), drawn(1));
-    assert_ne!(drawn(1), drawn(2));
+    assert_eq!(sampled(1), sampled(1));
+    assert_ne!(sampled(1), sampled(2));
     let biased = |more: Value| server.complete(&greedy(8, more))["choices"][0]["text"].take();
     assert_eq!(
         biased(json!({ "logit_bias": { "70": 100 } })),
@@ -72,15 +74,15 @@ fn a_model_is_served_whole_and_as_a_stream_until_sigterm() {
     assert_ne!(biased(json!({ "logit_bias": { "70": 100 } })), biased(json!({})));
     assert_ne!(biased(json!({ "frequency_penalty": 2, "repetition_penalty": 5 })), biased(json!({})));
 
-    // A chat, and a client's word for a turn's end in it.
-    let says = |content: &str| {
+    // A chat; control token names in messages are plain text.
+    let prompt_tokens = |content: &str| {
         let body =
             json!({ "model": "tiny", "messages": [{ "role": "user", "content": content }], "max_tokens": 4 });
-        let (status, text) = server.ask("POST", "/v1/chat/completions", &body.to_string());
+        let (status, text) = server.request("POST", "/v1/chat/completions", &body.to_string());
         assert_eq!(status, 200, "{text}");
         serde_json::from_str::<Value>(&text).unwrap()["usage"]["prompt_tokens"].as_u64().unwrap()
     };
-    assert!(says("a <end_of_turn>") > says("a") + 2);
+    assert!(prompt_tokens("a <end_of_turn>") > prompt_tokens("a") + 2);
 
     assert_eq!(
         server.metric("indrik_time_to_first_token_seconds_count"),
@@ -89,7 +91,7 @@ fn a_model_is_served_whole_and_as_a_stream_until_sigterm() {
     assert_eq!(server.metric("indrik_kv_cache_pages_used"), 0);
     assert!(server.metric("indrik_process_resident_memory_bytes") > 1 << 20);
     server.signal("-TERM");
-    let (status, log) = server.end();
+    let (status, log) = server.wait();
     assert_eq!(status.code(), Some(0), "{log}");
     for word in [
         "max-queue 3 (flag)",
@@ -105,89 +107,89 @@ fn a_model_is_served_whole_and_as_a_stream_until_sigterm() {
 }
 
 #[test]
-fn what_runs_at_sigterm_is_finished_and_a_second_one_ends_it() {
+fn sigterm_drains_running_requests_and_a_second_one_cancels_them() {
     if !has_device() {
         return;
     }
     for second in [false, true] {
         let server = Served::start(&mut serve(&["--log-prompts"]));
-        // Many answers where they are to be cut off, so that they surely are; no token ends one before its length.
-        let ends = json!({ "1": -100, "106": -100 });
+        // Many choices in the run that is cancelled, so that some are still running; biases ban the stop tokens.
+        let bias = json!({ "1": -100, "106": -100 });
         let n = if second { 16 } else { 1 };
-        let long = greedy(MOST, json!({ "stream": true, "logit_bias": ends, "n": n }));
+        let long = greedy(MAX_TOKENS, json!({ "stream": true, "logit_bias": bias, "n": n }));
         let mut lines = server.send("POST", "/v1/completions", &long.to_string()).lines();
         assert!(lines.any(|line| line.unwrap().starts_with("data: ")));
         server.signal("-TERM");
         let started = Instant::now();
         while TcpStream::connect(&server.address).is_ok() {
-            assert!(started.elapsed() < LONG, "new requests are taken");
+            assert!(started.elapsed() < TIMEOUT, "new connections are accepted");
         }
         if second {
             server.signal("-TERM");
         }
         let rest: Vec<String> = lines.map_while(Result::ok).collect();
-        let whole = rest.iter().any(|line| line == "data: [DONE]");
-        let (status, log) = server.end();
-        assert_eq!((whole, status.code()), (!second, Some(i32::from(second))), "{log}");
+        let complete = rest.iter().any(|line| line == "data: [DONE]");
+        let (status, log) = server.wait();
+        assert_eq!((complete, status.code()), (!second, Some(i32::from(second))), "{log}");
         assert!(log.contains("the cat sat"), "{log}");
         if second {
             assert!(log.contains("second signal received"), "{log}");
         } else {
-            assert!(log.contains(&format!("completion_tokens={MOST}")), "{log}");
+            assert!(log.contains(&format!("completion_tokens={MAX_TOKENS}")), "{log}");
         }
     }
 }
 
 #[test]
-fn a_lost_device_changes_no_answer() {
+fn completions_are_unchanged_by_a_lost_device() {
     if !has_device() {
         return;
     }
     let body = greedy(100, json!({ "frequency_penalty": 0.5 }));
-    let whole = Served::start(&mut serve(&[])).complete(&body)["choices"].take();
-    // Every device that is opened is lost after so many submissions: loading takes some of them, and each answer a few.
+    let expected = Served::start(&mut serve(&[])).complete(&body)["choices"].take();
+    // Every opened device is lost after 60 submissions: loading takes some of them, each completion a few.
     let server = Served::start(serve(&[]).env("INDRIK_FAULT", "device-lost@60"));
-    let mut answers = 0;
+    let mut completions = 0;
     while server.metric("indrik_preemptions_total") < 3 {
-        assert_eq!(server.complete(&body)["choices"], whole);
-        answers += 1;
-        assert!(answers < 200, "no device is lost");
+        assert_eq!(server.complete(&body)["choices"], expected);
+        completions += 1;
+        assert!(completions < 200, "no device was lost");
     }
     assert!(server.metric("indrik_device_lost_total") >= 3);
     assert_eq!(server.metric("indrik_engine_requests_total{outcome=\"failed\"}"), 0);
-    assert_eq!(server.ask("GET", "/ready", "").0, 200);
+    assert_eq!(server.request("GET", "/ready", "").0, 200);
     server.signal("-INT");
-    let (status, log) = server.end();
+    let (status, log) = server.wait();
     assert_eq!(status.code(), Some(0), "{log}");
     assert!(log.contains("the device is back"), "{log}");
 }
 
 #[test]
-fn a_step_that_does_not_come_back_is_a_lost_device() {
+fn a_step_that_exceeds_its_timeout_counts_as_a_lost_device() {
     if !has_device() {
         return;
     }
-    // No step of a long prompt is as fast as that on a CPU.
+    // Prefill of a long prompt takes longer than 1 ms on a CPU driver.
     let server = Served::start(&mut serve(&["--step-timeout", "1ms"]));
     let body = greedy(4, json!({ "prompt": "the cat sat ".repeat(30) }));
-    let (status, text) = server.ask("POST", "/v1/completions", &body.to_string());
+    let (status, text) = server.request("POST", "/v1/completions", &body.to_string());
     assert!(status == 503 && text.contains("device_lost"), "{status} {text}");
     assert!(server.metric("indrik_device_lost_total") >= 3);
-    assert_eq!(server.ask("GET", "/health", "").0, 200);
+    assert_eq!(server.request("GET", "/health", "").0, 200);
     server.signal("-TERM");
-    let (status, log) = server.end();
+    let (status, log) = server.wait();
     assert_eq!(status.code(), Some(0), "{log}");
 }
 
-/// That it does not start, and what it says then.
-fn refused(command: &mut Command) -> String {
+/// Runs a command that must fail, and returns its standard error.
+fn failure(command: &mut Command) -> String {
     let output = command.output().unwrap();
     assert!(!output.status.success());
     stderr(&output)
 }
 
 #[test]
-fn what_is_wrong_with_the_settings_is_said_before_anything_is_loaded() {
+fn invalid_settings_are_reported_before_loading() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("settings.toml");
     let config = file.to_str().unwrap();
@@ -197,34 +199,34 @@ fn what_is_wrong_with_the_settings_is_said_before_anything_is_loaded() {
         ("port = \n", &["line 1"]),
     ] {
         std::fs::write(&file, text).unwrap();
-        let said = refused(&mut serve(&["--config", config]));
-        assert!(words.iter().all(|word| said.contains(word)), "{text}: {said}");
+        let error = failure(&mut serve(&["--config", config]));
+        assert!(words.iter().all(|word| error.contains(word)), "{text}: {error}");
     }
-    let says = |arguments: &[&str], word: &str| {
-        let said = refused(&mut serve(arguments));
-        assert!(said.contains(word), "{arguments:?}: {said}");
+    let fails_with = |arguments: &[&str], word: &str| {
+        let error = failure(&mut serve(arguments));
+        assert!(error.contains(word), "{arguments:?}: {error}");
     };
-    says(&["--config", "/nowhere.toml"], "/nowhere.toml");
-    says(&["--queue-timeout", "soon"], "'soon' is not a duration");
-    says(&["--api-key-file", "/nowhere.txt"], "/nowhere.txt");
-    says(&["--kv-cache-tokens", "100"], "--kv-cache-tokens is 100");
-    says(&["--max-header-size", "1KiB"], "--max-header-size is 1024 bytes");
+    fails_with(&["--config", "/nowhere.toml"], "/nowhere.toml");
+    fails_with(&["--queue-timeout", "soon"], "'soon' is not a duration");
+    fails_with(&["--api-key-file", "/nowhere.txt"], "/nowhere.txt");
+    fails_with(&["--kv-cache-tokens", "100"], "--kv-cache-tokens is 100");
+    fails_with(&["--max-header-size", "1KiB"], "--max-header-size is 1024 bytes");
     let empty = folder.path().join("keys.txt");
     std::fs::write(&empty, "\n").unwrap();
-    says(&["--api-key-file", empty.to_str().unwrap()], "contains no API key");
-    let said = refused(&mut indrik(&["serve", "-m", "no-such-model"]));
-    assert!(said.contains("no-such-model"), "{said}");
-    let said = refused(&mut indrik(&["serve"]));
-    assert!(said.contains("-m"), "{said}");
+    fails_with(&["--api-key-file", empty.to_str().unwrap()], "contains no API key");
+    let error = failure(&mut indrik(&["serve", "-m", "no-such-model"]));
+    assert!(error.contains("no-such-model"), "{error}");
+    let error = failure(&mut indrik(&["serve"]));
+    assert!(error.contains("-m"), "{error}");
 
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
-    let said = refused(&mut indrik(&["serve", "-m", &tiny(), "--port", &port]));
-    assert!(said.contains("--port") && said.contains(&port), "{said}");
+    let error = failure(&mut indrik(&["serve", "-m", &tiny(), "--port", &port]));
+    assert!(error.contains("--port") && error.contains(&port), "{error}");
 }
 
 #[test]
-fn the_environment_and_a_file_set_what_flags_do_not() {
+fn flags_override_the_environment_and_the_environment_a_file() {
     if !has_device() {
         return;
     }
@@ -238,8 +240,8 @@ fn the_environment_and_a_file_set_what_flags_do_not() {
     .unwrap();
     let mut command = serve(&["--max-queue", "9", "--config", file.to_str().unwrap()]);
     let server = Served::start(command.env("INDRIK_MAX_SEQUENCES", "3").env("INDRIK_DRAIN_TIME", "5s"));
-    assert_eq!(server.said["sequences"], 3);
-    assert_eq!(server.ask("GET", "/v1/models", "").0, 401);
+    assert_eq!(server.report["sequences"], 3);
+    assert_eq!(server.request("GET", "/v1/models", "").0, 401);
     let mut stream = server.connect();
     write!(
         stream,
@@ -250,7 +252,10 @@ fn the_environment_and_a_file_set_what_flags_do_not() {
     stream.read_to_string(&mut text).unwrap();
     assert!(text.starts_with("HTTP/1.1 200 ") && text.contains("\"tiny\""), "{text}");
     server.signal("-TERM");
-    let (_, log) = server.end();
+    let (_, log) = server.wait();
+    for deprecated in ["the key body-size", "INDRIK_DRAIN_TIME"] {
+        assert!(log.contains(&format!("warning  {deprecated} is deprecated")), "{log}");
+    }
     let set = log.lines().find(|line| line.starts_with("set ")).unwrap();
     for word in [
         "max-queue 9 (flag)",
@@ -264,7 +269,33 @@ fn the_environment_and_a_file_set_what_flags_do_not() {
 }
 
 #[test]
-fn answers_are_held_to_a_schema_and_told_with_their_probabilities() {
+fn json_logs_have_one_object_per_line_with_the_request_id() {
+    if !has_device() {
+        return;
+    }
+    let mut command = serve(&["--log-format", "json"]);
+    let server = Served::start(command.env("INDRIK_LOG", "info,engine=debug"));
+    server.complete(&greedy(2, json!({})));
+    server.signal("-TERM");
+    let (status, log) = server.wait();
+    assert_eq!(status.code(), Some(0), "{log}");
+    let parse = |line: &str| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"));
+    let events: Vec<Value> = log.lines().map(parse).collect();
+    let find = |message: &str| {
+        let found = events.iter().find(|event| event["message"].as_str().unwrap().contains(message));
+        found.unwrap_or_else(|| panic!("no {message} in {log}"))
+    };
+    find("is ready at http://127.0.0.1:");
+    let finished = find("request finished");
+    assert_eq!(finished["completion_tokens"], 2);
+    let id = finished["span"]["request_id"].as_str().unwrap();
+    let admitted = find("admitted");
+    assert!(admitted["target"].as_str().unwrap().starts_with("engine"), "{admitted}");
+    assert_eq!(admitted["span"]["request_id"], id);
+}
+
+#[test]
+fn completions_follow_a_schema_and_report_logprobs() {
     if !has_device() {
         return;
     }
@@ -272,7 +303,7 @@ fn answers_are_held_to_a_schema_and_told_with_their_probabilities() {
     let chat = |body: Value| {
         let mut all = json!({ "model": "tiny", "temperature": 1, "seed": 5 });
         all.as_object_mut().unwrap().extend(body.as_object().unwrap().clone());
-        let (status, text) = server.ask("POST", "/v1/chat/completions", &all.to_string());
+        let (status, text) = server.request("POST", "/v1/chat/completions", &all.to_string());
         assert_eq!(status, 200, "{text}");
         serde_json::from_str::<Value>(&text).unwrap()
     };
@@ -290,27 +321,27 @@ fn answers_are_held_to_a_schema_and_told_with_their_probabilities() {
     }));
     for choice in got["choices"].as_array().unwrap() {
         let text = choice["message"]["content"].as_str().unwrap();
-        let answer: Value = serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"));
-        assert!(["red", "green"].contains(&answer["color"].as_str().unwrap()), "{text}");
-        assert!(answer["count"].as_u64().unwrap() <= 9, "{text}");
+        let output: Value = serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"));
+        assert!(["red", "green"].contains(&output["color"].as_str().unwrap()), "{text}");
+        assert!(output["count"].as_u64().unwrap() <= 9, "{text}");
         assert_eq!(choice["finish_reason"], "stop");
-        // The bytes of all tokens are the text, and no probabilities are more than one together.
+        // The bytes of all tokens are the text, and probabilities sum to at most 1.
         let content = choice["logprobs"]["content"].as_array().unwrap();
         let bytes = content.iter().flat_map(|token| token["bytes"].as_array().unwrap());
         let bytes: Vec<u8> = bytes.map(|byte| byte.as_u64().unwrap() as u8).collect();
         assert_eq!(bytes, text.as_bytes());
         for token in content {
             let top = token["top_logprobs"].as_array().unwrap();
-            let of = |token: &Value| token["logprob"].as_f64().unwrap();
-            let sum: f64 = top.iter().map(|token| of(token).exp()).sum();
+            let logprob = |token: &Value| token["logprob"].as_f64().unwrap();
+            let sum: f64 = top.iter().map(|token| logprob(token).exp()).sum();
             assert!(top.len() == 20 && sum > 0.0 && sum < 1.0001, "{sum}: {token}");
-            assert!(top.is_sorted_by(|a, b| of(a) >= of(b)), "{token}");
-            assert!(of(token) <= of(&top[0]) && of(token) < 0.0, "{token}");
+            assert!(top.is_sorted_by(|a, b| logprob(a) >= logprob(b)), "{token}");
+            assert!(logprob(token) <= logprob(&top[0]) && logprob(token) < 0.0, "{token}");
         }
     }
-    // Without a grammar, the most probable token is the one that is taken.
-    let whole = server.complete(&greedy(12, json!({ "logprobs": 5 })));
-    let logprobs = &whole["choices"][0]["logprobs"];
+    // Greedy decoding without a grammar takes the most probable token.
+    let completion = server.complete(&greedy(12, json!({ "logprobs": 5 })));
+    let logprobs = &completion["choices"][0]["logprobs"];
     for (logprob, top) in logprobs["token_logprobs"]
         .as_array()
         .unwrap()
@@ -321,19 +352,19 @@ fn answers_are_held_to_a_schema_and_told_with_their_probabilities() {
         assert_eq!(logprob.as_f64().unwrap(), top.fold(f64::NEG_INFINITY, f64::max));
     }
 
-    // The second turn of a chat reads what is new.
+    // The second turn of a chat prefills only the new tokens.
     let words = "one two three four five six seven eight nine ten ".repeat(4);
     let first = chat(json!({ "messages": [user(&words)], "max_tokens": 8 }));
-    let said = &first["choices"][0]["message"];
-    let second = chat(json!({ "messages": [user(&words), said, user("and?")], "max_tokens": 2 }));
+    let reply = &first["choices"][0]["message"];
+    let second = chat(json!({ "messages": [user(&words), reply, user("and?")], "max_tokens": 2 }));
     let tokens = |got: &Value| got["usage"]["prompt_tokens"].as_u64().unwrap();
     let cached = |got: &Value| got["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
     assert!(cached(&first) < 16, "{first}");
-    // Whole pages of it at least: what the model said may be other tokens when it is read again.
+    // At least its full pages: the reply may tokenise differently as part of a prompt.
     assert!(cached(&second) > tokens(&first) / 2 && cached(&second) < tokens(&second), "{second}");
     assert!(server.metric("indrik_prefix_cache_hits_total") >= 1);
     assert!(server.metric("indrik_decode_memory_read_bytes_total") > 0);
-    let (_, metrics) = server.ask("GET", "/metrics", "");
+    let (_, metrics) = server.request("GET", "/metrics", "");
     let value = |name: &str| {
         let line = metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')).expect(name);
         line.parse::<f64>().unwrap()
@@ -343,37 +374,37 @@ fn answers_are_held_to_a_schema_and_told_with_their_probabilities() {
 }
 
 #[test]
-fn after_a_history_of_400_tokens_only_new_ones_are_read_and_the_answer_is_that_of_a_cold_run() {
+fn a_prefix_cache_hit_gives_the_same_logprobs_as_a_cold_run() {
     if !has_device() {
         return;
     }
-    // The window of this model is 8 positions.
+    // The history is longer than the model's sliding window of 8 tokens.
     let history: Vec<u32> = (0..400).map(|at| 10 + at * 7 % 300).collect();
-    let turn = |new: &[u32], most| {
+    let turn = |new: &[u32], max_tokens| {
         let prompt: Vec<u32> = history.iter().chain(new).copied().collect();
-        greedy(most, json!({ "prompt": prompt, "logprobs": 5 }))
+        greedy(max_tokens, json!({ "prompt": prompt, "logprobs": 5 }))
     };
-    let [warm, cold] = [true, false].map(|kept| {
-        let server = Served::start(&mut serve(&["--reproducible", &format!("--prefix-cache={kept}")]));
-        // The token that it writes is in no step, so the history is all that is held.
+    let [warm, cold] = [true, false].map(|enabled| {
+        let server = Served::start(&mut serve(&["--reproducible", &format!("--prefix-cache={enabled}")]));
+        // Its one generated token is never an input, so exactly the history is cached.
         server.complete(&turn(&[], 1));
         server.complete(&turn(&[20, 30, 40, 50], 24))
     });
     assert_eq!(warm["usage"]["prompt_tokens_details"]["cached_tokens"], 400, "{warm}");
     assert_eq!(cold["usage"]["prompt_tokens_details"]["cached_tokens"], 0, "{cold}");
-    // Probabilities bit by bit.
+    // Logprobs are equal bit for bit.
     assert_eq!(warm["choices"], cold["choices"]);
 }
 
 #[test]
-fn nothing_is_kept_without_a_prefix_cache() {
+fn nothing_is_cached_without_the_prefix_cache() {
     if !has_device() {
         return;
     }
     let server = Served::start(&mut serve(&["--prefix-cache=false"]));
-    let ask = || server.complete(&greedy(2, json!({ "prompt": "the cat sat ".repeat(40) })));
-    assert_eq!(ask()["choices"], ask()["choices"]);
-    assert_eq!(ask()["usage"]["prompt_tokens_details"]["cached_tokens"], 0);
+    let complete = || server.complete(&greedy(2, json!({ "prompt": "the cat sat ".repeat(40) })));
+    assert_eq!(complete()["choices"], complete()["choices"]);
+    assert_eq!(complete()["usage"]["prompt_tokens_details"]["cached_tokens"], 0);
     assert_eq!(server.metric("indrik_prefix_cache_hits_total"), 0);
     assert_eq!(server.metric("indrik_kv_cache_pages_cached"), 0);
 }

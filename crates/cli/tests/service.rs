@@ -1,4 +1,4 @@
-//! The real server as a service of systemd, and the unit that makes it one.
+//! The server under systemd: notifications and the unit file.
 
 mod common;
 
@@ -11,7 +11,7 @@ use std::{
     process::Command,
 };
 
-use common::served::{LONG, Served, has_device, serve};
+use common::served::{Served, TIMEOUT, has_device, serve};
 
 fn unit() -> String {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/indrik.service");
@@ -19,66 +19,66 @@ fn unit() -> String {
 }
 
 #[test]
-fn a_service_manager_is_told_when_it_is_ready_and_when_it_stops() {
+fn the_service_manager_is_notified_of_readiness_and_shutdown() {
     if !has_device() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("notify");
-    // A file, and a name that is in no folder.
+    // A socket file, and a name in the abstract namespace.
     let name = format!("indrik-test-{}", std::process::id());
-    let hidden = SocketAddr::from_abstract_name(&name).unwrap();
-    for (manager, told) in [
+    let abstract_name = SocketAddr::from_abstract_name(&name).unwrap();
+    for (manager, socket) in [
         (UnixDatagram::bind(&path).unwrap(), path.display().to_string()),
-        (UnixDatagram::bind_addr(&hidden).unwrap(), format!("@{name}")),
+        (UnixDatagram::bind_addr(&abstract_name).unwrap(), format!("@{name}")),
     ] {
-        manager.set_read_timeout(Some(LONG)).unwrap();
-        let heard = || {
+        manager.set_read_timeout(Some(TIMEOUT)).unwrap();
+        let received = || {
             let mut bytes = [0; 100];
             let length = manager.recv(&mut bytes).unwrap();
             String::from_utf8(bytes[..length].to_vec()).unwrap()
         };
-        let server = Served::start(serve(&[]).env("NOTIFY_SOCKET", told));
-        assert_eq!(heard(), "READY=1");
-        assert_eq!(server.ask("GET", "/ready", "").0, 200);
+        let server = Served::start(serve(&[]).env("NOTIFY_SOCKET", socket));
+        assert_eq!(received(), "READY=1");
+        assert_eq!(server.request("GET", "/ready", "").0, 200);
         manager.set_nonblocking(true).unwrap();
-        assert!(manager.recv(&mut [0; 100]).is_err(), "nothing more is said before the end");
+        assert!(manager.recv(&mut [0; 100]).is_err(), "no further notification before shutdown");
         manager.set_nonblocking(false).unwrap();
         server.signal("-TERM");
-        assert_eq!(heard(), "STOPPING=1");
-        assert_eq!(server.end().0.code(), Some(0));
+        assert_eq!(received(), "STOPPING=1");
+        assert_eq!(server.wait().0.code(), Some(0));
     }
-    // A manager that is not there is no reason not to serve.
-    let server = Served::start(serve(&[]).env("NOTIFY_SOCKET", folder.path().join("nobody")));
+    // A missing socket is not fatal.
+    let server = Served::start(serve(&[]).env("NOTIFY_SOCKET", folder.path().join("missing")));
     server.signal("-TERM");
-    let (status, log) = server.end();
+    let (status, log) = server.wait();
     assert!(status.success() && log.contains("NOTIFY_SOCKET"), "{log}");
 }
 
 #[test]
-fn systemd_has_nothing_to_say_of_the_unit() {
+fn systemd_accepts_the_unit_file() {
     if Command::new("systemd-analyze").arg("--version").output().is_err() {
-        println!("not tested: systemd-analyze is not installed");
+        println!("skipped: systemd-analyze is not installed");
         return;
     }
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("indrik.service");
-    // A program that is there.
+    // systemd-analyze checks that the program exists.
     let text = unit();
     let program = "/usr/local/bin/indrik";
     assert_eq!(text.matches(program).count(), 1);
     std::fs::write(&file, text.replace(program, env!("CARGO_BIN_EXE_indrik"))).unwrap();
     let output = Command::new("systemd-analyze").arg("verify").arg(&file).output().unwrap();
-    let said = common::stdout(&output) + &common::stderr(&output);
-    assert!(output.status.success() && !said.contains("indrik.service"), "{said}");
+    let messages = common::stdout(&output) + &common::stderr(&output);
+    assert!(output.status.success() && !messages.contains("indrik.service"), "{messages}");
 }
 
 #[test]
-fn a_service_has_time_to_drain() {
+fn the_unit_allows_time_to_drain() {
     let seconds = |text: &str| text.strip_suffix('s').unwrap().parse::<u32>().unwrap();
     let unit = unit();
     let stop = unit.lines().find_map(|line| line.strip_prefix("TimeoutStopSec=")).unwrap();
-    // The table of settings there is held to be that of the binary by a test of its own.
+    // A unit test of the settings checks that this table is current.
     let settings = include_str!("../../../docs/serving.md");
     let row = settings.lines().find(|line| line.starts_with("| `--drain-timeout` |")).unwrap();
     let drain = row.split('|').nth(3).unwrap().trim();

@@ -1,4 +1,4 @@
-//! Answers, whole and as streams.
+//! Completions, whole and as streams.
 
 mod common;
 
@@ -14,14 +14,14 @@ use server::Config;
 const CHAT: &str = "/v1/chat/completions";
 const TEXT: &str = "/v1/completions";
 
-/// The text of a stream's choice.
+/// Text of a choice in a stream.
 fn joined(chunks: &[Value], index: u64) -> String {
     let mine = chunks.iter().flat_map(|c| c["choices"].as_array().unwrap()).filter(|c| c["index"] == index);
     mine.filter_map(|c| c["delta"]["content"].as_str().or(c["text"].as_str())).collect()
 }
 
 #[test]
-fn a_chat_is_answered() {
+fn a_chat_completion_has_openais_format() {
     let server = Fixture::new();
     let got = server.post(CHAT, &chat(json!({ "temperature": 0 })));
     assert_eq!(got.status, 200, "{}", got.body);
@@ -47,7 +47,7 @@ fn a_chat_is_answered() {
 }
 
 #[test]
-fn a_message_may_come_in_parts_and_from_a_developer() {
+fn messages_may_have_parts_and_the_developer_role() {
     let server = Fixture::new();
     let parts = json!([{ "type": "text", "text": "sa" }, { "type": "text", "text": "y" }]);
     let messages =
@@ -58,7 +58,7 @@ fn a_message_may_come_in_parts_and_from_a_developer() {
 }
 
 #[test]
-fn a_stream_has_the_same_text_and_openais_form() {
+fn a_stream_has_the_same_text_in_openais_format() {
     let server = Fixture::new();
     let chunks = server.chunks(CHAT, &chat(json!({ "temperature": 0, "stream": true })));
     assert_eq!(chunks[0]["choices"][0]["delta"], json!({ "role": "assistant", "content": "" }));
@@ -75,7 +75,7 @@ fn a_stream_has_the_same_text_and_openais_form() {
 }
 
 #[test]
-fn a_stream_ends_with_its_usage_where_asked_for() {
+fn a_stream_ends_with_its_usage_if_requested() {
     let server = Fixture::new();
     for (path, body) in [(CHAT, chat(json!({}))), (TEXT, completion(json!({})))] {
         let mut body = body;
@@ -91,7 +91,7 @@ fn a_stream_ends_with_its_usage_where_asked_for() {
 }
 
 #[test]
-fn a_text_is_continued() {
+fn a_text_completion_echoes_its_prompt_if_requested() {
     let server = Fixture::new();
     let body = completion(json!({ "temperature": 0, "max_tokens": 2, "echo": true }));
     let got = server.post(TEXT, &body).json();
@@ -107,13 +107,13 @@ fn a_text_is_continued() {
 }
 
 #[test]
-fn prompts_may_be_several_and_may_be_tokens() {
+fn prompts_may_be_lists_and_token_ids() {
     let server = Fixture::new();
     let got = server.post(TEXT, &completion(json!({ "prompt": ["a", "b"], "n": 2, "echo": true }))).json();
     let choices = got["choices"].as_array().unwrap();
     let starts: Vec<&str> = choices.iter().map(|choice| &choice["text"].as_str().unwrap()[..1]).collect();
     assert_eq!(starts, ["a", "a", "b", "b"]);
-    // <bos> and a letter each; a prompt counts once, its answers all.
+    // <bos> and a letter each; a prompt counts once, all its choices count.
     assert_eq!(got["usage"]["prompt_tokens"], 4);
     assert_eq!(got["usage"]["completion_tokens"], 24);
     for prompt in [json!([1, 7, 8]), json!([[1, 7, 8]])] {
@@ -124,7 +124,7 @@ fn prompts_may_be_several_and_may_be_tokens() {
 }
 
 #[test]
-fn several_answers_differ_and_a_seed_repeats_them() {
+fn choices_differ_and_a_seed_reproduces_them() {
     let server = Fixture::new();
     let body = chat(json!({ "n": 3, "seed": 42 }));
     let texts = |body: Value| -> Vec<String> {
@@ -146,7 +146,7 @@ fn several_answers_differ_and_a_seed_repeats_them() {
 }
 
 #[test]
-fn many_at_once_each_get_their_own_answer() {
+fn concurrent_requests_get_their_own_completions() {
     let mut mock = Mock::new();
     mock.delay = Duration::from_millis(1);
     let server = Fixture::with(mock, Config::default());
@@ -165,14 +165,14 @@ fn many_at_once_each_get_their_own_answer() {
 }
 
 #[test]
-fn what_is_asked_of_sampling_reaches_the_generator() {
+fn sampling_parameters_reach_the_generator() {
     let server = Fixture::new();
-    let asked = json!({
+    let options = json!({
         "temperature": 0.5, "top_p": 0, "top_k": 7, "min_p": 0.25, "seed": -1, "presence_penalty": -2,
         "frequency_penalty": 1.5, "repetition_penalty": 1.25, "logit_bias": { "7": -100, "8": 2 },
-        "max_completion_tokens": 9, "max_tokens": 5, "user": "me", "unheard_of": [1],
+        "max_completion_tokens": 9, "max_tokens": 5, "user": "me", "unknown_field": [1],
     });
-    assert_eq!(server.post(CHAT, &chat(asked)).status, 200);
+    assert_eq!(server.post(CHAT, &chat(options)).status, 200);
     let request = server.mock.seen.lock().unwrap().remove(0);
     let sampling = request.sampling;
     assert_eq!((sampling.temperature, sampling.top_k, sampling.min_p), (0.5, 7, 0.25));
@@ -189,17 +189,17 @@ fn what_is_asked_of_sampling_reaches_the_generator() {
 }
 
 #[test]
-fn whole_numbers_may_be_written_as_fractions() {
+fn integers_may_be_written_as_floats() {
     let server = Fixture::new();
-    let asked = json!({ "top_k": 7.0, "max_tokens": 5.0, "n": 1.0, "seed": -3.0, "prompt": [1.0, 8.0] });
-    assert_eq!(server.post(TEXT, &completion(asked)).status, 200);
+    let options = json!({ "top_k": 7.0, "max_tokens": 5.0, "n": 1.0, "seed": -3.0, "prompt": [1.0, 8.0] });
+    assert_eq!(server.post(TEXT, &completion(options)).status, 200);
     let request = server.mock.seen.lock().unwrap().remove(0);
     assert_eq!((request.sampling.top_k, request.max_tokens.get(), request.sampling.seed as i64), (7, 5, -3));
     assert_eq!(request.prompt, [1, 8]);
 }
 
 #[test]
-fn more_tokens_than_there_is_room_for_are_no_error() {
+fn max_tokens_is_clamped_to_the_context() {
     let server = Fixture::new();
     assert_eq!(server.post(CHAT, &chat(json!({ "max_tokens": 1_000_000 }))).status, 200);
     assert_eq!(server.post(CHAT, &chat(json!({}))).status, 200);
@@ -209,9 +209,9 @@ fn more_tokens_than_there_is_room_for_are_no_error() {
 }
 
 #[test]
-fn nothing_of_a_stop_string_gets_out() {
+fn stop_strings_are_never_sent() {
     let server = Fixture::new();
-    // It spans three tokens; " tw" may become it until the end and must come out after all.
+    // The first spans three tokens; the second is held back as a possible match until the end.
     let body = json!({ "temperature": 0, "stop": ["ee four fi", "six!"] });
     let got = server.post(CHAT, &chat(body.clone())).json();
     assert_eq!(got["choices"][0]["message"]["content"], " one two thr");
@@ -221,41 +221,41 @@ fn nothing_of_a_stop_string_gets_out() {
     body["stream"] = true.into();
     let chunks = server.chunks(CHAT, &body);
     assert_eq!(joined(&chunks, 0), " one two thr");
-    let whole = chat(json!({ "temperature": 0, "stop": "six!" }));
-    let got = server.post(CHAT, &whole).json();
+    let unmatched = chat(json!({ "temperature": 0, "stop": "six!" }));
+    let got = server.post(CHAT, &unmatched).json();
     assert_eq!(got["choices"][0]["message"]["content"], " one two three four five six");
     server.wait_live(0);
 }
 
 #[test]
-fn characters_are_never_cut() {
+fn characters_are_never_split() {
     let mut mock = Mock::new();
     let tokenizer = tokenizer();
     mock.script = "é🦙".bytes().map(|byte| tokenizer.token_id(&format!("<0x{byte:02X}>")).unwrap()).collect();
     let server = Fixture::with(mock, Config::default());
     let chunks = server.chunks(CHAT, &chat(json!({ "temperature": 0, "stream": true })));
     assert_eq!(joined(&chunks, 0), "é🦙");
-    // Ended by length amid a character: one replacement, at the end.
+    // Cut off by the token limit within a character: one replacement character at the end.
     let chunks = server.chunks(CHAT, &chat(json!({ "temperature": 0, "stream": true, "max_tokens": 4 })));
     assert_eq!(joined(&chunks, 0), "é\u{fffd}");
 }
 
 #[test]
-fn a_failure_is_a_status_before_the_stream_and_a_line_within_it() {
+fn errors_are_a_status_before_a_stream_and_an_event_within_it() {
     for (failure, status, code) in [
         (RequestError::DeviceLost, 503, "device_lost"),
         (RequestError::NonFiniteLogits, 500, "not_finite"),
         (RequestError::OutOfMemory, 503, "out_of_memory"),
         (RequestError::Stopped, 503, "not_ready"),
         (RequestError::DeadlineExceeded, 504, "deadline"),
-        (RequestError::Grammar("too much work".to_owned()), 400, "format_failed"),
+        (RequestError::Grammar("too complex".to_owned()), 400, "format_failed"),
         (RequestError::Internal("secret".to_owned()), 500, "internal_error"),
     ] {
         let mut mock = Mock::new();
         mock.failure = Some((2, failure));
         let server = Fixture::with(mock, Config::default());
         let got = server.post(CHAT, &chat(json!({})));
-        let (message, _) = got.refused(status, code);
+        let (message, _) = got.error(status, code);
         assert!(!message.contains("secret"));
         let data = server.stream(CHAT, &chat(json!({ "stream": true })));
         let last: Value = serde_json::from_str(data.last().unwrap()).unwrap();
@@ -265,7 +265,7 @@ fn a_failure_is_a_status_before_the_stream_and_a_line_within_it() {
 }
 
 #[test]
-fn who_goes_away_cancels_the_answers() {
+fn a_disconnect_cancels_all_choices() {
     let mut mock = Mock::new();
     mock.delay = Duration::from_secs(100);
     let server = Fixture::with(mock, Config::default());
@@ -285,22 +285,22 @@ fn who_goes_away_cancels_the_answers() {
 }
 
 #[test]
-fn a_model_without_a_template_only_continues_texts() {
+fn a_model_without_a_chat_template_serves_text_completions_only() {
     let server = Fixture::serving(Mock::new(), Config::default(), None);
-    let (message, _) = server.post(CHAT, &chat(json!({}))).refused(400, "invalid_value");
+    let (message, _) = server.post(CHAT, &chat(json!({}))).error(400, "invalid_value");
     assert!(message.contains("/v1/completions"), "{message}");
     assert_eq!(server.post(TEXT, &completion(json!({}))).status, 200);
 }
 
 #[test]
-fn the_model_is_listed() {
+fn the_models_endpoints_describe_the_model() {
     let server = Fixture::new();
     let model = json!({ "id": MODEL, "object": "model", "created": 1_700_000_000, "owned_by": "indrik" });
     assert_eq!(server.get("/v1/models").json(), json!({ "object": "list", "data": [model] }));
-    // With its slash as it is, and escaped as the client libraries do.
+    // With a plain slash, and escaped as client libraries do.
     assert_eq!(server.get("/v1/models/tiny/gemma").json(), model);
     assert_eq!(server.get("/v1/models/tiny%2Fgemma").json(), model);
-    server.get("/v1/models/%ff").refused(404, "model_not_found");
-    let (_, param) = server.get("/v1/models/gpt-5").refused(404, "model_not_found");
+    server.get("/v1/models/%ff").error(404, "model_not_found");
+    let (_, param) = server.get("/v1/models/gpt-5").error(404, "model_not_found");
     assert_eq!(param, "model");
 }

@@ -1,4 +1,4 @@
-//! What answers are held to, over an engine of plain arithmetic: whatever it would say, the answer is what was asked for.
+//! Structured output, over an engine with a mock backend: random sampling within a grammar always gives valid output.
 
 mod common;
 
@@ -14,14 +14,14 @@ const TEXT: &str = "/v1/completions";
 const SCHEMA: &str = "response_format.json_schema.schema";
 
 fn server(config: Config) -> Fixture {
-    Fixture::by_lot(config, Some(ChatTemplate::gemma3()))
+    Fixture::random(config, Some(ChatTemplate::gemma3()))
 }
 
 fn format(schema: Value) -> Value {
     json!({ "response_format": { "type": "json_schema", "json_schema": { "name": "x", "schema": schema } } })
 }
 
-/// Objects of this schema are short, whoever writes them.
+/// A schema whose objects are always short.
 fn short() -> Value {
     json!({
         "type": "object",
@@ -47,34 +47,34 @@ fn check(text: &str) {
 }
 
 #[test]
-fn answers_are_held_to_a_schema() {
+fn output_matches_a_schema() {
     let server = server(Config::default());
     for strict in [json!(true), json!(false), json!(null)] {
-        let mut asked = format(short());
-        asked["response_format"]["json_schema"]["strict"] = strict;
-        asked["n"] = 3.into();
-        let got = server.post(CHAT, &chat(asked)).json();
-        for choice in got["choices"].as_array().expect("answers") {
+        let mut options = format(short());
+        options["response_format"]["json_schema"]["strict"] = strict;
+        options["n"] = 3.into();
+        let got = server.post(CHAT, &chat(options)).json();
+        for choice in got["choices"].as_array().expect("choices") {
             check(choice["message"]["content"].as_str().unwrap());
             assert_eq!(choice["finish_reason"], "stop");
         }
     }
-    let mut asked = format(short());
-    asked["max_tokens"] = 2000.into();
-    let got = server.post(TEXT, &completion(asked.clone())).json();
+    let mut options = format(short());
+    options["max_tokens"] = 2000.into();
+    let got = server.post(TEXT, &completion(options.clone())).json();
     check(got["choices"][0]["text"].as_str().unwrap());
-    asked["stream"] = true.into();
-    let chunks = server.chunks(TEXT, &completion(asked));
+    options["stream"] = true.into();
+    let chunks = server.chunks(TEXT, &completion(options));
     let text: String = chunks.iter().filter_map(|chunk| chunk["choices"][0]["text"].as_str()).collect();
     check(&text);
 }
 
 #[test]
-fn any_object_is_one_and_text_is_anything() {
+fn json_object_gives_an_object_and_text_is_unconstrained() {
     let server = server(Config::default());
     let content = |kind: &str| {
-        let asked = json!({ "response_format": { "type": kind }, "seed": 1 });
-        server.post(CHAT, &chat(asked)).json()["choices"][0]["message"]["content"].take()
+        let options = json!({ "response_format": { "type": kind }, "seed": 1 });
+        server.post(CHAT, &chat(options)).json()["choices"][0]["message"]["content"].take()
     };
     let object = content("json_object");
     assert!(object.as_str().unwrap().starts_with('{'), "{object}");
@@ -85,7 +85,7 @@ fn any_object_is_one_and_text_is_anything() {
 }
 
 #[test]
-fn schemas_that_cannot_be_used_are_refused_by_name_and_soon() {
+fn unsupported_and_expensive_schemas_are_rejected_quickly() {
     let server = server(Config::default());
     let deep = (0..60).fold(
         json!({ "type": "null" }),
@@ -109,13 +109,13 @@ fn schemas_that_cannot_be_used_are_refused_by_name_and_soon() {
         json!({ "enum": wide }),
     ] {
         let start = Instant::now();
-        let (message, param) = server.post(CHAT, &chat(format(schema))).refused(400, "invalid_value");
+        let (message, param) = server.post(CHAT, &chat(format(schema))).error(400, "invalid_value");
         assert_eq!(param, SCHEMA, "{message}");
         assert!(message.contains(SCHEMA), "{message}");
         assert!(start.elapsed() < Duration::from_secs(15), "{message}");
     }
     assert_eq!(server.post(CHAT, &chat(format(deep))).status, 200);
-    // Nothing of it stays: the next one is answered.
+    // Rejections leave nothing behind: the next request succeeds.
     check(
         server.post(CHAT, &chat(format(short()))).json()["choices"][0]["message"]["content"]
             .as_str()
@@ -124,31 +124,31 @@ fn schemas_that_cannot_be_used_are_refused_by_name_and_soon() {
 }
 
 #[test]
-fn a_grammar_that_takes_too_long_is_refused_and_counts_until_it_is_made() {
+fn a_grammar_that_times_out_occupies_its_worker_until_it_is_compiled() {
     let config =
         Config { grammar_workers: 1, grammar_timeout: Duration::from_millis(1), ..Config::default() };
     let server = server(config);
     // 20000 states, 10 µs each.
     let slow = json!({ "type": "integer", "multipleOf": 19_997 });
-    let (message, param) = server.post(CHAT, &chat(format(slow))).refused(400, "invalid_value");
+    let (message, param) = server.post(CHAT, &chat(format(slow))).error(400, "invalid_value");
     assert_eq!(param, SCHEMA);
     assert!(message.contains("too complex"), "{message}");
     let other = server.post(CHAT, &chat(format(short())));
-    other.refused(429, "queue_full");
+    other.error(429, "queue_full");
     assert_eq!(other.headers["retry-after"], "1");
-    // Who asks for nothing of this kind does not wait.
+    // Requests without a grammar do not wait.
     assert_eq!(server.post(CHAT, &chat(json!({}))).status, 200);
 }
 
 #[test]
-fn a_format_that_leaves_no_token_is_told() {
+fn a_grammar_without_an_allowed_token_is_an_error() {
     let server = server(Config::default());
     let tokenizer = common::tokenizer();
-    // Without the only token that an object may begin with.
+    // Ban the only token that an object can start with.
     let brace = tokenizer.token_id("<0x7B>").unwrap();
-    let asked =
+    let options =
         json!({ "response_format": { "type": "json_object" }, "logit_bias": { brace.to_string(): -100 } });
-    let (message, param) = server.post(CHAT, &chat(asked)).refused(400, "format_failed");
+    let (message, param) = server.post(CHAT, &chat(options)).error(400, "format_failed");
     assert_eq!(param, "response_format");
     assert!(message.contains("logit biases"), "{message}");
 }

@@ -1,4 +1,4 @@
-//! What is refused, and how: every refusal has OpenAI's body and names what is wrong.
+//! Limits and rejections: every error is an OpenAI error object and names the field.
 
 mod common;
 
@@ -15,7 +15,7 @@ const CHAT: &str = "/v1/chat/completions";
 const TEXT: &str = "/v1/completions";
 
 #[test]
-fn a_wrong_field_is_named() {
+fn errors_name_the_invalid_field() {
     let server = Fixture::new();
     let message = |content: Value| json!({ "messages": [{ "role": "user", "content": content }] });
     let format =
@@ -78,10 +78,10 @@ fn a_wrong_field_is_named() {
         (message(json!([{ "type": "text", "text": 1 }])), "messages[0].content[0].text"),
         (message(json!([{ "type": "text" }])), "messages[0].content[0].text"),
         (message(json!([{ "text": "x" }])), "messages[0].content[0].type"),
-        // The template's own refusal: an assistant speaks first.
+        // Rejected by the template: the assistant speaks first.
         (json!({ "messages": [{ "role": "assistant", "content": "x" }] }), "messages"),
     ] {
-        let (message, param) = server.post(CHAT, &chat(more.clone())).refused(400, "invalid_value");
+        let (message, param) = server.post(CHAT, &chat(more.clone())).error(400, "invalid_value");
         assert_eq!(param, field, "{more}: {message}");
         assert!(message.contains(field), "{more}: {message}");
     }
@@ -97,16 +97,16 @@ fn a_wrong_field_is_named() {
         (json!({ "logprobs": 6 }), "logprobs"),
         (json!({ "logprobs": true }), "logprobs"),
     ] {
-        let (message, param) = server.post(TEXT, &completion(more.clone())).refused(400, "invalid_value");
+        let (message, param) = server.post(TEXT, &completion(more.clone())).error(400, "invalid_value");
         assert_eq!(param, field, "{more}: {message}");
     }
-    let (message, param) = server.post(CHAT, &json!({ "model": MODEL })).refused(400, "invalid_value");
+    let (message, param) = server.post(CHAT, &json!({ "model": MODEL })).error(400, "invalid_value");
     assert_eq!((message.as_str(), param), ("'messages': is required", json!("messages")));
     assert!(server.mock.seen.lock().unwrap().is_empty());
 }
 
 #[test]
-fn what_is_not_built_is_refused_and_not_ignored() {
+fn unsupported_features_are_rejected_and_not_ignored() {
     let server = Fixture::new();
     let image = json!([{ "type": "image_url", "image_url": { "url": "x" } }]);
     for (more, field) in [
@@ -116,7 +116,7 @@ fn what_is_not_built_is_refused_and_not_ignored() {
         (json!({ "messages": [{ "role": "function", "content": "x" }] }), "messages[0].role"),
         (json!({ "messages": [{ "role": "user", "content": image }] }), "messages[0].content[0].type"),
     ] {
-        let (message, param) = server.post(CHAT, &chat(more.clone())).refused(400, "unsupported_parameter");
+        let (message, param) = server.post(CHAT, &chat(more.clone())).error(400, "unsupported_parameter");
         assert_eq!(param, field, "{message}");
         assert!(message.contains("not supported by this server yet"), "{message}");
     }
@@ -125,23 +125,23 @@ fn what_is_not_built_is_refused_and_not_ignored() {
         (json!({ "suffix": "x" }), "suffix"),
         (json!({ "best_of": 3 }), "best_of"),
     ] {
-        let (_, param) = server.post(TEXT, &completion(more)).refused(400, "unsupported_parameter");
+        let (_, param) = server.post(TEXT, &completion(more)).error(400, "unsupported_parameter");
         assert_eq!(param, field);
     }
-    let nothing = json!({
+    let unset = json!({
         "response_format": { "type": "text" }, "logprobs": false, "top_logprobs": null, "tools": [],
         "tool_choice": "none", "modalities": ["text"], "stop": null, "stream": null, "n": null,
     });
-    assert_eq!(server.post(CHAT, &chat(nothing)).status, 200);
+    assert_eq!(server.post(CHAT, &chat(unset)).status, 200);
 }
 
 #[test]
-fn odd_values_of_every_field_are_taken_or_refused_by_name() {
+fn unusual_values_of_every_field_are_accepted_or_rejected_by_name() {
     let mut mock = Mock::new();
     mock.script.truncate(1);
     let server = Fixture::with(mock, Config::default());
     let schemas = server.get("/openapi.json").json()["components"]["schemas"].take();
-    let odd = [
+    let unusual = [
         json!(null),
         json!(true),
         json!(0),
@@ -171,7 +171,7 @@ fn odd_values_of_every_field_are_taken_or_refused_by_name() {
     {
         for schema in ["Options", own] {
             for field in schemas[schema]["properties"].as_object().unwrap().keys() {
-                for value in &odd {
+                for value in &unusual {
                     let mut body = body.clone();
                     body[field] = value.clone();
                     let got = server.post(path, &body);
@@ -188,17 +188,17 @@ fn odd_values_of_every_field_are_taken_or_refused_by_name() {
 }
 
 #[test]
-fn a_panic_is_an_answer_too() {
+fn a_panic_is_an_internal_error() {
     let mut mock = Mock::new();
     mock.panics = true;
     let server = Fixture::with(mock, Config::default());
-    server.post(CHAT, &chat(json!({}))).refused(500, "internal_error");
+    server.post(CHAT, &chat(json!({}))).error(500, "internal_error");
     server.wait_metric("indrik_http_requests_total{outcome=\"internal_error\"} 1");
     assert_eq!(server.get("/health").status, 200);
 }
 
 #[test]
-fn a_body_that_is_no_json_is_refused() {
+fn bodies_that_are_not_json_are_rejected() {
     let server = Fixture::new();
     let deep = "[".repeat(100_000);
     for body in [
@@ -211,11 +211,11 @@ fn a_body_that_is_no_json_is_refused() {
         deep.as_bytes(),
         b"\x00",
     ] {
-        server.post_raw(CHAT, body).refused(400, "invalid_value");
+        server.post_raw(CHAT, body).error(400, "invalid_value");
     }
     for number in ["NaN", "-Infinity", "1e999"] {
         let body = chat(json!({ "temperature": 77 })).to_string().replace("77", number);
-        server.post_raw(CHAT, body.as_bytes()).refused(400, "invalid_value");
+        server.post_raw(CHAT, body.as_bytes()).error(400, "invalid_value");
     }
     let form = ureq::post(server.url(CHAT)).config().http_status_as_error(false).build();
     let mut got = form.content_type("text/plain").send(chat(json!({})).to_string()).unwrap();
@@ -224,21 +224,21 @@ fn a_body_that_is_no_json_is_refused() {
 }
 
 #[test]
-fn a_body_has_a_size_and_a_time() {
+fn bodies_are_limited_in_size_and_time() {
     let config =
         Config { max_body_bytes: 1000, body_timeout: Duration::from_millis(300), ..Config::default() };
     let server = Fixture::with(Mock::new(), config);
     assert_eq!(server.post(CHAT, &chat(json!({ "user": "x".repeat(500) }))).status, 200);
-    server.post(CHAT, &chat(json!({ "user": "x".repeat(1000) }))).refused(413, "body_too_large");
-    server.post_raw(CHAT, &vec![b' '; 50 << 20]).refused(413, "body_too_large");
+    server.post(CHAT, &chat(json!({ "user": "x".repeat(1000) }))).error(413, "body_too_large");
+    server.post_raw(CHAT, &vec![b' '; 50 << 20]).error(413, "body_too_large");
     let mut slow = TcpStream::connect(server.address).unwrap();
     write!(slow, "POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n").unwrap();
     write!(slow, "Content-Length: 100\r\n\r\n{{").unwrap();
-    assert!(answer(&mut slow).starts_with("HTTP/1.1 408 "));
+    assert!(read_to_close(&mut slow).starts_with("HTTP/1.1 408 "));
 }
 
-/// All that comes until the connection is closed.
-fn answer(stream: &mut TcpStream) -> String {
+/// Everything received until the connection is closed.
+fn read_to_close(stream: &mut TcpStream) -> String {
     stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     let mut bytes = Vec::new();
     stream.read_to_end(&mut bytes).expect("the server closes the connection");
@@ -246,7 +246,7 @@ fn answer(stream: &mut TcpStream) -> String {
 }
 
 #[test]
-fn a_head_has_a_size_and_a_time() {
+fn headers_are_limited_in_size_and_time() {
     let config =
         Config { max_header_bytes: 8 << 10, header_timeout: Duration::from_millis(200), ..Config::default() };
     let mut mock = Mock::new();
@@ -254,74 +254,75 @@ fn a_head_has_a_size_and_a_time() {
     let server = Fixture::with(mock, config);
     let mut slow = TcpStream::connect(server.address).unwrap();
     write!(slow, "GET /health HTTP/1.1\r\nHost").unwrap();
-    let asked = Instant::now();
-    answer(&mut slow);
-    assert!(asked.elapsed() < Duration::from_secs(5));
+    let sent = Instant::now();
+    read_to_close(&mut slow);
+    assert!(sent.elapsed() < Duration::from_secs(5));
     let mut idle = TcpStream::connect(server.address).unwrap();
-    answer(&mut idle);
+    read_to_close(&mut idle);
     let mut flood = TcpStream::connect(server.address).unwrap();
     write!(flood, "GET /health HTTP/1.1\r\nHost: x\r\nX: {}\r\n\r\n", "x".repeat(9 << 10)).unwrap();
     let mut status = [0; 12];
     flood.read_exact(&mut status).unwrap();
     assert_eq!(&status, b"HTTP/1.1 431");
     assert_eq!(server.get("/health").json(), json!({ "status": "alive" }));
-    // The time is the head's alone: an answer takes as long as it takes.
+    // The timeout applies to the headers only, not to the response.
     assert_eq!(server.post(CHAT, &chat(json!({}))).status, 200);
 }
 
 #[test]
-fn a_prompt_that_is_too_long_says_by_how_much() {
+fn a_prompt_that_is_too_long_is_rejected_with_both_lengths() {
     let server = Fixture::new();
     let long = "a".repeat(300);
     let (message, _) =
-        server.post(TEXT, &completion(json!({ "prompt": long }))).refused(400, "context_length_exceeded");
+        server.post(TEXT, &completion(json!({ "prompt": long }))).error(400, "context_length_exceeded");
     assert!(message.contains("301 tokens") && message.contains("256"), "{message}");
-    // A prompt may fill the context: the last token of an answer needs no place in it.
+    // A prompt may fill the context: the last token of a completion is never an input.
     let longest = completion(json!({ "prompt": "a".repeat(255), "max_tokens": 5 }));
     let usage = server.post(TEXT, &longest).json()["usage"].take();
     assert_eq!((&usage["prompt_tokens"], &usage["completion_tokens"]), (&json!(256), &json!(1)));
     let config = Config { max_prompt_tokens: Some(20), ..Config::default() };
     let small = Fixture::with(Mock::new(), config);
-    let (message, _) = small.post(TEXT, &longest).refused(400, "context_length_exceeded");
+    let (message, _) = small.post(TEXT, &longest).error(400, "context_length_exceeded");
     assert!(message.contains("256 tokens") && message.contains("20"), "{message}");
     let usage = small.post(TEXT, &completion(json!({ "prompt": "a".repeat(19) }))).json()["usage"].take();
     assert_eq!((&usage["prompt_tokens"], &usage["completion_tokens"]), (&json!(20), &json!(6)));
-    *server.mock.refusal.lock().unwrap() = Some(SubmitError::PromptTooLong { tokens: 9, context_length: 8 });
-    server.post(CHAT, &chat(json!({}))).refused(400, "context_length_exceeded");
+    *server.mock.submit_error.lock().unwrap() =
+        Some(SubmitError::PromptTooLong { tokens: 9, context_length: 8 });
+    server.post(CHAT, &chat(json!({}))).error(400, "context_length_exceeded");
 }
 
 #[test]
-fn a_full_queue_says_when_to_come_back() {
+fn a_full_queue_returns_retry_after() {
     let server = Fixture::new();
-    *server.mock.refusal.lock().unwrap() =
+    *server.mock.submit_error.lock().unwrap() =
         Some(SubmitError::QueueFull { retry_after: Duration::from_millis(1500) });
     for stream in [false, true] {
         let got = server.post(CHAT, &chat(json!({ "stream": stream })));
-        got.refused(429, "queue_full");
+        got.error(429, "queue_full");
         assert_eq!(got.headers["retry-after"], "2");
     }
-    *server.mock.refusal.lock().unwrap() = Some(SubmitError::Invalid("because".to_owned()));
-    assert_eq!(server.post(CHAT, &chat(json!({}))).refused(400, "invalid_value").0, "because");
-    *server.mock.refusal.lock().unwrap() = Some(SubmitError::Draining);
-    server.post(CHAT, &chat(json!({}))).refused(503, "not_ready");
+    *server.mock.submit_error.lock().unwrap() = Some(SubmitError::Invalid("the reason".to_owned()));
+    assert_eq!(server.post(CHAT, &chat(json!({}))).error(400, "invalid_value").0, "the reason");
+    *server.mock.submit_error.lock().unwrap() = Some(SubmitError::Draining);
+    server.post(CHAT, &chat(json!({}))).error(503, "not_ready");
 }
 
 #[test]
-fn who_waits_too_long_is_told_so_before_anything_else() {
+fn the_queue_timeout_rejects_before_the_response_head() {
     let mut mock = Mock::new();
     mock.wait = Duration::from_secs(100);
     let config = Config { queue_timeout: Duration::from_millis(50), ..Config::default() };
     let server = Fixture::with(mock, config);
     for stream in [false, true] {
         let got = server.post(CHAT, &chat(json!({ "stream": stream })));
-        got.refused(429, "queue_too_slow");
+        got.error(429, "queue_too_slow");
         assert!(got.headers.contains_key("retry-after"));
     }
     server.wait_live(0);
 }
 
 #[test]
-fn bodies_together_have_a_size() {
+fn bodies_in_flight_share_a_memory_budget() {
     let config = Config {
         max_body_bytes: 100 << 10,
         max_inflight_body_bytes: 100 << 10,
@@ -332,38 +333,38 @@ fn bodies_together_have_a_size() {
     let head = format!(
         "POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 102400\r\n\r\n"
     );
-    // One that says much and sends little keeps nobody out.
+    // A client that announces a large body and sends little does not block others.
     let mut silent = TcpStream::connect(server.address).unwrap();
     write!(silent, "{head}{{").unwrap();
     std::thread::sleep(Duration::from_millis(100));
-    let asked = Instant::now();
+    let sent = Instant::now();
     assert_eq!(server.post(CHAT, &chat(json!({}))).status, 200);
-    assert!(asked.elapsed() < Duration::from_millis(100), "{:?}", asked.elapsed());
+    assert!(sent.elapsed() < Duration::from_millis(100), "{:?}", sent.elapsed());
     drop(silent);
     std::thread::sleep(Duration::from_millis(50));
-    // One that has sent all but the end has taken all the room; the next gets it when the first is given up, a small one too.
+    // A body that lacks only its last byte holds the whole budget; the next request waits until it times out.
     let mut slow = TcpStream::connect(server.address).unwrap();
     write!(slow, "{head}{}", " ".repeat((100 << 10) - 1)).unwrap();
     std::thread::sleep(Duration::from_millis(100));
-    let asked = Instant::now();
+    let sent = Instant::now();
     assert_eq!(server.post(CHAT, &chat(json!({}))).status, 200);
-    assert!(asked.elapsed() > Duration::from_millis(100), "{:?}", asked.elapsed());
+    assert!(sent.elapsed() > Duration::from_millis(100), "{:?}", sent.elapsed());
 }
 
 #[test]
-fn a_request_has_a_time() {
+fn requests_have_a_deadline() {
     let mut mock = Mock::new();
     mock.delay = Duration::from_secs(100);
     let config = Config { request_timeout: Duration::from_millis(100), ..Config::default() };
     let server = Fixture::with(mock, config);
-    server.post(CHAT, &chat(json!({}))).refused(504, "deadline");
+    server.post(CHAT, &chat(json!({}))).error(504, "deadline");
     let data = server.stream(CHAT, &chat(json!({ "stream": true })));
     assert!(data.last().unwrap().contains("\"deadline\""));
     server.wait_live(0);
 }
 
 #[test]
-fn a_stream_that_waits_is_kept_alive() {
+fn idle_streams_get_keep_alive_comments() {
     let mut mock = Mock::new();
     mock.delay = Duration::from_millis(200);
     let config = Config { keep_alive: Duration::from_millis(20), ..Config::default() };
@@ -375,11 +376,11 @@ fn a_stream_that_waits_is_kept_alive() {
 }
 
 #[test]
-fn who_does_not_read_is_cut_off() {
+fn clients_that_do_not_read_are_disconnected() {
     let mut mock = Mock::new();
-    // More than the buffers of a socket hold.
+    // More than socket buffers hold.
     mock.script = mock.script.repeat(20_000);
-    mock.context = 1_000_000;
+    mock.context_length = 1_000_000;
     let config = Config { stall_timeout: Duration::from_millis(200), ..Config::default() };
     let server = Fixture::with(mock, config);
     let body = chat(json!({ "stream": true })).to_string();
@@ -390,15 +391,15 @@ fn who_does_not_read_is_cut_off() {
 }
 
 #[test]
-fn only_who_bears_a_key_is_let_in() {
+fn requests_need_an_accepted_api_key() {
     let config = Config { api_keys: vec!["first".to_owned(), "second".to_owned()], ..Config::default() };
     let server = Fixture::with(Mock::new(), config);
     let got = server.post(CHAT, &chat(json!({})));
-    got.refused(401, "invalid_api_key");
+    got.error(401, "invalid_api_key");
     assert_eq!(got.headers["www-authenticate"], "Bearer");
     for wrong in ["Bearer third", "Bearer firs", "Bearer first2", "Bearer", "Bearer ", "first", "Basic first"]
     {
-        server.get_with("/v1/models", ("Authorization", wrong)).refused(401, "invalid_api_key");
+        server.get_with("/v1/models", ("Authorization", wrong)).error(401, "invalid_api_key");
     }
     for right in ["Bearer first", "bearer second"] {
         assert_eq!(server.get_with("/v1/models", ("Authorization", right)).status, 200);
@@ -409,7 +410,7 @@ fn only_who_bears_a_key_is_let_in() {
 }
 
 #[test]
-fn who_is_refused_early_is_heard_out() {
+fn bodies_of_rejected_requests_are_drained() {
     let config = Config { api_keys: vec!["key".to_owned()], ..Config::default() };
     let server = Fixture::with(Mock::new(), config);
     for (path, status) in [(CHAT, "401"), ("/v2", "404"), ("/health", "405")] {
@@ -420,56 +421,56 @@ fn who_is_refused_early_is_heard_out() {
         )
         .unwrap();
         std::thread::sleep(Duration::from_millis(20));
-        // A server that had hung up would break this.
+        // Fails if the server has closed the connection.
         for _ in 0..400 {
             client.write_all(&[b' '; 100_000]).unwrap();
         }
-        assert!(answer(&mut client).starts_with(&format!("HTTP/1.1 {status} ")));
+        assert!(read_to_close(&mut client).starts_with(&format!("HTTP/1.1 {status} ")));
     }
 }
 
 #[test]
-fn unknown_models_paths_and_methods_are_told_apart() {
+fn unknown_models_paths_and_methods_have_their_own_errors() {
     let server = Fixture::new();
     let (message, param) =
-        server.post(CHAT, &chat(json!({ "model": "gpt-5" }))).refused(404, "model_not_found");
+        server.post(CHAT, &chat(json!({ "model": "gpt-5" }))).error(404, "model_not_found");
     assert!(message.contains("gpt-5") && param == "model");
-    server.get("/v2").refused(404, "unknown_url");
-    server.get("/v1/embeddings").refused(404, "unknown_url");
+    server.get("/v2").error(404, "unknown_url");
+    server.get("/v1/embeddings").error(404, "unknown_url");
     let got = server.get(CHAT);
-    got.refused(405, "method_not_allowed");
+    got.error(405, "method_not_allowed");
     assert_eq!(got.headers["allow"], "POST");
     let got = server.post("/v1/models", &json!({}));
-    got.refused(405, "method_not_allowed");
+    got.error(405, "method_not_allowed");
     assert_eq!(got.headers["allow"], "GET, HEAD");
 }
 
 #[test]
-fn it_is_ready_when_the_generator_is() {
+fn readiness_follows_the_generator() {
     let server = Fixture::new();
     assert_eq!(server.get("/ready").json(), json!({ "status": "ready" }));
-    *server.mock.unready.lock().unwrap() = Some("the weights are being read".to_owned());
+    *server.mock.not_ready.lock().unwrap() = Some("the weights are loading".to_owned());
     let got = server.get("/ready");
-    let (message, _) = got.refused(503, "not_ready");
-    assert!(message.contains("the weights are being read"), "{message}");
+    let (message, _) = got.error(503, "not_ready");
+    assert!(message.contains("the weights are loading"), "{message}");
     assert!(got.headers.contains_key("retry-after"));
-    server.post(CHAT, &chat(json!({}))).refused(503, "not_ready");
+    server.post(CHAT, &chat(json!({}))).error(503, "not_ready");
     assert_eq!(server.get("/health").status, 200);
     assert!(server.get("/metrics").body.contains("\nindrik_ready 0\n"));
 }
 
 #[test]
-fn it_is_not_ready_where_the_gpu_does_not_answer() {
+fn the_server_is_not_ready_if_the_gpu_does_not_respond() {
     let mut mock = Mock::new();
-    mock.answers = false;
+    mock.responds = false;
     let config = Config { probe_timeout: Duration::from_millis(50), ..Config::default() };
     let server = Fixture::with(mock, config);
-    let (message, _) = server.get("/ready").refused(503, "not_ready");
+    let (message, _) = server.get("/ready").error(503, "not_ready");
     assert!(message.contains("the GPU did not respond within 0.05 s"), "{message}");
 }
 
 #[test]
-fn pages_of_other_origins_read_nothing_unless_asked_for() {
+fn cors_headers_are_sent_to_allowed_origins_only() {
     let allowed = "access-control-allow-origin";
     let server = Fixture::new();
     let got = server.get_with("/v1/models", ("Origin", "http://a.example"));
@@ -482,7 +483,7 @@ fn pages_of_other_origins_read_nothing_unless_asked_for() {
     );
     let got = server.get_with("/v1/models", ("Origin", "http://b.example"));
     assert!(!got.headers.contains_key(allowed));
-    // What a browser asks before it lets a page's client, which has headers of its own, send something.
+    // The preflight request of a browser, with the headers of a client library.
     let mut stream = TcpStream::connect(server.address).unwrap();
     write!(
         stream,
@@ -490,15 +491,15 @@ fn pages_of_other_origins_read_nothing_unless_asked_for() {
          Access-Control-Request-Headers: authorization,content-type,x-stainless-lang\r\nConnection: close\r\n\r\n"
     )
     .unwrap();
-    let mut told = String::new();
-    stream.read_to_string(&mut told).unwrap();
-    let told = told.to_lowercase();
-    assert!(told.starts_with("http/1.1 200"), "{told}");
+    let mut response = String::new();
+    stream.read_to_string(&mut response).unwrap();
+    let response = response.to_lowercase();
+    assert!(response.starts_with("http/1.1 200"), "{response}");
     assert!(
-        told.contains("access-control-allow-headers: authorization,content-type,x-stainless-lang"),
-        "{told}"
+        response.contains("access-control-allow-headers: authorization,content-type,x-stainless-lang"),
+        "{response}"
     );
-    assert!(told.contains("access-control-allow-methods: get,post"), "{told}");
+    assert!(response.contains("access-control-allow-methods: get,post"), "{response}");
     let config = Config { cors_origins: vec!["*".to_owned()], ..Config::default() };
     let server = Fixture::with(Mock::new(), config);
     assert_eq!(server.get_with("/v1/models", ("Origin", "http://b.example")).headers[allowed], "*");
@@ -513,23 +514,23 @@ fn connections_beyond_the_limit_wait() {
     let mut second = TcpStream::connect(server.address).unwrap();
     write!(second, "GET /health HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
     second.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
-    assert!(second.read(&mut [0; 12]).is_err(), "the first holds the only place");
+    assert!(second.read(&mut [0; 12]).is_err(), "the first connection holds the only permit");
     drop(first);
     second.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     second.read_exact(&mut [0; 12]).unwrap();
 }
 
 #[test]
-fn draining_finishes_what_runs_and_takes_nothing_new() {
+fn draining_finishes_running_requests_and_accepts_no_new_ones() {
     let mut mock = Mock::new();
     mock.delay = Duration::from_millis(50);
     let mut server = Fixture::with(mock, Config::default());
     let running = server.running.take().unwrap();
     std::thread::scope(|scope| {
-        let answer = scope.spawn(|| server.chunks(CHAT, &chat(json!({ "stream": true }))));
+        let stream = scope.spawn(|| server.chunks(CHAT, &chat(json!({ "stream": true }))));
         server.wait_live(1);
         server.handle.drain();
-        let chunks = answer.join().unwrap();
+        let chunks = stream.join().unwrap();
         assert_eq!(chunks.last().unwrap()["choices"][0]["finish_reason"], "stop");
     });
     server.runtime.block_on(running).unwrap();
@@ -537,7 +538,7 @@ fn draining_finishes_what_runs_and_takes_nothing_new() {
 }
 
 #[test]
-fn stopping_cancels_what_runs() {
+fn stopping_cancels_running_requests() {
     let mut mock = Mock::new();
     mock.delay = Duration::from_secs(100);
     let mut server = Fixture::with(mock, Config::default());
@@ -551,5 +552,5 @@ fn stopping_cancels_what_runs() {
     server.handle.stop();
     server.runtime.block_on(running).unwrap();
     server.wait_live(0);
-    assert_eq!(answer(&mut client), "");
+    assert_eq!(read_to_close(&mut client), "");
 }

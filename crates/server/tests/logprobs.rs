@@ -1,4 +1,4 @@
-//! Probabilities of tokens, whole and as streams.
+//! Log probabilities, whole and in streams.
 
 mod common;
 
@@ -9,8 +9,8 @@ use server::Config;
 const CHAT: &str = "/v1/chat/completions";
 const TEXT: &str = "/v1/completions";
 
-/// The tokens of a chat's answer, whole and as a stream, which must be the same.
-fn told(server: &Fixture, more: Value) -> (String, Vec<Value>) {
+/// Text and logprobs of a chat completion, which must be the same whole and as a stream.
+fn logprobs(server: &Fixture, more: Value) -> (String, Vec<Value>) {
     let mut body = chat(more);
     body["temperature"] = 0.into();
     let got = server.post(CHAT, &body).json();
@@ -39,57 +39,57 @@ fn names(content: &[Value]) -> Vec<&str> {
 }
 
 #[test]
-fn a_chat_tells_its_tokens() {
+fn a_chat_reports_logprobs() {
     let server = Fixture::new();
-    let (text, content) = told(&server, json!({ "logprobs": true, "top_logprobs": 3 }));
+    let (text, content) = logprobs(&server, json!({ "logprobs": true, "top_logprobs": 3 }));
     assert_eq!(text, " one two three four five six");
     assert_eq!(names(&content), common::WORDS);
     assert_eq!(bytes(&content), text.as_bytes());
     assert_eq!((&content[0]["logprob"], &content[5]["logprob"]), (&json!(-0.5), &json!(-3.0)));
     let top = content[1]["top_logprobs"].as_array().unwrap();
     assert_eq!(top.len(), 3);
-    // Control tokens have a name, and no bytes of the text.
+    // Control tokens have a name and no bytes.
     assert_eq!(top[2], json!({ "token": "<eos>", "logprob": -1.5, "bytes": null }));
-    let (_, content) = told(&server, json!({ "logprobs": true }));
+    let (_, content) = logprobs(&server, json!({ "logprobs": true }));
     assert_eq!(content[0]["top_logprobs"], json!([]));
 }
 
 #[test]
-fn tokens_that_are_parts_of_characters_have_their_bytes() {
+fn tokens_within_a_character_report_their_bytes() {
     let mut mock = Mock::new();
     let tokenizer = tokenizer();
     mock.script = "é🦙".bytes().map(|byte| tokenizer.token_id(&format!("<0x{byte:02X}>")).unwrap()).collect();
     let server = Fixture::with(mock, Config::default());
-    let (text, content) = told(&server, json!({ "logprobs": true }));
+    let (text, content) = logprobs(&server, json!({ "logprobs": true }));
     assert_eq!((text.as_str(), bytes(&content)), ("é🦙", text.as_bytes().to_vec()));
     assert_eq!(names(&content), ["\\xc3", "\\xa9", "\\xf0", "\\x9f", "\\xa6", "\\x99"]);
-    // A character that is cut off by the length is one that cannot be read; its tokens are told.
-    let (text, content) = told(&server, json!({ "logprobs": true, "max_tokens": 4 }));
+    // A character cut off by the token limit becomes a replacement character; its tokens are reported.
+    let (text, content) = logprobs(&server, json!({ "logprobs": true, "max_tokens": 4 }));
     assert_eq!((text.as_str(), content.len()), ("é\u{fffd}", 4));
-    // One that a stop string has cut off is not.
-    let (text, content) = told(&server, json!({ "logprobs": true, "stop": "🦙" }));
+    // Tokens cut off by a stop string are not.
+    let (text, content) = logprobs(&server, json!({ "logprobs": true, "stop": "🦙" }));
     assert_eq!((text.as_str(), names(&content)), ("é", vec!["\\xc3", "\\xa9"]));
 }
 
 #[test]
-fn what_a_stop_string_cuts_off_is_not_told() {
+fn tokens_cut_off_by_a_stop_string_are_not_reported() {
     let server = Fixture::new();
-    let (text, content) = told(&server, json!({ "logprobs": true, "stop": ["ee four fi", "six!"] }));
+    let (text, content) = logprobs(&server, json!({ "logprobs": true, "stop": ["ee four fi", "six!"] }));
     assert_eq!(text, " one two thr");
     assert_eq!(names(&content), [" one", " two", " three"]);
-    let (text, content) = told(&server, json!({ "logprobs": true, "stop": " two" }));
+    let (text, content) = logprobs(&server, json!({ "logprobs": true, "stop": " two" }));
     assert_eq!((text.as_str(), names(&content)), (" one", vec![" one"]));
-    // What might have become a stop string is told in the end.
-    let (_, content) = told(&server, json!({ "logprobs": true, "stop": "six!" }));
+    // Tokens held back as a possible match are reported at the end.
+    let (_, content) = logprobs(&server, json!({ "logprobs": true, "stop": "six!" }));
     assert_eq!(names(&content), common::WORDS);
 }
 
 #[test]
-fn a_text_tells_its_tokens_in_lists() {
+fn a_text_completion_reports_logprobs_as_lists() {
     let server = Fixture::new();
     let mut body = completion(json!({ "temperature": 0, "logprobs": 2, "max_tokens": 3 }));
     let logprobs = server.post(TEXT, &body).json()["choices"][0]["logprobs"].take();
-    let wanted = json!({
+    let expected = json!({
         "tokens": [" one", " two", " three"],
         "token_logprobs": [-0.5, -1.0, -1.5],
         "top_logprobs": [
@@ -100,7 +100,7 @@ fn a_text_tells_its_tokens_in_lists() {
         "text_offset": [0, 4, 8],
     });
     // `-0.0` is `0.0`.
-    assert_eq!(logprobs.to_string().replace("-0.0", "0.0"), sorted(&wanted));
+    assert_eq!(logprobs.to_string().replace("-0.0", "0.0"), sorted(&expected));
     body["stream"] = true.into();
     let chunks = server.chunks(TEXT, &body);
     let offsets: Vec<&Value> =
@@ -112,7 +112,7 @@ fn a_text_tells_its_tokens_in_lists() {
     assert!(server.post(TEXT, &completion(json!({}))).json()["choices"][0]["logprobs"].is_null());
 }
 
-/// Its text, with the most probable tokens in the order of their names.
+/// As text, with the keys of `top_logprobs` sorted.
 fn sorted(logprobs: &Value) -> String {
     let mut logprobs = logprobs.clone();
     for tops in logprobs["top_logprobs"].as_array_mut().unwrap() {

@@ -1,4 +1,4 @@
-//! What the server tells of itself: metrics, its description, its log.
+//! Metrics, the OpenAPI document, the access log.
 
 mod common;
 
@@ -17,7 +17,7 @@ use server::{Config, EngineSlot};
 const CHAT: &str = "/v1/chat/completions";
 
 #[test]
-fn metrics_count_requests_and_show_the_generator() {
+fn metrics_count_requests_and_show_the_engines_status() {
     let server = Fixture::new();
     {
         let mut status = server.mock.status.lock().unwrap();
@@ -43,7 +43,7 @@ fn metrics_count_requests_and_show_the_generator() {
     ] {
         assert!(got.body.lines().any(|found| found == line), "no {line} in\n{}", got.body);
     }
-    // Every name is described before its first value, and buckets never fall.
+    // Every metric is described before its first sample, and buckets are cumulative.
     let mut described = BTreeSet::new();
     let mut bucket = (String::new(), 0.0);
     for line in got.body.lines() {
@@ -62,31 +62,33 @@ fn metrics_count_requests_and_show_the_generator() {
 }
 
 #[test]
-fn an_engine_is_a_generator_from_the_moment_it_is_there() {
-    let slot = Arc::new(EngineSlot::new(256, "the weights are being read"));
+fn an_engine_slot_serves_once_it_is_filled() {
+    let slot = Arc::new(EngineSlot::new(256, "the weights are loading"));
     let server = Fixture::over(Mock::new(), slot.clone(), Config::default(), None);
     assert_eq!(server.get("/health").status, 200);
-    let (message, _) = server.get("/ready").refused(503, "not_ready");
-    assert!(message.contains("the weights are being read"), "{message}");
-    let ask = || server.post("/v1/completions", &completion(json!({ "max_tokens": 5, "seed": 3 })));
-    ask().refused(503, "not_ready");
+    let (message, _) = server.get("/ready").error(503, "not_ready");
+    assert!(message.contains("the weights are loading"), "{message}");
+    let complete = || server.post("/v1/completions", &completion(json!({ "max_tokens": 5, "seed": 3 })));
+    complete().error(503, "not_ready");
 
-    // The third call is a step that finds the device lost; the answer is the same.
-    let plain = |faults| MockOptions { errors: faults, ..MockOptions::default() };
+    // The device is lost at the third call, a step; the completion is the same.
+    let options = |errors| MockOptions { errors, ..MockOptions::default() };
     let lost = [(2, BackendError::DeviceLost("lost".to_owned()))].into();
-    slot.fill(Engine::start(MockBackend::new(plain(lost)), Options::default()).unwrap());
+    slot.fill(Engine::start(MockBackend::new(options(lost)), Options::default()).unwrap());
     assert_eq!(server.get("/ready").json(), json!({ "status": "ready" }));
-    let got = ask().json();
+    let got = complete().json();
     assert_eq!(got["usage"]["completion_tokens"], 5, "{got}");
-    let whole = Fixture::over(
+    let undisturbed = Fixture::over(
         Mock::new(),
-        Arc::new(Engine::start(MockBackend::new(plain(Default::default())), Options::default()).unwrap()),
+        Arc::new(Engine::start(MockBackend::new(options(Default::default())), Options::default()).unwrap()),
         Config::default(),
         None,
     );
-    let same = whole.post("/v1/completions", &completion(json!({ "max_tokens": 5, "seed": 3 }))).json();
-    assert_eq!(got["choices"], same["choices"]);
-    // Four tokens in a step, and a run of four steps of a row; the plain backend reads 1000 bytes and 10 for each position.
+    let expected =
+        undisturbed.post("/v1/completions", &completion(json!({ "max_tokens": 5, "seed": 3 }))).json();
+    assert_eq!(got["choices"], expected["choices"]);
+    // One prefill step of four tokens, then a decode run of four one-row steps; the mock backend reads 1000 bytes per
+    // step and 10 per token of context.
     for line in [
         "indrik_steps_total 5",
         "indrik_step_rows_total 8",
@@ -95,13 +97,14 @@ fn an_engine_is_a_generator_from_the_moment_it_is_there() {
         "indrik_prefix_cache_queries_total 1",
         "indrik_prefix_cache_hits_total 0",
     ] {
-        whole.wait_metric(line);
+        undisturbed.wait_metric(line);
     }
-    whole.post("/v1/completions", &completion(json!({ "prompt": "say ".repeat(9) })));
-    let again = whole.post("/v1/completions", &completion(json!({ "prompt": "say ".repeat(9) }))).json();
+    undisturbed.post("/v1/completions", &completion(json!({ "prompt": "say ".repeat(9) })));
+    let again =
+        undisturbed.post("/v1/completions", &completion(json!({ "prompt": "say ".repeat(9) }))).json();
     let cached = again["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
     assert!(cached >= 8, "{again}");
-    whole.wait_metric("indrik_prefix_cache_hits_total 1");
+    undisturbed.wait_metric("indrik_prefix_cache_hits_total 1");
     for line in [
         "indrik_ready 1",
         "indrik_device_lost_total 1",
@@ -117,25 +120,25 @@ fn an_engine_is_a_generator_from_the_moment_it_is_there() {
 }
 
 #[test]
-fn a_lost_gpu_is_told_until_it_is_back() {
+fn the_server_is_not_ready_while_the_gpu_is_lost() {
     let lost = || BackendError::DeviceLost("lost".to_owned());
-    // The first probe finds it lost, and the first attempt to put it back fails.
-    let faults = [(0, lost()), (1, lost())].into();
-    let plain = MockBackend::new(MockOptions { errors: faults, ..MockOptions::default() });
-    let engine = Arc::new(Engine::start(plain, Options::default()).unwrap());
+    // The first probe finds the device lost, and the first attempt to reopen it fails.
+    let errors = [(0, lost()), (1, lost())].into();
+    let backend = MockBackend::new(MockOptions { errors, ..MockOptions::default() });
+    let engine = Arc::new(Engine::start(backend, Options::default()).unwrap());
     let server = Fixture::over(Mock::new(), engine.clone(), Config::default(), None);
-    let (message, _) = server.get("/ready").refused(503, "not_ready");
+    let (message, _) = server.get("/ready").error(503, "not_ready");
     assert!(message.contains("the GPU"), "{message}");
     server.wait_metric("indrik_ready 0");
-    server.post("/v1/completions", &completion(json!({}))).refused(503, "not_ready");
-    // Nobody has to come for it to be put back.
+    server.post("/v1/completions", &completion(json!({}))).error(503, "not_ready");
+    // Recovery does not need a request.
     server.wait_metric("indrik_ready 1");
     assert_eq!(server.get("/ready").status, 200);
     assert_eq!(server.post("/v1/completions", &completion(json!({}))).status, 200);
 }
 
 #[test]
-fn the_description_is_whole_and_names_what_requests_take() {
+fn the_openapi_document_is_complete() {
     let server = Fixture::new();
     let document = server.get("/openapi.json").json();
     let schemas = document["components"]["schemas"].as_object().unwrap();
@@ -159,7 +162,7 @@ fn the_description_is_whole_and_names_what_requests_take() {
     }
 }
 
-/// Takes what is logged.
+/// Collects the log.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<u8>>>);
 
@@ -174,7 +177,7 @@ impl Write for Log {
 }
 
 #[test]
-fn each_request_is_one_line_without_what_was_said() {
+fn the_access_log_has_one_line_per_request_without_content() {
     let log = Log::default();
     let writer = log.clone();
     tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).init();

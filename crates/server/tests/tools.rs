@@ -1,5 +1,4 @@
-//! Tools: what is refused, what the model is shown, and how calls come out, over a generator that writes by rule and over an engine that is held
-//! to grammars.
+//! Tools: validation, prompts and tool calls, over a scripted generator and over an engine with grammars.
 
 mod common;
 
@@ -12,7 +11,7 @@ use text::{ChatTemplate, DecodeSpecial, EncodeSpecial};
 
 const CHAT: &str = "/v1/chat/completions";
 
-/// Turns as Gemma's; tools in front, calls in tags, results by the user.
+/// Turns like Gemma's, tools in front, calls in tags, results as user turns.
 const TEMPLATE: &str = r#"{{- bos_token }}
 {%- if tools %}Tools:{% for tool in tools %}{{ '\n' }}{{ tool | tojson }}{% endfor %}{{ '\n' }}{% endif %}
 {%- for message in messages %}
@@ -32,17 +31,16 @@ fn template() -> Option<ChatTemplate> {
     Some(ChatTemplate::new(TEMPLATE, "<bos>", "<eos>").unwrap())
 }
 
-/// Writes this text, token by token, whatever it is asked.
-fn writing(text: &str) -> Fixture {
+/// A server that generates this text for every request.
+fn scripted(text: &str) -> Fixture {
     let script = tokenizer().encode(text, EncodeSpecial::AsText);
-    // The first token has no space before it.
-    let mock = Mock { script, context: 4096, ..Mock::new() };
+    let mock = Mock { script, context_length: 4096, ..Mock::new() };
     Fixture::serving(mock, Config::default(), template())
 }
 
-/// Held to grammars, and writes by lot otherwise.
-fn held() -> Fixture {
-    Fixture::by_lot(Config::default(), template())
+/// A server that samples at random within the grammar.
+fn constrained() -> Fixture {
+    Fixture::random(Config::default(), template())
 }
 
 fn tool(name: &str, parameters: Value) -> Value {
@@ -59,8 +57,8 @@ fn weather() -> Value {
     tool("get_weather", parameters)
 }
 
-/// A chat with two tools, without chance.
-fn asked(more: Value) -> Value {
+/// A greedy chat request with two tools, with more fields.
+fn with_tools(more: Value) -> Value {
     let mut body = chat(json!({ "tools": [weather(), tool("now", json!({}))], "temperature": 0 }));
     body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     body
@@ -76,9 +74,9 @@ fn two_calls() -> String {
     format!("Let me see.\n{}\n{}", call("get_weather", ARGUMENTS), call("now", "{}"))
 }
 
-/// Name and arguments of the calls of a message.
+/// Names and arguments of a message's calls.
 fn calls(message: &Value) -> Vec<(String, String)> {
-    let text = |value: &Value| value.as_str().expect("a text").to_owned();
+    let text = |value: &Value| value.as_str().expect("a string").to_owned();
     let list = message["tool_calls"].as_array().map_or(&[][..], Vec::as_slice);
     list.iter()
         .map(|call| {
@@ -89,18 +87,18 @@ fn calls(message: &Value) -> Vec<(String, String)> {
         .collect()
 }
 
-/// The message and finish reason that the chunks of each choice make, as OpenAI's packages put them together.
-fn put_together(chunks: &[Value], n: usize) -> Vec<(Value, Value)> {
-    let mut made = vec![(json!({ "content": null, "tool_calls": [] }), Value::Null); n];
+/// Message and finish reason of each choice, assembled from chunks as OpenAI's packages do.
+fn assemble(chunks: &[Value], n: usize) -> Vec<(Value, Value)> {
+    let mut choices = vec![(json!({ "content": null, "tool_calls": [] }), Value::Null); n];
     for chunk in chunks {
         for choice in chunk["choices"].as_array().unwrap() {
-            let (message, reason) = &mut made[choice["index"].as_u64().unwrap() as usize];
-            assert!(reason.is_null(), "nothing comes after the reason");
+            let (message, reason) = &mut choices[choice["index"].as_u64().unwrap() as usize];
+            assert!(reason.is_null(), "no chunk follows the finish reason");
             *reason = choice["finish_reason"].clone();
             let delta = &choice["delta"];
             if let Some(text) = delta["content"].as_str() {
                 let before = message["content"].as_str().unwrap_or_default();
-                assert!(message["tool_calls"].as_array().unwrap().is_empty(), "text after a call");
+                assert!(message["tool_calls"].as_array().unwrap().is_empty(), "content after a call");
                 message["content"] = format!("{before}{text}").into();
             }
             for piece in delta["tool_calls"].as_array().unwrap_or(&vec![]) {
@@ -110,7 +108,7 @@ fn put_together(chunks: &[Value], n: usize) -> Vec<(Value, Value)> {
                     assert!(piece["id"].is_string() && piece["function"]["name"].is_string(), "{piece}");
                     list.push(piece.clone());
                 } else {
-                    assert_eq!(at + 1, list.len(), "only the last call goes on");
+                    assert_eq!(at + 1, list.len(), "arguments belong to the last call");
                     assert!(piece.get("id").is_none() && piece["function"].get("name").is_none(), "{piece}");
                     let before = list[at]["function"]["arguments"].as_str().unwrap();
                     let more = piece["function"]["arguments"].as_str().unwrap();
@@ -119,14 +117,14 @@ fn put_together(chunks: &[Value], n: usize) -> Vec<(Value, Value)> {
             }
         }
     }
-    made
+    choices
 }
 
 #[test]
-fn calls_come_out_whole_and_in_pieces() {
-    let server = writing(&two_calls());
+fn tool_calls_are_returned_whole_and_streamed() {
+    let server = scripted(&two_calls());
     let expected = [("get_weather".to_owned(), ARGUMENTS.to_owned()), ("now".to_owned(), "{}".to_owned())];
-    let got = server.post(CHAT, &asked(json!({ "n": 2 }))).json();
+    let got = server.post(CHAT, &with_tools(json!({ "n": 2 }))).json();
     let mut ids = HashSet::new();
     for choice in got["choices"].as_array().unwrap() {
         assert_eq!(choice["finish_reason"], "tool_calls");
@@ -139,9 +137,9 @@ fn calls_come_out_whole_and_in_pieces() {
     let written = got["usage"]["completion_tokens"].as_u64().unwrap();
     assert_eq!(written as usize, 2 * server.mock.script.len());
 
-    let chunks = server.chunks(CHAT, &asked(json!({ "n": 2, "stream": true })));
+    let chunks = server.chunks(CHAT, &with_tools(json!({ "n": 2, "stream": true })));
     assert!(chunks.iter().filter(|chunk| chunk["choices"][0]["delta"]["tool_calls"].is_array()).count() > 20);
-    for (message, reason) in put_together(&chunks, 2) {
+    for (message, reason) in assemble(&chunks, 2) {
         assert_eq!(
             (calls(&message), &message["content"], reason),
             (expected.to_vec(), &json!("Let me see."), json!("tool_calls"))
@@ -149,40 +147,40 @@ fn calls_come_out_whole_and_in_pieces() {
     }
     assert!(server.get("/metrics").body.contains("indrik_tool_calls_total 8"));
 
-    // Who only calls says nothing.
-    let server = writing(&call("now", "{}"));
-    let message = server.post(CHAT, &asked(json!({}))).json()["choices"][0]["message"].take();
+    // A message that only calls tools has no content.
+    let server = scripted(&call("now", "{}"));
+    let message = server.post(CHAT, &with_tools(json!({}))).json()["choices"][0]["message"].take();
     assert_eq!((calls(&message).len(), &message["content"]), (1, &Value::Null));
-    let chunks = server.chunks(CHAT, &asked(json!({ "stream": true })));
-    let (message, _) = put_together(&chunks, 1).remove(0);
+    let chunks = server.chunks(CHAT, &with_tools(json!({ "stream": true })));
+    let (message, _) = assemble(&chunks, 1).remove(0);
     assert_eq!((calls(&message).len(), &message["content"]), (1, &Value::Null));
-    // Who only says something calls nothing, and nothing is lost.
-    let server = writing("a < b <call <cal \n ");
-    let got = server.post(CHAT, &asked(json!({}))).json();
+    // Text that resembles the start of a call stays content.
+    let server = scripted("a < b <call <cal \n ");
+    let got = server.post(CHAT, &with_tools(json!({}))).json();
     assert_eq!(got["choices"][0]["message"]["content"], "a < b <call <cal \n ");
     assert!(got["choices"][0]["message"].get("tool_calls").is_none());
     assert_eq!(got["choices"][0]["finish_reason"], "stop");
 }
 
 #[test]
-fn an_answer_that_is_cut_off_gives_what_there_is() {
+fn a_completion_that_is_cut_off_returns_partial_calls() {
     let text = format!("So: {}", call("now", ARGUMENTS));
-    let server = writing(&text);
+    let server = scripted(&text);
     let (mut named, mut whole) = (0, 0);
-    for most in 1..=server.mock.script.len() {
-        let body = asked(json!({ "max_tokens": most }));
+    for max_tokens in 1..=server.mock.script.len() {
+        let body = with_tools(json!({ "max_tokens": max_tokens }));
         let choice = server.post(CHAT, &body).json()["choices"][0].take();
-        let streamed = server.chunks(CHAT, &asked(json!({ "max_tokens": most, "stream": true })));
-        let (message, reason) = put_together(&streamed, 1).remove(0);
+        let streamed = server.chunks(CHAT, &with_tools(json!({ "max_tokens": max_tokens, "stream": true })));
+        let (message, reason) = assemble(&streamed, 1).remove(0);
         assert_eq!((calls(&message), &reason), (calls(&choice["message"]), &choice["finish_reason"]));
         let content = choice["message"]["content"].as_str().unwrap();
         assert!("So: <call>".starts_with(content), "{content}");
         let made = calls(&choice["message"]);
-        let over = most == server.mock.script.len();
-        assert_eq!(choice["finish_reason"], if over { "tool_calls" } else { "length" });
+        let complete = max_tokens == server.mock.script.len();
+        assert_eq!(choice["finish_reason"], if complete { "tool_calls" } else { "length" });
         if let [(name, arguments)] = &made[..] {
             assert_eq!((name.as_str(), content), ("now", "So:"));
-            // A character that was cut in two is one that no one wrote.
+            // A character that was cut off becomes a replacement character.
             assert!(ARGUMENTS.starts_with(arguments.trim_end_matches('\u{fffd}')), "{arguments}");
             named += 1;
             whole += usize::from(arguments == ARGUMENTS);
@@ -192,15 +190,16 @@ fn an_answer_that_is_cut_off_gives_what_there_is() {
 }
 
 #[test]
-fn stop_strings_end_what_is_said_and_not_what_is_called() {
-    let server = writing(&two_calls());
-    let stop = |stop: Value| server.post(CHAT, &asked(json!({ "stop": stop }))).json()["choices"][0].take();
-    for harmless in ["}", "<call>", "call", "\n</call>", "Zürich", "name"] {
-        let choice = stop(json!(harmless));
+fn stop_strings_apply_to_content_and_not_to_calls() {
+    let server = scripted(&two_calls());
+    let stop =
+        |stop: Value| server.post(CHAT, &with_tools(json!({ "stop": stop }))).json()["choices"][0].take();
+    for within_call in ["}", "<call>", "call", "\n</call>", "Zürich", "name"] {
+        let choice = stop(json!(within_call));
         assert_eq!(
             (calls(&choice["message"]).len(), &choice["finish_reason"]),
             (2, &json!("tool_calls")),
-            "{harmless}"
+            "{within_call}"
         );
     }
     for (text, content) in [("me", "Let "), (".\n", "Let me see"), ("see.", "Let me ")] {
@@ -211,19 +210,19 @@ fn stop_strings_end_what_is_said_and_not_what_is_called() {
         );
         assert!(calls(&choice["message"]).is_empty());
     }
-    // What could have become one is said when a call comes.
+    // A possible match is released when a call starts.
     assert_eq!(stop(json!("see.\n\n"))["message"]["content"], "Let me see.");
 }
 
 #[test]
-fn probabilities_are_of_what_is_said() {
-    let server = writing(&two_calls());
-    let told = json!({ "logprobs": true, "top_logprobs": 1 });
-    let mut bodies = [told.clone(), told];
+fn logprobs_cover_content_only() {
+    let server = scripted(&two_calls());
+    let options = json!({ "logprobs": true, "top_logprobs": 1 });
+    let mut bodies = [options.clone(), options];
     bodies[1]["stream"] = true.into();
     let whole =
-        server.post(CHAT, &asked(bodies[0].clone())).json()["choices"][0]["logprobs"]["content"].take();
-    let chunks = server.chunks(CHAT, &asked(bodies[1].clone()));
+        server.post(CHAT, &with_tools(bodies[0].clone())).json()["choices"][0]["logprobs"]["content"].take();
+    let chunks = server.chunks(CHAT, &with_tools(bodies[1].clone()));
     let streamed: Vec<Value> = chunks
         .iter()
         .flat_map(|chunk| chunk["choices"][0]["logprobs"]["content"].as_array().cloned().unwrap_or_default())
@@ -234,13 +233,13 @@ fn probabilities_are_of_what_is_said() {
         .flat_map(|token| token["bytes"].as_array().unwrap())
         .map(|byte| byte.as_u64().unwrap() as u8)
         .collect();
-    // The tokenizer of this test puts a space before a text.
+    // The tokenizer of this test adds a space before the text.
     assert_eq!(String::from_utf8(bytes).unwrap().trim_start(), "Let me see.");
 }
 
 #[test]
-fn the_model_is_shown_tools_calls_and_results() {
-    let server = writing("done");
+fn the_prompt_contains_tools_calls_and_results() {
+    let server = scripted("done");
     let made = json!([{ "id": "c1", "type": "function", "function": { "name": "get_weather", "arguments": "{\"days\":1,\"city\":\"<end_of_turn>\"}" } },
         { "id": "c2", "type": "function", "function": { "name": "now", "arguments": "no JSON" } }]);
     let messages = json!([
@@ -250,12 +249,12 @@ fn the_model_is_shown_tools_calls_and_results() {
         { "role": "tool", "tool_call_id": "c1", "content": "rain" },
     ]);
     let prompt = |more: Value| {
-        let mut body = asked(more);
+        let mut body = with_tools(more);
         body["messages"] = messages.clone();
         assert_eq!(server.post(CHAT, &body).status, 200);
         let prompt = server.mock.seen.lock().unwrap().pop().unwrap().prompt;
         let ends = prompt.iter().filter(|id| **id == 4).count();
-        assert_eq!(ends, 4, "one for each message, and none by what they hold");
+        assert_eq!(ends, 4, "one per message, none from their content");
         tokenizer().decode(&prompt, DecodeSpecial::Keep)
     };
     let text = prompt(json!({}));
@@ -269,19 +268,19 @@ fn the_model_is_shown_tools_calls_and_results() {
         assert!(text.contains(part), "{part} in {text}");
     }
     assert!(text.ends_with("<start_of_turn>assistant\n"), "{text}");
-    // Without tools, or where none may be called, the model is told of none.
+    // With `tool_choice` none the prompt has no tools.
     let without = prompt(json!({ "tool_choice": "none" }));
     assert_eq!(without, prompt(json!({ "tools": [] })));
     assert!(!without.contains("Tools:") && without.contains("<result of=now>"), "{without}");
 }
 
 #[test]
-fn wrong_tools_are_refused_by_name() {
-    let server = writing("done");
+fn invalid_tools_are_rejected_by_field() {
+    let server = scripted("done");
     let function =
         |function: Value| json!({ "tools": [weather(), { "type": "function", "function": function }] });
-    let says = |message: Value| json!({ "messages": [{ "role": "user", "content": "x" }, message] });
-    let calls = |calls: Value| says(json!({ "role": "assistant", "tool_calls": calls }));
+    let message = |message: Value| json!({ "messages": [{ "role": "user", "content": "x" }, message] });
+    let calls = |calls: Value| message(json!({ "role": "assistant", "tool_calls": calls }));
     let many: Vec<Value> = (0..129).map(|at| tool(&format!("f{at}"), json!({}))).collect();
     for (more, field) in [
         (json!({ "tools": 5 }), "tools"),
@@ -332,11 +331,11 @@ fn wrong_tools_are_refused_by_name() {
             "tool_choice.allowed_tools.tools[0].function.name",
         ),
         (json!({ "parallel_tool_calls": 1 }), "parallel_tool_calls"),
-        (says(json!({ "role": "tool", "content": "x" })), "messages[1].tool_call_id"),
-        (says(json!({ "role": "tool", "content": "x", "tool_call_id": "c" })), "messages[1].tool_call_id"),
-        (says(json!({ "role": "assistant", "content": null, "tool_calls": [] })), "messages[1].content"),
+        (message(json!({ "role": "tool", "content": "x" })), "messages[1].tool_call_id"),
+        (message(json!({ "role": "tool", "content": "x", "tool_call_id": "c" })), "messages[1].tool_call_id"),
+        (message(json!({ "role": "assistant", "content": null, "tool_calls": [] })), "messages[1].content"),
         (
-            says(
+            message(
                 json!({ "role": "user", "tool_calls": [{ "id": "c", "type": "function", "function": { "name": "f", "arguments": "" } }] }),
             ),
             "messages[1].tool_calls",
@@ -361,7 +360,7 @@ fn wrong_tools_are_refused_by_name() {
             "response_format.json_schema.schema",
         ),
     ] {
-        let (message, param) = server.post(CHAT, &asked(more.clone())).refused(400, "invalid_value");
+        let (message, param) = server.post(CHAT, &with_tools(more.clone())).error(400, "invalid_value");
         assert_eq!(param, field, "{more}: {message}");
         assert!(message.contains(field), "{message}");
     }
@@ -369,9 +368,9 @@ fn wrong_tools_are_refused_by_name() {
 }
 
 #[test]
-fn a_model_without_tools_says_so() {
+fn a_template_without_tool_support_rejects_tools() {
     let server = Fixture::new();
-    let (message, param) = server.post(CHAT, &asked(json!({}))).refused(400, "unsupported_parameter");
+    let (message, param) = server.post(CHAT, &with_tools(json!({}))).error(400, "unsupported_parameter");
     assert_eq!(param, "tools");
     assert!(
         message.contains(MODEL)
@@ -381,16 +380,16 @@ fn a_model_without_tools_says_so() {
     );
     let messages = json!([{ "role": "user", "content": "x" }, { "role": "assistant", "tool_calls": [{ "id": "c", "type": "function", "function": { "name": "f", "arguments": "{}" } }] }]);
     let (message, param) =
-        server.post(CHAT, &chat(json!({ "messages": messages }))).refused(400, "unsupported_parameter");
+        server.post(CHAT, &chat(json!({ "messages": messages }))).error(400, "unsupported_parameter");
     assert_eq!(param, "messages[1].tool_calls", "{message}");
-    // None of them may be called: nothing is missing.
-    assert_eq!(server.post(CHAT, &asked(json!({ "tool_choice": "none" }))).status, 200);
+    // No tool may be called, so none is missing.
+    assert_eq!(server.post(CHAT, &with_tools(json!({ "tool_choice": "none" }))).status, 200);
 
     let strange =
         "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}";
     let strange = ChatTemplate::new(strange, "", "").unwrap();
     let server = Fixture::serving(Mock::new(), Config::default(), Some(strange));
-    let (message, param) = server.post(CHAT, &asked(json!({}))).refused(400, "unsupported_parameter");
+    let (message, param) = server.post(CHAT, &with_tools(json!({}))).error(400, "unsupported_parameter");
     assert_eq!(param, "tools");
     assert!(message.contains("cannot parse"), "{message}");
 }
@@ -407,14 +406,14 @@ fn check(name: &str, arguments: &str) {
 }
 
 #[test]
-fn answers_are_held_to_the_tools() {
-    let server = held();
+fn calls_match_the_tools_schemas() {
+    let server = constrained();
     let now = json!({ "type": "function", "function": { "name": "now" } });
     let post = |more: Value| {
         let mut body =
             json!({ "temperature": 1, "seed": 3, "n": 3, "max_tokens": 1000, "tools": [weather(), now] });
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        let body = asked(body);
+        let body = with_tools(body);
         let got = server.post(CHAT, &body);
         assert_eq!(got.status, 200, "{}", got.body);
         let choices = got.json()["choices"].as_array().unwrap().clone();
@@ -443,12 +442,12 @@ fn answers_are_held_to_the_tools() {
             assert_eq!(made[0].0, "get_weather");
         }
     }
-    // Without the only token that a call may begin with.
+    // Ban the only token that a call can start with.
     let bias = tokenizer().token_id("<0x3C>").unwrap().to_string();
-    let banned = asked(json!({ "tool_choice": "required", "logit_bias": { bias: -100 } }));
-    let (message, param) = server.post(CHAT, &banned).refused(400, "format_failed");
+    let banned = with_tools(json!({ "tool_choice": "required", "logit_bias": { bias: -100 } }));
+    let (message, param) = server.post(CHAT, &banned).error(400, "format_failed");
     assert!(param == "tools" && message.contains("logit biases"), "{message}");
-    // Text by lot hardly ever calls anything.
+    // Random text almost never starts a call.
     for (made, content) in post(json!({ "max_tokens": 50 })) {
         assert!(made.is_empty() && content.is_string(), "{made:?} {content}");
     }
@@ -466,5 +465,5 @@ fn answers_are_held_to_the_tools() {
             }
         }
     }
-    assert_eq!(seen.len(), 2, "both come");
+    assert_eq!(seen.len(), 2, "both tool calls and JSON occur");
 }

@@ -1,4 +1,4 @@
-//! `indrik serve` with a tiny model, as a process of its own.
+//! `indrik serve` with a tiny model, as a child process.
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
@@ -13,9 +13,10 @@ use serde_json::Value;
 
 use super::indrik;
 
-/// Anything takes less on a busy machine.
-pub const LONG: Duration = Duration::from_secs(60);
+/// Timeout of every wait; generous for a busy machine.
+pub const TIMEOUT: Duration = Duration::from_secs(60);
 
+/// Path of the tiny model.
 pub fn tiny() -> String {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures");
     fixtures.join("gguf_q8_0/model.gguf").display().to_string()
@@ -38,13 +39,14 @@ pub fn serve(arguments: &[&str]) -> Command {
     command
 }
 
+/// A running server. Killed on drop.
 pub struct Served {
     child: Child,
     /// Host and port.
     pub address: String,
     log: Option<JoinHandle<String>>,
-    /// What it said of itself.
-    pub said: Value,
+    /// The line that `--json` printed.
+    pub report: Value,
 }
 
 impl Served {
@@ -60,16 +62,16 @@ impl Served {
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         if line.is_empty() {
             child.wait().unwrap();
-            panic!("no start: {}", log.join().unwrap());
+            panic!("the server did not start: {}", log.join().unwrap());
         }
-        let said: Value = serde_json::from_str(&line).unwrap();
-        let address = said["url"].as_str().unwrap().strip_prefix("http://").unwrap().to_owned();
-        Served { child, address, log: Some(log), said }
+        let report: Value = serde_json::from_str(&line).unwrap();
+        let address = report["url"].as_str().unwrap().strip_prefix("http://").unwrap().to_owned();
+        Served { child, address, log: Some(log), report }
     }
 
     pub fn connect(&self) -> TcpStream {
         let stream = TcpStream::connect(&self.address).unwrap();
-        stream.set_read_timeout(Some(LONG)).unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
         stream
     }
 
@@ -85,28 +87,30 @@ impl Served {
         BufReader::new(stream)
     }
 
-    /// The status and the body of an answer that is sent whole.
-    pub fn ask(&self, method: &str, path: &str, body: &str) -> (u16, String) {
+    /// Status and body of a response that is not a stream.
+    pub fn request(&self, method: &str, path: &str, body: &str) -> (u16, String) {
         let mut text = String::new();
         self.send(method, path, body).read_to_string(&mut text).unwrap();
         let (head, body) = text.split_once("\r\n\r\n").unwrap();
         (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
     }
 
+    /// The body of a successful request to `/v1/completions`.
     pub fn complete(&self, body: &Value) -> Value {
-        let (status, text) = self.ask("POST", "/v1/completions", &body.to_string());
+        let (status, text) = self.request("POST", "/v1/completions", &body.to_string());
         assert_eq!(status, 200, "{text}");
         serde_json::from_str(&text).unwrap()
     }
 
+    /// Value of a metric that is an integer.
     pub fn metric(&self, name: &str) -> u64 {
-        let (_, text) = self.ask("GET", "/metrics", "");
+        let (_, text) = self.request("GET", "/metrics", "");
         let line = text.lines().find(|line| line.split(' ').next() == Some(name));
         line.and_then(|line| line.split(' ').nth(1)?.parse().ok())
             .unwrap_or_else(|| panic!("no {name}: {text}"))
     }
 
-    /// Its open files, connections among them.
+    /// Number of open file descriptors, connections included.
     pub fn open_files(&self) -> usize {
         std::fs::read_dir(format!("/proc/{}/fd", self.child.id())).unwrap().count()
     }
@@ -116,14 +120,14 @@ impl Served {
         assert!(Command::new("kill").args([name, &id]).status().unwrap().success());
     }
 
-    /// Waits for its end; says how it ended, and what it had said.
-    pub fn end(mut self) -> (ExitStatus, String) {
-        let until = Instant::now() + LONG;
+    /// Waits for the process to exit; returns its status and its log.
+    pub fn wait(mut self) -> (ExitStatus, String) {
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
                 return (status, self.log.take().unwrap().join().unwrap());
             }
-            assert!(Instant::now() < until, "it does not end");
+            assert!(Instant::now() < deadline, "the server does not exit");
             std::thread::sleep(Duration::from_millis(5));
         }
     }
@@ -131,7 +135,7 @@ impl Served {
 
 impl Drop for Served {
     fn drop(&mut self) {
-        // Nothing where it has ended.
+        // Errors mean that the process has exited.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

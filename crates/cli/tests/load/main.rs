@@ -1,6 +1,5 @@
-//! The real server with a tiny model under load: first more clients than there is room for, then a mixture of everything
-//! with devices that are lost. `INDRIK_SOAK` says for how many seconds in all; `make soak` takes half an hour. One test, so that nothing runs
-//! beside it.
+//! Load test of the server with a tiny model: overload, then a mixed load with lost devices. `INDRIK_SOAK` sets the
+//! total time in seconds; `make soak` runs half an hour. A single test, so that nothing runs in parallel.
 
 mod client;
 #[path = "../common/mod.rs"]
@@ -12,66 +11,66 @@ mod overload;
 use std::time::{Duration, Instant};
 
 use client::Client;
-use common::served::{LONG, Served, has_device, serve};
-use memory::watched;
+use common::served::{Served, TIMEOUT, has_device, serve};
+use memory::watch;
 use serde_json::json;
 
-/// Seconds in all, where nothing else is said.
-const USUAL: u64 = 120;
+/// Default total time in seconds.
+const DEFAULT_SECONDS: u64 = 120;
 
-/// Overload lasts no longer than this, and no longer than half of all.
-const OVERLOAD: Duration = Duration::from_secs(60);
+/// Maximum time of the overload phase; at most half of the total.
+const MAX_OVERLOAD: Duration = Duration::from_secs(60);
 
-/// A refusal takes no longer than this, save one in a hundred: the machine may be busy with other things.
-const AT_ONCE: Duration = Duration::from_millis(100);
+/// Maximum p99 latency of a rejection; the machine may be busy with other things.
+const MAX_REJECTION_LATENCY: Duration = Duration::from_millis(100);
 
-/// Every device is lost after so many submissions: some seconds of load.
-const LOST_AFTER: &str = "device-lost@2000";
+/// Every device is lost after 2000 submissions: some seconds of load.
+const FAULT: &str = "device-lost@2000";
 
 #[test]
-fn it_lasts() {
+fn the_server_survives_sustained_load() {
     if !has_device() {
         return;
     }
     let seconds = match std::env::var("INDRIK_SOAK") {
         Ok(text) => text.parse().expect("INDRIK_SOAK is a number of seconds"),
-        Err(_) => USUAL,
+        Err(_) => DEFAULT_SECONDS,
     };
-    let all = Duration::from_secs(seconds);
-    let first = OVERLOAD.min(all / 2);
-    overloaded(first);
-    mixed(all - first);
+    let total = Duration::from_secs(seconds);
+    let overload = MAX_OVERLOAD.min(total / 2);
+    run_overload(overload);
+    run_mixed(total - overload);
 }
 
-fn overloaded(time: Duration) {
+fn run_overload(time: Duration) {
     let server = Served::start(serve(&["--max-queue", "64"]).env("INDRIK_LOG", "warn"));
     let files = server.open_files();
-    let (tally, memory) = watched(&server, time, || overload::run(&server.address, time));
+    let (tally, memory) = watch(&server, time, || overload::run(&server.address, time));
     println!(
-        "overload, {time:?}: {} answered, {} hung up, {} refused (p50 {:?}, p99 {:?}, at most {:?}); {memory}",
-        tally.answered,
-        tally.hung_up,
-        tally.refused.len(),
+        "overload, {time:?}: {} completed, {} disconnected, {} rejected (p50 {:?}, p99 {:?}, max {:?}); {memory}",
+        tally.completed,
+        tally.disconnected,
+        tally.rejected.len(),
         tally.percentile(50),
         tally.percentile(99),
         tally.percentile(100)
     );
     tally.check();
-    assert!(tally.percentile(99) < AT_ONCE);
+    assert!(tally.percentile(99) < MAX_REJECTION_LATENCY);
     memory.assert_flat();
     settle(&server, files);
     assert_eq!(server.metric("indrik_engine_requests_total{outcome=\"failed\"}"), 0);
-    // Who hangs up is cancelled, where the last token was not on its way already.
+    // Disconnected requests are cancelled, unless their last token was already generated.
     let cancelled = server.metric("indrik_engine_requests_total{outcome=\"cancelled\"}");
-    assert!(cancelled * 10 >= tally.hung_up * 9, "{cancelled} of {}", tally.hung_up);
-    pages_come_back(&server);
+    assert!(cancelled * 10 >= tally.disconnected * 9, "{cancelled} of {}", tally.disconnected);
+    cancelled_requests_free_their_pages(&server);
     server.signal("-TERM");
-    let (status, log) = server.end();
+    let (status, log) = server.wait();
     assert_eq!(status.code(), Some(0), "{log}");
 }
 
-/// Of all that write, each hangs up.
-fn pages_come_back(server: &Served) {
+/// Fills the batch with streams and disconnects all of them.
+fn cancelled_requests_free_their_pages(server: &Served) {
     let before = server.metric("indrik_engine_requests_total{outcome=\"cancelled\"}");
     let mut clients: Vec<Client> = (0..8).map(|_| Client::new(&server.address)).collect();
     let long = json!({
@@ -79,26 +78,26 @@ fn pages_come_back(server: &Served) {
         "logit_bias": { "1": -100, "106": -100 },
     });
     for client in &mut clients {
-        assert_eq!(client.ask("/v1/completions", &long.to_string()).unwrap().status, 200);
+        assert_eq!(client.request("/v1/completions", &long.to_string()).unwrap().status, 200);
     }
     assert!(server.metric("indrik_kv_cache_pages_used") > 0);
     drop(clients);
-    eventually("pages are held by nobody", || server.metric("indrik_kv_cache_pages_used") == 0);
+    eventually("pages are not freed", || server.metric("indrik_kv_cache_pages_used") == 0);
     let cancelled = server.metric("indrik_engine_requests_total{outcome=\"cancelled\"}") - before;
-    assert!(cancelled > 0, "all answers were complete before anyone could hang up");
+    assert!(cancelled > 0, "all requests finished before their clients disconnected");
 }
 
-fn mixed(time: Duration) {
+fn run_mixed(time: Duration) {
     let mut command = serve(&[]);
-    let server = Served::start(command.env("INDRIK_LOG", "error").env("INDRIK_FAULT", LOST_AFTER));
+    let server = Served::start(command.env("INDRIK_LOG", "error").env("INDRIK_FAULT", FAULT));
     let files = server.open_files();
     let load = mixed::Load::new(&server.address).unwrap();
-    let ((), memory) = watched(&server, time, || load.run(time));
+    let ((), memory) = watch(&server, time, || load.run(time));
     let tally = load.tally();
     let losses = server.metric("indrik_device_lost_total");
     println!(
-        "mixed, {time:?}: {} answered, {} hung up, {} bad requests refused, {losses} devices lost ({} requests came meanwhile); {memory}",
-        tally.answered, tally.hung_up, tally.refused, tally.unready
+        "mixed, {time:?}: {} completed, {} disconnected, {} invalid requests rejected, {losses} devices lost ({} requests met a server that was not ready); {memory}",
+        tally.completed, tally.disconnected, tally.rejected, tally.not_ready
     );
     tally.check();
     assert!(losses > 0);
@@ -106,14 +105,14 @@ fn mixed(time: Duration) {
     settle(&server, files);
     assert_eq!(server.metric("indrik_engine_requests_total{outcome=\"failed\"}"), 0);
     server.signal("-TERM");
-    let (status, log) = server.end();
+    let (status, log) = server.wait();
     assert_eq!(status.code(), Some(0), "{log}");
 }
 
-/// That nothing is left of all clients.
+/// Waits until no request, page or connection is left.
 fn settle(server: &Served, files: usize) {
-    eventually("pages are held by nobody", || server.metric("indrik_kv_cache_pages_used") == 0);
-    eventually("requests are left", || {
+    eventually("pages are not freed", || server.metric("indrik_kv_cache_pages_used") == 0);
+    eventually("requests are left running or waiting", || {
         ["indrik_requests_waiting", "indrik_requests_prefilling", "indrik_requests_decoding"]
             .iter()
             .all(|name| server.metric(name) == 0)
@@ -121,10 +120,11 @@ fn settle(server: &Served, files: usize) {
     eventually("connections or files are left open", || server.open_files() <= files);
 }
 
-fn eventually(otherwise: &str, holds: impl Fn() -> bool) {
-    let until = Instant::now() + LONG;
+/// Waits for a condition; panics with `failure` after the timeout.
+fn eventually(failure: &str, holds: impl Fn() -> bool) {
+    let deadline = Instant::now() + TIMEOUT;
     while !holds() {
-        assert!(Instant::now() < until, "{otherwise}");
+        assert!(Instant::now() < deadline, "{failure}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }

@@ -1,4 +1,4 @@
-//! How much memory a server takes while something happens.
+//! Memory of the server process under load.
 
 use std::{
     fmt,
@@ -9,60 +9,61 @@ use std::{
 
 use crate::common::served::Served;
 
-/// Between two looks.
-const PAUSE: Duration = Duration::from_millis(250);
+/// Sampling interval.
+const INTERVAL: Duration = Duration::from_millis(250);
 
-/// Buffers and pools grow to what the load needs within this time, or a third of all where that is shorter.
+/// Time for buffers and pools to grow to their working size; at most a third of the run.
 const WARM_UP: Duration = Duration::from_secs(120);
 
-/// More than this is no noise: 2%.
-const GROWTH: f64 = 0.02;
+/// Growth above this is not noise: 2%.
+const MAX_GROWTH: f64 = 0.02;
 
-/// What it took soon after the start and at the end: medians of a third each of what was seen, since a device that is
-/// being put back takes less for a moment.
+/// Memory early and late in the run: medians of the first and last third of the samples. Medians, because memory drops
+/// for a moment while a lost device is reopened.
 pub struct Memory {
     resident: [f64; 2],
-    /// Of the GPU, where it has memory of its own that the machine tells about.
+    /// GPU memory; 0 if the driver does not report it.
     gpu: [f64; 2],
-    /// Resident, at every look after the warm-up.
-    seen: Vec<f64>,
+    /// Resident memory, all samples after the warm-up.
+    samples: Vec<f64>,
 }
 
-/// Does something that takes so long, and looks at the server meanwhile.
-pub fn watched<T>(server: &Served, time: Duration, work: impl FnOnce() -> T) -> (T, Memory) {
-    let over = AtomicBool::new(false);
-    let (done, seen) = thread::scope(|scope| {
+/// Runs `work`, which takes `time`, and samples the server's memory meanwhile.
+pub fn watch<T>(server: &Served, time: Duration, work: impl FnOnce() -> T) -> (T, Memory) {
+    let finished = AtomicBool::new(false);
+    let (result, samples) = thread::scope(|scope| {
         let watcher = scope.spawn(|| {
-            let mut seen = vec![];
-            let warm = Instant::now() + WARM_UP.min(time / 3);
-            while !over.load(Ordering::Relaxed) {
-                if Instant::now() > warm {
-                    seen.push(look(server));
+            let mut samples = vec![];
+            let warmed_up = Instant::now() + WARM_UP.min(time / 3);
+            while !finished.load(Ordering::Relaxed) {
+                if Instant::now() > warmed_up {
+                    samples.push(sample(server));
                 }
-                thread::sleep(PAUSE);
+                thread::sleep(INTERVAL);
             }
-            seen
+            samples
         });
-        let done = work();
-        over.store(true, Ordering::Relaxed);
-        (done, watcher.join().unwrap())
+        let result = work();
+        finished.store(true, Ordering::Relaxed);
+        (result, watcher.join().unwrap())
     });
-    let third = seen.len() / 3;
-    assert!(third > 0, "too short to say anything of memory");
-    let both = |of: fn(&[f64; 2]) -> f64| {
-        [&seen[..third], &seen[seen.len() - third..]].map(|part| median(part.iter().map(of).collect()))
+    let third = samples.len() / 3;
+    assert!(third > 0, "the run is too short to measure memory");
+    let early_and_late = |value: fn(&[f64; 2]) -> f64| {
+        let parts = [&samples[..third], &samples[samples.len() - third..]];
+        parts.map(|part| median(part.iter().map(value).collect()))
     };
-    let (resident, gpu) = (both(|sample| sample[0]), both(|sample| sample[1]));
-    (done, Memory { resident, gpu, seen: seen.iter().map(|sample| sample[0]).collect() })
+    let (resident, gpu) = (early_and_late(|sample| sample[0]), early_and_late(|sample| sample[1]));
+    (result, Memory { resident, gpu, samples: samples.iter().map(|sample| sample[0]).collect() })
 }
 
-/// Bytes of the process, and of the GPU.
-fn look(server: &Served) -> [f64; 2] {
-    let (_, text) = server.ask("GET", "/metrics", "");
+/// Resident memory and GPU memory in bytes.
+fn sample(server: &Served) -> [f64; 2] {
+    let (_, text) = server.request("GET", "/metrics", "");
     let sum = |names: &[&str]| {
-        let of = |line: &str| names.iter().any(|name| line.starts_with(name));
+        let matches = |line: &str| names.iter().any(|name| line.starts_with(name));
         text.lines()
-            .filter(|line| of(line))
+            .filter(|line| matches(line))
             .filter_map(|line| line.split(' ').nth(1)?.parse::<f64>().ok())
             .sum()
     };
@@ -80,12 +81,12 @@ fn median(mut values: Vec<f64>) -> f64 {
 impl Memory {
     pub fn assert_flat(&self) {
         for [early, late] in [self.resident, self.gpu] {
-            // At most a hundred of them.
-            let shown = self.seen.iter().step_by(self.seen.len().div_ceil(100));
+            // At most a hundred samples.
+            let shown = self.samples.iter().step_by(self.samples.len().div_ceil(100));
             let shown: Vec<_> = shown.map(|bytes| (bytes / 1e6).round()).collect();
             assert!(
-                late <= early * (1.0 + GROWTH),
-                "memory grows: {self}; resident MB one after another: {shown:?}"
+                late <= early * (1.0 + MAX_GROWTH),
+                "memory grows: {self}; resident memory over time in MB: {shown:?}"
             );
         }
     }
@@ -97,8 +98,8 @@ impl fmt::Display for Memory {
         let percent = (late / early - 1.0) * 100.0;
         write!(f, "resident {early:.1} MB, then {late:.1} MB ({percent:+.2}%)")?;
         match self.gpu.map(|bytes| bytes / 1e6) {
-            // Only amdgpu tells; a CPU driver's memory is the process's own.
-            [0.0, 0.0] => write!(f, ", GPU memory not told by this driver"),
+            // Only amdgpu reports it; a CPU driver's memory is the process's own.
+            [0.0, 0.0] => write!(f, ", GPU memory not reported by this driver"),
             [early, late] => write!(f, ", GPU {early:.1} MB, then {late:.1} MB"),
         }
     }

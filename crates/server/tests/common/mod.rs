@@ -1,5 +1,5 @@
-//! A server on a free port of this machine, over a generator that makes words by rule, and a plain client.
-#![allow(dead_code, reason = "each test binary uses its own part")]
+//! A server on a free local port over a scripted generator, and a simple client.
+#![allow(dead_code, reason = "each test binary uses a part")]
 
 use std::io::{BufRead, BufReader};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -18,10 +18,10 @@ use text::{ChatTemplate, Tokenizer, Vocabulary, VocabularyKind};
 
 pub const MODEL: &str = "tiny/gemma";
 pub const WORDS: [&str; 6] = [" one", " two", " three", " four", " five", " six"];
-/// The tokens of every prompt that needed no reading.
+/// Cached tokens that the mock reports for every prompt.
 pub const CACHED: u32 = 3;
 
-/// Control tokens, bytes, and a few words that are tokens of their own.
+/// A tokenizer with control tokens, bytes, letters and a few words.
 pub fn tokenizer() -> Tokenizer {
     let mut vocabulary = Vocabulary::new(VocabularyKind::SentencePiece);
     let mut push = |token: &str, kind| {
@@ -32,7 +32,7 @@ pub fn tokenizer() -> Tokenizer {
         push(control, if control == "<unk>" { 2 } else { 3 });
     }
     (0..256).for_each(|byte| push(&format!("<0x{byte:02X}>"), 6));
-    // Merging goes by pairs: every beginning of a word is a token too.
+    // BPE merges pairs, so every prefix of a word must be a token too.
     for word in WORDS {
         let marked = word.replace(' ', "▁");
         for end in marked.char_indices().map(|(at, c)| at + c.len_utf8()) {
@@ -51,52 +51,56 @@ pub fn tokenizer() -> Tokenizer {
     vocabulary.scores = (0..vocabulary.tokens.len()).map(|id| -(id as f32)).collect();
     (vocabulary.unknown, vocabulary.bos, vocabulary.eos) = (Some(0), Some(1), Some(2));
     vocabulary.add_bos = true;
-    Tokenizer::from_vocabulary(vocabulary).expect("the vocabulary is right")
+    Tokenizer::from_vocabulary(vocabulary).expect("a valid vocabulary")
 }
 
-/// Makes words by rule.
+/// A generator that follows a script.
 pub struct Mock {
-    /// The answer's tokens. Where a request draws by chance, its seed says where in the script the answer starts.
+    /// Tokens of the completion. If the temperature is above 0, the seed selects where in the script it starts.
     pub script: Vec<u32>,
-    /// Between tokens.
+    /// Delay before each token.
     pub delay: Duration,
-    /// After so many tokens the answer fails.
+    /// Fails with this error after this many tokens.
     pub failure: Option<(u32, RequestError)>,
-    /// Instead of taking a request.
+    /// Panic on submission.
     pub panics: bool,
-    pub refusal: Mutex<Option<SubmitError>>,
+    /// Error for every submission.
+    pub submit_error: Mutex<Option<SubmitError>>,
     pub status: Mutex<Status>,
-    pub unready: Mutex<Option<String>>,
-    pub context: u32,
-    /// Whether the GPU answers a probe.
-    pub answers: bool,
-    /// Before an answer is begun.
+    /// Reason not to be ready.
+    pub not_ready: Mutex<Option<String>>,
+    pub context_length: u32,
+    /// Whether the GPU responds to a probe.
+    pub responds: bool,
+    /// Time in the queue.
     pub wait: Duration,
-    /// What was asked for.
+    /// Submitted requests.
     pub seen: Mutex<Vec<Request>>,
-    /// Answers that are being made.
+    /// Number of requests being generated.
     pub live: Arc<AtomicUsize>,
 }
 
 impl Mock {
-    /// Answers " one two three four five six".
+    /// Generates " one two three four five six".
     pub fn new() -> Mock {
         let tokenizer = tokenizer();
-        let script =
-            WORDS.iter().map(|word| tokenizer.token_id(&word.replace(' ', "▁")).expect("a word")).collect();
+        let script = WORDS
+            .iter()
+            .map(|word| tokenizer.token_id(&word.replace(' ', "▁")).expect("a known word"))
+            .collect();
         Mock {
             script,
             delay: Duration::ZERO,
             failure: None,
             panics: false,
-            refusal: Mutex::default(),
+            submit_error: Mutex::default(),
             status: Mutex::new(Status {
                 pages: Pages { free: 93, cached: 5, total: 100 },
                 ..Status::default()
             }),
-            unready: Mutex::default(),
-            context: 256,
-            answers: true,
+            not_ready: Mutex::default(),
+            context_length: 256,
+            responds: true,
             wait: Duration::ZERO,
             seen: Mutex::default(),
             live: Arc::default(),
@@ -106,18 +110,18 @@ impl Mock {
 
 impl Generator for Mock {
     fn submit(&self, request: Request) -> Result<EventStream, SubmitError> {
-        if let Some(refused) = self.refusal.lock().unwrap().clone() {
-            return Err(refused);
+        if let Some(error) = self.submit_error.lock().unwrap().clone() {
+            return Err(error);
         }
-        assert!(!self.panics, "asked to panic");
+        assert!(!self.panics, "the test wants a panic");
         self.seen.lock().unwrap().push(request.clone());
-        let (sender, answer) = testing::event_stream();
+        let (sender, events) = testing::event_stream();
         let mut script = self.script.clone();
         if request.sampling.temperature > 0.0 && !script.is_empty() {
             let start = request.sampling.seed as usize % script.len();
             script.rotate_left(start);
         }
-        let most = request.max_tokens.get();
+        let max_tokens = request.max_tokens.get();
         let (delay, failure, live) = (self.delay, self.failure.clone(), self.live.clone());
         let wait = self.wait;
         live.fetch_add(1, Ordering::SeqCst);
@@ -125,21 +129,21 @@ impl Generator for Mock {
             let work = async {
                 tokio::time::sleep(wait).await;
                 let _ = sender.send(Event::Started { cached_tokens: CACHED });
-                for (id, made) in script.iter().zip(0..most) {
-                    if failure.as_ref().is_some_and(|(after, _)| *after == made) {
+                for (id, generated) in script.iter().zip(0..max_tokens) {
+                    if failure.as_ref().is_some_and(|(after, _)| *after == generated) {
                         break;
                     }
-                    // Even no time at all would be a millisecond to the timer.
+                    // The timer rounds a zero delay up to a millisecond.
                     if !delay.is_zero() {
                         tokio::time::sleep(delay).await;
                     }
-                    let logprob = |rank: u32| -0.5 * (rank + made) as f32;
+                    let logprob = |rank: u32| -0.5 * (rank + generated) as f32;
                     let top = (0..request.sampling.top).map(|rank| (rank, logprob(rank))).collect();
                     let _ = sender.send(Event::Token(Token { id: *id, logprob: logprob(1), top }));
                 }
-                let whole = script.len() <= most as usize;
-                let reason = if whole { FinishReason::Stop } else { FinishReason::MaxTokens };
-                let completion_tokens = script.len().min(most as usize) as u32;
+                let complete = script.len() <= max_tokens as usize;
+                let reason = if complete { FinishReason::Stop } else { FinishReason::MaxTokens };
+                let completion_tokens = script.len().min(max_tokens as usize) as u32;
                 let usage = Usage {
                     prompt_tokens: request.prompt.len() as u32,
                     cached_tokens: CACHED,
@@ -156,18 +160,18 @@ impl Generator for Mock {
             }
             live.fetch_sub(1, Ordering::SeqCst);
         });
-        Ok(answer)
+        Ok(events)
     }
 
     fn admission_error(&self) -> Option<SubmitError> {
-        let refusal = self.refusal.lock().unwrap().clone();
-        refusal.filter(|refusal| matches!(refusal, SubmitError::QueueFull { .. }))
+        let error = self.submit_error.lock().unwrap().clone();
+        error.filter(|error| matches!(error, SubmitError::QueueFull { .. }))
     }
 
     fn gauges(&self) -> Vec<Gauge> {
         let card = |card: &str, value| Gauge {
             name: "gpu_busy_ratio",
-            help: "How busy",
+            help: "GPU utilisation, 0 to 1",
             label: Some(("card", card.to_owned())),
             value,
         };
@@ -179,22 +183,22 @@ impl Generator for Mock {
     }
 
     fn not_ready(&self) -> Option<String> {
-        self.unready.lock().unwrap().clone()
+        self.not_ready.lock().unwrap().clone()
     }
 
     fn context_length(&self) -> u32 {
-        self.context
+        self.context_length
     }
 
     fn probe(&self) -> BoxFuture<'_, bool> {
-        match self.answers {
+        match self.responds {
             true => async { true }.boxed(),
             false => std::future::pending().boxed(),
         }
     }
 }
 
-/// A server that runs until this is dropped.
+/// A running server, stopped on drop.
 pub struct Fixture {
     pub address: SocketAddr,
     pub mock: Arc<Mock>,
@@ -204,6 +208,7 @@ pub struct Fixture {
     agent: ureq::Agent,
 }
 
+/// A response.
 pub struct Got {
     pub status: u16,
     pub headers: ureq::http::HeaderMap,
@@ -215,8 +220,8 @@ impl Got {
         serde_json::from_str(&self.body).unwrap_or_else(|e| panic!("{e}: {}", self.body))
     }
 
-    /// That it is an error of this status and code, in OpenAI's form; returns its message and the field.
-    pub fn refused(&self, status: u16, code: &str) -> (String, Value) {
+    /// Checks that it is an OpenAI error object with this status and code; returns message and field.
+    pub fn error(&self, status: u16, code: &str) -> (String, Value) {
         assert_eq!(self.status, status, "{}", self.body);
         let error = self.json()["error"].take();
         assert_eq!(error["code"], code, "{error}");
@@ -240,8 +245,9 @@ impl Fixture {
         Fixture::start(mock.clone(), mock, config, template)
     }
 
-    /// Over an engine whose answers are held to grammars, and drawn by lot otherwise: white space by lot takes room.
-    pub fn by_lot(config: Config, template: Option<ChatTemplate>) -> Self {
+    /// Over an engine with a mock backend, which samples at random within the grammar. The context is long because random
+    /// JSON has much white space.
+    pub fn random(config: Config, template: Option<ChatTemplate>) -> Self {
         let capacity = engine::Capacity {
             max_sequences: 4,
             context_length: 4096,
@@ -256,7 +262,7 @@ impl Fixture {
         Self::over(Mock::new(), Arc::new(engine), config, template)
     }
 
-    /// Over another generator; the mock is not asked.
+    /// Over another generator; the mock is not used.
     pub fn over(
         mock: Mock,
         generator: Arc<dyn Generator>,
@@ -339,27 +345,31 @@ impl Fixture {
         data
     }
 
-    /// The chunks of a stream that ends well.
+    /// The chunks of a complete stream.
     pub fn chunks(&self, path: &str, body: &Value) -> Vec<Value> {
         let mut data = self.stream(path, body);
         assert_eq!(data.pop().as_deref(), Some("[DONE]"));
         data.iter().map(|line| serde_json::from_str(line).expect("JSON")).collect()
     }
 
-    /// Waits until a number of answers is being made.
+    /// Waits until this many requests are being generated.
     pub fn wait_live(&self, wanted: usize) {
-        let limit = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + Duration::from_secs(10);
         while self.mock.live.load(Ordering::SeqCst) != wanted {
-            assert!(Instant::now() < limit, "not {wanted} answers, but {:?}", self.mock.live);
+            assert!(
+                Instant::now() < deadline,
+                "expected {wanted} live requests, but there are {:?}",
+                self.mock.live
+            );
             std::thread::sleep(Duration::from_millis(2));
         }
     }
 
-    /// Waits until a line is among the metrics.
+    /// Waits until the metrics contain a line.
     pub fn wait_metric(&self, line: &str) {
-        let limit = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + Duration::from_secs(10);
         while !self.get("/metrics").body.lines().any(|found| found == line) {
-            assert!(Instant::now() < limit, "no {line}");
+            assert!(Instant::now() < deadline, "no {line}");
             std::thread::sleep(Duration::from_millis(5));
         }
     }
@@ -369,7 +379,7 @@ impl Drop for Fixture {
     fn drop(&mut self) {
         self.handle.stop();
         if let Some(running) = self.running.take() {
-            self.runtime.block_on(running).expect("the server ends");
+            self.runtime.block_on(running).expect("the server stops");
         }
     }
 }
@@ -380,12 +390,12 @@ fn got(response: ureq::http::Response<ureq::Body>) -> Got {
     Got { status: parts.status.as_u16(), headers: parts.headers, body }
 }
 
-/// A chat of one message, with more fields.
+/// A chat request of one message, with more fields.
 pub fn chat(more: Value) -> Value {
     merged(json!({ "model": MODEL, "messages": [{ "role": "user", "content": "say" }] }), more)
 }
 
-/// A prompt, with more fields.
+/// A completion request, with more fields.
 pub fn completion(more: Value) -> Value {
     merged(json!({ "model": MODEL, "prompt": "say" }), more)
 }
