@@ -1,5 +1,5 @@
-//! A model on disk, whatever its format: opened, understood and checked, with no tensor data read but RoPE's divisors, which are part
-//! of its config.
+//! A model on disk in any supported format, opened and validated. No tensor data is read, except for RoPE divisors, which
+//! are part of the config.
 
 use std::{
     fs::File,
@@ -19,21 +19,21 @@ use crate::{
     tokenizer::{self, TokenizerData},
 };
 
-/// A model's files with its dimensions and its tensors by what they are.
+/// A model on disk: its files, its config and its tensors.
 #[derive(Clone, Debug)]
 pub struct Checkpoint {
     /// The file or folder that was opened.
     pub path: PathBuf,
     /// Every tensor as the headers describe it.
     pub source: Source,
-    /// Its dimensions.
+    /// The model's dimensions and constants.
     pub config: Config,
-    /// Its tensors by layer and role: complete, each of the right shape.
+    /// The tensors by layer and role: complete, with the right shapes.
     pub inventory: Inventory,
 }
 
 impl Checkpoint {
-    /// Opens a GGUF file, one of our own, a Hugging Face folder or a folder that was quantised layer by layer.
+    /// Opens a GGUF file, a native file, a Hugging Face folder or a layerwise-quantised folder.
     pub fn open(path: &Path) -> Result<Self> {
         let is_native = path.extension().is_some_and(|extension| extension == "safetensors");
         let (source, config) = match () {
@@ -49,8 +49,8 @@ impl Checkpoint {
         Ok(checkpoint)
     }
 
-    /// Transformers multiplies with a factor of the embeddings' own type, 25.25 instead of 25.298 in a 270M of bf16, and
-    /// models were trained with that; llama.cpp keeps f32. Each format follows its own reference.
+    /// Transformers rounds the embedding factor to the dtype of the embeddings (25.25 instead of 25.298 for the 270M in
+    /// bf16), and models were trained with that; llama.cpp keeps f32. Each format follows its own reference.
     fn round_embedding_factor(&mut self) -> Result<()> {
         if !matches!(self.source.format, Format::HuggingFace | Format::Layerwise) {
             return Ok(());
@@ -59,38 +59,37 @@ impl Checkpoint {
         self.config.embedding_factor = match self.tensor(None, Role::Embed)?.encoding {
             Encoding::F32 => factor,
             Encoding::F16 => half::f16::from_f32(factor).to_f32(),
-            // Folders quantised layer by layer were made from bf16 too.
+            // Layerwise-quantised folders were made from bf16.
             _ => half::bf16::from_f32(factor).to_f32(),
         };
         Ok(())
     }
 
-    /// A GGUF has Llama 3's scaling of RoPE as a tensor.
+    /// GGUF files store Llama 3's RoPE scaling as a tensor.
     fn read_rope_divisors(&mut self) -> Result<()> {
         let Some(tensor) = self.inventory.take(None, Role::RopeFreqs) else { return Ok(()) };
         let wrong = |reason| Error::tensor(&self.source.files[tensor.data.file], &tensor.name, reason);
         if self.config.rope_scaling != RopeScaling::None {
-            return Err(wrong(
-                "scales RoPE's positions, and so does the metadata: both at once are not supported",
-            ));
+            return Err(wrong("RoPE scaling both in this tensor and in the metadata is not supported"));
         }
         let divisors = self.read_vector(&tensor)?;
         if divisors.iter().any(|divisor| *divisor <= 0.0) {
-            return Err(wrong("holds divisors that are not above 0"));
+            return Err(wrong("RoPE divisors must be positive"));
         }
         self.config.rope_scaling = RopeScaling::Each { divisors };
         Ok(())
     }
 
-    /// Whether norm weights are stored less one, as Hugging Face's files of Gemma have them: GGUF's and ours already are what multiplies.
-    pub fn norms_less_one(&self) -> bool {
+    /// Whether one must be added to stored norm weights, as in Gemma's Hugging Face files. GGUF and native files store the
+    /// sum.
+    pub fn norms_need_plus_one(&self) -> bool {
         let hf = matches!(self.source.format, Format::HuggingFace | Format::Layerwise);
-        hf && self.config.architecture.family().norms_less_one
+        hf && self.config.architecture.family().norms_plus_one
     }
 }
 
 impl Checkpoint {
-    /// Its tokenizer; none where it has none.
+    /// The tokenizer, if the checkpoint has one.
     pub fn tokenizer_data(&self) -> Result<Option<TokenizerData>> {
         match self.source.format {
             Format::Gguf => tokenizer::from_gguf(&self.path),
@@ -99,14 +98,14 @@ impl Checkpoint {
         }
     }
 
-    /// A tensor that completeness has promised.
+    /// A tensor of the text tower; an error if the family has no such tensor.
     pub fn tensor(&self, layer: Option<u32>, role: Role) -> Result<&Tensor> {
         self.inventory
             .get(layer, role)
-            .ok_or_else(|| Error::invalid(&self.path, format!("has no {role:?} in layer {layer:?}")))
+            .ok_or_else(|| Error::invalid(&self.path, format!("has no {role:?} tensor in layer {layer:?}")))
     }
 
-    /// The values of a small tensor, read at once.
+    /// Reads and decodes a whole tensor. Meant for small ones.
     pub fn read_vector(&self, tensor: &Tensor) -> Result<Vec<f32>> {
         let path = &self.source.files[tensor.data.file];
         let bytes = self.read_span(tensor, tensor.data)?;
@@ -122,7 +121,7 @@ impl Checkpoint {
         }
         .map_err(|error| Error::tensor(path, &tensor.name, error.to_string()))?;
         match values.iter().position(|value| !value.is_finite()) {
-            Some(at) => Err(Error::tensor(path, &tensor.name, format!("value {at} is not a finite number"))),
+            Some(at) => Err(Error::tensor(path, &tensor.name, format!("value {at} is not finite"))),
             None => Ok(values),
         }
     }

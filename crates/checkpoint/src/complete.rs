@@ -1,67 +1,67 @@
-//! Whether a source holds a whole model: every tensor the config asks for, once, in its shape, and nothing unknown.
-//! Everything that is wrong is told at once.
+//! Checks that a source holds a complete model: every tensor that the config requires, exactly once, with the right shape,
+//! and no unknown tensors. All problems are reported at once.
 
 use std::collections::BTreeMap;
 
 use crate::{
     architecture::Architecture,
     config::Config,
-    incomplete::{Complaint, Incomplete},
+    incomplete::{Incomplete, Problem},
     layer::{FeedForward, LayerSpec, Mixer},
     names::Naming,
     slot::{Role, Slot, Tower},
     source::{Format, Source, Tensor},
 };
 
-/// Rows that embeddings may have beyond the vocabulary: Hugging Face files of the multimodal Gemma 3 have 262208 for
-/// its 262144 tokens. No token selects them.
+/// Extra embedding rows that are allowed beyond the vocabulary: Hugging Face files of the multimodal Gemma 3 sizes have
+/// 262208 rows for 262144 tokens. No token uses them.
 const SPARE_ROWS: u64 = 64;
 
-/// What old files of Llama carry in each layer and transformers computes anew.
-const COMPUTED: &str = ".self_attn.rotary_emb.inv_freq";
+/// Old Llama files contain these tensors in each layer; transformers recomputes them.
+const RECOMPUTED_SUFFIX: &str = ".self_attn.rotary_emb.inv_freq";
 
-/// A whole model's tensors, by what they are.
+/// The tensors of a complete model, by slot.
 #[derive(Clone, Debug)]
 pub struct Inventory {
     tensors: BTreeMap<Slot, Tensor>,
     own_head: bool,
-    /// Tensors of the image encoder and projector, which are there and not used.
+    /// Tensors of the image encoder and projector, which are not used.
     pub images: Vec<Tensor>,
 }
 
 impl Inventory {
-    /// A tensor of the text tower; none where the architecture has no such thing.
+    /// A tensor of the text tower; `None` if the family has no such tensor.
     pub fn get(&self, layer: Option<u32>, role: Role) -> Option<&Tensor> {
         self.tensors.get(&Slot::text(layer, role))
     }
 
-    /// The output projection: the head, or the embeddings where they are tied.
+    /// The output projection: the head, or the embeddings if tied.
     pub fn head(&self) -> Option<&Tensor> {
         self.get(None, if self.own_head { Role::Head } else { Role::Embed })
     }
 
-    /// Takes a tensor out of it.
+    /// Removes a tensor.
     pub(crate) fn take(&mut self, layer: Option<u32>, role: Role) -> Option<Tensor> {
         self.tensors.remove(&Slot::text(layer, role))
     }
 
-    /// Every tensor of the text tower: first what it has once, then layer by layer.
+    /// All tensors of the text tower: those outside of layers first, then layer by layer.
     pub fn iter(&self) -> impl Iterator<Item = (Slot, &Tensor)> {
         self.tensors.iter().map(|(slot, tensor)| (*slot, tensor))
     }
 }
 
-/// Holds a source against a config.
+/// Checks the tensors of a source against a config.
 pub fn check(config: &Config, source: &Source) -> Result<Inventory, Incomplete> {
     let architecture = config.architecture;
     let expected = expected(config);
     let mut tensors: BTreeMap<Slot, Tensor> = BTreeMap::new();
     let mut images = Vec::new();
-    let mut complaints = Vec::new();
-    for tensor in source.tensors.iter().filter(|tensor| !tensor.name.ends_with(COMPUTED)) {
+    let mut problems = Vec::new();
+    for tensor in source.tensors.iter().filter(|tensor| !tensor.name.ends_with(RECOMPUTED_SUFFIX)) {
         let (name, found) = (tensor.name.clone(), tensor.shape.clone());
         let Some(slot) = Slot::parse(architecture, &tensor.name) else {
-            complaints.push(Complaint::Unknown { name, found });
+            problems.push(Problem::Unknown { name, found });
             continue;
         };
         if slot.tower != Tower::Text {
@@ -70,17 +70,17 @@ pub fn check(config: &Config, source: &Source) -> Result<Inventory, Incomplete> 
         }
         let Some(shape) = expected.get(&slot) else {
             let beyond = slot.layer.is_some_and(|layer| layer >= config.layers);
-            complaints.push(match beyond {
-                true => Complaint::BeyondLastLayer { name, layers: config.layers },
-                false => Complaint::Unknown { name, found },
+            problems.push(match beyond {
+                true => Problem::BeyondLastLayer { name, layers: config.layers },
+                false => Problem::Unknown { name, found },
             });
             continue;
         };
-        if !fits(source.format, slot.role, shape, &found) {
-            complaints.push(Complaint::Misshapen { name: name.clone(), expected: shape.clone(), found });
+        if !shape_matches(source.format, slot.role, shape, &found) {
+            problems.push(Problem::ShapeMismatch { name: name.clone(), expected: shape.clone(), found });
         }
         if let Some(first) = tensors.get(&slot) {
-            complaints.push(Complaint::Doubled { name: first.name.clone(), again: name });
+            problems.push(Problem::Duplicate { name: first.name.clone(), again: name });
             continue;
         }
         tensors.insert(slot, tensor.clone());
@@ -92,19 +92,19 @@ pub fn check(config: &Config, source: &Source) -> Result<Inventory, Incomplete> 
         _ => false,
     };
     let missing = expected.iter().filter(|(slot, _)| !tensors.contains_key(slot) && !optional(slot));
-    let missing = missing.map(|(slot, shape)| Complaint::Missing {
+    let missing = missing.map(|(slot, shape)| Problem::Missing {
         name: slot.name(architecture, naming).unwrap_or_else(|| format!("{slot:?}")),
         expected: shape.clone(),
     });
-    let complaints: Vec<Complaint> = missing.chain(complaints.iter().cloned()).collect();
-    if !complaints.is_empty() {
-        return Err(Incomplete { family: architecture.name(), complaints });
+    let problems: Vec<Problem> = missing.chain(problems.iter().cloned()).collect();
+    if !problems.is_empty() {
+        return Err(Incomplete { family: architecture.name(), problems });
     }
-    // A GGUF or a file of ours that has a head means it; transformers ties the head again whatever was saved, and so does
-    // whoever reads this inventory.
+    // A head in a GGUF or native file is used. In Hugging Face folders with tied embeddings it is ignored, as transformers
+    // does.
     let head = Slot::text(None, Role::Head);
-    let meant = !config.tie_embeddings || matches!(source.format, Format::Gguf | Format::Native);
-    if !meant {
+    let use_head = !config.tie_embeddings || matches!(source.format, Format::Gguf | Format::Native);
+    if !use_head {
         tensors.remove(&head);
     }
     let own_head = tensors.contains_key(&head);
@@ -172,24 +172,26 @@ fn layer_tensors(config: &Config, spec: &LayerSpec) -> Vec<(Role, Vec<u64>)> {
     tensors
 }
 
-fn fits(format: Format, role: Role, expected: &[u64], found: &[u64]) -> bool {
-    let spare = match (format, role) {
-        // A file of ours keeps the rows it was made from.
+fn shape_matches(format: Format, role: Role, expected: &[u64], found: &[u64]) -> bool {
+    let spare_rows = match (format, role) {
+        // A native file keeps the rows of its source.
         (Format::HuggingFace | Format::Layerwise | Format::Native, Role::Embed | Role::Head) => SPARE_ROWS,
         _ => 0,
     };
     match (expected, found) {
-        ([expected, inner], [rows, width]) => width == inner && (*expected..=expected + spare).contains(rows),
+        ([expected, inner], [rows, width]) => {
+            width == inner && (*expected..=expected + spare_rows).contains(rows)
+        }
         _ => expected == found,
     }
 }
 
-/// The naming that most of the source follows, going by its first tensor in a layer.
+/// The naming of a source, judged by its first tensor in a layer.
 fn naming(architecture: Architecture, source: &Source) -> Naming {
     let layered = source
         .tensors
         .iter()
         .filter(|tensor| Slot::parse(architecture, &tensor.name).is_some_and(|slot| slot.layer.is_some()));
     let fallback = if source.format == Format::Gguf { Naming::Gguf } else { Naming::HfText };
-    layered.filter_map(|tensor| Naming::of(architecture, &tensor.name)).next().unwrap_or(fallback)
+    layered.filter_map(|tensor| Naming::detect(architecture, &tensor.name)).next().unwrap_or(fallback)
 }

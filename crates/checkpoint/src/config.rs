@@ -1,7 +1,7 @@
-//! The dimensions of a model, from `config.json` or from a GGUF's metadata, with what either leaves out filled in.
+//! The dimensions and constants of a model, from `config.json` or GGUF metadata, with defaults filled in.
 //!
-//! [`Config::from_hf`] and [`Config::from_gguf`] are in a file each; both read through `keys`, so that every complaint
-//! names the key it is about.
+//! [`Config::from_hf`] and [`Config::from_gguf`] read keys through the same typed accessors, so that every error names the
+//! key.
 
 mod gguf;
 mod hf;
@@ -17,67 +17,67 @@ use crate::{
 pub use keys::MetaValue;
 pub(crate) use keys::{Keys, MAX_LAYERS, MAX_SIZE};
 
-/// How far a layer's attention reaches.
+/// The attention type of a layer, as stored in configs; see [`AttentionSpan`](crate::AttentionSpan).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LayerType {
-    /// Over the last [`Config::sliding_window`] positions, with the local RoPE base.
+    /// Over the last [`Config::sliding_window`] tokens, with the local RoPE base.
     Sliding,
-    /// Over all positions, with the global RoPE base and its scaling.
+    /// Over the whole context, with the global RoPE base and its scaling.
     Global,
 }
 
-/// How RoPE's positions are scaled in global layers.
+/// RoPE scaling in full-attention layers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RopeScaling {
-    /// Not at all.
+    /// No scaling.
     None,
     /// Positions are divided by a factor.
     Linear {
         /// The divisor.
         factor: f32,
     },
-    /// Llama 3's: low frequencies are divided, high ones are not, and those between by something between.
+    /// Llama 3: low frequencies are divided, high ones are not, and those between are interpolated.
     Llama3 {
         /// The divisor of low frequencies.
         factor: f32,
-        /// A frequency is low that turns less often than this within the original context.
+        /// Frequencies with fewer turns than this within the original context are low.
         low: f32,
-        /// A frequency is high that turns more often than this.
+        /// Frequencies with more turns than this are high.
         high: f32,
-        /// Positions of the original context.
+        /// Original context length.
         original: u32,
     },
-    /// Each frequency is divided by a number of its own: how a GGUF has Llama 3's.
+    /// Every frequency has its own divisor: how GGUF files store Llama 3's scaling.
     Each {
-        /// One for each pair of a head.
+        /// One per rotated pair of a head.
         divisors: Vec<f32>,
     },
 }
 
-/// Which values of a head RoPE turns together.
+/// Which elements of a head RoPE rotates together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RopePairs {
-    /// One of the first half and one of the second.
+    /// Element i of the first half with element i of the second half (NEOX).
     #[default]
     Halves,
-    /// Two that follow each other: Llama's in GGUF files, whose rows are in another order.
+    /// Adjacent elements: Llama in GGUF files, whose rows are permuted accordingly.
     Neighbours,
 }
 
-/// Everything the forward pass needs to know about a model besides its weights.
+/// Everything that the forward pass needs to know about a model besides its weights.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Config {
     /// The family.
     pub architecture: Architecture,
-    /// Width of the residual stream.
+    /// Hidden size: width of the residual stream.
     pub hidden: u32,
-    /// What a row of the embeddings is multiplied with: 1, or the square root of `hidden` for Gemma 3, which transformers rounds to
-    /// the type of the embeddings; see [`Checkpoint::open`](crate::Checkpoint::open).
+    /// Factor applied to embeddings: 1, or the square root of `hidden` for Gemma 3, which transformers rounds to the dtype
+    /// of the embeddings; see [`Checkpoint::open`](crate::Checkpoint::open).
     pub embedding_factor: f32,
-    /// Width of the feed-forward part.
+    /// Width of the feed-forward block.
     pub intermediate: u32,
     /// Number of layers.
     pub layers: u32,
@@ -85,43 +85,44 @@ pub struct Config {
     pub heads: u32,
     /// Key and value heads; divides `heads`.
     pub kv_heads: u32,
-    /// Width of a head. Not `hidden / heads` in most sizes.
+    /// Elements per head. Not `hidden / heads` in most models.
     pub head_dim: u32,
     /// Attention scores are divided by its square root.
     pub query_pre_attn_scalar: f32,
-    /// Positions that a sliding layer sees, the current one counted; there whenever a layer slides.
+    /// Window of sliding-window layers in tokens, the current one included; set if any layer has one.
     pub sliding_window: Option<u32>,
-    /// The kind of each layer.
+    /// Attention type of each layer.
     pub layer_types: Vec<LayerType>,
-    /// RoPE base of global layers.
+    /// RoPE base of full-attention layers.
     pub rope_theta_global: f32,
-    /// RoPE base of sliding layers; their positions are never scaled.
+    /// RoPE base of sliding-window layers, which are never scaled.
     pub rope_theta_local: f32,
-    /// Scaling of global layers' positions.
+    /// RoPE scaling of full-attention layers.
     pub rope_scaling: RopeScaling,
-    /// Which values RoPE turns together. Files of ours that were written before other families than Gemma came do not say it.
+    /// Which elements RoPE rotates together. Absent from native files written before families other than Gemma were
+    /// supported.
     #[serde(default)]
     pub rope_pairs: RopePairs,
-    /// Added to the mean square in every norm.
+    /// Epsilon of every RMSNorm.
     pub rms_norm_eps: f32,
-    /// Tokens. Hugging Face files of the multimodal sizes count 64 more than there are tokens.
+    /// Vocabulary size. Hugging Face files of the multimodal sizes count 64 more than there are tokens.
     pub vocab: u32,
-    /// Positions it was trained for.
+    /// Context length of the training.
     pub max_positions: u32,
-    /// Whether the embeddings are the output projection too. A GGUF tells it by its tensors only, and counts as tied
-    /// here; see [`Inventory::head`](crate::complete::Inventory::head).
+    /// Whether the embedding matrix is also the output projection. GGUF files tell it by their tensors only and count as
+    /// tied here; see [`Inventory::head`](crate::complete::Inventory::head).
     pub tie_embeddings: bool,
-    /// Begin of sequence.
+    /// Beginning-of-sequence token.
     pub bos: Option<u32>,
-    /// Ends of sequence. A GGUF need not name them all: `<end_of_turn>` may only be in its vocabulary.
+    /// End-of-sequence tokens. A GGUF file may not list all: `<end_of_turn>` may only be in its vocabulary.
     pub eos: Vec<u32>,
-    /// Padding.
+    /// Padding token.
     pub pad: Option<u32>,
 }
 
 impl Config {
-    /// Whether the numbers can be those of a model: for a config that was not read key by key.
-    pub(crate) fn is_sane(&self) -> bool {
+    /// Whether all values are plausible, for a config that was deserialised rather than read key by key.
+    pub(crate) fn is_plausible(&self) -> bool {
         let sizes = [self.hidden, self.intermediate, self.heads, self.kv_heads, self.head_dim, self.vocab];
         let products = [(self.heads, self.head_dim), (self.kv_heads, self.head_dim)];
         let numbers =
@@ -137,10 +138,10 @@ impl Config {
             && numbers.iter().all(|number| number.is_finite() && *number > 0.0)
             && (1..=MAX_SIZE).contains(&self.max_positions)
             && self.sliding_window.map_or(!slides, |window| window > 0)
-            && self.rope_scaling.is_sane(self.head_dim)
+            && self.rope_scaling.is_plausible(self.head_dim)
     }
 
-    /// Values of a head's RoPE, see [`RopeScaling::Each`].
+    /// Rotated pairs per head.
     pub(crate) fn rope_pair_count(&self) -> u32 {
         self.head_dim / 2
     }
@@ -155,28 +156,29 @@ impl Config {
         self.kv_heads * self.head_dim
     }
 
-    /// What holds between values, with the keys they were read from.
+    /// Checks relations between values; the other arguments are the keys they were read from.
     fn check(self, keys: &Keys, heads: &str, kv_heads: &str, head_dim: &str) -> Result<Self> {
         if !self.heads.is_multiple_of(self.kv_heads) {
-            let reason = format!("is {}, which {heads} = {} is not a multiple of", self.kv_heads, self.heads);
+            let reason =
+                format!("is {}, but {heads} = {} is not a multiple of it", self.kv_heads, self.heads);
             return Err(keys.error(kv_heads, reason));
         }
         if self.head_dim == 0 || !self.head_dim.is_multiple_of(2) {
-            return Err(keys.error(head_dim, format!("is {}, but RoPE turns pairs of values", self.head_dim)));
+            return Err(keys.error(head_dim, format!("is {}, but RoPE needs an even number", self.head_dim)));
         }
         let rows = u64::from(self.heads) * u64::from(self.head_dim);
         if rows > u64::from(MAX_SIZE) {
-            return Err(keys.error(heads, format!("times {head_dim} is {rows}, more than {MAX_SIZE}")));
+            return Err(keys.error(heads, format!("times {head_dim} is {rows}, but the limit is {MAX_SIZE}")));
         }
         if self.query_pre_attn_scalar < 1.0 {
             let scalar = self.query_pre_attn_scalar;
-            return Err(keys.error(heads, format!("makes attention scores' divisor {scalar}, below 1")));
+            return Err(keys.error(heads, format!("gives a query_pre_attn_scalar of {scalar}, below 1")));
         }
         Ok(self)
     }
 }
 
-/// RoPE's part of a config, which both formats spell in several ways.
+/// The RoPE parameters of a config, which both formats spell in several ways.
 struct Rope {
     theta_global: f32,
     theta_local: f32,
@@ -186,34 +188,34 @@ struct Rope {
 impl Rope {
     fn unsupported(keys: &Keys, kind: &str) -> Error {
         let kind: String = kind.chars().take(64).collect();
-        let what = format!("RoPE scaling of kind '{}'", kind.escape_debug());
-        keys.unsupported(what, "use a model whose positions are scaled linearly, as Llama 3's or not at all")
+        let what = format!("RoPE scaling of type '{}'", kind.escape_debug());
+        keys.unsupported(what, "use a model with linear, Llama 3 or no RoPE scaling")
     }
 }
 
 impl RopeScaling {
-    /// Whether the numbers can be a model's, for heads of such a width.
-    fn is_sane(&self, head_dim: u32) -> bool {
-        let above_zero = |value: f32| value.is_finite() && value > 0.0;
+    /// Whether the values are plausible for heads of `head_dim` elements.
+    fn is_plausible(&self, head_dim: u32) -> bool {
+        let is_positive = |value: f32| value.is_finite() && value > 0.0;
         match self {
             RopeScaling::None => true,
-            RopeScaling::Linear { factor } => above_zero(*factor),
+            RopeScaling::Linear { factor } => is_positive(*factor),
             RopeScaling::Llama3 { factor, low, high, original } => {
-                [*factor, *low, *high].into_iter().all(above_zero) && high > low && *original > 0
+                [*factor, *low, *high].into_iter().all(is_positive) && high > low && *original > 0
             }
             RopeScaling::Each { divisors } => {
-                divisors.len() == head_dim as usize / 2 && divisors.iter().copied().all(above_zero)
+                divisors.len() == head_dim as usize / 2 && divisors.iter().copied().all(is_positive)
             }
         }
     }
 }
 
-/// Every `n`th layer is global, the first ones slide. Gemma 3 has 6 where its files do not say otherwise.
+/// Every `n`th layer has full attention, the others a sliding window.
 pub(crate) fn every_nth_global(layers: u32, n: u32) -> Vec<LayerType> {
     let kind =
         |layer: u32| if (layer + 1).is_multiple_of(n) { LayerType::Global } else { LayerType::Sliding };
     (0..layers).map(kind).collect()
 }
 
-/// See [`every_nth_global`].
-pub(crate) const PATTERN: u32 = 6;
+/// Gemma 3's default for [`every_nth_global`].
+pub(crate) const SLIDING_WINDOW_PATTERN: u32 = 6;

@@ -1,4 +1,4 @@
-//! What can be wrong with a model's files. Every text names the file and, where there is one, the tensor.
+//! Errors of opening and reading checkpoints. Every message names the file and, if applicable, the tensor.
 
 use std::path::{Path, PathBuf};
 
@@ -10,58 +10,58 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// Why a checkpoint cannot be opened or read.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The system could not open or read a file.
+    /// Opening or reading a file failed.
     #[error("{}: {source}", path.display())]
     Io {
         /// The file or folder.
         path: PathBuf,
-        /// What the system said.
+        /// The operating system's error.
         source: std::io::Error,
     },
-    /// A file's header is not what its format demands: truncated, damaged or hostile.
+    /// A header is invalid: truncated, damaged or malicious.
     #[error("{}: {reason}", path.display())]
     InvalidFile {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it, where, and what to do.
+        /// What is wrong, where, and what to do.
         reason: String,
     },
-    /// One tensor's description is not what it should be.
+    /// The description of a tensor is invalid.
     #[error("{}: tensor '{tensor}': {reason}", path.display())]
     InvalidTensor {
         /// The file.
         path: PathBuf,
         /// The tensor.
         tensor: String,
-        /// What is wrong with it.
+        /// What is wrong.
         reason: String,
     },
-    /// Tensors are missing, doubled, misshapen or unknown.
+    /// Tensors are missing, duplicated, misshapen or unknown.
     #[error("{}: {incomplete}", path.display())]
     Incomplete {
         /// The file or folder.
         path: PathBuf,
-        /// All that is wrong.
+        /// All problems.
         incomplete: Incomplete,
     },
-    /// Reading a tensor's data failed half-way.
+    /// Reading the data of a tensor failed.
     #[error("{}: tensor '{tensor}': reading at byte {offset} failed: {source}", path.display())]
     Read {
         /// The file.
         path: PathBuf,
         /// The tensor.
         tensor: String,
-        /// Where the read began.
+        /// Offset of the read in the file.
         offset: u64,
-        /// What the system said.
+        /// The operating system's error.
         source: std::io::Error,
     },
-    /// A file is sound, but of a kind that is not read.
+    /// The checkpoint is valid, but uses an unsupported feature.
     #[error("{}: {what} is not supported: {fix}", path.display())]
     Unsupported {
         /// The file or folder.
         path: PathBuf,
-        /// What it is.
+        /// The unsupported feature.
         what: String,
         /// What would work instead.
         fix: String,
@@ -69,17 +69,17 @@ pub enum Error {
 }
 
 impl Error {
-    /// The system could not open or read `path`.
+    /// Opening or reading `path` failed.
     pub fn io(path: &Path, source: std::io::Error) -> Self {
         Error::Io { path: path.to_path_buf(), source }
     }
 
-    /// The header of `path` is wrong.
+    /// The header of `path` is invalid.
     pub fn invalid(path: &Path, reason: impl Into<String>) -> Self {
         Error::InvalidFile { path: path.to_path_buf(), reason: reason.into() }
     }
 
-    /// The description of `tensor` in `path` is wrong.
+    /// The description of `tensor` in `path` is invalid.
     pub fn tensor(path: &Path, tensor: &str, reason: impl Into<String>) -> Self {
         Error::InvalidTensor { path: path.to_path_buf(), tensor: tensor.to_string(), reason: reason.into() }
     }

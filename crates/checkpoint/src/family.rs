@@ -1,7 +1,7 @@
-//! Families of models: what sets one apart from the others, for whoever reads its files and whoever runs it.
+//! Model families: the facts that distinguish one from another, for reading its files and for running it.
 //!
-//! All are the same decoder (see the crate `indrik-model`). A family is a row of facts, in a file of its own: adding one is described in
-//! docs/adding-a-model.md.
+//! All families run on the same decoder (crate `indrik-model`). A family is a table of facts in its own file;
+//! docs/adding-a-model.md describes how to add one.
 
 mod facts;
 mod gemma3;
@@ -11,8 +11,9 @@ mod qwen3;
 
 pub use facts::{Activation, Family};
 
-use crate::{architecture::Architecture, error::Error};
 use std::path::Path;
+
+use crate::{architecture::Architecture, error::Error};
 
 impl Architecture {
     /// Name in messages and in GGUF metadata.
@@ -30,7 +31,7 @@ impl Architecture {
         }
     }
 
-    /// What is known of it.
+    /// The facts of the family.
     pub fn family(self) -> &'static Family {
         match self {
             Architecture::Gemma3 => &gemma3::FAMILY,

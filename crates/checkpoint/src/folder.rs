@@ -1,4 +1,4 @@
-//! Hugging Face folders: `config.json` and safetensors, in one file or in shards that an index lists.
+//! Hugging Face folders: `config.json` and safetensors, in a single file or in shards listed by an index.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -19,51 +19,51 @@ const CONFIG: &str = "config.json";
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
-/// The largest `config.json` that is read; real ones have some kilobytes. Parsed JSON takes up to 16 times its text.
+/// Maximum bytes of `config.json`. Real ones have a few kilobytes; parsed JSON takes up to 16 times its text.
 const MAX_CONFIG: u64 = 1 << 20;
-/// The largest index that is read: room for 40 000 tensors.
+/// Maximum bytes of an index: enough for 40 000 tensors.
 const MAX_INDEX: u64 = 4 << 20;
-/// The most shards: the largest published models have under 200.
+/// Maximum number of shards: the largest published models have fewer than 200.
 const MAX_SHARDS: usize = 1024;
-/// Names listed in one message.
-const SHOWN: usize = 5;
+/// Maximum number of names listed in a message.
+const MAX_LISTED: usize = 5;
 
-/// A model's folder, described.
+/// A Hugging Face folder.
 #[derive(Clone, Debug)]
 pub struct Folder {
-    /// Where it is.
+    /// Path of the folder.
     pub path: PathBuf,
-    /// Its tensors.
+    /// The tensors.
     pub source: Source,
-    /// `config.json` as it is; see [`Config::from_hf`](crate::config::Config::from_hf).
+    /// `config.json` as parsed JSON; see [`Config::from_hf`](crate::config::Config::from_hf).
     pub config: Value,
-    /// Whether `generation_config.json` is there.
+    /// Whether `generation_config.json` exists.
     pub has_generation_config: bool,
-    /// Whether `tokenizer.json` is there.
+    /// Whether `tokenizer.json` exists.
     pub has_tokenizer: bool,
-    /// Tensors that are left out of the source: of a type that is not read, and of no use to the language model.
+    /// Names of tensors left out of the source: of an unsupported type, and not needed by the language model.
     pub skipped: Vec<String>,
 }
 
 impl Folder {
-    /// Where `config.json` is.
+    /// Path of `config.json`.
     pub fn config_path(&self) -> PathBuf {
         self.path.join(CONFIG)
     }
 
-    /// A folder with this source, which was read from its files. `config.json` is read last: that a folder holds no
-    /// model at all is the better message.
-    pub(crate) fn around(path: &Path, source: Source, skipped: Vec<String>) -> Result<Self> {
+    /// Completes a source that was read from the folder's files. `config.json` is read last: for a folder without a model,
+    /// the error about missing weights is more helpful.
+    pub(crate) fn from_source(path: &Path, source: Source, skipped: Vec<String>) -> Result<Self> {
         let at = path.join(CONFIG);
         if !at.exists() {
             return Err(Error::invalid(
                 path,
-                "has no config.json: fetch it from where the weights came from",
+                "has no config.json: download it from the same place as the weights",
             ));
         }
         let text = read_text(&at, MAX_CONFIG)?;
         let config = serde_json::from_str(&text)
-            .map_err(|error| Error::invalid(&at, format!("is wrong: {}", brief(error))))?;
+            .map_err(|error| Error::invalid(&at, format!("is invalid: {}", brief(error))))?;
         Ok(Folder {
             path: path.to_path_buf(),
             source,
@@ -75,20 +75,20 @@ impl Folder {
     }
 }
 
-/// Describes the Hugging Face folder at `path`. Reads headers only.
+/// Opens the Hugging Face folder at `path`. Reads headers only.
 pub fn open(path: &Path) -> Result<Folder> {
     if !std::fs::metadata(path).map_err(|error| Error::io(path, error))?.is_dir() {
         return Err(Error::invalid(path, "is not a folder"));
     }
-    // A link to nothing counts as there, and is complained about by name.
-    let there = |name: &str| path.join(name).symlink_metadata().is_ok();
-    // Where both are there, transformers takes the single file too.
-    let files = if there(SINGLE) {
+    // A broken link counts as existing: the error of opening it names the file.
+    let exists = |name: &str| path.join(name).symlink_metadata().is_ok();
+    // If both exist, transformers reads the single file as well.
+    let files = if exists(SINGLE) {
         vec![safetensors::open(&path.join(SINGLE))?]
-    } else if there(INDEX) {
+    } else if exists(INDEX) {
         open_shards(path)?
     } else {
-        return Err(nothing_to_read(path));
+        return Err(no_weights(path));
     };
     let mut tensors = Vec::new();
     let mut skipped = Vec::new();
@@ -101,7 +101,7 @@ pub fn open(path: &Path) -> Result<Folder> {
         }
     }
     let files = files.into_iter().map(|file| file.path).collect();
-    let folder = Folder::around(path, Source { format: Format::HuggingFace, files, tensors }, skipped)?;
+    let folder = Folder::from_source(path, Source { format: Format::HuggingFace, files, tensors }, skipped)?;
     if let Some(scheme) = folder.config.get("quantization_config").filter(|scheme| !scheme.is_null()) {
         let method = scheme.get("quant_method").and_then(Value::as_str).unwrap_or("unknown");
         return Err(Error::Unsupported {
@@ -110,37 +110,37 @@ pub fn open(path: &Path) -> Result<Folder> {
                 "the quantisation '{}'",
                 method.chars().take(64).collect::<String>().escape_debug()
             ),
-            fix: "use the model in bf16, f16 or f32, or a GGUF of it".to_string(),
+            fix: "use the model in bf16, f16 or f32, or a GGUF file of it".to_string(),
         });
     }
     Ok(folder)
 }
 
-/// A tensor whose type says all about its values; none for one that can be left out.
+/// A tensor whose dtype fully determines its encoding; `None` if it can be left out.
 pub(crate) fn plain_tensor(file: &File, number: usize, entry: &Entry) -> Result<Option<Tensor>> {
     let Some(encoding) = entry.dtype.encoding() else {
-        return if is_text(&entry.name) { Err(unreadable(&file.path, entry)) } else { Ok(None) };
+        return if is_text(&entry.name) { Err(unsupported_dtype(&file.path, entry)) } else { Ok(None) };
     };
     let (name, shape) = (entry.name.clone(), entry.shape.clone());
     Ok(Some(Tensor { name, shape, encoding, data: file.span(number, entry), scales: None }))
 }
 
-/// Whether a language model needs the tensor of this name.
+/// Whether this is the name of a language model's tensor.
 fn is_text(name: &str) -> bool {
     let slots = Architecture::ALL.iter().filter_map(|architecture| Slot::parse(*architecture, name));
     slots.into_iter().any(|slot| slot.tower == Tower::Text)
 }
 
-fn unreadable(path: &Path, entry: &Entry) -> Error {
-    let known = "F32, F16 and BF16 are read";
+fn unsupported_dtype(path: &Path, entry: &Entry) -> Error {
+    let known = "use F32, F16 or BF16";
     let reason = match &entry.dtype {
         Dtype::Other(name) => format!("values of type '{}' are not supported: {known}", name.escape_debug()),
-        bytes => format!("{bytes} values with nothing that says how they were quantised: {known}"),
+        bytes => format!("{bytes} values without a quantisation scheme: {known}"),
     };
     Error::tensor(path, &entry.name, reason)
 }
 
-/// The shards of an index, which has to agree with what is in them.
+/// Opens the shards of an index, and checks that both list the same tensors.
 fn open_shards(path: &Path) -> Result<Vec<File>> {
     let at = path.join(INDEX);
     let text = read_text(&at, MAX_INDEX)?;
@@ -149,29 +149,32 @@ fn open_shards(path: &Path) -> Result<Vec<File>> {
         json.end()?;
         Ok(index)
     });
-    let mut index = parsed.map_err(|error| Error::invalid(&at, format!("is wrong: {}", brief(error))))?;
+    let mut index = parsed.map_err(|error| Error::invalid(&at, format!("is invalid: {}", brief(error))))?;
     let shards: BTreeSet<String> = index.values().cloned().collect();
     if shards.len() > MAX_SHARDS {
-        return Err(Error::invalid(&at, format!("lists {} shards, more than {MAX_SHARDS}", shards.len())));
+        return Err(Error::invalid(
+            &at,
+            format!("lists {} shards, but the limit is {MAX_SHARDS}", shards.len()),
+        ));
     }
     for shard in &shards {
         check_shard_name(&at, shard)?;
     }
     let missing = shards.iter().filter(|shard| !path.join(shard).exists());
     if let Some(list) = listed(missing.map(String::as_str)) {
-        return Err(Error::invalid(&at, format!("lists files that are not there: {list}; fetch them")));
+        return Err(Error::invalid(&at, format!("lists missing files: {list}; download them")));
     }
     check_distinct(path, &at, &shards)?;
     let mut files = Vec::new();
     let mut unlisted = Vec::new();
-    let mut room = MAX_HEADER;
+    let mut header_budget = MAX_HEADER;
     for shard in &shards {
-        let file = safetensors::open_within(&path.join(shard), &mut room)?;
+        let file = safetensors::open_within(&path.join(shard), &mut header_budget)?;
         for entry in &file.header.entries {
             match index.remove(&entry.name) {
                 Some(listed) if listed == *shard => {}
                 Some(listed) => {
-                    let reason = format!("is in this file, but {INDEX} says '{listed}'");
+                    let reason = format!("is in this file, but {INDEX} lists it in '{listed}'");
                     return Err(Error::tensor(&file.path, &entry.name, reason));
                 }
                 None => unlisted.push(format!("{} in {shard}", entry.name)),
@@ -189,7 +192,7 @@ fn open_shards(path: &Path) -> Result<Vec<File>> {
     Ok(files)
 }
 
-/// A shard is a file of the same folder: nothing outside it is opened, whatever an index says.
+/// Shards must be in the same folder: an index cannot make us open files elsewhere.
 fn check_shard_name(at: &Path, shard: &str) -> Result<()> {
     let reason = if shard == INDEX {
         "lists itself as a shard"
@@ -204,22 +207,25 @@ fn check_shard_name(at: &Path, shard: &str) -> Result<()> {
     Err(Error::invalid(at, format!("{reason}: '{}'", shown.escape_debug())))
 }
 
-/// Two names of one file would be one file's tensors twice.
+/// Rejects two names of the same file, whose tensors would appear twice.
 fn check_distinct(path: &Path, at: &Path, shards: &BTreeSet<String>) -> Result<()> {
     let mut seen: BTreeMap<PathBuf, &str> = BTreeMap::new();
     for shard in shards {
         let file = path.join(shard);
         let real = std::fs::canonicalize(&file).map_err(|error| Error::io(&file, error))?;
         if let Some(other) = seen.insert(real, shard) {
-            return Err(Error::invalid(at, format!("lists '{other}' and '{shard}', which are one file")));
+            return Err(Error::invalid(
+                at,
+                format!("lists '{other}' and '{shard}', which are the same file"),
+            ));
         }
     }
     Ok(())
 }
 
-/// Says what is in a folder that holds no model of this kind.
-fn nothing_to_read(path: &Path) -> Error {
-    // The names are for a message only: a folder of a million files needs no full listing.
+/// The error for a folder without safetensors, according to what it does contain.
+fn no_weights(path: &Path) -> Error {
+    // Only for a message: a huge folder is not listed completely.
     let names: Vec<String> = match std::fs::read_dir(path) {
         Ok(entries) => {
             entries.flatten().take(4096).map(|e| e.file_name().to_string_lossy().into_owned()).collect()
@@ -233,32 +239,35 @@ fn nothing_to_read(path: &Path) -> Error {
         fix: fix.to_string(),
     };
     if has(".gguf") {
-        return unsupported("a folder of GGUF files", "name the file instead of the folder");
+        return unsupported("a folder of GGUF files", "pass the file instead of the folder");
     }
-    if names.iter().any(|name| layerwise::Part::parse(name).is_some()) {
+    if names.iter().any(|name| layerwise::PartName::parse(name).is_some()) {
         return unsupported(
-            "a folder quantised layer by layer, opened as a Hugging Face one",
-            "open it as what it is",
+            "a layerwise-quantised folder opened as a Hugging Face folder",
+            "open it with `layerwise::open`",
         );
     }
     if has(".bin") || has(".pt") || has(".pth") {
-        return unsupported("a model saved with pickle", "save it as safetensors (save_pretrained does)");
+        return unsupported(
+            "a model saved with pickle",
+            "save it as safetensors, for example with save_pretrained",
+        );
     }
     Error::invalid(path, format!("has neither {SINGLE} nor {INDEX}: is the download complete?"))
 }
 
-/// The first few of a list and how many there are; none when there are none.
+/// The first names and the number of the others; `None` for an empty list.
 fn listed<'a>(names: impl Iterator<Item = &'a str>) -> Option<String> {
     let names: Vec<&str> = names.collect();
-    let first = names.iter().take(SHOWN).copied().collect::<Vec<_>>().join(", ");
+    let first = names.iter().take(MAX_LISTED).copied().collect::<Vec<_>>().join(", ");
     match names.len() {
         0 => None,
-        count if count > SHOWN => Some(format!("{first} and {} more", count - SHOWN)),
+        count if count > MAX_LISTED => Some(format!("{first} and {} more", count - MAX_LISTED)),
         _ => Some(first),
     }
 }
 
-/// A text file of at most `limit` bytes.
+/// Reads a text file of at most `limit` bytes.
 fn read_text(path: &Path, limit: u64) -> Result<String> {
     let io = |error| Error::io(path, error);
     if !std::fs::metadata(path).map_err(io)?.is_file() {
@@ -267,15 +276,15 @@ fn read_text(path: &Path, limit: u64) -> Result<String> {
     let mut bytes = Vec::new();
     std::fs::File::open(path).map_err(io)?.take(limit + 1).read_to_end(&mut bytes).map_err(io)?;
     if bytes.len() as u64 > limit {
-        return Err(Error::invalid(path, format!("is larger than the {limit} bytes that are read")));
+        return Err(Error::invalid(path, format!("is larger than the limit of {limit} bytes")));
     }
     String::from_utf8(bytes).map_err(|error| {
-        Error::invalid(path, format!("is not UTF-8 from byte {} on", error.utf8_error().valid_up_to()))
+        Error::invalid(path, format!("is not valid UTF-8 at byte {}", error.utf8_error().valid_up_to()))
     })
 }
 
-/// The file of each tensor, out of `{"metadata": …, "weight_map": {tensor: file}}`. `metadata.total_size` is not held
-/// against anything: published indexes have it wrong.
+/// The file of each tensor, from `{"metadata": …, "weight_map": {tensor: file}}`. `metadata.total_size` is ignored:
+/// published indexes get it wrong.
 struct IndexSeed;
 
 impl<'de> DeserializeSeed<'de> for IndexSeed {
@@ -301,7 +310,7 @@ impl<'de> Visitor<'de> for IndexSeed {
             if key != "weight_map" {
                 map.next_value::<IgnoredAny>()?;
             } else if weights.replace(map.next_value_seed(TextMap { what: "weight_map" })?).is_some() {
-                return Err(A::Error::custom("weight_map is there twice"));
+                return Err(A::Error::custom("duplicate weight_map"));
             }
         }
         weights.ok_or_else(|| A::Error::missing_field("weight_map"))

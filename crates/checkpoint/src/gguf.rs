@@ -1,10 +1,10 @@
-//! GGUF files, versions 2 and 3: the header is read, tensor data is not touched.
+//! GGUF files, versions 2 and 3. Only headers are read, no tensor data.
 //!
-//! A file is `GGUF`, a version, the number of tensors and of metadata keys, the keys with typed values, one entry a
-//! tensor (name, dimensions, type, offset), padding, then the tensors' bytes. All lengths and counts come from the
-//! file, and the file may be damaged or hostile. So every field goes through one bounded reader, which lets nothing be
-//! allocated that the rest of the header could not hold, and every tensor is proved to lie inside the file, aligned
-//! and apart from the others, before a caller sees it.
+//! A file consists of `GGUF`, a version, the number of tensors and of metadata keys, the keys with typed values, one entry
+//! per tensor (name, dimensions, type, offset), padding, and the tensor data. All lengths and counts come from the file,
+//! which may be damaged or malicious. Every field is therefore read through one bounded reader, which allocates no more
+//! than the rest of the header could hold, and every tensor is checked to be inside the file, aligned and not overlapping
+//! another before a caller sees it.
 
 use std::fs::File;
 use std::io::Read;
@@ -23,91 +23,95 @@ use header::{DAMAGED, Header, Subject};
 pub use metadata::Metadata;
 pub use value::{Array, Strings, Value};
 
-/// The most bytes a model's headers may have. Gemma's, with 262,144 tokens, is 6 MiB, and vocabularies that list their
-/// merges too stay under 20; the limit keeps a hostile file from taking more than 64 MiB or 100 ms.
+/// Maximum bytes of all headers of a model. Gemma's has 6 MiB for 262,144 tokens, and vocabularies with merges stay under
+/// 20 MiB. The limit keeps a malicious file from taking more than 64 MiB of memory or 100 ms.
 const MAX_HEADER: u64 = 32 << 20;
 
-/// The most metadata keys. Real files have fewer than 100.
+/// Maximum number of metadata keys. Real files have fewer than 100.
 const MAX_KEYS: u64 = 1 << 14;
 
-/// The smallest metadata entry: length of its key, type and one byte of value.
+/// Minimum bytes of a metadata entry: length of the key, type and one byte of value.
 const MIN_KEY_BYTES: u64 = 8 + 4 + 1;
 
-/// Where tensor data is aligned when `general.alignment` does not say otherwise.
+/// Alignment of tensor data if `general.alignment` is absent, in bytes.
 const DEFAULT_ALIGNMENT: u64 = 32;
 
-/// The GGUF specification wants alignments that are multiples of 8.
+/// The GGUF specification requires alignments to be multiples of 8.
 const MIN_ALIGNMENT: u64 = 8;
 
-/// A GGUF model: one file or all parts of a split one.
+/// A GGUF model: a single file, or all parts of a split model.
 #[derive(Clone, Debug)]
 pub struct Gguf {
-    /// Its tensors and where they are.
+    /// The tensors and where they are.
     pub source: Source,
-    /// Its metadata; for a split model, that of the first part.
+    /// The metadata; of the first part if the model is split.
     pub metadata: Metadata,
-    /// The format's version: 2 or 3.
+    /// Version of the format: 2 or 3.
     pub version: u32,
-    /// What tensor offsets are multiples of; for a split model, in the first part.
+    /// Alignment of tensor offsets in bytes; of the first part if the model is split.
     pub alignment: u64,
 }
 
-/// Reads the header of the GGUF file at `path`. When that is one part of a split model, all parts are found next to
-/// it, checked against each other and read.
+/// Reads the header of the GGUF file at `path`. If it is one part of a split model, all parts are located beside it,
+/// checked against each other and read.
 pub fn open(path: &Path) -> Result<Gguf> {
     let (gguf, _) = open_file(path, 0, MAX_HEADER)?;
-    match split::Place::of(path, &gguf.metadata)? {
+    match split::SplitInfo::from_metadata(path, &gguf.metadata)? {
         None => Ok(gguf),
-        Some(place) => {
-            // Its metadata can be as large as a header may be: it goes before the parts come.
+        Some(split) => {
+            // Its metadata may be as large as a whole header: freed before the parts are read.
             drop(gguf);
-            split::open_all(path, &place)
+            split::open_all(path, &split)
         }
     }
 }
 
-/// Reads one file's header from `bytes`, the first of `len`. `path` is what errors call it. A part of a split model is
-/// read as the file that it is.
+/// Reads the header of one file of `len` bytes from `bytes`. `path` is used in errors only. A part of a split model is read
+/// as a file of its own.
 pub fn parse(path: &Path, bytes: impl Read, len: u64) -> Result<Gguf> {
     parse_file(path, bytes, len, 0, MAX_HEADER).map(|(gguf, _)| gguf)
 }
 
 /// [`parse_file`] on the file at `path`.
 fn open_file(path: &Path, index: usize, limit: u64) -> Result<(Gguf, u64)> {
-    // Asked before opening, for opening a pipe waits for its other end.
+    // Checked before opening, because opening a pipe blocks until its other end is opened.
     let found = std::fs::metadata(path).map_err(|source| Error::io(path, source))?;
     if !found.is_file() {
-        return Err(Error::invalid(path, "not a regular file: name the .gguf file itself"));
+        return Err(Error::invalid(path, "not a regular file: pass the .gguf file itself"));
     }
     let file = File::open(path).map_err(|source| Error::io(path, source))?;
     parse_file(path, file, found.len(), index, limit)
 }
 
-/// Reads one file's header, of no more than `limit` bytes; its tensors point into file `index`. Returns the header's
-/// length too.
+/// Reads one file's header of at most `limit` bytes. Its tensors refer to file `index`. Also returns the header's length.
 fn parse_file(path: &Path, bytes: impl Read, len: u64, index: usize, limit: u64) -> Result<(Gguf, u64)> {
     let mut header = Header::new(path, bytes, len, limit);
     let version = read_version(&mut header)?;
     let tensor_count = header.u64(Subject::Field("tensor count"))?;
     let key_count = header.u64(Subject::Field("metadata key count"))?;
-    let keys =
-        header.room("metadata keys", key_count, MIN_KEY_BYTES, MAX_KEYS, Subject::Field("metadata"))?;
-    // Before the metadata too, which can be long: a wrong count is found at once.
+    let keys = header.bounded_count(
+        "metadata keys",
+        key_count,
+        MIN_KEY_BYTES,
+        MAX_KEYS,
+        Subject::Field("metadata"),
+    )?;
+    // Also checked before the metadata, which can be long, to reject a wrong count early.
     tensors::count(&header, tensor_count)?;
 
     let metadata = Metadata::read(&mut header, keys)?;
     let alignment = read_alignment(path, &metadata)?;
     let mut tensors = tensors::read(&mut header, tensor_count, index)?;
 
-    // Fits 64 bits: the header is at most `limit` bytes long, the alignment less than 2^32.
+    // Cannot overflow: the header has at most `limit` bytes, and the alignment is below 2^32.
     let data = header.at().next_multiple_of(alignment);
-    tensors::place(path, &mut tensors, data, alignment, len)?;
+    tensors::resolve_offsets(path, &mut tensors, data, alignment, len)?;
     tensors::check_names(&tensors, |_| path)?;
     let source = Source { format: Format::Gguf, files: vec![path.to_path_buf()], tensors };
     Ok((Gguf { source, metadata, version, alignment }, header.at()))
 }
 
-/// Reads the magic and the version; says what the file is instead when it is a familiar other thing.
+/// Reads magic and version. The error names the actual format of common other files.
 fn read_version<R: Read>(header: &mut Header<R>) -> Result<u32> {
     let path = header.path();
     let unsupported =
@@ -124,7 +128,7 @@ fn read_version<R: Read>(header: &mut Header<R>) -> Result<u32> {
         b"vers" => {
             return Err(Error::invalid(
                 path,
-                "a Git LFS pointer, not the file itself: run `git lfs pull` or download it",
+                "a Git LFS pointer, not the file itself: run `git lfs pull`, or download the file",
             ));
         }
         b"lmgg" | b"fmgg" | b"tjgg" => {
@@ -142,7 +146,7 @@ fn read_version<R: Read>(header: &mut Header<R>) -> Result<u32> {
     }
     match header.u32(Subject::Field("version"))? {
         version @ (2 | 3) => Ok(version),
-        // The magic is the same four bytes in both orders; the version, a small number, is what tells them apart.
+        // The magic is the same in both byte orders; the version, a small number, reveals the order.
         version if version != 0 && version & 0xffff == 0 => Err(big_endian()),
         version => Err(unsupported(
             format!("GGUF version {version}"),
@@ -156,7 +160,7 @@ fn read_alignment(path: &Path, metadata: &Metadata) -> Result<u64> {
         metadata.optional("general.alignment", Metadata::u32)?.map_or(DEFAULT_ALIGNMENT, u64::from);
     if !alignment.is_power_of_two() || alignment < MIN_ALIGNMENT {
         let reason = format!(
-            "metadata key 'general.alignment': {alignment} is not a power of two of {MIN_ALIGNMENT} or more: {DAMAGED}"
+            "metadata key 'general.alignment': {alignment} is not a power of two of at least {MIN_ALIGNMENT}: {DAMAGED}"
         );
         return Err(Error::invalid(path, reason));
     }

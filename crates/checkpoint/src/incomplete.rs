@@ -2,89 +2,91 @@
 
 use std::fmt;
 
-/// Complaints that are printed one by one.
-const SHOWN: usize = 20;
+/// Maximum number of problems printed.
+const MAX_SHOWN: usize = 20;
 
-/// One thing wrong with a source.
+/// One tensor that does not match the config.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Complaint {
-    /// A tensor is not there.
+pub enum Problem {
+    /// A tensor is missing.
     Missing {
-        /// Its name, in the naming that the other tensors follow.
+        /// Its name, in the naming of the other tensors.
         name: String,
-        /// The shape it would have.
+        /// Its shape according to the config.
         expected: Vec<u64>,
     },
-    /// Two tensors are the same thing.
-    Doubled {
-        /// The first one's name.
+    /// Two tensors fill the same slot.
+    Duplicate {
+        /// Name of the first.
         name: String,
-        /// The other's.
+        /// Name of the second.
         again: String,
     },
-    /// A tensor has another shape than the config asks for.
-    Misshapen {
+    /// A tensor has a different shape than the config says.
+    ShapeMismatch {
         /// Its name.
         name: String,
-        /// The shape by the config.
+        /// Its shape according to the config.
         expected: Vec<u64>,
-        /// The shape in the file.
+        /// Its shape in the file.
         found: Vec<u64>,
     },
-    /// A tensor is none of this architecture's.
+    /// The family has no such tensor.
     Unknown {
         /// Its name.
         name: String,
         /// Its shape.
         found: Vec<u64>,
     },
-    /// A tensor belongs to a layer that the config does not have.
+    /// A tensor belongs to a layer past the last one.
     BeyondLastLayer {
         /// Its name.
         name: String,
-        /// The number of layers by the config.
+        /// Number of layers according to the config.
         layers: u32,
     },
 }
 
-impl fmt::Display for Complaint {
+impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Complaint::Missing { name, expected } => write!(f, "missing: {name}, expected {expected:?}"),
-            Complaint::Doubled { name, again } if name == again => {
-                write!(f, "doubled: {name} is there twice")
+            Problem::Missing { name, expected } => write!(f, "missing: {name}, expected {expected:?}"),
+            Problem::Duplicate { name, again } if name == again => {
+                write!(f, "duplicate: {name} appears twice")
             }
-            Complaint::Doubled { name, again } => write!(f, "doubled: {again} is the same thing as {name}"),
-            Complaint::Misshapen { name, expected, found } => {
+            Problem::Duplicate { name, again } => {
+                write!(f, "duplicate: {again} is the same tensor as {name}")
+            }
+            Problem::ShapeMismatch { name, expected, found } => {
                 write!(f, "wrong shape: {name}, expected {expected:?}, found {found:?}")
             }
-            Complaint::Unknown { name, found } => write!(f, "unknown: {name}, found {found:?}"),
-            Complaint::BeyondLastLayer { name, layers } => {
-                write!(f, "unknown: {name}, in a model of {layers} layers")
+            Problem::Unknown { name, found } => write!(f, "unknown: {name}, found {found:?}"),
+            Problem::BeyondLastLayer { name, layers } => {
+                write!(f, "unknown: {name}, but the model has {layers} layers")
             }
         }
     }
 }
 
-/// Everything that keeps a source from being a whole model.
+/// Everything that keeps a checkpoint from being a complete model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Incomplete {
     /// Name of the family that the config declares.
     pub family: &'static str,
-    /// All of it: missing ones first, then in the order of the files.
-    pub complaints: Vec<Complaint>,
+    /// All problems: missing tensors first, then in file order.
+    pub problems: Vec<Problem>,
 }
 
 impl fmt::Display for Incomplete {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let count = self.complaints.len();
-        let is = if count == 1 { "tensor is" } else { "tensors are" };
-        write!(f, "the files are not a whole {} model: {count} {is} wrong", self.family)?;
-        for complaint in self.complaints.iter().take(SHOWN) {
-            write!(f, "\n  {complaint}")?;
+        let count = self.problems.len();
+        let problems = if count == 1 { "problem" } else { "problems" };
+        write!(f, "not a complete {} model: {count} {problems} with its tensors", self.family)?;
+        for problem in self.problems.iter().take(MAX_SHOWN) {
+            write!(f, "\n  {problem}")?;
         }
-        if count > SHOWN {
-            write!(f, "\n  … and {} more", count - SHOWN)?;
+        if count > MAX_SHOWN {
+            write!(f, "\n  … and {} more", count - MAX_SHOWN)?;
         }
         Ok(())
     }

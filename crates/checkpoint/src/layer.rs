@@ -103,7 +103,7 @@ impl Config {
         let family = self.architecture.family();
         let span = match self.layer_types[index as usize] {
             LayerType::Global => AttentionSpan::Full,
-            // A config with sliding layers always has a window: both readers and `is_sane` ensure it.
+            // A config with sliding layers always has a window: both readers and `is_plausible` ensure it.
             LayerType::Sliding => AttentionSpan::Sliding { window: self.sliding_window.unwrap_or(1) },
         };
         LayerSpec {

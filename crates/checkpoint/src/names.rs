@@ -1,23 +1,23 @@
-//! What a tensor is, by its name: every naming in use parsed once, whole, into a tower, a layer and a role.
+//! Tensor names: every naming in use, parsed into a tower, a layer and a role.
 //!
 //! | naming | a layer's query weights |
 //! |---|---|
 //! | Hugging Face, text only | `model.layers.3.self_attn.q_proj.weight` |
-//! | … multimodal, older | `language_model.model.layers.3.self_attn.q_proj.weight` |
-//! | … multimodal, newer | `model.language_model.layers.3.self_attn.q_proj.weight` |
+//! | Hugging Face, multimodal (older) | `language_model.model.layers.3.self_attn.q_proj.weight` |
+//! | Hugging Face, multimodal (newer) | `model.language_model.layers.3.self_attn.q_proj.weight` |
 //! | GGUF | `blk.3.attn_q.weight` |
 //!
-//! Vision layers are called `layers.3` too, so nothing is guessed from a part of a name: a name is one of these or it
-//! is unknown.
+//! Vision layers are also called `layers.3`, so names are only matched as a whole: a name that matches none of these is
+//! unknown.
 
 use serde::Serialize;
 
 use crate::{
     architecture::Architecture,
-    slot::{Role, Row, Slot, Tower},
+    slot::{NameRow, Role, Slot, Tower},
 };
 
-/// A way of naming tensors.
+/// A naming scheme for tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Naming {
@@ -31,14 +31,14 @@ pub enum Naming {
     Gguf,
 }
 
-/// What a text tower has once. Hugging Face's head stands beside the tower, see [`HEADS`].
-const ONCE: [Row; 3] = [
+/// Tensors outside of layers. The head of Hugging Face files is outside of the text tower, see [`HEADS`].
+const MODEL: [NameRow; 3] = [
     (Role::Embed, "embed_tokens.weight", "token_embd.weight"),
     (Role::FinalNorm, "norm.weight", "output_norm.weight"),
     (Role::RopeFreqs, "", "rope_freqs.weight"),
 ];
 
-/// The head, by naming.
+/// Name of the head per naming.
 const HEADS: [(Naming, &str); 4] = [
     (Naming::HfText, "lm_head.weight"),
     (Naming::HfMultimodalOlder, "language_model.lm_head.weight"),
@@ -46,8 +46,8 @@ const HEADS: [(Naming, &str); 4] = [
     (Naming::Gguf, "output.weight"),
 ];
 
-/// What a layer may have in any family: norms beside these are the family's own.
-const LAYER: [Row; 13] = [
+/// Tensors of a layer that have the same name in every family; other norms are per family.
+const LAYER: [NameRow; 13] = [
     (Role::AttentionNorm, "input_layernorm.weight", "attn_norm.weight"),
     (Role::Query, "self_attn.q_proj.weight", "attn_q.weight"),
     (Role::Key, "self_attn.k_proj.weight", "attn_k.weight"),
@@ -63,8 +63,8 @@ const LAYER: [Row; 13] = [
     (Role::Down, "mlp.down_proj.weight", "ffn_down.weight"),
 ];
 
-/// What a SigLIP encoder has once, in Hugging Face files; `head` is its pooling, which Gemma 3 does not use.
-const VISION_ONCE: [&str; 16] = [
+/// Tensors of a SigLIP encoder outside of layers, in Hugging Face files; `head` is its pooling, which Gemma 3 does not use.
+const VISION_MODEL: [&str; 16] = [
     "embeddings.patch_embedding.weight",
     "embeddings.patch_embedding.bias",
     "embeddings.position_embedding.weight",
@@ -83,7 +83,7 @@ const VISION_ONCE: [&str; 16] = [
     "head.mlp.fc2.bias",
 ];
 
-/// Parts of a SigLIP layer, each with a weight and a bias, in Hugging Face files.
+/// Modules of a SigLIP layer, each with a weight and a bias, in Hugging Face files.
 const VISION_LAYER: [&str; 8] = [
     "layer_norm1",
     "layer_norm2",
@@ -95,8 +95,8 @@ const VISION_LAYER: [&str; 8] = [
     "self_attn.out_proj",
 ];
 
-/// The same two in GGUF files of the projector kind.
-const GGUF_VISION_ONCE: [&str; 5] =
+/// The same in GGUF files of image encoders (mmproj).
+const GGUF_VISION_MODEL: [&str; 5] =
     ["patch_embd.weight", "patch_embd.bias", "position_embd.weight", "post_ln.weight", "post_ln.bias"];
 const GGUF_VISION_LAYER: [&str; 8] =
     ["ln1", "ln2", "ffn_up", "ffn_down", "attn_q", "attn_k", "attn_v", "attn_out"];
@@ -109,8 +109,8 @@ impl Naming {
     const ALL: [Naming; 4] =
         [Naming::HfText, Naming::HfMultimodalOlder, Naming::HfMultimodalNewer, Naming::Gguf];
 
-    /// The naming that a text tensor's name follows. A head alone does not tell the Hugging Face ones apart.
-    pub fn of(architecture: Architecture, name: &str) -> Option<Self> {
+    /// The naming of a text tensor. The name of a head is ambiguous among the Hugging Face namings.
+    pub fn detect(architecture: Architecture, name: &str) -> Option<Self> {
         Naming::ALL.into_iter().find(|naming| naming.text(architecture, name).is_some())
     }
 
@@ -120,10 +120,10 @@ impl Naming {
             return Some(slot(None, Role::Head));
         }
         let rest = name.strip_prefix(self.tower_prefix())?;
-        if let Some((role, ..)) = ONCE.iter().find(|row| self.column(row) == rest && !rest.is_empty()) {
+        if let Some((role, ..)) = MODEL.iter().find(|row| self.column(row) == rest && !rest.is_empty()) {
             return Some(slot(None, *role));
         }
-        let (layer, part) = numbered(rest.strip_prefix(self.layer_prefix())?)?;
+        let (layer, part) = split_index(rest.strip_prefix(self.layer_prefix())?)?;
         let (role, ..) = layer_rows(architecture).find(|row| self.column(row) == part)?;
         Some(slot(Some(layer), *role))
     }
@@ -141,13 +141,13 @@ impl Naming {
         if self == Naming::Gguf { "blk." } else { "layers." }
     }
 
-    fn column(self, row: &Row) -> &'static str {
+    fn column(self, row: &NameRow) -> &'static str {
         if self == Naming::Gguf { row.2 } else { row.1 }
     }
 }
 
 impl Slot {
-    /// What the tensor called `name` is in a model of this architecture; none when no naming has that name.
+    /// The slot of the tensor `name` in a model of this architecture; `None` if no naming has that name.
     pub fn parse(architecture: Architecture, name: &str) -> Option<Self> {
         Naming::ALL
             .iter()
@@ -156,15 +156,16 @@ impl Slot {
             .or_else(|| gguf_image(name))
     }
 
-    /// The name of a text tensor under a naming, for messages; none where the naming has no word for it.
+    /// The name of a text tensor in a naming; `None` if the naming has no such tensor.
     pub fn name(&self, architecture: Architecture, naming: Naming) -> Option<String> {
         if (self.tower, self.role) == (Tower::Text, Role::Head) {
             return HEADS.iter().find(|head| head.0 == naming).map(|head| head.1.to_string());
         }
         let tower = naming.tower_prefix();
-        let text = |row: &Row| Some(naming.column(row)).filter(|text| !text.is_empty() && row.0 == self.role);
+        let text =
+            |row: &NameRow| Some(naming.column(row)).filter(|text| !text.is_empty() && row.0 == self.role);
         match self.layer {
-            None => ONCE.iter().find_map(text).map(|text| format!("{tower}{text}")),
+            None => MODEL.iter().find_map(text).map(|text| format!("{tower}{text}")),
             Some(layer) => {
                 let text = layer_rows(architecture).find_map(text)?;
                 Some(format!("{tower}{}{layer}.{text}", naming.layer_prefix()))
@@ -173,22 +174,22 @@ impl Slot {
     }
 }
 
-fn layer_rows(architecture: Architecture) -> impl Iterator<Item = &'static Row> {
+fn layer_rows(architecture: Architecture) -> impl Iterator<Item = &'static NameRow> {
     LAYER.iter().chain(architecture.family().norms)
 }
 
 fn hf_image(name: &str) -> Option<Slot> {
-    // Newer files put the whole model under `model.`, and drop SigLIP's own `vision_model.`.
+    // Newer files put the whole model under `model.` and drop SigLIP's `vision_model.`.
     let name = name.strip_prefix("model.").unwrap_or(name);
     if let Some(part) = name.strip_prefix("multi_modal_projector.") {
         return PROJECTOR.contains(&part).then_some(image(Tower::Projector, None));
     }
     let part = name.strip_prefix("vision_tower.")?;
     let part = part.strip_prefix("vision_model.").unwrap_or(part);
-    if VISION_ONCE.contains(&part) {
+    if VISION_MODEL.contains(&part) {
         return Some(image(Tower::Vision, None));
     }
-    let (layer, part) = numbered(part.strip_prefix("encoder.layers.")?)?;
+    let (layer, part) = split_index(part.strip_prefix("encoder.layers.")?)?;
     VISION_LAYER.contains(&weight_or_bias(part)?).then_some(image(Tower::Vision, Some(layer)))
 }
 
@@ -197,10 +198,10 @@ fn gguf_image(name: &str) -> Option<Slot> {
         return GGUF_PROJECTOR.contains(&part).then_some(image(Tower::Projector, None));
     }
     let part = name.strip_prefix("v.")?;
-    if GGUF_VISION_ONCE.contains(&part) {
+    if GGUF_VISION_MODEL.contains(&part) {
         return Some(image(Tower::Vision, None));
     }
-    let (layer, part) = numbered(part.strip_prefix("blk.")?)?;
+    let (layer, part) = split_index(part.strip_prefix("blk.")?)?;
     GGUF_VISION_LAYER.contains(&weight_or_bias(part)?).then_some(image(Tower::Vision, Some(layer)))
 }
 
@@ -212,8 +213,8 @@ fn weight_or_bias(part: &str) -> Option<&str> {
     part.strip_suffix(".weight").or_else(|| part.strip_suffix(".bias"))
 }
 
-/// Splits `12.rest`. One number has one spelling: no sign, no leading zero.
-fn numbered(text: &str) -> Option<(u32, &str)> {
+/// Splits `12.rest`. Signs and leading zeros are rejected, so that every number has one spelling.
+fn split_index(text: &str) -> Option<(u32, &str)> {
     let (digits, rest) = text.split_once('.')?;
     let plain =
         digits.bytes().all(|byte| byte.is_ascii_digit()) && (digits == "0" || !digits.starts_with('0'));
@@ -231,12 +232,12 @@ mod tests {
     }
 
     #[test]
-    fn every_text_name_comes_back_from_its_slot() {
+    fn names_of_text_slots_parse_to_the_same_slot() {
         for naming in Naming::ALL {
-            let once = ONCE.iter().map(|row| Slot::text(None, row.0));
+            let model = MODEL.iter().map(|row| Slot::text(None, row.0));
             let layers = layer_rows(GEMMA).map(|row| Slot::text(Some(61), row.0));
             let head = Slot::text(None, Role::Head);
-            for slot in once.chain(layers).chain([head]) {
+            for slot in model.chain(layers).chain([head]) {
                 let Some(name) = slot.name(GEMMA, naming) else {
                     assert!(slot.role == Role::RopeFreqs && naming != Naming::Gguf, "{slot:?} has no name");
                     continue;
@@ -247,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn the_namings_agree_on_what_a_tensor_is() {
+    fn all_namings_parse_to_the_same_slot() {
         let query = Some(Slot::text(Some(3), Role::Query));
         assert_eq!(parse("model.layers.3.self_attn.q_proj.weight"), query);
         assert_eq!(parse("language_model.model.layers.3.self_attn.q_proj.weight"), query);
@@ -264,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn images_are_kept_apart_from_text_layers_of_the_same_number() {
+    fn vision_layers_are_not_confused_with_text_layers() {
         for name in [
             "vision_tower.vision_model.encoder.layers.3.self_attn.q_proj.weight",
             "vision_tower.encoder.layers.3.layer_norm1.bias",
@@ -280,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_of_a_known_name_is_not_a_known_name() {
+    fn partial_names_are_unknown() {
         for name in [
             "",
             "model.",

@@ -1,9 +1,14 @@
-//! Our own file: safetensors whose matrices are tiles and scale planes as they are on the GPU, so that loading only copies.
+//! Native files, as `indrik quantize` writes them: safetensors whose matrices are tiles and scale planes in the layout of
+//! the GPU, so that loading only copies.
 //!
-//! Metadata: `indrik.version`, `indrik.config` (the [`Config`] as JSON) and `indrik.matrices` (for each matrix its rows, K and
-//! scheme, which its entry's bytes alone do not tell). A matrix `NAME` has its tiles in the entry `NAME` and its scale plane in
-//! `NAME.scales`, both of bytes. Vectors are F32; norms as they multiply. The entry `indrik.tokenizer` holds the tokenizer of
-//! the model it was made from, where that had one.
+//! The metadata has `indrik.version`, `indrik.config` (the [`Config`] as JSON) and `indrik.matrices` (rows, K and scheme
+//! of each matrix, which the byte entries do not tell). A matrix `NAME` has its tiles in the entry `NAME` and its scale
+//! plane in `NAME.scales`, both of type U8. Vectors are F32, norms in the form in which they multiply. The entry
+//! `indrik.tokenizer` holds the tokenizer of the source model, if it had one.
+
+mod header;
+
+pub use header::{HeaderEntry, header};
 
 use std::{collections::BTreeMap, fs::File, os::unix::fs::FileExt, path::Path};
 
@@ -18,62 +23,56 @@ use crate::{
     tokenizer::TokenizerData,
 };
 
-/// The layout's version: raised when files of before can no longer be copied as they are.
+/// Version of the layout, raised when older files can no longer be loaded by copying.
 pub const VERSION: &str = "2";
 
-/// Metadata key of [`VERSION`].
-pub const VERSION_KEY: &str = "indrik.version";
-/// Metadata key of the [`Config`], as JSON.
-pub const CONFIG_KEY: &str = "indrik.config";
-/// Metadata key of the matrices' shapes: a JSON object of [`Shape`] by tensor name.
-pub const MATRICES_KEY: &str = "indrik.matrices";
+const VERSION_KEY: &str = "indrik.version";
+const CONFIG_KEY: &str = "indrik.config";
+const MATRICES_KEY: &str = "indrik.matrices";
 
 /// The entry with the tokenizer: a [`TokenizerData`] as JSON.
-pub const TOKENIZER: &str = "indrik.tokenizer";
+const TOKENIZER: &str = "indrik.tokenizer";
 
-/// The largest tokenizer that is read: Gemma's tokenizer.json has 33 MB.
+/// Maximum size of a tokenizer in bytes: Gemma's tokenizer.json has 33 MB.
 const MAX_TOKENIZER: u64 = 128 << 20;
 
-/// What an entry of bytes is.
+/// Shape and scheme of a matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Shape {
-    /// Rows.
-    pub rows: u64,
-    /// Columns.
-    pub k: u64,
-    /// Storage scheme.
-    pub scheme: Scheme,
+struct MatrixShape {
+    rows: u64,
+    k: u64,
+    scheme: Scheme,
 }
 
-/// The entry with a matrix's scale plane.
-pub fn scales_name(matrix: &str) -> String {
+/// Name of the entry with a matrix's scale plane.
+fn scales_name(matrix: &str) -> String {
     format!("{matrix}.scales")
 }
 
-/// Opens a file that `indrik quantize` wrote.
+/// Opens a native file.
 pub fn open(path: &Path) -> Result<(Source, Config)> {
     let file = safetensors::open(path)?;
     let metadata = |key: &str| file.header.metadata.get(key).map(String::as_str);
     let version = metadata(VERSION_KEY).ok_or_else(|| Error::Unsupported {
         path: path.to_path_buf(),
-        what: "a safetensors file by itself".into(),
-        fix: "name its folder, with config.json in it, or a file that `indrik quantize` wrote".into(),
+        what: "a single safetensors file".into(),
+        fix: "pass its folder, which must contain config.json, or a file written by `indrik quantize`".into(),
     })?;
     if version != VERSION {
         return Err(Error::Unsupported {
             path: path.to_path_buf(),
-            what: format!("version {:?} of Indrik's own files", version.chars().take(16).collect::<String>()),
-            fix: format!("quantize the model again: this program reads version {VERSION}"),
+            what: format!("version {:?} of the native format", version.chars().take(16).collect::<String>()),
+            fix: format!("quantize the model again: this release reads version {VERSION}"),
         });
     }
     let config: Config = parse(path, CONFIG_KEY, metadata(CONFIG_KEY))?;
-    if !config.is_sane() {
+    if !config.is_plausible() {
         return Err(Error::invalid(
             path,
-            format!("{CONFIG_KEY} holds numbers that no model has: quantize it again"),
+            format!("{CONFIG_KEY} holds values that no model has: quantize the model again"),
         ));
     }
-    let shapes: BTreeMap<String, Shape> = parse(path, MATRICES_KEY, metadata(MATRICES_KEY))?;
+    let shapes: BTreeMap<String, MatrixShape> = parse(path, MATRICES_KEY, metadata(MATRICES_KEY))?;
     let entries: BTreeMap<&str, &Entry> =
         file.header.entries.iter().map(|entry| (entry.name.as_str(), entry)).collect();
     let mut tensors = Vec::new();
@@ -90,12 +89,12 @@ pub fn open(path: &Path) -> Result<(Source, Config)> {
         });
     }
     if let Some(missing) = shapes.keys().find(|name| !entries.contains_key(name.as_str())) {
-        return Err(Error::tensor(path, missing, "is listed and not there: quantize the model again"));
+        return Err(Error::tensor(path, missing, "is listed but missing: quantize the model again"));
     }
     Ok((Source { format: Format::Native, files: vec![path.to_path_buf()], tensors }, config))
 }
 
-/// The tokenizer in a file that `indrik quantize` wrote.
+/// The tokenizer of a native file.
 pub(crate) fn tokenizer(path: &Path) -> Result<Option<TokenizerData>> {
     let file = safetensors::open(path)?;
     let Some(entry) = file.header.entries.iter().find(|entry| entry.name == TOKENIZER) else {
@@ -106,7 +105,7 @@ pub(crate) fn tokenizer(path: &Path) -> Result<Option<TokenizerData>> {
         return Err(Error::tensor(
             path,
             TOKENIZER,
-            format!("has {} bytes, more than any tokenizer", span.len),
+            format!("has {} bytes, but the limit is {MAX_TOKENIZER}", span.len),
         ));
     }
     let mut bytes = vec![0; span.len as usize];
@@ -121,18 +120,24 @@ fn parse<T: serde::de::DeserializeOwned>(path: &Path, key: &str, text: Option<&s
     serde_json::from_str(text).map_err(|error| Error::invalid(path, format!("{key} cannot be read: {error}")))
 }
 
-fn matrix(file: &safetensors::File, entry: &Entry, shape: &Shape, scales: Option<&Entry>) -> Result<Tensor> {
+fn matrix(
+    file: &safetensors::File,
+    entry: &Entry,
+    shape: &MatrixShape,
+    scales: Option<&Entry>,
+) -> Result<Tensor> {
     let wrong = |reason: String| Error::tensor(&file.path, &entry.name, reason);
     let size = |value: u64| usize::try_from(value).ok();
     let layout = size(shape.rows).zip(size(shape.k)).and_then(|(rows, k)| Layout::new(shape.scheme, rows, k));
-    let layout = layout.ok_or_else(|| wrong(format!("{} × {} is no matrix", shape.rows, shape.k)))?;
+    let layout =
+        layout.ok_or_else(|| wrong(format!("{} × {} is not a valid matrix", shape.rows, shape.k)))?;
     for (what, entry, expected) in
         [("values", Some(entry), layout.value_bytes()), ("scales", scales, layout.scale_bytes())]
     {
         let found = entry.map_or(0, |entry| entry.end - entry.begin);
         let bytes = entry.is_none_or(|entry| entry.dtype == Dtype::U8 && expected > 0);
         if found != expected as u64 || !bytes {
-            return Err(wrong(format!("has {found} bytes of {what} where its shape needs {expected}")));
+            return Err(wrong(format!("has {found} bytes of {what}, but its shape needs {expected}")));
         }
     }
     Ok(Tensor {
@@ -146,7 +151,7 @@ fn matrix(file: &safetensors::File, entry: &Entry, shape: &Shape, scales: Option
 
 fn vector(file: &safetensors::File, entry: &Entry) -> Result<Tensor> {
     if entry.dtype != Dtype::F32 || entry.shape.len() != 1 {
-        return Err(Error::tensor(&file.path, &entry.name, "is neither a listed matrix nor a vector of F32"));
+        return Err(Error::tensor(&file.path, &entry.name, "is neither a listed matrix nor an F32 vector"));
     }
     Ok(Tensor {
         name: entry.name.clone(),

@@ -1,10 +1,9 @@
-//! The header of a safetensors file, read and held against the format's rules. No tensor data is touched.
+//! Safetensors headers, read and validated. No tensor data is read.
 //!
-//! A file is eight bytes of header length, the header (a JSON object of tensors) and the data that its offsets point
-//! into. The JSON goes straight into typed entries, so that what a header can cost is bounded by [`MAX_HEADER`] and
-//! [`MAX_ENTRIES`] whatever is written in it. It is read by hand rather than through the `safetensors` crate, whose
-//! parser takes the last of two tensors of one name, has no word for a type it does not know, and reports most faults
-//! without the tensor's name.
+//! A file consists of eight bytes of header length, the header (a JSON object of tensors) and the data that its offsets
+//! refer to. The JSON is parsed directly into typed entries, so that [`MAX_HEADER`] and [`MAX_ENTRIES`] bound the cost of
+//! any header. The `safetensors` crate is not used: its parser accepts duplicate tensor names (the last one wins), cannot
+//! represent unknown types, and reports most errors without the tensor's name.
 
 mod json;
 
@@ -25,67 +24,66 @@ use crate::{
 use json::HeaderSeed;
 pub(crate) use json::{TextMap, brief, no_text};
 
-/// Bytes before the header: its length.
+/// Bytes before the header, which hold its length.
 const PREFIX: u64 = 8;
 
-/// The longest header that is read, and the most that all headers of one model may have together. The reference reader
-/// stops at 100 MB a file; this is room for 30 000 tensors, and a hostile header of this size stays within 64 MiB of
-/// memory and a tenth of a second.
+/// Maximum bytes of a header, and of all headers of a model together. The reference implementation allows 100 MB per
+/// file; this is enough for 30 000 tensors, and a malicious header of this size stays within 64 MiB of memory and 100 ms.
 pub const MAX_HEADER: u64 = 4 << 20;
 
-/// The most tensors, and the most metadata entries, in one file.
+/// Maximum number of tensors, and of metadata entries, per file.
 pub const MAX_ENTRIES: usize = 1 << 15;
 
-/// A safetensors file whose header is sound.
+/// A safetensors file with a valid header.
 #[derive(Clone, Debug)]
 pub struct File {
-    /// Where it is.
+    /// Path of the file.
     pub path: PathBuf,
-    /// The first byte of its data.
+    /// Offset of the data in the file.
     pub data_start: u64,
-    /// What its header says.
+    /// The header.
     pub header: Header,
 }
 
 impl File {
-    /// Where an entry's bytes are, when this file is number `file` of a source.
+    /// The location of an entry's bytes, where `file` is the index of this file in its source.
     pub fn span(&self, file: usize, entry: &Entry) -> Span {
         Span { file, offset: self.data_start + entry.begin, len: entry.end - entry.begin }
     }
 }
 
-/// A sound header.
+/// A valid header.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Header {
-    /// `__metadata__`: free text by key.
+    /// `__metadata__`: strings by key.
     pub metadata: BTreeMap<String, String>,
-    /// The tensors, in the order of their data.
+    /// The tensors, in data order.
     pub entries: Vec<Entry>,
 }
 
 /// One tensor of a header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// The type of its values.
+    /// Type of the values.
     pub dtype: Dtype,
     /// Outermost dimension first.
     pub shape: Vec<u64>,
-    /// First byte, counted from the start of the data.
+    /// Offset of the first byte in the data.
     pub begin: u64,
-    /// The byte after its last.
+    /// Offset past the last byte in the data.
     pub end: u64,
 }
 
 impl Entry {
-    /// The number of values. A sound header has none that leaves 64 bits.
+    /// Number of values. Cannot overflow in a valid header.
     pub fn values(&self) -> u64 {
         self.shape.iter().product()
     }
 }
 
-/// The type of a tensor's values.
+/// Type of a tensor's values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Dtype {
     /// 32-bit floats.
@@ -98,7 +96,7 @@ pub enum Dtype {
     I8,
     /// Unsigned bytes.
     U8,
-    /// Any other, by its name in the file: it can be listed and skipped, not read.
+    /// Any other type, by its name in the file: can be listed and skipped, but not read.
     Other(String),
 }
 
@@ -108,7 +106,7 @@ impl Dtype {
         known.into_iter().find(|dtype| dtype.name() == name).unwrap_or_else(|| Dtype::Other(name.to_string()))
     }
 
-    /// Its name in files.
+    /// Name in files.
     pub fn name(&self) -> &str {
         match self {
             Dtype::F32 => "F32",
@@ -120,7 +118,7 @@ impl Dtype {
         }
     }
 
-    /// Bytes of a value; none for a type that is not known.
+    /// Bytes per value; `None` for an unknown type.
     pub fn bytes(&self) -> Option<u64> {
         match self {
             Dtype::F32 => Some(4),
@@ -130,7 +128,7 @@ impl Dtype {
         }
     }
 
-    /// The encoding that says everything about values of this type; none when they need a scheme or are not known.
+    /// The encoding of values of this type; `None` if they need a quantisation scheme or the type is unknown.
     pub fn encoding(&self) -> Option<Encoding> {
         match self {
             Dtype::F32 => Some(Encoding::F32),
@@ -147,45 +145,42 @@ impl fmt::Display for Dtype {
     }
 }
 
-/// Reads and checks the header of the file at `path`.
+/// Reads and validates the header of the file at `path`.
 pub fn open(path: &Path) -> Result<File> {
-    let mut room = MAX_HEADER;
-    open_within(path, &mut room)
+    let mut budget = MAX_HEADER;
+    open_within(path, &mut budget)
 }
 
-/// The same for one of a model's files: `room` is what is left of [`MAX_HEADER`] for it and those after it.
-pub(crate) fn open_within(path: &Path, room: &mut u64) -> Result<File> {
+/// The same for one of several files: `budget` is what is left of [`MAX_HEADER`] for this file and the following ones.
+pub(crate) fn open_within(path: &Path, budget: &mut u64) -> Result<File> {
     let io = |error| Error::io(path, error);
-    let about = std::fs::metadata(path).map_err(io)?;
-    if !about.is_file() {
-        // Opening a pipe would wait for its other end.
+    let metadata = std::fs::metadata(path).map_err(io)?;
+    if !metadata.is_file() {
+        // Opening a pipe would block until its other end is opened.
         return Err(Error::invalid(path, "is not a regular file"));
     }
-    let len = about.len();
+    let len = metadata.len();
     if len < PREFIX {
         return Err(Error::invalid(
             path,
-            format!("has {len} bytes, too few for a header: fetch the file again"),
+            format!("has {len} bytes, too few for a header: download the file again"),
         ));
     }
     let mut file = std::fs::File::open(path).map_err(io)?;
     let mut prefix = [0_u8; PREFIX as usize];
     file.read_exact(&mut prefix).map_err(io)?;
     if &prefix == b"version " {
-        return Err(Error::invalid(
-            path,
-            "is a Git LFS pointer, not the file it stands for: run `git lfs pull`",
-        ));
+        return Err(Error::invalid(path, "is a Git LFS pointer, not the file itself: run `git lfs pull`"));
     }
     let header_len = u64::from_le_bytes(prefix);
-    if header_len > *room {
-        let claim = format!("claims a header of {header_len} bytes, where at most {room} are read");
+    if header_len > *budget {
+        let claim = format!("claims a header of {header_len} bytes, but the limit is {budget}");
         return Err(Error::invalid(path, format!("{claim}: the file is damaged or not safetensors")));
     }
-    *room -= header_len;
+    *budget -= header_len;
     if header_len > len - PREFIX {
-        let claim = format!("claims a header of {header_len} bytes, but only {} follow", len - PREFIX);
-        return Err(Error::invalid(path, format!("{claim}: the file is cut short, fetch it again")));
+        let claim = format!("claims a header of {header_len} bytes, but only {} bytes follow", len - PREFIX);
+        return Err(Error::invalid(path, format!("{claim}: the file is truncated, download it again")));
     }
     let mut header = vec![0; header_len as usize];
     file.read_exact(&mut header).map_err(io)?;
@@ -194,10 +189,10 @@ pub(crate) fn open_within(path: &Path, room: &mut u64) -> Result<File> {
     Ok(File { path: path.to_path_buf(), data_start, header })
 }
 
-/// Parses and checks a header that `data_len` bytes of data follow. `path` is for messages only; nothing is read.
+/// Parses and validates a header that is followed by `data_len` bytes of data. `path` is used in errors only.
 pub fn parse_header(path: &Path, header: &[u8], data_len: u64) -> Result<Header> {
     let text = std::str::from_utf8(header).map_err(|error| {
-        Error::invalid(path, format!("the header is not UTF-8 from its byte {} on", error.valid_up_to()))
+        Error::invalid(path, format!("the header is not valid UTF-8 at byte {}", error.valid_up_to()))
     })?;
     if !text.starts_with('{') {
         return Err(Error::invalid(
@@ -212,8 +207,8 @@ pub fn parse_header(path: &Path, header: &[u8], data_len: u64) -> Result<Header>
         Ok(header)
     });
     let mut header = parsed.map_err(|error| match current {
-        Some(tensor) => Error::tensor(path, &tensor, format!("its description is wrong: {}", brief(error))),
-        None => Error::invalid(path, format!("the header is wrong: {}", brief(error))),
+        Some(tensor) => Error::tensor(path, &tensor, format!("invalid description: {}", brief(error))),
+        None => Error::invalid(path, format!("invalid header: {}", brief(error))),
     })?;
     check_names(path, &header.entries)?;
     header.entries.sort_by_key(|entry| (entry.begin, entry.end));
@@ -225,13 +220,13 @@ fn check_names(path: &Path, entries: &[Entry]) -> Result<()> {
     let mut names: Vec<&str> = entries.iter().map(|entry| entry.name.as_str()).collect();
     names.sort_unstable();
     match names.windows(2).find(|pair| pair[0] == pair[1]) {
-        Some(pair) => Err(Error::tensor(path, pair[0], "the header names it twice")),
+        Some(pair) => Err(Error::tensor(path, pair[0], "duplicate name in the header")),
         None => Ok(()),
     }
 }
 
-/// The format's rule: sorted by offset, each tensor starts where the one before it ends, the first at 0, and the last
-/// ends with the file.
+/// The format requires that tensors, sorted by offset, are contiguous: the first starts at 0, each one starts where the
+/// previous one ends, and the last one ends with the file.
 fn check_layout(path: &Path, entries: &[Entry], data_len: u64) -> Result<()> {
     let mut end = 0;
     let mut previous: Option<&Entry> = None;
@@ -239,27 +234,27 @@ fn check_layout(path: &Path, entries: &[Entry], data_len: u64) -> Result<()> {
         let fail = |reason: String| Err(Error::tensor(path, &entry.name, reason));
         let (begin, stop) = (entry.begin, entry.end);
         if stop < begin {
-            return fail(format!("its data would end at byte {stop}, before it begins at {begin}"));
+            return fail(format!("data ends at byte {stop}, before it begins at byte {begin}"));
         }
         if stop > data_len {
-            let there = format!("its data ends at byte {stop} of {data_len}");
-            return fail(format!("{there}: the file is cut short or damaged, fetch it again"));
+            let reason = format!("data ends at byte {stop} of {data_len}");
+            return fail(format!("{reason}: the file is truncated or damaged, download it again"));
         }
         if begin < end {
             let other = previous.map_or("", |entry| &entry.name);
             return fail(format!(
-                "its data begins at byte {begin}, inside that of '{other}', which ends at {end}"
+                "data begins at byte {begin}, inside tensor '{other}', which ends at byte {end}"
             ));
         }
         if begin > end {
-            return fail(format!("its data begins at byte {begin}, but what is before it ends at {end}"));
+            return fail(format!("data begins at byte {begin}, but the previous tensor ends at byte {end}"));
         }
         check_size(path, entry)?;
         end = stop;
         previous = Some(entry);
     }
     if end < data_len {
-        let reason = format!("{} bytes after byte {end} of its data belong to no tensor", data_len - end);
+        let reason = format!("{} bytes after byte {end} of the data belong to no tensor", data_len - end);
         return Err(Error::invalid(path, reason));
     }
     Ok(())
@@ -270,14 +265,14 @@ fn check_size(path: &Path, entry: &Entry) -> Result<()> {
     let fail = |reason: String| Err(Error::tensor(path, &entry.name, reason));
     let values = shape.iter().try_fold(1_u64, |product, dimension| product.checked_mul(*dimension));
     let Some(values) = values else {
-        return fail(format!("a shape of {shape:?} has more values than 64 bits can count"));
+        return fail(format!("the number of values of shape {shape:?} overflows 64 bits"));
     };
     let Some(width) = entry.dtype.bytes() else { return Ok(()) };
     let found = entry.end - entry.begin;
     match values.checked_mul(width) {
-        None => fail(format!("{shape:?} of {} has more bytes than 64 bits can count", entry.dtype)),
+        None => fail(format!("the size of {shape:?} of {} overflows 64 bits", entry.dtype)),
         Some(bytes) if bytes != found => {
-            fail(format!("{shape:?} of {} takes {bytes} bytes, its data has {found}", entry.dtype))
+            fail(format!("{shape:?} of {} needs {bytes} bytes, but the data has {found}", entry.dtype))
         }
         Some(_) => Ok(()),
     }

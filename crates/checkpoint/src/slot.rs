@@ -2,14 +2,14 @@
 
 use serde::Serialize;
 
-/// The place of a tensor in a model.
+/// The position of a tensor in a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct Slot {
-    /// Which part of the model.
+    /// Part of the model.
     pub tower: Tower,
-    /// Which layer of it; none for what a tower has once.
+    /// Layer index; `None` for tensors outside of layers.
     pub layer: Option<u32>,
-    /// What it does there.
+    /// Function of the tensor.
     pub role: Role,
 }
 
@@ -21,21 +21,21 @@ pub enum Tower {
     Text,
     /// The image encoder.
     Vision,
-    /// What brings the image encoder's output to the language model's width.
+    /// The projection from the image encoder's output to the language model.
     Projector,
 }
 
-/// What a tensor does in its layer or tower.
+/// The function of a tensor in its layer or tower.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
-    /// Token embeddings; the head too, where it is tied.
+    /// Token embeddings; also the head if tied.
     Embed,
     /// The norm after the last layer.
     FinalNorm,
-    /// The output projection, where it is not the embeddings.
+    /// The output projection, if it is not the embedding matrix.
     Head,
-    /// Factors on RoPE's frequencies (GGUF).
+    /// RoPE frequency divisors (GGUF).
     RopeFreqs,
     /// The norm before attention.
     AttentionNorm,
@@ -55,11 +55,11 @@ pub enum Role {
     QueryNorm,
     /// Norm of each key head.
     KeyNorm,
-    /// Attention's output projection.
+    /// Output projection of attention.
     Output,
-    /// The norm of attention's output, before it joins the residual stream.
+    /// The norm of attention's output, before the residual addition.
     PostAttentionNorm,
-    /// The norm before the feed-forward part.
+    /// The norm before the feed-forward block.
     FeedForwardNorm,
     /// Gate projection.
     Gate,
@@ -67,9 +67,9 @@ pub enum Role {
     Up,
     /// Down projection.
     Down,
-    /// The norm of the feed-forward part's output, before it joins the residual stream.
+    /// The norm of the feed-forward block's output, before the residual addition.
     PostFeedForwardNorm,
-    /// A part of the image encoder or projector, which are listed and not run.
+    /// Any tensor of the image encoder or projector, which are listed but not run.
     Image,
 }
 
@@ -80,5 +80,5 @@ impl Slot {
     }
 }
 
-/// A role with its name in Hugging Face files and in GGUF.
-pub(crate) type Row = (Role, &'static str, &'static str);
+/// A role with its name in Hugging Face files and in GGUF files.
+pub(crate) type NameRow = (Role, &'static str, &'static str);

@@ -1,18 +1,18 @@
-//! A model on disk, described: which tensors there are, how each is encoded, where its bytes are. No tensor data is read.
+//! The contents of a model's files: which tensors there are, how each is encoded, and where its bytes are.
 
 use std::path::PathBuf;
 
 use serde::Serialize;
 use tensor::Encoding;
 
-/// A model's files with everything their headers say.
+/// The files of a model and the tensors in their headers.
 #[derive(Clone, Debug)]
 pub struct Source {
-    /// Which format.
+    /// The format.
     pub format: Format,
-    /// The files that tensors point into, by index.
+    /// The files; tensors refer to them by index.
     pub files: Vec<PathBuf>,
-    /// Every tensor, in the order of the files.
+    /// All tensors, in file order.
     pub tensors: Vec<Tensor>,
 }
 
@@ -20,50 +20,50 @@ pub struct Source {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Format {
-    /// One GGUF file, or several that were split.
+    /// A GGUF file, or all parts of a split one.
     Gguf,
     /// A Hugging Face folder: config.json and safetensors.
     HuggingFace,
-    /// A folder quantised layer by layer, by the system that Indrik replaces.
+    /// A layerwise-quantised folder of the system that Indrik replaces.
     Layerwise,
-    /// Our own file, as `indrik quantize` writes it.
+    /// A native file, written by `indrik quantize`.
     Native,
 }
 
-/// One tensor as a header describes it.
+/// A tensor as described by a header.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Tensor {
-    /// Its name in the file.
+    /// Name in the file.
     pub name: String,
-    /// Outermost dimension first: rows, then K. (GGUF lists them the other way round.)
+    /// Outermost dimension first: rows, then K. (GGUF lists dimensions in reverse.)
     pub shape: Vec<u64>,
-    /// How its values are stored.
+    /// How the values are stored.
     pub encoding: Encoding,
-    /// Where they are.
+    /// Where the values are.
     pub data: Span,
-    /// Where its scales are, when they are a tensor of their own.
+    /// Where the scales are, for encodings with a separate scale tensor.
     pub scales: Option<Span>,
 }
 
 impl Tensor {
-    /// Bytes in its files, scales included.
+    /// Bytes in the files, scales included.
     pub fn file_bytes(&self) -> u64 {
         self.data.len + self.scales.map_or(0, |scales| scales.len)
     }
 
-    /// The number of values; none when it does not fit 64 bits.
+    /// Number of values; `None` on overflow of 64 bits.
     pub fn values(&self) -> Option<u64> {
         self.shape.iter().try_fold(1_u64, |product, dimension| product.checked_mul(*dimension))
     }
 }
 
-/// A run of bytes in one of a source's files.
+/// A byte range in one of a source's files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct Span {
     /// Index into [`Source::files`].
     pub file: usize,
-    /// First byte.
+    /// Offset of the first byte.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u64,
 }

@@ -1,4 +1,4 @@
-//! What a checkpoint carries to make tokens of text and text of tokens, as it lies there. Nothing is understood here.
+//! The tokenizer data of a checkpoint, extracted but not interpreted; the `text` crate builds the tokenizer.
 
 use std::path::Path;
 
@@ -9,11 +9,11 @@ use crate::{
     gguf,
 };
 
-/// A tokenizer as a checkpoint holds it.
+/// Tokenizer data as stored in a checkpoint.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TokenizerData {
-    /// The vocabulary in a GGUF's metadata.
+    /// The vocabulary from GGUF metadata.
     Gguf(Box<Vocabulary>),
     /// The files of a Hugging Face folder.
     HuggingFace {
@@ -21,7 +21,7 @@ pub enum TokenizerData {
         tokenizer: String,
         /// `tokenizer_config.json`.
         config: Option<String>,
-        /// `chat_template.jinja`, where it is a file of its own.
+        /// `chat_template.jinja`, if it is a separate file.
         chat_template: Option<String>,
     },
 }
@@ -29,37 +29,37 @@ pub enum TokenizerData {
 /// `tokenizer.ggml.*` and `tokenizer.chat_template`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Vocabulary {
-    /// The kind: `llama`, `gpt2`, …
+    /// Tokenizer model: `llama`, `gpt2`, …
     pub model: String,
-    /// How text is cut before BPE.
+    /// Pre-tokenizer.
     pub pre: Option<String>,
     /// Text of each token.
     pub tokens: Vec<String>,
-    /// Score of each token; empty where there are none.
+    /// Score of each token; may be empty.
     pub scores: Vec<f32>,
-    /// Type of each token; empty where there are none.
+    /// Type of each token; may be empty.
     pub types: Vec<i32>,
-    /// Merges, best first.
+    /// BPE merges in order of priority.
     pub merges: Vec<String>,
-    /// Begin of sequence.
+    /// Beginning-of-sequence token.
     pub bos: Option<u32>,
-    /// End of sequence.
+    /// End-of-sequence token.
     pub eos: Option<u32>,
-    /// End of a turn.
+    /// End-of-turn token.
     pub eot: Option<u32>,
-    /// What stands for the unknown.
+    /// Unknown token.
     pub unknown: Option<u32>,
-    /// Padding.
+    /// Padding token.
     pub pad: Option<u32>,
-    /// Whether a prompt begins with `bos`.
+    /// Whether prompts start with `bos`.
     pub add_bos: Option<bool>,
-    /// Whether text gets a space before it.
+    /// Whether a space is prepended to the text.
     pub add_space_prefix: Option<bool>,
     /// The chat template.
     pub chat_template: Option<String>,
 }
 
-/// The largest file of a tokenizer that is read: Gemma's tokenizer.json has 33 MB.
+/// Maximum bytes of a tokenizer file: Gemma's tokenizer.json has 33 MB.
 const MAX_FILE: u64 = 96 << 20;
 
 pub(crate) fn from_folder(path: &Path) -> Result<Option<TokenizerData>> {
@@ -67,7 +67,7 @@ pub(crate) fn from_folder(path: &Path) -> Result<Option<TokenizerData>> {
         let file = path.join(name);
         let Ok(metadata) = file.metadata() else { return Ok(None) };
         if metadata.len() > MAX_FILE {
-            let reason = format!("has {} bytes, more than any tokenizer", metadata.len());
+            let reason = format!("has {} bytes, but the limit is {MAX_FILE}", metadata.len());
             return Err(Error::invalid(&file, reason));
         }
         std::fs::read_to_string(&file).map(Some).map_err(|error| Error::io(&file, error))

@@ -1,13 +1,13 @@
-//! A model's tensors against its config: everything wrong is told at once, by name and shape.
+//! A checkpoint's tensors against its config: all problems are reported at once, by name and shape.
 
 use std::path::Path;
 
 use checkpoint::Config;
+use checkpoint::{Format, Source, Span, Tensor};
 use checkpoint::{
-    Complaint, Incomplete,
+    Incomplete, Problem,
     complete::{self, Inventory},
 };
-use checkpoint::{Format, Source, Span, Tensor};
 use checkpoint::{Role, Slot, names::Naming};
 use serde_json::json;
 use tensor::Encoding;
@@ -41,8 +41,8 @@ fn tensor(name: &str, shape: &[u64]) -> Tensor {
     Tensor { name: name.to_string(), shape: shape.to_vec(), encoding: Encoding::F32, data, scales: None }
 }
 
-/// A whole model under a naming.
-fn whole(naming: Naming) -> Source {
+/// A complete model with this naming.
+fn complete_model(naming: Naming) -> Source {
     let config = config();
     let name = |layer, role| Slot::text(layer, role).name(config.architecture, naming).unwrap();
     let mut tensors =
@@ -62,14 +62,14 @@ fn check(source: &Source) -> Result<Inventory, Incomplete> {
     complete::check(&config(), source)
 }
 
-fn complaints(source: &Source) -> Vec<Complaint> {
-    check(source).expect_err("an incomplete model was taken").complaints
+fn problems(source: &Source) -> Vec<Problem> {
+    check(source).expect_err("incomplete model was accepted").problems
 }
 
 #[test]
-fn every_naming_makes_a_whole_model() {
+fn every_naming_gives_a_whole_model() {
     for naming in [Naming::HfText, Naming::HfMultimodalOlder, Naming::HfMultimodalNewer, Naming::Gguf] {
-        let source = whole(naming);
+        let source = complete_model(naming);
         let inventory = check(&source).unwrap();
         assert_eq!(inventory.iter().count(), source.tensors.len());
         for (layer, (role, shape)) in [0, 1].into_iter().flat_map(|layer| LAYER.map(|row| (layer, row))) {
@@ -82,8 +82,8 @@ fn every_naming_makes_a_whole_model() {
 }
 
 #[test]
-fn all_that_is_wrong_is_told_at_once() {
-    let mut source = whole(Naming::HfMultimodalOlder);
+fn all_problems_are_reported_at_once() {
+    let mut source = complete_model(Naming::HfMultimodalOlder);
     let layers = "language_model.model.layers";
     source.tensors.retain(|tensor| tensor.name != format!("{layers}.1.mlp.up_proj.weight"));
     find(&mut source, &format!("{layers}.0.self_attn.k_proj.weight")).shape = vec![16, 12];
@@ -96,47 +96,47 @@ fn all_that_is_wrong_is_told_at_once() {
     assert_eq!(
         lines,
         [
-            "the files are not a whole gemma3 model: 6 tensors are wrong",
+            "not a complete gemma3 model: 6 problems with its tensors",
             "  missing: language_model.model.layers.1.mlp.up_proj.weight, expected [24, 16]",
             "  wrong shape: language_model.model.layers.0.self_attn.k_proj.weight, expected [12, 16], found [16, 12]",
-            "  doubled: model.language_model.norm.weight is the same thing as language_model.model.norm.weight",
+            "  duplicate: model.language_model.norm.weight is the same tensor as language_model.model.norm.weight",
             "  unknown: adapter.weight, found [3]",
-            "  unknown: language_model.model.layers.2.mlp.up_proj.weight, in a model of 2 layers",
+            "  unknown: language_model.model.layers.2.mlp.up_proj.weight, but the model has 2 layers",
             "  unknown: language_model.model.layers.0.self_attn.q_proj.bias, found [24]",
         ]
     );
 }
 
 #[test]
-fn missing_tensors_are_called_what_the_file_would_call_them() {
-    let mut source = whole(Naming::Gguf);
+fn missing_tensors_are_named_in_the_naming_of_the_file() {
+    let mut source = complete_model(Naming::Gguf);
     source.tensors.retain(|tensor| tensor.name != "blk.1.post_ffw_norm.weight");
     let name = "blk.1.post_ffw_norm.weight".to_string();
-    assert_eq!(complaints(&source), [Complaint::Missing { name, expected: vec![16] }]);
+    assert_eq!(problems(&source), [Problem::Missing { name, expected: vec![16] }]);
 }
 
 #[test]
-fn a_long_list_is_cut_with_its_count() {
-    let mut source = whole(Naming::HfText);
+fn long_reports_are_truncated_with_a_count() {
+    let mut source = complete_model(Naming::HfText);
     source.tensors.clear();
     let incomplete = check(&source).unwrap_err();
-    assert_eq!(incomplete.complaints.len(), 28);
+    assert_eq!(incomplete.problems.len(), 28);
     let text = incomplete.to_string();
     assert_eq!(text.lines().count(), 22);
     assert!(text.ends_with("\n  … and 8 more"), "{text}");
 }
 
 #[test]
-fn the_same_name_twice_is_doubled() {
-    let mut source = whole(Naming::Gguf);
+fn duplicate_names_are_reported() {
+    let mut source = complete_model(Naming::Gguf);
     source.tensors.push(tensor("blk.0.attn_q.weight", &[24, 16]));
-    assert_eq!(complaints(&source).len(), 1);
-    assert!(check(&source).unwrap_err().to_string().contains("doubled: blk.0.attn_q.weight is there twice"));
+    assert_eq!(problems(&source).len(), 1);
+    assert!(check(&source).unwrap_err().to_string().contains("duplicate: blk.0.attn_q.weight appears twice"));
 }
 
 #[test]
-fn image_tensors_are_kept_apart() {
-    let mut source = whole(Naming::HfMultimodalNewer);
+fn image_tensors_are_listed_separately() {
+    let mut source = complete_model(Naming::HfMultimodalNewer);
     let image = "model.vision_tower.encoder.layers.1.self_attn.q_proj.weight";
     source.tensors.push(tensor(image, &[8, 8]));
     source.tensors.push(tensor("model.multi_modal_projector.mm_soft_emb_norm.weight", &[8]));
@@ -148,7 +148,7 @@ fn image_tensors_are_kept_apart() {
 #[test]
 fn only_hugging_face_embeddings_have_spare_rows() {
     let rows = |naming, rows| {
-        let mut source = whole(naming);
+        let mut source = complete_model(naming);
         source.tensors[0].shape[0] = rows;
         check(&source).is_ok()
     };
@@ -159,18 +159,18 @@ fn only_hugging_face_embeddings_have_spare_rows() {
 }
 
 #[test]
-fn a_norm_is_not_a_matrix_of_one_row() {
-    let mut source = whole(Naming::HfText);
+fn matrix_of_one_row_is_not_a_norm() {
+    let mut source = complete_model(Naming::HfText);
     find(&mut source, "model.norm.weight").shape = vec![1, 16];
     assert!(
-        matches!(&complaints(&source)[..], [Complaint::Misshapen { name, .. }] if name == "model.norm.weight")
+        matches!(&problems(&source)[..], [Problem::ShapeMismatch { name, .. }] if name == "model.norm.weight")
     );
 }
 
 #[test]
-fn the_head_is_the_embeddings_unless_the_model_has_its_own() {
+fn head_is_the_embedding_matrix_unless_untied() {
     let with_head = |naming, tied| {
-        let mut source = whole(naming);
+        let mut source = complete_model(naming);
         let name = if naming == Naming::Gguf { "output.weight" } else { "lm_head.weight" };
         source.tensors.push(tensor(name, &[100, 16]));
         let config = Config { tie_embeddings: tied, ..config() };
@@ -180,6 +180,6 @@ fn the_head_is_the_embeddings_unless_the_model_has_its_own() {
     assert_eq!(with_head(Naming::HfText, false), "lm_head.weight");
     assert_eq!(with_head(Naming::Gguf, true), "output.weight");
     let untied = Config { tie_embeddings: false, ..config() };
-    let missing = complete::check(&untied, &whole(Naming::HfText)).unwrap_err();
+    let missing = complete::check(&untied, &complete_model(Naming::HfText)).unwrap_err();
     assert!(missing.to_string().contains("missing: lm_head.weight, expected [100, 16]"), "{missing}");
 }

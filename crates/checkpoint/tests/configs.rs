@@ -1,5 +1,5 @@
-//! Configs of Llama, Qwen 2 and Qwen 3: the published ones and every spelling, with what transformers makes of them
-//! (scripts/make_hf_fixtures.py), and those that must not be taken for what they are not.
+//! Configs of Llama, Qwen 2 and Qwen 3: published ones and alternative spellings against the values that transformers
+//! resolves (scripts/make_hf_fixtures.py), and unsupported variants, which must be rejected.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ fn cases() -> Vec<Value> {
     serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
 }
 
-/// Numbers as the f32 that a config keeps of them, so that those of JSON compare.
+/// Rounds all numbers to f32, as a config stores them, for comparison.
 fn in_f32(value: &Value) -> Value {
     match value {
         Value::Number(number) => json!(number.as_f64().unwrap() as f32),
@@ -22,7 +22,7 @@ fn in_f32(value: &Value) -> Value {
 }
 
 #[test]
-fn configs_mean_what_transformers_makes_of_them() {
+fn configs_resolve_as_in_transformers() {
     let cases = cases();
     assert!(cases.len() >= 25);
     for case in &cases {
@@ -36,43 +36,40 @@ fn configs_mean_what_transformers_makes_of_them() {
 }
 
 #[test]
-fn what_would_change_answers_without_a_word_is_refused() {
-    let refused = |family: &str, key: &str, value: Value, part: &str| {
+fn unsupported_variants_are_rejected() {
+    let assert_rejected = |family: &str, key: &str, value: Value, part: &str| {
         let config = json!({"model_type": family, key: value});
         let error = Config::from_hf(Path::new("config.json"), &config).expect_err(key).to_string();
-        assert!(
-            error.starts_with("config.json: ") && error.contains(part),
-            "'{error}' does not say '{part}'"
-        );
+        assert!(error.starts_with("config.json: ") && error.contains(part), "'{part}' is not in: {error}");
     };
-    // On queries, keys and values, but on the output projection too.
-    refused("llama", "attention_bias", json!(true), "attention_bias = true");
-    refused("qwen3", "attention_bias", json!(true), "attention_bias = true");
-    refused("llama", "mlp_bias", json!(true), "mlp_bias = true");
+    // Biases on the output projection too, not only on query, key and value.
+    assert_rejected("llama", "attention_bias", json!(true), "attention_bias = true");
+    assert_rejected("qwen3", "attention_bias", json!(true), "attention_bias = true");
+    assert_rejected("llama", "mlp_bias", json!(true), "mlp_bias = true");
     for family in ["qwen2", "qwen3"] {
-        refused(family, "use_sliding_window", json!(true), "use_sliding_window = true");
+        assert_rejected(family, "use_sliding_window", json!(true), "use_sliding_window = true");
     }
     for family in ["llama", "qwen2", "qwen3"] {
-        refused(family, "hidden_act", json!("gelu"), "hidden_act = 'gelu'");
-        // What Qwen's own pages tell users to add for long texts.
+        assert_rejected(family, "hidden_act", json!("gelu"), "hidden_act = 'gelu'");
+        // Qwen's model cards recommend this for long contexts.
         let yarn = json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768});
-        refused(family, "rope_scaling", yarn, "RoPE scaling of kind 'yarn'");
-        refused(family, "rope_parameters", json!({"rope_type": "dynamic", "factor": 2}), "'dynamic'");
-        refused(family, "num_key_value_heads", json!(5), "num_key_value_heads is 5");
-        refused(family, "head_dim", json!(0), "head_dim ");
+        assert_rejected(family, "rope_scaling", yarn, "RoPE scaling of type 'yarn'");
+        assert_rejected(family, "rope_parameters", json!({"rope_type": "dynamic", "factor": 2}), "'dynamic'");
+        assert_rejected(family, "num_key_value_heads", json!(5), "num_key_value_heads is 5");
+        assert_rejected(family, "head_dim", json!(0), "head_dim ");
         let half = json!({"rope_type": "default", "partial_rotary_factor": 0.5});
-        refused(family, "rope_parameters", half, "partial_rotary_factor");
+        assert_rejected(family, "rope_parameters", half, "partial_rotary_factor");
     }
     let bands = json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192});
     for key in ["factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"] {
         let mut bands = bands.clone();
         bands[key] = json!("8");
-        refused("llama", "rope_scaling", bands.clone(), key);
+        assert_rejected("llama", "rope_scaling", bands.clone(), key);
         bands.as_object_mut().unwrap().remove(key);
-        refused("llama", "rope_scaling", bands, &format!("{key} is missing"));
+        assert_rejected("llama", "rope_scaling", bands, &format!("{key} is missing"));
     }
     let mut same = bands;
     same["low_freq_factor"] = json!(4.0);
-    refused("llama", "rope_scaling", same, "freq_factor");
+    assert_rejected("llama", "rope_scaling", same, "freq_factor");
 }

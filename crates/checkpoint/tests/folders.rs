@@ -1,15 +1,13 @@
-//! Folders as transformers saves them, as they arrive damaged, and as the system that Indrik replaces wrote them.
+//! Hugging Face folders as transformers saves them, damaged and malicious folders, and layerwise-quantised folders.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use checkpoint::Config;
-use checkpoint::Error;
-use checkpoint::Role;
-use checkpoint::complete;
-use checkpoint::folder::{self, Folder};
-use checkpoint::layerwise;
-use checkpoint::{Format, Tensor};
+use checkpoint::{
+    Config, Error, Format, Role, Tensor, complete,
+    folder::{self, Folder},
+    layerwise,
+};
 use serde_json::{Value, json};
 use tensor::Encoding;
 
@@ -27,7 +25,7 @@ fn config(folder: &Folder) -> Config {
     Config::from_hf(&folder.config_path(), &folder.config).unwrap()
 }
 
-/// A copy of a fixture, to be damaged.
+/// A copy of a fixture, to be modified.
 fn copy(name: &str) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     for entry in fs::read_dir(fixture(name)).unwrap() {
@@ -37,7 +35,7 @@ fn copy(name: &str) -> tempfile::TempDir {
     folder
 }
 
-/// A copy of the sharded fixture whose index was changed.
+/// A copy of the sharded fixture with a modified index.
 fn with_index(change: impl FnOnce(&mut serde_json::Map<String, Value>)) -> tempfile::TempDir {
     let folder = copy("sharded");
     let path = folder.path().join(INDEX);
@@ -48,18 +46,18 @@ fn with_index(change: impl FnOnce(&mut serde_json::Map<String, Value>)) -> tempf
 }
 
 #[track_caller]
-fn says(error: impl ToString, part: &str) {
+fn assert_contains(error: impl ToString, part: &str) {
     let text = error.to_string();
-    assert!(text.contains(part), "'{text}' does not say '{part}'");
+    assert!(text.contains(part), "'{part}' is not in: {text}");
 }
 
 #[track_caller]
-fn refused(folder: &tempfile::TempDir, part: &str) {
-    says(folder::open(folder.path()).expect_err("a hostile folder was taken"), part);
+fn assert_rejected(folder: &tempfile::TempDir, part: &str) {
+    assert_contains(folder::open(folder.path()).expect_err("invalid folder was accepted"), part);
 }
 
 #[test]
-fn one_file() {
+fn single_file_folder_is_read() {
     let folder = folder::open(&fixture("text")).unwrap();
     assert_eq!(folder.source.format, Format::HuggingFace);
     assert_eq!(folder.source.files, [fixture("text/model.safetensors")]);
@@ -73,14 +71,14 @@ fn one_file() {
     assert!(inventory.images.is_empty());
 }
 
-/// The bytes of a tensor, for comparing two files' worth of the same model.
+/// The bytes of a tensor.
 fn bytes(folder: &Folder, tensor: &Tensor) -> Vec<u8> {
     let file = fs::read(&folder.source.files[tensor.data.file]).unwrap();
     file[tensor.data.offset as usize..][..tensor.data.len as usize].to_vec()
 }
 
 #[test]
-fn shards_hold_the_same_model_as_one_file() {
+fn shards_are_read_like_a_single_file() {
     let one = folder::open(&fixture("text")).unwrap();
     let many = folder::open(&fixture("sharded")).unwrap();
     assert_eq!(many.source.files.len(), 3);
@@ -94,12 +92,12 @@ fn shards_hold_the_same_model_as_one_file() {
 }
 
 #[test]
-fn both_multimodal_namings_are_one_model() {
+fn both_multimodal_namings_give_the_same_tensors() {
     let older = folder::open(&fixture("multimodal_older")).unwrap();
     let newer = folder::open(&fixture("multimodal_newer")).unwrap();
     let older_inventory = complete::check(&config(&older), &older.source).unwrap();
     let newer_inventory = complete::check(&config(&newer), &newer.source).unwrap();
-    // Two layers of 16, embeddings and norm 5, pooling 11, projector 2.
+    // Two layers of 16 tensors, 5 of embeddings and norm, 11 of the pooling head, 2 of the projector.
     assert_eq!((older_inventory.images.len(), newer_inventory.images.len()), (50, 50));
     for ((slot, a), (other, b)) in older_inventory.iter().zip(newer_inventory.iter()) {
         assert_ne!(a.name, b.name);
@@ -108,65 +106,65 @@ fn both_multimodal_namings_are_one_model() {
 }
 
 #[test]
-fn no_folder() {
-    says(folder::open(Path::new("/nonexistent")).unwrap_err(), "/nonexistent: ");
-    says(folder::open(&fixture("text/config.json")).unwrap_err(), "is not a folder");
+fn missing_folder() {
+    assert_contains(folder::open(Path::new("/nonexistent")).unwrap_err(), "/nonexistent: ");
+    assert_contains(folder::open(&fixture("text/config.json")).unwrap_err(), "is not a folder");
 }
 
 #[test]
-fn no_weights() {
+fn missing_weights() {
     let folder = copy("text");
     fs::remove_file(folder.path().join("model.safetensors")).unwrap();
-    refused(&folder, "has neither model.safetensors nor model.safetensors.index.json");
+    assert_rejected(&folder, "has neither model.safetensors nor model.safetensors.index.json");
     fs::write(folder.path().join("pytorch_model.bin"), "").unwrap();
-    refused(&folder, "a model saved with pickle is not supported");
+    assert_rejected(&folder, "a model saved with pickle is not supported");
     fs::write(folder.path().join("model-00001-of-00012_layer_3.safetensors"), "").unwrap();
-    refused(&folder, "a folder quantised layer by layer");
+    assert_rejected(&folder, "a layerwise-quantised folder");
     fs::write(folder.path().join("model.gguf"), "").unwrap();
-    refused(&folder, "name the file instead of the folder");
+    assert_rejected(&folder, "pass the file instead of the folder");
 }
 
 #[test]
-fn no_config() {
+fn missing_config() {
     let folder = copy("text");
     fs::remove_file(folder.path().join("config.json")).unwrap();
-    refused(&folder, "has no config.json");
+    assert_rejected(&folder, "has no config.json");
 }
 
 #[test]
-fn a_config_that_is_not_json_or_too_large() {
+fn invalid_or_oversized_config() {
     let folder = copy("text");
     fs::write(folder.path().join("config.json"), "{]").unwrap();
-    refused(&folder, "config.json: is wrong");
+    assert_rejected(&folder, "config.json: is invalid");
     fs::write(folder.path().join("config.json"), "[".repeat(500_000)).unwrap();
-    refused(&folder, "recursion limit");
+    assert_rejected(&folder, "recursion limit");
     fs::write(folder.path().join("config.json"), b"{\"\xff\":1}").unwrap();
-    refused(&folder, "config.json: is not UTF-8 from byte 2 on");
+    assert_rejected(&folder, "config.json: is not valid UTF-8 at byte 2");
     fs::write(folder.path().join("config.json"), " ".repeat(2 << 20)).unwrap();
-    refused(&folder, "config.json: is larger than the 1048576 bytes");
+    assert_rejected(&folder, "config.json: is larger than the limit of 1048576 bytes");
 }
 
 #[test]
-fn a_quantisation_that_is_not_ours() {
+fn unsupported_quantisation() {
     let folder = copy("text");
     let path = folder.path().join("config.json");
     let mut config = read_json(&path);
     config["quantization_config"] = json!({"quant_method": "gptq", "bits": 4});
     fs::write(path, config.to_string()).unwrap();
-    refused(&folder, "the quantisation 'gptq' is not supported");
+    assert_rejected(&folder, "the quantisation 'gptq' is not supported");
 }
 
 #[test]
-fn a_link_to_nothing() {
+fn broken_link() {
     let folder = copy("text");
     let path = folder.path().join("model.safetensors");
     fs::remove_file(&path).unwrap();
     std::os::unix::fs::symlink("../blobs/gone", &path).unwrap();
-    refused(&folder, "model.safetensors: No such file");
+    assert_rejected(&folder, "model.safetensors: No such file");
 }
 
 #[test]
-fn links_are_followed_as_in_the_hub_s_cache() {
+fn links_into_the_hub_cache_are_followed() {
     let (folder, blobs) = (copy("text"), tempfile::tempdir().unwrap());
     let (path, blob) = (folder.path().join("model.safetensors"), blobs.path().join("a5fd"));
     fs::rename(&path, &blob)
@@ -177,80 +175,92 @@ fn links_are_followed_as_in_the_hub_s_cache() {
 }
 
 #[test]
-fn an_index_that_leads_out_of_its_folder() {
+fn index_with_paths_outside_the_folder() {
     for shard in ["../../etc/passwd", "/etc/passwd", "a\\b.safetensors", "..safetensors"] {
         let folder = with_index(|map| drop(map.insert("x".to_string(), json!(shard))));
-        refused(&folder, "lists a shard that is not a plain file name");
+        assert_rejected(&folder, "lists a shard that is not a plain file name");
     }
-    refused(
+    assert_rejected(
         &with_index(|map| drop(map.insert("x".to_string(), json!("config.json")))),
         "not a .safetensors file",
     );
 }
 
 #[test]
-fn an_index_that_lists_itself() {
-    refused(&with_index(|map| drop(map.insert("x".to_string(), json!(INDEX)))), "lists itself as a shard");
-}
-
-#[test]
-fn shards_that_are_links_in_a_circle() {
-    let folder = with_index(|map| drop(map.insert("x".to_string(), json!("loop.safetensors"))));
-    std::os::unix::fs::symlink("loop.safetensors", folder.path().join("loop.safetensors")).unwrap();
-    refused(&folder, "lists files that are not there: loop.safetensors");
-}
-
-#[test]
-fn one_shard_under_two_names() {
-    let folder = with_index(|map| drop(map.insert("x".to_string(), json!("z.safetensors"))));
-    let target = "model-00001-of-00003.safetensors";
-    std::os::unix::fs::symlink(target, folder.path().join("z.safetensors")).unwrap();
-    refused(&folder, "lists 'model-00001-of-00003.safetensors' and 'z.safetensors', which are one file");
-}
-
-#[test]
-fn shards_that_are_missing() {
-    let folder = copy("sharded");
-    fs::remove_file(folder.path().join("model-00002-of-00003.safetensors")).unwrap();
-    refused(
-        &folder,
-        "index.json: lists files that are not there: model-00002-of-00003.safetensors; fetch them",
+fn index_that_lists_itself() {
+    assert_rejected(
+        &with_index(|map| drop(map.insert("x".to_string(), json!(INDEX)))),
+        "lists itself as a shard",
     );
 }
 
 #[test]
-fn a_shard_cut_short() {
+fn shard_that_is_a_link_to_itself() {
+    let folder = with_index(|map| drop(map.insert("x".to_string(), json!("loop.safetensors"))));
+    std::os::unix::fs::symlink("loop.safetensors", folder.path().join("loop.safetensors")).unwrap();
+    assert_rejected(&folder, "lists missing files: loop.safetensors");
+}
+
+#[test]
+fn one_shard_with_two_names() {
+    let folder = with_index(|map| drop(map.insert("x".to_string(), json!("z.safetensors"))));
+    let target = "model-00001-of-00003.safetensors";
+    std::os::unix::fs::symlink(target, folder.path().join("z.safetensors")).unwrap();
+    assert_rejected(
+        &folder,
+        "lists 'model-00001-of-00003.safetensors' and 'z.safetensors', which are the same file",
+    );
+}
+
+#[test]
+fn missing_shards() {
+    let folder = copy("sharded");
+    fs::remove_file(folder.path().join("model-00002-of-00003.safetensors")).unwrap();
+    assert_rejected(
+        &folder,
+        "index.json: lists missing files: model-00002-of-00003.safetensors; download them",
+    );
+}
+
+#[test]
+fn truncated_shard() {
     let folder = copy("sharded");
     let path = folder.path().join("model-00002-of-00003.safetensors");
     let file = fs::read(&path).unwrap();
     fs::write(&path, &file[..file.len() - 1]).unwrap();
-    refused(&folder, "model-00002-of-00003.safetensors: tensor '");
+    assert_rejected(&folder, "model-00002-of-00003.safetensors: tensor '");
 }
 
 #[test]
-fn tensors_listed_and_absent() {
+fn tensors_listed_but_missing() {
     let shard = "model-00001-of-00003.safetensors";
     let folder = with_index(|map| {
         (0..7).for_each(|number| drop(map.insert(format!("ghost.{number}"), json!(shard))));
     });
-    refused(&folder, "lists tensors that are not in its files: ghost.0 in model-00001-of-00003.safetensors");
-    refused(&folder, "and 2 more");
+    assert_rejected(
+        &folder,
+        "lists tensors that are not in its files: ghost.0 in model-00001-of-00003.safetensors",
+    );
+    assert_rejected(&folder, "and 2 more");
 }
 
 #[test]
-fn tensors_there_and_not_listed() {
+fn tensors_present_but_not_listed() {
     let folder = with_index(|map| drop(map.remove("model.norm.weight").unwrap()));
-    refused(&folder, "does not list tensors that are in its files: model.norm.weight in model-00003");
+    assert_rejected(&folder, "does not list tensors that are in its files: model.norm.weight in model-00003");
 }
 
 #[test]
-fn tensors_in_another_shard_than_listed() {
+fn tensors_in_a_different_shard_than_listed() {
     let folder = with_index(|map| map["model.norm.weight"] = json!("model-00001-of-00003.safetensors"));
-    refused(&folder, "tensor 'model.norm.weight': is in this file, but model.safetensors.index.json says");
+    assert_rejected(
+        &folder,
+        "tensor 'model.norm.weight': is in this file, but model.safetensors.index.json lists it in",
+    );
 }
 
 #[test]
-fn an_index_of_the_wrong_shape() {
+fn malformed_index() {
     let folder = copy("sharded");
     let path = folder.path().join(INDEX);
     for (text, part) in [
@@ -258,21 +268,21 @@ fn an_index_of_the_wrong_shape() {
         ("{}", "missing field `weight_map`"),
         (r#"{"weight_map":[]}"#, "expected weight_map, an object of strings"),
         (r#"{"weight_map":{"a":1}}"#, "expected a string"),
-        (r#"{"weight_map":{"a":"x.safetensors","a":"y.safetensors"}}"#, "weight_map has 'a' twice"),
-        (r#"{"weight_map":{},"weight_map":{}}"#, "weight_map is there twice"),
+        (r#"{"weight_map":{"a":"x.safetensors","a":"y.safetensors"}}"#, "weight_map has duplicate key 'a'"),
+        (r#"{"weight_map":{},"weight_map":{}}"#, "duplicate weight_map"),
     ] {
         fs::write(&path, text).unwrap();
-        refused(&folder, part);
+        assert_rejected(&folder, part);
     }
     let shards: Value = (0..1025).map(|n| (n.to_string(), json!(format!("{n}.safetensors")))).collect();
     fs::write(&path, json!({ "weight_map": shards }).to_string()).unwrap();
-    refused(&folder, "lists 1025 shards, more than 1024");
+    assert_rejected(&folder, "lists 1025 shards, but the limit is 1024");
     fs::write(&path, " ".repeat((4 << 20) + 1)).unwrap();
-    refused(&folder, "index.json: is larger than the 4194304 bytes");
+    assert_rejected(&folder, "index.json: is larger than the limit of 4194304 bytes");
 }
 
 #[test]
-fn a_wrong_total_size_is_no_fault() {
+fn wrong_total_size_is_ignored() {
     let folder = copy("sharded");
     let path = folder.path().join(INDEX);
     let mut index = read_json(&path);
@@ -281,10 +291,10 @@ fn a_wrong_total_size_is_no_fault() {
     assert!(folder::open(folder.path()).is_ok());
 }
 
-/// A tensor to be written: name, type, shape.
-type Written<'a> = (&'a str, &'a str, Vec<u64>);
+/// A tensor to write: name, dtype, shape.
+type TestTensor<'a> = (&'a str, &'a str, Vec<u64>);
 
-fn write(path: &Path, metadata: Value, tensors: &[Written]) {
+fn write(path: &Path, metadata: Value, tensors: &[TestTensor]) {
     let mut header = json!({ "__metadata__": metadata });
     let mut end = 0;
     for (name, dtype, shape) in tensors {
@@ -307,7 +317,7 @@ fn write(path: &Path, metadata: Value, tensors: &[Written]) {
 }
 
 #[test]
-fn a_type_that_is_not_read_matters_only_where_it_is_used() {
+fn unsupported_dtype_is_an_error_only_for_text_tensors() {
     let folder = copy("text");
     let path = folder.path().join("model.safetensors");
     let name = "model.layers.0.self_attn.q_proj.weight";
@@ -315,12 +325,12 @@ fn a_type_that_is_not_read_matters_only_where_it_is_used() {
     let opened = folder::open(folder.path()).unwrap();
     assert_eq!((opened.source.tensors.len(), opened.skipped.len()), (0, 2));
     write(&path, json!({}), &[(name, "I64", vec![4])]);
-    refused(
+    assert_rejected(
         &folder,
         "tensor 'model.layers.0.self_attn.q_proj.weight': values of type 'I64' are not supported",
     );
     write(&path, json!({}), &[(name, "I8", vec![4])]);
-    refused(&folder, "I8 values with nothing that says how they were quantised");
+    assert_rejected(&folder, "I8 values without a quantisation scheme");
 }
 
 const Q: &str = "language_model.model.layers.3.self_attn.q_proj.weight";
@@ -328,8 +338,8 @@ const GATE: &str = "language_model.model.layers.3.mlp.gate_proj.weight";
 const NORM: &str = "language_model.model.norm.weight";
 const VISION: &str = "vision_tower.vision_model.encoder.layers.3.self_attn.q_proj.weight";
 
-/// A folder in which layer 3 spans two files, with scales of the given type and shapes.
-fn layered(scale: &str, gate_scales: &[u64]) -> tempfile::TempDir {
+/// A folder in which layer 3 spans two files, with scales of the given dtype and shape.
+fn layerwise_folder(scale: &str, gate_scales: &[u64]) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     fs::copy(fixture("multimodal_older/config.json"), folder.path().join("config.json")).unwrap();
     let (q, gate) = (format!("{Q}_scale"), format!("{GATE}_scale"));
@@ -358,8 +368,8 @@ fn layered(scale: &str, gate_scales: &[u64]) -> tempfile::TempDir {
 }
 
 #[test]
-fn layer_by_layer() {
-    let folder = layered("F32", &[3]);
+fn layerwise_folder_is_read() {
+    let folder = layerwise_folder("F32", &[3]);
     assert!(layerwise::detect(folder.path()).unwrap());
     assert!(!layerwise::detect(&fixture("text")).unwrap());
     let opened = layerwise::open(folder.path()).unwrap();
@@ -372,76 +382,79 @@ fn layer_by_layer() {
     assert_eq!((find(GATE).encoding, scales(GATE)), (Encoding::Int4Grouped, Some((2, 12))));
     assert_eq!((find(NORM).encoding, scales(NORM)), (Encoding::Int8Asymmetric, Some((1, 8))));
     assert_eq!((find("lm_head.weight").encoding, scales("lm_head.weight")), (Encoding::Bf16, None));
-    assert_eq!(opened.source.tensors.len(), 5, "scales are no tensors of their own");
+    assert_eq!(opened.source.tensors.len(), 5, "scales must not be listed as tensors");
     let incomplete = complete::check(&config(&opened), &opened.source).unwrap_err().to_string();
-    says(incomplete, "missing: language_model.model.layers.0.input_layernorm.weight, expected [16]");
+    assert_contains(
+        incomplete,
+        "missing: language_model.model.layers.0.input_layernorm.weight, expected [16]",
+    );
 }
 
 #[track_caller]
-fn refused_layers(folder: &tempfile::TempDir, part: &str) {
-    says(layerwise::open(folder.path()).expect_err("a wrong folder was taken"), part);
+fn assert_layerwise_rejected(folder: &tempfile::TempDir, part: &str) {
+    assert_contains(layerwise::open(folder.path()).expect_err("invalid folder was accepted"), part);
 }
 
 #[test]
-fn scales_missing_or_misshapen() {
-    refused_layers(
-        &layered("F32", &[4]),
-        "gate_proj.weight_scale': int4_grouped with a shape of [24, 16] has 3 scales",
+fn missing_or_misshapen_scales() {
+    assert_layerwise_rejected(
+        &layerwise_folder("F32", &[4]),
+        "gate_proj.weight_scale': int4_grouped with shape [24, 16] needs 3 scales",
     );
-    refused_layers(&layered("F16", &[3]), "scales should be F32, not F16");
-    let folder = layered("F32", &[3]);
+    assert_layerwise_rejected(&layerwise_folder("F16", &[3]), "scales must be F32, found F16");
+    let folder = layerwise_folder("F32", &[3]);
     let path = folder.path().join("model-00002-of-00002_layer_3.safetensors");
     write(&path, json!({GATE: "int4_grouped"}), &[(GATE, "I8", vec![24, 16])]);
-    refused_layers(&folder, "tensor 'language_model.model.layers.3.mlp.gate_proj.weight': its scales");
+    assert_layerwise_rejected(&folder, "tensor 'language_model.model.layers.3.mlp.gate_proj.weight': scales");
     write(&path, json!({}), &[(&format!("{GATE}_scale"), "F32", vec![3])]);
-    refused_layers(&folder, "which no file holds");
+    assert_layerwise_rejected(&folder, "which is in no file");
 }
 
 #[test]
-fn schemes_that_are_unknown_or_absent_or_contradicted() {
-    let folder = layered("F32", &[3]);
+fn unknown_missing_or_contradictory_schemes() {
+    let folder = layerwise_folder("F32", &[3]);
     let path = folder.path().join("model-00002-of-00002_layer_3.safetensors");
     let scale = format!("{GATE}_scale");
     let tensors = |dtype| [(GATE, dtype, vec![24, 16]), (scale.as_str(), "F32", vec![3])];
     write(&path, json!({GATE: "int2"}), &tensors("I8"));
-    refused_layers(&folder, "the scheme 'int2' is not supported");
+    assert_layerwise_rejected(&folder, "the scheme 'int2' is not supported");
     write(&path, json!({GATE: "int4_grouped"}), &tensors("U8"));
-    refused_layers(&folder, "int4_grouped values should be I8, not U8");
+    assert_layerwise_rejected(&folder, "int4_grouped values must be I8, found U8");
     write(&path, json!({}), &tensors("I8"));
-    refused_layers(&folder, "I8 values with nothing that says how they were quantised");
+    assert_layerwise_rejected(&folder, "I8 values without a quantisation scheme");
 }
 
 #[test]
-fn a_tensor_in_two_layer_files() {
-    let folder = layered("F32", &[3]);
+fn tensor_in_two_layer_files() {
+    let folder = layerwise_folder("F32", &[3]);
     write(
         &folder.path().join("model-00002-of-00002_layer_4.safetensors"),
         json!({}),
         &[(NORM, "F32", vec![16])],
     );
-    refused_layers(&folder, "tensor 'language_model.model.norm.weight': is in ");
+    assert_layerwise_rejected(&folder, "tensor 'language_model.model.norm.weight': is also in ");
 }
 
 #[test]
-fn one_layer_under_two_numbers() {
-    let folder = layered("F32", &[3]);
+fn one_layer_with_two_file_names() {
+    let folder = layerwise_folder("F32", &[3]);
     write(&folder.path().join("model-00001-of-00002_layer_03.safetensors"), json!({}), &[]);
-    refused_layers(&folder, "which is the layer's file?");
+    assert_layerwise_rejected(&folder, "for the same layer: remove one");
 }
 
 #[test]
-fn all_headers_together_are_bounded() {
-    let folder = layered("F32", &[3]);
+fn total_size_of_headers_is_limited() {
+    let folder = layerwise_folder("F32", &[3]);
     let long = "x".repeat(3 << 20);
     for layer in [7, 8] {
         let path = folder.path().join(format!("model_layer_{layer}.safetensors"));
         write(&path, json!({"k": long}), &[]);
     }
-    refused_layers(&folder, "model_layer_8.safetensors: claims a header of");
+    assert_layerwise_rejected(&folder, "model_layer_8.safetensors: claims a header of");
 }
 
 #[test]
-fn no_layers() {
+fn folder_without_layer_files() {
     let error = layerwise::open(&fixture("text")).unwrap_err();
     assert!(matches!(error, Error::InvalidFile { .. }), "{error}");
 }

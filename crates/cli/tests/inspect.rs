@@ -66,7 +66,7 @@ fn what_is_no_model_is_said_in_one_sentence() {
         (write("empty.gguf", b""), "empty.gguf"),
         (write("text.gguf", b"this is a letter, not a model"), "text.gguf"),
         (write("cut.gguf", b"GGUF\x03\0\0\0\x05\0\0\0\0\0\0\0"), "cut.gguf"),
-        (dir.path().to_path_buf(), "name the file instead of the folder"),
+        (dir.path().to_path_buf(), "pass the file instead of the folder"),
         (empty.path().to_path_buf(), "model.safetensors"),
     ];
     for (path, expected) in cases {

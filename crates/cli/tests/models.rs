@@ -74,7 +74,7 @@ fn everything_in_the_store_is_listed_with_what_is_wrong() {
     assert_eq!(folder["bytes"], 0, "what a link leads to is elsewhere");
     let problem = |name: &str| row(&list, name)["problem"].as_str().unwrap().to_string();
     assert!(problem("smollm2:135m").contains("is not supported"), "{}", problem("smollm2:135m"));
-    assert!(problem("cut").contains("get it again"), "{}", problem("cut"));
+    assert!(problem("cut").contains("download it again"), "{}", problem("cut"));
     assert!(problem("gemma3:270m").contains("`indrik pull gemma3:270m` goes on"));
     assert!(problem("notes.txt").contains("not a model"));
     let sum: u64 = list["models"].as_array().unwrap().iter().map(|row| row["bytes"].as_u64().unwrap()).sum();

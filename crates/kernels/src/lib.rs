@@ -23,10 +23,10 @@ pub mod transcode;
 mod variant;
 mod vectors;
 
-pub use attention::kv::{KvLayer, KvScheme, KvShape, KvTable};
+pub use attention::kv::{KvLayer, KvShape, KvTable};
 pub use matmul::common::{Epilogue, OutputFormat, Target};
 pub use matrix::{Matrix, MatrixBlock};
-pub use tensor::{Encoding, GROUP, Layout, QUAD, STRIP, Scheme, quant};
+use tensor::{Encoding, GROUP, Layout, QUAD, STRIP, Scheme, quant};
 pub use variant::{Kernel, Variant};
 pub use vectors::{
     Activations, F16_ORDER, F16_UNIT, HALF_GROUP, VectorData, Vectors, f16_at, int16_scale_at,

@@ -96,7 +96,7 @@ impl Limits {
                 self.pages_per_sequence()
             ));
         }
-        self.kv_scheme.takes(config.head_dim, self.page_size).or_else(wrong)
+        self.kv_scheme.check(config.head_dim, self.page_size).or_else(wrong)
     }
 
     /// What the memory plan must reserve for a model with this config; `output_rows` is the maximum number of rows per step

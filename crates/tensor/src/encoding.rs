@@ -1,10 +1,10 @@
-//! How tensors are stored in model files, and which scheme each becomes on the GPU.
+//! How model files store the values of a tensor.
 
 use serde::Serialize;
 
-use crate::{Layout, Scheme};
+use crate::layout::{Layout, Scheme};
 
-/// How values are stored in a file.
+/// How a file stores the values of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Encoding {
@@ -16,11 +16,11 @@ pub enum Encoding {
     Bf16,
     /// GGUF: blocks of 32, f16 scale, 8 bits.
     Q8_0,
-    /// GGUF: blocks of 32, f16 scale, 4 bits less 8.
+    /// GGUF: blocks of 32, f16 scale, 4 bits with an offset of 8.
     Q4_0,
     /// GGUF: blocks of 32, f16 scale and f16 minimum, 4 bits.
     Q4_1,
-    /// GGUF: blocks of 32, f16 scale, 5 bits less 16.
+    /// GGUF: blocks of 32, f16 scale, 5 bits with an offset of 16.
     Q5_0,
     /// GGUF: blocks of 32, f16 scale and f16 minimum, 5 bits.
     Q5_1,
@@ -30,13 +30,13 @@ pub enum Encoding {
     Q5K,
     /// GGUF: super-blocks of 256 with 16 sub-blocks of 16, 6 bits.
     Q6K,
-    /// Layer by layer: one byte a value, one scale for all.
+    /// Layerwise: one byte per value, one scale per tensor.
     Int8Symmetric,
-    /// Layer by layer: one byte a value (−7…7), one scale per 128 values of the flattened tensor.
+    /// Layerwise: one byte per value (−7…7), one scale per 128 values of the flattened tensor.
     Int4Grouped,
-    /// Layer by layer: one unsigned byte a value, one scale and zero point for all.
+    /// Layerwise: one unsigned byte per value, one scale and one zero point per tensor.
     Int8Asymmetric,
-    /// Our own files: tiles and scale plane as they are on the GPU.
+    /// Native files: tiles and scale plane in the GPU layout, see [`Layout`].
     Tiled(Scheme),
 }
 
@@ -56,7 +56,7 @@ impl std::fmt::Display for Encoding {
 }
 
 impl Encoding {
-    /// Values of one block: a row must divide into whole ones.
+    /// Values per block. Rows consist of whole blocks.
     pub fn block_values(self) -> u64 {
         match self {
             Encoding::Q8_0 | Encoding::Q4_0 | Encoding::Q4_1 | Encoding::Q5_0 | Encoding::Q5_1 => 32,
@@ -65,7 +65,7 @@ impl Encoding {
         }
     }
 
-    /// Bytes of one block.
+    /// Bytes per block.
     pub fn block_bytes(self) -> u64 {
         match self {
             Encoding::F32 => 4,
@@ -79,12 +79,12 @@ impl Encoding {
             Encoding::Q5K => 176,
             Encoding::Q6K => 210,
             Encoding::Int8Symmetric | Encoding::Int4Grouped | Encoding::Int8Asymmetric => 1,
-            // Rows are not contiguous there: only `bytes` means something.
+            // Rows of tiles are not contiguous: only `bytes` is meaningful.
             Encoding::Tiled(_) => 1,
         }
     }
 
-    /// Bytes of a tensor of this shape; none when a row is not whole blocks or the count does not fit 64 bits.
+    /// Bytes of a tensor with this shape; `None` if a row is not a whole number of blocks or the size overflows 64 bits.
     pub fn bytes(self, shape: &[u64]) -> Option<u64> {
         if let Encoding::Tiled(scheme) = self {
             let [rows, k] = shape else { return None };
@@ -97,7 +97,7 @@ impl Encoding {
         (values / self.block_values()).checked_mul(self.block_bytes())
     }
 
-    /// The scheme that a matrix of it has on the GPU.
+    /// The scheme in which the GPU stores a matrix of this encoding.
     pub fn scheme(self) -> Scheme {
         crate::quant::scheme_for(self).0
     }

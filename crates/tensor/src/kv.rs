@@ -1,25 +1,25 @@
-//! How the elements of the KV cache are stored.
+//! How the KV cache stores its elements.
 
-/// How an element of the cache is stored.
+/// How the KV cache stores keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum KvScheme {
-    /// 16-bit floats, two a word.
+    /// 16-bit floats, two per 32-bit word.
     F16,
     /// 32-bit floats.
     F32,
-    /// 8-bit integers, four a word, and a 16-bit float for every 32 of them.
+    /// 8-bit integers, four per 32-bit word, with one f16 scale per 32 elements.
     Int8,
 }
 
-/// Values of a head that share a scale in int8.
+/// Elements of a head that share one scale in int8.
 pub const KV_INT8_GROUP: u32 = 32;
 
 impl KvScheme {
-    /// All of them.
+    /// Every scheme.
     pub const ALL: [KvScheme; 3] = [KvScheme::F16, KvScheme::F32, KvScheme::Int8];
 
-    /// Bytes of a key, or of a value, of one head at one position, scales included.
+    /// Bytes of the key, or of the value, of one head and token, scales included.
     pub fn head_bytes(self, head_dim: u32) -> u64 {
         let values = u64::from(head_dim) * u64::from(self.bits()) / 8;
         match self {
@@ -28,7 +28,7 @@ impl KvScheme {
         }
     }
 
-    /// Bits of an element, without its share of a scale: what shaders know a scheme by.
+    /// Bits per element without scales. Shaders identify the scheme by this number.
     pub fn bits(self) -> u32 {
         match self {
             KvScheme::F16 => 16,
@@ -37,23 +37,24 @@ impl KvScheme {
         }
     }
 
-    /// Whether heads and pages of such a length can be stored so, and if not, why.
-    pub fn takes(self, head_dim: u32, page: u32) -> Result<(), String> {
-        if !page.is_power_of_two() {
-            return Err(format!("pages of {page} positions: the length must be a power of two"));
+    /// Checks that heads of `head_dim` elements and pages of `page_size` tokens can be stored in this scheme; the error says
+    /// why not.
+    pub fn check(self, head_dim: u32, page_size: u32) -> Result<(), String> {
+        if !page_size.is_power_of_two() {
+            return Err(format!("page size {page_size}: must be a power of two"));
         }
         if head_dim == 0 || !head_dim.is_multiple_of(8) {
-            return Err(format!("heads of {head_dim} values: their number must divide by 8"));
+            return Err(format!("head dimension {head_dim}: must be a multiple of 8"));
         }
         if self == KvScheme::Int8 && !head_dim.is_multiple_of(KV_INT8_GROUP) {
             return Err(format!(
-                "heads of {head_dim} values do not divide into the groups of {KV_INT8_GROUP} that share a scale in int8: \
-                 store keys and values as f16"
+                "head dimension {head_dim} does not divide into groups of {KV_INT8_GROUP} elements, which share a scale in \
+                 int8: store keys and values as f16"
             ));
         }
-        // The scales of fewer would not be a multiple of 16 bytes, and the next page's values not aligned.
-        if self == KvScheme::Int8 && page < 4 {
-            return Err(format!("pages of {page} positions: in int8 they have 4 at least"));
+        // With fewer tokens the scales would not fill 16 bytes, and the next page's values would be misaligned.
+        if self == KvScheme::Int8 && page_size < 4 {
+            return Err(format!("page size {page_size}: int8 needs at least 4 tokens per page"));
         }
         Ok(())
     }

@@ -1,39 +1,40 @@
-//! How quantised matrices lie in memory, on the GPU and in our files.
+//! The tile layout of weight matrices, on the GPU and in native files.
 //!
-//! Rows are cut into strips of 16, K into quads of 128 (4 groups of 32, each with one scale a row). A quad of a strip is
-//! a run of tiles of 512 bytes, 16 rows × 32 bytes: 32 threads read a tile as 32 × 16 contiguous bytes, and a matrix unit
-//! loads it as a 16 × 32 operand. An int8 tile holds one group, 4 tiles a quad. An int4 tile holds two groups: byte j of
-//! a row has k = j in its low nibble and k = j + 32 in its high one, 2 tiles a quad. Nibbles are two's complement, so
-//! that masking alone yields 16 · q as a signed byte. Floats fill tiles in the same way, 16 or 8 columns a tile.
+//! Rows are divided into strips of 16 and columns (K) into quads of 128: four groups of 32, each with one scale per row.
+//! One quad of a strip is a sequence of 512-byte tiles, 16 rows × 32 bytes: 32 invocations read a tile as 32 × 16
+//! contiguous bytes, and a cooperative matrix loads it as a 16 × 32 operand. An int8 tile holds one group, so a quad has
+//! 4 tiles. An int4 tile holds two groups, so a quad has 2: byte j of a row holds k = j in its low nibble and k = j + 32
+//! in its high nibble. Nibbles are two's complement, so that masking alone yields 16 · q as a signed byte. Floats fill
+//! tiles in the same way, with 16 (f16, bf16) or 8 (f32) columns per tile.
 //!
-//! The scales are a plane of their own, f16, four to a row and quad: one load of 8 bytes serves a thread for a whole quad.
-//! Where groups have minima, the four minima of a row and quad follow its four scales.
+//! Scales form a separate plane of f16, four per row and quad: one 8-byte load serves an invocation for a whole quad.
+//! In schemes with minima, the four minima of a row and quad follow its four scales.
 //!
-//! Rows past the end of the last strip and columns past the end of the last quad are zero, scales included.
+//! Rows past the end in the last strip and columns past the end in the last quad are zero, scales included.
 
 use half::{bf16, f16};
 
-/// Rows of a strip.
+/// Rows per strip.
 pub const STRIP: usize = 16;
-/// Columns of a group: one scale each.
+/// Columns per quantisation group. A group shares one scale.
 pub const GROUP: usize = 32;
-/// Columns of a quad: four groups.
+/// Columns per quad: four groups.
 pub const QUAD: usize = 128;
-/// Bytes of one row in a tile.
-const TILE_ROW: usize = 32;
+/// Bytes per row of a tile.
+const TILE_ROW_BYTES: usize = 32;
 
-/// How a weight is stored. Quantised ones come in groups of 32 along K with an f16 scale d each, and some with an f16
-/// minimum m.
+/// How the GPU stores weights. The quantised schemes have groups of 32 along K, each with an f16 scale d and in some
+/// schemes an f16 minimum m.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Scheme {
-    /// 8 bits: d · q, q from −128 to 127.
+    /// 8 bits: d · q with q in −128…127.
     Int8,
-    /// 4 bits: d · q, q from −8 to 7.
+    /// 4 bits: d · q with q in −8…7.
     Int4,
-    /// 8 bits and a minimum: d · q + m, q from −128 to 127.
+    /// 8 bits with a minimum: d · q + m with q in −128…127.
     Int8Min,
-    /// 4 bits and a minimum: d · (q + 8) + m, q from −8 to 7.
+    /// 4 bits with a minimum: d · (q + 8) + m with q in −8…7.
     Int4Min,
     /// 16-bit floats.
     F16,
@@ -55,7 +56,7 @@ impl Scheme {
         Scheme::F32,
     ];
 
-    /// Bits of a value.
+    /// Bits per value.
     pub fn bits(self) -> u32 {
         match self {
             Scheme::Int8 | Scheme::Int8Min => 8,
@@ -65,22 +66,22 @@ impl Scheme {
         }
     }
 
-    /// Bytes of a group of 32 with its scale and minimum.
+    /// Bytes per group of 32, including its scale and minimum.
     pub fn group_bytes(self) -> u64 {
         (GROUP * self.bits() as usize / 8 + self.scales_per_group() * size_of::<f16>()) as u64
     }
 
-    /// Whether values are stored as floats.
+    /// Whether values are floats.
     pub fn is_float(self) -> bool {
         self.scales_per_group() == 0
     }
 
-    /// Whether a group has a minimum beside its scale.
+    /// Whether groups have a minimum in addition to the scale.
     pub fn has_min(self) -> bool {
         self.scales_per_group() == 2
     }
 
-    /// f16 numbers that a group has beside its values: none, a scale, or a scale and a minimum.
+    /// f16 numbers per group: 0 (floats), 1 (scale) or 2 (scale and minimum).
     pub fn scales_per_group(self) -> usize {
         match self {
             Scheme::F16 | Scheme::Bf16 | Scheme::F32 => 0,
@@ -104,20 +105,20 @@ impl std::fmt::Display for Scheme {
     }
 }
 
-/// The layout of one matrix of `rows` × `k` weights.
+/// The layout of a matrix of `rows` × `k` weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub struct Layout {
-    /// How a weight is stored.
+    /// How weights are stored.
     pub scheme: Scheme,
     /// Output rows.
     pub rows: usize,
-    /// Columns: whole groups of 32, or for floats any number.
+    /// Columns: a multiple of 32, or any number for floats.
     pub k: usize,
 }
 
 impl Layout {
-    /// None when a dimension is zero, K is not whole groups (floats may have any K), or the whole is larger than any memory:
-    /// kernels count rows and columns in 32 bits, and the bytes must not overflow.
+    /// `None` if a dimension is zero, if K is not a multiple of 32 (floats may have any K), or if the matrix is larger
+    /// than any memory: kernels index rows and columns with 32 bits, and the size in bytes must not overflow.
     pub fn new(scheme: Scheme, rows: usize, k: usize) -> Option<Self> {
         let padded = rows.checked_next_multiple_of(STRIP)?.checked_mul(k.checked_next_multiple_of(QUAD)?)?;
         let in_range = rows <= u32::MAX as usize && k <= u32::MAX as usize && padded <= 1 << 48;
@@ -125,22 +126,22 @@ impl Layout {
         (rows > 0 && k > 0 && k.is_multiple_of(unit) && in_range).then_some(Self { scheme, rows, k })
     }
 
-    /// Strips, the last one perhaps padded.
+    /// Number of strips; the last one may be padded.
     pub fn strips(&self) -> usize {
         self.rows.div_ceil(STRIP)
     }
 
-    /// Quads along K, the last one perhaps padded.
+    /// Number of quads along K; the last one may be padded.
     pub fn quads(&self) -> usize {
         self.k.div_ceil(QUAD)
     }
 
-    /// Bytes of values in one strip.
+    /// Bytes of values per strip.
     pub fn strip_value_bytes(&self) -> usize {
         self.quads() * QUAD * STRIP * self.scheme.bits() as usize / 8
     }
 
-    /// Bytes of scales (and minima) in one strip.
+    /// Bytes of scales and minima per strip.
     pub fn strip_scale_bytes(&self) -> usize {
         self.quads() * (QUAD / GROUP) * STRIP * size_of::<f16>() * self.scheme.scales_per_group()
     }
@@ -150,32 +151,33 @@ impl Layout {
         self.strips() * self.strip_value_bytes()
     }
 
-    /// Bytes of all scales.
+    /// Bytes of all scales and minima.
     pub fn scale_bytes(&self) -> usize {
         self.strips() * self.strip_scale_bytes()
     }
 
-    /// Where the first byte of the weight of (`row`, `k`) is, and whether it is the high nibble of that byte.
+    /// Offset of the first byte of the weight at (`row`, `k`), and whether it is that byte's high nibble.
     pub fn value_at(&self, row: usize, k: usize) -> (usize, bool) {
         let quad = row / STRIP * self.quads() + k / QUAD;
         let bits = self.scheme.bits() as usize;
-        // Columns that share a row of a tile: int4 has its second group in the high nibbles.
-        let columns = TILE_ROW * 8 / bits;
+        // Columns per tile; int4 stores its second group in the high nibbles.
+        let columns = TILE_ROW_BYTES * 8 / bits;
         let (byte, high) = match bits {
             4 => (k % GROUP, k / GROUP % 2 == 1),
             _ => (k % columns * (bits / 8), false),
         };
         let tile = quad * (QUAD / columns) + k % QUAD / columns;
-        ((tile * STRIP + row % STRIP) * TILE_ROW + byte, high)
+        ((tile * STRIP + row % STRIP) * TILE_ROW_BYTES + byte, high)
     }
 
-    /// Which f16 of the scale plane is the scale of (`row`, `group`); its minimum, where it has one, is 4 further.
+    /// Index in the scale plane, in f16 elements, of the scale of (`row`, `group`). Its minimum, if any, is 4 elements
+    /// further.
     pub fn scale_at(&self, row: usize, group: usize) -> usize {
         let quad = row / STRIP * self.quads() + group / 4;
         (quad * STRIP + row % STRIP) * 4 * self.scheme.scales_per_group() + group % 4
     }
 
-    /// The weight of (`row`, `k`) from the bytes of values and the bits of scales, computed as kernels do.
+    /// The weight at (`row`, `k`), decoded from values and scale bits with the arithmetic of the kernels.
     pub fn value(&self, values: &[u8], scales: &[u16], row: usize, k: usize) -> f32 {
         let (at, high) = self.value_at(row, k);
         let scale = |which: usize| f16::from_bits(scales[self.scale_at(row, k / GROUP) + 4 * which]).to_f32();
@@ -194,9 +196,9 @@ impl Layout {
         }
     }
 
-    /// Lays row-major integers (−8…7 for 4 bits) out as bytes.
+    /// Packs row-major integers (−8…7 for 4 bits) into tiles.
     pub fn pack_values(&self, values: &[i8]) -> Vec<u8> {
-        assert_eq!(values.len(), self.rows * self.k, "as many values as the layout has weights");
+        assert_eq!(values.len(), self.rows * self.k, "values must match the layout's size");
         let mut bytes = vec![0; self.value_bytes()];
         for (index, value) in values.iter().enumerate() {
             let (at, high) = self.value_at(index / self.k, index % self.k);
@@ -210,13 +212,13 @@ impl Layout {
         bytes
     }
 
-    /// Lays row-major scales (one per row and group) out, with their minima where the scheme has them.
+    /// Packs row-major scales (one per row and group) into the scale plane, with minima if the scheme has them.
     pub fn pack_scales(&self, scales: &[f16], minima: &[f16]) -> Vec<f16> {
         let groups = self.k / GROUP;
         let planes = [scales, minima];
         for (which, plane) in planes.iter().enumerate() {
             let expected = if which < self.scheme.scales_per_group() { self.rows * groups } else { 0 };
-            assert_eq!(plane.len(), expected, "as many scales and minima as the layout has groups");
+            assert_eq!(plane.len(), expected, "scales and minima must match the layout's groups");
         }
         let mut packed = vec![f16::ZERO; self.scale_bytes() / size_of::<f16>()];
         for (which, plane) in planes.iter().enumerate() {
@@ -244,14 +246,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_weight_has_a_place_of_its_own(layout in layouts()) {
+        fn no_two_weights_share_an_address(layout in layouts()) {
             let mut seen = std::collections::HashSet::new();
             for row in 0..layout.rows {
                 for k in 0..layout.k {
                     let (at, high) = layout.value_at(row, k);
                     for byte in at..at + (layout.scheme.bits() as usize).div_ceil(8) {
                         prop_assert!(byte < layout.value_bytes());
-                        prop_assert!(seen.insert((byte, high)), "{row}, {k} shares byte {byte}");
+                        prop_assert!(seen.insert((byte, high)), "({row}, {k}) shares byte {byte}");
                     }
                 }
             }
@@ -260,13 +262,13 @@ mod tests {
                 for which in 0..layout.scheme.scales_per_group() {
                     let at = layout.scale_at(row, group) + 4 * which;
                     prop_assert!(at * 2 < layout.scale_bytes());
-                    prop_assert!(seen.insert(at), "{row}, group {group} shares scale {at}");
+                    prop_assert!(seen.insert(at), "({row}, group {group}) shares scale {at}");
                 }
             }
         }
 
         #[test]
-        fn packing_keeps_every_value_and_pads_with_zero(layout in integer_layouts(), seed in any::<u64>()) {
+        fn packing_preserves_values_and_pads_with_zeros(layout in integer_layouts(), seed in any::<u64>()) {
             let (low, span) = if layout.scheme.bits() == 8 { (-127, 255) } else { (-8, 16) };
             let values: Vec<i8> = (0..layout.rows * layout.k)
                 .map(|i| (low + ((i as u64).wrapping_mul(seed | 1) >> 7).rem_euclid(span) as i64) as i8)
@@ -291,8 +293,8 @@ mod tests {
     }
 
     #[test]
-    fn the_documented_addresses() {
-        // 16 rows × 32 bytes a tile, strip-major: for K a multiple of 128 the formula of the design holds as it stands.
+    fn addresses_match_the_documented_formula() {
+        // 16 rows × 32 bytes per tile, strip-major; exact for K a multiple of 128.
         let layout = Layout::new(Scheme::Int8, 48, 256).unwrap();
         for (row, k) in [(0, 0), (1, 0), (0, 32), (17, 33), (47, 255)] {
             let expected = ((row / 16) * (256 / 32) + k / 32) * 512 + (row % 16) * 32 + k % 32;

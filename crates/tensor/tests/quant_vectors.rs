@@ -1,5 +1,5 @@
-//! The reference arithmetic against the `gguf` package's (scripts/make_gguf_vectors.py writes the vectors), and the way
-//! into the GPU's schemes: bit for bit where that is promised, within the stated error where it is not.
+//! The reference arithmetic against test vectors of the `gguf` Python package (scripts/make_gguf_vectors.py), and
+//! transcoding to the GPU's schemes: bit for bit where promised, within the stated error otherwise.
 
 use half::f16;
 use proptest::prelude::*;
@@ -12,9 +12,9 @@ use tensor::{
 
 const FLOATS: [Encoding; 3] = [Encoding::F32, Encoding::F16, Encoding::Bf16];
 const EXACT: [Encoding; 5] = [Encoding::Q8_0, Encoding::Q4_0, Encoding::Q5_0, Encoding::Q4_1, Encoding::Q5_1];
-const ROUNDED: [Encoding; 3] = [Encoding::Q4K, Encoding::Q5K, Encoding::Q6K];
+const ROUNDING: [Encoding; 3] = [Encoding::Q4K, Encoding::Q5K, Encoding::Q6K];
 
-/// Blocks and their values as the `gguf` package has them.
+/// Blocks and their values as the `gguf` package decodes them.
 fn vectors(encoding: Encoding) -> (&'static [u8], Vec<f32>) {
     macro_rules! file {
         ($name:literal) => {
@@ -33,7 +33,7 @@ fn vectors(encoding: Encoding) -> (&'static [u8], Vec<f32>) {
         Encoding::Q4K => file!("q4_k"),
         Encoding::Q5K => file!("q5_k"),
         Encoding::Q6K => file!("q6_k"),
-        other => panic!("the gguf package has no {other:?}"),
+        other => panic!("no vectors for {other:?}"),
     };
     let (count, rest) = file.split_at(4);
     let count = u32::from_le_bytes(count.try_into().unwrap()) as usize;
@@ -43,7 +43,7 @@ fn vectors(encoding: Encoding) -> (&'static [u8], Vec<f32>) {
     (blocks, values)
 }
 
-fn values_of(encoding: Encoding, blocks: &[u8]) -> Vec<f32> {
+fn dequantized(encoding: Encoding, blocks: &[u8]) -> Vec<f32> {
     let count = blocks.len() / encoding.block_bytes() as usize * encoding.block_values() as usize;
     let mut values = vec![f32::NAN; count];
     dequantize(encoding, blocks, &mut values).unwrap();
@@ -54,7 +54,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
 }
 
-/// The groups must be well formed, and every value within the bound of its group.
+/// Asserts that the groups are well formed and every value is within the bound of its group.
 fn assert_within(groups: &Groups, exact: &[f32], exactness: Exactness) {
     assert_well_formed(groups, exact.len());
     let values = groups.dequantize();
@@ -76,33 +76,33 @@ fn assert_well_formed(groups: &Groups, values: usize) {
     assert_eq!(groups.scales.len() * GROUP, values);
     assert_eq!(groups.mins.as_ref().map(Vec::len), groups.scheme.has_min().then_some(values / GROUP));
     if matches!(groups.scheme, Scheme::Int4 | Scheme::Int4Min) {
-        assert!(groups.q.iter().all(|q| (-8..8).contains(q)), "4 bits hold −8…7");
+        assert!(groups.q.iter().all(|q| (-8..8).contains(q)), "4-bit integers must be in −8…7");
     }
 }
 
 #[test]
-fn values_have_the_bits_of_the_gguf_package() {
-    for encoding in [&FLOATS[..], &EXACT, &ROUNDED].concat() {
+fn dequantized_values_match_the_gguf_package_bit_for_bit() {
+    for encoding in [&FLOATS[..], &EXACT, &ROUNDING].concat() {
         let (blocks, expected) = vectors(encoding);
-        assert_eq!(bits(&values_of(encoding, blocks)), bits(&expected), "{encoding:?}");
+        assert_eq!(bits(&dequantized(encoding, blocks)), bits(&expected), "{encoding:?}");
     }
 }
 
 #[test]
-fn the_vectors_reach_the_edges() {
+fn vectors_cover_the_edge_cases() {
     for encoding in EXACT {
         let (_, values) = vectors(encoding);
-        assert!(values.iter().any(|value| value.to_bits() == 0x8000_0000), "{encoding:?} has a −0");
+        assert!(values.iter().any(|value| value.to_bits() == 0x8000_0000), "{encoding:?} has no −0");
         assert!(
             values.iter().any(|value| *value != 0.0 && value.abs() < 6.2e-5),
-            "{encoding:?} has a subnormal d"
+            "{encoding:?} has no subnormal scale"
         );
-        assert!(values.iter().any(|value| value.abs() > 65_504.0), "{encoding:?} has the largest d");
+        assert!(values.iter().any(|value| value.abs() > 65_504.0), "{encoding:?} lacks the largest scale");
     }
 }
 
 #[test]
-fn exact_schemes_keep_every_bit_of_the_vectors() {
+fn exact_schemes_preserve_the_vectors_bit_for_bit() {
     for encoding in EXACT {
         let (blocks, expected) = vectors(encoding);
         let groups = transcode(encoding, blocks).unwrap();
@@ -113,12 +113,12 @@ fn exact_schemes_keep_every_bit_of_the_vectors() {
 }
 
 #[test]
-fn rounded_schemes_stay_within_their_error_on_the_vectors() {
-    for encoding in ROUNDED {
+fn rounding_schemes_stay_within_the_stated_error_on_the_vectors() {
+    for encoding in ROUNDING {
         let (blocks, expected) = vectors(encoding);
         let (scheme, exactness) = scheme_for(encoding);
         let (size, per_block) = (encoding.block_bytes() as usize, encoding.block_values() as usize);
-        let mut refused = 0;
+        let mut rejected = 0;
         for (block, expected) in blocks.chunks(size).zip(expected.chunks(per_block)) {
             match transcode(encoding, block) {
                 Ok(groups) => {
@@ -127,40 +127,37 @@ fn rounded_schemes_stay_within_their_error_on_the_vectors() {
                 }
                 Err(QuantError::TooLarge { block: 0, value }) => {
                     assert!(value > 65_504.0);
-                    refused += 1;
+                    rejected += 1;
                 }
                 Err(other) => panic!("{encoding:?}: {other}"),
             }
         }
         // The vectors have a few blocks with the largest f16 as scale; all others must pass.
-        assert!(refused <= 10, "{encoding:?}: {refused} blocks refused");
+        assert!(rejected <= 10, "{encoding:?}: {rejected} blocks rejected");
     }
 }
 
 #[test]
-fn the_stated_errors_are_as_tight_as_they_can_be() {
-    // Were a bound much too wide, nobody would see a transcoder get worse.
-    for encoding in ROUNDED {
+fn stated_errors_are_tight() {
+    // A bound that is too wide would hide regressions of the transcoder.
+    for encoding in ROUNDING {
         let (_, exactness) = scheme_for(encoding);
         let mut worst = 0.0_f64;
         for seed in 0..4000_u64 {
             let block = weight_like_block(encoding, seed);
             let values = transcode(encoding, &block).unwrap().dequantize();
-            let exact = values_of(encoding, &block);
+            let exact = dequantized(encoding, &block);
             for (exact, values) in exact.chunks(GROUP).zip(values.chunks(GROUP)) {
                 let largest = exact.iter().fold(0.0_f32, |largest, value| largest.max(value.abs()));
                 let error = exact.iter().zip(values).fold(0.0_f32, |worst, (a, b)| worst.max((a - b).abs()));
                 worst = worst.max(f64::from(error) / f64::from(exactness.bound(largest)));
             }
         }
-        assert!(
-            (0.7..=1.0).contains(&worst),
-            "{encoding:?}: the worst of all errors is {worst} of the bound"
-        );
+        assert!((0.7..=1.0).contains(&worst), "{encoding:?}: the worst error is {worst} of the bound");
     }
 }
 
-/// A block whose values lie around zero, as weights do: the minimum takes off about half of the range.
+/// A block whose values are centred around zero like weights: the minimum is about half of the range.
 fn weight_like_block(encoding: Encoding, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mut next = || {
@@ -178,7 +175,7 @@ fn weight_like_block(encoding: Encoding, seed: u64) -> Vec<u8> {
     let half = if encoding == Encoding::Q4K { 7.5 } else { 15.5 };
     block[..2].copy_from_slice(&f16::from_f32(d).to_le_bytes());
     block[2..4].copy_from_slice(&f16::from_f32(d * half).to_le_bytes());
-    // Sub-blocks 0–3: the same 6 bits for scale and minimum.
+    // Sub-blocks 0–3 have the same 6 bits for scale and minimum.
     for j in 0..4 {
         block[8 + j] = block[4 + j];
     }
@@ -186,8 +183,8 @@ fn weight_like_block(encoding: Encoding, seed: u64) -> Vec<u8> {
 }
 
 #[test]
-fn a_scale_that_is_no_number_is_refused_by_name() {
-    for (encoding, places) in [
+fn non_finite_scales_are_rejected_by_name() {
+    for (encoding, offsets) in [
         (Encoding::Q8_0, &[(0, "scale")][..]),
         (Encoding::Q4_0, &[(0, "scale")]),
         (Encoding::Q5_0, &[(0, "scale")]),
@@ -198,7 +195,7 @@ fn a_scale_that_is_no_number_is_refused_by_name() {
         (Encoding::Q6K, &[(208, "scale")]),
     ] {
         let size = encoding.block_bytes() as usize;
-        for (at, name) in places {
+        for (at, name) in offsets {
             for bad in [f16::NAN, f16::INFINITY, f16::NEG_INFINITY] {
                 let mut blocks = vec![0_u8; 5 * size];
                 blocks[3 * size + at..][..2].copy_from_slice(&bad.to_le_bytes());
@@ -216,9 +213,9 @@ fn a_scale_that_is_no_number_is_refused_by_name() {
 }
 
 #[test]
-fn super_blocks_beyond_f16_are_refused_not_made_infinite() {
-    // The largest scale times 15 or 31 codes is beyond f16; times 1 it is not. The limit is on what codes could
-    // express.
+fn super_blocks_that_overflow_f16_are_rejected() {
+    // The scale fits f16, but times the largest code (15 or 31) it overflows. The limit is on the largest value that the
+    // codes can express.
     for (encoding, codes) in [(Encoding::Q4K, 15), (Encoding::Q5K, 31)] {
         let mut block = vec![0_u8; encoding.block_bytes() as usize];
         block[..2].copy_from_slice(&f16::from_f32(1024.0).to_le_bytes());
@@ -231,13 +228,13 @@ fn super_blocks_beyond_f16_are_refused_not_made_infinite() {
         block[8] = 63;
         assert_eq!(transcode(encoding, &block).unwrap().mins.unwrap()[0], f16::from_f32(63.0 * 1024.0));
     }
-    // 32·3 steps of the largest f16 fit 127 of them, 32·4 do not.
+    // 32·3 times the largest f16 fits 127 steps of it, 32·4 does not.
     let mut block = [0_u8; 210];
     block[208..].copy_from_slice(&f16::MAX.to_le_bytes());
     block[192] = 3;
     assert_within(
         &transcode(Encoding::Q6K, &block).unwrap(),
-        &values_of(Encoding::Q6K, &block),
+        &dequantized(Encoding::Q6K, &block),
         scheme_for(Encoding::Q6K).1,
     );
     block[192] = -4_i8 as u8;
@@ -245,7 +242,7 @@ fn super_blocks_beyond_f16_are_refused_not_made_infinite() {
 }
 
 #[test]
-fn lengths_that_do_not_match_are_errors() {
+fn mismatched_lengths_are_errors() {
     let mut out = [0.0; 32];
     assert!(matches!(
         dequantize(Encoding::Q8_0, &[0; 33], &mut out),
@@ -265,9 +262,9 @@ fn lengths_that_do_not_match_are_errors() {
     assert!(matches!(transcode_layerwise(Encoding::Q8_0, &[0; 34], &[]), Err(QuantError::Scales { .. })));
 }
 
-/// Any block of an encoding with finite scales: subnormal, negative and zero ones too.
+/// Any block of an encoding with finite scales, including subnormal, negative and zero scales.
 fn any_block(encoding: Encoding) -> impl Strategy<Value = Vec<u8>> {
-    let places: &[usize] = match encoding {
+    let offsets: &[usize] = match encoding {
         Encoding::Q6K => &[208],
         Encoding::Q8_0 | Encoding::Q4_0 | Encoding::Q5_0 => &[0],
         _ => &[0, 2],
@@ -276,14 +273,14 @@ fn any_block(encoding: Encoding) -> impl Strategy<Value = Vec<u8>> {
         any::<u16>().prop_map(f16::from_bits).prop_filter("finite", |half| half.is_finite()),
         (-0.01_f32..0.01).prop_map(f16::from_f32),
     ];
-    // Codes of all kinds, and blocks in which only two different bytes occur: groups with a narrow range.
+    // Arbitrary codes, and blocks of only two different bytes: groups with a narrow range.
     let bytes = prop_oneof![
         prop::collection::vec(any::<u8>(), encoding.block_bytes() as usize),
         (any::<u8>(), any::<u8>(), prop::collection::vec(any::<bool>(), encoding.block_bytes() as usize))
             .prop_map(|(a, b, which)| which.iter().map(|which| if *which { a } else { b }).collect()),
     ];
-    (bytes, prop::collection::vec(half, places.len())).prop_map(move |(mut bytes, halves)| {
-        for (at, half) in places.iter().zip(halves) {
+    (bytes, prop::collection::vec(half, offsets.len())).prop_map(move |(mut bytes, halves)| {
+        for (at, half) in offsets.iter().zip(halves) {
             bytes[*at..at + 2].copy_from_slice(&half.to_le_bytes());
         }
         bytes
@@ -292,25 +289,25 @@ fn any_block(encoding: Encoding) -> impl Strategy<Value = Vec<u8>> {
 
 proptest! {
     #[test]
-    fn exact_schemes_keep_every_bit(
+    fn exact_schemes_preserve_every_bit(
         (encoding, block) in prop::sample::select(&EXACT[..]).prop_flat_map(|e| (Just(e), any_block(e)))
     ) {
         let groups = transcode(encoding, &block).unwrap();
-        prop_assert_eq!(bits(&groups.dequantize()), bits(&values_of(encoding, &block)));
+        prop_assert_eq!(bits(&groups.dequantize()), bits(&dequantized(encoding, &block)));
     }
 
     #[test]
-    fn rounded_schemes_stay_within_their_error(
-        (encoding, block) in prop::sample::select(&ROUNDED[..]).prop_flat_map(|e| (Just(e), any_block(e)))
+    fn rounding_schemes_stay_within_the_stated_error(
+        (encoding, block) in prop::sample::select(&ROUNDING[..]).prop_flat_map(|e| (Just(e), any_block(e)))
     ) {
         prop_assert_eq!(transcode(encoding, &block).map(|_| ()), check_scales(encoding, &block));
         if let Ok(groups) = transcode(encoding, &block) {
-            assert_within(&groups, &values_of(encoding, &block), scheme_for(encoding).1);
+            assert_within(&groups, &dequantized(encoding, &block), scheme_for(encoding).1);
         }
     }
 
     #[test]
-    fn fusing_multiplication_and_addition_changes_no_bit(
+    fn fused_multiply_add_gives_the_same_bits(
         (encoding, block) in prop::sample::select(&[Encoding::Q4_1, Encoding::Q5_1, Encoding::Q4K, Encoding::Q5K][..])
             .prop_flat_map(|e| (Just(e), any_block(e)))
     ) {

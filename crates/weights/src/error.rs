@@ -1,4 +1,4 @@
-//! Errors of planning, loading and quantising.
+//! Errors of planning, loading and quantising weights.
 
 use std::path::Path;
 

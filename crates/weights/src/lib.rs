@@ -1,4 +1,35 @@
-//! A checkpoint's weights: what they need, where they go, and the way into GPU memory.
+//! A checkpoint's weights: how much memory they need, where they go, and how they get onto the GPU.
+//!
+//! 1. [`blueprint`] lists the matrices that a [`Checkpoint`](checkpoint::Checkpoint) is loaded as: projections that one
+//!    kernel computes share a matrix.
+//! 2. [`plan`] assigns weights, KV cache and scratch memory to the device's heaps before anything is allocated, or reports
+//!    how much memory is missing and which changes would make the model fit.
+//! 3. [`load`] allocates the matrices and fills them through [`stream`], which transcodes files chunk by chunk within a
+//!    fixed amount of host memory.
+//!
+//! [`quantize`] converts a checkpoint to a native file in int8 or int4, in the layout of the GPU.
+//!
+//! ```no_run
+//! use std::path::Path;
+//!
+//! use checkpoint::Checkpoint;
+//! use weights::{
+//!     blueprint::{Blueprint, Reservation},
+//!     load::load,
+//!     plan,
+//!     stream::{Control, Options},
+//! };
+//!
+//! # fn example(device: &gpu::Device, memory: &plan::Memory) -> Result<(), Box<dyn std::error::Error>> {
+//! let checkpoint = Checkpoint::open(Path::new("model.gguf"))?;
+//! let demand = Blueprint::new(&checkpoint)?.demand(&checkpoint.config, &Reservation::WEIGHTS_ONLY);
+//! let placement = plan::plan(memory, &demand)?;
+//! let (weights, stats) =
+//!     load(device, &checkpoint, &placement, &Options::default(), &Control::default())?;
+//! println!("{} matrices, {:.1} s", weights.matrices.len(), stats.seconds);
+//! # Ok(())
+//! # }
+//! ```
 
 pub mod blueprint;
 mod error;

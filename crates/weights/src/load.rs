@@ -57,11 +57,7 @@ pub fn load(
     let pairs = blueprint.matrices.iter().zip(&matrices);
     let destinations: Vec<Destination<'_>> = pairs
         .flat_map(|(spec, (_, matrix))| {
-            spec.tensors.iter().map(move |(tensor, placement)| Destination {
-                tensor,
-                matrix,
-                placement: *placement,
-            })
+            spec.tensors.iter().map(move |(tensor, strips)| Destination { tensor, matrix, strips: *strips })
         })
         .collect();
     let stats = stream::stream(device, &checkpoint.source, &destinations, options, control)?;
@@ -98,7 +94,7 @@ fn load_vectors(
     let vectors = checkpoint.inventory.iter().filter(|(_, tensor)| tensor.shape.len() == 1);
     for (slot, tensor) in vectors.filter(|(slot, _)| !QKV_BIASES.contains(&slot.role)) {
         let mut values = checkpoint.read_vector(tensor)?;
-        if checkpoint.norms_less_one() {
+        if checkpoint.norms_need_plus_one() {
             values.iter_mut().for_each(|value| *value += 1.0);
         }
         norms.insert(slot, upload(&tensor.name, &values)?);

@@ -1,10 +1,9 @@
-//! From files into GPU memory, in one pass and within a fixed amount of extra memory.
+//! Streaming tensors from files into GPU memory, in one pass and within a fixed amount of host memory.
 //!
-//! Tensors are cut into chunks of whole rows, in the order of the files. Reader threads take chunks, read each straight into
-//! a slot of a staging ring (memory that both sides see) and submit the kernel that carries it into its matrix; tiles of our
-//! own files are only copied. The ring
-//! bounds what is under way; what has been read is dropped from the page cache behind the readers. The first error stops
-//! all of them.
+//! Tensors are divided into chunks of whole rows, in file order. Reader threads take chunks, read each one directly into
+//! a slot of a staging ring (memory that CPU and GPU both access) and submit the kernel that transcodes it into its
+//! matrix. The tiles of native files are only copied. The ring bounds the bytes in flight; pages that have been read are
+//! dropped from the page cache. The first error stops all readers.
 
 use std::{
     fs::File,
@@ -21,44 +20,45 @@ use checkpoint::{Source, Span, Tensor};
 use gpu::{Arena, Device, Lifetime, Memory, Recorder, StagingRing, StagingSlot, View};
 use kernels::{
     Matrix, MatrixBlock,
-    transcode::{self, ExternalScales, Rows, StripMap, Transcode},
+    transcode::{ExternalScales, Rows, StripMap, Transcode},
 };
-use tensor::{Encoding, Layout, STRIP};
+use tensor::{Encoding, Layout, STRIP, quant};
 
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 
-/// A tensor and the matrix it goes to.
+/// A tensor and the matrix it is loaded into.
 #[derive(Clone, Copy)]
 pub struct Destination<'a> {
-    /// What is read.
+    /// The tensor in the file.
     pub tensor: &'a Tensor,
-    /// Where it goes.
+    /// The matrix on the GPU.
     pub matrix: &'a Matrix,
-    /// Which strips of the matrix are its own.
-    pub placement: StripMap,
+    /// Which strips of the matrix the tensor fills.
+    pub strips: StripMap,
 }
 
-/// How to stream.
+/// Streaming parameters.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Reader threads.
     pub threads: usize,
-    /// Slots of the staging ring.
+    /// Number of slots in the staging ring.
     pub slots: usize,
-    /// Bytes of a slot; larger where one row needs more.
+    /// Bytes per slot; enlarged if a single row needs more.
     pub slot_bytes: u64,
-    /// How long the GPU may take for one chunk.
+    /// Maximum GPU time per chunk.
     pub timeout: Duration,
-    /// Drop what was read from the page cache.
+    /// Drop pages from the page cache after reading them.
     pub drop_cache: bool,
-    /// For tests: reading the byte at this position of all bytes to be read fails.
+    /// For tests: reading the byte at this position of the whole stream fails.
     pub fail_at: Option<u64>,
 }
 
 impl Default for Options {
     fn default() -> Self {
         let cores = std::thread::available_parallelism().map_or(4, usize::from);
-        // Beyond 8 threads the page cache gives no more; two slots a thread let one be read while the other is carried.
+        // More than 8 threads do not read the page cache any faster. Two slots per thread let one be filled while the
+        // GPU transcodes the other.
         let threads = cores.clamp(1, 8);
         Self {
             threads,
@@ -71,41 +71,41 @@ impl Default for Options {
     }
 }
 
-/// Watched and stopped from other threads.
+/// Progress and cancellation, shared with other threads.
 #[derive(Debug, Default)]
 pub struct Control {
     /// Bytes read so far.
     pub done: AtomicU64,
-    /// Set to stop.
+    /// Set to cancel.
     pub cancel: AtomicBool,
 }
 
-/// What a stream did.
+/// Statistics of a completed stream.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
 pub struct Stats {
     /// Bytes read from files.
     pub bytes: u64,
-    /// Wall clock.
+    /// Wall-clock time in seconds.
     pub seconds: f64,
 }
 
-/// A run of one tensor, contiguous in its file.
+/// A part of one tensor, contiguous in its file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Chunk {
     destination: usize,
-    run: Run,
+    data: ChunkData,
     span: Span,
-    /// The scales of its rows, where they stand in a tensor of their own, and which of that tensor's the first is.
+    /// For encodings with a separate scale tensor: the scales of these rows, and the index of the first one.
     scales: Option<(Span, usize)>,
 }
 
 impl Chunk {
-    /// Where its scales stand in a slot: behind its rows, on whole words.
+    /// Offset of the scales in a slot: after the rows, word-aligned.
     fn scales_at(&self) -> u64 {
         self.span.len.next_multiple_of(4) + 4
     }
 
-    /// Bytes of a slot that it takes.
+    /// Bytes it needs in a slot.
     fn slot_bytes(&self) -> u64 {
         self.scales_at() + self.scales.map_or(0, |(span, _)| span.len)
     }
@@ -113,25 +113,25 @@ impl Chunk {
 
 /// What a chunk holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Run {
-    /// Whole rows in the file's own encoding, for the kernel.
+enum ChunkData {
+    /// Rows in the file's encoding, to be transcoded by the kernel.
     Rows { first: u64, count: u64 },
-    /// Whole strips of tiles, to be copied.
+    /// Strips of tiles, to be copied.
     Values { first: u64, count: u64 },
-    /// Whole strips of a scale plane, to be copied.
+    /// Strips of a scale plane, to be copied.
     Scales { first: u64, count: u64 },
 }
 
-/// What to do about numbers that cannot be.
+/// Advice in errors about values that no model can have.
 const DAMAGED: &str = "the file is damaged, download or convert it again";
 
-/// The most that all slots together take.
-const RING: u64 = 256 << 20;
+/// Maximum bytes of all slots together.
+const MAX_RING_BYTES: u64 = 256 << 20;
 
-/// The shader reads whole words: a slot has a few bytes more than it is given.
+/// Extra bytes per slot: the shader reads whole words, past the end of the chunk.
 const SLACK: u64 = 16;
 
-/// Fills the matrices. On an error nothing of what was written counts; the caller drops the matrices.
+/// Fills the matrices. After an error their contents are undefined, and the caller drops them.
 pub fn stream(
     device: &Device,
     source: &Source,
@@ -143,14 +143,14 @@ pub fn stream(
     let chunks = chunks(source, destinations, options.slot_bytes.saturating_sub(SLACK))?;
     let largest = chunks.iter().map(Chunk::slot_bytes).max().unwrap_or(0);
     let slot_bytes = options.slot_bytes.max(largest + SLACK);
-    if slot_bytes > RING {
+    if slot_bytes > MAX_RING_BYTES {
         let reason = format!(
             "a row or strip of {largest} bytes is larger than {} of staging",
-            gpu::format_bytes(RING)
+            gpu::format_bytes(MAX_RING_BYTES)
         );
         return Err(Error::invalid(&source.files[0], reason));
     }
-    let slots = options.slots.clamp(1, (RING / slot_bytes) as usize);
+    let slots = options.slots.clamp(1, (MAX_RING_BYTES / slot_bytes) as usize);
     let files = open(&source.files)?;
     let reader = Reader {
         source,
@@ -163,19 +163,19 @@ pub fn stream(
             .buffer_from("damage", &vec![u32::MAX; destinations.len().max(1)])?,
         options,
         control,
-        read_before: AtomicU64::new(0),
+        requested: AtomicU64::new(0),
     };
 
     let next = AtomicUsize::new(0);
     let failed: Mutex<Option<Error>> = Mutex::new(None);
-    pad(device, destinations, options.timeout)?;
+    clear_padding(device, destinations, options.timeout)?;
     std::thread::scope(|scope| {
-        // A thread without a slot of its own could only wait.
+        // More threads than slots would only wait.
         for _ in 0..options.threads.clamp(1, slots) {
             scope.spawn(|| {
                 while let Some(chunk) = chunks.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    if let Err(error) = reader.carry(chunk) {
-                        // The others stop at their next chunk; the first error is the one that is told.
+                    if let Err(error) = reader.process(chunk) {
+                        // The other threads stop at their next chunk. Only the first error is reported.
                         next.store(chunks.len(), Ordering::Relaxed);
                         failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
                     }
@@ -201,37 +201,37 @@ struct Reader<'a> {
     files: Vec<File>,
     kernels: Vec<(Encoding, Transcode)>,
     ring: StagingRing,
-    /// One word a destination: its first row with a scale that is not finite.
+    /// One word per destination: the first row with a scale that is not finite.
     damage: gpu::Buffer,
     options: &'a Options,
     control: &'a Control,
-    /// Bytes whose reading has begun, for the injected failure.
-    read_before: AtomicU64,
+    /// Bytes requested so far, for [`Options::fail_at`].
+    requested: AtomicU64,
 }
 
 impl Reader<'_> {
-    fn carry(&self, chunk: &Chunk) -> Result<()> {
+    fn process(&self, chunk: &Chunk) -> Result<()> {
         if self.control.cancel.load(Ordering::Relaxed) {
             return Err(Error::Cancelled);
         }
         let destination = &self.destinations[chunk.destination];
         let mut slot = self.ring.acquire()?;
         if let Err(error) = self.fill(chunk, &mut slot) {
-            // Others may be waiting for it.
+            // Other threads may be waiting for a slot.
             self.ring.release(slot);
             return Err(error);
         }
         self.control.done.fetch_add(chunk.span.len, Ordering::Relaxed);
-        self.ring.send(slot, |recorder, source| match chunk.run {
-            Run::Rows { first, count } => self.transcode(recorder, source, chunk, first, count),
-            Run::Values { first, count } => {
-                copy_strips(recorder, source, destination, first, count, |part| {
-                    Some((&part.values, part.layout.strip_value_bytes()))
+        self.ring.send(slot, |recorder, source| match chunk.data {
+            ChunkData::Rows { first, count } => self.transcode(recorder, source, chunk, first, count),
+            ChunkData::Values { first, count } => {
+                copy_strips(recorder, source, destination, first, count, |block| {
+                    Some((&block.values, block.layout.strip_value_bytes()))
                 })
             }
-            Run::Scales { first, count } => {
-                copy_strips(recorder, source, destination, first, count, |part| {
-                    Some((part.scales.as_ref()?, part.layout.strip_scale_bytes()))
+            ChunkData::Scales { first, count } => {
+                copy_strips(recorder, source, destination, first, count, |block| {
+                    Some((block.scales.as_ref()?, block.layout.strip_scale_bytes()))
                 })
             }
         })?;
@@ -255,12 +255,13 @@ impl Reader<'_> {
         }
         let bytes = &mut slot[..chunk.span.len as usize];
         read(chunk.span, bytes)?;
-        // Scales in tiles pass no kernel that would look at them. The exponent of what is not finite is all ones.
+        // Scale planes are copied without a kernel that would check them. An f16 that is not finite has an exponent of
+        // all ones.
         let not_finite = |bytes: &[u8; 2]| u16::from_le_bytes(*bytes) & 0x7c00 == 0x7c00;
-        match chunk.run {
-            Run::Scales { first, .. } if bytes.as_chunks().0.iter().any(not_finite) => {
+        match chunk.data {
+            ChunkData::Scales { first, .. } if bytes.as_chunks().0.iter().any(not_finite) => {
                 let reason =
-                    format!("a scale from row {} on is not a finite number: {DAMAGED}", first * STRIP as u64);
+                    format!("a scale at or after row {} is not finite: {DAMAGED}", first * STRIP as u64);
                 Err(Error::tensor(path, &tensor.name, reason))
             }
             _ => Ok(()),
@@ -279,7 +280,7 @@ impl Reader<'_> {
         let destination = &self.destinations[index];
         let encoding = destination.tensor.encoding;
         let (_, kernel) =
-            self.kernels.iter().find(|(known, _)| *known == encoding).expect("compiled for all");
+            self.kernels.iter().find(|(known, _)| *known == encoding).expect("every encoding has a kernel");
         let word = index as u64 * 4;
         let damage = self.damage.slice(word..word + 4)?;
         let rows = Rows {
@@ -295,12 +296,12 @@ impl Reader<'_> {
                 }
             },
         };
-        let (matrix, placement) = (destination.matrix, destination.placement);
-        kernel.record(recorder, &destination.tensor.name, &rows, matrix, placement, &damage)
+        let (matrix, strips) = (destination.matrix, destination.strips);
+        kernel.record(recorder, &destination.tensor.name, &rows, matrix, strips, &damage)
     }
 
     fn read(&self, span: Span, bytes: &mut [u8]) -> std::io::Result<()> {
-        let before = self.read_before.fetch_add(span.len, Ordering::Relaxed);
+        let before = self.requested.fetch_add(span.len, Ordering::Relaxed);
         if self.options.fail_at.is_some_and(|at| (before..before + span.len).contains(&at)) {
             return Err(std::io::Error::other("injected read error"));
         }
@@ -308,7 +309,7 @@ impl Reader<'_> {
         file.read_exact_at(bytes, span.offset)?;
         if self.options.drop_cache {
             let length = std::num::NonZeroU64::new(span.len);
-            // Only advice: a file system that cannot take it loses nothing but memory.
+            // Only a hint: without it, the page cache keeps the data a little longer.
             let _ = rustix::fs::fadvise(file, span.offset, length, rustix::fs::Advice::DontNeed);
         }
         Ok(())
@@ -320,8 +321,7 @@ impl Reader<'_> {
             None => Ok(()),
             Some((row, destination)) => {
                 let tensor = destination.tensor;
-                let reason =
-                    format!("row {row} has a number that is not finite or out of its range: {DAMAGED}");
+                let reason = format!("row {row} has a value that is not finite or out of range: {DAMAGED}");
                 Err(Error::tensor(&self.source.files[tensor.data.file], &tensor.name, reason))
             }
         }
@@ -335,7 +335,7 @@ fn open(files: &[PathBuf]) -> Result<Vec<File>> {
 fn compile(device: &Device, destinations: &[Destination<'_>]) -> Result<Vec<(Encoding, Transcode)>> {
     let mut kernels: Vec<(Encoding, Transcode)> = Vec::new();
     let encodings = destinations.iter().map(|destination| destination.tensor.encoding);
-    // Tiles need no kernel.
+    // Tiles are copied without a kernel.
     for encoding in encodings.filter(|encoding| !matches!(encoding, Encoding::Tiled(_))) {
         if !kernels.iter().any(|(known, _)| *known == encoding) {
             kernels.push((encoding, Transcode::new(device, encoding)?));
@@ -344,8 +344,8 @@ fn compile(device: &Device, destinations: &[Destination<'_>]) -> Result<Vec<(Enc
     Ok(kernels)
 }
 
-/// Zeros where no tensor reaches, before anything else is written.
-fn pad(device: &Device, destinations: &[Destination<'_>], timeout: Duration) -> Result<()> {
+/// Clears the padding of all matrices before anything else is written.
+fn clear_padding(device: &Device, destinations: &[Destination<'_>], timeout: Duration) -> Result<()> {
     let mut recorder = device.recorder()?;
     for destination in destinations {
         destination.matrix.record_padding(&mut recorder, &destination.tensor.name)?;
@@ -353,7 +353,7 @@ fn pad(device: &Device, destinations: &[Destination<'_>], timeout: Duration) -> 
     Ok(recorder.seal()?.run(timeout)?)
 }
 
-/// Records copies of whole strips of a plane, each to its place in the matrix.
+/// Records copies of whole strips of a plane to their positions in the matrix.
 fn copy_strips<'a>(
     recorder: &mut Recorder,
     source: &View,
@@ -362,23 +362,24 @@ fn copy_strips<'a>(
     count: u64,
     plane: impl Fn(&'a MatrixBlock) -> Option<(&'a gpu::Buffer, usize)>,
 ) -> gpu::Result<()> {
-    let StripMap { first_strip, step } = destination.placement;
+    let StripMap { first_strip, step } = destination.strips;
     let mut strip = first;
     while strip < first + count {
         let at = first_strip as u64 + strip * step as u64;
-        let holds = |part: &&MatrixBlock| {
-            let start = part.first_row as u64 / STRIP as u64;
-            (start..start + part.layout.strips() as u64).contains(&at)
+        let holds = |block: &&MatrixBlock| {
+            let start = block.first_row as u64 / STRIP as u64;
+            (start..start + block.layout.strips() as u64).contains(&at)
         };
-        let part = destination.matrix.blocks().iter().find(holds);
-        let Some((part, (buffer, strip_bytes))) = part.and_then(|part| Some((part, plane(part)?))) else {
-            let reason = format!("strip {at} lies past the end of the matrix");
+        let block = destination.matrix.blocks().iter().find(holds);
+        let Some((block, (buffer, strip_bytes))) = block.and_then(|block| Some((block, plane(block)?)))
+        else {
+            let reason = format!("strip {at} is past the end of the matrix");
             return Err(gpu::Error::InvalidUse { what: destination.tensor.name.clone(), reason });
         };
-        let within = at - part.first_row as u64 / STRIP as u64;
-        // Strips that follow each other in the matrix too go as one.
-        let left_in_part = part.layout.strips() as u64 - within;
-        let run = if step == 1 { (first + count - strip).min(left_in_part) } else { 1 };
+        let within = at - block.first_row as u64 / STRIP as u64;
+        // Strips that are also contiguous in the matrix are copied at once.
+        let left_in_block = block.layout.strips() as u64 - within;
+        let run = if step == 1 { (first + count - strip).min(left_in_block) } else { 1 };
         let bytes = strip_bytes as u64;
         let from = source.slice((strip - first) * bytes..(strip - first + run) * bytes)?;
         recorder.copy(
@@ -391,49 +392,49 @@ fn copy_strips<'a>(
     Ok(())
 }
 
-/// The part of a tensor's own scales that some of its rows need.
-fn own_scales(tensor: &Tensor, run: Run) -> Option<(Span, usize)> {
-    let (Run::Rows { first, count }, Some(span)) = (run, tensor.scales) else { return None };
+/// The scales of a chunk's rows, for encodings with a separate scale tensor.
+fn chunk_scales(tensor: &Tensor, data: ChunkData) -> Option<(Span, usize)> {
+    let (ChunkData::Rows { first, count }, Some(span)) = (data, tensor.scales) else { return None };
     let k = tensor.shape[1] as usize;
-    let range = transcode::external_scales(tensor.encoding, k, first as usize, count as usize)?;
+    let range = quant::layerwise_scales(tensor.encoding, k, first as usize, count as usize)?;
     let (offset, len) = (span.offset + range.start as u64 * 4, range.len() as u64 * 4);
     Some((Span { offset, len: len.min(span.len), ..span }, range.start))
 }
 
-/// Every tensor in runs of at most `most` bytes (or one row or strip), in the order of the files.
-fn chunks(source: &Source, destinations: &[Destination<'_>], most: u64) -> Result<Vec<Chunk>> {
+/// Divides every tensor into chunks of at most `max_bytes` (but at least one row or strip), in file order.
+fn chunks(source: &Source, destinations: &[Destination<'_>], max_bytes: u64) -> Result<Vec<Chunk>> {
     let mut list = Vec::new();
     for (index, destination) in destinations.iter().enumerate() {
         let tensor = destination.tensor;
         let wrong = |reason: String| Error::tensor(&source.files[tensor.data.file], &tensor.name, reason);
         let [rows, k] = tensor.shape[..] else {
-            return Err(wrong(format!("a matrix has two dimensions, this has {:?}", tensor.shape)));
+            return Err(wrong(format!("expected a matrix, found shape {:?}", tensor.shape)));
         };
-        let mut cut = |span: Span, units: u64, unit_bytes: u64, run: fn(u64, u64) -> Run| {
+        let mut cut = |span: Span, units: u64, unit_bytes: u64, data: fn(u64, u64) -> ChunkData| {
             let mut first = 0;
             while first < units {
-                let count = (most / unit_bytes).clamp(1, units - first);
+                let count = (max_bytes / unit_bytes).clamp(1, units - first);
                 let span = Span { offset: span.offset + first * unit_bytes, len: count * unit_bytes, ..span };
-                let run = run(first, count);
-                list.push(Chunk { destination: index, run, span, scales: own_scales(tensor, run) });
+                let data = data(first, count);
+                list.push(Chunk { destination: index, data, span, scales: chunk_scales(tensor, data) });
                 first += count;
             }
         };
         if let Encoding::Tiled(scheme) = tensor.encoding {
             let layout = Layout::new(scheme, rows as usize, k as usize)
-                .ok_or_else(|| wrong(format!("{rows} × {k} is no matrix of {scheme}")))?;
+                .ok_or_else(|| wrong(format!("{rows} × {k} is not a valid shape for {scheme}")))?;
             let strips = layout.strips() as u64;
-            let values = |first, count| Run::Values { first, count };
+            let values = |first, count| ChunkData::Values { first, count };
             cut(tensor.data, strips, layout.strip_value_bytes() as u64, values);
             if let Some(span) = tensor.scales {
-                let scales = |first, count| Run::Scales { first, count };
+                let scales = |first, count| ChunkData::Scales { first, count };
                 cut(span, strips, layout.strip_scale_bytes() as u64, scales);
             }
         } else {
             let row_bytes = tensor.encoding.bytes(&[k]).filter(|bytes| *bytes > 0).ok_or_else(|| {
-                wrong(format!("rows of {k} values are not whole blocks of {:?}", tensor.encoding))
+                wrong(format!("rows of {k} values do not divide into blocks of {}", tensor.encoding))
             })?;
-            cut(tensor.data, rows, row_bytes, |first, count| Run::Rows { first, count });
+            cut(tensor.data, rows, row_bytes, |first, count| ChunkData::Rows { first, count });
         }
     }
     list.sort_by_key(|chunk| (chunk.span.file, chunk.span.offset));

@@ -1,4 +1,4 @@
-//! A config from a GGUF's metadata.
+//! Reading GGUF metadata.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use super::{Config, LayerType, Rope, RopePairs, RopeScaling};
 use crate::{architecture::Architecture, error::Result, gguf::Value};
 
 impl Config {
-    /// Reads a GGUF's metadata through `get`, which looks up a whole key; `path` is for messages.
+    /// Reads GGUF metadata through `get`, which looks up a full key; `path` is used in errors only.
     ///
     /// ```no_run
     /// # use checkpoint::config::{Config, MetaValue};
@@ -19,7 +19,7 @@ impl Config {
     pub fn from_gguf<'a>(path: &'a Path, get: &'a dyn Fn(&str) -> Option<MetaValue<'a>>) -> Result<Self> {
         let general = Keys { path, prefix: "general.", get: &|key| get(&format!("general.{key}")) };
         let Some(name) = general.text("architecture")? else {
-            return Err(general.error("architecture", "is missing: the file does not say what it holds"));
+            return Err(general.error("architecture", "is missing"));
         };
         let architecture = Architecture::ALL.into_iter().find(|known| known.name() == name);
         let architecture = architecture.ok_or_else(|| Architecture::unsupported(path, name))?;
@@ -36,8 +36,8 @@ impl Config {
             return Err(keys.error("attention.value_length", "differs from attention.key_length"));
         }
         if keys.size("rope.dimension_count", MAX_SIZE, Some(head_dim))? != head_dim {
-            let what = format!("{prefix}rope.dimension_count that is not the width of a head");
-            return Err(keys.unsupported(what, "use a model whose heads are turned whole"));
+            let what = format!("{prefix}rope.dimension_count different from the head dimension");
+            return Err(keys.unsupported(what, "use a model with full rotary embeddings"));
         }
         let mut eos: Vec<u32> = tokens.token("eos_token_id")?.into_iter().collect();
         let turn = tokens.token("eot_token_id")?.filter(|token| !eos.contains(token));
@@ -100,13 +100,12 @@ impl<'a> From<&'a Value> for MetaValue<'a> {
 }
 
 impl Rope {
-    /// Sliding layers' base is not written by llama.cpp's converter: it is what llama.cpp assumes.
+    /// llama.cpp's converter does not write the base of sliding-window layers; the default is what llama.cpp assumes.
     fn from_gguf(keys: &Keys, [global, local]: [f32; 2]) -> Result<Self> {
-        // Ollama's converter nests the bases of its text-only files.
+        // Ollama's converter uses these keys in its text-only files.
         let theta_global = keys.number("rope.global.freq_base", Some(global))?;
         let theta_local = keys.number("rope.local.freq_base", Some(local))?;
-        // The second is how older converters wrote the first.
-        // llama.cpp takes 0 for none.
+        // Older converters write `rope.scale_linear`. llama.cpp takes 0 for no scaling.
         let zero =
             |key: &str| matches!((keys.get)(key), Some(MetaValue::Float(0.0) | MetaValue::Unsigned(0)));
         let factor =
@@ -134,7 +133,7 @@ mod tests {
 
     type Metadata = BTreeMap<&'static str, MetaValue<'static>>;
 
-    /// The metadata of the real Gemma 3 270M file, as far as it matters here.
+    /// The relevant metadata of the real Gemma 3 270M file.
     fn real_270m() -> Metadata {
         use MetaValue::{Array, Float, Text, Unsigned};
         BTreeMap::from([
@@ -168,13 +167,13 @@ mod tests {
     }
 
     #[track_caller]
-    fn refused(metadata: &Metadata, part: &str) {
-        let text = read(metadata).expect_err("wrong metadata was taken").to_string();
-        assert!(text.starts_with("model.gguf: ") && text.contains(part), "'{text}' does not say '{part}'");
+    fn assert_rejected(metadata: &Metadata, part: &str) {
+        let text = read(metadata).expect_err("invalid metadata was accepted").to_string();
+        assert!(text.starts_with("model.gguf: ") && text.contains(part), "'{part}' is not in: {text}");
     }
 
     #[test]
-    fn the_real_270m_agrees_with_its_config_json() {
+    fn real_270m_metadata_agrees_with_its_config_json() {
         let json = serde_json::json!({
             "model_type": "gemma3_text", "hidden_size": 640, "intermediate_size": 2048, "num_hidden_layers": 18,
             "num_attention_heads": 4, "num_key_value_heads": 1, "sliding_window": 512, "vocab_size": 262_144,
@@ -185,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn scores_of_the_27b_alone_are_scaled_by_another_width() {
+    fn only_the_27b_scales_scores_by_hidden_over_heads() {
         use MetaValue::Unsigned;
         let sizes = [
             ("gemma3.embedding_length", Unsigned(5376)),
@@ -204,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn rope_in_every_spelling() {
+    fn rope_is_read_in_every_spelling() {
         use MetaValue::{Float, Text};
         let (kind, factor) = ("gemma3.rope.scaling.type", "gemma3.rope.scaling.factor");
         let scaling = |changes: &[_]| read(&with(changes)).unwrap().rope_scaling;
@@ -214,9 +213,9 @@ mod tests {
         assert_eq!(scaling(&[(factor, Float(8.0))]), eight);
         assert_eq!(scaling(&[("gemma3.rope.scale_linear", Float(8.0))]), eight);
         assert_eq!(scaling(&[(kind, Text("none")), (factor, Float(8.0))]), RopeScaling::None);
-        refused(&with(&[(kind, Text("linear"))]), "gemma3.rope.scaling.factor is missing");
-        refused(&with(&[(kind, Text("yarn"))]), "RoPE scaling of kind 'yarn' is not supported");
-        refused(&with(&[(factor, Float(f64::NAN))]), "gemma3.rope.scaling.factor is NaN");
+        assert_rejected(&with(&[(kind, Text("linear"))]), "gemma3.rope.scaling.factor is missing");
+        assert_rejected(&with(&[(kind, Text("yarn"))]), "RoPE scaling of type 'yarn' is not supported");
+        assert_rejected(&with(&[(factor, Float(f64::NAN))]), "gemma3.rope.scaling.factor is NaN");
         let mut nested = with(&[("gemma3.rope.global.freq_base", Float(5e5))]);
         nested.insert("gemma3.rope.local.freq_base", Float(2e4));
         nested.remove("gemma3.rope.freq_base");
@@ -225,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn every_key_is_named_when_it_is_missing_or_wrong() {
+    fn errors_name_the_missing_or_invalid_key() {
         use MetaValue::{Array, Negative, Text, Unsigned};
         for key in [
             "general.architecture",
@@ -238,49 +237,58 @@ mod tests {
         ] {
             let mut metadata = real_270m();
             metadata.remove(key);
-            refused(&metadata, &format!("{key} is missing"));
-            refused(&with(&[(key, Array(3))]), &format!("{key} should be "));
+            assert_rejected(&metadata, &format!("{key} is missing"));
+            assert_rejected(&with(&[(key, Array(3))]), &format!("{key} must be "));
         }
-        refused(&with(&[("gemma3.block_count", Unsigned(u64::MAX))]), "must be from 1 to 1024");
-        refused(&with(&[("gemma3.block_count", Unsigned(0))]), "gemma3.block_count is 0");
-        refused(&with(&[("gemma3.embedding_length", Negative(-1))]), "but is -1");
-        refused(
+        assert_rejected(&with(&[("gemma3.block_count", Unsigned(u64::MAX))]), "must be between 1 and 1024");
+        assert_rejected(&with(&[("gemma3.block_count", Unsigned(0))]), "gemma3.block_count is 0");
+        assert_rejected(&with(&[("gemma3.embedding_length", Negative(-1))]), "but is -1");
+        assert_rejected(
             &with(&[("gemma3.attention.head_count_kv", Unsigned(3))]),
-            "head_count = 4 is not a multiple of",
+            "head_count = 4 is not a multiple of it",
         );
-        refused(
+        assert_rejected(
             &with(&[("gemma3.attention.value_length", Unsigned(128))]),
             "differs from attention.key_length",
         );
-        refused(&with(&[("gemma3.attention.head_count", Unsigned(1 << 20))]), "more than 16777216");
-        refused(
+        assert_rejected(
+            &with(&[("gemma3.attention.head_count", Unsigned(1 << 20))]),
+            "the limit is 16777216",
+        );
+        assert_rejected(
             &with(&[("tokenizer.ggml.tokens", Array(1 << 40))]),
             "tokenizer.ggml.tokens is 1099511627776",
         );
-        refused(
+        assert_rejected(
             &with(&[("tokenizer.ggml.bos_token_id", Text("2"))]),
-            "bos_token_id should be a token's number",
+            "bos_token_id must be a token id",
         );
         let mut metadata = real_270m();
         metadata.remove("gemma3.attention.key_length");
         metadata.remove("gemma3.attention.value_length");
         metadata.insert("gemma3.attention.head_count", Unsigned(641));
         metadata.insert("gemma3.attention.head_count_kv", Unsigned(641));
-        refused(&metadata, "gemma3.attention.key_length is 0");
+        assert_rejected(&metadata, "gemma3.attention.key_length is 0");
     }
 
     #[test]
-    fn other_files_are_refused_by_name() {
-        refused(&with(&[("general.architecture", MetaValue::Text("mamba"))]), "'mamba' is not supported");
-        refused(
+    fn other_architectures_are_rejected_by_name() {
+        assert_rejected(
+            &with(&[("general.architecture", MetaValue::Text("mamba"))]),
+            "'mamba' is not supported",
+        );
+        assert_rejected(
             &with(&[("general.architecture", MetaValue::Text("mamba"))]),
             "one of these: gemma3, llama, qwen2, qwen3",
         );
-        refused(&with(&[("gemma3.mm.tokens_per_image", MetaValue::Unsigned(256))]), "Ollama's own converter");
+        assert_rejected(
+            &with(&[("gemma3.mm.tokens_per_image", MetaValue::Unsigned(256))]),
+            "Ollama's own converter",
+        );
     }
 
     #[test]
-    fn the_vocabulary_is_counted_or_else_told() {
+    fn vocabulary_size_is_counted_or_read_from_the_metadata() {
         let mut metadata = with(&[("gemma3.vocab_size", MetaValue::Unsigned(7))]);
         assert_eq!(read(&metadata).unwrap().vocab, 262_144);
         metadata.remove("tokenizer.ggml.tokens");

@@ -1,11 +1,11 @@
-//! A config from a Hugging Face `config.json`.
+//! Reading a Hugging Face `config.json`.
 
 use std::path::Path;
 
 use serde_json::{Map, Value};
 
 use super::keys::{Keys, MAX_LAYERS, MAX_SIZE, MetaValue, object};
-use super::{Config, LayerType, PATTERN, Rope, RopePairs, RopeScaling, every_nth_global};
+use super::{Config, LayerType, Rope, RopePairs, RopeScaling, SLIDING_WINDOW_PATTERN, every_nth_global};
 use crate::{
     architecture::Architecture,
     error::{Error, Result},
@@ -13,32 +13,32 @@ use crate::{
 };
 
 impl Config {
-    /// Reads a `config.json`; `path` is for messages. Values left out are those of transformers' config class, which leaves out what
-    /// equals its defaults when it saves.
+    /// Reads a `config.json`; `path` is used in errors only. Absent values are the defaults of transformers' config class,
+    /// which omits values equal to its defaults when saving.
     pub fn from_hf(path: &Path, json: &Value) -> Result<Self> {
         let top = json.as_object().ok_or_else(|| Error::invalid(path, "is not a JSON object"))?;
         let get_top = |key: &str| top.get(key).and_then(MetaValue::from_json);
         let outer = Keys { path, prefix: "", get: &get_top };
         let class = top.get("architectures").and_then(|list| list.get(0)).and_then(Value::as_str);
         let Some(name) = outer.text("model_type")?.or(class) else {
-            return Err(Error::invalid(path, "has no model_type: is this a model's config.json?"));
+            return Err(Error::invalid(path, "has no model_type: is this the config.json of a model?"));
         };
-        let (architecture, part) = named(name).ok_or_else(|| Architecture::unsupported(path, name))?;
+        let (architecture, nested) = by_name(name).ok_or_else(|| Architecture::unsupported(path, name))?;
         let none = Map::new();
-        let (text, prefix) = match part {
-            Some(part) => (object(path, top, part)?.unwrap_or(&none), format!("{part}.")),
+        let (text, prefix) = match nested {
+            Some(key) => (object(path, top, key)?.unwrap_or(&none), format!("{key}.")),
             None => (top, String::new()),
         };
         let get_text = |key: &str| text.get(key).and_then(MetaValue::from_json);
         let keys = Keys { path, prefix: &prefix, get: &get_text };
         let family = architecture.family();
         (family.check_hf)(&keys)?;
-        check_gate(&keys, family)?;
+        check_activation(&keys, family)?;
         let defaults = &family.defaults;
         let layers = keys.size("num_hidden_layers", MAX_LAYERS, Some(defaults.layers))?;
         let hidden = keys.size("hidden_size", MAX_SIZE, Some(defaults.hidden))?;
         let heads = keys.size("num_attention_heads", MAX_SIZE, Some(defaults.heads))?;
-        // A null is no default here: it stands for as many as there are heads.
+        // Here null is not the default: it means the same number as `num_attention_heads`.
         let null = text.get("num_key_value_heads").is_some_and(Value::is_null);
         let kv_heads = defaults.kv_heads.filter(|_| !null).unwrap_or(heads);
         let head_dim = keys.size("head_dim", MAX_SIZE, Some(defaults.head_dim.unwrap_or(hidden / heads)))?;
@@ -71,8 +71,8 @@ impl Config {
             rms_norm_eps: keys.number("rms_norm_eps", Some(1e-6))?,
             vocab: keys.size("vocab_size", MAX_SIZE, Some(defaults.vocab))?,
             max_positions: keys.size("max_position_embeddings", MAX_SIZE, Some(defaults.max_positions))?,
-            // Multimodal configs have these outside and inside, and the outer ones count: the published ones have
-            // eos 1 and 106 there, and the text class's own default inside once transformers saved them again.
+            // Multimodal configs have these both at the top and nested, and the top ones apply: the published ones have
+            // eos 1 and 106 there, and the text class's default in the nested object after re-saving.
             tie_embeddings: outer
                 .flag("tie_word_embeddings")?
                 .or(keys.flag("tie_word_embeddings")?)
@@ -85,16 +85,16 @@ impl Config {
     }
 }
 
-/// The family of a `model_type` or class, and where the language model's part of its config is.
-fn named(name: &str) -> Option<(Architecture, Option<&'static str>)> {
+/// The family of a `model_type` or class, and the key under which the language model's config is nested.
+fn by_name(name: &str) -> Option<(Architecture, Option<&'static str>)> {
     Architecture::ALL.into_iter().find_map(|architecture| {
         let known = architecture.family().hf_names.iter().find(|known| known.0 == name);
         known.map(|known| (architecture, known.1))
     })
 }
 
-/// Another function than the family's own would change every answer.
-fn check_gate(keys: &Keys, family: &Family) -> Result<()> {
+/// Rejects activations other than the family's, which would give wrong output.
+fn check_activation(keys: &Keys, family: &Family) -> Result<()> {
     for key in ["hidden_activation", "hidden_act"] {
         match keys.text(key)? {
             None => {}
@@ -102,7 +102,7 @@ fn check_gate(keys: &Keys, family: &Family) -> Result<()> {
             Some(other) => {
                 let other: String = other.chars().take(64).collect();
                 let what = format!("{}{key} = '{}'", keys.prefix, other.escape_debug());
-                return Err(keys.unsupported(what, &format!("use a {} as published", family.title)));
+                return Err(keys.unsupported(what, &format!("use a published {} model", family.title)));
             }
         }
     }
@@ -110,8 +110,9 @@ fn check_gate(keys: &Keys, family: &Family) -> Result<()> {
 }
 
 impl Rope {
-    /// Older configs have `rope_theta`, `rope_local_base_freq` and `rope_scaling`, newer ones `rope_parameters`, by layer type where
-    /// layers differ. Where both are there, `rope_scaling` wins and the other two are only defaults, as in transformers.
+    /// Older configs have `rope_theta`, `rope_local_base_freq` and `rope_scaling`; newer ones have `rope_parameters`, per
+    /// layer type if layers differ. If both exist, `rope_scaling` wins and the other two are only defaults, as in
+    /// transformers.
     fn from_hf(family: &Family, text: &Map<String, Value>, keys: &Keys) -> Result<Self> {
         let path = keys.path;
         let none = Map::new();
@@ -121,7 +122,7 @@ impl Rope {
                 let full = object(path, parameters, "full_attention")?.unwrap_or(&none);
                 let sliding = object(path, parameters, "sliding_attention")?.unwrap_or(&none);
                 if !parameters.is_empty() && full.is_empty() && sliding.is_empty() {
-                    let reason = "should have full_attention and sliding_attention";
+                    let reason = "must have full_attention and sliding_attention";
                     return Err(keys.error("rope_parameters", reason));
                 }
                 (full, sliding, "rope_parameters.full_attention.")
@@ -137,7 +138,7 @@ impl Rope {
         let [theta_global, theta_local] = family.defaults.rope_theta;
         let theta_global = keys.number("rope_theta", Some(theta_global))?;
         let theta_local = keys.number("rope_local_base_freq", Some(theta_local))?;
-        match kind(&local)? {
+        match rope_type(&local)? {
             "default" => {}
             other => return Err(Rope::unsupported(&local, other)),
         }
@@ -146,7 +147,7 @@ impl Rope {
         Ok(Rope {
             theta_global: global.number("rope_theta", Some(theta_global))?,
             theta_local: local.number("rope_theta", Some(theta_local))?,
-            scaling: match kind(&global)? {
+            scaling: match rope_type(&global)? {
                 "default" => RopeScaling::None,
                 "linear" => RopeScaling::Linear { factor: global.number("factor", None)? },
                 "llama3" => llama3(&global)?,
@@ -161,21 +162,23 @@ fn check_whole_heads(keys: &Keys) -> Result<()> {
         return Ok(());
     }
     let what = format!("{}partial_rotary_factor", keys.prefix);
-    Err(keys.unsupported(what, "use a model whose heads are turned whole"))
+    Err(keys.unsupported(what, "use a model with full rotary embeddings"))
 }
 
 fn llama3(keys: &Keys) -> Result<RopeScaling> {
     let (low, high) = (keys.number("low_freq_factor", None)?, keys.number("high_freq_factor", None)?);
     if high <= low {
-        return Err(keys.error("high_freq_factor", format!("is {high}, not above low_freq_factor = {low}")));
+        return Err(
+            keys.error("high_freq_factor", format!("is {high}, but must be above low_freq_factor = {low}"))
+        );
     }
     let factor = keys.number("factor", None)?;
     let original = keys.size("original_max_position_embeddings", MAX_SIZE, None)?;
     Ok(RopeScaling::Llama3 { factor, low, high, original })
 }
 
-/// The kind of RoPE; `type` is how older files spell it.
-fn kind<'a>(keys: &Keys<'a>) -> Result<&'a str> {
+/// The RoPE type; older files call the key `type`.
+fn rope_type<'a>(keys: &Keys<'a>) -> Result<&'a str> {
     Ok(keys.text("rope_type")?.or(keys.text("type")?).unwrap_or("default"))
 }
 
@@ -183,10 +186,10 @@ fn layer_types(text: &Map<String, Value>, keys: &Keys, layers: u32) -> Result<Ve
     let types = match text.get("layer_types") {
         Some(Value::Array(types)) => types,
         None | Some(Value::Null) => {
-            let pattern = keys.size("sliding_window_pattern", MAX_LAYERS, Some(PATTERN))?;
+            let pattern = keys.size("sliding_window_pattern", MAX_LAYERS, Some(SLIDING_WINDOW_PATTERN))?;
             return Ok(every_nth_global(layers, pattern));
         }
-        Some(_) => return Err(keys.error("layer_types", "should be a list")),
+        Some(_) => return Err(keys.error("layer_types", "must be a list")),
     };
     if types.len() != layers as usize {
         return Err(keys.error("layer_types", format!("has {} entries for {layers} layers", types.len())));
@@ -195,21 +198,21 @@ fn layer_types(text: &Map<String, Value>, keys: &Keys, layers: u32) -> Result<Ve
         Some("sliding_attention") => Ok(LayerType::Sliding),
         Some("full_attention") => Ok(LayerType::Global),
         _ => {
-            let reason = format!("has no sliding_attention or full_attention for layer {layer}");
+            let reason = format!("must be sliding_attention or full_attention for layer {layer}");
             Err(keys.error("layer_types", reason))
         }
     };
     types.iter().enumerate().map(kind).collect()
 }
 
-/// One token or a list of them.
+/// One token or a list of tokens.
 fn eos(object: &Map<String, Value>, keys: &Keys) -> Result<Option<Vec<u32>>> {
     let Some(Value::Array(list)) = object.get("eos_token_id") else {
         return Ok(keys.token("eos_token_id")?.map(|token| vec![token]));
     };
     let tokens = list.iter().map(|value| value.as_u64().and_then(|token| u32::try_from(token).ok()));
     let tokens: Option<Vec<u32>> = tokens.collect();
-    tokens.map(Some).ok_or_else(|| keys.error("eos_token_id", "should be tokens' numbers"))
+    tokens.map(Some).ok_or_else(|| keys.error("eos_token_id", "must be token ids"))
 }
 
 #[cfg(test)]
@@ -226,35 +229,35 @@ mod tests {
     }
 
     #[track_caller]
-    fn refused(changes: Value, part: &str) {
-        let text = read(changes).expect_err("a wrong config was taken").to_string();
-        assert!(text.starts_with("config.json: ") && text.contains(part), "'{text}' does not say '{part}'");
+    fn assert_rejected(changes: Value, part: &str) {
+        let text = read(changes).expect_err("invalid config was accepted").to_string();
+        assert!(text.starts_with("config.json: ") && text.contains(part), "'{part}' is not in: {text}");
     }
 
-    /// Made by scripts/make_hf_fixtures.py, and the table of the published sizes.
+    /// Made by scripts/make_hf_fixtures.py, and a table of the published sizes.
     fn fixture(name: &str) -> Value {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name);
         serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
     }
 
-    /// Numbers by their f32: that is what a config keeps.
-    fn same(a: &Value, b: &Value) -> bool {
+    /// Compares JSON with numbers rounded to f32, as a config stores them.
+    fn equal_in_f32(a: &Value, b: &Value) -> bool {
         match (a, b) {
             (Value::Number(a), Value::Number(b)) => {
                 a.as_f64().map(|a| a as f32) == b.as_f64().map(|b| b as f32)
             }
             (Value::Array(a), Value::Array(b)) => {
-                a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same(a, b))
+                a.len() == b.len() && a.iter().zip(b).all(|(a, b)| equal_in_f32(a, b))
             }
             (Value::Object(a), Value::Object(b)) => {
-                a.len() == b.len() && a.iter().all(|(key, a)| b.get(key).is_some_and(|b| same(a, b)))
+                a.len() == b.len() && a.iter().all(|(key, a)| b.get(key).is_some_and(|b| equal_in_f32(a, b)))
             }
             _ => a == b,
         }
     }
 
     #[test]
-    fn configs_mean_what_transformers_makes_of_them() {
+    fn configs_resolve_as_in_transformers() {
         let cases = fixture("hf/configs.json");
         for case in cases.as_array().unwrap() {
             let name = case["name"].as_str().unwrap();
@@ -268,13 +271,13 @@ mod tests {
                 (factor * factor / object["hidden"].as_f64().unwrap() - 1.0).abs() < 1e-6,
                 "{name}: {factor}"
             );
-            assert!(same(&found, &case["resolved"]), "{name}:\n{found}\n{}", case["resolved"]);
+            assert!(equal_in_f32(&found, &case["resolved"]), "{name}:\n{found}\n{}", case["resolved"]);
         }
         assert!(cases.as_array().unwrap().len() >= 18);
     }
 
     #[test]
-    fn the_published_sizes_have_the_published_dimensions() {
+    fn published_sizes_have_the_published_dimensions() {
         let cases = fixture("hf/configs.json");
         let table = fixture("gemma3_text_configs.json");
         for (name, mut row) in table.as_object().unwrap().clone() {
@@ -286,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn every_key_is_named_when_it_is_wrong() {
+    fn errors_name_the_invalid_key() {
         for key in [
             "hidden_size",
             "intermediate_size",
@@ -304,75 +307,87 @@ mod tests {
             "rope_local_base_freq",
         ] {
             for value in [json!(0), json!(-1), json!("1"), json!([1]), json!({}), json!(true)] {
-                refused(json!({key: value}), &format!("{key} "));
+                assert_rejected(json!({key: value}), &format!("{key} "));
             }
         }
-        refused(json!({"num_hidden_layers": 1025}), "num_hidden_layers is 1025, but must be from 1 to 1024");
-        refused(json!({"hidden_size": 16_777_217}), "must be from 1 to 16777216");
-        refused(json!({"hidden_size": 1.5}), "hidden_size should be a whole number above 0, but is 1.5");
-        refused(json!({"rms_norm_eps": 1e300}), "rms_norm_eps is inf");
-        refused(json!({"num_key_value_heads": 3}), "num_key_value_heads is 3, which num_attention_heads = 8");
-        refused(json!({"head_dim": 7}), "head_dim is 7, but RoPE turns pairs");
-        refused(json!({"num_attention_heads": 1 << 20}), "more than 16777216");
-        refused(json!({"tie_word_embeddings": 1}), "tie_word_embeddings should be true or false");
-        refused(json!({"eos_token_id": [1, "2"]}), "eos_token_id should be tokens' numbers");
-        refused(json!({"bos_token_id": -1}), "bos_token_id should be a token's number");
+        assert_rejected(
+            json!({"num_hidden_layers": 1025}),
+            "num_hidden_layers is 1025, but must be between 1 and 1024",
+        );
+        assert_rejected(json!({"hidden_size": 16_777_217}), "must be between 1 and 16777216");
+        assert_rejected(json!({"hidden_size": 1.5}), "hidden_size must be a positive integer, but is 1.5");
+        assert_rejected(json!({"rms_norm_eps": 1e300}), "rms_norm_eps is inf");
+        assert_rejected(
+            json!({"num_key_value_heads": 3}),
+            "num_key_value_heads is 3, but num_attention_heads = 8",
+        );
+        assert_rejected(json!({"head_dim": 7}), "head_dim is 7, but RoPE needs an even number");
+        assert_rejected(json!({"num_attention_heads": 1 << 20}), "the limit is 16777216");
+        assert_rejected(json!({"tie_word_embeddings": 1}), "tie_word_embeddings must be true or false");
+        assert_rejected(json!({"eos_token_id": [1, "2"]}), "eos_token_id must be token ids");
+        assert_rejected(json!({"bos_token_id": -1}), "bos_token_id must be a token id");
     }
 
     #[test]
-    fn keys_inside_a_multimodal_config_are_named_as_such() {
+    fn errors_name_nested_keys_with_their_prefix() {
         let config = json!({"model_type": "gemma3", "text_config": {"hidden_size": 0}});
         let text = Config::from_hf(Path::new("config.json"), &config).unwrap_err().to_string();
         assert!(text.contains("text_config.hidden_size is 0"), "{text}");
         let config = json!({"model_type": "gemma3", "text_config": []});
         let text = Config::from_hf(Path::new("config.json"), &config).unwrap_err().to_string();
-        assert!(text.contains("text_config should be an object"), "{text}");
+        assert!(text.contains("text_config must be an object"), "{text}");
     }
 
     #[test]
-    fn layer_types_have_to_fit_the_layers() {
-        refused(json!({"layer_types": ["full_attention"]}), "layer_types has 1 entries for 2 layers");
-        refused(
+    fn layer_types_must_match_the_layers() {
+        assert_rejected(json!({"layer_types": ["full_attention"]}), "layer_types has 1 entries for 2 layers");
+        assert_rejected(
             json!({"layer_types": ["full_attention", "mamba"]}),
-            "no sliding_attention or full_attention for layer 1",
+            "must be sliding_attention or full_attention for layer 1",
         );
-        refused(json!({"layer_types": 6}), "layer_types should be a list");
+        assert_rejected(json!({"layer_types": 6}), "layer_types must be a list");
     }
 
     #[test]
-    fn rope_that_is_not_known() {
-        refused(json!({"rope_scaling": {"rope_type": "yarn", "factor": 2}}), "RoPE scaling of kind 'yarn'");
-        refused(json!({"rope_scaling": {"rope_type": "linear"}}), "rope_scaling.factor is missing");
-        refused(
+    fn unsupported_rope_is_rejected() {
+        assert_rejected(
+            json!({"rope_scaling": {"rope_type": "yarn", "factor": 2}}),
+            "RoPE scaling of type 'yarn'",
+        );
+        assert_rejected(json!({"rope_scaling": {"rope_type": "linear"}}), "rope_scaling.factor is missing");
+        assert_rejected(
             json!({"rope_scaling": {"type": "linear", "factor": -8}}),
-            "rope_scaling.factor should be a number",
+            "rope_scaling.factor must be a positive number",
         );
-        refused(
+        assert_rejected(
             json!({"rope_parameters": {"rope_theta": 1e6}}),
-            "should have full_attention and sliding_attention",
+            "must have full_attention and sliding_attention",
         );
-        refused(json!({"rope_parameters": 1}), "rope_parameters should be an object");
+        assert_rejected(json!({"rope_parameters": 1}), "rope_parameters must be an object");
         let local = json!({"sliding_attention": {"rope_type": "linear", "factor": 2}});
-        refused(json!({"rope_parameters": local}), "RoPE scaling of kind 'linear' is not supported");
+        assert_rejected(json!({"rope_parameters": local}), "RoPE scaling of type 'linear' is not supported");
     }
 
     #[test]
-    fn variants_that_would_change_the_answers() {
-        refused(json!({"attention_bias": true}), "attention_bias = true is not supported");
-        refused(json!({"use_bidirectional_attention": true}), "use_bidirectional_attention = true");
-        refused(json!({"final_logit_softcapping": 30.0}), "final_logit_softcapping is not supported");
-        refused(json!({"attn_logit_softcapping": 50.0}), "attn_logit_softcapping is not supported");
-        refused(json!({"hidden_activation": "silu"}), "hidden_activation = 'silu' is not supported");
+    fn unsupported_variants_are_rejected() {
+        assert_rejected(json!({"attention_bias": true}), "attention_bias = true is not supported");
+        assert_rejected(json!({"use_bidirectional_attention": true}), "use_bidirectional_attention = true");
+        assert_rejected(json!({"final_logit_softcapping": 30.0}), "final_logit_softcapping is not supported");
+        assert_rejected(json!({"attn_logit_softcapping": 50.0}), "attn_logit_softcapping is not supported");
+        assert_rejected(json!({"hidden_activation": "silu"}), "hidden_activation = 'silu' is not supported");
     }
 
     #[test]
-    fn other_models_are_refused_by_name() {
-        refused(
+    fn other_architectures_are_rejected_by_name() {
+        assert_rejected(
             json!({"model_type": "mamba"}),
             "the architecture 'mamba' is not supported: use a model of one of these: gemma3, llama, qwen2, qwen3",
         );
-        refused(json!({"model_type": null}), "has no model_type");
-        refused(json!({"model_type": null, "architectures": ["GPT2LMHeadModel"]}), "'GPT2LMHeadModel'");
+        assert_rejected(json!({"model_type": null}), "has no model_type");
+        assert_rejected(
+            json!({"model_type": null, "architectures": ["GPT2LMHeadModel"]}),
+            "'GPT2LMHeadModel'",
+        );
         assert!(read(json!({"model_type": null, "architectures": ["Gemma3ForCausalLM"]})).is_ok());
         assert!(Config::from_hf(Path::new("config.json"), &json!([])).is_err());
     }

@@ -1,4 +1,4 @@
-//! Typed reading of keys, from JSON or from GGUF metadata, with errors that name them.
+//! Typed access to keys of JSON or GGUF metadata, with errors that name the key.
 
 use std::path::Path;
 
@@ -11,16 +11,16 @@ pub(crate) const MAX_LAYERS: u32 = 1024;
 /// Maximum width, length or vocabulary size: products of two stay far inside 64 bits.
 pub(crate) const MAX_SIZE: u32 = 1 << 24;
 
-/// A value of GGUF metadata, as far as a config needs it.
+/// A JSON or GGUF metadata value, as far as a config needs it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum MetaValue<'a> {
-    /// An integer that is not negative, of any width.
+    /// A non-negative integer of any width.
     Unsigned(u64),
     /// A negative integer.
     Negative(i64),
     /// A float of any width.
     Float(f64),
-    /// A truth value.
+    /// A boolean.
     Bool(bool),
     /// A string.
     Text(&'a str),
@@ -29,7 +29,7 @@ pub enum MetaValue<'a> {
 }
 
 impl<'a> MetaValue<'a> {
-    /// None for `null`, which stands for a default; an object counts as an array of its members.
+    /// `None` for `null`, which stands for a default. An object counts as an array of its members.
     pub(super) fn from_json(value: &'a Value) -> Option<Self> {
         Some(match value {
             Value::Null => return None,
@@ -52,7 +52,7 @@ impl<'a> MetaValue<'a> {
             MetaValue::Float(value) => value.to_string(),
             MetaValue::Bool(value) => value.to_string(),
             MetaValue::Text(text) => {
-                format!("the text '{}'", text.chars().take(64).collect::<String>().escape_debug())
+                format!("the string '{}'", text.chars().take(64).collect::<String>().escape_debug())
             }
             MetaValue::Array(count) => format!("a list of {count}"),
         }
@@ -63,7 +63,7 @@ impl<'a> MetaValue<'a> {
 pub(crate) struct Keys<'a> {
     /// The file, for messages.
     pub(crate) path: &'a Path,
-    /// What stands before each key, in messages and in the file.
+    /// Prefix of each key, in messages and in the file.
     pub(crate) prefix: &'a str,
     /// Looks up a key, given without the prefix.
     pub(crate) get: &'a dyn Fn(&str) -> Option<MetaValue<'a>>,
@@ -79,7 +79,7 @@ impl<'a> Keys<'a> {
     }
 
     fn wrong(&self, key: &str, expected: &str, found: MetaValue) -> Error {
-        self.error(key, format!("should be {expected}, but is {}", found.describe()))
+        self.error(key, format!("must be {expected}, but is {}", found.describe()))
     }
 
     pub(crate) fn has(&self, key: &str) -> bool {
@@ -89,7 +89,7 @@ impl<'a> Keys<'a> {
     pub(crate) fn bounded(&self, key: &str, value: u64, limit: u32) -> Result<u32> {
         match u32::try_from(value) {
             Ok(value) if (1..=limit).contains(&value) => Ok(value),
-            _ => Err(self.error(key, format!("is {value}, but must be from 1 to {limit}"))),
+            _ => Err(self.error(key, format!("is {value}, but must be between 1 and {limit}"))),
         }
     }
 
@@ -97,23 +97,23 @@ impl<'a> Keys<'a> {
     pub(crate) fn size(&self, key: &str, limit: u32, default: Option<u32>) -> Result<u32> {
         match (self.get)(key) {
             Some(MetaValue::Unsigned(value)) => self.bounded(key, value, limit),
-            Some(other) => Err(self.wrong(key, "a whole number above 0", other)),
+            Some(other) => Err(self.wrong(key, "a positive integer", other)),
             None => default.ok_or_else(|| self.error(key, "is missing")),
         }
     }
 
-    /// A finite number above 0.
+    /// A finite positive number.
     pub(crate) fn number(&self, key: &str, default: Option<f32>) -> Result<f32> {
         let value = match (self.get)(key) {
             Some(MetaValue::Unsigned(value)) => value as f32,
             Some(MetaValue::Float(value)) => value as f32,
-            Some(other) => return Err(self.wrong(key, "a number above 0", other)),
+            Some(other) => return Err(self.wrong(key, "a positive number", other)),
             None => return default.ok_or_else(|| self.error(key, "is missing")),
         };
         if value.is_finite() && value > 0.0 {
             return Ok(value);
         }
-        Err(self.error(key, format!("is {value}, but must be a number above 0")))
+        Err(self.error(key, format!("is {value}, but must be a positive number")))
     }
 
     pub(crate) fn text(&self, key: &str) -> Result<Option<&'a str>> {
@@ -136,12 +136,12 @@ impl<'a> Keys<'a> {
         match (self.get)(key) {
             None => Ok(None),
             Some(MetaValue::Unsigned(value)) if value < u64::from(MAX_SIZE) => Ok(Some(value as u32)),
-            Some(other) => Err(self.wrong(key, "a token's number", other)),
+            Some(other) => Err(self.wrong(key, "a token id", other)),
         }
     }
 }
 
-/// The object under `key`; none when it is absent or null.
+/// The object at `key`; `None` if absent or null.
 pub(super) fn object<'a>(
     path: &Path,
     parent: &'a Map<String, Value>,
@@ -150,6 +150,6 @@ pub(super) fn object<'a>(
     match parent.get(key) {
         None | Some(Value::Null) => Ok(None),
         Some(Value::Object(members)) => Ok(Some(members)),
-        Some(_) => Err(Error::invalid(path, format!("{key} should be an object"))),
+        Some(_) => Err(Error::invalid(path, format!("{key} must be an object"))),
     }
 }

@@ -3,45 +3,45 @@
 use crate::{
     config::{Config, Keys},
     error::Result,
-    slot::Row,
+    slot::NameRow,
 };
 
-/// What is known of a family.
+/// The facts of a family.
 pub struct Family {
-    /// Its name in messages and in GGUF metadata.
+    /// Name in messages and in GGUF metadata.
     pub name: &'static str,
-    /// Its name for people.
+    /// Display name.
     pub title: &'static str,
-    /// What stands before gate and up become one.
+    /// Activation of the gate in the feed-forward block.
     pub activation: Activation,
-    /// Each sublayer's output has a norm of its own before it joins the residual stream.
+    /// The outputs of mixer and feed-forward block pass through a norm before the residual addition.
     pub post_norms: bool,
-    /// Query and key heads are normed before RoPE.
+    /// Query and key heads pass through an RMSNorm before RoPE.
     pub head_norms: bool,
-    /// Queries, keys and values have biases.
+    /// The query, key and value projections have biases.
     pub qkv_bias: bool,
-    /// Embeddings are multiplied by the square root of their length.
+    /// Embeddings are multiplied by the square root of the hidden size.
     pub scaled_embeddings: bool,
-    /// Some layers see a window of positions only, with a RoPE base of their own.
+    /// Some layers have sliding-window attention, with a separate RoPE base.
     pub sliding_window: bool,
-    /// Hugging Face files store norm weights less one.
-    pub norms_less_one: bool,
-    /// Names of a layer's norms; those of everything else are the same in all families.
-    pub(crate) norms: &'static [Row],
-    /// What config.json calls it, by `model_type` or by class, and where in it the language model's part is.
+    /// Norms multiply by 1 + w, where w is what Hugging Face files store.
+    pub norms_plus_one: bool,
+    /// Names of the norms in a layer; all other tensors have the same names in every family.
+    pub(crate) norms: &'static [NameRow],
+    /// Names in config.json, as `model_type` or class, each with the key under which the language model's config is nested.
     pub(crate) hf_names: &'static [(&'static str, Option<&'static str>)],
-    /// What transformers' config class assumes where config.json is silent.
+    /// Defaults of transformers' config class, for keys absent from config.json.
     pub(crate) defaults: Defaults,
-    /// Refuses what config.json allows and the family as published has not: to ignore it would be to answer wrongly without a word.
+    /// Rejects options that config.json allows but no published model uses: ignoring them would give silently wrong output.
     pub(crate) check_hf: fn(&Keys) -> Result<()>,
-    /// What a GGUF says in the family's own way.
+    /// Applies the family's own GGUF conventions.
     pub(crate) adapt_gguf: fn(&mut Config, &Keys) -> Result<()>,
 }
 
-/// The function that a gate goes through.
+/// Activation of the gate in a feed-forward block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activation {
-    /// GELU, by its approximation with tanh.
+    /// GELU in its tanh approximation.
     GeluTanh,
     /// SiLU.
     Silu,
@@ -58,7 +58,7 @@ impl Family {
 }
 
 impl Activation {
-    /// What config.json calls it.
+    /// Name in config.json.
     pub(crate) fn hf_name(self) -> &'static str {
         match self {
             Activation::GeluTanh => "gelu_pytorch_tanh",
@@ -67,19 +67,19 @@ impl Activation {
     }
 }
 
-/// Values of a config class.
+/// Defaults of a config class.
 pub(crate) struct Defaults {
     pub layers: u32,
     pub hidden: u32,
     pub intermediate: u32,
     pub heads: u32,
-    /// None for as many as `heads`.
+    /// `None` for the same as `heads`.
     pub kv_heads: Option<u32>,
-    /// None for `hidden / heads`.
+    /// `None` for `hidden / heads`.
     pub head_dim: Option<u32>,
-    /// None where scores are always divided by the root of `head_dim`.
+    /// `None` if scores are always divided by the square root of `head_dim`.
     pub query_pre_attn_scalar: Option<f32>,
-    /// Of global layers, and of sliding ones. llama.cpp has the same.
+    /// Of full-attention layers, and of sliding-window layers. llama.cpp has the same defaults.
     pub rope_theta: [f32; 2],
     pub vocab: u32,
     pub max_positions: u32,
@@ -89,8 +89,8 @@ pub(crate) struct Defaults {
     pub pad: Option<u32>,
 }
 
-/// Refuses a flag that is set.
-pub(super) fn refuse_flags(keys: &Keys, flags: &[&str], fix: &str) -> Result<()> {
+/// Rejects flags that are set.
+pub(super) fn reject_flags(keys: &Keys, flags: &[&str], fix: &str) -> Result<()> {
     for key in flags {
         if keys.flag(key)? == Some(true) {
             return Err(keys.unsupported(format!("{}{key} = true", keys.prefix), fix));

@@ -1,8 +1,8 @@
-//! Gemma 3, alone or as the language model of the multimodal ones.
+//! Gemma 3, text-only or the language model of the multimodal sizes.
 
-use super::facts::{Activation, Defaults, Family, refuse_flags};
+use super::facts::{Activation, Defaults, Family, reject_flags};
 use crate::{
-    config::{Config, Keys, MAX_LAYERS, MAX_SIZE, PATTERN, every_nth_global},
+    config::{Config, Keys, MAX_LAYERS, MAX_SIZE, SLIDING_WINDOW_PATTERN, every_nth_global},
     error::Result,
     slot::Role,
 };
@@ -16,7 +16,7 @@ pub(super) const FAMILY: Family = Family {
     qkv_bias: false,
     scaled_embeddings: true,
     sliding_window: true,
-    norms_less_one: true,
+    norms_plus_one: true,
     norms: &[
         (Role::PostAttentionNorm, "post_attention_layernorm.weight", "post_attention_norm.weight"),
         (Role::FeedForwardNorm, "pre_feedforward_layernorm.weight", "ffn_norm.weight"),
@@ -48,10 +48,10 @@ pub(super) const FAMILY: Family = Family {
     adapt_gguf,
 };
 
-const AS_PUBLISHED: &str = "use a Gemma 3 as published";
+const AS_PUBLISHED: &str = "use a published Gemma 3 model";
 
 fn check_hf(keys: &Keys) -> Result<()> {
-    refuse_flags(keys, &["attention_bias", "use_bidirectional_attention"], AS_PUBLISHED)?;
+    reject_flags(keys, &["attention_bias", "use_bidirectional_attention"], AS_PUBLISHED)?;
     for key in ["attn_logit_softcapping", "final_logit_softcapping"] {
         if keys.has(key) {
             return Err(keys.unsupported(format!("{}{key}", keys.prefix), AS_PUBLISHED));
@@ -60,19 +60,19 @@ fn check_hf(keys: &Keys) -> Result<()> {
     Ok(())
 }
 
-/// Layers of the 27B, by which llama.cpp knows that its scores are scaled by `hidden / heads`.
+/// Number of layers of the 27B, by which llama.cpp recognises it: its scores are scaled by `hidden / heads`.
 const LAYERS_27B: u32 = 62;
 
-/// What llama.cpp's converter does not write is what llama.cpp assumes: the divisor of attention scores is the head's width, but
-/// `hidden / heads` in the 27B; every sixth layer is global. A soft cap of the logits is not applied to models with sliding layers, as
-/// in llama.cpp.
+/// For what llama.cpp's converter does not write, we use what llama.cpp assumes: attention scores are divided by the square
+/// root of the head dimension, but of `hidden / heads` in the 27B; every sixth layer has full attention. As in llama.cpp,
+/// a logit soft cap is not applied to models with sliding-window layers.
 fn adapt_gguf(config: &mut Config, keys: &Keys) -> Result<()> {
     if keys.has("mm.tokens_per_image") {
-        // It leaves out the RoPE scaling and lists more tokens than it has embeddings.
-        let fix = "use one made by llama.cpp's converter";
+        // It omits the RoPE scaling and lists more tokens than embeddings.
+        let fix = "use a file made by llama.cpp's converter";
         return Err(keys.unsupported("a multimodal file of Ollama's own converter", fix));
     }
-    let pattern = keys.size("attention.sliding_window_pattern", MAX_LAYERS, Some(PATTERN))?;
+    let pattern = keys.size("attention.sliding_window_pattern", MAX_LAYERS, Some(SLIDING_WINDOW_PATTERN))?;
     config.sliding_window = Some(keys.size("attention.sliding_window", MAX_SIZE, None)?);
     config.layer_types = every_nth_global(config.layers, pattern);
     if config.layers == LAYERS_27B {

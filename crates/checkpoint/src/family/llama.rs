@@ -1,10 +1,11 @@
-//! Llama 2 and 3, and what is built the same way and says so: SmolLM2, and GGUF files of Mistral 7B from v0.2 on, which has no window.
+//! Llama 2 and 3, and models with the same architecture and name: SmolLM2, and GGUF files of Mistral 7B since v0.2, which
+//! has no sliding window.
 
-use super::facts::{Activation, Defaults, Family, refuse_flags};
+use super::facts::{Activation, Defaults, Family, reject_flags};
 use crate::{
     config::{Config, Keys, MetaValue, RopePairs},
     error::Result,
-    slot::{Role, Row},
+    slot::{NameRow, Role},
 };
 
 pub(super) const FAMILY: Family = Family {
@@ -16,7 +17,7 @@ pub(super) const FAMILY: Family = Family {
     qkv_bias: false,
     scaled_embeddings: false,
     sliding_window: false,
-    norms_less_one: false,
+    norms_plus_one: false,
     norms: &NORMS,
     hf_names: &[("llama", None), ("LlamaForCausalLM", None)],
     defaults: Defaults {
@@ -39,21 +40,21 @@ pub(super) const FAMILY: Family = Family {
     adapt_gguf,
 };
 
-/// What its files call `post_attention_layernorm` is the norm before the feed-forward part: Gemma's norm of that name is another.
-pub(super) const NORMS: [Row; 1] =
+/// `post_attention_layernorm` is the norm before the feed-forward block here; in Gemma it is a different norm.
+pub(super) const NORMS: [NameRow; 1] =
     [(Role::FeedForwardNorm, "post_attention_layernorm.weight", "ffn_norm.weight")];
 
-/// Biases would be on the output projection too, for which there is no place.
+/// The biases would include the output projection, which is not supported.
 fn check_hf(keys: &Keys) -> Result<()> {
-    refuse_flags(keys, &["attention_bias", "mlp_bias"], "use a model without biases")
+    reject_flags(keys, &["attention_bias", "mlp_bias"], "use a model without biases")
 }
 
 fn adapt_gguf(config: &mut Config, keys: &Keys) -> Result<()> {
-    // Some converters write a zero.
+    // Some converters write 0.
     if !matches!((keys.get)("expert_count"), None | Some(MetaValue::Unsigned(0 | 1))) {
         return Err(keys.unsupported("a mixture of experts", "use a dense model"));
     }
-    // llama.cpp's converter changes the order of the rows of queries and keys so.
+    // llama.cpp's converter permutes the rows of query and key for this.
     config.rope_pairs = RopePairs::Neighbours;
     Ok(())
 }

@@ -1,7 +1,7 @@
-//! Qwen 2 and 2.5: Llama with biases on queries, keys and values.
+//! Qwen 2 and 2.5: Llama with biases on query, key and value.
 
 use super::{
-    facts::{Activation, Defaults, Family, refuse_flags},
+    facts::{Activation, Defaults, Family, reject_flags},
     llama,
 };
 use crate::{
@@ -18,7 +18,7 @@ pub(super) const FAMILY: Family = Family {
     qkv_bias: true,
     scaled_embeddings: false,
     sliding_window: false,
-    norms_less_one: false,
+    norms_plus_one: false,
     norms: &llama::NORMS,
     hf_names: &[("qwen2", None), ("Qwen2ForCausalLM", None)],
     defaults: DEFAULTS,
@@ -43,9 +43,9 @@ pub(super) const DEFAULTS: Defaults = Defaults {
     pad: None,
 };
 
-/// Configs name a window that the published models do not use.
+/// Configs have a window that the published models do not use.
 pub(super) fn check_hf(keys: &Keys) -> Result<()> {
-    refuse_flags(keys, &["use_sliding_window"], "use a model as published, without a window")
+    reject_flags(keys, &["use_sliding_window"], "use a published model, without sliding window")
 }
 
 pub(super) fn adapt_gguf(_: &mut Config, _: &Keys) -> Result<()> {

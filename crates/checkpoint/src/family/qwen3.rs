@@ -1,7 +1,7 @@
-//! Qwen 3, the dense ones: Qwen 2 with norms of query and key heads in place of biases.
+//! Qwen 3, dense: Qwen 2 with norms of query and key heads instead of biases.
 
 use super::{
-    facts::{Activation, Defaults, Family, refuse_flags},
+    facts::{Activation, Defaults, Family, reject_flags},
     llama, qwen2,
 };
 use crate::{config::Keys, error::Result};
@@ -15,7 +15,7 @@ pub(super) const FAMILY: Family = Family {
     qkv_bias: false,
     scaled_embeddings: false,
     sliding_window: false,
-    norms_less_one: false,
+    norms_plus_one: false,
     norms: &llama::NORMS,
     hf_names: &[("qwen3", None), ("Qwen3ForCausalLM", None)],
     defaults: Defaults { head_dim: Some(128), ..qwen2::DEFAULTS },
@@ -24,6 +24,6 @@ pub(super) const FAMILY: Family = Family {
 };
 
 fn check_hf(keys: &Keys) -> Result<()> {
-    refuse_flags(keys, &["attention_bias"], "use a model without biases")?;
+    reject_flags(keys, &["attention_bias"], "use a model without biases")?;
     qwen2::check_hf(keys)
 }

@@ -1,4 +1,4 @@
-//! The bounded reader that every field of a header goes through.
+//! The bounded reader for all fields of a header.
 
 use std::fmt::Display;
 use std::io::{BufRead, BufReader, ErrorKind, Read};
@@ -6,57 +6,57 @@ use std::path::Path;
 
 use crate::error::{Error, Result};
 
-/// One system call brings this much: a header of megabytes is millions of fields.
-const BUFFER: usize = 256 << 10;
+/// Bytes per system call: a header of megabytes has millions of fields.
+const BUFFER_BYTES: usize = 256 << 10;
 
-/// Numbers of an array are read this many bytes at a time; a multiple of the size of each.
+/// Arrays of numbers are read in chunks of this many bytes, a multiple of every element size.
 const CHUNK: usize = 4096;
 
-/// Names in errors are cut after this many characters: a hostile one can be megabytes long.
-const SHOWN: usize = 80;
+/// Maximum characters of a name in an error: a malicious name can be megabytes long.
+const MAX_SHOWN: usize = 80;
 
-/// What an error about a file's contents ends with.
-pub(super) const DAMAGED: &str = "the file is damaged, get it again";
+/// Advice in errors about damaged files.
+pub(super) const DAMAGED: &str = "the file is damaged, download it again";
 
-/// What a field belongs to, for the error when it is wrong.
+/// What a field belongs to, for error messages.
 #[derive(Clone, Copy)]
 pub(super) enum Subject<'a> {
     /// A fixed field of the header.
     Field(&'static str),
     /// The name of a metadata key.
     Key {
-        /// Which, from 0.
+        /// Index of the key or tensor.
         index: usize,
-        /// Of how many.
+        /// Number of keys or tensors.
         count: usize,
     },
     /// The value of a metadata key.
     Value(&'a str),
     /// The name of a tensor.
     TensorName {
-        /// Which, from 0.
+        /// Index of the key or tensor.
         index: usize,
-        /// Of how many.
+        /// Number of keys or tensors.
         count: usize,
     },
-    /// What a tensor's entry says apart from its name.
+    /// The entry of a tensor, except its name.
     Tensor(&'a str),
 }
 
-/// A header being read from its first byte on.
+/// A header being read sequentially.
 pub(super) struct Header<'a, R> {
     path: &'a Path,
     bytes: BufReader<R>,
     at: u64,
-    /// Bytes of the file.
+    /// Size of the file in bytes.
     len: u64,
-    /// Bytes that a header may have.
+    /// Maximum bytes of the header.
     limit: u64,
 }
 
 impl<'a, R: Read> Header<'a, R> {
     pub fn new(path: &'a Path, bytes: R, len: u64, limit: u64) -> Self {
-        Header { path, bytes: BufReader::with_capacity(BUFFER, bytes), at: 0, len, limit }
+        Header { path, bytes: BufReader::with_capacity(BUFFER_BYTES, bytes), at: 0, len, limit }
     }
 
     pub fn path(&self) -> &'a Path {
@@ -87,7 +87,7 @@ impl<'a, R: Read> Header<'a, R> {
         }
     }
 
-    /// An error about `subject` that no sound file gives.
+    /// An error about `subject` that only a damaged file causes.
     #[cold]
     pub fn damaged(&self, subject: Subject, reason: impl Display) -> Error {
         self.error(subject, format!("{reason}: {DAMAGED}"))
@@ -96,7 +96,7 @@ impl<'a, R: Read> Header<'a, R> {
     /// The next `N` bytes.
     #[inline]
     pub fn array<const N: usize>(&mut self, subject: Subject) -> Result<[u8; N]> {
-        // Almost every field of millions is in the buffer already.
+        // Fast path: almost all of the millions of fields are in the buffer already.
         if let Some(bytes) = self.bytes.buffer().first_chunk::<N>().copied()
             && self.fits(N as u64)
         {
@@ -117,7 +117,7 @@ impl<'a, R: Read> Header<'a, R> {
         self.array(subject).map(u64::from_le_bytes)
     }
 
-    /// A length and as many bytes of UTF-8.
+    /// A length-prefixed UTF-8 string.
     pub fn string(&mut self, subject: Subject) -> Result<String> {
         let at = self.at;
         let mut bytes = Vec::new();
@@ -126,14 +126,14 @@ impl<'a, R: Read> Header<'a, R> {
             .map_err(|_| self.damaged(subject, format!("the string at byte {at} is not UTF-8")))
     }
 
-    /// The bytes of a string, behind those that `bytes` has. Whether they are UTF-8 is left to the caller.
+    /// Appends the bytes of a length-prefixed string to `bytes`. The caller checks for UTF-8.
     #[inline]
     pub fn append_string(&mut self, bytes: &mut Vec<u8>, subject: Subject) -> Result<()> {
         let len = self.u64(subject)?;
         if !self.fits(len) {
             return Err(self.too_much("a string", len, subject));
         }
-        // Not cut: no longer than a header may be.
+        // Lossless: `len` is at most the header's limit.
         let len = len as usize;
         if let Some(buffered) = self.bytes.buffer().get(..len) {
             bytes.extend_from_slice(buffered);
@@ -146,7 +146,7 @@ impl<'a, R: Read> Header<'a, R> {
         self.fill(&mut bytes[start..], subject)
     }
 
-    /// `count` numbers of `N` bytes, for which there is room.
+    /// `count` numbers of `N` bytes each; the caller has bounded `count`.
     pub fn numbers<T, const N: usize>(
         &mut self,
         count: usize,
@@ -164,20 +164,18 @@ impl<'a, R: Read> Header<'a, R> {
         Ok(numbers)
     }
 
-    /// `count` as a size to allocate by: proves that it is at most `most`, and that as many items of at least
-    /// `min_bytes` can still come in this header.
-    pub fn room(
+    /// `count` as a size that is safe to allocate: at most `max`, and so many items of at least `min_bytes` each fit into
+    /// the rest of the header.
+    pub fn bounded_count(
         &self,
         items: &str,
         count: u64,
         min_bytes: u64,
-        most: u64,
+        max: u64,
         subject: Subject,
     ) -> Result<usize> {
-        if count > most {
-            return Err(
-                self.error(subject, format!("{count} {items}, where {most} is the most that is read"))
-            );
+        if count > max {
+            return Err(self.error(subject, format!("{count} {items}, but the limit is {max}")));
         }
         let bytes = count.saturating_mul(min_bytes);
         match usize::try_from(count) {
@@ -196,8 +194,10 @@ impl<'a, R: Read> Header<'a, R> {
                 self.at += wanted;
                 Ok(())
             }
-            Err(source) if source.kind() == ErrorKind::UnexpectedEof => Err(self
-                .error(subject, format!("the file ended while it was read, at byte {} or later", self.at))),
+            Err(source) if source.kind() == ErrorKind::UnexpectedEof => {
+                Err(self
+                    .error(subject, format!("the file ended while being read, at byte {} or later", self.at)))
+            }
             Err(source) => Err(Error::io(self.path, source)),
         }
     }
@@ -213,14 +213,14 @@ impl<'a, R: Read> Header<'a, R> {
         let reason = match at.checked_add(bytes) {
             Some(end) if end <= self.len => {
                 format!(
-                    "{item} at byte {at}: {bytes} bytes make the header longer than the {} that are read",
+                    "{item} at byte {at}: {bytes} bytes make the header longer than the limit of {} bytes",
                     self.limit
                 )
             }
             _ => {
                 format!(
-                    "{item} at byte {at}: {bytes} bytes do not fit in the {} that the file has left: it is truncated \
-                     or damaged, get it again",
+                    "{item} at byte {at}: {bytes} bytes do not fit into the remaining {} bytes: the file is truncated \
+                     or damaged, download it again",
                     self.len.saturating_sub(at)
                 )
             }
@@ -229,10 +229,10 @@ impl<'a, R: Read> Header<'a, R> {
     }
 }
 
-/// A name from a file as errors show it: not longer than a line, and without bytes that a terminal would obey.
+/// A name from a file for use in messages: truncated, and without terminal control characters.
 pub(super) fn shown(name: &str) -> String {
-    let mut text: String = name.chars().take(SHOWN).flat_map(char::escape_debug).collect();
-    if name.chars().nth(SHOWN).is_some() {
+    let mut text: String = name.chars().take(MAX_SHOWN).flat_map(char::escape_debug).collect();
+    if name.chars().nth(MAX_SHOWN).is_some() {
         text.push('…');
     }
     text

@@ -1,4 +1,4 @@
-//! A file's metadata keys, by name and by type.
+//! Metadata keys with typed access.
 
 use std::borrow::Cow;
 use std::io::Read;
@@ -8,8 +8,8 @@ use super::header::{DAMAGED, Header, Subject, shown};
 use super::value::{Array, Strings, Value};
 use crate::error::{Error, Result};
 
-/// Metadata in file order, with getters that name the key and both types when a value is not what is asked for.
-/// Integers convert between widths where the value fits; floats between their two.
+/// Metadata in file order. The typed getters report the key, the expected type and the actual type. Integers convert
+/// between widths if the value fits, and floats between f32 and f64.
 #[derive(Clone, Debug)]
 pub struct Metadata {
     /// The file, for errors.
@@ -35,7 +35,7 @@ impl Metadata {
         by_key.sort_unstable_by(|a, b| entries[*a].0.cmp(&entries[*b].0));
         if let Some(pair) = by_key.windows(2).find(|pair| entries[pair[0]].0 == entries[pair[1]].0) {
             let key = shown(&entries[pair[0]].0);
-            return Err(Error::invalid(path, format!("metadata key '{key}' is there twice: {DAMAGED}")));
+            return Err(Error::invalid(path, format!("duplicate metadata key '{key}': {DAMAGED}")));
         }
         Ok(Metadata { path: path.to_path_buf(), entries, by_key })
     }
@@ -45,23 +45,23 @@ impl Metadata {
         self.entries.iter().map(|(key, value)| (key.as_str(), value))
     }
 
-    /// How many keys.
+    /// Number of keys.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no keys.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// The value of `key`, whatever its type.
+    /// The value of `key`, of any type.
     pub fn get(&self, key: &str) -> Option<&Value> {
         let found = self.by_key.binary_search_by(|index| self.entries[*index].0.as_str().cmp(key)).ok()?;
         Some(&self.entries[self.by_key[found]].1)
     }
 
-    /// What `getter` says of `key`, or none when the key is not there: `metadata.optional("a.b", Metadata::u32)`.
+    /// Applies `getter` to `key` if the key exists: `metadata.optional("a.b", Metadata::u32)`.
     pub fn optional<'a, T>(
         &'a self,
         key: &str,
@@ -70,27 +70,27 @@ impl Metadata {
         self.get(key).map(|_| getter(self, key)).transpose()
     }
 
-    /// An integer that fits 32 bits.
+    /// An unsigned 32-bit integer.
     pub fn u32(&self, key: &str) -> Result<u32> {
         self.integer(key, "u32")
     }
 
-    /// An integer that is not negative.
+    /// An unsigned 64-bit integer.
     pub fn u64(&self, key: &str) -> Result<u64> {
         self.integer(key, "u64")
     }
 
-    /// An integer that fits 32 bits with a sign.
+    /// A signed 32-bit integer.
     pub fn i32(&self, key: &str) -> Result<i32> {
         self.integer(key, "i32")
     }
 
-    /// An integer that fits 64 bits with a sign.
+    /// A signed 64-bit integer.
     pub fn i64(&self, key: &str) -> Result<i64> {
         self.integer(key, "i64")
     }
 
-    /// A float; of a wider one, the nearest.
+    /// A float; an f64 is rounded.
     pub fn f32(&self, key: &str) -> Result<f32> {
         match self.get(key) {
             Some(Value::F32(value)) => Ok(*value),
@@ -108,7 +108,7 @@ impl Metadata {
         }
     }
 
-    /// True or false.
+    /// A boolean.
     pub fn bool(&self, key: &str) -> Result<bool> {
         match self.get(key) {
             Some(Value::Bool(value)) => Ok(*value),
@@ -116,7 +116,7 @@ impl Metadata {
         }
     }
 
-    /// A text.
+    /// A string.
     pub fn str(&self, key: &str) -> Result<&str> {
         match self.get(key) {
             Some(Value::String(value)) => Ok(value),
@@ -124,7 +124,7 @@ impl Metadata {
         }
     }
 
-    /// An array, whatever the type of its elements.
+    /// An array of any element type.
     pub fn array(&self, key: &str) -> Result<&Array> {
         match self.get(key) {
             Some(Value::Array(array)) => Ok(array),
@@ -132,7 +132,7 @@ impl Metadata {
         }
     }
 
-    /// An array of texts.
+    /// An array of strings.
     pub fn array_str(&self, key: &str) -> Result<&Strings> {
         match self.get(key) {
             Some(Value::Array(Array::String(values))) => Ok(values),
@@ -140,7 +140,7 @@ impl Metadata {
         }
     }
 
-    /// An array of bools.
+    /// An array of booleans.
     pub fn array_bool(&self, key: &str) -> Result<&[bool]> {
         match self.get(key) {
             Some(Value::Array(Array::Bool(values))) => Ok(values),
@@ -148,7 +148,7 @@ impl Metadata {
         }
     }
 
-    /// An array of floats; of wider ones, the nearest.
+    /// An array of floats; f64 values are rounded.
     pub fn array_f32(&self, key: &str) -> Result<Cow<'_, [f32]>> {
         match self.get(key) {
             Some(Value::Array(Array::F32(values))) => Ok(values.into()),
@@ -157,7 +157,7 @@ impl Metadata {
         }
     }
 
-    /// An array of integers that fit 32 bits with a sign.
+    /// An array of signed 32-bit integers.
     pub fn array_i32(&self, key: &str) -> Result<Cow<'_, [i32]>> {
         match self.get(key) {
             Some(Value::Array(Array::I32(values))) => Ok(values.into()),
@@ -165,7 +165,7 @@ impl Metadata {
         }
     }
 
-    /// An array of integers that fit 32 bits.
+    /// An array of unsigned 32-bit integers.
     pub fn array_u32(&self, key: &str) -> Result<Cow<'_, [u32]>> {
         match self.get(key) {
             Some(Value::Array(Array::U32(values))) => Ok(values.into()),

@@ -1,6 +1,6 @@
 //! Models split into several GGUF files, named `NAME-00001-of-00003.gguf` as llama-gguf-split does.
 //!
-//! Every part is a GGUF file of its own and says which of how many it is; the first has the model's metadata.
+//! Every part is a complete GGUF file with its number and the number of parts; the first holds the model's metadata.
 
 use std::path::{Path, PathBuf};
 
@@ -9,34 +9,33 @@ use super::tensors::{MAX_TENSORS, check_names};
 use super::{Gguf, MAX_HEADER, open_file};
 use crate::error::{Error, Result};
 
-/// Digits of a part's number in its file name.
+/// Digits of the part number in a file name.
 const DIGITS: usize = 5;
 
-/// Missing parts that an error names.
-const NAMED: usize = 4;
+/// Maximum number of missing parts listed in an error.
+const MAX_LISTED: usize = 4;
 
-/// What one part says of its place in the whole.
+/// The split metadata of one part.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Place {
-    /// Which part, from 0.
+pub(super) struct SplitInfo {
+    /// Number of this part, from 0.
     number: u32,
-    /// Of how many.
+    /// Number of parts.
     count: u32,
-    /// Tensors of all parts together.
+    /// Total number of tensors in all parts.
     tensors: u64,
 }
 
-impl Place {
-    /// The place of the part at `path`; none when the file is a whole model.
-    pub fn of(path: &Path, metadata: &Metadata) -> Result<Option<Place>> {
-        // Tools that merge parts leave the key behind, as 0.
+impl SplitInfo {
+    /// `None` if the file at `path` is a whole model.
+    pub fn from_metadata(path: &Path, metadata: &Metadata) -> Result<Option<SplitInfo>> {
+        // Tools that merge parts keep the key with the value 0.
         let count = metadata.optional("split.count", Metadata::u32)?.unwrap_or(0);
         if count <= 1 {
-            return match Name::of(path) {
+            return match PartName::parse(path) {
                 Some(name) if name.count > 1 => {
                     let reason = format!(
-                        "its name says part {} of {}, but its metadata has no split.count: if it is a whole model, \
-                         rename it",
+                        "named part {} of {}, but its metadata has no split.count: if it is a whole model, rename it",
                         name.number, name.count
                     );
                     Err(Error::invalid(path, reason))
@@ -46,31 +45,30 @@ impl Place {
         }
         let number = metadata.u32("split.no")?;
         if number >= count {
-            let reason =
-                format!("metadata key 'split.no': {number} is not one of {count} parts counted from 0");
+            let reason = format!("metadata key 'split.no': {number} is out of range for {count} parts");
             return Err(Error::invalid(path, reason));
         }
         let tensors = metadata.u64("split.tensors.count")?;
         if tensors > MAX_TENSORS {
             let reason = format!(
-                "metadata key 'split.tensors.count': {tensors} tensors, where {MAX_TENSORS} is the most"
+                "metadata key 'split.tensors.count': {tensors} tensors, but the limit is {MAX_TENSORS}"
             );
             return Err(Error::invalid(path, reason));
         }
-        Ok(Some(Place { number, count, tensors }))
+        Ok(Some(SplitInfo { number, count, tensors }))
     }
 }
 
-/// A part's file name, taken apart.
-struct Name<'a> {
+/// The components of a part's file name.
+struct PartName<'a> {
     base: &'a str,
     /// From 1.
     number: u32,
     count: u32,
 }
 
-impl Name<'_> {
-    fn of(path: &Path) -> Option<Name<'_>> {
+impl PartName<'_> {
+    fn parse(path: &Path) -> Option<PartName<'_>> {
         let number = |digits: &str| {
             let plain = digits.len() == DIGITS && digits.bytes().all(|digit| digit.is_ascii_digit());
             plain.then(|| digits.parse().ok()).flatten()
@@ -78,52 +76,52 @@ impl Name<'_> {
         let stem = path.file_name()?.to_str()?.strip_suffix(".gguf")?;
         let (rest, count) = stem.rsplit_once("-of-")?;
         let (base, part) = rest.rsplit_once('-')?;
-        Some(Name { base, number: number(part)?, count: number(count)? })
+        Some(PartName { base, number: number(part)?, count: number(count)? })
     }
 }
 
-/// Opens every part of the model that the file at `path` is a part of, and makes one of them.
-pub(super) fn open_all(path: &Path, place: &Place) -> Result<Gguf> {
-    let paths = part_paths(path, place)?;
+/// Opens all parts of the model that the file at `path` belongs to, and merges them.
+pub(super) fn open_all(path: &Path, split: &SplitInfo) -> Result<Gguf> {
+    let paths = part_paths(path, split)?;
     let mut whole: Option<Gguf> = None;
     let mut limit = MAX_HEADER;
     for (index, path) in paths.iter().enumerate() {
-        // All headers share one limit, or many parts would add up to more memory than one file may take.
+        // All headers share one limit: many parts may not take more memory than one file.
         let (part, header) = open_file(path, index, limit)?;
         limit -= header;
-        check_place(path, &part.metadata, index, place)?;
+        check_part(path, &part.metadata, index, split)?;
         match &mut whole {
             None => whole = Some(part),
             Some(whole) => whole.source.tensors.extend(part.source.tensors),
         }
         let found = whole.as_ref().map_or(0, |whole| whole.source.tensors.len() as u64);
         let last = index + 1 == paths.len();
-        if found > place.tensors || (last && found != place.tensors) {
+        if found > split.tensors || (last && found != split.tensors) {
             let reason = format!(
-                "metadata key 'split.tensors.count' says {} tensors, but parts 1 to {} have {found}: they are not of \
-                 one model, get all parts again",
-                place.tensors,
+                "metadata key 'split.tensors.count' is {}, but parts 1 to {} have {found} tensors: they do not belong \
+                 to one model, download all parts again",
+                split.tensors,
                 index + 1
             );
             return Err(Error::invalid(path, reason));
         }
     }
-    let mut whole = whole.ok_or_else(|| Error::invalid(path, "a split model of no parts"))?;
+    let mut whole = whole.ok_or_else(|| Error::invalid(path, "split model without parts"))?;
     check_names(&whole.source.tensors, |tensor| &paths[tensor.data.file])?;
     whole.source.files = paths;
     Ok(whole)
 }
 
-/// The paths of all parts, which exist.
-fn part_paths(path: &Path, place: &Place) -> Result<Vec<PathBuf>> {
-    let Place { number, count, .. } = *place;
-    let wanted = format!("-{:0DIGITS$}-of-{count:0DIGITS$}.gguf", number + 1);
-    let name = match Name::of(path) {
+/// The paths of all parts; an error if one does not exist.
+fn part_paths(path: &Path, split: &SplitInfo) -> Result<Vec<PathBuf>> {
+    let SplitInfo { number, count, .. } = *split;
+    let suffix = format!("-{:0DIGITS$}-of-{count:0DIGITS$}.gguf", number + 1);
+    let name = match PartName::parse(path) {
         Some(name) if name.number == number + 1 && name.count == count => name,
         _ => {
             let reason = format!(
-                "its metadata says part {} of {count}, so its name must end in '{wanted}' for the others to be found: \
-                 rename it",
+                "is part {} of {count} by its metadata, so its name must end in '{suffix}' for the other parts to be \
+                 found: rename it",
                 number + 1
             );
             return Err(Error::invalid(path, reason));
@@ -134,13 +132,13 @@ fn part_paths(path: &Path, place: &Place) -> Result<Vec<PathBuf>> {
     let missing: Vec<String> = (1..=count)
         .map(part)
         .filter(|path| !path.exists())
-        .take(NAMED)
+        .take(MAX_LISTED)
         .map(|path| path.display().to_string())
         .collect();
     if !missing.is_empty() {
-        let more = if missing.len() == NAMED { " and perhaps more" } else { "" };
+        let more = if missing.len() == MAX_LISTED { " and possibly more" } else { "" };
         let reason = format!(
-            "of the {count} parts of this model, these are not next to it: {}{more}: get them too",
+            "parts missing of {count}: {}{more}; download them to the same folder",
             missing.join(", ")
         );
         return Err(Error::invalid(path, reason));
@@ -148,24 +146,24 @@ fn part_paths(path: &Path, place: &Place) -> Result<Vec<PathBuf>> {
     Ok((1..=count).map(part).collect())
 }
 
-/// Proves that the part at `path` is part `index` of the model that `place` is of.
-fn check_place(path: &Path, metadata: &Metadata, index: usize, place: &Place) -> Result<()> {
-    let found = Place::of(path, metadata)?;
+/// Checks that the file at `path` is part `index` of the model described by `split`.
+fn check_part(path: &Path, metadata: &Metadata, index: usize, split: &SplitInfo) -> Result<()> {
+    let found = SplitInfo::from_metadata(path, metadata)?;
     let belongs = found.as_ref().is_some_and(|found| {
-        found.number as usize == index && found.count == place.count && found.tensors == place.tensors
+        found.number as usize == index && found.count == split.count && found.tensors == split.tensors
     });
     if belongs {
         return Ok(());
     }
-    let says = found.map_or("a whole model".to_string(), |found| {
-        format!("part {} of {} with {} tensors in all", found.number + 1, found.count, found.tensors)
+    let found = found.map_or("a whole model".to_string(), |found| {
+        format!("part {} of {} with {} tensors in total", found.number + 1, found.count, found.tensors)
     });
     let reason = format!(
-        "its metadata says {says}, where part {} of {} with {} tensors in all is wanted: the parts are not of one \
-         model, get all again",
+        "is {found} by its metadata, expected part {} of {} with {} tensors in total: the parts do not belong to one \
+         model, download all again",
         index + 1,
-        place.count,
-        place.tensors
+        split.count,
+        split.tensors
     );
     Err(Error::invalid(path, reason))
 }

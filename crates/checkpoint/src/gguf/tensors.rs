@@ -1,4 +1,4 @@
-//! The tensor list: every entry read, placed in the file and proved sound.
+//! The tensor list: entries read and checked, offsets resolved.
 
 use std::io::Read;
 use std::path::Path;
@@ -8,22 +8,22 @@ use crate::error::{Error, Result};
 use crate::source::{Span, Tensor};
 use tensor::Encoding;
 
-/// The most tensors. The largest real model with one tensor for each expert has 47,000.
+/// Maximum number of tensors. The largest real model with one tensor per expert has 47,000.
 pub(super) const MAX_TENSORS: u64 = 1 << 16;
 
-/// The smallest entry: length of the name, dimension count, one dimension, type and offset.
+/// Minimum bytes of an entry: length of the name, dimension count, one dimension, type and offset.
 const MIN_BYTES: u64 = 8 + 4 + 8 + 4 + 8;
 
-/// ggml's tensors have no more (GGML_MAX_DIMS).
+/// GGML_MAX_DIMS.
 const MAX_DIMENSIONS: u32 = 4;
 
-/// The tensor count that a file claims, proved to be one that the rest of the header can hold.
+/// Checks the tensor count that a file claims against what the rest of the header can hold.
 pub(super) fn count<R: Read>(header: &Header<R>, claimed: u64) -> Result<usize> {
-    header.room("tensors", claimed, MIN_BYTES, MAX_TENSORS, Subject::Field("tensor list"))
+    header.bounded_count("tensors", claimed, MIN_BYTES, MAX_TENSORS, Subject::Field("tensor list"))
 }
 
-/// Reads the list, of as many tensors as the file claims; they point into file `file`. Offsets are still the file's
-/// own: relative, not checked.
+/// Reads the list of `claimed` tensors, which refer to file `file`. Offsets are as in the file: relative to the data and
+/// not yet checked.
 pub(super) fn read<R: Read>(header: &mut Header<R>, claimed: u64, file: usize) -> Result<Vec<Tensor>> {
     let count = count(header, claimed)?;
     let mut tensors = Vec::with_capacity(count);
@@ -38,11 +38,12 @@ fn read_one<R: Read>(header: &mut Header<R>, index: usize, count: usize, file: u
     let subject = Subject::Tensor(&name);
     let dimensions = header.u32(subject)?;
     if dimensions == 0 || dimensions > MAX_DIMENSIONS {
-        return Err(header
-            .damaged(subject, format!("{dimensions} dimensions, where 1 to {MAX_DIMENSIONS} are possible")));
+        return Err(
+            header.damaged(subject, format!("{dimensions} dimensions, expected 1 to {MAX_DIMENSIONS}"))
+        );
     }
     let mut shape = (0..dimensions).map(|_| header.u64(subject)).collect::<Result<Vec<_>>>()?;
-    // GGUF lists the dimension that is contiguous in memory first.
+    // GGUF lists the contiguous dimension first.
     shape.reverse();
     let kind = header.u32(subject)?;
     let (type_name, encoding) = ggml_type(kind);
@@ -55,17 +56,24 @@ fn read_one<R: Read>(header: &mut Header<R>, index: usize, count: usize, file: u
     let row = shape.last().copied().unwrap_or(1);
     if !row.is_multiple_of(encoding.block_values()) {
         let block = encoding.block_values();
-        let reason = format!("rows of {row} values do not divide into the blocks of {block} of {type_name}");
+        let reason =
+            format!("rows of {row} values do not divide into blocks of {block}, as {type_name} requires");
         return Err(header.damaged(subject, reason));
     }
     let Some(len) = encoding.bytes(&shape) else {
-        return Err(header.damaged(subject, format!("shape {shape:?} has more bytes than 64 bits can count")));
+        return Err(header.damaged(subject, format!("the size of shape {shape:?} overflows 64 bits")));
     };
     Ok(Tensor { name, shape, encoding, data: Span { file, offset, len }, scales: None })
 }
 
-/// Makes the tensors' offsets absolute; proves them aligned, inside the file and apart from each other.
-pub(super) fn place(path: &Path, tensors: &mut [Tensor], data: u64, alignment: u64, len: u64) -> Result<()> {
+/// Makes the tensors' offsets absolute, and checks that tensors are aligned, inside the file and do not overlap.
+pub(super) fn resolve_offsets(
+    path: &Path,
+    tensors: &mut [Tensor],
+    data: u64,
+    alignment: u64,
+    len: u64,
+) -> Result<()> {
     for tensor in tensors.iter_mut() {
         let Span { offset, len: bytes, .. } = tensor.data;
         let wrong = |reason: String| Error::tensor(path, &shown(&tensor.name), reason);
@@ -79,8 +87,8 @@ pub(super) fn place(path: &Path, tensors: &mut [Tensor], data: u64, alignment: u
             Some(end) if end <= len => tensor.data.offset = data + offset,
             _ => {
                 return Err(wrong(format!(
-                    "its {bytes} bytes at offset {offset} of the data at byte {data} end past the file's {len} bytes: \
-                     the file is truncated or damaged, get it again"
+                    "{bytes} bytes at offset {offset} of the data at byte {data} extend past the file's {len} bytes: the \
+                     file is truncated or damaged, download it again"
                 )));
             }
         }
@@ -92,7 +100,7 @@ pub(super) fn place(path: &Path, tensors: &mut [Tensor], data: u64, alignment: u
         let end = before.data.offset + before.data.len;
         if after.data.offset < end {
             let reason = format!(
-                "its bytes start at {}, inside tensor '{}', which ends at {end}: {DAMAGED}",
+                "starts at byte {}, inside tensor '{}', which ends at {end}: {DAMAGED}",
                 after.data.offset,
                 shown(&before.name)
             );
@@ -102,26 +110,22 @@ pub(super) fn place(path: &Path, tensors: &mut [Tensor], data: u64, alignment: u
     Ok(())
 }
 
-/// Proves that no two tensors share a name. `path` says which file a tensor came from.
+/// Checks that tensor names are unique. `path` returns the file of a tensor.
 pub(super) fn check_names<'a>(tensors: &[Tensor], path: impl Fn(&Tensor) -> &'a Path) -> Result<()> {
     let mut order: Vec<&Tensor> = tensors.iter().collect();
-    // Stable: of two with one name, the later in the files is the one to blame.
+    // Stable: of two tensors with the same name, the error names the later one.
     order.sort_by(|a, b| a.name.cmp(&b.name));
     let Some(pair) = order.windows(2).find(|pair| pair[0].name == pair[1].name) else { return Ok(()) };
     let (before, after) = (path(pair[0]), path(pair[1]));
     let reason = if before == after {
-        format!("there are two of this name: {DAMAGED}")
+        format!("duplicate name: {DAMAGED}")
     } else {
-        format!(
-            "{} has one of this name too: the parts are not of one model, get all again",
-            before.display()
-        )
+        format!("also in {}: the parts do not belong to one model, download all again", before.display())
     };
     Err(Error::tensor(after, &shown(&pair[1].name), reason))
 }
 
-/// ggml's name of its type of this number, and the encoding where it is one that we read. Types that ggml has taken
-/// out keep the name of old.
+/// Name of a ggml type, and its encoding if supported. Types that ggml has removed keep their old names.
 fn ggml_type(kind: u32) -> (&'static str, Option<Encoding>) {
     match kind {
         0 => ("F32", Some(Encoding::F32)),

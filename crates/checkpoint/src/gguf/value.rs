@@ -1,4 +1,4 @@
-//! The values of metadata keys, with the types that the file gives them.
+//! Metadata values with the types of the file.
 
 use std::io::Read;
 
@@ -28,15 +28,15 @@ pub enum Value {
     F32(f32),
     /// 64-bit float.
     F64(f64),
-    /// True or false.
+    /// Boolean.
     Bool(bool),
-    /// Text.
+    /// String.
     String(String),
-    /// Many values of one type.
+    /// Array of one element type.
     Array(Array),
 }
 
-/// An array of a metadata key; arrays of arrays are not read.
+/// An array value. Nested arrays are not supported.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Array {
     /// Unsigned, 8 bits.
@@ -59,27 +59,27 @@ pub enum Array {
     F32(Vec<f32>),
     /// 64-bit floats.
     F64(Vec<f64>),
-    /// True or false.
+    /// Booleans.
     Bool(Vec<bool>),
-    /// Texts.
+    /// Strings.
     String(Strings),
 }
 
-/// Many strings in one allocation: a vocabulary has hundreds of thousands, most of a few bytes.
+/// Strings in one allocation: a vocabulary has hundreds of thousands, most of them a few bytes long.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Strings {
     text: String,
-    /// Where each ends in `text`.
+    /// End of each string in `text`.
     ends: Vec<u32>,
 }
 
 impl Strings {
-    /// How many.
+    /// Number of strings.
     pub fn len(&self) -> usize {
         self.ends.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no strings.
     pub fn is_empty(&self) -> bool {
         self.ends.is_empty()
     }
@@ -91,7 +91,7 @@ impl Strings {
         Some(&self.text[start as usize..end as usize])
     }
 
-    /// All, in order.
+    /// All strings, in order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &str> {
         let mut start = 0;
         self.ends.iter().map(move |end| {
@@ -109,11 +109,11 @@ impl Strings {
             // A header's limit is far below 4 GiB.
             ends.push(bytes.len() as u32);
         }
-        // Checked in one go, half the time of one by one: all are UTF-8 when their sequence is and none ends inside a
-        // character.
+        // Checking all at once takes half the time of one by one: all strings are UTF-8 if their concatenation is and
+        // none ends inside a character.
         let not_utf8 = |at: usize| {
             let index = ends.partition_point(|end| *end as usize <= at);
-            header.damaged(subject, format!("string {index} of its array is not UTF-8"))
+            header.damaged(subject, format!("string {index} of the array is not UTF-8"))
         };
         let text = String::from_utf8(bytes).map_err(|error| not_utf8(error.utf8_error().valid_up_to()))?;
         match ends.iter().find(|end| !text.is_char_boundary(**end as usize)) {
@@ -124,7 +124,7 @@ impl Strings {
 }
 
 impl Value {
-    /// What it is, for people: its type, a number's value, an array's length.
+    /// Description for messages: the type, and the value of a number or the length of an array.
     pub fn describe(&self) -> String {
         match self {
             Value::U8(value) => format!("u8 {value}"),
@@ -179,13 +179,13 @@ impl Value {
             10 => Value::U64(u64::from_le_bytes(header.array(subject)?)),
             11 => Value::I64(i64::from_le_bytes(header.array(subject)?)),
             12 => Value::F64(f64::from_le_bytes(header.array(subject)?)),
-            kind => return Err(header.damaged(subject, no_such_type(kind))),
+            kind => return Err(header.damaged(subject, unknown_type(kind))),
         })
     }
 }
 
 impl Array {
-    /// How many values.
+    /// Number of values.
     pub fn len(&self) -> usize {
         match self {
             Array::U8(values) => values.len(),
@@ -203,7 +203,7 @@ impl Array {
         }
     }
 
-    /// Whether there are none.
+    /// Whether there are no values.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -247,16 +247,17 @@ impl Array {
             0 | 1 | 7 => 1,
             2 | 3 => 2,
             4..=6 => 4,
-            // A string has at least its length.
+            // A string has at least its length prefix.
             8 | 10..=12 => 8,
-            // The specification lets arrays nest; ggml reads none that do, and no model has any.
+            // The specification allows nested arrays, but ggml does not read them and no model has any.
             9 => {
-                return Err(header
-                    .error(subject, "an array of arrays, which is not read: write the key as a flat array"));
+                return Err(
+                    header.error(subject, "nested arrays are not supported: write the key as a flat array")
+                );
             }
-            _ => return Err(header.damaged(subject, no_such_type(kind))),
+            _ => return Err(header.damaged(subject, unknown_type(kind))),
         };
-        let count = header.room("array elements", count, min_bytes, u64::MAX, subject)?;
+        let count = header.bounded_count("array elements", count, min_bytes, u64::MAX, subject)?;
         Ok(match kind {
             0 => Array::U8(header.numbers(count, subject, u8::from_le_bytes)?),
             1 => Array::I8(header.numbers(count, subject, i8::from_le_bytes)?),
@@ -282,10 +283,10 @@ impl Array {
 fn check_bools<R: Read>(header: &Header<R>, bytes: &[u8], subject: Subject) -> Result<()> {
     match bytes.iter().find(|byte| **byte > 1) {
         None => Ok(()),
-        Some(byte) => Err(header.damaged(subject, format!("{byte} is no bool"))),
+        Some(byte) => Err(header.damaged(subject, format!("{byte} is not a bool"))),
     }
 }
 
-fn no_such_type(kind: u32) -> String {
-    format!("its type {kind} is none that GGUF has")
+fn unknown_type(kind: u32) -> String {
+    format!("unknown value type {kind}")
 }

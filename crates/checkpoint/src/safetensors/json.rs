@@ -1,4 +1,4 @@
-//! A header's JSON, straight into typed entries: no tree in between, no key twice, nothing longer than it may be.
+//! Parsing the JSON of a header directly into typed entries: no intermediate tree, no duplicate keys, bounded lengths.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,14 +7,14 @@ use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess
 
 use super::{Dtype, Entry, Header, MAX_ENTRIES};
 
-/// The longest name, in bytes.
+/// Maximum bytes of a name.
 const MAX_NAME: usize = 512;
 
-/// The most dimensions of a tensor. Weights have one to four; the bound keeps a hostile shape short.
+/// Maximum dimensions of a tensor. Weights have one to four; the bound keeps a malicious shape short.
 const MAX_DIMENSIONS: usize = 8;
 
-/// Refuses a string without quoting it, as a visitor does by default: to escape megabytes takes longer than to read
-/// them. The parser only lets a visitor refuse what it is asked to find by `deserialize_any`.
+/// Rejects a string without quoting it, unlike the default visitor: escaping megabytes takes longer than reading them.
+/// The parser only lets a visitor reject values that it requests with `deserialize_any`.
 macro_rules! no_text {
     () => {
         fn visit_str<E: serde::de::Error>(self, _: &str) -> Result<Self::Value, E> {
@@ -24,7 +24,7 @@ macro_rules! no_text {
 }
 pub(crate) use no_text;
 
-/// A parser's message, which may quote what it found however long that is.
+/// A parser's message, truncated: it may quote arbitrarily long input.
 pub(crate) fn brief(error: serde_json::Error) -> String {
     let text = error.to_string();
     match text.char_indices().nth(200) {
@@ -33,7 +33,7 @@ pub(crate) fn brief(error: serde_json::Error) -> String {
     }
 }
 
-/// The header object. While a tensor is being parsed its name is in `current`, for whoever reports the error.
+/// The header object. While a tensor is being parsed, `current` holds its name for error messages.
 pub(super) struct HeaderSeed<'a> {
     pub(super) current: &'a mut Option<String>,
 }
@@ -62,7 +62,7 @@ impl<'de> Visitor<'de> for HeaderSeed<'_> {
             check_name(&name)?;
             if name == "__metadata__" {
                 if metadata.replace(map.next_value_seed(TextMap { what: "__metadata__" })?).is_some() {
-                    return Err(A::Error::custom("__metadata__ is there twice"));
+                    return Err(A::Error::custom("duplicate __metadata__"));
                 }
                 continue;
             }
@@ -77,25 +77,25 @@ impl<'de> Visitor<'de> for HeaderSeed<'_> {
     }
 }
 
-/// Names end up in messages, file names and tables: what cannot be printed is refused here, once.
+/// Names appear in messages, file names and tables, so names with unprintable characters are rejected here.
 fn check_name<E: serde::de::Error>(name: &str) -> Result<(), E> {
     let shown = || name.chars().take(64).collect::<String>().escape_debug().to_string();
     if name.is_empty() {
-        return Err(E::custom("a name is empty"));
+        return Err(E::custom("empty name"));
     }
     if name.len() > MAX_NAME {
-        let message = format!("a name has {} bytes, more than {MAX_NAME}: '{}…'", name.len(), shown());
+        let message = format!("name of {} bytes, but the limit is {MAX_NAME}: '{}…'", name.len(), shown());
         return Err(E::custom(message));
     }
     if name.chars().any(char::is_control) {
-        return Err(E::custom(format!("a name has control characters: '{}'", shown())));
+        return Err(E::custom(format!("name with control characters: '{}'", shown())));
     }
     Ok(())
 }
 
-/// An object of strings in which no key comes twice.
+/// An object of strings without duplicate keys.
 pub(crate) struct TextMap {
-    /// What it is, for messages.
+    /// Name in messages.
     pub(crate) what: &'static str,
 }
 
@@ -117,23 +117,23 @@ impl<'de> Visitor<'de> for TextMap {
     no_text!();
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-        let mut texts = BTreeMap::new();
+        let mut strings = BTreeMap::new();
         while let Some(key) = map.next_key::<String>()? {
             check_name(&key)?;
-            if texts.len() == MAX_ENTRIES {
+            if strings.len() == MAX_ENTRIES {
                 return Err(A::Error::custom(format!("{} has more than {MAX_ENTRIES} entries", self.what)));
             }
             let value = map.next_value::<String>()?;
-            if let Some((key, _)) = texts.get_key_value(&key) {
-                return Err(A::Error::custom(format!("{} has '{key}' twice", self.what)));
+            if let Some((key, _)) = strings.get_key_value(&key) {
+                return Err(A::Error::custom(format!("{} has duplicate key '{key}'", self.what)));
             }
-            texts.insert(key, value);
+            strings.insert(key, value);
         }
-        Ok(texts)
+        Ok(strings)
     }
 }
 
-/// One tensor's description.
+/// The description of one tensor.
 struct EntrySeed {
     name: String,
 }
@@ -158,7 +158,7 @@ impl<'de> Visitor<'de> for EntrySeed {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Entry, A::Error> {
         let (mut dtype, mut shape, mut offsets) = (None, None, None);
         while let Some(key) = map.next_key::<String>()? {
-            let again = match key.as_str() {
+            let duplicate = match key.as_str() {
                 "dtype" => dtype.replace(map.next_value::<String>()?).is_some(),
                 "shape" => shape.replace(map.next_value_seed(Numbers)?).is_some(),
                 "data_offsets" => offsets.replace(map.next_value_seed(Numbers)?).is_some(),
@@ -167,8 +167,8 @@ impl<'de> Visitor<'de> for EntrySeed {
                     false
                 }
             };
-            if again {
-                return Err(A::Error::custom(format!("{key} is there twice")));
+            if duplicate {
+                return Err(A::Error::custom(format!("duplicate {key}")));
             }
         }
         let dtype = dtype.ok_or_else(|| A::Error::missing_field("dtype"))?;
@@ -176,13 +176,13 @@ impl<'de> Visitor<'de> for EntrySeed {
         let shape = shape.ok_or_else(|| A::Error::missing_field("shape"))?;
         let offsets = offsets.ok_or_else(|| A::Error::missing_field("data_offsets"))?;
         let [begin, end] = offsets[..] else {
-            return Err(A::Error::custom(format!("data_offsets has {} numbers, not 2", offsets.len())));
+            return Err(A::Error::custom(format!("data_offsets has {} numbers, expected 2", offsets.len())));
         };
         Ok(Entry { name: self.name, dtype: Dtype::parse(&dtype), shape, begin, end })
     }
 }
 
-/// A short list of whole numbers below 2^64.
+/// A short list of unsigned 64-bit integers.
 struct Numbers;
 
 impl<'de> DeserializeSeed<'de> for Numbers {
@@ -197,7 +197,7 @@ impl<'de> Visitor<'de> for Numbers {
     type Value = Vec<u64>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a list of whole numbers below 2^64")
+        f.write_str("a list of unsigned 64-bit integers")
     }
 
     no_text!();
@@ -206,7 +206,7 @@ impl<'de> Visitor<'de> for Numbers {
         let mut numbers = Vec::new();
         while let Some(number) = list.next_element_seed(Number)? {
             if numbers.len() == MAX_DIMENSIONS {
-                return Err(A::Error::custom(format!("a list of more than {MAX_DIMENSIONS} numbers")));
+                return Err(A::Error::custom(format!("list of more than {MAX_DIMENSIONS} numbers")));
             }
             numbers.push(number);
         }
@@ -228,7 +228,7 @@ impl Visitor<'_> for Number {
     type Value = u64;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a whole number below 2^64")
+        f.write_str("an unsigned 64-bit integer")
     }
 
     no_text!();

@@ -56,7 +56,7 @@ impl KvShape {
 
     fn check(&self, what: &str) -> Result<()> {
         let wrong = |reason: String| Err(Error::InvalidUse { what: what.to_string(), reason });
-        if let Err(reason) = self.scheme.takes(self.head_dim, self.page_size) {
+        if let Err(reason) = self.scheme.check(self.head_dim, self.page_size) {
             return wrong(reason);
         }
         if self.elements() > MOST_ELEMENTS {

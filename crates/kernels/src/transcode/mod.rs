@@ -10,7 +10,7 @@ mod tests;
 use gpu::{Address, Caps, Device, Error, Pipeline, Recorder, Result, Subgroup, Tier, View};
 
 use crate::{
-    Encoding, Kernel, Matrix, STRIP, quant,
+    Encoding, Kernel, Matrix, STRIP,
     shaders::transcode::{Constants, Push, TIERS},
     variant::Variant,
 };
@@ -73,22 +73,6 @@ pub struct ExternalScales {
     pub first: usize,
 }
 
-/// The scales of an encoding that some rows need, when it has them in a tensor of their own: which of them.
-pub fn external_scales(
-    encoding: Encoding,
-    k: usize,
-    first_row: usize,
-    rows: usize,
-) -> Option<std::ops::Range<usize>> {
-    let per = quant::LAYERWISE_GROUP;
-    match encoding {
-        Encoding::Int8Symmetric => Some(0..1),
-        Encoding::Int8Asymmetric => Some(0..2),
-        Encoding::Int4Grouped => Some(first_row * k / per..((first_row + rows) * k).div_ceil(per)),
-        _ => None,
-    }
-}
-
 /// Where a tensor's strips go in a matrix that holds several tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StripMap {
@@ -144,7 +128,8 @@ impl Transcode {
                 rows.source.len()
             ));
         }
-        let needed = external_scales(self.encoding, layout.k, rows.first_row, rows.count).unwrap_or(0..0);
+        let needed = tensor::quant::layerwise_scales(self.encoding, layout.k, rows.first_row, rows.count)
+            .unwrap_or(0..0);
         let given =
             rows.scales.as_ref().map_or(0..0, |own| own.first..own.first + own.view.len() as usize / 4);
         if !needed.is_empty() && (given.start > needed.start || given.end < needed.end) {

@@ -1,85 +1,83 @@
-//! What can be wrong with quantised numbers. Callers add the file and the tensor.
+//! Errors of quantisation arithmetic. Callers add the file and the tensor.
 
-use super::Scheme;
-use crate::Encoding;
+use crate::{encoding::Encoding, layout::Scheme};
 
-/// Why numbers cannot be dequantised, transcoded or quantised.
+/// Why values cannot be dequantised, transcoded or quantised.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 pub enum QuantError {
-    /// A run of bytes is not whole blocks, or not as many as there are values.
-    #[error("{bytes} bytes of {encoding:?} do not make {values} values")]
+    /// The bytes are not whole blocks, or hold a different number of values.
+    #[error("{bytes} bytes of {encoding} do not hold {values} values")]
     Length {
-        /// How they are stored.
+        /// The encoding.
         encoding: Encoding,
-        /// Bytes given.
+        /// Number of bytes.
         bytes: usize,
-        /// Values wanted.
+        /// Expected number of values.
         values: usize,
     },
-    /// The number of scales does not belong to the number of values.
-    #[error("{found} scales for {encoding:?} where there should be {expected}")]
+    /// The number of scales does not match the number of values.
+    #[error("{encoding} has {found} scales, expected {expected}")]
     ScaleCount {
-        /// How the values are stored.
+        /// The encoding.
         encoding: Encoding,
-        /// Scales given.
+        /// Number of scales.
         found: usize,
-        /// Scales that the values need.
+        /// Number of scales that the values need.
         expected: usize,
     },
-    /// The values do not divide into groups.
+    /// The number of values is not a multiple of the group size.
     #[error("{values} values do not divide into groups of 32")]
     Ungrouped {
-        /// Values given.
+        /// Number of values.
         values: usize,
     },
-    /// A scale, minimum or zero point is not a number, or is infinite: the file is damaged.
+    /// A scale, minimum or zero point is NaN or infinite: the file is damaged.
     #[error("the {what} of block {block} is {value}: the file is damaged, download or convert it again")]
     NotFinite {
-        /// Which number of the block.
+        /// What is not finite: scale, minimum, …
         what: &'static str,
-        /// Which block of the tensor.
+        /// Index of the block in the tensor.
         block: usize,
-        /// What it is.
+        /// The value.
         value: f32,
     },
-    /// A block's values are so large that their scale or minimum is beyond f16.
-    #[error(
-        "block {block} holds values up to {value:e}, too large for scales of 16 bits: the file is damaged"
-    )]
+    /// A block's values are so large that its scale or minimum overflows f16.
+    #[error("block {block} has values up to {value:e}, too large for 16-bit scales: the file is damaged")]
     TooLarge {
-        /// Which block of the tensor.
+        /// Index of the block in the tensor.
         block: usize,
         /// The largest |value| that the block can express.
         value: f32,
     },
-    /// A byte that should hold an integer of 4 bits holds more.
+    /// A byte that should hold a 4-bit integer is out of range.
     #[error("value {index} is {value}, outside −8…7: the file is damaged")]
     Code {
-        /// Which value of the tensor.
+        /// Index of the value in the tensor.
         index: usize,
-        /// What it is.
+        /// The value.
         value: i8,
     },
-    /// A value to be quantised is not a number, infinite, or too large for the scheme.
-    #[error("value {index} is {value}, which {scheme} cannot hold")]
+    /// A value to be quantised is NaN, infinite, or too large for the scheme.
+    #[error("value {index} is {value}, which {scheme} cannot represent")]
     Value {
-        /// Which value.
+        /// Index of the value.
         index: usize,
-        /// What it is.
+        /// The value.
         value: f32,
-        /// The scheme wanted.
+        /// The requested scheme.
         scheme: Scheme,
     },
-    /// An encoding whose scales are a tensor of their own was given without, or the other way round.
-    #[error("{encoding:?} is not read this way: its scales are {place}")]
+    /// An encoding with a separate scale tensor was used without it, or the other way round.
+    #[error("{encoding} cannot be decoded this way: its scales are {location}")]
     Scales {
         /// The encoding.
         encoding: Encoding,
         /// Where its scales are.
-        place: &'static str,
+        location: &'static str,
     },
-    /// A scheme that does not fit the call: floats have no groups, and schemes with a minimum are only transcoded to.
-    #[error("nothing makes {scheme} here")]
+    /// The scheme does not fit the operation: floats have no groups, and schemes with minima only result from
+    /// transcoding.
+    #[error("{scheme} is not a possible result of this operation")]
     Scheme {
         /// The scheme.
         scheme: Scheme,

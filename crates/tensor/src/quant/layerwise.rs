@@ -1,14 +1,14 @@
-//! Folders quantised layer by layer: one byte a value, scales in a tensor of their own.
+//! The layerwise encodings: one byte per value, scales in a separate tensor.
 
 use half::f16;
 
-use super::{GROUP, Groups, QuantError, blocks, scheme_for};
-use crate::Encoding;
+use super::{blocks, error::QuantError, exactness::scheme_for, groups::Groups};
+use crate::{encoding::Encoding, layout::GROUP};
 
-/// Values that share one scale in `int4_grouped`, counted over the row-major tensor, across the ends of rows.
+/// Values that share one scale in `int4_grouped`, counted over the row-major tensor across row boundaries.
 pub const LAYERWISE_GROUP: usize = 128;
 
-/// Turns bytes and scales into values: q·scale, or (q − zero point)·scale for `int8_asymmetric`, in f32.
+/// Decodes to f32: q·scale, or (q − zero point)·scale for `int8_asymmetric`.
 pub fn dequantize_layerwise(
     encoding: Encoding,
     bytes: &[u8],
@@ -27,7 +27,26 @@ pub fn dequantize_layerwise(
     Ok(())
 }
 
-/// Brings a tensor into the scheme of [`scheme_for`], within the error stated there. Its rows must be whole groups.
+/// Which elements of a tensor's separate scales are needed for `rows` rows of `k` values starting at `first_row`; `None`
+/// for encodings that have no separate scales.
+pub fn layerwise_scales(
+    encoding: Encoding,
+    k: usize,
+    first_row: usize,
+    rows: usize,
+) -> Option<std::ops::Range<usize>> {
+    match encoding {
+        Encoding::Int8Symmetric => Some(0..1),
+        Encoding::Int8Asymmetric => Some(0..2),
+        Encoding::Int4Grouped => {
+            Some(first_row * k / LAYERWISE_GROUP..((first_row + rows) * k).div_ceil(LAYERWISE_GROUP))
+        }
+        _ => None,
+    }
+}
+
+/// Converts a tensor to the scheme of [`scheme_for`], within the error stated there. Rows must be multiples of
+/// [`GROUP`].
 pub fn transcode_layerwise(encoding: Encoding, bytes: &[u8], scales: &[f32]) -> Result<Groups, QuantError> {
     check_count(encoding, bytes.len(), scales)?;
     if !bytes.len().is_multiple_of(GROUP) {
@@ -36,11 +55,11 @@ pub fn transcode_layerwise(encoding: Encoding, bytes: &[u8], scales: &[f32]) -> 
     check_finite(encoding, scales)?;
     let mut groups = Groups::with_capacity(scheme_for(encoding).0, bytes.len());
     for (group, bytes) in bytes.chunks_exact(GROUP).enumerate() {
-        // A group of 32 starts at a multiple of 32, so it never straddles two scales.
+        // 128 is a multiple of 32, so a group never spans two scales.
         let block = group * GROUP / LAYERWISE_GROUP;
         let scale = match encoding {
-            Encoding::Int4Grouped => narrow(scales[block], 8.0, block)?,
-            _ => narrow(scales[0], 128.0, 0)?,
+            Encoding::Int4Grouped => to_f16(scales[block], 8.0, block)?,
+            _ => to_f16(scales[0], 128.0, 0)?,
         };
         match encoding {
             Encoding::Int8Symmetric => groups.push(scale, f16::ZERO, bytes.iter().map(|byte| *byte as i8)),
@@ -52,7 +71,7 @@ pub fn transcode_layerwise(encoding: Encoding, bytes: &[u8], scales: &[f32]) -> 
             }
             _ => {
                 let base = base(bytes, scales[1]);
-                let min = narrow((base as f32 - scales[1]) * scales[0], 1.0, 0)?;
+                let min = to_f16((base as f32 - scales[1]) * scales[0], 1.0, 0)?;
                 groups.push(scale, min, bytes.iter().map(|byte| (i32::from(*byte) - base) as i8));
             }
         }
@@ -60,16 +79,16 @@ pub fn transcode_layerwise(encoding: Encoding, bytes: &[u8], scales: &[f32]) -> 
     Ok(groups)
 }
 
-/// The code that becomes zero: the zero point, or the nearest to it that lets every code of the group fit 8 bits.
+/// The code that becomes zero: the zero point, or the nearest code for which every code of the group fits 8 bits.
 fn base(codes: &[u8], zero_point: f32) -> i32 {
     let (low, high) = codes.iter().fold((255, 0), |(low, high), code| (*code.min(&low), *code.max(&high)));
     (zero_point.round() as i32).clamp(i32::from(high) - 127, i32::from(low) + 128)
 }
 
-/// A scale as f16; an error when it is beyond f16, with the largest value that `codes` of it would be.
-fn narrow(scale: f32, codes: f32, block: usize) -> Result<f16, QuantError> {
-    let narrow = f16::from_f32(scale);
-    narrow.is_finite().then_some(narrow).ok_or(QuantError::TooLarge { block, value: scale.abs() * codes })
+/// Rounds a scale to f16. If it overflows, the error states the largest value: `scale` times `codes`.
+fn to_f16(scale: f32, codes: f32, block: usize) -> Result<f16, QuantError> {
+    let rounded = f16::from_f32(scale);
+    rounded.is_finite().then_some(rounded).ok_or(QuantError::TooLarge { block, value: scale.abs() * codes })
 }
 
 fn check_finite(encoding: Encoding, scales: &[f32]) -> Result<(), QuantError> {
@@ -86,7 +105,7 @@ fn check_count(encoding: Encoding, values: usize, scales: &[f32]) -> Result<(), 
         Encoding::Int8Symmetric => 1,
         Encoding::Int4Grouped => values.div_ceil(LAYERWISE_GROUP),
         Encoding::Int8Asymmetric => 2,
-        _ => return Err(QuantError::Scales { encoding, place: "inside its blocks" }),
+        _ => return Err(QuantError::Scales { encoding, location: "inside its blocks" }),
     };
     (scales.len() == expected).then_some(()).ok_or(QuantError::ScaleCount {
         encoding,
@@ -103,7 +122,7 @@ mod tests {
 
     const ALL: [Encoding; 3] = [Encoding::Int8Symmetric, Encoding::Int4Grouped, Encoding::Int8Asymmetric];
 
-    fn assert_within_its_error(encoding: Encoding, bytes: &[u8], scales: &[f32]) {
+    fn assert_within_bound(encoding: Encoding, bytes: &[u8], scales: &[f32]) {
         let mut exact = vec![f32::NAN; bytes.len()];
         dequantize_layerwise(encoding, bytes, scales, &mut exact).unwrap();
         let groups = transcode_layerwise(encoding, bytes, scales).unwrap();
@@ -121,24 +140,24 @@ mod tests {
 
     proptest! {
         #[test]
-        fn transcoding_stays_within_its_error(
+        fn transcoding_stays_within_the_stated_error(
             bytes in prop::collection::vec(any::<u8>(), 320),
             spread in 1_u8..=255,
             scale in prop_oneof![1e-4_f32..0.1, 1e-9_f32..1e-4, Just(0.0), -1.0_f32..1.0],
             zero_point in prop_oneof![(0_u8..=255).prop_map(f32::from), -300.0_f32..600.0],
         ) {
-            // Groups of 32 with few or many different codes, around different centres.
+            // Groups with narrow and wide ranges of codes, around different centres.
             let bytes: Vec<u8> = bytes.iter().enumerate()
                 .map(|(k, byte)| ((k / GROUP * 25) as u8).saturating_add(byte % spread)).collect();
-            assert_within_its_error(Encoding::Int8Symmetric, &bytes, &[scale]);
-            assert_within_its_error(Encoding::Int8Asymmetric, &bytes, &[scale, zero_point]);
+            assert_within_bound(Encoding::Int8Symmetric, &bytes, &[scale]);
+            assert_within_bound(Encoding::Int8Asymmetric, &bytes, &[scale, zero_point]);
             let small: Vec<u8> = bytes.iter().map(|byte| (byte % 15).wrapping_sub(7)).collect();
-            assert_within_its_error(Encoding::Int4Grouped, &small, &[scale, scale * 0.3, scale * 7.0]);
+            assert_within_bound(Encoding::Int4Grouped, &small, &[scale, scale * 0.3, scale * 7.0]);
         }
     }
 
     #[test]
-    fn each_encoding_means_what_its_name_says() {
+    fn encodings_decode_to_the_expected_values() {
         let bytes = [0, 1, 127, 128, 255];
         let values = |encoding, scales: &[f32]| {
             let mut out = [f32::NAN; 5];
@@ -156,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_zero_point_within_reach_needs_no_minimum() {
+    fn minimum_is_zero_when_the_zero_point_fits_8_bits() {
         let bytes: [u8; 32] = std::array::from_fn(|k| 100 + k as u8);
         let groups = transcode_layerwise(Encoding::Int8Asymmetric, &bytes, &[0.25, 117.0]).unwrap();
         assert_eq!(groups.mins, Some(vec![f16::ZERO]));
@@ -164,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn scales_that_no_weight_can_have_are_refused() {
+    fn invalid_scales_are_rejected() {
         for encoding in ALL {
             let scales = |bad| match encoding {
                 Encoding::Int8Symmetric => vec![bad],

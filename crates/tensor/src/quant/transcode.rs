@@ -1,17 +1,21 @@
-//! From GGUF's blocks to the GPU's groups.
+//! Transcoding GGUF blocks to the GPU's schemes.
 
 use half::f16;
 
 use super::{
-    GROUP, Groups, QuantError, Scheme,
     blocks::{Block, SUPER, SuperBlock, SuperBlock6, check_length, half_at},
+    error::QuantError,
+    exactness::scheme_for,
+    groups::Groups,
     quantize::int8_group,
-    scheme_for,
 };
-use crate::Encoding;
+use crate::{
+    encoding::Encoding,
+    layout::{GROUP, Scheme},
+};
 
-/// Brings blocks into the scheme of [`scheme_for`], within the error stated there: the reference for the GPU's kernels.
-/// Refuses exactly what [`check_scales`] refuses.
+/// Converts blocks to the scheme of [`scheme_for`], within the error stated there. This is the reference for the GPU
+/// kernel. Rejects exactly what [`check_scales`] rejects.
 pub fn transcode(encoding: Encoding, bytes: &[u8]) -> Result<Groups, QuantError> {
     let (scheme, _) = scheme_for(encoding);
     if scheme.is_float() {
@@ -30,8 +34,8 @@ pub fn transcode(encoding: Encoding, bytes: &[u8]) -> Result<Groups, QuantError>
     Ok(groups)
 }
 
-/// Looks at every scale of a run of blocks and refuses those that no weight can have: not a number, infinite, or in a
-/// super-block so large that the group's own scale or minimum would leave f16's range. Floats have none and pass.
+/// Checks every scale of a sequence of blocks and rejects those that no weight can have: NaN, infinite, or in a
+/// super-block so large that a group's scale or minimum would overflow f16. Floats have no scales and pass.
 pub fn check_scales(encoding: Encoding, bytes: &[u8]) -> Result<(), QuantError> {
     let size = encoding.block_bytes() as usize;
     check_length(encoding, bytes.len(), bytes.len() / size * encoding.block_values() as usize)?;
@@ -51,40 +55,40 @@ pub fn check_scales(encoding: Encoding, bytes: &[u8]) -> Result<(), QuantError> 
                 finite("scale", 0)?;
                 finite("scale of the minima", 2)?;
                 let codes = if encoding == Encoding::Q4K { 15.0 } else { 31.0 };
-                let parts = SuperBlock::read(encoding, bytes);
-                let reach = |sub| parts.scale(sub).abs() * codes + parts.min(sub).abs();
-                let value = (0..8).map(reach).fold(0.0, f32::max);
-                within(value, f16::MAX.to_f32(), block)?;
+                let super_block = SuperBlock::read(encoding, bytes);
+                let magnitude = |sub| super_block.scale(sub).abs() * codes + super_block.min(sub).abs();
+                let value = (0..8).map(magnitude).fold(0.0, f32::max);
+                check_magnitude(value, f16::MAX.to_f32(), block)?;
             }
             Encoding::Q6K => {
                 let d = finite("scale", 208)?;
                 let largest = SuperBlock6::read(bytes).scales.iter().map(|s| s.unsigned_abs()).max();
                 let value = d.abs() * f32::from(largest.unwrap_or(0)) * 32.0;
-                within(value, f16::MAX.to_f32() * 127.0, block)?;
+                check_magnitude(value, f16::MAX.to_f32() * 127.0, block)?;
             }
             Encoding::Int8Symmetric
             | Encoding::Int4Grouped
             | Encoding::Int8Asymmetric
             | Encoding::Tiled(_) => {
-                return Err(QuantError::Scales { encoding, place: "a tensor of their own" });
+                return Err(QuantError::Scales { encoding, location: "in a separate tensor" });
             }
         }
     }
     Ok(())
 }
 
-fn within(value: f32, limit: f32, block: usize) -> Result<(), QuantError> {
+fn check_magnitude(value: f32, limit: f32, block: usize) -> Result<(), QuantError> {
     (value <= limit).then_some(()).ok_or(QuantError::TooLarge { block, value })
 }
 
-/// Codes, scale and minimum as they are.
+/// Codes, scale and minimum are kept.
 fn push_block(groups: &mut Groups, block: &Block) {
     let shift = if groups.scheme == Scheme::Int4Min { 8 } else { 0 };
     groups.push(block.d, block.m.unwrap_or(f16::ZERO), block.q.map(|q| q - shift));
 }
 
-/// A sub-block is a group. Its codes move down so that the lowest in use is 0: the minimum is then one of the group's
-/// own values. Left where they are, a minimum far from all of them could be stored, and its rounding would be felt.
+/// A sub-block becomes a group. Its codes are shifted so that the lowest in use is 0: the minimum is then one of the
+/// group's values. Otherwise the stored minimum could be far from all of them, and rounding it would add a visible error.
 fn push_super(groups: &mut Groups, block: &SuperBlock) {
     let shift = if groups.scheme == Scheme::Int4Min { 8 } else { 0 };
     for (sub, codes) in block.q.chunks_exact(GROUP).enumerate() {
@@ -96,7 +100,7 @@ fn push_super(groups: &mut Groups, block: &SuperBlock) {
     }
 }
 
-/// Two sub-blocks with a scale each share one here: their values are rounded anew.
+/// Two sub-blocks with separate scales become one group with one scale, so their values are rounded again.
 fn push_super6(groups: &mut Groups, block: &SuperBlock6) {
     let mut values = [0.0; SUPER];
     block.values(&mut values);

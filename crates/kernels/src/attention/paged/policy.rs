@@ -42,7 +42,7 @@ impl Shape {
                 self.heads, self.kv_heads
             ));
         }
-        self.scheme.takes(self.head_dim, self.page_size).or_else(wrong)
+        self.scheme.check(self.head_dim, self.page_size).or_else(wrong)
     }
 
     /// Eights of a head.

@@ -114,7 +114,7 @@ impl Rope {
     /// The same with a plan given.
     pub fn with_plan(device: &Device, shape: Shape, plan: Plan) -> Result<Self> {
         let wrong = |reason: String| Err(Error::InvalidUse { what: "rope".into(), reason });
-        if let Err(reason) = shape.scheme.takes(shape.head_dim, shape.page_size) {
+        if let Err(reason) = shape.scheme.check(shape.head_dim, shape.page_size) {
             return wrong(reason);
         }
         if shape.heads == 0 || shape.kv_heads == 0 {
