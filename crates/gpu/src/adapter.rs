@@ -1,4 +1,4 @@
-//! A Vulkan device before it is opened: what it is, what it can do, what memory it has, and which one to take.
+//! Physical devices: listing them, querying their properties, and selecting one.
 
 use std::ffi::CStr;
 
@@ -14,45 +14,46 @@ use crate::{
     vk_ext,
 };
 
-/// What kind of hardware a device is, best first.
+/// Kind of device, best first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum AdapterKind {
-    /// A card with memory of its own.
+    /// A GPU with its own memory.
     Discrete,
-    /// Shares the system's memory.
+    /// A GPU that shares the system's memory.
     Integrated,
-    /// Passed through to a virtual machine.
+    /// A GPU in a virtual machine.
     Virtual,
-    /// Runs on the CPU.
+    /// A software implementation on the CPU.
     Cpu,
-    /// The driver does not say.
+    /// Not reported by the driver.
     Other,
 }
 
-/// Everything there is to know about a device without opening it.
+/// What is known about a device without opening it.
 #[derive(Clone, Debug, Serialize)]
 pub struct AdapterInfo {
-    /// Position in the driver's list.
+    /// Index in the driver's list.
     pub index: usize,
-    /// As the driver names it.
+    /// Name reported by the driver.
     pub name: String,
-    /// What kind of hardware.
+    /// Kind of device.
     pub kind: AdapterKind,
-    /// PCI vendor.
+    /// PCI vendor id.
     pub vendor_id: u32,
-    /// PCI device.
+    /// PCI device id.
     pub device_id: u32,
-    /// Driver name and version, for people.
+    /// Driver name and version, for display.
     pub driver: String,
-    /// Driver version, for keys.
+    /// Driver version as a number, for cache keys.
     pub driver_version: u32,
-    /// Changes whenever compiled pipelines of this driver and device stop being valid.
+    /// Changes whenever pipelines compiled by this driver for this device become invalid.
     #[serde(serialize_with = "hex")]
     pub pipeline_cache_uuid: [u8; 16],
-    /// The GPU and the CPU share one memory.
+    /// Whether the GPU and the CPU share one memory.
     pub unified_memory: bool,
-    /// RADV compiling for a GPU that is not there: pipelines can be compiled, nothing can run.
+    /// Whether this is RADV's null device (`RADV_FORCE_FAMILY`), which compiles pipelines but cannot run
+    /// them.
     pub compile_only: bool,
     /// Limits and features.
     pub caps: Caps,
@@ -63,18 +64,18 @@ pub struct AdapterInfo {
     pub memory_types: Vec<MemoryType>,
 }
 
-/// A device that can be opened.
+/// A physical device that can be opened.
 #[derive(Clone)]
 pub struct Adapter {
     pub(crate) instance: Instance,
     pub(crate) raw: vk::PhysicalDevice,
     pub(crate) queue_family: Option<u32>,
     pub(crate) extensions: Extensions,
-    /// What it is.
+    /// Properties of the device.
     pub info: AdapterInfo,
 }
 
-/// Device extensions that we use where they exist.
+/// Optional device extensions.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Extensions {
     pub memory_budget: bool,
@@ -84,10 +85,23 @@ pub(crate) struct Extensions {
     pub conditional_rendering: bool,
 }
 
+impl Instance {
+    /// All Vulkan devices in the driver's order, usable or not.
+    pub fn adapters(&self) -> Result<Vec<Adapter>> {
+        // SAFETY: the instance is alive as long as `self`.
+        let devices = unsafe { self.inner.raw.enumerate_physical_devices() }
+            .map_err(|result| Error::from_vk("vkEnumeratePhysicalDevices", result))?;
+        if devices.is_empty() {
+            return Err(Error::NoDriver);
+        }
+        devices.into_iter().enumerate().map(|(index, raw)| Adapter::query(self, index, raw)).collect()
+    }
+}
+
 impl Adapter {
-    pub(crate) fn query(instance: &Instance, index: usize, raw: vk::PhysicalDevice) -> Result<Self> {
+    fn query(instance: &Instance, index: usize, raw: vk::PhysicalDevice) -> Result<Self> {
         let vk_instance = &instance.inner.raw;
-        // SAFETY: `raw` comes from this instance.
+        // SAFETY: `raw` was enumerated from this instance.
         let base = unsafe { vk_instance.get_physical_device_properties(raw) };
         let name = base.device_name_as_c_str().unwrap_or(c"unknown").to_string_lossy().into_owned();
         let available = extension_names(instance, raw)?;
@@ -101,13 +115,10 @@ impl Adapter {
             // SAFETY: driver properties are core in Vulkan 1.2.
             unsafe { vk_instance.get_physical_device_properties2(raw, &mut chain) };
         }
-        let text = |text: Result<&CStr, _>| {
-            text.map_or_else(
-                |_: std::ffi::FromBytesUntilNulError| String::new(),
-                |t| t.to_string_lossy().into_owned(),
-            )
+        let text = |text: Result<&CStr, std::ffi::FromBytesUntilNulError>| {
+            text.map_or_else(|_| String::new(), |text| text.to_string_lossy().into_owned())
         };
-        // RADV's null device answers no memory budget: the call crashes inside Mesa.
+        // Querying the memory budget of RADV's null device crashes inside Mesa.
         let compile_only =
             driver.driver_id == vk::DriverId::MESA_RADV && std::env::var_os("RADV_FORCE_FAMILY").is_some();
         let driver_text =
@@ -120,13 +131,13 @@ impl Adapter {
             cooperative_matrix2: has(vk_ext::NV_COOPERATIVE_MATRIX_2_NAME),
             conditional_rendering: has(ash::ext::conditional_rendering::NAME),
         };
-        let unasked = too_old_for_cooperative_matrix(instance, &mut extensions);
+        let not_queried = disable_for_old_validation_layer(instance, &mut extensions);
 
         let mut caps =
-            if has_13 { query_caps(instance, raw, &base, &extensions, &has) } else { below_13(&base) };
-        caps.cooperative_matrix_not_queried = unasked;
+            if has_13 { query_caps(instance, raw, &base, &extensions, &has) } else { caps_below_13(&base) };
+        caps.cooperative_matrix_not_queried = not_queried;
         match queue_family {
-            None => caps.missing_core.push("a queue that computes".into()),
+            None => caps.missing_core.push("a compute queue".into()),
             Some((_, bits)) => {
                 caps.timestamp_bits = bits;
                 if bits == 0 {
@@ -136,7 +147,7 @@ impl Adapter {
         }
         for fault in &instance.inner.faults {
             if let Fault::NoFeature(name) = fault {
-                forget(&mut caps, name);
+                remove_feature(&mut caps, name);
             }
         }
 
@@ -173,8 +184,8 @@ impl Adapter {
     }
 }
 
-/// Takes the device that `wanted` names by index or by part of its name, or the best usable one: discrete, integrated,
-/// then the rest.
+/// Selects the device that `wanted` identifies by index or by part of its name. Without `wanted`, the best
+/// usable one: discrete, then integrated, then the others.
 pub fn select_adapter<'a>(adapters: &'a [Adapter], wanted: Option<&str>) -> Result<&'a Adapter> {
     let infos: Vec<&AdapterInfo> = adapters.iter().map(|adapter| &adapter.info).collect();
     select_info(&infos, wanted).map(|position| &adapters[position])
@@ -182,7 +193,7 @@ pub fn select_adapter<'a>(adapters: &'a [Adapter], wanted: Option<&str>) -> Resu
 
 fn select_info(infos: &[&AdapterInfo], wanted: Option<&str>) -> Result<usize> {
     let position = match wanted.map(str::trim).filter(|wanted| !wanted.is_empty()) {
-        Some(wanted) => named(infos, wanted)?,
+        Some(wanted) => find_by_name(infos, wanted)?,
         None => (0..infos.len())
             .min_by_key(|position| (infos[*position].caps.tier().is_none(), infos[*position].kind))
             .ok_or(Error::NoDriver)?,
@@ -198,7 +209,7 @@ fn select_info(infos: &[&AdapterInfo], wanted: Option<&str>) -> Result<usize> {
     Ok(position)
 }
 
-fn named(infos: &[&AdapterInfo], wanted: &str) -> Result<usize> {
+fn find_by_name(infos: &[&AdapterInfo], wanted: &str) -> Result<usize> {
     let error = |matches| Error::NoSuchDevice {
         wanted: wanted.to_string(),
         matches,
@@ -222,16 +233,16 @@ fn named(infos: &[&AdapterInfo], wanted: &str) -> Result<usize> {
 }
 
 fn extension_names(instance: &Instance, raw: vk::PhysicalDevice) -> Result<Vec<std::ffi::CString>> {
-    // SAFETY: `raw` comes from this instance.
+    // SAFETY: `raw` was enumerated from this instance.
     let properties = unsafe { instance.inner.raw.enumerate_device_extension_properties(raw) }
         .map_err(|result| Error::from_vk("vkEnumerateDeviceExtensionProperties", result))?;
     Ok(properties.iter().filter_map(|p| p.extension_name_as_c_str().ok().map(CStr::to_owned)).collect())
 }
 
-/// The compute queue family and its timestamp bits. One without graphics comes first: on AMD its ring is not shared
-/// with the desktop and has the longer watchdog.
+/// The compute queue family and its timestamp bits. Families without graphics are preferred: on AMD their
+/// ring is not shared with the desktop and has a longer watchdog timeout.
 fn compute_family(instance: &ash::Instance, raw: vk::PhysicalDevice) -> Option<(u32, u32)> {
-    // SAFETY: `raw` comes from this instance.
+    // SAFETY: `raw` was enumerated from this instance.
     let families = unsafe { instance.get_physical_device_queue_family_properties(raw) };
     families
         .iter()
@@ -243,9 +254,10 @@ fn compute_family(instance: &ash::Instance, raw: vk::PhysicalDevice) -> Option<(
         .map(|(index, family)| (index as u32, family.timestamp_valid_bits))
 }
 
-/// A validation layer older than an extension takes its structures for errors: then the extension is left alone.
-fn too_old_for_cooperative_matrix(instance: &Instance, extensions: &mut Extensions) -> Option<String> {
-    // The headers that brought VK_KHR_cooperative_matrix and VK_NV_cooperative_matrix2.
+/// Disables extensions that are newer than the loaded validation layer, which would report their structures
+/// as errors. Returns the reason if cooperative matrices are affected.
+fn disable_for_old_validation_layer(instance: &Instance, extensions: &mut Extensions) -> Option<String> {
+    // Header versions that introduced VK_KHR_cooperative_matrix and VK_NV_cooperative_matrix2.
     const KHR: u32 = vk::make_api_version(0, 1, 3, 255);
     const NV2: u32 = vk::make_api_version(0, 1, 3, 297);
     let layer = instance.inner.validation_version?;
@@ -254,14 +266,14 @@ fn too_old_for_cooperative_matrix(instance: &Instance, extensions: &mut Extensio
         return None;
     }
     extensions.cooperative_matrix = false;
-    Some(format!("the validation layer ({}) is older than cooperative matrices", version(layer)))
+    Some(format!("the validation layer ({}) is too old for cooperative matrices", version(layer)))
 }
 
 fn version(raw: u32) -> String {
     format!("{}.{}.{}", vk::api_version_major(raw), vk::api_version_minor(raw), vk::api_version_patch(raw))
 }
 
-fn below_13(base: &vk::PhysicalDeviceProperties) -> Caps {
+fn caps_below_13(base: &vk::PhysicalDeviceProperties) -> Caps {
     Caps {
         api_version: version(base.api_version),
         missing_core: vec![format!("Vulkan 1.3 (it has {})", version(base.api_version))],
@@ -290,7 +302,8 @@ fn query_caps(
     if has_amd {
         properties = properties.push_next(&mut amd);
     }
-    // SAFETY: the chain holds structures of Vulkan 1.3 and of extensions that the device lists.
+    // SAFETY: the chain contains structures of Vulkan 1.3 and of extensions that the device lists, all of
+    // which outlive the call.
     unsafe { vk_instance.get_physical_device_properties2(raw, &mut properties) };
 
     let mut f11 = vk::PhysicalDeviceVulkan11Features::default();
@@ -369,17 +382,18 @@ fn query_caps(
         max_shared_bytes: limits.max_compute_shared_memory_size,
         max_threads: limits.max_compute_work_group_invocations.min(limits.max_compute_work_group_size[0]),
         max_groups: limits.max_compute_work_group_count[0],
-        // A buffer may need a little more memory than its size (RADV allows 4 GiB less 4 bytes, and rounds up to pages).
+        // A buffer may need slightly more memory than its size: RADV allows 4 GiB minus 4 bytes and rounds up
+        // to pages.
         max_allocation: p11.max_memory_allocation_size.min(p13.max_buffer_size) / PAGE * PAGE,
     }
 }
 
-/// The largest page of any system Indrik runs on.
+/// The largest memory page size of any supported system.
 const PAGE: u64 = 64 << 10;
 
 fn matrix_shapes(instance: &Instance, raw: vk::PhysicalDevice) -> Vec<MatrixShape> {
     let functions = ash::khr::cooperative_matrix::Instance::new(&instance.inner.entry, &instance.inner.raw);
-    // SAFETY: the device lists VK_KHR_cooperative_matrix and has the feature.
+    // SAFETY: `raw` was enumerated from this instance, lists VK_KHR_cooperative_matrix and has the feature.
     let Ok(properties) = (unsafe { functions.get_physical_device_cooperative_matrix_properties(raw) }) else {
         return vec![];
     };
@@ -390,7 +404,7 @@ fn matrix_shapes(instance: &Instance, raw: vk::PhysicalDevice) -> Vec<MatrixShap
         vk::ComponentTypeKHR::UINT8 => Element::U8,
         vk::ComponentTypeKHR::SINT32 => Element::S32,
         vk::ComponentTypeKHR::UINT32 => Element::U32,
-        // VK_COMPONENT_TYPE_BFLOAT16_KHR, newer than ash's headers.
+        // VK_COMPONENT_TYPE_BFLOAT16_KHR, which is newer than ash's headers.
         other if other.as_raw() == 1_000_141_000 => Element::Bf16,
         _ => Element::Other,
     };
@@ -408,8 +422,8 @@ fn matrix_shapes(instance: &Instance, raw: vk::PhysicalDevice) -> Vec<MatrixShap
         .collect()
 }
 
-/// A feature taken away by an injected fault.
-fn forget(caps: &mut Caps, feature: &str) {
+/// Removes a feature, for an injected fault.
+fn remove_feature(caps: &mut Caps, feature: &str) {
     match feature {
         "shaderFloat16" => caps.float16 = false,
         "shaderInt8" => caps.int8 = false,
@@ -461,39 +475,39 @@ mod tests {
         ]
     }
 
-    fn pick(infos: &[AdapterInfo], wanted: Option<&str>) -> Result<usize> {
+    fn select(infos: &[AdapterInfo], wanted: Option<&str>) -> Result<usize> {
         select_info(&infos.iter().collect::<Vec<_>>(), wanted)
     }
 
     #[test]
-    fn discrete_then_integrated_then_cpu() {
+    fn discrete_is_preferred_over_integrated_over_cpu() {
         let machine = machine();
-        assert_eq!(pick(&machine, None).unwrap(), 2);
-        assert_eq!(pick(&machine[..2], None).unwrap(), 1);
-        assert_eq!(pick(&machine[..1], None).unwrap(), 0);
-        assert_eq!(pick(&machine, Some("")).unwrap(), 2);
+        assert_eq!(select(&machine, None).unwrap(), 2);
+        assert_eq!(select(&machine[..2], None).unwrap(), 1);
+        assert_eq!(select(&machine[..1], None).unwrap(), 0);
+        assert_eq!(select(&machine, Some("")).unwrap(), 2);
     }
 
     #[test]
-    fn by_index_and_by_part_of_the_name() {
+    fn devices_are_selected_by_index_or_part_of_the_name() {
         let machine = machine();
-        assert_eq!(pick(&machine, Some("0")).unwrap(), 0);
-        assert_eq!(pick(&machine, Some("radeon")).unwrap(), 1);
-        let unknown = pick(&machine, Some("geforce")).unwrap_err().to_string();
+        assert_eq!(select(&machine, Some("0")).unwrap(), 0);
+        assert_eq!(select(&machine, Some("radeon")).unwrap(), 1);
+        let unknown = select(&machine, Some("geforce")).unwrap_err().to_string();
         assert!(
             unknown.contains("no Vulkan device matches 'geforce'") && unknown.contains("2: NVIDIA H200"),
             "{unknown}"
         );
-        assert!(pick(&machine, Some("7")).unwrap_err().to_string().contains("no Vulkan device"));
-        assert!(pick(&machine, Some("i")).unwrap_err().to_string().contains("more than one"));
+        assert!(select(&machine, Some("7")).unwrap_err().to_string().contains("no Vulkan device"));
+        assert!(select(&machine, Some("i")).unwrap_err().to_string().contains("more than one"));
     }
 
     #[test]
-    fn an_unusable_device_is_passed_over_and_refused_by_name() {
+    fn an_unusable_device_is_skipped_and_rejected_when_named() {
         let mut machine = machine();
         machine[2].caps.missing_core = vec!["bufferDeviceAddress".into()];
-        assert_eq!(pick(&machine, None).unwrap(), 1);
-        let refused = pick(&machine, Some("h200")).unwrap_err().to_string();
-        assert!(refused.contains("NVIDIA H200 cannot do this: it lacks bufferDeviceAddress"), "{refused}");
+        assert_eq!(select(&machine, None).unwrap(), 1);
+        let error = select(&machine, Some("h200")).unwrap_err().to_string();
+        assert!(error.contains("NVIDIA H200 does not support this: it lacks bufferDeviceAddress"), "{error}");
     }
 }

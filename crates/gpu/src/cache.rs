@@ -1,8 +1,8 @@
-//! Compiled pipelines on disk, so that the second start compiles nothing; and the place of other files that hold for one device
-//! and driver.
+//! The pipeline cache on disk, so that only the first start compiles; and paths for other files that are
+//! valid for one device and driver only.
 //!
-//! One file per device and driver. Drivers have crashed on damaged cache data, so the file carries a header of ours
-//! (magic, key, length, checksum) and is ignored, with a warning, unless all of it matches.
+//! There is one file per device and driver. Drivers have crashed on damaged cache data, so the file has a
+//! header of our own (magic, key, length, checksum) and is ignored, with a warning, unless all of it matches.
 
 use std::{
     path::{Path, PathBuf},
@@ -17,10 +17,12 @@ use crate::{
 };
 
 const MAGIC: &[u8; 8] = b"INDRIKP1";
+/// Header size in bytes: magic, key, length, checksum.
 const HEADER: usize = 8 + KEY + 8 + 8;
+/// Key size in bytes: pipeline cache UUID, vendor, device, driver version.
 const KEY: usize = 28;
 
-/// Where Indrik keeps what it can make again: `INDRIK_CACHE_DIR`, else `indrik` in the user's cache folder.
+/// Indrik's cache folder: `INDRIK_CACHE_DIR`, or `indrik` in the user's cache folder.
 pub fn cache_dir() -> Option<PathBuf> {
     let folder = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     folder("INDRIK_CACHE_DIR")
@@ -28,7 +30,8 @@ pub fn cache_dir() -> Option<PathBuf> {
         .or_else(|| folder("HOME").map(|home| home.join(".cache").join("indrik")))
 }
 
-/// Writes a file whole or not at all: beside its place and then renamed, so that two processes never read each other's half.
+/// Writes a file atomically: to a temporary file that is then renamed, so that no process reads a partial
+/// file.
 pub fn write_atomically(file: &Path, content: &[u8]) -> std::io::Result<()> {
     if let Some(dir) = file.parent() {
         std::fs::create_dir_all(dir)?;
@@ -46,7 +49,7 @@ pub(crate) struct PipelineCache {
     dir: Option<PathBuf>,
     file: Option<PathBuf>,
     dirty: AtomicBool,
-    // Of what the file holds: a driver that does not say what it found in the cache has nothing new all the same.
+    /// Checksum of the data on disk. `dirty` alone is not enough: some drivers never report cache hits.
     on_disk: AtomicU64,
 }
 
@@ -56,7 +59,8 @@ impl PipelineCache {
         let file = dir.map(|dir| path(dir, "pipelines", &key, "bin"));
         let data = file.as_deref().map(|file| read(file, &key)).unwrap_or_default();
         let create = vk::PipelineCacheCreateInfo::default().initial_data(&data);
-        // SAFETY: the data is what this driver wrote for this device, checked by key and checksum.
+        // SAFETY: the data was written by this driver for this device, as its key and checksum show; the
+        // create info outlives the call.
         let raw = unsafe { device.create_pipeline_cache(&create, None) }
             .map_err(|result| Error::from_vk("vkCreatePipelineCache", result))?;
         let on_disk = AtomicU64::new(checksum(&data));
@@ -67,13 +71,13 @@ impl PipelineCache {
         self.file.as_deref()
     }
 
-    /// Where something else is kept that holds for this device and driver alone.
+    /// Path of another file that is valid for this device and driver only.
     pub fn path_for(&self, folder: &str, extension: &str) -> Option<PathBuf> {
         self.dir.as_deref().map(|dir| path(dir, folder, &self.key, extension))
     }
 
-    /// A pipeline was compiled that the cache did not have.
-    pub fn note_new(&self) {
+    /// Records that a pipeline was compiled that was not in the cache.
+    pub fn mark_dirty(&self) {
         self.dirty.store(true, Ordering::Relaxed);
     }
 
@@ -82,21 +86,21 @@ impl PipelineCache {
         if !self.dirty.swap(false, Ordering::Relaxed) {
             return;
         }
-        // SAFETY: the cache lives until `destroy`.
+        // SAFETY: the cache exists until `destroy`, after which nothing uses it.
         let Ok(data) = (unsafe { device.get_pipeline_cache_data(self.raw) }) else { return };
         let new = checksum(&data);
         if self.on_disk.swap(new, Ordering::Relaxed) == new {
             return;
         }
         if let Err(error) = write(file, &self.key, &data) {
-            tracing::warn!("compiled pipelines are not kept: {}: {error}", file.display());
+            tracing::warn!("could not write the pipeline cache: {}: {error}", file.display());
         }
     }
 
     /// # Safety
-    /// Nothing may use the cache afterwards.
+    /// The cache must not be used afterwards.
     pub unsafe fn destroy(&self, device: &ash::Device) {
-        // SAFETY: by the caller's promise.
+        // SAFETY: the caller guarantees that the cache is not used again.
         unsafe { device.destroy_pipeline_cache(self.raw, None) };
     }
 }
@@ -114,20 +118,20 @@ fn key(info: &AdapterInfo) -> [u8; KEY] {
     key
 }
 
-/// The driver's data in the file, or nothing.
+/// The driver's data in the file; empty if the file is missing or invalid.
 fn read(file: &Path, key: &[u8; KEY]) -> Vec<u8> {
     let Ok(content) = std::fs::read(file) else { return vec![] };
-    match unwrap(&content, key) {
+    match parse(&content, key) {
         Ok(data) => data.to_vec(),
         Err(reason) => {
-            let reason = format!("{reason}; pipelines are compiled anew and the file is replaced");
+            let reason = format!("{reason}; pipelines are compiled again and the file is replaced");
             tracing::warn!("{}", Error::InvalidFile { path: file.to_path_buf(), reason });
             vec![]
         }
     }
 }
 
-fn unwrap<'a>(content: &'a [u8], key: &[u8; KEY]) -> Result<&'a [u8], &'static str> {
+fn parse<'a>(content: &'a [u8], key: &[u8; KEY]) -> Result<&'a [u8], &'static str> {
     let header = content.get(..HEADER).ok_or("too short")?;
     let data = &content[HEADER..];
     if &header[..8] != MAGIC {
@@ -155,7 +159,7 @@ fn write(file: &Path, key: &[u8; KEY], data: &[u8]) -> std::io::Result<()> {
     write_atomically(file, &content)
 }
 
-/// FNV-1a: it guards against damage, not against malice.
+/// FNV-1a. It detects damage, not tampering.
 pub fn checksum(data: &[u8]) -> u64 {
     data.iter()
         .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
@@ -166,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_an_intact_file_of_the_same_key_is_used() {
+    fn only_an_intact_file_with_the_same_key_is_used() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("deep").join("cache.bin");
         let key = [7; KEY];
@@ -175,12 +179,12 @@ mod tests {
         assert!(read(&file, &[8; KEY]).is_empty());
         let whole = std::fs::read(&file).unwrap();
         for cut in 0..whole.len() {
-            assert!(unwrap(&whole[..cut], &key).is_err(), "cut at {cut}");
+            assert!(parse(&whole[..cut], &key).is_err(), "cut at {cut}");
         }
         for position in 0..whole.len() {
             let mut damaged = whole.clone();
             damaged[position] ^= 0x40;
-            assert!(unwrap(&damaged, &key).is_err(), "damaged at {position}");
+            assert!(parse(&damaged, &key).is_err(), "damaged at {position}");
         }
     }
 }

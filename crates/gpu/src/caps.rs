@@ -1,12 +1,12 @@
-//! What a device can do, as plain data, and the capability tiers that follow from it.
+//! The capabilities of a device as plain data, and the capability tiers derived from them.
 //!
-//! Kernels ask for a tier, never for an extension: T0 is fp32 on any Vulkan 1.3 device, T1 adds fp16, packed int8 dot
-//! products and subgroup arithmetic, T2 cooperative matrices, T3 NVIDIA's second generation of them. A tier that is
-//! missing always comes with the reason.
+//! Kernels require a tier, never an extension: T0 is fp32 on any Vulkan 1.3 device; T1 adds fp16, packed int8
+//! dot products and subgroup arithmetic; T2 adds cooperative matrices; T3 adds NVIDIA's second generation of
+//! them. A missing tier always comes with a reason.
 
 use serde::{Deserialize, Serialize};
 
-/// A capability tier. A device that has one has all below it.
+/// A capability tier. A device of one tier also has all lower ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Tier {
     /// fp32 and shared memory: any Vulkan 1.3 device.
@@ -23,7 +23,7 @@ impl Tier {
     /// All tiers, lowest first.
     pub const ALL: [Tier; 4] = [Tier::T0, Tier::T1, Tier::T2, Tier::T3];
 
-    /// What the tier means, in a few words.
+    /// A short description.
     pub fn description(self) -> &'static str {
         match self {
             Tier::T0 => "fp32, any subgroup size",
@@ -40,12 +40,12 @@ impl std::fmt::Display for Tier {
     }
 }
 
-/// A tier with the reasons why it is missing; none when it is there.
+/// Whether a device has a tier, and if not, why.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct TierStatus {
-    /// Which tier.
+    /// The tier.
     pub tier: Tier,
-    /// Empty when the device has the tier.
+    /// Missing features; empty if the device has the tier.
     pub missing: Vec<String>,
 }
 
@@ -67,7 +67,7 @@ pub enum Element {
     S32,
     /// Unsigned 32-bit integer.
     U32,
-    /// A type that no kernel of ours uses.
+    /// A type that no kernel uses.
     Other,
 }
 
@@ -88,26 +88,26 @@ pub struct MatrixShape {
     pub c: Element,
 }
 
-/// Limits and features of a device, in the words the kernels use.
+/// Limits and features of a device.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Caps {
-    /// Vulkan version of the device, as in `1.4.305`.
+    /// Vulkan version of the device, such as `1.4.305`.
     pub api_version: String,
-    /// Features of tier T0 that the device lacks, by their Vulkan names.
+    /// Features of tier T0 that the device lacks, by Vulkan name.
     pub missing_core: Vec<String>,
-    /// Subgroup size when nothing is asked for.
+    /// Default subgroup size.
     pub subgroup_size: u32,
-    /// Smallest subgroup size that may be required.
+    /// Minimum subgroup size that a pipeline may require.
     pub min_subgroup_size: u32,
-    /// Largest subgroup size that may be required.
+    /// Maximum subgroup size that a pipeline may require.
     pub max_subgroup_size: u32,
-    /// A pipeline may require its subgroup size.
+    /// Whether a pipeline may require a subgroup size.
     pub subgroup_size_control: bool,
-    /// A pipeline may require full subgroups.
+    /// Whether a pipeline may require full subgroups.
     pub full_subgroups: bool,
-    /// Reductions over a subgroup, and votes.
+    /// Subgroup reductions and votes.
     pub subgroup_arithmetic: bool,
-    /// Shuffles within a subgroup.
+    /// Subgroup shuffles.
     pub subgroup_shuffle: bool,
     /// 16-bit float arithmetic.
     pub float16: bool,
@@ -119,41 +119,41 @@ pub struct Caps {
     pub storage8: bool,
     /// Packed 4 × 8-bit dot products.
     pub integer_dot: bool,
-    /// The packed dot product is one instruction here.
+    /// Whether the packed dot product is a native instruction.
     pub integer_dot_accelerated: bool,
-    /// Vulkan's memory model with device scope, which cooperative matrices need.
+    /// The Vulkan memory model with device scope, which cooperative matrices need.
     pub memory_model: bool,
     /// Shapes of `VK_KHR_cooperative_matrix` at subgroup scope.
     pub cooperative_matrix: Vec<MatrixShape>,
     /// `VK_NV_cooperative_matrix2` with workgroup scope and flexible dimensions.
     pub cooperative_matrix2: bool,
-    /// Why cooperative matrices were not asked about, where they were not.
+    /// Why support for cooperative matrices was not queried; `None` if it was.
     pub cooperative_matrix_not_queried: Option<String>,
-    /// Commands may be skipped by a word in memory (`VK_EXT_conditional_rendering`), so that a submission of several steps can end
-    /// early. Without it a submission is one step.
+    /// `VK_EXT_conditional_rendering`: dispatches can be skipped by a predicate in memory, so that a decode
+    /// run can end early. Without it every submission is a single step.
     pub conditional_rendering: bool,
-    /// Number of compute units (AMD) or multiprocessors (NVIDIA), where the driver tells.
+    /// Number of compute units (AMD) or multiprocessors (NVIDIA), if the driver reports it.
     pub compute_units: Option<u32>,
-    /// Bits of a timestamp; it starts again from zero after them.
+    /// Width of a timestamp in bits; it wraps around after that.
     pub timestamp_bits: u32,
-    /// Nanoseconds per timestamp tick; none when the compute queue has no timestamps.
+    /// Nanoseconds per timestamp tick; `None` if the compute queue has no timestamps.
     pub timestamp_period_ns: Option<f64>,
-    /// Shared memory of a workgroup, in bytes.
+    /// Maximum shared memory per workgroup, in bytes.
     pub max_shared_bytes: u32,
-    /// Threads of a workgroup.
+    /// Maximum threads per workgroup.
     pub max_threads: u32,
-    /// Workgroups of a dispatch along x.
+    /// Maximum workgroups per dispatch along x.
     pub max_groups: u32,
-    /// Bytes of one allocation, and so of one buffer.
+    /// Maximum bytes of one allocation, and so of one buffer.
     pub max_allocation: u64,
 }
 
 impl Caps {
-    /// Every tier, lowest first, with what is missing.
+    /// Every tier, lowest first, with its missing features.
     pub fn tiers(&self) -> [TierStatus; 4] {
         let mut missing: Vec<String> = Vec::new();
         Tier::ALL.map(|tier| {
-            // A tier stands on those below it: the reason names the lowest one that is missing.
+            // A tier builds on the lower ones: the reason names the lowest missing tier.
             if let (false, Some(below)) = (missing.is_empty(), tier_below(tier)) {
                 if !missing[0].starts_with("needs ") {
                     missing = vec![format!("needs {below}")];
@@ -165,7 +165,7 @@ impl Caps {
         })
     }
 
-    /// The highest tier the device has; none when it lacks even T0.
+    /// The highest tier of the device; `None` if it lacks even T0.
     pub fn tier(&self) -> Option<Tier> {
         self.tiers().into_iter().filter(|status| status.missing.is_empty()).map(|status| status.tier).max()
     }
@@ -188,7 +188,7 @@ impl Caps {
                 need(self.subgroup_arithmetic, "subgroup arithmetic");
                 need(self.subgroup_shuffle, "subgroup shuffles");
                 need(self.full_subgroups, "computeFullSubgroups");
-                // The sums of subgroups are joined in shared memory that is sized for it.
+                // Kernels reduce across subgroups in shared memory that is sized for at least this width.
                 need(self.min_subgroup_size >= 4, "subgroups of at least 4");
             }
             Tier::T2 => {
@@ -204,12 +204,12 @@ impl Caps {
         missing
     }
 
-    /// A subgroup can multiply matrices of this shape.
+    /// Whether the device supports cooperative matrices of this shape.
     pub fn has_matrix(&self, shape: MatrixShape) -> bool {
         self.cooperative_matrix.contains(&shape)
     }
 
-    /// A pipeline may ask for exactly this subgroup size.
+    /// Whether a pipeline may require exactly this subgroup size.
     pub fn allows_subgroup_size(&self, size: u32) -> bool {
         self.subgroup_size_control && (self.min_subgroup_size..=self.max_subgroup_size).contains(&size)
             || (self.min_subgroup_size == size && self.max_subgroup_size == size)
@@ -220,7 +220,7 @@ fn tier_below(tier: Tier) -> Option<Tier> {
     Tier::ALL.into_iter().rfind(|below| *below < tier)
 }
 
-/// Caps of well-known devices, for tests of policies without those devices.
+/// Capabilities of well-known devices, to test policies without those devices.
 pub mod known {
     use super::{Caps, Element, MatrixShape};
 
@@ -303,7 +303,7 @@ pub mod known {
         }
     }
 
-    /// A device that has only what Vulkan 1.3 demands.
+    /// A device with only what Vulkan 1.3 requires.
     pub fn bare_vulkan_13() -> Caps {
         Caps {
             float16: false,
@@ -327,7 +327,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tiers_of_known_devices() {
+    fn known_devices_have_the_expected_tiers() {
         assert_eq!(known::h200().tier(), Some(Tier::T3));
         assert_eq!(known::radeon_780m().tier(), Some(Tier::T2));
         assert_eq!(known::mesa_cpu().tier(), Some(Tier::T1));
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_tier_says_why_and_those_above_point_to_it() {
+    fn a_missing_tier_has_a_reason_and_higher_tiers_refer_to_it() {
         let status = known::bare_vulkan_13().tiers();
         assert!(status[0].missing.is_empty());
         assert!(status[1].missing.contains(&"shaderFloat16".to_string()));

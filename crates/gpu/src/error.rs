@@ -1,13 +1,13 @@
-//! The one error type of the GPU layer. Each variant is something a caller can decide on.
+//! The error type of the GPU layer. Callers can act on each variant.
 
 use std::{path::PathBuf, time::Duration};
 
 use ash::vk;
 
-/// Shorthand used through the crate.
+/// Shorthand used throughout the crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What went wrong between the host and the GPU. The text says what, where and what to do about it.
+/// A failure between the host and the GPU. The message says what failed, where, and what to do about it.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// `libvulkan.so.1` could not be opened.
@@ -16,91 +16,91 @@ pub enum Error {
          vulkan-icd-loader (Arch)"
     )]
     NoLoader {
-        /// What the dynamic linker said.
+        /// The dynamic linker's message.
         reason: String,
     },
-    /// The loader is there, but no driver answered.
+    /// The loader found no driver.
     #[error(
         "no Vulkan driver found: install the package mesa-vulkan-drivers (AMD, Intel and the CPU driver) or NVIDIA's \
          driver, and check VK_DRIVER_FILES if it is set"
     )]
     NoDriver,
-    /// `--device` or `INDRIK_DEVICE` names none of the devices, or more than one.
+    /// `--device` or `INDRIK_DEVICE` matches no device, or more than one.
     #[error("{matches} Vulkan device matches '{wanted}': choose by index or name from {available}")]
     NoSuchDevice {
-        /// What was asked for.
+        /// The requested device.
         wanted: String,
         /// "no" or "more than one".
         matches: &'static str,
-        /// The devices there are, as `0: name, 1: name`.
+        /// The available devices, as `0: name, 1: name`.
         available: String,
     },
-    /// The device lacks something that is needed.
-    #[error("{device} cannot do this: {missing}; {fix}")]
+    /// The device lacks a required feature.
+    #[error("{device} does not support this: {missing}; {fix}")]
     Unsupported {
         /// Device name.
         device: String,
-        /// What it lacks.
+        /// The missing feature.
         missing: String,
         /// What the user can do.
         fix: String,
     },
-    /// Device memory ran out, or would.
+    /// Not enough device memory.
     #[error("out of GPU memory: {what} {}: {fix}", needs(*.wanted, *.available))]
     OutOfDeviceMemory {
-        /// What the memory was for.
+        /// What the memory is for.
         what: String,
-        /// Bytes asked for.
+        /// Requested bytes; 0 if unknown.
         wanted: u64,
-        /// Bytes the heap still had, where the driver tells.
+        /// Bytes left in the heap, if known.
         available: Option<u64>,
         /// What the user can do.
         fix: &'static str,
     },
-    /// The host ran out of memory inside the driver.
+    /// Not enough host memory inside the driver.
     #[error("out of system memory in {during}: close other programs")]
     OutOfHostMemory {
         /// The Vulkan call.
         during: &'static str,
     },
-    /// One buffer may not be as large as this on this driver.
-    #[error("{what} needs {} in one piece, and this driver allows {}: split it", format_bytes(*.wanted), format_bytes(*.limit))]
+    /// The buffer exceeds the driver's limit for one allocation.
+    #[error("{what} needs {} in one allocation, but the driver allows {}: split it", format_bytes(*.wanted), format_bytes(*.limit))]
     AllocationTooLarge {
-        /// What the memory was for.
+        /// What the memory is for.
         what: String,
-        /// Bytes asked for.
+        /// Requested bytes; 0 if unknown.
         wanted: u64,
         /// The driver's limit.
         limit: u64,
     },
-    /// The GPU stopped answering: crash, reset, or watchdog. Nothing on this device works any more.
+    /// The device is lost: a crash, a reset or the driver's watchdog. All further calls on it fail.
     #[error(
-        "the GPU was lost during {during}: open the device again and reload; see the kernel log (dmesg) for why"
+        "the device was lost during {during}: open it again and reload; the kernel log (dmesg) has the cause"
     )]
     DeviceLost {
-        /// What was being done.
+        /// The Vulkan call or operation.
         during: &'static str,
     },
-    /// The GPU did not finish in time. It may still.
+    /// The GPU did not finish in time. It may still be running.
     #[error(
         "the GPU did not finish {what} within {waited:?}: it hangs or is busy with other work; close other programs that use \
-         it, see the kernel log (dmesg), or take a smaller model or another device (indrik devices)"
+         it, check the kernel log (dmesg), or choose a smaller model or another device (indrik devices)"
     )]
     Timeout {
-        /// What was waited for.
+        /// The operation.
         what: &'static str,
-        /// How long.
+        /// The timeout.
         waited: Duration,
     },
-    /// A file's content is not what it should be.
+    /// A file's content is invalid.
     #[error("{}: {reason}", path.display())]
     InvalidFile {
         /// The file.
         path: PathBuf,
-        /// Why it was refused, and what to do.
+        /// What is wrong with it, and what happens or what to do.
         reason: String,
     },
-    /// A call that the caller got wrong: a size or range that cannot be.
+    /// A call with invalid arguments, such as a range outside a buffer.
     #[error("{what}: {reason}")]
     InvalidUse {
         /// The buffer, kernel or program.
@@ -108,7 +108,7 @@ pub enum Error {
         /// What is wrong with it.
         reason: String,
     },
-    /// Any other answer of the driver.
+    /// Any other error of the driver.
     #[error(
         "{call} failed with {result:?}: this is a bug in Indrik or in the driver; please report both versions"
     )]
@@ -121,7 +121,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Sorts a driver's answer into the variant that a caller can act on.
+    /// Maps a driver result to the variant that callers act on.
     pub(crate) fn from_vk(call: &'static str, result: vk::Result) -> Self {
         match result {
             vk::Result::ERROR_DEVICE_LOST => Error::DeviceLost { during: call },
@@ -138,19 +138,21 @@ impl Error {
     }
 }
 
-/// What always helps when memory runs out.
+/// General advice when memory runs out.
 pub(crate) const OUT_OF_MEMORY_FIX: &str = "close other programs that use the GPU, choose a smaller model or context, \
                                             or another device (indrik devices)";
 
 fn needs(wanted: u64, available: Option<u64>) -> String {
     match (wanted, available) {
-        (0, _) => "failed for want of it".to_string(),
-        (wanted, None) => format!("needs {} and the driver has no more", format_bytes(wanted)),
-        (wanted, Some(left)) => format!("needs {} and {} are left", format_bytes(wanted), format_bytes(left)),
+        (0, _) => "failed".to_string(),
+        (wanted, None) => format!("needs {}, which the driver could not allocate", format_bytes(wanted)),
+        (wanted, Some(left)) => {
+            format!("needs {}, but only {} are free", format_bytes(wanted), format_bytes(left))
+        }
     }
 }
 
-/// Bytes for people: binary units, three significant digits.
+/// A byte count in binary units with about three significant digits, such as `1.50 GiB`.
 pub fn format_bytes(count: u64) -> String {
     const UNITS: [&str; 5] = ["bytes", "KiB", "MiB", "GiB", "TiB"];
     let mut value = count as f64;
@@ -175,7 +177,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_say_what_and_what_to_do() {
+    fn errors_name_the_buffer_and_give_advice() {
         let error = Error::OutOfDeviceMemory {
             what: "KV cache".into(),
             wanted: 3 << 30,
@@ -183,12 +185,12 @@ mod tests {
             fix: OUT_OF_MEMORY_FIX,
         };
         let text = error.to_string();
-        assert!(text.contains("KV cache needs 3.00 GiB and 512.0 MiB are left"), "{text}");
+        assert!(text.contains("KV cache needs 3.00 GiB, but only 512.0 MiB are free"), "{text}");
         assert!(text.contains("smaller model"), "{text}");
     }
 
     #[test]
-    fn driver_answers_become_decisions() {
+    fn driver_results_map_to_variants() {
         assert!(matches!(
             Error::from_vk("vkQueueSubmit2", vk::Result::ERROR_DEVICE_LOST),
             Error::DeviceLost { during: "vkQueueSubmit2" }

@@ -1,40 +1,46 @@
-//! Faults on purpose, so that what happens after a fault is tested and not hoped for.
+//! Fault injection, so that recovery from failures is tested.
 //!
-//! Tests set them on a [`Device`](crate::Device); `INDRIK_FAULT` sets them from outside on the real binary:
-//! `device-lost@3` (the third submission finds the device lost), `allocation@2` (the second allocation of device memory
-//! fails), `commands@2` (the second program from now finds no memory for its commands), `no-feature=bufferDeviceAddress` (the device claims to lack it), `heap=64MiB` (heaps are at most this large).
-//! Several are separated by commas.
+//! Tests inject faults into a [`Device`](crate::Device). `INDRIK_FAULT` injects them into any Indrik process,
+//! as a comma-separated list:
+//!
+//! | fault | effect |
+//! |---|---|
+//! | `device-lost@3` | the third submission fails with a device loss |
+//! | `allocation@2` | the second allocation of device memory fails |
+//! | `commands@2` | the second program fails to allocate its command buffer |
+//! | `no-feature=bufferDeviceAddress` | the device reports the feature as missing |
+//! | `heap=64MiB` | no memory heap is larger than this |
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::error::{Error, Result};
 
-/// A fault to inject. Counts start at 1 from the moment of injection.
+/// A fault to inject. Counts start at 1 with the first event after the injection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The n-th submission from now, and everything after it, finds the device lost.
+    /// The n-th submission, and everything after it, fails with a device loss.
     DeviceLost {
-        /// Which submission.
+        /// n.
         submission: u64,
     },
-    /// The n-th allocation of device memory from now fails; later ones work again.
+    /// The n-th allocation of device memory fails; later ones succeed.
     Allocation {
-        /// Which allocation.
+        /// n.
         allocation: u64,
     },
-    /// The n-th program from now finds no memory for its commands; later ones do.
+    /// The n-th program fails to allocate its command buffer; later ones succeed.
     Commands {
-        /// Which program.
+        /// n.
         program: u64,
     },
     /// The named Vulkan feature is reported as missing.
     NoFeature(String),
-    /// No heap is larger than this many bytes.
+    /// Maximum heap size in bytes.
     Heap(u64),
 }
 
 impl Fault {
-    /// Reads the syntax of `INDRIK_FAULT`.
+    /// Parses the syntax of `INDRIK_FAULT`.
     pub fn parse_list(text: &str) -> Result<Vec<Fault>> {
         text.split(',').map(str::trim).filter(|item| !item.is_empty()).map(Fault::parse).collect()
     }
@@ -67,10 +73,10 @@ impl Fault {
     }
 }
 
-/// Counts down to the faults that were injected into one device.
+/// The pending faults of one device.
 #[derive(Debug, Default)]
 pub(crate) struct Faults {
-    // 0: none pending; otherwise how many events from now it strikes.
+    // Each counts down to the event that fails; 0 if no fault is pending.
     submissions_left: AtomicU64,
     allocations_left: AtomicU64,
     programs_left: AtomicU64,
@@ -82,25 +88,25 @@ impl Faults {
             Fault::DeviceLost { submission } => self.submissions_left.store(submission, Ordering::SeqCst),
             Fault::Allocation { allocation } => self.allocations_left.store(allocation, Ordering::SeqCst),
             Fault::Commands { program } => self.programs_left.store(program, Ordering::SeqCst),
-            // Read where devices and heaps are listed.
+            // Applied when devices and heaps are listed.
             Fault::NoFeature(_) | Fault::Heap(_) => {}
         }
     }
 
-    pub fn strikes_submission(&self) -> bool {
-        strikes(&self.submissions_left)
+    pub fn fails_submission(&self) -> bool {
+        count_down(&self.submissions_left)
     }
 
-    pub fn strikes_allocation(&self) -> bool {
-        strikes(&self.allocations_left)
+    pub fn fails_allocation(&self) -> bool {
+        count_down(&self.allocations_left)
     }
 
-    pub fn strikes_commands(&self) -> bool {
-        strikes(&self.programs_left)
+    pub fn fails_commands(&self) -> bool {
+        count_down(&self.programs_left)
     }
 }
 
-fn strikes(left: &AtomicU64) -> bool {
+fn count_down(left: &AtomicU64) -> bool {
     left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1)) == Ok(1)
 }
 
@@ -109,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parses_what_it_documents() {
+    fn the_documented_syntax_is_parsed() {
         assert_eq!(
             Fault::parse_list("device-lost@3, allocation@2,commands@4,no-feature=int8,heap=64MiB").unwrap(),
             [
@@ -120,17 +126,17 @@ mod tests {
                 Fault::Heap(64 << 20)
             ]
         );
-        for wrong in
+        for invalid in
             ["device-lost", "device-lost@0", "allocation@x", "heap=", "heap=99999999999999GiB", "nonsense"]
         {
-            assert!(Fault::parse_list(wrong).is_err(), "{wrong}");
+            assert!(Fault::parse_list(invalid).is_err(), "{invalid}");
         }
     }
 
     #[test]
-    fn strikes_once_at_the_right_moment() {
+    fn a_fault_fires_once_at_its_count() {
         let faults = Faults::default();
         faults.inject(Fault::Allocation { allocation: 2 });
-        assert_eq!([(); 4].map(|()| faults.strikes_allocation()), [false, true, false, false]);
+        assert_eq!([(); 4].map(|()| faults.fails_allocation()), [false, true, false, false]);
     }
 }

@@ -1,55 +1,57 @@
-//! Which barriers a sequence of commands needs, from what each one reads and writes.
+//! Hazard tracking: derives barriers from what each command reads and writes.
 //!
-//! Every access is remembered until a barrier has ordered it before the stage that touches the same bytes next. A
-//! command that finds an unordered conflict (read after write, write after read, write after write) asks for one
-//! barrier, which orders everything so far before its stage; commands without conflicts run side by side.
+//! Every access stays pending until a barrier has ordered it before the stage that next accesses the same
+//! bytes. A command with an unordered conflict (read after write, write after read, write after write) gets
+//! one barrier, which orders everything so far before its stages. Commands without conflicts may run
+//! concurrently.
 //!
-//! Ranges are whole views, and two commands may well write different parts of one. Who knows that they do says so by strands: the
-//! accesses of one never conflict with those of another strand of the same fork.
+//! Accesses cover whole views, though two commands may write disjoint parts of a view. Callers that know this
+//! use branches: accesses of one branch never conflict with those of another branch of the same fork.
 
 use std::ops::Range;
 
 use ash::vk;
 
-use crate::shader::Access;
+use crate::access::Access;
 
-/// A set of pipeline stages that a program uses.
+/// A set of pipeline stages.
 pub(crate) type Stages = vk::PipelineStageFlags2;
 
 /// Shader dispatches.
 pub(crate) const COMPUTE: Stages = Stages::COMPUTE_SHADER;
 /// Copies and fills.
 pub(crate) const TRANSFER: Stages = Stages::ALL_TRANSFER;
-/// Reading the size of a dispatch from a buffer.
+/// Reading the workgroup count of an indirect dispatch.
 pub(crate) const INDIRECT: Stages = Stages::DRAW_INDIRECT;
-/// Reading the word that says whether commands are skipped; only where the device can do that.
+/// Reading the predicate of conditional rendering; only on devices that support it.
 pub(crate) const CONDITION: Stages = Stages::CONDITIONAL_RENDERING_EXT;
-/// Everything a program's commands do on any GPU.
+/// All stages that every device supports.
 pub(crate) const ALL: Stages = Stages::from_raw(COMPUTE.as_raw() | TRANSFER.as_raw() | INDIRECT.as_raw());
 
-/// One access of a command.
+/// One buffer access of a command.
 #[derive(Clone, Debug)]
-pub(crate) struct Touch {
-    /// Identity of the block.
+pub(crate) struct BufferAccess {
+    /// Identity of the memory block.
     pub block: usize,
     pub range: Range<u64>,
     pub access: Access,
     pub stage: Stages,
 }
 
-/// A line of commands that shares no byte with the other strands of its fork.
+/// A sequence of commands that shares no byte with the other branches of its fork.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Strand {
-    /// Which fork of the program.
+pub(crate) struct Branch {
+    /// Number of the fork within the program.
     pub fork: u32,
-    pub number: u32,
+    /// Number of the branch within the fork.
+    pub index: u32,
 }
 
 #[derive(Debug)]
 struct Pending {
-    touch: Touch,
-    strand: Option<Strand>,
-    /// Stages that a barrier has ordered after this access.
+    access: BufferAccess,
+    branch: Option<Branch>,
+    /// Stages that barriers have ordered after this access.
     ordered_before: Stages,
 }
 
@@ -58,42 +60,43 @@ struct Pending {
 pub(crate) struct Barrier {
     pub from: Stages,
     pub to: Stages,
-    /// False when only the order matters (write after read): no cache needs flushing.
+    /// False for a pure execution dependency (write after read), which needs no cache flush.
     pub memory: bool,
 }
 
-/// The accesses of a program so far.
+/// The pending accesses of a program.
 #[derive(Debug, Default)]
 pub(crate) struct Hazards {
     pending: Vec<Pending>,
-    strand: Option<Strand>,
+    branch: Option<Branch>,
 }
 
 impl Hazards {
-    /// The strand that the commands from here on belong to, if any.
-    pub fn begin_strand(&mut self, strand: Option<Strand>) {
-        self.strand = strand;
+    /// Sets the branch of the commands that follow.
+    pub fn set_branch(&mut self, branch: Option<Branch>) {
+        self.branch = branch;
     }
 
-    /// Notes a command with its accesses; returns the barrier that must come before it, if any.
-    pub fn command(&mut self, touches: &[Touch]) -> Option<Barrier> {
+    /// Adds a command with its accesses; returns the barrier that must precede it, if any.
+    pub fn add_command(&mut self, accesses: &[BufferAccess]) -> Option<Barrier> {
         let mut conflict = false;
         let mut memory = false;
-        for pending in self.pending.iter().filter(|pending| !apart(pending.strand, self.strand)) {
-            let unordered = |touch: &&Touch| !pending.ordered_before.contains(touch.stage);
-            for touch in touches.iter().filter(unordered).filter(|touch| overlaps(touch, &pending.touch)) {
-                let wrote = pending.touch.access != Access::Read;
-                if wrote || touch.access != Access::Read {
+        for pending in self.pending.iter().filter(|pending| !are_disjoint(pending.branch, self.branch)) {
+            let unordered = |access: &&BufferAccess| !pending.ordered_before.contains(access.stage);
+            let overlapping = |access: &&BufferAccess| overlaps(access, &pending.access);
+            for access in accesses.iter().filter(unordered).filter(overlapping) {
+                let wrote = pending.access.access != Access::Read;
+                if wrote || access.access != Access::Read {
                     conflict = true;
                     memory |= wrote;
                 }
             }
         }
-        let stages = touches.iter().fold(Stages::empty(), |all, touch| all | touch.stage);
+        let stages = accesses.iter().fold(Stages::empty(), |all, access| all | access.stage);
         let barrier = conflict.then(|| self.order_all_before(stages, memory));
-        let new = touches.iter().map(|touch| Pending {
-            touch: touch.clone(),
-            strand: self.strand,
+        let new = accesses.iter().map(|access| Pending {
+            access: access.clone(),
+            branch: self.branch,
             ordered_before: Stages::empty(),
         });
         self.pending.extend(new);
@@ -104,9 +107,9 @@ impl Hazards {
         let mut from = Stages::empty();
         for pending in &mut self.pending {
             if !pending.ordered_before.contains(stages) {
-                from |= pending.touch.stage;
-                // A barrier without a memory dependency orders reads only: a write is not yet visible.
-                if memory || pending.touch.access == Access::Read {
+                from |= pending.access.stage;
+                // Without a memory dependency, only reads are ordered: a write is not yet visible.
+                if memory || pending.access.access == Access::Read {
                     pending.ordered_before |= stages;
                 }
             }
@@ -116,12 +119,12 @@ impl Hazards {
     }
 }
 
-/// Whether what two strands touch is known to be different, whatever the ranges say.
-fn apart(a: Option<Strand>, b: Option<Strand>) -> bool {
-    matches!((a, b), (Some(a), Some(b)) if a.fork == b.fork && a.number != b.number)
+/// Whether two branches are declared disjoint.
+fn are_disjoint(a: Option<Branch>, b: Option<Branch>) -> bool {
+    matches!((a, b), (Some(a), Some(b)) if a.fork == b.fork && a.index != b.index)
 }
 
-fn overlaps(a: &Touch, b: &Touch) -> bool {
+fn overlaps(a: &BufferAccess, b: &BufferAccess) -> bool {
     a.block == b.block && a.range.start < b.range.end && b.range.start < a.range.end
 }
 
@@ -130,8 +133,8 @@ mod tests {
     use super::*;
     use Access::{Read, ReadWrite, Write};
 
-    fn touch(block: usize, range: Range<u64>, access: Access, stage: Stages) -> Touch {
-        Touch { block, range, access, stage }
+    fn access(block: usize, range: Range<u64>, access: Access, stage: Stages) -> BufferAccess {
+        BufferAccess { block, range, access, stage }
     }
 
     type Command<'a> = (Stages, &'a [(usize, Range<u64>, Access)]);
@@ -141,8 +144,9 @@ mod tests {
         commands
             .iter()
             .map(|(stage, list)| {
-                let touches: Vec<_> = list.iter().map(|(b, r, a)| touch(*b, r.clone(), *a, *stage)).collect();
-                hazards.command(&touches)
+                let accesses: Vec<_> =
+                    list.iter().map(|(b, r, a)| access(*b, r.clone(), *a, *stage)).collect();
+                hazards.add_command(&accesses)
             })
             .collect()
     }
@@ -151,7 +155,7 @@ mod tests {
     const ORDER: Option<Barrier> = Some(Barrier { from: COMPUTE, to: COMPUTE, memory: false });
 
     #[test]
-    fn independent_commands_run_side_by_side() {
+    fn independent_commands_need_no_barrier() {
         let got = run(&[
             (COMPUTE, &[(0, 0..64, Read), (1, 0..64, Write)]),
             (COMPUTE, &[(0, 0..64, Read), (1, 64..128, Write)]),
@@ -161,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn read_after_write_needs_memory_and_one_barrier_serves_all() {
+    fn read_after_write_needs_one_memory_barrier_for_all_earlier_writes() {
         let got = run(&[
             (COMPUTE, &[(0, 0..64, Write)]),
             (COMPUTE, &[(1, 0..64, Write)]),
@@ -173,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn write_after_read_needs_order_only_and_leaves_writes_unordered() {
+    fn write_after_read_needs_execution_order_only_and_leaves_writes_pending() {
         let got = run(&[
             (COMPUTE, &[(0, 0..64, Read), (1, 0..64, Write)]),
             (COMPUTE, &[(0, 0..64, Write)]),
@@ -183,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn write_after_write_and_read_write() {
+    fn writes_and_read_writes_of_the_same_bytes_need_memory_barriers() {
         let got = run(&[
             (COMPUTE, &[(0, 0..64, Write)]),
             (COMPUTE, &[(0, 0..64, Write)]),
@@ -194,31 +198,31 @@ mod tests {
     }
 
     #[test]
-    fn touching_ranges_do_not_conflict() {
+    fn adjacent_ranges_do_not_conflict() {
         let got = run(&[(COMPUTE, &[(0, 0..64, Write)]), (COMPUTE, &[(0, 64..128, Read)])]);
         assert_eq!(got, [None, None]);
     }
 
     #[test]
-    fn strands_are_ordered_within_and_not_among_each_other() {
+    fn branches_are_ordered_internally_but_not_against_each_other() {
         let mut hazards = Hazards::default();
-        let mut command = |strand: Option<(u32, u32)>, range: Range<u64>, access| {
-            hazards.begin_strand(strand.map(|(fork, number)| Strand { fork, number }));
-            hazards.command(&[touch(0, range, access, COMPUTE)])
+        let mut command = |branch: Option<(u32, u32)>, range: Range<u64>, kind| {
+            hazards.set_branch(branch.map(|(fork, index)| Branch { fork, index }));
+            hazards.add_command(&[access(0, range, kind, COMPUTE)])
         };
         assert_eq!(command(None, 0..64, Write), None);
-        // What was before the fork orders the first, and with the same barrier the second.
+        // The write before the fork is ordered before the first branch; the same barrier covers the second.
         assert_eq!(command(Some((1, 0)), 0..64, ReadWrite), MEMORY);
         assert_eq!(command(Some((1, 1)), 0..64, ReadWrite), None);
-        assert_eq!(command(Some((1, 1)), 0..64, Read), MEMORY, "within a strand");
-        // Both strands are before what follows, and before the strands of another fork.
+        assert_eq!(command(Some((1, 1)), 0..64, Read), MEMORY, "within a branch");
+        // Both branches are ordered before later commands, including the branches of another fork.
         assert_eq!(command(Some((2, 0)), 0..64, Write), ORDER);
         assert_eq!(command(Some((2, 1)), 0..64, Write), None);
         assert_eq!(command(None, 0..64, Read), MEMORY);
     }
 
     #[test]
-    fn each_stage_is_ordered_for_itself() {
+    fn each_stage_is_ordered_separately() {
         let got = run(&[
             (COMPUTE, &[(0, 0..64, Write)]),
             (COMPUTE, &[(0, 0..64, Read)]),
@@ -232,28 +236,28 @@ mod tests {
     }
 
     #[test]
-    fn the_size_of_a_dispatch_is_read_at_a_stage_of_its_own() {
+    fn indirect_workgroup_counts_are_read_at_the_indirect_stage() {
         let mut hazards = Hazards::default();
-        assert_eq!(hazards.command(&[touch(0, 0..12, Write, COMPUTE)]), None);
-        // The same command reads its size and, in the shader, writes something else.
-        let sized = [touch(0, 0..12, Read, INDIRECT), touch(1, 0..64, Write, COMPUTE)];
+        assert_eq!(hazards.add_command(&[access(0, 0..12, Write, COMPUTE)]), None);
+        // One command reads its workgroup count and, in the shader, writes another buffer.
+        let indirect = [access(0, 0..12, Read, INDIRECT), access(1, 0..64, Write, COMPUTE)];
         let expected = Some(Barrier { from: COMPUTE, to: COMPUTE | INDIRECT, memory: true });
-        assert_eq!(hazards.command(&sized), expected);
-        assert_eq!(hazards.command(&[touch(0, 0..12, Read, INDIRECT)]), None);
+        assert_eq!(hazards.add_command(&indirect), expected);
+        assert_eq!(hazards.add_command(&[access(0, 0..12, Read, INDIRECT)]), None);
         assert_eq!(
-            hazards.command(&[touch(0, 0..12, Write, COMPUTE)]),
+            hazards.add_command(&[access(0, 0..12, Write, COMPUTE)]),
             Some(Barrier { from: COMPUTE | INDIRECT, to: COMPUTE, memory: false })
         );
     }
 
     #[test]
-    fn the_word_of_a_condition_is_read_at_a_stage_of_its_own() {
+    fn predicates_are_read_at_the_conditional_rendering_stage() {
         let mut hazards = Hazards::default();
-        assert_eq!(hazards.command(&[touch(0, 0..4, Write, COMPUTE)]), None);
+        assert_eq!(hazards.add_command(&[access(0, 0..4, Write, COMPUTE)]), None);
         let expected = Some(Barrier { from: COMPUTE, to: CONDITION, memory: true });
-        assert_eq!(hazards.command(&[touch(0, 0..4, Read, CONDITION)]), expected);
-        // Whoever writes it again waits until it was read.
-        let written = hazards.command(&[touch(0, 0..4, ReadWrite, COMPUTE)]);
+        assert_eq!(hazards.add_command(&[access(0, 0..4, Read, CONDITION)]), expected);
+        // A later write waits until the predicate was read.
+        let written = hazards.add_command(&[access(0, 0..4, ReadWrite, COMPUTE)]);
         assert_eq!(written, Some(Barrier { from: COMPUTE | CONDITION, to: COMPUTE, memory: true }));
     }
 }

@@ -1,4 +1,4 @@
-//! Memory heaps and types as the driver reports them, and which type serves which purpose.
+//! Memory heaps and memory types, and which type to use for which purpose.
 
 use ash::vk;
 use serde::Serialize;
@@ -8,22 +8,22 @@ use crate::{faults::Fault, instance::Instance};
 /// One memory heap.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Heap {
-    /// Position in the driver's list.
+    /// Index in the driver's list.
     pub index: usize,
-    /// Bytes in all.
+    /// Size in bytes.
     pub size: u64,
-    /// Bytes this process may use before things get slow or fail, where the driver tells.
+    /// Bytes this process can use before allocations fail or slow down, if the driver reports it.
     pub budget: Option<u64>,
-    /// Bytes this process uses now, where the driver tells.
+    /// Bytes this process uses now, if the driver reports it.
     pub used: Option<u64>,
-    /// On the GPU's side.
+    /// Whether the memory is local to the GPU.
     pub device_local: bool,
-    /// The CPU can map it (at least through one memory type).
+    /// Whether the CPU can map it through at least one memory type.
     pub host_visible: bool,
 }
 
 impl Heap {
-    /// Bytes that can still be allocated, as far as anyone knows.
+    /// Estimate of the bytes that can still be allocated.
     pub fn free(&self) -> u64 {
         self.budget.unwrap_or(self.size).min(self.size).saturating_sub(self.used.unwrap_or(0))
     }
@@ -32,20 +32,21 @@ impl Heap {
 /// One memory type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryType {
-    /// Which heap it takes from.
+    /// Index of its heap.
     pub heap: usize,
-    /// Vulkan's property flags.
+    /// Vulkan property flags.
     pub flags: vk::MemoryPropertyFlags,
 }
 
-/// What memory is for; decides the memory type.
+/// The purpose of memory, which determines the memory type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Memory {
-    /// Read and written by the GPU. On shared memory the CPU can map it too, so that files are read straight into it.
+    /// Read and written by the GPU. With unified memory the CPU can map it too, so that files are read
+    /// directly into it.
     Device,
-    /// Small state that the CPU writes and the GPU reads every step.
+    /// Small state that the CPU writes and the GPU reads in every step.
     Shared,
-    /// Read and written by the GPU, in the system's memory: for what does not fit the device's own.
+    /// Read and written by the GPU, in system memory: for data that does not fit device memory.
     Host,
     /// Written by the CPU, copied from by the GPU.
     Upload,
@@ -53,14 +54,15 @@ pub enum Memory {
     Readback,
 }
 
-/// The memory type for a purpose among those in `allowed` (one bit a type): what it must have, then what it had better have
-/// or not have; the driver's order decides among equals. None when no type will do.
+/// Selects the memory type for a purpose from those in `allowed` (one bit per type). Required flags come
+/// first, then preferred and avoided ones; ties go to the driver's order. `None` if no type has the required
+/// flags.
 pub fn memory_type(types: &[MemoryType], allowed: u32, unified: bool, purpose: Memory) -> Option<usize> {
     use vk::MemoryPropertyFlags as Flags;
     let mapped = Flags::HOST_VISIBLE | Flags::HOST_COHERENT;
-    let (must, wish, avoid) = match purpose {
+    let (required, preferred, avoided) = match purpose {
         Memory::Device if unified => (Flags::DEVICE_LOCAL, mapped, Flags::HOST_CACHED),
-        // On a card the mapped part of its memory may be a small window: leave it to those who need it.
+        // The mappable part of a discrete GPU's memory may be a small window: leave it to Shared.
         Memory::Device => (Flags::DEVICE_LOCAL, Flags::empty(), Flags::HOST_VISIBLE),
         Memory::Shared => (mapped, Flags::DEVICE_LOCAL, Flags::HOST_CACHED),
         Memory::Host => (mapped, Flags::empty(), Flags::DEVICE_LOCAL | Flags::HOST_CACHED),
@@ -68,17 +70,17 @@ pub fn memory_type(types: &[MemoryType], allowed: u32, unified: bool, purpose: M
         Memory::Upload => (mapped, Flags::empty(), Flags::DEVICE_LOCAL | Flags::HOST_CACHED),
         Memory::Readback => (mapped, Flags::HOST_CACHED, Flags::DEVICE_LOCAL),
     };
-    // Types with these flags need extensions or behave in ways no purpose of ours wants.
-    let never =
+    // Types with these flags need extensions or are slow for every purpose here.
+    let excluded =
         Flags::PROTECTED | Flags::LAZILY_ALLOCATED | Flags::DEVICE_COHERENT_AMD | Flags::DEVICE_UNCACHED_AMD;
     let bits = |flags: Flags| flags.as_raw().count_ones();
     (0..types.len())
         .filter(|index| allowed >> index & 1 == 1)
-        .filter(|index| types[*index].flags.contains(must) && !types[*index].flags.intersects(never))
-        // min_by_key keeps the first among equals; unmet wishes weigh more than unwanted flags.
+        .filter(|index| types[*index].flags.contains(required) && !types[*index].flags.intersects(excluded))
+        // min_by_key keeps the first of several minima; missing preferred flags weigh more than avoided ones.
         .min_by_key(|index| {
             let flags = types[*index].flags;
-            (bits(wish & !flags), bits(avoid & flags))
+            (bits(preferred & !flags), bits(avoided & flags))
         })
 }
 
@@ -92,7 +94,8 @@ pub(crate) fn query(
     if with_budget {
         properties = properties.push_next(&mut budget);
     }
-    // SAFETY: `raw` comes from this instance and lists VK_EXT_memory_budget when the structure is chained.
+    // SAFETY: `raw` was enumerated from this instance, and lists VK_EXT_memory_budget if that structure is
+    // chained; both structures outlive the call.
     unsafe { instance.inner.raw.get_physical_device_memory_properties2(raw, &mut properties) };
     let memory = properties.memory_properties;
     let limit = instance.inner.faults.iter().find_map(|fault| match fault {
@@ -141,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn radv_on_an_apu() {
+    fn radv_on_an_apu_uses_mapped_device_memory() {
         let apu = types(&[
             (1, LOCAL),
             (1, LOCAL),
@@ -155,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn nvidia_with_a_mapped_window() {
+    fn nvidia_uses_the_mapped_window_for_shared_memory_only() {
         let card =
             types(&[(1, Flags::empty()), (0, LOCAL), (1, MAPPED), (1, MAPPED | CACHED), (0, LOCAL | MAPPED)]);
         assert_eq!(all(&card, false), [1, 4, 2, 3]);
@@ -169,12 +172,12 @@ mod tests {
     }
 
     #[test]
-    fn nothing_that_fits_is_said() {
+    fn no_suitable_type_is_none() {
         assert_eq!(memory_type(&types(&[(0, LOCAL)]), u32::MAX, false, Memory::Upload), None);
     }
 
     #[test]
-    fn types_that_buffers_may_not_have_are_passed_over() {
+    fn types_that_buffers_may_not_use_are_skipped() {
         let twice = types(&[(0, LOCAL), (0, LOCAL)]);
         assert_eq!(memory_type(&twice, 0b10, false, Memory::Device), Some(1));
         assert_eq!(memory_type(&twice, 0, false, Memory::Device), None);

@@ -1,4 +1,4 @@
-//! The Vulkan instance: loader, optional validation layer, and the list of devices.
+//! The Vulkan instance: loader and optional validation layer.
 
 use std::{
     ffi::{CStr, c_void},
@@ -8,7 +8,6 @@ use std::{
 use ash::vk;
 
 use crate::{
-    adapter::Adapter,
     error::{Error, Result},
     faults::Fault,
 };
@@ -18,33 +17,34 @@ const VALIDATION_LAYER: &CStr = c"VK_LAYER_KHRONOS_validation";
 /// How to open the instance.
 #[derive(Clone, Debug, Default)]
 pub struct InstanceOptions {
-    /// Load the Khronos validation layer and collect what it says; an error where the layer is not installed.
+    /// Load the Khronos validation layer and collect its messages. An error if the layer is not installed.
     pub validation: bool,
 }
 
-/// The entry to Vulkan. Cheap to clone; closed when the last clone and everything made from it is gone.
+/// A Vulkan instance. Cheap to clone; destroyed when the last clone and everything made from it is dropped.
 #[derive(Clone)]
 pub struct Instance {
     pub(crate) inner: Arc<InstanceInner>,
 }
 
 pub(crate) struct InstanceInner {
-    // Also keeps libvulkan mapped as long as its functions may be called.
+    /// Keeps libvulkan loaded as long as its functions may be called.
     pub entry: ash::Entry,
     pub raw: ash::Instance,
     messenger: Option<(ash::ext::debug_utils::Instance, vk::DebugUtilsMessengerEXT)>,
     messages: Box<Mutex<Vec<String>>>,
-    /// Version of the validation layer's headers, when it is loaded.
+    /// Header version of the validation layer, if it is loaded.
     pub validation_version: Option<u32>,
     pub faults: Vec<Fault>,
 }
 
 impl Instance {
-    /// Opens the loader and makes an instance. Faults named by `INDRIK_FAULT` hold for everything made from it.
+    /// Opens the loader and creates an instance. Faults from `INDRIK_FAULT` apply to everything made from it.
     pub fn new(options: &InstanceOptions) -> Result<Self> {
         let faults =
             std::env::var("INDRIK_FAULT").map_or_else(|_| Ok(vec![]), |list| Fault::parse_list(&list))?;
-        // SAFETY: the loader is the system's own library; its initialisers are trusted like any linked library's.
+        // SAFETY: the loader is a system library; its initialisers are trusted like those of any linked
+        // library.
         let entry =
             unsafe { ash::Entry::load() }.map_err(|error| Error::NoLoader { reason: error.to_string() })?;
 
@@ -60,7 +60,7 @@ impl Instance {
             .application_info(&application)
             .enabled_layer_names(&layer_names)
             .enabled_extension_names(&extension_names);
-        // SAFETY: the create info and everything it points to live until the call returns.
+        // SAFETY: the create info and everything it points to outlive the call.
         let raw = unsafe { entry.create_instance(&create, None) }
             .map_err(|result| Error::from_vk("vkCreateInstance", result))?;
 
@@ -68,23 +68,12 @@ impl Instance {
         let mut inner =
             InstanceInner { messenger: None, messages, validation_version: layer, faults, raw, entry };
         if layer.is_some() {
-            inner.listen()?;
+            inner.collect_messages()?;
         }
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// All Vulkan devices, in the driver's order, usable or not.
-    pub fn adapters(&self) -> Result<Vec<Adapter>> {
-        // SAFETY: the instance is alive.
-        let devices = unsafe { self.inner.raw.enumerate_physical_devices() }
-            .map_err(|result| Error::from_vk("vkEnumeratePhysicalDevices", result))?;
-        if devices.is_empty() {
-            return Err(Error::NoDriver);
-        }
-        devices.into_iter().enumerate().map(|(index, raw)| Adapter::query(self, index, raw)).collect()
-    }
-
-    /// What the validation layer has said so far; empty without it.
+    /// Messages of the validation layer so far; empty without it.
     pub fn validation_messages(&self) -> Vec<String> {
         self.inner.messages().clone()
     }
@@ -95,7 +84,7 @@ impl InstanceInner {
         self.messages.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn listen(&mut self) -> Result<()> {
+    fn collect_messages(&mut self) -> Result<()> {
         let debug_utils = ash::ext::debug_utils::Instance::new(&self.entry, &self.raw);
         let severities =
             vk::DebugUtilsMessageSeverityFlagsEXT::WARNING | vk::DebugUtilsMessageSeverityFlagsEXT::ERROR;
@@ -104,8 +93,8 @@ impl InstanceInner {
             .message_type(vk::DebugUtilsMessageTypeFlagsEXT::VALIDATION)
             .pfn_user_callback(Some(collect_message))
             .user_data((&raw const *self.messages).cast_mut().cast());
-        // SAFETY: the user data is boxed, so it stays where it is while `self` moves, and it outlives the messenger,
-        // which Drop destroys first.
+        // SAFETY: the user data is boxed, so its address stays valid when `self` moves, and it outlives the
+        // messenger, which Drop destroys first. The callback has the required signature and does not unwind.
         let messenger = unsafe { debug_utils.create_debug_utils_messenger(&create, None) }
             .map_err(|result| Error::from_vk("vkCreateDebugUtilsMessengerEXT", result))?;
         self.messenger = Some((debug_utils, messenger));
@@ -115,7 +104,8 @@ impl InstanceInner {
 
 impl Drop for InstanceInner {
     fn drop(&mut self) {
-        // SAFETY: every object made from the instance holds an Arc to it, so none is left; the messenger goes first.
+        // SAFETY: every object made from the instance holds an Arc to it, so none is left; the messenger is
+        // destroyed first.
         unsafe {
             if let Some((debug_utils, messenger)) = self.messenger.take() {
                 debug_utils.destroy_debug_utils_messenger(messenger, None);
@@ -126,7 +116,7 @@ impl Drop for InstanceInner {
 }
 
 fn validation_layer(entry: &ash::Entry) -> Result<u32> {
-    // SAFETY: the entry is loaded.
+    // SAFETY: the loader is open, and the call has no other requirements.
     let layers = unsafe { entry.enumerate_instance_layer_properties() }
         .map_err(|result| Error::from_vk("vkEnumerateInstanceLayerProperties", result))?;
     layers
@@ -146,8 +136,8 @@ unsafe extern "system" fn collect_message(
     data: *const vk::DebugUtilsMessengerCallbackDataEXT<'_>,
     user: *mut c_void,
 ) -> vk::Bool32 {
-    // SAFETY: `user` is the boxed list handed over in `listen`, alive as long as the messenger; `data` and its message
-    // are valid during the callback by the specification.
+    // SAFETY: `user` is the boxed list passed in `collect_messages`, which outlives the messenger. The
+    // specification guarantees that `data` and its message are valid during the callback.
     unsafe {
         let messages = &*user.cast::<Mutex<Vec<String>>>();
         let text =

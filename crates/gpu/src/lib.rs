@@ -1,37 +1,68 @@
-//! Vulkan for compute, and nothing else: the only crate of Indrik that calls the driver, and the only one with `unsafe`.
+//! Vulkan for compute. The only crate of Indrik that calls the driver, and the only one with `unsafe` code.
 //!
-//! The path from nothing to a result:
+//! From opening a device to running a program:
 //!
-//! 1. [`Instance`] opens the loader; [`Instance::adapters`] lists devices with their [`Caps`], [`Tier`]s and [`Heap`]s;
-//!    [`select_adapter`] picks one.
-//! 2. [`Device::open`] makes it ready. Everything below keeps the device alive; nothing is global.
-//! 3. An [`Arena`] per lifetime (weights, KV cache, scratch) hands out [`Buffer`]s. Buffers are known to shaders by
-//!    their device address; there are no descriptors anywhere.
-//! 4. [`Device::pipeline`] joins a [`Shader`] and its specialisation constants. It is compiled when a program is sealed that
-//!    uses it, all of a program's pipelines side by side, through a cache on disk.
-//! 5. A [`Recorder`] takes dispatches. What each one reads and writes is declared by its push constants (taken from
-//!    the shader itself), and the barriers follow from that. [`Recorder::seal`] makes a [`Program`].
-//! 6. [`Program::submit`] replays it: one call into the driver, no recording, no allocation. The [`Ticket`] it returns
-//!    is waited for with [`Device::wait`].
+//! 1. [`Instance`] opens the Vulkan loader. [`Instance::adapters`] lists devices with their [`Caps`],
+//!    [`Tier`]s and [`Heap`]s; [`select_adapter`] picks one.
+//! 2. [`Device::open`] opens it. Everything below keeps the device alive; nothing is global.
+//! 3. An [`Arena`] per lifetime (weights, KV cache, scratch) allocates [`Buffer`]s. Shaders access buffers by
+//!    device address; there are no descriptors.
+//! 4. [`Device::pipeline`] combines a [`Shader`] with its specialisation constants. Pipelines are compiled
+//!    when a program that uses them is sealed, all of a program's in parallel, through a cache on disk.
+//! 5. A [`Recorder`] takes dispatches. The push constants declare which buffers a dispatch reads and writes
+//!    (reflected from the shader), and barriers are derived from that. [`Recorder::seal`] returns a
+//!    [`Program`].
+//! 6. [`Program::submit`] runs it: one driver call, no recording, no allocation. [`Device::wait`] waits for
+//!    the returned [`Ticket`].
 //!
-//! Errors are values of one type, [`Error`], that say which kind of failure it was. [`Fault`]s can be injected to test
-//! what happens after them.
+//! ```no_run
+//! use std::time::Duration;
 //!
-//! Safety: a shader can read and write any device address it is given or computes. The host side cannot check that;
-//! each kernel's tests must. What this crate guarantees is that memory named in a program's declarations lives at least
-//! as long as the program, and that nothing is freed while the GPU may still use it.
+//! let instance = gpu::Instance::new(&gpu::InstanceOptions::default())?;
+//! let adapters = instance.adapters()?;
+//! let adapter = gpu::select_adapter(&adapters, None)?;
+//! let device = gpu::Device::open(adapter, &gpu::DeviceOptions::default())?;
+//!
+//! let mut arena = gpu::Arena::new(&device, gpu::Lifetime::Scratch, gpu::Memory::Shared);
+//! let words = arena.buffer("words", 1024)?;
+//! let mut recorder = device.recorder()?;
+//! recorder.fill("fill", &words, 7)?;
+//! recorder.seal()?.run(Duration::from_secs(1))?;
+//! assert_eq!(words.read_vec::<u32>()?, [7; 256]);
+//! # Ok::<(), gpu::Error>(())
+//! ```
+//!
+//! All failures are one type, [`Error`]. [`Fault`]s can be injected to test recovery.
+//!
+//! # Safety
+//!
+//! A shader can read and write any device address that it is given or computes. The host cannot check that;
+//! each kernel's tests must. This crate guarantees that memory which a program's push constants declare lives
+//! at least as long as the program, and that nothing is freed while the GPU may still use it.
+//!
+//! # Structure
+//!
+//! `device_inner` holds the state that everything shares: the Vulkan handle, the queue, device loss,
+//! counters. `block`, `view`, `pipeline`, `timing` and `program` build on it. [`Device`] is the façade on
+//! top; `arena`, `recorder` and `staging` are built on the façade.
 
+mod access;
+mod accounting;
 mod adapter;
+mod arena;
+mod block;
+mod buffer;
 mod cache;
 mod caps;
 mod device;
+mod device_inner;
 mod error;
 mod faults;
 mod hazards;
 mod heap;
 mod instance;
+mod logical_device;
 mod malloc;
-mod memory;
 mod pipeline;
 mod program;
 mod recorder;
@@ -39,25 +70,30 @@ mod shader;
 mod staging;
 mod statistics;
 mod timing;
+mod view;
 mod vk_ext;
 
+pub use access::Access;
+pub use accounting::Lifetime;
 pub use adapter::{Adapter, AdapterInfo, AdapterKind, select_adapter};
+pub use arena::Arena;
+pub use buffer::Buffer;
 pub use cache::{cache_dir, checksum, write_atomically};
 pub use caps::{Caps, Element, MatrixShape, Tier, TierStatus, known};
-pub use device::{Counters, Device, DeviceOptions, MAX_PROGRAMS_PER_SUBMIT, Ticket};
+pub use device::{Device, DeviceOptions};
+pub use device_inner::{Counters, Ticket};
 pub use error::{Error, Result, format_bytes};
 pub use faults::Fault;
 pub use heap::{Heap, Memory, MemoryType, memory_type};
 pub use instance::{Instance, InstanceOptions};
 pub use malloc::{limit_malloc_arenas, trim_malloc};
-pub use memory::{Arena, Buffer, Lifetime, View};
 pub use pipeline::{Pipeline, Subgroup};
-pub use program::Program;
+pub use program::{MAX_PROGRAMS_PER_SUBMIT, Program};
 pub use recorder::Recorder;
 pub use shader::{
-    Access, Address, LocalSize, MAX_PUSH_BYTES, PushConstants, PushWriter, RawConstants, Shader,
-    SpecConstants,
+    Address, LocalSize, MAX_PUSH_BYTES, PushConstants, PushWriter, RawConstants, Shader, SpecConstants,
 };
 pub use staging::{StagingRing, StagingSlot};
 pub use statistics::{Executable, Statistic};
 pub use timing::{TimestampMode, Timing};
+pub use view::View;

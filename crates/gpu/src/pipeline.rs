@@ -1,8 +1,8 @@
 //! Compute pipelines: a shader, its specialisation constants and its subgroup size, compiled once per device.
 //!
-//! A [`Pipeline`] is known before it is compiled: what can be wrong with it is said when it is asked for, and the driver's
-//! compiler runs when the first program that uses it is sealed. By then all of a program's pipelines are known, and
-//! [`Device::compile`] makes them side by side: drivers take longer for one than for all the rest of a start.
+//! A [`Pipeline`] is validated when it is created, but compiled only when the first program that uses it is
+//! sealed. By then all pipelines of the program are known and compile in parallel. That matters: compiling
+//! dominates the start-up time when the pipeline cache is empty.
 
 use std::{
     collections::HashMap,
@@ -15,22 +15,22 @@ use std::{
 use ash::vk;
 
 use crate::{
-    device::{Device, DeviceInner},
+    device_inner::DeviceInner,
     error::{Error, Result},
-    shader::{MAX_PUSH_BYTES, Shader, SpecConstants},
+    shader::{MAX_PUSH_BYTES, Shader},
 };
 
-/// Which subgroup size a pipeline wants.
+/// The subgroup size that a pipeline requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Subgroup {
-    /// Whatever the driver takes.
+    /// The driver's choice.
     Any,
-    /// Exactly this size; an error where the device has no such size.
+    /// Exactly this size. An error if the device does not support it.
     Exactly(u32),
 }
 
-/// A pipeline. Cheap to clone.
+/// A compute pipeline. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Pipeline {
     pub(crate) inner: Arc<PipelineInner>,
@@ -40,19 +40,20 @@ pub(crate) struct PipelineInner {
     pub device: Arc<DeviceInner>,
     pub layout: vk::PipelineLayout,
     pub shader: &'static Shader,
-    /// Threads of a workgroup.
+    /// Workgroup size in threads.
     pub threads: u32,
     constants: Vec<u32>,
     subgroup: Subgroup,
-    made: OnceLock<vk::Pipeline>,
-    // Held while it is compiled: a second thread that needs it waits for the first.
+    compiled: OnceLock<vk::Pipeline>,
+    /// Held while compiling, so that a second thread waits for the first instead of compiling again.
     compiling: Mutex<()>,
 }
 
-/// Pipelines already asked for, by everything that distinguishes them. Weak: the programs that use them own them.
+/// Pipelines by shader, constants and subgroup size. Weak references: the programs that use the pipelines own
+/// them.
 #[derive(Default)]
 pub(crate) struct PipelineTable {
-    known: Mutex<HashMap<Key, Weak<PipelineInner>>>,
+    entries: Mutex<HashMap<Key, Weak<PipelineInner>>>,
 }
 
 #[derive(PartialEq, Eq, Hash)]
@@ -62,51 +63,50 @@ struct Key {
     subgroup: Subgroup,
 }
 
-impl Device {
-    /// A shader with its constants, or the pipeline already made from the same. It is compiled when a program needs it.
-    pub fn pipeline(
+impl PipelineTable {
+    pub fn get_or_create(
         &self,
+        device: &Arc<DeviceInner>,
         shader: &'static Shader,
-        constants: &impl SpecConstants,
+        constants: Vec<u32>,
         subgroup: Subgroup,
     ) -> Result<Pipeline> {
-        let key = Key { shader: shader.name, constants: constants.values(), subgroup };
-        let mut known = self.inner.pipelines.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(inner) = known.get(&key).and_then(Weak::upgrade) {
+        let key = Key { shader: shader.name, constants, subgroup };
+        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(inner) = entries.get(&key).and_then(Weak::upgrade) {
             return Ok(Pipeline { inner });
         }
-        let inner = Arc::new(PipelineInner::new(&self.inner, shader, key.constants.clone(), subgroup)?);
-        known.insert(key, Arc::downgrade(&inner));
+        let inner = Arc::new(PipelineInner::new(device, shader, key.constants.clone(), subgroup)?);
+        entries.insert(key, Arc::downgrade(&inner));
         Ok(Pipeline { inner })
     }
+}
 
-    /// Compiles those of some pipelines that are not compiled yet, on as many threads as the machine has cores. Sealing a
-    /// program does it for the program's own; before several are sealed, those of all of them can be compiled at once.
-    pub fn compile(&self, pipelines: &[Pipeline]) -> Result<()> {
-        let mut pending: Vec<&PipelineInner> = Vec::new();
-        for inner in pipelines.iter().map(|pipeline| &*pipeline.inner) {
-            if inner.made.get().is_none() && !pending.iter().any(|known| std::ptr::eq(*known, inner)) {
-                pending.push(inner);
-            }
+/// Compiles the pipelines that are not compiled yet, on as many threads as the machine has cores.
+pub(crate) fn compile_all(pipelines: &[Pipeline]) -> Result<()> {
+    let mut pending: Vec<&PipelineInner> = Vec::new();
+    for inner in pipelines.iter().map(|pipeline| &*pipeline.inner) {
+        if inner.compiled.get().is_none() && !pending.iter().any(|known| std::ptr::eq(*known, inner)) {
+            pending.push(inner);
         }
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let next = AtomicUsize::new(0);
-        let work = || {
-            while let Some(inner) = pending.get(next.fetch_add(1, Ordering::Relaxed)) {
-                inner.raw()?;
-            }
-            Ok(())
-        };
-        std::thread::scope(|scope| {
-            // One of the threads is this one.
-            let others: Vec<_> = (1..cores.min(pending.len())).map(|_| scope.spawn(work)).collect();
-            let own = work();
-            others.into_iter().fold(own, |result, other| {
-                let other = other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-                result.and(other)
-            })
-        })
     }
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let next = AtomicUsize::new(0);
+    let work = || {
+        while let Some(inner) = pending.get(next.fetch_add(1, Ordering::Relaxed)) {
+            inner.raw()?;
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        // The current thread is one of the workers.
+        let others: Vec<_> = (1..cores.min(pending.len())).map(|_| scope.spawn(work)).collect();
+        let own = work();
+        others.into_iter().fold(own, |result, other| {
+            let other = other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            result.and(other)
+        })
+    })
 }
 
 impl Pipeline {
@@ -115,14 +115,14 @@ impl Pipeline {
         self.inner.shader.name
     }
 
-    /// Threads of a workgroup.
+    /// Workgroup size in threads.
     pub fn threads(&self) -> u32 {
         self.inner.threads
     }
 }
 
 impl PipelineInner {
-    /// Checks all that can be checked without the driver's compiler.
+    /// Validates everything that does not need the driver's compiler.
     fn new(
         device: &Arc<DeviceInner>,
         shader: &'static Shader,
@@ -135,22 +135,25 @@ impl PipelineInner {
             missing: format!("{} {missing}", shader.name),
             fix: "please report it with the output of `indrik devices`".into(),
         };
-        let wrong = |reason: String| Error::InvalidUse { what: shader.name.to_string(), reason };
+        let invalid = |reason: String| Error::InvalidUse { what: shader.name.to_string(), reason };
         if constants.len() != shader.constant_ids.len() {
-            return Err(wrong(format!(
-                "{} constants for a shader that has {}",
+            return Err(invalid(format!(
+                "{} specialisation constants; the shader has {}",
                 constants.len(),
                 shader.constant_ids.len()
             )));
         }
         if shader.push_size as usize > MAX_PUSH_BYTES {
-            return Err(wrong(format!("{} bytes of push constants", shader.push_size)));
+            return Err(invalid(format!(
+                "{} bytes of push constants; the maximum is {MAX_PUSH_BYTES}",
+                shader.push_size
+            )));
         }
         let caps = &device.caps;
         let threads = shader.threads(&constants);
         if threads == 0 || threads > caps.max_threads {
             return Err(unsupported(format!(
-                "wants {threads} threads a workgroup, the device has {}",
+                "needs {threads} threads per workgroup; the device allows {}",
                 caps.max_threads
             )));
         }
@@ -158,7 +161,7 @@ impl PipelineInner {
             && !caps.allows_subgroup_size(size)
         {
             return Err(unsupported(format!(
-                "wants subgroups of {size}, the device has {} to {}",
+                "needs subgroups of {size}; the device has {} to {}",
                 caps.min_subgroup_size, caps.max_subgroup_size
             )));
         }
@@ -172,7 +175,7 @@ impl PipelineInner {
         if shader.push_size > 0 {
             layout_info = layout_info.push_constant_ranges(&ranges);
         }
-        // SAFETY: the structures live until the call returns; the layout is destroyed by Drop.
+        // SAFETY: the structures outlive the call; the layout is destroyed by Drop.
         let layout = unsafe { device.raw.create_pipeline_layout(&layout_info, None) }
             .map_err(|result| device.fail("vkCreatePipelineLayout", result))?;
         Ok(Self {
@@ -182,22 +185,22 @@ impl PipelineInner {
             threads,
             constants,
             subgroup,
-            made: OnceLock::new(),
+            compiled: OnceLock::new(),
             compiling: Mutex::new(()),
         })
     }
 
-    /// The compiled pipeline: compiled now, unless it was before.
+    /// The Vulkan pipeline; compiles it on the first call.
     pub fn raw(&self) -> Result<vk::Pipeline> {
-        if let Some(made) = self.made.get() {
-            return Ok(*made);
+        if let Some(compiled) = self.compiled.get() {
+            return Ok(*compiled);
         }
         let _compiling = self.compiling.lock().unwrap_or_else(PoisonError::into_inner);
-        match self.made.get() {
-            Some(made) => Ok(*made),
+        match self.compiled.get() {
+            Some(compiled) => Ok(*compiled),
             None => {
-                let made = self.compile()?;
-                Ok(*self.made.get_or_init(|| made))
+                let compiled = self.compile()?;
+                Ok(*self.compiled.get_or_init(|| compiled))
             }
         }
     }
@@ -221,12 +224,12 @@ impl PipelineInner {
             .stage(vk::ShaderStageFlags::COMPUTE)
             .name(c"main")
             .specialization_info(&specialization);
-        // Full subgroups are promised only for workgroups that are whole multiples of the subgroup.
-        let largest = match *subgroup {
+        // Vulkan allows full subgroups only for workgroup sizes that are multiples of the subgroup size.
+        let subgroup_size = match *subgroup {
             Subgroup::Exactly(size) => size,
             Subgroup::Any => caps.max_subgroup_size,
         };
-        if caps.full_subgroups && threads.is_multiple_of(largest) {
+        if caps.full_subgroups && threads.is_multiple_of(subgroup_size) {
             stage = stage.flags(vk::PipelineShaderStageCreateFlags::REQUIRE_FULL_SUBGROUPS);
         }
         if let (Subgroup::Exactly(size), true) = (*subgroup, caps.subgroup_size_control) {
@@ -245,10 +248,11 @@ impl PipelineInner {
             vk::PipelineCreateFlags::empty()
         };
         let raw = &device.raw;
-        // SAFETY: the SPIR-V is our own, compiled and reflected at build time; every structure lives until the calls
-        // return; the module is destroyed on each path and the pipeline by Drop. The pipeline cache is made without
-        // EXTERNALLY_SYNCHRONIZED, so several threads may compile through it.
-        let made = unsafe {
+        // SAFETY: the SPIR-V is our own, compiled and reflected at build time, and the constants match its
+        // map entries; every structure outlives the calls; the module is destroyed on each path and the
+        // pipeline by Drop. The pipeline cache was created without EXTERNALLY_SYNCHRONIZED, so several
+        // threads may compile through it.
+        let pipelines = unsafe {
             let module = raw
                 .create_shader_module(&vk::ShaderModuleCreateInfo::default().code(&words), None)
                 .map_err(|result| device.fail("vkCreateShaderModule", result))?;
@@ -257,28 +261,29 @@ impl PipelineInner {
                 .stage(stage.module(module))
                 .layout(*layout)
                 .push_next(&mut feedback_info)];
-            let made = raw.create_compute_pipelines(device.cache.raw, &create, None);
+            let created = raw.create_compute_pipelines(device.cache.raw, &create, None);
             raw.destroy_shader_module(module, None);
-            made.map_err(|(_, result)| device.fail("vkCreateComputePipelines", result))?
+            created.map_err(|(_, result)| device.fail("vkCreateComputePipelines", result))?
         };
         let hit = vk::PipelineCreationFeedbackFlags::VALID
             | vk::PipelineCreationFeedbackFlags::APPLICATION_PIPELINE_CACHE_HIT;
         if feedback.flags.contains(hit) {
             device.counters.pipelines_from_cache.fetch_add(1, Ordering::Relaxed);
         } else {
-            device.cache.note_new();
+            device.cache.mark_dirty();
         }
         device.counters.pipelines.fetch_add(1, Ordering::Relaxed);
-        Ok(made[0])
+        Ok(pipelines[0])
     }
 }
 
 impl Drop for PipelineInner {
     fn drop(&mut self) {
-        // SAFETY: programs hold an Arc to the pipelines they dispatch until the GPU is done with them.
+        // SAFETY: programs hold an Arc to the pipelines they dispatch until the GPU is done with them, so
+        // nothing uses these handles any more.
         unsafe {
-            if let Some(made) = self.made.get() {
-                self.device.raw.destroy_pipeline(*made, None);
+            if let Some(compiled) = self.compiled.get() {
+                self.device.raw.destroy_pipeline(*compiled, None);
             }
             self.device.raw.destroy_pipeline_layout(self.layout, None);
         }

@@ -1,39 +1,42 @@
-//! Records a program: dispatches, copies and fills, with the barriers that follow from what they touch.
+//! Records programs: dispatches, copies and fills, with barriers derived from their buffer accesses.
 //!
-//! Commands are kept until the program is sealed, and written to the driver's command buffer then: by that time all pipelines
-//! are known and have been compiled side by side.
+//! Commands are collected until the program is sealed, and only then written to the Vulkan command buffer. By
+//! that time all pipelines are known and can be compiled in parallel.
 
 use std::sync::{Arc, atomic::Ordering};
 
 use ash::vk;
 
 use crate::{
-    device::{Device, DeviceInner},
+    access::Access,
+    device::Device,
+    device_inner::DeviceInner,
     error::{Error, Result},
-    hazards::{ALL, Barrier, COMPUTE, CONDITION, Hazards, INDIRECT, Stages, Strand, TRANSFER, Touch},
-    memory::View,
-    pipeline::{Pipeline, PipelineInner},
+    hazards::{ALL, Barrier, Branch, BufferAccess, COMPUTE, CONDITION, Hazards, INDIRECT, Stages, TRANSFER},
+    pipeline::{self, Pipeline, PipelineInner},
     program::{Commands, Program},
-    shader::{Access, MAX_PUSH_BYTES, PushConstants, PushWriter},
+    shader::{MAX_PUSH_BYTES, PushConstants, PushWriter},
     timing::{TimestampMode, Timestamps},
+    view::View,
 };
 
-/// A program in the making. Consumed by [`Recorder::seal`]; until then nothing can be submitted.
+/// Records a program. [`Recorder::seal`] consumes the recorder; nothing can be submitted before.
 pub struct Recorder {
     commands: Commands,
     list: Vec<Command>,
     hazards: Hazards,
-    /// Barriers between commands so far.
+    /// Number of barriers between commands so far.
     level: u32,
     timestamps: Option<Timestamps>,
-    /// Within [`Recorder::conditional`].
+    /// Whether commands are recorded within [`Recorder::conditional`].
     conditional: bool,
-    /// Calls of [`Recorder::concurrently`] so far, and whether it is within one.
+    /// Number of calls of [`Recorder::concurrently`] so far.
     forks: u32,
+    /// Whether commands are recorded within [`Recorder::concurrently`].
     forked: bool,
 }
 
-/// What is written to the command buffer. Everything that it names is kept by `commands`.
+/// A command to be written to the command buffer. `Commands` keeps everything it refers to alive.
 enum Command {
     Barrier(Barrier),
     Dispatch {
@@ -51,23 +54,26 @@ enum Command {
         range: std::ops::Range<u64>,
         word: u32,
     },
-    /// What follows runs only if the word there is not zero.
+    /// Starts conditional rendering: dispatches run only if the predicate is not zero.
     BeginCondition {
         buffer: vk::Buffer,
         offset: u64,
     },
     EndCondition,
-    Stamp {
-        number: u32,
+    Timestamp {
+        query: u32,
         stage: Stages,
     },
 }
 
-/// How many workgroups a dispatch has.
+/// The workgroup count of a dispatch.
 enum Groups {
     Fixed([u32; 3]),
     Indirect { buffer: vk::Buffer, offset: u64 },
 }
+
+/// Maximum workgroup count along y and z that Vulkan guarantees on every device.
+const MAX_GROUPS_YZ: u32 = 65_535;
 
 impl Device {
     /// Starts recording a program.
@@ -75,14 +81,14 @@ impl Device {
         Recorder::new(&self.inner, None)
     }
 
-    /// The same, with GPU timestamps. An error where the device has none.
-    pub fn timed_recorder(&self, stamps: TimestampMode) -> Result<Recorder> {
+    /// Starts recording a program with GPU timestamps. An error if the device has none.
+    pub fn timed_recorder(&self, mode: TimestampMode) -> Result<Recorder> {
         let period = self.caps().timestamp_period_ns.ok_or_else(|| Error::Unsupported {
             device: self.info().name.clone(),
             missing: "its compute queue has no timestamps".into(),
             fix: "update its driver or choose another device (indrik devices)".into(),
         })?;
-        let timestamps = Timestamps::new(&self.inner, stamps, period)?;
+        let timestamps = Timestamps::new(&self.inner, mode, period)?;
         Recorder::new(&self.inner, Some(timestamps))
     }
 }
@@ -103,12 +109,14 @@ impl Recorder {
             forks: 0,
             forked: false,
         };
-        // Submissions on one queue start in order but overlap: what earlier ones and the host wrote must be visible.
+        // Submissions to one queue start in order but overlap. Writes of earlier submissions and of the host
+        // must be visible.
         recorder.barrier(Barrier { from: all | Stages::HOST, to: all, memory: true });
         Ok(recorder)
     }
 
-    /// Runs `groups` workgroups of a pipeline. What it reads and writes is declared by `push`.
+    /// Dispatches `groups` workgroups. The push constants declare which buffers the shader reads and writes.
+    /// `name` identifies the command in errors and timings.
     pub fn dispatch<P: PushConstants>(
         &mut self,
         name: &str,
@@ -117,15 +125,16 @@ impl Recorder {
         push: &P,
     ) -> Result<()> {
         let limit = self.device().caps.max_groups;
-        // Along y and z Vulkan promises only 65535 on every device.
-        if groups.contains(&0) || groups[0] > limit || groups[1].max(groups[2]) > 65535 {
-            let reason = format!("{groups:?} workgroups; 1 to {limit} along x, to 65535 along y and z");
+        if groups.contains(&0) || groups[0] > limit || groups[1].max(groups[2]) > MAX_GROUPS_YZ {
+            let reason = format!(
+                "{groups:?} workgroups; the limits are 1 to {limit} along x and 1 to {MAX_GROUPS_YZ} along y and z"
+            );
             return Err(Error::InvalidUse { what: format!("{name} ({})", pipeline.name()), reason });
         }
         self.push_dispatch(name, pipeline, push, Groups::Fixed(groups), None)
     }
 
-    /// The same with the number of workgroups read from a buffer when it runs: three words, x, y and z.
+    /// Dispatches with a workgroup count that is read from a buffer at execution: three u32, x, y and z.
     pub fn dispatch_indirect<P: PushConstants>(
         &mut self,
         name: &str,
@@ -134,117 +143,125 @@ impl Recorder {
         push: &P,
     ) -> Result<()> {
         if groups.len() != 12 || !groups.range().start.is_multiple_of(4) {
-            let reason = format!("{} bytes for the three words of an indirect dispatch", groups.len());
+            let reason = format!("an indirect dispatch needs 12 aligned bytes, not {}", groups.len());
             return Err(Error::InvalidUse { what: format!("{name} ({})", pipeline.name()), reason });
         }
         let count = Groups::Indirect { buffer: groups.block.buffer, offset: groups.range().start };
         self.push_dispatch(name, pipeline, push, count, Some(groups))
     }
 
-    /// Orders a dispatch after what it depends on.
+    /// Adds a dispatch after its barrier, if it needs one.
     fn push_dispatch<P: PushConstants>(
         &mut self,
         name: &str,
         pipeline: &Pipeline,
         push: &P,
         groups: Groups,
-        size: Option<&View>,
+        group_buffer: Option<&View>,
     ) -> Result<()> {
         let inner = &*pipeline.inner;
-        let wrong =
+        let invalid =
             |reason: String| Error::InvalidUse { what: format!("{name} ({})", inner.shader.name), reason };
         if !std::ptr::eq(&*inner.device, self.device()) {
-            return Err(wrong("the pipeline belongs to another device".into()));
+            return Err(invalid("the pipeline belongs to another device".into()));
         }
         if P::SIZE != inner.shader.push_size {
-            return Err(wrong(format!("{} bytes of push constants for {}", P::SIZE, inner.shader.push_size)));
+            return Err(invalid(format!(
+                "{} bytes of push constants; the shader has {}",
+                P::SIZE,
+                inner.shader.push_size
+            )));
         }
         let mut writer = PushWriter::new();
         push.encode(&mut writer);
         let mut accesses: Vec<_> =
             writer.buffers.iter().map(|(view, access)| (view.clone(), *access, COMPUTE)).collect();
-        accesses.extend(size.map(|view| (view.clone(), Access::Read, INDIRECT)));
+        accesses.extend(group_buffer.map(|view| (view.clone(), Access::Read, INDIRECT)));
         self.order(&accesses)?;
 
         self.commands.keep_pipeline(pipeline);
         self.list.push(Command::Dispatch { pipeline: pipeline.inner.clone(), push: writer.bytes, groups });
-        self.done(name, COMPUTE)
+        self.finish_command(name, COMPUTE)
     }
 
-    /// Records dispatches that run only if `word`, a u32, is not zero when the program comes to them. An error where the device has
-    /// no conditional rendering ([`Caps::conditional`](crate::Caps::conditional)).
+    /// Records dispatches that execute only if `predicate`, a u32, is not zero. An error if the device has no
+    /// conditional rendering ([`Caps::conditional_rendering`](crate::Caps::conditional_rendering)).
     ///
-    /// The last of them may write the word, for the programs that follow; a device that looks again before each command would
-    /// otherwise skip some of them. Copies and fills are refused, since Vulkan does not skip those.
+    /// Only the last of the dispatches may write the predicate, for the programs that follow: a device may
+    /// read it again before each command. Copies and fills are rejected, since Vulkan does not make them
+    /// conditional.
     pub fn conditional<T, E: From<Error>>(
         &mut self,
-        word: &View,
+        predicate: &View,
         record: impl FnOnce(&mut Self) -> Result<T, E>,
     ) -> Result<T, E> {
-        let wrong = |reason: String| Error::InvalidUse { what: "condition".into(), reason };
+        let invalid = |reason: String| Error::InvalidUse { what: "conditional commands".into(), reason };
         if self.conditional {
-            return Err(wrong("within another one: Vulkan knows one at a time".into()).into());
+            return Err(invalid("they cannot be nested".into()).into());
         }
-        if word.len() != 4 || !word.range().start.is_multiple_of(4) {
-            return Err(wrong(format!("{} bytes for one word", word.len())).into());
+        if predicate.len() != 4 || !predicate.range().start.is_multiple_of(4) {
+            let reason = format!("the predicate needs 4 aligned bytes, not {}", predicate.len());
+            return Err(invalid(reason).into());
         }
-        if self.device().conditional.is_none() {
+        if self.device().conditional_rendering.is_none() {
             let device = self.device().adapter.info.name.clone();
             let missing = "it lacks conditional rendering".into();
             return Err(
                 Error::Unsupported { device, missing, fix: "submit one step at a time".into() }.into()
             );
         }
-        self.order(&[(word.clone(), Access::Read, CONDITION)])?;
-        self.list.push(Command::BeginCondition { buffer: word.block.buffer, offset: word.range().start });
+        self.order(&[(predicate.clone(), Access::Read, CONDITION)])?;
+        let (buffer, offset) = (predicate.block.buffer, predicate.range().start);
+        self.list.push(Command::BeginCondition { buffer, offset });
         let commands = self.commands.raw;
         self.conditional = true;
         let recorded = record(self);
         if self.commands.raw != commands || !self.conditional {
-            return Err(wrong("the recorder was exchanged for another one".into()).into());
+            return Err(invalid("the recorder was replaced by another one".into()).into());
         }
         self.conditional = false;
         self.list.push(Command::EndCondition);
         recorded
     }
 
-    /// Records two lines of commands that touch no byte of each other's, though their views may overlap: rows of one buffer that
-    /// only the shaders tell apart. No barrier is put between them for what they share; each is ordered within itself, after
-    /// what was before and before what follows. Whoever calls it answers for that: a wrong claim is a race on the GPU.
+    /// Records two command sequences that share no bytes even if their views overlap, such as rows of one
+    /// buffer that only the shaders distinguish. No barriers are inserted between the two. Each sequence is
+    /// ordered internally, after earlier commands and before later ones. The caller guarantees that the
+    /// sequences are disjoint; otherwise they race on the GPU.
     ///
-    /// A barrier within the second orders all of the first before what follows it, so the longer line is best recorded first.
+    /// A barrier within the second sequence also waits for the first, so record the longer sequence first.
     pub fn concurrently<E: From<Error>>(
         &mut self,
-        one: impl FnOnce(&mut Self) -> Result<(), E>,
-        other: impl FnOnce(&mut Self) -> Result<(), E>,
+        first: impl FnOnce(&mut Self) -> Result<(), E>,
+        second: impl FnOnce(&mut Self) -> Result<(), E>,
     ) -> Result<(), E> {
         if self.forked {
-            let reason = "within another one: record it before or after".into();
-            return Err(Error::InvalidUse { what: "side by side".into(), reason }.into());
+            let reason = "they cannot be nested".into();
+            return Err(Error::InvalidUse { what: "concurrent commands".into(), reason }.into());
         }
         self.forks += 1;
         self.forked = true;
         let fork = self.forks;
-        self.hazards.begin_strand(Some(Strand { fork, number: 0 }));
-        let recorded = one(self).and_then(|()| {
-            self.hazards.begin_strand(Some(Strand { fork, number: 1 }));
-            other(self)
+        self.hazards.set_branch(Some(Branch { fork, index: 0 }));
+        let recorded = first(self).and_then(|()| {
+            self.hazards.set_branch(Some(Branch { fork, index: 1 }));
+            second(self)
         });
-        self.hazards.begin_strand(None);
+        self.hazards.set_branch(None);
         self.forked = false;
         recorded
     }
 
-    /// Vulkan skips dispatches only.
-    fn must_not_be_conditional(&self, name: &str) -> Result<()> {
+    /// Conditional rendering does not apply to copies and fills.
+    fn check_unconditional(&self, name: &str) -> Result<()> {
         if self.conditional {
-            let reason = "copies and fills run whatever a condition says: record it before or after".into();
+            let reason = "copies and fills cannot be conditional: record them before or after".into();
             return Err(Error::InvalidUse { what: name.to_string(), reason });
         }
         Ok(())
     }
 
-    /// Copies between buffers of equal length.
+    /// Copies between two views of equal length.
     pub fn copy(&mut self, name: &str, from: impl Into<View>, to: impl Into<View>) -> Result<()> {
         let (from, to) = (from.into(), to.into());
         let (a, b) = (from.range(), to.range());
@@ -258,57 +275,57 @@ impl Recorder {
             );
             return Err(Error::InvalidUse { what: name.to_string(), reason });
         }
-        self.must_not_be_conditional(name)?;
+        self.check_unconditional(name)?;
         self.order(&[(from.clone(), Access::Read, TRANSFER), (to.clone(), Access::Write, TRANSFER)])?;
         let region =
             vk::BufferCopy { src_offset: from.range().start, dst_offset: to.range().start, size: from.len() };
         self.list.push(Command::Copy { from: from.block.buffer, to: to.block.buffer, region });
-        self.done(name, TRANSFER)
+        self.finish_command(name, TRANSFER)
     }
 
-    /// Fills a buffer with a repeated word; its length must be a multiple of 4.
+    /// Fills a view with a repeated word. Its offset and length must be multiples of 4.
     pub fn fill(&mut self, name: &str, to: impl Into<View>, word: u32) -> Result<()> {
         let to = to.into();
         if to.is_empty() || !to.len().is_multiple_of(4) || !to.range().start.is_multiple_of(4) {
-            let reason = format!("{} bytes cannot be filled with words", to.len());
+            let reason = format!("{} bytes are not a whole number of aligned words", to.len());
             return Err(Error::InvalidUse { what: name.to_string(), reason });
         }
-        self.must_not_be_conditional(name)?;
+        self.check_unconditional(name)?;
         self.order(&[(to.clone(), Access::Write, TRANSFER)])?;
         self.list.push(Command::Fill { to: to.block.buffer, range: to.range(), word });
-        self.done(name, TRANSFER)
+        self.finish_command(name, TRANSFER)
     }
 
-    /// The pipelines of all dispatches so far, each once.
+    /// The distinct pipelines of all dispatches so far.
     pub fn pipelines(&self) -> Vec<Pipeline> {
         self.commands.pipelines()
     }
 
-    /// Ends the recording: compiles the pipelines that are not compiled yet, and hands the commands to the driver. The program
-    /// can be replayed any number of times.
+    /// Ends recording: compiles the pipelines that are not compiled yet and writes the command buffer. The
+    /// program can be submitted any number of times.
     pub fn seal(mut self) -> Result<Program> {
         if self.conditional {
-            let reason = "its condition never ended: the recorder was exchanged for another one".into();
+            let reason = "conditional commands never ended: the recorder was replaced by another one".into();
             return Err(Error::InvalidUse { what: "program".into(), reason });
         }
-        // A finished submission is available, but the host sees it only after a barrier to it.
+        // The semaphore makes writes available, but they are visible to the host only after a barrier.
         self.barrier(Barrier { from: COMPUTE | TRANSFER, to: Stages::HOST, memory: true });
-        if let Some(number) = self.timestamps.as_mut().and_then(Timestamps::end) {
-            self.list.push(Command::Stamp { number, stage: Stages::ALL_COMMANDS });
+        if let Some(query) = self.timestamps.as_mut().and_then(Timestamps::end) {
+            self.list.push(Command::Timestamp { query, stage: Stages::ALL_COMMANDS });
         }
         let device = self.commands.device.clone();
-        Device { inner: device.clone() }.compile(&self.pipelines())?;
-        // SIMULTANEOUS_USE: the next token may be submitted before the last one is done.
+        pipeline::compile_all(&self.pipelines())?;
+        // SIMULTANEOUS_USE: the next token may be submitted before the last one has completed.
         let begin =
             vk::CommandBufferBeginInfo::default().flags(vk::CommandBufferUsageFlags::SIMULTANEOUS_USE);
-        // SAFETY: the command buffer is ours alone and nothing was recorded into it yet.
+        // SAFETY: the command buffer is owned by this recorder and is in the initial state.
         unsafe { device.raw.begin_command_buffer(self.commands.raw, &begin) }
             .map_err(|result| device.fail("vkBeginCommandBuffer", result))?;
         for (index, command) in self.list.iter().enumerate() {
             self.write(command)?;
-            // The first command is the barrier to what was before: the clock starts behind it.
+            // The first command is the barrier against earlier submissions; time is measured from after it.
             if let (0, Some(timestamps)) = (index, &self.timestamps) {
-                timestamps.reset_and_start(&self.commands);
+                timestamps.record_start(self.commands.raw);
             }
         }
         // SAFETY: the command buffer is in the recording state.
@@ -317,12 +334,13 @@ impl Recorder {
         Ok(Program::new(self.commands, self.timestamps))
     }
 
-    /// Writes a command to the command buffer, which is in the recording state.
+    /// Writes a command to the command buffer, which must be in the recording state.
     fn write(&self, command: &Command) -> Result<()> {
         let (raw, commands) = (&self.device().raw, self.commands.raw);
-        // SAFETY: recording into our own command buffer. Ranges lie within their buffers, workgroups within the device's
-        // limits: both were checked when the command was added, as was that the word of a condition is aligned and that the
-        // device has conditions, of which each ends before the next begins. Buffers and pipelines are kept alive by the program, and
+        // SAFETY: the command buffer is owned by this recorder and in the recording state. When the command
+        // was added, it was checked that ranges lie within their buffers, that workgroup counts are within
+        // the device's limits, that a predicate is aligned, that the device has conditional rendering, and
+        // that conditional sections are not nested. The program keeps buffers and pipelines alive, and the
         // push bytes cover the layout's range.
         unsafe {
             match command {
@@ -360,18 +378,18 @@ impl Recorder {
                 Command::BeginCondition { buffer, offset } => {
                     let begin =
                         vk::ConditionalRenderingBeginInfoEXT::default().buffer(*buffer).offset(*offset);
-                    if let Some(functions) = &self.device().conditional {
+                    if let Some(functions) = &self.device().conditional_rendering {
                         (functions.fp().cmd_begin_conditional_rendering_ext)(commands, &begin);
                     }
                 }
                 Command::EndCondition => {
-                    if let Some(functions) = &self.device().conditional {
+                    if let Some(functions) = &self.device().conditional_rendering {
                         (functions.fp().cmd_end_conditional_rendering_ext)(commands);
                     }
                 }
-                Command::Stamp { number, stage } => {
+                Command::Timestamp { query, stage } => {
                     if let Some(timestamps) = &self.timestamps {
-                        timestamps.stamp(&self.commands, *number, *stage);
+                        timestamps.record(commands, *query, *stage);
                     }
                 }
             }
@@ -383,15 +401,16 @@ impl Recorder {
         &self.commands.device
     }
 
+    /// Records the barrier that a command with these accesses needs, if any, and keeps its buffers alive.
     fn order(&mut self, accesses: &[(View, Access, Stages)]) -> Result<()> {
-        let mut touches = Vec::with_capacity(accesses.len());
+        let mut tracked = Vec::with_capacity(accesses.len());
         for (view, access, stage) in accesses {
-            view.must_be_of(self.device())?;
+            view.check_device(self.device())?;
             self.commands.keep_block(&view.block);
             let block = Arc::as_ptr(&view.block).addr();
-            touches.push(Touch { block, range: view.range(), access: *access, stage: *stage });
+            tracked.push(BufferAccess { block, range: view.range(), access: *access, stage: *stage });
         }
-        if let Some(barrier) = self.hazards.command(&touches) {
+        if let Some(barrier) = self.hazards.add_command(&tracked) {
             self.barrier(barrier);
             self.level += 1;
         }
@@ -405,17 +424,17 @@ impl Recorder {
         counters.commands.fetch_add(1, Ordering::Relaxed);
     }
 
-    fn done(&mut self, name: &str, stage: Stages) -> Result<()> {
+    fn finish_command(&mut self, name: &str, stage: Stages) -> Result<()> {
         self.device().counters.commands.fetch_add(1, Ordering::Relaxed);
         let level = self.level;
-        let number =
-            self.timestamps.as_mut().map_or(Ok(None), |timestamps| timestamps.command(name, level))?;
-        self.list.extend(number.map(|number| Command::Stamp { number, stage }));
+        let query =
+            self.timestamps.as_mut().map_or(Ok(None), |timestamps| timestamps.add_command(name, level))?;
+        self.list.extend(query.map(|query| Command::Timestamp { query, stage }));
         Ok(())
     }
 }
 
-/// How the stages of a barrier read and write: no cache is flushed that they do not go through.
+/// The read and write access flags of pipeline stages. A barrier flushes only the caches that its stages use.
 fn accesses(stages: Stages) -> (vk::AccessFlags2, vk::AccessFlags2) {
     use vk::AccessFlags2 as Flags;
     let kinds = [

@@ -1,29 +1,29 @@
-//! The seam between a compiled shader and the host.
+//! The interface between a compiled shader and the host.
 //!
-//! Nothing here is written by hand per kernel: the `kernels` build script reflects each SPIR-V module and emits a
-//! [`Shader`], a struct that implements [`PushConstants`] and one that implements [`SpecConstants`]. What a dispatch
-//! reads and writes is taken from the `readonly`/`writeonly` words in the shader itself, so that a barrier can only be
-//! forgotten by lying in the shader.
+//! Implementations are generated, not written per kernel: the `kernels` build script reflects each SPIR-V
+//! module and emits a [`Shader`], a struct that implements [`PushConstants`] and one that implements
+//! [`SpecConstants`]. The accesses of a dispatch come from the `readonly` and `writeonly` qualifiers in the
+//! shader itself, so a barrier can be missing only if a qualifier is wrong.
 
-use crate::memory::View;
+use crate::{access::Access, view::View};
 
 /// One compiled shader module, embedded in the binary.
 #[derive(Debug)]
 pub struct Shader {
-    /// Kernel and tier, as in `gemv.t1`: the name in errors, profiles and tables.
+    /// Kernel and tier, such as `gemv.t1`. Used in errors, profiles and tables.
     pub name: &'static str,
     /// The SPIR-V words as little-endian bytes.
     pub spirv: &'static [u8],
-    /// Bytes of the push-constant block; 0 when there is none.
+    /// Size of the push-constant block in bytes; 0 if there is none.
     pub push_size: u32,
-    /// Identifiers of the specialisation constants, in the order in which [`SpecConstants::values`] lists them.
+    /// Ids of the specialisation constants, in the order of [`SpecConstants::values`].
     pub constant_ids: &'static [u32],
     /// Workgroup size, each dimension fixed or taken from a specialisation constant.
     pub local_size: [LocalSize; 3],
 }
 
 impl Shader {
-    /// Threads of a workgroup with these constants, one for each of [`Shader::constant_ids`].
+    /// Workgroup size in threads for these constants, one per entry of [`Shader::constant_ids`].
     pub fn threads(&self, constants: &[u32]) -> u32 {
         self.local_size.iter().fold(1, |product: u32, size| {
             product.saturating_mul(match *size {
@@ -37,30 +37,18 @@ impl Shader {
 /// One dimension of a workgroup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LocalSize {
-    /// Written as a number in the shader.
+    /// A number in the shader.
     Fixed(u32),
     /// `local_size_x_id`: the index into [`Shader::constant_ids`] (not the id itself).
     Constant(usize),
 }
 
-/// How a dispatch touches a buffer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Access {
-    /// `readonly` in the shader.
-    Read,
-    /// `writeonly` in the shader.
-    Write,
-    /// Neither word in the shader.
-    ReadWrite,
-}
-
-/// A buffer member of a push-constant block: a view, or nothing where the specialisation constants make the shader leave
-/// it alone.
+/// A buffer member of a push-constant block: a view, or none if the specialisation constants disable its use.
 #[derive(Clone, Debug)]
 pub struct Address(Option<View>);
 
 impl Address {
-    /// No buffer: the shader must not touch it.
+    /// No buffer: the shader must not access it.
     pub const NONE: Address = Address(None);
 }
 
@@ -70,21 +58,22 @@ impl<V: Into<View>> From<V> for Address {
     }
 }
 
-/// A push-constant block with its buffers. Implemented by generated code only.
+/// A push-constant block with its buffers. Implemented only by generated code.
 pub trait PushConstants {
-    /// Bytes of the block.
+    /// Size of the block in bytes.
     const SIZE: u32;
-    /// Writes every member at the offset that the shader gave it.
+    /// Writes every member at its offset in the shader's block.
     fn encode(&self, writer: &mut PushWriter);
 }
 
-/// Values for a shader's specialisation constants. Implemented by generated code only.
+/// Values for a shader's specialisation constants. Implemented only by generated code.
 pub trait SpecConstants {
-    /// One 32-bit word a constant, in the order of [`Shader::constant_ids`]: `bool` as 0 or 1, `f32` by its bits.
+    /// One 32-bit word per constant, in the order of [`Shader::constant_ids`]: `bool` as 0 or 1, `f32` by its
+    /// bits.
     fn values(&self) -> Vec<u32>;
 }
 
-/// Constants that are already words, for code that treats all shaders alike.
+/// Constants given as words, for code that is generic over shaders.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct RawConstants(pub Vec<u32>);
 
@@ -94,10 +83,10 @@ impl SpecConstants for RawConstants {
     }
 }
 
-/// The largest push-constant block that every Vulkan 1.3 device accepts.
+/// Maximum size of a push-constant block, in bytes: what every Vulkan device supports.
 pub const MAX_PUSH_BYTES: usize = 128;
 
-/// Collects the bytes of a push-constant block and the buffers it points to.
+/// Collects the bytes of a push-constant block and the buffers that it refers to.
 #[derive(Debug)]
 pub struct PushWriter {
     pub(crate) bytes: [u8; MAX_PUSH_BYTES],
@@ -109,7 +98,7 @@ impl PushWriter {
         Self { bytes: [0; MAX_PUSH_BYTES], buffers: Vec::new() }
     }
 
-    /// Writes a device address and notes how the shader touches the buffer behind it.
+    /// Writes a device address and records how the shader accesses that buffer.
     pub fn buffer(&mut self, offset: usize, address: &Address, access: Access) {
         if let Some(view) = &address.0 {
             self.bytes[offset..offset + 8].copy_from_slice(&view.address().to_le_bytes());
@@ -117,7 +106,7 @@ impl PushWriter {
         }
     }
 
-    /// Writes one 32-bit member: integers as they are, floats by `to_bits`.
+    /// Writes one 32-bit member; floats as their bits.
     pub fn word(&mut self, offset: usize, value: u32) {
         self.bytes[offset..offset + 4].copy_from_slice(&value.to_le_bytes());
     }

@@ -1,9 +1,9 @@
-//! A fixed ring of staging buffers, through which any amount of data reaches memory that the CPU cannot map, or passes a
-//! kernel on its way.
+//! A fixed ring of staging buffers, to upload any amount of data into memory that the CPU cannot map, or
+//! through a kernel.
 //!
-//! Any number of threads may fill slots while the GPU empties others: [`StagingRing::acquire`] hands out a free slot, or
-//! waits for the oldest one sent, or for a slot that another thread still fills. The ring bounds the memory that a load of
-//! any size needs.
+//! Any number of threads may fill slots while the GPU drains others. [`StagingRing::acquire`] returns a free
+//! slot, or waits for the oldest submitted one, or for a slot that another thread is filling. The ring bounds
+//! the memory that an upload of any size needs.
 
 use std::{
     collections::VecDeque,
@@ -12,12 +12,16 @@ use std::{
 };
 
 use crate::{
-    device::{Device, Ticket},
+    accounting::Lifetime,
+    arena::Arena,
+    buffer::Buffer,
+    device::Device,
+    device_inner::Ticket,
     error::{Error, Result},
     heap::Memory,
-    memory::{Arena, Buffer, Lifetime, View},
     program::Program,
     recorder::Recorder,
+    view::View,
 };
 
 /// A fixed number of staging buffers of one size.
@@ -31,24 +35,24 @@ pub struct StagingRing {
 #[derive(Default)]
 struct Slots {
     free: Vec<StagingSlot>,
-    // Front first: the oldest submission.
+    /// Oldest submission first.
     sent: VecDeque<Sent>,
 }
 
 struct Sent {
     slot: StagingSlot,
-    // Kept until it is done, then dropped without waiting.
+    /// Dropped after it has completed, so that dropping it does not wait.
     program: Program,
     ticket: Ticket,
 }
 
-/// One staging buffer, to be filled.
+/// A staging buffer to fill.
 pub struct StagingSlot {
     buffer: Buffer,
 }
 
 impl StagingRing {
-    /// Allocates `slots` buffers of `bytes` bytes. Waiting for a slot fails after `timeout`.
+    /// Allocates `slots` buffers of `bytes` bytes each. Waiting for a slot fails after `timeout`.
     pub fn new(device: &Device, slots: usize, bytes: u64, timeout: Duration) -> Result<Self> {
         let mut arena = Arena::new(device, Lifetime::Staging, Memory::Upload).with_block_size(bytes);
         let free = (0..slots)
@@ -58,7 +62,7 @@ impl StagingRing {
         Ok(Self { device: device.clone(), slots, changed: Condvar::new(), timeout })
     }
 
-    /// A slot to fill.
+    /// Takes a slot to fill, waiting for one if necessary.
     pub fn acquire(&self) -> Result<StagingSlot> {
         let mut slots = self.lock();
         loop {
@@ -66,7 +70,7 @@ impl StagingRing {
                 return Ok(slot);
             }
             if let Some(sent) = slots.sent.pop_front() {
-                // Others may send and acquire meanwhile.
+                // Unlocked while waiting, so that other threads can send and acquire.
                 drop(slots);
                 return self.reclaim(sent);
             }
@@ -79,14 +83,14 @@ impl StagingRing {
         }
     }
 
-    /// Gives a slot back unused.
+    /// Returns a slot unused.
     pub fn release(&self, slot: StagingSlot) {
         self.lock().free.push(slot);
         self.changed.notify_one();
     }
 
-    /// Submits what `record` records (a copy or a kernel that reads the slot's view); the slot returns to the ring when
-    /// that is done, or at once on an error.
+    /// Submits what `record` records: a copy, or a kernel that reads the slot's view. The slot returns to the
+    /// ring when the submission completes, or at once on an error.
     pub fn send(
         &self,
         slot: StagingSlot,
@@ -111,7 +115,7 @@ impl StagingRing {
         }
     }
 
-    /// Waits until everything sent has arrived.
+    /// Waits until all submissions have completed.
     pub fn finish(&self) -> Result<()> {
         loop {
             let Some(sent) = self.lock().sent.pop_front() else { return Ok(()) };
@@ -120,7 +124,8 @@ impl StagingRing {
         }
     }
 
-    /// Waits for a slot that was sent. On an error its memory is freed when its program is (which waits for the GPU).
+    /// Waits for a submitted slot. On an error the slot's memory is freed with its program, which waits for
+    /// the GPU.
     fn reclaim(&self, sent: Sent) -> Result<StagingSlot> {
         self.device.wait(sent.ticket, self.timeout)?;
         drop(sent.program);
@@ -133,7 +138,7 @@ impl StagingRing {
 }
 
 impl StagingSlot {
-    /// The bytes to fill.
+    /// The bytes of the slot.
     pub fn bytes_mut(&mut self) -> Result<&mut [u8]> {
         self.buffer.bytes_mut()
     }

@@ -1,15 +1,15 @@
-//! What the driver's compiler made of a pipeline: registers, spills, assembly. Needs no GPU, only a driver.
+//! The driver compiler's report on a pipeline: registers, spills, assembly. Needs only a driver, no GPU.
 
 use ash::vk;
 
 use crate::{error::Result, pipeline::Pipeline};
 
-/// One figure of the compiler.
+/// One statistic of the driver's compiler.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Statistic {
-    /// As the driver names it.
+    /// The driver's name for it.
     pub name: String,
-    /// Its value; booleans as 0 and 1.
+    /// The value; booleans as 0 and 1.
     pub value: f64,
 }
 
@@ -18,33 +18,34 @@ pub struct Statistic {
 pub struct Executable {
     /// Subgroup size it was compiled for.
     pub subgroup_size: u32,
-    /// The compiler's figures.
+    /// The compiler's statistics.
     pub statistics: Vec<Statistic>,
-    /// The forms it went through, the machine's own code last (unless the driver has no disassembler for the machine).
+    /// The compiler's internal representations as text. The last one is machine code, if the driver has a
+    /// disassembler.
     pub representations: Vec<String>,
 }
 
 impl Executable {
-    /// The form nearest to the machine's own code.
+    /// The representation closest to machine code.
     pub fn assembly(&self) -> &str {
         self.representations.iter().rev().find(|text| !text.trim().is_empty()).map_or("", String::as_str)
     }
 
-    /// A figure by name, ignoring case.
+    /// A statistic by name, ignoring case.
     pub fn statistic(&self, name: &str) -> Option<f64> {
         self.statistics.iter().find(|statistic| statistic.name.eq_ignore_ascii_case(name)).map(|s| s.value)
     }
 }
 
 impl Pipeline {
-    /// The executables of this pipeline, which is compiled if it was not; empty unless the device was opened with `capture_statistics` and its driver
-    /// has them.
+    /// The executables of this pipeline; compiles it if necessary. Empty unless the device was opened with
+    /// `capture_statistics` and the driver supports `VK_KHR_pipeline_executable_properties`.
     pub fn executables(&self) -> Result<Vec<Executable>> {
         let inner = &*self.inner;
         let raw = inner.raw()?;
         let Some(functions) = &inner.device.executable_properties else { return Ok(vec![]) };
         let info = vk::PipelineInfoKHR::default().pipeline(raw);
-        // SAFETY: the pipeline was made with CAPTURE_STATISTICS and CAPTURE_INTERNAL_REPRESENTATIONS.
+        // SAFETY: the pipeline was created with CAPTURE_STATISTICS and CAPTURE_INTERNAL_REPRESENTATIONS.
         let properties = unsafe { functions.get_pipeline_executable_properties(&info) }
             .map_err(|result| inner.device.fail("vkGetPipelineExecutablePropertiesKHR", result))?;
         (0_u32..)
@@ -73,17 +74,17 @@ impl Pipeline {
         let failed = |result| device.fail("vkGetPipelineExecutableInternalRepresentationsKHR", result);
         let raw = device.raw.handle();
         let mut count = 0;
-        // The call is made by hand: it fills representations only into storage that the caller sized by a first call.
-        // SAFETY: a null array asks for the count.
+        // Called through the function pointer: texts are written only into storage that the caller has sized
+        // with an earlier call. SAFETY: a null array queries the count.
         unsafe { call(raw, which, &mut count, std::ptr::null_mut()) }.result().map_err(failed)?;
         let mut items = vec![vk::PipelineExecutableInternalRepresentationKHR::default(); count as usize];
-        // SAFETY: the array has `count` elements with null data, which asks for each one's size.
+        // SAFETY: the array has `count` elements with null data, which queries their sizes.
         unsafe { call(raw, which, &mut count, items.as_mut_ptr()) }.result().map_err(failed)?;
         let mut representations: Vec<Vec<u8>> = items.iter().map(|item| vec![0; item.data_size]).collect();
         for (item, text) in items.iter_mut().zip(&mut representations) {
             item.p_data = text.as_mut_ptr().cast();
         }
-        // SAFETY: each element points to storage of the size it names.
+        // SAFETY: each element points to storage of the size that it declares.
         unsafe { call(raw, which, &mut count, items.as_mut_ptr()) }.result().map_err(failed)?;
         let representations = items.iter().zip(representations).filter(|(item, _)| item.is_text == vk::TRUE);
         Ok(representations
@@ -93,7 +94,7 @@ impl Pipeline {
 }
 
 fn statistic(raw: &vk::PipelineExecutableStatisticKHR<'_>) -> Statistic {
-    // SAFETY: `format` says which member of the union the driver wrote.
+    // SAFETY: `format` identifies the member of the union that the driver wrote.
     let value = unsafe {
         match raw.format {
             vk::PipelineExecutableStatisticFormatKHR::BOOL32 => f64::from(raw.value.b32),

@@ -1,4 +1,5 @@
-//! Vulkan structures that are newer than the headers ash was generated from. Layouts follow the registry's vk.xml.
+//! Vulkan structures that are newer than the headers ash was generated from. Their layouts follow the
+//! registry (vk.xml).
 
 use std::{ffi::CStr, marker::PhantomData};
 
@@ -40,7 +41,8 @@ impl Default for PhysicalDeviceCooperativeMatrix2FeaturesNV<'_> {
     }
 }
 
-// SAFETY: the structure is #[repr(C)], begins with sType and pNext, and carries the registry's structure type value.
+// SAFETY: the structure is #[repr(C)], starts with sType and pNext, and has the registry's structure type
+// value.
 unsafe impl TaggedStructure for PhysicalDeviceCooperativeMatrix2FeaturesNV<'_> {
     const STRUCTURE_TYPE: vk::StructureType = vk::StructureType::from_raw(1_000_593_000);
 }

@@ -1,4 +1,4 @@
-//! Memory, recording, faults and the cache on Mesa's CPU driver, with the validation layer.
+//! Memory, recording, fault injection and the pipeline cache on Mesa's CPU driver with the validation layer.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use kernels::bench::probe::{Read, ReadShape, Touch};
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 #[test]
-fn an_arena_cuts_buffers_and_gives_all_of_it_back() {
+fn arenas_cut_aligned_disjoint_buffers_and_free_whole_blocks() {
     let Some(device) = testkit::cpu_device() else { return };
     let mut arena = Arena::new(&device, Lifetime::Weights, Memory::Shared).with_block_size(1 << 16);
     let buffers: Vec<_> = [1, 300, 256, 5000].map(|size| arena.buffer("b", size).unwrap()).into();
@@ -20,18 +20,18 @@ fn an_arena_cuts_buffers_and_gives_all_of_it_back() {
         }
     }
     assert_eq!(device.counters().allocations, 1, "small buffers share a block");
-    // A buffer that takes much of a block has one of its own, and nothing is left over.
+    // A large buffer gets a block of exactly its size.
     let large = arena.buffer("large", 1 << 20).unwrap();
     assert_eq!(device.counters().allocations, 2);
     let small = arena.buffer("small again", 16).unwrap();
-    assert_eq!(device.counters().allocations, 2, "the block with room left is still used");
+    assert_eq!(device.counters().allocations, 2, "the current block still has room");
     assert_eq!(device.allocated_bytes(Lifetime::Weights), (1 << 16) + (1 << 20));
     assert_eq!(arena.allocated_bytes(), device.allocated_bytes(Lifetime::Weights));
     drop((arena, buffers, small));
     assert_eq!(
         device.allocated_bytes(Lifetime::Weights),
         1 << 20,
-        "a block lives as long as one of its buffers"
+        "a block lives as long as its last buffer"
     );
     drop(large);
     assert_eq!(device.allocated_bytes(Lifetime::Weights), 0);
@@ -39,7 +39,7 @@ fn an_arena_cuts_buffers_and_gives_all_of_it_back() {
 }
 
 #[test]
-fn buffers_refuse_what_is_not_theirs() {
+fn accesses_outside_a_buffer_are_rejected() {
     let Some(device) = testkit::cpu_device() else { return };
     let mut arena = Arena::new(&device, Lifetime::Scratch, Memory::Shared);
     let mut buffer = arena.buffer("b", 100).unwrap();
@@ -54,12 +54,12 @@ fn buffers_refuse_what_is_not_theirs() {
 }
 
 #[test]
-fn memory_that_is_not_there_is_said_before_it_is_asked_for() {
+fn exhausted_memory_is_reported_before_allocating() {
     let Some(device) = testkit::cpu_device() else { return };
     let mut arena = Arena::new(&device, Lifetime::Kv, Memory::Device);
     let free = device.heaps()[0].free();
     let mut kept = Vec::new();
-    // The CPU driver commits memory only when it is written, so this costs nothing.
+    // The CPU driver commits memory only when it is written, so these allocations cost nothing.
     let error = loop {
         match arena.buffer("KV cache", device.caps().max_allocation) {
             Ok(buffer) => kept.push(buffer),
@@ -67,7 +67,7 @@ fn memory_that_is_not_there_is_said_before_it_is_asked_for() {
         }
         assert!(
             kept.len() as u64 <= free / device.caps().max_allocation + 1,
-            "more than the heap was handed out"
+            "more was allocated than the heap has"
         );
     };
     assert!(matches!(error, Error::OutOfDeviceMemory { .. }), "{error}");
@@ -77,7 +77,7 @@ fn memory_that_is_not_there_is_said_before_it_is_asked_for() {
 }
 
 #[test]
-fn an_injected_allocation_failure_leaves_nothing_behind() {
+fn an_injected_allocation_failure_leaks_nothing() {
     let Some(device) = testkit::cpu_device() else { return };
     device.inject(Fault::Allocation { allocation: 2 });
     let mut arena = Arena::new(&device, Lifetime::Weights, Memory::Device).with_block_size(4096);
@@ -91,7 +91,7 @@ fn an_injected_allocation_failure_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_lost_device_says_so_from_then_on_and_can_be_opened_again() {
+fn a_lost_device_fails_all_calls_and_can_be_reopened() {
     let Some(device) = testkit::cpu_device() else { return };
     let mut arena = kernels::selftest::arena(&device);
     let counter = arena.buffer_from("counter", &[0_u32]).unwrap();
@@ -116,7 +116,7 @@ fn a_lost_device_says_so_from_then_on_and_can_be_opened_again() {
 }
 
 #[test]
-fn barriers_come_from_what_is_touched() {
+fn barriers_follow_from_buffer_accesses() {
     let Some(device) = testkit::cpu_device() else { return };
     let mut arena = kernels::selftest::arena(&device);
     let words = arena.buffer_from("words", &[0_u32; 256]).unwrap();
@@ -128,7 +128,7 @@ fn barriers_come_from_what_is_touched() {
             touch.record(&mut recorder, "touch", &words.slice(*offset..offset + 4).unwrap()).unwrap();
         }
         recorder.seal().unwrap().run(TIMEOUT).unwrap();
-        // One at each end of a program is always there.
+        // Every program has one barrier at each end.
         device.counters().barriers_recorded - before - 2
     };
     assert_eq!(barriers(&[0, 4, 8, 12]), 0);
@@ -139,7 +139,7 @@ fn barriers_come_from_what_is_touched() {
 }
 
 #[test]
-fn copies_fills_and_dispatches_are_ordered_among_each_other() {
+fn copies_fills_and_dispatches_are_ordered() {
     let Some(device) = testkit::cpu_device() else { return };
     let mut arena = kernels::selftest::arena(&device);
     let a = arena.buffer_from("a", &[0_u32; 16]).unwrap();
@@ -162,7 +162,7 @@ fn copies_fills_and_dispatches_are_ordered_among_each_other() {
 }
 
 #[test]
-fn a_staging_ring_carries_more_than_it_holds() {
+fn a_staging_ring_uploads_more_data_than_it_holds() {
     let Some(device) = testkit::cpu_device() else { return };
     const SLOT: usize = 4096;
     let data: Vec<u8> = (0..SLOT * 7 + 123).map(|i| (i * 31 % 251) as u8).collect();
@@ -194,21 +194,21 @@ fn a_staging_ring_carries_more_than_it_holds() {
 }
 
 #[test]
-fn a_staging_ring_loses_no_slot() {
+fn a_staging_ring_returns_slots_after_errors() {
     let Some(device) = testkit::cpu_device() else { return };
     let ring = StagingRing::new(&device, 2, 256, Duration::from_millis(50)).unwrap();
     let target = Arena::new(&device, Lifetime::Weights, Memory::Device).buffer("target", 256).unwrap();
     for _ in 0..4 {
         let slot = ring.acquire().unwrap();
-        // A copy that cannot be: the slot comes back all the same.
-        let wrong = ring.send(slot, |recorder, from| recorder.copy("wrong", from.slice(0..128)?, &target));
-        assert!(matches!(wrong, Err(Error::InvalidUse { .. })));
+        // An invalid copy: the slot still returns to the ring.
+        let failed = ring.send(slot, |recorder, from| recorder.copy("invalid", from.slice(0..128)?, &target));
+        assert!(matches!(failed, Err(Error::InvalidUse { .. })));
     }
     let slots = [(); 2].map(|()| ring.acquire().unwrap());
-    assert!(matches!(ring.acquire().map(|_| ()), Err(Error::Timeout { .. })), "every slot is out");
+    assert!(matches!(ring.acquire().map(|_| ()), Err(Error::Timeout { .. })), "all slots are taken");
     slots.into_iter().for_each(|slot| ring.release(slot));
     let slot = ring.acquire().unwrap();
-    ring.send(slot, |recorder, from| recorder.copy("right", from.clone(), &target)).unwrap();
+    ring.send(slot, |recorder, from| recorder.copy("valid", from.clone(), &target)).unwrap();
     ring.finish().unwrap();
     drop(target);
     assert_eq!(device.allocated_bytes(Lifetime::Weights), 0, "an idle ring keeps no destination alive");
@@ -216,7 +216,7 @@ fn a_staging_ring_loses_no_slot() {
 }
 
 #[test]
-fn what_takes_too_long_is_a_timeout_and_then_done() {
+fn a_wait_times_out_and_succeeds_later() {
     let Some(device) = testkit::cpu_device() else { return };
     let mut arena = Arena::new(&device, Lifetime::Scratch, Memory::Device);
     let source = arena.buffer("source", 256 << 20).unwrap();
@@ -227,13 +227,16 @@ fn what_takes_too_long_is_a_timeout_and_then_done() {
     let read = Read::new(&device, shape).unwrap();
     read.record(&mut recorder, "first", &source.view(), &result.view()).unwrap();
     read.record(&mut recorder, "second", &source.view(), &result.view()).unwrap();
-    assert!(read.record(&mut recorder, "third", &source.view(), &result.view()).is_err(), "only two stamps");
+    assert!(
+        read.record(&mut recorder, "third", &source.view(), &result.view()).is_err(),
+        "only two timestamps are reserved"
+    );
     let program = recorder.seal().unwrap();
-    assert!(program.timings().is_err(), "nothing has run yet");
+    assert!(program.timings().is_err(), "the program has not run yet");
     let ticket = program.submit().unwrap();
     assert!(matches!(device.wait(ticket, Duration::from_micros(10)), Err(Error::Timeout { .. })));
     assert!(!device.is_done(ticket).unwrap());
-    assert!(mapped.write(0, &[1; 4]).is_err(), "the GPU is still reading it");
+    assert!(mapped.write(0, &[1; 4]).is_err(), "the submission is still running");
     device.wait(ticket, TIMEOUT).unwrap();
     assert!(device.is_done(ticket).unwrap());
     mapped.write(0, &[1; 4]).unwrap();
@@ -244,7 +247,7 @@ fn what_takes_too_long_is_a_timeout_and_then_done() {
 }
 
 #[test]
-fn a_program_may_be_dropped_while_it_runs() {
+fn a_running_program_can_be_dropped() {
     let Some(device) = testkit::cpu_device() else { return };
     let mut arena = Arena::new(&device, Lifetime::Scratch, Memory::Device);
     let source = arena.buffer("source", 64 << 20).unwrap();
@@ -255,14 +258,14 @@ fn a_program_may_be_dropped_while_it_runs() {
     let program = recorder.seal().unwrap();
     program.submit().unwrap();
     drop((read, source, result, arena));
-    assert!(device.allocated_bytes(Lifetime::Scratch) > 0, "the program keeps what it names");
+    assert!(device.allocated_bytes(Lifetime::Scratch) > 0, "the program keeps its buffers alive");
     drop(program);
     assert_eq!(device.allocated_bytes(Lifetime::Scratch), 0);
     device.assert_no_messages();
 }
 
 #[test]
-fn things_of_two_devices_do_not_mix() {
+fn objects_of_different_devices_are_rejected() {
     let (Some(one), Some(other)) = (testkit::cpu_device(), testkit::cpu_device()) else { return };
     let mut arena = kernels::selftest::arena(&one);
     let words = arena.buffer_from("words", &[0_u32]).unwrap();
@@ -275,7 +278,7 @@ fn things_of_two_devices_do_not_mix() {
 }
 
 #[test]
-fn compiled_pipelines_are_kept_on_disk_once() {
+fn equal_pipelines_are_compiled_once_and_cached_on_disk() {
     let dir = tempfile::tempdir().unwrap();
     let options = DeviceOptions { cache_dir: Some(dir.path().into()), ..DeviceOptions::default() };
     let Some(device) = testkit::cpu_device_with(&options) else { return };
@@ -290,15 +293,15 @@ fn compiled_pipelines_are_kept_on_disk_once() {
         recorder
     };
     let recorders = [record(&touch), record(&again)];
-    assert_eq!(device.counters().pipelines, 0, "nothing is compiled before a program is sealed");
+    assert_eq!(device.counters().pipelines, 0, "pipelines are compiled when a program is sealed");
     let programs = recorders.map(|recorder| recorder.seal().unwrap());
-    assert_eq!(device.counters().pipelines, 1, "the same pipeline is not made twice");
+    assert_eq!(device.counters().pipelines, 1, "equal pipelines are shared");
     drop((touch, again, programs, arena, counter, device));
     assert!(file.exists());
 }
 
 #[test]
-fn too_much_for_the_device_is_refused_by_name() {
+fn a_workgroup_beyond_the_device_limit_is_an_error_that_names_the_shader() {
     let Some(device) = testkit::cpu_device() else { return };
     let threads = device.caps().max_threads + 1;
     let Err(error) = Read::new(&device, ReadShape { threads, groups: 1, in_flight: 4 }) else { panic!() };
@@ -307,7 +310,7 @@ fn too_much_for_the_device_is_refused_by_name() {
 }
 
 #[test]
-fn a_condition_skips_dispatches_while_its_word_is_zero() {
+fn conditional_dispatches_are_skipped_while_the_predicate_is_zero() {
     let Some(device) = testkit::cpu_device() else { return };
     let mut arena = kernels::selftest::arena(&device);
     let mut word = arena.buffer_from("word", &[1_u32]).unwrap();
@@ -326,18 +329,22 @@ fn a_condition_skips_dispatches_while_its_word_is_zero() {
     assert_eq!(counter.read_vec::<u32>().unwrap(), [3]);
     word.write(0, &[0; 4]).unwrap();
     program.run(TIMEOUT).unwrap();
-    assert_eq!(counter.read_vec::<u32>().unwrap(), [4], "skipped, and what follows is not");
+    assert_eq!(
+        counter.read_vec::<u32>().unwrap(),
+        [4],
+        "the conditional dispatches are skipped, the last one is not"
+    );
     word.write(0, &[0, 0, 0, 7]).unwrap();
     program.run(TIMEOUT).unwrap();
-    assert_eq!(counter.read_vec::<u32>().unwrap(), [7], "any bit counts");
+    assert_eq!(counter.read_vec::<u32>().unwrap(), [7], "any non-zero predicate enables them");
     device.assert_no_messages();
 }
 
 #[test]
-fn a_program_stops_those_that_follow_it_in_its_submission() {
+fn a_program_can_disable_later_programs_of_its_submission() {
     let Some(device) = testkit::cpu_device() else { return };
     let mut arena = kernels::selftest::arena(&device);
-    // Three more, and it is zero.
+    // Three increments make it zero.
     let word = arena.buffer_from("word", &[u32::MAX - 2]).unwrap();
     let counter = arena.buffer_from("counter", &[0_u32]).unwrap();
     let touch = Touch::new(&device, true).unwrap();
@@ -345,18 +352,18 @@ fn a_program_stops_those_that_follow_it_in_its_submission() {
     recorder
         .conditional(&word.view(), |recorder| {
             touch.record(recorder, "count", &counter.view())?;
-            touch.record(recorder, "the condition's own word", &word.view())
+            touch.record(recorder, "predicate", &word.view())
         })
         .unwrap();
     let program = recorder.seal().unwrap();
     let ticket = device.submit(&[&program; 8]).unwrap();
     device.wait(ticket, TIMEOUT).unwrap();
     assert_eq!((counter.read_vec::<u32>().unwrap(), word.read_vec::<u32>().unwrap()), (vec![3], vec![0]));
-    // A word that a command before it wrote, in the same program.
+    // A predicate that an earlier command of the same program writes.
     let mut recorder = device.recorder().unwrap();
-    recorder.fill("go on", &word, 1).unwrap();
+    recorder.fill("enable", &word, 1).unwrap();
     recorder.conditional(&word.view(), |recorder| touch.record(recorder, "count", &counter.view())).unwrap();
-    recorder.fill("stop", &word, 0).unwrap();
+    recorder.fill("disable", &word, 0).unwrap();
     recorder.conditional(&word.view(), |recorder| touch.record(recorder, "count", &counter.view())).unwrap();
     recorder.seal().unwrap().run(TIMEOUT).unwrap();
     assert_eq!(counter.read_vec::<u32>().unwrap(), [4]);
@@ -364,7 +371,7 @@ fn a_program_stops_those_that_follow_it_in_its_submission() {
 }
 
 #[test]
-fn conditions_that_cannot_be_are_refused() {
+fn invalid_conditional_sections_are_rejected() {
     let Some(device) = testkit::cpu_device() else { return };
     let mut arena = kernels::selftest::arena(&device);
     let words = arena.buffer_from("words", &[1_u32, 0]).unwrap();
@@ -372,26 +379,26 @@ fn conditions_that_cannot_be_are_refused() {
     let touch = Touch::new(&device, true).unwrap();
     let mut recorder = device.recorder().unwrap();
     let nothing = |_: &mut gpu::Recorder| Ok::<(), Error>(());
-    assert!(recorder.conditional(&words.view(), nothing).is_err(), "two words");
+    assert!(recorder.conditional(&words.view(), nothing).is_err(), "a predicate of two words");
     recorder
         .conditional(&word, |recorder| {
-            assert!(recorder.conditional(&word, nothing).is_err(), "one within another");
-            assert!(recorder.fill("fill", counter.clone(), 9).is_err(), "a fill would not be skipped");
+            assert!(recorder.conditional(&word, nothing).is_err(), "nested");
+            assert!(recorder.fill("fill", counter.clone(), 9).is_err(), "fills cannot be conditional");
             touch.record(recorder, "count", &counter)
         })
         .unwrap();
-    // An error within leaves a recorder that can go on.
+    // After an error within the section, the recorder is still usable.
     let failed: Result<(), Error> = recorder.conditional(&word, |_| Err(Error::NoDriver));
     assert!(matches!(failed, Err(Error::NoDriver)));
     recorder.seal().unwrap().run(TIMEOUT).unwrap();
     assert_eq!(words.read_vec::<u32>().unwrap(), [1, 1]);
-    // Exchanged while it records: what was begun is never sealed.
+    // The recorder is replaced within the section: neither can be sealed with an open section.
     let mut recorder = device.recorder().unwrap();
-    let mut begun = None;
-    let exchanged: Result<(), Error> = recorder.conditional(&word, |recorder| {
-        begun = Some(std::mem::replace(recorder, device.recorder()?));
+    let mut replaced = None;
+    let result: Result<(), Error> = recorder.conditional(&word, |recorder| {
+        replaced = Some(std::mem::replace(recorder, device.recorder()?));
         Ok(())
     });
-    assert!(exchanged.is_err() && begun.unwrap().seal().is_err());
+    assert!(result.is_err() && replaced.unwrap().seal().is_err());
     device.assert_no_messages();
 }

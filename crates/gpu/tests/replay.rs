@@ -1,4 +1,4 @@
-//! Replaying a program records nothing and allocates nothing: neither on the device nor on the host.
+//! Replaying a program records no commands and allocates no memory, on the device or on the host.
 
 use std::{
     alloc::{GlobalAlloc, Layout, System},
@@ -9,31 +9,31 @@ use std::{
 use gpu::{Counters, Lifetime};
 use kernels::bench::probe::Touch;
 
-/// The system's allocator, counting.
-struct Counting;
+/// The system allocator with a counter.
+struct CountingAllocator;
 
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
 
-// SAFETY: every call goes to the system's allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
+// SAFETY: every call is forwarded to the system allocator unchanged.
+unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: by the caller's promise.
+        // SAFETY: the caller upholds GlobalAlloc's contract.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: by the caller's promise.
+        // SAFETY: the caller upholds GlobalAlloc's contract.
         unsafe { System.dealloc(pointer, layout) }
     }
 }
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-// The only test of this binary: another one running beside it would be counted too.
+// The only test of this binary: allocations of concurrent tests would be counted too.
 #[test]
-fn a_replay_records_and_allocates_nothing() {
+fn replay_records_and_allocates_nothing() {
     const REPLAYS: u64 = 50;
     let Some(device) = testkit::cpu_device() else { return };
     let mut arena = kernels::selftest::arena(&device);
@@ -50,7 +50,7 @@ fn a_replay_records_and_allocates_nothing() {
     let host_before = ALLOCATIONS.load(Ordering::Relaxed);
     for _ in 0..REPLAYS / 2 {
         program.run(Duration::from_secs(10)).unwrap();
-        // Several at once, too.
+        // Also several programs per submission.
         let ticket = device.submit(&[&program, &program]).unwrap();
         device.wait(ticket, Duration::from_secs(10)).unwrap();
     }
@@ -62,7 +62,7 @@ fn a_replay_records_and_allocates_nothing() {
     assert_eq!(device_after, expected, "only submissions may count up");
     assert_eq!(counter.read_vec::<u32>().unwrap(), [10 * (1 + 3 * REPLAYS as u32 / 2)]);
 
-    // The counters do count: recording and allocating show.
+    // Cross-check: the counters do change when recording and allocating.
     let mut recorder = device.recorder().unwrap();
     touch.record(&mut recorder, "touch", &counter.view()).unwrap();
     let other = gpu::Arena::new(&device, Lifetime::Kv, gpu::Memory::Device).buffer("other", 64).unwrap();

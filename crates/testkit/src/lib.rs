@@ -1,17 +1,25 @@
 //! Devices for tests.
 //!
-//! Tests run on Mesa's CPU driver with the Khronos validation layer, so that they need no GPU and forgive nothing. Where
-//! either is not installed a test says so and passes, except under `CI=true`, where it fails: a check that silently did not
-//! run is worse than none.
+//! Tests run on Mesa's CPU driver with the Khronos validation layer, so that they need no GPU and every
+//! misuse of Vulkan fails. If either is not installed, a test prints a note and passes; with `CI=true` it
+//! fails, so that CI cannot skip tests silently.
+//!
+//! ```
+//! # fn main() {
+//! let Some(device) = testkit::cpu_device() else { return };
+//! assert!(device.caps().tier().is_some());
+//! device.assert_no_messages();
+//! # }
+//! ```
 
 use std::ops::Deref;
 
 use gpu::{AdapterKind, Device, DeviceOptions, Instance, InstanceOptions, Tier};
 
-/// An open device whose validation messages are collected. Any message fails the test: at the latest when the device is
-/// dropped, so that what was not destroyed shows too.
+/// An open device whose validation messages are collected. Any message fails the test, at the latest when the
+/// device is dropped, so that leaked objects are detected too.
 pub struct TestDevice {
-    // Always there, until Drop takes it.
+    /// Always `Some` until Drop.
     device: Option<Device>,
     instance: Instance,
 }
@@ -26,13 +34,13 @@ impl Drop for TestDevice {
 }
 
 impl TestDevice {
-    /// Fails the test if the validation layer said anything.
+    /// Fails the test if the validation layer reported anything.
     pub fn assert_no_messages(&self) {
         let messages = self.instance.validation_messages();
-        assert!(messages.is_empty(), "the validation layer says:\n{}", messages.join("\n"));
+        assert!(messages.is_empty(), "validation layer messages:\n{}", messages.join("\n"));
     }
 
-    /// The instance behind it.
+    /// The instance of the device.
     pub fn instance(&self) -> &Instance {
         &self.instance
     }
@@ -41,26 +49,26 @@ impl TestDevice {
 impl Deref for TestDevice {
     type Target = Device;
     fn deref(&self) -> &Device {
-        self.device.as_ref().expect("it is taken in Drop only")
+        self.device.as_ref().expect("the device is taken only in Drop")
     }
 }
 
-/// Mesa's CPU driver with validation, or nothing where it is not installed.
+/// Mesa's CPU driver with validation; `None` if it is not installed.
 pub fn cpu_device() -> Option<TestDevice> {
     cpu_device_with(&DeviceOptions { cache_dir: None, ..DeviceOptions::default() })
 }
 
-/// The same at tier T0.
+/// [`cpu_device`], limited to tier T0.
 pub fn cpu_device_t0() -> Option<TestDevice> {
     cpu_device_with(&DeviceOptions { cache_dir: None, max_tier: Tier::T0, ..DeviceOptions::default() })
 }
 
-/// The same without validation, for long runs: what they execute is validated by shorter ones.
+/// [`cpu_device`] without validation, for long tests whose code paths are validated by shorter ones.
 pub fn cpu_device_plain() -> Option<TestDevice> {
     open_cpu(&DeviceOptions::default(), false)
 }
 
-/// The same with options.
+/// [`cpu_device`] with other options.
 pub fn cpu_device_with(options: &DeviceOptions) -> Option<TestDevice> {
     open_cpu(options, true)
 }
@@ -84,8 +92,8 @@ fn open_cpu(options: &DeviceOptions, validation: bool) -> Option<TestDevice> {
     }
 }
 
-/// The manifest of Mesa's RADV, which compiles for AMD GPUs that are not there when `RADV_FORCE_FAMILY` names one; nothing
-/// where it is not installed.
+/// The manifest of Mesa's RADV driver; `None` if it is not installed. With `RADV_FORCE_FAMILY` set it
+/// compiles for AMD GPUs that are not present.
 pub fn radv_driver() -> Option<String> {
     let found = ["/usr/share/vulkan/icd.d", "/usr/local/share/vulkan/icd.d", "/etc/vulkan/icd.d"]
         .iter()
@@ -94,7 +102,7 @@ pub fn radv_driver() -> Option<String> {
         .filter_map(|entry| Some(entry.ok()?.path()))
         .find(|path| {
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            // A machine that runs 32-bit games has the driver twice.
+            // Machines with 32-bit support have a second manifest.
             name.starts_with("radeon_icd") && !name.contains("i686") && !name.contains("i386")
         });
     if found.is_none() {
@@ -103,9 +111,9 @@ pub fn radv_driver() -> Option<String> {
     found.map(|path| path.to_string_lossy().into_owned())
 }
 
-/// Something that a test needs is not installed: says so, and fails under `CI=true`.
+/// Reports that a test is skipped because a dependency is not installed. Panics with `CI=true`.
 pub fn missing(what: &str) {
-    let text = format!("not tested, because something is missing (scripts/setup.sh installs it): {what}");
+    let text = format!("test skipped, not installed (scripts/setup.sh installs it): {what}");
     assert!(std::env::var("CI").as_deref() != Ok("true"), "{text}");
     eprintln!("{text}");
 }
