@@ -1,5 +1,5 @@
-//! Wheels: zip archives, from which one member is copied. Names in an archive only choose the member, they never
-//! become paths.
+//! Extracting one member from a wheel, which is a zip archive. Names in an archive only select the member;
+//! they never become paths.
 
 use std::{
     fs::File,
@@ -9,13 +9,13 @@ use std::{
 
 use crate::error::{Error, Result};
 
-/// Copies the one member whose name contains `piece`, of at most `limit` bytes, and says how many it had.
+/// Copies the only member whose name contains `pattern`, of at most `limit` bytes, and returns its size.
 ///
-/// Errors of the archive are [`Error::Archive`]; those of the output are of the kind the caller gives.
+/// Errors of the archive are [`Error::Archive`]; `output_error` converts those of the output.
 pub fn extract(
     path: &Path,
     name: &str,
-    piece: &str,
+    pattern: &str,
     limit: u64,
     output: &mut impl Write,
     output_error: impl Fn(std::io::Error) -> Error,
@@ -24,36 +24,36 @@ pub fn extract(
     let file = File::open(path).map_err(|error| Error::io(path, error))?;
     let mut archive = zip::ZipArchive::new(BufReader::with_capacity(1 << 18, file))
         .map_err(|error| damaged(format!("not a readable archive ({error})")))?;
-    let fits = |name: &str| name.contains(piece) && !name.ends_with('/');
+    let matches = |name: &str| name.contains(pattern) && !name.ends_with('/');
     let candidates: Vec<usize> =
-        (0..archive.len()).filter(|at| archive.name_for_index(*at).is_some_and(fits)).collect();
+        (0..archive.len()).filter(|index| archive.name_for_index(*index).is_some_and(matches)).collect();
     let [index] = candidates[..] else {
-        return Err(damaged(format!("{} members are called '…{piece}…', one is expected", candidates.len())));
+        return Err(damaged(format!("{} members match '…{pattern}…', expected one", candidates.len())));
     };
     let mut member =
-        archive.by_index(index).map_err(|error| damaged(format!("its part cannot be read ({error})")))?;
+        archive.by_index(index).map_err(|error| damaged(format!("the member cannot be read ({error})")))?;
     let size = member.size();
     if size > limit {
-        return Err(damaged(format!("its part has {size} bytes, more than the {limit} that are missing")));
+        return Err(damaged(format!("the member has {size} bytes, more than the {limit} that are missing")));
     }
     let mut buffer = vec![0; 1 << 18];
     let mut copied = 0;
     loop {
-        // The reader compares the checksum of the member at its end; a wrong one is an error here.
+        // The reader verifies the member's CRC at its end; a mismatch is an error here.
         let count =
-            member.read(&mut buffer).map_err(|error| damaged(format!("its part is damaged ({error})")))?;
+            member.read(&mut buffer).map_err(|error| damaged(format!("the member is damaged ({error})")))?;
         if count == 0 {
             break;
         }
         copied += count as u64;
-        // What an archive says of sizes is not believed either.
+        // The size in the archive's directory is not trusted either.
         if copied > size {
-            return Err(damaged(format!("its part has more than the {size} bytes it claims")));
+            return Err(damaged(format!("the member has more than the {size} bytes it declares")));
         }
         output.write_all(&buffer[..count]).map_err(&output_error)?;
     }
     if copied != size {
-        return Err(damaged(format!("its part ends after {copied} of {size} bytes")));
+        return Err(damaged(format!("the member ends after {copied} of {size} bytes")));
     }
     Ok(copied)
 }

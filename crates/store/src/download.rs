@@ -1,5 +1,5 @@
-//! A file over HTTP, in as many attempts as it takes. What has come stays on disk, and the next attempt, of this run or
-//! a later one, asks for the rest.
+//! Resumable downloads over HTTP. Received bytes stay on disk, and the next attempt, in this run or a later
+//! one, requests only the rest.
 
 use std::{
     ffi::OsString,
@@ -17,95 +17,95 @@ use crate::{
     url::without_secrets,
 };
 
-/// Attempts that fail in a row without bringing a byte more than was ever there.
-const ATTEMPTS: u32 = 4;
+/// Maximum consecutive attempts without progress.
+const MAX_ATTEMPTS: u32 = 4;
 
-/// What downloads have in common.
+/// What all downloads of a pull share.
 pub struct Session<'a> {
-    /// Sends the requests.
+    /// The HTTP client.
     pub client: &'a Client,
-    /// Patience and pauses.
+    /// Timeouts and retry delays.
     pub settings: &'a Settings,
-    /// Set from outside to stop.
+    /// Set from another thread to cancel.
     pub cancel: &'a AtomicBool,
 }
 
-/// What happens during a download.
+/// Progress of a download.
 pub enum DownloadEvent<'a> {
-    /// So many bytes are on disk.
+    /// Bytes on disk.
     Progress(u64),
-    /// An attempt failed, the next one is made after a pause.
+    /// An attempt failed; the next one follows after the delay.
     Retry(&'a Error, Duration),
 }
 
-/// A file to bring.
+/// A file to download.
 pub struct Request<'a> {
-    /// Where it is.
+    /// Its address.
     pub url: &'a str,
-    /// Headers for the request.
+    /// Extra request headers.
     pub headers: Headers<'a>,
-    /// Where it goes; bytes that are there already are its beginning.
+    /// The destination. Existing content is taken as the start of the file.
     pub path: &'a Path,
-    /// Its size, where it is known.
+    /// Size in bytes, if known.
     pub size: Option<u64>,
 }
 
 impl Session<'_> {
-    /// An error once the user wants no more.
-    pub fn check(&self) -> Result<()> {
+    /// Fails if the pull was cancelled.
+    pub fn check_cancelled(&self) -> Result<()> {
         if self.cancel.load(Ordering::Relaxed) { Err(Error::Cancelled) } else { Ok(()) }
     }
 
-    /// Does something until it succeeds or fails for good.
-    pub fn persist<T>(
+    /// Repeats an operation until it succeeds or fails permanently. `progress` measures progress: as long as
+    /// it grows, attempts continue.
+    pub fn retry<T>(
         &self,
-        step: &mut dyn FnMut(DownloadEvent),
+        report: &mut dyn FnMut(DownloadEvent),
         mut attempt: impl FnMut(&mut dyn FnMut(DownloadEvent)) -> Result<T>,
-        // What grows while there is hope.
-        hope: impl Fn() -> u64,
+        progress: impl Fn() -> u64,
     ) -> Result<T> {
-        let (mut failures, mut most) = (0, hope());
+        let (mut failures, mut max_progress) = (0, progress());
         loop {
-            self.check()?;
-            let error = match attempt(step) {
+            self.check_cancelled()?;
+            let error = match attempt(report) {
                 Ok(value) => return Ok(value),
                 Err(error) => error,
             };
-            // A connection that was shut down because of it fails in its own way.
-            self.check()?;
-            if hope() > most {
-                (failures, most) = (0, hope());
+            // Cancelling shuts the connection down, which shows as a network error here.
+            self.check_cancelled()?;
+            if progress() > max_progress {
+                (failures, max_progress) = (0, progress());
             }
             failures += 1;
-            if failures == ATTEMPTS || !error.is_transient() {
+            if failures == MAX_ATTEMPTS || !error.is_transient() {
                 return Err(error);
             }
-            let pause = self.settings.retry_delay * 2u32.pow(failures - 1);
-            step(DownloadEvent::Retry(&error, pause));
-            self.sleep(pause)?;
+            let delay = self.settings.retry_delay * 2u32.pow(failures - 1);
+            report(DownloadEvent::Retry(&error, delay));
+            self.sleep(delay)?;
         }
     }
 
-    /// Brings a file.
-    pub fn download(&self, request: &Request, step: &mut dyn FnMut(DownloadEvent)) -> Result<()> {
-        self.persist(step, |step| self.attempt(request, step), || length(request.path))
+    /// Downloads a file.
+    pub fn download(&self, request: &Request, report: &mut dyn FnMut(DownloadEvent)) -> Result<()> {
+        self.retry(report, |report| self.attempt(request, report), || file_len(request.path))
     }
 
-    fn attempt(&self, request: &Request, step: &mut dyn FnMut(DownloadEvent)) -> Result<()> {
+    fn attempt(&self, request: &Request, report: &mut dyn FnMut(DownloadEvent)) -> Result<()> {
         let Request { url, path, size, .. } = *request;
-        let mut have = length(path);
+        let mut have = file_len(path);
         if size.is_some_and(|size| have > size) {
-            forget(path)?;
+            discard(path)?;
             have = 0;
         }
         if have > 0 && size == Some(have) {
-            step(DownloadEvent::Progress(have));
+            report(DownloadEvent::Progress(have));
             return Ok(());
         }
         let mut headers = request.headers.to_vec();
         if have > 0 {
             headers.push(("Range", format!("bytes={have}-")));
-            // Without it, the rest of another file could be put after the beginning of this one.
+            // If-Range: without it, the rest of a newer file could be appended to the start of an older one.
             if let Ok(tag) = fs::read_to_string(tag_path(path)) {
                 headers.push(("If-Range", tag));
             }
@@ -114,25 +114,26 @@ impl Session<'_> {
         let mut total = size;
         match response.status().as_u16() {
             206 => {
-                let range = header(&response, "content-range").and_then(parsed_range);
+                let range = header(&response, "content-range").and_then(parse_range);
                 let Some((_, whole)) = range.filter(|(first, _)| *first == have) else {
-                    forget(path)?;
-                    return Err(network_error(url, &"the server sent another range than was asked for"));
+                    discard(path)?;
+                    return Err(network_error(url, &"the server sent a different range than requested"));
                 };
                 total = whole.or(total);
             }
             416 => {
-                // Nothing lies beyond what is there: it may be complete, or not the beginning of this file.
+                // The requested range is empty: the file may be complete, or its start belongs to another
+                // file.
                 let whole = header(&response, "content-range")
                     .and_then(|range| range.strip_prefix("bytes */")?.trim().parse().ok());
                 if have > 0 && size.is_none() && whole == Some(have) {
                     return Ok(());
                 }
-                forget(path)?;
-                return Err(network_error(url, &"the server cannot go on where the last attempt ended"));
+                discard(path)?;
+                return Err(network_error(url, &"the server cannot resume the download"));
             }
             _ => {
-                // The server does not know ranges, or its file has changed: everything comes anew.
+                // The server does not support ranges, or its file has changed: it sends everything.
                 have = 0;
                 total = response.body().content_length().or(total);
             }
@@ -148,9 +149,9 @@ impl Session<'_> {
         file.seek(SeekFrom::Start(have)).with_path(path)?;
         match header(&response, "etag").filter(|tag| tag.starts_with('"')) {
             Some(tag) => fs::write(tag_path(path), tag).with_path(path)?,
-            None => remove(&tag_path(path))?,
+            None => remove_if_exists(&tag_path(path))?,
         }
-        self.receive(request, response.body_mut().as_reader(), &mut file, have, total, step)
+        self.receive(request, response.body_mut().as_reader(), &mut file, have, total, report)
     }
 
     fn receive(
@@ -160,12 +161,12 @@ impl Session<'_> {
         file: &mut File,
         mut have: u64,
         total: Option<u64>,
-        step: &mut dyn FnMut(DownloadEvent),
+        report: &mut dyn FnMut(DownloadEvent),
     ) -> Result<()> {
         let Request { url, path, .. } = *request;
         let mut buffer = vec![0; 1 << 18];
         loop {
-            self.check()?;
+            self.check_cancelled()?;
             let count = match body.read(&mut buffer) {
                 Ok(0) => break,
                 Ok(count) => count,
@@ -174,11 +175,11 @@ impl Session<'_> {
             };
             have += count as u64;
             if total.is_some_and(|total| have > total) {
-                forget(path)?;
-                return Err(network_error(url, &"the server sent more than the file should have"));
+                discard(path)?;
+                return Err(network_error(url, &"the server sent more bytes than the file has"));
             }
             file.write_all(&buffer[..count]).with_path(path)?;
-            step(DownloadEvent::Progress(have));
+            report(DownloadEvent::Progress(have));
         }
         match total.filter(|total| have < *total) {
             Some(total) => {
@@ -191,7 +192,7 @@ impl Session<'_> {
     fn sleep(&self, time: Duration) -> Result<()> {
         let end = Instant::now() + time;
         loop {
-            self.check()?;
+            self.check_cancelled()?;
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Ok(());
@@ -201,28 +202,28 @@ impl Session<'_> {
     }
 }
 
-/// Bytes of a file; none where there is no file.
-pub fn length(path: &Path) -> u64 {
+/// Length of a file in bytes; 0 if it does not exist.
+pub fn file_len(path: &Path) -> u64 {
     fs::metadata(path).map_or(0, |metadata| metadata.len())
 }
 
-/// Removes a download and what is noted of it.
-pub fn forget(path: &Path) -> Result<()> {
-    remove(path)?;
-    remove(&tag_path(path))
+/// Deletes a download and its ETag file.
+pub fn discard(path: &Path) -> Result<()> {
+    remove_if_exists(path)?;
+    remove_if_exists(&tag_path(path))
 }
 
-/// Removes a file that may not be there.
-pub fn remove(path: &Path) -> Result<()> {
+/// Deletes a file if it exists.
+pub fn remove_if_exists(path: &Path) -> Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(Error::io(path, error)),
         _ => Ok(()),
     }
 }
 
-/// Says which file an error is about.
+/// Adds the path to an I/O error.
 pub trait IoContext<T> {
-    /// Says which file an error is about.
+    /// Adds the path to an I/O error.
     fn with_path(self, path: &Path) -> Result<T>;
 }
 
@@ -238,8 +239,8 @@ fn tag_path(path: &Path) -> PathBuf {
     name.into()
 }
 
-/// First byte and whole size of `bytes 5-9/10`.
-fn parsed_range(text: &str) -> Option<(u64, Option<u64>)> {
+/// Start and total size of a `Content-Range` such as `bytes 5-9/10`.
+fn parse_range(text: &str) -> Option<(u64, Option<u64>)> {
     let (range, whole) = text.strip_prefix("bytes ")?.split_once('/')?;
     let first = range.split_once('-')?.0.trim().parse().ok()?;
     let whole = if whole.trim() == "*" { None } else { Some(whole.trim().parse().ok()?) };

@@ -1,70 +1,70 @@
-//! What can go wrong between a name and a file. Every text says what, where and what to do.
+//! The errors of the store. Every message says what failed, where, and what to do.
 
 use std::path::{Path, PathBuf};
 
 use crate::{catalogue, printable};
 
-/// Shorthand used through the crate.
+/// Shorthand used throughout the crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why a model is not here and cannot be brought here.
+/// Why a model could not be found, downloaded or removed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The system could not open, read or write a file.
+    /// A file could not be opened, read or written.
     #[error("{}: {source}", path.display())]
     Io {
         /// The file or folder.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// No folder for models can be derived from the environment.
-    #[error("there is no folder for models: set INDRIK_MODELS_DIR, or HOME")]
+    /// The environment determines no folder for the store.
+    #[error("no folder for models is configured: set INDRIK_MODELS_DIR or HOME")]
     NoStoreFolder,
-    /// A known model that is not in the store.
-    #[error("'{argument}' is not a file, and the model is not here yet: run `indrik pull {name}`")]
+    /// A model of the catalogue that is not in the store.
+    #[error("'{argument}' is not a file, and the model is not downloaded yet: run `indrik pull {name}`")]
     NotPulled {
-        /// What was asked for.
+        /// The requested model.
         argument: String,
-        /// The model's name.
+        /// Its name in the catalogue.
         name: &'static str,
     },
-    /// Neither a file nor a model that is known.
+    /// Neither a file, nor in the store, nor in the catalogue.
     #[error(
-        "'{}' is not a file, and no model is called so; known: {}{}",
+        "'{}' is not a file and not a known model; known: {}{}",
         printable(argument),
         catalogue::names(),
-        beside(here)
+        in_store(present)
     )]
     NotFound {
-        /// What was asked for.
+        /// The requested model.
         argument: String,
-        /// The names of the models in the store.
-        here: Vec<String>,
+        /// Names of the models in the store.
+        present: Vec<String>,
     },
-    /// Not a name of the catalogue.
-    #[error("no model is called '{name}'; known: {}", catalogue::names())]
+    /// Not in the catalogue.
+    #[error("unknown model '{name}'; known: {}", catalogue::names())]
     UnknownModel {
-        /// What was asked for.
+        /// The requested model.
         name: String,
     },
-    /// Nothing in the store is called so.
-    #[error("no model here is called '{}'; `indrik models` lists those that are", printable(name))]
+    /// No entry of the store has this name.
+    #[error("there is no model '{}' in the store; `indrik models` lists the models", printable(name))]
     NotInStore {
-        /// What was asked for.
+        /// The requested model.
         name: String,
     },
     /// In the store's folder, but not a model.
-    #[error("{} is not a model of the store and stays ({why}): remove it by hand", printable(path.display()))]
+    #[error("{} is not a model and was not removed ({reason}): remove it by hand", printable(path.display()))]
     Unrecognized {
         /// The file or folder.
         path: PathBuf,
-        /// Why it is none.
-        why: &'static str,
+        /// Why it is not a model.
+        reason: &'static str,
     },
-    /// What was to be removed is no longer what it was.
+    /// The model changed between planning and executing its removal.
     #[error(
-        "{}: it has changed since it was found, and nothing was removed: run the command again",
+        "{}: it has changed in the meantime, so nothing was removed: run the command again",
         printable(name)
     )]
     Changed {
@@ -77,55 +77,55 @@ pub enum Error {
         /// The model.
         name: String,
     },
-    /// The disk is too full.
+    /// Not enough disk space.
     #[error(
-        "{}: {} MiB are needed and {} MiB are free: free some space, or set INDRIK_MODELS_DIR to a folder on \
+        "{}: {} MiB are needed, but only {} MiB are free: free some space, or set INDRIK_MODELS_DIR to a folder on \
          another disk",
         folder.display(), needed.div_ceil(1 << 20), free >> 20
     )]
     DiskFull {
-        /// Where the model would go.
+        /// The store's folder.
         folder: PathBuf,
-        /// Bytes that are still needed.
+        /// Bytes still needed.
         needed: u64,
-        /// Bytes that are free.
+        /// Free bytes.
         free: u64,
     },
-    /// A file of root certificates cannot be used.
-    #[error("{}: not usable as root certificates ({reason}); {setting} names it", path.display())]
+    /// The file of root certificates cannot be used.
+    #[error("{}: not usable as root certificates ({reason}); it is set by {setting}", path.display())]
     Certificates {
         /// The file.
         path: PathBuf,
-        /// The setting that names it.
+        /// The setting that refers to it.
         setting: String,
         /// What is wrong with it.
         reason: String,
     },
-    /// A connection could not be made, was cut, or stalled.
+    /// A connection failed, was interrupted, or stalled.
     #[error("{url}: {reason}")]
     Network {
-        /// What was asked for.
+        /// The requested address.
         url: String,
-        /// What happened.
+        /// What went wrong.
         reason: String,
     },
-    /// A server answered, but not with what was asked for.
-    #[error("{url}: the server answered {status}{}", advice(*status))]
+    /// The server responded with an error status.
+    #[error("{url}: the server responded with {status}{}", advice(*status))]
     Status {
-        /// What was asked for.
+        /// The requested address.
         url: String,
-        /// HTTP's status.
+        /// The HTTP status.
         status: u16,
     },
-    /// The package index has no such file, or is not one.
+    /// The package index lacks the file, or is not a package index.
     #[error("{url}: {reason}")]
     Index {
-        /// The page of the index.
+        /// The index page.
         url: String,
         /// What is missing or wrong.
         reason: String,
     },
-    /// A package's archive is damaged, or does not hold what it should.
+    /// A package's archive is damaged or has unexpected content.
     #[error("{archive}: {reason}")]
     Archive {
         /// The archive.
@@ -133,36 +133,36 @@ pub enum Error {
         /// What is wrong with it.
         reason: String,
     },
-    /// A server has a file of another size.
-    #[error("{url}: the file has {found} bytes there, expected were {expected}")]
+    /// The server's file has another size than the catalogue's.
+    #[error("{url}: the file has {found} bytes, expected {expected}")]
     Size {
         /// The file.
         url: String,
-        /// As the catalogue has it.
+        /// Size in the catalogue.
         expected: u64,
-        /// As the server says.
+        /// Size on the server.
         found: u64,
     },
-    /// Bytes that came are not those that were expected.
-    #[error("{what}: its sha256 is {found}, expected was {expected}")]
+    /// A file's checksum is wrong.
+    #[error("{what}: its SHA-256 is {found}, expected {expected}")]
     Checksum {
         /// The file.
         what: String,
-        /// As the catalogue or the index has it.
+        /// Checksum in the catalogue or index.
         expected: String,
-        /// As it came.
+        /// Checksum of the file.
         found: String,
     },
-    /// No source gave the file.
+    /// No source provided the file.
     #[error("{name} could not be pulled:{}", list(reasons))]
     AllSourcesFailed {
         /// The model.
         name: &'static str,
-        /// Each source and why it did not.
+        /// Each source with its failure.
         reasons: Vec<(String, String)>,
     },
-    /// Stopped from outside.
-    #[error("stopped; what has come is kept, and the same command goes on from there")]
+    /// Cancelled.
+    #[error("stopped; the partial download is kept, and the same command resumes it")]
     Cancelled,
 }
 
@@ -171,17 +171,17 @@ impl Error {
         Self::Io { path: path.to_path_buf(), source }
     }
 
-    /// The text without the address, for where it is told already.
+    /// The message without the address, for output that already has it.
     pub(crate) fn reason(&self) -> String {
         match self {
             Self::Network { reason, .. } => format!("no connection ({reason})"),
-            Self::Status { status, .. } => format!("the server answered {status}{}", advice(*status)),
+            Self::Status { status, .. } => format!("the server responded with {status}{}", advice(*status)),
             Self::Index { reason, .. } => reason.clone(),
             other => other.to_string(),
         }
     }
 
-    /// Whether the same request may well succeed a moment later.
+    /// Whether a retry may succeed.
     pub(crate) fn is_transient(&self) -> bool {
         match self {
             Self::Network { .. } => true,
@@ -190,7 +190,7 @@ impl Error {
         }
     }
 
-    /// Whether another source would meet the same.
+    /// Whether the failure is local, so that another source would fail the same way.
     pub(crate) fn is_local(&self) -> bool {
         matches!(
             self,
@@ -206,20 +206,20 @@ impl Error {
 fn advice(status: u16) -> &'static str {
     match status {
         401 | 403 => {
-            " (no access: a hub may want its terms accepted and HF_TOKEN set, an index credentials in its address)"
+            " (no access: a hub may require that its terms are accepted and HF_TOKEN is set; an index may require credentials in its address)"
         }
-        404 => " (not there)",
-        407 => " (the proxy wants credentials: put them into HTTPS_PROXY)",
+        404 => " (not found)",
+        407 => " (the proxy requires credentials: add them to HTTPS_PROXY)",
         _ => "",
     }
 }
 
-/// Names in the store, after those that can be pulled.
-fn beside(here: &[String]) -> String {
-    if here.is_empty() {
+/// The list of names in the store, for messages.
+fn in_store(present: &[String]) -> String {
+    if present.is_empty() {
         return String::new();
     }
-    format!("; in the store: {}", here.iter().map(printable).collect::<Vec<_>>().join(", "))
+    format!("; in the store: {}", present.iter().map(printable).collect::<Vec<_>>().join(", "))
 }
 
 fn list(reasons: &[(String, String)]) -> String {

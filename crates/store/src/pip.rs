@@ -1,35 +1,34 @@
-//! What pip is configured to: where such a machine finds its package index. Variables come before files, and of the
-//! files a virtual environment's before the user's before the machine's, as for `pip download`.
+//! Reads pip's configuration, to use the package index that the machine is configured for. The precedence is
+//! that of `pip download`: variables, then the files of a virtual environment, the user and the machine.
 
 use std::path::{Path, PathBuf};
 
-/// An environment and a file system, real or of a test.
+/// Environment variables and files, real or from a test.
 pub struct Environment<'a> {
-    /// A variable's value.
+    /// The value of a variable.
     pub variable: &'a dyn Fn(&str) -> Option<String>,
-    /// A file's text, if it can be read.
+    /// The text of a file, if it can be read.
     pub file: &'a dyn Fn(&Path) -> Option<String>,
 }
 
 impl Environment<'_> {
-    /// A variable that is set to something.
-    pub fn set(&self, name: &str) -> Option<String> {
+    /// The value of a variable that is set and not empty.
+    pub fn non_empty(&self, name: &str) -> Option<String> {
         (self.variable)(name).filter(|value| !value.is_empty())
     }
 
-    /// The value of one of pip's options, and what sets it.
+    /// The value of a pip option and the setting that it comes from.
     pub fn pip_option(&self, key: &str) -> Option<(String, String)> {
         let name = format!("PIP_{}", key.to_ascii_uppercase().replace('-', "_"));
-        if let Some(value) = self.set(&name) {
+        if let Some(value) = self.non_empty(&name) {
             return Some((value, name));
         }
         let files: Vec<(PathBuf, String)> = self
             .pip_files()
             .into_iter()
-            .filter_map(|path| Some(((self.file)(&path)?, path)))
-            .map(|(a, b)| (b, a))
+            .filter_map(|path| (self.file)(&path).map(|text| (path, text)))
             .collect();
-        // Options of the command come before those for all commands, whichever file has them.
+        // Options of the command take precedence over global ones, in whichever file they are.
         ["download", "global"].iter().find_map(|section| {
             files.iter().find_map(|(path, text)| {
                 Some((ini_value(text, section, key)?, format!("{} in {}", key, path.display())))
@@ -38,16 +37,16 @@ impl Environment<'_> {
     }
 
     fn pip_files(&self) -> Vec<PathBuf> {
-        let given = self.set("PIP_CONFIG_FILE");
+        let given = self.non_empty("PIP_CONFIG_FILE");
         if given.as_deref() == Some("/dev/null") {
             return Vec::new();
         }
-        let home = self.set("HOME").map(PathBuf::from);
-        let config = self.set("XDG_CONFIG_HOME").map(PathBuf::from);
+        let home = self.non_empty("HOME").map(PathBuf::from);
+        let config = self.non_empty("XDG_CONFIG_HOME").map(PathBuf::from);
         let config = config.or_else(|| Some(home.as_ref()?.join(".config")));
         [
             given.map(PathBuf::from),
-            self.set("VIRTUAL_ENV").map(|folder| Path::new(&folder).join("pip.conf")),
+            self.non_empty("VIRTUAL_ENV").map(|folder| Path::new(&folder).join("pip.conf")),
             config.map(|folder| folder.join("pip/pip.conf")),
             home.map(|folder| folder.join(".pip/pip.conf")),
             Some("/etc/pip.conf".into()),
@@ -62,7 +61,7 @@ impl Environment<'_> {
 fn ini_value(text: &str, section: &str, key: &str) -> Option<String> {
     let mut inside = false;
     let mut value: Option<String> = None;
-    // A value may begin on the line after its key, indented.
+    // A value may start on the line after its key, indented.
     let mut open = false;
     for line in text.lines() {
         let bare = line.trim();
@@ -106,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn the_index_is_found_where_pip_finds_it() {
+    fn the_index_follows_pips_precedence() {
         let conf = |url: &str| format!("# ours\n[global]\ntimeout = 60\nindex-url = {url}\n");
         let (machine, user, old, own) =
             (conf("http://m"), conf("http://u"), conf("http://o"), conf("http://v"));
@@ -133,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_read_as_pip_reads_them() {
+    fn ini_files_are_parsed_like_pip_does() {
         let value = |text: &str| ini_value(text, "global", "index-url");
         assert_eq!(value("[global]\nindex_url=http://a").as_deref(), Some("http://a"));
         assert_eq!(value("[global]\nIndex-URL = http://a?b=c").as_deref(), Some("http://a?b=c"));
@@ -145,7 +144,7 @@ mod tests {
             value("[global]\nindex-url = http://a\nindex-url = http://b").as_deref(),
             Some("http://b")
         );
-        // The section of the command wins over the one for all, even from a file that comes later.
+        // The command's section takes precedence over [global], even in a file of lower precedence.
         let files = [
             ("/h/.config/pip/pip.conf", "[global]\nindex-url=http://u"),
             ("/etc/pip.conf", "[download]\nindex-url=http://d"),

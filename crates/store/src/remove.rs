@@ -1,4 +1,4 @@
-//! Taking a model out of the store.
+//! Removing a model from the store.
 
 use std::{
     fs,
@@ -9,51 +9,54 @@ use std::{
 
 use crate::{
     download::IoContext,
-    entries::{EntryKind, PULL_FILES, StoreEntry, meant},
+    entries::{EntryKind, PULL_EXTENSIONS, StoreEntry},
     error::{Error, Result},
     folder::Store,
     lock::Lock,
+    resolve::find_entry,
 };
 
-/// What is, or was, to be removed.
+/// What is to be removed, or was removed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Removal {
     /// The model's name.
     pub name: String,
-    /// Its file or folder, as [`Store::resolve`] has it.
+    /// Its file or folder, as [`Store::resolve`] returns it.
     pub path: PathBuf,
-    /// All its files and folders, all of them directly in the store's folder.
+    /// All its files and folders; all are directly in the store's folder.
     pub paths: Vec<PathBuf>,
-    /// Bytes that this frees: links free none.
+    /// Bytes that are freed; symbolic links free none.
     pub bytes: u64,
 }
 
 impl Store {
-    /// What there is to remove of a model, by its name or an alias: its files, its record, what of it is unfinished.
+    /// What removing a model, by name or alias, would delete: its files, its record and its partial
+    /// downloads.
     pub fn plan_removal(&self, name: &str) -> Result<Removal> {
-        let (foreign, models): (Vec<StoreEntry>, Vec<StoreEntry>) =
+        let (unrecognized, models): (Vec<StoreEntry>, Vec<StoreEntry>) =
             self.entries()?.into_iter().partition(|entry| matches!(entry.kind, EntryKind::Unrecognized(_)));
-        // What is listed under the name is what is meant, even where it cannot go.
+        // A listed name refers to that entry, even if the entry cannot be removed.
         if models.iter().all(|entry| entry.name != name)
-            && let Some(StoreEntry { path, kind: EntryKind::Unrecognized(why), .. }) =
-                foreign.into_iter().find(|entry| entry.name == name)
+            && let Some(StoreEntry { path, kind: EntryKind::Unrecognized(reason), .. }) =
+                unrecognized.into_iter().find(|entry| entry.name == name)
         {
-            return Err(Error::Unrecognized { path, why });
+            return Err(Error::Unrecognized { path, reason });
         }
-        let entry = meant(models, name).ok_or_else(|| Error::NotInStore { name: name.to_string() })?;
-        Ok(self.removal_of(entry))
+        let entry = find_entry(models, name).ok_or_else(|| Error::NotInStore { name: name.to_string() })?;
+        Ok(self.removal(entry))
     }
 
-    /// Removes what [`Store::plan_removal`] found, and nothing else that has come under its name since. A model that is being
-    /// pulled stays.
+    /// Removes what [`Store::plan_removal`] found. Fails if another model has taken its name since, or if the
+    /// model is being pulled.
     pub fn remove(&self, found: &Removal) -> Result<Removal> {
-        let lock = match self.beside(&found.path, &found.name, LOCK) {
+        let lock = match self.pull_file(&found.path, &found.name, LOCK) {
             Some(path) => Some(
-                Lock::try_take(&path)?.ok_or_else(|| Error::PullInProgress { name: found.name.clone() })?,
+                Lock::try_acquire(&path)?
+                    .ok_or_else(|| Error::PullInProgress { name: found.name.clone() })?,
             ),
             None => None,
         };
-        // A pull may have ended since, or somebody else removed it.
+        // A pull may have completed since, or another process removed the model.
         let same = |entry: &StoreEntry| {
             !matches!(entry.kind, EntryKind::Unrecognized(_)) && entry.path == found.path
         };
@@ -61,7 +64,7 @@ impl Store {
             lock.map_or(Ok(()), Lock::delete)?;
             return Err(Error::Changed { name: found.name.clone() });
         };
-        let removal = self.removal_of(entry);
+        let removal = self.removal(entry);
         for path in &removal.paths {
             delete(path)?;
         }
@@ -69,27 +72,28 @@ impl Store {
         Ok(removal)
     }
 
-    fn removal_of(&self, entry: StoreEntry) -> Removal {
+    fn removal(&self, entry: StoreEntry) -> Removal {
         let mut paths = entry.files;
-        let beside = PULL_FILES.iter().filter(|ending| **ending != LOCK);
-        paths.extend(beside.filter_map(|ending| self.beside(&entry.path, &entry.name, ending)));
+        let extensions = PULL_EXTENSIONS.iter().filter(|extension| **extension != LOCK);
+        paths.extend(extensions.filter_map(|extension| self.pull_file(&entry.path, &entry.name, extension)));
         paths.retain(|path| path.symlink_metadata().is_ok());
         paths.sort();
         paths.dedup();
-        let bytes = paths.iter().map(|path| freed(path)).sum();
+        let bytes = paths.iter().map(|path| freed_bytes(path)).sum();
         Removal { name: entry.name, path: entry.path, paths, bytes }
     }
 
-    /// A file of a pull, where `path` is what a pull makes. Beside other models such a name is somebody else's.
-    fn beside(&self, path: &Path, name: &str, ending: &str) -> Option<PathBuf> {
-        let made = ["gguf", "part", "json"].iter().filter_map(|made| self.path(name, made));
-        if made.into_iter().any(|made| made == path) { self.path(name, ending) } else { None }
+    /// Path of a file that a pull creates, if `path` itself is from a pull. Next to other models, a file of
+    /// such a name belongs to the user.
+    fn pull_file(&self, path: &Path, name: &str, extension: &str) -> Option<PathBuf> {
+        let mut pulled = ["gguf", "part", "json"].iter().filter_map(|extension| self.path(name, extension));
+        if pulled.any(|pulled| pulled == path) { self.path(name, extension) } else { None }
     }
 }
 
 const LOCK: &str = "lock";
 
-/// Deletes a file, a link (not what it leads to) or a folder.
+/// Deletes a file, a symbolic link (not its target) or a folder.
 fn delete(path: &Path) -> Result<()> {
     let found = path.symlink_metadata().with_path(path)?;
     let deleted = if found.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
@@ -99,14 +103,14 @@ fn delete(path: &Path) -> Result<()> {
     }
 }
 
-/// Bytes that deleting a path gives back.
-fn freed(path: &Path) -> u64 {
+/// Bytes that deleting a path frees.
+fn freed_bytes(path: &Path) -> u64 {
     match path.symlink_metadata() {
         Ok(found) if found.is_dir() => {
             let entries = fs::read_dir(path).into_iter().flatten().flatten();
-            entries.map(|entry| freed(&entry.path())).sum()
+            entries.map(|entry| freed_bytes(&entry.path())).sum()
         }
-        // A file that has a second name stays.
+        // A file with a second hard link is not freed.
         Ok(found) if found.is_file() && found.nlink() == 1 => found.len(),
         _ => 0,
     }

@@ -1,4 +1,4 @@
-//! How this machine reaches the world: addresses, proxy, root certificates, patience.
+//! Network settings: addresses, proxy, root certificates, timeouts.
 
 use std::{
     path::{Path, PathBuf},
@@ -10,7 +10,7 @@ use crate::pip::Environment;
 const HUB: &str = "https://huggingface.co";
 const INDEX: &str = "https://pypi.org/simple";
 
-/// Where distributions keep the root certificates of the machine.
+/// Where distributions keep the system's root certificates.
 const BUNDLES: [&str; 5] = [
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/tls/certs/ca-bundle.crt",
@@ -19,46 +19,46 @@ const BUNDLES: [&str; 5] = [
     "/etc/ssl/cert.pem",
 ];
 
-/// How to reach the sources.
+/// How to reach the download sources.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// The model hub: `HF_ENDPOINT`.
     pub hub: String,
-    /// Sent to the hub and to nobody else: `HF_TOKEN`.
+    /// Access token, sent only to the hub: `HF_TOKEN`.
     pub token: Option<String>,
-    /// The package index, as pip is configured to it.
+    /// The package index, from pip's configuration.
     pub index: String,
-    /// A file of root certificates, and the setting that names it. Without one those built in are used.
+    /// A file of root certificates and the setting that it comes from. `None` for the built-in certificates.
     pub certificates: Option<(PathBuf, String)>,
-    /// A proxy: `ALL_PROXY`, `HTTPS_PROXY`, `HTTP_PROXY`, `NO_PROXY`.
+    /// The proxy: `ALL_PROXY`, `HTTPS_PROXY`, `HTTP_PROXY`, `NO_PROXY`.
     pub proxy: Option<ureq::Proxy>,
-    /// How long the hub may take to accept a connection; there is another source, so it is short.
+    /// Connect timeout of the hub. Short, because there is a second source.
     pub hub_connect_timeout: Duration,
-    /// How long any other server may take.
+    /// Connect timeout of other servers.
     pub connect_timeout: Duration,
-    /// How long a connection may be silent.
+    /// Maximum time without data on a connection.
     pub stall_timeout: Duration,
-    /// The wait before the first retry; each further one is twice as long.
+    /// Delay before the first retry; it doubles with each further one.
     pub retry_delay: Duration,
 }
 
 impl Settings {
-    /// As the environment and pip's files have it.
+    /// Settings from the environment and pip's configuration files.
     pub fn from_environment() -> Self {
         let environment = Environment {
             variable: &|name| std::env::var(name).ok(),
             file: &|path| std::fs::read_to_string(path).ok(),
         };
-        Self { proxy: ureq::Proxy::try_from_env(), ..Self::from_surroundings(&environment) }
+        Self { proxy: ureq::Proxy::try_from_env(), ..Self::from_config(&environment) }
     }
 
-    fn from_surroundings(environment: &Environment) -> Self {
-        let address = |given: Option<String>, usual: &str| {
-            given.unwrap_or_else(|| usual.to_string()).trim_end_matches('/').to_string()
+    fn from_config(environment: &Environment) -> Self {
+        let address = |configured: Option<String>, default: &str| {
+            configured.unwrap_or_else(|| default.to_string()).trim_end_matches('/').to_string()
         };
         Self {
-            hub: address(environment.set("HF_ENDPOINT"), HUB),
-            token: environment.set("HF_TOKEN"),
+            hub: address(environment.non_empty("HF_ENDPOINT"), HUB),
+            token: environment.non_empty("HF_TOKEN"),
             index: address(environment.pip_option("index-url").map(|(url, _)| url), INDEX),
             certificates: certificates(environment),
             proxy: None,
@@ -71,7 +71,7 @@ impl Settings {
 }
 
 fn certificates(environment: &Environment) -> Option<(PathBuf, String)> {
-    let variable = |name: &str| Some((environment.set(name)?, name.to_string()));
+    let variable = |name: &str| Some((environment.non_empty(name)?, name.to_string()));
     environment
         .pip_option("cert")
         .or_else(|| variable("SSL_CERT_FILE"))
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     fn settings(variables: &[(&str, &str)], files: &[(&str, &str)]) -> Settings {
-        Settings::from_surroundings(&Environment {
+        Settings::from_config(&Environment {
             variable: &|name| {
                 variables.iter().find(|(key, _)| *key == name).map(|(_, value)| value.to_string())
             },
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn the_public_places_are_the_default() {
+    fn public_servers_are_the_default() {
         let bare = settings(&[], &[]);
         assert_eq!((bare.hub.as_str(), bare.index.as_str()), (HUB, INDEX));
         assert_eq!((bare.token, bare.certificates), (None, None));

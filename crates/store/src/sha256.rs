@@ -1,4 +1,4 @@
-//! Checksums of files.
+//! SHA-256 checksums of files.
 
 use std::{
     fs::File,
@@ -11,8 +11,8 @@ use sha2::{Digest, Sha256};
 
 use crate::error::{Error, Result};
 
-/// The sha256 of a file, in hexadecimal.
-pub fn of_file(path: &Path, cancel: &AtomicBool) -> Result<String> {
+/// The SHA-256 of a file, in hexadecimal. Fails with [`Error::Cancelled`] once `cancel` is set.
+pub fn hash_file(path: &Path, cancel: &AtomicBool) -> Result<String> {
     let mut file = File::open(path).map_err(|error| Error::io(path, error))?;
     let mut hasher = Sha256::new();
     let mut buffer = vec![0; 1 << 20];
@@ -29,7 +29,7 @@ pub fn of_file(path: &Path, cancel: &AtomicBool) -> Result<String> {
     }
 }
 
-/// Whether a text can be a sha256 in hexadecimal.
+/// Whether a text has the form of a SHA-256 in hexadecimal.
 pub fn is_sha256(text: &str) -> bool {
     text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }

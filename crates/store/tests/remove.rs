@@ -1,4 +1,4 @@
-//! What `Store::remove` deletes, and what it leaves.
+//! What `Store::remove` deletes and what it keeps.
 
 mod common;
 
@@ -24,13 +24,17 @@ fn remove(store: &Store, name: &str) -> store::Result<Removal> {
 }
 
 #[test]
-fn a_pulled_model_goes_with_its_record_and_lock() {
+fn a_pulled_model_is_removed_with_its_record_and_lock() {
     let bench = Bench::new(&[PACKAGES]);
-    bench.assert_here(bench.pull().0);
+    bench.assert_complete(bench.pull().0);
     let store = bench.store();
     fs::write(store.folder().join("other.gguf"), "x").unwrap();
     let planned = store.plan_removal("test:1b").unwrap();
-    assert_eq!(names(&store), ["other.gguf", "test@1b.gguf", "test@1b.json", "test@1b.lock"], "nothing yet");
+    assert_eq!(
+        names(&store),
+        ["other.gguf", "test@1b.gguf", "test@1b.json", "test@1b.lock"],
+        "planning removes nothing"
+    );
     let removed = remove(&store, "test:1b").unwrap();
     assert_eq!(removed, planned);
     assert_eq!(removed.path, store.folder().join("test@1b.gguf"));
@@ -38,13 +42,13 @@ fn a_pulled_model_goes_with_its_record_and_lock() {
     assert!(removed.bytes > 600_000, "the model and its record: {}", removed.bytes);
     assert_eq!(names(&store), ["other.gguf"]);
     assert!(matches!(remove(&store, "test:1b"), Err(Error::NotInStore { .. })));
-    assert_eq!(names(&store), ["other.gguf"], "a name that nobody has leaves nothing");
-    // And it can be had again.
-    bench.assert_here(bench.pull().0);
+    assert_eq!(names(&store), ["other.gguf"], "an unknown name leaves no lock behind");
+    // It can be pulled again.
+    bench.assert_complete(bench.pull().0);
 }
 
 #[test]
-fn what_is_unfinished_goes_too() {
+fn partial_downloads_are_removed() {
     let bench = Bench::new(&[PACKAGES]);
     bench.server.always(&file(2), Some(Fault::Status(404)));
     bench.pull().0.unwrap_err();
@@ -55,18 +59,18 @@ fn what_is_unfinished_goes_too() {
 }
 
 #[test]
-fn a_model_that_is_being_pulled_stays() {
+fn a_model_that_is_being_pulled_is_not_removed() {
     let bench = Bench::new(&[HUB]);
     bench.server.fault(HUB_PATH, Fault::Stall(100_000));
     let cancel = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let (begun, wait) = mpsc::channel();
+        let (started, wait) = mpsc::channel();
         let (bench, cancel) = (&bench, &cancel);
         scope.spawn(move || {
-            let job = PullOptions { settings: &bench.settings, verify: false, cancel };
-            store::pull(&bench.store(), &bench.model, &job, &mut |event| {
+            let options = PullOptions { settings: &bench.settings, verify: false, cancel };
+            store::pull(&bench.store(), &bench.model, &options, &mut |event| {
                 if matches!(event, PullEvent::Progress { .. }) {
-                    let _ = begun.send(());
+                    let _ = started.send(());
                 }
             })
         });
@@ -91,7 +95,7 @@ fn nothing_outside_the_store_is_touched() {
     symlink(outside.join("a.gguf"), inside.join("a.gguf")).unwrap();
     symlink(outside.join("linked"), inside.join("linked")).unwrap();
     symlink(outside.join("linked"), inside.join("hf/deep")).unwrap();
-    fs::write(inside.join("hf.json"), "somebody's own").unwrap();
+    fs::write(inside.join("hf.json"), "the user's own").unwrap();
     let store = Store::new(&inside);
 
     for hostile in ["../outside/a", "..", ".", "", "/", "outside", "hf/config", "a.gguf/../../outside"] {
@@ -99,12 +103,12 @@ fn nothing_outside_the_store_is_touched() {
         assert!(matches!(error, Error::NotInStore { .. }), "{hostile:?}: {error}");
     }
     symlink(&outside, inside.join("away")).unwrap();
-    for foreign in ["hf.json", "away"] {
-        let error = remove(&store, foreign).unwrap_err();
-        assert!(matches!(error, Error::Unrecognized { .. }), "{foreign}: {error}");
+    for unrecognized in ["hf.json", "away"] {
+        let error = remove(&store, unrecognized).unwrap_err();
+        assert!(matches!(error, Error::Unrecognized { .. }), "{unrecognized}: {error}");
         assert!(error.to_string().contains("remove it by hand"), "{error}");
     }
-    assert_eq!(remove(&store, "a").unwrap().bytes, 0, "a link frees nothing");
+    assert_eq!(remove(&store, "a").unwrap().bytes, 0, "a symbolic link frees nothing");
     assert_eq!(remove(&store, "Linked").unwrap().bytes, 0);
     assert_eq!(remove(&store, "hf").unwrap().bytes, 7);
     assert_eq!(names(&store), ["away", "hf.json"]);
@@ -113,7 +117,7 @@ fn nothing_outside_the_store_is_touched() {
 }
 
 #[test]
-fn all_parts_of_a_split_model_go() {
+fn all_parts_of_a_split_model_are_removed() {
     let folder = tempfile::tempdir().unwrap();
     for name in ["s-00001-of-00002.gguf", "s-00002-of-00002.gguf", "s-00002-of-00003.gguf"] {
         fs::write(folder.path().join(name), "12345").unwrap();
@@ -124,7 +128,7 @@ fn all_parts_of_a_split_model_go() {
 }
 
 #[test]
-fn what_is_listed_under_a_name_goes_and_not_what_the_name_is_an_alias_of() {
+fn listed_names_take_precedence_over_aliases() {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::new(folder.path());
     let write = |name: &str| fs::write(folder.path().join(name), name).unwrap();
@@ -134,32 +138,32 @@ fn what_is_listed_under_a_name_goes_and_not_what_the_name_is_an_alias_of() {
     assert_eq!(removed.paths, [folder.path().join("smollm2-135m.gguf")]);
     assert_eq!(names(&store), ["smollm2@135m.gguf"]);
 
-    // A listed name keeps its meaning where it is no model's.
+    // Also if the listed entry is not a model.
     fs::create_dir(folder.path().join("smollm2")).unwrap();
     assert!(matches!(remove(&store, "smollm2"), Err(Error::Unrecognized { .. })));
     assert_eq!(names(&store), ["smollm2", "smollm2@135m.gguf"]);
 
-    // By the alias that is left, and by the file's name.
+    // By the alias, which is no longer shadowed, and by the file name.
     assert_eq!(store.plan_removal("smollm2@135m").unwrap().name, "smollm2:135m");
     assert_eq!(remove(&store, "smollm2-135m").unwrap().name, "smollm2:135m");
     assert_eq!(names(&store), ["smollm2"]);
 }
 
 #[test]
-fn what_was_found_goes_or_nothing() {
+fn only_the_planned_model_is_removed() {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::new(folder.path());
     let (pulled, own) = (folder.path().join("smollm2@135m.gguf"), folder.path().join("smollm2-135m.gguf"));
     fs::write(&pulled, "pulled").unwrap();
     let found = store.plan_removal("smollm2-135m").unwrap();
-    // A model that has come under the name since is another one.
+    // A model that took the name in the meantime is not removed.
     fs::write(&own, "by hand").unwrap();
     store.remove(&found).unwrap();
     assert_eq!(names(&store), ["smollm2-135m.gguf"]);
     assert!(matches!(store.remove(&found), Err(Error::Changed { .. })));
-    assert_eq!(names(&store), ["smollm2-135m.gguf"], "and no lock is left");
+    assert_eq!(names(&store), ["smollm2-135m.gguf"], "no lock file is left");
 
-    // So is a file that has taken the place of a folder.
+    // Neither is a file that took the name of a folder.
     fs::create_dir(folder.path().join("hf")).unwrap();
     fs::write(folder.path().join("hf/config.json"), "{}").unwrap();
     let found = store.plan_removal("hf").unwrap();

