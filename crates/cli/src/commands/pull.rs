@@ -129,8 +129,8 @@ impl Watch<'_> {
             PullEvent::TryingSource(source) => format!("From {source}"),
             PullEvent::SourceFailed { reason, .. } => format!("  passed over: {reason}"),
             PullEvent::Resuming { done } => format!("  {} are here from an earlier pull", format_bytes(done)),
-            PullEvent::Retrying { reason, pause } => {
-                format!("  {reason}; trying again in {} s", pause.as_secs_f64())
+            PullEvent::Retrying { reason, delay } => {
+                format!("  {reason}; trying again in {} s", delay.as_secs_f64())
             }
             PullEvent::Discarded { reason } => format!("  {reason}; deleted, trying once more"),
         };
