@@ -1,5 +1,5 @@
-//! Answers by grammars, with a model's runner on Mesa's CPU driver: whatever a schema and a model are, the answer is JSON that the schema
-//! allows.
+//! Grammar-constrained generation with a real model on Mesa's CPU driver: for any schema, the completion is JSON that
+//! validates.
 
 #[path = "../../model/tests/common/mod.rs"]
 mod common;
@@ -19,7 +19,7 @@ const OPTIONS: Options =
 
 const PATTERNS: [&str; 3] = ["^[a-c]{2,4}$", "^(no|maybe)$", r"^\d{3}-\d{2}$"];
 
-/// A small generator: the same schemas on every run.
+/// A linear congruential generator: the same schemas on every run.
 struct Random(u64);
 
 impl Random {
@@ -43,7 +43,7 @@ impl Random {
         }
     }
 
-    /// A schema whose values all have an end.
+    /// A schema whose values are all of bounded length.
     fn schema(&mut self, depth: u32) -> Value {
         match self.below(if depth == 0 { 6 } else { 10 }) {
             0 => json!({ "type": "boolean" }),
@@ -53,17 +53,17 @@ impl Random {
                 json!({ "type": "integer", "minimum": low, "maximum": low + self.below(500) as i64 })
             }
             3 => {
-                let least = self.below(3);
-                json!({ "type": "string", "minLength": least, "maxLength": least + self.below(6) })
+                let min = self.below(3);
+                json!({ "type": "string", "minLength": min, "maxLength": min + self.below(6) })
             }
             4 => json!({ "enum": (0..1 + self.below(3)).map(|_| self.value()).collect::<Vec<_>>() }),
             5 => {
                 json!({ "type": "string", "pattern": PATTERNS[self.below(3) as usize] })
             }
             6 => {
-                let least = self.below(2);
+                let min = self.below(2);
                 let items = self.schema(depth - 1);
-                json!({ "type": "array", "items": items, "minItems": least, "maxItems": least + self.below(3) })
+                json!({ "type": "array", "items": items, "minItems": min, "maxItems": min + self.below(3) })
             }
             7 => json!({ "anyOf": [self.schema(depth - 1), self.schema(depth - 1)] }),
             _ => {
@@ -73,25 +73,25 @@ impl Random {
         }
     }
 
-    fn object(&mut self, depth: u32, most: u64) -> Value {
+    fn object(&mut self, depth: u32, max_properties: u64) -> Value {
         let properties: Map<String, Value> =
-            (0..most).map(|_| (self.name(), self.schema(depth - 1))).collect();
+            (0..max_properties).map(|_| (self.name(), self.schema(depth - 1))).collect();
         let required: Vec<String> = properties.keys().filter(|_| self.below(3) > 0).cloned().collect();
         json!({ "type": "object", "properties": properties, "required": required, "additionalProperties": false })
     }
 }
 
-/// Whether a schema of [`Random::schema`] allows a value.
-fn allows(schema: &Value, value: &Value) -> bool {
+/// Whether a value validates against a schema made by [`Random::schema`].
+fn validates(schema: &Value, value: &Value) -> bool {
     if let Some(list) = schema["enum"].as_array() {
         return list.contains(value);
     }
     if let Some(list) = schema["anyOf"].as_array() {
-        return list.iter().any(|schema| allows(schema, value));
+        return list.iter().any(|schema| validates(schema, value));
     }
-    let within = |number: i64, least: &str, most: &str| {
+    let within = |number: i64, min: &str, max: &str| {
         let bound = |name: &str| schema[name].as_i64();
-        bound(least).is_none_or(|bound| number >= bound) && bound(most).is_none_or(|bound| number <= bound)
+        bound(min).is_none_or(|bound| number >= bound) && bound(max).is_none_or(|bound| number <= bound)
     };
     let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     match (schema["type"].as_str().unwrap(), value) {
@@ -110,7 +110,7 @@ fn allows(schema: &Value, value: &Value) -> bool {
         },
         ("array", Value::Array(list)) => {
             within(list.len() as i64, "minItems", "maxItems")
-                && list.iter().all(|item| allows(&schema["items"], item))
+                && list.iter().all(|item| validates(&schema["items"], item))
         }
         ("object", Value::Object(fields)) => {
             let properties = schema["properties"].as_object().unwrap();
@@ -118,19 +118,20 @@ fn allows(schema: &Value, value: &Value) -> bool {
             required.iter().all(|name| fields.contains_key(name.as_str().unwrap()))
                 && fields
                     .iter()
-                    .all(|(name, value)| properties.get(name).is_some_and(|schema| allows(schema, value)))
+                    .all(|(name, value)| properties.get(name).is_some_and(|schema| validates(schema, value)))
         }
         _ => false,
     }
 }
 
-struct Served {
+/// An engine with the tokenizer and the grammars of its model.
+struct Setup {
     engine: Engine,
     language: Language,
     grammars: GrammarCompiler,
 }
 
-impl Served {
+impl Setup {
     fn new(model: Arc<Model>, path: &Path, limits: Limits) -> Self {
         let language = Language::of(&Checkpoint::open(path).unwrap()).unwrap();
         let grammars = GrammarCompiler::new(&language.tokenizer, model.config.vocab, &language.ends).unwrap();
@@ -140,22 +141,22 @@ impl Served {
         Self { engine, language, grammars }
     }
 
-    fn ask(&self, prompt: Vec<u32>, most: u32, sampling: Sampling, schema: &Value) -> EventStream {
+    fn submit(&self, prompt: Vec<u32>, max_tokens: u32, sampling: Sampling, schema: &Value) -> EventStream {
         let grammar = self.grammars.json_schema(schema).unwrap_or_else(|error| panic!("{schema}: {error}"));
         let request = Request {
             sampling,
             stop_token_ids: self.language.ends.clone(),
             grammar: Some(Box::new(grammar.matcher())),
-            ..Request::new(prompt, NonZeroU32::new(most).unwrap())
+            ..Request::new(prompt, NonZeroU32::new(max_tokens).unwrap())
         };
         self.engine.submit(request).unwrap()
     }
 
-    /// The text of an answer, which must end by itself.
-    fn text(&self, answer: &mut EventStream) -> String {
+    /// The text of a completion, which must end with [`FinishReason::Stop`].
+    fn text(&self, stream: &mut EventStream) -> String {
         let mut tokens = vec![];
         loop {
-            match answer.blocking_next().unwrap() {
+            match stream.blocking_next().unwrap() {
                 Event::Started { .. } => {}
                 Event::Token(token) => tokens.push(token.id),
                 Event::Finished { reason: FinishReason::Stop, .. } => {
@@ -173,18 +174,18 @@ impl Served {
 fn check(schema: &Value, text: &str) {
     let value: Value =
         serde_json::from_str(text).unwrap_or_else(|error| panic!("{error} in {text:?} for {schema}"));
-    assert!(allows(schema, &value), "{text} for {schema}");
+    assert!(validates(schema, &value), "{text} for {schema}");
 }
 
 #[test]
-fn answers_of_random_schemas_parse_and_validate() {
+fn completions_of_random_schemas_parse_and_validate() {
     let Some(device) = testkit::cpu_device_plain() else { return };
     let fixture = Fixture::open("gguf_q8_0");
-    // Fewer pages than all would fill: some are set back, and go on where they were.
+    // Fewer pages than all sequences would fill: some requests are preempted and resume.
     let limits = Limits { page_size: 16, max_pages: Some(36), ..limits(16, 512, 32) };
-    let served = Served::new(load(&device, &fixture.path), &fixture.path, limits);
+    let setup = Setup::new(load(&device, &fixture.path), &fixture.path, limits);
     let mut random = Random(20);
-    let asked: Vec<(Value, EventStream)> = (0..200)
+    let submitted: Vec<(Value, EventStream)> = (0..200)
         .map(|seed| {
             let schema = if seed % 2 == 0 { random.object(3, 4) } else { random.schema(3) };
             let prompt =
@@ -195,34 +196,35 @@ fn answers_of_random_schemas_parse_and_validate() {
                 _ => Sampling::default(),
             };
             let sampling = Sampling { temperature: 1.0, seed, ..sampling };
-            let answer = served.ask(prompt, 500, sampling, &schema);
-            (schema, answer)
+            let stream = setup.submit(prompt, 500, sampling, &schema);
+            (schema, stream)
         })
         .collect();
-    for (schema, mut answer) in asked {
-        check(&schema, &served.text(&mut answer));
+    for (schema, mut stream) in submitted {
+        check(&schema, &setup.text(&mut stream));
     }
-    let status = served.engine.status();
+    let status = setup.engine.status();
     eprintln!(
-        "{} tokens in {} steps, {} set back",
+        "{} tokens in {} steps, {} preemptions",
         status.generation_tokens, status.steps, status.preemptions
     );
     assert_eq!((status.finished, status.pages.free), (200, status.pages.total));
-    assert!(status.preemptions > 0, "pages were enough for all");
-    served.engine.stop();
+    assert!(status.preemptions > 0, "no request was preempted");
+    setup.engine.stop();
 }
 
 #[test]
-fn who_follows_no_grammar_has_the_tokens_it_would_have_alone() {
+fn requests_without_a_grammar_generate_the_same_tokens_as_alone() {
     let Some(device) = testkit::cpu_device() else { return };
     let fixture = Fixture::open("gguf_q8_0");
-    let served = Served::new(load(&device, &fixture.path), &fixture.path, limits(3, 96, 16));
+    let setup = Setup::new(load(&device, &fixture.path), &fixture.path, limits(3, 96, 16));
     let schema =
         json!({ "type": "array", "items": { "type": "integer", "minimum": 0, "maximum": 9 }, "maxItems": 8 });
-    let most = NonZeroU32::new(12).unwrap();
-    let mut free = served.engine.submit(Request::new(fixture.ids.clone(), most)).unwrap();
+    let max_tokens = NonZeroU32::new(12).unwrap();
+    let mut free = setup.engine.submit(Request::new(fixture.ids.clone(), max_tokens)).unwrap();
     let sampling = |top| Sampling { temperature: 1.0, top, seed: 3, ..Sampling::default() };
-    let mut guided = [0, 5].map(|top| served.ask(fixture.ids[..5].to_vec(), 60, sampling(top), &schema));
+    let mut constrained =
+        [0, 5].map(|top| setup.submit(fixture.ids[..5].to_vec(), 60, sampling(top), &schema));
     let mut tokens = vec![];
     while let Some(event) = free.blocking_next() {
         if let Event::Token(token) = event {
@@ -231,32 +233,30 @@ fn who_follows_no_grammar_has_the_tokens_it_would_have_alone() {
     }
     assert_eq!(tokens, fixture.list("greedy"));
     let mut texts = vec![];
-    for (answer, top) in guided.iter_mut().zip([0, 5]) {
+    for (stream, top) in constrained.iter_mut().zip([0, 5]) {
         let mut tokens = vec![];
-        while let Some(event) = answer.blocking_next() {
+        while let Some(event) = stream.blocking_next() {
             if let Event::Token(token) = event {
                 assert_eq!(token.top.len(), top);
                 tokens.push(token.id);
             }
         }
-        texts.push(served.language.tokenizer.decode(&tokens, DecodeSpecial::Skip));
+        texts.push(setup.language.tokenizer.decode(&tokens, DecodeSpecial::Skip));
         check(&schema, &texts[texts.len() - 1]);
     }
-    assert_eq!(texts[0], texts[1], "what is told changes nothing");
-    served.engine.stop();
+    assert_eq!(texts[0], texts[1], "top logprobs changed the completion");
+    setup.engine.stop();
 }
 
 #[test]
-fn the_real_model_writes_json_by_schemas() {
+fn gemma_3_270m_generates_json_that_validates() {
     let Some(path) = std::env::var_os("INDRIK_TEST_GGUF") else {
-        return eprintln!(
-            "not tested, because something is missing (set INDRIK_TEST_GGUF): a GGUF of Gemma 3 270M"
-        );
+        return eprintln!("skipped: set INDRIK_TEST_GGUF to a GGUF file of Gemma 3 270M");
     };
     let Some(device) = testkit::cpu_device_plain() else { return };
     let path = Path::new(&path);
     let limits = Limits { page_size: 64, ..limits(3, 256, 64) };
-    let served = Served::new(load(&device, path), path, limits);
+    let setup = Setup::new(load(&device, path), path, limits);
     let person = json!({
         "type": "object",
         "properties": {
@@ -268,28 +268,28 @@ fn the_real_model_writes_json_by_schemas() {
     });
     let colour = json!({ "enum": ["red", "green", "blue"] });
     let numbers = json!({ "type": "array", "items": { "type": "integer", "minimum": 0, "maximum": 99 }, "minItems": 3, "maxItems": 3 });
-    let asked = [
+    let prompts = [
         (person, "Describe a person."),
         (colour, "What is the colour of grass?"),
         (numbers, "Name three numbers."),
     ];
-    let mut answers: Vec<(Value, EventStream)> = (0..)
-        .zip(asked)
+    let mut streams: Vec<(Value, EventStream)> = (0..)
+        .zip(prompts)
         .map(|(seed, (schema, text))| {
             let text = format!(
                 "<start_of_turn>user\n{text} EventStream in JSON.<end_of_turn>\n<start_of_turn>model\n"
             );
-            let mut prompt: Vec<u32> = served.language.tokenizer.bos().into_iter().collect();
-            prompt.extend(served.language.tokenizer.encode(&text, EncodeSpecial::Parse));
+            let mut prompt: Vec<u32> = setup.language.tokenizer.bos().into_iter().collect();
+            prompt.extend(setup.language.tokenizer.encode(&text, EncodeSpecial::Parse));
             let sampling = Sampling { temperature: 1.0, top_k: 64, top_p: 0.95, seed, ..Sampling::default() };
-            let answer = served.ask(prompt, 120, sampling, &schema);
-            (schema, answer)
+            let stream = setup.submit(prompt, 120, sampling, &schema);
+            (schema, stream)
         })
         .collect();
-    for (schema, answer) in &mut answers {
-        let text = served.text(answer);
+    for (schema, stream) in &mut streams {
+        let text = setup.text(stream);
         eprintln!("{text}");
         check(schema, &text);
     }
-    served.engine.stop();
+    setup.engine.stop();
 }

@@ -1,4 +1,4 @@
-//! The engine with a model's runner, on Mesa's CPU driver.
+//! The engine with a real model on Mesa's CPU driver, compared with `model::generate`.
 
 #[path = "../../model/tests/common/mod.rs"]
 mod common;
@@ -18,30 +18,31 @@ use engine::{
 use gpu::Fault;
 use model::{Limits, Model, Runner, generate};
 
-/// Steps on this driver are slow, and how slow depends on who else is there: chunks are as short as can be.
+/// Step times on this driver vary with the load of the machine. A budget of zero makes chunks as short as possible, whatever
+/// they take.
 const OPTIONS: Options =
     Options { queue_capacity: 64, mixed_step_budget: Duration::ZERO, prefill_step_budget: Duration::ZERO };
 
 const NAME: &str = "gguf_q8_0";
 
-fn request(prompt: &[u32], most: u32, sampling: Sampling) -> Request {
-    Request { sampling, ..Request::new(prompt.to_vec(), NonZeroU32::new(most).unwrap()) }
+fn request(prompt: &[u32], max_tokens: u32, sampling: Sampling) -> Request {
+    Request { sampling, ..Request::new(prompt.to_vec(), NonZeroU32::new(max_tokens).unwrap()) }
 }
 
-/// Five prompts with settings of their own.
+/// Five prompts of different lengths and sampling settings.
 fn requests(ids: &[u32]) -> [Request; 5] {
-    let drawn = Sampling { temperature: 0.8, top_k: 20, seed: 7, ..Sampling::default() };
+    let sampled = Sampling { temperature: 0.8, top_k: 20, seed: 7, ..Sampling::default() };
     let penalised = Sampling { repetition: 1.3, frequency: 0.5, ..Sampling::default() };
     [
         request(&ids[..12], 20, Sampling::default()),
         request(&ids[3..30], 14, Sampling::default()),
-        request(&ids[5..6], 24, drawn),
+        request(&ids[5..6], 24, sampled),
         request(&ids[7..27], 16, penalised),
         request(ids, 9, Sampling::default()),
     ]
 }
 
-/// The answer by a runner that has nothing else to do.
+/// The tokens that a request generates alone on a runner.
 fn alone(model: &Arc<Model>, limits: Limits, request: &Request) -> Vec<u32> {
     let mut runner = Runner::new(model.clone(), limits).unwrap();
     let mut sequence = runner.start().unwrap();
@@ -51,10 +52,11 @@ fn alone(model: &Arc<Model>, limits: Limits, request: &Request) -> Vec<u32> {
     generate::generate(&mut runner, &mut sequence, &request, each).unwrap().tokens
 }
 
-fn listen(answer: &mut EventStream) -> (Vec<u32>, Event) {
+/// All tokens of a stream, and its last event.
+fn collect(stream: &mut EventStream) -> (Vec<u32>, Event) {
     let mut tokens = vec![];
     loop {
-        match answer.blocking_next().unwrap() {
+        match stream.blocking_next().unwrap() {
             Event::Started { .. } => {}
             Event::Token(token) => tokens.push(token.id),
             last => return (tokens, last),
@@ -62,17 +64,18 @@ fn listen(answer: &mut EventStream) -> (Vec<u32>, Event) {
     }
 }
 
-/// A runner whose device is never lost.
+/// An engine whose device is never lost.
 fn start(model: &Arc<Model>, limits: Limits) -> Engine {
     let runner = Runner::new(model.clone(), limits).unwrap();
     Engine::start(GpuBackend::new(runner, || Err(model::Error::Cancelled)), OPTIONS).unwrap()
 }
 
+/// Submits all requests at once and compares their tokens.
 fn check_all(engine: &Engine, requests: &[Request], expected: &[Vec<u32>]) {
-    let mut answers: Vec<EventStream> =
+    let mut streams: Vec<EventStream> =
         requests.iter().map(|request| engine.submit(request.clone()).unwrap()).collect();
-    for (number, (answer, expected)) in answers.iter_mut().zip(expected).enumerate() {
-        let (tokens, last) = listen(answer);
+    for (number, (stream, expected)) in streams.iter_mut().zip(expected).enumerate() {
+        let (tokens, last) = collect(stream);
         assert_eq!(&tokens, expected, "request {number}");
         assert!(matches!(last, Event::Finished { reason: FinishReason::MaxTokens, .. }), "{last:?}");
     }
@@ -81,12 +84,12 @@ fn check_all(engine: &Engine, requests: &[Request], expected: &[Vec<u32>]) {
 }
 
 #[test]
-fn five_together_get_the_tokens_that_each_gets_alone() {
+fn concurrent_requests_generate_the_same_tokens_as_alone() {
     let Some(device) = testkit::cpu_device() else { return };
     let fixture = Fixture::open(NAME);
     let model = load(&device, &fixture.path);
     let requests = requests(&fixture.ids);
-    // All at once, and with fewer sequences than there are requests.
+    // A sequence for each request, and fewer sequences than requests.
     for sequences in [5, 3] {
         let limits = limits(sequences, 96, 16);
         let expected = requests.each_ref().map(|request| alone(&model, limits, request));
@@ -98,12 +101,12 @@ fn five_together_get_the_tokens_that_each_gets_alone() {
 }
 
 #[test]
-fn too_few_pages_for_all_give_the_same_tokens() {
+fn preempted_requests_generate_the_same_tokens() {
     let Some(device) = testkit::cpu_device() else { return };
     let fixture = Fixture::open(NAME);
     let model = load(&device, &fixture.path);
     let requests = requests(&fixture.ids);
-    // Pages of 4 for one context of 56.
+    // Pages of 4 tokens, enough for one sequence of the context length.
     let limits = Limits { max_pages: Some(14), ..limits(5, 56, 16) };
     let expected = requests.each_ref().map(|request| alone(&model, limits, request));
     let engine = start(&model, limits);
@@ -113,13 +116,13 @@ fn too_few_pages_for_all_give_the_same_tokens() {
 }
 
 #[test]
-fn penalties_know_what_was_written_before_a_request_was_set_back() {
+fn penalties_include_tokens_generated_before_a_preemption() {
     let Some(device) = testkit::cpu_device() else { return };
     let fixture = Fixture::open(NAME);
     let model = load(&device, &fixture.path);
     let sampling = Sampling { repetition: 1.2, frequency: 1.0, presence: 0.5, ..Sampling::default() };
     let requests = [0, 9].map(|first| request(&fixture.ids[first..first + 12], 30, sampling.clone()));
-    // Two of 42 positions do not go into 56: the second is set back.
+    // Two sequences of 42 tokens do not fit into 56: the second is preempted.
     let limits = Limits { max_pages: Some(14), ..limits(2, 56, 16) };
     let expected = requests.each_ref().map(|request| alone(&model, limits, request));
     let engine = start(&model, limits);
@@ -129,17 +132,17 @@ fn penalties_know_what_was_written_before_a_request_was_set_back() {
 }
 
 #[test]
-fn a_dropped_answer_gives_its_pages_back() {
+fn dropping_a_stream_frees_its_pages() {
     let Some(device) = testkit::cpu_device() else { return };
     let fixture = Fixture::open(NAME);
     let model = load(&device, &fixture.path);
     let engine = start(&model, limits(2, 512, 16));
-    let mut answer = engine.submit(request(&fixture.ids, 400, Sampling::default())).unwrap();
-    while !matches!(answer.blocking_next().unwrap(), Event::Token(_)) {}
-    drop(answer);
-    let until = Instant::now() + Duration::from_secs(60);
+    let mut stream = engine.submit(request(&fixture.ids, 400, Sampling::default())).unwrap();
+    while !matches!(stream.blocking_next().unwrap(), Event::Token(_)) {}
+    drop(stream);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while engine.status().cancelled == 0 {
-        assert!(Instant::now() < until, "it goes on");
+        assert!(Instant::now() < deadline, "the request was not cancelled");
         std::thread::sleep(Duration::from_millis(1));
     }
     let status = engine.status();
@@ -148,35 +151,36 @@ fn a_dropped_answer_gives_its_pages_back() {
 }
 
 #[test]
-fn a_long_prompt_does_not_stop_those_who_write() {
+fn decoding_continues_during_the_prefill_of_a_long_prompt() {
     let Some(device) = testkit::cpu_device() else { return };
     let fixture = Fixture::open("untied_long");
     let model = load(&device, &fixture.path);
     let engine = start(&model, limits(3, 320, 16));
-    let submit = |ids: &[u32], most| engine.submit(request(ids, most, Sampling::default())).unwrap();
+    let submit =
+        |ids: &[u32], max_tokens| engine.submit(request(ids, max_tokens, Sampling::default())).unwrap();
     let _short = [submit(&fixture.ids[..4], 300), submit(&fixture.ids[4..9], 300)];
-    let (tokens, _) = listen(&mut submit(&fixture.ids, 1));
+    let (tokens, _) = collect(&mut submit(&fixture.ids, 1));
     let status = engine.status();
-    // The long one begins as the first does, with a page.
+    // The long prompt shares its first page, 4 tokens, with the first request.
     assert_eq!((tokens.len(), status.prompt_tokens, status.cached_tokens), (1, 4 + 5 + 296, 4));
-    // 300 tokens in chunks of at most 16, and in each of those steps a token of both.
+    // 296 prefill tokens in chunks of at most 16; each of these steps also decodes a token of both requests.
     assert!(
         status.generation_tokens > 2 * 300 / 16,
-        "{} tokens while the prompt was read",
+        "{} tokens during the prefill",
         status.generation_tokens
     );
     assert_eq!(status.decoding, 2);
     engine.stop();
 }
 
-/// Opens a device of its own: the old one is lost.
+/// Opens another device, in place of the lost one.
 fn reload(path: &Path, limits: Limits) -> model::Result<Runner> {
     let device = testkit::cpu_device_plain().ok_or(gpu::Error::NoDriver)?;
     Runner::new(load(&device, path), limits)
 }
 
 #[test]
-fn a_lost_device_is_put_back_and_no_stream_shows_it() {
+fn a_recovered_device_loss_is_invisible_in_streams() {
     let Some(device) = testkit::cpu_device_plain() else { return };
     let fixture = Fixture::open(NAME);
     let limits = limits(3, 96, 16);
@@ -191,29 +195,29 @@ fn a_lost_device_is_put_back_and_no_stream_shows_it() {
     assert_eq!((engine.status().devices_lost, engine.status().failed), (1, 0));
     engine.stop();
 
-    // One that does not come back is given up.
+    // Requests fail if the device cannot be reopened.
     let Some(device) = testkit::cpu_device_plain() else { return };
     let runner = Runner::new(load(&device, &fixture.path), limits).unwrap();
     device.inject(Fault::DeviceLost { submission: 3 });
     let engine =
         Engine::start(GpuBackend::new(runner, || Err(gpu::Error::NoDriver.into())), OPTIONS).unwrap();
-    let mut answer = engine.submit(requests[0].clone()).unwrap();
-    assert_eq!(listen(&mut answer).1, Event::Failed(RequestError::DeviceLost));
+    let mut stream = engine.submit(requests[0].clone()).unwrap();
+    assert_eq!(collect(&mut stream).1, Event::Failed(RequestError::DeviceLost));
     engine.stop();
 }
 
-/// A request's answer, and how many tokens of its prompt needed no reading.
-fn ask(engine: &Engine, request: &Request) -> (Vec<u32>, u32) {
-    match listen(&mut engine.submit(request.clone()).unwrap()) {
+/// The tokens of a request, and how many of its prompt were cached.
+fn complete(engine: &Engine, request: &Request) -> (Vec<u32>, u32) {
+    match collect(&mut engine.submit(request.clone()).unwrap()) {
         (tokens, Event::Finished { usage, .. }) => (tokens, usage.cached_tokens),
         (_, last) => panic!("{last:?}"),
     }
 }
 
 #[test]
-fn the_next_turn_of_a_chat_reads_only_what_is_new() {
+fn the_next_turn_of_a_chat_prefills_only_new_tokens() {
     let Some(device) = testkit::cpu_device() else { return };
-    // A window of 32, pages of 4.
+    // A sliding window of 32 tokens, pages of 4.
     let fixture = Fixture::open("untied_long");
     let model = Arc::new(load_alone(&device, &fixture.path).with_reproducible(true));
     let limits = limits(2, 320, 16);
@@ -221,14 +225,16 @@ fn the_next_turn_of_a_chat_reads_only_what_is_new() {
     let penalised = Sampling { repetition: 1.3, frequency: 0.5, ..Sampling::default() };
     for (first, sampling) in [(0, Sampling::default()), (7, penalised)] {
         let mut turn = request(&fixture.ids[first..first + 150], 20, sampling);
-        let mut known = 0;
+        let mut expected_cached = 0;
         for number in 0..3 {
             let before = engine.status();
-            let (tokens, cached) = ask(&engine, &turn);
+            let (tokens, cached) = complete(&engine, &turn);
             assert_eq!(tokens, alone(&model, limits, &turn), "turn {number}");
-            let read = engine.status().prompt_tokens - before.prompt_tokens;
-            assert_eq!((cached, read), (known, turn.prompt.len() as u64 - u64::from(known)), "turn {number}");
-            known = turn.prompt.len() as u32 + 19;
+            let prefilled = engine.status().prompt_tokens - before.prompt_tokens;
+            assert_eq!(cached, expected_cached, "turn {number}");
+            assert_eq!(prefilled, turn.prompt.len() as u64 - u64::from(cached), "turn {number}");
+            // The last generated token was in no step.
+            expected_cached = turn.prompt.len() as u32 + 19;
             turn.prompt.extend(tokens);
             turn.prompt.extend(&fixture.ids[200..205]);
         }
@@ -237,11 +243,11 @@ fn the_next_turn_of_a_chat_reads_only_what_is_new() {
 }
 
 #[test]
-fn a_system_prompt_is_read_once_by_those_who_ask_together() {
+fn a_system_prompt_is_prefilled_once_for_concurrent_requests() {
     let Some(device) = testkit::cpu_device() else { return };
     let fixture = Fixture::open("untied_long");
     let model = Arc::new(load_alone(&device, &fixture.path).with_reproducible(true));
-    // Each is on 30 pages: they fit together because they share 25.
+    // Each sequence takes 30 pages; all four fit because they share 25.
     let limits = Limits { max_pages: Some(52), ..limits(4, 160, 16) };
     let question = |own: usize| [&fixture.ids[..100], &fixture.ids[200 + own..206 + 2 * own]].concat();
     let requests: Vec<Request> = (0..4).map(|own| request(&question(own), 12, Sampling::default())).collect();
