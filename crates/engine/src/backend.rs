@@ -1,106 +1,111 @@
-//! What the engine needs of whatever carries sequences forward, so that its scheduling is tested without a GPU.
+//! The interface between the scheduler and a model, so that scheduling can be tested without a GPU.
 
 use std::time::Duration;
 
 use model::{DecodeRow, MixedOutput, PrefillChunk, Sampled};
 
-/// What a backend was made for.
+/// Fixed limits of a backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capacity {
-    /// Sequences at a time.
+    /// Maximum number of concurrent sequences.
     pub max_sequences: u32,
-    /// Positions of a sequence. The pages are enough for one of them at least.
+    /// Maximum tokens per sequence, prompt and completion together. The pages suffice for at least one such
+    /// sequence.
     pub context_length: u32,
-    /// Tokens go up to here.
+    /// Number of tokens in the vocabulary; token ids are below it.
     pub vocab_size: u32,
-    /// Positions of a page.
+    /// Tokens per page.
     pub page_size: u32,
-    /// Pages of all sequences together.
+    /// Number of pages, for all sequences together.
     pub pages: u32,
-    /// Sequences that one step reads for at most.
+    /// Maximum number of prefill chunks per step.
     pub max_chunks_per_step: u32,
-    /// Whether what was read is kept for texts that begin alike.
+    /// Whether pages are kept for later prompts with the same prefix.
     pub prefix_cache: bool,
 }
 
-/// Why a backend did not do something. What it was told of is as it was before, except where the device is lost: then no sequence is of
-/// any use.
+/// Why a backend call failed. Its sequences are unchanged, except after [`DeviceLost`](Self::DeviceLost),
+/// which invalidates all sequences.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BackendError {
-    /// Too few pages are free.
-    #[error("too few pages are free")]
+    /// The KV cache has too few free pages.
+    #[error("too few free KV cache pages")]
     NoFreePages,
-    /// Memory of the device or the host ran out.
+    /// Device or host memory is exhausted.
     #[error("{0}")]
     OutOfMemory(String),
-    /// The device is gone, or does not answer.
+    /// The device is lost, or a step exceeded its time limit.
     #[error("{0}")]
     DeviceLost(String),
-    /// What was computed for one of the sequences are no numbers.
-    #[error("the model computed no finite numbers")]
+    /// The model produced NaN or Inf logits for one of the sequences.
+    #[error("the model produced NaN or Inf logits")]
     NonFiniteLogits,
-    /// Anything else.
+    /// Any other error.
     #[error("{0}")]
     Other(String),
 }
 
 impl BackendError {
-    /// Whether something was wanting that others may give back.
+    /// Whether pages or memory are missing, which other requests may free.
     pub fn is_resource_exhausted(&self) -> bool {
         matches!(self, BackendError::NoFreePages | BackendError::OutOfMemory(_))
     }
 }
 
-/// What carries sequences forward.
+/// Runs batches of sequences through a model. The scheduler owns the backend and calls it from one thread.
 pub trait Backend: Send + 'static {
-    /// One sequence's share of the cache. What it holds and no other does is free when it is dropped, or kept until it is needed.
+    /// A sequence's share of the KV cache. Dropping it frees the pages that no other sequence holds, or
+    /// leaves them to the prefix cache.
     type Sequence: Send;
 
-    /// What it was made for; the same at all times.
+    /// Fixed limits; they never change.
     fn capacity(&self) -> Capacity;
 
     /// Pages that no sequence holds.
     fn free_pages(&self) -> u32;
 
-    /// Of those, the ones that are kept for texts that begin with the same tokens.
+    /// Free pages that the prefix cache holds.
     fn cached_pages(&self) -> u32;
 
-    /// Pages that a sequence for this text would share with others under way: it needs so many less.
-    fn shared_pages(&self, text: &[u32]) -> u32;
+    /// Pages that a sequence of these tokens would share with running sequences, and need not allocate.
+    fn shared_pages(&self, tokens: &[u32]) -> u32;
 
-    /// A new sequence for this text, and how many of its tokens it holds: at most all but the last. The rest is to be read.
-    fn start(&mut self, text: &[u32]) -> Result<(Self::Sequence, usize), BackendError>;
+    /// Starts a sequence for these tokens. Returns it with the number of tokens that came from the prefix
+    /// cache, at most all but the last. The rest must be prefilled.
+    fn start(&mut self, tokens: &[u32]) -> Result<(Self::Sequence, usize), BackendError>;
 
-    /// How many tokens to read, of one text or several, beside so many sequences that write, for a step to take no longer than `budget`;
-    /// the longest sequence has `depth` positions.
+    /// Maximum prefill tokens of a step, of one prompt or several, next to `decode_rows` decode rows, for the
+    /// step to take no longer than `budget`. The longest sequence of the batch has `depth` tokens.
     fn max_prefill_tokens(&self, decode_rows: usize, depth: u32, budget: Duration) -> usize;
 
-    /// How many of so many sequences to carry forward at once, for the most tokens per second: at least one. The others take their turn.
+    /// The batch size with the highest decode throughput for `decoding` sequences, at least one. The
+    /// scheduler rotates the sequences that it leaves out.
     fn decode_batch_size(&self, decoding: usize) -> usize;
 
-    /// How many steps of so many sequences make a run of the usual length.
+    /// Usual number of steps of a decode run with this many rows.
     fn decode_run_steps(&self, rows: usize) -> usize;
 
-    /// Bytes of weights, keys and values that a step must read for sequences that hold so many positions, one row of each. Cheap.
+    /// Bytes of weights, keys and values that a decode step reads, given the length of each sequence. Cheap.
     fn step_bytes(&self, depths: &[u32]) -> u64;
 
-    /// Runs one step of a mixed batch: a token per decode row, and 1 to [`Capacity::max_chunks_per_step`] prefill chunks. On an error no
-    /// sequence advances.
+    /// Runs one step of a mixed batch: a token per decode row, and 1 to [`Capacity::max_chunks_per_step`]
+    /// prefill chunks. On an error no sequence advances.
     fn mixed(
         &mut self,
         decoding: &mut [DecodeRow<'_, Self::Sequence>],
         chunks: &mut [PrefillChunk<'_, Self::Sequence>],
     ) -> Result<MixedOutput, BackendError>;
 
-    /// Decodes up to `max_steps` tokens per row: one list per step, with one token per row, and at least one step. The step
-    /// in which any row samples one of its stop tokens is the last. With a token mask in the batch `max_steps` is 1.
+    /// Decodes up to `max_steps` tokens per row: one list per step, with one token per row, and at least one
+    /// step. The step in which any row samples one of its stop tokens is the last. With a token mask in the
+    /// batch `max_steps` is 1.
     fn decode(
         &mut self,
         batch: &mut [DecodeRow<'_, Self::Sequence>],
         max_steps: usize,
     ) -> Result<Vec<Vec<Sampled>>, BackendError>;
 
-    /// Counts these tokens anew for penalties: a prompt, and what was written after it.
+    /// Resets the token counts that penalties use to a prompt and the tokens generated after it.
     fn reset_token_counts(
         &mut self,
         sequence: &mut Self::Sequence,
@@ -108,9 +113,9 @@ pub trait Backend: Send + 'static {
         generated: &[u32],
     ) -> Result<(), BackendError>;
 
-    /// Whether the device still does what it is told: the least that can be asked of it, waited for.
+    /// Submits a minimal piece of work and waits for it, to test whether the device still executes anything.
     fn probe(&mut self) -> Result<(), BackendError>;
 
-    /// Puts a lost device back. Sequences of before are of no use.
+    /// Reopens a lost device. Earlier sequences stay invalid and must be dropped before.
     fn recover(&mut self) -> Result<(), BackendError>;
 }

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-/// Why a request was rejected. Returned by [`Engine::submit`](crate::Engine::submit), before anything is queued.
+/// Why a request was rejected. Returned by [`Engine::submit`](crate::Engine::submit), before anything is
+/// queued.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SubmitError {
     /// The queue holds [`Options::queue_capacity`](crate::Options::queue_capacity) requests.
@@ -13,8 +14,8 @@ pub enum SubmitError {
     },
     /// The prompt alone exceeds the context length.
     #[error(
-        "the prompt has {tokens} tokens, but the context length is {context_length}: shorten it, or serve with a \
-         longer context"
+        "the prompt has {tokens} tokens, but the context length is {context_length}: shorten it, or serve \
+         with a longer context"
     )]
     PromptTooLong {
         /// Tokens of the prompt.
@@ -47,8 +48,8 @@ pub enum RequestError {
     Stopped,
     /// The model produced NaN or Inf logits for this request.
     #[error(
-        "the model produced NaN or Inf logits: its weights may be damaged, or this device may compute wrongly (try \
-         `indrik doctor --selftest`)"
+        "the model produced NaN or Inf logits: its weights may be damaged, or this device may compute \
+         wrongly (try `indrik doctor --selftest`)"
     )]
     NonFiniteLogits,
     /// The grammar allows no further token, or its matcher failed.

@@ -28,7 +28,8 @@ pub struct Token {
 /// Why a completion ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FinishReason {
-    /// The model sampled a stop token, the grammar is complete, or the client called [`EventStream::finish_early`].
+    /// The model sampled a stop token, the grammar is complete, or the client called
+    /// [`EventStream::finish_early`].
     Stop,
     /// `max_tokens` tokens were generated.
     MaxTokens,
@@ -86,13 +87,14 @@ pub struct EventStream {
 }
 
 impl EventStream {
-    /// `finish_early` is shared with the engine: it tells a stream dropped after enough tokens from a cancelled one.
+    /// `finish_early` is shared with the engine: it tells a stream dropped after enough tokens from a
+    /// cancelled one.
     pub(crate) fn new(events: UnboundedReceiver<Event>, finish_early: Arc<AtomicBool>) -> Self {
         Self { events, finish_early, ended: false }
     }
 
-    /// Counts the request as finished rather than cancelled when this stream is dropped. For clients that end a completion
-    /// themselves, for example at a stop string.
+    /// Counts the request as finished rather than cancelled when this stream is dropped. For clients that end
+    /// a completion themselves, for example at a stop string.
     pub fn finish_early(&self) {
         self.finish_early.store(true, Ordering::Relaxed);
     }
@@ -121,7 +123,8 @@ impl EventStream {
     }
 
     fn received(&mut self, event: Option<Event>) -> Event {
-        // The engine sends every stream a last event. A channel closed without one means that its thread has panicked.
+        // The engine sends every stream a last event. A channel closed without one means that its thread has
+        // panicked.
         let event = event.unwrap_or_else(|| {
             Event::Failed(RequestError::Internal(
                 "the engine thread has ended unexpectedly: this is a bug; please report it".into(),

@@ -60,8 +60,8 @@ impl Engine {
         self.shared().submit(request)
     }
 
-    /// The error that [`submit`](Self::submit) would return now for any request: for callers with work to do before they
-    /// can submit, such as receiving a body. Counts as a rejection in [`Status::rejected`].
+    /// The error that [`submit`](Self::submit) would return now for any request: for callers with work to do
+    /// before they can submit, such as receiving a body. Counts as a rejection in [`Status::rejected`].
     pub fn would_reject(&self) -> Option<SubmitError> {
         self.shared().would_reject()
     }
@@ -71,23 +71,23 @@ impl Engine {
         self.shared().status()
     }
 
-    /// Whether the device still executes work, tested after the current step. Detects a device that was lost while idle
-    /// and starts its recovery.
+    /// Whether the device still executes work, tested after the current step. Detects a device that was lost
+    /// while idle and starts its recovery.
     pub async fn probe(&self) -> bool {
         self.shared().probe().await.is_ok()
     }
 
-    /// Rejects new requests, lets submitted ones finish, and ends the engine. Requests that are unfinished after `timeout`
-    /// fail with [`RequestError::Stopped`](crate::RequestError::Stopped). Blocks until the engine thread has dropped its
-    /// backend: at most the timeout plus one step.
+    /// Rejects new requests, lets submitted ones finish, and ends the engine. Requests that are unfinished
+    /// after `timeout` fail with [`RequestError::Stopped`](crate::RequestError::Stopped). Blocks until the
+    /// engine thread has dropped its backend: at most the timeout plus one step.
     pub fn drain(&self, timeout: Duration) {
         let now = Instant::now();
         self.shared().close(now.checked_add(timeout).unwrap_or(now + YEAR));
         self.shared().wait_for_exit();
     }
 
-    /// A function that blocks until the engine thread has ended and returns whether it ended without being asked to, which
-    /// is a bug. It does not keep the engine alive.
+    /// A function that blocks until the engine thread has ended and returns whether it ended without being
+    /// asked to, which is a bug. It does not keep the engine alive.
     pub fn watch_exit(&self) -> impl FnOnce() -> bool + Send + use<> {
         let shared = self.inner.0.clone();
         move || !shared.wait_for_exit()

@@ -9,7 +9,8 @@ use tokio::sync::{mpsc::unbounded_channel, oneshot};
 
 use crate::{Capacity, EventStream, Options, Request, Status, SubmitError, job::Job};
 
-/// Bounds of `retry_after`: retries more often than each second only add load, and after a minute the estimate is stale.
+/// Bounds of `retry_after`: retries more often than each second only add load, and after a minute the
+/// estimate is stale.
 const MIN_RETRY: Duration = Duration::from_secs(1);
 const MAX_RETRY: Duration = Duration::from_secs(60);
 
@@ -142,8 +143,8 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Called when the engine thread ends, also by a panic. Dropping the senders ends the streams and probes that are
-    /// still in the inbox.
+    /// Called when the engine thread ends, also by a panic. Dropping the senders ends the streams and probes
+    /// that are still in the inbox.
     pub fn thread_ended(&self) {
         let mut inbox = self.inbox();
         inbox.thread_ended = true;

@@ -81,13 +81,14 @@ impl Job {
         }
     }
 
-    /// Length of the sequence while decoding. The last generated token is not in it: it enters with the next step.
+    /// Length of the sequence while decoding. The last generated token is not in it: it enters with the next
+    /// step.
     pub fn sequence_len(&self) -> usize {
         self.request.prompt.len() + self.generated.len().saturating_sub(1)
     }
 
-    /// Tokens that a new sequence must hold before the request can decode: the prompt, or after a preemption everything
-    /// but the last generated token.
+    /// Tokens that a new sequence must hold before the request can decode: the prompt, or after a preemption
+    /// everything but the last generated token.
     pub fn prefill_tokens(&self) -> Vec<u32> {
         let mut tokens = self.request.prompt.clone();
         tokens.extend(&self.generated);
@@ -95,7 +96,8 @@ impl Job {
         tokens
     }
 
-    /// Sends a sampled token to the stream, unless it is a stop token. Returns the outcome if the completion ends here.
+    /// Sends a sampled token to the stream, unless it is a stop token. Returns the outcome if the completion
+    /// ends here.
     pub fn push_token(&mut self, sampled: Sampled, context_length: u32) -> Option<Outcome> {
         if self.request.stop_token_ids.contains(&sampled.token) {
             return Some(Outcome::Finished(FinishReason::Stop));
@@ -183,7 +185,8 @@ impl<S> Prefilling<S> {
         (self.tokens.len() as u32).div_ceil(page_size) - (self.prefilled as u32).div_ceil(page_size)
     }
 
-    /// Whether `tokens` starts with full pages that this prefill will compute in a later step and put in the prefix cache.
+    /// Whether `tokens` starts with full pages that this prefill will compute in a later step and put in the
+    /// prefix cache.
     pub fn will_share(&self, tokens: &[u32], page_size: usize) -> bool {
         let common = self.tokens.iter().zip(tokens).take_while(|(own, other)| own == other).count();
         // The last token is always prefilled, for its logits.

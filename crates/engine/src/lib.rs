@@ -1,9 +1,10 @@
 //! Continuous-batching scheduler: many requests share one GPU.
 //!
-//! A request passes through three states. It is *waiting* in the queue until there are a sequence and KV pages for it;
-//! *prefilling* while its prompt runs through the model in chunks; and *decoding* while it generates a token per step.
-//! Requests join and leave the batch between steps. Scheduling is first come, first served: when pages run out, the
-//! youngest running request is preempted, and recomputed once another has finished.
+//! A request passes through three states. It is *waiting* in the queue until there are a sequence and KV
+//! pages for it; *prefilling* while its prompt runs through the model in chunks; and *decoding* while it
+//! generates a token per step. Requests join and leave the batch between steps. Scheduling is first come,
+//! first served: when pages run out, the youngest running request is preempted, and recomputed once another
+//! has finished.
 //!
 //! | module | what it does |
 //! |---|---|
@@ -15,8 +16,9 @@
 //! | `status` | [`Status`]: counters and latencies for metrics |
 //! | `testing` | `MockBackend`: a backend without a GPU that checks every call (feature `testing`) |
 //!
-//! One thread owns the backend and is the only one that waits for the GPU. Handles pass requests to it through an inbox,
-//! and each request's events return through a channel of its own. Dropping an [`EventStream`] cancels its request.
+//! One thread owns the backend and is the only one that waits for the GPU. Handles pass requests to it
+//! through an inbox, and each request's events return through a channel of its own. Dropping an
+//! [`EventStream`] cancels its request.
 //!
 //! ```no_run
 //! use engine::{Engine, Event, GpuBackend, Options, Request};

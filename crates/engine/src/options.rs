@@ -7,11 +7,12 @@ use std::time::Duration;
 pub struct Options {
     /// Maximum number of waiting requests, beyond those for which a sequence is free.
     pub queue_capacity: usize,
-    /// Time budget of a step that prefills next to decoding requests or for several prompts. It bounds the inter-token
-    /// latency that other prompts cause, and how long a short prompt waits for those in its step.
+    /// Time budget of a step that prefills next to decoding requests or for several prompts. It bounds the
+    /// inter-token latency that other prompts cause, and how long a short prompt waits for those in its step.
     pub mixed_step_budget: Duration,
-    /// Time budget of a step that prefills a single prompt while nothing decodes. Longer chunks prefill faster, but a
-    /// request that arrives meanwhile waits for the step. `mixed_step_budget` is the lower bound.
+    /// Time budget of a step that prefills a single prompt while nothing decodes. Longer chunks prefill
+    /// faster, but a request that arrives meanwhile waits for the step. `mixed_step_budget` is the lower
+    /// bound.
     pub prefill_step_budget: Duration,
 }
 

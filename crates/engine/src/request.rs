@@ -19,14 +19,14 @@ pub struct Request {
     pub sampling: Sampling,
     /// Tokens that end the completion. They are not part of it.
     pub stop_token_ids: Vec<u32>,
-    /// Constraint on the output. It decides where the completion may end; the tokens it ends with should be in
-    /// `stop_token_ids`.
+    /// Constraint on the output. It decides where the completion may end; the tokens it ends with should be
+    /// in `stop_token_ids`.
     pub grammar: Option<Box<dyn TokenConstraint>>,
-    /// The request fails with [`RequestError::DeadlineExceeded`](crate::RequestError::DeadlineExceeded) at this time,
-    /// queued or running.
+    /// The request fails with [`RequestError::DeadlineExceeded`](crate::RequestError::DeadlineExceeded) at
+    /// this time, queued or running.
     pub deadline: Option<Instant>,
-    /// Parent of the request's log events: `admitted`, `first token`, `preempted`, `finished`, `cancelled`, `failed`. The
-    /// server sets the span of the HTTP request, which carries the `request_id`.
+    /// Parent of the request's log events: `admitted`, `first token`, `preempted`, `finished`, `cancelled`,
+    /// `failed`. The server sets the span of the HTTP request, which carries the `request_id`.
     pub span: Span,
 }
 

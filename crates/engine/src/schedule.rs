@@ -1,8 +1,8 @@
 //! The scheduler: the loop of the engine thread.
 //!
-//! Each round receives new requests, removes cancelled and expired ones, admits from the queue, and runs one step.
-//! [`steps`] assembles and runs the batch, [`preemption`] frees pages by recomputation, and [`recovery`] handles errors of
-//! the backend, a lost device among them.
+//! Each round receives new requests, removes cancelled and expired ones, admits from the queue, and runs one
+//! step. [`steps`] assembles and runs the batch, [`preemption`] frees pages by recomputation, and
+//! [`recovery`] handles errors of the backend, a lost device among them.
 
 mod preemption;
 mod recovery;
@@ -29,8 +29,8 @@ const RECOVERY_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Owns the backend and all requests.
 ///
-/// FCFS: decoding requests are older than prefilling ones, which are older than queued ones; the youngest is preempted
-/// first. All three lists are in order of submission, oldest first.
+/// FCFS: decoding requests are older than prefilling ones, which are older than queued ones; the youngest is
+/// preempted first. All three lists are in order of submission, oldest first.
 pub(crate) struct Scheduler<B: Backend> {
     backend: B,
     shared: Arc<Shared>,
@@ -43,8 +43,8 @@ pub(crate) struct Scheduler<B: Backend> {
     /// Last events of requests that have ended. They are sent after the status that counts them is published.
     last_events: Vec<(UnboundedSender<Event>, Event)>,
     status: Status,
-    /// Set by a preemption for lack of pages or memory: nothing is admitted until a running request ends, or the
-    /// preempted request would be admitted and preempted again.
+    /// Set by a preemption for lack of pages or memory: nothing is admitted until a running request ends, or
+    /// the preempted request would be admitted and preempted again.
     admission_paused: bool,
     /// Decode runs so far.
     decode_runs: u64,
@@ -88,7 +88,8 @@ impl<B: Backend> Scheduler<B> {
         self.publish();
     }
 
-    /// Moves arrived requests into the queue; blocks while there is nothing to do. Returns whether to continue.
+    /// Moves arrived requests into the queue; blocks while there is nothing to do. Returns whether to
+    /// continue.
     pub fn receive(&mut self) -> bool {
         let shared = self.shared.clone();
         let mut inbox = shared.inbox();
@@ -130,8 +131,8 @@ impl<B: Backend> Scheduler<B> {
         self.publish();
     }
 
-    /// Probes the device for the callers of [`Engine::probe`](crate::Engine::probe). If it does not respond their channels
-    /// are closed.
+    /// Probes the device for the callers of [`Engine::probe`](crate::Engine::probe). If it does not respond
+    /// their channels are closed.
     fn answer_probes(&mut self) {
         let probes = mem::take(&mut self.probes);
         if probes.is_empty() || self.device_lost {
@@ -156,7 +157,8 @@ impl<B: Backend> Scheduler<B> {
         self.prefilling.len() + self.decoding.len()
     }
 
-    /// Ends requests that were cancelled or are past their deadline. Their pages are free before the next step.
+    /// Ends requests that were cancelled or are past their deadline. Their pages are free before the next
+    /// step.
     fn remove_abandoned(&mut self) {
         let now = Instant::now();
         for job in mem::take(&mut self.queue) {
@@ -175,7 +177,8 @@ impl<B: Backend> Scheduler<B> {
         }
     }
 
-    /// Admits requests from the front of the queue: one, and as many more as the next step has prefill tokens for.
+    /// Admits requests from the front of the queue: one, and as many more as the next step has prefill tokens
+    /// for.
     fn admit(&mut self) {
         while !self.queue.is_empty() && self.has_prefill_room() && self.admit_next() {}
     }
@@ -190,8 +193,8 @@ impl<B: Backend> Scheduler<B> {
                     && remaining < self.mixed_prefill_tokens())
     }
 
-    /// Maximum prefill tokens of the next step when it serves several prompts. The first of them waits for all others, so
-    /// the mixed budget applies even if nothing decodes.
+    /// Maximum prefill tokens of the next step when it serves several prompts. The first of them waits for
+    /// all others, so the mixed budget applies even if nothing decodes.
     fn mixed_prefill_tokens(&self) -> usize {
         self.max_prefill_tokens(self.decoding.len(), self.shared.options.mixed_step_budget)
     }
@@ -204,7 +207,8 @@ impl<B: Backend> Scheduler<B> {
         self.backend.max_prefill_tokens(decode_rows, depth as u32, budget).max(1)
     }
 
-    /// Admits the first waiting request if there are a sequence and enough pages for it. Returns whether it was admitted.
+    /// Admits the first waiting request if there are a sequence and enough pages for it. Returns whether it
+    /// was admitted.
     fn admit_next(&mut self) -> bool {
         let alone = self.running() == 0;
         if self.admission_paused && !alone {
@@ -219,8 +223,8 @@ impl<B: Backend> Scheduler<B> {
         {
             return false;
         }
-        // Besides its own pages, reserve one per running request for the tokens decoded next, lest this one be preempted
-        // at once, and those that the other prefills still need. A request alone always fits.
+        // Besides its own pages, reserve one per running request for the tokens decoded next, lest this one
+        // be preempted at once, and those that the other prefills still need. A request alone always fits.
         let decode_pages = if alone { 0 } else { self.running() as u32 + 1 };
         let prefill_pages: u32 =
             self.prefilling.iter().map(|prefilling| prefilling.remaining_pages(page_size)).sum();

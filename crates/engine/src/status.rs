@@ -17,7 +17,8 @@ pub struct Status {
     pub draining: bool,
     /// Tokens prefilled. Tokens recomputed after a preemption count again.
     pub prompt_tokens: u64,
-    /// Tokens taken from the prefix cache instead of being prefilled. Readmissions after a preemption count again.
+    /// Tokens taken from the prefix cache instead of being prefilled. Readmissions after a preemption count
+    /// again.
     pub cached_tokens: u64,
     /// Tokens generated.
     pub generation_tokens: u64,
@@ -33,8 +34,8 @@ pub struct Status {
     pub sequences_started: u64,
     /// Sequences that started with at least one token from the prefix cache.
     pub prefix_cache_hits: u64,
-    /// Preemptions: for lack of pages or memory, or because the device was lost. A preempted request recomputes its
-    /// sequence, less what the prefix cache still holds.
+    /// Preemptions: for lack of pages or memory, or because the device was lost. A preempted request
+    /// recomputes its sequence, less what the prefix cache still holds.
     pub preemptions: u64,
     /// Requests that finished.
     pub finished: u64,
@@ -50,7 +51,8 @@ pub struct Status {
     pub device_lost: bool,
     /// TTFT: from submission to the first token.
     pub time_to_first_token: Histogram,
-    /// ITL: between consecutive tokens of a request. The tokens of a decode run arrive together and share its time equally.
+    /// ITL: between consecutive tokens of a request. The tokens of a decode run arrive together and share its
+    /// time equally.
     pub inter_token_latency: Histogram,
     /// From submission to the end of the completion.
     pub request_latency: Histogram,
@@ -67,8 +69,9 @@ pub struct Pages {
     pub total: u32,
 }
 
-/// Memory traffic of decode-only steps: all weights, and the keys and values of every sequence in the batch. These steps
-/// are bound by memory bandwidth. Steps with a prefill chunk are bound by arithmetic and not counted.
+/// Memory traffic of decode-only steps: all weights, and the keys and values of every sequence in the batch.
+/// These steps are bound by memory bandwidth. Steps with a prefill chunk are bound by arithmetic and not
+/// counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct MemoryTraffic {
     /// Total bytes read.
@@ -106,7 +109,8 @@ pub struct Histogram {
 }
 
 impl Histogram {
-    /// Inclusive upper bounds in milliseconds: from a decode step of a small model to the prefill of a long prompt.
+    /// Inclusive upper bounds in milliseconds: from a decode step of a small model to the prefill of a long
+    /// prompt.
     const BOUNDS_MS: [u64; 14] =
         [5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 30_000, 60_000, 300_000];
 
@@ -133,8 +137,8 @@ impl Histogram {
         (count > 0).then(|| self.sum.div_f64(count as f64))
     }
 
-    /// Upper bound and cumulative count of each bucket, as Prometheus expects. Samples above all bounds are in
-    /// [`count`](Self::count) only.
+    /// Upper bound and cumulative count of each bucket, as Prometheus expects. Samples above all bounds are
+    /// in [`count`](Self::count) only.
     pub fn buckets(&self) -> impl Iterator<Item = (Duration, u64)> {
         let cumulative = self.counts.iter().scan(0, |sum, count| {
             *sum += count;

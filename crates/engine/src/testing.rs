@@ -3,9 +3,10 @@
 //! The tokens of a completion depend only on its prompt and seed, so a test can compare them with
 //! [`MockOptions::reference`]. Every call is checked against the contract of [`Backend`]; a violation panics.
 //!
-//! Pages are managed by the allocator of the real KV cache, `model::pages`, over a memory that holds one number per
-//! position in place of keys and values. The number is a hash of all tokens up to that position. Before a token is
-//! sampled, every position that the sequence can see must hold the number that its own tokens wrote.
+//! Pages are managed by the allocator of the real KV cache, `model::pages`, over a memory that holds one
+//! number per position in place of keys and values. The number is a hash of all tokens up to that position.
+//! Before a token is sampled, every position that the sequence can see must hold the number that its own
+//! tokens wrote.
 
 mod device;
 mod every_nth;
@@ -30,8 +31,8 @@ use device::{Device, FNV_OFFSET, SharedDevice, fnv, locked};
 pub use device::MockSequence;
 pub use every_nth::EveryNth;
 
-/// A stream and the sender that feeds it, for tests of code that consumes streams. The sender is closed when the stream is
-/// dropped.
+/// A stream and the sender that feeds it, for tests of code that consumes streams. The sender is closed when
+/// the stream is dropped.
 pub fn event_stream() -> (UnboundedSender<Event>, EventStream) {
     let (events, receiver) = unbounded_channel();
     (events, EventStream::new(receiver, Arc::default()))
@@ -50,8 +51,8 @@ pub struct MockOptions {
     pub max_steps: usize,
     /// Maximum rows of a decode run.
     pub decode_batch: usize,
-    /// Fixed completion of every prompt, for tests of token processing; its last token should be a stop token. Without a
-    /// script, tokens are pseudo-random and depend on the prompt and the seed.
+    /// Fixed completion of every prompt, for tests of token processing; its last token should be a stop
+    /// token. Without a script, tokens are pseudo-random and depend on the prompt and the seed.
     pub script: Vec<u32>,
     /// Duration of a step.
     pub step_delay: Duration,
@@ -138,8 +139,8 @@ impl Inspector {
 impl MockOptions {
     /// The token that follows these, without a mask.
     fn next_token(&self, tokens: &[u32], seed: u64) -> u32 {
-        // The longest prefix of the script that the tokens end with gives the position in it, so a sequence that is
-        // recomputed continues where it was.
+        // The longest prefix of the script that the tokens end with gives the position in it, so a sequence
+        // that is recomputed continues where it was.
         let position = (0..self.script.len()).rev().find(|len| tokens.ends_with(&self.script[..*len]));
         if let Some(position) = position {
             return self.script[position];
@@ -157,7 +158,8 @@ impl MockOptions {
         (first..vocab_size).chain(0..first).find(allowed).expect("the mask allows a token")
     }
 
-    /// The completion of a request that runs alone: its tokens and finish reason. Panics if its grammar fails.
+    /// The completion of a request that runs alone: its tokens and finish reason. Panics if its grammar
+    /// fails.
     pub fn reference(&self, request: &Request) -> (Vec<u32>, FinishReason) {
         let mut tokens = request.prompt.clone();
         let mut generated = vec![];

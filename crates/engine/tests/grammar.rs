@@ -1,5 +1,5 @@
-//! Grammar-constrained generation with a real model on Mesa's CPU driver: for any schema, the completion is JSON that
-//! validates.
+//! Grammar-constrained generation with a real model on Mesa's CPU driver: for any schema, the completion is
+//! JSON that validates.
 
 #[path = "../../model/tests/common/mod.rs"]
 mod common;
@@ -77,7 +77,12 @@ impl Random {
         let properties: Map<String, Value> =
             (0..max_properties).map(|_| (self.name(), self.schema(depth - 1))).collect();
         let required: Vec<String> = properties.keys().filter(|_| self.below(3) > 0).cloned().collect();
-        json!({ "type": "object", "properties": properties, "required": required, "additionalProperties": false })
+        json!({
+            "type": "object",
+            "properties": properties,
+            "required": required,
+            "additionalProperties": false,
+        })
     }
 }
 
@@ -267,7 +272,8 @@ fn gemma_3_270m_generates_json_that_validates() {
         "additionalProperties": false,
     });
     let colour = json!({ "enum": ["red", "green", "blue"] });
-    let numbers = json!({ "type": "array", "items": { "type": "integer", "minimum": 0, "maximum": 99 }, "minItems": 3, "maxItems": 3 });
+    let number = json!({ "type": "integer", "minimum": 0, "maximum": 99 });
+    let numbers = json!({ "type": "array", "items": number, "minItems": 3, "maxItems": 3 });
     let prompts = [
         (person, "Describe a person."),
         (colour, "What is the colour of grass?"),

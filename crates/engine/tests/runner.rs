@@ -18,8 +18,8 @@ use engine::{
 use gpu::Fault;
 use model::{Limits, Model, Runner, generate};
 
-/// Step times on this driver vary with the load of the machine. A budget of zero makes chunks as short as possible, whatever
-/// they take.
+/// Step times on this driver vary with the load of the machine. A budget of zero makes chunks as short as
+/// possible, whatever they take.
 const OPTIONS: Options =
     Options { queue_capacity: 64, mixed_step_budget: Duration::ZERO, prefill_step_budget: Duration::ZERO };
 

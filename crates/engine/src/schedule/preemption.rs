@@ -1,6 +1,6 @@
-//! Preemption by recomputation: a preempted request frees its pages, keeps its generated tokens and returns to the front
-//! of the queue. When it is admitted again it prefills what its sequence held, less what the prefix cache still has, and
-//! its stream continues without a repeated token.
+//! Preemption by recomputation: a preempted request frees its pages, keeps its generated tokens and returns
+//! to the front of the queue. When it is admitted again it prefills what its sequence held, less what the
+//! prefix cache still has, and its stream continues without a repeated token.
 
 use std::fmt::Display;
 
@@ -22,7 +22,8 @@ impl<B: Backend> Scheduler<B> {
         }
     }
 
-    /// Preempts these prefilling requests, which are in order, and pauses admission. Returns whether there are any.
+    /// Preempts these prefilling requests, which are in order, and pauses admission. Returns whether there
+    /// are any.
     pub(super) fn preempt_prefilling(
         &mut self,
         prefilling: Vec<Prefilling<B::Sequence>>,

@@ -1,5 +1,5 @@
-//! Recovery from errors of the backend: steps with one request each to find the one at fault, penalty counts after a
-//! failed step, and reopening a lost device.
+//! Recovery from errors of the backend: steps with one request each to find the one at fault, penalty counts
+//! after a failed step, and reopening a lost device.
 
 use std::{collections::VecDeque, mem};
 
@@ -9,12 +9,13 @@ use crate::{
     job::{Decoding, Outcome, Prefilling},
 };
 
-/// Device losses without a generated token in between, failed recoveries included, after which all requests fail.
+/// Device losses without a generated token in between, failed recoveries included, after which all requests
+/// fail.
 const MAX_LOSSES: u32 = 3;
 
 impl<B: Backend> Scheduler<B> {
-    /// Runs a step for each request on its own, after a step that failed for the whole batch. A request that fails again
-    /// is ended.
+    /// Runs a step for each request on its own, after a step that failed for the whole batch. A request that
+    /// fails again is ended.
     pub(super) fn step_individually(&mut self) {
         let mut rest: VecDeque<_> = mem::take(&mut self.decoding).into();
         while let Some(mut decoding) = rest.pop_front() {
@@ -37,7 +38,8 @@ impl<B: Backend> Scheduler<B> {
                 Err(error) => self.keep_decoding(decoding, Some(Outcome::Failed(request_error(error)))),
             }
         }
-        // Prefills in order, up to the first one that does not complete in its step: it is the oldest in the next round.
+        // Prefills in order, up to the first one that does not complete in its step: it is the oldest in the
+        // next round.
         self.reset_prefill_counts();
         while !self.prefilling.is_empty() {
             let before = self.prefilling.len();
@@ -75,7 +77,8 @@ impl<B: Backend> Scheduler<B> {
         }
     }
 
-    /// The same for all prefilling requests: a failed step may have counted a first token, which is sampled again.
+    /// The same for all prefilling requests: a failed step may have counted a first token, which is sampled
+    /// again.
     fn reset_prefill_counts(&mut self) {
         let mut rest: VecDeque<_> = mem::take(&mut self.prefilling).into();
         while let Some(mut prefilling) = rest.pop_front() {

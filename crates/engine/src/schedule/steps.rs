@@ -7,7 +7,7 @@ use model::Sampled;
 use super::{Scheduler, recovery::request_error};
 use crate::{
     Backend, BackendError, PrefillChunk, RequestError,
-    job::{Decoding, Outcome, Prefilling},
+    job::{Decoding, Job, Outcome, Prefilling},
 };
 
 /// Every 64th decode run uses the full batch, to refresh its timing.
@@ -35,10 +35,11 @@ impl<B: Backend> Scheduler<B> {
         }
     }
 
-    /// One step with decode rows, which are all decoding requests or none, and chunks of the oldest `max_chunks` prefills.
+    /// One step with decode rows, which are all decoding requests or none, and chunks of the oldest
+    /// `max_chunks` prefills.
     ///
-    /// The oldest prefill gets as many tokens as the step has room for: the prefill budget if nothing decodes, else the
-    /// mixed budget. The others share what it leaves of the mixed budget.
+    /// The oldest prefill gets as many tokens as the step has room for: the prefill budget if nothing
+    /// decodes, else the mixed budget. The others share what it leaves of the mixed budget.
     pub(super) fn mixed_step(&mut self, decode_rows: usize, max_chunks: usize) -> Result<(), BackendError> {
         let options = &self.shared.options;
         let mixed = self.max_prefill_tokens(decode_rows, options.mixed_step_budget);
@@ -65,8 +66,9 @@ impl<B: Backend> Scheduler<B> {
         let mut rows: Vec<_> = self.decoding[..decode_rows].iter_mut().map(Decoding::row).collect();
         let output = self.backend.mixed(&mut rows, &mut chunks)?;
         tracing::trace!(
-            decode = ?self.decoding[..decode_rows].iter().map(|decoding| decoding.job.id).collect::<Vec<_>>(),
-            prefill = ?self.prefilling.iter().map(|prefilling| prefilling.job.id).zip(&chunk_tokens).collect::<Vec<_>>(),
+            decode = ?job_ids(self.decoding[..decode_rows].iter().map(|decoding| &decoding.job)),
+            prefill = ?job_ids(self.prefilling.iter().take(chunk_tokens.len()).map(|chunk| &chunk.job)),
+            ?chunk_tokens,
             "mixed step"
         );
         self.record_steps(1, decode_rows + prefill_rows);
@@ -80,17 +82,12 @@ impl<B: Backend> Scheduler<B> {
     /// Decodes several steps in one submission, as far as no request of the batch needs the host in between.
     fn decode_run(&mut self) -> Result<(), BackendError> {
         let context_length = self.shared.capacity.context_length as usize;
-        let remaining = |decoding: &Decoding<B::Sequence>| {
-            decoding.job.remaining_tokens().min(context_length - decoding.job.sequence_len())
-        };
         let selected = self.select_decode_batch();
-        let batch = || {
-            let pairs = selected.iter().zip(&self.decoding);
-            pairs.filter(|(selected, _)| **selected).map(|(_, decoding)| decoding)
-        };
+        let batch = || selected_jobs(&self.decoding, &selected);
+        let remaining = |job: &Job| job.remaining_tokens().min(context_length - job.sequence_len());
         let shortest = batch().map(remaining).min().unwrap_or(1);
         // A token mask depends on the token before it, which the host sees only after the step.
-        let masked = batch().any(|decoding| decoding.job.mask().is_some());
+        let masked = batch().any(|job| job.mask().is_some());
         let rows = batch().count();
         let usual = if masked { 1 } else { self.backend.decode_run_steps(rows) };
         let max_steps = shortest.min(usual).max(1);
@@ -104,8 +101,8 @@ impl<B: Backend> Scheduler<B> {
         Ok(())
     }
 
-    /// Selects the requests of the next decode run: all, unless a smaller batch has more throughput. The requests left out
-    /// rotate from run to run.
+    /// Selects the requests of the next decode run: all, unless a smaller batch has more throughput. The
+    /// requests left out rotate from run to run.
     fn select_decode_batch(&mut self) -> Vec<bool> {
         let all = self.decoding.len();
         self.decode_runs = self.decode_runs.wrapping_add(1);
@@ -133,8 +130,7 @@ impl<B: Backend> Scheduler<B> {
         let steps = self.backend.decode(&mut rows, max_steps)?;
         let elapsed = start.elapsed();
         tracing::trace!(
-            decode = ?self.decoding.iter().zip(selected).filter(|(_, selected)| **selected)
-                .map(|(decoding, _)| decoding.job.id).collect::<Vec<_>>(),
+            decode = ?job_ids(selected_jobs(&self.decoding, selected)),
             steps = steps.len(),
             elapsed_us = elapsed.as_micros() as u64,
             "decode run"
@@ -152,8 +148,8 @@ impl<B: Backend> Scheduler<B> {
         self.status.last_step_rows = rows as u64;
     }
 
-    /// Delivers the tokens of some steps to the selected requests. `steps` has one list per step, with one token per
-    /// selected request.
+    /// Delivers the tokens of some steps to the selected requests. `steps` has one list per step, with one
+    /// token per selected request.
     fn deliver_steps(&mut self, steps: Vec<Vec<Sampled>>, selected: &[bool]) {
         let mut steps: Vec<_> = steps.into_iter().map(Vec::into_iter).collect();
         for (decoding, selected) in mem::take(&mut self.decoding).into_iter().zip(selected) {
@@ -167,7 +163,8 @@ impl<B: Backend> Scheduler<B> {
         }
     }
 
-    /// Sends tokens to a request's stream and records their latency. Afterwards the request decodes on or ends.
+    /// Sends tokens to a request's stream and records their latency. Afterwards the request decodes on or
+    /// ends.
     pub(super) fn deliver(&mut self, mut decoding: Decoding<B::Sequence>, sampled: Vec<Sampled>) {
         let job = &mut decoding.job;
         let (now, before, steps) = (Instant::now(), job.generated.len(), sampled.len());
@@ -188,8 +185,8 @@ impl<B: Backend> Scheduler<B> {
         self.keep_decoding(decoding, outcome);
     }
 
-    /// Accounts for the chunks of the oldest prefills: their token counts, and the first sampled token where the prompt
-    /// ended. Requests whose prefill is complete start to decode.
+    /// Accounts for the chunks of the oldest prefills: their token counts, and the first sampled token where
+    /// the prompt ended. Requests whose prefill is complete start to decode.
     fn complete_chunks(&mut self, chunks: impl Iterator<Item = (usize, Option<Sampled>)>) {
         let mut completed = VecDeque::new();
         let mut all = mem::take(&mut self.prefilling).into_iter();
@@ -247,4 +244,17 @@ impl<B: Backend> Scheduler<B> {
             }
         }
     }
+}
+
+/// Selected requests of a decode batch.
+fn selected_jobs<'a, S>(
+    decoding: &'a [Decoding<S>],
+    selected: &'a [bool],
+) -> impl Iterator<Item = &'a Job> + use<'a, S> {
+    let pairs = decoding.iter().zip(selected);
+    pairs.filter(|(_, selected)| **selected).map(|(decoding, _)| &decoding.job)
+}
+
+fn job_ids<'a>(jobs: impl Iterator<Item = &'a Job>) -> Vec<u64> {
+    jobs.map(|job| job.id).collect()
 }

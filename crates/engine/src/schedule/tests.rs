@@ -168,8 +168,8 @@ fn decoding_continues_during_the_prefill_of_a_long_prompt() {
 #[test]
 fn short_prompts_share_a_step() {
     let mut harness = Harness::new(options(5, 80));
-    // A step has 8 prefill tokens and 3 chunks. The third prompt's fifth token goes into the second step, together with
-    // the two prompts that are left.
+    // A step has 8 prefill tokens and 3 chunks. The third prompt's fifth token goes into the second step,
+    // together with the two prompts that are left.
     let requests =
         [(0, 1), (10, 3), (20, 5), (30, 3), (40, 2)].map(|(first, prompt)| request(first, prompt, 9));
     let mut streams = requests.each_ref().map(|request| harness.submit(request));
@@ -272,8 +272,8 @@ fn a_decode_run_without_enough_pages_falls_back_to_one_step() {
     let mut harness =
         Harness::new(MockOptions { capacity, prefill_chunk: 32, max_steps: 8, ..MockOptions::default() });
     let mut requests = [request(0, 20, 12), request(1, 1, 12)];
-    // The first request stops after a few steps, on its sixth page. A run of 8 steps would need eight pages for it and
-    // three for the other.
+    // The first request stops after a few steps, on its sixth page. A run of 8 steps would need eight pages
+    // for it and three for the other.
     requests[0].stop_token_ids = vec![harness.reference(&requests[0]).0[3]];
     let mut streams = requests.each_ref().map(|request| harness.submit(request));
     harness.finish();
@@ -496,8 +496,9 @@ fn log_events_carry_the_span_of_their_request() {
         .with_max_level(tracing::Level::TRACE)
         .with_writer(move || writer.clone())
         .finish();
-    // With a single dispatcher in the process, tracing asks only the current thread whether it wants a call site: a
-    // parallel test that meets one first would disable it for good. A second dispatcher makes it ask both.
+    // With a single dispatcher in the process, tracing asks only the current thread whether it wants a call
+    // site: a parallel test that meets one first would disable it for good. A second dispatcher makes it ask
+    // both.
     let _second = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::new());
     tracing::subscriber::with_default(subscriber, || {
         let mut harness = Harness::new(options(3, 16));
