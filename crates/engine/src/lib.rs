@@ -12,7 +12,7 @@
 //! | `request`, `events`, `error` | [`Request`], its [`EventStream`], and the errors of both directions |
 //! | `inbox` | what handles and the engine thread share |
 //! | `schedule` | the engine thread: admission, steps, preemption, recovery of a lost device |
-//! | `backend` | [`Backend`]: what the scheduler needs of a model; [`GpuBackend`] runs a `model::Runner` |
+//! | `backend`, `gpu_backend` | [`Backend`]: what the scheduler needs of a model; [`GpuBackend`] runs a `model::Runner` |
 //! | `status` | [`Status`]: counters and latencies for metrics |
 //! | `testing` | `MockBackend`: a backend without a GPU that checks every call (feature `testing`) |
 //!
@@ -48,12 +48,12 @@
 mod backend;
 mod error;
 mod events;
+mod gpu_backend;
 mod handle;
 mod inbox;
 mod job;
 mod options;
 mod request;
-mod runner;
 mod schedule;
 mod status;
 #[cfg(any(test, feature = "testing"))]
@@ -64,10 +64,10 @@ mod tests;
 pub use backend::{Backend, BackendError, Capacity};
 pub use error::{RequestError, SubmitError};
 pub use events::{Event, EventStream, FinishReason, Token, Usage};
+pub use gpu_backend::GpuBackend;
 pub use handle::Engine;
 pub use model::{DecodeRow, MixedOutput, PrefillChunk, Sampled, Sampling};
 pub use options::Options;
 pub use request::Request;
-pub use runner::GpuBackend;
 pub use status::{Histogram, MemoryTraffic, Pages, Status};
 pub use text::TokenConstraint;

@@ -46,10 +46,11 @@ fn requests(ids: &[u32]) -> [Request; 5] {
 fn alone(model: &Arc<Model>, limits: Limits, request: &Request) -> Vec<u32> {
     let mut runner = Runner::new(model.clone(), limits).unwrap();
     let mut sequence = runner.start().unwrap();
-    let Request { prompt, max_tokens: most, sampling, stop_token_ids: ends, .. } = request;
-    let request = generate::Request { prompt, most: most.get() as usize, sampling, ends };
-    let each = |_| ControlFlow::Continue(());
-    generate::generate(&mut runner, &mut sequence, &request, each).unwrap().tokens
+    let Request { prompt, max_tokens, sampling, stop_token_ids, .. } = request;
+    let most = max_tokens.get() as usize;
+    let request = generate::Request { prompt, most, sampling, ends: stop_token_ids };
+    let on_event = |_| ControlFlow::Continue(());
+    generate::generate(&mut runner, &mut sequence, &request, on_event).unwrap().tokens
 }
 
 /// All tokens of a stream, and its last event.

@@ -11,9 +11,9 @@ use crate::{BackendError, Capacity};
 #[derive(Debug)]
 pub(super) struct Device {
     pub capacity: Capacity,
-    pub shape: PageConfig,
+    pub config: PageConfig,
     pub pages: PageAllocator,
-    /// Contents of the global and the sliding-window pages: one number per position of each page.
+    /// Contents of the full-attention and the sliding-window pages: one number per position of each page.
     pub cells: [Vec<u64>; 2],
     /// Live sequences.
     pub sequences: u32,
@@ -30,7 +30,7 @@ impl Device {
         let capacity = options.capacity;
         assert!(capacity.pages >= capacity.context_length.div_ceil(capacity.page_size), "{capacity:?}");
         let rows = options.prefill_chunk.max(options.max_steps) as u32;
-        let shape = PageConfig {
+        let config = PageConfig {
             max_sequences: capacity.max_sequences,
             page_size: capacity.page_size,
             window: options.window,
@@ -38,10 +38,10 @@ impl Device {
             sliding_pages: sliding_pages(capacity.context_length, capacity.page_size, options.window, rows),
             prefix_cache: options.capacity.prefix_cache,
         };
-        let pages = PageAllocator::new(shape);
+        let pages = PageAllocator::new(config);
         let mut device = Self {
             capacity,
-            shape,
+            config,
             pages,
             cells: Default::default(),
             sequences: 0,
@@ -57,9 +57,9 @@ impl Device {
 
     /// Resets the memory and the page allocator.
     pub fn clear(&mut self) {
-        self.pages = PageAllocator::new(self.shape);
-        let pages = [self.shape.full_pages, self.shape.sliding_pages * self.shape.max_sequences];
-        self.cells = pages.map(|pages| vec![0; (pages * self.shape.page_size) as usize]);
+        self.pages = PageAllocator::new(self.config);
+        let pages = [self.config.full_pages, self.config.sliding_pages * self.config.max_sequences];
+        self.cells = pages.map(|pages| vec![0; (pages * self.config.page_size) as usize]);
     }
 
     pub fn free_pages(&self) -> u32 {
@@ -69,11 +69,11 @@ impl Device {
     /// Index of a sequence's position in `cells`.
     fn cell(&self, held: &model::Sequence, kind: PageKind, position: usize) -> usize {
         let (number, offset) =
-            (position as u32 / self.shape.page_size, position as u32 % self.shape.page_size);
+            (position as u32 / self.config.page_size, position as u32 % self.config.page_size);
         let (first, pages) = held.held(kind);
         let page = number.checked_sub(first).and_then(|index| pages.get(index as usize));
         let page = page.unwrap_or_else(|| panic!("position {position} is on no page of {kind:?} layers"));
-        (page * self.shape.page_size + offset) as usize
+        (page * self.config.page_size + offset) as usize
     }
 }
 
@@ -109,7 +109,7 @@ pub struct MockSequence {
 }
 
 impl MockSequence {
-    /// Global pages that it holds, some of them shared with other sequences.
+    /// Full-attention pages that it holds, some of them shared with other sequences.
     pub fn pages(&self) -> &[u32] {
         self.held.held(PageKind::Full).1
     }
@@ -146,7 +146,7 @@ impl MockSequence {
     /// Asserts that every position which the next token attends to holds what this sequence's tokens wrote.
     pub(super) fn check(&self) {
         let device = locked(&self.device);
-        let window = device.shape.window as usize;
+        let window = device.config.window as usize;
         let window_start = (self.tokens.len() + 1).saturating_sub(window);
         for (position, content) in contents(&self.tokens).enumerate() {
             for (kind, first) in [(PageKind::Full, 0), (PageKind::Sliding, window_start)] {

@@ -1,4 +1,4 @@
-//! A model's runner as a backend.
+//! The backend that runs a model on a GPU.
 
 use std::time::Duration;
 
@@ -6,40 +6,41 @@ use model::{DecodeRow, Error, MixedOutput, PrefillChunk, Runner, Sampled, Sequen
 
 use crate::{Backend, BackendError, Capacity};
 
-/// Opens the device again, loads the model and makes a runner with the same limits.
+/// Reopens the device, reloads the model and creates a runner with the same limits.
 type Reload = Box<dyn FnMut() -> model::Result<Runner> + Send>;
 
-/// A runner, and the way to another when its device is lost.
+/// A [`Runner`] as a [`Backend`], with a way to create another when its device is lost.
 pub struct GpuBackend {
-    /// None while the device is lost: the old one's memory is given back before the new one takes as much.
+    /// `None` while the device is lost: the old runner's memory is freed before the new one allocates as
+    /// much.
     runner: Option<Runner>,
     capacity: Capacity,
     reload: Reload,
-    /// Programs that the runner had recorded when malloc last gave back what they left behind.
-    tidied: u64,
+    /// Number of recorded programs when malloc was last trimmed.
+    trimmed_at: u64,
 }
 
 impl GpuBackend {
-    /// `reload` is called when the device was lost: it opens it again, loads the model and makes a runner with the same limits. Nobody
-    /// else should hold the model, or its memory cannot be given back before.
+    /// `reload` is called after the device was lost: it reopens the device, reloads the model and creates a
+    /// runner with the same limits. Nothing else should hold the model, or its memory is not freed before.
     pub fn new(runner: Runner, reload: impl FnMut() -> model::Result<Runner> + Send + 'static) -> Self {
         let capacity = capacity(&runner);
         gpu::trim_malloc();
-        // What its programs leave behind when they run first is to come.
-        Self { runner: Some(runner), capacity, reload: Box::new(reload), tidied: 0 }
+        // 0 programs: drivers that compile a program at its first execution leave garbage after this trim.
+        Self { runner: Some(runner), capacity, reload: Box::new(reload), trimmed_at: 0 }
     }
 
     fn runner(&mut self) -> Result<&mut Runner, BackendError> {
         self.runner.as_mut().ok_or_else(|| BackendError::DeviceLost("the device is not open".into()))
     }
 
-    /// Gives back what the driver's compiler has left in malloc's pool, if programs were recorded: after a step, since Mesa's CPU driver
-    /// compiles a program when it runs first.
-    fn tidy(&mut self) {
+    /// Returns what the driver's compiler has left in malloc's pool to the system, if programs were recorded.
+    /// Called after a step, since Mesa's CPU driver compiles a program at its first execution.
+    fn trim_after_recording(&mut self) {
         let programs = self.runner.as_ref().map_or(0, |runner| runner.counters().programs);
-        if programs != self.tidied {
+        if programs != self.trimmed_at {
             gpu::trim_malloc();
-            self.tidied = programs;
+            self.trimmed_at = programs;
         }
     }
 }
@@ -62,7 +63,7 @@ impl From<Error> for BackendError {
         match error {
             Error::NoFreePages { .. } => BackendError::NoFreePages,
             Error::NotFinite { .. } => BackendError::NonFiniteLogits,
-            // What does not come back in time would not come back later either.
+            // A submission that exceeds its time limit will not complete later either.
             Error::Gpu(gpu::Error::DeviceLost { .. } | gpu::Error::Timeout { .. }) => {
                 BackendError::DeviceLost(error.to_string())
             }
@@ -74,8 +75,8 @@ impl From<Error> for BackendError {
     }
 }
 
-/// Gives back pages that were taken for positions which did not come.
-fn give_back(runner: &Runner, sequence: &mut Sequence) {
+/// Frees pages that a failed step allocated beyond the sequence's length.
+fn free_unused_pages(runner: &Runner, sequence: &mut Sequence) {
     let len = sequence.len();
     runner.truncate(sequence, len);
 }
@@ -95,14 +96,14 @@ impl Backend for GpuBackend {
         self.runner.as_ref().map_or(0, |runner| runner.cache().cached_pages().0 as u32)
     }
 
-    fn shared_pages(&self, text: &[u32]) -> u32 {
-        self.runner.as_ref().map_or(0, |runner| runner.cache().shared_pages(text))
+    fn shared_pages(&self, tokens: &[u32]) -> u32 {
+        self.runner.as_ref().map_or(0, |runner| runner.cache().shared_pages(tokens))
     }
 
-    fn start(&mut self, text: &[u32]) -> Result<(Sequence, usize), BackendError> {
-        let sequence = self.runner()?.start_with(text)?;
-        let held = sequence.len() as usize;
-        Ok((sequence, held))
+    fn start(&mut self, tokens: &[u32]) -> Result<(Sequence, usize), BackendError> {
+        let sequence = self.runner()?.start_with(tokens)?;
+        let cached = sequence.len() as usize;
+        Ok((sequence, cached))
     }
 
     fn max_prefill_tokens(&self, decode_rows: usize, depth: u32, budget: Duration) -> usize {
@@ -120,8 +121,8 @@ impl Backend for GpuBackend {
     fn step_bytes(&self, depths: &[u32]) -> u64 {
         self.runner.as_ref().map_or(0, |runner| {
             let model = runner.model();
-            let lines = depths.iter().map(|depth| runner.cache().bytes_read(&model.config, *depth));
-            model.bytes_per_step() + lines.sum::<u64>()
+            let kv_bytes = depths.iter().map(|depth| runner.cache().bytes_read(&model.config, *depth));
+            model.bytes_per_step() + kv_bytes.sum::<u64>()
         })
     }
 
@@ -133,10 +134,10 @@ impl Backend for GpuBackend {
         let runner = self.runner()?;
         let output = runner.mixed(decoding, chunks);
         if output.is_err() {
-            decoding.iter_mut().for_each(|row| give_back(runner, row.sequence));
-            chunks.iter_mut().for_each(|chunk| give_back(runner, chunk.sequence));
+            decoding.iter_mut().for_each(|row| free_unused_pages(runner, row.sequence));
+            chunks.iter_mut().for_each(|chunk| free_unused_pages(runner, chunk.sequence));
         }
-        self.tidy();
+        self.trim_after_recording();
         Ok(output?)
     }
 
@@ -148,9 +149,9 @@ impl Backend for GpuBackend {
         let runner = self.runner()?;
         let steps = runner.decode(batch, max_steps);
         if steps.is_err() {
-            batch.iter_mut().for_each(|row| give_back(runner, row.sequence));
+            batch.iter_mut().for_each(|row| free_unused_pages(runner, row.sequence));
         }
-        self.tidy();
+        self.trim_after_recording();
         Ok(steps?)
     }
 
@@ -170,11 +171,11 @@ impl Backend for GpuBackend {
     fn recover(&mut self) -> Result<(), BackendError> {
         self.runner = None;
         gpu::trim_malloc();
-        self.tidied = 0;
+        self.trimmed_at = 0;
         let runner = (self.reload)()?;
         let found = capacity(&runner);
         if found != self.capacity {
-            let text = format!("the device came back with {found:?} in place of {:?}", self.capacity);
+            let text = format!("the reopened device has {found:?} instead of {:?}", self.capacity);
             return Err(BackendError::Other(text));
         }
         self.runner = Some(runner);
