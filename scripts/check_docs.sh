@@ -2,7 +2,7 @@
 # Checks the Markdown files of this repository:
 #   - prose is wrapped at 100 columns (tables, code blocks and link targets are exempt);
 #   - relative links and their #anchors resolve;
-#   - paths, source files and Rust items (`Type::item`) named in `inline code` exist.
+#   - paths, source files and Rust items (`Type::item`, `TypeName`) named in `inline code` exist.
 #
 #   scripts/check_docs.sh            the whole repository; exit 1 if anything is wrong
 set -euo pipefail
@@ -102,6 +102,7 @@ LC_ALL=C awk '
     while (match(text, /`[^`]+`/)) {
       code = substr(text, RSTART + 1, RLENGTH - 2)
       if (code ~ /^[A-Za-z_][A-Za-z0-9_]*(::[A-Za-z_][A-Za-z0-9_]*)+(\(\))?$/) check_item(code)
+      else if (code ~ /^[A-Z][a-z0-9]+[A-Z][A-Za-z0-9]+$/) check_item(code)
       else check_path(code)
       text = substr(text, RSTART + RLENGTH)
     }
