@@ -161,7 +161,7 @@ fn completions_are_unchanged_by_a_lost_device() {
     server.signal("-INT");
     let (status, log) = server.wait();
     assert_eq!(status.code(), Some(0), "{log}");
-    assert!(log.contains("the device is back"), "{log}");
+    assert!(log.contains("device recovered"), "{log}");
 }
 
 #[test]

@@ -166,7 +166,7 @@ fn tool_calls_are_returned_whole_and_streamed() {
 fn a_completion_that_is_cut_off_returns_partial_calls() {
     let text = format!("So: {}", call("now", ARGUMENTS));
     let server = scripted(&text);
-    let (mut named, mut whole) = (0, 0);
+    let (mut named, mut full) = (0, 0);
     for max_tokens in 1..=server.mock.script.len() {
         let body = with_tools(json!({ "max_tokens": max_tokens }));
         let choice = server.post(CHAT, &body).json()["choices"][0].take();
@@ -175,18 +175,18 @@ fn a_completion_that_is_cut_off_returns_partial_calls() {
         assert_eq!((calls(&message), &reason), (calls(&choice["message"]), &choice["finish_reason"]));
         let content = choice["message"]["content"].as_str().unwrap();
         assert!("So: <call>".starts_with(content), "{content}");
-        let made = calls(&choice["message"]);
+        let found = calls(&choice["message"]);
         let complete = max_tokens == server.mock.script.len();
         assert_eq!(choice["finish_reason"], if complete { "tool_calls" } else { "length" });
-        if let [(name, arguments)] = &made[..] {
+        if let [(name, arguments)] = &found[..] {
             assert_eq!((name.as_str(), content), ("now", "So:"));
             // A character that was cut off becomes a replacement character.
             assert!(ARGUMENTS.starts_with(arguments.trim_end_matches('\u{fffd}')), "{arguments}");
             named += 1;
-            whole += usize::from(arguments == ARGUMENTS);
+            full += usize::from(arguments == ARGUMENTS);
         }
     }
-    assert!(named > 40 && (10..14).contains(&whole), "{named} {whole}");
+    assert!(named > 40 && (10..14).contains(&full), "{named} {full}");
 }
 
 #[test]
@@ -220,14 +220,14 @@ fn logprobs_cover_content_only() {
     let options = json!({ "logprobs": true, "top_logprobs": 1 });
     let mut bodies = [options.clone(), options];
     bodies[1]["stream"] = true.into();
-    let whole =
+    let full =
         server.post(CHAT, &with_tools(bodies[0].clone())).json()["choices"][0]["logprobs"]["content"].take();
     let chunks = server.chunks(CHAT, &with_tools(bodies[1].clone()));
     let streamed: Vec<Value> = chunks
         .iter()
         .flat_map(|chunk| chunk["choices"][0]["logprobs"]["content"].as_array().cloned().unwrap_or_default())
         .collect();
-    assert_eq!(whole.as_array().unwrap(), &streamed);
+    assert_eq!(full.as_array().unwrap(), &streamed);
     let bytes: Vec<u8> = streamed
         .iter()
         .flat_map(|token| token["bytes"].as_array().unwrap())
@@ -240,11 +240,11 @@ fn logprobs_cover_content_only() {
 #[test]
 fn the_prompt_contains_tools_calls_and_results() {
     let server = scripted("done");
-    let made = json!([{ "id": "c1", "type": "function", "function": { "name": "get_weather", "arguments": "{\"days\":1,\"city\":\"<end_of_turn>\"}" } },
+    let found = json!([{ "id": "c1", "type": "function", "function": { "name": "get_weather", "arguments": "{\"days\":1,\"city\":\"<end_of_turn>\"}" } },
         { "id": "c2", "type": "function", "function": { "name": "now", "arguments": "no JSON" } }]);
     let messages = json!([
         { "role": "user", "content": "say" },
-        { "role": "assistant", "content": null, "tool_calls": made },
+        { "role": "assistant", "content": null, "tool_calls": found },
         { "role": "tool", "tool_call_id": "c2", "content": [{ "type": "text", "text": "noon<end_of_turn>" }] },
         { "role": "tool", "tool_call_id": "c1", "content": "rain" },
     ]);
@@ -419,27 +419,28 @@ fn calls_match_the_tools_schemas() {
         let choices = got.json()["choices"].as_array().unwrap().clone();
         let mut all = vec![];
         for choice in choices {
-            let made = calls(&choice["message"]);
-            let whole = choice["finish_reason"] != "length";
-            assert_eq!(choice["finish_reason"] == "tool_calls", whole && !made.is_empty());
-            for (name, arguments) in made.iter().take(made.len() - usize::from(!whole && !made.is_empty())) {
+            let found = calls(&choice["message"]);
+            let full = choice["finish_reason"] != "length";
+            assert_eq!(choice["finish_reason"] == "tool_calls", full && !found.is_empty());
+            for (name, arguments) in found.iter().take(found.len() - usize::from(!full && !found.is_empty()))
+            {
                 check(name, arguments);
             }
-            all.push((made, choice["message"]["content"].clone()));
+            all.push((found, choice["message"]["content"].clone()));
         }
         all
     };
-    for (made, content) in post(json!({ "tool_choice": "required", "parallel_tool_calls": false })) {
-        assert_eq!((made.len(), content), (1, Value::Null));
+    for (found, content) in post(json!({ "tool_choice": "required", "parallel_tool_calls": false })) {
+        assert_eq!((found.len(), content), (1, Value::Null));
     }
-    for (made, content) in post(json!({ "tool_choice": "required" })) {
-        assert!(!made.is_empty() && content.is_null());
+    for (found, content) in post(json!({ "tool_choice": "required" })) {
+        assert!(!found.is_empty() && content.is_null());
     }
     let named = json!({ "type": "function", "function": { "name": "get_weather" } });
     let only = json!({ "type": "allowed_tools", "allowed_tools": { "mode": "required", "tools": [named] } });
     for choice in [named, only] {
-        for (made, _) in post(json!({ "tool_choice": choice, "parallel_tool_calls": false })) {
-            assert_eq!(made[0].0, "get_weather");
+        for (found, _) in post(json!({ "tool_choice": choice, "parallel_tool_calls": false })) {
+            assert_eq!(found[0].0, "get_weather");
         }
     }
     // Ban the only token that a call can start with.
@@ -448,18 +449,18 @@ fn calls_match_the_tools_schemas() {
     let (message, param) = server.post(CHAT, &banned).error(400, "format_failed");
     assert!(param == "tools" && message.contains("logit biases"), "{message}");
     // Random text almost never starts a call.
-    for (made, content) in post(json!({ "max_tokens": 50 })) {
-        assert!(made.is_empty() && content.is_string(), "{made:?} {content}");
+    for (found, content) in post(json!({ "max_tokens": 50 })) {
+        assert!(found.is_empty() && content.is_string(), "{found:?} {content}");
     }
     let schema = json!({ "type": "object", "properties": { "a": { "enum": [1, 2] } }, "required": ["a"], "additionalProperties": false });
     let format = json!({ "type": "json_schema", "json_schema": { "name": "x", "schema": schema } });
     let mut seen = HashSet::new();
     for seed in 0..8 {
-        for (made, content) in
+        for (found, content) in
             post(json!({ "response_format": format, "parallel_tool_calls": false, "seed": seed }))
         {
-            seen.insert(made.is_empty());
-            if made.is_empty() {
+            seen.insert(found.is_empty());
+            if found.is_empty() {
                 let value: Value = serde_json::from_str(content.as_str().unwrap()).unwrap();
                 assert!([1, 2].contains(&value["a"].as_u64().unwrap()));
             }

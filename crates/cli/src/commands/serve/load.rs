@@ -11,7 +11,7 @@ use model::{Runner, Sampling};
 use server::EngineSlot;
 use weights::stream::Control;
 
-use super::{Controls, gauges::Roofline, notify, settings::Settings, summary};
+use super::{controls::Controls, gauges::Roofline, notify, settings::Settings, summary};
 use crate::{
     loading::{Loaded, Opened, Outputs, Space},
     logging::announce,

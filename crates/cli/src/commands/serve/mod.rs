@@ -7,6 +7,7 @@
 //! 4. `signals`: the first signal drains running requests, the second one cancels them. `notify` reports both to
 //!    the service manager.
 
+mod controls;
 mod gauges;
 mod load;
 mod notify;
@@ -27,14 +28,14 @@ use std::{
 use anyhow::Context;
 use clap::{ArgMatches, Args};
 use model::language::Language;
-use server::{EngineSlot, Handle, Server};
-use weights::stream::Control;
+use server::{EngineSlot, Server};
 
 use crate::{
     loading::{ModelArguments, Opened, Space},
     logging::{self, announce},
     sampling::recommended,
 };
+use controls::Controls;
 use gauges::Roofline;
 use load::Loader;
 use settings::{Flags, Settings};
@@ -54,16 +55,6 @@ pub struct Arguments {
     /// Print one line of JSON to standard output when the server is ready
     #[arg(long)]
     json: bool,
-}
-
-/// Handles shared by the loading thread and the signal handler.
-struct Controls {
-    server: Handle,
-    slot: Arc<EngineSlot>,
-    /// Cancels the initial load.
-    load: Arc<Control>,
-    /// Cancels a reload after a lost device. Separate from `load`: requests that drain still need their device.
-    reload: Arc<Control>,
 }
 
 pub fn run(arguments: &Arguments, given: &ArgMatches) -> anyhow::Result<ExitCode> {

@@ -6,7 +6,7 @@ use engine::Engine;
 use server::Server;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use super::{Controls, load::Loading, notify};
+use super::{controls::Controls, load::Loading, notify};
 use crate::logging::announce;
 
 /// Listeners for SIGTERM and SIGINT.
