@@ -1,5 +1,5 @@
-//! A model on disk in any supported format, opened and validated. No tensor data is read, except for RoPE divisors, which
-//! are part of the config.
+//! A model on disk in any supported format, opened and validated. No tensor data is read, except for RoPE
+//! divisors, which are part of the config.
 
 use std::{
     fs::File,
@@ -49,8 +49,9 @@ impl Checkpoint {
         Ok(checkpoint)
     }
 
-    /// Transformers rounds the embedding factor to the dtype of the embeddings (25.25 instead of 25.298 for the 270M in
-    /// bf16), and models were trained with that; llama.cpp keeps f32. Each format follows its own reference.
+    /// Transformers rounds the embedding factor to the dtype of the embeddings (25.25 instead of 25.298 for
+    /// the 270M in bf16), and models were trained with that; llama.cpp keeps f32. Each format follows its own
+    /// reference.
     fn round_embedding_factor(&mut self) -> Result<()> {
         if !matches!(self.source.format, Format::HuggingFace | Format::Layerwise) {
             return Ok(());
@@ -80,8 +81,8 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Whether one must be added to stored norm weights, as in Gemma's Hugging Face files. GGUF and native files store the
-    /// sum.
+    /// Whether one must be added to stored norm weights, as in Gemma's Hugging Face files. GGUF and native
+    /// files store the sum.
     pub fn norms_need_plus_one(&self) -> bool {
         let hf = matches!(self.source.format, Format::HuggingFace | Format::Layerwise);
         hf && self.config.architecture.family().norms_plus_one

@@ -1,5 +1,5 @@
-//! Checks that a source holds a complete model: every tensor that the config requires, exactly once, with the right shape,
-//! and no unknown tensors. All problems are reported at once.
+//! Checks that a source holds a complete model: every tensor that the config requires, exactly once, with the
+//! right shape, and no unknown tensors. All problems are reported at once.
 
 use std::collections::BTreeMap;
 
@@ -13,8 +13,8 @@ use crate::{
     source::{Format, Source, Tensor},
 };
 
-/// Extra embedding rows that are allowed beyond the vocabulary: Hugging Face files of the multimodal Gemma 3 sizes have
-/// 262208 rows for 262144 tokens. No token uses them.
+/// Extra embedding rows that are allowed beyond the vocabulary: Hugging Face files of the multimodal Gemma 3
+/// sizes have 262208 rows for 262144 tokens. No token uses them.
 const SPARE_ROWS: u64 = 64;
 
 /// Old Llama files contain these tensors in each layer; transformers recomputes them.
@@ -100,8 +100,8 @@ pub fn check(config: &Config, source: &Source) -> Result<Inventory, Incomplete> 
     if !problems.is_empty() {
         return Err(Incomplete { family: architecture.name(), problems });
     }
-    // A head in a GGUF or native file is used. In Hugging Face folders with tied embeddings it is ignored, as transformers
-    // does.
+    // A head in a GGUF or native file is used. In Hugging Face folders with tied embeddings it is ignored, as
+    // transformers does.
     let head = Slot::text(None, Role::Head);
     let use_head = !config.tie_embeddings || matches!(source.format, Format::Gguf | Format::Native);
     if !use_head {

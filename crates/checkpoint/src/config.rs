@@ -1,7 +1,7 @@
 //! The dimensions and constants of a model, from `config.json` or GGUF metadata, with defaults filled in.
 //!
-//! [`Config::from_hf`] and [`Config::from_gguf`] read keys through the same typed accessors, so that every error names the
-//! key.
+//! [`Config::from_hf`] and [`Config::from_gguf`] read keys through the same typed accessors, so that every
+//! error names the key.
 
 mod gguf;
 mod hf;
@@ -74,8 +74,8 @@ pub struct Config {
     pub architecture: Architecture,
     /// Hidden size: width of the residual stream.
     pub hidden: u32,
-    /// Factor applied to embeddings: 1, or the square root of `hidden` for Gemma 3, which transformers rounds to the dtype
-    /// of the embeddings; see [`Checkpoint::open`](crate::Checkpoint::open).
+    /// Factor applied to embeddings: 1, or the square root of `hidden` for Gemma 3, which transformers rounds
+    /// to the dtype of the embeddings; see [`Checkpoint::open`](crate::Checkpoint::open).
     pub embedding_factor: f32,
     /// Width of the feed-forward block.
     pub intermediate: u32,
@@ -99,8 +99,8 @@ pub struct Config {
     pub rope_theta_local: f32,
     /// RoPE scaling of full-attention layers.
     pub rope_scaling: RopeScaling,
-    /// Which elements RoPE rotates together. Absent from native files written before families other than Gemma were
-    /// supported.
+    /// Which elements RoPE rotates together. Absent from native files written before families other than
+    /// Gemma were supported.
     #[serde(default)]
     pub rope_pairs: RopePairs,
     /// Epsilon of every RMSNorm.
@@ -109,8 +109,8 @@ pub struct Config {
     pub vocab: u32,
     /// Context length of the training.
     pub max_positions: u32,
-    /// Whether the embedding matrix is also the output projection. GGUF files tell it by their tensors only and count as
-    /// tied here; see [`Inventory::head`](crate::complete::Inventory::head).
+    /// Whether the embedding matrix is also the output projection. GGUF metadata does not contain this, so GGUF
+    /// files count as tied here; see [`Inventory::head`](crate::complete::Inventory::head).
     pub tie_embeddings: bool,
     /// Beginning-of-sequence token.
     pub bos: Option<u32>,

@@ -51,8 +51,8 @@ impl Folder {
         self.path.join(CONFIG)
     }
 
-    /// Completes a source that was read from the folder's files. `config.json` is read last: for a folder without a model,
-    /// the error about missing weights is more helpful.
+    /// Completes a source that was read from the folder's files. `config.json` is read last: for a folder
+    /// without a model, the error about missing weights is more helpful.
     pub(crate) fn from_source(path: &Path, source: Source, skipped: Vec<String>) -> Result<Self> {
         let at = path.join(CONFIG);
         if !at.exists() {
@@ -283,8 +283,8 @@ fn read_text(path: &Path, limit: u64) -> Result<String> {
     })
 }
 
-/// The file of each tensor, from `{"metadata": …, "weight_map": {tensor: file}}`. `metadata.total_size` is ignored:
-/// published indexes get it wrong.
+/// The file of each tensor, from `{"metadata": …, "weight_map": {tensor: file}}`. `metadata.total_size` is
+/// ignored: published indexes get it wrong.
 struct IndexSeed;
 
 impl<'de> DeserializeSeed<'de> for IndexSeed {

@@ -1,10 +1,10 @@
 //! GGUF files, versions 2 and 3. Only headers are read, no tensor data.
 //!
-//! A file consists of `GGUF`, a version, the number of tensors and of metadata keys, the keys with typed values, one entry
-//! per tensor (name, dimensions, type, offset), padding, and the tensor data. All lengths and counts come from the file,
-//! which may be damaged or malicious. Every field is therefore read through one bounded reader, which allocates no more
-//! than the rest of the header could hold, and every tensor is checked to be inside the file, aligned and not overlapping
-//! another before a caller sees it.
+//! A file consists of `GGUF`, a version, the number of tensors and of metadata keys, the keys with typed
+//! values, one entry per tensor (name, dimensions, type, offset), padding, and the tensor data. All lengths
+//! and counts come from the file, which may be damaged or malicious. Every field is therefore read through
+//! one bounded reader, which allocates no more than the rest of the header could hold, and every tensor is
+//! checked to be inside the file, aligned and not overlapping another before a caller sees it.
 
 use std::fs::File;
 use std::io::Read;
@@ -23,8 +23,9 @@ use header::{DAMAGED, Header, Subject};
 pub use metadata::Metadata;
 pub use value::{Array, Strings, Value};
 
-/// Maximum bytes of all headers of a model. Gemma's has 6 MiB for 262,144 tokens, and vocabularies with merges stay under
-/// 20 MiB. The limit keeps a malicious file from taking more than 64 MiB of memory or 100 ms.
+/// Maximum bytes of all headers of a model. Gemma's has 6 MiB for 262,144 tokens, and vocabularies with
+/// merges stay under 20 MiB. The limit keeps a malicious file from taking more than 64 MiB of memory or 100
+/// ms.
 const MAX_HEADER: u64 = 32 << 20;
 
 /// Maximum number of metadata keys. Real files have fewer than 100.
@@ -52,8 +53,8 @@ pub struct Gguf {
     pub alignment: u64,
 }
 
-/// Reads the header of the GGUF file at `path`. If it is one part of a split model, all parts are located beside it,
-/// checked against each other and read.
+/// Reads the header of the GGUF file at `path`. If it is one part of a split model, all parts are located
+/// beside it, checked against each other and read.
 pub fn open(path: &Path) -> Result<Gguf> {
     let (gguf, _) = open_file(path, 0, MAX_HEADER)?;
     match split::SplitInfo::from_metadata(path, &gguf.metadata)? {
@@ -66,8 +67,8 @@ pub fn open(path: &Path) -> Result<Gguf> {
     }
 }
 
-/// Reads the header of one file of `len` bytes from `bytes`. `path` is used in errors only. A part of a split model is read
-/// as a file of its own.
+/// Reads the header of one file of `len` bytes from `bytes`. `path` is used in errors only. A part of a split
+/// model is read as a standalone file.
 pub fn parse(path: &Path, bytes: impl Read, len: u64) -> Result<Gguf> {
     parse_file(path, bytes, len, 0, MAX_HEADER).map(|(gguf, _)| gguf)
 }
@@ -83,7 +84,8 @@ fn open_file(path: &Path, index: usize, limit: u64) -> Result<(Gguf, u64)> {
     parse_file(path, file, found.len(), index, limit)
 }
 
-/// Reads one file's header of at most `limit` bytes. Its tensors refer to file `index`. Also returns the header's length.
+/// Reads one file's header of at most `limit` bytes. Its tensors refer to file `index`. Also returns the
+/// header's length.
 fn parse_file(path: &Path, bytes: impl Read, len: u64, index: usize, limit: u64) -> Result<(Gguf, u64)> {
     let mut header = Header::new(path, bytes, len, limit);
     let version = read_version(&mut header)?;

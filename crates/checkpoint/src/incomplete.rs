@@ -22,7 +22,7 @@ pub enum Problem {
         /// Name of the second.
         again: String,
     },
-    /// A tensor has a different shape than the config says.
+    /// A tensor has a different shape than the config implies.
     ShapeMismatch {
         /// Its name.
         name: String,

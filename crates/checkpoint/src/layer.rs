@@ -1,9 +1,10 @@
 //! What a decoder layer consists of: a mixer followed by a feed-forward block.
 //!
-//! A checkpoint's [`Config`] describes each of its layers as a [`LayerSpec`]. Everything that depends on the form of a
-//! layer iterates over these: the tensors a checkpoint must contain ([`complete`](crate::complete)), the matrices on the
-//! GPU, the size of the KV cache and the decoder itself. A family whose layers differ (mixture of experts, linear
-//! attention, heads of several widths) adds a variant or a field here, and the compiler points out what must follow.
+//! A checkpoint's [`Config`] describes each of its layers as a [`LayerSpec`]. Everything that depends on the
+//! form of a layer iterates over these: the tensors a checkpoint must contain
+//! ([`complete`](crate::complete)), the matrices on the GPU, the size of the KV cache and the decoder itself.
+//! A family whose layers differ (mixture of experts, linear attention, heads of several widths) adds a
+//! variant or a field here, and the compiler points out what must follow.
 
 use crate::{
     config::{Config, LayerType},
@@ -15,7 +16,7 @@ use crate::{
 pub struct LayerSpec {
     /// The part that mixes tokens.
     pub mixer: Mixer,
-    /// The part that transforms each token by itself.
+    /// The part that transforms each token independently.
     pub feed_forward: FeedForward,
 }
 

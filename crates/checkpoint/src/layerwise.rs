@@ -1,7 +1,8 @@
 //! Layerwise-quantised folders, the format of the system that Indrik replaces.
 //!
-//! Each file `<stem>_layer_<N>.safetensors` or `<stem>_shared.safetensors` holds tensors under their Hugging Face names.
-//! A quantised tensor has its scheme in `__metadata__` under its name, and its scales in a tensor `<name>_scale`:
+//! Each file `<stem>_layer_<N>.safetensors` or `<stem>_shared.safetensors` holds tensors under their Hugging
+//! Face names. A quantised tensor has its scheme in `__metadata__` under its name, and its scales in a tensor
+//! `<name>_scale`:
 //!
 //! | scheme | values | scales (f32) |
 //! |---|---|---|
@@ -9,8 +10,8 @@
 //! | `int4_grouped` | I8, one value (−7…7) per byte | 1 per 128 values of the flattened tensor |
 //! | `int8_asymmetric` | U8 | 2: scale, zero point |
 //!
-//! The tensors of a layer may be in two files if the original shards divided it, and vision layers are in the files of the
-//! text layers with the same number. A tensor is therefore identified by its name only.
+//! The tensors of a layer may be in two files if the original shards divided it, and vision layers are in the
+//! files of the text layers with the same number. A tensor is therefore identified by its name only.
 
 use std::collections::BTreeMap;
 use std::path::Path;

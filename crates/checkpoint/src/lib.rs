@@ -1,18 +1,20 @@
 //! Model files on disk: opened, validated and described, without a GPU.
 //!
-//! A *checkpoint* is a model in one of four formats. [`Checkpoint::open`] detects the format and does the following:
+//! A *checkpoint* is a model in one of four formats. [`Checkpoint::open`] detects the format and does the
+//! following:
 //!
-//! 1. A reader ([`gguf`], [`folder`], [`layerwise`], [`native`]) parses headers only and returns a [`Source`]: every
-//!    tensor with its shape, its [`Encoding`](tensor::Encoding) and the location of its bytes. Headers may be damaged or
-//!    malicious: every length is bounded and every offset checked before anything relies on it.
-//! 2. [`Config`] is read from config.json or GGUF metadata. [`family`] holds the facts of each model family, and
-//!    [`layer`] describes each layer as a mixer and a feed-forward block.
+//! 1. A reader ([`gguf`], [`folder`], [`layerwise`], [`native`]) parses headers only and returns a
+//!    [`Source`]: every tensor with its shape, its [`Encoding`](tensor::Encoding) and the location of its
+//!    bytes. Headers may be damaged or malicious: every length is bounded and every offset checked before
+//!    anything relies on it.
+//! 2. [`Config`] is read from config.json or GGUF metadata. [`family`] holds the facts of each model family,
+//!    and [`layer`] describes each layer as a mixer and a feed-forward block.
 //! 3. [`names`] maps every tensor name to a [`Slot`] (tower, layer, role).
-//! 4. [`complete`] checks that every slot of the model is filled with a tensor of the right shape, and reports all
-//!    problems at once.
+//! 4. [`complete`] checks that every slot of the model is filled with a tensor of the right shape, and
+//!    reports all problems at once.
 //!
-//! [`tokenizer`] extracts the tokenizer data; the `text` crate interprets it. Tensor data is read by the `weights` crate,
-//! which loads it onto the GPU.
+//! [`tokenizer`] extracts the tokenizer data; the `text` crate interprets it. Tensor data is read by the
+//! `weights` crate, which loads it onto the GPU.
 //!
 //! ```no_run
 //! use std::path::Path;

@@ -7,8 +7,8 @@
 //! | Hugging Face, multimodal (newer) | `model.language_model.layers.3.self_attn.q_proj.weight` |
 //! | GGUF | `blk.3.attn_q.weight` |
 //!
-//! Vision layers are also called `layers.3`, so names are only matched as a whole: a name that matches none of these is
-//! unknown.
+//! Vision layers are also called `layers.3`, so names are only matched as a whole: a name that matches none
+//! of these is unknown.
 
 use serde::Serialize;
 
@@ -63,7 +63,8 @@ const LAYER: [NameRow; 13] = [
     (Role::Down, "mlp.down_proj.weight", "ffn_down.weight"),
 ];
 
-/// Tensors of a SigLIP encoder outside of layers, in Hugging Face files; `head` is its pooling, which Gemma 3 does not use.
+/// Tensors of a SigLIP encoder outside of layers, in Hugging Face files; `head` is its pooling, which Gemma 3
+/// does not use.
 const VISION_MODEL: [&str; 16] = [
     "embeddings.patch_embedding.weight",
     "embeddings.patch_embedding.bias",

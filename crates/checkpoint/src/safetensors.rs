@@ -1,9 +1,10 @@
 //! Safetensors headers, read and validated. No tensor data is read.
 //!
-//! A file consists of eight bytes of header length, the header (a JSON object of tensors) and the data that its offsets
-//! refer to. The JSON is parsed directly into typed entries, so that [`MAX_HEADER`] and [`MAX_ENTRIES`] bound the cost of
-//! any header. The `safetensors` crate is not used: its parser accepts duplicate tensor names (the last one wins), cannot
-//! represent unknown types, and reports most errors without the tensor's name.
+//! A file consists of eight bytes of header length, the header (a JSON object of tensors) and the data that
+//! its offsets refer to. The JSON is parsed directly into typed entries, so that [`MAX_HEADER`] and
+//! [`MAX_ENTRIES`] bound the cost of any header. The `safetensors` crate is not used: its parser accepts
+//! duplicate tensor names (the last one wins), cannot represent unknown types, and reports most errors
+//! without the tensor's name.
 
 mod json;
 
@@ -27,8 +28,9 @@ pub(crate) use json::{TextMap, brief, no_text};
 /// Bytes before the header, which hold its length.
 const PREFIX: u64 = 8;
 
-/// Maximum bytes of a header, and of all headers of a model together. The reference implementation allows 100 MB per
-/// file; this is enough for 30 000 tensors, and a malicious header of this size stays within 64 MiB of memory and 100 ms.
+/// Maximum bytes of a header, and of all headers of a model together. The reference implementation allows 100
+/// MB per file; this is enough for 30 000 tensors, and a malicious header of this size stays within 64 MiB of
+/// memory and 100 ms.
 pub const MAX_HEADER: u64 = 4 << 20;
 
 /// Maximum number of tensors, and of metadata entries, per file.
@@ -151,7 +153,8 @@ pub fn open(path: &Path) -> Result<File> {
     open_within(path, &mut budget)
 }
 
-/// The same for one of several files: `budget` is what is left of [`MAX_HEADER`] for this file and the following ones.
+/// The same for one of several files: `budget` is what is left of [`MAX_HEADER`] for this file and the
+/// following ones.
 pub(crate) fn open_within(path: &Path, budget: &mut u64) -> Result<File> {
     let io = |error| Error::io(path, error);
     let metadata = std::fs::metadata(path).map_err(io)?;
@@ -225,8 +228,8 @@ fn check_names(path: &Path, entries: &[Entry]) -> Result<()> {
     }
 }
 
-/// The format requires that tensors, sorted by offset, are contiguous: the first starts at 0, each one starts where the
-/// previous one ends, and the last one ends with the file.
+/// The format requires that tensors, sorted by offset, are contiguous: the first starts at 0, each one starts
+/// where the previous one ends, and the last one ends with the file.
 fn check_layout(path: &Path, entries: &[Entry], data_len: u64) -> Result<()> {
     let mut end = 0;
     let mut previous: Option<&Entry> = None;

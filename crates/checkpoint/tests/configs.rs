@@ -1,5 +1,5 @@
-//! Configs of Llama, Qwen 2 and Qwen 3: published ones and alternative spellings against the values that transformers
-//! resolves (scripts/make_hf_fixtures.py), and unsupported variants, which must be rejected.
+//! Configs of Llama, Qwen 2 and Qwen 3: published ones and alternative spellings against the values that
+//! transformers resolves (scripts/make_hf_fixtures.py), and unsupported variants, which must be rejected.
 
 use std::path::Path;
 

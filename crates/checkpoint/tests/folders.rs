@@ -1,4 +1,5 @@
-//! Hugging Face folders as transformers saves them, damaged and malicious folders, and layerwise-quantised folders.
+//! Hugging Face folders as transformers saves them, damaged and malicious folders, and layerwise-quantised
+//! folders.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
-//! Valid and malicious GGUF headers. Every malicious file is rejected within 100 ms and 64 MiB, with an error that names
-//! the file, the tensor or key and the reason; nothing panics.
+//! Valid and malicious GGUF headers. Every malicious file is rejected within 100 ms and 64 MiB, with an error
+//! that names the file, the tensor or key and the reason; nothing panics.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -67,7 +67,8 @@ impl Writer {
         }
     }
 
-    /// A key of every type, and two tensors: 'norm' with 8 f32 (32 bytes) and 'embed' with 3 × 64 Q4_0 (108 bytes).
+    /// A key of every type, and two tensors: 'norm' with 8 f32 (32 bytes) and 'embed' with 3 × 64 Q4_0 (108
+    /// bytes).
     fn valid(version: u32) -> Writer {
         let floats: Vec<u8> = [0.5_f32, -1.0].iter().flat_map(|value| value.to_le_bytes()).collect();
         Writer::empty(version)
@@ -163,8 +164,8 @@ impl Writer {
 /// Writes a malicious file into a folder and returns the file to open.
 type Build = fn(&Path) -> PathBuf;
 
-/// Asserts that opening what `build` writes fails with an error that starts with one of the files and contains all of
-/// `expected`.
+/// Asserts that opening what `build` writes fails with an error that starts with one of the files and
+/// contains all of `expected`.
 fn assert_rejected(build: Build, expected: &[&str]) {
     let dir = tempfile::tempdir().expect("create a temporary folder");
     let path = build(dir.path());
@@ -397,8 +398,8 @@ fn peak_kib() -> u64 {
     line.trim().trim_end_matches(" kB").parse().expect("number of KiB")
 }
 
-/// Not a test itself: run in child processes of the tests below. Peak memory never decreases, so every file needs a fresh
-/// process.
+/// Not a test itself: run in child processes of the tests below. Peak memory never decreases, so every file
+/// needs a fresh process.
 #[test]
 fn child() {
     let Some(path) = std::env::var_os(CHILD_OPENS) else {

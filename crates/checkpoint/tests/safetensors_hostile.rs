@@ -1,4 +1,5 @@
-//! Damaged and malicious safetensors: each is rejected quickly and cheaply, with an error that names the file and tensor.
+//! Damaged and malicious safetensors: each is rejected quickly and cheaply, with an error that names the file
+//! and tensor.
 
 use std::fmt::Write;
 use std::path::Path;

@@ -84,7 +84,8 @@ impl Encoding {
         }
     }
 
-    /// Bytes of a tensor with this shape; `None` if a row is not a whole number of blocks or the size overflows 64 bits.
+    /// Bytes of a tensor with this shape; `None` if a row is not a whole number of blocks or the size
+    /// overflows 64 bits.
     pub fn bytes(self, shape: &[u64]) -> Option<u64> {
         if let Encoding::Tiled(scheme) = self {
             let [rows, k] = shape else { return None };

@@ -37,8 +37,8 @@ impl KvScheme {
         }
     }
 
-    /// Checks that heads of `head_dim` elements and pages of `page_size` tokens can be stored in this scheme; the error says
-    /// why not.
+    /// Checks that heads of `head_dim` elements and pages of `page_size` tokens can be stored in this scheme; the
+    /// error gives the reason.
     pub fn check(self, head_dim: u32, page_size: u32) -> Result<(), String> {
         if !page_size.is_power_of_two() {
             return Err(format!("page size {page_size}: must be a power of two"));
@@ -52,7 +52,8 @@ impl KvScheme {
                  int8: store keys and values as f16"
             ));
         }
-        // With fewer tokens the scales would not fill 16 bytes, and the next page's values would be misaligned.
+        // With fewer tokens the scales would not fill 16 bytes, and the next page's values would be
+        // misaligned.
         if self == KvScheme::Int8 && page_size < 4 {
             return Err(format!("page size {page_size}: int8 needs at least 4 tokens per page"));
         }

@@ -1,14 +1,15 @@
 //! The tile layout of weight matrices, on the GPU and in native files.
 //!
-//! Rows are divided into strips of 16 and columns (K) into quads of 128: four groups of 32, each with one scale per row.
-//! One quad of a strip is a sequence of 512-byte tiles, 16 rows × 32 bytes: 32 invocations read a tile as 32 × 16
-//! contiguous bytes, and a cooperative matrix loads it as a 16 × 32 operand. An int8 tile holds one group, so a quad has
-//! 4 tiles. An int4 tile holds two groups, so a quad has 2: byte j of a row holds k = j in its low nibble and k = j + 32
-//! in its high nibble. Nibbles are two's complement, so that masking alone yields 16 · q as a signed byte. Floats fill
-//! tiles in the same way, with 16 (f16, bf16) or 8 (f32) columns per tile.
+//! Rows are divided into strips of 16 and columns (K) into quads of 128: four groups of 32, each with one
+//! scale per row. One quad of a strip is a sequence of 512-byte tiles, 16 rows × 32 bytes: 32 invocations
+//! read a tile as 32 × 16 contiguous bytes, and a cooperative matrix loads it as a 16 × 32 operand. An int8
+//! tile holds one group, so a quad has 4 tiles. An int4 tile holds two groups, so a quad has 2: byte j of a
+//! row holds k = j in its low nibble and k = j + 32 in its high nibble. Nibbles are two's complement, so that
+//! masking alone yields 16 · q as a signed byte. Floats fill tiles in the same way, with 16 (f16, bf16) or 8
+//! (f32) columns per tile.
 //!
-//! Scales form a separate plane of f16, four per row and quad: one 8-byte load serves an invocation for a whole quad.
-//! In schemes with minima, the four minima of a row and quad follow its four scales.
+//! Scales form a separate plane of f16, four per row and quad: one 8-byte load serves an invocation for a
+//! whole quad. In schemes with minima, the four minima of a row and quad follow its four scales.
 //!
 //! Rows past the end in the last strip and columns past the end in the last quad are zero, scales included.
 
@@ -23,8 +24,8 @@ pub const QUAD: usize = 128;
 /// Bytes per row of a tile.
 const TILE_ROW_BYTES: usize = 32;
 
-/// How the GPU stores weights. The quantised schemes have groups of 32 along K, each with an f16 scale d and in some
-/// schemes an f16 minimum m.
+/// How the GPU stores weights. The quantised schemes have groups of 32 along K, each with an f16 scale d and
+/// in some schemes an f16 minimum m.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Scheme {
@@ -117,8 +118,9 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// `None` if a dimension is zero, if K is not a multiple of 32 (floats may have any K), or if the matrix is larger
-    /// than any memory: kernels index rows and columns with 32 bits, and the size in bytes must not overflow.
+    /// `None` if a dimension is zero, if K is not a multiple of 32 (floats may have any K), or if the matrix
+    /// is larger than any memory: kernels index rows and columns with 32 bits, and the size in bytes must not
+    /// overflow.
     pub fn new(scheme: Scheme, rows: usize, k: usize) -> Option<Self> {
         let padded = rows.checked_next_multiple_of(STRIP)?.checked_mul(k.checked_next_multiple_of(QUAD)?)?;
         let in_range = rows <= u32::MAX as usize && k <= u32::MAX as usize && padded <= 1 << 48;
@@ -170,8 +172,8 @@ impl Layout {
         ((tile * STRIP + row % STRIP) * TILE_ROW_BYTES + byte, high)
     }
 
-    /// Index in the scale plane, in f16 elements, of the scale of (`row`, `group`). Its minimum, if any, is 4 elements
-    /// further.
+    /// Index in the scale plane, in f16 elements, of the scale of (`row`, `group`). Its minimum, if any, is 4
+    /// elements further.
     pub fn scale_at(&self, row: usize, group: usize) -> usize {
         let quad = row / STRIP * self.quads() + group / 4;
         (quad * STRIP + row % STRIP) * 4 * self.scheme.scales_per_group() + group % 4
@@ -212,7 +214,8 @@ impl Layout {
         bytes
     }
 
-    /// Packs row-major scales (one per row and group) into the scale plane, with minima if the scheme has them.
+    /// Packs row-major scales (one per row and group) into the scale plane, with minima if the scheme has
+    /// them.
     pub fn pack_scales(&self, scales: &[f16], minima: &[f16]) -> Vec<f16> {
         let groups = self.k / GROUP;
         let planes = [scales, minima];

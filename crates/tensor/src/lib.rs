@@ -1,4 +1,5 @@
-//! Tensor encodings, weight layouts and quantisation arithmetic: everything about stored numbers that needs no GPU.
+//! Tensor encodings, weight layouts and quantisation arithmetic: everything about stored numbers that needs
+//! no GPU.
 //!
 //! | question | answer |
 //! |---|---|
@@ -7,8 +8,8 @@
 //! | How do numbers get from one to the other? | [`quant`]: dequantise, transcode, quantise, and the error of each |
 //! | How does the KV cache store its elements? | [`KvScheme`] |
 //!
-//! The crate depends on neither Vulkan nor the shader compiler. Kernels compute with these layouts, and are tested
-//! against this arithmetic.
+//! The crate depends on neither Vulkan nor the shader compiler. Kernels compute with these layouts, and are
+//! tested against this arithmetic.
 //!
 //! ```
 //! use tensor::{Encoding, Layout, Scheme, quant};

@@ -1,5 +1,5 @@
-//! The reference arithmetic against test vectors of the `gguf` Python package (scripts/make_gguf_vectors.py), and
-//! transcoding to the GPU's schemes: bit for bit where promised, within the stated error otherwise.
+//! The reference arithmetic against test vectors of the `gguf` Python package (scripts/make_gguf_vectors.py),
+//! and transcoding to the GPU's schemes: bit for bit where promised, within the stated error otherwise.
 
 use half::f16;
 use proptest::prelude::*;
@@ -214,8 +214,8 @@ fn non_finite_scales_are_rejected_by_name() {
 
 #[test]
 fn super_blocks_that_overflow_f16_are_rejected() {
-    // The scale fits f16, but times the largest code (15 or 31) it overflows. The limit is on the largest value that the
-    // codes can express.
+    // The scale fits f16, but times the largest code (15 or 31) it overflows. The limit is on the largest
+    // value that the codes can express.
     for (encoding, codes) in [(Encoding::Q4K, 15), (Encoding::Q5K, 31)] {
         let mut block = vec![0_u8; encoding.block_bytes() as usize];
         block[..2].copy_from_slice(&f16::from_f32(1024.0).to_le_bytes());

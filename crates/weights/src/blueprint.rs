@@ -1,8 +1,9 @@
 //! The matrices a checkpoint is loaded as, known before any memory is allocated: `inspect` reports them,
 //! [`plan`](crate::plan) places them and [`load`](crate::load) fills them.
 //!
-//! The rows of query, key and value follow each other in one matrix, and strips of gate and up alternate in one, so that
-//! one kernel computes all of them. Where a file stores them in different schemes they remain separate matrices.
+//! The rows of query, key and value follow each other in one matrix, and strips of gate and up alternate in
+//! one, so that one kernel computes all of them. Where a file stores them in different schemes they remain
+//! separate matrices.
 
 use checkpoint::{Attention, AttentionSpan, Checkpoint, Config, FeedForward, Mixer, Role, Tensor};
 use kernels::transcode::StripMap;
@@ -59,7 +60,7 @@ impl Reservation {
     };
 }
 
-/// What a matrix is for. Those of a layer carry its index.
+/// Identifies a matrix. The number is the index of its layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MatrixId {
     /// Token embeddings.
@@ -129,8 +130,8 @@ impl<'a> Blueprint<'a> {
 
     /// Bytes that are read from files to fill the matrices.
     pub fn file_bytes(&self) -> u64 {
-        // The stream counts the scale plane of tiles like the tiles themselves, but not the scale tensors of other
-        // encodings, which are read along with their values.
+        // The stream counts the scale plane of tiles like the tiles themselves, but not the scale tensors of
+        // other encodings, which are read along with their values.
         let bytes = |tensor: &Tensor| match tensor.encoding {
             Encoding::Tiled(_) => tensor.file_bytes(),
             _ => tensor.data.len,
@@ -211,7 +212,8 @@ enum StripOrder {
     Alternating,
 }
 
-/// Adds one matrix for all tensors if they share a scheme and K and consist of whole strips; else one matrix per tensor.
+/// Adds one matrix for all tensors if they share a scheme and K and consist of whole strips; else one matrix
+/// per tensor.
 fn add<'a>(
     matrices: &mut Vec<MatrixSpec<'a>>,
     checkpoint: &Checkpoint,

@@ -1,11 +1,11 @@
 //! A checkpoint's weights: how much memory they need, where they go, and how they get onto the GPU.
 //!
-//! 1. [`blueprint`] lists the matrices that a [`Checkpoint`](checkpoint::Checkpoint) is loaded as: projections that one
-//!    kernel computes share a matrix.
-//! 2. [`plan`] assigns weights, KV cache and scratch memory to the device's heaps before anything is allocated, or reports
-//!    how much memory is missing and which changes would make the model fit.
-//! 3. [`load`] allocates the matrices and fills them through [`stream`], which transcodes files chunk by chunk within a
-//!    fixed amount of host memory.
+//! 1. [`blueprint`] lists the matrices that a [`Checkpoint`](checkpoint::Checkpoint) is loaded as:
+//!    projections that one kernel computes share a matrix.
+//! 2. [`plan`] assigns weights, KV cache and scratch memory to the device's heaps before anything is
+//!    allocated, or reports how much memory is missing and which changes would make the model fit.
+//! 3. [`load`] allocates the matrices and fills them through [`stream`], which transcodes files chunk by
+//!    chunk within a fixed amount of host memory.
 //!
 //! [`quantize`] converts a checkpoint to a native file in int8 or int4, in the layout of the GPU.
 //!

@@ -1,5 +1,5 @@
-//! Loading a checkpoint into GPU memory: buffers allocated as planned, matrices filled by [`stream`](crate::stream), norms
-//! uploaded in the form in which they multiply.
+//! Loading a checkpoint into GPU memory: buffers allocated as planned, matrices filled by
+//! [`stream`](crate::stream), norms uploaded in the form in which they multiply.
 
 use std::collections::BTreeMap;
 
@@ -68,8 +68,8 @@ pub fn load(
 /// Small buffers share blocks of this many bytes; a larger buffer gets a block of exactly its own size.
 const BLOCK_SIZE: u64 = 64 << 20;
 
-/// Whether a matrix goes entirely to device-local memory. A matrix that the plan divides between heaps goes to host
-/// memory, which has room for what device-local memory lacks.
+/// Whether a matrix goes entirely to device-local memory. A matrix that the plan divides between heaps goes
+/// to host memory, which has room for what device-local memory lacks.
 fn is_device_local(placement: &Placement, index: usize) -> bool {
     let heap = |extent: &Extent| placement.heaps[placement.blocks[extent.block].heap].heap;
     placement.extents(Content::Weight(index)).all(|extent| heap(extent).device_local)

@@ -1,4 +1,5 @@
-//! Quantising a checkpoint to a native file in int8 or int4. Each thread holds only a few strips in memory at a time.
+//! Quantising a checkpoint to a native file in int8 or int4. Each thread holds only a few strips in memory at
+//! a time.
 
 use std::{
     collections::BTreeMap,
@@ -46,8 +47,8 @@ struct TensorJob<'a> {
     scales_at: u64,
 }
 
-/// Bytes of f32 that a thread processes at once (at least one strip); intermediate results take about four times as
-/// much memory.
+/// Bytes of f32 that a thread processes at once (at least one strip); intermediate results take about four
+/// times as much memory.
 const SLICE_BYTES: usize = 4 << 20;
 /// More threads would only wait for the disk, each holding its slice in memory.
 const MAX_THREADS: usize = 16;
@@ -140,7 +141,8 @@ impl TensorJob<'_> {
     }
 }
 
-/// Every tensor with its offsets in the file: matrices first, whose sizes are multiples of 128 bytes, then vectors.
+/// Every tensor with its offsets in the file: matrices first, whose sizes are multiples of 128 bytes, then
+/// vectors.
 fn jobs(checkpoint: &Checkpoint, scheme: Scheme) -> Result<Vec<TensorJob<'_>>> {
     let mut jobs = Vec::new();
     for (slot, tensor) in checkpoint.inventory.iter() {
@@ -180,7 +182,7 @@ fn jobs(checkpoint: &Checkpoint, scheme: Scheme) -> Result<Vec<TensorJob<'_>>> {
 
 /// The start of the file, including the length of the header.
 fn header(checkpoint: &Checkpoint, jobs: &[TensorJob<'_>], tokenizer_bytes: u64) -> Result<Vec<u8>> {
-    // The config of a GGUF file always says tied; the inventory knows.
+    // The config of a GGUF file always counts as tied; the inventory shows whether it is.
     let tie_embeddings = checkpoint.inventory.get(None, Role::Head).is_none();
     let config = Config { tie_embeddings, ..checkpoint.config.clone() };
     let entry = |job: &TensorJob<'_>| match job.layout {

@@ -1,9 +1,9 @@
 //! Streaming tensors from files into GPU memory, in one pass and within a fixed amount of host memory.
 //!
-//! Tensors are divided into chunks of whole rows, in file order. Reader threads take chunks, read each one directly into
-//! a slot of a staging ring (memory that CPU and GPU both access) and submit the kernel that transcodes it into its
-//! matrix. The tiles of native files are only copied. The ring bounds the bytes in flight; pages that have been read are
-//! dropped from the page cache. The first error stops all readers.
+//! Tensors are divided into chunks of whole rows, in file order. Reader threads take chunks, read each one
+//! directly into a slot of a staging ring (memory that CPU and GPU both access) and submit the kernel that
+//! transcodes it into its matrix. The tiles of native files are only copied. The ring bounds the bytes in
+//! flight; pages that have been read are dropped from the page cache. The first error stops all readers.
 
 use std::{
     fs::File,
@@ -57,8 +57,8 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Self {
         let cores = std::thread::available_parallelism().map_or(4, usize::from);
-        // More than 8 threads do not read the page cache any faster. Two slots per thread let one be filled while the
-        // GPU transcodes the other.
+        // More than 8 threads do not read the page cache any faster. Two slots per thread let one be filled
+        // while the GPU transcodes the other.
         let threads = cores.clamp(1, 8);
         Self {
             threads,
@@ -255,8 +255,8 @@ impl Reader<'_> {
         }
         let bytes = &mut slot[..chunk.span.len as usize];
         read(chunk.span, bytes)?;
-        // Scale planes are copied without a kernel that would check them. An f16 that is not finite has an exponent of
-        // all ones.
+        // Scale planes are copied without a kernel that would check them. An f16 that is not finite has an
+        // exponent of all ones.
         let not_finite = |bytes: &[u8; 2]| u16::from_le_bytes(*bytes) & 0x7c00 == 0x7c00;
         match chunk.data {
             ChunkData::Scales { first, .. } if bytes.as_chunks().0.iter().any(not_finite) => {

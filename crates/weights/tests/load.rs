@@ -1,4 +1,5 @@
-//! Whole checkpoints into GPU memory on Mesa's CPU driver: each matrix holds its tensors' rows where they belong.
+//! Loading whole checkpoints on Mesa's CPU driver: every matrix holds the rows of its tensors in the right
+//! order.
 
 use std::path::Path;
 
@@ -14,7 +15,7 @@ use weights::{
 };
 
 #[test]
-fn rows_of_a_folder_are_where_they_belong() {
+fn matrices_hold_the_rows_of_their_tensors_in_order() {
     let Some(device) = testkit::cpu_device() else { return };
     let dir = tempfile::tempdir().unwrap();
     tiny_folder(dir.path());
@@ -23,9 +24,9 @@ fn rows_of_a_folder_are_where_they_belong() {
         load(&device, &checkpoint, &place(&device, &checkpoint), &Options::default(), &Control::default())
             .unwrap();
     assert!(stats.bytes > 0);
-    let only = |place| {
-        let [matrix] = weights.by_id(place).collect::<Vec<_>>()[..] else {
-            panic!("one encoding makes one matrix")
+    let only = |id| {
+        let [matrix] = weights.by_id(id).collect::<Vec<_>>()[..] else {
+            panic!("tensors of one encoding must share a matrix")
         };
         matrix.read().unwrap()
     };
@@ -44,7 +45,7 @@ fn rows_of_a_folder_are_where_they_belong() {
     }
     let embed = checkpoint.inventory.get(None, Role::Embed).unwrap();
     assert_eq!(only(MatrixId::Embedding), rows(&checkpoint, embed));
-    assert_eq!(weights.by_id(MatrixId::Head).count(), 0, "the embeddings are the head");
+    assert_eq!(weights.by_id(MatrixId::Head).count(), 0, "the head is tied");
     assert_eq!(weights.norms.len(), 1 + 2 * 6);
     for (slot, norm) in &weights.norms {
         let tensor = checkpoint.inventory.get(slot.layer, slot.role).unwrap();
@@ -54,21 +55,21 @@ fn rows_of_a_folder_are_where_they_belong() {
     let taken = device.allocated_bytes(gpu::Lifetime::Weights);
     assert!(
         taken <= weights.bytes() + (64 << 20) + (4 << 20),
-        "more than the weights and one shared block each: {taken}"
+        "more than the weights and one shared block per arena: {taken}"
     );
     drop(weights);
     assert_eq!(device.allocated_bytes(gpu::Lifetime::Weights), 0);
 }
 
 #[test]
-fn a_folder_quantised_layer_by_layer_loads_within_its_error() {
+fn layerwise_folder_loads_within_the_stated_error() {
     let Some(device) = testkit::cpu_device() else { return };
     let dir = tempfile::tempdir().unwrap();
     tiny_layerwise_folder(dir.path());
     let checkpoint = Checkpoint::open(dir.path()).unwrap();
     assert_eq!(checkpoint.source.format, checkpoint::Format::Layerwise);
     let placement = place(&device, &checkpoint);
-    // Slots of a few rows, so that chunks begin within groups of 128 values.
+    // Slots of a few rows, so that chunks start inside groups of 128 values.
     let options = Options { slot_bytes: 700, slots: 3, ..Options::default() };
     let (weights, _) = load(&device, &checkpoint, &placement, &options, &Control::default()).unwrap();
     let within = |got: &[Vec<f32>], role: Role, layer: Option<u32>| {
@@ -86,7 +87,7 @@ fn a_folder_quantised_layer_by_layer_loads_within_its_error() {
             }
         }
     };
-    let only = |place| weights.by_id(place).next().unwrap().read().unwrap();
+    let only = |id| weights.by_id(id).next().unwrap().read().unwrap();
     for layer in 0..2 {
         within(&only(MatrixId::Qkv(layer))[..64], Role::Query, Some(layer));
         within(&only(MatrixId::Qkv(layer))[64..96], Role::Key, Some(layer));
@@ -99,9 +100,9 @@ fn a_folder_quantised_layer_by_layer_loads_within_its_error() {
 }
 
 #[test]
-fn the_real_270m_loads() {
+fn real_270m_loads_within_the_stated_error() {
     let Some(path) = std::env::var_os("INDRIK_TEST_GGUF") else {
-        eprintln!("not tested: INDRIK_TEST_GGUF does not name a Gemma 3 GGUF");
+        eprintln!("skipped: INDRIK_TEST_GGUF is not set to a Gemma 3 GGUF file");
         return;
     };
     let Some(device) = testkit::cpu_device() else { return };

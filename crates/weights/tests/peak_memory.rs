@@ -1,4 +1,5 @@
-//! Loading a 4 GB model takes at most 512 MiB beyond the GPU's own buffers (which on a CPU driver are in the same process).
+//! Loading a 4 GB model takes at most 512 MiB beyond the GPU buffers (which a CPU driver allocates in the
+//! same process).
 
 mod common;
 
@@ -11,15 +12,15 @@ use weights::{
     stream::{Control, Options},
 };
 
-/// A figure of /proc/self/status, in bytes.
+/// A value of /proc/self/status, in bytes.
 fn status(key: &str) -> u64 {
     let text = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = text.lines().find(|line| line.starts_with(key)).unwrap();
     line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
 }
 
-/// A Gemma 3 with the widths of the 4B and 16 layers, in bf16. Its file is sparse: the file system makes the zeros as they are
-/// read, and the page cache holds them like any others.
+/// A Gemma 3 model with the widths of the 4B and 16 layers, in bf16. Its file is sparse: the zeros take no
+/// disk space, but the page cache holds them like any other data.
 fn generate(dir: &Path) {
     const HIDDEN: u64 = 2560;
     const LAYERS: u64 = 16;
@@ -66,9 +67,9 @@ fn generate(dir: &Path) {
     std::fs::write(dir.join("config.json"), config.to_string()).unwrap();
 }
 
-// The only test of this binary: the peak is the whole process's.
+// The only test of this binary, since the peak is measured per process.
 #[test]
-fn a_4_gb_model_takes_at_most_512_mib_more_than_its_buffers() {
+fn loading_a_4_gb_model_takes_at_most_512_mib_beyond_its_buffers() {
     let Some(device) = testkit::cpu_device() else { return };
     let dir = tempfile::tempdir().unwrap();
     generate(dir.path());
@@ -78,7 +79,7 @@ fn a_4_gb_model_takes_at_most_512_mib_more_than_its_buffers() {
     let (weights, stats) =
         load(&device, &checkpoint, &placement, &Options::default(), &Control::default()).unwrap();
 
-    assert!(stats.bytes > 4_000_000_000, "{} bytes are no 4 GB", stats.bytes);
+    assert!(stats.bytes > 4_000_000_000, "the model has only {} bytes", stats.bytes);
     let buffers = weights.bytes();
     let extra = status("VmHWM").saturating_sub(before + buffers);
     println!(
@@ -87,15 +88,15 @@ fn a_4_gb_model_takes_at_most_512_mib_more_than_its_buffers() {
         stats.seconds,
         gpu::format_bytes(extra)
     );
-    // Hardly more was taken from the device than the matrices need.
+    // The device memory is hardly more than the matrices need.
     let taken = device.allocated_bytes(Lifetime::Weights);
     assert!(
         taken <= buffers + buffers / 20,
-        "{} taken for {}",
+        "{} allocated for {}",
         gpu::format_bytes(taken),
         gpu::format_bytes(buffers)
     );
-    // The buffers are in this process and the ring is seen, or the figure means nothing.
+    // The measurement must at least see the staging ring.
     assert!(extra >= 16 << 20, "only {} beyond the buffers: less than one slot", gpu::format_bytes(extra));
     assert!(extra <= 512 << 20, "{} beyond the buffers", gpu::format_bytes(extra));
 }

@@ -27,7 +27,7 @@ fn memory(heaps: &[HeapInfo], unified: bool, max_allocation: u64) -> Memory {
     Memory { heaps, unified, max_allocation, available: None, margin: Margin::default(), gtt: None }
 }
 
-/// Radeon 780M, 16 GB carve-out + 38 GB GTT of a 96 GB machine; RADV lists the host's heap first.
+/// Radeon 780M with a 16 GB carve-out and 38 GB of GTT on a 96 GB machine; RADV lists the host heap first.
 fn radeon_780m() -> Memory {
     let device = HeapInfo { host_visible: true, ..local(36 * GIB) };
     let gtt = Some(Gtt { size: 38 * GIB, system: 78 * GIB });
@@ -39,13 +39,13 @@ fn radeon_8060s() -> Memory {
     memory(&[host(32 * GIB), HeapInfo { host_visible: true, ..local(64 * GIB) }], true, 4 * GIB - 4)
 }
 
-/// NVIDIA H200, with its window for the CPU.
+/// NVIDIA H200, with its host-visible window.
 fn h200() -> Memory {
     let window = HeapInfo { host_visible: true, ..local(246 * MIB) };
     memory(&[local(gib(140.4)), host(gib(94.4)), window], false, 4 * GIB)
 }
 
-/// A card of 24 GB on which a desktop already uses some.
+/// A 24 GB card, some of which a desktop already uses.
 fn card_24gb() -> Memory {
     let card = HeapInfo { budget: Some(gib(23.2)), ..local(24 * GIB) };
     memory(&[card, host(48 * GIB)], false, 4 * GIB)
@@ -110,26 +110,31 @@ fn shortfall(memory: &Memory, demand: &Demand) -> Shortfall {
     }
 }
 
-/// Everything is placed once, in blocks the driver allows, and no heap is overdrawn.
+/// Asserts that everything is placed exactly once, in blocks the driver allows, and that no heap is
+/// over-committed.
 fn assert_sound(memory: &Memory, demand: &Demand, placement: &Placement) {
     let kv = kv_bytes(&demand.kv_layers, demand.context_length, demand.max_sequences);
     let token = demand.kv_layers.iter().map(|layer| layer.bytes_per_token).max().unwrap_or(0);
-    let mut parts: Vec<(Content, u64, u64)> =
+    let mut contents: Vec<(Content, u64, u64)> =
         vec![(Content::Kv, kv, token), (Content::Scratch, demand.scratch_bytes, ALIGNMENT)];
-    parts.extend(
-        demand.weights.iter().enumerate().map(|(i, item)| (Content::Weight(i), item.bytes, item.split_unit)),
+    contents.extend(
+        demand
+            .weights
+            .iter()
+            .enumerate()
+            .map(|(index, weight)| (Content::Weight(index), weight.bytes, weight.split_unit)),
     );
-    for (part, bytes, strip) in parts {
+    for (content, bytes, split_unit) in contents {
         let mut next = 0;
-        for extent in placement.extents(part) {
-            assert_eq!(extent.start, next, "{part:?} has a gap");
+        for extent in placement.extents(content) {
+            assert_eq!(extent.start, next, "{content:?} has a gap");
             assert!(
-                extent.start == 0 || strip > 0 && extent.start % strip == 0,
-                "{part:?} is divided within a strip"
+                extent.start == 0 || split_unit > 0 && extent.start % split_unit == 0,
+                "{content:?} is divided inside a split unit"
             );
             next += extent.bytes;
         }
-        assert_eq!(next, bytes, "{part:?} is not placed whole");
+        assert_eq!(next, bytes, "{content:?} is not placed completely");
     }
     let mut ends = vec![0; placement.blocks.len()];
     for extent in &placement.extents {
@@ -146,7 +151,10 @@ fn assert_sound(memory: &Memory, demand: &Demand, placement: &Placement) {
     }
     for (index, heap) in placement.heaps.iter().enumerate() {
         assert_eq!((heap.planned(), heap.blocks), totals[index]);
-        assert!(heap.planned() <= memory.margin.usable(&memory.heaps[index]), "heap {index} is overdrawn");
+        assert!(
+            heap.planned() <= memory.margin.usable(&memory.heaps[index]),
+            "heap {index} is over-committed"
+        );
     }
 }
 
@@ -156,8 +164,8 @@ fn placed(memory: &Memory, demand: &Demand) -> Placement {
     placement
 }
 
-/// The device and the demand after one advice was followed.
-fn followed(memory: &Memory, demand: &Demand, advice: &Advice) -> (Memory, Demand) {
+/// The device and the demand after following an advice.
+fn apply(memory: &Memory, demand: &Demand, advice: &Advice) -> (Memory, Demand) {
     let (mut memory, mut demand) = (memory.clone(), demand.clone());
     match advice {
         Advice::Scheme { scheme, context_length, .. } => {
@@ -180,8 +188,8 @@ fn followed(memory: &Memory, demand: &Demand, advice: &Advice) -> (Memory, Deman
 }
 
 #[test]
-fn the_sizes_are_those_of_the_design() {
-    let total = |scheme| weights_27b(scheme).iter().map(|item| item.bytes).sum::<u64>() as f64 / 1e9;
+fn sizes_of_the_27b_are_as_expected() {
+    let total = |scheme| weights_27b(scheme).iter().map(|weight| weight.bytes).sum::<u64>() as f64 / 1e9;
     assert!((total(Scheme::Int8) - 28.7).abs() < 0.05 && (total(Scheme::Int4) - 15.2).abs() < 0.05);
     let kv = |context| kv_bytes(&kv_27b(), context, 1) as f64 / 1e9;
     assert!(
@@ -189,38 +197,42 @@ fn the_sizes_are_those_of_the_design() {
             && (kv(8192) - 1.11).abs() < 0.005
             && (kv(32_768) - 3.12).abs() < 0.005
     );
-    assert_eq!(kv_bytes(&kv_27b(), 100, 1), 8192 * 62 * 100, "sliding layers hold no more than there is");
+    assert_eq!(kv_bytes(&kv_27b(), 100, 1), 8192 * 62 * 100, "sliding layers keep at most the context");
     assert_eq!(kv_bytes(&kv_27b(), 8192, 3), 3 * kv_bytes(&kv_27b(), 8192, 1));
     assert_eq!(kv_bytes(&kv_27b(), u64::MAX, 2), u64::MAX);
 }
 
 #[test]
-fn the_780m_holds_int8_in_its_device_local_heap() {
+fn int8_fits_the_device_local_heap_of_the_780m() {
     let placement = placed(&radeon_780m(), &demand_27b(Scheme::Int8, 8192));
     assert_eq!(placement.heaps[0].planned(), 0);
     assert_eq!(placement.spill, None);
-    assert!(placement.extents(Content::Weight(0)).count() == 1, "1.5 GB need not be divided");
+    assert!(placement.extents(Content::Weight(0)).count() == 1, "1.5 GB must not be divided");
 }
 
 #[test]
-fn the_780m_needs_both_heaps_for_bf16() {
+fn bf16_needs_both_heaps_of_the_780m() {
     let demand = demand_27b(Scheme::Bf16, 8192);
     let placement = placed(&radeon_780m(), &demand);
-    assert!(placement.heaps[1].planned() > 34 * GIB, "the device-local heap is filled first");
+    assert!(placement.heaps[1].planned() > 34 * GIB, "the device-local heap must be filled first");
     assert!(placement.heaps[0].planned() > 14 * GIB);
-    assert_eq!(placement.spill, None, "all of it is the same memory");
+    assert_eq!(placement.spill, None, "unified memory does not spill");
     for index in 0..demand.weights.len() {
-        assert_eq!(placement.extents(Content::Weight(index)).count(), 1, "{index} is divided without need");
+        assert_eq!(
+            placement.extents(Content::Weight(index)).count(),
+            1,
+            "weight {index} is divided unnecessarily"
+        );
     }
 }
 
 #[test]
-fn the_780m_says_what_would_make_bf16_fit_with_a_long_context() {
+fn shortfall_on_the_780m_advises_what_would_fit() {
     let (memory, demand) = (radeon_780m(), demand_27b(Scheme::Bf16, 131_072));
     let shortfall = shortfall(&memory, &demand);
     assert_eq!(shortfall.usable, 54 * GIB - GIB - 18 * GIB / 32);
     let unusable = shortfall.usable + shortfall.bytes - shortfall.needed;
-    assert!(unusable < MIB, "strips leave a little: {unusable}");
+    assert!(unusable < MIB, "split units leave too much unused: {unusable}");
     let [
         Advice::Scheme { scheme: Scheme::Int8, context_length: 131_072, .. },
         Advice::Scheme { scheme: Scheme::Int4, context_length: 131_072, .. },
@@ -231,18 +243,18 @@ fn the_780m_says_what_would_make_bf16_fit_with_a_long_context() {
         panic!("{:?}", shortfall.advice)
     };
     for advice in &shortfall.advice {
-        let (memory, demand) = followed(&memory, &demand, advice);
+        let (memory, demand) = apply(&memory, &demand, advice);
         placed(&memory, &demand);
     }
     let longer = Demand { context_length: context_length + 256, ..demand.clone() };
-    assert!(plan(&memory, &longer).is_err(), "a longer one would fit too");
+    assert!(plan(&memory, &longer).is_err(), "a longer context would fit too");
     let less = Advice::PagesLimit { pages: (gtt - GIB) / 4096, gtt: gtt - GIB };
-    let (memory, demand) = followed(&memory, &demand, &less);
-    assert!(plan(&memory, &demand).is_err(), "a smaller limit would do");
+    let (memory, demand) = apply(&memory, &demand, &less);
+    assert!(plan(&memory, &demand).is_err(), "a smaller limit would suffice");
 }
 
 #[test]
-fn the_8060s_holds_bf16_with_long_contexts() {
+fn bf16_with_long_contexts_fits_the_8060s() {
     let placement = placed(&radeon_8060s(), &demand_27b(Scheme::Bf16, 131_072));
     assert_eq!(placement.heaps[0].planned(), 0);
     let many = Demand { max_sequences: 4, ..demand_27b(Scheme::Bf16, 131_072) };
@@ -252,18 +264,22 @@ fn the_8060s_holds_bf16_with_long_contexts() {
 }
 
 #[test]
-fn the_h200_keeps_everything_on_the_card() {
+fn everything_stays_on_the_h200() {
     for scheme in [Scheme::Int4, Scheme::Int8, Scheme::Bf16] {
         let placement = placed(&h200(), &demand_27b(scheme, 131_072));
         assert_eq!(placement.spill, None);
-        assert_eq!((placement.heaps[1].blocks, placement.heaps[2].blocks), (0, 0), "neither host nor window");
+        assert_eq!(
+            (placement.heaps[1].blocks, placement.heaps[2].blocks),
+            (0, 0),
+            "neither host memory nor the window may be used"
+        );
     }
     let blocks = placed(&h200(), &demand_27b(Scheme::Int8, 8192)).heaps[0].blocks;
     assert!((8..=10).contains(&blocks), "28.7 GB in blocks of 4 GiB: {blocks}");
 }
 
 #[test]
-fn what_others_use_of_the_budget_is_not_planned_with() {
+fn memory_in_use_is_not_planned_with() {
     let mut busy = h200();
     (busy.heaps[0].budget, busy.heaps[0].used) = (Some(31 * GIB), GIB);
     let placement = placed(&busy, &demand_27b(Scheme::Int8, 8192));
@@ -274,20 +290,25 @@ fn what_others_use_of_the_budget_is_not_planned_with() {
 }
 
 #[test]
-fn a_24_gb_card_spills_and_says_so() {
+fn int8_spills_on_a_24_gb_card_with_a_warning() {
     let demand = demand_27b(Scheme::Int8, 8192);
     let placement = placed(&card_24gb(), &demand);
     let spill = placement.spill.unwrap();
-    let needed =
-        256 * MIB + kv_bytes(&kv_27b(), 8192, 1) + demand.weights.iter().map(|item| item.bytes).sum::<u64>();
+    let needed = 256 * MIB
+        + kv_bytes(&kv_27b(), 8192, 1)
+        + demand.weights.iter().map(|weight| weight.bytes).sum::<u64>();
     let usable = gib(23.2) - 24 * GIB / 32;
     let strip = 16 * 5376 / 32 * 34;
     assert!(
         (needed - usable..needed - usable + 2 * strip).contains(&spill.bytes),
-        "the card is filled: {spill:?}"
+        "the card must be filled: {spill:?}"
     );
-    assert_eq!(spill.bytes_per_token, spill.bytes, "tied embeddings: a token reads all there is");
-    assert_eq!(placement.heaps[1].kv + placement.heaps[1].scratch, 0, "KV and scratch stay on the card");
+    assert_eq!(spill.bytes_per_token, spill.bytes, "with tied embeddings, a token reads everything");
+    assert_eq!(
+        placement.heaps[1].kv + placement.heaps[1].scratch,
+        0,
+        "KV cache and scratch must stay on the card"
+    );
     let text = placement.to_string();
     assert!(
         text.contains("warning: ") && text.contains("across the bus") && text.contains(" ms at 25 GB/s"),
@@ -297,9 +318,9 @@ fn a_24_gb_card_spills_and_says_so() {
 }
 
 #[test]
-fn on_a_card_the_least_read_spills_first() {
+fn least_read_weights_spill_first() {
     let mut demand = demand_27b(Scheme::Int8, 8192);
-    // An output matrix of its own: of the input embedding a token reads one row.
+    // Untied head: a token reads only one row of the embeddings.
     demand.weights.push(WeightDemand { name: "head".into(), ..demand.weights[0].clone() });
     demand.weights[0].bytes_per_token = 5376 * 34 / 32;
     let placement = placed(&card_24gb(), &demand);
@@ -307,29 +328,29 @@ fn on_a_card_the_least_read_spills_first() {
         let extents = placement.extents(Content::Weight(index));
         extents.map(|extent| placement.blocks[extent.block].heap).collect::<Vec<_>>()
     };
-    assert_eq!(heaps(0), [1], "the embedding is first in the list, and still goes last");
+    assert_eq!(heaps(0), [1], "the embeddings come first in the list but must be placed last");
     let spill = placement.spill.unwrap();
     assert!(spill.bytes_per_token < spill.bytes - demand.weights[0].bytes + MIB, "{spill:?}");
     let divided =
         (0..demand.weights.len()).filter(|index| heaps(*index).windows(2).any(|w| w[0] != w[1])).count();
-    assert!(divided <= 1, "one tensor at most lies on both sides of the border: {divided}");
+    assert!(divided <= 1, "at most one tensor may be divided between heaps: {divided}");
 }
 
 #[test]
-fn mesas_cpu_driver_has_no_room_for_int8_and_says_int4() {
+fn shortfall_on_mesas_cpu_driver_advises_int4() {
     let demand = demand_27b(Scheme::Int8, 8192);
     let shortfall = shortfall(&mesa_cpu(), &demand);
     let [Advice::Scheme { scheme: Scheme::Int4, context_length: 8192, weights }] = shortfall.advice[..]
     else {
         panic!("{:?}", shortfall.advice)
     };
-    assert_eq!(weights, weights_27b(Scheme::Int4).iter().map(|item| item.bytes).sum::<u64>());
+    assert_eq!(weights, weights_27b(Scheme::Int4).iter().map(|weight| weight.bytes).sum::<u64>());
     let placement = placed(&mesa_cpu(), &demand_27b(Scheme::Int4, 8192));
     assert!(placement.blocks.iter().all(|block| block.bytes <= 2 * GIB));
 }
 
 #[test]
-fn a_tensor_larger_than_an_allocation_is_divided_at_a_strip() {
+fn tensors_larger_than_an_allocation_are_divided_at_split_units() {
     let mut demand = demand_27b(Scheme::Bf16, 8192);
     demand.weights.truncate(1);
     let placement = placed(&mesa_cpu(), &demand);
@@ -341,32 +362,32 @@ fn a_tensor_larger_than_an_allocation_is_divided_at_a_strip() {
 }
 
 #[test]
-fn memory_that_others_hold_is_told_apart() {
+fn memory_held_by_other_programs_is_reported_separately() {
     let tight = Memory { available: Some(20 * GIB), ..radeon_780m() };
     let demand = demand_27b(Scheme::Int8, 8192);
     let shortfall = shortfall(&tight, &demand);
     assert_eq!(shortfall.usable, 20 * GIB);
-    let close = shortfall
+    let free_memory = shortfall
         .advice
         .iter()
         .find(|advice| matches!(advice, Advice::FreeMemory { .. }))
-        .expect("closing helps");
+        .expect("freeing memory must be advised");
     assert!(
         !shortfall.advice.iter().any(|advice| matches!(advice, Advice::PagesLimit { .. })),
-        "GTT is not short"
+        "GTT is large enough"
     );
-    let (memory, demand) = followed(&tight, &demand, close);
+    let (memory, demand) = apply(&tight, &demand, free_memory);
     placed(&memory, &demand);
-    // On a card only the host's part is limited by it.
+    // On a discrete GPU it limits host memory only.
     let card = Memory { available: Some(0), ..h200() };
     placed(&card, &demand_27b(Scheme::Int8, 8192));
 }
 
 #[test]
-fn a_context_too_short_to_use_is_no_advice() {
+fn contexts_below_the_minimum_are_not_advised() {
     let mut demand = demand_27b(Scheme::Int8, 1 << 20);
     demand.smaller.clear();
-    let weights: u64 = demand.weights.iter().map(|item| item.bytes.next_multiple_of(ALIGNMENT)).sum();
+    let weights: u64 = demand.weights.iter().map(|weight| weight.bytes.next_multiple_of(ALIGNMENT)).sum();
     let kv = kv_bytes(&demand.kv_layers, MIN_CONTEXT, 1);
     let margin = Margin { divisor: 1, min: GIB, max: GIB };
     let exact = |bytes| Memory { margin, ..memory(&[local(bytes + GIB)], true, 4 * GIB) };
@@ -378,7 +399,7 @@ fn a_context_too_short_to_use_is_no_advice() {
 }
 
 #[test]
-fn people_can_read_it() {
+fn placements_and_shortfalls_are_formatted_as_documented() {
     let placement = placed(&radeon_780m(), &demand_27b(Scheme::Int8, 8192));
     let expected = "\
 heap  memory              size      usable     weights          kv     scratch blocks
@@ -441,7 +462,7 @@ fn any_demand() -> impl Strategy<Value = Demand> {
 
 proptest! {
     #[test]
-    fn every_plan_is_sound_and_every_advice_works(memory in any_memory(), demand in any_demand()) {
+    fn plans_are_sound_and_advice_works(memory in any_memory(), demand in any_demand()) {
         match plan(&memory, &demand) {
             Ok(placement) => {
                 assert_sound(&memory, &demand, &placement);
@@ -451,9 +472,9 @@ proptest! {
             Err(PlanError::Shortfall(shortfall)) => {
                 prop_assert!(shortfall.bytes > 0 && shortfall.bytes <= shortfall.needed);
                 for advice in &shortfall.advice {
-                    // Only heaps as RADV has them are divided 2 : 1.
+                    // The simulated 2 : 1 split only holds for RADV's heaps.
                     if !matches!(advice, Advice::PagesLimit { .. }) {
-                        let (memory, demand) = followed(&memory, &demand, advice);
+                        let (memory, demand) = apply(&memory, &demand, advice);
                         prop_assert!(plan(&memory, &demand).is_ok(), "{:?}", advice);
                     }
                 }

@@ -1,4 +1,4 @@
-//! Quantising to our own file, and loading it with nothing but copies.
+//! Quantising to a native file, and loading it by copying.
 
 mod common;
 
@@ -15,13 +15,13 @@ use weights::{
     stream::{Control, Options},
 };
 
-/// What a matrix must be after quantising: each row rounded by itself.
-fn rounded(rows: &[Vec<f32>], scheme: Scheme) -> Vec<Vec<f32>> {
+/// The expected matrix: each row quantised and dequantised.
+fn quantized(rows: &[Vec<f32>], scheme: Scheme) -> Vec<Vec<f32>> {
     rows.iter().map(|row| quant::quantize(row, scheme).unwrap().dequantize()).collect()
 }
 
 #[test]
-fn a_quantised_model_loads_to_the_same_values_in_the_same_places() {
+fn quantised_models_load_to_the_expected_matrices() {
     let Some(device) = testkit::cpu_device() else { return };
     let dir = tempfile::tempdir().unwrap();
     tiny_folder(dir.path());
@@ -41,15 +41,16 @@ fn a_quantised_model_loads_to_the_same_values_in_the_same_places() {
         assert_eq!(checkpoint.config, original.config);
         assert_eq!(Blueprint::new(&checkpoint).unwrap().bytes(), report.bytes_after);
         let header = std::fs::metadata(&out).unwrap().len() - report.bytes_after;
-        assert!(header.is_multiple_of(4096) && header <= 16384, "data starts at a page: {header}");
-        // Slots of a few strips, so that runs begin and end anywhere.
+        assert!(header.is_multiple_of(4096) && header <= 16384, "data must be page-aligned: {header}");
+        // Slots of a few strips, so that chunks start and end anywhere.
         let options = Options { slot_bytes: 5000, slots: 4, ..Options::default() };
         let (weights, _) =
             load(&device, &checkpoint, &place(&device, &checkpoint), &options, &Control::default()).unwrap();
-        let only = |place| weights.by_id(place).next().unwrap().read().unwrap();
+        let only = |id| weights.by_id(id).next().unwrap().read().unwrap();
         for layer in 0..2 {
-            let expected =
-                |role| rounded(&rows(&original, original.inventory.get(Some(layer), role).unwrap()), scheme);
+            let expected = |role| {
+                quantized(&rows(&original, original.inventory.get(Some(layer), role).unwrap()), scheme)
+            };
             let qkv = [expected(Role::Query), expected(Role::Key), expected(Role::Value)].concat();
             assert_eq!(only(MatrixId::Qkv(layer)), qkv);
             assert_eq!(only(MatrixId::Down(layer)), expected(Role::Down));
@@ -60,20 +61,20 @@ fn a_quantised_model_loads_to_the_same_values_in_the_same_places() {
             }
         }
         let embed = rows(&original, original.inventory.get(None, Role::Embed).unwrap());
-        assert_eq!(only(MatrixId::Embedding), rounded(&embed, scheme));
+        assert_eq!(only(MatrixId::Embedding), quantized(&embed, scheme));
         for (slot, norm) in &weights.norms {
             let tensor = original.inventory.get(slot.layer, slot.role).unwrap();
             let expected: Vec<f32> = original.read_vector(tensor).unwrap().iter().map(|w| w + 1.0).collect();
-            assert_eq!(norm.read_vec::<f32>().unwrap(), expected, "norms are stored as they multiply");
+            assert_eq!(norm.read_vec::<f32>().unwrap(), expected, "norms must be stored as 1 + w");
         }
         let again =
             quantize(&checkpoint, &dir.path().join("twice.safetensors"), scheme, &control).unwrap_err();
-        assert!(again.to_string().contains("quantising twice is not supported"), "{again}");
+        assert!(again.to_string().contains("quantising a quantised model is not supported"), "{again}");
     }
 }
 
 #[test]
-fn spare_embedding_rows_and_a_head_of_its_own_survive() {
+fn spare_embedding_rows_and_an_untied_head_are_kept() {
     let Some(device) = testkit::cpu_device() else { return };
     let dir = tempfile::tempdir().unwrap();
     tiny_folder_with(dir.path(), 58, true);
@@ -87,11 +88,11 @@ fn spare_embedding_rows_and_a_head_of_its_own_survive() {
         load(&device, &checkpoint, &placement, &Options::default(), &Control::default()).unwrap();
     let head = rows(&original, original.inventory.get(None, Role::Head).unwrap());
     assert_eq!(head.len(), 58);
-    assert_eq!(weights.by_id(MatrixId::Head).next().unwrap().read().unwrap(), rounded(&head, Scheme::Int8));
+    assert_eq!(weights.by_id(MatrixId::Head).next().unwrap().read().unwrap(), quantized(&head, Scheme::Int8));
 }
 
 #[test]
-fn a_scale_that_is_no_number_in_our_own_file_is_found() {
+fn non_finite_scales_in_native_files_are_reported() {
     let Some(device) = testkit::cpu_device() else { return };
     let dir = tempfile::tempdir().unwrap();
     tiny_folder(dir.path());
@@ -105,17 +106,17 @@ fn a_scale_that_is_no_number_in_our_own_file_is_found() {
     std::fs::write(&out, content).unwrap();
     let placement = place(&device, &checkpoint);
     let Err(error) = load(&device, &checkpoint, &placement, &Options::default(), &Control::default()) else {
-        panic!("it loaded")
+        panic!("damaged file was accepted")
     };
     assert!(
-        error.to_string().contains("layers.1.mlp.up_proj.weight': a scale from row 0 on is not"),
+        error.to_string().contains("layers.1.mlp.up_proj.weight': a scale at or after row 0 is not"),
         "{error}"
     );
     assert_eq!(device.allocated_bytes(gpu::Lifetime::Weights), 0);
 }
 
 #[test]
-fn a_folder_quantised_layer_by_layer_can_be_quantised_anew() {
+fn layerwise_folders_can_be_quantised() {
     let dir = tempfile::tempdir().unwrap();
     tiny_layerwise_folder(dir.path());
     let original = Checkpoint::open(dir.path()).unwrap();
@@ -132,7 +133,7 @@ fn files(dir: &Path) -> usize {
 }
 
 #[test]
-fn what_fails_leaves_no_file() {
+fn failed_quantisation_leaves_no_file() {
     let dir = tempfile::tempdir().unwrap();
     tiny_folder(dir.path());
     let checkpoint = Checkpoint::open(dir.path()).unwrap();
@@ -152,7 +153,7 @@ fn what_fails_leaves_no_file() {
 
     let mut damaged = content.clone();
     let last = damaged.len() - 1;
-    // The largest exponent: not a number.
+    // All exponent bits set: NaN.
     damaged[last] = 0x7f;
     damaged[last - 1] = 0xff;
     std::fs::write(&weights, damaged).unwrap();
@@ -162,11 +163,11 @@ fn what_fails_leaves_no_file() {
 }
 
 #[test]
-fn the_tokenizer_and_the_factor_of_the_embeddings_go_along() {
+fn tokenizer_and_embedding_factor_are_kept() {
     let dir = tempfile::tempdir().unwrap();
     tiny_folder(dir.path());
     let original = Checkpoint::open(dir.path()).unwrap();
-    // The folder's embeddings are bf16, and so is the factor that transformers uses.
+    // transformers rounds the factor to the dtype of the embeddings, bf16 here.
     let factor = original.config.embedding_factor;
     assert_eq!(factor, half::bf16::from_f32((original.config.hidden as f32).sqrt()).to_f32());
     assert_eq!(original.tokenizer_data().unwrap(), None);
@@ -185,7 +186,7 @@ fn the_tokenizer_and_the_factor_of_the_embeddings_go_along() {
 }
 
 #[test]
-fn a_file_of_ours_that_was_tampered_with_is_refused() {
+fn tampered_native_files_are_rejected() {
     let dir = tempfile::tempdir().unwrap();
     tiny_folder(dir.path());
     let out = dir.path().join("out.safetensors");
@@ -208,12 +209,12 @@ fn a_file_of_ours_that_was_tampered_with_is_refused() {
     assert!(error.contains("has no indrik.matrices"), "{error}");
     let error = with("\\\"rows\\\":96", "\\\"rows\\\":90");
     assert!(error.contains("needs") || error.contains("90"), "{error}");
-    // Floats have no scales: an entry of them, even an empty one, is no file of ours.
+    // Floats have no scales: a scale entry, even an empty one, makes the file invalid.
     let error = with("\\\"int8\\\"", "\\\"bf16\\\"");
     assert!(error.contains("bytes of"), "{error}");
     let error = with("\\\"heads\\\":2", "\\\"heads\\\":0");
     assert!(error.contains("no model has"), "{error}");
 
     let error = Checkpoint::open(&dir.path().join("model.safetensors")).unwrap_err().to_string();
-    assert!(error.contains("name its folder"), "{error}");
+    assert!(error.contains("pass its folder"), "{error}");
 }

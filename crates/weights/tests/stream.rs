@@ -1,4 +1,4 @@
-//! Files into GPU memory on Mesa's CPU driver: the right values, bounded memory, and a clean end when something goes wrong.
+//! Streaming files into GPU memory on Mesa's CPU driver: correct values, bounded memory, and clean failure.
 
 use std::{
     io::Write,
@@ -10,14 +10,13 @@ use std::{
 use checkpoint::{Format, Source, Span, Tensor};
 use gpu::{Arena, Lifetime, Memory};
 use kernels::{Matrix, selftest::Random, transcode::StripMap};
-use tensor::quant;
-use tensor::{Encoding, Layout};
+use tensor::{Encoding, Layout, quant};
 use weights::{
     Error,
     stream::{Control, Destination, Options, stream},
 };
 
-/// Small slots, so that every tensor takes several.
+/// Small slots, so that every tensor needs several.
 fn options() -> Options {
     Options {
         threads: 3,
@@ -95,7 +94,7 @@ fn destinations<'a>(source: &'a Source, matrices: &'a [Matrix]) -> Vec<Destinati
 }
 
 #[test]
-fn every_value_arrives() {
+fn all_values_arrive() {
     let Some(device) = testkit::cpu_device() else { return };
     let dir = tempfile::tempdir().unwrap();
     let model = model(dir.path());
@@ -119,11 +118,11 @@ fn every_value_arrives() {
             assert!(near, "{} value {i} is {got}, expected {value}", tensor.name);
         }
     }
-    assert_eq!(device.allocated_bytes(Lifetime::Staging), 0, "the ring is gone");
+    assert_eq!(device.allocated_bytes(Lifetime::Staging), 0, "the staging ring must be freed");
 }
 
 #[test]
-fn a_read_error_names_file_tensor_and_place_and_leaves_nothing() {
+fn read_errors_name_file_tensor_and_offset_and_free_all_memory() {
     let Some(device) = testkit::cpu_device() else { return };
     let dir = tempfile::tempdir().unwrap();
     let model = model(dir.path());
@@ -144,7 +143,7 @@ fn a_read_error_names_file_tensor_and_place_and_leaves_nothing() {
 }
 
 #[test]
-fn an_error_does_not_wait_for_slots() {
+fn errors_do_not_wait_for_slots() {
     let Some(device) = testkit::cpu_device() else { return };
     let dir = tempfile::tempdir().unwrap();
     let model = model(dir.path());
@@ -154,11 +153,11 @@ fn an_error_does_not_wait_for_slots() {
     let destinations = destinations(&model.source, &matrices);
     let error = stream(&device, &model.source, &destinations, &failing, &Control::default()).unwrap_err();
     assert!(matches!(error, Error::Checkpoint(checkpoint::Error::Read { .. })), "{error}");
-    assert!(start.elapsed() < options().timeout / 2, "it waited for a slot that never came");
+    assert!(start.elapsed() < options().timeout / 2, "waited for a slot that was never released");
 }
 
 #[test]
-fn a_float_that_is_no_number_names_tensor_and_row() {
+fn non_finite_floats_are_reported_with_tensor_and_row() {
     let Some(device) = testkit::cpu_device() else { return };
     let dir = tempfile::tempdir().unwrap();
     for (index, bits) in [(2, &[0x80, 0x7f][..]), (4, &[0, 0, 0xc0, 0x7f][..])] {
@@ -177,14 +176,14 @@ fn a_float_that_is_no_number_names_tensor_and_row() {
             stream(&device, &model.source, &destinations, &options(), &Control::default()).unwrap_err();
         let text = error.to_string();
         assert!(
-            text.contains(&format!("tensor 'tensor.{index}': row 9 has a number that is not finite")),
+            text.contains(&format!("tensor 'tensor.{index}': row 9 has a value that is not finite")),
             "{text}"
         );
     }
 }
 
 #[test]
-fn a_file_that_got_shorter_is_a_read_error() {
+fn truncated_files_are_read_errors() {
     let Some(device) = testkit::cpu_device() else { return };
     let dir = tempfile::tempdir().unwrap();
     let model = model(dir.path());
@@ -197,14 +196,14 @@ fn a_file_that_got_shorter_is_a_read_error() {
 }
 
 #[test]
-fn a_cancelled_load_stops() {
+fn cancelling_stops_the_stream() {
     let Some(device) = testkit::cpu_device() else { return };
     let dir = tempfile::tempdir().unwrap();
     let model = model(dir.path());
     let matrices = allocate(&device, &model.source);
     let destinations = destinations(&model.source, &matrices);
     let control = Control::default();
-    // Stopped from outside once something has been read.
+    // Cancelled once something has been read.
     let error = std::thread::scope(|scope| {
         scope.spawn(|| {
             while control.done.load(Ordering::Relaxed) == 0 {
@@ -212,19 +211,19 @@ fn a_cancelled_load_stops() {
             }
             control.cancel.store(true, Ordering::Relaxed);
         });
-        let one_by_one = Options { threads: 1, slots: 1, slot_bytes: 400, ..options() };
-        stream(&device, &model.source, &destinations, &one_by_one, &control).unwrap_err()
+        let sequential = Options { threads: 1, slots: 1, slot_bytes: 400, ..options() };
+        stream(&device, &model.source, &destinations, &sequential, &control).unwrap_err()
     });
     assert!(matches!(error, Error::Cancelled), "{error}");
     let total: u64 = model.source.tensors.iter().map(|tensor| tensor.data.len).sum();
-    assert!((1..total).contains(&control.done.load(Ordering::Relaxed)), "stopped half-way");
+    assert!((1..total).contains(&control.done.load(Ordering::Relaxed)), "must stop before the end");
     drop(destinations);
     drop(matrices);
     assert_eq!(device.allocated_bytes(Lifetime::Weights) + device.allocated_bytes(Lifetime::Staging), 0);
 }
 
 #[test]
-fn a_lost_device_is_said_and_leaves_nothing() {
+fn device_loss_is_reported_and_frees_all_memory() {
     let Some(device) = testkit::cpu_device() else { return };
     let dir = tempfile::tempdir().unwrap();
     let model = model(dir.path());
@@ -239,13 +238,13 @@ fn a_lost_device_is_said_and_leaves_nothing() {
 }
 
 #[test]
-fn a_scale_that_is_no_number_names_tensor_and_row() {
+fn non_finite_scales_are_reported_with_tensor_and_row() {
     let Some(device) = testkit::cpu_device() else { return };
     let dir = tempfile::tempdir().unwrap();
     let model = model(dir.path());
     let q8 = &model.source.tensors[0];
     let mut content = std::fs::read(&model.source.files[0]).unwrap();
-    // Row 23 has 5 blocks of 34 bytes; the scale of its third one.
+    // Row 23 has 5 blocks of 34 bytes; the scale of the third one.
     let at = (q8.data.offset + (23 * 5 + 2) * 34) as usize;
     content[at..at + 2].copy_from_slice(&half::f16::INFINITY.to_le_bytes());
     std::fs::File::create(&model.source.files[0]).unwrap().write_all(&content).unwrap();
@@ -253,5 +252,5 @@ fn a_scale_that_is_no_number_names_tensor_and_row() {
     let destinations = destinations(&model.source, &matrices);
     let error = stream(&device, &model.source, &destinations, &options(), &Control::default()).unwrap_err();
     let text = error.to_string();
-    assert!(text.contains("a.bin: tensor 'tensor.0': row 23 has a number that is not finite"), "{text}");
+    assert!(text.contains("a.bin: tensor 'tensor.0': row 23 has a value that is not finite"), "{text}");
 }

@@ -13,8 +13,8 @@ use crate::{
 };
 
 impl Config {
-    /// Reads a `config.json`; `path` is used in errors only. Absent values are the defaults of transformers' config class,
-    /// which omits values equal to its defaults when saving.
+    /// Reads a `config.json`; `path` is used in errors only. Absent values are the defaults of transformers'
+    /// config class, which omits values equal to its defaults when saving.
     pub fn from_hf(path: &Path, json: &Value) -> Result<Self> {
         let top = json.as_object().ok_or_else(|| Error::invalid(path, "is not a JSON object"))?;
         let get_top = |key: &str| top.get(key).and_then(MetaValue::from_json);
@@ -71,8 +71,9 @@ impl Config {
             rms_norm_eps: keys.number("rms_norm_eps", Some(1e-6))?,
             vocab: keys.size("vocab_size", MAX_SIZE, Some(defaults.vocab))?,
             max_positions: keys.size("max_position_embeddings", MAX_SIZE, Some(defaults.max_positions))?,
-            // Multimodal configs have these both at the top and nested, and the top ones apply: the published ones have
-            // eos 1 and 106 there, and the text class's default in the nested object after re-saving.
+            // Multimodal configs have these both at the top and nested, and the top ones apply: the published
+            // ones have eos 1 and 106 there, and the text class's default in the nested object after
+            // re-saving.
             tie_embeddings: outer
                 .flag("tie_word_embeddings")?
                 .or(keys.flag("tie_word_embeddings")?)
@@ -110,9 +111,9 @@ fn check_activation(keys: &Keys, family: &Family) -> Result<()> {
 }
 
 impl Rope {
-    /// Older configs have `rope_theta`, `rope_local_base_freq` and `rope_scaling`; newer ones have `rope_parameters`, per
-    /// layer type if layers differ. If both exist, `rope_scaling` wins and the other two are only defaults, as in
-    /// transformers.
+    /// Older configs have `rope_theta`, `rope_local_base_freq` and `rope_scaling`; newer ones have
+    /// `rope_parameters`, per layer type if layers differ. If both exist, `rope_scaling` wins and the other
+    /// two are only defaults, as in transformers.
     fn from_hf(family: &Family, text: &Map<String, Value>, keys: &Keys) -> Result<Self> {
         let path = keys.path;
         let none = Map::new();
@@ -142,8 +143,8 @@ impl Rope {
             "default" => {}
             other => return Err(Rope::unsupported(&local, other)),
         }
-        check_whole_heads(&global)?;
-        check_whole_heads(keys)?;
+        check_full_rotary(&global)?;
+        check_full_rotary(keys)?;
         Ok(Rope {
             theta_global: global.number("rope_theta", Some(theta_global))?,
             theta_local: local.number("rope_theta", Some(theta_local))?,
@@ -157,7 +158,7 @@ impl Rope {
     }
 }
 
-fn check_whole_heads(keys: &Keys) -> Result<()> {
+fn check_full_rotary(keys: &Keys) -> Result<()> {
     if keys.number("partial_rotary_factor", Some(1.0))? == 1.0 {
         return Ok(());
     }

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use crate::error::{Error, Result};
 
-/// Maximum number of layers. Dense models have far fewer; a hostile count would become a long list.
+/// Maximum number of layers. Dense models have far fewer; a malicious count would become a long list.
 pub(crate) const MAX_LAYERS: u32 = 1024;
 /// Maximum width, length or vocabulary size: products of two stay far inside 64 bits.
 pub(crate) const MAX_SIZE: u32 = 1 << 24;

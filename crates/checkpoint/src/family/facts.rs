@@ -28,11 +28,13 @@ pub struct Family {
     pub norms_plus_one: bool,
     /// Names of the norms in a layer; all other tensors have the same names in every family.
     pub(crate) norms: &'static [NameRow],
-    /// Names in config.json, as `model_type` or class, each with the key under which the language model's config is nested.
+    /// Names in config.json, as `model_type` or class, each with the key under which the language model's
+    /// config is nested.
     pub(crate) hf_names: &'static [(&'static str, Option<&'static str>)],
     /// Defaults of transformers' config class, for keys absent from config.json.
     pub(crate) defaults: Defaults,
-    /// Rejects options that config.json allows but no published model uses: ignoring them would give silently wrong output.
+    /// Rejects options that config.json allows but no published model uses: ignoring them would give silently
+    /// wrong output.
     pub(crate) check_hf: fn(&Keys) -> Result<()>,
     /// Applies the family's own GGUF conventions.
     pub(crate) adapt_gguf: fn(&mut Config, &Keys) -> Result<()>,

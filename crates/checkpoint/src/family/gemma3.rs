@@ -63,9 +63,9 @@ fn check_hf(keys: &Keys) -> Result<()> {
 /// Number of layers of the 27B, by which llama.cpp recognises it: its scores are scaled by `hidden / heads`.
 const LAYERS_27B: u32 = 62;
 
-/// For what llama.cpp's converter does not write, we use what llama.cpp assumes: attention scores are divided by the square
-/// root of the head dimension, but of `hidden / heads` in the 27B; every sixth layer has full attention. As in llama.cpp,
-/// a logit soft cap is not applied to models with sliding-window layers.
+/// For what llama.cpp's converter does not write, we use what llama.cpp assumes: attention scores are divided
+/// by the square root of the head dimension, but of `hidden / heads` in the 27B; every sixth layer has full
+/// attention. As in llama.cpp, a logit soft cap is not applied to models with sliding-window layers.
 fn adapt_gguf(config: &mut Config, keys: &Keys) -> Result<()> {
     if keys.has("mm.tokens_per_image") {
         // It omits the RoPE scaling and lists more tokens than embeddings.

@@ -1,5 +1,5 @@
-//! Llama 2 and 3, and models with the same architecture and name: SmolLM2, and GGUF files of Mistral 7B since v0.2, which
-//! has no sliding window.
+//! Llama 2 and 3, and models with the same architecture and name: SmolLM2, and GGUF files of Mistral 7B since
+//! v0.2, which has no sliding window.
 
 use super::facts::{Activation, Defaults, Family, reject_flags};
 use crate::{
@@ -40,7 +40,8 @@ pub(super) const FAMILY: Family = Family {
     adapt_gguf,
 };
 
-/// `post_attention_layernorm` is the norm before the feed-forward block here; in Gemma it is a different norm.
+/// `post_attention_layernorm` is the norm before the feed-forward block here; in Gemma it is a different
+/// norm.
 pub(super) const NORMS: [NameRow; 1] =
     [(Role::FeedForwardNorm, "post_attention_layernorm.weight", "ffn_norm.weight")];
 

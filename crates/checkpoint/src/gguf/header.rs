@@ -164,8 +164,8 @@ impl<'a, R: Read> Header<'a, R> {
         Ok(numbers)
     }
 
-    /// `count` as a size that is safe to allocate: at most `max`, and so many items of at least `min_bytes` each fit into
-    /// the rest of the header.
+    /// `count` as a size that is safe to allocate: at most `max`, and `count` items of at least `min_bytes` each
+    /// fit into the rest of the header.
     pub fn bounded_count(
         &self,
         items: &str,

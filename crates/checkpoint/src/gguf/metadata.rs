@@ -8,8 +8,8 @@ use super::header::{DAMAGED, Header, Subject, shown};
 use super::value::{Array, Strings, Value};
 use crate::error::{Error, Result};
 
-/// Metadata in file order. The typed getters report the key, the expected type and the actual type. Integers convert
-/// between widths if the value fits, and floats between f32 and f64.
+/// Metadata in file order. The typed getters report the key, the expected type and the actual type. Integers
+/// convert between widths if the value fits, and floats between f32 and f64.
 #[derive(Clone, Debug)]
 pub struct Metadata {
     /// The file, for errors.

@@ -1,6 +1,7 @@
 //! Models split into several GGUF files, named `NAME-00001-of-00003.gguf` as llama-gguf-split does.
 //!
-//! Every part is a complete GGUF file with its number and the number of parts; the first holds the model's metadata.
+//! Every part is a complete GGUF file with its number and the number of parts; the first holds the model's
+//! metadata.
 
 use std::path::{Path, PathBuf};
 

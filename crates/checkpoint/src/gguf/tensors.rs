@@ -22,8 +22,8 @@ pub(super) fn count<R: Read>(header: &Header<R>, claimed: u64) -> Result<usize> 
     header.bounded_count("tensors", claimed, MIN_BYTES, MAX_TENSORS, Subject::Field("tensor list"))
 }
 
-/// Reads the list of `claimed` tensors, which refer to file `file`. Offsets are as in the file: relative to the data and
-/// not yet checked.
+/// Reads the list of `claimed` tensors, which refer to file `file`. Offsets are as in the file: relative to
+/// the data and not yet checked.
 pub(super) fn read<R: Read>(header: &mut Header<R>, claimed: u64, file: usize) -> Result<Vec<Tensor>> {
     let count = count(header, claimed)?;
     let mut tensors = Vec::with_capacity(count);
@@ -66,7 +66,8 @@ fn read_one<R: Read>(header: &mut Header<R>, index: usize, count: usize, file: u
     Ok(Tensor { name, shape, encoding, data: Span { file, offset, len }, scales: None })
 }
 
-/// Makes the tensors' offsets absolute, and checks that tensors are aligned, inside the file and do not overlap.
+/// Makes the tensors' offsets absolute, and checks that tensors are aligned, inside the file and do not
+/// overlap.
 pub(super) fn resolve_offsets(
     path: &Path,
     tensors: &mut [Tensor],

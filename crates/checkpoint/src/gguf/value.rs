@@ -109,8 +109,8 @@ impl Strings {
             // A header's limit is far below 4 GiB.
             ends.push(bytes.len() as u32);
         }
-        // Checking all at once takes half the time of one by one: all strings are UTF-8 if their concatenation is and
-        // none ends inside a character.
+        // Checking all at once takes half the time of one by one: all strings are UTF-8 if their
+        // concatenation is and none ends inside a character.
         let not_utf8 = |at: usize| {
             let index = ends.partition_point(|end| *end as usize <= at);
             header.damaged(subject, format!("string {index} of the array is not UTF-8"))

@@ -36,8 +36,9 @@ pub enum HeaderEntry {
     },
 }
 
-/// The start of a native file: the length of the header and the header itself, padded so that the data which follows is
-/// page-aligned. `tokenizer` is where the serialised [`TokenizerData`](crate::tokenizer::TokenizerData) lies in the data.
+/// The start of a native file: the length of the header and the header itself, padded so that the data which
+/// follows is page-aligned. `tokenizer` is where the serialised
+/// [`TokenizerData`](crate::tokenizer::TokenizerData) lies in the data.
 pub fn header(
     config: &Config,
     tensors: &[HeaderEntry],

@@ -1,4 +1,5 @@
-//! Parsing the JSON of a header directly into typed entries: no intermediate tree, no duplicate keys, bounded lengths.
+//! Parsing the JSON of a header directly into typed entries: no intermediate tree, no duplicate keys, bounded
+//! lengths.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,8 +14,8 @@ const MAX_NAME: usize = 512;
 /// Maximum dimensions of a tensor. Weights have one to four; the bound keeps a malicious shape short.
 const MAX_DIMENSIONS: usize = 8;
 
-/// Rejects a string without quoting it, unlike the default visitor: escaping megabytes takes longer than reading them.
-/// The parser only lets a visitor reject values that it requests with `deserialize_any`.
+/// Rejects a string without quoting it, unlike the default visitor: escaping megabytes takes longer than
+/// reading them. The parser only lets a visitor reject values that it requests with `deserialize_any`.
 macro_rules! no_text {
     () => {
         fn visit_str<E: serde::de::Error>(self, _: &str) -> Result<Self::Value, E> {

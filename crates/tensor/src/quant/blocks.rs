@@ -8,8 +8,9 @@ use crate::encoding::Encoding;
 /// Values per super-block: Q4_K, Q5_K, Q6_K.
 pub(super) const SUPER: usize = 256;
 
-/// Decodes blocks to f32, in the order of operations that ggml and the `gguf` package use, so that the results are
-/// bitwise equal to theirs. A scale that is NaN gives NaN values; [`check_scales`](super::check_scales) rejects those.
+/// Decodes blocks to f32, in the order of operations that ggml and the `gguf` package use, so that the
+/// results are bitwise equal to theirs. A scale that is NaN gives NaN values;
+/// [`check_scales`](super::check_scales) rejects those.
 pub fn dequantize(encoding: Encoding, bytes: &[u8], out: &mut [f32]) -> Result<(), QuantError> {
     check_length(encoding, bytes.len(), out.len())?;
     let (size, values) = (encoding.block_bytes() as usize, encoding.block_values() as usize);
@@ -139,8 +140,9 @@ impl SuperBlock {
     }
 }
 
-/// 12 bytes with eight 6-bit scales and eight 6-bit minima. The first four of each are the low 6 bits of bytes 0–3 and
-/// 4–7; the last four have their low 4 bits in bytes 8–11 and their high 2 bits in the top of bytes 0–3 and 4–7.
+/// 12 bytes with eight 6-bit scales and eight 6-bit minima. The first four of each are the low 6 bits of
+/// bytes 0–3 and 4–7; the last four have their low 4 bits in bytes 8–11 and their high 2 bits in the top of
+/// bytes 0–3 and 4–7.
 fn scales_and_mins(bytes: &[u8]) -> ([u8; 8], [u8; 8]) {
     let scale = |j: usize| match j {
         0..4 => bytes[j] & 0x3f,
@@ -153,7 +155,8 @@ fn scales_and_mins(bytes: &[u8]) -> ([u8; 8], [u8; 8]) {
     (std::array::from_fn(scale), std::array::from_fn(min))
 }
 
-/// 128 bytes in four runs of 32; each run holds 64 values, 32 in the low nibbles, then 32 in the high nibbles.
+/// 128 bytes in four runs of 32; each run holds 64 values, 32 in the low nibbles, then 32 in the high
+/// nibbles.
 fn super_block_nibbles(bytes: &[u8]) -> [u8; SUPER] {
     std::array::from_fn(|k| (bytes[k / 64 * 32 + k % 32] >> (k / 32 % 2 * 4)) & 0x0f)
 }
@@ -169,8 +172,8 @@ pub(super) struct SuperBlock6 {
 impl SuperBlock6 {
     pub fn read(bytes: &[u8]) -> Self {
         let (low, high) = (&bytes[..128], &bytes[128..192]);
-        // Two halves of 128 values. Each has 64 bytes with the low 4 bits (64 values in the low nibbles, then 64 in the
-        // high nibbles) and 32 bytes with the high 2 bits of values k, k + 32, k + 64 and k + 96.
+        // Two halves of 128 values. Each has 64 bytes with the low 4 bits (64 values in the low nibbles, then
+        // 64 in the high nibbles) and 32 bytes with the high 2 bits of values k, k + 32, k + 64 and k + 96.
         let q = |k: usize| {
             let (half, within) = (k / 128, k % 128);
             let low = (low[half * 64 + within % 64] >> (within / 64 * 4)) & 0x0f;

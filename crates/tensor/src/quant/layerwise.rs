@@ -27,8 +27,8 @@ pub fn dequantize_layerwise(
     Ok(())
 }
 
-/// Which elements of a tensor's separate scales are needed for `rows` rows of `k` values starting at `first_row`; `None`
-/// for encodings that have no separate scales.
+/// Which elements of a tensor's separate scales are needed for `rows` rows of `k` values starting at
+/// `first_row`; `None` for encodings that have no separate scales.
 pub fn layerwise_scales(
     encoding: Encoding,
     k: usize,
@@ -45,8 +45,8 @@ pub fn layerwise_scales(
     }
 }
 
-/// Converts a tensor to the scheme of [`scheme_for`], within the error stated there. Rows must be multiples of
-/// [`GROUP`].
+/// Converts a tensor to the scheme of [`scheme_for`], within the error stated there. Rows must be multiples
+/// of [`GROUP`].
 pub fn transcode_layerwise(encoding: Encoding, bytes: &[u8], scales: &[f32]) -> Result<Groups, QuantError> {
     check_count(encoding, bytes.len(), scales)?;
     if !bytes.len().is_multiple_of(GROUP) {
@@ -79,7 +79,8 @@ pub fn transcode_layerwise(encoding: Encoding, bytes: &[u8], scales: &[f32]) -> 
     Ok(groups)
 }
 
-/// The code that becomes zero: the zero point, or the nearest code for which every code of the group fits 8 bits.
+/// The code that becomes zero: the zero point, or the nearest code for which every code of the group fits 8
+/// bits.
 fn base(codes: &[u8], zero_point: f32) -> i32 {
     let (low, high) = codes.iter().fold((255, 0), |(low, high), code| (*code.min(&low), *code.max(&high)));
     (zero_point.round() as i32).clamp(i32::from(high) - 127, i32::from(low) + 128)

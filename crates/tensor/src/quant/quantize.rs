@@ -7,12 +7,13 @@ use crate::layout::{GROUP, Scheme};
 
 /// Quantises floats to `int8` or `int4`. Rows must be multiples of [`GROUP`].
 ///
-/// - `int8`: the scale is the largest |value| over 127, rounded to f16. Every value becomes the nearest multiple of the
-///   rounded scale, with an error of at most [`INT8_ERROR`](super::INT8_ERROR) of the largest value.
-/// - `int4`: with only 16 levels, the best scale is usually not the one that just reaches the largest value: clipping
-///   that value a little makes the other 31 finer. So several scales are tried, with the sign that puts the largest value
-///   on the side with 8 levels. Each is followed by the least-squares scale for its integers. The scale with the smallest
-///   squared error is kept.
+/// - `int8`: the scale is the largest |value| over 127, rounded to f16. Every value becomes the nearest
+///   multiple of the rounded scale, with an error of at most [`INT8_ERROR`](super::INT8_ERROR) of the largest
+///   value.
+/// - `int4`: with only 16 levels, the best scale is usually not the one that just reaches the largest value:
+///   clipping that value a little makes the other 31 finer. So several scales are tried, with the sign that
+///   puts the largest value on the side with 8 levels. Each is followed by the least-squares scale for its
+///   integers. The scale with the smallest squared error is kept.
 ///
 /// A value that is not finite, or so large that its scale overflows f16, is an error with the value's index.
 pub fn quantize(values: &[f32], scheme: Scheme) -> Result<Groups, QuantError> {
@@ -50,9 +51,10 @@ pub(super) fn int8_group(values: &[f32; GROUP]) -> (f16, [i8; GROUP]) {
     (scale, round(values, scale.to_f32(), -127.0, 127.0).map(|q| q as i8))
 }
 
-/// The scales that are tried: the largest value is this many quarter steps from zero. On normally distributed values the
-/// relative error is 0.0808, the same as for a search over 140 scales from 5 to 12 steps. Placing the largest value at
-/// −8 only gives 0.0859, at 7 only 0.0968. Both are among the candidates, so no group is worse than with either.
+/// The scales that are tried: the largest value is this many quarter steps from zero. On normally distributed
+/// values the relative error is 0.0808, the same as for a search over 140 scales from 5 to 12 steps. Placing
+/// the largest value at −8 only gives 0.0859, at 7 only 0.0968. Both are among the candidates, so no group is
+/// worse than with either.
 const INT4_QUARTERS: std::ops::RangeInclusive<u8> = 26..=36;
 
 /// 4-bit scale and integers of 32 finite values.
@@ -90,8 +92,8 @@ fn peak(values: &[f32; GROUP]) -> f32 {
 
 /// Each value divided by `scale`, rounded to the nearest integer in `low..=high`, ties to even.
 fn round(values: &[f32; GROUP], scale: f32, low: f32, high: f32) -> [f32; GROUP] {
-    // Adding 1.5·2²³ rounds away all bits below one. Unlike round(), this is not a library call on CPUs whose baseline
-    // has no rounding instruction.
+    // Adding 1.5·2²³ rounds away all bits below one. Unlike round(), this is not a library call on CPUs whose
+    // baseline has no rounding instruction.
     const MAGIC: f32 = 12_582_912.0;
     let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
     let mut q = [0.0; GROUP];
@@ -164,7 +166,8 @@ mod tests {
     use super::super::exactness::{F16_FLOOR, INT8_ERROR};
     use super::*;
 
-    /// Groups with the distribution of weights, from normal to heavy-tailed, and magnitudes from subnormal to large.
+    /// Groups with the distribution of weights, from normal to heavy-tailed, and magnitudes from subnormal to
+    /// large.
     fn any_group(exponents: std::ops::Range<i32>) -> impl Strategy<Value = [f32; GROUP]> {
         (prop::array::uniform32(-1.0_f32..1.0), 1_i32..6, exponents)
             .prop_map(|(values, power, exponent)| values.map(|v| v.powi(power) * 2.0_f32.powi(exponent)))

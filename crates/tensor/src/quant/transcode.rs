@@ -14,8 +14,8 @@ use crate::{
     layout::{GROUP, Scheme},
 };
 
-/// Converts blocks to the scheme of [`scheme_for`], within the error stated there. This is the reference for the GPU
-/// kernel. Rejects exactly what [`check_scales`] rejects.
+/// Converts blocks to the scheme of [`scheme_for`], within the error stated there. This is the reference for
+/// the GPU kernel. Rejects exactly what [`check_scales`] rejects.
 pub fn transcode(encoding: Encoding, bytes: &[u8]) -> Result<Groups, QuantError> {
     let (scheme, _) = scheme_for(encoding);
     if scheme.is_float() {
@@ -34,8 +34,8 @@ pub fn transcode(encoding: Encoding, bytes: &[u8]) -> Result<Groups, QuantError>
     Ok(groups)
 }
 
-/// Checks every scale of a sequence of blocks and rejects those that no weight can have: NaN, infinite, or in a
-/// super-block so large that a group's scale or minimum would overflow f16. Floats have no scales and pass.
+/// Checks every scale of a sequence of blocks and rejects those that no weight can have: NaN, infinite, or in
+/// a super-block so large that a group's scale or minimum would overflow f16. Floats have no scales and pass.
 pub fn check_scales(encoding: Encoding, bytes: &[u8]) -> Result<(), QuantError> {
     let size = encoding.block_bytes() as usize;
     check_length(encoding, bytes.len(), bytes.len() / size * encoding.block_values() as usize)?;
@@ -87,8 +87,9 @@ fn push_block(groups: &mut Groups, block: &Block) {
     groups.push(block.d, block.m.unwrap_or(f16::ZERO), block.q.map(|q| q - shift));
 }
 
-/// A sub-block becomes a group. Its codes are shifted so that the lowest in use is 0: the minimum is then one of the
-/// group's values. Otherwise the stored minimum could be far from all of them, and rounding it would add a visible error.
+/// A sub-block becomes a group. Its codes are shifted so that the lowest in use is 0: the minimum is then one
+/// of the group's values. Otherwise the stored minimum could be far from all of them, and rounding it would
+/// add a visible error.
 fn push_super(groups: &mut Groups, block: &SuperBlock) {
     let shift = if groups.scheme == Scheme::Int4Min { 8 } else { 0 };
     for (sub, codes) in block.q.chunks_exact(GROUP).enumerate() {

@@ -1,5 +1,5 @@
-//! The report for a model that does not fit: how much is missing, and which changes would make it fit. Every advice has
-//! been verified by planning with it.
+//! The report for a model that does not fit: how much is missing, and which changes would make it fit. Every
+//! advice has been verified by planning with it.
 
 use serde::Serialize;
 use tensor::Scheme;
@@ -62,7 +62,8 @@ pub struct Shortfall {
     pub bytes: u64,
     /// What was to be placed.
     pub needed: u64,
-    /// What could be planned with: free in all heaps, less the margins, capped by the memory that is actually free.
+    /// What could be planned with: free in all heaps, less the margins, capped by the memory that is actually
+    /// free.
     pub usable: u64,
     /// The requested context length, in tokens.
     pub context_length: u64,
@@ -130,7 +131,8 @@ fn longest_context(memory: &Memory, demand: &Demand) -> Option<u64> {
     Some(low * CONTEXT_STEP)
 }
 
-/// The same device with `more` bytes of GTT: RADV divides the sum of carve-out and GTT among its heaps, 2 : 1.
+/// The same device with `more` bytes of GTT: RADV divides the sum of carve-out and GTT among its heaps, 2 :
+/// 1.
 fn raise_gtt(memory: &Memory, more: u64) -> Memory {
     let mut raised = memory.clone();
     let single = raised.heaps.len() == 1;

@@ -31,7 +31,8 @@ pub struct KvLayerDemand {
     pub max_tokens: Option<u64>,
 }
 
-/// Bytes of the KV cache for `max_sequences` sequences of `context_length` tokens. Saturates: absurd sizes do not fit.
+/// Bytes of the KV cache for `max_sequences` sequences of `context_length` tokens. Saturates: absurd sizes do
+/// not fit.
 pub fn kv_bytes(layers: &[KvLayerDemand], context_length: u64, max_sequences: u64) -> u64 {
     let layer = |layer: &KvLayerDemand| {
         let tokens = layer.max_tokens.unwrap_or(u64::MAX).min(context_length);

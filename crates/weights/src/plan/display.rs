@@ -7,8 +7,8 @@ use super::{
     placement::{HeapUsage, Placement, Spill},
 };
 
-/// Bytes per second that a discrete GPU reads from host memory: PCIe 4.0 ×16 carries 31.5 GB/s in theory, and about
-/// this much in practice.
+/// Bytes per second that a discrete GPU reads from host memory: PCIe 4.0 ×16 carries 31.5 GB/s in theory, and
+/// about this much in practice.
 const BUS_BANDWIDTH: f64 = 25e9;
 
 /// A number of bytes in binary units.

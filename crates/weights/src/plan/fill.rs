@@ -24,8 +24,8 @@ struct OpenHeap {
     index: usize,
     /// Bytes left.
     free: u64,
-    /// Some content continues elsewhere because this heap was full. From then on it only takes content that fits
-    /// whole: no further tensor is divided for the few bytes that are left.
+    /// Some content continues elsewhere because this heap was full. From then on it only takes content that
+    /// fits whole: no further tensor is divided for the few bytes that are left.
     full: bool,
 }
 
@@ -137,8 +137,8 @@ impl<'a> Filling<'a> {
         if self.is_capped(index) { free.min(self.available) } else { free }
     }
 
-    /// Cuts bytes that fit a heap from its blocks: from the last block if it has room for all of them, else from new
-    /// blocks.
+    /// Cuts bytes that fit a heap from its blocks: from the last block if it has room for all of them, else
+    /// from new blocks.
     fn cut(&mut self, content: Content, heap: usize, mut start: u64, mut bytes: u64, split_unit: u64) {
         let limit = self.memory.max_block();
         let kind = content.block_kind();

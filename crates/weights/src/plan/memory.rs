@@ -27,8 +27,8 @@ impl HeapInfo {
     }
 }
 
-/// What is left free in each heap for the driver itself, pipelines, staging and other programs: `size / divisor`,
-/// clamped to `min..=max` bytes.
+/// What is left free in each heap for the driver itself, pipelines, staging and other programs: `size /
+/// divisor`, clamped to `min..=max` bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Margin {
     /// The margin is the heap's size divided by this.
@@ -40,7 +40,8 @@ pub struct Margin {
 }
 
 impl Default for Margin {
-    /// 1/32, at least 256 MiB (so that the 256 MiB host-visible window of a discrete GPU stays unused), at most 1 GiB.
+    /// 1/32, at least 256 MiB (so that the 256 MiB host-visible window of a discrete GPU stays unused), at
+    /// most 1 GiB.
     fn default() -> Self {
         Self { divisor: 32, min: 256 << 20, max: 1 << 30 }
     }
@@ -71,9 +72,9 @@ pub struct Memory {
     pub unified: bool,
     /// The driver's limit for one allocation, in bytes.
     pub max_allocation: u64,
-    /// Bytes of system memory that are actually free, if known (`MemAvailable`; on unified memory plus the free part of
-    /// the carve-out): the driver's heap sizes do not account for other programs. Caps all heaps on unified memory, and
-    /// the host heaps otherwise.
+    /// Bytes of system memory that are actually free, if known (`MemAvailable`; on unified memory plus the
+    /// free part of the carve-out): the driver's heap sizes do not account for other programs. Caps all heaps
+    /// on unified memory, and the host heaps otherwise.
     pub available: Option<u64>,
     /// What is left free in each heap.
     pub margin: Margin,

@@ -103,7 +103,8 @@ pub struct Spill {
 pub struct Placement {
     /// What to allocate, in order.
     pub blocks: Vec<Block>,
-    /// What to cut from the blocks, in placement order; the extents of one content are in the order of its bytes.
+    /// What to cut from the blocks, in placement order; the extents of one content are in the order of its
+    /// bytes.
     pub extents: Vec<Extent>,
     /// Totals, in the driver's heap order.
     pub heaps: Vec<HeapUsage>,

@@ -1,4 +1,4 @@
-//! A tiny model and a roomy device, for tests that load.
+//! A tiny model and a device with ample memory, for tests that load weights.
 #![allow(dead_code, reason = "not every test binary uses all of it")]
 
 use std::path::Path;
@@ -17,9 +17,9 @@ pub fn tiny_folder(dir: &Path) {
     tiny_folder_with(dir, 50, false);
 }
 
-/// The same with more embedding rows than tokens, or with a head of its own.
-pub fn tiny_folder_with(dir: &Path, embedding_rows: usize, own_head: bool) {
-    let tensors = tiny_tensors(embedding_rows, own_head);
+/// The same with more embedding rows than tokens, or with an untied head.
+pub fn tiny_folder_with(dir: &Path, embedding_rows: usize, untied: bool) {
+    let tensors = tiny_tensors(embedding_rows, untied);
     let mut random = Random::new(3);
     let (mut header, mut data) = (serde_json::Map::new(), Vec::new());
     for (name, shape) in tensors {
@@ -34,26 +34,26 @@ pub fn tiny_folder_with(dir: &Path, embedding_rows: usize, own_head: bool) {
     let header = serde_json::to_vec(&header).unwrap();
     let file = [&(header.len() as u64).to_le_bytes()[..], &header, &data].concat();
     std::fs::write(dir.join("model.safetensors"), file).unwrap();
-    tiny_config(dir, own_head);
+    tiny_config(dir, untied);
 }
 
-fn tiny_config(dir: &Path, own_head: bool) {
+fn tiny_config(dir: &Path, untied: bool) {
     let config = serde_json::json!({
         "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "hidden_size": HIDDEN,
         "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
         "head_dim": 32, "vocab_size": 50, "sliding_window": 8, "query_pre_attn_scalar": 32,
-        "tie_word_embeddings": !own_head,
+        "tie_word_embeddings": !untied,
     });
     std::fs::write(dir.join("config.json"), config.to_string()).unwrap();
 }
 
 /// Names and shapes of the tiny model.
-fn tiny_tensors(embedding_rows: usize, own_head: bool) -> Vec<(String, Vec<usize>)> {
+fn tiny_tensors(embedding_rows: usize, untied: bool) -> Vec<(String, Vec<usize>)> {
     let mut tensors: Vec<(String, Vec<usize>)> = vec![
         ("model.embed_tokens.weight".into(), vec![embedding_rows, HIDDEN]),
         ("model.norm.weight".into(), vec![HIDDEN]),
     ];
-    if own_head {
+    if untied {
         tensors.push(("lm_head.weight".into(), vec![embedding_rows, HIDDEN]));
     }
     for layer in 0..2 {
@@ -76,8 +76,8 @@ fn tiny_tensors(embedding_rows: usize, own_head: bool) -> Vec<(String, Vec<usize
     tensors
 }
 
-/// The same model as a folder that was quantised layer by layer: attention int8_symmetric, feed-forward int4_grouped, the rest
-/// int8_asymmetric.
+/// The same model as a layerwise-quantised folder: attention in int8_symmetric, feed-forward in int4_grouped,
+/// the rest in int8_asymmetric.
 pub fn tiny_layerwise_folder(dir: &Path) {
     tiny_config(dir, false);
     let mut random = Random::new(4);
@@ -114,7 +114,7 @@ pub fn tiny_layerwise_folder(dir: &Path) {
                 let entry = serde_json::json!({ "dtype": dtype, "shape": shape, "data_offsets": [begin, data.len()] });
                 header.insert(name, entry);
             };
-            // Scales first: whole words stay whole words.
+            // Scales first, so that they stay word-aligned.
             let words: Vec<u8> = scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
             add(format!("{name}_scale"), "F32", serde_json::json!([scales.len()]), &words);
             add(name.clone(), dtype, serde_json::json!(shape), &bytes);
@@ -126,7 +126,7 @@ pub fn tiny_layerwise_folder(dir: &Path) {
     }
 }
 
-/// All of it on a device that has plenty.
+/// A placement on a device with ample memory.
 pub fn place(device: &gpu::Device, checkpoint: &Checkpoint) -> plan::Placement {
     let memory = plan::Memory {
         heaps: vec![plan::HeapInfo {
@@ -146,7 +146,7 @@ pub fn place(device: &gpu::Device, checkpoint: &Checkpoint) -> plan::Placement {
     plan::plan(&memory, &demand).unwrap()
 }
 
-/// The rows of a small matrix, straight from the file.
+/// The rows of a small matrix, decoded from the file.
 pub fn rows(checkpoint: &Checkpoint, tensor: &Tensor) -> Vec<Vec<f32>> {
     let values = checkpoint.read_vector(tensor).unwrap();
     values.chunks(tensor.shape[1] as usize).map(<[f32]>::to_vec).collect()
