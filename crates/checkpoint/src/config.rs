@@ -10,7 +10,7 @@ mod keys;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Architecture,
+    architecture::Architecture,
     error::{Error, Result},
 };
 

@@ -97,9 +97,4 @@ impl Encoding {
         row.is_multiple_of(self.block_values()).then_some(())?;
         (values / self.block_values()).checked_mul(self.block_bytes())
     }
-
-    /// The scheme in which the GPU stores a matrix of this encoding.
-    pub fn scheme(self) -> Scheme {
-        crate::quant::scheme_for(self).0
-    }
 }

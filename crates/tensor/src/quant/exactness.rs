@@ -4,6 +4,13 @@ use serde::Serialize;
 
 use crate::{encoding::Encoding, layout::Scheme};
 
+impl Encoding {
+    /// The scheme in which the GPU stores a matrix of this encoding.
+    pub fn scheme(self) -> Scheme {
+        scheme_for(self).0
+    }
+}
+
 /// How exactly a scheme represents the values of an encoding.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
