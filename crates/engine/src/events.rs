@@ -87,7 +87,7 @@ pub struct EventStream {
 }
 
 impl EventStream {
-    /// `finish_early` is shared with the engine: it tells a stream dropped after enough tokens from a
+    /// `finish_early` is shared with the engine, to distinguish a stream dropped after enough tokens from a
     /// cancelled one.
     pub(crate) fn new(events: UnboundedReceiver<Event>, finish_early: Arc<AtomicBool>) -> Self {
         Self { events, finish_early, ended: false }

@@ -223,8 +223,8 @@ impl<B: Backend> Scheduler<B> {
         {
             return false;
         }
-        // Besides its own pages, reserve one per running request for the tokens decoded next, lest this one
-        // be preempted at once, and those that the other prefills still need. A request alone always fits.
+        // Besides its own pages, reserve those that the other prefills still need, and one per running request
+        // for the tokens decoded next, or this one might be preempted at once. A request alone always fits.
         let decode_pages = if alone { 0 } else { self.running() as u32 + 1 };
         let prefill_pages: u32 =
             self.prefilling.iter().map(|prefilling| prefilling.remaining_pages(page_size)).sum();
