@@ -30,7 +30,8 @@ impl GpuBackend {
         Self { runner: Some(runner), capacity, reload: Box::new(reload), trimmed_at: 0 }
     }
 
-    fn runner(&mut self) -> Result<&mut Runner, BackendError> {
+    /// The runner, for use between steps; an error while the device is lost.
+    pub fn runner(&mut self) -> Result<&mut Runner, BackendError> {
         self.runner.as_mut().ok_or_else(|| BackendError::DeviceLost("the device is not open".into()))
     }
 

@@ -1,1 +1,67 @@
 //! Run language models on any Vulkan GPU.
+//!
+//! ```no_run
+//! use indrik::{GenerateOptions, Model, Options};
+//!
+//! # fn main() -> indrik::Result<()> {
+//! let model = Model::open("gemma3:270m", Options::default())?;
+//! let options = GenerateOptions { max_tokens: Some(64), ..GenerateOptions::default() };
+//! for piece in model.generate("The mitochondria is", options)? {
+//!     print!("{}", piece?.text);
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Data flow
+//!
+//! 1. [`ModelFiles::open`] resolves a path or a name of the local store and reads the checkpoint's metadata:
+//!    configuration, tokenizer, chat template. The device is not touched.
+//! 2. [`ModelFiles::load`] opens the device, plans its memory, reads the weights and tunes the kernels. The result is a
+//!    [`Model`]. [`Model::open`] does both steps.
+//! 3. [`Model::engine`] starts the continuous-batching engine on a thread of its own. Everything that generates text is a
+//!    client of it: requests of all clones of a model run in one batch, share the prefix cache and survive a lost device.
+//!    - [`Model::generate`] returns a [`Generation`], a blocking iterator over text and token ids.
+//!    - [`Model::chat`] returns a [`Chat`], which keeps the messages, applies the chat template and parses tool calls.
+//!    - [`router`], [`bind`] and [`serve`] put OpenAI's HTTP API on top.
+//! 4. [`Model::logits`] and [`Model::with_runner`] use the runner directly, between two steps of the engine.
+//!
+//! | type | is | ends with |
+//! |---|---|---|
+//! | [`ModelFiles`] | an opened checkpoint | drop |
+//! | [`Model`] | weights and KV cache in device memory | drop of the last clone, which stops the engine |
+//! | [`Generation`] | one request | [`Generation::finish_completion`], or drop, which cancels |
+//! | [`Chat`], [`Reply`] | a conversation, its next message | [`Reply::finish`], or drop, which discards the message |
+//!
+//! All errors are one enum, [`Error`].
+
+mod backend;
+mod chat;
+mod device;
+mod error;
+mod files;
+mod generate;
+mod load;
+mod memory;
+mod model;
+mod sampling;
+mod serve;
+
+pub use chat::{Chat, ChatReply, Reply, ReplyEvent, ToolChoice};
+pub use device::DeviceSelector;
+pub use error::{Error, Result};
+pub use files::ModelFiles;
+pub use generate::{
+    Completion, FinishReason, GenerateOptions, Generation, GenerationEvent, Piece, Prompt, Timings,
+};
+pub use load::{LoadHooks, LoadProgress, LoadReport, Options, tune};
+pub use memory::device_memory;
+pub use model::Model;
+pub use sampling::{random_seed, recommended_sampling};
+pub use serve::{bind, router, serve};
+
+pub use ::model::{KvScheme, Sampling, language::Language};
+pub use engine::{Engine, Token};
+pub use server::Config as ServerConfig;
+pub use text::{Message, Tool, ToolCall};
+pub use weights::stream::Control;

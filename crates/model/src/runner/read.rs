@@ -141,7 +141,7 @@ impl Runner {
     }
 
     /// Rows of the next chunk of a prompt, of at most `most`: fewer where a step of so many would take too long.
-    pub(super) fn chunk_rows(&self, held: u32, most: usize) -> usize {
+    pub fn chunk_rows(&self, held: u32, most: usize) -> usize {
         let longest = |rows: usize| {
             let depth = held.saturating_add(rows as u32);
             let extent = extent(Count::new(0, rows), depth, Output::None);

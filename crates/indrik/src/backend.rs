@@ -1,0 +1,147 @@
+//! The engine's backend, shared with direct users of the runner.
+//!
+//! The engine's thread drives the backend step by step. [`Model::logits`](crate::Model::logits) and the measurements of a
+//! generation need the same runner between two steps, so the backend sits behind a lock.
+
+use std::{
+    ops::{Deref, DerefMut},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use engine::{Backend, BackendError, Capacity, DecodeRow, GpuBackend, MixedOutput, PrefillChunk, Sampled};
+use model::Sequence;
+
+/// A [`GpuBackend`] backend behind a fair lock. Clones share it.
+#[derive(Clone)]
+pub(crate) struct SharedBackend(Arc<Inner>);
+
+struct Inner {
+    /// Taken by direct users while they wait for the backend. The engine passes through it before each call, so that
+    /// back-to-back steps cannot starve them.
+    turnstile: Mutex<()>,
+    backend: Mutex<GpuBackend>,
+    capacity: Capacity,
+}
+
+/// The backend between two steps of the engine.
+pub(crate) struct Exclusive<'a> {
+    backend: MutexGuard<'a, GpuBackend>,
+    _turnstile: MutexGuard<'a, ()>,
+}
+
+impl Deref for Exclusive<'_> {
+    type Target = GpuBackend;
+    fn deref(&self) -> &GpuBackend {
+        &self.backend
+    }
+}
+
+impl DerefMut for Exclusive<'_> {
+    fn deref_mut(&mut self) -> &mut GpuBackend {
+        &mut self.backend
+    }
+}
+
+impl SharedBackend {
+    pub fn new(backend: GpuBackend) -> Self {
+        let capacity = backend.capacity();
+        Self(Arc::new(Inner { turnstile: Mutex::new(()), backend: Mutex::new(backend), capacity }))
+    }
+
+    /// Waits for the current step and holds off the next one.
+    pub fn exclusive(&self) -> Exclusive<'_> {
+        let turnstile = lock(&self.0.turnstile);
+        Exclusive { backend: lock(&self.0.backend), _turnstile: turnstile }
+    }
+
+    fn for_step(&self) -> MutexGuard<'_, GpuBackend> {
+        drop(lock(&self.0.turnstile));
+        lock(&self.0.backend)
+    }
+}
+
+/// A panic while the lock was held ended one step or one direct use; the backend checks its own state in the next.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Backend for SharedBackend {
+    type Sequence = Sequence;
+
+    fn capacity(&self) -> Capacity {
+        self.0.capacity
+    }
+
+    fn free_pages(&self) -> u32 {
+        self.for_step().free_pages()
+    }
+
+    fn cached_pages(&self) -> u32 {
+        self.for_step().cached_pages()
+    }
+
+    fn shared_pages(&self, text: &[u32]) -> u32 {
+        self.for_step().shared_pages(text)
+    }
+
+    fn start(&mut self, text: &[u32]) -> Result<(Sequence, usize), BackendError> {
+        self.for_step().start(text)
+    }
+
+    fn max_prefill_tokens(&self, decode_rows: usize, depth: u32, budget: Duration) -> usize {
+        let mut backend = self.for_step();
+        match backend.runner() {
+            // Nobody waits for this step but its own sequence: the longest chunk is the fastest.
+            Ok(runner) if self.0.capacity.max_sequences == 1 => {
+                runner.chunk_rows(depth, runner.cache().limits().chunk as usize)
+            }
+            _ => backend.max_prefill_tokens(decode_rows, depth, budget),
+        }
+    }
+
+    fn decode_batch_size(&self, decoding: usize) -> usize {
+        self.for_step().decode_batch_size(decoding)
+    }
+
+    fn decode_run_steps(&self, rows: usize) -> usize {
+        self.for_step().decode_run_steps(rows)
+    }
+
+    fn step_bytes(&self, depths: &[u32]) -> u64 {
+        self.for_step().step_bytes(depths)
+    }
+
+    fn mixed(
+        &mut self,
+        decoding: &mut [DecodeRow<'_, Sequence>],
+        chunks: &mut [PrefillChunk<'_, Sequence>],
+    ) -> Result<MixedOutput, BackendError> {
+        self.for_step().mixed(decoding, chunks)
+    }
+
+    fn decode(
+        &mut self,
+        batch: &mut [DecodeRow<'_, Sequence>],
+        max_steps: usize,
+    ) -> Result<Vec<Vec<Sampled>>, BackendError> {
+        self.for_step().decode(batch, max_steps)
+    }
+
+    fn reset_token_counts(
+        &mut self,
+        sequence: &mut Sequence,
+        prompt: &[u32],
+        generated: &[u32],
+    ) -> Result<(), BackendError> {
+        self.for_step().reset_token_counts(sequence, prompt, generated)
+    }
+
+    fn probe(&mut self) -> Result<(), BackendError> {
+        self.for_step().probe()
+    }
+
+    fn recover(&mut self) -> Result<(), BackendError> {
+        self.for_step().recover()
+    }
+}

@@ -1,0 +1,353 @@
+//! Conversations in the model's own chat format, with tools where its template supports them.
+
+use std::{sync::Arc, time::Duration};
+
+use grammar::{GrammarCompiler, NonCallOutput, ToolCallGrammar, ToolSpec};
+use model::language::Language;
+use text::{Message, Tool, ToolCall, ToolCallEvent, ToolCallFormat, ToolCallParser, ToolSupport};
+
+use crate::{
+    Completion, Error, FinishReason, GenerateOptions, Generation, GenerationEvent, Model, Result, Timings,
+    sampling::random_seed,
+};
+
+/// Share of the context that a reply should have room for, and its bounds in tokens.
+const REPLY_SHARE: usize = 8;
+const REPLY_ROOM: (usize, usize) = (16, 512);
+
+/// Whether the model may or must call a tool.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ToolChoice {
+    /// The model decides.
+    #[default]
+    Auto,
+    /// Every reply is a tool call.
+    Required,
+}
+
+/// A conversation: its messages, and how replies are generated.
+///
+/// Earlier turns are found in the prefix cache, so each reply only prefills what is new. Where the conversation no
+/// longer fits the context, its oldest exchanges are dropped.
+pub struct Chat {
+    model: Model,
+    language: Arc<Language>,
+    /// Instructions before the first message.
+    pub system: Option<String>,
+    /// How replies are generated.
+    pub options: GenerateOptions,
+    messages: Vec<Message>,
+    tools: Option<Tools>,
+}
+
+/// Tools on offer, and how the model writes their calls.
+struct Tools {
+    tools: Vec<Tool>,
+    format: ToolCallFormat,
+    choice: ToolChoice,
+    grammar: grammar::Grammar,
+}
+
+impl Chat {
+    pub(crate) fn new(model: &Model) -> Result<Self> {
+        let language = model.language()?;
+        if language.template.is_none() {
+            return Err(model.files().no_chat_template());
+        }
+        let mut sampling = model.files().recommended_sampling();
+        sampling.seed = random_seed();
+        let options = GenerateOptions { sampling, ..GenerateOptions::default() };
+        Ok(Self { model: model.clone(), language, system: None, options, messages: vec![], tools: None })
+    }
+
+    /// Offers tools to the model. Their calls are constrained to the tools' JSON schemas.
+    pub fn with_tools(mut self, tools: Vec<Tool>, choice: ToolChoice) -> Result<Self> {
+        let unsupported = |reason| Error::ToolsUnsupported { path: self.model.files().path().into(), reason };
+        let template =
+            self.language.template.as_ref().ok_or_else(|| self.model.files().no_chat_template())?;
+        let format = match template.tool_support(&self.language.tokenizer) {
+            ToolSupport::Format(format) => format,
+            ToolSupport::UnknownFormat => return Err(unsupported("writes tool calls in an unknown format")),
+            ToolSupport::None => return Err(unsupported("does not support tools")),
+        };
+        let spec = |(index, tool): (usize, &Tool)| ToolSpec {
+            index,
+            name: tool.name.clone(),
+            parameters: tool.parameters.clone(),
+            strict: false,
+        };
+        let calls = ToolCallGrammar {
+            format: format.clone(),
+            tools: tools.iter().enumerate().map(spec).collect(),
+            parallel: true,
+            without_calls: match choice {
+                ToolChoice::Auto => NonCallOutput::Text,
+                ToolChoice::Required => NonCallOutput::Forbidden,
+            },
+        };
+        let vocab = self.model.files().config().vocab;
+        let compiler = GrammarCompiler::new(&self.language.tokenizer, vocab, &self.language.ends)?;
+        let grammar = compiler.tool_calls(&calls)?;
+        self.tools = Some(Tools { tools, format, choice, grammar });
+        Ok(self)
+    }
+
+    /// The messages so far, without the system message.
+    pub fn messages(&self) -> &[Message] {
+        &self.messages
+    }
+
+    /// Removes all messages. The system message stays.
+    pub fn clear(&mut self) {
+        self.messages.clear();
+    }
+
+    /// Adds a message without asking for a reply: to restore a conversation.
+    pub fn push(&mut self, message: Message) {
+        self.messages.push(message);
+    }
+
+    /// Adds the result of a tool call. [`Chat::reply`] then continues.
+    pub fn push_tool_result(&mut self, call: &ToolCall, content: impl Into<String>) {
+        self.messages.push(Message {
+            tool_call_id: Some(call.id.clone()),
+            name: Some(call.name.clone()),
+            ..Message::new("tool", content)
+        });
+    }
+
+    /// Adds a user message and starts the reply. If the reply fails, is dropped or stays empty, the message is removed
+    /// again.
+    pub fn send(&mut self, text: impl Into<String>) -> Result<Reply<'_>> {
+        self.messages.push(Message::new("user", text));
+        match self.start() {
+            Ok(started) => Ok(Reply::new(self, started, 1)),
+            Err(error) => {
+                self.messages.pop();
+                Err(error)
+            }
+        }
+    }
+
+    /// Starts a reply to the messages so far.
+    pub fn reply(&mut self) -> Result<Reply<'_>> {
+        let started = self.start()?;
+        Ok(Reply::new(self, started, 0))
+    }
+
+    fn start(&mut self) -> Result<Started> {
+        let (prompt, dropped) = self.prompt()?;
+        let mut options = self.options.clone();
+        if let Some(tools) = &self.tools {
+            options.constraint = Some(Box::new(tools.grammar.matcher()));
+            options.visible_control_tokens = tools.format.control_tokens.iter().map(|(_, id)| *id).collect();
+        }
+        let generation = self.model.generate(prompt, options)?;
+        self.messages.drain(..dropped);
+        Ok(Started { generation, dropped })
+    }
+
+    /// The conversation as tokens, and how many of its oldest messages do not fit.
+    fn prompt(&self) -> Result<(Vec<u32>, usize)> {
+        let context = self.model.capacity().context_length;
+        let room = (context as usize / REPLY_SHARE).clamp(REPLY_ROOM.0, REPLY_ROOM.1);
+        let template =
+            self.language.template.as_ref().ok_or_else(|| self.model.files().no_chat_template())?;
+        let tools = self.tools.as_ref().map_or(&[][..], |tools| &tools.tools);
+        // An exchange is dropped as a whole, from one user message to the next. The last one stays.
+        let users = self.messages.iter().enumerate().filter(|(_, message)| message.role == "user");
+        let mut starts: Vec<usize> = users.map(|(at, _)| at).collect();
+        let last = starts.pop().ok_or(Error::EmptyChat)?;
+        if let Some(first) = starts.first_mut() {
+            // What precedes the first user message belongs to it.
+            *first = 0;
+        }
+        for dropped in starts.into_iter().chain([last]) {
+            let system = self.system.iter().map(|system| Message::new("system", system));
+            let messages: Vec<Message> = system.chain(self.messages[dropped..].iter().cloned()).collect();
+            let prompt = template.encode_with_tools(&self.language.tokenizer, &messages, tools, true)?;
+            if prompt.len() + room <= context as usize || dropped == last {
+                model::check_tokens(self.model.files().config(), 0, &prompt, context)?;
+                return Ok((prompt, dropped));
+            }
+        }
+        Err(Error::EmptyChat)
+    }
+}
+
+/// A generation, and how many old messages were dropped for it.
+struct Started {
+    generation: Generation,
+    dropped: usize,
+}
+
+/// A reply in progress: an iterator over its text. Dropping it before [`Reply::finish`] discards it.
+pub struct Reply<'a> {
+    chat: &'a mut Chat,
+    generation: Option<Generation>,
+    calls: Option<ToolCallParser>,
+    content: String,
+    tool_calls: Vec<(String, String)>,
+    dropped: usize,
+    /// Messages to remove again if the reply is discarded.
+    uncommitted: usize,
+}
+
+/// A finished reply.
+#[derive(Clone, Debug)]
+pub struct ChatReply {
+    /// The assistant's message, as it was added to the conversation.
+    pub message: Message,
+    /// Why it ended.
+    pub finish_reason: FinishReason,
+    /// Token ids of the reply, with those that mark tool calls.
+    pub ids: Vec<u32>,
+    /// What was measured.
+    pub timings: Timings,
+}
+
+/// What [`Reply::next_event`] reports.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ReplyEvent {
+    /// Nothing new within the timeout.
+    Waiting {
+        /// Prompt tokens prefilled so far, without cached ones.
+        prefilled: usize,
+        /// Prompt tokens to prefill.
+        total: usize,
+    },
+    /// New text, possibly empty.
+    Text(String),
+    /// The reply has ended: call [`Reply::finish`].
+    Finished(FinishReason),
+}
+
+impl<'a> Reply<'a> {
+    fn new(chat: &'a mut Chat, started: Started, uncommitted: usize) -> Self {
+        let calls = chat
+            .tools
+            .as_ref()
+            .map(|tools| ToolCallParser::new(tools.format.clone(), tools.choice == ToolChoice::Auto));
+        let Started { generation, dropped } = started;
+        let (content, tool_calls) = (String::new(), vec![]);
+        Self { chat, generation: Some(generation), calls, content, tool_calls, dropped, uncommitted }
+    }
+
+    /// Number of old messages that were dropped because the context was full.
+    pub fn dropped_messages(&self) -> usize {
+        self.dropped
+    }
+
+    /// Waits for new text, at most this long.
+    pub fn next_event(&mut self, timeout: Duration) -> Result<ReplyEvent> {
+        let Some(generation) = &mut self.generation else {
+            return Ok(ReplyEvent::Finished(FinishReason::Cancelled));
+        };
+        match generation.next_event(timeout)? {
+            GenerationEvent::Waiting { prefilled } => {
+                let total = generation.prompt_ids().len() - generation.cached_tokens();
+                Ok(ReplyEvent::Waiting { prefilled, total })
+            }
+            GenerationEvent::Piece(piece) => Ok(ReplyEvent::Text(self.push(piece.text))),
+            GenerationEvent::Finished(reason) => Ok(ReplyEvent::Finished(reason)),
+        }
+    }
+
+    /// Ends the reply now. What was generated so far stays.
+    pub fn cancel(&mut self) {
+        if let Some(generation) = &mut self.generation {
+            generation.cancel();
+        }
+    }
+
+    /// Waits for the end, adds the assistant's message to the conversation and returns it.
+    pub fn finish(mut self) -> Result<ChatReply> {
+        while !matches!(self.next_event(Duration::from_secs(60))?, ReplyEvent::Finished(_)) {}
+        let parts = self.calls.as_mut().map(ToolCallParser::finish).unwrap_or_default();
+        self.parts(parts);
+        let Some(generation) = self.generation.take() else { return Err(Error::EmptyChat) };
+        let Completion { ids, finish_reason, timings, .. } = generation.finish_completion()?;
+        let message = self.message();
+        let empty =
+            message.tool_calls.is_empty() && message.content.as_deref().unwrap_or_default().is_empty();
+        if !empty {
+            self.uncommitted = 0;
+            self.chat.messages.push(message.clone());
+        }
+        Ok(ChatReply { message, finish_reason, ids, timings })
+    }
+
+    /// Separates text from tool calls; returns the text.
+    fn push(&mut self, text: String) -> String {
+        match &mut self.calls {
+            None => {
+                self.content += &text;
+                text
+            }
+            Some(reader) => {
+                let parts = reader.push(&text);
+                self.parts(parts)
+            }
+        }
+    }
+
+    fn parts(&mut self, parts: Vec<ToolCallEvent>) -> String {
+        let mut said = String::new();
+        for part in parts {
+            match part {
+                ToolCallEvent::Text(text) => said += &text,
+                ToolCallEvent::Start { name, .. } => self.tool_calls.push((name, String::new())),
+                ToolCallEvent::Arguments(text) => {
+                    if let Some((_, arguments)) = self.tool_calls.last_mut() {
+                        *arguments += &text;
+                    }
+                }
+                ToolCallEvent::Markup(_) => {}
+            }
+        }
+        self.content += &said;
+        said
+    }
+
+    fn message(&self) -> Message {
+        if self.tool_calls.is_empty() {
+            return Message::new("assistant", &*self.content);
+        }
+        // White space before a call belongs to the call.
+        let content = Some(self.content.trim_end()).filter(|text| !text.is_empty()).map(str::to_owned);
+        let earlier: usize = self.chat.messages.iter().map(|message| message.tool_calls.len()).sum();
+        let call = |(number, (name, arguments)): (usize, &(String, String))| ToolCall {
+            // Nine letters and digits, the form that the strictest templates accept.
+            id: format!("call{:05}", earlier + number),
+            name: name.clone(),
+            // Arguments that were cut off are kept as text.
+            arguments: serde_json::from_str(arguments).unwrap_or_else(|_| arguments.as_str().into()),
+        };
+        Message::with_tool_calls(content, self.tool_calls.iter().enumerate().map(call).collect())
+    }
+}
+
+impl Iterator for Reply<'_> {
+    type Item = Result<String>;
+
+    fn next(&mut self) -> Option<Result<String>> {
+        loop {
+            match self.next_event(Duration::from_secs(60)) {
+                Ok(ReplyEvent::Waiting { .. }) => {}
+                Ok(ReplyEvent::Text(text)) => return Some(Ok(text)),
+                Ok(ReplyEvent::Finished(_)) => return None,
+                Err(error) => {
+                    self.generation = None;
+                    return Some(Err(error));
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Reply<'_> {
+    fn drop(&mut self) {
+        let kept = self.chat.messages.len() - self.uncommitted;
+        self.chat.messages.truncate(kept);
+    }
+}

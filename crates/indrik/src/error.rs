@@ -1,0 +1,77 @@
+//! The library's error type.
+
+use std::path::PathBuf;
+
+/// Shorthand used through the crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why a model could not be opened, loaded or run.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// No file has this path and no model in the local store has this name, or the store cannot be read.
+    #[error(transparent)]
+    Store(#[from] store::Error),
+    /// The checkpoint is damaged, incomplete or of an unsupported architecture.
+    #[error(transparent)]
+    Checkpoint(#[from] checkpoint::Error),
+    /// The weights could not be read into device memory.
+    #[error(transparent)]
+    Weights(#[from] weights::Error),
+    /// The model does not fit the device's memory, by the plan that is made before anything is allocated.
+    #[error(transparent)]
+    Memory(#[from] weights::plan::PlanError),
+    /// No usable device, or Vulkan reported an error.
+    #[error(transparent)]
+    Gpu(#[from] gpu::Error),
+    /// A prompt, a limit or a sampling parameter is out of range, or a step failed on the device.
+    #[error(transparent)]
+    Model(#[from] model::Error),
+    /// The tokenizer or the chat template rejected its input, or a stop string is empty.
+    #[error(transparent)]
+    Text(#[from] text::Error),
+    /// A tool's JSON schema cannot be compiled to a grammar.
+    #[error(transparent)]
+    Grammar(#[from] grammar::Error),
+    /// The engine did not accept the request: the queue is full, the prompt too long, or the engine is stopping.
+    #[error(transparent)]
+    Submit(#[from] engine::SubmitError),
+    /// The engine accepted the request and could not complete it.
+    #[error(transparent)]
+    Request(#[from] engine::RequestError),
+    /// The checkpoint has no chat template and its family has no default one.
+    #[error("{} has no chat template, and its family has no default: use `indrik generate` instead of a chat", path.display())]
+    NoChatTemplate {
+        /// The checkpoint.
+        path: PathBuf,
+    },
+    /// Tools were offered to a model whose chat template does not support them.
+    #[error("the chat template of {} {reason}", path.display())]
+    ToolsUnsupported {
+        /// The checkpoint.
+        path: PathBuf,
+        /// What the template lacks.
+        reason: &'static str,
+    },
+    /// A chat was asked for a reply before it had a user message.
+    #[error("the conversation has no user message to reply to")]
+    EmptyChat,
+    /// `max_tokens` is 0.
+    #[error("max_tokens is 0: ask for at least one token")]
+    NoTokensRequested,
+    /// A thread could not be started, or an address could not be bound.
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+}
+
+impl Error {
+    /// The error as the engine's reload callback reports it. A lost device must stay recognisable: it is retried.
+    pub(crate) fn into_model_error(self) -> model::Error {
+        match self {
+            Error::Model(error) => error,
+            Error::Gpu(error) => error.into(),
+            Error::Weights(error) => error.into(),
+            error => model::Error::Limits(error.to_string()),
+        }
+    }
+}

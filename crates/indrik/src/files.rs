@@ -1,0 +1,111 @@
+//! A checkpoint whose files have been opened and checked, before any weight is read.
+
+use std::{
+    path::Path,
+    sync::Arc,
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use checkpoint::{Checkpoint, config::Config};
+use model::{Sampling, language::Language};
+
+use crate::{
+    Error, Model, Result,
+    load::{self, LoadHooks, Options},
+    sampling::recommended_sampling,
+};
+
+/// Context length when none is configured, if the model supports as much.
+const DEFAULT_CONTEXT_LENGTH: u32 = 8192;
+
+/// An opened checkpoint: its configuration, tokenizer and chat template. Cheap to clone.
+///
+/// Opening one reads headers and metadata only, so a wrong path, an unsupported architecture or a prompt that is too
+/// long is reported before the device is touched.
+#[derive(Clone)]
+pub struct ModelFiles {
+    checkpoint: Arc<Checkpoint>,
+}
+
+impl ModelFiles {
+    /// Opens a GGUF file, a Hugging Face folder, a file written by `indrik quantize`, or a model of the local store by
+    /// its name.
+    pub fn open(path_or_name: &str) -> Result<Self> {
+        let path = store::resolve_model(path_or_name)?;
+        Ok(Self { checkpoint: Arc::new(Checkpoint::open(&path)?) })
+    }
+
+    /// The checkpoint.
+    pub fn checkpoint(&self) -> &Checkpoint {
+        &self.checkpoint
+    }
+
+    /// The model's configuration.
+    pub fn config(&self) -> &Config {
+        &self.checkpoint.config
+    }
+
+    /// Where the checkpoint is.
+    pub fn path(&self) -> &Path {
+        &self.checkpoint.path
+    }
+
+    /// The tokenizer, the chat template and the stop tokens. Parsed anew by each call.
+    pub fn language(&self) -> Result<Language> {
+        Ok(Language::of(&self.checkpoint)?)
+    }
+
+    /// The sampling parameters that the model's authors recommend for conversations. The seed is 0.
+    pub fn recommended_sampling(&self) -> Sampling {
+        recommended_sampling(self.config().architecture)
+    }
+
+    /// The context length when none is configured: 8192 tokens, or the model's maximum.
+    pub fn default_context_length(&self) -> u32 {
+        self.config().max_positions.min(DEFAULT_CONTEXT_LENGTH)
+    }
+
+    /// Checks that the model supports a context of this many tokens.
+    pub fn check_context_length(&self, tokens: usize) -> Result<u32> {
+        let most = self.config().max_positions;
+        match u32::try_from(tokens) {
+            Ok(context) if context <= most => Ok(context),
+            _ => Err(model::Error::ContextFull { wanted: tokens as u64, context: most, most }.into()),
+        }
+    }
+
+    /// Loads the weights into device memory. Reports what does not fit before anything is read.
+    pub fn load(&self, options: Options) -> Result<Model> {
+        self.load_with(options, LoadHooks::default())
+    }
+
+    /// Loads with progress reports and cancellation.
+    pub fn load_with(&self, options: Options, hooks: LoadHooks<'_>) -> Result<Model> {
+        load::load_model(self.clone(), options, hooks)
+    }
+
+    /// What the HTTP server needs to know about the model. `id` is its name in requests; the file name if `None`.
+    pub fn served_as(&self, id: Option<String>) -> Result<server::Model> {
+        let path = self.path();
+        let language = self.language()?;
+        // A file is named without its extension; a folder may have a dot in its name.
+        let name = if path.is_file() { path.file_stem() } else { path.file_name() };
+        let name = name.map(|name| name.to_string_lossy().into_owned());
+        let modified =
+            std::fs::metadata(path).and_then(|data| data.modified()).unwrap_or(SystemTime::UNIX_EPOCH);
+        Ok(server::Model {
+            id: id.or(name).unwrap_or_else(|| "model".to_owned()),
+            created: modified.duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs()),
+            tokenizer: language.tokenizer,
+            vocab_size: self.config().vocab,
+            stop_token_ids: language.ends,
+            chat_template: language.template,
+            sampling: self.recommended_sampling(),
+        })
+    }
+
+    /// The error for a checkpoint that cannot chat.
+    pub(crate) fn no_chat_template(&self) -> Error {
+        Error::NoChatTemplate { path: self.path().to_owned() }
+    }
+}

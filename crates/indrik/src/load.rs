@@ -1,0 +1,265 @@
+//! From an opened checkpoint to a model in device memory.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use engine::GpuBackend;
+use gpu::{AdapterInfo, Device};
+use kernels::matmul::tuning::BUDGET;
+use model::{KvScheme, Limits, Runner, TuningReport, When};
+use weights::{blueprint::Blueprint, plan, stream, stream::Control};
+
+use crate::{DeviceSelector, Error, Model, ModelFiles, Result, memory::device_memory};
+
+/// Interval of [`LoadProgress::Weights`] reports.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Delays between attempts to reopen a lost device: a driver takes a moment to reset a GPU.
+const RELOAD_DELAYS: [Duration; 3] =
+    [Duration::from_millis(500), Duration::from_secs(2), Duration::from_secs(5)];
+
+/// Timeout of a step: Mesa's CPU driver on a busy machine takes minutes; no GPU takes that long.
+const STEP_TIMEOUT: Duration = Duration::from_secs(300);
+
+/// How a model is loaded and run.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Device by index or part of its name; the fastest one if `None`.
+    pub device: Option<String>,
+    /// Maximum number of concurrent sequences (batch size).
+    pub max_sequences: u32,
+    /// Context length per sequence in tokens; [`ModelFiles::default_context_length`] if `None`.
+    pub context_length: Option<u32>,
+    /// Total KV cache capacity in tokens; enough for `max_sequences` full contexts if `None`.
+    pub kv_cache_tokens: Option<u32>,
+    /// Keep the KV pages of finished sequences for later prompts that start with the same tokens.
+    pub prefix_cache: bool,
+    /// Prefill chunk size in tokens; chosen for the device if `None`.
+    pub prefill_chunk: Option<u32>,
+    /// Storage format of keys and values; f16 if `None`, or f32 with `all_logits`.
+    pub kv_scheme: Option<KvScheme>,
+    /// Batch-invariant (bitwise reproducible) logits; slower at batch 1.
+    pub reproducible: bool,
+    /// Plan memory for the logits of every prompt token, as [`Model::logits`] computes them.
+    pub all_logits: bool,
+    /// Time after which a step is considered hung and the device lost.
+    pub step_timeout: Duration,
+    /// Maximum number of requests waiting for a free sequence.
+    pub queue_capacity: usize,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            device: None,
+            max_sequences: 1,
+            context_length: None,
+            kv_cache_tokens: None,
+            prefix_cache: true,
+            prefill_chunk: None,
+            kv_scheme: None,
+            reproducible: false,
+            all_logits: false,
+            step_timeout: STEP_TIMEOUT,
+            queue_capacity: engine::Options::default().queue_capacity,
+        }
+    }
+}
+
+/// What loading is doing.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum LoadProgress<'a> {
+    /// Weights are being read into device memory. Reported every 50 ms.
+    Weights {
+        /// Bytes read so far.
+        bytes: u64,
+        /// Bytes to read.
+        total_bytes: u64,
+        /// Average rate so far.
+        bytes_per_second: f64,
+    },
+    /// Matrix products that this device has not run before are being timed. Happens once per device and model.
+    Tuning {
+        /// Number of products to time.
+        products: usize,
+    },
+    /// Tuning is done.
+    Tuned {
+        /// Number of products that were timed.
+        products: usize,
+        /// What was found.
+        tuned: &'a TuningReport,
+    },
+    /// Tuning failed; the model runs with the default kernels.
+    TuningFailed {
+        /// Why.
+        error: &'a gpu::Error,
+    },
+}
+
+/// Progress reports and cancellation of a load.
+#[derive(Clone)]
+pub struct LoadHooks<'a> {
+    /// Called from the loading thread and from one beside it.
+    pub progress: &'a (dyn Fn(LoadProgress<'_>) + Sync),
+    /// Cancels the load when its flag is set.
+    pub control: Arc<Control>,
+    /// Cancels reloading after the device was lost.
+    pub reload_control: Arc<Control>,
+}
+
+impl Default for LoadHooks<'_> {
+    fn default() -> Self {
+        Self { progress: &|_| (), control: Arc::default(), reload_control: Arc::default() }
+    }
+}
+
+/// What loading found out.
+#[derive(Clone, Debug)]
+pub struct LoadReport {
+    /// The device.
+    pub device: AdapterInfo,
+    /// From opening the device to the last weight in its memory.
+    pub seconds: f64,
+    /// Result of autotuning.
+    pub tuned: TuningReport,
+    /// The memory plan, per heap.
+    pub heaps: Vec<plan::HeapUsage>,
+}
+
+/// Loads the model and hands its runner to a backend that can reload it.
+pub(crate) fn load_model(files: ModelFiles, options: Options, hooks: LoadHooks<'_>) -> Result<Model> {
+    let (runner, report) = load(&files, &options, &hooks.control, hooks.progress)?;
+    let reload = {
+        let (files, options, control) = (files.clone(), options.clone(), hooks.reload_control.clone());
+        move || reload(&files, &options, &control)
+    };
+    Ok(Model::new(files, options, report, GpuBackend::new(runner, reload)))
+}
+
+/// Opens the device, plans its memory, reads the weights, tunes, and makes a runner.
+fn load(
+    files: &ModelFiles,
+    options: &Options,
+    control: &Control,
+    progress: &(dyn Fn(LoadProgress<'_>) + Sync),
+) -> Result<(Runner, LoadReport)> {
+    let start = Instant::now();
+    let selector = DeviceSelector { name: options.device.as_deref(), ..DeviceSelector::default() };
+    // The instance must outlive every use of the device in this function.
+    let (_instance, device) = selector.open()?;
+    let limits = limits(files, options, device.info())?;
+    let output_rows = match options.all_logits {
+        true => limits.chunk.min(model::MAX_OUTPUT_ROWS),
+        false => options.max_sequences,
+    };
+    let (model, heaps) = load_weights(&device, files, limits, output_rows, control, progress)?;
+    let mut model = if options.reproducible { model.with_reproducible(true) } else { model };
+    let seconds = start.elapsed().as_secs_f64();
+    let tuned = tune(&mut model, progress)?;
+    let runner = Runner::new(Arc::new(model), limits)?.with_step_time(options.step_timeout);
+    Ok((runner, LoadReport { device: device.info().clone(), seconds, tuned, heaps }))
+}
+
+/// The runner's limits on this device.
+fn limits(files: &ModelFiles, options: &Options, device: &AdapterInfo) -> Result<Limits> {
+    let context = match options.context_length {
+        Some(context) => files.check_context_length(context as usize)?,
+        None => files.default_context_length(),
+    };
+    let mut limits = Limits::new(device, files.config(), options.max_sequences, context);
+    limits.pages = options.kv_cache_tokens.map(|tokens| tokens.div_ceil(limits.page));
+    limits = if options.reproducible { limits.reproducible() } else { limits };
+    limits.chunk = options.prefill_chunk.unwrap_or(limits.chunk);
+    limits.prefix = options.prefix_cache;
+    limits.kv = match (options.kv_scheme, options.all_logits) {
+        (Some(kv), _) => kv,
+        (None, false) => KvScheme::F16,
+        (None, true) => KvScheme::F32,
+    };
+    Ok(limits)
+}
+
+/// Plans the placement of weights, KV cache and scratch memory, and reads the weights.
+fn load_weights(
+    device: &Device,
+    files: &ModelFiles,
+    limits: Limits,
+    output_rows: u32,
+    control: &Control,
+    progress: &(dyn Fn(LoadProgress<'_>) + Sync),
+) -> Result<(model::Model, Vec<plan::HeapUsage>)> {
+    let checkpoint = files.checkpoint();
+    let blueprint = Blueprint::new(checkpoint)?;
+    let demand = blueprint.demand(&checkpoint.config, &limits.room(&checkpoint.config, output_rows));
+    let placement = plan::plan(&device_memory(device.info()), &demand)?;
+    let total_bytes = blueprint.file_bytes();
+    let done = AtomicBool::new(false);
+    let start = Instant::now();
+    let model = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                let bytes = control.done.load(Ordering::Relaxed);
+                let bytes_per_second = bytes as f64 / start.elapsed().as_secs_f64();
+                progress(LoadProgress::Weights { bytes, total_bytes, bytes_per_second });
+                std::thread::sleep(PROGRESS_INTERVAL);
+            }
+        });
+        let _done = SetOnDrop(&done);
+        model::Model::load(device, checkpoint, &placement, &stream::Options::default(), control)
+    });
+    Ok((model?.0, placement.heaps))
+}
+
+/// Sets a flag when it goes out of scope, also by a panic, so that a thread watching the flag ends.
+struct SetOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for SetOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Times the matrix products of a model that this device has not run before.
+pub fn tune(model: &mut model::Model, progress: &(dyn Fn(LoadProgress<'_>) + Sync)) -> Result<TuningReport> {
+    let mut products = 0;
+    let tuned = model.tune(When::Worthwhile, BUDGET, |count| {
+        products = count;
+        progress(LoadProgress::Tuning { products });
+    });
+    match tuned {
+        Err(model::Error::Gpu(error)) if !matches!(error, gpu::Error::DeviceLost { .. }) => {
+            progress(LoadProgress::TuningFailed { error: &error });
+            Ok(TuningReport::default())
+        }
+        Err(error) => Err(error.into()),
+        Ok(tuned) => {
+            if products > 0 {
+                progress(LoadProgress::Tuned { products, tuned: &tuned });
+            }
+            Ok(tuned)
+        }
+    }
+}
+
+/// Loads the model again after its device was lost.
+fn reload(files: &ModelFiles, options: &Options, control: &Control) -> model::Result<Runner> {
+    let mut delays = RELOAD_DELAYS.iter();
+    loop {
+        match (load(files, options, control, &|_| ()), delays.next()) {
+            (Ok((runner, _)), _) => return Ok(runner),
+            _ if control.cancel.load(Ordering::Relaxed) => return Err(model::Error::Cancelled),
+            (Err(error), Some(delay)) => {
+                tracing::warn!("the device cannot be reopened yet: {error}; next attempt in {delay:?}");
+                std::thread::sleep(*delay);
+            }
+            (Err(error), None) => return Err(Error::into_model_error(error)),
+        }
+    }
+}

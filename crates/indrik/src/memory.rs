@@ -1,0 +1,39 @@
+//! Device memory as the placement planner sees it.
+
+use gpu::{AdapterInfo, AdapterKind};
+use telemetry::System;
+use weights::plan::{Gtt, HeapInfo, Margin, Memory};
+
+/// Free system memory that is not planned for: the staging ring, pipelines and other programs need some.
+const SYSTEM_RESERVE: u64 = 512 << 20;
+
+/// The memory of a device: its heaps, bounded by what the system really has free.
+pub fn device_memory(info: &AdapterInfo) -> Memory {
+    let system = System::new();
+    let amd = system.amd_gpus().into_iter().next().filter(|_| {
+        info.kind == AdapterKind::Integrated && info.vendor_id == u32::from(telemetry::VENDOR_AMD)
+    });
+    let total = system.memory();
+    let gtt =
+        amd.as_ref().and_then(|card| Some(Gtt { size: card.gtt_total?, system: total.as_ref()?.total }));
+    let vram_free = amd
+        .as_ref()
+        .map_or(0, |card| card.vram_total.unwrap_or(0).saturating_sub(card.vram_used.unwrap_or(0)));
+    let heap = |heap: &gpu::Heap| HeapInfo {
+        size: heap.size,
+        budget: heap.budget,
+        used: heap.used.unwrap_or(0),
+        device_local: heap.device_local,
+        host_visible: heap.host_visible,
+    };
+    Memory {
+        heaps: info.heaps.iter().map(heap).collect(),
+        unified: info.unified_memory,
+        max_allocation: info.caps.max_allocation,
+        available: total
+            .and_then(|memory| memory.available)
+            .map(|available| (available + vram_free).saturating_sub(SYSTEM_RESERVE)),
+        margin: Margin::default(),
+        gtt,
+    }
+}

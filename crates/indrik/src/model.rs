@@ -1,0 +1,147 @@
+//! A loaded model.
+
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+
+use engine::{Capacity, Engine, GpuBackend};
+use model::{Runner, language::Language};
+
+use crate::{
+    Chat, Error, GenerateOptions, Generation, LoadReport, ModelFiles, Options, Prompt, Result,
+    backend::SharedBackend,
+};
+
+/// A model in device memory, ready to run. Cheap to clone; clones share weights, KV cache and engine.
+///
+/// The memory is freed when the last clone is dropped. That stops the engine first: requests in flight fail with
+/// [`engine::RequestError::Stopped`].
+#[derive(Clone)]
+pub struct Model(Arc<Inner>);
+
+struct Inner {
+    files: ModelFiles,
+    options: Options,
+    report: LoadReport,
+    backend: SharedBackend,
+    engine: RwLock<Option<Engine>>,
+    language: OnceLock<Arc<Language>>,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // Waits for the engine's thread: it must not use the device while the process exits.
+        if let Some(engine) = self.engine.get_mut().unwrap_or_else(PoisonError::into_inner).take() {
+            engine.stop();
+        }
+    }
+}
+
+impl Model {
+    /// Opens a checkpoint by path or by its name in the local store, and loads it.
+    pub fn open(path_or_name: &str, options: Options) -> Result<Self> {
+        ModelFiles::open(path_or_name)?.load(options)
+    }
+
+    pub(crate) fn new(files: ModelFiles, options: Options, report: LoadReport, backend: GpuBackend) -> Self {
+        Self(Arc::new(Inner {
+            files,
+            options,
+            report,
+            backend: SharedBackend::new(backend),
+            engine: RwLock::new(None),
+            language: OnceLock::new(),
+        }))
+    }
+
+    /// The checkpoint that was loaded.
+    pub fn files(&self) -> &ModelFiles {
+        &self.0.files
+    }
+
+    /// The options it was loaded with.
+    pub fn options(&self) -> &Options {
+        &self.0.options
+    }
+
+    /// Device, load time, tuning and memory plan.
+    pub fn load_report(&self) -> &LoadReport {
+        &self.0.report
+    }
+
+    /// Number of sequences, context length and KV cache size that the model was loaded for.
+    pub fn capacity(&self) -> Capacity {
+        engine::Backend::capacity(&self.0.backend)
+    }
+
+    /// The tokenizer, the chat template and the stop tokens. An error if the checkpoint has no tokenizer.
+    pub fn language(&self) -> Result<Arc<Language>> {
+        if let Some(language) = self.0.language.get() {
+            return Ok(language.clone());
+        }
+        let language = Arc::new(self.files().language()?);
+        Ok(self.0.language.get_or_init(|| language).clone())
+    }
+
+    /// The continuous-batching engine over this model, started by the first call.
+    ///
+    /// Requests of all clones run in the same batch. After a lost device the engine reopens it, loads the model again
+    /// and recomputes the requests in flight.
+    pub fn engine(&self) -> Result<Engine> {
+        if let Some(engine) = &*self.0.engine.read().unwrap_or_else(PoisonError::into_inner) {
+            return Ok(engine.clone());
+        }
+        let mut slot = self.0.engine.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(engine) = &*slot {
+            return Ok(engine.clone());
+        }
+        let options =
+            engine::Options { queue_capacity: self.0.options.queue_capacity, ..engine::Options::default() };
+        let engine = Engine::start(self.0.backend.clone(), options)?;
+        Ok(slot.insert(engine).clone())
+    }
+
+    /// Starts to generate from a text or from token ids. Blocks only to record GPU programs that do not exist yet.
+    pub fn generate(&self, prompt: impl Into<Prompt>, options: GenerateOptions) -> Result<Generation> {
+        Generation::start(self, prompt.into(), options)
+    }
+
+    /// A new conversation, with the sampling parameters that the model's authors recommend and a random seed.
+    pub fn chat(&self) -> Result<Chat> {
+        Chat::new(self)
+    }
+
+    /// The logits after each token of a prompt: one row of `vocab` values per token.
+    ///
+    /// Needs a free sequence. Load with [`Options::all_logits`] so that the memory plan covers it.
+    pub fn logits(&self, ids: &[u32]) -> Result<Vec<Vec<f32>>> {
+        let mut rows = Vec::with_capacity(ids.len());
+        self.with_runner(|runner| {
+            let mut sequence = runner.start()?;
+            runner.logits(&mut sequence, ids, |row| {
+                rows.push(row.to_vec());
+                Ok(())
+            })
+        })?;
+        Ok(rows)
+    }
+
+    /// Runs `work` on the runner between two steps of the engine: for scoring, and for measurements.
+    ///
+    /// Do not keep the runner's `Arc<model::Model>`: after a lost device its memory could not be freed.
+    pub fn with_runner<T>(&self, work: impl FnOnce(&mut Runner) -> model::Result<T>) -> Result<T> {
+        let mut backend = self.0.backend.exclusive();
+        let runner = backend.runner().map_err(|_| Error::Request(engine::RequestError::DeviceLost))?;
+        Ok(work(runner)?)
+    }
+
+    /// Records the GPU programs that a server uses again and again: decode steps of every batch size, prompts of every
+    /// length, greedy and with the recommended sampling. Saves the pipeline cache.
+    pub fn prepare_serving(&self) -> Result<()> {
+        let samplings = [model::Sampling::default(), self.files().recommended_sampling()];
+        self.with_runner(|runner| {
+            runner.prepare_serving(&samplings)?;
+            // Now rather than at the end, which a killed process does not reach.
+            runner.model().device.save_cache();
+            Ok(())
+        })
+    }
+}

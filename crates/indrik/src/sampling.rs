@@ -1,0 +1,22 @@
+//! Sampling defaults.
+
+use checkpoint::Architecture;
+use model::Sampling;
+
+/// The sampling parameters that the authors of a model family recommend for conversations. The seed is 0.
+pub fn recommended_sampling(architecture: Architecture) -> Sampling {
+    let (temperature, top_k, top_p) = match architecture {
+        Architecture::Gemma3 => (1.0, 64, 0.95),
+        // Meta gives no top-k; 50 is the default of transformers.
+        Architecture::Llama => (0.6, 50, 0.9),
+        Architecture::Qwen2 => (0.7, 20, 0.8),
+        Architecture::Qwen3 => (0.6, 20, 0.95),
+    };
+    Sampling { temperature, top_k, top_p, ..Sampling::default() }
+}
+
+/// A seed that differs from call to call. Below 2⁵³, so that it survives JSON parsers that only know doubles.
+pub fn random_seed() -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+    RandomState::new().hash_one(std::process::id()) >> 11
+}
