@@ -1,41 +1,28 @@
-//! From `-m MODEL` to a model that runs.
+//! From `-m MODEL` to a loaded model, with progress on the terminal.
 
-use std::{
-    path::PathBuf,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::{Duration, Instant},
-};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use checkpoint::Checkpoint;
 use clap::{Args, ValueEnum};
-use gpu::{AdapterInfo, Device, Instance, format_bytes};
-use kernels::matmul::tuning::BUDGET;
-use model::{KvScheme, Limits, Model, Runner, TuneMode, TuningReport, language::Language};
+use gpu::format_bytes;
+use indrik::{Control, KvScheme, LoadHooks, LoadProgress, Model, ModelFiles, Options};
+use model::TuningReport;
 use serde::Deserialize;
-use weights::{
-    blueprint::Blueprint,
-    plan,
-    stream::{Control, Options},
-};
 
-use crate::{device::Choice, memory, output};
+use crate::output;
 
-/// Which model, and how it is run; the same for every command that runs one.
+/// Which model to run, and how; shared by all commands that run one.
 #[derive(Args, Clone)]
 pub struct ModelArguments {
-    /// A GGUF file, a Hugging Face folder, a file that `indrik quantize` wrote, or a name in the local store
+    /// GGUF file, Hugging Face folder, file written by `indrik quantize`, or name in the local store
     #[arg(short, long, value_name = "MODEL")]
     pub model: String,
-    /// Rows of a step when a prompt is read (default: 512, or up to 2048 where there are matrix units and memory for it; 64 on a CPU driver)
-    #[arg(long, value_name = "ROWS", value_parser = clap::value_parser!(u32).range(1..=4096))]
-    pub chunk: Option<u32>,
-    /// How keys and values are stored (default: f16; f32 for `eval`, which measures the model and not its cache)
+    /// Prefill chunk size in tokens (default: 512; up to 2048 with matrix units and enough memory; 64 on a CPU driver)
+    #[arg(long, alias = "chunk", value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub prefill_chunk: Option<u32>,
+    /// Storage format of the KV cache (default: f16; `eval` uses f32, so that it measures the model and not its cache)
     #[arg(long, value_name = "TYPE")]
     pub kv: Option<Kv>,
-    /// The same logits bit by bit, whatever the batch and the chunks; one sequence alone is slower for it
+    /// Batch-invariant (bitwise reproducible) logits; slower at batch 1
     #[arg(long)]
     pub reproducible: bool,
     /// Device by index or part of its name
@@ -51,7 +38,7 @@ pub enum Kv {
     F16,
     /// 32-bit floats
     F32,
-    /// 8-bit integers with a scale for every 32: about half of f16
+    /// 8-bit integers with one scale per 32: about half the size of f16
     Int8,
 }
 
@@ -75,186 +62,86 @@ impl From<Kv> for KvScheme {
     }
 }
 
-/// What is made of the logits.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Outputs {
-    /// A token.
-    Sampled,
-    /// Those of every position are compared with others: keys and values are kept in f32 then, unless --kv says otherwise.
-    Every,
-}
-
-/// How much a runner is loaded for.
-#[derive(Clone, Copy)]
-pub struct Space {
-    /// Sequences at a time.
-    pub sequences: u32,
-    /// Positions of each.
-    pub context: u32,
-    /// Positions of all together; none is as many as all may have.
-    pub positions: Option<u32>,
-    /// Whether what was read and written is kept for texts that begin alike.
-    pub prefix: bool,
-}
-
-/// A checkpoint whose files have been looked at; no weight has been read.
-pub struct Opened {
-    arguments: ModelArguments,
-    pub checkpoint: Checkpoint,
-}
-
-/// A model in GPU memory. The instance goes last.
-pub struct Loaded {
-    pub runner: Runner,
-    pub device: Device,
-    pub load_seconds: f64,
-    /// What was found out about this device's products after that.
-    pub tuned: TuningReport,
-    /// What lies in which heap.
-    pub heaps: Vec<plan::HeapUsage>,
-    _instance: Instance,
-}
-
 impl ModelArguments {
-    /// Looks at the model's files.
-    pub fn open(&self) -> anyhow::Result<Opened> {
-        let path: PathBuf = store::resolve_model(&self.model)?;
-        Ok(Opened { arguments: self.clone(), checkpoint: Checkpoint::open(&path)? })
-    }
-}
-
-impl Opened {
-    /// Its tokenizer and chat template.
-    pub fn language(&self) -> anyhow::Result<Language> {
-        Ok(Language::of(&self.checkpoint)?)
+    /// Opens the checkpoint.
+    pub fn open(&self) -> anyhow::Result<ModelFiles> {
+        Ok(ModelFiles::open(&self.model)?)
     }
 
-    /// Positions of a conversation where nobody says how many.
-    pub fn usual_context(&self) -> u32 {
-        self.checkpoint.config.max_positions.min(8192)
-    }
-
-    /// Whether a sequence of `wanted` positions is within what the model knows.
-    pub fn check_context(&self, wanted: usize) -> anyhow::Result<u32> {
-        let most = self.checkpoint.config.max_positions;
-        match u32::try_from(wanted) {
-            Ok(context) if context <= most => Ok(context),
-            _ => Err(model::Error::ContextLengthExceeded {
-                tokens: wanted as u64,
-                context_length: most,
-                max_context_length: most,
-            }
-            .into()),
+    /// Load options for one sequence.
+    pub fn options(&self) -> Options {
+        Options {
+            device: self.device.clone(),
+            prefill_chunk: self.prefill_chunk,
+            kv_scheme: self.kv.map(KvScheme::from),
+            reproducible: self.reproducible,
+            ..Options::default()
         }
     }
 
-    /// Loads it, with room for one sequence of `context` positions. Says what does not fit before anything is read.
-    pub fn load(&self, context: u32, outputs: Outputs) -> anyhow::Result<Loaded> {
-        let space = Space { sequences: 1, context, positions: None, prefix: true };
-        self.load_for(space, outputs, &output::control(), &|_| ())
-    }
-
-    /// The same with room for several. `control` stops it, and `watch` is told what is being done.
-    pub fn load_for(
-        &self,
-        space: Space,
-        outputs: Outputs,
-        control: &Control,
-        watch: &(dyn Fn(&str) + Sync),
-    ) -> anyhow::Result<Loaded> {
-        let start = Instant::now();
-        let arguments = &self.arguments;
-        let choice = Choice { wanted: arguments.device.as_deref(), ..Choice::default() };
-        let (instance, device) = choice.open()?;
-        let mut limits = Limits::new(device.info(), &self.checkpoint.config, space.sequences, space.context);
-        limits.max_pages = space.positions.map(|positions| positions.div_ceil(limits.page_size));
-        limits = if arguments.reproducible { limits.reproducible() } else { limits };
-        limits.prefill_chunk = arguments.chunk.unwrap_or(limits.prefill_chunk);
-        limits.prefix_cache = space.prefix;
-        limits.kv_scheme = match (arguments.kv, outputs) {
-            (Some(kv), _) => kv.into(),
-            (None, Outputs::Sampled) => KvScheme::F16,
-            (None, Outputs::Every) => KvScheme::F32,
-        };
-        let rows = match outputs {
-            Outputs::Sampled => space.sequences,
-            Outputs::Every => limits.prefill_chunk.min(model::MAX_OUTPUT_ROWS),
-        };
-        let (model, heaps) = load(&device, &self.checkpoint, limits, rows, control, watch)?;
-        let mut model = if arguments.reproducible { model.with_reproducible(true) } else { model };
-        let load_seconds = start.elapsed().as_secs_f64();
-        watch("products are tuned for this GPU");
-        let tuned = tune(&mut model)?;
-        let runner = Runner::new(Arc::new(model), limits)?;
-        Ok(Loaded { runner, device, load_seconds, tuned, heaps, _instance: instance })
+    /// Loads the model for one sequence of `context_length` tokens, with progress on the terminal. Ctrl-C cancels.
+    pub fn load(&self, files: &ModelFiles, context_length: u32) -> anyhow::Result<Model> {
+        load(files, Options { context_length: Some(context_length), ..self.options() })
     }
 }
 
-impl Loaded {
-    /// The device.
-    pub fn info(&self) -> &AdapterInfo {
-        self.device.info()
-    }
-}
-
-fn load(
-    device: &Device,
-    checkpoint: &Checkpoint,
-    limits: Limits,
-    outputs: u32,
-    control: &Control,
-    watch: &(dyn Fn(&str) + Sync),
-) -> anyhow::Result<(Model, Vec<plan::HeapUsage>)> {
-    let blueprint = Blueprint::new(checkpoint)?;
-    let demand = blueprint.demand(&checkpoint.config, &limits.reservation(&checkpoint.config, outputs));
-    let placement = plan::plan(&memory::of(device.info()), &demand)?;
-    let total = blueprint.file_bytes();
-    let done = AtomicBool::new(false);
-    let start = Instant::now();
-    let model = std::thread::scope(|scope| {
-        scope.spawn(|| {
-            let mut progress = output::Progress::new();
-            while !done.load(Ordering::Relaxed) {
-                let read = control.done.load(Ordering::Relaxed);
-                let speed = read as f64 / start.elapsed().as_secs_f64() / 1e9;
-                let text =
-                    format!("loading {} of {}, {speed:.1} GB/s", format_bytes(read), format_bytes(total));
-                progress.say(&text);
-                watch(&text);
-                std::thread::sleep(Duration::from_millis(50));
-            }
-        });
-        let _done = output::SetOnDrop(&done);
-        Model::load(device, checkpoint, &placement, &Options::default(), control)
-    });
-    Ok((model?.0, placement.heaps))
-}
-
-/// Times the products of a model that this device has not met yet; says so, since it happens once and takes a moment.
-pub fn tune(model: &mut Model) -> anyhow::Result<TuningReport> {
-    let mut progress = output::Progress::new();
-    let mut count = 0;
-    let tuned = model.tune(TuneMode::Auto, BUDGET, |products| {
-        count = products;
-        progress.say(&format!("tuning {products} products for this GPU"));
-    });
-    drop(progress);
-    let tuned = match tuned {
-        Err(model::Error::Gpu(error)) if !matches!(error, gpu::Error::DeviceLost { .. }) => {
-            // What the policy chose runs without it.
-            note!("the products were not tuned for this GPU: {error}; set INDRIK_TUNE=off to leave it out");
-            return Ok(TuningReport::default());
-        }
-        tuned => tuned?,
+/// Loads the model with progress on the terminal. Ctrl-C cancels.
+pub fn load(files: &ModelFiles, options: Options) -> anyhow::Result<Model> {
+    let progress = Terminal::default();
+    let hooks = LoadHooks {
+        progress: &|stage| progress.show(stage),
+        control: output::control(),
+        reload_control: Arc::new(Control::default()),
     };
-    if count > 0 {
-        let left =
-            if tuned.left > 0 { format!(", {} left for the next start", tuned.left) } else { String::new() };
-        note!(
-            "tuning {count} products for this GPU: {:.1} s, {} changed{left}",
-            tuned.seconds,
-            tuned.changed()
-        );
+    Ok(files.load_with(options, hooks)?)
+}
+
+/// Tunes a model that was loaded without the library, with progress on the terminal.
+pub fn tune(model: &mut model::Model) -> anyhow::Result<TuningReport> {
+    let progress = Terminal::default();
+    Ok(indrik::tune(model, &|stage| progress.show(stage))?)
+}
+
+/// Load progress as one line of the terminal. Reports come from two threads.
+#[derive(Default)]
+pub struct Terminal(Mutex<output::Progress>);
+
+impl Terminal {
+    /// Shows a stage; what remains worth knowing is printed on a line of its own.
+    pub fn show(&self, stage: LoadProgress<'_>) {
+        let mut line = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match stage {
+            LoadProgress::Tuned { products, tuned } => {
+                line.clear();
+                let left = match tuned.left {
+                    0 => String::new(),
+                    left => format!(", {left} left for the next start"),
+                };
+                note!(
+                    "tuned {products} matrix products for this GPU in {:.1} s, {} changed{left}",
+                    tuned.seconds,
+                    tuned.changed()
+                );
+            }
+            LoadProgress::TuningFailed { error } => {
+                line.clear();
+                note!("tuning for this GPU failed: {error}; set INDRIK_TUNE=off to skip it");
+            }
+            stage => line.say(&describe(stage)),
+        }
     }
-    Ok(tuned)
+}
+
+/// A stage in words.
+pub fn describe(stage: LoadProgress<'_>) -> String {
+    match stage {
+        LoadProgress::Weights { bytes, total_bytes, bytes_per_second } => format!(
+            "loading {} of {}, {:.1} GB/s",
+            format_bytes(bytes),
+            format_bytes(total_bytes),
+            bytes_per_second / 1e9
+        ),
+        LoadProgress::Tuning { products } => format!("tuning {products} matrix products for this GPU"),
+        _ => "tuning for this GPU".to_owned(),
+    }
 }

@@ -6,10 +6,8 @@
 mod output;
 
 mod commands;
-mod device;
 mod loading;
 mod logging;
-mod memory;
 mod sampling;
 mod speed;
 

@@ -46,6 +46,7 @@ pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
 }
 
 /// One line on the terminal that says what is going on; nothing when nobody watches.
+#[derive(Default)]
 pub struct Progress {
     shown: bool,
 }

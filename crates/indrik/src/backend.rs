@@ -94,7 +94,7 @@ impl Backend for SharedBackend {
         match backend.runner() {
             // Nobody waits for this step but its own sequence: the longest chunk is the fastest.
             Ok(runner) if self.0.capacity.max_sequences == 1 => {
-                runner.chunk_rows(depth, runner.cache().limits().chunk as usize)
+                runner.chunk_rows(depth, runner.cache().limits().prefill_chunk as usize)
             }
             _ => backend.max_prefill_tokens(decode_rows, depth, budget),
         }

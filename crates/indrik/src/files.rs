@@ -67,10 +67,15 @@ impl ModelFiles {
 
     /// Checks that the model supports a context of this many tokens.
     pub fn check_context_length(&self, tokens: usize) -> Result<u32> {
-        let most = self.config().max_positions;
+        let max_context_length = self.config().max_positions;
         match u32::try_from(tokens) {
-            Ok(context) if context <= most => Ok(context),
-            _ => Err(model::Error::ContextFull { wanted: tokens as u64, context: most, most }.into()),
+            Ok(length) if length <= max_context_length => Ok(length),
+            _ => Err(model::Error::ContextLengthExceeded {
+                tokens: tokens as u64,
+                context_length: max_context_length,
+                max_context_length,
+            }
+            .into()),
         }
     }
 

@@ -9,7 +9,7 @@ use std::{
 };
 
 use engine::{Engine, Event, EventStream, Request, Sampling, Token};
-use model::Setup;
+use model::SetupTime;
 use text::{DecodeSpecial, Detokenizer, StopMatcher, TokenConstraint};
 
 use crate::{Error, Model, Result};
@@ -60,8 +60,8 @@ pub struct GenerateOptions {
     pub stop_token_ids: Option<Vec<u32>>,
     /// A constraint that the completion must satisfy, for example a [`grammar::Matcher`].
     pub constraint: Option<Box<dyn TokenConstraint>>,
-    /// Control tokens whose text is part of the output; by default none is.
-    pub(crate) visible_control_tokens: Vec<u32>,
+    /// Control tokens whose text is part of the output, for example the markers of tool calls. By default none is.
+    pub visible_control_tokens: Vec<u32>,
 }
 
 /// Why a completion ended.
@@ -121,7 +121,7 @@ pub struct Completion {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Timings {
     /// Compiling pipelines and recording programs that did not exist yet, before the prompt was submitted.
-    pub setup: Setup,
+    pub setup: SetupTime,
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
     /// Of those, tokens found in the prefix cache.
@@ -176,7 +176,7 @@ pub struct Generation {
 
 /// When things happened, and counters as they were before.
 struct Clock {
-    setup: Setup,
+    setup: SetupTime,
     submitted: Instant,
     first_token: Option<Instant>,
     ended: Option<Instant>,
@@ -219,9 +219,8 @@ impl Generation {
             (None, Some(language)) => language.ends.clone(),
             (None, None) => config.eos.clone(),
         };
-        // The last token is never fed back, so it needs no room.
-        let room = context_length - prompt.len() as u32 + 1;
-        let max_tokens = NonZeroU32::new(max_tokens.unwrap_or(room)).ok_or(Error::NoTokensRequested)?;
+        // Without a maximum the context length ends it.
+        let max_tokens = NonZeroU32::new(max_tokens.unwrap_or(u32::MAX)).ok_or(Error::NoTokensRequested)?;
 
         let engine = model.engine()?;
         let (setup, read_back_before) = prepare(model, &prompt, &sampling)?;
@@ -394,7 +393,7 @@ impl Generation {
             let positions = first_position..first_position + decode_steps as u32;
             let bytes = positions
                 .map(|position| model.bytes_per_step() + runner.cache().bytes_read(&model.config, position));
-            Ok((bytes.sum(), runner.usage().read_back))
+            Ok((bytes.sum(), runner.counters().read_back))
         })?;
         Ok(Timings {
             setup: clock.setup,
@@ -431,9 +430,9 @@ impl Iterator for Generation {
 
 /// Records the programs that the prompt and its completion need, so that the time to first token measures the work alone.
 /// Returns what that took, and how many bytes the host had read back before.
-fn prepare(model: &Model, prompt: &[u32], sampling: &Sampling) -> Result<(Setup, u64)> {
+fn prepare(model: &Model, prompt: &[u32], sampling: &Sampling) -> Result<(SetupTime, u64)> {
     model.with_runner(|runner| {
-        let before = runner.setup();
+        let before = runner.setup_time();
         // A sequence started for the prompt holds what the prefix cache has of it. Without a free one, the request waits
         // behind others, and its time to first token means little.
         if let Ok(sequence) = runner.start_with(prompt) {
@@ -441,7 +440,7 @@ fn prepare(model: &Model, prompt: &[u32], sampling: &Sampling) -> Result<(Setup,
             drop(sequence);
             runner.prepare(prompt.len() - cached, sampling)?;
         }
-        Ok((runner.setup() - before, runner.usage().read_back))
+        Ok((runner.setup_time() - before, runner.counters().read_back))
     })
 }
 

@@ -9,9 +9,9 @@ use std::{
 };
 
 use engine::GpuBackend;
-use gpu::{AdapterInfo, Device};
+use gpu::{AdapterInfo, Device, Tier};
 use kernels::matmul::tuning::BUDGET;
-use model::{KvScheme, Limits, Runner, TuningReport, When};
+use model::{KvScheme, Limits, Runner, TuneMode, TuningReport};
 use weights::{blueprint::Blueprint, plan, stream, stream::Control};
 
 use crate::{DeviceSelector, Error, Model, ModelFiles, Result, memory::device_memory};
@@ -125,12 +125,16 @@ impl Default for LoadHooks<'_> {
 pub struct LoadReport {
     /// The device.
     pub device: AdapterInfo,
+    /// Tier of kernels in use on the device.
+    pub tier: Option<Tier>,
     /// From opening the device to the last weight in its memory.
     pub seconds: f64,
     /// Result of autotuning.
     pub tuned: TuningReport,
     /// The memory plan, per heap.
     pub heaps: Vec<plan::HeapUsage>,
+    /// Storage format of the KV cache.
+    pub kv_scheme: KvScheme,
 }
 
 /// Loads the model and hands its runner to a backend that can reload it.
@@ -156,15 +160,17 @@ fn load(
     let (_instance, device) = selector.open()?;
     let limits = limits(files, options, device.info())?;
     let output_rows = match options.all_logits {
-        true => limits.chunk.min(model::MAX_OUTPUT_ROWS),
+        true => limits.prefill_chunk.min(model::MAX_OUTPUT_ROWS),
         false => options.max_sequences,
     };
     let (model, heaps) = load_weights(&device, files, limits, output_rows, control, progress)?;
     let mut model = if options.reproducible { model.with_reproducible(true) } else { model };
     let seconds = start.elapsed().as_secs_f64();
     let tuned = tune(&mut model, progress)?;
-    let runner = Runner::new(Arc::new(model), limits)?.with_step_time(options.step_timeout);
-    Ok((runner, LoadReport { device: device.info().clone(), seconds, tuned, heaps }))
+    let runner = Runner::new(Arc::new(model), limits)?.with_step_timeout(options.step_timeout);
+    let (info, tier) = (device.info().clone(), device.caps().tier());
+    let report = LoadReport { device: info, tier, seconds, tuned, heaps, kv_scheme: limits.kv_scheme };
+    Ok((runner, report))
 }
 
 /// The runner's limits on this device.
@@ -174,11 +180,11 @@ fn limits(files: &ModelFiles, options: &Options, device: &AdapterInfo) -> Result
         None => files.default_context_length(),
     };
     let mut limits = Limits::new(device, files.config(), options.max_sequences, context);
-    limits.pages = options.kv_cache_tokens.map(|tokens| tokens.div_ceil(limits.page));
+    limits.max_pages = options.kv_cache_tokens.map(|tokens| tokens.div_ceil(limits.page_size));
     limits = if options.reproducible { limits.reproducible() } else { limits };
-    limits.chunk = options.prefill_chunk.unwrap_or(limits.chunk);
-    limits.prefix = options.prefix_cache;
-    limits.kv = match (options.kv_scheme, options.all_logits) {
+    limits.prefill_chunk = options.prefill_chunk.unwrap_or(limits.prefill_chunk);
+    limits.prefix_cache = options.prefix_cache;
+    limits.kv_scheme = match (options.kv_scheme, options.all_logits) {
         (Some(kv), _) => kv,
         (None, false) => KvScheme::F16,
         (None, true) => KvScheme::F32,
@@ -197,7 +203,7 @@ fn load_weights(
 ) -> Result<(model::Model, Vec<plan::HeapUsage>)> {
     let checkpoint = files.checkpoint();
     let blueprint = Blueprint::new(checkpoint)?;
-    let demand = blueprint.demand(&checkpoint.config, &limits.room(&checkpoint.config, output_rows));
+    let demand = blueprint.demand(&checkpoint.config, &limits.reservation(&checkpoint.config, output_rows));
     let placement = plan::plan(&device_memory(device.info()), &demand)?;
     let total_bytes = blueprint.file_bytes();
     let done = AtomicBool::new(false);
@@ -229,7 +235,7 @@ impl Drop for SetOnDrop<'_> {
 /// Times the matrix products of a model that this device has not run before.
 pub fn tune(model: &mut model::Model, progress: &(dyn Fn(LoadProgress<'_>) + Sync)) -> Result<TuningReport> {
     let mut products = 0;
-    let tuned = model.tune(When::Worthwhile, BUDGET, |count| {
+    let tuned = model.tune(TuneMode::Auto, BUDGET, |count| {
         products = count;
         progress(LoadProgress::Tuning { products });
     });

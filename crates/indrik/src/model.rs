@@ -99,6 +99,15 @@ impl Model {
         Ok(slot.insert(engine).clone())
     }
 
+    /// Stops the engine and waits for its thread. Requests in flight fail with [`engine::RequestError::Stopped`], and
+    /// later ones are rejected.
+    pub fn stop(&self) {
+        let engine = self.0.engine.read().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some(engine) = engine {
+            engine.stop();
+        }
+    }
+
     /// Starts to generate from a text or from token ids. Blocks only to record GPU programs that do not exist yet.
     pub fn generate(&self, prompt: impl Into<Prompt>, options: GenerateOptions) -> Result<Generation> {
         Generation::start(self, prompt.into(), options)

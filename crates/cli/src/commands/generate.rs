@@ -2,28 +2,21 @@
 
 use std::{
     io::{IsTerminal, Read},
-    ops::ControlFlow,
     process::ExitCode,
     sync::atomic::Ordering,
+    time::Duration,
 };
 
 use anyhow::{Context, bail};
 use clap::Args;
-use model::{
-    Sampling,
-    generate::{Event, Finish, Request, generate},
-};
+use indrik::{Completion, FinishReason, GenerateOptions, GenerationEvent, ModelFiles, Prompt};
+use model::Sampling;
 use serde_json::json;
-use text::{DecodeSpecial, Detokenizer, StopMatcher};
+use text::StopMatcher;
 
-use crate::{
-    loading::{ModelArguments, Opened, Outputs},
-    output,
-    sampling::SamplingArguments,
-    speed::Speed,
-};
+use crate::{loading::ModelArguments, output, sampling::SamplingArguments, speed::Speed};
 
-/// Completes a text; ends with the speed that was measured
+/// Completes a text, and prints the measured speed
 #[derive(Args)]
 #[command(after_help = "Examples:\n  indrik generate -m gemma3:270m -p \"The mitochondria is\"\n  \
                         indrik generate -m gemma-3-1b-it.gguf -p \"Once upon a time\" -n 200 -t 0.8 --seed 7\n  \
@@ -31,152 +24,137 @@ use crate::{
 pub struct Arguments {
     #[command(flatten)]
     model: ModelArguments,
-    /// The text to go on from; from standard input where neither it nor --ids is given
+    /// Prompt (default: standard input, unless --ids is given)
     #[arg(short, long, value_name = "TEXT", conflicts_with = "ids")]
     prompt: Option<String>,
-    /// Token ids in place of a text, as in 2,818,66673: taken as they are
+    /// Prompt as token ids, used as they are, as in 2,818,66673
     #[arg(long, value_delimiter = ',', value_name = "IDS")]
     ids: Option<Vec<u32>>,
-    /// Most tokens to generate
+    /// Maximum number of tokens to generate
     #[arg(short, long = "tokens", value_name = "N", default_value_t = 128,
           value_parser = clap::value_parser!(u32).range(1..))]
     n: u32,
     #[command(flatten)]
     sampling: SamplingArguments,
-    /// Stop before this text; may be given several times
+    /// Stop before this text; repeatable
     #[arg(long, value_name = "TEXT")]
     stop: Vec<String>,
-    /// Positions that prompt and answer may have together (default: as many as they need)
+    /// Context length in tokens, prompt and completion together (default: as long as needed)
     #[arg(short, long, value_parser = clap::value_parser!(u32).range(1..))]
     context: Option<u32>,
-    /// Go on where the model would end
+    /// Continue past the model's stop tokens
     #[arg(long)]
     ignore_end: bool,
-    /// Print one JSON object: prompt_ids, tokens, text and measured speeds
+    /// Print one JSON object: prompt_ids, tokens, text and measured speed
     #[arg(long)]
     json: bool,
 }
 
+/// How often Ctrl-C is checked and the progress line updated while nothing is generated.
+const POLL: Duration = Duration::from_millis(50);
+
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let opened = arguments.model.open()?;
-    // Ids need no tokenizer; where there is none they are all that is printed.
-    let language = match (model::language::Language::of(&opened.checkpoint), &arguments.ids) {
+    let files = arguments.model.open()?;
+    // Everything that can be wrong with the arguments is reported before the model is loaded. Ids need no tokenizer.
+    let language = match (files.language(), &arguments.ids) {
         (Ok(language), _) => Some(language),
-        (Err(model::Error::NoTokenizer { .. }), Some(_)) => None,
+        (Err(indrik::Error::Model(model::Error::NoTokenizer { .. })), Some(_)) => None,
         (Err(error), _) => return Err(error.into()),
     };
     if language.is_none() && !arguments.stop.is_empty() {
-        bail!("--stop needs a tokenizer, and {} has none", opened.checkpoint.path.display());
+        bail!("--stop needs a tokenizer, and {} has none", files.path().display());
     }
     let prompt = match (&arguments.ids, &language) {
         (Some(ids), _) => ids.clone(),
         (None, Some(language)) => language.tokenizer.encode_prompt(&prompt_text(arguments)?),
         (None, None) => unreachable!("without ids there is a tokenizer or an error"),
     };
-    check(&opened, arguments, &prompt)?;
+    check(&files, arguments, &prompt)?;
     let sampling = arguments.sampling.sampling(&Sampling::default());
-    sampling.check(opened.checkpoint.config.vocab)?;
-    let mut stops = StopMatcher::new(&arguments.stop)?;
-    let most = arguments.n as usize;
-    let context = match arguments.context {
-        Some(context) => opened.check_context(context as usize)?,
-        // The last token of the answer is never read.
-        None => opened.check_context(prompt.len() + most - 1)?,
+    sampling.check(files.config().vocab)?;
+    StopMatcher::new(&arguments.stop)?;
+    let context_length = match arguments.context {
+        Some(context) => files.check_context_length(context as usize)?,
+        // The last token is never fed back.
+        None => files.check_context_length(prompt.len() + arguments.n as usize - 1)?,
     };
-    let mut ends = match (&language, arguments.ignore_end) {
-        (_, true) => vec![],
-        (Some(language), false) => language.ends.clone(),
-        (None, false) => opened.checkpoint.config.eos.clone(),
-    };
-    ends.sort_unstable();
 
-    let mut loaded = opened.load(context, Outputs::Sampled)?;
-    let mut sequence = loaded.runner.start()?;
+    let model = arguments.model.load(&files, context_length)?;
+    let options = GenerateOptions {
+        max_tokens: Some(arguments.n),
+        sampling: sampling.clone(),
+        stop: arguments.stop.clone(),
+        stop_token_ids: arguments.ignore_end.then(Vec::new),
+        ..GenerateOptions::default()
+    };
+    let mut generation = model.generate(Prompt::Ids(prompt.clone()), options)?;
     let control = output::control();
-    let mut detokenizer =
-        language.as_ref().map(|language| Detokenizer::new(&language.tokenizer, DecodeSpecial::Skip));
-    let mut text = String::new();
     let mut progress = output::Progress::new();
-    let mut failed = None;
-    let request = Request { prompt: &prompt, most, sampling: &sampling, ends: &ends };
-    let generated = generate(&mut loaded.runner, &mut sequence, &request, |event| {
-        match event {
-            Event::Read(read) if read < prompt.len() => {
-                progress.say(&format!("read {read} of {} tokens", prompt.len()))
+    loop {
+        match generation.next_event(POLL)? {
+            GenerationEvent::Waiting { prefilled } if prefilled > 0 && prefilled < prompt.len() => {
+                progress.say(&format!("prefilled {prefilled} of {} tokens", prompt.len()));
             }
-            Event::Read(_) => progress.clear(),
-            Event::Token(sampled) => {
-                let (piece, stopped) = match &mut detokenizer {
-                    Some(detokenizer) => stops.push(&detokenizer.push(sampled.token)),
-                    None => (format!("{} ", sampled.token), false),
-                };
-                text += &piece;
-                if !arguments.json
-                    && let Err(error) = output::print(&piece)
-                {
-                    failed = Some(error);
-                }
-                if stopped || failed.is_some() {
-                    return ControlFlow::Break(());
+            GenerationEvent::Waiting { .. } => {}
+            GenerationEvent::Piece(piece) => {
+                progress.clear();
+                if !arguments.json {
+                    match (&language, &piece.token) {
+                        (None, Some(token)) => output::print(&format!("{} ", token.id))?,
+                        _ => output::print(&piece.text)?,
+                    }
                 }
             }
+            GenerationEvent::Finished(_) => break,
         }
         if control.cancel.load(Ordering::Relaxed) {
-            ControlFlow::Break(())
-        } else {
-            ControlFlow::Continue(())
+            generation.cancel();
         }
-    })?;
+    }
     drop(progress);
-    if let Some(error) = failed {
-        return Err(error);
-    }
-    if !stops.stopped() {
-        let rest = detokenizer.map(Detokenizer::finish).unwrap_or_default();
-        let (mut rest, stopped) = stops.push(&rest);
-        if !stopped {
-            rest += &stops.finish().0;
-        }
-        text += &rest;
-        if !arguments.json {
-            output::print(&rest)?;
-        }
-    }
-    let cancelled = control.cancel.load(Ordering::Relaxed);
+    let Completion { text, ids, finish_reason, timings } = generation.finish_completion()?;
+    let cancelled = finish_reason == FinishReason::Cancelled;
     if !arguments.json {
         output::print("\n")?;
     }
-    let speed = Speed::of(&loaded.device, &generated)?;
-    let info = loaded.info();
+    let speed = Speed::measure(&model, &timings)?;
+    let report = model.load_report();
     if arguments.json {
+        let finish = match finish_reason {
+            FinishReason::StopToken => "end",
+            FinishReason::StopString => "stop",
+            FinishReason::MaxTokens => "length",
+            FinishReason::ContextLength => "context",
+            FinishReason::Cancelled => "cancelled",
+        };
         output::print_json(&json!({
-            "model": opened.checkpoint.path, "device": info.name, "driver": info.driver,
-            "prompt_ids": prompt, "tokens": generated.tokens, "text": language.is_some().then_some(text),
-            "finish": if cancelled { json!("cancelled") } else { json!(generated.finish) },
-            "sampling": sampling, "load_seconds": loaded.load_seconds, "tuning": loaded.tuned, "speed": speed,
+            "model": files.path(), "device": report.device.name, "driver": report.device.driver,
+            "prompt_ids": prompt, "tokens": ids, "text": language.is_some().then_some(text),
+            "finish": finish, "sampling": sampling, "load_seconds": report.seconds, "tuning": report.tuned,
+            "speed": speed,
         }))?;
     } else {
-        let end = match generated.finish {
-            _ if cancelled => " (stopped)",
-            Finish::Length => " (as long as asked for)",
-            Finish::Context => " (the context is full)",
-            Finish::End | Finish::Stop => "",
+        let note = match finish_reason {
+            FinishReason::Cancelled => " (cancelled)",
+            FinishReason::MaxTokens => " (max tokens reached)",
+            FinishReason::ContextLength => " (context full)",
+            FinishReason::StopToken | FinishReason::StopString => "",
         };
-        note!("\n{}, loaded in {:.1} s\n{speed}{end}", info.name, loaded.load_seconds);
+        note!("\n{}, loaded in {:.1} s\n{speed}{note}", report.device.name, report.seconds);
     }
     Ok(if cancelled { ExitCode::from(130) } else { ExitCode::SUCCESS })
 }
 
-/// What can be said of a prompt before the model is loaded.
-fn check(opened: &Opened, arguments: &Arguments, prompt: &[u32]) -> anyhow::Result<()> {
-    let config = &opened.checkpoint.config;
-    // A prompt that is nothing but the beginning is as empty as none.
+/// Checks the prompt before the model is loaded.
+fn check(files: &ModelFiles, arguments: &Arguments, prompt: &[u32]) -> anyhow::Result<()> {
+    let config = files.config();
+    // A text of which only the beginning-of-sequence token remains is empty.
     let only_bos = arguments.ids.is_none() && prompt.iter().all(|token| Some(*token) == config.bos);
     if only_bos {
         return Err(model::Error::EmptyPrompt.into());
     }
-    let context = arguments.context.unwrap_or(config.max_positions);
-    Ok(model::check_tokens(config, 0, prompt, context)?)
+    let context_length = arguments.context.unwrap_or(config.max_positions);
+    Ok(model::check_tokens(config, 0, prompt, context_length)?)
 }
 
 fn prompt_text(arguments: &Arguments) -> anyhow::Result<String> {
@@ -184,7 +162,7 @@ fn prompt_text(arguments: &Arguments) -> anyhow::Result<String> {
         return Ok(prompt.clone());
     }
     if std::io::stdin().is_terminal() {
-        bail!("there is no prompt: give one with -p TEXT or --ids, or on standard input");
+        bail!("no prompt: give one with -p TEXT, --ids IDS or on standard input");
     }
     let mut bytes = Vec::new();
     std::io::stdin().lock().read_to_end(&mut bytes).context("standard input")?;
@@ -192,6 +170,6 @@ fn prompt_text(arguments: &Arguments) -> anyhow::Result<String> {
         let at = error.utf8_error().valid_up_to();
         anyhow::anyhow!("standard input is not UTF-8 (byte {at}): convert it first, for example with iconv")
     })?;
-    // The newline that ends a line of a shell is not part of the prompt.
+    // The newline that `echo` adds is not part of the prompt.
     Ok(text.strip_suffix('\n').map_or(text.clone(), str::to_string))
 }

@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, process::ExitCode};
 use checkpoint::{Checkpoint, Tensor, config::LayerType};
 use clap::Args;
 use gpu::format_bytes;
+use indrik::DeviceSelector;
 use model::Limits;
 use serde::Serialize;
 use serde_json::json;
@@ -16,7 +17,7 @@ use tensor::{
 use weights::{blueprint::Blueprint, plan};
 
 use super::models;
-use crate::{device::Choice, memory, output};
+use crate::output;
 
 /// Shows a model's format, architecture, tensors and bytes, and where it would go; needs no GPU
 #[derive(Args)]
@@ -186,7 +187,7 @@ type Placed = Result<plan::Placement, plan::PlanError>;
 
 fn place(arguments: &Arguments, checkpoint: &Checkpoint) -> anyhow::Result<(Option<String>, Option<Placed>)> {
     let blueprint = Blueprint::new(checkpoint)?;
-    let choice = Choice { wanted: arguments.device.as_deref(), ..Choice::default() };
+    let choice = DeviceSelector { name: arguments.device.as_deref(), ..DeviceSelector::default() };
     let (_instance, adapter) = match choice.adapter() {
         Ok(found) => found,
         // Asked for by name, it must be there.
@@ -196,5 +197,5 @@ fn place(arguments: &Arguments, checkpoint: &Checkpoint) -> anyhow::Result<(Opti
     let limits = Limits::new(&adapter.info, &checkpoint.config, arguments.batch, arguments.context);
     let demand =
         blueprint.demand(&checkpoint.config, &limits.reservation(&checkpoint.config, arguments.batch));
-    Ok((Some(adapter.info.name.clone()), Some(plan::plan(&memory::of(&adapter.info), &demand))))
+    Ok((Some(adapter.info.name.clone()), Some(plan::plan(&indrik::device_memory(&adapter.info), &demand))))
 }

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use anyhow::{Context, bail};
 use clap::Args;
 use gpu::Device;
+use indrik::DeviceSelector;
 use kernels::Variant;
 use model::{
     Size,
@@ -13,7 +14,7 @@ use model::{
 use serde::Serialize;
 use tensor::Scheme;
 
-use crate::{device::Choice, output};
+use crate::output;
 
 /// Compiles every GPU program in this binary and shows registers, spills and code size
 #[derive(Args)]
@@ -61,7 +62,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         return estimate(arguments.json);
     }
     let (_instance, device) =
-        Choice { wanted: arguments.device.as_deref(), statistics: true, ..Choice::default() }.open()?;
+        DeviceSelector { name: arguments.device.as_deref(), statistics: true, ..DeviceSelector::default() }
+            .open()?;
     let mut progress = output::Progress::new();
     let mut all = Vec::new();
     for kernel in

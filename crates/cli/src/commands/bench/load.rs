@@ -20,7 +20,7 @@ use weights::{
     stream::Options,
 };
 
-use crate::{memory, output};
+use crate::output;
 
 /// What a load took.
 #[derive(Clone, Debug, Serialize)]
@@ -49,7 +49,7 @@ pub fn load(
         limits.reservation(&checkpoint.config, limits.max_sequences)
     });
     let demand = blueprint.demand(&checkpoint.config, &room);
-    let placement = plan::plan(&memory::of(device.info()), &demand)?;
+    let placement = plan::plan(&indrik::device_memory(device.info()), &demand)?;
     let total = blueprint.file_bytes();
     // Page cache stays: the figure says how fast the way into the GPU is, not the disk.
     let options = Options { drop_cache: false, ..Options::default() };

@@ -13,12 +13,10 @@ use anyhow::bail;
 use checkpoint::Config;
 use clap::Args;
 use gpu::Device;
+use indrik::DeviceSelector;
 use model::{Limits, Size};
 
-use crate::{
-    device::Choice,
-    loading::{self, Kv},
-};
+use crate::loading::{self, Kv};
 
 /// Measures a model's speed, or the device: memory bandwidth, matrix products, loading
 #[derive(Args)]
@@ -108,7 +106,8 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let (_instance, device) = Choice { wanted: arguments.device.as_deref(), ..Choice::default() }.open()?;
+    let (_instance, device) =
+        DeviceSelector { name: arguments.device.as_deref(), ..DeviceSelector::default() }.open()?;
     match arguments {
         Arguments { load: Some(model), .. } => load::run(&device, model, arguments.json),
         Arguments { gemv: Some(shape), .. } => gemv::run(&device, arguments, *shape),

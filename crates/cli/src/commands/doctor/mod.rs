@@ -7,11 +7,12 @@ use std::process::ExitCode;
 
 use clap::Args;
 use gpu::{Instance, InstanceOptions};
+use indrik::DeviceSelector;
 use serde::Serialize;
 use serde_json::json;
 use telemetry::System;
 
-use crate::{commands::devices, device::Choice, output};
+use crate::{commands::devices, output};
 
 /// Says what is wrong with this machine and how to fix it
 #[derive(Args)]
@@ -83,8 +84,11 @@ impl Finding {
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let choice =
-        Choice { wanted: arguments.device.as_deref(), validation: arguments.validation, ..Choice::default() };
+    let choice = DeviceSelector {
+        name: arguments.device.as_deref(),
+        validation: arguments.validation,
+        ..DeviceSelector::default()
+    };
     let opened = choice.open();
     let system = System::new();
     let adapters = Instance::new(&InstanceOptions::default()).and_then(|instance| instance.adapters());

@@ -1,4 +1,4 @@
-//! `indrik eval logits`: the logits of every position, for comparison with other engines.
+//! `indrik eval logits`: the logits after every token of a prompt, for comparison with other engines.
 
 use std::{
     fs::File,
@@ -13,23 +13,23 @@ use clap::Args;
 use serde_json::json;
 
 use crate::{
-    loading::{ModelArguments, Outputs},
+    loading::{self, ModelArguments},
     output,
 };
 
-/// Writes the logits of every position of some tokens as a NumPy file
+/// Writes the logits after every token of a prompt to a NumPy file
 #[derive(Args)]
 #[command(after_help = "Example: indrik eval logits -m gemma3:270m --ids 2,818,66673,563 --out logits.npy")]
 pub struct Arguments {
     #[command(flatten)]
     model: ModelArguments,
-    /// Token ids, taken as they are
+    /// Prompt as token ids, used as they are
     #[arg(long, value_delimiter = ',', required_unless_present = "prompt", value_name = "IDS")]
     ids: Option<Vec<u32>>,
-    /// A text in place of ids
+    /// Prompt as text
     #[arg(short, long, conflicts_with = "ids", value_name = "TEXT")]
     prompt: Option<String>,
-    /// The file to write: f32, one row a position
+    /// Output file: f32, one row per token
     #[arg(short, long, value_name = "FILE.npy")]
     out: PathBuf,
     /// Print JSON
@@ -38,42 +38,46 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let opened = arguments.model.open()?;
+    let files = arguments.model.open()?;
     let ids = match (&arguments.ids, &arguments.prompt) {
         (Some(ids), _) => ids.clone(),
-        (None, prompt) => opened.language()?.tokenizer.encode_prompt(prompt.as_deref().unwrap_or_default()),
+        (None, prompt) => files.language()?.tokenizer.encode_prompt(prompt.as_deref().unwrap_or_default()),
     };
-    let config = &opened.checkpoint.config;
+    let config = files.config();
     if arguments.prompt.as_ref().is_some_and(String::is_empty) {
         return Err(model::Error::EmptyPrompt.into());
     }
     model::check_tokens(config, 0, &ids, config.max_positions)?;
-    let context = opened.check_context(ids.len())?;
+    let context_length = files.check_context_length(ids.len())?;
     let vocab = config.vocab;
-    // Under its own name only when it is whole.
+    // Renamed when it is complete.
     let partial = arguments.out.with_extension("npy.partial");
     let at = || partial.display().to_string();
     let mut file = BufWriter::new(File::create(&partial).with_context(at)?);
     let remove = RemoveOnDrop(&partial);
-    let mut loaded = opened.load(context, Outputs::Every)?;
+    let options = arguments.model.options();
+    let options = indrik::Options { context_length: Some(context_length), all_logits: true, ..options };
+    let model = loading::load(&files, options)?;
     file.write_all(&header(ids.len(), vocab)).with_context(at)?;
-    let mut sequence = loaded.runner.start()?;
     let mut progress = output::Progress::new();
     let (mut rows, mut failed) = (0, None);
     let control = output::control();
-    let done = loaded.runner.logits(&mut sequence, &ids, |row| {
-        if control.cancel.load(Ordering::Relaxed) {
-            return Err(model::Error::Cancelled);
-        }
-        rows += 1;
-        progress.say(&format!("row {rows} of {}", ids.len()));
-        for value in row {
-            if let Err(error) = file.write_all(&value.to_le_bytes()) {
-                failed = Some(error);
+    let done = model.with_runner(|runner| {
+        let mut sequence = runner.start()?;
+        runner.logits(&mut sequence, &ids, |row| {
+            if control.cancel.load(Ordering::Relaxed) {
                 return Err(model::Error::Cancelled);
             }
-        }
-        Ok(())
+            rows += 1;
+            progress.say(&format!("row {rows} of {}", ids.len()));
+            for value in row {
+                if let Err(error) = file.write_all(&value.to_le_bytes()) {
+                    failed = Some(error);
+                    return Err(model::Error::Cancelled);
+                }
+            }
+            Ok(())
+        })
     });
     drop(progress);
     if let Some(error) = failed {
@@ -93,7 +97,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Takes a file away that did not become whole.
+/// Removes an incomplete file.
 struct RemoveOnDrop<'a>(&'a Path);
 
 impl Drop for RemoveOnDrop<'_> {
@@ -102,10 +106,10 @@ impl Drop for RemoveOnDrop<'_> {
     }
 }
 
-/// The head of a NumPy file, version 1.0: f32, row after row.
+/// Header of a NumPy file, version 1.0: f32 in row-major order.
 fn header(rows: usize, columns: u32) -> Vec<u8> {
     let mut text = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({rows}, {columns}), }}");
-    // Magic, version and length take 10 bytes; the format wants data at a multiple of 64, after a newline.
+    // Magic, version and length take 10 bytes. The format requires data at a multiple of 64, after a newline.
     let padded = (10 + text.len() + 1).next_multiple_of(64) - 10;
     text += &" ".repeat(padded - text.len() - 1);
     text.push('\n');
@@ -118,7 +122,7 @@ fn header(rows: usize, columns: u32) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn a_header_that_numpy_reads() {
+    fn header_matches_the_numpy_format() {
         let header = super::header(3, 262_144);
         assert_eq!(header.len() % 64, 0);
         assert_eq!(&header[..8], b"\x93NUMPY\x01\x00");

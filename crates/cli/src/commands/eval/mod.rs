@@ -1,4 +1,4 @@
-//! `indrik eval`: a model's quality, in numbers.
+//! `indrik eval`: quality measurements.
 
 mod logits;
 mod perplexity;
@@ -9,6 +9,7 @@ use clap::{Args, Subcommand};
 
 /// Measures a model's quality: perplexity on a text, or raw logits
 #[derive(Args)]
+#[command(after_help = "Example: indrik eval perplexity -m gemma3:270m --text wiki.test.raw")]
 pub struct Arguments {
     #[command(subcommand)]
     what: What,

@@ -1,8 +1,8 @@
-//! `indrik eval perplexity`: how surprised a model is by a text, counted as llama.cpp counts.
+//! `indrik eval perplexity`: perplexity on a text, computed as llama.cpp computes it.
 //!
-//! The whole text is tokenized once, with a beginning token, and cut into chunks of the context's length; the first token of
-//! each chunk is replaced by the beginning token. Only the second half of each chunk counts, so that every prediction has at
-//! least half a context before it.
+//! The whole text is tokenized once, with a beginning-of-sequence token, and cut into chunks of the context length. The
+//! first token of each chunk is replaced by the beginning-of-sequence token. Only the second half of each chunk counts, so
+//! that every prediction has at least half a context before it.
 
 use std::{path::PathBuf, process::ExitCode, sync::atomic::Ordering, time::Instant};
 
@@ -12,11 +12,11 @@ use serde_json::json;
 use text::EncodeSpecial;
 
 use crate::{
-    loading::{ModelArguments, Outputs},
+    loading::{self, ModelArguments},
     output,
 };
 
-/// Measures the perplexity of a model on a text
+/// Measures a model's perplexity on a text
 #[derive(Args)]
 #[command(
     after_help = "Example: indrik eval perplexity -m gemma3:270m --text wiki.test.raw -c 512 --chunks 60"
@@ -24,13 +24,13 @@ use crate::{
 pub struct Arguments {
     #[command(flatten)]
     model: ModelArguments,
-    /// The text, in UTF-8; one newline at its end is left out
+    /// Text file in UTF-8; one trailing newline is ignored
     #[arg(long, value_name = "FILE")]
     text: PathBuf,
-    /// Tokens of a chunk
+    /// Chunk length in tokens
     #[arg(short, long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(4..))]
     context: u32,
-    /// Chunks to evaluate (default: the whole text)
+    /// Maximum number of chunks to evaluate (default: the whole text)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     chunks: Option<u32>,
     /// Print JSON
@@ -39,9 +39,9 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let opened = arguments.model.open()?;
-    let language = opened.language()?;
-    let context = opened.check_context(arguments.context as usize)?;
+    let files = arguments.model.open()?;
+    let language = files.language()?;
+    let context_length = files.check_context_length(arguments.context as usize)?;
     let bytes = std::fs::read(&arguments.text).with_context(|| arguments.text.display().to_string())?;
     let text = String::from_utf8(bytes).map_err(|error| {
         let at = error.utf8_error().valid_up_to();
@@ -51,23 +51,25 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let bos = language.tokenizer.bos();
     let mut ids: Vec<u32> = bos.into_iter().collect();
     ids.extend(language.tokenizer.encode(text, EncodeSpecial::AsText));
-    let length = context as usize;
+    let length = context_length as usize;
     let chunks: Vec<Vec<u32>> = ids
         .chunks_exact(length)
         .take(arguments.chunks.map_or(usize::MAX, |chunks| chunks as usize))
         .map(|chunk| bos.into_iter().chain(chunk[bos.iter().len()..].iter().copied()).collect())
         .collect();
     if let Some(wanted) = arguments.chunks.filter(|wanted| chunks.len() < *wanted as usize) {
-        note!("The text has {} chunks of {length}, not {wanted}.", chunks.len());
+        note!("The text has only {} chunks of {length} tokens, not {wanted}.", chunks.len());
     }
     if chunks.is_empty() {
         bail!(
-            "{} has {} tokens, less than one chunk of {length}: give a longer text or a smaller -c",
+            "{} has {} tokens, fewer than one chunk of {length}: use a longer text or a smaller -c",
             arguments.text.display(),
             ids.len()
         );
     }
-    let mut loaded = opened.load(context, Outputs::Every)?;
+    let options = arguments.model.options();
+    let options = indrik::Options { context_length: Some(context_length), all_logits: true, ..options };
+    let model = loading::load(&files, options)?;
     let control = output::control();
     let start = Instant::now();
     let mut tally = Tally::default();
@@ -77,8 +79,10 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         let targets: Vec<Option<u32>> = (0..length)
             .map(|position| if position >= length / 2 { chunk.get(position + 1).copied() } else { None })
             .collect();
-        let mut sequence = loaded.runner.start()?;
-        let scores = loaded.runner.score(&mut sequence, chunk, &targets)?;
+        let scores = model.with_runner(|runner| {
+            let mut sequence = runner.start()?;
+            runner.score(&mut sequence, chunk, &targets)
+        })?;
         for (score, _) in scores.iter().zip(&targets).filter(|(_, target)| target.is_some()) {
             tally.add(f64::from(*score));
         }
@@ -93,34 +97,34 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     drop(progress);
     let seconds = start.elapsed().as_secs_f64();
     let evaluated = running.len() * length;
-    let info = loaded.info();
+    let device = &model.load_report().device;
     if arguments.json {
         output::print_json(&json!({
-            "model": opened.checkpoint.path, "device": info.name, "driver": info.driver, "text": arguments.text,
+            "model": files.path(), "device": device.name, "driver": device.driver, "text": arguments.text,
             "context": length, "chunks": running.len(), "tokens_counted": tally.count,
             "tokens_evaluated": evaluated, "perplexity": tally.perplexity(), "stderr": tally.error(),
             "cancelled": running.len() < chunks.len(), "running": running, "seconds": seconds, "tokens_per_s": evaluated as f64 / seconds,
         }))?;
     } else {
         output::print(&format!(
-            "perplexity {:.4} ± {:.4}: {} tokens counted in {} chunks of {length}{}\n{}, {:.1} tok/s\n",
+            "perplexity {:.4} ± {:.4}: {} tokens scored in {} chunks of {length}{}\n{}, {:.1} tok/s\n",
             tally.perplexity(),
             tally.error(),
             tally.count,
             running.len(),
             if running.len() < chunks.len() {
-                format!(", stopped before {}", chunks.len())
+                format!(" (cancelled, of {})", chunks.len())
             } else {
                 String::new()
             },
-            info.name,
+            device.name,
             evaluated as f64 / seconds
         ))?;
     }
     Ok(if running.len() < chunks.len() { ExitCode::from(130) } else { ExitCode::SUCCESS })
 }
 
-/// Sums of negative log probabilities.
+/// Running sums of negative log probabilities (nll).
 #[derive(Default)]
 struct Tally {
     count: u64,
@@ -139,7 +143,7 @@ impl Tally {
         (self.sum / self.count as f64).exp()
     }
 
-    /// One standard error of the perplexity.
+    /// Standard error of the perplexity.
     fn error(&self) -> f64 {
         let mean = self.sum / self.count as f64;
         let variance = self.squares / self.count as f64 - mean * mean;
@@ -152,12 +156,15 @@ mod tests {
     use super::Tally;
 
     #[test]
-    fn perplexity_is_the_exponential_of_the_mean() {
+    fn perplexity_is_the_exponential_of_the_mean_nll() {
         let mut tally = Tally::default();
         for nll in [1.0, 3.0] {
             tally.add(nll);
         }
         assert!((tally.perplexity() - 2_f64.exp()).abs() < 1e-12);
-        assert!((tally.error() - 2_f64.exp()).abs() < 1e-12, "a deviation of 1, over one degree of freedom");
+        assert!(
+            (tally.error() - 2_f64.exp()).abs() < 1e-12,
+            "a standard deviation of 1, over one degree of freedom"
+        );
     }
 }

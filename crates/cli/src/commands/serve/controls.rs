@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use indrik::Control;
 use server::{EngineSlot, Handle};
-use weights::stream::Control;
 
 /// Handles shared by the loading thread and the signal handler.
 pub struct Controls {

@@ -16,24 +16,16 @@ mod signals;
 mod summary;
 mod values;
 
-use std::{
-    io::ErrorKind,
-    net::SocketAddr,
-    path::PathBuf,
-    process::ExitCode,
-    sync::Arc,
-    time::{Instant, SystemTime, UNIX_EPOCH},
-};
+use std::{io::ErrorKind, net::SocketAddr, path::PathBuf, process::ExitCode, sync::Arc, time::Instant};
 
 use anyhow::Context;
 use clap::{ArgMatches, Args};
-use model::language::Language;
+use indrik::{ModelFiles, Options};
 use server::{EngineSlot, Server};
 
 use crate::{
-    loading::{ModelArguments, Opened, Space},
+    loading::ModelArguments,
     logging::{self, announce},
-    sampling::recommended,
 };
 use controls::Controls;
 use gauges::Roofline;
@@ -64,14 +56,14 @@ pub fn run(arguments: &Arguments, given: &ArgMatches) -> anyhow::Result<ExitCode
     let settings = Settings::read(&arguments.flags, arguments.config.as_ref(), given)?;
     logging::init("info", settings.log_format);
     let config = settings.config()?;
-    let opened = model_arguments(&settings)?.open()?;
-    let language = opened.language()?;
-    let space = space(&settings, &opened)?;
+    let model = model_arguments(&settings)?;
+    let files = model.open()?;
+    let (options, context_length) = load_options(&settings, model.options(), &files)?;
     let roofline = Roofline::default();
     let measured = roofline.clone();
-    let slot = EngineSlot::new(space.context, "the model is loading");
+    let slot = EngineSlot::new(context_length, "the model is loading");
     let slot = Arc::new(slot.with_gauges(move |status| gauges::read(status, &measured)));
-    let model = served_model(&settings, &opened, language);
+    let model = served_model(&settings, &files)?;
     let id = model.id.clone();
 
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
@@ -83,7 +75,7 @@ pub fn run(arguments: &Arguments, given: &ArgMatches) -> anyhow::Result<ExitCode
 
     let controls = Controls { server: server.handle(), slot, load: Arc::default(), reload: Arc::default() };
     let json = arguments.json;
-    let loader = Loader { opened, space, settings: &settings, roofline, url, id, started, json };
+    let loader = Loader { files, options, settings: &settings, roofline, url, id, started, json };
     let loading = loader.start(&controls)?;
     let outcome = runtime.block_on(async {
         let signals = signals::Signals::listen().context("cannot install signal handlers")?;
@@ -103,49 +95,42 @@ fn model_arguments(settings: &Settings) -> anyhow::Result<ModelArguments> {
     )?;
     Ok(ModelArguments {
         model,
-        chunk: settings.prefill_chunk.map(|chunk| chunk.get()),
+        prefill_chunk: settings.prefill_chunk.map(|chunk| chunk.get()),
         kv: settings.kv,
         reproducible: settings.reproducible,
         device: settings.device.clone(),
     })
 }
 
-fn space(settings: &Settings, opened: &Opened) -> anyhow::Result<Space> {
-    let context = match settings.context {
-        Some(context) => opened.check_context(context.get() as usize)?,
-        None => opened.usual_context(),
+/// The settings that concern loading, and the context length that they lead to.
+fn load_options(settings: &Settings, base: Options, files: &ModelFiles) -> anyhow::Result<(Options, u32)> {
+    let context_length = match settings.context {
+        Some(context) => files.check_context_length(context.get() as usize)?,
+        None => files.default_context_length(),
     };
     let tokens = settings.kv_cache_tokens.map(|tokens| tokens.get());
-    if let Some(tokens) = tokens.filter(|tokens| *tokens < context) {
+    if let Some(tokens) = tokens.filter(|tokens| *tokens < context_length) {
         anyhow::bail!(
-            "--kv-cache-tokens is {tokens}, less than the context length {context} of a single sequence: raise it, or lower --context"
+            "--kv-cache-tokens is {tokens}, less than the context length {context_length} of a single sequence: raise it, or lower --context"
         );
     }
-    Ok(Space {
-        sequences: settings.max_sequences.get(),
-        context,
-        positions: tokens,
-        prefix: settings.prefix_cache,
-    })
+    let options = Options {
+        max_sequences: settings.max_sequences.get(),
+        context_length: Some(context_length),
+        kv_cache_tokens: tokens,
+        prefix_cache: settings.prefix_cache,
+        step_timeout: settings.step_timeout.0,
+        queue_capacity: settings.max_queue,
+        ..base
+    };
+    Ok((options, context_length))
 }
 
 /// The model as the server needs it.
-fn served_model(settings: &Settings, opened: &Opened, language: Language) -> server::Model {
-    let path = &opened.checkpoint.path;
-    // Default name: a file's without its extension; a folder's or store entry's as it is.
-    let file_name = if path.is_file() { path.file_stem() } else { path.file_name() };
-    let file_name = file_name.map(|name| name.to_string_lossy().into_owned());
+fn served_model(settings: &Settings, files: &ModelFiles) -> anyhow::Result<server::Model> {
+    // A name of the store is a better default than the name of its file.
     let given = settings.model.clone().filter(|model| !model.contains('/') && !PathBuf::from(model).exists());
-    let modified = std::fs::metadata(path).and_then(|data| data.modified()).unwrap_or(SystemTime::UNIX_EPOCH);
-    server::Model {
-        id: settings.name.clone().or(given).or(file_name).unwrap_or_else(|| "model".to_owned()),
-        created: modified.duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs()),
-        tokenizer: language.tokenizer,
-        vocab_size: opened.checkpoint.config.vocab,
-        stop_token_ids: language.ends,
-        chat_template: language.template,
-        sampling: recommended(opened.checkpoint.config.architecture),
-    }
+    Ok(files.served_as(settings.name.clone().or(given))?)
 }
 
 /// Message for an address that cannot be bound, with advice.

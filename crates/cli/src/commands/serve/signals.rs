@@ -2,7 +2,7 @@
 
 use std::{sync::atomic::Ordering, time::Duration};
 
-use engine::Engine;
+use indrik::Model;
 use server::Server;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -92,10 +92,10 @@ impl Signals {
     }
 }
 
-/// Waits for the loading thread and releases the engine.
+/// Waits for the loading thread and frees the model.
 fn release(loading: Loading) -> anyhow::Result<()> {
     match loading.join() {
-        Ok(loaded) => loaded.map(|engine: Engine| engine.stop()),
+        Ok(loaded) => loaded.map(|model: Model| model.stop()),
         Err(_) => anyhow::bail!("the loading thread panicked: this is a bug; please report it"),
     }
 }

@@ -1,29 +1,30 @@
 //! Startup summary: model, device, memory plan, limits and settings; as text for the log and as JSON for programs.
 
 use gpu::format_bytes;
+use indrik::Model;
 use serde::Serialize;
 
 use super::settings::Settings;
-use crate::loading::{Loaded, Opened, Space};
 
 /// Lines on model, device, KV cache and memory.
-pub fn model_lines(loaded: &Loaded, opened: &Opened, space: Space) -> Vec<String> {
-    let info = loaded.info();
-    let tier = loaded.device.caps().tier().map_or("no tier".to_owned(), |tier| format!("tier {tier:?}"));
-    let cache = loaded.runner.cache();
-    let (pages, page) = (cache.pages(), cache.limits().page_size);
+pub fn model_lines(model: &Model) -> Vec<String> {
+    let report = model.load_report();
+    let device = &report.device;
+    let tier = report.tier.map_or("no tier".to_owned(), |tier| format!("tier {tier:?}"));
+    let capacity = model.capacity();
+    let (pages, page) = (capacity.pages, capacity.page_size);
     let mut lines = vec![
-        format!("model    {} in {:.1} s", opened.checkpoint.path.display(), loaded.load_seconds),
-        format!("device   {}, {}, {tier}", info.name, info.driver),
+        format!("model    {} in {:.1} s", model.files().path().display(), report.seconds),
+        format!("device   {}, {}, {tier}", device.name, device.driver),
         format!(
             "batch    {} sequences, context length {}, KV cache {} tokens in {pages} pages of {page} ({:?})",
-            space.sequences,
-            space.context,
+            model.options().max_sequences,
+            capacity.context_length,
             u64::from(pages) * u64::from(page),
-            cache.limits().kv_scheme
+            report.kv_scheme
         ),
     ];
-    for heap in loaded.heaps.iter().filter(|heap| heap.planned() > 0) {
+    for heap in report.heaps.iter().filter(|heap| heap.planned() > 0) {
         let memory = if heap.heap.device_local { "GPU memory" } else { "system memory" };
         lines.push(format!(
             "memory   {} of {} in {memory}: weights {}, KV cache {}, scratch {}",
@@ -78,17 +79,18 @@ pub struct ReadyReport {
 }
 
 impl ReadyReport {
-    pub fn new(loaded: &Loaded, space: Space, model: &str, url: &str) -> Self {
+    pub fn new(model: &Model, id: &str, url: &str) -> Self {
+        let (report, capacity) = (model.load_report(), model.capacity());
         Self {
             status: "ready",
             url: url.to_owned(),
-            model: model.to_owned(),
-            device: loaded.info().name.clone(),
-            driver: loaded.info().driver.clone(),
-            context: space.context,
-            sequences: space.sequences,
-            pages: loaded.runner.cache().pages(),
-            load_seconds: loaded.load_seconds,
+            model: id.to_owned(),
+            device: report.device.name.clone(),
+            driver: report.device.driver.clone(),
+            context: capacity.context_length,
+            sequences: model.options().max_sequences,
+            pages: capacity.pages,
+            load_seconds: report.seconds,
             ready_seconds: 0.0,
         }
     }
