@@ -63,7 +63,7 @@ impl From<Error> for BackendError {
     fn from(error: Error) -> Self {
         match error {
             Error::NoFreePages { .. } => BackendError::NoFreePages,
-            Error::NotFinite { .. } => BackendError::NonFiniteLogits,
+            Error::NonFiniteLogits { .. } => BackendError::NonFiniteLogits,
             // A submission that exceeds its time limit will not complete later either.
             Error::Gpu(gpu::Error::DeviceLost { .. } | gpu::Error::Timeout { .. }) => {
                 BackendError::DeviceLost(error.to_string())

@@ -1,6 +1,17 @@
-//! The rows of a batch: decode rows, prefill chunks, and the tokens that a mixed step returns.
+//! The rows of a batch, decode rows and prefill chunks, and the tokens sampled for them.
 
-use crate::{Sampled, Sampling, Sequence};
+use crate::{Sampling, pages::Sequence, sampling::RowSampling};
+
+/// A sampled token.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sampled {
+    /// Its id.
+    pub token: u32,
+    /// The logarithm of the model's probability of it.
+    pub logprob: f32,
+    /// The [`Sampling::top`] most probable tokens with their log probabilities, the most probable first.
+    pub top: Vec<(u32, f32)>,
+}
 
 /// The next decode row of one sequence.
 pub struct DecodeRow<'a, S = Sequence> {
@@ -20,6 +31,11 @@ impl<'a, S> DecodeRow<'a, S> {
     /// A row without a token mask and without stop tokens.
     pub fn new(sequence: &'a mut S, token: u32, sampling: &'a Sampling) -> Self {
         Self { sequence, token, sampling, mask: None, stop_token_ids: &[] }
+    }
+
+    /// How its output row is sampled.
+    pub(crate) fn row_sampling(&self) -> RowSampling<'a> {
+        RowSampling { sampling: self.sampling, mask: self.mask }
     }
 }
 

@@ -1,41 +1,45 @@
-//! The decoder that all families are: attention and a gated feed-forward part in turn, each after a norm, each added to the residual
-//! stream. What sets families apart is in [`checkpoint::family`], a file each.
+//! The decoder that all families share: a mixer and a feed-forward block in turn, each after a norm, each added to the residual
+//! stream. A checkpoint's config describes every layer as a [`LayerSpec`]; the blocks are recorded in the operations of
+//! [`Step`].
 //!
-//! Gemma's sublayers end with a norm of their own before they join the stream. That norm, the addition and the norm before the next
-//! sublayer are one kernel, so a sublayer's output waits until the next one begins.
+//! A new kind of mixer or feed-forward block is a variant of [`Mixer`] or [`FeedForward`], a file beside `attention` and
+//! `feed_forward`, and an arm of the matches below. What a family adds around its blocks (per-layer embeddings, an output scale) goes
+//! between them here.
+//!
+//! Gemma's blocks end with a norm of their own before they are added. That norm, the addition and the norm before the next block
+//! are one kernel, so a block's output waits until the next block begins.
+
+mod attention;
+mod feed_forward;
 
 use std::ops::Range;
 
-use checkpoint::Role;
-use weights::blueprint::MatrixId;
+use checkpoint::{FeedForward, LayerSpec, Mixer, Role};
 
 use crate::{Result, step::Step};
 
-/// Records some layers, one after the other: tokens into the first of all; the last sublayer's output, and the residual stream
-/// before it, out of each.
+/// Records layers: from tokens, if the first is among them, to the last block's output and the residual stream before it.
 pub(crate) fn layers(step: &mut Step<'_>, layers: Range<u32>) -> Result<()> {
     for layer in layers {
+        let LayerSpec { mixer, feed_forward } = step.config().layer(layer);
         if layer == 0 {
             step.embed()?;
             step.norm(layer, Role::AttentionNorm)?;
         } else {
             step.add_and_norm((layer - 1, Role::PostFeedForwardNorm), (layer, Role::AttentionNorm))?;
         }
-        step.warm(MatrixId::Qkv(layer))?;
-        step.qkv(MatrixId::Qkv(layer))?;
-        step.attention(layer)?;
-        step.warm(MatrixId::AttentionOutput(layer))?;
-        step.output(MatrixId::AttentionOutput(layer))?;
-
+        match mixer {
+            Mixer::Attention(attention) => attention::block(step, layer, &attention)?,
+        }
         step.add_and_norm((layer, Role::PostAttentionNorm), (layer, Role::FeedForwardNorm))?;
-        step.warm(MatrixId::GateUp(layer))?;
-        step.gated(MatrixId::GateUp(layer))?;
-        step.down(MatrixId::Down(layer))?;
+        match feed_forward {
+            FeedForward::Dense { activation, .. } => feed_forward::dense(step, layer, activation)?,
+        }
     }
     Ok(())
 }
 
-/// Records the logits of the rows that are wanted.
+/// Records the logits of the output rows.
 pub(crate) fn head(step: &mut Step<'_>) -> Result<()> {
     let last = step.config().layers - 1;
     step.add_and_norm_outputs((last, Role::PostFeedForwardNorm), Role::FinalNorm)?;

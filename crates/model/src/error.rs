@@ -93,12 +93,12 @@ pub enum Error {
     /// Stopped from outside.
     #[error("cancelled")]
     Cancelled,
-    /// The logits are no numbers.
+    /// Logits are NaN or infinite.
     #[error(
-        "the model computed no finite numbers at position {position}: its weights may be damaged, or this device may \
+        "the model produced NaN or Inf logits at position {position}: its weights may be damaged, or this device may \
          compute wrongly (try `indrik doctor --selftest`)"
     )]
-    NotFinite {
+    NonFiniteLogits {
         /// Where.
         position: u32,
     },

@@ -1,20 +1,17 @@
-//! How fast RoPE turns each pair of a head.
+//! RoPE frequencies.
 
 use std::f64::consts::TAU;
 
-use checkpoint::{
-    Config,
-    config::{LayerType, RopeScaling},
-};
+use checkpoint::{Attention, AttentionSpan, Config, config::RopeScaling};
 use kernels::attention::rope::inverse_frequencies;
 
-/// Radians a position, for each pair, in layers of a kind.
-pub(crate) fn of(config: &Config, kind: LayerType) -> Vec<f64> {
-    let plain = |theta: f32| inverse_frequencies(config.head_dim as usize, f64::from(theta), 1.0);
-    match kind {
-        // Sliding layers' positions are never scaled.
-        LayerType::Sliding => plain(config.rope_theta_local),
-        LayerType::Global => scaled(plain(config.rope_theta_global), &config.rope_scaling),
+/// Radians per position of each pair of a head.
+pub(crate) fn rope_frequencies(config: &Config, attention: &Attention) -> Vec<f64> {
+    let plain = |theta: f32| inverse_frequencies(attention.head_dim as usize, f64::from(theta), 1.0);
+    match attention.span {
+        // Positions of sliding-window layers are never scaled.
+        AttentionSpan::Sliding { .. } => plain(config.rope_theta_local),
+        AttentionSpan::Full => scaled(plain(config.rope_theta_global), &config.rope_scaling),
     }
 }
 
@@ -26,7 +23,7 @@ fn scaled(plain: Vec<f64>, scaling: &RopeScaling) -> Vec<f64> {
             let [factor, low, high] = [*factor, *low, *high].map(f64::from);
             let scale = |plain: &f64| {
                 let turns = f64::from(*original) * plain / TAU;
-                // 0 for those that are divided, 1 for those that stay as they are.
+                // 0 for frequencies that are divided by the factor, 1 for those that are kept.
                 let kept = ((turns - low) / (high - low)).clamp(0.0, 1.0);
                 plain * (kept + (1.0 - kept) / factor)
             };
@@ -43,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn llama3_divides_slow_pairs_and_leaves_fast_ones() {
+    fn llama3_scales_low_frequencies_and_keeps_high_ones() {
         let plain = inverse_frequencies(128, 5e5, 1.0);
         let scaling = RopeScaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 8192 };
         let scaled = scaled(plain.clone(), &scaling);
@@ -51,12 +48,12 @@ mod tests {
         assert!(ratios.is_sorted(), "{ratios:?}");
         assert_eq!(ratios.iter().filter(|ratio| **ratio == 1.0).count(), 29);
         assert_eq!(ratios.iter().filter(|ratio| (**ratio - 8.0).abs() < 1e-12).count(), 29);
-        // A pair between them, by hand: 500000^(−62 / 128) turns 2.26345 times in 8192 positions, 0.42115 of the way from 1 to 4.
+        // A pair in between, by hand: 500000^(−62 / 128) turns 2.26345 times in 8192 positions, 0.42115 of the way from 1 to 4.
         assert!((ratios[31] - 1.0 / (0.42115 + (1.0 - 0.42115) / 8.0)).abs() < 1e-4, "{}", ratios[31]);
     }
 
     #[test]
-    fn a_gguf_divides_each_pair_by_its_own() {
+    fn rope_freqs_divide_each_pair_by_its_own_factor() {
         let divisors = vec![1.0, 2.0, 4.0];
         assert_eq!(scaled(vec![1.0, 1.0, 0.5], &RopeScaling::Each { divisors }), [1.0, 0.5, 0.125]);
     }

@@ -1,7 +1,7 @@
 //! The KV cache: the memory of the pages of all layers, in one pool for full-attention layers and one for sliding-window
 //! layers, and the page tables. [`crate::pages`] allocates the pages.
 
-use checkpoint::{Config, config::LayerType};
+use checkpoint::{Attention, AttentionSpan, Config, Mixer};
 use gpu::{Arena, Buffer, Device, Lifetime, Memory};
 use kernels::{KvLayer, KvShape, KvTable};
 
@@ -11,11 +11,11 @@ use crate::{
     pages::{PageAllocator, PageKind, Sequence},
 };
 
-impl From<LayerType> for PageKind {
-    fn from(layer: LayerType) -> Self {
-        match layer {
-            LayerType::Global => PageKind::Full,
-            LayerType::Sliding => PageKind::Sliding,
+impl From<AttentionSpan> for PageKind {
+    fn from(span: AttentionSpan) -> Self {
+        match span {
+            AttentionSpan::Full => PageKind::Full,
+            AttentionSpan::Sliding { .. } => PageKind::Sliding,
         }
     }
 }
@@ -23,7 +23,6 @@ impl From<LayerType> for PageKind {
 /// Keys and values of all layers, and the allocator of their pages.
 pub struct KvCache {
     limits: Limits,
-    window: u32,
     max_context_length: u32,
     layers: Vec<KvLayer>,
     tables: [Buffer; 2],
@@ -34,17 +33,17 @@ impl KvCache {
     /// Allocates memory for everything that `limits` allow.
     pub fn new(device: &Device, config: &Config, limits: Limits) -> Result<Self> {
         limits.check(config)?;
-        let window = window(config);
-        let page_config = limits.page_config(window);
+        let page_config = limits.page_config(window(config));
         let pages = [page_config.full_pages, page_config.sliding_pages * page_config.max_sequences];
         let mut arena = Arena::new(device, Lifetime::Kv, Memory::Device);
         let mut layers = Vec::new();
-        for (number, layer) in config.layer_types.iter().enumerate() {
+        for (number, layer) in config.layer_specs().enumerate() {
+            let Mixer::Attention(Attention { kv_heads, head_dim, span, .. }) = layer.mixer;
             let shape = KvShape {
-                kv_heads: config.kv_heads,
-                head_dim: config.head_dim,
+                kv_heads,
+                head_dim,
                 page_size: limits.page_size,
-                pages: pages[PageKind::from(*layer) as usize],
+                pages: pages[PageKind::from(span) as usize],
                 scheme: limits.kv_scheme,
             };
             layers.push(KvLayer::allocate(&mut arena, &format!("KV cache of layer {number}"), shape)?);
@@ -53,7 +52,7 @@ impl KvCache {
         let table = vec![0_u32; (limits.max_sequences * limits.pages_per_sequence()) as usize];
         let tables = [shared.buffer_from("page table", &table)?, shared.buffer_from("page table", &table)?];
         let allocator = PageAllocator::new(page_config);
-        Ok(Self { limits, window, max_context_length: config.max_positions, layers, tables, allocator })
+        Ok(Self { limits, max_context_length: config.max_positions, layers, tables, allocator })
     }
 
     /// Starts an empty sequence that takes no part in the prefix cache.
@@ -133,9 +132,9 @@ impl KvCache {
         &self.layers[layer]
     }
 
-    /// The page table of the layers of a type.
-    pub(crate) fn table(&self, layer_type: LayerType) -> KvTable {
-        let table = &self.tables[PageKind::from(layer_type) as usize];
+    /// The page table of layers with this span.
+    pub(crate) fn table(&self, span: AttentionSpan) -> KvTable {
+        let table = &self.tables[PageKind::from(span) as usize];
         KvTable { view: table.view(), stride: self.limits.pages_per_sequence() }
     }
 
@@ -161,11 +160,11 @@ impl KvCache {
 
     /// Bytes of keys and values that a step reads for a sequence whose last position is `position`.
     pub fn bytes_read(&self, config: &Config, position: u32) -> u64 {
-        let per_position = 2 * u64::from(config.kv_heads) * self.limits.kv_scheme.head_bytes(config.head_dim);
-        let visible = |layer: &LayerType| match layer {
-            LayerType::Global => position + 1,
-            LayerType::Sliding => (position + 1).min(self.window),
+        let bytes = |mixer: Mixer| {
+            let Mixer::Attention(Attention { kv_heads, head_dim, span, .. }) = mixer;
+            let visible = span.window().map_or(position + 1, |window| window.min(position + 1));
+            2 * u64::from(kv_heads) * self.limits.kv_scheme.head_bytes(head_dim) * u64::from(visible)
         };
-        config.layer_types.iter().map(|layer| per_position * u64::from(visible(layer))).sum()
+        config.layer_specs().map(|layer| bytes(layer.mixer)).sum()
     }
 }

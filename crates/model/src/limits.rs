@@ -1,6 +1,6 @@
 //! The limits of a runner, and the memory that follows from them.
 
-use checkpoint::{Config, config::LayerType};
+use checkpoint::{Attention, Config, LayerSpec, Mixer};
 use gpu::{AdapterInfo, AdapterKind};
 use kernels::matmul::coopmat;
 use tensor::KvScheme;
@@ -55,8 +55,9 @@ impl Limits {
         }
         // Cooperative matrices are used better by more rows; but every row takes scratch memory, and a KV entry per sequence
         // in every sliding-window layer.
-        let sliding = config.layer_types.iter().filter(|kind| **kind == LayerType::Sliding).count() as u64;
-        let kv = sliding * 2 * u64::from(config.kv_rows()) * 2 * u64::from(max_sequences);
+        let sliding_kv_rows: u64 =
+            sliding_layers(config).map(|attention| u64::from(attention.kv_rows())).sum();
+        let kv = sliding_kv_rows * 2 * 2 * u64::from(max_sequences);
         let row = row_bytes(config) + kv;
         let memory =
             adapter.heaps.iter().filter(|heap| heap.device_local).map(|heap| heap.size).max().unwrap_or(0);
@@ -169,7 +170,16 @@ impl Limits {
 
 /// The sliding window in tokens. A model without sliding-window layers keeps nothing for them beyond the current token.
 pub(crate) fn window(config: &Config) -> u32 {
-    config.sliding_window.unwrap_or(1)
+    sliding_layers(config).find_map(|attention| attention.span.window()).unwrap_or(1)
+}
+
+/// The layers with sliding-window attention.
+fn sliding_layers(config: &Config) -> impl Iterator<Item = Attention> {
+    let attention = |layer: LayerSpec| {
+        let Mixer::Attention(attention) = layer.mixer;
+        attention.span.is_sliding().then_some(attention)
+    };
+    config.layer_specs().filter_map(attention)
 }
 
 /// Activations per row: the residual stream, two normed copies and a block's output; queries, keys and values, queries again,

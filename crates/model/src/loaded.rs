@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use checkpoint::{Checkpoint, Config, Role, Slot, Tower, config::LayerType, family::Activation};
+use checkpoint::{Attention, Checkpoint, Config, Mixer, Role, Slot, Tower, family::Activation};
 use gpu::{Arena, Buffer, Device, Lifetime, Memory, Tier, View};
 use kernels::{
     Activations, Epilogue, HALF_GROUP, Matrix,
@@ -20,46 +20,55 @@ use weights::{
     stream::{Control, Options, Stats},
 };
 
-use crate::{Result, frequencies};
+use crate::{Result, frequencies, pacer::MatrixSizes};
 
 /// What multiplies f16 activations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MatrixUnits {
-    /// Those of the device, which hold their operands so.
+    /// The device's cooperative matrices, with this fragment layout.
     Device(Fragments),
-    /// None: for tests, the same shaders do without.
+    /// The same shaders without cooperative matrices: for tests.
+    #[cfg_attr(not(any(test, feature = "testing")), expect(dead_code, reason = "constructed by tests"))]
     Emulated,
 }
 
-/// A model, ready to be run.
+/// A model in GPU memory, ready to run.
 pub struct Model {
-    /// Where it is.
+    /// The device that it is on.
     pub device: Device,
     /// Its dimensions.
     pub config: Config,
     /// Its weights.
     pub weights: Weights,
-    /// How the activations of a few rows are stored: what this device multiplies fastest.
-    pub(crate) few_rows: Activations,
-    /// How the activations of many rows are stored: f16 where matrix units multiply them, int16 where packed dot products do.
-    pub(crate) many_rows: Activations,
-    /// What multiplies f16 activations.
-    pub(crate) matrix_units: MatrixUnits,
-    /// A row gets the same bits whatever stands beside it, and however a prompt is cut.
+    /// How activations of few rows are stored: what this device multiplies fastest.
+    few_rows: Activations,
+    /// How activations of many rows are stored: f16 for cooperative matrices, int16 for packed dot products.
+    many_rows: Activations,
+    matrix_units: MatrixUnits,
+    /// Whether logits are batch-invariant: a row gets the same bits whatever else is in the batch, and however a prompt is split
+    /// into chunks.
     pub(crate) reproducible: bool,
-    /// What is known of matrix–vector products on this device.
+    /// Autotuned plans of matrix–vector products on this device.
     pub(crate) tuning: Tuning,
-    /// Attention of rows of different sequences is one dispatch.
+    /// Whether attention of decode rows is a single dispatch.
     pub(crate) one_dispatch: bool,
-    rope: [RopeTables; 2],
+    /// The distinct attention specs of the layers, and their RoPE tables.
+    attention_variants: Vec<Attention>,
+    rope: Vec<RopeTables>,
 }
 
-/// Drivers that run shaders on the CPU have smaller ones, and convert bytes to floats as fast as they multiply them.
-const SMALLEST_GPU_SUBGROUP: u32 = 32;
+/// CPU drivers have smaller subgroups, and convert bytes to floats as fast as they multiply them.
+const MIN_GPU_SUBGROUP: u32 = 32;
 
-/// A few rows are multiplied as they are read, bound by memory if nothing else is in the way: as int16, by packed dot products of
-/// bytes, which is next to exact. That takes weights that are integers, rows of whole half groups, and gate and up in one.
-fn takes_int16(config: &Config, weights: &Weights) -> bool {
+/// Rows from which on cooperative matrices are faster than products that read the weights for each row: measured on an H200.
+const COOPMAT_MIN_ROWS: usize = 3;
+
+/// Timeout of uploading some hundred KB; Mesa's CPU driver is slow.
+const UPLOAD_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Whether few rows can be int16: products are then packed dot products of bytes, bound by memory and next to exact. That takes
+/// integer weights, rows of whole half groups, and gate and up in one matrix.
+fn supports_int16(config: &Config, weights: &Weights) -> bool {
     let lengths = [config.hidden, config.query_rows(), config.intermediate];
     let whole = lengths.iter().all(|length| (*length as usize).is_multiple_of(HALF_GROUP));
     let integers = weights.matrices.iter().all(|(_, matrix)| !matrix.layout().scheme.is_float());
@@ -67,19 +76,13 @@ fn takes_int16(config: &Config, weights: &Weights) -> bool {
     whole && integers && joined
 }
 
-/// Matrix units take matrices and activations in fours.
-fn takes_f16(config: &Config, weights: &Weights) -> bool {
+/// Whether cooperative matrices take the model's matrices and activations, which they load four values at a time.
+fn supports_f16(config: &Config, weights: &Weights) -> bool {
     let lengths = [config.hidden, config.query_rows(), config.intermediate];
     let fours = lengths.iter().all(|length| length.is_multiple_of(4));
     let rows = weights.matrices.iter().all(|(_, matrix)| coopmat::policy::supports(&matrix.layout()));
     fours && rows
 }
-
-/// Rows from which on matrix units are faster than products that read the weights for each row: measured on an H200.
-const MATRIX_UNITS_FROM: usize = 3;
-
-/// Some hundred KB; Mesa's CPU driver is slow.
-const UPLOAD_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Cosines and sines on the device, see [`Tables`].
 pub(crate) struct RopeTables {
@@ -88,7 +91,7 @@ pub(crate) struct RopeTables {
 }
 
 impl Model {
-    /// Loads a checkpoint to where the placement says.
+    /// Loads a checkpoint to where the placement puts its matrices.
     pub fn load(
         device: &Device,
         checkpoint: &Checkpoint,
@@ -97,104 +100,69 @@ impl Model {
         control: &Control,
     ) -> Result<(Self, Stats)> {
         let (weights, stats) = load::load(device, checkpoint, placement, options, control)?;
-        Ok((Self::assemble(device, checkpoint.config.clone(), weights)?, stats))
+        Ok((Self::from_weights(device, checkpoint.config.clone(), weights)?, stats))
     }
 
-    /// Puts together what is in GPU memory already.
-    pub(crate) fn assemble(device: &Device, config: Config, weights: Weights) -> Result<Self> {
-        let rope = [LayerType::Global, LayerType::Sliding].map(|kind| rope_tables(device, &config, kind));
-        let [global, sliding] = rope;
-        let rope = [global?, sliding?];
+    /// A model of weights that are in GPU memory already.
+    pub(crate) fn from_weights(device: &Device, config: Config, weights: Weights) -> Result<Self> {
+        let attention_variants = attention_variants(&config);
+        let rope = attention_variants.iter().map(|attention| rope_tables(device, &config, attention));
+        let rope = rope.collect::<Result<Vec<_>>>()?;
         let packed = device.caps().tier() >= Some(Tier::T1);
-        let gpu = device.caps().max_subgroup_size >= SMALLEST_GPU_SUBGROUP;
-        let few_rows = match packed && gpu && takes_int16(&config, &weights) {
+        let gpu = device.caps().max_subgroup_size >= MIN_GPU_SUBGROUP;
+        let few_rows = match packed && gpu && supports_int16(&config, &weights) {
             true => Activations::Int16,
             false => Activations::F32,
         };
         let fragments = coopmat::fragments(device)?;
-        let matrix_units = MatrixUnits::Device(fragments);
         let planned = |matrix: &Matrix| {
-            let (columns, epilogue, output) = (16, gate(&config), Activations::F16);
-            let parts = coopmat::policy::SplitK::Reduced;
             let shape = coopmat::policy::Shape {
                 weights: matrix.layout(),
-                columns,
-                epilogue,
-                output,
-                split_k: parts,
+                columns: 16,
+                epilogue: epilogue(config.architecture.family().activation),
+                output: Activations::F16,
+                split_k: coopmat::policy::SplitK::Reduced,
             };
             coopmat::policy::plan(device.caps(), fragments, &shape).is_some()
         };
-        let suited = weights.matrices.iter().all(|(_, matrix)| planned(matrix));
-        let many_rows = if suited && takes_f16(&config, &weights) {
+        let all_planned = weights.matrices.iter().all(|(_, matrix)| planned(matrix));
+        let many_rows = if all_planned && supports_f16(&config, &weights) {
             Activations::F16
-        } else if gemm::packed::is_preferred(device.caps()) && takes_int16(&config, &weights) {
+        } else if gemm::packed::is_preferred(device.caps()) && supports_int16(&config, &weights) {
             Activations::Int16
         } else {
             Activations::F32
         };
-        let one_dispatch = decode::policy::is_preferred(device.caps());
-        let (device, tuning) = (device.clone(), Tuning::open(device));
         Ok(Self {
-            device,
+            one_dispatch: decode::policy::is_preferred(device.caps()),
+            tuning: Tuning::open(device),
+            device: device.clone(),
             config,
             weights,
             few_rows,
             many_rows,
-            matrix_units,
+            matrix_units: MatrixUnits::Device(fragments),
             reproducible: false,
-            tuning,
-            one_dispatch,
+            attention_variants,
             rope,
         })
     }
 
-    /// The same with the attention of decode steps in one dispatch or in several.
-    pub fn with_one_dispatch(mut self, one_dispatch: bool) -> Self {
-        self.one_dispatch = one_dispatch;
-        self
-    }
-
-    /// The same with the activations of a few rows stored in another way, where the model's shape allows it.
-    pub fn with_few_rows(mut self, activations: Activations) -> Self {
-        if activations == Activations::F32 || takes_int16(&self.config, &self.weights) {
-            self.few_rows = activations;
-        }
-        self
-    }
-
-    /// The same with logits that do not depend on the batch or on how a prompt is cut, bit by bit: one kernel with one order of sums
-    /// serves any number of rows. One sequence alone is slower for it.
+    /// Makes logits batch-invariant: bit for bit independent of the batch and of the prefill chunks. One kernel with one order of
+    /// summation serves any number of rows, which is slower for a single sequence.
     pub fn with_reproducible(mut self, reproducible: bool) -> Self {
         self.reproducible = reproducible;
         self.one_dispatch = !reproducible && decode::policy::is_preferred(self.device.caps());
         self
     }
 
-    /// Whether its logits are.
+    /// Whether logits are batch-invariant.
     pub fn is_reproducible(&self) -> bool {
         self.reproducible
     }
 
-    /// The same with the way of matrix units, on a device that has none: slow, and for tests.
-    pub fn with_emulated_matrix_units(mut self) -> Self {
-        if takes_f16(&self.config, &self.weights) && coopmat::policy::emulates(self.device.caps()) {
-            self.many_rows = Activations::F16;
-            self.matrix_units = MatrixUnits::Emulated;
-        }
-        self
-    }
-
-    /// The same with the way of packed dot products for many rows, on a device that would do without: for tests.
-    pub fn with_packed_products(mut self) -> Self {
-        if takes_int16(&self.config, &self.weights) && gemm::packed::is_supported(self.device.caps()) {
-            self.many_rows = Activations::Int16;
-        }
-        self
-    }
-
-    /// The plan of a product of f16 activations.
-    pub(crate) fn matmul_plan(&self, shape: &coopmat::policy::Shape) -> Option<coopmat::policy::Plan> {
+    /// Plan of a product of f16 activations.
+    pub(crate) fn coopmat_plan(&self, shape: &coopmat::policy::Shape) -> Option<coopmat::policy::Plan> {
         let caps = self.device.caps();
         match self.matrix_units {
             MatrixUnits::Device(fragments) if self.reproducible => {
@@ -205,7 +173,7 @@ impl Model {
         }
     }
 
-    /// The plan of attention that writes f16 activations for rows of a prompt, where there is one.
+    /// Plan of flash attention, which writes f16 activations for prefill rows, where there is one.
     pub(crate) fn flash_plan(&self, shape: &flash::policy::Shape) -> Option<flash::policy::Plan> {
         let caps = self.device.caps();
         match self.matrix_units {
@@ -214,26 +182,50 @@ impl Model {
         }
     }
 
-    /// How activations are stored for the products of so many rows.
+    /// How activations are stored for products of this many rows.
     pub(crate) fn activations(&self, rows: usize) -> Activations {
         let few = match self.many_rows {
             _ if self.reproducible => false,
-            Activations::F16 => rows < MATRIX_UNITS_FROM,
+            Activations::F16 => rows < COOPMAT_MIN_ROWS,
             _ => rows <= gemv::MAX_COLUMNS,
         };
         if few { self.few_rows } else { self.many_rows }
     }
 
-    pub(crate) fn rope_tables(&self, kind: LayerType) -> &RopeTables {
-        match kind {
-            LayerType::Global => &self.rope[0],
-            LayerType::Sliding => &self.rope[1],
-        }
+    /// The distinct attention specs of the layers.
+    pub(crate) fn attention_variants(&self) -> &[Attention] {
+        &self.attention_variants
     }
 
-    /// What becomes of gate and up.
-    pub(crate) fn gate(&self) -> Epilogue {
-        gate(&self.config)
+    /// The index of a layer's attention among the variants.
+    pub(crate) fn attention_variant(&self, attention: &Attention) -> usize {
+        let index = self.attention_variants.iter().position(|variant| variant == attention);
+        index.expect("the variants are those of all layers")
+    }
+
+    pub(crate) fn rope_tables(&self, attention: &Attention) -> &RopeTables {
+        &self.rope[self.attention_variant(attention)]
+    }
+
+    /// Sizes of the matrices of each layer and, last, of the head.
+    pub(crate) fn matrix_sizes(&self) -> Vec<MatrixSizes> {
+        let layers = self.config.layers as usize;
+        let mut sizes = vec![MatrixSizes::default(); layers + 1];
+        let tied = self.weights.by_id(MatrixId::Head).next().is_none();
+        for (id, matrix) in &self.weights.matrices {
+            let unit = match id {
+                MatrixId::Qkv(layer)
+                | MatrixId::AttentionOutput(layer)
+                | MatrixId::GateUp(layer)
+                | MatrixId::Down(layer) => *layer as usize,
+                MatrixId::Head => layers,
+                MatrixId::Embedding if tied => layers,
+                MatrixId::Embedding => continue,
+            };
+            sizes[unit].bytes += matrix.bytes();
+            sizes[unit].weights += (matrix.layout().rows * matrix.layout().k) as u64;
+        }
+        sizes
     }
 
     /// A norm's weight.
@@ -244,39 +236,87 @@ impl Model {
         Ok(self.weights.norms.get(&slot).ok_or_else(missing)?.view())
     }
 
-    /// The embeddings.
+    /// The embedding matrix.
     pub(crate) fn embeddings(&self) -> Result<&Matrix> {
-        self.only(MatrixId::Embedding)
+        self.single_matrix(MatrixId::Embedding)
     }
 
-    /// What makes logits: a matrix of its own, or the embeddings.
+    /// The output projection: a matrix of its own, or the embeddings.
     pub(crate) fn head(&self) -> Result<&Matrix> {
-        self.only(MatrixId::Head).or_else(|_| self.embeddings())
+        self.single_matrix(MatrixId::Head).or_else(|_| self.embeddings())
     }
 
-    fn only(&self, place: MatrixId) -> Result<&Matrix> {
-        let missing = || gpu::Error::InvalidUse { what: place.to_string(), reason: "was not loaded".into() };
-        Ok(self.weights.by_id(place).next().ok_or_else(missing)?)
+    fn single_matrix(&self, id: MatrixId) -> Result<&Matrix> {
+        let missing = || gpu::Error::InvalidUse { what: id.to_string(), reason: "was not loaded".into() };
+        Ok(self.weights.by_id(id).next().ok_or_else(missing)?)
     }
 
-    /// Bytes of weights that a step reads: all matrices, but of embeddings that are not the head only a row.
+    /// Bytes of weights that a step reads: all matrices, except embeddings that are not also the head.
     pub fn bytes_per_step(&self) -> u64 {
         let has_head = self.weights.by_id(MatrixId::Head).next().is_some();
-        let skipped = |place: &MatrixId| has_head && *place == MatrixId::Embedding;
-        let matrices = self.weights.matrices.iter().filter(|(place, _)| !skipped(place));
+        let skipped = |id: &MatrixId| has_head && *id == MatrixId::Embedding;
+        let matrices = self.weights.matrices.iter().filter(|(id, _)| !skipped(id));
         matrices.map(|(_, matrix)| matrix.bytes()).sum()
     }
 }
 
-fn gate(config: &Config) -> Epilogue {
-    match config.architecture.family().activation {
+/// Code paths that a device would not choose by itself.
+#[cfg(any(test, feature = "testing"))]
+impl Model {
+    /// Attention of decode steps in a single dispatch, or in several.
+    pub fn with_one_dispatch(mut self, one_dispatch: bool) -> Self {
+        self.one_dispatch = one_dispatch;
+        self
+    }
+
+    /// Another storage of few rows' activations, where the model's shape allows it.
+    pub fn with_few_rows(mut self, activations: Activations) -> Self {
+        if activations == Activations::F32 || supports_int16(&self.config, &self.weights) {
+            self.few_rows = activations;
+        }
+        self
+    }
+
+    /// The code path of cooperative matrices on a device that has none: slow.
+    pub fn with_emulated_matrix_units(mut self) -> Self {
+        if supports_f16(&self.config, &self.weights) && coopmat::policy::emulates(self.device.caps()) {
+            self.many_rows = Activations::F16;
+            self.matrix_units = MatrixUnits::Emulated;
+        }
+        self
+    }
+
+    /// Packed dot products for many rows.
+    pub fn with_packed_products(mut self) -> Self {
+        if supports_int16(&self.config, &self.weights) && gemm::packed::is_supported(self.device.caps()) {
+            self.many_rows = Activations::Int16;
+        }
+        self
+    }
+}
+
+/// The distinct attention specs of a model's layers.
+fn attention_variants(config: &Config) -> Vec<Attention> {
+    let mut variants = vec![];
+    for layer in config.layer_specs() {
+        let Mixer::Attention(attention) = layer.mixer;
+        if !variants.contains(&attention) {
+            variants.push(attention);
+        }
+    }
+    variants
+}
+
+/// The epilogue of gate and up.
+pub(crate) fn epilogue(activation: Activation) -> Epilogue {
+    match activation {
         Activation::GeluTanh => Epilogue::Geglu,
         Activation::Silu => Epilogue::Swiglu,
     }
 }
 
-fn rope_tables(device: &Device, config: &Config, kind: LayerType) -> Result<RopeTables> {
-    let frequencies = frequencies::of(config, kind);
+fn rope_tables(device: &Device, config: &Config, attention: &Attention) -> Result<RopeTables> {
+    let frequencies = frequencies::rope_frequencies(config, attention);
     let tables = Tables::new(&frequencies, config.max_positions as usize);
     let mut arena = Arena::new(device, Lifetime::Weights, Memory::Device).with_block_size(1 << 20);
     let mut staging = Arena::new(device, Lifetime::Staging, Memory::Upload).with_block_size(1 << 20);

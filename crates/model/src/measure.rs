@@ -84,7 +84,7 @@ impl Model {
             made.push((place, matrix));
         }
         let (norms, qkv_biases) = vectors(device, &config)?;
-        Self::assemble(device, config, Weights { matrices: made, norms, qkv_biases })
+        Self::from_weights(device, config, Weights { matrices: made, norms, qkv_biases })
     }
 }
 

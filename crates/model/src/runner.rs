@@ -1,201 +1,103 @@
-//! Carries sequences forward: fills in a step's state, replays the program of its bucket, reads what was sampled.
+//! The runner: advances sequences by writing a step's inputs, replaying its program and reading the sampled tokens.
 
 mod decode;
 mod mixed;
-mod pace;
-mod read;
-mod record;
+mod prefill;
+mod profile;
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    sync::Arc,
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use checkpoint::Config;
-use gpu::{Arena, Buffer, Lifetime, Memory};
-use kernels::{
-    matmul::gemv,
-    sample::{self, CountMode, MAX_BIASES},
-};
+use kernels::{matmul::gemv, sample::Features};
 
 use crate::{
-    Error, Limits, Model, Result, Sampling,
+    Error, Limits, Model, Result, Sampled, Sampling, SetupTime,
     bucket::{bucket, buckets},
     kv_cache::KvCache,
+    pacer::{self, Estimator, Pacer, StepExtent},
     pages::Sequence,
-    sampling::Choice,
-    state::{MAX_SAMPLED, State},
-    step::{Outputs, Scratch, Splits, attend_groups},
+    programs::{Output, ProgramCache, ProgramKey, Sources},
+    sampler::SamplerState,
+    sampling::RowSampling,
+    state::{HostArenas, Row, RowCounts, StepState, TIMEOUT},
+    step,
 };
 
-use pace::{Extent, Matrices, Seeing};
-use record::{Count, Key, Output, Recorded};
-
-/// A chosen token.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Sampled {
-    /// Which one.
-    pub token: u32,
-    /// The logarithm of the probability that the model gave it.
-    pub logprob: f32,
-    /// As many of the most probable tokens as [`Sampling::top`] asks for, the most probable first, with the same of theirs.
-    pub top: Vec<(u32, f32)>,
-}
-
-/// What a runner did so far.
+/// Totals since a runner was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Steps, whether each was a submission or several were one.
+    /// Steps, whether in a submission of their own or in a run.
     pub steps: u64,
-    /// Bytes that the host read of what the GPU wrote.
+    /// Bytes read back by the host.
     pub read_back: u64,
     /// Programs recorded.
     pub programs: u64,
 }
 
-/// What stood between a runner and its first step, by the clock.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SetupTime {
-    /// Compiling pipelines, or taking them from the cache.
-    pub pipelines: Duration,
-    /// Taking memory for a step's buffers, and recording programs.
-    pub recording: Duration,
-}
-
-impl SetupTime {
-    /// All of it.
-    pub fn total(self) -> Duration {
-        self.pipelines + self.recording
-    }
-}
-
-impl std::ops::Sub for SetupTime {
-    type Output = SetupTime;
-    fn sub(self, before: SetupTime) -> SetupTime {
-        SetupTime {
-            pipelines: self.pipelines - before.pipelines,
-            recording: self.recording - before.recording,
-        }
-    }
-}
-
-impl std::ops::AddAssign for SetupTime {
-    fn add_assign(&mut self, more: SetupTime) {
-        self.pipelines += more.pipelines;
-        self.recording += more.recording;
-    }
-}
-
-/// Rows of the steps that tell how fast a device is: the most that count for few, and the next bucket.
+/// Rows of the steps that measure a device's speed: the maximum that counts as few, and the next bucket.
 const MEASURED_ROWS: [u32; 2] = [gemv::MAX_COLUMNS as u32, 2 * gemv::MAX_COLUMNS as u32];
 
-/// How long a step may take: minutes on Mesa's CPU driver on a busy machine; no GPU takes that long.
-const TIMEOUT: Duration = Duration::from_secs(300);
+/// Rows of logits at a time: 256 MiB with Gemma's vocabulary.
+pub const MAX_OUTPUT_ROWS: u32 = 256;
 
-/// One row of a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Row {
-    token: u32,
-    position: u32,
-    slot: u32,
-}
-
-/// A model with the state of its sequences.
+/// A model with the KV cache and the step state of its sequences.
 pub struct Runner {
     model: Arc<Model>,
     cache: KvCache,
-    state: State,
-    scratch: BTreeMap<usize, Scratch>,
-    splits: Splits,
-    outputs: BTreeMap<usize, Outputs>,
-    /// Scratch memory of samplers, by its size.
-    samplers: BTreeMap<u64, Buffer>,
-    programs: HashMap<Key, Recorded>,
-    /// How often each token occurred in each slot's sequence; made when the first penalty is asked for.
-    counts: Option<Buffer>,
-    /// The tokens that each output row may choose, a bit each; made when the first mask comes.
-    masks: Option<Buffer>,
-    /// The most probable tokens of each output row, by step of the run; made when they are first asked for.
-    tops: Option<Buffer>,
-    /// The sampling parameters that the GPU has.
-    params: Vec<sample::Params>,
-    /// The rows of the next step as the sampler has left them on the GPU.
-    next: Vec<Row>,
-    /// The tokens that end each row, as the GPU has them.
-    ends: Vec<u32>,
-    matrices: Matrices,
-    /// How much longer than estimated steps took: those of a few rows and those of many.
-    paces: [Option<f64>; 2],
-    /// The same by bucket.
-    bucket_paces: BTreeMap<usize, f64>,
-    /// By bucket: the most steps of a run of decoding so far, and what a step of the last one took.
-    runs: BTreeMap<usize, (usize, Duration)>,
-    /// Seconds of a part of a step, at most, where it has more than one layer.
-    part: f64,
-    layer_by_layer: bool,
-    step_time: Duration,
-    counters: Counters,
-    setup: SetupTime,
+    state: StepState,
+    sampler: SamplerState,
+    programs: ProgramCache,
+    pacer: Pacer,
+    step_timeout: Duration,
+    steps: u64,
+    read_back: u64,
 }
 
 impl Runner {
-    /// Takes memory for the KV cache and the state of a step.
+    /// Allocates the KV cache and the state of a step.
     pub fn new(model: Arc<Model>, limits: Limits) -> Result<Self> {
         let cache = KvCache::new(&model.device, &model.config, limits)?;
-        let state = State::new(&model.device, limits.max_rows())?;
-        let matrices = record::matrices(&model);
+        let mut arenas = HostArenas::new(&model.device);
+        let state = StepState::new(&mut arenas, limits.max_rows(), model.attention_variants().len())?;
+        let sampler = SamplerState::new(&model.device, &mut arenas, model.config.vocab, limits)?;
+        let estimator = Estimator::new(&model.config, limits.kv_scheme, &model.matrix_sizes());
         Ok(Self {
             model,
             cache,
             state,
-            scratch: BTreeMap::new(),
-            splits: Splits::default(),
-            outputs: BTreeMap::new(),
-            samplers: BTreeMap::new(),
-            programs: HashMap::new(),
-            counts: None,
-            masks: None,
-            tops: None,
-            params: vec![],
-            next: vec![],
-            ends: vec![],
-            matrices,
-            paces: [None; 2],
-            bucket_paces: BTreeMap::new(),
-            runs: BTreeMap::new(),
-            part: pace::PART,
-            layer_by_layer: false,
-            step_time: TIMEOUT,
-            counters: Counters::default(),
-            setup: SetupTime::default(),
+            sampler,
+            programs: ProgramCache::default(),
+            pacer: Pacer::new(estimator),
+            step_timeout: TIMEOUT,
+            steps: 0,
+            read_back: 0,
         })
     }
 
-    /// The same with every layer a submission of its own, as where a step takes very long: for tests, and to find which layer a GPU
-    /// hangs in.
+    /// Submits every layer by itself, as where a step takes very long: for tests, and to find the layer that a GPU hangs in.
+    #[cfg(any(test, feature = "testing"))]
     pub fn layer_by_layer(mut self) -> Self {
         self.programs.clear();
-        self.layer_by_layer = true;
+        self.pacer.set_layer_by_layer();
         self
     }
 
-    /// From now on parts of a step have so many seconds, and steps are taken to last `pace` times as long as on a slow GPU, where that is
-    /// given, until some are measured: for tests.
-    pub fn set_parts(&mut self, seconds: f64, pace: Option<f64>) {
-        (self.part, self.paces) = (seconds, [pace; 2]);
-        self.bucket_paces.clear();
+    /// Sets the maximum seconds of a segment and, where given, the slowdown relative to the estimate until steps are measured: for
+    /// tests.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn set_segments(&mut self, seconds: f64, slowdown: Option<f64>) {
+        self.pacer.set_segments(seconds, slowdown);
     }
 
-    /// The same with another limit on how long a step may take: what does not come back within it is taken for lost.
-    pub fn with_step_timeout(mut self, limit: Duration) -> Self {
-        self.step_time = limit;
+    /// Sets the timeout of a step. A device that does not finish within it counts as lost.
+    pub fn with_step_timeout(mut self, timeout: Duration) -> Self {
+        self.step_timeout = timeout;
         self
     }
 
-    /// Whether the device still takes work and ends it: an empty submission, waited for as long as a step may take.
+    /// Checks that the device still accepts and finishes work: runs an empty submission, with a step's timeout.
     pub fn probe(&self) -> Result<()> {
-        Ok(self.model.device.recorder()?.seal()?.run(self.step_time)?)
+        Ok(self.model.device.recorder()?.seal()?.run(self.step_timeout)?)
     }
 
     /// The model.
@@ -208,114 +110,117 @@ impl Runner {
         &self.cache
     }
 
-    /// What was done so far.
+    /// Totals since the runner was created.
     pub fn counters(&self) -> Counters {
-        self.counters
+        Counters { steps: self.steps, read_back: self.read_back, programs: self.programs.recorded() }
     }
 
-    /// What recording its programs took so far.
+    /// Time spent on recording programs so far.
     pub fn setup_time(&self) -> SetupTime {
-        self.setup
+        self.programs.setup_time()
     }
 
-    /// The most sequences that a step takes.
+    /// Maximum sequences of a step.
     pub fn max_sequences(&self) -> u32 {
-        self.cache.limits().max_sequences.min(MAX_SAMPLED)
+        self.sampler.max_sequences()
     }
 
-    /// A new sequence, of which nothing is shared or kept.
+    /// Starts an empty sequence that takes no part in the prefix cache.
     pub fn start(&self) -> Result<Sequence> {
         self.cache.start()
     }
 
-    /// A new sequence for these tokens, which holds as many of them as the cache has: at most all but the last. The rest is to be
-    /// read. What it reads and writes is kept for others, in pages that nobody needs.
+    /// Starts a sequence for these tokens, with as many of them as the prefix cache holds: at most all but the last. The rest is
+    /// left to prefill. Later sequences share what this one computes.
     pub fn start_with(&self, tokens: &[u32]) -> Result<Sequence> {
         self.cache.start_with(tokens)
     }
 
-    /// Whether these tokens can follow in this sequence: known, and with room for them.
+    /// Shortens a sequence to `len` tokens, where that is possible; see [`crate::pages::PageAllocator::truncate`].
+    pub fn truncate(&self, sequence: &mut Sequence, len: u32) -> bool {
+        self.cache.truncate(sequence, len)
+    }
+
+    /// Whether these tokens can be appended to this sequence: in the vocabulary, and within the context length.
     pub fn check(&self, sequence: &Sequence, tokens: &[u32]) -> Result<()> {
         check_tokens(&self.model.config, sequence.len(), tokens, self.cache.limits().context_length)
     }
 
-    /// Records what reading so many tokens and going on from them needs, so that a clock started now measures the work alone; but for what
-    /// the first step of many rows shows to be cut into too many parts, which is recorded anew.
+    /// Records the programs for a prompt of this many tokens and the decoding after it, so that a clock started now measures the
+    /// work alone. Exception: a program that the first large step shows to have too many segments is recorded again.
     pub fn prepare(&mut self, tokens: usize, sampling: &Sampling) -> Result<()> {
-        let chunk = self.chunk_rows(0, self.cache.limits().prefill_chunk as usize);
-        let form = sampling.form(self.model.config.vocab);
-        let counting = sample::Features { counts: form.counts, ..sample::Features::default() };
+        let chunk = self.pacer.chunk_rows(0, self.cache.limits().prefill_chunk as usize);
+        let features = sampling.features(self.model.config.vocab);
+        let counting = Features { counts: features.counts, ..Features::default() };
         let (full, last) = (tokens.saturating_sub(1) / chunk, (tokens.max(1) - 1) % chunk + 1);
         let mut keys = vec![
-            Key::new(Count::new(0, last), Output::Sample { rows: 1 }, form),
-            Key::new(Count::new(1, 0), Output::Sample { rows: 1 }, form),
+            ProgramKey::new(RowCounts::new(0, last), Output::Sample { rows: 1 }, features),
+            ProgramKey::new(RowCounts::new(1, 0), Output::Sample { rows: 1 }, features),
         ];
         if full > 0 {
-            keys.push(Key::new(Count::new(0, chunk), Output::None, counting));
+            keys.push(ProgramKey::new(RowCounts::new(0, chunk), Output::None, counting));
         }
-        self.prepare_keys(&keys)
+        self.prepare_programs(&keys)
     }
 
-    /// Records what a server needs again and again, before anyone waits for it: steps of any number of sequences that write, prompts of any
-    /// length, alone and beside one that writes, and the longest beside more. What else comes is recorded when it does.
+    /// Records the programs that a server uses all the time, before the first request: decode batches of any size, prompts of any
+    /// length, alone and beside one decode row, and the longest beside more. All others are recorded when first used.
     pub fn prepare_serving(&mut self, samplings: &[Sampling]) -> Result<()> {
         let limits = self.cache.limits();
-        let most = self.max_sequences() as usize;
+        let (max_sequences, max_chunk) = (self.max_sequences() as usize, limits.prefill_chunk as usize);
         let mut keys = vec![];
         for sampling in samplings {
-            let form = sampling.form(self.model.config.vocab);
-            let mut add = |apart: usize, chunk: usize, outputs: usize| {
-                keys.push(Key::new(Count::new(apart, chunk), Output::Sample { rows: outputs }, form));
+            let features = sampling.features(self.model.config.vocab);
+            let mut add = |decode: usize, prefill: usize, outputs: usize| {
+                let counts = RowCounts::new(decode, prefill);
+                keys.push(ProgramKey::new(counts, Output::Sample { rows: outputs }, features));
             };
-            buckets(most).for_each(|rows| add(rows, 0, rows));
-            buckets(limits.prefill_chunk as usize).for_each(|rows| add(0, rows, 1));
+            buckets(max_sequences).for_each(|rows| add(rows, 0, rows));
+            buckets(max_chunk).for_each(|rows| add(0, rows, 1));
             if limits.max_sequences > 1 {
-                for rows in buckets(limits.prefill_chunk as usize).filter(|rows| *rows > 2) {
+                for rows in buckets(max_chunk).filter(|rows| *rows > 2) {
                     add(1, rows - 1, 1);
                     add(1, rows - 1, 2);
                 }
             }
-            // Rows of many who write have kernels of their own beside a chunk. Some take half a second to compile.
-            for apart in buckets(most).map(|rows| rows.min(most - 1)).filter(|apart| *apart > 1) {
-                add(apart, self.most_beside(apart), bucket(apart + 1));
+            // Many decode rows beside a chunk have kernels of their own. Some take half a second to compile.
+            let decode_rows = buckets(max_sequences).map(|rows| rows.min(max_sequences - 1));
+            for decode in decode_rows.filter(|rows| *rows > 1) {
+                add(decode, self.max_prefill_rows(decode), bucket(decode + 1));
             }
         }
-        keys.push(Key::new(
-            Count::new(0, limits.prefill_chunk as usize),
-            Output::None,
-            sample::Features::default(),
-        ));
-        self.find_pace(&keys)?;
-        self.prepare_keys(&keys)
+        keys.push(ProgramKey::new(RowCounts::new(0, max_chunk), Output::None, Features::default()));
+        self.measure_slowdown(&keys)?;
+        self.prepare_programs(&keys)
     }
 
-    /// Reads a few tokens for nobody, where it is worth knowing how fast the device is before all this is recorded: for a slow one
-    /// large steps are cut into many parts.
-    fn find_pace(&mut self, keys: &[Key]) -> Result<()> {
+    /// Runs a few rows for measurement only, where the device's speed matters before these programs are recorded: on a slow device
+    /// large steps are cut into many segments.
+    fn measure_slowdown(&mut self, keys: &[ProgramKey]) -> Result<()> {
         let limits = self.cache.limits();
         for rows in MEASURED_ROWS {
             let rows = rows.min(limits.prefill_chunk).min(limits.context_length);
-            let many = decode::many(rows as usize);
-            let mut alike = keys.iter().filter(|key| decode::many(key.rows) == many);
-            if self.paces[usize::from(many)].is_some()
-                || alike.all(|key| self.part_count(*key) <= pace::FEW_PARTS)
+            let many = pacer::is_many(rows as usize);
+            let mut similar = keys.iter().filter(|key| pacer::is_many(key.bucket) == many);
+            if self.pacer.is_measured(rows as usize)
+                || similar.all(|key| self.segment_count(*key) <= pacer::FEW_SEGMENTS)
             {
                 continue;
             }
-            // Once for the device to wake up, and once to see.
+            // Once for the device to leave its idle clocks, and once to measure.
             for _ in 0..2 {
                 let mut sequence = self.start()?;
                 let rows = self.extend(&mut sequence, &vec![0; rows as usize])?;
-                self.step(&rows, Output::None, &[], &[])?;
+                self.prefill_step(&rows, Output::None, &[], &[])?;
             }
         }
         Ok(())
     }
 
-    /// Penalties count a sequence's tokens from the first step that has them, and what it began with if that is its first step; what
-    /// else was before is counted by [`Runner::reset_token_counts`].
-    fn count_from_here(&mut self, sequence: &mut Sequence, sampling: &Sampling) -> Result<()> {
-        if sampling.form(self.model.config.vocab).counts && !sequence.counted {
+    /// Starts the token counts of a sequence at the first step with penalties, with its cached prefix if that is its first step;
+    /// anything earlier is counted by [`Runner::reset_token_counts`].
+    fn start_counting(&mut self, sequence: &mut Sequence, sampling: &Sampling) -> Result<()> {
+        if sampling.features(self.model.config.vocab).counts && !sequence.counted {
             let first = sequence.len() as usize == sequence.cached().len();
             let prompt = if first { sequence.cached().to_vec() } else { vec![] };
             self.reset_token_counts(sequence, &prompt, &[])?;
@@ -323,167 +228,116 @@ impl Runner {
         Ok(())
     }
 
-    /// Counts these tokens for penalties, as a sequence's prompt and as written after it, and forgets what was counted: for a sequence
-    /// that was cut back or read again, or whose steps had no penalties so far.
+    /// Sets the token counts of a sequence, which penalties use, to those of a prompt and of the tokens generated after it: for a
+    /// sequence that was truncated or prefilled again, or whose steps had no penalties so far.
     pub fn reset_token_counts(
         &mut self,
         sequence: &mut Sequence,
         prompt: &[u32],
-        written: &[u32],
+        generated: &[u32],
     ) -> Result<()> {
-        let vocab = self.model.config.vocab;
-        let bytes = u64::from(vocab) * 4;
-        let slot = sequence.slot();
-        let counts = self.counts()?.view().slice(u64::from(slot) * bytes..u64::from(slot + 1) * bytes)?;
-        let mut recorder = self.model.device.recorder()?;
-        if written.is_empty() {
-            recorder.fill("token counts", counts, 0)?;
-            recorder.seal()?.run(TIMEOUT)?;
-            self.count(CountMode::Prompt, slot, prompt)?;
-        } else {
-            let mut words = vec![0_u32; vocab as usize];
-            // Soft tokens of an image may lie past the vocabulary.
-            for token in prompt.iter().filter(|token| **token < vocab) {
-                words[*token as usize] = sample::IN_PROMPT;
-            }
-            for token in written.iter().filter(|token| **token < vocab) {
-                words[*token as usize] += 1;
-            }
-            let mut arena =
-                Arena::new(&self.model.device, Lifetime::Staging, Memory::Upload).with_block_size(bytes);
-            let staging = arena.buffer_from("token counts", &words)?;
-            recorder.copy("token counts", &staging, counts)?;
-            recorder.seal()?.run(TIMEOUT)?;
-        }
+        self.sampler.reset_counts(&mut self.state, sequence.slot(), prompt, generated)?;
         sequence.counted = true;
         Ok(())
     }
 
-    /// Forgets all positions of a sequence from `len` on, where that is possible; see [`crate::pages::PageAllocator::truncate`].
-    pub fn truncate(&self, sequence: &mut Sequence, len: u32) -> bool {
-        self.cache.truncate(sequence, len)
+    /// Records the programs that are missing or stale.
+    fn prepare_programs(&mut self, keys: &[ProgramKey]) -> Result<()> {
+        let (programs, mut sources) = self.programs_and_sources();
+        programs.prepare(&mut sources, keys)
     }
 
-    /// A step of a chunk alone.
+    fn programs_and_sources(&mut self) -> (&mut ProgramCache, Sources<'_>) {
+        let Self { model, cache, state, sampler, programs, pacer, .. } = self;
+        (programs, Sources { model, cache, state, sampler, pacer })
+    }
+
+    fn segment_count(&self, key: ProgramKey) -> usize {
+        self.programs.segment_count(&self.pacer, key, self.cache.limits().context_length)
+    }
+
+    /// One step: prepares its program, writes its inputs, runs it and takes note of its time.
     fn step(
         &mut self,
-        rows: &[Row],
-        output: Output,
-        output_rows: &[u32],
-        choices: &[Choice<'_>],
-    ) -> Result<()> {
-        let count = Count::new(0, rows.len());
-        let key = self.key(count, output, choices);
-        self.advance(key, count, rows, output_rows, choices)
-    }
-
-    /// One step: records its program if there is none yet or a better one is to be had, fills in its state, runs it and takes note of what it took.
-    fn advance(
-        &mut self,
-        key: Key,
-        count: Count,
+        key: ProgramKey,
+        counts: RowCounts,
         rows: &[Row],
         output_rows: &[u32],
-        choices: &[Choice<'_>],
+        samplings: &[RowSampling<'_>],
     ) -> Result<()> {
-        self.prepare_keys(&[key])?;
-        self.write_state(rows, count, 1, key.output, output_rows, choices)?;
-        let extent = extent_of(rows, count, key.output);
-        let took = self.submit(key, &extent, 1)?;
-        self.learn(key, &extent, 1, took);
+        self.prepare_programs(&[key])?;
+        self.write_inputs(rows, counts, 1, key.output, output_rows, samplings)?;
+        let extent = StepExtent::new(rows, counts, key.output.rows());
+        let elapsed = self.run(key, &extent, 1)?;
+        self.record_steps(key, &extent, 1, elapsed);
         Ok(())
     }
 
-    /// Writes what changes from step to step.
-    fn write_state(
+    fn run(&self, key: ProgramKey, extent: &StepExtent, steps: usize) -> Result<Duration> {
+        self.programs.run(&self.model.device, &self.pacer, key, extent, steps, self.step_timeout)
+    }
+
+    fn record_steps(&mut self, key: ProgramKey, extent: &StepExtent, steps: usize, elapsed: Duration) {
+        self.pacer.record_steps(key.bucket, extent, steps, elapsed);
+        self.steps += steps as u64;
+    }
+
+    /// Writes everything that changes from step to step.
+    fn write_inputs(
         &mut self,
         rows: &[Row],
-        count: Count,
+        counts: RowCounts,
         steps: u32,
         output: Output,
         output_rows: &[u32],
-        choices: &[Choice<'_>],
+        samplings: &[RowSampling<'_>],
     ) -> Result<()> {
-        let last = rows[..count.apart].iter().map(|row| row.position + steps - 1).max();
+        let last = rows[..counts.decode].iter().map(|row| row.position + steps - 1).max();
         if let (true, Some(last)) = (self.model.one_dispatch, last) {
-            let words = attend_groups(&self.model, self.cache.limits(), count.apart_bucket(), last);
-            self.state.groups.write(0, bytemuck::cast_slice(&words))?;
-        }
-        let words = |of: fn(&Row) -> u32| -> Vec<u32> { rows.iter().map(of).collect() };
-        let state = &mut self.state;
-        // Decoding goes on from what the sampler wrote, without a word from the host.
-        if rows != self.next || count.chunk > 0 {
-            state.set_rows(count.apart, chunks(rows, count).map(<[Row]>::len))?;
-            state.tokens.write(0, bytemuck::cast_slice(&words(|row| row.token)))?;
-            state.positions.write(0, bytemuck::cast_slice(&words(|row| row.position)))?;
-            state.slots.write(0, bytemuck::cast_slice(&words(|row| row.slot)))?;
-        }
-        self.next.clear();
-        state.outputs.write(0, bytemuck::bytes_of(&(output_rows.len() as u32)))?;
-        state.output_rows.write(0, bytemuck::cast_slice(output_rows))?;
-        state.run.write(0, bytemuck::cast_slice(&sample::Run::START))?;
-        let params: Vec<sample::Params> = choices.iter().map(Choice::params).collect();
-        if matches!(output, Output::Sample { .. }) && params != self.params {
-            let words: Vec<u32> = params.iter().flat_map(sample::Params::to_words).collect();
-            state.params.write(0, bytemuck::cast_slice(&words))?;
-            self.params = params;
-        }
-        for (row, choice) in choices.iter().enumerate() {
-            if let (Some(mask), Some(masks)) = (choice.mask, &mut self.masks) {
-                masks.write((row * size_of_val(mask)) as u64, bytemuck::cast_slice(mask))?;
+            let (model, limits) = (&self.model, self.cache.limits());
+            for (variant, attention) in model.attention_variants().iter().enumerate() {
+                let workgroups =
+                    step::attention_workgroups(model, limits, attention, counts.decode_bucket(), last);
+                self.state.write_attention_workgroups(variant, workgroups)?;
             }
-            if choice.sampling.biases.is_empty() {
-                continue;
-            }
-            let words: Vec<u32> =
-                choice.sampling.unique_biases().into_iter().flat_map(sample::Bias::to_words).collect();
-            state.biases.write((row * MAX_BIASES * 8) as u64, bytemuck::cast_slice(&words))?;
         }
-        Ok(())
+        self.state.write_rows(rows, counts)?;
+        self.state.write_output_rows(output_rows)?;
+        self.sampler.write(samplings, output.samples())
     }
 
-    /// Which program a step needs.
-    fn key(&self, count: Count, output: Output, choices: &[Choice<'_>]) -> Key {
+    /// The program that a step needs.
+    fn key(&self, counts: RowCounts, output: Output, samplings: &[RowSampling<'_>]) -> ProgramKey {
         let vocab = self.model.config.vocab;
-        let form = choices.iter().fold(sample::Features::default(), |all, choice| all | choice.form(vocab));
-        // Without sampling only the counting of a prompt's tokens is left of it.
-        let form = match output {
-            Output::Sample { .. } => form,
-            _ => sample::Features { counts: form.counts, ..sample::Features::default() },
+        let features = samplings.iter().fold(Features::default(), |all, row| all | row.features(vocab));
+        // A step that samples nothing still counts the tokens of a prompt.
+        let features = match output {
+            Output::Sample { .. } => features,
+            _ => Features { counts: features.counts, ..Features::default() },
         };
-        Key::new(count, output, form)
+        ProgramKey::new(counts, output, features)
     }
 
-    /// What a step of the last run sampled for its rows.
-    fn sampled(&mut self, step: usize, rows: &[Row]) -> Result<Vec<Sampled>> {
-        let mut words = vec![[0_u32; sample::Sampled::WORDS]; rows.len()];
-        let line = size_of_val(&words[..]) as u64;
-        self.state.sampled.read(step as u64 * line, bytemuck::cast_slice_mut(&mut words))?;
-        self.counters.read_back += line;
-        let check = |(output, (words, row)): (usize, ([u32; sample::Sampled::WORDS], &Row))| {
-            let sample::Sampled { token, logprob } = sample::Sampled::from_words(words);
-            match token {
-                sample::NO_TOKEN => Err(Error::NotFinite { position: row.position }),
-                token => Ok(Sampled { token, logprob, top: self.top(step * rows.len() + output, output)? }),
+    /// The tokens that a step of the last run sampled for its rows.
+    fn read_sampled(&mut self, step: usize, rows: &[Row]) -> Result<Vec<Sampled>> {
+        match self.sampler.read(step, rows) {
+            Ok((sampled, bytes)) => {
+                self.read_back += bytes;
+                Ok(sampled)
             }
-        };
-        let sampled: Result<Vec<Sampled>> = words.into_iter().zip(rows).enumerate().map(check).collect();
-        if sampled.is_err() {
-            // Nobody knows since when the numbers are wrong.
-            self.cache.clear_prefix_cache();
+            Err(error) => {
+                // Cached keys and values may have been wrong for some time.
+                self.cache.clear_prefix_cache();
+                Err(error)
+            }
         }
-        sampled
     }
 
-    /// The most probable tokens of an output row, which lie in this entry; none where it did not ask for them.
-    fn top(&self, entry: usize, output: usize) -> Result<Vec<(u32, f32)>> {
-        let wanted = self.params.get(output).map_or(0, |params| params.top as usize);
-        let (Some(tops), 1..) = (&self.tops, wanted) else { return Ok(vec![]) };
-        let mut words = vec![[0_u32; sample::Top::WORDS]; wanted];
-        let first = entry * sample::MAX_TOP * size_of_val(&words[0]);
-        tops.read(first as u64, bytemuck::cast_slice_mut(&mut words))?;
-        let told = words.into_iter().map_while(sample::Top::from_words);
-        Ok(told.map(|top| (top.token, top.logprob)).collect())
+    /// Allocates pages for tokens and returns their rows.
+    fn extend(&mut self, sequence: &mut Sequence, tokens: &[u32]) -> Result<Vec<Row>> {
+        self.cache.extend(sequence, tokens.len() as u32)?;
+        let row = |(position, token): (u32, &u32)| Row { token: *token, position, slot: sequence.slot() };
+        Ok((sequence.len()..).zip(tokens).map(row).collect())
     }
 
     /// Whether a row's token mask, if it has one, is as long as the vocabulary.
@@ -499,7 +353,7 @@ impl Runner {
     }
 }
 
-/// Whether tokens can follow `held` positions: known to the model, and with room for them in a context.
+/// Whether tokens can follow `held` tokens: in the vocabulary, and within the context length.
 pub fn check_tokens(config: &Config, held: u32, tokens: &[u32], context_length: u32) -> Result<()> {
     let vocab = config.vocab;
     if tokens.is_empty() {
@@ -508,34 +362,13 @@ pub fn check_tokens(config: &Config, held: u32, tokens: &[u32], context_length: 
     if let Some(token) = tokens.iter().find(|token| **token >= vocab) {
         return Err(Error::UnknownToken { token: *token, vocab });
     }
-    let wanted = u64::from(held) + tokens.len() as u64;
-    if wanted > u64::from(context_length) {
+    let total = u64::from(held) + tokens.len() as u64;
+    if total > u64::from(context_length) {
         return Err(Error::ContextLengthExceeded {
-            tokens: wanted,
+            tokens: total,
             context_length,
             max_context_length: config.max_positions,
         });
     }
     Ok(())
 }
-
-/// The chunks of a step: rows of one sequence that follow each other, behind those that are apart.
-fn chunks(rows: &[Row], count: Count) -> impl Iterator<Item = &[Row]> {
-    rows[count.apart..].chunk_by(|a, b| a.slot == b.slot)
-}
-
-/// The rows of a step, with the positions that the last of those apart and of each chunk sees.
-fn extent_of(rows: &[Row], count: Count, output: Output) -> Extent {
-    let seeing = |rows: &[Row]| {
-        let depth = rows.iter().map(|row| row.position + 1).max().unwrap_or(0);
-        Seeing { rows: rows.len(), depth }
-    };
-    Extent {
-        apart: seeing(&rows[..count.apart]),
-        chunks: chunks(rows, count).map(seeing).collect(),
-        outputs: output.rows(),
-    }
-}
-
-/// Rows of logits at a time: 256 MiB of them with Gemma's vocabulary.
-pub const MAX_OUTPUT_ROWS: u32 = 256;

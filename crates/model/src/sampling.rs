@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use kernels::sample::{BAN, Bias, Features, MAX_BIASES, MAX_TOP, Params};
 use serde::Serialize;
 
-use crate::{DecodeRow, Error, Result};
+use crate::{Error, Result};
 
 /// How the next token is chosen. Logit biases and penalties come first, then temperature, top-k, top-p and min-p.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -97,7 +97,7 @@ impl Sampling {
     }
 
     /// What it needs of the kernel.
-    pub(crate) fn form(&self, vocab: u32) -> Features {
+    pub(crate) fn features(&self, vocab: u32) -> Features {
         let params = self.params();
         Features {
             filters: params.filters(vocab as usize),
@@ -135,25 +135,21 @@ impl Sampling {
     }
 }
 
-/// How the token of one row is chosen.
+/// How the token of one output row is sampled.
 #[derive(Clone, Copy)]
-pub(crate) struct Choice<'a> {
+pub(crate) struct RowSampling<'a> {
     pub sampling: &'a Sampling,
-    /// The tokens that may be chosen, a bit each; all where there is none.
+    /// Token mask, one bit per token; `None` allows every token.
     pub mask: Option<&'a [u32]>,
 }
 
-impl<'a> Choice<'a> {
-    pub fn for_decode(row: &DecodeRow<'a>) -> Self {
-        Self { sampling: row.sampling, mask: row.mask }
-    }
-
+impl RowSampling<'_> {
     /// What it needs of the kernel.
-    pub fn form(&self, vocab: u32) -> Features {
-        Features { mask: self.mask.is_some(), ..self.sampling.form(vocab) }
+    pub fn features(&self, vocab: u32) -> Features {
+        Features { mask: self.mask.is_some(), ..self.sampling.features(vocab) }
     }
 
-    /// As the kernel reads it.
+    /// Parameters as the kernel reads them.
     pub fn params(&self) -> Params {
         Params { masked: self.mask.is_some(), ..self.sampling.params() }
     }

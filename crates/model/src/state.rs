@@ -1,113 +1,196 @@
-//! What changes from step to step: a few words a row, written by the host or by the step before, read by the programs.
+//! The inputs of a step: a few words per row, written by the host or by the previous step, read by the recorded programs.
+
+use std::time::Duration;
 
 use gpu::{Arena, Buffer, Device, Lifetime, Memory, View};
-use kernels::sample::{MAX_BIASES, MAX_STOP_TOKENS, NO_TOKEN, Params, Run, Sampled};
-
-use checkpoint::config::LayerType;
 
 use crate::Result;
 
-/// The buffers of a runner's steps, for as many rows as the largest bucket has.
-pub(crate) struct State {
-    /// Three words: 0, where rows that are apart end, and where all end. Rows of chunks lie between the last two.
-    rows: Buffer,
+/// One row of a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Row {
+    pub token: u32,
+    pub position: u32,
+    pub slot: u32,
+}
+
+/// The number of rows of each kind in a step: decode rows first, then the rows of prefill chunks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RowCounts {
+    pub decode: usize,
+    pub prefill: usize,
+}
+
+impl RowCounts {
+    /// A single prefill row is computed as a decode row: it does not attend to other rows of the step.
+    pub fn new(decode: usize, prefill: usize) -> Self {
+        if prefill == 1 { Self { decode: decode + 1, prefill: 0 } } else { Self { decode, prefill } }
+    }
+
+    pub fn total(self) -> usize {
+        self.decode + self.prefill
+    }
+
+    /// The prefill chunks of a step: consecutive rows of one sequence, after the decode rows.
+    pub fn chunks(self, rows: &[Row]) -> impl Iterator<Item = &[Row]> {
+        rows[self.decode..].chunk_by(|a, b| a.slot == b.slot)
+    }
+}
+
+/// Arenas of buffers that the host writes or reads in every step.
+pub(crate) struct HostArenas {
+    pub shared: Arena,
+    pub readback: Arena,
+}
+
+impl HostArenas {
+    pub fn new(device: &Device) -> Self {
+        Self {
+            shared: Arena::new(device, Lifetime::Scratch, Memory::Shared).with_block_size(1 << 20),
+            readback: Arena::new(device, Lifetime::Scratch, Memory::Readback).with_block_size(1 << 16),
+        }
+    }
+}
+
+/// The input buffers of a runner's steps, for as many rows as the largest bucket has.
+pub(crate) struct StepState {
+    /// Three words: 0, the end of the decode rows, and the end of all rows. Prefill rows lie between the last two.
+    row_ranges: Buffer,
     /// One word of these: rows in use.
     pub active: View,
-    /// One word: rows in use that are apart. Two words: the first of them, 0, and their end.
-    pub apart_count: View,
-    pub apart: View,
-    /// Two words: the first row of the chunks, and their end.
-    pub chunk: View,
-    /// Where each chunk ends.
+    /// One word: decode rows in use.
+    pub decode_count: View,
+    /// Two words: the range of the decode rows.
+    pub decode_range: View,
+    /// Two words: the range of the prefill rows.
+    pub prefill_range: View,
+    /// The end row of each prefill chunk.
     pub chunk_ends: Buffer,
-    /// Workgroups of attention in one dispatch: in global layers, and in sliding ones.
-    pub groups: Buffer,
-    /// Output rows in use.
+    /// Three words per attention variant: the workgroups of single-dispatch attention.
+    workgroups: Buffer,
+    /// One word: output rows in use.
     pub outputs: Buffer,
-    /// A row's token, position and slot.
+    /// Token, position and slot of each row.
     pub tokens: Buffer,
     pub positions: Buffer,
     pub slots: Buffer,
-    /// Which rows the output rows are.
+    /// The row of each output row.
     pub output_rows: Buffer,
-    /// How output rows are sampled.
-    pub params: Buffer,
-    /// Their logit biases.
-    pub biases: Buffer,
-    /// The tokens that end each output row.
-    pub ends: Buffer,
-    /// How far a run has come.
-    pub run: Buffer,
-    /// What was sampled, by step of the run and output row.
-    pub sampled: Buffer,
-    /// Where the sampler writes the next step's tokens and positions when they cannot be those of its rows.
-    pub next_tokens: Buffer,
-    pub next_positions: Buffer,
-    /// The token that follows each row, when its probability is asked for.
-    pub targets: Buffer,
+    /// The token that follows each output row, where its probability is to be computed.
+    targets: Buffer,
     /// The negative log probability of that token.
-    pub nll: Buffer,
+    nll: Buffer,
+    /// The rows of the next step as the sampler left them on the GPU; empty where it did not.
+    next_rows: Vec<Row>,
 }
 
-/// Most sequences whose tokens are sampled in one step.
+/// Maximum sequences whose tokens are sampled in one step.
 pub(crate) const MAX_SAMPLED: u32 = 128;
 
-/// Most sequences of which one step reads a chunk.
+/// Maximum prefill chunks per step.
 pub const MAX_CHUNKS_PER_STEP: usize = 32;
 
-/// Most steps of a run.
+/// Maximum steps of a decode run.
 pub(crate) const MAX_STEPS: usize = 32;
 
-const _: () = assert!(MAX_SAMPLED as usize * MAX_STEPS <= Run::MAX_FINISHED);
+/// Default timeout of a step: minutes on Mesa's CPU driver on a busy machine; no GPU takes that long.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(300);
 
-impl State {
-    pub fn new(device: &Device, rows: u32) -> Result<Self> {
-        let mut shared = Arena::new(device, Lifetime::Scratch, Memory::Shared).with_block_size(1 << 20);
-        let mut readback = Arena::new(device, Lifetime::Scratch, Memory::Readback).with_block_size(1 << 16);
+impl StepState {
+    pub fn new(arenas: &mut HostArenas, rows: u32, attention_variants: usize) -> Result<Self> {
+        let HostArenas { shared, readback } = arenas;
         let words = u64::from(rows) * 4;
-        let sampled = u64::from(rows.min(MAX_SAMPLED));
-        let ends = shared.buffer_from("active rows", &[0_u32; 3])?;
+        let row_ranges = shared.buffer_from("active rows", &[0_u32; 3])?;
         Ok(Self {
-            active: ends.slice(8..12)?,
-            apart_count: ends.slice(4..8)?,
-            apart: ends.slice(0..8)?,
-            chunk: ends.slice(4..12)?,
-            rows: ends,
+            active: row_ranges.slice(8..12)?,
+            decode_count: row_ranges.slice(4..8)?,
+            decode_range: row_ranges.slice(0..8)?,
+            prefill_range: row_ranges.slice(4..12)?,
+            row_ranges,
             chunk_ends: shared.buffer_from("ends of chunks", &[0_u32; MAX_CHUNKS_PER_STEP])?,
-            groups: shared.buffer_from("workgroups of attention", &[0_u32; 6])?,
+            workgroups: shared
+                .buffer_from("workgroups of attention", &vec![0_u32; 3 * attention_variants])?,
             outputs: shared.buffer_from("active outputs", &[0_u32])?,
             tokens: shared.buffer("tokens", words)?,
             positions: shared.buffer("positions", words)?,
             slots: shared.buffer("slots", words)?,
             output_rows: shared.buffer("output rows", words)?,
-            params: shared.buffer("sampling parameters", sampled * Params::WORDS as u64 * 4)?,
-            biases: shared.buffer("logit biases", sampled * MAX_BIASES as u64 * 8)?,
-            ends: shared.buffer_from("end tokens", &vec![NO_TOKEN; sampled as usize * MAX_STOP_TOKENS])?,
-            run: shared.buffer_from("run", &Run::START)?,
-            sampled: readback.buffer("sampled tokens", sampled * (MAX_STEPS * Sampled::WORDS) as u64 * 4)?,
-            next_tokens: shared.buffer("next tokens", words)?,
-            next_positions: shared.buffer("next positions", words)?,
             targets: shared.buffer("targets", words)?,
             nll: readback.buffer("log probabilities", words)?,
+            next_rows: vec![],
         })
     }
 
-    /// Three words: workgroups of attention in one dispatch.
-    pub fn attend_groups(&self, kind: LayerType) -> View {
-        let first = if kind == LayerType::Global { 0 } else { 12 };
-        self.groups.slice(first..first + 12).expect("there are six words")
+    /// Rows that fit into the buffers.
+    pub fn capacity(&self) -> usize {
+        (self.tokens.len() / 4) as usize
     }
 
-    /// Says how many rows are in use: those that are apart, then those of each chunk.
-    pub fn set_rows(&mut self, apart: usize, chunks: impl Iterator<Item = usize>) -> Result<()> {
-        let mut end = apart as u32;
+    /// Three words: the workgroups of single-dispatch attention of a variant.
+    pub fn attention_workgroups(&self, variant: usize) -> View {
+        let first = 12 * variant as u64;
+        self.workgroups.slice(first..first + 12).expect("there are three words per variant")
+    }
+
+    pub fn write_attention_workgroups(&mut self, variant: usize, workgroups: [u32; 3]) -> Result<()> {
+        Ok(self.workgroups.write(12 * variant as u64, bytemuck::cast_slice(&workgroups))?)
+    }
+
+    /// Writes the rows of a step, unless the sampler left exactly these on the GPU: decoding then needs nothing from the host.
+    pub fn write_rows(&mut self, rows: &[Row], counts: RowCounts) -> Result<()> {
+        if rows != self.next_rows || counts.prefill > 0 {
+            let words = |word: fn(&Row) -> u32| -> Vec<u32> { rows.iter().map(word).collect() };
+            self.write_ranges(counts.decode, counts.chunks(rows).map(<[Row]>::len))?;
+            self.tokens.write(0, bytemuck::cast_slice(&words(|row| row.token)))?;
+            self.positions.write(0, bytemuck::cast_slice(&words(|row| row.position)))?;
+            self.slots.write(0, bytemuck::cast_slice(&words(|row| row.slot)))?;
+        }
+        self.next_rows.clear();
+        Ok(())
+    }
+
+    /// Writes tokens of one sequence as rows, for a kernel that reads nothing else of a row.
+    pub fn write_tokens(&mut self, slot: u32, tokens: &[u32]) -> Result<()> {
+        self.next_rows.clear();
+        self.write_ranges(tokens.len(), std::iter::empty())?;
+        self.tokens.write(0, bytemuck::cast_slice(tokens))?;
+        Ok(self.slots.write(0, bytemuck::cast_slice(&vec![slot; tokens.len()]))?)
+    }
+
+    pub fn write_output_rows(&mut self, output_rows: &[u32]) -> Result<()> {
+        self.outputs.write(0, bytemuck::bytes_of(&(output_rows.len() as u32)))?;
+        Ok(self.output_rows.write(0, bytemuck::cast_slice(output_rows))?)
+    }
+
+    /// Notes that the sampler wrote the rows of the next step in place of the last one's.
+    pub fn set_next_rows(&mut self, rows: Vec<Row>) {
+        self.next_rows = rows;
+    }
+
+    pub fn write_targets(&mut self, targets: &[u32]) -> Result<()> {
+        Ok(self.targets.write(0, bytemuck::cast_slice(targets))?)
+    }
+
+    /// The targets, and where their negative log probabilities go.
+    pub fn score_buffers(&self) -> (View, View) {
+        (self.targets.view(), self.nll.view())
+    }
+
+    pub fn read_scores(&self, count: usize) -> Result<Vec<f32>> {
+        let mut nll = vec![0.0_f32; count];
+        self.nll.read(0, bytemuck::cast_slice_mut(&mut nll))?;
+        Ok(nll)
+    }
+
+    fn write_ranges(&mut self, decode: usize, chunks: impl Iterator<Item = usize>) -> Result<()> {
+        let mut end = decode as u32;
         let ends: Vec<u32> = chunks
             .map(|rows| {
                 end += rows as u32;
                 end
             })
             .collect();
-        self.rows.write(0, bytemuck::cast_slice(&[0, apart as u32, end]))?;
+        self.row_ranges.write(0, bytemuck::cast_slice(&[0, decode as u32, end]))?;
         Ok(self.chunk_ends.write(0, bytemuck::cast_slice(&ends))?)
     }
 }

@@ -8,8 +8,8 @@ use kernels::matmul::tuning::{self, Product, Tuning, TuningReport};
 use crate::{
     Limits, Model, PAGE, Result, decoder,
     kv_cache::KvCache,
-    state::State,
-    step::{Batch, Outputs, Scratch, Splits, Step},
+    state::{HostArenas, StepState},
+    step::{Batch, KvSplits, Outputs, Scratch, Step, StepBuffers},
 };
 
 /// When products are timed.
@@ -51,29 +51,24 @@ impl Model {
         let context = PAGE.min(self.config.max_positions);
         let limits = Limits { prefill_chunk: 1, ..Limits::new(self.device.info(), &self.config, 1, context) };
         let cache = KvCache::new(&self.device, &self.config, limits)?;
-        let state = State::new(&self.device, 1)?;
+        let mut arenas = HostArenas::new(&self.device);
+        let state = StepState::new(&mut arenas, 1, self.attention_variants().len())?;
         let (scratch, outputs) = (Scratch::new(self, 1)?, Outputs::new(self, 1)?);
-        let mut splits = Splits::default();
-        splits.prepare(self, limits, Batch::Decode, 1)?;
-        // Takes what is recorded beside the products; never sealed, it compiles nothing.
+        let mut kv_splits = KvSplits::default();
+        kv_splits.prepare(self, limits, Batch::Decode, 1)?;
+        // Records what is not a product; never sealed, it compiles nothing.
         let mut recorder: Recorder = self.device.recorder()?;
-        let mut step = Step {
+        let buffers = StepBuffers {
             model: self,
             cache: &cache,
             state: &state,
             scratch: &scratch,
-            attention_splits: &splits,
+            kv_splits: &kv_splits,
             outputs: Some(&outputs),
-            rows: Batch::Decode,
-            recorder: &mut recorder,
-            norm: None,
-            swapped: false,
-            splits: 1,
-            listed: Some(vec![]),
         };
+        let mut step = Step::listing_products(buffers, Batch::Decode, &mut recorder);
         decoder::layers(&mut step, 0..self.config.layers)?;
         decoder::head(&mut step)?;
-        let products = step.listed.take().unwrap_or_default();
-        work(&products)
+        work(&step.into_products())
     }
 }

@@ -314,7 +314,7 @@ fn a_step_that_takes_longer_than_was_thought_is_cut_anew() {
     let runner = || Runner::new(model.clone(), limits(1, 96, 16)).unwrap();
     let cut = |seconds| {
         let mut runner = runner();
-        runner.set_parts(seconds, Some(1e-12));
+        runner.set_segments(seconds, Some(1e-12));
         runner
     };
     let known = run(runner(), [1, 1, 1]);
@@ -341,7 +341,7 @@ fn a_step_of_many_parts_that_takes_less_than_was_thought_is_cut_anew() {
     let sampling = &samplings()[2];
     let run = |changes: bool| {
         let mut runner = Runner::new(model.clone(), limits(1, 96, 16)).unwrap();
-        runner.set_parts(if changes { 1e-12 } else { 1.0 }, None);
+        runner.set_segments(if changes { 1e-12 } else { 1.0 }, None);
         let mut sequence = runner.start().unwrap();
         let mut tokens =
             vec![bits(&runner.prompt(&mut sequence, &fixture.ids[..1], sampling, |_| true).unwrap())];
@@ -349,7 +349,7 @@ fn a_step_of_many_parts_that_takes_less_than_was_thought_is_cut_anew() {
         for _ in 0..3 {
             if changes && tokens.len() == 2 {
                 // So fast that all layers are one part, until that step has shown otherwise.
-                runner.set_parts(1e-12, Some(1e-18));
+                runner.set_segments(1e-12, Some(1e-18));
             }
             tokens.extend(go_on(&mut runner, &mut sequence, sampling, tokens[tokens.len() - 1].0, [1, 1]));
             programs.push(runner.counters().programs);
@@ -383,6 +383,6 @@ fn before_much_is_recorded_a_step_tells_how_fast_the_device_is() {
     assert_eq!(steps, 0, "of a small model any step is one part");
     // Every layer is a part, and what follows them: two steps of few rows tell, and two of many.
     let mut cut = runner();
-    cut.set_parts(1e-12, None);
+    cut.set_segments(1e-12, None);
     assert_eq!(serve(cut), (tokens, 4), "{} layers", model.config.layers);
 }

@@ -1,0 +1,356 @@
+//! The recorded programs of a runner: one per [`ProgramKey`], recorded when the first step of its kind comes, and again when the
+//! measured pace shows that its segments were cut badly.
+
+mod key;
+
+use std::{
+    collections::{BTreeMap, HashMap, btree_map::Entry},
+    ops::Range,
+    time::{Duration, Instant},
+};
+
+use gpu::{Buffer, Device, Pipeline, Program, Recorder, TimestampMode};
+use kernels::score::{self, Score};
+
+use crate::{
+    Error, Model, Result, decoder,
+    kv_cache::KvCache,
+    pacer::{Pacer, StepExtent},
+    sampler::SamplerState,
+    state::StepState,
+    step::{KvSplits, Outputs, Scratch, Step, StepBuffers},
+};
+
+pub(crate) use key::{Output, ProgramKey};
+
+/// Time spent before the first step can run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SetupTime {
+    /// Compiling pipelines, or loading them from the pipeline cache.
+    pub pipelines: Duration,
+    /// Allocating a step's buffers and recording programs.
+    pub recording: Duration,
+}
+
+impl SetupTime {
+    /// Both together.
+    pub fn total(self) -> Duration {
+        self.pipelines + self.recording
+    }
+}
+
+impl std::ops::Sub for SetupTime {
+    type Output = SetupTime;
+    fn sub(self, before: SetupTime) -> SetupTime {
+        SetupTime {
+            pipelines: self.pipelines - before.pipelines,
+            recording: self.recording - before.recording,
+        }
+    }
+}
+
+impl std::ops::AddAssign for SetupTime {
+    fn add_assign(&mut self, more: SetupTime) {
+        self.pipelines += more.pipelines;
+        self.recording += more.recording;
+    }
+}
+
+/// The segments of a step in order: ranges of layers, with the head after the last layer.
+type Segments<T> = Vec<(Range<usize>, T)>;
+
+/// A recorded step.
+struct RecordedStep {
+    segments: Segments<Program>,
+    /// The slowdown that its segments were cut at.
+    slowdown: f64,
+}
+
+/// What programs are recorded from.
+pub(crate) struct Sources<'a> {
+    pub model: &'a Model,
+    pub cache: &'a KvCache,
+    pub state: &'a StepState,
+    pub sampler: &'a mut SamplerState,
+    pub pacer: &'a Pacer,
+}
+
+impl Sources<'_> {
+    /// Segments of a step: short enough even at the end of the context.
+    fn segments(&self, key: ProgramKey) -> Vec<Range<usize>> {
+        segments(self.pacer, key, self.cache.limits().context_length)
+    }
+}
+
+fn segments(pacer: &Pacer, key: ProgramKey, context_length: u32) -> Vec<Range<usize>> {
+    pacer.segments(key.bucket, &key.max_extent(context_length))
+}
+
+/// Recorded programs by key, and the buffers that they use.
+#[derive(Default)]
+pub(crate) struct ProgramCache {
+    programs: HashMap<ProgramKey, RecordedStep>,
+    /// By bucket.
+    scratch: BTreeMap<usize, Scratch>,
+    /// By output rows.
+    outputs: BTreeMap<usize, Outputs>,
+    kv_splits: KvSplits,
+    recorded: u64,
+    setup_time: SetupTime,
+}
+
+impl ProgramCache {
+    /// Programs recorded so far.
+    pub fn recorded(&self) -> u64 {
+        self.recorded
+    }
+
+    pub fn setup_time(&self) -> SetupTime {
+        self.setup_time
+    }
+
+    /// The logits of steps with [`Output::Logits`].
+    pub fn logits(&self, rows: usize) -> &Buffer {
+        &self.outputs[&rows].logits
+    }
+
+    /// Discards all programs.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn clear(&mut self) {
+        self.programs.clear();
+    }
+
+    /// Records the programs that are missing or stale.
+    pub fn prepare(&mut self, sources: &mut Sources<'_>, keys: &[ProgramKey]) -> Result<()> {
+        let (mut new, mut stale) = (Vec::new(), Vec::new());
+        for key in keys {
+            match self.programs.get(key) {
+                _ if new.contains(key) || stale.contains(key) => {}
+                None => new.push(*key),
+                Some(recorded) if !recorded.is_stale(sources.pacer, *key) => {}
+                // It would be cut in the same way.
+                Some(recorded)
+                    if sources.segments(*key).iter().eq(recorded.segments.iter().map(|(range, _)| range)) =>
+                {
+                    self.keep(sources.pacer, *key);
+                }
+                Some(_) => stale.push(*key),
+            }
+        }
+        self.record_keys(sources, &new)?;
+        match self.record_keys(sources, &stale) {
+            // No memory for two programs of a kind: keep the old ones.
+            Err(Error::Gpu(gpu::Error::OutOfDeviceMemory { .. } | gpu::Error::OutOfHostMemory { .. })) => {
+                stale.into_iter().for_each(|key| self.keep(sources.pacer, key));
+                Ok(())
+            }
+            other => other,
+        }
+    }
+
+    /// Keeps a stale program, until the slowdown has changed from the present one.
+    fn keep(&mut self, pacer: &Pacer, key: ProgramKey) {
+        if let Some(recorded) = self.programs.get_mut(&key) {
+            recorded.slowdown = pacer.bucket_slowdown(key.bucket);
+        }
+    }
+
+    /// Records programs. Their pipelines are compiled together, on all cores.
+    fn record_keys(&mut self, sources: &mut Sources<'_>, keys: &[ProgramKey]) -> Result<()> {
+        if keys.is_empty() {
+            return Ok(());
+        }
+        let start = Instant::now();
+        let device = &sources.model.device;
+        let mut recorded: Vec<(ProgramKey, Segments<Recorder>)> = Vec::new();
+        for key in keys {
+            let mut segments = Vec::new();
+            for range in sources.segments(*key) {
+                let recorder = device.recorder()?;
+                segments.push((range.clone(), self.record(sources, *key, range, recorder)?));
+            }
+            recorded.push((*key, segments));
+        }
+        let compiling = Instant::now();
+        let recorders = recorded.iter().flat_map(|(_, segments)| segments);
+        let pipelines: Vec<Pipeline> = recorders.flat_map(|(_, recorder)| recorder.pipelines()).collect();
+        device.compile(&pipelines)?;
+        let compiled = compiling.elapsed();
+        for (key, segments) in recorded {
+            let segments = segments
+                .into_iter()
+                .map(|(range, recorder)| Ok((range, recorder.seal()?)))
+                .collect::<Result<Segments<Program>>>()?;
+            let slowdown = sources.pacer.bucket_slowdown(key.bucket);
+            self.programs.insert(key, RecordedStep { segments, slowdown });
+            self.recorded += 1;
+        }
+        let recording = start.elapsed().saturating_sub(compiled);
+        tracing::debug!(programs = keys.len(), ?recording, pipelines = ?compiled, first = ?keys[0], "recorded");
+        self.setup_time += SetupTime { pipelines: compiled, recording };
+        Ok(())
+    }
+
+    /// Segments of the next step of a key.
+    pub fn segment_count(&self, pacer: &Pacer, key: ProgramKey, context_length: u32) -> usize {
+        match self.programs.get(&key).filter(|recorded| !recorded.is_stale(pacer, key)) {
+            Some(recorded) => recorded.segments.len(),
+            None => segments(pacer, key, context_length).len(),
+        }
+    }
+
+    /// Runs a prepared program `steps` times, waits for the last, and returns the time it took. One submission, unless that would
+    /// take too long.
+    pub fn run(
+        &self,
+        device: &Device,
+        pacer: &Pacer,
+        key: ProgramKey,
+        extent: &StepExtent,
+        steps: usize,
+        timeout: Duration,
+    ) -> Result<Duration> {
+        let recorded = &self.programs[&key];
+        let ranges = recorded.segments.iter().map(|(range, _)| range);
+        let submissions = pacer.submissions(key.bucket, extent, ranges, steps);
+        let programs: Vec<_> = recorded.segments.iter().map(|(_, program)| program).collect();
+        let programs = programs.repeat(steps);
+        let start = Instant::now();
+        let mut last = None;
+        for range in submissions {
+            last = Some(device.submit(&programs[range])?);
+        }
+        if let Some(ticket) = last {
+            device.wait(ticket, timeout)?;
+        }
+        Ok(start.elapsed())
+    }
+
+    /// Records a step with timestamps, in one segment.
+    pub fn record_timed(
+        &mut self,
+        sources: &mut Sources<'_>,
+        key: ProgramKey,
+        timestamps: TimestampMode,
+    ) -> Result<Program> {
+        let all = 0..sources.pacer.units();
+        self.record_segment_timed(sources, key, all, timestamps)
+    }
+
+    /// Records the segments of a step with timestamps.
+    pub fn record_segments_timed(
+        &mut self,
+        sources: &mut Sources<'_>,
+        key: ProgramKey,
+        timestamps: TimestampMode,
+    ) -> Result<Vec<Program>> {
+        let ranges = sources.segments(key).into_iter();
+        ranges.map(|range| self.record_segment_timed(sources, key, range, timestamps)).collect()
+    }
+
+    fn record_segment_timed(
+        &mut self,
+        sources: &mut Sources<'_>,
+        key: ProgramKey,
+        range: Range<usize>,
+        timestamps: TimestampMode,
+    ) -> Result<Program> {
+        let recorder = sources.model.device.timed_recorder(timestamps)?;
+        Ok(self.record(sources, key, range, recorder)?.seal()?)
+    }
+
+    /// Records a segment, after allocating the buffers that it uses.
+    fn record(
+        &mut self,
+        sources: &mut Sources<'_>,
+        key: ProgramKey,
+        range: Range<usize>,
+        mut recorder: Recorder,
+    ) -> Result<Recorder> {
+        let model = sources.model;
+        if let Entry::Vacant(entry) = self.scratch.entry(key.bucket) {
+            entry.insert(Scratch::new(model, key.bucket)?);
+        }
+        self.kv_splits.prepare(model, sources.cache.limits(), key.batch, key.bucket)?;
+        let output_rows = key.output.rows();
+        if output_rows > 0
+            && let Entry::Vacant(entry) = self.outputs.entry(output_rows)
+        {
+            entry.insert(Outputs::new(model, output_rows)?);
+        }
+        sources.sampler.prepare(key.features, key.output.samples())?;
+        if key.decodes_in_place() && model.device.caps().conditional_rendering {
+            // Steps after the end of a run are skipped.
+            let running = sources.sampler.running()?;
+            recorder.conditional(&running, |recorder| self.record_segment(sources, key, range, recorder))?;
+        } else {
+            self.record_segment(sources, key, range, &mut recorder)?;
+        }
+        Ok(recorder)
+    }
+
+    fn record_segment(
+        &self,
+        sources: &Sources<'_>,
+        key: ProgramKey,
+        range: Range<usize>,
+        recorder: &mut Recorder,
+    ) -> Result<()> {
+        let Sources { model, cache, state, sampler, .. } = sources;
+        let outputs = self.outputs.get(&key.output.rows());
+        let buffers = StepBuffers {
+            model,
+            cache,
+            state,
+            scratch: &self.scratch[&key.bucket],
+            kv_splits: &self.kv_splits,
+            outputs,
+        };
+        let mut step = Step::new(buffers, key.batch, recorder);
+        let layers = model.config.layers;
+        step.resume_at(range.start as u32);
+        decoder::layers(&mut step, range.start as u32..layers.min(range.end as u32))?;
+        if range.end <= layers as usize {
+            return Ok(());
+        }
+        if key.features.counts {
+            sampler.record_counting(step.recorder(), key.bucket, state)?;
+        }
+        if let Some(outputs) = outputs {
+            decoder::head(&mut step)?;
+            record_output(sources, key, outputs, step.recorder())?;
+        }
+        Ok(())
+    }
+}
+
+/// Records what follows the head.
+fn record_output(
+    sources: &Sources<'_>,
+    key: ProgramKey,
+    outputs: &Outputs,
+    recorder: &mut Recorder,
+) -> Result<()> {
+    let Sources { model, state, sampler, .. } = sources;
+    match key.output {
+        Output::None | Output::Logits { .. } => Ok(()),
+        Output::Score { rows } => {
+            let (targets, nll) = state.score_buffers();
+            let operands =
+                score::Operands { active: state.outputs.view(), logits: outputs.logits.view(), targets, nll };
+            let kernel = Score::new(&model.device, model.config.vocab as usize)?;
+            Ok(kernel.record(recorder, "score", rows, &operands)?)
+        }
+        Output::Sample { rows } => {
+            let logits = outputs.logits.view();
+            sampler.record(recorder, key.features, rows, key.decodes_in_place(), state, logits)
+        }
+    }
+}
+
+impl RecordedStep {
+    /// Whether its segments were cut at too different a slowdown.
+    fn is_stale(&self, pacer: &Pacer, key: ProgramKey) -> bool {
+        pacer.is_stale(key.bucket, self.slowdown, self.segments.len())
+    }
+}

@@ -1,0 +1,309 @@
+//! Matrix products of a step: which kernel computes them, and where split-K leaves its partial sums.
+
+use checkpoint::FeedForward;
+use gpu::{Arena, Buffer, View};
+use kernels::{
+    Activations, Epilogue, Matrix, Target, Vectors,
+    matmul::{
+        coopmat::{
+            self, Coopmat,
+            policy::{Shape, SplitK, split_k_for_consumer},
+        },
+        gated::Gated,
+        gemm::{self, Gemm},
+        gemv::{self, Gemv, Sublayer, policy::Prologue},
+        tuning::{Input, Product},
+    },
+};
+use weights::blueprint::MatrixId;
+
+use super::{Step, StepBuffers};
+use crate::{Model, Result, loaded::epilogue};
+
+/// What a product computes in the decoder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ProductRole {
+    /// Queries, keys and values.
+    Qkv,
+    /// The output projection of attention.
+    AttentionOutput,
+    /// Gate and up in one matrix, with the gated activation as the epilogue.
+    GateUp,
+    /// The gate, where it is a matrix of its own.
+    Gate,
+    /// Up, where it is a matrix of its own.
+    Up,
+    /// The down projection of a feed-forward block.
+    Down,
+    /// The logits.
+    Head,
+}
+
+impl ProductRole {
+    /// The name of its commands in profiles.
+    pub fn name(self) -> &'static str {
+        match self {
+            ProductRole::Qkv => "QKV",
+            ProductRole::AttentionOutput => "output",
+            ProductRole::GateUp => "gate and up",
+            ProductRole::Gate => "gate",
+            ProductRole::Up => "up",
+            ProductRole::Down => "down",
+            ProductRole::Head => "head",
+        }
+    }
+
+    /// Whether it is a block's output, which is added to the residual stream.
+    fn ends_block(self) -> bool {
+        matches!(self, ProductRole::AttentionOutput | ProductRole::Down)
+    }
+
+    /// Whether the kernel that reads its output adds up partial sums.
+    fn consumer_reduces(self) -> bool {
+        self.ends_block() || self == ProductRole::Qkv
+    }
+}
+
+impl<'a> Step<'a> {
+    /// qkv = W · normed: queries, keys and values of a row follow each other, whether in one matrix or in three.
+    pub fn qkv(&mut self, layer: u32, rows: usize) -> Result<()> {
+        let scratch = self.buffers.scratch;
+        let target = Target::whole(&scratch.qkv, rows);
+        let x = self.normed_or(&scratch.normed);
+        self.products(ProductRole::Qkv, MatrixId::Qkv(layer), x, target)
+    }
+
+    /// block = W · attended.
+    pub fn attention_output(&mut self, layer: u32) -> Result<()> {
+        let scratch = self.buffers.scratch;
+        let attended = scratch.attended_packed.as_ref().unwrap_or(&scratch.attended);
+        self.block_output(ProductRole::AttentionOutput, MatrixId::AttentionOutput(layer), attended)
+    }
+
+    /// block = W · gated.
+    pub fn down(&mut self, layer: u32) -> Result<()> {
+        self.block_output(ProductRole::Down, MatrixId::Down(layer), &self.buffers.scratch.gated)
+    }
+
+    fn block_output(&mut self, role: ProductRole, matrix: MatrixId, x: &'a Vectors) -> Result<()> {
+        let StepBuffers { model, scratch, .. } = self.buffers;
+        self.partials = partial_sums(model, scratch.rows, matrix);
+        let target = Target::whole(&scratch.block, model.config.hidden as usize);
+        self.products(role, matrix, Input::Vectors(x), target)
+    }
+
+    /// gated = activation(gate · normed) · (up · normed).
+    pub fn gated(&mut self, layer: u32, activation: Epilogue) -> Result<()> {
+        let StepBuffers { model, state, scratch, .. } = self.buffers;
+        let matrices: Vec<&'a Matrix> = model.weights.by_id(MatrixId::GateUp(layer)).collect();
+        match (&matrices[..], &scratch.gate_and_up) {
+            ([joined], _) => {
+                let target = Target::vectors(&scratch.gated)?;
+                let x = self.normed_or(&scratch.normed);
+                self.product(ProductRole::GateUp, joined, activation, x, &target, &state.active)
+            }
+            ([gate, up], Some(buffers)) => {
+                let x = self.normed_or(&scratch.normed);
+                let again = without_stream(&x);
+                for (role, matrix, x, buffer) in
+                    [(ProductRole::Gate, gate, x, &buffers[0]), (ProductRole::Up, up, again, &buffers[1])]
+                {
+                    let target = Target::whole(buffer, matrix.layout().rows);
+                    self.product(role, matrix, Epilogue::None, x, &target, &state.active)?;
+                }
+                let kernel = Gated::new(&model.device, activation, scratch.gated.kind(), scratch.gated.k)?;
+                let [gate, up] = [buffers[0].view(), buffers[1].view()];
+                Ok(kernel.record(self.recorder, "gated", &gate, &up, &scratch.gated, &state.active)?)
+            }
+            _ => unreachable!("the blueprint makes one or two matrices of gate and up"),
+        }
+    }
+
+    /// logits = W · normed output rows, by the head or, where it is tied, by the embeddings.
+    pub fn head(&mut self) -> Result<()> {
+        let StepBuffers { model, state, outputs, .. } = self.buffers;
+        let Some(outputs) = outputs else { return Ok(()) };
+        let target = Target::whole(&outputs.logits, model.config.vocab as usize);
+        let x = self.normed_or(&outputs.normed);
+        self.product(ProductRole::Head, model.head()?, Epilogue::None, x, &target, &state.outputs.view())
+    }
+
+    /// All matrices of an id, side by side into one output row.
+    fn products(&mut self, role: ProductRole, matrix: MatrixId, x: Input<'a>, target: Target) -> Result<()> {
+        let StepBuffers { model, state, .. } = self.buffers;
+        let (mut target, mut x) = (target, x);
+        for matrix in model.weights.by_id(matrix) {
+            let again = without_stream(&x);
+            let x = std::mem::replace(&mut x, again);
+            self.product(role, matrix, Epilogue::None, x, &target, &state.active)?;
+            target.first += matrix.layout().rows;
+        }
+        Ok(())
+    }
+
+    fn product(
+        &mut self,
+        role: ProductRole,
+        matrix: &'a Matrix,
+        epilogue: Epilogue,
+        x: Input<'a>,
+        target: &Target,
+        active: &View,
+    ) -> Result<()> {
+        let model = self.buffers.model;
+        let (device, name) = (&model.device, role.name());
+        let (columns, activations, prologue) = match &x {
+            Input::Vectors(x) => (x.columns, x.kind(), Prologue::None),
+            Input::Norm(norm) => {
+                let added = norm.sublayer.as_ref().map(|sublayer| Prologue::AddAndNorm {
+                    partials: self.partials,
+                    post_norm: sublayer.weight.is_some(),
+                });
+                (1, Activations::Int16, added.unwrap_or(Prologue::Norm))
+            }
+        };
+        if let (Input::Vectors(x), Activations::F16) = (&x, activations) {
+            let whole_row = matrix.layout().rows == target.stride;
+            let split_k = match role.consumer_reduces() && whole_row {
+                true => consumer_split_k(model, columns),
+                false => SplitK::Reduced,
+            };
+            let shape = Shape { split_k, ..coopmat_shape(matrix, columns, epilogue) };
+            return self.coopmat(role, matrix, shape, x, target, active);
+        }
+        let (weights, output) = (matrix.layout(), target.kind());
+        let shape = gemm::policy::Shape { weights, columns, activations, epilogue, output };
+        // On CPU drivers one shader serves both, and gives the same bits.
+        let lanes =
+            || matches!(gemm::policy::plan(device.caps(), &shape).method, gemm::policy::Method::Lanes(_));
+        if let Input::Vectors(x) = x
+            && (columns > gemv::MAX_COLUMNS || model.reproducible && !lanes())
+        {
+            return Ok(Gemm::new(device, shape)?.record(self.recorder, name, matrix, x, target, active)?);
+        }
+        let shape = gemv::policy::Shape {
+            weights: matrix.layout(),
+            columns,
+            activations,
+            prologue,
+            epilogue,
+            output: target.kind(),
+            splits: if role.ends_block() { self.partials } else { 1 },
+        };
+        if let Some(products) = &mut self.products {
+            products.push(Product { shape, matrix, x, target: target.clone() });
+            return Ok(());
+        }
+        let plan = model.tuning.plan(device.caps(), &shape);
+        Ok(Gemv::with_plan(device, shape, plan)?.record(self.recorder, name, matrix, x.source(), target)?)
+    }
+
+    fn coopmat(
+        &mut self,
+        role: ProductRole,
+        w: &Matrix,
+        shape: Shape,
+        x: &Vectors,
+        target: &Target,
+        active: &View,
+    ) -> Result<()> {
+        let StepBuffers { model, scratch, outputs, .. } = self.buffers;
+        let plan = model.coopmat_plan(&shape);
+        let plan = plan.expect("activations are f16 only where cooperative matrices take every matrix");
+        let kernel = Coopmat::with_plan(&model.device, shape, plan)?;
+        let split_k = match role {
+            ProductRole::Head => outputs.and_then(|outputs| outputs.split_k.as_ref()),
+            _ => scratch.split_k.as_ref(),
+        };
+        let scratch = split_k.map(Buffer::view);
+        let operands = coopmat::Operands { w, x, target, active: active.clone(), scratch };
+        Ok(kernel.record(self.recorder, role.name(), &operands)?)
+    }
+}
+
+/// The input of further products with the same input: each computes the norm, only the first writes the residual stream.
+fn without_stream<'a>(x: &Input<'a>) -> Input<'a> {
+    match x {
+        Input::Vectors(x) => Input::Vectors(x),
+        Input::Norm(norm) => {
+            let sublayer = norm.sublayer.clone().map(|sublayer| Sublayer { stream: None, ..sublayer });
+            Input::Norm(gemv::Norm { sublayer, ..norm.clone() })
+        }
+    }
+}
+
+/// Split-K of a cooperative-matrix product whose consumer can add up partial sums. One way for any number of rows where logits
+/// must not depend on it.
+fn consumer_split_k(model: &Model, rows: usize) -> SplitK {
+    if model.reproducible { SplitK::Reduced } else { split_k_for_consumer(rows) }
+}
+
+/// Partial sums that QKV or a block's output is left in: more than one only for a single matrix that is split along K.
+pub(crate) fn partial_sums(model: &Model, rows: usize, id: MatrixId) -> u32 {
+    let matrices: Vec<&Matrix> = model.weights.by_id(id).collect();
+    let [matrix] = matrices[..] else { return 1 };
+    if computes_own_norm(model, rows) {
+        return match id {
+            MatrixId::Qkv(_) => 1,
+            _ => gemv::policy::splits(model.device.caps(), &matrix.layout()),
+        };
+    }
+    let split_k = consumer_split_k(model, rows);
+    let shape = Shape { split_k, ..coopmat_shape(matrix, rows, Epilogue::None) };
+    match model.activations(rows) {
+        Activations::F16 if split_k == SplitK::Partial => {
+            model.coopmat_plan(&shape).map_or(1, |plan| plan.splits)
+        }
+        _ => 1,
+    }
+}
+
+/// The matrices of the layers, with the epilogues of their products.
+pub(super) fn layer_products(model: &Model) -> impl Iterator<Item = (&Matrix, Epilogue)> {
+    model.weights.matrices.iter().filter_map(|(id, matrix)| {
+        let product_epilogue = match id {
+            MatrixId::Embedding | MatrixId::Head => return None,
+            MatrixId::GateUp(layer) if model.weights.by_id(*id).count() == 1 => {
+                let FeedForward::Dense { activation, .. } = model.config.layer(*layer).feed_forward;
+                epilogue(activation)
+            }
+            _ => Epilogue::None,
+        };
+        Some((matrix, product_epilogue))
+    })
+}
+
+/// Scratch memory for split-K products of this many rows, where there are such.
+pub(super) fn split_k_scratch<'a>(
+    model: &Model,
+    arena: &mut Arena,
+    rows: usize,
+    products: impl Iterator<Item = (&'a Matrix, Epilogue)>,
+) -> Result<Option<Buffer>> {
+    if model.activations(rows) != Activations::F16 {
+        return Ok(None);
+    }
+    let bytes = products.filter_map(|(matrix, epilogue)| {
+        let shape = coopmat_shape(matrix, rows, epilogue);
+        Some(model.coopmat_plan(&shape)?.scratch_bytes(&shape))
+    });
+    match bytes.max().unwrap_or(0) {
+        0 => Ok(None),
+        bytes => Ok(Some(arena.buffer("split-K partial sums", bytes)?)),
+    }
+}
+
+/// A cooperative-matrix product; gate and up become the activations of the next.
+fn coopmat_shape(matrix: &Matrix, columns: usize, epilogue: Epilogue) -> Shape {
+    let output = if epilogue == Epilogue::None { Activations::F32 } else { Activations::F16 };
+    Shape { weights: matrix.layout(), columns, epilogue, output, split_k: SplitK::Reduced }
+}
+
+/// Whether the products of a step of this many rows compute the norms before them: one dispatch less per norm, for a single row.
+pub(super) fn computes_own_norm(model: &Model, rows: usize) -> bool {
+    let hidden = model.config.hidden as usize;
+    rows == 1
+        && !model.reproducible
+        && model.activations(rows) == Activations::Int16
+        && gemv::policy::has_prologue(model.device.caps(), hidden)
+}

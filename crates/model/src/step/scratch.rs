@@ -1,0 +1,132 @@
+//! Activation buffers of a step.
+
+use std::time::Duration;
+
+use gpu::{Arena, Buffer, Lifetime, Memory};
+use kernels::{Activations, Epilogue, Vectors};
+use weights::blueprint::MatrixId;
+
+use super::{
+    prefetch,
+    product::{computes_own_norm, layer_products, partial_sums, split_k_scratch},
+};
+use crate::{Model, Result};
+
+/// Activations of a bucket of rows.
+pub(crate) struct Scratch {
+    pub rows: usize,
+    /// The residual stream.
+    pub residual: Buffer,
+    /// A second one where products compute their own norm: they write one while others still read the other.
+    pub second_residual: Option<Buffer>,
+    pub normed: Vectors,
+    pub qkv: Buffer,
+    pub q: Buffer,
+    pub attended: Vectors,
+    /// The same as the output projection takes it, where that is not f32.
+    pub attended_packed: Option<Vectors>,
+    /// The output of a mixer or feed-forward block before it is added to the residual stream; several partial sums where its
+    /// product is split along K. The norm that reads it adds them up.
+    pub block: Buffer,
+    pub gated: Vectors,
+    /// Gate and up, where a model stores them in different schemes.
+    pub gate_and_up: Option<[Buffer; 2]>,
+    /// Split-K partial sums of cooperative-matrix products, and counters: initially zero.
+    pub split_k: Option<Buffer>,
+    /// Checksums that [`kernels::matmul::prefetch`] writes, where weights are prefetched.
+    pub prefetch_sums: Option<Buffer>,
+}
+
+/// Logits of a number of output rows.
+pub(crate) struct Outputs {
+    pub normed: Vectors,
+    /// f32, `[output row][vocab]`.
+    pub logits: Buffer,
+    /// As [`Scratch::split_k`], for the head.
+    pub split_k: Option<Buffer>,
+}
+
+/// Timeout of clearing memory; Mesa's CPU driver is slow.
+pub(super) const CLEAR_TIMEOUT: Duration = Duration::from_secs(60);
+
+impl Outputs {
+    pub fn new(model: &Model, rows: usize) -> Result<Self> {
+        let mut arena = Arena::new(&model.device, Lifetime::Scratch, Memory::Device).with_block_size(4 << 20);
+        let hidden = model.config.hidden as usize;
+        let activations = model.activations(rows);
+        let outputs = Self {
+            normed: Vectors::new(&mut arena, "normed output rows", activations, hidden, rows)?,
+            logits: arena.buffer("logits", u64::from(model.config.vocab) * rows as u64 * 4)?,
+            split_k: split_k_scratch(model, &mut arena, rows, [(model.head()?, Epilogue::None)].into_iter())?,
+        };
+        let mut recorder = model.device.recorder()?;
+        outputs.normed.record_clear(&mut recorder, "clear")?;
+        if let Some(split_k) = &outputs.split_k {
+            recorder.fill("clear", split_k, 0)?;
+        }
+        recorder.seal()?.run(CLEAR_TIMEOUT)?;
+        Ok(outputs)
+    }
+}
+
+impl Scratch {
+    pub fn new(model: &Model, rows: usize) -> Result<Self> {
+        let Model { device, config, weights, .. } = model;
+        let mut arena = Arena::new(device, Lifetime::Scratch, Memory::Device).with_block_size(4 << 20);
+        let floats = |count: u32| u64::from(count) * rows as u64 * 4;
+        let activations = model.activations(rows);
+        let (query_rows, intermediate) = (config.query_rows(), config.intermediate);
+        let separate = (0..config.layers).any(|layer| weights.by_id(MatrixId::GateUp(layer)).count() > 1);
+        let gate_and_up = match separate {
+            false => None,
+            true => {
+                Some([arena.buffer("gate", floats(intermediate))?, arena.buffer("up", floats(intermediate))?])
+            }
+        };
+        let max_partials = |matrices: &mut dyn Iterator<Item = MatrixId>| {
+            u64::from(matrices.map(|matrix| partial_sums(model, rows, matrix)).max().unwrap_or(1))
+        };
+        let block_matrices = |layer| [MatrixId::AttentionOutput(layer), MatrixId::Down(layer)];
+        let block_partials = max_partials(&mut (0..config.layers).flat_map(block_matrices));
+        let qkv_partials = max_partials(&mut (0..config.layers).map(MatrixId::Qkv));
+        let scratch = Self {
+            rows,
+            residual: arena.buffer("residual stream", floats(config.hidden))?,
+            second_residual: match computes_own_norm(model, rows) {
+                false => None,
+                true => Some(arena.buffer("residual stream", floats(config.hidden))?),
+            },
+            normed: Vectors::new(&mut arena, "normed rows", activations, config.hidden as usize, rows)?,
+            qkv: arena.buffer(
+                "queries, keys and values",
+                floats(query_rows + 2 * config.kv_rows()) * qkv_partials,
+            )?,
+            q: arena.buffer("queries", floats(query_rows))?,
+            attended: Vectors::f32(&mut arena, "attention's output", query_rows as usize, rows)?,
+            attended_packed: match activations {
+                Activations::F32 => None,
+                kind => {
+                    Some(Vectors::new(&mut arena, "attention's output", kind, query_rows as usize, rows)?)
+                }
+            },
+            block: arena.buffer("a block's output", floats(config.hidden) * block_partials)?,
+            gated: Vectors::new(&mut arena, "gated rows", activations, intermediate as usize, rows)?,
+            gate_and_up,
+            split_k: split_k_scratch(model, &mut arena, rows, layer_products(model))?,
+            prefetch_sums: match prefetch::max_workgroups(model, rows) {
+                0 => None,
+                workgroups => Some(arena.buffer("checksums of weights", u64::from(workgroups) * 4)?),
+            },
+        };
+        let mut recorder = device.recorder()?;
+        let all = [&scratch.normed, &scratch.attended, &scratch.gated];
+        for vectors in all.into_iter().chain(&scratch.attended_packed) {
+            vectors.record_clear(&mut recorder, "clear")?;
+        }
+        if let Some(split_k) = &scratch.split_k {
+            recorder.fill("clear", split_k, 0)?;
+        }
+        recorder.seal()?.run(CLEAR_TIMEOUT)?;
+        Ok(scratch)
+    }
+}
