@@ -138,8 +138,9 @@ struct Setup {
 
 impl Setup {
     fn new(model: Arc<Model>, path: &Path, limits: Limits) -> Self {
-        let language = Language::of(&Checkpoint::open(path).unwrap()).unwrap();
-        let grammars = GrammarCompiler::new(&language.tokenizer, model.config.vocab, &language.ends).unwrap();
+        let language = Language::from_checkpoint(&Checkpoint::open(path).unwrap()).unwrap();
+        let grammars =
+            GrammarCompiler::new(&language.tokenizer, model.config.vocab, &language.stop_token_ids).unwrap();
         let runner = Runner::new(model, limits).unwrap();
         let engine =
             Engine::start(GpuBackend::new(runner, || Err(model::Error::Cancelled)), OPTIONS).unwrap();
@@ -150,7 +151,7 @@ impl Setup {
         let grammar = self.grammars.json_schema(schema).unwrap_or_else(|error| panic!("{schema}: {error}"));
         let request = Request {
             sampling,
-            stop_token_ids: self.language.ends.clone(),
+            stop_token_ids: self.language.stop_token_ids.clone(),
             grammar: Some(Box::new(grammar.matcher())),
             ..Request::new(prompt, NonZeroU32::new(max_tokens).unwrap())
         };

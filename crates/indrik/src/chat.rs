@@ -86,7 +86,7 @@ impl Chat {
             },
         };
         let vocab = self.model.files().config().vocab;
-        let compiler = GrammarCompiler::new(&self.language.tokenizer, vocab, &self.language.ends)?;
+        let compiler = GrammarCompiler::new(&self.language.tokenizer, vocab, &self.language.stop_token_ids)?;
         let grammar = compiler.tool_calls(&calls)?;
         self.tools = Some(Tools { tools, format, choice, grammar });
         Ok(self)

@@ -52,7 +52,7 @@ impl ModelFiles {
 
     /// The tokenizer, the chat template and the stop tokens. Parsed anew by each call.
     pub fn language(&self) -> Result<Language> {
-        Ok(Language::of(&self.checkpoint)?)
+        Ok(Language::from_checkpoint(&self.checkpoint)?)
     }
 
     /// The sampling parameters that the model's authors recommend for conversations. The seed is 0.
@@ -103,7 +103,7 @@ impl ModelFiles {
             created: modified.duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs()),
             tokenizer: language.tokenizer,
             vocab_size: self.config().vocab,
-            stop_token_ids: language.ends,
+            stop_token_ids: language.stop_token_ids,
             chat_template: language.template,
             sampling: self.recommended_sampling(),
         })

@@ -216,7 +216,7 @@ impl Generation {
         let stops = StopMatcher::new(&stop)?;
         let stop_token_ids = match (stop_token_ids, &language) {
             (Some(ids), _) => ids,
-            (None, Some(language)) => language.ends.clone(),
+            (None, Some(language)) => language.stop_token_ids.clone(),
             (None, None) => config.eos.clone(),
         };
         // Without a maximum the context length ends it.

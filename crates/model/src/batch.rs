@@ -45,8 +45,8 @@ pub struct PrefillChunk<'a, S = Sequence> {
     pub sequence: &'a mut S,
     /// The tokens of this chunk.
     pub tokens: &'a [u32],
-    /// How the first token after the prompt is sampled. Penalties count the tokens of every chunk, so all chunks of a
-    /// prompt carry the same configuration.
+    /// How the first token after the prompt is sampled. Penalties count the tokens of every chunk, so all
+    /// chunks of a prompt carry the same configuration.
     pub sampling: &'a Sampling,
     /// Token mask of the first token, as in [`DecodeRow::mask`]; ignored unless `last` is set.
     pub mask: Option<&'a [u32]>,

@@ -1,23 +1,23 @@
 //! Buckets: the numbers of rows that programs are recorded for.
 
-/// The bucket of a number of rows: a power of two, or a width between them that products have tiles for. Rows of a bucket that are not
-/// in use cost little, since kernels leave them out.
+/// The bucket of a number of rows: a power of two, or a width between powers that products have tiles for.
+/// Unused rows of a bucket cost little, since kernels skip them.
 pub(crate) fn bucket(rows: usize) -> usize {
     let power = rows.next_power_of_two();
-    BETWEEN
+    INTERMEDIATE
         .into_iter()
         .find(|between| (power / 2..=*between).contains(&rows) && *between < power)
         .unwrap_or(power)
 }
 
-/// All buckets up to that of so many rows.
-pub(crate) fn buckets(most: usize) -> impl Iterator<Item = usize> {
-    let last = bucket(most);
+/// All buckets up to that of `max` rows.
+pub(crate) fn buckets(max: usize) -> impl Iterator<Item = usize> {
+    let last = bucket(max);
     std::iter::successors(Some(1), move |rows| (*rows < last).then(|| bucket(rows + 1)))
 }
 
-/// Buckets that are no powers of two.
-const BETWEEN: [usize; 6] = [40, 48, 72, 80, 96, 112];
+/// Buckets that are not powers of two.
+const INTERMEDIATE: [usize; 6] = [40, 48, 72, 80, 96, 112];
 
 #[cfg(test)]
 mod tests {
@@ -25,8 +25,8 @@ mod tests {
 
     #[test]
     fn rows_go_into_the_smallest_bucket_that_holds_them() {
-        let of = [1, 2, 3, 8, 9, 32, 33, 41, 49, 64, 65, 73, 96, 97, 128, 129, 300].map(bucket);
-        assert_eq!(of, [1, 2, 4, 8, 16, 32, 40, 48, 64, 64, 72, 80, 96, 112, 128, 256, 512]);
+        let found = [1, 2, 3, 8, 9, 32, 33, 41, 49, 64, 65, 73, 96, 97, 128, 129, 300].map(bucket);
+        assert_eq!(found, [1, 2, 4, 8, 16, 32, 40, 48, 64, 64, 72, 80, 96, 112, 128, 256, 512]);
         assert_eq!(buckets(1).collect::<Vec<_>>(), [1]);
         assert_eq!(buckets(100).collect::<Vec<_>>(), [1, 2, 4, 8, 16, 32, 40, 48, 64, 72, 80, 96, 112]);
     }

@@ -1,13 +1,13 @@
-//! The decoder that all families share: a mixer and a feed-forward block in turn, each after a norm, each added to the residual
-//! stream. A checkpoint's config describes every layer as a [`LayerSpec`]; the blocks are recorded in the operations of
-//! [`Step`].
+//! The decoder that all families share: a mixer and a feed-forward block in turn, each after a norm, each
+//! added to the residual stream. A checkpoint's config describes every layer as a [`LayerSpec`]; the blocks
+//! are recorded in the operations of [`Step`].
 //!
-//! A new kind of mixer or feed-forward block is a variant of [`Mixer`] or [`FeedForward`], a file beside `attention` and
-//! `feed_forward`, and an arm of the matches below. What a family adds around its blocks (per-layer embeddings, an output scale) goes
-//! between them here.
+//! A new kind of mixer or feed-forward block is a variant of [`Mixer`] or [`FeedForward`], a file beside
+//! `attention` and `feed_forward`, and an arm of the matches below. What a family adds around its blocks
+//! (per-layer embeddings, an output scale) goes between them here.
 //!
-//! Gemma's blocks end with a norm of their own before they are added. That norm, the addition and the norm before the next block
-//! are one kernel, so a block's output waits until the next block begins.
+//! Gemma's blocks end with a norm of their own before they are added. That norm, the addition and the norm
+//! before the next block are one kernel, so a block's output waits until the next block begins.
 
 mod attention;
 mod feed_forward;
@@ -18,7 +18,8 @@ use checkpoint::{FeedForward, LayerSpec, Mixer, Role};
 
 use crate::{Result, step::Step};
 
-/// Records layers: from tokens, if the first is among them, to the last block's output and the residual stream before it.
+/// Records layers: from tokens, if the first is among them, to the last block's output and the residual
+/// stream before it.
 pub(crate) fn layers(step: &mut Step<'_>, layers: Range<u32>) -> Result<()> {
     for layer in layers {
         let LayerSpec { mixer, feed_forward } = step.config().layer(layer);

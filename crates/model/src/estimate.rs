@@ -1,48 +1,48 @@
-//! What a GPU that is not at hand may reach: computed from bytes and levels, and no measurement.
+//! Estimated throughput of a GPU that is not at hand: computed from bytes and levels, not measured.
 
 use checkpoint::Config;
 use tensor::Scheme;
 
 use crate::measure::read_bytes;
 
-/// What is assumed of a machine.
+/// Assumptions about a machine.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Machine {
     /// Its name.
     pub name: &'static str,
-    /// What its memory can do on paper, bytes a second.
+    /// Theoretical memory bandwidth in bytes per second.
     pub peak_bytes_per_s: f64,
-    /// The part of it that reading reaches.
+    /// Fraction of it that reads achieve.
     pub reached: f64,
-    /// What a level costs beyond its reading: the barrier, and filling and emptying the GPU.
+    /// Seconds that a level costs beyond its reads: the barrier, and filling and draining the GPU.
     pub level_seconds: f64,
 }
 
-/// A Radeon 780M with two channels of DDR5-5600: 2 × 8 bytes × 5.6 GT/s. The other two figures are guesses.
+/// A Radeon 780M with two channels of DDR5-5600: 2 × 8 bytes × 5.6 GT/s. The other two numbers are guesses.
 pub const RADEON_780M: Machine =
     Machine { name: "Radeon 780M", peak_bytes_per_s: 89.6e9, reached: 0.85, level_seconds: 5e-6 };
 
-/// Levels of a layer as it is recorded for one sequence on a GPU: QKV, attention, output, gate and up, down. A test holds it against a
-/// recorded program.
-const LEVELS_A_LAYER: u32 = 5;
-/// Those outside of the layers: embedding, head, and the two of the sampler.
+/// Levels of a layer as recorded for one sequence on a GPU: QKV, attention, output, gate and up, down. A test
+/// compares it with a recorded program.
+const LEVELS_PER_LAYER: u32 = 5;
+/// Levels outside of the layers: embedding, head, and the two of the sampler.
 const OTHER_LEVELS: u32 = 4;
 
-/// What a token of decoding may take, one sequence near the start of its context.
+/// Estimated time per decoded token, for one sequence near the start of its context.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Estimate {
-    /// Weights that it reads.
+    /// Bytes of weights read.
     pub bytes: u64,
     /// Levels of its program.
     pub levels: u32,
-    /// Reading, in seconds.
+    /// Seconds of reading.
     pub read_seconds: f64,
-    /// What the levels cost beyond that, in seconds.
+    /// Seconds that the levels cost beyond that.
     pub level_seconds: f64,
 }
 
 impl Estimate {
-    /// For a model of these dimensions with all matrices in one scheme.
+    /// The estimate for a model with this config and all matrices in one scheme.
     pub fn new(config: &Config, scheme: Scheme, machine: &Machine) -> Self {
         let bytes = read_bytes(config, scheme);
         let levels = levels(config);
@@ -54,15 +54,15 @@ impl Estimate {
         }
     }
 
-    /// Tokens a second.
+    /// Tokens per second.
     pub fn tokens_per_s(&self) -> f64 {
         1.0 / (self.read_seconds + self.level_seconds)
     }
 }
 
-/// Levels of a step that decodes one token.
+/// Levels of a decode step.
 pub fn levels(config: &Config) -> u32 {
-    LEVELS_A_LAYER * config.layers + OTHER_LEVELS
+    LEVELS_PER_LAYER * config.layers + OTHER_LEVELS
 }
 
 #[cfg(test)]
@@ -71,19 +71,19 @@ mod tests {
     use crate::size::Size;
 
     #[test]
-    fn the_27b_is_bound_by_reading_and_the_270m_feels_its_levels() {
-        let of = |size: Size, scheme| Estimate::new(&size.config().unwrap(), scheme, &RADEON_780M);
-        let large = of(Size::Gemma27B, Scheme::Int8);
+    fn bandwidth_bounds_the_27b_and_levels_slow_the_270m() {
+        let estimate = |size: Size, scheme| Estimate::new(&size.config().unwrap(), scheme, &RADEON_780M);
+        let large = estimate(Size::Gemma27B, Scheme::Int8);
         // 28.7 GB in groups of 32 with an f16 scale each, at 76.16 GB/s.
         assert!((28.6e9..28.8e9).contains(&(large.bytes as f64)), "{large:?}");
         assert!((2.60..2.70).contains(&large.tokens_per_s()), "{large:?}");
         assert!(large.level_seconds < 0.01 * large.read_seconds, "{large:?}");
-        let small = of(Size::Gemma270M, Scheme::Int4);
+        let small = estimate(Size::Gemma270M, Scheme::Int4);
         assert_eq!(small.levels, 18 * 5 + 4);
         assert!(small.level_seconds > 0.1 * small.read_seconds, "{small:?}");
-        // Never more than the memory allows.
+        // Never beyond the roofline.
         for size in Size::ALL {
-            let estimate = of(size, Scheme::Int8);
+            let estimate = estimate(size, Scheme::Int8);
             assert!(
                 estimate.tokens_per_s() * (estimate.bytes as f64)
                     < RADEON_780M.peak_bytes_per_s * RADEON_780M.reached

@@ -48,7 +48,8 @@ mod tests {
         assert!(ratios.is_sorted(), "{ratios:?}");
         assert_eq!(ratios.iter().filter(|ratio| **ratio == 1.0).count(), 29);
         assert_eq!(ratios.iter().filter(|ratio| (**ratio - 8.0).abs() < 1e-12).count(), 29);
-        // A pair in between, by hand: 500000^(−62 / 128) turns 2.26345 times in 8192 positions, 0.42115 of the way from 1 to 4.
+        // A pair in between, by hand: 500000^(−62 / 128) turns 2.26345 times in 8192 positions, 0.42115 of
+        // the way from 1 to 4.
         assert!((ratios[31] - 1.0 / (0.42115 + (1.0 - 0.42115) / 8.0)).abs() < 1e-4, "{}", ratios[31]);
     }
 

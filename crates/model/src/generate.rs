@@ -67,11 +67,11 @@ pub enum Event {
     Token(Sampled),
 }
 
-/// Generates an answer. `each` is told of every chunk of the prompt and every token, and stops it by breaking. The last token
-/// is in `tokens` but not in the sequence.
+/// Generates an answer. `each` is told of every chunk of the prompt and every token, and stops it by
+/// breaking. The last token is in `tokens` but not in the sequence.
 ///
-/// Several tokens are sampled in one submission. Where `each` breaks before the last of them was told, the others are taken back:
-/// sequence and penalties are as if they had never been.
+/// Several tokens are sampled in one submission. Where `each` breaks before the last of them was told, the
+/// others are taken back: sequence and penalties are as if they had never been.
 pub fn generate(
     runner: &mut Runner,
     sequence: &mut Sequence,
@@ -108,7 +108,8 @@ pub fn generate(
     };
     let start = Instant::now();
     let before = runner.counters().read_back;
-    // Tokens that were sampled and not told yet: an end token can only be the last of them, for there the GPU stops.
+    // Tokens that were sampled and not told yet: an end token can only be the last of them, for there the GPU
+    // stops.
     let mut sampled = vec![first];
     'answer: while generated.tokens.len() < request.most {
         for (told, token) in sampled.iter().enumerate() {

@@ -1,5 +1,5 @@
-//! The KV cache: the memory of the pages of all layers, in one pool for full-attention layers and one for sliding-window
-//! layers, and the page tables. [`crate::pages`] allocates the pages.
+//! The KV cache: the memory of the pages of all layers, in one pool for full-attention layers and one for
+//! sliding-window layers, and the page tables. [`crate::pages`] allocates the pages.
 
 use checkpoint::{Attention, AttentionSpan, Config, Mixer};
 use gpu::{Arena, Buffer, Device, Lifetime, Memory};
@@ -60,8 +60,8 @@ impl KvCache {
         self.allocator.start().ok_or(self.no_free_slot())
     }
 
-    /// Starts a sequence for these tokens, with as many of them as the prefix cache holds: at most all but the last. Later
-    /// sequences share what this one computes.
+    /// Starts a sequence for these tokens, with as many of them as the prefix cache holds: at most all but
+    /// the last. Later sequences share what this one computes.
     pub fn start_with(&self, tokens: &[u32]) -> Result<Sequence> {
         self.allocator.start_with(tokens).ok_or(self.no_free_slot())
     }

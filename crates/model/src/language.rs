@@ -8,21 +8,21 @@ use text::{ChatTemplate, Tokenizer, VocabularyKind};
 
 use crate::{Error, Result};
 
-/// How a model reads and writes.
+/// A model's tokenizer and chat template.
 pub struct Language {
     /// Text to tokens and back.
     pub tokenizer: Tokenizer,
-    /// Conversations to text; none where neither the model nor its family has a way.
+    /// Chat template; `None` where neither the model nor its family has one.
     pub template: Option<ChatTemplate>,
-    /// Whether the model brought the template; else it is its family's.
+    /// Whether the template came with the model; otherwise it is its family's.
     pub own_template: bool,
-    /// Tokens that end an answer.
-    pub ends: Vec<u32>,
+    /// Stop tokens.
+    pub stop_token_ids: Vec<u32>,
 }
 
 impl Language {
-    /// What a checkpoint carries; an error where it has no tokenizer.
-    pub fn of(checkpoint: &Checkpoint) -> Result<Self> {
+    /// Reads a checkpoint's; an error where it has no tokenizer.
+    pub fn from_checkpoint(checkpoint: &Checkpoint) -> Result<Self> {
         let path = checkpoint.path.display().to_string();
         let wrong = |reason: text::Error| Error::Text { path: path.clone(), reason };
         let data = checkpoint.tokenizer_data()?.ok_or_else(|| Error::NoTokenizer { path: path.clone() })?;
@@ -45,13 +45,13 @@ impl Language {
         let template = match (template, checkpoint.config.architecture) {
             (Some(source), _) => Some(ChatTemplate::new(&source, &bos, &eos).map_err(wrong)?),
             (None, Architecture::Gemma3) => Some(ChatTemplate::gemma3()),
-            // Models without one are not made for conversations, or each for its own.
+            // Models without one are not chat models, or each has its own format.
             (None, Architecture::Llama | Architecture::Qwen2 | Architecture::Qwen3) => None,
         };
-        let mut ends = [tokenizer.stop_token_ids(), &checkpoint.config.eos].concat();
-        ends.sort_unstable();
-        ends.dedup();
-        Ok(Self { tokenizer, template, own_template, ends })
+        let mut stop_token_ids = [tokenizer.stop_token_ids(), &checkpoint.config.eos].concat();
+        stop_token_ids.sort_unstable();
+        stop_token_ids.dedup();
+        Ok(Self { tokenizer, template, own_template, stop_token_ids })
     }
 }
 
@@ -78,7 +78,7 @@ fn from_vocabulary(data: Vocabulary) -> text::Result<(Tokenizer, Option<String>)
         eot: data.eot,
         unknown: data.unknown,
         pad: data.pad,
-        // What llama.cpp takes for granted where a file is silent.
+        // llama.cpp's defaults where a file has no such key.
         add_bos: data.add_bos.unwrap_or(kind == VocabularyKind::SentencePiece || llama3),
         add_space_prefix: data.add_space_prefix.unwrap_or(kind == VocabularyKind::SentencePiece),
         ..text::Vocabulary::new(kind)

@@ -1,15 +1,47 @@
-//! Models as GPU programs, and the way from a prompt to tokens.
+//! Decoder models as GPU programs: from tokens to sampled tokens.
 //!
-//! - [`Model`] is a checkpoint's weights in GPU memory with what is computed once from its config.
-//! - `gemma3` reads like the paper: it records the layers in the operations of `step`.
-//! - A [`Runner`] holds the [`KvCache`], the buffers of a step and one recorded program per bucket of rows; it carries
-//!   [`Sequence`]s forward, one step or a run of several at a time.
-//! - [`pages`] says who holds which pages of that cache, and what is kept for texts that begin with the same tokens.
-//! - [`generate`] goes from a prompt to tokens with one sequence.
-//! - [`measure`] is for benchmarks: models of random weights, sequences that begin deep in their context, profiles of a step.
-//! - [`language`] makes the tokenizer and the chat template of a checkpoint.
+//! A [`Model`] is a checkpoint's weights in GPU memory. A [`Runner`] adds the state of its sequences: a
+//! [`KvCache`], the buffers of a step, and recorded programs, one per bucket of rows, that it replays. A step
+//! runs a batch through the model: [`Runner::decode`] takes one [`DecodeRow`] per sequence and samples
+//! several tokens per submission, [`Runner::mixed`] adds [`PrefillChunk`]s of other prompts to the same step.
+//! The caller decides what goes into a batch; the `engine` crate is the scheduler on top.
 //!
-//! docs/forward.md tells the data flow.
+//! | module | contents |
+//! |---|---|
+//! | `decoder` | the layers as the config describes them: a mixer and a feed-forward block each, recorded in the operations of `step` |
+//! | `programs` | recorded programs, the buffers that they use, and when they are recorded again |
+//! | `pacer` | how much work goes into one submission; pure |
+//! | `sampler` | the sampler's parameters, masks and token counts on the GPU |
+//! | [`pages`] | KV page allocation and the prefix cache, without a GPU |
+//! | [`language`] | tokenizer and chat template of a checkpoint |
+//! | [`measure`], [`estimate`] | benchmarks: random weights, profiles of a step, throughput of machines that are not at hand |
+//! | [`generate`] | one sequence from a prompt to its completion |
+//!
+//! docs/forward.md describes the data flow.
+//!
+//! # Example
+//!
+//! ```no_run
+//! use std::sync::Arc;
+//!
+//! use model::{DecodeRow, Limits, Model, Runner, Sampling};
+//!
+//! fn greedy(model: Model, prompt: &[u32], max_tokens: usize) -> model::Result<Vec<u32>> {
+//!     let limits = Limits::new(model.device.info(), &model.config, 1, 4096);
+//!     let mut runner = Runner::new(Arc::new(model), limits)?;
+//!     let mut sequence = runner.start_with(prompt)?;
+//!     let sampling = Sampling::default();
+//!     let rest = &prompt[sequence.len() as usize..];
+//!     let first = runner.prompt(&mut sequence, rest, &sampling, |_done| true)?;
+//!     let mut tokens = vec![first.token];
+//!     while tokens.len() < max_tokens {
+//!         let row = DecodeRow::new(&mut sequence, tokens[tokens.len() - 1], &sampling);
+//!         let steps = runner.decode(&mut [row], max_tokens - tokens.len())?;
+//!         tokens.extend(steps.iter().map(|step| step[0].token));
+//!     }
+//!     Ok(tokens)
+//! }
+//! ```
 
 mod batch;
 mod bucket;

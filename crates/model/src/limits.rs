@@ -25,16 +25,16 @@ pub struct Limits {
     pub page_size: u32,
     /// How keys and values are stored.
     pub kv_scheme: KvScheme,
-    /// Pages of full-attention layers, for all sequences together: at least what one sequence of the whole context length
-    /// needs. `None` allocates enough for every sequence.
+    /// Pages of full-attention layers, for all sequences together: at least what one sequence of the whole
+    /// context length needs. `None` allocates enough for every sequence.
     pub max_pages: Option<u32>,
     /// Whether KV pages are kept after use and shared by later prompts that start with the same tokens.
     pub prefix_cache: bool,
 }
 
 impl Limits {
-    /// Limits for `max_sequences` sequences of `context_length` tokens, with the prefill chunk that suits the device and
-    /// the model.
+    /// Limits for `max_sequences` sequences of `context_length` tokens, with the prefill chunk that suits the
+    /// device and the model.
     pub fn new(adapter: &AdapterInfo, config: &Config, max_sequences: u32, context_length: u32) -> Self {
         let with_chunk = |prefill_chunk: u32| Self {
             max_sequences,
@@ -53,8 +53,8 @@ impl Limits {
         if !coopmat::policy::is_supported(&adapter.caps) {
             return with_chunk(512);
         }
-        // Cooperative matrices are used better by more rows; but every row takes scratch memory, and a KV entry per sequence
-        // in every sliding-window layer.
+        // Cooperative matrices are used better by more rows; but every row takes scratch memory, and a KV
+        // entry per sequence in every sliding-window layer.
         let sliding_kv_rows: u64 =
             sliding_layers(config).map(|attention| u64::from(attention.kv_rows())).sum();
         let kv = sliding_kv_rows * 2 * 2 * u64::from(max_sequences);
@@ -69,8 +69,8 @@ impl Limits {
         )
     }
 
-    /// The same limits for a model with batch-invariant logits: its products keep split-K partial sums, which take memory
-    /// per row.
+    /// The same limits for a model with batch-invariant logits: its products keep split-K partial sums, which
+    /// take memory per row.
     pub fn reproducible(self) -> Self {
         Self { prefill_chunk: self.prefill_chunk.min(512), ..self }
     }
@@ -100,14 +100,14 @@ impl Limits {
         self.kv_scheme.check(config.head_dim, self.page_size).or_else(wrong)
     }
 
-    /// What the memory plan must reserve for a model with this config; `output_rows` is the maximum number of rows per step
-    /// whose logits are computed.
+    /// What the memory plan must reserve for a model with this config; `output_rows` is the maximum number of
+    /// rows per step whose logits are computed.
     pub fn reservation(&self, config: &Config, output_rows: u32) -> Reservation {
         let window = window(config);
         let rows = u64::from(self.max_rows());
         let sum_of_buckets = |max_rows: u64| buckets(max_rows as usize).sum::<usize>() as u64;
-        // Every bucket has its own logits. The largest has them twice more where logits are read back, or where samplers
-        // take as much scratch memory.
+        // Every bucket has its own logits. The largest has them twice more where logits are read back, or
+        // where samplers take as much scratch memory.
         let logits = sum_of_buckets(output_rows.into()) + 2 * u64::from(output_rows.next_power_of_two());
         let logits = logits * u64::from(config.vocab) * 4;
         // Token counts of every sequence, for penalties.
@@ -128,9 +128,9 @@ impl Limits {
         }
     }
 
-    /// Rows of the largest step, a power of two: a prefill chunk, a decode row per sequence, or half a chunk beside a decode
-    /// row of every other sequence. A whole chunk beside them would double a step's memory for as many rows as there are
-    /// sequences.
+    /// Rows of the largest step, a power of two: a prefill chunk, a decode row per sequence, or half a chunk
+    /// beside a decode row of every other sequence. A whole chunk beside them would double a step's memory
+    /// for as many rows as there are sequences.
     pub(crate) fn max_rows(&self) -> u32 {
         let mixed = match self.max_sequences {
             1 => 0,
@@ -168,7 +168,8 @@ impl Limits {
     }
 }
 
-/// The sliding window in tokens. A model without sliding-window layers keeps nothing for them beyond the current token.
+/// The sliding window in tokens. A model without sliding-window layers keeps nothing for them beyond the
+/// current token.
 pub(crate) fn window(config: &Config) -> u32 {
     sliding_layers(config).find_map(|attention| attention.span.window()).unwrap_or(1)
 }
@@ -182,8 +183,8 @@ fn sliding_layers(config: &Config) -> impl Iterator<Item = Attention> {
     config.layer_specs().filter_map(attention)
 }
 
-/// Activations per row: the residual stream, two normed copies and a block's output; queries, keys and values, queries again,
-/// attention's output; gate, up and their product.
+/// Activations per row: the residual stream, two normed copies and a block's output; queries, keys and
+/// values, queries again, attention's output; gate, up and their product.
 fn row_bytes(config: &Config) -> u64 {
     let row = 4 * u64::from(config.hidden)
         + 3 * u64::from(config.query_rows())
@@ -192,7 +193,8 @@ fn row_bytes(config: &Config) -> u64 {
     row * 4
 }
 
-/// Additional bytes per row of small batches, whose products leave up to eight partial sums of QKV and of a block's output.
+/// Additional bytes per row of small batches, whose products leave up to eight partial sums of QKV and of a
+/// block's output.
 fn partial_sum_bytes(config: &Config) -> u64 {
     7 * 4 * u64::from(config.query_rows() + 2 * config.kv_rows() + config.hidden)
 }

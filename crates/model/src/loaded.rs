@@ -45,8 +45,8 @@ pub struct Model {
     /// How activations of many rows are stored: f16 for cooperative matrices, int16 for packed dot products.
     many_rows: Activations,
     matrix_units: MatrixUnits,
-    /// Whether logits are batch-invariant: a row gets the same bits whatever else is in the batch, and however a prompt is split
-    /// into chunks.
+    /// Whether logits are batch-invariant: a row gets the same bits whatever else is in the batch, and
+    /// however a prompt is split into chunks.
     pub(crate) reproducible: bool,
     /// Autotuned plans of matrix–vector products on this device.
     pub(crate) tuning: Tuning,
@@ -60,14 +60,15 @@ pub struct Model {
 /// CPU drivers have smaller subgroups, and convert bytes to floats as fast as they multiply them.
 const MIN_GPU_SUBGROUP: u32 = 32;
 
-/// Rows from which on cooperative matrices are faster than products that read the weights for each row: measured on an H200.
+/// Rows from which on cooperative matrices are faster than products that read the weights for each row:
+/// measured on an H200.
 const COOPMAT_MIN_ROWS: usize = 3;
 
 /// Timeout of uploading some hundred KB; Mesa's CPU driver is slow.
 const UPLOAD_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Whether few rows can be int16: products are then packed dot products of bytes, bound by memory and next to exact. That takes
-/// integer weights, rows of whole half groups, and gate and up in one matrix.
+/// Whether few rows can be int16: products are then packed dot products of bytes, bound by memory and next to
+/// exact. That takes integer weights, rows of whole half groups, and gate and up in one matrix.
 fn supports_int16(config: &Config, weights: &Weights) -> bool {
     let lengths = [config.hidden, config.query_rows(), config.intermediate];
     let whole = lengths.iter().all(|length| (*length as usize).is_multiple_of(HALF_GROUP));
@@ -76,7 +77,8 @@ fn supports_int16(config: &Config, weights: &Weights) -> bool {
     whole && integers && joined
 }
 
-/// Whether cooperative matrices take the model's matrices and activations, which they load four values at a time.
+/// Whether cooperative matrices take the model's matrices and activations, which they load four values at a
+/// time.
 fn supports_f16(config: &Config, weights: &Weights) -> bool {
     let lengths = [config.hidden, config.query_rows(), config.intermediate];
     let fours = lengths.iter().all(|length| length.is_multiple_of(4));
@@ -148,8 +150,8 @@ impl Model {
         })
     }
 
-    /// Makes logits batch-invariant: bit for bit independent of the batch and of the prefill chunks. One kernel with one order of
-    /// summation serves any number of rows, which is slower for a single sequence.
+    /// Makes logits batch-invariant: bit for bit independent of the batch and of the prefill chunks. One
+    /// kernel with one order of summation serves any number of rows, which is slower for a single sequence.
     pub fn with_reproducible(mut self, reproducible: bool) -> Self {
         self.reproducible = reproducible;
         self.one_dispatch = !reproducible && decode::policy::is_preferred(self.device.caps());

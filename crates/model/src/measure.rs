@@ -1,9 +1,9 @@
-//! For benchmarks: models of random weights made on the GPU, sequences that begin deep in their context, the time of each
-//! kernel of a step.
+//! For benchmarks: models with random weights made on the GPU, sequences that start deep in their context,
+//! and the time of each kernel of a step.
 
 use std::{collections::BTreeMap, time::Duration};
 
-use checkpoint::{Config, Role, Slot, Tower};
+use checkpoint::{Config, FeedForward, LayerSpec, Mixer, Role, Slot, Tower};
 use gpu::{Arena, Buffer, Device, Lifetime, Memory, TimestampMode, Timing};
 use kernels::{
     Matrix,
@@ -14,26 +14,28 @@ use weights::{blueprint::MatrixId, load::Weights};
 
 use crate::{DecodeRow, Model, Result, Runner, Sequence};
 
-/// Making a matrix of random words, the largest on the slowest device.
+/// Timeout of filling a matrix with random words, the largest on the slowest device.
 const TIMEOUT: Duration = Duration::from_secs(300);
 
-/// Every matrix of a model with these dimensions, each in one piece, with its layout.
+/// The layouts of all matrices of a model with this config, each id as one matrix.
 fn matrices(config: &Config, scheme: Scheme) -> Vec<(MatrixId, Layout)> {
-    let size = |value: u32| value as usize;
-    let (hidden, intermediate) = (size(config.hidden), size(config.intermediate));
-    let (q, kv) = (size(config.query_rows()), size(config.kv_rows()));
-    let layer = |layer: u32| {
+    let hidden = config.hidden;
+    let layer = |(index, LayerSpec { mixer, feed_forward }): (u32, LayerSpec)| {
+        let Mixer::Attention(attention) = mixer;
+        let FeedForward::Dense { intermediate, .. } = feed_forward;
+        let (query_rows, kv_rows) = (attention.query_rows(), attention.kv_rows());
         [
-            (MatrixId::Qkv(layer), q + 2 * kv, hidden),
-            (MatrixId::AttentionOutput(layer), hidden, q),
-            (MatrixId::GateUp(layer), 2 * intermediate, hidden),
-            (MatrixId::Down(layer), hidden, intermediate),
+            (MatrixId::Qkv(index), query_rows + 2 * kv_rows, hidden),
+            (MatrixId::AttentionOutput(index), hidden, query_rows),
+            (MatrixId::GateUp(index), 2 * intermediate, hidden),
+            (MatrixId::Down(index), hidden, intermediate),
         ]
     };
-    let embedding = (MatrixId::Embedding, size(config.vocab), hidden);
-    let head = (!config.tie_embeddings).then_some((MatrixId::Head, size(config.vocab), hidden));
-    let all = [embedding].into_iter().chain((0..config.layers).flat_map(layer)).chain(head);
-    all.map(|(place, rows, k)| (place, Layout { scheme, rows, k })).collect()
+    let embedding = (MatrixId::Embedding, config.vocab, hidden);
+    let head = (!config.tie_embeddings).then_some((MatrixId::Head, config.vocab, hidden));
+    let layers = (0..).zip(config.layer_specs()).flat_map(layer);
+    let all = [embedding].into_iter().chain(layers).chain(head);
+    all.map(|(id, rows, k)| (id, Layout { scheme, rows: rows as usize, k: k as usize })).collect()
 }
 
 /// Bytes of a model's matrices in a scheme.
@@ -41,10 +43,10 @@ pub fn weight_bytes(config: &Config, scheme: Scheme) -> u64 {
     matrices(config, scheme).into_iter().map(|(_, layout)| bytes(layout)).sum()
 }
 
-/// Of those the bytes that a token reads: of embeddings that are not the head too it is a row.
+/// Bytes of matrices that a decode step reads: all, except embeddings that are not also the head.
 pub fn read_bytes(config: &Config, scheme: Scheme) -> u64 {
-    let read = |place: MatrixId| place != MatrixId::Embedding || config.tie_embeddings;
-    let read = matrices(config, scheme).into_iter().filter(|(place, _)| read(*place));
+    let is_read = |id: MatrixId| id != MatrixId::Embedding || config.tie_embeddings;
+    let read = matrices(config, scheme).into_iter().filter(|(id, _)| is_read(*id));
     read.map(|(_, layout)| bytes(layout)).sum()
 }
 
@@ -53,8 +55,8 @@ fn bytes(layout: Layout) -> u64 {
 }
 
 impl Model {
-    /// A model of random weights: as fast as a real one, and as little to say as noise has. `progress` is told how many bytes
-    /// are done.
+    /// A model with random weights: as fast as a real one, with meaningless output. `progress` receives the
+    /// number of bytes done.
     pub fn random(
         device: &Device,
         config: Config,
@@ -67,9 +69,9 @@ impl Model {
         let mut arena = Arena::new(device, Lifetime::Weights, Memory::Device);
         let mut done = 0;
         let mut made = Vec::new();
-        for (number, (place, layout)) in matrices(&config, scheme).into_iter().enumerate() {
+        for (number, (id, layout)) in matrices(&config, scheme).into_iter().enumerate() {
             debug_assert!(layout.k.is_multiple_of(GROUP));
-            let matrix = Matrix::allocate(&mut arena, &place.to_string(), layout, device.caps())?;
+            let matrix = Matrix::allocate(&mut arena, &id.to_string(), layout, device.caps())?;
             let mut recorder = device.recorder()?;
             for part in matrix.blocks() {
                 let seed = (number << 20 ^ part.first_row) as u32;
@@ -81,28 +83,28 @@ impl Model {
             recorder.seal()?.run(TIMEOUT)?;
             done += matrix.bytes();
             progress(done);
-            made.push((place, matrix));
+            made.push((id, matrix));
         }
         let (norms, qkv_biases) = vectors(device, &config)?;
         Self::from_weights(device, config, Weights { matrices: made, norms, qkv_biases })
     }
 }
 
-/// Norms that change nothing but the scale, all ones, and biases that change nothing.
+/// Norm weights of ones, and biases of zeros.
 fn vectors(device: &Device, config: &Config) -> Result<(BTreeMap<Slot, Buffer>, Vec<Buffer>)> {
     let family = config.architecture.family();
-    let mut of_layer = vec![(Role::AttentionNorm, config.hidden), (Role::FeedForwardNorm, config.hidden)];
+    let mut layer_norms = vec![(Role::AttentionNorm, config.hidden), (Role::FeedForwardNorm, config.hidden)];
     if family.head_norms {
-        of_layer.extend([(Role::QueryNorm, config.head_dim), (Role::KeyNorm, config.head_dim)]);
+        layer_norms.extend([(Role::QueryNorm, config.head_dim), (Role::KeyNorm, config.head_dim)]);
     }
     if family.post_norms {
-        of_layer
+        layer_norms
             .extend([(Role::PostAttentionNorm, config.hidden), (Role::PostFeedForwardNorm, config.hidden)]);
     }
-    let of_layer = &of_layer;
+    let layer_norms = &layer_norms;
     let slot = |layer: Option<u32>, role: Role| Slot { tower: Tower::Text, layer, role };
     let layers = (0..config.layers)
-        .flat_map(|layer| of_layer.iter().map(move |(role, length)| (slot(Some(layer), *role), *length)))
+        .flat_map(|layer| layer_norms.iter().map(move |(role, length)| (slot(Some(layer), *role), *length)))
         .chain([(slot(None, Role::FinalNorm), config.hidden)]);
     let mut arena = Arena::new(device, Lifetime::Weights, Memory::Device).with_block_size(4 << 20);
     let mut recorder = device.recorder()?;
@@ -122,30 +124,31 @@ fn vectors(device: &Device, config: &Config) -> Result<(BTreeMap<Slot, Buffer>, 
     Ok((norms, qkv_biases))
 }
 
-/// GPU time of all commands of one name in a step, or of all levels of the same commands.
+/// GPU time of all commands with one name in a step, or of all levels with the same commands.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Share {
-    /// What the commands were recorded as; those of a level with a plus between them.
+    /// Name of the commands; those of a level are joined by a plus.
     pub name: String,
-    /// How many there were.
+    /// Their number.
     pub count: usize,
-    /// All of them together.
+    /// Time of all of them together.
     pub nanoseconds: f64,
-    /// Weights, keys and values that they must read, all of them together.
+    /// Bytes of weights, keys and values that they have to read, all of them together.
     pub bytes: u64,
 }
 
-/// Where the time of a step goes.
+/// The time of a step by kernel.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Profile {
     /// By command.
     pub kernels: Vec<Share>,
-    /// By level: what runs side by side between two barriers.
+    /// By level: commands that run concurrently between two barriers.
     pub levels: Vec<Share>,
 }
 
 impl Profile {
-    /// Of the commands of a step, in their order. `bytes` says what all commands of a name must read together.
+    /// From the timings of a step's commands, in order. `bytes` returns what all commands with a name read
+    /// together.
     fn new(timings: &[Timing], bytes: impl Fn(&str) -> u64) -> Self {
         let mut kernels: Vec<Share> = Vec::new();
         for timing in timings {
@@ -154,7 +157,7 @@ impl Profile {
         for share in &mut kernels {
             share.bytes = bytes(&share.name);
         }
-        let of_one = |name: &str| {
+        let bytes_per_command = |name: &str| {
             kernels
                 .iter()
                 .find(|share| share.name == name)
@@ -169,7 +172,7 @@ impl Profile {
                 }
             }
             let nanoseconds = level.iter().map(|timing| timing.nanoseconds).sum();
-            let bytes = level.iter().map(|timing| of_one(&timing.name)).sum();
+            let bytes = level.iter().map(|timing| bytes_per_command(&timing.name)).sum();
             add(&mut levels, &names.join(" + "), nanoseconds, bytes);
         }
         Self { kernels, levels }
@@ -193,25 +196,25 @@ fn add(shares: &mut Vec<Share>, name: &str, nanoseconds: f64, bytes: u64) {
 }
 
 impl Model {
-    /// Bytes of weights that the commands of a name read in a step.
+    /// Bytes of weights that the commands with a name read in a step.
     fn bytes_of(&self, name: &str) -> u64 {
         let has_head = self.weights.by_id(MatrixId::Head).next().is_some();
         let all: u64 = self
             .weights
             .matrices
             .iter()
-            .filter(|(place, _)| match place {
-                // A row of it for each token, where it is not the head too.
+            .filter(|(id, _)| match id {
+                // Only a row per token, unless it is also the head.
                 MatrixId::Embedding => name == "head" && !has_head,
                 MatrixId::Head => name == "head",
                 MatrixId::Qkv(_) => name == "QKV",
                 MatrixId::AttentionOutput(_) => name == "output",
-                MatrixId::GateUp(_) => name == "gate and up" && self.weights.by_id(*place).count() == 1,
+                MatrixId::GateUp(_) => name == "gate and up" && self.weights.by_id(*id).count() == 1,
                 MatrixId::Down(_) => name == "down",
             })
             .map(|(_, matrix)| matrix.bytes())
             .sum();
-        // Where a file stores the two in different schemes they are two matrices, gate first.
+        // Where a file stores gate and up in different schemes they are two matrices, gate first.
         let half = ["gate", "up"].iter().position(|half| *half == name);
         let apart = |(half, layer): (usize, u32)| match self
             .weights
@@ -221,14 +224,14 @@ impl Model {
             [gate, up] => [gate, up][half].bytes(),
             _ => 0,
         };
-        let apart: u64 =
-            half.map_or(0, |half| (0..self.config.layers).map(|layer| apart((half, layer))).sum());
-        all + apart
+        let separate: u64 =
+            half.map_or(0, |half| (0..self.config.layers).map(|layer| separate((half, layer))).sum());
+        all + separate
     }
 }
 
 impl Runner {
-    /// Fills all keys and values with random numbers, so that sequences may begin anywhere.
+    /// Fills the KV cache with random numbers, so that sequences may start at any depth.
     pub fn fill_cache(&mut self) -> Result<()> {
         self.cache().clear_prefix_cache();
         let random = Random::new(&self.model().device, Distribution::Scales)?;
@@ -243,11 +246,12 @@ impl Runner {
         Ok(())
     }
 
-    /// A sequence that holds `depth` positions already, of whatever [`Runner::fill_cache`] has put there.
+    /// Starts a sequence of `depth` tokens, with whatever [`Runner::fill_cache`] wrote as its keys and
+    /// values.
     pub fn start_at(&mut self, depth: u32) -> Result<Sequence> {
         let mut sequence = self.start()?;
         let chunk = self.cache().limits().prefill_chunk;
-        // In steps, as a prompt would: the window leaves its pages on the way.
+        // In chunks, as a prompt would, so that sliding-window pages are released on the way.
         while sequence.len() < depth {
             let rows = chunk.min(depth - sequence.len());
             self.skip(&mut sequence, rows)?;
@@ -255,11 +259,11 @@ impl Runner {
         Ok(sequence)
     }
 
-    /// One token for each of some sequences, as [`Runner::decode`] does it, with a timestamp after every command.
+    /// Profiles one decode step, as [`Runner::decode`] runs it, with a timestamp after every command.
     pub fn profile(&mut self, batch: &mut [DecodeRow<'_>]) -> Result<Profile> {
         let read = |row: &DecodeRow<'_>| self.cache().bytes_read(&self.model().config, row.sequence.len());
         let kv: u64 = batch.iter().map(read).sum();
-        let timings = self.decode_timed(batch, TimestampMode::PerCommand(MOST_COMMANDS))?;
+        let timings = self.decode_timed(batch, TimestampMode::PerCommand(MAX_COMMANDS))?;
         let bytes = |name: &str| match name {
             "attention" => kv,
             _ => self.model().bytes_of(name),
@@ -267,23 +271,23 @@ impl Runner {
         Ok(Profile::new(&timings, bytes))
     }
 
-    /// One chunk of a prompt, as [`Runner::prompt`] reads it, with a timestamp after every command. What attention reads depends on
-    /// how rows share it, and is not counted.
+    /// Profiles one prefill chunk, as [`Runner::prompt`] runs it, with a timestamp after every command. The
+    /// bytes that attention reads depend on how rows share them, and are not counted.
     pub fn profile_prompt(&mut self, sequence: &mut Sequence, tokens: &[u32]) -> Result<Profile> {
-        let timings = self.prompt_timed(sequence, tokens, TimestampMode::PerCommand(MOST_COMMANDS))?;
+        let timings = self.prompt_timed(sequence, tokens, TimestampMode::PerCommand(MAX_COMMANDS))?;
         Ok(Profile::new(&timings, |name| self.model().bytes_of(name)))
     }
 }
 
-/// More than any model has commands in a step.
-const MOST_COMMANDS: u32 = 8192;
+/// More commands than a step of any model has.
+const MAX_COMMANDS: u32 = 8192;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn commands_of_one_level_stand_together() {
+    fn commands_are_grouped_by_name_and_by_level() {
         let timing = |name: &str, level, nanoseconds| Timing { name: name.into(), nanoseconds, level };
         let timings = [
             timing("norm", 0, 1.0),

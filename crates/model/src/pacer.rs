@@ -1,12 +1,13 @@
 //! Pacing: how much work goes into one submission. Pure, tested without a GPU.
 //!
-//! Two bounds. A driver kills a submission that takes too long, amdgpu after 2 s; so a step is recorded in segments, cut at layer
-//! boundaries, and as many segments go into one submission as stay well below that. And a submission of many short decode
-//! steps would delay its first token; so a run has as many steps as take about 50 ms.
+//! Two bounds. A driver kills a submission that takes too long, amdgpu after 2 s; so a step is recorded in
+//! segments, cut at layer boundaries, and as many segments go into one submission as stay well below that.
+//! And a submission of many short decode steps would delay its first token; so a run has as many steps as
+//! take about 50 ms.
 //!
-//! The time of a step is estimated for a slow GPU. Every measured step updates the *slowdown*, the measured time relative to that
-//! estimate. A fast GPU's large steps are then recorded again in fewer segments: an H200 had 1.7% more throughput with 128
-//! sequences in one segment than in 35.
+//! The time of a step is estimated for a slow GPU. Every measured step updates the *slowdown*, the measured
+//! time relative to that estimate. A fast GPU's large steps are then recorded again in fewer segments: an
+//! H200 had 1.7% more throughput with 128 sequences in one segment than in 35.
 
 mod work;
 
@@ -24,13 +25,15 @@ pub(crate) use work::{Estimator, MatrixSizes, RowSpan, StepExtent};
 /// Estimated seconds of a segment; a single layer may take more.
 const SEGMENT_SECONDS: f64 = 0.4;
 
-/// Seconds of a submission: a quarter of what amdgpu allows. Estimates may err, and the desktop needs the GPU too.
+/// Seconds of a submission: a quarter of what amdgpu allows. Estimates may err, and the desktop needs the GPU
+/// too.
 const SUBMISSION_SECONDS: f64 = 0.5;
 
 /// Seconds of a layer, the shortest possible segment: beyond it chunks get fewer rows.
 const MAX_LAYER_SECONDS: f64 = 1.0;
 
-/// Duration of a decode run: short enough for a steady stream of tokens, long enough for submissions to cost next to nothing.
+/// Duration of a decode run: short enough for a steady stream of tokens, long enough for submissions to cost
+/// next to nothing.
 const RUN_DURATION: Duration = Duration::from_millis(50);
 
 /// Minimum rows that chunks are reduced to: fewer would not take less time.
@@ -39,7 +42,8 @@ const MIN_CHUNK_ROWS: usize = 8;
 /// Slowdowns above this count as this: such a device has no watchdog, or a segment per layer.
 const MAX_SLOWDOWN: f64 = 8.0;
 
-/// Up to this many segments are not worth recording again: four segments of the 27B's step of one row take no longer than one.
+/// Up to this many segments are not worth recording again: four segments of the 27B's step of one row take no
+/// longer than one.
 pub(crate) const FEW_SEGMENTS: usize = 6;
 
 /// The longest run of a bucket so far, and the step time of the last one.
@@ -166,7 +170,8 @@ impl Pacer {
         batch_size(sequences, step_time(bucket(sequences)), below)
     }
 
-    /// Rows of the next prefill chunk after `held` tokens, of at most `max`: fewer where a layer would take too long.
+    /// Rows of the next prefill chunk after `held` tokens, of at most `max`: fewer where a layer would take
+    /// too long.
     pub fn chunk_rows(&self, held: u32, max: usize) -> usize {
         let longest_layer = |rows: usize| {
             let chunk = RowSpan { rows, depth: held.saturating_add(rows as u32) };
@@ -176,7 +181,8 @@ impl Pacer {
         chunk_rows(max, self.slowdown(max), longest_layer)
     }
 
-    /// Prefill rows beside `decode` decode rows for a step within a time limit: at most `max`, and as many as fill a bucket.
+    /// Prefill rows beside `decode` decode rows for a step within a time limit: at most `max`, and as many as
+    /// fill a bucket.
     pub fn mixed_chunk_rows(
         &self,
         decode: usize,
@@ -206,7 +212,8 @@ impl Pacer {
     }
 }
 
-/// Steps with few rows are bound by memory, those with many by arithmetic: the slowdown of one does not apply to the other.
+/// Steps with few rows are bound by memory, those with many by arithmetic: the slowdown of one does not apply
+/// to the other.
 pub(crate) fn is_many(rows: usize) -> bool {
     rows > gemv::MAX_COLUMNS
 }
@@ -233,8 +240,8 @@ fn segments(seconds: &[f64], limit: f64, slowdown: f64) -> Vec<Range<usize>> {
     pack(seconds, limit / slowdown.min(MAX_SLOWDOWN), usize::MAX)
 }
 
-/// Whether segments that were cut at one slowdown should be cut again at another: they are much shorter than necessary, or longer
-/// than they should be.
+/// Whether segments that were cut at one slowdown should be cut again at another: they are much shorter than
+/// necessary, or longer than they should be.
 fn is_stale(recorded: f64, segments: usize, now: f64) -> bool {
     let (recorded, now) = (recorded.min(MAX_SLOWDOWN), now.min(MAX_SLOWDOWN));
     segments > FEW_SEGMENTS && 4.0 * now < recorded || now > 2.0 * recorded
@@ -255,7 +262,8 @@ fn updated_slowdown(slowdown: Option<f64>, estimated: f64, elapsed: Duration) ->
     Some(slowdown.map_or(measured, |slowdown| 0.5 * (slowdown + measured)))
 }
 
-/// How many of `all` rows to decode at once: the bucket `below` with its step time, where it has more throughput than all together.
+/// How many of `all` rows to decode at once: the bucket `below` with its step time, where it has more
+/// throughput than all together.
 fn batch_size(all: usize, step_time: Option<Duration>, below: Option<(usize, Duration)>) -> usize {
     match (step_time, below) {
         // A difference of 1% is within the noise of the measurements, and not worth taking turns.
@@ -268,7 +276,8 @@ fn batch_size(all: usize, step_time: Option<Duration>, below: Option<(usize, Dur
     }
 }
 
-/// Rows of the next chunk: `max`, halved until no layer takes too long. `longest_layer` estimates the longest layer of a chunk.
+/// Rows of the next chunk: `max`, halved until no layer takes too long. `longest_layer` estimates the longest
+/// layer of a chunk.
 fn chunk_rows(max: usize, slowdown: f64, longest_layer: impl Fn(usize) -> f64) -> usize {
     let mut rows = max;
     while rows > MIN_CHUNK_ROWS && longest_layer(rows) * slowdown > MAX_LAYER_SECONDS {
@@ -283,7 +292,8 @@ fn largest_within(candidates: &[usize], limit: f64, seconds: impl Fn(usize) -> f
     fits.or(candidates.first().copied()).unwrap_or(0)
 }
 
-/// Steps of the next run: one at first, then as many as fit its duration, at most twice as many as ever before.
+/// Steps of the next run: one at first, then as many as fit its duration, at most twice as many as ever
+/// before.
 fn run_steps(known: Option<RunStats>) -> usize {
     let Some(RunStats { max_steps, step_time }) = known else { return 1 };
     let fit = (RUN_DURATION.as_secs_f64() / step_time.as_secs_f64().max(1e-9)).round() as usize;

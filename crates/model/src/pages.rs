@@ -1,11 +1,14 @@
-//! KV page accounting: which pages a sequence holds, which it shares, and which the prefix cache keeps. Runs on the CPU alone.
+//! KV page accounting: which pages a sequence holds, which it shares, and which the prefix cache keeps. Runs
+//! on the CPU alone.
 //!
-//! A page's number is valid in all layers of its [`PageKind`]. A sequence holds pages of full-attention layers for all of its
-//! tokens, and pages of sliding-window layers only for tokens that the window of a coming position can still reach. Pages
-//! that the window has left are released before new ones are allocated; dropping a [`Sequence`] releases all of its pages.
+//! A page's number is valid in all layers of its [`PageKind`]. A sequence holds pages of full-attention
+//! layers for all of its tokens, and pages of sliding-window layers only for tokens that the window of a
+//! coming position can still reach. Pages that the window has left are released before new ones are
+//! allocated; dropping a [`Sequence`] releases all of its pages.
 //!
-//! Full pages are indexed in a prefix tree, by their tokens and all tokens before them. A new sequence shares the pages that
-//! its prompt starts with. docs/engine.md describes what the prefix cache keeps and the order of eviction.
+//! Full pages are indexed in a prefix tree, by their tokens and all tokens before them. A new sequence shares
+//! the pages that its prompt starts with. docs/engine.md describes what the prefix cache keeps and the order
+//! of eviction.
 
 mod prefix_tree;
 mod store;
@@ -55,14 +58,15 @@ impl PageConfig {
         (position + 1).saturating_sub(self.window) / self.page_size
     }
 
-    /// Indices of the pages that the first position after `pages` full pages attends to in sliding-window layers.
+    /// Indices of the pages that the first position after `pages` full pages attends to in sliding-window
+    /// layers.
     fn window_before(&self, pages: u32) -> Range<u32> {
         self.first_visible(pages * self.page_size)..pages
     }
 }
 
-/// Pages per sequence of `context_length` tokens in sliding-window layers: a window and the `rows` of the largest step, neither
-/// aligned to pages.
+/// Pages per sequence of `context_length` tokens in sliding-window layers: a window and the `rows` of the
+/// largest step, neither aligned to pages.
 pub fn sliding_pages(context_length: u32, page_size: u32, window: u32, rows: u32) -> u32 {
     let pages = (u64::from(window) + u64::from(rows)).div_ceil(u64::from(page_size)) + 1;
     context_length.div_ceil(page_size).min(u32::try_from(pages).unwrap_or(u32::MAX))
@@ -96,7 +100,8 @@ pub struct Sequence {
     cached: u32,
     /// `None` where the prefix cache keeps nothing of the sequence.
     tree_position: Option<TreePosition>,
-    /// Page counts after which other prompts are likely to branch off: where this one left the known prefix, and its end.
+    /// Page counts after which other prompts are likely to branch off: where this one left the known prefix,
+    /// and its end.
     branch_points: [u32; 2],
     /// The page tables on the GPU are outdated from this page index on.
     first_stale_entry: u32,
@@ -147,7 +152,8 @@ impl Sequence {
         self.first_stale_entry = u32::MAX;
     }
 
-    /// Counts `rows` more positions as computed, whatever the cache holds there. The prefix cache keeps nothing more of it.
+    /// Counts `rows` more positions as computed, whatever the cache holds there. The prefix cache keeps
+    /// nothing more of it.
     pub(crate) fn advance_blindly(&mut self, rows: u32) {
         self.tree_position = None;
         self.len += rows;
@@ -196,8 +202,8 @@ impl PageAllocator {
         })
     }
 
-    /// Starts a sequence for these tokens, with as many of them as the prefix cache holds: at most all but the last. Later
-    /// sequences share what this one computes.
+    /// Starts a sequence for these tokens, with as many of them as the prefix cache holds: at most all but
+    /// the last. Later sequences share what this one computes.
     pub fn start_with(&self, tokens: &[u32]) -> Option<Sequence> {
         let mut sequence = self.start()?;
         locked(&self.store).attach_prefix(&mut sequence, tokens);
@@ -214,14 +220,16 @@ impl PageAllocator {
         Arc::ptr_eq(&self.store, &sequence.store)
     }
 
-    /// Allocates pages for `rows` more positions. Returns whether enough pages were free; if not, nothing has changed.
+    /// Allocates pages for `rows` more positions. Returns whether enough pages were free; if not, nothing has
+    /// changed.
     pub fn extend(&self, sequence: &mut Sequence, rows: u32) -> bool {
         let mut store = locked(&self.store);
         let end = (sequence.len + rows).div_ceil(store.config.page_size);
         store.extend(sequence, end)
     }
 
-    /// Appends tokens whose keys and values have been computed, after [`PageAllocator::extend`] allocated their pages.
+    /// Appends tokens whose keys and values have been computed, after [`PageAllocator::extend`] allocated
+    /// their pages.
     pub fn advance(&self, sequence: &mut Sequence, tokens: &[u32]) {
         sequence.len += tokens.len() as u32;
         if sequence.tree_position.is_some() {
@@ -230,8 +238,9 @@ impl PageAllocator {
         }
     }
 
-    /// Shortens a sequence to `len` tokens, if the pages that the sliding window needs again are still held and no other
-    /// sequence shares a page that would be written again. Returns whether it did; if not, nothing has changed.
+    /// Shortens a sequence to `len` tokens, if the pages that the sliding window needs again are still held
+    /// and no other sequence shares a page that would be written again. Returns whether it did; if not,
+    /// nothing has changed.
     pub fn truncate(&self, sequence: &mut Sequence, len: u32) -> bool {
         if !self.owns(sequence) || len > sequence.len {
             return false;

@@ -1,5 +1,5 @@
-//! The recorded programs of a runner: one per [`ProgramKey`], recorded when the first step of its kind comes, and again when the
-//! measured pace shows that its segments were cut badly.
+//! The recorded programs of a runner: one per [`ProgramKey`], recorded when the first step of its kind comes,
+//! and again when the measured pace shows that its segments were cut badly.
 
 mod key;
 
@@ -199,8 +199,8 @@ impl ProgramCache {
         }
     }
 
-    /// Runs a prepared program `steps` times, waits for the last, and returns the time it took. One submission, unless that would
-    /// take too long.
+    /// Runs a prepared program `steps` times, waits for the last, and returns the time it took. One
+    /// submission, unless that would take too long.
     pub fn run(
         &self,
         device: &Device,

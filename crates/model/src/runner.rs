@@ -1,4 +1,5 @@
-//! The runner: advances sequences by writing a step's inputs, replaying its program and reading the sampled tokens.
+//! The runner: advances sequences by writing a step's inputs, replaying its program and reading the sampled
+//! tokens.
 
 mod decode;
 mod mixed;
@@ -74,7 +75,8 @@ impl Runner {
         })
     }
 
-    /// Submits every layer by itself, as where a step takes very long: for tests, and to find the layer that a GPU hangs in.
+    /// Submits every layer by itself, as where a step takes very long: for tests, and to find the layer that
+    /// a GPU hangs in.
     #[cfg(any(test, feature = "testing"))]
     pub fn layer_by_layer(mut self) -> Self {
         self.programs.clear();
@@ -82,8 +84,8 @@ impl Runner {
         self
     }
 
-    /// Sets the maximum seconds of a segment and, where given, the slowdown relative to the estimate until steps are measured: for
-    /// tests.
+    /// Sets the maximum seconds of a segment and, where given, the slowdown relative to the estimate until
+    /// steps are measured: for tests.
     #[cfg(any(test, feature = "testing"))]
     pub fn set_segments(&mut self, seconds: f64, slowdown: Option<f64>) {
         self.pacer.set_segments(seconds, slowdown);
@@ -95,7 +97,8 @@ impl Runner {
         self
     }
 
-    /// Checks that the device still accepts and finishes work: runs an empty submission, with a step's timeout.
+    /// Checks that the device still accepts and finishes work: runs an empty submission, with a step's
+    /// timeout.
     pub fn probe(&self) -> Result<()> {
         Ok(self.model.device.recorder()?.seal()?.run(self.step_timeout)?)
     }
@@ -130,24 +133,27 @@ impl Runner {
         self.cache.start()
     }
 
-    /// Starts a sequence for these tokens, with as many of them as the prefix cache holds: at most all but the last. The rest is
-    /// left to prefill. Later sequences share what this one computes.
+    /// Starts a sequence for these tokens, with as many of them as the prefix cache holds: at most all but
+    /// the last. The rest is left to prefill. Later sequences share what this one computes.
     pub fn start_with(&self, tokens: &[u32]) -> Result<Sequence> {
         self.cache.start_with(tokens)
     }
 
-    /// Shortens a sequence to `len` tokens, where that is possible; see [`crate::pages::PageAllocator::truncate`].
+    /// Shortens a sequence to `len` tokens, where that is possible; see
+    /// [`crate::pages::PageAllocator::truncate`].
     pub fn truncate(&self, sequence: &mut Sequence, len: u32) -> bool {
         self.cache.truncate(sequence, len)
     }
 
-    /// Whether these tokens can be appended to this sequence: in the vocabulary, and within the context length.
+    /// Whether these tokens can be appended to this sequence: in the vocabulary, and within the context
+    /// length.
     pub fn check(&self, sequence: &Sequence, tokens: &[u32]) -> Result<()> {
         check_tokens(&self.model.config, sequence.len(), tokens, self.cache.limits().context_length)
     }
 
-    /// Records the programs for a prompt of this many tokens and the decoding after it, so that a clock started now measures the
-    /// work alone. Exception: a program that the first large step shows to have too many segments is recorded again.
+    /// Records the programs for a prompt of this many tokens and the decoding after it, so that a clock
+    /// started now measures the work alone. Exception: a program that the first large step shows to have too
+    /// many segments is recorded again.
     pub fn prepare(&mut self, tokens: usize, sampling: &Sampling) -> Result<()> {
         let chunk = self.pacer.chunk_rows(0, self.cache.limits().prefill_chunk as usize);
         let features = sampling.features(self.model.config.vocab);
@@ -163,8 +169,9 @@ impl Runner {
         self.prepare_programs(&keys)
     }
 
-    /// Records the programs that a server uses all the time, before the first request: decode batches of any size, prompts of any
-    /// length, alone and beside one decode row, and the longest beside more. All others are recorded when first used.
+    /// Records the programs that a server uses all the time, before the first request: decode batches of any
+    /// size, prompts of any length, alone and beside one decode row, and the longest beside more. All others
+    /// are recorded when first used.
     pub fn prepare_serving(&mut self, samplings: &[Sampling]) -> Result<()> {
         let limits = self.cache.limits();
         let (max_sequences, max_chunk) = (self.max_sequences() as usize, limits.prefill_chunk as usize);
@@ -194,8 +201,8 @@ impl Runner {
         self.prepare_programs(&keys)
     }
 
-    /// Runs a few rows for measurement only, where the device's speed matters before these programs are recorded: on a slow device
-    /// large steps are cut into many segments.
+    /// Runs a few rows for measurement only, where the device's speed matters before these programs are
+    /// recorded: on a slow device large steps are cut into many segments.
     fn measure_slowdown(&mut self, keys: &[ProgramKey]) -> Result<()> {
         let limits = self.cache.limits();
         for rows in MEASURED_ROWS {
@@ -217,8 +224,8 @@ impl Runner {
         Ok(())
     }
 
-    /// Starts the token counts of a sequence at the first step with penalties, with its cached prefix if that is its first step;
-    /// anything earlier is counted by [`Runner::reset_token_counts`].
+    /// Starts the token counts of a sequence at the first step with penalties, with its cached prefix if that
+    /// is its first step; anything earlier is counted by [`Runner::reset_token_counts`].
     fn start_counting(&mut self, sequence: &mut Sequence, sampling: &Sampling) -> Result<()> {
         if sampling.features(self.model.config.vocab).counts && !sequence.counted {
             let first = sequence.len() as usize == sequence.cached().len();
@@ -228,8 +235,9 @@ impl Runner {
         Ok(())
     }
 
-    /// Sets the token counts of a sequence, which penalties use, to those of a prompt and of the tokens generated after it: for a
-    /// sequence that was truncated or prefilled again, or whose steps had no penalties so far.
+    /// Sets the token counts of a sequence, which penalties use, to those of a prompt and of the tokens
+    /// generated after it: for a sequence that was truncated or prefilled again, or whose steps had no
+    /// penalties so far.
     pub fn reset_token_counts(
         &mut self,
         sequence: &mut Sequence,

@@ -1,5 +1,5 @@
-//! The sampler's state on the GPU: parameters, biases, masks, stop tokens and token counts that steps read, and the tokens they
-//! sample.
+//! The sampler's state on the GPU: parameters, biases, masks, stop tokens and token counts that steps read,
+//! and the tokens they sample.
 
 use std::collections::{BTreeMap, btree_map::Entry};
 
@@ -118,8 +118,8 @@ impl SamplerState {
         Ok(())
     }
 
-    /// Scratch bytes of a sampler for the maximum number of rows. With filters it is so much that samplers with top tokens, which
-    /// need little more, share it.
+    /// Scratch bytes of a sampler for the maximum number of rows. With filters it is so much that samplers
+    /// with top tokens, which need little more, share it.
     fn scratch_bytes(&self, features: Features) -> Result<u64> {
         let features = Features { top: features.top || features.filters, ..features };
         let kernel = Sample::new(&self.device, features, self.vocab as usize)?;
@@ -139,8 +139,8 @@ impl SamplerState {
         }
     }
 
-    /// Records the counting of a step's input tokens. Generated tokens pass here too, as the next step's input, and change nothing:
-    /// they have been counted already.
+    /// Records the counting of a step's input tokens. Generated tokens pass here too, as the next step's
+    /// input, and change nothing: they have been counted already.
     pub fn record_counting(&self, recorder: &mut Recorder, rows: usize, state: &StepState) -> Result<()> {
         let Some(counts) = &self.counts else { return Ok(()) };
         let [tokens, slots] = [&state.tokens, &state.slots].map(Buffer::view);
@@ -149,7 +149,8 @@ impl SamplerState {
         Ok(kernel.record(recorder, "count tokens", rows, operands)?)
     }
 
-    /// Records the sampling of output rows from their logits. `in_place` writes the next step's rows over those of this one.
+    /// Records the sampling of output rows from their logits. `in_place` writes the next step's rows over
+    /// those of this one.
     pub fn record(
         &self,
         recorder: &mut Recorder,
@@ -185,7 +186,8 @@ impl SamplerState {
         Ok(kernel.record(recorder, "sample", rows, &operands)?)
     }
 
-    /// Resets the run, and writes the sampling parameters, biases and masks of the output rows; parameters only if they have changed.
+    /// Resets the run, and writes the sampling parameters, biases and masks of the output rows; parameters
+    /// only if they have changed.
     pub fn write(&mut self, rows: &[RowSampling<'_>], samples: bool) -> Result<()> {
         self.run.write(0, bytemuck::cast_slice(&Run::START))?;
         let params: Vec<Params> = rows.iter().map(RowSampling::params).collect();
@@ -241,7 +243,8 @@ impl SamplerState {
         Ok((sampled?, bytes))
     }
 
-    /// The most probable tokens of an output row, which lie in this entry; none unless its parameters request them.
+    /// The most probable tokens of an output row, which lie in this entry; none unless its parameters request
+    /// them.
     fn read_top(&self, entry: usize, output: usize) -> Result<Vec<(u32, f32)>> {
         let wanted = self.written_params.get(output).map_or(0, |params| params.top as usize);
         let (Some(top_tokens), 1..) = (&self.top_tokens, wanted) else { return Ok(vec![]) };

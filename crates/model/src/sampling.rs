@@ -1,4 +1,4 @@
-//! How the next token is chosen: what people set, checked, and what the kernel is told.
+//! Sampling parameters: their ranges, and their form for the kernel.
 
 use std::collections::BTreeMap;
 
@@ -7,28 +7,31 @@ use serde::Serialize;
 
 use crate::{Error, Result};
 
-/// How the next token is chosen. Logit biases and penalties come first, then temperature, top-k, top-p and min-p.
+/// How the next token is sampled. Logit biases and penalties apply first, then temperature, top-k, top-p and
+/// min-p.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Sampling {
-    /// 0 takes the most probable token; 1 draws by the model's own probabilities.
+    /// 0 is greedy; 1 samples from the model's own distribution.
     pub temperature: f32,
-    /// Only this many of the most probable tokens; 0 is all.
+    /// Keep this many of the most probable tokens; 0 keeps all.
     pub top_k: u32,
-    /// Only the most probable tokens whose probabilities make this sum; 1 is all.
+    /// Keep the most probable tokens whose probabilities sum up to this; 1 keeps all.
     pub top_p: f32,
-    /// Only tokens at least this probable, relative to the most probable one; 0 is all.
+    /// Keep tokens at least this probable relative to the most probable one; 0 keeps all.
     pub min_p: f32,
-    /// Logits of tokens that occurred are divided by this where positive and multiplied where negative; 1 is off.
+    /// Repetition penalty: positive logits of tokens that occurred are divided by it, negative ones
+    /// multiplied; 1 is off.
     pub repetition: f32,
-    /// Taken off the logits of tokens that were generated before.
+    /// Presence penalty: subtracted from the logits of tokens that were generated before.
     pub presence: f32,
-    /// Taken off the logits of generated tokens once for each time.
+    /// Frequency penalty: subtracted from the logits of generated tokens once per occurrence.
     pub frequency: f32,
-    /// Where the random numbers start. The same seed gives the same tokens.
+    /// Seed of the random numbers. The same seed gives the same tokens.
     pub seed: u64,
-    /// Added to the logits of some tokens; −100 and less bans one.
+    /// Logit biases by token id; −100 or less bans a token.
     pub biases: Vec<(u32, f32)>,
-    /// So many of the most probable tokens, whether they may be chosen or not, are told with the chosen one: 20 at most.
+    /// Number of most probable tokens to return with the sampled one, whether they may be sampled or not: at
+    /// most 20.
     pub top: u32,
 }
 
@@ -51,10 +54,10 @@ impl Default for Sampling {
 }
 
 impl Sampling {
-    /// Whether every setting is in its range, for a vocabulary of `vocab` tokens.
+    /// Checks that every parameter is in its range, for a vocabulary of `vocab` tokens.
     pub fn check(&self, vocab: u32) -> Result<()> {
         let in_range = |name: &'static str, value: f32, low: f32, high: f32, range: &'static str| {
-            // What is not a number is in no range.
+            // NaN is in no range.
             if (low..=high).contains(&value) {
                 return Ok(());
             }
@@ -86,12 +89,12 @@ impl Sampling {
         Ok(())
     }
 
-    /// Whether it asks which tokens there were.
+    /// Whether it depends on the tokens before.
     pub fn has_penalties(&self) -> bool {
         self.params().penalties()
     }
 
-    /// The tokens that its biases ban.
+    /// Tokens that its biases ban.
     pub fn bans(&self) -> impl Iterator<Item = u32> {
         self.unique_biases().into_iter().filter(|bias| bias.bias <= BAN).map(|bias| bias.token)
     }
@@ -108,7 +111,7 @@ impl Sampling {
         }
     }
 
-    /// As the kernel reads it.
+    /// Parameters as the kernel reads them.
     pub(crate) fn params(&self) -> Params {
         Params {
             temperature: self.temperature,
@@ -125,7 +128,7 @@ impl Sampling {
         }
     }
 
-    /// The biases with those of one token added up.
+    /// The biases, with several of the same token added up.
     pub(crate) fn unique_biases(&self) -> Vec<Bias> {
         let mut sums: BTreeMap<u32, f32> = BTreeMap::new();
         for (token, bias) in &self.biases {
@@ -160,23 +163,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_out_of_range_is_named() {
-        let refused = |sampling: Sampling, name: &str| {
+    fn errors_name_the_parameter_out_of_range() {
+        let check_error = |sampling: Sampling, name: &str| {
             let error = sampling.check(100).unwrap_err().to_string();
             assert!(error.contains(name), "{error}");
         };
         let greedy = Sampling::default;
         assert!(greedy().check(100).is_ok());
-        refused(Sampling { temperature: -0.1, ..greedy() }, "temperature is -0.1, but must be from 0");
-        refused(Sampling { temperature: f32::NAN, ..greedy() }, "temperature is NaN");
-        refused(Sampling { top_p: 0.0, ..greedy() }, "top-p is 0");
-        refused(Sampling { min_p: 1.5, ..greedy() }, "min-p");
-        refused(Sampling { repetition: 0.0, ..greedy() }, "repetition");
-        refused(Sampling { presence: f32::INFINITY, ..greedy() }, "presence");
-        refused(Sampling { biases: vec![(100, 0.0)], ..greedy() }, "token 100 is not in");
-        refused(Sampling { biases: vec![(1, f32::NAN)], ..greedy() }, "bias is NaN");
-        refused(Sampling { biases: vec![(1, 0.0); 513], ..greedy() }, "513 tokens");
-        refused(Sampling { top: 21, ..greedy() }, "most probable tokens is 21");
+        check_error(Sampling { temperature: -0.1, ..greedy() }, "temperature is -0.1, but must be from 0");
+        check_error(Sampling { temperature: f32::NAN, ..greedy() }, "temperature is NaN");
+        check_error(Sampling { top_p: 0.0, ..greedy() }, "top-p is 0");
+        check_error(Sampling { min_p: 1.5, ..greedy() }, "min-p");
+        check_error(Sampling { repetition: 0.0, ..greedy() }, "repetition");
+        check_error(Sampling { presence: f32::INFINITY, ..greedy() }, "presence");
+        check_error(Sampling { biases: vec![(100, 0.0)], ..greedy() }, "token 100 is not in");
+        check_error(Sampling { biases: vec![(1, f32::NAN)], ..greedy() }, "bias is NaN");
+        check_error(Sampling { biases: vec![(1, 0.0); 513], ..greedy() }, "513 tokens");
+        check_error(Sampling { top: 21, ..greedy() }, "most probable tokens is 21");
         assert!(Sampling { biases: vec![(99, f32::NEG_INFINITY)], ..greedy() }.check(100).is_ok());
     }
 }

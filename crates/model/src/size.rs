@@ -1,11 +1,11 @@
-//! Models as published, by their dimensions: what benchmarks make random weights for.
+//! Dimensions of published models, for benchmarks with random weights.
 
 use checkpoint::Config;
 use serde_json::{Value, json};
 
 use crate::Result;
 
-/// A published size of a family.
+/// A published model size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Size {
     /// Gemma 3 of 270 million parameters.
@@ -33,7 +33,7 @@ pub enum Size {
 }
 
 impl Size {
-    /// Gemma 3's, smallest first.
+    /// The sizes of Gemma 3, smallest first.
     pub const GEMMA: [Size; 5] =
         [Size::Gemma270M, Size::Gemma1B, Size::Gemma4B, Size::Gemma12B, Size::Gemma27B];
 

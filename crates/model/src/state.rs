@@ -1,4 +1,5 @@
-//! The inputs of a step: a few words per row, written by the host or by the previous step, read by the recorded programs.
+//! The inputs of a step: a few words per row, written by the host or by the previous step, read by the
+//! recorded programs.
 
 use std::time::Duration;
 
@@ -54,7 +55,8 @@ impl HostArenas {
 
 /// The input buffers of a runner's steps, for as many rows as the largest bucket has.
 pub(crate) struct StepState {
-    /// Three words: 0, the end of the decode rows, and the end of all rows. Prefill rows lie between the last two.
+    /// Three words: 0, the end of the decode rows, and the end of all rows. Prefill rows lie between the last
+    /// two.
     row_ranges: Buffer,
     /// One word of these: rows in use.
     pub active: View,
@@ -136,7 +138,8 @@ impl StepState {
         Ok(self.workgroups.write(12 * variant as u64, bytemuck::cast_slice(&workgroups))?)
     }
 
-    /// Writes the rows of a step, unless the sampler left exactly these on the GPU: decoding then needs nothing from the host.
+    /// Writes the rows of a step, unless the sampler left exactly these on the GPU: decoding then needs
+    /// nothing from the host.
     pub fn write_rows(&mut self, rows: &[Row], counts: RowCounts) -> Result<()> {
         if rows != self.next_rows || counts.prefill > 0 {
             let words = |word: fn(&Row) -> u32| -> Vec<u32> { rows.iter().map(word).collect() };

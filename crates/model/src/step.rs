@@ -33,8 +33,8 @@ pub(crate) enum Batch {
     Decode,
     /// Rows of prefill chunks: consecutive positions of one sequence per chunk.
     Prefill,
-    /// At most `decode` decode rows, then the rows of prefill chunks of other sequences. Where the chunks have `few` rows
-    /// together, their attention is split along the context as that of decode rows is.
+    /// At most `decode` decode rows, then the rows of prefill chunks of other sequences. Where the chunks
+    /// have `few` rows together, their attention is split along the context as that of decode rows is.
     Mixed { decode: usize, few: bool },
 }
 
@@ -95,8 +95,8 @@ impl<'a> Step<'a> {
         self.recorder
     }
 
-    /// Continues after the layers before `layer`, which may be in another segment: the first layer adds one block to the
-    /// residual stream, the others two.
+    /// Continues after the layers before `layer`, which may be in another segment: the first layer adds one
+    /// block to the residual stream, the others two.
     pub fn resume_at(&mut self, layer: u32) {
         let StepBuffers { model, scratch, .. } = self.buffers;
         self.swapped = layer > 0;
@@ -106,7 +106,8 @@ impl<'a> Step<'a> {
         };
     }
 
-    /// The residual stream and, where products compute their own norm, the buffer that the next one writes it to.
+    /// The residual stream and, where products compute their own norm, the buffer that the next one writes it
+    /// to.
     fn residual(&self) -> (View, Option<View>) {
         let scratch = self.buffers.scratch;
         match &scratch.second_residual {

@@ -1,4 +1,4 @@
-//! Which products a model's decoding makes, and how fast this device makes them: see [`kernels::matmul::tuning`].
+//! Autotuning of the matrix–vector products that a model decodes with: see [`kernels::matmul::tuning`].
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::{
     step::{Batch, KvSplits, Outputs, Scratch, Step, StepBuffers},
 };
 
-/// When products are timed.
+/// When to autotune.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TuneMode {
     /// On GPUs, unless `INDRIK_TUNE=off`.
@@ -22,21 +22,22 @@ pub enum TuneMode {
 }
 
 impl Model {
-    /// What is known of matrix–vector products on this device.
+    /// Autotuned plans of matrix–vector products on this device.
     pub fn tuning(&self) -> &Tuning {
         &self.tuning
     }
 
-    /// Times the products of decoding that this device has not met, on the model's own weights; programs that are recorded from now
-    /// on use what was found. `progress` is told how many there are, if there are any.
+    /// Autotunes the matrix–vector products of decoding that are not known for this device, on the model's
+    /// own weights; programs recorded from now on use the results. `progress` receives the number of
+    /// products, if there are any.
     pub fn tune(
         &mut self,
         mode: TuneMode,
         budget: Duration,
         progress: impl FnOnce(usize),
     ) -> Result<TuningReport> {
-        let wanted = tuning::is_enabled(&self.device) && self.device.caps().timestamp_period_ns.is_some();
-        if mode == TuneMode::Auto && !wanted {
+        let enabled = tuning::is_enabled(&self.device) && self.device.caps().timestamp_period_ns.is_some();
+        if mode == TuneMode::Auto && !enabled {
             return Ok(TuningReport::default());
         }
         let mut tuning = std::mem::take(&mut self.tuning);
@@ -46,7 +47,7 @@ impl Model {
         tuned
     }
 
-    /// The products of a step of one row, in the order in which it makes them, on buffers like a runner's.
+    /// The products of a decode step of one row, in order, on buffers like a runner's.
     fn with_products<T>(&self, work: impl FnOnce(&[Product<'_>]) -> Result<T>) -> Result<T> {
         let context = PAGE.min(self.config.max_positions);
         let limits = Limits { prefill_chunk: 1, ..Limits::new(self.device.info(), &self.config, 1, context) };

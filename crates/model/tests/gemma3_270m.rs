@@ -25,8 +25,8 @@ fn tokens_and_logits_are_those_of_the_reference() {
     let Some(path) = real_model() else { return };
     let Some(device) = testkit::cpu_device_plain() else { return };
     let model = load(&device, &path);
-    let language = Language::of(&Checkpoint::open(&path).unwrap()).unwrap();
-    assert_eq!(language.ends, [1, 106], "the end of a turn comes from the vocabulary");
+    let language = Language::from_checkpoint(&Checkpoint::open(&path).unwrap()).unwrap();
+    assert_eq!(language.stop_token_ids, [1, 106], "the end of a turn comes from the vocabulary");
     let mut all = cases(include_str!("data/gemma3_270m.json"));
     if let Some(path) = data("gemma270m_reference.json") {
         let more = cases(&std::fs::read_to_string(path).unwrap());
@@ -77,7 +77,7 @@ fn two_chunks_of_perplexity() {
     let (Some(path), Some(text)) = (real_model(), data("wikitext2-test.txt")) else { return };
     let Some(device) = testkit::cpu_device_plain() else { return };
     let model = load(&device, &path);
-    let language = Language::of(&Checkpoint::open(&path).unwrap()).unwrap();
+    let language = Language::from_checkpoint(&Checkpoint::open(&path).unwrap()).unwrap();
     let text = std::fs::read_to_string(text).unwrap();
     let mut ids = vec![2];
     ids.extend(language.tokenizer.encode(text.strip_suffix('\n').unwrap(), EncodeSpecial::AsText));

@@ -15,13 +15,13 @@ use reference::{Case, cases, data, file, greedy, large_file};
 
 /// The model, and its cases, whose prompts have the reference's tokens.
 fn open(device: &gpu::Device, path: &Path, reference: &Path) -> (Arc<Model>, Vec<Case>) {
-    let language = Language::of(&Checkpoint::open(path).unwrap()).unwrap();
+    let language = Language::from_checkpoint(&Checkpoint::open(path).unwrap()).unwrap();
     let cases = cases(&std::fs::read_to_string(reference).unwrap());
     assert!(!cases.is_empty());
     for case in &cases {
         assert_eq!(language.tokenizer.encode_prompt(&case.prompt), case.ids, "{:?}", case.end());
         let end = language.tokenizer.token_id("<|im_end|>").unwrap();
-        assert!(language.ends.contains(&end), "{:?}", language.ends);
+        assert!(language.stop_token_ids.contains(&end), "{:?}", language.stop_token_ids);
     }
     (load(device, path), cases)
 }

@@ -10,7 +10,7 @@ use text::{DecodeSpecial, Message};
 fn with_text() -> impl Iterator<Item = (Fixture, Language)> {
     let fixtures = NAMES.into_iter().map(Fixture::open);
     fixtures.filter(|fixture| fixture.reference.get("text").is_some()).map(|fixture| {
-        let language = Language::of(&Checkpoint::open(&fixture.path).unwrap());
+        let language = Language::from_checkpoint(&Checkpoint::open(&fixture.path).unwrap());
         let language = language.unwrap_or_else(|error| panic!("{}: {error}", fixture.name));
         (fixture, language)
     })
@@ -52,6 +52,6 @@ fn conversations_are_written_as_each_model_s_template_has_it() {
         let ends = names.iter().filter(|name| **name == end).count();
         assert_eq!(ends, 1, "{}: {names:?}", fixture.name);
         let end = language.tokenizer.token_id(end).unwrap();
-        assert!(language.ends.contains(&end), "{}: {:?}", fixture.name, language.ends);
+        assert!(language.stop_token_ids.contains(&end), "{}: {:?}", fixture.name, language.stop_token_ids);
     }
 }

@@ -337,7 +337,7 @@ fn what_cannot_be_a_mixed_step_is_refused_and_changes_nothing() {
         assert!(matches!(error, Error::Sampling { name: "temperature", .. }), "{error}");
     }
     let error = refused(token, &sampling, &ids[..16], &sampling).to_string();
-    assert!(error.contains("16 tokens of prompts beside 1") && error.contains("at most 15"), "{error}");
+    assert!(error.contains("16 prefill tokens beside 1") && error.contains("at most 15"), "{error}");
     let error = refused(token, &sampling, &[1; 41], &sampling);
     assert!(matches!(error, Error::ContextLengthExceeded { tokens: 41, .. }), "{error}");
 

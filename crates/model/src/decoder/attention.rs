@@ -1,5 +1,5 @@
-//! The attention block: single-dispatch attention of decode rows, flash attention on cooperative matrices, or RoPE and paged
-//! attention one after the other.
+//! The attention block: single-dispatch attention of decode rows, flash attention on cooperative matrices, or
+//! RoPE and paged attention one after the other.
 
 use checkpoint::{Attention, Role};
 use gpu::{Buffer, Recorder, View};
@@ -31,8 +31,8 @@ pub(super) fn block(step: &mut Step<'_>, layer: u32, attention: &Attention) -> R
     step.attention_output(layer)
 }
 
-/// attended = softmax(queries · keys) · values, over the visible positions; keys and values of the rows go into their pages first.
-/// One kernel does it all for rows that do not attend to each other.
+/// attended = softmax(queries · keys) · values, over the visible positions; keys and values of the rows go
+/// into their pages first. One kernel does it all for rows that do not attend to each other.
 fn attend(step: &mut Step<'_>, layer: u32, attention: &Attention) -> Result<()> {
     let buffers = step.buffers();
     let rows = buffers.scratch.rows;
@@ -40,8 +40,8 @@ fn attend(step: &mut Step<'_>, layer: u32, attention: &Attention) -> Result<()> 
     match step.batch() {
         Batch::Decode => layer.decode(step.recorder(), rows),
         Batch::Prefill => layer.prefill(step.recorder(), rows <= FEW_ROWS),
-        // Different rows of the same buffers, and different pages. Prefill takes a level more; decode rows use what it leaves
-        // idle.
+        // Different rows of the same buffers, and different pages. Prefill takes a level more; decode rows
+        // use what it leaves idle.
         Batch::Mixed { decode, few } => step
             .recorder()
             .concurrently(|recorder| layer.prefill(recorder, few), |recorder| layer.decode(recorder, decode)),

@@ -1,4 +1,5 @@
-//! The prefix tree of known token sequences. A node is one page of tokens; its path from the root is all tokens before them.
+//! The prefix tree of known token sequences. A node is one page of tokens; its path from the root is all
+//! tokens before them.
 
 use std::{
     cmp::Reverse,
@@ -13,9 +14,9 @@ pub(super) type NodeId = usize;
 /// The root: a node without tokens and pages.
 pub(super) const ROOT: NodeId = 0;
 
-/// The eviction order of cached pages: pages outside the window of any branch point first, then the least recently used, and of
-/// the pages that one sequence released the last. A node's page is held whenever a descendant's is, so the first in order
-/// belongs to a leaf.
+/// The eviction order of cached pages: pages outside the window of any branch point first, then the least
+/// recently used, and of the pages that one sequence released the last. A node's page is held whenever a
+/// descendant's is, so the first in order belongs to a leaf.
 type EvictionKey = (bool, u64, Reverse<u32>, NodeId);
 
 #[derive(Debug)]
@@ -118,7 +119,8 @@ impl PrefixTree {
         self.nodes[node].pages[kind as usize] = page;
     }
 
-    /// Makes a page evictable: only the tree holds it from now on. `protected` puts it behind all pages that are not.
+    /// Makes a page evictable: only the tree holds it from now on. `protected` puts it behind all pages that
+    /// are not.
     pub fn make_evictable(&mut self, id: NodeId, kind: PageKind, protected: bool, now: u64) {
         self.pin(id, kind);
         let key = (protected, now, Reverse(self.depth(id)), id);

@@ -1,4 +1,5 @@
-//! The state behind [`PageAllocator`](super::PageAllocator): free pages and slots, reference counts, and the prefix tree.
+//! The state behind [`PageAllocator`](super::PageAllocator): free pages and slots, reference counts, and the
+//! prefix tree.
 
 use super::{
     HeldPages, PageConfig, PageKind, Sequence, TreePosition,
@@ -145,8 +146,8 @@ impl PageStore {
         KnownPrefix { nodes, partial: None, known: known as u32 }
     }
 
-    /// Allocates pages up to page index `end`, after releasing those that the window has left. Returns whether enough pages
-    /// were free; if not, nothing has changed.
+    /// Allocates pages up to page index `end`, after releasing those that the window has left. Returns
+    /// whether enough pages were free; if not, nothing has changed.
     pub fn extend(&mut self, sequence: &mut Sequence, end: u32) -> bool {
         let sliding = &sequence.pages[1];
         let left = self.config.first_visible(sequence.len).saturating_sub(sliding.first) as usize;
@@ -179,7 +180,8 @@ impl PageStore {
         self.release(PageKind::Sliding, page, protected);
     }
 
-    /// Puts the sequence's full pages into the tree. Where the tree has them already, the sequence adopts the tree's.
+    /// Puts the sequence's full pages into the tree. Where the tree has them already, the sequence adopts the
+    /// tree's.
     pub fn publish(&mut self, sequence: &mut Sequence) {
         let Some(mut position) = sequence.tree_position.filter(|position| position.epoch == self.epoch)
         else {
@@ -204,7 +206,8 @@ impl PageStore {
         sequence.tree_position = Some(position);
     }
 
-    /// Replaces a sequence's page by the one the tree has of the same tokens; fills a gap of the tree's sliding-window pages.
+    /// Replaces a sequence's page by the one the tree has of the same tokens; fills a gap of the tree's
+    /// sliding-window pages.
     fn adopt(&mut self, sequence: &mut Sequence, node: NodeId, depth: u32) {
         let own = &mut sequence.pages[0].pages[depth as usize];
         if let Some(known) = self.tree.page(node, PageKind::Full).filter(|known| *known != *own) {
@@ -238,8 +241,8 @@ impl PageStore {
         })
     }
 
-    /// Releases a sequence's pages after `len` tokens. The tree keeps full pages, but not one of which a part remains: the
-    /// sequence will write into it.
+    /// Releases a sequence's pages after `len` tokens. The tree keeps full pages, but not one of which a part
+    /// remains: the sequence will write into it.
     pub fn truncate(&mut self, sequence: &mut Sequence, len: u32) {
         self.clock += 1;
         let end = len.div_ceil(self.config.page_size);

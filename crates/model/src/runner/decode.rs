@@ -14,13 +14,14 @@ use crate::{
 };
 
 impl Runner {
-    /// Decodes up to `max_steps` tokens per row in one submission and returns one list per step, with one token per row: at
-    /// least one step.
+    /// Decodes up to `max_steps` tokens per row in one submission and returns one list per step, with one
+    /// token per row: at least one step.
     ///
-    /// The run ends, for all rows, with the step in which any row samples one of its stop tokens: the GPU skips the
-    /// remaining steps, and the caller decides which sequences continue. A run is also shortened by the context length, and
-    /// it is a single step where a row has a token mask (the next mask depends on the sampled token, which the host has to
-    /// see first) or more than 16 stop tokens, and on devices without conditional rendering.
+    /// The run ends, for all rows, with the step in which any row samples one of its stop tokens: the GPU
+    /// skips the remaining steps, and the caller decides which sequences continue. A run is also shortened by
+    /// the context length, and it is a single step where a row has a token mask (the next mask depends on the
+    /// sampled token, which the host has to see first) or more than 16 stop tokens, and on devices without
+    /// conditional rendering.
     pub fn decode(&mut self, batch: &mut [DecodeRow<'_>], max_steps: usize) -> Result<Vec<Vec<Sampled>>> {
         batch.iter().try_for_each(|row| self.check_mask(row.mask))?;
         let samplings: Vec<RowSampling<'_>> = batch.iter().map(DecodeRow::row_sampling).collect();
@@ -41,8 +42,9 @@ impl Runner {
         for step in 0..steps {
             match self.read_sampled(step, &rows) {
                 Ok(sampled) => all.push(sampled),
-                // The earlier steps are good; the next call starts with this step and fails. With penalties this step's tokens
-                // have been counted already, so the whole run is an error: the caller resets the counts and tries again.
+                // The earlier steps are good; the next call starts with this step and fails. With penalties
+                // this step's tokens have been counted already, so the whole run is an error: the caller
+                // resets the counts and tries again.
                 Err(Error::NonFiniteLogits { .. }) if step > 0 && !key.features.counts => {
                     rows.clear();
                     break;
@@ -72,26 +74,28 @@ impl Runner {
         Ok(all)
     }
 
-    /// The number of steps to request of [`Runner::decode`] for a run of about 50 ms, by the step time of the last run.
+    /// The number of steps to request of [`Runner::decode`] for a run of about 50 ms, by the step time of the
+    /// last run.
     pub fn decode_run_steps(&self, sequences: usize) -> usize {
         self.pacer.decode_run_steps(sequences)
     }
 
-    /// How many of this many sequences to decode at once for the most throughput, by the last step times. A few more sequences than
-    /// a bucket has rows take the time of the next bucket: they had better take turns.
+    /// How many of this many sequences to decode at once for the most throughput, by the last step times. A
+    /// few more sequences than a bucket has rows take the time of the next bucket: they had better take
+    /// turns.
     pub fn decode_batch_size(&self, sequences: usize) -> usize {
         self.pacer.decode_batch_size(sequences)
     }
 
-    /// The largest bucket below this number of sequences, unless the number is a bucket itself: the alternative that
-    /// [`Runner::decode_batch_size`] considers.
+    /// The largest bucket below this number of sequences, unless the number is a bucket itself: the
+    /// alternative that [`Runner::decode_batch_size`] considers.
     pub fn bucket_below(&self, sequences: usize) -> Option<usize> {
         let between = bucket(sequences) != sequences;
         buckets(sequences).filter(|rows| between && *rows < sequences).last()
     }
 
-    /// Undoes the last decode steps of a sequence, one for each of these tokens that they sampled: shortens the sequence, and removes
-    /// the tokens from the counts that penalties use.
+    /// Undoes the last decode steps of a sequence, one for each of these tokens that they sampled: shortens
+    /// the sequence, and removes the tokens from the counts that penalties use.
     pub fn rollback(&mut self, sequence: &mut Sequence, tokens: &[u32], sampling: &Sampling) -> Result<()> {
         if tokens.is_empty() {
             return Ok(());

@@ -1,5 +1,5 @@
-//! Mixed steps: decode rows and prefill chunks in one step, so that long prompts do not stall decoding and short prompts do not
-//! wait for each other.
+//! Mixed steps: decode rows and prefill chunks in one step, so that long prompts do not stall decoding and
+//! short prompts do not wait for each other.
 
 use std::time::Duration;
 
@@ -14,9 +14,9 @@ use crate::{
 };
 
 impl Runner {
-    /// Runs one step of a mixed batch: a token for each decode row, and prefill chunks of other sequences. The batch takes
-    /// up to [`MAX_CHUNKS_PER_STEP`] chunks, with as many tokens together as [`Runner::max_prefill_tokens`] returns. On an
-    /// error no sequence advances.
+    /// Runs one step of a mixed batch: a token for each decode row, and prefill chunks of other sequences.
+    /// The batch takes up to [`MAX_CHUNKS_PER_STEP`] chunks, with as many tokens together as
+    /// [`Runner::max_prefill_tokens`] returns. On an error no sequence advances.
     pub fn mixed(
         &mut self,
         decoding: &mut [DecodeRow<'_>],
@@ -103,9 +103,9 @@ impl Runner {
         (limits.prefill_chunk as usize).min((limits.max_rows() as usize).saturating_sub(decode))
     }
 
-    /// Prefill tokens for a mixed step with this many decode rows that takes no longer than `limit`, by the steps measured so far;
-    /// `depth` is the length of the longest sequence. Few tokens until a step was measured; and at least 8, or as many as
-    /// fit, since fewer would not take less time.
+    /// Prefill tokens for a mixed step with this many decode rows that takes no longer than `limit`, by the
+    /// steps measured so far; `depth` is the length of the longest sequence. Few tokens until a step was
+    /// measured; and at least 8, or as many as fit, since fewer would not take less time.
     pub fn max_prefill_tokens(&self, decoding: usize, depth: u32, limit: Duration) -> usize {
         let max = self.max_prefill_rows(decoding);
         let max_step_rows = self.cache.limits().max_rows() as usize;

@@ -15,8 +15,8 @@ use crate::{
 };
 
 impl Runner {
-    /// Prefills a prompt chunk by chunk, and samples the token after it. `progress` receives the number of tokens done after each
-    /// chunk, and cancels by returning `false`.
+    /// Prefills a prompt chunk by chunk, and samples the token after it. `progress` receives the number of
+    /// tokens done after each chunk, and cancels by returning `false`.
     pub fn prompt(
         &mut self,
         sequence: &mut Sequence,

@@ -19,7 +19,8 @@ use crate::{Limits, Model, Result};
 /// Prefill rows that are too few to fill a device: their attention is split as that of decode rows is.
 pub(crate) const FEW_ROWS: usize = gemv::MAX_COLUMNS;
 
-/// Rows from which on [`DecodeAttention`] reads how many workgroups a step needs: with fewer the look-up does not pay.
+/// Rows from which on [`DecodeAttention`] reads how many workgroups a step needs: with fewer the look-up does
+/// not pay.
 pub(crate) const WORKGROUPS_MIN_ROWS: usize = 8;
 
 /// The shape of a layer's attention.
@@ -69,8 +70,8 @@ pub(crate) enum SplitRows {
     FewPrefill,
 }
 
-/// Scratch memory of KV splits. Decode and prefill rows have their own, since they run concurrently in one step; and so has every
-/// bucket, since the counters of one would not be zero where another's begin.
+/// Scratch memory of KV splits. Decode and prefill rows have their own, since they run concurrently in one
+/// step; and so has every bucket, since the counters of one would not be zero where another's begin.
 #[derive(Default)]
 pub(crate) struct KvSplits(BTreeMap<SplitRows, Option<Buffer>>);
 
@@ -96,7 +97,8 @@ impl KvSplits {
     }
 }
 
-/// Memory for the splits of some rows, where they are split: zeros, since the counters of single-dispatch attention start so.
+/// Memory for the splits of some rows, where they are split: zeros, since the counters of single-dispatch
+/// attention start so.
 fn allocate(model: &Model, limits: Limits, rows: SplitRows) -> Result<Option<Buffer>> {
     let device = &model.device;
     let mut bytes = 0;

@@ -65,7 +65,8 @@ impl ProductRole {
 }
 
 impl<'a> Step<'a> {
-    /// qkv = W · normed: queries, keys and values of a row follow each other, whether in one matrix or in three.
+    /// qkv = W · normed: queries, keys and values of a row follow each other, whether in one matrix or in
+    /// three.
     pub fn qkv(&mut self, layer: u32, rows: usize) -> Result<()> {
         let scratch = self.buffers.scratch;
         let target = Target::whole(&scratch.qkv, rows);
@@ -221,7 +222,8 @@ impl<'a> Step<'a> {
     }
 }
 
-/// The input of further products with the same input: each computes the norm, only the first writes the residual stream.
+/// The input of further products with the same input: each computes the norm, only the first writes the
+/// residual stream.
 fn without_stream<'a>(x: &Input<'a>) -> Input<'a> {
     match x {
         Input::Vectors(x) => Input::Vectors(x),
@@ -232,13 +234,14 @@ fn without_stream<'a>(x: &Input<'a>) -> Input<'a> {
     }
 }
 
-/// Split-K of a cooperative-matrix product whose consumer can add up partial sums. One way for any number of rows where logits
-/// must not depend on it.
+/// Split-K of a cooperative-matrix product whose consumer can add up partial sums. One way for any number of
+/// rows where logits must not depend on it.
 fn consumer_split_k(model: &Model, rows: usize) -> SplitK {
     if model.reproducible { SplitK::Reduced } else { split_k_for_consumer(rows) }
 }
 
-/// Partial sums that QKV or a block's output is left in: more than one only for a single matrix that is split along K.
+/// Partial sums that QKV or a block's output is left in: more than one only for a single matrix that is split
+/// along K.
 pub(crate) fn partial_sums(model: &Model, rows: usize, id: MatrixId) -> u32 {
     let matrices: Vec<&Matrix> = model.weights.by_id(id).collect();
     let [matrix] = matrices[..] else { return 1 };
@@ -299,7 +302,8 @@ fn coopmat_shape(matrix: &Matrix, columns: usize, epilogue: Epilogue) -> Shape {
     Shape { weights: matrix.layout(), columns, epilogue, output, split_k: SplitK::Reduced }
 }
 
-/// Whether the products of a step of this many rows compute the norms before them: one dispatch less per norm, for a single row.
+/// Whether the products of a step of this many rows compute the norms before them: one dispatch less per
+/// norm, for a single row.
 pub(super) fn computes_own_norm(model: &Model, rows: usize) -> bool {
     let hidden = model.config.hidden as usize;
     rows == 1

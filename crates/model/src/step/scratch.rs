@@ -25,8 +25,8 @@ pub(crate) struct Scratch {
     pub attended: Vectors,
     /// The same as the output projection takes it, where that is not f32.
     pub attended_packed: Option<Vectors>,
-    /// The output of a mixer or feed-forward block before it is added to the residual stream; several partial sums where its
-    /// product is split along K. The norm that reads it adds them up.
+    /// The output of a mixer or feed-forward block before it is added to the residual stream; several partial
+    /// sums where its product is split along K. The norm that reads it adds them up.
     pub block: Buffer,
     pub gated: Vectors,
     /// Gate and up, where a model stores them in different schemes.

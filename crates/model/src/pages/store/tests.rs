@@ -1,4 +1,5 @@
-//! The allocator against a simulated memory: the pages of a sequence must contain what its tokens would have written.
+//! The allocator against a simulated memory: the pages of a sequence must contain what its tokens would have
+//! written.
 
 use std::collections::BTreeSet;
 
@@ -64,7 +65,8 @@ impl Memory {
         true
     }
 
-    /// Writes stale entries, as `KvCache` does; afterwards the tables must name the pages that the sequence holds.
+    /// Writes stale entries, as `KvCache` does; afterwards the tables must name the pages that the sequence
+    /// holds.
     fn write_tables(&mut self, sequence: &mut Sequence) {
         let from = sequence.first_stale_entry(self.config.page_size);
         for kind in PageKind::ALL {
