@@ -1,9 +1,9 @@
-//! What can go wrong between a prompt and its answer.
+//! Errors of loading and running a model.
 
-/// Shorthand used through the crate.
+/// This crate's result.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why a model cannot be run, or cannot go on.
+/// Why a model cannot be loaded, or a step cannot be run.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The GPU layer failed.
@@ -18,28 +18,28 @@ pub enum Error {
     /// The model's tokenizer or chat template cannot be used.
     #[error("{path}: {reason}")]
     Text {
-        /// The model.
+        /// The model's path.
         path: String,
-        /// What is wrong with it.
+        /// Why it cannot be used.
         reason: text::Error,
     },
-    /// The model comes without a tokenizer.
+    /// The model has no tokenizer.
     #[error(
         "{path} has no tokenizer: put its tokenizer.json into the folder, or give token ids instead of text (--ids)"
     )]
     NoTokenizer {
-        /// The model.
+        /// The model's path.
         path: String,
     },
-    /// There is nothing to go on from.
+    /// The prompt has no tokens.
     #[error("the prompt is empty: give at least one token")]
     EmptyPrompt,
-    /// A token that the model does not have.
+    /// A token id beyond the vocabulary.
     #[error("token {token} is not in the model's vocabulary of {vocab}: ids go from 0 to {}", vocab - 1)]
     UnknownToken {
         /// The id.
         token: u32,
-        /// How many there are.
+        /// Number of tokens in the vocabulary.
         vocab: u32,
     },
     /// The sequence would be longer than the context length.
@@ -77,20 +77,20 @@ pub enum Error {
         /// All pages of the cache.
         pages: u32,
     },
-    /// A setting of the sampler is out of range.
+    /// A sampling parameter is out of range.
     #[error("{name} is {value}, but must be {range}")]
     Sampling {
-        /// The setting.
+        /// The parameter.
         name: &'static str,
-        /// What it was set to.
+        /// Its value.
         value: String,
-        /// What it may be.
+        /// The allowed range.
         range: &'static str,
     },
-    /// A setting of the runner that cannot be.
+    /// A batch or a limit that the runner cannot serve.
     #[error("{0}")]
     Limits(String),
-    /// Stopped from outside.
+    /// Cancelled by the caller.
     #[error("cancelled")]
     Cancelled,
     /// Logits are NaN or infinite.
@@ -99,7 +99,7 @@ pub enum Error {
          compute wrongly (try `indrik doctor --selftest`)"
     )]
     NonFiniteLogits {
-        /// Where.
+        /// The position of the row.
         position: u32,
     },
 }

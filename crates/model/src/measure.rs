@@ -216,7 +216,7 @@ impl Model {
             .sum();
         // Where a file stores gate and up in different schemes they are two matrices, gate first.
         let half = ["gate", "up"].iter().position(|half| *half == name);
-        let apart = |(half, layer): (usize, u32)| match self
+        let separate = |(half, layer): (usize, u32)| match self
             .weights
             .by_id(MatrixId::GateUp(layer))
             .collect::<Vec<_>>()[..]

@@ -1,7 +1,7 @@
 //! The real Gemma 3 270M against llama.cpp with the same weights in f32.
 //!
-//! Runs where INDRIK_TEST_GGUF names the file, as `make test` sees to. INDRIK_TEST_DATA adds what is not ours to keep here: a
-//! long prompt, and WikiText-2 for two chunks of perplexity.
+//! Runs if INDRIK_TEST_GGUF names the file, which `make test` sets. INDRIK_TEST_DATA adds data that the
+//! repository cannot include: a long prompt, and WikiText-2 for two chunks of perplexity.
 
 mod common;
 #[path = "common/reference.rs"]
@@ -21,7 +21,7 @@ fn real_model() -> Option<PathBuf> {
 }
 
 #[test]
-fn tokens_and_logits_are_those_of_the_reference() {
+fn tokens_and_logits_match_the_reference() {
     let Some(path) = real_model() else { return };
     let Some(device) = testkit::cpu_device_plain() else { return };
     let model = load(&device, &path);
@@ -40,7 +40,7 @@ fn tokens_and_logits_are_those_of_the_reference() {
 }
 
 #[test]
-fn one_by_one_in_any_chunks_and_in_a_batch_the_tokens_are_the_same() {
+fn tokens_are_the_same_for_any_chunk_size_and_in_a_batch() {
     let Some(path) = real_model() else { return };
     let Some(device) = testkit::cpu_device_plain() else { return };
     let model = load(&device, &path);
@@ -50,7 +50,7 @@ fn one_by_one_in_any_chunks_and_in_a_batch_the_tokens_are_the_same() {
         let found = greedy(&model, chunk, &longest.ids, 24);
         longest.first(24).assert_same(&format!("chunks of {chunk}"), &found);
     }
-    // Three sequences at once.
+    // Three sequences in one batch.
     let sampling = Sampling::default();
     let mut runner = Runner::new(model, limits(3, 64)).unwrap();
     let mut sequences: Vec<_> = (0..3).map(|_| runner.start().unwrap()).collect();
@@ -73,7 +73,7 @@ fn one_by_one_in_any_chunks_and_in_a_batch_the_tokens_are_the_same() {
 }
 
 #[test]
-fn two_chunks_of_perplexity() {
+fn perplexity_of_two_chunks_matches_the_reference() {
     let (Some(path), Some(text)) = (real_model(), data("wikitext2-test.txt")) else { return };
     let Some(device) = testkit::cpu_device_plain() else { return };
     let model = load(&device, &path);

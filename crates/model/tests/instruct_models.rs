@@ -1,6 +1,7 @@
 //! The real SmolLM2 135M and Qwen2.5-Coder 1.5B against llama.cpp with the same weights in f32.
 //!
-//! Runs where INDRIK_TEST_SMOLLM2 and INDRIK_TEST_QWEN name their files, and INDRIK_TEST_DATA the folder of the references.
+//! Runs if INDRIK_TEST_SMOLLM2 and INDRIK_TEST_QWEN name their files, and INDRIK_TEST_DATA the folder of the
+//! references.
 
 mod common;
 #[path = "common/reference.rs"]
@@ -13,7 +14,7 @@ use common::load;
 use model::{Model, language::Language};
 use reference::{Case, cases, data, file, greedy, large_file};
 
-/// The model, and its cases, whose prompts have the reference's tokens.
+/// The model and its cases, after checking that their prompts have the reference's tokens.
 fn open(device: &gpu::Device, path: &Path, reference: &Path) -> (Arc<Model>, Vec<Case>) {
     let language = Language::from_checkpoint(&Checkpoint::open(path).unwrap()).unwrap();
     let cases = cases(&std::fs::read_to_string(reference).unwrap());
@@ -27,7 +28,7 @@ fn open(device: &gpu::Device, path: &Path, reference: &Path) -> (Arc<Model>, Vec
 }
 
 #[test]
-fn smollm2_is_that_of_the_reference() {
+fn smollm2_matches_the_reference() {
     let Some(path) = file("INDRIK_TEST_SMOLLM2", "SmolLM2 135M") else { return };
     let Some(reference) = data("smollm2_reference.json") else { return };
     let Some(device) = testkit::cpu_device_plain() else { return };
@@ -38,9 +39,9 @@ fn smollm2_is_that_of_the_reference() {
     }
 }
 
-/// Ten times as large: a part of the first answer, and the other prompts' ends.
+/// Ten times as large: part of the first completion, and the ends of the other prompts.
 #[test]
-fn qwen_is_that_of_the_reference() {
+fn qwen_matches_the_reference() {
     let Some(path) = large_file("INDRIK_TEST_QWEN", "Qwen2.5-Coder 1.5B") else { return };
     let Some(reference) = data("qwen15_reference.json") else { return };
     let Some(device) = testkit::cpu_device_plain() else { return };

@@ -1,4 +1,4 @@
-//! Pages: who holds how many, when they go back, and what is still right after they did.
+//! KV pages: how many a sequence holds, when they are released, and that results stay correct.
 
 mod common;
 
@@ -11,7 +11,7 @@ use weights::plan;
 const NAME: &str = "untied_long";
 
 #[test]
-fn pages_that_the_window_has_left_go_back() {
+fn pages_are_released_when_the_window_has_left_them() {
     let Some(device) = testkit::cpu_device() else { return };
     let fixture = Fixture::open(NAME);
     let model = load(&device, &fixture.path);
@@ -27,7 +27,7 @@ fn pages_that_the_window_has_left_go_back() {
     for _ in 0..20 {
         let next = DecodeRow::new(&mut sequence, sampled.token, &sampling);
         sampled = runner.decode(&mut [next], 1).unwrap().remove(0).remove(0);
-        // Position p sees 32 positions, which lie on 8 or 9 pages.
+        // A window of 32 positions lies on 8 or 9 pages.
         assert!(sequence.pages().1 <= 9, "{:?}", sequence.pages());
     }
     let held = sequence.pages();
@@ -45,7 +45,7 @@ fn pages_that_the_window_has_left_go_back() {
 }
 
 #[test]
-fn a_sequence_cut_back_goes_on_as_if_nothing_had_followed() {
+fn a_truncated_sequence_continues_as_if_nothing_had_followed() {
     let Some(device) = testkit::cpu_device() else { return };
     let fixture = Fixture::open(NAME);
     let model = load(&device, &fixture.path);
@@ -68,15 +68,19 @@ fn a_sequence_cut_back_goes_on_as_if_nothing_had_followed() {
     let other: Vec<u32> = ids.iter().rev().copied().take(9).collect();
     logits(&mut runner, &mut sequence, &other);
     let free = runner.cache().free_pages();
-    assert!(!runner.truncate(&mut sequence, 60), "the window before 60 has been left");
-    assert!(!runner.truncate(&mut sequence, 130), "there is nothing to cut there");
-    assert_eq!((sequence.len(), runner.cache().free_pages()), (129, free), "a refusal changes nothing");
+    assert!(!runner.truncate(&mut sequence, 60), "the window before 60 has been released");
+    assert!(!runner.truncate(&mut sequence, 130), "beyond the end");
+    assert_eq!(
+        (sequence.len(), runner.cache().free_pages()),
+        (129, free),
+        "a failed truncation changes nothing"
+    );
     assert!(runner.truncate(&mut sequence, 119));
     assert!(runner.cache().free_pages().0 > free.0);
     let again = logits(&mut runner, &mut sequence, &ids[119..]);
     assert!(difference(&again, &expected) < 1e-3 * fixture.largest());
 
-    // Cut back to nothing, it is a new one.
+    // Truncated to nothing, it is a new sequence.
     assert!(runner.truncate(&mut sequence, 0));
     assert_eq!(sequence.pages(), (0, 0));
     let again = logits(&mut runner, &mut sequence, ids);
@@ -84,7 +88,7 @@ fn a_sequence_cut_back_goes_on_as_if_nothing_had_followed() {
 }
 
 #[test]
-fn the_plan_makes_room_for_what_is_taken() {
+fn the_memory_plan_covers_what_is_allocated() {
     let Some(device) = testkit::cpu_device() else { return };
     let fixture = Fixture::open(NAME);
     let model = load(&device, &fixture.path);
@@ -97,25 +101,25 @@ fn the_plan_makes_room_for_what_is_taken() {
             (device.allocated_bytes(Lifetime::Kv), device.allocated_bytes(Lifetime::Scratch));
         let mut runner = Runner::new(model.clone(), limits).unwrap();
         let cache = device.allocated_bytes(Lifetime::Kv) - kv_before;
-        // Blocks are taken whole: what is left over of the last one comes on top.
-        assert!((planned..planned + (70 << 20)).contains(&cache), "{planned} planned, {cache} taken");
+        // Memory is allocated in whole blocks: the rest of the last one comes on top.
+        assert!((planned..planned + (70 << 20)).contains(&cache), "{planned} planned, {cache} allocated");
         let mut sequence = runner.start().unwrap();
         runner.logits(&mut sequence, &fixture.ids, |_| Ok(())).unwrap();
         runner.prompt(&mut sequence, &fixture.ids[..20], &Sampling::default(), |_| true).unwrap();
-        // All that a server has recorded, with as much for the sampler as any may ask.
+        // All programs of a server, with the most scratch memory that a sampler can need.
         let filtered = Sampling { temperature: 1.0, top_k: 40, top_p: 0.9, ..Sampling::default() };
         let told = Sampling { top: 5, repetition: 1.1, ..filtered.clone() };
         runner.prepare_serving(&[Sampling::default(), filtered, told]).unwrap();
         let taken = device.allocated_bytes(Lifetime::Scratch) - scratch_before;
-        assert!(taken < room.scratch_bytes + (32 << 20), "{} planned, {taken} taken", room.scratch_bytes);
+        assert!(taken < room.scratch_bytes + (32 << 20), "{} planned, {taken} allocated", room.scratch_bytes);
     }
 }
 
 #[test]
-fn int8_takes_about_half_of_what_f16_takes() {
+fn an_int8_kv_cache_takes_about_half_of_f16() {
     let Some(device) = testkit::cpu_device() else { return };
     let model = load(&device, &Fixture::open(NAME).path);
-    // So long that blocks of memory, which are taken whole, hardly count.
+    // So large that whole blocks of memory hardly matter.
     let cache = |kv| {
         let before = device.allocated_bytes(Lifetime::Kv);
         let runner =
@@ -124,14 +128,14 @@ fn int8_takes_about_half_of_what_f16_takes() {
         (device.allocated_bytes(Lifetime::Kv) - before, runner.cache().bytes_read(&model.config, 99))
     };
     let [(f16, f16_read), (int8, int8_read)] = [KvScheme::F16, KvScheme::Int8].map(cache);
-    // Heads of 64: 68 bytes for 128.
+    // Heads of 64: 68 bytes instead of 128.
     let share = int8 as f64 / f16 as f64;
     assert!((0.5..0.6).contains(&share), "{int8} bytes for {f16}");
     assert_eq!(int8_read * 128, f16_read * 68);
 }
 
 #[test]
-fn a_sequence_of_another_runner_is_refused() {
+fn a_sequence_of_another_runner_is_rejected() {
     let Some(device) = testkit::cpu_device() else { return };
     let model = load(&device, &Fixture::open("gguf_q4_0").path);
     let mut runner = Runner::new(model.clone(), limits(1, 32, 16)).unwrap();
@@ -144,7 +148,7 @@ fn a_sequence_of_another_runner_is_refused() {
 }
 
 #[test]
-fn what_there_is_none_of_is_said() {
+fn errors_name_the_missing_resource() {
     let Some(device) = testkit::cpu_device() else { return };
     let fixture = Fixture::open("gguf_q4_0");
     let model = load(&device, &fixture.path);
@@ -166,7 +170,7 @@ fn what_there_is_none_of_is_said() {
         "{error}"
     );
     assert_eq!(sequence.len(), 0);
-    assert_eq!(runner.counters().steps, 0, "all of that before any work");
+    assert_eq!(runner.counters().steps, 0, "before any work");
 
     for wrong in [
         Limits { context_length: 513, ..limits(1, 32, 16) },
@@ -180,7 +184,7 @@ fn what_there_is_none_of_is_said() {
 }
 
 #[test]
-fn fewer_pages_than_all_sequences_could_fill_are_shared() {
+fn sequences_compete_for_a_limited_number_of_pages() {
     let Some(device) = testkit::cpu_device() else { return };
     let fixture = Fixture::open("gguf_q4_0");
     let model = load(&device, &fixture.path);

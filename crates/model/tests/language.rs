@@ -1,4 +1,4 @@
-//! The way from a model's files alone to tokens and back: its own tokenizer, chat template and ends.
+//! Tokenizer, chat template and stop tokens from a model's files.
 
 mod common;
 
@@ -17,7 +17,7 @@ fn with_text() -> impl Iterator<Item = (Fixture, Language)> {
 }
 
 #[test]
-fn texts_have_the_reference_s_tokens() {
+fn texts_have_the_tokens_of_the_reference() {
     let mut count = 0;
     for (fixture, language) in with_text() {
         let (text, written) = (&fixture.reference["text"], &fixture.reference["greedy_text"]);
@@ -35,7 +35,7 @@ fn texts_have_the_reference_s_tokens() {
 }
 
 #[test]
-fn conversations_are_written_as_each_model_s_template_has_it() {
+fn conversations_follow_each_models_template() {
     for (fixture, language) in with_text() {
         assert!(language.own_template, "{}", fixture.name);
         let template = language.template.as_ref().unwrap();
@@ -48,9 +48,9 @@ fn conversations_are_written_as_each_model_s_template_has_it() {
             other => panic!("{}: {other}", fixture.name),
         };
         assert!(names.starts_with(&begin.iter().map(|name| (*name).into()).collect::<Vec<_>>()), "{names:?}");
-        // Exactly once each, as control tokens and not as their letters.
-        let ends = names.iter().filter(|name| **name == end).count();
-        assert_eq!(ends, 1, "{}: {names:?}", fixture.name);
+        // Exactly once, as a control token and not as its characters.
+        let count = names.iter().filter(|name| **name == end).count();
+        assert_eq!(count, 1, "{}: {names:?}", fixture.name);
         let end = language.tokenizer.token_id(end).unwrap();
         assert!(language.stop_token_ids.contains(&end), "{}: {:?}", fixture.name, language.stop_token_ids);
     }

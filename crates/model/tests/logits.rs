@@ -1,5 +1,5 @@
-//! Logits against the transformers package on tiny models of every family and shape class, and against themselves: whatever the chunks,
-//! alone or in a batch.
+//! Logits against the transformers package on tiny models of every family and shape class, and against each
+//! other for any chunk size and batch.
 
 mod common;
 
@@ -11,15 +11,15 @@ use common::{
 use model::{Activations, DecodeRow, KvScheme, Limits, Model, Runner, Sampling};
 
 #[test]
-fn logits_are_those_of_transformers() {
+fn logits_match_transformers() {
     let Some(device) = testkit::cpu_device() else { return };
     for name in NAMES {
         let fixture = Fixture::open(name);
         let model = load(&device, &fixture.path);
         let factor = fixture.reference["embed_scale"].as_f64().unwrap() as f32;
         assert_eq!(model.config.embedding_factor, factor, "{name}");
-        // Transformers keeps keys and values in f32. Random weights attend sharply, and show what f16 and int8 cost more than
-        // trained ones do.
+        // Transformers keeps keys and values in f32. Attention of random weights is sharp, and shows the cost
+        // of f16 and int8 more than that of trained weights.
         for (kv, allowed) in [(KvScheme::F32, 2e-4), (KvScheme::F16, 5e-3), (KvScheme::Int8, 8e-2)] {
             let rows = all_logits(&model, &fixture.ids, 64, kv);
             let largest = fixture.largest();
@@ -52,7 +52,7 @@ fn chunks_of_any_size_give_the_same_logits() {
         let fixture = Fixture::open(name);
         let model = load(&device, &fixture.path);
         let whole = all_logits(&model, &fixture.ids, 512, KvScheme::F16);
-        // Pages as they are in use, beside the small ones that everything else here has.
+        // The default page size; all other tests here use small pages.
         let large = Limits { page_size: model::PAGE, ..limits(1, fixture.ids.len() as u32, 48) };
         let mut runner = Runner::new(model.clone(), large).unwrap();
         let mut sequence = runner.start().unwrap();
@@ -78,7 +78,7 @@ fn chunks_of_any_size_give_the_same_logits() {
 }
 
 #[test]
-fn int16_activations_as_gpus_have_them_are_next_to_exact() {
+fn int16_activations_are_next_to_exact() {
     let Some(device) = testkit::cpu_device() else { return };
     for name in QUANTISED {
         let fixture = Fixture::open(name);
@@ -92,7 +92,7 @@ fn int16_activations_as_gpus_have_them_are_next_to_exact() {
                 worst = worst.max(difference(&rows[*position], fixture.row(index)) / fixture.largest());
             }
             println!("{name}, chunks of {chunk}: {worst:.1e} of the largest logit");
-            // Where it were f32, it would be below 1e-5, and the test would be of something else.
+            // Below 1e-5 it would be f32, and the test would cover something else.
             assert!((1e-5..1e-3).contains(&worst), "{name}, chunks of {chunk}: {worst}");
         }
         let mut runner = Runner::new(model, limits(1, 64, 16)).unwrap();
@@ -108,14 +108,14 @@ fn int16_activations_as_gpus_have_them_are_next_to_exact() {
 }
 
 #[test]
-fn many_rows_of_int16_by_packed_dot_products_are_next_to_exact() {
+fn packed_dot_products_of_many_rows_are_next_to_exact() {
     let Some(device) = testkit::cpu_device() else { return };
     for name in QUANTISED {
         let fixture = Fixture::open(name);
         let model =
             load_alone(&device, &fixture.path).with_few_rows(Activations::Int16).with_packed_products();
         let model = Arc::new(model.with_one_dispatch(true));
-        // By packed dot products alone, those and matrix–vector products for the rest, and in one piece.
+        // Packed dot products only, with matrix–vector products for the rest, and in one chunk.
         for chunk in [16, 11, 64] {
             let rows = all_logits(&model, &fixture.ids, chunk, KvScheme::F32);
             let mut worst = 0.0_f32;
@@ -123,7 +123,7 @@ fn many_rows_of_int16_by_packed_dot_products_are_next_to_exact() {
                 worst = worst.max(difference(&rows[*position], fixture.row(index)) / fixture.largest());
             }
             println!("{name}, chunks of {chunk}: {worst:.1e} of the largest logit");
-            // Where it were f32, it would be below 1e-5, and the test would be of something else.
+            // Below 1e-5 it would be f32, and the test would cover something else.
             assert!((1e-5..2e-4).contains(&worst), "{name}, chunks of {chunk}: {worst}");
         }
         in_a_batch_of_others(&fixture, &model, None);
@@ -131,7 +131,7 @@ fn many_rows_of_int16_by_packed_dot_products_are_next_to_exact() {
 }
 
 #[test]
-fn f16_activations_as_matrix_units_take_them_change_little() {
+fn f16_activations_change_logits_little() {
     let Some(device) = testkit::cpu_device() else { return };
     let floats =
         ["gguf_f16", "multimodal_newer", "multimodal_older", "untied_long", "llama_tied", "qwen2_tied"];
@@ -140,7 +140,7 @@ fn f16_activations_as_matrix_units_take_them_change_little() {
         let plain = load(&device, &fixture.path);
         let model = load_alone(&device, &fixture.path).with_one_dispatch(true).with_emulated_matrix_units();
         let model = Arc::new(model);
-        // Of floats that differ in their shapes alone, one way.
+        // For float models, which differ in shape only, one chunk size.
         let ways = [(KvScheme::F16, 64), (KvScheme::F16, 5), (KvScheme::Int8, 64), (KvScheme::F32, 64)];
         let ways = if floats.contains(&name) { &ways[..1] } else { &ways[..] };
         for (kv, chunk) in ways.iter().copied() {
@@ -155,9 +155,9 @@ fn f16_activations_as_matrix_units_take_them_change_little() {
                 "{name}, KV in {kv}, chunks of {chunk}: {worst:.1e} of the largest logit, {lost:.1e} nats"
             );
             let most = if kv == KvScheme::Int8 { 1e-3 } else { 1e-5 };
-            assert!(lost < most, "{name}, {kv}, chunks of {chunk}: {lost} nats a token are lost");
-            // Next to nothing would mean that it was not f16. Keys and values that are rounded may fall the other way.
-            // The minima of random Q4_1 are as large as its values, and cancel most of them.
+            assert!(lost < most, "{name}, {kv}, chunks of {chunk}: {lost} nats per token are lost");
+            // A smaller difference would mean that it was not f16. Rounded keys and values may cancel it. The
+            // minima of random Q4_1 are as large as its values, and cancel most of them.
             let allowed = match (kv, name) {
                 (KvScheme::Int8, _) => 5e-2,
                 (_, "llama_gguf_q4_1") => 7e-3,
@@ -165,9 +165,9 @@ fn f16_activations_as_matrix_units_take_them_change_little() {
             };
             assert!((1e-5..allowed).contains(&worst), "{name}, {kv}, chunks of {chunk}: {worst}");
         }
-        // Several sequences at a time, and one of them alone.
+        // Several sequences in a batch, and one of them alone.
         if fixture.reference.get("greedy").is_some() {
-            // Random biases make Qwen 2's logits the largest of all, and Q4_1 has its minima: what f16 does to them is larger too.
+            // Random biases make Qwen 2's logits the largest, and Q4_1 has its minima: f16 changes them more.
             let larger = name.starts_with("qwen2") || name == "llama_gguf_q4_1";
             let most = if larger { 2e-2 } else { 5e-3 };
             in_a_batch_of_others(&fixture, &model, Some(most));
@@ -176,7 +176,7 @@ fn f16_activations_as_matrix_units_take_them_change_little() {
 }
 
 #[test]
-fn reproducible_logits_are_the_same_bit_by_bit() {
+fn reproducible_logits_are_batch_invariant() {
     let Some(device) = testkit::cpu_device() else { return };
     for (name, kv) in common::REPRODUCIBLE {
         let fixture = Fixture::open(name);
@@ -189,7 +189,7 @@ fn reproducible_logits_are_the_same_bit_by_bit() {
         {
             let model = Arc::new(model);
             let whole = all_logits(&model, &fixture.ids, 64, kv);
-            // Alone, in twos and threes, by whatever kernel as many rows would have had.
+            // One, two, three rows at a time, whichever kernel that many rows would otherwise use.
             for chunk in [1, 2, 3, 7, 16] {
                 let rows = all_logits(&model, &fixture.ids, chunk, kv);
                 for (position, (row, expected)) in rows.iter().zip(&whole).enumerate() {
@@ -203,9 +203,10 @@ fn reproducible_logits_are_the_same_bit_by_bit() {
     }
 }
 
-/// A key that one of them did not round as the other does would show: int8 moves these models by far more than is allowed here.
+/// A key rounded differently by one of them would show: int8 changes these models by far more than is allowed
+/// here.
 #[test]
-fn int8_keys_and_values_are_the_same_by_one_dispatch_and_by_several() {
+fn single_dispatch_attention_stores_the_same_int8_keys_and_values() {
     let Some(device) = testkit::cpu_device() else { return };
     for name in FAMILIES {
         let fixture = Fixture::open(name);
@@ -217,7 +218,7 @@ fn int8_keys_and_values_are_the_same_by_one_dispatch_and_by_several() {
             let sampling = Sampling::default();
             let prompt = &fixture.ids[..fixture.ids.len() / 2];
             runner.prompt(&mut sequence, prompt, &sampling, |_| true).unwrap();
-            // The fixture's own tokens, so that both ways have the same to go.
+            // The fixture's own tokens, so that both compute the same sequence.
             let rest = fixture.ids[prompt.len()..].iter();
             rest.map(|token| {
                 let next = DecodeRow::new(&mut sequence, *token, &sampling);
@@ -234,11 +235,11 @@ fn int8_keys_and_values_are_the_same_by_one_dispatch_and_by_several() {
 }
 
 #[test]
-fn a_prompt_and_then_one_by_one_in_a_batch_of_others() {
+fn decoding_alone_and_in_a_batch_gives_the_same_tokens() {
     let Some(device) = testkit::cpu_device() else { return };
     for name in FAMILIES.into_iter().chain(["llama_tied", "qwen2_tied"]) {
         let fixture = Fixture::open(name);
-        // By several dispatches, as CPU drivers have it, and by one.
+        // In several dispatches, as on CPU drivers, and in one.
         for one_dispatch in [false, true] {
             let model = load_alone(&device, &fixture.path).with_one_dispatch(one_dispatch);
             in_a_batch_of_others(&fixture, &Arc::new(model), None);
@@ -246,7 +247,7 @@ fn a_prompt_and_then_one_by_one_in_a_batch_of_others() {
     }
 }
 
-/// `allowed` is what logarithms of probabilities may differ by, alone and in a batch, where that is more than usual.
+/// `allowed` is the tolerance of log probabilities between alone and in a batch, where it is more than usual.
 fn in_a_batch_of_others(fixture: &Fixture, model: &Arc<Model>, allowed: Option<f32>) {
     let greedy = fixture.list("greedy");
     let sampling = Sampling::default();
@@ -271,7 +272,8 @@ fn in_a_batch_of_others(fixture: &Fixture, model: &Arc<Model>, allowed: Option<f
         fixture.name
     );
 
-    // Among others, of other lengths, in buckets with rows to spare: 3 of 4, then 11 of 16 by the other kernel.
+    // In a batch with other lengths, in buckets with unused rows: 3 of 4, then 11 of 16 with the other
+    // kernel.
     for others in [2, 10] {
         let mut runner = Runner::new(model.clone(), limits(others + 1, 64, 16)).unwrap();
         let mut sequences = Vec::new();

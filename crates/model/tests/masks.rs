@@ -1,4 +1,4 @@
-//! Masks of allowed tokens, and the most probable tokens, on Mesa's CPU driver.
+//! Token masks and top tokens, on Mesa's CPU driver.
 
 mod common;
 
@@ -27,7 +27,7 @@ fn rows<'a>(
 }
 
 #[test]
-fn a_mask_decides_for_its_row_and_for_no_other() {
+fn a_mask_applies_to_its_row_only() {
     let Some(device) = testkit::cpu_device() else { return };
     let fixture = Fixture::open(NAME);
     let model = load(&device, &fixture.path);
@@ -38,31 +38,34 @@ fn a_mask_decides_for_its_row_and_for_no_other() {
     let first = |runner: &mut Runner, sequence: &mut Sequence| -> Sampled {
         runner.prompt(sequence, &fixture.ids, &sampling, |_| true).unwrap()
     };
-    let told: Vec<Sampled> = sequences.iter_mut().map(|sequence| first(&mut runner, sequence)).collect();
-    let tokens: Vec<u32> = told.iter().map(|sampled| sampled.token).collect();
+    let sampled: Vec<Sampled> = sequences.iter_mut().map(|sequence| first(&mut runner, sequence)).collect();
+    let tokens: Vec<u32> = sampled.iter().map(|sampled| sampled.token).collect();
     assert_eq!(tokens, [greedy[0]; 3]);
 
-    // One token alone, all but the best, and none.
+    // A single token, all but the best, and no mask.
     let last = fixture.vocab as u32 - 1;
     let others: Vec<u32> = (0..=last).filter(|token| *token != greedy[1]).collect();
     let masks = [only(fixture.vocab, &[last]), only(fixture.vocab, &others)];
     let masks = [Some(&masks[0][..]), Some(&masks[1][..]), None];
     let mut batch = rows(&mut sequences, &tokens, &sampling, &masks);
-    let chosen = runner.decode(&mut batch, 1).unwrap().remove(0);
-    assert_eq!((chosen[0].token, chosen[2].token), (last, greedy[1]));
-    assert_ne!(chosen[1].token, greedy[1]);
-    // The probability is the model's own, whatever was allowed.
-    assert!(chosen[0].logprob < chosen[1].logprob && chosen[1].logprob < chosen[2].logprob, "{chosen:?}");
+    let sampled = runner.decode(&mut batch, 1).unwrap().remove(0);
+    assert_eq!((sampled[0].token, sampled[2].token), (last, greedy[1]));
+    assert_ne!(sampled[1].token, greedy[1]);
+    // The log probability is the model's own, whatever the mask.
+    assert!(
+        sampled[0].logprob < sampled[1].logprob && sampled[1].logprob < sampled[2].logprob,
+        "{sampled:?}"
+    );
 
-    // Nothing is taken or recorded from step to step, and without masks all is as it was.
-    let tokens: Vec<u32> = chosen.iter().map(|sampled| sampled.token).collect();
+    // Nothing is allocated or recorded per step, and without masks the result is unchanged.
+    let tokens: Vec<u32> = sampled.iter().map(|sampled| sampled.token).collect();
     let before = device.counters();
     let mut batch = rows(&mut sequences, &tokens, &sampling, &masks);
-    let chosen = runner.decode(&mut batch, 1).unwrap().remove(0);
+    let sampled = runner.decode(&mut batch, 1).unwrap().remove(0);
     let after = device.counters();
     assert_eq!((after.allocations, after.commands_recorded), (before.allocations, before.commands_recorded));
-    assert_eq!((chosen[0].token, chosen[2].token), (last, greedy[2]));
-    let tokens: Vec<u32> = chosen.iter().map(|sampled| sampled.token).collect();
+    assert_eq!((sampled[0].token, sampled[2].token), (last, greedy[2]));
+    let tokens: Vec<u32> = sampled.iter().map(|sampled| sampled.token).collect();
     let run = runner.decode(&mut rows(&mut sequences, &tokens, &sampling, &[]), 3).unwrap();
     assert!(run.iter().zip(&greedy[3..]).all(|(step, token)| step[2].token == *token));
 
@@ -77,7 +80,7 @@ fn a_mask_decides_for_its_row_and_for_no_other() {
 }
 
 #[test]
-fn the_token_after_a_prompt_has_a_mask_too() {
+fn a_mask_applies_to_the_token_after_a_prompt() {
     let Some(device) = testkit::cpu_device() else { return };
     let fixture = Fixture::open(NAME);
     let model = load(&device, &fixture.path);
@@ -95,35 +98,35 @@ fn the_token_after_a_prompt_has_a_mask_too() {
     let first = mixed.first_tokens[0].as_ref().unwrap();
     assert!([7, 9].contains(&mixed.decoded[0].token) && first.token == 11, "{first:?}");
     assert_eq!((mixed.decoded[0].top.len(), first.top.len()), (2, 2));
-    // The most probable tokens are the model's, not the mask's.
+    // The top tokens are the model's, not the mask's.
     assert!(first.top[0].1 >= first.logprob);
 }
 
 #[test]
-fn the_most_probable_tokens_are_those_of_the_logits_in_every_step() {
+fn top_tokens_match_the_logits_in_every_step() {
     let Some(device) = testkit::cpu_device() else { return };
     let fixture = Fixture::open(NAME);
     let model = load(&device, &fixture.path);
     let mut runner = Runner::new(model, limits(2, 96, 16)).unwrap();
-    let asks = Sampling { top: 20, ..Sampling::default() };
+    let with_top = Sampling { top: 20, ..Sampling::default() };
     let plain = Sampling::default();
     let mut sequences = [runner.start().unwrap(), runner.start().unwrap()];
     let [one, other] = &mut sequences;
-    let first = runner.prompt(one, &fixture.ids, &asks, |_| true).unwrap();
+    let first = runner.prompt(one, &fixture.ids, &with_top, |_| true).unwrap();
     let same = runner.prompt(other, &fixture.ids, &plain, |_| true).unwrap();
     assert!(same.top.is_empty() && same.token == first.token && same.logprob == first.logprob);
     let token = first.token;
-    let rows = &mut [DecodeRow::new(one, token, &asks), DecodeRow::new(other, token, &plain)];
+    let rows = &mut [DecodeRow::new(one, token, &with_top), DecodeRow::new(other, token, &plain)];
     let steps = runner.decode(rows, 6).unwrap();
     assert_eq!(steps.len(), 6);
-    let mut told = vec![first];
+    let mut sampled = vec![first];
     for step in steps {
         assert!(step[1].top.is_empty() && step[1].token == step[0].token);
-        told.push(step[0].clone());
+        sampled.push(step[0].clone());
     }
 
     let text: Vec<u32> =
-        fixture.ids.iter().copied().chain(told.iter().map(|sampled| sampled.token)).collect();
+        fixture.ids.iter().copied().chain(sampled.iter().map(|sampled| sampled.token)).collect();
     drop(sequences);
     let mut sequence = runner.start().unwrap();
     let mut position = 0;
@@ -131,7 +134,7 @@ fn the_most_probable_tokens_are_those_of_the_logits_in_every_step() {
         .logits(&mut sequence, &text, |logits| {
             let at = (position + 1_usize).checked_sub(fixture.ids.len());
             position += 1;
-            let Some(sampled) = at.and_then(|at| told.get(at)) else { return Ok(()) };
+            let Some(sampled) = at.and_then(|at| sampled.get(at)) else { return Ok(()) };
             let sum = logits.iter().map(|logit| f64::from(*logit).exp()).sum::<f64>().ln();
             assert_eq!(sampled.top.len(), 20);
             assert_eq!((sampled.top[0].0, sampled.top[0].1), (sampled.token, sampled.logprob));
@@ -139,11 +142,11 @@ fn the_most_probable_tokens_are_those_of_the_logits_in_every_step() {
             let least = sampled.top[19].1;
             for (token, logit) in (0_u32..).zip(logits) {
                 let logprob = (f64::from(*logit) - sum) as f32;
-                match sampled.top.iter().find(|(told, _)| *told == token) {
-                    Some((_, told)) => {
-                        assert!((told - logprob).abs() < 2e-2, "{token}: {told} for {logprob}")
+                match sampled.top.iter().find(|(top, _)| *top == token) {
+                    Some((_, found)) => {
+                        assert!((found - logprob).abs() < 2e-2, "{token}: {found} for {logprob}")
                     }
-                    None => assert!(logprob < least + 2e-2, "{token} at {logprob} is not told"),
+                    None => assert!(logprob < least + 2e-2, "{token} at {logprob} is missing"),
                 }
             }
             Ok(())
@@ -152,7 +155,7 @@ fn the_most_probable_tokens_are_those_of_the_logits_in_every_step() {
 }
 
 #[test]
-fn each_prompt_has_its_own_mask() {
+fn each_prompt_of_a_step_has_its_own_mask() {
     let Some(device) = testkit::cpu_device() else { return };
     let fixture = Fixture::open(NAME);
     let mut runner = Runner::new(load(&device, &fixture.path), limits(4, 64, 16)).unwrap();
@@ -160,7 +163,7 @@ fn each_prompt_has_its_own_mask() {
     let mut sequences: Vec<_> = (0..4).map(|_| runner.start().unwrap()).collect();
     let token = runner.prompt(&mut sequences[0], &fixture.ids[..5], &sampling, |_| true).unwrap().token;
     let (writing, reading) = sequences.split_at_mut(1);
-    // The second does not end here, and has no mask.
+    // The second is not its prompt's last chunk, and has no mask.
     let masks = [7, 9, 11].map(|token| only(fixture.vocab, &[token]));
     let chunk = |(sequence, mask): (_, Option<usize>)| PrefillChunk {
         mask: mask.map(|mask| &masks[mask][..]),

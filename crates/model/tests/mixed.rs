@@ -1,4 +1,4 @@
-//! Mixed steps: rows that decode and a chunk of a prompt at once, the same tokens as by steps of their own.
+//! Mixed steps: decode rows and a prefill chunk in one step give the same tokens as separate steps.
 
 mod common;
 
@@ -11,16 +11,16 @@ use model::{
 };
 use tensor::Scheme;
 
-/// Three sequences that decode while a fourth's prompt is read, after which all four decode.
+/// Three sequences decode while a fourth prefills its prompt; then all four decode.
 struct Scenario<'a> {
     prompts: [&'a [u32]; 4],
     samplings: [Sampling; 4],
-    /// How the fourth prompt is cut.
+    /// The chunk sizes of the fourth prompt.
     chunks: &'a [usize],
     limits: Limits,
 }
 
-/// One more token of each sequence, by steps of decoding: as many as asked for.
+/// Decodes `count` more tokens of each sequence.
 fn decode(
     runner: &mut Runner,
     sequences: &mut [Sequence],
@@ -30,15 +30,15 @@ fn decode(
 ) {
     let wanted = tokens[0].len() + count;
     while tokens[0].len() < wanted {
-        let mut next = next(sequences, samplings, tokens);
-        // In runs, whose steps go on from what the sampler has left on the GPU.
-        for step in runner.decode(&mut next, wanted - tokens[0].len()).unwrap() {
+        let mut rows = rows(sequences, samplings, tokens);
+        // In runs, whose steps continue from what the sampler left on the GPU.
+        for step in runner.decode(&mut rows, wanted - tokens[0].len()).unwrap() {
             tokens.iter_mut().zip(step).for_each(|(tokens, sampled)| tokens.push(sampled));
         }
     }
 }
 
-fn next<'a>(
+fn rows<'a>(
     sequences: &'a mut [Sequence],
     samplings: &'a [Sampling],
     tokens: &[Vec<Sampled>],
@@ -51,7 +51,7 @@ fn next<'a>(
 }
 
 impl Scenario<'_> {
-    /// All tokens of the four, by mixed steps or by steps of their own.
+    /// All tokens of the four sequences, by mixed or by separate steps.
     fn run(&self, model: &Arc<Model>, mixed: bool) -> Vec<Vec<Sampled>> {
         let mut runner = Runner::new(model.clone(), self.limits).unwrap();
         let mut sequences = Vec::new();
@@ -75,11 +75,11 @@ impl Scenario<'_> {
                 let last = rest.is_empty();
                 let chunk = PrefillChunk::new(&mut fourth, chunk, sampling, last);
                 let mut step =
-                    runner.mixed(&mut next(&mut sequences, &self.samplings, &tokens), &mut [chunk]).unwrap();
+                    runner.mixed(&mut rows(&mut sequences, &self.samplings, &tokens), &mut [chunk]).unwrap();
                 tokens.iter_mut().zip(step.decoded).for_each(|(tokens, sampled)| tokens.push(sampled));
                 assert_eq!(step.first_tokens[0].is_some(), last);
                 first = step.first_tokens.remove(0);
-                // Decoding goes on between the chunks too, as it would before another comes.
+                // Decode steps between the chunks, as while the next prompt is awaited.
                 decode(&mut runner, &mut sequences, &self.samplings, &mut tokens, 1);
             }
         } else {
@@ -88,7 +88,7 @@ impl Scenario<'_> {
         }
         assert_eq!(fourth.len() as usize, prompt.len());
         sequences.push(fourth);
-        // The fourth is behind the others: as many tokens more for each.
+        // The fourth has fewer tokens than the others: the same number more for each.
         let mut last = vec![vec![first.unwrap()]];
         let mut ends: Vec<Vec<Sampled>> = tokens
             .iter()
@@ -103,14 +103,14 @@ impl Scenario<'_> {
         tokens
     }
 
-    /// Compares both ways. `allowed` is what logarithms of probabilities may differ by.
+    /// Compares mixed with separate steps. `allowed` is the tolerance of log probabilities.
     fn compare(&self, what: &str, model: &Arc<Model>, allowed: f32) {
-        let (mixed, apart) = (self.run(model, true), self.run(model, false));
-        for (number, (mixed, apart)) in mixed.iter().zip(&apart).enumerate() {
+        let (mixed, separate) = (self.run(model, true), self.run(model, false));
+        for (number, (mixed, separate)) in mixed.iter().zip(&separate).enumerate() {
             let ids = |sampled: &[Sampled]| sampled.iter().map(|sampled| sampled.token).collect::<Vec<_>>();
-            assert_eq!(ids(mixed), ids(apart), "{what}, sequence {number}");
-            for (at, (mixed, apart)) in mixed.iter().zip(apart).enumerate() {
-                let difference = (mixed.logprob - apart.logprob).abs();
+            assert_eq!(ids(mixed), ids(separate), "{what}, sequence {number}");
+            for (at, (mixed, separate)) in mixed.iter().zip(separate).enumerate() {
+                let difference = (mixed.logprob - separate.logprob).abs();
                 assert!(difference <= allowed, "{what}, sequence {number}, token {at}: {difference}");
             }
         }
@@ -119,11 +119,11 @@ impl Scenario<'_> {
 
 const GREEDY: fn() -> [Sampling; 4] = || std::array::from_fn(|_| Sampling::default());
 
-/// Chunks that fill a bucket with the others, of few rows, of one, and short ones at the end.
+/// Chunks that fill a bucket with the decode rows, of few rows, of one row, and short ones at the end.
 const CHUNKS: [&[usize]; 3] = [&[13, 13, 8], &[5, 1, 13, 13, 2], &[9, 13, 11, 1]];
 
 #[test]
-fn mixed_steps_give_the_tokens_of_steps_of_their_own() {
+fn mixed_steps_give_the_tokens_of_separate_steps() {
     let Some(device) = testkit::cpu_device() else { return };
     let fixture = Fixture::open("gguf_q8_0");
     let ids = &fixture.ids;
@@ -137,7 +137,7 @@ fn mixed_steps_give_the_tokens_of_steps_of_their_own() {
     ];
     for (way, model) in ways {
         let model = Arc::new(model);
-        // Pages of 4 are too short for attention by matrix units, those of 16 are not.
+        // Pages of 4 are too short for flash attention, pages of 16 are not.
         for (page, kv, chunks) in
             [(4, KvScheme::F16, CHUNKS[0]), (16, KvScheme::F16, CHUNKS[1]), (16, KvScheme::Int8, CHUNKS[2])]
         {
@@ -154,7 +154,7 @@ fn mixed_steps_give_the_tokens_of_steps_of_their_own() {
 }
 
 #[test]
-fn mixed_steps_past_the_sliding_window() {
+fn mixed_steps_beyond_the_sliding_window_give_the_same_tokens() {
     let Some(device) = testkit::cpu_device() else { return };
     // A window of 32.
     let fixture = Fixture::open("untied_long");
@@ -176,9 +176,9 @@ fn mixed_steps_past_the_sliding_window() {
     }
 }
 
-/// Whatever stands beside a row, and however the prompt is cut: the same bits.
+/// Batch-invariant: whatever else is in the batch, and however the prompt is split into chunks.
 #[test]
-fn reproducible_mixed_steps_give_the_same_bits() {
+fn reproducible_mixed_steps_are_batch_invariant() {
     let Some(device) = testkit::cpu_device() else { return };
     for (name, kv) in common::REPRODUCIBLE {
         let fixture = Fixture::open(name);
@@ -186,7 +186,9 @@ fn reproducible_mixed_steps_give_the_same_bits() {
         let plain = load_alone(&device, &fixture.path).with_reproducible(true);
         let matrix_units =
             load_alone(&device, &fixture.path).with_emulated_matrix_units().with_reproducible(true);
-        for (way, model) in [("plainly", Arc::new(plain)), ("as by matrix units", Arc::new(matrix_units))] {
+        for (way, model) in
+            [("without matrix units", Arc::new(plain)), ("emulated matrix units", Arc::new(matrix_units))]
+        {
             for chunks in CHUNKS {
                 let scenario = Scenario {
                     prompts: [&ids[..20], &ids[..7], &ids[3..30], ids],
@@ -200,9 +202,9 @@ fn reproducible_mixed_steps_give_the_same_bits() {
     }
 }
 
-/// Each row with settings of its own, and none with another's: drawn, filtered, penalised, biased.
+/// Greedy, filtered, penalised and biased rows in one batch.
 #[test]
-fn every_row_is_sampled_by_its_own_settings() {
+fn every_row_is_sampled_with_its_own_parameters() {
     let Some(device) = testkit::cpu_device() else { return };
     let fixture = Fixture::open("gguf_q8_0");
     let ids = &fixture.ids;
@@ -215,13 +217,13 @@ fn every_row_is_sampled_by_its_own_settings() {
         temperature: 0.7,
         ..Sampling::default()
     };
-    // By the bits of a row, so that draws and penalties find the same numbers.
+    // Batch-invariant, so that random draws and penalties see the same logits.
     let model = Arc::new(load_alone(&device, &fixture.path).with_reproducible(true));
     let plain = Sampling::default();
     for samplings in [
         [&plain, &drawn, &penalised, &biased],
         [&penalised, &plain, &biased, &drawn],
-        // Its prompt is to be counted in every chunk, though no one else counts.
+        // The prompt is counted in every chunk, though no other row has penalties.
         [&plain, &drawn, &plain, &penalised],
     ] {
         let samplings = samplings.map(Clone::clone);
@@ -244,7 +246,8 @@ fn every_row_is_sampled_by_its_own_settings() {
     }
 }
 
-/// Other rows of the same buffers need no barrier: attention of both kinds of rows runs side by side, as deep as that of a chunk.
+/// Different rows of the same buffers need no barrier: attention of decode and prefill rows runs
+/// concurrently, in as many levels as a chunk alone.
 #[test]
 fn a_mixed_step_has_no_more_levels_than_a_chunk_alone() {
     let Some(device) = testkit::cpu_device() else { return };
@@ -253,7 +256,7 @@ fn a_mixed_step_has_no_more_levels_than_a_chunk_alone() {
     let mut runner = Runner::new(Arc::new(model), Limits { page_size: 16, ..limits(2, 96, 16) }).unwrap();
     let sampling = Sampling::default();
     let (mut one, mut other) = (runner.start().unwrap(), runner.start().unwrap());
-    // Takes the memory of a step of 16 rows and of one, which is cleared by programs of its own.
+    // Allocates the memory of steps of 16 rows and of one, which other programs clear.
     let token = runner.prompt(&mut one, &fixture.ids[..17], &sampling, |_| true).unwrap().token;
     let before = device.counters().barriers_recorded;
     let chunk = PrefillChunk::new(&mut other, &fixture.ids[..16], &sampling, true);
@@ -267,7 +270,7 @@ fn a_mixed_step_has_no_more_levels_than_a_chunk_alone() {
 }
 
 #[test]
-fn a_chunk_alone_is_a_step_too() {
+fn a_prefill_chunk_needs_no_decode_rows() {
     let Some(device) = testkit::cpu_device() else { return };
     let fixture = Fixture::open("gguf_q8_0");
     let mut runner = Runner::new(load(&device, &fixture.path), limits(1, 96, 16)).unwrap();
@@ -288,7 +291,7 @@ fn a_chunk_alone_is_a_step_too() {
 }
 
 #[test]
-fn a_mixed_step_in_parts_gives_the_same_tokens() {
+fn a_mixed_step_in_segments_gives_the_same_tokens() {
     let Some(device) = testkit::cpu_device() else { return };
     let fixture = Fixture::open("gguf_q8_0");
     let model = load(&device, &fixture.path);
@@ -306,7 +309,7 @@ fn a_mixed_step_in_parts_gives_the_same_tokens() {
 }
 
 #[test]
-fn what_cannot_be_a_mixed_step_is_refused_and_changes_nothing() {
+fn an_invalid_mixed_batch_is_rejected_and_changes_nothing() {
     let Some(device) = testkit::cpu_device() else { return };
     let fixture = Fixture::open("gguf_q8_0");
     let model = load(&device, &fixture.path);
@@ -318,7 +321,7 @@ fn what_cannot_be_a_mixed_step_is_refused_and_changes_nothing() {
     let token = runner.prompt(&mut one, &fixture.ids, &sampling, |_| true).unwrap().token;
     let ids = &fixture.ids[..];
 
-    let mut refused = |token: u32, sampling: &Sampling, tokens: &[u32], chunk_sampling: &Sampling| {
+    let mut rejected = |token: u32, sampling: &Sampling, tokens: &[u32], chunk_sampling: &Sampling| {
         let before = (one.len(), other.len());
         let next = DecodeRow::new(&mut one, token, sampling);
         let chunk = PrefillChunk::new(&mut other, tokens, chunk_sampling, true);
@@ -326,22 +329,22 @@ fn what_cannot_be_a_mixed_step_is_refused_and_changes_nothing() {
         assert_eq!((one.len(), other.len()), before);
         error
     };
-    let error = refused(token, &sampling, &[], &sampling);
+    let error = rejected(token, &sampling, &[], &sampling);
     assert!(matches!(error, Error::EmptyPrompt), "{error}");
-    let error = refused(320, &sampling, &ids[..3], &sampling);
+    let error = rejected(320, &sampling, &ids[..3], &sampling);
     assert!(matches!(error, Error::UnknownToken { token: 320, .. }), "{error}");
-    let error = refused(token, &sampling, &[1, 320], &sampling);
+    let error = rejected(token, &sampling, &[1, 320], &sampling);
     assert!(matches!(error, Error::UnknownToken { token: 320, .. }), "{error}");
     for (a, b) in [(&wrong, &sampling), (&sampling, &wrong)] {
-        let error = refused(token, a, &ids[..3], b);
+        let error = rejected(token, a, &ids[..3], b);
         assert!(matches!(error, Error::Sampling { name: "temperature", .. }), "{error}");
     }
-    let error = refused(token, &sampling, &ids[..16], &sampling).to_string();
+    let error = rejected(token, &sampling, &ids[..16], &sampling).to_string();
     assert!(error.contains("16 prefill tokens beside 1") && error.contains("at most 15"), "{error}");
-    let error = refused(token, &sampling, &[1; 41], &sampling);
+    let error = rejected(token, &sampling, &[1; 41], &sampling);
     assert!(matches!(error, Error::ContextLengthExceeded { tokens: 41, .. }), "{error}");
 
-    // A sequence of another runner, on either side.
+    // A sequence of another runner, as decode row or as chunk.
     for swapped in [false, true] {
         let (sequence, next) =
             if swapped { (&mut other, &mut elsewhere) } else { (&mut elsewhere, &mut other) };
@@ -352,12 +355,12 @@ fn what_cannot_be_a_mixed_step_is_refused_and_changes_nothing() {
     }
     assert_eq!((other.len(), elsewhere.len()), (0, 0));
 
-    // And then it goes on as if nothing had been asked.
+    // A valid batch works afterwards.
     let next = DecodeRow::new(&mut one, token, &sampling);
     let chunk = PrefillChunk::new(&mut other, &ids[..15], &sampling, false);
     assert_eq!(runner.mixed(&mut [next], &mut [chunk]).unwrap().decoded[0].token, fixture.list("greedy")[1]);
 
-    // All sequences but one decode, and there is still room for half a chunk.
+    // All sequences but one decode, and half a chunk still fits.
     let mut runner = Runner::new(runner.model().clone(), limits(16, 40, 16)).unwrap();
     let mut sequences: Vec<Sequence> = (0..16).map(|_| runner.start().unwrap()).collect();
     let (last, others) = sequences.split_last_mut().unwrap();
@@ -370,16 +373,16 @@ fn what_cannot_be_a_mixed_step_is_refused_and_changes_nothing() {
 }
 
 #[test]
-fn chunks_beside_others_fill_a_bucket_and_keep_to_a_time() {
+fn mixed_chunks_fill_a_bucket_within_the_time_limit() {
     let Some(device) = testkit::cpu_device() else { return };
     let fixture = Fixture::open("gguf_q8_0");
     let mut runner = Runner::new(load(&device, &fixture.path), limits(4, 96, 64)).unwrap();
     let long = Duration::from_secs(1000);
     assert_eq!([0, 1, 3].map(|decoding| runner.max_prefill_tokens(decoding, 10, long)), [64, 63, 61]);
-    // However little time there is: 8 at least.
+    // At least 8 tokens, however short the limit.
     assert_eq!(runner.max_prefill_tokens(3, 10, Duration::ZERO), 13);
     assert_eq!(runner.max_prefill_tokens(0, 10, Duration::ZERO), 8);
-    // A step of a full bucket was measured: with half of its time there is room for fewer.
+    // After a step of a full bucket was measured, a shorter limit gives fewer tokens.
     let sampling = Sampling::default();
     let mut sequence = runner.start().unwrap();
     let tokens = vec![1; 64];
@@ -391,9 +394,9 @@ fn chunks_beside_others_fill_a_bucket_and_keep_to_a_time() {
     assert!(runner.max_prefill_tokens(1, 64, Duration::from_nanos(1)) < 63);
 }
 
-/// Contexts so long that positions are split among workgroups, for rows that decode and for a chunk of few rows.
+/// Contexts so long that attention has KV splits, for decode rows and for a chunk of few rows.
 #[test]
-fn splits_of_both_kinds_of_rows_do_not_meet() {
+fn kv_splits_of_decode_and_prefill_rows_do_not_interfere() {
     let Some(device) = testkit::cpu_device() else { return };
     let config = serde_json::json!({
         "model_type": "gemma3_text", "num_hidden_layers": 2, "hidden_size": 128, "intermediate_size": 256,
@@ -410,7 +413,7 @@ fn splits_of_both_kinds_of_rows_do_not_meet() {
         runner.fill_cache().unwrap();
         let mut sequences: Vec<Sequence> =
             (0..decoding).map(|number| runner.start_at(1200 + 7 * number as u32).unwrap()).collect();
-        let mut reading = runner.start_at(1700).unwrap();
+        let mut prefilling = runner.start_at(1700).unwrap();
         let mut last = vec![1; decoding];
         let mut all = Vec::new();
         for step in 0..3 {
@@ -418,7 +421,7 @@ fn splits_of_both_kinds_of_rows_do_not_meet() {
             let mut next: Vec<DecodeRow<'_>> =
                 rows.map(|(sequence, token)| DecodeRow::new(sequence, *token, &sampling)).collect();
             let ids: Vec<u32> = (0..chunk as u32).map(|number| (number * 37 + step) % 512).collect();
-            let chunk = PrefillChunk::new(&mut reading, &ids, &sampling, true);
+            let chunk = PrefillChunk::new(&mut prefilling, &ids, &sampling, true);
             let (decoded, firsts) = if mixed {
                 let step = runner.mixed(&mut next, &mut [chunk]).unwrap();
                 (step.decoded, step.first_tokens)
@@ -434,11 +437,14 @@ fn splits_of_both_kinds_of_rows_do_not_meet() {
         all
     };
     for (decoding, chunk) in [(8, 5), (2, 5), (5, 8), (3, 11)] {
-        for (at, (mixed, apart)) in
+        for (at, (mixed, separate)) in
             run(true, decoding, chunk).iter().zip(run(false, decoding, chunk)).enumerate()
         {
-            let text = format!("{decoding} rows beside {chunk}, {at}: {mixed:?} and {apart:?}");
-            assert!(mixed.token == apart.token && (mixed.logprob - apart.logprob).abs() < 1e-3, "{text}");
+            let text = format!("{decoding} rows beside {chunk}, {at}: {mixed:?} and {separate:?}");
+            assert!(
+                mixed.token == separate.token && (mixed.logprob - separate.logprob).abs() < 1e-3,
+                "{text}"
+            );
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Sequences that begin with what others have read: the same logits as without, beyond the window too.
+//! Prefix cache: sequences that start with cached pages have the same logits as without, also beyond the
+//! window.
 
 mod common;
 
@@ -16,8 +17,8 @@ fn runner(reproducible: bool, limits: Limits) -> Option<(Fixture, Runner)> {
     Some((fixture, Runner::new(Arc::new(model), limits).unwrap()))
 }
 
-/// Reads what a sequence does not hold of a text; its last logits.
-fn read(runner: &mut Runner, sequence: &mut Sequence, text: &[u32]) -> Vec<f32> {
+/// Prefills what a sequence does not hold of a text, and returns its last logits.
+fn prefill(runner: &mut Runner, sequence: &mut Sequence, text: &[u32]) -> Vec<f32> {
     let mut last = vec![];
     let keep = |row: &[f32]| {
         last = row.to_vec();
@@ -28,14 +29,14 @@ fn read(runner: &mut Runner, sequence: &mut Sequence, text: &[u32]) -> Vec<f32> 
     last
 }
 
-/// The same with nothing known.
-fn cold(runner: &mut Runner, text: &[u32]) -> Vec<f32> {
+/// The same without the prefix cache.
+fn prefill_cold(runner: &mut Runner, text: &[u32]) -> Vec<f32> {
     let mut sequence = runner.start().unwrap();
-    read(runner, &mut sequence, text)
+    prefill(runner, &mut sequence, text)
 }
 
-/// Lets a sequence write so many tokens; those that it holds, and the last one.
-fn write(runner: &mut Runner, sequence: &mut Sequence, first: u32, count: usize) -> Vec<u32> {
+/// Decodes until there are `count` tokens, the first included.
+fn decode(runner: &mut Runner, sequence: &mut Sequence, first: u32, count: usize) -> Vec<u32> {
     let sampling = Sampling::default();
     let mut tokens = vec![first];
     while tokens.len() < count {
@@ -48,7 +49,7 @@ fn write(runner: &mut Runner, sequence: &mut Sequence, first: u32, count: usize)
 }
 
 #[test]
-fn turns_of_a_chat_have_the_bits_of_one_that_is_read_whole() {
+fn cached_chat_turns_have_the_bits_of_a_whole_prefill() {
     for kv in [KvScheme::F16, KvScheme::Int8] {
         let page = if kv == KvScheme::Int8 { 16 } else { 4 };
         let Some((fixture, mut runner)) =
@@ -62,12 +63,12 @@ fn turns_of_a_chat_have_the_bits_of_one_that_is_read_whole() {
             let mut sequence = runner.start_with(&text).unwrap();
             assert_eq!(sequence.len() as usize, known, "turn {turn}");
             assert_eq!(sequence.cached(), &text[..known]);
-            let logits = read(&mut runner, &mut sequence, &text);
-            assert_eq!(logits, cold(&mut runner, &text), "turn {turn}, {kv:?}");
+            let logits = prefill(&mut runner, &mut sequence, &text);
+            assert_eq!(logits, prefill_cold(&mut runner, &text), "turn {turn}, {kv:?}");
             let first = (0..).zip(&logits).max_by(|a, b| a.1.total_cmp(b.1)).unwrap().0;
-            text.extend(write(&mut runner, &mut sequence, first, 30));
+            text.extend(decode(&mut runner, &mut sequence, first, 30));
             known = sequence.len() as usize;
-            assert_eq!(known, text.len() - 1, "the last token was in no step");
+            assert_eq!(known, text.len() - 1, "the last token is not in the cache");
             text.extend(&fixture.ids[100 + turn..107 + turn]);
         }
         assert!(known > 32 * 5);
@@ -75,39 +76,39 @@ fn turns_of_a_chat_have_the_bits_of_one_that_is_read_whole() {
 }
 
 #[test]
-fn without_reproducible_logits_a_prefix_moves_them_by_rounding_only() {
+fn without_batch_invariance_a_cached_prefix_changes_logits_by_rounding_only() {
     let Some((fixture, mut runner)) = runner(false, limits(2, 320, 16)) else { return };
     drop({
         let mut sequence = runner.start_with(&fixture.ids[..200]).unwrap();
-        read(&mut runner, &mut sequence, &fixture.ids[..200]);
+        prefill(&mut runner, &mut sequence, &fixture.ids[..200]);
         sequence
     });
     let mut sequence = runner.start_with(&fixture.ids[..230]).unwrap();
     assert_eq!(sequence.len(), 200);
-    let logits = read(&mut runner, &mut sequence, &fixture.ids[..230]);
-    let expected = cold(&mut runner, &fixture.ids[..230]);
+    let logits = prefill(&mut runner, &mut sequence, &fixture.ids[..230]);
+    let expected = prefill_cold(&mut runner, &fixture.ids[..230]);
     assert!(difference(&logits, &expected) < 1e-3 * fixture.largest());
 }
 
 #[test]
-fn those_who_share_a_prefix_write_apart() {
+fn sequences_that_share_a_prefix_decode_independently() {
     let Some((fixture, mut runner)) = runner(true, limits(5, 160, 16)) else { return };
-    // A common beginning longer than the window, then a question of each.
+    // A common prefix longer than the window, then different tokens.
     let texts: Vec<Vec<u32>> =
         (0..4).map(|own| [&fixture.ids[..70], &fixture.ids[100 + own..109 + 2 * own]].concat()).collect();
-    let expected: Vec<Vec<f32>> = texts.iter().map(|text| cold(&mut runner, text)).collect();
+    let expected: Vec<Vec<f32>> = texts.iter().map(|text| prefill_cold(&mut runner, text)).collect();
     let free = runner.cache().free_pages();
     let mut sequences: Vec<Sequence> = vec![];
     for (number, (text, expected)) in texts.iter().zip(&expected).enumerate() {
         let mut sequence = runner.start_with(text).unwrap();
         assert_eq!(sequence.len(), if number == 0 { 0 } else { 68 });
         assert_eq!(runner.cache().shared_pages(text), if number == 0 { 0 } else { 17 });
-        assert_eq!(&read(&mut runner, &mut sequence, text), expected, "sequence {number}");
+        assert_eq!(&prefill(&mut runner, &mut sequence, text), expected, "sequence {number}");
         sequences.push(sequence);
     }
     let held: usize = sequences.iter().map(|sequence| sequence.pages().0).sum();
-    assert_eq!(free.0 - runner.cache().free_pages().0, held - 3 * 17, "what is shared is held once");
-    // All of them write together. Each goes on as if it were alone.
+    assert_eq!(free.0 - runner.cache().free_pages().0, held - 3 * 17, "shared pages are held once");
+    // Decoded in one batch, each gives the tokens that it gives alone.
     let sampling = Sampling::default();
     let mut tokens: Vec<Vec<u32>> = texts.iter().map(|text| vec![text[0]]).collect();
     for _ in 0..4 {
@@ -123,23 +124,23 @@ fn those_who_share_a_prefix_write_apart() {
     assert_eq!(runner.cache().free_pages(), free);
     for (text, tokens) in texts.iter().zip(&tokens) {
         let mut alone = runner.start().unwrap();
-        read(&mut runner, &mut alone, text);
-        assert_eq!(&write(&mut runner, &mut alone, tokens[0], tokens.len()), tokens);
+        prefill(&mut runner, &mut alone, text);
+        assert_eq!(&decode(&mut runner, &mut alone, tokens[0], tokens.len()), tokens);
         drop(alone);
-        // And all of it is known now.
+        // All of it is cached now.
         let text = [text, &tokens[..]].concat();
         let mut again = runner.start_with(&text).unwrap();
         assert_eq!(again.len() as usize, text.len() - 1);
-        assert_eq!(read(&mut runner, &mut again, &text), cold(&mut runner, &text));
+        assert_eq!(prefill(&mut runner, &mut again, &text), prefill_cold(&mut runner, &text));
     }
 }
 
 #[test]
-fn penalties_count_what_was_not_read() {
+fn penalties_count_cached_prompt_tokens() {
     let Some((fixture, mut runner)) = runner(true, limits(2, 160, 16)) else { return };
     let text = &fixture.ids[..100];
     let sampling = Sampling { repetition: 1.5, frequency: 0.7, ..Sampling::default() };
-    let mut answers = vec![];
+    let mut completions = vec![];
     for known in [0, 96, 96] {
         let mut sequence = runner.start_with(text).unwrap();
         assert_eq!(sequence.len(), known);
@@ -150,16 +151,16 @@ fn penalties_count_what_was_not_read() {
             let next = DecodeRow::new(&mut sequence, token, &sampling);
             tokens.push(runner.decode(&mut [next], 1).unwrap()[0][0].token);
         }
-        answers.push(tokens);
+        completions.push(tokens);
     }
-    assert_eq!(answers[0], answers[1]);
-    assert_eq!(answers[0], answers[2]);
+    assert_eq!(completions[0], completions[1]);
+    assert_eq!(completions[0], completions[2]);
     let plain = Sampling::default();
     let mut sequence = runner.start_with(text).unwrap();
     let first = runner.prompt(&mut sequence, &text[96..], &plain, |_| true).unwrap();
     assert_ne!(
-        answers[0],
-        write(&mut runner, &mut sequence, first.token, 9),
-        "penalties change nothing here"
+        completions[0],
+        decode(&mut runner, &mut sequence, first.token, 9),
+        "the penalties must have an effect"
     );
 }

@@ -1,4 +1,5 @@
-//! Runs of several steps in one submission: the same tokens as one by one, ended by the GPU, undone where they were not wanted.
+//! Decode runs, several steps in one submission: the same tokens as single steps, ended by stop tokens on the
+//! GPU, and rolled back where the caller wants fewer.
 
 mod common;
 
@@ -11,7 +12,7 @@ use model::{
     generate::{Event, Finish, Request, generate},
 };
 
-/// Greedy, drawn from what filters leave, and drawn with every penalty.
+/// Greedy, sampled with filters, and sampled with every penalty.
 fn samplings() -> [Sampling; 3] {
     let drawn = Sampling { temperature: 1.0, top_k: 40, top_p: 0.95, seed: 7, ..Sampling::default() };
     let penalised = Sampling { repetition: 1.3, presence: 0.5, frequency: 2.0, seed: 3, ..drawn.clone() };
@@ -22,19 +23,19 @@ fn bits(sampled: &Sampled) -> (u32, u32) {
     (sampled.token, sampled.logprob.to_bits())
 }
 
-/// So many more tokens of one sequence, in runs of `most`, without ends.
-fn go_on(
+/// `count` more tokens of one sequence, in runs of `max_steps`, without stop tokens.
+fn continue_with(
     runner: &mut Runner,
     sequence: &mut Sequence,
     sampling: &Sampling,
     first: u32,
-    [most, count]: [usize; 2],
+    [max_steps, count]: [usize; 2],
 ) -> Vec<(u32, u32)> {
     let mut all = Vec::new();
     let mut token = first;
     while all.len() < count {
         let next = DecodeRow::new(sequence, token, sampling);
-        let steps = runner.decode(&mut [next], most.min(count - all.len())).unwrap();
+        let steps = runner.decode(&mut [next], max_steps.min(count - all.len())).unwrap();
         all.extend(steps.concat().iter().map(bits));
         token = all[all.len() - 1].0;
     }
@@ -48,10 +49,10 @@ fn runs_of_any_length_give_the_same_tokens() {
     let model = load(&device, &fixture.path);
     let mut runner = Runner::new(model.clone(), limits(1, 96, 16)).unwrap();
     for sampling in samplings() {
-        let mut run = |most: usize| {
+        let mut run = |max_steps: usize| {
             let mut sequence = runner.start().unwrap();
             let first = runner.prompt(&mut sequence, &fixture.ids, &sampling, |_| true).unwrap();
-            let rest = go_on(&mut runner, &mut sequence, &sampling, first.token, [most, 16]);
+            let rest = continue_with(&mut runner, &mut sequence, &sampling, first.token, [max_steps, 16]);
             (bits(&first), rest, sequence.len(), sequence.pages().0)
         };
         let one_by_one = run(1);
@@ -64,10 +65,10 @@ fn runs_of_any_length_give_the_same_tokens() {
         }
     }
 
-    // Three sequences of different lengths at once, in a bucket of four.
+    // Three sequences of different lengths in one batch, in a bucket of four.
     let mut runner = Runner::new(model, limits(3, 96, 16)).unwrap();
     let samplings = samplings();
-    let mut run = |most: usize| {
+    let mut run = |max_steps: usize| {
         let mut sequences = Vec::new();
         let mut tokens: Vec<Vec<(u32, u32)>> = Vec::new();
         for (number, sampling) in samplings.iter().enumerate() {
@@ -81,7 +82,7 @@ fn runs_of_any_length_give_the_same_tokens() {
             let rows = sequences.iter_mut().zip(&samplings).zip(last);
             let mut next: Vec<DecodeRow<'_>> =
                 rows.map(|((sequence, sampling), token)| DecodeRow::new(sequence, token, sampling)).collect();
-            for step in runner.decode(&mut next, most.min(9 - tokens[0].len())).unwrap() {
+            for step in runner.decode(&mut next, max_steps.min(9 - tokens[0].len())).unwrap() {
                 tokens.iter_mut().zip(&step).for_each(|(tokens, sampled)| tokens.push(bits(sampled)));
             }
         }
@@ -93,18 +94,18 @@ fn runs_of_any_length_give_the_same_tokens() {
 }
 
 #[test]
-fn an_end_token_in_the_middle_of_a_run_stops_the_gpu() {
+fn a_stop_token_ends_a_run_on_the_gpu() {
     let Some(device) = testkit::cpu_device() else { return };
     let fixture = Fixture::open("gguf_q8_0");
     let mut runner = Runner::new(load(&device, &fixture.path), limits(1, 96, 16)).unwrap();
     for sampling in samplings() {
-        // What comes one by one, with the token after it given to go on from: an end token like any other.
+        // Single steps, which continue after the later stop token as after any other.
         let mut sequence = runner.start().unwrap();
         let first = runner.prompt(&mut sequence, &fixture.ids, &sampling, |_| true).unwrap();
-        let expected = go_on(&mut runner, &mut sequence, &sampling, first.token, [1, 14]);
+        let expected = continue_with(&mut runner, &mut sequence, &sampling, first.token, [1, 14]);
         drop(sequence);
 
-        // The first token of its kind after some others.
+        // The first token that has not occurred before.
         let tokens: Vec<u32> = expected.iter().map(|(token, _)| *token).collect();
         let at = (2..7).find(|at| !tokens[..*at].contains(&tokens[*at])).unwrap();
         let mut sequence = runner.start().unwrap();
@@ -116,12 +117,13 @@ fn an_end_token_in_the_middle_of_a_run_stops_the_gpu() {
         assert_eq!(got, expected[..=at], "{sampling:?}");
         let held = fixture.ids.len() + at + 1;
         assert_eq!((sequence.len() as usize, sequence.pages().0), (held, held.div_ceil(4)), "pages of 4");
-        // Had it gone on, the next row would not be where the sampler left it, and penalties would know more tokens.
-        got.extend(go_on(&mut runner, &mut sequence, &sampling, tokens[at], [3, 13 - at]));
+        // Had the GPU continued, the sampler's next row would be wrong, and penalties would count more
+        // tokens.
+        got.extend(continue_with(&mut runner, &mut sequence, &sampling, tokens[at], [3, 13 - at]));
         assert_eq!(got, expected, "{sampling:?}");
     }
 
-    // More end tokens than the GPU looks at: step by step, and the host looks.
+    // More stop tokens than the GPU checks: single steps, checked by the host.
     let mut sequence = runner.start().unwrap();
     let sampling = Sampling::default();
     let first = runner.prompt(&mut sequence, &fixture.ids, &sampling, |_| true).unwrap();
@@ -131,7 +133,7 @@ fn an_end_token_in_the_middle_of_a_run_stops_the_gpu() {
 }
 
 #[test]
-fn the_first_of_several_sequences_that_ends_stops_all() {
+fn the_first_stop_token_ends_the_run_for_the_whole_batch() {
     let Some(device) = testkit::cpu_device() else { return };
     let fixture = Fixture::open("gguf_q8_0");
     let mut runner = Runner::new(load(&device, &fixture.path), limits(2, 96, 16)).unwrap();
@@ -148,7 +150,7 @@ fn the_first_of_several_sequences_that_ends_stops_all() {
     let rows = sequences.iter_mut().zip(first);
     let mut next: Vec<DecodeRow<'_>> =
         rows.map(|(sequence, token)| DecodeRow::new(sequence, token, &sampling)).collect();
-    // What ends one sequence is nothing to the other.
+    // The stop token of one sequence does not apply to the other.
     next[0].stop_token_ids = &greedy[at..=at];
     let steps = runner.decode(&mut next, 10).unwrap();
     assert_eq!(steps.iter().map(|step| step[0].token).collect::<Vec<_>>(), greedy[1..=at]);
@@ -156,7 +158,7 @@ fn the_first_of_several_sequences_that_ends_stops_all() {
 }
 
 #[test]
-fn a_run_ends_where_the_context_does() {
+fn a_run_ends_at_the_context_length() {
     let Some(device) = testkit::cpu_device() else { return };
     let fixture = Fixture::open("gguf_q8_0");
     let mut runner = Runner::new(load(&device, &fixture.path), limits(1, 40, 16)).unwrap();
@@ -178,26 +180,26 @@ fn a_run_ends_where_the_context_does() {
 }
 
 #[test]
-fn a_window_keeps_what_an_early_end_still_needs() {
+fn sliding_window_pages_survive_a_rollback() {
     let Some(device) = testkit::cpu_device() else { return };
-    // A window of 32, pages of 4: runs reach over pages and leave some behind.
+    // A window of 32, pages of 4: runs cross pages and release some.
     let fixture = Fixture::open("untied_long");
     let mut runner = Runner::new(load(&device, &fixture.path), limits(1, 340, 16)).unwrap();
     let sampling = Sampling::default();
-    let mut run = |most: usize, unwanted: usize| {
+    let mut run = |max_steps: usize, unwanted: usize| {
         let mut sequence = runner.start().unwrap();
         let first = runner.prompt(&mut sequence, &fixture.ids, &sampling, |_| true).unwrap();
         let mut tokens = vec![first.token];
         while tokens.len() < 25 {
             let token = tokens[tokens.len() - 1];
             let next = DecodeRow::new(&mut sequence, token, &sampling);
-            let steps = runner.decode(&mut [next], most).unwrap();
+            let steps = runner.decode(&mut [next], max_steps).unwrap();
             let new: Vec<u32> = steps.iter().map(|step| step[0].token).collect();
             let kept = new.len() - unwanted;
             runner.rollback(&mut sequence, &new[kept..], &sampling).unwrap();
             tokens.extend(&new[..kept]);
             // 32 positions lie on 8 or 9 pages; a run adds its own.
-            assert!(sequence.pages().1 <= 9 + most.div_ceil(4), "{:?}", sequence.pages());
+            assert!(sequence.pages().1 <= 9 + max_steps.div_ceil(4), "{:?}", sequence.pages());
             assert_eq!(sequence.pages().0, sequence.len().div_ceil(4) as usize);
         }
         tokens.truncate(25);
@@ -205,35 +207,35 @@ fn a_window_keeps_what_an_early_end_still_needs() {
     };
     let one_by_one = run(1, 0);
     assert_eq!(run(8, 0), one_by_one);
-    assert_eq!(run(16, 11), one_by_one, "eleven of sixteen thrown away, again and again");
+    assert_eq!(run(16, 11), one_by_one, "eleven of sixteen tokens rolled back in every run");
 }
 
 #[test]
-fn steps_taken_back_leave_no_trace() {
+fn rolled_back_steps_leave_no_trace() {
     let Some(device) = testkit::cpu_device() else { return };
     let fixture = Fixture::open("gguf_q8_0");
     let mut runner = Runner::new(load(&device, &fixture.path), limits(1, 96, 16)).unwrap();
     for sampling in samplings() {
         let mut sequence = runner.start().unwrap();
         let first = runner.prompt(&mut sequence, &fixture.ids, &sampling, |_| true).unwrap().token;
-        let expected = go_on(&mut runner, &mut sequence, &sampling, first, [1, 14]);
+        let expected = continue_with(&mut runner, &mut sequence, &sampling, first, [1, 14]);
         drop(sequence);
         let mut sequence = runner.start().unwrap();
         runner.prompt(&mut sequence, &fixture.ids, &sampling, |_| true).unwrap();
-        let mut got = go_on(&mut runner, &mut sequence, &sampling, first, [8, 8]);
+        let mut got = continue_with(&mut runner, &mut sequence, &sampling, first, [8, 8]);
         let rest: Vec<u32> = got.split_off(3).iter().map(|(token, _)| *token).collect();
         runner.rollback(&mut sequence, &rest, &sampling).unwrap();
         assert_eq!(sequence.len() as usize, fixture.ids.len() + 3);
         let last = got[2].0;
-        got.extend(go_on(&mut runner, &mut sequence, &sampling, last, [5, 11]));
+        got.extend(continue_with(&mut runner, &mut sequence, &sampling, last, [5, 11]));
         assert_eq!(got, expected, "{sampling:?}");
         let error = runner.rollback(&mut sequence, &[1; 90], &sampling).unwrap_err().to_string();
-        assert!(error.contains("cannot be taken back"), "{error}");
+        assert!(error.contains("cannot be rolled back"), "{error}");
     }
 }
 
 #[test]
-fn a_caller_who_breaks_and_goes_on_misses_nothing() {
+fn a_cancelled_generation_resumes_without_gaps() {
     let Some(device) = testkit::cpu_device() else { return };
     let fixture = Fixture::open("gguf_q8_0");
     let mut runner = Runner::new(load(&device, &fixture.path), limits(1, 96, 16)).unwrap();
@@ -266,7 +268,7 @@ fn a_caller_who_breaks_and_goes_on_misses_nothing() {
 }
 
 #[test]
-fn a_step_in_parts_gives_the_same_tokens() {
+fn a_step_in_segments_gives_the_same_tokens() {
     let Some(device) = testkit::cpu_device() else { return };
     let fixture = Fixture::open("gguf_q8_0");
     let model = load(&device, &fixture.path);
@@ -285,29 +287,35 @@ fn a_step_in_parts_gives_the_same_tokens() {
     };
     let runner = || Runner::new(model.clone(), limits(1, 96, 16)).unwrap();
     let whole = run(runner(), &[]);
-    let parts = run(runner().layer_by_layer(), &[]);
-    assert_eq!((&parts.0, &parts.1), (&whole.0, &whole.1));
-    // In one piece there are two at most, where a step is slow.
+    let segments = run(runner().layer_by_layer(), &[]);
+    assert_eq!((&segments.0, &segments.1), (&whole.0, &whole.1));
+    // In one segment per step there are at most two submissions, if steps are slow.
     assert!(whole.2 <= 2);
-    assert_eq!(parts.2, 2 * (layers + 1), "the layers and what follows them");
+    assert_eq!(segments.2, 2 * (layers + 1), "the layers and the head");
     let ended = run(runner().layer_by_layer(), &whole.0[4..5]);
     assert!(whole.0.starts_with(&ended.0) && ended.0.len() <= 4);
 }
 
 #[test]
-fn a_step_that_takes_longer_than_was_thought_is_cut_anew() {
+fn a_step_slower_than_estimated_is_recorded_in_more_segments() {
     let Some(device) = testkit::cpu_device() else { return };
     let fixture = Fixture::open("gguf_q8_0");
     let model = load(&device, &fixture.path);
     let sampling = &samplings()[2];
     let run = |mut runner: Runner, programs: [u64; 3]| {
         let mut sequence = runner.start().unwrap();
-        // One token is read by the program that writes the others.
+        // A prompt of one token uses the decode program.
         let first = runner.prompt(&mut sequence, &fixture.ids[..1], sampling, |_| true).unwrap();
         let mut tokens = vec![bits(&first)];
         for recorded in programs {
             assert_eq!(runner.counters().programs, recorded, "after {} steps", tokens.len());
-            tokens.extend(go_on(&mut runner, &mut sequence, sampling, tokens[tokens.len() - 1].0, [1, 1]));
+            tokens.extend(continue_with(
+                &mut runner,
+                &mut sequence,
+                sampling,
+                tokens[tokens.len() - 1].0,
+                [1, 1],
+            ));
         }
         tokens
     };
@@ -318,23 +326,24 @@ fn a_step_that_takes_longer_than_was_thought_is_cut_anew() {
         runner
     };
     let known = run(runner(), [1, 1, 1]);
-    // Taken for so fast that all layers are one part, it turns out to be so slow that each is one.
+    // Assumed to be so fast that all layers are one segment, then measured to be so slow that each layer is
+    // one.
     assert_eq!(run(cut(1e-12), [1, 2, 2]), known);
-    // Where nothing would be cut otherwise, nothing is recorded again.
+    // Nothing is recorded again if the segments would be the same.
     assert_eq!(run(cut(1.0), [1, 1, 1]), known);
 
-    // Where there is no memory for another program, the one that there is goes on.
+    // Without memory for another program the old one stays in use.
     let mut runner = cut(1e-12);
     let mut sequence = runner.start().unwrap();
     let first = runner.prompt(&mut sequence, &fixture.ids[..1], sampling, |_| true).unwrap();
     device.inject(Fault::Commands { program: 1 });
-    assert_eq!(go_on(&mut runner, &mut sequence, sampling, first.token, [1, 3]), known[1..]);
+    assert_eq!(continue_with(&mut runner, &mut sequence, sampling, first.token, [1, 3]), known[1..]);
     assert_eq!(runner.counters().programs, 1);
-    assert!(device.recorder().is_ok(), "the fault has struck");
+    assert!(device.recorder().is_ok(), "the injected fault has fired");
 }
 
 #[test]
-fn a_step_of_many_parts_that_takes_less_than_was_thought_is_cut_anew() {
+fn a_step_faster_than_estimated_is_recorded_in_fewer_segments() {
     let Some(device) = testkit::cpu_device() else { return };
     let fixture = Fixture::open("default_pattern");
     let model = load(&device, &fixture.path);
@@ -348,10 +357,16 @@ fn a_step_of_many_parts_that_takes_less_than_was_thought_is_cut_anew() {
         let mut programs = vec![runner.counters().programs];
         for _ in 0..3 {
             if changes && tokens.len() == 2 {
-                // So fast that all layers are one part, until that step has shown otherwise.
+                // So fast that all layers are one segment, until that step is measured.
                 runner.set_segments(1e-12, Some(1e-18));
             }
-            tokens.extend(go_on(&mut runner, &mut sequence, sampling, tokens[tokens.len() - 1].0, [1, 1]));
+            tokens.extend(continue_with(
+                &mut runner,
+                &mut sequence,
+                sampling,
+                tokens[tokens.len() - 1].0,
+                [1, 1],
+            ));
             programs.push(runner.counters().programs);
         }
         (tokens, programs)
@@ -362,7 +377,7 @@ fn a_step_of_many_parts_that_takes_less_than_was_thought_is_cut_anew() {
 }
 
 #[test]
-fn before_much_is_recorded_a_step_tells_how_fast_the_device_is() {
+fn the_device_is_measured_before_serving_programs_are_recorded() {
     let Some(device) = testkit::cpu_device() else { return };
     let fixture = Fixture::open("default_pattern");
     let model = load(&device, &fixture.path);
@@ -371,17 +386,17 @@ fn before_much_is_recorded_a_step_tells_how_fast_the_device_is() {
         let free = runner.cache().free_pages();
         runner.prepare_serving(std::slice::from_ref(sampling)).unwrap();
         let prepared = runner.counters();
-        assert_eq!(runner.cache().free_pages(), free, "what was read for nobody is gone");
+        assert_eq!(runner.cache().free_pages(), free, "the measurement's pages are free again");
         let mut sequence = runner.start().unwrap();
         let first = runner.prompt(&mut sequence, &fixture.ids, sampling, |_| true).unwrap();
-        let tokens = go_on(&mut runner, &mut sequence, sampling, first.token, [1, 3]);
-        assert_eq!(runner.counters().programs, prepared.programs, "nobody waits for a program");
+        let tokens = continue_with(&mut runner, &mut sequence, sampling, first.token, [1, 3]);
+        assert_eq!(runner.counters().programs, prepared.programs, "no request waits for a program");
         (tokens, prepared.steps)
     };
     let runner = || Runner::new(model.clone(), limits(1, 96, 16)).unwrap();
     let (tokens, steps) = serve(runner());
-    assert_eq!(steps, 0, "of a small model any step is one part");
-    // Every layer is a part, and what follows them: two steps of few rows tell, and two of many.
+    assert_eq!(steps, 0, "any step of a small model is one segment");
+    // Every layer and the head is a segment: two steps of few rows measure, and two of many.
     let mut cut = runner();
     cut.set_segments(1e-12, None);
     assert_eq!(serve(cut), (tokens, 4), "{} layers", model.config.layers);

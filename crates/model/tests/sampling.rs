@@ -1,4 +1,4 @@
-//! Sampling as a caller meets it: seeds, biases and penalties, and nothing done on the host.
+//! Sampling: seeds, biases and penalties, without work on the host.
 
 mod common;
 
@@ -18,14 +18,14 @@ fn tokens(runner: &mut Runner, prompt: &[u32], sampling: &Sampling, most: usize)
 }
 
 #[test]
-fn the_same_seed_gives_the_same_tokens_and_another_gives_others() {
+fn the_seed_determines_the_tokens() {
     let Some(device) = testkit::cpu_device() else { return };
     let fixture = Fixture::open("gguf_q8_0");
     let mut runner = Runner::new(load(&device, &fixture.path), limits(1, 96, 16)).unwrap();
     let drawn = Sampling { temperature: 1.0, top_k: 40, top_p: 0.9, seed: 7, ..Sampling::default() };
     let first = tokens(&mut runner, &fixture.ids, &drawn, 24);
     assert_eq!(tokens(&mut runner, &fixture.ids, &drawn, 24), first);
-    // A runner of its own, with other programs recorded before it.
+    // Another runner, with other programs recorded before.
     let mut other = Runner::new(runner.model().clone(), limits(1, 96, 16)).unwrap();
     tokens(&mut other, &fixture.ids[..5], &Sampling::default(), 2);
     assert_eq!(tokens(&mut other, &fixture.ids, &drawn, 24), first);
@@ -33,43 +33,43 @@ fn the_same_seed_gives_the_same_tokens_and_another_gives_others() {
         .map(|seed| tokens(&mut runner, &fixture.ids, &Sampling { seed, ..drawn.clone() }, 8))
         .collect();
     assert!(seeds.len() >= 3, "{seeds:?}");
-    // One token to choose from is no choice.
+    // Top-k of 1 is greedy.
     let only = Sampling { top_k: 1, ..drawn };
     assert_eq!(tokens(&mut runner, &fixture.ids, &only, 12), fixture.list("greedy"));
 }
 
 #[test]
-fn biases_ban_and_penalties_keep_from_repeating() {
+fn biases_ban_tokens_and_penalties_prevent_repetition() {
     let Some(device) = testkit::cpu_device() else { return };
     let fixture = Fixture::open("gguf_q8_0");
     let mut runner = Runner::new(load(&device, &fixture.path), limits(1, 96, 16)).unwrap();
     let greedy = fixture.list("greedy");
     let banned = Sampling { biases: vec![(greedy[0], f32::NEG_INFINITY)], ..Sampling::default() };
     assert!(!tokens(&mut runner, &fixture.ids, &banned, 12).contains(&greedy[0]));
-    // Given twice, a bias counts twice.
+    // A bias given twice counts twice.
     let twice = Sampling { biases: vec![(300, 30.0), (300, 30.0)], ..Sampling::default() };
     assert_eq!(tokens(&mut runner, &fixture.ids, &twice, 3), [300; 3]);
 
     let repeats =
         |tokens: &[u32]| tokens.len() - tokens.iter().collect::<std::collections::BTreeSet<_>>().len();
-    assert!(repeats(&greedy) >= 3, "else the rest shows nothing");
+    assert!(repeats(&greedy) >= 3, "the test needs repetitions");
     let presence = Sampling { presence: 50.0, ..Sampling::default() };
     let once = tokens(&mut runner, &fixture.ids, &presence, 24);
     assert_eq!(repeats(&once), 0);
-    // Again in the same slot: nothing is left of the sequence before.
+    // Again in the same slot: nothing remains of the previous sequence.
     assert_eq!(tokens(&mut runner, &fixture.ids, &presence, 24), once);
-    assert!(once.iter().any(|token| fixture.ids.contains(token)), "presence is about what was generated");
-    // A repetition penalty knows the prompt too, in whichever chunk it stood.
+    assert!(once.iter().any(|token| fixture.ids.contains(token)), "the presence penalty ignores the prompt");
+    // The repetition penalty counts the prompt too, all of its chunks.
     let repetition = Sampling { repetition: 100.0, ..Sampling::default() };
     let fresh = tokens(&mut runner, &fixture.ids, &repetition, 24);
     assert_eq!(repeats(&fresh), 0);
     assert!(!fresh.iter().any(|token| fixture.ids.contains(token)), "{fresh:?}");
-    // And without any, all is as it was.
+    // Without penalties the result is unchanged.
     assert_eq!(tokens(&mut runner, &fixture.ids, &Sampling::default(), 12), greedy);
 }
 
 #[test]
-fn penalties_know_what_a_sequence_holds_and_nothing_else() {
+fn penalties_count_exactly_the_tokens_of_a_sequence() {
     let Some(device) = testkit::cpu_device() else { return };
     let fixture = Fixture::open("gguf_q8_0");
     let mut runner =
@@ -77,7 +77,7 @@ fn penalties_know_what_a_sequence_holds_and_nothing_else() {
     let repetition = Sampling { repetition: 100.0, ..Sampling::default() };
     let fresh = tokens(&mut runner, &fixture.ids, &repetition, 6);
 
-    // An answer that is cut off again leaves no trace, once what is kept has been counted anew.
+    // A truncated completion leaves no trace once the counts are reset.
     let kept = 30;
     let mut sequence = runner.start().unwrap();
     let request = Request { prompt: &fixture.ids, most: 6, sampling: &repetition, ends: &[] };
@@ -91,7 +91,8 @@ fn penalties_know_what_a_sequence_holds_and_nothing_else() {
     assert_eq!(again.tokens, fresh);
     drop(sequence);
 
-    // So does a sequence that is read again with what was written so far: the last token comes in with the next step.
+    // Nor does a recomputed sequence, prefilled with its completion so far: the last token is the next step's
+    // input.
     let frequency = Sampling { frequency: 1.5, ..repetition.clone() };
     let fresh = tokens(&mut runner, &fixture.ids, &frequency, 8);
     let mut sequence = runner.start().unwrap();
@@ -104,7 +105,7 @@ fn penalties_know_what_a_sequence_holds_and_nothing_else() {
     }
     drop(sequence);
 
-    // Penalties that come late count from there: the prompt before them is free to be repeated.
+    // Penalties that start later count from there: earlier prompt tokens may be repeated.
     let mut sequence = runner.start().unwrap();
     let plain = Sampling::default();
     runner.prompt(&mut sequence, &fixture.ids[..33], &plain, |_| true).unwrap();
@@ -114,11 +115,11 @@ fn penalties_know_what_a_sequence_holds_and_nothing_else() {
 }
 
 #[test]
-fn a_batch_of_draws_is_the_same_bit_for_bit() {
+fn sampling_a_batch_is_deterministic() {
     let Some(device) = testkit::cpu_device() else { return };
     let fixture = Fixture::open("gguf_q8_0");
     let model = load(&device, &fixture.path);
-    // Each sequence with settings of its own: greedy, drawn, filtered, penalised.
+    // Each sequence has its own parameters: greedy, sampled, filtered, penalised.
     let samplings = [
         Sampling::default(),
         Sampling { temperature: 1.0, seed: 3, ..Sampling::default() },
@@ -156,11 +157,11 @@ fn a_batch_of_draws_is_the_same_bit_for_bit() {
     let first = run();
     assert_eq!(run(), first);
     let greedy: Vec<u32> = first[0].iter().map(|(token, _)| *token).collect();
-    assert_eq!(greedy, fixture.list("greedy")[..11], "the others' settings are not its own");
+    assert_eq!(greedy, fixture.list("greedy")[..11], "the parameters of other rows do not apply");
 }
 
 #[test]
-fn tokens_are_few_submissions_and_sixteen_bytes_each() {
+fn a_token_costs_sixteen_bytes_of_readback_and_no_recording() {
     let Some(device) = testkit::cpu_device() else { return };
     let fixture = Fixture::open("gguf_q8_0");
     let mut runner = Runner::new(load(&device, &fixture.path), limits(1, 96, 16)).unwrap();
@@ -185,12 +186,13 @@ fn tokens_are_few_submissions_and_sixteen_bytes_each() {
     assert_eq!(after.pipelines, before.pipelines);
     assert_eq!(generated.decode_read_back, 19 * 16);
 
-    // How many steps fit a submission depends on how fast they were; before anything was measured, those asked for do.
+    // How many steps go into a submission depends on measured times; before any measurement all requested
+    // ones do.
     drop(sequence);
     let mut runner = Runner::new(runner.model().clone(), limits(1, 96, 16)).unwrap();
     runner.prepare(32, &sampling).unwrap();
     let mut sequence = runner.start().unwrap();
-    // Whole chunks: no step of a few rows is among them.
+    // Whole chunks: no step has few rows.
     let token = runner.prompt(&mut sequence, &fixture.ids[..32], &sampling, |_| true).unwrap().token;
     let (before, read_back) = (device.counters(), runner.counters().read_back);
     let next = DecodeRow::new(&mut sequence, token, &sampling);
@@ -202,7 +204,7 @@ fn tokens_are_few_submissions_and_sixteen_bytes_each() {
 }
 
 #[test]
-fn an_answer_ends_where_the_model_or_the_caller_ends_it() {
+fn generation_ends_by_stop_token_limit_or_caller() {
     let Some(device) = testkit::cpu_device() else { return };
     let fixture = Fixture::open("gguf_q8_0");
     let mut runner = Runner::new(load(&device, &fixture.path), limits(1, 40, 16)).unwrap();
@@ -222,9 +224,9 @@ fn an_answer_ends_where_the_model_or_the_caller_ends_it() {
     assert_eq!(run(&[greedy[3]], 12, 99, &fixture.ids), (Finish::End, greedy[..3].to_vec()));
     assert_eq!(run(&[], 12, 2, &fixture.ids), (Finish::Stop, greedy[..2].to_vec()));
     assert_eq!(run(&[], 1, 99, &fixture.ids), (Finish::Length, greedy[..1].to_vec()));
-    // 34 positions of 40 are the prompt's; the seventh token is the last that can be made of them.
+    // The prompt has 34 of 40 positions; the seventh token is the last that fits.
     assert_eq!(run(&[], 12, 99, &fixture.ids), (Finish::Context, greedy[..7].to_vec()));
-    // Stopped while the prompt is read.
+    // Cancelled during prefill.
     let mut sequence = runner.start().unwrap();
     let request = Request { prompt: &fixture.ids, most: 5, sampling: &sampling, ends: &[] };
     let generated = generate(&mut runner, &mut sequence, &request, |_| ControlFlow::Break(())).unwrap();
@@ -232,10 +234,10 @@ fn an_answer_ends_where_the_model_or_the_caller_ends_it() {
 }
 
 #[test]
-fn a_step_of_a_gpu_has_five_levels_a_layer_as_estimates_count() {
+fn a_gpu_decode_step_has_as_many_levels_as_estimated() {
     let Some(device) = testkit::cpu_device() else { return };
     let fixture = Fixture::open("gguf_q8_0");
-    // As a GPU decodes; the CPU driver by itself takes other ways.
+    // The code path of a GPU; the CPU driver would choose another.
     let model = load_alone(&device, &fixture.path).with_few_rows(Activations::Int16).with_one_dispatch(true);
     let mut runner = Runner::new(Arc::new(model), limits(1, 96, 16)).unwrap();
     let mut sequence = runner.start().unwrap();

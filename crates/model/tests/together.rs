@@ -1,4 +1,4 @@
-//! Prompts that are read together, in one step: the same tokens as one after the other.
+//! Several prefill chunks in one step give the same tokens as one after the other.
 
 mod common;
 
@@ -10,13 +10,14 @@ use model::{
     Sampled, Sampling,
 };
 
-/// Who reads how many tokens, step by step: whole prompts and parts of one, one row of each, no more rows than count as few, and as many as
-/// there is room for.
+/// Prefill steps, as (sequence, tokens) per chunk: whole prompts and parts of one, one row each, few rows
+/// together, and as many as fit.
 const STEPS: [&[(usize, usize)]; 5] =
     [&[(0, 7), (1, 1), (2, 6)], &[(2, 10), (3, 5)], &[(4, 2), (5, 3)], &[(6, 1), (7, 1)], &[(5, 12)]];
-const READERS: usize = 8;
+const PROMPTS: usize = 8;
 
-/// The tokens of one who writes throughout, and of all who read and then write. Those who read hold so many tokens before.
+/// The tokens of a sequence that decodes throughout, and of all prompts after their prefill. Prompts start
+/// with up to `before` tokens in the cache.
 fn run(
     model: &Arc<Model>,
     limits: Limits,
@@ -26,52 +27,52 @@ fn run(
 ) -> Vec<Vec<Sampled>> {
     let mut runner = Runner::new(model.clone(), limits).unwrap();
     let plain = Sampling::default();
-    let mut writer = runner.start().unwrap();
-    let mut written = vec![runner.prompt(&mut writer, &ids[2..21], &plain, |_| true).unwrap()];
-    let mut readers: Vec<_> = (0..READERS).map(|_| runner.start().unwrap()).collect();
-    for (who, sequence) in readers.iter_mut().enumerate() {
-        // Not all the same number, and the first nothing.
-        let held = before.saturating_sub(3 * who) * usize::from(who > 0);
-        for tokens in ids[who..who + held].chunks(limits.prefill_chunk as usize) {
-            let chunk = PrefillChunk::new(&mut *sequence, tokens, &samplings[who], false);
+    let mut decoding = runner.start().unwrap();
+    let mut decoded = vec![runner.prompt(&mut decoding, &ids[2..21], &plain, |_| true).unwrap()];
+    let mut prompts: Vec<_> = (0..PROMPTS).map(|_| runner.start().unwrap()).collect();
+    for (index, sequence) in prompts.iter_mut().enumerate() {
+        // Different numbers; none for the first.
+        let held = before.saturating_sub(3 * index) * usize::from(index > 0);
+        for tokens in ids[index..index + held].chunks(limits.prefill_chunk as usize) {
+            let chunk = PrefillChunk::new(&mut *sequence, tokens, &samplings[index], false);
             runner.mixed(&mut [], &mut [chunk]).unwrap();
         }
     }
-    let held: Vec<usize> = readers.iter().map(|sequence| sequence.len() as usize).collect();
-    let whole = |who: usize| -> usize {
-        let read = STEPS.concat().into_iter().filter(|(reader, _)| *reader == who);
-        held[who] + read.map(|(_, count)| count).sum::<usize>()
+    let held: Vec<usize> = prompts.iter().map(|sequence| sequence.len() as usize).collect();
+    let whole = |index: usize| -> usize {
+        let chunks = STEPS.concat().into_iter().filter(|(prompt, _)| *prompt == index);
+        held[index] + chunks.map(|(_, count)| count).sum::<usize>()
     };
-    let mut firsts: Vec<Option<Sampled>> = vec![None; READERS];
+    let mut firsts: Vec<Option<Sampled>> = vec![None; PROMPTS];
     for step in STEPS {
         let mut chunks = Vec::new();
-        for (who, sequence) in readers.iter_mut().enumerate() {
-            let Some((_, count)) = step.iter().find(|(reader, _)| *reader == who) else { continue };
-            let from = who + sequence.len() as usize;
-            let last = sequence.len() as usize + count == whole(who);
-            chunks.push(PrefillChunk::new(sequence, &ids[from..from + count], &samplings[who], last));
+        for (index, sequence) in prompts.iter_mut().enumerate() {
+            let Some((_, count)) = step.iter().find(|(prompt, _)| *prompt == index) else { continue };
+            let from = index + sequence.len() as usize;
+            let last = sequence.len() as usize + count == whole(index);
+            chunks.push(PrefillChunk::new(sequence, &ids[from..from + count], &samplings[index], last));
         }
         let last: Vec<bool> = chunks.iter().map(|chunk| chunk.last).collect();
-        let next = DecodeRow::new(&mut writer, written[written.len() - 1].token, &plain);
+        let next = DecodeRow::new(&mut decoding, decoded[decoded.len() - 1].token, &plain);
         let found = if together {
             let mut mixed = runner.mixed(&mut [next], &mut chunks).unwrap();
-            written.append(&mut mixed.decoded);
+            decoded.append(&mut mixed.decoded);
             mixed.first_tokens
         } else {
-            written.append(&mut runner.decode(&mut [next], 1).unwrap().remove(0));
+            decoded.append(&mut runner.decode(&mut [next], 1).unwrap().remove(0));
             chunks
                 .into_iter()
                 .flat_map(|chunk| runner.mixed(&mut [], &mut [chunk]).unwrap().first_tokens)
                 .collect()
         };
         assert_eq!(found.iter().map(Option::is_some).collect::<Vec<_>>(), last);
-        for ((who, _), first) in step.iter().zip(found) {
-            firsts[*who] = first.or(firsts[*who].take());
+        for ((index, _), first) in step.iter().zip(found) {
+            firsts[*index] = first.or(firsts[*index].take());
         }
     }
     let mut tokens: Vec<Vec<Sampled>> = firsts.into_iter().map(|first| vec![first.unwrap()]).collect();
     for _ in 0..4 {
-        let rows = readers.iter_mut().zip(samplings).zip(&tokens);
+        let rows = prompts.iter_mut().zip(samplings).zip(&tokens);
         let mut next: Vec<_> = rows
             .map(|((sequence, sampling), tokens)| {
                 DecodeRow::new(sequence, tokens[tokens.len() - 1].token, sampling)
@@ -80,11 +81,12 @@ fn run(
         let step = runner.decode(&mut next, 1).unwrap().remove(0);
         tokens.iter_mut().zip(step).for_each(|(tokens, sampled)| tokens.push(sampled));
     }
-    tokens.push(written);
+    tokens.push(decoded);
     tokens
 }
 
-/// Compares both ways; `allowed` is what logarithms of probabilities may differ by.
+/// Compares chunks in one step with chunks in steps of their own; `allowed` is the tolerance of log
+/// probabilities.
 fn compare(
     what: &str,
     model: &Arc<Model>,
@@ -93,23 +95,23 @@ fn compare(
     samplings: &[Sampling],
     (before, allowed): (usize, f32),
 ) {
-    let [together, apart] =
+    let [together, separate] =
         [true, false].map(|together| run(model, limits, ids, samplings, (before, together)));
-    for (who, (together, apart)) in together.iter().zip(&apart).enumerate() {
-        for (at, (together, apart)) in together.iter().zip(apart).enumerate() {
-            let text = format!("{what}, sequence {who}, token {at}: {together:?} and {apart:?}");
-            assert!(together.token == apart.token, "{text}");
-            assert!((together.logprob - apart.logprob).abs() <= allowed, "{text}");
+    for (index, (together, separate)) in together.iter().zip(&separate).enumerate() {
+        for (at, (together, separate)) in together.iter().zip(separate).enumerate() {
+            let text = format!("{what}, sequence {index}, token {at}: {together:?} and {separate:?}");
+            assert!(together.token == separate.token, "{text}");
+            assert!((together.logprob - separate.logprob).abs() <= allowed, "{text}");
         }
     }
 }
 
 #[test]
-fn prompts_read_together_give_the_tokens_of_each_by_itself() {
+fn prompts_prefilled_in_one_step_give_the_tokens_of_separate_steps() {
     let Some(device) = testkit::cpu_device() else { return };
     let fixture = Fixture::open("gguf_q8_0");
     let model = || load_alone(&device, &fixture.path);
-    let samplings = vec![Sampling::default(); READERS];
+    let samplings = vec![Sampling::default(); PROMPTS];
     let ways = [
         ("several dispatches", model()),
         ("as GPUs without matrix units", model().with_one_dispatch(true).with_few_rows(Activations::Int16)),
@@ -118,7 +120,7 @@ fn prompts_read_together_give_the_tokens_of_each_by_itself() {
     for (way, model) in ways {
         let model = Arc::new(model);
         for (page, kv) in [(4, KvScheme::F16), (16, KvScheme::Int8)] {
-            let limits = Limits { kv_scheme: kv, page_size: page, ..limits(READERS as u32 + 1, 64, 16) };
+            let limits = Limits { kv_scheme: kv, page_size: page, ..limits(PROMPTS as u32 + 1, 64, 16) };
             compare(
                 &format!("{way}, {kv}, pages of {page}"),
                 &model,
@@ -133,37 +135,38 @@ fn prompts_read_together_give_the_tokens_of_each_by_itself() {
 }
 
 #[test]
-fn prompts_read_together_past_the_sliding_window() {
+fn prompts_prefilled_in_one_step_beyond_the_sliding_window_give_the_same_tokens() {
     let Some(device) = testkit::cpu_device() else { return };
     // A window of 32.
     let fixture = Fixture::open("untied_long");
-    let samplings = vec![Sampling::default(); READERS];
+    let samplings = vec![Sampling::default(); PROMPTS];
     for (way, model) in [
-        ("plainly", load_alone(&device, &fixture.path)),
+        ("without matrix units", load_alone(&device, &fixture.path)),
         (
             "matrix units",
             load_alone(&device, &fixture.path).with_one_dispatch(true).with_emulated_matrix_units(),
         ),
     ] {
-        let limits = Limits { page_size: 16, ..limits(READERS as u32 + 1, 128, 16) };
+        let limits = Limits { page_size: 16, ..limits(PROMPTS as u32 + 1, 128, 16) };
         compare(way, &Arc::new(model), limits, &fixture.ids, &samplings, (70, 2e-2));
     }
 }
 
-/// The sampler leaves the rows of a next step of decoding; chunks of one row each are not that.
+/// The sampler leaves the rows of the next decode step on the GPU; prefill chunks of one row each must not
+/// use them.
 #[test]
-fn chunks_of_one_row_are_chunks_even_where_decoding_would_go_on_so() {
+fn chunks_of_one_row_are_written_even_if_they_equal_the_next_decode_rows() {
     let Some(device) = testkit::cpu_device() else { return };
     let fixture = Fixture::open("gguf_q8_0");
     let model = Arc::new(load_alone(&device, &fixture.path));
     let sampling = Sampling::default();
-    let go_on = |in_chunks: bool| {
+    let run = |in_chunks: bool| {
         let mut runner = Runner::new(model.clone(), limits(2, 64, 16)).unwrap();
         let mut sequences = [runner.start().unwrap(), runner.start().unwrap()];
         let mut tokens: Vec<u32> = Vec::new();
-        for (who, sequence) in sequences.iter_mut().enumerate() {
+        for (index, sequence) in sequences.iter_mut().enumerate() {
             tokens.push(
-                runner.prompt(sequence, &fixture.ids[who..who + 7], &sampling, |_| true).unwrap().token,
+                runner.prompt(sequence, &fixture.ids[index..index + 7], &sampling, |_| true).unwrap().token,
             );
         }
         for in_chunks in [false, in_chunks, false] {
@@ -182,48 +185,51 @@ fn chunks_of_one_row_are_chunks_even_where_decoding_would_go_on_so() {
         }
         tokens
     };
-    assert_eq!(go_on(true), go_on(false));
+    assert_eq!(run(true), run(false));
 }
 
-/// The same bits, and each with its own settings: counts of penalties are of its own prompt alone.
+/// The same bits, and each prompt with its own parameters: penalties count the tokens of its own prompt only.
 #[test]
-fn reproducible_prompts_have_the_same_bits_whoever_reads_beside_them() {
+fn reproducible_prefill_is_batch_invariant() {
     let Some(device) = testkit::cpu_device() else { return };
     let fixture = Fixture::open("gguf_q8_0");
     let penalised = Sampling { repetition: 100.0, frequency: 2.0, ..Sampling::default() };
     let drawn = Sampling { temperature: 1.0, top_k: 40, top_p: 0.95, seed: 7, ..Sampling::default() };
-    let mut samplings = vec![Sampling::default(); READERS];
+    let mut samplings = vec![Sampling::default(); PROMPTS];
     samplings[0] = drawn.clone();
     samplings[2] = penalised;
     samplings[6] = drawn;
     let model = || load_alone(&device, &fixture.path);
-    for (way, model) in [("plainly", model()), ("by matrix units", model().with_emulated_matrix_units())] {
+    for (way, model) in
+        [("without matrix units", model()), ("emulated matrix units", model().with_emulated_matrix_units())]
+    {
         let model = Arc::new(model.with_reproducible(true));
-        let limits = Limits { page_size: 16, ..limits(READERS as u32 + 1, 64, 16) };
+        let limits = Limits { page_size: 16, ..limits(PROMPTS as u32 + 1, 64, 16) };
         compare(way, &model, limits, &fixture.ids, &samplings, (0, 0.0));
     }
 }
 
 #[test]
-fn too_many_prompts_or_tokens_of_them_are_refused() {
+fn too_many_chunks_or_prefill_tokens_are_rejected() {
     let Some(device) = testkit::cpu_device() else { return };
     let fixture = Fixture::open("gguf_q8_0");
-    let most = MAX_CHUNKS_PER_STEP as u32 + 1;
-    let mut runner = Runner::new(Arc::new(load_alone(&device, &fixture.path)), limits(most, 64, 40)).unwrap();
+    let sequence_count = MAX_CHUNKS_PER_STEP as u32 + 1;
+    let mut runner =
+        Runner::new(Arc::new(load_alone(&device, &fixture.path)), limits(sequence_count, 64, 40)).unwrap();
     let sampling = Sampling::default();
-    let mut sequences: Vec<_> = (0..most).map(|_| runner.start().unwrap()).collect();
-    let mut read = |count: usize, tokens: usize| {
+    let mut sequences: Vec<_> = (0..sequence_count).map(|_| runner.start().unwrap()).collect();
+    let mut prefill = |count: usize, tokens: usize| {
         let mut chunks: Vec<_> = sequences[..count]
             .iter_mut()
             .map(|sequence| PrefillChunk::new(sequence, &fixture.ids[..tokens], &sampling, false))
             .collect();
         runner.mixed(&mut [], &mut chunks).map(|mixed| mixed.first_tokens.len())
     };
-    for (count, tokens, said) in
+    for (count, tokens, message) in
         [(0, 1, "1 to 32"), (MAX_CHUNKS_PER_STEP + 1, 1, "1 to 32"), (5, 9, "at most 40")]
     {
-        let error = read(count, tokens).unwrap_err();
-        assert!(matches!(&error, Error::Limits(text) if text.contains(said)), "{error}");
+        let error = prefill(count, tokens).unwrap_err();
+        assert!(matches!(&error, Error::Limits(text) if text.contains(message)), "{error}");
     }
-    assert_eq!(read(MAX_CHUNKS_PER_STEP, 1).unwrap(), MAX_CHUNKS_PER_STEP);
+    assert_eq!(prefill(MAX_CHUNKS_PER_STEP, 1).unwrap(), MAX_CHUNKS_PER_STEP);
 }

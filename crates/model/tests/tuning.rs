@@ -1,4 +1,4 @@
-//! Tuning a model, and what a runner needs before its first step.
+//! Autotuning of a model, and what a runner compiles and records before its first step.
 
 mod common;
 
@@ -11,12 +11,12 @@ use model::{Activations, KvScheme, Runner, Sampling, TuneMode, TuningReport};
 const PLENTY: Duration = Duration::from_secs(300);
 
 #[test]
-fn a_tuned_model_computes_the_same_and_the_next_start_knows_its_plans() {
+fn tuned_plans_are_stored_and_give_the_same_logits() {
     let folder = tempfile::tempdir().unwrap();
     let options = DeviceOptions { cache_dir: Some(folder.path().into()), ..DeviceOptions::default() };
     let Some(device) = testkit::cpu_device_with(&options) else { return };
     let fixture = Fixture::open("gguf_q8_0");
-    // Of int16 activations the CPU driver has several plans; of f32 it has one.
+    // The CPU driver has several plans for int16 activations, and one for f32.
     let start = || load_alone(&device, &fixture.path).with_few_rows(Activations::Int16);
     let mut model = start();
     assert_eq!(
@@ -26,7 +26,8 @@ fn a_tuned_model_computes_the_same_and_the_next_start_knows_its_plans() {
     let mut shapes = 0;
     let tuned = model.tune(TuneMode::Always, PLENTY, |count| shapes = count).unwrap();
     assert_eq!((tuned.timed.len(), tuned.left), (shapes, 0));
-    // Queries, keys and values, of which the first layer has nothing to add before; output; gate and up; down; head.
+    // QKV, with and without a block to add before (the first layer has none); output; gate and up; down;
+    // head.
     assert_eq!(shapes, 6, "{tuned:?}");
 
     let mut again = start();
@@ -43,7 +44,7 @@ fn a_tuned_model_computes_the_same_and_the_next_start_knows_its_plans() {
 }
 
 #[test]
-fn all_pipelines_of_a_start_are_compiled_before_its_first_step() {
+fn preparation_compiles_and_records_everything_for_the_first_step() {
     let Some(device) = testkit::cpu_device() else { return };
     let fixture = Fixture::open("gguf_q8_0");
     let model = load(&device, &fixture.path);

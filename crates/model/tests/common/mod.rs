@@ -1,4 +1,5 @@
-//! Fixtures made by scripts/make_logit_fixtures.py, and runners for them; for tests of this crate and of those that stand on it.
+//! Fixtures made by scripts/make_logit_fixtures.py, and runners for them; for tests of this crate and of
+//! crates that use it.
 #![allow(dead_code, reason = "not every test uses everything")]
 
 use std::{
@@ -22,13 +23,13 @@ pub struct Fixture {
     pub path: PathBuf,
     pub reference: Value,
     pub ids: Vec<u32>,
-    /// Positions whose logits are kept.
+    /// Positions whose logits are in the fixture.
     pub positions: Vec<usize>,
     pub vocab: usize,
     pub logits: Vec<f32>,
 }
 
-/// All of them, family by family.
+/// All fixtures, by family.
 pub const NAMES: [&str; 22] = [
     "default_pattern",
     "head256",
@@ -54,14 +55,14 @@ pub const NAMES: [&str; 22] = [
     "qwen3_gguf_q8_0",
 ];
 
-/// Some whose matrices integer products take, of each scheme and family; all have greedy text.
+/// Fixtures with integer weights, of each scheme and family; all have greedy text.
 pub const QUANTISED: [&str; 5] =
     ["gguf_q8_0", "gguf_q4_0", "llama_gguf_q4_1", "qwen2_gguf_q8_0", "qwen3_gguf_q8_0"];
 
-/// One of each family, for what depends on the family and on little else.
+/// One fixture per family, for what depends on little else.
 pub const FAMILIES: [&str; 4] = ["gguf_q8_0", "llama_gguf_q8_0", "qwen2_gguf_q8_0", "qwen3_gguf_q8_0"];
 
-/// What is held to the same bits, each with the keys and values that it is tried with.
+/// Fixtures of the batch-invariance tests, with the KV scheme that each is tested with.
 pub const REPRODUCIBLE: [(&str, KvScheme); 6] = [
     ("gguf_q8_0", KvScheme::F16),
     ("gguf_q4_0", KvScheme::Int8),
@@ -88,7 +89,7 @@ impl Fixture {
         Self { name, path, ids, positions, vocab, logits, reference }
     }
 
-    /// The reference's logits of one of the kept positions.
+    /// The reference's logits of one of `positions`.
     pub fn row(&self, index: usize) -> &[f32] {
         &self.logits[index * self.vocab..(index + 1) * self.vocab]
     }
@@ -102,7 +103,7 @@ impl Fixture {
     }
 }
 
-/// Limits for tiny models: pages small enough that windows leave them.
+/// Limits for tiny models: pages so small that windows leave them.
 pub fn limits(sequences: u32, context: u32, chunk: u32) -> Limits {
     Limits {
         max_sequences: sequences,
@@ -119,7 +120,7 @@ pub fn load(device: &Device, path: &Path) -> Arc<Model> {
     Arc::new(load_alone(device, path))
 }
 
-/// The same, still to be changed.
+/// The same, before it is shared.
 pub fn load_alone(device: &Device, path: &Path) -> Model {
     let checkpoint = Checkpoint::open(path).unwrap();
     let blueprint = Blueprint::new(&checkpoint).unwrap();
@@ -139,7 +140,7 @@ pub fn load_alone(device: &Device, path: &Path) -> Model {
     model
 }
 
-/// Logits of every position, read in chunks.
+/// Logits of every position, prefilled in chunks.
 pub fn all_logits(model: &Arc<Model>, ids: &[u32], chunk: u32, kv: KvScheme) -> Vec<Vec<f32>> {
     let limits = Limits { kv_scheme: kv, ..limits(1, ids.len() as u32, chunk) };
     let mut runner = Runner::new(model.clone(), limits).unwrap();
@@ -154,7 +155,7 @@ pub fn all_logits(model: &Arc<Model>, ids: &[u32], chunk: u32, kv: KvScheme) -> 
     rows
 }
 
-/// What is lost by taking the probabilities of some logits for those of others: the Kullback–Leibler divergence, in nats.
+/// The Kullback–Leibler divergence of two rows of logits, in nats.
 pub fn divergence(expected: &[f32], logits: &[f32]) -> f64 {
     let log_sum = |logits: &[f32]| {
         let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
@@ -172,7 +173,7 @@ pub fn divergence(expected: &[f32], logits: &[f32]) -> f64 {
 /// The largest difference between two rows of logits.
 pub fn difference(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
-    // What is not a number must not be taken for small.
+    // NaN must not count as small.
     a.iter()
         .zip(b)
         .map(|(a, b)| (a - b).abs())

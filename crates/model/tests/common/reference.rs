@@ -1,4 +1,4 @@
-//! References of real models: greedy continuations and logits of llama.cpp with the same weights in f32.
+//! References of real models: greedy completions and logits of llama.cpp with the same weights in f32.
 #![allow(dead_code, reason = "not every test uses everything")]
 
 use std::{
@@ -9,10 +9,10 @@ use std::{
 use model::{DecodeRow, KvScheme, Limits, Model, Runner, Sampling};
 use serde_json::Value;
 
-/// Below this gap between the best two logits another rounding may rightly choose the other token.
+/// Gap between the best two logits below which different rounding may choose the other token.
 pub const NEAR_TIE: f64 = 0.1;
 
-/// A model's file by the variable that names it.
+/// A model's file, named by an environment variable.
 pub fn file(variable: &str, what: &str) -> Option<PathBuf> {
     let path = std::env::var_os(variable).map(PathBuf::from);
     if path.is_none() {
@@ -21,7 +21,7 @@ pub fn file(variable: &str, what: &str) -> Option<PathBuf> {
     path
 }
 
-/// The same for a file so large that nobody is made to have it.
+/// The same for a file that is too large to be required.
 pub fn large_file(variable: &str, what: &str) -> Option<PathBuf> {
     let path = std::env::var_os(variable).map(PathBuf::from);
     if path.is_none() {
@@ -30,7 +30,7 @@ pub fn large_file(variable: &str, what: &str) -> Option<PathBuf> {
     path
 }
 
-/// Data that is not ours to keep in the project.
+/// Data that the repository cannot include.
 pub fn data(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("INDRIK_TEST_DATA").map(|folder| Path::new(&folder).join(name));
     let path = path.filter(|path| path.is_file());
@@ -49,7 +49,7 @@ pub struct Case {
     pub logsumexp: f64,
 }
 
-/// The cases of a reference, of which two spellings are about.
+/// The cases of a reference, which has two spellings.
 pub fn cases(text: &str) -> Vec<Case> {
     let parsed: Value = serde_json::from_str(text).unwrap();
     let numbers = |value: &Value| -> Vec<u32> {
@@ -80,7 +80,7 @@ pub fn cases(text: &str) -> Vec<Case> {
 }
 
 impl Case {
-    /// Enough of the prompt's end to know it by: chat prompts all begin alike.
+    /// The end of the prompt, which identifies it: chat prompts all begin alike.
     pub fn end(&self) -> String {
         let skipped = self.prompt.chars().count().saturating_sub(72);
         self.prompt.chars().skip(skipped).collect()
@@ -98,20 +98,20 @@ impl Case {
         }
     }
 
-    /// Tokens are the reference's up to a near-tie: where they part, either may be right.
+    /// Asserts that tokens match the reference up to a near-tie, after which either may be right.
     pub fn assert_same(&self, what: &str, found: &[u32]) {
-        let parted = found.iter().zip(&self.tokens).position(|(found, expected)| found != expected);
-        match parted {
+        let diverged = found.iter().zip(&self.tokens).position(|(found, expected)| found != expected);
+        match diverged {
             None => assert_eq!(found.len(), self.tokens.len()),
             Some(at) => {
                 let gap = self.gap[at];
-                assert!(gap < NEAR_TIE, "{what}, {:?}: step {at} parts at a gap of {gap}", self.end());
-                println!("{what}, {:?}: parts at step {at}, a near-tie of {gap}", self.end());
+                assert!(gap < NEAR_TIE, "{what}, {:?}: step {at} diverges at a gap of {gap}", self.end());
+                println!("{what}, {:?}: diverges at step {at}, a near-tie of {gap}", self.end());
             }
         }
     }
 
-    /// The logits at the prompt's end are the reference's.
+    /// Asserts that the logits at the prompt's end match the reference.
     pub fn assert_logits(&self, last: &[f32]) {
         let differences = self.top20.iter().map(|(token, logit)| (last[*token as usize] - logit).abs());
         let worst = differences.fold(0.0, f32::max);
@@ -121,8 +121,9 @@ impl Case {
         println!("{:?}: top-20 logits within {worst:.3}", self.end());
     }
 
-    /// Each of the reference's tokens has the largest logit after those before it, near-ties apart. No near-tie ends the
-    /// comparison, as one does where the model goes on by itself. The logits at the prompt's end are the reference's too.
+    /// Asserts that each of the reference's tokens has the largest logit after those before it, except for
+    /// near-ties. Unlike in free generation, a near-tie does not end the comparison. The logits at the
+    /// prompt's end must match too.
     pub fn assert_steps(&self, model: &Arc<Model>) {
         let mut runner = Runner::new(model.clone(), limits(1, 64)).unwrap();
         let mut sequence = runner.start().unwrap();
@@ -159,7 +160,7 @@ pub fn limits(sequences: u32, chunk: u32) -> Limits {
     }
 }
 
-/// What the model writes by itself after `ids`.
+/// The model's greedy completion of `ids`.
 pub fn greedy(model: &Arc<Model>, chunk: u32, ids: &[u32], count: usize) -> Vec<u32> {
     let sampling = Sampling::default();
     let mut runner = Runner::new(model.clone(), limits(1, chunk)).unwrap();
