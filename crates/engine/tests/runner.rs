@@ -1,4 +1,4 @@
-//! The engine with a real model on Mesa's CPU driver, compared with `model::generate`.
+//! The engine with a real model on Mesa's CPU driver, compared with one sequence on a runner.
 
 #[path = "../../model/tests/common/mod.rs"]
 mod common;
@@ -11,12 +11,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{Fixture, limits, load, load_alone};
+use common::{Fixture, generate, limits, load, load_alone};
 use engine::{
     Engine, Event, EventStream, FinishReason, GpuBackend, Options, Request, RequestError, Sampling,
 };
 use gpu::Fault;
-use model::{Limits, Model, Runner, generate};
+use model::{Limits, Model, Runner};
 
 /// Step times on this driver vary with the load of the machine. A budget of zero makes chunks as short as
 /// possible, whatever they take.
@@ -47,8 +47,8 @@ fn alone(model: &Arc<Model>, limits: Limits, request: &Request) -> Vec<u32> {
     let mut runner = Runner::new(model.clone(), limits).unwrap();
     let mut sequence = runner.start().unwrap();
     let Request { prompt, max_tokens, sampling, stop_token_ids, .. } = request;
-    let most = max_tokens.get() as usize;
-    let request = generate::Request { prompt, most, sampling, ends: stop_token_ids };
+    let max_tokens = max_tokens.get() as usize;
+    let request = generate::Request { prompt, max_tokens, sampling, stop_token_ids };
     let on_event = |_| ControlFlow::Continue(());
     generate::generate(&mut runner, &mut sequence, &request, on_event).unwrap().tokens
 }

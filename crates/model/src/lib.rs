@@ -15,7 +15,6 @@
 //! | [`pages`] | KV page allocation and the prefix cache, without a GPU |
 //! | [`language`] | tokenizer and chat template of a checkpoint |
 //! | [`measure`], [`estimate`] | benchmarks: random weights, profiles of a step, throughput of machines that are not at hand |
-//! | [`generate`] | one sequence from a prompt to its completion |
 //!
 //! docs/forward.md describes the data flow.
 //!
@@ -49,7 +48,6 @@ mod decoder;
 mod error;
 pub mod estimate;
 mod frequencies;
-pub mod generate;
 mod kv_cache;
 pub mod language;
 mod limits;

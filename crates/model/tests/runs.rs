@@ -5,12 +5,13 @@ mod common;
 
 use std::ops::ControlFlow;
 
-use common::{Fixture, limits, load};
-use gpu::Fault;
-use model::{
-    DecodeRow, Error, Runner, Sampled, Sampling, Sequence,
-    generate::{Event, Finish, Request, generate},
+use common::{
+    Fixture,
+    generate::{Event, FinishReason, Request, generate},
+    limits, load,
 };
+use gpu::Fault;
+use model::{DecodeRow, Error, Runner, Sampled, Sampling, Sequence};
 
 /// Greedy, sampled with filters, and sampled with every penalty.
 fn samplings() -> [Sampling; 3] {
@@ -240,7 +241,8 @@ fn a_cancelled_generation_resumes_without_gaps() {
     let fixture = Fixture::open("gguf_q8_0");
     let mut runner = Runner::new(load(&device, &fixture.path), limits(1, 96, 16)).unwrap();
     for sampling in samplings() {
-        let request = Request { prompt: &fixture.ids, most: 12, sampling: &sampling, ends: &[] };
+        let request =
+            Request { prompt: &fixture.ids, max_tokens: 12, sampling: &sampling, stop_token_ids: &[] };
         let mut sequence = runner.start().unwrap();
         let whole =
             generate(&mut runner, &mut sequence, &request, |_| ControlFlow::Continue(())).unwrap().tokens;
@@ -253,12 +255,12 @@ fn a_cancelled_generation_resumes_without_gaps() {
                 if seen == stop_after { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
             })
             .unwrap();
-            assert_eq!((part.finish, &part.tokens[..]), (Finish::Stop, &whole[..stop_after]));
+            assert_eq!((part.finish, &part.tokens[..]), (FinishReason::Cancelled, &whole[..stop_after]));
             assert_eq!(part.decode_steps, stop_after - 1);
             assert_eq!(sequence.len() as usize, fixture.ids.len() + stop_after - 1);
             let rest = Request {
                 prompt: &whole[stop_after - 1..stop_after],
-                most: 12 - stop_after,
+                max_tokens: 12 - stop_after,
                 ..request.clone()
             };
             let rest = generate(&mut runner, &mut sequence, &rest, |_| ControlFlow::Continue(())).unwrap();
@@ -274,10 +276,10 @@ fn a_step_in_segments_gives_the_same_tokens() {
     let model = load(&device, &fixture.path);
     let layers = u64::from(model.config.layers);
     let sampling = &samplings()[2];
-    let request = Request { prompt: &fixture.ids, most: 9, sampling, ends: &[] };
-    let run = |mut runner: Runner, ends: &[u32]| {
+    let request = Request { prompt: &fixture.ids, max_tokens: 9, sampling, stop_token_ids: &[] };
+    let run = |mut runner: Runner, stop_token_ids: &[u32]| {
         let mut sequence = runner.start().unwrap();
-        let request = Request { ends, ..request.clone() };
+        let request = Request { stop_token_ids, ..request.clone() };
         let tokens =
             generate(&mut runner, &mut sequence, &request, |_| ControlFlow::Continue(())).unwrap().tokens;
         let before = device.counters().submissions;

@@ -2,18 +2,19 @@
 
 mod common;
 
-use common::{Fixture, limits, load, load_alone};
-use model::{
-    Activations, DecodeRow, Limits, Runner, Sampling,
-    generate::{Event, Finish, Request, generate},
+use common::{
+    Fixture,
+    generate::{Event, FinishReason, Request, generate},
+    limits, load, load_alone,
 };
+use model::{Activations, DecodeRow, Limits, Runner, Sampling};
 use std::{ops::ControlFlow, sync::Arc};
 
-fn tokens(runner: &mut Runner, prompt: &[u32], sampling: &Sampling, most: usize) -> Vec<u32> {
+fn tokens(runner: &mut Runner, prompt: &[u32], sampling: &Sampling, max_tokens: usize) -> Vec<u32> {
     let mut sequence = runner.start().unwrap();
-    let request = Request { prompt, most, sampling, ends: &[] };
+    let request = Request { prompt, max_tokens, sampling, stop_token_ids: &[] };
     let generated = generate(runner, &mut sequence, &request, |_| ControlFlow::Continue(())).unwrap();
-    assert_eq!((generated.finish, generated.tokens.len()), (Finish::Length, most));
+    assert_eq!((generated.finish, generated.tokens.len()), (FinishReason::MaxTokens, max_tokens));
     generated.tokens
 }
 
@@ -80,7 +81,7 @@ fn penalties_count_exactly_the_tokens_of_a_sequence() {
     // A truncated completion leaves no trace once the counts are reset.
     let kept = 30;
     let mut sequence = runner.start().unwrap();
-    let request = Request { prompt: &fixture.ids, most: 6, sampling: &repetition, ends: &[] };
+    let request = Request { prompt: &fixture.ids, max_tokens: 6, sampling: &repetition, stop_token_ids: &[] };
     let other = Sampling { biases: vec![(fresh[0], -100.0), (fresh[1], -100.0)], ..repetition.clone() };
     let elsewhere = Request { sampling: &other, ..request.clone() };
     generate(&mut runner, &mut sequence, &elsewhere, |_| ControlFlow::Continue(())).unwrap();
@@ -109,7 +110,8 @@ fn penalties_count_exactly_the_tokens_of_a_sequence() {
     let mut sequence = runner.start().unwrap();
     let plain = Sampling::default();
     runner.prompt(&mut sequence, &fixture.ids[..33], &plain, |_| true).unwrap();
-    let late = Request { prompt: &fixture.ids[33..], most: 6, sampling: &repetition, ends: &[] };
+    let late =
+        Request { prompt: &fixture.ids[33..], max_tokens: 6, sampling: &repetition, stop_token_ids: &[] };
     let late = generate(&mut runner, &mut sequence, &late, |_| ControlFlow::Continue(())).unwrap().tokens;
     assert!(late.iter().any(|token| fixture.ids.contains(token)), "{late:?}");
 }
@@ -169,7 +171,7 @@ fn a_token_costs_sixteen_bytes_of_readback_and_no_recording() {
     tokens(&mut runner, &fixture.ids, &Sampling::default(), 4);
     let mut sequence = runner.start().unwrap();
     let sampling = Sampling::default();
-    let request = Request { prompt: &fixture.ids, most: 20, sampling: &sampling, ends: &[] };
+    let request = Request { prompt: &fixture.ids, max_tokens: 20, sampling: &sampling, stop_token_ids: &[] };
     let mut at_first = None;
     let generated = generate(&mut runner, &mut sequence, &request, |event| {
         if let (Event::Token(_), None) = (event, at_first) {
@@ -210,9 +212,9 @@ fn generation_ends_by_stop_token_limit_or_caller() {
     let mut runner = Runner::new(load(&device, &fixture.path), limits(1, 40, 16)).unwrap();
     let greedy = fixture.list("greedy");
     let sampling = Sampling::default();
-    let mut run = |ends: &[u32], most: usize, stop_after: usize, prompt: &[u32]| {
+    let mut run = |stop_token_ids: &[u32], max_tokens: usize, stop_after: usize, prompt: &[u32]| {
         let mut sequence = runner.start().unwrap();
-        let request = Request { prompt, most, sampling: &sampling, ends };
+        let request = Request { prompt, max_tokens, sampling: &sampling, stop_token_ids };
         let mut seen = 0;
         let generated = generate(&mut runner, &mut sequence, &request, |event| {
             seen += usize::from(matches!(event, Event::Token(_)));
@@ -221,16 +223,16 @@ fn generation_ends_by_stop_token_limit_or_caller() {
         .unwrap();
         (generated.finish, generated.tokens)
     };
-    assert_eq!(run(&[greedy[3]], 12, 99, &fixture.ids), (Finish::End, greedy[..3].to_vec()));
-    assert_eq!(run(&[], 12, 2, &fixture.ids), (Finish::Stop, greedy[..2].to_vec()));
-    assert_eq!(run(&[], 1, 99, &fixture.ids), (Finish::Length, greedy[..1].to_vec()));
+    assert_eq!(run(&[greedy[3]], 12, 99, &fixture.ids), (FinishReason::Stop, greedy[..3].to_vec()));
+    assert_eq!(run(&[], 12, 2, &fixture.ids), (FinishReason::Cancelled, greedy[..2].to_vec()));
+    assert_eq!(run(&[], 1, 99, &fixture.ids), (FinishReason::MaxTokens, greedy[..1].to_vec()));
     // The prompt has 34 of 40 positions; the seventh token is the last that fits.
-    assert_eq!(run(&[], 12, 99, &fixture.ids), (Finish::Context, greedy[..7].to_vec()));
+    assert_eq!(run(&[], 12, 99, &fixture.ids), (FinishReason::ContextLength, greedy[..7].to_vec()));
     // Cancelled during prefill.
     let mut sequence = runner.start().unwrap();
-    let request = Request { prompt: &fixture.ids, most: 5, sampling: &sampling, ends: &[] };
+    let request = Request { prompt: &fixture.ids, max_tokens: 5, sampling: &sampling, stop_token_ids: &[] };
     let generated = generate(&mut runner, &mut sequence, &request, |_| ControlFlow::Break(())).unwrap();
-    assert_eq!((generated.finish, generated.tokens.len(), sequence.len()), (Finish::Stop, 0, 16));
+    assert_eq!((generated.finish, generated.tokens.len(), sequence.len()), (FinishReason::Cancelled, 0, 16));
 }
 
 #[test]

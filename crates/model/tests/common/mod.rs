@@ -2,6 +2,8 @@
 //! crates that use it.
 #![allow(dead_code, reason = "not every test uses everything")]
 
+pub mod generate;
+
 use std::{
     path::{Path, PathBuf},
     sync::Arc,
