@@ -134,10 +134,10 @@ impl Pacer {
         steps: usize,
     ) -> Vec<Range<usize>> {
         let seconds = self.estimator.seconds(extent);
-        let of_segment = |segment: &Range<usize>| seconds[segment.clone()].iter().sum::<f64>();
-        let of_segments: Vec<f64> = segments.map(of_segment).collect();
+        let segment_seconds = |segment: &Range<usize>| seconds[segment.clone()].iter().sum::<f64>();
+        let per_segment: Vec<f64> = segments.map(segment_seconds).collect();
         let slowdown = if self.layer_by_layer { f64::INFINITY } else { self.slowdown(bucket) };
-        submissions(&of_segments.repeat(steps), slowdown)
+        submissions(&per_segment.repeat(steps), slowdown)
     }
 
     /// Takes note of the time that steps took.

@@ -128,7 +128,7 @@ impl ProgramCache {
                 _ if new.contains(key) || stale.contains(key) => {}
                 None => new.push(*key),
                 Some(recorded) if !recorded.is_stale(sources.pacer, *key) => {}
-                // It would be cut in the same way.
+                // Its segments would be the same.
                 Some(recorded)
                     if sources.segments(*key).iter().eq(recorded.segments.iter().map(|(range, _)| range)) =>
                 {

@@ -38,6 +38,18 @@ impl RowCounts {
     }
 }
 
+/// How the rows of a step belong to sequences.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Batch {
+    /// Decode rows: each of another sequence, at any position.
+    Decode,
+    /// Rows of prefill chunks: consecutive positions of one sequence per chunk.
+    Prefill,
+    /// At most `decode` decode rows, then the rows of prefill chunks of other sequences. Where the chunks
+    /// have `few` rows together, their attention is split along the context as that of decode rows is.
+    Mixed { decode: usize, few: bool },
+}
+
 /// Arenas of buffers that the host writes or reads in every step.
 pub(crate) struct HostArenas {
     pub shared: Arena,

@@ -4,6 +4,7 @@ mod kv_splits;
 mod prefetch;
 mod product;
 mod scratch;
+mod split_k;
 
 use checkpoint::{Config, Role};
 use gpu::{Recorder, View};
@@ -18,25 +19,17 @@ use kernels::{
 };
 use weights::blueprint::MatrixId;
 
-use crate::{Model, Result, kv_cache::KvCache, state::StepState};
+use crate::{
+    Model, Result,
+    kv_cache::KvCache,
+    state::{Batch, StepState},
+};
 
 pub(crate) use kv_splits::{
     FEW_ROWS, KvSplits, SplitRows, WORKGROUPS_MIN_ROWS, attention_shape, attention_workgroups,
 };
-pub(crate) use product::partial_sums;
 pub(crate) use scratch::{Outputs, Scratch};
-
-/// How the rows of a step belong to sequences.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Batch {
-    /// Decode rows: each of another sequence, at any position.
-    Decode,
-    /// Rows of prefill chunks: consecutive positions of one sequence per chunk.
-    Prefill,
-    /// At most `decode` decode rows, then the rows of prefill chunks of other sequences. Where the chunks
-    /// have `few` rows together, their attention is split along the context as that of decode rows is.
-    Mixed { decode: usize, few: bool },
-}
+pub(crate) use split_k::partial_sums;
 
 /// What a step is recorded on.
 #[derive(Clone, Copy)]

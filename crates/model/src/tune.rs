@@ -8,8 +8,8 @@ use kernels::matmul::tuning::{self, Product, Tuning, TuningReport};
 use crate::{
     Limits, Model, PAGE, Result, decoder,
     kv_cache::KvCache,
-    state::{HostArenas, StepState},
-    step::{Batch, KvSplits, Outputs, Scratch, Step, StepBuffers},
+    state::{Batch, HostArenas, StepState},
+    step::{KvSplits, Outputs, Scratch, Step, StepBuffers},
 };
 
 /// When to autotune.

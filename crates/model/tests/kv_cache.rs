@@ -94,9 +94,9 @@ fn the_memory_plan_covers_what_is_allocated() {
     let model = load(&device, &fixture.path);
     for (kv, chunk) in [(KvScheme::F16, 16), (KvScheme::F32, 256), (KvScheme::Int8, 16)] {
         let limits = Limits { kv_scheme: kv, page_size: 64, ..limits(8, 512, chunk) };
-        let room = limits.reservation(&model.config, 64);
-        let layers = weights::blueprint::kv_layers(&model.config, &room);
-        let planned = plan::kv_bytes(&layers, room.context_length, room.max_sequences);
+        let reservation = limits.reservation(&model.config, 64);
+        let layers = weights::blueprint::kv_layers(&model.config, &reservation);
+        let planned = plan::kv_bytes(&layers, reservation.context_length, reservation.max_sequences);
         let (kv_before, scratch_before) =
             (device.allocated_bytes(Lifetime::Kv), device.allocated_bytes(Lifetime::Scratch));
         let mut runner = Runner::new(model.clone(), limits).unwrap();
@@ -108,10 +108,14 @@ fn the_memory_plan_covers_what_is_allocated() {
         runner.prompt(&mut sequence, &fixture.ids[..20], &Sampling::default(), |_| true).unwrap();
         // All programs of a server, with the most scratch memory that a sampler can need.
         let filtered = Sampling { temperature: 1.0, top_k: 40, top_p: 0.9, ..Sampling::default() };
-        let told = Sampling { top: 5, repetition: 1.1, ..filtered.clone() };
-        runner.prepare_serving(&[Sampling::default(), filtered, told]).unwrap();
-        let taken = device.allocated_bytes(Lifetime::Scratch) - scratch_before;
-        assert!(taken < room.scratch_bytes + (32 << 20), "{} planned, {taken} allocated", room.scratch_bytes);
+        let penalised = Sampling { top: 5, repetition: 1.1, ..filtered.clone() };
+        runner.prepare_serving(&[Sampling::default(), filtered, penalised]).unwrap();
+        let allocated = device.allocated_bytes(Lifetime::Scratch) - scratch_before;
+        assert!(
+            allocated < reservation.scratch_bytes + (32 << 20),
+            "{} planned, {allocated} allocated",
+            reservation.scratch_bytes
+        );
     }
 }
 

@@ -141,9 +141,9 @@ fn f16_activations_change_logits_little() {
         let model = load_alone(&device, &fixture.path).with_one_dispatch(true).with_emulated_matrix_units();
         let model = Arc::new(model);
         // For float models, which differ in shape only, one chunk size.
-        let ways = [(KvScheme::F16, 64), (KvScheme::F16, 5), (KvScheme::Int8, 64), (KvScheme::F32, 64)];
-        let ways = if floats.contains(&name) { &ways[..1] } else { &ways[..] };
-        for (kv, chunk) in ways.iter().copied() {
+        let variants = [(KvScheme::F16, 64), (KvScheme::F16, 5), (KvScheme::Int8, 64), (KvScheme::F32, 64)];
+        let variants = if floats.contains(&name) { &variants[..1] } else { &variants[..] };
+        for (kv, chunk) in variants.iter().copied() {
             let expected = all_logits(&plain, &fixture.ids, chunk, kv);
             let rows = all_logits(&model, &fixture.ids, chunk, kv);
             let each = rows.iter().zip(&expected).map(|(row, expected)| difference(row, expected));
@@ -184,7 +184,7 @@ fn reproducible_logits_are_batch_invariant() {
         let matrix_units =
             load_alone(&device, &fixture.path).with_emulated_matrix_units().with_reproducible(true);
         let packed = load_alone(&device, &fixture.path).with_packed_products().with_reproducible(true);
-        for (way, model) in
+        for (variant, model) in
             [("plainly", plain), ("as by matrix units", matrix_units), ("by packed dot products", packed)]
         {
             let model = Arc::new(model);
@@ -193,7 +193,7 @@ fn reproducible_logits_are_batch_invariant() {
             for chunk in [1, 2, 3, 7, 16] {
                 let rows = all_logits(&model, &fixture.ids, chunk, kv);
                 for (position, (row, expected)) in rows.iter().zip(&whole).enumerate() {
-                    assert!(row == expected, "{name} {way}, chunks of {chunk}, position {position}");
+                    assert!(row == expected, "{name} {variant}, chunks of {chunk}, position {position}");
                 }
             }
             if fixture.reference.get("greedy").is_some() && kv == KvScheme::F16 {

@@ -128,14 +128,14 @@ fn mixed_steps_give_the_tokens_of_separate_steps() {
     let fixture = Fixture::open("gguf_q8_0");
     let ids = &fixture.ids;
     let model = || load_alone(&device, &fixture.path);
-    let ways = [
+    let variants = [
         ("several dispatches", model()),
         ("one dispatch", model().with_one_dispatch(true)),
         ("as GPUs without matrix units", model().with_one_dispatch(true).with_few_rows(Activations::Int16)),
         ("matrix units, several dispatches", model().with_emulated_matrix_units()),
         ("matrix units", model().with_one_dispatch(true).with_emulated_matrix_units()),
     ];
-    for (way, model) in ways {
+    for (variant, model) in variants {
         let model = Arc::new(model);
         // Pages of 4 are too short for flash attention, pages of 16 are not.
         for (page, kv, chunks) in
@@ -147,7 +147,7 @@ fn mixed_steps_give_the_tokens_of_separate_steps() {
                 chunks,
                 limits: Limits { kv_scheme: kv, page_size: page, ..limits(4, 96, 16) },
             };
-            scenario.compare(&format!("{way}, {kv}, pages of {page}"), &model, 2e-2);
+            scenario.compare(&format!("{variant}, {kv}, pages of {page}"), &model, 2e-2);
         }
     }
     device.assert_no_messages();
@@ -159,7 +159,7 @@ fn mixed_steps_beyond_the_sliding_window_give_the_same_tokens() {
     // A window of 32.
     let fixture = Fixture::open("untied_long");
     let ids = &fixture.ids;
-    for (way, model) in [
+    for (variant, model) in [
         ("one dispatch", load_alone(&device, &fixture.path).with_one_dispatch(true)),
         ("matrix units", load_alone(&device, &fixture.path).with_emulated_matrix_units()),
     ] {
@@ -171,7 +171,7 @@ fn mixed_steps_beyond_the_sliding_window_give_the_same_tokens() {
                 chunks: &[29, 29, 29, 13],
                 limits: Limits { page_size: page, ..limits(4, 160, 32) },
             };
-            scenario.compare(&format!("{way}, pages of {page}"), &model, 2e-2);
+            scenario.compare(&format!("{variant}, pages of {page}"), &model, 2e-2);
         }
     }
 }
@@ -186,7 +186,7 @@ fn reproducible_mixed_steps_are_batch_invariant() {
         let plain = load_alone(&device, &fixture.path).with_reproducible(true);
         let matrix_units =
             load_alone(&device, &fixture.path).with_emulated_matrix_units().with_reproducible(true);
-        for (way, model) in
+        for (variant, model) in
             [("without matrix units", Arc::new(plain)), ("emulated matrix units", Arc::new(matrix_units))]
         {
             for chunks in CHUNKS {
@@ -196,7 +196,7 @@ fn reproducible_mixed_steps_are_batch_invariant() {
                     chunks,
                     limits: Limits { kv_scheme: kv, page_size: 16, ..limits(4, 96, 16) },
                 };
-                scenario.compare(&format!("{name} {way}, {chunks:?}"), &model, 0.0);
+                scenario.compare(&format!("{name} {variant}, {chunks:?}"), &model, 0.0);
             }
         }
     }

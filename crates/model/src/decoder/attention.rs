@@ -17,9 +17,8 @@ use weights::blueprint::MatrixId;
 
 use crate::{
     Result,
-    step::{
-        Batch, FEW_ROWS, SplitRows, Step, StepBuffers, WORKGROUPS_MIN_ROWS, attention_shape, partial_sums,
-    },
+    state::Batch,
+    step::{FEW_ROWS, SplitRows, Step, StepBuffers, WORKGROUPS_MIN_ROWS, attention_shape, partial_sums},
 };
 
 /// block = W · softmax(queries · keys) · values.

@@ -129,10 +129,10 @@ pub(crate) mod tests {
     #[test]
     fn a_mixed_step_costs_both_kinds_of_rows_but_the_weights_once() {
         let estimator = estimator(Size::Gemma1B);
-        let of_chunks = |decode: RowSpan, chunks: Vec<RowSpan>| {
+        let total_seconds = |decode: RowSpan, chunks: Vec<RowSpan>| {
             estimator.seconds(&StepExtent { decode, chunks, outputs: 0 }).iter().sum::<f64>()
         };
-        let seconds = |decode: RowSpan, chunk: RowSpan| of_chunks(decode, vec![chunk]);
+        let seconds = |decode: RowSpan, chunk: RowSpan| total_seconds(decode, vec![chunk]);
         let none = RowSpan::default();
         let (decode, chunk) = (RowSpan { rows: 8, depth: 9000 }, RowSpan { rows: 248, depth: 4000 });
         let config = Size::Gemma1B.config().unwrap();
@@ -145,8 +145,8 @@ pub(crate) mod tests {
         assert!(both < seconds(RowSpan { depth: 9500, ..decode }, chunk));
         // Short chunks beside a deep one cost what they attend to; each reads its own keys.
         let chunks = [(8, 4000), (120, 200), (120, 120)].map(|(rows, depth)| RowSpan { rows, depth });
-        assert!(of_chunks(none, chunks.to_vec()) < seconds(none, chunk));
+        assert!(total_seconds(none, chunks.to_vec()) < seconds(none, chunk));
         let pairs = vec![RowSpan { rows: 2, ..chunk }; 4];
-        assert!(of_chunks(none, pairs) > 1.01 * seconds(none, RowSpan { rows: 8, ..chunk }));
+        assert!(total_seconds(none, pairs) > 1.01 * seconds(none, RowSpan { rows: 8, ..chunk }));
     }
 }

@@ -5,8 +5,8 @@ use kernels::sample::Features;
 use crate::{
     bucket::bucket,
     pacer::{RowSpan, StepExtent},
-    state::{Row, RowCounts},
-    step::{Batch, FEW_ROWS},
+    state::{Batch, Row, RowCounts},
+    step::FEW_ROWS,
 };
 
 /// What is computed from the last layer's output.

@@ -13,8 +13,8 @@ use kernels::{
     matmul::gemv,
 };
 
-use super::{Batch, scratch::CLEAR_TIMEOUT};
-use crate::{Limits, Model, Result};
+use super::scratch::CLEAR_TIMEOUT;
+use crate::{Limits, Model, Result, state::Batch};
 
 /// Prefill rows that are too few to fill a device: their attention is split as that of decode rows is.
 pub(crate) const FEW_ROWS: usize = gemv::MAX_COLUMNS;
@@ -104,7 +104,7 @@ fn allocate(model: &Model, limits: Limits, rows: SplitRows) -> Result<Option<Buf
     let mut bytes = 0;
     for attention in model.attention_variants() {
         let shape = attention_shape(model, limits, attention, Activations::F32);
-        let of_variant = match rows {
+        let variant_bytes = match rows {
             SplitRows::Decode(rows) if model.one_dispatch => {
                 let plan = decode::policy::plan_for_rows(device.caps(), &shape, rows as u32);
                 DecodeAttention::with_plan(device, shape, plan)?.scratch_bytes(rows as u32)
@@ -115,7 +115,7 @@ fn allocate(model: &Model, limits: Limits, rows: SplitRows) -> Result<Option<Buf
                 PagedAttention::new(device, shape.attention(), Mode::Decode)?.scratch_bytes(rows as u32)
             }
         };
-        bytes = of_variant.max(bytes);
+        bytes = variant_bytes.max(bytes);
     }
     if bytes == 0 {
         return Ok(None);

@@ -6,7 +6,7 @@ use kernels::{
 };
 use weights::blueprint::MatrixId;
 
-use super::{Step, StepBuffers, product::layer_products};
+use super::{Step, StepBuffers, split_k::layer_products};
 use crate::{Model, Result};
 
 impl Step<'_> {

@@ -1,13 +1,12 @@
-//! Matrix products of a step: which kernel computes them, and where split-K leaves its partial sums.
+//! Matrix products of a step, and the kernel that computes each.
 
-use checkpoint::FeedForward;
-use gpu::{Arena, Buffer, View};
+use gpu::{Buffer, View};
 use kernels::{
     Activations, Epilogue, Matrix, Target, Vectors,
     matmul::{
         coopmat::{
             self, Coopmat,
-            policy::{Shape, SplitK, split_k_for_consumer},
+            policy::{Shape, SplitK},
         },
         gated::Gated,
         gemm::{self, Gemm},
@@ -17,8 +16,11 @@ use kernels::{
 };
 use weights::blueprint::MatrixId;
 
-use super::{Step, StepBuffers};
-use crate::{Model, Result, loaded::epilogue};
+use super::{
+    Step, StepBuffers,
+    split_k::{consumer_split_k, coopmat_shape, partial_sums},
+};
+use crate::Result;
 
 /// What a product computes in the decoder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -232,82 +234,4 @@ fn without_stream<'a>(x: &Input<'a>) -> Input<'a> {
             Input::Norm(gemv::Norm { sublayer, ..norm.clone() })
         }
     }
-}
-
-/// Split-K of a cooperative-matrix product whose consumer can add up partial sums. One way for any number of
-/// rows where logits must not depend on it.
-fn consumer_split_k(model: &Model, rows: usize) -> SplitK {
-    if model.reproducible { SplitK::Reduced } else { split_k_for_consumer(rows) }
-}
-
-/// Partial sums that QKV or a block's output is left in: more than one only for a single matrix that is split
-/// along K.
-pub(crate) fn partial_sums(model: &Model, rows: usize, id: MatrixId) -> u32 {
-    let matrices: Vec<&Matrix> = model.weights.by_id(id).collect();
-    let [matrix] = matrices[..] else { return 1 };
-    if computes_own_norm(model, rows) {
-        return match id {
-            MatrixId::Qkv(_) => 1,
-            _ => gemv::policy::splits(model.device.caps(), &matrix.layout()),
-        };
-    }
-    let split_k = consumer_split_k(model, rows);
-    let shape = Shape { split_k, ..coopmat_shape(matrix, rows, Epilogue::None) };
-    match model.activations(rows) {
-        Activations::F16 if split_k == SplitK::Partial => {
-            model.coopmat_plan(&shape).map_or(1, |plan| plan.splits)
-        }
-        _ => 1,
-    }
-}
-
-/// The matrices of the layers, with the epilogues of their products.
-pub(super) fn layer_products(model: &Model) -> impl Iterator<Item = (&Matrix, Epilogue)> {
-    model.weights.matrices.iter().filter_map(|(id, matrix)| {
-        let product_epilogue = match id {
-            MatrixId::Embedding | MatrixId::Head => return None,
-            MatrixId::GateUp(layer) if model.weights.by_id(*id).count() == 1 => {
-                let FeedForward::Dense { activation, .. } = model.config.layer(*layer).feed_forward;
-                epilogue(activation)
-            }
-            _ => Epilogue::None,
-        };
-        Some((matrix, product_epilogue))
-    })
-}
-
-/// Scratch memory for split-K products of this many rows, where there are such.
-pub(super) fn split_k_scratch<'a>(
-    model: &Model,
-    arena: &mut Arena,
-    rows: usize,
-    products: impl Iterator<Item = (&'a Matrix, Epilogue)>,
-) -> Result<Option<Buffer>> {
-    if model.activations(rows) != Activations::F16 {
-        return Ok(None);
-    }
-    let bytes = products.filter_map(|(matrix, epilogue)| {
-        let shape = coopmat_shape(matrix, rows, epilogue);
-        Some(model.coopmat_plan(&shape)?.scratch_bytes(&shape))
-    });
-    match bytes.max().unwrap_or(0) {
-        0 => Ok(None),
-        bytes => Ok(Some(arena.buffer("split-K partial sums", bytes)?)),
-    }
-}
-
-/// A cooperative-matrix product; gate and up become the activations of the next.
-fn coopmat_shape(matrix: &Matrix, columns: usize, epilogue: Epilogue) -> Shape {
-    let output = if epilogue == Epilogue::None { Activations::F32 } else { Activations::F16 };
-    Shape { weights: matrix.layout(), columns, epilogue, output, split_k: SplitK::Reduced }
-}
-
-/// Whether the products of a step of this many rows compute the norms before them: one dispatch less per
-/// norm, for a single row.
-pub(super) fn computes_own_norm(model: &Model, rows: usize) -> bool {
-    let hidden = model.config.hidden as usize;
-    rows == 1
-        && !model.reproducible
-        && model.activations(rows) == Activations::Int16
-        && gemv::policy::has_prologue(model.device.caps(), hidden)
 }

@@ -8,7 +8,7 @@ use weights::blueprint::MatrixId;
 
 use super::{
     prefetch,
-    product::{computes_own_norm, layer_products, partial_sums, split_k_scratch},
+    split_k::{computes_own_norm, layer_products, partial_sums, split_k_scratch},
 };
 use crate::{Model, Result};
 

@@ -164,9 +164,9 @@ pub fn divergence(expected: &[f32], logits: &[f32]) -> f64 {
         let sum: f64 = logits.iter().map(|logit| f64::from(logit - largest).exp()).sum();
         f64::from(largest) + sum.ln()
     };
-    let (of_expected, of_logits) = (log_sum(expected), log_sum(logits));
+    let (expected_sum, logits_sum) = (log_sum(expected), log_sum(logits));
     let terms = expected.iter().zip(logits).map(|(p, q)| {
-        let (p, q) = (f64::from(*p) - of_expected, f64::from(*q) - of_logits);
+        let (p, q) = (f64::from(*p) - expected_sum, f64::from(*q) - logits_sum);
         p.exp() * (p - q)
     });
     terms.sum()

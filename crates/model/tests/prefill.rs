@@ -112,17 +112,17 @@ fn prompts_prefilled_in_one_step_give_the_tokens_of_separate_steps() {
     let fixture = Fixture::open("gguf_q8_0");
     let model = || load_alone(&device, &fixture.path);
     let samplings = vec![Sampling::default(); PROMPTS];
-    let ways = [
+    let variants = [
         ("several dispatches", model()),
         ("as GPUs without matrix units", model().with_one_dispatch(true).with_few_rows(Activations::Int16)),
         ("matrix units", model().with_one_dispatch(true).with_emulated_matrix_units()),
     ];
-    for (way, model) in ways {
+    for (variant, model) in variants {
         let model = Arc::new(model);
         for (page, kv) in [(4, KvScheme::F16), (16, KvScheme::Int8)] {
             let limits = Limits { kv_scheme: kv, page_size: page, ..limits(PROMPTS as u32 + 1, 64, 16) };
             compare(
-                &format!("{way}, {kv}, pages of {page}"),
+                &format!("{variant}, {kv}, pages of {page}"),
                 &model,
                 limits,
                 &fixture.ids,
@@ -140,7 +140,7 @@ fn prompts_prefilled_in_one_step_beyond_the_sliding_window_give_the_same_tokens(
     // A window of 32.
     let fixture = Fixture::open("untied_long");
     let samplings = vec![Sampling::default(); PROMPTS];
-    for (way, model) in [
+    for (variant, model) in [
         ("without matrix units", load_alone(&device, &fixture.path)),
         (
             "matrix units",
@@ -148,7 +148,7 @@ fn prompts_prefilled_in_one_step_beyond_the_sliding_window_give_the_same_tokens(
         ),
     ] {
         let limits = Limits { page_size: 16, ..limits(PROMPTS as u32 + 1, 128, 16) };
-        compare(way, &Arc::new(model), limits, &fixture.ids, &samplings, (70, 2e-2));
+        compare(variant, &Arc::new(model), limits, &fixture.ids, &samplings, (70, 2e-2));
     }
 }
 
@@ -200,12 +200,12 @@ fn reproducible_prefill_is_batch_invariant() {
     samplings[2] = penalised;
     samplings[6] = drawn;
     let model = || load_alone(&device, &fixture.path);
-    for (way, model) in
+    for (variant, model) in
         [("without matrix units", model()), ("emulated matrix units", model().with_emulated_matrix_units())]
     {
         let model = Arc::new(model.with_reproducible(true));
         let limits = Limits { page_size: 16, ..limits(PROMPTS as u32 + 1, 64, 16) };
-        compare(way, &model, limits, &fixture.ids, &samplings, (0, 0.0));
+        compare(variant, &model, limits, &fixture.ids, &samplings, (0, 0.0));
     }
 }
 
