@@ -110,6 +110,9 @@ pub(crate) const MAX_STEPS: usize = 32;
 /// Default timeout of a step: minutes on Mesa's CPU driver on a busy machine; no GPU takes that long.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(300);
 
+/// Timeout of clearing memory; Mesa's CPU driver is slow.
+pub(crate) const CLEAR_TIMEOUT: Duration = Duration::from_secs(60);
+
 impl StepState {
     pub fn new(arenas: &mut HostArenas, rows: u32, attention_variants: usize) -> Result<Self> {
         let HostArenas { shared, readback } = arenas;

@@ -13,8 +13,10 @@ use kernels::{
     matmul::gemv,
 };
 
-use super::scratch::CLEAR_TIMEOUT;
-use crate::{Limits, Model, Result, state::Batch};
+use crate::{
+    Limits, Model, Result,
+    state::{Batch, CLEAR_TIMEOUT},
+};
 
 /// Prefill rows that are too few to fill a device: their attention is split as that of decode rows is.
 pub(crate) const FEW_ROWS: usize = gemv::MAX_COLUMNS;

@@ -1,7 +1,5 @@
 //! Activation buffers of a step.
 
-use std::time::Duration;
-
 use gpu::{Arena, Buffer, Lifetime, Memory};
 use kernels::{Activations, Epilogue, Vectors};
 use weights::blueprint::MatrixId;
@@ -10,7 +8,7 @@ use super::{
     prefetch,
     split_k::{computes_own_norm, layer_products, partial_sums, split_k_scratch},
 };
-use crate::{Model, Result};
+use crate::{Model, Result, state::CLEAR_TIMEOUT};
 
 /// Activations of a bucket of rows.
 pub(crate) struct Scratch {
@@ -45,9 +43,6 @@ pub(crate) struct Outputs {
     /// As [`Scratch::split_k`], for the head.
     pub split_k: Option<Buffer>,
 }
-
-/// Timeout of clearing memory; Mesa's CPU driver is slow.
-pub(super) const CLEAR_TIMEOUT: Duration = Duration::from_secs(60);
 
 impl Outputs {
     pub fn new(model: &Model, rows: usize) -> Result<Self> {
