@@ -227,18 +227,11 @@ void write_int16(uint first, uint i, vec2 values) {
     float factor = int16_factor(largest);
     OutputWords words = OutputWords(push.y);
     [[unroll]] for (uint j = 0; j < 2; j++) {
-        int q = int(roundEven(values[j] * factor));
-        // The low byte is signed: the high one makes up for it.
-        uint high = uint((q + 128) >> 8 & 0xff) << i % 4 * 8;
-        uint low = uint(q & 0xff) << i % 4 * 8;
-        [[unroll]] for (uint other = 1; other < 4; other *= 2) {
-            high |= subgroupShuffleXor(high, other);
-            low |= subgroupShuffleXor(low, other);
-        }
+        uvec2 both = int16_shuffled_words(int16_of(values[j], factor), i);
         if (i % 4 == 0) {
             uint at = (first + j * ROW_THREADS + i) / 4;
-            words.data[at] = high;
-            words.data[push.y_low + at] = low;
+            words.data[at] = both.x;
+            words.data[push.y_low + at] = both.y;
         }
     }
     if (i == 0) {

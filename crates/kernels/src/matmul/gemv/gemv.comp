@@ -42,6 +42,7 @@ layout(constant_id = 13) const bool WIDE = false;
 
 #include "weights.glsl"
 #include "gated.glsl"
+#include "int16.glsl"
 
 layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Words4 { uvec4 data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 8) readonly buffer Words2 { uvec2 data[]; };
@@ -105,7 +106,6 @@ const bool OWN_X = OWN_QUADS > 0;
 shared uvec4 x_high[OWN_X ? OWN_QUADS * 8 : 1];
 shared uvec4 x_low[OWN_X ? OWN_QUADS * 8 : 1];
 shared vec4 x_factors[OWN_X ? OWN_QUADS * 2 : 1];
-#include "int16.glsl"
 #include "prologue.glsl"
 #else
 const bool OWN_X = false;
@@ -309,21 +309,6 @@ float joined(uint from, uint column, uint row) {
     return sum;
 }
 
-// Scales below the smallest normal float are 0 to some drivers.
-float scale_for(uint largest) {
-    return largest < floatBitsToUint(1e-30) ? 0.0 : uintBitsToFloat(largest) / 32639.0;
-}
-
-int quantized(float value, float scale) {
-    return scale == 0.0 ? 0 : clamp(int(round(value / scale)), -32639, 32639);
-}
-
-void write_scale(uint first, float scale) {
-    // As int16_scale_at (vectors.rs).
-    uint half_group = first / STRIP;
-    push.y_scales.data[half_group / 8 * 8 + half_group % 2 * 4 + half_group % 8 / 2] = scale;
-}
-
 #if TIER >= 1
 // 16 threads that follow each other have the 16 gated values of a half group, one each.
 void write_shuffled(uint first, uint i, float value) {
@@ -331,22 +316,14 @@ void write_shuffled(uint first, uint i, float value) {
     [[unroll]] for (uint other = 1; other < STRIP; other *= 2) {
         largest = max(largest, subgroupShuffleXor(largest, other));
     }
-    float scale = scale_for(largest);
-    int q = quantized(value, scale);
-    // The low byte is signed: the high one makes up for it.
-    uint high = uint((q + 128) >> 8 & 0xff) << i % 4 * 8;
-    uint low = uint(q & 0xff) << i % 4 * 8;
-    [[unroll]] for (uint other = 1; other < 4; other *= 2) {
-        high |= subgroupShuffleXor(high, other);
-        low |= subgroupShuffleXor(low, other);
-    }
+    uvec2 both = int16_shuffled_words(int16_of(value, int16_factor(largest)), i);
     OutputWords words = OutputWords(push.y);
     if (i % 4 == 0) {
-        words.data[(first + i) / 4] = high;
-        words.data[push.y_low + (first + i) / 4] = low;
+        words.data[(first + i) / 4] = both.x;
+        words.data[push.y_low + (first + i) / 4] = both.y;
     }
     if (i == 0) {
-        write_scale(first, scale);
+        push.y_scales.data[int16_scale_at(first / STRIP)] = int16_scale(largest);
     }
 }
 #endif
@@ -357,19 +334,16 @@ void write_quarter(uint first, uint quarter, uint from) {
     for (uint i = 0; i < STRIP; i++) {
         largest = max(largest, magnitude(parts[from + i * PART]));
     }
-    float scale = scale_for(largest);
-    ivec4 high;
-    ivec4 low;
+    vec4 values;
     [[unroll]] for (uint i = 0; i < 4; i++) {
-        int q = quantized(parts[from + (quarter * 4 + i) * PART], scale);
-        low[i] = ((q + 128) & 255) - 128;
-        high[i] = (q - low[i]) >> 8;
+        values[i] = parts[from + (quarter * 4 + i) * PART];
     }
+    ivec4 q = int16_of(values, int16_factor(largest));
     OutputWords words = OutputWords(push.y);
-    words.data[first / 4 + quarter] = pack_bytes(high);
-    words.data[push.y_low + first / 4 + quarter] = pack_bytes(low);
+    words.data[first / 4 + quarter] = high_bytes(q);
+    words.data[push.y_low + first / 4 + quarter] = low_bytes(q);
     if (quarter == 0) {
-        write_scale(first, scale);
+        push.y_scales.data[int16_scale_at(first / STRIP)] = int16_scale(largest);
     }
 }
 
