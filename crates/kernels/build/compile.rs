@@ -1,4 +1,4 @@
-//! GLSL to SPIR-V, once for each tier that a shader names.
+//! Compiles GLSL to SPIR-V, once per tier that a shader declares.
 
 use std::collections::HashSet;
 use std::fs;
@@ -11,7 +11,7 @@ use glslang::{
     SpirvVersion, Target, VulkanVersion,
 };
 
-/// The tiers that ARCHITECTURE.md defines, by number.
+/// The tiers, by number; ARCHITECTURE.md defines them.
 const TIERS: [&str; 4] = ["T0", "T1", "T2", "T3"];
 
 /// A compiled shader.
@@ -19,7 +19,7 @@ const TIERS: [&str; 4] = ["T0", "T1", "T2", "T3"];
 pub struct Module {
     /// SPIR-V.
     pub words: Vec<u32>,
-    /// What glslang remarked; empty most of the time.
+    /// Warnings from glslang, usually empty.
     pub warnings: String,
 }
 
@@ -42,9 +42,9 @@ pub fn tiers(source: &str) -> Result<Vec<u32>, String> {
         .ok_or_else(|| format!("malformed tiers on line {line}: {FORM}"))
 }
 
-/// Compiles `source` with `TIER` defined; `#include "…"` looks through `includes` in their order.
+/// Compiles `source` with `TIER` defined. `#include "…"` searches `includes` in order.
 ///
-/// The error is glslang's log, with `path` where glslang has only a string number.
+/// The error is glslang's log, with `path` in place of the source string number.
 pub fn compile(path: &str, source: &str, tier: u32, includes: &[&Path]) -> Result<Module, String> {
     let compiler = Compiler::acquire().ok_or("glslang did not start")?;
     let options = CompilerOptions {
@@ -69,7 +69,7 @@ pub fn compile(path: &str, source: &str, tier: u32, includes: &[&Path]) -> Resul
     Ok(Module { words, warnings: tidy(&shader.get_log(), path) })
 }
 
-/// The bare log where there is one: the error's own text would frame it with an empty debug log.
+/// The log alone, where there is one: the error's own text would add an empty debug log.
 fn log(error: GlslangError) -> String {
     match error {
         GlslangError::PreprocessError(GlslangErrorLog { log, .. })
@@ -79,8 +79,8 @@ fn log(error: GlslangError) -> String {
     }
 }
 
-/// Puts the file's name where glslang has the number of a source string, and drops repeated lines: the
-/// preprocessor's warnings come a second time with the parser's.
+/// Replaces the source string number by the file's name, and drops repeated lines: the preprocessor's
+/// warnings are repeated by the parser.
 fn tidy(log: &str, path: &str) -> String {
     let mut seen = HashSet::new();
     let lines: Vec<&str> = log.lines().map(str::trim_end).filter(|line| seen.insert(*line)).collect();
@@ -94,7 +94,7 @@ struct Includes<'a> {
 
 impl IncludeHandler for Includes<'_> {
     fn include(&mut self, kind: IncludeType, header: &str, _: &str, _: usize) -> Option<IncludeResult> {
-        // glslang asks for "x" a second time as <x>: the first answer stands.
+        // glslang retries "x" as <x> after a failure; the first result stands.
         if kind == IncludeType::System {
             return None;
         }

@@ -1,8 +1,8 @@
-//! The Rust side of a kernel, as text: one module that targets the seam in `gpu::shader`.
+//! Generates the Rust side of a kernel as text: one module against the interface in `gpu::shader`.
 
 use crate::reflect::{Access, Constant, Interface, Kind, LocalSize, Member, Scalar};
 
-/// The module of one kernel, whose tiers [`agree`](crate::reflect::agree).
+/// The module of one kernel. Its tiers must [`agree`](crate::reflect::agree).
 pub fn module(kernel: &str, path: &str, tiers: &[(u32, Interface)]) -> String {
     let Some((_, interface)) = tiers.first() else { return String::new() };
     let mut items = vec![push(kernel, interface), constants(kernel, &interface.constants)];
@@ -89,7 +89,7 @@ impl gpu::SpecConstants for Constants {{
         format!("    /// `{name}`: `{glsl}`, constant {id}.\n    pub {}: {rust},\n", field(constant))
     });
     let values = each(|constant| format!("            {},\n", to_word(constant.scalar, &field(constant))));
-    // clippy wants Default derived where it can be.
+    // clippy requires Default to be derived where possible.
     let zero = constants.iter().all(|constant| constant.default == 0);
     let (derived, default) = if zero { ("Default, ", String::new()) } else { ("", default_impl(constants)) };
     format!(
@@ -115,7 +115,7 @@ fn default_impl(constants: &[Constant]) -> String {
         let value = literal(constant.scalar, constant.default);
         format!("            {}: {value},\n", field(constant))
     });
-    // The shader's number stands as it is, even where Rust has a name for it.
+    // Keep the shader's literal even where Rust has a named constant for it.
     let float = constants.iter().any(|constant| constant.scalar == Scalar::Float);
     let allow = if float { "    #[allow(clippy::approx_constant)]\n" } else { "" };
     let lines: String = lines.collect();
@@ -166,7 +166,7 @@ pub static TIERS: &[(u32, &gpu::Shader)] = &[{}];
     )
 }
 
-/// Shaders write constants in capitals, Rust fields are small.
+/// Constants are upper case in shaders, fields lower case in Rust.
 fn field(constant: &Constant) -> String {
     constant.name.to_lowercase()
 }
@@ -180,7 +180,7 @@ fn rust_type(scalar: Scalar) -> &'static str {
     }
 }
 
-/// The expression that turns a field into the word that travels.
+/// The expression that converts a field to its 32-bit word.
 fn to_word(scalar: Scalar, field: &str) -> String {
     match scalar {
         Scalar::Bool => format!("u32::from(self.{field})"),
@@ -195,7 +195,8 @@ fn literal(scalar: Scalar, bits: u32) -> String {
         Scalar::Bool => (bits != 0).to_string(),
         Scalar::Uint => bits.to_string(),
         Scalar::Int => (bits as i32).to_string(),
-        // Debug prints the shortest digits that read back to the same value, but no literal for the rest.
+        // Debug prints the shortest digits that parse back to the same value, but no valid literal for NaN
+        // and infinity.
         Scalar::Float if f32::from_bits(bits).is_finite() => format!("{:?}", f32::from_bits(bits)),
         Scalar::Float => format!("f32::from_bits({bits:#010x})"),
     }

@@ -1,8 +1,8 @@
-//! Build script: every `src/**/*.comp` becomes SPIR-V and a Rust module that matches it.
+//! Build script: compiles every `src/**/*.comp` to SPIR-V and generates a matching Rust module.
 //!
-//! For each shader and each tier that it names: [`compile`] to SPIR-V, [`reflect`] what the host must hand
-//! over, and [`emit`] the Rust side into `$OUT_DIR/shaders.rs`. The shader is the one source: host and shader
-//! cannot disagree.
+//! For each shader and each tier that it declares: [`compile`] to SPIR-V, [`reflect`] its interface, and
+//! [`emit`] the Rust side into `$OUT_DIR/shaders.rs`. The shader is the single source of truth: host and
+//! shader cannot disagree.
 
 mod compile;
 mod emit;
@@ -13,12 +13,13 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::{env, fs, process};
 
-/// Relative to the package root, where cargo runs build scripts: errors then name files as a reader would.
+/// Relative to the package root, where cargo runs build scripts, so that errors name files as the reader
+/// knows them.
 const SOURCES: &str = "src";
 const SHARED_INCLUDES: &str = "glsl";
 
 fn main() {
-    // The whole of src, not the shaders found in it: cargo would not notice a new shader otherwise.
+    // Watch all of src, not only the shaders found in it: cargo would miss a new shader otherwise.
     for watched in [SOURCES, SHARED_INCLUDES, "build"] {
         println!("cargo:rerun-if-changed={watched}");
     }
@@ -30,7 +31,7 @@ fn main() {
     }
 }
 
-/// Builds every shader; on failure the errors of all of them, so that one build shows the whole damage.
+/// Builds every shader. On failure returns the errors of all of them, so that one build shows them all.
 fn run() -> Result<(), Vec<String>> {
     let out = env::var_os("OUT_DIR").ok_or_else(|| vec!["no OUT_DIR: cargo runs this".to_owned()])?;
     let out = PathBuf::from(out);
@@ -49,7 +50,7 @@ fn run() -> Result<(), Vec<String>> {
     write(&out.join("shaders.rs"), modules.join("\n").as_bytes()).map_err(|error| vec![error])
 }
 
-/// Shaders by kernel name, which is the file's stem and becomes a module's name.
+/// Shaders by kernel name: the file stem, which becomes the module name.
 fn kernels(root: &Path) -> Result<BTreeMap<String, PathBuf>, String> {
     let mut kernels = BTreeMap::new();
     let mut folders = vec![root.to_path_buf()];

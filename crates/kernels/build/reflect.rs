@@ -1,20 +1,20 @@
-//! What the host must know of a shader: push constants, specialisation constants, workgroup size.
+//! Reflects the host-visible interface of a shader: push constants, specialisation constants, workgroup size.
 //!
-//! Answered from the tables of [`Module`]. What the seam in `gpu::shader` cannot carry is an error that names
-//! the culprit.
+//! Works on the tables of [`Module`]. Anything that `gpu::shader` cannot represent is an error that names the
+//! offending item.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 
 use crate::spirv::{self, Module, Type, storage};
 
-/// What every Vulkan 1.3 device grants (`maxPushConstantsSize`), the same as `gpu::MAX_PUSH_BYTES`.
+/// Guaranteed by every Vulkan 1.3 device (`maxPushConstantsSize`); equals `gpu::MAX_PUSH_BYTES`.
 const MAX_PUSH_BYTES: u32 = 128;
 
-/// The host's side of a shader.
+/// The host-visible interface of a shader.
 #[derive(Debug, PartialEq)]
 pub struct Interface {
-    /// Members of the push-constant block, as declared.
+    /// Members of the push-constant block, in declaration order.
     pub push: Vec<Member>,
     /// Bytes up to the end of the last member; 0 without a block.
     pub push_size: u32,
@@ -39,7 +39,7 @@ pub enum Kind {
     Buffer(Access),
 }
 
-/// A type that travels as one 32-bit word.
+/// A type passed as one 32-bit word.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Scalar {
     Bool,
@@ -48,7 +48,7 @@ pub enum Scalar {
     Float,
 }
 
-/// How the shader may touch a buffer, from its `readonly` and `writeonly`.
+/// How the shader may access a buffer, from its `readonly` and `writeonly` qualifiers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Access {
     Read,
@@ -62,7 +62,7 @@ pub struct Constant {
     pub id: u32,
     pub name: String,
     pub scalar: Scalar,
-    /// The default's 32 bits; `bool` as 0 or 1.
+    /// The default value's 32 bits; `bool` as 0 or 1.
     pub default: u32,
 }
 
@@ -89,7 +89,8 @@ pub fn reflect(words: &[u32]) -> Result<Interface, String> {
     Ok(Interface { push, push_size, constants, local_size })
 }
 
-/// All tiers share one Rust struct of push constants and one of constants, so all must declare the same.
+/// All tiers share one Rust struct of push constants and one of specialisation constants, so all must declare
+/// the same.
 pub fn agree(tiers: &[(u32, Interface)]) -> Result<(), String> {
     let Some(((lowest, base), others)) = tiers.split_first() else { return Ok(()) };
     for (tier, other) in others {
@@ -104,7 +105,7 @@ pub fn agree(tiers: &[(u32, Interface)]) -> Result<(), String> {
     Ok(())
 }
 
-/// The first place where two lists differ: what they list, and the two items.
+/// The first difference between two lists: the item kind and the two items.
 fn difference<T: PartialEq + fmt::Display>(what: &str, a: &[T], b: &[T]) -> Option<(String, String, String)> {
     let index = (0..a.len().max(b.len())).find(|&index| a.get(index) != b.get(index))?;
     let show = |item: Option<&T>| item.map_or("nothing".to_owned(), T::to_string);
@@ -117,7 +118,7 @@ fn reject_descriptors(module: &Module) -> Result<(), String> {
     else {
         return Ok(());
     };
-    // A block without an instance name is known by its type's.
+    // A block without an instance name is identified by its type name.
     let block = match module.types.get(&variable.pointer) {
         Some(Type::Pointer { pointee, .. }) => module.name(*pointee),
         _ => None,
@@ -183,13 +184,13 @@ fn scalar(module: &Module, id: u32) -> Option<Scalar> {
     }
 }
 
-/// One id can have several targets: for `local_size_x_id` glslang makes nameless ones beside the named one.
+/// One id can have several targets: for `local_size_x_id` glslang adds unnamed constants to the named one.
 fn constants(module: &Module) -> Result<Vec<Constant>, String> {
     let mut by_id: BTreeMap<u32, Option<Constant>> = BTreeMap::new();
     for (&target, &id) in &module.spec_ids {
         let declared = by_id.entry(id).or_default();
         let Some(name) = module.name(target) else { continue };
-        // glslang lets `constant_id` stand before an expression, where SPIR-V allows no SpecId.
+        // glslang accepts `constant_id` on an expression, where SPIR-V allows no SpecId.
         let expression =
             || format!("constant {id} `{name}`: make its default a literal, or leave out constant_id");
         let constant = module.constants.get(&target).ok_or_else(expression)?;
@@ -225,7 +226,7 @@ fn local_size(module: &Module, constants: &[Constant]) -> Result<[LocalSize; 3],
 }
 
 impl Kind {
-    /// Size in the block: a buffer is its 64-bit address.
+    /// Size within the block; a buffer is its 64-bit address.
     fn bytes(self) -> u32 {
         match self {
             Kind::Word(_) => 4,
@@ -235,7 +236,7 @@ impl Kind {
 }
 
 impl Scalar {
-    /// The type's name in GLSL.
+    /// The GLSL name of the type.
     pub fn glsl(self) -> &'static str {
         match self {
             Scalar::Bool => "bool",

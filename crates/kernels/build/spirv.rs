@@ -1,7 +1,7 @@
-//! A walk over the instructions of a SPIR-V module that tables what reflection asks for.
+//! Parses a SPIR-V module into the tables that reflection needs.
 //!
-//! Opcode and enum numbers are those of the SPIR-V specification, 1.6. Malformed modules give an error and
-//! never a panic: a build script that panics hides the shader's name behind a backtrace.
+//! Opcode and enum numbers are those of the SPIR-V 1.6 specification. Malformed modules give an error, never
+//! a panic: a build script that panics hides the shader's name behind a backtrace.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -53,7 +53,7 @@ const MODE_LOCAL_SIZE: u32 = 17;
 const MODE_LOCAL_SIZE_ID: u32 = 38;
 const BUILT_IN_WORKGROUP_SIZE: u32 = 25;
 
-/// Types that an interface may use, scalars of 32 bits only; all others stay out of the table.
+/// Types that an interface may use; scalars are 32-bit only. Others are not tabled.
 pub enum Type {
     Bool,
     Uint,
@@ -67,14 +67,14 @@ pub enum Type {
     },
 }
 
-/// A variable outside or inside of functions.
+/// A variable, global or function-local.
 pub struct Variable {
     pub id: u32,
     pub pointer: u32,
     pub storage: u32,
 }
 
-/// A scalar constant, specialisable or not. Of a wide one, the low word.
+/// A scalar constant, specialisable or not. Of a 64-bit one, the low word.
 pub struct Constant {
     pub constant_type: u32,
     pub bits: u32,
@@ -83,7 +83,7 @@ pub struct Constant {
 /// A struct's id and the index of a member.
 pub type Member = (u32, u32);
 
-/// The tables of a module, by result id unless said otherwise.
+/// The tables of a module, by result id unless noted otherwise.
 #[derive(Default)]
 pub struct Module {
     names: HashMap<u32, String>,
@@ -93,15 +93,16 @@ pub struct Module {
     pub non_readable: HashSet<Member>,
     pub types: HashMap<u32, Type>,
     pub constants: HashMap<u32, Constant>,
-    /// `SpecId` decorations. Ordered, so that the same module gives the same error each time.
+    /// `SpecId` decorations. Ordered, so that errors are deterministic.
     pub spec_ids: BTreeMap<u32, u32>,
     pub variables: Vec<Variable>,
-    /// Workgroup size in numbers (`LocalSize`).
+    /// Workgroup size as literals (`LocalSize`).
     pub fixed_size: Option<[u32; 3]>,
-    /// Workgroup size in constants (`LocalSizeId`, or its forerunner, the built-in `WorkgroupSize`).
+    /// Workgroup size as constants (`LocalSizeId`, or its predecessor, the built-in `WorkgroupSize`).
     pub size_ids: Option<[u32; 3]>,
     workgroup_size: Option<u32>,
-    /// Functions that the entry point or a call names, and those with a body: a truncated module lacks some.
+    /// Functions that the entry point or a call references, and those with a body: a truncated module lacks
+    /// some.
     wanted_functions: HashSet<u32>,
     functions: HashSet<u32>,
     open_function: Option<u32>,
@@ -133,7 +134,7 @@ impl Module {
         Ok(module)
     }
 
-    /// The name in the source. What glslang makes by itself has none, or an empty one.
+    /// The name in the source. Objects that glslang generates have none, or an empty one.
     pub fn name(&self, id: u32) -> Option<&str> {
         self.names.get(&id).map(String::as_str).filter(|name| !name.is_empty())
     }
@@ -180,7 +181,7 @@ impl Module {
                 let bits = u32::from(opcode == op::SPEC_CONSTANT_TRUE);
                 self.constants.insert(word(1)?, Constant { constant_type: word(0)?, bits });
             }
-            // The specification has decorations before the constants that they decorate.
+            // The specification puts decorations before the constants that they decorate.
             op::CONSTANT_COMPOSITE | op::SPEC_CONSTANT_COMPOSITE if Some(word(1)?) == self.workgroup_size => {
                 self.size_ids = Some(operands.three(2)?);
             }
@@ -209,7 +210,7 @@ impl Operands<'_> {
         Ok([self.word(from)?, self.word(from + 1)?, self.word(from + 2)?])
     }
 
-    /// A literal string: UTF-8 in little-endian words, ended by a zero byte.
+    /// A literal string: UTF-8 in little-endian words, terminated by a zero byte.
     fn text(&self, from: usize) -> Result<String, String> {
         let words = self.0.get(from..).unwrap_or_default();
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();

@@ -1,18 +1,19 @@
-// Rows of several chunks in tiles, none of which has rows of two of them. A chunk is the rows of one sequence, which follow each other.
+// Tiles over the rows of several prefill chunks, such that no tile spans two chunks. A chunk is a run of rows
+// of one sequence.
 
 // A tile of a chunk.
 struct Tile {
     // Rows of the chunk.
     uint first;
     uint end;
-    // Which of its tiles.
+    // Index of the tile within the chunk.
     uint number;
 };
 
-// Tile `number` of the rows from `first` to before `end`, in tiles of `size` pairs, of which a row has `group`. `ends` says where each chunk
-// ends, of which there are `most` or fewer. A tile past the last has no rows.
-Tile tile_of_chunks(Numbers chunk_ends, uint most, uint first, uint end, uint group, uint size, uint number) {
-    // Asked for before it is known whether there are rows: that much sooner the positions are known.
+// Tile `number` of the rows first..end, in tiles of `size` pairs; a row has `group` pairs. `chunk_ends` holds
+// the end of each chunk; there are at most `max_chunks`. A tile past the last has no rows.
+Tile tile_of_chunks(Numbers chunk_ends, uint max_chunks, uint first, uint end, uint group, uint size, uint number) {
+    // Loaded before it is known whether there are rows, so that the positions can be loaded sooner.
     uint next = chunk_ends.data[0];
     for (uint chunk = 1; first < end; chunk++) {
         uint chunk_end = clamp(next, first, end);
@@ -20,7 +21,7 @@ Tile tile_of_chunks(Numbers chunk_ends, uint most, uint first, uint end, uint gr
         if (number < tiles) {
             return Tile(first, chunk_end, number);
         }
-        if (chunk == most) {
+        if (chunk == max_chunks) {
             break;
         }
         next = chunk_ends.data[chunk];

@@ -1,6 +1,6 @@
-// Sums over the LANES threads of a cluster (a power of two): neighbouring threads of a workgroup that share some work. Needs
-// THREADS, LANES, CLUSTER_SUMS (how many sums are made at once, at most) and common.glsl. From T1 on a cluster lies within a
-// subgroup and needs no barrier; at T0 every thread of the workgroup must come here.
+// Sums over a cluster: LANES (a power of two) neighbouring threads of a workgroup. Needs THREADS, LANES,
+// CLUSTER_SUMS (the maximum number of sums per call) and common.glsl. From T1 on a cluster lies within a
+// subgroup and needs no barrier; at T0 every thread of the workgroup must call it.
 #if TIER < 1
 shared float cluster_parts[THREADS * CLUSTER_SUMS];
 #endif
@@ -36,7 +36,7 @@ void cluster_sums(inout float values[CLUSTER_SUMS]) {
         }
         values[i] = value;
     }
-    // The next sums must not overwrite parts that another thread still reads.
+    // The next sums must not overwrite partial sums that another thread still reads.
     barrier();
 #endif
 }

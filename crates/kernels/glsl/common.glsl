@@ -1,5 +1,5 @@
-// What every kernel needs, at every tier. TIER is defined by the build: 0 is plain Vulkan 1.3, 1 adds fp16, int8, packed
-// dot products and subgroup operations.
+// Shared by every kernel, at every tier. TIER is defined by the build: 0 is plain Vulkan 1.3, 1 adds fp16,
+// int8, packed dot products and subgroup operations.
 #extension GL_EXT_buffer_reference : require
 #extension GL_EXT_scalar_block_layout : require
 #extension GL_EXT_control_flow_attributes : require
@@ -11,8 +11,9 @@
 #extension GL_KHR_shader_subgroup_shuffle : require
 #endif
 
-// A thread's number within its workgroup, such that neighbours (0 and 1, 2 and 3, …) share a subgroup. The mapping from
-// gl_LocalInvocationIndex to subgroups is the driver's business, so tiers with subgroup operations count by subgroup.
+// Index of a thread within its workgroup, such that neighbours (0 and 1, 2 and 3, …) share a subgroup. The
+// driver chooses how gl_LocalInvocationIndex maps to subgroups, so tiers with subgroup operations count by
+// subgroup.
 uint thread_index() {
 #if TIER >= 1
     return gl_SubgroupID * gl_SubgroupSize + gl_SubgroupInvocationID;
@@ -21,7 +22,7 @@ uint thread_index() {
 #endif
 }
 
-// Four signed bytes times four signed bytes, summed.
+// Dot product of four signed bytes.
 int dot4(uint a, uint b) {
 #if TIER >= 1
     return dotPacked4x8EXT(int(a), int(b));
@@ -54,8 +55,8 @@ uint pack_bytes(ivec4 values) {
     return bytes.x | bytes.y << 8 | bytes.z << 16 | bytes.w << 24;
 }
 
-// How large a value is, as bits: integers in the order of the sizes, with what is not a number above all. So the largest of several
-// is none where one of them is none, where max of floats would leave that out.
+// Magnitude of a float as bits: integers that order like the magnitudes, with NaN above all. The maximum of
+// several is therefore NaN if one of them is, where max of floats would drop it.
 uint magnitude(float value) {
     return floatBitsToUint(value) & 0x7fffffffu;
 }

@@ -1,8 +1,9 @@
-// What becomes of a gate and its up value. Needs a constant EPILOGUE, numbered as in product.rs.
+// The gated activation: GELU or SiLU of the gate, times up. Needs a constant EPILOGUE, numbered like Epilogue
+// in matmul/common.
 const uint GEGLU = 1;
 const uint SWIGLU = 2;
 
-// 1 / (1 + e⁻ˣ). Beyond ±80 it is 1 or so small that nothing follows from it; e¹⁶⁰ would overflow.
+// 1 / (1 + e⁻ˣ). Beyond ±80 it is 1, or too small to matter; e¹⁶⁰ would overflow.
 float sigmoid(float x) {
     return 1.0 / (1.0 + exp(clamp(-x, -80.0, 80.0)));
 }

@@ -1,16 +1,17 @@
-// How keys and values lie in the cache (see kv.rs). A line is a key, or a value, of one kv head at one position. Needs KV_BITS,
-// HEAD_DIM, PAGE_SIZE, common.glsl and half.glsl.
+// Memory layout of keys and values in the cache (see attention/kv.rs). A line is the key, or the value, of
+// one KV head at one position. Needs KV_BITS, HEAD_DIM, PAGE_SIZE, common.glsl and half.glsl.
 const bool F16 = KV_BITS == 16;
 const bool INT8 = KV_BITS == 8;
 
-// int8: words (4 values) of a line, words of two scales behind the page's values, and words of a kv head's page.
+// int8: words (4 values) per line, words of two scales after the values of the page, and words per page and
+// KV head.
 const uint INT8_WORDS = HEAD_DIM / 4;
 const uint INT8_SCALE_WORDS = (HEAD_DIM + 63) / 64;
 const uint INT8_PAGE_WORDS = PAGE_SIZE * (INT8_WORDS + INT8_SCALE_WORDS);
 // Words that share a scale.
 const uint INT8_GROUP = 8;
 
-// A line's first word of values, and of scales.
+// First word of a line's values, and of its scales.
 uint int8_at(uint line) {
     return line / PAGE_SIZE * INT8_PAGE_WORDS + line % PAGE_SIZE * INT8_WORDS;
 }
@@ -19,24 +20,24 @@ uint int8_scales_at(uint line) {
     return line / PAGE_SIZE * INT8_PAGE_WORDS + PAGE_SIZE * INT8_WORDS + line % PAGE_SIZE * INT8_SCALE_WORDS;
 }
 
-// The scale of a group with this reach, its largest magnitude, as f16. What is not a number becomes a scale that is none either.
+// The scale, as f16, of a group with this largest magnitude. NaN gives a NaN scale.
 uint int8_scale(uint reach) {
     return half_bits(uintBitsToFloat(reach) * (1.0 / 127.0));
 }
 
-// The scale of word number `word` of a line, from the word that has it.
+// The scale of word `word` of a line, from the word that contains it.
 uint int8_scale_of(uint scales, uint word) {
     return scales >> word / INT8_GROUP % 2 * 16 & 0xffff;
 }
 
-// Four values as a word. A scale that is zero or no number has nothing to count with.
+// Four values packed into a word. With a scale of zero or NaN the quantised values are irrelevant.
 uint int8_word(vec4 values, uint scale) {
     bool counts = scale != 0 && scale < 0x7c00;
     vec4 q = clamp(roundEven(values / unpackHalf2x16(counts ? scale : 0x3c00).x), -127.0, 127.0);
     return counts ? pack_bytes(ivec4(q)) : 0;
 }
 
-// And back: exact, 7 bits times 11.
+// Dequantises a word. Exact: 7 bits times 11.
 vec4 int8_values(uint word, uint scale) {
     return bytes_to_floats(word) * unpackHalf2x16(scale).x;
 }

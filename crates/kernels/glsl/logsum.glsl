@@ -1,10 +1,10 @@
-// The logarithm of a sum of exponentials in parts that can be joined: sum = Σ exp((logit − largest) · scale).
+// Log-sum-exp as mergeable partial states: sum = Σ exp((logit − largest) · scale).
 struct LogSum {
     float largest;
     float sum;
 };
 
-// Finite, so that the difference of two empty parts is a number.
+// Finite, so that the difference of two empty states is not NaN.
 const float LOWEST = -3.402823466e38;
 const float MINUS_INFINITY = uintBitsToFloat(0xff800000u);
 
@@ -12,7 +12,7 @@ LogSum no_logits() {
     return LogSum(LOWEST, 0.0);
 }
 
-// Four more; minus infinity adds nothing.
+// Adds four logits; minus infinity adds nothing.
 LogSum add_logits(LogSum part, vec4 logits, float scale) {
     float largest = max(max(max(logits.x, logits.y), max(logits.z, logits.w)), part.largest);
     vec4 terms = exp((logits - largest) * scale);
@@ -26,8 +26,8 @@ LogSum join_logits(LogSum a, LogSum b, float scale) {
     return LogSum(largest, sum);
 }
 
-// Not a number, or plus infinity: nothing that a model may say. By its bits, because compilers may assume that there are no
-// such floats.
+// NaN or plus infinity, which no logit may be. Tested on the bits, because compilers may assume that there
+// are no such floats.
 bool is_bad(float logit) {
     uint bits = floatBitsToUint(logit);
     return (bits & 0x7fffffffu) >= 0x7f800000u && bits != 0xff800000u;

@@ -1,24 +1,25 @@
-// Products of 16 × 16 matrices by a whole subgroup: the operands a and b are f16, the sums f32. Needs common.glsl, LANES, the threads of
-// a subgroup, and `shared uvec4 units[]`, in which all matrices lie: of uvec4, so that devices can load them 16 bytes at a time.
-// Places and strides count units.
+// Products of 16 × 16 matrices by a whole subgroup: operands a and b in f16, accumulators in f32. Needs
+// common.glsl, LANES (the subgroup size), and `shared uvec4 units[]`, which holds all matrices; uvec4, so
+// that devices can load 16 bytes at a time. Offsets and strides are in units.
 //
-// From tier T2 on these are cooperative matrices. Below it a and b are no more than places, and the products are made element by
-// element as they are needed: slow, and there so that a kernel's way through its data can be tested on devices without matrix units.
+// From tier T2 on these are cooperative matrices. Below it, a and b are only offsets, and the products are
+// computed element by element on demand: slow, but it lets a kernel's data flow be tested on devices without
+// matrix units.
 #extension GL_KHR_memory_scope_semantics : require
 
 #if TIER >= 2
 #extension GL_KHR_cooperative_matrix : require
 #define MatrixA coopmat<float16_t, gl_ScopeSubgroup, 16, 16, gl_MatrixUseA>
-// Columns of b and of the sums: 16, but where someone knows better.
+// Columns of b and of the accumulator: 16 unless overridden.
 #ifndef MATRIX_COLUMNS
 #define MATRIX_COLUMNS 16
 #endif
 #define MatrixB coopmat<float16_t, gl_ScopeSubgroup, 16, MATRIX_COLUMNS, gl_MatrixUseB>
 #define MatrixSums coopmat<float, gl_ScopeSubgroup, 16, MATRIX_COLUMNS, gl_MatrixUseAccumulator>
 
-// Row r of a starts r strides from `at`.
+// Row r of a starts r strides after `at`.
 #define matrix_load_a(a, at, stride) coopMatLoad(a, units, at, stride, gl_CooperativeMatrixLayoutRowMajor)
-// Row r of b, or column c of it, starts so many strides from `at`.
+// Row r of b, or column c, starts that many strides after `at`.
 #define matrix_load_b_rows(b, at, stride) coopMatLoad(b, units, at, stride, gl_CooperativeMatrixLayoutRowMajor)
 #define matrix_load_b_columns(b, at, stride) coopMatLoad(b, units, at, stride, gl_CooperativeMatrixLayoutColumnMajor)
 #define matrix_load_sums(c, at, stride) coopMatLoad(c, units, at, stride, gl_CooperativeMatrixLayoutRowMajor)
@@ -33,10 +34,10 @@
 #define matrix_divide(c, divisors) c = c / divisors
 #define matrix_add(c, terms) c = c + terms
 
-// For loops that are worth it here alone.
+// Unrolls loops only with cooperative matrices, where it pays.
 #define unrolled [[unroll]]
 
-// What one thread of the subgroup has written to shared memory, the others see.
+// Makes one thread's shared-memory writes visible to the rest of the subgroup.
 void subgroup_shared_barrier() {
     controlBarrier(gl_ScopeSubgroup, gl_ScopeSubgroup, gl_StorageSemanticsShared, gl_SemanticsAcquireRelease);
 }
@@ -44,10 +45,10 @@ void subgroup_shared_barrier() {
 #else
 
 struct MatrixA { uint at; uint stride; };
-// From column to column and from row to row, in values.
+// Column stride and row stride, in values.
 struct MatrixB { uint at; uint across; uint down; bool ones; };
-// Element i of a thread is number i · LANES + its own number, row by row. LANES is 4 at least; a size that follows from LANES would
-// make this a type that GLSL does not let be copied.
+// Element i of a thread is element i · LANES + its lane, row-major. LANES is at least 4; an array size
+// derived from LANES would make this a type that GLSL does not allow to be copied.
 struct MatrixSums { float elements[64]; };
 
 const uint MATRIX_OWN = 256 / LANES;
@@ -61,10 +62,10 @@ float matrix_half(uint at, uint i) {
     return unpackHalf2x16(units[at + i / 8][i / 2 % 4])[i % 2];
 }
 
-// Where element e of sums lies, four to a unit.
+// Offset of accumulator element e, four elements per unit.
 #define matrix_place(e, at, stride) units[(at) + (e) / 16 * (stride) + (e) % 16 / 4][(e) % 4]
 
-// Element e of a · b, added to a sum.
+// Adds element e of a · b to a sum.
 float matrix_dot(MatrixA a, MatrixB b, uint e, float sum) {
     [[dont_unroll]] for (uint k = 0; k < 16; k += 2) {
         vec2 of_a = unpackHalf2x16(units[a.at + e / 16 * a.stride + k / 8][k / 2 % 4]);
@@ -75,7 +76,7 @@ float matrix_dot(MatrixA a, MatrixB b, uint e, float sum) {
     return sum;
 }
 
-// No functions with sums as parameters: those would be copied, element by element.
+// Macros, because function parameters of this type would be copied element by element.
 #define matrix_each(what) [[dont_unroll]] for (uint i_ = 0; i_ < MATRIX_OWN; i_++) { \
     uint e_ = i_ * LANES + gl_SubgroupInvocationID; \
     what; }
@@ -89,11 +90,11 @@ float matrix_dot(MatrixA a, MatrixB b, uint e, float sum) {
 #define matrix_add(c, terms) matrix_each(c.elements[i_] += terms.elements[i_])
 #define matrix_multiply(a, b, c) matrix_each(c.elements[i_] = matrix_dot(a, b, e_, c.elements[i_]))
 
-// Unrolled, it takes Mesa's CPU driver minutes to compile.
+// Not unrolled: Mesa's CPU driver would take minutes to compile it.
 #define unrolled [[dont_unroll]]
 
-// That driver takes a barrier of any scope for the workgroup's, which not all subgroups come to; its subgroups are vectors and need
-// none.
+// That driver treats a barrier of any scope as a workgroup barrier, which not all subgroups reach; its
+// subgroups are vectors and need none.
 void subgroup_shared_barrier() {
     memoryBarrier(gl_ScopeSubgroup, gl_StorageSemanticsShared, gl_SemanticsAcquireRelease);
 }

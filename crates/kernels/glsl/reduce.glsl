@@ -1,4 +1,4 @@
-// The sum over a workgroup, in an order that depends on nothing but THREADS and the subgroup size. Needs THREADS and
+// Sum over a workgroup, in an order that depends only on THREADS and the subgroup size. Needs THREADS and
 // common.glsl.
 #if TIER >= 1
 // A subgroup has at least 4 threads on every device that has tier T1.
@@ -21,7 +21,7 @@ float workgroup_sum(float value) {
 #else
     reduce_parts[gl_LocalInvocationIndex] = value;
     barrier();
-    // THREADS is a power of two here: the policies see to it.
+    // THREADS is a power of two here, which the policies guarantee.
     for (uint half_way = THREADS / 2; half_way > 0; half_way /= 2) {
         if (gl_LocalInvocationIndex < half_way) {
             reduce_parts[gl_LocalInvocationIndex] += reduce_parts[gl_LocalInvocationIndex + half_way];
@@ -30,7 +30,7 @@ float workgroup_sum(float value) {
     }
     float sum = reduce_parts[0];
 #endif
-    // The next sum must not overwrite parts that another thread still reads.
+    // The next sum must not overwrite partial sums that another thread still reads.
     barrier();
     return sum;
 }

@@ -1,5 +1,5 @@
-// Weights in the tiled layout (see layout.rs) as floats. Needs common.glsl and a constant SCHEME, numbered as the schemes are
-// in layout.rs.
+// Weights in the tiled layout (see `Layout` in crate tensor) as floats. Needs common.glsl and a constant
+// SCHEME, numbered like `Scheme`.
 const uint INT8 = 0;
 const uint INT4 = 1;
 const uint INT8_MIN = 2;
@@ -23,7 +23,7 @@ vec2 halves_to_floats(uint word) {
     return SCHEME == F16 ? unpackHalf2x16(word) : uintBitsToFloat(uvec2(word << 16, word & 0xffff0000u));
 }
 
-// Nibbles are two's complement: moved to the high half of a byte they are 16 · q.
+// Nibbles are two's complement: shifted to the high half of a byte they are 16 · q.
 uvec4 low_nibbles(uvec4 words) {
     return (words << 4) & 0xf0f0f0f0u;
 }
@@ -32,7 +32,7 @@ uvec4 high_nibbles(uvec4 words) {
     return words & 0xf0f0f0f0u;
 }
 
-// Scale and minimum of a group as they multiply and add to what integers are read as: bytes, 16 · q for nibbles.
+// Scale and minimum of a group as applied to the stored integers: bytes, or 16 · q for nibbles.
 vec2 scale_of(float d, float m) {
     return SCHEME == INT4_MIN ? vec2(d * 0.0625, m + 8.0 * d) : SCHEME == INT4 ? vec2(d * 0.0625, 0.0) : vec2(d, m);
 }

@@ -1,14 +1,62 @@
-//! Everything that runs on the GPU: one folder a kernel.
+//! The GPU kernels: GLSL compute shaders and the Rust code that selects, compiles and records them.
 //!
-//! A kernel's folder holds its shader (`.comp`), the host's call (`mod.rs`), the choice of variant for a shape and a
-//! device (`policy.rs`, pure), the same computation on the CPU in the plainest way (`reference.rs`), the cases in which
-//! the two are compared (`cases.rs`) and tests. The cases serve twice: `cargo test` runs them on Mesa's CPU driver with the
-//! validation layer, `indrik doctor --selftest` on the user's own GPU.
+//! # Layout
 //!
-//! Shaders know nothing of the host and the host nothing of their layout: the build script reflects every compiled
-//! shader and generates [`shaders`], with a struct for its push constants and one for its specialisation constants.
+//! | module | kernels |
+//! |---|---|
+//! | [`attention`] | RoPE with the KV cache write; decode, paged and flash attention |
+//! | [`matmul`] | GEMV, GEMM, products on cooperative matrices, gated activations, autotuning |
+//! | [`norm`], [`embed`] | RMSNorm with residual add; embedding lookup |
+//! | [`sample`], [`score`] | logits to tokens; logits to negative log-likelihoods |
+//! | [`transcode`] | weights from a file's encoding to the tiled layout |
+//! | [`bench`] | bandwidth and dispatch probes, random data |
 //!
-//! To add a kernel: make its folder, and add it to [`ALL`].
+//! A kernel's folder holds its shader (`.comp`), the host code (`mod.rs`), the selection of a variant for a shape and a
+//! device (`policy.rs`, pure), a straightforward CPU reference (`reference.rs`), the cases that compare the two
+//! (`cases.rs`), and tests. The cases have two users: `cargo test` runs them on Mesa's CPU driver under the validation
+//! layer, `indrik doctor --selftest` on the user's own GPU.
+//!
+//! Every kernel has the same life cycle. Its `policy` maps a `Shape` (what to compute) and the device's
+//! [`Caps`](gpu::Caps) to a `Plan` (how); `new` compiles that variant; `record` appends dispatches to a
+//! [`Recorder`](gpu::Recorder). Nothing is allocated or submitted in between: memory belongs to the caller.
+//!
+//! Operands carry their own format: a weight [`Matrix`] its scheme, layout and scales, [`Vectors`] their
+//! [`Activations`] format. A kernel rejects operands that do not fit, with an error that names them.
+//!
+//! The build script reflects every compiled shader and generates [`shaders`], with one struct of push constants and one
+//! of specialisation constants per shader: host and shader cannot disagree about their interface.
+//!
+//! To add a kernel: create its folder, declare it in its parent module, and add it to [`ALL`]. A test fails if a folder
+//! with a shader is missing there.
+//!
+//! # Example
+//!
+//! y = W · x on the GPU, for one column of f32 activations:
+//!
+//! ```no_run
+//! use gpu::{Arena, Device, Lifetime, Memory};
+//! use kernels::{
+//!     Activations, Matrix, Target, Vectors,
+//!     matmul::gemv::{Gemv, Source, policy::Shape},
+//! };
+//! use tensor::{Layout, Scheme};
+//!
+//! # fn run(device: &Device) -> gpu::Result<Vec<f32>> {
+//! let (rows, k) = (1024, 640);
+//! let layout = Layout::new(Scheme::Int8, rows, k).expect("K is a multiple of the group size");
+//! let mut arena = Arena::new(device, Lifetime::Scratch, Memory::Shared);
+//! let weights = Matrix::allocate(&mut arena, "weights", layout, device.caps())?;
+//! let x = Vectors::new(&mut arena, "x", Activations::F32, k, 1)?;
+//! let y = arena.buffer("y", rows as u64 * 4)?;
+//! // Fill `weights` and `x` here.
+//!
+//! let kernel = Gemv::new(device, Shape::plain(layout, 1, Activations::F32))?;
+//! let mut recorder = device.recorder()?;
+//! kernel.record(&mut recorder, "product", &weights, Source::Vectors(&x), &Target::whole(&y, rows))?;
+//! recorder.seal()?.run(std::time::Duration::from_secs(1))?;
+//! y.read_vec()
+//! # }
+//! ```
 
 pub mod attention;
 pub mod bench;

@@ -1,4 +1,4 @@
-//! A matrix of weights in GPU memory. The scheme, the layout and the scales travel with it: no kernel can be handed bytes
+//! A weight matrix in GPU memory. Scheme, layout and scales are part of it: no kernel can be given the bytes
 //! without them.
 
 use gpu::{Arena, Buffer, Caps, Error, Recorder, Result};
@@ -13,12 +13,13 @@ pub struct Matrix {
     parts: Vec<MatrixBlock>,
 }
 
-/// A run of whole strips in buffers of their own: one allocation may not hold the largest matrices.
+/// A block of whole strips in its own buffers: the largest matrices exceed a device's maximum allocation
+/// size.
 #[derive(Debug)]
 pub struct MatrixBlock {
-    /// First row of the part in the matrix.
+    /// First row of the block in the matrix.
     pub first_row: usize,
-    /// Layout of the part alone.
+    /// Layout of the block alone.
     pub layout: Layout,
     /// The tiles.
     pub values: Buffer,
@@ -27,14 +28,14 @@ pub struct MatrixBlock {
 }
 
 impl MatrixBlock {
-    /// Bytes that one product reads.
+    /// Bytes read by one product.
     pub fn bytes(&self) -> u64 {
         self.values.len() + self.scales.as_ref().map_or(0, Buffer::len)
     }
 }
 
 impl Matrix {
-    /// Takes memory for a matrix; its content is undefined until it is filled.
+    /// Allocates memory for a matrix; its content is undefined until it is filled.
     pub fn allocate(arena: &mut Arena, what: &str, layout: Layout, caps: &Caps) -> Result<Self> {
         let strips =
             strips_per_block(&layout, caps.max_allocation).ok_or_else(|| Error::AllocationTooLarge {
@@ -87,7 +88,7 @@ impl Matrix {
         }
     }
 
-    /// Every row of a matrix in mapped memory, as kernels compute its weights.
+    /// Every row of a matrix in mapped memory, dequantised as kernels do.
     pub fn read(&self) -> Result<Vec<Vec<f32>>> {
         let mut rows = Vec::with_capacity(self.layout.rows);
         for part in &self.parts {
@@ -106,17 +107,17 @@ impl Matrix {
         self.layout
     }
 
-    /// The parts, in the order of their rows.
+    /// The blocks, in row order.
     pub fn blocks(&self) -> &[MatrixBlock] {
         &self.parts
     }
 
-    /// The same, to be filled by the CPU where it can map them.
+    /// The blocks, to be filled by the CPU where it can map them.
     pub fn blocks_mut(&mut self) -> &mut [MatrixBlock] {
         &mut self.parts
     }
 
-    /// Bytes that one product reads: values and scales.
+    /// Bytes read by one product: values and scales.
     pub fn bytes(&self) -> u64 {
         self.parts.iter().map(MatrixBlock::bytes).sum()
     }
@@ -126,8 +127,8 @@ fn bits(scales: &[f16]) -> Vec<u16> {
     scales.iter().map(|scale| scale.to_bits()).collect()
 }
 
-/// As many strips as fit one allocation, in whole pairs, so that a strip of gate and its strip of up stay together; none
-/// when not even one fits.
+/// Strips per allocation, rounded to whole pairs so that a strip of gate and its strip of up stay together;
+/// none when not even one strip fits.
 fn strips_per_block(layout: &Layout, max_allocation: u64) -> Option<usize> {
     let fit = max_allocation / layout.strip_value_bytes() as u64;
     let strips = layout.strips();
@@ -145,8 +146,8 @@ mod tests {
     use crate::Scheme;
 
     #[test]
-    fn a_large_matrix_continues_in_a_second_part() {
-        // The head of a 27B model in int8 on a driver that allows 1 GiB at once.
+    fn large_matrices_are_divided_into_blocks() {
+        // The head of a 27B model in int8 on a driver with a maximum allocation of 1 GiB.
         let head = Layout::new(Scheme::Int8, 262_144, 5376).unwrap();
         let strips = strips_per_block(&head, 1 << 30).unwrap();
         assert!(strips * head.strip_value_bytes() <= 1 << 30);

@@ -1,7 +1,8 @@
-//! Proof that this device and this driver compute what the reference computes.
+//! Self-test: checks that this device and driver compute what the CPU reference computes.
 //!
-//! A [`Case`] runs one kernel once, at one size, on random data, and compares every output with the CPU reference. Outputs
-//! are poisoned before the run and followed by a guard: what was not written, and what was written past the end, shows.
+//! A [`Case`] runs one kernel once, at one size, on random data, and compares every output with the
+//! reference. Outputs are poisoned before the run and followed by a guard, which exposes values that were not
+//! written and writes past the end.
 
 use std::time::Duration;
 
@@ -21,7 +22,7 @@ pub struct Case {
 type Run = Box<dyn Fn(&Device) -> Result<Comparison> + Send + Sync>;
 
 impl Case {
-    /// A case that compares as `run` says.
+    /// A case that runs and compares with `run`.
     pub fn new(
         name: String,
         tier: Tier,
@@ -30,29 +31,29 @@ impl Case {
         Self { name, tier, run: Box::new(run) }
     }
 
-    /// Runs it.
+    /// Runs the case.
     pub fn run(&self, device: &Device) -> Result<Comparison> {
         (self.run)(device)
     }
 }
 
-/// How a kernel's outputs compare with the reference's.
+/// The result of comparing a kernel's outputs with the reference.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Comparison {
-    /// The largest error, as a fraction of what is allowed: up to 1 is right.
+    /// The largest error, as a fraction of the allowance; up to 1 passes.
     pub worst_error: f64,
     /// Outputs compared.
     pub compared: usize,
-    /// The first output that is wrong.
+    /// Description of the first mismatch.
     pub first_mismatch: Option<String>,
 }
 
 impl Comparison {
-    /// An output that may differ by `allowed`.
+    /// Compares an output that may differ by `allowed`.
     pub fn close(&mut self, what: impl FnOnce() -> String, got: f64, want: f64, allowed: f64) {
         self.compared += 1;
         let error = (got - want).abs();
-        // What is not a number must not pass.
+        // NaN must not pass.
         let ratio = match error {
             0.0 => 0.0,
             _ if error.is_nan() => f64::INFINITY,
@@ -64,16 +65,16 @@ impl Comparison {
         self.worst_error = self.worst_error.max(ratio);
     }
 
-    /// The same for an output that must not be a number where the expected one, or its allowance, is none.
+    /// The same, but the output must be NaN where the expected value or its allowance is.
     pub fn close_or_none(&mut self, what: impl FnOnce() -> String, got: f64, want: f64, allowed: f64) {
         if want.is_nan() || allowed.is_nan() {
-            self.equal(|| format!("whether {} is no number", what()), &got.is_nan(), &true);
+            self.equal(|| format!("whether {} is NaN", what()), &got.is_nan(), &true);
         } else {
             self.close(what, got, want, allowed);
         }
     }
 
-    /// An output that must be the same.
+    /// Compares an output that must be equal.
     pub fn equal<T: PartialEq + std::fmt::Debug>(
         &mut self,
         what: impl FnOnce() -> String,
@@ -89,7 +90,7 @@ impl Comparison {
         }
     }
 
-    /// Whether every output is right, and there was one.
+    /// Whether all outputs match, and at least one was compared.
     pub fn passed(&self) -> bool {
         self.first_mismatch.is_none() && self.compared > 0
     }
@@ -104,7 +105,7 @@ pub struct Report {
     pub case: String,
     /// Tier.
     pub tier: Tier,
-    /// What came out; an error counts as failed.
+    /// The comparison; an error counts as failed.
     pub outcome: Result<Comparison>,
 }
 
@@ -123,7 +124,7 @@ pub fn cases(caps: &Caps) -> impl Iterator<Item = (&'static str, Case)> {
     })
 }
 
-/// Runs every case, or those of one kernel; `each` is told of each result as it comes.
+/// Runs every case, or those of one kernel; `each` gets each result as it arrives.
 pub fn run(device: &Device, only: Option<&str>, mut each: impl FnMut(&Report)) -> Vec<Report> {
     cases(device.caps())
         .filter(|(kernel, _)| only.is_none_or(|only| only == *kernel))
@@ -136,22 +137,22 @@ pub fn run(device: &Device, only: Option<&str>, mut each: impl FnMut(&Report)) -
         .collect()
 }
 
-/// How long a case may take: Mesa's CPU driver is slow, a hung GPU is slower.
+/// Timeout per case: Mesa's CPU driver is slow, a hung GPU slower.
 pub const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Memory that both sides see, for the inputs and outputs of a case.
+/// Host-visible memory for the inputs and outputs of a case.
 pub fn arena(device: &Device) -> Arena {
     Arena::new(device, Lifetime::Scratch, Memory::Shared).with_block_size(1 << 20)
 }
 
-/// Words after an output that must stay as they are.
+/// Words after an output that must stay unchanged.
 const GUARD: usize = 64;
-/// A signalling pattern: as f32 it is not a number.
+/// A recognisable bit pattern; a NaN as f32.
 pub(crate) const POISON: u32 = 0x7fa5_5a5a;
 
-/// An output buffer of 32-bit words: poisoned, with a guard behind it.
+/// An output buffer of 32-bit words: poisoned, and followed by a guard.
 pub struct Output {
-    /// To be given to the kernel.
+    /// The buffer to pass to the kernel.
     pub buffer: Buffer,
     words: usize,
 }
@@ -162,16 +163,16 @@ impl Output {
         Ok(Self { buffer: arena.buffer_from("output", &vec![POISON; words + GUARD])?, words })
     }
 
-    /// An output again, once its buffer has been lent to a kernel as part of something else.
+    /// Wraps a buffer that was created as an output and then used as part of something else.
     pub fn from_buffer(buffer: Buffer, words: usize) -> Self {
         Self { buffer, words }
     }
 
-    /// The words, once the kernel is done; the guard is checked on the way.
+    /// The words, once the kernel has finished; also checks the guard.
     pub fn read(&self, comparison: &mut Comparison) -> Result<Vec<u32>> {
         let mut words: Vec<u32> = self.buffer.read_vec()?;
         let guard = words.split_off(self.words);
-        comparison.equal(|| "the guard behind the output".into(), &guard, &vec![POISON; GUARD]);
+        comparison.equal(|| "the guard after the output".into(), &guard, &vec![POISON; GUARD]);
         Ok(words)
     }
 
@@ -181,7 +182,7 @@ impl Output {
     }
 }
 
-/// Numbers that look random and are the same on every machine (SplitMix64).
+/// Deterministic pseudo-random numbers (SplitMix64).
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
@@ -200,12 +201,12 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// Between −1 and 1.
+    /// Uniform between −1 and 1.
     pub fn signed(&mut self) -> f32 {
         ((self.bits() >> 40) as f32 / (1 << 23) as f32) - 1.0
     }
 
-    /// From `low` to `high`, both included.
+    /// Uniform from `low` to `high`, inclusive.
     pub fn integer(&mut self, low: i64, high: i64) -> i64 {
         low + (self.bits() % (high - low + 1) as u64) as i64
     }
@@ -216,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_comparison_fails_when_it_should() {
+    fn comparisons_detect_wrong_values() {
         let passes = |got: f64, want: f64| {
             let mut comparison = Comparison::default();
             comparison.close(|| "x".into(), got, want, 0.01);
@@ -227,6 +228,6 @@ mod tests {
         assert!(!passes(f64::NAN, 1.0));
         assert!(!passes(1.0, f64::NAN));
         assert!(!passes(f64::INFINITY, 1.0));
-        assert!(!Comparison::default().passed(), "nothing compared is nothing proved");
+        assert!(!Comparison::default().passed(), "an empty comparison must not pass");
     }
 }

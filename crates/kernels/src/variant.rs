@@ -1,18 +1,18 @@
-//! What is known of a kernel without running it.
+//! Kernels and their variants: what is known of a kernel without running it.
 
 use gpu::{Caps, Device, Error, Pipeline, RawConstants, Result, Shader, SpecConstants, Subgroup, Tier};
 
 use crate::selftest::Case;
 
-/// One kernel, as the self-test, the compile checks and the documentation see it.
+/// One kernel, as used by the self-test, the compile checks and the documentation.
 pub struct Kernel {
-    /// Its folder.
+    /// Name, after its folder.
     pub name: &'static str,
     /// What it computes, in a few words.
     pub about: &'static str,
-    /// Every pipeline that its policy may ask for on such a device.
+    /// Every pipeline that its policy may request on a device.
     pub variants: fn(&Caps) -> Vec<Variant>,
-    /// Where it is compared with its reference on such a device.
+    /// The self-test cases for a device.
     pub cases: fn(&Caps) -> Vec<Case>,
 }
 
@@ -27,12 +27,12 @@ pub struct Variant {
     pub shader: &'static Shader,
     /// Its specialisation constants.
     pub constants: RawConstants,
-    /// The subgroup size it wants.
+    /// The required subgroup size.
     pub subgroup: Subgroup,
 }
 
 impl Variant {
-    /// Puts a variant together from a shader's tiers (as generated: lowest first).
+    /// Creates a variant from a shader's tiers (as generated: lowest first).
     pub fn new(
         label: String,
         tiers: &[(u32, &'static Shader)],
@@ -49,44 +49,45 @@ impl Variant {
         }
     }
 
-    /// Whether both compile to the same.
+    /// Whether both compile to the same code.
     pub fn same_code(&self, other: &Variant) -> bool {
         (self.tier, &self.constants, self.subgroup) == (other.tier, &other.constants, other.subgroup)
     }
 
-    /// Compiles it, or finds it compiled.
+    /// Compiles the pipeline, or returns the cached one.
     pub fn pipeline(&self, device: &Device) -> Result<Pipeline> {
         let threads = self.shader.threads(&self.constants.0);
         let subgroup = match self.subgroup {
             Subgroup::Exactly(size) => size,
             Subgroup::Any => device.caps().max_subgroup_size,
         };
-        // From T1 on shaders count their threads by subgroups, which must all be full for that.
+        // From T1 on shaders derive the thread index from the subgroup, which requires full subgroups.
         if self.tier >= Tier::T1 && !threads.is_multiple_of(subgroup) {
-            let reason = format!("{threads} threads are not whole subgroups of {subgroup}");
+            let reason = format!("{threads} threads are not a multiple of the subgroup size, {subgroup}");
             return Err(Error::InvalidUse { what: format!("{} ({})", self.shader.name, self.label), reason });
         }
         device.pipeline(self.shader, &self.constants, self.subgroup)
     }
 }
 
-/// The shader for a tier: that tier's own, or the highest below it.
+/// The shader for a tier: that tier's, or the highest below it.
 fn shader_of(tiers: &[(u32, &'static Shader)], tier: Tier) -> &'static Shader {
     tiers
         .iter()
         .rev()
         .find(|(number, _)| *number <= tier as u32)
         .map(|(_, shader)| *shader)
-        .expect("every shader has tier T0 or is asked only for tiers it has")
+        .expect("every shader has tier T0, or only its own tiers are requested")
 }
 
-/// Runs every case of a kernel on Mesa's CPU driver with the validation layer; any wrong output or message fails.
+/// Runs every case of a kernel on Mesa's CPU driver with the validation layer; any wrong output or validation
+/// message fails.
 #[cfg(test)]
 pub(crate) fn run_cases_on_cpu(kernel: &Kernel) {
     let (Some(device), Some(t0_device)) = (testkit::cpu_device(), testkit::cpu_device_t0()) else { return };
-    // On a device that was opened without the features of T1, a T0 shader that needs one shows.
+    // A device opened without the T1 features exposes a T0 shader that needs one of them.
     let t0_cases = (kernel.cases)(t0_device.caps()).into_iter().map(|case| (&t0_device, case));
-    // What needs no more than T0 has been run by then.
+    // Cases at T0 have already run.
     let t1_cases = (kernel.cases)(device.caps()).into_iter().filter(|case| case.tier > Tier::T0);
     let cases = t1_cases.map(|case| (&device, case));
     let mut count = 0;

@@ -1,4 +1,4 @@
-//! The build script against real compiler output: what it reads from a shader, and what it refuses.
+//! Tests the build script against real compiler output: what it reflects, and what it rejects.
 
 #[path = "../build/compile.rs"]
 mod compile;
@@ -20,7 +20,7 @@ const HEADER: &str = "#version 460
 #extension GL_EXT_shader_explicit_arithmetic_types : require
 ";
 
-/// A shader that has one of everything.
+/// A shader that uses every supported feature.
 const FULL: &str = "
 layout(local_size_x_id = 0, local_size_y = 2) in;
 layout(constant_id = 0) const uint THREADS = 256;
@@ -45,12 +45,12 @@ fn interface(body: &str) -> Interface {
     reflect::reflect(&words(body, 0)).expect("reflects")
 }
 
-/// The error of a shader that compiles and must not pass.
+/// The error for a shader that compiles but must be rejected.
 fn refusal(body: &str) -> String {
     reflect::reflect(&words(body, 0)).expect_err("is refused")
 }
 
-/// The members of a push-constant block, with declarations to go before it.
+/// The members of a push-constant block, after the given declarations.
 fn push(declarations: &str, members: &str) -> Vec<(String, u32, Kind)> {
     let block = format!(
         "{declarations}\nlayout(push_constant, scalar) uniform Push {{ {members} }};\nvoid main() {{}}"
@@ -101,7 +101,7 @@ fn push_size_ends_with_the_last_member() {
 }
 
 #[test]
-fn a_bool_member_is_a_uint_as_in_memory() {
+fn bool_members_are_reflected_as_uint() {
     assert_eq!(push("", "bool flag;"), [("flag".to_owned(), 0, Kind::Word(Scalar::Uint))]);
 }
 
@@ -126,7 +126,7 @@ fn access_follows_readonly_and_writeonly() {
 }
 
 #[test]
-fn a_buffer_may_be_declared_before_it_is_defined() {
+fn forward_declared_buffers_are_reflected() {
     let list = "layout(buffer_reference) buffer Block;
         layout(buffer_reference, scalar) readonly buffer Block { Block next; float data[]; };";
     assert_eq!(access(list), Access::Read);
@@ -153,7 +153,7 @@ fn unsupported_push_members_are_named() {
 }
 
 #[test]
-fn push_blocks_end_at_128_bytes() {
+fn push_blocks_over_128_bytes_are_rejected() {
     let block = |bytes: u32| {
         let last = bytes - 4;
         format!(
@@ -165,7 +165,7 @@ fn push_blocks_end_at_128_bytes() {
 }
 
 #[test]
-fn descriptors_are_refused_by_name() {
+fn descriptors_are_rejected_by_name() {
     for (declaration, name) in [
         ("layout(binding = 0) buffer Block { float data[]; } instance;", "`instance`"),
         ("layout(binding = 0) buffer Block { float data[]; };", "`Block`"),
@@ -197,7 +197,8 @@ fn constants_of_each_type_keep_their_defaults() {
     assert_eq!(declared, expected);
 }
 
-/// The tiers share one struct of constants, which works as long as glslang keeps what a tier does not use.
+/// The tiers share one struct of constants, which works as long as glslang keeps constants that a tier does
+/// not use.
 #[test]
 fn unused_constants_and_members_survive_compilation() {
     let body = "
@@ -225,7 +226,7 @@ fn unsupported_constants_are_named() {
 }
 
 #[test]
-fn a_constant_id_before_an_expression_is_refused() {
+fn constant_ids_on_expressions_are_rejected() {
     let error = refusal(
         "layout(constant_id = 0) const uint A = 4;
         layout(constant_id = 1) const uint HALF = A / 2;
@@ -261,7 +262,7 @@ fn local_size_may_come_from_the_workgroup_size_built_in() {
     let mut at = HEADER_WORDS;
     while module[at] & 0xffff != 51 {
         if module[at] & 0xffff == 331 {
-            // OpExecutionModeId becomes OpNop, one a word.
+            // OpExecutionModeId becomes OpNop, one per word.
             let length = (module[at] >> 16) as usize;
             module[at..at + length].fill(1 << 16);
         }
@@ -288,7 +289,7 @@ fn a_local_size_constant_must_be_declared_and_uint() {
 }
 
 #[test]
-fn tiers_must_agree_on_what_the_host_hands_over() {
+fn tiers_must_have_the_same_interface() {
     let disagreement = |body: &str| {
         let tiers = [0, 2].map(|tier| (tier, reflect::reflect(&words(body, tier)).expect("reflects")));
         reflect::agree(&tiers)
@@ -343,7 +344,7 @@ fn corrupt_modules_do_not_panic() {
         {
             let mut corrupt = module.clone();
             corrupt[at] = value;
-            // Most are refused, some only rename a thing; none may panic.
+            // Most are rejected, some only rename a thing; none may panic.
             let _ = reflect::reflect(&corrupt);
         }
     }
@@ -365,7 +366,7 @@ fn tiers_are_parsed_strictly() {
     assert!(compile::tiers("#pragma tiers(T0)\n#pragma tiers(T1)").is_err());
 }
 
-/// A folder with the given files, of this test alone.
+/// A temporary folder with the given files, for one test.
 fn folder(name: &str, files: &[(&str, &str)]) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     fs::create_dir_all(&folder).expect("a folder for includes");
@@ -409,7 +410,7 @@ fn compile_errors_name_file_and_line() {
 }
 
 #[test]
-fn the_emitted_module_matches_the_seam() {
+fn emitted_modules_match_the_gpu_interface() {
     let tiers: Vec<_> =
         [0, 1].map(|tier| (tier, reflect::reflect(&words(FULL, tier)).expect("reflects"))).into();
     let text = emit::module("gemv", "src/gemv/gemv.comp", &tiers);
@@ -434,7 +435,8 @@ fn the_emitted_module_matches_the_seam() {
     }
 }
 
-/// A default must read back to the same bits, and clippy wants Default derived when it is all zeros.
+/// A default must parse back to the same bits, and clippy requires Default to be derived when it is all
+/// zeros.
 #[test]
 fn emitted_defaults_are_exact() {
     let emitted = |default: &str| {

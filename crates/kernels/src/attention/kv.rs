@@ -1,14 +1,17 @@
-//! The paged KV cache as kernels see it: per layer one buffer of keys and one of values, cut into pages that a table assigns
-//! to positions.
+//! The paged KV cache as kernels see it: per layer one buffer of keys and one of values, divided into pages
+//! that a page table assigns to positions.
 //!
-//! Element (page, kv head, position in page, d) of either buffer is number ((page · kv heads + head) · page length + position
-//! in page) · head_dim + d. f32 and f16 elements lie in that order, f16 two to a 32-bit word, so that every device can read them.
+//! Element (page, KV head, position in page, d) of either buffer has index ((page · kv_heads + head) ·
+//! page_size + position in page) · head_dim + d. f32 and f16 elements are stored in that order, f16 two per
+//! 32-bit word, so that every device can read them.
 //!
-//! int8 elements share a scale by groups of 32 neighbours of a head: a page of a kv head is first the values of all its positions,
-//! in the same order, four to a word; then, for each position, the scales of its groups as f16, two to a word. Where a head has an
-//! odd number of groups the upper half of its last word is zero: no two positions share a word, since they may be written at once.
-//! Values of a position stay aligned to 16 bytes and more, and a page is as contiguous as any other. A scale is the group's
-//! largest value / 127, rounded to f16 before the values are divided by it: what was rounded is what is multiplied with.
+//! int8 elements share a scale per group of 32 neighbours of a head. A page of one KV head holds first the
+//! values of all its positions, in the same order, four per word; then, for each position, the scales of its
+//! groups as f16, two per word. Where a head has an odd number of groups, the upper half of its last word is
+//! zero: no two positions share a word, since they may be written concurrently. The values of a position stay
+//! aligned to at least 16 bytes, and a page is as contiguous as in the other schemes. A scale is the group's
+//! largest magnitude / 127, rounded to f16 before the values are divided by it, so that values are quantised
+//! with the same scale that dequantises them.
 
 pub mod reference;
 
@@ -20,19 +23,19 @@ pub use tensor::{KV_INT8_GROUP as INT8_GROUP, KvScheme};
 pub struct KvShape {
     /// Key and value heads.
     pub kv_heads: u32,
-    /// Values of a head.
+    /// Values per head.
     pub head_dim: u32,
-    /// Positions of a page, a power of two.
+    /// Positions per page, a power of two.
     pub page_size: u32,
     /// Pages in the pool.
     pub pages: u32,
-    /// How elements are stored.
+    /// Storage scheme of the elements.
     pub scheme: KvScheme,
 }
 
-/// Shaders count elements in 32 bits, and SPIR-V takes an index for a signed one. With f16 this is 4 GiB a buffer, which is as
-/// much as drivers allow in one allocation.
-const MOST_ELEMENTS: u64 = 1 << 31;
+/// Shaders index elements with 32 bits, and SPIR-V treats an index as signed. With f16 this is 4 GiB per
+/// buffer, which is the most that drivers allow in one allocation.
+const MAX_ELEMENTS: u64 = 1 << 31;
 
 impl KvShape {
     /// Elements of K, and of V.
@@ -48,7 +51,7 @@ impl KvShape {
         lines.saturating_mul(self.scheme.head_bytes(self.head_dim))
     }
 
-    /// Number of the element of a position that the table puts on `page`.
+    /// Index of the element of a position that the table maps to `page`.
     pub fn element(&self, page: u32, head: u32, position: u32, d: u32) -> u64 {
         let line = (u64::from(page) * u64::from(self.kv_heads) + u64::from(head)) * u64::from(self.page_size);
         (line + u64::from(position % self.page_size)) * u64::from(self.head_dim) + u64::from(d)
@@ -59,9 +62,9 @@ impl KvShape {
         if let Err(reason) = self.scheme.check(self.head_dim, self.page_size) {
             return wrong(reason);
         }
-        if self.elements() > MOST_ELEMENTS {
+        if self.elements() > MAX_ELEMENTS {
             return wrong(format!(
-                "{} elements are more than the {MOST_ELEMENTS} that kernels can count: use fewer pages",
+                "{} elements exceed the {MAX_ELEMENTS} that kernels can index: use fewer pages",
                 self.elements()
             ));
         }
@@ -81,7 +84,7 @@ pub struct KvLayer {
 }
 
 impl KvLayer {
-    /// Takes memory for a layer; its content is undefined until positions are written.
+    /// Allocates memory for a layer; its content is undefined until positions are written.
     pub fn allocate(arena: &mut Arena, what: &str, shape: KvShape) -> Result<Self> {
         shape.check(what)?;
         let k = arena.buffer(what, shape.bytes())?;
@@ -89,17 +92,17 @@ impl KvLayer {
     }
 }
 
-/// Which page holds which positions of which slot: u32 `[slot][stride]`, entry position / page length is a page's number.
+/// The page table: u32 `[slot][stride]`; entry position / page_size of a slot is a page number.
 #[derive(Clone, Debug)]
 pub struct KvTable {
     /// The entries.
     pub view: View,
-    /// Entries of a slot.
+    /// Entries per slot.
     pub stride: u32,
 }
 
 impl KvTable {
-    /// Positions that a slot can have with pages of this shape.
+    /// Maximum positions per slot with pages of this shape.
     pub fn positions(&self, shape: &KvShape) -> u64 {
         u64::from(self.stride) * u64::from(shape.page_size)
     }
@@ -113,7 +116,7 @@ mod tests {
         KvShape { kv_heads: 16, head_dim: 128, page_size: 64, pages: 2048, scheme: KvScheme::F16 };
 
     #[test]
-    fn a_27b_layer_at_128k_positions() {
+    fn sizes_of_a_27b_layer_at_128k_positions() {
         assert_eq!(SHAPE.elements(), 1 << 28);
         assert_eq!(SHAPE.bytes(), 512 << 20);
         assert_eq!(KvShape { scheme: KvScheme::F32, ..SHAPE }.bytes(), 1 << 30);
@@ -128,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn shapes_that_kernels_cannot_address_are_refused() {
+    fn unaddressable_shapes_are_rejected() {
         assert!(SHAPE.check("kv").is_ok());
         assert!(KvShape { pages: 1 << 14, ..SHAPE }.check("kv").is_ok());
         let error = KvShape { pages: (1 << 14) + 1, ..SHAPE }.check("kv").unwrap_err().to_string();

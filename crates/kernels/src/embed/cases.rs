@@ -1,4 +1,4 @@
-//! Where the kernel is compared with its reference.
+//! Self-test cases: the kernel against its reference.
 
 use gpu::{Caps, Device, Result, Tier};
 use half::f16;
@@ -9,10 +9,11 @@ use crate::{
     selftest::{Case, Comparison, Output, Random, TIMEOUT, arena},
 };
 
-/// The 1B's.
+/// That of the 1B.
 const FACTOR: f32 = 33.941_125;
 
-/// Tokens and columns: one group; a strip and a quad; a row and a group more; the 270M's length; more than a workgroup takes.
+/// Tokens and columns: one group; a strip and a quad; a row and a group more; the 270M's length; more than
+/// one workgroup.
 const SHAPES: [(usize, usize); 5] = [(1, 32), (16, 128), (17, 160), (40, 640), (33, 1152)];
 /// Only floats have such lengths.
 const ODD: [(usize, usize); 4] = [(1, 1), (3, 7), (18, 130), (5, 1029)];
@@ -30,14 +31,15 @@ pub(super) fn cases(_: &Caps) -> Vec<Case> {
     list
 }
 
-/// Looks up every token, one past the last and one row that is not active, from embeddings cut into parts as `caps` demands.
+/// Looks up every token, one past the last and one inactive row, from embeddings divided into blocks as
+/// `caps` requires.
 pub(super) fn run(device: &Device, layout: Layout, caps: &Caps) -> Result<Comparison> {
     let Layout { rows: vocab, k: hidden, .. } = layout;
     let mut random = Random::new((vocab * 131 + hidden) as u64);
     let mut arena = arena(device);
     let mut embeddings = Matrix::allocate(&mut arena, "embeddings", layout, caps)?;
     fill(&mut embeddings, &mut random)?;
-    // Backwards, so that a row's number and its token differ.
+    // In reverse, so that a row's index and its token differ.
     let tokens: Vec<u32> = (0..=vocab as u32).rev().chain([0]).collect();
     let rows = tokens.len();
     let active = rows - 1;
@@ -70,13 +72,13 @@ pub(super) fn run(device: &Device, layout: Layout, caps: &Caps) -> Result<Compar
                     );
                 }
             }
-            None => comparison.equal(|| format!("row {row}, left alone"), &got, &&untouched[..hidden]),
+            None => comparison.equal(|| format!("row {row}, untouched"), &got, &&untouched[..hidden]),
         }
     }
     Ok(comparison)
 }
 
-/// Random bits where they are integers, random floats elsewhere, small f16 among them.
+/// Random bits for integer schemes, random floats otherwise, small f16 among them.
 fn fill(embeddings: &mut Matrix, random: &mut Random) -> Result<()> {
     let scheme = embeddings.layout().scheme;
     let mut half = |index: usize| {

@@ -1,15 +1,17 @@
 #version 460
 #pragma tiers(T0)
 #extension GL_GOOGLE_include_directive : require
-// residual[row] = factor · the embedding of tokens[row], from any scheme of the tiled layout (see layout.rs).
+// residual[row] = factor · the embedding of tokens[row], from any scheme of the tiled layout (see `Layout` in
+// crate tensor).
 //
-// One thread takes four neighbouring columns: they lie in one word of int8, in the same nibbles of one word of int4, in two
-// words of 16-bit floats or in four of f32. A row whose token is not in this part of the matrix is left alone.
+// One thread takes four neighbouring columns: they are in one word of int8, in the same nibbles of one word
+// of int4, in two words of 16-bit floats or in four of f32. Rows whose token is not in this block of the
+// matrix are left unchanged.
 #include "common.glsl"
 
 layout(local_size_x_id = 0) in;
 layout(constant_id = 0) const uint THREADS = 64;
-// As in Scheme (layout.rs).
+// As in `Scheme` (crate tensor).
 layout(constant_id = 1) const uint SCHEME = 0;
 
 const uint INT8 = 0;
@@ -32,7 +34,7 @@ layout(push_constant, scalar) uniform Push {
     Output residual;
     // Columns.
     uint hidden;
-    // Of this part: its first row in the matrix, and how many it has.
+    // First row of this block in the matrix, and its number of rows.
     uint part_first;
     uint part_rows;
     float factor;
@@ -47,7 +49,8 @@ const bool INTEGERS = SCHEME <= INT4_MIN;
 // Columns that share a row of a tile, 32 bytes.
 const uint COLUMNS = NIBBLES ? 64 : INTEGERS ? 32 : SCHEME == F32 ? 8 : 16;
 
-// The value of an f16. Not by unpackHalf2x16: devices may flush small numbers, which scales of quiet groups are.
+// The value of an f16. Not unpackHalf2x16: devices may flush subnormals, which the scales of small groups
+// are.
 float half_value(uint bits) {
     uint magnitude = bits & 0x7fff;
     float normal = uintBitsToFloat((magnitude << 13) + (112u << 23));
@@ -59,7 +62,7 @@ float half_at(uint index) {
     return half_value(push.scales.data[index / 2] >> index % 2 * 16 & 0xffff);
 }
 
-// Columns k to k + 3 of a row of the part.
+// Columns k to k + 3 of a row of the block.
 vec4 embedding(uint row, uint k) {
     uint quad = row / STRIP * ((push.hidden + QUAD - 1) / QUAD) + k / QUAD;
     uint tile = quad * (QUAD / COLUMNS) + k % QUAD / COLUMNS;
@@ -81,14 +84,14 @@ vec4 embedding(uint row, uint k) {
     uint bytes = push.values.data[word + k % GROUP / 4];
     uint scale = (quad * STRIP + row % STRIP) * (HAS_MIN ? 8 : 4) + k % QUAD / GROUP;
     if (NIBBLES) {
-        // Moved to the high half of a byte a nibble is 16 · q.
+        // Shifted to the high half of a byte a nibble is 16 · q.
         bytes = (k / GROUP % 2 == 0 ? bytes << 4 : bytes) & 0xf0f0f0f0u;
     }
     vec4 values = bytes_to_floats(bytes) * (NIBBLES ? 0.0625 : 1.0);
     if (SCHEME == INT4_MIN) {
         values += 8.0;
     }
-    // A product of an f16 and a byte is exact in f32: it makes no difference whether the sum is fused with it.
+    // The product of an f16 and a byte is exact in f32: fusing it with the sum makes no difference.
     values *= half_at(scale);
     return HAS_MIN ? values + half_at(scale + 4) : values;
 }

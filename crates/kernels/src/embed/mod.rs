@@ -1,6 +1,8 @@
-//! The residual stream's start: each token's embedding times a factor, from weights of any scheme.
+//! Embedding lookup: each token's embedding times a factor starts the residual stream. Supports every weight
+//! scheme.
 //!
-//! One shader at tier T0 serves every device: it copies a few KB a row, and nothing above T0 would make that faster.
+//! One shader at tier T0 serves every device: it copies a few KB per row, which nothing above T0 would speed
+//! up.
 
 mod cases;
 pub mod policy;
@@ -16,10 +18,10 @@ use crate::{
     variant::Variant,
 };
 
-/// For the self-test and the compile checks.
+/// Registration for the self-test and the compile checks.
 pub static KERNEL: Kernel = Kernel {
     name: "embed",
-    about: "rows of the embeddings, from any scheme",
+    about: "embedding lookup, any weight scheme",
     variants: policy::variants,
     cases: cases::cases,
 };
@@ -32,23 +34,23 @@ pub struct Embed {
 
 /// The buffers of one call.
 pub struct Operands<'a> {
-    /// The embeddings: a row a token, `hidden` columns.
+    /// The embeddings: one row per token, `hidden` columns.
     pub embeddings: &'a Matrix,
-    /// One u32: rows in use. The others are left alone.
+    /// One u32: the number of active rows. The others are left unchanged.
     pub active: View,
-    /// u32 a row. A row whose token is past the embeddings is left alone too.
+    /// u32 per row. A row whose token is past the embeddings is left unchanged too.
     pub tokens: View,
     /// f32, `[row][hidden]`, written.
     pub residual: View,
 }
 
 impl Embed {
-    /// Compiles it for a scheme.
+    /// Compiles the kernel for a scheme.
     pub fn new(device: &Device, scheme: Scheme) -> Result<Self> {
         Ok(Self { scheme, pipeline: variant(scheme, policy::threads(device.caps())).pipeline(device)? })
     }
 
-    /// Records the kernel for up to `rows` rows: one dispatch for each part of the embeddings.
+    /// Records the kernel for up to `rows` rows: one dispatch per block of the embeddings.
     pub fn record(
         &self,
         recorder: &mut Recorder,
@@ -61,16 +63,19 @@ impl Embed {
         let wrong = |reason: String| Err(Error::InvalidUse { what: name.to_string(), reason });
         let layout = embeddings.layout();
         if layout.scheme != self.scheme {
-            return wrong(format!("{} embeddings for a kernel made for {}", layout.scheme, self.scheme));
+            return wrong(format!(
+                "the embeddings are {}, but the kernel was created for {}",
+                layout.scheme, self.scheme
+            ));
         }
         let too_short = |view: &View, words: usize| view.len() < words as u64 * 4;
         if too_short(active, 1) || too_short(tokens, rows) || too_short(residual, rows * layout.k) {
             return wrong(format!("active, tokens or residual is too short for {rows} rows of {}", layout.k));
         }
-        // Shaders count words in 31 bits.
+        // Shaders index words with 31 bits.
         let most = (1_u64 << 31) * 4;
         if residual.len() >= most || embeddings.blocks().iter().any(|part| part.values.len() >= most) {
-            return wrong("a buffer of 8 GiB or more: the kernel's indices end there".into());
+            return wrong("buffers must be smaller than 8 GiB, the range of the kernel's indices".into());
         }
         let groups = policy::groups(self.pipeline.threads(), layout.k);
         for part in embeddings.blocks() {

@@ -9,11 +9,11 @@ fn all_cases_on_the_cpu_driver() {
 }
 
 #[test]
-fn embeddings_in_several_parts_are_one_matrix() {
+fn embeddings_in_several_blocks_give_the_same_result() {
     let Some(device) = testkit::cpu_device() else { return };
     for scheme in Scheme::ALL {
         let layout = Layout::new(scheme, 77, 160).unwrap();
-        // Two strips an allocation: 77 rows make three parts.
+        // Two strips per allocation: 77 rows make three blocks.
         let caps = Caps { max_allocation: 2 * layout.strip_value_bytes() as u64, ..device.caps().clone() };
         let comparison = cases::run(&device, layout, &caps).unwrap();
         assert!(comparison.passed(), "{scheme}: {:?}", comparison.first_mismatch);
@@ -33,7 +33,7 @@ fn plans_fit_the_device() {
 }
 
 #[test]
-fn wrong_operands_are_refused() {
+fn invalid_operands_are_rejected() {
     let Some(device) = testkit::cpu_device() else { return };
     let mut arena = crate::selftest::arena(&device);
     let layout = Layout::new(Scheme::Int8, 16, 32).unwrap();

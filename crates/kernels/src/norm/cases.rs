@@ -1,4 +1,4 @@
-//! Where the kernel is compared with its reference.
+//! Self-test cases: the kernel against its reference.
 
 use gpu::{Caps, Device, Result, Tier};
 
@@ -14,7 +14,7 @@ use crate::{
     vectors::compare::{compare, poisoned},
 };
 
-/// Gemma's.
+/// That of Gemma.
 const EPSILON: f32 = 1e-6;
 
 pub(super) fn cases(caps: &Caps) -> Vec<Case> {
@@ -24,28 +24,29 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
             let mut push = |output, gather, partials, sizes: &[(usize, usize)]| {
                 for (rows, n) in sizes.iter().copied() {
                     let fusion = Fusion { post_norm, residual, output, gather, partials };
-                    let fewest = policy::holding(caps, n, fusion, tier, 1);
-                    let held = policy::held(caps, n, fusion, tier).filter(|plan| Some(*plan) != fewest);
-                    let plans = [fewest, held, Some(policy::walked(caps, n, fusion, tier))];
+                    let min_plan = policy::in_registers_with(caps, n, fusion, tier, 1);
+                    let in_registers =
+                        policy::in_registers(caps, n, fusion, tier).filter(|plan| Some(*plan) != min_plan);
+                    let plans = [min_plan, in_registers, Some(policy::looped(caps, n, fusion, tier))];
                     list.extend(plans.into_iter().flatten().map(|plan| case(plan, fusion, rows, n)));
                 }
             };
             if post_norm != residual {
-                // Enough that every branch is met.
+                // Enough to cover every branch.
                 push(Activations::F32, false, 1, &[(2, 259), (5, 1152)]);
                 push(Activations::Int8, false, 1, &[(3, 160)]);
                 push(Activations::Int16, false, 1, &[(3, 144)]);
                 push(Activations::F16, false, 1, &[(3, 140)]);
                 if residual {
-                    // Llama's: what it adds may be in parts, and its last rows are gathered.
+                    // Llama's: its input may be partial sums, and its last rows are gathered.
                     push(Activations::F32, true, 1, &[(3, 576)]);
                     push(Activations::Int16, true, 1, &[(3, 576)]);
                     push(Activations::F16, true, 2, &[(3, 576)]);
                 }
                 continue;
             }
-            // One value, fewer than a subgroup, odd, more than the workgroup, some models' lengths, a thread with one of its
-            // two fours.
+            // One value, fewer than a subgroup, odd, more than the workgroup, some models' lengths, a thread
+            // with one of its two fours.
             let sizes = [(1, 1), (3, 7), (2, 259), (2, 640), (5, 1152), (1, 2560), (1, 5376), (1, 4112)];
             push(Activations::F32, false, 1, &sizes);
             push(Activations::F32, true, 1, &[(3, 259), (3, 640)]);
@@ -55,7 +56,7 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
             push(Activations::Int16, true, 1, &[(3, 640)]);
             push(Activations::F16, false, 1, &[(1, 4), (3, 140), (2, 1152), (1, 5376), (1, 4112)]);
             push(Activations::F16, true, 1, &[(3, 640)]);
-            // Parts of a product.
+            // Split-K partial sums.
             push(Activations::F16, false, 3, &[(2, 1152), (1, 5376)]);
             push(Activations::F16, true, 2, &[(3, 640)]);
             push(Activations::F32, false, 2, &[(2, 259)]);
@@ -72,7 +73,7 @@ fn case(plan: Plan, fusion: Fusion, rows: usize, n: usize) -> Case {
         if fusion.residual { ", residual" } else { "" },
         fusion.output,
         if fusion.gather { ", gathered" } else { "" },
-        plan.per_thread.map_or(String::new(), |fours| format!(", {fours} held")),
+        plan.per_thread.map_or(String::new(), |fours| format!(", {fours} in_registers")),
     );
     Case::new(name, plan.tier, move |device| run(device, plan, fusion, rows, n))
 }
@@ -81,9 +82,9 @@ fn run(device: &Device, plan: Plan, fusion: Fusion, rows: usize, n: usize) -> Re
     let mut random = Random::new((rows * 10007 + n) as u64);
     let mut floats =
         |count: usize, scale: f32| (0..count).map(|_| random.signed() * scale).collect::<Vec<f32>>();
-    // One row more than is active: it must stay as it is.
+    // One row more than is active: it must stay unchanged.
     let (mut x, before) = (floats((rows + 1) * n, 30.0), floats((rows + 1) * n, 100.0));
-    // Parts that add up to x without rounding: all are multiples of a power of two.
+    // Partial sums that add up to x without rounding: all are multiples of a power of two.
     let mut parts: Vec<Vec<f32>> = (1..fusion.partials).map(|_| floats(x.len(), 30.0)).collect();
     for value in parts.iter_mut().flatten().chain(&mut x) {
         *value = (*value * 1024.0).round() / 1024.0;
@@ -97,7 +98,7 @@ fn run(device: &Device, plan: Plan, fusion: Fusion, rows: usize, n: usize) -> Re
         .collect();
     let list: Vec<u32> = (0..rows as u32).rev().chain([0]).collect();
     let (mut weight, post_weight) = (floats(n, 2.0), floats(n, 2.0));
-    // One that makes more of a value than f16 can hold, and one that is not a number: neither may show in other groups.
+    // A weight that takes a value out of the range of f16, and a NaN: neither may affect other groups.
     if n > 128 {
         (weight[5], weight[n - 3]) = (3e8, f32::NAN);
     }
@@ -135,23 +136,19 @@ fn run(device: &Device, plan: Plan, fusion: Fusion, rows: usize, n: usize) -> Re
     let mut comparison = Comparison::default();
     if fusion.residual {
         let residual: Vec<f32> = residual.read_vec()?;
-        comparison.equal(
-            || "the residual that is not active".into(),
-            &&residual[rows * n..],
-            &&before[rows * n..],
-        );
+        comparison.equal(|| "the inactive residual row".into(), &&residual[rows * n..], &&before[rows * n..]);
         for (i, want) in want_residual.iter().enumerate() {
             let at = || format!("residual of row {}, {}", i / n, i % n);
             comparison.close(at, f64::from(residual[i]), *want, 1e-5 * (want.abs() + 1.0));
         }
     }
-    // In the order of the output's rows.
+    // In the order of the output rows.
     let order = |row: usize| if fusion.gather { rows - 1 - row } else { row };
     let want = (0..rows).flat_map(|row| &want[order(row) * n..][..n]);
     let allowed = |want: f64| match fusion.output {
         Activations::F32 | Activations::F16 => 1e-5 * (want.abs() + 1.0),
         Activations::Int8 => 0.0,
-        // Steps are so small that the rounding of the norm itself shows.
+        // Steps are so small that the rounding of the norm itself matters.
         Activations::Int16 => 2e-6 * want.abs(),
     };
     let want: Vec<Value> = want.map(|want| Value { value: *want, allowed: allowed(*want) }).collect();

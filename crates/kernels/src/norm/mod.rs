@@ -1,7 +1,8 @@
-//! RMSNorm with residual add: plain, after the add (Llama), or around it (Gemma 3), to f32, f16, int8 or int16.
+//! RMSNorm with residual add: plain, after the add (Llama), or before and after it (Gemma 3); output in f32,
+//! f16, int8 or int16.
 //!
-//! Two shaders: one holds a row in the registers of its workgroup and reads memory once, the other walks through rows of any
-//! length.
+//! Two shaders: one keeps a row in the registers of its workgroup and reads memory once, the other loops over
+//! rows of any length.
 
 mod cases;
 pub mod policy;
@@ -13,13 +14,13 @@ use gpu::{Address, Device, Error, Pipeline, Recorder, Result, View};
 
 use crate::{
     Activations, GROUP, HALF_GROUP, Kernel, Vectors,
-    shaders::{norm, norm_held},
+    shaders::{norm, norm_registers},
     variant::Variant,
     vectors::VectorData,
 };
 use policy::Plan;
 
-/// For the self-test and the compile checks.
+/// Registration for the self-test and the compile checks.
 pub static KERNEL: Kernel = Kernel {
     name: "norm",
     about: "RMSNorm with residual add",
@@ -27,22 +28,22 @@ pub static KERNEL: Kernel = Kernel {
     cases: cases::cases,
 };
 
-/// Which parts of the computation a model needs.
+/// The operations fused around the norm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fusion {
-    /// The input has a norm of its own before the add.
+    /// The input has its own norm before the add.
     pub post_norm: bool,
     /// The input is added to the residual stream, which is updated in place.
     pub residual: bool,
-    /// How the output is stored.
+    /// Storage format of the output.
     pub output: Activations,
-    /// The output has some rows of the input only, as a list of row numbers says.
+    /// The output has only some rows of the input, selected by a list of row indices.
     pub gather: bool,
-    /// The input is the sum of so many: of a product whose K is in parts. At least 1.
+    /// Split-K partial sums of the input, at least 1.
     pub partials: u32,
 }
 
-/// The kernel for rows of one length.
+/// The kernel for one row length.
 pub struct Norm {
     fusion: Fusion,
     n: usize,
@@ -53,35 +54,35 @@ pub struct Norm {
 
 /// The buffers of one call. Each row of `x`, `residual` and the output has the kernel's length.
 pub struct Operands<'a> {
-    /// Input rows, f32: where they are in several partials, those of a row follow each other.
+    /// Input rows, f32; partial sums of a row are consecutive.
     pub x: View,
     /// Weight of the norm before the add, if the fusion has one.
     pub post_weight: Option<View>,
     /// Residual rows, f32, read and written, if the fusion has them.
     pub residual: Option<View>,
-    /// Weight of the norm, as it multiplies (1 + w for Gemma's files).
+    /// Weight of the norm, as multiplied (1 + w for Gemma's files).
     pub weight: View,
-    /// u32: output rows in use, at most as many as `y` has columns.
+    /// u32: the number of active output rows, at most the columns of `y`.
     pub active: View,
-    /// u32 an output row: which row of `x` and `residual` it is made of, if the fusion gathers. No row may come twice where
-    /// there is a residual stream.
+    /// u32 per output row: the index of its row in `x` and `residual`, if the fusion gathers. With a residual
+    /// stream no row may occur twice.
     pub rows: Option<View>,
-    /// Output rows, stored as the fusion says.
+    /// Output rows, in the format of the fusion.
     pub y: &'a Vectors,
 }
 
 impl Norm {
-    /// Chooses the variant for this device and compiles it.
+    /// Selects the variant for this device and compiles it.
     pub fn new(device: &Device, fusion: Fusion, n: usize, epsilon: f32) -> Result<Self> {
         Self::with_plan(device, fusion, n, epsilon, policy::plan(device.caps(), n, fusion))
     }
 
-    /// The same with a plan given.
+    /// The same with a given plan.
     pub fn with_plan(device: &Device, fusion: Fusion, n: usize, epsilon: f32, plan: Plan) -> Result<Self> {
-        let whole = fusion.output_group();
-        if n == 0 || fusion.partials == 0 || !n.is_multiple_of(whole) {
+        let multiple = fusion.output_group();
+        if n == 0 || fusion.partials == 0 || !n.is_multiple_of(multiple) {
             let reason = format!(
-                "{} partials of rows of {n} values cannot be normed to {} in groups of {whole}",
+                "{} partial sums of {n} values cannot be normed to {}: the length must be a multiple of {multiple}",
                 fusion.partials, fusion.output
             );
             return Err(Error::InvalidUse { what: "norm".into(), reason });
@@ -93,22 +94,22 @@ impl Norm {
     pub fn record(&self, recorder: &mut Recorder, name: &str, operands: &Operands<'_>) -> Result<()> {
         let y = operands.y;
         let wrong = |reason: &str| Err(Error::InvalidUse { what: name.to_string(), reason: reason.into() });
-        // Rows that a list names are not known here.
+        // The rows that a list selects are not known here.
         let values = if self.fusion.gather { 0 } else { (self.n * y.columns * 4) as u64 };
         let as_long = |view: Option<&View>, bytes: u64| view.is_none_or(|view| view.len() >= bytes);
         if y.k != self.n || y.kind() != self.fusion.output {
-            return wrong("the output has another length or type than the kernel was made for");
+            return wrong("the output's length or format is not the one that the kernel was created for");
         }
         if operands.post_weight.is_some() != self.fusion.post_norm
             || operands.residual.is_some() != self.fusion.residual
         {
-            return wrong("post_weight and residual must be given exactly when the fusion has them");
+            return wrong("post_weight and residual must be given if and only if the fusion has them");
         }
         if operands.rows.is_some() != self.fusion.gather
             || !as_long(operands.rows.as_ref(), y.columns as u64 * 4)
         {
             return wrong(
-                "a list of rows must be given exactly when the fusion gathers, with a number for each output row",
+                "a list of rows must be given if and only if the fusion gathers, with one index per output row",
             );
         }
         if operands.active.len() < 4
@@ -123,7 +124,7 @@ impl Norm {
         if operands.weight.len() < row || !as_long(operands.post_weight.as_ref(), row) {
             return wrong("a weight is shorter than a row");
         }
-        // All start at multiples of 16 as buffers do; part of one might not.
+        // Buffers start at multiples of 16; a slice of one might not.
         let views = [
             Some(&operands.x),
             Some(&operands.weight),
@@ -143,7 +144,7 @@ impl Norm {
             }
             VectorData::F16(values) => (Address::NONE, values.into(), Address::NONE),
         };
-        // The shaders' push constants differ by their types' names alone.
+        // The push constants of the two shaders differ only in their type names.
         macro_rules! dispatch {
             ($shader:ident) => {{
                 let push = $shader::Push {
@@ -163,12 +164,12 @@ impl Norm {
                 recorder.dispatch(name, &self.pipeline, [y.columns as u32, 1, 1], &push)
             }};
         }
-        if self.plan.per_thread.is_some() { dispatch!(norm_held) } else { dispatch!(norm) }
+        if self.plan.per_thread.is_some() { dispatch!(norm_registers) } else { dispatch!(norm) }
     }
 }
 
 impl Fusion {
-    /// Values that must be whole in a row.
+    /// The row length must be a multiple of this.
     fn output_group(&self) -> usize {
         match self.output {
             Activations::F32 => 1,
@@ -194,8 +195,8 @@ fn variant(fusion: Fusion, plan: Plan) -> Variant {
     let (threads, output) = (plan.threads, output as u32);
     if let Some(per_thread) = plan.per_thread {
         let constants =
-            norm_held::Constants { threads, post_norm, residual, output, gather, per_thread, partials };
-        return Variant::new(label, norm_held::TIERS, plan.tier, &constants, plan.subgroup);
+            norm_registers::Constants { threads, post_norm, residual, output, gather, per_thread, partials };
+        return Variant::new(label, norm_registers::TIERS, plan.tier, &constants, plan.subgroup);
     }
     let constants = norm::Constants { threads, post_norm, residual, output, gather, partials };
     Variant::new(label, norm::TIERS, plan.tier, &constants, plan.subgroup)

@@ -1,13 +1,13 @@
 #version 460
 #pragma tiers(T0, T1)
 #extension GL_GOOGLE_include_directive : require
-// RMSNorm with residual add, one workgroup a row of the output:
+// RMSNorm with residual add, one workgroup per output row:
 //
 //   t = POST_NORM ? rmsnorm(x) · post_weight : x
 //   r = RESIDUAL  ? residual + t             : t      (written back to residual)
-//   y = rmsnorm(r) · weight                           (f32, f16, int8 with 32 values a scale, int16 with 16)
+//   y = rmsnorm(r) · weight                           (f32, f16, int8 with 32 values per scale, int16 with 16)
 //
-// Neither: a plain norm. RESIDUAL alone: Llama. Both: Gemma 3, whose sublayers end with a norm of their own.
+// Neither: a plain norm. RESIDUAL alone: Llama. Both: Gemma 3, whose sublayers end with their own norm.
 #include "common.glsl"
 
 layout(local_size_x_id = 0) in;
@@ -16,9 +16,9 @@ layout(constant_id = 1) const bool POST_NORM = false;
 layout(constant_id = 2) const bool RESIDUAL = false;
 // As Activations (vectors.rs).
 layout(constant_id = 3) const uint OUTPUT = 0;
-// Output row i is made of row rows[i] of x and of the residual stream, else of row i.
+// Output row i is computed from row rows[i] of x and of the residual stream; otherwise from row i.
 layout(constant_id = 4) const bool GATHER = false;
-// x is the sum of so many, which follow each other in a row: of a product whose K is in parts.
+// Split-K partial sums of x, consecutive within a row.
 layout(constant_id = 5) const uint PARTIALS = 1;
 
 layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Floats { float data[]; };
@@ -35,15 +35,15 @@ layout(push_constant, scalar) uniform Push {
     Residual residual;
     Floats weight;
     Output y;
-    // Of int8 and int16; f16 lies here too.
+    // Bytes of int8 and int16, or f16.
     Bytes y_bytes;
     Output y_scales;
-    // Output rows in use.
+    // Active output rows.
     Active in_use;
     Rows rows;
     uint n;
     float epsilon;
-    // Words of int16's high bytes: where its low bytes start.
+    // Words of the plane of high bytes, after which the low bytes start.
     uint plane_words;
 } push;
 
@@ -169,7 +169,7 @@ void main() {
         }
     }
     if (QUANTIZE) {
-        // Scales of the padding are zero, so that whatever bytes stand there add nothing.
+        // The scales of the padding are zero, so that its bytes add nothing.
         uint groups = quads * (QUAD / GROUP);
         for (uint group = push.n / GROUP + thread; group < groups; group += THREADS) {
             push.y_scales.data[row * groups + scale_at(group)] = 0.0;

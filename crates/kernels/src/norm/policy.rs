@@ -1,4 +1,4 @@
-//! Which variant norms rows of a length on a device: pure, tested without a GPU.
+//! Selects the variant for a row length on a device. Pure; tested without a GPU.
 
 use gpu::{Caps, Subgroup, Tier};
 
@@ -10,22 +10,22 @@ use crate::{Activations, variant::Variant};
 pub struct Plan {
     /// T0 or T1.
     pub tier: Tier,
-    /// Threads of a workgroup: a power of two, or whole subgroups where rows are held at T1.
+    /// Threads per workgroup: a power of two, or whole subgroups where rows are in registers at T1.
     pub threads: u32,
-    /// Four values times this a thread holds in registers; none: it walks through the row.
+    /// Fours of values per thread in registers; none: the workgroup loops over the row.
     pub per_thread: Option<u32>,
-    /// Subgroup size.
+    /// Required subgroup size.
     pub subgroup: Subgroup,
 }
 
-/// Most threads that walk through a row: more of them wait for each other longer than they save.
-const MAX_WALKING: u32 = 512;
-/// Most threads that hold a row.
-const MAX_HOLDING: u32 = 1024;
-/// Most that a thread holds, in fours: up to four vectors of it are in registers at once.
+/// Maximum threads that loop over a row: more would lose more time at barriers than they save.
+const MAX_THREADS_LOOPED: u32 = 512;
+/// Maximum threads that keep a row in registers.
+const MAX_THREADS_IN_REGISTERS: u32 = 1024;
+/// Maximum fours per thread: up to four vectors of this length are in registers at once.
 const MAX_PER_THREAD: usize = 4;
-/// Longest row that is held: with a thousand threads there are few registers for each.
-const MAX_HELD: usize = 8192;
+/// Maximum row length in registers: with a thousand threads there are few registers for each.
+const MAX_LENGTH_IN_REGISTERS: usize = 8192;
 
 /// The plan for rows of `n` values.
 pub fn plan(caps: &Caps, n: usize, fusion: Fusion) -> Plan {
@@ -35,29 +35,35 @@ pub fn plan(caps: &Caps, n: usize, fusion: Fusion) -> Plan {
 
 /// The plan at a tier that need not be the device's best.
 pub fn at_tier(caps: &Caps, n: usize, fusion: Fusion, tier: Tier) -> Plan {
-    held(caps, n, fusion, tier).unwrap_or_else(|| walked(caps, n, fusion, tier))
+    in_registers(caps, n, fusion, tier).unwrap_or_else(|| looped(caps, n, fusion, tier))
 }
 
-/// The plan that holds rows in registers, where one can.
-pub fn held(caps: &Caps, n: usize, fusion: Fusion, tier: Tier) -> Option<Plan> {
-    // A CPU driver works on one subgroup after the other: the fewer there are, the less it has to do where they wait.
-    let least = if caps.max_subgroup_size < 32 { MAX_PER_THREAD } else { 1 };
-    holding(caps, n, fusion, tier, least)
+/// The plan that keeps rows in registers, where possible.
+pub fn in_registers(caps: &Caps, n: usize, fusion: Fusion, tier: Tier) -> Option<Plan> {
+    // A CPU driver runs one subgroup after the other: the fewer there are, the cheaper the barriers.
+    let min_fours = if caps.max_subgroup_size < 32 { MAX_PER_THREAD } else { 1 };
+    in_registers_with(caps, n, fusion, tier, min_fours)
 }
 
-/// The same with at least so many fours a thread.
-pub(super) fn holding(caps: &Caps, n: usize, fusion: Fusion, tier: Tier, least: usize) -> Option<Plan> {
-    let whole = fusion.output_group().max(4);
-    // Threads that share a scale; they join its values by shuffles.
-    let sharing = whole as u32 / 4;
-    let joined = sharing == 1 || tier >= Tier::T1 && caps.min_subgroup_size >= sharing;
-    if n == 0 || n > MAX_HELD || !n.is_multiple_of(whole) || !joined {
+/// The same with at least `min_fours` fours per thread.
+pub(super) fn in_registers_with(
+    caps: &Caps,
+    n: usize,
+    fusion: Fusion,
+    tier: Tier,
+    min_fours: usize,
+) -> Option<Plan> {
+    let multiple = fusion.output_group().max(4);
+    // Threads that share a scale; they combine its values by shuffles.
+    let sharing = multiple as u32 / 4;
+    let combinable = sharing == 1 || tier >= Tier::T1 && caps.min_subgroup_size >= sharing;
+    if n == 0 || n > MAX_LENGTH_IN_REGISTERS || !n.is_multiple_of(multiple) || !combinable {
         return None;
     }
-    let largest = MAX_HOLDING.min(1 << caps.max_threads.ilog2());
+    let largest = MAX_THREADS_IN_REGISTERS.min(1 << caps.max_threads.ilog2());
     let fours = n / 4;
-    let per_thread = fours.div_ceil(largest as usize).max(least);
-    // The fewest threads that hold the row: they wait for each other twice.
+    let per_thread = fours.div_ceil(largest as usize).max(min_fours);
+    // The fewest threads that hold the row, because of the two barriers.
     let threads = fours.div_ceil(per_thread) as u32;
     let threads = match tier {
         Tier::T0 => threads.next_power_of_two(),
@@ -67,29 +73,29 @@ pub(super) fn holding(caps: &Caps, n: usize, fusion: Fusion, tier: Tier, least: 
     (per_thread <= MAX_PER_THREAD && threads <= largest).then_some(plan)
 }
 
-/// The plan that walks through rows of any length.
-pub fn walked(caps: &Caps, n: usize, fusion: Fusion, tier: Tier) -> Plan {
-    // A thread takes one value at a time to f32, else one group.
+/// The plan that loops over rows of any length.
+pub fn looped(caps: &Caps, n: usize, fusion: Fusion, tier: Tier) -> Plan {
+    // A thread takes one value at a time to f32, otherwise one group.
     let items = n.div_ceil(if fusion.output == Activations::F32 { 4 } else { fusion.output_group() });
     let smallest = caps.max_subgroup_size.max(8).next_power_of_two();
     // The largest power of two that the device allows.
-    let largest = MAX_WALKING.min(1 << caps.max_threads.ilog2());
+    let largest = MAX_THREADS_LOOPED.min(1 << caps.max_threads.ilog2());
     let threads = (items.next_power_of_two() as u32).clamp(smallest.min(largest), largest);
     Plan { tier, threads, per_thread: None, subgroup: Subgroup::Any }
 }
 
-/// Lengths of rows of the Gemma 3 family.
+/// Row lengths of the Gemma 3 family.
 const MODEL_LENGTHS: [usize; 5] = [5376, 3840, 2560, 1152, 640];
 
-/// The pipelines that models ask for on such a device: every fusion at the length of a 27B model at every tier, and Gemma's fusions
-/// at every model's length at the tier that the policy chooses.
+/// The pipelines that models request on a device: every fusion at the row length of a 27B model at every
+/// tier, and Gemma's fusions at every model's length at the policy's tier.
 pub fn variants(caps: &Caps) -> Vec<Variant> {
     let best = caps.tier().unwrap_or(Tier::T0).min(Tier::T1);
     let mut list: Vec<Variant> = Vec::new();
     let mut add = |n: usize, tier: Tier, post_norm: bool, residual: bool, output: Activations| {
-        // Products on matrix units leave partials of parts.
-        let most = if output == Activations::F16 && post_norm && residual { 8 } else { 1 };
-        for (gather, partials) in [(false, 1), (true, 1), (false, most), (true, most)] {
+        // Products on cooperative matrices may write partial sums.
+        let partials = if output == Activations::F16 && post_norm && residual { 8 } else { 1 };
+        for (gather, partials) in [(false, 1), (true, 1), (false, partials), (true, partials)] {
             let fusion = Fusion { post_norm, residual, output, gather, partials };
             let new = variant(fusion, at_tier(caps, n, fusion, tier));
             let same =

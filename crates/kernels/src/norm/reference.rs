@@ -1,4 +1,4 @@
-//! The same in f64, row by row.
+//! CPU reference in f64, row by row.
 
 /// Input rows and weights of one call.
 pub struct Inputs<'a> {

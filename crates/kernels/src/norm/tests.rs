@@ -19,12 +19,12 @@ fn plans_fit_the_device() {
                 let fusion = Fusion { output, ..PLAIN };
                 let tier = policy::plan(&caps, n, fusion).tier;
                 assert!(Some(tier) <= caps.tier());
-                let walked = policy::walked(&caps, n, fusion, tier);
-                assert!(walked.threads.is_power_of_two() && walked.threads <= caps.max_threads, "{walked:?}");
-                assert_eq!(walked.subgroup, Subgroup::Any);
+                let looped = policy::looped(&caps, n, fusion, tier);
+                assert!(looped.threads.is_power_of_two() && looped.threads <= caps.max_threads, "{looped:?}");
+                assert_eq!(looped.subgroup, Subgroup::Any);
                 for tier in [Tier::T0, tier] {
-                    let Some(plan) = policy::held(&caps, n, fusion, tier) else { continue };
-                    let per_thread = plan.per_thread.expect("held");
+                    let Some(plan) = policy::in_registers(&caps, n, fusion, tier) else { continue };
+                    let per_thread = plan.per_thread.expect("in_registers");
                     assert!((1..=4).contains(&per_thread) && plan.threads <= caps.max_threads, "{plan:?}");
                     assert!((plan.threads * per_thread * 4) as usize >= n, "{plan:?} is too small for {n}");
                     match tier {
@@ -46,7 +46,7 @@ fn plans_fit_the_device() {
 }
 
 #[test]
-fn rows_of_models_are_held() {
+fn model_rows_are_kept_in_registers() {
     for output in Activations::ALL {
         let fusion = Fusion { output, ..PLAIN };
         for n in [640, 1152, 2560, 3840, 5376] {
@@ -62,7 +62,7 @@ fn rows_of_models_are_held() {
 }
 
 #[test]
-fn wrong_operands_are_refused() {
+fn invalid_operands_are_rejected() {
     let Some(device) = testkit::cpu_device() else { return };
     let mut arena = arena(&device);
     for (output, n) in
@@ -70,7 +70,7 @@ fn wrong_operands_are_refused() {
     {
         assert!(Norm::new(&device, Fusion { output, ..PLAIN }, n, 1e-6).is_err(), "{n} to {output}");
     }
-    let plan = policy::held(device.caps(), 64, PLAIN, Tier::T0).unwrap();
+    let plan = policy::in_registers(device.caps(), 64, PLAIN, Tier::T0).unwrap();
     let kernel = Norm::with_plan(&device, PLAIN, 64, 1e-6, plan).unwrap();
     let x = arena.buffer("x", 2 * 64 * 4 + 16).unwrap();
     let weight = arena.buffer("weight", 64 * 4 + 16).unwrap();

@@ -1,4 +1,4 @@
-//! Where the kernel is compared with its reference.
+//! Self-test cases: the kernel against its reference.
 
 use gpu::{Caps, Device, Result, Tier};
 
@@ -8,16 +8,16 @@ use super::{
 };
 use crate::selftest::{Case, Comparison, Output, Random, TIMEOUT, arena};
 
-/// What the logits of a case look like.
+/// The distribution of a case's logits.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Logits {
-    /// Between ± this.
+    /// Uniform between ± this.
     Spread(f32),
     /// All the same.
     Equal,
     /// Whole numbers from −3 to 3: ties everywhere.
     Ties,
-    /// A few tokens stand out, as with a model that knows what comes.
+    /// A few tokens stand out, as with a confident model.
     Peaked,
 }
 
@@ -26,7 +26,7 @@ pub(super) const PLAIN: Features =
 pub(super) const FULL: Features =
     Features { filters: true, counts: true, biases: true, mask: true, top: true };
 
-/// Every look.
+/// Every distribution.
 const ALL: [Logits; 5] =
     [Logits::Spread(10.0), Logits::Equal, Logits::Ties, Logits::Peaked, Logits::Spread(1e4)];
 
@@ -34,18 +34,18 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
     let filters = Features { filters: true, ..PLAIN };
     let mut list = Vec::new();
     for tier in [Tier::T0, Tier::T1].into_iter().filter(|tier| caps.tier() >= Some(*tier)) {
-        // One token, an odd handful, less than a block, and some blocks of which the last is short.
+        // One token, an odd handful, less than a block, and several blocks of which the last is short.
         for vocab in [1, 7, 1000, 5003] {
             list.push(case(tier, FULL, vocab, &ALL, all_params(vocab)));
         }
         for features in [PLAIN, filters, Features { counts: true, ..PLAIN }] {
             list.push(case(tier, features, 5003, &ALL[..1], all_params(5003)));
         }
-        // Gemma's vocabulary: the best token, and the filters that Gemma's makers recommend.
+        // Gemma's vocabulary: greedy, and Gemma's recommended filters.
         let gemma = Params { temperature: 1.0, top_k: 64, top_p: 0.95, seed: 1, ..Params::default() };
         let few = vec![Params::default(), gemma, Params { top_k: 0, ..gemma }];
         list.push(case(tier, filters, 262_144, &[Logits::Peaked], few));
-        // What a server asks for: a mask, and the most probable tokens of rows of which one wants none.
+        // Typical server use: a mask, and the most probable tokens, with one row that requests none.
         let masked = Features { filters: true, mask: true, top: true, ..PLAIN };
         let few = [0, MAX_TOP as u32].map(|top| Params { masked: true, top, ..gemma });
         list.push(case(tier, masked, 262_144, &[Logits::Peaked], few.into()));
@@ -61,7 +61,7 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
     list
 }
 
-/// Each filter alone, at its ends, and together.
+/// Each filter alone, at its extremes, and together.
 fn all_params(vocab: usize) -> Vec<Params> {
     let draw = Params { temperature: 0.8, seed: 0x1234_5678_9abc_def0, ..Params::default() };
     let all = Params { top_k: 50, top_p: 0.9, min_p: 0.02, ..draw };
@@ -95,7 +95,7 @@ fn all_params(vocab: usize) -> Vec<Params> {
     list.iter().copied().chain(edited).collect()
 }
 
-/// One row for each look of the logits with each of `params`.
+/// One row for each distribution of the logits with each of `params`.
 fn case(
     tier: Tier,
     features: Features,
@@ -122,38 +122,38 @@ fn case(
     })
 }
 
-/// Inputs of a call. Output row i is row `rows[i]` of a step.
+/// Inputs of a call. Output row i is row `rows[i]` of the step.
 #[derive(Clone)]
 pub(super) struct Setup {
     pub features: Features,
     pub vocab: usize,
-    /// A row each.
+    /// One per output row.
     pub logits: Vec<Vec<f32>>,
     pub params: Vec<Params>,
     pub biases: Vec<Vec<Bias>>,
     pub masks: Vec<Vec<u32>>,
     pub rows: Vec<u32>,
-    /// A row of the step each.
+    /// One per row of the step.
     pub positions: Vec<u32>,
     pub slots: Vec<u32>,
-    /// A slot each.
+    /// One per slot.
     pub counts: Vec<Vec<u32>>,
     pub active: usize,
 }
 
-/// What came out.
+/// The outputs.
 pub(super) struct Outcome {
     pub sampled: Vec<Sampled>,
     pub next_tokens: Vec<u32>,
     pub next_positions: Vec<u32>,
     pub counts: Vec<u32>,
     pub run: Vec<u32>,
-    /// Of each row, where the features has them.
+    /// One per row, where the features include them.
     pub top: Vec<Vec<Top>>,
 }
 
 impl Setup {
-    /// A row for each look of the logits with each of `params`, and one more that is not active.
+    /// A row for each distribution of the logits with each of `params`, and one more that is inactive.
     pub fn random(features: Features, vocab: usize, looks: &[Logits], params: &[Params]) -> Self {
         let mut random = Random::new(vocab as u64 + 77);
         let params = params.repeat(looks.len());
@@ -171,7 +171,7 @@ impl Setup {
             logits.iter_mut().for_each(|logits| logits[5] = f32::NEG_INFINITY);
         }
         let mut below = |end: usize| random.integer(0, end as i64 - 1) as u32;
-        // Every other row of the step, backwards.
+        // Every other row of the step, in reverse.
         let rows: Vec<u32> = (0..count as u32).rev().map(|row| row * 2 + 1).collect();
         let slots: Vec<u32> = (0..2 * count as u32).map(|row| row / 2).collect();
         let positions = (0..2 * count).map(|_| below(100_000)).collect();
@@ -180,14 +180,14 @@ impl Setup {
         let counts = counts.collect();
         let words = vocab.div_ceil(32);
         let masks = (0..count).map(|row| match row % 4 {
-            // Nothing but the last token, and nothing but the last word, with bits past the end of the vocabulary.
+            // Only the last token, and only the last word, with bits past the end of the vocabulary.
             1 => (0..words).map(|word| if word + 1 < words { 0 } else { 1 << ((vocab - 1) % 32) }).collect(),
             2 => (0..words).map(|word| if word + 1 < words { 0 } else { u32::MAX }).collect(),
             _ => (0..words).map(|_| below(1 << 31) << 1 | 1).collect(),
         });
         let masks = masks.collect();
         let biases = logits.iter().map(|logits| biases(logits, vocab)).collect();
-        // What the features leaves out cannot be asked for.
+        // Drops what the features do not include.
         let params = params.iter().copied().chain([Params::default()]).map(|params| Params {
             repetition: if features.counts { params.repetition } else { 1.0 },
             presence: if features.counts { params.presence } else { 0.0 },
@@ -249,15 +249,15 @@ impl Setup {
         let (next_tokens, next_positions) = (next_tokens.read(comparison)?, next_positions.read(comparison)?);
         let left_alone = words[self.active * Sampled::WORDS..].iter();
         for word in left_alone.chain(&next_tokens[self.active..]).chain(&next_positions[self.active..]) {
-            comparison.equal(|| "a row that is not active".into(), word, &untouched);
+            comparison.equal(|| "an inactive row".into(), word, &untouched);
         }
-        let told = top.read(comparison)?;
+        let reported = top.read(comparison)?;
         let mut told_of = vec![];
-        for (row, words) in told.chunks(MAX_TOP * Top::WORDS).enumerate() {
+        for (row, words) in reported.chunks(MAX_TOP * Top::WORDS).enumerate() {
             let wanted = if row < self.active { self.params[row].top as usize } else { 0 };
             let (used, spare) = words.split_at(wanted * Top::WORDS);
             spare.iter().for_each(|word| {
-                comparison.equal(|| "a token that was not asked for".into(), word, &untouched)
+                comparison.equal(|| "a token that was not requested".into(), word, &untouched)
             });
             let records: &[[u32; Top::WORDS]] = bytemuck::cast_slice(used);
             told_of.push(records.iter().map_while(|words| Top::from_words(*words)).collect());
@@ -268,7 +268,7 @@ impl Setup {
         Ok(Outcome { sampled, next_tokens, next_positions, counts, run, top: told_of })
     }
 
-    /// Every third row ends with any even token of the lower ones, in the first and the last place.
+    /// Every third row stops at any of the lower even tokens, in the first and in the last place.
     fn stop_tokens(&self, row: usize) -> [u32; MAX_STOP_TOKENS] {
         let mut stop_tokens = [NO_TOKEN; MAX_STOP_TOKENS];
         if row % 3 == 1 {
@@ -277,7 +277,7 @@ impl Setup {
         stop_tokens
     }
 
-    /// What the reference makes of an output row.
+    /// The reference's result for an output row.
     pub fn reference(&self, row: usize) -> Vec<reference::Scored> {
         let slot = self.slots[self.rows[row] as usize] as usize;
         reference::kept(&reference::Row {
@@ -301,7 +301,7 @@ impl Setup {
             match kept.first().filter(|_| supported) {
                 None => comparison.equal(|| at("token"), &token, &NO_TOKEN),
                 Some(best) => {
-                    // Where two tokens all but tie, rounding decides: what counts is that none is clearly better.
+                    // Where two tokens nearly tie, rounding decides: no other token may be clearly better.
                     let found = kept.iter().find(|scored| scored.token == token);
                     let score = found.map_or(f64::NEG_INFINITY, |scored| scored.score);
                     let what = || at(&format!("score of token {token} (best is {})", best.token));
@@ -316,16 +316,16 @@ impl Setup {
             }
             let want = reference::top(&self.logits[row], self.params[row].top as usize);
             let tokens = |list: &[Top]| list.iter().map(|top| top.token).collect::<Vec<u32>>();
-            let told = &outcome.top[row];
+            let reported = &outcome.top[row];
             let expected: Vec<u32> = want.iter().map(|(token, _)| *token).collect();
-            comparison.equal(|| at("most probable tokens"), &tokens(told), &expected);
-            for (told, (_, want)) in told.iter().zip(want) {
-                let what = || at(&format!("logprob of token {}", told.token));
-                comparison.close(what, f64::from(told.logprob), want, 1e-5 * (want.abs() + 1.0));
-                if told.token == token {
+            comparison.equal(|| at("most probable tokens"), &tokens(reported), &expected);
+            for (reported, (_, want)) in reported.iter().zip(want) {
+                let what = || at(&format!("logprob of token {}", reported.token));
+                comparison.close(what, f64::from(reported.logprob), want, 1e-5 * (want.abs() + 1.0));
+                if reported.token == token {
                     comparison.close(
-                        || at("logprob told twice"),
-                        f64::from(told.logprob),
+                        || at("logprob reported twice"),
+                        f64::from(reported.logprob),
                         f64::from(logprob),
                         1e-6 * (want.abs() + 1.0),
                     );
@@ -341,7 +341,7 @@ impl Setup {
         };
         let ended = outcome.sampled.iter().enumerate().filter(|row| is_end(*row)).count();
         comparison.equal(|| "rows finished".into(), &outcome.run[0], &((ended << 16 | self.active) as u32));
-        comparison.equal(|| "whether it goes on".into(), &outcome.run[1], &u32::from(ended == 0));
+        comparison.equal(|| "whether the run continues".into(), &outcome.run[1], &u32::from(ended == 0));
     }
 }
 

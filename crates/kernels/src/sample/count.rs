@@ -1,4 +1,4 @@
-//! The tokens of prompts, marked in the counts of their sequences, and tokens taken back out of them.
+//! Updates of the token counts that penalties use: marking prompt tokens, and reverting generated ones.
 
 use gpu::{Caps, Device, Error, Pipeline, Recorder, Result, Subgroup, Tier, View};
 
@@ -9,12 +9,12 @@ use crate::{
 
 const THREADS: u32 = 64;
 
-/// What becomes of the counts of some tokens.
+/// How the counts of tokens change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CountMode {
-    /// They are marked as a prompt's ([`IN_PROMPT`](super::IN_PROMPT)), unless they occurred already.
+    /// Marks them as prompt tokens ([`IN_PROMPT`](super::IN_PROMPT)), unless they have already occurred.
     Prompt,
-    /// They were generated once less, each of them: as if they had not been sampled.
+    /// Decrements the number of times each was generated, as if it had not been sampled.
     Revert,
 }
 
@@ -25,13 +25,13 @@ pub struct CountTokens {
 }
 
 impl CountTokens {
-    /// Compiles it.
+    /// Compiles the kernel.
     pub fn new(device: &Device, mode: CountMode, vocab: usize) -> Result<Self> {
         Ok(Self { vocab, pipeline: variant(device.caps(), mode).pipeline(device)? })
     }
 
-    /// Changes `counts` (u32, `[slot][vocab]`) for the tokens of up to `rows` rows, of which `active` (one u32) says how many are
-    /// in use. Tokens past the vocabulary are left out.
+    /// Updates `counts` (u32, `[slot][vocab]`) for the tokens of up to `rows` rows, of which the first
+    /// `active` (one u32) are active. Tokens past the vocabulary are ignored.
     pub fn record(
         &self,
         recorder: &mut Recorder,
@@ -64,8 +64,8 @@ impl CountTokens {
 fn variant(caps: &Caps, mode: CountMode) -> Variant {
     let threads = THREADS.min(caps.max_threads);
     let (label, revert) = match mode {
-        CountMode::Prompt => ("tokens of a prompt", false),
-        CountMode::Revert => ("tokens taken back", true),
+        CountMode::Prompt => ("mark prompt tokens", false),
+        CountMode::Revert => ("revert generated tokens", true),
     };
     Variant::new(label.into(), TIERS, Tier::T0, &Constants { threads, revert }, Subgroup::Any)
 }

@@ -1,9 +1,10 @@
-// A block's logits as sampling sees them: bias, then penalties, then the grammar's mask. Every operation is precise: two steps
-// of sampling compute the same values and must agree. Needs THREADS, WIDE, COUNTS, BIASES, MASK and push.
+// Edits a block's logits before sampling: bias, then penalties, then the grammar's token mask. Every
+// operation is precise: two steps of sampling compute the same values and must agree. Needs THREADS, WIDE,
+// COUNTS, BIASES, MASK and push.
 
-// As MAX_BIASES (mod.rs).
+// As MAX_BIASES (params.rs).
 const uint MAX_BIASES = 512;
-// A bias from here down bans a token.
+// Biases at or below this ban a token.
 const float BAN = -100.0;
 const uint IN_PROMPT = 0x80000000u;
 
@@ -13,7 +14,7 @@ bool has_penalties(Params params) {
     return params.repetition != 1.0 || params.presence != 0.0 || params.frequency != 0.0;
 }
 
-// Spreads the row's biases over the block that starts at `first`.
+// Scatters the row's biases over the block that starts at `first`.
 void load_biases(Params params, uint row, uint first) {
     if (BIASES) {
         for (uint i = gl_LocalInvocationIndex; i < BLOCK; i += THREADS) {

@@ -1,16 +1,17 @@
-// The end of a row's sampling: what comes out, and the state of the next step. By one thread. Needs COUNTS and push.
+// The end of a row's sampling: its output, and the state of the next step. By one thread. Needs COUNTS and
+// push.
 
 void finish(uint row, uint token, LogSum raw) {
     uint step_row = push.rows.data[row];
     float logprob = uintBitsToFloat(0x7fc00000u);
-    // A row without a token ends too.
+    // A row without a token stops too.
     bool ends = token == NO_TOKEN;
     if (token != NO_TOKEN) {
         logprob = (push.logits.data[row * push.vocab + token] - raw.largest) - log(raw.sum);
         if (COUNTS) {
             atomicAdd(push.counts.data[push.slots.data[step_row] * push.vocab + token], 1);
         }
-        // Without a branch, so that all loads are under way at once.
+        // Without a branch, so that all loads are in flight at once.
         uint met = 0;
         [[unroll]] for (uint i = 0; i < MAX_STOP_TOKENS; i++) {
             met |= uint(push.stop_tokens.data[row * MAX_STOP_TOKENS + i] == token);
@@ -21,7 +22,8 @@ void finish(uint row, uint token, LogSum raw) {
     push.next_tokens.data[row] = token;
     push.next_positions.data[row] = position + 1;
 
-    // Every row finishes once a step, so the rows before this one tell which step it is, and whether it is the step's last.
+    // Every row finishes once per step, so the number of finished rows gives the step, and whether this is
+    // its last row.
     uint rows = push.active_rows.rows;
     uint before = atomicAdd(push.run.finished, ends ? 1 + ENDED : 1);
     uint finished = before % ENDED;

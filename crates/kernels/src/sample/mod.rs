@@ -1,22 +1,24 @@
-//! From logits to tokens, wholly on the GPU: biases, penalties, a grammar's mask, temperature, top-k, top-p, min-p, and the state
-//! of the next step.
+//! The sampler: from logits to tokens entirely on the GPU. Biases, penalties, a grammar's token mask,
+//! temperature, top-k, top-p, min-p, and the state of the next step.
 //!
-//! A token depends on its row's logits, parameters, counts, seed and position alone, never on other rows or on timing: what is
-//! summed across threads in no fixed order are integers. Drawing is an argmax too: noise with Gumbel's distribution, a function of
-//! (seed, position, token) by Philox4x32-10, is added to logit / temperature, and the largest wins. So nothing depends on
-//! the order in which tokens are looked at, and filters need no renormalised probabilities. Another device may round a
-//! logarithm differently, and so differ where two tokens all but tie.
+//! A token depends only on its row's logits, parameters, counts, seed and position, never on other rows or on
+//! timing: whatever is summed across threads in no fixed order is an integer. Sampling is an argmax too (the
+//! Gumbel-max trick): noise with a Gumbel distribution, a function of (seed, position, token) by
+//! Philox4x32-10, is added to logit / temperature, and the largest wins. Nothing depends on the order in
+//! which tokens are processed, and filters need no renormalised probabilities. Another device may round a
+//! logarithm differently, and so differ where two tokens nearly tie.
+//! 1. `sample_blocks` reads the logits once: the best token and the log-sum-exp of each block of 2048.
+//! 2. `sample_join` combines the blocks. A row that is greedy, or samples without filters, is done.
+//! 3. `sample_collect` lists the candidate tokens, those above a bound that step 2 computes.
+//! 4. `sample_select` applies the filters exactly, and samples.
 //!
-//! 1. `sample_blocks` reads the logits once: the best token and the log probability's sum of each block of 2048.
-//! 2. `sample_join` joins the blocks. A row that takes the best token, or draws from all, is done.
-//! 3. `sample_collect` lists the tokens that filters may keep, those above a bound that step 2 knows.
-//! 4. `sample_select` finds exactly which of them stay, and draws.
+//! Steps 3 and 4 are recorded only with the feature `filters`. The feature `top` adds two steps between the
+//! first two: `sample_top` and `sample_top_join` find the most probable tokens, by the model's unedited
+//! logits.
 //!
-//! Steps 3 and 4 are recorded only for a [`Features`] with filters. One with `top` has two steps between the first two: `sample_top` and
-//! `sample_top_join` find the most probable tokens, by the logits as the model gave them.
-//!
-//! A program may be replayed several times in one submission, a [`Run`]: the sampler then leaves what each replay sampled in an entry
-//! of its own, and says when a row has met a token that ends it, for a condition to skip the rest.
+//! A program may be replayed several times in one submission, a [`Run`]: the sampler then writes the tokens
+//! of each replay to a separate entry, and sets a flag when a row has reached a stop token, so that
+//! conditional rendering skips the rest.
 
 mod cases;
 mod count;
@@ -41,36 +43,36 @@ use crate::{
 };
 use policy::{Plan, Scratch};
 
-/// For the self-test and the compile checks.
+/// Registration for the self-test and the compile checks.
 pub static KERNEL: Kernel = Kernel {
     name: "sample",
-    about: "logits to tokens: penalties, filters, drawing",
+    about: "sampler: penalties, masks, filters, sampling",
     variants: policy::variants,
     cases: cases::cases,
 };
 
-/// Largest vocabulary: sums of probabilities are integers with room for this many.
+/// Maximum vocabulary size: sums of probabilities are integers with room for this many.
 pub const MAX_VOCAB: usize = 1 << 24;
 
-/// What any row of a program may ask for. What no row needs costs nothing when it is left out.
+/// The features that some row of a program may use. Unused features cost nothing when left out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Features {
-    /// Top-k, top-p or min-p (see [`Params::filters`]). Without it a row that asks for them gets no token.
+    /// Top-k, top-p or min-p (see [`Params::filters`]). Without it, a row that needs them gets no token.
     pub filters: bool,
-    /// Penalties. Counts are kept up to date only with it.
+    /// Penalties. Counts are updated only with this feature.
     pub counts: bool,
     /// Logit biases.
     pub biases: bool,
-    /// Masks of allowed tokens.
+    /// Token masks.
     pub mask: bool,
-    /// The most probable tokens are told.
+    /// The most probable tokens are reported.
     pub top: bool,
 }
 
 impl std::ops::BitOr for Features {
     type Output = Features;
 
-    /// What either asks for.
+    /// The features of both.
     fn bitor(self, other: Features) -> Features {
         Features {
             filters: self.filters || other.filters,
@@ -92,55 +94,58 @@ pub struct Sample {
     top: Option<[Pipeline; 2]>,
 }
 
-/// The buffers of one call, each with an entry for every output row unless it says otherwise.
+/// The buffers of one call, with one entry per output row unless noted otherwise.
 pub struct Operands {
-    /// One u32: output rows in use. The others are left alone.
+    /// One u32: the number of active output rows. The others are left unchanged.
     pub active: View,
     /// f32, `[output row][vocab]`, aligned to 16 bytes.
     pub logits: View,
-    /// [`Params`] an output row, as words.
+    /// [`Params`] per output row, as words.
     pub params: View,
-    /// u32: which row of the step each output row is.
+    /// u32: the index of each output row in the step.
     pub rows: View,
-    /// u32 a row of the step: its position.
+    /// u32 per row of the step: its position.
     pub positions: View,
-    /// u32 a row of the step: the slot of its sequence. Read only with counts.
+    /// u32 per row of the step: the slot of its sequence. Read only with counts.
     pub slots: View,
-    /// u32, `[slot][vocab]`, read and written, if the features has them: bits 0–30 say how often the sequence generated the token,
-    /// bit 31 ([`IN_PROMPT`]) whether its prompt has it.
+    /// u32, `[slot][vocab]`, read and written, with the feature `counts`: bits 0–30 hold how often the
+    /// sequence generated the token, bit 31 ([`IN_PROMPT`]) whether its prompt contains it.
     pub counts: Option<View>,
-    /// [`Bias`] as words, `[output row][MAX_BIASES]`, if the features has them.
+    /// [`Bias`] as words, `[output row][MAX_BIASES]`, with the feature `biases`.
     pub biases: Option<View>,
-    /// Bits, `[output row][vocab / 32, rounded up]`: bit t % 32 of word t / 32 allows token t, if the features has them.
+    /// Bits, `[output row][vocab / 32, rounded up]`, with the feature `mask`: bit t % 32 of word t / 32
+    /// allows token t.
     pub mask: Option<View>,
-    /// [`Top`] as words, `[step of the run][output row in use][MAX_TOP]`, written, if the features has them: as many as each row asks for,
-    /// the most probable first.
+    /// [`Top`] as words, `[step of the run][active output row][MAX_TOP]`, written, with the feature `top`: as
+    /// many as each row requests, the most probable first.
     pub top: Option<View>,
-    /// As [`Sample::scratch_bytes`] says; nothing in it outlives the call.
+    /// [`Sample::scratch_bytes`] bytes; its content does not outlive the call.
     pub scratch: View,
-    /// [`Sampled`] as words, `[step of the run][output row in use]`, written; steps that do not fit are left out.
+    /// [`Sampled`] as words, `[step of the run][active output row]`, written; steps that do not fit are
+    /// dropped.
     pub sampled: View,
-    /// u32, written: the token of the next step, [`NO_TOKEN`] where there is none. May be the step's own tokens where every output
-    /// row is the row of the same number (`rows[i] == i`): then decoding needs nothing from the host.
+    /// u32, written: the token of the next step, or [`NO_TOKEN`]. May alias the step's own tokens if every
+    /// output row is the row of the same index (`rows[i] == i`): decode then needs nothing from the host.
     pub next_tokens: View,
-    /// u32, written: the row's position + 1. May be `positions` itself on the same condition; otherwise it must not overlap it.
+    /// u32, written: the row's position + 1. May alias `positions` under the same condition; otherwise it
+    /// must not overlap it.
     pub next_positions: View,
-    /// u32, `[output row][MAX_STOP_TOKENS]`: the tokens that end a row, [`NO_TOKEN`] for those that it has not.
+    /// u32, `[output row][MAX_STOP_TOKENS]`: the stop tokens of a row, padded with [`NO_TOKEN`].
     pub stop_tokens: View,
     /// [`Run`] as words, read and written.
     pub run: View,
 }
 
 impl Sample {
-    /// Chooses the variants for this device and compiles them.
+    /// Selects the variants for this device and compiles them.
     pub fn new(device: &Device, features: Features, vocab: usize) -> Result<Self> {
         Self::with_plan(device, features, vocab, policy::plan(device.caps()))
     }
 
-    /// The same with a plan given.
+    /// The same with a given plan.
     pub fn with_plan(device: &Device, features: Features, vocab: usize, plan: Plan) -> Result<Self> {
         if vocab == 0 || vocab > MAX_VOCAB {
-            let reason = format!("a vocabulary of {vocab} tokens; 1 to {MAX_VOCAB} are possible");
+            let reason = format!("a vocabulary of {vocab} tokens; 1 to {MAX_VOCAB} are supported");
             return Err(Error::InvalidUse { what: "sample".into(), reason });
         }
         let variants = pipelines(features, plan, vocab.is_multiple_of(4));
@@ -151,7 +156,7 @@ impl Sample {
         Ok(Self { features, vocab, blocks, join, filter: both(variants.filter)?, top: both(variants.top)? })
     }
 
-    /// Bytes of scratch memory for so many output rows: with filters 8 a token, for the rows that keep them all.
+    /// Scratch bytes for `rows` output rows: with filters 8 per token, for rows that keep them all.
     pub fn scratch_bytes(&self, rows: usize) -> u64 {
         Scratch::new(self.vocab, rows, self.features).bytes()
     }
@@ -191,7 +196,7 @@ impl Sample {
             vocab,
         };
         recorder.dispatch(name, &self.blocks, [blocks, rows, 1], &push)?;
-        if let (Some([top, join]), Some(told)) = (&self.top, &operands.top) {
+        if let (Some([top, join]), Some(reported)) = (&self.top, &operands.top) {
             let tops = Address::from(part(scratch.tops)?);
             let push = sample_top::Push {
                 logits: some(&operands.logits),
@@ -208,9 +213,9 @@ impl Sample {
                 partials: partials.clone(),
                 tops,
                 run: some(&operands.run),
-                top: some(told),
+                top: some(reported),
                 vocab,
-                entries: (told.len() / (MAX_TOP * Top::WORDS * 4) as u64).try_into().unwrap_or(u32::MAX),
+                entries: (reported.len() / (MAX_TOP * Top::WORDS * 4) as u64).try_into().unwrap_or(u32::MAX),
                 blocks,
             };
             recorder.dispatch(name, join, [rows, 1, 1], &push)?;
@@ -279,7 +284,7 @@ impl Sample {
         let given = [counts, biases, mask, top].map(Option::is_some);
         if given != [features.counts, features.biases, features.mask, features.top] {
             return wrong(
-                "counts, biases, mask and top must be given exactly when the features has them".into(),
+                "counts, biases, mask and top must be given if and only if the features include them".into(),
             );
         }
         let vocab = self.vocab;
@@ -313,10 +318,12 @@ impl Sample {
         if !operands.logits.address().is_multiple_of(16) || !operands.scratch.address().is_multiple_of(16) {
             return wrong("logits and scratch must be aligned to 16 bytes".into());
         }
-        // Shaders count words in 31 bits.
+        // Shaders index words with 31 bits.
         let counts = operands.counts.as_ref().map_or(0, View::len);
         if rows * vocab >= 1 << 31 || counts >= 1 << 33 {
-            return wrong("8 GiB or more of logits or counts: the kernel's indices end there".into());
+            return wrong(
+                "logits and counts must be smaller than 8 GiB, the range of the kernel's indices".into(),
+            );
         }
         Ok(())
     }
@@ -328,7 +335,7 @@ pub(crate) struct Variants {
     join: Variant,
     /// Collect and select.
     filter: Option<[Variant; 2]>,
-    /// The most probable of blocks, and of a row.
+    /// The most probable tokens of blocks, and of a row.
     top: Option<[Variant; 2]>,
 }
 

@@ -1,4 +1,4 @@
-// How parts of a row's tokens are joined. Needs THREADS, common.glsl, logsum.glsl and sample.glsl.
+// Merging of partial states over a row's tokens. Needs THREADS, common.glsl, logsum.glsl and sample.glsl.
 
 Partial no_tokens() {
     return Partial(no_logits(), no_logits(), NOTHING, NO_TOKEN);
@@ -27,7 +27,8 @@ Partial shuffled(Partial part, uint far) {
 shared Partial partials[THREADS];
 #endif
 
-// All threads' parts as one, for every thread, in an order that depends on nothing but THREADS and the subgroup size.
+// Merges the states of all threads, for every thread, in an order that depends only on THREADS and the
+// subgroup size.
 Partial workgroup_join(Partial part, float scale) {
 #if TIER >= 1
     for (uint far = 1; far < gl_SubgroupSize; far *= 2) {
@@ -46,7 +47,7 @@ Partial workgroup_join(Partial part, float scale) {
     uint thread = gl_LocalInvocationIndex;
     partials[thread] = part;
     barrier();
-    // THREADS is a power of two: the policy sees to it.
+    // THREADS is a power of two, which the policy guarantees.
     for (uint far = THREADS / 2; far > 0; far /= 2) {
         if (thread < far) {
             partials[thread] = join(partials[thread], partials[thread + far], scale);

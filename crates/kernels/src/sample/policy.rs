@@ -1,12 +1,12 @@
-//! Which variants sample on a device, and what they need beside the logits: pure, tested without a GPU.
+//! Selects the variants for a device, and lays out their scratch memory. Pure; tested without a GPU.
 
 use gpu::{Caps, Subgroup, Tier};
 
 use super::{Features, MAX_TOP, pipelines};
 use crate::variant::Variant;
 
-/// Tokens that one workgroup of the first step takes: 128 blocks of Gemma's vocabulary fill a large GPU, and their best tokens
-/// bound any usual top-k.
+/// Tokens per workgroup of the first step: 128 blocks of Gemma's vocabulary fill a large GPU, and their best
+/// tokens bound any usual top-k.
 pub const BLOCK: usize = 2048;
 
 /// Variants of the steps.
@@ -14,13 +14,13 @@ pub const BLOCK: usize = 2048;
 pub struct Plan {
     /// T0 or T1.
     pub tier: Tier,
-    /// Threads that share a block, a power of two.
+    /// Threads per block, a power of two.
     pub block_threads: u32,
-    /// Threads that join a row's blocks, a power of two.
+    /// Threads that combine a row's blocks, a power of two.
     pub join_threads: u32,
     /// Threads that select among a row's candidates.
     pub select_threads: u32,
-    /// Subgroup size.
+    /// Required subgroup size.
     pub subgroup: Subgroup,
 }
 
@@ -32,7 +32,7 @@ pub fn plan(caps: &Caps) -> Plan {
 /// The plan at a tier that need not be the device's best.
 pub fn at_tier(caps: &Caps, tier: Tier) -> Plan {
     let largest = 1 << caps.max_threads.ilog2();
-    // A CPU driver walks through the threads of a workgroup one vector at a time, and pays for every barrier.
+    // A CPU driver processes the threads of a workgroup one vector at a time, and every barrier is expensive.
     let [block, join, select] = if caps.max_subgroup_size < 32 { [32, 32, 32] } else { [256, 128, 512] };
     Plan {
         tier,
@@ -43,22 +43,22 @@ pub fn at_tier(caps: &Caps, tier: Tier) -> Plan {
     }
 }
 
-/// Where the parts of the scratch memory lie, in bytes.
+/// Byte ranges of the scratch memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Scratch {
-    /// What is known of each block.
+    /// The partial state of each block.
     pub partials: [u64; 2],
-    /// The most probable tokens of each block; empty where none are told.
+    /// The most probable tokens of each block; empty without the feature `top`.
     pub tops: [u64; 2],
-    /// What is known of each row; empty without filters.
+    /// The state of each row; empty without filters.
     pub states: [u64; 2],
     /// Each row's candidates; empty without filters.
     pub candidates: [u64; 2],
 }
 
-/// Of a block: six words, as Partial (sample.glsl).
+/// Per block: six words, as Partial (sample.glsl).
 const PARTIAL_BYTES: u64 = 24;
-/// Of a row: eight words, as State (sample.glsl).
+/// Per row: eight words, as State (sample.glsl).
 const STATE_BYTES: u64 = 32;
 /// A key and a token.
 const CANDIDATE_BYTES: u64 = 8;
@@ -66,37 +66,37 @@ const CANDIDATE_BYTES: u64 = 8;
 const ALIGNMENT: u64 = 256;
 
 impl Scratch {
-    /// For so many output rows.
+    /// The layout for `rows` output rows.
     pub fn new(vocab: usize, rows: usize, features: Features) -> Self {
         let rows = rows as u64;
         let filtered = if features.filters { rows } else { 0 };
-        let told = if features.top { rows } else { 0 };
+        let reported = if features.top { rows } else { 0 };
         let mut end = 0_u64;
-        let mut take = |bytes: u64| {
+        let mut reserve = |bytes: u64| {
             let start = end.next_multiple_of(ALIGNMENT);
             end = start + bytes;
             [start, end]
         };
         Self {
-            partials: take(rows * blocks(vocab) as u64 * PARTIAL_BYTES),
-            tops: take(told * blocks(vocab) as u64 * MAX_TOP as u64 * CANDIDATE_BYTES),
-            states: take(filtered * STATE_BYTES),
-            candidates: take(filtered * vocab as u64 * CANDIDATE_BYTES),
+            partials: reserve(rows * blocks(vocab) as u64 * PARTIAL_BYTES),
+            tops: reserve(reported * blocks(vocab) as u64 * MAX_TOP as u64 * CANDIDATE_BYTES),
+            states: reserve(filtered * STATE_BYTES),
+            candidates: reserve(filtered * vocab as u64 * CANDIDATE_BYTES),
         }
     }
 
-    /// All of it.
+    /// Total bytes.
     pub fn bytes(&self) -> u64 {
         self.candidates[1]
     }
 }
 
-/// Blocks of a vocabulary.
+/// Blocks per vocabulary.
 pub fn blocks(vocab: usize) -> usize {
     vocab.div_ceil(BLOCK)
 }
 
-/// All pipelines that the policy may ask for.
+/// All pipelines that the policy may request.
 pub fn variants(caps: &Caps) -> Vec<Variant> {
     let mut list: Vec<Variant> = super::count::variants(caps);
     for tier in [Tier::T0, Tier::T1].into_iter().filter(|tier| caps.tier() >= Some(*tier)) {
@@ -105,7 +105,8 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
             (Features { filters: has(0), counts: has(1), biases: has(2), mask: has(3), top: false }, true)
         });
         let top = (Features { top: true, ..Features::default() }, true);
-        // No model of ours has an odd vocabulary: the least and the most that one may ask for are enough.
+        // No supported model has a vocabulary that is not a multiple of 4: the minimum and the maximum of
+        // features are enough.
         let odd = [
             Features::default(),
             Features { filters: true, counts: true, biases: true, mask: true, top: true },

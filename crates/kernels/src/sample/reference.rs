@@ -1,19 +1,19 @@
-//! The same in f64, token by token, by sorting.
+//! CPU reference in f64, token by token, by sorting.
 
 use super::{BAN, Bias, IN_PROMPT, MIN_TEMPERATURE, Params};
 
-/// What one output row is sampled from.
+/// The inputs of one output row.
 #[derive(Clone, Copy)]
 pub struct Row<'a> {
-    /// As the model gave them.
+    /// The model's unedited logits.
     pub logits: &'a [f32],
-    /// How to choose.
+    /// The sampling parameters.
     pub params: Params,
-    /// Of the sequence, one a token; empty when there are none.
+    /// Counts of the sequence, one per token; empty if there are none.
     pub counts: &'a [u32],
-    /// The row's own.
+    /// The row's biases.
     pub biases: &'a [Bias],
-    /// Bits, one a token; empty when there are none.
+    /// Mask bits, one per token; empty if there is no mask.
     pub mask: &'a [u32],
     /// Of the row.
     pub position: u32,
@@ -24,11 +24,11 @@ pub struct Row<'a> {
 pub struct Scored {
     /// The token.
     pub token: u32,
-    /// Its logit, or over the temperature and with noise where that decides.
+    /// Its logit, or, when sampling, the logit over the temperature plus noise.
     pub score: f64,
 }
 
-/// Every token that the filters leave, best first; none when a logit is not a number or plus infinity.
+/// Every token that the filters leave, best first; none if a logit is NaN or plus infinity.
 pub fn kept(row: &Row<'_>) -> Vec<Scored> {
     let params = &row.params;
     if row.logits.iter().any(|logit| logit.is_nan() || *logit == f32::INFINITY) {
@@ -67,12 +67,13 @@ pub fn kept(row: &Row<'_>) -> Vec<Scored> {
     tokens
 }
 
-/// Log probability by the logits as they are.
+/// Log probability by the unedited logits.
 pub fn logprob(logits: &[f32], token: u32) -> f64 {
     -crate::score::reference::nll(logits, token)
 }
 
-/// The `count` most probable tokens with their log probabilities, the most probable first, of equals the lowest.
+/// The `count` most probable tokens with their log probabilities, the most probable first, ties to the
+/// lowest.
 pub fn top(logits: &[f32], count: usize) -> Vec<(u32, f64)> {
     let possible = (0..).zip(logits).filter(|(_, logit)| **logit > f32::NEG_INFINITY);
     let mut tokens: Vec<Scored> =
@@ -82,7 +83,7 @@ pub fn top(logits: &[f32], count: usize) -> Vec<(u32, f64)> {
     tokens.into_iter().map(|scored| (scored.token, logprob(logits, scored.token))).collect()
 }
 
-/// Best first, of equals the lowest token.
+/// Best first, ties to the lowest token.
 fn sort(tokens: &mut [Scored]) {
     tokens.sort_by(|a, b| b.score.total_cmp(&a.score).then(a.token.cmp(&b.token)));
 }
@@ -113,13 +114,13 @@ pub fn noise(seed: u64, position: u32, token: u32) -> u32 {
     philox([token / 4, position, 0, 0], [seed as u32, (seed >> 32) as u32])[token as usize % 4]
 }
 
-/// Noise with Gumbel's distribution from a random word.
+/// Gumbel noise from a random word.
 fn gumbel(bits: u32) -> f64 {
     let uniform = (f64::from(bits) + 0.5) / 4_294_967_296.0;
     -(-(-uniform).ln_1p()).ln()
 }
 
-/// Philox4x32-10: multiplication's high and low halves, mixed ten times.
+/// Philox4x32-10: high and low halves of products, mixed ten times.
 fn philox(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
     for _ in 0..10 {
         let a = 0xd251_1f53_u64 * u64::from(counter[0]);

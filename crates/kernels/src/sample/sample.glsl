@@ -1,6 +1,6 @@
-// What the four steps of sampling share: the parameters of a row, order-preserving keys, and the noise.
+// Shared by the steps of sampling: the parameters of a row, order-preserving keys, and the noise.
 
-// As Params (mod.rs).
+// As Params (params.rs).
 struct Params {
     float temperature;
     uint top_k;
@@ -13,27 +13,27 @@ struct Params {
     uint seed_high;
     uint bias_count;
     uint masked;
-    // How many of the most probable tokens are told.
+    // Number of most probable tokens to report.
     uint top;
     uint spare[4];
 };
 
-// What is known of a part of a row's tokens.
+// Partial state over some of a row's tokens.
 struct Partial {
-    // Of the logits as the model gave them.
+    // Of the model's unedited logits.
     LogSum raw;
-    // Of the edited logits over the temperature, where top-p will ask for it.
+    // Of the edited logits over the temperature, where top-p needs it.
     LogSum scaled;
-    // The best token, and the key by which it is: lowest token first among equals.
+    // The best token and its key: ties to the lowest token.
     uint key;
     uint token;
 };
 
-// What a row still needs after its blocks are joined.
+// State of a row after its blocks are combined.
 struct State {
     // 0 when its token is already known.
     uint filtered;
-    // Keys of the largest logit, of the lowest one that may be kept, and of the lowest that min-p lets pass.
+    // Keys of the largest logit, of the lowest candidate, and of the min-p threshold.
     uint max_key;
     uint bound;
     uint min_p_key;
@@ -44,13 +44,13 @@ struct State {
     uint candidates;
 };
 
-// As (token, bias) pairs (mod.rs).
+// As (token, bias) pairs (params.rs).
 struct Bias {
     uint token;
     float bias;
 };
 
-// As Sampled (mod.rs).
+// As Sampled (params.rs).
 struct Sampled {
     uint token;
     float logprob;
@@ -74,22 +74,22 @@ layout(buffer_reference, scalar, buffer_reference_align = 4) buffer Counts { uin
 
 // Tokens of a block, as BLOCK (policy.rs).
 const uint BLOCK = 2048;
-// No token: as NO_TOKEN (mod.rs).
+// As NO_TOKEN (params.rs).
 const uint NO_TOKEN = 0xffffffffu;
-// Most of the most probable tokens that are told: as MAX_TOP (params.rs).
+// As MAX_TOP (params.rs).
 const uint MAX_TOP = 20;
-// Tokens that may end a row: as MAX_STOP_TOKENS (params.rs).
+// As MAX_STOP_TOKENS (params.rs).
 const uint MAX_STOP_TOKENS = 16;
-// In `finished`: rows in the bits below, those that ended in the bits from here on.
+// In `finished`: finished rows in the bits below, stopped rows from this bit on.
 const uint ENDED = 0x10000u;
-// Below this a division by the temperature might overflow: it counts as 0. As MIN_TEMPERATURE (mod.rs).
+// Below this, dividing by the temperature might overflow: it counts as 0. As MIN_TEMPERATURE (params.rs).
 const float MIN_TEMPERATURE = 1e-5;
 
-// How a row's token is found.
+// How a row's token is chosen.
 const uint GREEDY = 0;
-// Among all tokens: noise decides in one pass.
+// Samples from all tokens in one pass.
 const uint DRAW = 1;
-// Among those that top-k, top-p and min-p leave.
+// Samples from the tokens that top-k, top-p and min-p leave.
 const uint FILTER = 2;
 
 bool has_top_k(Params params, uint vocab) {
@@ -97,14 +97,14 @@ bool has_top_k(Params params, uint vocab) {
 }
 
 uint mode_of(Params params, uint vocab) {
-    // The best one alone is left: no noise can change that.
+    // Only the best token is left: noise cannot change that.
     if (!(params.temperature >= MIN_TEMPERATURE) || params.top_k == 1) {
         return GREEDY;
     }
     return has_top_k(params, vocab) || params.top_p < 1.0 || params.min_p > 0.0 ? FILTER : DRAW;
 }
 
-// Keys are integers in the order of the floats. Zero has one key whatever its sign. Nothing is below every key.
+// Keys are integers that order like the floats. Both zeros have the same key. No key is 0.
 const uint NOTHING = 0;
 const uint KEY_OF_MINUS_INFINITY = 0x007fffffu;
 const uint BAD = 0xffffffffu;
@@ -119,7 +119,7 @@ float value_of(uint key) {
     return uintBitsToFloat((key & 0x80000000u) != 0 ? key ^ 0x80000000u : ~key);
 }
 
-// Philox4x32-10 (Salmon et al., 2011): four random words that depend on counter and key alone.
+// Philox4x32-10 (Salmon et al., 2011): four random words that depend only on counter and key.
 uvec4 philox(uvec4 counter, uvec2 key) {
     for (uint i = 0; i < 10; i++) {
         uint high0, low0, high1, low1;
@@ -131,8 +131,8 @@ uvec4 philox(uvec4 counter, uvec2 key) {
     return counter;
 }
 
-// −log(E) with E = −log(1 − v) and v = (bits + ½) / 2³². The largest noise, that of the smallest v, decides draws, so small
-// v are computed by a series: 1 − v would round their digits away.
+// −log(E) with E = −log(1 − v) and v = (bits + ½) / 2³². The largest noise, from the smallest v, decides the
+// sample, so small v use a series: 1 − v would round their digits away.
 float gumbel(uint bits) {
     float v = (float(bits) + 0.5) * (1.0 / 4294967296.0);
     float rest = (float(~bits) + 0.5) * (1.0 / 4294967296.0);

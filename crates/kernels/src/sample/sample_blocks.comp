@@ -1,15 +1,16 @@
 #version 460
 #pragma tiers(T0, T1)
 #extension GL_GOOGLE_include_directive : require
-// Step 1 of sampling, one workgroup a block of 2048 tokens and output row: the only pass over all logits. It finds the block's
-// share of the log probability, and its best token: by logit, or where nothing is filtered by logit / temperature plus noise.
+// Step 1 of sampling, one workgroup per block of 2048 tokens and output row: the only pass over all logits.
+// Computes the block's log-sum-exp and its best token: by logit, or, without filters, by logit / temperature
+// plus noise.
 #include "common.glsl"
 #include "logsum.glsl"
 #include "sample.glsl"
 
 layout(local_size_x_id = 0) in;
 layout(constant_id = 0) const uint THREADS = 256;
-// The vocabulary divides by 4, so that four logits can be one load.
+// The vocabulary size is a multiple of 4, so that four logits are one load.
 layout(constant_id = 1) const bool WIDE = true;
 layout(constant_id = 2) const bool COUNTS = false;
 layout(constant_id = 3) const bool BIASES = false;
@@ -67,7 +68,7 @@ void main() {
         [[unroll]] for (uint i = 0; i < 4; i++) {
             uint key = key_of(logits[i]) > KEY_OF_MINUS_INFINITY ? key_of(scores[i]) : NOTHING;
             key = is_bad(raw[i]) || is_bad(logits[i]) ? BAD : key;
-            // Tokens ascend: the first of equals stays.
+            // Tokens ascend: ties go to the first.
             if (key > part.key) {
                 part.key = key;
                 part.token = token + i;

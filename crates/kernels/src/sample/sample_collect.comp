@@ -1,8 +1,8 @@
 #version 460
 #pragma tiers(T0)
 #extension GL_GOOGLE_include_directive : require
-// Step 3 of sampling, one workgroup a block and output row: tokens at or above the row's bound go into its list, in any order.
-// Blocks without one, most of them, read no logits.
+// Step 3 of sampling, one workgroup per block and output row: appends tokens at or above the row's bound to
+// its candidate list, in any order. Blocks without candidates, which are most, read no logits.
 #include "common.glsl"
 #include "logsum.glsl"
 #include "sample.glsl"
@@ -59,7 +59,7 @@ void main() {
     load_biases(params, row, first);
     barrier();
 
-    // Once to count, so that the list grows once a block, and once to write.
+    // One pass to count, so that the list grows once per block, and one to write.
     uint own = 0;
     for (uint token = first + thread * 4; token < end; token += THREADS * 4) {
         vec4 logits = edit4(params, row, slot, token, load4(row, token));

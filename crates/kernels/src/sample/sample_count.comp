@@ -1,7 +1,7 @@
 #version 460
 #pragma tiers(T0)
 #extension GL_GOOGLE_include_directive : require
-// Marks the tokens of a prompt in their sequences' counts, or takes generated tokens back out of them, one thread a row.
+// Marks the tokens of a prompt in their sequences' counts, or reverts generated tokens; one thread per row.
 #include "common.glsl"
 
 layout(local_size_x_id = 0) in;
@@ -30,7 +30,7 @@ void main() {
         return;
     }
     uint token = push.tokens.data[row];
-    // Soft tokens of an image may lie past the vocabulary.
+    // Soft tokens of an image may be past the vocabulary.
     if (token >= push.vocab) {
         return;
     }
@@ -38,7 +38,8 @@ void main() {
     if (REVERT) {
         atomicAdd(push.counts.data[at], 0xffffffffu);
     } else {
-        // A generated token, which passes as the next step's input, needs no mark, and without one it can be taken back.
+        // A generated token, which is fed back as the next step's input, needs no mark; without one it can be
+        // reverted.
         atomicCompSwap(push.counts.data[at], 0, IN_PROMPT);
     }
 }

@@ -1,8 +1,9 @@
 #version 460
 #pragma tiers(T0, T1)
 #extension GL_GOOGLE_include_directive : require
-// Step 2 of sampling, one workgroup an output row: joins the blocks. A row that filters nothing has its token now. For the others
-// it says from which logit on tokens are worth collecting: the lower the bound the more work, but never another result.
+// Step 2 of sampling, one workgroup per output row: combines the blocks. A row without filters gets its token
+// here. For the others it computes the lowest logit worth collecting: a lower bound means more work, but
+// never another result.
 #include "common.glsl"
 #include "logsum.glsl"
 #include "sample.glsl"
@@ -34,7 +35,7 @@ layout(push_constant, scalar) uniform Push {
     Words stop_tokens;
     Run run;
     uint vocab;
-    // Room in `sampled`.
+    // Capacity of `sampled`.
     uint entries;
     uint blocks;
 } push;
@@ -43,7 +44,7 @@ layout(push_constant, scalar) uniform Push {
 
 // Blocks whose best tokens are ranked against each other: the work grows with their square.
 const uint MAX_RANKED = 256;
-// Should two steps round a logit differently after all, the bound is this many floats lower than it need be.
+// Should two steps round a logit differently after all, the bound is this many floats lower than necessary.
 const uint MARGIN = 16;
 
 shared uint best[MAX_RANKED];
@@ -83,14 +84,14 @@ State filter_state(Params params, uint row, Partial part) {
     if (top_k && params.top_k <= push.blocks && push.blocks <= MAX_RANKED) {
         bound = max(bound, bound_of_top_k(row, params.top_k));
     }
-    // If every token below the bound had the bound's probability, they would still hold only half of what top-p leaves out. Closer
-    // to 1 than this the sum's own error would count.
+    // If every token below the bound had the bound's probability, they would still hold only half of what
+    // top-p drops. Closer to 1 the error of the sum itself would matter.
     float left_out = 1.0 - params.top_p;
     if (top_p && !top_k && left_out > 1e-5) {
         float share = 0.5 * left_out * part.scaled.sum / float(push.vocab);
         bound = max(bound, min(part.key, key_of(largest + params.temperature * log(share))));
     }
-    // With top-p, what min-p will drop counts in the sum first.
+    // With top-p, tokens that min-p drops count in the sum first.
     if (!top_p) {
         bound = max(bound, min_p_key);
     }

@@ -1,11 +1,12 @@
 #version 460
 #pragma tiers(T0)
 #extension GL_GOOGLE_include_directive : require
-// Step 4 of sampling, one workgroup an output row: finds exactly what top-k, top-p and min-p leave of the candidates, and draws.
+// Step 4 of sampling, one workgroup per output row: applies top-k, top-p and min-p to the candidates exactly,
+// and samples.
 //
-// Each filter is a threshold, found by selection over digits of 8 bits from the highest down: a histogram says in which digit the
-// k-th token, or the token at which the probabilities reach p, lies. Probabilities are summed as integers, so that the sum
-// does not depend on the order.
+// Each filter is a threshold, found by radix selection over 8-bit digits from the highest down: a histogram
+// gives the digit of the k-th token, or of the token at which the probabilities reach p. Probabilities are
+// summed as integers, so that the sum does not depend on the order.
 #include "common.glsl"
 #include "logsum.glsl"
 #include "sample.glsl"
@@ -33,13 +34,13 @@ layout(push_constant, scalar) uniform Push {
     Words stop_tokens;
     Run run;
     uint vocab;
-    // Room in `sampled`.
+    // Capacity of `sampled`.
     uint entries;
 } push;
 
 #include "finish.glsl"
 
-// Integers of 64 bits, low word first.
+// 64-bit integers, low word first.
 uvec2 add64(uvec2 a, uvec2 b) {
     uint carry;
     uint low = uaddCarry(a.x, b.x, carry);
@@ -56,13 +57,13 @@ bool less64(uvec2 a, uvec2 b) {
     return a.y < b.y || a.y == b.y && a.x < b.x;
 }
 
-// A probability as an integer: 2⁴⁰ is 1. What 262144 tokens lose by it is less than a float's rounding.
+// A probability as an integer: 2⁴⁰ is 1. The loss over 262144 tokens is less than a float's rounding.
 uvec2 fixed64(float mass) {
     float high = floor(mass * 256.0);
     return uvec2(uint((mass * 256.0 - high) * 4294967296.0), uint(high));
 }
 
-// The part p < 1 of a mass.
+// The fraction p < 1 of a mass.
 uvec2 part64(uvec2 mass, float p) {
     uint of_2_32 = uint(p * 4294967296.0);
     uint high, low, carried, dropped;
@@ -71,14 +72,14 @@ uvec2 part64(uvec2 mass, float p) {
     return add64(uvec2(low, high), uvec2(carried, 0));
 }
 
-// What a selection goes by.
+// The criterion of a selection.
 const uint KEYS_BY_COUNT = 0;
 const uint TOKENS_BY_COUNT = 1;
 const uint KEYS_BY_MASS = 2;
 
 const uint DIGITS = 256;
 const uint CHUNK = 16;
-// Candidates that a thread loads before it uses any: where there are many, waiting for them takes most of the time.
+// Candidates that a thread loads before it uses any: with many candidates, the latency of loads dominates.
 const uint IN_FLIGHT = 4;
 
 shared uint low[DIGITS];
@@ -90,13 +91,13 @@ shared uvec2 found_weight;
 shared uint best_key;
 shared uint best_token;
 
-// The row at hand.
+// The current row.
 Params params;
 State state;
 uint first;
 float scale;
 float largest;
-// What top-k leaves: keys above, and at the cut tokens up to this one.
+// What top-k leaves: larger keys, and at the cut tokens up to this one.
 uint cut_key;
 uint cut_token;
 
@@ -123,7 +124,7 @@ void count_digit(uvec2 candidate, uint by, uint prefix, uint shift) {
     }
 }
 
-// Fills the histogram of the digit at `shift` over the candidates that agree with `prefix` above it.
+// Fills the histogram of the digit at `shift` over the candidates that match `prefix` above it.
 void count_digits(uint by, uint prefix, uint shift) {
     for (uint i = gl_LocalInvocationIndex; i < DIGITS; i += THREADS) {
         low[i] = 0;
@@ -172,10 +173,11 @@ void find_digit(uvec2 wanted) {
     barrier();
 }
 
-// The largest value such that the weights from it upwards reach `wanted` (by mass: the part `p` of all). All values lie between
-// `bottom` and `top`. found_left says how much of the value's own weight, found_weight, is needed.
+// The largest value such that the weights from it upwards reach `wanted` (by mass: the fraction `p` of all).
+// All values are between `bottom` and `top`. found_left is how much of the value's own weight, found_weight,
+// is needed.
 uint threshold(uint by, uint top, uint bottom, uvec2 wanted, float p) {
-    // Above the highest bit in which values differ there is nothing to find.
+    // Above the highest bit in which values differ there is nothing to search.
     uint shift = uint(max(findMSB(top ^ bottom), 0)) / 8 * 8;
     uint prefix = shift == 24 ? 0 : top >> shift >> 8 << 8 << shift;
     bool whole = true;
@@ -216,7 +218,7 @@ void main() {
     cut_token = NO_TOKEN;
     if (has_top_k(params, push.vocab) && state.candidates > params.top_k) {
         cut_key = threshold(KEYS_BY_COUNT, state.max_key, state.bound, uvec2(params.top_k, 0), 0.0);
-        // Of equals the lowest tokens stay, so that there are exactly k.
+        // Ties go to the lowest tokens, so that exactly k are kept.
         uvec2 needed = found_left;
         uvec2 equal = found_weight;
         barrier();

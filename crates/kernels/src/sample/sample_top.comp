@@ -1,8 +1,8 @@
 #version 460
 #pragma tiers(T0)
 #extension GL_GOOGLE_include_directive : require
-// The most probable tokens, step 1, one workgroup a block and output row: the block's own most probable ones, best first, by the
-// logits as the model gave them. Rows that want none read nothing.
+// The most probable tokens, step 1, one workgroup per block and output row: the block's most probable tokens,
+// best first, by the unedited logits. Rows that request none read nothing.
 #include "common.glsl"
 #include "logsum.glsl"
 #include "sample.glsl"
@@ -40,7 +40,7 @@ void main() {
         best_keys[i] = NOTHING;
         best_tokens[i] = NO_TOKEN;
     }
-    // Each thread looks after every THREADS-th token, and no other touches those: there is nothing to wait for.
+    // Each thread owns every THREADS-th token: no barrier needed.
     for (uint i = thread; i < BLOCK; i += THREADS) {
         uint key = first + i < push.vocab ? key_of(push.logits.data[row * push.vocab + first + i]) : NOTHING;
         keys[i] = key > KEY_OF_MINUS_INFINITY ? key : NOTHING;
@@ -53,7 +53,7 @@ void main() {
         if (look) {
             own_key = NOTHING;
             for (uint i = thread; i < BLOCK; i += THREADS) {
-                // Tokens ascend: the first of equals stays.
+                // Tokens ascend: ties go to the first.
                 if (keys[i] > own_key) {
                     own_key = keys[i];
                     own = i;

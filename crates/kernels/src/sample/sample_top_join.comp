@@ -1,8 +1,9 @@
 #version 460
 #pragma tiers(T0, T1)
 #extension GL_GOOGLE_include_directive : require
-// The most probable tokens, step 2, one workgroup an output row: the best of all blocks, with their log probabilities. Before any row
-// of the step has its token, so that the rows that have finished tell which step of a run it is.
+// The most probable tokens, step 2, one workgroup per output row: the best of all blocks, with their log
+// probabilities. Runs before any row of the step has its token, so that the number of finished rows gives the
+// step of the run.
 #include "common.glsl"
 #include "logsum.glsl"
 #include "sample.glsl"
@@ -32,7 +33,7 @@ layout(push_constant, scalar) uniform Push {
     // [step of the run][output row in use][MAX_TOP].
     TopList top;
     uint vocab;
-    // Room in `top`, in rows.
+    // Capacity of `top`, in rows.
     uint entries;
     uint blocks;
 } push;
@@ -60,7 +61,7 @@ void main() {
         best_keys[i] = NOTHING;
         best_tokens[i] = NO_TOKEN;
     }
-    // In the order of the step that gives the chosen token its probability, so that the two agree.
+    // In the same order as the step that computes the sampled token's probability, so that the two agree.
     Partial part = no_tokens();
     for (uint i = thread; i < push.blocks; i += THREADS) {
         part = join(part, push.partials.data[row * push.blocks + i], 1.0);
@@ -68,7 +69,7 @@ void main() {
     LogSum raw = workgroup_join(part, 1.0).raw;
     barrier();
 
-    // The best of this thread's blocks; after each that was taken, the next best.
+    // The best of this thread's blocks; after each one taken, the next best.
     uvec2 own = uvec2(BAD, 0);
     bool look = true;
     for (uint n = 0; n < wanted; n++) {
@@ -79,7 +80,7 @@ void main() {
                 uint first = (row * push.blocks + block) * MAX_TOP;
                 for (uint i = 0; i < wanted; i++) {
                     uvec2 candidate = push.tops.data[first + i];
-                    // Each block's list is in order: the first that was not taken is its best.
+                    // Each block's list is sorted: the first that was not taken is its best.
                     if (before(taken, candidate)) {
                         own = before(candidate, own) ? candidate : own;
                         break;

@@ -54,7 +54,7 @@ fn pick(setup: &Setup, rows: &[usize]) -> Setup {
 }
 
 #[test]
-fn a_row_gives_the_same_bits_in_any_batch_and_any_program() {
+fn rows_are_bit_identical_in_any_batch_and_program() {
     let Some(device) = testkit::cpu_device() else { return };
     let all = Params { top_k: 50, top_p: 0.9, repetition: 1.2, bias_count: 9, masked: true, ..DRAW };
     let params = [Params::default(), DRAW, Params { top_k: 30, ..DRAW }, Params { top_p: 0.8, ..DRAW }, all];
@@ -79,9 +79,9 @@ fn a_row_gives_the_same_bits_in_any_batch_and_any_program() {
 }
 
 #[test]
-fn larger_workgroups_find_the_same_tokens() {
+fn larger_workgroups_sample_the_same_tokens() {
     let Some(device) = testkit::cpu_device() else { return };
-    // What a GPU's plan does: several threads a chunk, more threads than candidates.
+    // As in a GPU's plan: several threads per chunk, more threads than candidates.
     let params =
         [Params::default(), DRAW, Params { top_k: 30, top_p: 0.9, ..DRAW }, Params { top_p: 0.8, ..DRAW }];
     let setup = Setup::random(FULL, 5003, &[Logits::Ties], &params);
@@ -95,7 +95,7 @@ fn larger_workgroups_find_the_same_tokens() {
 }
 
 #[test]
-fn rows_without_an_answer_say_so_and_leave_the_others_alone() {
+fn rows_without_a_token_do_not_affect_others() {
     let Some(device) = testkit::cpu_device() else { return };
     for (params, features) in [(Params::default(), PLAIN), (DRAW, PLAIN), (Params { top_k: 5, ..DRAW }, FULL)]
     {
@@ -120,7 +120,7 @@ fn rows_without_an_answer_say_so_and_leave_the_others_alone() {
 }
 
 #[test]
-fn a_program_without_filters_refuses_rows_that_want_them() {
+fn programs_without_filters_give_no_token_to_rows_that_need_them() {
     let Some(device) = testkit::cpu_device() else { return };
     let params = [Params { top_k: 5, ..DRAW }, Params { top_k: 1, ..DRAW }];
     let sampled = run(&device, &Setup::random(PLAIN, 100, &[Logits::Spread(3.0)], &params));
@@ -128,7 +128,8 @@ fn a_program_without_filters_refuses_rows_that_want_them() {
     assert_eq!(params.map(|params| params.filters(100)), [true, false]);
 }
 
-/// How often each token comes when one program decodes from the same logits, its positions moving on by themselves.
+/// How often each token is sampled when one program decodes from the same logits, with its positions
+/// advancing.
 fn draws(
     device: &Device,
     features: Features,
@@ -180,7 +181,7 @@ fn draws(
 }
 
 #[test]
-fn tokens_come_as_often_as_they_are_probable() {
+fn token_frequencies_match_their_probabilities() {
     let Some(device) = testkit::cpu_device() else { return };
     let logits: Vec<f32> = (0..13).map(|token| ((token * 5 % 13) as f32) * 0.4 - 2.0).collect();
     let filters = Features { filters: true, ..PLAIN };
@@ -218,9 +219,9 @@ fn tokens_come_as_often_as_they_are_probable() {
 }
 
 #[test]
-fn of_equals_top_k_keeps_the_lowest_and_top_p_keeps_all() {
+fn top_k_keeps_the_lowest_of_ties_and_top_p_all() {
     let Some(device) = testkit::cpu_device() else { return };
-    // Tokens 3, 103, 203, … are best, all alike.
+    // Tokens 3, 103, 203, … tie for the best.
     let logits: Vec<f32> = (0..3000).map(|token| if token % 100 == 3 { 4.0 } else { 1.0 }).collect();
     let filters = Features { filters: true, ..PLAIN };
     let tokens =
@@ -228,7 +229,8 @@ fn of_equals_top_k_keeps_the_lowest_and_top_p_keeps_all() {
     let best: Vec<u32> = (0..30).map(|i| i * 100 + 3).collect();
     assert_eq!(tokens(Params { top_k: 4, ..DRAW }), best[..4]);
     assert_eq!(tokens(Params { top_p: 0.001, ..DRAW }), best);
-    // All of the best, and of the next the lowest: their share of the draws is large enough for each to come.
+    // All of the best, and the lowest of the next: their share of the samples is large enough for each to
+    // occur.
     let some = tokens(Params { top_k: 36, temperature: 5.0, ..DRAW });
     let mut want = [best.clone(), vec![0, 1, 2, 4, 5, 6]].concat();
     want.sort_unstable();
@@ -236,7 +238,7 @@ fn of_equals_top_k_keeps_the_lowest_and_top_p_keeps_all() {
 }
 
 #[test]
-fn a_run_leaves_each_step_in_its_entry_and_ends_with_the_first_row_that_does() {
+fn runs_store_every_step_and_end_with_the_first_stopped_row() {
     let Some(device) = testkit::cpu_device() else { return };
     const ROWS: usize = 3;
     const STEPS: usize = 6;
@@ -244,7 +246,8 @@ fn a_run_leaves_each_step_in_its_entry_and_ends_with_the_first_row_that_does() {
     let logits: Vec<f32> = (0..100).map(|token| (token % 17) as f32 * 0.2).collect();
     let features = Features { counts: true, filters: true, top: true, ..PLAIN };
     let kernel = Sample::new(&device, features, logits.len()).unwrap();
-    // One row is done after the second kernel of a step, the others after the last; the bucket has one row to spare.
+    // One row is done after the second kernel of a step, the others after the last; the bucket has one spare
+    // row.
     let params =
         [Params::default(), Params { top_k: 20, top: 2, ..DRAW }, Params { top_k: 30, seed: 5, ..DRAW }];
     let params: Vec<u32> = params.iter().chain([&DRAW]).flat_map(Params::to_words).collect();
@@ -287,28 +290,29 @@ fn a_run_leaves_each_step_in_its_entry_and_ends_with_the_first_row_that_does() {
         top.write(0, &words(&[UNTOUCHED; ROWS * (STEPS - 1) * MAX_TOP * 2])).unwrap();
         counts.write(0, &words(&vec![0; ROWS * logits.len()])).unwrap();
         stop_tokens.write(0, &words(&[NO_TOKEN; 4 * MAX_STOP_TOKENS])).unwrap();
-        // Of the last row, in the last place.
+        // The last row's stop token, in the last place.
         stop_tokens.write((3 * MAX_STOP_TOKENS as u64 - 1) * 4, &words(&[end])).unwrap();
         run.write(0, &words(&Run::START)).unwrap();
         let ticket = device.submit(&vec![&program; steps]).unwrap();
         device.wait(ticket, TIMEOUT).unwrap();
         let tokens: Vec<u32> = sampled.read_vec::<[u32; 4]>().unwrap().iter().map(|words| words[0]).collect();
         let counted: u32 = counts.read_vec::<u32>().unwrap().iter().sum();
-        // The second row's two most probable tokens, in as many entries as there were steps, and nothing of the others.
-        let told: Vec<u32> = top.read_vec::<[u32; 2]>().unwrap().iter().map(|words| words[0]).collect();
-        for (entry, told) in told.chunks(MAX_TOP).enumerate() {
-            let (first, rest) = told.split_at(2);
+        // The second row's two most probable tokens, in as many entries as there were steps, and none of the
+        // others.
+        let reported: Vec<u32> = top.read_vec::<[u32; 2]>().unwrap().iter().map(|words| words[0]).collect();
+        for (entry, reported) in reported.chunks(MAX_TOP).enumerate() {
+            let (first, rest) = reported.split_at(2);
             let came = entry % ROWS == 1 && tokens[entry] != UNTOUCHED;
             assert_eq!(first, if came { [16, 33] } else { [UNTOUCHED; 2] }, "entry {entry}");
             assert!(rest.iter().all(|token| *token == UNTOUCHED));
         }
         (tokens, counted, positions.read_vec::<u32>().unwrap(), run.read_vec::<u32>().unwrap())
     };
-    // One step more than there is room for: it runs, and is left out.
+    // One step more than there is room for: it runs, but is not stored.
     let (tokens, counted, moved, state) = go(NO_TOKEN, STEPS);
     assert!(!tokens.contains(&UNTOUCHED) && counted == 18, "{tokens:?}");
     assert_eq!((moved, state), (vec![16, 26, 36, 40], vec![18, 1]));
-    // The token that the last row draws in its third step, and not before.
+    // The token that the last row samples in its third step, and not before.
     let end = tokens[2 * ROWS + 2];
     assert!(![tokens[2], tokens[5]].contains(&end), "else choose another seed");
     let (ended, counted, moved, state) = go(end, STEPS);
@@ -318,7 +322,7 @@ fn a_run_leaves_each_step_in_its_entry_and_ends_with_the_first_row_that_does() {
 }
 
 #[test]
-fn prompts_are_counted() {
+fn prompt_tokens_are_marked_in_counts() {
     let Some(device) = testkit::cpu_device() else { return };
     let mut arena = arena(&device);
     let vocab = 50;
@@ -334,14 +338,14 @@ fn prompts_are_counted() {
     kernel.record(&mut recorder, "count", 5, views.each_ref()).unwrap();
     kernel.record(&mut recorder, "more rows than tokens", 6, views.each_ref()).unwrap_err();
     recorder.seal().unwrap().run(TIMEOUT).unwrap();
-    // What was generated before needs no mark.
+    // Tokens that were generated before need no mark.
     let mut want = before;
     for (slot, token) in [(0, 7), (1, 49)] {
         want[slot * vocab + token] = IN_PROMPT;
     }
     assert_eq!(counts.read_vec::<u32>().unwrap(), want);
 
-    // Generated tokens go as they came: a prompt's mark stays.
+    // Generated tokens are reverted; a prompt's mark stays.
     let mut recorder = device.recorder().unwrap();
     let kernel = CountTokens::new(&device, CountMode::Revert, vocab).unwrap();
     let [tokens, slots] =
@@ -370,7 +374,7 @@ fn plans_fit_the_device() {
                 assert!(threads.is_power_of_two() && threads <= caps.max_threads, "{plan:?}");
                 assert!(tier == Tier::T0 || threads.is_multiple_of(caps.max_subgroup_size), "{plan:?}");
             }
-            // Biases of a block and the threads' parts; ranked blocks and the same.
+            // Biases of a block and the threads' partial states; ranked blocks and the same.
             let parts = |threads: u32| threads * 24 / if tier == Tier::T0 { 1 } else { 4 };
             assert!(
                 policy::BLOCK as u32 * 4 + parts(plan.block_threads) <= caps.max_shared_bytes,
@@ -386,7 +390,7 @@ fn plans_fit_the_device() {
 }
 
 #[test]
-fn parameters_that_make_no_sense_are_refused() {
+fn invalid_parameters_are_rejected() {
     Params::default().check().unwrap();
     for wrong in [
         Params { temperature: -1.0, ..DRAW },
@@ -403,7 +407,7 @@ fn parameters_that_make_no_sense_are_refused() {
 }
 
 #[test]
-fn wrong_operands_are_refused() {
+fn invalid_operands_are_rejected() {
     let Some(device) = testkit::cpu_device() else { return };
     let mut arena = arena(&device);
     let words = arena.buffer("words", 1 << 16).unwrap();

@@ -1,14 +1,14 @@
-//! Where the kernel is compared with its reference.
+//! Self-test cases: the kernel against its reference.
 
 use gpu::{Caps, Device, Result, Tier};
 
 use super::{NO_TARGET, Operands, Score, policy, reference};
 use crate::selftest::{Case, Comparison, Output, Random, TIMEOUT, arena};
 
-/// What the rows of a case hold.
+/// The distribution of a case's logits.
 #[derive(Clone, Copy, Debug)]
 enum Logits {
-    /// Between ± this.
+    /// Uniform between ± this.
     Spread(f32),
     /// All the same.
     Flat(f32),
@@ -22,7 +22,7 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
                 list.push(case(tier, rows, vocab, logits));
             }
         }
-        // Gemma's vocabulary, with many terms that count and with few.
+        // Gemma's vocabulary, with many relevant terms and with few.
         list.push(case(tier, 1, 262_144, Logits::Spread(10.0)));
         list.push(case(tier, 1, 262_144, Logits::Spread(100.0)));
         list.push(case(tier, 1, 262_144, Logits::Flat(100.0)));
@@ -45,7 +45,7 @@ fn run(device: &Device, tier: Tier, rows: usize, vocab: usize, kind: Logits) -> 
         })
         .collect();
     if vocab > 100 {
-        // Minus infinity is no damage: it adds nothing.
+        // Minus infinity is valid: it adds nothing.
         logits[50] = f32::NEG_INFINITY;
     }
     let targets: Vec<u32> =
@@ -58,7 +58,7 @@ fn run(device: &Device, tier: Tier, rows: usize, vocab: usize, kind: Logits) -> 
             NO_TARGET => comparison.equal(|| format!("row {row}, no target"), &got, &0.0),
             target => {
                 let want = reference::nll(&logits[row * vocab..][..vocab], target);
-                // And half a step of f32, which the largest scores need alone.
+                // Plus half an f32 step, which matters only for the largest scores.
                 comparison.close(|| format!("row {row}"), got, want, 1e-5 + want.abs() * 2.0_f64.powi(-24));
             }
         }
@@ -66,7 +66,7 @@ fn run(device: &Device, tier: Tier, rows: usize, vocab: usize, kind: Logits) -> 
     Ok(comparison)
 }
 
-/// Scores rows, one of which is not active: it must stay as it is.
+/// Scores rows, one of which is inactive: it must stay unchanged.
 pub(super) fn score(
     device: &Device,
     tier: Tier,

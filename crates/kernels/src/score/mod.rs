@@ -1,5 +1,5 @@
-//! How surprised the model was: the negative log probability of a given token of each row, so that a perplexity needs no
-//! logits on the host.
+//! Negative log-likelihood of a given token per row, so that computing a perplexity needs no logits on the
+//! host.
 
 mod cases;
 pub mod policy;
@@ -16,15 +16,15 @@ use crate::{
 };
 use policy::Plan;
 
-/// For the self-test and the compile checks.
+/// Registration for the self-test and the compile checks.
 pub static KERNEL: Kernel = Kernel {
     name: "score",
-    about: "negative log probability of given tokens",
+    about: "negative log-likelihood of given tokens",
     variants: policy::variants,
     cases: cases::cases,
 };
 
-/// The target of a row that has none: its score is 0.
+/// The target of a row without one: its score is 0.
 pub const NO_TARGET: u32 = u32::MAX;
 
 /// The kernel for one vocabulary.
@@ -35,24 +35,24 @@ pub struct Score {
 
 /// The buffers of one call.
 pub struct Operands {
-    /// One u32: rows in use. The others are left alone.
+    /// One u32: the number of active rows. The others are left unchanged.
     pub active: View,
     /// f32, `[row][vocab]`.
     pub logits: View,
-    /// u32 a row: the token that came next, or [`NO_TARGET`].
+    /// u32 per row: the token that came next, or [`NO_TARGET`].
     pub targets: View,
-    /// f32 a row, written: log Σ exp(logits) − the target's logit. Not a number where a logit is not a number or plus infinity,
-    /// or the target is past the vocabulary.
+    /// f32 per row, written: log Σ exp(logits) − the target's logit. NaN where a logit is NaN or plus
+    /// infinity, or the target is past the vocabulary.
     pub nll: View,
 }
 
 impl Score {
-    /// Chooses the variant for this device and compiles it.
+    /// Selects the variant for this device and compiles it.
     pub fn new(device: &Device, vocab: usize) -> Result<Self> {
         Self::with_plan(device, vocab, policy::plan(device.caps()))
     }
 
-    /// The same with a plan given.
+    /// The same with a given plan.
     pub fn with_plan(device: &Device, vocab: usize, plan: Plan) -> Result<Self> {
         if vocab == 0 || vocab >= 1 << 31 {
             let reason = format!("a vocabulary of {vocab} tokens");
@@ -79,9 +79,9 @@ impl Score {
         {
             return wrong(format!("a buffer is too short for {rows} rows of {} logits", self.vocab));
         }
-        // Shaders count words in 31 bits, and four logits are one aligned load.
+        // Shaders index words with 31 bits, and four logits are one aligned load.
         if rows * self.vocab >= 1 << 31 || !logits.address().is_multiple_of(16) {
-            return wrong("more than 8 GiB of logits, or logits not aligned to 16 bytes".into());
+            return wrong("logits must be smaller than 8 GiB and aligned to 16 bytes".into());
         }
         let push = Push {
             logits: logits.clone().into(),

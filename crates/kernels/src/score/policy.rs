@@ -1,4 +1,4 @@
-//! Which variant scores rows on a device: pure, tested without a GPU.
+//! Selects the variant for a device. Pure; tested without a GPU.
 
 use gpu::{Caps, Subgroup, Tier};
 
@@ -10,15 +10,15 @@ use crate::variant::Variant;
 pub struct Plan {
     /// T0 or T1.
     pub tier: Tier,
-    /// Threads of a workgroup, a power of two.
+    /// Threads per workgroup, a power of two.
     pub threads: u32,
-    /// Subgroup size.
+    /// Required subgroup size.
     pub subgroup: Subgroup,
 }
 
-/// A row's threads: enough to keep a compute unit's loads in flight.
+/// Threads per row: enough to keep a compute unit's loads in flight.
 const THREADS: u32 = 512;
-/// On a CPU driver, which walks through them: few, yet enough that none sums too many terms.
+/// On a CPU driver, which processes them in turn: few, yet enough that none sums too many terms.
 const CPU_THREADS: u32 = 64;
 
 /// The plan at the device's best tier.
@@ -28,11 +28,11 @@ pub fn plan(caps: &Caps) -> Plan {
 
 /// The plan at a tier that need not be the device's best.
 pub fn at_tier(caps: &Caps, tier: Tier) -> Plan {
-    let wanted = if caps.max_subgroup_size < 32 { CPU_THREADS } else { THREADS };
-    Plan { tier, threads: wanted.min(1 << caps.max_threads.ilog2()), subgroup: Subgroup::Any }
+    let threads = if caps.max_subgroup_size < 32 { CPU_THREADS } else { THREADS };
+    Plan { tier, threads: threads.min(1 << caps.max_threads.ilog2()), subgroup: Subgroup::Any }
 }
 
-/// All pipelines that the policy may ask for.
+/// All pipelines that the policy may request.
 pub fn variants(caps: &Caps) -> Vec<Variant> {
     let tiers = [Tier::T0, Tier::T1].into_iter().filter(|tier| caps.tier() >= Some(*tier));
     tiers.flat_map(|tier| [true, false].map(|wide| variant(at_tier(caps, tier), wide))).collect()

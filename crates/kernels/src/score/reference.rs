@@ -1,4 +1,4 @@
-//! The same in f64.
+//! CPU reference in f64.
 
 /// log Σ exp(logits) − the target's logit.
 pub fn nll(logits: &[f32], target: u32) -> f64 {

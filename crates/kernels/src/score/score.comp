@@ -1,15 +1,16 @@
 #version 460
 #pragma tiers(T0, T1)
 #extension GL_GOOGLE_include_directive : require
-// nll[row] = logsumexp(logits[row]) − logits[row][targets[row]], one workgroup a row.
+// nll[row] = logsumexp(logits[row]) − logits[row][targets[row]], one workgroup per row.
 //
-// Each thread sums its own share and the shares are joined in a tree: errors grow with the share, not with the vocabulary.
+// Each thread sums its own share, and the shares are combined in a tree: errors grow with the share, not with
+// the vocabulary.
 #include "common.glsl"
 #include "logsum.glsl"
 
 layout(local_size_x_id = 0) in;
 layout(constant_id = 0) const uint THREADS = 256;
-// The vocabulary divides by 4, so that four logits can be one load.
+// The vocabulary size is a multiple of 4, so that four logits are one load.
 layout(constant_id = 1) const bool WIDE = true;
 
 layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Floats { float data[]; };
@@ -96,7 +97,7 @@ void main() {
     uint left = THREADS;
 #endif
     for (uint half_way = left; half_way > 1;) {
-        // Rounded up: subgroups need not be a power of two.
+        // Rounded up: the number of subgroups need not be a power of two.
         uint far = (half_way + 1) / 2;
         if (thread < half_way - far) {
             parts[thread] = join(parts[thread], parts[thread + far]);
@@ -108,7 +109,8 @@ void main() {
         part = parts[0];
         float nll = uintBitsToFloat(0x7fc00000u);
         if (part.bad == 0) {
-            // What the difference of two large numbers loses is found and added to the logarithm, which is small.
+            // The rounding error of the difference of two large numbers is recovered and added to the
+            // logarithm, which is small.
             float logit = push.logits.data[row * push.vocab + target];
             precise float difference = part.all.largest - logit;
             precise float taken = part.all.largest - difference;

@@ -8,7 +8,7 @@ fn all_cases_on_the_cpu_driver() {
 }
 
 #[test]
-fn what_is_not_a_number_gives_none() {
+fn nan_logits_give_nan_scores() {
     let Some(device) = testkit::cpu_device() else { return };
     let good = [1.0, 2.0, 3.0, 4.0, 5.0];
     for tier in [Tier::T0, Tier::T1] {
@@ -38,7 +38,7 @@ fn plans_fit_the_device() {
 }
 
 #[test]
-fn wrong_operands_are_refused() {
+fn invalid_operands_are_rejected() {
     let Some(device) = testkit::cpu_device() else { return };
     let mut arena = crate::selftest::arena(&device);
     let words = arena.buffer("words", 400).unwrap();

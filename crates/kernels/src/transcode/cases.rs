@@ -1,4 +1,4 @@
-//! Where the kernel is compared with the same on the CPU (`quant::transcode`).
+//! Self-test cases: the kernel against the CPU implementation (`quant::transcode`).
 
 use gpu::{Caps, Device, Result, Tier};
 use half::f16;
@@ -9,8 +9,8 @@ use crate::{
     selftest::{Case, Comparison, Random, TIMEOUT, arena},
 };
 
-/// A tensor's rows and K in blocks of the encoding, the byte at which it starts in its buffer, the rows of a chunk, where it
-/// goes.
+/// A tensor's rows and K in blocks of the encoding, the byte at which it starts in its buffer, the rows per
+/// chunk, and its strip map.
 #[derive(Clone, Copy)]
 struct Size {
     rows: usize,
@@ -21,7 +21,8 @@ struct Size {
 }
 
 const SIZES: [Size; 4] = [
-    // One row and one block; odd rows in two chunks, at an odd address; several strips after another tensor's; alternating.
+    // One row and one block; odd rows in two chunks, at an odd address; several strips after another
+    // tensor's; alternating.
     Size { rows: 1, blocks: 1, first_byte: 0, chunk: 1, strip_map: StripMap::WHOLE },
     Size { rows: 21, blocks: 5, first_byte: 3, chunk: 13, strip_map: StripMap::WHOLE },
     Size { rows: 48, blocks: 2, first_byte: 2, chunk: 48, strip_map: StripMap { first_strip: 2, step: 1 } },
@@ -39,7 +40,7 @@ pub(super) fn cases(_: &Caps) -> Vec<Case> {
     list
 }
 
-/// Columns of a size: floats have no blocks of their own, and get odd numbers of columns.
+/// Columns of a size: floats have no blocks, and get odd numbers of columns.
 fn columns(encoding: Encoding, blocks: usize) -> usize {
     match encoding.scheme().is_float() {
         true => blocks * 37,
@@ -47,7 +48,7 @@ fn columns(encoding: Encoding, blocks: usize) -> usize {
     }
 }
 
-/// The same with the matrix cut into parts as `caps` demands; for tests.
+/// The same with the matrix divided into blocks as `caps` requires; for tests.
 #[cfg(test)]
 pub(super) fn run_in_parts(device: &Device, encoding: Encoding, caps: &Caps) -> Result<Comparison> {
     run(device, encoding, SIZES[3], caps)
@@ -55,14 +56,14 @@ pub(super) fn run_in_parts(device: &Device, encoding: Encoding, caps: &Caps) -> 
 
 fn run(device: &Device, encoding: Encoding, size: Size, caps: &Caps) -> Result<Comparison> {
     let k = columns(encoding, size.blocks);
-    let row_bytes = encoding.bytes(&[k as u64]).expect("whole blocks") as usize;
+    let row_bytes = encoding.bytes(&[k as u64]).expect("a multiple of the block size") as usize;
     let source = random_rows(encoding, size.rows * row_bytes, (size.rows * 97 + k) as u64);
     let file_scales = random_scales(encoding, size.rows * k);
     // Strips before, between and after the tensor's own belong to others.
     let strips = size.strip_map.first_strip + size.rows.div_ceil(STRIP) * size.strip_map.step;
     let whole = size.strip_map == StripMap::WHOLE;
     let rows = if whole { size.rows } else { strips * STRIP };
-    let layout = Layout::new(encoding.scheme(), rows, k).expect("a sound shape");
+    let layout = Layout::new(encoding.scheme(), rows, k).expect("a valid shape");
 
     let mut arena = arena(device);
     let mut matrix = Matrix::allocate(&mut arena, "matrix", layout, caps)?;
@@ -100,7 +101,7 @@ fn run(device: &Device, encoding: Encoding, size: Size, caps: &Caps) -> Result<C
         true => quant::dequantize(encoding, &source, &mut want),
         false => quant::dequantize_layerwise(encoding, &source, &file_scales, &mut want),
     }
-    .expect("the rows are sound");
+    .expect("valid rows");
     compare(&mut comparison, encoding, size, &want, k, &matrix.read()?)?;
     if whole {
         compare_padding(&mut comparison, &matrix)?;
@@ -168,7 +169,7 @@ fn compare_padding(comparison: &mut Comparison, matrix: &Matrix) -> Result<()> {
     Ok(())
 }
 
-/// Scales of the encodings that have them in a tensor of their own.
+/// Scales of the encodings that store them in a separate tensor.
 fn random_scales(encoding: Encoding, values: usize) -> Vec<f32> {
     let mut random = Random::new(values as u64);
     match encoding {
@@ -181,7 +182,7 @@ fn random_scales(encoding: Encoding, values: usize) -> Vec<f32> {
     }
 }
 
-/// Random blocks whose scales are ordinary numbers.
+/// Random blocks with ordinary scales.
 fn random_rows(encoding: Encoding, bytes: usize, seed: u64) -> Vec<u8> {
     let mut random = Random::new(seed);
     let mut rows: Vec<u8> = (0..bytes).map(|_| random.bits() as u8).collect();
@@ -191,14 +192,14 @@ fn random_rows(encoding: Encoding, bytes: usize, seed: u64) -> Vec<u8> {
     for (index, block) in rows.chunks_mut(encoding.block_bytes() as usize).enumerate() {
         let tiny = index % 3 == 1;
         match encoding {
-            // Any bits but those of numbers that are not finite.
+            // Any bits except those of non-finite numbers.
             Encoding::F32 | Encoding::F16 | Encoding::Bf16 => {
                 let last = block.len() - 1;
                 block[last] &= 0xbf;
             }
             Encoding::Int4Grouped => block[0] = (block[0] % 16).wrapping_sub(8),
             Encoding::Int8Symmetric | Encoding::Int8Asymmetric => {}
-            // Some so small that the scale of a group is below f16's normal range.
+            // Some so small that the scale of a group is subnormal in f16.
             Encoding::Q6K => half(&mut block[208..210], if tiny { 2e-7 } else { 0.001 }),
             Encoding::Q4_1 | Encoding::Q5_1 | Encoding::Q4K | Encoding::Q5K => {
                 half(&mut block[0..2], 0.01);

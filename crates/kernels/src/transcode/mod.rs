@@ -1,7 +1,8 @@
-//! From a file's own encoding into the tiled layout, on the GPU, rows at a time as they arrive.
+//! Transcodes rows from a file's encoding to the tiled layout, on the GPU, as they arrive.
 //!
-//! Encodings that a scheme can hold exactly stay exact to the last bit: their integers and f16 scales are moved, not
-//! computed. The rest (the K types) are computed, with an error that `quant` states and the cases here hold them to.
+//! Encodings that a scheme can represent exactly stay exact to the last bit: their integers and f16 scales
+//! are moved, not computed. The rest (the K types) are computed, within the error that `quant` states and the
+//! cases here check.
 
 mod cases;
 #[cfg(test)]
@@ -15,15 +16,11 @@ use crate::{
     variant::Variant,
 };
 
-/// For the self-test and the compile checks.
-pub static KERNEL: Kernel = Kernel {
-    name: "transcode",
-    about: "file encodings into the tiled layout",
-    variants,
-    cases: cases::cases,
-};
+/// Registration for the self-test and the compile checks.
+pub static KERNEL: Kernel =
+    Kernel { name: "transcode", about: "file encodings to the tiled layout", variants, cases: cases::cases };
 
-/// Encodings that the kernel reads, in the order of the shader's constants.
+/// Supported encodings, in the order of the shader's constants.
 pub const ENCODINGS: [Encoding; 14] = [
     Encoding::F32,
     Encoding::F16,
@@ -49,56 +46,57 @@ pub struct Transcode {
     pipeline: Pipeline,
 }
 
-/// Rows of a tensor as they stand in memory.
+/// Rows of a tensor in memory, in the file's encoding.
 #[derive(Clone, Debug)]
 pub struct Rows {
-    /// Holds the rows. The shader reads whole words: up to 4 bytes past the last row must belong to it.
+    /// Contains the rows. The shader reads whole words: up to 4 bytes past the last row must be inside it.
     pub source: View,
-    /// Where the first row starts in it; at any alignment.
+    /// Byte offset of the first row; any alignment.
     pub first_byte: u64,
-    /// How many rows.
+    /// Number of rows.
     pub count: usize,
-    /// Which row of the tensor the first one is.
+    /// Index of the first row in the tensor.
     pub first_row: usize,
-    /// The scales of these rows as f32, where they are a tensor of their own.
+    /// The scales of these rows as f32, where they are in a separate tensor.
     pub scales: Option<ExternalScales>,
 }
 
-/// Scales from a tensor of their own.
+/// Scales from a separate tensor.
 #[derive(Clone, Debug)]
 pub struct ExternalScales {
     /// f32, at a multiple of 4 bytes.
     pub view: View,
-    /// Which of the tensor's scales the first one is.
+    /// Index of the first one among the tensor's scales.
     pub first: usize,
 }
 
-/// Where a tensor's strips go in a matrix that holds several tensors.
+/// The mapping of a tensor's strips to the strips of a matrix that holds several tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StripMap {
-    /// Strip of the matrix that the tensor's first strip is.
+    /// Strip of the matrix that holds the tensor's first strip.
     pub first_strip: usize,
-    /// 1 when the tensor's strips follow each other, 2 when they alternate with another tensor's.
+    /// 1 if the tensor's strips are consecutive, 2 if they alternate with another tensor's.
     pub step: usize,
 }
 
 impl StripMap {
-    /// A tensor that has the matrix to itself.
+    /// The map of a tensor that fills the whole matrix.
     pub const WHOLE: StripMap = StripMap { first_strip: 0, step: 1 };
 }
 
 impl Transcode {
-    /// Compiles it for an encoding.
+    /// Compiles the kernel for an encoding.
     pub fn new(device: &Device, encoding: Encoding) -> Result<Self> {
         let variant = variant(encoding).ok_or_else(|| Error::InvalidUse {
             what: "transcode".into(),
-            reason: format!("{encoding:?} is not read on the GPU"),
+            reason: format!("{encoding:?} cannot be transcoded on the GPU"),
         })?;
         Ok(Self { encoding, pipeline: variant.pipeline(device)? })
     }
 
-    /// Records the way of some rows into their matrix. A scale or minimum that is not finite, or a value out of its range,
-    /// lowers the word `damage` (all ones before) to the tensor's first row that has one.
+    /// Records the transcoding of some rows into their matrix. A non-finite scale or minimum, or a value out
+    /// of range, lowers the word `damage` (initially all ones) to the index of the first row in the tensor
+    /// that has one.
     pub fn record(
         &self,
         recorder: &mut Recorder,
@@ -112,14 +110,17 @@ impl Transcode {
         let wrong = |reason: String| Err(Error::InvalidUse { what: name.to_string(), reason });
         if layout.scheme != self.encoding.scheme() {
             return wrong(format!(
-                "{:?} goes into {}, not {}",
+                "{:?} becomes {}, but the matrix is {}",
                 self.encoding,
                 self.encoding.scheme(),
                 layout.scheme
             ));
         }
         let Some(row_bytes) = self.encoding.bytes(&[layout.k as u64]) else {
-            return wrong(format!("rows of {} values are not whole blocks of {:?}", layout.k, self.encoding));
+            return wrong(format!(
+                "rows of {} values are not a multiple of the block size of {:?}",
+                layout.k, self.encoding
+            ));
         };
         if rows.first_byte + row_bytes * rows.count as u64 + 4 > rows.source.len() {
             return wrong(format!(
@@ -133,17 +134,20 @@ impl Transcode {
         let given =
             rows.scales.as_ref().map_or(0..0, |own| own.first..own.first + own.view.len() as usize / 4);
         if !needed.is_empty() && (given.start > needed.start || given.end < needed.end) {
-            return wrong(format!("{:?} needs its own scales {needed:?} and has {given:?}", self.encoding));
+            return wrong(format!(
+                "{:?} needs the external scales {needed:?}, but got {given:?}",
+                self.encoding
+            ));
         }
         let Some(last_row) = (rows.first_row + rows.count).checked_sub(1) else {
             return wrong("no rows".into());
         };
         if strip_map.first_strip + last_row / STRIP * strip_map.step >= layout.strips() {
-            return wrong(format!("row {last_row} lies past the end of the matrix"));
+            return wrong(format!("row {last_row} is past the end of the matrix"));
         }
         for part in matrix.blocks() {
             let first = part.first_row / STRIP;
-            // Strips of the tensor that lie in this part, and from them the rows.
+            // Strips of the tensor in this block, and their rows.
             let strip_from =
                 |strip: usize| strip.saturating_sub(strip_map.first_strip).div_ceil(strip_map.step);
             let from = (strip_from(first) * STRIP).max(rows.first_row);
@@ -163,7 +167,8 @@ impl Transcode {
                 rows: (to - from) as u32,
                 k: layout.k as u32,
                 first_row: from as u32,
-                // Below zero when the tensor starts in an earlier part: the shader's sum wraps around to the right strip.
+                // Negative when the tensor starts in an earlier block: the shader's sum wraps around to the
+                // right strip.
                 strip_first: (strip_map.first_strip as u32).wrapping_sub(first as u32),
                 strip_step: strip_map.step as u32,
             };

@@ -7,7 +7,7 @@ fn all_cases_on_the_cpu_driver() {
 }
 
 #[test]
-fn a_tensor_may_lie_in_several_parts() {
+fn tensors_may_span_several_blocks() {
     let Some(device) = testkit::cpu_device() else { return };
     for encoding in ENCODINGS {
         let k = if encoding.scheme().is_float() {
@@ -16,7 +16,7 @@ fn a_tensor_may_lie_in_several_parts() {
             3 * (encoding.block_values() as usize).max(32)
         };
         let layout = Layout::new(encoding.scheme(), 16, k).unwrap();
-        // Two strips an allocation; the tensor takes every other one of five.
+        // Two strips per allocation; the tensor takes every other one of five.
         let caps =
             gpu::Caps { max_allocation: 2 * layout.strip_value_bytes() as u64, ..device.caps().clone() };
         let comparison = cases::run_in_parts(&device, encoding, &caps).unwrap();
@@ -25,7 +25,7 @@ fn a_tensor_may_lie_in_several_parts() {
 }
 
 #[test]
-fn a_scale_that_is_no_number_is_reported_with_its_row() {
+fn non_finite_scales_are_reported_with_their_row() {
     let Some(device) = testkit::cpu_device() else { return };
     let mut arena = selftest::arena(&device);
     let layout = Layout::new(Encoding::Q8_0.scheme(), 20, 64).unwrap();

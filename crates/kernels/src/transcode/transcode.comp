@@ -1,12 +1,13 @@
 #version 460
 #pragma tiers(T0)
 #extension GL_GOOGLE_include_directive : require
-// Rows of a tensor as they stand in a file → the tiled layout (see layout.rs). One thread takes one quad of one row.
+// Transcodes rows of a tensor from a file's encoding to the tiled layout (see `Layout` in crate tensor). One
+// thread takes one quad of one row.
 #include "common.glsl"
 
 layout(local_size_x_id = 0) in;
 layout(constant_id = 0) const uint THREADS = 64;
-// As in Encoding (mod.rs).
+// As ENCODINGS (mod.rs).
 layout(constant_id = 1) const uint ENCODING = 0;
 
 const uint F32 = 0;
@@ -20,7 +21,7 @@ const uint Q5_1 = 7;
 const uint Q4_K = 8;
 const uint Q5_K = 9;
 const uint Q6_K = 10;
-// One byte a value, with scales in a tensor of their own.
+// One byte per value, with scales in a separate tensor.
 const uint INT8_SYMMETRIC = 11;
 const uint INT4_GROUPED = 12;
 const uint INT8_ASYMMETRIC = 13;
@@ -35,29 +36,29 @@ layout(push_constant, scalar) uniform Push {
     Words source;
     Tiles values;
     Scales scales;
-    // The first row of the tensor with a number that is not finite, or a value out of its range; all ones when there is
-    // none.
+    // Index of the first row of the tensor with a non-finite number or a value out of range; all ones if
+    // there is none.
     Damage damage;
-    // Scales that stand in a tensor of their own.
+    // Scales from a separate tensor.
     Floats file_scales;
-    // Where the first row starts in the source, in bytes; at any alignment.
+    // Byte offset of the first row in the source; any alignment.
     uint source_first;
     uint source_row_bytes;
     uint rows;
     uint k;
-    // The row of the tensor that the first row here is.
+    // Index of the first row here in the tensor.
     uint first_row;
     // Strip s of the tensor goes to strip strip_first + s · strip_step of the matrix.
     uint strip_first;
     uint strip_step;
-    // Which of the tensor's own scales the first of file_scales is.
+    // Index of the first of file_scales among the tensor's scales.
     uint scale_first;
 } push;
 
 const uint STRIP = 16;
 const uint GROUP = 32;
 const uint QUAD = 128;
-// Columns of a super-block of the K types.
+// Columns per super-block of the K types.
 const uint SUPER = 256;
 
 // A group of 32: its values as 8 words of signed bytes, and the bits of its f16 scale and minimum.
@@ -85,8 +86,8 @@ float load_half(uint at) {
     return unpackHalf2x16(load16(at)).x;
 }
 
-// To the nearest f16, ties to even. Not by packHalf2x16: Vulkan leaves its rounding and its small numbers to the device, and a
-// file must become the same bytes on every one.
+// To the nearest f16, ties to even. Not packHalf2x16: Vulkan leaves its rounding and its subnormals to the
+// device, and a file must become the same bytes everywhere.
 uint half_bits(float value) {
     uint bits = floatBitsToUint(value);
     uint sign = bits >> 16 & 0x8000;
@@ -101,7 +102,7 @@ uint half_bits(float value) {
     return sign | min((rounded >> 13) - (112u << 10), 0x7c00);
 }
 
-// The value of an f16, small ones too.
+// The value of an f16, subnormals included.
 float packed_half(uint bits) {
     uint magnitude = bits & 0x7fff;
     float normal = uintBitsToFloat((magnitude << 13) + (112u << 23));
@@ -109,7 +110,7 @@ float packed_half(uint bits) {
     return (bits & 0x8000) == 0 ? value : -value;
 }
 
-// Bits 0…3 to bit `to` of bytes 0…3.
+// Moves bits 0…3 to bit `to` of bytes 0…3.
 uint spread(uint bits, uint to) {
     return ((bits & 1) | (bits & 2) << 7 | (bits & 4) << 14 | (bits & 8) << 21) << to;
 }
@@ -138,12 +139,12 @@ void fifth_bits(uint high, inout uint bytes[8]) {
     }
 }
 
-// Bytes of 0…31 less 16, without borrowing from one another.
+// Subtracts 16 from bytes of 0…31, without borrows between them.
 uint less16(uint bytes) {
     return ((bytes | 0x80808080u) - 0x10101010u) ^ 0x80808080u;
 }
 
-// Q6_K: the product of the sub-block's scale with the value, an exact integer; d is common to all.
+// Q6_K: the product of the sub-block's scale and the value, an exact integer; d is common to all.
 int q6_product(uint block, uint half_index, uint index, uint i) {
     uint low_at = block + half_index * 64 + (index & 1) * 32 + i;
     uint low = load8(low_at) >> (index / 2 * 4) & 15;
@@ -152,7 +153,8 @@ int q6_product(uint block, uint half_index, uint index, uint i) {
     return (int(low | high << 4) - 32) * bitfieldExtract(int(scale), 0, 8);
 }
 
-// Two sub-blocks of 16 get one scale: f16, such that the largest value is 127 steps, and never so small that it is cut off.
+// Two sub-blocks of 16 get one scale: f16, such that the largest value is 127 steps, and never so small that
+// it would be flushed.
 Group q6_group(uint block, uint half_index, uint index) {
     Group group;
     int largest = 0;
@@ -172,7 +174,7 @@ Group q6_group(uint block, uint half_index, uint index) {
         [[unroll]] for (uint j = 0; j < 4; j++) {
             float value = d * float(q6_product(block, half_index, index, word * 4 + j));
             float near = step == 0.0 ? 0.0 : roundEven(clamp(value / step, -127.0, 127.0));
-            // A division may be off by some units in the last place: what counts is which integer is nearest.
+            // A division may be off by a few ULP: what matters is the nearest integer.
             float rest = value - near * step;
             if (abs(rest) > 0.5 * step) {
                 near += sign(rest);
@@ -184,7 +186,7 @@ Group q6_group(uint block, uint half_index, uint index) {
     return group;
 }
 
-// Set by what finds a value that its encoding does not allow.
+// Set on a value that its encoding does not allow.
 bool out_of_range = false;
 
 Group layerwise_group(uint row_at, uint row, uint index) {
@@ -197,10 +199,11 @@ Group layerwise_group(uint row_at, uint row, uint index) {
     if (ENCODING == INT8_SYMMETRIC) {
         group.scale = half_bits(push.file_scales.data[0]);
     } else if (ENCODING == INT4_GROUPED) {
-        // A scale per 128 values of the flattened tensor: four groups of 32, which may cross the end of a row.
+        // One scale per 128 values of the flattened tensor: four groups of 32, which may span the end of a
+        // row.
         group.scale = half_bits(push.file_scales.data[(row * (push.k / GROUP) + index) / 4 - push.scale_first]);
         [[unroll]] for (uint i = 0; i < 8; i++) {
-            // −8…7 plus 8 has no bit above the fourth; the sum is taken byte by byte.
+            // −8…7 plus 8 has no bit above the fourth; the sum is computed byte by byte.
             uint moved = ((group.bytes[i] & 0x7f7f7f7fu) + 0x08080808u) ^ (group.bytes[i] & 0x80808080u);
             out_of_range = out_of_range || (moved & 0xf0f0f0f0u) != 0;
             group.bytes[i] &= 0x0f0f0f0fu;
@@ -213,7 +216,7 @@ Group layerwise_group(uint row_at, uint row, uint index) {
             low = min(low, code);
             high = max(high, code);
         }
-        // The code that becomes zero: the zero point, or the nearest to it that lets every code fit 8 bits.
+        // The code that maps to zero: the zero point, or the nearest to it for which every code fits 8 bits.
         float scale = push.file_scales.data[0];
         float zero_point = push.file_scales.data[1];
         int base = clamp(int(clamp(round(zero_point), -1000.0, 1000.0)), high - 127, low + 128);
@@ -246,7 +249,7 @@ Group load_group(uint row_at, uint row, uint index) {
             group.minimum = load16(at + 2);
         }
         legacy_nibbles(at + (ENCODING == Q4_0 ? 2 : 4), group.bytes);
-        // u − 8 as a nibble in two's complement is u with its highest bit turned over.
+        // u − 8 as a two's complement nibble is u with its highest bit flipped.
         [[unroll]] for (uint i = 0; i < 8; i++) {
             group.bytes[i] ^= 0x08080808u;
         }
@@ -277,8 +280,8 @@ Group load_group(uint row_at, uint row, uint index) {
             group.bytes[i] = codes;
             lowest = min(lowest, min(min(codes & 255, codes >> 8 & 255), min(codes >> 16 & 255, codes >> 24)));
         }
-        // Codes move down so that the lowest in use is 0: the minimum is then a value of the group, and its rounding to f16
-        // no larger than theirs.
+        // Codes are shifted down so that the lowest in use is 0: the minimum is then a value of the group,
+        // and its rounding to f16 no larger than theirs.
         [[unroll]] for (uint i = 0; i < 8; i++) {
             group.bytes[i] -= lowest * 0x01010101u;
             if (ENCODING == Q4_K) {
@@ -314,7 +317,7 @@ void main() {
         for (uint tile = 0; tile < tiles; tile++) {
             uint target = ((strip_quad * tiles + tile) * STRIP + strip_row) * 2;
             uint from = row_at + (quad * tiles + tile) * 32;
-            // Values of this row that a tile may still hold: past them stands the next row.
+            // Values of this row that a tile may still contain: the next row follows them.
             int left = int(push.k) - int(quad * QUAD + tile * columns);
             [[unroll]] for (uint part = 0; part < 2; part++) {
                 uvec4 words = uvec4(0);
@@ -326,7 +329,7 @@ void main() {
                     if (columns == 16 && values == 1) {
                         words[i] &= 0xffffu;
                     }
-                    // The exponent of what is infinite or not a number is all ones.
+                    // Infinity and NaN have an exponent of all ones.
                     const uint exponent = ENCODING == F32 ? 0x7f800000u : ENCODING == F16 ? 0x7c00u : 0x7f80u;
                     bool low_bad = (words[i] & exponent) == exponent;
                     bool high_bad = ENCODING != F32 && (words[i] >> 16 & exponent) == exponent;
@@ -353,7 +356,7 @@ void main() {
         if (index * GROUP < push.k) {
             group = load_group(row_at, row, index);
         } else {
-            // Padding: zeros, and for nibbles with a minimum a scale and minimum of zero say the same.
+            // Padding: zeros; for nibbles with a minimum, a scale and minimum of zero have the same effect.
             group.scale = 0;
             group.minimum = 0;
             [[unroll]] for (uint j = 0; j < 8; j++) {
@@ -362,7 +365,7 @@ void main() {
         }
         scales[i] = group.scale;
         minimums[i] = group.minimum;
-        // The exponent of an f16 that is infinite or not a number is all ones.
+        // An infinite or NaN f16 has an exponent of all ones.
         if (out_of_range || (group.scale & 0x7c00) == 0x7c00 || (group.minimum & 0x7c00) == 0x7c00) {
             atomicMin(push.damage.row, row);
         }

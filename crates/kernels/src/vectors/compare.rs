@@ -1,5 +1,5 @@
-//! What the cases of kernels that write activations have in common: columns that are poisoned before a run, and their comparison
-//! with a reference after it.
+//! Shared by the self-test cases of kernels that write activations: columns poisoned before a run, and their
+//! comparison with a reference afterwards.
 
 use gpu::{Arena, Result};
 use half::f16;
@@ -11,7 +11,7 @@ use crate::{
     selftest::{Comparison, Output, POISON},
 };
 
-/// Columns whose values and scales are [`Output`]s.
+/// Columns whose values and scales are poisoned [`Output`]s.
 pub(crate) fn poisoned(arena: &mut Arena, kind: Activations, k: usize, columns: usize) -> Result<Vectors> {
     let padded = k.next_multiple_of(QUAD) * columns;
     let mut words = |count: usize| Output::new(arena, count).map(|output| output.buffer);
@@ -26,14 +26,14 @@ pub(crate) fn poisoned(arena: &mut Arena, kind: Activations, k: usize, columns: 
     Ok(Vectors { k, columns, data })
 }
 
-/// Compares [`poisoned`] columns, once they are written, with the values of those in use, which come first. Each may be off by what
-/// it allows and by what its type rounds away; what is not a number must not become one. The scales of the padding must be zero, and
-/// all else as it was.
+/// Compares [`poisoned`] columns, once written, with the expected values of the active columns, which come
+/// first. Each may be off by its allowance and by the rounding of its format; NaN must stay NaN. The scales
+/// of the padding must be zero, and everything else untouched.
 pub(crate) fn compare(comparison: &mut Comparison, want: &[Value], got: Vectors) -> Result<()> {
     compare_from(comparison, 0, want, got)
 }
 
-/// The same where columns before `first` are not in use either.
+/// The same where the columns before `first` are inactive too.
 pub(crate) fn compare_from(
     comparison: &mut Comparison,
     first: usize,
@@ -44,7 +44,7 @@ pub(crate) fn compare_from(
     let in_use = first..first + want.len() / k;
     let want =
         |column: usize| if in_use.contains(&column) { &want[(column - first) * k..][..k] } else { &[] };
-    // A column's share of so many words.
+    // The words of one column.
     let of = |words: &'_ [u32], column: usize| {
         let each = words.len() / columns;
         words[column * each..][..each].to_vec()
@@ -114,7 +114,7 @@ pub(crate) fn compare_from(
 fn untouched(comparison: &mut Comparison, what: &str, column: usize, words: &[u32]) {
     let same = words.iter().all(|word| *word == POISON);
     comparison.equal(
-        || format!("whether {what} of column {column} beside those in use are as they were"),
+        || format!("whether {what} of column {column} outside the active ones are untouched"),
         &same,
         &true,
     );
@@ -135,7 +135,7 @@ fn compare_f16(comparison: &mut Comparison, column: usize, want: &[Value], words
     for (k, want) in want.iter().enumerate() {
         let got = f16::from_bits(halves[f16_at(k)]).to_f64() * unit;
         let value = want.value.clamp(-largest, largest);
-        // A whole step, also where steps are smallest: devices may round to the nearest or toward zero.
+        // A whole step, also for subnormals: devices may round to nearest or towards zero.
         let step = (value.abs() * f16::EPSILON.to_f64()).max(unit * f16::MIN_POSITIVE_SUBNORMAL.to_f64());
         comparison.close_or_none(|| format!("value {k} of column {column}"), got, value, step + want.allowed);
     }
@@ -143,13 +143,13 @@ fn compare_f16(comparison: &mut Comparison, column: usize, want: &[Value], words
 
 /// How integers share scales.
 struct Groups<Value: Fn(f64, usize) -> f64> {
-    /// Values of a group.
+    /// Values per group.
     length: usize,
     /// The largest integer.
     largest: f64,
-    /// Where the scale of a column's value is.
+    /// Index of the scale of a value within a column.
     scale_at: fn(usize) -> usize,
-    /// What a column's value is with this scale.
+    /// The dequantised value.
     value: Value,
 }
 
@@ -170,15 +170,15 @@ fn compare_groups(
             comparison.equal(at, &scale, &0.0);
             continue;
         };
-        // One that is not a number makes the scale none, and with it all of the group.
+        // A NaN value makes the scale NaN, and with it the whole group.
         if want.iter().any(|want| want.value.is_nan()) {
             comparison.close_or_none(at, scale, f64::NAN, 0.0);
             continue;
         }
-        let step = want.iter().fold(0.0_f64, |most, want| most.max(want.value.abs())) / groups.largest;
+        let step = want.iter().fold(0.0_f64, |largest, want| largest.max(want.value.abs())) / groups.largest;
         comparison.close(at, scale, step, 1e-5 * step);
         for (k, want) in (first..).zip(want) {
-            // A little more than half a step, for values that lie between two.
+            // Slightly more than half a step, for ties.
             let allowed = 0.51 * step + want.allowed;
             let at = || format!("value {k} of column {column}");
             comparison.close(at, (groups.value)(scale, k), want.value, allowed);

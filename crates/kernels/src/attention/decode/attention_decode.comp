@@ -1,51 +1,54 @@
 #version 460
 #pragma tiers(T0, T1)
 #extension GL_GOOGLE_include_directive : require
-// All of a decode step's attention in one dispatch: from the rows of the QKV product to what the output projection takes. Each row
-// is of another sequence. Bias, norm of each head, RoPE and scale; the new key and value into their page; softmax(q · kᵀ) · v
-// over the pages of the cache; the splits joined; and, where the product wants it so, the result as int16 or f16.
+// All attention work of a decode step in one dispatch, from the rows of the QKV product to the input of the
+// output projection. Each row belongs to a different sequence. Bias, QK norm, RoPE and scale; the write of
+// the new key and value into their page; softmax(q · kᵀ) · v over the pages of the cache; the combination of
+// the KV splits; and, where the next product needs it, the result as int16 or f16.
 //
-// A workgroup takes a row, HEADS query heads that share a kv head, and one split of the positions before the row's own. They come
-// in blocks of CLUSTERS · KEYS. A cluster of LANES threads takes KEYS keys of each block: its threads hold eights (8
-// neighbouring values) of every query and output, load the same eights of keys and values, and add up their parts of the
-// scores. The last split in use has the row's own position too: its key and value are used as they are stored, but not read
-// back. At the end the clusters' outputs are joined, in their order.
+// A workgroup takes a row, HEADS query heads that share a KV head, and one split of the positions before the
+// row's own. Positions are processed in blocks of CLUSTERS · KEYS. A cluster of LANES threads takes KEYS keys
+// of each block: its threads hold eights (8 neighbouring values) of every query and output, load the same
+// eights of keys and values, and sum their shares of the scores. The last non-empty split includes the row's
+// own position: its key and value are used as stored, but not read back. At the end the clusters' outputs are
+// combined, in order.
 //
-// Splits are joined by the workgroup that comes last, in the order of the splits, whichever it is. Nobody waits for another.
+// The splits are combined by the last workgroup to finish, in split order, whichever workgroup that is. No
+// workgroup waits for another.
 //
-// What this kernel takes is memory latency: loads that depend on nothing come first, keys of the next block are under way while
-// this block's values are added up.
+// This kernel is bound by memory latency: independent loads come first, and the keys of the next block are in
+// flight while the values of this block are accumulated.
 #include "common.glsl"
 
 layout(local_size_x_id = 0) in;
 layout(constant_id = 0) const uint THREADS = 256;
 layout(constant_id = 1) const uint LANES = 8;
 layout(constant_id = 2) const uint HEAD_DIM = 128;
-// Query heads of a workgroup.
+// Query heads per workgroup.
 layout(constant_id = 3) const uint HEADS = 2;
 layout(constant_id = 4) const uint KEYS = 2;
-// Positions of a page.
+// Positions per page.
 layout(constant_id = 5) const uint PAGE_SIZE = 64;
 layout(constant_id = 6) const uint KV_BITS = 16;
 // Heads of the model.
 layout(constant_id = 7) const uint QUERY_HEADS = 32;
 layout(constant_id = 8) const uint KV_HEADS = 16;
-// Positions that a row attends to, its own included; 0 for all.
+// Sliding window: positions that a row attends to, its own included; 0 for all.
 layout(constant_id = 9) const uint WINDOW = 0;
 layout(constant_id = 10) const uint SPLITS = 1;
-layout(constant_id = 11) const uint LEAST_BLOCKS = 1;
+layout(constant_id = 11) const uint MIN_BLOCKS = 1;
 layout(constant_id = 12) const bool QK_NORM = false;
 layout(constant_id = 13) const bool QKV_BIAS = false;
-// Values 2i and 2i + 1 are rotated together, else i and i + HEAD_DIM / 2.
+// RoPE pairs values 2i and 2i + 1; otherwise i and i + HEAD_DIM / 2.
 layout(constant_id = 14) const bool INTERLEAVED = false;
-// How the output is stored: as Activations (vectors.rs), but not int8.
+// Output format: as Activations (vectors.rs), but not int8.
 layout(constant_id = 15) const uint OUTPUT = 0;
 // Added to the mean square.
 layout(constant_id = 16) const float EPSILON = 0.0;
-// Queries are multiplied by this.
+// Scale of the queries.
 layout(constant_id = 17) const float SCALE = 1.0;
 
-// The QKV product is the sum of so many: its K is in parts.
+// Split-K partial sums of the QKV product.
 layout(constant_id = 18) const uint PARTIALS = 1;
 
 layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Floats4 { vec4 data[]; };
@@ -58,7 +61,7 @@ layout(buffer_reference, scalar, buffer_reference_align = 4) writeonly buffer Sc
 layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Numbers { uint data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Active { uint rows; };
 layout(buffer_reference, scalar, buffer_reference_align = 4) coherent buffer Scratch { uint counters[]; };
-layout(buffer_reference, scalar, buffer_reference_align = 16) coherent buffer Parts { vec4 data[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 16) coherent buffer Partials { vec4 data[]; };
 
 layout(push_constant, scalar) uniform Push {
     Floats4 qkv;
@@ -77,7 +80,8 @@ layout(push_constant, scalar) uniform Push {
     // f32, f16, or the bytes of int16.
     Output o;
     Scales o_scales;
-    // A counter for each row and query head, 0 between dispatches; then parts: [row][workgroup][split][PART].
+    // A counter per row and query head, 0 between dispatches; then the partial outputs:
+    // [row][workgroup][split][PARTIAL].
     Scratch scratch;
     uint qkv_stride;
     uint table_stride;
@@ -98,41 +102,43 @@ const uint CLUSTER_SUMS = KEYS * HEADS;
 const uint CLUSTERS = THREADS / LANES;
 const uint BLOCK = CLUSTERS * KEYS;
 const uint EIGHTS = HEAD_DIM / 8;
-// Eights of a thread; where they do not come out even the last thread's are the last eight again, and count for nothing.
+// Eights per thread. Where they do not divide evenly, the last thread repeats the last eight with weight
+// zero.
 const uint OWN = (EIGHTS + LANES - 1) / LANES;
-// Quads (4 values) of a thread, of a head.
+// Quads (4 values) per thread and head.
 const uint FOURS = 2 * OWN;
 const uint QUADS = HEAD_DIM / 4;
-// A score below any: not infinite, so that differences of two of them are numbers.
+// Lower than any score, but finite, so that differences of two of them are not NaN.
 const float LOWEST = -3.0e38;
 const float LOG2_E = 1.4426950408889634;
-// Values of a column of the output, padding included.
+// Values per output column, padding included.
 const uint STRIDE = (QUERY_HEADS * HEAD_DIM + 127) / 128 * 128;
-// Quads of a part: the outputs of all heads, then of each its largest score and sum of weights.
-const uint PART = HEADS * (QUADS + 1);
-// Keys and values are asked for before they are needed. A CPU driver has no latency to hide: there it costs registers.
+// Quads per partial output: the outputs of all heads, then the maximum score and the sum of weights of each.
+const uint PARTIAL = HEADS * (QUADS + 1);
+// Loads keys and values before they are needed. A CPU driver has no latency to hide: there it only costs
+// registers.
 const bool AHEAD = THREADS >= 32;
-// Parts that are under way at once when they are joined.
+// Partial outputs in flight while they are combined.
 const uint BATCH = AHEAD ? 16 : 2;
 
-// Which heads are normed and rotated: the workgroup's queries, the key and the value.
+// Heads to norm and rotate: the workgroup's queries, the key and the value.
 #define KEY HEADS
 #define VALUE (HEADS + 1)
-// First these, later the outputs.
+// First the heads, later the outputs.
 shared vec4 values[(HEADS + 2) * QUADS];
 shared vec4 joined[CLUSTERS > 1 ? CLUSTERS * OWN * LANES * 2 : 1];
 shared vec2 joined_sums[CLUSTERS > 1 ? CLUSTERS * HEADS : 1];
-// Largest score and sum of weights of a head, and of every split.
+// Maximum score and sum of weights per head, and per split.
 shared vec2 sums[HEADS];
 shared vec2 split_sums[SPLITS > 1 ? HEADS * SPLITS : 1];
 shared bool last_to_arrive;
 // Scales of the new key and value.
 shared uint own_scales[INT8 ? 2 * INT8_SCALE_WORDS : 1];
 
-// All threads have come here, and see what the others have put into shared memory.
+// Workgroup barrier for shared memory.
 void meet() {
 #if TIER >= 1
-    // One cluster is within a subgroup.
+    // A single cluster lies within a subgroup.
     if (CLUSTERS == 1) {
         subgroupMemoryBarrierShared();
         subgroupBarrier();
@@ -142,17 +148,17 @@ void meet() {
     barrier();
 }
 
-// Loads that an eight of the cache takes: of 16 bytes, or for int8 one of its 8 bytes and of the word with its scale.
+// Loads per eight of the cache: of 16 bytes, or for int8 one of 8 bytes and one of the word with its scale.
 const uint LOADS = KV_BITS == 32 ? 2 : 1;
-// Loads of a thread for a block.
+// Loads per thread and block.
 const uint LOADED = KEYS * OWN * LOADS;
 
-// The eight of a thread that is number i of its eights of all keys.
+// Index of the eight that is number i of a thread's eights, over all keys.
 uint eight_of(uint i, uint lane) {
     return min(i % OWN * LANES + lane, EIGHTS - 1);
 }
 
-// Number i of the loads of a thread.
+// Load i of a thread.
 uvec4 loaded(Words4 cache, uint lines[KEYS], uint i, uint lane) {
     uint line = lines[i / LOADS / OWN];
     uint eight = eight_of(i / LOADS, lane);
@@ -164,7 +170,7 @@ uvec4 loaded(Words4 cache, uint lines[KEYS], uint i, uint lane) {
     return cache.data[(line * EIGHTS + eight) * LOADS + i % LOADS];
 }
 
-// Quad number i of a thread, from the load that has it.
+// Quad i of a thread, from the load that contains it.
 vec4 four(uvec4 words, uint i, uint lane) {
     if (INT8) {
         return int8_values(words[i % 2], int8_scale_of(words.z, 2 * eight_of(i / 2, lane)));
@@ -181,12 +187,12 @@ uvec2 places(uint item) {
     return INTERLEAVED ? uvec2(2 * item, 2 * item + 1) : uvec2(item, item + QUADS / 2);
 }
 
-// The item of a thread that is number i of OWN; past the last it is the last again.
+// Item i of a thread's OWN items; past the last it repeats the last.
 uint item_of(uint i, uint lane) {
     return min(i * LANES + lane, EIGHTS - 1);
 }
 
-// A head's number in a row of the QKV product.
+// Index of a head in a row of the QKV product.
 uint head_in_row(uint head, uint kv_head) {
     return head < HEADS ? gl_WorkGroupID.x * HEADS + head : QUERY_HEADS + (head - HEADS) * KV_HEADS + kv_head;
 }
@@ -222,7 +228,7 @@ void load_turns(uint position, uint lane, out vec4 coarse[FOURS], out vec4 fine[
     }
 }
 
-// Their cosines and sines: the angles of the two tables add, so their complex numbers multiply.
+// Cosines and sines: the angles of the two tables add, so their complex numbers multiply.
 void turn(vec4 coarse[FOURS], vec4 fine[FOURS], out vec4 cosines[OWN], out vec4 sines[OWN]) {
     [[unroll]] for (uint i = 0; i < OWN; i++) {
         vec4 a_cos = vec4(coarse[2 * i].xz, coarse[2 * i + 1].xz);
@@ -234,7 +240,7 @@ void turn(vec4 coarse[FOURS], vec4 fine[FOURS], out vec4 cosines[OWN], out vec4 
     }
 }
 
-// Puts a quad into the cache; what it is from then on.
+// Writes a quad into the cache and returns it as stored.
 vec4 stored(Words4 cache, bool writes, uint quad, vec4 x) {
     if (F16) {
         uvec2 words = half_words(x);
@@ -249,7 +255,8 @@ vec4 stored(Words4 cache, bool writes, uint quad, vec4 x) {
     return x;
 }
 
-// Puts the new key and value, which lie in `values`, into the cache as int8, and makes `values` what they are from then on.
+// Writes the new key and value, which are in `values`, into the cache as int8, and replaces `values` by what
+// was stored.
 void store_int8(bool writes, uint line, uint thread) {
     for (uint i = thread; i < 2 * INT8_SCALE_WORDS; i += THREADS) {
         uint first = (KEY + i / INT8_SCALE_WORDS) * QUADS;
@@ -291,7 +298,7 @@ void store_int8(bool writes, uint line, uint thread) {
     meet();
 }
 
-// Writes the outputs, which lie in `values`.
+// Writes the outputs, which are in `values`.
 void write_output(uint thread) {
     uint row = gl_WorkGroupID.y;
     uint first = gl_WorkGroupID.x * HEADS * QUADS;
@@ -316,28 +323,29 @@ void write_output(uint thread) {
         }
     }
     if (TO_INT16 && gl_WorkGroupID.x == 0) {
-        // The padding's.
+        // The scales of the padding.
         for (uint i = QUERY_HEADS * HEAD_DIM / 16 + thread; i < STRIDE / 16; i += THREADS) {
             push.o_scales.data[row * (STRIDE / 16) + int16_scale_at(i)] = 0.0;
         }
     }
 }
 
-// Where the parts of this row and these heads start, in quads.
-uint parts_at() {
+// Start of the partial outputs of this row and these heads, in quads.
+uint partials_at() {
     uint counters = (gl_NumWorkGroups.y * QUERY_HEADS + 3) / 4;
-    return counters + (gl_WorkGroupID.y * gl_NumWorkGroups.x + gl_WorkGroupID.x) * SPLITS * PART;
+    return counters + (gl_WorkGroupID.y * gl_NumWorkGroups.x + gl_WorkGroupID.x) * SPLITS * PARTIAL;
 }
 
-// Gives out what this workgroup has found, `values` and `sums`; whether all others have done so before.
+// Publishes this workgroup's partial output, `values` and `sums`; returns whether all others have done so.
 bool arrive(uint thread, uint used) {
-    Parts parts = Parts(push.scratch);
-    uint at = parts_at() + gl_WorkGroupID.z * PART;
-    for (uint i = thread; i < PART; i += THREADS) {
-        parts.data[at + i] = i < HEADS * QUADS ? values[i] : vec4(sums[i - HEADS * QUADS], 0.0, 0.0);
+    Partials partials = Partials(push.scratch);
+    uint at = partials_at() + gl_WorkGroupID.z * PARTIAL;
+    for (uint i = thread; i < PARTIAL; i += THREADS) {
+        partials.data[at + i] = i < HEADS * QUADS ? values[i] : vec4(sums[i - HEADS * QUADS], 0.0, 0.0);
     }
-    // Every thread's writes are there before the counter says so: each makes its own available, and all meet before one thread
-    // counts. The last to arrive reads only after it has counted.
+    // Every thread's writes are visible before the counter is incremented: each makes its own available, and
+    // all reach the barrier before one thread increments. The last workgroup reads only after it has
+    // incremented.
     memoryBarrierBuffer();
     meet();
     if (thread == 0) {
@@ -345,7 +353,7 @@ bool arrive(uint thread, uint used) {
         memoryBarrierBuffer();
         last_to_arrive = atomicAdd(push.scratch.counters[counter], 1) == used - 1;
         if (last_to_arrive) {
-            // Nobody else will look at it in this dispatch.
+            // No other workgroup reads it in this dispatch.
             atomicExchange(push.scratch.counters[counter], 0);
         }
         memoryBarrierBuffer();
@@ -355,12 +363,12 @@ bool arrive(uint thread, uint used) {
     return last_to_arrive;
 }
 
-// Joins the parts of all splits in use, in their order, into `values`.
+// Combines the partial outputs of all non-empty splits, in order, into `values`.
 void join_splits(uint thread, uint used) {
-    Parts parts = Parts(push.scratch);
-    uint first = parts_at();
+    Partials partials = Partials(push.scratch);
+    uint first = partials_at();
     for (uint i = thread; i < HEADS * used; i += THREADS) {
-        split_sums[i] = parts.data[first + i % used * PART + HEADS * QUADS + i / used].xy;
+        split_sums[i] = partials.data[first + i % used * PARTIAL + HEADS * QUADS + i / used].xy;
     }
     meet();
     for (uint i = thread; i < HEADS * QUADS; i += THREADS) {
@@ -374,7 +382,7 @@ void join_splits(uint thread, uint used) {
         for (uint batch = 0; batch < used; batch += BATCH) {
             vec4 found[BATCH];
             [[unroll]] for (uint j = 0; j < BATCH; j++) {
-                found[j] = parts.data[first + min(batch + j, used - 1) * PART + i];
+                found[j] = partials.data[first + min(batch + j, used - 1) * PARTIAL + i];
             }
             [[unroll]] for (uint j = 0; j < BATCH; j++) {
                 vec2 part = split_sums[head * used + min(batch + j, used - 1)];
@@ -388,8 +396,8 @@ void join_splits(uint thread, uint used) {
     meet();
 }
 
-// Which keys of a block a cluster takes, and the lines of the cache where they are. Nothing outside the range is read: there may
-// be anything, even what is not a number.
+// The keys of a block that a cluster takes, and their lines in the cache. Nothing outside the range is read:
+// it may hold anything, even NaN.
 uint key_of(uint block, uint k, uint cluster) {
     return block * BLOCK + k * CLUSTERS + cluster;
 }
@@ -416,7 +424,7 @@ void main() {
     uint lane = thread % LANES;
     uint cluster = thread / LANES;
 
-    // All that needs nothing else is asked for first, before it is known whether the row is in use.
+    // All independent loads come first, before it is known whether the row is active.
     uint rows = push.active_rows.rows;
     uint position = push.positions.data[row];
     uint pages = push.slots.data[row] * push.table_stride;
@@ -429,12 +437,12 @@ void main() {
         return;
     }
 
-    // Positions before the row's own; the last split has that too.
+    // Positions before the row's own; the last split also has that one.
     uint first = first_position(position, WINDOW);
     uint first_block = first / BLOCK;
     uint blocks = position > first ? (position - 1) / BLOCK - first_block + 1 : 0;
-    uint each = blocks_of_split(blocks, SPLITS, LEAST_BLOCKS);
-    // Of a short range the later splits are empty.
+    uint each = blocks_of_split(blocks, SPLITS, MIN_BLOCKS);
+    // With a short range the later splits are empty.
     uint used = max((blocks + each - 1) / each, 1);
     if (split >= used) {
         return;
@@ -444,11 +452,11 @@ void main() {
     uint end = first_block + min((split + 1) * each, blocks);
     uint last = max(position, 1) - 1;
 
-    // What follows from the position alone, and is under way while pages are looked up.
+    // Depends on the position alone, and is in flight while pages are looked up.
     vec4 coarse[FOURS];
     vec4 fine[FOURS];
     load_turns(position, lane, coarse, fine);
-    // Where the new key and value go.
+    // Location of the new key and value.
     uint own_line = 0;
     if (has_own) {
         own_line = (push.table.data[pages + position / PAGE_SIZE] * KV_HEADS + kv_head) * PAGE_SIZE + position % PAGE_SIZE;
@@ -469,7 +477,7 @@ void main() {
     vec4 cosines[OWN];
     vec4 sines[OWN];
     turn(coarse, fine, cosines, sines);
-    // One of the workgroups that share a kv head writes the new key and value.
+    // One of the workgroups that share a KV head writes the new key and value.
     bool writes = gl_WorkGroupID.x % (QUERY_HEADS / KV_HEADS / HEADS) == 0;
     uint heads = has_own ? HEADS + 2 : HEADS;
     for (uint at = 0; at < heads; at += CLUSTERS) {
@@ -536,7 +544,8 @@ void main() {
         }
     }
     if (has_own) {
-        // The first cluster begins with the row's own position: its weight is 1, and its score the largest so far.
+        // The first cluster starts with the row's own position: its weight is 1, and its score the maximum so
+        // far.
         [[unroll]] for (uint head = 0; head < HEADS; head++) {
             float score = 0.0;
             [[unroll]] for (uint i = 0; i < FOURS; i++) {
@@ -622,7 +631,7 @@ void main() {
         }
     }
 
-    // A row that is not split is done with its sums: they divide right here.
+    // An unsplit row has its final sums: divide here.
     bool whole = SPLITS == 1 || used == 1;
     if (CLUSTERS > 1) {
         [[unroll]] for (uint head = 0; head < HEADS; head++) {
@@ -647,21 +656,21 @@ void main() {
 #endif
         }
     }
-    // From here on `values` are outputs: all have read what was there before.
+    // From here on `values` are outputs: all threads have read the previous content.
     meet();
 #if TIER >= 1
-    uint parts = gl_NumSubgroups;
+    uint partials = gl_NumSubgroups;
 #else
-    uint parts = CLUSTERS;
+    uint partials = CLUSTERS;
 #endif
     [[unroll]] for (uint head = 0; head < HEADS; head++) {
         if (CLUSTERS > 1) {
             float above = LOWEST;
-            for (uint part = 0; part < parts; part++) {
+            for (uint part = 0; part < partials; part++) {
                 above = max(above, joined_sums[part * HEADS + head].x);
             }
             float all = 0.0;
-            for (uint part = 0; part < parts; part++) {
+            for (uint part = 0; part < partials; part++) {
                 vec2 found = joined_sums[part * HEADS + head];
                 all += exp2(found.x - above) * found.y;
             }
@@ -685,12 +694,12 @@ void main() {
             meet();
             for (uint d = thread; d < HEAD_DIM; d += THREADS) {
                 float value = 0.0;
-                for (uint part = 0; part < parts; part++) {
+                for (uint part = 0; part < partials; part++) {
                     value += joined[part * OWN * LANES * 2 + d / 4][d % 4];
                 }
                 values[head * QUADS + d / 4][d % 4] = whole ? value / all : value;
             }
-            // The next head must not overwrite what another thread still adds up.
+            // The next head must not overwrite values that another thread is still summing.
             meet();
         } else {
             [[unroll]] for (uint i = 0; i < FOURS; i++) {

@@ -1,4 +1,4 @@
-//! Where the kernel is compared with its reference.
+//! Self-test cases: the kernel against its reference.
 
 use gpu::{Caps, Device, Result, Tier};
 
@@ -18,13 +18,13 @@ use crate::{
     },
 };
 
-/// One step: its rows, each of a slot of its own.
+/// One step: its rows, each of its own slot.
 #[derive(Clone, Debug)]
 pub(super) struct Step {
     pub shape: Shape,
-    /// Positions of the rows in use.
+    /// Positions of the active rows.
     pub positions: Vec<u32>,
-    /// Rows that are there and not in use.
+    /// Inactive rows after them.
     pub idle: usize,
 }
 
@@ -44,7 +44,8 @@ pub(super) const GEMMA: Shape = Shape {
     output: Activations::F32,
 };
 
-/// What is compared: every head length, group, scheme and output, ranges around pages, blocks, splits and windows.
+/// Every head length, group size, scheme and output; ranges around the boundaries of pages, blocks, splits
+/// and windows.
 pub(super) fn steps() -> Vec<Step> {
     let step = |shape, positions: &[u32]| Step { shape, positions: positions.to_vec(), idle: 1 };
     let small = Shape { heads: 2, head_dim: 64, ..GEMMA };
@@ -91,11 +92,12 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
     for (tier, (i, step)) in
         tiers.flat_map(|tier| steps().into_iter().enumerate().map(move |step| (tier, step)))
     {
-        // One split and several, whatever the policy would take; in turns, because CPU drivers compile it slowly.
+        // One split and several, regardless of the policy; alternating, because CPU drivers compile it
+        // slowly.
         let splits = if (i % 2 == 0) == (tier == Tier::T0) { 3 } else { 1 };
-        let mut plan = Plan { splits, least: 32, ..policy::at_tier(caps, &step.shape, tier) };
+        let mut plan = Plan { splits, min_split: 32, ..policy::at_tier(caps, &step.shape, tier) };
         if step.shape.partials > 1 {
-            // As where there are many rows.
+            // The plan for many rows.
             plan.threads = policy::plan_for_rows(caps, &step.shape, 128).threads;
         }
         list.push(Case::new(name(&step, &plan), tier, move |device| run(device, &step, plan)));
@@ -118,11 +120,12 @@ fn name(step: &Step, plan: &Plan) -> String {
     )
 }
 
-/// Runs one step with one plan on random data and compares it.
+/// Runs one step with one plan on random data and compares the result.
 pub(super) fn run(device: &Device, step: &Step, plan: Plan) -> Result<Comparison> {
     let data = Data::new(step);
     let mut comparison = Comparison::default();
-    // Rounding to int16 or f16 would hide errors, so f32 comes first, and the others are compared with that.
+    // Rounding to int16 or f16 would hide errors, so f32 comes first, and the other formats are compared with
+    // it.
     let f32_step = Step { shape: Shape { output: Activations::F32, ..step.shape }, ..step.clone() };
     let buffers = Buffers::new(device, &f32_step, plan, &data)?;
     buffers.run()?;
@@ -141,7 +144,7 @@ pub(super) fn run(device: &Device, step: &Step, plan: Plan) -> Result<Comparison
     Ok(comparison)
 }
 
-/// Keys and values that were written: those of the rows in use, as the reference has them, and nothing else.
+/// Written keys and values: those of the active rows, as in the reference, and nothing else.
 fn compare_cache(step: &Step, data: &Data, buffers: &Buffers, comparison: &mut Comparison) -> Result<()> {
     let shape = &step.shape;
     let before = [stored::words(&data.k, &data.kv_shape), stored::words(&data.v, &data.kv_shape)];
@@ -150,7 +153,7 @@ fn compare_cache(step: &Step, data: &Data, buffers: &Buffers, comparison: &mut C
     for (row, position) in (0..).zip(step.positions.iter().copied()) {
         let (_, k, v) = reference::heads(shape, &data.row(step, row));
         for (words, want, what) in [(&after[0], k, "key"), (&after[1], v, "value")] {
-            let reach = want.iter().fold(0.0_f64, |most, value| most.max(value.abs()));
+            let reach = want.iter().fold(0.0_f64, |largest, value| largest.max(value.abs()));
             let rounding = stored::rounding(&want, shape.scheme);
             for (i, (want, rounding)) in (0..).zip(want.into_iter().zip(rounding)) {
                 let element =
@@ -166,14 +169,14 @@ fn compare_cache(step: &Step, data: &Data, buffers: &Buffers, comparison: &mut C
     }
     for (before, after) in before.iter().zip(&after) {
         let untouched = (0..own.len()).all(|word| own[word] || before[word] == after[word]);
-        comparison.equal(|| "all that is not a row's own, untouched".into(), &untouched, &true);
+        comparison.equal(|| "everything but the rows' own entries".into(), &untouched, &true);
     }
     Ok(())
 }
 
 fn compare_output(step: &Step, data: &Data, buffers: Buffers, comparison: &mut Comparison) -> Result<()> {
     let shape = &step.shape;
-    // As the kernel has stored them: a difference in the last bit of f32 may be one in the last of f16.
+    // As the kernel stored them: a difference in the last bit of f32 may become one in the last bit of f16.
     let (keys, values): (Vec<u32>, Vec<u32>) = (buffers.kv.k.read_vec()?, buffers.kv.v.read_vec()?);
     let mut want = Vec::new();
     for (row, position) in (0..).zip(step.positions.iter().copied()) {
@@ -192,7 +195,7 @@ fn compare_output(step: &Step, data: &Data, buffers: Buffers, comparison: &mut C
     compare(comparison, &want, buffers.o)
 }
 
-/// The QKV product, and a cache whose pages lie anywhere.
+/// The QKV product, and a cache with randomly assigned pages.
 pub(super) struct Data {
     qkv: Vec<f32>,
     bias: Vec<f32>,
@@ -201,7 +204,7 @@ pub(super) struct Data {
     kv_shape: KvShape,
     table: Vec<u32>,
     table_stride: u32,
-    /// As stored: rounded, and not a number wherever there is nothing yet.
+    /// As stored: rounded, and NaN wherever nothing has been written yet.
     k: Vec<f64>,
     v: Vec<f64>,
 }
@@ -213,7 +216,7 @@ impl Data {
         let rows = (step.positions.len() + step.idle) as u32;
         let longest = step.positions.iter().max().unwrap_or(&0) + 1;
         let table_stride = longest.div_ceil(shape.page_size) + 1;
-        // Page 0 is nobody's: entries that no row may look at lead there.
+        // Page 0 is unused: table entries that no row may read point to it.
         let pages = rows * table_stride + 1;
         let kv_shape = KvShape {
             kv_heads: shape.kv_heads,
@@ -247,7 +250,7 @@ impl Data {
             |count: u32, scale: f32| (0..count).map(|_| random.signed() * scale).collect::<Vec<f32>>();
         let row = shape.rope().row();
         let mut qkv = floats((row + 8) * rows, 3.0);
-        // A value that is not a number stays none, and makes no others so but those that share its scale.
+        // A NaN value stays NaN, and affects only the values that share its scale.
         qkv[((shape.heads + shape.kv_heads) * shape.head_dim) as usize + 5] = f32::NAN;
         Self {
             qkv,
@@ -262,7 +265,7 @@ impl Data {
         }
     }
 
-    /// What the reference makes a row's heads of.
+    /// The reference's heads of a row.
     fn row(&self, step: &Step, row: u32) -> Row<'_> {
         let shape = &step.shape;
         let length = shape.rope().row() as usize;
@@ -282,7 +285,7 @@ impl Data {
         self.kv_shape.element(page, head, position, 0)
     }
 
-    /// The same for some of the rows alone.
+    /// The same for a subset of the rows.
     #[cfg(test)]
     pub fn row_alone(&self, step: &Step, row: usize) -> Self {
         let (length, stride) = (step.shape.rope().row() as usize + 8, self.table_stride as usize);
@@ -337,7 +340,7 @@ impl Buffers {
             arena.buffer_from("weight", &data.weights[1])?.view(),
         ];
         let row = shape.rope().row();
-        // As many workgroups as the step needs, or all that there may be.
+        // As many workgroups as the step needs, or the maximum.
         let last = step.positions.iter().copied().max().unwrap_or(0);
         let groups = plan.groups(shape, columns as u32, last);
         let groups = if shape.partials > 1 || shape.window == 100 {
@@ -374,17 +377,17 @@ impl Buffers {
         self.program.run(TIMEOUT)
     }
 
-    /// The words of the output's values, however they are stored; the counters must be zero again.
+    /// The words of the output's values, in any format; the counters must be zero again.
     pub fn read(&self, comparison: &mut Comparison) -> Result<Vec<u32>> {
         if let Some(scratch) = &self.scratch {
             let words = scratch.read(comparison)?;
             let zero = words[..self.counter_words].iter().all(|word| *word == 0);
-            comparison.equal(|| "the counters, zero again".into(), &zero, &true);
+            comparison.equal(|| "the counters".into(), &zero, &true);
         }
         let (values, per_word) = match &self.o.data {
             VectorData::F32(values) => (values, 1),
             VectorData::Int16 { values, .. } | VectorData::F16(values) => (values, 2),
-            VectorData::Int8 { .. } => unreachable!("attend writes no int8"),
+            VectorData::Int8 { .. } => unreachable!("decode attention writes no int8"),
         };
         Ok(values.read_vec::<u32>()?[..self.o.columns * self.o.stride() / per_word].to_vec())
     }

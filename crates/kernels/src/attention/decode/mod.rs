@@ -1,9 +1,10 @@
-//! A decode step's attention in one dispatch: norm of heads, RoPE, the new key and value into their page, softmax(q · kᵀ) · v,
-//! and the output as the next product takes it.
+//! Decode attention in one dispatch: QK norm, RoPE, the write of the new key and value into their page,
+//! softmax(q · kᵀ) · v, and the output in the format of the next product.
 //!
-//! The same as [`rope`], [`attention`](crate::attention::paged) and [`quantize_rows`](crate::matmul::quantize_rows) one after the
-//! other, for rows of different sequences: no row may attend to a position that another row of the step writes. Rows of one
-//! sequence go through those.
+//! Equivalent to [`rope`], [`paged`](crate::attention::paged) and
+//! [`quantize_rows`](crate::matmul::quantize_rows) in sequence, for rows of different sequences: no row may
+//! attend to a position that another row of the step writes. Rows of the same sequence use those kernels
+//! instead.
 
 mod cases;
 pub mod policy;
@@ -26,10 +27,10 @@ use crate::{
     vectors::VectorData,
 };
 
-/// For the self-test and the compile checks.
+/// Registration for the self-test and the compile checks.
 pub static KERNEL: Kernel = Kernel {
     name: "attention_decode",
-    about: "a decode step's norms of heads, RoPE and attention at once",
+    about: "QK norm, RoPE, KV cache write and attention of a decode step",
     variants: policy::variants,
     cases: cases::cases,
 };
@@ -43,51 +44,53 @@ pub struct DecodeAttention {
 
 /// The buffers of one call.
 pub struct Operands<'a> {
-    /// Rows of query heads, key heads, value heads, f32: where it is in several sums, those of a row follow each other.
+    /// Rows of query heads, key heads, value heads, f32; split-K partial sums of a row are consecutive.
     pub qkv: View,
     /// Values from one row of `qkv` to the next, a multiple of 4.
     pub qkv_stride: u32,
-    /// One value for each of a row, if the shape has a bias.
+    /// One value per element of a row, if the shape has a bias.
     pub bias: Option<View>,
-    /// Weights of the norms of queries and of keys, head_dim values each, as they multiply, if the shape has norms.
+    /// Weights of the query norm and the key norm, head_dim values each, if the shape has norms.
     pub weights: Option<(View, View)>,
     /// [`Tables::coarse`](crate::attention::rope::Tables::coarse).
     pub coarse: View,
     /// [`Tables::fine`](crate::attention::rope::Tables::fine).
     pub fine: View,
-    /// Keys and values of the positions before the rows' own; those are written.
+    /// Keys and values of the positions before the rows' own; the rows' own are written.
     pub kv: &'a KvLayer,
-    /// Their pages, the rows' own included.
+    /// The page table, including the rows' own positions.
     pub table: &'a KvTable,
-    /// u32 a row. Each must be covered by the tables.
+    /// u32 per row. The RoPE tables must cover each.
     pub positions: View,
-    /// u32 a row: no two rows in use may have the same.
+    /// u32 per row; active rows must have distinct slots.
     pub slots: View,
-    /// One u32: rows in use.
+    /// One u32: the number of active rows.
     pub active: View,
-    /// The output, heads · head_dim values a row, as the shape says; a column for every row at least, and for int16 no others.
+    /// The output, heads · head_dim values per row, in the format of the shape; at least one column per row,
+    /// for int16 exactly one.
     pub o: &'a Vectors,
-    /// At least [`DecodeAttention::scratch_bytes`], where that is not 0. Its first [`DecodeAttention::counter_bytes`] must be zero when it is used
-    /// for the first time; every call leaves them so.
+    /// At least [`DecodeAttention::scratch_bytes`], unless that is 0. Its first
+    /// [`DecodeAttention::counter_bytes`] must be zero before the first use; every call leaves them zero.
     pub scratch: Option<View>,
-    /// Three u32, [`Plan::groups`] of the rows it is recorded for and the last position of the step, read when it runs; none for as
-    /// many as there may be. With many rows most would have nothing to do.
+    /// Three u32, read at execution: [`Plan::groups`] for the recorded rows and the last position of the
+    /// step. None: the maximum number of workgroups, most of which have nothing to do when there are many
+    /// rows.
     pub groups: Option<View>,
 }
 
 impl DecodeAttention {
-    /// Chooses the variant for this device and compiles it.
+    /// Selects the variant for this device and compiles it.
     pub fn new(device: &Device, shape: Shape) -> Result<Self> {
         Self::with_plan(device, shape, policy::plan(device.caps(), &shape))
     }
 
-    /// The same with a plan given.
+    /// The same with a given plan.
     pub fn with_plan(device: &Device, shape: Shape, plan: Plan) -> Result<Self> {
         shape.check()?;
         Ok(Self { shape, plan, pipeline: variant(&shape, plan).pipeline(device)? })
     }
 
-    /// Bytes of scratch memory that so many rows need; 0 where there is one split.
+    /// Scratch bytes for `rows` rows; 0 with one split.
     pub fn scratch_bytes(&self, rows: u32) -> u64 {
         let (shape, plan) = (&self.shape, &self.plan);
         if plan.splits == 1 {
@@ -97,12 +100,13 @@ impl DecodeAttention {
         self.counter_bytes(rows) + parts * u64::from(shape.head_dim + 4) * 4
     }
 
-    /// Bytes of counters at the beginning of the scratch memory. They do not depend on the plan: layers of all kinds share them.
+    /// Counter bytes at the start of the scratch memory. Independent of the plan, because layers of all kinds
+    /// share them.
     pub fn counter_bytes(&self, rows: u32) -> u64 {
         (u64::from(rows) * u64::from(self.shape.heads) * 4).next_multiple_of(16)
     }
 
-    /// Records the kernel for `rows` rows, the first `active` of them.
+    /// Records the kernel for `rows` rows, of which the first `active` are computed.
     pub fn record(
         &self,
         recorder: &mut Recorder,
@@ -166,9 +170,10 @@ impl DecodeAttention {
         inputs.check(name, &shape.rope(), rows, 4)?;
         let (k, kind) = (shape.heads as usize * shape.head_dim as usize, shape.output);
         if operands.o.k != k || operands.o.kind() != kind {
-            return wrong(format!("the output must be {kind} with {k} values a row"));
+            return wrong(format!("the output must be {kind} with {k} values per row"));
         }
-        // Where the low bytes of int16 lie follows from the number of columns, which the kernel takes for that of rows.
+        // The offset of the int16 low bytes depends on the number of columns, which the kernel equates with
+        // the number of rows.
         let columns = operands.o.columns as u32;
         if columns < rows || (kind == Activations::Int16 && columns != rows) {
             return wrong(format!("{rows} rows for an output of {columns} columns of {kind}"));
@@ -194,7 +199,7 @@ fn variant(shape: &Shape, plan: Plan) -> Variant {
         kv_heads: shape.kv_heads,
         window: shape.window,
         splits: plan.splits,
-        least_blocks: plan.least_blocks(),
+        min_blocks: plan.min_blocks(),
         qk_norm: shape.norm.is_some(),
         qkv_bias: shape.bias,
         interleaved: shape.interleaved,

@@ -1,4 +1,4 @@
-//! Which variant attends for a decode step of a shape on a device: pure, tested without a GPU.
+//! Selects the variant for the attention of a decode step on a device. Pure; tested without a GPU.
 
 use gpu::{Caps, Error, Result, Subgroup, Tier};
 
@@ -13,39 +13,40 @@ use crate::{
     variant::Variant,
 };
 
-/// What is to be attended to, and how: constants of a model and of its runner.
+/// The attention to compute: constants of a model and its runner.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Shape {
-    /// Query heads, a multiple of the kv heads.
+    /// Query heads, a multiple of the KV heads.
     pub heads: u32,
     /// Key and value heads.
     pub kv_heads: u32,
-    /// Values of a head: a multiple of 8, of 16 where the output is int16, of 32 where keys and values are int8, at most 256.
+    /// Values per head: a multiple of 8, of 16 where the output is int16, of 32 where keys and values are
+    /// int8; at most 256.
     pub head_dim: u32,
-    /// Positions of a page, a power of two.
+    /// Positions per page, a power of two.
     pub page_size: u32,
-    /// How keys and values are stored.
+    /// Storage scheme of keys and values.
     pub scheme: KvScheme,
-    /// Positions that a row attends to, its own included; 0 for all up to its own.
+    /// Sliding window: positions that a row attends to, its own included; 0 for all up to its own.
     pub window: u32,
-    /// The longest sequence: how far it is worth to split.
+    /// Maximum context length, which bounds useful splitting.
     pub context_length: u32,
-    /// The epsilon of the norm of query and key heads, where they are normed (Gemma 3).
+    /// Epsilon of the query and key norms, for models that have them (Gemma 3).
     pub norm: Option<f32>,
-    /// A bias is added first (Qwen2).
+    /// Adds a bias first (Qwen2).
     pub bias: bool,
-    /// Values 2i and 2i + 1 are rotated together (llama in GGUF files), else i and i + head_dim / 2.
+    /// RoPE pairs values 2i and 2i + 1 (llama in GGUF files); otherwise i and i + head_dim / 2.
     pub interleaved: bool,
-    /// The QKV product is the sum of so many, at least 1: its K is in parts.
+    /// Split-K partial sums of the QKV product, at least 1.
     pub partials: u32,
-    /// Queries are multiplied by this.
+    /// Scale of the queries.
     pub scale: f32,
-    /// How the output is stored: f32, f16 or int16.
+    /// Output format: f32, f16 or int16.
     pub output: Activations,
 }
 
 impl Shape {
-    /// The part of it that makes queries, keys and values.
+    /// The part that computes queries, keys and values.
     pub fn rope(&self) -> rope::Shape {
         rope::Shape {
             heads: self.heads,
@@ -60,7 +61,7 @@ impl Shape {
         }
     }
 
-    /// The part of it that attends.
+    /// The part that attends.
     pub fn attention(&self) -> paged::policy::Shape {
         paged::policy::Shape {
             heads: self.heads,
@@ -78,10 +79,9 @@ impl Shape {
         let wrong = |reason: String| Err(Error::InvalidUse { what: "attention_decode".into(), reason });
         match self.output {
             Activations::Int8 => wrong("the output must be f32, f16 or int16, not int8".into()),
-            Activations::Int16 if !self.head_dim.is_multiple_of(HALF_GROUP as u32) => wrong(format!(
-                "heads of {} values do not divide into half groups of {HALF_GROUP}",
-                self.head_dim
-            )),
+            Activations::Int16 if !self.head_dim.is_multiple_of(HALF_GROUP as u32) => {
+                wrong(format!("a head_dim of {} is not a multiple of {HALF_GROUP}", self.head_dim))
+            }
             _ => Ok(()),
         }
     }
@@ -92,43 +92,44 @@ impl Shape {
 pub struct Plan {
     /// T0 or T1.
     pub tier: Tier,
-    /// Threads of a workgroup.
+    /// Threads per workgroup.
     pub threads: u32,
-    /// Threads of a cluster, which share a key: a power of two.
+    /// Threads per cluster, which share a key: a power of two.
     pub lanes: u32,
-    /// Query heads of a workgroup: all that share a kv head, or a part of them.
+    /// Query heads per workgroup: all that share a KV head, or some of them.
     pub heads: u32,
-    /// Keys that a cluster takes at a time: a power of two.
+    /// Keys per cluster and block: a power of two.
     pub keys: u32,
-    /// Positions that a split has at least: fewer cost more to join than they save.
-    pub least: u32,
-    /// Splits of the positions. It must not depend on the number of rows: a row would get other sums in another batch.
+    /// Minimum positions per split: smaller splits cost more to combine than they save.
+    pub min_split: u32,
+    /// Number of KV splits. Must not depend on the number of rows: a row's sums would differ between batches.
     pub splits: u32,
-    /// Subgroup size.
+    /// Required subgroup size.
     pub subgroup: Subgroup,
 }
 
 impl Plan {
-    /// Positions of a block.
+    /// Positions per block.
     pub fn block(&self) -> u32 {
         self.threads / self.lanes * self.keys
     }
 
-    /// Workgroups that so many rows need, none of which is past `position`: of a short range the later splits are empty. Rows are all that
-    /// it is recorded for, in use or not: where counters and int16's low bytes lie depends on their number.
+    /// Workgroups for `rows` rows, none of which is past `position`: with short ranges the later splits are
+    /// empty. `rows` is the recorded number, active or not: the offsets of counters and int16 low bytes
+    /// depend on it.
     pub fn groups(&self, shape: &Shape, rows: u32, position: u32) -> [u32; 3] {
         let seen = if shape.window == 0 { position } else { position.min(shape.window) };
-        // Both ends may be cut at any place.
+        // Both ends of the range may fall inside a block.
         let blocks = seen / self.block() + 2;
-        [shape.heads / self.heads, rows, blocks.div_ceil(self.least_blocks()).clamp(1, self.splits)]
+        [shape.heads / self.heads, rows, blocks.div_ceil(self.min_blocks()).clamp(1, self.splits)]
     }
 
-    /// Blocks that a split has at least.
-    pub fn least_blocks(&self) -> u32 {
-        self.least.div_ceil(self.block())
+    /// Minimum blocks per split.
+    pub fn min_blocks(&self) -> u32 {
+        self.min_split.div_ceil(self.block())
     }
 
-    /// Shared memory of the shader.
+    /// Shared memory per workgroup, in bytes.
     pub fn shared_bytes(&self, shape: &Shape) -> u32 {
         let own = (shape.head_dim / 8).div_ceil(self.lanes);
         let clusters = self.threads / self.lanes;
@@ -137,24 +138,27 @@ impl Plan {
         let splits = if self.splits > 1 { self.heads * self.splits * 8 } else { 8 };
         let sums = if self.tier >= Tier::T1 { 0 } else { self.threads * self.keys * self.heads * 4 };
         let scales = if shape.scheme == KvScheme::Int8 { 8 * shape.head_dim.div_ceil(64) } else { 4 };
-        // 16 for the word that says who came last.
+        // 16 for the flag of the last workgroup.
         values + join + splits + sums + scales + 16
     }
 }
 
-/// Threads of a GPU's workgroup. On an H200 a step of the 27B at depth 0 took 2% less than with 256, and 4% less at depth 8192.
+/// Threads per workgroup on a GPU. On an H200 a step of the 27B took 2% less than with 256 threads at depth
+/// 0, and 4% less at depth 8192.
 const THREADS: u32 = 128;
-/// Positions that a split has at least on a GPU.
-const LEAST: u32 = 128;
-/// Workgroups that a compute unit wants to have, where one row makes them all: more of them spend their time on queries and joins.
+/// Minimum positions per split on a GPU.
+const MIN_SPLIT: u32 = 128;
+/// Target workgroups per compute unit, where one row provides them all: more would spend their time on
+/// queries and combining.
 const GROUPS_PER_UNIT: u32 = 2;
-/// Workgroups that a device with few compute units wants to have all the same: each of its units holds several.
-const LEAST_GROUPS: u32 = 96;
-/// Joining more than this takes longer than it saves.
-const MOST_SPLITS: u32 = 64;
+/// Minimum workgroups on devices with few compute units, each of which holds several.
+const MIN_GROUPS: u32 = 96;
+/// Combining more splits than this takes longer than it saves.
+const MAX_SPLITS: u32 = 64;
 
-/// Whether it gains anything on such a device. Hardly on a CPU driver: the heads of the 270M took it 22% less time than the separate
-/// kernels at 40 positions, but 4% more at 300 and 24% more at 600, and it took 14 s to compile where they took 1.6 s.
+/// Whether this kernel is faster than the separate ones on a device. Not on a CPU driver: the heads of the
+/// 270M took 22% less time than the separate kernels at 40 positions, but 4% more at 300 and 24% more at 600,
+/// and 14 s to compile instead of 1.6 s.
 pub fn is_preferred(caps: &Caps) -> bool {
     !on_cpu(caps)
 }
@@ -163,17 +167,17 @@ fn on_cpu(caps: &Caps) -> bool {
     caps.max_subgroup_size < 32
 }
 
-/// The plan for steps of so many rows: of many each workgroup has fewer threads, so that more of them are worked on at the same time. At
-/// 128 rows of the 27B on an H200 that is most of what it takes.
+/// The plan for a step of `rows` rows: with many rows, workgroups have fewer threads, so that more of them
+/// run at the same time. At 128 rows of the 27B on an H200 this is most of the kernel's time.
 pub fn plan_for_rows(caps: &Caps, shape: &Shape, rows: u32) -> Plan {
     let plan = plan(caps, shape);
-    let wanted = match rows {
+    let target = match rows {
         _ if on_cpu(caps) => return plan,
         ..32 => return plan,
         32..64 => 64,
         _ => 32,
     };
-    Plan { threads: whole(caps, &plan).max(wanted).min(plan.threads), ..plan }
+    Plan { threads: thread_multiple(caps, &plan).max(target).min(plan.threads), ..plan }
 }
 
 /// The plan for a shape.
@@ -183,23 +187,23 @@ pub fn plan(caps: &Caps, shape: &Shape) -> Plan {
 
 /// The plan at a tier that need not be the device's best.
 pub fn at_tier(caps: &Caps, shape: &Shape, tier: Tier) -> Plan {
-    // How heads and keys are shared among threads is attention's own question. What differs is how many threads there are: a CPU
-    // driver wants one cluster, a GPU as many as hide the memory's latency.
+    // The division of heads and keys among threads is that of paged attention. Only the number of threads
+    // differs: one cluster on a CPU driver, enough to hide memory latency on a GPU.
     let base = paged::policy::at_tier(caps, &shape.attention(), Mode::Decode, tier);
     let paged::policy::Plan { lanes, heads, keys, subgroup, .. } = base;
     let cpu = on_cpu(caps);
-    let least = if cpu { base.least } else { LEAST };
+    let min_split = if cpu { base.min_split } else { MIN_SPLIT };
     let threads = if cpu { base.threads } else { THREADS.min(caps.max_threads) };
-    let mut plan = Plan { tier, threads, lanes, heads, keys, least, splits: 1, subgroup };
+    let mut plan = Plan { tier, threads, lanes, heads, keys, min_split, splits: 1, subgroup };
     plan.splits = splits(caps, shape, &plan);
-    while plan.shared_bytes(shape) > caps.max_shared_bytes && plan.threads > whole(caps, &plan) {
+    while plan.shared_bytes(shape) > caps.max_shared_bytes && plan.threads > thread_multiple(caps, &plan) {
         plan.threads /= 2;
     }
     plan
 }
 
-/// Threads that a workgroup is a multiple of.
-fn whole(caps: &Caps, plan: &Plan) -> u32 {
+/// The workgroup size must be a multiple of this.
+fn thread_multiple(caps: &Caps, plan: &Plan) -> u32 {
     match plan.subgroup {
         Subgroup::Exactly(size) => size,
         Subgroup::Any => caps.max_subgroup_size.max(plan.lanes),
@@ -209,28 +213,30 @@ fn whole(caps: &Caps, plan: &Plan) -> u32 {
 fn splits(caps: &Caps, shape: &Shape, plan: &Plan) -> u32 {
     let units = caps.compute_units.unwrap_or(if on_cpu(caps) { 1 } else { 16 });
     let range = if shape.window == 0 { shape.context_length } else { shape.window.min(shape.context_length) };
-    let groups = if on_cpu(caps) { units } else { (units * GROUPS_PER_UNIT).max(LEAST_GROUPS) };
-    let wanted = groups / (shape.heads / plan.heads);
-    wanted.clamp(1, (range / plan.least).clamp(1, MOST_SPLITS))
+    let groups = if on_cpu(caps) { units } else { (units * GROUPS_PER_UNIT).max(MIN_GROUPS) };
+    let target = groups / (shape.heads / plan.heads);
+    target.clamp(1, (range / plan.min_split).clamp(1, MAX_SPLITS))
 }
 
 /// Every plan worth timing for a shape.
 pub fn candidates(caps: &Caps, shape: &Shape) -> Vec<Plan> {
     let best = plan(caps, shape);
     let mut list = vec![best];
-    // A CPU driver runs a workgroup on one core: there is nothing to choose.
+    // A CPU driver runs a workgroup on one core: no alternatives.
     if on_cpu(caps) {
         return list;
     }
     let group = shape.heads / shape.kv_heads;
     let heads: Vec<u32> = (1..=best.heads).filter(|heads| group.is_multiple_of(*heads)).collect();
     for threads in [128, 256, 512, 1024].into_iter().filter(|threads| *threads <= caps.max_threads) {
-        for lanes in [best.lanes, best.lanes * 2].into_iter().filter(|lanes| *lanes <= whole(caps, &best)) {
+        for lanes in
+            [best.lanes, best.lanes * 2].into_iter().filter(|lanes| *lanes <= thread_multiple(caps, &best))
+        {
             for (heads, keys) in heads.iter().flat_map(|heads| [1, 2, 4].map(|keys| (*heads, keys))) {
-                for least in [64, LEAST, 256] {
-                    let mut plan = Plan { threads, lanes, heads, keys, least, ..best };
+                for min_split in [64, MIN_SPLIT, 256] {
+                    let mut plan = Plan { threads, lanes, heads, keys, min_split, ..best };
                     plan.splits = splits(caps, shape, &plan);
-                    let fits = threads.is_multiple_of(whole(caps, &plan))
+                    let fits = threads.is_multiple_of(thread_multiple(caps, &plan))
                         && plan.shared_bytes(shape) <= caps.max_shared_bytes;
                     if fits && !list.contains(&plan) {
                         list.push(plan);
@@ -242,7 +248,7 @@ pub fn candidates(caps: &Caps, shape: &Shape) -> Vec<Plan> {
     list
 }
 
-/// Heads, kv heads, head_dim, window and context of the Gemma 3 family, smallest model first.
+/// Heads, KV heads, head_dim, window and context length of the Gemma 3 family, smallest model first.
 const MODEL_SHAPES: [(u32, u32, u32, u32, u32); 4] = [
     (4, 1, 256, 512, 32_768),
     (8, 4, 256, 1024, 131_072),
@@ -250,7 +256,8 @@ const MODEL_SHAPES: [(u32, u32, u32, u32, u32); 4] = [
     (32, 16, 128, 1024, 131_072),
 ];
 
-/// Pipelines that the policy may ask for: those of the Gemma 3 family, and the parts that other families need.
+/// Pipelines that the policy may request: those of the Gemma 3 family, and the features that other families
+/// need.
 pub fn variants(caps: &Caps) -> Vec<Variant> {
     let gemma = |(heads, kv_heads, head_dim, window, context), scheme, output| Shape {
         heads,

@@ -1,15 +1,15 @@
-//! The same in f64, by the references of what it joins.
+//! CPU reference in f64, composed of the references of the separate kernels.
 
 use super::Shape;
 use crate::attention::{paged, rope};
 
-/// Queries, key and value of a row before they are stored, each head after head.
+/// Queries, key and value of a row before they are stored, head by head.
 pub fn heads(shape: &Shape, row: &rope::reference::Row<'_>) -> (Vec<f64>, Vec<f64>, Vec<f64>) {
     rope::reference::rope(&shape.rope(), row)
 }
 
-/// What a row's query heads find: `line(kv head, position)` is a key and a value as they are stored, the row's own included. With
-/// it, for each head, how large the terms of a score were at most.
+/// The outputs of a row's query heads: `line(kv_head, position)` returns a key and a value as stored, the
+/// row's own included. Also returns, per head, the largest term of a score.
 pub fn attend(
     shape: &Shape,
     q: &[f64],

@@ -18,9 +18,10 @@ fn all_cases_on_the_cpu_driver() {
     crate::variant::run_cases_on_cpu(&super::KERNEL);
 }
 
-/// Plans of larger GPUs have several clusters: their joining, and blocks longer than a page, show only here.
+/// Plans of larger GPUs have several clusters. Combining them, and blocks longer than a page, are only
+/// covered here.
 #[test]
-fn plans_of_larger_gpus_are_right_too() {
+fn plans_of_larger_gpus_match_the_reference() {
     let Some(device) = testkit::cpu_device() else { return };
     // Several clusters; blocks of 4 positions, and of 32 in pages of 16.
     for (tier, threads, lanes, keys) in [(Tier::T0, 16, 4, 1), (Tier::T1, 32, 4, 4)] {
@@ -32,7 +33,7 @@ fn plans_of_larger_gpus_are_right_too() {
         assert!(steps.iter().any(|step| step.shape.head_dim == 80), "eights that do not come out even");
         for (step, splits) in steps.iter().zip([3, 1, 7].into_iter().cycle()) {
             let plan =
-                Plan { tier, threads, lanes, heads: 1, keys, least: 32, splits, subgroup: Subgroup::Any };
+                Plan { tier, threads, lanes, heads: 1, keys, min_split: 32, splits, subgroup: Subgroup::Any };
             let comparison = cases::run(&device, step, plan).unwrap();
             assert!(comparison.passed(), "{plan:?}, {step:?}: {:?}", comparison.first_mismatch);
         }
@@ -40,7 +41,7 @@ fn plans_of_larger_gpus_are_right_too() {
     device.assert_no_messages();
 }
 
-/// What the step's outputs are, bit for bit, after each of some runs.
+/// The output bits of a step after each of several runs.
 fn bits(device: &gpu::Device, step: &Step, data: &Data, plan: Plan, runs: usize) -> Vec<Vec<u32>> {
     let buffers = Buffers::new(device, step, plan, data).unwrap();
     let mut comparison = Comparison::default();
@@ -53,13 +54,14 @@ fn bits(device: &gpu::Device, step: &Step, data: &Data, plan: Plan, runs: usize)
     all
 }
 
-/// Whichever workgroup comes last, and however often: the counters are as they were, and so are the sums.
+/// Whichever workgroup finishes last, and however often it runs: the counters are zero again, and the sums
+/// the same.
 #[test]
-fn a_step_comes_out_the_same_every_time() {
+fn repeated_steps_give_identical_bits() {
     let Some(device) = testkit::cpu_device() else { return };
     for output in [Activations::F32, Activations::Int16, Activations::F16] {
         let step = Step { shape: Shape { output, ..SMALL }, positions: vec![210, 3, 130, 0], idle: 2 };
-        let plan = Plan { splits: 5, least: 32, ..policy::plan(device.caps(), &step.shape) };
+        let plan = Plan { splits: 5, min_split: 32, ..policy::plan(device.caps(), &step.shape) };
         let runs = bits(&device, &step, &Data::new(&step), plan, 52);
         assert!(runs.iter().all(|run| *run == runs[0]));
     }
@@ -67,12 +69,12 @@ fn a_step_comes_out_the_same_every_time() {
 }
 
 #[test]
-fn a_row_comes_out_the_same_in_any_batch() {
+fn rows_are_batch_invariant() {
     let Some(device) = testkit::cpu_device() else { return };
     let all = Step { shape: SMALL, positions: vec![3, 210, 130], idle: 0 };
     let data = Data::new(&all);
     for splits in [1, 3] {
-        let plan = Plan { splits, least: 32, ..policy::plan(device.caps(), &SMALL) };
+        let plan = Plan { splits, min_split: 32, ..policy::plan(device.caps(), &SMALL) };
         let together = bits(&device, &all, &data, plan, 1).remove(0);
         for (row, position) in all.positions.iter().enumerate() {
             let alone = Step { positions: vec![*position], ..all.clone() };
@@ -112,7 +114,7 @@ fn plans_fit_the_device() {
 }
 
 #[test]
-fn a_long_context_is_split_where_heads_do_not_fill_the_device() {
+fn long_contexts_are_split_where_heads_do_not_fill_the_device() {
     let splits = |caps: &Caps, window, context| {
         let shape =
             Shape { heads: 32, kv_heads: 16, head_dim: 128, window, context_length: context, ..SMALL };
@@ -128,7 +130,7 @@ fn a_long_context_is_split_where_heads_do_not_fill_the_device() {
 }
 
 #[test]
-fn wrong_shapes_are_refused() {
+fn invalid_shapes_are_rejected() {
     let Some(device) = testkit::cpu_device() else { return };
     let refused = |shape| DecodeAttention::new(&device, shape).err().expect("refused").to_string();
     assert!(DecodeAttention::new(&device, SMALL).is_ok());
@@ -141,7 +143,7 @@ fn wrong_shapes_are_refused() {
 }
 
 #[test]
-fn no_split_in_use_is_left_out() {
+fn every_non_empty_split_is_dispatched() {
     for (window, context) in [(0, 131_072), (0, 4096), (1024, 131_072), (512, 32_768)] {
         let shape =
             Shape { heads: 32, kv_heads: 16, head_dim: 128, window, context_length: context, ..SMALL };
@@ -158,7 +160,7 @@ fn no_split_in_use_is_left_out() {
                     true => (position - 1) / plan.block() - first / plan.block() + 1,
                     false => 0,
                 };
-                let each = blocks.div_ceil(plan.splits).max(plan.least_blocks());
+                let each = blocks.div_ceil(plan.splits).max(plan.min_blocks());
                 let used = blocks.div_ceil(each).max(1);
                 for last in [position, position + 31] {
                     let groups = plan.groups(&shape, rows, last);
@@ -174,7 +176,7 @@ fn no_split_in_use_is_left_out() {
 }
 
 #[test]
-fn wrong_operands_are_refused() {
+fn invalid_operands_are_rejected() {
     let Some(device) = testkit::cpu_device() else { return };
     let mut arena = crate::selftest::arena(&device);
     let kv_shape = KvShape { kv_heads: 2, head_dim: 64, page_size: 16, pages: 1, scheme: KvScheme::F16 };
@@ -218,7 +220,7 @@ fn wrong_operands_are_refused() {
     record(&Operands { fine: short, ..operands() }).unwrap_err();
     let reason = record(&Operands { scratch: None, ..operands() }).unwrap_err().to_string();
     assert!(reason.contains("scratch memory"), "{reason}");
-    // Fewer rows than columns, where no plane of bytes begins behind the columns.
+    // Fewer rows than columns, where no plane of bytes starts after the columns.
     let mut record = |kernel: &DecodeAttention, rows, o| {
         kernel.record(&mut recorder, "attention_decode", rows, &Operands { o, ..operands() })
     };

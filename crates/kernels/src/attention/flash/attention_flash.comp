@@ -3,38 +3,43 @@
 #extension GL_GOOGLE_include_directive : require
 #extension GL_KHR_shader_subgroup_vote : require
 #extension GL_EXT_shader_explicit_arithmetic_types_float16 : require
-// o = softmax(q · kᵀ) · v of many rows of a few sequences over the pages of the cache, by matrix units.
+// o = softmax(q · kᵀ) · v of many rows of a few sequences over the pages of the cache, on cooperative
+// matrices.
 //
-// A pair is a row and one of the query heads that share a kv head; a workgroup takes PAIRS of them, in the order of rows, each of its
-// subgroups 16, and so every key and value that it loads serves all heads of the group. Keys come in blocks of KEYS positions, which
-// start at multiples of KEYS and so never cross a page, through shared memory: keys while the values are on their way, values while
-// the next block's keys are. A subgroup's scores go from the sums of q · kᵀ to a patch of shared memory, where its threads find the
-// largest of each row; the weights go back as f16, and the sums of weights · v stay in registers throughout. The sum of the weights
-// is one more product, with ones: it adds up the weights as they were rounded, and lies as the other sums do.
+// A pair is a row and one of the query heads that share a KV head. A workgroup takes PAIRS of them in row
+// order, 16 per subgroup, so that every key and value that it loads serves all heads of the group. Keys are
+// processed in blocks of KEYS positions, which start at multiples of KEYS and so never cross a page. Blocks
+// go through shared memory: keys while the values are in flight, values while the keys of the next block are.
+// A subgroup's scores go from the accumulators of q · kᵀ to a patch of shared memory, where its threads find
+// the maximum of each row; the weights go back as f16, and the accumulators of weights · v stay in registers
+// throughout. The sum of the weights is one more product, with ones: it sums the weights as rounded, and has
+// the layout of the other accumulators.
 //
-// Weights are relative to a number for each row, not to its largest score so far: that number follows the largest score only when
-// the score is past it by a factor of 2^AHEAD, and so the sums seldom need to be rescaled. A row decides by its own scores alone.
+// Weights are relative to a reference value per row, not to its maximum score so far: the reference follows
+// the maximum only when the score exceeds it by a factor of 2^AHEAD, so the accumulators seldom need
+// rescaling. Each row decides by its own scores alone.
 //
-// A key outside a row's range changes nothing of its sums, not even their rounding, and a block without keys of a subgroup's rows is
-// skipped: a row's result does not depend on the rows beside it, if a matrix unit treats its rows alike.
+// A key outside a row's range does not change its sums, not even their rounding, and a block without keys of
+// a subgroup's rows is skipped: a row's result does not depend on the other rows, provided that matrix units
+// treat all their rows alike.
 #include "common.glsl"
 
 layout(local_size_x_id = 0) in;
 layout(constant_id = 0) const uint THREADS = 128;
-// Threads of a subgroup.
+// Threads per subgroup.
 layout(constant_id = 1) const uint LANES = 32;
 layout(constant_id = 2) const uint HEAD_DIM = 128;
 layout(constant_id = 3) const uint KEYS = 32;
-// Positions of a page.
+// Positions per page.
 layout(constant_id = 4) const uint PAGE_SIZE = 64;
 layout(constant_id = 5) const uint KV_BITS = 16;
-// Queries stay in registers; if not, in shared memory.
+// Keeps queries in registers; otherwise in shared memory.
 layout(constant_id = 6) const bool QUERIES_IN_REGISTERS = true;
-// The output is f16 activations; if not, f32.
+// Writes f16 activations; otherwise f32.
 layout(constant_id = 7) const bool O_F16 = true;
-// A score is this many sums, added up at the end: products that wait for each other take long, where a subgroup has few of them.
+// Accumulators per score, added up at the end: dependent products are slow where a subgroup has few of them.
 layout(constant_id = 8) const uint CHAINS = 2;
-// Each row is a tile of its own, and may be of any sequence.
+// Each row is its own tile, and may belong to any sequence.
 layout(constant_id = 9) const bool INDEPENDENT_ROWS = false;
 
 layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Floats4 { vec4 data[]; };
@@ -50,19 +55,19 @@ layout(push_constant, scalar) uniform Push {
     Numbers positions;
     Numbers slots;
     Numbers table;
-    // Rows in use: from the first to before the end.
+    // Active rows first..end.
     Active active_rows;
-    // Where each chunk of rows of one sequence ends.
+    // End row of each chunk; a chunk is a run of rows of one sequence.
     Numbers chunk_ends;
-    // Rows o_stride values apart.
+    // Rows at a stride of o_stride values.
     Output o;
     uint heads;
     uint kv_heads;
     uint o_stride;
     uint table_stride;
-    // Positions that a row attends to, its own included; 0 for all.
+    // Sliding window: positions that a row attends to, its own included; 0 for all.
     uint window;
-    // Chunks at most.
+    // Maximum number of chunks.
     uint chunks;
 } push;
 
@@ -74,50 +79,52 @@ layout(push_constant, scalar) uniform Push {
 
 const uint SUBGROUPS = THREADS / LANES;
 const uint PAIRS = 16 * SUBGROUPS;
-// Matrices of a head, and of a block's keys.
+// Matrices per head, and per block of keys.
 const uint HEAD_TILES = HEAD_DIM / 16;
 const uint KEY_TILES = KEYS / 16;
 
-// Shared memory: queries, keys and values as lines of units, which are 8 values of f16. The number of units of a line is even: with one
-// more between lines, the same unit of 8 lines is in all banks. Queries that are held are past when the first key comes.
+// Shared memory: queries, keys and values as lines of units; a unit is 8 f16 values. A line has an even
+// number of units: with one unit of padding between lines, the same unit of 8 lines covers all banks. Queries
+// kept in registers are no longer needed here when the first key arrives.
 const uint UNITS = HEAD_DIM / 8;
 const uint STRIDE = UNITS + 1;
 const uint Q_AT = 0;
 const uint K_AT = QUERIES_IN_REGISTERS ? 0 : PAIRS * STRIDE;
 const uint V_AT = K_AT + KEYS * STRIDE;
 const uint LINES_END = V_AT + KEYS * STRIDE;
-// Then a patch for each subgroup: 16 rows of scores, f32, and behind them 16 rows of weights, f16. The padding is such that PARTS
-// threads of each of 4 rows read scores from all banks.
+// Then a patch per subgroup: 16 rows of scores, f32, followed by 16 rows of weights, f16. The padding is such
+// that PARTS threads of each of 4 rows read scores from all banks.
 const uint PATCHES_AT = LINES_END > PAIRS * STRIDE ? LINES_END : PAIRS * STRIDE;
 const uint SCORES_STRIDE = KEYS / 4 + 2;
 const uint WEIGHTS_AT = 16 * SCORES_STRIDE;
 const uint WEIGHTS_STRIDE = KEYS / 8 + 1;
 const uint PATCH = WEIGHTS_AT + 16 * WEIGHTS_STRIDE;
-// Factors take the place of the scores.
+// The rescaling factors reuse the memory of the scores.
 const uint FACTORS_STRIDE = 5;
 shared uvec4 units[PATCHES_AT + SUBGROUPS * PATCH];
 #include "matrix.glsl"
-// Outputs take the place of lines, as many matrices of a row at a time.
+// Outputs reuse the memory of the lines, this many matrices of a row at a time.
 const uint OUT_TILES = STRIDE / 4;
 
-// Threads that share a row of the patch, and rows that a thread has a part in.
+// Threads that share a row of the patch, and rows per thread.
 const uint PARTS = 2;
 const uint LANE_ROWS = 16 * PARTS / LANES;
-// Quads of such a row that a thread has.
+// Quads of such a row per thread.
 const uint LANE_QUADS = KEYS / 4 / PARTS;
 
-// A score below any that counts, and what weights are relative to before there is one: no sum of f16 products comes near either, and
-// 2 to the power of their difference is 0.
+// Lower than any relevant score, and the reference of weights before there is one: no sum of f16 products
+// comes near either, and 2 to the power of their difference is 0.
 const float MASKED = -3.0e38;
 const float NO_SCORE = -1.0e30;
 const float AHEAD = 8.0;
 const float LOG2_E = 1.4426950408889634;
 
-// 16-byte loads of a line, and those of a thread for a block.
+// 16-byte loads per line, and per thread and block.
 const uint LINE_LOADS = HEAD_DIM * KV_BITS / 128;
 const uint LOADS = (KEYS * LINE_LOADS + THREADS - 1) / THREADS;
 
-// The key or value that load number i of a thread belongs to, counted within its block, and its number among the line's.
+// The key or value of load i of a thread, counted within its block, and the index of the load within the
+// line.
 uint key_of(uint i, uint thread) {
     return min((i * THREADS + thread) / LINE_LOADS, KEYS - 1);
 }
@@ -126,14 +133,14 @@ uint part_of(uint i, uint thread) {
     return (i * THREADS + thread) % LINE_LOADS;
 }
 
-// What is on its way from the cache to shared memory; of int8 also the words with the scales.
+// Data in flight from the cache to shared memory; for int8 also the words with the scales.
 struct Fetched {
     uvec4 words[LOADS];
     uint scales[KV_BITS == 8 ? LOADS : 1];
 };
 
-// Starts to load a block. Nothing outside first…last is read: there may be anything, even what is not a number. What is read in its
-// place is in range, so that a weight of 0 makes nothing of it.
+// Starts loading a block. Nothing outside first…last is read: it may hold anything, even NaN. An in-range
+// line is read instead, so that a weight of 0 cancels it.
 void fetch(Words4 cache, uint page_line, uint block, uint first, uint last, uint thread, out Fetched fetched) {
     unrolled for (uint i = 0; i < LOADS; i++) {
         uint position = clamp(block * KEYS + key_of(i, thread), first, last);
@@ -153,7 +160,7 @@ uvec2 packed_halves(vec4 values) {
     return uvec2(packFloat2x16(f16vec2(values.xy)), packFloat2x16(f16vec2(values.zw)));
 }
 
-// Puts what was fetched into lines from `at` on.
+// Stores the loaded block into lines from `at` on.
 void put(uint at, uint thread, Fetched fetched) {
     unrolled for (uint i = 0; i < LOADS; i++) {
         if (KEYS * LINE_LOADS % THREADS != 0 && i * THREADS + thread >= KEYS * LINE_LOADS) {
@@ -177,7 +184,7 @@ void put(uint at, uint thread, Fetched fetched) {
 void main() {
     uint group = push.heads / push.kv_heads;
     uint kv_head = gl_WorkGroupID.x;
-    // The last tile of a prompt has the most keys, and comes first.
+    // The last tile of a prompt has the most keys, and runs first.
     uint number = gl_NumWorkGroups.y - 1 - gl_WorkGroupID.y;
     uint first_in_use = push.active_rows.first;
     uint end_row = push.active_rows.end;
@@ -193,7 +200,7 @@ void main() {
     uint first_row = first_pair / group;
     uint last_row = min((first_pair + PAIRS - 1) / group, tile.end - 1);
     uint pages = push.slots.data[first_row] * push.table_stride;
-    // Of the first row; that of row r of the tile is r more.
+    // Position of the first row; row r of the tile is at r more.
     uint position = push.positions.data[first_row];
     uint first = first_position(position, push.window);
     uint last = position + last_row - first_row;
@@ -201,7 +208,7 @@ void main() {
     uint thread = thread_index();
     uint lane = gl_SubgroupInvocationID;
     uint part = lane % PARTS;
-    // The first pair of the subgroup; where there is none, all that it computes comes to nothing.
+    // The subgroup's first pair; without one, its results are discarded.
     uint own_pair = first_pair + gl_SubgroupID * 16;
     bool idle = own_pair >= pairs;
     uint own_row = own_pair / group;
@@ -252,7 +259,7 @@ void main() {
     barrier();
     for (; block < end; block++) {
         fetch(push.v, (page * push.kv_heads + kv_head) * PAGE_SIZE, block, first, last, thread, fetched);
-        // Its page is known when the next block's keys are to be loaded.
+        // Its page is known by the time the keys of the next block are loaded.
         uint next_page = push.table.data[pages + min(block + 1, end - 1) * KEYS / PAGE_SIZE];
         uint block_first = block * KEYS;
         uint block_last = block_first + KEYS - 1;
@@ -322,7 +329,7 @@ void main() {
                 }
             }
             if (subgroupAny(grew)) {
-                // The scores have been read by all.
+                // All threads have read the scores.
                 subgroup_shared_barrier();
                 unrolled for (uint i = 0; i < LANE_ROWS; i++) {
                     uint row = i * (LANES / PARTS) + lane / PARTS;
@@ -342,7 +349,7 @@ void main() {
         }
 
         put(V_AT, thread, fetched);
-        // Values are there for all, and weights for the subgroup; no one needs the keys any more.
+        // Values are visible to all, and weights to the subgroup; the keys are no longer needed.
         barrier();
         if (block + 1 < end) {
             fetch(push.k, (next_page * push.kv_heads + kv_head) * PAGE_SIZE, block + 1, first, last, thread, fetched);
@@ -362,7 +369,7 @@ void main() {
         if (block + 1 < end) {
             put(K_AT, thread, fetched);
         }
-        // The next keys are there for all; no one needs the values any more.
+        // The next keys are visible to all; the values are no longer needed.
         barrier();
         page = next_page;
     }
@@ -372,7 +379,7 @@ void main() {
     }
     uint out_at = gl_SubgroupID * 16 * STRIDE;
     unrolled for (uint tile = 0; tile < HEAD_TILES; tile += OUT_TILES) {
-        // What was there has been read by all.
+        // All threads have read the previous content.
         subgroup_shared_barrier();
         uint tiles = min(OUT_TILES, HEAD_TILES - tile);
         unrolled for (uint i = 0; i < OUT_TILES; i++) {
@@ -382,7 +389,7 @@ void main() {
             }
         }
         subgroup_shared_barrier();
-        // Eights of a row.
+        // Eights per row.
         uint eights = 2 * tiles;
         for (uint i = lane; i < 16 * eights; i += LANES) {
             uint pair = own_pair + i / eights;

@@ -1,4 +1,4 @@
-//! Where the kernel is compared with its reference.
+//! Self-test cases: the kernel against its reference.
 
 use gpu::{Caps, Device, Result};
 use half::f16;
@@ -29,13 +29,14 @@ const GEMMA: Shape = Shape {
     context_length: 4096,
 };
 
-/// `count` rows from a position on.
+/// `count` rows at consecutive positions.
 pub(super) fn prefill(shape: Shape, first: u32, count: u32) -> Step {
     let rows = (first..first + count).map(|position| (1, position)).collect();
     Step { shape, mode: Mode::Prefill, rows, before: 0, idle: 3, reach: 1.0 }
 }
 
-/// What is compared: every head length, group and scheme, ranges around pages, blocks, tiles and windows.
+/// Every head length, group size and scheme; ranges around the boundaries of pages, blocks, tiles and
+/// windows.
 pub(super) fn steps() -> Vec<Step> {
     let long = Shape { heads: 4, kv_heads: 2, head_dim: 128, ..GEMMA };
     let small = Shape { heads: 2, kv_heads: 2, head_dim: 64, page_size: 16, ..GEMMA };
@@ -59,17 +60,18 @@ pub(super) fn steps() -> Vec<Step> {
         prefill(Shape { heads: 1, kv_heads: 1, head_dim: 32, page_size: 64, ..small }, 64, 70),
         Step { reach: 14.0, ..prefill(Shape { page_size: 64, ..small }, 120, 40) },
         Step { reach: 40.0, ..prefill(Shape { window: 90, ..long }, 300, 20) },
-        // Several prompts: of one row, of just a tile, of one more, longer than a tile, with heads that do not divide it.
+        // Several prompts: of one row, of exactly one tile, of one row more, longer than a tile, and with
+        // heads that do not divide it.
         Step { idle: 7, ..prefills(GEMMA, &[(0, 1), (70, 16), (0, 17), (5, 1), (0, 8), (130, 3)]) },
         prefills(Shape { window: 100, ..long }, &[(190, 33), (0, 32), (61, 70)]),
         Step { before: 3, ..prefills(Shape { heads: 7, kv_heads: 1, ..small }, &[(3, 20), (0, 9), (64, 2)]) },
-        // Behind rows of other sequences.
+        // After rows of other sequences.
         Step { before: 5, ..prefill(Shape { window: 40, ..GEMMA }, 50, 23) },
         Step { before: 1, ..prefill(Shape { heads: 7, kv_heads: 1, ..small }, 3, 40) },
     ]
 }
 
-/// Rows of several sequences, for plans that take each alone.
+/// Rows of several sequences, for plans with independent rows.
 pub(super) fn mixed_steps() -> Vec<Step> {
     let long = Shape { heads: 4, kv_heads: 2, head_dim: 128, ..GEMMA };
     let rows = vec![(2, 70), (0, 3), (1, 300)];
@@ -91,11 +93,12 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
         }));
     }
     for (i, step) in steps().into_iter().enumerate() {
-        // Every plan that fits for some, one of each head length of Gemma 3 among them: others than the policy takes may be tried.
+        // Every plan that fits for some shapes, one of each head length of Gemma 3 among them: plans other
+        // than the policy's must work too.
         let plans = policy::plans(caps, &step.shape);
         let count = if i % 6 == 1 { plans.len() } else { 1 };
         for plan in plans.into_iter().take(count) {
-            // f16 mostly; f32 differs in its last lines alone.
+            // Mostly f16; f32 differs only in its last lines.
             let kind = if i % 4 == 1 { Kind::F32 } else { Kind::F16 };
             let step = step.clone();
             list.push(Case::new(name(&step, kind, &plan), plan.tier, move |device| {
@@ -124,18 +127,19 @@ fn name(step: &Step, kind: Kind, plan: &Plan) -> String {
         crate::Activations::from(kind),
         plan.pairs(),
         plan.keys,
-        if plan.queries_in_registers { ", queries held" } else { "" },
-        if plan.independent_rows { ", rows alone" } else { "" },
+        if plan.queries_in_registers { ", queries in registers" } else { "" },
+        if plan.independent_rows { ", independent rows" } else { "" },
     )
 }
 
-/// Of the largest value: a weight is rounded to 2⁻¹¹ of itself in the sum of values and in the sum of weights, and the output to f16 by
-/// devices that may cut off, to 2⁻¹⁰.
+/// Relative to the largest value: a weight is rounded to 2⁻¹¹ of itself in the sum of values and in the sum
+/// of weights, and the output to f16, which devices may truncate, to 2⁻¹⁰.
 const ROUNDING: f64 = 1.0 / 512.0;
-/// Of the largest value, for each unit that the terms of a score reach: matrix units add up in f32, with bits to spare or without.
+/// Relative to the largest value, per unit of the terms of a score: matrix units accumulate in f32, with or
+/// without extra bits.
 const SCORE_ROUNDING: f64 = 1e-6;
 
-/// Runs one step with one plan on random data and compares it.
+/// Runs one step with one plan on random data and compares the result.
 pub(super) fn run(device: &Device, step: &Step, kind: Kind, plan: Plan) -> Result<Comparison> {
     let data = Data::new(step);
     let mut comparison = Comparison::default();
@@ -154,7 +158,7 @@ pub(super) fn run(device: &Device, step: &Step, kind: Kind, plan: Plan) -> Resul
             let range = exact::range(position, shape.window);
             let keys: Vec<Vec<f64>> = range.clone().map(|at| line(&data.k, at)).collect();
             let values: Vec<Vec<f64>> = range.map(|at| line(&data.v, at)).collect();
-            let largest = values.iter().flatten().fold(0.0_f64, |most, value| most.max(value.abs()));
+            let largest = values.iter().flatten().fold(0.0_f64, |largest, value| largest.max(value.abs()));
             let (want, reach) = exact::attention(&q, &keys, &values);
             let allowed = largest * (ROUNDING + SCORE_ROUNDING * reach);
             for (j, want) in want.into_iter().enumerate() {
@@ -170,7 +174,7 @@ pub(super) fn run(device: &Device, step: &Step, kind: Kind, plan: Plan) -> Resul
     };
     for (i, word) in o.iter().enumerate() {
         if !(step.before..step.before + step.rows.len()).contains(&(i / words)) {
-            comparison.equal(|| format!("word {i}, of a row not in use"), word, &POISON);
+            comparison.equal(|| format!("word {i}, of an inactive row"), word, &POISON);
         } else if i % words >= first {
             comparison.equal(|| format!("word {i}, of a row's padding"), word, &POISON);
         }
@@ -189,7 +193,7 @@ pub(super) fn value(o: &[u32], kind: Kind, column: usize, k: usize) -> f64 {
     }
 }
 
-/// The words of the output after one run.
+/// The output words of one run.
 pub(super) fn attend(
     device: &Device,
     step: &Step,
@@ -232,6 +236,6 @@ pub(super) fn attend(
     let mut recorder = device.recorder()?;
     kernel.record(&mut recorder, "attention_flash", step.grid(), &operands)?;
     recorder.seal()?.run(TIMEOUT)?;
-    let (VectorData::F16(buffer) | VectorData::F32(buffer)) = o.data else { unreachable!("made so above") };
+    let (VectorData::F16(buffer) | VectorData::F32(buffer)) = o.data else { unreachable!("created above") };
     Output::from_buffer(buffer, words).read(comparison)
 }

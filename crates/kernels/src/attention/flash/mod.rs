@@ -1,5 +1,6 @@
-//! Attention of a prompt's rows by matrix units, and of rows of several sequences where logits must be reproducible: what [`attention`](crate::attention::paged) computes of many rows of a few sequences, for devices
-//! that multiply matrices of f16. Queries, keys, values and weights are f16, scores and sums f32.
+//! Flash attention on cooperative matrices, for prefill and, where logits must be batch-invariant, for rows
+//! of several sequences: computes what [`paged`](crate::attention::paged) computes for many rows of a few
+//! sequences. Queries, keys, values and weights are f16; scores and sums are f32.
 
 mod cases;
 pub mod policy;
@@ -15,18 +16,19 @@ use crate::{
 };
 use policy::{Plan, Shape};
 
-/// For the self-test and the compile checks.
+/// Registration for the self-test and the compile checks.
 pub static KERNEL: Kernel = Kernel {
     name: "attention_flash",
-    about: "softmax(q · kᵀ) · v of a prefill by matrix units",
+    about: "flash attention on cooperative matrices",
     variants: policy::variants,
     cases: cases::cases,
 };
 
 /// The kernel for one shape.
 ///
-/// A row's result depends neither on how rows are cut into steps nor on where they lie in a tile: blocks of keys start at fixed
-/// positions, and keys that are not a row's change none of its sums. That supposes that a matrix unit treats its rows alike.
+/// A row's result depends neither on how rows are divided into steps nor on their place in a tile: blocks of
+/// keys start at fixed positions, and keys outside a row's range do not change its sums. This assumes that
+/// matrix units treat all their rows alike.
 pub struct FlashAttention {
     shape: Shape,
     plan: Plan,
@@ -34,7 +36,7 @@ pub struct FlashAttention {
     pipeline: Pipeline,
 }
 
-/// What the kernel can write.
+/// Output formats of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Output {
     /// [`Activations::F16`].
@@ -53,14 +55,14 @@ impl From<Output> for Activations {
 }
 
 impl FlashAttention {
-    /// Chooses the variant for this device; none where [`policy::plan`] has none.
+    /// Selects the variant for this device; none where [`policy::plan`] has none.
     pub fn new(device: &Device, shape: Shape, output: Output) -> Result<Option<Self>> {
         policy::plan(device.caps(), &shape)
             .map(|plan| Self::with_plan(device, shape, output, plan))
             .transpose()
     }
 
-    /// The same with a plan given.
+    /// The same with a given plan.
     pub fn with_plan(device: &Device, shape: Shape, output: Output, plan: Plan) -> Result<Self> {
         shape.check()?;
         if let Err(reason) = plan.check(&shape) {
@@ -70,8 +72,8 @@ impl FlashAttention {
         Ok(Self { shape, plan, output, pipeline })
     }
 
-    /// Records the kernel for up to `rows` rows, those that `active` says: rows of one sequence or a few, each at positions that follow
-    /// each other, or any, as the plan says. It needs no scratch memory.
+    /// Records the kernel for up to `rows` rows; `active` selects them. Rows belong to one or a few
+    /// sequences, at consecutive positions, or to any, depending on the plan. Needs no scratch memory.
     pub fn record(
         &self,
         recorder: &mut Recorder,
@@ -105,7 +107,7 @@ impl FlashAttention {
         recorder.dispatch(name, &self.pipeline, [shape.kv_heads, tiles, 1], &push)
     }
 
-    /// The output's address, if everything fits together.
+    /// The address of the output, if all operands are consistent.
     fn check(&self, name: &str, rows: u32, operands: &Operands<'_>) -> Result<Address> {
         operands.check(name, &self.shape, rows)?;
         match (&operands.o.data, self.output) {
@@ -114,7 +116,7 @@ impl FlashAttention {
             }
             _ => {
                 let reason = format!(
-                    "an output of {} for a kernel that writes {}",
+                    "the output is {}, but the kernel writes {}",
                     operands.o.kind(),
                     Activations::from(self.output)
                 );
@@ -141,7 +143,7 @@ fn variant(shape: &Shape, output: Output, plan: Plan) -> Variant {
         "{} pairs × {} keys{}, heads of {} {}, queries in {}, to {}",
         plan.pairs(),
         plan.keys,
-        if plan.independent_rows { ", rows alone" } else { "" },
+        if plan.independent_rows { ", independent rows" } else { "" },
         shape.head_dim,
         shape.scheme,
         if plan.queries_in_registers { "registers" } else { "shared memory" },

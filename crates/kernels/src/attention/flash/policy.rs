@@ -1,66 +1,70 @@
-//! Which variant attends for a shape on a device, and where there is none: pure, tested without a GPU.
+//! Selects the variant for a shape on a device, if there is one. Pure; tested without a GPU.
 
 use gpu::{Caps, Element, MatrixShape, Subgroup, Tier};
 
 use super::{Output, variant};
 use crate::{attention::kv::KvScheme, variant::Variant};
 
-/// What is to be attended to: the same as of the other kernel. The longest sequence makes no difference here.
+/// The attention to compute, as in [`paged`](crate::attention::paged). The context length has no influence
+/// here.
 pub use crate::attention::paged::policy::Shape;
 
-/// The product that the kernel is made of.
+/// The matrix product that the kernel uses.
 const PRODUCT: MatrixShape =
     MatrixShape { m: 16, n: 16, k: 16, a: Element::F16, b: Element::F16, c: Element::F32 };
 /// Rows and columns of a matrix.
 const SIDE: u32 = 16;
-/// The subgroups whose threads share rows of scores by twos.
+/// Subgroup size; its threads share rows of scores in pairs.
 const LANES: u32 = 32;
-/// The longest head: its output fills half of a thread's registers. And the shortest: an output takes the place of a query.
-const MOST_HEAD_DIM: u32 = 256;
-const LEAST_HEAD_DIM: u32 = 32;
+/// Maximum head length: its output fills half of a thread's registers. And the minimum: an output reuses the
+/// memory of a query.
+const MAX_HEAD_DIM: u32 = 256;
+const MIN_HEAD_DIM: u32 = 32;
 
 /// A variant of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// T2; T1 is for tests.
+    /// T2; T1 only for tests.
     pub tier: Tier,
-    /// Subgroups of a workgroup, each with 16 pairs of a row and a query head.
+    /// Subgroups per workgroup, each with 16 pairs of a row and a query head.
     pub subgroups: u32,
-    /// Threads of a subgroup.
+    /// Threads per subgroup.
     pub lanes: u32,
-    /// Keys of a block: 16, 32 or 64.
+    /// Keys per block: 16, 32 or 64.
     pub keys: u32,
-    /// Queries stay in registers, and need no shared memory. Not at T1.
+    /// Keeps queries in registers instead of shared memory. Not at T1.
     pub queries_in_registers: bool,
-    /// Sums that a score is made of, so that products need not wait for each other: 1, 2 or 4.
+    /// Accumulators per score, so that products do not depend on each other: 1, 2 or 4.
     pub chains: u32,
-    /// Each row is a tile of its own, and may be of any sequence; if not, rows come in chunks of one sequence each, at positions that follow each other.
+    /// Each row is its own tile, and may belong to any sequence; otherwise rows come in chunks, each of one
+    /// sequence at consecutive positions.
     pub independent_rows: bool,
 }
 
 impl Plan {
-    /// The same for rows of any sequences: a row gets the same bits. Subgroups without a pair help to load keys and values.
+    /// The same for rows of any sequences; a row gets the same bits. Subgroups without a pair help to load
+    /// keys and values.
     pub fn with_independent_rows(self, shape: &Shape) -> Self {
-        let least = (shape.heads / shape.kv_heads).div_ceil(SIDE);
-        Self { subgroups: self.subgroups.max(least), independent_rows: true, ..self }
+        let min_subgroups = (shape.heads / shape.kv_heads).div_ceil(SIDE);
+        Self { subgroups: self.subgroups.max(min_subgroups), independent_rows: true, ..self }
     }
 
-    /// Threads of a workgroup.
+    /// Threads per workgroup.
     pub fn threads(&self) -> u32 {
         self.subgroups * self.lanes
     }
 
-    /// Pairs of a row and a query head that a workgroup takes.
+    /// Pairs of a row and a query head per workgroup.
     pub fn pairs(&self) -> u32 {
         self.subgroups * SIDE
     }
 
-    /// The subgroup size it wants.
+    /// The required subgroup size.
     pub fn subgroup(&self) -> Subgroup {
         if self.tier >= Tier::T2 { Subgroup::Exactly(self.lanes) } else { Subgroup::Any }
     }
 
-    /// Shared memory of the shader.
+    /// Shared memory per workgroup, in bytes.
     pub fn shared_bytes(&self, shape: &Shape) -> u32 {
         let (queries, keys_and_values) = (self.pairs(), 2 * self.keys);
         let lines =
@@ -70,65 +74,70 @@ impl Plan {
         (lines * line + self.subgroups * patch) * 16
     }
 
-    /// Whether the plan serves a shape, and if not, why.
+    /// The reason why the plan cannot serve a shape, if any.
     pub fn check(&self, shape: &Shape) -> Result<(), String> {
-        if !shape.head_dim.is_multiple_of(SIDE) || !(LEAST_HEAD_DIM..=MOST_HEAD_DIM).contains(&shape.head_dim)
-        {
+        if !shape.head_dim.is_multiple_of(SIDE) || !(MIN_HEAD_DIM..=MAX_HEAD_DIM).contains(&shape.head_dim) {
             return Err(format!(
-                "heads of {} values: it takes multiples of {SIDE} from {LEAST_HEAD_DIM} to {MOST_HEAD_DIM}",
+                "a head_dim of {} is not supported: it must be a multiple of {SIDE} from {MIN_HEAD_DIM} to {MAX_HEAD_DIM}",
                 shape.head_dim
             ));
         }
         if shape.scheme == KvScheme::F32 {
-            return Err("keys and values in f32: matrix units take f16".into());
+            return Err("keys and values are f32: cooperative matrices need f16".into());
         }
         if self.queries_in_registers && self.tier < Tier::T2 {
-            return Err("queries cannot be held without matrix units".into());
+            return Err("queries cannot be kept in registers without cooperative matrices".into());
         }
         if self.keys > shape.page_size {
-            return Err(format!("blocks of {} keys do not fit in pages of {}", self.keys, shape.page_size));
+            return Err(format!(
+                "blocks of {} keys do not fit pages of {} positions",
+                self.keys, shape.page_size
+            ));
         }
         Ok(())
     }
 }
 
-/// The plan for a shape; none where the device has no matrix products as the kernel needs them, where the cache is f32, or where
+/// The plan for a shape; none where the device lacks the matrix products, where the cache is f32, or where
 /// pages or shared memory are too small.
 pub fn plan(caps: &Caps, shape: &Shape) -> Option<Plan> {
     plans(caps, shape).into_iter().next()
 }
 
-/// Every plan that the device has room for, the one to take first.
+/// Every plan that fits the device, the preferred one first.
 pub fn plans(caps: &Caps, shape: &Shape) -> Vec<Plan> {
-    let able = caps.tier() >= Some(Tier::T2) && caps.has_matrix(PRODUCT) && caps.allows_subgroup_size(LANES);
-    if able { fitting(caps, shape, Tier::T2, LANES) } else { vec![] }
+    let supported =
+        caps.tier() >= Some(Tier::T2) && caps.has_matrix(PRODUCT) && caps.allows_subgroup_size(LANES);
+    if supported { fitting(caps, shape, Tier::T2, LANES) } else { vec![] }
 }
 
-/// The plan without matrix units, on devices with T1 and subgroups of one size, up to 32: for tests.
+/// The plan without cooperative matrices, on devices with T1 and a fixed subgroup size of up to 32: for
+/// tests.
 pub fn emulated(caps: &Caps, shape: &Shape) -> Option<Plan> {
-    let able = caps.tier() >= Some(Tier::T1)
+    let supported = caps.tier() >= Some(Tier::T1)
         && caps.min_subgroup_size == caps.max_subgroup_size
         && LANES.is_multiple_of(caps.max_subgroup_size);
-    if able { fitting(caps, shape, Tier::T1, caps.max_subgroup_size).into_iter().next() } else { None }
+    if supported { fitting(caps, shape, Tier::T1, caps.max_subgroup_size).into_iter().next() } else { None }
 }
 
-/// The more pairs share every key and value the better, then the more keys a block has.
+/// Prefers more pairs that share every key and value, then more keys per block.
 fn fitting(caps: &Caps, shape: &Shape, tier: Tier, lanes: u32) -> Vec<Plan> {
-    // A block of keys is about 8 KiB, and so is one of values.
-    let most_keys = (4096 / shape.head_dim.max(1)).min(shape.page_size);
-    // Queries and outputs of long heads are too much for the registers of some devices.
-    let held = if shape.head_dim <= 128 { [true, false] } else { [false, true] };
+    // A block of keys is about 8 KiB, and so is a block of values.
+    let max_keys = (4096 / shape.head_dim.max(1)).min(shape.page_size);
+    // Queries and outputs of long heads exceed the registers of some devices.
+    let in_registers = if shape.head_dim <= 128 { [true, false] } else { [false, true] };
     let plans = [4, 3, 2, 1].into_iter().flat_map(|subgroups| {
-        let blocks = [64, 32, 16].into_iter().filter(|keys| *keys <= most_keys);
-        // Four matrices of scores keep a matrix unit busy; with one or two a product would wait for the one before it.
+        let blocks = [64, 32, 16].into_iter().filter(|keys| *keys <= max_keys);
+        // Four matrices of scores keep a matrix unit busy; with one or two, each product would wait for the
+        // previous one.
         let chains = |keys| if keys < 64 { 2 } else { 1 };
         blocks.flat_map(move |keys| {
-            held.map(|held| Plan {
+            in_registers.map(|in_registers| Plan {
                 tier,
                 subgroups,
                 lanes,
                 keys,
-                queries_in_registers: held,
+                queries_in_registers: in_registers,
                 chains: chains(keys),
                 independent_rows: false,
             })
@@ -142,11 +151,12 @@ fn fitting(caps: &Caps, shape: &Shape, tier: Tier, lanes: u32) -> Vec<Plan> {
     plans.filter(fits).collect()
 }
 
-/// Heads, kv heads, head_dim of the Gemma 3 family, smallest model first, and of heads of 64. Windows make no other variants.
+/// Heads, KV heads and head_dim of the Gemma 3 family, smallest model first, and of heads of 64. Windows need
+/// no other variants.
 const MODEL_SHAPES: [(u32, u32, u32); 5] =
     [(4, 1, 256), (8, 4, 256), (16, 8, 256), (32, 16, 128), (9, 3, 64)];
 
-/// Pipelines that the policy may ask for: those of the Gemma 3 family, and of heads of 64.
+/// Pipelines that the policy may request: those of the Gemma 3 family, and of heads of 64.
 pub fn variants(caps: &Caps) -> Vec<Variant> {
     let mut list: Vec<Variant> = Vec::new();
     for (heads, kv_heads, head_dim) in MODEL_SHAPES {

@@ -27,7 +27,7 @@ const SMALL: Shape = Shape {
     context_length: 4096,
 };
 
-/// The way through the data is the same without matrix units.
+/// The data flow is the same without cooperative matrices.
 #[test]
 fn all_steps_on_the_cpu_driver() {
     let Some(device) = testkit::cpu_device() else { return };
@@ -43,9 +43,9 @@ fn all_steps_on_the_cpu_driver() {
     device.assert_no_messages();
 }
 
-/// Plans of devices with more shared memory, or less: other blocks, other tiles.
+/// Plans of devices with more or less shared memory: other blocks, other tiles.
 #[test]
-fn plans_of_other_devices_are_right_too() {
+fn plans_of_other_devices_match_the_reference() {
     let Some(device) = testkit::cpu_device() else { return };
     let int8 = Shape { scheme: KvScheme::Int8, window: 50, ..SMALL };
     let steps = [prefill(SMALL, 70, 37), prefill(int8, 100, 19)];
@@ -66,7 +66,7 @@ fn check(device: &Device, step: &Step, output: Output, plan: Plan) {
 }
 
 #[test]
-fn a_row_comes_out_the_same_whatever_its_tile() {
+fn rows_do_not_depend_on_their_tile() {
     let Some(device) = testkit::cpu_device() else { return };
     let bits = |step: &Step, data: &Data, row: usize| {
         let plan = policy::emulated(device.caps(), &step.shape).unwrap();
@@ -86,14 +86,14 @@ fn a_row_comes_out_the_same_whatever_its_tile() {
             let step = Step { rows: all.rows[skipped..].to_vec(), ..all.clone() };
             assert_eq!(bits(&step, &later, 0), bits(&all, &data, skipped), "{skipped} rows skipped");
         }
-        // And without the rows behind it.
+        // And without the rows after it.
         let fewer = Step { rows: all.rows[..23].to_vec(), ..all.clone() };
         assert_eq!(bits(&fewer, &data, 22), bits(&all, &data, 22));
     }
 }
 
 #[test]
-fn no_row_in_use_is_nothing_written() {
+fn without_active_rows_nothing_is_written() {
     let Some(device) = testkit::cpu_device() else { return };
     let some = prefill(SMALL, 5, 3);
     let data = Data::new(&some);
@@ -105,8 +105,8 @@ fn no_row_in_use_is_nothing_written() {
 
 #[test]
 fn plans_fit_the_device() {
-    let little = Caps { max_shared_bytes: 24576, ..known::h200() };
-    for caps in [known::h200(), known::radeon_780m(), little] {
+    let small_shared = Caps { max_shared_bytes: 24576, ..known::h200() };
+    for caps in [known::h200(), known::radeon_780m(), small_shared] {
         for (heads, kv_heads, head_dim) in [(4, 1, 256), (32, 16, 128), (9, 3, 64), (7, 1, 32), (8, 8, 80)] {
             for page_size in [16, 64, 256] {
                 let shape = Shape { heads, kv_heads, head_dim, page_size, ..SMALL };
@@ -130,7 +130,7 @@ fn plans_fit_the_device() {
 }
 
 #[test]
-fn a_device_with_matrix_units_has_cases() {
+fn devices_with_cooperative_matrices_have_cases() {
     let names = |caps: &Caps| cases::cases(caps).into_iter().map(|case| case.name).collect::<Vec<_>>();
     let h200 = names(&known::h200());
     assert!(h200.len() > cases::steps().len(), "{h200:?}");
@@ -143,7 +143,7 @@ fn a_device_with_matrix_units_has_cases() {
 }
 
 #[test]
-fn there_is_no_plan_where_the_kernel_cannot_serve() {
+fn unsupported_shapes_have_no_plan() {
     let caps = known::h200();
     assert!(policy::plan(&caps, &SMALL).is_some());
     let unserved = [
@@ -174,7 +174,7 @@ fn there_is_no_plan_where_the_kernel_cannot_serve() {
 }
 
 #[test]
-fn wrong_shapes_and_operands_are_refused() {
+fn invalid_shapes_and_operands_are_rejected() {
     let Some(device) = testkit::cpu_device() else { return };
     let plan = policy::emulated(device.caps(), &SMALL).unwrap();
     let refused = |shape| {

@@ -1,18 +1,18 @@
-//! The cache in plain Rust: which words a line's values make, and which values they stand for.
+//! CPU reference of the cache layout: encoding of lines into words, and back.
 
 use half::f16;
 
 use super::{INT8_GROUP, KvScheme, KvShape};
 
-/// The largest scale of a group: f16 has no larger number.
-const MOST_SCALE: f32 = 65_504.0;
+/// The largest scale of a group: the largest f16.
+const MAX_SCALE: f32 = 65_504.0;
 
-/// The scale that int8 stores for a group, and its values in units of it.
+/// The int8 scale of a group, and its values in units of that scale.
 pub fn int8(group: &[f64]) -> (f16, Vec<i8>) {
-    // What is not a number is larger than any.
-    let larger = |most: f32, size: f32| if size > most || size.is_nan() { size } else { most };
+    // NaN counts as larger than any number.
+    let larger = |largest: f32, size: f32| if size > largest || size.is_nan() { size } else { largest };
     let reach = group.iter().map(|value| (*value as f32).abs()).fold(0.0, larger);
-    let scale = f16::from_f32(if reach.is_nan() { reach } else { (reach * (1.0 / 127.0)).min(MOST_SCALE) });
+    let scale = f16::from_f32(if reach.is_nan() { reach } else { (reach * (1.0 / 127.0)).min(MAX_SCALE) });
     if scale.is_nan() || scale == f16::ZERO {
         return (scale, vec![0; group.len()]);
     }
@@ -20,7 +20,7 @@ pub fn int8(group: &[f64]) -> (f16, Vec<i8>) {
     (scale, group.iter().map(unit).collect())
 }
 
-/// What the values of a line are once they are stored.
+/// Rounds the values of a line as storing them does.
 pub fn round(line: &mut [f64], scheme: KvScheme) {
     match scheme {
         KvScheme::F32 => line.iter_mut().for_each(|value| *value = f64::from(*value as f32)),
@@ -37,27 +37,27 @@ pub fn round(line: &mut [f64], scheme: KvScheme) {
     }
 }
 
-/// How far from a line's values those that are stored may be; of a group in int8 it is the same for all.
+/// Allowed error of stored values against the exact ones; in int8 it is the same for a whole group.
 pub fn rounding(line: &[f64], scheme: KvScheme) -> Vec<f64> {
     match scheme {
         KvScheme::F32 => vec![0.0; line.len()],
-        // The smallest numbers of f16 are all as far apart.
+        // Subnormal f16 values all have the same spacing.
         KvScheme::F16 => line.iter().map(|value| (value.abs() / 2048.0).max(0.5_f64.powi(25))).collect(),
         KvScheme::Int8 => line
             .chunks(INT8_GROUP as usize)
             .flat_map(|group| {
                 let scale = int8(group).0.to_f64();
-                let reach = group.iter().fold(0.0_f64, |most, value| most.max(value.abs()));
-                // The scale was rounded itself: the largest value may not be quite 127 of it. Devices divide by it with an error
-                // in the last bits, which may decide a tie.
+                let reach = group.iter().fold(0.0_f64, |largest, value| largest.max(value.abs()));
+                // The scale itself was rounded: the largest value may not be exactly 127 steps. Devices
+                // divide with an error in the last bits, which may decide a tie.
                 vec![0.5002 * scale + (reach - 127.0 * scale).abs(); group.len()]
             })
             .collect(),
     }
 }
 
-/// How far from what [`round`] says stored values may be: nothing, but for ties of int8, which a device may decide otherwise when
-/// it divides with an error in the last bits.
+/// Allowed error of stored values against [`round`]: zero, except for int8 ties, which a device may round the
+/// other way because its division has an error in the last bits.
 pub fn slack(line: &[f64], scheme: KvScheme) -> Vec<f64> {
     if scheme != KvScheme::Int8 {
         return vec![0.0; line.len()];
@@ -70,7 +70,7 @@ pub fn slack(line: &[f64], scheme: KvScheme) -> Vec<f64> {
     line.chunks(INT8_GROUP as usize).flat_map(of_group).collect()
 }
 
-/// The words of a whole cache, from the values of all elements in the order of their numbers.
+/// The words of a whole cache, from the values of all elements in index order.
 pub fn words(values: &[f64], shape: &KvShape) -> Vec<u32> {
     let bits = |value: f64| u32::from(f16::from_f64(value).to_bits());
     match shape.scheme {
@@ -93,7 +93,7 @@ pub fn words(values: &[f64], shape: &KvShape) -> Vec<u32> {
     }
 }
 
-/// What an element stands for.
+/// The value of an element.
 pub fn value(words: &[u32], shape: &KvShape, element: u64) -> f64 {
     let half = |(word, shift): (usize, u32)| f16::from_bits((words[word] >> shift) as u16).to_f64();
     match shape.scheme {
@@ -106,7 +106,7 @@ pub fn value(words: &[u32], shape: &KvShape, element: u64) -> f64 {
     }
 }
 
-/// The words that have a part in an element.
+/// The words that an element depends on.
 pub fn places(shape: &KvShape, element: u64) -> Vec<usize> {
     match shape.scheme {
         KvScheme::F32 => vec![element as usize],
@@ -115,14 +115,14 @@ pub fn places(shape: &KvShape, element: u64) -> Vec<usize> {
     }
 }
 
-/// The word that has an element of int8, and at which bit.
+/// The word that contains an int8 element, and its bit offset.
 fn int8_at(shape: &KvShape, element: u64) -> (usize, u32) {
     let (page, position, d) = int8_place(shape, element);
     let byte = page * page_bytes(shape) + position * u64::from(shape.head_dim) + d;
     (byte as usize / 4, byte as u32 % 4 * 8)
 }
 
-/// The word that has the scale of an element of int8, and at which bit.
+/// The word that contains the scale of an int8 element, and its bit offset.
 fn int8_scale_at(shape: &KvShape, element: u64) -> (usize, u32) {
     let (page, position, d) = int8_place(shape, element);
     let head_dim = u64::from(shape.head_dim);
@@ -132,7 +132,7 @@ fn int8_scale_at(shape: &KvShape, element: u64) -> (usize, u32) {
     (byte as usize / 4, byte as u32 % 4 * 8)
 }
 
-/// An element's page of one kv head, its position there and its number among the head's values.
+/// An element's page of one KV head, its position there, and its index within the head.
 fn int8_place(shape: &KvShape, element: u64) -> (u64, u64, u64) {
     let (head_dim, page) = (u64::from(shape.head_dim), u64::from(shape.page_size));
     (element / head_dim / page, element / head_dim % page, element % head_dim)
@@ -147,13 +147,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_group_is_whole_numbers_of_its_rounded_scale() {
+    fn groups_are_multiples_of_their_rounded_scale() {
         let mut group = vec![0.0; 32];
         (group[3], group[4], group[5]) = (-12.7, 6.35, 0.049);
         let (scale, units) = int8(&group);
         assert_eq!(scale, f16::from_f32(0.1));
         assert_eq!(units[..7], [0, 0, 0, -127, 64, 0, 0], "6.35 is 63.51 of 0.09998");
-        // Rounded once, it stays as it is.
+        // Rounding is idempotent.
         round(&mut group, KvScheme::Int8);
         let once = group.clone();
         round(&mut group, KvScheme::Int8);
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_scale_is_zero_and_what_is_no_number_stays_none() {
+    fn zero_scales_give_zeros_and_nan_stays_nan() {
         assert_eq!(int8(&[0.0; 32]), (f16::ZERO, vec![0; 32]));
         assert_eq!(int8(&[1e-7; 32]), (f16::ZERO, vec![0; 32]));
         assert_eq!(int8(&[1e30; 32]).0, f16::MAX);
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn int8_scales_lie_behind_the_values_of_a_page() {
+    fn int8_scales_follow_the_values_of_a_page() {
         let shape = KvShape { kv_heads: 2, head_dim: 96, page_size: 4, pages: 3, scheme: KvScheme::Int8 };
         let mut values: Vec<f64> = (0..shape.elements()).map(|i| (i as f64 * 0.37).sin() * 3.0).collect();
         let words = words(&values, &shape);

@@ -1,7 +1,7 @@
 #version 460
 #pragma tiers(T0)
 #extension GL_GOOGLE_include_directive : require
-// Joins the splits of a row's attention, in their order. A thread takes four values of one query head.
+// Combines the KV splits of a row's attention, in order. A thread computes four values of one query head.
 #include "common.glsl"
 
 layout(local_size_x_id = 0) in;
@@ -15,18 +15,18 @@ layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Num
 layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Active { uint first; uint end; };
 
 layout(push_constant, scalar) uniform Push {
-    Floats4 parts;
+    Floats4 partials;
     Sums sums;
     Numbers positions;
-    // Rows in use: from the first to before the end. Parts are counted from the first.
+    // Active rows first..end. Partial outputs are counted from the first.
     Active active_rows;
     Output o;
     uint heads;
     uint o_stride;
     uint window;
     uint splits;
-    uint least_blocks;
-    // Positions of a block.
+    uint min_blocks;
+    // Positions per block.
     uint block;
 } push;
 
@@ -42,8 +42,8 @@ void main() {
     }
     uint position = push.positions.data[row];
     uint blocks = position / push.block - first_position(position, push.window) / push.block + 1;
-    uint each = blocks_of_split(blocks, push.splits, push.least_blocks);
-    // Of a short range the later splits were left empty.
+    uint each = blocks_of_split(blocks, push.splits, push.min_blocks);
+    // With a short range the later splits are empty.
     uint used = (blocks + each - 1) / each;
 
     uint first = (gl_WorkGroupID.y * push.heads + i / QUADS) * push.splits;
@@ -57,7 +57,7 @@ void main() {
         vec2 part = push.sums.data[first + split];
         float shrink = exp2(part.x - above);
         sum += shrink * part.y;
-        value += shrink * push.parts.data[(first + split) * QUADS + i % QUADS];
+        value += shrink * push.partials.data[(first + split) * QUADS + i % QUADS];
     }
     push.o.data[row * (push.o_stride / 4) + i] = value / sum;
 }

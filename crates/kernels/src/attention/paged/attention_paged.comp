@@ -1,16 +1,18 @@
 #version 460
 #pragma tiers(T0, T1)
 #extension GL_GOOGLE_include_directive : require
-// o = softmax(q · kᵀ) · v over the pages of the cache, with an online softmax: no row of scores is ever stored.
+// o = softmax(q · kᵀ) · v over the pages of the cache, with an online softmax: no row of scores is ever
+// stored.
 //
-// A workgroup takes ROWS rows, HEADS query heads that share a kv head, and one split of the positions; a pair is a row and a
-// query head. Positions come in blocks of CLUSTERS · KEYS. A cluster of LANES threads takes KEYS keys of each block: its
-// threads hold eights (8 neighbouring values) of every pair's query and output, load the same eights of keys and values, and
-// add up their parts of the scores. At the end the clusters' outputs are joined, in their order.
+// A workgroup takes ROWS rows, HEADS query heads that share a KV head, and one KV split; a pair is a row and
+// a query head. Positions are processed in blocks of CLUSTERS · KEYS. A cluster of LANES threads takes KEYS
+// keys of each block: its threads hold eights (8 neighbouring values) of every pair's query and output, load
+// the same eights of keys and values, and sum their shares of the scores. At the end the clusters' outputs
+// are combined, in order.
 //
-// Decoding: ROWS is 1, and rows have positions and slots of their own. Prefill: rows of a workgroup are one sequence's, with positions
-// that follow each other, and share every key and value that is loaded. A key outside a row's range changes nothing of its sums,
-// not even their rounding: a row's result does not depend on the rows beside it.
+// Decode: ROWS is 1, and each row has its own position and slot. Prefill: the rows of a workgroup belong to
+// one sequence, at consecutive positions, and share every key and value that is loaded. A key outside a row's
+// range does not change its sums, not even their rounding: a row's result does not depend on the other rows.
 #include "common.glsl"
 
 layout(local_size_x_id = 0) in;
@@ -20,10 +22,10 @@ layout(constant_id = 2) const uint HEAD_DIM = 256;
 layout(constant_id = 3) const uint ROWS = 1;
 layout(constant_id = 4) const uint HEADS = 4;
 layout(constant_id = 5) const uint KEYS = 2;
-// Positions of a page.
+// Positions per page.
 layout(constant_id = 6) const uint PAGE_SIZE = 64;
 layout(constant_id = 7) const uint KV_BITS = 16;
-// There is more than one split: outputs are parts, to be combined.
+// More than one KV split: outputs are partial, to be combined.
 layout(constant_id = 8) const bool SPLIT = false;
 
 layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Floats4 { vec4 data[]; };
@@ -41,23 +43,24 @@ layout(push_constant, scalar) uniform Push {
     Numbers positions;
     Numbers slots;
     Numbers table;
-    // Rows in use: from the first to before the end.
+    // Active rows first..end.
     Active active_rows;
-    // Where each chunk of rows of one sequence ends.
+    // End row of each chunk; a chunk is a run of rows of one sequence.
     Numbers chunk_ends;
-    // Rows o_stride apart, or parts, counted from the first row in use: [row][query head][split][HEAD_DIM].
+    // Rows at a stride of o_stride, or partial outputs counted from the first active row: [row][query
+    // head][split][HEAD_DIM].
     Output o;
-    // Largest score and sum of weights of a part.
+    // Maximum score and sum of weights of a partial output.
     Sums sums;
     uint heads;
     uint kv_heads;
     uint o_stride;
     uint table_stride;
-    // Positions that a row attends to, its own included; 0 for all.
+    // Sliding window: positions that a row attends to, its own included; 0 for all.
     uint window;
     uint splits;
-    uint least_blocks;
-    // Chunks at most.
+    uint min_blocks;
+    // Maximum number of chunks.
     uint chunks;
 } push;
 
@@ -73,25 +76,26 @@ const uint CLUSTER_SUMS = KEYS * PAIRS;
 const uint CLUSTERS = THREADS / LANES;
 const uint BLOCK = CLUSTERS * KEYS;
 const uint EIGHTS = HEAD_DIM / 8;
-// Eights of a thread; where they do not come out even the last thread's are the last eight again, and count for nothing.
+// Eights per thread. Where they do not divide evenly, the last thread repeats the last eight with weight
+// zero.
 const uint OWN = (EIGHTS + LANES - 1) / LANES;
 const uint QUADS = HEAD_DIM / 4;
-// A score below any: not infinite, so that differences of two of them are numbers.
+// Lower than any score, but finite, so that differences of two of them are not NaN.
 const float LOWEST = -3.0e38;
 const float LOG2_E = 1.4426950408889634;
 
 shared vec4 joined[CLUSTERS > 1 ? CLUSTERS * OWN * LANES * 2 : 1];
 shared vec2 joined_sums[CLUSTERS > 1 ? CLUSTERS * PAIRS : 1];
 
-// Loads that an eight takes: of 16 bytes, or for int8 one of its 8 bytes and of the word with its scale.
+// Loads per eight: of 16 bytes, or for int8 one of 8 bytes and one of the word with its scale.
 const uint LOADS = KV_BITS == 32 ? 2 : 1;
 
-// The eight of a thread that is number i of its eights of all keys.
+// Index of the eight that is number i of a thread's eights, over all keys.
 uint eight_of(uint i, uint lane) {
     return min(i % OWN * LANES + lane, EIGHTS - 1);
 }
 
-// Number i of the loads of a thread.
+// Load i of a thread.
 uvec4 loaded(Words4 cache, uint lines[KEYS], uint i, uint lane) {
     uint line = lines[i / LOADS / OWN];
     uint eight = eight_of(i / LOADS, lane);
@@ -103,7 +107,7 @@ uvec4 loaded(Words4 cache, uint lines[KEYS], uint i, uint lane) {
     return cache.data[(line * EIGHTS + eight) * LOADS + i % LOADS];
 }
 
-// Quad number i of a thread, from the load that has it.
+// Quad i of a thread, from the load that contains it.
 vec4 four(uvec4 words, uint i, uint lane) {
     if (INT8) {
         return int8_values(words[i % 2], int8_scale_of(words.z, 2 * eight_of(i / 2, lane)));
@@ -115,15 +119,15 @@ vec4 four(uvec4 words, uint i, uint lane) {
     return uintBitsToFloat(words);
 }
 
-// The number of a part.
-uint part_of(uint row, uint head, uint split) {
+// Index of a partial output.
+uint partial_index(uint row, uint head, uint split) {
     return ((row - push.active_rows.first) * push.heads + head) * push.splits + split;
 }
 
-// A pair's quad of the output.
+// A quad of a pair's output.
 void write(uint row, uint head, uint split, uint quad, vec4 value, float sum) {
     if (SPLIT) {
-        push.o.data[part_of(row, head, split) * QUADS + quad] = value;
+        push.o.data[partial_index(row, head, split) * QUADS + quad] = value;
     } else {
         push.o.data[row * (push.o_stride / 4) + head * QUADS + quad] = value / sum;
     }
@@ -140,19 +144,19 @@ void main() {
         return;
     }
     uint last_row = min(first_row + ROWS, tile.end) - 1;
-    uint parts = push.heads / push.kv_heads / HEADS;
-    uint kv_head = gl_WorkGroupID.x / parts;
+    uint groups_per_kv_head = push.heads / push.kv_heads / HEADS;
+    uint kv_head = gl_WorkGroupID.x / groups_per_kv_head;
     uint first_head = gl_WorkGroupID.x * HEADS;
     uint split = gl_WorkGroupID.z;
     uint pages = push.slots.data[first_row] * push.table_stride;
 
-    // Of the first row; that of row r of the tile is r more.
+    // Position of the first row; row r of the tile is at r more.
     uint position = push.positions.data[first_row];
     uint first = first_position(position, push.window);
     uint last = position + last_row - first_row;
     uint first_block = first / BLOCK;
     uint blocks = last / BLOCK - first_block + 1;
-    uint each = blocks_of_split(blocks, push.splits, push.least_blocks);
+    uint each = blocks_of_split(blocks, push.splits, push.min_blocks);
     uint block = first_block + min(split * each, blocks);
     uint end = first_block + min((split + 1) * each, blocks);
     if (block == end) {
@@ -192,7 +196,7 @@ void main() {
         uint lines[KEYS];
         [[unroll]] for (uint k = 0; k < KEYS; k++) {
             keys[k] = block * BLOCK + k * CLUSTERS + cluster;
-            // Nothing outside the range is read: there may be anything, even what is not a number.
+            // Nothing outside the range is read: it may hold anything, even NaN.
             uint key = clamp(keys[k], first, last);
             if (BLOCK > PAGE_SIZE) {
                 page = push.table.data[pages + key / PAGE_SIZE];
@@ -200,7 +204,7 @@ void main() {
             lines[k] = (page * push.kv_heads + kv_head) * PAGE_SIZE + key % PAGE_SIZE;
         }
 
-        // All loads come first: values are under way while the scores are computed.
+        // All loads come first: values are in flight while the scores are computed.
         uvec4 key_words[KEYS * OWN * LOADS];
         uvec4 value_words[KEYS * OWN * LOADS];
         [[unroll]] for (uint i = 0; i < KEYS * OWN * LOADS; i++) {
@@ -291,7 +295,7 @@ void main() {
                 }
                 write(row, head, split, quad, value, sum[pair]);
             }
-            // The next pair must not overwrite what another thread still adds up.
+            // The next pair must not overwrite values that another thread is still summing.
             barrier();
         } else if (row <= last_row) {
             [[unroll]] for (uint i = 0; i < OWN * 2; i++) {
@@ -302,7 +306,7 @@ void main() {
             }
         }
         if (SPLIT && thread == 0 && row <= last_row) {
-            push.sums.data[part_of(row, head, split)] = vec2(largest[pair], sum[pair]);
+            push.sums.data[partial_index(row, head, split)] = vec2(largest[pair], sum[pair]);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Where the kernel is compared with its reference.
+//! Self-test cases: the kernel against its reference.
 
 use gpu::{Caps, Device, Result, Tier};
 
@@ -15,32 +15,33 @@ use crate::{
 pub(crate) struct Step {
     pub shape: Shape,
     pub mode: Mode,
-    /// Slot and position of each row in use.
+    /// Slot and position of each active row.
     pub rows: Vec<(u32, u32)>,
-    /// Rows before and behind them that are there and not in use.
+    /// Inactive rows before and after the active ones.
     pub before: usize,
     pub idle: usize,
-    /// Queries are this large at most; keys and values lie between −1 and 1.
+    /// Largest magnitude of the queries; keys and values are between −1 and 1.
     pub reach: f32,
 }
 
 impl Step {
-    /// Rows that are there.
+    /// All rows, active or not.
     pub fn columns(&self) -> usize {
         self.before + self.rows.len() + self.idle
     }
 
-    /// Rows that a kernel is recorded for.
+    /// Rows that the kernel is recorded for.
     pub fn grid(&self) -> u32 {
         (self.rows.len() + self.idle) as u32
     }
 
-    /// The first row in use, and the end of them.
+    /// The first active row, and the end of the active rows.
     pub fn in_use(&self) -> [u32; 2] {
         [self.before as u32, (self.before + self.rows.len()) as u32]
     }
 
-    /// Where each chunk of a prefill ends, where there are several, or one behind other rows. Behind them lies something that must not matter.
+    /// End row of each prefill chunk, where there are several, or one after other rows. The entries after
+    /// them must be ignored.
     pub fn chunk_ends(&self) -> Option<Vec<u32>> {
         let chunks = self.rows.chunk_by(|a, b| a.0 == b.0);
         let mut ends: Vec<u32> = chunks
@@ -54,7 +55,7 @@ impl Step {
         needed.then_some(ends)
     }
 
-    /// Of every row, in use or not.
+    /// Of every row, active or not.
     pub fn slots_and_positions(&self) -> (Vec<u32>, Vec<u32>) {
         let others = |count| std::iter::repeat_n((0, 3), count);
         others(self.before).chain(self.rows.iter().copied()).chain(others(self.idle)).unzip()
@@ -71,19 +72,20 @@ const GEMMA: Shape = Shape {
     context_length: 4096,
 };
 
-/// Rows at these positions, each of a slot of its own.
+/// Rows at these positions, each of its own slot.
 fn decode(shape: Shape, positions: &[u32]) -> Step {
     let rows = (0..).zip(positions.iter().copied()).collect();
     Step { shape, mode: Mode::Decode, rows, before: 0, idle: 1, reach: 1.0 }
 }
 
-/// `count` rows from a position on.
+/// `count` rows at consecutive positions.
 fn prefill(shape: Shape, first: u32, count: u32) -> Step {
     let rows = (first..first + count).map(|position| (1, position)).collect();
     Step { shape, mode: Mode::Prefill, rows, before: 0, idle: 2, reach: 1.0 }
 }
 
-/// Chunks of several sequences: of each the first position, and how many. Slots go down, so that no sequence has the number of its chunk.
+/// Chunks of several sequences: first position and row count of each. Slots are in descending order, so that
+/// no slot equals its chunk's index.
 pub(crate) fn prefills(shape: Shape, chunks: &[(u32, u32)]) -> Step {
     let slots = (0..chunks.len() as u32).rev();
     let rows = chunks
@@ -93,7 +95,7 @@ pub(crate) fn prefills(shape: Shape, chunks: &[(u32, u32)]) -> Step {
     Step { shape, mode: Mode::Prefill, rows: rows.collect(), before: 0, idle: 2, reach: 1.0 }
 }
 
-/// What is compared: every head length, group and scheme, ranges around pages, blocks and windows.
+/// Every head length, group size and scheme; ranges around the boundaries of pages, blocks and windows.
 pub(super) fn steps() -> Vec<Step> {
     let small = Shape { heads: 2, head_dim: 64, ..GEMMA };
     let lengths = [0, 1, 62, 63, 64, 299];
@@ -123,13 +125,13 @@ pub(super) fn steps() -> Vec<Step> {
             9,
         ),
         Step { reach: 14.0, ..prefill(small, 120, 10) },
-        // Several prompts, some of one row, some of just a tile or one more.
+        // Several prompts: some of one row, some of exactly one tile or one row more.
         prefills(small, &[(0, 1), (70, 8), (0, 9), (5, 1), (0, 16), (130, 3)]),
         Step {
             before: 2,
             ..prefills(Shape { window: 30, scheme: KvScheme::Int8, ..GEMMA }, &[(61, 5), (0, 2), (40, 4)])
         },
-        // Behind rows of other sequences.
+        // After rows of other sequences.
         Step { before: 3, ..prefill(Shape { window: 40, ..small }, 50, 11) },
         Step { before: 5, ..decode(small, &[131, 299]) },
     ]
@@ -142,7 +144,8 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
         tiers.flat_map(|tier| steps().into_iter().enumerate().map(move |step| (tier, step)))
     {
         let plan = policy::at_tier(caps, &step.shape, step.mode, tier);
-        // One split and several, whatever the policy would take; at T0 in turns, because CPU drivers compile it slowly.
+        // One split and several, regardless of the policy; alternating at T0, because CPU drivers compile it
+        // slowly.
         let splits: &[u32] = match (step.mode, tier) {
             (Mode::Prefill, _) => &[1],
             (Mode::Decode, Tier::T0) => {
@@ -155,7 +158,7 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
             (Mode::Decode, _) => &[1, 3],
         };
         for splits in splits {
-            let plan = Plan { splits: *splits, least: 32, ..plan };
+            let plan = Plan { splits: *splits, min_split: 32, ..plan };
             let step = step.clone();
             list.push(Case::new(name(&step, &plan), tier, move |device| run(device, &step, plan)));
         }
@@ -183,7 +186,7 @@ fn name(step: &Step, plan: &Plan) -> String {
     )
 }
 
-/// Runs one step with one plan on random data and compares it.
+/// Runs one step with one plan on random data and compares the result.
 pub(super) fn run(device: &Device, step: &Step, plan: Plan) -> Result<Comparison> {
     let data = Data::new(step);
     let mut comparison = Comparison::default();
@@ -215,18 +218,18 @@ pub(super) fn run(device: &Device, step: &Step, plan: Plan) -> Result<Comparison
     }
     let in_use = step.before * padded..(step.before + step.rows.len()) * padded;
     for (i, word) in o.iter().enumerate().filter(|(i, _)| !in_use.contains(i)) {
-        comparison.equal(|| format!("word {i}, of a row not in use"), word, &POISON);
+        comparison.equal(|| format!("word {i}, of an inactive row"), word, &POISON);
     }
     Ok(comparison)
 }
 
-/// Queries, and a cache whose pages lie anywhere.
+/// Queries, and a cache with randomly assigned pages.
 pub(crate) struct Data {
     pub q: Vec<f32>,
     pub kv_shape: KvShape,
     pub table: Vec<u32>,
     pub table_stride: u32,
-    /// As stored: rounded, and not a number wherever no row attends to.
+    /// As stored: rounded, and NaN wherever no row attends.
     pub k: Vec<f64>,
     pub v: Vec<f64>,
 }
@@ -238,7 +241,7 @@ impl Data {
         let slots = step.rows.iter().map(|(slot, _)| slot + 1).max().unwrap_or(1);
         let longest = step.rows.iter().map(|(_, position)| position + 1).max().unwrap_or(1);
         let table_stride = longest.div_ceil(shape.page_size) + 1;
-        // Page 0 is nobody's: entries that no row may look at lead there.
+        // Page 0 is unused: table entries that no row may read point to it.
         let pages = slots * table_stride + 1;
         let kv_shape = KvShape {
             kv_heads: shape.kv_heads,
@@ -279,7 +282,7 @@ impl Data {
     }
 }
 
-/// The words of the output after one run.
+/// The output words of one run.
 pub(super) fn attend(
     device: &Device,
     step: &Step,
@@ -326,6 +329,6 @@ pub(super) fn attend(
     if let Some(scratch) = scratch {
         scratch.read(comparison)?;
     }
-    let VectorData::F32(buffer) = o.data else { unreachable!("made so above") };
+    let VectorData::F32(buffer) = o.data else { unreachable!("created above") };
     Output::from_buffer(buffer, length).read(comparison)
 }

@@ -1,4 +1,5 @@
-//! Attention over the pages of the cache: one kernel for decoding and for prefill, and a small one that joins splits.
+//! Attention over the pages of the KV cache: one kernel for decode and prefill, and a small one that combines
+//! KV splits.
 
 pub(crate) mod cases;
 pub mod policy;
@@ -17,20 +18,20 @@ use crate::{
 };
 use policy::{Plan, Shape};
 
-/// For the self-test and the compile checks.
+/// Registration for the self-test and the compile checks.
 pub static KERNEL: Kernel = Kernel {
     name: "attention_paged",
-    about: "softmax(q · kᵀ) · v over the pages of the cache",
+    about: "paged attention: softmax(q · kᵀ) · v over KV pages",
     variants: policy::variants,
     cases: cases::cases,
 };
 
-/// How the rows of a step hang together.
+/// How the rows of a step are related.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Mode {
     /// Rows of any sequences, at any positions.
     Decode,
-    /// Rows of one sequence, or a few, each at positions that follow each other.
+    /// Rows of one or a few sequences, each at consecutive positions.
     Prefill,
 }
 
@@ -44,58 +45,58 @@ pub struct PagedAttention {
 
 /// The buffers of one call.
 pub struct Operands<'a> {
-    /// Rows of heads · head_dim values, f32, scaled already.
+    /// Rows of heads · head_dim values, f32, already scaled.
     pub q: View,
-    /// Keys and values, those of the rows themselves included.
+    /// Keys and values, including those of the rows themselves.
     pub kv: &'a KvLayer,
-    /// Their pages.
+    /// The page table.
     pub table: &'a KvTable,
-    /// u32 a row.
+    /// u32 per row.
     pub positions: View,
-    /// u32 a row; of a prefill only the first of each tile is looked at.
+    /// u32 per row; in prefill only the first of each tile is read.
     pub slots: View,
-    /// Two u32: the first row in use, and the end of those in use.
+    /// Two u32: the first active row, and the end of the active rows.
     pub active: View,
-    /// Of a prefill of several chunks, each of one sequence, u32 each: where they end, the last where the rows in use do. What comes after
-    /// that is not looked at. Without it all are one chunk.
+    /// For a prefill of several chunks, each of one sequence: one u32 per chunk, its end row; the last equals
+    /// the end of the active rows, and entries after it are ignored. None: all rows are one chunk.
     pub chunk_ends: Option<View>,
-    /// The output, heads · head_dim values a row, f32 from this kernel; a column for every row of the step.
+    /// The output, heads · head_dim f32 values per row; one column per row of the step.
     pub o: &'a Vectors,
-    /// At least [`PagedAttention::scratch_bytes`], where that is not 0.
+    /// At least [`PagedAttention::scratch_bytes`], unless that is 0.
     pub scratch: Option<View>,
 }
 
 impl PagedAttention {
-    /// Chooses the variant for this device and compiles it.
+    /// Selects the variant for this device and compiles it.
     pub fn new(device: &Device, shape: Shape, mode: Mode) -> Result<Self> {
         Self::with_plan(device, shape, policy::plan(device.caps(), &shape, mode))
     }
 
-    /// The same with a plan given.
+    /// The same with a given plan.
     pub fn with_plan(device: &Device, shape: Shape, plan: Plan) -> Result<Self> {
         shape.check()?;
         let combine = if plan.splits > 1 { Some(combine_variant(&shape).pipeline(device)?) } else { None };
         Ok(Self { shape, plan, pipeline: variant(&shape, plan).pipeline(device)?, combine })
     }
 
-    /// Bytes of scratch memory that so many rows need; 0 where there is one split.
+    /// Scratch bytes for `rows` rows; 0 with one split.
     pub fn scratch_bytes(&self, rows: u32) -> u64 {
-        if self.plan.splits == 1 { 0 } else { self.part_bytes(rows) + self.sum_bytes(rows) }
+        if self.plan.splits == 1 { 0 } else { self.partial_bytes(rows) + self.sum_bytes(rows) }
     }
 
-    fn parts(&self, rows: u32) -> u64 {
+    fn partials(&self, rows: u32) -> u64 {
         u64::from(rows) * u64::from(self.shape.heads) * u64::from(self.plan.splits)
     }
 
-    fn part_bytes(&self, rows: u32) -> u64 {
-        self.parts(rows) * u64::from(self.shape.head_dim) * 4
+    fn partial_bytes(&self, rows: u32) -> u64 {
+        self.partials(rows) * u64::from(self.shape.head_dim) * 4
     }
 
     fn sum_bytes(&self, rows: u32) -> u64 {
-        self.parts(rows) * 8
+        self.partials(rows) * 8
     }
 
-    /// Records the kernel for up to `rows` rows, those that `active` says.
+    /// Records the kernel for up to `rows` rows; `active` selects them.
     pub fn record(
         &self,
         recorder: &mut Recorder,
@@ -109,8 +110,8 @@ impl PagedAttention {
         let scratch = match (&operands.scratch, self.scratch_bytes(rows)) {
             (_, 0) => None,
             (Some(scratch), bytes) if scratch.len() >= bytes => {
-                let parts = self.part_bytes(rows);
-                Some((scratch.slice(0..parts)?, scratch.slice(parts..bytes)?))
+                let partials = self.partial_bytes(rows);
+                Some((scratch.slice(0..partials)?, scratch.slice(partials..bytes)?))
             }
             (_, bytes) => {
                 let reason =
@@ -118,8 +119,8 @@ impl PagedAttention {
                 return Err(Error::InvalidUse { what: name.to_string(), reason });
             }
         };
-        let (parts, sums) = match scratch.clone() {
-            Some((parts, sums)) => (Address::from(parts), Address::from(sums)),
+        let (partials, sums) = match scratch.clone() {
+            Some((partials, sums)) => (Address::from(partials), Address::from(sums)),
             None => (o.clone(), Address::NONE),
         };
         let push = attention_paged::Push {
@@ -131,7 +132,7 @@ impl PagedAttention {
             table: operands.table.view.clone().into(),
             active_rows: operands.active.clone().into(),
             chunk_ends: operands.chunk_ends()?.into(),
-            o: parts,
+            o: partials,
             sums,
             heads: shape.heads,
             kv_heads: shape.kv_heads,
@@ -139,15 +140,15 @@ impl PagedAttention {
             table_stride: operands.table.stride,
             window: shape.window,
             splits: plan.splits,
-            least_blocks: plan.least_blocks(),
+            min_blocks: plan.min_blocks(),
             chunks: operands.chunks(),
         };
         let tiles = if plan.rows == 1 { rows } else { operands.tiles(rows, plan.rows) };
         let groups = [shape.heads / plan.heads, tiles, plan.splits];
         recorder.dispatch(name, &self.pipeline, groups, &push)?;
-        let (Some(combine), Some((parts, sums))) = (&self.combine, scratch) else { return Ok(()) };
+        let (Some(combine), Some((partials, sums))) = (&self.combine, scratch) else { return Ok(()) };
         let push = attention_combine::Push {
-            parts: parts.into(),
+            partials: partials.into(),
             sums: sums.into(),
             positions: operands.positions.clone().into(),
             active_rows: operands.active.clone().into(),
@@ -156,20 +157,20 @@ impl PagedAttention {
             o_stride,
             window: shape.window,
             splits: plan.splits,
-            least_blocks: plan.least_blocks(),
+            min_blocks: plan.min_blocks(),
             block: plan.block(),
         };
         let quads = shape.heads * shape.head_dim / 4;
         recorder.dispatch(name, combine, [quads.div_ceil(combine.threads()), rows, 1], &push)
     }
 
-    /// The output's address, if everything fits together.
+    /// The address of the output, if all operands are consistent.
     fn check(&self, name: &str, rows: u32, operands: &Operands<'_>) -> Result<Address> {
         operands.check(name, &self.shape, rows)?;
         match &operands.o.data {
             VectorData::F32(floats) => Ok(floats.into()),
             _ => {
-                let reason = format!("an output of {}: it must be f32", operands.o.kind());
+                let reason = format!("the output is {}, but must be f32", operands.o.kind());
                 Err(Error::InvalidUse { what: name.to_string(), reason })
             }
         }
@@ -177,45 +178,45 @@ impl PagedAttention {
 }
 
 impl Operands<'_> {
-    /// Where each chunk ends.
+    /// End row of each chunk.
     pub(crate) fn chunk_ends(&self) -> Result<View> {
-        // One ends where all rows do.
+        // A single chunk ends with the active rows.
         self.chunk_ends.clone().map_or_else(|| self.active.slice(4..8), Ok)
     }
 
-    /// Chunks of a prefill at most.
+    /// Maximum number of prefill chunks.
     pub(crate) fn chunks(&self) -> u32 {
         self.chunk_ends.as_ref().map_or(1, |ends| (ends.len() / 4) as u32)
     }
 
-    /// Tiles of `size` that so many pairs of rows and heads take at most: each chunk's last may be a small one.
+    /// Maximum number of tiles of `size` pairs: the last tile of each chunk may be partly filled.
     pub(crate) fn tiles(&self, pairs: u32, size: u32) -> u32 {
         (pairs.div_ceil(size) + self.chunks().min(pairs)).saturating_sub(1)
     }
 
-    /// Whether they fit together and are a shape's; how the output is stored is the kernel's business.
-    pub(crate) fn check(&self, name: &str, shape: &Shape, most: u32) -> Result<()> {
+    /// Checks that the operands are consistent and match the shape; the kernel checks the output format.
+    pub(crate) fn check(&self, name: &str, shape: &Shape, max_rows: u32) -> Result<()> {
         let wrong = |reason: String| Err(Error::InvalidUse { what: name.to_string(), reason });
         let kv = &self.kv.shape;
         if (kv.kv_heads, kv.head_dim, kv.page_size, kv.scheme)
             != (shape.kv_heads, shape.head_dim, shape.page_size, shape.scheme)
         {
-            return wrong(format!("a cache of {kv:?} for a kernel made for {shape:?}"));
+            return wrong(format!("the cache is {kv:?}, but the kernel was created for {shape:?}"));
         }
         let row = u64::from(shape.heads * shape.head_dim);
         let rows = self.o.columns as u64;
         if self.o.k as u64 != row {
-            return wrong(format!("the output has {} values a row, not {row}", self.o.k));
+            return wrong(format!("the output has {} values per row, not {row}", self.o.k));
         }
-        if u64::from(most) > rows {
-            return wrong(format!("{most} rows for an output of {rows} columns"));
+        if u64::from(max_rows) > rows {
+            return wrong(format!("{max_rows} rows, but the output has {rows} columns"));
         }
         let lengths = [
             ("q", &self.q, rows * row),
             ("positions", &self.positions, rows),
             ("slots", &self.slots, rows),
             ("active", &self.active, 2),
-            ("the table", &self.table.view, u64::from(self.table.stride)),
+            ("the page table", &self.table.view, u64::from(self.table.stride)),
         ];
         let ends = self.chunk_ends.iter().map(|ends| ("chunk_ends", ends, 1));
         match lengths.into_iter().chain(ends).find(|(_, view, words)| view.len() < *words * 4) {
@@ -250,7 +251,7 @@ fn variant(shape: &Shape, plan: Plan) -> Variant {
     Variant::new(label, attention_paged::TIERS, plan.tier, &constants, plan.subgroup)
 }
 
-/// Threads of a workgroup that joins: each does the same little work on its own.
+/// Threads per workgroup of the combine kernel: each does little, independent work.
 const COMBINE_THREADS: u32 = 64;
 
 fn combine_variant(shape: &Shape) -> Variant {

@@ -1,51 +1,51 @@
-//! Which variant attends for a shape on a device: pure, tested without a GPU.
+//! Selects the variant for a shape and a device. Pure; tested without a GPU.
 
 use gpu::{Caps, Error, Result, Subgroup, Tier};
 
 use super::{Mode, combine_variant, variant};
 use crate::{attention::kv::KvScheme, variant::Variant};
 
-/// What is to be attended to.
+/// The attention to compute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Shape {
-    /// Query heads, a multiple of the kv heads.
+    /// Query heads, a multiple of the KV heads.
     pub heads: u32,
     /// Key and value heads.
     pub kv_heads: u32,
-    /// Values of a head: a multiple of 8, of 32 where keys and values are int8, at most 256.
+    /// Values per head: a multiple of 8, of 32 where keys and values are int8; at most 256.
     pub head_dim: u32,
-    /// Positions of a page, a power of two.
+    /// Positions per page, a power of two.
     pub page_size: u32,
-    /// How keys and values are stored.
+    /// Storage scheme of keys and values.
     pub scheme: KvScheme,
-    /// Positions that a row attends to, its own included; 0 for all up to its own.
+    /// Sliding window: positions that a row attends to, its own included; 0 for all up to its own.
     pub window: u32,
-    /// The longest sequence: how far it is worth to split.
+    /// Maximum context length, which bounds useful splitting.
     pub context_length: u32,
 }
 
-/// The longest head: a thread of the smallest subgroup that T1 allows then holds 8 eights of it.
-const MOST_HEAD_DIM: u32 = 256;
+/// Maximum head length: a thread of the smallest subgroup that T1 allows then holds 8 eights.
+const MAX_HEAD_DIM: u32 = 256;
 
 impl Shape {
     pub(crate) fn check(&self) -> Result<()> {
         let wrong = |reason: String| Err(Error::InvalidUse { what: "attention_paged".into(), reason });
-        if self.head_dim == 0 || !self.head_dim.is_multiple_of(8) || self.head_dim > MOST_HEAD_DIM {
+        if self.head_dim == 0 || !self.head_dim.is_multiple_of(8) || self.head_dim > MAX_HEAD_DIM {
             return wrong(format!(
-                "heads of {} values: it takes multiples of 8 up to {MOST_HEAD_DIM}",
+                "a head_dim of {} is not supported: it must be a multiple of 8 up to {MAX_HEAD_DIM}",
                 self.head_dim
             ));
         }
         if self.kv_heads == 0 || self.heads == 0 || !self.heads.is_multiple_of(self.kv_heads) {
             return wrong(format!(
-                "{} query heads do not divide among {} kv heads",
+                "{} query heads are not a multiple of {} KV heads",
                 self.heads, self.kv_heads
             ));
         }
         self.scheme.check(self.head_dim, self.page_size).or_else(wrong)
     }
 
-    /// Eights of a head.
+    /// Eights per head.
     fn eights(&self) -> u32 {
         self.head_dim / 8
     }
@@ -56,36 +56,36 @@ impl Shape {
 pub struct Plan {
     /// T0 or T1.
     pub tier: Tier,
-    /// Threads of a workgroup.
+    /// Threads per workgroup.
     pub threads: u32,
-    /// Threads of a cluster, which share a key: a power of two.
+    /// Threads per cluster, which share a key: a power of two.
     pub lanes: u32,
-    /// Rows of a workgroup: 1 for decoding.
+    /// Rows per workgroup: 1 for decode.
     pub rows: u32,
-    /// Query heads of a workgroup: all that share a kv head, or a part of them.
+    /// Query heads per workgroup: all that share a KV head, or some of them.
     pub heads: u32,
-    /// Keys that a cluster takes at a time: a power of two.
+    /// Keys per cluster and block: a power of two.
     pub keys: u32,
-    /// Positions that a split has at least: fewer cost more to join than they save.
-    pub least: u32,
-    /// Splits of the positions. It must not depend on the number of rows: a row would get other sums in another batch.
+    /// Minimum positions per split: smaller splits cost more to combine than they save.
+    pub min_split: u32,
+    /// Number of KV splits. Must not depend on the number of rows: a row's sums would differ between batches.
     pub splits: u32,
-    /// Subgroup size.
+    /// Required subgroup size.
     pub subgroup: Subgroup,
 }
 
 impl Plan {
-    /// Positions of a block.
+    /// Positions per block.
     pub fn block(&self) -> u32 {
         self.threads / self.lanes * self.keys
     }
 
-    /// Blocks that a split has at least.
-    pub fn least_blocks(&self) -> u32 {
-        self.least.div_ceil(self.block())
+    /// Minimum blocks per split.
+    pub fn min_blocks(&self) -> u32 {
+        self.min_split.div_ceil(self.block())
     }
 
-    /// Shared memory of the shader.
+    /// Shared memory per workgroup, in bytes.
     pub fn shared_bytes(&self, shape: &Shape) -> u32 {
         let own = shape.eights().div_ceil(self.lanes);
         let clusters = self.threads / self.lanes;
@@ -96,7 +96,7 @@ impl Plan {
     }
 }
 
-/// Threads of a GPU's workgroup that decodes: subgroups times a power of two.
+/// Threads per decode workgroup on a GPU: subgroups times a power of two.
 const DECODE_THREADS: u32 = 128;
 
 /// The plan for a shape.
@@ -104,8 +104,8 @@ pub fn plan(caps: &Caps, shape: &Shape, mode: Mode) -> Plan {
     at_tier(caps, shape, mode, caps.tier().unwrap_or(Tier::T0).min(Tier::T1))
 }
 
-/// The plan whose sums do not depend on how many rows there are, nor on whether they are in chunks: that of a prompt, with a row to a
-/// workgroup where they are not.
+/// The plan whose sums depend neither on the number of rows nor on chunking: the prefill plan, with one row
+/// per workgroup where there are no chunks.
 pub fn reproducible(caps: &Caps, shape: &Shape, in_chunks: bool) -> Plan {
     let plan = plan(caps, shape, Mode::Prefill);
     if in_chunks { plan } else { Plan { rows: 1, ..plan } }
@@ -113,39 +113,41 @@ pub fn reproducible(caps: &Caps, shape: &Shape, in_chunks: bool) -> Plan {
 
 /// The plan at a tier that need not be the device's best.
 pub fn at_tier(caps: &Caps, shape: &Shape, mode: Mode, tier: Tier) -> Plan {
-    // A CPU driver runs a workgroup on one core, and what is shared there costs more than it saves: one cluster, of all lanes
-    // of a vector. A GPU's thread takes two eights, because adding up scores across a cluster costs more than registers.
+    // A CPU driver runs a workgroup on one core, where sharing costs more than it saves: one cluster, of all
+    // lanes of a vector. On a GPU a thread takes two eights, because summing scores across a cluster costs
+    // more than registers.
     let cpu = caps.max_subgroup_size < 32;
-    let wanted = if cpu { shape.eights() } else { shape.eights().div_ceil(2) };
+    let target = if cpu { shape.eights() } else { shape.eights().div_ceil(2) };
     let subgroup =
         if tier >= Tier::T1 && caps.allows_subgroup_size(32) { Subgroup::Exactly(32) } else { Subgroup::Any };
     let smallest = if subgroup == Subgroup::Any { caps.min_subgroup_size.clamp(4, 32) } else { 32 };
-    let lanes = wanted.next_power_of_two().min(smallest);
+    let lanes = target.next_power_of_two().min(smallest);
     let own = shape.eights().div_ceil(lanes);
-    // Eights of queries that a thread holds, and as many of outputs, and scores that a cluster adds up at once. A GPU has
-    // registers for so many; a CPU driver gains nothing by more, and takes seconds to compile them at T0.
-    let (most, scores) = match (cpu, tier) {
+    // Eights of queries per thread, as many of outputs, and scores per cluster and sum. A GPU has registers
+    // for this many; a CPU driver gains nothing from more, and takes seconds to compile them at T0.
+    let (max_eights, scores) = match (cpu, tier) {
         (false, _) => (8, 16),
         (true, Tier::T0) => (4, 2),
         (true, _) => (16, 16),
     };
     let group = shape.heads / shape.kv_heads;
-    let heads = (1..=group.min(most))
+    let heads = (1..=group.min(max_eights))
         .rev()
-        .find(|heads| group.is_multiple_of(*heads) && heads * own <= most)
+        .find(|heads| group.is_multiple_of(*heads) && heads * own <= max_eights)
         .unwrap_or(1);
     let keys = if cpu { (scores / heads).clamp(1, 4).next_power_of_two() } else { 2 };
     let rows = match mode {
         Mode::Decode => 1,
-        Mode::Prefill => (most / (heads * own)).min(scores / (heads * keys)).max(1),
+        Mode::Prefill => (max_eights / (heads * own)).min(scores / (heads * keys)).max(1),
     };
-    let whole = if subgroup == Subgroup::Any { caps.max_subgroup_size.max(lanes) } else { 32 };
-    let threads = if cpu || mode == Mode::Prefill { whole } else { whole * (DECODE_THREADS / whole).max(1) };
-    let threads = threads.min(caps.max_threads / whole * whole);
-    // On a CPU driver two halves of 512 positions and their combine took longer than the whole.
-    let least = if cpu { 512 } else { 128 };
-    let mut plan = Plan { tier, threads, lanes, rows, heads, keys, least, splits: 1, subgroup };
-    while plan.shared_bytes(shape) > caps.max_shared_bytes && plan.threads > whole {
+    let multiple = if subgroup == Subgroup::Any { caps.max_subgroup_size.max(lanes) } else { 32 };
+    let threads =
+        if cpu || mode == Mode::Prefill { multiple } else { multiple * (DECODE_THREADS / multiple).max(1) };
+    let threads = threads.min(caps.max_threads / multiple * multiple);
+    // On a CPU driver, two halves of 512 positions and the combine took longer than one split.
+    let min_split = if cpu { 512 } else { 128 };
+    let mut plan = Plan { tier, threads, lanes, rows, heads, keys, min_split, splits: 1, subgroup };
+    while plan.shared_bytes(shape) > caps.max_shared_bytes && plan.threads > multiple {
         plan.threads /= 2;
     }
     while plan.shared_bytes(shape) > caps.max_shared_bytes && plan.rows > 1 {
@@ -157,19 +159,19 @@ pub fn at_tier(caps: &Caps, shape: &Shape, mode: Mode, tier: Tier) -> Plan {
     plan
 }
 
-/// Workgroups that a compute unit wants to have, where one row makes them all.
+/// Target workgroups per compute unit, where one row provides them all.
 const GROUPS_PER_UNIT: u32 = 4;
-/// Joining more than this takes longer than it saves.
-const MOST_SPLITS: u32 = 64;
+/// Combining more splits than this takes longer than it saves.
+const MAX_SPLITS: u32 = 64;
 
 fn splits(caps: &Caps, shape: &Shape, plan: &Plan) -> u32 {
     let units = caps.compute_units.unwrap_or(if caps.max_subgroup_size < 32 { 1 } else { 16 });
     let range = if shape.window == 0 { shape.context_length } else { shape.window.min(shape.context_length) };
-    let wanted = units * GROUPS_PER_UNIT / (shape.heads / plan.heads);
-    wanted.clamp(1, (range / plan.least).clamp(1, MOST_SPLITS))
+    let target = units * GROUPS_PER_UNIT / (shape.heads / plan.heads);
+    target.clamp(1, (range / plan.min_split).clamp(1, MAX_SPLITS))
 }
 
-/// Heads, kv heads, head_dim, window and context of the Gemma 3 family, smallest model first.
+/// Heads, KV heads, head_dim, window and context length of the Gemma 3 family, smallest model first.
 const MODEL_SHAPES: [(u32, u32, u32, u32, u32); 5] = [
     (4, 1, 256, 512, 32_768),
     (8, 4, 256, 1024, 131_072),
@@ -178,7 +180,7 @@ const MODEL_SHAPES: [(u32, u32, u32, u32, u32); 5] = [
     (9, 3, 64, 0, 8192),
 ];
 
-/// Pipelines that the policy may ask for: those of the Gemma 3 family, and of heads of 64.
+/// Pipelines that the policy may request: those of the Gemma 3 family, and of heads of 64.
 pub fn variants(caps: &Caps) -> Vec<Variant> {
     let mut list: Vec<Variant> = Vec::new();
     for tier in [Tier::T0, Tier::T1].into_iter().filter(|tier| caps.tier() >= Some(*tier)) {

@@ -1,4 +1,4 @@
-//! The same in f64, a query head at a time, with all scores at once.
+//! CPU reference in f64: one query head at a time, all scores at once.
 
 /// Positions that a row at `position` attends to.
 pub fn range(position: u32, window: u32) -> std::ops::RangeInclusive<u32> {
@@ -6,7 +6,7 @@ pub fn range(position: u32, window: u32) -> std::ops::RangeInclusive<u32> {
     first..=position
 }
 
-/// softmax(q · kᵀ) · v over keys and values as they are stored, and how large the terms of a score were at most.
+/// softmax(q · kᵀ) · v over keys and values as stored, and the largest term of a score.
 pub fn attention(q: &[f32], keys: &[Vec<f64>], values: &[Vec<f64>]) -> (Vec<f64>, f64) {
     let terms = |key: &[f64]| q.iter().zip(key).map(|(q, k)| f64::from(*q) * k).collect::<Vec<f64>>();
     let scores: Vec<f64> = keys.iter().map(|key| terms(key).iter().sum()).collect();

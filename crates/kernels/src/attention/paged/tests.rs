@@ -26,9 +26,10 @@ fn all_cases_on_the_cpu_driver() {
     crate::variant::run_cases_on_cpu(&super::KERNEL);
 }
 
-/// Plans of larger GPUs have several clusters: their joining, and blocks longer than a page, show only here.
+/// Plans of larger GPUs have several clusters. Combining them, and blocks longer than a page, are only
+/// covered here.
 #[test]
-fn plans_of_larger_gpus_are_right_too() {
+fn plans_of_larger_gpus_match_the_reference() {
     let Some(device) = testkit::cpu_device() else { return };
     // Several clusters; blocks of 4 positions, and of 32 in pages of 16.
     for (tier, threads, lanes, keys) in [(Tier::T0, 16, 4, 1), (Tier::T1, 32, 4, 4)] {
@@ -45,7 +46,7 @@ fn plans_of_larger_gpus_are_right_too() {
                 rows,
                 heads: 1,
                 keys,
-                least: 32,
+                min_split: 32,
                 splits,
                 subgroup: Subgroup::Any,
             };
@@ -56,9 +57,9 @@ fn plans_of_larger_gpus_are_right_too() {
     device.assert_no_messages();
 }
 
-/// What a row of a step comes out as, bit for bit.
+/// The output bits of one row of a step.
 fn bits(device: &gpu::Device, step: &Step, data: &Data, row: usize, splits: u32) -> Vec<u32> {
-    let plan = Plan { splits, least: 32, ..policy::plan(device.caps(), &step.shape, step.mode) };
+    let plan = Plan { splits, min_split: 32, ..policy::plan(device.caps(), &step.shape, step.mode) };
     let mut comparison = Comparison::default();
     let o = cases::attend(device, step, plan, data, &mut comparison).unwrap();
     let length = (step.shape.heads * step.shape.head_dim) as usize;
@@ -66,20 +67,20 @@ fn bits(device: &gpu::Device, step: &Step, data: &Data, row: usize, splits: u32)
 }
 
 #[test]
-fn a_row_comes_out_the_same_in_any_batch() {
+fn rows_are_batch_invariant() {
     let Some(device) = testkit::cpu_device() else { return };
     let rows = vec![(0, 210), (1, 3), (2, 130)];
     let all = Step { shape: SMALL, mode: Mode::Decode, rows, before: 0, idle: 0, reach: 3.0 };
     let data = Data::new(&all);
     for splits in [1, 2] {
-        // The first row alone, among others, and last of a batch: always at the same bits.
+        // The first row alone, among others, and last in a batch: always the same bits.
         let alone = Step { rows: all.rows[..1].to_vec(), idle: 0, ..all.clone() };
         assert_eq!(bits(&device, &alone, &data, 0, splits), bits(&device, &all, &data, 0, splits));
     }
 }
 
 #[test]
-fn prefill_gives_a_row_the_same_whatever_its_tile() {
+fn prefill_rows_do_not_depend_on_their_tile() {
     let Some(device) = testkit::cpu_device() else { return };
     for window in [0, 20] {
         let rows = (30..50).map(|position| (0, position)).collect();
@@ -92,7 +93,7 @@ fn prefill_gives_a_row_the_same_whatever_its_tile() {
             later.q = data.q[skipped * q_row..].to_vec();
             let step = Step { rows: all.rows[skipped..].to_vec(), ..all.clone() };
             assert_eq!(bits(&device, &step, &later, 0, 1), bits(&device, &all, &data, skipped, 1));
-            // Decoding the same row differs by rounding at most.
+            // Decoding the same row may differ by rounding only.
             let single = Step { rows: step.rows[..1].to_vec(), mode: Mode::Decode, ..all.clone() };
             let floats = |bits: Vec<u32>| bits.into_iter().map(f32::from_bits).collect::<Vec<_>>();
             let decoded = floats(bits(&device, &single, &later, 0, 2));
@@ -134,7 +135,7 @@ fn plans_fit_the_device() {
 }
 
 #[test]
-fn a_long_context_is_split_where_heads_do_not_fill_the_device() {
+fn long_contexts_are_split_where_heads_do_not_fill_the_device() {
     let splits = |caps: &Caps, heads, kv_heads, window, context| {
         let shape = Shape { heads, kv_heads, head_dim: 128, window, context_length: context, ..SMALL };
         policy::plan(caps, &shape, Mode::Decode).splits
@@ -147,7 +148,7 @@ fn a_long_context_is_split_where_heads_do_not_fill_the_device() {
 }
 
 #[test]
-fn wrong_shapes_are_refused() {
+fn invalid_shapes_are_rejected() {
     let Some(device) = testkit::cpu_device() else { return };
     let refused =
         |shape| PagedAttention::new(&device, shape, Mode::Decode).err().expect("refused").to_string();
@@ -157,11 +158,11 @@ fn wrong_shapes_are_refused() {
     assert!(refused(Shape { heads: 5, ..SMALL }).contains("do not divide"));
     assert!(refused(Shape { page_size: 48, ..SMALL }).contains("power of two"));
     assert!(refused(Shape { head_dim: 80, scheme: KvScheme::Int8, ..SMALL }).contains("groups of 32"));
-    assert!(refused(Shape { page_size: 2, scheme: KvScheme::Int8, ..SMALL }).contains("4 at least"));
+    assert!(refused(Shape { page_size: 2, scheme: KvScheme::Int8, ..SMALL }).contains("4 at min_split"));
 }
 
 #[test]
-fn wrong_operands_are_refused() {
+fn invalid_operands_are_rejected() {
     let Some(device) = testkit::cpu_device() else { return };
     let mut arena = crate::selftest::arena(&device);
     let kv_shape = KvShape { kv_heads: 2, head_dim: 64, page_size: 16, pages: 1, scheme: KvScheme::F16 };

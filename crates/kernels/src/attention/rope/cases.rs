@@ -1,4 +1,4 @@
-//! Where the kernel is compared with its reference.
+//! Self-test cases: the kernel against its reference.
 
 use gpu::{Caps, Device, Result, Tier};
 
@@ -8,10 +8,11 @@ use crate::{
     selftest::{Case, Comparison, Output, POISON, Random, TIMEOUT, arena},
 };
 
-/// Positions of the rows: the first, both sides of a page and of a step of the coarse table, the last of 128k.
+/// Positions of the rows: the first, both sides of a page boundary and of a step of the coarse table, the
+/// last of 128k.
 const POSITIONS: [u32; 9] = [0, 1, 15, 16, 255, 256, 4999, 65_536, 131_071];
 const MAX_POSITIONS: u32 = 131_072;
-/// Rows behind them that are there and not in use.
+/// Inactive rows after them.
 const IDLE: usize = 2;
 const EPSILON: f32 = 1e-6;
 const SCALE: f32 = 0.0625;
@@ -63,11 +64,12 @@ fn case(tier: Tier, shape: Shape, first: usize) -> Case {
     })
 }
 
-/// Rows of `row` values, so many sums of them, and what else a row has: the sums are exactly the values that were given.
+/// Rows of `row` values split into this many partial sums, followed by the rest of the row: the partial sums
+/// add up to exactly the given values.
 pub(crate) fn in_partials(values: &[f32], stride: u32, row: u32, partials: u32) -> Vec<f32> {
     let in_partials = |values: &[f32]| -> Vec<f32> {
         let (values, rest) = values.split_at(row as usize);
-        // A half, a quarter, and so on, and the last again.
+        // A half, a quarter, and so on, and the last fraction twice.
         let fractions = (1..=partials).map(|number| 0.5_f32.powi(number.min(partials - 1) as i32));
         fractions
             .flat_map(|fraction| values.iter().map(move |value| value * fraction))
@@ -77,7 +79,7 @@ pub(crate) fn in_partials(values: &[f32], stride: u32, row: u32, partials: u32) 
     values.chunks(stride as usize).flat_map(in_partials).collect()
 }
 
-/// Runs one shape with one plan on random data. The rows before `first` are not in use either.
+/// Runs one shape with one plan on random data. The rows before `first` are inactive too.
 pub(super) fn run(device: &Device, shape: Shape, plan: policy::Plan, first: usize) -> Result<Comparison> {
     let rows = POSITIONS.len() + IDLE;
     let mut random = Random::new(u64::from(shape.row()));
@@ -85,7 +87,7 @@ pub(super) fn run(device: &Device, shape: Shape, plan: policy::Plan, first: usiz
         |count: u32, scale: f32| (0..count).map(|_| random.signed() * scale).collect::<Vec<f32>>();
     let stride = shape.row() + 6;
     let mut qkv = floats(stride * rows as u32, 20.0);
-    // Values that are zero, that no scale of f16 is small enough for, that are large, and one that is not a number.
+    // Zeros, values below the smallest f16 scale, large values, and a NaN.
     for (row, factor) in [(1, 0.0), (2, 1e-8), (3, 1e3), (4, 1.0)] {
         let first = row * stride as usize + ((shape.heads + shape.kv_heads) * shape.head_dim) as usize;
         qkv[first..first + 32].iter_mut().for_each(|value| *value *= factor);
@@ -99,7 +101,7 @@ pub(super) fn run(device: &Device, shape: Shape, plan: policy::Plan, first: usiz
     let frequencies = inverse_frequencies(shape.head_dim as usize, 1e4, 1.0);
     let tables = Tables::new(&frequencies, MAX_POSITIONS as usize);
 
-    // Rows lie in two slots; page 0 is nobody's.
+    // Rows are in two slots; page 0 is unused.
     let kv_shape = KvShape {
         kv_heads: shape.kv_heads,
         head_dim: shape.head_dim,
@@ -112,7 +114,7 @@ pub(super) fn run(device: &Device, shape: Shape, plan: policy::Plan, first: usiz
     let slots: Vec<u32> = (0..rows as u32).map(|row| (row + 1) % 2).collect();
     let positions: Vec<u32> = POSITIONS.into_iter().chain([3; IDLE]).collect();
     let entry = |row: usize| (slots[row] * table_stride + positions[row] / shape.page_size) as usize;
-    // Backwards, so that numbers of pages and of positions do not agree by chance.
+    // In reverse, so that page numbers and positions do not match by chance.
     for row in 0..rows {
         table[entry(row)] = (rows - row) as u32;
     }
@@ -167,15 +169,16 @@ pub(super) fn run(device: &Device, shape: Shape, plan: policy::Plan, first: usiz
                 inverse_frequencies: &frequencies,
             },
         );
-        // Of a pair's length, not of the value: rotation may leave a small difference of large numbers.
-        let reach = |values: &[f64]| values.iter().fold(0.0_f64, |most, value| most.max(value.abs()));
+        // Relative to the length of a pair, not to the value: rotation may leave a small difference of large
+        // numbers.
+        let reach = |values: &[f64]| values.iter().fold(0.0_f64, |largest, value| largest.max(value.abs()));
         let allowed = 1e-5 * reach(&want_q);
         for (i, want) in want_q.iter().enumerate() {
             let at = || format!("query {i} of row {row} at position {position}");
             comparison.close(at, f64::from(f32::from_bits(q[row * q_row + i])), *want, allowed);
         }
         for (words, want, what) in [(&k, want_k, "key"), (&v, want_v, "value")] {
-            // Values without a bias are only stored: that must be exact. The rest was computed first.
+            // Values without a bias are only stored, which must be exact. The rest is computed first.
             let (want, allowed) = if what == "value" && !shape.bias {
                 let mut rounded = want.clone();
                 stored::round(&mut rounded, shape.scheme);
@@ -194,14 +197,14 @@ pub(super) fn run(device: &Device, shape: Shape, plan: policy::Plan, first: usiz
                 }
                 let got = stored::value(words, &kv_shape, element);
                 let at = || format!("{what} {i} of row {row} at position {position}");
-                // A group with something that is not a number is none as a whole.
+                // A group that contains a NaN becomes NaN as a whole.
                 comparison.close_or_none(at, got, want, allowed);
             }
         }
     }
     let in_use = first * q_row..POSITIONS.len() * q_row;
     for (i, word) in q.iter().enumerate().filter(|(i, _)| !in_use.contains(i)) {
-        comparison.equal(|| format!("query word {i}, of a row not in use"), word, &POISON);
+        comparison.equal(|| format!("query word {i}, of an inactive row"), word, &POISON);
     }
     for i in (0..kv_words).filter(|i| !written[*i]) {
         comparison.equal(|| format!("word {i} of the keys"), &k[i], &POISON);

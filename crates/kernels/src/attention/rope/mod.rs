@@ -1,4 +1,5 @@
-//! From the QKV product to queries and to the cache: bias, norm of each head, RoPE, scale; keys and values into their pages.
+//! From the QKV product to queries and to the KV cache: bias, QK norm, RoPE, scale; writes keys and values
+//! into their pages.
 
 pub(crate) mod cases;
 pub mod policy;
@@ -19,39 +20,39 @@ use crate::{
 };
 use policy::Plan;
 
-/// For the self-test and the compile checks.
+/// Registration for the self-test and the compile checks.
 pub static KERNEL: Kernel = Kernel {
     name: "rope",
-    about: "norm of heads, RoPE, keys and values into their pages",
+    about: "QK norm, RoPE, KV cache write",
     variants: policy::variants,
     cases: cases::cases,
 };
 
-/// Which parts of the computation a model needs, and its dimensions.
+/// The steps of the computation that a model needs, and its dimensions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Shape {
     /// Query heads.
     pub heads: u32,
     /// Key and value heads.
     pub kv_heads: u32,
-    /// Values of a head: a multiple of 8, of 32 where keys and values are int8.
+    /// Values per head: a multiple of 8, of 32 where keys and values are int8.
     pub head_dim: u32,
-    /// Positions of a page, a power of two.
+    /// Positions per page, a power of two.
     pub page_size: u32,
-    /// How keys and values are stored.
+    /// Storage scheme of keys and values.
     pub scheme: KvScheme,
-    /// Query and key heads are normed (Gemma 3).
+    /// Norms query and key heads (Gemma 3).
     pub norm: bool,
-    /// A bias is added first (Qwen2).
+    /// Adds a bias first (Qwen2).
     pub bias: bool,
-    /// Values 2i and 2i + 1 are rotated together (llama in GGUF files), else i and i + head_dim / 2.
+    /// RoPE pairs values 2i and 2i + 1 (llama in GGUF files); otherwise i and i + head_dim / 2.
     pub interleaved: bool,
-    /// The QKV product is the sum of so many, at least 1: its K is in parts.
+    /// Split-K partial sums of the QKV product, at least 1.
     pub partials: u32,
 }
 
 impl Shape {
-    /// Values of a row of the QKV product.
+    /// Values per row of the QKV product.
     pub fn row(&self) -> u32 {
         (self.heads + 2 * self.kv_heads) * self.head_dim
     }
@@ -62,7 +63,7 @@ impl std::fmt::Display for Shape {
         write!(f, "{}/{} × {} {}", self.heads, self.kv_heads, self.head_dim, self.scheme)?;
         let parts = [(self.norm, "norm"), (self.bias, "bias"), (self.interleaved, "interleaved")];
         parts.into_iter().filter(|(has, _)| *has).try_for_each(|(_, part)| write!(f, ", {part}"))?;
-        if self.partials > 1 { write!(f, ", of {} sums", self.partials) } else { Ok(()) }
+        if self.partials > 1 { write!(f, ", {} partial sums", self.partials) } else { Ok(()) }
     }
 }
 
@@ -75,17 +76,17 @@ pub struct Rope {
 
 /// The buffers of one call.
 pub struct Operands<'a> {
-    /// Rows of query heads, key heads, value heads, f32: where it is in several sums, those of a row follow each other.
+    /// Rows of query heads, key heads, value heads, f32; split-K partial sums of a row are consecutive.
     pub qkv: View,
-    /// Values from one row of `qkv` to the next, even.
+    /// Values from one row of `qkv` to the next; even.
     pub qkv_stride: u32,
-    /// One value for each of a row, if the shape has a bias.
+    /// One value per element of a row, if the shape has a bias.
     pub bias: Option<View>,
-    /// Weights of the norms of queries and of keys, head_dim values each, as they multiply, if the shape has norms.
+    /// Weights of the query norm and the key norm, head_dim values each, if the shape has norms.
     pub weights: Option<(View, View)>,
     /// Added to the mean square.
     pub epsilon: f32,
-    /// Queries are multiplied by this.
+    /// Scale of the queries.
     pub scale: f32,
     /// [`Tables::coarse`].
     pub coarse: View,
@@ -93,25 +94,25 @@ pub struct Operands<'a> {
     pub fine: View,
     /// Rows of heads · head_dim values, f32, written.
     pub q: View,
-    /// Where keys and values go.
+    /// Destination of keys and values.
     pub kv: &'a KvLayer,
-    /// Their pages.
+    /// The page table.
     pub table: &'a KvTable,
-    /// u32 a row. Each must be covered by the tables.
+    /// u32 per row. The tables must cover each.
     pub positions: View,
-    /// u32 a row.
+    /// u32 per row.
     pub slots: View,
-    /// Two u32: the first row in use, and the end of those in use.
+    /// Two u32: the first active row, and the end of the active rows.
     pub active: View,
 }
 
 impl Rope {
-    /// Chooses the variant for this device and compiles it.
+    /// Selects the variant for this device and compiles it.
     pub fn new(device: &Device, shape: Shape) -> Result<Self> {
         Self::with_plan(device, shape, policy::plan(device.caps(), &shape))
     }
 
-    /// The same with a plan given.
+    /// The same with a given plan.
     pub fn with_plan(device: &Device, shape: Shape, plan: Plan) -> Result<Self> {
         let wrong = |reason: String| Err(Error::InvalidUse { what: "rope".into(), reason });
         if let Err(reason) = shape.scheme.check(shape.head_dim, shape.page_size) {
@@ -123,7 +124,7 @@ impl Rope {
         Ok(Self { shape, plan, pipeline: variant(&shape, plan).pipeline(device)? })
     }
 
-    /// Records the kernel for `rows` rows, those of them that `active` says.
+    /// Records the kernel for `rows` rows; `active` selects those that are computed.
     pub fn record(
         &self,
         recorder: &mut Recorder,
@@ -181,7 +182,7 @@ impl Rope {
     }
 }
 
-/// What a kernel reads that makes heads of the QKV product, and the cache they go to: see [`Operands`].
+/// Inputs of a kernel that computes heads from the QKV product, and the destination cache: see [`Operands`].
 pub(crate) struct Inputs<'a> {
     pub qkv: &'a View,
     pub qkv_stride: u32,
@@ -193,30 +194,31 @@ pub(crate) struct Inputs<'a> {
     pub table: &'a KvTable,
     pub positions: &'a View,
     pub slots: &'a View,
-    /// Rows in use, and how many words say it.
+    /// The active rows, and the number of words that describe them.
     pub active: (&'a View, u64),
 }
 
 impl Inputs<'_> {
-    /// Refuses what does not fit a shape and so many rows. The rows of `qkv` must lie a multiple of `whole` values apart.
-    pub fn check(&self, name: &str, shape: &Shape, rows: u32, whole: u32) -> Result<()> {
+    /// Rejects operands that do not fit the shape and number of rows. The stride of `qkv` must be a multiple
+    /// of `multiple` values.
+    pub fn check(&self, name: &str, shape: &Shape, rows: u32, multiple: u32) -> Result<()> {
         let wrong = |reason: String| Err(Error::InvalidUse { what: name.to_string(), reason });
         let kv = &self.kv.shape;
         if (kv.kv_heads, kv.head_dim, kv.page_size, kv.scheme)
             != (shape.kv_heads, shape.head_dim, shape.page_size, shape.scheme)
         {
-            return wrong(format!("a cache of {kv:?} for a kernel made for {shape:?}"));
+            return wrong(format!("the cache is {kv:?}, but the kernel was created for {shape:?}"));
         }
         if self.bias.is_some() != shape.bias || self.weights.is_some() != shape.norm {
-            return wrong("bias and weights must be given exactly when the shape has them".into());
+            return wrong("bias and weights must be given if and only if the shape has them".into());
         }
         let (stride, row) = (self.qkv_stride, shape.row());
         if shape.partials == 0
             || u64::from(stride) < u64::from(row) * u64::from(shape.partials)
-            || !stride.is_multiple_of(whole)
+            || !stride.is_multiple_of(multiple)
         {
             return wrong(format!(
-                "{} sums of {row} values a row, {stride} apart: the stride must divide by {whole} and not be shorter",
+                "{} partial sums of {row} values per row at a stride of {stride}: the stride must be a multiple of {multiple} and no shorter",
                 shape.partials
             ));
         }
@@ -229,7 +231,7 @@ impl Inputs<'_> {
             ("positions", self.positions, words(u64::from(rows))),
             ("slots", self.slots, words(u64::from(rows))),
             ("active", self.active.0, words(self.active.1)),
-            ("the table", &self.table.view, words(u64::from(self.table.stride))),
+            ("the page table", &self.table.view, words(u64::from(self.table.stride))),
             ("the coarse table", self.coarse, head),
             ("the fine table", self.fine, 256 * head),
         ];

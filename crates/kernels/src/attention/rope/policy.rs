@@ -1,4 +1,4 @@
-//! Which variant rotates the heads of a model on a device: pure, tested without a GPU.
+//! Selects the variant for a model's heads on a device. Pure; tested without a GPU.
 
 use gpu::{Caps, Subgroup, Tier};
 
@@ -10,16 +10,16 @@ use crate::{attention::kv::KvScheme, variant::Variant};
 pub struct Plan {
     /// T0 or T1.
     pub tier: Tier,
-    /// Threads of a workgroup.
+    /// Threads per workgroup.
     pub threads: u32,
-    /// Threads that share a head, a power of two.
+    /// Threads per head, a power of two.
     pub lanes: u32,
-    /// Subgroup size.
+    /// Required subgroup size.
     pub subgroup: Subgroup,
 }
 
 impl Plan {
-    /// Workgroups of a row.
+    /// Workgroups per row.
     pub fn groups(&self, shape: &Shape) -> u32 {
         (shape.heads + 2 * shape.kv_heads).div_ceil(self.threads / self.lanes)
     }
@@ -32,14 +32,21 @@ pub fn plan(caps: &Caps, shape: &Shape) -> Plan {
 
 /// The plan at a tier that need not be the device's best.
 pub fn at_tier(caps: &Caps, shape: &Shape, tier: Tier) -> Plan {
-    // A thread takes four values at least; a cluster lies within the smallest subgroup that the driver may choose.
+    // A thread takes at least four values; a cluster lies within the smallest subgroup that the driver may
+    // choose.
     let items = (shape.head_dim / 4).next_power_of_two();
     let lanes = items.min(caps.min_subgroup_size.clamp(4, 32));
-    let whole = caps.max_subgroup_size.max(lanes);
-    // A CPU driver takes workgroups one by one: one a row is best there.
-    let wanted = if caps.max_subgroup_size < 32 { (shape.heads + 2 * shape.kv_heads) * lanes } else { whole };
-    let most = (caps.max_threads / whole).max(1) * whole;
-    Plan { tier, threads: wanted.next_multiple_of(whole).min(most), lanes, subgroup: Subgroup::Any }
+    let multiple = caps.max_subgroup_size.max(lanes);
+    // A CPU driver runs workgroups one at a time: one per row is best there.
+    let threads =
+        if caps.max_subgroup_size < 32 { (shape.heads + 2 * shape.kv_heads) * lanes } else { multiple };
+    let max_threads = (caps.max_threads / multiple).max(1) * multiple;
+    Plan {
+        tier,
+        threads: threads.next_multiple_of(multiple).min(max_threads),
+        lanes,
+        subgroup: Subgroup::Any,
+    }
 }
 
 const GEMMA: Shape = Shape {
@@ -54,10 +61,11 @@ const GEMMA: Shape = Shape {
     partials: 1,
 };
 
-/// Heads, kv heads and head_dim of the Gemma 3 family, smallest model first.
+/// Heads, KV heads and head_dim of the Gemma 3 family, smallest model first.
 const MODEL_SHAPES: [(u32, u32, u32); 4] = [(4, 1, 256), (8, 4, 256), (16, 8, 256), (32, 16, 128)];
 
-/// Pipelines that the policy may ask for: those of the Gemma 3 family, and the parts that other families need.
+/// Pipelines that the policy may request: those of the Gemma 3 family, and the features that other families
+/// need.
 pub fn variants(caps: &Caps) -> Vec<Variant> {
     let mut list = Vec::new();
     for tier in [Tier::T0, Tier::T1].into_iter().filter(|tier| caps.tier() >= Some(*tier)) {

@@ -1,4 +1,4 @@
-//! The same in f64, head by head, with the angle computed and not looked up.
+//! CPU reference in f64, head by head, with computed angles instead of tables.
 
 use super::Shape;
 
@@ -6,21 +6,21 @@ use super::Shape;
 pub struct Row<'a> {
     /// Query heads, key heads, value heads.
     pub qkv: &'a [f32],
-    /// One value for each of `qkv`.
+    /// One value per element of `qkv`.
     pub bias: Option<&'a [f32]>,
     /// Weights of the norms of queries and of keys.
     pub weights: Option<(&'a [f32], &'a [f32])>,
     /// Added to the mean square.
     pub epsilon: f32,
-    /// Queries are multiplied by this.
+    /// Scale of the queries.
     pub scale: f32,
-    /// Where the token stands.
+    /// Position of the token.
     pub position: u32,
     /// An angle is position · inverse frequency.
     pub inverse_frequencies: &'a [f64],
 }
 
-/// Queries, keys and values of a row, each head after head.
+/// Queries, keys and values of a row, head by head.
 pub fn rope(shape: &Shape, row: &Row<'_>) -> (Vec<f64>, Vec<f64>, Vec<f64>) {
     let d = shape.head_dim as usize;
     let (heads, kv_heads) = (shape.heads as usize, shape.kv_heads as usize);

@@ -1,12 +1,13 @@
 #version 460
 #pragma tiers(T0, T1)
 #extension GL_GOOGLE_include_directive : require
-// From the rows of the QKV product to queries and to the cache: bias, norm of each query and key head, RoPE, scale of the
-// scores; keys and values go into their pages.
+// From the rows of the QKV product to queries and to the KV cache: bias, QK norm, RoPE, scale; keys and
+// values go into their pages.
 //
-// A cluster of LANES threads takes one head of one row. A thread holds items of four values: two neighbouring ones and their
-// partners in the rotation, so that a word of two f16 values is one thread's. For int8 its items are neighbours by twos, so that
-// a word of four values is one thread's too; the threads of a head find the largest of each group in shared memory.
+// A cluster of LANES threads takes one head of one row. A thread holds items of four values: two neighbours
+// and their partners in the rotation, so that one thread owns a word of two f16 values. For int8 its items
+// come in neighbouring pairs, so that one thread also owns a word of four values; the threads of a head find
+// the largest magnitude of each group in shared memory.
 #include "common.glsl"
 
 layout(local_size_x_id = 0) in;
@@ -15,14 +16,14 @@ layout(constant_id = 1) const uint LANES = 32;
 layout(constant_id = 2) const uint HEAD_DIM = 256;
 layout(constant_id = 3) const uint HEADS = 4;
 layout(constant_id = 4) const uint KV_HEADS = 1;
-// Positions of a page.
+// Positions per page.
 layout(constant_id = 5) const uint PAGE_SIZE = 64;
 layout(constant_id = 6) const uint KV_BITS = 16;
 layout(constant_id = 7) const bool QK_NORM = false;
 layout(constant_id = 8) const bool QKV_BIAS = false;
-// Values 2i and 2i + 1 are rotated together, else i and i + HEAD_DIM / 2.
+// RoPE pairs values 2i and 2i + 1; otherwise i and i + HEAD_DIM / 2.
 layout(constant_id = 9) const bool INTERLEAVED = false;
-// The QKV product is the sum of so many: its K is in parts.
+// Split-K partial sums of the QKV product.
 layout(constant_id = 10) const uint PARTIALS = 1;
 
 layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Floats { float data[]; };
@@ -46,7 +47,7 @@ layout(push_constant, scalar) uniform Push {
     Numbers positions;
     Numbers slots;
     Numbers table;
-    // Rows in use: from the first to before the end.
+    // Active rows first..end.
     Active active_rows;
     uint qkv_stride;
     uint table_stride;
@@ -61,21 +62,21 @@ const uint CLUSTER_SUMS = 1;
 
 const uint HALF = HEAD_DIM / 2;
 const uint ITEMS = INT8 ? (HEAD_DIM / 8 + LANES - 1) / LANES * 2 : (HEAD_DIM / 4 + LANES - 1) / LANES;
-// Items by twos, and all of these.
+// Items in pairs, and the total.
 const uint TWOS = (ITEMS + 1) / 2;
 const uint HELD = 2 * TWOS;
 const uint ALL_HEADS = HEADS + 2 * KV_HEADS;
 
-// Of each head the reach of its groups.
+// The largest magnitude of each group of each head.
 const uint GROUPS = HEAD_DIM / 32;
 shared uint reaches[INT8 ? THREADS / LANES * GROUPS : 1];
 
-// The item of a thread that is number i of ITEMS.
+// Index of a thread's item i of ITEMS.
 uint item_of(uint i, uint lane) {
     return INT8 ? (i / 2 * LANES + lane) * 2 + i % 2 : lane + i * LANES;
 }
 
-// Where the two pairs of an item start, in pairs of values.
+// Start of the two pairs of an item, in pairs of values.
 uvec2 places(uint item) {
     return INTERLEAVED ? uvec2(2 * item, 2 * item + 1) : uvec2(item, item + HALF / 2);
 }
@@ -119,7 +120,8 @@ void store_word(bool key, uint at, uint word) {
     }
 }
 
-// Puts a head into the cache as int8. Every thread of the workgroup must come here, whether its cluster writes or not.
+// Writes a head into the cache as int8. Every thread of the workgroup must call it, whether its cluster
+// writes or not.
 void store_int8(bool key, bool writes, uint line, uint thread, vec4 values[HELD]) {
     uint lane = thread % LANES;
     uint groups = thread / LANES * GROUPS;
@@ -127,7 +129,7 @@ void store_int8(bool key, bool writes, uint line, uint thread, vec4 values[HELD]
         reaches[groups + group] = 0;
     }
     barrier();
-    // Four neighbouring values each, from a thread's items by twos.
+    // Four neighbouring values each, from a thread's items in pairs.
     uvec2 words[TWOS];
     [[unroll]] for (uint i = 0; i < HELD; i += 2) {
         uint item = item_of(i, lane);
@@ -170,7 +172,7 @@ void main() {
     uint thread = thread_index();
     uint lane = thread % LANES;
     uint wanted = gl_WorkGroupID.x * (THREADS / LANES) + thread / LANES;
-    // Clusters past the last head compute it again and write nothing: at T0 all threads must meet at the barriers.
+    // Clusters past the last head repeat it and write nothing: at T0 all threads must reach the barriers.
     uint head = min(wanted, ALL_HEADS - 1);
     bool is_query = head < HEADS;
     bool is_key = !is_query && head < HEADS + KV_HEADS;
@@ -201,7 +203,7 @@ void main() {
         cluster_sums(squares);
         norm = inversesqrt(squares[0] / float(HEAD_DIM) + push.epsilon);
     }
-    // For int8 all threads must meet once more.
+    // For int8 all threads must reach one more barrier.
     bool writes = wanted < ALL_HEADS;
     if (!INT8 && !writes) {
         return;

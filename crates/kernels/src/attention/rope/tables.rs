@@ -1,17 +1,18 @@
 //! Cosines and sines of every position, from two tables that the host computes in f64.
 //!
-//! Drivers promise sines of small angles only, and little of those. Position p is 256 · a + b: the kernel multiplies entry a
-//! of the coarse table by entry b of the fine one, as complex numbers, which is exact to f32's rounding at any position.
+//! Vulkan guarantees the precision of sines for small angles only, and little of it. Position p is 256 · a +
+//! b: the kernel multiplies entry a of the coarse table by entry b of the fine one, as complex numbers, which
+//! is exact to f32 rounding at any position.
 
-/// Positions that the fine table covers, as the shader has it.
+/// Positions that the fine table covers; the shader has the same constant.
 const FINE: usize = 256;
 
 /// The two tables, each [entry][head_dim / 2] of a cosine and a sine.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tables {
-    /// Of positions 0, 256, 512, …
+    /// For positions 0, 256, 512, …
     pub coarse: Vec<f32>,
-    /// Of positions 0 to 255.
+    /// For positions 0 to 255.
     pub fine: Vec<f32>,
 }
 
@@ -30,7 +31,8 @@ impl Tables {
     }
 }
 
-/// theta^(−2i / head_dim) / `factor` for i < head_dim / 2; `factor` is that of linear scaling, 1 for none.
+/// theta^(−2i / head_dim) / `factor` for i < head_dim / 2; `factor` is that of linear RoPE scaling, 1 for
+/// none.
 pub fn inverse_frequencies(head_dim: usize, theta: f64, factor: f64) -> Vec<f64> {
     (0..head_dim / 2).map(|i| theta.powf(-2.0 * i as f64 / head_dim as f64) / factor).collect()
 }

@@ -20,9 +20,10 @@ fn all_cases_on_the_cpu_driver() {
     crate::variant::run_cases_on_cpu(&super::KERNEL);
 }
 
-/// The CPU driver's own plan takes a row at once: more clusters than heads, and several workgroups a row, show only here.
+/// The CPU driver's own plan takes a row at once: more clusters than heads, and several workgroups per row,
+/// are only covered here.
 #[test]
-fn plans_of_larger_gpus_are_right_too() {
+fn plans_of_larger_gpus_match_the_reference() {
     let Some(device) = testkit::cpu_device() else { return };
     for (tier, threads, lanes) in
         [(Tier::T0, 64, 8), (Tier::T0, 32, 16), (Tier::T1, 32, 8), (Tier::T1, 32, 2)]
@@ -36,7 +37,7 @@ fn plans_of_larger_gpus_are_right_too() {
 }
 
 #[test]
-fn wrong_operands_are_refused() {
+fn invalid_operands_are_rejected() {
     let Some(device) = testkit::cpu_device() else { return };
     let mut arena = crate::selftest::arena(&device);
     let kv_shape = KvShape { kv_heads: 1, head_dim: 256, page_size: 64, pages: 1, scheme: KvScheme::F16 };
@@ -93,7 +94,7 @@ fn plans_fit_the_device() {
 }
 
 #[test]
-fn frequencies_are_scaled_and_tables_cover_every_position() {
+fn tables_match_scaled_frequencies_at_every_position() {
     let plain = inverse_frequencies(8, 1e4, 1.0);
     assert_eq!(plain.len(), 4);
     for (got, want) in plain.iter().zip([1.0, 0.1, 0.01, 0.001]) {

@@ -1,5 +1,5 @@
-//! Measurements of a device: what its memory and its command processor can do at best. Every percentage that Indrik prints
-//! is a share of what is measured here.
+//! Measurements of a device's peak memory bandwidth and command overhead. Every percentage that Indrik prints
+//! is relative to these.
 
 use std::time::{Duration, Instant};
 
@@ -11,10 +11,10 @@ use serde::Serialize;
 use super::{Read, ReadShape, Touch};
 use crate::bench::random::{Distribution, Random};
 
-/// How fast a device reads, and what its commands cost.
+/// Read bandwidth of a device, and the cost of its commands.
 #[derive(Clone, Debug, Serialize)]
 pub struct Measured {
-    /// Bytes read at once for the figure below.
+    /// Bytes per read for the bandwidth figures.
     pub bytes: u64,
     /// Read bandwidth, bytes per second, at the best shape.
     pub read_bytes_per_s: f64,
@@ -24,30 +24,30 @@ pub struct Measured {
     pub shapes: Vec<(ReadShape, f64)>,
     /// One read with its barrier: bytes and nanoseconds.
     pub sizes: Vec<(u64, f64)>,
-    /// A dispatch that waits for nothing, in nanoseconds.
+    /// An independent dispatch, in nanoseconds.
     pub dispatch_ns: f64,
-    /// A dispatch that waits for the one before it, in nanoseconds.
+    /// A dispatch that depends on the previous one, in nanoseconds.
     pub dependent_dispatch_ns: f64,
-    /// What the host spends on a submission, in nanoseconds.
+    /// Host time per submission, in nanoseconds.
     pub submit_ns: f64,
-    /// From submitting next to nothing to knowing that it is done, in nanoseconds.
+    /// Round trip of a nearly empty submission, in nanoseconds.
     pub round_trip_ns: f64,
 }
 
-/// No single measurement takes longer than this on a device that works.
+/// No single measurement takes longer on a working device.
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// Odd, so that the median is a run and not a mean of two.
 const REPEATS: usize = 5;
 
-/// How much a device reads at once when nobody says: many times any cache, and not long even on a slow one.
+/// Default number of bytes to read: many times any cache, and fast even on a slow device.
 pub fn default_bytes(device: &Device) -> u64 {
     let most = if device.info().kind == AdapterKind::Cpu { 256 << 20 } else { 8 << 30 };
     let free = device.heaps().iter().filter(|heap| heap.device_local).map(gpu::Heap::free).max().unwrap_or(0);
-    // Less would measure a cache; where even that is not free, allocating it says so.
+    // Less would measure a cache; where even that is not free, the allocation fails.
     most.min(free / 2).max(16 << 20)
 }
 
-/// Measures a device by reading `bytes` of its memory; `progress` is told what happens.
+/// Measures a device by reading `bytes` of its memory; `progress` gets a description of each step.
 pub fn measure(device: &Device, bytes: u64, mut progress: impl FnMut(&str)) -> Result<Measured> {
     let bytes = bytes / 16 * 16;
     if bytes == 0 {
@@ -83,14 +83,14 @@ pub fn measure(device: &Device, bytes: u64, mut progress: impl FnMut(&str)) -> R
     })
 }
 
-/// What a device's memory allows, in bytes read per second: what every share of the roofline is a share of. Takes less memory and
-/// time than [`measure`]. A CPU driver is bound by its instructions before it is bound by memory, so there the processor
-/// itself does the reading.
+/// The peak read bandwidth of a device's memory, in bytes per second: the roofline. Takes less memory and
+/// time than [`measure`]. A CPU driver is compute-bound before it is memory-bound, so there the host itself
+/// does the reading.
 pub fn read_bandwidth(device: &Device) -> Result<f64> {
     read_bandwidth_of(device, default_bytes(device) / 4)
 }
 
-/// The same by reading at most so many bytes at once.
+/// The same, reading at most `max_bytes` at once.
 pub fn read_bandwidth_of(device: &Device, most: u64) -> Result<f64> {
     if device.info().kind == AdapterKind::Cpu {
         return Ok(cpu_read_bandwidth());
@@ -101,7 +101,7 @@ pub fn read_bandwidth_of(device: &Device, most: u64) -> Result<f64> {
     Ok(fastest(&time_shapes(device, &blocks, &results(device)?, &mut |_| ())?).1)
 }
 
-/// How fast all cores together read memory, without any driver: the best of several runs.
+/// Memory read bandwidth of all cores together, without a driver: the best of several runs.
 fn cpu_read_bandwidth() -> f64 {
     const WORDS: usize = (256 << 20) / 8;
     let words: Vec<u64> = (0..WORDS as u64).collect();
@@ -110,7 +110,7 @@ fn cpu_read_bandwidth() -> f64 {
         let start = Instant::now();
         std::thread::scope(|scope| {
             for part in words.chunks(WORDS.div_ceil(cores)) {
-                // Eight sums at a time: one would wait for itself.
+                // Eight independent sums: a single one would depend on itself.
                 scope.spawn(|| {
                     let mut sums = [0_u64; 8];
                     for eight in part.as_chunks::<8>().0 {
@@ -127,14 +127,14 @@ fn cpu_read_bandwidth() -> f64 {
     (0..REPEATS).map(|_| read_all()).fold(0.0, f64::max)
 }
 
-/// Room for what reads have to write, so that no compiler leaves them out.
+/// Space for the results of reads, so that no compiler eliminates them.
 fn results(device: &Device) -> Result<View> {
     let most = ReadShape::candidates(device.caps()).iter().map(|shape| shape.groups).max().unwrap_or(1);
     let mut scratch = Arena::new(device, Lifetime::Scratch, Memory::Device).with_block_size(1 << 20);
     Ok(scratch.buffer("results", u64::from(most) * 4)?.view())
 }
 
-/// Every shape worth trying with its bandwidth, in bytes per second.
+/// Every shape worth trying, with its bandwidth in bytes per second.
 fn time_shapes(
     device: &Device,
     blocks: &[Buffer],
@@ -154,7 +154,7 @@ fn fastest(shapes: &[(ReadShape, f64)]) -> (ReadShape, f64) {
     shapes.iter().copied().max_by(|a, b| a.1.total_cmp(&b.1)).expect("there is always a candidate")
 }
 
-/// Buffers of random words, `bytes` in all; all are allocated before the first is filled.
+/// Buffers of random words, `bytes` in total; all are allocated before the first is filled.
 fn random_blocks(device: &Device, bytes: u64) -> Result<Vec<Buffer>> {
     let largest = device.caps().max_allocation.min(bytes) / 16 * 16;
     let mut arena = Arena::new(device, Lifetime::Scratch, Memory::Device).with_block_size(largest);
@@ -174,12 +174,12 @@ fn random_blocks(device: &Device, bytes: u64) -> Result<Vec<Buffer>> {
     Ok(blocks)
 }
 
-/// Different pieces of one size, so that no read finds its data in a cache; none when there is less than three of them.
+/// Disjoint pieces of one size, so that no read hits a cache; none when there are fewer than three.
 fn rotating(blocks: &[Buffer], size: u64) -> Result<Option<Vec<View>>> {
     const MOST: usize = 32;
     let mut views = Vec::new();
     for block in blocks {
-        // Spread over the block: neighbours would still be in the cache after the run before.
+        // Spread over the block: neighbours would still be cached from the previous run.
         let fit = block.len() / size;
         let step = (fit / MOST as u64).max(1);
         for index in (0..fit).step_by(step as usize) {
@@ -190,7 +190,7 @@ fn rotating(blocks: &[Buffer], size: u64) -> Result<Option<Vec<View>>> {
     Ok((views.len() >= 3).then_some(views))
 }
 
-/// Nanoseconds on the GPU for reading all of `views`, one after the other: the median of several runs.
+/// GPU nanoseconds for reading all of `views`, one after the other: the median of several runs.
 fn time_reads(device: &Device, shape: ReadShape, views: &[View], result: &View) -> Result<f64> {
     let read = Read::new(device, shape)?;
     let mut recorder = device.timed_recorder(TimestampMode::Whole)?;
@@ -208,7 +208,8 @@ fn time_dispatches(device: &Device) -> Result<(f64, f64)> {
     let words = arena.buffer("counters", COUNT * SPACING)?;
     let touch = Touch::new(device, false)?;
     let time = |step: u64| {
-        // Wall clock of the whole less that of an empty program: a timestamp after each dispatch would cost more than it.
+        // Wall-clock time of the whole minus that of an empty program: a timestamp after each dispatch would
+        // cost more than the dispatch.
         let mut recorder = device.recorder()?;
         for index in 0..COUNT {
             let at = index * step;
@@ -236,7 +237,7 @@ fn time_submissions(device: &Device) -> Result<(f64, f64)> {
     Ok((submit, round_trip))
 }
 
-/// GPU time of a timed program: the median of several runs after one to warm up.
+/// GPU time of a timed program: the median of several runs after one warm-up run.
 pub fn median_gpu_ns(program: &Program) -> Result<f64> {
     program.run(TIMEOUT)?;
     median(|| {

@@ -1,4 +1,4 @@
-//! Kernels that measure the device rather than compute: how fast it reads, what a dispatch and a barrier cost.
+//! Kernels that measure the device: read bandwidth, and the cost of a dispatch and a barrier.
 
 mod measure;
 
@@ -13,25 +13,25 @@ use crate::{
     variant::Variant,
 };
 
-/// For the self-test and the compile checks.
+/// Registration for the self-test and the compile checks.
 pub static KERNEL: Kernel =
     Kernel { name: "probe", about: "read bandwidth, dispatch and barrier cost", variants, cases };
 
-/// Shape of a read: threads of a workgroup, workgroups, loads of 16 bytes in flight.
+/// Shape of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct ReadShape {
-    /// Threads of a workgroup.
+    /// Threads per workgroup.
     pub threads: u32,
     /// Workgroups.
     pub groups: u32,
-    /// Loads of 16 bytes that a thread has in flight.
+    /// 16-byte loads in flight per thread.
     pub in_flight: u32,
 }
 
 impl ReadShape {
-    /// Shapes worth trying on a device: which one reads fastest differs from GPU to GPU.
+    /// Shapes worth trying on a device: which one is fastest differs between GPUs.
     pub fn candidates(caps: &Caps) -> Vec<ReadShape> {
-        // A CPU driver gains nothing from more threads than it has cores: a few shapes tell all.
+        // A CPU driver gains nothing from more threads than cores: a few shapes are enough.
         let cpu = caps.max_subgroup_size < 32;
         let units = caps.compute_units.unwrap_or(16);
         let threads: &[u32] = if cpu { &[128, 512] } else { &[256, 512, 1024] };
@@ -52,24 +52,25 @@ impl ReadShape {
     }
 }
 
-/// Reads memory and gives back the exclusive or of its words.
+/// Reads memory and returns the XOR of its words.
 pub struct Read {
     shape: ReadShape,
     pipeline: Pipeline,
 }
 
 impl Read {
-    /// Compiles it for a shape.
+    /// Compiles the kernel for a shape.
     pub fn new(device: &Device, shape: ReadShape) -> Result<Self> {
         Ok(Self { shape, pipeline: read_variant(shape).pipeline(device)? })
     }
 
-    /// Reads all of `source` (a multiple of 16 bytes); one word a workgroup goes to `result`.
+    /// Reads all of `source` (a multiple of 16 bytes); writes one word per workgroup to `result`.
     pub fn record(&self, recorder: &mut Recorder, name: &str, source: &View, result: &View) -> Result<()> {
         let groups = self.shape.groups;
         if !source.len().is_multiple_of(16) || result.len() < u64::from(groups) * 4 {
             let reason =
-                "the source must be a multiple of 16 bytes and the result hold a word a workgroup".into();
+                "the source must be a multiple of 16 bytes, and the result hold one word per workgroup"
+                    .into();
             return Err(Error::InvalidUse { what: name.to_string(), reason });
         }
         let push = probe_read::Push {
@@ -81,18 +82,18 @@ impl Read {
     }
 }
 
-/// Adds one to a word, or only claims to.
+/// Increments a word, or only declares to.
 pub struct Touch {
     pipeline: Pipeline,
 }
 
 impl Touch {
-    /// Compiles it; without `count` it is ordered like the other and does nothing.
+    /// Compiles the kernel; without `count` it is ordered like an increment but does nothing.
     pub fn new(device: &Device, count: bool) -> Result<Self> {
         Ok(Self { pipeline: touch_variant(count).pipeline(device)? })
     }
 
-    /// Adds one to the first word of `counter`.
+    /// Increments the first word of `counter`.
     pub fn record(&self, recorder: &mut Recorder, name: &str, counter: &View) -> Result<()> {
         let push = probe_touch::Push { counter: Address::from(counter.clone()) };
         recorder.dispatch(name, &self.pipeline, [1, 1, 1], &push)
@@ -123,7 +124,7 @@ fn variants(caps: &Caps) -> Vec<Variant> {
 }
 
 fn cases(caps: &Caps) -> Vec<Case> {
-    // Threads that are no power of two are not halved evenly.
+    // Thread counts that are not a power of two do not halve evenly.
     let mut list: Vec<Case> =
         [(128, 1, 1), (128, 3, 1000), (128, 4, 4096), (128, 7, 12_345), (1, 2, 9), (99, 3, 1000)]
             .into_iter()
@@ -149,7 +150,7 @@ fn run_read(device: &Device, shape: ReadShape, vectors: usize) -> Result<Compari
     let mut comparison = Comparison::default();
     let xor = |words: &[u32]| words.iter().fold(0, |all, word| all ^ word);
     let got = xor(&output.read(&mut comparison)?);
-    comparison.equal(|| "the exclusive or of all words".into(), &got, &xor(&words));
+    comparison.equal(|| "the XOR of all words".into(), &got, &xor(&words));
     Ok(comparison)
 }
 

@@ -1,8 +1,8 @@
 #version 460
 #pragma tiers(T0)
 #extension GL_GOOGLE_include_directive : require
-// Reads a buffer once and as fast as the memory allows. The exclusive or of all words comes out, so that nothing can be
-// skipped and the result does not depend on the order.
+// Reads a buffer once, at full memory bandwidth. Outputs the XOR of all words, so that nothing can be skipped
+// and the result does not depend on the order.
 #include "common.glsl"
 
 layout(local_size_x_id = 0) in;
@@ -13,7 +13,7 @@ layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Wo
 layout(buffer_reference, scalar, buffer_reference_align = 4) writeonly buffer Output { uint data[]; };
 layout(push_constant, scalar) uniform Push {
     Words4 source;
-    // One word a workgroup.
+    // One word per workgroup.
     Output result;
     // Of 16 bytes.
     uint count;
@@ -39,7 +39,7 @@ void main() {
         all ^= push.source.data[at];
     }
     parts[thread] = all.x ^ all.y ^ all.z ^ all.w;
-    // In halves: one thread going through all words would add microseconds to every read that is measured.
+    // Tree reduction: one thread adding up all words would add microseconds to every measured read.
     for (uint left = THREADS; left > 1;) {
         uint half_of = (left + 1) / 2;
         barrier();

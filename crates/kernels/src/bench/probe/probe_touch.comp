@@ -1,8 +1,8 @@
 #version 460
 #pragma tiers(T0)
 #extension GL_GOOGLE_include_directive : require
-// Adds one to a word, or does nothing at all, so that what a chain of these takes is the price of dispatches and barriers.
-// With COUNT a missing barrier shows as a wrong count.
+// Increments a word, or does nothing at all, so that a chain of these measures the cost of dispatches and
+// barriers. With COUNT a missing barrier shows up as a wrong count.
 #include "common.glsl"
 
 layout(local_size_x = 1) in;

@@ -1,4 +1,5 @@
-//! Random words made on the GPU, so that a model's worth of weights for a benchmark needs no file and no upload.
+//! Random words generated on the GPU, so that benchmarks with a model's worth of weights need no file and no
+//! upload.
 
 use gpu::{Caps, Device, Pipeline, Recorder, Result, Subgroup, Tier, View};
 
@@ -9,10 +10,10 @@ use crate::{
     variant::Variant,
 };
 
-/// For the self-test and the compile checks.
+/// Registration for the self-test and the compile checks.
 pub static KERNEL: Kernel = Kernel { name: "random", about: "random words for benchmarks", variants, cases };
 
-/// What the words are.
+/// Distribution of the words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Distribution {
     /// Any bits: quantised weights.
@@ -21,7 +22,7 @@ pub enum Distribution {
     Scales,
     /// An f32 between −1 and 1: activations.
     Floats,
-    /// Two f16 of either sign between 2⁻⁸ and 2⁻⁷: activations for matrix units.
+    /// Two f16 of either sign between 2⁻⁸ and 2⁻⁷: activations for cooperative matrices.
     Halves,
 }
 
@@ -38,12 +39,13 @@ pub struct Random {
 }
 
 impl Random {
-    /// Compiles it for one distribution of words.
+    /// Compiles the kernel for one distribution.
     pub fn new(device: &Device, distribution: Distribution) -> Result<Self> {
         Ok(Self { pipeline: variant(distribution, device.caps()).pipeline(device)? })
     }
 
-    /// Fills `to` (a multiple of 4 bytes, at most 16 GiB) with words that depend on `seed` and their position alone.
+    /// Fills `to` (a multiple of 4 bytes, at most 16 GiB) with words that depend only on `seed` and their
+    /// index.
     pub fn record(&self, recorder: &mut Recorder, name: &str, to: &View, seed: u32) -> Result<()> {
         let count = u32::try_from(to.len() / 4).unwrap_or(u32::MAX);
         // Enough to fill any GPU; each thread takes several words.
@@ -53,7 +55,7 @@ impl Random {
     }
 }
 
-/// Fills activations with random values: those of a benchmark must not be zeros, which cost a device less.
+/// Fills activations with random values: zeros would cost a device less than real activations.
 pub fn fill_vectors(device: &Device, x: &Vectors) -> Result<()> {
     let mut recorder = device.recorder()?;
     record_vectors(&mut recorder, device, x)?;
@@ -75,7 +77,7 @@ pub fn record_vectors(recorder: &mut Recorder, device: &Device, x: &Vectors) -> 
     }
 }
 
-/// The same word on the CPU.
+/// CPU reference of one word.
 pub fn reference(distribution: Distribution, seed: u32, position: u32) -> u32 {
     let bits = mix32(position ^ mix32(seed));
     match distribution {
@@ -143,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn scales_and_floats_stay_in_their_range() {
+    fn scales_and_floats_are_within_range() {
         for position in 0..10_000 {
             let scale = half::f16::from_bits(reference(Distribution::Scales, 1, position) as u16).to_f32();
             assert!((1.0 / 256.0..1.0 / 128.0).contains(&scale), "{scale}");

@@ -1,7 +1,7 @@
 #version 460
 #pragma tiers(T0)
 #extension GL_GOOGLE_include_directive : require
-// Fills a buffer with random words that depend on seed and position alone.
+// Fills a buffer with random words that depend only on the seed and their index.
 #include "common.glsl"
 
 layout(local_size_x_id = 0) in;

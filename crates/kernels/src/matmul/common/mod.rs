@@ -1,4 +1,4 @@
-//! What the kernels of matrix products have in common: where their output goes, and what becomes of it on the way.
+//! Shared by all matrix products: the output target, and the epilogue applied to it.
 
 pub mod reference;
 pub(crate) mod trial;
@@ -7,40 +7,41 @@ use gpu::{Error, Result, View};
 
 use crate::{Activations, HALF_GROUP, Layout, MatrixBlock, QUAD, STRIP, VectorData, Vectors};
 
-/// What a product does with its sums before it writes them.
+/// The operation fused after a product.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Epilogue {
     /// Nothing.
     #[default]
     None,
-    /// Strips alternate gate, up, gate, up: gelu(gate) · up, half as many values as the matrix has rows. GELU by tanh.
+    /// GeGLU: gelu(gate) · up, with GELU by tanh. Strips alternate gate, up, gate, up; the output has half as
+    /// many values as the matrix has rows.
     Geglu,
-    /// The same with silu(gate) · up.
+    /// SwiGLU: silu(gate) · up, laid out like GeGLU.
     Swiglu,
 }
 
 impl Epilogue {
-    /// Every one.
+    /// Every epilogue.
     pub const ALL: [Epilogue; 3] = [Epilogue::None, Epilogue::Geglu, Epilogue::Swiglu];
 
-    /// Strips that make a strip's worth of output.
+    /// Strips of weights per strip of output.
     pub fn strips(self) -> usize {
         if self == Epilogue::None { 1 } else { 2 }
     }
 
-    /// Values of a column of output that `rows` rows of a matrix make.
+    /// Output values per column from `rows` rows of a matrix.
     pub fn outputs(self, rows: usize) -> usize {
         rows / self.strips()
     }
 
-    /// Refuses a matrix whose strips are no pairs.
+    /// Rejects a matrix whose strips do not form pairs.
     pub(crate) fn check(self, what: &str, weights: &Layout) -> Result<()> {
         if weights.rows.is_multiple_of(STRIP * self.strips()) || self == Epilogue::None {
             return Ok(());
         }
         let reason = format!(
-            "{} rows are not whole pairs of strips of gate and up ({} rows); compute the two apart and join them with the kernel `gated`",
+            "{} rows are not whole pairs of gate and up strips ({} rows); compute the two separately and combine them with the kernel `gated`",
             weights.rows,
             2 * STRIP
         );
@@ -58,53 +59,53 @@ impl std::fmt::Display for Epilogue {
     }
 }
 
-/// Where the output of a product goes: value r of column c to element c · `stride` + `first` + r of `y`. So matrices of
-/// different schemes can fill one output row side by side.
+/// Destination of a product: value r of column c goes to element c · `stride` + `first` + r of `y`. Matrices
+/// of different schemes can thus fill one output row side by side.
 #[derive(Clone, Debug)]
 pub struct Target {
-    /// The output, f32; or the values of activations, as [`VectorData`] has them.
+    /// The output: f32, or the values of activations as in [`VectorData`].
     pub y: View,
-    /// How the values are stored.
+    /// Storage format of the values.
     pub format: OutputFormat,
-    /// Where this product's values start in a column.
+    /// Start of this product's values within a column.
     pub first: usize,
-    /// Elements from the start of a column to the next.
+    /// Elements from the start of one column to the next.
     pub stride: usize,
 }
 
-/// How a product's output is stored.
+/// Storage format of a product's output.
 #[derive(Clone, Debug)]
 pub enum OutputFormat {
     /// f32.
     F32,
-    /// int16 activations; these are their scales.
+    /// int16 activations, with the buffer of their scales.
     Int16(View),
     /// f16 activations.
     F16,
 }
 
 impl Target {
-    /// An output of its own, whose columns of `n` values follow each other.
+    /// A dedicated output of contiguous columns of `n` values.
     pub fn whole(y: impl Into<View>, n: usize) -> Self {
         Self { y: y.into(), format: OutputFormat::F32, first: 0, stride: n }
     }
 
-    /// Activations for the next product: f32, int16, which a matrix–vector product with an epilogue writes, or f16, which a product on
-    /// matrix units does.
+    /// Activations for the next product: f32, int16 (written by a GEMV with an epilogue) or f16 (written by a
+    /// product on cooperative matrices).
     pub fn vectors(y: &Vectors) -> Result<Self> {
         let (values, format) = match &y.data {
             VectorData::F32(values) => (values, OutputFormat::F32),
             VectorData::Int16 { values, scales } => (values, OutputFormat::Int16(scales.view())),
             VectorData::F16(values) => (values, OutputFormat::F16),
             VectorData::Int8 { .. } => {
-                let reason = "a product writes f32, int16 or f16; int8 activations are made by norm".into();
+                let reason = "a product writes f32, int16 or f16; only norm writes int8 activations".into();
                 return Err(Error::InvalidUse { what: "target".into(), reason });
             }
         };
         Ok(Self { y: values.view(), format, first: 0, stride: y.stride() })
     }
 
-    /// How the values are stored.
+    /// Storage format of the values.
     pub fn kind(&self) -> Activations {
         match self.format {
             OutputFormat::F32 => Activations::F32,
@@ -113,10 +114,11 @@ impl Target {
         }
     }
 
-    /// Refuses a target that is not of the `kind` the kernel writes, or has no room for columns of `n` values.
+    /// Rejects a target whose format is not the kernel's `kind`, or that is too small for columns of `n`
+    /// values.
     pub(crate) fn check(&self, what: &str, kind: Activations, n: usize, columns: usize) -> Result<()> {
         if self.kind() != kind {
-            let reason = format!("{} output of a kernel that writes {kind}", self.kind());
+            let reason = format!("the output is {}, but the kernel writes {kind}", self.kind());
             return Err(Error::InvalidUse { what: what.to_string(), reason });
         }
         let room = match &self.format {
@@ -124,7 +126,7 @@ impl Target {
             OutputFormat::F16 => {
                 if !self.first.is_multiple_of(STRIP) || !self.stride.is_multiple_of(QUAD) {
                     let reason = format!(
-                        "f16 output {} apart from value {} on: columns are whole quads, and products start at whole strips",
+                        "f16 output at a stride of {} from value {}: the stride must be whole quads, the start whole strips",
                         self.stride, self.first
                     );
                     return Err(Error::InvalidUse { what: what.to_string(), reason });
@@ -132,13 +134,15 @@ impl Target {
                 self.y.len() / 2
             }
             OutputFormat::Int16(scales) => {
-                let whole = self.first.is_multiple_of(HALF_GROUP) && self.stride.is_multiple_of(QUAD);
+                let aligned = self.first.is_multiple_of(HALF_GROUP) && self.stride.is_multiple_of(QUAD);
                 let room = self.y.len() / 2;
-                if !whole || !room.is_multiple_of(QUAD as u64) || scales.len() / 4 < room / HALF_GROUP as u64
+                if !aligned
+                    || !room.is_multiple_of(QUAD as u64)
+                    || scales.len() / 4 < room / HALF_GROUP as u64
                 {
                     let reason = format!(
-                        "int16 output of {room} values with {} scales, {} apart, from value {} on; columns are whole quads \
-                         with a scale for each {HALF_GROUP} values, and products start at one of those",
+                        "int16 output of {room} values with {} scales at a stride of {} from value {}: the stride must be whole quads, \
+                         the start a multiple of {HALF_GROUP}, with one scale per {HALF_GROUP} values",
                         scales.len() / 4,
                         self.stride,
                         self.first,
@@ -158,13 +162,14 @@ impl Target {
             return Ok(());
         }
         let reason = format!(
-            "{columns} columns of {n} values do not fit from element {} on, {} apart, into an output of {} values",
+            "{columns} columns of {n} values from element {} at a stride of {} do not fit an output of {} values",
             self.first, self.stride, room,
         );
         Err(Error::InvalidUse { what: what.to_string(), reason })
     }
 
-    /// Where a part of the matrix writes: the buffer, and the first element of a column in it. The target has been checked.
+    /// The destination of one block of the matrix: the buffer, and the first element within a column. The
+    /// target must have been checked.
     pub(crate) fn for_block(
         &self,
         what: &str,
@@ -173,8 +178,8 @@ impl Target {
         columns: usize,
     ) -> Result<(View, u32)> {
         if !part.first_row.is_multiple_of(STRIP * epilogue.strips()) {
-            let reason = "the matrix is cut between a strip of gate and its strip of up: this device allows too small \
-                          allocations for gate and up in one matrix"
+            let reason = "a block of the matrix ends between a strip of gate and its strip of up: the maximum allocation of this \
+                          device is too small for gate and up in one matrix"
                 .into();
             return Err(Error::InvalidUse { what: what.to_string(), reason });
         }
@@ -182,7 +187,7 @@ impl Target {
         if columns > 1 || !matches!(self.format, OutputFormat::F32) {
             return Ok((self.y.clone(), first as u32));
         }
-        // With one column a part's share of y is a run of its own: parts then need no barrier between them.
+        // With one column, a block's share of y is contiguous, so that blocks need no barrier between them.
         let bytes = first as u64 * 4..(first + epilogue.outputs(part.layout.rows)) as u64 * 4;
         Ok((self.y.slice(bytes)?, 0))
     }
@@ -193,8 +198,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_gate_closes_and_opens() {
-        // Known values of both functions: 0 at 0, the identity far above, nothing far below.
+    fn gated_activations_match_known_values() {
+        // Known values of both functions: 0 at 0, the identity for large inputs, 0 for large negative ones.
         for epilogue in [Epilogue::Geglu, Epilogue::Swiglu] {
             assert_eq!(reference::gated(epilogue, 0.0, 5.0), 0.0);
             assert_eq!(reference::gated(epilogue, 1e4, 2.0), 2e4);
@@ -206,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn pairs_of_strips_are_demanded_by_epilogues_alone() {
+    fn only_epilogues_require_pairs_of_strips() {
         let rows = |rows| Layout { scheme: crate::Scheme::Int8, rows, k: 32 };
         for (count, pairs) in [(32, true), (96, true), (48, false), (31, false), (16, false)] {
             assert!(Epilogue::None.check("", &rows(count)).is_ok());

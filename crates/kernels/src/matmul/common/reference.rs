@@ -1,4 +1,4 @@
-//! A product in f64, weight by weight, from row-major data.
+//! CPU reference: a product in f64, weight by weight, from row-major data.
 
 use super::Epilogue;
 use crate::STRIP;
@@ -9,12 +9,12 @@ pub struct Weights {
     pub k: usize,
     /// Rows of `k` weights.
     pub values: Vec<f64>,
-    /// For each weight the sum of the absolute terms that it is made of: |d · q| + |m| where groups have minima. Kernels add up
-    /// the two apart, and round each.
+    /// Per weight, the sum of its absolute terms: |d · q| + |m| where groups have minima. Kernels sum the two
+    /// separately, and round each.
     pub magnitudes: Vec<f64>,
 }
 
-/// One value of y, and how far an f32 computation may be from it.
+/// One value of y, and the allowed error of an f32 computation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Value {
     /// The value.
@@ -23,12 +23,12 @@ pub struct Value {
     pub allowed: f64,
 }
 
-/// What sums in f32 reach, as a fraction of the sum of the absolute products.
+/// Error of sums in f32, as a fraction of the sum of the absolute products.
 const SUM_ERROR: f64 = 2e-6;
-/// What the exponential of a driver reaches: Vulkan allows 3 + 2 · |x| units in the last place, and |x| stays below 80.
+/// Error of the driver's exponential: Vulkan allows 3 + 2 · |x| ULP, and |x| stays below 80.
 const EXP_ERROR: f64 = 2e-5;
 
-/// One column of y. Weights may be off by `error` of themselves.
+/// One column of y. Weights may have a relative error of `error`.
 pub fn product(weights: &Weights, x: &[f64], epilogue: Epilogue, error: f64) -> Vec<Value> {
     let rows = weights.values.chunks(weights.k).zip(weights.magnitudes.chunks(weights.k));
     let sums: Vec<Value> = rows
@@ -47,18 +47,18 @@ pub fn product(weights: &Weights, x: &[f64], epilogue: Epilogue, error: f64) -> 
         .collect()
 }
 
-/// gelu(gate) · up or silu(gate) · up, with what the errors of both grow to. No slope of the two functions exceeds 1.13.
+/// gelu(gate) · up or silu(gate) · up, with propagated errors. The slope of both functions is at most 1.13.
 pub fn gated_value(epilogue: Epilogue, gate: Value, up: Value) -> Value {
     let value = gated(epilogue, gate.value, up.value);
     let activation = gated(epilogue, gate.value, 1.0);
     let from_gate = 1.13 * gate.allowed * (up.value.abs() + up.allowed);
-    // The exponential's error is a fraction of what is left of the gate, down to where f32 has no smaller numbers.
+    // The exponential's error is relative to the activated gate, down to the smallest f32.
     let allowed = from_gate + activation.abs() * up.allowed + EXP_ERROR * value.abs() + 1e-30;
     Value { value, allowed }
 }
 
-/// gelu(gate) · up by tanh, or silu(gate) · up. ½ (1 + tanh z) is written as 1 / (1 + e⁻²ᶻ), which keeps its digits where it is
-/// small.
+/// gelu(gate) · up by tanh, or silu(gate) · up. ½ (1 + tanh z) is computed as 1 / (1 + e⁻²ᶻ), which keeps its
+/// precision for small values.
 pub fn gated(epilogue: Epilogue, gate: f64, up: f64) -> f64 {
     let z = match epilogue {
         Epilogue::None => return gate,

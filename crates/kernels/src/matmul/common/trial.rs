@@ -1,4 +1,4 @@
-//! One product on random data, by a kernel and by the reference. gemv, gemm and matmul are tried so.
+//! One product on random data, by a kernel and by the reference: used by the cases of gemv, gemm and coopmat.
 
 use gpu::{Arena, Caps, Device, Recorder, Result, View};
 use half::{bf16, f16};
@@ -10,33 +10,33 @@ use crate::{
     vectors::VectorData,
 };
 
-/// What is tried.
+/// The product under test.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Trial {
     pub weights: Layout,
     pub columns: usize,
     pub activations: Activations,
     pub epilogue: Epilogue,
-    /// How the output is stored: f32, int16 or f16.
+    /// Output format: f32, int16 or f16.
     pub output: Activations,
-    /// Columns in use.
+    /// Active columns.
     pub active: usize,
-    /// Elements of each column of the output before and after what the product writes.
+    /// Elements of each output column before and after the product's own.
     pub before: usize,
     pub after: usize,
-    /// Sums of K's parts that a column of the output has, f32, one after the other.
+    /// Split-K partial sums per output column, f32, consecutive.
     pub partials: usize,
 }
 
 impl Trial {
-    /// A product with all columns in use, into an output of its own.
+    /// A product with all columns active, into a dedicated output.
     pub fn plain(weights: Layout, columns: usize) -> Self {
         let (epilogue, active) = (Epilogue::None, columns);
         let (activations, output) = (Activations::F32, Activations::F32);
         Self { weights, columns, activations, epilogue, output, active, before: 0, after: 0, partials: 1 }
     }
 
-    /// In a few words.
+    /// A short description.
     pub fn name(&self) -> String {
         let Layout { scheme, rows, k } = self.weights;
         let mut name = format!("{rows} × {k} {scheme} × {}, {} col", self.activations, self.columns);
@@ -58,7 +58,8 @@ impl Trial {
         name
     }
 
-    /// Runs it, with weights cut into parts as `caps` demands. `record` is given the matrix, x, where to write, and active.
+    /// Runs the product, with weights divided into blocks as `caps` requires. `record` gets the matrix, x,
+    /// the target, and the active count.
     pub fn run(
         &self,
         device: &Device,
@@ -87,7 +88,7 @@ impl Trial {
         let output = Output::new(&mut arena, stride * self.columns * self.partials)?;
         let untouched: Vec<u32> = output.buffer.read_vec()?;
         let active = arena.buffer_from("active", &[self.active as u32])?;
-        // The guard behind the output is no part of what the kernel is given.
+        // The kernel does not get the guard after the output.
         let y = output.buffer.slice(0..(stride * self.columns * self.partials * 4) as u64)?;
         let target = Target { y, format: OutputFormat::F32, first: self.before, stride };
         let mut recorder = device.recorder()?;
@@ -103,7 +104,7 @@ impl Trial {
                 let (values, after) = rest.split_at(n);
                 let others = if column < self.active { [before, after].concat() } else { got.to_vec() };
                 comparison.equal(
-                    || format!("what is beside column {column}"),
+                    || format!("the elements around column {column}"),
                     &others,
                     &untouched[..others.len()].to_vec(),
                 );
@@ -124,7 +125,8 @@ impl Trial {
 }
 
 impl Trial {
-    /// The same where the output is f16: each value within f16's rounding of the reference and what its sums allow, the rest untouched.
+    /// The same for f16 output: each value within f16 rounding of the reference plus the allowance of its
+    /// sums, the rest untouched.
     fn run_to_f16(
         &self,
         device: &Device,
@@ -155,7 +157,7 @@ impl Trial {
                     None => comparison.equal(at, &got, &((POISON >> (16 * (f16_at(k) % 2))) as u16)),
                     Some(want) => {
                         let got = f64::from(f16::from_bits(got)) * f64::from(F16_UNIT);
-                        // Half a unit in the last place, or a whole one where a device rounds toward zero.
+                        // Half a ULP, or a whole one where a device rounds towards zero.
                         comparison.close(
                             at,
                             got,
@@ -169,17 +171,17 @@ impl Trial {
         Ok(comparison)
     }
 
-    /// A column of y, and how far a kernel may be from it: matrix units take weights rounded to f16.
+    /// A column of y, and its allowed error: matrix units get weights rounded to f16.
     fn expected(&self, weights: &reference::Weights, x: &[f64]) -> Vec<reference::Value> {
         let error = if self.activations == Activations::F16 { F16_ERROR } else { 0.0 };
         reference::product(weights, x, self.epilogue, error)
     }
 }
 
-/// How far a weight may be off as f16: half a unit in the last place, or less than that by itself and by its minimum.
+/// Relative error of a weight as f16: half a ULP, or less, plus that of its minimum.
 const F16_ERROR: f64 = 1.0 / 1024.0;
 
-/// An output of int16, all of it poisoned.
+/// An int16 output, fully poisoned.
 struct Int16Output<'a> {
     trial: &'a Trial,
     stride: usize,
@@ -207,7 +209,7 @@ impl<'a> Int16Output<'a> {
         })
     }
 
-    /// Each value within half a step of the reference and what f32 may add to it; all else untouched.
+    /// Each value within half a step of the reference plus the f32 error; everything else untouched.
     fn compare(&self, reference: impl Fn(usize) -> Vec<reference::Value>) -> Result<Comparison> {
         let mut comparison = Comparison::default();
         let words = self.values.read(&mut comparison)?;
@@ -289,7 +291,7 @@ pub(crate) fn fill(matrix: &mut Matrix, random: &mut Random) -> Result<reference
     Ok(reference::Weights { k, values, magnitudes })
 }
 
-/// Random activations on the device, and the values they stand for.
+/// Random activations on the device, and the values that they represent.
 fn activations(arena: &mut Arena, random: &mut Random, trial: &Trial) -> Result<(Vectors, Vec<Vec<f64>>)> {
     let (k, columns) = (trial.weights.k, trial.columns);
     if trial.activations == Activations::F32 {
@@ -308,7 +310,7 @@ fn activations(arena: &mut Arena, random: &mut Random, trial: &Trial) -> Result<
         return f16_activations(arena, random, k, columns);
     }
     let padded = k.next_multiple_of(QUAD);
-    // The padding holds bytes that would show if they counted, under scales of zero.
+    // The padding holds bytes that would be noticed if they counted, with scales of zero.
     let mut bytes = vec![0x55_i8; padded * columns];
     let mut scales = vec![0.0_f32; padded / GROUP * columns];
     let mut values = vec![vec![0.0; k]; columns];
@@ -359,7 +361,7 @@ fn int16_activations(
 ) -> Result<(Vectors, Vec<Vec<f64>>)> {
     let padded = k.next_multiple_of(QUAD);
     let plane = padded * columns;
-    // The padding holds bytes that would show if they counted, under scales of zero.
+    // The padding holds bytes that would be noticed if they counted, with scales of zero.
     let mut bytes = vec![0x55_i8; 2 * plane];
     let mut scales = vec![0.0_f32; plane / HALF_GROUP];
     let mut values = vec![vec![0.0; k]; columns];

@@ -1,4 +1,4 @@
-//! Where the kernel is compared with its reference.
+//! Self-test cases: the kernel against its reference.
 
 use gpu::{Caps, Device, Result, Tier};
 use half::f16;
@@ -14,24 +14,25 @@ use crate::{
     vectors::VectorData,
 };
 
-/// Rows, K and columns: one of each; some fours more than a tile, a padded quad and a column more than one; more columns than a tile has.
+/// Rows, K and columns: one of each; a few rows more than a tile, a padded quad and one column more than a
+/// tile; more columns than a tile has.
 const SHAPES: [(usize, usize, usize); 3] = [(16, 32, 1), (140, 416, 17), (272, 640, 130)];
 const GATED: [(usize, usize, usize, Epilogue); 2] =
     [(160, 160, 17, Epilogue::Geglu), (96, 1152, 70, Epilogue::Swiglu)];
 
-/// A product of f16 activations, all columns in use, into an output of its own.
+/// A product of f16 activations, all columns active, into a dedicated output.
 fn plain(scheme: Scheme, (rows, k, columns): (usize, usize, usize)) -> Trial {
     Trial { activations: Activations::F16, ..Trial::plain(Layout { scheme, rows, k }, columns) }
 }
 
-/// What is tried of every scheme.
+/// Cases for every scheme.
 pub(super) fn trials(scheme: Scheme) -> Vec<Trial> {
     let mut list: Vec<Trial> = SHAPES.map(|shape| plain(scheme, shape)).to_vec();
     for (rows, k, columns, epilogue) in GATED {
         let trial = Trial { epilogue, ..plain(scheme, (rows, k, columns)) };
         list.extend([trial, Trial { output: Activations::F16, ..trial }]);
     }
-    // Columns that are not in use: within a tile, unsplit tiles, all.
+    // Inactive columns: within a tile, whole tiles, all.
     for (columns, active) in [(17, 7), (70, 5), (33, 0)] {
         list.push(Trial { active, before: 16, after: 12, ..plain(scheme, (48, 64, columns)) });
     }
@@ -42,11 +43,7 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
     let mut list = Vec::new();
     for fragments in policy::likely_fragments(caps) {
         for (trial, plan) in tried(caps, fragments) {
-            let way = if plan.direct {
-                ", straight into operands where the driver's are as they must be for that"
-            } else {
-                ""
-            };
+            let way = if plan.direct { ", direct where the fragment layout allows it" } else { "" };
             let name = format!("{}{way}, {plan:?}", trial.name());
             list.push(Case::new(name, Tier::T2, move |device| {
                 let plan = taken(device.caps(), super::fragments(device)?, &trial, plan);
@@ -54,11 +51,11 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
             }));
         }
     }
-    // One way of weights and one split of K for any number of columns.
+    // One weight path and one split of K for any number of columns.
     for columns in [1, 17, 130] {
         let trial = plain(Scheme::Int8, (272, 1440, columns));
         if policy::is_supported(caps) {
-            let name = format!("{}, as for any columns", trial.name());
+            let name = format!("{}, batch-invariant", trial.name());
             list.push(Case::new(name, Tier::T2, move |device| {
                 let fragments = super::fragments(device)?;
                 let plan = policy::reproducible(device.caps(), fragments, &shape(&trial)).expect("few tiles");
@@ -68,14 +65,14 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
     }
     if policy::is_supported(caps) {
         for epilogue in [Epilogue::None, Epilogue::Geglu] {
-            let name = format!("288 × 1440 int8, {epilogue}: a column has the same bits among any others");
+            let name = format!("288 × 1440 int8, {epilogue}: a column has the same bits in any batch");
             list.push(Case::new(name, Tier::T2, move |device| same_bits(device, epilogue)));
         }
     }
     list
 }
 
-/// What is tried on a device with such operands, and by which plans.
+/// Cases and plans for a device with these fragments.
 pub(super) fn tried(caps: &Caps, fragments: Fragments) -> Vec<(Trial, Plan)> {
     let own = |trial: Trial| policy::plan(caps, fragments, &shape(&trial)).map(|plan| (trial, plan));
     let mut list: Vec<_> = Scheme::ALL.into_iter().flat_map(trials).filter_map(own).collect();
@@ -83,11 +80,12 @@ pub(super) fn tried(caps: &Caps, fragments: Fragments) -> Vec<(Trial, Plan)> {
         return list;
     }
     let direct = fragments == Fragments::FourToARow;
-    // Each program takes long to compile: where both are likely, by the faster way alone.
+    // Each program takes long to compile: where both fragment layouts are likely, only the faster path.
     if policy::likely_fragments(caps).ends_with(&[fragments]) {
-        list.extend(of_models(caps, fragments));
+        list.extend(model_trials(caps, fragments));
     }
-    // Parts that stay apart, one of them empty; and some tiles whole, others split, also of a matrix in parts.
+    // Partial sums, one of them empty; and some tiles unsplit, others split, also of a matrix in several
+    // blocks.
     for columns in [5, 70, 130] {
         let trial =
             Trial { active: columns - 2, before: 16, after: 12, ..plain(Scheme::Int8, (272, 1152, columns)) };
@@ -96,7 +94,7 @@ pub(super) fn tried(caps: &Caps, fragments: Fragments) -> Vec<(Trial, Plan)> {
         );
         list.extend(own(trial).map(|(trial, plan)| (trial, Plan { splits: 3, unsplit: 1, ..plan })));
     }
-    // Every tile and split that may be chosen, on something that has all edges.
+    // Every tile and split that may be chosen, on a product with every kind of edge.
     for (scheme, splits) in [(Scheme::Int8, 1), (Scheme::Int4, 3)] {
         let trial = Trial { epilogue: Epilogue::Geglu, ..plain(scheme, (288, 1440, 150)) };
         let plans = policy::candidates(caps, fragments, &shape(&trial)).into_iter();
@@ -104,16 +102,16 @@ pub(super) fn tried(caps: &Caps, fragments: Fragments) -> Vec<(Trial, Plan)> {
             plans.filter(|plan| plan.splits == splits && plan.unsplit == 0 && (plan.ahead == 4 || !direct));
         list.extend(plans.map(|plan| (trial, plan)));
     }
-    // Floats of 32 bits have one way everywhere.
+    // f32 weights have only one path.
     list.retain(|(_, plan)| plan.direct == direct);
     list
 }
 
-/// Something small by every kind of plan that products of models take: of the same tile and way of weights, with K in one part, or in
-/// three where the large one's is split. With some columns that are not in use.
-fn of_models(caps: &Caps, fragments: Fragments) -> Vec<(Trial, Plan)> {
+/// A small product for every kind of plan that model products use: same tile and weight path, K unsplit, or
+/// in three splits where the large product is split. Some columns are inactive.
+fn model_trials(caps: &Caps, fragments: Fragments) -> Vec<(Trial, Plan)> {
     let mut list: Vec<(Trial, Plan)> = Vec::new();
-    for shape in policy::of_models() {
+    for shape in policy::model_shapes() {
         let Some(plan) = policy::plan(caps, fragments, &shape) else { continue };
         let plan = Plan { splits: if plan.splits > 1 { 3 } else { 1 }, unsplit: plan.unsplit.min(1), ..plan };
         let columns = plan.tile.columns as usize + if plan.tile.columns < 128 { 0 } else { 22 };
@@ -130,12 +128,12 @@ fn of_models(caps: &Caps, fragments: Fragments) -> Vec<(Trial, Plan)> {
     list
 }
 
-/// A plan as it is, or with weights through shared memory where the device's operands turn out to allow no other.
+/// The plan itself, or the staged variant where the device's fragments allow no other.
 pub(super) fn taken(caps: &Caps, fragments: Fragments, trial: &Trial, plan: Plan) -> Plan {
     if !plan.direct || fragments == Fragments::FourToARow {
         return plan;
     }
-    let own = policy::plan(caps, fragments, &shape(trial)).expect("there are matrix units");
+    let own = policy::plan(caps, fragments, &shape(trial)).expect("cooperative matrices are supported");
     Plan { splits: plan.splits, unsplit: plan.unsplit, ..own }
 }
 
@@ -145,7 +143,7 @@ pub(super) fn shape(trial: &Trial) -> Shape {
     Shape { weights, columns, epilogue, output, split_k }
 }
 
-/// Runs one trial with one plan, with weights cut into parts as `caps` demands.
+/// Runs one trial with one plan, with weights divided into blocks as `caps` requires.
 pub(super) fn run(device: &Device, trial: Trial, plan: Plan, caps: &Caps) -> Result<Comparison> {
     let kernel = Coopmat::with_plan(device, shape(&trial), plan)?;
     let mut arena = arena(device);
@@ -165,7 +163,7 @@ pub(super) fn run(device: &Device, trial: Trial, plan: Plan, caps: &Caps) -> Res
     })
 }
 
-/// Columns alone, and among others, by the plans whose sums must not depend on their number.
+/// Columns alone and among others, by the plans whose sums must not depend on the number of columns.
 fn same_bits(device: &Device, epilogue: Epilogue) -> Result<Comparison> {
     let weights = Layout { scheme: Scheme::Int8, rows: 288, k: 1440 };
     let mut arena = arena(device);
@@ -173,11 +171,12 @@ fn same_bits(device: &Device, epilogue: Epilogue) -> Result<Comparison> {
     let mut w = Matrix::allocate(&mut arena, "weights", weights, device.caps())?;
     fill(&mut w, &mut random)?;
     let padded = weights.k.next_multiple_of(QUAD);
-    let most = 150;
-    let x: Vec<u16> = (0..padded * most).map(|_| f16::from_f32(random.signed() * 0.2).to_bits()).collect();
+    let max_columns = 150;
+    let x: Vec<u16> =
+        (0..padded * max_columns).map(|_| f16::from_f32(random.signed() * 0.2).to_bits()).collect();
     let mut comparison = Comparison::default();
     let mut all: Vec<u32> = vec![];
-    for columns in [most, 128, 72, 64, 40, 33, 17, 3, 1] {
+    for columns in [max_columns, 128, 72, 64, 40, 33, 17, 3, 1] {
         let shape = Shape { weights, columns, epilogue, output: Activations::F32, split_k: SplitK::Reduced };
         let plan = policy::reproducible(device.caps(), super::fragments(device)?, &shape).expect("few tiles");
         let kernel = Coopmat::with_plan(device, shape, plan)?;

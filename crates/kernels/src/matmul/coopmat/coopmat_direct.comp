@@ -1,37 +1,39 @@
 #version 460
 #pragma tiers(T2)
 #extension GL_GOOGLE_include_directive : require
-// Y = W · X on matrix units, with weights that go from memory straight into the operands of the matrix units.
+// Y = W · X on cooperative matrices, with weights loaded from memory straight into matrix fragments.
 //
-// As matmul_staged.comp, but only activations pass through shared memory, several steps at a time. Which elements of an operand a
-// thread holds is the driver's business: this shader is for drivers that hold a 16 × 16 operand A as the policy's `Fragments`
-// describes it, thread 4 g + t having of the row g the columns 2 t, 2 t + 1, 2 t + 8 and 2 t + 9, then of the row g + 8. The columns of a
-// product may come in any order, if both operands have the same: so a thread takes eight neighbouring bytes of each of its rows
-// as its columns of two operands, and activations are put in that order when they are staged.
+// As coopmat_staged.comp, but only activations pass through shared memory, several steps at a time. Which
+// elements of a fragment a thread holds is up to the driver: this shader is for drivers with the layout that
+// the policy's `Fragments` describes for a 16 × 16 operand A: thread 4 g + t holds of row g the columns 2 t,
+// 2 t + 1, 2 t + 8 and 2 t + 9, then the same of row g + 8. The K index of a product may be permuted, if both
+// operands are permuted alike: a thread therefore takes eight neighbouring bytes of each of its rows as its
+// columns of two operands, and activations are permuted to match when they are staged.
 #include "tile.glsl"
 
-// Steps of a stage: of the widest tiles two stages of four would not fit into 48 KiB of shared memory. Of two steps of 72 columns four
-// subgroups would have unequal shares.
+// Steps per stage: for the widest tiles, two stages of four steps would exceed 48 KiB of shared memory. With
+// stages of two steps, 72 columns would not divide evenly among four subgroups.
 const uint STAGE_STEPS = COLUMNS <= 72 ? 4 : 2;
-// A column of a stage in shared memory, in 16 bytes, and one more, so that eight columns that follow each other meet all banks.
+// A column of a stage in shared memory, in units of 16 bytes, plus one of padding, so that eight consecutive
+// columns cover all banks.
 const uint STRIDE = STAGE_STEPS * 4 + 1;
 const uint STAGE = COLUMNS * STRIDE;
 shared uvec4 units[2 * STAGE > SQUARES ? 2 * STAGE : SQUARES];
-#include "sums.glsl"
+#include "accumulators.glsl"
 
-// Blocks of eight columns of a step, each brought by a subgroup: a thread brings eight values.
+// Blocks of eight columns of a step, each loaded by a subgroup: a thread loads eight values.
 const uint BLOCKS = COLUMNS / 8 * STAGE_STEPS;
 const uint EIGHTS = (BLOCKS + SUBGROUPS - 1) / SUBGROUPS;
 const bool ALL_EIGHTS = BLOCKS % SUBGROUPS == 0;
-// Loads of a step and strip; of int4 one serves the steps of two groups.
+// Loads per step and strip; one load of int4 serves the steps of two groups.
 const uint LOADS = IS_FLOAT ? 2 : 1;
 const uint SLOTS = IS_INT4 ? (AHEAD + 1) / 2 : AHEAD;
 const uint OPERANDS = GROUP / SIDE;
 
-// Of both rows of a thread.
+// For both rows of a thread.
 uvec4 words[SLOTS * ROW_TILES * LOADS];
 uvec4 eights[EIGHTS];
-// Four scales a quad of both rows, and four minima of both.
+// Four scales per quad for both rows, and four minima for both.
 uvec4 scales[ROW_TILES * 2];
 uvec4 next_scales[ROW_TILES * 2];
 MatrixA a[ROW_TILES * OPERANDS];
@@ -43,13 +45,13 @@ void load_weights(uint quad, uint last_quad, uint step) {
     if (IS_INT4 && step % 2 != 0) {
         return;
     }
-    // Past the end the last is loaded again, and not used.
+    // Past the end the last quad is loaded again, and not used.
     uint at = min(quad + step / STEPS, last_quad);
     uint slot = (IS_INT4 ? step / 2 : step) % SLOTS;
     [[unroll]] for (uint i = 0; i < ROW_TILES; i++) {
         [[unroll]] for (uint j = 0; j < LOADS; j++) {
             uint tile = (quad_base[i] + at) * TILES + (IS_INT4 ? step % STEPS / 2 : step % STEPS * LOADS + j);
-            // A tile is 64 times 8 bytes, and its second half rows 8 to 15.
+            // A tile is 64 × 8 bytes; its second half holds rows 8 to 15.
             uint index = tile * 64 + gl_SubgroupInvocationID;
             Words2 values = Words2(push.values);
             words[(slot * ROW_TILES + i) * LOADS + j] = uvec4(values.data[index], values.data[index + 32]);
@@ -78,19 +80,19 @@ void load_x(uint quad, uint last_quad, uint step) {
     }
 }
 
-// The block that is number i of a subgroup's.
+// Block i of a subgroup.
 uint block_of(uint i) {
     return i * SUBGROUPS + gl_SubgroupID;
 }
 
-// Two columns that are four apart for eight neighbouring threads: they load from two cache lines.
+// Two columns, four apart, per eight neighbouring threads: they load from two cache lines.
 uint column_of(uint i) {
     uint lane = gl_SubgroupInvocationID;
     return block_of(i) % (COLUMNS / 8) * 8 + lane / 8 + lane / 4 % 2 * 4;
 }
 
-// Puts the fours of an eight where the threads that hold the weights of the same columns look for them: the first pair of a four
-// among the first eight columns of an operand, the second among the others.
+// Stores the fours of an eight where the threads that hold the weights of the same columns read them: the
+// first pair of a four among the first eight columns of an operand, the second among the others.
 void store_x(uint stage) {
     uint eight = gl_SubgroupInvocationID % 4;
     [[unroll]] for (uint i = 0; i < EIGHTS; i++) {
@@ -113,14 +115,14 @@ void store_x(uint stage) {
     }
 }
 
-// A pair of an operand's elements.
+// A pair of elements of an operand.
 void set(uint i, uint first, uint pair) {
     f16vec2 both = unpackFloat2x16(pair);
     a[i][first] = both.x;
     a[i][first + 1] = both.y;
 }
 
-// The weights of a step as operands; `step` is known to the compiler.
+// The weights of a step as operands; `step` is a compile-time constant.
 void make_operands(uint step) {
     uint slot = (IS_INT4 ? step / 2 : step) % SLOTS;
     [[unroll]] for (uint i = 0; i < ROW_TILES; i++) {
@@ -173,7 +175,7 @@ void main() {
         quad_base[i] = min((tile.first_row + own_row()) / STRIP + i, strips - 1) * quads;
     }
     [[unroll]] for (uint i = 0; i < EIGHTS; i++) {
-        // Past the last column it is loaded again: nobody looks at what comes of it.
+        // Columns past the last repeat it; their results are discarded.
         uint column = min(tile.first_column + column_of(i), push.columns - 1);
         uint step = min(block_of(i) / (COLUMNS / 8), STAGE_STEPS - 1);
         x_base[i] = column * quads * (QUAD / 8) + step * 4 + gl_SubgroupInvocationID % 4;
@@ -202,7 +204,7 @@ void main() {
                     if (!IS_INT4) {
                         load_weights(quad, last_quad, step + AHEAD);
                     } else if (step % 2 != 0) {
-                        // Both groups of a tile have become operands.
+                        // Both groups of a tile have been converted to operands.
                         load_weights(quad, last_quad, step - 1 + 2 * SLOTS);
                     }
                     multiply(stage, i);

@@ -1,7 +1,8 @@
 #version 460
 #pragma tiers(T2)
 #extension GL_GOOGLE_include_directive : require
-// Tells which elements of a 16 × 16 operand A each thread of a subgroup holds: an operand whose elements are their own places.
+// Reports which elements of a 16 × 16 operand A each thread of a subgroup holds: the value of each element is
+// its own index.
 #include "common.glsl"
 #extension GL_KHR_cooperative_matrix : require
 #extension GL_KHR_memory_scope_semantics : require
@@ -10,11 +11,12 @@
 
 layout(local_size_x = 32) in;
 
-layout(buffer_reference, scalar, buffer_reference_align = 4) writeonly buffer Places { uint data[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 4) writeonly buffer Indices { uint data[]; };
 
 layout(push_constant, scalar) uniform Push {
-    // [thread][element], 16 to a thread: row · 16 + column; what a thread does not hold stays as it is.
-    Places places;
+    // [thread][element], 16 per thread: row · 16 + column; elements that a thread does not hold are left
+    // unchanged.
+    Indices indices;
 } push;
 
 shared float16_t numbers[256];
@@ -27,6 +29,6 @@ void main() {
     coopmat<float16_t, gl_ScopeSubgroup, 16, 16, gl_MatrixUseA> a;
     coopMatLoad(a, numbers, 0, 16, gl_CooperativeMatrixLayoutRowMajor);
     for (uint i = 0; i < min(a.length(), 16); i++) {
-        push.places.data[gl_SubgroupInvocationID * 16 + i] = uint(a[i]);
+        push.indices.data[gl_SubgroupInvocationID * 16 + i] = uint(a[i]);
     }
 }

@@ -1,50 +1,54 @@
 #version 460
 #pragma tiers(T1, T2)
 #extension GL_GOOGLE_include_directive : require
-// Y = W · X on matrix units: f16 × f16, summed in f32.
+// Y = W · X on cooperative matrices: f16 × f16, accumulated in f32.
 //
-// A workgroup makes a tile of ROWS rows × COLUMNS columns, a subgroup OWN_ROWS × OWN_COLUMNS of it as products of 16 × 16 × 16.
-// K goes by in steps of one group (32): weights become f16 on their way to shared memory, activations are f16 already. There are
-// two stages in shared memory: one step is multiplied while the next is written, and those after it are on their way to registers.
-// The loop goes by quads of four steps, so that what differs from step to step is known to the compiler.
+// A workgroup computes a tile of ROWS rows × COLUMNS columns, a subgroup OWN_ROWS × OWN_COLUMNS of it as
+// products of 16 × 16 × 16. K is processed in steps of one group (32): weights are converted to f16 on their
+// way to shared memory; activations already are f16. Shared memory is double-buffered: one step is multiplied
+// while the next is written, and later ones are being loaded into registers. The loop runs over quads of four
+// steps, so that differences between steps are compile-time constants.
 //
-// Bytes of weights become f16 in pairs: a mask leaves the first and third of a word, an exclusive or makes each the low bits of
-// 1024.0 + (q + 128). So the four of a word lie as VectorData::F16 has activations.
+// Weight bytes are converted to f16 in pairs: a mask selects the first and third byte of a word, an XOR makes
+// each the low bits of 1024.0 + (q + 128). The four values of a word then have the order of VectorData::F16.
 //
-// Below T2 it is for tests: matrix.glsl then does without matrix units.
+// Below T2 it is for tests only: matrix.glsl then emulates cooperative matrices.
 //
-// K may be split among workgroups. Each then leaves its accumulators in scratch memory, and the last to arrive adds them all up, in order.
+// K may be split among workgroups (split-K). Each then stores its accumulators in scratch memory, and the
+// last to finish adds them all up, in order.
 #include "tile.glsl"
 
-// A row of a step in shared memory, in 16 bytes: 32 f16 and one more, so that eight rows that follow each other meet all banks.
+// A row of a step in shared memory, in units of 16 bytes: 32 f16 plus one unit of padding, so that eight
+// consecutive rows cover all banks.
 const uint STRIDE = 5;
-// Half groups of weights, and eights of activations, that a thread brings in a step.
+// Half groups of weights, and eights of activations, that a thread loads per step.
 const uint HALVES = ROWS * 2 / THREADS;
 const uint EIGHTS = (COLUMNS * 4 + THREADS - 1) / THREADS;
 const bool ALL_EIGHTS = COLUMNS * 4 % THREADS == 0;
-// Loads of 16 bytes that half a group takes; of int4 one serves the steps of two groups.
+// 16-byte loads per half group; one load of int4 serves the steps of two groups.
 const uint LOADS = !IS_FLOAT ? 1 : SCHEME == F32 ? 4 : 2;
 const uint SLOTS = IS_INT4 ? (AHEAD + 1) / 2 : AHEAD;
 
 const uint STAGE = (ROWS + COLUMNS) * STRIDE;
 shared uvec4 units[2 * STAGE > SQUARES ? 2 * STAGE : SQUARES];
-#include "sums.glsl"
+#include "accumulators.glsl"
 
 uvec4 words[SLOTS * HALVES * LOADS];
 uvec4 eights[AHEAD * EIGHTS];
-// Four scales a quad, and four minima behind them, of each half group's row.
+// Four scales per quad, followed by four minima, for each half group's row.
 uvec2 scales[HALVES * 2];
 uvec2 next_scales[HALVES * 2];
 
-// Where a half group's strip starts, in quads, and its row of the strip and half. Eight neighbouring threads have eight rows of
-// weights, and two columns of activations that are four apart: so what they store meets all banks, and they still load from two
-// cache lines alone. (Eight columns store as well, but load from eight lines: 1.25 times the time of the whole.)
+// Start of a half group's strip, in quads, and its row within the strip and half. Eight neighbouring threads
+// have eight rows of weights, and two columns of activations that are four apart: their stores cover all
+// banks, and they load from only two cache lines. (Eight columns store as well, but load from eight lines:
+// 1.25 times the total time.)
 uint quad_base[HALVES];
 uint strip_row;
 uint half_index;
 uint x_base[EIGHTS];
 
-// The column of a tile, and the eight of its 32 values, that a thread brings as number i of its eights.
+// The column of a tile, and the eight of its 32 values, that a thread loads as number i of its eights.
 uint column_of(uint thread, uint i) {
     return i * (THREADS / 4) + thread / 32 * 8 + thread / 8 % 4 + thread / 4 % 2 * 4;
 }
@@ -53,12 +57,12 @@ uint eight_of(uint thread) {
     return thread % 4;
 }
 
-// Loads what step number `step`, counted from `quad` on, needs: `step` is known to the compiler.
+// Loads the weights of step `step`, counted from `quad`; `step` is a compile-time constant.
 void load_weights(uint quad, uint last_quad, uint step) {
     if (IS_INT4 && step % 2 != 0) {
         return;
     }
-    // Past the end the last is loaded again, and not used.
+    // Past the end the last quad is loaded again, and not used.
     uint at = min(quad + step / STEPS, last_quad);
     uint slot = (IS_INT4 ? step / 2 : step) % SLOTS;
     [[unroll]] for (uint i = 0; i < HALVES; i++) {
@@ -66,7 +70,7 @@ void load_weights(uint quad, uint last_quad, uint step) {
             uint tile = (quad_base[i] + at) * TILES;
             uint index;
             if (IS_FLOAT) {
-                // Half a group is one row of a tile, of f32 two rows of two tiles.
+                // Half a group is one row of a tile; for f32, two rows of two tiles.
                 tile += (step % STEPS * 2 + half_index) * (LOADS / 2) + j / 2;
                 index = (tile * STRIP + strip_row) * 2 + j % 2;
             } else {
@@ -97,7 +101,7 @@ void load_scales(uint quad) {
     }
 }
 
-// Writes step number `step` to a stage; of a step that begins a quad the scales are those loaded last.
+// Writes step `step` to a stage; for the first step of a quad the scales are those loaded last.
 void store(uint stage, uint step, uint thread) {
     uint base = stage * STAGE;
     uint slot = (IS_INT4 ? step / 2 : step) % SLOTS;
@@ -169,7 +173,7 @@ void main() {
         quad_base[i] = min(tile.first_row / STRIP + (thread + i * THREADS) / 32, strips - 1) * quads;
     }
     [[unroll]] for (uint i = 0; i < EIGHTS; i++) {
-        // Past the last column it is loaded again: nobody looks at what comes of it.
+        // Columns past the last repeat it; their results are discarded.
         uint column = min(tile.first_column + column_of(thread, i), push.columns - 1);
         x_base[i] = column * quads * (QUAD / 8) + eight_of(thread);
     }
@@ -198,8 +202,8 @@ void main() {
                         scales[i] = next_scales[i];
                     }
                 }
-                // First the loads of this step's operands from shared memory: what is stored after them can then happen while the
-                // matrix units work.
+                // Loads this step's operands from shared memory first: the stores after them can then overlap
+                // with the matrix units.
                 multiply(step % 2);
                 store((step + 1) % 2, step + 1, thread);
                 load_x(quad, last_quad, step + 1 + AHEAD);

@@ -1,20 +1,21 @@
-// What becomes of the accumulators of a product on matrix units. Needs sums.glsl; `units` must have room for SQUARES.
+// Epilogue of a product on cooperative matrices: split-K reduction and output. Needs accumulators.glsl;
+// `units` must have room for SQUARES.
 #if TIER >= 2
 shared bool last_to_arrive;
 
-// Sums of a subgroup, and values of each.
+// Accumulators per subgroup, and values per accumulator.
 const uint OWN_ACCUMULATORS = ROW_TILES * COLUMN_TILES;
 const uint AREA = SIDE * SIDE_COLUMNS;
-// Values of each that a thread holds, in fours. Which they are is the driver's business: what a thread leaves, the same thread of
-// another workgroup takes up again.
+// Values of an accumulator per thread, in fours. Which values these are is up to the driver: what a thread
+// stores, the same thread of another workgroup loads.
 const uint FOURS = AREA / LANES / 4;
 
-// Where number i of a subgroup's accumulators lies, from the first of its tile and part on.
+// Offset of accumulator i of a subgroup within the partial sums.
 uint partial_at(uint part, uint i) {
     return (part * SUBGROUPS * OWN_ACCUMULATORS + gl_SubgroupID * OWN_ACCUMULATORS + i) * AREA;
 }
 
-// Whether a driver divides accumulators among threads without padding.
+// Whether the driver divides accumulators among threads without padding.
 bool in_fours() {
     return accumulators[0].length() == FOURS * 4;
 }
@@ -50,7 +51,7 @@ void load_partial(uint part, inout MatrixSums sum, uint i) {
     }
 }
 
-// Adds the accumulators of all parts of K in their order; false for all workgroups of a tile but the last.
+// Adds the partial sums of all splits, in order; returns false for all workgroups of a tile but the last.
 bool reduce(uint tile, uint split) {
     store_partial(tile * SPLITS + split);
     controlBarrier(gl_ScopeWorkgroup, gl_ScopeDevice, gl_StorageSemanticsBuffer,
@@ -68,7 +69,7 @@ bool reduce(uint tile, uint split) {
     if (!last_to_arrive) {
         return false;
     }
-    // All accumulators of a part are asked for together.
+    // All accumulators of a split are loaded together.
     [[unroll]] for (uint i = 0; i < OWN_ACCUMULATORS; i++) {
         load_partial(tile * SPLITS, accumulators[i], i);
     }
@@ -82,7 +83,7 @@ bool reduce(uint tile, uint split) {
     return true;
 }
 #else
-// Without matrix units K is in one part, or its parts stay apart.
+// Without cooperative matrices K is not split, or its partial sums are not reduced here.
 bool reduce(uint tile, uint split) {
     return true;
 }
@@ -97,8 +98,8 @@ void write(uint part, uint column, uint row, vec4 four) {
     }
 }
 
-// Joins the parts of K and writes what comes of the accumulators. Shared memory is no longer needed: accumulators go through squares of it whose
-// places in memory are known.
+// Reduces the splits of K and writes the output. Shared memory is free by now: accumulators pass through
+// squares of it, whose memory layout is known.
 void finish(Tile tile) {
     if (SPLITS > 1 && !PARTIAL_OUTPUT && tile.index >= push.unsplit && !reduce(tile.index - push.unsplit, tile.split)) {
         return;
@@ -112,8 +113,8 @@ void finish(Tile tile) {
                 matrix_store_sums_columns(accumulators[(i + which) * COLUMN_TILES + j], square + which * SQUARE, SQUARE_STRIDE);
             }
             subgroup_shared_barrier();
-            // Halves of columns. The loop must have a number of rounds that the compiler knows, or those around it stay loops, and
-            // accumulators go to memory.
+            // Halves of columns. The trip count must be a compile-time constant; otherwise the surrounding
+            // loops are not unrolled, and accumulators spill to memory.
             unrolled for (uint first = 0; first < 2 * SIDE_COLUMNS; first += LANES) {
                 uint half_column = first + gl_SubgroupInvocationID;
                 uint column = tile.first_column + own_column() + j * SIDE_COLUMNS + half_column / 2;

@@ -1,4 +1,4 @@
-//! Y = W · X on matrix units, for any number of columns: prefill, and decoding of several sequences at once.
+//! Y = W · X on cooperative matrices, for any number of columns: prefill, and decode of several sequences.
 
 mod cases;
 pub mod policy;
@@ -18,10 +18,10 @@ use crate::{
 };
 use policy::{Fragments, Plan, SUBGROUP, Shape, SplitK};
 
-/// For the self-test and the compile checks.
+/// Registration for the self-test and the compile checks.
 pub static KERNEL: Kernel = Kernel {
     name: "coopmat",
-    about: "matrix–matrix product on matrix units",
+    about: "matrix–matrix product on cooperative matrices",
     variants: policy::variants,
     cases: cases::cases,
 };
@@ -39,33 +39,33 @@ pub struct Operands<'a> {
     pub w: &'a Matrix,
     /// f16 activations.
     pub x: &'a Vectors,
-    /// Where the product goes: f32, or f16 activations. What it holds past the columns in use stays as it is.
+    /// Destination of the product: f32, or f16 activations. Inactive columns are left unchanged.
     pub target: &'a Target,
-    /// One u32: columns in use.
+    /// One u32: the number of active columns.
     pub active: View,
-    /// At least [`Coopmat::scratch_bytes`], where that is not 0. Its first [`COUNTER_BYTES`] must be zero when it is used for the first
-    /// time; every call leaves them so.
+    /// At least [`Coopmat::scratch_bytes`], unless that is 0. Its first [`COUNTER_BYTES`] must be zero before
+    /// the first use; every call leaves them zero.
     pub scratch: Option<View>,
 }
 
-/// Asks the driver which elements of an operand a thread holds; [`Fragments::Other`] where there are no matrix units.
+/// Queries which elements of a fragment a thread holds; [`Fragments::Other`] without cooperative matrices.
 pub fn fragments(device: &Device) -> Result<Fragments> {
     if !policy::is_supported(device.caps()) {
         return Ok(Fragments::Other);
     }
     let mut arena = Arena::new(device, Lifetime::Scratch, Memory::Shared).with_block_size(1 << 12);
-    let places = arena.buffer_from("places", &vec![u32::MAX; 16 * SUBGROUP as usize])?;
+    let indices = arena.buffer_from("indices", &vec![u32::MAX; 16 * SUBGROUP as usize])?;
     let mut recorder = device.recorder()?;
-    let push = coopmat_fragments::Push { places: (&places).into() };
+    let push = coopmat_fragments::Push { indices: (&indices).into() };
     recorder.dispatch("fragments", &fragments_variant().pipeline(device)?, [1, 1, 1], &push)?;
     recorder.seal()?.run(TIMEOUT)?;
-    Ok(Fragments::of(&places.read_vec::<u32>()?))
+    Ok(Fragments::from_indices(&indices.read_vec::<u32>()?))
 }
 
 fn fragments_variant() -> Variant {
     let constants = coopmat_fragments::Constants {};
     Variant::new(
-        "places of an operand".into(),
+        "fragment layout".into(),
         coopmat_fragments::TIERS,
         Tier::T2,
         &constants,
@@ -73,24 +73,24 @@ fn fragments_variant() -> Variant {
     )
 }
 
-/// Bytes of counters at the beginning of scratch memory, whatever the shape: products of a step share it.
+/// Counter bytes at the start of the scratch memory, independent of the shape: the products of a step share
+/// it.
 pub const COUNTER_BYTES: u64 = policy::MAX_SPLIT_TILES as u64 * 4;
 
 impl Coopmat {
-    /// Compiles the variant of a plan, which [`policy::plan`] makes.
+    /// Compiles the variant of a plan from [`policy::plan`].
     pub fn with_plan(device: &Device, shape: Shape, plan: Plan) -> Result<Self> {
         shape.epilogue.check("coopmat", &shape.weights)?;
-        let tiles = plan.tile.of(shape.weights.rows, shape.columns).saturating_sub(plan.unsplit);
+        let tiles = plan.tile.count(shape.weights.rows, shape.columns).saturating_sub(plan.unsplit);
         if plan.splits > 1 && shape.split_k == SplitK::Reduced && tiles > policy::MAX_SPLIT_TILES {
-            let most = policy::MAX_SPLIT_TILES;
-            let reason =
-                format!("K of {tiles} tiles in {} parts: at most {most} have a counter", plan.splits);
+            let max = policy::MAX_SPLIT_TILES;
+            let reason = format!("{tiles} tiles in {} splits: at most {max} tiles can be split", plan.splits);
             return Err(Error::InvalidUse { what: "coopmat".into(), reason });
         }
         Ok(Self { shape, plan, pipeline: variant(&shape, &plan).pipeline(device)? })
     }
 
-    /// Bytes of scratch memory that it needs; 0 where K is in one part.
+    /// Scratch bytes; 0 where K is not split.
     pub fn scratch_bytes(&self) -> u64 {
         self.plan.scratch_bytes(&self.shape)
     }
@@ -101,18 +101,21 @@ impl Coopmat {
         let Operands { w, x, target, active, scratch } = operands;
         let wrong = |reason: String| Err(Error::InvalidUse { what: name.to_string(), reason });
         if w.layout() != weights {
-            return wrong(format!("weights of {:?} for a kernel made for {weights:?}", w.layout()));
+            return wrong(format!(
+                "the weights are {:?}, but the kernel was created for {weights:?}",
+                w.layout()
+            ));
         }
         let (VectorData::F16(values), true) = (&x.data, (x.k, x.columns) == (weights.k, columns)) else {
             return wrong(format!("x must be f16, {columns} columns of {}", weights.k));
         };
         if active.len() < 4 {
-            return wrong("active is one u32".into());
+            return wrong("active must be one u32".into());
         }
         target.check(name, output, epilogue.outputs(weights.rows), columns)?;
         if !target.first.is_multiple_of(4) || !target.stride.is_multiple_of(4) {
             return wrong(format!(
-                "output from value {} on, {} apart: multiples of 4",
+                "output from value {} at a stride of {}: both must be multiples of 4",
                 target.first, target.stride
             ));
         }
@@ -126,7 +129,7 @@ impl Coopmat {
             if output != Activations::F32 || epilogue != Epilogue::None || !room {
                 let splits = self.plan.splits;
                 return wrong(format!(
-                    "parts that stay apart need f32 output without an epilogue, with room for {splits} sums of each of {columns} columns"
+                    "partial sums need f32 output without an epilogue, with room for {splits} sums of each of {columns} columns"
                 ));
             }
         }
@@ -137,17 +140,17 @@ impl Coopmat {
             }
             (_, bytes) => {
                 return wrong(format!(
-                    "{} splits of K need {bytes} bytes of scratch memory",
+                    "split-K by {} needs {bytes} bytes of scratch memory",
                     self.plan.splits
                 ));
             }
         };
         for part in w.blocks() {
             let (y, y_first) = target.for_block(name, part, epilogue, columns)?;
-            let tiles = self.plan.tile.of(part.layout.rows, columns);
+            let tiles = self.plan.tile.count(part.layout.rows, columns);
             let unsplit = self.plan.unsplit.min(tiles);
             let groups = unsplit + (tiles - unsplit) * self.plan.splits;
-            // The shaders' push constants differ by their types' names alone.
+            // The push constants of the two shaders differ only in their type names.
             macro_rules! dispatch {
                 ($shader:ident) => {{
                     let push = $shader::Push {
@@ -183,7 +186,7 @@ fn variant(shape: &Shape, plan: &Plan) -> Variant {
         tile.rows, tile.columns, tile.own_rows, tile.own_columns
     );
     if splits > 1 {
-        label += &format!(", {splits} splits{}", if split_k == SplitK::Partial { " apart" } else { "" });
+        label += &format!(", split-K {splits}{}", if split_k == SplitK::Partial { " partial" } else { "" });
     }
     if epilogue != Epilogue::None {
         label += &format!(", {epilogue}");

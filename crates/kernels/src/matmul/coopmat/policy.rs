@@ -1,48 +1,48 @@
-//! Which variant multiplies a matrix with many columns on matrix units: pure, tested without a GPU.
+//! Selects the variant for a product with many columns on cooperative matrices. Pure; tested without a GPU.
 
 use gpu::{Caps, Element, MatrixShape, Subgroup, Tier};
 
 use super::{COUNTER_BYTES, variant};
 use crate::{Activations, Epilogue, Layout, Scheme, variant::Variant};
 
-/// What is to be multiplied.
+/// The product to compute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Shape {
     /// The weights.
     pub weights: Layout,
     /// Columns of x.
     pub columns: usize,
-    /// What becomes of the sums.
+    /// The fused epilogue.
     pub epilogue: Epilogue,
-    /// How y is stored: f32, or f16 activations.
+    /// Storage format of y: f32, or f16 activations.
     pub output: Activations,
-    /// What becomes of the sums of the parts of K.
+    /// What happens to the partial sums where K is split.
     pub split_k: SplitK,
 }
 
-/// What becomes of the sums of the parts of K, where it is split.
+/// What happens to the partial sums of a product whose K is split among workgroups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SplitK {
     /// The last workgroup of a tile adds them up.
     Reduced,
-    /// They stay apart: a column of y, of f32, has them one after the other, and who reads it adds them up, which is faster than one
-    /// workgroup.
+    /// They are written to y as they are, f32, consecutively within a column. The consumer of y adds them up,
+    /// which is faster than a reduction by one workgroup.
     Partial,
 }
 
-/// What a workgroup makes at once, and a subgroup of it: multiples of 16 rows, and of 16 columns, or of 8 in tiles of one subgroup's
-/// width.
+/// The tile of a workgroup, and of each subgroup: multiples of 16 rows, and of 16 columns, or of 8 in tiles
+/// that are one subgroup wide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tile {
-    /// Rows of a workgroup.
+    /// Rows per workgroup.
     pub rows: u32,
-    /// Columns of a workgroup.
+    /// Columns per workgroup.
     pub columns: u32,
-    /// Rows of a subgroup.
+    /// Rows per subgroup.
     pub own_rows: u32,
-    /// Columns of a subgroup.
+    /// Columns per subgroup.
     pub own_columns: u32,
-    /// Threads of a subgroup.
+    /// Threads per subgroup.
     pub lanes: u32,
 }
 
@@ -51,109 +51,113 @@ impl Tile {
         Self { rows, columns, own_rows, own_columns, lanes: SUBGROUP }
     }
 
-    /// Threads of a workgroup.
+    /// Threads per workgroup.
     pub fn threads(&self) -> u32 {
         self.rows / self.own_rows * (self.columns / self.own_columns) * self.lanes
     }
 
-    /// Workgroups that a compute unit works on at the same time: of the largest tiles registers allow one or two.
+    /// Workgroups resident per compute unit: registers allow one or two of the largest tiles.
     fn resident(&self) -> u32 {
         (256 / self.threads()).clamp(1, 2)
     }
 
-    /// Tiles of so many rows and columns.
-    pub fn of(&self, rows: usize, columns: usize) -> u32 {
+    /// Number of tiles for these rows and columns.
+    pub fn count(&self, rows: usize, columns: usize) -> u32 {
         (rows as u32).div_ceil(self.rows) * (columns as u32).div_ceil(self.columns)
     }
 
-    /// Columns that matrix units take at once.
+    /// Columns per cooperative matrix.
     pub fn side_columns(&self) -> u32 {
         if self.own_columns.is_multiple_of(16) { 16 } else { 8 }
     }
 }
 
-/// A row of a step in shared memory: 32 f16, and 16 bytes against meeting the same banks.
+/// A row of a step in shared memory: 32 f16, and 16 bytes of padding against bank conflicts.
 const ROW_BYTES: u32 = 80;
-/// Columns up to which activations are staged four steps at a time where weights go straight into operands, and not two: as
-/// coopmat_direct.comp has it.
-const MOST_OF_LONG_STAGES: u32 = 72;
-/// Threads of a subgroup.
+/// Maximum columns for stages of four steps instead of two in the direct variant; coopmat_direct.comp has the
+/// same constant.
+const MAX_LONG_STAGE_COLUMNS: u32 = 72;
+/// Threads per subgroup.
 pub(super) const SUBGROUP: u32 = 32;
 
 /// A variant of the kernel and its grid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// What a workgroup makes.
+    /// The tile of a workgroup.
     pub tile: Tile,
-    /// T2; T1 does without matrix units, for tests.
+    /// T2; T1 emulates cooperative matrices, for tests.
     pub tier: Tier,
-    /// Weights go straight into the operands of matrix units, or through shared memory.
+    /// Weights go straight into matrix fragments instead of through shared memory.
     pub direct: bool,
-    /// Steps whose loads are under way: 1, 2 or 4.
+    /// Prefetch depth in steps: 1, 2 or 4.
     pub ahead: u32,
-    /// SplitK that K is split into, so that more of the device is busy.
+    /// Split-K factor, so that more of the device is busy.
     pub splits: u32,
-    /// Tiles, from the first on, whose K is not split all the same.
+    /// Number of leading tiles whose K is not split.
     pub unsplit: u32,
 }
 
 impl Plan {
-    /// The subgroup size it wants.
+    /// The required subgroup size.
     pub fn subgroup(&self) -> Subgroup {
         if self.tier >= Tier::T2 { Subgroup::Exactly(self.tile.lanes) } else { Subgroup::Any }
     }
 
-    /// Shared memory of the shader.
+    /// Shared memory per workgroup, in bytes.
     pub fn shared_bytes(&self) -> u32 {
         let Tile { rows, columns, .. } = self.tile;
         let stages = match self.direct {
-            true => 2 * columns * (if columns <= MOST_OF_LONG_STAGES { 4 } else { 2 } * 64 + 16),
+            true => 2 * columns * (if columns <= MAX_LONG_STAGE_COLUMNS { 4 } else { 2 } * 64 + 16),
             false => 2 * (rows + columns) * ROW_BYTES,
         };
         let squares = self.tile.threads() / self.tile.lanes * 2 * 16 * ROW_BYTES;
         stages.max(squares) + 16
     }
 
-    /// Bytes of scratch memory of a shape.
+    /// Scratch bytes for a shape.
     pub fn scratch_bytes(&self, shape: &Shape) -> u64 {
         if self.splits == 1 || shape.split_k == SplitK::Partial {
             return 0;
         }
-        // Of a matrix in several parts each has as many whole tiles first, so none has more that are split.
-        let tiles = self.tile.of(shape.weights.rows, shape.columns) - self.unsplit;
+        // Each block of a matrix starts with this many unsplit tiles, so none has more split ones.
+        let tiles = self.tile.count(shape.weights.rows, shape.columns) - self.unsplit;
         let area = self.tile.rows * self.tile.columns;
         COUNTER_BYTES + u64::from(tiles) * u64::from(self.splits) * u64::from(area) * 4
     }
 }
 
-/// What becomes of the parts of K where who reads y can add them up: of many columns that takes longer than to join them.
+/// Whether to reduce where the consumer of y can add up partial sums: with many columns that takes longer
+/// than a reduction here.
 pub fn split_k_for_consumer(columns: usize) -> SplitK {
     if columns <= 128 { SplitK::Partial } else { SplitK::Reduced }
 }
 
-/// Tiles whose K may be split: more of them need no splitting, but where sums must not depend on the columns.
+/// Maximum number of split tiles: larger products need no splitting, except where sums must not depend on the
+/// number of columns.
 pub const MAX_SPLIT_TILES: u32 = 1 << 16;
 
-/// Which elements of a 16 × 16 operand A a thread of a subgroup of 32 holds: the driver's business, and found out by asking it.
+/// Which elements of a 16 × 16 operand A each thread of a subgroup of 32 holds: up to the driver, and queried
+/// by a shader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fragments {
-    /// Thread 4 g + t has of the row g the columns 2 t, 2 t + 1, 2 t + 8 and 2 t + 9, then the same of the row g + 8: NVIDIA's.
+    /// Thread 4 g + t holds of row g the columns 2 t, 2 t + 1, 2 t + 8 and 2 t + 9, then the same of row g +
+    /// 8: NVIDIA's layout.
     FourToARow,
-    /// Anything else.
+    /// Any other layout.
     Other,
 }
 
 impl Fragments {
-    /// From the places, row · 16 + column, of 16 elements of each thread, of which a thread may have fewer.
-    pub(super) fn of(places: &[u32]) -> Self {
-        let as_expected = places.chunks(16).enumerate().all(|(thread, places)| {
+    /// From the index, row · 16 + column, of up to 16 elements per thread.
+    pub(super) fn from_indices(indices: &[u32]) -> Self {
+        let as_expected = indices.chunks(16).enumerate().all(|(thread, indices)| {
             let (row, column) = (thread as u32 / 4, thread as u32 % 4 * 2);
             let pairs = [(row, column), (row, column + 8), (row + 8, column), (row + 8, column + 8)];
             let expected =
                 pairs.into_iter().flat_map(|(row, column)| [row * 16 + column, row * 16 + column + 1]);
-            places.len() == 16 && places.iter().copied().take(8).eq(expected)
+            indices.len() == 16 && indices.iter().copied().take(8).eq(expected)
         });
-        if as_expected && places.len() == 16 * SUBGROUP as usize {
+        if as_expected && indices.len() == 16 * SUBGROUP as usize {
             Fragments::FourToARow
         } else {
             Fragments::Other
@@ -161,47 +165,49 @@ impl Fragments {
     }
 }
 
-/// What a device's operands may be like: drivers that hold them in fours to a row have subgroups of one size.
+/// The layouts that a device may have: drivers with [`Fragments::FourToARow`] have a fixed subgroup size.
 pub(super) fn likely_fragments(caps: &Caps) -> Vec<Fragments> {
     let one_size = caps.min_subgroup_size == caps.max_subgroup_size;
     if one_size { vec![Fragments::Other, Fragments::FourToARow] } else { vec![Fragments::Other] }
 }
 
-/// The product that the shaders are made of.
+/// The matrix product that the shaders use.
 const PRODUCT: MatrixShape =
     MatrixShape { m: 16, n: 16, k: 16, a: Element::F16, b: Element::F16, c: Element::F32 };
 
-/// Whether the shaders multiply such a matrix: they write rows in fours.
+/// Whether the shaders support a matrix: they write rows in fours.
 pub fn supports(weights: &Layout) -> bool {
     weights.rows.is_multiple_of(4)
 }
 
-/// Whether a device has the matrix units that the shader is written for.
+/// Whether a device has the matrix products that the shaders need.
 pub fn is_supported(caps: &Caps) -> bool {
     caps.tier() >= Some(Tier::T2) && caps.allows_subgroup_size(SUBGROUP) && caps.has_matrix(PRODUCT)
 }
 
-/// The plan for a shape; none where the device has no matrix units for it, or its rows are not unsplit fours.
+/// The plan for a shape; none where the device lacks the matrix products, or the number of rows is not a
+/// multiple of four.
 pub fn plan(caps: &Caps, fragments: Fragments, shape: &Shape) -> Option<Plan> {
     candidates(caps, fragments, shape).into_iter().next()
 }
 
-/// The plan whose sums do not depend on the number of columns: weights go the same way, and K is split in the same way, for all.
+/// The plan whose sums do not depend on the number of columns: one weight path and one split-K factor for
+/// all.
 pub fn reproducible(caps: &Caps, fragments: Fragments, shape: &Shape) -> Option<Plan> {
-    let few = plan(caps, fragments, &Shape { columns: 16, ..*shape })?;
+    let narrow = plan(caps, fragments, &Shape { columns: 16, ..*shape })?;
     let own = plan(caps, fragments, shape)?;
-    let tiles = own.tile.of(shape.weights.rows, shape.columns);
-    // Which tiles are split would depend on how many there are.
-    let splits = if few.unsplit == 0 { few.splits } else { 1 };
+    let tiles = own.tile.count(shape.weights.rows, shape.columns);
+    // Which tiles are split would depend on their number.
+    let splits = if narrow.unsplit == 0 { narrow.splits } else { 1 };
     (splits == 1 || shape.split_k == SplitK::Partial || tiles <= MAX_SPLIT_TILES).then_some(Plan {
-        direct: few.direct,
+        direct: narrow.direct,
         splits,
         unsplit: 0,
         ..own
     })
 }
 
-/// Whether a device can do without matrix units.
+/// Whether cooperative matrices can be emulated on a device.
 pub fn emulates(caps: &Caps) -> bool {
     let tile = emulated_tile(caps);
     let lanes = tile.lanes;
@@ -212,20 +218,21 @@ pub fn emulates(caps: &Caps) -> bool {
 }
 
 fn emulated_tile(caps: &Caps) -> Tile {
-    // Its threads divide among the 32 half groups of a strip.
+    // The threads of a workgroup divide among the 32 half groups of a strip.
     Tile { lanes: caps.max_subgroup_size, ..Tile::new(64, 32, 32, 16) }
 }
 
-/// The plan without matrix units, on devices with T1 and subgroups of one size, up to 32: for tests.
+/// The plan with emulated cooperative matrices, on devices with T1 and a fixed subgroup size of up to 32: for
+/// tests.
 pub fn emulated(caps: &Caps, shape: &Shape) -> Option<Plan> {
-    // So that there is something to add up.
+    // Split, so that there is something to add up.
     let splits = if shape.split_k == SplitK::Partial { 2 } else { 1 };
     let plan =
         Plan { tier: Tier::T1, tile: emulated_tile(caps), direct: false, ahead: 2, splits, unsplit: 0 };
     (emulates(caps) && plan.shared_bytes() <= caps.max_shared_bytes).then_some(plan)
 }
 
-/// Tiles by the number of columns that they suit: the fastest of the 27B's products on an H200.
+/// Tiles by number of columns: the fastest for the 27B's products on an H200.
 const TILES: [Tile; 4] = [
     Tile::new(128, 16, 32, 16),
     Tile::new(128, 32, 32, 32),
@@ -233,13 +240,15 @@ const TILES: [Tile; 4] = [
     Tile::new(128, 128, 64, 64),
 ];
 
-/// The last of them where weights go straight into operands: no row's become operands twice. In the second activations, whose way from
-/// the cache is the narrowest, come for as many rows as there are registers for; where there are too few of it for every compute unit,
-/// the first is faster, unless K is so long that what begins and ends a workgroup hardly counts.
+/// The largest tiles of the direct variant: no row is converted twice. The second loads activations, whose
+/// path from the cache is the bottleneck, for as many rows as registers allow; where there are too few tiles
+/// of it for every compute unit, the first is faster, unless K is so long that the start and end of a
+/// workgroup hardly matter.
 const LARGE_DIRECT: Tile = Tile::new(128, 128, 32, 128);
 const LARGEST_DIRECT: Tile = Tile::new(256, 128, 32, 128);
 
-/// More of them there, for numbers of columns between powers of two: tokens per second would fall above 32 and 64 of them.
+/// More tiles of the direct variant, for column counts between powers of two: throughput would drop above 32
+/// and 64 columns otherwise.
 const BETWEEN_DIRECT: [Tile; 6] = [
     Tile::new(128, 40, 32, 40),
     Tile::new(128, 48, 32, 48),
@@ -249,14 +258,14 @@ const BETWEEN_DIRECT: [Tile; 6] = [
     Tile::new(128, 112, 32, 112),
 ];
 
-/// The first of them there: more workgroups, whose loads are under way at the same time.
+/// The smallest tile of the direct variant: more workgroups, and more loads in flight.
 const SMALLEST_DIRECT: Tile = Tile::new(64, 16, 16, 16);
 
-/// Those for at most eight columns, where matrix units take so few: half as much to load from shared memory. The second where a subgroup
-/// must have two strips.
+/// Tiles for at most eight columns, for devices with 8-column matrices: half the loads from shared memory.
+/// The second where a subgroup needs two strips.
 const EIGHT_DIRECT: [Tile; 2] = [Tile::new(64, 8, 16, 8), Tile::new(128, 8, 32, 8)];
 
-/// Others that are worth timing.
+/// Other tiles worth timing.
 const MORE_TILES: [Tile; 27] = [
     EIGHT_DIRECT[0],
     EIGHT_DIRECT[1],
@@ -287,20 +296,20 @@ const MORE_TILES: [Tile; 27] = [
     Tile::new(256, 128, 64, 64),
 ];
 
-/// Most parts of K: adding up more takes longer than it saves.
+/// Maximum split-K factor: adding up more takes longer than it saves.
 const MAX_SPLIT_K: u32 = 8;
 
-/// Every plan worth timing, the policy's own first; none where the device has no matrix units for the shape.
+/// Every plan worth timing, the policy's own first; none where the device lacks the matrix products.
 pub fn candidates(caps: &Caps, fragments: Fragments, shape: &Shape) -> Vec<Plan> {
     if !is_supported(caps) || !supports(&shape.weights) {
         return Vec::new();
     }
-    // A strip of gate and its strip of up must be one subgroup's.
-    let least = 16 * shape.epilogue.strips() as u32;
+    // A strip of gate and its strip of up must belong to the same subgroup.
+    let min_rows = 16 * shape.epilogue.strips() as u32;
     let direct = fragments == Fragments::FourToARow && shape.weights.scheme != Scheme::F32;
     let fits = |tile: &&Tile| {
         let plan = Plan { tier: Tier::T2, tile: **tile, direct, ahead: 1, splits: 1, unsplit: 0 };
-        tile.own_rows >= least
+        tile.own_rows >= min_rows
             && plan.shared_bytes() <= caps.max_shared_bytes
             && tile.threads() <= caps.max_threads
     };
@@ -314,8 +323,8 @@ pub fn candidates(caps: &Caps, fragments: Fragments, shape: &Shape) -> Vec<Plan>
     let tile = match tile.columns {
         128 if direct && fills(caps, shape, &LARGEST_DIRECT) => &LARGEST_DIRECT,
         128 if direct => &LARGE_DIRECT,
-        16 if eights && columns <= 8 => &EIGHT_DIRECT[usize::from(least > 16)],
-        16 if direct && least == 16 => &SMALLEST_DIRECT,
+        16 if eights && columns <= 8 => &EIGHT_DIRECT[usize::from(min_rows > 16)],
+        16 if direct && min_rows == 16 => &SMALLEST_DIRECT,
         _ => tile,
     };
     let ahead = ahead(shape.weights.scheme, tile, direct);
@@ -341,75 +350,78 @@ pub fn candidates(caps: &Caps, fragments: Fragments, shape: &Shape) -> Vec<Plan>
     list
 }
 
-/// Steps whose loads are under way.
+/// Prefetch depth in steps.
 fn ahead(scheme: Scheme, tile: &Tile, direct: bool) -> u32 {
     match (direct, tile.columns) {
-        // A load of int4 brings two steps: with one load under way prompts gain three hundredths, and lose nothing elsewhere. Every other
-        // scheme's prompts gain by more.
+        // An int4 load covers two steps: with one load in flight prefill gains 3%, and loses nothing
+        // elsewhere. Prefill with every other scheme gains from a deeper prefetch.
         (true, _) if *tile == LARGEST_DIRECT && scheme == Scheme::Int4 => 2,
         (true, _) => 4,
-        // Through shared memory the largest tiles have no registers to spare on RDNA3, and gain one hundredth elsewhere.
+        // In the staged variant the largest tiles have no registers to spare on RDNA3, and gain 1% elsewhere.
         (false, 128..) => 1,
         (false, _) => 2,
     }
 }
 
-/// The parts that K may be split into, and the tiles that are not.
+/// The possible split-K factors, and numbers of unsplit tiles.
 fn spreads(caps: &Caps, shape: &Shape, tile: &Tile) -> impl Iterator<Item = (u32, u32)> {
-    let tiles = tile.of(shape.weights.rows, shape.columns);
-    let joined = shape.split_k == SplitK::Reduced;
+    let tiles = tile.count(shape.weights.rows, shape.columns);
+    let reduced = shape.split_k == SplitK::Reduced;
     // Splits of at least four quads.
-    let most = (shape.weights.quads() as u32 / 4).clamp(1, MAX_SPLIT_K);
-    // As many whole tiles as the compute units take at once, or a round less.
+    let max_splits = (shape.weights.quads() as u32 / 4).clamp(1, MAX_SPLIT_K);
+    // As many unsplit tiles as the compute units process at once, or one round less.
     let round = units(caps) * tile.resident();
     let unsplit = [0, (tiles / round).saturating_sub(1), tiles / round].map(|rounds| rounds * round);
     let allowed = move |(splits, unsplit): &(u32, u32)| match *splits {
         1 => *unsplit == 0,
-        _ => !joined || tiles - unsplit <= MAX_SPLIT_TILES && *unsplit < tiles,
+        _ => !reduced || tiles - unsplit <= MAX_SPLIT_TILES && *unsplit < tiles,
     };
-    let with_unsplit = unsplit.into_iter().skip(1).filter(move |unsplit| joined && *unsplit > 0);
+    let with_unsplit = unsplit.into_iter().skip(1).filter(move |unsplit| reduced && *unsplit > 0);
     let list = [0].into_iter().chain(with_unsplit);
-    list.flat_map(move |unsplit| (1..=most).map(move |splits| (splits, unsplit))).filter(allowed)
+    list.flat_map(move |unsplit| (1..=max_splits).map(move |splits| (splits, unsplit))).filter(allowed)
 }
 
-/// The parts of K that take least: workgroups come out more even, and each compute unit has several to switch between, but every part
-/// has to be written and added up. Counted in what a compute unit's workgroups take; the constants are fitted to sweeps on an H200.
+/// The split-K factor with the lowest cost: work is more even, and each compute unit has several workgroups
+/// to switch between, but partial sums have to be written and added up. The unit of cost is one round of
+/// workgroups; the constants are fitted to sweeps on an H200.
 fn spread(caps: &Caps, shape: &Shape, tile: &Tile) -> (u32, u32) {
-    let tiles = f64::from(tile.of(shape.weights.rows, shape.columns));
-    let joined = shape.split_k == SplitK::Reduced;
-    let few = tile.columns <= 32;
-    // Workgroups that are worked on at the same time, and what is lost while a compute unit has too few to switch between.
+    let tiles = f64::from(tile.count(shape.weights.rows, shape.columns));
+    let reduced = shape.split_k == SplitK::Reduced;
+    let narrow = tile.columns <= 32;
+    // Concurrent workgroups, and the loss while a compute unit has too few to switch between.
     let (round, idle) = match tile.columns {
         ..=64 => (f64::from(units(caps)), 1.0),
         _ => (f64::from(units(caps) * tile.resident()), 0.0),
     };
-    // What it takes to write a round of parts and to add them up: the shorter K is, the more of the unsplit.
-    let part = if joined { 0.2 } else { 0.08 } * 5376.0 / shape.weights.k as f64;
+    // The cost of writing a round of partial sums and adding them up: the shorter K is, the larger its share.
+    let write_cost = if reduced { 0.2 } else { 0.08 } * 5376.0 / shape.weights.k as f64;
     let cost = |(splits, unsplit): &(u32, u32)| {
         let (splits, unsplit) = (f64::from(*splits), f64::from(*unsplit));
-        if tile.columns == 8 && !joined {
-            // Workgroups are small and all under way at once: it does not matter how they come out, and parts are short.
+        if tile.columns == 8 && !reduced {
+            // Workgroups are small and all resident at once: evenness does not matter, and splits are short.
             return idle / splits + 0.032 * splits * tiles / round;
         }
         let split = (((tiles - unsplit) * splits / round).ceil() + idle) / splits;
         unsplit / round
             + match splits > 1.0 {
                 false => split,
-                // With few columns everyone waits for the memory, and writes parts to it.
-                true if few && joined => split * (1.0 + 0.15 * splits),
-                true => split + part * splits * (tiles - unsplit) / round,
+                // With few columns everything is bound by memory, to which the partial sums are written.
+                true if narrow && reduced => split * (1.0 + 0.15 * splits),
+                true => split + write_cost * splits * (tiles - unsplit) / round,
             }
     };
-    // Nor does an even end gain anything then.
-    let allowed = |(_, unsplit): &(u32, u32)| *unsplit == 0 || !few;
+    // Unsplit tiles gain nothing then either.
+    let allowed = |(_, unsplit): &(u32, u32)| *unsplit == 0 || !narrow;
     spreads(caps, shape, tile).filter(allowed).min_by(|a, b| cost(a).total_cmp(&cost(b))).unwrap_or((1, 0))
 }
 
-/// Whether a tile keeps every compute unit busy: there are enough of it, or K is long and its parts are nearly enough.
+/// Whether a tile keeps every compute unit busy: there are enough tiles, or K is long and its splits are
+/// nearly enough.
 fn fills(caps: &Caps, shape: &Shape, tile: &Tile) -> bool {
-    let tiles = tile.of(shape.weights.rows, shape.columns);
+    let tiles = tile.count(shape.weights.rows, shape.columns);
     let splits = units(caps) / tiles.max(1);
-    // On an H200 at 128 columns it gains a hundredth of a step with parts of 28 quads; it loses half of one with 11, and two with 6.
+    // On an H200 at 128 columns it gains 1% of a step with splits of 28 quads; it loses 0.5% with 11, and 2%
+    // with 6.
     let long = splits > 1 && splits <= MAX_SPLIT_K && shape.weights.quads() as u32 / splits >= 24;
     tiles >= units(caps)
         || long && splits * tiles * 16 >= units(caps) * 15 && shape.split_k == SplitK::Partial
@@ -419,8 +431,8 @@ fn units(caps: &Caps) -> u32 {
     caps.compute_units.unwrap_or(16)
 }
 
-/// Rows and K of matrices of models: gate and up joined, others that are read by who adds up their parts, and heads. Of the 27B, the 4B,
-/// the 1B and the 270M of Gemma 3 and the 8B of Llama 3.
+/// Rows and K of model matrices: gate and up combined, others whose consumer adds up partial sums, and heads.
+/// From the 27B, 4B, 1B and 270M of Gemma 3 and the 8B of Llama 3.
 const GATED: [(usize, usize); 5] = [(43008, 5376), (20480, 2560), (13824, 1152), (4096, 640), (28672, 4096)];
 const READ: [(usize, usize); 15] = [
     (8192, 5376),
@@ -441,11 +453,12 @@ const READ: [(usize, usize); 15] = [
 ];
 const HEADS: [(usize, usize); 3] = [(262_144, 5376), (262_144, 640), (128_256, 4096)];
 
-/// Columns of the programs that models record.
+/// Column counts of the programs that models record.
 const BUCKETS: [usize; 16] = [2, 4, 8, 16, 32, 40, 48, 64, 72, 80, 96, 112, 128, 256, 512, 2048];
 
-/// Products of models; of floats those of many columns, for fewer have one tile whatever the scheme.
-pub(super) fn of_models() -> Vec<Shape> {
+/// Products of models; float weights only with many columns, since for fewer there is one tile for all
+/// schemes.
+pub(super) fn model_shapes() -> Vec<Shape> {
     let mut list = Vec::new();
     let integers =
         [Scheme::Int8, Scheme::Int4].into_iter().flat_map(|scheme| BUCKETS.map(|columns| (scheme, columns)));
@@ -465,10 +478,10 @@ pub(super) fn of_models() -> Vec<Shape> {
     list
 }
 
-/// Of these the pipelines are listed, with whether they join gate and up: each takes long to compile.
+/// Shapes whose pipelines are listed, with whether they combine gate and up: each takes long to compile.
 const LISTED: [(usize, usize, bool); 3] = [(43008, 5376, true), (8192, 5376, false), (640, 2048, false)];
 
-/// The pipelines that models ask for on such a device.
+/// The pipelines that models request on a device.
 pub fn variants(caps: &Caps) -> Vec<Variant> {
     if !is_supported(caps) {
         return Vec::new();
@@ -476,7 +489,8 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
     let mut list: Vec<Variant> = vec![super::fragments_variant()];
     for scheme in Scheme::ALL {
         for (rows, k, gated) in LISTED {
-            // Two and four columns have what eight have, and 256 differ from 128 and 512 by the number of parts of K alone.
+            // Two and four columns use the pipelines of eight, and 256 differ from 128 and 512 only in the
+            // split-K factor.
             for columns in BUCKETS.into_iter().filter(|columns| ![2, 4, 256].contains(columns)) {
                 let (epilogue, output) = match gated {
                     true => (Epilogue::Geglu, Activations::F16),
@@ -484,9 +498,9 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
                 };
                 let split_k = if gated { SplitK::Reduced } else { SplitK::Partial };
                 let shape = Shape { weights: Layout { scheme, rows, k }, columns, epilogue, output, split_k };
-                // Of weights that go straight into operands the schemes that models have most: each takes long to compile.
-                let most = matches!(scheme, Scheme::Int8 | Scheme::Int4);
-                for fragments in likely_fragments(caps).into_iter().take(if most { 2 } else { 1 }) {
+                // In the direct variant only the most common schemes: each takes long to compile.
+                let common = matches!(scheme, Scheme::Int8 | Scheme::Int4);
+                for fragments in likely_fragments(caps).into_iter().take(if common { 2 } else { 1 }) {
                     let Some(plan) = plan(caps, fragments, &shape) else { continue };
                     let new = variant(&shape, &plan);
                     if !list.iter().any(|known| known.shader.name == new.shader.name && known.same_code(&new))

@@ -12,12 +12,12 @@ fn shape(rows: usize, k: usize, columns: usize) -> Shape {
 }
 
 #[test]
-fn without_matrix_units_it_goes_the_same_way() {
+fn emulated_cooperative_matrices_match_the_reference() {
     let Some(device) = testkit::cpu_device() else { return };
     let plan = policy::emulated(device.caps(), &shape(64, 64, 32))
         .expect("the CPU driver has T1 and small subgroups");
     for scheme in Scheme::ALL {
-        // All of one scheme; of the others a few, for each takes seconds to compile.
+        // All cases of one scheme; a few of the others, since each takes seconds to compile.
         let all = cases::trials(scheme);
         let some = if scheme == Scheme::Int4Min { all } else { vec![all[1], all[4]] };
         for trial in some {
@@ -25,12 +25,12 @@ fn without_matrix_units_it_goes_the_same_way() {
             assert!(comparison.passed(), "{}: {:?}", trial.name(), comparison.first_mismatch);
         }
     }
-    // SplitK of K that stay apart.
+    // Split-K partial sums.
     let trial = Trial { partials: 2, ..cases::trials(Scheme::Int8)[1] };
-    let apart = policy::emulated(device.caps(), &cases::shape(&trial)).unwrap();
-    assert_eq!(apart.splits, 2);
-    assert!(cases::run(&device, trial, apart, device.caps()).unwrap().passed());
-    // A matrix in three parts.
+    let partial = policy::emulated(device.caps(), &cases::shape(&trial)).unwrap();
+    assert_eq!(partial.splits, 2);
+    assert!(cases::run(&device, trial, partial, device.caps()).unwrap().passed());
+    // A matrix in three blocks.
     let trial = cases::trials(Scheme::Int8)[1];
     let caps =
         gpu::Caps { max_allocation: 4 * trial.weights.strip_value_bytes() as u64, ..device.caps().clone() };
@@ -38,7 +38,7 @@ fn without_matrix_units_it_goes_the_same_way() {
 }
 
 #[test]
-fn only_devices_with_matrix_units_are_served() {
+fn only_devices_with_cooperative_matrices_have_plans() {
     for (caps, served) in [
         (known::h200(), true),
         (known::radeon_780m(), true),
@@ -53,13 +53,14 @@ fn only_devices_with_matrix_units_are_served() {
 }
 
 #[test]
-fn parts_of_k_come_out_even() {
+fn split_k_balances_the_workgroups() {
     let spread = |rows, k, columns, split_k| {
         let shape = Shape { split_k, ..shape(rows, k, columns) };
         let plan = policy::plan(&known::h200(), Fragments::FourToARow, &shape).unwrap();
         (plan.splits, plan.unsplit)
     };
-    // As sweeps found them. Gate and up: of few columns not split; of more, what is left when 132 compute units are through.
+    // As found by sweeps. Gate and up: not split with few columns; with more, only the tiles left over after
+    // full rounds of 132 compute units.
     assert_eq!([16, 32].map(|columns| spread(43008, 5376, columns, SplitK::Reduced)), [(1, 0); 2]);
     assert_eq!(spread(43008, 5376, 64, SplitK::Reduced).1, 264);
     assert_eq!(spread(43008, 5376, 128, SplitK::Reduced), (3, 132));
@@ -68,7 +69,7 @@ fn parts_of_k_come_out_even() {
     for (k, columns) in [(4096, 64), (4096, 128), (21504, 64), (21504, 128)] {
         assert_eq!(spread(5376, k, columns, SplitK::Partial), (6, 0), "{k}, {columns} columns");
     }
-    // Down's parts are so long that the largest tile pays, if it has nearly a part for each compute unit.
+    // Down's splits are so long that the largest tile pays, if there is nearly one split per compute unit.
     let tile = |rows, k, split_k| {
         let shape = Shape { split_k, ..shape(rows, k, 128) };
         policy::plan(&known::h200(), Fragments::FourToARow, &shape).unwrap().tile.rows
@@ -82,11 +83,11 @@ fn parts_of_k_come_out_even() {
         "parts of 21 quads, none"
     );
     assert_eq!((tile(7168, 21504, SplitK::Partial), tile(5376, 21504, SplitK::Reduced)), (128, 128));
-    // Of so few columns parts are short: more of them.
+    // With so few columns splits are short: more of them.
     let few =
         [(8192, 5376), (5376, 4096), (5376, 21504)].map(|(rows, k)| spread(rows, k, 4, SplitK::Partial));
     assert_eq!(few, [(6, 0), (7, 0), (7, 0)]);
-    // Only tiles that are split take memory: 36 tiles of 256 × 128 f32 in three parts.
+    // Only split tiles take memory: 36 tiles of 256 × 128 f32 in three splits.
     let wide = shape(43008, 5376, 128);
     let plan = policy::plan(&known::h200(), Fragments::FourToARow, &wide).unwrap();
     assert_eq!(plan.scratch_bytes(&wide), COUNTER_BYTES + 36 * 3 * 256 * 128 * 4);
@@ -96,7 +97,7 @@ fn parts_of_k_come_out_even() {
 }
 
 #[test]
-fn every_plan_is_within_the_device() {
+fn plans_fit_the_device() {
     for caps in [known::h200(), known::radeon_780m()] {
         for (rows, k) in [(43008, 5376), (8192, 5376), (5376, 21504), (262_144, 640), (640, 2048), (16, 32)] {
             for columns in [1, 2, 8, 16, 17, 40, 48, 64, 70, 72, 80, 96, 100, 112, 128, 512, 4096] {
@@ -108,7 +109,7 @@ fn every_plan_is_within_the_device() {
                     );
                     assert!(plan.tile.rows * 2 % plan.tile.threads() == 0, "{plan:?}");
                     assert!([1, 2, 4].contains(&plan.ahead));
-                    let split = plan.tile.of(rows, columns) - plan.unsplit;
+                    let split = plan.tile.count(rows, columns) - plan.unsplit;
                     assert!(
                         plan.splits == 1 && plan.unsplit == 0
                             || (1..=policy::MAX_SPLIT_TILES).contains(&split)
@@ -119,7 +120,7 @@ fn every_plan_is_within_the_device() {
     }
 }
 
-/// What of a plan makes it a program of its own; how many parts K has is not.
+/// The properties of a plan that require a pipeline of its own; the split-K factor does not.
 fn kind(shape: &Shape, plan: &Plan) -> String {
     let Shape { weights: Layout { scheme, .. }, epilogue, output, split_k, .. } = *shape;
     let Plan { tile, direct, ahead, splits, .. } = *plan;
@@ -128,7 +129,7 @@ fn kind(shape: &Shape, plan: &Plan) -> String {
 }
 
 #[test]
-fn whatever_models_take_is_tried_by_the_self_test() {
+fn every_model_plan_has_a_self_test_case() {
     for (caps, fragments) in
         [(known::h200(), Fragments::FourToARow), (known::radeon_780m(), Fragments::Other)]
     {
@@ -138,13 +139,13 @@ fn whatever_models_take_is_tried_by_the_self_test() {
             through_memory.iter().all(|(trial, plan)| cases::taken(&caps, fragments, trial, *plan) == *plan)
         );
         let kinds: Vec<_> = tried.iter().map(|(trial, plan)| kind(&cases::shape(trial), plan)).collect();
-        for shape in policy::of_models() {
+        for shape in policy::model_shapes() {
             let kind = kind(&shape, &policy::plan(&caps, fragments, &shape).unwrap());
             assert!(kinds.contains(&kind), "{shape:?}: {kind}");
         }
         for (trial, plan) in &tried {
             assert!(plan.shared_bytes() <= caps.max_shared_bytes, "{plan:?}");
-            assert!(plan.unsplit < plan.tile.of(trial.weights.rows, trial.columns), "{plan:?}");
+            assert!(plan.unsplit < plan.tile.count(trial.weights.rows, trial.columns), "{plan:?}");
             assert_eq!(cases::taken(&caps, fragments, trial, *plan), *plan);
             assert!(!cases::taken(&caps, Fragments::Other, trial, *plan).direct);
         }
@@ -158,20 +159,20 @@ fn whatever_models_take_is_tried_by_the_self_test() {
 }
 
 #[test]
-fn what_threads_hold_is_recognised() {
+fn fragment_layouts_are_recognised() {
     let place = |thread: u32, element: u32| {
         let row = thread / 4 + element / 4 * 8;
         let column = thread % 4 * 2 + element / 2 % 2 * 8 + element % 2;
         row * 16 + column
     };
-    let mut places: Vec<u32> = (0..32)
+    let mut indices: Vec<u32> = (0..32)
         .flat_map(|thread| (0..16).map(move |e| if e < 8 { place(thread, e) } else { u32::MAX }))
         .collect();
-    assert_eq!(Fragments::of(&places), Fragments::FourToARow);
-    assert_eq!(Fragments::of(&places[..16]), Fragments::Other);
-    places.swap(100, 101);
-    assert_eq!(Fragments::of(&places), Fragments::Other);
-    // A row to a thread, as RDNA3 has it.
+    assert_eq!(Fragments::from_indices(&indices), Fragments::FourToARow);
+    assert_eq!(Fragments::from_indices(&indices[..16]), Fragments::Other);
+    indices.swap(100, 101);
+    assert_eq!(Fragments::from_indices(&indices), Fragments::Other);
+    // One row per thread, as on RDNA3.
     let rows: Vec<u32> = (0..32).flat_map(|thread| (0..16).map(move |e| thread % 16 * 16 + e)).collect();
-    assert_eq!(Fragments::of(&rows), Fragments::Other);
+    assert_eq!(Fragments::from_indices(&rows), Fragments::Other);
 }

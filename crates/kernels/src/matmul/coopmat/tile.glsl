@@ -1,5 +1,5 @@
-// What the shaders of a product on matrix units have in common: their operands, weights as f16, where a workgroup's tile is, and what
-// becomes of its accumulators.
+// Shared by the shaders of products on cooperative matrices: operands, conversion of weights to f16, tile
+// assignment and output.
 #include "common.glsl"
 #extension GL_EXT_shader_explicit_arithmetic_types_float16 : require
 #if TIER >= 2
@@ -15,15 +15,15 @@ layout(constant_id = 4) const uint ROWS = 128;
 layout(constant_id = 5) const uint COLUMNS = 128;
 layout(constant_id = 6) const uint OWN_ROWS = 64;
 layout(constant_id = 7) const uint OWN_COLUMNS = 64;
-// Steps whose loads are under way: 1, 2 or 4.
+// Prefetch depth in steps: 1, 2 or 4.
 layout(constant_id = 8) const uint AHEAD = 1;
-// Partials that K is split into.
+// Split-K factor.
 layout(constant_id = 9) const uint SPLITS = 1;
-// Threads of a subgroup.
+// Threads per subgroup.
 layout(constant_id = 10) const uint LANES = 32;
-// The accumulators of the parts stay apart, one after the other in a column of y: who reads it adds them up.
+// Writes the partial sums of the splits consecutively within a column of y; the consumer adds them up.
 layout(constant_id = 11) const bool PARTIAL_OUTPUT = false;
-// Columns that matrix units take at once: 16, or 8 where a subgroup's are no multiple of that.
+// Columns per cooperative matrix: 16, or 8 where a subgroup's columns are not a multiple of 16.
 layout(constant_id = 12) const uint SIDE_COLUMNS = 16;
 
 #include "weights.glsl"
@@ -45,19 +45,20 @@ layout(push_constant, scalar) uniform Push {
     Active active_rows;
     // f32, or f16 activations.
     Output4 y;
-    // Sums of the parts of K, [split tile][split][subgroup], each as threads hold them, and how many workgroups of a tile have left
-    // theirs: zeros between calls.
+    // Partial sums, [split tile][split][subgroup], in the threads' own layout, and per tile the number of
+    // workgroups that have stored theirs: zero between calls.
     Partials partials;
     Counters counters;
     uint rows;
     uint k;
     uint columns;
-    // Where this part of the matrix starts in y, and how far apart the columns of y are: multiples of 4.
+    // Start of this block of the matrix in y, and the column stride of y: multiples of 4.
     uint y_first;
     uint y_stride;
-    // From one sum of a column to the next, where parts stay apart.
+    // Stride of the partial sums within a column.
     uint y_partial_stride;
-    // Tiles, from the first on, whose K is in one part: as many as keep the device busy to the end. The others' is split.
+    // Number of leading tiles whose K is not split: as many as keep the device busy to the end. The rest are
+    // split.
     uint unsplit;
 } push;
 
@@ -67,15 +68,16 @@ const uint SUBGROUPS = THREADS / LANES;
 const uint ROW_TILES = OWN_ROWS / SIDE;
 const uint COLUMN_TILES = OWN_COLUMNS / SIDE_COLUMNS;
 const uint SUBGROUP_COLUMNS = COLUMNS / OWN_COLUMNS;
-// Column tiles that are worked on at the same time, beside each other: they share weights in the cache, and rows share activations.
+// Column tiles that are processed concurrently, side by side: they share weights in the cache, and rows share
+// activations.
 const uint BAND = 16;
 
-// 16 × 16 f32 with a stride of five times 16 bytes, two for each subgroup: gate and up.
+// 16 × 16 f32 at a stride of five units of 16 bytes, two per subgroup: gate and up.
 const uint SQUARE_STRIDE = 5;
 const uint SQUARE = SIDE * SQUARE_STRIDE;
 const uint SQUARES = SUBGROUPS * 2 * SQUARE;
 
-// Where a workgroup works.
+// The tile of a workgroup.
 struct Tile {
     uint index;
     uint split;
@@ -86,7 +88,7 @@ struct Tile {
     uint end_quad;
 };
 
-// Tiles come in bands of columns, in each band row by row.
+// Tiles are ordered in bands of columns, and row by row within a band.
 Tile own_tile() {
     Tile tile;
     tile.columns = min(push.columns, push.active_rows.rows);
@@ -106,7 +108,7 @@ Tile own_tile() {
     uint in_band = tile.index - band * BAND * row_tiles;
     tile.first_column = (band * BAND + in_band % width) * COLUMNS;
     tile.first_row = in_band / width * ROWS;
-    // A split may have nothing to do where the others have rounded up.
+    // A split may be empty where the others are rounded up.
     uint quads = (push.k + QUAD - 1) / QUAD;
     uint per_split = is_unsplit ? quads : (quads + SPLITS - 1) / SPLITS;
     tile.first_quad = tile.split * per_split;
@@ -122,13 +124,13 @@ uint own_column() {
     return gl_SubgroupID % SUBGROUP_COLUMNS * OWN_COLUMNS;
 }
 
-// One of four f16, times the unit of activations.
+// One of four f16, times F16_UNIT.
 f16vec2 scaled(uvec2 four, uint i) {
     float16_t value = unpackFloat2x16(four[i / 2])[i % 2] * float16_t(F16_UNIT);
     return f16vec2(value, value);
 }
 
-// Four integers of a word, as f16: the first and third, the second and fourth.
+// Four integers of a word as f16: the first and third, the second and fourth.
 uvec2 dequantized(uint word, bool high, f16vec2 d, f16vec2 m) {
     uvec2 both;
     float16_t zero;
@@ -136,7 +138,7 @@ uvec2 dequantized(uint word, bool high, f16vec2 d, f16vec2 m) {
         uint low_word = high ? word >> 4 : word;
         uvec2 nibbles = uvec2(low_word, low_word >> 8) & 0x000f000fu;
         both = nibbles ^ 0x64086408u;
-        // With a minimum it is q + 8 that counts.
+        // With a minimum the stored integer is q + 8.
         zero = float16_t(HAS_MIN ? 1024.0 : 1032.0);
     } else {
         both = (uvec2(word, word >> 8) & 0x00ff00ffu) ^ 0x64806480u;
@@ -150,7 +152,7 @@ uvec2 dequantized(uint word, bool high, f16vec2 d, f16vec2 m) {
     return uvec2(packFloat2x16(first * d), packFloat2x16(second * d));
 }
 
-// Four floats, in the order of f16 activations.
+// Four floats as f16, in the order of f16 activations.
 uvec2 converted(vec4 four) {
     four *= F16_UNIT;
     return uvec2(packHalf2x16(four.xz), packHalf2x16(four.yw));

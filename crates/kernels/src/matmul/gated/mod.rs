@@ -1,5 +1,5 @@
-//! gelu(gate) · up or silu(gate) · up, for gate and up that two products made apart: where a file stores them in different
-//! schemes they are no one matrix whose product could end with it.
+//! gelu(gate) · up or silu(gate) · up of separately computed gate and up products: where a file stores them
+//! in different schemes they cannot form one matrix with a fused epilogue.
 
 use gpu::{Caps, Device, Error, Pipeline, Recorder, Result, Subgroup, Tier, View};
 
@@ -12,11 +12,11 @@ use crate::{
     vectors::compare::{compare, poisoned},
 };
 
-/// For the self-test and the compile checks.
+/// Registration for the self-test and the compile checks.
 pub static KERNEL: Kernel =
-    Kernel { name: "gated", about: "gelu or silu of a gate, times up", variants, cases };
+    Kernel { name: "gated", about: "GeGLU or SwiGLU of separate gate and up", variants, cases };
 
-/// The kernel for rows of one length and one type of the output.
+/// The kernel for one row length and output format.
 pub struct Gated {
     output: Activations,
     n: usize,
@@ -24,7 +24,8 @@ pub struct Gated {
 }
 
 impl Gated {
-    /// Compiles it for rows of `n` values, f32 or f16 (a multiple of 4 then); `epilogue` says which function.
+    /// Compiles the kernel for rows of `n` values, f32 or f16 (then a multiple of 4); `epilogue` selects the
+    /// function.
     pub fn new(device: &Device, epilogue: Epilogue, output: Activations, n: usize) -> Result<Self> {
         let wrong = |reason: String| Err(Error::InvalidUse { what: "gated".into(), reason });
         if epilogue == Epilogue::None || n == 0 {
@@ -34,16 +35,19 @@ impl Gated {
             Activations::F32 => {}
             Activations::F16 if n.is_multiple_of(4) => {}
             Activations::F16 => {
-                return wrong(format!("rows of {n} values cannot be f16, which takes whole fours"));
+                return wrong(format!(
+                    "rows of {n} values cannot be f16: the length must be a multiple of 4"
+                ));
             }
             Activations::Int8 | Activations::Int16 => {
-                return wrong(format!("it writes f32 or f16, not {output}"));
+                return wrong(format!("the output must be f32 or f16, not {output}"));
             }
         }
         Ok(Self { output, n, pipeline: variant(epilogue, output, device.caps()).pipeline(device)? })
     }
 
-    /// Records it for the first `active` rows (one u32) of `gate` and `up`, f32; `y` has a column a row.
+    /// Records the kernel for the first `active` rows (one u32) of `gate` and `up`, f32; `y` has one column
+    /// per row.
     pub fn record(
         &self,
         recorder: &mut Recorder,
@@ -56,7 +60,7 @@ impl Gated {
         let bytes = (self.n * y.columns * 4) as u64;
         if y.k != self.n || gate.len() < bytes || up.len() < bytes || active.len() < 4 {
             let reason = format!(
-                "{} columns of {} for rows of {}, gate and up with {} and {} bytes, active with {}",
+                "{} columns of {}, but the kernel was created for rows of {}; gate has {} bytes, up {}, active {}",
                 y.columns,
                 y.k,
                 self.n,
@@ -81,10 +85,10 @@ impl Gated {
     }
 }
 
-/// Values a thread takes: enough that a workgroup is worth its start.
+/// Values per thread: enough to amortise the start of a workgroup.
 const PER_THREAD: u32 = 4;
 
-/// What it can write.
+/// Possible output formats.
 const OUTPUTS: [Activations; 2] = [Activations::F32, Activations::F16];
 
 fn variant(epilogue: Epilogue, output: Activations, caps: &Caps) -> Variant {
@@ -110,7 +114,7 @@ fn cases(_: &Caps) -> Vec<Case> {
                 list.push(Case::new(name, Tier::T0, run));
             }
         };
-        // One value or four; odd; the 270M's, some rows not in use.
+        // One value or four; odd; the 270M's, with some inactive rows.
         push(Activations::F32, [(1, 1, 1), (3, 259, 3), (5, 2048, 4), (2, 100, 0)]);
         push(Activations::F16, [(1, 4, 1), (3, 260, 3), (5, 2048, 4), (2, 100, 0)]);
     }
@@ -126,11 +130,11 @@ fn run(
     active: usize,
 ) -> Result<Comparison> {
     let mut random = Random::new((rows * n) as u64);
-    // From tiny to where e to their power is long past f32's range.
+    // From tiny to where their exponential far exceeds the range of f32.
     let scales = [1e-4, 1.0, 10.0, 100.0, 1e4];
     let mut gate: Vec<f32> = (0..rows * n).map(|i| random.signed() * scales[i % scales.len()]).collect();
     let mut up: Vec<f32> = (0..rows * n).map(|_| random.signed() * 5.0).collect();
-    // Products past f16's range, of either sign, and one that is not a number.
+    // Products beyond the range of f16, of either sign, and a NaN.
     gate.iter_mut().step_by(n).for_each(|gate| *gate = 4e6);
     up[n / 2] = f32::NAN;
     let (gate, up) = (gate, up);
@@ -162,14 +166,14 @@ mod tests {
     }
 
     #[test]
-    fn wrong_operands_are_refused() {
+    fn invalid_operands_are_rejected() {
         let Some(device) = testkit::cpu_device() else { return };
         let mut arena = arena(&device);
         let refused = |epilogue, output, n| {
             Gated::new(&device, epilogue, output, n).err().expect("refused").to_string()
         };
         assert!(refused(Epilogue::None, Activations::F32, 64).contains("nothing to compute"));
-        assert!(refused(Epilogue::Geglu, Activations::F16, 66).contains("whole fours"));
+        assert!(refused(Epilogue::Geglu, Activations::F16, 66).contains("multiple of 4"));
         assert!(refused(Epilogue::Geglu, Activations::Int16, 64).contains("not int16"));
         let kernel = Gated::new(&device, Epilogue::Geglu, Activations::F32, 64).unwrap();
         let rows = arena.buffer("rows", 2 * 64 * 4).unwrap();

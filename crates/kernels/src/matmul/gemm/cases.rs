@@ -1,4 +1,4 @@
-//! Where the kernel is compared with its reference.
+//! Self-test cases: the kernel against its reference.
 
 use gpu::{Caps, Device, Result, Tier};
 
@@ -9,10 +9,10 @@ use crate::{
     selftest::{Case, Comparison},
 };
 
-/// Rows, K and columns: one of each; a strip more than a tile and a column more than eight; odd counts and a column more
-/// than a tile; the 270M's K.
+/// Rows, K and columns: one of each; a strip more than a tile and a column more than eight; odd counts and a
+/// column more than a tile; the 270M's K.
 const SHAPES: [(usize, usize, usize); 4] = [(1, 32, 1), (80, 160, 9), (45, 96, 33), (33, 640, 12)];
-/// Of floats, K need not be whole groups.
+/// With float weights K need not be whole groups.
 const FLOAT_SHAPES: [(usize, usize, usize); 4] = [(1, 3, 1), (80, 40, 9), (45, 129, 33), (33, 640, 12)];
 /// Pairs of strips: one; a pair more than a tile.
 const GATED: [(usize, usize, usize, Epilogue); 3] =
@@ -31,7 +31,7 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
                     Trial { epilogue, ..Trial::plain(Layout { scheme, rows, k }, columns) },
                 ));
             }
-            // Columns that are not in use: within a tile, whole tiles, all.
+            // Inactive columns: within a tile, whole tiles, all.
             for active in [7, 5, 0] {
                 let trial =
                     Trial::plain(Layout { scheme, rows: 37, k: 64 }, if active == 5 { 40 } else { 9 });
@@ -55,7 +55,7 @@ fn packed_trials(scheme: Scheme) -> Vec<Trial> {
     let activations = Activations::Int16;
     let plain = |rows, k, columns| Trial { activations, ..Trial::plain(Layout { scheme, rows, k }, columns) };
     let mut list = Vec::from(SHAPES.map(|(rows, k, columns)| plain(rows, k, columns)));
-    // A column more than the largest tile, and rows that fill the smallest alone.
+    // A column more than the largest tile, and rows that fill only the smallest.
     list.push(plain(40, 288, 65));
     for (rows, k, columns, epilogue) in GATED {
         for output in [Activations::F32, Activations::Int16] {
@@ -76,7 +76,7 @@ fn packed_trials(scheme: Scheme) -> Vec<Trial> {
     list
 }
 
-/// Every tile that a tuner may choose: more rows than it has, and fewer columns, and then more.
+/// Every tile that autotuning may choose: with more rows than it has, and with fewer and with more columns.
 fn every_tile(caps: &Caps) -> Vec<Case> {
     let schemes = [Scheme::Int8, Scheme::Int4Min];
     let trials = schemes.into_iter().flat_map(|scheme| {
@@ -106,7 +106,7 @@ pub(super) fn shape(trial: &Trial) -> Shape {
     Shape { weights, columns, activations, epilogue, output }
 }
 
-/// Runs one trial with one plan, with weights cut into parts as `caps` demands.
+/// Runs one trial with one plan, with weights divided into blocks as `caps` requires.
 pub(super) fn run(device: &Device, trial: Trial, plan: policy::Plan, caps: &Caps) -> Result<Comparison> {
     let kernel = Gemm::with_plan(device, shape(&trial), plan)?;
     trial.run(device, caps, |recorder, w, x, target, active| {

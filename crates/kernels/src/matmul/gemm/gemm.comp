@@ -1,12 +1,12 @@
 #version 460
 #pragma tiers(T0, T1)
 #extension GL_GOOGLE_include_directive : require
-// Y = W · X for many columns, by plain arithmetic: no matrix units.
+// Y = W · X for many columns in plain f32 arithmetic, without cooperative matrices.
 //
-// A workgroup makes 64 rows (4 strips) × 32 columns, a thread 4 × 4 of them. Group after group of K goes through shared
-// memory: each thread loads 16 weights of one row, as in gemv, and dequantises them once for all columns. The next group
-// is loaded into registers while this one is multiplied. Every output is one sum in the order of K, whatever the number of
-// columns and its own place among them.
+// A workgroup computes 64 rows (4 strips) × 32 columns, a thread 4 × 4 of them. K passes through shared
+// memory group by group: each thread loads 16 weights of one row, as in gemv, and dequantises them once for
+// all columns. The next group is loaded into registers while this one is multiplied. Every output is one sum
+// in the order of K, independent of the number of columns and of its own column.
 #include "common.glsl"
 
 layout(local_size_x = 128) in;
@@ -31,7 +31,7 @@ layout(push_constant, scalar) uniform Push {
     uint rows;
     uint k;
     uint columns;
-    // Where this part of the matrix starts in y, and how far apart the columns of y are.
+    // Start of this block of the matrix in y, and the column stride of y.
     uint y_first;
     uint y_stride;
 } push;
@@ -41,18 +41,19 @@ const uint SLICE = 32;
 const uint ROWS = 64;
 const uint COLUMNS = 32;
 const uint STRIPS = ROWS / STRIP;
-// Loads of 16 bytes that make 16 weights; int4 uses half of one.
+// 16-byte loads per 16 weights; int4 uses half of one.
 const uint LOADS = !IS_FLOAT ? 1 : SCHEME == F32 ? 4 : 2;
-// One vec4 more than needed: the rows of one k then start in other banks than those of the next.
+// One vec4 of padding: the rows of consecutive k start in different banks.
 const uint W_STRIDE = ROWS / 4 + 1;
 const uint X_STRIDE = COLUMNS / 4 + 1;
 
 shared vec4 w_group[GROUP * W_STRIDE];
 shared vec4 x_group[GROUP * X_STRIDE];
 
-// What a thread loads of one group: weights of its row and half, their scale and minimum, and values of two columns.
+// The data that a thread loads per group: weights of its row and half, their scale and minimum, and values of
+// two columns.
 struct Loaded {
-    // As many as LOADS; a structure cannot have an array of that length.
+    // LOADS of them are used; a structure cannot have an array of that length.
     uvec4 words[4];
     float scale;
     float minimum;
@@ -70,7 +71,8 @@ Loaded load_group(uint strip, uint row, uint half_index, uint first_column, uint
     loaded.scale = 1.0;
     loaded.minimum = 0.0;
     if (IS_FLOAT) {
-        // Half a group is 32 bytes a row of 16-bit floats, one tile's row, and two tiles' rows of f32.
+        // Half a group is 32 bytes per row of 16-bit floats, one row of a tile, and two rows of two tiles of
+        // f32.
         uint tile = quad * TILES + (group % 4 * 2 + half_index) * (LOADS / 2);
         [[unroll]] for (uint i = 0; i < LOADS; i++) {
             loaded.words[i] = push.values.data[((tile + i / 2) * STRIP + row) * 2 + i % 2];
@@ -85,7 +87,7 @@ Loaded load_group(uint strip, uint row, uint half_index, uint first_column, uint
     }
     [[unroll]] for (uint i = 0; i < 2; i++) {
         uint item = gl_LocalInvocationIndex + i * THREADS;
-        // Past the last column it is loaded again: nobody looks at what comes of it.
+        // Columns past the last repeat it; their results are discarded.
         uint column = min(first_column + item / 8, push.columns - 1);
         loaded.x[i] = push.x.data[(column * quads * QUAD + group * GROUP) / 4 + item % 8];
     }
@@ -118,8 +120,8 @@ void main() {
     uint strip_of_tile = thread / SLICE;
     uint row = thread % SLICE / 2;
     uint half_index = thread % 2;
-    // A thread has two neighbouring rows of a strip and the same two of the next: with an epilogue these are gate and up.
-    // In shared memory the four lie together.
+    // A thread has two neighbouring rows of a strip and the same two of the next: with an epilogue these are
+    // gate and up. The four are adjacent in shared memory.
     uint slot = strip_of_tile / 2 * 32 + row / 2 * 4 + strip_of_tile % 2 * 2 + row % 2;
     uint four_rows = thread % 16;
     uint four_columns = thread / 16;
@@ -153,7 +155,8 @@ void main() {
             if (group + 1 < groups) {
                 loaded = load_group(strip, row, half_index, first_column, group + 1);
             }
-            // Eight at a time hide the latency of shared memory; all 32 only make the code long.
+            // Unrolling by eight hides the latency of shared memory; unrolling all 32 only makes the code
+            // long.
             [[dont_unroll]] for (uint first = 0; first < GROUP; first += 8) {
                 [[unroll]] for (uint k = 0; k < 8; k++) {
                     vec4 weights = w_group[(first + k) * W_STRIDE + four_rows];

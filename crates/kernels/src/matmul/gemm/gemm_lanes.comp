@@ -1,11 +1,12 @@
 #version 460
 #pragma tiers(T1)
 #extension GL_GOOGLE_include_directive : require
-// Y = W · X for drivers that run shaders on the CPU, a subgroup of 8 threads as one vector.
+// Y = W · X for drivers that run shaders on the CPU, where a subgroup of 8 threads is one vector.
 //
-// There a load is a gather, lane by lane, whatever the addresses; barriers and shared memory cost more than they save;
-// arithmetic is nearly free. So a subgroup is all of a workgroup, and each lane has rows of its own: a word of weights is one
-// gather, 8 values of x are one more and reach all lanes by shuffles, and no lane ever needs another's sum.
+// There every load is a gather, lane by lane, whatever the addresses; barriers and shared memory cost more
+// than they save; arithmetic is nearly free. So the workgroup is one subgroup, and each lane has its own
+// rows: a word of weights is one gather, 8 values of x are another and reach all lanes by shuffles, and no
+// lane ever needs another's sum.
 #include "common.glsl"
 
 layout(local_size_x = 8) in;
@@ -13,19 +14,19 @@ layout(constant_id = 0) const uint SCHEME = 0;
 layout(constant_id = 1) const uint EPILOGUE = 0;
 // Columns of x that are multiplied at once.
 layout(constant_id = 2) const uint COLUMNS = 1;
-// Strips of a unit: one, or two that may be gate and up.
+// Strips per unit: one, or two, which may be gate and up.
 layout(constant_id = 3) const uint STRIPS = 1;
-// Whether the number of columns in use is in a buffer.
+// Whether the number of active columns is read from a buffer.
 layout(constant_id = 4) const bool HAS_ACTIVE = false;
 
 #include "weights.glsl"
 #include "gated.glsl"
 
 const uint LANES = 8;
-// Groups of a tile, and chunks of 8 columns of K in each; floats have no groups.
+// Groups per tile, and chunks of 8 columns of K per group; floats have no groups.
 const uint GROUPS = IS_INT4 ? 2 : 1;
 const uint CHUNKS = !IS_FLOAT ? 4 : SCHEME == F32 ? 1 : 2;
-// Weights of a word and group.
+// Weights per word and group.
 const uint PER_WORD = !IS_FLOAT ? 4 : SCHEME == F32 ? 1 : 2;
 // Vectors of 8 rows.
 const uint VECTORS = STRIPS * STRIP / LANES;
@@ -48,19 +49,19 @@ layout(push_constant, scalar) uniform Push {
     uint rows;
     uint k;
     uint columns;
-    // Where this part of the matrix starts in y, and how far apart the columns of y are.
+    // Start of this block of the matrix in y, and the column stride of y.
     uint y_first;
     uint y_stride;
 } push;
 
-// The sum over a subgroup; the driver's own subgroupAdd goes from lane to lane.
+// The sum over a subgroup; the driver's own subgroupAdd goes lane by lane.
 float sum_of_lanes(float value) {
     value += subgroupShuffleXor(value, 1);
     value += subgroupShuffleXor(value, 2);
     return value + subgroupShuffleXor(value, 4);
 }
 
-// Weight i of a word; of int4 in its low or high nibbles.
+// Weight i of a word; for int4 in its low or high nibbles.
 float weight(uint word, uint group, uint i) {
     if (SCHEME == F32) {
         return uintBitsToFloat(word);
@@ -87,7 +88,7 @@ void main() {
     uint units = (push.rows + STRIP * STRIPS - 1) / (STRIP * STRIPS);
     uint x_first[COLUMNS];
     [[unroll]] for (uint c = 0; c < COLUMNS; c++) {
-        // Past the last column it is read again: nobody looks at what comes of it.
+        // Columns past the last repeat it; their results are discarded.
         x_first[c] = min(first_column + c, push.columns - 1) * quads * QUAD + lane;
     }
 

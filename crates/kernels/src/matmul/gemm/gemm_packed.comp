@@ -1,23 +1,25 @@
 #version 460
 #pragma tiers(T1)
 #extension GL_GOOGLE_include_directive : require
-// Y = W · X for many columns of int16, by packed dot products of bytes: no matrix units. Weights are integers.
+// Y = W · X for many int16 columns, by packed byte dot products, without cooperative matrices. Integer
+// weights only.
 //
-// A workgroup makes 8 · OWN_ROWS rows × THREADS / 8 · OWN_COLUMNS columns, a thread OWN_ROWS × OWN_COLUMNS of them. Half a quad of
-// K at a time goes through shared memory, as bytes: nibbles become bytes on the way, scales floats. The next half quad is loaded
-// into registers while this one is multiplied.
+// A workgroup computes 8 · OWN_ROWS rows × THREADS / 8 · OWN_COLUMNS columns, a thread OWN_ROWS × OWN_COLUMNS
+// of them. K passes through shared memory half a quad at a time, as bytes: nibbles are expanded to bytes on
+// the way, scales to floats. The next half quad is loaded into registers while this one is multiplied.
 //
-// The sum over 16 values of K is an integer, and exact. Such sums are added up in the order of K by one chain of fma, whatever the
-// number of columns and whatever a thread makes: a column gets the same bits beside any others, and from any variant.
+// The sum over 16 values of K is an integer, and exact. These sums are accumulated in the order of K by one
+// chain of fma, independent of the number of columns and of the tile of a thread: a column gets the same bits
+// in any batch, and from any variant.
 #include "common.glsl"
 
 layout(local_size_x_id = 0) in;
 layout(constant_id = 0) const uint THREADS = 128;
 layout(constant_id = 1) const uint SCHEME = 0;
 layout(constant_id = 2) const uint EPILOGUE = 0;
-// The gated product as int16, else as f32.
+// Writes the gated product as int16; otherwise as f32.
 layout(constant_id = 3) const bool INT16_OUTPUT = false;
-// 4 or 8, so that a strip of gate and its strip of up are the same threads'.
+// 4 or 8, so that a strip of gate and its strip of up belong to the same threads.
 layout(constant_id = 4) const uint OWN_ROWS = 8;
 layout(constant_id = 5) const uint OWN_COLUMNS = 4;
 
@@ -43,14 +45,14 @@ layout(push_constant, scalar) uniform Push {
     uint rows;
     uint k;
     uint columns;
-    // Where this part of the matrix starts in y, and how far apart the columns of y are.
+    // Start of this block of the matrix in y, and the column stride of y.
     uint y_first;
     uint y_stride;
-    // Words of y from the high bytes of int16 to the low ones.
+    // Words from the high bytes of int16 to the low ones.
     uint y_low;
 } push;
 
-// Threads that share columns: neighbours, which are in one subgroup.
+// Threads that share columns: neighbours in one subgroup.
 const uint ROW_THREADS = 8;
 const uint COLUMN_THREADS = THREADS / ROW_THREADS;
 const uint ROWS = ROW_THREADS * OWN_ROWS;
@@ -58,26 +60,26 @@ const uint COLUMNS = COLUMN_THREADS * OWN_COLUMNS;
 const uint STRIPS = ROWS / STRIP;
 const uint SLICE = 32;
 
-// Half groups of 16 values in a step of K, half a quad.
+// Half groups of 16 values per step of K, half a quad.
 const uint HALVES = 4;
 const uint STEP = HALVES * GROUP / 2;
 const uint STEP_TILES = TILES / 2;
 
-// Half group by half group. 8 neighbours read 8 rows that follow each other, or the same column. They write halves of 4 rows, which
-// must meet other banks for that, and of x all planes of a column: an odd distance.
+// By half group. 8 neighbours read 8 consecutive rows, or the same column. They write halves of 4 rows, and
+// all planes of a column of x: an odd stride avoids bank conflicts.
 const uint W_STRIDE = ROWS + 4;
 const uint X_STRIDE = COLUMNS + 1;
 shared uvec4 w_bytes[HALVES * W_STRIDE];
 shared uvec4 x_bytes[HALVES * 2 * X_STRIDE];
-// Of each group those of a thread's rows: four at a time lie together.
+// By group, for a thread's rows: four adjacent at a time.
 const uint FOURS = OWN_ROWS / 4;
 shared vec4 w_scales[2 * FOURS * ROW_THREADS];
 shared vec4 w_minima[HAS_MIN ? 2 * FOURS * ROW_THREADS : 1];
 shared float x_scales[HALVES * COLUMNS];
-// Of each half group the sum of x, which minima are multiplied with.
+// Per half group the sum of x, which is multiplied by the minima.
 shared float x_sums[HAS_MIN ? HALVES * COLUMNS : 1];
 
-// What there is to load for a step, 16 bytes of weights, a scale, or a half group of x at a time, and a thread's share of it.
+// Items to load per step (16 bytes of weights, a scale, or a half group of x), and items per thread.
 const uint W_ITEMS = STRIPS * STEP_TILES * SLICE;
 const uint W_OWN = (W_ITEMS + THREADS - 1) / THREADS;
 const uint SCALE_ITEMS = ROWS * 2;
@@ -94,7 +96,7 @@ struct Step {
     float x_scales[X_OWN];
 };
 
-// An item that is not there is the last one once more: no branch stands before the loads.
+// Items past the end repeat the last one: no branch before the loads.
 uint there(uint item, uint items) {
     return items % THREADS == 0 ? item : min(item, items - 1);
 }
@@ -121,7 +123,7 @@ void load(out Step loaded, uint first_strip, uint last_strip, uint first_column,
     [[unroll]] for (uint i = 0; i < X_OWN; i++) {
         uint item = there(thread_index() + i * THREADS, X_ITEMS);
         uint half_group = item % HALVES;
-        // Past the last column it is loaded again: nobody looks at what comes of it.
+        // Columns past the last repeat it; their results are discarded.
         uint column = min(first_column + item / HALVES, push.columns - 1);
         uint at = column * quads * INT16_SCALES + step * HALVES + half_group;
         loaded.high[i] = push.x.data[at];
@@ -130,7 +132,7 @@ void load(out Step loaded, uint first_strip, uint last_strip, uint first_column,
     }
 }
 
-// 16 bytes times 16 values of int16, summed: exact, since 16 · 128 · 32639 is far below 2³¹.
+// Dot product of 16 bytes and 16 int16 values: exact, since 16 · 128 · 32639 is far below 2³¹.
 int dot16_int16(uvec4 bytes, uvec4 high, uvec4 low) {
     return (dot16(bytes, high) << 8) + dot16(bytes, low);
 }
@@ -186,7 +188,7 @@ void share(Step loaded) {
 
 const uint SUMS = OWN_ROWS * OWN_COLUMNS;
 
-// Adds one half group of the step to a thread's sums.
+// Adds one half group of the step to a thread's accumulators.
 void multiply(inout float sums[SUMS], uint half_group, uint row_thread, uint first_column) {
     uvec4 high[OWN_COLUMNS];
     uvec4 low[OWN_COLUMNS];
@@ -206,7 +208,7 @@ void multiply(inout float sums[SUMS], uint half_group, uint row_thread, uint fir
     }
 }
 
-// Adds what the minima of a group of the step make.
+// Adds the contribution of a group's minima.
 void add_minima(inout float sums[SUMS], uint group, uint row_thread, uint first_column) {
     [[unroll]] for (uint c = 0; c < OWN_COLUMNS; c++) {
         uint at = group * 2 * COLUMNS + first_column + c;
@@ -218,7 +220,7 @@ void add_minima(inout float sums[SUMS], uint group, uint row_thread, uint first_
     }
 }
 
-// 8 neighbours have 16 gated values of a column, rows i and i + 8 each: half a group, with a scale of its own.
+// 8 neighbours hold 16 gated values of a column, rows i and i + 8 each: half a group, with its own scale.
 void write_int16(uint first, uint i, vec2 values) {
     uint largest = max(magnitude(values.x), magnitude(values.y));
     [[unroll]] for (uint other = 1; other < ROW_THREADS; other *= 2) {
@@ -264,7 +266,7 @@ void main() {
             if (step + 1 < steps) {
                 load(loaded, tile * STRIPS, strips - 1, first_column, step + 1);
             }
-            // One after the other: unrolled, compilers load all at once and run out of registers.
+            // Not unrolled: compilers would load everything at once and run out of registers.
             [[dont_unroll]] for (uint half_group = 0; half_group < HALVES; half_group++) {
                 multiply(sums, half_group, row_thread, own_column);
             }

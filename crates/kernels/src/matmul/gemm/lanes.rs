@@ -1,4 +1,4 @@
-//! The shader for drivers that run on the CPU: a row a lane. It serves gemm, and gemv too.
+//! The shader for drivers that run on the CPU: one row per lane. Used by gemm and by gemv.
 
 use gpu::{Address, Caps, Pipeline, Recorder, Result, Subgroup, Tier, View};
 
@@ -9,24 +9,24 @@ use crate::{
     vectors::VectorData,
 };
 
-/// Threads of a workgroup, and of a subgroup.
+/// Threads per workgroup, which is one subgroup.
 pub const LANES: u32 = 8;
 
-/// What a workgroup makes at once.
+/// The tile of a workgroup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub struct Tile {
-    /// Strips: 1, or 2, which an epilogue needs.
+    /// Strips: 1, or 2 for an epilogue.
     pub strips: u32,
     /// Columns.
     pub columns: u32,
 }
 
-/// Whether such a device is a CPU whose driver makes vectors of 8 threads, as Mesa's does with AVX.
+/// Whether the device is a CPU whose driver vectorises 8 threads, as Mesa's does with AVX.
 pub fn is_supported(caps: &Caps, tier: Tier) -> bool {
     tier >= Tier::T1 && (caps.min_subgroup_size, caps.max_subgroup_size) == (LANES, LANES)
 }
 
-/// The operands of one product. They have been checked.
+/// The operands of one product, already checked.
 pub(crate) struct Operands<'a> {
     pub w: &'a Matrix,
     pub x: &'a Vectors,
@@ -44,7 +44,7 @@ pub(crate) fn variant(scheme: Scheme, epilogue: Epilogue, tile: Tile, has_active
         has_active,
     };
     let label = format!(
-        "{scheme}, {epilogue}, a row a lane, {} × {} at once{}",
+        "{scheme}, {epilogue}, one row per lane, {} × {}{}",
         tile.strips as usize * STRIP,
         tile.columns,
         if has_active { "" } else { ", all active" },
@@ -52,7 +52,7 @@ pub(crate) fn variant(scheme: Scheme, epilogue: Epilogue, tile: Tile, has_active
     Variant::new(label, TIERS, Tier::T1, &constants, Subgroup::Any)
 }
 
-/// Records it with at most `groups` workgroups along the rows.
+/// Records the product with at most `groups` workgroups along the rows.
 pub(crate) fn record(
     recorder: &mut Recorder,
     name: &str,
@@ -62,7 +62,7 @@ pub(crate) fn record(
     operands: &Operands<'_>,
 ) -> Result<()> {
     let Operands { w, x, target, active, epilogue } = operands;
-    let VectorData::F32(values) = &x.data else { unreachable!("the caller takes f32 alone") };
+    let VectorData::F32(values) = &x.data else { unreachable!("the caller only passes f32") };
     for part in w.blocks() {
         let (y, y_first) = target.for_block(name, part, *epilogue, x.columns)?;
         let push = Push {

@@ -1,5 +1,5 @@
-//! Y = W · X for many columns, by plain arithmetic or packed dot products: prefill and large batches on devices without matrix
-//! units.
+//! Y = W · X for many columns, in plain arithmetic or by packed dot products: prefill and large batches on
+//! devices without cooperative matrices.
 
 mod cases;
 pub mod lanes;
@@ -18,15 +18,15 @@ use crate::{
 };
 use policy::{Method, Plan, Shape};
 
-/// For the self-test and the compile checks.
+/// Registration for the self-test and the compile checks.
 pub static KERNEL: Kernel = Kernel {
     name: "gemm",
-    about: "matrix–matrix product without matrix units",
+    about: "matrix–matrix product without cooperative matrices",
     variants: policy::variants,
     cases: cases::cases,
 };
 
-/// Rows and columns that a workgroup of the shader `gemm` makes.
+/// Rows and columns per workgroup of the shader `gemm`.
 const TILE_ROWS: usize = 64;
 const TILE_COLUMNS: usize = 32;
 
@@ -38,12 +38,12 @@ pub struct Gemm {
 }
 
 impl Gemm {
-    /// Chooses the variant for this device and compiles it.
+    /// Selects the variant for this device and compiles it.
     pub fn new(device: &Device, shape: Shape) -> Result<Self> {
         Self::with_plan(device, shape, policy::plan(device.caps(), &shape))
     }
 
-    /// The same with a plan given.
+    /// The same with a given plan.
     pub fn with_plan(device: &Device, shape: Shape, plan: Plan) -> Result<Self> {
         let wrong = |reason: String| Err(Error::InvalidUse { what: "gemm".into(), reason });
         let Shape { weights, activations, epilogue, output, .. } = shape;
@@ -66,7 +66,7 @@ impl Gemm {
         Ok(Self { shape, plan, pipeline: variant(device.caps(), &shape, &plan).pipeline(device)? })
     }
 
-    /// Records Y = W · X for the first `active` columns (one u32); the rest of the target stays as it is.
+    /// Records Y = W · X for the first `active` columns (one u32); the rest of the target is left unchanged.
     pub fn record(
         &self,
         recorder: &mut Recorder,
@@ -79,13 +79,16 @@ impl Gemm {
         let Shape { weights, columns, activations, epilogue, output } = self.shape;
         let wrong = |reason: String| Err(Error::InvalidUse { what: name.to_string(), reason });
         if w.layout() != weights {
-            return wrong(format!("weights of {:?} for a kernel made for {weights:?}", w.layout()));
+            return wrong(format!(
+                "the weights are {:?}, but the kernel was created for {weights:?}",
+                w.layout()
+            ));
         }
         if (x.k, x.columns, x.kind()) != (weights.k, columns, activations) {
             return wrong(format!("x must be {activations}, {columns} columns of {}", weights.k));
         }
         if active.len() < 4 {
-            return wrong("active is one u32".into());
+            return wrong("active must be one u32".into());
         }
         target.check(name, output, epilogue.outputs(weights.rows), columns)?;
         if let Method::Packed(tile) = self.plan.method {
@@ -96,7 +99,7 @@ impl Gemm {
             let operands = lanes::Operands { w, x, target, active: Some(active), epilogue };
             return lanes::record(recorder, name, &self.pipeline, tile, self.plan.groups, &operands);
         }
-        let VectorData::F32(values) = &x.data else { unreachable!("tiles take f32 alone") };
+        let VectorData::F32(values) = &x.data else { unreachable!("tiles only take f32") };
         for part in w.blocks() {
             let (y, y_first) = target.for_block(name, part, epilogue, columns)?;
             let push = Push {
@@ -126,7 +129,7 @@ fn variant(caps: &Caps, shape: &Shape, plan: &Plan) -> Variant {
         Method::Packed(tile) => packed::variant(caps, shape, tile),
         Method::Tiles => {
             let constants = Constants { scheme: scheme as u32, epilogue: epilogue as u32 };
-            let label = format!("{scheme}, {epilogue}, {TILE_ROWS} × {TILE_COLUMNS} a group");
+            let label = format!("{scheme}, {epilogue}, {TILE_ROWS} × {TILE_COLUMNS} per workgroup");
             Variant::new(label, TIERS, plan.tier, &constants, Subgroup::Any)
         }
     }

@@ -1,4 +1,5 @@
-//! The shader of packed dot products: int16 activations with weights that are integers, on GPUs without matrix units.
+//! The packed dot-product shader: int16 activations with integer weights, on GPUs without cooperative
+//! matrices.
 
 use gpu::{Address, Caps, Pipeline, Recorder, Result, Subgroup, Tier, View};
 
@@ -12,17 +13,17 @@ use crate::{
 
 /// Threads that share columns: neighbours, which must be in one subgroup.
 const ROW_THREADS: u32 = 8;
-/// Half groups of a step of K.
+/// Half groups per step of K.
 const HALVES: u32 = 4;
 
-/// What a workgroup makes at once.
+/// The tile of a workgroup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Tile {
-    /// Threads of the workgroup: 8 of them share columns.
+    /// Threads per workgroup: 8 of them share columns.
     pub threads: u32,
-    /// Rows of a thread, 4 or 8.
+    /// Rows per thread, 4 or 8.
     pub own_rows: u32,
-    /// Columns of a thread.
+    /// Columns per thread.
     pub own_columns: u32,
 }
 
@@ -31,52 +32,54 @@ impl Tile {
         Self { threads, own_rows, own_columns }
     }
 
-    /// Rows of a workgroup.
+    /// Rows per workgroup.
     pub fn rows(&self) -> u32 {
         ROW_THREADS * self.own_rows
     }
 
-    /// Columns of a workgroup.
+    /// Columns per workgroup.
     pub fn columns(&self) -> u32 {
         self.threads / ROW_THREADS * self.own_columns
     }
 
-    /// Shared memory of the shader.
+    /// Shared memory per workgroup, in bytes.
     pub fn shared_bytes(&self, scheme: Scheme) -> u32 {
         let bytes = HALVES * (self.rows() + 4) * 16 + HALVES * 2 * (self.columns() + 1) * 16;
-        // Scales, and as much again for minima and what they are multiplied with.
+        // Scales, and as much again for minima and the sums that they multiply.
         let scales = 2 * self.rows() * 4 + HALVES * self.columns() * 4;
         bytes + scales * if scheme.has_min() { 2 } else { 1 } + 32
     }
 }
 
-/// Whether the shader runs on such a device.
+/// Whether the shader runs on a device.
 pub fn is_supported(caps: &Caps) -> bool {
     caps.tier() >= Some(Tier::T1) && caps.min_subgroup_size >= ROW_THREADS
 }
 
-/// Whether it is the best there is without matrix units: not where packed dot products are many instructions, nor on CPU drivers, which
-/// have smaller subgroups than GPUs and convert bytes to floats as fast as they multiply them.
+/// Whether it is the fastest choice without cooperative matrices: not where packed dot products are emulated
+/// by many instructions, nor on CPU drivers, which have smaller subgroups than GPUs and convert bytes to
+/// floats as fast as they multiply them.
 pub fn is_preferred(caps: &Caps) -> bool {
     is_supported(caps) && caps.integer_dot_accelerated && caps.max_subgroup_size >= 32
 }
 
-/// Schemes that it multiplies.
+/// Whether a scheme is supported.
 pub fn supports(scheme: Scheme) -> bool {
     !scheme.is_float()
 }
 
-/// 32 where subgroups have no fewer: AMD's smaller size has twice the registers. Where they may be smaller the driver knows best how
-/// many registers that leaves to each thread.
+/// 32 where subgroups have at least that many threads: AMD's smaller size has twice the registers. Where
+/// subgroups may be smaller the driver knows best how many registers that leaves per thread.
 fn subgroup(caps: &Caps) -> Subgroup {
-    let wanted = caps.min_subgroup_size == 32 && caps.allows_subgroup_size(32);
-    if wanted { Subgroup::Exactly(32) } else { Subgroup::Any }
+    let fixed = caps.min_subgroup_size == 32 && caps.allows_subgroup_size(32);
+    if fixed { Subgroup::Exactly(32) } else { Subgroup::Any }
 }
 
-/// Whether a workgroup of such a tile can be had.
+/// Whether a device can run a workgroup of this tile.
 pub(super) fn possible(caps: &Caps, tile: &Tile, scheme: Scheme) -> bool {
-    let whole = subgroup(caps) != Subgroup::Any || tile.threads.is_multiple_of(caps.max_subgroup_size);
-    whole && tile.threads <= caps.max_threads && tile.shared_bytes(scheme) <= caps.max_shared_bytes
+    let full_subgroups =
+        subgroup(caps) != Subgroup::Any || tile.threads.is_multiple_of(caps.max_subgroup_size);
+    full_subgroups && tile.threads <= caps.max_threads && tile.shared_bytes(scheme) <= caps.max_shared_bytes
 }
 
 pub(super) fn variant(caps: &Caps, shape: &Shape, tile: Tile) -> Variant {
@@ -90,7 +93,7 @@ pub(super) fn variant(caps: &Caps, shape: &Shape, tile: Tile) -> Variant {
         own_columns: tile.own_columns,
     };
     let label = format!(
-        "{scheme} × int16, {epilogue}{}, {} × {} a group of {}",
+        "{scheme} × int16, {epilogue}{}, {} × {} per workgroup of {}",
         if output == Activations::Int16 { " to int16" } else { "" },
         tile.rows(),
         tile.columns(),
@@ -99,7 +102,7 @@ pub(super) fn variant(caps: &Caps, shape: &Shape, tile: Tile) -> Variant {
     Variant::new(label, TIERS, Tier::T1, &constants, subgroup(caps))
 }
 
-/// The operands of one product. They have been checked.
+/// The operands of one product, already checked.
 pub(super) struct Operands<'a> {
     pub shape: &'a Shape,
     pub w: &'a Matrix,
@@ -108,7 +111,7 @@ pub(super) struct Operands<'a> {
     pub active: &'a View,
 }
 
-/// Records it with at most `groups` workgroups along the rows.
+/// Records the product with at most `groups` workgroups along the rows.
 pub(super) fn record(
     recorder: &mut Recorder,
     name: &str,
@@ -118,7 +121,7 @@ pub(super) fn record(
     operands: &Operands<'_>,
 ) -> Result<()> {
     let Operands { shape: Shape { weights, columns, epilogue, .. }, w, x, target, active } = operands;
-    let VectorData::Int16 { values, scales } = &x.data else { unreachable!("the caller takes int16 alone") };
+    let VectorData::Int16 { values, scales } = &x.data else { unreachable!("the caller only passes int16") };
     for part in w.blocks() {
         let (y, y_first) = target.for_block(name, part, *epilogue, *columns)?;
         let push = Push {

@@ -1,27 +1,28 @@
-//! Which variant multiplies a matrix of a shape with many columns on a device: pure, tested without a GPU.
+//! Selects the variant for a product with many columns on a device without cooperative matrices. Pure; tested
+//! without a GPU.
 
 use gpu::{Caps, Tier};
 
 use super::{lanes, packed, variant};
 use crate::{Activations, Epilogue, Layout, Scheme, variant::Variant};
 
-/// What is to be multiplied.
+/// The product to compute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Shape {
     /// The weights.
     pub weights: Layout,
     /// Columns of x.
     pub columns: usize,
-    /// How x is stored: f32, or int16.
+    /// Storage format of x: f32, or int16.
     pub activations: Activations,
-    /// What becomes of the sums.
+    /// The fused epilogue.
     pub epilogue: Epilogue,
-    /// How y is stored: f32, or int16 where x is and an epilogue makes activations of it.
+    /// Storage format of y: f32, or int16 where x is and an epilogue produces activations.
     pub output: Activations,
 }
 
 impl Shape {
-    /// Sums as they are, of f32 or int16 activations.
+    /// Without epilogue, for f32 or int16 activations.
     pub fn plain(weights: Layout, columns: usize, activations: Activations) -> Self {
         Self { weights, columns, activations, epilogue: Epilogue::None, output: Activations::F32 }
     }
@@ -39,14 +40,14 @@ pub fn takes(shape: &Shape) -> bool {
     }
 }
 
-/// How a workgroup goes about it.
+/// The shader, with its tile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Method {
     /// 64 × 32 outputs through shared memory.
     Tiles,
-    /// A row a lane, for CPU drivers.
+    /// One row per lane, for CPU drivers.
     Lanes(lanes::Tile),
-    /// Packed dot products, of int16 activations.
+    /// Packed dot products of int16 activations.
     Packed(packed::Tile),
 }
 
@@ -57,7 +58,7 @@ pub struct Plan {
     pub tier: Tier,
     /// The shader.
     pub method: Method,
-    /// Most workgroups along the rows; each takes tiles in turn.
+    /// Maximum workgroups along the rows; each processes tiles in turn.
     pub groups: u32,
 }
 
@@ -88,8 +89,8 @@ pub fn candidates(caps: &Caps, shape: &Shape) -> Vec<Plan> {
     }
 }
 
-/// Tiles of packed dot products, and what a multiplication costs a thread of each: instructions, as RADV counts them for RDNA2 in the
-/// loop over K.
+/// Tiles of the packed shader, and the cost of a multiplication per thread: instructions in the loop over K,
+/// as RADV counts them for RDNA2.
 const PACKED_TILES: [(packed::Tile, f64); 6] = [
     (packed::Tile::new(128, 8, 4), 0.92),
     (packed::Tile::new(128, 8, 2), 1.02),
@@ -99,20 +100,20 @@ const PACKED_TILES: [(packed::Tile, f64); 6] = [
     (packed::Tile::new(64, 4, 2), 1.21),
 ];
 
-/// Threads that a compute unit wants to have at once: eight subgroups of 32, two for each vector unit of RDNA.
+/// Target threads per compute unit: eight subgroups of 32, two per vector unit of RDNA.
 const THREADS_PER_UNIT: u32 = 256;
 
-/// The tiles that a device can have, best first.
+/// The tiles that a device supports, best first.
 fn packed_tiles(caps: &Caps, shape: &Shape) -> Vec<packed::Tile> {
     let (rows, columns) = (shape.weights.rows as u32, shape.columns as u32);
-    let wanted = f64::from(caps.compute_units.unwrap_or(16) * THREADS_PER_UNIT);
-    // What it computes, past the end of rows and columns too; as long where there are too few threads to fill the device. Then the
-    // fewer of them.
+    let target = f64::from(caps.compute_units.unwrap_or(16) * THREADS_PER_UNIT);
+    // The work, including rows and columns past the end; scaled up where there are too few threads to fill
+    // the device. Ties go to fewer threads.
     let cost = |(tile, each): &(packed::Tile, f64)| {
         let workgroups = f64::from(rows.div_ceil(tile.rows())) * f64::from(columns.div_ceil(tile.columns()));
         let threads = workgroups * f64::from(tile.threads);
         let own = f64::from(tile.own_rows * tile.own_columns);
-        (threads.max(wanted) * own * each, threads)
+        (threads.max(target) * own * each, threads)
     };
     let possible = |(tile, _): &&(packed::Tile, f64)| packed::possible(caps, tile, shape.weights.scheme);
     let mut list: Vec<_> = PACKED_TILES.iter().filter(possible).copied().collect();
@@ -126,8 +127,8 @@ fn packed_tiles(caps: &Caps, shape: &Shape) -> Vec<packed::Tile> {
     list.into_iter().map(|(tile, _)| tile).collect()
 }
 
-/// One strip and 16 columns are fastest on Mesa's CPU driver, 8 columns take 1.15 times as long for each of them; but what a
-/// tile has past the last column is computed for nothing. Two strips leave registers for 8.
+/// One strip and 16 columns are fastest on Mesa's CPU driver; 8 columns take 1.15 times as long per column,
+/// but columns past the last are wasted work. With two strips there are registers for 8.
 fn tile(shape: &Shape) -> lanes::Tile {
     let strips = shape.epilogue.strips() as u32;
     let columns = shape.columns as u32;
@@ -135,7 +136,7 @@ fn tile(shape: &Shape) -> lanes::Tile {
     lanes::Tile { strips, columns: if sixteen { 16 } else { 8 } }
 }
 
-/// All pipelines that the policy may ask for on such a device: every scheme and epilogue, at each tier.
+/// All pipelines that the policy may request on a device: every scheme and epilogue, at each tier.
 pub fn variants(caps: &Caps) -> Vec<Variant> {
     let mut list: Vec<Variant> = Vec::new();
     let mut add = |shape: &Shape, plan: &Plan| {
@@ -148,7 +149,7 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
         for (scheme, epilogue) in
             Scheme::ALL.into_iter().flat_map(|scheme| Epilogue::ALL.map(|epilogue| (scheme, epilogue)))
         {
-            // A tile more or less full: what the policy tells apart.
+            // Tiles that are more or less full: what the policy distinguishes.
             for columns in [16, 24] {
                 let plain = Shape::plain(Layout { scheme, rows: 4096, k: 640 }, columns, Activations::F32);
                 let shape = Shape { epilogue, ..plain };
@@ -171,7 +172,7 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
                 add(&shape, &plan(caps, &shape));
             }
         }
-        // Every tile once: those with most and with fewest registers.
+        // Every tile once: those with the most and the fewest registers.
         for shape in [shape(Scheme::Int8, 64, Epilogue::None), shape(Scheme::Int4Min, 64, Epilogue::Geglu)] {
             candidates(caps, &shape).iter().for_each(|plan| add(&shape, plan));
         }

@@ -13,7 +13,7 @@ fn all_cases_on_the_cpu_driver() {
 }
 
 #[test]
-fn a_matrix_in_several_parts_is_one_matrix() {
+fn matrices_in_several_blocks_give_the_same_result() {
     let Some(device) = testkit::cpu_device() else { return };
     for (scheme, epilogue, rows) in [
         (Scheme::Int8, Epilogue::None, 77),
@@ -21,7 +21,7 @@ fn a_matrix_in_several_parts_is_one_matrix() {
         (Scheme::F32, Epilogue::Swiglu, 96),
     ] {
         let weights = Layout::new(scheme, rows, 160).unwrap();
-        // Two strips an allocation: three parts.
+        // Two strips per allocation: three blocks.
         let caps = Caps { max_allocation: 3 * weights.strip_value_bytes() as u64, ..device.caps().clone() };
         for tier in [Tier::T0, Tier::T1] {
             let trial = Trial { epilogue, ..Trial::plain(weights, 9) };
@@ -41,7 +41,7 @@ fn a_matrix_in_several_parts_is_one_matrix() {
 }
 
 #[test]
-fn a_column_is_the_same_whatever_stands_beside_it() {
+fn columns_are_batch_invariant() {
     let Some(device) = testkit::cpu_device() else { return };
     let weights = Layout::new(Scheme::Int4Min, 40, 160).unwrap();
     let mut arena = selftest::arena(&device);
@@ -49,13 +49,13 @@ fn a_column_is_the_same_whatever_stands_beside_it() {
     let w = Matrix::allocate(&mut arena, "w", weights, device.caps()).unwrap();
     let mut recorder = device.recorder().unwrap();
     for part in w.blocks() {
-        // Every byte the same is a matrix like any other; scales of 1.0.
+        // Constant bytes are as valid as any; scales of 1.0.
         recorder.fill("values", &part.values, 0x9c31_e4a5).unwrap();
         recorder.fill("scales", part.scales.as_ref().unwrap(), 0x3c00_3c00).unwrap();
     }
     recorder.seal().unwrap().run(selftest::TIMEOUT).unwrap();
     let column: Vec<f32> = (0..256).map(|i| if i < 160 { random.signed() } else { 0.0 }).collect();
-    // The output of `column` at a place among others, by gemm or by gemv.
+    // The output of `column` at an index among others, by gemm or by gemv.
     let mut output = |columns: usize, place: usize, tier: Option<Tier>| {
         let mut x: Vec<f32> =
             (0..columns * 256).map(|i| if i % 256 < 160 { random.signed() } else { 0.0 }).collect();
@@ -91,13 +91,13 @@ fn a_column_is_the_same_whatever_stands_beside_it() {
             assert_eq!(output(columns, place, Some(tier)), alone, "column {place} of {columns} at {tier}");
         }
     }
-    // On this driver gemv is the same shader: a sequence decodes to the same numbers as it was prefilled with.
+    // On this driver gemv uses the same shader: a sequence decodes to the same numbers that prefill gives.
     assert_eq!(output(1, 0, None), output(9, 3, Some(Tier::T1)));
     assert_eq!(output(5, 4, None), output(9, 3, Some(Tier::T1)));
 }
 
 #[test]
-fn a_column_of_int16_is_the_same_whatever_stands_beside_it() {
+fn int16_columns_are_batch_invariant() {
     let Some(device) = testkit::cpu_device() else { return };
     for scheme in [Scheme::Int8, Scheme::Int4, Scheme::Int4Min] {
         let (rows, k, stride) = (40, 288, 384);
@@ -106,7 +106,7 @@ fn a_column_of_int16_is_the_same_whatever_stands_beside_it() {
         let mut random = selftest::Random::new(5);
         let mut w = Matrix::allocate(&mut arena, "w", weights, device.caps()).unwrap();
         crate::matmul::common::trial::fill(&mut w, &mut random).unwrap();
-        // Bytes of both planes, and scales, of columns one after the other.
+        // Both planes of bytes, and scales, of consecutive columns.
         let mut columns_of = |count: usize| -> (Vec<i8>, Vec<f32>) {
             let bytes = (0..2 * count * stride).map(|_| random.integer(-127, 127) as i8).collect();
             (bytes, (0..count * stride / 16).map(|_| random.signed() * 1e-4).collect())
@@ -151,10 +151,10 @@ fn a_column_of_int16_is_the_same_whatever_stands_beside_it() {
 }
 
 #[test]
-fn int16_is_multiplied_by_packed_dot_products() {
+fn int16_uses_packed_dot_products() {
     let weights = Layout::new(Scheme::Int8, 2560, 2560).unwrap();
     let shape = |columns| Shape::plain(weights, columns, Activations::Int16);
-    // A GPU of RDNA2: 40 compute units, no matrix units.
+    // An RDNA2 GPU: 40 compute units, no cooperative matrices.
     let rdna2 = Caps { cooperative_matrix: vec![], compute_units: Some(40), ..known::radeon_780m() };
     let tile = |caps: &Caps, shape: &Shape| match policy::plan(caps, shape).method {
         policy::Method::Packed(tile) => tile,
@@ -168,7 +168,7 @@ fn int16_is_multiplied_by_packed_dot_products() {
     assert!(!packed::is_supported(&known::bare_vulkan_13()));
     let emulated = Caps { integer_dot_accelerated: false, ..rdna2.clone() };
     assert!(!packed::is_preferred(&emulated), "a dot product of many instructions");
-    // Enough columns fill the device with the largest tile; fewer take smaller ones, which are no wider than need be.
+    // Enough columns fill the device with the largest tile; fewer use smaller ones, no wider than necessary.
     let large = tile(&rdna2, &shape(512));
     assert_eq!((large.rows(), large.columns()), (64, 64));
     let small = tile(&rdna2, &shape(16));
@@ -198,7 +198,7 @@ fn int16_is_multiplied_by_packed_dot_products() {
 }
 
 #[test]
-fn plans_suit_the_device() {
+fn plans_fit_the_device() {
     let weights = Layout::new(Scheme::Int8, 4096, 640).unwrap();
     let shape = Shape { epilogue: Epilogue::Geglu, ..Shape::plain(weights, 64, Activations::F32) };
     for caps in [known::h200(), known::radeon_780m(), known::bare_vulkan_13()] {
@@ -227,7 +227,7 @@ fn plans_suit_the_device() {
 }
 
 #[test]
-fn wrong_operands_are_refused() {
+fn invalid_operands_are_rejected() {
     let Some(device) = testkit::cpu_device() else { return };
     let mut arena = selftest::arena(&device);
     let weights = Layout::new(Scheme::Int8, 32, 64).unwrap();

@@ -1,4 +1,4 @@
-//! Where the kernel is compared with its reference.
+//! Self-test cases: the kernel against its reference.
 
 use gpu::{Caps, Device, Result, Tier};
 
@@ -21,16 +21,18 @@ use crate::{
 /// quads than slices.
 const SHAPES: [(usize, usize); 7] =
     [(1, 32), (16, 128), (17, 160), (45, 96), (33, 640), (50, 1152), (19, 5376)];
-/// Of floats, K need not be whole groups: less than a tile; a tile and a bit; a quad and one; the 270M's.
+/// With float weights K need not be whole groups: less than a tile; a tile and a bit; a quad and one; the
+/// 270M's.
 const FLOAT_SHAPES: [(usize, usize); 4] = [(1, 3), (17, 40), (33, 129), (19, 640)];
-/// What the schemes that are not multiplied with int8 activations are tried with: enough for their own code.
+/// Cases for the schemes that int8 activations do not support: enough to cover their own code.
 const FEWER_SHAPES: [(usize, usize); 3] = [(1, 32), (17, 160), (33, 640)];
-/// Pairs of strips, and columns that other cases have too: compiling takes longer than running here.
+/// Pairs of strips, and column counts that other cases also have: compiling takes longer than running here.
 const GATED: [(usize, usize, usize, Epilogue); 3] =
     [(32, 32, 1, Epilogue::Geglu), (96, 160, 3, Epilogue::Geglu), (64, 640, 3, Epilogue::Swiglu)];
 /// Int16 activations: rows, K and columns; a row and a group more than a strip and a quad; one strip and one quad; odd counts.
 const INT16_SHAPES: [(usize, usize, usize); 4] = [(17, 160, 1), (33, 640, 2), (45, 96, 5), (16, 128, 8)];
-/// Pairs of strips: one; three, six and nine, so that the scales of both halves, of several groups and of a second quad are met.
+/// Pairs of strips: one; three, six and nine, to cover the scales of both halves, of several groups and of a
+/// second quad.
 const INT16_GATED: [(usize, usize, usize, Epilogue); 4] = [
     (32, 32, 1, Epilogue::Geglu),
     (96, 160, 2, Epilogue::Swiglu),
@@ -50,8 +52,8 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
                     Scheme::F16 | Scheme::Bf16 | Scheme::F32 => &FLOAT_SHAPES[..],
                 };
                 for (i, (rows, k)) in shapes.iter().copied().enumerate() {
-                    // Every column count is met at T1, without the product of all counts with all shapes: compiling takes longer than
-                    // running.
+                    // Covers every column count at T1, without the product of all counts and all shapes:
+                    // compiling takes longer than running.
                     let more =
                         if tier == Tier::T0 { [3, MAX_COLUMNS][i % 2] } else { 2 + i % (MAX_COLUMNS - 1) };
                     for columns in [1, more] {
@@ -82,7 +84,7 @@ fn int16_cases(tier: Tier, scheme: Scheme) -> Vec<Case> {
         let trial = Trial::plain(Layout { scheme, rows, k }, columns);
         Trial { activations: Activations::Int16, ..trial }
     };
-    // Models take int16 from T1 on; at T0 a few show that it is right.
+    // Models use int16 from T1 on; a few cases check it at T0.
     let (shapes, gated) = match tier {
         Tier::T0 => (&INT16_SHAPES[..2], &INT16_GATED[..2]),
         _ => (&INT16_SHAPES[..], &INT16_GATED[..]),
@@ -96,7 +98,7 @@ fn int16_cases(tier: Tier, scheme: Scheme) -> Vec<Case> {
     }
     let beside = Trial { before: 48, after: 16, epilogue: Epilogue::Geglu, ..plain(96, 64, 5) };
     list.push(case(tier, Trial { output: Activations::Int16, ..beside }));
-    // A product of f32 can make int16 too.
+    // A product of f32 activations can write int16 too.
     let from_f32 = Trial { activations: Activations::F32, ..plain(96, 64, 5) };
     list.push(case(tier, Trial { epilogue: Epilogue::Geglu, output: Activations::Int16, ..from_f32 }));
     list
@@ -113,7 +115,7 @@ pub(super) fn shape(trial: &Trial) -> Shape {
     Shape { epilogue, output, ..Shape::plain(weights, columns, activations) }
 }
 
-/// Runs one trial with one plan, with weights cut into parts as `caps` demands.
+/// Runs one trial with one plan, with weights divided into blocks as `caps` requires.
 pub(super) fn run(device: &Device, trial: Trial, plan: policy::Plan, caps: &Caps) -> Result<Comparison> {
     let kernel = Gemv::with_plan(device, shape(&trial), plan)?;
     trial.run(device, caps, |recorder, w, x, target, _| {
@@ -121,8 +123,8 @@ pub(super) fn run(device: &Device, trial: Trial, plan: policy::Plan, caps: &Caps
     })
 }
 
-/// Products that make their x themselves or add up parts of K: rows, K, prologue, epilogue, splits. A row and a group more
-/// than a strip and a quad; the 270M's; gate and up; several quads a split, the last one shorter.
+/// Products with a prologue or split-K: rows, K, prologue, epilogue, splits. A row and a group more than a
+/// strip and a quad; the 270M's; gate and up; several quads per split, the last one shorter.
 const OWN_X: [(usize, usize, Prologue, Epilogue, u32); 8] = [
     (17, 160, Prologue::Norm, Epilogue::None, 1),
     (50, 640, Prologue::AddAndNorm { partials: 1, post_norm: true }, Epilogue::None, 1),
@@ -179,7 +181,7 @@ pub(super) fn run_own_x(
     let target = Target::whole(output.buffer.slice(0..(n * shape.splits as usize * 4) as u64)?, n);
     let mut recorder = device.recorder()?;
     let mut comparison = Comparison::default();
-    // What x is, and how far its int16 may be from that: a bit more than half a step.
+    // The exact x, and the allowed error of its int16 form: slightly more than half a step.
     let (x, steps) = match shape.prologue {
         Prologue::None => {
             let (vectors, x) = vectors_of(&mut arena, &residual)?;
@@ -232,7 +234,7 @@ pub(super) fn run_own_x(
                 }
             }
             let steps = x.chunks(HALF_GROUP).flat_map(|group| {
-                let largest = group.iter().fold(0.0_f64, |most, x| most.max(x.abs()));
+                let largest = group.iter().fold(0.0_f64, |largest, x| largest.max(x.abs()));
                 vec![0.51 * largest / 32639.0 + 4e-6 * largest; group.len()]
             });
             let steps = steps.collect();
@@ -265,7 +267,7 @@ pub(super) fn run_own_x(
     Ok(comparison)
 }
 
-/// One column as int16, and the values that it stands for.
+/// One column as int16, and the values that it represents.
 fn vectors_of(arena: &mut gpu::Arena, values: &[f32]) -> Result<(Vectors, Vec<f64>)> {
     let k = values.len();
     let plane = k.next_multiple_of(QUAD);
@@ -273,7 +275,7 @@ fn vectors_of(arena: &mut gpu::Arena, values: &[f32]) -> Result<(Vectors, Vec<f6
     let mut scales = vec![0.0_f32; plane / HALF_GROUP];
     let mut x = Vec::with_capacity(k);
     for (group, values) in values.chunks(HALF_GROUP).enumerate() {
-        let scale = values.iter().fold(0.0_f32, |most, x| most.max(x.abs())) / 32639.0;
+        let scale = values.iter().fold(0.0_f32, |largest, x| largest.max(x.abs())) / 32639.0;
         scales[crate::int16_scale_at(group * HALF_GROUP)] = scale;
         for (i, value) in values.iter().enumerate() {
             let q = (value / scale).round() as i32;

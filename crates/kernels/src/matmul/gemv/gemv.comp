@@ -1,43 +1,47 @@
 #version 460
 #pragma tiers(T0, T1)
 #extension GL_GOOGLE_include_directive : require
-// y = W · x for 1 to 8 columns of x, W in the tiled layout (see layout.rs): strips of 16 rows, cut into quads of 4 groups
-// of 32 along K.
+// y = W · x for 1 to 8 columns of x, W in the tiled layout (see `Layout` in crate tensor): strips of 16 rows,
+// divided into quads of 4 groups of 32 along K.
 //
-// 32 threads, a slice, take a quad of STRIPS strips at a time: thread l holds row l/2 of each, half l%2 of each group, so that a
-// load of 16 bytes a thread covers a tile of 512 contiguous bytes. The slices of a workgroup share the quads of a unit of STRIPS
-// strips; their sums are joined in a fixed order at the end of it. The weights of the next step, of the next unit too, are
-// under way while those of this one are multiplied.
+// 32 threads, a slice, process a quad of STRIPS strips at a time: thread l holds row l/2 of each, half l%2 of
+// each group, so that one 16-byte load per thread covers a tile of 512 contiguous bytes. The slices of a
+// workgroup share the quads of a unit of STRIPS strips; their sums are reduced in a fixed order at the end of
+// the unit. The weights of the next step, also of the next unit, are in flight while those of this one are
+// multiplied.
 //
-// With an epilogue, strips of gate and up alternate: a unit is a pair of them, joined into 16 values of the gated product: half
-// a group, so that as int16 they have a scale of their own.
+// With an epilogue, strips of gate and up alternate: a unit is a pair of them, combined into 16 values of the
+// gated product: half a group, so that as int16 they have their own scale.
 #include "common.glsl"
 
 layout(local_size_x_id = 0) in;
 layout(constant_id = 0) const uint THREADS = 256;
 layout(constant_id = 1) const uint COLUMNS = 1;
 layout(constant_id = 2) const uint SCHEME = 0;
-// As Activations in vectors.rs: f32, int8 with a scale per group (int8 and int4 weights only), int16 with a scale per half
-// group (no floats).
+// As Activations in vectors.rs: f32, int8 with a scale per group (int8 and int4 weights only), int16 with a
+// scale per half group (no float weights).
 layout(constant_id = 3) const uint ACTIVATIONS = 1;
-// Quads of a step: a slice loads them all before it uses any.
+// Quads per step: a slice loads them all before it uses any.
 layout(constant_id = 4) const uint IN_FLIGHT = 1;
 layout(constant_id = 5) const uint EPILOGUE = 0;
-// The gated product as int16, else as f32.
+// Writes the gated product as int16; otherwise as f32.
 layout(constant_id = 6) const bool INT16_OUTPUT = false;
-// Strips of a unit: 2 with an epilogue.
+// Strips per unit: 2 with an epilogue.
 layout(constant_id = 7) const uint STRIPS = 1;
-// Quads of x that the workgroup keeps in shared memory, as int16, one column; 0: x is read as it is needed. See prologue.glsl.
+// Quads of x that the workgroup keeps in shared memory, as int16, one column; 0: x is read on demand. See
+// prologue.glsl.
 layout(constant_id = 8) const uint OWN_QUADS = 0;
-// Where they come from: copied, normed, or normed after the norm of a sublayer's output was added to the residual stream.
+// Their source: copied, normed, or normed after the (normed) sublayer output was added to the residual
+// stream.
 layout(constant_id = 9) const uint PROLOGUE = 0;
-// Workgroups that share a strip's quads: each takes a run of OWN_QUADS and writes sums of its own, y_split apart.
+// Split-K: workgroups that share a strip's quads. Each takes OWN_QUADS consecutive quads and writes its own
+// partial sums, at a stride of y_low.
 layout(constant_id = 10) const uint SPLITS = 1;
-// Sums of a sublayer's output that the prologue adds up.
+// Partial sums of the sublayer output that the prologue adds up.
 layout(constant_id = 11) const uint SUBLAYER_PARTIALS = 1;
-// Teams of slices, each with units of its own.
+// Teams of slices, each with its own units.
 layout(constant_id = 12) const uint TEAMS = 1;
-// 16 threads that follow each other share a subgroup: what they have can be joined by shuffles.
+// 16 consecutive threads share a subgroup: their values can be combined by shuffles.
 layout(constant_id = 13) const bool WIDE = false;
 
 #include "weights.glsl"
@@ -58,7 +62,7 @@ layout(push_constant, scalar) uniform Push {
     Floats4 x_scales;
     Output y;
     Output y_scales;
-    // Of the prologue.
+    // Inputs of the prologue.
     Floats4 residual;
     Floats4 sublayer;
     Floats4 post_weight;
@@ -66,13 +70,14 @@ layout(push_constant, scalar) uniform Push {
     Stream stream;
     uint rows;
     uint k;
-    // Where this part of the matrix starts in y, and how far apart the columns of y are.
+    // Start of this block of the matrix in y, and the column stride of y.
     uint y_first;
     uint y_stride;
-    // Words of y from the high bytes of int16 to the low ones, or values from the sums of one split to those of the next.
+    // Words from the high bytes of int16 to the low ones, or values from the partial sums of one split to
+    // those of the next.
     uint y_low;
     float epsilon;
-    // The prologue writes the stream that it has made.
+    // The prologue writes the updated residual stream.
     uint writes_stream;
 } push;
 
@@ -80,26 +85,26 @@ const bool INT8_X = ACTIVATIONS == 1;
 const bool INT16_X = ACTIVATIONS == 2;
 
 const uint SLICE = 32;
-// Of a team.
+// Per team.
 const uint SLICES = THREADS / SLICE / TEAMS;
-// Values of a unit's output, of one column and in all.
+// Output values of a unit per column, and rows of a unit.
 const uint OUTPUTS = EPILOGUE == 0 ? STRIP * STRIPS : STRIP;
 const uint UNIT_ROWS = STRIP * STRIPS;
 
 #if TIER >= 1
-// Floats of a row and column of a slice.
-const uint PART = 1;
+// Floats per row and column of a slice.
+const uint PARTIAL_FLOATS = 1;
 #else
-const uint PART = 2;
+const uint PARTIAL_FLOATS = 2;
 #endif
-// Sums of a thread.
-const uint SUMS = STRIPS * COLUMNS;
-const uint SLICE_PARTS = COLUMNS * UNIT_ROWS * PART;
-// Two sets, one filled while the other is read, where that is cheap.
+// Accumulators per thread.
+const uint ACCUMULATORS = STRIPS * COLUMNS;
+const uint SLICE_PARTIALS = COLUMNS * UNIT_ROWS * PARTIAL_FLOATS;
+// Double-buffered where that is cheap: one set is filled while the other is read.
 const uint SETS = COLUMNS <= 2 ? 2 : 1;
-// Of a team.
-const uint TEAM_PARTS = SLICES * SLICE_PARTS;
-shared float parts[SETS * TEAMS * TEAM_PARTS];
+// Per team.
+const uint TEAM_PARTIALS = SLICES * SLICE_PARTIALS;
+shared float partials[SETS * TEAMS * TEAM_PARTIALS];
 
 #if TIER >= 1
 const bool OWN_X = OWN_QUADS > 0;
@@ -111,32 +116,32 @@ shared vec4 x_factors[OWN_X ? OWN_QUADS * 2 : 1];
 const bool OWN_X = false;
 #endif
 
-// The weights of a step are under way while those of the one before are multiplied. Floats are too many for that: they are read as
-// they are needed.
+// Loads the weights of a step while those of the previous one are multiplied. Float weights would need too
+// many registers: they are read on demand.
 #if TIER >= 1
 const bool AHEAD = !IS_FLOAT;
 #else
 const bool AHEAD = false;
 #endif
 
-// What a slice has loaded of a step.
+// The data that a slice loads for a step.
 struct Step {
     uvec4 weights[IN_FLIGHT * STRIPS * TILES];
     uvec2 scales[IN_FLIGHT * STRIPS];
     uvec2 minima[IN_FLIGHT * STRIPS];
 };
 
-// A quad of a unit, or of the last strip where a unit of two has only one: what is not there is not read.
-uint quad_there(uint quad, uint quads) {
+// A quad of a unit, clamped to the last strip where a unit of two has only one: nothing past the end is read.
+uint clamped_quad(uint quad, uint quads) {
     return STRIPS > 1 && EPILOGUE == 0 ? min(quad, (push.rows + STRIP - 1) / STRIP * quads - 1) : quad;
 }
 
-// `from` is the first quad of this workgroup's in the unit.
+// `from` is the first quad of this workgroup in the unit.
 void load(out Step step, uint from, uint first, uint quads, uint own_quads, uint lane) {
     [[unroll]] for (uint i = 0; i < IN_FLIGHT * STRIPS; i++) {
-        // Past the end the last quad is loaded again and not used: no branch stands before the loads.
+        // Past the end the last quad is loaded again and not used: no branch before the loads.
         uint quad = from + i % STRIPS * quads + min(first + i / STRIPS * SLICES, own_quads - 1);
-        quad = quad_there(quad, quads);
+        quad = clamped_quad(quad, quads);
         [[unroll]] for (uint tile = 0; tile < TILES; tile++) {
             step.weights[i * TILES + tile] = push.values.data[(quad * TILES + tile) * SLICE + lane];
         }
@@ -191,12 +196,12 @@ void load_x(out X x, uint quads, uint group, uint half_index, uint column) {
     }
 }
 
-// 16 bytes times 16 values of int16, summed: exact, since 16 · 128 · 32639 is far below 2³¹.
+// Dot product of 16 bytes and 16 int16 values: exact, since 16 · 128 · 32639 is far below 2³¹.
 int dot16_int16(uvec4 bytes, X x) {
     return (dot16(bytes, x.high) << 8) + dot16(bytes, x.low);
 }
 
-// The sum over 16 weights of one group, as stored (int4 comes as 16 · q), times x.
+// Dot product of 16 weights of one group, as stored (int4 as 16 · q), and x.
 float product(uvec4 weights, X x) {
     if (INT8_X) {
         return float(dot16(weights, x.high));
@@ -222,7 +227,7 @@ float sum_of(X x) {
     return sum;
 }
 
-// The sum over a thread's 16 bytes of floats in one tile.
+// Dot product of a thread's 16 bytes of floats in one tile and x.
 float float_product(uvec4 weights, uint quads, uint quad, uint tile, uint half_index, uint column) {
     uint at = (column * quads + quad) * (QUAD / 4);
     if (SCHEME == F32) {
@@ -234,15 +239,15 @@ float float_product(uvec4 weights, uint quads, uint quad, uint tile, uint half_i
     return dot(first, x_at(at)) + dot(second, x_at(at + 1));
 }
 
-// Adds one quad of each of a unit's strips to the sums of one column.
-void add_quad(inout float sums[SUMS], Step step, uint i, uint from, uint quads, uint quad, uint lane, uint column) {
+// Adds one quad of each of a unit's strips to the accumulators of one column.
+void add_quad(inout float accumulators[ACCUMULATORS], Step step, uint i, uint from, uint quads, uint quad, uint lane, uint column) {
     uint half_index = lane % 2;
     if (IS_FLOAT) {
         [[unroll]] for (uint s = 0; s < STRIPS; s++) {
             [[unroll]] for (uint tile = 0; tile < TILES; tile++) {
-                uint there = quad_there(from + s * quads + quad, quads);
-                uvec4 floats = push.values.data[(there * TILES + tile) * SLICE + lane];
-                sums[s * COLUMNS + column] += float_product(floats, quads, quad, tile, half_index, column);
+                uint clamped = clamped_quad(from + s * quads + quad, quads);
+                uvec4 floats = push.values.data[(clamped * TILES + tile) * SLICE + lane];
+                accumulators[s * COLUMNS + column] += float_product(floats, quads, quad, tile, half_index, column);
             }
         }
         return;
@@ -287,30 +292,30 @@ void add_quad(inout float sums[SUMS], Step step, uint i, uint from, uint quads, 
                 uvec4 nibbles = step.weights[(i * STRIPS + s) * TILES + group / 2];
                 bytes = group % 2 == 0 ? low_nibbles(nibbles) : high_nibbles(nibbles);
             }
-            sums[s * COLUMNS + column] += product(bytes, x) * scales[s][group];
+            accumulators[s * COLUMNS + column] += product(bytes, x) * scales[s][group];
             if (HAS_MIN) {
-                sums[s * COLUMNS + column] += x_sum * minima[s][group];
+                accumulators[s * COLUMNS + column] += x_sum * minima[s][group];
             }
         }
     }
 }
 
-// The sum of all slices for a row of a unit, whose sums start at `from`.
-float joined(uint from, uint column, uint row) {
+// The sum over all slices for a row of a unit, whose partial sums start at `from`.
+float reduced(uint from, uint column, uint row) {
     float sum = 0.0;
     [[unroll]] for (uint slice = 0; slice < SLICES; slice++) {
-        uint at = from + slice * SLICE_PARTS + (column * UNIT_ROWS + row) * PART;
+        uint at = from + slice * SLICE_PARTIALS + (column * UNIT_ROWS + row) * PARTIAL_FLOATS;
 #if TIER >= 1
-        sum += parts[at];
+        sum += partials[at];
 #else
-        sum += parts[at] + parts[at + 1];
+        sum += partials[at] + partials[at + 1];
 #endif
     }
     return sum;
 }
 
 #if TIER >= 1
-// 16 threads that follow each other have the 16 gated values of a half group, one each.
+// 16 consecutive threads hold the 16 gated values of a half group, one each.
 void write_shuffled(uint first, uint i, float value) {
     uint largest = magnitude(value);
     [[unroll]] for (uint other = 1; other < STRIP; other *= 2) {
@@ -328,15 +333,16 @@ void write_shuffled(uint first, uint i, float value) {
 }
 #endif
 
-// One of the four words of 16 gated values in each plane, and for the first also their scale. The values start at parts[from].
+// Writes one of the four words of 16 gated values in each plane, and with the first also their scale. The
+// values start at partials[from].
 void write_quarter(uint first, uint quarter, uint from) {
     uint largest = 0;
     for (uint i = 0; i < STRIP; i++) {
-        largest = max(largest, magnitude(parts[from + i * PART]));
+        largest = max(largest, magnitude(partials[from + i * PARTIAL_FLOATS]));
     }
     vec4 values;
     [[unroll]] for (uint i = 0; i < 4; i++) {
-        values[i] = parts[from + (quarter * 4 + i) * PART];
+        values[i] = partials[from + (quarter * 4 + i) * PARTIAL_FLOATS];
     }
     ivec4 q = int16_of(values, int16_factor(largest));
     OutputWords words = OutputWords(push.y);
@@ -347,7 +353,7 @@ void write_quarter(uint first, uint quarter, uint from) {
     }
 }
 
-// Joins what the slices have of the teams' units and writes it.
+// Reduces the slices' partial sums of the teams' units and writes the results.
 void finish(uint first_unit, uint units, uint set, float factor, uint split_first) {
     uint thread = thread_index();
     for (uint n = thread; n < TEAMS * OUTPUTS * COLUMNS; n += THREADS) {
@@ -355,19 +361,19 @@ void finish(uint first_unit, uint units, uint set, float factor, uint split_firs
         uint column = n / OUTPUTS % COLUMNS;
         uint row = n % OUTPUTS;
         uint unit = first_unit + team;
-        uint from = (set * TEAMS + team) * TEAM_PARTS;
+        uint from = (set * TEAMS + team) * TEAM_PARTIALS;
         if (unit >= units) {
             continue;
         }
         uint first = column * push.y_stride + push.y_first + unit * OUTPUTS;
-        float sum = joined(from, column, row) * factor;
+        float sum = reduced(from, column, row) * factor;
         if (EPILOGUE == 0) {
             if (unit * OUTPUTS + row < push.rows) {
                 push.y.data[split_first + first + row] = sum;
             }
             continue;
         }
-        float value = gated(sum, joined(from, column, row + STRIP) * factor);
+        float value = gated(sum, reduced(from, column, row + STRIP) * factor);
         if (!INT16_OUTPUT) {
             push.y.data[first + row] = value;
             continue;
@@ -378,8 +384,8 @@ void finish(uint first_unit, uint units, uint set, float factor, uint split_firs
             continue;
         }
 #endif
-        // This thread alone has read what stood here.
-        parts[from + (column * UNIT_ROWS + row) * PART] = value;
+        // Only this thread has read the previous value.
+        partials[from + (column * UNIT_ROWS + row) * PARTIAL_FLOATS] = value;
     }
     if (EPILOGUE != 0 && INT16_OUTPUT && !(TIER >= 1 && WIDE)) {
         barrier();
@@ -389,7 +395,7 @@ void finish(uint first_unit, uint units, uint set, float factor, uint split_firs
             uint unit = first_unit + team;
             if (unit < units) {
                 uint first = column * push.y_stride + push.y_first + unit * OUTPUTS;
-                write_quarter(first, n % 4, (set * TEAMS + team) * TEAM_PARTS + column * UNIT_ROWS * PART);
+                write_quarter(first, n % 4, (set * TEAMS + team) * TEAM_PARTIALS + column * UNIT_ROWS * PARTIAL_FLOATS);
             }
         }
     }
@@ -413,7 +419,7 @@ void main() {
     uint first_unit = gl_WorkGroupID.x / SPLITS * TEAMS;
     uint unit = first_unit + team;
     if (AHEAD) {
-        // Before anything else: weights wait for nothing.
+        // Before anything else: the weights depend on nothing.
         load(step, min(unit, units - 1) * STRIPS * quads + first_quad, slice, quads, own_quads, lane);
     }
     float factor = 1.0;
@@ -423,9 +429,9 @@ void main() {
     }
 #endif
     for (uint set = 0; first_unit < units; set = (set + 1) % SETS) {
-        float sums[SUMS];
-        [[unroll]] for (uint i = 0; i < SUMS; i++) {
-            sums[i] = 0.0;
+        float accumulators[ACCUMULATORS];
+        [[unroll]] for (uint i = 0; i < ACCUMULATORS; i++) {
+            accumulators[i] = 0.0;
         }
         uint next_unit = unit + stride;
         for (uint n = 0; n < steps; n++) {
@@ -447,7 +453,7 @@ void main() {
                     break;
                 }
                 [[unroll]] for (uint column = 0; column < COLUMNS; column++) {
-                    add_quad(sums, step, i, here, quads, quad, lane, column);
+                    add_quad(accumulators, step, i, here, quads, quad, lane, column);
                 }
             }
             if (AHEAD) {
@@ -455,19 +461,19 @@ void main() {
             }
         }
 
-        // Join the halves of a row, then the slices.
-        [[unroll]] for (uint i = 0; i < SUMS; i++) {
-            float sum = SCHEME == INT4 ? sums[i] * 0.0625 : sums[i];
+        // Reduce the halves of a row, then the slices.
+        [[unroll]] for (uint i = 0; i < ACCUMULATORS; i++) {
+            float sum = SCHEME == INT4 ? accumulators[i] * 0.0625 : accumulators[i];
             uint row = i / COLUMNS * STRIP + lane / 2;
-            uint at = (set * TEAMS + team) * TEAM_PARTS + slice * SLICE_PARTS
-                    + (i % COLUMNS * UNIT_ROWS + row) * PART;
+            uint at = (set * TEAMS + team) * TEAM_PARTIALS + slice * SLICE_PARTIALS
+                    + (i % COLUMNS * UNIT_ROWS + row) * PARTIAL_FLOATS;
 #if TIER >= 1
             sum += subgroupShuffleXor(sum, 1);
             if (half_index == 0) {
-                parts[at] = sum;
+                partials[at] = sum;
             }
 #else
-            parts[at + half_index] = sum;
+            partials[at + half_index] = sum;
 #endif
         }
         barrier();

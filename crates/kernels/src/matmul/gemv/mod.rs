@@ -1,4 +1,4 @@
-//! y = W · x for 1 to 8 columns: the kernel that decoding spends its time in.
+//! y = W · x for 1 to 8 columns: the kernel that dominates decode time.
 
 mod cases;
 pub mod policy;
@@ -16,7 +16,7 @@ use crate::{
 };
 use policy::{Plan, Prologue, Shape};
 
-/// For the self-test and the compile checks.
+/// Registration for the self-test and the compile checks.
 pub static KERNEL: Kernel = Kernel {
     name: "gemv",
     about: "matrix–vector product, all weight schemes",
@@ -24,7 +24,7 @@ pub static KERNEL: Kernel = Kernel {
     cases: cases::cases,
 };
 
-/// Most columns of x that one call takes.
+/// Maximum columns of x per call.
 pub const MAX_COLUMNS: usize = 8;
 
 /// The kernel for one shape.
@@ -34,50 +34,52 @@ pub struct Gemv {
     pipeline: Pipeline,
 }
 
-/// What x is, or is made of.
+/// The source of x.
 #[derive(Clone, Copy)]
 pub enum Source<'a> {
-    /// Itself.
+    /// Activations in memory.
     Vectors(&'a Vectors),
     /// The norm of the residual stream: one row.
     Norm(&'a Norm),
 }
 
-/// A norm that a product computes for itself, after a sublayer's output has been added to the residual stream if there is one. All f32.
+/// A norm that the product computes in its prologue, after adding a sublayer's output to the residual stream
+/// if there is one. All f32.
 #[derive(Clone)]
 pub struct Norm {
-    /// What is added to the stream.
+    /// The sublayer output to add to the stream.
     pub sublayer: Option<Sublayer>,
-    /// The stream as it was.
+    /// The stream before the addition.
     pub residual: View,
-    /// The norm's weight, as it multiplies.
+    /// The norm's weight.
     pub weight: View,
     /// Added to the mean square.
     pub epsilon: f32,
 }
 
-/// A sublayer's output on its way to the residual stream.
+/// A sublayer's output, to be added to the residual stream.
 #[derive(Clone)]
 pub struct Sublayer {
-    /// Sums, as many as the prologue says, one behind the other.
+    /// Consecutive split-K partial sums; the prologue specifies their number.
     pub output: View,
     /// Weight of the norm of their sum, if it has one.
     pub weight: Option<View>,
-    /// Where the stream goes after the addition, if this product is to write it: not where it came from, since other workgroups
-    /// still read that.
+    /// Destination of the stream after the addition, if this product writes it: not the source, which other
+    /// workgroups still read.
     pub stream: Option<View>,
 }
 
 impl Gemv {
-    /// Takes the policy's variant for this device; what a [`crate::matmul::tuning::Tuning`] found goes into [`Gemv::with_plan`].
+    /// Selects the policy's variant for this device; the result of a [`crate::matmul::tuning::Tuning`] goes
+    /// into [`Gemv::with_plan`].
     pub fn new(device: &Device, shape: Shape) -> Result<Self> {
         Self::with_plan(device, shape, policy::plan(device.caps(), &shape))
     }
 
-    /// The same with a plan given.
+    /// The same with a given plan.
     pub fn with_plan(device: &Device, shape: Shape, plan: Plan) -> Result<Self> {
         if shape.columns == 0 || shape.columns > MAX_COLUMNS {
-            let reason = format!("{} columns; 1 to {MAX_COLUMNS} are possible", shape.columns);
+            let reason = format!("{} columns; 1 to {MAX_COLUMNS} are supported", shape.columns);
             return Err(Error::InvalidUse { what: "gemv".into(), reason });
         }
         let (activations, scheme) = (shape.activations, shape.weights.scheme);
@@ -85,7 +87,7 @@ impl Gemv {
         if !schemes.contains(&scheme) {
             let possible = schemes.iter().map(|scheme| scheme.to_string()).collect::<Vec<_>>().join(", ");
             let reason = format!(
-                "{activations} activations with {scheme} weights; they multiply {possible} alone, give f32 activations"
+                "{activations} activations support only {possible} weights, not {scheme}; use f32 activations"
             );
             return Err(Error::InvalidUse { what: "gemv".into(), reason });
         }
@@ -93,13 +95,13 @@ impl Gemv {
             || (shape.output == Activations::Int16 && shape.epilogue == Epilogue::None)
         {
             let reason = format!(
-                "{} output with epilogue {}; gated products are written as f32 or int16, others as f32",
+                "{} output with epilogue {}; gated products write f32 or int16, others f32",
                 shape.output, shape.epilogue
             );
             return Err(Error::InvalidUse { what: "gemv".into(), reason });
         }
         if plan.lanes.is_some() && !policy::lanes_suit(&shape) {
-            let reason = "a row a lane reads and writes f32 alone".into();
+            let reason = "the one-row-per-lane shader only supports f32".into();
             return Err(Error::InvalidUse { what: "gemv".into(), reason });
         }
         let one_row = (shape.columns, activations) == (1, Activations::Int16);
@@ -111,7 +113,7 @@ impl Gemv {
             && (shape.prologue != Prologue::None || (shape.splits - 1) * shape.own_quads() >= quads)
         {
             let reason = format!(
-                "{} splits of {quads} quads with {:?}: every split must have some, and x must be there whole where it is normed",
+                "{} splits of {quads} quads with {:?}: no split may be empty, and a prologue needs all of x",
                 shape.splits, shape.prologue
             );
             return Err(Error::InvalidUse { what: "gemv".into(), reason });
@@ -121,8 +123,8 @@ impl Gemv {
             || shape.splits > 1 && shape.epilogue != Epilogue::None
         {
             let reason = format!(
-                "{:?} and {} splits with {} columns of {activations} activations and epilogue {}; x is made and K is cut for one \
-                 column of int16 at tier T1, and split sums have no epilogue",
+                "{:?} and {} splits with {} columns of {activations} activations and epilogue {}; a prologue and split-K need one \
+                 column of int16 at tier T1, and split-K no epilogue",
                 shape.prologue, shape.splits, shape.columns, shape.epilogue
             );
             return Err(Error::InvalidUse { what: "gemv".into(), reason });
@@ -148,7 +150,10 @@ impl Gemv {
         let Shape { weights, columns, activations, epilogue, output, splits, .. } = self.shape;
         let wrong = |reason: String| Err(Error::InvalidUse { what: name.to_string(), reason });
         if w.layout() != weights {
-            return wrong(format!("weights of {:?} for a kernel made for {weights:?}", w.layout()));
+            return wrong(format!(
+                "the weights are {:?}, but the kernel was created for {weights:?}",
+                w.layout()
+            ));
         }
         let same = match x {
             Source::Vectors(x) => {
@@ -158,7 +163,7 @@ impl Gemv {
             Source::Norm(norm) => norm.matches(self.shape.prologue, weights.k),
         };
         if !same {
-            return wrong("x has another shape or type than the kernel was made for".into());
+            return wrong("the shape or format of x is not the one that the kernel was created for".into());
         }
         target.check(name, output, epilogue.outputs(weights.rows), columns * splits as usize)?;
         if let (Some(tile), Source::Vectors(x)) = (self.plan.lanes, x) {
@@ -202,7 +207,7 @@ impl Gemv {
                 sublayer: sublayer.clone(),
                 post_weight: post_weight.clone(),
                 weight: weight.clone(),
-                // The first part's workgroups write it for all.
+                // The workgroups of the first block write it for all.
                 writes_stream: u32::from(stream.is_some()),
                 stream: stream.take().map_or(Address::NONE, Address::from),
                 rows: part.layout.rows as u32,
@@ -221,7 +226,7 @@ impl Gemv {
 }
 
 impl Norm {
-    /// Whether it is what a prologue computes, with rows of `k` values.
+    /// Whether this is what a prologue computes, for rows of `k` values.
     fn matches(&self, prologue: Prologue, k: usize) -> bool {
         let row = k as u64 * 4;
         let aligned = |view: &View| view.address().is_multiple_of(16);
@@ -274,13 +279,13 @@ fn variant(shape: &Shape, plan: Plan) -> Variant {
     let mut label = format!("{scheme} × {activations}, {columns} col");
     match shape.prologue {
         Prologue::None => (),
-        Prologue::Norm => label += ", norm first",
+        Prologue::Norm => label += ", prologue norm",
         Prologue::AddAndNorm { partials, post_norm } => {
-            label += &format!(", {}add {partials} and norm first", if post_norm { "norm, " } else { "" });
+            label += &format!(", prologue {}add {partials} + norm", if post_norm { "norm + " } else { "" });
         }
     }
     if own_quads > 0 {
-        label += &format!(", {own_quads} quads of x");
+        label += &format!(", {own_quads} quads of x in shared memory");
     }
     if splits > 1 {
         label += &format!(", {splits} splits");

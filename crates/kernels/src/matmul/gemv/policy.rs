@@ -1,38 +1,39 @@
-//! Which variant multiplies a matrix of a shape on a device: pure, tested without a GPU.
+//! Selects the variant for a matrix shape on a device. Pure; tested without a GPU.
 
 use gpu::{Caps, Subgroup, Tier};
 
 use super::{MAX_COLUMNS, variant};
 use crate::{Activations, Epilogue, Layout, Scheme, matmul::gemm::lanes, variant::Variant};
 
-/// What is to be multiplied.
+/// The product to compute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub struct Shape {
     /// The weights.
     pub weights: Layout,
     /// Columns of x.
     pub columns: usize,
-    /// How x is stored; int16 with a prologue.
+    /// Storage format of x; int16 with a prologue.
     pub activations: Activations,
-    /// How x comes about.
+    /// How x is obtained.
     pub prologue: Prologue,
-    /// What becomes of the sums.
+    /// The fused epilogue.
     pub epilogue: Epilogue,
-    /// How y is stored: f32, or int16 where an epilogue makes activations of it.
+    /// Storage format of y: f32, or int16 where an epilogue produces activations.
     pub output: Activations,
-    /// Parts that K is cut into, each with sums of its own in y, one behind the other: who reads y adds them up. More parts keep
-    /// more of the device busy. 1 unless the reader is a prologue; see [`splits`].
+    /// Split-K factor: each split writes its own partial sums to y, consecutively, and the consumer of y adds
+    /// them up. More splits keep more of the device busy. 1 unless the consumer is a prologue; see
+    /// [`splits`].
     pub splits: u32,
 }
 
 impl Shape {
-    /// x as it is, sums as they are.
+    /// Without prologue and epilogue.
     pub fn plain(weights: Layout, columns: usize, activations: Activations) -> Self {
         let (prologue, epilogue) = (Prologue::None, Epilogue::None);
         Self { weights, columns, activations, prologue, epilogue, output: Activations::F32, splits: 1 }
     }
 
-    /// Quads that a workgroup multiplies.
+    /// Quads per workgroup.
     pub(super) fn own_quads(&self) -> u32 {
         (self.weights.quads() as u32).div_ceil(self.splits)
     }
@@ -42,16 +43,16 @@ impl Shape {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Prologue {
-    /// It is there already.
+    /// From memory.
     #[default]
     None,
     /// The norm of the residual stream.
     Norm,
-    /// The same after a sublayer's output has been added to the stream.
+    /// The norm of the residual stream after adding a sublayer's output to it.
     AddAndNorm {
-        /// Sums of the sublayer's output that must be added up first.
+        /// Split-K partial sums of the sublayer's output.
         partials: u32,
-        /// The sublayer's output has a norm of its own (Gemma 3).
+        /// The sublayer's output has its own norm (Gemma 3).
         post_norm: bool,
     },
 }
@@ -61,26 +62,26 @@ pub enum Prologue {
 pub struct Plan {
     /// T0 or T1.
     pub tier: Tier,
-    /// Threads of a workgroup, a multiple of 32.
+    /// Threads per workgroup, a multiple of 32.
     pub threads: u32,
-    /// Teams of a workgroup, each with strips of its own: the threads divide among them.
+    /// Teams per workgroup, each with its own strips: the threads divide among them.
     pub teams: u32,
-    /// Strips that a team works on at once.
+    /// Strips that a team processes at once.
     pub strips: u32,
-    /// Quads a slice loads before it uses any.
+    /// Quads that a slice loads before it uses any.
     pub in_flight: u32,
-    /// Workgroups, each taking strips in turn.
+    /// Workgroups; each processes strips in turn.
     pub groups: u32,
-    /// A workgroup copies x to shared memory, or makes it there.
+    /// The workgroup copies x to shared memory, or computes it there.
     pub own_x: bool,
-    /// Subgroup size.
+    /// Required subgroup size.
     pub subgroup: Subgroup,
-    /// A row a lane, by gemm's shader for CPU drivers: then the fields above are its own.
+    /// One row per lane, by gemm's shader for CPU drivers; the fields above then describe that shader.
     pub lanes: Option<lanes::Tile>,
 }
 
 impl Plan {
-    /// Shared memory of the shader.
+    /// Shared memory per workgroup, in bytes.
     pub fn shared_bytes(&self, shape: &Shape) -> u32 {
         let columns = shape.columns as u32;
         let sets = if columns <= 2 { 2 } else { 1 };
@@ -96,10 +97,10 @@ impl Plan {
     }
 }
 
-/// Shared memory of a quad of x: two planes of bytes and eight scales.
+/// Shared memory per quad of x: two planes of bytes and eight scales.
 const OWN_QUAD_BYTES: u32 = 2 * 128 + 8 * 4;
 
-/// Schemes that such activations are multiplied with.
+/// Schemes that can be multiplied with these activations.
 pub fn schemes(activations: Activations) -> &'static [Scheme] {
     match activations {
         Activations::F32 => &Scheme::ALL,
@@ -109,33 +110,34 @@ pub fn schemes(activations: Activations) -> &'static [Scheme] {
     }
 }
 
-/// Whether products can make their x themselves on a device, for rows of `k` values.
+/// Whether products can compute their x in a prologue on a device, for rows of `k` values.
 pub fn has_prologue(caps: &Caps, k: usize) -> bool {
     let quads = k.div_ceil(crate::QUAD) as u32;
-    let shared = quads * OWN_QUAD_BYTES + MOST_OWN_THREADS * 2 + (MOST_OWN_THREADS / SLICE) * 2 * 2 * 16 * 4;
-    let fits = quads <= MOST_PROLOGUE_QUADS && shared <= caps.max_shared_bytes;
+    let shared = quads * OWN_QUAD_BYTES + MAX_OWN_THREADS * 2 + (MAX_OWN_THREADS / SLICE) * 2 * 2 * 16 * 4;
+    let fits = quads <= MAX_PROLOGUE_QUADS && shared <= caps.max_shared_bytes;
     caps.tier() >= Some(Tier::T1) && k.is_multiple_of(crate::HALF_GROUP) && fits
 }
 
-/// The parts that K had better be cut into where the reader of y can add them up, so that a part of x is no burden on shared memory.
+/// The best split-K factor where the consumer of y can add up the partial sums: a split's share of x must not
+/// take too much shared memory.
 pub fn splits(caps: &Caps, weights: &Layout) -> u32 {
-    let most = (caps.max_shared_bytes / 2 / OWN_QUAD_BYTES).clamp(1, MOST_OWN_QUADS);
-    (weights.quads() as u32).div_ceil(most)
+    let max_quads = (caps.max_shared_bytes / 2 / OWN_QUAD_BYTES).clamp(1, MAX_OWN_QUADS);
+    (weights.quads() as u32).div_ceil(max_quads)
 }
 
 /// With more quads of x in shared memory a workgroup takes too long to fill it.
-const MOST_OWN_QUADS: u32 = 64;
-/// Every workgroup makes all of x by itself: longer ones had better be made once.
-const MOST_PROLOGUE_QUADS: u32 = 64;
-/// Threads of a workgroup that has its own x, at most.
-const MOST_OWN_THREADS: u32 = 1024;
+const MAX_OWN_QUADS: u32 = 64;
+/// Every workgroup computes all of x: longer ones are better computed once.
+const MAX_PROLOGUE_QUADS: u32 = 64;
+/// Maximum threads of a workgroup with x in shared memory.
+const MAX_OWN_THREADS: u32 = 1024;
 
-/// Whether gemm's shader for CPU drivers makes such a product.
+/// Whether gemm's shader for CPU drivers supports the product.
 pub(super) fn lanes_suit(shape: &Shape) -> bool {
     (shape.activations, shape.output) == (Activations::F32, Activations::F32)
 }
 
-/// Threads that share a quad.
+/// Threads per slice, which share a quad.
 const SLICE: u32 = 32;
 
 /// The plan for a shape.
@@ -158,7 +160,8 @@ pub fn at_tier(caps: &Caps, shape: &Shape, tier: Tier) -> Plan {
         subgroup: subgroup(caps, tier),
         lanes: None,
     };
-    // A CPU driver walks through the threads of a workgroup one vector at a time: sharing a strip gains nothing there.
+    // A CPU driver processes the threads of a workgroup one vector at a time: sharing a strip gains nothing
+    // there.
     if caps.max_subgroup_size < SLICE {
         if lanes::is_supported(caps, tier) && lanes_suit(shape) {
             let tile = lanes::Tile { strips, columns: shape.columns as u32 };
@@ -169,15 +172,15 @@ pub fn at_tier(caps: &Caps, shape: &Shape, tier: Tier) -> Plan {
     if own_x {
         return owning(caps, shape, base);
     }
-    let most = most_slices(caps, shape, base);
-    Plan { threads: slices(caps, shape, most) * SLICE, ..base }
+    let limit = max_slices(caps, shape, base);
+    Plan { threads: slices(caps, shape, limit) * SLICE, ..base }
 }
 
-/// x in shared memory, where every slice finds it at once: with one column that is little, and what all workgroups read at the
-/// same time from one place is slow even in a cache.
+/// Keeps x in shared memory, where every slice can read it: with one column it is small, and concurrent reads
+/// of one location by all workgroups are slow even from a cache.
 fn owns_x(caps: &Caps, shape: &Shape, tier: Tier) -> bool {
-    let wanted = shape.columns == 1 && shape.activations == Activations::Int16 && tier >= Tier::T1;
-    wanted && shape.own_quads() * OWN_QUAD_BYTES <= caps.max_shared_bytes * 3 / 4
+    let supported = shape.columns == 1 && shape.activations == Activations::Int16 && tier >= Tier::T1;
+    supported && shape.own_quads() * OWN_QUAD_BYTES <= caps.max_shared_bytes * 3 / 4
 }
 
 /// Units of `strips` strips in a matrix.
@@ -185,44 +188,47 @@ fn units(shape: &Shape, strips: u32) -> u32 {
     (shape.weights.strips() as u32).div_ceil(strips)
 }
 
-/// Slices of a workgroup that has a compute unit for itself: as many as leave enough registers to each, measured on an H200.
+/// Slices of a workgroup with a compute unit to itself: as many as leave each enough registers, measured on
+/// an H200.
 const OWN_SLICES: u32 = 28;
-/// The same where a thread holds 128 bytes of weights and as many that are under way.
+/// The same where a thread holds 128 bytes of weights and prefetches as many.
 const OWN_WIDE_SLICES: u32 = 16;
-/// Units for each compute unit from which on two strips at once are better, for they share what is read of x: of 4 bits and of 8.
+/// Units per compute unit from which two strips at once are better, because they share the reads of x: for 4
+/// bits and for 8.
 const WIDE_FROM: [u32; 2] = [6, 64];
 
-/// One workgroup for each compute unit, with teams as large as it has registers for; all workgroups take the same number of
-/// strips, if it can be had.
+/// One workgroup per compute unit, with teams as large as its registers allow; all workgroups take the same
+/// number of strips, where possible.
 fn owning(caps: &Caps, shape: &Shape, base: Plan) -> Plan {
     let device = caps.compute_units.unwrap_or(16);
     let int8 = !matches!(shape.weights.scheme, Scheme::Int4 | Scheme::Int4Min);
-    let many = units(shape, 1) * shape.splits >= device * WIDE_FROM[usize::from(int8)];
-    let strips = if many { 2 } else { base.strips };
+    let two_strips = units(shape, 1) * shape.splits >= device * WIDE_FROM[usize::from(int8)];
+    let strips = if two_strips { 2 } else { base.strips };
     let units = units(shape, strips);
-    let most = if int8 && strips == 2 { OWN_WIDE_SLICES } else { OWN_SLICES };
-    let most = most.min(most_slices(caps, shape, Plan { strips, ..base }));
-    let wanted = (units * shape.splits).div_ceil(device);
+    let limit = if int8 && strips == 2 { OWN_WIDE_SLICES } else { OWN_SLICES };
+    let limit = limit.min(max_slices(caps, shape, Plan { strips, ..base }));
+    let target = (units * shape.splits).div_ceil(device);
     let members =
-        if wanted > 1 { members(shape.own_quads(), most) } else { all_members(shape.own_quads(), most) };
-    let teams = (most / members).min(wanted).max(1);
+        if target > 1 { members(shape.own_quads(), limit) } else { all_members(shape.own_quads(), limit) };
+    let teams = (limit / members).min(target).max(1);
     let plan = Plan { threads: members * teams * SLICE, teams, strips, ..base };
     Plan { groups: even_groups(caps, shape, &plan, 1), ..whole_subgroups(caps, plan) }
 }
 
-/// Slices of a team: few, and such that the quads divide among them in at least three steps, with as few idle as can be.
-fn members(quads: u32, most: u32) -> u32 {
-    let largest = (quads / 3).clamp(3, 9).min(most).max(1);
+/// Slices per team: few, such that the quads divide among them in at least three steps, with as few idle
+/// slices as possible.
+fn members(quads: u32, limit: u32) -> u32 {
+    let largest = (quads / 3).clamp(3, 9).min(limit).max(1);
     let idle = |members: u32| quads.next_multiple_of(members) - quads;
     (largest.min(3)..=largest).min_by_key(|members| (idle(*members), members.abs_diff(7))).unwrap_or(1)
 }
 
-/// Slices of a team that has a compute unit for itself and one unit to do: as few steps as can be.
-fn all_members(quads: u32, most: u32) -> u32 {
-    (1..=most.max(1)).min_by_key(|members| (quads.div_ceil(*members), *members)).unwrap_or(1)
+/// Slices of a team with a compute unit to itself and a single unit to process: as few steps as possible.
+fn all_members(quads: u32, limit: u32) -> u32 {
+    (1..=limit.max(1)).min_by_key(|members| (quads.div_ceil(*members), *members)).unwrap_or(1)
 }
 
-/// Workgroups for a plan, `per_unit` for each compute unit or a few less, so that all have as much to do.
+/// Workgroups for a plan: `per_unit` per compute unit, or slightly fewer, so that all have equal work.
 fn even_groups(caps: &Caps, shape: &Shape, plan: &Plan, per_unit: u32) -> u32 {
     let shares = units(shape, plan.strips).div_ceil(plan.teams);
     let at_once = (caps.compute_units.unwrap_or(16) * per_unit / shape.splits).max(1);
@@ -230,7 +236,7 @@ fn even_groups(caps: &Caps, shape: &Shape, plan: &Plan, per_unit: u32) -> u32 {
     shares.div_ceil(rounds).min(caps.max_groups / shape.splits) * shape.splits
 }
 
-/// At T1 threads are counted by subgroups, which must all be full.
+/// At T1 the thread index is derived from the subgroup, which requires full subgroups.
 fn whole_subgroups(caps: &Caps, plan: Plan) -> Plan {
     if plan.subgroup != Subgroup::Any || plan.threads.is_multiple_of(caps.max_subgroup_size) {
         return plan;
@@ -242,8 +248,8 @@ fn whole_subgroups(caps: &Caps, plan: Plan) -> Plan {
     }
 }
 
-/// Every plan worth timing for a shape, the policy's own first and the more promising ones before the others; those in
-/// subgroups of 64 last.
+/// Every plan worth timing for a shape: the policy's own first, more promising ones before others, and those
+/// with subgroups of 64 last.
 pub fn candidates(caps: &Caps, shape: &Shape) -> Vec<Plan> {
     let mut list = candidates_of_32(caps, shape);
     for plan in list.clone() {
@@ -253,8 +259,8 @@ pub fn candidates(caps: &Caps, shape: &Shape) -> Vec<Plan> {
     list
 }
 
-/// The same plan with two slices to a subgroup, where the device has both sizes: fewer instructions are issued for as many
-/// loads, and registers are given out in larger pieces. A member is added where the last subgroup would be half empty.
+/// The same plan with two slices per subgroup, where the device has both sizes: fewer instructions per load,
+/// but coarser register allocation. Adds a member where the last subgroup would be half empty.
 fn in_wide_subgroups(caps: &Caps, shape: &Shape, plan: Plan) -> Option<Plan> {
     let wide = 2 * SLICE;
     if plan.subgroup != Subgroup::Exactly(SLICE) || !caps.allows_subgroup_size(wide) || plan.lanes.is_some() {
@@ -263,10 +269,10 @@ fn in_wide_subgroups(caps: &Caps, shape: &Shape, plan: Plan) -> Option<Plan> {
     let members = if plan.threads.is_multiple_of(wide) { plan.members() } else { plan.members() + 1 };
     let threads = members * plan.teams * SLICE;
     let twin = Plan { threads, subgroup: Subgroup::Exactly(wide), ..plan };
-    (threads / SLICE <= most_slices(caps, shape, twin)).then_some(twin)
+    (threads / SLICE <= max_slices(caps, shape, twin)).then_some(twin)
 }
 
-/// The candidates in subgroups of 32, or of whatever size the device has.
+/// The candidates with subgroups of 32, or of the only size that the device has.
 fn candidates_of_32(caps: &Caps, shape: &Shape) -> Vec<Plan> {
     let best = plan(caps, shape);
     let mut list = vec![best];
@@ -276,27 +282,28 @@ fn candidates_of_32(caps: &Caps, shape: &Shape) -> Vec<Plan> {
     let mut add = |plan: Plan| {
         let slices = plan.threads / SLICE;
         let whole = best.subgroup != Subgroup::Any || plan.threads.is_multiple_of(caps.max_subgroup_size);
-        if slices <= most_slices(caps, shape, plan) && whole && !list.contains(&plan) {
+        if slices <= max_slices(caps, shape, plan) && whole && !list.contains(&plan) {
             list.push(plan);
         }
     };
-    // A CPU driver's own has no rival; a second one is there so that choosing can be tested.
+    // A CPU driver has only one sensible plan; the second exists so that selection can be tested.
     if caps.max_subgroup_size < SLICE {
         add(Plan { threads: 2 * SLICE, ..best });
         return list;
     }
-    let least = shape.epilogue.strips() as u32;
+    let min_strips = shape.epilogue.strips() as u32;
     if best.own_x {
         let quads = shape.own_quads();
-        let most = best.members().max(16);
+        let limit = best.members().max(16);
         let mut members: Vec<u32> =
-            (2..=most).filter(|members| quads.next_multiple_of(*members) - quads <= quads / 8).collect();
+            (2..=limit).filter(|members| quads.next_multiple_of(*members) - quads <= quads / 8).collect();
         members.sort_by_key(|members| members.abs_diff(best.members()));
         for (members, strips) in
             members.iter().flat_map(|members| [(*members, best.strips), (*members, 3 - best.strips)])
         {
-            for teams in
-                [1, 2, 4].into_iter().filter(|teams| strips >= least && (4..=32).contains(&(members * teams)))
+            for teams in [1, 2, 4]
+                .into_iter()
+                .filter(|teams| strips >= min_strips && (4..=32).contains(&(members * teams)))
             {
                 for per_unit in [1, 2, 3] {
                     let plan = Plan { threads: members * teams * SLICE, teams, strips, ..best };
@@ -321,12 +328,12 @@ fn candidates_of_32(caps: &Caps, shape: &Shape) -> Vec<Plan> {
     list
 }
 
-/// The candidates that are timed when a model is first loaded, most promising first: the plan itself, then those nearest to it, so
-/// that each way in which plans differ is tried.
+/// The candidates to time when a model is first loaded, most promising first: the policy's plan, then the
+/// nearest ones, so that every parameter is varied.
 pub fn short_list(caps: &Caps, shape: &Shape) -> Vec<Plan> {
-    /// Each costs a pipeline to compile and some milliseconds to time.
-    const MOST: usize = 16;
-    /// So many of the first are tried in subgroups of 64 too.
+    /// Each costs one pipeline compilation and a few milliseconds of timing.
+    const MAX_PLANS: usize = 16;
+    /// Number of leading candidates that are also tried with subgroups of 64.
     const WIDE: usize = 4;
     let mut list = nearest(candidates_of_32(caps, shape));
     let mut wide: Vec<Plan> = Vec::new();
@@ -335,18 +342,18 @@ pub fn short_list(caps: &Caps, shape: &Shape) -> Vec<Plan> {
             wide.push(twin);
         }
     }
-    list.truncate(MOST);
-    // In the middle, so that time runs out on the less promising of both.
-    let middle = list.len().min(MOST / 2);
+    list.truncate(MAX_PLANS);
+    // In the middle, so that the less promising of both kinds are dropped when time runs out.
+    let middle = list.len().min(MAX_PLANS / 2);
     list.splice(middle..middle, wide);
     list
 }
 
-/// Sorted by how far they are from the first.
+/// Sorts by distance from the first.
 fn nearest(mut list: Vec<Plan>) -> Vec<Plan> {
     let best = list[0];
     if best.own_x {
-        // Plans that differ in their groups alone, those before it.
+        // Earlier plans that differ only in their workgroup count.
         let team = |plan: &Plan| (plan.members(), plan.teams, plan.strips);
         let mut members: Vec<u32> =
             list[1..].iter().map(Plan::members).filter(|members| *members != best.members()).collect();
@@ -354,7 +361,7 @@ fn nearest(mut list: Vec<Plan>) -> Vec<Plan> {
         let far = |(index, plan): (usize, &Plan)| {
             let grids = list[1..index].iter().filter(|other| team(other) == team(plan)).count();
             let nearness = members.iter().position(|members| *members == plan.members());
-            // Both neighbours of the number of members come before those beyond them.
+            // Both neighbours of the number of members come before more distant ones.
             let of_members = nearness.map_or(0, |nearness| 2 + nearness / 2 * 2);
             of_members + 2 * usize::from(plan.strips != best.strips) + grids
         };
@@ -364,8 +371,8 @@ fn nearest(mut list: Vec<Plan>) -> Vec<Plan> {
         return [best].into_iter().chain(rest.into_iter().map(|(_, plan)| plan)).collect();
     }
     let times = |a: u32, b: u32| (f64::from(a) / f64::from(b)).log2().abs();
-    // Another number of slices tells more than a grid that leaves fewer groups to be started; odd numbers of slices leave
-    // halves of a subgroup idle on some devices.
+    // Another number of slices is more informative than a grid with fewer workgroups; odd numbers of slices
+    // leave half a subgroup idle on some devices.
     let far = |plan: &Plan| {
         let odd = if SLICES.contains(&(plan.threads / SLICE)) { 0.0 } else { 2.0 };
         odd + times(plan.threads, best.threads)
@@ -376,8 +383,8 @@ fn nearest(mut list: Vec<Plan>) -> Vec<Plan> {
     list
 }
 
-/// Rows and K of matrices of the Gemma 3 family, largest model first, and whether they join gate and up: together they
-/// meet every number of slices.
+/// Rows and K of the matrices of the Gemma 3 family, largest model first, and whether gate and up are
+/// combined: together they cover every number of slices.
 const MODEL_SHAPES: [(usize, usize, bool); 13] = [
     (43008, 5376, true),
     (8192, 5376, false),
@@ -394,11 +401,12 @@ const MODEL_SHAPES: [(usize, usize, bool); 13] = [
     (640, 2048, false),
 ];
 
-/// Columns of the programs that models record; the kernel takes those between them too.
+/// Column counts of the programs that models record; the kernel supports those in between too.
 const BUCKETS: [usize; 4] = [1, 2, 4, MAX_COLUMNS];
 
-/// The pipelines that models ask for on such a device: every scheme, activation, bucket and epilogue of every shape at the
-/// tier that the policy chooses, decoding's in both sizes of subgroups, and the first shape at the tiers below.
+/// The pipelines that models request on a device: every scheme, activation format, bucket and epilogue of
+/// every shape at the policy's tier, those of decode with both subgroup sizes, and the first shape at lower
+/// tiers.
 pub fn variants(caps: &Caps) -> Vec<Variant> {
     let best = caps.tier().unwrap_or(Tier::T0).min(Tier::T1);
     let lower = [Tier::T0].into_iter().filter(|tier| *tier < best).map(|tier| (tier, &MODEL_SHAPES[..1]));
@@ -431,15 +439,16 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
     list
 }
 
-/// A product by itself, and as models use it where x can be made by it or its sums be added up by the next.
+/// A product by itself, and as models use it: with a prologue, or split along K for a consumer with a
+/// prologue.
 fn with_prologues(caps: &Caps, shape: Shape, tier: Tier) -> Vec<Shape> {
     let mut list = vec![shape];
     let own_x = shape.columns == 1 && shape.activations == Activations::Int16 && tier >= Tier::T1;
     let splits = splits(caps, &shape.weights);
-    // Of the shapes above these read the residual stream, the others a sublayer's own.
+    // Of the shapes above, these read the residual stream; the others read a sublayer's intermediate.
     if own_x && has_prologue(caps, shape.weights.k) && shape.weights.rows > shape.weights.k {
         let added = |partials, post_norm| Prologue::AddAndNorm { partials, post_norm };
-        // Without a norm of the sublayer's it is less of the same: enough to see it once.
+        // Without the sublayer's norm the code is a subset: one variant is enough.
         let plain = ((shape.weights.rows, shape.weights.k) == (43008, 5376)).then_some(added(1, false));
         for prologue in [Prologue::Norm, added(1, true), added(3, true)].into_iter().chain(plain) {
             list.push(Shape { prologue, ..shape });
@@ -450,7 +459,8 @@ fn with_prologues(caps: &Caps, shape: Shape, tier: Tier) -> Vec<Shape> {
     list
 }
 
-/// What models do with a product of such activations. Where the input of a product is int16, that of the next may be.
+/// The outputs that models use with these activations. Where the input of a product is int16, that of the
+/// next may be.
 fn outputs(activations: Activations, gated: bool) -> Vec<(Epilogue, Activations)> {
     let epilogues = if gated { &Epilogue::ALL[..] } else { &Epilogue::ALL[..1] };
     let f32 = epilogues.iter().map(|epilogue| (*epilogue, Activations::F32));
@@ -459,8 +469,8 @@ fn outputs(activations: Activations, gated: bool) -> Vec<(Epilogue, Activations)
         .collect()
 }
 
-/// As many slices as a workgroup of such a plan can have: threads, and shared memory for the sums to be joined.
-fn most_slices(caps: &Caps, shape: &Shape, plan: Plan) -> u32 {
+/// Maximum slices per workgroup of a plan: limited by threads, and by shared memory for the partial sums.
+fn max_slices(caps: &Caps, shape: &Shape, plan: Plan) -> u32 {
     let fits = |slices: &u32| {
         let plan = Plan { threads: slices * SLICE, teams: 1, ..plan };
         plan.shared_bytes(shape) <= caps.max_shared_bytes
@@ -468,29 +478,30 @@ fn most_slices(caps: &Caps, shape: &Shape, plan: Plan) -> u32 {
     (1..=caps.max_threads / SLICE).rev().find(fits).unwrap_or(1)
 }
 
-/// Slices that each compute unit wants to have under way: measured on an H200, where 8192 × 5376 is best with 12 slices a
-/// strip, 5376 × 4096 with 16 and larger matrices with about 6.
+/// Target slices per compute unit: measured on an H200, where 8192 × 5376 is best with 12 slices per strip,
+/// 5376 × 4096 with 16 and larger matrices with about 6.
 const SLICES_PER_UNIT: u32 = 48;
-/// More slices than this spend their time joining.
-const MOST_SLICES: u32 = 16;
+/// More slices than this spend their time in the reduction.
+const MAX_SLICES: u32 = 16;
 
-/// Numbers of slices that a plan may have: few, so that few pipelines serve all shapes, and even, so that they are whole
-/// subgroups of 64 too.
-const SLICES: [u32; 6] = [2, 4, 6, 8, 12, MOST_SLICES];
+/// Slice counts that a plan may have: few, so that few pipelines serve all shapes, and even, so that they are
+/// whole subgroups of 64 too.
+const SLICES: [u32; 6] = [2, 4, 6, 8, 12, MAX_SLICES];
 
-/// As many slices as fill the device, and at least 6 or 8, whichever the quads divide among better.
-fn slices(caps: &Caps, shape: &Shape, most: u32) -> u32 {
+/// Enough slices to fill the device, and at least 6 or 8, whichever divides the quads better.
+fn slices(caps: &Caps, shape: &Shape, limit: u32) -> u32 {
     let quads = shape.weights.quads() as u32;
     let strips = shape.weights.strips() as u32;
-    let fill = (caps.compute_units.unwrap_or(16) * SLICES_PER_UNIT / strips).min(MOST_SLICES);
+    let fill = (caps.compute_units.unwrap_or(16) * SLICES_PER_UNIT / strips).min(MAX_SLICES);
     let idle = |slices: u32| quads.next_multiple_of(slices) - quads;
     let even = if idle(6) < idle(8) { 6 } else { 8 };
-    let wanted = fill.max(even).min(most).min(quads);
-    // A slice without a quad of its own does no harm: the smallest number serves the smallest K.
-    SLICES.into_iter().rev().find(|slices| *slices <= wanted).unwrap_or(SLICES[0]).min(most)
+    let target = fill.max(even).min(limit).min(quads);
+    // A slice without quads does no harm: the smallest count serves the smallest K.
+    SLICES.into_iter().rev().find(|slices| *slices <= target).unwrap_or(SLICES[0]).min(limit)
 }
 
-/// Halves of a row are joined within a subgroup, whatever its size; 32 where it can be had, because a slice has 32.
+/// Halves of a row are combined within a subgroup of any size; 32 where possible, because a slice has 32
+/// threads.
 fn subgroup(caps: &Caps, tier: Tier) -> Subgroup {
     if tier >= Tier::T1 && caps.allows_subgroup_size(SLICE) {
         Subgroup::Exactly(SLICE)

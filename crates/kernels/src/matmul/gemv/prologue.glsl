@@ -1,10 +1,12 @@
-// x made by the workgroup itself: the norm of the residual stream, after a sublayer's output, with or without a norm of its own, has
-// been added to it where there is one. Every workgroup does the same work: that is cheaper than a dispatch of its own and the barrier behind it.
+// Computes x in the workgroup: the norm of the residual stream, after adding a sublayer's output to it, with
+// or without its own norm, where there is one. Every workgroup repeats the work: that is cheaper than a
+// separate dispatch and the barrier after it.
 //
-// The factor of the last norm is the same for all values, so it is left out of x and multiplied to the sums in the end: x is
-// ready one reduction earlier.
+// The factor of the last norm is common to all values, so it is left out of x and applied to the sums at the
+// end: x is ready one reduction earlier.
 
-// Quarters (four values) of x, padding included, and those that a thread takes: at least one, so that arrays have a length.
+// Quarters (four values) of x, padding included, and quarters per thread: at least one, so that arrays are
+// not empty.
 const uint QUARTERS = OWN_QUADS * (QUAD / 4);
 const uint PER_THREAD = QUARTERS == 0 ? 1 : (QUARTERS + THREADS - 1) / THREADS;
 // A subgroup has at least 4 threads on every device that has tier T1.
@@ -20,17 +22,17 @@ float own_squares(vec4 values[PER_THREAD]) {
     return subgroupAdd(sum);
 }
 
-// A thread reads one part, and not each thread all of them.
-#define JOIN_SQUARES(parts, result)                                                                                       \
+// Each thread reads one partial sum, instead of every thread reading all.
+#define REDUCE_SQUARES(partials, result)                                                                                       \
     result = 0.0;                                                                                                          \
     for (uint i = 0; i < gl_NumSubgroups; i += gl_SubgroupSize) {                                                          \
         uint part = i + gl_SubgroupInvocationID;                                                                           \
-        float square = parts[min(part, gl_NumSubgroups - 1)];                                                              \
+        float square = partials[min(part, gl_NumSubgroups - 1)];                                                              \
         result += part < gl_NumSubgroups ? square : 0.0;                                                                   \
     }                                                                                                                      \
     result = inversesqrt(subgroupAdd(result) / float(push.k) + push.epsilon)
 
-// x as it is.
+// Copies x unchanged.
 void copy_x(uint first_quad, uint own_quads) {
     uint quads = (push.k + QUAD - 1) / QUAD;
     uint from = first_quad * (QUAD / 16);
@@ -47,7 +49,7 @@ void copy_x(uint first_quad, uint own_quads) {
     barrier();
 }
 
-// Fills x_high, x_low and x_factors; the factor that is left to be multiplied.
+// Fills x_high, x_low and x_factors; returns the factor still to be applied.
 float make_x(uint first_quad, uint own_quads) {
     if (PROLOGUE == 0) {
         copy_x(first_quad, own_quads);
@@ -89,7 +91,7 @@ float make_x(uint first_quad, uint own_quads) {
         }
         barrier();
         float factor;
-        JOIN_SQUARES(squares_of_sublayer, factor);
+        REDUCE_SQUARES(squares_of_sublayer, factor);
         [[unroll]] for (uint j = 0; j < PER_THREAD; j++) {
             stream[j] += sublayer[j] * factor * post_weight[j];
         }
@@ -117,13 +119,13 @@ float make_x(uint first_quad, uint own_quads) {
                 x_factors[at / 4][at % 4] = int16_scale(largest);
             }
         }
-        // The stream goes to another place than it came from: other workgroups may not have read it yet.
+        // The stream is not updated in place: other workgroups may not have read it yet.
         if (ADDS && gl_WorkGroupID.x == 0 && push.writes_stream != 0 && quarter < held) {
             push.stream.data[quarter] = stream[j];
         }
     }
     barrier();
     float factor;
-    JOIN_SQUARES(squares_of_stream, factor);
+    REDUCE_SQUARES(squares_of_stream, factor);
     return factor;
 }

@@ -17,10 +17,10 @@ fn all_cases_on_the_cpu_driver() {
 }
 
 #[test]
-fn plans_of_larger_gpus_are_right_too() {
+fn plans_of_larger_gpus_match_the_reference() {
     let Some(device) = testkit::cpu_device() else { return };
-    // The CPU driver's own plan has one slice: joins, loads in flight and grids smaller than the matrix show only here.
-    // Not every scheme with every plan: compiling one takes a second.
+    // The CPU driver's own plan has one slice: reductions, loads in flight and grids smaller than the matrix
+    // are only covered here. Not every scheme with every plan: compiling one takes a second.
     for (tier, threads, in_flight, groups, teams, strips) in [
         (Tier::T1, 64, 1, 9, 1, 1),
         (Tier::T0, 224, 2, 3, 1, 2),
@@ -53,7 +53,7 @@ fn plans_of_larger_gpus_are_right_too() {
 }
 
 #[test]
-fn teams_make_and_share_their_x() {
+fn teams_share_the_x_of_their_prologue() {
     let Some(device) = testkit::cpu_device() else { return };
     let norm = Prologue::AddAndNorm { partials: 2, post_norm: true };
     for (threads, teams, strips, groups) in [(128, 2, 2, 3), (256, 4, 2, 2), (96, 1, 2, 1)] {
@@ -78,7 +78,7 @@ fn teams_make_and_share_their_x() {
 }
 
 #[test]
-fn plans_of_own_x_fit_the_device() {
+fn plans_with_x_in_shared_memory_fit_the_device() {
     let only_64 = gpu::Caps { min_subgroup_size: 64, subgroup_size_control: false, ..known::radeon_780m() };
     let large_64 = gpu::Caps { compute_units: Some(120), ..only_64.clone() };
     for caps in [known::h200(), known::radeon_780m(), known::mesa_cpu(), only_64, large_64] {
@@ -120,8 +120,8 @@ fn plans_of_own_x_fit_the_device() {
 }
 
 #[test]
-fn one_workgroup_a_compute_unit_with_as_much_to_do_as_the_others() {
-    // The shapes of a 27B model on an H200: what the best of a sweep have in common.
+fn workgroups_are_balanced_over_compute_units() {
+    // The shapes of a 27B model on an H200: what the best plans of a sweep have in common.
     let plan = |scheme, rows, k, epilogue: Epilogue, splits| {
         let weights = Layout::new(scheme, rows, k).unwrap();
         let shape = Shape { epilogue, splits, ..Shape::plain(weights, 1, Activations::Int16) };
@@ -147,7 +147,7 @@ fn one_workgroup_a_compute_unit_with_as_much_to_do_as_the_others() {
 
 #[test]
 fn plans_fit_the_device() {
-    // The last one has subgroups of 64 and no choice, as older AMD GPUs do.
+    // The last one has only subgroups of 64, as older AMD GPUs do.
     let only_64 = gpu::Caps { min_subgroup_size: 64, subgroup_size_control: false, ..known::radeon_780m() };
     for caps in [known::h200(), known::radeon_780m(), known::mesa_cpu(), known::bare_vulkan_13(), only_64] {
         for (rows, k) in [(1, 32), (5376, 4096), (43008, 5376), (5376, 21504), (262_144, 640)] {
@@ -177,7 +177,7 @@ fn plans_fit_the_device() {
 }
 
 #[test]
-fn a_matrix_in_several_parts_is_one_matrix() {
+fn matrices_in_several_blocks_give_the_same_result() {
     let Some(device) = testkit::cpu_device() else { return };
     for (scheme, columns, activations) in [
         (Scheme::Int8, 1, Activations::Int8),
@@ -192,7 +192,7 @@ fn a_matrix_in_several_parts_is_one_matrix() {
             let to_int16 = activations == Activations::Int16 && epilogue != Epilogue::None;
             let output = if to_int16 { Activations::Int16 } else { Activations::F32 };
             let trial = Trial { activations, epilogue, output, ..Trial::plain(weights, columns) };
-            // Three strips an allocation would tear a pair apart: three parts of two.
+            // Three strips per allocation would separate a pair: three blocks of two.
             let caps =
                 gpu::Caps { max_allocation: 3 * weights.strip_value_bytes() as u64, ..device.caps().clone() };
             let plan = policy::plan(device.caps(), &cases::shape(&trial));
@@ -203,8 +203,8 @@ fn a_matrix_in_several_parts_is_one_matrix() {
 }
 
 #[test]
-fn small_matrices_get_more_slices_and_quads_divide_evenly() {
-    // The shapes of a 27B model on an H200, each at what a sweep found best.
+fn slice_counts_fill_the_device_and_divide_the_quads() {
+    // The shapes of a 27B model on an H200, each with the plan that a sweep found best.
     let slices = |rows, k| policy::plan(&known::h200(), &shape(rows, k, 1)).threads / 32;
     assert_eq!(slices(43008, 5376), 6, "42 quads, 7 rounds");
     assert_eq!(slices(8192, 5376), 12);
@@ -214,7 +214,7 @@ fn small_matrices_get_more_slices_and_quads_divide_evenly() {
 }
 
 #[test]
-fn wrong_operands_are_refused() {
+fn invalid_operands_are_rejected() {
     let Some(device) = testkit::cpu_device() else { return };
     let mut arena = crate::selftest::arena(&device);
     let made_for = shape(32, 64, 1);
@@ -240,7 +240,7 @@ fn wrong_operands_are_refused() {
         .to_string();
     assert!(error.contains("Int4") && error.contains("Int8"), "{error}");
     assert!(super::Gemv::new(&device, shape(32, 64, 9)).is_err());
-    // Four quads in three parts of two leave the last without any.
+    // Four quads in three splits of two leave the last one empty.
     let weights = Layout::new(Scheme::Int8, 32, 512).unwrap();
     let parts = |splits| Shape { splits, ..Shape::plain(weights, 1, Activations::Int16) };
     assert!(super::Gemv::new(&device, parts(2)).is_ok() && super::Gemv::new(&device, parts(3)).is_err());
@@ -299,7 +299,7 @@ fn buffers(vectors: &crate::Vectors) -> (&gpu::Buffer, &gpu::Buffer) {
 }
 
 #[test]
-fn int16_keeps_zeros_and_what_is_not_a_number() {
+fn int16_preserves_zeros_and_nan() {
     let Some(device) = testkit::cpu_device() else { return };
     let mut arena = crate::selftest::arena(&device);
     let int16 = Activations::Int16;

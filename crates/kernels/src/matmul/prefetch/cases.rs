@@ -1,4 +1,4 @@
-//! Where the kernel is compared with its reference.
+//! Self-test cases: the kernel against its reference.
 
 use gpu::{Caps, Device, Result, Tier};
 
@@ -9,7 +9,7 @@ use super::{
 use crate::selftest::{Case, Comparison, Output, Random, TIMEOUT, arena};
 
 pub(super) fn cases(_: &Caps) -> Vec<Case> {
-    // One workgroup; several that lie groups_per_range; ranges with something between them that is not read.
+    // One workgroup; several in one range; several ranges with unread gaps.
     let all = [
         Ranges { count: 1, bytes: GROUP_BYTES, stride: 0 },
         Ranges { count: 1, bytes: 3 * GROUP_BYTES, stride: 0 },

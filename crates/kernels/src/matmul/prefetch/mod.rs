@@ -1,4 +1,4 @@
-//! Brings a stretch of memory into the device's cache, beside a kernel that leaves the memory idle.
+//! Loads memory ranges into the device's cache, concurrently with a kernel that leaves memory bandwidth idle.
 
 mod cases;
 pub mod policy;
@@ -14,10 +14,10 @@ use crate::{
 };
 use policy::Ranges;
 
-/// For the self-test and the compile checks.
+/// Registration for the self-test and the compile checks.
 pub static KERNEL: Kernel = Kernel {
     name: "prefetch",
-    about: "weights into the cache, ahead of their product",
+    about: "prefetch of weights into the cache",
     variants: policy::variants,
     cases: cases::cases,
 };
@@ -28,12 +28,12 @@ pub struct Prefetch {
 }
 
 impl Prefetch {
-    /// Compiles it.
+    /// Compiles the kernel.
     pub fn new(device: &Device) -> Result<Self> {
         Ok(Self { pipeline: variant().pipeline(device)? })
     }
 
-    /// Records the reading of some ranges of `data`. `checksums` gets a word for each [`policy::GROUP_BYTES`] of them.
+    /// Records reading some ranges of `data`. `checksums` gets one word per [`policy::GROUP_BYTES`] of them.
     pub fn record(
         &self,
         recorder: &mut Recorder,
@@ -43,10 +43,10 @@ impl Prefetch {
         ranges: Ranges,
     ) -> Result<()> {
         let Ranges { count, bytes, stride } = ranges;
-        let whole =
+        let aligned =
             bytes > 0 && bytes.is_multiple_of(policy::GROUP_BYTES) && stride.is_multiple_of(16) && count > 0;
         let end = ranges.end();
-        if !whole
+        if !aligned
             || end > data.len()
             || end / 16 > u64::from(u32::MAX)
             || checksums.len() < u64::from(ranges.groups()) * 4
@@ -68,7 +68,7 @@ impl Prefetch {
 fn variant() -> Variant {
     let constants = Constants { threads: policy::THREADS, loads: policy::LOADS };
     Variant::new(
-        format!("{} bytes a workgroup", policy::GROUP_BYTES),
+        format!("{} bytes per workgroup", policy::GROUP_BYTES),
         TIERS,
         Tier::T0,
         &constants,

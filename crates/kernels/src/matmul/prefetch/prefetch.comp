@@ -1,15 +1,15 @@
 #version 460
 #pragma tiers(T0)
 #extension GL_GOOGLE_include_directive : require
-// Reads a stretch of memory, so that it is in the device's cache when the next kernel begins: while a norm or attention keep a few
-// compute units busy, the others and the memory have nothing to do.
+// Reads memory ranges, so that they are in the device's cache when the next kernel starts: while a norm or
+// attention keeps a few compute units busy, the others and the memory are idle.
 //
-// Leaves a checksum for each workgroup: else no driver would read anything.
+// Writes a checksum per workgroup; otherwise drivers would eliminate the loads.
 #include "common.glsl"
 
 layout(local_size_x_id = 0) in;
 layout(constant_id = 0) const uint THREADS = 256;
-// 16 bytes each, of a thread.
+// 16-byte loads per thread.
 layout(constant_id = 1) const uint LOADS = 4;
 
 layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Words4 { uvec4 data[]; };
@@ -18,7 +18,7 @@ layout(buffer_reference, scalar, buffer_reference_align = 4) writeonly buffer Wo
 layout(push_constant, scalar) uniform Push {
     Words4 data;
     Words checksums;
-    // Workgroups that read what lies together, and how far that is from the next such stretch, in 16 bytes.
+    // Workgroups per range, and the stride of the ranges in units of 16 bytes.
     uint groups_per_range;
     uint stride;
 } push;

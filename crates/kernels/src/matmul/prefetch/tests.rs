@@ -12,11 +12,11 @@ fn all_cases_on_the_cpu_driver() {
 }
 
 #[test]
-fn small_devices_and_small_matrices_do_without() {
+fn small_devices_and_matrices_are_not_prefetched() {
     let weights = |rows| Layout::new(Scheme::Int8, rows, 5376).unwrap();
     let large = weights(43008);
     let some = policy::ranges(&known::h200(), &large).expect("a device with much to keep busy");
-    // All of the matrix, evenly, and little of it.
+    // Covers the whole matrix evenly, and reads little of it.
     let all = large.value_bytes() as u64;
     assert!(some.end() <= all && some.end() > all - 2 * u64::from(some.stride), "{some:?}");
     assert!(u64::from(some.count * some.bytes) < all / 50, "{some:?}");
@@ -27,7 +27,7 @@ fn small_devices_and_small_matrices_do_without() {
 }
 
 #[test]
-fn wrong_operands_are_refused() {
+fn invalid_operands_are_rejected() {
     let Some(device) = testkit::cpu_device() else { return };
     let mut arena = crate::selftest::arena(&device);
     let data = arena.buffer("data", u64::from(2 * GROUP_BYTES)).unwrap().view();

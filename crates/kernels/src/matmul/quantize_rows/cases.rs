@@ -1,4 +1,4 @@
-//! Where the kernel is compared with its reference.
+//! Self-test cases: the kernel against its reference.
 
 use std::ops::Range;
 
@@ -26,7 +26,8 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
                 }));
             }
         };
-        // One half group, padded quads, the heads of the 270M and of the 27B, no row in use, rows behind others.
+        // One half group, padded quads, the heads of the 270M and of the 27B, no active row, rows after
+        // others.
         push(
             Activations::Int16,
             &[
@@ -63,12 +64,13 @@ fn run(
 ) -> Result<Comparison> {
     let mut random = Random::new((rows * k) as u64);
     let padded = k.next_multiple_of(QUAD);
-    // Half groups of all sizes, some of them zero, some too large for f16; what stands in the padding must not matter.
+    // Half groups of all magnitudes, some zero, some beyond the range of f16; the content of the padding must
+    // not matter.
     let sizes = [1.0, 1e-20, 0.0, 1e20, 30.0, 1e-5, 3e6];
     let mut x: Vec<f32> = (0..rows * padded)
         .map(|i| if i % padded < k { random.signed() * sizes[i / HALF_GROUP % sizes.len()] } else { 1e6 })
         .collect();
-    // What is not a number stays none, and infinity is too large for f16.
+    // NaN stays NaN, and infinity exceeds f16.
     if k > HALF_GROUP {
         x[k - 2] = f32::NAN;
         if output == Activations::F16 {

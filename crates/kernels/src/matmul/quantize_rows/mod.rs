@@ -1,4 +1,5 @@
-//! f32 activations as int16 or f16 ones, for a product that takes them so: what attention gives out. To f16 they are only rounded.
+//! Converts f32 activations, such as the output of attention, to int16 or f16, as the next product needs
+//! them. f16 is only rounded.
 
 mod cases;
 pub mod policy;
@@ -16,15 +17,15 @@ use crate::{
 };
 use policy::Plan;
 
-/// For the self-test and the compile checks.
+/// Registration for the self-test and the compile checks.
 pub static KERNEL: Kernel = Kernel {
     name: "quantize_rows",
-    about: "f32 activations as int16 or f16",
+    about: "f32 activations to int16 or f16",
     variants: policy::variants,
     cases: cases::cases,
 };
 
-/// The kernel for rows of one length and one type of the output.
+/// The kernel for one row length and output format.
 pub struct QuantizeRows {
     output: Activations,
     k: usize,
@@ -33,31 +34,31 @@ pub struct QuantizeRows {
 }
 
 impl QuantizeRows {
-    /// Compiles it for rows of `k` values that become `output`: a multiple of 16 to int16, of 4 to f16.
+    /// Compiles the kernel for rows of `k` values: a multiple of 16 for int16, of 4 for f16.
     pub fn new(device: &Device, output: Activations, k: usize) -> Result<Self> {
         Self::with_plan(device, output, k, policy::plan(device.caps(), output))
     }
 
-    /// The same with a plan given.
+    /// The same with a given plan.
     pub fn with_plan(device: &Device, output: Activations, k: usize, plan: Plan) -> Result<Self> {
         let wrong = |reason: String| Err(Error::InvalidUse { what: "quantize_rows".into(), reason });
-        let whole = match output {
+        let multiple = match output {
             Activations::Int16 => HALF_GROUP,
             Activations::F16 => 4,
             Activations::F32 | Activations::Int8 => {
-                return wrong(format!("rows become int16 or f16, not {output}"));
+                return wrong(format!("the output must be int16 or f16, not {output}"));
             }
         };
-        if k == 0 || !k.is_multiple_of(whole) {
+        if k == 0 || !k.is_multiple_of(multiple) {
             return wrong(format!(
-                "rows of {k} values cannot become {output}, which takes whole groups of {whole}"
+                "rows of {k} values cannot be {output}: the length must be a multiple of {multiple}"
             ));
         }
         Ok(Self { output, k, plan, pipeline: variant(output, plan).pipeline(device)? })
     }
 
-    /// Records it for the rows of `x`, f32, from the first to before the end that `active` (two u32) says; `y` has no more columns
-    /// than `x`.
+    /// Records the conversion of rows first..end of `x` (f32), which `active` (two u32) holds; `y` has no
+    /// more columns than `x`.
     pub fn record(
         &self,
         recorder: &mut Recorder,
@@ -77,13 +78,15 @@ impl QuantizeRows {
                 (floats, values, Address::NONE)
             }
             _ => {
-                let (from, to, made_for) = (x.kind(), y.kind(), self.output);
-                return wrong(format!("{from} becomes {to}: it must be f32 that becomes {made_for}"));
+                let (from, to, expected) = (x.kind(), y.kind(), self.output);
+                return wrong(format!(
+                    "the input is {from} and the output {to}, but must be f32 and {expected}"
+                ));
             }
         };
         if x.k != self.k || y.k != self.k || x.columns < y.columns || active.len() < 8 {
             return wrong(format!(
-                "{} columns of {} become {} of {} in a kernel for {}, active has {} bytes",
+                "{} columns of {} to {} columns of {}, but the kernel was created for {}; active has {} bytes",
                 x.columns,
                 x.k,
                 y.columns,

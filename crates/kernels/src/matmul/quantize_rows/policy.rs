@@ -1,4 +1,4 @@
-//! Which variant makes int16 or f16 of rows on a device: pure, tested without a GPU.
+//! Selects the variant that converts rows to int16 or f16 on a device. Pure; tested without a GPU.
 
 use gpu::{Caps, Subgroup, Tier};
 
@@ -10,19 +10,19 @@ use crate::{Activations, variant::Variant};
 pub struct Plan {
     /// T0 or T1.
     pub tier: Tier,
-    /// Threads of a workgroup.
+    /// Threads per workgroup.
     pub threads: u32,
-    /// Fours that a thread takes.
+    /// Fours per thread.
     pub per_thread: u32,
-    /// Subgroup size.
+    /// Required subgroup size.
     pub subgroup: Subgroup,
 }
 
-/// What every device allows, and few enough that one row is spread over several compute units.
+/// Supported by every device, and small enough that one row is spread over several compute units.
 const THREADS: u32 = 128;
 
 impl Plan {
-    /// Workgroups for a row of so many values, padding included.
+    /// Workgroups for a row of this many values, padding included.
     pub fn groups(&self, stride: usize) -> u32 {
         (stride as u32 / 4).div_ceil(self.threads * self.per_thread)
     }
@@ -40,7 +40,7 @@ pub fn at_tier(caps: &Caps, output: Activations, tier: Tier) -> Plan {
     Plan { tier, threads: THREADS.min(caps.max_threads), per_thread, subgroup: Subgroup::Any }
 }
 
-/// All pipelines that the policy may ask for.
+/// All pipelines that the policy may request.
 pub fn variants(caps: &Caps) -> Vec<Variant> {
     let tiers = [Tier::T0, Tier::T1].into_iter().filter(|tier| caps.tier() >= Some(*tier));
     let outputs = [Activations::Int16, Activations::F16];

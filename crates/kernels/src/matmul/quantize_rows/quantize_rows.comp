@@ -1,15 +1,16 @@
 #version 460
 #pragma tiers(T0, T1)
 #extension GL_GOOGLE_include_directive : require
-// f32 activations as int16 or f16 ones. A thread takes four values, so that as many threads as possible load at once; the largest of
-// the 16 that share a scale of int16 is found by shuffles, but at T0 a thread takes all 16.
+// Converts f32 activations to int16 or f16. A thread takes four values, so that as many threads as possible
+// load at once; the largest magnitude of the 16 values that share an int16 scale is found by shuffles. At T0
+// a thread takes all 16.
 #include "common.glsl"
 
 layout(local_size_x_id = 0) in;
 layout(constant_id = 0) const uint THREADS = 128;
 // As Activations (vectors.rs): int16 or f16.
 layout(constant_id = 1) const uint OUTPUT = 2;
-// Fours that a thread takes.
+// Fours per thread.
 layout(constant_id = 2) const uint PER_THREAD = 1;
 
 layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Floats4 { vec4 data[]; };
@@ -23,12 +24,12 @@ layout(push_constant, scalar) uniform Push {
     // f16, or the bytes of int16.
     Words y;
     Scales y_scales;
-    // Rows from the first to before the end.
+    // Active rows first..end.
     Active in_use;
     uint k;
     // Values from one column to the next, padding included.
     uint stride;
-    // Words of int16's high bytes: where its low bytes start.
+    // Words of the plane of high bytes, after which the low bytes start.
     uint plane_words;
 } push;
 
@@ -37,12 +38,12 @@ layout(push_constant, scalar) uniform Push {
 
 const bool F16 = OUTPUT == 3;
 
-// Every thread of a subgroup must come here.
+// Every thread of a subgroup must call this.
 void write_int16(uint row, uint first, bool padding, vec4 values[PER_THREAD]) {
     uint fours = push.stride / 4;
     uint largest = 0;
     [[unroll]] for (uint j = 0; j < PER_THREAD; j++) {
-        // The scales of the padding become zero with its values.
+        // The padding gets a scale of zero.
         largest = max(largest, padding ? 0 : largest_magnitude(values[j]));
     }
 #if TIER >= 1
@@ -74,7 +75,7 @@ void main() {
     [[unroll]] for (uint j = 0; j < PER_THREAD; j++) {
         values[j] = push.x.data[row * fours + min(first + j, fours - 1)];
     }
-    // Only here, after the loads: else they would start when it is known which rows are in use.
+    // Only after the loads: otherwise they would wait until it is known which rows are active.
     if (row < first_row || row >= end_row) {
         return;
     }

@@ -1,4 +1,4 @@
-//! The same in f64, 16 values at a time.
+//! CPU reference in f64, 16 values at a time.
 
 /// The largest q: 127 in both bytes.
 pub const LARGEST: f64 = 32639.0;
@@ -16,7 +16,7 @@ pub fn quantize(values: &[f32]) -> (f64, Vec<i8>, Vec<i8>) {
     (scale, high, low)
 }
 
-/// What two bytes and a scale stand for.
+/// The value that two bytes and a scale represent.
 pub fn value(scale: f64, high: i8, low: i8) -> f64 {
     f64::from(256 * i32::from(high) + i32::from(low)) * scale
 }

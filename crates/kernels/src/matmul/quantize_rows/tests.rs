@@ -9,7 +9,7 @@ fn all_cases_on_the_cpu_driver() {
 }
 
 #[test]
-fn two_bytes_hold_what_one_scale_can() {
+fn two_bytes_represent_every_quantised_value() {
     let values = [1.0, -1.0, 0.0, 0.5, 128.0 / 32639.0, -128.0 / 32639.0, -129.0 / 32639.0];
     let (scale, high, low) = reference::quantize(&values);
     assert_eq!(high, [127, -127, 0, 64, 1, 0, -1]);
@@ -21,7 +21,7 @@ fn two_bytes_hold_what_one_scale_can() {
 }
 
 #[test]
-fn plans_reach_every_value() {
+fn plans_cover_every_value() {
     for caps in [known::h200(), known::radeon_780m(), known::mesa_cpu(), known::bare_vulkan_13()] {
         for output in [Activations::Int16, Activations::F16] {
             let plan = policy::plan(&caps, output);
@@ -36,7 +36,7 @@ fn plans_reach_every_value() {
 }
 
 #[test]
-fn wrong_operands_are_refused() {
+fn invalid_operands_are_rejected() {
     let Some(device) = testkit::cpu_device() else { return };
     let mut arena = arena(&device);
     let refused = |output, k| QuantizeRows::new(&device, output, k).err().expect("refused").to_string();

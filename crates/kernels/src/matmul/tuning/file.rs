@@ -1,9 +1,9 @@
-//! What was found, on disk: one file per device and driver, beside the compiled pipelines.
+//! The tuning file: one per device and driver, next to the cached pipelines.
 //!
-//! What is in it is believed only if all of it fits: the format, the device whose file it is (a file that was copied from another
-//! machine tells of another GPU), and the shaders. It can be made again at any time, so that a file which does not fit is
-//! replaced. A folder that cannot be written costs a tuning at each start, which may choose another plan each time and so sum in
-//! another order.
+//! It is used only if everything matches: the format, the device (a file copied from another machine
+//! describes another GPU), and the shaders. It can be regenerated at any time, so a file that does not match
+//! is replaced. If the folder is not writable, every start tunes again, and may choose another plan each time
+//! and so sum in another order.
 
 use std::path::Path;
 
@@ -13,17 +13,17 @@ use serde::{Deserialize, Serialize};
 use super::Entry;
 use crate::shaders;
 
-/// Changes with the meaning of the fields.
+/// Incremented when fields change.
 const FORMAT: u32 = 2;
 
 #[derive(Serialize, Deserialize)]
 struct Content {
     format: u32,
-    /// Device and driver as pipelines have them: the name of the file.
+    /// Device and driver, as in the pipeline cache: the stem of the file name.
     key: String,
-    /// Of the code that was timed: other shaders are timed anew.
+    /// Checksum of the timed code: other shaders are timed again.
     shaders: String,
-    /// For people.
+    /// The device's name, for readers.
     device: String,
     driver: String,
     products: Vec<Entry>,
@@ -31,32 +31,32 @@ struct Content {
 
 /// Why a file is not used.
 enum Misfit {
-    /// It was made by another version, as happens.
+    /// Written by another version, which is normal.
     Old,
-    /// It is not what it should be.
+    /// Malformed.
     Wrong(String),
 }
 
-/// The entries of a file; none where it is missing or does not fit.
+/// The entries of a file; none where it is missing or does not match.
 pub(super) fn read(file: &Path) -> Vec<Entry> {
     let Ok(text) = std::fs::read(file) else { return vec![] };
     match parse(&text, &key(file)) {
         Ok(entries) => entries,
         Err(Misfit::Old) => {
-            tracing::info!("{}: of another version; products are timed anew", file.display());
+            tracing::info!("{}: written by another version; products are timed again", file.display());
             vec![]
         }
         Err(Misfit::Wrong(reason)) => {
-            let reason = format!("{reason}; products are timed anew and the file is replaced");
+            let reason = format!("{reason}; products are timed again and the file is replaced");
             tracing::warn!("{}", gpu::Error::InvalidFile { path: file.to_path_buf(), reason });
             vec![]
         }
     }
 }
 
-/// Adds entries to a file, in place of those that it has for the same shapes.
+/// Adds entries to a file, replacing those for the same shapes.
 pub(super) fn add(file: &Path, info: &AdapterInfo, entries: &[Entry]) {
-    // Read again: another process may have added its own meanwhile.
+    // Read again: another process may have added entries meanwhile.
     let mut products = read(file);
     products.retain(|old| !entries.iter().any(|new| new.shape == old.shape));
     products.extend(entries);
@@ -72,7 +72,7 @@ pub(super) fn add(file: &Path, info: &AdapterInfo, entries: &[Entry]) {
         .map_err(std::io::Error::from)
         .and_then(|text| gpu::write_atomically(file, (text + "\n").as_bytes()));
     if let Err(error) = written {
-        tracing::warn!("the tuning is not kept: {}: {error}", file.display());
+        tracing::warn!("cannot save the tuning: {}: {error}", file.display());
     }
 }
 
@@ -83,14 +83,14 @@ fn parse(text: &[u8], key: &str) -> Result<Vec<Entry>, Misfit> {
         shaders: String,
     }
     let damaged = |error: serde_json::Error| Misfit::Wrong(format!("damaged ({error})"));
-    // Entries of another version need not be readable.
+    // Entries of another version need not parse.
     let version: Version = serde_json::from_slice(text).map_err(damaged)?;
     if (version.format, version.shaders) != (FORMAT, shaders()) {
         return Err(Misfit::Old);
     }
     let content: Content = serde_json::from_slice(text).map_err(damaged)?;
     if content.key != key {
-        return Err(Misfit::Wrong("made for another device or driver".into()));
+        return Err(Misfit::Wrong("for another device or driver".into()));
     }
     Ok(content.products)
 }

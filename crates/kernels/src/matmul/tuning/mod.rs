@@ -1,16 +1,18 @@
-//! Plans of matrix–vector products that were found by timing them: on this device, with this driver, on a model's own weights.
+//! Autotuning of matrix–vector products: times plans on this device, with this driver, on a model's own
+//! weights.
 //!
-//! [`crate::matmul::gemv::policy`] chooses a plan by rules that hold for many devices. When a model is loaded that has products this
-//! device has not met, a [`Tuning`] times a short list of other plans for each of them, and keeps what it found in a file beside the
-//! compiled pipelines: the next start only reads it.
+//! [`crate::matmul::gemv::policy`] selects a plan by rules that hold for many devices. When a loaded model
+//! has products that are new to this device, a [`Tuning`] times a short list of other plans for each, and
+//! saves the results in a file next to the cached pipelines: the next start only reads it.
 //!
-//! Only products of a GPU are tuned. A CPU driver takes seconds for what is to be timed, other processes disturb it, and its
-//! policy has one plan worth having, a row a lane. `INDRIK_TUNE=off` leaves it all to the policy: nothing is timed, and what was
-//! found before is not used.
+//! Only GPUs are tuned. A CPU driver takes seconds for what is to be timed, other processes disturb it, and
+//! its policy has only one sensible plan, one row per lane. `INDRIK_TUNE=off` disables tuning: nothing is
+//! timed, and earlier results are not used.
 //!
-//! Another number of slices sums a row in another order, so that a tuned product may differ from an untuned one in the last bits
-//! of an f32. A plan is therefore replaced only by one that is clearly faster, by the better of two times each, and then kept: later starts
-//! give the same results. Products that the time did not suffice for are timed at the next start.
+//! Another number of slices sums a row in another order, so a tuned product may differ from an untuned one in
+//! the last bits of an f32. A plan is therefore replaced only by one that is clearly faster, by the better of
+//! two timings each, and then kept: later starts give the same results. Products that did not fit the time
+//! budget are timed at the next start.
 
 mod file;
 mod search;
@@ -35,24 +37,25 @@ use crate::{
     },
 };
 
-/// Time that timing may take for all products of a model; compiling what is timed comes before.
+/// Time budget for all products of a model, not counting compilation, which comes first.
 pub const BUDGET: Duration = Duration::from_secs(2);
 
 /// Pipelines that a core compiles in about 1.5 s: with few cores fewer plans are tried.
 const PIPELINES_PER_CORE: usize = 15;
-/// Plans that are tried for a shape even so.
-const FEWEST_PLANS: usize = 4;
+/// Minimum plans per shape nevertheless.
+const MIN_PLANS: usize = 4;
 
-/// What x of a product is, or is made of.
+/// The source of x.
 pub enum Input<'a> {
-    /// Itself; timing fills it with random values.
+    /// Activations in memory; timing fills them with random values.
     Vectors(&'a Vectors),
-    /// A norm that the product computes. Timing fills what it reads with random values, and writes the stream as decoding does.
+    /// A norm that the product computes. Timing fills its inputs with random values, and writes the stream as
+    /// decode does.
     Norm(gemv::Norm),
 }
 
 impl Input<'_> {
-    /// As the kernel takes it.
+    /// The source in the kernel's terms.
     pub fn source(&self) -> Source<'_> {
         match self {
             Input::Vectors(x) => Source::Vectors(x),
@@ -61,30 +64,30 @@ impl Input<'_> {
     }
 }
 
-/// One product, as a program makes it.
+/// One product, as a program records it.
 pub struct Product<'a> {
-    /// What is multiplied, and how.
+    /// The product to compute.
     pub shape: Shape,
     /// The weights.
     pub matrix: &'a Matrix,
     /// The activations.
     pub x: Input<'a>,
-    /// Where the result goes.
+    /// Destination of the result.
     pub target: Target,
 }
 
-/// What was found for one shape.
+/// The result for one shape.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Entry {
-    /// What is multiplied.
+    /// The product.
     pub shape: Shape,
-    /// What the policy chose when it was timed; with another choice of the policy the entry no longer holds.
+    /// The policy's plan at the time; with another policy the entry is invalid.
     pub policy: Plan,
-    /// What is used: the policy's plan, or a faster one.
+    /// The plan in use: the policy's, or a faster one.
     pub plan: Plan,
-    /// GPU time of one product by the policy's plan, in microseconds.
+    /// GPU time of one product with the policy's plan, in microseconds.
     pub policy_us: f64,
-    /// The same by the plan that is used.
+    /// The same with the plan in use.
     pub plan_us: f64,
 }
 
@@ -95,34 +98,34 @@ impl Entry {
     }
 }
 
-/// What a tuning did.
+/// The result of a tuning run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct TuningReport {
-    /// By the clock, compiling included.
+    /// Wall-clock time, including compilation.
     pub seconds: f64,
-    /// Of it, recording and compiling.
+    /// Of which recording and compiling.
     pub compile_seconds: f64,
     /// The shapes that were timed.
     pub timed: Vec<Entry>,
-    /// Shapes that the time did not suffice for: they keep the policy's plan.
+    /// Shapes that did not fit the time budget: they keep the policy's plan.
     pub left: usize,
 }
 
 impl TuningReport {
-    /// How many plans were replaced.
+    /// Number of replaced plans.
     pub fn changed(&self) -> usize {
         self.timed.iter().filter(|entry| entry.changed()).count()
     }
 }
 
-/// The plans of one device.
+/// The tuned plans of one device.
 #[derive(Debug, Default)]
 pub struct Tuning {
     file: Option<PathBuf>,
     entries: HashMap<Shape, Entry>,
 }
 
-/// Whether products are worth timing on such a device, and may be.
+/// Whether products can and may be tuned on a device.
 pub fn is_enabled(device: &Device) -> bool {
     device.info().kind != AdapterKind::Cpu && !device.info().compile_only && !is_off()
 }
@@ -133,8 +136,8 @@ fn is_off() -> bool {
 }
 
 impl Tuning {
-    /// What is known of a device, from its file; nothing where there is none, and nothing with `INDRIK_TUNE=off`. Entries that no
-    /// longer fit the policy are passed over.
+    /// Loads the tuned plans of a device from its file; empty where there is none, and with
+    /// `INDRIK_TUNE=off`. Entries that no longer match the policy are skipped.
     pub fn open(device: &Device) -> Self {
         if is_off() {
             return Self::default();
@@ -144,7 +147,7 @@ impl Tuning {
         Self { entries: entries.map(|entry| (entry.shape, entry)).collect(), file: Some(file) }
     }
 
-    /// The plan for a shape: what was found, else the policy's.
+    /// The plan for a shape: tuned, or else the policy's.
     pub fn plan(&self, caps: &Caps, shape: &Shape) -> Plan {
         self.entries.get(shape).map_or_else(|| policy::plan(caps, shape), |entry| entry.plan)
     }
@@ -154,13 +157,13 @@ impl Tuning {
         self.entries.values()
     }
 
-    /// Where they are kept, if anywhere.
+    /// The file that stores them, if any.
     pub fn file(&self) -> Option<&Path> {
         self.file.as_deref()
     }
 
-    /// Times the products whose shape is not known yet and that are worth it, until `budget` is used up, and keeps what was found. `progress` is told how
-    /// many shapes there are before the first is timed.
+    /// Times the products with new shapes until `budget` is used up, and saves the results. `progress` gets
+    /// the number of shapes before the first is timed.
     pub fn tune(
         &mut self,
         device: &Device,
@@ -177,10 +180,10 @@ impl Tuning {
         }
         progress(shapes.len());
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let most = (PIPELINES_PER_CORE * cores / shapes.len()).max(FEWEST_PLANS);
+        let max_plans = (PIPELINES_PER_CORE * cores / shapes.len()).max(MIN_PLANS);
         let list = |shape: &Shape| {
             let mut plans = policy::short_list(device.caps(), shape);
-            plans.truncate(most);
+            plans.truncate(max_plans);
             plans
         };
         let timed = search::search(&shapes, list, budget, &mut timer)?;
@@ -193,8 +196,8 @@ impl Tuning {
     }
 }
 
-/// Whether an entry of a file is one that this policy could have made on this device: it came from outside, and a plan that does
-/// not fit its shape would compute nonsense.
+/// Whether this policy could have produced an entry on this device: the file is external input, and a plan
+/// that does not fit its shape would compute nonsense.
 fn holds(caps: &Caps, entry: &Entry) -> bool {
     let Entry { shape, policy, plan, .. } = entry;
     let Layout { scheme, rows, k } = shape.weights;

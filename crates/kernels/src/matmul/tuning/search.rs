@@ -1,4 +1,4 @@
-//! Which plan is fastest: pure but for a stopwatch, tested without a GPU.
+//! Finds the fastest plan. Pure except for a stopwatch; tested without a GPU.
 
 use std::time::Duration;
 
@@ -9,24 +9,26 @@ use crate::matmul::gemv::policy::{Plan, Shape};
 
 /// Times plans.
 pub(super) trait Stopwatch {
-    /// Makes the plans of all shapes ready to be timed, and the device too; gives those that can be: not those that the driver refuses
-    /// or whose registers do not suffice. The first of each shape can be. Called once, before all else.
+    /// Prepares the plans of all shapes, and the device, for timing. Returns the plans that can be timed: not
+    /// those that the driver rejects or whose registers spill. The first of each shape always can. Called
+    /// once, first.
     fn prepare(&mut self, work: &[(Shape, Vec<Plan>)]) -> Result<Vec<Vec<Plan>>>;
-    /// Since everything was ready.
+    /// Time since preparation finished.
     fn elapsed(&self) -> Duration;
-    /// Microseconds of one product by a plan that is ready.
+    /// Microseconds of one product with a prepared plan.
     fn time(&mut self, shape: &Shape, plan: &Plan) -> Result<f64>;
 }
 
-/// A plan must be faster than the policy's by more than this: two medians of one device differ by as much, and noise must not
+/// Minimum speed-up over the policy's plan: two medians of one device differ by as much, and noise must not
 /// change what a model computes.
 const CLEARLY: f64 = 0.98;
 
-/// Plans of each shape that are timed again, beside the policy's.
+/// Plans per shape that are timed again, besides the policy's.
 const AGAIN: usize = 3;
 
-/// Times a list of plans for each shape, the policy's own first in it: all of them once, and the best a second time, which ends what
-/// a disturbance or a clock that had not risen yet has begun. A shape that the budget does not suffice for to the end has no entry.
+/// Times a list of plans for each shape, the policy's own first: all of them once, and the best a second
+/// time, which rules out disturbances and clocks that had not ramped up yet. A shape that the budget does not
+/// cover completely gets no entry.
 pub(super) fn search(
     shapes: &[Shape],
     list: impl Fn(&Shape) -> Vec<Plan>,
@@ -35,7 +37,7 @@ pub(super) fn search(
 ) -> Result<Vec<Entry>> {
     let work: Vec<(Shape, Vec<Plan>)> = shapes.iter().map(|shape| (*shape, list(shape))).collect();
     let ready = stopwatch.prepare(&work)?;
-    // A quarter is left for the second times.
+    // A quarter is reserved for the second timings.
     let once = budget * 3 / 4;
     let mut timed: Vec<(Shape, Vec<(Plan, f64)>)> = Vec::new();
     'shapes: for ((shape, _), plans) in work.iter().zip(ready) {

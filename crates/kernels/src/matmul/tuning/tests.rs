@@ -15,7 +15,7 @@ fn shape(rows: usize, k: usize) -> Shape {
     Shape::plain(Layout::new(Scheme::Int8, rows, k).unwrap(), 1, Activations::Int16)
 }
 
-/// What is timed for a shape of a 27B model on an H200.
+/// The candidates for a shape of a 27B model on an H200.
 fn plans() -> Vec<Plan> {
     policy::short_list(&known::h200(), &shape(8192, 5376))
 }
@@ -24,7 +24,7 @@ fn entry(shape: Shape, plan: Plan) -> Entry {
     Entry { shape, policy: policy::plan(&known::h200(), &shape), plan, policy_us: 10.0, plan_us: 8.0 }
 }
 
-/// Time passes only when something is timed, and each plan takes what a function says.
+/// Time advances only when something is timed; a function gives the time of each plan.
 struct Fake<F> {
     now: Duration,
     each: Duration,
@@ -55,7 +55,7 @@ impl<F: FnMut(&Plan) -> f64> Stopwatch for Fake<F> {
 const SECOND: Duration = Duration::from_secs(1);
 
 #[test]
-fn a_short_list_is_short_and_begins_with_the_policy() {
+fn short_lists_start_with_the_policy_plan() {
     for caps in [known::h200(), known::radeon_780m(), known::mesa_cpu(), known::bare_vulkan_13()] {
         for (rows, k) in [(43008, 5376), (5376, 21504), (262_144, 640), (640, 1024), (1, 32)] {
             let shape = shape(rows, k);
@@ -70,7 +70,7 @@ fn a_short_list_is_short_and_begins_with_the_policy() {
 }
 
 #[test]
-fn a_short_list_tries_each_way_in_which_plans_differ() {
+fn short_lists_vary_every_parameter() {
     for caps in [known::h200(), known::radeon_780m()] {
         for (rows, k) in [(43008, 5376), (8192, 5376), (2560, 2048), (13824, 1152)] {
             let norm =
@@ -97,7 +97,7 @@ fn a_short_list_tries_each_way_in_which_plans_differ() {
 }
 
 #[test]
-fn subgroups_of_64_are_tried_where_there_are_both() {
+fn subgroups_of_64_are_tried_where_supported() {
     let wide = |plan: &&Plan| plan.subgroup == gpu::Subgroup::Exactly(64);
     for (rows, k) in [(43008, 5376), (8192, 5376), (2560, 2048), (13824, 1152)] {
         let norm =
@@ -112,7 +112,7 @@ fn subgroups_of_64_are_tried_where_there_are_both() {
 }
 
 #[test]
-fn a_plan_is_replaced_by_one_that_is_clearly_faster() {
+fn only_clearly_faster_plans_replace_the_policy() {
     let plans = plans();
     for (time, changed) in [(1.0, false), (0.99, false), (0.981, false), (0.979, true), (0.5, true)] {
         let mut fake = Fake::new(Duration::ZERO, |plan| if *plan == plans[3] { time } else { 1.0 });
@@ -124,7 +124,7 @@ fn a_plan_is_replaced_by_one_that_is_clearly_faster() {
 }
 
 #[test]
-fn luck_that_does_not_last_changes_nothing() {
+fn a_single_fast_timing_does_not_replace_the_policy() {
     let plans = plans();
     // The policy's plan is timed first, while the clocks are still low.
     let mut calls = 0;
@@ -137,16 +137,17 @@ fn luck_that_does_not_last_changes_nothing() {
 }
 
 #[test]
-fn the_budget_ends_it_and_the_rest_stays_as_it_was() {
+fn shapes_beyond_the_budget_keep_the_policy_plan() {
     let plans = plans();
     let shapes = [shape(8192, 5376), shape(5376, 4096), shape(5376, 21504)];
-    // Three quarters of a second suffice for one shape of sixteen plans and for some of a second, which is not timed again.
+    // Three quarters of a second cover one shape of sixteen plans and part of a second, which is not timed
+    // again.
     let mut fake = Fake::new(Duration::from_millis(30), |plan| if *plan == plans[1] { 0.5 } else { 1.0 });
     let found = search(&shapes, |_| plans.clone(), SECOND, &mut fake).unwrap();
     assert_eq!(found.iter().map(|entry| entry.shape).collect::<Vec<_>>(), shapes[..1]);
     assert!(found[0].changed());
     assert_eq!(fake.calls, 25 + 4, "no first time begins after three quarters");
-    // Seven plans once, one of the next shape, and of the second times two of four.
+    // Seven plans once, one of the next shape, and two of the four second timings.
     let mut fake = Fake::new(Duration::from_millis(10), |_| 1.0);
     let found = search(&shapes, |_| plans[..7].to_vec(), SECOND / 10, &mut fake).unwrap();
     assert_eq!((found.len(), fake.calls), (0, 7 + 1 + 2));
@@ -155,14 +156,14 @@ fn the_budget_ends_it_and_the_rest_stays_as_it_was() {
     assert_eq!(fake.calls, 0);
 }
 
-/// The adapter's description is for people only.
+/// The adapter's description is informational.
 fn add(file: &Path, entries: &[Entry]) {
     let Some(device) = testkit::cpu_device() else { return };
     file::add(file, device.info(), entries);
 }
 
 #[test]
-fn what_is_kept_is_found_again_and_only_if_all_of_it_fits() {
+fn tuning_files_round_trip_and_are_rejected_on_any_mismatch() {
     if testkit::cpu_device().is_none() {
         return;
     }
@@ -202,9 +203,9 @@ fn what_is_kept_is_found_again_and_only_if_all_of_it_fits() {
 }
 
 #[test]
-fn a_folder_that_cannot_be_written_is_no_error() {
+fn unwritable_folders_are_not_an_error() {
     let folder = tempfile::tempdir().unwrap();
-    // A file where the folder should be: even root cannot write there.
+    // A file in place of the folder: even root cannot write there.
     std::fs::write(folder.path().join("tuning"), "").unwrap();
     let path = folder.path().join("tuning").join("abc.json");
     add(&path, &[entry(shape(8192, 5376), plans()[2])]);
@@ -212,7 +213,7 @@ fn a_folder_that_cannot_be_written_is_no_error() {
 }
 
 #[test]
-fn entries_that_this_policy_could_not_have_made_are_passed_over() {
+fn entries_outside_the_policy_are_skipped() {
     let caps = known::h200();
     let good = entry(shape(8192, 5376), plans()[2]);
     assert!(super::holds(&caps, &good));
@@ -231,12 +232,12 @@ fn entries_that_this_policy_could_not_have_made_are_passed_over() {
 }
 
 #[test]
-fn a_tuning_of_the_cpu_driver_is_used_by_the_next_start() {
+fn tuning_persists_across_starts() {
     let folder = tempfile::tempdir().unwrap();
     let options = DeviceOptions { cache_dir: Some(folder.path().into()), ..DeviceOptions::default() };
     let Some(device) = testkit::cpu_device_with(&options) else { return };
     assert!(!super::is_enabled(&device), "a CPU driver is tuned by tests alone");
-    // Of int16 activations the CPU driver has several plans.
+    // With int16 activations the CPU driver has several plans.
     let shapes = [shape(48, 256), shape(32, 128)];
     let mut arena = Arena::new(&device, Lifetime::Weights, Memory::Device).with_block_size(1 << 16);
     let mut make = |shape: &Shape| {
@@ -264,7 +265,7 @@ fn a_tuning_of_the_cpu_driver_is_used_by_the_next_start() {
     assert_eq!((tuned.timed.len(), tuned.left), (2, 0));
     assert_eq!(tuned.timed[0].shape, shapes[0], "the larger one first");
     assert!(tuned.timed.iter().all(|entry| entry.policy_us > 0.0 && entry.plan_us > 0.0), "{tuned:?}");
-    // Noise may have left the policy's plan; what the next start uses must be seen.
+    // Noise may have kept the policy's plan; only what the next start uses matters.
     let other = policy::candidates(device.caps(), &shapes[0])[1];
     let changed = Entry { plan: other, ..tuned.timed[0] };
     file::add(tuning.file().unwrap(), device.info(), &[changed]);

@@ -1,7 +1,8 @@
-//! Times plans on the GPU, on a model's own weights, as decoding would meet them.
+//! Times plans on the GPU, on a model's own weights, under the conditions of decode.
 //!
-//! A GPU that has nothing to do for a moment, while pipelines compile, lowers its clocks and is slow for a while after. So everything
-//! is compiled first, then the device works until its clocks have risen, and from then on one run follows the other.
+//! A GPU that is idle for a moment, while pipelines compile, lowers its clocks and is slow for a while
+//! afterwards. Everything is therefore compiled first, then the device is kept busy until its clocks have
+//! ramped up, and from then on runs follow each other without a pause.
 
 use std::time::{Duration, Instant};
 
@@ -19,20 +20,23 @@ use crate::{
     },
 };
 
-/// No run takes longer on a device that works.
+/// No run takes longer on a working device.
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// Weights that are read in one run: more than any cache, and on a slow device still a few milliseconds. All layers of a large
-/// model would tell nothing more.
+/// Bytes of weights per run: more than any cache, and still a few milliseconds on a slow device. All layers
+/// of a large model would add no information.
 const CHAIN_BYTES: u64 = 256 << 20;
-/// What a cache holds at most. Where the weights of a shape are fewer, others of the model are read before each run: in
-/// decoding they come between too. A model that is smaller than the cache as a whole finds its weights there in decoding as well.
+/// Upper bound of cache sizes. Where a shape has fewer bytes of weights, other weights of the model are read
+/// before each run, as happens in decode. A model that fits the cache as a whole finds its weights there in
+/// decode as well.
 const CACHE_BYTES: u64 = 128 << 20;
-/// Runs whose median counts, of those that take less than `SHORT_US` and of longer ones. Odd, so that the median is a run.
+/// Number of runs for the median, for runs shorter than `SHORT_US` and for longer ones. Odd, so that the
+/// median is a run.
 const RUNS: [usize; 2] = [9, 3];
 const SHORT_US: f64 = 500.0;
-/// Work before the first time counts: clocks rise when a device gets something to do.
+/// Warm-up time before the first timing: clocks ramp up under load.
 const WARM_UP: Duration = Duration::from_millis(30);
-/// A shape whose weights are fewer than this part of all is not worth its pipelines: such is the first layer's, whose norm is another.
+/// A shape with less than this share of all weights is not worth its pipelines: for example the first
+/// layer's, whose norm differs.
 const WORTH: u64 = 100;
 
 /// The products of one shape.
@@ -45,14 +49,14 @@ struct Group<'a> {
 /// A shape that can be timed.
 struct Ready {
     shape: Shape,
-    /// Products in a run.
+    /// Products per run.
     count: usize,
     programs: Vec<(Plan, Program)>,
     /// What is read before each run.
     flush: Option<Program>,
 }
 
-/// The same before its pipelines are compiled.
+/// A shape before its pipelines are compiled.
 struct Recorded {
     shape: Shape,
     count: usize,
@@ -66,13 +70,13 @@ pub(super) struct Timer<'a> {
     groups: Vec<Group<'a>>,
     start: Instant,
     compiled: Instant,
-    /// When the first time was taken, or could have been.
+    /// The time of the first timing.
     timing: Instant,
     ready: Vec<Ready>,
 }
 
 impl<'a> Timer<'a> {
-    pub fn new(device: &'a Device, all: &'a [Product<'a>], mut wanted: impl FnMut(&Shape) -> bool) -> Self {
+    pub fn new(device: &'a Device, all: &'a [Product<'a>], mut is_new: impl FnMut(&Shape) -> bool) -> Self {
         let start = Instant::now();
         let mut groups: Vec<Group<'a>> = Vec::new();
         for product in all {
@@ -86,8 +90,8 @@ impl<'a> Timer<'a> {
             }
         }
         let total: u64 = groups.iter().map(|group| group.bytes).sum();
-        groups.retain(|group| group.bytes * WORTH >= total && wanted(&group.shape));
-        // What a token spends most time in comes first, should the budget not suffice.
+        groups.retain(|group| group.bytes * WORTH >= total && is_new(&group.shape));
+        // The most expensive shapes come first, in case the budget does not cover all.
         groups.sort_by_key(|group| std::cmp::Reverse(group.bytes));
         Self { device, all, groups, start, compiled: start, timing: start, ready: vec![] }
     }
@@ -104,7 +108,7 @@ impl<'a> Timer<'a> {
         (self.compiled - self.start).as_secs_f64()
     }
 
-    /// Reads other weights of the model than a shape's, unless that shape's alone are more than any cache.
+    /// Reads other weights of the model, unless the shape's own exceed any cache.
     fn flush(&self, shape: &Shape, chain: u64) -> Result<Option<Recorder>> {
         let others = self.all.iter().filter(|product| product.shape != *shape);
         let parts = others.flat_map(|product| product.matrix.blocks());
@@ -134,7 +138,8 @@ impl<'a> Timer<'a> {
         Ok(Some(recorder))
     }
 
-    /// Fills what products read with random values: zeros, or whatever is there, may cost less or more.
+    /// Fills the inputs of products with random values: zeros, or uninitialised memory, may cost less or
+    /// more.
     fn fill(&self) -> Result<Recorder> {
         let mut recorder = self.device.recorder()?;
         let floats = Random::new(self.device, Distribution::Floats)?;
@@ -201,7 +206,7 @@ impl<'a> Timer<'a> {
         let start = Instant::now();
         let mut last = program.submit()?;
         while start.elapsed() < WARM_UP {
-            // The next one waits in the queue before the last is done.
+            // The next submission is queued before the last has finished.
             let next = program.submit()?;
             self.device.wait(last, TIMEOUT)?;
             last = next;
@@ -253,7 +258,7 @@ impl Stopwatch for Timer<'_> {
         let ready = self.ready.iter().find(|ready| ready.shape == *shape).expect("a shape that was prepared");
         let (_, program) =
             ready.programs.iter().find(|(known, _)| known == plan).expect("a plan that was prepared");
-        // The first run of a program pays for more than the work.
+        // The first run of a program has additional costs.
         let first = self.run(ready.flush.as_ref(), program)?;
         let count = RUNS[usize::from(first >= SHORT_US)];
         let mut runs = Vec::with_capacity(count);
@@ -265,8 +270,8 @@ impl Stopwatch for Timer<'_> {
     }
 }
 
-/// Whether the compiler says that registers did not suffice. It says so only on devices that were opened for it; on others the time
-/// itself must tell.
+/// Whether the compiler reports register spills. It does so only on devices opened with statistics; on others
+/// the timing has to show it.
 fn spills(pipeline: &Pipeline) -> Result<bool> {
     let executables = pipeline.executables()?;
     let mut statistics = executables.iter().flat_map(|executable| &executable.statistics);

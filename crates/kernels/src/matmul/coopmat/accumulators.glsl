@@ -1,4 +1,4 @@
-// The accumulators of a product on matrix units. Needs tile.glsl, and shared memory `units`.
+// The accumulators of a product on cooperative matrices. Needs tile.glsl, and shared memory `units`.
 #define MATRIX_COLUMNS SIDE_COLUMNS
 #include "matrix.glsl"
 

@@ -1,9 +1,9 @@
 #version 460
 #pragma tiers(T0, T1)
 #extension GL_GOOGLE_include_directive : require
-// norm.comp's computation where a row fits the registers of its workgroup: every thread loads all it needs at once, so that
-// one row costs the latency of one load and of two sums. Groups of quantised values lie in neighbouring threads and are joined
-// by shuffles: to int8 and int16 from T1 on.
+// The computation of norm.comp for rows that fit the registers of a workgroup: every thread loads all its
+// data at once, so that one row costs the latency of one load and two reductions. Groups of quantised values
+// are in neighbouring threads and are combined by shuffles: int8 and int16 need T1.
 #include "common.glsl"
 
 layout(local_size_x_id = 0) in;
@@ -13,9 +13,9 @@ layout(constant_id = 2) const bool RESIDUAL = false;
 // As Activations (vectors.rs).
 layout(constant_id = 3) const uint OUTPUT = 0;
 layout(constant_id = 4) const bool GATHER = false;
-// Quarters (four values) that a thread holds.
+// Quarters (four values) per thread.
 layout(constant_id = 5) const uint PER_THREAD = 1;
-// x is the sum of so many, which follow each other in a row: of a product whose K is in parts.
+// Split-K partial sums of x, consecutive within a row.
 layout(constant_id = 6) const uint PARTIALS = 1;
 
 layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Floats4 { vec4 data[]; };
@@ -33,15 +33,15 @@ layout(push_constant, scalar) uniform Push {
     Residual4 residual;
     Floats4 weight;
     Output4 y;
-    // Of int8 and int16; f16 lies here too.
+    // Bytes of int8 and int16, or f16.
     Bytes y_bytes;
     Scales y_scales;
-    // Output rows in use.
+    // Active output rows.
     Active in_use;
     Rows rows;
     uint n;
     float epsilon;
-    // Words of int16's high bytes: where its low bytes start.
+    // Words of the plane of high bytes, after which the low bytes start.
     uint plane_words;
 } push;
 
@@ -53,7 +53,7 @@ const bool F16 = OUTPUT == 3;
 const bool QUANTIZE = OUTPUT == 1 || INT16;
 const uint QUAD = 128;
 
-// Two sums, each in memory of its own: no thread waits until the parts of the first are read by all.
+// Two sums, each in its own memory: no barrier is needed between reading the first and writing the second.
 #if TIER >= 1
 // A subgroup has at least 4 threads on every device that has tier T1.
 const uint PER_PART = 4;
@@ -70,7 +70,8 @@ float workgroup_sum(uint first, float value) {
         parts[first + gl_SubgroupID] = value;
     }
     barrier();
-    // A thread reads one part, and not each thread all of them: with many subgroups that would take longer than the rest.
+    // Each thread reads one partial sum, instead of every thread reading all: with many subgroups that would
+    // take longer than the rest.
     float sum = 0.0;
     for (uint i = 0; i < gl_NumSubgroups; i += gl_SubgroupSize) {
         uint part = i + gl_SubgroupInvocationID;
@@ -82,7 +83,7 @@ float workgroup_sum(uint first, float value) {
     uint thread = gl_LocalInvocationIndex;
     parts[first + thread] = value;
     barrier();
-    // THREADS is a power of two at T0: the policy sees to it.
+    // THREADS is a power of two at T0, which the policy guarantees.
     for (uint half_way = THREADS / 2; half_way > 0; half_way /= 2) {
         if (thread < half_way) {
             parts[first + thread] += parts[first + thread + half_way];
@@ -98,7 +99,7 @@ float inverse_rms(float sum_of_squares) {
 }
 
 #if TIER >= 1
-// Every thread of a subgroup must come here.
+// Every thread of a subgroup must call this.
 void write_quantized(uint row, uint quads, uint quarter, bool held, vec4 value) {
     uint largest = largest_magnitude(value);
     largest = max(largest, subgroupShuffleXor(largest, 1));
@@ -125,7 +126,8 @@ void write_quantized(uint row, uint quads, uint quarter, bool held, vec4 value) 
     }
 }
 
-// Scales of the padding are zero, so that whatever bytes stand there add nothing. They are fewer than a workgroup's threads.
+// The scales of the padding are zero, so that its bytes add nothing. They are fewer than the threads of a
+// workgroup.
 void write_padding(uint row, uint quads, uint thread) {
     uint scales = quads * (INT16 ? INT16_SCALES : 4);
     uint i = push.n / (INT16 ? 16 : 32) + thread;
@@ -153,7 +155,7 @@ void main() {
             post_weight[j] = push.post_weight.data[i];
         }
     }
-    // What the list says for a row that is not in use may be no row at all.
+    // The list entry of an inactive row may be no valid row.
     if (GATHER && row >= in_use) {
         return;
     }
@@ -171,7 +173,7 @@ void main() {
             before[j] = push.residual.data[i];
         }
     }
-    // Only here, after the loads: else they would start when the number of rows has come.
+    // Only after the loads: otherwise they would wait for the number of active rows.
     if (row >= in_use) {
         return;
     }
