@@ -60,6 +60,7 @@
 
 pub mod attention;
 pub mod bench;
+mod case;
 pub mod embed;
 pub mod matmul;
 mod matrix;
@@ -67,6 +68,7 @@ pub mod norm;
 pub mod sample;
 pub mod score;
 pub mod selftest;
+pub mod shaders;
 pub mod transcode;
 mod variant;
 mod vectors;
@@ -79,11 +81,6 @@ pub use variant::{Kernel, Variant};
 pub use vectors::{
     Activations, F16_ORDER, F16_UNIT, HALF_GROUP, VectorData, Vectors, f16_at, int16_scale_at,
 };
-
-/// Generated from the shaders: push constants, specialisation constants, SPIR-V.
-pub mod shaders {
-    include!(concat!(env!("OUT_DIR"), "/shaders.rs"));
-}
 
 /// Every kernel, in the order in which `indrik kernels` and `indrik doctor --selftest` list them.
 pub static ALL: &[&Kernel] = &[

@@ -2,7 +2,7 @@
 
 use gpu::{Caps, Device, Error, Pipeline, RawConstants, Result, Shader, SpecConstants, Subgroup, Tier};
 
-use crate::selftest::Case;
+use crate::case::Case;
 
 /// One kernel, as used by the self-test, the compile checks and the documentation.
 pub struct Kernel {

@@ -6,7 +6,7 @@ use half::f16;
 use super::{Embed, Operands, reference};
 use crate::{
     Layout, Matrix, Scheme,
-    selftest::{Case, Comparison, Output, Random, TIMEOUT, arena},
+    case::{Case, Comparison, Output, Random, TIMEOUT, arena},
 };
 
 /// That of the 1B.

@@ -35,7 +35,7 @@ fn plans_fit_the_device() {
 #[test]
 fn invalid_operands_are_rejected() {
     let Some(device) = testkit::cpu_device() else { return };
-    let mut arena = crate::selftest::arena(&device);
+    let mut arena = crate::case::arena(&device);
     let layout = Layout::new(Scheme::Int8, 16, 32).unwrap();
     let embeddings = Matrix::allocate(&mut arena, "embeddings", layout, device.caps()).unwrap();
     let words = arena.buffer("words", 4 * 32 * 4).unwrap();

@@ -9,8 +9,8 @@ use super::{
 };
 use crate::{
     Activations,
+    case::{Case, Comparison, Random, TIMEOUT, arena},
     matmul::common::reference::Value,
-    selftest::{Case, Comparison, Random, TIMEOUT, arena},
     vectors::compare::{compare, poisoned},
 };
 

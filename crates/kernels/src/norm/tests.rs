@@ -1,7 +1,7 @@
 use gpu::{Subgroup, Tier, View, known};
 
 use super::{Fusion, Norm, Operands, policy};
-use crate::{Activations, Vectors, selftest::arena};
+use crate::{Activations, Vectors, case::arena};
 
 const PLAIN: Fusion =
     Fusion { post_norm: false, residual: false, output: Activations::F32, gather: false, partials: 1 };

@@ -6,7 +6,7 @@ use super::{
     Bias, Features, MAX_BIASES, MAX_STOP_TOKENS, MAX_TOP, NO_TOKEN, Operands, Params, Run, Sample, Sampled,
     Top, policy, reference,
 };
-use crate::selftest::{Case, Comparison, Output, Random, TIMEOUT, arena};
+use crate::case::{Case, Comparison, Output, Random, TIMEOUT, arena};
 
 /// The distribution of a case's logits.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -1,6 +1,6 @@
 //! CPU reference in f64, token by token, by sorting.
 
-use super::{BAN, Bias, IN_PROMPT, MIN_TEMPERATURE, Params};
+use super::params::{BAN, Bias, IN_PROMPT, MIN_TEMPERATURE, Params};
 
 /// The inputs of one output row.
 #[derive(Clone, Copy)]

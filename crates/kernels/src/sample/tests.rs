@@ -8,7 +8,7 @@ use super::{
     cases::{FULL, Logits, PLAIN, Setup},
     policy, reference,
 };
-use crate::selftest::{Comparison, TIMEOUT, arena};
+use crate::case::{Comparison, TIMEOUT, arena};
 
 const DRAW: Params = Params {
     temperature: 1.0,

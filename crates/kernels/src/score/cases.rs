@@ -3,7 +3,7 @@
 use gpu::{Caps, Device, Result, Tier};
 
 use super::{NO_TARGET, Operands, Score, policy, reference};
-use crate::selftest::{Case, Comparison, Output, Random, TIMEOUT, arena};
+use crate::case::{Case, Comparison, Output, Random, TIMEOUT, arena};
 
 /// The distribution of a case's logits.
 #[derive(Clone, Copy, Debug)]

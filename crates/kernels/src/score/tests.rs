@@ -40,7 +40,7 @@ fn plans_fit_the_device() {
 #[test]
 fn invalid_operands_are_rejected() {
     let Some(device) = testkit::cpu_device() else { return };
-    let mut arena = crate::selftest::arena(&device);
+    let mut arena = crate::case::arena(&device);
     let words = arena.buffer("words", 400).unwrap();
     let operands = |logits: std::ops::Range<u64>| Operands {
         active: words.slice(0..4).unwrap(),

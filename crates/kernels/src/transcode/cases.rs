@@ -5,8 +5,9 @@ use half::f16;
 
 use super::{ENCODINGS, ExternalScales, Rows, StripMap, Transcode};
 use crate::{
-    Encoding, GROUP, Layout, Matrix, STRIP, quant,
-    selftest::{Case, Comparison, Random, TIMEOUT, arena},
+    Encoding, GROUP, Layout, Matrix, STRIP,
+    case::{Case, Comparison, Random, TIMEOUT, arena},
+    quant,
 };
 
 /// A tensor's rows and K in blocks of the encoding, the byte at which it starts in its buffer, the rows per

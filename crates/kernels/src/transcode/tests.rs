@@ -1,5 +1,5 @@
 use super::{ENCODINGS, Rows, StripMap, Transcode, cases};
-use crate::{Encoding, Layout, Matrix, selftest};
+use crate::{Encoding, Layout, Matrix, case};
 
 #[test]
 fn all_cases_on_the_cpu_driver() {
@@ -27,7 +27,7 @@ fn tensors_may_span_several_blocks() {
 #[test]
 fn non_finite_scales_are_reported_with_their_row() {
     let Some(device) = testkit::cpu_device() else { return };
-    let mut arena = selftest::arena(&device);
+    let mut arena = case::arena(&device);
     let layout = Layout::new(Encoding::Q8_0.scheme(), 20, 64).unwrap();
     let matrix = Matrix::allocate(&mut arena, "matrix", layout, device.caps()).unwrap();
     let mut bytes = vec![0_u8; 20 * 68 + 4];
@@ -46,6 +46,6 @@ fn non_finite_scales_are_reported_with_their_row() {
     kernel.record(&mut recorder, "t", &too_many, &matrix, StripMap::WHOLE, &damage.view()).unwrap_err();
     let past_end = Rows { count: 1, first_row: 32, ..rows };
     kernel.record(&mut recorder, "t", &past_end, &matrix, StripMap::WHOLE, &damage.view()).unwrap_err();
-    recorder.seal().unwrap().run(selftest::TIMEOUT).unwrap();
+    recorder.seal().unwrap().run(case::TIMEOUT).unwrap();
     assert_eq!(damage.read_vec::<u32>().unwrap(), [7]);
 }

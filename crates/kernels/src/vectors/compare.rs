@@ -7,8 +7,8 @@ use half::f16;
 use super::{Activations, F16_UNIT, VectorData, Vectors, f16_at, int16_scale_at};
 use crate::{
     GROUP, HALF_GROUP, QUAD,
+    case::{Comparison, Output, POISON},
     matmul::{common::reference::Value, quantize_rows::reference as int16},
-    selftest::{Comparison, Output, POISON},
 };
 
 /// Columns whose values and scales are poisoned [`Output`]s.

@@ -10,8 +10,8 @@ use crate::{
         paged::reference::range,
         rope::{Tables, cases::in_partials, inverse_frequencies, reference::Row},
     },
+    case::{Case, Comparison, Output, Random, TIMEOUT, arena},
     matmul::common::reference::Value,
-    selftest::{Case, Comparison, Output, Random, TIMEOUT, arena},
     vectors::{
         VectorData,
         compare::{compare, poisoned},

@@ -9,12 +9,14 @@
 mod cases;
 pub mod policy;
 pub mod reference;
+mod shape;
 #[cfg(test)]
 mod tests;
 
 use gpu::{Address, Device, Error, Pipeline, Recorder, Result, View};
 
-pub use policy::{Plan, Shape};
+pub use policy::Plan;
+pub use shape::Shape;
 
 use crate::{
     Activations, Kernel, Vectors,

@@ -2,6 +2,7 @@
 
 use gpu::{Caps, Error, Result, Subgroup, Tier};
 
+pub use super::shape::Shape;
 use super::variant;
 use crate::{
     Activations, HALF_GROUP,
@@ -12,80 +13,6 @@ use crate::{
     },
     variant::Variant,
 };
-
-/// The attention to compute: constants of a model and its runner.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Shape {
-    /// Query heads, a multiple of the KV heads.
-    pub heads: u32,
-    /// Key and value heads.
-    pub kv_heads: u32,
-    /// Values per head: a multiple of 8, of 16 where the output is int16, of 32 where keys and values are
-    /// int8; at most 256.
-    pub head_dim: u32,
-    /// Positions per page, a power of two.
-    pub page_size: u32,
-    /// Storage scheme of keys and values.
-    pub scheme: KvScheme,
-    /// Sliding window: positions that a row attends to, its own included; 0 for all up to its own.
-    pub window: u32,
-    /// Maximum context length, which bounds useful splitting.
-    pub context_length: u32,
-    /// Epsilon of the query and key norms, for models that have them (Gemma 3).
-    pub norm: Option<f32>,
-    /// Adds a bias first (Qwen2).
-    pub bias: bool,
-    /// RoPE pairs values 2i and 2i + 1 (llama in GGUF files); otherwise i and i + head_dim / 2.
-    pub interleaved: bool,
-    /// Split-K partial sums of the QKV product, at least 1.
-    pub partials: u32,
-    /// Scale of the queries.
-    pub scale: f32,
-    /// Output format: f32, f16 or int16.
-    pub output: Activations,
-}
-
-impl Shape {
-    /// The part that computes queries, keys and values.
-    pub fn rope(&self) -> rope::Shape {
-        rope::Shape {
-            heads: self.heads,
-            kv_heads: self.kv_heads,
-            head_dim: self.head_dim,
-            page_size: self.page_size,
-            scheme: self.scheme,
-            norm: self.norm.is_some(),
-            bias: self.bias,
-            interleaved: self.interleaved,
-            partials: self.partials,
-        }
-    }
-
-    /// The part that attends.
-    pub fn attention(&self) -> paged::policy::Shape {
-        paged::policy::Shape {
-            heads: self.heads,
-            kv_heads: self.kv_heads,
-            head_dim: self.head_dim,
-            page_size: self.page_size,
-            scheme: self.scheme,
-            window: self.window,
-            context_length: self.context_length,
-        }
-    }
-
-    pub(super) fn check(&self) -> Result<()> {
-        self.attention().check()?;
-        let wrong = |reason: String| Err(Error::InvalidUse { what: "attention_decode".into(), reason });
-        match self.output {
-            Activations::Int8 => wrong("the output must be f32, f16 or int16, not int8".into()),
-            Activations::Int16 if !self.head_dim.is_multiple_of(HALF_GROUP as u32) => {
-                wrong(format!("a head_dim of {} is not a multiple of {HALF_GROUP}", self.head_dim))
-            }
-            _ => Ok(()),
-        }
-    }
-}
 
 /// A variant of the kernel and its grid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

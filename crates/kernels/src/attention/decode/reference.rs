@@ -1,6 +1,6 @@
 //! CPU reference in f64, composed of the references of the separate kernels.
 
-use super::Shape;
+use super::shape::Shape;
 use crate::attention::{paged, rope};
 
 /// Queries, key and value of a row before they are stored, head by head.

@@ -14,8 +14,8 @@ use crate::{
             reference as exact,
         },
     },
+    case::{Case, Comparison, Output, POISON, TIMEOUT, arena},
     f16_at,
-    selftest::{Case, Comparison, Output, POISON, TIMEOUT, arena},
     vectors::VectorData,
 };
 

@@ -14,7 +14,7 @@ use crate::{
             cases::{Data, Step},
         },
     },
-    selftest::Comparison,
+    case::Comparison,
 };
 
 const SMALL: Shape = Shape {
@@ -100,7 +100,7 @@ fn without_active_rows_nothing_is_written() {
     let none = Step { rows: vec![], idle: 3, ..some };
     let plan = policy::emulated(device.caps(), &SMALL).unwrap();
     let o = cases::attend(&device, &none, Output::F16, plan, &data, &mut Comparison::default()).unwrap();
-    assert!(o.iter().all(|word| *word == crate::selftest::POISON));
+    assert!(o.iter().all(|word| *word == crate::case::POISON));
 }
 
 #[test]
@@ -186,7 +186,7 @@ fn invalid_shapes_and_operands_are_rejected() {
     assert!(refused(Shape { page_size: 8, ..SMALL }).contains("pages of 8"));
     assert!(refused(Shape { heads: 5, ..SMALL }).contains("do not divide"));
 
-    let mut arena = crate::selftest::arena(&device);
+    let mut arena = crate::case::arena(&device);
     let kv_shape = KvShape { kv_heads: 2, head_dim: 64, page_size: 64, pages: 1, scheme: KvScheme::F16 };
     let kv = KvLayer::allocate(&mut arena, "kv", kv_shape).unwrap();
     let int8 = KvLayer::allocate(&mut arena, "kv", KvShape { scheme: KvScheme::Int8, ..kv_shape }).unwrap();

@@ -6,7 +6,7 @@ use super::{Mode, Operands, PagedAttention, policy, policy::Plan, policy::Shape,
 use crate::{
     QUAD, Vectors,
     attention::kv::{KvLayer, KvScheme, KvShape, KvTable, reference as stored},
-    selftest::{Case, Comparison, Output, POISON, Random, TIMEOUT, arena},
+    case::{Case, Comparison, Output, POISON, Random, TIMEOUT, arena},
     vectors::VectorData,
 };
 

@@ -8,7 +8,7 @@ use super::{
 use crate::{
     Vectors,
     attention::kv::{KvLayer, KvScheme, KvShape, KvTable},
-    selftest::Comparison,
+    case::Comparison,
 };
 
 const SMALL: Shape = Shape {
@@ -164,7 +164,7 @@ fn invalid_shapes_are_rejected() {
 #[test]
 fn invalid_operands_are_rejected() {
     let Some(device) = testkit::cpu_device() else { return };
-    let mut arena = crate::selftest::arena(&device);
+    let mut arena = crate::case::arena(&device);
     let kv_shape = KvShape { kv_heads: 2, head_dim: 64, page_size: 16, pages: 1, scheme: KvScheme::F16 };
     let kv = KvLayer::allocate(&mut arena, "kv", kv_shape).unwrap();
     let wide = KvLayer::allocate(&mut arena, "kv", KvShape { scheme: KvScheme::F32, ..kv_shape }).unwrap();

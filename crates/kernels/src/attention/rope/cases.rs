@@ -5,7 +5,7 @@ use gpu::{Caps, Device, Result, Tier};
 use super::{Operands, Rope, Shape, Tables, inverse_frequencies, policy, reference};
 use crate::{
     attention::kv::{KvLayer, KvScheme, KvShape, KvTable, reference as stored},
-    selftest::{Case, Comparison, Output, POISON, Random, TIMEOUT, arena},
+    case::{Case, Comparison, Output, POISON, Random, TIMEOUT, arena},
 };
 
 /// Positions of the rows: the first, both sides of a page boundary and of a step of the coarse table, the

@@ -4,17 +4,19 @@
 pub(crate) mod cases;
 pub mod policy;
 pub mod reference;
+mod shape;
 mod tables;
 #[cfg(test)]
 mod tests;
 
 use gpu::{Address, Device, Error, Pipeline, Recorder, Result, View};
 
+pub use shape::Shape;
 pub use tables::{Tables, inverse_frequencies};
 
 use crate::{
     Kernel,
-    attention::kv::{KvLayer, KvScheme, KvTable},
+    attention::kv::{KvLayer, KvTable},
     shaders::rope::{Constants, Push, TIERS},
     variant::Variant,
 };
@@ -27,45 +29,6 @@ pub static KERNEL: Kernel = Kernel {
     variants: policy::variants,
     cases: cases::cases,
 };
-
-/// The steps of the computation that a model needs, and its dimensions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Shape {
-    /// Query heads.
-    pub heads: u32,
-    /// Key and value heads.
-    pub kv_heads: u32,
-    /// Values per head: a multiple of 8, of 32 where keys and values are int8.
-    pub head_dim: u32,
-    /// Positions per page, a power of two.
-    pub page_size: u32,
-    /// Storage scheme of keys and values.
-    pub scheme: KvScheme,
-    /// Norms query and key heads (Gemma 3).
-    pub norm: bool,
-    /// Adds a bias first (Qwen2).
-    pub bias: bool,
-    /// RoPE pairs values 2i and 2i + 1 (llama in GGUF files); otherwise i and i + head_dim / 2.
-    pub interleaved: bool,
-    /// Split-K partial sums of the QKV product, at least 1.
-    pub partials: u32,
-}
-
-impl Shape {
-    /// Values per row of the QKV product.
-    pub fn row(&self) -> u32 {
-        (self.heads + 2 * self.kv_heads) * self.head_dim
-    }
-}
-
-impl std::fmt::Display for Shape {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}/{} × {} {}", self.heads, self.kv_heads, self.head_dim, self.scheme)?;
-        let parts = [(self.norm, "norm"), (self.bias, "bias"), (self.interleaved, "interleaved")];
-        parts.into_iter().filter(|(has, _)| *has).try_for_each(|(_, part)| write!(f, ", {part}"))?;
-        if self.partials > 1 { write!(f, ", {} partial sums", self.partials) } else { Ok(()) }
-    }
-}
 
 /// The kernel for one shape.
 pub struct Rope {

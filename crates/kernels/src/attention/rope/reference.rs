@@ -1,6 +1,6 @@
 //! CPU reference in f64, head by head, with computed angles instead of tables.
 
-use super::Shape;
+use super::shape::Shape;
 
 /// Inputs of one row.
 pub struct Row<'a> {

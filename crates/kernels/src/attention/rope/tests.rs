@@ -39,7 +39,7 @@ fn plans_of_larger_gpus_match_the_reference() {
 #[test]
 fn invalid_operands_are_rejected() {
     let Some(device) = testkit::cpu_device() else { return };
-    let mut arena = crate::selftest::arena(&device);
+    let mut arena = crate::case::arena(&device);
     let kv_shape = KvShape { kv_heads: 1, head_dim: 256, page_size: 64, pages: 1, scheme: KvScheme::F16 };
     let kv = KvLayer::allocate(&mut arena, "kv", kv_shape).unwrap();
     let narrow = KvLayer::allocate(&mut arena, "kv", KvShape { head_dim: 128, ..kv_shape }).unwrap();

@@ -8,7 +8,7 @@ pub use measure::{Measured, default_bytes, measure, median_gpu_ns, read_bandwidt
 
 use crate::{
     Kernel,
-    selftest::{Case, Comparison, Output, Random, TIMEOUT, arena},
+    case::{Case, Comparison, Output, Random, TIMEOUT, arena},
     shaders::{probe_read, probe_touch},
     variant::Variant,
 };

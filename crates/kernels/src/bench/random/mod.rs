@@ -5,7 +5,7 @@ use gpu::{Caps, Device, Pipeline, Recorder, Result, Subgroup, Tier, View};
 
 use crate::{
     Kernel, VectorData, Vectors,
-    selftest::{Case, Comparison, Output, TIMEOUT, arena},
+    case::{Case, Comparison, Output, TIMEOUT, arena},
     shaders::random::{Constants, Push, TIERS},
     variant::Variant,
 };

@@ -5,8 +5,9 @@ use half::{bf16, f16};
 
 use super::{Epilogue, OutputFormat, Target, reference};
 use crate::{
-    Activations, F16_UNIT, GROUP, HALF_GROUP, Layout, Matrix, QUAD, Scheme, Vectors, f16_at, int16_scale_at,
-    selftest::{Comparison, Output, POISON, Random, TIMEOUT, arena},
+    Activations, F16_UNIT, GROUP, HALF_GROUP, Layout, Matrix, QUAD, Scheme, Vectors,
+    case::{Comparison, Output, POISON, Random, TIMEOUT, arena},
+    f16_at, int16_scale_at,
     vectors::VectorData,
 };
 

@@ -9,8 +9,8 @@ use super::{
 };
 use crate::{
     Activations, Epilogue, Layout, Matrix, QUAD, Scheme, Target, Vectors,
+    case::{Case, Comparison, Random, TIMEOUT, arena},
     matmul::common::trial::{Trial, fill},
-    selftest::{Case, Comparison, Random, TIMEOUT, arena},
     vectors::VectorData,
 };
 

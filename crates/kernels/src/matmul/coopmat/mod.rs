@@ -11,7 +11,7 @@ use gpu::{
 
 use crate::{
     Activations, Epilogue, Kernel, Layout, Matrix, Target, Vectors,
-    selftest::TIMEOUT,
+    case::TIMEOUT,
     shaders::{coopmat_direct, coopmat_fragments, coopmat_staged},
     variant::Variant,
     vectors::VectorData,

@@ -5,8 +5,8 @@ use gpu::{Caps, Device, Error, Pipeline, Recorder, Result, Subgroup, Tier, View}
 
 use crate::{
     Activations, Epilogue, Kernel, Target, Vectors,
+    case::{Case, Comparison, Random, TIMEOUT, arena},
     matmul::common::reference::{self, Value},
-    selftest::{Case, Comparison, Random, TIMEOUT, arena},
     shaders::gated::{Constants, Push, TIERS},
     variant::Variant,
     vectors::compare::{compare, poisoned},

@@ -5,8 +5,8 @@ use gpu::{Caps, Device, Result, Tier};
 use super::{Gemm, packed, policy, policy::Shape};
 use crate::{
     Activations, Epilogue, Layout, Scheme,
+    case::{Case, Comparison},
     matmul::common::trial::Trial,
-    selftest::{Case, Comparison},
 };
 
 /// Rows, K and columns: one of each; a strip more than a tile and a column more than eight; odd counts and a

@@ -5,6 +5,7 @@ mod cases;
 pub mod lanes;
 pub mod packed;
 pub mod policy;
+mod shape;
 #[cfg(test)]
 mod tests;
 
@@ -47,7 +48,7 @@ impl Gemm {
     pub fn with_plan(device: &Device, shape: Shape, plan: Plan) -> Result<Self> {
         let wrong = |reason: String| Err(Error::InvalidUse { what: "gemm".into(), reason });
         let Shape { weights, activations, epilogue, output, .. } = shape;
-        if !policy::takes(&shape) {
+        if !policy::supports(&shape) {
             return wrong(format!(
                 "{activations} activations with {} weights and epilogue {epilogue} to {output}; it multiplies f32 ones with any \
                  weights to f32, and int16 ones with integers to f32, or with an epilogue to int16",

@@ -3,7 +3,7 @@
 
 use gpu::{Address, Caps, Pipeline, Recorder, Result, Subgroup, Tier, View};
 
-use super::policy::Shape;
+use super::shape::Shape;
 use crate::{
     Activations, Layout, Matrix, OutputFormat, STRIP, Scheme, Target, Vectors,
     shaders::gemm_packed::{Constants, Push, TIERS},

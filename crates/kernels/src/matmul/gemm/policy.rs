@@ -3,33 +3,12 @@
 
 use gpu::{Caps, Tier};
 
+pub use super::shape::Shape;
 use super::{lanes, packed, variant};
 use crate::{Activations, Epilogue, Layout, Scheme, variant::Variant};
 
-/// The product to compute.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Shape {
-    /// The weights.
-    pub weights: Layout,
-    /// Columns of x.
-    pub columns: usize,
-    /// Storage format of x: f32, or int16.
-    pub activations: Activations,
-    /// The fused epilogue.
-    pub epilogue: Epilogue,
-    /// Storage format of y: f32, or int16 where x is and an epilogue produces activations.
-    pub output: Activations,
-}
-
-impl Shape {
-    /// Without epilogue, for f32 or int16 activations.
-    pub fn plain(weights: Layout, columns: usize, activations: Activations) -> Self {
-        Self { weights, columns, activations, epilogue: Epilogue::None, output: Activations::F32 }
-    }
-}
-
 /// Whether there is a shader for a shape.
-pub fn takes(shape: &Shape) -> bool {
+pub fn supports(shape: &Shape) -> bool {
     match (shape.activations, shape.output) {
         (Activations::F32, Activations::F32) => true,
         (Activations::Int16, Activations::F32) => packed::supports(shape.weights.scheme),

@@ -2,9 +2,8 @@ use gpu::{Caps, Tier, known};
 
 use super::{Gemm, cases, packed, policy, policy::Shape};
 use crate::{
-    Activations, Epilogue, Layout, Matrix, OutputFormat, Scheme, Target, VectorData, Vectors,
+    Activations, Epilogue, Layout, Matrix, OutputFormat, Scheme, Target, VectorData, Vectors, case,
     matmul::{common::trial::Trial, gemv},
-    selftest,
 };
 
 #[test]
@@ -44,8 +43,8 @@ fn matrices_in_several_blocks_give_the_same_result() {
 fn columns_are_batch_invariant() {
     let Some(device) = testkit::cpu_device() else { return };
     let weights = Layout::new(Scheme::Int4Min, 40, 160).unwrap();
-    let mut arena = selftest::arena(&device);
-    let mut random = selftest::Random::new(3);
+    let mut arena = case::arena(&device);
+    let mut random = case::Random::new(3);
     let w = Matrix::allocate(&mut arena, "w", weights, device.caps()).unwrap();
     let mut recorder = device.recorder().unwrap();
     for part in w.blocks() {
@@ -53,7 +52,7 @@ fn columns_are_batch_invariant() {
         recorder.fill("values", &part.values, 0x9c31_e4a5).unwrap();
         recorder.fill("scales", part.scales.as_ref().unwrap(), 0x3c00_3c00).unwrap();
     }
-    recorder.seal().unwrap().run(selftest::TIMEOUT).unwrap();
+    recorder.seal().unwrap().run(case::TIMEOUT).unwrap();
     let column: Vec<f32> = (0..256).map(|i| if i < 160 { random.signed() } else { 0.0 }).collect();
     // The output of `column` at an index among others, by gemm or by gemv.
     let mut output = |columns: usize, place: usize, tier: Option<Tier>| {
@@ -81,7 +80,7 @@ fn columns_are_batch_invariant() {
                 kernel.record(&mut recorder, "gemv", &w, gemv::Source::Vectors(&x), &target).unwrap();
             }
         }
-        recorder.seal().unwrap().run(selftest::TIMEOUT).unwrap();
+        recorder.seal().unwrap().run(case::TIMEOUT).unwrap();
         y.read_vec::<u32>().unwrap()[place * 40..(place + 1) * 40].to_vec()
     };
     for tier in [Tier::T0, Tier::T1] {
@@ -102,8 +101,8 @@ fn int16_columns_are_batch_invariant() {
     for scheme in [Scheme::Int8, Scheme::Int4, Scheme::Int4Min] {
         let (rows, k, stride) = (40, 288, 384);
         let weights = Layout::new(scheme, rows, k).unwrap();
-        let mut arena = selftest::arena(&device);
-        let mut random = selftest::Random::new(5);
+        let mut arena = case::arena(&device);
+        let mut random = case::Random::new(5);
         let mut w = Matrix::allocate(&mut arena, "w", weights, device.caps()).unwrap();
         crate::matmul::common::trial::fill(&mut w, &mut random).unwrap();
         // Both planes of bytes, and scales, of consecutive columns.
@@ -131,7 +130,7 @@ fn int16_columns_are_batch_invariant() {
             let kernel = Gemm::with_plan(&device, shape, plans[choose % plans.len()]).unwrap();
             let mut recorder = device.recorder().unwrap();
             kernel.record(&mut recorder, "gemm", &w, &x, &Target::whole(&y, rows), &active.view()).unwrap();
-            recorder.seal().unwrap().run(selftest::TIMEOUT).unwrap();
+            recorder.seal().unwrap().run(case::TIMEOUT).unwrap();
             y.read_vec::<u32>().unwrap()[place * rows..(place + 1) * rows].to_vec()
         };
         let alone = output(1, 0, 0);
@@ -187,14 +186,14 @@ fn int16_uses_packed_dot_products() {
             }
         }
     }
-    let gated = |output| policy::takes(&Shape { epilogue: Epilogue::Geglu, output, ..shape(9) });
+    let gated = |output| policy::supports(&Shape { epilogue: Epilogue::Geglu, output, ..shape(9) });
     assert!(gated(Activations::Int16) && gated(Activations::F32) && !gated(Activations::F16));
     assert!(
-        !policy::takes(&Shape { output: Activations::Int16, ..shape(9) }),
+        !policy::supports(&Shape { output: Activations::Int16, ..shape(9) }),
         "sums that are no activations"
     );
     let floats = Layout { scheme: Scheme::F16, ..weights };
-    assert!(!policy::takes(&Shape::plain(floats, 9, Activations::Int16)));
+    assert!(!policy::supports(&Shape::plain(floats, 9, Activations::Int16)));
 }
 
 #[test]
@@ -229,7 +228,7 @@ fn plans_fit_the_device() {
 #[test]
 fn invalid_operands_are_rejected() {
     let Some(device) = testkit::cpu_device() else { return };
-    let mut arena = selftest::arena(&device);
+    let mut arena = case::arena(&device);
     let weights = Layout::new(Scheme::Int8, 32, 64).unwrap();
     let shape = Shape::plain(weights, 9, Activations::F32);
     let kernel = Gemm::new(&device, shape).unwrap();

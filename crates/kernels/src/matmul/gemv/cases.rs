@@ -8,12 +8,12 @@ use super::{
 };
 use crate::{
     Activations, Epilogue, HALF_GROUP, Layout, Matrix, QUAD, Scheme, Target, Vectors,
+    case::{Case, Comparison, Output, Random, TIMEOUT, arena},
     matmul::common::{
         reference::{self, Value},
         trial::{self, Trial},
     },
     norm::reference as norm_reference,
-    selftest::{Case, Comparison, Output, Random, TIMEOUT, arena},
     vectors::VectorData,
 };
 

@@ -216,7 +216,7 @@ fn slice_counts_fill_the_device_and_divide_the_quads() {
 #[test]
 fn invalid_operands_are_rejected() {
     let Some(device) = testkit::cpu_device() else { return };
-    let mut arena = crate::selftest::arena(&device);
+    let mut arena = crate::case::arena(&device);
     let made_for = shape(32, 64, 1);
     let kernel = super::Gemv::new(&device, made_for).unwrap();
     let w = crate::Matrix::allocate(&mut arena, "w", made_for.weights, device.caps()).unwrap();
@@ -301,7 +301,7 @@ fn buffers(vectors: &crate::Vectors) -> (&gpu::Buffer, &gpu::Buffer) {
 #[test]
 fn int16_preserves_zeros_and_nan() {
     let Some(device) = testkit::cpu_device() else { return };
-    let mut arena = crate::selftest::arena(&device);
+    let mut arena = crate::case::arena(&device);
     let int16 = Activations::Int16;
     let shape = Shape { activations: int16, output: int16, epilogue: Epilogue::Geglu, ..shape(32, 32, 1) };
     let kernel = super::Gemv::new(&device, shape).unwrap();
@@ -318,7 +318,7 @@ fn int16_preserves_zeros_and_nan() {
         recorder.fill("y", y_values, 0x5555_5555).unwrap();
         recorder.fill("y scales", y_scales, 0x5555_5555).unwrap();
         kernel.record(&mut recorder, "gemv", &w, Source::Vectors(&x), &Target::vectors(&y).unwrap()).unwrap();
-        recorder.seal().unwrap().run(crate::selftest::TIMEOUT).unwrap();
+        recorder.seal().unwrap().run(crate::case::TIMEOUT).unwrap();
         let got = f32::from_bits(y_scales.read_vec::<u32>().unwrap()[0]);
         if scale.is_nan() {
             assert!(got.is_nan(), "{got}");

@@ -6,7 +6,7 @@ use super::{
     Prefetch,
     policy::{GROUP_BYTES, Ranges},
 };
-use crate::selftest::{Case, Comparison, Output, Random, TIMEOUT, arena};
+use crate::case::{Case, Comparison, Output, Random, TIMEOUT, arena};
 
 pub(super) fn cases(_: &Caps) -> Vec<Case> {
     // One workgroup; several in one range; several ranges with unread gaps.

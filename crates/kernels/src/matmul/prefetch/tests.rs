@@ -29,7 +29,7 @@ fn small_devices_and_matrices_are_not_prefetched() {
 #[test]
 fn invalid_operands_are_rejected() {
     let Some(device) = testkit::cpu_device() else { return };
-    let mut arena = crate::selftest::arena(&device);
+    let mut arena = crate::case::arena(&device);
     let data = arena.buffer("data", u64::from(2 * GROUP_BYTES)).unwrap().view();
     let checksums = arena.buffer("checksums", 8).unwrap().view();
     let mut recorder = device.recorder().unwrap();

@@ -7,8 +7,8 @@ use gpu::{Caps, Device, Result, Tier};
 use super::{QuantizeRows, policy};
 use crate::{
     Activations, HALF_GROUP, QUAD, Vectors,
+    case::{Case, Comparison, Random, TIMEOUT, arena},
     matmul::common::reference::Value,
-    selftest::{Case, Comparison, Random, TIMEOUT, arena},
     vectors::{
         VectorData,
         compare::{compare_from, poisoned},

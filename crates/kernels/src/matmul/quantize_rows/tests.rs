@@ -1,7 +1,7 @@
 use gpu::known;
 
 use super::{QuantizeRows, policy, reference};
-use crate::{Activations, Vectors, selftest::arena};
+use crate::{Activations, Vectors, case::arena};
 
 #[test]
 fn all_cases_on_the_cpu_driver() {

@@ -10,7 +10,7 @@ use std::path::Path;
 use gpu::AdapterInfo;
 use serde::{Deserialize, Serialize};
 
-use super::Entry;
+use super::product::Entry;
 use crate::shaders;
 
 /// Incremented when fields change.

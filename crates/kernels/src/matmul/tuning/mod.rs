@@ -15,6 +15,7 @@
 //! budget are timed at the next start.
 
 mod file;
+mod product;
 mod search;
 #[cfg(test)]
 mod tests;
@@ -27,12 +28,14 @@ use std::{
 };
 
 use gpu::{AdapterKind, Caps, Device, Result};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
+
+pub use product::{Entry, Input, Product};
 
 use crate::{
-    Layout, Matrix, Target, Vectors,
+    Layout,
     matmul::gemv::{
-        self, MAX_COLUMNS, Source,
+        MAX_COLUMNS,
         policy::{self, Plan, Shape},
     },
 };
@@ -44,59 +47,6 @@ pub const BUDGET: Duration = Duration::from_secs(2);
 const PIPELINES_PER_CORE: usize = 15;
 /// Minimum plans per shape nevertheless.
 const MIN_PLANS: usize = 4;
-
-/// The source of x.
-pub enum Input<'a> {
-    /// Activations in memory; timing fills them with random values.
-    Vectors(&'a Vectors),
-    /// A norm that the product computes. Timing fills its inputs with random values, and writes the stream as
-    /// decode does.
-    Norm(gemv::Norm),
-}
-
-impl Input<'_> {
-    /// The source in the kernel's terms.
-    pub fn source(&self) -> Source<'_> {
-        match self {
-            Input::Vectors(x) => Source::Vectors(x),
-            Input::Norm(norm) => Source::Norm(norm),
-        }
-    }
-}
-
-/// One product, as a program records it.
-pub struct Product<'a> {
-    /// The product to compute.
-    pub shape: Shape,
-    /// The weights.
-    pub matrix: &'a Matrix,
-    /// The activations.
-    pub x: Input<'a>,
-    /// Destination of the result.
-    pub target: Target,
-}
-
-/// The result for one shape.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Entry {
-    /// The product.
-    pub shape: Shape,
-    /// The policy's plan at the time; with another policy the entry is invalid.
-    pub policy: Plan,
-    /// The plan in use: the policy's, or a faster one.
-    pub plan: Plan,
-    /// GPU time of one product with the policy's plan, in microseconds.
-    pub policy_us: f64,
-    /// The same with the plan in use.
-    pub plan_us: f64,
-}
-
-impl Entry {
-    /// Whether the policy's plan was replaced.
-    pub fn changed(&self) -> bool {
-        self.plan != self.policy
-    }
-}
 
 /// The result of a tuning run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use gpu::Result;
 
-use super::Entry;
+use super::product::Entry;
 use crate::matmul::gemv::policy::{Plan, Shape};
 
 /// Times plans.

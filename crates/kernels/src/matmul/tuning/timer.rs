@@ -8,7 +8,10 @@ use std::time::{Duration, Instant};
 
 use gpu::{Arena, Device, Error, Lifetime, Memory, Pipeline, Program, Recorder, Result, TimestampMode, View};
 
-use super::{Input, Product, search::Stopwatch};
+use super::{
+    product::{Input, Product},
+    search::Stopwatch,
+};
 use crate::{
     bench::{
         probe::{Read, ReadShape},
