@@ -76,7 +76,6 @@ mod vectors;
 pub use attention::kv::{KvLayer, KvShape, KvTable};
 pub use matmul::common::{Epilogue, OutputFormat, Target};
 pub use matrix::{Matrix, MatrixBlock};
-use tensor::{Encoding, GROUP, Layout, QUAD, STRIP, Scheme, quant};
 pub use variant::{Kernel, Variant};
 pub use vectors::{
     Activations, F16_ORDER, F16_UNIT, HALF_GROUP, VectorData, Vectors, f16_at, int16_scale_at,

@@ -142,8 +142,9 @@ fn strips_per_block(layout: &Layout, max_allocation: u64) -> Option<usize> {
 
 #[cfg(test)]
 mod tests {
+    use tensor::Scheme;
+
     use super::*;
-    use crate::Scheme;
 
     #[test]
     fn large_matrices_are_divided_into_blocks() {

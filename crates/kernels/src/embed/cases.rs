@@ -2,10 +2,11 @@
 
 use gpu::{Caps, Device, Result, Tier};
 use half::f16;
+use tensor::{Layout, Scheme};
 
 use super::{Embed, Operands, reference};
 use crate::{
-    Layout, Matrix, Scheme,
+    Matrix,
     case::{Case, Comparison, Output, Random, TIMEOUT, arena},
 };
 

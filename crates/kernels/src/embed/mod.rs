@@ -11,9 +11,10 @@ pub mod reference;
 mod tests;
 
 use gpu::{Address, Device, Error, Pipeline, Recorder, Result, Subgroup, Tier, View};
+use tensor::Scheme;
 
 use crate::{
-    Kernel, Matrix, Scheme,
+    Kernel, Matrix,
     shaders::embed::{Constants, Push, TIERS},
     variant::Variant,
 };

@@ -1,9 +1,10 @@
 //! Threads per row. Pure; tested without a GPU.
 
 use gpu::Caps;
+use tensor::Scheme;
 
 use super::variant;
-use crate::{Scheme, variant::Variant};
+use crate::variant::Variant;
 
 /// Columns per thread.
 const COLUMNS: usize = 4;

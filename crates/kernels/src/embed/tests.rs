@@ -1,7 +1,8 @@
 use gpu::{Caps, known};
+use tensor::{Layout, Scheme};
 
 use super::{Embed, Operands, cases, policy};
-use crate::{Layout, Matrix, Scheme};
+use crate::Matrix;
 
 #[test]
 fn all_cases_on_the_cpu_driver() {

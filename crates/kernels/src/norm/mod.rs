@@ -11,9 +11,10 @@ pub mod reference;
 mod tests;
 
 use gpu::{Address, Device, Error, Pipeline, Recorder, Result, View};
+use tensor::GROUP;
 
 use crate::{
-    Activations, GROUP, HALF_GROUP, Kernel, Vectors,
+    Activations, HALF_GROUP, Kernel, Vectors,
     shaders::{norm, norm_registers},
     variant::Variant,
     vectors::VectorData,

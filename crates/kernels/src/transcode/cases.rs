@@ -2,12 +2,12 @@
 
 use gpu::{Caps, Device, Result, Tier};
 use half::f16;
+use tensor::{Encoding, GROUP, Layout, STRIP, quant};
 
 use super::{ENCODINGS, ExternalScales, Rows, StripMap, Transcode};
 use crate::{
-    Encoding, GROUP, Layout, Matrix, STRIP,
+    Matrix,
     case::{Case, Comparison, Random, TIMEOUT, arena},
-    quant,
 };
 
 /// A tensor's rows and K in blocks of the encoding, the byte at which it starts in its buffer, the rows per
@@ -148,7 +148,7 @@ fn compare_padding(comparison: &mut Comparison, matrix: &Matrix) -> Result<()> {
         let bytes: Vec<u8> = part.values.read_vec()?;
         let value_bytes = (layout.scheme.bits() as usize).div_ceil(8);
         for row in 0..part.layout.strips() * STRIP {
-            for k in 0..part.layout.quads() * crate::QUAD {
+            for k in 0..part.layout.quads() * tensor::QUAD {
                 if row >= part.layout.rows || k >= layout.k {
                     let (at, _) = part.layout.value_at(row, k);
                     let high_half_in_use = layout.scheme.bits() == 4

@@ -9,9 +9,10 @@ mod cases;
 mod tests;
 
 use gpu::{Address, Caps, Device, Error, Pipeline, Recorder, Result, Subgroup, Tier, View};
+use tensor::{Encoding, STRIP, quant};
 
 use crate::{
-    Encoding, Kernel, Matrix, STRIP,
+    Kernel, Matrix,
     shaders::transcode::{Constants, Push, TIERS},
     variant::Variant,
 };
@@ -129,8 +130,8 @@ impl Transcode {
                 rows.source.len()
             ));
         }
-        let needed = tensor::quant::layerwise_scales(self.encoding, layout.k, rows.first_row, rows.count)
-            .unwrap_or(0..0);
+        let needed =
+            quant::layerwise_scales(self.encoding, layout.k, rows.first_row, rows.count).unwrap_or(0..0);
         let given =
             rows.scales.as_ref().map_or(0..0, |own| own.first..own.first + own.view.len() as usize / 4);
         if !needed.is_empty() && (given.start > needed.start || given.end < needed.end) {

@@ -1,5 +1,7 @@
+use tensor::{Encoding, Layout};
+
 use super::{ENCODINGS, Rows, StripMap, Transcode, cases};
-use crate::{Encoding, Layout, Matrix, case};
+use crate::{Matrix, case};
 
 #[test]
 fn all_cases_on_the_cpu_driver() {

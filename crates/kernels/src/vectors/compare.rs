@@ -3,10 +3,11 @@
 
 use gpu::{Arena, Result};
 use half::f16;
+use tensor::{GROUP, QUAD};
 
 use super::{Activations, F16_UNIT, VectorData, Vectors, f16_at, int16_scale_at};
 use crate::{
-    GROUP, HALF_GROUP, QUAD,
+    HALF_GROUP,
     case::{Comparison, Output, POISON},
     matmul::{common::reference::Value, quantize_rows::reference as int16},
 };

@@ -1,12 +1,13 @@
 //! Self-test cases: the kernel against its reference.
 
 use gpu::{Caps, Device, Result, Tier};
+use tensor::KvScheme;
 
 use super::{DecodeAttention, Operands, Plan, Shape, policy, reference};
 use crate::{
     Activations, Vectors,
     attention::{
-        kv::{KvLayer, KvScheme, KvShape, KvTable, reference as stored},
+        kv::{KvLayer, KvShape, KvTable, reference as stored},
         paged::reference::range,
         rope::{Tables, cases::in_partials, inverse_frequencies, reference::Row},
     },

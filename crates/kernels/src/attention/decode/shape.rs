@@ -1,10 +1,11 @@
 //! The shape of a decode step's attention.
 
 use gpu::{Error, Result};
+use tensor::KvScheme;
 
 use crate::{
     Activations, HALF_GROUP,
-    attention::{kv::KvScheme, paged, rope},
+    attention::{paged, rope},
 };
 
 /// The attention to compute: constants of a model and its runner.

@@ -1,4 +1,5 @@
 use gpu::{Caps, Subgroup, Tier, known};
+use tensor::KvScheme;
 
 use super::{
     DecodeAttention, Operands, Plan, Shape,
@@ -7,7 +8,7 @@ use super::{
 };
 use crate::{
     Activations, Vectors,
-    attention::kv::{KvLayer, KvScheme, KvShape, KvTable},
+    attention::kv::{KvLayer, KvShape, KvTable},
     case::Comparison,
 };
 

@@ -2,12 +2,13 @@
 
 use gpu::{Caps, Device, Result};
 use half::f16;
+use tensor::{KvScheme, QUAD};
 
 use super::{FlashAttention, Output as Kind, policy, policy::Plan, policy::Shape, reference};
 use crate::{
-    F16_UNIT, QUAD, Vectors,
+    F16_UNIT, Vectors,
     attention::{
-        kv::{KvLayer, KvScheme, KvTable, reference as stored},
+        kv::{KvLayer, KvTable, reference as stored},
         paged::{
             Mode, Operands,
             cases::{Data, Step, prefills},

@@ -1,9 +1,10 @@
 //! Selects the variant for a shape on a device, if there is one. Pure; tested without a GPU.
 
 use gpu::{Caps, Element, MatrixShape, Subgroup, Tier};
+use tensor::KvScheme;
 
 use super::{Output, variant};
-use crate::{attention::kv::KvScheme, variant::Variant};
+use crate::variant::Variant;
 
 /// The attention to compute, as in [`paged`](crate::attention::paged). The context length has no influence
 /// here.

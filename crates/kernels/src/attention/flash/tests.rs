@@ -1,4 +1,5 @@
 use gpu::{Caps, Device, Tier, known};
+use tensor::KvScheme;
 
 use super::{
     FlashAttention, Output,
@@ -8,7 +9,7 @@ use super::{
 use crate::{
     Vectors,
     attention::{
-        kv::{KvLayer, KvScheme, KvShape, KvTable},
+        kv::{KvLayer, KvShape, KvTable},
         paged::{
             Operands,
             cases::{Data, Step},

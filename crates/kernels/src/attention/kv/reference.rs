@@ -1,8 +1,9 @@
 //! CPU reference of the cache layout: encoding of lines into words, and back.
 
 use half::f16;
+use tensor::{KV_INT8_GROUP as INT8_GROUP, KvScheme};
 
-use super::{INT8_GROUP, KvScheme, KvShape};
+use super::KvShape;
 
 /// The largest scale of a group: the largest f16.
 const MAX_SCALE: f32 = 65_504.0;

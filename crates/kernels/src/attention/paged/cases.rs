@@ -1,11 +1,12 @@
 //! Self-test cases: the kernel against its reference.
 
 use gpu::{Caps, Device, Result, Tier};
+use tensor::{KvScheme, QUAD};
 
 use super::{Mode, Operands, PagedAttention, policy, policy::Plan, policy::Shape, reference};
 use crate::{
-    QUAD, Vectors,
-    attention::kv::{KvLayer, KvScheme, KvShape, KvTable, reference as stored},
+    Vectors,
+    attention::kv::{KvLayer, KvShape, KvTable, reference as stored},
     case::{Case, Comparison, Output, POISON, Random, TIMEOUT, arena},
     vectors::VectorData,
 };

@@ -1,9 +1,10 @@
 //! Selects the variant for a shape and a device. Pure; tested without a GPU.
 
 use gpu::{Caps, Error, Result, Subgroup, Tier};
+use tensor::KvScheme;
 
 use super::{Mode, combine_variant, variant};
-use crate::{attention::kv::KvScheme, variant::Variant};
+use crate::variant::Variant;
 
 /// The attention to compute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

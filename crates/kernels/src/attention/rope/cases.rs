@@ -1,10 +1,11 @@
 //! Self-test cases: the kernel against its reference.
 
 use gpu::{Caps, Device, Result, Tier};
+use tensor::KvScheme;
 
 use super::{Operands, Rope, Shape, Tables, inverse_frequencies, policy, reference};
 use crate::{
-    attention::kv::{KvLayer, KvScheme, KvShape, KvTable, reference as stored},
+    attention::kv::{KvLayer, KvShape, KvTable, reference as stored},
     case::{Case, Comparison, Output, POISON, Random, TIMEOUT, arena},
 };
 

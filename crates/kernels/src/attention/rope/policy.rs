@@ -1,9 +1,10 @@
 //! Selects the variant for a model's heads on a device. Pure; tested without a GPU.
 
 use gpu::{Caps, Subgroup, Tier};
+use tensor::KvScheme;
 
 use super::{Shape, variant};
-use crate::{attention::kv::KvScheme, variant::Variant};
+use crate::variant::Variant;
 
 /// A variant of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

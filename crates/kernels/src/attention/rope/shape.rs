@@ -1,6 +1,6 @@
 //! The shape of the heads to compute.
 
-use crate::attention::kv::KvScheme;
+use tensor::KvScheme;
 
 /// The steps of the computation that a model needs, and its dimensions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

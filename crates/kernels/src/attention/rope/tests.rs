@@ -1,7 +1,8 @@
 use gpu::{Subgroup, Tier, known};
+use tensor::KvScheme;
 
 use super::{Operands, Rope, Shape, Tables, cases, inverse_frequencies, policy, policy::Plan};
-use crate::attention::kv::{KvLayer, KvScheme, KvShape, KvTable};
+use crate::attention::kv::{KvLayer, KvShape, KvTable};
 
 const GEMMA: Shape = Shape {
     heads: 4,

@@ -4,8 +4,9 @@ pub mod reference;
 pub(crate) mod trial;
 
 use gpu::{Error, Result, View};
+use tensor::{Layout, QUAD, STRIP};
 
-use crate::{Activations, HALF_GROUP, Layout, MatrixBlock, QUAD, STRIP, VectorData, Vectors};
+use crate::{Activations, HALF_GROUP, MatrixBlock, VectorData, Vectors};
 
 /// The operation fused after a product.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
@@ -212,7 +213,7 @@ mod tests {
 
     #[test]
     fn only_epilogues_require_pairs_of_strips() {
-        let rows = |rows| Layout { scheme: crate::Scheme::Int8, rows, k: 32 };
+        let rows = |rows| Layout { scheme: tensor::Scheme::Int8, rows, k: 32 };
         for (count, pairs) in [(32, true), (96, true), (48, false), (31, false), (16, false)] {
             assert!(Epilogue::None.check("", &rows(count)).is_ok());
             assert_eq!(Epilogue::Geglu.check("", &rows(count)).is_ok(), pairs, "{count} rows");

@@ -1,7 +1,8 @@
 //! CPU reference: a product in f64, weight by weight, from row-major data.
 
+use tensor::STRIP;
+
 use super::Epilogue;
-use crate::STRIP;
 
 /// A row-major matrix.
 pub struct Weights {

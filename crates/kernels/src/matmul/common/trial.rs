@@ -2,10 +2,11 @@
 
 use gpu::{Arena, Caps, Device, Recorder, Result, View};
 use half::{bf16, f16};
+use tensor::{GROUP, Layout, QUAD, Scheme};
 
 use super::{Epilogue, OutputFormat, Target, reference};
 use crate::{
-    Activations, F16_UNIT, GROUP, HALF_GROUP, Layout, Matrix, QUAD, Scheme, Vectors,
+    Activations, F16_UNIT, HALF_GROUP, Matrix, Vectors,
     case::{Comparison, Output, POISON, Random, TIMEOUT, arena},
     f16_at, int16_scale_at,
     vectors::VectorData,

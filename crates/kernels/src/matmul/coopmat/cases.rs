@@ -2,13 +2,14 @@
 
 use gpu::{Caps, Device, Result, Tier};
 use half::f16;
+use tensor::{Layout, QUAD, Scheme};
 
 use super::{
     COUNTER_BYTES, Coopmat, Operands, policy,
     policy::{Fragments, Plan, Shape, SplitK},
 };
 use crate::{
-    Activations, Epilogue, Layout, Matrix, QUAD, Scheme, Target, Vectors,
+    Activations, Epilogue, Matrix, Target, Vectors,
     case::{Case, Comparison, Random, TIMEOUT, arena},
     matmul::common::trial::{Trial, fill},
     vectors::VectorData,

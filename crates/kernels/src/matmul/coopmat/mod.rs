@@ -8,9 +8,10 @@ mod tests;
 use gpu::{
     Address, Arena, Device, Error, Lifetime, Memory, Pipeline, Recorder, Result, Subgroup, Tier, View,
 };
+use tensor::Layout;
 
 use crate::{
-    Activations, Epilogue, Kernel, Layout, Matrix, Target, Vectors,
+    Activations, Epilogue, Kernel, Matrix, Target, Vectors,
     case::TIMEOUT,
     shaders::{coopmat_direct, coopmat_fragments, coopmat_staged},
     variant::Variant,

@@ -1,9 +1,10 @@
 //! Selects the variant for a product with many columns on cooperative matrices. Pure; tested without a GPU.
 
 use gpu::{Caps, Element, MatrixShape, Subgroup, Tier};
+use tensor::{Layout, Scheme};
 
 use super::{COUNTER_BYTES, variant};
-use crate::{Activations, Epilogue, Layout, Scheme, variant::Variant};
+use crate::{Activations, Epilogue, variant::Variant};
 
 /// The product to compute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

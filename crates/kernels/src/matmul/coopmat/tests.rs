@@ -1,10 +1,11 @@
 use gpu::{Tier, known};
+use tensor::{Layout, Scheme};
 
 use super::{
     COUNTER_BYTES, cases,
     policy::{self, Fragments, Plan, Shape, SplitK},
 };
-use crate::{Activations, Epilogue, Layout, Scheme, matmul::common::trial::Trial};
+use crate::{Activations, Epilogue, matmul::common::trial::Trial};
 
 fn shape(rows: usize, k: usize, columns: usize) -> Shape {
     let weights = Layout::new(Scheme::Int8, rows, k).unwrap();

@@ -1,10 +1,11 @@
 //! Self-test cases: the kernel against its reference.
 
 use gpu::{Caps, Device, Result, Tier};
+use tensor::{Layout, Scheme};
 
 use super::{Gemm, packed, policy, policy::Shape};
 use crate::{
-    Activations, Epilogue, Layout, Scheme,
+    Activations, Epilogue,
     case::{Case, Comparison},
     matmul::common::trial::Trial,
 };

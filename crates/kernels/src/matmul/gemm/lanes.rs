@@ -1,9 +1,10 @@
 //! The shader for drivers that run on the CPU: one row per lane. Used by gemm and by gemv.
 
 use gpu::{Address, Caps, Pipeline, Recorder, Result, Subgroup, Tier, View};
+use tensor::{STRIP, Scheme};
 
 use crate::{
-    Epilogue, Matrix, STRIP, Scheme, Target, Vectors,
+    Epilogue, Matrix, Target, Vectors,
     shaders::gemm_lanes::{Constants, Push, TIERS},
     variant::Variant,
     vectors::VectorData,

@@ -10,9 +10,10 @@ mod shape;
 mod tests;
 
 use gpu::{Address, Caps, Device, Error, Pipeline, Recorder, Result, Subgroup, View};
+use tensor::STRIP;
 
 use crate::{
-    Activations, Kernel, Matrix, STRIP, Target, Vectors,
+    Activations, Kernel, Matrix, Target, Vectors,
     shaders::gemm::{Constants, Push, TIERS},
     variant::Variant,
     vectors::VectorData,

@@ -2,10 +2,11 @@
 //! matrices.
 
 use gpu::{Address, Caps, Pipeline, Recorder, Result, Subgroup, Tier, View};
+use tensor::{Layout, STRIP, Scheme};
 
 use super::shape::Shape;
 use crate::{
-    Activations, Layout, Matrix, OutputFormat, STRIP, Scheme, Target, Vectors,
+    Activations, Matrix, OutputFormat, Target, Vectors,
     shaders::gemm_packed::{Constants, Push, TIERS},
     variant::Variant,
     vectors::VectorData,

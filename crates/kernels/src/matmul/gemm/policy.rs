@@ -2,10 +2,11 @@
 //! without a GPU.
 
 use gpu::{Caps, Tier};
+use tensor::{Layout, Scheme};
 
 pub use super::shape::Shape;
 use super::{lanes, packed, variant};
-use crate::{Activations, Epilogue, Layout, Scheme, variant::Variant};
+use crate::{Activations, Epilogue, variant::Variant};
 
 /// Whether there is a shader for a shape.
 pub fn supports(shape: &Shape) -> bool {

@@ -1,6 +1,8 @@
 //! The product that a GEMM computes.
 
-use crate::{Activations, Epilogue, Layout};
+use tensor::Layout;
+
+use crate::{Activations, Epilogue};
 
 /// The product to compute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -1,8 +1,9 @@
 use gpu::{Caps, Tier, known};
+use tensor::{Layout, Scheme};
 
 use super::{Gemm, cases, packed, policy, policy::Shape};
 use crate::{
-    Activations, Epilogue, Layout, Matrix, OutputFormat, Scheme, Target, VectorData, Vectors, case,
+    Activations, Epilogue, Matrix, OutputFormat, Target, VectorData, Vectors, case,
     matmul::{common::trial::Trial, gemv},
 };
 

@@ -1,13 +1,14 @@
 //! Self-test cases: the kernel against its reference.
 
 use gpu::{Caps, Device, Result, Tier};
+use tensor::{Layout, QUAD, Scheme};
 
 use super::{
     Gemv, MAX_COLUMNS, Norm, Source, Sublayer, policy,
     policy::{Prologue, Shape},
 };
 use crate::{
-    Activations, Epilogue, HALF_GROUP, Layout, Matrix, QUAD, Scheme, Target, Vectors,
+    Activations, Epilogue, HALF_GROUP, Matrix, Target, Vectors,
     case::{Case, Comparison, Output, Random, TIMEOUT, arena},
     matmul::common::{
         reference::{self, Value},
@@ -252,7 +253,7 @@ pub(super) fn run_own_x(
     let want: Vec<Value> = match shape.epilogue {
         Epilogue::None => sums,
         epilogue => {
-            let pairs = sums.chunks(2 * crate::STRIP).map(|pair| pair.split_at(crate::STRIP));
+            let pairs = sums.chunks(2 * tensor::STRIP).map(|pair| pair.split_at(tensor::STRIP));
             pairs
                 .flat_map(|(gate, up)| gate.iter().zip(up))
                 .map(|(g, u)| reference::gated_value(epilogue, *g, *u))

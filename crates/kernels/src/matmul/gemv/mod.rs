@@ -6,9 +6,10 @@ pub mod policy;
 mod tests;
 
 use gpu::{Address, Device, Error, Pipeline, Recorder, Result, Subgroup, Tier, View};
+use tensor::Layout;
 
 use crate::{
-    Activations, Epilogue, Kernel, Layout, Matrix, OutputFormat, Target, Vectors,
+    Activations, Epilogue, Kernel, Matrix, OutputFormat, Target, Vectors,
     matmul::gemm::lanes,
     shaders::gemv::{Constants, Push, TIERS},
     variant::Variant,

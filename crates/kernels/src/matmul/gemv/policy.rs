@@ -1,9 +1,10 @@
 //! Selects the variant for a matrix shape on a device. Pure; tested without a GPU.
 
 use gpu::{Caps, Subgroup, Tier};
+use tensor::{Layout, Scheme};
 
 use super::{MAX_COLUMNS, variant};
-use crate::{Activations, Epilogue, Layout, Scheme, matmul::gemm::lanes, variant::Variant};
+use crate::{Activations, Epilogue, matmul::gemm::lanes, variant::Variant};
 
 /// The product to compute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
@@ -112,7 +113,7 @@ pub fn schemes(activations: Activations) -> &'static [Scheme] {
 
 /// Whether products can compute their x in a prologue on a device, for rows of `k` values.
 pub fn has_prologue(caps: &Caps, k: usize) -> bool {
-    let quads = k.div_ceil(crate::QUAD) as u32;
+    let quads = k.div_ceil(tensor::QUAD) as u32;
     let shared = quads * OWN_QUAD_BYTES + MAX_OWN_THREADS * 2 + (MAX_OWN_THREADS / SLICE) * 2 * 2 * 16 * 4;
     let fits = quads <= MAX_PROLOGUE_QUADS && shared <= caps.max_shared_bytes;
     caps.tier() >= Some(Tier::T1) && k.is_multiple_of(crate::HALF_GROUP) && fits

@@ -1,10 +1,11 @@
 use gpu::{Subgroup, Tier, known};
+use tensor::{Layout, Scheme};
 
 use super::{
     Source, cases, policy,
     policy::{Prologue, Shape},
 };
-use crate::{Activations, Epilogue, Layout, OutputFormat, Scheme, Target, matmul::common::trial::Trial};
+use crate::{Activations, Epilogue, OutputFormat, Target, matmul::common::trial::Trial};
 
 fn shape(rows: usize, k: usize, columns: usize) -> Shape {
     let weights = Layout::new(Scheme::Int8, rows, k).unwrap();

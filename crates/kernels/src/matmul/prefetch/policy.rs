@@ -1,9 +1,10 @@
 //! How much to prefetch into the cache ahead of a product. Pure; tested without a GPU.
 
 use gpu::Caps;
+use tensor::Layout;
 
 use super::variant;
-use crate::{Layout, variant::Variant};
+use crate::variant::Variant;
 
 /// Threads per workgroup.
 pub(super) const THREADS: u32 = 256;

@@ -1,10 +1,10 @@
 use gpu::known;
+use tensor::{Layout, Scheme};
 
 use super::{
     Prefetch,
     policy::{self, GROUP_BYTES, Ranges},
 };
-use crate::{Layout, Scheme};
 
 #[test]
 fn all_cases_on_the_cpu_driver() {

@@ -3,10 +3,11 @@
 use std::ops::Range;
 
 use gpu::{Caps, Device, Result, Tier};
+use tensor::QUAD;
 
 use super::{QuantizeRows, policy};
 use crate::{
-    Activations, HALF_GROUP, QUAD, Vectors,
+    Activations, HALF_GROUP, Vectors,
     case::{Case, Comparison, Random, TIMEOUT, arena},
     matmul::common::reference::Value,
     vectors::{

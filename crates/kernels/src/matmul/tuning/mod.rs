@@ -29,15 +29,13 @@ use std::{
 
 use gpu::{AdapterKind, Caps, Device, Result};
 use serde::Serialize;
+use tensor::Layout;
 
 pub use product::{Entry, Input, Product};
 
-use crate::{
-    Layout,
-    matmul::gemv::{
-        MAX_COLUMNS,
-        policy::{self, Plan, Shape},
-    },
+use crate::matmul::gemv::{
+    MAX_COLUMNS,
+    policy::{self, Plan, Shape},
 };
 
 /// Time budget for all products of a model, not counting compilation, which comes first.

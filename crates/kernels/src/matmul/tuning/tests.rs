@@ -1,13 +1,14 @@
 use std::{path::Path, time::Duration};
 
 use gpu::{Arena, DeviceOptions, Lifetime, Memory, Result, known};
+use tensor::{Layout, Scheme};
 
 use super::{
     Entry, Input, Product, Tuning, file,
     search::{Stopwatch, search},
 };
 use crate::{
-    Activations, Layout, Matrix, Scheme, Target, Vectors,
+    Activations, Matrix, Target, Vectors,
     matmul::gemv::policy::{self, Plan, Prologue, Shape},
 };
 
