@@ -46,8 +46,8 @@ fn interface(body: &str) -> Interface {
 }
 
 /// The error for a shader that compiles but must be rejected.
-fn refusal(body: &str) -> String {
-    reflect::reflect(&words(body, 0)).expect_err("is refused")
+fn rejection(body: &str) -> String {
+    reflect::reflect(&words(body, 0)).expect_err("must be rejected")
 }
 
 /// The members of a push-constant block, after the given declarations.
@@ -145,7 +145,7 @@ fn unsupported_push_members_are_named() {
         "Block odd[2]",
         "Inner odd",
     ] {
-        let error = refusal(&format!(
+        let error = rejection(&format!(
             "{buffer}\nlayout(push_constant, scalar) uniform Push {{ uint fine; {odd}; }};\nvoid main() {{}}"
         ));
         assert!(error.contains("`odd`"), "{odd}: {error}");
@@ -161,7 +161,7 @@ fn push_blocks_over_128_bytes_are_rejected() {
         )
     };
     assert_eq!(interface(&block(128)).push_size, 128);
-    assert!(refusal(&block(132)).contains("132 bytes"));
+    assert!(rejection(&block(132)).contains("132 bytes"));
 }
 
 #[test]
@@ -172,7 +172,7 @@ fn descriptors_are_rejected_by_name() {
         ("layout(binding = 0) uniform Block { float scale; } instance;", "`instance`"),
         ("layout(binding = 0, r32f) uniform image2D picture;", "`picture`"),
     ] {
-        let error = refusal(&format!("{declaration}\nvoid main() {{}}"));
+        let error = rejection(&format!("{declaration}\nvoid main() {{}}"));
         assert!(error.contains(name) && error.contains("descriptor"), "{declaration}: {error}");
     }
 }
@@ -220,14 +220,14 @@ fn unused_constants_and_members_survive_compilation() {
 #[test]
 fn unsupported_constants_are_named() {
     for odd in ["double ODD = 1.0lf", "uint64_t ODD = 1ul", "uint16_t ODD = 1us", "float16_t ODD = 1.0hf"] {
-        let error = refusal(&format!("layout(constant_id = 1) const {odd};\nvoid main() {{}}"));
+        let error = rejection(&format!("layout(constant_id = 1) const {odd};\nvoid main() {{}}"));
         assert!(error.contains("`ODD`"), "{odd}: {error}");
     }
 }
 
 #[test]
 fn constant_ids_on_expressions_are_rejected() {
-    let error = refusal(
+    let error = rejection(
         "layout(constant_id = 0) const uint A = 4;
         layout(constant_id = 1) const uint HALF = A / 2;
         void main() {}",
@@ -278,9 +278,9 @@ fn local_size_may_come_from_the_workgroup_size_built_in() {
 
 #[test]
 fn a_local_size_constant_must_be_declared_and_uint() {
-    let error = refusal("layout(local_size_x_id = 3) in;\nvoid main() {}");
+    let error = rejection("layout(local_size_x_id = 3) in;\nvoid main() {}");
     assert!(error.contains("constant_id = 3"), "{error}");
-    let error = refusal(
+    let error = rejection(
         "layout(local_size_x_id = 3) in;
         layout(constant_id = 3) const int THREADS = 64;
         void main() {}",

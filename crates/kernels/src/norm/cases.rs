@@ -73,7 +73,7 @@ fn case(plan: Plan, fusion: Fusion, rows: usize, n: usize) -> Case {
         if fusion.residual { ", residual" } else { "" },
         fusion.output,
         if fusion.gather { ", gathered" } else { "" },
-        plan.per_thread.map_or(String::new(), |fours| format!(", {fours} in_registers")),
+        plan.per_thread.map_or(String::new(), |fours| format!(", {fours} fours per thread")),
     );
     Case::new(name, plan.tier, move |device| run(device, plan, fusion, rows, n))
 }

@@ -24,7 +24,7 @@ fn plans_fit_the_device() {
                 assert_eq!(looped.subgroup, Subgroup::Any);
                 for tier in [Tier::T0, tier] {
                     let Some(plan) = policy::in_registers(&caps, n, fusion, tier) else { continue };
-                    let per_thread = plan.per_thread.expect("in_registers");
+                    let per_thread = plan.per_thread.expect("a plan in registers");
                     assert!((1..=4).contains(&per_thread) && plan.threads <= caps.max_threads, "{plan:?}");
                     assert!((plan.threads * per_thread * 4) as usize >= n, "{plan:?} is too small for {n}");
                     match tier {
@@ -32,7 +32,7 @@ fn plans_fit_the_device() {
                             assert!(plan.threads.is_power_of_two(), "{plan:?}");
                             assert!(
                                 matches!(output, Activations::F32 | Activations::F16),
-                                "{output} takes shuffles"
+                                "{output} needs shuffles"
                             );
                         }
                         _ => assert!(plan.threads.is_multiple_of(caps.max_subgroup_size), "{plan:?}"),

@@ -354,7 +354,7 @@ fn prompt_tokens_are_marked_in_counts() {
     kernel
         .record(
             &mut recorder,
-            "take back",
+            "revert",
             4,
             [&active, &tokens, &slots, &counts].map(|buffer| buffer.view()).each_ref(),
         )

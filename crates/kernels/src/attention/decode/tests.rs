@@ -31,7 +31,7 @@ fn plans_of_larger_gpus_match_the_reference() {
         for output in [Activations::Int16, Activations::F16] {
             assert!(steps.iter().any(|step| step.shape.output == output), "{output}");
         }
-        assert!(steps.iter().any(|step| step.shape.head_dim == 80), "eights that do not come out even");
+        assert!(steps.iter().any(|step| step.shape.head_dim == 80), "eights that do not divide evenly");
         for (step, splits) in steps.iter().zip([3, 1, 7].into_iter().cycle()) {
             let plan =
                 Plan { tier, threads, lanes, heads: 1, keys, min_split: 32, splits, subgroup: Subgroup::Any };
@@ -103,7 +103,10 @@ fn plans_fit_the_device() {
                         Subgroup::Exactly(size) => size,
                         Subgroup::Any => caps.max_subgroup_size,
                     };
-                    assert!(plan.threads.is_multiple_of(subgroup), "{text}: not whole subgroups");
+                    assert!(
+                        plan.threads.is_multiple_of(subgroup),
+                        "{text}: not a multiple of the subgroup size"
+                    );
                     assert!(plan.lanes.is_power_of_two() && plan.lanes <= subgroup, "{text}");
                     assert!((heads / kv_heads).is_multiple_of(plan.heads), "{text}");
                     assert!(plan.block().is_power_of_two(), "{text}: blocks would straddle pages");
@@ -122,7 +125,7 @@ fn long_contexts_are_split_where_heads_do_not_fill_the_device() {
         policy::plan(caps, &shape).splits
     };
     assert_eq!(splits(&known::h200(), 0, 131_072), 16);
-    assert_eq!(splits(&known::h200(), 1024, 131_072), 8, "a window of 1024 has 8 parts worth a split");
+    assert_eq!(splits(&known::h200(), 1024, 131_072), 8, "a window of 1024 is worth 8 splits");
     assert_eq!(splits(&known::h200(), 0, 100), 1);
     assert_eq!(splits(&known::radeon_780m(), 0, 131_072), 6);
     assert!(policy::candidates(&known::h200(), &SMALL).len() > 20);
@@ -133,14 +136,14 @@ fn long_contexts_are_split_where_heads_do_not_fill_the_device() {
 #[test]
 fn invalid_shapes_are_rejected() {
     let Some(device) = testkit::cpu_device() else { return };
-    let refused = |shape| DecodeAttention::new(&device, shape).err().expect("refused").to_string();
+    let rejected = |shape| DecodeAttention::new(&device, shape).err().expect("rejected").to_string();
     assert!(DecodeAttention::new(&device, SMALL).is_ok());
-    assert!(refused(Shape { head_dim: 100, ..SMALL }).contains("multiples of 8"));
-    assert!(refused(Shape { head_dim: 72, output: Activations::Int16, ..SMALL }).contains("half groups"));
-    assert!(refused(Shape { output: Activations::Int8, ..SMALL }).contains("not int8"));
-    assert!(refused(Shape { heads: 5, ..SMALL }).contains("do not divide"));
-    assert!(refused(Shape { page_size: 48, ..SMALL }).contains("power of two"));
-    assert!(refused(Shape { head_dim: 80, scheme: KvScheme::Int8, ..SMALL }).contains("groups of 32"));
+    assert!(rejected(Shape { head_dim: 100, ..SMALL }).contains("multiple of 8"));
+    assert!(rejected(Shape { head_dim: 72, output: Activations::Int16, ..SMALL }).contains("multiple of 16"));
+    assert!(rejected(Shape { output: Activations::Int8, ..SMALL }).contains("not int8"));
+    assert!(rejected(Shape { heads: 5, ..SMALL }).contains("not a multiple"));
+    assert!(rejected(Shape { page_size: 48, ..SMALL }).contains("power of two"));
+    assert!(rejected(Shape { head_dim: 80, scheme: KvScheme::Int8, ..SMALL }).contains("groups of 32"));
 }
 
 #[test]

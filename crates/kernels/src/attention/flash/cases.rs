@@ -113,7 +113,8 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
 fn name(step: &Step, kind: Kind, plan: &Plan) -> String {
     let shape = &step.shape;
     let reach = if step.reach > 1.0 { ", large scores" } else { "" };
-    let before = if step.before > 0 { format!(", behind {} others", step.before) } else { String::new() };
+    let before =
+        if step.before > 0 { format!(", after {} inactive rows", step.before) } else { String::new() };
     let window = if shape.window > 0 { format!(", window {}", shape.window) } else { String::new() };
     let chunks = step.chunk_ends().map_or(String::new(), |ends| format!(" in {} chunks", ends.len() - 2));
     format!(

@@ -137,7 +137,7 @@ fn devices_with_cooperative_matrices_have_cases() {
     assert!(h200.len() > cases::steps().len(), "{h200:?}");
     let distinct: std::collections::HashSet<_> = h200.iter().collect();
     assert_eq!(distinct.len(), h200.len());
-    for what in ["× 256 f16", "× 128 f16", "× 64 f16", "queries held"] {
+    for what in ["× 256 f16", "× 128 f16", "× 64 f16", "queries in registers"] {
         assert!(h200.iter().any(|name| name.contains(what)), "{what}");
     }
     assert!(names(&known::mesa_cpu()).is_empty());
@@ -178,14 +178,14 @@ fn unsupported_shapes_have_no_plan() {
 fn invalid_shapes_and_operands_are_rejected() {
     let Some(device) = testkit::cpu_device() else { return };
     let plan = policy::emulated(device.caps(), &SMALL).unwrap();
-    let refused = |shape| {
-        let error = FlashAttention::with_plan(&device, shape, Output::F16, plan).err().expect("refused");
+    let rejected = |shape| {
+        let error = FlashAttention::with_plan(&device, shape, Output::F16, plan).err().expect("rejected");
         error.to_string()
     };
-    assert!(refused(Shape { head_dim: 72, ..SMALL }).contains("multiples of 16"));
-    assert!(refused(Shape { scheme: KvScheme::F32, ..SMALL }).contains("f16"));
-    assert!(refused(Shape { page_size: 8, ..SMALL }).contains("pages of 8"));
-    assert!(refused(Shape { heads: 5, ..SMALL }).contains("do not divide"));
+    assert!(rejected(Shape { head_dim: 72, ..SMALL }).contains("multiple of 16"));
+    assert!(rejected(Shape { scheme: KvScheme::F32, ..SMALL }).contains("f16"));
+    assert!(rejected(Shape { page_size: 8, ..SMALL }).contains("pages of 8"));
+    assert!(rejected(Shape { heads: 5, ..SMALL }).contains("not a multiple"));
 
     let mut arena = crate::case::arena(&device);
     let kv_shape = KvShape { kv_heads: 2, head_dim: 64, page_size: 64, pages: 1, scheme: KvScheme::F16 };

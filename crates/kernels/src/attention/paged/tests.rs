@@ -37,7 +37,7 @@ fn plans_of_larger_gpus_match_the_reference() {
         let mut steps = cases::steps();
         steps.retain(|step| step.shape.heads < 4 && step.shape.head_dim < 128 && step.rows.len() > 1);
         assert!(steps.iter().any(|step| step.mode == Mode::Prefill && step.shape.window > 0));
-        assert!(steps.iter().any(|step| step.shape.head_dim == 96), "eights that do not come out even");
+        assert!(steps.iter().any(|step| step.shape.head_dim == 96), "eights that do not divide evenly");
         for step in &steps {
             let (rows, splits) = if step.mode == Mode::Decode { (1, 2) } else { (3, 1) };
             let plan = Plan {
@@ -122,7 +122,10 @@ fn plans_fit_the_device() {
                         Subgroup::Exactly(size) => size,
                         Subgroup::Any => caps.max_subgroup_size,
                     };
-                    assert!(plan.threads.is_multiple_of(subgroup), "{text}: not whole subgroups");
+                    assert!(
+                        plan.threads.is_multiple_of(subgroup),
+                        "{text}: not a multiple of the subgroup size"
+                    );
                     assert!(plan.lanes.is_power_of_two() && plan.lanes <= subgroup, "{text}");
                     assert!((heads / kv_heads).is_multiple_of(plan.heads), "{text}");
                     assert!(plan.block().is_power_of_two(), "{text}: blocks would straddle pages");
@@ -143,7 +146,7 @@ fn long_contexts_are_split_where_heads_do_not_fill_the_device() {
     };
     let h200 = known::h200();
     assert_eq!(splits(&h200, 32, 16, 0, 131_072), 33, "528 workgroups for 132 units");
-    assert_eq!(splits(&h200, 32, 16, 1024, 131_072), 8, "a window of 1024 has 8 parts worth a split");
+    assert_eq!(splits(&h200, 32, 16, 1024, 131_072), 8, "a window of 1024 is worth 8 splits");
     assert_eq!(splits(&h200, 32, 16, 0, 100), 1);
     assert_eq!(splits(&known::radeon_780m(), 32, 16, 0, 131_072), 3);
 }
@@ -151,15 +154,15 @@ fn long_contexts_are_split_where_heads_do_not_fill_the_device() {
 #[test]
 fn invalid_shapes_are_rejected() {
     let Some(device) = testkit::cpu_device() else { return };
-    let refused =
-        |shape| PagedAttention::new(&device, shape, Mode::Decode).err().expect("refused").to_string();
+    let rejected =
+        |shape| PagedAttention::new(&device, shape, Mode::Decode).err().expect("rejected").to_string();
     assert!(PagedAttention::new(&device, SMALL, Mode::Decode).is_ok());
-    assert!(refused(Shape { head_dim: 100, ..SMALL }).contains("multiples of 8"));
-    assert!(refused(Shape { head_dim: 512, ..SMALL }).contains("up to 256"));
-    assert!(refused(Shape { heads: 5, ..SMALL }).contains("do not divide"));
-    assert!(refused(Shape { page_size: 48, ..SMALL }).contains("power of two"));
-    assert!(refused(Shape { head_dim: 80, scheme: KvScheme::Int8, ..SMALL }).contains("groups of 32"));
-    assert!(refused(Shape { page_size: 2, scheme: KvScheme::Int8, ..SMALL }).contains("4 at min_split"));
+    assert!(rejected(Shape { head_dim: 100, ..SMALL }).contains("multiple of 8"));
+    assert!(rejected(Shape { head_dim: 512, ..SMALL }).contains("up to 256"));
+    assert!(rejected(Shape { heads: 5, ..SMALL }).contains("not a multiple"));
+    assert!(rejected(Shape { page_size: 48, ..SMALL }).contains("power of two"));
+    assert!(rejected(Shape { head_dim: 80, scheme: KvScheme::Int8, ..SMALL }).contains("groups of 32"));
+    assert!(rejected(Shape { page_size: 2, scheme: KvScheme::Int8, ..SMALL }).contains("at least 4"));
 }
 
 #[test]

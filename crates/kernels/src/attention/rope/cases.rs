@@ -59,7 +59,7 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
 }
 
 fn case(tier: Tier, shape: Shape, first: usize) -> Case {
-    let name = if first > 0 { format!("{shape}, behind {first} others") } else { shape.to_string() };
+    let name = if first > 0 { format!("{shape}, after {first} inactive rows") } else { shape.to_string() };
     Case::new(name, tier, move |device| {
         run(device, shape, policy::at_tier(device.caps(), &shape, tier), first)
     })

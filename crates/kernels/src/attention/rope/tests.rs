@@ -75,7 +75,7 @@ fn invalid_operands_are_rejected() {
     record(2, &Operands { active: memory.slice(0..4).unwrap(), ..operands() }).unwrap_err();
     assert!(Rope::new(&device, Shape { head_dim: 100, ..GEMMA }).is_err());
     let uneven = Shape { head_dim: 80, scheme: KvScheme::Int8, ..GEMMA };
-    assert!(Rope::new(&device, uneven).err().expect("refused").to_string().contains("groups of 32"));
+    assert!(Rope::new(&device, uneven).err().expect("rejected").to_string().contains("groups of 32"));
 }
 
 #[test]
@@ -88,7 +88,10 @@ fn plans_fit_the_device() {
             let plan = policy::plan(&caps, &shape);
             assert!(plan.threads <= caps.max_threads && plan.threads.is_multiple_of(plan.lanes), "{plan:?}");
             assert!(plan.lanes.is_power_of_two() && plan.lanes <= caps.min_subgroup_size, "{plan:?}");
-            assert!(plan.threads.is_multiple_of(caps.max_subgroup_size), "{plan:?}: not whole subgroups");
+            assert!(
+                plan.threads.is_multiple_of(caps.max_subgroup_size),
+                "{plan:?}: not a multiple of the subgroup size"
+            );
             assert!(plan.groups(&shape) * (plan.threads / plan.lanes) >= heads + 2 * kv_heads, "{plan:?}");
         }
     }

@@ -50,7 +50,11 @@ fn only_devices_with_cooperative_matrices_have_plans() {
         assert_eq!(policy::variants(&caps).is_empty(), !served);
         assert!(policy::variants(&caps).iter().all(|variant| variant.tier == Tier::T2));
     }
-    assert_eq!(policy::plan(&known::h200(), Fragments::Other, &shape(42, 640, 64)), None, "half a four");
+    assert_eq!(
+        policy::plan(&known::h200(), Fragments::Other, &shape(42, 640, 64)),
+        None,
+        "rows must be a multiple of 4"
+    );
 }
 
 #[test]
@@ -81,7 +85,7 @@ fn split_k_balances_the_workgroups() {
     assert_eq!(
         (tile(4096, 21504, SplitK::Partial), tile(43008, 5376, SplitK::Reduced)),
         (128, 256),
-        "parts of 21 quads, none"
+        "splits of 21 quads: not worth it"
     );
     assert_eq!((tile(7168, 21504, SplitK::Partial), tile(5376, 21504, SplitK::Reduced)), (128, 128));
     // With so few columns splits are short: more of them.

@@ -169,12 +169,12 @@ mod tests {
     fn invalid_operands_are_rejected() {
         let Some(device) = testkit::cpu_device() else { return };
         let mut arena = arena(&device);
-        let refused = |epilogue, output, n| {
-            Gated::new(&device, epilogue, output, n).err().expect("refused").to_string()
+        let rejected = |epilogue, output, n| {
+            Gated::new(&device, epilogue, output, n).err().expect("rejected").to_string()
         };
-        assert!(refused(Epilogue::None, Activations::F32, 64).contains("nothing to compute"));
-        assert!(refused(Epilogue::Geglu, Activations::F16, 66).contains("multiple of 4"));
-        assert!(refused(Epilogue::Geglu, Activations::Int16, 64).contains("not int16"));
+        assert!(rejected(Epilogue::None, Activations::F32, 64).contains("nothing to compute"));
+        assert!(rejected(Epilogue::Geglu, Activations::F16, 66).contains("multiple of 4"));
+        assert!(rejected(Epilogue::Geglu, Activations::Int16, 64).contains("not int16"));
         let kernel = Gated::new(&device, Epilogue::Geglu, Activations::F32, 64).unwrap();
         let rows = arena.buffer("rows", 2 * 64 * 4).unwrap();
         let active = arena.buffer("active", 4).unwrap().view();

@@ -51,7 +51,7 @@ impl Gemm {
         let Shape { weights, activations, epilogue, output, .. } = shape;
         if !policy::supports(&shape) {
             return wrong(format!(
-                "{activations} activations with {} weights and epilogue {epilogue} to {output}; it multiplies f32 ones with any \
+                "{activations} activations with {} weights and epilogue {epilogue} to {output}; supported are f32 activations with any \
                  weights to f32, and int16 ones with integers to f32, or with an epilogue to int16",
                 weights.scheme
             ));

@@ -163,7 +163,7 @@ fn int16_uses_packed_dot_products() {
     assert!(packed::is_preferred(&rdna2));
     assert!(
         !packed::is_preferred(&known::mesa_cpu()) && packed::is_supported(&known::mesa_cpu()),
-        "for tests alone"
+        "supported for tests only"
     );
     assert!(!packed::is_supported(&known::bare_vulkan_13()));
     let emulated = Caps { integer_dot_accelerated: false, ..rdna2.clone() };
@@ -191,7 +191,7 @@ fn int16_uses_packed_dot_products() {
     assert!(gated(Activations::Int16) && gated(Activations::F32) && !gated(Activations::F16));
     assert!(
         !policy::supports(&Shape { output: Activations::Int16, ..shape(9) }),
-        "sums that are no activations"
+        "int16 output needs an epilogue"
     );
     let floats = Layout { scheme: Scheme::F16, ..weights };
     assert!(!policy::supports(&Shape::plain(floats, 9, Activations::Int16)));
@@ -208,14 +208,14 @@ fn plans_fit_the_device() {
         assert!(caps.max_threads >= 128 && caps.max_shared_bytes >= 13312);
     }
     let policy::Method::Lanes(tile) = policy::plan(&known::mesa_cpu(), &shape).method else {
-        panic!("a row a lane")
+        panic!("expected one row per lane")
     };
     assert_eq!(tile.strips, 2, "gate and up");
     let columns = |columns: usize| {
         let shape = Shape { columns, epilogue: Epilogue::None, ..shape };
         match policy::plan(&known::mesa_cpu(), &shape).method {
             policy::Method::Lanes(tile) => tile.columns,
-            other => panic!("{other:?}, not a row a lane"),
+            other => panic!("{other:?} is not one row per lane"),
         }
     };
     assert_eq!(
@@ -262,7 +262,7 @@ fn invalid_operands_are_rejected() {
     let error = Gemm::new(&device, floats).map(|_| ()).unwrap_err().to_string();
     assert!(error.contains("int16 activations with f16 weights"), "{error}");
     let plan = policy::plan(device.caps(), &shape);
-    Gemm::with_plan(&device, int16, plan).map(|_| ()).expect_err("a row a lane reads f32");
+    Gemm::with_plan(&device, int16, plan).map(|_| ()).expect_err("one row per lane needs f32");
     let odd = Layout::new(Scheme::Int8, 48, 64).unwrap();
     let error = Gemm::new(&device, Shape { weights: odd, epilogue: Epilogue::Geglu, ..shape })
         .map(|_| ())

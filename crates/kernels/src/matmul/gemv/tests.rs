@@ -101,7 +101,7 @@ fn plans_with_x_in_shared_memory_fit_the_device() {
                         if plan.subgroup == Subgroup::Any {
                             assert!(
                                 threads.is_multiple_of(caps.max_subgroup_size.max(32)),
-                                "{plan:?}: not whole subgroups"
+                                "{plan:?}: not a multiple of the subgroup size"
                             );
                         }
                         assert!(
@@ -163,7 +163,7 @@ fn plans_fit_the_device() {
                     if plan.tier >= Tier::T1 && plan.subgroup == Subgroup::Any {
                         assert!(
                             plan.threads.is_multiple_of(caps.max_subgroup_size),
-                            "{plan:?}: not whole subgroups"
+                            "{plan:?}: not a multiple of the subgroup size"
                         );
                     }
                     let shared = plan.shared_bytes(&shape);
@@ -250,13 +250,13 @@ fn invalid_operands_are_rejected() {
         "half a norm"
     );
     let floats = Layout::new(Scheme::Bf16, 32, 64).unwrap();
-    let refused =
+    let rejected =
         super::Gemv::new(&device, Shape { weights: floats, ..made_for }).map(|_| ()).unwrap_err().to_string();
-    assert!(refused.contains("bf16") && refused.contains("f32 activations"), "{refused}");
+    assert!(rejected.contains("bf16") && rejected.contains("f32 activations"), "{rejected}");
     let int16 = Activations::Int16;
-    let refused = super::Gemv::new(&device, Shape { weights: floats, activations: int16, ..made_for });
-    let refused = refused.map(|_| ()).unwrap_err().to_string();
-    assert!(refused.contains("bf16") && refused.contains("int16 activations"), "{refused}");
+    let rejected = super::Gemv::new(&device, Shape { weights: floats, activations: int16, ..made_for });
+    let rejected = rejected.map(|_| ()).unwrap_err().to_string();
+    assert!(rejected.contains("bf16") && rejected.contains("int16 activations"), "{rejected}");
     assert!(
         super::Gemv::new(&device, Shape { weights: floats, activations: Activations::F32, ..made_for })
             .is_ok()
@@ -295,7 +295,7 @@ fn invalid_operands_are_rejected() {
 fn buffers(vectors: &crate::Vectors) -> (&gpu::Buffer, &gpu::Buffer) {
     match &vectors.data {
         crate::VectorData::Int16 { values, scales } => (values, scales),
-        _ => unreachable!("the test makes int16 alone"),
+        _ => unreachable!("the test only creates int16"),
     }
 }
 

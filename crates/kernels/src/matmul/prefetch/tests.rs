@@ -15,7 +15,7 @@ fn all_cases_on_the_cpu_driver() {
 fn small_devices_and_matrices_are_not_prefetched() {
     let weights = |rows| Layout::new(Scheme::Int8, rows, 5376).unwrap();
     let large = weights(43008);
-    let some = policy::ranges(&known::h200(), &large).expect("a device with much to keep busy");
+    let some = policy::ranges(&known::h200(), &large).expect("the H200 prefetches");
     // Covers the whole matrix evenly, and reads little of it.
     let all = large.value_bytes() as u64;
     assert!(some.end() <= all && some.end() > all - 2 * u64::from(some.stride), "{some:?}");

@@ -39,10 +39,10 @@ fn plans_cover_every_value() {
 fn invalid_operands_are_rejected() {
     let Some(device) = testkit::cpu_device() else { return };
     let mut arena = arena(&device);
-    let refused = |output, k| QuantizeRows::new(&device, output, k).err().expect("refused").to_string();
-    assert!(refused(Activations::Int16, 40).contains("groups of 16"));
-    assert!(refused(Activations::F16, 42).contains("groups of 4"));
-    assert!(refused(Activations::F32, 64).contains("not f32"));
+    let rejected = |output, k| QuantizeRows::new(&device, output, k).err().expect("rejected").to_string();
+    assert!(rejected(Activations::Int16, 40).contains("multiple of 16"));
+    assert!(rejected(Activations::F16, 42).contains("multiple of 4"));
+    assert!(rejected(Activations::F32, 64).contains("not f32"));
     let active = arena.buffer("active", 8).unwrap().view();
     let x = Vectors::f32(&mut arena, "x", 64, 2).unwrap();
     let int16 = Vectors::int16(&mut arena, "y", 64, 2).unwrap();
@@ -55,7 +55,7 @@ fn invalid_operands_are_rejected() {
         let mut record =
             |x: &Vectors, y: &Vectors| kernel.record(&mut recorder, "quantize_rows", x, y, &active);
         record(&x, y).unwrap();
-        record(y, y).expect_err("what is no f32");
+        record(y, y).expect_err("input that is not f32");
         record(&x, other).expect_err("another output");
         record(&x, &int8).expect_err("int8");
         record(&x, &Vectors::new(&mut arena, "y", kind, 64, 3).unwrap())

@@ -67,7 +67,7 @@ fn short_lists_start_with_the_policy_plan() {
             assert!(list.iter().all(|plan| all.contains(plan)));
         }
     }
-    assert_eq!(plans().len(), 16, "an H200 has a choice");
+    assert_eq!(plans().len(), 16, "16 candidates on an H200");
 }
 
 #[test]
@@ -90,7 +90,7 @@ fn short_lists_vary_every_parameter() {
                 let same = |plan: &&Plan| (plan.threads, plan.teams) == (list[1].threads, list[1].teams);
                 assert!(list.iter().filter(same).count() > 1, "another grid: {rows} × {k} {list:#?}");
                 for (index, plan) in list.iter().enumerate() {
-                    assert!(!list[..index].contains(plan), "{plan:?} is there once");
+                    assert!(!list[..index].contains(plan), "{plan:?} is a duplicate");
                 }
             }
         }
@@ -147,7 +147,7 @@ fn shapes_beyond_the_budget_keep_the_policy_plan() {
     let found = search(&shapes, |_| plans.clone(), SECOND, &mut fake).unwrap();
     assert_eq!(found.iter().map(|entry| entry.shape).collect::<Vec<_>>(), shapes[..1]);
     assert!(found[0].changed());
-    assert_eq!(fake.calls, 25 + 4, "no first time begins after three quarters");
+    assert_eq!(fake.calls, 25 + 4, "no first timing starts after three quarters of the budget");
     // Seven plans once, one of the next shape, and two of the four second timings.
     let mut fake = Fake::new(Duration::from_millis(10), |_| 1.0);
     let found = search(&shapes, |_| plans[..7].to_vec(), SECOND / 10, &mut fake).unwrap();
@@ -170,14 +170,14 @@ fn tuning_files_round_trip_and_are_rejected_on_any_mismatch() {
     }
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("deep").join("abc.json");
-    assert!(file::read(&path).is_empty(), "no file is an empty one");
+    assert!(file::read(&path).is_empty(), "a missing file is empty");
     let (one, two) = (entry(shape(8192, 5376), plans()[2]), entry(shape(5376, 4096), plans()[1]));
     add(&path, &[one]);
     add(&path, &[two]);
     assert_eq!(file::read(&path), [one, two]);
     let again = Entry { plan_us: 7.5, ..one };
     add(&path, &[again]);
-    assert_eq!(file::read(&path), [two, again], "a shape is there once");
+    assert_eq!(file::read(&path), [two, again], "one entry per shape");
 
     let whole = std::fs::read_to_string(&path).unwrap();
     let other = path.with_file_name("def.json");
@@ -200,7 +200,7 @@ fn tuning_files_round_trip_and_are_rejected_on_any_mismatch() {
     add(&path, &[one]);
     assert_eq!(file::read(&path), [one], "and is replaced");
     let left: Vec<_> = std::fs::read_dir(path.parent().unwrap()).unwrap().collect();
-    assert_eq!(left.len(), 2, "nothing half-written stays");
+    assert_eq!(left.len(), 2, "no temporary file remains");
 }
 
 #[test]
@@ -220,7 +220,7 @@ fn entries_outside_the_policy_are_skipped() {
     assert!(super::holds(&caps, &good));
     let plan = Plan { threads: 96, groups: 7, ..good.plan };
     assert!(!super::holds(&caps, &Entry { plan, ..good }));
-    assert!(!super::holds(&caps, &Entry { policy: good.plan, ..good }), "the policy has changed its mind");
+    assert!(!super::holds(&caps, &Entry { policy: good.plan, ..good }), "the policy has changed");
     for (rows, k, columns) in
         [(0, 5376, 1), (8192, 0, 1), (8192, 33, 1), (usize::MAX, 5376, 1), (8192, 5376, 0), (8192, 5376, 9)]
     {
@@ -237,7 +237,7 @@ fn tuning_persists_across_starts() {
     let folder = tempfile::tempdir().unwrap();
     let options = DeviceOptions { cache_dir: Some(folder.path().into()), ..DeviceOptions::default() };
     let Some(device) = testkit::cpu_device_with(&options) else { return };
-    assert!(!super::is_enabled(&device), "a CPU driver is tuned by tests alone");
+    assert!(!super::is_enabled(&device), "a CPU driver is tuned only by tests");
     // With int16 activations the CPU driver has several plans.
     let shapes = [shape(48, 256), shape(32, 128)];
     let mut arena = Arena::new(&device, Lifetime::Weights, Memory::Device).with_block_size(1 << 16);
