@@ -16,7 +16,7 @@
 pub mod reference;
 
 use gpu::{Arena, Buffer, Error, Result, View};
-use tensor::{KV_INT8_GROUP as INT8_GROUP, KvScheme};
+use tensor::KvScheme;
 
 /// The shape of one layer's cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -1,16 +1,13 @@
 //! Selects the variant for the attention of a decode step on a device. Pure; tested without a GPU.
 
-use gpu::{Caps, Error, Result, Subgroup, Tier};
+use gpu::{Caps, Subgroup, Tier};
 use tensor::KvScheme;
 
 pub use super::shape::Shape;
 use super::variant;
 use crate::{
-    Activations, HALF_GROUP,
-    attention::{
-        paged::{self, Mode},
-        rope,
-    },
+    Activations,
+    attention::paged::{self, Mode},
     variant::Variant,
 };
 
