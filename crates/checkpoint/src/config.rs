@@ -20,7 +20,7 @@ pub(crate) use keys::{Keys, MAX_LAYERS, MAX_SIZE};
 /// The attention type of a layer, as stored in configs; see [`AttentionSpan`](crate::AttentionSpan).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum LayerType {
+pub(crate) enum LayerType {
     /// Over the last [`Config::sliding_window`] tokens, with the local RoPE base.
     Sliding,
     /// Over the whole context, with the global RoPE base and its scaling.
@@ -90,9 +90,9 @@ pub struct Config {
     /// Attention scores are divided by its square root.
     pub query_pre_attn_scalar: f32,
     /// Window of sliding-window layers in tokens, the current one included; set if any layer has one.
-    pub sliding_window: Option<u32>,
-    /// Attention type of each layer.
-    pub layer_types: Vec<LayerType>,
+    pub(crate) sliding_window: Option<u32>,
+    /// Attention type of each layer; public as [`Config::layer`].
+    pub(crate) layer_types: Vec<LayerType>,
     /// RoPE base of full-attention layers.
     pub rope_theta_global: f32,
     /// RoPE base of sliding-window layers, which are never scaled.

@@ -173,13 +173,15 @@ fn head_is_the_embedding_matrix_unless_untied() {
         let mut source = complete_model(naming);
         let name = if naming == Naming::Gguf { "output.weight" } else { "lm_head.weight" };
         source.tensors.push(tensor(name, &[100, 16]));
-        let config = Config { tie_embeddings: tied, ..config() };
+        let mut config = config();
+        config.tie_embeddings = tied;
         complete::check(&config, &source).unwrap().head().unwrap().name.clone()
     };
     assert_eq!(with_head(Naming::HfText, true), "model.embed_tokens.weight");
     assert_eq!(with_head(Naming::HfText, false), "lm_head.weight");
     assert_eq!(with_head(Naming::Gguf, true), "output.weight");
-    let untied = Config { tie_embeddings: false, ..config() };
+    let mut untied = config();
+    untied.tie_embeddings = false;
     let missing = complete::check(&untied, &complete_model(Naming::HfText)).unwrap_err();
     assert!(missing.to_string().contains("missing: lm_head.weight, expected [100, 16]"), "{missing}");
 }

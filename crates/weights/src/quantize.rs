@@ -13,7 +13,7 @@ use std::{
 };
 
 use checkpoint::{
-    Checkpoint, Config, Role, Span, Tensor,
+    Checkpoint, Role, Span, Tensor,
     names::Naming,
     native::{self, HeaderEntry},
 };
@@ -183,8 +183,8 @@ fn jobs(checkpoint: &Checkpoint, scheme: Scheme) -> Result<Vec<TensorJob<'_>>> {
 /// The start of the file, including the length of the header.
 fn header(checkpoint: &Checkpoint, jobs: &[TensorJob<'_>], tokenizer_bytes: u64) -> Result<Vec<u8>> {
     // The config of a GGUF file always counts as tied; the inventory shows whether it is.
-    let tie_embeddings = checkpoint.inventory.get(None, Role::Head).is_none();
-    let config = Config { tie_embeddings, ..checkpoint.config.clone() };
+    let mut config = checkpoint.config.clone();
+    config.tie_embeddings = checkpoint.inventory.get(None, Role::Head).is_none();
     let entry = |job: &TensorJob<'_>| match job.layout {
         None => HeaderEntry::Vector {
             name: job.name.clone(),

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, process::ExitCode};
 
-use checkpoint::{Checkpoint, Tensor, config::LayerType};
+use checkpoint::{Checkpoint, Mixer, Tensor};
 use clap::Args;
 use gpu::format_bytes;
 use indrik::DeviceSelector;
@@ -132,7 +132,13 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 
 fn summary(checkpoint: &Checkpoint, parameters: u64) -> String {
     let config = &checkpoint.config;
-    let global = config.layer_types.iter().filter(|kind| **kind == LayerType::Global).count();
+    let spans = || {
+        config.layer_specs().map(|layer| match layer.mixer {
+            Mixer::Attention(attention) => attention.span,
+        })
+    };
+    let global = spans().filter(|span| !span.is_sliding()).count();
+    let window = spans().find_map(|span| span.window());
     let format = serde_json::to_value(checkpoint.source.format).unwrap_or_default();
     let mut text = format!("{}\n", store::printable(checkpoint.path.display()));
     text += &format!(
@@ -155,7 +161,7 @@ fn summary(checkpoint: &Checkpoint, parameters: u64) -> String {
     text += &format!(
         "   context  {} positions, window {}, vocabulary {}\n",
         config.max_positions,
-        config.sliding_window.map_or_else(|| "none".to_string(), |window| window.to_string()),
+        window.map_or_else(|| "none".to_string(), |window| window.to_string()),
         config.vocab
     );
     if !checkpoint.inventory.images.is_empty() {
