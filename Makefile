@@ -86,9 +86,9 @@ lint: setup ## check formatting, clippy, API docs, Markdown, licences
 fmt: ## format the code
 	$(rustfmt)
 
-rdna3: setup ## write docs/rdna3.md: every kernel as Mesa compiles it for RDNA3
+rdna3: setup ## write docs/performance/rdna3.{csv,md}: every kernel as Mesa compiles it for RDNA3
 	cargo build --release
-	scripts/rdna3.sh $(INDRIK) > docs/rdna3.md.new && mv docs/rdna3.md.new docs/rdna3.md
+	scripts/rdna3.sh $(INDRIK) docs/performance
 
 bench: setup ## measure memory bandwidth and a matrix product on this device
 	cargo build --release

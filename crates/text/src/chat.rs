@@ -1,8 +1,9 @@
-//! Chat templates: a conversation as the text that a model was trained on.
+//! Chat templates: rendering a conversation as a prompt.
 //!
-//! Templates are Jinja as Hugging Face runs it: blocks trimmed, Python's string methods, `raise_exception`,
-//! `strftime_now`, and a `tojson` that writes like Python's. They come with model files, so what they may do is bounded:
-//! a number of instructions and a size of the output, both growing with the conversation.
+//! Templates are Jinja with Hugging Face's extensions: trimmed blocks, Python's string methods,
+//! `raise_exception`, `strftime_now`, and a `tojson` that formats like Python's. They come with model files
+//! and are untrusted, so the number of instructions and the size of the output are limited; both limits grow
+//! with the conversation.
 
 use std::collections::HashSet;
 use std::io::Write;
@@ -18,7 +19,8 @@ use crate::marks::Marks;
 use crate::message::{Message, Tool};
 use crate::tokenizer::Tokenizer;
 
-/// Gemma 3's format: turns of user and model, system text in front of the first user's.
+/// Gemma 3's format: alternating user and model turns, with the system message prepended to the first user
+/// turn.
 const GEMMA3: &str = r#"{{ bos_token }}
 {%- set lead = namespace(text='', at=0) %}
 {%- if messages and messages[0].role == 'system' %}
@@ -37,21 +39,21 @@ const GEMMA3: &str = r#"{{ bos_token }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"#;
 
-const NAME: &str = "chat";
+const TEMPLATE_NAME: &str = "chat";
 
-/// Characters that mean nothing to anyone but who uses them: no template trims or changes one.
+/// Unicode's private-use characters: no template trims or changes them.
 const PRIVATE_USE: RangeInclusive<char> = '\u{e000}'..='\u{f8ff}';
 
-/// Instructions that any conversation may take, and how many more each message and each call of a tool may. The longest templates in use take a
-/// few hundred a message.
-const FUEL: u64 = 100_000;
+/// Maximum instructions of a template: a base, plus a number per message and tool call. The longest templates
+/// in use take a few hundred per message.
+const BASE_FUEL: u64 = 100_000;
 const FUEL_PER_MESSAGE: u64 = 5_000;
 
-/// Instructions that a byte of the tools' descriptions may take: some templates write types of their own for them.
+/// Additional instructions per byte of the tool descriptions: some templates convert the schemas to types.
 const FUEL_PER_BYTE: u64 = 10;
 
-/// How much text a template may write beside what the conversation holds, and how often it may repeat that.
-const OUTPUT: usize = 1 << 20;
+/// Maximum output of a template: a base, plus a multiple of the conversation's text, all in bytes.
+const BASE_OUTPUT: usize = 1 << 20;
 const OUTPUT_PER_INPUT: usize = 4;
 
 /// A compiled chat template.
@@ -63,33 +65,34 @@ pub struct ChatTemplate {
 }
 
 impl ChatTemplate {
-    /// Compiles a template, as `tokenizer_config.json`, `chat_template.jinja` or a GGUF's `tokenizer.chat_template` hold
-    /// it. `bos` and `eos` are the names of those tokens, empty where there are none.
+    /// Compiles a template from `tokenizer_config.json`, `chat_template.jinja` or a GGUF's
+    /// `tokenizer.chat_template`. `bos` and `eos` are the names of those tokens; empty if the model has none.
     pub fn new(source: &str, bos: &str, eos: &str) -> Result<ChatTemplate> {
         let mut environment = Environment::new();
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
-        environment.set_syntax(syntax.map_err(|e| told(&e))?);
+        environment.set_syntax(syntax.map_err(|e| template_error(&e))?);
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.add_function("raise_exception", raise_exception);
         environment.add_function("strftime_now", crate::clock::strftime_now);
         environment.add_filter("tojson", to_json);
-        environment.add_template_owned(NAME, source.to_owned()).map_err(|e| told(&e))?;
+        environment.add_template_owned(TEMPLATE_NAME, source.to_owned()).map_err(|e| template_error(&e))?;
         Ok(ChatTemplate { environment, source: source.to_owned(), bos: bos.to_owned(), eos: eos.to_owned() })
     }
 
-    /// Gemma 3's format, for files that carry no template. Equal to the official one wherever that accepts a
-    /// conversation of plain text; roles must alternate, also past what the official one checks.
+    /// Gemma 3's format, for files without a template. Renders text conversations like the official template;
+    /// roles must alternate, which this template checks more strictly.
     pub fn gemma3() -> ChatTemplate {
-        ChatTemplate::new(GEMMA3, "<bos>", "<end_of_turn>").expect("a test compiles it")
+        ChatTemplate::new(GEMMA3, "<bos>", "<end_of_turn>").expect("the built-in template compiles")
     }
 
-    /// The text of a conversation; with `add_generation_prompt` it ends where the model's answer begins.
+    /// Renders a conversation. With `add_generation_prompt`, the text ends where the model's reply starts.
     pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String> {
         self.render_with_tools::<()>(messages, add_generation_prompt, None)
     }
 
-    /// The tokens of a conversation, as a prompt. Only what the template itself writes makes control tokens: whatever the messages hold is
-    /// text, so that nobody ends a turn, or begins another's, by writing so.
+    /// Renders a conversation and encodes it as a prompt. Only text of the template itself becomes control
+    /// tokens. The content of messages is always encoded as text, so that it cannot end a turn or start
+    /// another one.
     pub fn encode(
         &self,
         tokenizer: &Tokenizer,
@@ -99,7 +102,8 @@ impl ChatTemplate {
         self.encode_with_tools(tokenizer, messages, &[], add_generation_prompt)
     }
 
-    /// The same with the tools that the assistant may call, none of whose words makes a control token either.
+    /// [`ChatTemplate::encode`] with the tools that the assistant may call. Their text never becomes control
+    /// tokens either.
     pub fn encode_with_tools(
         &self,
         tokenizer: &Tokenizer,
@@ -114,23 +118,23 @@ impl ChatTemplate {
             needed = needed || marks.needed(text);
             used.extend(text.chars().filter(|c| PRIVATE_USE.contains(c)));
         });
-        let written = |messages: &[Message], tools: &[Tool]| {
+        let render = |messages: &[Message], tools: &[Tool]| {
             self.render_with_tools(messages, add_generation_prompt, (!tools.is_empty()).then_some(&tools))
         };
         if !needed {
-            return Ok(tokenizer.encode_prompt(&written(messages, tools)?));
+            return Ok(tokenizer.encode_prompt(&render(messages, tools)?));
         }
         let mark = PRIVATE_USE.clone().find(|c| !used.contains(c)).ok_or_else(|| {
-            Error::Refused("the messages hold every character of Unicode's private use".to_owned())
+            Error::Rejected("the messages contain every private-use character of Unicode".to_owned())
         })?;
-        let mut marked = |text: &str| marks.put(text, mark);
-        let messages: Vec<Message> = messages.iter().map(|message| message.map(&mut marked)).collect();
-        let tools: Vec<Tool> = tools.iter().map(|tool| tool.map(&mut marked)).collect();
-        Ok(tokenizer.encode_marked(&written(&messages, &tools)?, Some(mark)))
+        let mut insert_marks = |text: &str| marks.insert(text, mark);
+        let messages: Vec<Message> = messages.iter().map(|message| message.map(&mut insert_marks)).collect();
+        let tools: Vec<Tool> = tools.iter().map(|tool| tool.map(&mut insert_marks)).collect();
+        Ok(tokenizer.encode_marked(&render(&messages, &tools)?, Some(mark)))
     }
 
-    /// [`ChatTemplate::render`] with descriptions of tools, in JSON's shape. Their keys are written in the order in which
-    /// `T` serialises them.
+    /// [`ChatTemplate::render`] with tool descriptions, which are serialised to JSON. Keys keep the order in
+    /// which `T` serialises them.
     pub fn render_with_tools<T: Serialize>(
         &self,
         messages: &[Message],
@@ -138,10 +142,10 @@ impl ChatTemplate {
         tools: Option<&T>,
     ) -> Result<String> {
         let tools = tools.map(|tools| Value::from(Serde(tools)));
-        let described = tools.as_ref().map_or(0, |tools| tools.to_string().len());
-        let mut input = described;
+        let tools_len = tools.as_ref().map_or(0, |tools| tools.to_string().len());
+        let mut input = tools_len;
         each_text(messages, &[], &mut |text| input += text.len());
-        let mut output = Bounded { text: Vec::new(), left: OUTPUT + OUTPUT_PER_INPUT * input };
+        let mut output = Bounded { text: Vec::new(), left: BASE_OUTPUT + OUTPUT_PER_INPUT * input };
         let context = context! {
             messages => Value::from(Serde(messages)),
             add_generation_prompt,
@@ -149,25 +153,25 @@ impl ChatTemplate {
             bos_token => &*self.bos,
             eos_token => &*self.eos,
         };
-        // Fuel is set on the environment, of which a copy shares the compiled template.
+        // Fuel is set on the environment; the clone shares the compiled template.
         let mut environment = self.environment.clone();
         let calls: usize = messages.iter().map(|message| message.tool_calls.len()).sum();
-        let fuel = FUEL_PER_MESSAGE * (messages.len() + calls) as u64 + FUEL_PER_BYTE * described as u64;
-        environment.set_fuel(Some(FUEL + fuel));
-        let template = environment.get_template(NAME).map_err(|e| told(&e))?;
-        template.render_captured_to(context, &mut output).map_err(|e| told(&e))?;
-        String::from_utf8(output.text).map_err(|_| Error::Template("its output is no UTF-8".into()))
+        let fuel = FUEL_PER_MESSAGE * (messages.len() + calls) as u64 + FUEL_PER_BYTE * tools_len as u64;
+        environment.set_fuel(Some(BASE_FUEL + fuel));
+        let template = environment.get_template(TEMPLATE_NAME).map_err(|e| template_error(&e))?;
+        template.render_captured_to(context, &mut output).map_err(|e| template_error(&e))?;
+        String::from_utf8(output.text).map_err(|_| Error::Template("its output is not UTF-8".into()))
     }
 }
 
-/// Calls `each` with everything in a conversation that the template did not write.
+/// Calls `each` with every text of a conversation.
 fn each_text(messages: &[Message], tools: &[Tool], each: &mut dyn FnMut(&str)) {
-    let mut look = |text: &str| {
+    let mut visit = |text: &str| {
         each(text);
         String::new()
     };
-    messages.iter().for_each(|message| drop(message.map(&mut look)));
-    tools.iter().for_each(|tool| drop(tool.map(&mut look)));
+    messages.iter().for_each(|message| drop(message.map(&mut visit)));
+    tools.iter().for_each(|tool| drop(tool.map(&mut visit)));
 }
 
 impl std::fmt::Debug for ChatTemplate {
@@ -176,7 +180,7 @@ impl std::fmt::Debug for ChatTemplate {
     }
 }
 
-/// What a template gave to `raise_exception`.
+/// The message that a template passed to `raise_exception`.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct Raised(String);
@@ -185,12 +189,12 @@ fn raise_exception(text: String) -> Result<Value, minijinja::Error> {
     Err(minijinja::Error::new(ErrorKind::InvalidOperation, text.clone()).with_source(Raised(text)))
 }
 
-/// What the output outgrew.
+/// The output exceeded its limit.
 #[derive(Debug, thiserror::Error)]
-#[error("its output is far larger than the conversation")]
+#[error("its output is much larger than the conversation")]
 struct TooLarge;
 
-/// Takes a bounded number of bytes.
+/// A writer with a size limit.
 struct Bounded {
     text: Vec<u8>,
     left: usize,
@@ -208,12 +212,12 @@ impl Write for Bounded {
     }
 }
 
-/// A template's error in our words: its own from `raise_exception`, else what went wrong in which line.
-fn told(error: &minijinja::Error) -> Error {
+/// Converts an error: the template's own message from `raise_exception`, or else the cause and the line.
+fn template_error(error: &minijinja::Error) -> Error {
     let mut source = Some(error as &(dyn std::error::Error + 'static));
     while let Some(cause) = source {
         if let Some(Raised(text)) = cause.downcast_ref() {
-            return Error::Refused(text.clone());
+            return Error::Rejected(text.clone());
         }
         if cause.is::<std::io::Error>() {
             return Error::Template(TooLarge.to_string());
@@ -221,7 +225,7 @@ fn told(error: &minijinja::Error) -> Error {
         source = cause.source();
     }
     let what = match (error.kind(), error.detail()) {
-        (ErrorKind::OutOfFuel, _) => "it runs far longer than any known template: stopped".to_owned(),
+        (ErrorKind::OutOfFuel, _) => "it exceeded the instruction limit".to_owned(),
         (kind, Some(detail)) => format!("{kind}: {detail}"),
         (kind, None) => kind.to_string(),
     };
@@ -231,7 +235,7 @@ fn told(error: &minijinja::Error) -> Error {
     }
 }
 
-/// Python's `json.dumps(…, ensure_ascii=False)`: a space after commas and colons, nothing escaped for HTML.
+/// Like Python's `json.dumps(…, ensure_ascii=False)`: a space after commas and colons, no HTML escapes.
 fn to_json(value: Value, indent: Option<usize>, kwargs: Kwargs) -> Result<Value, minijinja::Error> {
     let indent = indent.or(kwargs.get::<Option<usize>>("indent")?);
     let mut out = Vec::new();

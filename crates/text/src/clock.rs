@@ -1,4 +1,4 @@
-//! `strftime_now` for templates that write today's date into the prompt. Times are UTC.
+//! `strftime_now`, for templates that write the current date into the prompt. Times are UTC.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -21,14 +21,14 @@ const MONTHS: [&str; 12] = [
 /// 1 January 1970 was a Thursday.
 const DAYS: [&str; 7] = ["Thursday", "Friday", "Saturday", "Sunday", "Monday", "Tuesday", "Wednesday"];
 
-/// The present time in a format of C's `strftime`.
+/// The current time in the format of C's `strftime`.
 pub(crate) fn strftime_now(format: &str) -> Result<String, Error> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     strftime(format, now)
         .map_err(|what| Error::new(ErrorKind::InvalidOperation, format!("strftime_now: {what}")))
 }
 
-/// Seconds since 1970 in a format; the specifiers that templates use.
+/// Formats seconds since 1970; supports the specifiers that templates use.
 fn strftime(format: &str, seconds: u64) -> Result<String, String> {
     let days = seconds / 86_400;
     let (year, month, day) = date(days);
@@ -65,7 +65,7 @@ fn strftime(format: &str, seconds: u64) -> Result<String, String> {
             Some('F') => format!("{year:04}-{month:02}-{day:02}"),
             Some('T') => format!("{hour:02}:{minute:02}:{second:02}"),
             Some('%') => "%".to_owned(),
-            Some(other) => return Err(format!("'%{other}' is not known")),
+            Some(other) => return Err(format!("'%{other}' is not supported")),
             None => return Err("the format ends in '%'".to_owned()),
         };
         text.push_str(&part);
@@ -73,10 +73,10 @@ fn strftime(format: &str, seconds: u64) -> Result<String, String> {
     Ok(text)
 }
 
-/// Year, month and day of a day counted from 1 January 1970.
+/// Year, month and day of a day number, counted from 1 January 1970.
 fn date(mut days: u64) -> (u64, u64, u64) {
     let leap = |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
-    // 400 years are always 146097 days; the rest is counted out.
+    // 400 years always have 146097 days; the rest is counted year by year.
     let mut year = 1970 + days / 146_097 * 400;
     days %= 146_097;
     while days >= 365 + u64::from(leap(year)) {
@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn known_dates() {
+    fn known_dates_are_formatted() {
         assert_eq!(strftime("%Y-%m-%d %A %H:%M:%S", 0).unwrap(), "1970-01-01 Thursday 00:00:00");
         assert_eq!(strftime("%d %b %Y, %a %I %p", 951_827_696).unwrap(), "29 Feb 2000, Tue 12 PM");
         assert_eq!(strftime("%-d %B %y %%", 4_107_542_400).unwrap(), "1 March 00 %");

@@ -5,8 +5,9 @@
 /// The sampler calls [`mask`](Self::mask) before each token and [`accept`](Self::accept) after it. Errors are
 /// messages for the client that sent the request; after an error the constraint must not be used again.
 pub trait TokenConstraint: Send {
-    /// Writes the mask of tokens allowed next: bit t % 32 of word t / 32 is token t. The mask covers a vocabulary
-    /// of up to 32 × `words.len()` tokens. Stop tokens are allowed only where the completion may end.
+    /// Writes the mask of tokens allowed next: bit t % 32 of word t / 32 is token t. The mask covers a
+    /// vocabulary of up to 32 × `words.len()` tokens. Stop tokens are allowed only where the completion may
+    /// end.
     fn mask(&mut self, words: &mut [u32]) -> Result<(), String>;
 
     /// Advances by one token, which the last mask must have allowed.

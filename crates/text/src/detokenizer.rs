@@ -1,51 +1,54 @@
-//! Ids to text as they come.
+//! Incremental detokenisation.
 //!
-//! A character may be spread over several tokens (byte tokens, byte-level BPE). Bytes that may still become a character
-//! are held back, at most three; those that cannot are replaced as `String::from_utf8_lossy` would over the whole.
+//! A character may span several tokens (byte tokens, byte-level BPE). Up to three bytes that may still become
+//! a character are held back. Invalid bytes are replaced as `String::from_utf8_lossy` would for the whole
+//! text.
 
 use crate::tokenizer::{DecodeSpecial, Tokenizer};
 
-/// Turns ids into text, one by one. What `push` and `finish` return, joined, is what [`Tokenizer::decode`] makes of all.
+/// Decodes ids one by one. The results of `push` and `finish`, concatenated, equal [`Tokenizer::decode`] of
+/// all ids.
 #[derive(Clone, Debug)]
 pub struct Detokenizer {
     tokenizer: Tokenizer,
-    shown: DecodeSpecial,
-    /// Control tokens that are shown in any case.
-    also: Vec<u32>,
-    /// Bytes that are the start of a character.
+    special: DecodeSpecial,
+    /// Control tokens that are written in any case.
+    keep: Vec<u32>,
+    /// The start of an incomplete character.
     held: Vec<u8>,
-    /// The next space was put there by the tokenizer.
+    /// Whether the next leading space was added by the tokenizer.
     drop_space: bool,
 }
 
 impl Detokenizer {
-    /// For one sequence of ids.
-    pub fn new(tokenizer: &Tokenizer, shown: DecodeSpecial) -> Detokenizer {
+    /// A detokenizer for one sequence of ids.
+    pub fn new(tokenizer: &Tokenizer, special: DecodeSpecial) -> Detokenizer {
         Detokenizer {
             drop_space: tokenizer.space_prefix(),
             tokenizer: tokenizer.clone(),
-            shown,
-            also: Vec::new(),
+            special,
+            keep: Vec::new(),
             held: Vec::new(),
         }
     }
 
-    /// The same, but these control tokens are shown in any case.
-    pub fn keeping(self, also: impl IntoIterator<Item = u32>) -> Detokenizer {
-        Detokenizer { also: also.into_iter().collect(), ..self }
+    /// The same detokenizer, which writes the names of these control tokens even with
+    /// [`DecodeSpecial::Skip`].
+    pub fn keeping(self, ids: impl IntoIterator<Item = u32>) -> Detokenizer {
+        Detokenizer { keep: ids.into_iter().collect(), ..self }
     }
 
-    /// The text that this id completes: often one word, sometimes none.
+    /// Adds an id and returns the text that it completes, which may be empty.
     pub fn push(&mut self, id: u32) -> String {
         let mut text = String::new();
         self.push_to(id, &mut text);
         text
     }
 
-    /// [`Detokenizer::push`] into a text that is there already.
+    /// [`Detokenizer::push`], appending to existing text.
     pub fn push_to(&mut self, id: u32, text: &mut String) {
         let special = self.tokenizer.is_special(id);
-        if special && self.shown == DecodeSpecial::Skip && !self.also.contains(&id) {
+        if special && self.special == DecodeSpecial::Skip && !self.keep.contains(&id) {
             return;
         }
         let mut bytes = self.tokenizer.token_bytes(id).unwrap_or_default();
@@ -58,14 +61,14 @@ impl Detokenizer {
         self.held.drain(..complete);
     }
 
-    /// What is still held back: one replacement character, or nothing.
+    /// Ends the sequence and returns what was held back: one replacement character, or nothing.
     pub fn finish(mut self) -> String {
         let mut text = String::new();
         self.finish_to(&mut text);
         text
     }
 
-    /// [`Detokenizer::finish`] into a text that is there already. The next id starts a new text.
+    /// [`Detokenizer::finish`], appending to existing text. The next id starts a new sequence.
     pub fn finish_to(&mut self, text: &mut String) {
         text.push_str(&String::from_utf8_lossy(&self.held));
         self.held.clear();
@@ -73,9 +76,9 @@ impl Detokenizer {
     }
 }
 
-/// How many bytes at the end are the start of a character that may still be completed.
+/// Number of bytes at the end that are the start of an incomplete character.
 fn incomplete_tail(bytes: &[u8]) -> usize {
-    // A character has four bytes at most: look at the last three, where its first byte would be.
+    // A character has at most four bytes, so an incomplete one starts within the last three.
     for length in 1..=bytes.len().min(3) {
         let tail = &bytes[bytes.len() - length..];
         if tail[0] & 0xc0 == 0x80 {

@@ -1,34 +1,34 @@
-//! What can be wrong with a tokenizer's data, a template or a list of stop strings.
+//! The errors of tokenizers, chat templates and stop strings.
 
-/// Shorthand used through the crate.
+/// Shorthand used throughout the crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why text cannot be read or written.
+/// Why a tokenizer or template could not be loaded or used.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The system could not read a file.
+    /// A file could not be read.
     #[error("{}: {source}", path.display())]
     Io {
         /// The file.
         path: std::path::PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// The tokenizer's data contradicts itself: damaged, incomplete or hostile.
+    /// The tokenizer's data is inconsistent: damaged, incomplete or malicious.
     #[error("tokenizer: {0}")]
     Invalid(String),
-    /// The tokenizer is well-formed, but of a kind that is not built.
+    /// The tokenizer is valid but of an unsupported kind.
     #[error("tokenizer: {0}")]
     Unsupported(String),
-    /// The chat template cannot be compiled or failed on a conversation.
+    /// The chat template could not be compiled, or failed to render a conversation.
     #[error("chat template: {0}")]
     Template(String),
-    /// The chat template refuses the conversation, in its own words.
+    /// The chat template rejected the conversation with this message (`raise_exception`).
     #[error("{0}")]
-    Refused(String),
-    /// A stop string that would stop at once.
-    #[error("stop string {0} is empty: leave it out")]
-    EmptyStop(usize),
+    Rejected(String),
+    /// The stop string with this index is empty, which would stop at once.
+    #[error("stop string {0} is empty: remove it")]
+    EmptyStopString(usize),
 }
 
 pub(crate) fn invalid(text: impl Into<String>) -> Error {

@@ -1,8 +1,8 @@
-//! Hugging Face's `tokenizer.json` and `tokenizer_config.json`.
+//! Building a tokenizer from Hugging Face's `tokenizer.json` and `tokenizer_config.json`.
 //!
-//! Read are BPE models of the two kinds that language models use: over characters with spaces as marks and bytes as a
-//! fallback (Gemma), and over bytes (GPT-2 and its descendants). What the file says beyond that is either known to
-//! change nothing or refused, never ignored: ids that are nearly right are worse than an error.
+//! Supported are BPE models of the two kinds that language models use: over characters, with U+2581 for
+//! spaces and byte fallback (Gemma), and over bytes (GPT-2 and its descendants). Any other setting is either
+//! known to have no effect or rejected, never ignored: almost correct ids are worse than an error.
 
 use std::borrow::Cow;
 use std::path::Path;
@@ -13,29 +13,29 @@ use serde_json::Value;
 use crate::error::{Error, Result, invalid, unsupported};
 use crate::pieces::{Class, MAX_TOKENS, Pieces};
 use crate::pretokens::Pretokens;
-use crate::specials::{Specials, ends_by_its_name, looks_special};
+use crate::specials::{Specials, is_stop_token_name, looks_special};
 use crate::tokenizer::{Inner, Model, Tokenizer};
-use crate::vocabulary::{Letters, MARK, byte_token, ends, pairs, raw_bytes};
+use crate::vocabulary::{ByteLetters, MARK, byte_token, pairs, raw_bytes, stop_token_ids};
 
-/// What `tokenizer_config.json` says beside the vocabulary.
+/// The settings of `tokenizer_config.json`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TokenizerConfig {
-    /// The name of the beginning-of-text token.
+    /// Name of the beginning-of-text token.
     pub bos_token: Option<String>,
-    /// The name of the end-of-text token.
+    /// Name of the end-of-text token.
     pub eos_token: Option<String>,
-    /// Whether prompts start with `bos_token`, where the file says.
+    /// Whether prompts start with `bos_token`, if specified.
     pub add_bos_token: Option<bool>,
-    /// The chat template; of several the one named `default`.
+    /// The chat template; of several, the one named `default`.
     pub chat_template: Option<String>,
 }
 
 impl TokenizerConfig {
-    /// Reads the file's content.
+    /// Parses the file's content.
     pub fn parse(json: &[u8]) -> Result<TokenizerConfig> {
         let json: Value =
             serde_json::from_slice(json).map_err(|e| invalid(format!("tokenizer_config.json: {e}")))?;
-        // A token is its name, or an object that holds it.
+        // A token is a string, or an object with its content.
         let name = |key: &str| Some(json[key].as_str().or(json[key]["content"].as_str())?.to_owned());
         let template = match &json["chat_template"] {
             Value::Array(several) => {
@@ -79,7 +79,7 @@ struct Added<'a> {
     lstrip: bool,
     #[serde(default)]
     rstrip: bool,
-    /// Looked for after normalising; tokens that are not special are, where the file does not say.
+    /// Whether the token is matched in normalised text. The default is true for tokens that are not special.
     #[serde(default)]
     normalized: Option<bool>,
 }
@@ -108,14 +108,14 @@ struct Bpe<'a> {
     merges: Vec<Merge<'a>>,
 }
 
-/// Tokens and ids, in the order of the file. A map would hash every name once more than is needed.
+/// Tokens and ids in file order. A map would hash every name needlessly.
 struct Vocab<'a>(Vec<(Cow<'a, str>, u32)>);
 
-/// A string borrowed from the file where it has no escapes.
+/// A string, borrowed from the file if it has no escapes.
 #[derive(Deserialize)]
 struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
 
-/// A pair, written as `["a", "b"]` or, in older files, `"a b"`.
+/// A merge: `["a", "b"]` or, in older files, `"a b"`.
 struct Merge<'a>(Cow<'a, str>, Cow<'a, str>);
 
 impl<'de: 'a, 'a> Deserialize<'de> for Vocab<'a> {
@@ -167,16 +167,16 @@ impl<'de: 'a, 'a> Deserialize<'de> for Merge<'a> {
     }
 }
 
-/// How text becomes symbols.
+/// How text is split into symbols.
 enum Scheme {
-    /// Characters, spaces as marks.
+    /// Characters, with U+2581 for spaces.
     Marks { prefix: bool },
-    /// Bytes of words.
+    /// The bytes of words.
     Words { words: Pretokens, nfc: bool },
 }
 
 impl Tokenizer {
-    /// Reads `tokenizer.json` and, where there is one, `tokenizer_config.json` from a model's folder.
+    /// Reads `tokenizer.json` and, if present, `tokenizer_config.json` from a model's folder.
     pub fn from_folder(folder: &Path) -> Result<Tokenizer> {
         let read = |name: &str| {
             let path = folder.join(name);
@@ -190,7 +190,7 @@ impl Tokenizer {
         Tokenizer::from_hf(&read("tokenizer.json")?, config.as_deref())
     }
 
-    /// From the contents of `tokenizer.json` and, where there is one, of `tokenizer_config.json`.
+    /// Builds a tokenizer from the contents of `tokenizer.json` and, if present, `tokenizer_config.json`.
     pub fn from_hf(tokenizer: &[u8], config: Option<&[u8]>) -> Result<Tokenizer> {
         let config = config.map(TokenizerConfig::parse).transpose()?.unwrap_or_default();
         let file = std::str::from_utf8(tokenizer).map_err(|e| invalid(format!("tokenizer.json: {e}")))?;
@@ -201,9 +201,9 @@ impl Tokenizer {
 
 fn build(file: &File, config: &TokenizerConfig) -> Result<Tokenizer> {
     let model = &file.model;
-    refuse_unknown(file)?;
+    reject_unsupported(file)?;
     let scheme = scheme(file)?;
-    let letters = Letters::new();
+    let letters = ByteLetters::new();
     let alphabet = matches!(scheme, Scheme::Words { .. }).then_some(&letters);
     let (tokens, classes) = tokens(file)?;
     let mut pieces = Pieces::new(
@@ -216,7 +216,7 @@ fn build(file: &File, config: &TokenizerConfig) -> Result<Tokenizer> {
     let (built, prefix) = match scheme {
         Scheme::Marks { prefix } => (Model::Pairs(pairs), prefix),
         Scheme::Words { words, nfc } => {
-            pieces.spell_bytes();
+            pieces.use_text_as_bytes();
             (Model::Words { pairs, words, nfc }, false)
         }
     };
@@ -224,16 +224,16 @@ fn build(file: &File, config: &TokenizerConfig) -> Result<Tokenizer> {
     let first = first_special(&file.post_processor);
     let bos = id(&config.bos_token).or_else(|| id(&first)).or_else(|| id(&Some("<bos>".into())));
     let eos = id(&config.eos_token).or_else(|| id(&Some("<eos>".into())));
-    let written = |control: bool| {
+    let specials = |control: bool| {
         let wanted = |added: &&Added| control || classes[added.id as usize] == Class::UserDefined;
         let wanted = file.added_tokens.iter().filter(wanted);
         Specials::new(&wanted.map(|added| (added.content.as_bytes().to_vec(), added.id)).collect::<Vec<_>>())
     };
     Ok(Tokenizer::new(Inner {
         model: built,
-        as_text: written(false)?,
-        parsed: written(true)?,
-        ends: ends(&pieces, [eos, None]),
+        as_text: specials(false)?,
+        parsed: specials(true)?,
+        stop_token_ids: stop_token_ids(&pieces, [eos, None]),
         bos,
         eos,
         unknown: id(&model.unk_token),
@@ -245,8 +245,8 @@ fn build(file: &File, config: &TokenizerConfig) -> Result<Tokenizer> {
     }))
 }
 
-/// Refuses what would change ids and is not built.
-fn refuse_unknown(file: &File) -> Result<()> {
+/// Rejects unsupported settings that would change ids.
+fn reject_unsupported(file: &File) -> Result<()> {
     let model = &file.model;
     if model.kind.as_deref().is_some_and(|kind| kind != "BPE") {
         return Err(unsupported(format!(
@@ -255,7 +255,7 @@ fn refuse_unknown(file: &File) -> Result<()> {
         )));
     }
     let set = |option: &Option<String>| option.as_deref().is_some_and(|text| !text.is_empty());
-    let refused = [
+    let unsupported_settings = [
         ("dropout", model.dropout.is_some_and(|p| p != 0.0)),
         ("continuing_subword_prefix", set(&model.continuing_subword_prefix)),
         ("end_of_word_suffix", set(&model.end_of_word_suffix)),
@@ -264,13 +264,13 @@ fn refuse_unknown(file: &File) -> Result<()> {
             file.added_tokens.iter().any(|a| a.lstrip || a.rstrip || a.single_word),
         ),
     ];
-    match refused.iter().find(|(_, used)| *used) {
+    match unsupported_settings.iter().find(|(_, used)| *used) {
         Some((what, _)) => Err(unsupported(format!("tokenizer.json uses {what}, which is not supported"))),
         None => Ok(()),
     }
 }
 
-/// Tokens in the order of their ids, added ones included, and their classes. Ids that nothing names have no text.
+/// All tokens by id, including added ones, and their classes. Unused ids have no text.
 fn tokens<'a>(file: &'a File) -> Result<(Vec<&'a str>, Vec<Class>)> {
     let vocab = file.model.vocab.0.iter().map(|(token, id)| (&**token, *id));
     let added = file.added_tokens.iter().map(|added| (&*added.content, added.id));
@@ -288,7 +288,7 @@ fn tokens<'a>(file: &'a File) -> Result<(Vec<&'a str>, Vec<Class>)> {
         *here = token;
         if file.model.byte_fallback && byte_token(token).is_some() {
             classes[id as usize] = Class::Byte;
-        } else if ends_by_its_name(token) {
+        } else if is_stop_token_name(token) {
             classes[id as usize] = Class::Control;
         }
     }
@@ -299,11 +299,11 @@ fn tokens<'a>(file: &'a File) -> Result<(Vec<&'a str>, Vec<Class>)> {
     Ok((tokens, classes))
 }
 
-/// Which of the two schemes the normalizer and pre-tokenizer make.
+/// The scheme that the normalizer and pre-tokenizer define.
 fn scheme(file: &File) -> Result<Scheme> {
     let (normalizer, pre) = (&file.normalizer, &file.pre_tokenizer);
-    let refuse = |what: &str, part: &Value| {
-        let text: String = part.to_string().chars().take(200).collect();
+    let reject = |what: &str, setting: &Value| {
+        let text: String = setting.to_string().chars().take(200).collect();
         unsupported(format!("tokenizer.json: {what} {} is not supported; a GGUF of the model may be", text))
     };
     let mark = MARK.to_string();
@@ -319,20 +319,21 @@ fn scheme(file: &File) -> Result<Scheme> {
         _ => None,
     };
     if let Some(prefix) = prefix {
-        // With all spaces gone, a split at spaces does nothing.
+        // After spaces are replaced, splitting at spaces has no effect.
         let idle = pre.is_null() || pre["type"] == "Split" && pre["pattern"]["String"] == " ";
-        return if idle { Ok(Scheme::Marks { prefix }) } else { Err(refuse("pre-tokenizer", pre)) };
+        return if idle { Ok(Scheme::Marks { prefix }) } else { Err(reject("pre-tokenizer", pre)) };
     }
     let nfc = match normalizer["type"].as_str() {
         None if normalizer.is_null() => false,
         Some("NFC") => true,
-        _ => return Err(refuse("normalizer", normalizer)),
+        _ => return Err(reject("normalizer", normalizer)),
     };
-    // Control tokens are cut out first. One that is looked for in normalised text would be found elsewhere.
-    let late = |added: &&Added| added.normalized.unwrap_or(!added.special);
-    if let Some(added) = file.added_tokens.iter().find(late).filter(|_| nfc) {
+    // Control tokens are matched before normalisation. One that must match normalised text could be at
+    // another position.
+    let after_normalisation = |added: &&Added| added.normalized.unwrap_or(!added.special);
+    if let Some(added) = file.added_tokens.iter().find(after_normalisation).filter(|_| nfc) {
         return Err(unsupported(format!(
-            "tokenizer.json: '{}' is looked for in normalised text, which is not supported; a GGUF of the model may be",
+            "tokenizer.json: '{}' is matched in normalised text, which is not supported; a GGUF of the model may be",
             added.content
         )));
     }
@@ -357,12 +358,12 @@ fn scheme(file: &File) -> Result<Scheme> {
         {
             Pretokens::by_pattern(split["pattern"]["Regex"].as_str().unwrap_or_default())
         }
-        _ => return Err(refuse("pre-tokenizer", pre)),
+        _ => return Err(reject("pre-tokenizer", pre)),
     }?;
     Ok(Scheme::Words { words: words.whole_words(whole), nfc })
 }
 
-/// The token that the post-processor puts in front of a text.
+/// The token that the post-processor prepends to text.
 fn first_special(post: &Value) -> Option<String> {
     let steps = post["processors"].as_array().map_or(std::slice::from_ref(post), Vec::as_slice);
     let template = steps.iter().find(|step| step["type"] == "TemplateProcessing")?;

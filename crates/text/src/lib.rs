@@ -1,17 +1,37 @@
-//! Text in and out.
+//! Text processing: tokenizers, chat templates, incremental detokenisation, stop strings, tool calls.
 //!
-//! 1. A [`Tokenizer`] turns text into token ids. It is made from a GGUF's metadata ([`Vocabulary`]) or from Hugging
-//!    Face's `tokenizer.json`; the two give the same ids for the same model. There is one exception: where `tokenizer.json` says that
-//!    text is normalised (Qwen's does: NFC), it is, but a GGUF cannot say so, and llama.cpp, that format's reference, takes
-//!    text as it is. Each format follows its own reference; texts as people write them are in NFC already.
-//! 2. A [`ChatTemplate`] turns a conversation into the text that the model was trained on.
-//! 3. A [`Detokenizer`] turns ids back into text as they come, never half a character.
+//! 1. A [`Tokenizer`] turns text into token ids. It is built from a GGUF's metadata ([`Vocabulary`]) or from
+//!    Hugging Face's `tokenizer.json`; both give the same ids for the same model, with one exception. If
+//!    `tokenizer.json` asks for Unicode normalisation (Qwen's does: NFC), text is normalised. A GGUF has no
+//!    such key, and llama.cpp, the reference for that format, does not normalise. Each format follows its own
+//!    reference; text that people write is almost always NFC already.
+//! 2. A [`ChatTemplate`] turns a conversation into the prompt format that the model was trained on.
+//! 3. A [`Detokenizer`] turns ids back into text one by one, never splitting a character.
 //! 4. A [`StopMatcher`] holds text back while it may still become a stop string.
-//! 5. A [`ToolCallParser`] finds the calls of tools in it, in the form that the model's template has ([`ChatTemplate::tool_support`]).
-//! 6. A [`TokenConstraint`] says which tokens may come next, where an answer must look a certain way; the crate `grammar` makes them.
+//! 5. A [`ToolCallParser`] extracts tool calls from the text, in the format of the model's template
+//!    ([`ChatTemplate::tool_support`]).
+//! 6. A [`TokenConstraint`] restricts the next token, for structured output; the `grammar` crate implements
+//!    it.
 //!
-//! Everything here reads files and prompts from strangers: whatever they hold, the result is an error or a text, never
-//! a panic, and time grows no faster than n log n.
+//! All inputs are untrusted files and prompts: any content gives a result or an error, never a panic, and
+//! time grows at most as n log n.
+//!
+//! ```
+//! use text::{DecodeSpecial, EncodeSpecial, Tokenizer, Vocabulary, VocabularyKind};
+//!
+//! let mut vocabulary = Vocabulary::new(VocabularyKind::SentencePiece);
+//! vocabulary.tokens = ["<unk>", "</s>", "▁", "h", "i", "hi", "▁hi"].map(String::from).to_vec();
+//! vocabulary.token_types = vec![2, 3, 1, 1, 1, 1, 1];
+//! vocabulary.scores = vec![0.0, 0.0, -5.0, -4.0, -3.0, -2.0, -1.0];
+//! (vocabulary.unknown, vocabulary.eos) = (Some(0), Some(1));
+//! let tokenizer = Tokenizer::from_vocabulary(vocabulary)?;
+//!
+//! let ids = tokenizer.encode("hi hi", EncodeSpecial::AsText);
+//! assert_eq!(ids, [5, 6]);
+//! assert_eq!(tokenizer.decode(&ids, DecodeSpecial::Skip), "hi hi");
+//! assert_eq!(tokenizer.stop_token_ids(), [1]);
+//! # Ok::<(), text::Error>(())
+//! ```
 
 mod chat;
 mod clock;

@@ -1,38 +1,38 @@
-//! Byte-pair merging: the best adjacent pair becomes one symbol, until no pair is in the vocabulary.
+//! Byte-pair merging: the best adjacent pair is merged, repeatedly, until no pair is in the vocabulary.
 //!
-//! Symbols form a linked list over the text, candidates wait in a heap: n symbols take O(n log n), whatever the
-//! text. A candidate is stale when either side has changed since it was entered. Symbols only grow, so the
-//! summed length of the two tells.
+//! Symbols form a linked list, and candidate pairs a heap: n symbols take O(n log n) for any text. A
+//! candidate is stale if either symbol has changed since it was added. Symbols only grow, so comparing the
+//! combined length detects that.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use crate::pieces::NONE;
 
-/// A stretch of the text that is one token so far.
+/// A span of text that is one token so far.
 #[derive(Clone, Copy)]
 pub(crate) struct Symbol {
-    /// Where it starts in the text.
+    /// Offset in the text.
     pub(crate) start: u32,
-    /// Its length in bytes; 0 once it was merged into its left neighbour.
+    /// Length in bytes; 0 after merging into its left neighbour.
     pub(crate) len: u32,
-    /// Its token, or [`NONE`] where the vocabulary does not have it.
+    /// Token id, or [`NONE`] if it is not in the vocabulary.
     pub(crate) id: u32,
     next: u32,
     previous: u32,
 }
 
-/// The symbols of one text and the room to merge them; kept between texts for its memory.
+/// The symbols of one text. Reused between texts to avoid allocations.
 #[derive(Default)]
 pub(crate) struct Merger {
     symbols: Vec<Symbol>,
-    /// (rank, symbol) in one number, smallest first, then the pair's length and its token. Equal ranks go from left
-    /// to right.
+    /// (rank, left symbol) packed in one number, then the pair's length and token. Smallest first, so equal
+    /// ranks merge from left to right.
     heap: BinaryHeap<Reverse<(u64, u32, u32)>>,
 }
 
 impl Merger {
-    /// Forgets the last text.
+    /// Removes all symbols.
     pub(crate) fn clear(&mut self) {
         self.symbols.clear();
         self.heap.clear();
@@ -48,17 +48,18 @@ impl Merger {
         self.symbols.push(Symbol { start: start as u32, len: len as u32, id, next: NONE, previous });
     }
 
-    /// Merges all that can be. `pair` gives rank and token of two neighbours; the lowest rank goes first.
+    /// Merges until no pair is left. `pair` returns the rank and token of two neighbours; the lowest rank
+    /// merges first.
     pub(crate) fn run(&mut self, pair: impl Fn(&Symbol, &Symbol) -> Option<(u32, u32)>) {
-        // Collected first: making a heap of all at once is linear.
-        let mut first = std::mem::take(&mut self.heap).into_vec();
+        // Collected first: building a heap from all candidates is linear.
+        let mut candidates = std::mem::take(&mut self.heap).into_vec();
         for here in 1..self.symbols.len() {
             let (left, right) = (&self.symbols[here - 1], &self.symbols[here]);
             if let Some((rank, id)) = pair(left, right) {
-                first.push(Reverse((key(rank, here as u32 - 1), left.len + right.len, id)));
+                candidates.push(Reverse((key(rank, here as u32 - 1), left.len + right.len, id)));
             }
         }
-        self.heap = BinaryHeap::from(first);
+        self.heap = BinaryHeap::from(candidates);
         while let Some(Reverse((key, len, id))) = self.heap.pop() {
             let here = key as u32;
             let left = self.symbols[here as usize];
@@ -73,15 +74,15 @@ impl Merger {
             self.symbols[here as usize] = Symbol { len, id, next: right.next, ..left };
             if right.next != NONE {
                 self.symbols[right.next as usize].previous = here;
-                self.candidate(here, &pair);
+                self.add_candidate(here, &pair);
             }
             if left.previous != NONE {
-                self.candidate(left.previous, &pair);
+                self.add_candidate(left.previous, &pair);
             }
         }
     }
 
-    fn candidate(&mut self, here: u32, pair: impl Fn(&Symbol, &Symbol) -> Option<(u32, u32)>) {
+    fn add_candidate(&mut self, here: u32, pair: impl Fn(&Symbol, &Symbol) -> Option<(u32, u32)>) {
         let left = &self.symbols[here as usize];
         let right = &self.symbols[left.next as usize];
         if let Some((rank, id)) = pair(left, right) {
@@ -89,7 +90,7 @@ impl Merger {
         }
     }
 
-    /// What is left, in the order of the text.
+    /// The remaining symbols, in text order.
     pub(crate) fn symbols(&self) -> impl Iterator<Item = &Symbol> {
         self.symbols.iter().filter(|symbol| symbol.len > 0)
     }
@@ -99,10 +100,10 @@ fn key(rank: u32, here: u32) -> u64 {
     u64::from(rank) << 32 | u64::from(here)
 }
 
-/// The rank of a score: higher scores first, in the order of floats. Not a number comes somewhere, but always in the
-/// same place.
+/// The rank of a score: higher scores have lower ranks, in the order of floats. NaN has an arbitrary but
+/// fixed rank.
 pub(crate) fn rank_of_score(score: f32) -> u32 {
-    // -0.0 and 0.0 are equal scores.
+    // Adding 0.0 makes -0.0 and 0.0 equal.
     let bits = (score + 0.0).to_bits();
     let ascending = if bits >> 31 == 1 { !bits } else { bits | 1 << 31 };
     !ascending

@@ -1,4 +1,4 @@
-//! What a conversation holds, in the shape that chat templates know: OpenAI's, as Hugging Face has taken it over.
+//! Messages and tools in the form that chat templates expect: OpenAI's, as adopted by Hugging Face.
 
 use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
@@ -7,55 +7,55 @@ use serde_json::{Map, Value};
 /// One message of a conversation.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Message {
-    /// Who speaks: `system`, `user`, `assistant`, `tool`, or what else the template knows.
+    /// The role: `system`, `user`, `assistant`, `tool`, or another that the template supports.
     pub role: String,
-    /// What was said. An assistant that only calls tools says nothing.
+    /// The text; `None` for an assistant message that only calls tools.
     pub content: Option<String>,
-    /// The tools that the assistant calls.
+    /// Tool calls of the assistant.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tool_calls: Vec<ToolCall>,
-    /// Whose result this is.
+    /// Id of the call whose result this is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tool_call_id: Option<String>,
-    /// The name of the tool whose result this is.
+    /// Name of the tool whose result this is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
 }
 
-/// A call of a tool.
+/// A tool call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ToolCall {
-    /// What its result refers to.
+    /// Id, to which its result refers.
     pub id: String,
-    /// The tool.
+    /// Name of the tool.
     pub name: String,
-    /// What it is called with: an object, or a text where that is no JSON.
+    /// The arguments: an object, or a string if they are not valid JSON.
     pub arguments: Value,
 }
 
-/// A tool that may be called.
+/// A tool that the model may call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tool {
-    /// What calls it.
+    /// The name.
     pub name: String,
-    /// What it does.
+    /// What the tool does.
     pub description: Option<String>,
-    /// What it may be called with, as a JSON schema.
+    /// JSON schema of the arguments.
     pub parameters: Option<Value>,
 }
 
 impl Message {
-    /// A message that says something.
+    /// A text message.
     pub fn new(role: impl Into<String>, content: impl Into<String>) -> Message {
         Message { role: role.into(), content: Some(content.into()), ..Message::default() }
     }
 
-    /// A message of the assistant that calls tools.
+    /// An assistant message with tool calls.
     pub fn with_tool_calls(content: Option<String>, tool_calls: Vec<ToolCall>) -> Message {
         Message { role: "assistant".to_owned(), content, tool_calls, ..Message::default() }
     }
 
-    /// The same with every text in it changed, but for the role.
+    /// Applies a function to every text except the role.
     pub(crate) fn map(&self, change: &mut dyn FnMut(&str) -> String) -> Message {
         let mut call = |call: &ToolCall| ToolCall {
             id: change(&call.id),
@@ -74,7 +74,7 @@ impl Message {
 }
 
 impl Tool {
-    /// The same with every text in it changed.
+    /// Applies a function to every text.
     pub(crate) fn map(&self, change: &mut dyn FnMut(&str) -> String) -> Tool {
         Tool {
             name: change(&self.name),
@@ -84,7 +84,7 @@ impl Tool {
     }
 }
 
-/// As deep as a value of JSON can be read, which is 128.
+/// Recursion depth is bounded: serde_json parses at most 128 levels.
 fn map_value(value: &Value, change: &mut dyn FnMut(&str) -> String) -> Value {
     match value {
         Value::String(text) => Value::String(change(text)),
@@ -97,7 +97,7 @@ fn map_value(value: &Value, change: &mut dyn FnMut(&str) -> String) -> Value {
     }
 }
 
-/// What both a tool and a call are wrapped in.
+/// The `function` object of a tool or a call.
 #[derive(Serialize)]
 struct Function<'a> {
     name: &'a str,

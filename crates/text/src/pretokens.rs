@@ -1,8 +1,9 @@
-//! Where byte-level BPE cuts a text into words before it merges.
+//! Pre-tokenisation: splitting text into words before byte-level BPE merges them.
 //!
-//! The patterns are part of a model's definition and known by name. They all end in `\s+(?!\S)|\s+`: white space gives
-//! its last character to the word that follows. Regular expressions without look-ahead run in linear time, so that
-//! ending is a pattern of its own here and the last character is handed back afterwards.
+//! The patterns belong to a model's definition and are identified by name. They all end in `\s+(?!\S)|\s+`:
+//! the last white-space character belongs to the following word. Regular expressions without look-ahead run
+//! in linear time. So white space is a separate pattern here, and its last character is given back
+//! afterwards.
 
 use regex_automata::meta::Regex;
 use regex_automata::{Anchored, Input};
@@ -21,47 +22,47 @@ const QWEN2: &str = concat!(
 const SPACES: &str = r"\s+";
 const SPACES_INDEX: usize = 1;
 
-/// A way to cut text into words.
+/// A pre-tokenizer.
 pub(crate) struct Pretokens {
     words: Regex,
-    /// Each numeric character is a text of its own first.
+    /// Whether every numeric character is a word of its own.
     digits: bool,
-    /// A word that is in the vocabulary as a whole is taken without merging.
+    /// Whether a word that is in the vocabulary becomes that token without merging.
     pub(crate) whole_words: bool,
 }
 
 impl Pretokens {
-    /// By the name in a GGUF's `tokenizer.ggml.pre`; GPT-2's where there is none.
+    /// The pre-tokenizer with the name in a GGUF's `tokenizer.ggml.pre`; GPT-2's by default.
     pub(crate) fn by_name(name: Option<&str>) -> Result<Pretokens> {
         let (pattern, digits, whole_words) = match name.unwrap_or("gpt-2") {
             "gpt-2" | "gpt2" | "default" => (GPT2, false, false),
             "smollm" => (GPT2, true, false),
-            // The second is written for models of Qwen's architecture that others trained on.
+            // deepseek-r1-qwen: Qwen models that DeepSeek fine-tuned.
             "qwen2" | "deepseek-r1-qwen" => (QWEN2, false, false),
             "llama-bpe" | "llama3" | "llama-v3" => (LLAMA3, false, true),
             other => {
                 return Err(unsupported(format!(
-                    "pre-tokenizer '{other}' is not known; known are gpt-2, smollm, qwen2 and llama-bpe"
+                    "pre-tokenizer '{other}' is not supported; supported are gpt-2, smollm, qwen2 and llama-bpe"
                 )));
             }
         };
         Pretokens::new(pattern, digits, whole_words)
     }
 
-    /// By the regular expression in a `tokenizer.json`, with its look-ahead.
+    /// The pre-tokenizer with the regular expression in a `tokenizer.json`, including its look-ahead.
     pub(crate) fn by_pattern(pattern: &str) -> Result<Pretokens> {
         let known = [GPT2, QWEN2, LLAMA3];
-        let ours =
+        let head =
             pattern.strip_suffix(r"|\s+(?!\S)|\s+").and_then(|head| known.into_iter().find(|k| *k == head));
-        match ours {
+        match head {
             Some(head) => Pretokens::new(head, false, false),
             None => Err(unsupported(format!(
-                "the pattern '{pattern}' is not known; known are those of GPT-2, Qwen 2 and Llama 3"
+                "the pre-tokenizer pattern '{pattern}' is not supported; supported are those of GPT-2, Qwen 2 and Llama 3"
             ))),
         }
     }
 
-    /// The same, and a word that is in the vocabulary as a whole is taken without merging, or is not.
+    /// Sets whether a word that is in the vocabulary becomes that token without merging.
     pub(crate) fn whole_words(self, whole_words: bool) -> Pretokens {
         Pretokens { whole_words, ..self }
     }
@@ -71,7 +72,7 @@ impl Pretokens {
         Ok(Pretokens { words, digits, whole_words })
     }
 
-    /// Calls `each` with the words of a text. Together they are the text.
+    /// Calls `each` with every word. The words concatenated are the text.
     pub(crate) fn split<'a>(&self, text: &'a str, mut each: impl FnMut(&'a str)) {
         if !self.digits {
             return self.words(text, &mut each);
@@ -92,7 +93,8 @@ impl Pretokens {
             let found = self.words.find(input);
             let mut to = match &found {
                 Some(found) if found.end() > from => found.end(),
-                // Every character is in some class of every pattern; were it not, it would be a word of its own.
+                // Every pattern covers every character. As a safeguard, an uncovered character is a word of
+                // its own.
                 _ => from + text[from..].chars().next().map_or(1, char::len_utf8),
             };
             if to < text.len() && found.is_some_and(|f| f.pattern().as_usize() == SPACES_INDEX) {

@@ -1,22 +1,23 @@
-//! Stop strings, found across the boundaries of tokens.
+//! Stop strings, matched across token boundaries.
 //!
-//! Text that may still become a stop string is held back; nothing from a stop string on is let out. The match that
-//! starts first wins, also over one that is complete sooner. Which of two with the same start wins makes no
-//! difference: nothing from there on is let out. How the text is cut into pieces makes none either.
+//! Text that may still become a stop string is held back; nothing from a stop string on is emitted. The match
+//! that starts first wins, even over one that completes sooner. How the text is split into pieces makes no
+//! difference.
 //!
-//! Each stop string runs its own Knuth–Morris–Pratt automaton over the bytes: constant work a byte, whatever the strings.
+//! Each stop string has its own Knuth–Morris–Pratt automaton over bytes: constant work per byte for any
+//! strings.
 
 use crate::error::{Error, Result};
 
-/// Watches a text for stop strings. See the module.
+/// Matches stop strings in a stream of text; see the module documentation.
 #[derive(Clone, Debug)]
 pub struct StopMatcher {
     stops: Vec<Stop>,
-    /// Text that was not let out yet.
+    /// Text that was not emitted yet.
     held: String,
-    /// How far into `held` the stop strings have looked.
+    /// Bytes of `held` that were matched.
     seen: usize,
-    /// Where in `held` the first match starts, while an earlier one may still complete.
+    /// Start of the first match in `held`, while an earlier one may still complete.
     found: Option<usize>,
     stopped: bool,
 }
@@ -24,9 +25,9 @@ pub struct StopMatcher {
 #[derive(Clone, Debug)]
 struct Stop {
     text: Vec<u8>,
-    /// For each length of a matched prefix: the longest shorter prefix that is also its suffix.
+    /// For each prefix length: the longest shorter prefix that is also a suffix.
     fallback: Vec<usize>,
-    /// How much of `text` the last bytes match.
+    /// Length of the prefix that the last bytes match.
     matched: usize,
 }
 
@@ -42,7 +43,7 @@ impl Stop {
         stop
     }
 
-    /// Takes one byte.
+    /// Advances by one byte.
     fn step(&mut self, byte: u8) {
         if self.matched == self.text.len() {
             self.matched = self.fallback[self.matched];
@@ -55,16 +56,17 @@ impl Stop {
 }
 
 impl StopMatcher {
-    /// For these stop strings; none at all let everything through. An empty one is refused.
+    /// A matcher for these stop strings; without any, all text passes. An empty stop string is an error.
     pub fn new<S: AsRef<str>>(stops: &[S]) -> Result<StopMatcher> {
         if let Some(empty) = stops.iter().position(|stop| stop.as_ref().is_empty()) {
-            return Err(Error::EmptyStop(empty));
+            return Err(Error::EmptyStopString(empty));
         }
         let stops = stops.iter().map(|stop| Stop::new(stop.as_ref())).collect();
         Ok(StopMatcher { stops, held: String::new(), seen: 0, found: None, stopped: false })
     }
 
-    /// Takes text; returns what may be let out, and whether a stop string was met. After that nothing comes any more.
+    /// Adds text. Returns the text to emit, and whether a stop string was found; after that nothing is
+    /// emitted.
     pub fn push(&mut self, text: &str) -> (String, bool) {
         if self.stopped {
             return (String::new(), true);
@@ -93,7 +95,8 @@ impl StopMatcher {
         (std::mem::replace(&mut self.held, held), false)
     }
 
-    /// The text has ended: returns what was held back, and whether it holds a stop string. If not, the next text starts anew.
+    /// Ends the text. Returns the text that was held back, and whether a stop string was found. If not, the
+    /// matcher is ready for another text.
     pub fn finish(&mut self) -> (String, bool) {
         match self.found.take() {
             Some(found) => (self.stop(found), true),
@@ -105,12 +108,12 @@ impl StopMatcher {
         }
     }
 
-    /// Whether a stop string was met.
+    /// Whether a stop string was found.
     pub fn stopped(&self) -> bool {
         self.stopped
     }
 
-    /// Where the first stop string that may still complete starts.
+    /// Start of the earliest stop string that may still complete.
     fn open(&self) -> usize {
         self.seen - self.stops.iter().map(|stop| stop.matched).max().unwrap_or(0)
     }

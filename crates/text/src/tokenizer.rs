@@ -1,4 +1,4 @@
-//! The tokenizer itself: text to ids and back, whichever file it came from.
+//! The tokenizer: text to token ids and back, independent of the file format it came from.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -11,40 +11,40 @@ use crate::marks::Controls;
 use crate::merge::{Merger, Symbol};
 use crate::pieces::{Class, NONE, Pieces};
 use crate::pretokens::Pretokens;
-use crate::specials::{Part, Specials};
+use crate::specials::{Span, Specials};
 use crate::vocabulary::{MARK, byte_token};
 
-/// What to do with the names of control tokens in a text.
+/// How encoding treats the names of control tokens in text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EncodeSpecial {
-    /// They are those tokens: for text that a chat template made.
+    /// As control tokens: for the output of a chat template.
     Parse,
-    /// They are text like any other: for what a stranger wrote. No control token comes out.
+    /// As plain text: for untrusted input. The result contains no control tokens.
     AsText,
 }
 
-/// Which tokens decoding shows.
+/// How decoding treats control tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DecodeSpecial {
-    /// All, control tokens by their names.
+    /// Write their names.
     Keep,
-    /// Text only.
+    /// Omit them.
     Skip,
 }
 
-/// How symbols are merged.
+/// How adjacent symbols are merged.
 pub(crate) enum Model {
-    /// Any pair whose text is a token; the rank of each token comes from its score.
+    /// Any pair whose text is a token. Holds the rank of each token, derived from its score.
     Scores(Vec<u32>),
-    /// Pairs of a list, over characters.
+    /// The pairs of a merge list, over characters: (left, right) → (rank, merged).
     Pairs(HashMap<u64, (u32, u32)>),
-    /// Pairs of a list, over the bytes of words.
+    /// The pairs of a merge list, over the bytes of pre-tokenised words.
     Words {
         /// (left, right) → (rank, merged).
         pairs: HashMap<u64, (u32, u32)>,
-        /// Where words begin and end.
+        /// Splits text into words.
         words: Pretokens,
-        /// Text is brought into Unicode's normal form C first.
+        /// Whether text is normalised to NFC first.
         nfc: bool,
     },
 }
@@ -52,26 +52,26 @@ pub(crate) enum Model {
 pub(crate) struct Inner {
     pub(crate) pieces: Pieces,
     pub(crate) model: Model,
-    /// Tokens that are cut out of any text.
+    /// Tokens that are matched in any text: user-defined ones.
     pub(crate) as_text: Specials,
-    /// Those and the control tokens.
+    /// User-defined and control tokens.
     pub(crate) parsed: Specials,
     pub(crate) bos: Option<u32>,
     pub(crate) eos: Option<u32>,
     pub(crate) unknown: Option<u32>,
-    pub(crate) ends: Vec<u32>,
+    pub(crate) stop_token_ids: Vec<u32>,
     pub(crate) add_bos: bool,
     pub(crate) space_prefix: bool,
-    /// Spaces are written as U+2581 in the vocabulary.
+    /// Whether the vocabulary writes spaces as U+2581.
     pub(crate) marks: bool,
-    /// Neighbours that are unknown make one unknown token.
+    /// Whether adjacent unknown characters become a single unknown token.
     pub(crate) fuse_unknown: bool,
 }
 
-/// Symbols are numbered in 32 bits: a longer text is merged in stretches of this many bytes.
-const STRETCH: usize = 1 << 30;
+/// Maximum bytes merged at once, since symbols use 32-bit offsets. Longer text is merged in chunks.
+const MAX_MERGE_BYTES: usize = 1 << 30;
 
-/// Text to token ids and back. A clone shares everything.
+/// Converts text to token ids and back. Cheap to clone.
 #[derive(Clone)]
 pub struct Tokenizer(Arc<Inner>, Arc<Controls>);
 
@@ -84,29 +84,30 @@ impl Tokenizer {
         Tokenizer(Arc::new(inner), Arc::new(controls))
     }
 
-    /// The ids of a text, without a beginning-of-text token. Where a byte is neither in the vocabulary nor is there an
-    /// unknown token, it is left out.
+    /// Encodes text, without a beginning-of-text token. Bytes that the vocabulary cannot represent are
+    /// dropped if there is no unknown token.
     pub fn encode(&self, text: &str, special: EncodeSpecial) -> Vec<u32> {
         let mut ids = Vec::new();
         self.encode_into(text, special, None, &mut ids);
         ids
     }
 
-    /// The ids of a prompt: control tokens are parsed, and the beginning-of-text token stands first exactly once, even
-    /// where the text (from a chat template) begins with it. Models without one get none.
+    /// Encodes a prompt: control tokens are parsed, and the beginning-of-text token comes first exactly once,
+    /// even if the text (from a chat template) already starts with it. Models that do not use one get none.
     pub fn encode_prompt(&self, text: &str) -> Vec<u32> {
         self.encode_marked(text, None)
     }
 
-    /// The same for a text in which `mark` keeps what someone else than the template has written from being the name of a control
-    /// token ([`Marks`](crate::marks::Marks)): that is text like any other. The marks are no part of the text.
+    /// [`encode_prompt`](Self::encode_prompt) for text in which `mark` breaks up the names of control tokens
+    /// that did not come from the template ([`Marks`](crate::marks::Marks)). Those are encoded as text, and
+    /// the marks are removed.
     pub(crate) fn encode_marked(&self, text: &str, mark: Option<char>) -> Vec<u32> {
         let mut ids: Vec<u32> = self.0.bos.filter(|_| self.0.add_bos).into_iter().collect();
-        let own = ids.len();
+        let added_bos = !ids.is_empty();
         self.encode_into(text, EncodeSpecial::Parse, mark, &mut ids);
-        if own == 1 {
-            let doubled = ids[1..].iter().take_while(|id| **id == ids[0]).count();
-            ids.drain(1..1 + doubled);
+        if added_bos {
+            let repeated = ids[1..].iter().take_while(|id| **id == ids[0]).count();
+            ids.drain(1..1 + repeated);
         }
         ids
     }
@@ -119,22 +120,22 @@ impl Tokenizer {
         };
         let mut merger = Merger::default();
         let mut after_text = false;
-        let mut add = |part: Part<'_>| match part {
-            Part::Token(id) => {
+        let mut add = |span: Span<'_>| match span {
+            Span::Token(id) => {
                 after_text = false;
                 ids.push(id);
             }
-            Part::Text(text) => {
-                inner.text(text, inner.space_prefix && !after_text, &mut merger, ids);
+            Span::Text(text) => {
+                inner.encode_text(text, inner.space_prefix && !after_text, &mut merger, ids);
                 after_text = true;
             }
         };
-        specials.split(text, |part| match (part, mark) {
-            // What the marks kept from being parsed is text; tokens that stand in any text are found in it now.
-            (Part::Text(text), Some(mark)) if text.contains(mark) => {
+        specials.split(text, |span| match (span, mark) {
+            // Marked text was not parsed for control tokens; user-defined tokens are matched in it now.
+            (Span::Text(text), Some(mark)) if text.contains(mark) => {
                 inner.as_text.split(&text.replace(mark, ""), &mut add);
             }
-            (part, _) => add(part),
+            (span, _) => add(span),
         });
     }
 
@@ -143,7 +144,7 @@ impl Tokenizer {
         &self.1
     }
 
-    /// The text of ids, bytes that are no UTF-8 replaced. Ids outside the vocabulary have no text.
+    /// Decodes ids. Invalid UTF-8 is replaced, and ids outside the vocabulary are ignored.
     pub fn decode(&self, ids: &[u32], shown: DecodeSpecial) -> String {
         let mut stream = Detokenizer::new(self, shown);
         let mut text = String::new();
@@ -154,38 +155,38 @@ impl Tokenizer {
         text
     }
 
-    /// The raw bytes that a token stands for: a space for its mark, one byte for a byte token, the name of a control
-    /// token. They need not be whole characters.
+    /// The bytes of a token: spaces for U+2581, one byte for a byte token, the name for a control token. They
+    /// need not be valid UTF-8.
     pub fn token_bytes(&self, id: u32) -> Option<&[u8]> {
         self.0.pieces.get(id)
     }
 
-    /// How many tokens the vocabulary has. A model may have more rows than this.
+    /// Number of tokens in the vocabulary. A model may have more logits.
     pub fn vocab_size(&self) -> usize {
         self.0.pieces.len()
     }
 
-    /// The id of a token, by its name in the vocabulary (`▁the`, `<0x0A>`, `<bos>`); for byte-level vocabularies by its
-    /// own text.
+    /// The id of a token by its name in the vocabulary (`▁the`, `<0x0A>`, `<bos>`), or by its text in a
+    /// byte-level vocabulary.
     pub fn token_id(&self, token: &str) -> Option<u32> {
         let pieces = &self.0.pieces;
         let byte =
             || Some(pieces.bytes[byte_token(token)? as usize]).filter(|id| self.0.marks && *id != NONE);
-        let text = || if self.0.marks { pieces.find(text_of_marks(token).as_bytes()) } else { None };
+        let text = || if self.0.marks { pieces.find(unmark_spaces(token).as_bytes()) } else { None };
         byte().or_else(|| pieces.find(token.as_bytes())).or_else(text)
     }
 
-    /// Whether a token is control (or the unknown token) and no text.
+    /// Whether a token is a control token or the unknown token, rather than text.
     pub fn is_special(&self, id: u32) -> bool {
         self.0.pieces.class(id).is_some_and(Class::is_special)
     }
 
-    /// Whether a token is one raw byte, for text that the vocabulary has no other token for.
+    /// Whether a token is a byte-fallback token.
     pub fn is_byte(&self, id: u32) -> bool {
         self.0.pieces.class(id) == Some(Class::Byte)
     }
 
-    /// The beginning-of-text token, whether or not prompts start with it.
+    /// The beginning-of-text token, whether or not prompts use it.
     pub fn bos(&self) -> Option<u32> {
         self.0.bos
     }
@@ -195,22 +196,23 @@ impl Tokenizer {
         self.0.add_bos
     }
 
-    /// The end-of-text token that the file names.
+    /// The end-of-text token named by the file.
     pub fn eos(&self) -> Option<u32> {
         self.0.eos
     }
 
-    /// All tokens that end a generation: the one that the file names and the ends of turns and texts known by name.
+    /// All tokens that end a completion: the one named by the file, and well-known end-of-turn and
+    /// end-of-text tokens.
     pub fn stop_token_ids(&self) -> &[u32] {
-        &self.0.ends
+        &self.0.stop_token_ids
     }
 
-    /// The name of a token that is text or control, for templates: `<bos>`.
+    /// The name of a token, such as `<bos>`, for templates.
     pub fn token_name(&self, id: u32) -> Option<Cow<'_, str>> {
         self.0.pieces.get(id).map(String::from_utf8_lossy)
     }
 
-    /// Whether the first space of a decoded text was not written by anyone.
+    /// Whether encoding adds a leading space, which decoding must remove.
     pub(crate) fn space_prefix(&self) -> bool {
         self.0.space_prefix
     }
@@ -220,17 +222,17 @@ impl std::fmt::Debug for Tokenizer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Tokenizer")
             .field("vocab_size", &self.vocab_size())
-            .field("ends", &self.stop_token_ids())
+            .field("stop_token_ids", &self.stop_token_ids())
             .finish_non_exhaustive()
     }
 }
 
-/// A text with the marks of spaces turned into spaces.
-pub(crate) fn text_of_marks(text: &str) -> Cow<'_, str> {
+/// Replaces U+2581 by spaces.
+pub(crate) fn unmark_spaces(text: &str) -> Cow<'_, str> {
     if text.contains(MARK) { Cow::Owned(text.replace(MARK, " ")) } else { Cow::Borrowed(text) }
 }
 
-/// A text in Unicode's normal form C. Most are already, which a look at each character tells.
+/// Normalises text to NFC. The quick check avoids a copy for text that is already normalised.
 fn normalized(text: &str) -> Cow<'_, str> {
     match is_nfc_quick(text.chars()) {
         IsNormalized::Yes => Cow::Borrowed(text),
@@ -239,35 +241,35 @@ fn normalized(text: &str) -> Cow<'_, str> {
 }
 
 impl Inner {
-    /// Tokenizes text that holds no special token.
-    fn text(&self, text: &str, prefix: bool, merger: &mut Merger, ids: &mut Vec<u32>) {
+    /// Encodes text without special tokens.
+    fn encode_text(&self, text: &str, prefix: bool, merger: &mut Merger, ids: &mut Vec<u32>) {
         if let Model::Words { pairs, words, nfc } = &self.model {
             let text = if *nfc { normalized(text) } else { Cow::Borrowed(text) };
-            return words.split(&text, |word| self.word(word, pairs, words.whole_words, merger, ids));
+            return words.split(&text, |word| self.encode_word(word, pairs, words.whole_words, merger, ids));
         }
-        // A mark in the text is a space like any other. Tokens are kept with spaces for marks, so that text is looked up
-        // as it is.
-        let mut text = text_of_marks(text);
+        // U+2581 in the text is treated as a space. The vocabulary stores tokens with spaces, so that text
+        // can be looked up directly.
+        let mut text = unmark_spaces(text);
         if prefix {
             text.to_mut().insert(0, ' ');
         }
         let mut rest = &*text;
         while !rest.is_empty() {
-            let cut = (0..=rest.len().min(STRETCH)).rev().find(|at| rest.is_char_boundary(*at));
-            let (stretch, after) = rest.split_at(cut.unwrap_or(rest.len()));
-            self.characters(stretch, merger, ids);
+            let cut = (0..=rest.len().min(MAX_MERGE_BYTES)).rev().find(|at| rest.is_char_boundary(*at));
+            let (chunk, after) = rest.split_at(cut.unwrap_or(rest.len()));
+            self.encode_characters(chunk, merger, ids);
             rest = after;
         }
     }
 
-    fn characters(&self, text: &str, merger: &mut Merger, ids: &mut Vec<u32>) {
+    fn encode_characters(&self, text: &str, merger: &mut Merger, ids: &mut Vec<u32>) {
         merger.clear();
-        let mut letter = [0; 4];
+        let mut buffer = [0; 4];
         for (start, character) in text.char_indices() {
-            let bytes = character.encode_utf8(&mut letter).as_bytes();
+            let bytes = character.encode_utf8(&mut buffer).as_bytes();
             match self.pieces.find_text(bytes) {
                 Some(id) => merger.push(start, bytes.len(), id),
-                // Pairs of a list may name byte tokens, so those are symbols from the start.
+                // Merge lists may contain byte tokens, so bytes are separate symbols from the start.
                 None if matches!(self.model, Model::Pairs(_)) && self.has_bytes(bytes) => {
                     for (i, byte) in bytes.iter().enumerate() {
                         merger.push(start + i, 1, self.pieces.bytes[*byte as usize]);
@@ -289,7 +291,7 @@ impl Inner {
         self.emit(text.as_bytes(), merger, ids);
     }
 
-    fn word(
+    fn encode_word(
         &self,
         word: &str,
         pairs: &HashMap<u64, (u32, u32)>,
@@ -300,17 +302,17 @@ impl Inner {
         if whole && let Some(id) = self.pieces.find_text(word.as_bytes()) {
             return ids.push(id);
         }
-        for stretch in word.as_bytes().chunks(STRETCH) {
+        for chunk in word.as_bytes().chunks(MAX_MERGE_BYTES) {
             merger.clear();
-            for (start, byte) in stretch.iter().enumerate() {
+            for (start, byte) in chunk.iter().enumerate() {
                 let id = self.pieces.bytes[*byte as usize];
-                // Left out before merging, not after: its neighbours then may merge. Hugging Face's do.
+                // Dropped before merging, as Hugging Face does, so that its neighbours can merge.
                 if id != NONE || self.unknown.is_some() {
                     merger.push(start, 1, id);
                 }
             }
             merger.run(|left, right| pair(pairs, left, right));
-            self.emit(stretch, merger, ids);
+            self.emit(chunk, merger, ids);
         }
     }
 
@@ -318,20 +320,21 @@ impl Inner {
         bytes.iter().all(|byte| self.pieces.bytes[*byte as usize] != NONE)
     }
 
-    /// Appends the tokens of merged symbols; what the vocabulary lacks is spelled in bytes or becomes the unknown token.
+    /// Appends the tokens of merged symbols. Symbols that are not in the vocabulary become byte tokens or the
+    /// unknown token.
     fn emit(&self, text: &[u8], merger: &Merger, ids: &mut Vec<u32>) {
         let mut was_unknown = false;
         for symbol in merger.symbols() {
             let bytes = &text[symbol.start as usize..][..symbol.len as usize];
-            let spelled = symbol.id != NONE || self.has_bytes(bytes);
+            let representable = symbol.id != NONE || self.has_bytes(bytes);
             if symbol.id != NONE {
                 ids.push(symbol.id);
-            } else if spelled {
+            } else if representable {
                 ids.extend(bytes.iter().map(|byte| self.pieces.bytes[*byte as usize]));
             } else if !(was_unknown && self.fuse_unknown) {
                 ids.extend(self.unknown);
             }
-            was_unknown = !spelled;
+            was_unknown = !representable;
         }
     }
 }

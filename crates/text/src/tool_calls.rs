@@ -1,9 +1,10 @@
 //! Streaming parser for tool calls in a model's output.
 //!
 //! A call is written as `prefix`, tool name, `infix`, JSON arguments, `suffix`. Qwen 2.5, for example, writes
-//! `<tool_call>\n{"name": "` · name · `", "arguments": ` · arguments · `}\n</tool_call>`. The format is derived from the
-//! model's own chat template ([`crate::ChatTemplate::tool_support`]). When tools are offered, a grammar constrains
-//! the output to this format, so whatever starts like a call is a call. Everything else is text, and no text is lost.
+//! `<tool_call>\n{"name": "` · name · `", "arguments": ` · arguments · `}\n</tool_call>`. The format is
+//! derived from the model's own chat template ([`crate::ChatTemplate::tool_support`]). When tools are
+//! offered, a grammar constrains the output to this format, so whatever starts like a call is a call.
+//! Everything else is text, and no text is lost.
 
 /// How a model writes tool calls.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,8 +17,8 @@ pub struct ToolCallFormat {
     pub suffix: String,
     /// White space between two calls; `None` if the model makes only one call per message.
     pub separator: Option<String>,
-    /// Length in bytes of the start of `prefix` that distinguishes a call from text. 0 if nothing does; then only
-    /// the very start of the output can be a call.
+    /// Length in bytes of the start of `prefix` that distinguishes a call from text. 0 if nothing does; then
+    /// only the very start of the output can be a call.
     pub trigger_len: usize,
     /// Control tokens that occur in the format: name and id.
     pub control_tokens: Vec<(String, u32)>,
@@ -38,7 +39,8 @@ pub(crate) fn is_name_char(character: char) -> bool {
     character.is_ascii_alphanumeric() || matches!(character, '_' | '-')
 }
 
-/// A piece of parsed output. The [texts](ToolCallEvent::text) of all events, concatenated, are the whole output.
+/// A piece of parsed output. The [texts](ToolCallEvent::text) of all events, concatenated, are the whole
+/// output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ToolCallEvent {
     /// Text outside of calls.
@@ -127,8 +129,8 @@ fn match_prefix(text: &str, expected: &str) -> PrefixMatch<usize> {
     }
 }
 
-/// Parses the tool calls of one completion as it is generated. How the output is split into pieces affects only
-/// where events are split.
+/// Parses the tool calls of one completion as it is generated. How the output is split into pieces affects
+/// only where events are split.
 #[derive(Clone, Debug)]
 pub struct ToolCallParser {
     format: ToolCallFormat,
@@ -138,8 +140,8 @@ pub struct ToolCallParser {
 }
 
 impl ToolCallParser {
-    /// A parser for one completion. With `anywhere`, a call may start at any point of the text, provided the format
-    /// has a trigger; otherwise only at the start.
+    /// A parser for one completion. With `anywhere`, a call may start at any point of the text, provided the
+    /// format has a trigger; otherwise only at the start.
     pub fn new(format: ToolCallFormat, anywhere: bool) -> ToolCallParser {
         let state = if anywhere && format.trigger_len > 0 { State::Text } else { State::Start };
         ToolCallParser { format, state, buffer: String::new() }
@@ -153,8 +155,8 @@ impl ToolCallParser {
         events
     }
 
-    /// Ends the output and returns what is still buffered. A call without a complete name is dropped: its start
-    /// becomes markup, not text.
+    /// Ends the output and returns what is still buffered. A call without a complete name is dropped: its
+    /// start becomes markup, not text.
     pub fn finish(&mut self) -> Vec<ToolCallEvent> {
         let rest = std::mem::take(&mut self.buffer);
         let event = match self.state {

@@ -1,8 +1,8 @@
 //! Detects whether and how a chat template supports tools.
 //!
-//! Templates do not declare their tool-call format. So the template renders a synthetic conversation with and without a tool,
-//! and with a tool call in place of a plain reply. The differences between the texts are what the template writes for
-//! tools.
+//! Templates do not declare their tool-call format. So the template renders a synthetic conversation with and
+//! without a tool, and with a tool call in place of a plain reply. The differences between the texts are what
+//! the template writes for tools.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! A tokenizer as a GGUF describes it: the values of `tokenizer.ggml.*`, as plain vectors.
+//! Building a tokenizer from a GGUF's metadata, the values of `tokenizer.ggml.*`.
 
 use std::collections::HashMap;
 
@@ -6,15 +6,15 @@ use crate::error::{Result, invalid};
 use crate::merge::rank_of_score;
 use crate::pieces::{Class, Pieces};
 use crate::pretokens::Pretokens;
-use crate::specials::{END_NAMES, Specials, ends_by_its_name};
+use crate::specials::{STOP_TOKEN_NAMES, Specials, is_stop_token_name};
 use crate::tokenizer::{Inner, Model, Tokenizer};
 
-/// How tokens are made, `tokenizer.ggml.model`.
+/// The tokenizer algorithm: `tokenizer.ggml.model`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VocabularyKind {
-    /// SentencePiece BPE, "llama": characters merged by score, bytes where a character is unknown.
+    /// `llama`: SentencePiece BPE. Characters are merged by score; unknown characters become bytes.
     SentencePiece,
-    /// Byte-level BPE, "gpt2": bytes of words merged in the order of a list.
+    /// `gpt2`: byte-level BPE. The bytes of words are merged in the order of a merge list.
     Bpe,
 }
 
@@ -25,11 +25,12 @@ pub struct Vocabulary {
     pub kind: VocabularyKind,
     /// `tokens`, in the order of their ids.
     pub tokens: Vec<String>,
-    /// `scores`: one a token for [`VocabularyKind::SentencePiece`]; not used by [`VocabularyKind::Bpe`].
+    /// `scores`: one per token for [`VocabularyKind::SentencePiece`]; not used by [`VocabularyKind::Bpe`].
     pub scores: Vec<f32>,
-    /// `token_type`: one a token, or empty where all are text.
+    /// `token_type`: one per token, or empty if all tokens are text.
     pub token_types: Vec<i32>,
-    /// `merges`: "left right", best first, for [`VocabularyKind::Bpe`]; not used by [`VocabularyKind::SentencePiece`].
+    /// `merges`: "left right", best first, for [`VocabularyKind::Bpe`]; not used by
+    /// [`VocabularyKind::SentencePiece`].
     pub merges: Vec<String>,
     /// `pre`: the pre-tokenizer of [`VocabularyKind::Bpe`].
     pub pre: Option<String>,
@@ -37,7 +38,7 @@ pub struct Vocabulary {
     pub bos: Option<u32>,
     /// `eos_token_id`.
     pub eos: Option<u32>,
-    /// `eot_token_id`, the end of a turn.
+    /// `eot_token_id`: end of turn.
     pub eot: Option<u32>,
     /// `unknown_token_id`.
     pub unknown: Option<u32>,
@@ -45,13 +46,13 @@ pub struct Vocabulary {
     pub pad: Option<u32>,
     /// `add_bos_token`: whether a prompt starts with `bos`.
     pub add_bos: bool,
-    /// `add_space_prefix`: whether text starts with a space that was not written. Where the file does not say, it is
-    /// true for SentencePiece and false for BPE.
+    /// `add_space_prefix`: whether a space is prepended to text. If the file has no value, callers use true
+    /// for SentencePiece and false for BPE.
     pub add_space_prefix: bool,
 }
 
 impl Vocabulary {
-    /// An empty vocabulary, to be filled in.
+    /// An empty vocabulary.
     pub fn new(kind: VocabularyKind) -> Vocabulary {
         Vocabulary {
             kind,
@@ -70,7 +71,7 @@ impl Vocabulary {
         }
     }
 
-    /// Checks the lengths and ids before anything is built on them.
+    /// Validates lengths and ids.
     fn check(&self) -> Result<()> {
         let count = self.tokens.len();
         let lengths = [
@@ -98,14 +99,14 @@ impl Vocabulary {
     }
 
     fn class(&self, id: usize) -> Class {
-        // A file without types still names its control tokens by their role.
-        let named = || [self.bos, self.eos, self.eot, self.pad].contains(&Some(id as u32));
+        // A file without types still identifies control tokens by role.
+        let has_role = || [self.bos, self.eos, self.eot, self.pad].contains(&Some(id as u32));
         match self.token_types.get(id) {
-            // Files exist that call the end of a turn text.
-            Some(_) if ends_by_its_name(&self.tokens[id]) => Class::Control,
+            // Some files mark the end-of-turn token as text.
+            Some(_) if is_stop_token_name(&self.tokens[id]) => Class::Control,
             Some(&number) => Class::from_gguf(number),
-            None if ends_by_its_name(&self.tokens[id]) => Class::Control,
-            None if named() => Class::Control,
+            None if is_stop_token_name(&self.tokens[id]) => Class::Control,
+            None if has_role() => Class::Control,
             None if self.unknown == Some(id as u32) => Class::Unknown,
             None if byte_token(&self.tokens[id]).is_some() && self.kind == VocabularyKind::SentencePiece => {
                 Class::Byte
@@ -116,17 +117,17 @@ impl Vocabulary {
 }
 
 impl Tokenizer {
-    /// From a GGUF's metadata.
+    /// Builds a tokenizer from a GGUF's metadata.
     pub fn from_vocabulary(vocabulary: Vocabulary) -> Result<Tokenizer> {
         vocabulary.check()?;
         let marks = vocabulary.kind == VocabularyKind::SentencePiece;
-        let letters = Letters::new();
+        let letters = ByteLetters::new();
         let class = |id| vocabulary.class(id);
         let mut pieces = Pieces::new(&vocabulary.tokens, class, |token, class, arena| {
             raw_bytes(token, class, if marks { None } else { Some(&letters) }, arena)
         })?;
         if !marks {
-            pieces.spell_bytes();
+            pieces.use_text_as_bytes();
         }
         let model = match vocabulary.kind {
             VocabularyKind::SentencePiece => Model::Scores(ranks(&pieces, &vocabulary.scores)),
@@ -136,26 +137,26 @@ impl Tokenizer {
                 Model::Words {
                     pairs: pairs(&pieces, halves, Some(&letters))?,
                     words: Pretokens::by_name(vocabulary.pre.as_deref())?,
-                    // A GGUF has no key for it, and llama.cpp does not either.
+                    // A GGUF has no key for normalisation, and llama.cpp does not normalise.
                     nfc: false,
                 }
             }
         };
-        let written = |class| pieces.of_class(class).map(|(id, bytes)| (bytes.to_vec(), id));
-        let always: Vec<_> = written(Class::UserDefined)
-            .map(|(bytes, id)| (if marks && is_run(&bytes) { marked(&bytes) } else { bytes }, id))
+        let tokens_of = |class| pieces.with_class(class).map(|(id, bytes)| (bytes.to_vec(), id));
+        let always: Vec<_> = tokens_of(Class::UserDefined)
+            .map(|(bytes, id)| (if marks && is_space_run(&bytes) { marked(&bytes) } else { bytes }, id))
             .collect();
         let mut parsed = always.clone();
-        parsed.extend(written(Class::Control).chain(written(Class::Unknown)));
-        let ends = ends(&pieces, [vocabulary.eos, vocabulary.eot]);
+        parsed.extend(tokens_of(Class::Control).chain(tokens_of(Class::Unknown)));
+        let stop_token_ids = stop_token_ids(&pieces, [vocabulary.eos, vocabulary.eot]);
         Ok(Tokenizer::new(Inner {
             model,
             as_text: Specials::new(&always)?,
             parsed: Specials::new(&parsed)?,
-            ends,
+            stop_token_ids,
             bos: vocabulary.bos,
             eos: vocabulary.eos,
-            // Byte-level vocabularies have all bytes; one that lacks some leaves them out.
+            // Byte-level vocabularies normally have all bytes; missing ones are dropped.
             unknown: vocabulary.unknown.filter(|_| marks),
             add_bos: vocabulary.add_bos,
             space_prefix: marks && vocabulary.add_space_prefix,
@@ -169,33 +170,34 @@ impl Tokenizer {
 /// The character that SentencePiece writes for a space.
 pub(crate) const MARK: char = '▁';
 
-/// The rank of each token. Runs of spaces are user-defined without scores of their own: they go before all others, the
-/// longest first, which makes the longest runs from the left. That is what tokenizer.json lists too.
+/// The merge rank of each token. Runs of spaces are user-defined tokens without meaningful scores. They rank
+/// before all others, longest first, which gives the longest runs from the left, as in the merge list of
+/// tokenizer.json.
 fn ranks(pieces: &Pieces, scores: &[f32]) -> Vec<u32> {
     let mut ranks: Vec<u32> = scores.iter().map(|score| rank_of_score(*score)).collect();
-    for (id, bytes) in pieces.of_class(Class::UserDefined).filter(|(_, bytes)| is_run(bytes)) {
+    for (id, bytes) in pieces.with_class(Class::UserDefined).filter(|(_, bytes)| is_space_run(bytes)) {
         ranks[id as usize] = BEFORE_SCORES.saturating_sub(bytes.len() as u32);
     }
     ranks
 }
 
-/// No finite score has a rank below this.
+/// Ranks below this are lower than those of any finite score.
 const BEFORE_SCORES: u32 = 1 << 23;
 
-fn is_run(bytes: &[u8]) -> bool {
+fn is_space_run(bytes: &[u8]) -> bool {
     bytes.len() > 1 && bytes.iter().all(|byte| *byte == b' ')
 }
 
-/// A run of spaces as the marks that text may hold in its place.
+/// A run of spaces written with U+2581.
 fn marked(run: &[u8]) -> Vec<u8> {
     MARK.to_string().repeat(run.len()).into_bytes()
 }
 
-/// Ranks and results of the pairs in a list of merges, best first.
+/// Ranks and merged tokens of the pairs in a merge list.
 pub(crate) fn pairs<'a>(
     pieces: &Pieces,
     merges: impl Iterator<Item = (&'a str, &'a str)>,
-    letters: Option<&Letters>,
+    letters: Option<&ByteLetters>,
 ) -> Result<HashMap<u64, (u32, u32)>> {
     let mut pairs = HashMap::with_capacity(merges.size_hint().0);
     let mut bytes = Vec::new();
@@ -205,7 +207,8 @@ pub(crate) fn pairs<'a>(
         raw_bytes(left, Class::Normal, letters, &mut bytes)?;
         let cut = bytes.len();
         raw_bytes(right, Class::Normal, letters, &mut bytes)?;
-        // Lists name all pairs that make a token one after the other, and tokens mostly in the order of their ids.
+        // Merge lists group the pairs of a token and mostly follow the order of ids, so the last id and the
+        // next are likely.
         let guess = [last, last.wrapping_add(1)].into_iter().find(|id| pieces.get(*id) == Some(&bytes));
         let guess = guess.filter(|id| pieces.class(*id).is_some_and(Class::is_text));
         let found = (
@@ -215,7 +218,7 @@ pub(crate) fn pairs<'a>(
         );
         let (Some(l), Some(r), Some(merged)) = found else {
             return Err(invalid(format!(
-                "merge {rank}, '{left}' with '{right}', names text that is no token"
+                "merge {rank}, '{left}' with '{right}', refers to text that is not a token"
             )));
         };
         last = merged;
@@ -224,28 +227,30 @@ pub(crate) fn pairs<'a>(
     Ok(pairs)
 }
 
-/// All tokens that end a generation: those that a file names, and control tokens known by name.
-pub(crate) fn ends(pieces: &Pieces, named: [Option<u32>; 2]) -> Vec<u32> {
-    let known = END_NAMES.iter().filter_map(|name| pieces.find(name.as_bytes()));
+/// All tokens that end a completion: those named by the file, and control tokens with well-known names.
+pub(crate) fn stop_token_ids(pieces: &Pieces, named: [Option<u32>; 2]) -> Vec<u32> {
+    let known = STOP_TOKEN_NAMES.iter().filter_map(|name| pieces.find(name.as_bytes()));
     let special = known.filter(|id| pieces.class(*id).is_some_and(Class::is_special));
-    let mut ends: Vec<u32> = named.into_iter().flatten().chain(special).collect();
+    let mut ids: Vec<u32> = named.into_iter().flatten().chain(special).collect();
     let mut seen = std::collections::HashSet::new();
-    ends.retain(|id| seen.insert(*id));
-    ends
+    ids.retain(|id| seen.insert(*id));
+    ids
 }
 
-/// Appends the bytes that a token stands for. `letters` is given for byte-level vocabularies.
+/// Appends the bytes of a token. `letters` is `Some` for byte-level vocabularies.
 pub(crate) fn raw_bytes(
     token: &str,
     class: Class,
-    letters: Option<&Letters>,
+    letters: Option<&ByteLetters>,
     out: &mut Vec<u8>,
 ) -> Result<()> {
     match (class, letters) {
         (Class::Byte, None) => match byte_token(token) {
             Some(byte) => out.push(byte),
             None => {
-                return Err(invalid(format!("'{token}' is marked as a byte, but is not written as <0x00>")));
+                return Err(invalid(format!(
+                    "'{token}' has the type of a byte token but not the form <0x00>"
+                )));
             }
         },
         (Class::Normal, Some(letters)) => letters.bytes(token, out),
@@ -260,29 +265,29 @@ pub(crate) fn raw_bytes(
     Ok(())
 }
 
-/// The byte of a token like `<0x0A>`.
+/// The value of a byte token such as `<0x0A>`.
 pub(crate) fn byte_token(token: &str) -> Option<u8> {
     let digits = token.strip_prefix("<0x")?.strip_suffix('>')?;
     let hex = digits.len() == 2 && digits.bytes().all(|b| b.is_ascii_hexdigit());
     u8::from_str_radix(digits, 16).ok().filter(|_| hex)
 }
 
-/// GPT-2's alphabet: every byte is written as a letter, so that tokens are readable text. Printable bytes stand for
-/// themselves, the others are counted from U+0100 on.
-pub(crate) struct Letters(HashMap<char, u8>);
+/// GPT-2's byte-to-character mapping, which makes tokens printable. Printable bytes map to themselves, the
+/// others to U+0100 and up.
+pub(crate) struct ByteLetters(HashMap<char, u8>);
 
-impl Letters {
-    pub(crate) fn new() -> Letters {
+impl ByteLetters {
+    pub(crate) fn new() -> ByteLetters {
         let plain = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
         let mut other = 0x100u32..;
         let letter = |byte: u8| {
             let code = if plain(byte) { u32::from(byte) } else { other.next().unwrap_or_default() };
             (char::from_u32(code).unwrap_or_default(), byte)
         };
-        Letters((0..=255).map(letter).collect())
+        ByteLetters((0..=255).map(letter).collect())
     }
 
-    /// The bytes of a token; one with a letter outside the alphabet stands for its own text.
+    /// Appends the bytes of a token. A token with a character outside the mapping is its own text.
     fn bytes(&self, token: &str, out: &mut Vec<u8>) {
         let start = out.len();
         for letter in token.chars() {

@@ -88,7 +88,7 @@ fn gemma3_wants_roles_to_alternate() {
     ];
     for turns in bad {
         let error = ChatTemplate::gemma3().render(&conversation(turns), true).unwrap_err();
-        assert!(matches!(error, Error::Refused(_)), "{error:?}");
+        assert!(matches!(error, Error::Rejected(_)), "{error:?}");
         assert!(error.to_string().contains("must alternate"), "{error}");
     }
     let error =

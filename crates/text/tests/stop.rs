@@ -50,7 +50,7 @@ fn characters_stay_whole() {
 
 #[test]
 fn empty_ones_are_refused() {
-    assert!(matches!(StopMatcher::new(&["a", ""]), Err(Error::EmptyStop(1))));
+    assert!(matches!(StopMatcher::new(&["a", ""]), Err(Error::EmptyStopString(1))));
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! `indrik kernels`: every GPU program in this binary, as the driver compiled it.
+//! `indrik kernels`: compiles every kernel variant and reports the driver's statistics.
 
 use std::process::ExitCode;
 
@@ -16,27 +16,31 @@ use tensor::Scheme;
 
 use crate::output;
 
-/// Compiles every GPU program in this binary and shows registers, spills and code size
+/// Compile every kernel variant and report registers, spills and code size
 #[derive(Args)]
-#[command(after_help = "Example, for a Radeon 780M that need not be there:\n  \
+#[command(after_help = "Example, for a Radeon 780M that need not be present:\n  \
                         RADV_FORCE_FAMILY=phoenix VK_DRIVER_FILES=/usr/share/vulkan/icd.d/radeon_icd.json indrik kernels")]
 pub struct Arguments {
-    /// Device by index or part of its name
+    /// Device, by index or part of its name
     #[arg(short, long, env = "INDRIK_DEVICE")]
     device: Option<String>,
     /// Print JSON
     #[arg(long)]
     json: bool,
-    /// Write the table to a file as well
+    /// Also write the Markdown table to a file
     #[arg(long, value_name = "FILE", conflicts_with = "estimate")]
     table: Option<std::path::PathBuf>,
-    /// This kernel alone
+    /// Also write a CSV file, one row per variant
+    #[arg(long, value_name = "FILE", conflicts_with = "estimate")]
+    csv: Option<std::path::PathBuf>,
+    /// Only this kernel
     #[arg(long, value_name = "NAME", value_parser = super::doctor::kernel_name)]
     kernel: Option<String>,
-    /// Print the assembly of the programs whose name and variant contain this text
+    /// Print the assembly of all variants whose shader and label contain this text
     #[arg(long, value_name = "TEXT")]
     assembly: Option<String>,
-    /// Instead: how fast published sizes may decode on a Radeon 780M. Computed from bytes and levels, not measured; needs no GPU
+    /// Instead, estimate decode speed on a Radeon 780M for published model sizes (computed, not measured;
+    /// needs no GPU)
     #[arg(long, conflicts_with_all = ["device", "kernel", "assembly"])]
     estimate: bool,
 }
@@ -47,11 +51,11 @@ struct Compiled {
     kernel: &'static str,
     shader: &'static str,
     variant: String,
-    /// Subgroup size it was compiled for.
+    /// Subgroup size that it was compiled for.
     subgroup_size: u32,
-    /// The driver's figures by name.
+    /// The driver's statistics by name.
     statistics: serde_json::Map<String, serde_json::Value>,
-    /// How often instructions that matter occur in the assembly.
+    /// Occurrences of the instructions in [`COUNTED`].
     instructions: serde_json::Map<String, serde_json::Value>,
     #[serde(skip)]
     assembly: String,
@@ -76,19 +80,19 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     drop(progress);
     if all.iter().all(|compiled| compiled.statistics.is_empty()) {
-        bail!(
-            "{} tells nothing about its compiled programs: Mesa's drivers and NVIDIA's do",
-            device.info().driver
-        );
+        bail!("{} does not report pipeline statistics; Mesa's and NVIDIA's drivers do", device.info().driver);
     }
     if let Some(file) = &arguments.table {
         std::fs::write(file, markdown(&device, &all)).with_context(|| file.display().to_string())?;
+    }
+    if let Some(file) = &arguments.csv {
+        std::fs::write(file, csv(&device, &all)).with_context(|| file.display().to_string())?;
     }
     if let Some(text) = &arguments.assembly {
         let found: Vec<_> =
             all.iter().filter(|c| format!("{} {}", c.shader, c.variant).contains(text.as_str())).collect();
         if found.is_empty() {
-            bail!("no program matches '{text}': `indrik kernels` lists them");
+            bail!("no variant matches '{text}': `indrik kernels` lists them");
         }
         for compiled in found {
             output::print(&format!("; {} {}\n{}\n", compiled.shader, compiled.variant, compiled.assembly))?;
@@ -104,7 +108,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Estimates for every published size, in the schemes that a user would choose.
+/// Estimates for every published model size in int8 and int4.
 fn estimate(json: bool) -> anyhow::Result<ExitCode> {
     let machine = &RADEON_780M;
     let mut rows = Vec::new();
@@ -129,15 +133,16 @@ fn estimate(json: bool) -> anyhow::Result<ExitCode> {
     if json {
         output::print_json(&serde_json::json!({
             "measured": false, "machine": machine.name, "peak_bytes_per_s": machine.peak_bytes_per_s,
-            "reached": machine.reached, "level_seconds": machine.level_seconds, "estimates": values,
+            "bandwidth_efficiency": machine.reached, "level_seconds": machine.level_seconds, "estimates": values,
         }))?;
         return Ok(ExitCode::SUCCESS);
     }
     let header =
-        ["model", "GB a token", "levels", "reading, ms", "levels, ms", "estimated tok/s (not measured)"];
+        ["model", "GB per token", "levels", "read, ms", "levels, ms", "estimated tok/s (not measured)"];
     output::print(&format!(
-        "ESTIMATE for a {}, nothing of it measured: bytes a token ÷ {:.0}% of {:.1} GB/s + levels × {:.0} µs; the {:.0}% and the {:.0} µs are \
-         assumed. One sequence near the start of its context.\n\n{}",
+        "ESTIMATE for a {}, not measured: time per token = bytes per token ÷ ({:.0}% of {:.1} GB/s) + levels × {:.0} µs.\n\
+         The {:.0}% and the {:.0} µs are assumptions. A level is a group of dispatches between two barriers. One sequence at\n\
+         the start of its context.\n\n{}",
         machine.name,
         machine.reached * 100.0,
         machine.peak_bytes_per_s / 1e9,
@@ -165,8 +170,8 @@ fn compile(device: &Device, kernel: &'static str, variant: &Variant) -> gpu::Res
         .collect())
 }
 
-/// Instructions whose presence or absence a kernel is written for: a name for the table, and what they are called in AMD's
-/// assembly and in its compiler's last form before that, which is all there is for GPUs newer than the disassembler.
+/// Counted instructions: a column name, and the mnemonics in AMD's assembly and in the compiler's last
+/// intermediate representation. Only the latter is available for GPUs that are newer than the disassembler.
 const COUNTED: [(&str, &[&str]); 5] = [
     ("v_dot4", &["v_dot4"]),
     ("v_wmma", &["v_wmma"]),
@@ -188,53 +193,69 @@ fn count_instructions(assembly: &str) -> serde_json::Map<String, serde_json::Val
         .collect()
 }
 
+/// A statistic of the tables: column name, CSV column name, and the drivers' names for it (RADV's, NVIDIA's).
+const STATISTICS: [(&str, &str, &[&str]); 9] = [
+    ("VGPRs", "vgprs", &["VGPRs", "Register Count"]),
+    ("SGPRs", "sgprs", &["SGPRs"]),
+    ("waves/SIMD", "waves_per_simd", &["Subgroups per SIMD"]),
+    ("spilled VGPRs", "spilled_vgprs", &["Spilled VGPRs", "Spill count"]),
+    ("spilled SGPRs", "spilled_sgprs", &["Spilled SGPRs"]),
+    ("scratch", "scratch_bytes", &["Scratch size", "Local Memory Size"]),
+    ("LDS", "lds_bytes", &["LDS size", "Shared Memory Size"]),
+    ("instructions", "instructions", &["Instructions", "Instruction Count"]),
+    ("code bytes", "code_bytes", &["Code size", "Binary Size"]),
+];
+
+impl Compiled {
+    fn statistic(&self, names: &[&str]) -> Option<f64> {
+        let value = names.iter().find_map(|name| self.statistics.get(*name))?.as_f64()?;
+        // NVIDIA's driver adds 64 GiB to the local memory size of every pipeline.
+        Some(value).filter(|value| *value < f64::from(u32::MAX))
+    }
+
+    fn count(&self, instruction: &str) -> String {
+        self.instructions.get(instruction).map_or_else(String::new, ToString::to_string)
+    }
+}
+
 fn markdown(device: &Device, all: &[Compiled]) -> String {
-    let figure = |compiled: &Compiled, names: &[&str]| {
-        let value =
-            names.iter().find_map(|name| compiled.statistics.get(*name)).and_then(serde_json::Value::as_f64);
-        // NVIDIA's driver tells 64 GiB of local memory for every program, and what it has on top of that.
-        let value = value.filter(|value| *value < f64::from(u32::MAX));
-        value.map_or_else(|| "–".to_string(), |value| format!("{value}"))
+    let row = |c: &Compiled| -> Vec<String> {
+        let statistics = STATISTICS
+            .iter()
+            .map(|(.., names)| c.statistic(names).map_or_else(|| "–".to_string(), |value| value.to_string()));
+        let mut row = vec![c.shader.to_string(), c.variant.clone(), c.subgroup_size.to_string()];
+        row.extend(statistics);
+        row.extend([c.count("v_dot4"), c.count("16-byte loads")]);
+        row
     };
-    let rows: Vec<Vec<String>> = all
-        .iter()
-        .map(|c| {
-            let instruction =
-                |name: &str| c.instructions.get(name).map_or_else(String::new, ToString::to_string);
-            vec![
-                c.shader.to_string(),
-                c.variant.clone(),
-                c.subgroup_size.to_string(),
-                figure(c, &["VGPRs", "Register Count"]),
-                figure(c, &["SGPRs"]),
-                figure(c, &["Subgroups per SIMD"]),
-                figure(c, &["Spilled VGPRs", "Spill count"]),
-                figure(c, &["Spilled SGPRs"]),
-                figure(c, &["Scratch size", "Local Memory Size"]),
-                figure(c, &["LDS size", "Shared Memory Size"]),
-                figure(c, &["Instructions", "Instruction Count"]),
-                figure(c, &["Code size", "Binary Size"]),
-                instruction("v_dot4"),
-                instruction("16-byte loads"),
-            ]
-        })
+    let rows: Vec<Vec<String>> = all.iter().map(row).collect();
+    let header: Vec<&str> = ["shader", "variant", "wave"]
+        .into_iter()
+        .chain(STATISTICS.iter().map(|(name, ..)| *name))
+        .chain(["v_dot4", "16-byte loads"])
         .collect();
-    let header = [
-        "program",
-        "variant",
-        "wave",
-        "VGPRs",
-        "SGPRs",
-        "waves/SIMD",
-        "spilled VGPRs",
-        "spilled SGPRs",
-        "scratch",
-        "LDS",
-        "instructions",
-        "code bytes",
-        "v_dot4",
-        "16-byte loads",
-    ];
     let info = device.info();
     format!("{}, {}\n\n{}", info.name, info.driver, output::table(&header, &rows))
+}
+
+/// A comment line with device and driver, a header, and one row per variant. Labels are shortened and never
+/// need quotes.
+fn csv(device: &Device, all: &[Compiled]) -> String {
+    let statistics: Vec<&str> = STATISTICS.iter().map(|(_, name, _)| *name).collect();
+    let info = device.info();
+    let mut text = format!(
+        "# {}, {}\nkernel,shader,variant,wave,{},v_dot4,v_wmma,loads_16_bytes\n",
+        info.name,
+        info.driver,
+        statistics.join(",")
+    );
+    for c in all {
+        let variant = c.variant.replace(", ", ";").replace(',', ";").replace(" × ", "x").replace(" → ", ">");
+        text += &format!("{},{},{variant},{}", c.kernel, c.shader, c.subgroup_size);
+        for (.., names) in STATISTICS {
+            text += &c.statistic(names).map_or_else(|| ",".to_string(), |value| format!(",{value}"));
+        }
+        text += &format!(",{},{},{}\n", c.count("v_dot4"), c.count("v_wmma"), c.count("16-byte loads"));
+    }
+    text
 }
