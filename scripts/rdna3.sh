@@ -13,7 +13,7 @@ trap 'rm -rf "$temporary"' EXIT
 
 for family in phoenix gfx1151; do
   RADV_FORCE_FAMILY=$family VK_DRIVER_FILES=$icd VK_ICD_FILENAMES=$icd \
-    "$indrik" kernels --csv "$temporary/$family.csv" >/dev/null
+    "$indrik" kernels --csv "$temporary/$family.csv" >/dev/null 2>"$temporary/log" || { tail -n 5 "$temporary/log" >&2; exit 1; }
 done
 
 # One row per variant. Where the families differ, a cell holds both values: phoenix/gfx1151. Both compile the same

@@ -1,4 +1,4 @@
-//! `indrik models` and `indrik rm`, on stores of all kinds of files.
+//! `indrik models` and `indrik rm` on stores with all kinds of files.
 
 mod common;
 
@@ -24,8 +24,8 @@ fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures").join(name)
 }
 
-/// A store with a model that was put there by hand, a pulled one that is damaged, a folder, and what is no model.
-fn filled() -> tempfile::TempDir {
+/// A store with a user's model, a damaged pulled one, a linked folder, a partial download and other files.
+fn mixed_store() -> tempfile::TempDir {
     let store = tempfile::tempdir().unwrap();
     let at = |name: &str| store.path().join(name);
     fs::copy(fixture("gguf_q8_0/model.gguf"), at("Tiny-Q8.gguf")).unwrap();
@@ -45,7 +45,7 @@ fn row(list: &Value, name: &str) -> Value {
 }
 
 #[test]
-fn an_empty_store_says_how_to_fill_it() {
+fn an_empty_store_suggests_pull() {
     let folder = tempfile::tempdir().unwrap();
     for store in [folder.path().to_path_buf(), folder.path().join("none")] {
         let output = command(&store, &["models"]).output().unwrap();
@@ -58,8 +58,8 @@ fn an_empty_store_says_how_to_fill_it() {
 }
 
 #[test]
-fn everything_in_the_store_is_listed_with_what_is_wrong() {
-    let store = filled();
+fn every_file_is_listed_with_its_problem() {
+    let store = mixed_store();
     let output = command(store.path(), &["models", "--json"]).output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
     let list = json(&output);
@@ -71,27 +71,27 @@ fn everything_in_the_store_is_listed_with_what_is_wrong() {
     assert_eq!(tiny["path"], store.path().join("Tiny-Q8.gguf").display().to_string());
     let folder = row(&list, "folder");
     assert_eq!((&folder["family"], &folder["quantisation"]), (&"gemma3".into(), &"BF16".into()));
-    assert_eq!(folder["bytes"], 0, "what a link leads to is elsewhere");
+    assert_eq!(folder["bytes"], 0, "a link's target does not count");
     let problem = |name: &str| row(&list, name)["problem"].as_str().unwrap().to_string();
     assert!(problem("smollm2:135m").contains("is not supported"), "{}", problem("smollm2:135m"));
     assert!(problem("cut").contains("download it again"), "{}", problem("cut"));
-    assert!(problem("gemma3:270m").contains("`indrik pull gemma3:270m` goes on"));
+    assert!(problem("gemma3:270m").contains("`indrik pull gemma3:270m` resumes"));
     assert!(problem("notes.txt").contains("not a model"));
     let sum: u64 = list["models"].as_array().unwrap().iter().map(|row| row["bytes"].as_u64().unwrap()).sum();
     assert_eq!(list["bytes"], sum);
 
     let text = stdout(&command(store.path(), &["models"]).output().unwrap());
-    assert!(text.contains("0 bytes (a link)"), "{text}");
+    assert!(text.contains("0 bytes (link)"), "{text}");
     assert!(text.contains("| Tiny-Q8 ") && text.contains("\nnotes.txt: not a model"), "{text}");
     assert!(text.trim_end().ends_with(&format!("in {}", store.path().display())), "{text}");
 
-    // By the name it is listed under, a model is found.
+    // A model is found by its listed name.
     let output = command(store.path(), &["inspect", "tiny-q8", "--json"]).output().unwrap();
     assert_eq!(json(&output)["format"], "gguf");
 }
 
 #[test]
-fn a_file_that_changed_since_its_pull_is_told() {
+fn a_file_that_changed_since_its_pull_is_reported() {
     let store = tempfile::tempdir().unwrap();
     fs::copy(fixture("gguf_q8_0/model.gguf"), store.path().join("gemma3@270m.gguf")).unwrap();
     let record = r#"{"name": "gemma3:270m", "title": "t", "source": "s", "sha256": "0", "bytes": 7,
@@ -104,7 +104,7 @@ fn a_file_that_changed_since_its_pull_is_told() {
 }
 
 #[test]
-fn a_pulled_model_that_was_moved_and_linked_has_not_changed() {
+fn a_moved_and_linked_model_counts_as_unchanged() {
     let (store, disk) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let file = disk.path().join("model.gguf");
     let bytes = fs::copy(fixture("gguf_q8_0/model.gguf"), &file).unwrap();
@@ -120,7 +120,7 @@ fn a_pulled_model_that_was_moved_and_linked_has_not_changed() {
 }
 
 #[test]
-fn a_file_called_like_an_alias_is_itself() {
+fn a_file_named_like_an_alias_shadows_it() {
     let store = tempfile::tempdir().unwrap();
     let at = |name: &str| store.path().join(name);
     fs::copy(fixture("gguf_q8_0/model.gguf"), at("smollm2-135m.gguf")).unwrap();
@@ -134,7 +134,7 @@ fn a_file_called_like_an_alias_is_itself() {
     let output = command(store.path(), &["rm", "-y", "smollm2-135m"]).output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
     assert!(!at("smollm2-135m.gguf").exists() && at("smollm2@135m.gguf").exists());
-    // By the name of the file, as `inspect` prints it.
+    // By file name, as `inspect` prints it.
     let output = command(store.path(), &["rm", "-y", "smollm2@135m"]).output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
     assert!(stdout(&output).starts_with("smollm2:135m: removed"), "{}", stdout(&output));
@@ -142,7 +142,7 @@ fn a_file_called_like_an_alias_is_itself() {
 }
 
 #[test]
-fn a_terminal_obeys_no_name_and_no_licence() {
+fn names_and_licences_cannot_control_the_terminal() {
     let store = tempfile::tempdir().unwrap();
     let evil = "evil\x1b[31mred";
     fs::copy(fixture("gguf_q8_0/model.gguf"), store.path().join(format!("{evil}.gguf"))).unwrap();
@@ -156,7 +156,7 @@ fn a_terminal_obeys_no_name_and_no_licence() {
     plain(&text);
     assert!(text.contains(r"| evil\u{1b}[31mred ") && text.contains(r"Free\u{1b}]0;x\u{7}"), "{text}");
     let list = json(&command(store.path(), &["models", "--json"]).output().unwrap());
-    assert_eq!(row(&list, evil)["family"], "gemma3", "for programs it is as it is");
+    assert_eq!(row(&list, evil)["family"], "gemma3", "JSON output is not escaped this way");
 
     plain(&stderr(&command(store.path(), &["inspect", "unknown"]).output().unwrap()));
     plain(&stdout(&command(store.path(), &["inspect", evil]).output().unwrap()));
@@ -167,8 +167,8 @@ fn a_terminal_obeys_no_name_and_no_licence() {
 }
 
 #[test]
-fn an_unknown_name_is_answered_with_those_that_are_known() {
-    let store = filled();
+fn an_unknown_name_lists_the_known_ones() {
+    let store = mixed_store();
     let output = command(store.path(), &["inspect", "tinny"]).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     let text = stderr(&output);
@@ -182,39 +182,39 @@ fn an_unknown_name_is_answered_with_those_that_are_known() {
 }
 
 #[test]
-fn without_a_terminal_yes_is_needed() {
-    let store = filled();
+fn rm_needs_yes_without_a_terminal() {
+    let store = mixed_store();
     let output = command(store.path(), &["rm", "smollm2"]).output().unwrap();
     assert_eq!(output.status.code(), Some(2));
     assert!(stderr(&output).contains("--yes"), "{}", stderr(&output));
     assert!(store.path().join("smollm2@135m.gguf").exists());
     assert_eq!(command(store.path(), &["rm"]).output().unwrap().status.code(), Some(2));
 
-    // Names of the same model are one; one that is not here does not keep the others.
+    // Several names of one model count once; an unknown name does not prevent the others.
     let output = command(store.path(), &["rm", "--yes", "smollm2", "SmolLM2:135m", "folder", "gone"])
         .output()
         .unwrap();
     assert_eq!(output.status.code(), Some(1));
-    assert!(stderr(&output).contains("no model here is called 'gone'"), "{}", stderr(&output));
+    assert!(stderr(&output).contains("there is no model 'gone' in the store"), "{}", stderr(&output));
     let text = stdout(&output);
     let file = store.path().join("smollm2@135m.gguf").display().to_string();
     assert!(text.contains(&format!("smollm2:135m: removed, 17 bytes freed\n   {file}\n")), "{text}");
-    assert!(text.contains("17 bytes freed in all"), "{text}");
+    assert!(text.contains("17 bytes freed in total"), "{text}");
     assert!(!store.path().join("smollm2@135m.gguf").exists() && !store.path().join("folder").exists());
-    assert!(fixture("head256").join("config.json").exists(), "only the link went");
+    assert!(fixture("head256").join("config.json").exists(), "only the link is removed");
 
     let output = command(store.path(), &["rm", "--yes", "--json", "gemma3", "notes.txt"]).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
-    let told = json(&output);
-    assert_eq!((&told["removed"][0]["name"], &told["bytes"]), (&"gemma3:270m".into(), &4.into()));
-    assert_eq!(told["failed"][0]["name"], "notes.txt");
-    assert!(told["failed"][0]["reason"].as_str().unwrap().contains("remove it by hand"), "{told}");
+    let result = json(&output);
+    assert_eq!((&result["removed"][0]["name"], &result["bytes"]), (&"gemma3:270m".into(), &4.into()));
+    assert_eq!(result["failed"][0]["name"], "notes.txt");
+    assert!(result["failed"][0]["reason"].as_str().unwrap().contains("remove it by hand"), "{result}");
     assert!(store.path().join("notes.txt").exists() && !store.path().join("gemma3@270m.part").exists());
 }
 
 #[test]
-fn on_a_terminal_it_asks() {
-    let store = filled();
+fn rm_asks_for_confirmation_on_a_terminal() {
+    let store = mixed_store();
     let ask = |answer: &str| {
         let terminal = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
         grantpt(&terminal).unwrap();

@@ -1,4 +1,4 @@
-//! `indrik pull` without a network: what it says, and how it ends.
+//! `indrik pull` without a network: output and exit codes.
 
 mod common;
 
@@ -6,7 +6,7 @@ use std::{net::TcpListener, process::Command};
 
 use common::{indrik, json, stderr, stdout};
 
-/// The command with a store of its own, and sources that nobody answers for.
+/// The command with its own store and unreachable sources.
 fn pull(folder: &std::path::Path, arguments: &[&str]) -> Command {
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let mut command = indrik(&["pull"]);
@@ -21,13 +21,13 @@ fn pull(folder: &std::path::Path, arguments: &[&str]) -> Command {
 }
 
 #[test]
-fn wrong_usage_and_unknown_names_end_differently() {
+fn usage_errors_and_unknown_names_have_different_exit_codes() {
     let folder = tempfile::tempdir().unwrap();
     let output = pull(folder.path(), &["--help"]).output().unwrap();
     assert!(output.status.success() && stdout(&output).contains("Example: indrik pull smollm2"));
 
-    for wrong in [&[][..], &["--list", "gemma3"], &["a", "b"], &["--no-such"]] {
-        assert_eq!(pull(folder.path(), wrong).output().unwrap().status.code(), Some(2), "{wrong:?}");
+    for invalid in [&[][..], &["--list", "gemma3"], &["a", "b"], &["--no-such"]] {
+        assert_eq!(pull(folder.path(), invalid).output().unwrap().status.code(), Some(2), "{invalid:?}");
     }
     for unknown in ["gemma9:1t", "../../etc/passwd", ""] {
         let output = pull(folder.path(), &[unknown]).output().unwrap();
@@ -38,7 +38,7 @@ fn wrong_usage_and_unknown_names_end_differently() {
 }
 
 #[test]
-fn the_list_tells_what_is_here() {
+fn the_list_shows_which_models_are_downloaded() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("smollm2@135m.gguf"), "x").unwrap();
     let output = pull(folder.path(), &["--list", "--json"]).output().unwrap();
@@ -57,7 +57,7 @@ fn the_list_tells_what_is_here() {
 }
 
 #[test]
-fn what_to_do_next_follows_from_what_the_model_is_for() {
+fn the_suggested_next_command_fits_the_model() {
     let folder = tempfile::tempdir().unwrap();
     let list = json(&pull(folder.path(), &["--list", "--json"]).output().unwrap());
     for (name, stem, next) in [
@@ -65,7 +65,7 @@ fn what_to_do_next_follows_from_what_the_model_is_for() {
         ("smollm2:135m", "smollm2@135m", "Next: indrik chat -m smollm2:135m\n"),
         ("qwen2.5-coder:1.5b", "qwen2.5-coder@1.5b", "Next: indrik chat -m qwen2.5-coder:1.5b\n"),
     ] {
-        // A file of the right size beside a record of the right checksum is here already; it takes no space on disk.
+        // A sparse file of the right size with a matching record counts as downloaded.
         let entry = list.as_array().unwrap().iter().find(|entry| entry["name"] == name).unwrap();
         let file = std::fs::File::create(folder.path().join(format!("{stem}.gguf"))).unwrap();
         file.set_len(entry["bytes"].as_u64().unwrap()).unwrap();
@@ -76,21 +76,21 @@ fn what_to_do_next_follows_from_what_the_model_is_for() {
         let output = pull(folder.path(), &[name]).output().unwrap();
         assert!(output.status.success(), "{}", stderr(&output));
         let text = stdout(&output);
-        assert!(text.contains("already here since 2026-01-02") && text.contains(next), "{text}");
+        assert!(text.contains("already downloaded on 2026-01-02") && text.contains(next), "{text}");
     }
 }
 
 #[test]
-fn a_pull_shows_the_terms_first_and_names_every_source_that_failed() {
+fn a_pull_shows_the_licence_first_and_every_source_that_failed() {
     let folder = tempfile::tempdir().unwrap();
     let output = pull(folder.path(), &["gemma3"]).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     let text = stderr(&output);
     let terms = text.find("https://ai.google.dev/gemma/terms").expect("the licence");
-    let accept = text.find("To download is to accept these terms").expect("what a download means");
+    let accept = text.find("By downloading you accept these terms").expect("the notice");
     let source = text.find("From http://127.0.0.1").expect("the first source");
     assert!(terms < accept && accept < source, "{text}");
-    assert_eq!(text.matches("passed over: no connection").count(), 2, "{text}");
+    assert_eq!(text.matches("skipped: no connection").count(), 2, "{text}");
     assert!(text.contains("gemma3:270m could not be pulled"), "{text}");
-    assert_eq!(stdout(&output), "", "nothing came of it");
+    assert_eq!(stdout(&output), "", "nothing is printed on standard output");
 }

@@ -1,13 +1,13 @@
 //! Structured output: JSON schemas, tool calls, regular expressions and Lark grammars as token masks.
 //!
 //! 1. A [`GrammarCompiler`] holds a model's vocabulary as a prefix tree; create one per model.
-//! 2. It compiles what a request asks for into a [`Grammar`], or explains what is wrong with it. Schemas come from
-//!    untrusted clients: the work is bounded, and schemas that would exceed the bounds are rejected.
-//! 3. A [`Matcher`] follows one completion token by token. It implements [`text::TokenConstraint`], the interface
-//!    that the engine's sampler uses.
+//! 2. It compiles what a request asks for into a [`Grammar`], or explains what is wrong with it. Schemas come
+//!    from untrusted clients: the work is bounded, and schemas that would exceed the bounds are rejected.
+//! 3. A [`Matcher`] follows one completion token by token. It implements [`text::TokenConstraint`], the
+//!    interface that the engine's sampler uses.
 //!
-//! The automata are llguidance's. This crate decides which bytes each token stands for, which tokens are never text,
-//! how much white space JSON output may contain, and how much work a grammar may cause.
+//! The automata are llguidance's. This crate decides which bytes each token stands for, which tokens are
+//! never text, how much white space JSON output may contain, and how much work a grammar may cause.
 //!
 //! ```
 //! use text::{Tokenizer, Vocabulary, VocabularyKind};
@@ -60,11 +60,12 @@ pub use tool_calls::{NonCallOutput, ToolCallGrammar, ToolSpec};
 pub struct GrammarCompiler(Arc<ParserFactory>);
 
 impl GrammarCompiler {
-    /// A compiler for a model with `vocab_size` logits; the tokenizer may have fewer tokens. Takes a fraction of a
-    /// second for a large vocabulary.
+    /// A compiler for a model with `vocab_size` logits; the tokenizer may have fewer tokens. Takes a fraction
+    /// of a second for a large vocabulary.
     pub fn new(tokenizer: &Tokenizer, vocab_size: u32, stop_token_ids: &[u32]) -> Result<Self> {
         let trie = vocabulary::trie(tokenizer, vocab_size, stop_token_ids)?;
-        // An approximate environment has no tokenizer of its own: the model decides how forced text is tokenised.
+        // An approximate environment has no tokenizer of its own: the model decides how forced text is
+        // tokenised.
         let environment: TokEnv = Arc::new(toktrie::ApproximateTokEnv::new(trie));
         let slices = SlicedBiasComputer::json_slices();
         let factory = ParserFactory::new(&environment, InferenceCapabilities::default(), &slices);
@@ -98,7 +99,8 @@ impl GrammarCompiler {
     }
 
     fn compile(&self, subject: &'static str, grammar: TopLevelGrammar) -> Result<Grammar> {
-        // llguidance compiles schemas recursively: nesting within the limits needs more stack than threads usually have.
+        // llguidance compiles schemas recursively: nesting within the limits needs more stack than threads
+        // usually have.
         let compiled = thread::scope(|scope| {
             let work = || {
                 let mut parser = self.0.create_parser(grammar)?;

@@ -11,8 +11,8 @@ pub(crate) const MAX_BYTES: usize = 256 << 10;
 /// Maximum nesting depth of a schema: what serde_json parses.
 pub(crate) const MAX_DEPTH: usize = 128;
 
-/// Maximum least common multiple of all `multipleOf` values of a schema, without powers of ten. It is the number of
-/// states of an automaton that nothing else bounds; each state takes 10 µs.
+/// Maximum least common multiple of all `multipleOf` values of a schema, without powers of ten. It is the
+/// number of states of an automaton that nothing else bounds; each state takes 10 µs.
 pub(crate) const MAX_MULTIPLE: u64 = 20_000;
 
 /// Stack size of the compiling thread. Pages are committed only when used.

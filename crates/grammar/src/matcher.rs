@@ -17,8 +17,9 @@ impl Matcher {
         Self { subject, inner: llguidance::Matcher::new(Ok(parser)) }
     }
 
-    /// Writes the mask of tokens allowed next: bit t % 32 of word t / 32 is token t. Stop tokens are allowed where the
-    /// completion may end. Fails if `words` is too short for the vocabulary, or if the grammar exceeds its work limits.
+    /// Writes the mask of tokens allowed next: bit t % 32 of word t / 32 is token t. Stop tokens are allowed
+    /// where the completion may end. Fails if `words` is too short for the vocabulary, or if the grammar
+    /// exceeds its work limits.
     pub fn mask(&mut self, words: &mut [u32]) -> Result<()> {
         let allowed = self.inner.compute_mask_or_eos().map_err(|error| self.error(&error))?;
         let count = allowed.len().div_ceil(32).min(allowed.as_slice().len());

@@ -11,8 +11,8 @@ use crate::{
 /// The subject of errors about the schema of a whole completion.
 pub const SCHEMA: &str = "the JSON schema";
 
-/// White space between two JSON tokens: one space, as models write it, or a line break with indentation. Only one of
-/// these at a time, so that a completion cannot be endless white space.
+/// White space between two JSON tokens: one space, as models write it, or a line break with indentation. Only
+/// one of these at a time, so that a completion cannot be endless white space.
 const WHITESPACE: &str = r" |\r?\n[ \t]{0,32}";
 
 /// A schema with the options for completions that are JSON only. Fails if it exceeds the limits.
@@ -40,7 +40,8 @@ pub(crate) fn with_options(schema: &Value, options: &JsonCompileOptions) -> Resu
     Ok(prepared)
 }
 
-/// Bounds the automata that `multipleOf` makes. The bound applies to all values together: several may apply to one number.
+/// Bounds the automata that `multipleOf` makes. The bound applies to all values together: several may apply
+/// to one number.
 pub(crate) fn check_multiples(schema: &Value) -> Result<()> {
     let mut common = 1;
     let mut pending = vec![schema];

@@ -1,8 +1,8 @@
 //! Grammars for completions that may, or must, call tools.
 //!
-//! A call has the format of the model's own chat template ([`ToolCallFormat`]), with the name of an offered tool and
-//! arguments that match its schema. Text is unconstrained up to the format's trigger; from there on it is a call. Only
-//! further calls may follow a call: an assistant message holds its text before its calls.
+//! A call has the format of the model's own chat template ([`ToolCallFormat`]), with the name of an offered
+//! tool and arguments that match its schema. Text is unconstrained up to the format's trigger; from there on
+//! it is a call. Only further calls may follow a call: an assistant message holds its text before its calls.
 
 use std::fmt::Write;
 use std::time::{Duration, Instant};
@@ -57,8 +57,8 @@ const TOOLS: &str = "the tools";
 const BLAME_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl GrammarCompiler {
-    /// A grammar for completions that call tools. An error names the tool at fault, if a single tool causes it and
-    /// can be found quickly.
+    /// A grammar for completions that call tools. An error names the tool at fault, if a single tool causes
+    /// it and can be found quickly.
     pub fn tool_calls(&self, calls: &ToolCallGrammar) -> Result<Grammar> {
         if matches!(calls.without_calls, NonCallOutput::Json(_)) && calls.format.trigger_len == 0 {
             let reason =
@@ -73,8 +73,8 @@ impl GrammarCompiler {
         let lark = calls.lark(&arguments)?;
         limits::check_length(TOOLS, &lark)?;
         self.compile(TOOLS, TopLevelGrammar::from_lark(lark)).map_err(|error| {
-            // Compiling each schema by itself shows which one is at fault. With many large schemas that takes too
-            // long; then the error names no tool.
+            // Compiling each schema by itself shows which one is at fault. With many large schemas that takes
+            // too long; then the error names no tool.
             let start = Instant::now();
             let compile_alone = |schema: &Value| {
                 self.compile(SCHEMA, TopLevelGrammar::from_json_schema(schema.clone())).err()

@@ -1,9 +1,9 @@
 //! AMD GPUs as the amdgpu kernel driver describes them in sysfs.
 //!
-//! A GPU has two pools. VRAM is memory of its own, or on an APU the part of RAM that the firmware carved out
-//! at boot. GTT is the amount of ordinary RAM that the kernel lets the GPU map, page by page, as buffers are
-//! made. RADV adds the two up and splits the sum into heaps by a rule of its own, so these counters are the
-//! only place where one sees which pool really filled.
+//! A GPU has two pools. VRAM is dedicated memory, or on an APU the part of RAM that the firmware reserves at
+//! boot. GTT is the system memory that the kernel lets the GPU map, page by page, as buffers are created.
+//! RADV adds the two and splits the sum into heaps by its own rule, so only these counters show which pool is
+//! full.
 
 use std::fs::File;
 use std::io::Read;
@@ -13,8 +13,8 @@ use serde::Serialize;
 
 use crate::{VENDOR_AMD, read};
 
-/// One AMD GPU; sizes in bytes. A value is `None` where the driver does not export it or refuses to read it
-/// now, as for a discrete GPU that is powered down.
+/// One AMD GPU; sizes in bytes. A value is `None` if the driver does not export it or cannot read it now,
+/// for example while a discrete GPU is powered down.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct AmdGpu {
     /// Name in `/sys/class/drm`, for instance `card0`.
@@ -26,7 +26,7 @@ pub struct AmdGpu {
     pub device_id: Option<u16>,
     /// Whether the GPU shares memory with the CPU, by the format of its `gpu_metrics` table: revision 1 is
     /// the table of discrete GPUs, 2 and 3 those of APUs. `None` before Linux 5.10 and for other revisions.
-    /// The MI300A counts as discrete: it has that table, and no carve-out to work around. Sizes are no
+    /// The MI300A counts as discrete: it has that table, and no carve-out to work around. Sizes are not a
     /// criterion, since firmware carves out anything from 512 MB to three quarters of RAM; nor is the PCI
     /// link, since APUs report one.
     pub integrated: Option<bool>,
@@ -42,7 +42,7 @@ pub struct AmdGpu {
     pub gtt_used: Option<u64>,
     /// Share of time that the shader engines were busy, 0 to 100.
     pub busy_percent: Option<u8>,
-    /// Power drawn: of the board where it is discrete, of the whole package, CPU included, on an APU.
+    /// Power draw: of the board for a discrete GPU, of the whole package including the CPU for an APU.
     pub power_watts: Option<f64>,
 }
 
@@ -102,7 +102,7 @@ mod tests {
     use crate::fixture::{GIB, RADEON_780M, RADEON_7900, Tree};
 
     #[test]
-    fn a_780m_is_read_whole() {
+    fn all_values_of_a_780m_are_read() {
         let tree = Tree::new();
         tree.add_780m();
         let expected = AmdGpu {
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_discrete_card_stands_beside_it_in_card_order() {
+    fn several_gpus_are_ordered_by_card_number() {
         let tree = Tree::new();
         tree.add_780m().add_7900();
         let gpus = tree.system().amd_gpus();
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn connectors_and_other_vendors_are_left_out() {
+    fn connectors_and_other_vendors_are_omitted() {
         let tree = Tree::new();
         tree.add_780m().link("sys/class/drm/card1-DP-1", "card1");
         tree.write("sys/class/drm/card2/device/vendor", "0x10de\n");
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn the_average_power_goes_before_the_momentary_one() {
+    fn average_power_takes_precedence_over_momentary_power() {
         let tree = Tree::new();
         tree.add_7900();
         tree.write(&format!("{RADEON_7900}/hwmon/hwmon3/power1_average"), "30000000\n");
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn garbage_loses_values_and_keeps_the_gpu() {
+    fn invalid_values_are_none_but_the_gpu_is_listed() {
         let tree = Tree::new();
         tree.add_780m();
         let garbage =
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_in_place_of_a_value_is_no_value() {
+    fn a_directory_in_place_of_a_value_is_none() {
         let tree = Tree::new();
         tree.write("sys/class/drm/card0/device/vendor", "0x1002\n");
         tree.write("sys/class/drm/card0/device/mem_info_vram_total/odd", "");

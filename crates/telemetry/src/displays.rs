@@ -1,7 +1,7 @@
-//! GPUs on the PCI bus, whether or not anything drives them.
+//! GPUs on the PCI bus, with or without a driver.
 //!
-//! This is the list against which Vulkan's is held: a GPU here that Vulkan does not show has no kernel
-//! driver, a driver that keeps it from us (`vfio-pci`), or no Vulkan driver installed for it.
+//! A GPU that is listed here but not by Vulkan has no kernel driver, a driver that reserves it (`vfio-pci`),
+//! or no installed Vulkan driver.
 
 use std::path::Path;
 
@@ -23,12 +23,12 @@ pub struct PciDisplay {
     pub vendor: u16,
     /// Device id.
     pub device: Option<u16>,
-    /// Name of the kernel driver that claimed it, for instance `amdgpu`; `None` where none did.
+    /// Name of the kernel driver that claimed it, for instance `amdgpu`; `None` if there is none.
     pub driver: Option<String>,
 }
 
 impl PciDisplay {
-    /// The vendor in words, for those whose GPUs compute.
+    /// Name of the vendor, for vendors with compute-capable GPUs.
     pub fn vendor_name(&self) -> Option<&'static str> {
         match self.vendor {
             VENDOR_AMD => Some("AMD"),
@@ -44,9 +44,9 @@ impl PciDisplay {
 pub struct NvidiaDriver {
     /// Whether the module is loaded.
     pub loaded: bool,
-    /// Its version, for instance `550.54.14`: the user-space driver must be of the same one.
+    /// Its version, for instance `550.54.14`: the user-space driver must have the same version.
     pub version: Option<String>,
-    /// Whether `/dev/nvidia0` is there. Not opened: that would power up an idle GPU.
+    /// Whether `/dev/nvidia0` exists. It is not opened, since that would power up an idle GPU.
     pub node: bool,
 }
 
@@ -72,7 +72,7 @@ pub(crate) fn nvidia_driver(root: &Path) -> Option<NvidiaDriver> {
     (loaded || node).then_some(NvidiaDriver { loaded, version, node })
 }
 
-/// The version out of `NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.154.05  Thu Dec 28 …`, whose words
+/// The version in `NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.154.05  Thu Dec 28 …`, whose words
 /// before it differ between the open and the closed module.
 fn nvidia_version(text: &str) -> Option<String> {
     let line = text.lines().find(|line| line.starts_with("NVRM version:"))?;
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_with_garbage_for_ids_are_left_out() {
+    fn devices_with_invalid_ids_are_omitted() {
         let tree = Tree::new();
         let files = [("a", "0x030000", "1002"), ("b", "display", "0x1002"), ("c", "0x030000", "0x11002")];
         for (name, class, vendor) in files {
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn both_flavours_of_the_nvidia_module_tell_their_version() {
+    fn the_version_is_parsed_for_both_nvidia_modules() {
         let tree = Tree::new();
         for (line, version) in [
             (

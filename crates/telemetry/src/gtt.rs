@@ -1,10 +1,10 @@
 //! How to let an APU map more system memory.
 //!
-//! The kernel's memory manager for GPUs, TTM, allows GPUs to pin half of RAM and no more, and amdgpu makes
-//! its GTT pool as large as that. On a machine bought to run one large model the half is the wrong default.
-//! The size is fixed when the modules load, so the remedy is a kernel parameter and a reboot; its unit
-//! (pages) and its module (`ttm`, or `amdttm` under AMD's packaged driver) are what people get wrong, and
-//! what this module computes.
+//! The kernel's memory manager for GPUs, TTM, lets GPUs pin at most half of RAM, and amdgpu sizes its GTT
+//! pool accordingly. On a machine dedicated to one large model this default is too small.
+//! The size is fixed when the modules load, so changing it takes a kernel parameter and a reboot. Its
+//! unit (pages) and its module (`ttm`, or `amdttm` under AMD's packaged driver) are easy to get wrong; this
+//! module computes them.
 
 use std::path::Path;
 
@@ -12,33 +12,33 @@ use serde::Serialize;
 
 use crate::{AmdGpu, read};
 
-/// TTM counts in pages of the CPU, and every APU sits beside an x86 CPU.
+/// TTM counts CPU pages, and every APU has an x86 CPU.
 const PAGE: u64 = 4 << 10;
 const GIB: u64 = 1 << 30;
-/// A desktop, its page cache and our own process live in this much.
+/// RAM reserved for a desktop, its page cache and our own process.
 const SYSTEM_MINIMUM: u64 = 4 * GIB;
-/// On larger machines the system keeps this share of RAM.
+/// Share of RAM reserved for the system on larger machines.
 const SYSTEM_SHARE: u64 = 8;
-/// Advice worth a reboot gains more than this share of the target; a limit that somebody chose lies within
-/// it.
+/// Advice is given only if it gains more than this share of the target, so that a deliberately chosen limit
+/// is left alone.
 const WORTHWHILE_SHARE: u64 = 8;
 /// The first kernel on which `ttm.pages_limit` alone is known to size the pool. Before it, amdgpu took half
 /// of RAM whatever TTM allowed; `amdgpu.gttsize` at the same size does no harm until Linux 6.15, which warns
 /// of it.
 const FOLLOWS_TTM: (u32, u32) = (6, 8);
 
-/// The kernel module that manages GPU memory, which names the parameters.
+/// The kernel module that manages GPU memory; its name prefixes the parameters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TtmModule {
-    /// The kernel's own.
+    /// The kernel's own module.
     Ttm,
-    /// The copy that AMD's packaged driver (DKMS) brings; it ignores the parameters of `ttm`.
+    /// The copy in AMD's packaged driver (DKMS), which ignores the parameters of `ttm`.
     AmdTtm,
 }
 
 impl TtmModule {
-    /// The module's name, as it stands before the dot of its parameters.
+    /// The module's name, the prefix of its parameters.
     pub fn name(self) -> &'static str {
         match self {
             Self::Ttm => "ttm",
@@ -47,10 +47,10 @@ impl TtmModule {
     }
 }
 
-/// What decides the size of the GTT pool.
+/// What determines the size of the GTT pool.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct GttControls {
-    /// The module whose parameters count here.
+    /// The module whose parameters apply.
     pub module: TtmModule,
     /// Pages of 4 KiB that the module allows GPUs to pin.
     pub pages_limit: Option<u64>,

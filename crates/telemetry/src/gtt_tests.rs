@@ -16,7 +16,7 @@ fn advice(tree: &Tree) -> Option<GttAdvice> {
 }
 
 #[test]
-fn a_780m_is_told_the_exact_parameters() {
+fn a_780m_gets_the_exact_parameters() {
     let advice = advice(&mini_pc()).unwrap();
     // 76 GiB less an eighth is 66.5 GiB; 66 GiB are 17301504 pages of 4 KiB.
     assert_eq!((advice.current, advice.target), (38 * GIB, 66 * GIB));
@@ -89,7 +89,7 @@ fn kernels_that_ignore_the_ttm_limit_get_gttsize_too() {
 }
 
 #[test]
-fn contradicting_parameters_are_named_for_removal() {
+fn conflicting_parameters_are_listed_for_removal() {
     let tree = mini_pc();
     tree.write("proc/cmdline", "quiet amdgpu.gttsize=32768 ttm.pages_limit=17301504 ttm.page_pool_size=1\n");
     let advice = advice(&tree).unwrap();
@@ -99,7 +99,7 @@ fn contradicting_parameters_are_named_for_removal() {
 }
 
 #[test]
-fn a_pool_below_the_ttm_limit_betrays_a_hidden_gttsize() {
+fn a_pool_below_the_ttm_limit_implies_a_hidden_gttsize() {
     let tree = mini_pc();
     assert!(!advice(&tree).unwrap().instructions.contains("modprobe.d"));
     tree.write("sys/module/ttm/parameters/pages_limit", "17301504\n");

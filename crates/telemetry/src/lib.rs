@@ -1,24 +1,24 @@
-//! What the machine says of itself, with no GPU API involved.
+//! Facts about the machine's hardware and kernel, without any GPU API.
 //!
-//! Vulkan tells what a driver offers; it does not tell why a driver is absent, how much of system memory the
-//! kernel lets the GPU map, or when the kernel gives up on a submission. The kernel does, in small text files
-//! under `/proc`, `/sys` and `/dev`. This crate reads those files and nothing else: no `unsafe`, no library,
-//! no daemon.
+//! Vulkan reports what a driver offers, but not why a driver is absent, how much system memory the kernel
+//! lets the GPU map, or when the kernel aborts a submission. The kernel does, in small text files under
+//! `/proc`, `/sys` and `/dev`. This crate reads those files and nothing else: no `unsafe`, no library, no
+//! daemon.
 //!
 //! | module | reads | answers |
 //! |---|---|---|
-//! | [`memory`] | `/proc/meminfo`, `/proc/self/status` | how much RAM there is, and how much of it we hold |
+//! | [`memory`] | `/proc/meminfo`, `/proc/self/status` | total RAM, and how much of it this process uses |
 //! | [`amdgpu`] | `/sys/class/drm/card*/device` | VRAM, GTT, load and power of each AMD GPU |
 //! | [`gtt`] | `/sys/module/ttm`, `/proc/cmdline` | the kernel parameters that let the GPU map more RAM |
 //! | [`lockup`] | `/sys/module/amdgpu/parameters` | how long a submission may run before the kernel resets the GPU |
-//! | [`nodes`] | `/dev/dri`, `/etc/group` | may this process open the GPU, and which group would let it |
-//! | [`displays`] | `/sys/bus/pci`, `/proc/driver/nvidia` | which GPUs are plugged in, whatever Vulkan sees |
-//! | [`npu`] | `/sys/class/accel` | is there an NPU, and may this process open it |
+//! | [`nodes`] | `/dev/dri`, `/etc/group` | whether this process may open the GPU, and which group grants access |
+//! | [`displays`] | `/sys/bus/pci`, `/proc/driver/nvidia` | which GPUs are installed, with or without a Vulkan driver |
+//! | [`npu`] | `/sys/class/accel` | whether there is an NPU, and whether this process may open it |
 //!
 //! Everything starts from a [`System`], which is a root directory: `/` in production, a temporary tree in
-//! tests. No reader fails. A file that is missing, unreadable or nonsense becomes `None`, or its device is
-//! left out, because each kernel and each board lacks some of these files and a diagnosis must not die of
-//! what it diagnoses.
+//! tests. No reader fails. A file that is missing, unreadable or invalid becomes `None`, or its device is
+//! omitted, because every kernel and board lacks some of these files, and diagnostics must work on broken
+//! machines.
 //!
 //! ```
 //! let system = telemetry::System::new();
@@ -62,9 +62,9 @@ pub const VENDOR_NVIDIA: u16 = 0x10de;
 /// PCI vendor id of Intel.
 pub const VENDOR_INTEL: u16 = 0x8086;
 
-/// A machine, seen through its file system from one root directory.
+/// A machine, read through its file system from a root directory.
 ///
-/// Holds no state: every call reads the files again, so that a monitor polls by calling.
+/// Stateless: every call reads the files again.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct System {
     root: PathBuf,
@@ -82,62 +82,62 @@ impl System {
         Self::at("/")
     }
 
-    /// The machine whose `/proc`, `/sys`, `/dev` and `/etc` lie under `root`.
+    /// The machine whose `/proc`, `/sys`, `/dev` and `/etc` are under `root`.
     pub fn at(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into() }
     }
 
-    /// System memory; `None` where `/proc/meminfo` has no total.
+    /// System memory; `None` if `/proc/meminfo` has no total.
     pub fn memory(&self) -> Option<Memory> {
         memory::memory(&self.root)
     }
 
-    /// Memory of this process; `None` where `/proc/self/status` does not tell.
+    /// Memory of this process; `None` if `/proc/self/status` does not report it.
     pub fn process_memory(&self) -> Option<ProcessMemory> {
         memory::process_memory(&self.root)
     }
 
-    /// Every AMD GPU that a kernel driver has claimed, in the order of its card number.
+    /// Every AMD GPU with a kernel driver, ordered by card number.
     pub fn amd_gpus(&self) -> Vec<AmdGpu> {
         amdgpu::amd_gpus(&self.root)
     }
 
-    /// What decides the size of the GTT pool on this machine.
+    /// What determines the size of the GTT pool.
     pub fn gtt_controls(&self) -> GttControls {
         gtt::gtt_controls(&self.root)
     }
 
-    /// How to let `gpu` map more system memory; `None` where there is little to gain or too little is known.
+    /// How to let `gpu` map more system memory; `None` if there is little to gain or too little is known.
     pub fn gtt_advice(&self, gpu: &AmdGpu) -> Option<GttAdvice> {
         gtt_advice(gpu, self.memory()?.total, &self.gtt_controls())
     }
 
-    /// The amdgpu watchdog as configured; `None` where the module is not loaded.
+    /// The configured amdgpu watchdog; `None` if the module is not loaded.
     pub fn lockup_timeout(&self) -> Option<LockupTimeout> {
         lockup::lockup_timeout(&self.root)
     }
 
-    /// Every render node that the kernel or `/dev/dri` knows, in the order of its number.
+    /// Every render node in sysfs or `/dev/dri`, ordered by number.
     pub fn render_nodes(&self) -> Vec<RenderNode> {
         nodes::render_nodes(&self.root)
     }
 
-    /// Every display controller on the PCI bus, with or without a driver, in the order of its address.
+    /// Every display controller on the PCI bus, with or without a driver, ordered by address.
     pub fn pci_displays(&self) -> Vec<PciDisplay> {
         displays::pci_displays(&self.root)
     }
 
-    /// NVIDIA's kernel driver; `None` where neither it nor its device node is there.
+    /// NVIDIA's kernel driver; `None` if neither the module nor its device node exists.
     pub fn nvidia_driver(&self) -> Option<NvidiaDriver> {
         displays::nvidia_driver(&self.root)
     }
 
-    /// Every accelerator of the kernel's `accel` class, in the order of its number.
+    /// Every accelerator of the kernel's `accel` class, ordered by number.
     pub fn npus(&self) -> Vec<Npu> {
         npu::npus(&self.root)
     }
 
-    /// The directory that stands for `/`.
+    /// The root directory.
     pub fn root(&self) -> &Path {
         &self.root
     }

@@ -21,12 +21,12 @@ pub struct LockupTimeout {
     pub raw: String,
     /// Of the graphics ring, which also runs the compute shaders of a Vulkan queue that can do graphics.
     pub graphics: RingTimeout,
-    /// Of the compute rings. One single value is for graphics alone on older kernels and for all rings on
-    /// newer ones, so it says nothing sure about these.
+    /// Of the compute rings. A single value applies to graphics only on older kernels and to all rings on
+    /// newer ones, so it does not determine this.
     pub compute: RingTimeout,
 }
 
-/// When the kernel gives up on a job of one ring.
+/// When the kernel aborts a job of one ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RingTimeout {
@@ -39,7 +39,7 @@ pub enum RingTimeout {
 }
 
 impl RingTimeout {
-    /// Milliseconds that a job surely has; `None` for no limit.
+    /// Guaranteed milliseconds per job; `None` for no limit.
     pub fn at_least_ms(self) -> Option<u64> {
         match self {
             Self::KernelDefault => Some(SHORTEST_DEFAULT_MS),
@@ -57,7 +57,7 @@ impl RingTimeout {
 }
 
 impl LockupTimeout {
-    /// Milliseconds that a submission surely has, whichever ring it runs on; `None` for no limit.
+    /// Guaranteed milliseconds per submission on any ring; `None` for no limit.
     pub fn at_least_ms(&self) -> Option<u64> {
         [self.graphics, self.compute].into_iter().filter_map(RingTimeout::at_least_ms).min()
     }
@@ -81,7 +81,7 @@ mod tests {
     use RingTimeout::{KernelDefault, Milliseconds, Never};
 
     #[test]
-    fn the_parameter_is_read_the_way_the_kernel_reads_it() {
+    fn the_parameter_is_parsed_like_the_kernel_does() {
         let tree = Tree::new();
         for (raw, graphics, compute, at_least) in [
             ("", KernelDefault, KernelDefault, Some(SHORTEST_DEFAULT_MS)),

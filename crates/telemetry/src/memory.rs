@@ -1,7 +1,7 @@
 //! System memory and this process's share of it.
 //!
 //! On an integrated GPU these numbers bound the model as much as the Vulkan heaps do: GTT is system memory,
-//! and a heap budget says nothing of what the other processes hold.
+//! and a heap budget does not include other processes.
 
 use std::path::Path;
 
@@ -12,21 +12,21 @@ use crate::read;
 /// System memory in bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Memory {
-    /// RAM that the kernel manages: what is installed, less the GPU's carve-out and what the firmware keeps.
+    /// RAM that the kernel manages: installed RAM minus the GPU's carve-out and the firmware's reservations.
     pub total: u64,
-    /// RAM that could be had without swapping, page cache included.
+    /// RAM available without swapping, including page cache.
     pub available: Option<u64>,
-    /// Swap space; zero where there is none.
+    /// Swap space; zero if there is none.
     pub swap_total: Option<u64>,
 }
 
 /// Memory of this process in bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ProcessMemory {
-    /// RAM resident now. GPU buffers that this process has mapped do not count, in GTT no more than in VRAM:
-    /// the kernel maps them as bare page frames.
+    /// RAM resident now. Mapped GPU buffers do not count, neither in VRAM nor in GTT: the kernel maps them as
+    /// bare page frames.
     pub rss: u64,
-    /// The most that was ever resident: what shows that a load did not pass through RAM.
+    /// Peak resident RAM, which shows whether a load passed through RAM.
     pub rss_peak: Option<u64>,
 }
 
@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_line_loses_that_value_alone() {
+    fn a_missing_line_affects_only_its_value() {
         let tree = Tree::new();
         tree.write("proc/meminfo", "MemTotal: 1024 kB\nMemAvailable: many kB\n");
         let expected = Memory { total: 1 << 20, available: None, swap_total: None };
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn garbage_is_no_memory() {
+    fn invalid_files_are_none() {
         let tree = Tree::new();
         for garbage in [&b""[..], b"\xff\xfe\x00MemTotal", b"MemTotal:\n", b"MemTotal: -5 kB"] {
             tree.write("proc/meminfo", garbage).write("proc/self/status", garbage);
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn the_process_tells_its_peak_where_the_kernel_keeps_one() {
+    fn the_peak_is_reported_if_the_kernel_tracks_it() {
         let tree = Tree::new();
         tree.write("proc/self/status", "Name:\tindrik\nVmHWM:\t    2048 kB\nVmRSS:\t    1024 kB\n");
         let expected = ProcessMemory { rss: 1 << 20, rss_peak: Some(2 << 20) };

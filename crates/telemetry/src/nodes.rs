@@ -1,8 +1,8 @@
-//! Device nodes: may this process open them, and if not, what would let it.
+//! Device nodes: whether this process may open them, and if not, how to get access.
 //!
-//! A Vulkan driver that cannot open its render node does not fail: it reports no device, or leaves the field
-//! to Mesa's CPU driver, and the machine looks slow instead of misconfigured. So the question is put to the
-//! kernel directly, by opening the node the way a driver does.
+//! A Vulkan driver that cannot open its render node does not fail: it reports no device, so that Mesa's CPU
+//! driver is used and the machine looks slow instead of misconfigured. So this module opens the node the way
+//! a driver does.
 
 use std::fs::{self, OpenOptions};
 use std::io;
@@ -15,30 +15,30 @@ use crate::read;
 
 /// Read and write permission of a node's group.
 const GROUP_READ_WRITE: u32 = 0o060;
-/// Nobody is told to join the group of root: a node in it has lost its udev rule, and that is what to mend.
+/// Joining root's group is never suggested: a node in it lacks its udev rule, which is what must be fixed.
 const ROOT_GROUP: u32 = 0;
 
-/// What came of opening a device node for reading and writing.
+/// Result of opening a device node for reading and writing.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Access {
-    /// It opened.
+    /// Opened.
     ReadWrite,
-    /// It is there, and this user may not.
+    /// Permission denied.
     Denied,
-    /// It is not there: in a container, it was not passed in.
+    /// Missing; in a container, it was not passed in.
     Missing,
-    /// It is there and failed otherwise, for this reason.
+    /// Another error.
     Failed(String),
 }
 
 impl Access {
     /// Opens `path` and closes it again.
     pub(crate) fn probe(path: &Path) -> Self {
-        Self::of(OpenOptions::new().read(true).write(true).open(path).map(drop))
+        Self::from_result(OpenOptions::new().read(true).write(true).open(path).map(drop))
     }
 
-    fn of(opened: io::Result<()>) -> Self {
+    fn from_result(opened: io::Result<()>) -> Self {
         match opened {
             Ok(()) => Self::ReadWrite,
             Err(error) => match error.kind() {
@@ -50,16 +50,16 @@ impl Access {
     }
 }
 
-/// A device node and who may use it.
+/// A device node and its permissions.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct DeviceNode {
-    /// Where it is, or would be.
+    /// Path of the node, which may not exist.
     pub path: PathBuf,
     /// Whether this process can use it.
     pub access: Access,
     /// Id of the group that owns it.
     pub gid: Option<u32>,
-    /// Name of that group; `None` where `/etc/group` does not list it, as in a container.
+    /// Name of that group; `None` if `/etc/group` does not list it, as in containers.
     pub group: Option<String>,
     /// Whether members of that group may read and write it.
     pub group_may_use: bool,
@@ -79,8 +79,8 @@ impl DeviceNode {
         }
     }
 
-    /// The command that gives the user access; it counts from the next login. `None` where nothing is wrong,
-    /// and where joining the node's group would not help.
+    /// The command that grants the user access from the next login. `None` if access works, or if joining the
+    /// node's group would not help.
     pub fn join_group_command(&self) -> Option<String> {
         let helps = self.access == Access::Denied && self.group_may_use && self.gid != Some(ROOT_GROUP);
         let group = self.group.as_deref().filter(|_| helps)?;
@@ -88,7 +88,7 @@ impl DeviceNode {
     }
 }
 
-/// The node through which a GPU computes, without rights over the screen.
+/// A GPU's render node, which allows compute without display access.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct RenderNode {
     /// Name, for instance `renderD128`.
@@ -145,10 +145,10 @@ mod tests {
     }
 
     #[test]
-    fn the_kernels_answers_are_told_apart() {
-        // Root opens everything, so the refusal is made by hand; the other answers come from the file system
-        // below.
-        assert_eq!(Access::of(Err(io::ErrorKind::PermissionDenied.into())), Access::Denied);
+    fn errors_of_opening_a_node_are_distinguished() {
+        // Root can open everything, so the permission error is constructed; the other results come from the
+        // file system below.
+        assert_eq!(Access::from_result(Err(io::ErrorKind::PermissionDenied.into())), Access::Denied);
         let tree = Tree::new();
         tree.write("file", "kept").write("directory/file", "");
         assert_eq!(Access::probe(&tree.path("file")), Access::ReadWrite);
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_is_joined_only_where_that_helps() {
+    fn joining_a_group_is_suggested_only_if_it_helps() {
         assert_eq!(denied_node().join_group_command().unwrap(), "sudo usermod -aG render $USER");
         for useless in [
             DeviceNode { access: Access::ReadWrite, ..denied_node() },
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_whose_node_was_not_passed_in_is_seen() {
+    fn a_gpu_without_a_node_is_listed() {
         let tree = Tree::new();
         tree.add_780m().write("dev/dri/renderD200", "").write("dev/dri/card0", "");
         let nodes = tree.system().render_nodes();

@@ -1,7 +1,7 @@
-//! Neural processors: whether there is one, and whether this process may open it.
+//! NPUs: whether there is one, and whether this process may open it.
 //!
-//! The kernel lists them in the `accel` class, beside GPUs rather than among them. AMD's XDNA shows up here
-//! from Linux 6.14 on, under the `amdxdna` driver; an older kernel shows none, present or not.
+//! The kernel lists them in the `accel` class, separate from GPUs. AMD's XDNA appears there from Linux 6.14
+//! on, with the `amdxdna` driver; older kernels list none.
 
 use std::path::Path;
 

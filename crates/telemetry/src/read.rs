@@ -48,7 +48,7 @@ pub(crate) fn numbered(dir: impl AsRef<Path>, prefix: &str) -> Vec<(u32, PathBuf
     found
 }
 
-/// The paths in `dir`, sorted, because the kernel lists them in no order worth showing.
+/// The paths in `dir`, sorted, since the kernel lists them in arbitrary order.
 pub(crate) fn entries(dir: impl AsRef<Path>) -> Vec<PathBuf> {
     let Ok(listing) = fs::read_dir(dir) else { return Vec::new() };
     let mut paths: Vec<PathBuf> = listing.flatten().map(|entry| entry.path()).collect();
@@ -56,7 +56,7 @@ pub(crate) fn entries(dir: impl AsRef<Path>) -> Vec<PathBuf> {
     paths
 }
 
-/// The name of what a symbolic link leads to: a device's `driver` link ends in the driver's name.
+/// The file name of a symbolic link's target: a device's `driver` link ends in the driver's name.
 pub(crate) fn link_name(link: impl AsRef<Path>) -> Option<String> {
     let link = link.as_ref();
     fs::symlink_metadata(link).ok()?.is_symlink().then_some(())?;
@@ -92,7 +92,7 @@ mod tests {
     use crate::fixture::Tree;
 
     #[test]
-    fn numbered_sorts_by_number_and_leaves_connectors_out() {
+    fn numbered_sorts_by_number_and_omits_connectors() {
         let tree = Tree::new();
         for name in ["card10", "card2", "card2-DP-1", "card", "card+3", "renderD128", "card99999999999"] {
             tree.write(name, "");
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn pci_addresses_are_told_from_other_names() {
+    fn pci_addresses_are_recognised() {
         assert!(is_pci_address("0000:c5:00.0") && is_pci_address("10000:e1:00.1"));
         for name in ["", "device", "c5:00.0", "0000.c5:00:0", "0000:c5:00.0.1", "0000:g5:00.0", "0000:c5:00."]
         {
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn the_slot_comes_from_uevent_where_the_link_does_not_tell() {
+    fn the_slot_comes_from_uevent_if_the_link_has_no_address() {
         let tree = Tree::new();
         tree.write("device/uevent", "DRIVER=amdgpu\nPCI_SLOT_NAME=0000:03:00.0\n");
         assert_eq!(pci_address(tree.path("device")).as_deref(), Some("0000:03:00.0"));

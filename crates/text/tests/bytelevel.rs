@@ -1,4 +1,4 @@
-//! Byte-level BPE, from a small vocabulary of our own and from a real one (`INDRIK_TEST_SMOLLM2`: a GGUF of SmolLM2).
+//! Byte-level BPE, on a small test vocabulary and on SmolLM2's (`INDRIK_TEST_SMOLLM2`: a GGUF).
 
 mod common;
 
@@ -6,14 +6,14 @@ use common::{Random, named, vocabulary};
 use proptest::prelude::*;
 use text::{DecodeSpecial, Detokenizer, EncodeSpecial, Tokenizer, Vocabulary, VocabularyKind};
 
-/// GPT-2's letter of a byte.
+/// GPT-2's character for a byte.
 fn letter(byte: u8) -> char {
     let plain = |byte: &u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     let code = if plain(&byte) { byte as u32 } else { 256 + (0..byte).filter(|b| !plain(b)).count() as u32 };
     char::from_u32(code).expect("a letter")
 }
 
-/// 0 `<|endoftext|>`, 1 `<|im_end|>`, then the bytes, then the results of the merges.
+/// Ids: 0 `<|endoftext|>`, 1 `<|im_end|>`, then the bytes, then the merged tokens.
 fn small(pre: &str) -> Vocabulary {
     let mut vocabulary = Vocabulary::new(VocabularyKind::Bpe);
     vocabulary.tokens = vec!["<|endoftext|>".into(), "<|im_end|>".into()];
@@ -22,7 +22,7 @@ fn small(pre: &str) -> Vocabulary {
         vocabulary.merges.push(merge.to_owned());
         vocabulary.tokens.push(merge.replace(' ', ""));
     }
-    // A whole word that no merge makes.
+    // A word that no merge produces.
     vocabulary.tokens.push("Ġwhole".into());
     vocabulary.token_types =
         vocabulary.tokens.iter().map(|token| if token.starts_with("<|") { 3 } else { 1 }).collect();
@@ -35,7 +35,7 @@ fn tokenizer(pre: &str) -> Tokenizer {
     Tokenizer::from_vocabulary(small(pre)).expect("a good vocabulary")
 }
 
-/// The tokens of a text, each as its text.
+/// The text of each token.
 fn pieces(pre: &str, text: &str) -> Vec<String> {
     let tokenizer = tokenizer(pre);
     let ids = tokenizer.encode(text, EncodeSpecial::AsText);
@@ -45,39 +45,39 @@ fn pieces(pre: &str, text: &str) -> Vec<String> {
 }
 
 #[test]
-fn merges_go_in_their_order() {
+fn merges_apply_in_list_order() {
     assert_eq!(pieces("gpt-2", " the the"), [" the", " the"]);
     assert_eq!(pieces("gpt-2", "the"), ["t", "he"]);
     assert_eq!(pieces("gpt-2", "é"), ["\u{fffd}", "\u{fffd}"]);
 }
 
 #[test]
-fn words_end_where_the_pattern_says() {
-    // The last space belongs to the word that follows; at the end of the text there is none.
+fn words_are_split_by_the_pattern() {
+    // The last space belongs to the following word, if there is one.
     assert_eq!(pieces("gpt-2", "x   the"), ["x", "  ", " the"]);
     assert_eq!(pieces("gpt-2", "x  "), ["x", "  "]);
     assert_eq!(pieces("gpt-2", "123"), ["123"]);
     assert_eq!(pieces("llama-bpe", "1231"), ["123", "1"]);
     assert_eq!(pieces("qwen2", "123"), ["1", "2", "3"]);
     assert_eq!(pieces("smollm", "123"), ["1", "2", "3"]);
-    // Cut before the pattern sees them: the spaces are then at an end of their own.
+    // Digits are split off before the pattern applies, so the spaces before them end a text.
     assert_eq!(pieces("smollm", "  1"), ["  ", "1"]);
     assert_eq!(pieces("gpt-2", "  1"), [" ", " ", "1"]);
-    // Line breaks stay together in the newer patterns.
+    // Newer patterns keep line breaks together.
     assert_eq!(pieces("qwen2", "\n\nx"), ["\n\n", "x"]);
     assert_eq!(pieces("gpt-2", "\n\nx"), ["\n", "\n", "x"]);
-    // An apostrophe's word, by any case in the newer patterns.
+    // Contractions; newer patterns ignore case.
     assert_eq!(pieces("gpt-2", "x'll"), ["x", "'ll"]);
 }
 
 #[test]
-fn llama3_takes_whole_words() {
+fn llama3_uses_whole_words_without_merging() {
     assert_eq!(pieces("llama-bpe", " whole"), [" whole"]);
     assert_eq!(pieces("qwen2", " whole").len(), 6);
 }
 
 #[test]
-fn control_tokens() {
+fn control_tokens_are_parsed_only_on_request() {
     let tokenizer = tokenizer("gpt-2");
     assert_eq!(tokenizer.encode("<|im_end|>", EncodeSpecial::Parse), [1]);
     assert!(tokenizer.encode("<|im_end|>", EncodeSpecial::AsText).len() > 1);
@@ -86,13 +86,13 @@ fn control_tokens() {
 }
 
 #[test]
-fn unknown_patterns_are_named() {
+fn errors_name_the_unsupported_pattern() {
     let error = Tokenizer::from_vocabulary(small("chameleon")).unwrap_err().to_string();
     assert!(error.contains("'chameleon'") && error.contains("llama-bpe"), "{error}");
 }
 
 #[test]
-fn a_missing_byte_is_left_out() {
+fn missing_bytes_are_dropped() {
     let mut vocabulary = small("gpt-2");
     vocabulary.tokens[2 + usize::from(b'x')] = "replaced".into();
     let tokenizer = Tokenizer::from_vocabulary(vocabulary).unwrap();
@@ -100,11 +100,11 @@ fn a_missing_byte_is_left_out() {
 }
 
 #[test]
-fn a_real_vocabulary() {
+fn smollm2_matches_hugging_face() {
     let Some(path) = named("INDRIK_TEST_SMOLLM2", "a GGUF of SmolLM2") else { return };
     let tokenizer = Tokenizer::from_vocabulary(vocabulary(&path).0).unwrap();
     assert_eq!(tokenizer.stop_token_ids(), [2, 0]);
-    // From Hugging Face's own tokenizers, over the same vocabulary.
+    // Expected ids from Hugging Face's tokenizers library.
     let known: [(&str, &[u32]); 3] = [
         (
             "<|im_start|>user\nWhat's  the year 2024?<|im_end|>\n",
@@ -127,7 +127,7 @@ fn a_real_vocabulary() {
     }
     let mut random = Random(99);
     for _ in 0..2000 {
-        // Its vocabulary lacks a few bytes: of control characters, and of planes that no script uses.
+        // The vocabulary lacks a few bytes: control characters, and planes without scripts.
         let known = |c: &char| *c < '\u{10000}' && (*c >= ' ' || "\n\t".contains(*c));
         let text: String = random.text().chars().filter(known).collect();
         let ids = tokenizer.encode(&text, EncodeSpecial::AsText);

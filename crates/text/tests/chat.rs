@@ -1,4 +1,4 @@
-//! Chat templates: our Gemma 3, the official one where it is at hand, and what a template from a stranger may not do.
+//! Chat templates: the built-in Gemma 3 template, the official one if available, and malicious templates.
 
 mod common;
 
@@ -17,7 +17,7 @@ const LONG: &[(&str, &str)] =
     &[("system", "Be brief. "), ("user", " Hi\n"), ("assistant", "\tHello! "), ("user", "How are you?")];
 
 #[test]
-fn gemma3() {
+fn gemma3_renders_turns() {
     let template = ChatTemplate::gemma3();
     let text = template.render(&conversation(LONG), true).unwrap();
     let expected = "<bos><start_of_turn>user\nBe brief. \n\nHi<end_of_turn>\n<start_of_turn>model\nHello!<end_of_turn>\n\
@@ -27,7 +27,7 @@ fn gemma3() {
     assert_eq!(text, "<bos><start_of_turn>user\nHi<end_of_turn>\n");
 }
 
-/// Control tokens, bytes, and a tag that is a token in any text.
+/// Control tokens, bytes, and a user-defined tag.
 fn tokenizer() -> Tokenizer {
     let mut vocabulary = Vocabulary::new(VocabularyKind::SentencePiece);
     let controls = ["<unk>", "<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"].map(|name| (name, 3));
@@ -44,13 +44,13 @@ fn tokenizer() -> Tokenizer {
 }
 
 #[test]
-fn only_the_template_writes_control_tokens() {
+fn message_text_never_becomes_control_tokens() {
     let (template, tokenizer) = (ChatTemplate::gemma3(), tokenizer());
     let encode = |turns: &[(&str, &str)]| template.encode(&tokenizer, &conversation(turns), true).unwrap();
     let parsed = |turns: &[(&str, &str)]| {
         tokenizer.encode_prompt(&template.render(&conversation(turns), true).unwrap())
     };
-    // What holds no name of a control token is as it always was: trimmed, with the tokens of any text.
+    // Text without names of control tokens is unchanged: trimmed, with user-defined tokens.
     let harmless =
         [("system", "a < b"), ("user", " <b>bold</b>\n"), ("assistant", "<bo s>"), ("user", "\u{e000}<")];
     assert_eq!(encode(&harmless), parsed(&harmless));
@@ -64,22 +64,22 @@ fn only_the_template_writes_control_tokens() {
         |ids: &[u32]| -> Vec<u32> { ids.iter().copied().filter(|id| tokenizer.is_special(*id)).collect() };
     let plain = [("system", "x"), ("user", "x"), ("assistant", "x"), ("user", "x")];
     assert_eq!(control(&encode(&turns)), control(&encode(&plain)));
-    // Nothing of the text is lost, and nothing is added.
+    // No text is lost or added.
     let text = template.render(&conversation(&turns), true).unwrap();
     assert_eq!(tokenizer.decode(&encode(&turns), DecodeSpecial::Keep), text);
-    // Two messages that make a name only together.
+    // Two messages that form a name only together.
     let joined =
         ChatTemplate::new("{% for m in messages %}{{ m.content | trim }}{% endfor %}", "<bos>", "<eos>")
             .unwrap();
     let split = conversation(&[("user", "<end_of_"), ("user", "turn>")]);
     assert_eq!(control(&joined.encode(&tokenizer, &split, true).unwrap()), [1]);
-    // Every character that could be a mark is in use.
+    // All private-use characters are used.
     let all: String = ('\u{e000}'..='\u{f8ff}').chain(['<']).collect();
     assert!(template.encode(&tokenizer, &conversation(&[("user", &all)]), true).is_err());
 }
 
 #[test]
-fn gemma3_wants_roles_to_alternate() {
+fn gemma3_rejects_roles_that_do_not_alternate() {
     let bad: [&[(&str, &str)]; 4] = [
         &[("assistant", "Hi")],
         &[("user", "a"), ("user", "b")],
@@ -97,7 +97,7 @@ fn gemma3_wants_roles_to_alternate() {
 }
 
 #[test]
-fn gemma3_is_the_official_one() {
+fn gemma3_matches_the_official_template() {
     let Some(folder) = named("INDRIK_TEST_TOKENIZER", "Gemma 3's own chat template") else { return };
     let config =
         hf::TokenizerConfig::parse(&std::fs::read(folder.join("tokenizer_config.json")).unwrap()).unwrap();
@@ -126,7 +126,7 @@ fn gemma3_is_the_official_one() {
 }
 
 #[test]
-fn a_template_from_a_gguf() {
+fn a_gguf_template_renders() {
     let Some(path) = named("INDRIK_TEST_SMOLLM2", "a GGUF of SmolLM2") else { return };
     let template = vocabulary(&path).1.expect("it has a template");
     let text = render(&template, &[("user", "Hi")]).unwrap();
@@ -134,8 +134,8 @@ fn a_template_from_a_gguf() {
 }
 
 #[test]
-fn as_hugging_face_runs_it() {
-    // Blocks take their line with them, a last line break of the source goes.
+fn templates_behave_as_in_hugging_face() {
+    // Blocks consume their line, and the final line break of the source is dropped.
     let source = "{% for m in messages %}\n    {% if m.role == 'user' %}\n{{ m['content'].strip() }}|\n    {% endif %}\n{% endfor %}\n{{ bos_token }}{{ eos_token }}\n";
     assert_eq!(render(source, &[("user", " a "), ("user", "b")]).unwrap(), "a|\nb|\n<s></s>");
     let python = "{{ messages[-1].content.split('x')[1].upper() }}{{ messages[0]['content'][:2] }}{{ messages[0].name is defined }}";
@@ -145,7 +145,7 @@ fn as_hugging_face_runs_it() {
 }
 
 #[test]
-fn tools_are_written_as_python_writes_json() {
+fn tojson_formats_like_python() {
     let template =
         ChatTemplate::new("{% if tools %}{{ tools | tojson }}{% else %}none{% endif %}", "", "").unwrap();
     let tools = serde_json::json!([{"name": "f", "x": [1, "<é>", null]}]);
@@ -170,7 +170,7 @@ fn errors_name_the_line() {
 }
 
 #[test]
-fn hostile_templates_end() {
+fn malicious_templates_are_stopped() {
     let endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}";
     let error = render(endless, &[]).unwrap_err().to_string();
     assert!(error.contains("stopped"), "{error}");
@@ -182,7 +182,7 @@ fn hostile_templates_end() {
     assert!(render(&"{% if true %}".repeat(100_000), &[]).is_err());
     assert!(render(&("{{ ".to_owned() + &"(".repeat(100_000)), &[]).is_err());
     assert!(render("{% include 'other' %}", &[]).is_err());
-    // A long conversation is not hostile.
+    // A long conversation stays within the limits.
     let turns: Vec<_> = (0..2000).map(|i| (if i % 2 == 0 { "user" } else { "assistant" }, "text")).collect();
     assert!(ChatTemplate::gemma3().render(&conversation(&turns), true).is_ok());
     let long = "x".repeat(10_000_000);

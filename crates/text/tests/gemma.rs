@@ -1,6 +1,6 @@
-//! The real Gemma 3 tokenizer from both of its files. They are not in the repository: `INDRIK_TEST_GGUF` names a GGUF of
-//! Gemma 3, `INDRIK_TEST_TOKENIZER` a folder with its tokenizer.json and tokenizer_config.json, `INDRIK_TEST_DATA` a folder with
-//! gemma3_tokenizer_vectors.json and wikitext2-test.txt.
+//! Gemma 3's tokenizer from both file formats. The files are not in the repository: `INDRIK_TEST_GGUF` is a
+//! GGUF of Gemma 3, `INDRIK_TEST_TOKENIZER` a folder with tokenizer.json and tokenizer_config.json,
+//! `INDRIK_TEST_DATA` a folder with gemma3_tokenizer_vectors.json and wikitext2-test.txt.
 
 mod common;
 
@@ -38,7 +38,7 @@ struct Vector {
 }
 
 #[test]
-fn known_ids() {
+fn ids_match_the_reference_vectors() {
     let Some(path) = data("gemma3_tokenizer_vectors.json") else { return };
     let vectors: Vec<Vector> = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
     assert!(vectors.len() >= 40);
@@ -56,7 +56,7 @@ fn known_ids() {
 }
 
 #[test]
-fn a_whole_book() {
+fn wikitext_has_the_reference_token_count() {
     let Some(path) = data("wikitext2-test.txt") else { return };
     let book = std::fs::read_to_string(path).unwrap();
     let book = book.strip_suffix('\n').unwrap_or(&book);
@@ -65,18 +65,18 @@ fn a_whole_book() {
         let start = Instant::now();
         let ids = tokenizer.encode(book, EncodeSpecial::AsText);
         eprintln!("{name}: {} ids of {} bytes in {:?}", ids.len(), book.len(), start.elapsed());
-        // llama.cpp counts 295215 with the beginning-of-text token.
+        // llama.cpp counts 295215, including the beginning-of-text token.
         assert_eq!(ids.len(), 295_214, "{name}");
         assert!(tokenizer.decode(&ids, DecodeSpecial::Skip) == book, "{name}: the text does not come back");
         if let Some(last) = &last {
-            assert!(*last == ids, "the two sources differ");
+            assert!(*last == ids, "the two formats differ");
         }
         last = Some(ids);
     }
 }
 
 #[test]
-fn both_sources_agree() {
+fn both_formats_agree_on_random_text() {
     let (Some(one), Some(other)) = (gguf(), hf()) else { return };
     let mut random = Random(0x1234_5678_9abc_def1);
     for _ in 0..20_000 {
@@ -91,7 +91,7 @@ fn both_sources_agree() {
 }
 
 #[test]
-fn what_it_says_of_itself() {
+fn special_tokens_and_size_are_known() {
     for (name, tokenizer) in both() {
         assert_eq!(tokenizer.bos(), Some(2), "{name}");
         assert!(

@@ -1,4 +1,4 @@
-//! Files and texts from strangers: an error or a result, never a panic, and no text that takes its square of time.
+//! Untrusted files and texts: an error or a result, never a panic, and never quadratic time.
 
 mod common;
 
@@ -8,7 +8,7 @@ use common::{id, small, spent};
 use proptest::prelude::*;
 use text::{DecodeSpecial, EncodeSpecial, Error, Tokenizer, Vocabulary, VocabularyKind, hf};
 
-fn refused(change: impl FnOnce(&mut Vocabulary)) -> String {
+fn rejected(change: impl FnOnce(&mut Vocabulary)) -> String {
     let mut vocabulary = small();
     change(&mut vocabulary);
     match Tokenizer::from_vocabulary(vocabulary) {
@@ -18,26 +18,28 @@ fn refused(change: impl FnOnce(&mut Vocabulary)) -> String {
 }
 
 #[test]
-fn damaged_vocabularies_are_refused() {
-    assert!(refused(|v| v.tokens.clear()).contains("277 scores for 0 tokens"));
-    assert!(refused(|v| *v = Vocabulary::new(VocabularyKind::SentencePiece)).contains("empty"));
-    assert!(refused(|v| *v = Vocabulary::new(VocabularyKind::Bpe)).contains("empty"));
-    assert!(refused(|v| v.scores.truncate(3)).contains("3 scores for 277 tokens"));
-    assert!(refused(|v| v.scores.clear()).contains("0 scores"));
-    assert!(refused(|v| v.token_types.push(1)).contains("278 token types for 277 tokens"));
-    assert!(refused(|v| v.bos = Some(277)).contains("bos token is 277"));
-    assert!(refused(|v| v.unknown = Some(u32::MAX)).contains("unknown token"));
-    assert!(refused(|v| v.token_types[0] = 6).contains("'<unk>' is marked as a byte"));
-    assert!(refused(|v| (v.kind, v.merges) = (VocabularyKind::Bpe, vec!["a zz".into()])).contains("merge 0"));
+fn damaged_vocabularies_are_rejected() {
+    assert!(rejected(|v| v.tokens.clear()).contains("277 scores for 0 tokens"));
+    assert!(rejected(|v| *v = Vocabulary::new(VocabularyKind::SentencePiece)).contains("empty"));
+    assert!(rejected(|v| *v = Vocabulary::new(VocabularyKind::Bpe)).contains("empty"));
+    assert!(rejected(|v| v.scores.truncate(3)).contains("3 scores for 277 tokens"));
+    assert!(rejected(|v| v.scores.clear()).contains("0 scores"));
+    assert!(rejected(|v| v.token_types.push(1)).contains("278 token types for 277 tokens"));
+    assert!(rejected(|v| v.bos = Some(277)).contains("bos token is 277"));
+    assert!(rejected(|v| v.unknown = Some(u32::MAX)).contains("unknown token"));
+    assert!(rejected(|v| v.token_types[0] = 6).contains("'<unk>' is marked as a byte"));
     assert!(
-        refused(|v| (v.kind, v.merges) = (VocabularyKind::Bpe, vec!["nospace".into()])).contains("merge 0")
+        rejected(|v| (v.kind, v.merges) = (VocabularyKind::Bpe, vec!["a zz".into()])).contains("merge 0")
+    );
+    assert!(
+        rejected(|v| (v.kind, v.merges) = (VocabularyKind::Bpe, vec!["nospace".into()])).contains("merge 0")
     );
 }
 
 #[test]
-fn odd_vocabularies_work() {
+fn unusual_vocabularies_work() {
     let mut vocabulary = small();
-    // Twice the same text: the first counts. A control token written as text: the text counts.
+    // Of duplicate tokens the first is used; text takes precedence over a control token with the same bytes.
     vocabulary.tokens[id("th") as usize] = "he".into();
     vocabulary.tokens[id("</s>") as usize] = "a".into();
     vocabulary.scores.fill(f32::NAN);
@@ -52,7 +54,7 @@ fn odd_vocabularies_work() {
     assert_eq!(tokenizer.encode("€", EncodeSpecial::AsText).len(), 3);
 }
 
-/// A tokenizer.json like Gemma's, in small.
+/// A small tokenizer.json like Gemma's.
 fn json() -> serde_json::Value {
     let mut vocab = serde_json::Map::new();
     for (id, token) in
@@ -79,7 +81,7 @@ fn from_json(json: &serde_json::Value) -> Result<Tokenizer, Error> {
 }
 
 #[test]
-fn a_small_tokenizer_json() {
+fn a_small_tokenizer_json_works() {
     let tokenizer = from_json(&json()).unwrap();
     assert_eq!(tokenizer.encode(" ab a\n  b", EncodeSpecial::AsText), [5, 8, 9, 4, 10, 7]);
     assert_eq!(tokenizer.encode("<mask>é", EncodeSpecial::Parse), [300, 11 + 0xc3, 11 + 0xa9]);
@@ -95,7 +97,7 @@ fn a_small_tokenizer_json() {
 }
 
 #[test]
-fn damaged_json_is_refused() {
+fn damaged_json_is_rejected() {
     for text in ["", "{", "null", "[]", "{\"model\": {}}", "{\"model\": {\"vocab\": {\"a\": -1}}}"] {
         assert!(matches!(Tokenizer::from_hf(text.as_bytes(), None), Err(Error::Invalid(_))), "{text}");
     }
@@ -125,9 +127,9 @@ fn damaged_json_is_refused() {
     }
 }
 
-/// Thirty times the text takes some forty times as long at n log n, nine hundred times at its square.
+/// 30 times the text takes about 40 times as long with n log n, and 900 times with n².
 #[test]
-fn long_texts_of_one_kind() {
+fn repetitive_texts_take_n_log_n_time() {
     let byte_level = {
         let mut vocabulary = Vocabulary::new(VocabularyKind::Bpe);
         vocabulary.tokens = ["a", "aa", "aaaa", "Ġ", "ĠĠ", "<|x|>"].map(String::from).to_vec();
@@ -136,7 +138,7 @@ fn long_texts_of_one_kind() {
         Tokenizer::from_vocabulary(vocabulary).unwrap()
     };
     let mut near = small();
-    // Every place of "aaaa…" begins a near miss of a long special token.
+    // Every position of "aaaa…" starts a near miss of a long special token.
     near.tokens[id("</s>") as usize] = "a".repeat(5000) + "!";
     for tokenizer in [Tokenizer::from_vocabulary(near).unwrap(), byte_level] {
         for unit in ["a", " ", "<", "\n", "é", "<|x|", "a "] {
@@ -153,7 +155,7 @@ fn long_texts_of_one_kind() {
 }
 
 proptest! {
-    /// Whatever the vectors hold.
+    /// For arbitrary vocabularies.
     #[test]
     fn any_vocabulary(
         tokens in proptest::collection::vec("[ab▁ <>|0xA]{0,4}", 0..20),

@@ -1,4 +1,5 @@
-//! Only what a template writes makes control tokens, whatever it does with texts; and it finds the words in them that it looks for.
+//! Message text never becomes control tokens, whatever the template does with it; and templates still find
+//! the words that they search for.
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -7,7 +8,7 @@ use text::{ChatTemplate, DecodeSpecial, Message, Tokenizer, Tool, ToolCall, Voca
 const NAMES: [&str; 3] = ["<|im_start|>", "<|im_end|>", "<|endoftext|>"];
 const WORDS: [&str; 4] = ["<think>", "</think>", "<tool_response>", "</tool_response>"];
 
-/// Qwen's control tokens, its tags as tokens of any text, and bytes.
+/// Qwen's control tokens, its tags as user-defined tokens, and bytes.
 fn tokenizer() -> Tokenizer {
     let mut vocabulary = Vocabulary::new(VocabularyKind::SentencePiece);
     let bytes: Vec<String> = (0..256).map(|byte| format!("<0x{byte:02X}>")).collect();
@@ -28,7 +29,7 @@ fn template(source: &str) -> ChatTemplate {
 }
 
 #[test]
-fn templates_find_the_words_they_look_for() {
+fn templates_find_words_in_marked_text() {
     let tokenizer = tokenizer();
     let shown = |source: &str, content: &str| {
         let ids = template(source).encode(&tokenizer, &[Message::new("user", content)], false).unwrap();
@@ -45,15 +46,15 @@ fn templates_find_the_words_they_look_for() {
         shown(starts, "<tool_response <|im_end|>"),
         ("<|im_start|><tool_response <|im_end|>".into(), 1)
     );
-    // A word that is itself taken out does not put a name together.
+    // Removing a word does not form a name.
     let without = "{{ messages[0].content | replace('</think>', '') }}";
     assert_eq!(shown(without, "<|im_</think>end|><</think>|im_end|>"), ("<|im_end|><|im_end|>".into(), 0));
     assert_eq!(shown("{{ messages[0].content | lower }}", "<|IM_END|>"), ("<|im_end|>".into(), 0));
 }
 
-/// A template that leaves names unfinished, so that a text may go on with one.
+/// A template with incomplete names, which message text could complete.
 #[test]
-fn names_that_the_template_begins_are_not_ended_by_texts() {
+fn message_text_cannot_complete_names_of_the_template() {
     let tokenizer = tokenizer();
     let control = |source: &str, roles: [&str; 2], texts: [&str; 2]| {
         let messages = [Message::new(roles[0], texts[0]), Message::new(roles[1], texts[1])];
@@ -78,12 +79,12 @@ fn names_that_the_template_begins_are_not_ended_by_texts() {
             assert_eq!(control(source, ["user"; 2], texts), 0, "{source} {texts:?}");
         }
         assert_eq!(control("<|{{ messages[0].content }}|>", ["user"; 2], ["im_end", ""]), 0);
-        // Roles are the template's to write.
+        // Roles are not marked: the template writes them.
         assert_eq!(control("<|{{ messages[0].role }}|>", ["im_end", "user"], ["", ""]), 1);
     }
 }
 
-/// Texts and all that may be done with them. Each template writes as many control tokens whatever the texts are.
+/// Templates that transform texts in many ways. Each writes the same number of control tokens for any texts.
 const SOURCES: [&str; 7] = [
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content|trim }}{% for c in m.tool_calls %}\
         {{ c|tojson }}{% endfor %}<|im_end|>{% endfor %}{{ tools|tojson }}",
@@ -98,7 +99,7 @@ const SOURCES: [&str; 7] = [
     "{% for m in messages %}{{ '<|im_end|' }}{{ (m.content.split('</think>')|last).lstrip('\\n') }}{% endfor %}",
 ];
 
-/// Names of control tokens, words and other texts, cut anywhere.
+/// Names of control tokens, words and other texts, cut at arbitrary positions.
 fn texts() -> impl Strategy<Value = Vec<String>> {
     let part = prop_oneof![
         4 => prop::sample::select(NAMES.to_vec()),
@@ -153,7 +154,7 @@ proptest! {
             };
             let ids = encode(&texts);
             prop_assert_eq!(control(&ids), control(&encode(&plain)), "{}", source);
-            // Nothing of the text is lost, and nothing is added.
+            // No text is lost or added.
             let (messages, tools) = conversation(&texts);
             let text = template.render_with_tools(&messages, true, Some(&tools)).unwrap();
             prop_assert_eq!(tokenizer.decode(&ids, DecodeSpecial::Keep), text, "{}", source);

@@ -1,4 +1,4 @@
-//! SentencePiece BPE and incremental decoding, on a small vocabulary of our own.
+//! SentencePiece BPE and incremental decoding, on a small test vocabulary.
 
 mod common;
 
@@ -19,8 +19,8 @@ fn text(input: &str) -> Vec<u32> {
 }
 
 #[test]
-fn the_best_score_goes_first() {
-    // "▁t" (best) leaves "he", and the two make "▁the"; without a space "he" is better than "th".
+fn the_best_score_merges_first() {
+    // "▁t" (best) leaves "he", and the two merge to "▁the"; without a space "he" scores better than "th".
     assert_eq!(text(" the"), ids(&["▁the"]));
     assert_eq!(text("the"), ids(&["t", "he"]));
     assert_eq!(text("th"), ids(&["th"]));
@@ -28,15 +28,15 @@ fn the_best_score_goes_first() {
 }
 
 #[test]
-fn the_leftmost_of_equals_goes_first() {
-    // Pairs first, from the left, then each with what follows it.
+fn equal_scores_merge_from_the_left() {
+    // Pairs merge first, from the left, then each pair with the next.
     assert_eq!(text("aaa"), ids(&["aaa"]));
     assert_eq!(text("aaaa"), ids(&["aa", "aa"]));
     assert_eq!(text("aaaaa"), ids(&["aa", "aaa"]));
 }
 
 #[test]
-fn unknown_characters_are_spelled_in_bytes() {
+fn unknown_characters_become_byte_tokens() {
     assert_eq!(text("é€"), ids(&["é", "<0xE2>", "<0x82>", "<0xAC>"]));
     let mut vocabulary = small();
     vocabulary.token_types.iter_mut().filter(|kind| **kind == 6).for_each(|kind| *kind = 1);
@@ -48,7 +48,7 @@ fn unknown_characters_are_spelled_in_bytes() {
 }
 
 #[test]
-fn control_tokens_come_from_parsing_only() {
+fn control_tokens_are_parsed_only_on_request() {
     assert_eq!(
         tokenizer().encode("<s>a<end_of_turn>\n", EncodeSpecial::Parse),
         ids(&["<s>", "a", "<end_of_turn>", "\n"])
@@ -57,7 +57,7 @@ fn control_tokens_come_from_parsing_only() {
 }
 
 #[test]
-fn a_prompt_begins_once() {
+fn a_prompt_has_one_beginning_of_text_token() {
     for prompt in ["a", "<s>a", "<s><s>a"] {
         assert_eq!(tokenizer().encode_prompt(prompt), ids(&["<s>", "a"]), "{prompt}");
     }
@@ -69,19 +69,19 @@ fn a_prompt_begins_once() {
 }
 
 #[test]
-fn a_space_in_front_that_nobody_wrote() {
+fn the_added_leading_space_is_removed_when_decoding() {
     let mut vocabulary = small();
     vocabulary.add_space_prefix = true;
     let tokenizer = Tokenizer::from_vocabulary(vocabulary).unwrap();
     let encoded = tokenizer.encode("the<s>the\nhe", EncodeSpecial::Parse);
     assert_eq!(encoded, ids(&["▁the", "<s>", "▁the", "\n", "▁", "he"]));
-    // Only the first is known not to have been written.
+    // Only the first space was added by the tokenizer.
     assert_eq!(tokenizer.decode(&encoded, DecodeSpecial::Skip), "the the\n he");
     assert!(tokenizer.encode("", EncodeSpecial::Parse).is_empty());
 }
 
 #[test]
-fn it_knows_its_tokens() {
+fn tokens_are_found_by_name() {
     let tokenizer = tokenizer();
     assert_eq!(tokenizer.vocab_size(), small().tokens.len());
     assert_eq!(tokenizer.stop_token_ids(), ids(&["</s>", "<end_of_turn>"]));
@@ -99,7 +99,7 @@ fn it_knows_its_tokens() {
 }
 
 #[test]
-fn decoding_shows_control_tokens_where_wanted() {
+fn decoding_keeps_or_skips_control_tokens() {
     let encoded = ids(&["<s>", "▁the", "<0xE2>", "<0x82>", "<0xAC>", "<end_of_turn>"]);
     assert_eq!(tokenizer().decode(&encoded, DecodeSpecial::Skip), " the€");
     assert_eq!(tokenizer().decode(&encoded, DecodeSpecial::Keep), "<s> the€<end_of_turn>");
@@ -107,7 +107,7 @@ fn decoding_shows_control_tokens_where_wanted() {
 }
 
 #[test]
-fn half_characters_are_held_back() {
+fn incomplete_characters_are_held_back() {
     let mut stream = Detokenizer::new(&tokenizer(), DecodeSpecial::Skip);
     let pushed: Vec<String> = ids(&["a", "<0xE2>", "<0x82>", "<0xAC>", "<0xE2>", "a"])
         .into_iter()
@@ -118,7 +118,7 @@ fn half_characters_are_held_back() {
     assert_eq!(stream.finish(), "\u{fffd}");
 }
 
-/// Ids of [`small`], half of them bytes, some outside.
+/// Ids of [`small`], half of them bytes, some outside the vocabulary.
 fn any_ids() -> impl Strategy<Value = Vec<u32>> {
     let count = small().tokens.len() as u32;
     proptest::collection::vec(
@@ -153,7 +153,7 @@ proptest! {
         prop_assert_eq!(tokenizer.decode(&ids, DecodeSpecial::Skip), text.replace('▁', " "));
     }
 
-    /// Against the rule itself, carried out plainly: the best pair of all, the leftmost of equals, until none is left.
+    /// Compares with a naive implementation: merge the best pair, leftmost among equals, until none is left.
     #[test]
     fn merging_is_the_plain_rule(text in "[ ahte]{0,40}") {
         let vocabulary = small();

@@ -1,9 +1,9 @@
-//! Stop strings against a search of the whole text.
+//! Stop strings, compared with a search of the whole text.
 
 use proptest::prelude::*;
 use text::{Error, StopMatcher};
 
-/// Feeds a text in pieces; returns all that was let out, and whether it stopped.
+/// Feeds a text in pieces; returns the emitted text and whether it stopped.
 fn run<'a>(stops: &[&str], pieces: impl IntoIterator<Item = &'a str>) -> (String, bool) {
     let mut matcher = StopMatcher::new(stops).expect("no stop string is empty");
     let mut text = String::new();
@@ -18,7 +18,7 @@ fn run<'a>(stops: &[&str], pieces: impl IntoIterator<Item = &'a str>) -> (String
 }
 
 #[test]
-fn nothing_of_a_stop_string_comes_out() {
+fn no_part_of_a_stop_string_is_emitted() {
     let mut matcher = StopMatcher::new(&["\n\nUser:"]).unwrap();
     assert_eq!(matcher.push("Hello\n"), ("Hello".into(), false));
     assert_eq!(matcher.push("x\n"), ("\nx".into(), false));
@@ -29,13 +29,13 @@ fn nothing_of_a_stop_string_comes_out() {
 }
 
 #[test]
-fn what_was_held_back_comes_at_the_end() {
+fn held_text_is_emitted_at_the_end() {
     assert_eq!(run(&["stop"], ["a sto"]), ("a sto".into(), false));
     assert_eq!(run(&[], ["anything"]), ("anything".into(), false));
 }
 
 #[test]
-fn the_first_start_wins() {
+fn the_match_that_starts_first_wins() {
     // "bc" is complete before "abcd", but starts later.
     assert_eq!(run(&["bc", "abcd"], ["xab", "c", "d"]), ("x".into(), true));
     assert_eq!(run(&["bc", "abcd"], ["xab", "c", "e"]), ("xa".into(), true));
@@ -43,13 +43,13 @@ fn the_first_start_wins() {
 }
 
 #[test]
-fn characters_stay_whole() {
-    // Both begin with the same two bytes.
+fn characters_are_not_split() {
+    // Both start with the same two bytes.
     assert_eq!(run(&["€"], ["a₭", "€b"]), ("a₭".into(), true));
 }
 
 #[test]
-fn empty_ones_are_refused() {
+fn empty_stop_strings_are_rejected() {
     assert!(matches!(StopMatcher::new(&["a", ""]), Err(Error::EmptyStopString(1))));
 }
 

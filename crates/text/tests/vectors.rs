@@ -1,7 +1,8 @@
-//! Byte-level BPE against Hugging Face's tokenizers, on nasty texts: fixtures of `scripts/make_bpe_fixtures.py`. With a small vocabulary whose
-//! tokens cross every border that a pattern draws, from tokenizer.json and from a GGUF; and with the vocabularies and templates
-//! of real models, which `INDRIK_TEST_SMOLLM2` and `INDRIK_TEST_QWEN` name, and with what llama.cpp made of prompts
-//! (`INDRIK_TEST_DATA`). `INDRIK_TEST_BPE_FUZZ` names a file of random texts, which the same script writes.
+//! Byte-level BPE compared with Hugging Face's tokenizers on difficult texts, from fixtures of
+//! `scripts/make_bpe_fixtures.py`. Uses a small vocabulary whose tokens cross every boundary of the patterns,
+//! from tokenizer.json and from a GGUF; the vocabularies and templates of real models (`INDRIK_TEST_SMOLLM2`,
+//! `INDRIK_TEST_QWEN`); and llama.cpp's ids of prompts (`INDRIK_TEST_DATA`). `INDRIK_TEST_BPE_FUZZ` is a file
+//! of random texts written by the same script.
 
 mod common;
 
@@ -15,7 +16,7 @@ use text::{
     ChatTemplate, DecodeSpecial, Detokenizer, EncodeSpecial, Message, Tokenizer, Vocabulary, VocabularyKind,
 };
 
-/// The ids with names of control tokens parsed, then those with all as text, where they differ.
+/// Ids with control tokens parsed and, if different, ids with everything as text.
 type Ids = Vec<Vec<u32>>;
 
 #[derive(Deserialize)]
@@ -33,7 +34,7 @@ struct Family {
     normalizer: Value,
     ignore_merges: bool,
     ids: Vec<Ids>,
-    /// Without its normaliser, where it has one.
+    /// Without the normaliser, if it has one.
     plain: Option<Vec<Ids>>,
     decoded: Vec<(Vec<u32>, String)>,
 }
@@ -108,7 +109,7 @@ fn check(what: &str, tokenizer: &Tokenizer, texts: &[String], expected: &[Ids]) 
 }
 
 #[test]
-fn own_vocabulary_from_both_formats() {
+fn both_formats_match_hugging_face_on_the_test_vocabulary() {
     assert_eq!(OWN.kinds.len(), 4);
     for (kind, family) in &OWN.kinds {
         let (hf, gguf) = &TOKENIZERS[kind];
@@ -118,14 +119,14 @@ fn own_vocabulary_from_both_formats() {
             assert_eq!(&hf.decode(ids, DecodeSpecial::Skip), text, "{kind}: {ids:?}");
         }
     }
-    // The fixture tells the patterns apart, and normalised text from text as it is.
+    // The fixture distinguishes the patterns, and normalised from plain text.
     let differ = |one: &str, other: &str| OWN.kinds[one].ids != OWN.kinds[other].ids;
     assert!(differ("gpt-2", "smollm") && differ("qwen2", "llama-bpe") && differ("gpt-2", "llama-bpe"));
     assert!(OWN.kinds["qwen2"].plain.as_ref().is_some_and(|plain| *plain != OWN.kinds["qwen2"].ids));
 }
 
 #[test]
-fn names_that_end_an_answer_do_so_whatever_the_file_calls_them() {
+fn well_known_stop_tokens_are_recognised_regardless_of_their_type() {
     let names = ["<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|endoftext|>", "<|end_of_text|>"];
     for class in [1, 3, 4, 5] {
         let mut vocabulary = Vocabulary::new(VocabularyKind::Bpe);
@@ -136,14 +137,14 @@ fn names_that_end_an_answer_do_so_whatever_the_file_calls_them() {
         let mut ends = tokenizer.stop_token_ids().to_vec();
         ends.sort_unstable();
         assert_eq!(ends, [2, 3, 4, 5, 6], "type {class}");
-        // And nobody ends an answer by writing so.
+        // Written as text, they are not stop tokens.
         assert!(tokenizer.encode("<|im_end|>", EncodeSpecial::AsText).iter().all(|id| *id < 2));
         assert_eq!(tokenizer.encode("<|im_end|>", EncodeSpecial::Parse), [2]);
     }
 }
 
 #[test]
-fn a_token_that_is_looked_for_in_normalised_text_is_refused() {
+fn tokens_matched_in_normalised_text_are_rejected() {
     let file = |normalized: bool| {
         json!({
             "added_tokens": [{ "id": 1, "content": "<|x|>", "special": true, "normalized": normalized }],
@@ -157,7 +158,7 @@ fn a_token_that_is_looked_for_in_normalised_text_is_refused() {
     assert!(error.contains("'<|x|>'"), "{error}");
 }
 
-/// A real model's tokenizer, its chat template and what is expected of them.
+/// A model's tokenizer and chat template, and their expected output.
 fn real(variable: &str, what: &str, name: &str) -> Option<(Tokenizer, ChatTemplate, Real)> {
     let (vocabulary, template) = vocabulary(&named(variable, what)?);
     let tokenizer = Tokenizer::from_vocabulary(vocabulary).unwrap();
@@ -192,7 +193,7 @@ fn check_real(what: &str, tokenizer: &Tokenizer, template: &ChatTemplate, real: 
     assert!(rendered.next().is_none() && real.conversations.len() >= 8);
 }
 
-/// Prompts and what llama.cpp made of them.
+/// Prompts and llama.cpp's ids.
 fn check_reference(tokenizer: &Tokenizer, name: &str) {
     #[derive(Deserialize)]
     struct Reference {
@@ -212,7 +213,7 @@ fn check_reference(tokenizer: &Tokenizer, name: &str) {
 }
 
 #[test]
-fn smollm2_as_hugging_face_has_it() {
+fn smollm2_matches_hugging_face_and_llama_cpp() {
     let Some((tokenizer, template, real)) = smollm2() else { return };
     check_real("SmolLM2", &tokenizer, &template, &real);
     check_reference(&tokenizer, "smollm2_reference.json");
@@ -225,7 +226,7 @@ fn smollm2_as_hugging_face_has_it() {
 }
 
 #[test]
-fn qwen_as_hugging_face_has_it() {
+fn qwen_matches_hugging_face_and_llama_cpp() {
     let Some((tokenizer, template, real)) = qwen() else { return };
     check_real("Qwen", &tokenizer, &template, &real);
     check_reference(&tokenizer, "qwen15_reference.json");
@@ -238,14 +239,14 @@ fn qwen_as_hugging_face_has_it() {
 }
 
 #[test]
-fn random_texts() {
+fn random_texts_match_hugging_face() {
     #[derive(Deserialize)]
     struct Fuzz {
         texts: Vec<String>,
         own: BTreeMap<String, Vec<Ids>>,
         real: BTreeMap<String, Vec<Ids>>,
     }
-    let Some(path) = named("INDRIK_TEST_BPE_FUZZ", "random texts of make_bpe_fixtures.py --fuzz") else {
+    let Some(path) = named("INDRIK_TEST_BPE_FUZZ", "the output of make_bpe_fixtures.py --fuzz") else {
         return;
     };
     let fuzz: Fuzz = read(&path);
@@ -259,9 +260,10 @@ fn random_texts() {
     }
 }
 
-/// Text of one kind takes no more than some times what prose of that length takes: nothing grows with the square. Says how fast it is.
+/// Repetitive text takes at most a small multiple of the time of prose, so nothing is quadratic. Prints the
+/// speed.
 #[test]
-fn long_texts() {
+fn long_texts_take_linear_time() {
     const LONG: usize = 256 << 10;
     let Some(book) = data("wikitext2-test.txt") else { return };
     let book: String = std::fs::read_to_string(book).unwrap().chars().take(LONG).collect();
@@ -288,7 +290,7 @@ fn long_texts() {
 }
 
 proptest! {
-    /// Bytes in, the same bytes out; normalised where the file says so.
+    /// Decoding returns the encoded text, normalised if the file asks for it.
     #[test]
     fn text_comes_back(pieces in proptest::collection::vec((0..OWN.texts.len(), any::<char>(), 0..9usize), 0..6)) {
         let mut text = String::new();
@@ -304,7 +306,7 @@ proptest! {
             prop_assert_eq!(&(streamed + &stream.finish()), &text, "{}", kind);
             let normal = hf.decode(&hf.encode(&text, EncodeSpecial::AsText), DecodeSpecial::Skip);
             prop_assert!(normal == text || kind == "qwen2");
-            // What is in normal form stays in it.
+            // Normalised text stays normalised.
             let again = hf.decode(&hf.encode(&normal, EncodeSpecial::AsText), DecodeSpecial::Skip);
             prop_assert_eq!(again, normal, "{}", kind);
         }

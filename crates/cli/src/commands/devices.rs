@@ -1,4 +1,4 @@
-//! `indrik devices`: what Vulkan sees.
+//! `indrik devices`: lists the Vulkan devices.
 
 use std::process::ExitCode;
 
@@ -8,7 +8,7 @@ use serde_json::json;
 
 use crate::output;
 
-/// Lists the Vulkan devices with capability tier, heaps and budgets
+/// List Vulkan devices with capability tier, memory heaps and budgets
 #[derive(Args)]
 #[command(after_help = "Example: indrik devices --json | jq '.devices[].name'")]
 pub struct Arguments {
@@ -21,35 +21,35 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let instance = Instance::new(&InstanceOptions::default())?;
     let adapters = instance.adapters()?;
     let wanted = std::env::var("INDRIK_DEVICE").ok();
-    let chosen = gpu::select_adapter(&adapters, wanted.as_deref()).ok().map(|adapter| adapter.info.index);
+    let default = gpu::select_adapter(&adapters, wanted.as_deref()).ok().map(|adapter| adapter.info.index);
     if arguments.json {
-        let devices: Vec<_> = adapters.iter().map(|adapter| describe(&adapter.info, chosen)).collect();
+        let devices: Vec<_> = adapters.iter().map(|adapter| describe(&adapter.info, default)).collect();
         output::print_json(&json!({ "devices": devices }))?;
     } else {
-        let text: Vec<_> = adapters.iter().map(|adapter| text(&adapter.info, chosen)).collect();
+        let text: Vec<_> = adapters.iter().map(|adapter| text(&adapter.info, default)).collect();
         output::print(&text.join("\n"))?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// A device as JSON: everything known of it, its tiers, and whether commands take it by default.
-pub fn describe(info: &AdapterInfo, chosen: Option<usize>) -> serde_json::Value {
+/// A device as JSON: its properties, its tiers, and whether commands use it by default.
+pub fn describe(info: &AdapterInfo, default: Option<usize>) -> serde_json::Value {
     let mut value = serde_json::to_value(info).unwrap_or_default();
-    value["chosen"] = json!(chosen == Some(info.index));
+    value["chosen"] = json!(default == Some(info.index));
     value["tier"] = json!(info.caps.tier());
     value["tiers"] = json!(info.caps.tiers());
     value
 }
 
-fn text(info: &AdapterInfo, chosen: Option<usize>) -> String {
-    let mark = if chosen == Some(info.index) { "  (chosen by default)" } else { "" };
+fn text(info: &AdapterInfo, default: Option<usize>) -> String {
+    let mark = if default == Some(info.index) { "  (default)" } else { "" };
     let mut text = format!("{}: {}{mark}\n", info.index, info.name);
     text += &format!("   kind     {}\n", kind(info));
     text += &format!("   driver   {}, Vulkan {}\n", info.driver, info.caps.api_version);
     text += &format!("   tier     {}\n", tier_line(info));
     for heap in &info.heaps {
         let place = if heap.device_local { "device-local" } else { "host" };
-        let mapped = if heap.host_visible { ", mapped by the CPU" } else { "" };
+        let mapped = if heap.host_visible { ", host-visible" } else { "" };
         let budget = heap.budget.map_or(String::new(), |budget| format!(", budget {}", format_bytes(budget)));
         let used = heap.used.map_or(String::new(), |used| format!(", in use {}", format_bytes(used)));
         text +=
@@ -58,19 +58,15 @@ fn text(info: &AdapterInfo, chosen: Option<usize>) -> String {
     text
 }
 
-/// What kind of device it is, for people.
+/// The kind of device, for display.
 pub fn kind(info: &AdapterInfo) -> String {
-    let memory = if info.unified_memory { "shares the system's memory" } else { "has memory of its own" };
+    let memory = if info.unified_memory { "unified memory" } else { "dedicated memory" };
     let kind = serde_json::to_value(info.kind).unwrap_or_default();
     let kind = kind.as_str().unwrap_or("unknown").to_string();
-    if info.compile_only {
-        format!("{kind}, not present: it compiles and cannot run")
-    } else {
-        format!("{kind}, {memory}")
-    }
+    if info.compile_only { format!("{kind}, not present: compile-only") } else { format!("{kind}, {memory}") }
 }
 
-/// The tier and why not the next one.
+/// The tier, and why the next one is missing.
 pub fn tier_line(info: &AdapterInfo) -> String {
     let tiers = info.caps.tiers();
     let missing = tiers.iter().find(|status| !status.missing.is_empty());

@@ -1,4 +1,4 @@
-//! `indrik inspect`: what a model's files hold and where it would go, without reading its weights.
+//! `indrik inspect`: a model's format, tensors and memory plan, without reading its weights.
 
 use std::{collections::BTreeMap, process::ExitCode};
 
@@ -19,16 +19,16 @@ use weights::{blueprint::Blueprint, plan};
 use super::models;
 use crate::output;
 
-/// Shows a model's format, architecture, tensors and bytes, and where it would go; needs no GPU
+/// Show a model's format, architecture, tensors, size and memory plan; needs no GPU
 #[derive(Args)]
 #[command(after_help = "Example: indrik inspect gemma-3-270m.gguf --context 8192")]
 pub struct Arguments {
-    /// A GGUF file, a Hugging Face folder, a file that `indrik quantize` wrote, or a name in the local store
+    /// A GGUF file, a Hugging Face folder, a file written by `indrik quantize`, or a name in the local store
     model: String,
-    /// Positions of one sequence to plan for
+    /// Context length per sequence to plan for
     #[arg(short, long, default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..))]
     context: u32,
-    /// Sequences at a time to plan for
+    /// Number of concurrent sequences to plan for
     #[arg(short, long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
     batch: u32,
     /// Device to plan for, by index or part of its name
@@ -42,7 +42,7 @@ pub struct Arguments {
     json: bool,
 }
 
-/// All tensors of one encoding.
+/// Totals of one encoding.
 #[derive(Default, Serialize)]
 struct Total {
     tensors: usize,
@@ -55,7 +55,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let checkpoint = Checkpoint::open(&store::resolve_model(&arguments.model)?)?;
     let mut totals: BTreeMap<String, (Scheme, Exactness, Total)> = BTreeMap::new();
     for (_, tensor) in checkpoint.inventory.iter() {
-        let (scheme, exactness) = stored_as(tensor);
+        let (scheme, exactness) = gpu_scheme(tensor);
         let name = format!("{}{}", tensor.encoding, if tensor.shape.len() == 1 { " vectors" } else { "" });
         let (_, _, total) = totals.entry(name).or_insert_with(|| (scheme, exactness, Total::default()));
         total.tensors += 1;
@@ -76,7 +76,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         let plan = match &placed {
             None => json!(null),
             Some(Ok(placement)) => json!({ "fits": true, "placement": placement }),
-            Some(Err(error)) => json!({ "fits": false, "why": error.to_string() }),
+            Some(Err(error)) => json!({ "fits": false, "reason": error.to_string() }),
         };
         output::print_json(&json!({
             "path": checkpoint.path, "format": checkpoint.source.format, "config": checkpoint.config,
@@ -97,7 +97,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
                 match exactness {
                     Exactness::Exact => "exact".to_string(),
                     Exactness::Within { relative, .. } => {
-                        format!("within {:.2}% of a group's largest", relative * 100.0)
+                        format!("within {:.2}% of the group maximum", relative * 100.0)
                     }
                 },
                 total.tensors.to_string(),
@@ -106,7 +106,10 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             ]
         })
         .collect();
-    output::print(&output::table(&["in the file", "on the GPU", "values", "tensors", "file", "GPU"], &rows))?;
+    output::print(&output::table(
+        &["encoding", "GPU scheme", "conversion", "tensors", "file", "GPU"],
+        &rows,
+    ))?;
     if arguments.tensors {
         let rows: Vec<Vec<String>> = checkpoint
             .inventory
@@ -124,7 +127,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let text = match (device, placed) {
         (Some(device), Some(Ok(placement))) => format!("\nOn {device}:\n{placement}\n"),
         (Some(device), Some(Err(error))) => format!("\nOn {device}: it does not fit. {error}\n"),
-        _ => "\nNo usable Vulkan device here: nothing to place it on (indrik doctor says why).\n".to_string(),
+        _ => "\nNo usable Vulkan device, so there is no memory plan (see indrik doctor).\n".to_string(),
     };
     output::print(&text)?;
     Ok(ExitCode::SUCCESS)
@@ -155,11 +158,11 @@ fn summary(checkpoint: &Checkpoint, parameters: u64) -> String {
         config.intermediate
     );
     text += &format!(
-        "   heads    {} of {}, {} for keys and values, scores divided by √{}\n",
+        "   heads    {} of dimension {}, {} KV heads, scores divided by √{}\n",
         config.heads, config.head_dim, config.kv_heads, config.query_pre_attn_scalar
     );
     text += &format!(
-        "   context  {} positions, window {}, vocabulary {}\n",
+        "   context  {} tokens, sliding window {}, vocabulary {}\n",
         config.max_positions,
         window.map_or_else(|| "none".to_string(), |window| window.to_string()),
         config.vocab
@@ -173,13 +176,13 @@ fn summary(checkpoint: &Checkpoint, parameters: u64) -> String {
     text + "\n"
 }
 
-/// The scheme on the GPU: vectors become f32.
-fn stored_as(tensor: &Tensor) -> (Scheme, Exactness) {
+/// The scheme on the GPU; vectors are stored as f32.
+fn gpu_scheme(tensor: &Tensor) -> (Scheme, Exactness) {
     if tensor.shape.len() == 1 { (Scheme::F32, Exactness::Exact) } else { quant::scheme_for(tensor.encoding) }
 }
 
 fn gpu_bytes(tensor: &Tensor) -> u64 {
-    layout(tensor, stored_as(tensor).0).map_or(tensor.values().unwrap_or(0) * 4, |layout| {
+    layout(tensor, gpu_scheme(tensor).0).map_or(tensor.values().unwrap_or(0) * 4, |layout| {
         (layout.value_bytes() + layout.scale_bytes()) as u64
     })
 }
@@ -196,7 +199,7 @@ fn place(arguments: &Arguments, checkpoint: &Checkpoint) -> anyhow::Result<(Opti
     let choice = DeviceSelector { name: arguments.device.as_deref(), ..DeviceSelector::default() };
     let (_instance, adapter) = match choice.adapter() {
         Ok(found) => found,
-        // Asked for by name, it must be there.
+        // A device that was requested explicitly must exist.
         Err(error) if arguments.device.is_some() => return Err(error.into()),
         Err(_) => return Ok((None, None)),
     };

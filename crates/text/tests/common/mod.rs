@@ -1,4 +1,4 @@
-//! What the tests with real files share: where the files are, and a reader of just enough GGUF.
+//! Shared by tests with real model files: their paths, and a minimal GGUF reader.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
 use std::{io::Read, path::PathBuf, time::Duration};
@@ -6,32 +6,32 @@ use std::{io::Read, path::PathBuf, time::Duration};
 use rustix::time::{ClockId, clock_gettime};
 use text::{Vocabulary, VocabularyKind};
 
-/// A file or folder that a variable names; where none is named, says what is not tested. The files are large and under
-/// terms of their own, so that no test run may demand them.
+/// The file or folder in an environment variable; prints a note if it is not set. The files are large and
+/// have their own licences, so tests cannot require them.
 pub fn named(variable: &str, what: &str) -> Option<PathBuf> {
     match std::env::var_os(variable).map(PathBuf::from) {
         Some(path) if path.exists() => Some(path),
         Some(path) => panic!("{variable} names {}, which is not there", path.display()),
         None => {
-            eprintln!("not tested, because something is missing (set {variable}): {what}");
+            eprintln!("test skipped, {variable} is not set: {what}");
             None
         }
     }
 }
 
-/// A file of the folder that `INDRIK_TEST_DATA` names.
+/// A file in the folder `INDRIK_TEST_DATA`.
 pub fn data(name: &str) -> Option<PathBuf> {
     let path = named("INDRIK_TEST_DATA", name)?.join(name);
     assert!(path.exists(), "{} is not there", path.display());
     Some(path)
 }
 
-/// What this thread has computed so far: the same on a busy machine.
+/// CPU time of this thread, which does not depend on other load.
 pub fn spent() -> Duration {
     Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap()
 }
 
-/// Xorshift: the same strings on every run.
+/// Xorshift, so that every run uses the same strings.
 pub struct Random(pub u64);
 
 impl Random {
@@ -42,7 +42,7 @@ impl Random {
         (self.0 >> 11) as usize % limit
     }
 
-    /// Text of many scripts, runs of white space, marks, and names of tokens.
+    /// Text in many scripts, with runs of white space, combining marks and token names.
     pub fn text(&mut self) -> String {
         const PARTS: &[&str] = &[
             " ",
@@ -94,8 +94,8 @@ impl Random {
     }
 }
 
-/// A small SentencePiece vocabulary: 0 `<unk>`, 1 `<s>`, 2 `</s>`, 3 `<end_of_turn>`, 4 a user-defined line break,
-/// 5 to 260 the bytes, then text. Scores fall with the id.
+/// A small SentencePiece vocabulary with ids 0 `<unk>`, 1 `<s>`, 2 `</s>`, 3 `<end_of_turn>`, 4 a
+/// user-defined line break, 5 to 260 the bytes, then text. Scores fall with the id.
 pub fn small() -> Vocabulary {
     let mut vocabulary = Vocabulary::new(VocabularyKind::SentencePiece);
     for (token, kind) in [("<unk>", 2), ("<s>", 3), ("</s>", 3), ("<end_of_turn>", 3), ("\n", 4)] {
@@ -117,14 +117,14 @@ pub fn small() -> Vocabulary {
     vocabulary
 }
 
-/// The id of a token of [`small`] by its name.
+/// The id of a token of [`small`] by name.
 pub fn id(name: &str) -> u32 {
     small().tokens.iter().position(|token| token == name).expect("a token") as u32
 }
 
-/// `tokenizer.ggml.*` and the chat template of a GGUF.
+/// The `tokenizer.ggml.*` metadata and the chat template of a GGUF.
 pub fn vocabulary(path: &std::path::Path) -> (Vocabulary, Option<String>) {
-    // No header is longer.
+    // Longer than any header.
     let mut file = Vec::new();
     let opened = std::fs::File::open(path).expect("the file can be opened");
     opened.take(64 << 20).read_to_end(&mut file).expect("the file can be read");

@@ -1,4 +1,4 @@
-//! Read bandwidth, dispatch and barrier cost.
+//! `indrik bench --bandwidth`: read bandwidth, dispatch and barrier cost.
 
 use std::process::ExitCode;
 
@@ -24,30 +24,30 @@ pub fn run(device: &Device, size: Option<u64>, json: bool) -> anyhow::Result<Exi
 
 fn text(measured: &Measured) -> String {
     let shape = measured.shape;
-    let row = |what: &str, figure: String| vec![what.to_string(), figure];
+    let row = |what: &str, value: String| vec![what.to_string(), value];
     let mut rows = vec![
         row(
-            &format!("reading {}", format_bytes(measured.bytes)),
+            &format!("read {}", format_bytes(measured.bytes)),
             format!("{:.1} GB/s", measured.read_bytes_per_s / 1e9),
         ),
         row(
             "best shape",
             format!(
-                "{} groups of {} threads, {} loads in flight",
+                "{} workgroups of {} threads, {} loads in flight",
                 shape.groups, shape.threads, shape.in_flight
             ),
         ),
-        row("a dispatch that waits for nothing", format!("{:.2} µs", measured.dispatch_ns / 1e3)),
-        row("a dispatch behind a barrier", format!("{:.2} µs", measured.dependent_dispatch_ns / 1e3)),
-        row("a submission, on the host", format!("{:.1} µs", measured.submit_ns / 1e3)),
-        row("an empty submission and the wait for it", format!("{:.1} µs", measured.round_trip_ns / 1e3)),
+        row("dispatch, independent", format!("{:.2} µs", measured.dispatch_ns / 1e3)),
+        row("dispatch after a barrier", format!("{:.2} µs", measured.dependent_dispatch_ns / 1e3)),
+        row("submission, host time", format!("{:.1} µs", measured.submit_ns / 1e3)),
+        row("empty submission, round trip", format!("{:.1} µs", measured.round_trip_ns / 1e3)),
     ];
     for (size, ns) in &measured.sizes {
         let speed = *size as f64 / ns;
         rows.push(row(
-            &format!("reading {} behind a barrier", format_bytes(*size)),
+            &format!("read {} after a barrier", format_bytes(*size)),
             format!("{:.1} µs, {speed:.1} GB/s", ns / 1e3),
         ));
     }
-    output::table(&["measured", "figure"], &rows)
+    output::table(&["measurement", "value"], &rows)
 }

@@ -1,4 +1,5 @@
-//! Matrix products with one column, a few or many, over different weights in turn, so that no cache helps.
+//! `indrik bench --gemv`: matrix products with one, few or many columns. Each uses different weights, so that
+//! caches do not help.
 
 use std::{process::ExitCode, time::Duration};
 
@@ -27,7 +28,7 @@ use tensor::{Layout, Scheme};
 use super::Arguments;
 use crate::output;
 
-/// A weight scheme on the command line.
+/// Weight scheme argument.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub enum Quant {
     Int8,
@@ -42,7 +43,7 @@ pub enum Quant {
 }
 
 impl Quant {
-    /// The scheme it names.
+    /// The scheme.
     pub fn scheme(self) -> Scheme {
         match self {
             Quant::Int8 => Scheme::Int8,
@@ -56,7 +57,7 @@ impl Quant {
     }
 }
 
-/// An activation type on the command line.
+/// Activation type argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Activations {
     Int8,
@@ -66,7 +67,7 @@ pub enum Activations {
 }
 
 impl Activations {
-    /// The storage it names.
+    /// The activation type.
     fn kind(self) -> kernels::Activations {
         match self {
             Activations::Int8 => kernels::Activations::Int8,
@@ -77,40 +78,41 @@ impl Activations {
     }
 }
 
-/// One figure.
+/// One measurement.
 #[derive(Serialize)]
-struct Figure {
+struct Measurement {
     rows: usize,
     k: usize,
     weights: Scheme,
     activations: String,
     columns: usize,
-    /// Kernel, tier, grid and constants.
+    /// Kernel and its plan.
     variant: String,
-    /// One product with its barrier: GPU time of a chain of them, divided by their number; median of several runs.
+    /// GPU time per product, including its barrier: the time of a chain of products divided by their number;
+    /// median of several runs.
     microseconds: f64,
-    /// Weights and scales.
+    /// Bytes of weights and scales.
     bytes: u64,
     gb_per_s: f64,
-    /// Share of the bandwidth measured in the same run.
+    /// Percentage of the read bandwidth measured in the same run.
     bandwidth_percent: f64,
-    /// Multiplications with a weight, 10⁹ a second.
+    /// Multiply-accumulates per second, in 10⁹.
     gmac_per_s: f64,
 }
 
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// A chain of products longer than this tells nothing more.
-const MOST_MATRICES: u64 = 1024;
-/// Two medians of one device differ by this much at most.
+/// Maximum number of matrices. Longer chains give no better measurement.
+const MAX_MATRICES: u64 = 1024;
+/// Maximum difference between two medians on one device.
 const NOISE_PERCENT: f64 = 3.0;
 const DEFAULT_BYTES: u64 = 4 << 30;
 
-/// Reads `ROWSxK`.
+/// Parses `ROWSxK`.
 pub fn parse_shape(text: &str) -> Result<(usize, usize), String> {
-    let wrong = || "expected ROWSxK, as in 43008x5376, with K divisible by 32".to_string();
-    let (rows, k) = text.split_once(['x', '×']).ok_or_else(wrong)?;
-    let (rows, k) = (rows.trim().parse().map_err(|_| wrong())?, k.trim().parse().map_err(|_| wrong())?);
-    Layout::new(Scheme::Int8, rows, k).map(|_| (rows, k)).ok_or_else(wrong)
+    let invalid = || "expected ROWSxK, such as 43008x5376, with K divisible by 32".to_string();
+    let (rows, k) = text.split_once(['x', '×']).ok_or_else(invalid)?;
+    let (rows, k) = (rows.trim().parse().map_err(|_| invalid())?, k.trim().parse().map_err(|_| invalid())?);
+    Layout::new(Scheme::Int8, rows, k).map(|_| (rows, k)).ok_or_else(invalid)
 }
 
 pub fn run(device: &Device, arguments: &Arguments, (rows, k): (usize, usize)) -> anyhow::Result<ExitCode> {
@@ -119,11 +121,11 @@ pub fn run(device: &Device, arguments: &Arguments, (rows, k): (usize, usize)) ->
     let free = device.heaps().iter().filter(|heap| heap.device_local).map(gpu::Heap::free).max().unwrap_or(0);
     let size = arguments.size.unwrap_or(DEFAULT_BYTES.min(free / 2));
 
-    let mut figures = Vec::new();
+    let mut measurements = Vec::new();
     let quants = if arguments.quant.is_empty() { &[Quant::Int8, Quant::Int4][..] } else { &arguments.quant };
     for quant in quants {
         let layout = Layout { scheme: quant.scheme(), rows, k };
-        progress.say(&format!("making {} of {} weights", gpu::format_bytes(size), layout.scheme));
+        progress.say(&format!("generating {} of {} weights", gpu::format_bytes(size), layout.scheme));
         let weights = random_weights(device, layout, size)?;
         for (activations, columns) in arguments
             .activations
@@ -132,40 +134,43 @@ pub fn run(device: &Device, arguments: &Arguments, (rows, k): (usize, usize)) ->
         {
             let activations = activations.kind();
             let matrix_units = activations == kernels::Activations::F16;
-            let many = columns > MAX_COLUMNS && !takes_many(device, activations);
-            if !matrix_units && (many || !policy::schemes(activations).contains(&layout.scheme)) {
+            let too_many = columns > MAX_COLUMNS && !supports_gemm(device, activations);
+            if !matrix_units && (too_many || !policy::schemes(activations).contains(&layout.scheme)) {
                 continue;
             }
             let products = products(device, arguments.sweep, layout, columns, activations)?;
             let wanted = |product: &Product| arguments.only.iter().all(|text| product.name().contains(text));
             for product in products.into_iter().filter(wanted) {
                 progress.say(&format!("{rows} × {k} {} × {activations}: {product:?}", layout.scheme));
-                figures.push(time(device, &product, &weights, roof)?);
+                measurements.push(time(device, &product, &weights, roof)?);
             }
         }
     }
     drop(progress);
-    if figures.is_empty() && !arguments.only.is_empty() {
-        bail!("no variant has {} in its name: see the names without --only", arguments.only.join(" and "));
-    }
-    if figures.is_empty() {
+    if measurements.is_empty() && !arguments.only.is_empty() {
         bail!(
-            "int8 activations are multiplied with int8 and int4 weights, int16 ones with all integers; int8 ones with 1 to \
-             {MAX_COLUMNS} columns alone, int16 ones with more where there are packed dot products; f16 ones by matrix units alone (`indrik devices` says whether there are any): give \
-             --activations f32"
+            "no variant name contains {}: run without --only to see the names",
+            arguments.only.join(" and ")
         );
     }
-    let impossible = figures.iter().find(|figure| figure.bandwidth_percent > 100.0 + NOISE_PERCENT);
-    if let Some(figure) = impossible {
+    if measurements.is_empty() {
         bail!(
-            "{:.0}% of the measured bandwidth is not possible: the weights stayed in a cache or the device was busy while \
-             the bandwidth was measured; try again with a larger --size",
-            figure.bandwidth_percent
+            "no kernel supports this combination: int8 activations need int8 or int4 weights and at most {MAX_COLUMNS} columns; \
+             int16 activations need integer weights and, for more columns, packed dot products; f16 activations need \
+             cooperative matrices (see `indrik devices`). Try --activations f32"
+        );
+    }
+    let impossible = measurements.iter().find(|m| m.bandwidth_percent > 100.0 + NOISE_PERCENT);
+    if let Some(m) = impossible {
+        bail!(
+            "{:.0}% of the measured bandwidth is impossible: the weights were cached, or the device was busy while the \
+             bandwidth was measured; try again with a larger --size",
+            m.bandwidth_percent
         );
     }
     if arguments.sweep {
-        figures.sort_by(|a, b| {
-            let key = |f: &Figure| (f.weights.bits(), f.activations.clone(), f.columns);
+        measurements.sort_by(|a, b| {
+            let key = |f: &Measurement| (f.weights.bits(), f.activations.clone(), f.columns);
             key(b).cmp(&key(a)).then(a.microseconds.total_cmp(&b.microseconds))
         });
     }
@@ -175,7 +180,7 @@ pub fn run(device: &Device, arguments: &Arguments, (rows, k): (usize, usize)) ->
             "device": info.name,
             "driver": info.driver,
             "read_bytes_per_s": roof,
-            "gemv": figures,
+            "gemv": measurements,
         }))?;
     } else {
         output::print(&format!(
@@ -183,22 +188,23 @@ pub fn run(device: &Device, arguments: &Arguments, (rows, k): (usize, usize)) ->
             info.name,
             info.driver,
             roof / 1e9,
-            text(&figures)
+            text(&measurements)
         ))?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// As many different matrices as fit the size, at least two.
+/// As many different matrices as fit into `size` bytes; at least two.
 fn random_weights(device: &Device, layout: Layout, size: u64) -> Result<Vec<Matrix>> {
     let each = (layout.value_bytes() + layout.scale_bytes()) as u64;
-    let count = (size / each).clamp(2, MOST_MATRICES);
-    // All are allocated before the first is filled: what does not fit is said before any work.
+    let count = (size / each).clamp(2, MAX_MATRICES);
+    // All are allocated before the first is filled, so that running out of memory is reported first.
     let mut arena = Arena::new(device, Lifetime::Weights, Memory::Device);
     let matrices = (0..count)
         .map(|_| Matrix::allocate(&mut arena, "weights", layout, device.caps()))
         .collect::<Result<Vec<Matrix>>>()?;
-    // Random bits make floats that are no numbers, or so small that CPUs stumble over them: scales are sound ones, of 16 or 32 bits.
+    // Random bits would give NaN and denormal floats, which are slow on CPUs. Scales are normal numbers of 16
+    // or 32 bits.
     let values = Random::new(
         device,
         if layout.scheme.is_float() { Distribution::Scales } else { Distribution::Bits },
@@ -206,10 +212,10 @@ fn random_weights(device: &Device, layout: Layout, size: u64) -> Result<Vec<Matr
     let scales = Random::new(device, Distribution::Scales)?;
     for (index, matrix) in matrices.iter().enumerate() {
         let mut recorder = device.recorder()?;
-        for part in matrix.blocks() {
-            let seed = (index * 1000 + part.first_row) as u32;
-            values.record(&mut recorder, "values", &part.values.view(), seed)?;
-            if let Some(plane) = &part.scales {
+        for block in matrix.blocks() {
+            let seed = (index * 1000 + block.first_row) as u32;
+            values.record(&mut recorder, "values", &block.values.view(), seed)?;
+            if let Some(plane) = &block.scales {
                 scales.record(&mut recorder, "scales", &plane.view(), seed)?;
             }
         }
@@ -218,8 +224,8 @@ fn random_weights(device: &Device, layout: Layout, size: u64) -> Result<Vec<Matr
     Ok(matrices)
 }
 
-/// Whether more columns than a matrix–vector product has are multiplied without matrix units.
-fn takes_many(device: &Device, activations: kernels::Activations) -> bool {
+/// Whether GEMM supports these activations without cooperative matrices.
+fn supports_gemm(device: &Device, activations: kernels::Activations) -> bool {
     match activations {
         kernels::Activations::F32 => true,
         kernels::Activations::Int16 => gemm::packed::is_supported(device.caps()),
@@ -227,7 +233,7 @@ fn takes_many(device: &Device, activations: kernels::Activations) -> bool {
     }
 }
 
-/// A kernel with its plan.
+/// A kernel and its plan.
 #[derive(Clone, Copy, Debug)]
 enum Product {
     Gemv(Shape, Plan),
@@ -236,7 +242,7 @@ enum Product {
 }
 
 impl Product {
-    /// The kernel and what its plan is made of.
+    /// The kernel and its plan, for display.
     fn name(&self) -> String {
         match self {
             Product::Gemv(_, Plan { lanes: Some(tile), tier, groups, .. }) => {
@@ -248,7 +254,7 @@ impl Product {
             ),
             Product::Gemm(_, plan) => format!("gemm {}, {:?}", plan.tier, plan.method),
             Product::Coopmat(shape, plan) => format!(
-                "matmul {}, {} × {} in {} × {}, {} ahead, {} splits{}{}",
+                "coopmat {}, {} × {} in {} × {}, prefetch {}, {} splits{}{}",
                 if plan.direct { "direct" } else { "staged" },
                 plan.tile.rows,
                 plan.tile.columns,
@@ -256,14 +262,14 @@ impl Product {
                 plan.tile.own_columns,
                 plan.ahead,
                 plan.splits,
-                if shape.split_k == SplitK::Partial { " apart" } else { "" },
+                if shape.split_k == SplitK::Partial { " (partial sums)" } else { "" },
                 if plan.unsplit > 0 { format!(" after {}", plan.unsplit) } else { String::new() },
             ),
         }
     }
 }
 
-/// The kernels to time for a shape: the one that would run, or all that are worth trying.
+/// The kernels to time for a shape: the selected one, or all candidates.
 fn products(
     device: &Device,
     sweep: bool,
@@ -276,8 +282,8 @@ fn products(
         let output = kernels::Activations::F32;
         let fragments = coopmat::fragments(device)?;
         let mut products = Vec::new();
-        for parts in [SplitK::Reduced, SplitK::Partial].into_iter().take(if sweep { 2 } else { 1 }) {
-            let shape = coopmat::policy::Shape { weights, columns, epilogue, output, split_k: parts };
+        for split_k in [SplitK::Reduced, SplitK::Partial].into_iter().take(if sweep { 2 } else { 1 }) {
+            let shape = coopmat::policy::Shape { weights, columns, epilogue, output, split_k };
             let plans = coopmat::policy::candidates(caps, fragments, &shape).into_iter();
             let all = plans.take(if sweep { usize::MAX } else { 1 });
             products.extend(all.map(|plan| Product::Coopmat(shape, plan)));
@@ -295,7 +301,7 @@ fn products(
     Ok(plans.into_iter().map(|plan| Product::Gemv(shape, plan)).collect())
 }
 
-fn time(device: &Device, product: &Product, weights: &[Matrix], roof: f64) -> Result<Figure> {
+fn time(device: &Device, product: &Product, weights: &[Matrix], roof: f64) -> Result<Measurement> {
     let (columns, activations) = match product {
         Product::Gemv(shape, _) => (shape.columns, shape.activations),
         Product::Gemm(shape, _) => (shape.columns, shape.activations),
@@ -316,7 +322,7 @@ fn time(device: &Device, product: &Product, weights: &[Matrix], roof: f64) -> Re
     let mut recorder = device.recorder()?;
     recorder.fill("active", &active, columns as u32)?;
     recorder.seal()?.run(TIMEOUT)?;
-    // All write to one y: each product waits for the one before, as in a model.
+    // All write to the same y, so that each product waits for the previous one, as in a model.
     let target = Target::whole(&y, rows);
     let mut recorder = device.timed_recorder(TimestampMode::Whole)?;
     match product {
@@ -339,7 +345,7 @@ fn time(device: &Device, product: &Product, weights: &[Matrix], roof: f64) -> Re
                 bytes => Some(arena.buffer("scratch", bytes)?),
             };
             if let Some(scratch) = &scratch {
-                // Not part of what is timed.
+                // Not timed.
                 let mut clear = device.recorder()?;
                 clear.fill("clear", scratch, 0)?;
                 clear.seal()?.run(TIMEOUT)?;
@@ -348,7 +354,7 @@ fn time(device: &Device, product: &Product, weights: &[Matrix], roof: f64) -> Re
                 let scratch = scratch.as_ref().map(Buffer::view);
                 let operands =
                     coopmat::Operands { w, x: &x, target: &target, active: active.view(), scratch };
-                kernel.record(&mut recorder, "matmul", &operands)?;
+                kernel.record(&mut recorder, "coopmat", &operands)?;
             }
         }
     }
@@ -356,7 +362,7 @@ fn time(device: &Device, product: &Product, weights: &[Matrix], roof: f64) -> Re
     let bytes = weights[0].bytes();
     let nanoseconds = probe::median_gpu_ns(&program)? / weights.len() as f64;
     let bytes_per_s = bytes as f64 / nanoseconds * 1e9;
-    Ok(Figure {
+    Ok(Measurement {
         rows,
         k,
         weights: scheme,
@@ -383,25 +389,25 @@ fn random_vectors(
     Ok(x)
 }
 
-fn text(figures: &[Figure]) -> String {
-    let rows: Vec<Vec<String>> = figures
+fn text(measurements: &[Measurement]) -> String {
+    let rows: Vec<Vec<String>> = measurements
         .iter()
-        .map(|figure| {
+        .map(|m| {
             vec![
-                format!("{} × {}", figure.rows, figure.k),
-                figure.weights.to_string(),
-                figure.activations.to_string(),
-                figure.columns.to_string(),
-                figure.variant.clone(),
-                format!("{:.1}", figure.microseconds),
-                format!("{:.1}", figure.gb_per_s),
-                format!("{:.1}%", figure.bandwidth_percent),
-                format!("{:.2}", figure.gmac_per_s),
+                format!("{} × {}", m.rows, m.k),
+                m.weights.to_string(),
+                m.activations.to_string(),
+                m.columns.to_string(),
+                m.variant.clone(),
+                format!("{:.1}", m.microseconds),
+                format!("{:.1}", m.gb_per_s),
+                format!("{:.1}%", m.bandwidth_percent),
+                format!("{:.2}", m.gmac_per_s),
             ]
         })
         .collect();
     output::table(
-        &["matrix", "weights", "x", "columns", "variant", "µs", "GB/s", "of bandwidth", "GMAC/s"],
+        &["matrix", "weights", "x", "columns", "variant", "µs", "GB/s", "% of bandwidth", "GMAC/s"],
         &rows,
     )
 }
@@ -411,10 +417,10 @@ mod tests {
     use super::parse_shape;
 
     #[test]
-    fn shapes() {
+    fn shapes_are_validated() {
         assert_eq!(parse_shape("43008x5376"), Ok((43008, 5376)));
-        for wrong in ["", "5", "0x32", "16x33", "16x0", "ax32", "99999999999x32"] {
-            assert!(parse_shape(wrong).is_err(), "{wrong}");
+        for invalid in ["", "5", "0x32", "16x33", "16x0", "ax32", "99999999999x32"] {
+            assert!(parse_shape(invalid).is_err(), "{invalid}");
         }
     }
 }

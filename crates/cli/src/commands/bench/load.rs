@@ -1,4 +1,4 @@
-//! How fast a model gets into GPU memory, and what it takes of the system's meanwhile.
+//! `indrik bench --load`: load time of a model and peak host memory.
 
 use std::{
     path::Path,
@@ -22,36 +22,36 @@ use weights::{
 
 use crate::output;
 
-/// What a load took.
+/// Measurements of a load.
 #[derive(Clone, Debug, Serialize)]
-pub struct Figures {
-    /// From opening the file to the last byte in place.
+pub struct LoadTimes {
+    /// Seconds from opening the file until all weights are on the GPU.
     pub seconds: f64,
-    /// Bytes of the file.
+    /// File bytes per second, in GB/s.
     pub gb_per_s: f64,
-    /// The most that was resident beyond what was before, without the GPU's own buffers.
+    /// Peak resident memory above the level before loading, without the GPU's buffers.
     pub peak_extra_rss_bytes: u64,
     #[serde(skip)]
     bytes: u64,
 }
 
-/// Loads a model, with room planned for what `limits` allow, or for its weights alone.
+/// Loads a model. The memory plan reserves memory for `limits`, or for the weights only.
 pub fn load(
     device: &Device,
     path: &Path,
     limits: Option<&dyn Fn(&Config) -> Limits>,
-) -> anyhow::Result<(Model, Figures)> {
+) -> anyhow::Result<(Model, LoadTimes)> {
     let start = Instant::now();
     let checkpoint = Checkpoint::open(path)?;
     let blueprint = Blueprint::new(&checkpoint)?;
     let limits = limits.map(|limits| limits(&checkpoint.config));
-    let room = limits.map_or(Reservation::WEIGHTS_ONLY, |limits| {
+    let reservation = limits.map_or(Reservation::WEIGHTS_ONLY, |limits| {
         limits.reservation(&checkpoint.config, limits.max_sequences)
     });
-    let demand = blueprint.demand(&checkpoint.config, &room);
+    let demand = blueprint.demand(&checkpoint.config, &reservation);
     let placement = plan::plan(&indrik::device_memory(device.info()), &demand)?;
     let total = blueprint.file_bytes();
-    // Page cache stays: the figure says how fast the way into the GPU is, not the disk.
+    // The page cache is kept: this measures the upload to the GPU, not the disk.
     let options = Options { drop_cache: false, ..Options::default() };
     let control = output::control();
     let system = System::new();
@@ -79,9 +79,9 @@ pub fn load(
     });
     let (model, stats) = loaded?;
     let seconds = start.elapsed().as_secs_f64();
-    // On shared memory the GPU's buffers are in this process and are not extra.
+    // With unified memory the GPU's buffers are resident in this process and are not extra.
     let own = if device.info().unified_memory { model.weights.bytes() } else { 0 };
-    let figures = Figures {
+    let figures = LoadTimes {
         seconds,
         gb_per_s: stats.bytes as f64 / seconds / 1e9,
         peak_extra_rss_bytes: peak.saturating_sub(before + own),

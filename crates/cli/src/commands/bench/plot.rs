@@ -1,8 +1,8 @@
-//! A curve as SVG: tokens a second by the number of sequences.
+//! Throughput by batch size, as an SVG chart.
 
 use std::fmt::Write;
 
-/// One point: sequences, tokens a second.
+/// Number of sequences and throughput in tok/s.
 pub type Point = (u32, f64);
 
 const WIDTH: f64 = 720.0;
@@ -12,18 +12,19 @@ const RIGHT: f64 = 20.0;
 const TOP: f64 = 50.0;
 const BOTTOM: f64 = 50.0;
 
-/// Both axes are logarithmic, so that as many times the tokens for as many times the sequences is a straight line.
+/// Draws the chart. Both axes are logarithmic, so that linear scaling is a straight line.
 pub fn svg(title: &str, points: &[Point]) -> String {
     let mut points = points.to_vec();
     points.sort_by_key(|(batch, _)| *batch);
-    let most = points.iter().map(|(batch, _)| *batch).max().unwrap_or(1).max(2);
+    let max_batch = points.iter().map(|(batch, _)| *batch).max().unwrap_or(1).max(2);
     let speeds = points.iter().map(|(_, speed)| *speed);
     let (low, high) =
         speeds.fold((f64::MAX, f64::MIN), |(low, high), speed| (low.min(speed), high.max(speed)));
     let (low, high) = (decade_step_below(low), decade_step_above(high));
-    // One point may be both.
+    // A single point may be both.
     let high = if high > low { high } else { low * 2.0 };
-    let x = |batch: u32| LEFT + f64::from(batch).log2() / f64::from(most).log2() * (WIDTH - LEFT - RIGHT);
+    let x =
+        |batch: u32| LEFT + f64::from(batch).log2() / f64::from(max_batch).log2() * (WIDTH - LEFT - RIGHT);
     let y = |speed: f64| HEIGHT - BOTTOM - (speed / low).ln() / (high / low).ln() * (HEIGHT - TOP - BOTTOM);
 
     let mut svg = format!(
@@ -43,7 +44,7 @@ pub fn svg(title: &str, points: &[Point]) -> String {
             speed as u64
         ));
     }
-    for power in 0..=most.ilog2() {
+    for power in 0..=max_batch.ilog2() {
         let at = x(1 << power);
         add(format!(
             "<path d=\"M{at:.1} {TOP}V{}\" stroke=\"#eee\"/><text x=\"{at:.1}\" y=\"{}\" text-anchor=\"middle\">{}</text>\n",
@@ -53,7 +54,7 @@ pub fn svg(title: &str, points: &[Point]) -> String {
         ));
     }
     add(format!(
-        "<text x=\"{}\" y=\"{}\" text-anchor=\"middle\">sequences at a time</text>\n\
+        "<text x=\"{}\" y=\"{}\" text-anchor=\"middle\">concurrent sequences</text>\n\
          <text x=\"{LEFT}\" y=\"{}\" text-anchor=\"end\">tok/s</text>\n",
         (LEFT + WIDTH - RIGHT) / 2.0,
         HEIGHT - 8.0,
@@ -62,7 +63,7 @@ pub fn svg(title: &str, points: &[Point]) -> String {
     let mut path = String::new();
     for (index, (batch, speed)) in points.iter().enumerate() {
         let letter = if index == 0 { 'M' } else { 'L' };
-        write!(path, "{letter}{:.1} {:.1}", x(*batch), y(*speed)).expect("a String takes all");
+        write!(path, "{letter}{:.1} {:.1}", x(*batch), y(*speed)).expect("writing to a String cannot fail");
     }
     add(format!("<path d=\"{path}\" fill=\"none\" stroke=\"#1565c0\" stroke-width=\"2\"/>\n"));
     for (batch, speed) in &points {
@@ -74,7 +75,7 @@ pub fn svg(title: &str, points: &[Point]) -> String {
     svg + "</svg>\n"
 }
 
-/// 1, 2 and 5 times powers of ten within the range.
+/// Axis steps: 1, 2 and 5 times powers of ten within the range.
 fn steps(low: f64, high: f64) -> Vec<f64> {
     let powers = (low.log10().floor() as i32)..=(high.log10().ceil() as i32);
     let all = powers.flat_map(|power| [1.0, 2.0, 5.0].map(|step| step * 10_f64.powi(power)));
@@ -98,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_point_is_within_the_picture() {
+    fn every_point_is_within_the_chart() {
         let points = [(1, 115.9), (2, 164.0), (4, 399.0), (16, 1300.0), (100, 4000.5), (128, 4500.0)];
         let svg = svg("27B <int8> & more", &points);
         assert!(svg.starts_with("<svg") && svg.ends_with("</svg>\n"));
@@ -118,12 +119,12 @@ mod tests {
             circles.iter().all(|(x, y)| (0.0..=WIDTH).contains(x) && (0.0..=HEIGHT).contains(y)),
             "{circles:?}"
         );
-        // More is further up and further right.
+        // Larger values are further up and to the right.
         assert!(circles.windows(2).all(|pair| pair[0].0 < pair[1].0 && pair[0].1 > pair[1].1));
     }
 
     #[test]
-    fn axes_have_round_numbers() {
+    fn axis_steps_are_round_numbers() {
         assert_eq!(steps(50.0, 1000.0), [50.0, 100.0, 200.0, 500.0, 1000.0]);
         assert_eq!((decade_step_below(115.9), decade_step_above(4501.0)), (100.0, 5000.0));
     }

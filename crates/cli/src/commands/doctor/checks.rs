@@ -1,4 +1,4 @@
-//! The findings: pure functions from what the machine and the device say.
+//! The checks: functions from system and device properties to findings.
 
 use gpu::{Adapter, AdapterInfo, AdapterKind, Device, format_bytes};
 use kernels::matmul::tuning::Tuning;
@@ -7,7 +7,7 @@ use telemetry::System;
 use super::{Finding, Level};
 use crate::commands::devices;
 
-/// What the system says, with or without a device.
+/// Checks of the system, with or without a device.
 pub fn machine(system: &System, adapters: &[Adapter]) -> Vec<Finding> {
     let mut findings = Vec::new();
     if let Some(memory) = system.memory() {
@@ -29,10 +29,10 @@ pub fn machine(system: &System, adapters: &[Adapter]) -> Vec<Finding> {
         findings.push(match node.node.join_group_command() {
             Some(command) => finding.fix(format!("{command}, then log in again")),
             None => finding
-                .fix("pass the device node into this container or sandbox, or ask its owner for access"),
+                .fix("pass the device node into this container or sandbox, or request access from its owner"),
         });
     }
-    findings.extend(unseen_gpus(system, adapters));
+    findings.extend(gpus_without_driver(system, adapters));
     for npu in system.npus() {
         let name = npu.driver.as_deref().unwrap_or("no driver");
         findings.push(Finding::new(
@@ -44,8 +44,8 @@ pub fn machine(system: &System, adapters: &[Adapter]) -> Vec<Finding> {
     findings
 }
 
-/// GPUs that the machine has and Vulkan does not show: the commonest reason for a slow start.
-fn unseen_gpus(system: &System, adapters: &[Adapter]) -> Vec<Finding> {
+/// GPUs without a Vulkan driver: the most common reason why Indrik is slow at first.
+fn gpus_without_driver(system: &System, adapters: &[Adapter]) -> Vec<Finding> {
     let shown = |vendor: u16| adapters.iter().any(|adapter| adapter.info.vendor_id == u32::from(vendor));
     system
         .pci_displays()
@@ -55,18 +55,18 @@ fn unseen_gpus(system: &System, adapters: &[Adapter]) -> Vec<Finding> {
             let vendor = display.vendor_name()?;
             let package = match display.vendor {
                 telemetry::VENDOR_NVIDIA => {
-                    "install NVIDIA's driver with its Vulkan part (on Debian: nvidia-vulkan-icd)"
+                    "install NVIDIA's driver including Vulkan support (on Debian: nvidia-vulkan-icd)"
                 }
                 _ => "install mesa-vulkan-drivers, and check VK_DRIVER_FILES and the permissions of /dev/dri",
             };
             let text =
-                format!("the {vendor} GPU at {} is not used: no Vulkan driver shows it", display.address);
+                format!("the {vendor} GPU at {} is not used: it has no Vulkan driver", display.address);
             Some(Finding::new(Level::Warning, "GPU", text).fix(package))
         })
         .collect()
 }
 
-/// What the chosen device says.
+/// Checks of the selected device.
 pub fn device(system: &System, device: &Device) -> Vec<Finding> {
     let info = device.info();
     let caps = &info.caps;
@@ -74,24 +74,20 @@ pub fn device(system: &System, device: &Device) -> Vec<Finding> {
     let text = format!("{} ({}), {}", info.name, devices::kind(info), info.driver);
     findings.push(if info.kind == AdapterKind::Cpu {
         Finding::new(Level::Warning, "device", text)
-            .fix("this is the CPU: right results, slow. With a GPU in the machine, see the warnings above")
+            .fix("this is a CPU driver: results are correct but slow. If the machine has a GPU, see the warnings above")
     } else {
         Finding::new(Level::Good, "device", text)
     });
     findings.push(Finding::new(Level::Good, "tier", devices::tier_line(info)));
     if !caps.integer_dot_accelerated && caps.integer_dot {
-        findings.push(Finding::new(
-            Level::Note,
-            "int8 dot",
-            "works, but is not one instruction on this device",
-        ));
+        findings.push(Finding::new(Level::Note, "int8 dot", "supported, but not accelerated on this device"));
     }
     if !caps.conditional_rendering {
-        let text = "missing (VK_EXT_conditional_rendering): every token is a submission of its own, a few percent slower";
+        let text = "missing (VK_EXT_conditional_rendering): every token needs its own submission, which is a few percent slower";
         findings.push(Finding::new(Level::Note, "conditional rendering", text));
     }
     if caps.timestamp_period_ns.is_none() {
-        let text = "the compute queue has none: kernels are not timed one by one";
+        let text = "the compute queue has none: kernels cannot be timed individually";
         findings.push(Finding::new(Level::Warning, "timestamps", text).fix("update the GPU's driver"));
     }
     for heap in device.heaps() {
@@ -111,7 +107,7 @@ pub fn device(system: &System, device: &Device) -> Vec<Finding> {
     findings
 }
 
-/// VRAM and GTT as the kernel sees them: Vulkan's heaps tell only shares of them.
+/// VRAM and GTT sizes from the kernel driver; Vulkan's heaps report only parts of them.
 fn amd(system: &System, info: &AdapterInfo) -> Vec<Finding> {
     let mut findings = Vec::new();
     for card in system.amd_gpus() {
@@ -130,7 +126,10 @@ fn amd(system: &System, info: &AdapterInfo) -> Vec<Finding> {
         });
     }
     if let Some(limit) = system.lockup_timeout().and_then(|timeout| timeout.at_least_ms()) {
-        let text = format!("the kernel resets the GPU when one submission takes {} s", limit as f64 / 1000.0);
+        let text = format!(
+            "the kernel resets the GPU if a submission takes longer than {} s",
+            limit as f64 / 1000.0
+        );
         findings.push(Finding::new(Level::Note, "watchdog", text));
     }
     findings
@@ -139,11 +138,12 @@ fn amd(system: &System, info: &AdapterInfo) -> Vec<Finding> {
 fn cache(device: &Device) -> Finding {
     let about = "pipeline cache";
     let Some(file) = device.cache_file() else {
-        return Finding::new(Level::Warning, about, "no folder for it: every start compiles all kernels")
+        return Finding::new(Level::Warning, about, "no cache folder: every start compiles all kernels")
             .fix("set INDRIK_CACHE_DIR or HOME");
     };
-    let writable =
-        file.parent().is_some_and(|dir| std::fs::create_dir_all(dir).and_then(|()| tempfile_in(dir)).is_ok());
+    let writable = file
+        .parent()
+        .is_some_and(|dir| std::fs::create_dir_all(dir).and_then(|()| check_writable(dir)).is_ok());
     if writable {
         let state = if file.exists() { "present" } else { "empty" };
         Finding::new(Level::Good, about, format!("{} ({state})", file.display()))
@@ -158,22 +158,26 @@ fn cache(device: &Device) -> Finding {
 }
 
 fn tuning(device: &Device) -> Finding {
-    let about = "tuning";
+    let about = "autotuning";
     let tuning = Tuning::open(device);
     match tuning.file() {
         _ if !kernels::matmul::tuning::is_enabled(device) => {
-            Finding::new(Level::Good, about, "not on a CPU driver, nor with INDRIK_TUNE=off")
+            Finding::new(Level::Good, about, "off (CPU driver, or INDRIK_TUNE=off)")
         }
-        None => Finding::new(Level::Good, about, "no folder for it: products are timed at every start"),
+        None => Finding::new(Level::Good, about, "no cache folder: matrix products are tuned at every start"),
         Some(file) => {
             let changed = tuning.entries().filter(|entry| entry.changed()).count();
-            let text = format!("{} ({} products, {changed} changed)", file.display(), tuning.entries().len());
+            let text = format!(
+                "{} ({} matrix products, {changed} tuned differently from the default)",
+                file.display(),
+                tuning.entries().len()
+            );
             Finding::new(Level::Good, about, text)
         }
     }
 }
 
-fn tempfile_in(dir: &std::path::Path) -> std::io::Result<()> {
+fn check_writable(dir: &std::path::Path) -> std::io::Result<()> {
     let probe = dir.join(format!(".probe-{}", std::process::id()));
     std::fs::write(&probe, b"")?;
     std::fs::remove_file(&probe)

@@ -1,4 +1,4 @@
-//! `indrik doctor`: what is wrong with this machine, and the exact fix.
+//! `indrik doctor`: diagnoses the machine and suggests fixes.
 
 mod checks;
 mod selftest;
@@ -14,21 +14,21 @@ use telemetry::System;
 
 use crate::{commands::devices, output};
 
-/// Says what is wrong with this machine and how to fix it
+/// Diagnose this machine and suggest fixes
 #[derive(Args)]
 #[command(after_help = "Example: indrik doctor --selftest\n\
-                        Exit code 0 when Indrik can run here and every test passed, 1 otherwise.")]
+                        Exit code 0 if Indrik can run here and every test passed, 1 otherwise.")]
 pub struct Arguments {
-    /// Run every kernel against its CPU reference on the chosen device
+    /// Compare every kernel with its CPU reference on the selected device
     #[arg(long)]
     selftest: bool,
-    /// With --selftest: this kernel alone, by the name that `indrik kernels` gives it
+    /// With --selftest: only this kernel, named as in `indrik kernels`
     #[arg(long, requires = "selftest", value_name = "NAME", value_parser = kernel_name)]
     kernel: Option<String>,
-    /// With --selftest: load the Khronos validation layer; any message fails
+    /// With --selftest: load the Khronos validation layer; any message is a failure
     #[arg(long, requires = "selftest")]
     validation: bool,
-    /// Device by index or part of its name
+    /// Device, by index or part of its name
     #[arg(short, long, env = "INDRIK_DEVICE")]
     device: Option<String>,
     /// Print JSON
@@ -36,39 +36,39 @@ pub struct Arguments {
     json: bool,
 }
 
-/// A kernel's name on the command line.
+/// Parses a kernel name on the command line.
 pub fn kernel_name(name: &str) -> Result<String, String> {
     if kernels::ALL.iter().any(|kernel| kernel.name == name) {
         return Ok(name.to_string());
     }
     let names: Vec<&str> = kernels::ALL.iter().map(|kernel| kernel.name).collect();
-    Err(format!("the kernels are {}", names.join(", ")))
+    Err(format!("known kernels: {}", names.join(", ")))
 }
 
-/// How bad a finding is.
+/// Severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
-    /// As it should be.
+    /// No problem.
     Good,
-    /// Worth knowing.
+    /// Information.
     Note,
-    /// Works, but worse than it could.
+    /// Works, but slower or with less capacity than possible.
     Warning,
     /// Indrik cannot run.
     Problem,
 }
 
-/// One finding.
+/// A finding.
 #[derive(Clone, Debug, Serialize)]
 pub struct Finding {
-    /// What was looked at.
+    /// What was checked.
     pub about: String,
-    /// How bad it is.
+    /// Severity.
     pub level: Level,
     /// What was found.
     pub text: String,
-    /// What to do, where there is something to do.
+    /// What to do, if anything.
     pub fix: Option<String>,
 }
 

@@ -1,4 +1,4 @@
-//! Every kernel against its reference on the chosen device.
+//! Compares every kernel with its CPU reference on the selected device.
 
 use std::{collections::BTreeMap, time::Instant};
 
@@ -9,16 +9,16 @@ use serde::Serialize;
 
 use crate::output;
 
-/// What the self-test found.
+/// Results of the self-test.
 #[derive(Serialize)]
 pub struct Results {
-    /// Totals by kernel and tier.
+    /// Totals per kernel and tier.
     pub kernels: Vec<Total>,
-    /// Cases that failed, with the first wrong output or the error.
+    /// Failed cases, with the first mismatch or the error.
     pub failures: Vec<String>,
-    /// What the validation layer said, if it was loaded.
+    /// Messages of the validation layer, if it was loaded.
     pub validation_messages: Vec<String>,
-    /// Wall clock.
+    /// Wall-clock time in seconds.
     pub seconds: f64,
 }
 
@@ -30,19 +30,19 @@ pub struct Total {
     cases: usize,
     passed: usize,
     compared: usize,
-    /// The largest error as a fraction of what is allowed.
+    /// Largest error as a fraction of the tolerance.
     worst: f64,
 }
 
 impl Results {
-    /// Whether every case passed, there was one, and no message came.
+    /// Whether there were cases, all passed, and the validation layer reported nothing.
     pub fn passed(&self) -> bool {
         self.failures.is_empty()
             && self.validation_messages.is_empty()
             && self.kernels.iter().any(|t| t.cases > 0)
     }
 
-    /// For people.
+    /// The results as text.
     pub fn text(&self) -> String {
         let rows: Vec<Vec<String>> = self
             .kernels
@@ -57,12 +57,12 @@ impl Results {
                 ]
             })
             .collect();
-        let table = output::table(&["kernel", "tier", "passed", "outputs", "worst error of allowed"], &rows);
+        let table = output::table(&["kernel", "tier", "passed", "outputs", "max error / tolerance"], &rows);
         let failures: String = self.failures.iter().map(|failure| format!("FAIL  {failure}\n")).collect();
         let messages: String =
             self.validation_messages.iter().map(|m| format!("validation: {m}\n")).collect();
         let (passed, cases) = self.kernels.iter().fold((0, 0), |(p, c), t| (p + t.passed, c + t.cases));
-        let verdict = if self.passed() { "green" } else { "FAILED" };
+        let verdict = if self.passed() { "passed" } else { "FAILED" };
         let end = format!("\nself-test {verdict}: {passed} of {cases} cases in {:.1} s\n", self.seconds);
         format!("\n{table}{failures}{messages}{end}")
     }
@@ -78,10 +78,7 @@ pub fn run(device: &Device, instance: &Instance, only: Option<&str>, quiet: bool
     });
     drop(progress);
     if let (Some(kernel), true) = (only, reports.is_empty()) {
-        bail!(
-            "{kernel} has nothing to test on {}: `indrik devices` says which tiers it has",
-            device.info().name
-        );
+        bail!("{kernel} has no test cases for {}: `indrik devices` lists its tiers", device.info().name);
     }
     let mut totals: BTreeMap<(&str, Tier), Total> = BTreeMap::new();
     for report in &reports {
@@ -104,9 +101,9 @@ pub fn run(device: &Device, instance: &Instance, only: Option<&str>, quiet: bool
 }
 
 fn failure(report: &Report) -> String {
-    let why = match &report.outcome {
+    let reason = match &report.outcome {
         Err(error) => error.to_string(),
         Ok(comparison) => comparison.first_mismatch.clone().unwrap_or_else(|| "nothing was compared".into()),
     };
-    format!("{} {} at {}: {why}", report.kernel, report.case, report.tier)
+    format!("{} {} at {}: {reason}", report.kernel, report.case, report.tier)
 }
