@@ -221,7 +221,7 @@ fn collect(events: &[ToolCallEvent]) -> Parsed {
     for event in events {
         match event {
             ToolCallEvent::Text(text) => parsed.text.push_str(text),
-            ToolCallEvent::Start { name, .. } => result.calls.push((name.clone(), String::new())),
+            ToolCallEvent::Start { name, .. } => parsed.calls.push((name.clone(), String::new())),
             ToolCallEvent::Arguments(text) => parsed.calls.last_mut().expect("a call").1.push_str(text),
             ToolCallEvent::Markup(_) => {}
         }
