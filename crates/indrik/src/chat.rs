@@ -21,6 +21,8 @@ pub enum ToolChoice {
     /// The model decides.
     #[default]
     Auto,
+    /// The tools are described to the model, but must not be called.
+    None,
     /// Every reply is a tool call.
     Required,
 }
@@ -45,7 +47,8 @@ struct Tools {
     tools: Vec<Tool>,
     format: ToolCallFormat,
     choice: ToolChoice,
-    grammar: grammar::Grammar,
+    /// `None` with [`ToolChoice::None`].
+    grammar: Option<grammar::Grammar>,
 }
 
 impl Chat {
@@ -70,26 +73,41 @@ impl Chat {
             ToolSupport::UnknownFormat => return Err(unsupported("writes tool calls in an unknown format")),
             ToolSupport::None => return Err(unsupported("does not support tools")),
         };
+        self.tools = Some(Tools { tools, format, choice, grammar: None });
+        self.set_tool_choice(choice)?;
+        Ok(self)
+    }
+
+    /// Changes whether the next replies may or must call a tool. Without tools it has no effect.
+    pub fn set_tool_choice(&mut self, choice: ToolChoice) -> Result<()> {
+        let Some(tools) = &mut self.tools else { return Ok(()) };
+        let without_calls = match choice {
+            ToolChoice::Auto => Some(NonCallOutput::Text),
+            ToolChoice::Required => Some(NonCallOutput::Forbidden),
+            ToolChoice::None => None,
+        };
         let spec = |(index, tool): (usize, &Tool)| ToolSpec {
             index,
             name: tool.name.clone(),
             parameters: tool.parameters.clone(),
             strict: false,
         };
-        let calls = ToolCallGrammar {
-            format: format.clone(),
-            tools: tools.iter().enumerate().map(spec).collect(),
-            parallel: true,
-            without_calls: match choice {
-                ToolChoice::Auto => NonCallOutput::Text,
-                ToolChoice::Required => NonCallOutput::Forbidden,
-            },
+        tools.grammar = match without_calls {
+            None => None,
+            Some(without_calls) => {
+                let vocab = self.model.files().config().vocab;
+                let Language { tokenizer, stop_token_ids, .. } = &*self.language;
+                let compiler = GrammarCompiler::new(tokenizer, vocab, stop_token_ids)?;
+                Some(compiler.tool_calls(&ToolCallGrammar {
+                    format: tools.format.clone(),
+                    tools: tools.tools.iter().enumerate().map(spec).collect(),
+                    parallel: true,
+                    without_calls,
+                })?)
+            }
         };
-        let vocab = self.model.files().config().vocab;
-        let compiler = GrammarCompiler::new(&self.language.tokenizer, vocab, &self.language.stop_token_ids)?;
-        let grammar = compiler.tool_calls(&calls)?;
-        self.tools = Some(Tools { tools, format, choice, grammar });
-        Ok(self)
+        tools.choice = choice;
+        Ok(())
     }
 
     /// The messages so far, without the system message.
@@ -138,8 +156,10 @@ impl Chat {
     fn start(&mut self) -> Result<Started> {
         let (prompt, dropped) = self.prompt()?;
         let mut options = self.options.clone();
-        if let Some(tools) = &self.tools {
-            options.constraint = Some(Box::new(tools.grammar.matcher()));
+        if let Some(tools) = &self.tools
+            && let Some(grammar) = &tools.grammar
+        {
+            options.constraint = Some(Box::new(grammar.matcher()));
             options.visible_control_tokens = tools.format.control_tokens.iter().map(|(_, id)| *id).collect();
         }
         let generation = self.model.generate(prompt, options)?;
@@ -157,12 +177,10 @@ impl Chat {
         // An exchange is dropped as a whole, from one user message to the next. The last one stays.
         let users = self.messages.iter().enumerate().filter(|(_, message)| message.role == "user");
         let mut starts: Vec<usize> = users.map(|(at, _)| at).collect();
-        let last = starts.pop().ok_or(Error::EmptyChat)?;
-        if let Some(first) = starts.first_mut() {
-            // What precedes the first user message belongs to it.
-            *first = 0;
-        }
-        for dropped in starts.into_iter().chain([last]) {
+        // What precedes the first user message belongs to the first exchange.
+        *starts.first_mut().ok_or(Error::EmptyChat)? = 0;
+        let last = starts[starts.len() - 1];
+        for dropped in starts {
             let system = self.system.iter().map(|system| Message::new("system", system));
             let messages: Vec<Message> = system.chain(self.messages[dropped..].iter().cloned()).collect();
             let prompt = template.encode_with_tools(&self.language.tokenizer, &messages, tools, true)?;
@@ -227,6 +245,7 @@ impl<'a> Reply<'a> {
         let calls = chat
             .tools
             .as_ref()
+            .filter(|tools| tools.choice != ToolChoice::None)
             .map(|tools| ToolCallParser::new(tools.format.clone(), tools.choice == ToolChoice::Auto));
         let Started { generation, dropped } = started;
         let (content, tool_calls) = (String::new(), vec![]);

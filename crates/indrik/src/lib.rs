@@ -23,7 +23,7 @@
 //!    client of it: requests of all clones of a model run in one batch, share the prefix cache and survive a lost device.
 //!    - [`Model::generate`] returns a [`Generation`], a blocking iterator over text and token ids.
 //!    - [`Model::chat`] returns a [`Chat`], which keeps the messages, applies the chat template and parses tool calls.
-//!    - [`router`], [`bind`] and [`serve`] put OpenAI's HTTP API on top.
+//!    - [`router()`], [`bind()`] and [`serve()`] put OpenAI's HTTP API on top.
 //! 4. [`Model::logits`] and [`Model::with_runner`] use the runner directly, between two steps of the engine.
 //!
 //! | type | is | ends with |
