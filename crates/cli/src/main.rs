@@ -1,6 +1,6 @@
-//! `indrik`: language models on the GPU you already own.
+//! The `indrik` command. Each subcommand is a file in `commands`.
 //!
-//! `main` is a match on `run`; each command is a file in `commands`. Exit codes: 0 done, 1 failed, 2 wrong usage.
+//! Exit codes: 0 success, 1 failure, 2 wrong usage, 130 cancelled with Ctrl-C.
 
 #[macro_use]
 mod output;
@@ -15,13 +15,13 @@ use std::process::ExitCode;
 
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 
-/// Runs language models on the GPU you already own, through Vulkan alone.
+/// Runs language models on the GPU you already own, with Vulkan.
 #[derive(Parser)]
 #[command(
     name = "indrik",
     version,
-    after_help = "Start with `indrik doctor`: it says what is wrong with this machine, if anything, and how to fix it.\n\
-                  INDRIK_DEVICE chooses the device, INDRIK_LOG=debug shows more."
+    after_help = "Start with `indrik doctor`: it checks this machine and reports how to fix what is missing.\n\
+                  INDRIK_DEVICE selects the device, INDRIK_LOG=debug prints debug logs."
 )]
 struct Arguments {
     #[command(subcommand)]

@@ -1,4 +1,4 @@
-//! Writing to the terminal or to a pipe.
+//! Output to the terminal or a pipe.
 
 use std::{
     io::{IsTerminal, Write},
@@ -11,7 +11,7 @@ use std::{
 use serde::Serialize;
 use weights::stream::Control;
 
-/// A line on standard error for whoever watches; that nobody does is no reason to stop.
+/// Prints a line to standard error. A closed standard error is not an error.
 macro_rules! note {
     ($($text:tt)*) => {{
         use std::io::Write as _;
@@ -19,7 +19,7 @@ macro_rules! note {
     }};
 }
 
-/// The same without an end of line.
+/// Like `note!`, without a newline.
 macro_rules! note_part {
     ($($text:tt)*) => {{
         use std::io::Write as _;
@@ -27,7 +27,7 @@ macro_rules! note_part {
     }};
 }
 
-/// Prints text; a reader that went away is an error like any other, and `main` forgives it.
+/// Prints text to standard output. A closed pipe is an error, which `main` ignores.
 pub fn print(text: &str) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     out.write_all(text.as_bytes())?;
@@ -40,21 +40,21 @@ pub fn print_json(value: &impl Serialize) -> anyhow::Result<()> {
     print(&(serde_json::to_string_pretty(value)? + "\n"))
 }
 
-/// Whether the error is only that nobody reads on, as in `indrik devices | head -1`.
+/// Whether the error is a closed pipe, as in `indrik devices | head -1`.
 pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
     error.downcast_ref::<std::io::Error>().is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
 }
 
-/// One line on the terminal that says what is going on; nothing when nobody watches.
+/// A progress line on the terminal. Prints nothing if standard error is not a terminal.
 #[derive(Default)]
 pub struct Progress {
     shown: bool,
 }
 
 impl Progress {
-    /// Nothing shown yet.
+    /// A line that is not shown yet.
     pub fn new() -> Self {
-        Self { shown: false }
+        Self::default()
     }
 
     /// Replaces the line.
@@ -65,7 +65,7 @@ impl Progress {
         }
     }
 
-    /// Takes the line away.
+    /// Removes the line.
     pub fn clear(&mut self) {
         if std::mem::take(&mut self.shown) {
             note_part!("\r\x1b[2K");
@@ -79,8 +79,8 @@ impl Drop for Progress {
     }
 }
 
-/// What Ctrl-C sets: work that watches it ends as after an error, with everything given back and no half-written file. There is
-/// one for the whole program. A second Ctrl-C before the first was heard ends the program at once.
+/// The process-wide control whose flag Ctrl-C sets. Work that checks it ends as after an error: memory is freed, and no
+/// incomplete file remains. A second Ctrl-C before the flag was reset exits at once.
 pub fn control() -> Arc<Control> {
     static CONTROL: OnceLock<Arc<Control>> = OnceLock::new();
     let control = CONTROL.get_or_init(|| {
@@ -88,19 +88,19 @@ pub fn control() -> Arc<Control> {
         let seen = control.clone();
         let handler = move || {
             if seen.cancel.swap(true, Ordering::Relaxed) {
-                // 128 + SIGINT, as shells have it.
+                // 128 + SIGINT, the shells' convention.
                 std::process::exit(130);
             }
         };
         if let Err(error) = ctrlc::set_handler(handler) {
-            tracing::warn!("Ctrl-C ends the program at once: {error}");
+            tracing::warn!("no Ctrl-C handler, so Ctrl-C exits at once: {error}");
         }
         control
     });
     control.clone()
 }
 
-/// Sets a flag when it goes out of scope, however that comes: whoever watches the flag ends then.
+/// Sets a flag when it goes out of scope, also by a panic, so that a thread watching the flag ends.
 pub struct SetOnDrop<'a>(pub &'a AtomicBool);
 
 impl Drop for SetOnDrop<'_> {
@@ -109,7 +109,7 @@ impl Drop for SetOnDrop<'_> {
     }
 }
 
-/// A table with columns as wide as their longest cell; cells that look like numbers go to the right.
+/// A Markdown table with aligned columns; columns of numbers are right-aligned.
 pub fn table(header: &[&str], rows: &[Vec<String>]) -> String {
     let columns = header.len();
     let width = |column: usize| {
@@ -152,7 +152,7 @@ pub fn table(header: &[&str], rows: &[Vec<String>]) -> String {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn a_table_lines_up() {
+    fn table_columns_are_aligned() {
         let rows = [vec!["a".into(), "5".into()], vec!["bcd".into(), "123 µs".into()]];
         let text = super::table(&["name", "time"], &rows);
         assert_eq!(text, "| name |   time |\n|------|-------:|\n| a    |      5 |\n| bcd  | 123 µs |\n");

@@ -1,5 +1,5 @@
-//! Whatever is wrong with the machine or the words: one sentence that says what and how to fix it, exit code 1 (2 for wrong
-//! usage), no panic, no backtrace.
+//! Errors of the machine or the arguments: one line with the cause and the fix, exit code 1 (2 for wrong usage), no panic,
+//! no backtrace.
 
 mod common;
 
@@ -7,8 +7,8 @@ use std::process::{Command, Stdio};
 
 use common::{indrik, stderr, stdout};
 
-/// Runs it and returns the one sentence.
-fn complaint(command: &mut Command) -> String {
+/// Runs a command that must fail; returns its error message, which must be one line.
+fn error_line(command: &mut Command) -> String {
     let output = command.output().unwrap();
     let text = stderr(&output);
     assert_eq!(output.status.code(), Some(1), "{text}{}", stdout(&output));
@@ -19,12 +19,12 @@ fn complaint(command: &mut Command) -> String {
 }
 
 #[test]
-fn no_vulkan_loader() {
-    // A library that is no library is found first.
+fn a_missing_vulkan_loader_is_reported() {
+    // An invalid library comes first in the search path.
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("libvulkan.so.1"), b"").unwrap();
     for arguments in [&["devices"][..], &["bench", "--bandwidth"], &["kernels"]] {
-        let text = complaint(indrik(arguments).env("LD_LIBRARY_PATH", dir.path()));
+        let text = error_line(indrik(arguments).env("LD_LIBRARY_PATH", dir.path()));
         assert!(text.contains("no Vulkan loader") && text.contains("libvulkan1"), "{text}");
     }
     let output = indrik(&["doctor"]).env("LD_LIBRARY_PATH", dir.path()).output().unwrap();
@@ -37,15 +37,15 @@ fn no_vulkan_loader() {
 }
 
 #[test]
-fn no_driver() {
+fn a_missing_driver_is_reported() {
     let nothing = "/nonexistent/driver.json";
     let text =
-        complaint(indrik(&["devices"]).env("VK_DRIVER_FILES", nothing).env("VK_ICD_FILENAMES", nothing));
+        error_line(indrik(&["devices"]).env("VK_DRIVER_FILES", nothing).env("VK_ICD_FILENAMES", nothing));
     assert!(text.contains("no Vulkan driver found") && text.contains("mesa-vulkan-drivers"), "{text}");
 }
 
 #[test]
-fn unknown_device() {
+fn an_unknown_device_is_reported_with_the_list_of_devices() {
     for command in [&["doctor", "--device", "voodoo2"][..], &["bench", "--bandwidth", "--device", "voodoo2"]]
     {
         let output = indrik(command).output().unwrap();
@@ -54,44 +54,44 @@ fn unknown_device() {
         assert!(text.contains("no Vulkan device matches 'voodoo2'") && text.contains("0: "), "{text}");
         assert!(!text.contains("panicked"), "{text}");
     }
-    let text = complaint(indrik(&["bench", "--bandwidth"]).env("INDRIK_DEVICE", "99"));
+    let text = error_line(indrik(&["bench", "--bandwidth"]).env("INDRIK_DEVICE", "99"));
     assert!(text.contains("'99'"), "{text}");
 }
 
 #[test]
-fn a_device_without_a_required_feature() {
+fn a_missing_device_feature_is_reported() {
     let fault = "no-feature=bufferDeviceAddress";
-    let text = complaint(indrik(&["bench", "--bandwidth"]).env("INDRIK_FAULT", fault));
+    let text = error_line(indrik(&["bench", "--bandwidth"]).env("INDRIK_FAULT", fault));
     assert!(text.contains("it lacks bufferDeviceAddress") && text.contains("update its driver"), "{text}");
     let output = indrik(&["devices"]).env("INDRIK_FAULT", fault).output().unwrap();
     assert!(stdout(&output).contains("unusable") && stdout(&output).contains("bufferDeviceAddress"));
 }
 
 #[test]
-fn a_heap_too_small() {
-    let text = complaint(&mut indrik(&["bench", "--bandwidth", "--size", "900T"]));
+fn too_little_device_memory_is_reported() {
+    let text = error_line(&mut indrik(&["bench", "--bandwidth", "--size", "900T"]));
     assert!(
-        text.contains("out of GPU memory") && text.contains("are left") && text.contains("smaller"),
+        text.contains("out of GPU memory") && text.contains("are free") && text.contains("smaller"),
         "{text}"
     );
-    let text = complaint(indrik(&["bench", "--gemv", "43008x5376"]).env("INDRIK_FAULT", "heap=64MiB"));
+    let text = error_line(indrik(&["bench", "--gemv", "43008x5376"]).env("INDRIK_FAULT", "heap=64MiB"));
     assert!(text.contains("out of GPU memory"), "{text}");
 }
 
 #[test]
-fn faults_on_the_way() {
+fn device_loss_and_failed_allocations_are_reported() {
     let text =
-        complaint(indrik(&["bench", "--bandwidth", "--size", "1M"]).env("INDRIK_FAULT", "device-lost@2"));
-    assert!(text.contains("the GPU was lost") && text.contains("dmesg"), "{text}");
+        error_line(indrik(&["bench", "--bandwidth", "--size", "1M"]).env("INDRIK_FAULT", "device-lost@2"));
+    assert!(text.contains("the device was lost") && text.contains("dmesg"), "{text}");
     let text =
-        complaint(indrik(&["bench", "--bandwidth", "--size", "1M"]).env("INDRIK_FAULT", "allocation@1"));
+        error_line(indrik(&["bench", "--bandwidth", "--size", "1M"]).env("INDRIK_FAULT", "allocation@1"));
     assert!(text.contains("out of GPU memory"), "{text}");
-    let text = complaint(indrik(&["devices"]).env("INDRIK_FAULT", "nonsense"));
+    let text = error_line(indrik(&["devices"]).env("INDRIK_FAULT", "nonsense"));
     assert!(text.contains("INDRIK_FAULT=nonsense"), "{text}");
 }
 
 #[test]
-fn wrong_usage_is_exit_code_2() {
+fn wrong_usage_exits_with_2() {
     for arguments in [
         &[][..],
         &["no-such-command"],
@@ -114,7 +114,7 @@ fn wrong_usage_is_exit_code_2() {
 }
 
 #[test]
-fn a_reader_that_goes_away_is_no_failure() {
+fn a_closed_output_pipe_is_not_an_error() {
     let mut child =
         indrik(&["devices", "--json"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     drop(child.stdout.take());

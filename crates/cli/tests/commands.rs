@@ -1,4 +1,4 @@
-//! Each command on Mesa's CPU driver.
+//! Every command, run on Mesa's CPU driver.
 
 mod common;
 
@@ -29,13 +29,13 @@ fn every_command_has_help_with_an_example() {
         let output = indrik(&[command, &["--help"]].concat()).output().unwrap();
         assert!(output.status.success());
         assert!(stdout(&output).contains("Example"), "{command:?}: {}", stdout(&output));
-        // A chat is for people.
+        // `chat` is interactive and has no JSON output.
         assert!(stdout(&output).contains("--json") || command == ["chat"], "{command:?}");
     }
 }
 
 #[test]
-fn devices_tells_tiers_and_heaps() {
+fn devices_reports_tiers_and_heaps() {
     if !has_cpu_driver() {
         return;
     }
@@ -52,11 +52,11 @@ fn devices_tells_tiers_and_heaps() {
 }
 
 #[test]
-fn the_selftest_is_green_under_validation() {
+fn selftest_passes_under_validation() {
     if !has_cpu_driver() {
         return;
     }
-    // Of the others all cases run in tests of `kernels`, under validation too.
+    // The cases of the other kernels run in the tests of `kernels`, also under validation.
     for (kernel, tiers, cases) in [
         ("norm", &["T0", "T1"][..], 10),
         ("gated", &["T0"], 10),
@@ -84,7 +84,7 @@ fn the_selftest_is_green_under_validation() {
 }
 
 #[test]
-fn the_selftest_fails_when_the_gpu_is_lost() {
+fn selftest_fails_when_the_device_is_lost() {
     if !has_cpu_driver() {
         return;
     }
@@ -98,7 +98,7 @@ fn the_selftest_fails_when_the_gpu_is_lost() {
 }
 
 #[test]
-fn doctor_tells_where_the_tuning_is() {
+fn doctor_reports_the_state_of_tuning() {
     if !has_cpu_driver() {
         return;
     }
@@ -145,7 +145,7 @@ fn bench_measures_bandwidth_and_gemv() {
     assert_eq!(
         variants,
         ["gemv", "gemv", "gemm", "gemv", "gemm", "gemv", "gemm"],
-        "int8 activations with one scheme and 8 columns alone, int16 ones with one scheme"
+        "int8 activations only for int8 weights and 8 columns, int16 ones only for int8 weights"
     );
     assert!(figures.iter().all(|figure| figure["gmac_per_s"].as_f64().unwrap() > 0.0));
 }

@@ -1,4 +1,4 @@
-//! The real server with a real model that was trained to talk: a question is answered, and what it cannot do is said.
+//! `indrik serve` with a real chat model: it replies to a question and rejects tools, which its template does not support.
 //!
 //! Runs where INDRIK_TEST_SMOLLM2 names SmolLM2 135M.
 
@@ -13,7 +13,7 @@ use common::{
 use serde_json::{Value, json};
 
 #[test]
-fn a_question_is_answered() {
+fn a_chat_model_replies_and_rejects_tools() {
     if !has_device() {
         return;
     }
@@ -23,7 +23,7 @@ fn a_question_is_answered() {
     };
     let mut command = indrik(&["serve", "-m", &model, "--port", "0", "--context", "512", "--json"]);
     let server = Served::start(command.stdout(Stdio::piped()).stderr(Stdio::piped()));
-    let ask = |more: Value| {
+    let chat = |more: Value| {
         let mut body = json!({
             "model": server.report["model"], "temperature": 0, "max_tokens": 32,
             "messages": [{ "role": "user", "content": "What is the capital of France?" }],
@@ -32,16 +32,16 @@ fn a_question_is_answered() {
         let (status, text) = server.request("POST", "/v1/chat/completions", &body.to_string());
         (status, serde_json::from_str::<Value>(&text).unwrap())
     };
-    let (status, answer) = ask(json!({}));
+    let (status, answer) = chat(json!({}));
     assert_eq!(status, 200, "{answer}");
     let choice = &answer["choices"][0];
     assert!(choice["message"]["content"].as_str().unwrap().contains("Paris"), "{answer}");
-    // Its own end of a turn, and not the end of its patience.
+    // Ended by the model's end-of-turn token, not by max_tokens.
     assert_eq!(choice["finish_reason"], "stop", "{answer}");
-    // Its chat template knows no tools.
+    // Its chat template does not support tools.
     let tool =
         json!({ "type": "function", "function": { "name": "weather", "parameters": { "type": "object" } } });
-    let (status, answer) = ask(json!({ "tools": [tool] }));
+    let (status, answer) = chat(json!({ "tools": [tool] }));
     assert_eq!(status, 400, "{answer}");
     assert_eq!(answer["error"]["param"], "tools", "{answer}");
 }

@@ -1,4 +1,4 @@
-//! From a prompt to text with the real binary and a tiny model, and everything that can be wrong with a prompt.
+//! `generate`, `chat`, `eval` and `bench` with a tiny model, and invalid prompts.
 
 mod common;
 
@@ -15,7 +15,7 @@ fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/fixtures").join(name)
 }
 
-/// A GGUF with a vocabulary of its own.
+/// A GGUF with a tokenizer.
 fn tiny() -> String {
     fixture("gguf_q8_0/model.gguf").display().to_string()
 }
@@ -43,7 +43,7 @@ fn gpu_is_there(output: &Output) -> bool {
 }
 
 #[test]
-fn a_prompt_becomes_the_reference_s_tokens_and_text() {
+fn generate_matches_the_reference() {
     if !has_device() {
         return;
     }
@@ -63,7 +63,7 @@ fn a_prompt_becomes_the_reference_s_tokens_and_text() {
     }
     assert_eq!(speed["read_back_bytes_per_token"], 16.0);
 
-    // The same from ids, as a person sees it; and from standard input, stopped before a text that spans tokens.
+    // The same from ids, without JSON; and from standard input, with a stop string that spans tokens.
     let greedy = reference["greedy_text"].as_str().unwrap();
     let output =
         indrik(&["generate", "-m", &tiny(), "--ids", &ids(&reference), "-n", "12"]).output().unwrap();
@@ -76,13 +76,13 @@ fn a_prompt_becomes_the_reference_s_tokens_and_text() {
         .unwrap();
     child.stdin.take().unwrap().write_all(format!("{text}\n").as_bytes()).unwrap();
     let printed = json(&child.wait_with_output().unwrap());
-    assert_eq!(printed["prompt_ids"], reference["ids"], "the last newline is the shell's");
+    assert_eq!(printed["prompt_ids"], reference["ids"], "the trailing newline is not part of the prompt");
     assert_eq!(printed["text"].as_str().unwrap(), greedy.split("r c").next().unwrap());
     assert_eq!(printed["finish"], "stop");
 }
 
 #[test]
-fn a_quantised_file_brings_its_tokenizer_along() {
+fn a_quantised_file_includes_its_tokenizer() {
     if !has_device() {
         return;
     }
@@ -99,7 +99,7 @@ fn a_quantised_file_brings_its_tokenizer_along() {
 }
 
 #[test]
-fn a_bench_says_what_a_script_needs() {
+fn bench_reports_speed_load_and_profiles() {
     if !has_device() {
         return;
     }
@@ -152,7 +152,7 @@ fn a_bench_says_what_a_script_needs() {
     }
     assert_eq!(runs[0]["read_back_bytes_per_token"], 16.0 / 20.0);
     for run in &runs[1..] {
-        assert_eq!(run["read_back_bytes_per_token"], 16.0, "a token and its probability: {run}");
+        assert_eq!(run["read_back_bytes_per_token"], 16.0, "a token id and its logprob: {run}");
     }
     let load = &printed["load"];
     assert!(load["seconds"].as_f64().unwrap() > 0.0 && load["gb_per_s"].as_f64().unwrap() > 0.0, "{load}");
@@ -160,7 +160,7 @@ fn a_bench_says_what_a_script_needs() {
     assert_eq!(
         printed["profiles"].as_array().unwrap().len(),
         5,
-        "the prompt, and a step of each batch at each depth"
+        "one prefill step, and one decode step per batch size and depth"
     );
     for part in ["kernels", "levels"] {
         let lines = printed["profiles"][4][part].as_array().unwrap();
@@ -178,7 +178,7 @@ fn a_bench_says_what_a_script_needs() {
 }
 
 #[test]
-fn keys_and_values_in_int8_are_fewer_bytes_and_the_same_text() {
+fn int8_kv_cache_is_smaller_and_generates_the_same_text() {
     if !has_device() {
         return;
     }
@@ -197,11 +197,11 @@ fn keys_and_values_in_int8_are_fewer_bytes_and_the_same_text() {
 }
 
 #[test]
-fn nobody_needs_to_listen() {
+fn a_closed_standard_error_is_not_an_error() {
     if !has_device() {
         return;
     }
-    // Standard error is closed, as in `2>&1 | true`.
+    // As in `2>&1 | true`.
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
     let mut command = indrik(&["generate", "-m", &tiny(), "-p", "the cat", "-n", "4"]);
@@ -211,7 +211,7 @@ fn nobody_needs_to_listen() {
 }
 
 #[test]
-fn the_same_seed_twice() {
+fn the_same_seed_gives_the_same_tokens() {
     if !has_device() {
         return;
     }
@@ -225,7 +225,7 @@ fn the_same_seed_twice() {
 }
 
 #[test]
-fn without_conditional_rendering_the_tokens_are_the_same() {
+fn tokens_are_the_same_without_conditional_rendering() {
     if !has_device() {
         return;
     }
@@ -236,7 +236,7 @@ fn without_conditional_rendering_the_tokens_are_the_same() {
 }
 
 #[test]
-fn logits_and_perplexity_agree() {
+fn perplexity_agrees_with_logits() {
     if !has_device() {
         return;
     }
@@ -250,7 +250,7 @@ fn logits_and_perplexity_agree() {
     assert!(printed["chunks"].as_u64().unwrap() >= 2, "{printed}");
     assert_eq!(printed["tokens_counted"].as_u64(), printed["chunks"].as_u64().map(|chunks| chunks * 7));
 
-    // The first chunk again, from its logits.
+    // The first chunk, computed from its logits.
     let generated =
         indrik(&["generate", "-m", &tiny(), "-p", text.trim_end(), "-n", "1", "--json"]).output().unwrap();
     let chunk: Vec<u64> = json(&generated)["prompt_ids"].as_array().unwrap()[..16]
@@ -278,7 +278,7 @@ fn logits_and_perplexity_agree() {
 }
 
 #[test]
-fn a_chat_answers_and_ctrl_c_stops_the_answer_alone() {
+fn ctrl_c_cancels_the_reply_but_not_the_chat() {
     if !has_device() {
         return;
     }
@@ -290,14 +290,14 @@ fn a_chat_answers_and_ctrl_c_stops_the_answer_alone() {
         .unwrap();
     let mut input = child.stdin.take().unwrap();
     let mut output = child.stdout.take().unwrap();
-    // The tiny model never ends by itself: its answer goes on for hundreds of tokens.
+    // The tiny model never samples a stop token: its reply is hundreds of tokens long.
     input.write_all(b"the cat\n").unwrap();
     let mut first = [0; 4];
     output.read_exact(&mut first).unwrap();
     let pid = child.id().to_string();
     assert!(Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
     input.write_all(b"/nonsense\n/help\n/stats\n/system be brief\nthe dog\n").unwrap();
-    // Not before the second answer has begun, or there would be nothing to stop.
+    // Waits for the second reply to start, or there would be nothing to cancel.
     let mut rest = Vec::new();
     let mut byte = [0; 1];
     while !(rest.contains(&b'\n') && rest.last() != Some(&b'\n')) {
@@ -311,16 +311,16 @@ fn a_chat_answers_and_ctrl_c_stops_the_answer_alone() {
     let finished = child.wait_with_output().unwrap();
     let text = stderr(&finished);
     assert_eq!(finished.status.code(), Some(0), "{text}");
-    assert_eq!(text.matches("(stopped)").count(), 2, "{text}");
+    assert_eq!(text.matches("(cancelled)").count(), 2, "{text}");
     for expected in [
         " on llvmpipe",
         "/help lists",
-        "There is no /nonsense",
-        "Ctrl-C         stop the answer",
-        "Set; the conversation",
+        "Unknown command /nonsense",
+        "Ctrl-C         cancel the reply",
+        "System message set",
         "tok/s",
         "2 messages",
-        "forgotten",
+        "New conversation.",
         "0 messages",
     ] {
         assert!(text.contains(expected), "{expected}: {text}");
@@ -329,31 +329,31 @@ fn a_chat_answers_and_ctrl_c_stops_the_answer_alone() {
 }
 
 #[test]
-fn a_question_given_is_answered_and_that_is_all() {
+fn chat_with_a_prompt_replies_once_and_exits() {
     if !has_device() {
         return;
     }
-    let ask = |more: &[&str]| {
+    let chat = |more: &[&str]| {
         let first = ["chat", "-m", &tiny(), "-p", "the cat", "-t", "0", "-c", "512"];
-        // What waits on standard input is nobody's question.
+        // Standard input must be ignored.
         let mut child = indrik(&[&first, more].concat());
         let mut child =
             child.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         child.stdin.take().unwrap().write_all(b"the dog\n").unwrap();
         child.wait_with_output().unwrap()
     };
-    let output = ask(&["-n", "4"]);
+    let output = chat(&["-n", "4"]);
     assert!(output.status.success(), "{}", stderr(&output));
-    assert_eq!(stdout(&output).matches('\n').count(), 1, "one answer: {}", stdout(&output));
+    assert_eq!(stdout(&output).matches('\n').count(), 1, "one reply: {}", stdout(&output));
     assert!(!stderr(&output).contains("/help"), "{}", stderr(&output));
-    // A question that cannot be asked is an error.
-    let output = ask(&["-n", "4", "--system", &"word ".repeat(600)]);
+    // A message that does not fit the context is an error.
+    let output = chat(&["-n", "4", "--system", &"word ".repeat(600)]);
     assert_eq!(output.status.code(), Some(1), "{}", stdout(&output));
     assert_eq!(stdout(&output), "");
 }
 
-/// The one sentence of a command that must fail.
-fn complaint(command: &mut Command) -> String {
+/// The one-line error message of a command that must fail.
+fn error_line(command: &mut Command) -> String {
     let output = command.output().unwrap();
     let text = stderr(&output);
     assert_eq!(output.status.code(), Some(1), "{text}{}", stdout(&output));
@@ -362,13 +362,13 @@ fn complaint(command: &mut Command) -> String {
 }
 
 #[test]
-fn what_is_wrong_is_said_before_any_work() {
+fn errors_are_reported_before_the_model_is_loaded() {
     if !has_device() {
         return;
     }
     let tiny = tiny();
     let fails =
-        |arguments: &[&str]| complaint(&mut indrik(&[&["generate", "-m", &tiny], arguments].concat()));
+        |arguments: &[&str]| error_line(&mut indrik(&[&["generate", "-m", &tiny], arguments].concat()));
     assert!(fails(&["-p", ""]).contains("the prompt is empty"));
     assert!(fails(&["--ids", "2,320"]).contains("token 320 is not in the model's vocabulary"));
     let long = vec!["300"; 600].join(",");
@@ -388,13 +388,13 @@ fn what_is_wrong_is_said_before_any_work() {
     assert_eq!(output.status.code(), Some(1));
     assert!(stderr(&output).contains("standard input is not UTF-8 (byte 3)"), "{}", stderr(&output));
 
-    // No room at all, as the plan says before a byte is read.
+    // The memory plan fails before anything is read.
     let with = |fault: &str| {
-        complaint(indrik(&["generate", "-m", &tiny, "-p", "the cat"]).env("INDRIK_FAULT", fault))
+        error_line(indrik(&["generate", "-m", &tiny, "-p", "the cat"]).env("INDRIK_FAULT", fault))
     };
     let text = with("heap=64MiB");
     assert!(text.contains("does not fit") && text.contains("short"), "{text}");
-    // What is planned and cannot be had all the same: an error too.
+    // An allocation that was planned can still fail.
     assert!(with("allocation@9").contains("out of GPU memory"));
 
     let dir = tempfile::tempdir().unwrap();
@@ -403,27 +403,27 @@ fn what_is_wrong_is_said_before_any_work() {
     std::fs::copy(weights, dir.path().join("model.safetensors")).unwrap();
     std::fs::write(dir.path().join("config.json"), config).unwrap();
     let path = dir.path().to_str().unwrap();
-    let text = complaint(&mut indrik(&["generate", "-m", path, "-p", "x"]));
+    let text = error_line(&mut indrik(&["generate", "-m", path, "-p", "x"]));
     assert!(text.contains("the architecture 'mamba' is not supported") && text.contains("gemma3"), "{text}");
-    let text = complaint(&mut indrik(&["generate", "-m", "no-such-model", "-p", "x"]));
+    let text = error_line(&mut indrik(&["generate", "-m", "no-such-model", "-p", "x"]));
     assert!(text.contains("no-such-model"), "{text}");
-    // A folder without a tokenizer takes ids, and says so.
+    // A folder without a tokenizer needs ids.
     let folder = fixture("head256").display().to_string();
-    let text = complaint(&mut indrik(&["generate", "-m", &folder, "-p", "x"]));
+    let text = error_line(&mut indrik(&["generate", "-m", &folder, "-p", "x"]));
     assert!(text.contains("has no tokenizer") && text.contains("--ids"), "{text}");
     let output =
         indrik(&["generate", "-m", &folder, "--ids", "2,5,7", "-n", "3", "--json"]).output().unwrap();
     let printed = json(&output);
     assert_eq!((printed["tokens"].as_array().unwrap().len(), &printed["text"]), (3, &Value::Null));
-    // One that is there and damaged is not passed over.
+    // A damaged tokenizer is an error, not a missing one.
     std::fs::copy(fixture("head256/config.json"), dir.path().join("config.json")).unwrap();
     std::fs::write(dir.path().join("tokenizer.json"), "{").unwrap();
-    let text = complaint(&mut indrik(&["generate", "-m", path, "--ids", "2,5,7", "-n", "3"]));
+    let text = error_line(&mut indrik(&["generate", "-m", path, "--ids", "2,5,7", "-n", "3"]));
     assert_eq!(text.matches("tokenizer.json").count(), 1, "{text}");
 }
 
 #[test]
-fn wrong_usage_is_exit_code_2() {
+fn wrong_usage_exits_with_2() {
     let tiny = tiny();
     for arguments in [
         &["generate", "-p", "x"][..],

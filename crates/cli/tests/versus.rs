@@ -1,4 +1,4 @@
-//! scripts/versus_llama_cpp.sh without a network and without the other engine: what it makes of their words, and what it refuses.
+//! scripts/versus_llama_cpp.sh without network and llama.cpp: the table it makes of both engines' JSON, and its errors.
 
 mod common;
 
@@ -15,57 +15,58 @@ fn scripts() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts")
 }
 
-/// A tool of the comparison that nothing else here needs: a machine without it has nothing to compare.
+/// Only the comparison needs Node; without it there is nothing to test.
 fn has_node() -> bool {
     let found = Command::new("node").arg("--version").output().is_ok_and(|output| {
         let version = stdout(&output);
         version.trim_start_matches('v').split('.').next().and_then(|major| major.parse().ok()) >= Some(20)
     });
     if !found {
-        eprintln!("Node 20 or later is not installed: the comparison's table is not tested");
+        eprintln!("Node 20 or later is not installed: skipping the comparison's table");
     }
     found
 }
 
-/// Both engines' words of two runs in a folder, as the script leaves them.
-struct Said(PathBuf);
+/// A folder with both engines' JSON output of several runs, as the script leaves it.
+struct Outputs(PathBuf);
 
-impl Said {
+impl Outputs {
     fn new(name: &str) -> Self {
         let folder = std::env::temp_dir().join(format!("indrik-versus-{name}-{}", std::process::id()));
         let _ = fs::remove_dir_all(&folder);
         fs::create_dir_all(&folder).unwrap();
-        let said = Self(folder);
-        said.write(
+        let outputs = Self(folder);
+        outputs.write(
             "devices.json",
             &json!({ "devices": [
                 { "index": 0, "name": "llvmpipe", "driver": "Mesa", "chosen": false },
                 { "index": 1, "name": "Radeon 780M", "driver": "radv Mesa 25", "chosen": true },
             ] }),
         );
-        said.write(
+        outputs.write(
             "inspect.json",
             &json!({
                 "config": { "vocab": 262_144 },
                 "encodings": { "q8_0": { "scheme": "int8", "total": { "gpu_bytes": 3 << 20 } } },
             }),
         );
-        fs::write(said.0.join("version"), "indrik 0.1.0\n").unwrap();
-        for (number, [read, write]) in [(1, [100.0, 20.0]), (2, [110.0, 22.0]), (3, [120.0, 21.0])] {
+        fs::write(outputs.0.join("version"), "indrik 0.1.0\n").unwrap();
+        for (number, [prefill, decode]) in [(1, [100.0, 20.0]), (2, [110.0, 22.0]), (3, [120.0, 21.0])] {
             let runs = json!([
-                { "kind": "prefill", "batch": 1, "prompt": 512, "tokens": 0, "depth": 0, "tokens_per_s": read },
-                { "kind": "decode", "batch": 1, "prompt": 0, "tokens": 64, "depth": 8, "tokens_per_s": write },
+                { "kind": "prefill", "batch": 1, "prompt": 512, "tokens": 0, "depth": 0, "tokens_per_s": prefill },
+                { "kind": "decode", "batch": 1, "prompt": 0, "tokens": 64, "depth": 8, "tokens_per_s": decode },
             ]);
-            said.write(&format!("ours-00{number}.json"), &json!({ "device": "Radeon 780M", "runs": runs }));
+            outputs
+                .write(&format!("ours-00{number}.json"), &json!({ "device": "Radeon 780M", "runs": runs }));
         }
-        said
+        outputs
     }
 
     fn write(&self, name: &str, value: &Value) {
         fs::write(self.0.join(name), value.to_string()).unwrap();
     }
 
-    /// What the peer says, with some of it changed.
+    /// Writes the peer's output, with some fields changed.
     fn peer(&self, name: &str, change: &Value) {
         let mut value = json!({
             "node_llama_cpp": "3.22.1", "release": "v0.5.0", "gpu": "vulkan", "devices": ["Radeon 780M"],
@@ -85,25 +86,25 @@ impl Said {
     }
 }
 
-impl Drop for Said {
+impl Drop for Outputs {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
 }
 
 #[test]
-fn a_table_of_both_engines() {
+fn the_table_compares_both_engines() {
     if !has_node() {
         return;
     }
-    let said = Said::new("table");
+    let outputs = Outputs::new("table");
     for number in 1..=3 {
-        said.peer(
+        outputs.peer(
             &format!("theirs-00{number}.json"),
             &json!({ "decode_tokens_per_s": 9.0 + f64::from(number) }),
         );
     }
-    let text = stdout(&said.report(&["table", ".", "models/some.gguf"]));
+    let text = stdout(&outputs.report(&["table", ".", "models/some.gguf"]));
     for line in [
         "some.gguf on Radeon 780M, radv Mesa 25",
         "| prefill 512 | 110.0 (100.0–120.0) | 1,000.0 (1,000.0–1,000.0) | 0.11× |",
@@ -115,64 +116,64 @@ fn a_table_of_both_engines() {
     for part in ["q8_0 as int8 (3.0 MiB)", "indrik 0.1.0", "v0.5.0", "with flash attention", "of 3 runs"] {
         assert!(text.contains(part), "no {part}\n{text}");
     }
-    let value = json(&said.report(&["table", ".", "models/some.gguf", "--json"]));
+    let value = json(&outputs.report(&["table", ".", "models/some.gguf", "--json"]));
     assert_eq!(value["rows"][0]["llama_cpp"]["median"], 1000.0);
     assert_eq!(value["rows"][1]["indrik"]["runs"], json!([20, 22, 21]));
 }
 
 #[test]
-fn a_device_that_the_peer_refuses_leaves_its_column_empty() {
+fn an_unsupported_device_leaves_the_peer_s_column_empty() {
     if !has_node() {
         return;
     }
-    let said = Said::new("refused");
-    said.peer("probe.json", &json!({ "devices": [] }));
-    let output = said.report(&["check", "devices.json", "probe.json"]);
+    let outputs = Outputs::new("refused");
+    outputs.peer("probe.json", &json!({ "devices": [] }));
+    let output = outputs.report(&["check", "devices.json", "probe.json"]);
     assert_eq!(output.status.code(), Some(3));
     assert!(stderr(&output).contains("does not accept Radeon 780M"), "{}", stderr(&output));
-    let text = stdout(&said.report(&["table", ".", "some.gguf"]));
+    let text = stdout(&outputs.report(&["table", ".", "some.gguf"]));
     assert!(text.contains("| prefill 512 | 110.0 (100.0–120.0) | – | – |"), "{text}");
     assert!(text.contains("llama.cpp: not measured"), "{text}");
 }
 
 #[test]
-fn a_comparison_that_would_be_false_is_an_error() {
+fn an_unfair_comparison_is_an_error() {
     if !has_node() {
         return;
     }
-    let said = Said::new("false");
-    said.peer("probe.json", &json!({}));
-    assert_eq!(said.report(&["check", "devices.json", "probe.json"]).status.code(), Some(0));
-    assert_eq!(stdout(&said.report(&["device", "devices.json"])).trim(), "1");
-    for (change, complaint) in [
+    let outputs = Outputs::new("false");
+    outputs.peer("probe.json", &json!({}));
+    assert_eq!(outputs.report(&["check", "devices.json", "probe.json"]).status.code(), Some(0));
+    assert_eq!(stdout(&outputs.report(&["device", "devices.json"])).trim(), "1");
+    for (change, message) in [
         (json!({ "gpu": false }), "runs on the CPU, not through Vulkan"),
         (json!({ "gpu": "cuda" }), "runs on cuda, not through Vulkan"),
         (json!({ "devices": ["llvmpipe"] }), "not the same device"),
         (json!({ "devices": ["Radeon 780M", "llvmpipe"] }), "not the same device"),
         (json!({ "error": "NoBinaryFound" }), "cannot be loaded: NoBinaryFound"),
     ] {
-        said.peer("probe.json", &change);
-        let output = said.report(&["check", "devices.json", "probe.json"]);
+        outputs.peer("probe.json", &change);
+        let output = outputs.report(&["check", "devices.json", "probe.json"]);
         assert_eq!(output.status.code(), Some(1), "{change}");
-        assert!(stderr(&output).contains(complaint), "{change}: {}", stderr(&output));
+        assert!(stderr(&output).contains(message), "{change}: {}", stderr(&output));
     }
-    for (change, complaint) in [
+    for (change, message) in [
         (json!({ "gpu_layers": 20 }), "only 20 of 27 layers"),
         (json!({ "error": "out of memory" }), "llama.cpp failed: out of memory"),
         (json!({ "gpu": false }), "not through Vulkan"),
     ] {
-        said.peer("theirs-001.json", &change);
-        let output = said.report(&["table", ".", "some.gguf"]);
+        outputs.peer("theirs-001.json", &change);
+        let output = outputs.report(&["table", ".", "some.gguf"]);
         assert_eq!(output.status.code(), Some(1), "{change}");
-        assert!(stderr(&output).contains(complaint), "{change}: {}", stderr(&output));
+        assert!(stderr(&output).contains(message), "{change}: {}", stderr(&output));
         assert!(output.stdout.is_empty(), "{change}");
     }
 }
 
 #[test]
-fn what_is_missing_is_named() {
+fn missing_arguments_files_and_tools_are_reported() {
     let script = scripts().join("versus_llama_cpp.sh");
-    // A path with nothing but what the script needs before it looks for Node.
+    // A PATH with only the tools that the script uses before it looks for Node.
     let bin = std::env::temp_dir().join(format!("indrik-versus-bin-{}", std::process::id()));
     fs::create_dir_all(&bin).unwrap();
     for tool in ["dirname", "env", "bash"] {
@@ -183,9 +184,9 @@ fn what_is_missing_is_named() {
     let run = |arguments: &[&str]| {
         Command::new("bash").arg(&script).args(arguments).env("PATH", &bin).output().unwrap()
     };
-    // Any file: nothing looks into it before Node is there.
+    // Any file will do: it is not read before Node is found.
     let model = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
-    for (arguments, code, complaint) in [
+    for (arguments, code, message) in [
         (&[][..], 2, "usage"),
         (&[model, "-r"], 2, "usage"),
         (&[model, "-p", "many"], 2, "usage"),
@@ -195,7 +196,7 @@ fn what_is_missing_is_named() {
     ] {
         let output = run(arguments);
         assert_eq!(output.status.code(), Some(code), "{arguments:?}: {}", stderr(&output));
-        assert!(stderr(&output).contains(complaint), "{arguments:?}: {}", stderr(&output));
+        assert!(stderr(&output).contains(message), "{arguments:?}: {}", stderr(&output));
     }
     fs::remove_dir_all(&bin).unwrap();
 }

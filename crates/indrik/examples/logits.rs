@@ -28,7 +28,7 @@ pub fn run(model: &str, prompt: &str, out: &mut impl Write) -> Result<(), Box<dy
         (0..).zip(&logits).map(|(id, logit)| (id, (logit - max).exp() / sum)).collect();
     tokens.sort_by(|a, b| b.1.total_cmp(&a.1));
     for (id, probability) in &tokens[..5] {
-        let name = language.tokenizer.name_of(*id).unwrap_or_default();
+        let name = language.tokenizer.token_name(*id).unwrap_or_default();
         writeln!(out, "{:5.1}%  {id:6}  {name:?}", probability * 100.0)?;
     }
     Ok(())

@@ -1,12 +1,12 @@
-//! The real binary, run as a user would.
+//! Runs the `indrik` binary.
 
-#[allow(dead_code, reason = "not every test binary serves, or all of it")]
+#[allow(dead_code, reason = "not every test uses all of it")]
 pub mod served;
 
 use std::process::{Command, Output};
 
-/// The binary on Mesa's CPU driver, away from the user's own settings and caches.
-#[allow(dead_code, reason = "a test of a script does not run it")]
+/// The binary on Mesa's CPU driver, without the user's settings and caches.
+#[allow(dead_code, reason = "tests of scripts do not run it")]
 pub fn indrik(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_indrik"));
     command.args(arguments);
@@ -26,19 +26,19 @@ pub fn indrik(arguments: &[&str]) -> Command {
     command
 }
 
-/// What it printed.
+/// Standard output.
 pub fn stdout(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// What it complained about.
-#[allow(dead_code, reason = "not every test binary looks at complaints")]
+/// Standard error.
+#[allow(dead_code, reason = "not every test uses it")]
 pub fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// What it printed, as JSON.
-#[allow(dead_code, reason = "not every test binary reads JSON")]
+/// Standard output as JSON.
+#[allow(dead_code, reason = "not every test uses it")]
 pub fn json(output: &Output) -> serde_json::Value {
     serde_json::from_slice(&output.stdout)
         .unwrap_or_else(|error| panic!("not JSON ({error}): {}{}", stdout(output), stderr(output)))

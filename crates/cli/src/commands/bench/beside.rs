@@ -1,4 +1,4 @@
-//! How long those who read answers wait for the next token while another's prompt is read: by mixed steps, and by steps of its own.
+//! Inter-token latency of decoding sequences while another prompt is prefilled: in mixed batches, and in separate steps.
 
 use std::{process::ExitCode, sync::Arc, time::Instant};
 
@@ -11,36 +11,36 @@ use serde_json::json;
 use super::speed::{Plan, runner, tokens};
 use crate::output;
 
-/// How the prompt is read.
+/// How the prompt is prefilled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-enum Way {
-    /// Not at all: sequences only write.
-    Alone,
-    /// Each chunk in a step of its own, between two steps of writing.
-    Between,
-    /// Each chunk in the same step as the rows that write.
+#[serde(rename_all = "snake_case")]
+enum Mode {
+    /// Not at all: decode steps only.
+    DecodeOnly,
+    /// Each chunk in a step of its own, between two decode steps.
+    Separate,
+    /// Each chunk in the same batch as the decode rows.
     Mixed,
 }
 
 /// One line of the table.
 #[derive(Clone, Debug, Serialize)]
 struct Line {
-    way: Way,
+    mode: Mode,
     batch: u32,
     depth: u32,
     prompt: u32,
     chunk: u32,
-    /// From one token of a sequence to its next.
+    /// Inter-token latency.
     median_ms: f64,
-    longest_ms: f64,
-    /// From the first chunk to the token after the prompt: the median run.
+    max_ms: f64,
+    /// Time to first token of the prompt, in the median run.
     prompt_seconds: Option<f64>,
-    /// Of the sequences that write.
+    /// Throughput of the decoding sequences.
     tokens_per_s: f64,
 }
 
-/// Measures and prints, for every number of sequences, depth and prompt.
+/// Measures and prints every combination of batch size, depth and prompt.
 pub fn run(
     device: &Device,
     name: &str,
@@ -50,7 +50,7 @@ pub fn run(
     json: bool,
 ) -> anyhow::Result<ExitCode> {
     if plan.prompts.is_empty() || plan.depths.is_empty() {
-        bail!("--beside reads a prompt (-p) while sequences write (-n): give both");
+        bail!("--beside prefills a prompt (-p) while sequences decode (-n): give both");
     }
     let mut progress = output::Progress::new();
     let mut lines = Vec::new();
@@ -59,16 +59,16 @@ pub fn run(
             let steps = prompt.div_ceil(chunk.saturating_sub(*batch).max(1));
             let context = prompt.max(depth + steps + 1);
             let mut runner = runner(model, batch + 1, context, plan)?;
-            for way in [Way::Alone, Way::Between, Way::Mixed] {
-                progress.say(&format!("{prompt} tokens beside {batch} sequences"));
+            for mode in [Mode::DecodeOnly, Mode::Separate, Mode::Mixed] {
+                progress.say(&format!("prefill of {prompt} tokens beside {batch} sequences"));
                 let line = Line {
-                    way,
+                    mode,
                     batch: *batch,
                     depth,
                     prompt,
                     chunk,
                     median_ms: 0.0,
-                    longest_ms: 0.0,
+                    max_ms: 0.0,
                     prompt_seconds: None,
                     tokens_per_s: 0.0,
                 };
@@ -97,60 +97,61 @@ pub fn run(
 
 impl Line {
     fn timed(mut self, runner: &mut Runner, repeats: usize) -> anyhow::Result<Self> {
-        let (mut between, mut prompts) = (Vec::new(), Vec::new());
-        // The first two runs do not count: they record programs, and again what the first has shown to be cut too small.
+        let (mut all, mut prompts) = (Vec::new(), Vec::new());
+        // The first two runs are warm-ups: the first records programs; the second records those again whose segments the
+        // first has shown to be too short.
         for number in 0..=repeats + 1 {
-            let waits = self.once(runner)?;
+            let latencies = self.once(runner)?;
             if number > 1 {
-                prompts.push(waits.iter().sum());
-                between.extend(waits);
+                prompts.push(latencies.iter().sum());
+                all.extend(latencies);
             }
         }
-        self.tokens_per_s = f64::from(self.batch) * between.len() as f64 / between.iter().sum::<f64>();
+        self.tokens_per_s = f64::from(self.batch) * all.len() as f64 / all.iter().sum::<f64>();
         let median = |list: &mut Vec<f64>| {
             list.sort_by(f64::total_cmp);
             list[list.len() / 2]
         };
-        self.median_ms = median(&mut between) * 1e3;
-        self.longest_ms = between[between.len() - 1] * 1e3;
-        self.prompt_seconds = (self.way != Way::Alone).then(|| median(&mut prompts));
+        self.median_ms = median(&mut all) * 1e3;
+        self.max_ms = all[all.len() - 1] * 1e3;
+        self.prompt_seconds = (self.mode != Mode::DecodeOnly).then(|| median(&mut prompts));
         Ok(self)
     }
 
-    /// Reads the prompt once; seconds from token to token.
+    /// Prefills the prompt once; returns the seconds from token to token.
     fn once(&self, runner: &mut Runner) -> anyhow::Result<Vec<f64>> {
         let greedy = Sampling::default();
         let vocab = runner.model().config.vocab;
         let mut sequences =
             (0..self.batch).map(|_| runner.start_at(self.depth)).collect::<Result<Vec<_>, _>>()?;
-        let mut reading = runner.start()?;
-        let mut last = tokens(self.batch, vocab);
+        let mut prefilling = runner.start()?;
+        let mut last_tokens = tokens(self.batch, vocab);
         let ids = tokens(self.prompt, vocab);
-        let mut waits = Vec::new();
-        // A step has as many rows either way: what does not fill a tile of a product takes as long as what does.
-        let size = match self.way {
-            Way::Mixed => self.chunk.saturating_sub(self.batch).max(1),
-            Way::Alone | Way::Between => self.chunk,
+        let mut latencies = Vec::new();
+        // Steps have as many rows in either mode: a partly filled tile of a matrix product takes as long as a full one.
+        let size = match self.mode {
+            Mode::Mixed => self.chunk.saturating_sub(self.batch).max(1),
+            Mode::DecodeOnly | Mode::Separate => self.chunk,
         } as usize;
         for (number, part) in ids.chunks(size).enumerate() {
-            let rows = sequences.iter_mut().zip(&last);
+            let rows = sequences.iter_mut().zip(&last_tokens);
             let mut next: Vec<DecodeRow<'_>> =
                 rows.map(|(sequence, token)| DecodeRow::new(sequence, *token, &greedy)).collect();
-            let ends = (number + 1) * size >= ids.len();
-            let chunk = PrefillChunk::new(&mut reading, part, &greedy, ends);
+            let last = (number + 1) * size >= ids.len();
+            let chunk = PrefillChunk::new(&mut prefilling, part, &greedy, last);
             let start = Instant::now();
-            let decoded = match self.way {
-                Way::Mixed => runner.mixed(&mut next, &mut [chunk])?.decoded,
-                Way::Between => {
+            let decoded = match self.mode {
+                Mode::Mixed => runner.mixed(&mut next, &mut [chunk])?.decoded,
+                Mode::Separate => {
                     runner.mixed(&mut [], &mut [chunk])?;
                     runner.decode(&mut next, 1)?.remove(0)
                 }
-                Way::Alone => runner.decode(&mut next, 1)?.remove(0),
+                Mode::DecodeOnly => runner.decode(&mut next, 1)?.remove(0),
             };
-            waits.push(start.elapsed().as_secs_f64());
-            last = decoded.iter().map(|sampled| sampled.token).collect();
+            latencies.push(start.elapsed().as_secs_f64());
+            last_tokens = decoded.iter().map(|sampled| sampled.token).collect();
         }
-        Ok(waits)
+        Ok(latencies)
     }
 }
 
@@ -159,23 +160,23 @@ fn table(lines: &[Line]) -> String {
         .iter()
         .map(|line| {
             vec![
-                match line.way {
-                    Way::Alone => "no prompt".into(),
-                    Way::Between => format!("read {}, steps between", line.prompt),
-                    Way::Mixed => format!("read {}, mixed steps", line.prompt),
+                match line.mode {
+                    Mode::DecodeOnly => "decode only".into(),
+                    Mode::Separate => format!("prefill {}, separate steps", line.prompt),
+                    Mode::Mixed => format!("prefill {}, mixed batches", line.prompt),
                 },
                 line.batch.to_string(),
                 line.depth.to_string(),
                 line.chunk.to_string(),
                 format!("{:.2}", line.median_ms),
-                format!("{:.2}", line.longest_ms),
+                format!("{:.2}", line.max_ms),
                 format!("{:.1}", line.tokens_per_s),
                 line.prompt_seconds.map_or(String::new(), |seconds| format!("{seconds:.3}")),
             ]
         })
         .collect();
     output::table(
-        &["run", "batch", "depth", "chunk", "ms between tokens", "longest", "tok/s", "prompt s"],
+        &["run", "batch", "depth", "chunk", "ITL ms (median)", "ITL ms (max)", "tok/s", "TTFT s"],
         &rows,
     )
 }

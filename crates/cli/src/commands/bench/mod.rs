@@ -1,4 +1,4 @@
-//! `indrik bench`: how fast this device is, measured.
+//! `indrik bench`: speed measurements.
 
 mod bandwidth;
 mod beside;
@@ -29,19 +29,19 @@ use crate::loading::{self, Kv};
     group = clap::ArgGroup::new("what").required(true).args(["model", "shape", "bandwidth", "gemv", "load"])
 )]
 pub struct Arguments {
-    /// How fast this model reads and writes
+    /// Measure prefill and decode speed of this model
     #[arg(short, long, value_name = "MODEL")]
     model: Option<String>,
-    /// The same with random weights made on the GPU, in the shape of a model
+    /// The same with random weights, generated on the GPU in the shape of a model
     #[arg(long, value_name = "SHAPE", value_parser = parse_shape)]
     shape: Option<Size>,
-    /// Read bandwidth, dispatch and barrier cost
+    /// Measure read bandwidth, dispatch and barrier cost
     #[arg(long)]
     bandwidth: bool,
-    /// A matrix product of this many rows and columns, over different weights in turn
+    /// Measure a matrix product of this size, rotating through different weights
     #[arg(long, value_name = "ROWSxK", value_parser = gemv::parse_shape)]
     gemv: Option<(usize, usize)>,
-    /// Load this model (a GGUF file or a Hugging Face folder) into GPU memory
+    /// Measure loading this model (a GGUF file or a Hugging Face folder) into GPU memory
     #[arg(long, value_name = "MODEL")]
     load: Option<std::path::PathBuf>,
     /// With --shape and --gemv: weight schemes (default: int8; with --gemv int8,int4)
@@ -50,51 +50,51 @@ pub struct Arguments {
     /// With --gemv: activation types
     #[arg(long, value_delimiter = ',', default_value = "int8,int16,f32", conflicts_with_all = ["model", "shape", "bandwidth", "load"])]
     activations: Vec<gemv::Activations>,
-    /// Lengths of prompts to read; 0 for none
+    /// Prompt lengths to prefill, in tokens; 0 for none
     #[arg(short, long, value_delimiter = ',', default_value = "512", conflicts_with_all = ["gemv", "bandwidth", "load"])]
     prompt: Vec<u32>,
-    /// Numbers of tokens to write; 0 for none
+    /// Numbers of tokens to decode; 0 for none
     #[arg(short = 'n', long, value_delimiter = ',', default_value = "128", conflicts_with_all = ["gemv", "bandwidth", "load"])]
     tokens: Vec<u32>,
-    /// Sequences at a time; with --gemv columns of x, of which more than 8 are multiplied as f32, or as f16 by matrix units
+    /// Batch sizes; with --gemv columns of x: more than 8 are multiplied as f32, or as f16 by matrix units
     #[arg(short, long, value_delimiter = ',', default_value = "1", conflicts_with_all = ["bandwidth", "load"],
           value_parser = clap::value_parser!(u16).range(1..=4096))]
     batch: Vec<u16>,
-    /// Positions that sequences hold before they write
+    /// Context depths: tokens in the KV cache before decoding starts
     #[arg(short, long, value_delimiter = ',', default_value = "0", conflicts_with_all = ["gemv", "bandwidth", "load"])]
     depth: Vec<u32>,
-    /// Most tokens of a prompt that one step reads (default: what suits the device)
-    #[arg(long, value_name = "TOKENS", conflicts_with_all = ["gemv", "bandwidth", "load"],
+    /// Prefill chunk size in tokens (default: chosen for the device)
+    #[arg(long = "prefill-chunk", alias = "chunk", value_name = "TOKENS", conflicts_with_all = ["gemv", "bandwidth", "load"],
           value_parser = clap::value_parser!(u16).range(1..=8192))]
     chunk: Option<u16>,
-    /// Measure instead how long sequences (-b) wait for their next token while a prompt (-p) is read beside them, so many tokens a
-    /// step: in the steps that write, and in steps of its own
+    /// Measure the inter-token latency of running sequences (-b) while a prompt (-p) is prefilled in chunks of this many
+    /// tokens: in mixed batches, and in separate steps
     #[arg(long, value_name = "TOKENS", conflicts_with_all = ["gemv", "bandwidth", "load", "profile", "plot"],
           value_parser = clap::value_parser!(u16).range(1..=8192))]
     beside: Option<u16>,
-    /// How keys and values are stored (default: f16)
+    /// Storage format of the KV cache (default: f16)
     #[arg(long, value_name = "TYPE", conflicts_with_all = ["gemv", "bandwidth", "load"])]
     kv: Option<Kv>,
-    /// Measure with logits that do not depend on the batch and the chunks
+    /// Measure with batch-invariant (bitwise reproducible) logits
     #[arg(long, conflicts_with_all = ["gemv", "bandwidth", "load"])]
     reproducible: bool,
-    /// Runs of each, of which the median counts
+    /// Number of runs; the median is reported
     #[arg(short, long, default_value_t = 5, conflicts_with_all = ["gemv", "bandwidth", "load"],
           value_parser = clap::value_parser!(u16).range(1..=1000))]
     repeats: u16,
-    /// Show where the time of a step goes
+    /// Print the GPU time per kernel of a step
     #[arg(long, conflicts_with_all = ["gemv", "bandwidth", "load"])]
     profile: bool,
-    /// Draw tokens a second by the number of sequences (-b) to this SVG file
+    /// Plot throughput over batch size (-b) to this SVG file
     #[arg(long, value_name = "FILE", conflicts_with_all = ["gemv", "bandwidth", "load"])]
     plot: Option<std::path::PathBuf>,
-    /// With --gemv: time every variant worth trying, not only the chosen one
+    /// With --gemv: time all candidate variants, not only the selected one
     #[arg(long, conflicts_with_all = ["model", "shape", "bandwidth", "load"])]
     sweep: bool,
-    /// With --sweep: only variants with this in their name; given several times, with all of it
+    /// With --sweep: only variants whose name contains this; repeatable, all must match
     #[arg(long, value_name = "TEXT", requires = "sweep")]
     only: Vec<String>,
-    /// Memory to read through, as in 8G or 512M (default: up to 8G; with --gemv 4G)
+    /// Amount of memory to read, as in 8G or 512M (default: up to 8G; with --gemv 4G)
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     size: Option<u64>,
     /// Device by index or part of its name
@@ -117,10 +117,10 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 }
 
 fn run_model(device: &Device, arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let some = |list: &[u32]| -> Vec<u32> { list.iter().copied().filter(|number| *number > 0).collect() };
-    let tokens = some(&arguments.tokens);
+    let nonzero = |list: &[u32]| -> Vec<u32> { list.iter().copied().filter(|number| *number > 0).collect() };
+    let tokens = nonzero(&arguments.tokens);
     let plan = speed::Plan {
-        prompts: some(&arguments.prompt),
+        prompts: nonzero(&arguments.prompt),
         batches: arguments.batch.iter().map(|batch| u32::from(*batch)).collect(),
         depths: if tokens.is_empty() { vec![] } else { arguments.depth.clone() },
         tokens,
@@ -132,14 +132,14 @@ fn run_model(device: &Device, arguments: &Arguments) -> anyhow::Result<ExitCode>
     };
     if let Some(name) = &arguments.model {
         let path = store::resolve_model(name)?;
-        let most = |list: &[u32]| list.iter().copied().max().unwrap_or(0);
-        let context = most(&plan.prompts).max(most(&plan.depths) + most(&plan.tokens));
-        let sequences = most(&plan.batches) + u32::from(arguments.beside.is_some());
+        let max = |list: &[u32]| list.iter().copied().max().unwrap_or(0);
+        let context = max(&plan.prompts).max(max(&plan.depths) + max(&plan.tokens));
+        let sequences = max(&plan.batches) + u32::from(arguments.beside.is_some());
         let limits = |config: &Config| {
-            let usual = Limits::new(device.info(), config, sequences, context);
-            let usual = if arguments.reproducible { usual.reproducible() } else { usual };
-            let chunk = plan.chunk.unwrap_or(usual.prefill_chunk);
-            Limits { kv_scheme: plan.kv, prefill_chunk: chunk, ..usual }
+            let limits = Limits::new(device.info(), config, sequences, context);
+            let limits = if arguments.reproducible { limits.reproducible() } else { limits };
+            let chunk = plan.chunk.unwrap_or(limits.prefill_chunk);
+            Limits { kv_scheme: plan.kv, prefill_chunk: chunk, ..limits }
         };
         let (model, figures) = load::load(device, &path, Some(&limits))?;
         let mut model = if arguments.reproducible { model.with_reproducible(true) } else { model };
@@ -157,7 +157,7 @@ fn run_model(device: &Device, arguments: &Arguments) -> anyhow::Result<ExitCode>
             arguments.json,
         );
     }
-    let size = arguments.shape.expect("clap demands a model, a shape or something else");
+    let size = arguments.shape.expect("the argument group requires one of them");
     let quants = if arguments.quant.is_empty() { vec![gemv::Quant::Int8] } else { arguments.quant.clone() };
     if quants.len() > 1 {
         bail!("--shape takes one --quant at a time");
@@ -166,7 +166,7 @@ fn run_model(device: &Device, arguments: &Arguments) -> anyhow::Result<ExitCode>
     let (model, seconds) = speed::random(device, size, scheme)?;
     let mut model = if arguments.reproducible { model.with_reproducible(true) } else { model };
     let tuned = loading::tune(&mut model)?;
-    // Made on the GPU: nothing was read, and nothing passed through the system's memory.
+    // Generated on the GPU: nothing was read from disk or passed through system memory.
     let load = serde_json::json!({
         "seconds": seconds, "gb_per_s": null, "peak_extra_rss_bytes": null, "random": true,
     });
@@ -193,14 +193,14 @@ fn parse_bytes(text: &str) -> Result<u64, String> {
         _ => (trimmed, 0),
     };
     let number: u64 =
-        digits.parse().map_err(|_| "expected a number with K, M, G or T behind it".to_string())?;
+        digits.parse().map_err(|_| "expected a number with an optional suffix K, M, G or T".to_string())?;
     number.checked_mul(1 << shift).filter(|bytes| *bytes > 0).ok_or_else(|| "out of range".to_string())
 }
 
 #[cfg(test)]
 mod tests {
     #[test]
-    fn sizes() {
+    fn byte_sizes_take_binary_suffixes() {
         assert_eq!(super::parse_bytes("512M"), Ok(512 << 20));
         assert_eq!(super::parse_bytes("8GiB"), Ok(8 << 30));
         assert_eq!(super::parse_bytes("100"), Ok(100));

@@ -1,4 +1,4 @@
-//! How fast a model reads and writes, end to end, through the same path as `generate`.
+//! Prefill and decode speed of a model, measured on the runner with the steps that `generate` and `serve` take.
 
 use std::{path::PathBuf, process::ExitCode, sync::Arc, time::Instant};
 
@@ -18,23 +18,23 @@ use crate::output;
 
 /// What to run.
 pub struct Plan {
-    /// Lengths of prompts to read.
+    /// Prompt lengths to prefill, in tokens.
     pub prompts: Vec<u32>,
-    /// Numbers of tokens to generate.
+    /// Numbers of tokens to decode.
     pub tokens: Vec<u32>,
-    /// Sequences at a time.
+    /// Batch sizes.
     pub batches: Vec<u32>,
-    /// Positions that sequences hold before the clock starts.
+    /// Context depths: tokens in the KV cache before decoding starts.
     pub depths: Vec<u32>,
-    /// Runs, of which the median counts.
+    /// Number of runs; the median is reported.
     pub repeats: usize,
-    /// How keys and values are stored.
+    /// Storage format of the KV cache.
     pub kv: KvScheme,
-    /// Most rows of a prompt in one step, if not what suits the device.
+    /// Prefill chunk size in tokens; chosen for the device if `None`.
     pub chunk: Option<u32>,
-    /// Show where a step's time goes.
+    /// Print the GPU time per kernel of a step.
     pub profile: bool,
-    /// Draw tokens a second by the number of sequences to this file.
+    /// Plot throughput over batch size to this file.
     pub plot: Option<PathBuf>,
 }
 
@@ -43,32 +43,32 @@ pub struct Plan {
 pub struct Run {
     kind: &'static str,
     batch: u32,
-    /// Those of a batch that write at the same time, where they take turns; else all.
-    at_once: u32,
+    /// Sequences per step: fewer than `batch` where smaller steps have a higher throughput and sequences take turns.
+    decode_batch: u32,
     prompt: u32,
     tokens: u32,
     depth: u32,
-    /// The median run, tokens of all sequences.
+    /// Throughput of the median run, over all sequences.
     tokens_per_s: f64,
     /// Slowest and fastest run.
     spread_tokens_per_s: [f64; 2],
     ms_per_token: f64,
-    /// Weights and KV cache that a step reads, over the tokens that it makes.
+    /// Bytes of weights and KV cache that a step reads, divided by its tokens.
     bytes_per_token: u64,
     roofline_percent: Option<f64>,
-    /// Of one core.
+    /// CPU time of the process, as a percentage of one core.
     host_cpu_percent: f64,
     read_back_bytes_per_token: f64,
 }
 
-/// A model of random weights.
+/// Generates a model with random weights; returns it and the seconds that took.
 pub fn random(device: &Device, size: Size, scheme: Scheme) -> anyhow::Result<(Model, f64)> {
     let start = Instant::now();
     let config = size.config()?;
     let total = format_bytes(model::measure::weight_bytes(&config, scheme));
     let mut progress = output::Progress::new();
     let model = Model::random(device, config, scheme, |done| {
-        progress.say(&format!("making {} of {total} of random {scheme} weights", format_bytes(done)));
+        progress.say(&format!("generating {} of {total} of random {scheme} weights", format_bytes(done)));
     })?;
     Ok((model, start.elapsed().as_secs_f64()))
 }
@@ -84,16 +84,16 @@ pub fn run(
     json: bool,
 ) -> anyhow::Result<ExitCode> {
     if plan.plot.is_some() && plan.depths.is_empty() {
-        bail!("--plot draws tokens written by the number of sequences: give -n and several -b");
+        bail!("--plot needs decode runs: give -n and several -b");
     }
     let mut progress = output::Progress::new();
-    progress.say("measuring the bandwidth");
+    progress.say("measuring memory bandwidth");
     let bandwidth = kernels::bench::probe::read_bandwidth(device)?;
     let mut runs = Vec::new();
     let mut setup = SetupTime::default();
     let mut profiles = Vec::new();
     for prompt in &plan.prompts {
-        progress.say(&format!("reading {prompt} tokens"));
+        progress.say(&format!("prefill of {prompt} tokens"));
         let mut runner = runner(model, 1, *prompt, plan)?;
         runs.push(prefill(&mut runner, *prompt, plan.repeats, bandwidth)?);
         setup += runner.setup_time();
@@ -103,11 +103,11 @@ pub fn run(
     }
     for depth in &plan.depths {
         for batch in &plan.batches {
-            let most = plan.tokens.iter().copied().max().unwrap_or(0);
-            // Who takes turns may be some steps ahead of others.
-            let mut runner = runner(model, *batch, depth + most + 1 + AHEAD, plan)?;
+            let max_tokens = plan.tokens.iter().copied().max().unwrap_or(0);
+            // A sequence that takes turns may be some steps ahead of others.
+            let mut runner = runner(model, *batch, depth + max_tokens + 1 + AHEAD, plan)?;
             for tokens in &plan.tokens {
-                progress.say(&format!("generating {tokens} tokens, batch {batch}, depth {depth}"));
+                progress.say(&format!("decoding {tokens} tokens, batch {batch}, depth {depth}"));
                 let run = Run { tokens: *tokens, depth: *depth, ..Run::empty("decode", *batch) };
                 runs.push(decode(&mut runner, run, plan.repeats, bandwidth)?);
             }
@@ -148,14 +148,15 @@ pub fn run(
         text += &profile.text();
     }
     if runs.iter().any(|run| run.roofline_percent.is_some_and(|percent| percent > 100.0)) {
-        text += "\nMore than all of the bandwidth: other work disturbed one of the measurements, measure again.\n";
+        text +=
+            "\nAbove 100% of the bandwidth: other work disturbed one of the measurements; measure again.\n";
     }
     output::print(&text)?;
     draw(device, name, &runs, plan)?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// The curve of the first depth and number of tokens, where it was asked for.
+/// Plots the first depth and number of tokens, if `--plot` was given.
 fn draw(device: &Device, name: &str, runs: &[Run], plan: &Plan) -> anyhow::Result<()> {
     let (Some(path), Some(depth), Some(tokens)) = (&plan.plot, plan.depths.first(), plan.tokens.first())
     else {
@@ -164,7 +165,7 @@ fn draw(device: &Device, name: &str, runs: &[Run], plan: &Plan) -> anyhow::Resul
     let drawn = |run: &&Run| (run.kind, run.depth, run.tokens) == ("decode", *depth, *tokens);
     let points: Vec<plot::Point> =
         runs.iter().filter(drawn).map(|run| (run.batch, run.tokens_per_s)).collect();
-    let title = format!("{name} on {}: tokens a second of all sequences", device.info().name);
+    let title = format!("{name} on {}: throughput in tok/s", device.info().name);
     std::fs::write(path, plot::svg(&title, &points))
         .with_context(|| format!("cannot write {}", path.display()))
 }
@@ -175,35 +176,35 @@ pub(super) fn runner(
     context: u32,
     plan: &Plan,
 ) -> anyhow::Result<Runner> {
-    let usual =
-        Limits::new(model.device.info(), &model.config, sequences, context.min(model.config.max_positions));
-    let usual = if model.is_reproducible() { usual.reproducible() } else { usual };
     let limits =
-        Limits { kv_scheme: plan.kv, prefill_chunk: plan.chunk.unwrap_or(usual.prefill_chunk), ..usual };
+        Limits::new(model.device.info(), &model.config, sequences, context.min(model.config.max_positions));
+    let limits = if model.is_reproducible() { limits.reproducible() } else { limits };
+    let limits =
+        Limits { kv_scheme: plan.kv, prefill_chunk: plan.chunk.unwrap_or(limits.prefill_chunk), ..limits };
     let mut runner = Runner::new(model.clone(), limits)?;
     runner.fill_cache()?;
     Ok(runner)
 }
 
-/// Any tokens: what they are changes nothing. scripts/versus/peer.mjs gives the same ones to another engine.
+/// Arbitrary token ids; speed does not depend on them. scripts/versus/peer.mjs gives the same ones to another engine.
 pub(super) fn tokens(count: u32, vocab: u32) -> Vec<u32> {
     (0..count).map(|i| (i * 7919 + 13) % vocab).collect()
 }
 
 fn prefill(runner: &mut Runner, prompt: u32, repeats: usize, bandwidth: f64) -> anyhow::Result<Run> {
     let model = runner.model().clone();
-    // As `generate` does it, so that what it takes is what a user waits for.
+    // As `generate` does.
     runner.prepare(prompt as usize, &Sampling::default())?;
     let ids = tokens(prompt, model.config.vocab);
     let (mut seconds, mut cpu) = (Vec::new(), Vec::new());
     let mut read_back = 0;
-    // The first run does not count: a GPU is slower before it has something to do.
+    // The first run is a warm-up and does not count: an idle GPU has low clocks.
     for number in 0..=repeats {
         let mut sequence = runner.start()?;
         let before = runner.counters().read_back;
         let (time, busy) = timed(|| Ok(runner.prompt(&mut sequence, &ids, &Sampling::default(), |_| true)?))?;
         if number == 0 {
-            // What it has shown of the device may be worth another recording.
+            // Programs are recorded again if the warm-up showed that the device is faster than assumed.
             runner.prepare(prompt as usize, &Sampling::default())?;
         } else {
             seconds.push(time);
@@ -222,116 +223,116 @@ fn prefill(runner: &mut Runner, prompt: u32, repeats: usize, bandwidth: f64) -> 
     Ok(run.timed(&seconds, &cpu, f64::from(prompt), bytes, bandwidth))
 }
 
-/// Tokens of a sequence before the clock runs.
+/// Warm-up tokens per sequence.
 const WARM_UP: u32 = 8;
 
-/// Steps that a sequence may be ahead of others where they take turns: more than a submission has.
+/// Maximum steps that a sequence may be ahead of others where they take turns: more than one submission has.
 const AHEAD: u32 = 64;
 
-/// Fills in a run of as many tokens, at such a depth and in such a batch as it says. Where fewer at once make more tokens in all, they take
-/// turns, as they do when they are served.
+/// Measures a decode run. Sequences take turns where smaller steps have a higher throughput, as the engine's do.
 fn decode(runner: &mut Runner, run: Run, repeats: usize, bandwidth: f64) -> anyhow::Result<Run> {
     let Run { batch, depth, .. } = run;
     let model = runner.model().clone();
     let (mut seconds, mut cpu) = (Vec::new(), Vec::new());
-    let (wanted, mut at_once) = ((run.tokens * batch) as usize, batch as usize);
+    let (wanted, mut decode_batch) = ((run.tokens * batch) as usize, batch as usize);
     let (mut bytes, mut read_back) = (0.0, 0.0);
     let fewer = runner.bucket_below(batch as usize);
     for number in 0..=repeats {
         if number == 0 || fewer.is_some() {
-            // Does not count. A few tokens are enough to know what steps of all take, and of fewer: the first submissions are short ones.
-            // It is found anew each time, or one slow step would decide for all repeats.
-            let mut writers = Writers::start(runner, batch, depth)?;
-            for at_once in fewer.into_iter().chain([batch as usize]) {
-                writers.write(runner, run.tokens.min(WARM_UP) as usize * at_once, |_| at_once)?;
+            // Warm-up: a few tokens are enough to time steps of the whole batch and of the smaller one, since the first
+            // submissions are short. Repeated for every run, or one slow step would decide for all of them.
+            let mut decoders = Decoders::start(runner, batch, depth)?;
+            for decode_batch in fewer.into_iter().chain([batch as usize]) {
+                decoders.decode(runner, run.tokens.min(WARM_UP) as usize * decode_batch, |_| decode_batch)?;
             }
         }
         if number == 0 {
             continue;
         }
         let before = runner.counters().read_back;
-        let mut writers = Writers::start(runner, batch, depth)?;
+        let mut decoders = Decoders::start(runner, batch, depth)?;
         let (time, busy) = timed(|| {
-            writers.write(runner, wanted, |runner| {
-                at_once = runner.decode_batch_size(batch as usize);
-                at_once
+            decoders.decode(runner, wanted, |runner| {
+                decode_batch = runner.decode_batch_size(batch as usize);
+                decode_batch
             })
         })?;
-        // The last turn may have made a few more than were wanted.
-        let made = writers.made as f64;
-        seconds.push(time * wanted as f64 / made);
-        cpu.push(busy * wanted as f64 / made);
-        read_back = (runner.counters().read_back - before) as f64 / made;
-        bytes = (writers.steps * model.bytes_per_step() + writers.kv_bytes) as f64 / made;
+        // The last turn may have decoded a few tokens more.
+        let decoded = decoders.decoded as f64;
+        seconds.push(time * wanted as f64 / decoded);
+        cpu.push(busy * wanted as f64 / decoded);
+        read_back = (runner.counters().read_back - before) as f64 / decoded;
+        bytes = (decoders.steps * model.bytes_per_step() + decoders.kv_bytes) as f64 / decoded;
     }
     let run = Run {
         bytes_per_token: bytes as u64,
         read_back_bytes_per_token: read_back,
-        at_once: at_once as u32,
+        decode_batch: decode_batch as u32,
         ..run
     };
     let wanted = wanted as f64;
     Ok(run.timed(&seconds, &cpu, wanted, (bytes * wanted) as u64, bandwidth))
 }
 
-/// Sequences that write.
-struct Writers {
+/// Sequences that decode.
+struct Decoders {
     sequences: Vec<(Sequence, u32)>,
-    /// Who begins the next turn.
+    /// The first sequence of the next turn.
     turn: usize,
-    /// Tokens, steps, and bytes of keys and values that were read.
-    made: usize,
+    /// Tokens, steps, and bytes of keys and values so far.
+    decoded: usize,
     steps: u64,
     kv_bytes: u64,
 }
 
-impl Writers {
+impl Decoders {
     fn start(runner: &mut Runner, batch: u32, depth: u32) -> anyhow::Result<Self> {
         let last = tokens(batch, runner.model().config.vocab);
         let sequences = last.into_iter().map(|token| Ok((runner.start_at(depth)?, token)));
         let sequences = sequences.collect::<anyhow::Result<Vec<_>>>()?;
-        Ok(Self { sequences, turn: 0, made: 0, steps: 0, kv_bytes: 0 })
+        Ok(Self { sequences, turn: 0, decoded: 0, steps: 0, kv_bytes: 0 })
     }
 
-    /// Has at least so many more tokens written, `at_once` of the sequences at a time.
-    fn write(
+    /// Decodes at least `tokens` more tokens, with `decode_batch` sequences per step.
+    fn decode(
         &mut self,
         runner: &mut Runner,
         tokens: usize,
-        mut at_once: impl FnMut(&Runner) -> usize,
+        mut decode_batch: impl FnMut(&Runner) -> usize,
     ) -> anyhow::Result<()> {
         let greedy = Sampling::default();
         let config = runner.model().config.clone();
-        let wanted = self.made + tokens;
-        while self.made < wanted {
-            let (all, at_once) = (self.sequences.len(), at_once(runner));
-            let takes_part = |number: usize| (number + all - self.turn) % all < at_once;
-            let taking_part = self.sequences.iter_mut().enumerate().filter(|(number, _)| takes_part(*number));
+        let wanted = self.decoded + tokens;
+        while self.decoded < wanted {
+            let (all, decode_batch) = (self.sequences.len(), decode_batch(runner));
+            let is_active = |number: usize| (number + all - self.turn) % all < decode_batch;
+            let active = self.sequences.iter_mut().enumerate().filter(|(number, _)| is_active(*number));
             let (mut numbers, mut next, mut position) = (Vec::new(), Vec::new(), 0);
-            for (number, (sequence, token)) in taking_part {
+            for (number, (sequence, token)) in active {
                 numbers.push(number);
                 position = sequence.len();
                 next.push(DecodeRow::new(sequence, *token, &greedy));
             }
-            // Several steps a submission, as answers are generated.
-            let most = runner.decode_run_steps(at_once).min((wanted - self.made).div_ceil(at_once));
-            for (step, sampled) in runner.decode(&mut next, most)?.into_iter().enumerate() {
+            // Several steps per submission, as the engine does.
+            let max_steps =
+                runner.decode_run_steps(decode_batch).min((wanted - self.decoded).div_ceil(decode_batch));
+            for (step, sampled) in runner.decode(&mut next, max_steps)?.into_iter().enumerate() {
                 for (number, sampled) in numbers.iter().zip(&sampled) {
                     self.sequences[*number].1 = sampled.token;
                 }
-                // All are as deep, but for a turn: counted for one, since the clock runs.
+                // Depths differ by one turn at most; reading one of them keeps the timed loop short.
                 let read = runner.cache().bytes_read(&config, position + step as u32);
                 self.kv_bytes += read * sampled.len() as u64;
-                self.made += sampled.len();
+                self.decoded += sampled.len();
                 self.steps += 1;
             }
-            self.turn = (self.turn + at_once) % all;
+            self.turn = (self.turn + decode_batch) % all;
         }
         Ok(())
     }
 }
 
-/// What some work took by the clock, and of the processor, all threads together.
+/// Wall-clock seconds and CPU seconds of all threads.
 fn timed<T>(work: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<(f64, f64)> {
     let busy = || {
         let time = clock_gettime(ClockId::ProcessCPUTime);
@@ -343,12 +344,12 @@ fn timed<T>(work: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<(f64, f6
 }
 
 impl Run {
-    /// Nothing of it measured yet.
+    /// A run without measurements.
     fn empty(kind: &'static str, batch: u32) -> Self {
         Self {
             kind,
             batch,
-            at_once: batch,
+            decode_batch: batch,
             prompt: 0,
             tokens: 0,
             depth: 0,
@@ -362,14 +363,14 @@ impl Run {
         }
     }
 
-    fn timed(mut self, seconds: &[f64], cpu: &[f64], made: f64, bytes: u64, bandwidth: f64) -> Self {
+    fn timed(mut self, seconds: &[f64], cpu: &[f64], tokens: f64, bytes: u64, bandwidth: f64) -> Self {
         let mut sorted = seconds.to_vec();
         sorted.sort_by(f64::total_cmp);
         let median = sorted[sorted.len() / 2];
-        self.tokens_per_s = made / median;
-        self.spread_tokens_per_s = [made / sorted[sorted.len() - 1], made / sorted[0]];
-        self.ms_per_token = median / made * 1e3;
-        // Reading a prompt is bound by arithmetic: a share of the bandwidth would say nothing.
+        self.tokens_per_s = tokens / median;
+        self.spread_tokens_per_s = [tokens / sorted[sorted.len() - 1], tokens / sorted[0]];
+        self.ms_per_token = median / tokens * 1e3;
+        // Prefill is compute-bound: a percentage of the bandwidth would be meaningless.
         if self.kind == "decode" {
             self.roofline_percent = Some(bytes as f64 / median / bandwidth * 100.0);
         }
@@ -378,33 +379,33 @@ impl Run {
     }
 }
 
-/// The share that a kernel or a level has of a step.
+/// A kernel's or a level's share of a step.
 #[derive(Clone, Debug, Serialize)]
 struct Line {
     name: String,
     count: usize,
     microseconds: f64,
     percent: f64,
-    /// Weights, keys and values that it must read.
+    /// Bytes of weights, keys and values that it reads.
     bytes: u64,
-    /// Those bytes in its time, of the bandwidth; nothing where it has none to read.
+    /// Its read rate as a percentage of the bandwidth; `None` if it reads none.
     roofline_percent: Option<f64>,
 }
 
-/// Where a step's time goes.
+/// GPU time of a step by kernel.
 #[derive(Clone, Debug, Default, Serialize)]
 struct Steps {
-    /// Sequences that each write a token; 0 where one reads a prompt.
+    /// Decode batch size; 0 for a prefill step.
     batch: u32,
-    /// Rows of a chunk of a prompt; 0 where sequences write.
+    /// Prefill chunk size; 0 for a decode step.
     rows: u32,
     depth: u32,
     kernels: Vec<Line>,
-    /// Of all commands between two barriers.
+    /// A level is all commands between two barriers.
     levels: Vec<Line>,
 }
 
-/// The last whole chunk of a prompt, or all of a shorter one.
+/// Profiles the last whole chunk of a prompt, or all of a shorter one.
 fn profile_prompt(runner: &mut Runner, prompt: u32, bandwidth: f64) -> anyhow::Result<Steps> {
     let rows = prompt.min(runner.cache().limits().prefill_chunk);
     let ids = tokens(rows, runner.model().config.vocab);
@@ -427,7 +428,7 @@ fn profile(runner: &mut Runner, batch: u32, depth: u32, bandwidth: f64) -> anyho
 }
 
 impl Steps {
-    /// Fills in the fastest of five runs.
+    /// Keeps the fastest of five runs.
     fn timed(self, bandwidth: f64, mut run: impl FnMut() -> anyhow::Result<Profile>) -> anyhow::Result<Self> {
         let mut best = run()?;
         for _ in 1..5 {
@@ -456,15 +457,15 @@ impl Steps {
     fn text(&self) -> String {
         let levels: usize = self.levels.iter().map(|line| line.count).sum();
         let what = match self.rows {
-            0 => format!("A step of batch {}", self.batch),
-            rows => format!("Reading {rows} tokens"),
+            0 => format!("A decode step of batch {}", self.batch),
+            rows => format!("A prefill step of {rows} tokens"),
         };
         let mut text = format!(
             "\n{what} at depth {}, timed command by command (which slows it down), in {levels} levels:\n\n{}",
             self.depth,
             lines_table("kernel", &self.kernels)
         );
-        // Where each level is one command the table would be the same.
+        // With one command per level the table would be the same.
         if self.levels.iter().any(|line| line.name.contains(" + ")) {
             text += &format!("\nThe same by levels:\n\n{}", lines_table("level", &self.levels));
         }
@@ -479,12 +480,12 @@ fn table(runs: &[Run]) -> String {
         .map(|run| {
             vec![
                 match run.kind {
-                    "prefill" => format!("read {}", run.prompt),
-                    _ => format!("write {}", run.tokens),
+                    "prefill" => format!("prefill {}", run.prompt),
+                    _ => format!("decode {}", run.tokens),
                 },
-                match run.at_once == run.batch {
+                match run.decode_batch == run.batch {
                     true => run.batch.to_string(),
-                    false => format!("{} by {}", run.batch, run.at_once),
+                    false => format!("{} by {}", run.batch, run.decode_batch),
                 },
                 run.depth.to_string(),
                 format!("{:.1}", run.tokens_per_s),
@@ -504,11 +505,11 @@ fn table(runs: &[Run]) -> String {
             "depth",
             "tok/s",
             "slowest–fastest",
-            "ms a token",
-            "bytes a token",
-            "of bandwidth",
+            "ms/token",
+            "bytes/token",
+            "roofline",
             "CPU",
-            "bytes back",
+            "read back",
         ],
         &rows,
     )
@@ -529,5 +530,5 @@ fn lines_table(what: &str, lines: &[Line]) -> String {
             ]
         })
         .collect();
-    output::table(&[what, "times", "µs in all", "µs each", "share", "reads", "of bandwidth"], &rows)
+    output::table(&[what, "count", "total µs", "µs each", "share", "reads", "roofline"], &rows)
 }
