@@ -13,10 +13,10 @@ use crate::random;
 /// Header that carries the request id, in requests and in responses.
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// Longest request id accepted from a client.
+/// Maximum length of a request id from a client.
 const MAX_ID_LENGTH: usize = 128;
 
-/// Outcome of a request that never got another one: its client has disconnected.
+/// Outcome of a request that ended without another one: its client disconnected.
 const DISCONNECTED: &str = "client_disconnected";
 
 /// The log entry of a request. Logged and counted when the last reference is dropped, however the request ended.
@@ -25,7 +25,7 @@ pub(crate) struct LogEntry {
     pub(crate) id: String,
     /// Arrival of the request.
     pub(crate) started: Instant,
-    /// Span of the request: gives every event of it, in the engine too, its id.
+    /// Tracing span that adds the request id to every event, including those of the engine.
     pub(crate) span: Span,
     method: String,
     path: String,
@@ -44,7 +44,7 @@ struct State {
 impl LogEntry {
     pub(crate) fn new(method: String, path: String, headers: &HeaderMap, metrics: Arc<Metrics>) -> LogEntry {
         let id = client_id(headers).unwrap_or_else(random::id);
-        // At the level of errors, so that no log filter drops the id of an event that it lets through.
+        // At level `error`, so that no log filter drops the id from an event that it lets through.
         let span = tracing::error_span!("request", request_id = id);
         LogEntry { id, started: Instant::now(), span, method, path, metrics, state: Mutex::default() }
     }
@@ -115,7 +115,7 @@ fn milliseconds(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// The client's own request id, if it is short and safe in logs and headers.
+/// The request id sent by the client, if it is short and safe in logs and headers.
 fn client_id(headers: &HeaderMap) -> Option<String> {
     let id = headers.get(REQUEST_ID)?.to_str().ok()?;
     let safe = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');

@@ -55,7 +55,9 @@ pub(crate) fn cors_layer(origins: &[String]) -> std::io::Result<Option<CorsLayer
         HeaderValue::from_str(origin).map_err(|_| {
             std::io::Error::new(
                 std::io::ErrorKind::InvalidInput,
-                format!("CORS: {origin:?} is not an origin"),
+                format!(
+                    "invalid CORS origin {origin:?}: use scheme and host, as in https://example.org, or *"
+                ),
             )
         })
     };

@@ -15,7 +15,7 @@ use crate::error::Error;
 /// Unit of the memory budget in bytes.
 const BUDGET_UNIT: usize = 1024;
 
-/// Largest number of permits to ask of a semaphore; works on 32-bit machines too. Corresponds to 256 GiB.
+/// Maximum number of budget units, 256 GiB: within the limit of a semaphore on 32-bit machines too.
 const MAX_UNITS: u32 = 1 << 28;
 
 /// Memory reserved for a body before its first bytes have arrived.
@@ -24,7 +24,7 @@ const INITIAL_RESERVATION: usize = 64 << 10;
 /// Maximum time a partly received body waits for more memory.
 const GROW_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Maximum bytes read and discarded of a body whose request is rejected; then the connection is closed.
+/// Maximum bytes of a rejected request's body to read and discard before the connection is closed.
 const MAX_DRAINED: usize = 256 << 20;
 
 /// Limits on request bodies, and the memory budget that all bodies share.
@@ -52,7 +52,8 @@ impl BodyLimits {
     pub(crate) async fn receive(&self, request: Request) -> Result<(Vec<u8>, Reservation<'_>), Error> {
         let length =
             request.headers().get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
-        // Memory is reserved as bytes arrive: a client that announces a large body and sends nothing blocks no one.
+        // Memory is reserved as bytes arrive: a client that announces a large body and sends nothing does not block
+        // others.
         let first = length.map_or(self.max_bytes, |length: usize| length.min(self.max_bytes));
         let mut reservation = self.reserve(first.min(INITIAL_RESERVATION), self.timeout).await?;
         let bytes = self.read(request.into_body(), &mut reservation).await?;
@@ -60,7 +61,7 @@ impl BodyLimits {
     }
 
     /// Reads and discards the body of a rejected request, within the time limit and up to [`MAX_DRAINED`] bytes.
-    /// If the connection were closed while the client is still sending, it would never see the response.
+    /// If the connection were closed while the client is still sending, the client would never see the response.
     pub(crate) async fn drain_body(&self, request: Request) {
         let mut chunks = request.into_body().into_data_stream();
         let read = async {
@@ -116,13 +117,13 @@ impl BodyLimits {
     }
 }
 
-/// Budget units of this many bytes, at least one.
+/// Number of budget units for `bytes`, at least one.
 fn units(bytes: usize) -> u32 {
     u32::try_from(bytes.div_ceil(BUDGET_UNIT)).map_or(MAX_UNITS, |units| units.clamp(1, MAX_UNITS))
 }
 
-/// Whether the content type is JSON. Other types are rejected to stop cross-site requests: a page of another origin
-/// can send JSON only after a CORS preflight.
+/// Whether the content type is JSON. Other types are rejected to stop cross-site requests: a page from another origin
+/// can send JSON only after a CORS preflight. This does not stop DNS rebinding.
 pub(crate) fn is_json(headers: &HeaderMap) -> bool {
     let value = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let media_type = value.split(';').next().unwrap_or_default().trim();

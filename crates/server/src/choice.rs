@@ -1,4 +1,4 @@
-//! One choice of a request: from the engine's events to parts of the output.
+//! One choice of a request: turns the engine's events into output parts.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -40,7 +40,7 @@ impl ChoiceStream {
     }
 
     /// Waits until the engine has admitted the request.
-    pub(crate) async fn started(&mut self) -> Result<(), Error> {
+    pub(crate) async fn wait_started(&mut self) -> Result<(), Error> {
         match self.events.next().await {
             Some(Event::Started { cached_tokens }) => {
                 self.usage.cached_tokens = cached_tokens;
@@ -66,7 +66,7 @@ impl ChoiceStream {
         }
     }
 
-    /// Handles the next event, which may or may not complete a part.
+    /// Handles the next event, which may complete no part, one or several.
     async fn advance(&mut self) {
         let next = tokio::time::timeout_at(self.deadline.into(), self.events.next()).await;
         let event = match next {

@@ -28,7 +28,7 @@ pub(crate) async fn complete(
         app.bodies.drain_body(request).await;
         return Err(Error::NotJson);
     }
-    if let Some(rejected) = app.generator.admission_error() {
+    if let Some(rejected) = app.generator.would_reject() {
         app.bodies.drain_body(request).await;
         return Err(rejected.into());
     }
@@ -42,7 +42,9 @@ pub(crate) async fn complete(
     drop(parsed);
     // The response head is sent after admission, so that a rejected stream gets an error status too.
     let timeout = app.config.queue_timeout;
-    tokio::time::timeout(timeout, generation.started()).await.map_err(|_| Error::QueueTimeout(timeout))??;
+    tokio::time::timeout(timeout, generation.wait_started())
+        .await
+        .map_err(|_| Error::QueueTimeout(timeout))??;
     match stream {
         true => Ok(generation.into_stream(include_usage, &app.config)),
         false => generation.into_response().await,

@@ -5,7 +5,7 @@ use std::time::Duration;
 use engine::Sampling;
 use text::{ChatTemplate, Tokenizer};
 
-/// Limits and access control. The defaults suit a single machine that is not reachable from outside.
+/// Limits and access control. The defaults suit a server that is only reachable from its own machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// API keys accepted by `/v1`. Empty: no authentication.
@@ -23,7 +23,7 @@ pub struct Config {
     pub header_timeout: Duration,
     /// Maximum size of the request line and headers in bytes.
     pub max_header_bytes: usize,
-    /// Maximum time a client may leave sent data unread before it is disconnected.
+    /// Maximum time a write to a client may block before the connection is closed.
     pub stall_timeout: Duration,
     /// Maximum prompt length in tokens. `None`: the context length.
     pub max_prompt_tokens: Option<u32>,
@@ -37,7 +37,7 @@ pub struct Config {
     pub max_choices: u32,
     /// Interval of keep-alive comments in a stream without new tokens, so that proxies do not close it.
     pub keep_alive: Duration,
-    /// Maximum time for the GPU to respond to the probe of `/ready`.
+    /// Maximum time for the GPU to respond to the `/ready` probe.
     pub probe_timeout: Duration,
     /// Maximum number of grammars compiled at once. Further ones wait, up to `grammar_timeout`.
     pub grammar_workers: usize,
@@ -93,6 +93,6 @@ pub struct Model {
 impl Model {
     /// Number of tokens with both text and logits; requests may use ids below this.
     pub(crate) fn token_count(&self) -> u32 {
-        u32::try_from(self.tokenizer.vocab_size()).map_or(self.vocab_size, |known| known.min(self.vocab_size))
+        u32::try_from(self.tokenizer.vocab_size()).map_or(self.vocab_size, |size| size.min(self.vocab_size))
     }
 }

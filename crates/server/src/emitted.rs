@@ -1,10 +1,10 @@
-//! Which tokens are reported with their logprobs: those whose text was sent to the client.
+//! Tracks which tokens to report with logprobs: those whose text has been sent to the client.
 
 use std::collections::VecDeque;
 
 use engine::Token;
 
-/// A token whose text was sent.
+/// A token whose text has been sent.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct EmittedToken {
     pub(crate) id: u32,
@@ -18,7 +18,7 @@ pub(crate) struct EmittedToken {
 /// Generated tokens whose text has not been sent yet.
 ///
 /// A token is emitted with the first character of its text that is sent. A token that completes no character is
-/// emitted with the character it is a part of. Tokens cut off by a stop string are never emitted.
+/// emitted with the character it is part of. Tokens cut off by a stop string are never emitted.
 #[derive(Debug, Default)]
 pub(crate) struct PendingTokens {
     tokens: VecDeque<EmittedToken>,

@@ -16,10 +16,10 @@ pub(crate) enum Error {
     /// An invalid field, or an invalid body if `param` is `None`.
     #[error("{message}")]
     Invalid { param: Option<String>, message: String },
-    /// A field asks for a feature that is not implemented.
+    /// A field that requires a feature that is not implemented.
     #[error("'{param}': {feature} is not supported by this server yet; leave it out")]
     Unsupported { param: String, feature: String },
-    /// A field asks for something that the served model cannot do.
+    /// A field that the served model does not support.
     #[error("'{param}': {message}")]
     UnsupportedByModel { param: String, message: String },
     #[error("the prompt has {tokens} tokens, but the limit is {max_tokens}: shorten it")]
@@ -40,7 +40,7 @@ pub(crate) enum Error {
     BodyTimeout(Duration),
     #[error("the queue is full: try again in {} s", retry_seconds(*.0))]
     QueueFull(Duration),
-    #[error("the request spent {} s in the queue without being started: try again later", .0.as_secs_f64())]
+    #[error("the request waited {} s in the queue without being admitted: try again later", .0.as_secs_f64())]
     QueueTimeout(Duration),
     #[error("the server is not ready: {0}")]
     NotReady(String),
@@ -48,7 +48,7 @@ pub(crate) enum Error {
     DeviceLost,
     #[error("not enough GPU memory for this request: shorten it, or try again later")]
     OutOfMemory,
-    #[error("the request exceeded the server's time limit: ask for fewer tokens")]
+    #[error("the request exceeded the server's time limit: lower max_tokens")]
     DeadlineExceeded,
     /// The grammar allows no next token, or following it became too expensive.
     #[error("'{param}': the completion cannot continue: {reason}")]
@@ -59,7 +59,7 @@ pub(crate) enum Error {
     Internal,
 }
 
-/// `Retry-After` for a server that is not ready: about the time to load a model.
+/// `Retry-After` while the server is not ready: about the time it takes to load a model.
 const NOT_READY_RETRY: Duration = Duration::from_secs(5);
 
 impl Error {
@@ -69,7 +69,7 @@ impl Error {
         Error::Invalid { message: format!("'{param}': {message}"), param: Some(param) }
     }
 
-    /// A field that asks for a feature that is not implemented.
+    /// A field that requires a feature that is not implemented.
     pub(crate) fn unsupported(param: impl Into<String>, feature: impl Into<String>) -> Error {
         Error::Unsupported { param: param.into(), feature: feature.into() }
     }
@@ -135,6 +135,7 @@ impl Error {
             _ => None,
         };
         let r#type = match self.status() {
+            StatusCode::UNAUTHORIZED => "authentication_error",
             StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
             status if status.is_server_error() => "server_error",
             _ => "invalid_request_error",
@@ -161,7 +162,7 @@ pub(crate) struct ErrorBody {
 
 #[derive(Debug, Serialize, ToSchema)]
 struct ErrorObject {
-    /// What is wrong, and how to fix it.
+    /// Description of the error, with advice where there is any.
     message: String,
     r#type: &'static str,
     /// The field that caused the error, if any.

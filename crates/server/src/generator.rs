@@ -10,8 +10,8 @@ pub trait Generator: Send + Sync + 'static {
     /// Submits a request. Returns at once.
     fn submit(&self, request: Request) -> Result<EventStream, SubmitError>;
 
-    /// The error that any request would get now, such as a full queue. Cheap: it is checked before a body is read.
-    fn admission_error(&self) -> Option<SubmitError>;
+    /// The error that any submission would get now, such as a full queue. Cheap: checked before a body is received.
+    fn would_reject(&self) -> Option<SubmitError>;
 
     /// Counters and gauges of the engine.
     fn status(&self) -> Status;
@@ -19,13 +19,13 @@ pub trait Generator: Send + Sync + 'static {
     /// Additional gauges for `/metrics`.
     fn gauges(&self) -> Vec<Gauge>;
 
-    /// Why requests cannot be accepted now; `None` if they can. Cheap: it is checked for every request.
+    /// Reason that requests are not accepted now; `None` if they are. Cheap: checked for every request.
     fn not_ready(&self) -> Option<String>;
 
     /// Context length in tokens. The last token of a completion does not count: it is never an input.
     fn context_length(&self) -> u32;
 
-    /// Whether the GPU executes a small piece of work. May take forever if the GPU hangs.
+    /// Runs a small piece of work on the GPU and returns whether it succeeded. Never resolves if the GPU hangs.
     fn probe(&self) -> BoxFuture<'_, bool>;
 }
 
@@ -47,7 +47,7 @@ impl Generator for Engine {
         Engine::submit(self, request)
     }
 
-    fn admission_error(&self) -> Option<SubmitError> {
+    fn would_reject(&self) -> Option<SubmitError> {
         Engine::would_reject(self)
     }
 
@@ -78,8 +78,8 @@ impl Generator for Engine {
     }
 }
 
-/// A slot for an engine whose model is still loading. Lets the server respond to `/health`, `/ready` and `/metrics`
-/// from the start.
+/// A slot for an engine whose model is still loading. It lets the server respond to `/health`, `/ready` and
+/// `/metrics` from the start.
 pub struct EngineSlot {
     engine: OnceLock<Engine>,
     /// Loading stage, shown by `/ready`.
@@ -120,7 +120,7 @@ impl Generator for EngineSlot {
         self.engine.get().map_or(Err(SubmitError::Draining), |engine| engine.submit(request))
     }
 
-    fn admission_error(&self) -> Option<SubmitError> {
+    fn would_reject(&self) -> Option<SubmitError> {
         self.engine.get().and_then(Engine::would_reject)
     }
 

@@ -1,7 +1,7 @@
 //! Compiled grammars for constrained output.
 //!
-//! Compilation never runs on the threads of the async runtime. The vocabulary-wide part, a second or two for a large
-//! vocabulary, is built once by a background thread that starts with the server; requests that need it earlier wait.
+//! Compilation never runs on the threads of the async runtime. The compiler's tables for the vocabulary, a second or two
+//! for a large one, are built once by a background thread that starts with the server; earlier requests wait for them.
 //! Each grammar is compiled on its own thread, a limited number at a time, and the most recently used are cached.
 
 use std::collections::VecDeque;
@@ -21,7 +21,7 @@ const TOOLS_FIELD: &str = "tools";
 /// Number of cached grammars: more than the schemas of a few local applications.
 const CACHE_SIZE: usize = 32;
 
-/// The model's grammar compiler, or why it could not be built.
+/// The model's grammar compiler, or the error from building it.
 type CompilerResult = Result<GrammarCompiler, String>;
 
 /// Compiles and caches grammars of the served model.

@@ -1,22 +1,22 @@
-//! OpenAI-compatible HTTP server on top of an engine.
+//! OpenAI-compatible HTTP server for the inference engine.
 //!
 //! The path of a completion, module by module:
 //!
-//! 1. `listen` accepts connections, with limits on their number and on slow clients ([`Server`]).
+//! 1. `listen` accepts connections, limits their number and disconnects slow clients ([`Server`]).
 //! 2. `router` maps paths to handlers, checks API keys (`auth`) and opens the request's span and log entry
 //!    (`access_log`). Handlers share one `state`.
 //! 3. `body` receives the body within limits of size, time and total memory.
-//! 4. `request` parses it with the types of `openai`, whose errors name the invalid field, and turns it into engine
+//! 4. `request` parses it into the types of `openai`, whose errors name the invalid field, and builds the engine
 //!    requests: chat template and tokenizer, sampling parameters, tools (`tools`).
-//! 5. `grammars` compiles `response_format` and tool schemas to token grammars.
+//! 5. `grammars` compiles `response_format` and tool schemas into token constraints.
 //! 6. `completion` submits the requests to a [`Generator`] and waits for admission.
 //! 7. `choice` turns the engine's events into text; `output` finds stop strings and tool calls in it; `emitted` tracks
 //!    which tokens are reported with logprobs.
-//! 8. `response` sends a whole response or server-sent events. If the client disconnects, the streams are dropped,
+//! 8. `response` sends one JSON object or server-sent events. If the client disconnects, the streams are dropped,
 //!    which cancels the engine's requests.
 //! 9. `metrics` renders counters, gauges and histograms for Prometheus.
 //!
-//! The crate knows engines but no GPUs. Its tests run over real sockets with a scripted generator.
+//! The crate contains no GPU code. Its tests run over real sockets with a scripted generator.
 //!
 //! # Embedding
 //!

@@ -19,7 +19,7 @@ use tokio::time::Sleep;
 
 use crate::config::{Config, Model};
 use crate::generator::Generator;
-use crate::phase::{Phase, left};
+use crate::phase::{Phase, wait_past};
 use crate::router::routes;
 
 /// A server bound to its address.
@@ -52,7 +52,7 @@ impl Handle {
     }
 }
 
-/// The routes of a server without its listener, for an application that has its own, and the handle that drains it.
+/// The server's routes without a listener, for an application that has its own, and the handle that drains them.
 ///
 /// The limits of `config` on connections (headers, stalled clients, number of connections) belong to the listener
 /// and do not apply.
@@ -61,8 +61,8 @@ pub fn router(config: Config, model: Model, generator: Arc<dyn Generator>) -> io
     Ok((routes(config, model, generator, phases)?, Handle(phase)))
 }
 
-/// Pause after a failed accept, for example with too many open files: the next one would fail at once too.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Delay before the next accept after a failed one. Errors such as too many open files would recur immediately.
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 impl Server {
     /// Binds to an address; port 0 picks a free one. Must run in a tokio runtime with time and I/O enabled.
@@ -96,7 +96,7 @@ impl Server {
         loop {
             let accepted = tokio::select! {
                 biased;
-                () = left(&mut phases, Phase::Running) => break,
+                () = wait_past(&mut phases, Phase::Running) => break,
                 accepted = async {
                     let permit = permits.clone().acquire_owned().await.expect("the semaphore is never closed");
                     listener.accept().await.map(|(stream, _)| (stream, permit))
@@ -113,13 +113,13 @@ impl Server {
                 }
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept a connection");
-                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                    tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
                 }
             }
         }
         drop(listener);
         tokio::select! {
-            () = left(&mut phases, Phase::Draining) => connections.shutdown().await,
+            () = wait_past(&mut phases, Phase::Draining) => connections.shutdown().await,
             () = async { while connections.join_next().await.is_some() {} } => {}
         }
     }
@@ -134,28 +134,28 @@ async fn serve(stream: TcpStream, router: Router, config: Config, mut phases: wa
         .header_read_timeout(config.header_timeout)
         .max_buf_size(config.max_header_bytes)
         .serve_connection(
-            TokioIo::new(StallTimeout { stream, timeout: config.stall_timeout, stalled: None }),
+            TokioIo::new(StallTimeout { stream, timeout: config.stall_timeout, timer: None }),
             TowerToHyperService::new(router),
         );
     let mut connection = std::pin::pin!(connection);
-    let ended = tokio::select! {
-        ended = connection.as_mut() => ended,
-        () = left(&mut phases, Phase::Running) => {
+    let result = tokio::select! {
+        result = connection.as_mut() => result,
+        () = wait_past(&mut phases, Phase::Running) => {
             connection.as_mut().graceful_shutdown();
             connection.await
         }
     };
-    if let Err(error) = ended {
+    if let Err(error) = result {
         tracing::debug!(%error, "connection failed");
     }
 }
 
-/// A connection that fails if its client does not read for too long.
+/// A connection that fails when writes to its client stay blocked for too long.
 struct StallTimeout {
     stream: TcpStream,
     timeout: Duration,
-    /// Timer, running while writes are blocked.
-    stalled: Option<Pin<Box<Sleep>>>,
+    /// Runs while writes are blocked.
+    timer: Option<Pin<Box<Sleep>>>,
 }
 
 impl StallTimeout {
@@ -165,12 +165,12 @@ impl StallTimeout {
         poll: Poll<io::Result<T>>,
     ) -> Poll<io::Result<T>> {
         if poll.is_ready() {
-            self.stalled = None;
+            self.timer = None;
             return poll;
         }
         let timeout = self.timeout;
-        let stalled = self.stalled.get_or_insert_with(|| Box::pin(tokio::time::sleep(timeout)));
-        stalled.as_mut().poll(context).map(|()| Err(io::ErrorKind::TimedOut.into()))
+        let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(timeout)));
+        timer.as_mut().poll(context).map(|()| Err(io::ErrorKind::TimedOut.into()))
     }
 }
 

@@ -55,16 +55,16 @@ impl Metrics {
     fn render_scheduler(&self, page: &mut Page, status: &Status) {
         let running = status.prefilling + status.decoding;
         page.gauge("requests_running", "Requests in the batch, prefilling or decoding", running as u64);
-        page.gauge("requests_prefilling", "Running requests in prefill", status.prefilling as u64);
-        page.gauge("requests_decoding", "Running requests in decode", status.decoding as u64);
+        page.gauge("requests_prefilling", "Running requests that are prefilling", status.prefilling as u64);
+        page.gauge("requests_decoding", "Running requests that are decoding", status.decoding as u64);
         page.gauge(
             "requests_waiting",
-            "Requests in the queue, preempted ones included",
+            "Requests in the queue, including preempted ones",
             status.waiting as u64,
         );
         page.counter(
             "prompt_tokens_total",
-            "Prefilled tokens, without those found in the prefix cache; recomputed tokens count again",
+            "Prefilled tokens, excluding prefix cache hits; recomputed tokens count again",
             status.prompt_tokens,
         );
         page.counter("generation_tokens_total", "Generated tokens", status.generation_tokens);
@@ -78,21 +78,21 @@ impl Metrics {
         );
         page.counter(
             "decode_seconds_total",
-            "Time of decode steps",
+            "Total time of decode steps",
             status.memory_traffic.time.as_secs_f64(),
         );
         page.counter(
             "preemptions_total",
-            "Preempted requests: KV cache or memory exhausted, or device lost",
+            "Preemptions: KV cache or memory exhausted, or device lost",
             status.preemptions,
         );
-        page.counter("device_lost_total", "Times the GPU was lost", status.devices_lost);
+        page.counter("device_lost_total", "Number of times the GPU was lost", status.devices_lost);
     }
 
     fn render_kv_cache(&self, page: &mut Page, status: &Status) {
         let total = status.pages.total;
         let used = total.saturating_sub(status.pages.free);
-        page.gauge("kv_cache_pages", "KV cache pages", total);
+        page.gauge("kv_cache_pages", "Total KV cache pages", total);
         page.gauge("kv_cache_pages_used", "KV cache pages held by sequences", used);
         page.gauge(
             "kv_cache_pages_cached",
@@ -100,10 +100,10 @@ impl Metrics {
             status.pages.cached,
         );
         let ratio = f64::from(used) / f64::from(total.max(1));
-        page.gauge("kv_cache_usage_ratio", "Share of KV cache pages held by sequences, 0 to 1", ratio);
+        page.gauge("kv_cache_usage_ratio", "Fraction of KV cache pages held by sequences, 0 to 1", ratio);
         page.counter(
             "prefix_cache_queries_total",
-            "Prefix cache lookups, one per admitted sequence",
+            "Prefix cache lookups, one per admission",
             status.sequences_started,
         );
         page.counter(
@@ -146,7 +146,7 @@ impl Metrics {
         page.counter("tool_calls_total", "Tool calls in completions", tool_calls);
         page.histogram(
             "time_to_first_token_seconds",
-            "Time to first token (TTFT), from submission to the engine",
+            "Time to first token (TTFT), measured from submission to the engine",
             &status.time_to_first_token,
         );
         page.histogram(
@@ -156,7 +156,7 @@ impl Metrics {
         );
         page.histogram(
             "request_latency_seconds",
-            "Time from submission to the engine to the last token",
+            "Time to the last token, measured from submission to the engine",
             &status.request_latency,
         );
     }
@@ -185,14 +185,14 @@ impl Page {
         self.sample(name, "", &value);
     }
 
-    fn histogram(&mut self, name: &str, help: &str, times: &Histogram) {
+    fn histogram(&mut self, name: &str, help: &str, histogram: &Histogram) {
         self.describe(name, help, "histogram");
         let bucket = format!("{name}_bucket");
-        for (bound, count) in times.buckets() {
+        for (bound, count) in histogram.buckets() {
             self.sample(&bucket, &format!("{{le=\"{}\"}}", bound.as_secs_f64()), &count);
         }
-        self.sample(&bucket, "{le=\"+Inf\"}", &times.count());
-        self.sample(&format!("{name}_sum"), "", &times.sum().as_secs_f64());
-        self.sample(&format!("{name}_count"), "", &times.count());
+        self.sample(&bucket, "{le=\"+Inf\"}", &histogram.count());
+        self.sample(&format!("{name}_sum"), "", &histogram.sum().as_secs_f64());
+        self.sample(&format!("{name}_count"), "", &histogram.count());
     }
 }

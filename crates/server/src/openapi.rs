@@ -62,19 +62,17 @@ pub(crate) fn document(model: &Model, config: &Config) -> Value {
     })
 }
 
-/// A path that takes [`Options`] and `T`, and responds with one of `schemas`: a whole completion, or a stream of
-/// chunks.
+/// A path that takes [`Options`] and `T`, and responds with one of `schemas`: a completion, or a stream of chunks.
 fn completion<T: ToSchema>(summary: &str, schemas: &[&str; 2]) -> Value {
-    let [whole, chunk] = schemas.map(reference);
+    let [completion, chunk] = schemas.map(reference);
     let chunk = json!({ "type": "string", "contentMediaType": "application/json", "contentSchema": chunk });
     let data = json!({ "anyOf": [{ "const": "[DONE]" }, chunk] });
     let event = json!({ "type": "object", "required": ["data"], "properties": { "data": data } });
     let content = json!({
-        "application/json": { "schema": whole },
+        "application/json": { "schema": completion },
         "text/event-stream": { "itemSchema": event },
     });
-    let responses =
-        json!({ "200": { "description": "The completion, whole or as a stream", "content": content } });
+    let responses = json!({ "200": { "description": "The completion, as one object or as a stream", "content": content } });
     let mut operation = operation(summary, responses, true);
     let body = json!({ "allOf": [reference(&T::name()), reference(&Options::name())] });
     operation["requestBody"] =

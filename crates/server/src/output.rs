@@ -1,4 +1,4 @@
-//! From generated text to parts of a choice: tool calls are extracted, stop strings end the rest.
+//! Splits generated text into the parts of a choice: extracts tool calls and ends content at stop strings.
 
 use std::collections::VecDeque;
 
@@ -111,7 +111,7 @@ impl OutputParser {
         }
     }
 
-    /// Flushes what was held back. No text follows.
+    /// Flushes text that was held back; no more text follows.
     pub(crate) fn finish(&mut self) {
         let events = self.tool_calls.as_mut().map(ToolCallParser::finish).unwrap_or_default();
         events.into_iter().for_each(|event| self.push_event(event));

@@ -1,4 +1,4 @@
-//! Phases of a server's life: running, draining, stopped.
+//! Lifecycle phases of a server: running, draining, stopped.
 
 use tokio::sync::watch;
 
@@ -13,8 +13,8 @@ pub(crate) enum Phase {
     Stopped,
 }
 
-/// Waits until the server has left `phase`.
-pub(crate) async fn left(phases: &mut watch::Receiver<Phase>, phase: Phase) {
+/// Waits until the server is in a later phase than `phase`.
+pub(crate) async fn wait_past(phases: &mut watch::Receiver<Phase>, phase: Phase) {
     // An error means that the sender, and with it the server, is gone.
     let _ = phases.wait_for(|current| *current > phase).await;
 }

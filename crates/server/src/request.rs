@@ -1,4 +1,4 @@
-//! From a request body to requests for the engine.
+//! Turns a request body into engine requests.
 
 use std::num::NonZeroU32;
 
@@ -12,7 +12,7 @@ use crate::output::OutputParser;
 use crate::random;
 use crate::tools::{self, ToolCallParsing};
 
-/// Default `max_tokens` of `/v1/completions`, as OpenAI's.
+/// Default `max_tokens` of `/v1/completions`, same as OpenAI's.
 const DEFAULT_MAX_TOKENS: u32 = 16;
 
 /// The endpoint of a request.
@@ -33,7 +33,7 @@ pub(crate) struct ParsedRequest {
     pub(crate) requests: Vec<Request>,
     /// Text that each choice starts with: its prompt if `echo` is set, else empty.
     pub(crate) echoes: Vec<String>,
-    /// Constraint on the output, until it is compiled to a grammar.
+    /// Constraint on the output; taken when it is compiled to a grammar.
     pub(crate) constraint: Option<Constraint>,
     /// Present if the output may contain tool calls.
     pub(crate) tool_calls: Option<ToolCallParsing>,
@@ -42,7 +42,7 @@ pub(crate) struct ParsedRequest {
 }
 
 impl ParsedRequest {
-    /// Parses a body. The time grows with the size of the body: must not run on the threads of the async runtime.
+    /// Parses a body. The time grows with its size, so this must not run on a thread of the async runtime.
     pub(crate) fn parse(
         endpoint: Endpoint,
         body: &[u8],
@@ -76,7 +76,7 @@ impl ParsedRequest {
                 (completion_prompts(completion, &options, model, config)?, top_logprobs)
             }
         };
-        // A tiny vocabulary may have fewer tokens than were asked for.
+        // A tiny vocabulary may have fewer tokens than requested.
         sampling.top = top_logprobs.unwrap_or(0).min(model.vocab_size);
         let seed = options.seed.map_or_else(random::number, |seed| seed as u64);
         let (mut requests, mut echoes) = (Vec::new(), Vec::new());
@@ -107,7 +107,7 @@ impl ParsedRequest {
     }
 }
 
-/// The token limit of a prompt's completion; an error if the prompt is too long.
+/// Token limit of a completion; an error if the prompt is too long.
 fn max_tokens(
     endpoint: Endpoint,
     prompt_tokens: usize,
@@ -126,7 +126,7 @@ fn max_tokens(
         Endpoint::Chat => options.max_tokens().unwrap_or(available),
         Endpoint::Completions => options.max_tokens().unwrap_or(DEFAULT_MAX_TOKENS),
     };
-    // Asking for more than fits is not an error: the completion ends with `length`.
+    // Requesting more than fits is not an error: the completion ends with `length`.
     NonZeroU32::new(requested.min(available)).ok_or(Error::invalid_field("max_tokens", "is 0"))
 }
 
@@ -158,7 +158,7 @@ fn chat_prompt(
     tokens.map_err(|e| Error::invalid_field("messages", e))
 }
 
-/// The prompts as tokens, each with the text to echo.
+/// The prompts as tokens, each with the text to echo (empty without `echo`).
 fn completion_prompts(
     completion: CompletionRequest,
     options: &Options,

@@ -1,4 +1,4 @@
-//! Responses: a whole JSON object, or a stream of server-sent events.
+//! Responses: one JSON object, or a stream of server-sent events.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -35,7 +35,7 @@ pub(crate) struct Generation {
     pub(crate) n: u32,
     /// Whether choices may contain tool calls.
     pub(crate) has_tools: bool,
-    /// For the text of tokens in logprobs.
+    /// Gives the text of tokens in logprobs.
     pub(crate) tokenizer: Tokenizer,
     pub(crate) log: Arc<LogEntry>,
 }
@@ -59,10 +59,10 @@ impl UsageTotal {
 }
 
 impl Generation {
-    /// Waits until the first choice is admitted. The others may have to wait for it to finish.
-    pub(crate) async fn started(&mut self) -> Result<(), Error> {
+    /// Waits until the first choice is admitted. The others may be admitted only after it has finished.
+    pub(crate) async fn wait_started(&mut self) -> Result<(), Error> {
         match self.choices.first_mut() {
-            Some(choice) => choice.started().await,
+            Some(choice) => choice.wait_started().await,
             None => Ok(()),
         }
     }
@@ -72,13 +72,13 @@ impl Generation {
         let Generation { endpoint, head, choices, echoes, n, tokenizer, log, .. } = self;
         let mut total = UsageTotal { n, usage: Usage::default(), log: log.clone() };
         let logprobs = choices.iter().any(|choice| choice.output.has_logprobs());
-        let empty = |text| FinishedChoice {
+        let empty = |text| CollectedChoice {
             text,
             tool_calls: vec![],
             tokens: logprobs.then(Vec::new),
             finish_reason: "",
         };
-        let mut finished: Vec<FinishedChoice> = echoes.into_iter().map(empty).collect();
+        let mut finished: Vec<CollectedChoice> = echoes.into_iter().map(empty).collect();
         let mut parts = merge_parts(choices);
         while let Some((index, part)) = parts.next().await {
             let choice = &mut finished[index as usize];
@@ -140,8 +140,8 @@ impl Generation {
     }
 }
 
-/// A choice as it is collected for a whole response.
-struct FinishedChoice {
+/// A choice collected for a non-streaming response.
+struct CollectedChoice {
     text: String,
     tool_calls: Vec<ToolCall>,
     /// If logprobs were requested.
@@ -149,9 +149,9 @@ struct FinishedChoice {
     finish_reason: &'static str,
 }
 
-impl FinishedChoice {
+impl CollectedChoice {
     fn into_chat(self, index: u32, tokenizer: &Tokenizer) -> ChatChoice {
-        let FinishedChoice { text, tool_calls, tokens, finish_reason } = self;
+        let CollectedChoice { text, tool_calls, tokens, finish_reason } = self;
         // `content` is null for a message that only calls tools.
         let content = Some(text).filter(|text| tool_calls.is_empty() || !text.is_empty());
         let logprobs = tokens.map(|tokens| ChatLogprobs::new(&tokens, tokenizer));
@@ -160,18 +160,18 @@ impl FinishedChoice {
     }
 
     fn into_text(self, index: u32, tokenizer: &Tokenizer) -> TextChoice {
-        let FinishedChoice { text, tokens, finish_reason, .. } = self;
+        let CollectedChoice { text, tokens, finish_reason, .. } = self;
         let logprobs = tokens.map(|tokens| TextLogprobs::new(&tokens, tokenizer));
         TextChoice { index, text, logprobs, finish_reason: Some(finish_reason) }
     }
 }
 
-/// The parts of all choices as they come.
+/// Merges the parts of all choices in order of arrival.
 fn merge_parts(choices: Vec<ChoiceStream>) -> SelectAll<BoxStream<'static, (u32, OutputPart)>> {
     stream::select_all(choices.into_iter().map(ChoiceStream::parts))
 }
 
-/// A tool call without arguments yet.
+/// A tool call with a new id, still without arguments.
 fn new_tool_call(name: String) -> ToolCall {
     let function = FunctionCall { name, arguments: String::new() };
     ToolCall { id: format!("call_{}", random::id()), r#type: ToolType::Function, function }
@@ -218,7 +218,7 @@ impl EventSource {
                 self.chunks.finish(index, reason)
             }
             Some((_, OutputPart::Failed(error))) => {
-                // Cancels the other choices. No [DONE]: clients must not take the stream for complete.
+                // Cancels the other choices. No [DONE]: clients must not mistake the stream for a complete one.
                 self.parts.clear();
                 self.finished = true;
                 self.log.set_outcome(error.code());
@@ -254,7 +254,7 @@ struct ChunkWriter {
 }
 
 impl ChunkWriter {
-    /// First chunk of a choice: the role of a chat, the echo of a text.
+    /// First chunk of a choice: the role in a chat, the echoed prompt in a text completion.
     fn first(&self, index: u32, echo: String) -> Option<Event> {
         match self.endpoint {
             Endpoint::Chat => {

@@ -64,12 +64,12 @@ pub(crate) fn routes(
     })
 }
 
-/// Response of a handler that panicked. The panic message has gone to standard error.
+/// Response of a handler that panicked. The panic hook has printed the message to standard error.
 fn panicked(_: Box<dyn std::any::Any + Send>) -> Response {
     Error::Internal.into_response()
 }
 
-/// Runs a request in its span, with its log entry. The outcome of a stream is set at its end, all others here.
+/// Runs a request in its span, with its log entry. Sets the outcome, except of streams: they set it when they end.
 async fn log_request(State(app): State<Arc<AppState>>, mut request: Request, next: Next) -> Response {
     let (method, path) = (request.method().to_string(), request.uri().path().to_owned());
     let log = Arc::new(LogEntry::new(method, path, request.headers(), app.metrics.clone()));
@@ -114,7 +114,7 @@ async fn ready(State(app): State<Arc<AppState>>) -> Result<Response, Error> {
     app.check_ready()?;
     let timeout = app.config.probe_timeout;
     if !tokio::time::timeout(timeout, app.generator.probe()).await.unwrap_or(false) {
-        // A device loss found by the probe is the more precise reason.
+        // If the probe found the device lost, that is the more precise reason.
         app.check_ready()?;
         let reason = format!("the GPU did not respond within {} s", timeout.as_secs_f64());
         return Err(Error::NotReady(reason));

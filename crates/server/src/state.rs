@@ -55,7 +55,7 @@ impl AppState {
         })
     }
 
-    /// An error if no requests are accepted now.
+    /// Returns an error unless the server accepts requests.
     pub(crate) fn check_ready(&self) -> Result<(), Error> {
         if *self.phase.borrow() != Phase::Running {
             return Err(Error::shutting_down());

@@ -1,4 +1,4 @@
-//! Tools of a request: what the model's chat template supports, the grammar for calls, and their parser.
+//! Tools of a request: support in the model's chat template, the grammar for calls, and their parser.
 
 use grammar::{NonCallOutput, ToolCallGrammar, ToolSpec};
 use serde_json::json;
@@ -7,7 +7,7 @@ use text::{Message, ToolCallFormat, ToolCallParser, ToolSupport};
 use crate::error::Error;
 use crate::openai::{Constraint, ToolOptions};
 
-/// How tool calls are found in the output.
+/// The parts that extract tool calls from the output.
 #[derive(Debug)]
 pub(crate) struct ToolCallParsing {
     /// A parser at the start of a completion.
@@ -26,8 +26,8 @@ impl ToolCallParsing {
     }
 }
 
-/// The format of tool calls if the request has tools. An error if the template does not support what the request
-/// or its messages use.
+/// The format of tool calls if the request has tools. An error if the request or its messages use tools in a way
+/// that the template does not support.
 pub(crate) fn call_format<'a>(
     support: &'a ToolSupport,
     model: &str,

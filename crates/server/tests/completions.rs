@@ -1,4 +1,4 @@
-//! Completions, whole and as streams.
+//! Completions, streamed and not.
 
 mod common;
 
@@ -16,8 +16,9 @@ const TEXT: &str = "/v1/completions";
 
 /// Text of a choice in a stream.
 fn joined(chunks: &[Value], index: u64) -> String {
-    let mine = chunks.iter().flat_map(|c| c["choices"].as_array().unwrap()).filter(|c| c["index"] == index);
-    mine.filter_map(|c| c["delta"]["content"].as_str().or(c["text"].as_str())).collect()
+    let choices =
+        chunks.iter().flat_map(|c| c["choices"].as_array().unwrap()).filter(|c| c["index"] == index);
+    choices.filter_map(|c| c["delta"]["content"].as_str().or(c["text"].as_str())).collect()
 }
 
 #[test]
@@ -25,7 +26,7 @@ fn a_chat_completion_has_openais_format() {
     let server = Fixture::new();
     let got = server.post(CHAT, &chat(json!({ "temperature": 0 })));
     assert_eq!(got.status, 200, "{}", got.body);
-    let prompt = server.mock.seen.lock().unwrap()[0].prompt.clone();
+    let prompt = server.mock.submitted.lock().unwrap()[0].prompt.clone();
     let body = got.json();
     assert_eq!(body["object"], "chat.completion");
     assert_eq!(body["model"], MODEL);
@@ -54,7 +55,7 @@ fn messages_may_have_parts_and_the_developer_role() {
         json!([{ "role": "developer", "content": "be kind" }, { "role": "user", "content": parts }]);
     assert_eq!(server.post(CHAT, &chat(json!({ "messages": messages }))).status, 200);
     let text = "<bos><start_of_turn>user\nbe kind\n\nsay<end_of_turn>\n<start_of_turn>model\n";
-    assert_eq!(server.mock.seen.lock().unwrap()[0].prompt, tokenizer().encode_prompt(text));
+    assert_eq!(server.mock.submitted.lock().unwrap()[0].prompt, tokenizer().encode_prompt(text));
 }
 
 #[test]
@@ -117,9 +118,9 @@ fn prompts_may_be_lists_and_token_ids() {
     assert_eq!(got["usage"]["prompt_tokens"], 4);
     assert_eq!(got["usage"]["completion_tokens"], 24);
     for prompt in [json!([1, 7, 8]), json!([[1, 7, 8]])] {
-        server.mock.seen.lock().unwrap().clear();
+        server.mock.submitted.lock().unwrap().clear();
         assert_eq!(server.post(TEXT, &completion(json!({ "prompt": prompt }))).status, 200);
-        assert_eq!(server.mock.seen.lock().unwrap()[0].prompt, [1, 7, 8]);
+        assert_eq!(server.mock.submitted.lock().unwrap()[0].prompt, [1, 7, 8]);
     }
 }
 
@@ -134,7 +135,7 @@ fn choices_differ_and_a_seed_reproduces_them() {
     let first = texts(server.post(CHAT, &body).json());
     assert_eq!(first.len(), 3);
     assert_eq!(first, texts(server.post(CHAT, &body).json()));
-    let seeds: Vec<u64> = server.mock.seen.lock().unwrap().iter().map(|r| r.sampling.seed).collect();
+    let seeds: Vec<u64> = server.mock.submitted.lock().unwrap().iter().map(|r| r.sampling.seed).collect();
     assert_eq!(seeds[..3], seeds[3..]);
     assert!(seeds[0] == 42 && seeds[0] != seeds[1] && seeds[1] != seeds[2]);
     let mut body = body;
@@ -149,7 +150,7 @@ fn choices_differ_and_a_seed_reproduces_them() {
 fn concurrent_requests_get_their_own_completions() {
     let mut mock = Mock::new();
     mock.delay = Duration::from_millis(1);
-    let server = Fixture::with(mock, Config::default());
+    let server = Fixture::with_config(mock, Config::default());
     std::thread::scope(|scope| {
         for client in 0..48 {
             let server = &server;
@@ -173,7 +174,7 @@ fn sampling_parameters_reach_the_generator() {
         "max_completion_tokens": 9, "max_tokens": 5, "user": "me", "unknown_field": [1],
     });
     assert_eq!(server.post(CHAT, &chat(options)).status, 200);
-    let request = server.mock.seen.lock().unwrap().remove(0);
+    let request = server.mock.submitted.lock().unwrap().remove(0);
     let sampling = request.sampling;
     assert_eq!((sampling.temperature, sampling.top_k, sampling.min_p), (0.5, 7, 0.25));
     assert!(sampling.top_p > 0.0 && sampling.top_p < 1e-30);
@@ -193,7 +194,7 @@ fn integers_may_be_written_as_floats() {
     let server = Fixture::new();
     let options = json!({ "top_k": 7.0, "max_tokens": 5.0, "n": 1.0, "seed": -3.0, "prompt": [1.0, 8.0] });
     assert_eq!(server.post(TEXT, &completion(options)).status, 200);
-    let request = server.mock.seen.lock().unwrap().remove(0);
+    let request = server.mock.submitted.lock().unwrap().remove(0);
     assert_eq!((request.sampling.top_k, request.max_tokens.get(), request.sampling.seed as i64), (7, 5, -3));
     assert_eq!(request.prompt, [1, 8]);
 }
@@ -203,7 +204,7 @@ fn max_tokens_is_clamped_to_the_context() {
     let server = Fixture::new();
     assert_eq!(server.post(CHAT, &chat(json!({ "max_tokens": 1_000_000 }))).status, 200);
     assert_eq!(server.post(CHAT, &chat(json!({}))).status, 200);
-    for request in server.mock.seen.lock().unwrap().iter() {
+    for request in server.mock.submitted.lock().unwrap().iter() {
         assert_eq!(request.max_tokens.get() + request.prompt.len() as u32, 257);
     }
 }
@@ -232,7 +233,7 @@ fn characters_are_never_split() {
     let mut mock = Mock::new();
     let tokenizer = tokenizer();
     mock.script = "é🦙".bytes().map(|byte| tokenizer.token_id(&format!("<0x{byte:02X}>")).unwrap()).collect();
-    let server = Fixture::with(mock, Config::default());
+    let server = Fixture::with_config(mock, Config::default());
     let chunks = server.chunks(CHAT, &chat(json!({ "temperature": 0, "stream": true })));
     assert_eq!(joined(&chunks, 0), "é🦙");
     // Cut off by the token limit within a character: one replacement character at the end.
@@ -253,7 +254,7 @@ fn errors_are_a_status_before_a_stream_and_an_event_within_it() {
     ] {
         let mut mock = Mock::new();
         mock.failure = Some((2, failure));
-        let server = Fixture::with(mock, Config::default());
+        let server = Fixture::with_config(mock, Config::default());
         let got = server.post(CHAT, &chat(json!({})));
         let (message, _) = got.error(status, code);
         assert!(!message.contains("secret"));
@@ -268,7 +269,7 @@ fn errors_are_a_status_before_a_stream_and_an_event_within_it() {
 fn a_disconnect_cancels_all_choices() {
     let mut mock = Mock::new();
     mock.delay = Duration::from_secs(100);
-    let server = Fixture::with(mock, Config::default());
+    let server = Fixture::with_config(mock, Config::default());
     for stream in [false, true] {
         let body = chat(json!({ "stream": stream, "n": 2 })).to_string();
         let mut client = TcpStream::connect(server.address).unwrap();
@@ -286,7 +287,7 @@ fn a_disconnect_cancels_all_choices() {
 
 #[test]
 fn a_model_without_a_chat_template_serves_text_completions_only() {
-    let server = Fixture::serving(Mock::new(), Config::default(), None);
+    let server = Fixture::with_template(Mock::new(), Config::default(), None);
     let (message, _) = server.post(CHAT, &chat(json!({}))).error(400, "invalid_value");
     assert!(message.contains("/v1/completions"), "{message}");
     assert_eq!(server.post(TEXT, &completion(json!({}))).status, 200);

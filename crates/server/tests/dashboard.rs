@@ -9,10 +9,10 @@ use serde_json::Value;
 
 const DASHBOARD: &str = include_str!("../../../packaging/grafana-dashboard.json");
 
-/// Where `indrik serve` defines the gauges of the machine, which this crate does not know.
+/// Source of the machine gauges, which `indrik serve` defines and this crate does not.
 const MACHINE_GAUGES: &str = include_str!("../../cli/src/commands/serve/gauges.rs");
 
-/// What an operator must see.
+/// Metrics that the dashboard must show.
 const IMPORTANT: [&str; 18] = [
     "requests_prefilling",
     "requests_decoding",

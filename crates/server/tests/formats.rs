@@ -1,4 +1,4 @@
-//! Structured output, over an engine with a mock backend: random sampling within a grammar always gives valid output.
+//! Structured output, with an engine on a mock backend: random sampling within a grammar always gives valid output.
 
 mod common;
 
@@ -14,7 +14,7 @@ const TEXT: &str = "/v1/completions";
 const SCHEMA: &str = "response_format.json_schema.schema";
 
 fn server(config: Config) -> Fixture {
-    Fixture::random(config, Some(ChatTemplate::gemma3()))
+    Fixture::with_random_engine(config, Some(ChatTemplate::gemma3()))
 }
 
 fn format(schema: Value) -> Value {

@@ -102,7 +102,7 @@ fn errors_name_the_invalid_field() {
     }
     let (message, param) = server.post(CHAT, &json!({ "model": MODEL })).error(400, "invalid_value");
     assert_eq!((message.as_str(), param), ("'messages': is required", json!("messages")));
-    assert!(server.mock.seen.lock().unwrap().is_empty());
+    assert!(server.mock.submitted.lock().unwrap().is_empty());
 }
 
 #[test]
@@ -136,10 +136,10 @@ fn unsupported_features_are_rejected_and_not_ignored() {
 }
 
 #[test]
-fn unusual_values_of_every_field_are_accepted_or_rejected_by_name() {
+fn unusual_values_are_accepted_or_rejected_with_the_field_name() {
     let mut mock = Mock::new();
     mock.script.truncate(1);
-    let server = Fixture::with(mock, Config::default());
+    let server = Fixture::with_config(mock, Config::default());
     let schemas = server.get("/openapi.json").json()["components"]["schemas"].take();
     let unusual = [
         json!(null),
@@ -166,10 +166,10 @@ fn unusual_values_of_every_field_are_accepted_or_rejected_by_name() {
         json!({ "1": 1 }),
         json!({ "x": null }),
     ];
-    for (path, body, own) in
+    for (path, body, endpoint) in
         [(CHAT, chat(json!({})), "ChatRequest"), (TEXT, completion(json!({})), "CompletionRequest")]
     {
-        for schema in ["Options", own] {
+        for schema in ["Options", endpoint] {
             for field in schemas[schema]["properties"].as_object().unwrap().keys() {
                 for value in &unusual {
                     let mut body = body.clone();
@@ -191,7 +191,7 @@ fn unusual_values_of_every_field_are_accepted_or_rejected_by_name() {
 fn a_panic_is_an_internal_error() {
     let mut mock = Mock::new();
     mock.panics = true;
-    let server = Fixture::with(mock, Config::default());
+    let server = Fixture::with_config(mock, Config::default());
     server.post(CHAT, &chat(json!({}))).error(500, "internal_error");
     server.wait_metric("indrik_http_requests_total{outcome=\"internal_error\"} 1");
     assert_eq!(server.get("/health").status, 200);
@@ -227,7 +227,7 @@ fn bodies_that_are_not_json_are_rejected() {
 fn bodies_are_limited_in_size_and_time() {
     let config =
         Config { max_body_bytes: 1000, body_timeout: Duration::from_millis(300), ..Config::default() };
-    let server = Fixture::with(Mock::new(), config);
+    let server = Fixture::with_config(Mock::new(), config);
     assert_eq!(server.post(CHAT, &chat(json!({ "user": "x".repeat(500) }))).status, 200);
     server.post(CHAT, &chat(json!({ "user": "x".repeat(1000) }))).error(413, "body_too_large");
     server.post_raw(CHAT, &vec![b' '; 50 << 20]).error(413, "body_too_large");
@@ -251,7 +251,7 @@ fn headers_are_limited_in_size_and_time() {
         Config { max_header_bytes: 8 << 10, header_timeout: Duration::from_millis(200), ..Config::default() };
     let mut mock = Mock::new();
     mock.delay = Duration::from_millis(100);
-    let server = Fixture::with(mock, config);
+    let server = Fixture::with_config(mock, config);
     let mut slow = TcpStream::connect(server.address).unwrap();
     write!(slow, "GET /health HTTP/1.1\r\nHost").unwrap();
     let sent = Instant::now();
@@ -281,7 +281,7 @@ fn a_prompt_that_is_too_long_is_rejected_with_both_lengths() {
     let usage = server.post(TEXT, &longest).json()["usage"].take();
     assert_eq!((&usage["prompt_tokens"], &usage["completion_tokens"]), (&json!(256), &json!(1)));
     let config = Config { max_prompt_tokens: Some(20), ..Config::default() };
-    let small = Fixture::with(Mock::new(), config);
+    let small = Fixture::with_config(Mock::new(), config);
     let (message, _) = small.post(TEXT, &longest).error(400, "context_length_exceeded");
     assert!(message.contains("256 tokens") && message.contains("20"), "{message}");
     let usage = small.post(TEXT, &completion(json!({ "prompt": "a".repeat(19) }))).json()["usage"].take();
@@ -312,7 +312,7 @@ fn the_queue_timeout_rejects_before_the_response_head() {
     let mut mock = Mock::new();
     mock.wait = Duration::from_secs(100);
     let config = Config { queue_timeout: Duration::from_millis(50), ..Config::default() };
-    let server = Fixture::with(mock, config);
+    let server = Fixture::with_config(mock, config);
     for stream in [false, true] {
         let got = server.post(CHAT, &chat(json!({ "stream": stream })));
         got.error(429, "queue_too_slow");
@@ -329,7 +329,7 @@ fn bodies_in_flight_share_a_memory_budget() {
         body_timeout: Duration::from_millis(400),
         ..Config::default()
     };
-    let server = Fixture::with(Mock::new(), config);
+    let server = Fixture::with_config(Mock::new(), config);
     let head = format!(
         "POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 102400\r\n\r\n"
     );
@@ -356,7 +356,7 @@ fn requests_have_a_deadline() {
     let mut mock = Mock::new();
     mock.delay = Duration::from_secs(100);
     let config = Config { request_timeout: Duration::from_millis(100), ..Config::default() };
-    let server = Fixture::with(mock, config);
+    let server = Fixture::with_config(mock, config);
     server.post(CHAT, &chat(json!({}))).error(504, "deadline");
     let data = server.stream(CHAT, &chat(json!({ "stream": true })));
     assert!(data.last().unwrap().contains("\"deadline\""));
@@ -368,7 +368,7 @@ fn idle_streams_get_keep_alive_comments() {
     let mut mock = Mock::new();
     mock.delay = Duration::from_millis(200);
     let config = Config { keep_alive: Duration::from_millis(20), ..Config::default() };
-    let server = Fixture::with(mock, config);
+    let server = Fixture::with_config(mock, config);
     let body = chat(json!({ "stream": true, "max_tokens": 1 }));
     let got = server.post(CHAT, &body);
     assert!(got.body.contains("\n:\n") || got.body.contains("\n: \n"), "{:?}", got.body);
@@ -382,7 +382,7 @@ fn clients_that_do_not_read_are_disconnected() {
     mock.script = mock.script.repeat(20_000);
     mock.context_length = 1_000_000;
     let config = Config { stall_timeout: Duration::from_millis(200), ..Config::default() };
-    let server = Fixture::with(mock, config);
+    let server = Fixture::with_config(mock, config);
     let body = chat(json!({ "stream": true })).to_string();
     let mut client = TcpStream::connect(server.address).unwrap();
     write!(client, "POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n").unwrap();
@@ -393,10 +393,11 @@ fn clients_that_do_not_read_are_disconnected() {
 #[test]
 fn requests_need_an_accepted_api_key() {
     let config = Config { api_keys: vec!["first".to_owned(), "second".to_owned()], ..Config::default() };
-    let server = Fixture::with(Mock::new(), config);
+    let server = Fixture::with_config(Mock::new(), config);
     let got = server.post(CHAT, &chat(json!({})));
     got.error(401, "invalid_api_key");
     assert_eq!(got.headers["www-authenticate"], "Bearer");
+    assert_eq!(got.json()["error"]["type"], "authentication_error");
     for wrong in ["Bearer third", "Bearer firs", "Bearer first2", "Bearer", "Bearer ", "first", "Basic first"]
     {
         server.get_with("/v1/models", ("Authorization", wrong)).error(401, "invalid_api_key");
@@ -404,15 +405,15 @@ fn requests_need_an_accepted_api_key() {
     for right in ["Bearer first", "bearer second"] {
         assert_eq!(server.get_with("/v1/models", ("Authorization", right)).status, 200);
     }
-    for open in ["/health", "/ready", "/metrics", "/openapi.json"] {
-        assert_eq!(server.get(open).status, 200);
+    for path in ["/health", "/ready", "/metrics", "/openapi.json"] {
+        assert_eq!(server.get(path).status, 200);
     }
 }
 
 #[test]
 fn bodies_of_rejected_requests_are_drained() {
     let config = Config { api_keys: vec!["key".to_owned()], ..Config::default() };
-    let server = Fixture::with(Mock::new(), config);
+    let server = Fixture::with_config(Mock::new(), config);
     for (path, status) in [(CHAT, "401"), ("/v2", "404"), ("/health", "405")] {
         let mut client = TcpStream::connect(server.address).unwrap();
         write!(
@@ -464,7 +465,7 @@ fn the_server_is_not_ready_if_the_gpu_does_not_respond() {
     let mut mock = Mock::new();
     mock.responds = false;
     let config = Config { probe_timeout: Duration::from_millis(50), ..Config::default() };
-    let server = Fixture::with(mock, config);
+    let server = Fixture::with_config(mock, config);
     let (message, _) = server.get("/ready").error(503, "not_ready");
     assert!(message.contains("the GPU did not respond within 0.05 s"), "{message}");
 }
@@ -476,7 +477,7 @@ fn cors_headers_are_sent_to_allowed_origins_only() {
     let got = server.get_with("/v1/models", ("Origin", "http://a.example"));
     assert!(!got.headers.contains_key(allowed));
     let config = Config { cors_origins: vec!["http://a.example".to_owned()], ..Config::default() };
-    let server = Fixture::with(Mock::new(), config);
+    let server = Fixture::with_config(Mock::new(), config);
     assert_eq!(
         server.get_with("/v1/models", ("Origin", "http://a.example")).headers[allowed],
         "http://a.example"
@@ -501,13 +502,13 @@ fn cors_headers_are_sent_to_allowed_origins_only() {
     );
     assert!(response.contains("access-control-allow-methods: get,post"), "{response}");
     let config = Config { cors_origins: vec!["*".to_owned()], ..Config::default() };
-    let server = Fixture::with(Mock::new(), config);
+    let server = Fixture::with_config(Mock::new(), config);
     assert_eq!(server.get_with("/v1/models", ("Origin", "http://b.example")).headers[allowed], "*");
 }
 
 #[test]
 fn connections_beyond_the_limit_wait() {
-    let server = Fixture::with(Mock::new(), Config { max_connections: 1, ..Config::default() });
+    let server = Fixture::with_config(Mock::new(), Config { max_connections: 1, ..Config::default() });
     let mut first = TcpStream::connect(server.address).unwrap();
     write!(first, "GET /health HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
     first.read_exact(&mut [0; 12]).unwrap();
@@ -524,7 +525,7 @@ fn connections_beyond_the_limit_wait() {
 fn draining_finishes_running_requests_and_accepts_no_new_ones() {
     let mut mock = Mock::new();
     mock.delay = Duration::from_millis(50);
-    let mut server = Fixture::with(mock, Config::default());
+    let mut server = Fixture::with_config(mock, Config::default());
     let running = server.running.take().unwrap();
     std::thread::scope(|scope| {
         let stream = scope.spawn(|| server.chunks(CHAT, &chat(json!({ "stream": true }))));
@@ -541,7 +542,7 @@ fn draining_finishes_running_requests_and_accepts_no_new_ones() {
 fn stopping_cancels_running_requests() {
     let mut mock = Mock::new();
     mock.delay = Duration::from_secs(100);
-    let mut server = Fixture::with(mock, Config::default());
+    let mut server = Fixture::with_config(mock, Config::default());
     let running = server.running.take().unwrap();
     let body = chat(json!({})).to_string();
     let mut client = TcpStream::connect(server.address).unwrap();

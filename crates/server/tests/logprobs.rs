@@ -1,4 +1,4 @@
-//! Log probabilities, whole and in streams.
+//! Log probabilities, streamed and not.
 
 mod common;
 
@@ -9,7 +9,7 @@ use server::Config;
 const CHAT: &str = "/v1/chat/completions";
 const TEXT: &str = "/v1/completions";
 
-/// Text and logprobs of a chat completion, which must be the same whole and as a stream.
+/// Text and logprobs of a chat completion, which must be the same streamed or not.
 fn logprobs(server: &Fixture, more: Value) -> (String, Vec<Value>) {
     let mut body = chat(more);
     body["temperature"] = 0.into();
@@ -59,7 +59,7 @@ fn tokens_within_a_character_report_their_bytes() {
     let mut mock = Mock::new();
     let tokenizer = tokenizer();
     mock.script = "é🦙".bytes().map(|byte| tokenizer.token_id(&format!("<0x{byte:02X}>")).unwrap()).collect();
-    let server = Fixture::with(mock, Config::default());
+    let server = Fixture::with_config(mock, Config::default());
     let (text, content) = logprobs(&server, json!({ "logprobs": true }));
     assert_eq!((text.as_str(), bytes(&content)), ("é🦙", text.as_bytes().to_vec()));
     assert_eq!(names(&content), ["\\xc3", "\\xa9", "\\xf0", "\\x9f", "\\xa6", "\\x99"]);

@@ -64,7 +64,7 @@ fn metrics_count_requests_and_show_the_engines_status() {
 #[test]
 fn an_engine_slot_serves_once_it_is_filled() {
     let slot = Arc::new(EngineSlot::new(256, "the weights are loading"));
-    let server = Fixture::over(Mock::new(), slot.clone(), Config::default(), None);
+    let server = Fixture::with_generator(Mock::new(), slot.clone(), Config::default(), None);
     assert_eq!(server.get("/health").status, 200);
     let (message, _) = server.get("/ready").error(503, "not_ready");
     assert!(message.contains("the weights are loading"), "{message}");
@@ -78,7 +78,7 @@ fn an_engine_slot_serves_once_it_is_filled() {
     assert_eq!(server.get("/ready").json(), json!({ "status": "ready" }));
     let got = complete().json();
     assert_eq!(got["usage"]["completion_tokens"], 5, "{got}");
-    let undisturbed = Fixture::over(
+    let undisturbed = Fixture::with_generator(
         Mock::new(),
         Arc::new(Engine::start(MockBackend::new(options(Default::default())), Options::default()).unwrap()),
         Config::default(),
@@ -126,7 +126,7 @@ fn the_server_is_not_ready_while_the_gpu_is_lost() {
     let errors = [(0, lost()), (1, lost())].into();
     let backend = MockBackend::new(MockOptions { errors, ..MockOptions::default() });
     let engine = Arc::new(Engine::start(backend, Options::default()).unwrap());
-    let server = Fixture::over(Mock::new(), engine.clone(), Config::default(), None);
+    let server = Fixture::with_generator(Mock::new(), engine.clone(), Config::default(), None);
     let (message, _) = server.get("/ready").error(503, "not_ready");
     assert!(message.contains("the GPU"), "{message}");
     server.wait_metric("indrik_ready 0");
@@ -213,7 +213,7 @@ fn the_access_log_has_one_line_per_request_without_content() {
     }
 }
 
-impl common::Got {
+impl common::HttpResponse {
     fn json_or_null(&self) -> Value {
         serde_json::from_str(&self.body).unwrap_or_default()
     }

@@ -1,4 +1,4 @@
-//! Tools: validation, prompts and tool calls, over a scripted generator and over an engine with grammars.
+//! Tools: validation, prompts and tool calls, with a scripted generator and with an engine and grammars.
 
 mod common;
 
@@ -35,12 +35,12 @@ fn template() -> Option<ChatTemplate> {
 fn scripted(text: &str) -> Fixture {
     let script = tokenizer().encode(text, EncodeSpecial::AsText);
     let mock = Mock { script, context_length: 4096, ..Mock::new() };
-    Fixture::serving(mock, Config::default(), template())
+    Fixture::with_template(mock, Config::default(), template())
 }
 
 /// A server that samples at random within the grammar.
 fn constrained() -> Fixture {
-    Fixture::random(Config::default(), template())
+    Fixture::with_random_engine(Config::default(), template())
 }
 
 fn tool(name: &str, parameters: Value) -> Value {
@@ -57,7 +57,7 @@ fn weather() -> Value {
     tool("get_weather", parameters)
 }
 
-/// A greedy chat request with two tools, with more fields.
+/// A greedy chat request with two tools and these additional fields.
 fn with_tools(more: Value) -> Value {
     let mut body = chat(json!({ "tools": [weather(), tool("now", json!({}))], "temperature": 0 }));
     body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -121,7 +121,7 @@ fn assemble(chunks: &[Value], n: usize) -> Vec<(Value, Value)> {
 }
 
 #[test]
-fn tool_calls_are_returned_whole_and_streamed() {
+fn tool_calls_are_the_same_streamed_or_not() {
     let server = scripted(&two_calls());
     let expected = [("get_weather".to_owned(), ARGUMENTS.to_owned()), ("now".to_owned(), "{}".to_owned())];
     let got = server.post(CHAT, &with_tools(json!({ "n": 2 }))).json();
@@ -131,11 +131,11 @@ fn tool_calls_are_returned_whole_and_streamed() {
         assert_eq!(choice["message"]["content"], "Let me see.");
         assert_eq!(calls(&choice["message"]), expected);
         for call in choice["message"]["tool_calls"].as_array().unwrap() {
-            assert!(ids.insert(call["id"].as_str().unwrap().to_owned()), "ids differ");
+            assert!(ids.insert(call["id"].as_str().unwrap().to_owned()), "ids are unique");
         }
     }
-    let written = got["usage"]["completion_tokens"].as_u64().unwrap();
-    assert_eq!(written as usize, 2 * server.mock.script.len());
+    let generated = got["usage"]["completion_tokens"].as_u64().unwrap();
+    assert_eq!(generated as usize, 2 * server.mock.script.len());
 
     let chunks = server.chunks(CHAT, &with_tools(json!({ "n": 2, "stream": true })));
     assert!(chunks.iter().filter(|chunk| chunk["choices"][0]["delta"]["tool_calls"].is_array()).count() > 20);
@@ -252,9 +252,9 @@ fn the_prompt_contains_tools_calls_and_results() {
         let mut body = with_tools(more);
         body["messages"] = messages.clone();
         assert_eq!(server.post(CHAT, &body).status, 200);
-        let prompt = server.mock.seen.lock().unwrap().pop().unwrap().prompt;
-        let ends = prompt.iter().filter(|id| **id == 4).count();
-        assert_eq!(ends, 4, "one per message, none from their content");
+        let prompt = server.mock.submitted.lock().unwrap().pop().unwrap().prompt;
+        let turn_ends = prompt.iter().filter(|id| **id == 4).count();
+        assert_eq!(turn_ends, 4, "one per message, none from their content");
         tokenizer().decode(&prompt, DecodeSpecial::Keep)
     };
     let text = prompt(json!({}));
@@ -275,7 +275,7 @@ fn the_prompt_contains_tools_calls_and_results() {
 }
 
 #[test]
-fn invalid_tools_are_rejected_by_field() {
+fn errors_name_the_invalid_tool_field() {
     let server = scripted("done");
     let function =
         |function: Value| json!({ "tools": [weather(), { "type": "function", "function": function }] });
@@ -364,7 +364,7 @@ fn invalid_tools_are_rejected_by_field() {
         assert_eq!(param, field, "{more}: {message}");
         assert!(message.contains(field), "{message}");
     }
-    assert!(server.mock.seen.lock().unwrap().is_empty());
+    assert!(server.mock.submitted.lock().unwrap().is_empty());
 }
 
 #[test]
@@ -388,7 +388,7 @@ fn a_template_without_tool_support_rejects_tools() {
     let strange =
         "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}";
     let strange = ChatTemplate::new(strange, "", "").unwrap();
-    let server = Fixture::serving(Mock::new(), Config::default(), Some(strange));
+    let server = Fixture::with_template(Mock::new(), Config::default(), Some(strange));
     let (message, param) = server.post(CHAT, &with_tools(json!({}))).error(400, "unsupported_parameter");
     assert_eq!(param, "tools");
     assert!(message.contains("cannot parse"), "{message}");

@@ -39,7 +39,7 @@ fn http_and_engine_events_carry_the_request_id() {
         .with_span_list(false)
         .init();
     let engine = Engine::start(MockBackend::new(MockOptions::default()), Options::default()).unwrap();
-    let server = Fixture::over(Mock::new(), Arc::new(engine), Config::default(), None);
+    let server = Fixture::with_generator(Mock::new(), Arc::new(engine), Config::default(), None);
     let body = completion(json!({ "max_tokens": 3, "seed": 1 }));
     let send = |id: &str| {
         let got = server.post_with("/v1/completions", &body, ("x-request-id", id));
@@ -56,10 +56,10 @@ fn http_and_engine_events_carry_the_request_id() {
     let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
     let events: Vec<Value> = log.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     for id in ["client-42", &generated] {
-        let of_request: Vec<&Value> =
+        let request_events: Vec<&Value> =
             events.iter().filter(|event| event["span"]["request_id"] == id).collect();
         let find = |target: &str, message: &str| {
-            let found = of_request.iter().find(|event| {
+            let found = request_events.iter().find(|event| {
                 event["target"].as_str().unwrap().starts_with(target) && event["message"] == message
             });
             found.unwrap_or_else(|| panic!("no '{message}' of {target} for {id} in\n{log}"))

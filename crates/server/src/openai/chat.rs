@@ -23,7 +23,7 @@ pub(crate) struct ChatRequest {
     messages: Vec<RequestMessage>,
     /// Whether to return log probabilities of the generated tokens.
     logprobs: Option<bool>,
-    /// Number of most probable tokens to return per token; only with `logprobs`.
+    /// Number of most probable tokens to return per position; only with `logprobs`.
     #[schema(minimum = 0, maximum = 20)]
     top_logprobs: Option<u32>,
     /// Tools that the model may call, if its chat template supports them.
@@ -52,7 +52,7 @@ struct RequestMessage {
     content: Option<Content>,
     /// Tool calls of an assistant message.
     tool_calls: Option<Vec<ToolCall>>,
-    /// The call whose result a tool message holds.
+    /// Id of the call that a tool message is the result of.
     tool_call_id: Option<String>,
 }
 
@@ -136,7 +136,7 @@ impl<'de> Deserialize<'de> for Content {
 }
 
 impl ChatRequest {
-    /// Number of most probable tokens to report per token; `None` without logprobs.
+    /// Number of most probable tokens to report per position; `None` without logprobs.
     pub(crate) fn top_logprobs(&self) -> Result<Option<u32>, Error> {
         match (self.logprobs.unwrap_or(false), self.top_logprobs) {
             (false, Some(_)) => {
@@ -151,7 +151,7 @@ impl ChatRequest {
         }
     }
 
-    /// The messages as chat templates take them, and the tools that may be called.
+    /// The messages in the form that chat templates expect, and the tools that may be called.
     pub(crate) fn into_messages(self) -> Result<(Vec<Message>, Option<ToolOptions>), Error> {
         require_unset("functions", &self.functions, "the deprecated form of 'tools' (use 'tools' instead)")?;
         if !matches!(self.function_call, None | Some(Value::Null)) {
@@ -173,7 +173,7 @@ impl ChatRequest {
         // Names of called tools by call id. If an id repeats, a result belongs to the last call with it.
         let mut called: HashMap<String, String> = HashMap::new();
         for (index, message) in self.messages.into_iter().enumerate() {
-            let mut message = message.into_template(index)?;
+            let mut message = message.into_message(index)?;
             if let Some(id) = &message.tool_call_id {
                 message.name = Some(called.get(id).cloned().ok_or_else(|| {
                     let invalid = "matches no tool call of an earlier assistant message";
@@ -188,8 +188,8 @@ impl ChatRequest {
 }
 
 impl RequestMessage {
-    /// The message as chat templates take it. `index` is its position, for errors.
-    fn into_template(self, index: usize) -> Result<Message, Error> {
+    /// The message in the form that chat templates expect. `index` is its position, for errors.
+    fn into_message(self, index: usize) -> Result<Message, Error> {
         let path = |field: &str| format!("messages[{index}].{field}");
         let calls = self.tool_calls.unwrap_or_default();
         let role = match self.role {
@@ -224,7 +224,7 @@ impl RequestMessage {
             None => return Err(Error::invalid_field(path("content"), "is required")),
         };
         let call =
-            |(index, call): (usize, ToolCall)| call.into_template(&path(&format!("tool_calls[{index}]")));
+            |(index, call): (usize, ToolCall)| call.into_text_call(&path(&format!("tool_calls[{index}]")));
         Ok(Message {
             role: role.to_owned(),
             content,

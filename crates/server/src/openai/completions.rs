@@ -15,7 +15,7 @@ pub(crate) struct CompletionRequest {
     /// A string, a list of strings, a list of token ids, or a list of lists of token ids.
     #[schema(value_type = PromptSchema)]
     prompt: Prompts,
-    /// Whether the text starts with the prompt.
+    /// Whether the returned text starts with the prompt.
     echo: Option<bool>,
     /// Return log probabilities of the generated tokens and of this many most probable tokens at each position.
     /// Not supported with `echo`.
@@ -123,7 +123,7 @@ impl CompletionRequest {
         self.echo.unwrap_or(false)
     }
 
-    /// Number of most probable tokens to report per token; `None` without logprobs.
+    /// Number of most probable tokens to report per position; `None` without logprobs.
     pub(crate) fn top_logprobs(&self) -> Result<Option<u32>, Error> {
         match self.logprobs {
             Some(top) if top > MAX_TEXT_LOGPROBS => Err(Error::invalid_field(

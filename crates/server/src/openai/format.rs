@@ -58,7 +58,7 @@ pub(crate) enum Constraint {
     JsonObject,
     /// JSON that matches this schema.
     JsonSchema(Value),
-    /// Tool calls, or output by the request's format.
+    /// Tool calls, or output in the requested format.
     ToolCalls(Box<ToolCallGrammar>),
 }
 

@@ -14,7 +14,7 @@ pub(crate) const MAX_CHAT_LOGPROBS: u32 = 20;
 /// Maximum of `logprobs` in `/v1/completions`.
 pub(crate) const MAX_TEXT_LOGPROBS: u32 = 5;
 
-/// Smallest logprob reported, OpenAI's value: JSON has no infinity.
+/// Smallest logprob reported, same as OpenAI's: JSON has no infinity.
 const MIN_LOGPROB: f32 = -9999.0;
 
 /// Log probabilities of a chat completion's tokens.
@@ -41,7 +41,7 @@ pub(crate) struct Logprob {
     /// Text of the token. Bytes that are not a complete character are written as `\xf0`.
     token: String,
     logprob: f32,
-    /// Bytes of the token; those of all tokens, concatenated, are the text. Null for control tokens.
+    /// Bytes of the token. Concatenated over all tokens, they are the text. Null for control tokens.
     #[schema(required)]
     bytes: Option<Vec<u8>>,
 }
@@ -86,8 +86,8 @@ impl TextLogprobs {
             let mut top_logprobs = BTreeMap::new();
             for (id, logprob) in [(*id, *logprob)].iter().chain(top) {
                 // Different tokens may have the same text: the more probable one is reported.
-                let known = top_logprobs.entry(token_text(*id, tokenizer)).or_insert(MIN_LOGPROB);
-                *known = known.max(clamp(*logprob));
+                let reported = top_logprobs.entry(token_text(*id, tokenizer)).or_insert(MIN_LOGPROB);
+                *reported = reported.max(clamp(*logprob));
             }
             lists.tokens.push(token_text(*id, tokenizer));
             lists.token_logprobs.push(clamp(*logprob));

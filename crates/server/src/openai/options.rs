@@ -29,7 +29,7 @@ pub(crate) struct Options {
     pub(crate) model: String,
     /// Stream tokens as server-sent events.
     stream: Option<bool>,
-    /// Only with `stream`.
+    /// Options of the stream; only with `stream`.
     stream_options: Option<StreamOptions>,
     /// Up to four strings that end the completion; they are not part of it.
     #[schema(value_type = Option<StopSchema>)]
@@ -43,10 +43,10 @@ pub(crate) struct Options {
     /// Sampling temperature; 0 is greedy decoding.
     #[schema(minimum = 0, maximum = 2)]
     temperature: Option<f64>,
-    /// Sample from the most probable tokens whose probabilities sum to this.
+    /// Nucleus sampling: sample from the most probable tokens whose probabilities sum to this.
     #[schema(minimum = 0, maximum = 1)]
     top_p: Option<f64>,
-    /// Sample from this many most probable tokens; 0 turns it off.
+    /// Sample from this many of the most probable tokens; 0 disables the limit.
     top_k: Option<u32>,
     /// Minimum probability of a token, relative to the most probable one.
     #[schema(minimum = 0, maximum = 1)]
@@ -56,13 +56,13 @@ pub(crate) struct Options {
     /// Number of choices.
     #[schema(minimum = 1)]
     n: Option<u32>,
-    /// Subtracted from the logits of tokens that have been generated.
+    /// Subtracted once from the logits of tokens that have been generated.
     #[schema(minimum = -2, maximum = 2)]
     presence_penalty: Option<f64>,
     /// Subtracted from the logits of generated tokens, times their count.
     #[schema(minimum = -2, maximum = 2)]
     frequency_penalty: Option<f64>,
-    /// Divisor for the logits of tokens that occur in prompt or completion; 1 turns it off.
+    /// Divisor for the logits of tokens that occur in prompt or completion; 1 disables it.
     #[schema(minimum = 0.01, maximum = 100)]
     repetition_penalty: Option<f64>,
     /// Added to logits, by token id.
@@ -75,7 +75,7 @@ pub(crate) struct Options {
 /// Options of a stream.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 pub(crate) struct StreamOptions {
-    /// Send a last chunk without choices that holds the usage.
+    /// Send a last chunk with the usage and no choices.
     include_usage: Option<bool>,
 }
 
@@ -140,7 +140,7 @@ impl Options {
         self.stop.as_ref().map_or(&[], |stops| &stops.0)
     }
 
-    /// Validates all fields but those of sampling.
+    /// Validates all fields except the sampling parameters.
     pub(crate) fn validate(&self, max_choices: u32) -> Result<(), Error> {
         if self.stream_options.is_some() && !self.stream() {
             return Err(Error::invalid_field("stream_options", "is only allowed if 'stream' is true"));
@@ -177,7 +177,7 @@ impl Options {
         self.response_format.as_ref().map_or(Ok(None), ResponseFormat::constraint)
     }
 
-    /// Sampling parameters; those not given are taken from `base`, and so is the seed.
+    /// Sampling parameters. The seed and parameters that are not given are taken from `base`.
     pub(crate) fn sampling(&self, base: &Sampling, vocab_size: usize) -> Result<Sampling, Error> {
         let ranged = |name: &str, value: Option<f64>, low: f64, high: f64, base: f32| match value {
             None => Ok(base),

@@ -21,8 +21,8 @@ pub(crate) fn parse_json(body: &[u8]) -> Result<Value, Error> {
 /// The largest range in which a double represents all integers: ±2⁵³.
 const MAX_EXACT: f64 = (1u64 << 53) as f64;
 
-/// Turns numbers such as 16.0 into integers: JSON Schema counts them as integers, and some clients have no other
-/// numbers. Recursion is limited by the parser, to 128 levels.
+/// Turns numbers such as 16.0 into integers: JSON Schema counts them as integers, and some clients have no
+/// integer type. Recursion is limited by the parser, to 128 levels.
 fn normalise_integers(value: &mut Value) {
     match value {
         Value::Number(number) if number.is_f64() => {

@@ -10,7 +10,7 @@ use utoipa::ToSchema;
 use super::parse::parse_field;
 use crate::error::Error;
 
-/// Maximum number of tools, as OpenAI's.
+/// Maximum number of tools, same as OpenAI's.
 pub(crate) const MAX_TOOLS: usize = 128;
 
 /// Maximum length of a tool's name.
@@ -143,7 +143,7 @@ pub(crate) fn tool_options(
         if !names.insert(function.name.clone()) {
             return Err(Error::invalid_field(
                 path("name"),
-                format!("is '{}', which another tool has too", function.name),
+                format!("is '{}', but another tool has the same name", function.name),
             ));
         }
         if !matches!(function.parameters, None | Some(Value::Object(_))) {
@@ -226,8 +226,8 @@ pub(crate) struct FunctionCall {
 }
 
 impl ToolCall {
-    /// The call as chat templates take it.
-    pub(crate) fn into_template(self, path: &str) -> Result<text::ToolCall, Error> {
+    /// The call in the form that chat templates expect.
+    pub(crate) fn into_text_call(self, path: &str) -> Result<text::ToolCall, Error> {
         let FunctionCall { name, arguments } = self.function;
         check_name(&format!("{path}.function.name"), &name)?;
         // Arguments that are not an object are shown to the model as text.

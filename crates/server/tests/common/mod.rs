@@ -1,5 +1,5 @@
-//! A server on a free local port over a scripted generator, and a simple client.
-#![allow(dead_code, reason = "each test binary uses a part")]
+//! A server on a free local port with a scripted generator, and a simple client.
+#![allow(dead_code, reason = "no test binary uses all of it")]
 
 use std::io::{BufRead, BufReader};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -67,7 +67,7 @@ pub struct Mock {
     /// Error for every submission.
     pub submit_error: Mutex<Option<SubmitError>>,
     pub status: Mutex<Status>,
-    /// Reason not to be ready.
+    /// Reason that requests are not accepted.
     pub not_ready: Mutex<Option<String>>,
     pub context_length: u32,
     /// Whether the GPU responds to a probe.
@@ -75,7 +75,7 @@ pub struct Mock {
     /// Time in the queue.
     pub wait: Duration,
     /// Submitted requests.
-    pub seen: Mutex<Vec<Request>>,
+    pub submitted: Mutex<Vec<Request>>,
     /// Number of requests being generated.
     pub live: Arc<AtomicUsize>,
 }
@@ -102,7 +102,7 @@ impl Mock {
             context_length: 256,
             responds: true,
             wait: Duration::ZERO,
-            seen: Mutex::default(),
+            submitted: Mutex::default(),
             live: Arc::default(),
         }
     }
@@ -113,8 +113,8 @@ impl Generator for Mock {
         if let Some(error) = self.submit_error.lock().unwrap().clone() {
             return Err(error);
         }
-        assert!(!self.panics, "the test wants a panic");
-        self.seen.lock().unwrap().push(request.clone());
+        assert!(!self.panics, "panic requested by the test");
+        self.submitted.lock().unwrap().push(request.clone());
         let (sender, events) = testing::event_stream();
         let mut script = self.script.clone();
         if request.sampling.temperature > 0.0 && !script.is_empty() {
@@ -163,7 +163,7 @@ impl Generator for Mock {
         Ok(events)
     }
 
-    fn admission_error(&self) -> Option<SubmitError> {
+    fn would_reject(&self) -> Option<SubmitError> {
         let error = self.submit_error.lock().unwrap().clone();
         error.filter(|error| matches!(error, SubmitError::QueueFull { .. }))
     }
@@ -209,18 +209,18 @@ pub struct Fixture {
 }
 
 /// A response.
-pub struct Got {
+pub struct HttpResponse {
     pub status: u16,
     pub headers: ureq::http::HeaderMap,
     pub body: String,
 }
 
-impl Got {
+impl HttpResponse {
     pub fn json(&self) -> Value {
         serde_json::from_str(&self.body).unwrap_or_else(|e| panic!("{e}: {}", self.body))
     }
 
-    /// Checks that it is an OpenAI error object with this status and code; returns message and field.
+    /// Checks that the body is an OpenAI error object with this status and code; returns message and field.
     pub fn error(&self, status: u16, code: &str) -> (String, Value) {
         assert_eq!(self.status, status, "{}", self.body);
         let error = self.json()["error"].take();
@@ -233,21 +233,21 @@ impl Got {
 
 impl Fixture {
     pub fn new() -> Fixture {
-        Fixture::with(Mock::new(), Config::default())
+        Fixture::with_config(Mock::new(), Config::default())
     }
 
-    pub fn with(mock: Mock, config: Config) -> Fixture {
-        Fixture::serving(mock, config, Some(ChatTemplate::gemma3()))
+    pub fn with_config(mock: Mock, config: Config) -> Fixture {
+        Fixture::with_template(mock, config, Some(ChatTemplate::gemma3()))
     }
 
-    pub fn serving(mock: Mock, config: Config, template: Option<ChatTemplate>) -> Fixture {
+    pub fn with_template(mock: Mock, config: Config, template: Option<ChatTemplate>) -> Fixture {
         let mock = Arc::new(mock);
         Fixture::start(mock.clone(), mock, config, template)
     }
 
-    /// Over an engine with a mock backend, which samples at random within the grammar. The context is long because random
-    /// JSON has much white space.
-    pub fn random(config: Config, template: Option<ChatTemplate>) -> Self {
+    /// With an engine on a mock backend, which samples at random within the grammar. The context is long because
+    /// random JSON has much white space.
+    pub fn with_random_engine(config: Config, template: Option<ChatTemplate>) -> Self {
         let capacity = engine::Capacity {
             max_sequences: 4,
             context_length: 4096,
@@ -259,11 +259,11 @@ impl Fixture {
         let options = testing::MockOptions { capacity, prefill_chunk: 64, ..Default::default() };
         let engine =
             engine::Engine::start(testing::MockBackend::new(options), engine::Options::default()).unwrap();
-        Self::over(Mock::new(), Arc::new(engine), config, template)
+        Self::with_generator(Mock::new(), Arc::new(engine), config, template)
     }
 
-    /// Over another generator; the mock is not used.
-    pub fn over(
+    /// With another generator; the mock is not used.
+    pub fn with_generator(
         mock: Mock,
         generator: Arc<dyn Generator>,
         config: Config,
@@ -305,26 +305,26 @@ impl Fixture {
         format!("http://{}{path}", self.address)
     }
 
-    pub fn get(&self, path: &str) -> Got {
-        got(self.agent.get(self.url(path)).call().expect("a response"))
+    pub fn get(&self, path: &str) -> HttpResponse {
+        read_response(self.agent.get(self.url(path)).call().expect("a response"))
     }
 
-    pub fn get_with(&self, path: &str, header: (&str, &str)) -> Got {
-        got(self.agent.get(self.url(path)).header(header.0, header.1).call().expect("a response"))
+    pub fn get_with(&self, path: &str, header: (&str, &str)) -> HttpResponse {
+        read_response(self.agent.get(self.url(path)).header(header.0, header.1).call().expect("a response"))
     }
 
-    pub fn post(&self, path: &str, body: &Value) -> Got {
+    pub fn post(&self, path: &str, body: &Value) -> HttpResponse {
         self.post_raw(path, body.to_string().as_bytes())
     }
 
-    pub fn post_raw(&self, path: &str, body: &[u8]) -> Got {
+    pub fn post_raw(&self, path: &str, body: &[u8]) -> HttpResponse {
         let request = self.agent.post(self.url(path)).content_type("application/json");
-        got(request.send(body).expect("a response"))
+        read_response(request.send(body).expect("a response"))
     }
 
-    pub fn post_with(&self, path: &str, body: &Value, header: (&str, &str)) -> Got {
+    pub fn post_with(&self, path: &str, body: &Value, header: (&str, &str)) -> HttpResponse {
         let request = self.agent.post(self.url(path)).content_type("application/json");
-        got(request.header(header.0, header.1).send(body.to_string()).expect("a response"))
+        read_response(request.header(header.0, header.1).send(body.to_string()).expect("a response"))
     }
 
     /// The data lines of a stream, as text.
@@ -384,18 +384,18 @@ impl Drop for Fixture {
     }
 }
 
-fn got(response: ureq::http::Response<ureq::Body>) -> Got {
+fn read_response(response: ureq::http::Response<ureq::Body>) -> HttpResponse {
     let (parts, mut body) = response.into_parts();
     let body = body.read_to_string().expect("a body");
-    Got { status: parts.status.as_u16(), headers: parts.headers, body }
+    HttpResponse { status: parts.status.as_u16(), headers: parts.headers, body }
 }
 
-/// A chat request of one message, with more fields.
+/// A chat request with one message and these additional fields.
 pub fn chat(more: Value) -> Value {
     merged(json!({ "model": MODEL, "messages": [{ "role": "user", "content": "say" }] }), more)
 }
 
-/// A completion request, with more fields.
+/// A completion request with these additional fields.
 pub fn completion(more: Value) -> Value {
     merged(json!({ "model": MODEL, "prompt": "say" }), more)
 }
