@@ -12,7 +12,7 @@ type Read = fn(&AmdGpu) -> Option<f64>;
 
 /// Name, HELP text and reader of each per-card gauge. The values are amdgpu's sysfs files and include all processes.
 const CARDS: [(&str, &str, Read); 6] = [
-    ("vram_total_bytes", "GPU memory; the carve-out on an APU", |card| bytes(card.vram_total)),
+    ("vram_total_bytes", "Total GPU memory; on an APU, the carve-out", |card| bytes(card.vram_total)),
     ("vram_used_bytes", "GPU memory in use by all processes", |card| bytes(card.vram_used)),
     ("gtt_total_bytes", "System memory that the GPU may map", |card| bytes(card.gtt_total)),
     ("gtt_used_bytes", "System memory mapped by all processes on the GPU", |card| bytes(card.gtt_used)),
@@ -31,10 +31,10 @@ fn bytes(bytes: Option<u64>) -> Option<f64> {
 pub struct Roofline(Arc<OnceLock<f64>>);
 
 impl Roofline {
-    /// Maximum bytes of the measurement: larger than any cache, a few milliseconds per pass on slow memory.
+    /// Maximum bytes read per pass: larger than any cache, a few milliseconds even on slow memory.
     const BYTES: u64 = 512 << 20;
 
-    /// Measures the bandwidth once. Without enough free memory for the measurement it stays unknown.
+    /// Measures the bandwidth once. It stays unknown if there is not enough free memory for the measurement.
     pub fn measure(&self, device: &Device) {
         match kernels::bench::probe::read_bandwidth_of(device, Self::BYTES) {
             Ok(bandwidth) => {
@@ -49,14 +49,14 @@ impl Roofline {
         let Some(bandwidth) = self.0.get() else { return vec![] };
         let gauge = |name, help, value| Gauge { name, help, label: None, value };
         let measured = "Peak read bandwidth of GPU memory, measured at startup";
-        let used = "Share of the peak bandwidth that recent decode steps reached, 0 to 1";
+        let used = "Fraction of the peak bandwidth that recent decode steps reached, 0 to 1";
         let ratio = traffic.bytes_per_second().map(|speed| speed / bandwidth);
         let ratio = ratio.map(|ratio| gauge("memory_bandwidth_utilization_ratio", used, ratio));
         [gauge("memory_bandwidth_bytes_per_second", measured, *bandwidth)].into_iter().chain(ratio).collect()
     }
 }
 
-/// All gauges that can be read now.
+/// All gauges that are available now.
 pub fn read(status: &Status, roofline: &Roofline) -> Vec<Gauge> {
     let system = System::new();
     let cards = system.amd_gpus();

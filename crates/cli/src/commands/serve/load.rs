@@ -46,7 +46,7 @@ impl Loader<'_> {
     }
 }
 
-/// What loading reports to: the slot for the engine and the startup summary.
+/// Where loading reports its progress and result: the slot for the engine, and the startup summary.
 struct Startup<'a> {
     slot: &'a EngineSlot,
     roofline: Roofline,
@@ -90,9 +90,9 @@ fn load(
     if control.cancel.load(Ordering::Relaxed) {
         return Err(model::Error::Cancelled.into());
     }
-    let ended = engine.watch_exit();
+    let exited_unexpectedly = engine.watch_exit();
     std::thread::Builder::new().name("watch".into()).spawn(move || {
-        if ended() {
+        if exited_unexpectedly() {
             // A server without an engine is useless; a service manager can restart the process.
             tracing::error!("the engine thread ended unexpectedly: this is a bug; please report it");
             std::thread::sleep(FLUSH_DELAY);

@@ -1,6 +1,6 @@
 //! `indrik serve`: an OpenAI-compatible HTTP server for one model.
 //!
-//! 1. `settings` resolves flags, environment and file.
+//! 1. `settings` resolves flags, environment variables and the settings file.
 //! 2. The model's metadata is read and the port is bound, so that mistakes in either are reported at once.
 //! 3. `load`: a thread loads the model, records its programs and puts an engine into the server's [`EngineSlot`].
 //!    Until then `/health` responds and `/ready` returns the loading stage.
@@ -49,11 +49,12 @@ pub struct Arguments {
     json: bool,
 }
 
-pub fn run(arguments: &Arguments, given: &ArgMatches) -> anyhow::Result<ExitCode> {
+pub fn run(arguments: &Arguments, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
     let started = Instant::now();
-    // A lost device is opened again in the same process. Must run before the first thread starts.
+    // Otherwise every reopening of a lost device would leave memory behind in malloc's arenas. Must run before the
+    // first thread starts.
     gpu::limit_malloc_arenas();
-    let settings = Settings::read(&arguments.flags, arguments.config.as_ref(), given)?;
+    let settings = Settings::read(&arguments.flags, arguments.config.as_ref(), matches)?;
     logging::init("info", settings.log_format);
     let config = settings.config()?;
     let model = model_arguments(&settings)?;
@@ -83,7 +84,7 @@ pub fn run(arguments: &Arguments, given: &ArgMatches) -> anyhow::Result<ExitCode
     })?;
     match outcome {
         Outcome::Drained => announce(format_args!("All requests finished.")),
-        Outcome::Cancelled(why) => announce(format_args!("{why}: unfinished requests were cancelled.")),
+        Outcome::Cancelled(reason) => announce(format_args!("{reason}: unfinished requests were cancelled.")),
         Outcome::Failed(error) => return Err(error),
     }
     Ok(if matches!(outcome, Outcome::Drained) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -91,7 +92,7 @@ pub fn run(arguments: &Arguments, given: &ArgMatches) -> anyhow::Result<ExitCode
 
 fn model_arguments(settings: &Settings) -> anyhow::Result<ModelArguments> {
     let model = settings.model.clone().context(
-        "no model given: use -m, INDRIK_MODEL or the key `model` of the settings file; `indrik pull` lists what can be downloaded",
+        "no model given: use -m, INDRIK_MODEL or the key `model` of the settings file; `indrik pull` lists the models that can be downloaded",
     )?;
     Ok(ModelArguments {
         model,
@@ -102,7 +103,7 @@ fn model_arguments(settings: &Settings) -> anyhow::Result<ModelArguments> {
     })
 }
 
-/// The settings that concern loading, and the context length that they lead to.
+/// Load options from the settings, and the resulting context length.
 fn load_options(settings: &Settings, base: Options, files: &ModelFiles) -> anyhow::Result<(Options, u32)> {
     let context_length = match settings.context {
         Some(context) => files.check_context_length(context.get() as usize)?,
@@ -126,11 +127,12 @@ fn load_options(settings: &Settings, base: Options, files: &ModelFiles) -> anyho
     Ok((options, context_length))
 }
 
-/// The model as the server needs it.
+/// The model in the form that the server needs.
 fn served_model(settings: &Settings, files: &ModelFiles) -> anyhow::Result<server::Model> {
-    // A name of the store is a better default than the name of its file.
-    let given = settings.model.clone().filter(|model| !model.contains('/') && !PathBuf::from(model).exists());
-    Ok(files.served_as(settings.name.clone().or(given))?)
+    // A name in the model store is a better default than the name of its file.
+    let store_name =
+        settings.model.clone().filter(|model| !model.contains('/') && !PathBuf::from(model).exists());
+    Ok(files.served_as(settings.name.clone().or(store_name))?)
 }
 
 /// Message for an address that cannot be bound, with advice.

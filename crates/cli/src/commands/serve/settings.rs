@@ -51,16 +51,16 @@ type Environment<'a> = &'a dyn Fn(&str) -> Option<String>;
 macro_rules! settings {
     (
         defaulted { $($(#[$attribute:meta])* $name:ident: $type:ty, $flag:literal $(was $old:literal)?, $variable:literal, $default:literal, $help:literal;)* }
-        optional { $($(#[$open_attribute:meta])* $open:ident: $open_type:ty, $open_flag:literal $(was $open_old:literal)?, $open_variable:literal, $open_default:literal, $open_help:literal;)* }
+        optional { $($(#[$opt_attribute:meta])* $opt:ident: $opt_type:ty, $opt_flag:literal $(was $opt_old:literal)?, $opt_variable:literal, $opt_default:literal, $opt_help:literal;)* }
         lists { $($list:ident, $list_flag:literal, $list_variable:literal, $list_value:literal, $list_help:literal;)* }
     ) => {
         /// Command-line flags and environment variables; `None` and empty lists are settings not given.
         #[derive(Args)]
         pub struct Flags {
-            $($(#[$open_attribute])*
-            $(#[arg(alias = $open_old)])?
-            #[arg(long = $open_flag, env = $open_variable, help = concat!($open_help, " [default: ", $open_default, "]"))]
-            $open: Option<$open_type>,)*
+            $($(#[$opt_attribute])*
+            $(#[arg(alias = $opt_old)])?
+            #[arg(long = $opt_flag, env = $opt_variable, help = concat!($opt_help, " [default: ", $opt_default, "]"))]
+            $opt: Option<$opt_type>,)*
             $($(#[$attribute])*
             $(#[arg(alias = $old)])?
             #[arg(long = $flag, env = $variable, help = concat!($help, " [default: ", $default, "]"))]
@@ -74,7 +74,7 @@ macro_rules! settings {
         #[serde(deny_unknown_fields, rename_all = "kebab-case")]
         struct File {
             $($(#[serde(alias = $old)])? $name: Option<$type>,)*
-            $($(#[serde(alias = $open_old)])? $open: Option<$open_type>,)*
+            $($(#[serde(alias = $opt_old)])? $opt: Option<$opt_type>,)*
             $(#[serde(default)] $list: Vec<String>,)*
         }
 
@@ -82,7 +82,7 @@ macro_rules! settings {
         #[derive(Debug)]
         pub struct Settings {
             $(pub $name: $type,)*
-            $(pub $open: Option<$open_type>,)*
+            $(pub $opt: Option<$opt_type>,)*
             $(pub $list: Vec<String>,)*
             /// Settings that were given: name, value as text (a count for secrets), source.
             pub set: Vec<(&'static str, String, Source)>,
@@ -93,37 +93,37 @@ macro_rules! settings {
         /// All settings in the order of `--help`.
         #[cfg(test)]
         pub const ROWS: &[Row] = &[
-            $(Row { name: $open_flag, variable: $open_variable, default: $open_default, help: $open_help },)*
+            $(Row { name: $opt_flag, variable: $opt_variable, default: $opt_default, help: $opt_help },)*
             $(Row { name: $flag, variable: $variable, default: $default, help: $help },)*
             $(Row { name: $list_flag, variable: $list_variable, default: "none", help: $list_help },)*
         ];
 
         /// Renamed settings: the current name and the deprecated one.
         pub const RENAMED: &[(&str, &str)] = &[
-            $($(($open_flag, $open_old),)?)*
+            $($(($opt_flag, $opt_old),)?)*
             $($(($flag, $old),)?)*
         ];
 
         impl Flags {
-            fn resolve(&self, file: File, given: &ArgMatches, environment: Environment<'_>) -> anyhow::Result<Settings> {
+            fn resolve(&self, file: File, matches: &ArgMatches, environment: Environment<'_>) -> anyhow::Result<Settings> {
                 let mut set = vec![];
                 $(
                     #[allow(unused_mut, unused_assignments, reason = "only renamed settings have a deprecated variable")]
                     let mut deprecated = None;
-                    $(deprecated = from_deprecated::<$open_type>($open_old, environment)?;)?
-                    let $open = first(stringify!($open), &self.$open, deprecated, file.$open, given, $open_flag, &mut set);
+                    $(deprecated = from_deprecated::<$opt_type>($opt_old, environment)?;)?
+                    let $opt = first_given(stringify!($opt), &self.$opt, deprecated, file.$opt, matches, $opt_flag, &mut set);
                 )*
                 $(
                     #[allow(unused_mut, unused_assignments, reason = "only renamed settings have a deprecated variable")]
                     let mut deprecated = None;
                     $(deprecated = from_deprecated::<$type>($old, environment)?;)?
-                    let $name = match first(stringify!($name), &self.$name, deprecated, file.$name, given, $flag, &mut set) {
+                    let $name = match first_given(stringify!($name), &self.$name, deprecated, file.$name, matches, $flag, &mut set) {
                         Some(value) => value,
                         None => $default.parse::<$type>().map_err(|error| anyhow::anyhow!("--{}: {error}", $flag))?,
                     };
                 )*
-                $(let $list = all(stringify!($list), &self.$list, file.$list, given, $list_flag, &mut set);)*
-                Ok(Settings { $($name,)* $($open,)* $($list,)* set, deprecated: vec![] })
+                $(let $list = list_given(stringify!($list), &self.$list, file.$list, matches, $list_flag, &mut set);)*
+                Ok(Settings { $($name,)* $($opt,)* $($list,)* set, deprecated: vec![] })
             }
         }
     };
@@ -143,16 +143,16 @@ settings! {
         body_timeout: Time, "body-timeout" was "body-time", "INDRIK_BODY_TIMEOUT", "30s", "Maximum time to receive a request body";
         max_header_size: Size, "max-header-size" was "head-size", "INDRIK_MAX_HEADER_SIZE", "64KiB", "Maximum size of the request line and headers; at least 8KiB";
         header_timeout: Time, "header-timeout" was "head-time", "INDRIK_HEADER_TIMEOUT", "30s", "Maximum time to receive the headers; also the idle timeout of a connection";
-        stall_timeout: Time, "stall-timeout" was "stall-time", "INDRIK_STALL_TIMEOUT", "60s", "Maximum time a client may leave sent data unread before it is disconnected";
+        stall_timeout: Time, "stall-timeout" was "stall-time", "INDRIK_STALL_TIMEOUT", "60s", "Maximum time a write to a client may block before the connection is closed";
         keep_alive: Time, "keep-alive", "INDRIK_KEEP_ALIVE", "15s", "Interval of keep-alive comments in a stream without new tokens";
         max_connections: NonZeroU32, "max-connections" was "connections", "INDRIK_MAX_CONNECTIONS", "512", "Maximum number of open connections; further ones wait to be accepted";
-        probe_timeout: Time, "probe-timeout" was "probe-time", "INDRIK_PROBE_TIMEOUT", "5s", "Maximum time for the GPU to respond to the probe of /ready";
+        probe_timeout: Time, "probe-timeout" was "probe-time", "INDRIK_PROBE_TIMEOUT", "5s", "Maximum time for the GPU to respond to the /ready probe";
         step_timeout: Time, "step-timeout" was "step-time", "INDRIK_STEP_TIMEOUT", "5min", "Maximum time of a step on the GPU before the device counts as lost";
         drain_timeout: Time, "drain-timeout" was "drain-time", "INDRIK_DRAIN_TIMEOUT", "30s", "Maximum time for running requests to finish after SIGTERM";
         grammar_workers: NonZeroU32, "grammar-workers" was "grammars", "INDRIK_GRAMMAR_WORKERS", "2", "Maximum number of grammars (response_format, tools) compiled at once; further ones wait";
         grammar_timeout: Time, "grammar-timeout" was "grammar-time", "INDRIK_GRAMMAR_TIMEOUT", "10s", "Maximum time to compile a grammar before the request is rejected with 400";
         #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
-        prefix_cache: bool, "prefix-cache", "INDRIK_PREFIX_CACHE", "true", "Keep KV pages of finished requests for prompts with the same prefix";
+        prefix_cache: bool, "prefix-cache", "INDRIK_PREFIX_CACHE", "true", "Reuse KV cache pages of earlier requests for prompts with the same prefix";
         #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
         reproducible: bool, "reproducible", "INDRIK_REPRODUCIBLE", "false", "Batch-invariant (bitwise reproducible) logits; slower at batch 1";
         log_format: LogFormat, "log-format", "INDRIK_LOG_FORMAT", "text", "Log format: text, or json with one object per line";
@@ -170,7 +170,7 @@ settings! {
         kv_cache_tokens: NonZeroU32, "kv-cache-tokens" was "positions", "INDRIK_KV_CACHE_TOKENS", "context x max-sequences", "Total KV cache capacity in tokens";
         max_prompt_tokens: NonZeroU32, "max-prompt-tokens" was "prompt-tokens", "INDRIK_MAX_PROMPT_TOKENS", "context", "Maximum prompt length in tokens";
         kv: Kv, "kv", "INDRIK_KV", "f16", "KV cache data type: f16, f32 or int8";
-        prefill_chunk: NonZeroU32, "prefill-chunk" was "chunk", "INDRIK_PREFILL_CHUNK", "chosen by device", "Maximum prefill tokens per step";
+        prefill_chunk: NonZeroU32, "prefill-chunk" was "chunk", "INDRIK_PREFILL_CHUNK", "depends on the device", "Maximum prefill tokens per step";
         api_key_file: String, "api-key-file", "INDRIK_API_KEY_FILE", "none", "File of accepted API keys, one per line";
     }
     lists {
@@ -219,18 +219,18 @@ fn deprecated(arguments: &[String], environment: Environment<'_>, file: &toml::T
     found
 }
 
-/// The first value given: flag or variable (both from clap), deprecated variable, file.
-fn first<T: Clone + fmt::Display>(
+/// The value from the first source that gives one: flag or variable (both from clap), deprecated variable, file.
+fn first_given<T: Clone + fmt::Display>(
     id: &str,
     flag: &Option<T>,
     deprecated: Option<T>,
     file: Option<T>,
-    given: &ArgMatches,
+    matches: &ArgMatches,
     name: &'static str,
     set: &mut Vec<(&'static str, String, Source)>,
 ) -> Option<T> {
     let (value, source) = match (flag, deprecated, file) {
-        (Some(value), ..) => (value.clone(), source(given, id)),
+        (Some(value), ..) => (value.clone(), source(matches, id)),
         (None, Some(value), _) => (value, Source::Environment),
         (None, None, Some(value)) => (value, Source::File),
         (None, None, None) => return None,
@@ -239,18 +239,18 @@ fn first<T: Clone + fmt::Display>(
     Some(value)
 }
 
-/// The same for a list. Lists of different sources are not merged.
-fn all(
+/// The list from the first source that gives one. Lists from different sources are not merged.
+fn list_given(
     id: &str,
     flag: &[String],
     file: Vec<String>,
-    given: &ArgMatches,
+    matches: &ArgMatches,
     name: &'static str,
     set: &mut Vec<(&'static str, String, Source)>,
 ) -> Vec<String> {
     let (values, source) = match (flag, file) {
         ([], file) => (file, Source::File),
-        (flag, _) => (flag.to_vec(), source(given, id)),
+        (flag, _) => (flag.to_vec(), source(matches, id)),
     };
     if !values.is_empty() {
         let text = if name == SECRET { format!("{} given", values.len()) } else { values.join(", ") };
@@ -259,16 +259,16 @@ fn all(
     values
 }
 
-fn source(given: &ArgMatches, id: &str) -> Source {
-    match given.value_source(id) {
+fn source(matches: &ArgMatches, id: &str) -> Source {
+    match matches.value_source(id) {
         Some(ValueSource::EnvVariable) => Source::Environment,
         _ => Source::Flag,
     }
 }
 
 impl Settings {
-    /// Resolves flags, environment and file.
-    pub fn read(flags: &Flags, config: Option<&PathBuf>, given: &ArgMatches) -> anyhow::Result<Settings> {
+    /// Resolves flags, environment variables and the settings file.
+    pub fn read(flags: &Flags, config: Option<&PathBuf>, matches: &ArgMatches) -> anyhow::Result<Settings> {
         let text = match config {
             None => String::new(),
             Some(path) => std::fs::read_to_string(path)
@@ -283,7 +283,7 @@ impl Settings {
         let environment = |name: &str| std::env::var(name).ok();
         let arguments: Vec<String> =
             std::env::args_os().map(|argument| argument.to_string_lossy().into_owned()).collect();
-        let mut settings = flags.resolve(file, given, &environment)?;
+        let mut settings = flags.resolve(file, matches, &environment)?;
         settings.deprecated = deprecated(&arguments, &environment, &keys);
         Ok(settings)
     }
@@ -340,7 +340,7 @@ impl Settings {
     }
 }
 
-/// Smallest read buffer that hyper supports.
+/// Minimum size of the read buffer that hyper supports.
 const MIN_HEADER_SIZE: usize = 8 << 10;
 
 #[cfg(test)]
@@ -358,13 +358,13 @@ mod tests {
     }
 
     fn settings(arguments: &[&str], environment: &[(&str, &str)], file: &str) -> anyhow::Result<Settings> {
-        let given = Command::command().try_get_matches_from([&["serve"], arguments].concat())?;
-        let command = Command::from_arg_matches(&given)?;
+        let matches = Command::command().try_get_matches_from([&["serve"], arguments].concat())?;
+        let command = Command::from_arg_matches(&matches)?;
         let lookup = |name: &str| {
             let found = environment.iter().find(|(variable, _)| *variable == name);
             found.map(|(_, value)| (*value).to_owned())
         };
-        command.flags.resolve(toml::from_str(file)?, &given, &lookup)
+        command.flags.resolve(toml::from_str(file)?, &matches, &lookup)
     }
 
     #[test]

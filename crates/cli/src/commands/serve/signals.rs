@@ -19,7 +19,7 @@ pub struct Signals {
 pub enum Outcome {
     /// All requests finished.
     Drained,
-    /// Requests were cancelled, for this reason.
+    /// Unfinished requests were cancelled, for this reason.
     Cancelled(&'static str),
     /// The model could not be loaded.
     Failed(anyhow::Error),
@@ -66,7 +66,7 @@ impl Signals {
             }
         }
         if cancelled.is_some() {
-            // No request is left that needs the device back.
+            // No remaining request needs a lost device to be reopened.
             controls.reload.cancel.store(true, Ordering::Relaxed);
             controls.server.stop();
             // A panic in the task has already been reported on standard error.
@@ -76,17 +76,17 @@ impl Signals {
         let released = tokio::select! {
             released = releasing => released,
             () = self.next() => {
-                // The GPU or a file read hangs: there is nothing to wait for.
+                // The GPU or a file read hangs: cleanup would never finish.
                 announce(format_args!("Another signal received: exiting without cleanup."));
                 std::process::exit(1);
             }
         };
         let load_cancelled = controls.load.cancel.load(Ordering::Relaxed);
         match (released, cancelled) {
-            // An error of a load that was cancelled is not a failure.
+            // An error from a load that was cancelled is not a failure.
             (Ok(Err(error)), None) if !load_cancelled => Outcome::Failed(error),
             (Err(error), _) => Outcome::Failed(error.into()),
-            (_, Some(why)) => Outcome::Cancelled(why),
+            (_, Some(reason)) => Outcome::Cancelled(reason),
             (_, None) => Outcome::Drained,
         }
     }

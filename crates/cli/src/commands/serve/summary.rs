@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::settings::Settings;
 
-/// Lines on model, device, KV cache and memory.
+/// Lines about model, device, KV cache and memory.
 pub fn model_lines(model: &Model) -> Vec<String> {
     let report = model.load_report();
     let device = &report.device;
@@ -38,7 +38,7 @@ pub fn model_lines(model: &Model) -> Vec<String> {
     lines
 }
 
-/// Lines on limits, settings that were given, and warnings.
+/// Lines about limits, settings that were given, and warnings.
 pub fn settings_lines(settings: &Settings) -> Vec<String> {
     let mut lines = vec![format!(
         "limits   queue {} requests, {}; {} per request; {} per body; {} connections",

@@ -36,8 +36,8 @@ impl FromStr for Size {
 
 impl fmt::Display for Size {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let whole = |(_, factor): &&(&str, usize)| self.0 > 0 && self.0.is_multiple_of(*factor);
-        let (unit, factor) = SIZES.iter().find(whole).unwrap_or(&("", 1));
+        let divides = |(_, factor): &&(&str, usize)| self.0 > 0 && self.0.is_multiple_of(*factor);
+        let (unit, factor) = SIZES.iter().find(divides).unwrap_or(&("", 1));
         write!(f, "{}{unit}", self.0 / factor)
     }
 }
@@ -115,14 +115,14 @@ mod tests {
             let size: Size = text.parse().unwrap();
             assert_eq!((size.0, size.to_string()), (bytes, text.to_owned()));
         }
-        for (text, milliseconds, again) in [
+        for (text, milliseconds, displayed) in [
             ("30", 30_000, "30s"),
             ("500ms", 500, "500ms"),
             ("10min", 600_000, "10min"),
             ("2h", 7_200_000, "120min"),
         ] {
             let time: Time = text.parse().unwrap();
-            assert_eq!((time.0.as_millis(), time.to_string()), (milliseconds, again.to_owned()));
+            assert_eq!((time.0.as_millis(), time.to_string()), (milliseconds, displayed.to_owned()));
         }
         for invalid in ["", "0", "-1", "4MB", "x", "MiB", "99999999999999GiB"] {
             assert!(invalid.parse::<Size>().is_err(), "{invalid}");
