@@ -1,7 +1,8 @@
 //! Compiled grammars for constrained output.
 //!
-//! Compilation never runs on the threads of the async runtime. The compiler's tables for the vocabulary, a second or two
-//! for a large one, are built once by a background thread that starts with the server; earlier requests wait for them.
+//! Compilation never runs on the threads of the async runtime. The compiler's tables for the vocabulary are
+//! built once, in a second or two for a large one, by a background thread that starts with the server; requests that
+//! need them earlier wait.
 //! Each grammar is compiled on its own thread, a limited number at a time, and the most recently used are cached.
 
 use std::collections::VecDeque;

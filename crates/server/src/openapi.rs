@@ -72,7 +72,8 @@ fn completion<T: ToSchema>(summary: &str, schemas: &[&str; 2]) -> Value {
         "application/json": { "schema": completion },
         "text/event-stream": { "itemSchema": event },
     });
-    let responses = json!({ "200": { "description": "The completion, as one object or as a stream", "content": content } });
+    let responses =
+        json!({ "200": { "description": "The completion: one object, or a stream", "content": content } });
     let mut operation = operation(summary, responses, true);
     let body = json!({ "allOf": [reference(&T::name()), reference(&Options::name())] });
     operation["requestBody"] =
