@@ -294,11 +294,11 @@ impl Backend for MockBackend {
     }
 
     fn cached_pages(&self) -> u32 {
-        locked(&self.device).pages.cached(PageKind::Full) as u32
+        locked(&self.device).pages.cached_pages(PageKind::Full) as u32
     }
 
     fn shared_pages(&self, tokens: &[u32]) -> u32 {
-        locked(&self.device).pages.shared(tokens)
+        locked(&self.device).pages.shared_pages(tokens)
     }
 
     fn start(&mut self, tokens: &[u32]) -> Result<(MockSequence, usize), BackendError> {

@@ -5,9 +5,9 @@ use crate::{Sampling, pages::Sequence, sampling::RowSampling};
 /// A sampled token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampled {
-    /// Its id.
+    /// Token id.
     pub token: u32,
-    /// The logarithm of the model's probability of it.
+    /// Log probability that the model assigns to it.
     pub logprob: f32,
     /// The [`Sampling::top`] most probable tokens with their log probabilities, the most probable first.
     pub top: Vec<(u32, f32)>,
@@ -50,7 +50,7 @@ pub struct PrefillChunk<'a, S = Sequence> {
     pub sampling: &'a Sampling,
     /// Token mask of the first token, as in [`DecodeRow::mask`]; ignored unless `last` is set.
     pub mask: Option<&'a [u32]>,
-    /// Whether this is the prompt's last chunk: only then a token is sampled.
+    /// Whether this is the prompt's last chunk. A token is sampled only after the last chunk.
     pub last: bool,
 }
 

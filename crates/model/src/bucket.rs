@@ -6,7 +6,7 @@ pub(crate) fn bucket(rows: usize) -> usize {
     let power = rows.next_power_of_two();
     INTERMEDIATE
         .into_iter()
-        .find(|between| (power / 2..=*between).contains(&rows) && *between < power)
+        .find(|width| (power / 2..=*width).contains(&rows) && *width < power)
         .unwrap_or(power)
 }
 

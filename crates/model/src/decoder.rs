@@ -3,8 +3,8 @@
 //! are recorded in the operations of [`Step`].
 //!
 //! A new kind of mixer or feed-forward block is a variant of [`Mixer`] or [`FeedForward`], a file beside
-//! `attention` and `feed_forward`, and an arm of the matches below. What a family adds around its blocks
-//! (per-layer embeddings, an output scale) goes between them here.
+//! `attention` and `feed_forward`, and an arm of the matches below. Operations that a family adds
+//! around its blocks (per-layer embeddings, an output scale) go between them here.
 //!
 //! Gemma's blocks end with a norm of their own before they are added. That norm, the addition and the norm
 //! before the next block are one kernel, so a block's output waits until the next block begins.

@@ -25,7 +25,8 @@ pub enum Error {
     },
     /// The model has no tokenizer.
     #[error(
-        "{path} has no tokenizer: put its tokenizer.json into the folder, or give token ids instead of text (--ids)"
+        "{path} has no tokenizer: put its tokenizer.json into the folder, or give token ids instead of text \
+         (--ids)"
     )]
     NoTokenizer {
         /// The model's path.
@@ -50,7 +51,7 @@ pub enum Error {
                 "shorten the prompt, or raise the context length (-c), for this model up to {max_context_length}"
             )
         } else {
-            "this is the model's maximum; ask for fewer tokens (-n, -c) or shorten the prompt".to_string()
+            "this is the model's maximum; shorten the prompt, or generate fewer tokens (-n, -c)".to_string()
         }
     )]
     ContextLengthExceeded {
@@ -63,7 +64,8 @@ pub enum Error {
     },
     /// The maximum number of sequences is running.
     #[error(
-        "all {max_sequences} sequence slots of the KV cache are in use: finish a sequence first, or raise the maximum"
+        "all {max_sequences} sequence slots of the KV cache are in use: finish a sequence first, or raise the \
+         maximum"
     )]
     NoFreeSlot {
         /// The maximum number of sequences.
@@ -95,8 +97,8 @@ pub enum Error {
     Cancelled,
     /// Logits are NaN or infinite.
     #[error(
-        "the model produced NaN or Inf logits at position {position}: its weights may be damaged, or this device may \
-         compute wrongly (try `indrik doctor --selftest`)"
+        "the model produced NaN or Inf logits at position {position}: its weights may be damaged, or this device \
+         may compute wrongly (try `indrik doctor --selftest`)"
     )]
     NonFiniteLogits {
         /// The position of the row.

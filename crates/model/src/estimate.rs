@@ -1,4 +1,4 @@
-//! Estimated throughput of a GPU that is not at hand: computed from bytes and levels, not measured.
+//! Estimated decode throughput of a GPU that cannot be measured, computed from bytes and levels.
 
 use checkpoint::Config;
 use tensor::Scheme;
@@ -13,14 +13,18 @@ pub struct Machine {
     /// Theoretical memory bandwidth in bytes per second.
     pub peak_bytes_per_s: f64,
     /// Fraction of it that reads achieve.
-    pub reached: f64,
+    pub bandwidth_efficiency: f64,
     /// Seconds that a level costs beyond its reads: the barrier, and filling and draining the GPU.
     pub level_seconds: f64,
 }
 
 /// A Radeon 780M with two channels of DDR5-5600: 2 × 8 bytes × 5.6 GT/s. The other two numbers are guesses.
-pub const RADEON_780M: Machine =
-    Machine { name: "Radeon 780M", peak_bytes_per_s: 89.6e9, reached: 0.85, level_seconds: 5e-6 };
+pub const RADEON_780M: Machine = Machine {
+    name: "Radeon 780M",
+    peak_bytes_per_s: 89.6e9,
+    bandwidth_efficiency: 0.85,
+    level_seconds: 5e-6,
+};
 
 /// Levels of a layer as recorded for one sequence on a GPU: QKV, attention, output, gate and up, down. A test
 /// compares it with a recorded program.
@@ -35,9 +39,9 @@ pub struct Estimate {
     pub bytes: u64,
     /// Levels of its program.
     pub levels: u32,
-    /// Seconds of reading.
+    /// Seconds to read them.
     pub read_seconds: f64,
-    /// Seconds that the levels cost beyond that.
+    /// Seconds that the levels cost beyond the reads.
     pub level_seconds: f64,
 }
 
@@ -49,7 +53,7 @@ impl Estimate {
         Self {
             bytes,
             levels,
-            read_seconds: bytes as f64 / (machine.peak_bytes_per_s * machine.reached),
+            read_seconds: bytes as f64 / (machine.peak_bytes_per_s * machine.bandwidth_efficiency),
             level_seconds: f64::from(levels) * machine.level_seconds,
         }
     }
@@ -86,7 +90,7 @@ mod tests {
             let estimate = estimate(size, Scheme::Int8);
             assert!(
                 estimate.tokens_per_s() * (estimate.bytes as f64)
-                    < RADEON_780M.peak_bytes_per_s * RADEON_780M.reached
+                    < RADEON_780M.peak_bytes_per_s * RADEON_780M.bandwidth_efficiency
             );
         }
     }

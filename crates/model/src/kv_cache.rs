@@ -72,7 +72,7 @@ impl KvCache {
 
     /// Full-attention pages that a sequence for these tokens would share with running sequences.
     pub fn shared_pages(&self, tokens: &[u32]) -> u32 {
-        self.allocator.shared(tokens)
+        self.allocator.shared_pages(tokens)
     }
 
     /// Allocates pages for `rows` more positions. On an error nothing changes.
@@ -140,12 +140,12 @@ impl KvCache {
 
     /// Pages that no sequence holds, of full-attention and of sliding-window layers.
     pub fn free_pages(&self) -> (usize, usize) {
-        (self.allocator.free(PageKind::Full), self.allocator.free(PageKind::Sliding))
+        (self.allocator.free_pages(PageKind::Full), self.allocator.free_pages(PageKind::Sliding))
     }
 
     /// Of those, the pages that the prefix cache keeps until they are evicted.
     pub fn cached_pages(&self) -> (usize, usize) {
-        (self.allocator.cached(PageKind::Full), self.allocator.cached(PageKind::Sliding))
+        (self.allocator.cached_pages(PageKind::Full), self.allocator.cached_pages(PageKind::Sliding))
     }
 
     /// All pages of full-attention layers.

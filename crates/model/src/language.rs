@@ -21,7 +21,7 @@ pub struct Language {
 }
 
 impl Language {
-    /// Reads a checkpoint's; an error where it has no tokenizer.
+    /// Reads both from a checkpoint; an error if it has no tokenizer.
     pub fn from_checkpoint(checkpoint: &Checkpoint) -> Result<Self> {
         let path = checkpoint.path.display().to_string();
         let wrong = |reason: text::Error| Error::Text { path: path.clone(), reason };
@@ -29,10 +29,10 @@ impl Language {
         let (tokenizer, template): (Tokenizer, Option<String>) = match data {
             TokenizerData::Gguf(vocabulary) => from_vocabulary(*vocabulary).map_err(wrong)?,
             TokenizerData::HuggingFace { tokenizer, config, chat_template } => {
-                let described =
+                let parsed =
                     config.as_deref().map(|config| text::hf::TokenizerConfig::parse(config.as_bytes()));
-                let described = described.transpose().map_err(wrong)?;
-                let template = chat_template.or_else(|| described?.chat_template);
+                let parsed = parsed.transpose().map_err(wrong)?;
+                let template = chat_template.or_else(|| parsed?.chat_template);
                 let tokenizer =
                     Tokenizer::from_hf(tokenizer.as_bytes(), config.as_deref().map(str::as_bytes));
                 (tokenizer.map_err(wrong)?, template)
@@ -45,7 +45,7 @@ impl Language {
         let template = match (template, checkpoint.config.architecture) {
             (Some(source), _) => Some(ChatTemplate::new(&source, &bos, &eos).map_err(wrong)?),
             (None, Architecture::Gemma3) => Some(ChatTemplate::gemma3()),
-            // Models without one are not chat models, or each has its own format.
+            // Without a template these are not chat models, or each has its own format.
             (None, Architecture::Llama | Architecture::Qwen2 | Architecture::Qwen3) => None,
         };
         let mut stop_token_ids = [tokenizer.stop_token_ids(), &checkpoint.config.eos].concat();
@@ -61,8 +61,10 @@ fn from_vocabulary(data: Vocabulary) -> text::Result<(Tokenizer, Option<String>)
         "gpt2" => VocabularyKind::Bpe,
         other => {
             let other: String = other.chars().take(64).collect();
-            let text =
-                format!("vocabularies of kind '{}' are not read: use llama or gpt2", other.escape_debug());
+            let text = format!(
+                "tokenizer model '{}' is not supported: only llama and gpt2 are",
+                other.escape_debug()
+            );
             return Err(text::Error::Unsupported(text));
         }
     };

@@ -9,12 +9,12 @@
 //! | module | contents |
 //! |---|---|
 //! | `decoder` | the layers as the config describes them: a mixer and a feed-forward block each, recorded in the operations of `step` |
-//! | `programs` | recorded programs, the buffers that they use, and when they are recorded again |
+//! | `programs` | recorded programs and their buffers; when a program is recorded again |
 //! | `pacer` | how much work goes into one submission; pure |
 //! | `sampler` | the sampler's parameters, masks and token counts on the GPU |
 //! | [`pages`] | KV page allocation and the prefix cache, without a GPU |
 //! | [`language`] | tokenizer and chat template of a checkpoint |
-//! | [`measure`], [`estimate`] | benchmarks: random weights, profiles of a step, throughput of machines that are not at hand |
+//! | [`measure`], [`estimate`] | benchmarks: random weights, profiles of a step, estimated throughput of GPUs that cannot be measured |
 //!
 //! docs/forward.md describes the data flow.
 //!
@@ -68,7 +68,7 @@ pub use batch::{DecodeRow, MixedOutput, PrefillChunk, Sampled};
 pub use error::{Error, Result};
 pub use kernels::{Activations, matmul::tuning::TuningReport};
 pub use kv_cache::KvCache;
-pub use limits::{Limits, PAGE};
+pub use limits::{DEFAULT_PAGE_SIZE, Limits};
 pub use loaded::Model;
 pub use pages::Sequence;
 pub use programs::SetupTime;

@@ -25,8 +25,8 @@ pub struct Limits {
     pub page_size: u32,
     /// How keys and values are stored.
     pub kv_scheme: KvScheme,
-    /// Pages of full-attention layers, for all sequences together: at least what one sequence of the whole
-    /// context length needs. `None` allocates enough for every sequence.
+    /// Pages of full-attention layers, for all sequences together: at least those of one sequence of the full
+    /// context length. `None` allocates enough for every sequence.
     pub max_pages: Option<u32>,
     /// Whether KV pages are kept after use and shared by later prompts that start with the same tokens.
     pub prefix_cache: bool,
@@ -41,7 +41,7 @@ impl Limits {
             context_length,
             // No step has more rows than a sequence has tokens.
             prefill_chunk: prefill_chunk.min(context_length.max(1).next_power_of_two()),
-            page_size: PAGE,
+            page_size: DEFAULT_PAGE_SIZE,
             kv_scheme: KvScheme::F16,
             max_pages: None,
             prefix_cache: true,
@@ -53,8 +53,8 @@ impl Limits {
         if !coopmat::policy::is_supported(&adapter.caps) {
             return with_chunk(512);
         }
-        // Cooperative matrices are used better by more rows; but every row takes scratch memory, and a KV
-        // entry per sequence in every sliding-window layer.
+        // More rows use cooperative matrices better; but every row takes scratch memory, and a KV entry per
+        // sequence in every sliding-window layer.
         let sliding_kv_rows: u64 =
             sliding_layers(config).map(|attention| u64::from(attention.kv_rows())).sum();
         let kv = sliding_kv_rows * 2 * 2 * u64::from(max_sequences);
@@ -90,8 +90,8 @@ impl Limits {
         }
         if self.max_pages.is_some_and(|pages| pages < self.pages_per_sequence()) {
             return wrong(format!(
-                "{} KV pages for all sequences: one sequence of {} tokens needs {}; raise the KV cache capacity or \
-                 lower the context length",
+                "{} KV pages for all sequences: one sequence of {} tokens needs {}; raise the KV cache capacity \
+                 or lower the context length",
                 self.total_pages(),
                 self.context_length,
                 self.pages_per_sequence()
@@ -100,8 +100,8 @@ impl Limits {
         self.kv_scheme.check(config.head_dim, self.page_size).or_else(wrong)
     }
 
-    /// What the memory plan must reserve for a model with this config; `output_rows` is the maximum number of
-    /// rows per step whose logits are computed.
+    /// The memory to reserve beside the weights of a model with this config; `output_rows` is the maximum
+    /// number of rows per step whose logits are computed.
     pub fn reservation(&self, config: &Config, output_rows: u32) -> Reservation {
         let window = window(config);
         let rows = u64::from(self.max_rows());
@@ -129,8 +129,8 @@ impl Limits {
     }
 
     /// Rows of the largest step, a power of two: a prefill chunk, a decode row per sequence, or half a chunk
-    /// beside a decode row of every other sequence. A whole chunk beside them would double a step's memory
-    /// for as many rows as there are sequences.
+    /// beside a decode row of every other sequence. A full chunk beside them would double a step's memory
+    /// for no more additional rows than there are sequences.
     pub(crate) fn max_rows(&self) -> u32 {
         let mixed = match self.max_sequences {
             1 => 0,
@@ -139,7 +139,7 @@ impl Limits {
         self.prefill_chunk.max(self.max_sequences).max(mixed).next_power_of_two()
     }
 
-    /// Pages of one sequence of the whole context length.
+    /// Pages of one sequence of the full context length.
     pub(crate) fn pages_per_sequence(&self) -> u32 {
         self.context_length.div_ceil(self.page_size)
     }
@@ -199,11 +199,11 @@ fn partial_sum_bytes(config: &Config) -> u64 {
     7 * 4 * u64::from(config.query_rows() + 2 * config.kv_rows() + config.hidden)
 }
 
-/// A long prefill chunk may take one part in this many of a device's memory.
+/// A prefill chunk of more than 512 rows may take this fraction of a device's memory: 1/32.
 const CHUNK_SHARE: u64 = 32;
 
 /// Step state, page tables, KV splits of attention and split-K partial sums.
 const FIXED_SCRATCH: u64 = 96 << 20;
 
 /// Default tokens per page: few table look-ups, little unused space at the end of a sequence.
-pub const PAGE: u32 = 64;
+pub const DEFAULT_PAGE_SIZE: u32 = 64;

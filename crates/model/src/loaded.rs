@@ -1,4 +1,4 @@
-//! A model's weights in GPU memory, with what is computed once from its config.
+//! A model's weights in GPU memory, with the tables and choices that follow from its config and device.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ use weights::{
 
 use crate::{Result, frequencies, pacer::MatrixSizes};
 
-/// What multiplies f16 activations.
+/// The units that multiply f16 activations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MatrixUnits {
     /// The device's cooperative matrices, with this fragment layout.
@@ -40,7 +40,7 @@ pub struct Model {
     pub config: Config,
     /// Its weights.
     pub weights: Weights,
-    /// How activations of few rows are stored: what this device multiplies fastest.
+    /// How activations of few rows are stored: the format that this device multiplies fastest.
     few_rows: Activations,
     /// How activations of many rows are stored: f16 for cooperative matrices, int16 for packed dot products.
     many_rows: Activations,
@@ -60,7 +60,7 @@ pub struct Model {
 /// CPU drivers have smaller subgroups, and convert bytes to floats as fast as they multiply them.
 const MIN_GPU_SUBGROUP: u32 = 32;
 
-/// Rows from which on cooperative matrices are faster than products that read the weights for each row:
+/// Minimum rows for which cooperative matrices are faster than products that read the weights for each row:
 /// measured on an H200.
 const COOPMAT_MIN_ROWS: usize = 3;
 
@@ -71,19 +71,19 @@ const UPLOAD_TIMEOUT: Duration = Duration::from_secs(60);
 /// exact. That takes integer weights, rows of whole half groups, and gate and up in one matrix.
 fn supports_int16(config: &Config, weights: &Weights) -> bool {
     let lengths = [config.hidden, config.query_rows(), config.intermediate];
-    let whole = lengths.iter().all(|length| (*length as usize).is_multiple_of(HALF_GROUP));
+    let aligned = lengths.iter().all(|length| (*length as usize).is_multiple_of(HALF_GROUP));
     let integers = weights.matrices.iter().all(|(_, matrix)| !matrix.layout().scheme.is_float());
     let joined = (0..config.layers).all(|layer| weights.by_id(MatrixId::GateUp(layer)).count() == 1);
-    whole && integers && joined
+    aligned && integers && joined
 }
 
 /// Whether cooperative matrices take the model's matrices and activations, which they load four values at a
 /// time.
 fn supports_f16(config: &Config, weights: &Weights) -> bool {
     let lengths = [config.hidden, config.query_rows(), config.intermediate];
-    let fours = lengths.iter().all(|length| length.is_multiple_of(4));
-    let rows = weights.matrices.iter().all(|(_, matrix)| coopmat::policy::supports(&matrix.layout()));
-    fours && rows
+    let aligned = lengths.iter().all(|length| length.is_multiple_of(4));
+    let supported = weights.matrices.iter().all(|(_, matrix)| coopmat::policy::supports(&matrix.layout()));
+    aligned && supported
 }
 
 /// Cosines and sines on the device, see [`Tables`].
@@ -93,7 +93,7 @@ pub(crate) struct RopeTables {
 }
 
 impl Model {
-    /// Loads a checkpoint to where the placement puts its matrices.
+    /// Loads a checkpoint's matrices into the heaps that the placement assigns them to.
     pub fn load(
         device: &Device,
         checkpoint: &Checkpoint,
@@ -105,7 +105,7 @@ impl Model {
         Ok((Self::from_weights(device, checkpoint.config.clone(), weights)?, stats))
     }
 
-    /// A model of weights that are in GPU memory already.
+    /// A model from weights that are already in GPU memory.
     pub(crate) fn from_weights(device: &Device, config: Config, weights: Weights) -> Result<Self> {
         let attention_variants = attention_variants(&config);
         let rope = attention_variants.iter().map(|attention| rope_tables(device, &config, attention));
@@ -271,7 +271,7 @@ impl Model {
         self
     }
 
-    /// Another storage of few rows' activations, where the model's shape allows it.
+    /// Sets how activations of few rows are stored, where the model's shape allows it.
     pub fn with_few_rows(mut self, activations: Activations) -> Self {
         if activations == Activations::F32 || supports_int16(&self.config, &self.weights) {
             self.few_rows = activations;

@@ -73,10 +73,10 @@ impl Model {
             debug_assert!(layout.k.is_multiple_of(GROUP));
             let matrix = Matrix::allocate(&mut arena, &id.to_string(), layout, device.caps())?;
             let mut recorder = device.recorder()?;
-            for part in matrix.blocks() {
-                let seed = (number << 20 ^ part.first_row) as u32;
-                values.record(&mut recorder, "values", &part.values.view(), seed)?;
-                if let Some(plane) = &part.scales {
+            for block in matrix.blocks() {
+                let seed = (number << 20 ^ block.first_row) as u32;
+                values.record(&mut recorder, "values", &block.values.view(), seed)?;
+                if let Some(plane) = &block.scales {
                     scales.record(&mut recorder, "scales", &plane.view(), seed)?;
                 }
             }
@@ -129,11 +129,11 @@ fn vectors(device: &Device, config: &Config) -> Result<(BTreeMap<Slot, Buffer>, 
 pub struct Share {
     /// Name of the commands; those of a level are joined by a plus.
     pub name: String,
-    /// Their number.
+    /// Number of commands, or of levels.
     pub count: usize,
     /// Time of all of them together.
     pub nanoseconds: f64,
-    /// Bytes of weights, keys and values that they have to read, all of them together.
+    /// Bytes of weights, keys and values that all of them together read.
     pub bytes: u64,
 }
 
@@ -147,8 +147,8 @@ pub struct Profile {
 }
 
 impl Profile {
-    /// From the timings of a step's commands, in order. `bytes` returns what all commands with a name read
-    /// together.
+    /// From the timings of a step's commands, in order. `bytes` returns the bytes that all commands with a
+    /// name read together.
     fn new(timings: &[Timing], bytes: impl Fn(&str) -> u64) -> Self {
         let mut kernels: Vec<Share> = Vec::new();
         for timing in timings {
@@ -178,7 +178,7 @@ impl Profile {
         Self { kernels, levels }
     }
 
-    /// The whole step.
+    /// GPU time of the step.
     pub fn nanoseconds(&self) -> f64 {
         self.kernels.iter().map(|share| share.nanoseconds).sum()
     }
@@ -197,7 +197,7 @@ fn add(shares: &mut Vec<Share>, name: &str, nanoseconds: f64, bytes: u64) {
 
 impl Model {
     /// Bytes of weights that the commands with a name read in a step.
-    fn bytes_of(&self, name: &str) -> u64 {
+    fn command_bytes(&self, name: &str) -> u64 {
         let has_head = self.weights.by_id(MatrixId::Head).next().is_some();
         let all: u64 = self
             .weights
@@ -266,7 +266,7 @@ impl Runner {
         let timings = self.decode_timed(batch, TimestampMode::PerCommand(MAX_COMMANDS))?;
         let bytes = |name: &str| match name {
             "attention" => kv,
-            _ => self.model().bytes_of(name),
+            _ => self.model().command_bytes(name),
         };
         Ok(Profile::new(&timings, bytes))
     }
@@ -275,7 +275,7 @@ impl Runner {
     /// bytes that attention reads depend on how rows share them, and are not counted.
     pub fn profile_prompt(&mut self, sequence: &mut Sequence, tokens: &[u32]) -> Result<Profile> {
         let timings = self.prompt_timed(sequence, tokens, TimestampMode::PerCommand(MAX_COMMANDS))?;
-        Ok(Profile::new(&timings, |name| self.model().bytes_of(name)))
+        Ok(Profile::new(&timings, |name| self.model().command_bytes(name)))
     }
 }
 

@@ -97,17 +97,17 @@ impl Pacer {
         self.bucket_slowdowns.clear();
     }
 
-    /// Whether a step with about as many rows has been measured.
+    /// Whether a step of the same class, few or many rows, has been measured.
     pub fn is_measured(&self, rows: usize) -> bool {
         self.slowdowns[usize::from(is_many(rows))].is_some()
     }
 
-    /// Slowdown of steps with about as many rows; 1 before any was measured.
+    /// Slowdown of steps of the same class, few or many rows; 1 before any was measured.
     fn slowdown(&self, rows: usize) -> f64 {
         self.slowdowns[usize::from(is_many(rows))].unwrap_or(1.0)
     }
 
-    /// Slowdown of a bucket, or else of steps with about as many rows.
+    /// Slowdown of a bucket; before it was measured, that of its class.
     pub fn bucket_slowdown(&self, bucket: usize) -> f64 {
         self.bucket_slowdowns.get(&bucket).copied().unwrap_or_else(|| self.slowdown(bucket))
     }
@@ -140,7 +140,7 @@ impl Pacer {
         submissions(&per_segment.repeat(steps), slowdown)
     }
 
-    /// Takes note of the time that steps took.
+    /// Records the measured time of steps.
     pub fn record_steps(&mut self, bucket: usize, extent: &StepExtent, steps: usize, elapsed: Duration) {
         let estimated = self.estimator.seconds(extent).iter().sum::<f64>() * steps as f64;
         let slowdown = &mut self.slowdowns[usize::from(is_many(bucket))];
@@ -150,7 +150,7 @@ impl Pacer {
         self.bucket_slowdowns.extend(updated.map(|slowdown| (bucket, slowdown)));
     }
 
-    /// Takes note of a decode run, which had this many steps.
+    /// Records the measured time of a decode run with this many steps.
     pub fn record_run(&mut self, bucket: usize, steps: usize, elapsed: Duration) {
         let longest = self.runs.get(&bucket).map_or(0, |run| run.max_steps);
         let run = RunStats { max_steps: longest.max(steps), step_time: elapsed / steps as u32 };
@@ -162,7 +162,7 @@ impl Pacer {
         run_steps(self.runs.get(&bucket(sequences)).copied())
     }
 
-    /// How many of this many sequences to decode at once for the most throughput.
+    /// The decode batch size with the highest throughput for this many sequences.
     pub fn decode_batch_size(&self, sequences: usize) -> usize {
         let step_time = |rows: usize| self.runs.get(&rows).map(|run| run.step_time);
         let below = buckets(sequences).filter(|rows| *rows < sequences).last();
@@ -170,8 +170,8 @@ impl Pacer {
         batch_size(sequences, step_time(bucket(sequences)), below)
     }
 
-    /// Rows of the next prefill chunk after `held` tokens, of at most `max`: fewer where a layer would take
-    /// too long.
+    /// Rows of the next prefill chunk after `held` tokens, at most `max`: fewer where a layer would take too
+    /// long.
     pub fn chunk_rows(&self, held: u32, max: usize) -> usize {
         let longest_layer = |rows: usize| {
             let chunk = RowSpan { rows, depth: held.saturating_add(rows as u32) };
@@ -201,14 +201,9 @@ impl Pacer {
         candidates.dedup();
         let seconds = |rows: usize| {
             let estimated: f64 = self.estimator.seconds(&extent(rows)).iter().sum();
-            estimated * self.bucket_slowdown_of(decode + rows)
+            estimated * self.bucket_slowdown(bucket(decode + rows))
         };
         largest_within(&candidates, limit.as_secs_f64(), seconds)
-    }
-
-    /// Slowdown of the bucket of a number of rows.
-    fn bucket_slowdown_of(&self, rows: usize) -> f64 {
-        self.bucket_slowdowns.get(&bucket(rows)).copied().unwrap_or_else(|| self.slowdown(rows))
     }
 }
 
@@ -262,11 +257,11 @@ fn updated_slowdown(slowdown: Option<f64>, estimated: f64, elapsed: Duration) ->
     Some(slowdown.map_or(measured, |slowdown| 0.5 * (slowdown + measured)))
 }
 
-/// How many of `all` rows to decode at once: the bucket `below` with its step time, where it has more
-/// throughput than all together.
+/// The decode batch size for `all` sequences: the next smaller bucket `below`, given with its step time, if
+/// it has more throughput than all together.
 fn batch_size(all: usize, step_time: Option<Duration>, below: Option<(usize, Duration)>) -> usize {
     match (step_time, below) {
-        // A difference of 1% is within the noise of the measurements, and not worth taking turns.
+        // A difference of 1% is within the noise of the measurements, and not worth rotating sequences.
         (Some(step_time), Some((fewer, shorter)))
             if fewer as f64 * step_time.as_secs_f64() > 1.01 * all as f64 * shorter.as_secs_f64() =>
         {
@@ -292,8 +287,8 @@ fn largest_within(candidates: &[usize], limit: f64, seconds: impl Fn(usize) -> f
     fits.or(candidates.first().copied()).unwrap_or(0)
 }
 
-/// Steps of the next run: one at first, then as many as fit its duration, at most twice as many as ever
-/// before.
+/// Steps of the next run: one at first, then as many as fit into [`RUN_DURATION`], at most twice the longest
+/// run so far.
 fn run_steps(known: Option<RunStats>) -> usize {
     let Some(RunStats { max_steps, step_time }) = known else { return 1 };
     let fit = (RUN_DURATION.as_secs_f64() / step_time.as_secs_f64().max(1e-9)).round() as usize;
@@ -306,7 +301,7 @@ mod tests {
     use crate::size::Size;
 
     #[test]
-    fn a_few_sequences_beyond_a_bucket_take_turns() {
+    fn a_few_sequences_beyond_a_bucket_rotate() {
         let micros = Duration::from_micros;
         // 32 at once decode 2,560 tok/s, 33 would decode 2,130.
         assert_eq!(batch_size(33, Some(micros(15_500)), Some((32, micros(12_500)))), 32);

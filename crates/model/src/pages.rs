@@ -138,7 +138,7 @@ impl Sequence {
     }
 
     /// The first tokens, whose keys and values came from the prefix cache.
-    pub fn cached(&self) -> &[u32] {
+    pub fn cached_prefix(&self) -> &[u32] {
         &self.tokens[..self.cached as usize]
     }
 
@@ -211,8 +211,8 @@ impl PageAllocator {
     }
 
     /// Full-attention pages that a sequence for these tokens would share with running sequences.
-    pub fn shared(&self, tokens: &[u32]) -> u32 {
-        locked(&self.store).shared(tokens)
+    pub fn shared_pages(&self, tokens: &[u32]) -> u32 {
+        locked(&self.store).shared_pages(tokens)
     }
 
     /// Whether a sequence was started by this allocator.
@@ -266,13 +266,13 @@ impl PageAllocator {
     }
 
     /// Pages that no sequence holds.
-    pub fn free(&self, kind: PageKind) -> usize {
+    pub fn free_pages(&self, kind: PageKind) -> usize {
         let store = locked(&self.store);
-        store.free(kind) + store.cached(kind)
+        store.unused(kind) + store.cached(kind)
     }
 
     /// Of those, the pages that the prefix cache keeps until they are evicted.
-    pub fn cached(&self, kind: PageKind) -> usize {
+    pub fn cached_pages(&self, kind: PageKind) -> usize {
         locked(&self.store).cached(kind)
     }
 }

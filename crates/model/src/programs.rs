@@ -1,5 +1,5 @@
-//! The recorded programs of a runner: one per [`ProgramKey`], recorded when the first step of its kind comes,
-//! and again when the measured pace shows that its segments were cut badly.
+//! The recorded programs of a runner: one per [`ProgramKey`], recorded for the first step with that
+//! key, and again when the measured slowdown shows that its segments are too short or too long.
 
 mod key;
 
@@ -33,7 +33,7 @@ pub struct SetupTime {
 }
 
 impl SetupTime {
-    /// Both together.
+    /// The sum of both.
     pub fn total(self) -> Duration {
         self.pipelines + self.recording
     }
@@ -66,7 +66,7 @@ struct RecordedStep {
     slowdown: f64,
 }
 
-/// What programs are recorded from.
+/// The model and the state that programs are recorded from.
 pub(crate) struct Sources<'a> {
     pub model: &'a Model,
     pub cache: &'a KvCache,
@@ -76,7 +76,7 @@ pub(crate) struct Sources<'a> {
 }
 
 impl Sources<'_> {
-    /// Segments of a step: short enough even at the end of the context.
+    /// The segments of a step, short enough even at the end of the context.
     fn segments(&self, key: ProgramKey) -> Vec<Range<usize>> {
         segments(self.pacer, key, self.cache.limits().context_length)
     }
@@ -139,7 +139,7 @@ impl ProgramCache {
         }
         self.record_keys(sources, &new)?;
         match self.record_keys(sources, &stale) {
-            // No memory for two programs of a kind: keep the old ones.
+            // No memory for the old and the new programs at once: keep the old ones.
             Err(Error::Gpu(gpu::Error::OutOfDeviceMemory { .. } | gpu::Error::OutOfHostMemory { .. })) => {
                 stale.into_iter().for_each(|key| self.keep(sources.pacer, key));
                 Ok(())
@@ -148,7 +148,7 @@ impl ProgramCache {
         }
     }
 
-    /// Keeps a stale program, until the slowdown has changed from the present one.
+    /// Keeps a stale program, until the slowdown differs from the present one.
     fn keep(&mut self, pacer: &Pacer, key: ProgramKey) {
         if let Some(recorded) = self.programs.get_mut(&key) {
             recorded.slowdown = pacer.bucket_slowdown(key.bucket);
@@ -186,12 +186,18 @@ impl ProgramCache {
             self.recorded += 1;
         }
         let recording = start.elapsed().saturating_sub(compiled);
-        tracing::debug!(programs = keys.len(), ?recording, pipelines = ?compiled, first = ?keys[0], "recorded");
+        tracing::debug!(
+            programs = keys.len(),
+            ?recording,
+            pipelines = ?compiled,
+            first = ?keys[0],
+            "programs recorded"
+        );
         self.setup_time += SetupTime { pipelines: compiled, recording };
         Ok(())
     }
 
-    /// Segments of the next step of a key.
+    /// Number of segments of the next step with this key.
     pub fn segment_count(&self, pacer: &Pacer, key: ProgramKey, context_length: u32) -> usize {
         match self.programs.get(&key).filter(|recorded| !recorded.is_stale(pacer, key)) {
             Some(recorded) => recorded.segments.len(),
@@ -324,7 +330,7 @@ impl ProgramCache {
     }
 }
 
-/// Records what follows the head.
+/// Records the sampling or scoring of the logits.
 fn record_output(
     sources: &Sources<'_>,
     key: ProgramKey,
@@ -349,7 +355,7 @@ fn record_output(
 }
 
 impl RecordedStep {
-    /// Whether its segments were cut at too different a slowdown.
+    /// Whether its segments were cut at a slowdown too different from the present one.
     fn is_stale(&self, pacer: &Pacer, key: ProgramKey) -> bool {
         pacer.is_stale(key.bucket, self.slowdown, self.segments.len())
     }

@@ -75,8 +75,8 @@ impl Runner {
         })
     }
 
-    /// Submits every layer by itself, as where a step takes very long: for tests, and to find the layer that
-    /// a GPU hangs in.
+    /// Submits every layer by itself, as on a device where a step takes very long: for tests, and to find the
+    /// layer in which a GPU hangs.
     #[cfg(any(test, feature = "testing"))]
     pub fn layer_by_layer(mut self) -> Self {
         self.programs.clear();
@@ -84,8 +84,8 @@ impl Runner {
         self
     }
 
-    /// Sets the maximum seconds of a segment and, where given, the slowdown relative to the estimate until
-    /// steps are measured: for tests.
+    /// Sets the maximum seconds of a segment and the slowdown that is assumed until steps are measured: for
+    /// tests.
     #[cfg(any(test, feature = "testing"))]
     pub fn set_segments(&mut self, seconds: f64, slowdown: Option<f64>) {
         self.pacer.set_segments(seconds, slowdown);
@@ -145,15 +145,15 @@ impl Runner {
         self.cache.truncate(sequence, len)
     }
 
-    /// Whether these tokens can be appended to this sequence: in the vocabulary, and within the context
+    /// Checks that these tokens can be appended to this sequence: in the vocabulary, and within the context
     /// length.
     pub fn check(&self, sequence: &Sequence, tokens: &[u32]) -> Result<()> {
         check_tokens(&self.model.config, sequence.len(), tokens, self.cache.limits().context_length)
     }
 
-    /// Records the programs for a prompt of this many tokens and the decoding after it, so that a clock
-    /// started now measures the work alone. Exception: a program that the first large step shows to have too
-    /// many segments is recorded again.
+    /// Records the programs for a prompt of this many tokens and the decoding after it, so that timing them
+    /// does not include recording. Exception: a program that the first large step shows to have too many
+    /// segments is recorded again.
     pub fn prepare(&mut self, tokens: usize, sampling: &Sampling) -> Result<()> {
         let chunk = self.pacer.chunk_rows(0, self.cache.limits().prefill_chunk as usize);
         let features = sampling.features(self.model.config.vocab);
@@ -170,8 +170,8 @@ impl Runner {
     }
 
     /// Records the programs that a server uses all the time, before the first request: decode batches of any
-    /// size, prompts of any length, alone and beside one decode row, and the longest beside more. All others
-    /// are recorded when first used.
+    /// size, prefill chunks of any length, alone and beside one decode row, and the longest chunks beside
+    /// more decode rows. All others are recorded when first used.
     pub fn prepare_serving(&mut self, samplings: &[Sampling]) -> Result<()> {
         let limits = self.cache.limits();
         let (max_sequences, max_chunk) = (self.max_sequences() as usize, limits.prefill_chunk as usize);
@@ -228,8 +228,8 @@ impl Runner {
     /// is its first step; anything earlier is counted by [`Runner::reset_token_counts`].
     fn start_counting(&mut self, sequence: &mut Sequence, sampling: &Sampling) -> Result<()> {
         if sampling.features(self.model.config.vocab).counts && !sequence.counted {
-            let first = sequence.len() as usize == sequence.cached().len();
-            let prompt = if first { sequence.cached().to_vec() } else { vec![] };
+            let first_step = sequence.len() as usize == sequence.cached_prefix().len();
+            let prompt = if first_step { sequence.cached_prefix().to_vec() } else { vec![] };
             self.reset_token_counts(sequence, &prompt, &[])?;
         }
         Ok(())
@@ -264,7 +264,7 @@ impl Runner {
         self.programs.segment_count(&self.pacer, key, self.cache.limits().context_length)
     }
 
-    /// One step: prepares its program, writes its inputs, runs it and takes note of its time.
+    /// One step: prepares its program, writes its inputs, runs it and records its time.
     fn step(
         &mut self,
         key: ProgramKey,
@@ -334,7 +334,7 @@ impl Runner {
                 Ok(sampled)
             }
             Err(error) => {
-                // Cached keys and values may have been wrong for some time.
+                // Keys and values in the prefix cache may be wrong too: it is unknown since when.
                 self.cache.clear_prefix_cache();
                 Err(error)
             }
@@ -348,12 +348,12 @@ impl Runner {
         Ok((sequence.len()..).zip(tokens).map(row).collect())
     }
 
-    /// Whether a row's token mask, if it has one, is as long as the vocabulary.
+    /// Checks that a row's token mask, if it has one, covers the vocabulary.
     fn check_mask(&self, mask: Option<&[u32]>) -> Result<()> {
         let words = self.model.config.vocab.div_ceil(32) as usize;
         match mask {
             Some(mask) if mask.len() != words => Err(Error::Limits(format!(
-                "a token mask of {} words: this model's vocabulary takes {words}",
+                "the token mask has {} words; this model's vocabulary takes {words}",
                 mask.len()
             ))),
             _ => Ok(()),
@@ -361,7 +361,7 @@ impl Runner {
     }
 }
 
-/// Whether tokens can follow `held` tokens: in the vocabulary, and within the context length.
+/// Checks that tokens can follow `held` tokens: in the vocabulary, and within the context length.
 pub fn check_tokens(config: &Config, held: u32, tokens: &[u32], context_length: u32) -> Result<()> {
     let vocab = config.vocab;
     if tokens.is_empty() {

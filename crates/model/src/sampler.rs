@@ -17,7 +17,7 @@ use crate::{
 
 const _: () = assert!(MAX_SAMPLED as usize * MAX_STEPS <= Run::MAX_FINISHED);
 
-/// The sampler of a runner: its buffers, and what the GPU has of them.
+/// The sampler's buffers, with host copies of the contents last written to some of them.
 pub(crate) struct SamplerState {
     device: Device,
     vocab: u32,
@@ -37,7 +37,7 @@ pub(crate) struct SamplerState {
     run: Buffer,
     /// Sampled tokens, `[step of the run][output row]`.
     sampled: Buffer,
-    /// Where the sampler writes the next step's tokens and positions if they are not those of its rows.
+    /// Where the sampler writes the next step's tokens and positions unless it replaces those of its rows.
     next_tokens: Buffer,
     next_positions: Buffer,
     /// How often each token occurred in each slot's sequence; allocated with the first penalty.
@@ -79,7 +79,7 @@ impl SamplerState {
         })
     }
 
-    /// Sequences that a step samples for at most.
+    /// Maximum sequences that a step samples for.
     pub fn max_sequences(&self) -> u32 {
         self.slots.min(MAX_SAMPLED)
     }
@@ -89,7 +89,7 @@ impl SamplerState {
         Ok(self.run.slice(Run::RUNNING)?)
     }
 
-    /// Allocates what programs of this features use, before they are recorded.
+    /// Allocates the buffers that programs with these features use, before they are recorded.
     pub fn prepare(&mut self, features: Features, samples: bool) -> Result<()> {
         if features.counts {
             self.counts()?;
@@ -118,8 +118,8 @@ impl SamplerState {
         Ok(())
     }
 
-    /// Scratch bytes of a sampler for the maximum number of rows. With filters it is so much that samplers
-    /// with top tokens, which need little more, share it.
+    /// Scratch bytes of a sampler for the maximum number of rows. Samplers with filters need so much that
+    /// those with top tokens as well, which need little more, share their size.
     fn scratch_bytes(&self, features: Features) -> Result<u64> {
         let features = Features { top: features.top || features.filters, ..features };
         let kernel = Sample::new(&self.device, features, self.vocab as usize)?;
@@ -225,7 +225,8 @@ impl SamplerState {
         Ok(())
     }
 
-    /// Reads the tokens that a step of the last run sampled for its rows. Returns the bytes read with them.
+    /// Reads the tokens that a step of the last run sampled for its rows. Returns them with the number of
+    /// bytes read.
     pub fn read(&self, step: usize, rows: &[Row]) -> Result<(Vec<Sampled>, u64)> {
         let mut words = vec![[0_u32; sample::Sampled::WORDS]; rows.len()];
         let bytes = size_of_val(&words[..]) as u64;
@@ -243,12 +244,12 @@ impl SamplerState {
         Ok((sampled?, bytes))
     }
 
-    /// The most probable tokens of an output row, which lie in this entry; none unless its parameters request
-    /// them.
+    /// Reads the most probable tokens of an output row from this entry of the buffer; none unless the row's
+    /// parameters request them.
     fn read_top(&self, entry: usize, output: usize) -> Result<Vec<(u32, f32)>> {
-        let wanted = self.written_params.get(output).map_or(0, |params| params.top as usize);
-        let (Some(top_tokens), 1..) = (&self.top_tokens, wanted) else { return Ok(vec![]) };
-        let mut words = vec![[0_u32; Top::WORDS]; wanted];
+        let count = self.written_params.get(output).map_or(0, |params| params.top as usize);
+        let (Some(top_tokens), 1..) = (&self.top_tokens, count) else { return Ok(vec![]) };
+        let mut words = vec![[0_u32; Top::WORDS]; count];
         let first = entry * sample::MAX_TOP * size_of_val(&words[0]);
         top_tokens.read(first as u64, bytemuck::cast_slice_mut(&mut words))?;
         let top = words.into_iter().map_while(Top::from_words);
@@ -292,8 +293,8 @@ impl SamplerState {
     }
 
     /// Changes the counts of tokens of one slot.
-    fn count(&mut self, state: &mut StepState, counting: CountMode, slot: u32, tokens: &[u32]) -> Result<()> {
-        let kernel = CountTokens::new(&self.device, counting, self.vocab as usize)?;
+    fn count(&mut self, state: &mut StepState, mode: CountMode, slot: u32, tokens: &[u32]) -> Result<()> {
+        let kernel = CountTokens::new(&self.device, mode, self.vocab as usize)?;
         let counts = self.counts()?.view();
         for tokens in tokens.chunks(state.capacity()) {
             state.write_tokens(slot, tokens)?;

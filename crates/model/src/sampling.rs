@@ -1,4 +1,4 @@
-//! Sampling parameters: their ranges, and their form for the kernel.
+//! Sampling parameters: their ranges, and their encoding for the kernel.
 
 use std::collections::BTreeMap;
 
@@ -89,17 +89,17 @@ impl Sampling {
         Ok(())
     }
 
-    /// Whether it depends on the tokens before.
+    /// Whether it depends on earlier tokens.
     pub fn has_penalties(&self) -> bool {
         self.params().penalties()
     }
 
-    /// Tokens that its biases ban.
+    /// Tokens that the biases ban.
     pub fn bans(&self) -> impl Iterator<Item = u32> {
         self.unique_biases().into_iter().filter(|bias| bias.bias <= BAN).map(|bias| bias.token)
     }
 
-    /// What it needs of the kernel.
+    /// Kernel features that it needs.
     pub(crate) fn features(&self, vocab: u32) -> Features {
         let params = self.params();
         Features {
@@ -147,7 +147,7 @@ pub(crate) struct RowSampling<'a> {
 }
 
 impl RowSampling<'_> {
-    /// What it needs of the kernel.
+    /// Kernel features that it needs.
     pub fn features(&self, vocab: u32) -> Features {
         Features { mask: self.mask.is_some(), ..self.sampling.features(vocab) }
     }

@@ -94,7 +94,7 @@ impl Size {
 fn gemma(
     layers: u32,
     hidden: u32,
-    wide: u32,
+    intermediate: u32,
     heads: [u32; 3],
     scalar: u32,
     window: u32,
@@ -104,7 +104,7 @@ fn gemma(
         if positions > 32768 { json!({ "rope_type": "linear", "factor": 8.0 }) } else { json!(null) };
     json!({
         "model_type": "gemma3_text", "num_hidden_layers": layers, "hidden_size": hidden,
-        "intermediate_size": wide, "num_attention_heads": heads[0], "num_key_value_heads": heads[1],
+        "intermediate_size": intermediate, "num_attention_heads": heads[0], "num_key_value_heads": heads[1],
         "head_dim": heads[2], "query_pre_attn_scalar": scalar, "sliding_window": window,
         "max_position_embeddings": positions, "vocab_size": 262_144, "rope_scaling": scaling,
         "rope_theta": 1e6, "rope_local_base_freq": 1e4,
@@ -116,22 +116,22 @@ fn dense(
     family: &str,
     layers: u32,
     hidden: u32,
-    wide: u32,
+    intermediate: u32,
     heads: [u32; 3],
     vocab: u32,
     tied: bool,
     positions: u32,
 ) -> Value {
     json!({
-        "model_type": family, "num_hidden_layers": layers, "hidden_size": hidden, "intermediate_size": wide,
-        "num_attention_heads": heads[0], "num_key_value_heads": heads[1], "head_dim": heads[2],
+        "model_type": family, "num_hidden_layers": layers, "hidden_size": hidden,
+        "intermediate_size": intermediate, "num_attention_heads": heads[0], "num_key_value_heads": heads[1], "head_dim": heads[2],
         "max_position_embeddings": positions, "vocab_size": vocab, "tie_word_embeddings": tied,
         "rope_theta": if family == "llama" { 1e5 } else { 1e6 },
     })
 }
 
-fn llama3(layers: u32, hidden: u32, wide: u32, heads: [u32; 3], tied: bool, factor: u32) -> Value {
-    let mut config = dense("llama", layers, hidden, wide, heads, 128_256, tied, 131_072);
+fn llama3(layers: u32, hidden: u32, intermediate: u32, heads: [u32; 3], tied: bool, factor: u32) -> Value {
+    let mut config = dense("llama", layers, hidden, intermediate, heads, 128_256, tied, 131_072);
     config["rope_theta"] = json!(5e5);
     config["rope_scaling"] = json!({
         "rope_type": "llama3", "factor": factor, "low_freq_factor": 1, "high_freq_factor": 4,

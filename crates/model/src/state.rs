@@ -94,7 +94,7 @@ pub(crate) struct StepState {
     targets: Buffer,
     /// The negative log probability of that token.
     nll: Buffer,
-    /// The rows of the next step as the sampler left them on the GPU; empty where it did not.
+    /// The rows of the next step that the sampler left on the GPU; empty if it left none.
     next_rows: Vec<Row>,
 }
 
@@ -124,9 +124,8 @@ impl StepState {
             decode_range: row_ranges.slice(0..8)?,
             prefill_range: row_ranges.slice(4..12)?,
             row_ranges,
-            chunk_ends: shared.buffer_from("ends of chunks", &[0_u32; MAX_CHUNKS_PER_STEP])?,
-            workgroups: shared
-                .buffer_from("workgroups of attention", &vec![0_u32; 3 * attention_variants])?,
+            chunk_ends: shared.buffer_from("chunk ends", &[0_u32; MAX_CHUNKS_PER_STEP])?,
+            workgroups: shared.buffer_from("attention workgroups", &vec![0_u32; 3 * attention_variants])?,
             outputs: shared.buffer_from("active outputs", &[0_u32])?,
             tokens: shared.buffer("tokens", words)?,
             positions: shared.buffer("positions", words)?,
@@ -180,7 +179,7 @@ impl StepState {
         Ok(self.output_rows.write(0, bytemuck::cast_slice(output_rows))?)
     }
 
-    /// Notes that the sampler wrote the rows of the next step in place of the last one's.
+    /// Records that the sampler replaced the rows of the last step by these, the next step's.
     pub fn set_next_rows(&mut self, rows: Vec<Row>) {
         self.next_rows = rows;
     }

@@ -31,7 +31,7 @@ pub(crate) use kv_splits::{
 pub(crate) use scratch::{Outputs, Scratch};
 pub(crate) use split_k::partial_sums;
 
-/// What a step is recorded on.
+/// The model, and the buffers that a step is recorded on.
 #[derive(Clone, Copy)]
 pub(crate) struct StepBuffers<'a> {
     pub model: &'a Model,
@@ -53,7 +53,7 @@ pub(crate) struct Step<'a> {
     swapped: bool,
     /// Partial sums of the last block's output.
     partials: u32,
-    /// Where matrix–vector products are listed instead of recorded: the list.
+    /// The list of matrix–vector products, if they are listed instead of recorded.
     products: Option<Vec<Product<'a>>>,
 }
 
@@ -62,12 +62,12 @@ impl<'a> Step<'a> {
         Self { buffers, batch, recorder, pending_norm: None, swapped: false, partials: 1, products: None }
     }
 
-    /// A step that lists its matrix–vector products and does not record them.
+    /// A step that lists its matrix–vector products instead of recording them.
     pub fn listing_products(buffers: StepBuffers<'a>, batch: Batch, recorder: &'a mut Recorder) -> Self {
         Self { products: Some(vec![]), ..Self::new(buffers, batch, recorder) }
     }
 
-    /// The products of [`Step::listing_products`].
+    /// The products that [`Step::listing_products`] listed.
     pub fn into_products(self) -> Vec<Product<'a>> {
         self.products.unwrap_or_default()
     }

@@ -6,7 +6,7 @@ use gpu::Recorder;
 use kernels::matmul::tuning::{self, Product, Tuning, TuningReport};
 
 use crate::{
-    Limits, Model, PAGE, Result, decoder,
+    DEFAULT_PAGE_SIZE, Limits, Model, Result, decoder,
     kv_cache::KvCache,
     state::{Batch, HostArenas, StepState},
     step::{KvSplits, Outputs, Scratch, Step, StepBuffers},
@@ -49,7 +49,7 @@ impl Model {
 
     /// The products of a decode step of one row, in order, on buffers like a runner's.
     fn with_products<T>(&self, work: impl FnOnce(&[Product<'_>]) -> Result<T>) -> Result<T> {
-        let context = PAGE.min(self.config.max_positions);
+        let context = DEFAULT_PAGE_SIZE.min(self.config.max_positions);
         let limits = Limits { prefill_chunk: 1, ..Limits::new(self.device.info(), &self.config, 1, context) };
         let cache = KvCache::new(&self.device, &self.config, limits)?;
         let mut arenas = HostArenas::new(&self.device);
@@ -57,7 +57,7 @@ impl Model {
         let (scratch, outputs) = (Scratch::new(self, 1)?, Outputs::new(self, 1)?);
         let mut kv_splits = KvSplits::default();
         kv_splits.prepare(self, limits, Batch::Decode, 1)?;
-        // Records what is not a product; never sealed, it compiles nothing.
+        // Everything but products is recorded here; never sealed, the recorder compiles nothing.
         let mut recorder: Recorder = self.device.recorder()?;
         let buffers = StepBuffers {
             model: self,

@@ -20,15 +20,15 @@ fn with_text() -> impl Iterator<Item = (Fixture, Language)> {
 fn texts_have_the_tokens_of_the_reference() {
     let mut count = 0;
     for (fixture, language) in with_text() {
-        let (text, written) = (&fixture.reference["text"], &fixture.reference["greedy_text"]);
+        let (text, greedy_text) = (&fixture.reference["text"], &fixture.reference["greedy_text"]);
         assert_eq!(
             language.tokenizer.encode_prompt(text.as_str().unwrap()),
             fixture.ids,
             "{}: {text}",
             fixture.name
         );
-        let read = language.tokenizer.decode(&fixture.list("greedy"), DecodeSpecial::Skip);
-        assert_eq!(read, written.as_str().unwrap(), "{}", fixture.name);
+        let decoded = language.tokenizer.decode(&fixture.list("greedy"), DecodeSpecial::Skip);
+        assert_eq!(decoded, greedy_text.as_str().unwrap(), "{}", fixture.name);
         count += 1;
     }
     assert_eq!(count, 13);

@@ -53,7 +53,7 @@ fn chunks_of_any_size_give_the_same_logits() {
         let model = load(&device, &fixture.path);
         let whole = all_logits(&model, &fixture.ids, 512, KvScheme::F16);
         // The default page size; all other tests here use small pages.
-        let large = Limits { page_size: model::PAGE, ..limits(1, fixture.ids.len() as u32, 48) };
+        let large = Limits { page_size: model::DEFAULT_PAGE_SIZE, ..limits(1, fixture.ids.len() as u32, 48) };
         let mut runner = Runner::new(model.clone(), large).unwrap();
         let mut sequence = runner.start().unwrap();
         let mut position = 0;

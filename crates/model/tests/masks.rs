@@ -7,13 +7,14 @@ use model::{DecodeRow, Error, PrefillChunk, Runner, Sampled, Sampling, Sequence}
 
 const NAME: &str = "gguf_q8_0";
 
+/// A mask that allows only these tokens.
 fn only(vocab: usize, tokens: &[u32]) -> Vec<u32> {
     let mut mask = vec![0; vocab.div_ceil(32)];
     tokens.iter().for_each(|token| mask[*token as usize / 32] |= 1 << (token % 32));
     mask
 }
 
-/// One row per sequence; where `masks` ends early the remaining rows have none.
+/// One row per sequence; rows beyond the end of `masks` have none.
 fn rows<'a>(
     sequences: &'a mut [Sequence],
     tokens: &[u32],

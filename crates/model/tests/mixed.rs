@@ -28,11 +28,11 @@ fn decode(
     tokens: &mut [Vec<Sampled>],
     count: usize,
 ) {
-    let wanted = tokens[0].len() + count;
-    while tokens[0].len() < wanted {
+    let total = tokens[0].len() + count;
+    while tokens[0].len() < total {
         let mut rows = rows(sequences, samplings, tokens);
         // In runs, whose steps continue from what the sampler left on the GPU.
-        for step in runner.decode(&mut rows, wanted - tokens[0].len()).unwrap() {
+        for step in runner.decode(&mut rows, total - tokens[0].len()).unwrap() {
             tokens.iter_mut().zip(step).for_each(|(tokens, sampled)| tokens.push(sampled));
         }
     }

@@ -10,7 +10,7 @@ use model::{
     Sampled, Sampling,
 };
 
-/// Prefill steps, as (sequence, tokens) per chunk: whole prompts and parts of one, one row each, few rows
+/// Prefill steps, as (prompt, tokens) per chunk: complete and partial prompts, one row each, few rows
 /// together, and as many as fit.
 const STEPS: [&[(usize, usize)]; 5] =
     [&[(0, 7), (1, 1), (2, 6)], &[(2, 10), (3, 5)], &[(4, 2), (5, 3)], &[(6, 1), (7, 1)], &[(5, 12)]];
@@ -39,17 +39,17 @@ fn run(
         }
     }
     let held: Vec<usize> = prompts.iter().map(|sequence| sequence.len() as usize).collect();
-    let whole = |index: usize| -> usize {
+    let prompt_len = |index: usize| -> usize {
         let chunks = STEPS.concat().into_iter().filter(|(prompt, _)| *prompt == index);
         held[index] + chunks.map(|(_, count)| count).sum::<usize>()
     };
-    let mut firsts: Vec<Option<Sampled>> = vec![None; PROMPTS];
+    let mut first_tokens: Vec<Option<Sampled>> = vec![None; PROMPTS];
     for step in STEPS {
         let mut chunks = Vec::new();
         for (index, sequence) in prompts.iter_mut().enumerate() {
             let Some((_, count)) = step.iter().find(|(prompt, _)| *prompt == index) else { continue };
             let from = index + sequence.len() as usize;
-            let last = sequence.len() as usize + count == whole(index);
+            let last = sequence.len() as usize + count == prompt_len(index);
             chunks.push(PrefillChunk::new(sequence, &ids[from..from + count], &samplings[index], last));
         }
         let last: Vec<bool> = chunks.iter().map(|chunk| chunk.last).collect();
@@ -67,10 +67,10 @@ fn run(
         };
         assert_eq!(found.iter().map(Option::is_some).collect::<Vec<_>>(), last);
         for ((index, _), first) in step.iter().zip(found) {
-            firsts[*index] = first.or(firsts[*index].take());
+            first_tokens[*index] = first.or(first_tokens[*index].take());
         }
     }
-    let mut tokens: Vec<Vec<Sampled>> = firsts.into_iter().map(|first| vec![first.unwrap()]).collect();
+    let mut tokens: Vec<Vec<Sampled>> = first_tokens.into_iter().map(|first| vec![first.unwrap()]).collect();
     for _ in 0..4 {
         let rows = prompts.iter_mut().zip(samplings).zip(&tokens);
         let mut next: Vec<_> = rows

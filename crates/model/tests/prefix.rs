@@ -17,7 +17,7 @@ fn runner(reproducible: bool, limits: Limits) -> Option<(Fixture, Runner)> {
     Some((fixture, Runner::new(Arc::new(model), limits).unwrap()))
 }
 
-/// Prefills what a sequence does not hold of a text, and returns its last logits.
+/// Prefills the tokens of a text that a sequence does not hold, and returns the last logits.
 fn prefill(runner: &mut Runner, sequence: &mut Sequence, text: &[u32]) -> Vec<f32> {
     let mut last = vec![];
     let keep = |row: &[f32]| {
@@ -49,7 +49,7 @@ fn decode(runner: &mut Runner, sequence: &mut Sequence, first: u32, count: usize
 }
 
 #[test]
-fn cached_chat_turns_have_the_bits_of_a_whole_prefill() {
+fn cached_chat_turns_have_the_bits_of_a_full_prefill() {
     for kv in [KvScheme::F16, KvScheme::Int8] {
         let page = if kv == KvScheme::Int8 { 16 } else { 4 };
         let Some((fixture, mut runner)) =
@@ -62,7 +62,7 @@ fn cached_chat_turns_have_the_bits_of_a_whole_prefill() {
         for turn in 0..3 {
             let mut sequence = runner.start_with(&text).unwrap();
             assert_eq!(sequence.len() as usize, known, "turn {turn}");
-            assert_eq!(sequence.cached(), &text[..known]);
+            assert_eq!(sequence.cached_prefix(), &text[..known]);
             let logits = prefill(&mut runner, &mut sequence, &text);
             assert_eq!(logits, prefill_cold(&mut runner, &text), "turn {turn}, {kv:?}");
             let first = (0..).zip(&logits).max_by(|a, b| a.1.total_cmp(b.1)).unwrap().0;

@@ -134,7 +134,7 @@ fn a_stop_token_ends_a_run_on_the_gpu() {
 }
 
 #[test]
-fn the_first_stop_token_ends_the_run_for_the_whole_batch() {
+fn the_first_stop_token_ends_the_run_for_all_sequences() {
     let Some(device) = testkit::cpu_device() else { return };
     let fixture = Fixture::open("gguf_q8_0");
     let mut runner = Runner::new(load(&device, &fixture.path), limits(2, 96, 16)).unwrap();

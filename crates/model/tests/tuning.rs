@@ -1,4 +1,4 @@
-//! Autotuning of a model, and what a runner compiles and records before its first step.
+//! Autotuning of a model, and the compilation and recording before a runner's first step.
 
 mod common;
 

@@ -133,7 +133,8 @@ fn estimate(json: bool) -> anyhow::Result<ExitCode> {
     if json {
         output::print_json(&serde_json::json!({
             "measured": false, "machine": machine.name, "peak_bytes_per_s": machine.peak_bytes_per_s,
-            "bandwidth_efficiency": machine.reached, "level_seconds": machine.level_seconds, "estimates": values,
+            "bandwidth_efficiency": machine.bandwidth_efficiency, "level_seconds": machine.level_seconds,
+            "estimates": values,
         }))?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -144,10 +145,10 @@ fn estimate(json: bool) -> anyhow::Result<ExitCode> {
          The {:.0}% and the {:.0} µs are assumptions. A level is a group of dispatches between two barriers. One sequence at\n\
          the start of its context.\n\n{}",
         machine.name,
-        machine.reached * 100.0,
+        machine.bandwidth_efficiency * 100.0,
         machine.peak_bytes_per_s / 1e9,
         machine.level_seconds * 1e6,
-        machine.reached * 100.0,
+        machine.bandwidth_efficiency * 100.0,
         machine.level_seconds * 1e6,
         output::table(&header, &rows)
     ))?;

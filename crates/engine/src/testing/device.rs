@@ -63,7 +63,7 @@ impl Device {
     }
 
     pub fn free_pages(&self) -> u32 {
-        self.pages.free(PageKind::Full) as u32
+        self.pages.free_pages(PageKind::Full) as u32
     }
 
     /// Index of a sequence's position in `cells`.
@@ -143,7 +143,8 @@ impl MockSequence {
         device.pages.advance(&mut self.held, tokens);
     }
 
-    /// Asserts that every position which the next token attends to holds what this sequence's tokens wrote.
+    /// Asserts that every position which the next token attends to holds the number that this sequence's
+    /// tokens wrote.
     pub(super) fn check(&self) {
         let device = locked(&self.device);
         let window = device.config.window as usize;

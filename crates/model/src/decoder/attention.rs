@@ -40,7 +40,7 @@ fn attend(step: &mut Step<'_>, layer: u32, attention: &Attention) -> Result<()> 
         Batch::Decode => layer.decode(step.recorder(), rows),
         Batch::Prefill => layer.prefill(step.recorder(), rows <= FEW_ROWS),
         // Different rows of the same buffers, and different pages. Prefill takes a level more; decode rows
-        // use what it leaves idle.
+        // use the compute units that it leaves idle.
         Batch::Mixed { decode, few } => step
             .recorder()
             .concurrently(|recorder| layer.prefill(recorder, few), |recorder| layer.decode(recorder, decode)),
@@ -58,7 +58,7 @@ struct Layer<'a> {
 struct AttendingRows {
     /// Two words: the range of the rows.
     active: View,
-    /// The end of the range at most.
+    /// Upper bound of the range's end.
     end: usize,
     /// Maximum number of rows.
     rows: usize,

@@ -10,7 +10,7 @@ struct Work {
     products: f64,
 }
 
-/// What a slow GPU does per second: half of what an APU of 2018 does.
+/// Work per second of a slow GPU: half that of an APU of 2018.
 const SLOW_GPU: Work = Work { bytes: 20e9, products: 0.25e12 };
 
 impl Work {
@@ -19,7 +19,7 @@ impl Work {
     }
 }
 
-/// Rows that attend together, and how far back.
+/// Rows that attend together, with the depth of their attention.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct RowSpan {
     pub rows: usize,

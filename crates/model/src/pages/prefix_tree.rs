@@ -24,7 +24,7 @@ struct Node {
     parent: NodeId,
     /// Pages from the root to this node, itself included.
     depth: u32,
-    /// A whole page of tokens; fewer in a partial page, which has no children.
+    /// A full page of tokens; fewer in a partial page, which has no children.
     tokens: Arc<[u32]>,
     children: BTreeMap<Arc<[u32]>, NodeId>,
     /// By kind.

@@ -62,7 +62,7 @@ impl PageStore {
     }
 
     /// Pages that neither a sequence nor the tree holds.
-    pub fn free(&self, kind: PageKind) -> usize {
+    pub fn unused(&self, kind: PageKind) -> usize {
         self.pools[kind as usize].free.len()
     }
 
@@ -110,7 +110,7 @@ impl PageStore {
     }
 
     /// Full-attention pages that a sequence with these tokens would share with running sequences.
-    pub fn shared(&self, tokens: &[u32]) -> u32 {
+    pub fn shared_pages(&self, tokens: &[u32]) -> u32 {
         let nodes = self.find_prefix(tokens).nodes.into_iter();
         let pages = nodes.filter_map(|node| self.tree.page(node, PageKind::Full));
         pages.filter(|page| self.pools[0].sequences(*page) > 0).count() as u32
@@ -155,7 +155,7 @@ impl PageStore {
         let released =
             sliding.pages[..left].iter().filter(|page| self.pools[1].sequences(**page) == 1).count();
         let needed = sequence.pages.each_ref().map(|held| held.missing(end));
-        let available = PageKind::ALL.map(|kind| self.free(kind) + self.cached(kind));
+        let available = PageKind::ALL.map(|kind| self.unused(kind) + self.cached(kind));
         if needed[0] > available[0] || needed[1] > available[1] + released {
             return false;
         }

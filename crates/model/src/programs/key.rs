@@ -1,4 +1,4 @@
-//! What a program is recorded for.
+//! Program keys: the batches and outputs that programs are recorded for.
 
 use kernels::sample::Features;
 
@@ -9,7 +9,7 @@ use crate::{
     step::FEW_ROWS,
 };
 
-/// What is computed from the last layer's output.
+/// The result computed from the last layer's output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Output {
     /// Nothing: only keys and values are needed.
@@ -42,7 +42,7 @@ pub(crate) struct ProgramKey {
     pub bucket: usize,
     pub batch: Batch,
     pub output: Output,
-    /// What any of the rows needs of the sampler.
+    /// Sampler features that at least one row needs.
     pub features: Features,
 }
 
@@ -51,7 +51,7 @@ impl ProgramKey {
         Self { bucket: bucket(counts.total()), batch: Batch::new(counts), output, features }
     }
 
-    /// The largest step of this key, with every row at the end of the context.
+    /// The largest step with this key, every row at the end of the context.
     pub fn max_extent(self, context_length: u32) -> StepExtent {
         let counts = match self.batch {
             Batch::Decode => RowCounts { decode: self.bucket, prefill: 0 },
@@ -76,7 +76,7 @@ impl Batch {
         match counts {
             RowCounts { prefill: 0, .. } => Batch::Decode,
             RowCounts { decode: 0, .. } => Batch::Prefill,
-            // Few rows are not worth a program per number of decode rows: idle ones cost nothing.
+            // Few rows are not worth a program per number of decode rows: unused rows cost nothing.
             _ if counts.total() <= FEW_ROWS => Batch::Mixed { decode: bucket(counts.total()), few: true },
             RowCounts { decode, prefill } => {
                 Batch::Mixed { decode: bucket(decode), few: prefill <= FEW_ROWS }

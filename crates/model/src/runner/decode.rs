@@ -80,9 +80,9 @@ impl Runner {
         self.pacer.decode_run_steps(sequences)
     }
 
-    /// How many of this many sequences to decode at once for the most throughput, by the last step times. A
-    /// few more sequences than a bucket has rows take the time of the next bucket: they had better take
-    /// turns.
+    /// The decode batch size with the highest throughput for this many sequences, by the latest step times. A
+    /// few more sequences than a bucket has rows take as long as the next bucket; a smaller batch, rotated
+    /// among the sequences, can then be faster.
     pub fn decode_batch_size(&self, sequences: usize) -> usize {
         self.pacer.decode_batch_size(sequences)
     }
@@ -103,8 +103,10 @@ impl Runner {
         let counted = sequence.counted;
         let len = u32::try_from(tokens.len()).ok().and_then(|count| sequence.len().checked_sub(count));
         if !len.is_some_and(|len| self.cache.truncate(sequence, len)) {
-            let text =
-                format!("{} steps cannot be rolled back: they are not the sequence's last", tokens.len());
+            let text = format!(
+                "{} steps cannot be rolled back: they are not the last of the sequence",
+                tokens.len()
+            );
             return Err(Error::Limits(text));
         }
         if counted && sampling.features(self.model.config.vocab).counts {
@@ -114,7 +116,7 @@ impl Runner {
         Ok(())
     }
 
-    /// Steps of the next run: `max_steps`, or as many as are possible.
+    /// Steps of the next run: `max_steps`, or fewer where the batch or the device requires it.
     fn run_length(&self, batch: &[DecodeRow<'_>], key: ProgramKey, max_steps: usize) -> usize {
         let limits = self.cache.limits();
         let single_step =

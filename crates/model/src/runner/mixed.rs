@@ -71,7 +71,7 @@ impl Runner {
         Ok(MixedOutput { decoded, first_tokens })
     }
 
-    /// Whether a step takes this many decode rows and these chunks.
+    /// Checks that a step can hold this many decode rows and these chunks.
     fn check_mixed(&self, decoding: usize, chunks: &[PrefillChunk<'_>]) -> Result<()> {
         if chunks.is_empty() || chunks.len() > MAX_CHUNKS_PER_STEP {
             return Err(Error::Limits(format!(
@@ -90,8 +90,8 @@ impl Runner {
         let max = self.max_prefill_rows(decoding);
         if tokens > max {
             return Err(Error::Limits(format!(
-                "{tokens} prefill tokens beside {decoding} decode rows; a step takes at most {max}: split the prompts \
-                 into more chunks, or raise the prefill chunk (--prefill-chunk)"
+                "{tokens} prefill tokens beside {decoding} decode rows; a step takes at most {max}: split the \
+                 prompts into more chunks, or raise the prefill chunk (--prefill-chunk)"
             )));
         }
         Ok(())
@@ -104,8 +104,8 @@ impl Runner {
     }
 
     /// Prefill tokens for a mixed step with this many decode rows that takes no longer than `limit`, by the
-    /// steps measured so far; `depth` is the length of the longest sequence. Few tokens until a step was
-    /// measured; and at least 8, or as many as fit, since fewer would not take less time.
+    /// steps measured so far; `depth` is the length of the longest sequence. Few tokens until a step has
+    /// been measured; at least 8, or as many as fit, since fewer would not take less time.
     pub fn max_prefill_tokens(&self, decoding: usize, depth: u32, limit: Duration) -> usize {
         let max = self.max_prefill_rows(decoding);
         let max_step_rows = self.cache.limits().max_rows() as usize;

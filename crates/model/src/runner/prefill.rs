@@ -92,7 +92,8 @@ impl Runner {
         Ok(())
     }
 
-    /// Prefills tokens; returns the negative log probability of each one's target, 0 where it has none.
+    /// Prefills tokens and returns the negative log probability of each token's target, 0 for tokens without
+    /// a target.
     pub fn score(
         &mut self,
         sequence: &mut Sequence,
@@ -136,7 +137,8 @@ impl Runner {
         Ok(scores)
     }
 
-    /// Rows of the next prefill chunk after `held` tokens, of at most `max`: fewer where a layer would take too long.
+    /// Rows of the next prefill chunk after `held` tokens, at most `max`: fewer where a layer would take too
+    /// long.
     pub fn chunk_rows(&self, held: u32, max: usize) -> usize {
         self.pacer.chunk_rows(held, max)
     }
@@ -154,7 +156,7 @@ impl Runner {
         self.step(key, counts, rows, output_rows, samplings)
     }
 
-    /// Maximum rows of a step with logits for every row, which are large.
+    /// Maximum rows of a step that computes logits for every row: logits are large.
     fn max_output_rows(&self) -> usize {
         self.cache.limits().prefill_chunk.min(MAX_OUTPUT_ROWS) as usize
     }

@@ -20,7 +20,7 @@ impl Runner {
         Ok(())
     }
 
-    /// A decode step with a program that is recorded for it, in one segment, with timestamps.
+    /// A decode step with a program recorded for it alone, in one segment, with timestamps.
     pub(crate) fn decode_timed(
         &mut self,
         batch: &mut [DecodeRow<'_>],

@@ -21,8 +21,8 @@ use crate::{
 /// Prefill rows that are too few to fill a device: their attention is split as that of decode rows is.
 pub(crate) const FEW_ROWS: usize = gemv::MAX_COLUMNS;
 
-/// Rows from which on [`DecodeAttention`] reads how many workgroups a step needs: with fewer the look-up does
-/// not pay.
+/// Minimum rows for which [`DecodeAttention`] reads the number of workgroups that a step needs: with fewer
+/// rows the look-up does not pay.
 pub(crate) const WORKGROUPS_MIN_ROWS: usize = 8;
 
 /// The shape of a layer's attention.
@@ -78,7 +78,7 @@ pub(crate) enum SplitRows {
 pub(crate) struct KvSplits(BTreeMap<SplitRows, Option<Buffer>>);
 
 impl KvSplits {
-    /// Allocates what a step of a bucket needs, unless it exists.
+    /// Allocates the scratch memory of a bucket's steps, unless it exists.
     pub fn prepare(&mut self, model: &Model, limits: Limits, batch: Batch, bucket: usize) -> Result<()> {
         let (decode, few_prefill) = match batch {
             Batch::Decode => (Some(bucket), false),

@@ -10,8 +10,8 @@ use super::{Step, StepBuffers, split_k::layer_products};
 use crate::{Model, Result};
 
 impl Step<'_> {
-    /// Reads a little of every page of a matrix's weights into the cache, concurrently with what was recorded
-    /// before: it takes few of the device's compute units and little memory bandwidth.
+    /// Reads a little of every page of a matrix's weights into the cache, concurrently with the preceding
+    /// commands: it takes few of the device's compute units and little memory bandwidth.
     pub fn prefetch(&mut self, matrix: MatrixId) -> Result<()> {
         let StepBuffers { model, scratch, .. } = self.buffers;
         let (Some(sums), Some(matrix)) = (&scratch.prefetch_sums, model.weights.by_id(matrix).next()) else {

@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 
 use model::{DecodeRow, Error, Result, Runner, Sampled, Sampling, Sequence};
 
-/// What to generate.
+/// A generation request.
 #[derive(Clone, Debug)]
 pub struct Request<'a> {
     /// Tokens to prefill, after those that the sequence holds.
@@ -21,7 +21,7 @@ pub enum FinishReason {
     Stop,
     MaxTokens,
     ContextLength,
-    /// The caller.
+    /// Cancelled by the caller.
     Cancelled,
 }
 

@@ -61,7 +61,7 @@ pub const NAMES: [&str; 22] = [
 pub const QUANTISED: [&str; 5] =
     ["gguf_q8_0", "gguf_q4_0", "llama_gguf_q4_1", "qwen2_gguf_q8_0", "qwen3_gguf_q8_0"];
 
-/// One fixture per family, for what depends on little else.
+/// One fixture per family, for tests that depend on little else.
 pub const FAMILIES: [&str; 4] = ["gguf_q8_0", "llama_gguf_q8_0", "qwen2_gguf_q8_0", "qwen3_gguf_q8_0"];
 
 /// Fixtures of the batch-invariance tests, with the KV scheme that each is tested with.
@@ -105,7 +105,7 @@ impl Fixture {
     }
 }
 
-/// Limits for tiny models: pages so small that windows leave them.
+/// Limits for tiny models, with pages so small that sliding windows move past them.
 pub fn limits(sequences: u32, context: u32, chunk: u32) -> Limits {
     Limits {
         max_sequences: sequences,
@@ -122,7 +122,7 @@ pub fn load(device: &Device, path: &Path) -> Arc<Model> {
     Arc::new(load_alone(device, path))
 }
 
-/// The same, before it is shared.
+/// The same model, not shared yet, so that tests can change its code paths.
 pub fn load_alone(device: &Device, path: &Path) -> Model {
     let checkpoint = Checkpoint::open(path).unwrap();
     let blueprint = Blueprint::new(&checkpoint).unwrap();

@@ -49,7 +49,7 @@ pub struct Case {
     pub logsumexp: f64,
 }
 
-/// The cases of a reference, which has two spellings.
+/// The cases of a reference file. Its keys have two spellings.
 pub fn cases(text: &str) -> Vec<Case> {
     let parsed: Value = serde_json::from_str(text).unwrap();
     let numbers = |value: &Value| -> Vec<u32> {
@@ -153,7 +153,7 @@ pub fn limits(sequences: u32, chunk: u32) -> Limits {
         max_sequences: sequences,
         context_length: 1024,
         prefill_chunk: chunk,
-        page_size: model::PAGE,
+        page_size: model::DEFAULT_PAGE_SIZE,
         kv_scheme: KvScheme::F16,
         max_pages: None,
         prefix_cache: true,

@@ -166,12 +166,12 @@ fn the_next_chat_turn_prefills_only_new_tokens_even_beyond_the_window() {
     let mut prefilled = 0;
     for _ in 0..3 {
         let (live, known) = prefill(&mut memory, &turn);
-        assert_eq!(known, prefilled, "the whole previous turn, wherever a page ends");
+        assert_eq!(known, prefilled, "all of the previous turn, wherever a page ends");
         drop(live);
         prefilled = turn.len() as u32;
         turn.extend(text(2, 11));
     }
-    // Of a text that is cached whole, the last page is computed again: without its last token it is not full.
+    // The last page of a fully cached text is computed again: without its last token it is not full.
     assert_eq!(known(&memory, &turn[..72]), 68);
 }
 
@@ -182,7 +182,7 @@ fn running_sequences_share_their_common_full_pages_only() {
     let question = |family: u32| [system.clone(), text(family, 10)].concat();
     let (one, none) = prefill(&mut memory, &question(2));
     assert_eq!(none, 0);
-    assert_eq!((memory.pages.shared(&question(3)), memory.pages.shared(&text(9, 21))), (5, 0));
+    assert_eq!((memory.pages.shared_pages(&question(3)), memory.pages.shared_pages(&text(9, 21))), (5, 0));
     let (two, shared) = prefill(&mut memory, &question(3));
     assert_eq!(shared, 20, "the full pages of the common prefix");
     assert_eq!(one.sequence.pages[0].pages[..5], two.sequence.pages[0].pages[..5]);
@@ -211,7 +211,7 @@ fn the_least_recently_used_leaves_are_evicted_first() {
         drop(prefill(&mut memory, &text(family, len)));
     }
     // 5 pages and a partial page of family 1, used last; 4 pages of family 2.
-    assert_eq!(memory.pages.cached(PageKind::Full), 10);
+    assert_eq!(memory.pages.cached_pages(PageKind::Full), 10);
     let mut other = memory.start(&text(3, 40)).unwrap();
     assert!(memory.append(&mut other, &text(3, 32)));
     let known_now = |memory: &Memory| [1, 2].map(|family| known(memory, &text(family, 64)));
@@ -220,13 +220,13 @@ fn the_least_recently_used_leaves_are_evicted_first() {
     // The look-ups used both.
     let [one, two] = known_now(&memory);
     assert!(one + two <= 8, "{one} and {two}");
-    assert_eq!(memory.pages.free(PageKind::Full), 2);
+    assert_eq!(memory.pages.free_pages(PageKind::Full), 2);
     memory.audit(&[other]);
 }
 
 #[test]
 fn a_prefix_without_its_window_is_shortened_or_unusable() {
-    // One sequence: 5 sliding pages, of which a window takes 3 or 4.
+    // One sequence: 6 sliding-window pages, of which a window takes 3 or 4.
     let mut memory = Memory::new(config(1, 4, 10, 128, 8));
     assert_eq!(memory.config.sliding_pages, 6);
     let (mut live, _) = prefill(&mut memory, &text(1, 40));
@@ -273,19 +273,19 @@ fn clearing_the_prefix_cache_leaves_running_sequences_alone() {
     drop(prefill(&mut memory, &text(1, 20)));
     let (mut live, _) = prefill(&mut memory, &text(2, 18));
     memory.pages.clear_prefix_cache();
-    assert_eq!(memory.pages.cached(PageKind::Full), 0);
+    assert_eq!(memory.pages.cached_pages(PageKind::Full), 0);
     assert!(memory.append(&mut live, &text(3, 8)));
     memory.audit(std::slice::from_ref(&live));
     drop(live);
     assert_eq!([1, 2].map(|family| known(&memory, &text(family, 30))), [0, 0]);
-    assert_eq!(memory.pages.cached(PageKind::Full), 0);
+    assert_eq!(memory.pages.cached_pages(PageKind::Full), 0);
 }
 
 #[test]
 fn a_disabled_prefix_cache_keeps_nothing() {
     let mut memory = Memory::new(PageConfig { prefix_cache: false, ..config(2, 4, 10, 64, 8) });
     drop(prefill(&mut memory, &text(1, 20)));
-    assert_eq!((known(&memory, &text(1, 30)), memory.pages.cached(PageKind::Full)), (0, 0));
+    assert_eq!((known(&memory, &text(1, 30)), memory.pages.cached_pages(PageKind::Full)), (0, 0));
 }
 
 #[derive(Clone, Debug)]
@@ -331,7 +331,7 @@ proptest! {
                     live.extend(started);
                 }
                 Action::Append(at, tokens) => {
-                    let free = memory.pages.free(PageKind::Full) as u32;
+                    let free = memory.pages.free_pages(PageKind::Full) as u32;
                     if let Some(live) = live.get_mut(at) && live.tokens.len() + tokens.len() <= context as usize {
                         let held = live.sequence.pages().0 as u32;
                         let needed = (live.sequence.len() + tokens.len() as u32).div_ceil(page);
@@ -351,7 +351,7 @@ proptest! {
             memory.audit(&live);
         }
         live.clear();
-        assert_eq!(memory.pages.free(PageKind::Full) as u32, pages);
+        assert_eq!(memory.pages.free_pages(PageKind::Full) as u32, pages);
         memory.audit(&live);
     }
 }
