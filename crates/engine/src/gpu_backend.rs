@@ -35,8 +35,8 @@ impl GpuBackend {
         self.runner.as_mut().ok_or_else(|| BackendError::DeviceLost("the device is not open".into()))
     }
 
-    /// Returns what the driver's compiler has left in malloc's pool to the system, if programs were recorded.
-    /// Called after a step, since Mesa's CPU driver compiles a program at its first execution.
+    /// Returns memory that the driver's compiler has left in malloc's pool to the system, if programs were
+    /// recorded. Called after a step, since Mesa's CPU driver compiles a program at its first execution.
     fn trim_after_recording(&mut self) {
         let programs = self.runner.as_ref().map_or(0, |runner| runner.counters().programs);
         if programs != self.trimmed_at {

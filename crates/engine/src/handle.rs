@@ -10,7 +10,7 @@ use crate::{
     Backend, Capacity, EventStream, Options, Request, Status, SubmitError, inbox::Shared, schedule::Scheduler,
 };
 
-/// Stands in for a drain timeout beyond what [`Instant`] can represent.
+/// Replaces drain timeouts that [`Instant`] cannot represent.
 const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// Reports the end of the engine thread, also when it panics.
@@ -86,8 +86,8 @@ impl Engine {
         self.shared().wait_for_exit();
     }
 
-    /// A function that blocks until the engine thread has ended and returns whether it ended without being
-    /// asked to, which is a bug. It does not keep the engine alive.
+    /// A function that blocks until the engine thread has ended and returns whether it ended unexpectedly:
+    /// before the engine was drained, stopped or dropped, which is a bug. It does not keep the engine alive.
     pub fn watch_exit(&self) -> impl FnOnce() -> bool + Send + use<> {
         let shared = self.inner.0.clone();
         move || !shared.wait_for_exit()

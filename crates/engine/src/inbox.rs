@@ -9,7 +9,7 @@ use tokio::sync::{mpsc::unbounded_channel, oneshot};
 
 use crate::{Capacity, EventStream, Options, Request, Status, SubmitError, job::Job};
 
-/// Bounds of `retry_after`: retries more often than each second only add load, and after a minute the
+/// Bounds of `retry_after`: retrying more than once per second only adds load, and after a minute the
 /// estimate is stale.
 const MIN_RETRY: Duration = Duration::from_secs(1);
 const MAX_RETRY: Duration = Duration::from_secs(60);
@@ -23,7 +23,7 @@ pub(crate) struct Shared {
     changed: Condvar,
 }
 
-/// What has arrived since the scheduler last looked, and the status it last published.
+/// Arrivals since the scheduler last emptied the inbox, and the status that it last published.
 pub(crate) struct Inbox {
     pub arrived: Vec<Job>,
     /// Callers of [`Engine::probe`](crate::Engine::probe).
@@ -66,7 +66,7 @@ impl Shared {
         self.changed.wait_timeout(inbox, timeout).unwrap_or_else(PoisonError::into_inner).0
     }
 
-    /// Blocks until the engine thread has ended. Returns whether it was asked to.
+    /// Blocks until the engine thread has ended. Returns whether it was closed before.
     pub fn wait_for_exit(&self) -> bool {
         let mut inbox = self.inbox();
         while !inbox.thread_ended {

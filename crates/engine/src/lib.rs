@@ -6,13 +6,13 @@
 //! first served: when pages run out, the youngest running request is preempted, and recomputed once another
 //! has finished.
 //!
-//! | module | what it does |
+//! | module | contents |
 //! |---|---|
 //! | `handle` | [`Engine`]: a cheap handle to submit requests, read the status, drain and stop |
 //! | `request`, `events`, `error` | [`Request`], its [`EventStream`], and the errors of both directions |
-//! | `inbox` | what handles and the engine thread share |
+//! | `inbox` | state shared by the handles and the engine thread |
 //! | `schedule` | the engine thread: admission, steps, preemption, recovery of a lost device |
-//! | `backend`, `gpu_backend` | [`Backend`]: what the scheduler needs of a model; [`GpuBackend`] runs a `model::Runner` |
+//! | `backend`, `gpu_backend` | [`Backend`]: the interface to a model; [`GpuBackend`] runs a `model::Runner` |
 //! | `status` | [`Status`]: counters and latencies for metrics |
 //! | `testing` | `MockBackend`: a backend without a GPU that checks every call (feature `testing`) |
 //!

@@ -140,7 +140,7 @@ impl<B: Backend> Scheduler<B> {
         }
         match self.backend.probe() {
             Ok(()) => {
-                // A caller that reads the status next must see the state that the probe found.
+                // A caller that reads the status after its probe must see the state that the probe found.
                 self.publish();
                 probes.into_iter().for_each(|probe| {
                     // The caller may have gone.
@@ -223,8 +223,9 @@ impl<B: Backend> Scheduler<B> {
         {
             return false;
         }
-        // Besides its own pages, reserve those that the other prefills still need, and one per running request
-        // for the tokens decoded next, or this one might be preempted at once. A request alone always fits.
+        // Besides its own pages, reserve those that the other prefills still need, and one per running
+        // request for the tokens decoded next, or this one might be preempted at once. A request alone always
+        // fits.
         let decode_pages = if alone { 0 } else { self.running() as u32 + 1 };
         let prefill_pages: u32 =
             self.prefilling.iter().map(|prefilling| prefilling.remaining_pages(page_size)).sum();

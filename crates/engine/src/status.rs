@@ -35,7 +35,7 @@ pub struct Status {
     /// Sequences that started with at least one token from the prefix cache.
     pub prefix_cache_hits: u64,
     /// Preemptions: for lack of pages or memory, or because the device was lost. A preempted request
-    /// recomputes its sequence, less what the prefix cache still holds.
+    /// recomputes its sequence, less the tokens that the prefix cache still holds.
     pub preemptions: u64,
     /// Requests that finished.
     pub finished: u64,

@@ -1,6 +1,6 @@
 //! Preemption by recomputation: a preempted request frees its pages, keeps its generated tokens and returns
-//! to the front of the queue. When it is admitted again it prefills what its sequence held, less what the
-//! prefix cache still has, and its stream continues without a repeated token.
+//! to the front of the queue. When it is admitted again it recomputes its sequence, less the tokens that
+//! the prefix cache still holds, and its stream continues without a repeated token.
 
 use std::fmt::Display;
 

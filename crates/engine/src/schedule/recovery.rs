@@ -14,7 +14,7 @@ use crate::{
 const MAX_LOSSES: u32 = 3;
 
 impl<B: Backend> Scheduler<B> {
-    /// Runs a step for each request on its own, after a step that failed for the whole batch. A request that
+    /// Runs a step for each request on its own, after a step of the full batch has failed. A request that
     /// fails again is ended.
     pub(super) fn step_individually(&mut self) {
         let mut rest: VecDeque<_> = mem::take(&mut self.decoding).into();
@@ -87,7 +87,7 @@ impl<B: Backend> Scheduler<B> {
                 && error.is_resource_exhausted()
                 && self.preempt_prefilling(rest.drain(..).collect(), error)
             {
-                // Preempting the younger ones may have freed what was missing.
+                // Preempting the younger ones may have freed enough memory.
                 reset = self.reset_counts_of_prefill(&mut prefilling);
             }
             match reset {
@@ -135,7 +135,7 @@ impl<B: Backend> Scheduler<B> {
             for job in self.remove_all() {
                 self.finish(job, Outcome::Failed(RequestError::DeviceLost));
             }
-            // The next request, or the next idle attempt, starts counting anew.
+            // The next request, or the next idle attempt, starts a new count.
             self.losses = 0;
             return;
         }

@@ -1,4 +1,4 @@
-//! Steps: which requests are in the batch, and what becomes of its tokens.
+//! Steps: selection of the batch, execution, and delivery of the sampled tokens.
 
 use std::{collections::VecDeque, mem, time::Instant};
 
@@ -27,7 +27,7 @@ impl<B: Backend> Scheduler<B> {
             Err(error @ (BackendError::NoFreePages | BackendError::OutOfMemory(_))) => {
                 self.preempt_youngest(error);
             }
-            // The error does not say which request caused it. Steps with one request each do.
+            // The error does not identify the request that caused it. Steps with one request each do.
             Err(error @ (BackendError::NonFiniteLogits | BackendError::Other(_))) => match self.running() {
                 1 => self.fail_youngest(error),
                 _ => self.step_individually(),
@@ -39,7 +39,7 @@ impl<B: Backend> Scheduler<B> {
     /// `max_chunks` prefills.
     ///
     /// The oldest prefill gets as many tokens as the step has room for: the prefill budget if nothing
-    /// decodes, else the mixed budget. The others share what it leaves of the mixed budget.
+    /// decodes, else the mixed budget. The others share the rest of the mixed budget.
     pub(super) fn mixed_step(&mut self, decode_rows: usize, max_chunks: usize) -> Result<(), BackendError> {
         let options = &self.shared.options;
         let mixed = self.max_prefill_tokens(decode_rows, options.mixed_step_budget);
@@ -214,7 +214,7 @@ impl<B: Backend> Scheduler<B> {
                     if let Err(error) = &reset
                         && error.is_resource_exhausted()
                     {
-                        // Preempting the younger ones may free what is missing.
+                        // Preempting the younger ones may free enough memory.
                         let younger = completed.drain(..).map(|(prefilling, _)| prefilling);
                         let younger = younger.chain(mem::take(&mut self.prefilling)).collect();
                         if self.preempt_prefilling(younger, error) {
@@ -231,7 +231,7 @@ impl<B: Backend> Scheduler<B> {
                             self.prefilling = [own].into_iter().chain(younger).collect();
                             return self.on_device_lost(&reason);
                         }
-                        // A decoding request may free it when it ends.
+                        // A decoding request may free enough when it ends.
                         Err(error) if error.is_resource_exhausted() && !self.decoding.is_empty() => {
                             self.preempt(decoding.job, &error);
                             self.admission_paused = true;

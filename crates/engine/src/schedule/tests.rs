@@ -75,7 +75,7 @@ impl Harness {
         }
     }
 
-    /// Asserts what holds after every round.
+    /// Asserts the invariants that hold after every round.
     fn check_invariants(&self) {
         let Scheduler { prefilling, decoding, queue, status, .. } = &self.scheduler;
         let sequences = prefilling.iter().map(|prefilling| &prefilling.sequence);
@@ -496,9 +496,9 @@ fn log_events_carry_the_span_of_their_request() {
         .with_max_level(tracing::Level::TRACE)
         .with_writer(move || writer.clone())
         .finish();
-    // With a single dispatcher in the process, tracing asks only the current thread whether it wants a call
-    // site: a parallel test that meets one first would disable it for good. A second dispatcher makes it ask
-    // both.
+    // With a single dispatcher in the process, tracing checks only the current thread's interest in a call
+    // site: a parallel test that reaches it first would disable it for good. With a second dispatcher it
+    // checks both.
     let _second = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::new());
     tracing::subscriber::with_default(subscriber, || {
         let mut harness = Harness::new(options(3, 16));
