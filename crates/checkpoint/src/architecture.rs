@@ -1,4 +1,4 @@
-//! The supported model families, by name only; [`family`](crate::family) holds what is known about each.
+//! The supported model families, by name only; [`family`](crate::family) holds the facts about each.
 
 use serde::{Deserialize, Serialize};
 

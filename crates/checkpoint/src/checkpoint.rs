@@ -101,12 +101,13 @@ impl Checkpoint {
 
     /// A tensor of the text tower; an error if the family has no such tensor.
     pub fn tensor(&self, layer: Option<u32>, role: Role) -> Result<&Tensor> {
-        self.inventory
-            .get(layer, role)
-            .ok_or_else(|| Error::invalid(&self.path, format!("has no {role:?} tensor in layer {layer:?}")))
+        self.inventory.get(layer, role).ok_or_else(|| {
+            let location = layer.map_or(String::new(), |layer| format!(" in layer {layer}"));
+            Error::invalid(&self.path, format!("has no {role:?} tensor{location}"))
+        })
     }
 
-    /// Reads and decodes a whole tensor. Meant for small ones.
+    /// Reads and decodes all values of a tensor. Meant for small tensors.
     pub fn read_vector(&self, tensor: &Tensor) -> Result<Vec<f32>> {
         let path = &self.source.files[tensor.data.file];
         let bytes = self.read_span(tensor, tensor.data)?;

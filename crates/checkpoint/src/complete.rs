@@ -80,7 +80,7 @@ pub fn check(config: &Config, source: &Source) -> Result<Inventory, Incomplete> 
             problems.push(Problem::ShapeMismatch { name: name.clone(), expected: shape.clone(), found });
         }
         if let Some(first) = tensors.get(&slot) {
-            problems.push(Problem::Duplicate { name: first.name.clone(), again: name });
+            problems.push(Problem::Duplicate { name: first.name.clone(), second: name });
             continue;
         }
         tensors.insert(slot, tensor.clone());

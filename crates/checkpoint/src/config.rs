@@ -42,9 +42,9 @@ pub enum RopeScaling {
     Llama3 {
         /// The divisor of low frequencies.
         factor: f32,
-        /// Frequencies with fewer turns than this within the original context are low.
+        /// Frequencies with fewer rotations than this within the original context are low.
         low: f32,
-        /// Frequencies with more turns than this are high.
+        /// Frequencies with more rotations than this are high.
         high: f32,
         /// Original context length.
         original: u32,
@@ -67,7 +67,7 @@ pub enum RopePairs {
     Neighbours,
 }
 
-/// Everything that the forward pass needs to know about a model besides its weights.
+/// All parameters of the forward pass other than the weights.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Config {
     /// The family.
@@ -107,10 +107,10 @@ pub struct Config {
     pub rms_norm_eps: f32,
     /// Vocabulary size. Hugging Face files of the multimodal sizes count 64 more than there are tokens.
     pub vocab: u32,
-    /// Context length of the training.
+    /// Context length that the model was trained with.
     pub max_positions: u32,
-    /// Whether the embedding matrix is also the output projection. GGUF metadata does not contain this, so GGUF
-    /// files count as tied here; see [`Inventory::head`](crate::complete::Inventory::head).
+    /// Whether the embedding matrix is also the output projection. GGUF metadata does not contain this, so
+    /// GGUF files count as tied here; see [`Inventory::head`](crate::complete::Inventory::head).
     pub tie_embeddings: bool,
     /// Beginning-of-sequence token.
     pub bos: Option<u32>,

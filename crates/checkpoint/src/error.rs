@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use crate::incomplete::Incomplete;
 
-/// Shorthand used through the crate.
+/// Shorthand used throughout the crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why a checkpoint cannot be opened or read.
@@ -23,7 +23,7 @@ pub enum Error {
     InvalidFile {
         /// The file.
         path: PathBuf,
-        /// What is wrong, where, and what to do.
+        /// The problem, its location and the remedy.
         reason: String,
     },
     /// The description of a tensor is invalid.
@@ -33,7 +33,7 @@ pub enum Error {
         path: PathBuf,
         /// The tensor.
         tensor: String,
-        /// What is wrong.
+        /// The problem.
         reason: String,
     },
     /// Tensors are missing, duplicated, misshapen or unknown.
@@ -63,7 +63,7 @@ pub enum Error {
         path: PathBuf,
         /// The unsupported feature.
         what: String,
-        /// What would work instead.
+        /// A supported alternative.
         fix: String,
     },
 }

@@ -54,16 +54,16 @@ impl Folder {
     /// Completes a source that was read from the folder's files. `config.json` is read last: for a folder
     /// without a model, the error about missing weights is more helpful.
     pub(crate) fn from_source(path: &Path, source: Source, skipped: Vec<String>) -> Result<Self> {
-        let at = path.join(CONFIG);
-        if !at.exists() {
+        let config_path = path.join(CONFIG);
+        if !config_path.exists() {
             return Err(Error::invalid(
                 path,
                 "has no config.json: download it from the same place as the weights",
             ));
         }
-        let text = read_text(&at, MAX_CONFIG)?;
+        let text = read_text(&config_path, MAX_CONFIG)?;
         let config = serde_json::from_str(&text)
-            .map_err(|error| Error::invalid(&at, format!("is invalid: {}", brief(error))))?;
+            .map_err(|error| Error::invalid(&config_path, format!("is invalid: {}", brief(error))))?;
         Ok(Folder {
             path: path.to_path_buf(),
             source,
@@ -142,29 +142,30 @@ fn unsupported_dtype(path: &Path, entry: &Entry) -> Error {
 
 /// Opens the shards of an index, and checks that both list the same tensors.
 fn open_shards(path: &Path) -> Result<Vec<File>> {
-    let at = path.join(INDEX);
-    let text = read_text(&at, MAX_INDEX)?;
+    let index_path = path.join(INDEX);
+    let text = read_text(&index_path, MAX_INDEX)?;
     let mut json = serde_json::Deserializer::from_str(&text);
     let parsed = IndexSeed.deserialize(&mut json).and_then(|index| {
         json.end()?;
         Ok(index)
     });
-    let mut index = parsed.map_err(|error| Error::invalid(&at, format!("is invalid: {}", brief(error))))?;
+    let mut index =
+        parsed.map_err(|error| Error::invalid(&index_path, format!("is invalid: {}", brief(error))))?;
     let shards: BTreeSet<String> = index.values().cloned().collect();
     if shards.len() > MAX_SHARDS {
         return Err(Error::invalid(
-            &at,
+            &index_path,
             format!("lists {} shards, but the limit is {MAX_SHARDS}", shards.len()),
         ));
     }
     for shard in &shards {
-        check_shard_name(&at, shard)?;
+        check_shard_name(&index_path, shard)?;
     }
     let missing = shards.iter().filter(|shard| !path.join(shard).exists());
     if let Some(list) = listed(missing.map(String::as_str)) {
-        return Err(Error::invalid(&at, format!("lists missing files: {list}; download them")));
+        return Err(Error::invalid(&index_path, format!("lists missing files: {list}; download them")));
     }
-    check_distinct(path, &at, &shards)?;
+    check_distinct(path, &index_path, &shards)?;
     let mut files = Vec::new();
     let mut unlisted = Vec::new();
     let mut header_budget = MAX_HEADER;
@@ -184,16 +185,19 @@ fn open_shards(path: &Path) -> Result<Vec<File>> {
     }
     let absent: Vec<String> = index.into_iter().map(|(name, shard)| format!("{name} in {shard}")).collect();
     if let Some(list) = listed(absent.iter().map(String::as_str)) {
-        return Err(Error::invalid(&at, format!("lists tensors that are not in its files: {list}")));
+        return Err(Error::invalid(&index_path, format!("lists tensors that are not in its files: {list}")));
     }
     if let Some(list) = listed(unlisted.iter().map(String::as_str)) {
-        return Err(Error::invalid(&at, format!("does not list tensors that are in its files: {list}")));
+        return Err(Error::invalid(
+            &index_path,
+            format!("does not list tensors that are in its files: {list}"),
+        ));
     }
     Ok(files)
 }
 
-/// Shards must be in the same folder: an index cannot make us open files elsewhere.
-fn check_shard_name(at: &Path, shard: &str) -> Result<()> {
+/// Shards must be in the same folder: an index must not name files elsewhere.
+fn check_shard_name(index_path: &Path, shard: &str) -> Result<()> {
     let reason = if shard == INDEX {
         "lists itself as a shard"
     } else if shard.contains(['/', '\\']) || shard.contains("..") {
@@ -204,18 +208,18 @@ fn check_shard_name(at: &Path, shard: &str) -> Result<()> {
         return Ok(());
     };
     let shown: String = shard.chars().take(64).collect();
-    Err(Error::invalid(at, format!("{reason}: '{}'", shown.escape_debug())))
+    Err(Error::invalid(index_path, format!("{reason}: '{}'", shown.escape_debug())))
 }
 
 /// Rejects two names of the same file, whose tensors would appear twice.
-fn check_distinct(path: &Path, at: &Path, shards: &BTreeSet<String>) -> Result<()> {
+fn check_distinct(path: &Path, index_path: &Path, shards: &BTreeSet<String>) -> Result<()> {
     let mut seen: BTreeMap<PathBuf, &str> = BTreeMap::new();
     for shard in shards {
         let file = path.join(shard);
         let real = std::fs::canonicalize(&file).map_err(|error| Error::io(&file, error))?;
         if let Some(other) = seen.insert(real, shard) {
             return Err(Error::invalid(
-                at,
+                index_path,
                 format!("lists '{other}' and '{shard}', which are the same file"),
             ));
         }
@@ -223,7 +227,7 @@ fn check_distinct(path: &Path, at: &Path, shards: &BTreeSet<String>) -> Result<(
     Ok(())
 }
 
-/// The error for a folder without safetensors, according to what it does contain.
+/// The error for a folder without safetensors, which depends on the files that it does contain.
 fn no_weights(path: &Path) -> Error {
     // Only for a message: a huge folder is not listed completely.
     let names: Vec<String> = match std::fs::read_dir(path) {

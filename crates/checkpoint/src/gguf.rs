@@ -24,8 +24,8 @@ pub use metadata::Metadata;
 pub use value::{Array, Strings, Value};
 
 /// Maximum bytes of all headers of a model. Gemma's has 6 MiB for 262,144 tokens, and vocabularies with
-/// merges stay under 20 MiB. The limit keeps a malicious file from taking more than 64 MiB of memory or 100
-/// ms.
+/// merges stay under 20 MiB. The limit keeps a malicious file from taking more than 64 MiB of memory;
+/// rejecting it takes linear time, below 100 ms in an optimised build.
 const MAX_HEADER: u64 = 32 << 20;
 
 /// Maximum number of metadata keys. Real files have fewer than 100.
@@ -60,7 +60,7 @@ pub fn open(path: &Path) -> Result<Gguf> {
     match split::SplitInfo::from_metadata(path, &gguf.metadata)? {
         None => Ok(gguf),
         Some(split) => {
-            // Its metadata may be as large as a whole header: freed before the parts are read.
+            // Its metadata may be as large as the header limit: freed before the parts are read.
             drop(gguf);
             split::open_all(path, &split)
         }

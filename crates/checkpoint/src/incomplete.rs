@@ -20,7 +20,7 @@ pub enum Problem {
         /// Name of the first.
         name: String,
         /// Name of the second.
-        again: String,
+        second: String,
     },
     /// A tensor has a different shape than the config implies.
     ShapeMismatch {
@@ -51,11 +51,11 @@ impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Problem::Missing { name, expected } => write!(f, "missing: {name}, expected {expected:?}"),
-            Problem::Duplicate { name, again } if name == again => {
+            Problem::Duplicate { name, second } if name == second => {
                 write!(f, "duplicate: {name} appears twice")
             }
-            Problem::Duplicate { name, again } => {
-                write!(f, "duplicate: {again} is the same tensor as {name}")
+            Problem::Duplicate { name, second } => {
+                write!(f, "duplicate: {second} is the same tensor as {name}")
             }
             Problem::ShapeMismatch { name, expected, found } => {
                 write!(f, "wrong shape: {name}, expected {expected:?}, found {found:?}")
@@ -68,7 +68,7 @@ impl fmt::Display for Problem {
     }
 }
 
-/// Everything that keeps a checkpoint from being a complete model.
+/// All problems of a checkpoint that is not a complete model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Incomplete {
     /// Name of the family that the config declares.

@@ -1,10 +1,10 @@
-//! What a decoder layer consists of: a mixer followed by a feed-forward block.
+//! Decoder layers: a mixer followed by a feed-forward block.
 //!
 //! A checkpoint's [`Config`] describes each of its layers as a [`LayerSpec`]. Everything that depends on the
 //! form of a layer iterates over these: the tensors a checkpoint must contain
 //! ([`complete`](crate::complete)), the matrices on the GPU, the size of the KV cache and the decoder itself.
 //! A family whose layers differ (mixture of experts, linear attention, heads of several widths) adds a
-//! variant or a field here, and the compiler points out what must follow.
+//! variant or a field here, and the compiler points out the code that must handle it.
 
 use crate::{
     config::{Config, LayerType},

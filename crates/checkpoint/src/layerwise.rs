@@ -52,7 +52,7 @@ impl PartName {
     }
 }
 
-/// Whether the folder at `path` has files with such names.
+/// Whether the folder at `path` is layerwise-quantised, judged by its file names.
 pub fn detect(path: &Path) -> Result<bool> {
     Ok(!parts(path)?.is_empty())
 }
@@ -81,9 +81,9 @@ pub fn open(path: &Path) -> Result<Folder> {
     for (number, file) in files.iter().enumerate() {
         for entry in &file.header.entries {
             let scheme = file.header.metadata.get(&entry.name);
-            if let (None, Some(of)) = (scheme, entry.name.strip_suffix(SCALE_SUFFIX)) {
-                if !entries.contains_key(of) {
-                    let reason = format!("scales of '{of}', which is in no file");
+            if let (None, Some(quantised_name)) = (scheme, entry.name.strip_suffix(SCALE_SUFFIX)) {
+                if !entries.contains_key(quantised_name) {
+                    let reason = format!("scales of '{quantised_name}', which is in no file");
                     return Err(Error::tensor(&file.path, &entry.name, reason));
                 }
                 continue;
@@ -102,12 +102,12 @@ pub fn open(path: &Path) -> Result<Folder> {
     Folder::from_source(path, Source { format: Format::Layerwise, files, tensors }, skipped)
 }
 
-/// The files with such names, in order.
+/// The folder's layer files, in order.
 fn parts(path: &Path) -> Result<BTreeMap<PartName, String>> {
     let io = |error| Error::io(path, error);
     let mut parts = BTreeMap::new();
     for entry in std::fs::read_dir(path).map_err(io)? {
-        // Names that are not UTF-8 are not ours.
+        // A name that is not UTF-8 cannot be that of a layer file.
         let Ok(name) = entry.map_err(io)?.file_name().into_string() else { continue };
         let Some(part) = PartName::parse(&name) else { continue };
         if let Some(other) = parts.insert(part, name.clone()) {

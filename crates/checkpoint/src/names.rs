@@ -7,8 +7,7 @@
 //! | Hugging Face, multimodal (newer) | `model.language_model.layers.3.self_attn.q_proj.weight` |
 //! | GGUF | `blk.3.attn_q.weight` |
 //!
-//! Vision layers are also called `layers.3`, so names are only matched as a whole: a name that matches none
-//! of these is unknown.
+//! Vision layers are also called `layers.3`, so only complete names match; any other name is unknown.
 
 use serde::Serialize;
 

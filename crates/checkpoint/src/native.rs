@@ -2,9 +2,10 @@
 //! the layout of the GPU, so that loading only copies.
 //!
 //! The metadata has `indrik.version`, `indrik.config` (the [`Config`] as JSON) and `indrik.matrices` (rows, K
-//! and scheme of each matrix, which the byte entries do not contain). A matrix `NAME` has its tiles in the entry
-//! `NAME` and its scale plane in `NAME.scales`, both of type U8. Vectors are F32, norms in the form in which
-//! they multiply. The entry `indrik.tokenizer` holds the tokenizer of the source model, if it had one.
+//! and scheme of each matrix, which the byte entries do not contain). A matrix `NAME` has its tiles in the
+//! entry `NAME` and its scale plane in `NAME.scales`, both of type U8. Vectors are F32; norms are stored
+//! ready to multiply, with Gemma's `1 + w` applied. The entry `indrik.tokenizer` holds the tokenizer of the
+//! source model, if it had one.
 
 mod header;
 

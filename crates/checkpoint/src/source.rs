@@ -1,4 +1,4 @@
-//! The contents of a model's files: which tensors there are, how each is encoded, and where its bytes are.
+//! The contents of a model's files: the tensors, their encodings and the locations of their bytes.
 
 use std::path::PathBuf;
 

@@ -67,7 +67,7 @@ fn problems(source: &Source) -> Vec<Problem> {
 }
 
 #[test]
-fn every_naming_gives_a_whole_model() {
+fn every_naming_gives_a_complete_model() {
     for naming in [Naming::HfText, Naming::HfMultimodalOlder, Naming::HfMultimodalNewer, Naming::Gguf] {
         let source = complete_model(naming);
         let inventory = check(&source).unwrap();

@@ -1,5 +1,5 @@
-//! Valid and malicious GGUF headers. Every malicious file is rejected in linear time and within 64 MiB, with an
-//! error that names the file, the tensor or key and the reason; nothing panics.
+//! Valid and malicious GGUF headers. Every malicious file is rejected in linear time and within 64 MiB, with
+//! an error that names the file, the tensor or key and the reason; nothing panics.
 
 mod common;
 
@@ -167,7 +167,7 @@ impl Writer {
 /// Writes a malicious file into a folder and returns the file to open.
 type Build = fn(&Path) -> PathBuf;
 
-/// Asserts that opening what `build` writes fails with an error that starts with one of the files and
+/// Asserts that opening the file from `build` fails with an error that starts with one of the files and
 /// contains all of `expected`.
 fn assert_rejected(build: Build, expected: &[&str]) {
     let dir = tempfile::tempdir().expect("create a temporary folder");
@@ -319,7 +319,7 @@ hostile! {
     part_missing: |dir| {
         Writer::part(0, 3, 3).save(dir.join("m-00001-of-00003.gguf"));
         Writer::part(2, 3, 3).save(dir.join("m-00003-of-00003.gguf"))
-    } => ["parts missing of 3", "m-00002-of-00003.gguf", "to the same folder"];
+    } => ["missing parts of 3", "m-00002-of-00003.gguf", "to the same folder"];
     all_other_parts_missing: |dir| Writer::part(0, u16::MAX, 3).save(dir.join("m-00001-of-65535.gguf"))
         => ["m-00002-of-65535.gguf", "and possibly more"];
     part_renamed: |dir| Writer::part(1, 2, 0).hostile(dir) => ["part 2 of 2", "must end in '-00002-of-00002.gguf'"];
@@ -327,7 +327,7 @@ hostile! {
         => ["part 2 of 2", "must end in '-00002-of-00002.gguf'"];
     part_past_the_count: |dir| Writer::part(2, 2, 0).save(dir.join("m-00003-of-00002.gguf"))
         => ["'split.no'", "2 is out of range for 2 parts"];
-    part_named_but_whole: |dir| Writer::valid(3).save(dir.join("m-00001-of-00002.gguf"))
+    part_name_without_split_metadata: |dir| Writer::valid(3).save(dir.join("m-00001-of-00002.gguf"))
         => ["named part 1 of 2", "no split.count"];
     part_of_another_split: |dir| {
         Writer::part(1, 3, 0).save(dir.join("m-00002-of-00002.gguf"));
@@ -503,7 +503,7 @@ fn parse(bytes: &[u8]) -> checkpoint::Result<Gguf> {
     gguf::parse(Path::new("memory.gguf"), bytes, bytes.len() as u64)
 }
 
-/// What callers may rely on when parsing succeeds.
+/// Asserts the guarantees of a successful parse.
 fn assert_sound(gguf: &Gguf, len: u64) {
     for tensor in &gguf.source.tensors {
         assert_eq!(tensor.encoding.bytes(&tensor.shape), Some(tensor.data.len));
@@ -603,7 +603,7 @@ fn data_starts_at_the_alignment() {
 }
 
 #[test]
-fn opening_any_part_opens_the_whole_model() {
+fn opening_any_part_opens_all_parts() {
     let dir = tempfile::tempdir().expect("create a temporary folder");
     let paths: Vec<PathBuf> =
         (1..=3).map(|part| dir.path().join(format!("m-0000{part}-of-00003.gguf"))).collect();
@@ -623,7 +623,7 @@ fn opening_any_part_opens_the_whole_model() {
 }
 
 #[test]
-fn merged_files_are_read_as_whole_models() {
+fn merged_files_are_read_as_complete_models() {
     let file = Writer::valid(3).key("split.count", U16, &[0, 0]).key("split.no", U16, &[0, 0]);
     let dir = tempfile::tempdir().expect("create a temporary folder");
     assert_eq!(gguf::open(&file.hostile(dir.path())).expect("valid file").source.tensors.len(), 2);

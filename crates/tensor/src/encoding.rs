@@ -1,4 +1,4 @@
-//! How model files store the values of a tensor.
+//! Tensor encodings of model files.
 
 use serde::Serialize;
 

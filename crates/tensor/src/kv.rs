@@ -1,4 +1,4 @@
-//! How the KV cache stores its elements.
+//! Storage schemes of the KV cache.
 
 /// How the KV cache stores keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize)]
@@ -19,7 +19,7 @@ impl KvScheme {
     /// Every scheme.
     pub const ALL: [KvScheme; 3] = [KvScheme::F16, KvScheme::F32, KvScheme::Int8];
 
-    /// Bytes of the key, or of the value, of one head and token, scales included.
+    /// Bytes of one head's key (or value) for one token, scales included.
     pub fn head_bytes(self, head_dim: u32) -> u64 {
         let values = u64::from(head_dim) * u64::from(self.bits()) / 8;
         match self {
@@ -37,8 +37,8 @@ impl KvScheme {
         }
     }
 
-    /// Checks that heads of `head_dim` elements and pages of `page_size` tokens can be stored in this scheme; the
-    /// error gives the reason.
+    /// Checks that heads of `head_dim` elements and pages of `page_size` tokens can be stored in this scheme.
+    /// The error is the reason why not.
     pub fn check(self, head_dim: u32, page_size: u32) -> Result<(), String> {
         if !page_size.is_power_of_two() {
             return Err(format!("page size {page_size}: must be a power of two"));

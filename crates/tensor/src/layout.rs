@@ -118,9 +118,9 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// `None` if a dimension is zero, if K is not a multiple of 32 (floats may have any K), or if the matrix
-    /// is larger than any memory: kernels index rows and columns with 32 bits, and the size in bytes must not
-    /// overflow.
+    /// The layout of a matrix; `None` if a dimension is zero, if K is not a multiple of 32
+    /// (floats may have any K), or if the matrix is larger than any memory: kernels index rows and columns
+    /// with 32 bits, and the size in bytes must not overflow.
     pub fn new(scheme: Scheme, rows: usize, k: usize) -> Option<Self> {
         let padded = rows.checked_next_multiple_of(STRIP)?.checked_mul(k.checked_next_multiple_of(QUAD)?)?;
         let in_range = rows <= u32::MAX as usize && k <= u32::MAX as usize && padded <= 1 << 48;
@@ -182,7 +182,7 @@ impl Layout {
     /// The weight at (`row`, `k`), decoded from values and scale bits with the arithmetic of the kernels.
     pub fn value(&self, values: &[u8], scales: &[u16], row: usize, k: usize) -> f32 {
         let (at, high) = self.value_at(row, k);
-        let scale = |which: usize| f16::from_bits(scales[self.scale_at(row, k / GROUP) + 4 * which]).to_f32();
+        let scale = |plane: usize| f16::from_bits(scales[self.scale_at(row, k / GROUP) + 4 * plane]).to_f32();
         let nibble = || f32::from(if high { values[at] as i8 >> 4 } else { (values[at] << 4) as i8 >> 4 });
         let word16 = || u16::from_le_bytes([values[at], values[at + 1]]);
         match self.scheme {
@@ -219,14 +219,14 @@ impl Layout {
     pub fn pack_scales(&self, scales: &[f16], minima: &[f16]) -> Vec<f16> {
         let groups = self.k / GROUP;
         let planes = [scales, minima];
-        for (which, plane) in planes.iter().enumerate() {
-            let expected = if which < self.scheme.scales_per_group() { self.rows * groups } else { 0 };
+        for (number, plane) in planes.iter().enumerate() {
+            let expected = if number < self.scheme.scales_per_group() { self.rows * groups } else { 0 };
             assert_eq!(plane.len(), expected, "scales and minima must match the layout's groups");
         }
         let mut packed = vec![f16::ZERO; self.scale_bytes() / size_of::<f16>()];
-        for (which, plane) in planes.iter().enumerate() {
+        for (number, plane) in planes.iter().enumerate() {
             for (index, scale) in plane.iter().enumerate() {
-                packed[self.scale_at(index / groups, index % groups) + 4 * which] = *scale;
+                packed[self.scale_at(index / groups, index % groups) + 4 * number] = *scale;
             }
         }
         packed

@@ -1,4 +1,4 @@
-//! The matrices a checkpoint is loaded as, known before any memory is allocated: `inspect` reports them,
+//! The GPU matrices of a checkpoint, known before any memory is allocated: `inspect` reports them,
 //! [`plan`](crate::plan) places them and [`load`](crate::load) fills them.
 //!
 //! The rows of query, key and value follow each other in one matrix, and strips of gate and up alternate in
@@ -26,11 +26,11 @@ pub struct Blueprint<'a> {
 /// One matrix on the GPU.
 #[derive(Clone, Debug)]
 pub struct MatrixSpec<'a> {
-    /// Which one.
+    /// Identifies the matrix.
     pub id: MatrixId,
     /// Shape and scheme.
     pub layout: Layout,
-    /// The tensors it is made of, and which of its strips each one fills.
+    /// The tensors it is made of, and the strips that each one fills.
     pub tensors: Vec<(&'a Tensor, StripMap)>,
 }
 
@@ -50,7 +50,7 @@ pub struct Reservation {
 }
 
 impl Reservation {
-    /// For the weights alone.
+    /// Nothing beside the weights.
     pub const WEIGHTS_ONLY: Reservation = Reservation {
         context_length: 1,
         max_sequences: 1,
@@ -168,7 +168,7 @@ impl<'a> Blueprint<'a> {
     }
 }
 
-/// What each layer of a model keeps in the KV cache.
+/// The KV cache demand of each layer.
 pub fn kv_layers(config: &Config, reservation: &Reservation) -> Vec<KvLayerDemand> {
     let attention = |attention: Attention| KvLayerDemand {
         bytes_per_token: 2

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-/// Shorthand used through the crate.
+/// Shorthand used throughout the crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why weights cannot be planned, loaded or quantised.

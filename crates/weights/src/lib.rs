@@ -1,7 +1,7 @@
-//! A checkpoint's weights: how much memory they need, where they go, and how they get onto the GPU.
+//! The weights of a checkpoint: planning their memory, loading them onto the GPU, and quantising them.
 //!
-//! 1. [`blueprint`] lists the matrices that a [`Checkpoint`](checkpoint::Checkpoint) is loaded as:
-//!    projections that one kernel computes share a matrix.
+//! 1. [`blueprint`] lists the GPU matrices of a [`Checkpoint`](checkpoint::Checkpoint): projections that one
+//!    kernel computes share a matrix.
 //! 2. [`plan`] assigns weights, KV cache and scratch memory to the device's heaps before anything is
 //!    allocated, or reports how much memory is missing and which changes would make the model fit.
 //! 3. [`load`] allocates the matrices and fills them through [`stream`], which transcodes files chunk by

@@ -1,5 +1,5 @@
 //! Loading a checkpoint into GPU memory: buffers allocated as planned, matrices filled by
-//! [`stream`](crate::stream), norms uploaded in the form in which they multiply.
+//! [`stream`](crate::stream), norms uploaded ready to multiply.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ use crate::{
 pub struct Weights {
     /// Every matrix with its id, in the order of the blueprint.
     pub matrices: Vec<(MatrixId, Matrix)>,
-    /// Norm weights in f32, as multiplied with (Gemma's "1 + w" already added).
+    /// Norm weights in f32, ready to multiply: Gemma's `1 + w` is applied.
     pub norms: BTreeMap<Slot, Buffer>,
     /// Per layer the biases of query, key and value, concatenated, in f32; empty for families without biases.
     pub qkv_biases: Vec<Buffer>,
@@ -69,13 +69,13 @@ pub fn load(
 const BLOCK_SIZE: u64 = 64 << 20;
 
 /// Whether a matrix goes entirely to device-local memory. A matrix that the plan divides between heaps goes
-/// to host memory, which has room for what device-local memory lacks.
+/// to host memory, which has room for the remainder.
 fn is_device_local(placement: &Placement, index: usize) -> bool {
     let heap = |extent: &Extent| placement.heaps[placement.blocks[extent.block].heap].heap;
     placement.extents(Content::Weight(index)).all(|extent| heap(extent).device_local)
 }
 
-/// Uploads every one-dimensional tensor: norms in the form in which they multiply, and biases.
+/// Uploads every one-dimensional tensor: norms, ready to multiply, and biases.
 fn load_vectors(
     device: &Device,
     checkpoint: &Checkpoint,
@@ -116,5 +116,5 @@ fn load_vectors(
     Ok((norms, qkv_biases))
 }
 
-/// In the row order of the QKV matrix.
+/// The biases, in the row order of the QKV matrix.
 const QKV_BIASES: [Role; 3] = [Role::QueryBias, Role::KeyBias, Role::ValueBias];

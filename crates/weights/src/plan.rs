@@ -1,19 +1,19 @@
 //! Memory planning: which heap holds the weights, the KV cache and scratch buffers, decided before a byte is
 //! read.
 //!
-//! [`plan`] is pure arithmetic on what the driver reports ([`Memory`]) and what the model needs ([`Demand`]);
-//! it touches no device. It returns a [`Placement`], or the [`Shortfall`] with changes that would make the
+//! [`plan`] is pure arithmetic on the memory that the driver reports ([`Memory`]) and the memory that the
+//! model needs ([`Demand`]); it uses no device. It returns a [`Placement`], or the [`Shortfall`] with changes that would make the
 //! model fit.
 //!
 //! - Scratch and KV cache are placed first, then weights. Device-local heaps are filled first, each up to its
 //!   free budget less a [`Margin`], then host memory that the GPU can read.
 //! - On **unified memory** (integrated GPUs, the CPU driver) every heap is the same memory, so only capacity
 //!   counts. RADV reports two thirds of carve-out plus GTT as device-local and one third as host: both must
-//!   be filled to use all of it. A tensor goes whole into the first heap with room, and is divided only if no
-//!   heap has room.
-//! - On a **discrete GPU** every read of host memory crosses the bus. Weights are placed in the order of how
-//!   much of them a token reads, the least-read ones spill to the host, and the tensor at the border is
-//!   divided.
+//!   be filled to use all of it. A tensor goes undivided into the first heap with room, and is divided only
+//!   if no heap has room.
+//! - On a **discrete GPU** every read of host memory crosses the bus. Weights are placed by the
+//!   fraction of them that is read per token, highest first. The least-read ones spill to the host, and the
+//!   tensor at the border is divided.
 //!
 //! Within a heap, extents are cut from blocks of one content each, none larger than the driver allows. A
 //! tensor continues in another block, or in another heap, only at a multiple of its split unit.
@@ -52,7 +52,7 @@ pub enum PlanError {
     },
 }
 
-/// Places everything, or reports by how much it does not fit and what would make it fit.
+/// Places everything, or reports how much memory is missing and which changes would make it fit.
 pub fn plan(memory: &Memory, demand: &Demand) -> Result<Placement, PlanError> {
     let limit = memory.max_block();
     if let Some(weight) = demand.weights.iter().find(|weight| weight.min_extent() > limit) {

@@ -33,7 +33,7 @@ pub struct Destination<'a> {
     pub tensor: &'a Tensor,
     /// The matrix on the GPU.
     pub matrix: &'a Matrix,
-    /// Which strips of the matrix the tensor fills.
+    /// The strips of the matrix that the tensor fills.
     pub strips: StripMap,
 }
 
@@ -111,7 +111,7 @@ impl Chunk {
     }
 }
 
-/// What a chunk holds.
+/// The content of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ChunkData {
     /// Rows in the file's encoding, to be transcoded by the kernel.
@@ -122,7 +122,7 @@ enum ChunkData {
     Scales { first: u64, count: u64 },
 }
 
-/// Advice in errors about values that no model can have.
+/// Advice in errors about invalid values.
 const DAMAGED: &str = "the file is damaged, download or convert it again";
 
 /// Maximum bytes of all slots together.
@@ -131,7 +131,7 @@ const MAX_RING_BYTES: u64 = 256 << 20;
 /// Extra bytes per slot: the shader reads whole words, past the end of the chunk.
 const SLACK: u64 = 16;
 
-/// Fills the matrices. After an error their contents are undefined, and the caller drops them.
+/// Fills the matrices. After an error their contents are undefined, and the caller must drop them.
 pub fn stream(
     device: &Device,
     source: &Source,
@@ -145,7 +145,7 @@ pub fn stream(
     let slot_bytes = options.slot_bytes.max(largest + SLACK);
     if slot_bytes > MAX_RING_BYTES {
         let reason = format!(
-            "a row or strip of {largest} bytes is larger than {} of staging",
+            "a row or strip of {largest} bytes exceeds the staging limit of {}",
             gpu::format_bytes(MAX_RING_BYTES)
         );
         return Err(Error::invalid(&source.files[0], reason));
@@ -366,11 +366,11 @@ fn copy_strips<'a>(
     let mut strip = first;
     while strip < first + count {
         let at = first_strip as u64 + strip * step as u64;
-        let holds = |block: &&MatrixBlock| {
+        let contains = |block: &&MatrixBlock| {
             let start = block.first_row as u64 / STRIP as u64;
             (start..start + block.layout.strips() as u64).contains(&at)
         };
-        let block = destination.matrix.blocks().iter().find(holds);
+        let block = destination.matrix.blocks().iter().find(contains);
         let Some((block, (buffer, strip_bytes))) = block.and_then(|block| Some((block, plane(block)?)))
         else {
             let reason = format!("strip {at} is past the end of the matrix");

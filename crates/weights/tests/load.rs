@@ -1,4 +1,4 @@
-//! Loading whole checkpoints on Mesa's CPU driver: every matrix holds the rows of its tensors in the right
+//! Loading checkpoints on Mesa's CPU driver: every matrix holds the rows of its tensors in the right
 //! order.
 
 use std::path::Path;

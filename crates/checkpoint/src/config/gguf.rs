@@ -100,8 +100,8 @@ impl<'a> From<&'a Value> for MetaValue<'a> {
 }
 
 impl Rope {
-    /// llama.cpp's converter does not write the base of sliding-window layers; the default is what llama.cpp
-    /// assumes.
+    /// llama.cpp's converter does not write the base of sliding-window layers; the default is that of
+    /// llama.cpp.
     fn from_gguf(keys: &Keys, [global, local]: [f32; 2]) -> Result<Self> {
         // Ollama's converter uses these keys in its text-only files.
         let theta_global = keys.number("rope.global.freq_base", Some(global))?;

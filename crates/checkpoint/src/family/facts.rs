@@ -24,7 +24,7 @@ pub struct Family {
     pub scaled_embeddings: bool,
     /// Some layers have sliding-window attention, with a separate RoPE base.
     pub sliding_window: bool,
-    /// Norms multiply by 1 + w, where w is what Hugging Face files store.
+    /// Norms multiply by 1 + w, where w is the weight in Hugging Face files.
     pub norms_plus_one: bool,
     /// Names of the norms in a layer; all other tensors have the same names in every family.
     pub(crate) norms: &'static [NameRow],

@@ -48,29 +48,30 @@ pub(super) const FAMILY: Family = Family {
     adapt_gguf,
 };
 
-const AS_PUBLISHED: &str = "use a published Gemma 3 model";
+const USE_PUBLISHED: &str = "use a published Gemma 3 model";
 
 fn check_hf(keys: &Keys) -> Result<()> {
-    reject_flags(keys, &["attention_bias", "use_bidirectional_attention"], AS_PUBLISHED)?;
+    reject_flags(keys, &["attention_bias", "use_bidirectional_attention"], USE_PUBLISHED)?;
     for key in ["attn_logit_softcapping", "final_logit_softcapping"] {
         if keys.has(key) {
-            return Err(keys.unsupported(format!("{}{key}", keys.prefix), AS_PUBLISHED));
+            return Err(keys.unsupported(format!("{}{key}", keys.prefix), USE_PUBLISHED));
         }
     }
     Ok(())
 }
 
-/// Number of layers of the 27B, by which llama.cpp recognises it: its scores are scaled by `hidden / heads`.
+/// Number of layers of the 27B, which llama.cpp identifies by it: only the 27B scales scores by
+/// `hidden / heads`.
 const LAYERS_27B: u32 = 62;
 
-/// For what llama.cpp's converter does not write, we use what llama.cpp assumes: attention scores are divided
-/// by the square root of the head dimension, but of `hidden / heads` in the 27B; every sixth layer has full
+/// Values that llama.cpp's converter does not write get llama.cpp's defaults: attention scores are divided by
+/// the square root of the head dimension (27B: of `hidden / heads`), and every sixth layer has full
 /// attention. As in llama.cpp, a logit soft cap is not applied to models with sliding-window layers.
 fn adapt_gguf(config: &mut Config, keys: &Keys) -> Result<()> {
     if keys.has("mm.tokens_per_image") {
-        // It omits the RoPE scaling and lists more tokens than embeddings.
+        // Such files omit the RoPE scaling and list more tokens than embeddings.
         let fix = "use a file made by llama.cpp's converter";
-        return Err(keys.unsupported("a multimodal file of Ollama's own converter", fix));
+        return Err(keys.unsupported("a multimodal file made by Ollama's own converter", fix));
     }
     let pattern = keys.size("attention.sliding_window_pattern", MAX_LAYERS, Some(SLIDING_WINDOW_PATTERN))?;
     config.sliding_window = Some(keys.size("attention.sliding_window", MAX_SIZE, None)?);

@@ -43,7 +43,7 @@ pub(super) const DEFAULTS: Defaults = Defaults {
     pad: None,
 };
 
-/// Configs have a window that the published models do not use.
+/// Published configs specify a sliding window, but do not enable it.
 pub(super) fn check_hf(keys: &Keys) -> Result<()> {
     reject_flags(keys, &["use_sliding_window"], "use a published model, without sliding window")
 }

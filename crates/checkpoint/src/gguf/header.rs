@@ -18,25 +18,25 @@ const MAX_SHOWN: usize = 80;
 /// Advice in errors about damaged files.
 pub(super) const DAMAGED: &str = "the file is damaged, download it again";
 
-/// What a field belongs to, for error messages.
+/// The subject of an error message: the item that a field belongs to.
 #[derive(Clone, Copy)]
 pub(super) enum Subject<'a> {
     /// A fixed field of the header.
     Field(&'static str),
     /// The name of a metadata key.
     Key {
-        /// Index of the key or tensor.
+        /// Index of the key.
         index: usize,
-        /// Number of keys or tensors.
+        /// Number of keys.
         count: usize,
     },
     /// The value of a metadata key.
     Value(&'a str),
     /// The name of a tensor.
     TensorName {
-        /// Index of the key or tensor.
+        /// Index of the tensor.
         index: usize,
-        /// Number of keys or tensors.
+        /// Number of tensors.
         count: usize,
     },
     /// The entry of a tensor, except its name.
@@ -158,14 +158,14 @@ impl<'a, R: Read> Header<'a, R> {
         while numbers.len() < count {
             let bytes = ((count - numbers.len()) * N).min(CHUNK);
             self.fill(&mut chunk[..bytes], subject)?;
-            let (whole, _) = chunk[..bytes].as_chunks::<N>();
-            numbers.extend(whole.iter().map(|bytes| number(*bytes)));
+            let (elements, _) = chunk[..bytes].as_chunks::<N>();
+            numbers.extend(elements.iter().map(|bytes| number(*bytes)));
         }
         Ok(numbers)
     }
 
-    /// `count` as a size that is safe to allocate: at most `max`, and `count` items of at least `min_bytes` each
-    /// fit into the rest of the header.
+    /// `count` as a size that is safe to allocate: at most `max`, and `count` items of at least `min_bytes`
+    /// each fit into the rest of the header.
     pub fn bounded_count(
         &self,
         items: &str,

@@ -28,7 +28,7 @@ pub(super) struct SplitInfo {
 }
 
 impl SplitInfo {
-    /// `None` if the file at `path` is a whole model.
+    /// `None` if the file at `path` is a complete model.
     pub fn from_metadata(path: &Path, metadata: &Metadata) -> Result<Option<SplitInfo>> {
         // Tools that merge parts keep the key with the value 0.
         let count = metadata.optional("split.count", Metadata::u32)?.unwrap_or(0);
@@ -36,7 +36,7 @@ impl SplitInfo {
             return match PartName::parse(path) {
                 Some(name) if name.count > 1 => {
                     let reason = format!(
-                        "named part {} of {}, but its metadata has no split.count: if it is a whole model, rename it",
+                        "named part {} of {}, but its metadata has no split.count: if it is a complete model, rename it",
                         name.number, name.count
                     );
                     Err(Error::invalid(path, reason))
@@ -84,18 +84,18 @@ impl PartName<'_> {
 /// Opens all parts of the model that the file at `path` belongs to, and merges them.
 pub(super) fn open_all(path: &Path, split: &SplitInfo) -> Result<Gguf> {
     let paths = part_paths(path, split)?;
-    let mut whole: Option<Gguf> = None;
+    let mut merged: Option<Gguf> = None;
     let mut limit = MAX_HEADER;
     for (index, path) in paths.iter().enumerate() {
         // All headers share one limit: many parts may not take more memory than one file.
         let (part, header) = open_file(path, index, limit)?;
         limit -= header;
         check_part(path, &part.metadata, index, split)?;
-        match &mut whole {
-            None => whole = Some(part),
-            Some(whole) => whole.source.tensors.extend(part.source.tensors),
+        match &mut merged {
+            None => merged = Some(part),
+            Some(merged) => merged.source.tensors.extend(part.source.tensors),
         }
-        let found = whole.as_ref().map_or(0, |whole| whole.source.tensors.len() as u64);
+        let found = merged.as_ref().map_or(0, |merged| merged.source.tensors.len() as u64);
         let last = index + 1 == paths.len();
         if found > split.tensors || (last && found != split.tensors) {
             let reason = format!(
@@ -107,10 +107,10 @@ pub(super) fn open_all(path: &Path, split: &SplitInfo) -> Result<Gguf> {
             return Err(Error::invalid(path, reason));
         }
     }
-    let mut whole = whole.ok_or_else(|| Error::invalid(path, "split model without parts"))?;
-    check_names(&whole.source.tensors, |tensor| &paths[tensor.data.file])?;
-    whole.source.files = paths;
-    Ok(whole)
+    let mut merged = merged.ok_or_else(|| Error::invalid(path, "split model without parts"))?;
+    check_names(&merged.source.tensors, |tensor| &paths[tensor.data.file])?;
+    merged.source.files = paths;
+    Ok(merged)
 }
 
 /// The paths of all parts; an error if one does not exist.
@@ -139,7 +139,7 @@ fn part_paths(path: &Path, split: &SplitInfo) -> Result<Vec<PathBuf>> {
     if !missing.is_empty() {
         let more = if missing.len() == MAX_LISTED { " and possibly more" } else { "" };
         let reason = format!(
-            "parts missing of {count}: {}{more}; download them to the same folder",
+            "missing parts of {count}: {}{more}; download them to the same folder",
             missing.join(", ")
         );
         return Err(Error::invalid(path, reason));
@@ -156,7 +156,7 @@ fn check_part(path: &Path, metadata: &Metadata, index: usize, split: &SplitInfo)
     if belongs {
         return Ok(());
     }
-    let found = found.map_or("a whole model".to_string(), |found| {
+    let found = found.map_or("a complete model".to_string(), |found| {
         format!("part {} of {} with {} tensors in total", found.number + 1, found.count, found.tensors)
     });
     let reason = format!(

@@ -17,7 +17,7 @@ const MIN_BYTES: u64 = 8 + 4 + 8 + 4 + 8;
 /// GGML_MAX_DIMS.
 const MAX_DIMENSIONS: u32 = 4;
 
-/// Checks the tensor count that a file claims against what the rest of the header can hold.
+/// Checks the tensor count that a file claims against the capacity of the rest of the header.
 pub(super) fn count<R: Read>(header: &Header<R>, claimed: u64) -> Result<usize> {
     header.bounded_count("tensors", claimed, MIN_BYTES, MAX_TENSORS, Subject::Field("tensor list"))
 }

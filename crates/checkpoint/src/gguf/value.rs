@@ -69,32 +69,32 @@ pub enum Array {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Strings {
     text: String,
-    /// End of each string in `text`.
-    ends: Vec<u32>,
+    /// Offset of the end of each string in `text`.
+    end_offsets: Vec<u32>,
 }
 
 impl Strings {
     /// Number of strings.
     pub fn len(&self) -> usize {
-        self.ends.len()
+        self.end_offsets.len()
     }
 
     /// Whether there are no strings.
     pub fn is_empty(&self) -> bool {
-        self.ends.is_empty()
+        self.end_offsets.is_empty()
     }
 
     /// The string at `index`.
     pub fn get(&self, index: usize) -> Option<&str> {
-        let end = *self.ends.get(index)?;
-        let start = if index == 0 { 0 } else { self.ends[index - 1] };
+        let end = *self.end_offsets.get(index)?;
+        let start = if index == 0 { 0 } else { self.end_offsets[index - 1] };
         Some(&self.text[start as usize..end as usize])
     }
 
     /// All strings, in order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &str> {
         let mut start = 0;
-        self.ends.iter().map(move |end| {
+        self.end_offsets.iter().map(move |end| {
             let text = &self.text[start as usize..*end as usize];
             start = *end;
             text
@@ -103,22 +103,22 @@ impl Strings {
 
     fn read<R: Read>(header: &mut Header<R>, count: usize, subject: Subject) -> Result<Strings> {
         let mut bytes = Vec::new();
-        let mut ends = Vec::with_capacity(count);
+        let mut end_offsets = Vec::with_capacity(count);
         for _ in 0..count {
             header.append_string(&mut bytes, subject)?;
             // A header's limit is far below 4 GiB.
-            ends.push(bytes.len() as u32);
+            end_offsets.push(bytes.len() as u32);
         }
         // Checking all at once takes half the time of one by one: all strings are UTF-8 if their
         // concatenation is and none ends inside a character.
         let not_utf8 = |at: usize| {
-            let index = ends.partition_point(|end| *end as usize <= at);
+            let index = end_offsets.partition_point(|end| *end as usize <= at);
             header.damaged(subject, format!("string {index} of the array is not UTF-8"))
         };
         let text = String::from_utf8(bytes).map_err(|error| not_utf8(error.utf8_error().valid_up_to()))?;
-        match ends.iter().find(|end| !text.is_char_boundary(**end as usize)) {
+        match end_offsets.iter().find(|end| !text.is_char_boundary(**end as usize)) {
             Some(end) => Err(not_utf8(*end as usize - 1)),
-            None => Ok(Strings { text, ends }),
+            None => Ok(Strings { text, end_offsets }),
         }
     }
 }

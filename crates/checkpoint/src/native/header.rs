@@ -37,8 +37,8 @@ pub enum HeaderEntry {
 }
 
 /// The start of a native file: the length of the header and the header itself, padded so that the data which
-/// follows is page-aligned. `tokenizer` is where the serialised
-/// [`TokenizerData`](crate::tokenizer::TokenizerData) lies in the data.
+/// follows is page-aligned. `tokenizer` is the range of the serialised
+/// [`TokenizerData`](crate::tokenizer::TokenizerData) within the data.
 pub fn header(
     config: &Config,
     tensors: &[HeaderEntry],

@@ -123,12 +123,12 @@ impl SuperBlock {
         Self { d: half_at(bytes, 0), dmin: half_at(bytes, 2), scales, mins, q }
     }
 
-    /// Factor of a sub-block's codes.
+    /// Scale of a sub-block.
     pub fn scale(&self, sub: usize) -> f32 {
         self.d.to_f32() * f32::from(self.scales[sub])
     }
 
-    /// What is subtracted from a sub-block's products.
+    /// Minimum of a sub-block, subtracted from its products.
     pub fn min(&self, sub: usize) -> f32 {
         self.dmin.to_f32() * f32::from(self.mins[sub])
     }

@@ -34,7 +34,7 @@ pub enum QuantError {
     /// A scale, minimum or zero point is NaN or infinite: the file is damaged.
     #[error("the {what} of block {block} is {value}: the file is damaged, download or convert it again")]
     NotFinite {
-        /// What is not finite: scale, minimum, …
+        /// The quantity: scale, minimum or zero point.
         what: &'static str,
         /// Index of the block in the tensor.
         block: usize,

@@ -1,4 +1,4 @@
-//! Which scheme an encoding becomes on the GPU, and how exactly.
+//! The GPU scheme of each encoding, and its rounding error.
 
 use serde::Serialize;
 
@@ -11,11 +11,11 @@ impl Encoding {
     }
 }
 
-/// How exactly a scheme represents the values of an encoding.
+/// The rounding error of an encoding's values in its GPU scheme.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Exactness {
-    /// Bit for bit.
+    /// None: the same values, bit for bit.
     Exact,
     /// With an error of at most [`Exactness::bound`].
     Within {
@@ -52,7 +52,7 @@ pub const K_QUANT_ERROR: f32 = 3.0 * F16_ROUNDING;
 /// larger.
 pub const INT8_ERROR: f32 = 1.0 / 253.0;
 
-/// The scheme in which the GPU stores an encoding, and how exactly.
+/// The GPU scheme of an encoding, and its rounding error.
 ///
 /// - Q5_K becomes `int8+min`, which keeps its codes and only rounds scale and minimum to f16
 ///   ([`K_QUANT_ERROR`], 0.15%). Plain `int8` would round every value again, by up to 0.39%, to save 6% of

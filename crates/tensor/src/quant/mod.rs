@@ -1,16 +1,16 @@
-//! Quantisation arithmetic: dequantising what files store, transcoding it to what the GPU stores, and
-//! quantising floats.
+//! Quantisation arithmetic: dequantising file encodings, transcoding them to GPU schemes, and quantising
+//! floats.
 //!
 //! This is plain CPU arithmetic, written to be read. The GPU kernels are tested against it, and it follows
 //! ggml operation by operation: [`dequantize`] returns the same bits as the `gguf` Python package.
 //!
 //! A file's [`Encoding`](crate::Encoding) becomes one of the GPU's [`Scheme`](crate::Scheme)s. [`scheme_for`]
-//! states which one and how exactly; [`transcode()`] and [`transcode_layerwise`] convert, and reject scales
-//! that no weight can have ([`check_scales`]). [`quantize()`] converts floats to `int8` and `int4`.
+//! states which one, and the rounding error; [`transcode()`] and [`transcode_layerwise`] convert, and reject
+//! invalid scales ([`check_scales`]). [`quantize()`] converts floats to `int8` and `int4`.
 //!
 //! No product of a scale and an integer needs more than the 24 significant bits of an f32: 11 (f16) + 8
 //! (integer), or 17 (sub-scale of a K-quant) + 5. Fusing the multiplication with the addition of the minimum
-//! therefore does not change the result, whatever a compiler or GPU does.
+//! therefore does not change the result, whether or not a compiler or GPU fuses them.
 
 mod blocks;
 mod error;

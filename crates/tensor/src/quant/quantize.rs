@@ -22,8 +22,8 @@ pub fn quantize(values: &[f32], scheme: Scheme) -> Result<Groups, QuantError> {
         Scheme::Int4 => 7.0,
         _ => return Err(QuantError::Scheme { scheme }),
     };
-    let (whole, rest) = values.as_chunks::<GROUP>();
-    if !rest.is_empty() {
+    let (chunks, remainder) = values.as_chunks::<GROUP>();
+    if !remainder.is_empty() {
         return Err(QuantError::Ungrouped { values: values.len() });
     }
     let limit = f16::MAX.to_f32() * levels;
@@ -33,7 +33,7 @@ pub fn quantize(values: &[f32], scheme: Scheme) -> Result<Groups, QuantError> {
         return Err(QuantError::Value { index, value: values[index], scheme });
     }
     let mut groups = Groups::with_capacity(scheme, values.len());
-    for group in whole {
+    for group in chunks {
         let (scale, q) = if scheme == Scheme::Int8 { int8_group(group) } else { int4_group(group) };
         groups.push(scale, f16::ZERO, q);
     }

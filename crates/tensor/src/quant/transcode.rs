@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// Converts blocks to the scheme of [`scheme_for`], within the error stated there. This is the reference for
-/// the GPU kernel. Rejects exactly what [`check_scales`] rejects.
+/// the GPU kernel. Rejects the same blocks as [`check_scales`].
 pub fn transcode(encoding: Encoding, bytes: &[u8]) -> Result<Groups, QuantError> {
     let (scheme, _) = scheme_for(encoding);
     if scheme.is_float() {
@@ -34,8 +34,8 @@ pub fn transcode(encoding: Encoding, bytes: &[u8]) -> Result<Groups, QuantError>
     Ok(groups)
 }
 
-/// Checks every scale of a sequence of blocks and rejects those that no weight can have: NaN, infinite, or in
-/// a super-block so large that a group's scale or minimum would overflow f16. Floats have no scales and pass.
+/// Checks every scale of a sequence of blocks and rejects invalid ones: NaN, infinite, or so large
+/// in a super-block that a group's scale or minimum would overflow f16. Floats have no scales and pass.
 pub fn check_scales(encoding: Encoding, bytes: &[u8]) -> Result<(), QuantError> {
     let size = encoding.block_bytes() as usize;
     check_length(encoding, bytes.len(), bytes.len() / size * encoding.block_values() as usize)?;
@@ -81,7 +81,7 @@ fn check_magnitude(value: f32, limit: f32, block: usize) -> Result<(), QuantErro
     (value <= limit).then_some(()).ok_or(QuantError::TooLarge { block, value })
 }
 
-/// Codes, scale and minimum are kept.
+/// A block becomes a group with the same codes, scale and minimum.
 fn push_block(groups: &mut Groups, block: &Block) {
     let shift = if groups.scheme == Scheme::Int4Min { 8 } else { 0 };
     groups.push(block.d, block.m.unwrap_or(f16::ZERO), block.q.map(|q| q - shift));

@@ -1,5 +1,5 @@
-//! The report for a model that does not fit: how much is missing, and which changes would make it fit. Every
-//! advice has been verified by planning with it.
+//! The report for a model that does not fit: how much is missing, and which changes would make it fit. Each
+//! piece of advice has been verified by planning with it.
 
 use serde::Serialize;
 use tensor::Scheme;
@@ -16,9 +16,9 @@ pub const MIN_CONTEXT: u64 = 512;
 const CONTEXT_STEP: u64 = 256;
 /// System memory that raising GTT must leave to the system, or the machine swaps.
 const SYSTEM_RESERVE: u64 = 4 << 30;
-/// How many amounts above the missing bytes are tried when advising to free system memory, …
+/// Amounts of memory to free that are tried, starting with the missing bytes.
 const FREE_MEMORY_TRIES: u64 = 16;
-/// … and in which steps, in bytes.
+/// Difference between these amounts, in bytes.
 const FREE_MEMORY_STEP: u64 = 64 << 20;
 /// The unit of the kernel parameter `ttm.pages_limit`, in bytes.
 const PAGE: u64 = 4096;
@@ -29,7 +29,7 @@ const PAGE: u64 = 4096;
 pub enum Advice {
     /// Store the weights in a smaller scheme.
     Scheme {
-        /// Which one.
+        /// The scheme.
         scheme: Scheme,
         /// Bytes of weights in that scheme.
         weights: u64,
@@ -55,19 +55,19 @@ pub enum Advice {
     },
 }
 
-/// By how much everything does not fit. Sizes are in bytes.
+/// The report for a model that does not fit. Sizes are in bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
 pub struct Shortfall {
-    /// What could not be placed.
+    /// Size of the content that could not be placed.
     pub bytes: u64,
-    /// What was to be placed.
+    /// Size of all content.
     pub needed: u64,
-    /// What could be planned with: free in all heaps, less the margins, capped by the memory that is actually
-    /// free.
+    /// Memory available to the plan: free in all heaps, less the margins, capped by the memory that is
+    /// actually free.
     pub usable: u64,
     /// The requested context length, in tokens.
     pub context_length: u64,
-    /// What would make it fit; each change suffices alone.
+    /// Changes that would make it fit; each suffices alone.
     pub advice: Vec<Advice>,
 }
 
@@ -99,7 +99,7 @@ fn advice(memory: &Memory, demand: &Demand, missing: u64) -> Vec<Advice> {
         advice.push(Advice::Context { context_length });
     }
     if let Some(available) = memory.available {
-        // Split units may need a little more than what is missing.
+        // Split units may need a little more than the missing bytes.
         let mut tries = (0..FREE_MEMORY_TRIES).map(|step| missing.saturating_add(step * FREE_MEMORY_STEP));
         let with = |bytes: u64| Memory { available: available.checked_add(bytes), ..memory.clone() };
         let enough = tries.find(|bytes| fits(&with(*bytes), demand));

@@ -1,4 +1,4 @@
-//! What a model needs memory for.
+//! The memory demand of a model.
 
 use tensor::Scheme;
 
@@ -9,7 +9,7 @@ pub struct WeightDemand {
     pub name: String,
     /// Size on the GPU.
     pub bytes: u64,
-    /// How much of it is read per token.
+    /// Bytes of it that are read per token.
     pub bytes_per_token: u64,
     /// It may continue in another block at multiples of this; 0 if it must stay contiguous.
     pub split_unit: u64,
@@ -22,7 +22,7 @@ impl WeightDemand {
     }
 }
 
-/// What one layer keeps in the KV cache.
+/// The KV cache demand of one layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvLayerDemand {
     /// Bytes of key and value per token.
@@ -41,7 +41,7 @@ pub fn kv_bytes(layers: &[KvLayerDemand], context_length: u64, max_sequences: u6
     layers.iter().map(layer).fold(0, u64::saturating_add).saturating_mul(max_sequences)
 }
 
-/// Everything that needs memory.
+/// The memory demand of a model.
 #[derive(Clone, Debug)]
 pub struct Demand {
     /// The weights.

@@ -12,7 +12,7 @@ pub(super) struct Filling<'a> {
     pub placement: Placement,
     /// Heaps in the order in which they are filled.
     heaps: Vec<OpenHeap>,
-    /// What is left of [`Memory::available`].
+    /// The rest of [`Memory::available`].
     available: u64,
     /// Bytes that did not fit.
     pub missing: u64,
@@ -25,7 +25,7 @@ struct OpenHeap {
     /// Bytes left.
     free: u64,
     /// Some content continues elsewhere because this heap was full. From then on it only takes content that
-    /// fits whole: no further tensor is divided for the few bytes that are left.
+    /// fits undivided: no further tensor is divided for the few bytes that are left.
     full: bool,
 }
 
@@ -76,15 +76,15 @@ impl<'a> Filling<'a> {
         filling
     }
 
-    /// Places some content in one heap or several, and counts what does not fit.
+    /// Places some content in one heap or several, and counts the bytes that do not fit.
     fn put(&mut self, content: Content, bytes: u64, bytes_per_token: u64, split_unit: u64) {
         let split_unit = if split_unit == 0 { bytes } else { split_unit };
         if split_unit.min(bytes) > self.memory.max_block() {
             self.missing = self.missing.saturating_add(bytes);
             return;
         }
-        let whole = bytes.checked_next_multiple_of(ALIGNMENT).unwrap_or(u64::MAX);
-        let fits = |this: &Self, heap: usize| this.free(heap) >= whole;
+        let padded = bytes.checked_next_multiple_of(ALIGNMENT).unwrap_or(u64::MAX);
+        let fits = |this: &Self, heap: usize| this.free(heap) >= padded;
         let candidates = match (0..self.heaps.len()).find(|heap| self.memory.unified && fits(self, *heap)) {
             Some(heap) => heap..heap + 1,
             None => 0..self.heaps.len(),
@@ -119,7 +119,7 @@ impl<'a> Filling<'a> {
         self.missing = self.missing.saturating_add(bytes - start);
     }
 
-    /// Bytes that are left to plan with, in all heaps together.
+    /// Bytes that are left, in all heaps together.
     pub fn total_free(&self) -> u64 {
         let sum = |capped| -> u64 {
             self.heaps.iter().filter(|heap| self.is_capped(heap.index) == capped).map(|heap| heap.free).sum()

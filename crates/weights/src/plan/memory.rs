@@ -10,9 +10,9 @@ pub const ALIGNMENT: u64 = 256;
 pub struct HeapInfo {
     /// Total size.
     pub size: u64,
-    /// What this process may use in total, if the driver reports it.
+    /// Bytes that this process may use in total, if the driver reports it.
     pub budget: Option<u64>,
-    /// What this process uses already.
+    /// Bytes that this process uses already.
     pub used: u64,
     /// Local to the GPU.
     pub device_local: bool,
@@ -27,7 +27,7 @@ impl HeapInfo {
     }
 }
 
-/// What is left free in each heap for the driver itself, pipelines, staging and other programs: `size /
+/// Memory left free in each heap for the driver itself, pipelines, staging and other programs: `size /
 /// divisor`, clamped to `min..=max` bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Margin {
@@ -48,7 +48,7 @@ impl Default for Margin {
 }
 
 impl Margin {
-    /// Bytes of a heap that may be planned with.
+    /// Bytes of a heap that a plan may use.
     pub fn usable(&self, heap: &HeapInfo) -> u64 {
         heap.free().saturating_sub((heap.size / self.divisor).clamp(self.min, self.max))
     }
@@ -76,7 +76,7 @@ pub struct Memory {
     /// free part of the carve-out): the driver's heap sizes do not account for other programs. Caps all heaps
     /// on unified memory, and the host heaps otherwise.
     pub available: Option<u64>,
-    /// What is left free in each heap.
+    /// Memory left free in each heap.
     pub margin: Margin,
     /// Set on AMD integrated GPUs only: enables the advice to raise the limit.
     pub gtt: Option<Gtt>,

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::memory::HeapInfo;
 
-/// What an extent holds.
+/// The content of an extent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Content {
@@ -17,7 +17,7 @@ pub enum Content {
 }
 
 impl Content {
-    /// The kind of block it is cut from.
+    /// The kind of block that holds it.
     pub fn block_kind(self) -> BlockKind {
         match self {
             Content::Weight(_) => BlockKind::Weights,
@@ -46,14 +46,14 @@ pub struct Block {
     pub heap: usize,
     /// Size in bytes, a multiple of [`ALIGNMENT`](super::ALIGNMENT).
     pub bytes: u64,
-    /// What it holds.
+    /// Kind of its content.
     pub kind: BlockKind,
 }
 
 /// Contiguous bytes of some content, and where they lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Extent {
-    /// What it is part of.
+    /// The content it belongs to.
     pub content: Content,
     /// Offset of its first byte within the content.
     pub start: u64,
@@ -65,12 +65,12 @@ pub struct Extent {
     pub offset: u64,
 }
 
-/// What a placement uses of one heap. Sizes are in bytes.
+/// Use of one heap by a placement. Sizes are in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct HeapUsage {
     /// The heap.
     pub heap: HeapInfo,
-    /// What could be planned with: free, less the margin.
+    /// Memory available to the plan: free, less the margin.
     pub usable: u64,
     /// Blocks of weights.
     pub weights: u64,
@@ -89,7 +89,7 @@ impl HeapUsage {
     }
 }
 
-/// What a discrete GPU keeps in host memory and reads across the bus.
+/// Content that a discrete GPU keeps in host memory and reads across the bus.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Spill {
     /// Bytes of weights, KV cache and scratch in host memory.
@@ -98,22 +98,22 @@ pub struct Spill {
     pub bytes_per_token: u64,
 }
 
-/// Where everything goes.
+/// The location of all content.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Placement {
-    /// What to allocate, in order.
+    /// Allocations to make, in order.
     pub blocks: Vec<Block>,
-    /// What to cut from the blocks, in placement order; the extents of one content are in the order of its
+    /// Extents to cut from the blocks, in placement order; the extents of one content are in the order of its
     /// bytes.
     pub extents: Vec<Extent>,
     /// Totals, in the driver's heap order.
     pub heaps: Vec<HeapUsage>,
-    /// On a discrete GPU: what did not fit into its own memory. Worth a warning.
+    /// On a discrete GPU: content that did not fit into its own memory. Worth a warning.
     pub spill: Option<Spill>,
 }
 
 impl Placement {
-    /// Where some content lies, in the order of its bytes.
+    /// The extents of some content, in the order of its bytes.
     pub fn extents(&self, content: Content) -> impl Iterator<Item = &Extent> {
         self.extents.iter().filter(move |extent| extent.content == content)
     }
