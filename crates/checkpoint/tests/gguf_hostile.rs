@@ -374,13 +374,13 @@ const LARGEST: &[(&str, Build)] = &[
     ("maximum number of long keys, two of them equal", |dir| {
         let prefix = "k".repeat(2000);
         (0..16_384_u32)
-            .fold(Writer::empty(3), |file, key| file.key(format!("{prefix}{}", key.max(1)), U8, &[0]))
+            .fold(Writer::empty(3), |file, key| file.key(format!("{prefix}{}", key.min(16_382)), U8, &[0]))
             .hostile(dir)
     }),
     ("maximum number of tensors with long names, two of them equal", |dir| {
         let prefix = "t".repeat(460);
         let file = (0..65_536_u64).fold(Writer::empty(3), |file, tensor| {
-            file.tensor(format!("{prefix}{}", tensor.max(1)), &[8], TENSOR_F32, tensor * 32)
+            file.tensor(format!("{prefix}{}", tensor.min(65_534)), &[8], TENSOR_F32, tensor * 32)
         });
         file.data(65_536 * 32).hostile(dir)
     }),
