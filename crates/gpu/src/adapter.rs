@@ -14,7 +14,7 @@ use crate::{
     vk_ext,
 };
 
-/// Kind of device, best first.
+/// Kind of device, in order of preference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum AdapterKind {
@@ -30,7 +30,7 @@ pub enum AdapterKind {
     Other,
 }
 
-/// What is known about a device without opening it.
+/// Properties of a device that are available without opening it.
 #[derive(Clone, Debug, Serialize)]
 pub struct AdapterInfo {
     /// Index in the driver's list.

@@ -2,8 +2,8 @@
 //!
 //! An arena serves one lifetime: weights live as long as the model, the KV cache as long as the engine,
 //! scratch as long as a set of programs. It allocates blocks from the driver, each within the driver's limit
-//! for one allocation, and cuts buffers from them front to back. Nothing is freed before a whole block is
-//! unused. A block is one Vulkan buffer with one device address, mapped for its whole life where the memory
+//! for one allocation, and sub-allocates buffers from them linearly. A block is freed as a unit, once nothing
+//! uses it. It is one Vulkan buffer with one device address, mapped throughout its lifetime where the memory
 //! allows it.
 
 use std::sync::Arc;
@@ -34,7 +34,7 @@ pub struct Arena {
     lifetime: Lifetime,
     memory: Memory,
     block_size: u64,
-    /// The block that small buffers are cut from, and its used bytes.
+    /// The block that small buffers are sub-allocated from, and its used bytes.
     current: Option<(Arc<Block>, u64)>,
     allocated: u64,
 }
@@ -56,13 +56,16 @@ impl Arena {
     pub fn buffer(&mut self, what: &str, bytes: u64) -> Result<Buffer> {
         let limit = self.device.caps.max_allocation;
         if bytes == 0 {
-            return Err(Error::InvalidUse { what: what.to_string(), reason: "a buffer of 0 bytes".into() });
+            return Err(Error::InvalidUse {
+                what: what.to_string(),
+                reason: "a buffer cannot have 0 bytes".into(),
+            });
         }
         if bytes > limit {
             return Err(Error::AllocationTooLarge { what: what.to_string(), wanted: bytes, limit });
         }
         let size = bytes.checked_next_multiple_of(ALIGNMENT).unwrap_or(bytes);
-        // Large buffers get their own block: cut from shared ones, the unused remainders would add up.
+        // Large buffers get their own block: in shared blocks, the unused remainders would add up.
         if size > self.block_size / OWN_BLOCK_DIVISOR {
             let block = self.allocate(what, size.min(limit))?;
             return Ok(Buffer::new(View::new(block, 0..bytes)));

@@ -1,4 +1,4 @@
-//! A buffer cut from an arena, with host access where its memory can be mapped.
+//! A buffer allocated from an arena, with host access where its memory can be mapped.
 
 use std::ops::Range;
 

@@ -1,8 +1,9 @@
-//! The pipeline cache on disk, so that only the first start compiles; and paths for other files that are
+//! The pipeline cache on disk, which spares later starts the compilation, and paths for other files that are
 //! valid for one device and driver only.
 //!
 //! There is one file per device and driver. Drivers have crashed on damaged cache data, so the file has a
-//! header of our own (magic, key, length, checksum) and is ignored, with a warning, unless all of it matches.
+//! header of our own (magic, key, length, checksum). If any of it does not match, the file is ignored with a
+//! warning.
 
 use std::{
     path::{Path, PathBuf},
@@ -138,7 +139,7 @@ fn parse<'a>(content: &'a [u8], key: &[u8; KEY]) -> Result<&'a [u8], &'static st
         return Err("not a pipeline cache of this version");
     }
     if &header[8..8 + KEY] != key {
-        return Err("made by another device or driver");
+        return Err("made for another device or driver");
     }
     if header[8 + KEY..16 + KEY] != (data.len() as u64).to_le_bytes() {
         return Err("truncated");
@@ -177,12 +178,12 @@ mod tests {
         write(&file, &key, b"compiled code").unwrap();
         assert_eq!(read(&file, &key), b"compiled code");
         assert!(read(&file, &[8; KEY]).is_empty());
-        let whole = std::fs::read(&file).unwrap();
-        for cut in 0..whole.len() {
-            assert!(parse(&whole[..cut], &key).is_err(), "cut at {cut}");
+        let content = std::fs::read(&file).unwrap();
+        for cut in 0..content.len() {
+            assert!(parse(&content[..cut], &key).is_err(), "cut at {cut}");
         }
-        for position in 0..whole.len() {
-            let mut damaged = whole.clone();
+        for position in 0..content.len() {
+            let mut damaged = content.clone();
             damaged[position] ^= 0x40;
             assert!(parse(&damaged, &key).is_err(), "damaged at {position}");
         }

@@ -164,14 +164,14 @@ impl DeviceInner {
         }
     }
 
-    /// Waits in a destructor. Returns true when the GPU certainly no longer uses what the submission refers
-    /// to: it completed, or the device is lost.
+    /// Waits in a destructor. Returns true if it is certain that the GPU no longer uses the submission's
+    /// resources: the submission has completed, or the device is lost.
     pub fn wait_in_drop(&self, ticket: Ticket) -> bool {
         const TIMEOUT: Duration = Duration::from_secs(60);
         match self.wait(ticket, TIMEOUT) {
             Ok(()) | Err(Error::DeviceLost { .. }) => true,
             Err(error) => {
-                tracing::error!("{error}; its memory stays allocated");
+                tracing::error!("{error}; memory used by the submission is not freed");
                 false
             }
         }

@@ -42,19 +42,19 @@ pub enum Error {
         device: String,
         /// The missing feature.
         missing: String,
-        /// What the user can do.
+        /// Suggested remedy.
         fix: String,
     },
     /// Not enough device memory.
     #[error("out of GPU memory: {what} {}: {fix}", needs(*.wanted, *.available))]
     OutOfDeviceMemory {
-        /// What the memory is for.
+        /// Name of the buffer, or the Vulkan call.
         what: String,
         /// Requested bytes; 0 if unknown.
         wanted: u64,
         /// Bytes left in the heap, if known.
         available: Option<u64>,
-        /// What the user can do.
+        /// Suggested remedy.
         fix: &'static str,
     },
     /// Not enough host memory inside the driver.
@@ -66,7 +66,7 @@ pub enum Error {
     /// The buffer exceeds the driver's limit for one allocation.
     #[error("{what} needs {} in one allocation, but the driver allows {}: split it", format_bytes(*.wanted), format_bytes(*.limit))]
     AllocationTooLarge {
-        /// What the memory is for.
+        /// Name of the buffer.
         what: String,
         /// Requested bytes; 0 if unknown.
         wanted: u64,
@@ -97,7 +97,7 @@ pub enum Error {
     InvalidFile {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it, and what happens or what to do.
+        /// The problem, and its consequence or remedy.
         reason: String,
     },
     /// A call with invalid arguments, such as a range outside a buffer.
@@ -105,7 +105,7 @@ pub enum Error {
     InvalidUse {
         /// The buffer, kernel or program.
         what: String,
-        /// What is wrong with it.
+        /// The problem.
         reason: String,
     },
     /// Any other error of the driver.

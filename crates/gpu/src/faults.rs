@@ -15,22 +15,22 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::error::{Error, Result};
 
-/// A fault to inject. Counts start at 1 with the first event after the injection.
+/// A fault to inject. Events are counted from the injection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The n-th submission, and everything after it, fails with a device loss.
+    /// A submission, and everything after it, fails with a device loss.
     DeviceLost {
-        /// n.
+        /// Number of the submission, starting at 1.
         submission: u64,
     },
-    /// The n-th allocation of device memory fails; later ones succeed.
+    /// One allocation of device memory fails; later ones succeed.
     Allocation {
-        /// n.
+        /// Number of the allocation, starting at 1.
         allocation: u64,
     },
-    /// The n-th program fails to allocate its command buffer; later ones succeed.
+    /// One program fails to allocate its command buffer; later ones succeed.
     Commands {
-        /// n.
+        /// Number of the program, starting at 1.
         program: u64,
     },
     /// The named Vulkan feature is reported as missing.

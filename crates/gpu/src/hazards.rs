@@ -1,12 +1,13 @@
-//! Hazard tracking: derives barriers from what each command reads and writes.
+//! Hazard tracking: derives barriers from the buffers that each command reads and writes.
 //!
 //! Every access stays pending until a barrier has ordered it before the stage that next accesses the same
 //! bytes. A command with an unordered conflict (read after write, write after read, write after write) gets
 //! one barrier, which orders everything so far before its stages. Commands without conflicts may run
 //! concurrently.
 //!
-//! Accesses cover whole views, though two commands may write disjoint parts of a view. Callers that know this
-//! use branches: accesses of one branch never conflict with those of another branch of the same fork.
+//! Accesses are tracked per view, although two commands may write disjoint parts of one view. Callers that can
+//! guarantee this use branches: accesses of one branch never conflict with those of another branch of the same
+//! fork.
 
 use std::ops::Range;
 

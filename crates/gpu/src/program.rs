@@ -99,7 +99,7 @@ impl Drop for Program {
     fn drop(&mut self) {
         let last = Ticket(self.last.load(Ordering::Acquire));
         if last.0 > 0 && !self.commands.device.wait_in_drop(last) {
-            // The GPU may still use all of it, so it must be leaked.
+            // The GPU may still use these resources, so they are leaked.
             std::mem::forget(std::mem::take(&mut self.commands.resources));
             self.commands.leak = true;
             if let Some(timestamps) = self.timestamps.take() {

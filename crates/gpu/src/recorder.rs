@@ -143,7 +143,9 @@ impl Recorder {
         push: &P,
     ) -> Result<()> {
         if groups.len() != 12 || !groups.range().start.is_multiple_of(4) {
-            let reason = format!("an indirect dispatch needs 12 aligned bytes, not {}", groups.len());
+            let (len, start) = (groups.len(), groups.range().start);
+            let reason =
+                format!("an indirect dispatch needs 12 bytes at a multiple of 4, not {len} at {start}");
             return Err(Error::InvalidUse { what: format!("{name} ({})", pipeline.name()), reason });
         }
         let count = Groups::Indirect { buffer: groups.block.buffer, offset: groups.range().start };
@@ -200,7 +202,8 @@ impl Recorder {
             return Err(invalid("they cannot be nested".into()).into());
         }
         if predicate.len() != 4 || !predicate.range().start.is_multiple_of(4) {
-            let reason = format!("the predicate needs 4 aligned bytes, not {}", predicate.len());
+            let (len, start) = (predicate.len(), predicate.range().start);
+            let reason = format!("the predicate needs 4 bytes at a multiple of 4, not {len} at {start}");
             return Err(invalid(reason).into());
         }
         if self.device().conditional_rendering.is_none() {
@@ -268,10 +271,10 @@ impl Recorder {
         let overlap = Arc::ptr_eq(&from.block, &to.block) && a.start < b.end && b.start < a.end;
         if from.len() != to.len() || from.is_empty() || overlap {
             let reason = format!(
-                "{} bytes into {}{}",
+                "a copy needs two views of equal length that do not overlap; these have {} and {} bytes{}",
                 from.len(),
                 to.len(),
-                if overlap { " that overlap" } else { "" }
+                if overlap { " and overlap" } else { "" }
             );
             return Err(Error::InvalidUse { what: name.to_string(), reason });
         }
@@ -287,7 +290,8 @@ impl Recorder {
     pub fn fill(&mut self, name: &str, to: impl Into<View>, word: u32) -> Result<()> {
         let to = to.into();
         if to.is_empty() || !to.len().is_multiple_of(4) || !to.range().start.is_multiple_of(4) {
-            let reason = format!("{} bytes are not a whole number of aligned words", to.len());
+            let (len, start) = (to.len(), to.range().start);
+            let reason = format!("a fill needs a non-empty range aligned to 4 bytes, not {len} bytes at {start}");
             return Err(Error::InvalidUse { what: name.to_string(), reason });
         }
         self.check_unconditional(name)?;
@@ -315,7 +319,7 @@ impl Recorder {
         }
         let device = self.commands.device.clone();
         pipeline::compile_all(&self.pipelines())?;
-        // SIMULTANEOUS_USE: the next token may be submitted before the last one has completed.
+        // SIMULTANEOUS_USE: the program may be submitted again before its last submission has completed.
         let begin =
             vk::CommandBufferBeginInfo::default().flags(vk::CommandBufferUsageFlags::SIMULTANEOUS_USE);
         // SAFETY: the command buffer is owned by this recorder and is in the initial state.

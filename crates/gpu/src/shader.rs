@@ -83,7 +83,7 @@ impl SpecConstants for RawConstants {
     }
 }
 
-/// Maximum size of a push-constant block, in bytes: what every Vulkan device supports.
+/// Maximum size of a push-constant block, in bytes. Every Vulkan device supports this size.
 pub const MAX_PUSH_BYTES: usize = 128;
 
 /// Collects the bytes of a push-constant block and the buffers that it refers to.

@@ -51,14 +51,15 @@ impl Pipeline {
         (0_u32..)
             .zip(&properties)
             .map(|(index, property)| {
-                let which = vk::PipelineExecutableInfoKHR::default().pipeline(raw).executable_index(index);
+                let executable =
+                    vk::PipelineExecutableInfoKHR::default().pipeline(raw).executable_index(index);
                 // SAFETY: as above; the index is below the count just returned.
-                let statistics = unsafe { functions.get_pipeline_executable_statistics(&which) }
+                let statistics = unsafe { functions.get_pipeline_executable_statistics(&executable) }
                     .map_err(|result| inner.device.fail("vkGetPipelineExecutableStatisticsKHR", result))?;
                 Ok(Executable {
                     subgroup_size: property.subgroup_size,
                     statistics: statistics.iter().map(statistic).collect(),
-                    representations: self.representations(functions, &which)?,
+                    representations: self.representations(functions, &executable)?,
                 })
             })
             .collect()
@@ -67,7 +68,7 @@ impl Pipeline {
     fn representations(
         &self,
         functions: &ash::khr::pipeline_executable_properties::Device,
-        which: &vk::PipelineExecutableInfoKHR<'_>,
+        executable: &vk::PipelineExecutableInfoKHR<'_>,
     ) -> Result<Vec<String>> {
         let device = &self.inner.device;
         let call = functions.fp().get_pipeline_executable_internal_representations_khr;
@@ -76,16 +77,16 @@ impl Pipeline {
         let mut count = 0;
         // Called through the function pointer: texts are written only into storage that the caller has sized
         // with an earlier call. SAFETY: a null array queries the count.
-        unsafe { call(raw, which, &mut count, std::ptr::null_mut()) }.result().map_err(failed)?;
+        unsafe { call(raw, executable, &mut count, std::ptr::null_mut()) }.result().map_err(failed)?;
         let mut items = vec![vk::PipelineExecutableInternalRepresentationKHR::default(); count as usize];
         // SAFETY: the array has `count` elements with null data, which queries their sizes.
-        unsafe { call(raw, which, &mut count, items.as_mut_ptr()) }.result().map_err(failed)?;
+        unsafe { call(raw, executable, &mut count, items.as_mut_ptr()) }.result().map_err(failed)?;
         let mut representations: Vec<Vec<u8>> = items.iter().map(|item| vec![0; item.data_size]).collect();
         for (item, text) in items.iter_mut().zip(&mut representations) {
             item.p_data = text.as_mut_ptr().cast();
         }
         // SAFETY: each element points to storage of the size that it declares.
-        unsafe { call(raw, which, &mut count, items.as_mut_ptr()) }.result().map_err(failed)?;
+        unsafe { call(raw, executable, &mut count, items.as_mut_ptr()) }.result().map_err(failed)?;
         let representations = items.iter().zip(representations).filter(|(item, _)| item.is_text == vk::TRUE);
         Ok(representations
             .map(|(_, text)| String::from_utf8_lossy(&text).trim_end_matches('\0').to_string())

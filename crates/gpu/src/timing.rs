@@ -1,7 +1,7 @@
 //! GPU timestamps: the time of each command of a program, or of the whole program.
 //!
-//! A timestamp after each command costs microseconds on some GPUs. Per-command timings show where time goes;
-//! to measure a program, use [`TimestampMode::Whole`].
+//! A timestamp after each command costs microseconds on some GPUs. Use per-command timings for profiles, and
+//! [`TimestampMode::Whole`] to measure a program.
 
 use std::sync::Arc;
 

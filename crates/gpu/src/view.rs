@@ -43,7 +43,7 @@ impl View {
         if range.start > range.end || range.end > self.len {
             return Err(Error::InvalidUse {
                 what: "buffer".into(),
-                reason: format!("bytes {}..{} of {}", range.start, range.end, self.len),
+                reason: format!("range {}..{} exceeds its {} bytes", range.start, range.end, self.len),
             });
         }
         Ok(View {

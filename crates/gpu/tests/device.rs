@@ -169,12 +169,12 @@ fn a_staging_ring_uploads_more_data_than_it_holds() {
     let mut arena = Arena::new(&device, Lifetime::Weights, Memory::Shared);
     let target = arena.buffer("target", data.len() as u64).unwrap();
     let ring = StagingRing::new(&device, 3, SLOT as u64, TIMEOUT).unwrap();
-    // Two threads fill, each every other chunk.
+    // Two threads fill slots, each with every other chunk.
     std::thread::scope(|scope| {
-        for which in 0..2 {
+        for thread in 0..2 {
             let (ring, data, target) = (&ring, &data, &target);
             scope.spawn(move || {
-                for (i, chunk) in data.chunks(SLOT).enumerate().filter(|(i, _)| i % 2 == which) {
+                for (i, chunk) in data.chunks(SLOT).enumerate().filter(|(i, _)| i % 2 == thread) {
                     let mut slot = ring.acquire().unwrap();
                     slot.bytes_mut().unwrap()[..chunk.len()].copy_from_slice(chunk);
                     let (at, len) = ((i * SLOT) as u64, chunk.len() as u64);
