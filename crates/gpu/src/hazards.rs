@@ -5,9 +5,9 @@
 //! one barrier, which orders everything so far before its stages. Commands without conflicts may run
 //! concurrently.
 //!
-//! Accesses are tracked per view, although two commands may write disjoint parts of one view. Callers that can
-//! guarantee this use branches: accesses of one branch never conflict with those of another branch of the same
-//! fork.
+//! Accesses are tracked per view, although two commands may write disjoint parts of one view. Callers that
+//! guarantee this use branches: accesses of one branch never conflict with those of another branch of the
+//! same fork.
 
 use std::ops::Range;
 

@@ -291,7 +291,8 @@ impl Recorder {
         let to = to.into();
         if to.is_empty() || !to.len().is_multiple_of(4) || !to.range().start.is_multiple_of(4) {
             let (len, start) = (to.len(), to.range().start);
-            let reason = format!("a fill needs a non-empty range aligned to 4 bytes, not {len} bytes at {start}");
+            let reason =
+                format!("a fill needs a non-empty range aligned to 4 bytes, not {len} bytes at {start}");
             return Err(Error::InvalidUse { what: name.to_string(), reason });
         }
         self.check_unconditional(name)?;

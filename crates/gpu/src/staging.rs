@@ -89,8 +89,8 @@ impl StagingRing {
         self.changed.notify_one();
     }
 
-    /// Submits the commands that `record` adds: a copy, or a kernel that reads the slot's view. The slot returns
-    /// to the ring when the submission completes, or at once on an error.
+    /// Submits the commands that `record` adds: a copy, or a kernel that reads the slot's view. The slot
+    /// returns to the ring when the submission completes, or at once on an error.
     pub fn send(
         &self,
         slot: StagingSlot,
