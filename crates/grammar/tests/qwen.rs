@@ -12,7 +12,7 @@ use text::{ChatTemplate, EncodeSpecial, Tokenizer, ToolSupport};
 
 #[test]
 fn a_tool_call_is_accepted_as_the_model_tokenises_it() {
-    let Some(path) = common::named("INDRIK_TEST_QWEN", "a GGUF of Qwen 2.5") else { return };
+    let Some(path) = common::path_from_env("INDRIK_TEST_QWEN", "a GGUF of Qwen 2.5") else { return };
     let (vocabulary, template) = common::vocabulary(&path);
     let tokenizer = Tokenizer::from_vocabulary(vocabulary).unwrap();
     let template = ChatTemplate::new(&template.unwrap(), "", "<|im_end|>").unwrap();
@@ -60,8 +60,8 @@ fn a_tool_call_is_accepted_as_the_model_tokenises_it() {
         let stop = tokenizer.stop_token_ids()[0];
         assert!(words[stop as usize / 32] >> (stop % 32) & 1 == 1, "no stop token is allowed after {text}");
         times.sort_unstable();
-        let [median, longest] = [times[times.len() / 2], times[times.len() - 1]];
+        let [median, max] = [times[times.len() / 2], times[times.len() - 1]];
         let mean = times.iter().sum::<Duration>() / times.len() as u32;
-        eprintln!("{} masks: median {median:?}, mean {mean:?}, longest {longest:?}", times.len());
+        eprintln!("{} masks: median {median:?}, mean {mean:?}, max {max:?}", times.len());
     }
 }

@@ -253,6 +253,7 @@ fn to_json(value: Value, indent: Option<usize>, kwargs: Kwargs) -> Result<Value,
     String::from_utf8(out).map(Value::from_safe_string).map_err(|e| failed(&e))
 }
 
+/// Writes JSON on one line with a space after commas and colons.
 struct Spaced;
 
 impl serde_json::ser::Formatter for Spaced {

@@ -35,7 +35,7 @@ fn strftime(format: &str, seconds: u64) -> Result<String, String> {
     let (hour, minute, second) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
     let month_name = MONTHS[month as usize - 1];
     let day_name = DAYS[(days % 7) as usize];
-    let half = if hour % 12 == 0 { 12 } else { hour % 12 };
+    let hour12 = if hour % 12 == 0 { 12 } else { hour % 12 };
     let mut text = String::new();
     let mut characters = format.chars();
     while let Some(character) = characters.next() {
@@ -58,7 +58,7 @@ fn strftime(format: &str, seconds: u64) -> Result<String, String> {
             Some('A') => day_name.to_owned(),
             Some('a') => day_name[..3].to_owned(),
             Some('H') => format!("{hour:02}"),
-            Some('I') => format!("{half:02}"),
+            Some('I') => format!("{hour12:02}"),
             Some('p') => if hour < 12 { "AM" } else { "PM" }.to_owned(),
             Some('M') => format!("{minute:02}"),
             Some('S') => format!("{second:02}"),

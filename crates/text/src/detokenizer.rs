@@ -1,8 +1,8 @@
 //! Incremental detokenisation.
 //!
 //! A character may span several tokens (byte tokens, byte-level BPE). Up to three bytes that may still become
-//! a character are held back. Invalid bytes are replaced as `String::from_utf8_lossy` would for the whole
-//! text.
+//! a character are held back. Invalid bytes are replaced as `String::from_utf8_lossy` would for the
+//! complete text.
 
 use crate::tokenizer::{DecodeSpecial, Tokenizer};
 
@@ -12,7 +12,7 @@ use crate::tokenizer::{DecodeSpecial, Tokenizer};
 pub struct Detokenizer {
     tokenizer: Tokenizer,
     special: DecodeSpecial,
-    /// Control tokens that are written in any case.
+    /// Control tokens that are written even with [`DecodeSpecial::Skip`].
     keep: Vec<u32>,
     /// The start of an incomplete character.
     held: Vec<u8>,
@@ -61,7 +61,7 @@ impl Detokenizer {
         self.held.drain(..complete);
     }
 
-    /// Ends the sequence and returns what was held back: one replacement character, or nothing.
+    /// Ends the sequence and returns the text of the bytes held back: one replacement character, or nothing.
     pub fn finish(mut self) -> String {
         let mut text = String::new();
         self.finish_to(&mut text);

@@ -1,8 +1,8 @@
 //! Building a tokenizer from Hugging Face's `tokenizer.json` and `tokenizer_config.json`.
 //!
-//! Supported are BPE models of the two kinds that language models use: over characters, with U+2581 for
-//! spaces and byte fallback (Gemma), and over bytes (GPT-2 and its descendants). Any other setting is either
-//! known to have no effect or rejected, never ignored: almost correct ids are worse than an error.
+//! The two kinds of BPE that language models use are supported: over characters, with U+2581 for spaces and
+//! byte fallback (Gemma), and over bytes (GPT-2 and its descendants). Any other setting is either known to
+//! have no effect or rejected, never ignored: almost correct ids are worse than an error.
 
 use std::borrow::Cow;
 use std::path::Path;
@@ -15,7 +15,7 @@ use crate::pieces::{Class, MAX_TOKENS, Pieces};
 use crate::pretokens::Pretokens;
 use crate::specials::{Specials, is_stop_token_name, looks_special};
 use crate::tokenizer::{Inner, Model, Tokenizer};
-use crate::vocabulary::{ByteLetters, MARK, byte_token, pairs, raw_bytes, stop_token_ids};
+use crate::vocabulary::{ByteLetters, METASPACE, byte_token, pairs, raw_bytes, stop_token_ids};
 
 /// The settings of `tokenizer_config.json`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -170,7 +170,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for Merge<'a> {
 /// How text is split into symbols.
 enum Scheme {
     /// Characters, with U+2581 for spaces.
-    Marks { prefix: bool },
+    Metaspace { prefix: bool },
     /// The bytes of words.
     Words { words: Pretokens, nfc: bool },
 }
@@ -214,7 +214,7 @@ fn build(file: &File, config: &TokenizerConfig) -> Result<Tokenizer> {
     let merges = model.merges.iter().map(|Merge(left, right)| (&**left, &**right));
     let pairs = pairs(&pieces, merges, alphabet)?;
     let (built, prefix) = match scheme {
-        Scheme::Marks { prefix } => (Model::Pairs(pairs), prefix),
+        Scheme::Metaspace { prefix } => (Model::Pairs(pairs), prefix),
         Scheme::Words { words, nfc } => {
             pieces.use_text_as_bytes();
             (Model::Words { pairs, words, nfc }, false)
@@ -239,7 +239,7 @@ fn build(file: &File, config: &TokenizerConfig) -> Result<Tokenizer> {
         unknown: id(&model.unk_token),
         add_bos: config.add_bos_token.unwrap_or(first.is_some()),
         space_prefix: prefix,
-        marks: alphabet.is_none(),
+        metaspace: alphabet.is_none(),
         fuse_unknown: model.fuse_unk,
         pieces,
     }))
@@ -276,7 +276,7 @@ fn tokens<'a>(file: &'a File) -> Result<(Vec<&'a str>, Vec<Class>)> {
     let added = file.added_tokens.iter().map(|added| (&*added.content, added.id));
     let count = vocab.clone().chain(added.clone()).map(|(_, id)| id as usize + 1).max().unwrap_or(0);
     if count > MAX_TOKENS {
-        return Err(invalid(format!("a token has the id {}, above the limit of {MAX_TOKENS}", count - 1)));
+        return Err(invalid(format!("token id {} is above the limit of {MAX_TOKENS}", count - 1)));
     }
     let mut tokens = vec![""; count];
     let mut classes = vec![Class::Normal; count];
@@ -304,24 +304,24 @@ fn scheme(file: &File) -> Result<Scheme> {
     let (normalizer, pre) = (&file.normalizer, &file.pre_tokenizer);
     let reject = |what: &str, setting: &Value| {
         let text: String = setting.to_string().chars().take(200).collect();
-        unsupported(format!("tokenizer.json: {what} {} is not supported; a GGUF of the model may be", text))
+        unsupported(format!("tokenizer.json: {what} {text} is not supported; try a GGUF file of the model"))
     };
-    let mark = MARK.to_string();
-    let marks = |step: &Value| {
+    let metaspace = METASPACE.to_string();
+    let replaces_spaces = |step: &Value| {
         step["type"] == "Replace"
             && step["pattern"]["String"] == " "
-            && step["content"].as_str() == Some(&*mark)
+            && step["content"].as_str() == Some(&*metaspace)
     };
-    let prepends = |step: &Value| step["type"] == "Prepend" && step["prepend"].as_str() == Some(&*mark);
+    let prepends = |step: &Value| step["type"] == "Prepend" && step["prepend"].as_str() == Some(&*metaspace);
     let prefix = match normalizer["normalizers"].as_array().map(Vec::as_slice) {
-        Some([first, second]) if prepends(first) && marks(second) => Some(true),
-        None if marks(normalizer) => Some(false),
+        Some([first, second]) if prepends(first) && replaces_spaces(second) => Some(true),
+        None if replaces_spaces(normalizer) => Some(false),
         _ => None,
     };
     if let Some(prefix) = prefix {
         // After spaces are replaced, splitting at spaces has no effect.
-        let idle = pre.is_null() || pre["type"] == "Split" && pre["pattern"]["String"] == " ";
-        return if idle { Ok(Scheme::Marks { prefix }) } else { Err(reject("pre-tokenizer", pre)) };
+        let no_effect = pre.is_null() || pre["type"] == "Split" && pre["pattern"]["String"] == " ";
+        return if no_effect { Ok(Scheme::Metaspace { prefix }) } else { Err(reject("pre-tokenizer", pre)) };
     }
     let nfc = match normalizer["type"].as_str() {
         None if normalizer.is_null() => false,
@@ -333,11 +333,10 @@ fn scheme(file: &File) -> Result<Scheme> {
     let after_normalisation = |added: &&Added| added.normalized.unwrap_or(!added.special);
     if let Some(added) = file.added_tokens.iter().find(after_normalisation).filter(|_| nfc) {
         return Err(unsupported(format!(
-            "tokenizer.json: '{}' is matched in normalised text, which is not supported; a GGUF of the model may be",
+            "tokenizer.json: '{}' is matched in normalised text, which is not supported; try a GGUF file of the model",
             added.content
         )));
     }
-    let whole = file.model.ignore_merges;
     let bytes = |step: &Value, regex: bool| {
         step["type"] == "ByteLevel"
             && step["add_prefix_space"] != true
@@ -360,7 +359,7 @@ fn scheme(file: &File) -> Result<Scheme> {
         }
         _ => return Err(reject("pre-tokenizer", pre)),
     }?;
-    Ok(Scheme::Words { words: words.whole_words(whole), nfc })
+    Ok(Scheme::Words { words: words.whole_words(file.model.ignore_merges), nfc })
 }
 
 /// The token that the post-processor prepends to text.

@@ -2,7 +2,7 @@
 //!
 //! 1. A [`Tokenizer`] turns text into token ids. It is built from a GGUF's metadata ([`Vocabulary`]) or from
 //!    Hugging Face's `tokenizer.json`; both give the same ids for the same model, with one exception. If
-//!    `tokenizer.json` asks for Unicode normalisation (Qwen's does: NFC), text is normalised. A GGUF has no
+//!    `tokenizer.json` specifies Unicode normalisation (Qwen's does: NFC), text is normalised. A GGUF has no
 //!    such key, and llama.cpp, the reference for that format, does not normalise. Each format follows its own
 //!    reference; text that people write is almost always NFC already.
 //! 2. A [`ChatTemplate`] turns a conversation into the prompt format that the model was trained on.
@@ -13,8 +13,8 @@
 //! 6. A [`TokenConstraint`] restricts the next token, for structured output; the `grammar` crate implements
 //!    it.
 //!
-//! All inputs are untrusted files and prompts: any content gives a result or an error, never a panic, and
-//! time grows at most as n log n.
+//! All inputs are untrusted files and prompts: any content gives a result or an error, never a panic, and the
+//! run time is at most O(n log n).
 //!
 //! ```
 //! use text::{DecodeSpecial, EncodeSpecial, Tokenizer, Vocabulary, VocabularyKind};

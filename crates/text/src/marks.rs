@@ -5,13 +5,12 @@
 //! become a name. Therefore a mark (a private-use character) is inserted after every character that starts a
 //! name. The one exception is a word that occurs in the template's source, such as `</think>` or
 //! `<tool_response>`, if no name starts like it. The template may search for such words and must find them.
-//! It uses a word from its source as a whole or not at all, so text that is no start of a name stays that
-//! way.
+//! It keeps or removes such a word as a unit, so an unmarked word never becomes the start of a name.
 //!
 //! A name may also start in the template: `'<|' ~ content` makes one of `im_end|>`. The source shows whether
 //! a template leaves names incomplete; few do, mostly around roles. If it does, a mark is also inserted
-//! before every character that ends a name, except in the template's words, and before a text that as a whole
-//! is part of a name.
+//! before every character that ends a name, except in the template's words, and before a text that is
+//! itself part of a name.
 
 use std::collections::BTreeSet;
 use std::sync::OnceLock;
@@ -64,7 +63,7 @@ impl Controls {
     }
 
     /// Whether `text` occurs in a name.
-    fn contain(&self, text: &str) -> bool {
+    fn any_contains(&self, text: &str) -> bool {
         if self.has_long {
             return true;
         }
@@ -109,7 +108,7 @@ impl<'a> Marks<'a> {
             }
         }
         if has_incomplete {
-            words.retain(|word| !controls.contain(&word.to_ascii_lowercase()));
+            words.retain(|word| !controls.any_contains(&word.to_ascii_lowercase()));
         }
         // A word that starts with a shorter one is redundant.
         let mut shortest: Vec<&str> = Vec::new();
@@ -124,8 +123,9 @@ impl<'a> Marks<'a> {
     /// The positions of marks in a text, in order.
     fn positions(&self, text: &str) -> impl Iterator<Item = usize> {
         let inner = text.trim();
-        let within_name =
-            self.has_incomplete && !inner.is_empty() && self.controls.contain(&inner.to_ascii_lowercase());
+        let within_name = self.has_incomplete
+            && !inner.is_empty()
+            && self.controls.any_contains(&inner.to_ascii_lowercase());
         let front = within_name.then(|| text.len() - text.trim_start().len());
         let mut word_end = 0;
         text.char_indices().flat_map(move |(at, character)| {

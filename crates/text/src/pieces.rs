@@ -8,10 +8,10 @@ use std::hash::{BuildHasher, RandomState};
 
 use crate::error::{Result, invalid};
 
-/// The id that stands for no token.
+/// Placeholder for the id of a token that does not exist.
 pub(crate) const NONE: u32 = u32::MAX;
 
-/// Maximum vocabulary size. It bounds what a malicious id can make us allocate.
+/// Maximum vocabulary size. It bounds the allocation that a malicious id can cause.
 pub(crate) const MAX_TOKENS: usize = 1 << 22;
 
 /// Token class, numbered as in GGUF's `tokenizer.ggml.token_type`.

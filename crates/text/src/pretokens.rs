@@ -42,7 +42,7 @@ impl Pretokens {
             "llama-bpe" | "llama3" | "llama-v3" => (LLAMA3, false, true),
             other => {
                 return Err(unsupported(format!(
-                    "pre-tokenizer '{other}' is not supported; supported are gpt-2, smollm, qwen2 and llama-bpe"
+                    "pre-tokenizer '{other}' is not supported (supported: gpt-2, smollm, qwen2, llama-bpe)"
                 )));
             }
         };
@@ -57,7 +57,7 @@ impl Pretokens {
         match head {
             Some(head) => Pretokens::new(head, false, false),
             None => Err(unsupported(format!(
-                "the pre-tokenizer pattern '{pattern}' is not supported; supported are those of GPT-2, Qwen 2 and Llama 3"
+                "the pre-tokenizer pattern '{pattern}' is not supported (supported: those of GPT-2, Qwen 2 and Llama 3)"
             ))),
         }
     }

@@ -12,7 +12,7 @@ use crate::merge::{Merger, Symbol};
 use crate::pieces::{Class, NONE, Pieces};
 use crate::pretokens::Pretokens;
 use crate::specials::{Span, Specials};
-use crate::vocabulary::{MARK, byte_token};
+use crate::vocabulary::{METASPACE, byte_token};
 
 /// How encoding treats the names of control tokens in text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,7 +63,7 @@ pub(crate) struct Inner {
     pub(crate) add_bos: bool,
     pub(crate) space_prefix: bool,
     /// Whether the vocabulary writes spaces as U+2581.
-    pub(crate) marks: bool,
+    pub(crate) metaspace: bool,
     /// Whether adjacent unknown characters become a single unknown token.
     pub(crate) fuse_unknown: bool,
 }
@@ -84,8 +84,8 @@ impl Tokenizer {
         Tokenizer(Arc::new(inner), Arc::new(controls))
     }
 
-    /// Encodes text, without a beginning-of-text token. Bytes that the vocabulary cannot represent are
-    /// dropped if there is no unknown token.
+    /// Encodes text, without a beginning-of-text token. Bytes that the vocabulary cannot represent become the
+    /// unknown token, or are dropped if there is none.
     pub fn encode(&self, text: &str, special: EncodeSpecial) -> Vec<u32> {
         let mut ids = Vec::new();
         self.encode_into(text, special, None, &mut ids);
@@ -145,8 +145,8 @@ impl Tokenizer {
     }
 
     /// Decodes ids. Invalid UTF-8 is replaced, and ids outside the vocabulary are ignored.
-    pub fn decode(&self, ids: &[u32], shown: DecodeSpecial) -> String {
-        let mut stream = Detokenizer::new(self, shown);
+    pub fn decode(&self, ids: &[u32], special: DecodeSpecial) -> String {
+        let mut stream = Detokenizer::new(self, special);
         let mut text = String::new();
         for id in ids {
             stream.push_to(*id, &mut text);
@@ -171,8 +171,8 @@ impl Tokenizer {
     pub fn token_id(&self, token: &str) -> Option<u32> {
         let pieces = &self.0.pieces;
         let byte =
-            || Some(pieces.bytes[byte_token(token)? as usize]).filter(|id| self.0.marks && *id != NONE);
-        let text = || if self.0.marks { pieces.find(unmark_spaces(token).as_bytes()) } else { None };
+            || Some(pieces.bytes[byte_token(token)? as usize]).filter(|id| self.0.metaspace && *id != NONE);
+        let text = || if self.0.metaspace { pieces.find(metaspace_to_space(token).as_bytes()) } else { None };
         byte().or_else(|| pieces.find(token.as_bytes())).or_else(text)
     }
 
@@ -228,8 +228,8 @@ impl std::fmt::Debug for Tokenizer {
 }
 
 /// Replaces U+2581 by spaces.
-pub(crate) fn unmark_spaces(text: &str) -> Cow<'_, str> {
-    if text.contains(MARK) { Cow::Owned(text.replace(MARK, " ")) } else { Cow::Borrowed(text) }
+pub(crate) fn metaspace_to_space(text: &str) -> Cow<'_, str> {
+    if text.contains(METASPACE) { Cow::Owned(text.replace(METASPACE, " ")) } else { Cow::Borrowed(text) }
 }
 
 /// Normalises text to NFC. The quick check avoids a copy for text that is already normalised.
@@ -249,7 +249,7 @@ impl Inner {
         }
         // U+2581 in the text is treated as a space. The vocabulary stores tokens with spaces, so that text
         // can be looked up directly.
-        let mut text = unmark_spaces(text);
+        let mut text = metaspace_to_space(text);
         if prefix {
             text.to_mut().insert(0, ' ');
         }
@@ -295,11 +295,11 @@ impl Inner {
         &self,
         word: &str,
         pairs: &HashMap<u64, (u32, u32)>,
-        whole: bool,
+        whole_words: bool,
         merger: &mut Merger,
         ids: &mut Vec<u32>,
     ) {
-        if whole && let Some(id) = self.pieces.find_text(word.as_bytes()) {
+        if whole_words && let Some(id) = self.pieces.find_text(word.as_bytes()) {
             return ids.push(id);
         }
         for chunk in word.as_bytes().chunks(MAX_MERGE_BYTES) {

@@ -3,7 +3,7 @@
 //! A call is written as `prefix`, tool name, `infix`, JSON arguments, `suffix`. Qwen 2.5, for example, writes
 //! `<tool_call>\n{"name": "` · name · `", "arguments": ` · arguments · `}\n</tool_call>`. The format is
 //! derived from the model's own chat template ([`crate::ChatTemplate::tool_support`]). When tools are
-//! offered, a grammar constrains the output to this format, so whatever starts like a call is a call.
+//! offered, a grammar constrains the output to this format, so output that starts like a call is a call.
 //! Everything else is text, and no text is lost.
 
 /// How a model writes tool calls.
@@ -39,8 +39,7 @@ pub(crate) fn is_name_char(character: char) -> bool {
     character.is_ascii_alphanumeric() || matches!(character, '_' | '-')
 }
 
-/// A piece of parsed output. The [texts](ToolCallEvent::text) of all events, concatenated, are the whole
-/// output.
+/// A piece of parsed output. The [texts](ToolCallEvent::text) of all events, concatenated, are the output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ToolCallEvent {
     /// Text outside of calls.
@@ -114,7 +113,7 @@ impl JsonScanner {
 /// Result of matching the start of a text that may still grow.
 enum PrefixMatch<T> {
     Match(T),
-    /// The text is a proper prefix of what is expected.
+    /// The text is a proper prefix of the expected one.
     NeedMore,
     Mismatch,
 }
@@ -155,8 +154,8 @@ impl ToolCallParser {
         events
     }
 
-    /// Ends the output and returns what is still buffered. A call without a complete name is dropped: its
-    /// start becomes markup, not text.
+    /// Ends the output and returns an event for the rest of the buffer. A call without a complete name is
+    /// dropped: its start becomes markup, not text.
     pub fn finish(&mut self) -> Vec<ToolCallEvent> {
         let rest = std::mem::take(&mut self.buffer);
         let event = match self.state {

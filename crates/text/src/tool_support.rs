@@ -1,8 +1,8 @@
 //! Detects whether and how a chat template supports tools.
 //!
 //! Templates do not declare their tool-call format. So the template renders a synthetic conversation with and
-//! without a tool, and with a tool call in place of a plain reply. The differences between the texts are what
-//! the template writes for tools.
+//! without a tool, and with a tool call in place of a plain reply. The texts differ in the parts that the
+//! template writes for tools.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ use crate::tool_calls::{ToolCallFormat, is_name_char};
 pub enum ToolSupport {
     /// The template ignores tools, so the model would not see them.
     None,
-    /// The template passes tools to the model but writes calls in a format that cannot be parsed here.
+    /// The template passes tools to the model but writes calls in an unsupported format.
     UnknownFormat,
     /// The template passes tools to the model and writes calls in this format.
     Format(ToolCallFormat),
@@ -26,7 +26,7 @@ pub enum ToolSupport {
 
 // Words that occur in no template.
 const QUESTION: &str = "zqprobequestion";
-const REPLY: &str = "zqprobesaid";
+const REPLY: &str = "zqprobereply";
 const TOOL: &str = "zqprobe_tool";
 const OTHER: &str = "zqprobe_other";
 const KEY: &str = "\"zqprobekey\"";
@@ -80,7 +80,7 @@ impl ChatTemplate {
         let (_, rest) = rest.split_once(VALUE)?;
         let rest = rest.trim_start().strip_prefix('}')?;
         let suffix = rest.strip_suffix(after).unwrap_or(rest);
-        // Some templates end a turn with calls by a stop token of its own; it is not part of the call.
+        // Some templates end a turn that calls tools with another stop token, which is not part of the call.
         let stops =
             tokenizer.stop_token_ids().iter().filter_map(|id| suffix.find(&*tokenizer.token_name(*id)?));
         let suffix = suffix[..stops.min().unwrap_or(suffix.len())].trim_end();
@@ -88,9 +88,9 @@ impl ChatTemplate {
             return None;
         }
 
-        let whole = &one[..one.len() - rest.len() + suffix.len()];
+        let first_call = &one[..one.len() - rest.len() + suffix.len()];
         let separator = render_calls(&[call("zqprobe01", TOOL), call("zqprobe02", OTHER)]).and_then(|two| {
-            let (separator, _) = two.strip_prefix(whole)?.split_once(&format!("{prefix}{OTHER}"))?;
+            let (separator, _) = two.strip_prefix(first_call)?.split_once(&format!("{prefix}{OTHER}"))?;
             separator.trim().is_empty().then(|| separator.to_owned())
         });
         // Any JSON object starts with a brace, so the trigger ends before it.

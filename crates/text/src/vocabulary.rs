@@ -120,13 +120,13 @@ impl Tokenizer {
     /// Builds a tokenizer from a GGUF's metadata.
     pub fn from_vocabulary(vocabulary: Vocabulary) -> Result<Tokenizer> {
         vocabulary.check()?;
-        let marks = vocabulary.kind == VocabularyKind::SentencePiece;
+        let metaspace = vocabulary.kind == VocabularyKind::SentencePiece;
         let letters = ByteLetters::new();
         let class = |id| vocabulary.class(id);
         let mut pieces = Pieces::new(&vocabulary.tokens, class, |token, class, arena| {
-            raw_bytes(token, class, if marks { None } else { Some(&letters) }, arena)
+            raw_bytes(token, class, if metaspace { None } else { Some(&letters) }, arena)
         })?;
-        if !marks {
+        if !metaspace {
             pieces.use_text_as_bytes();
         }
         let model = match vocabulary.kind {
@@ -144,7 +144,9 @@ impl Tokenizer {
         };
         let tokens_of = |class| pieces.with_class(class).map(|(id, bytes)| (bytes.to_vec(), id));
         let always: Vec<_> = tokens_of(Class::UserDefined)
-            .map(|(bytes, id)| (if marks && is_space_run(&bytes) { marked(&bytes) } else { bytes }, id))
+            .map(|(bytes, id)| {
+                (if metaspace && is_space_run(&bytes) { metaspaces(&bytes) } else { bytes }, id)
+            })
             .collect();
         let mut parsed = always.clone();
         parsed.extend(tokens_of(Class::Control).chain(tokens_of(Class::Unknown)));
@@ -157,18 +159,18 @@ impl Tokenizer {
             bos: vocabulary.bos,
             eos: vocabulary.eos,
             // Byte-level vocabularies normally have all bytes; missing ones are dropped.
-            unknown: vocabulary.unknown.filter(|_| marks),
+            unknown: vocabulary.unknown.filter(|_| metaspace),
             add_bos: vocabulary.add_bos,
-            space_prefix: marks && vocabulary.add_space_prefix,
-            marks,
+            space_prefix: metaspace && vocabulary.add_space_prefix,
+            metaspace,
             fuse_unknown: true,
             pieces,
         }))
     }
 }
 
-/// The character that SentencePiece writes for a space.
-pub(crate) const MARK: char = '▁';
+/// The character that SentencePiece writes for a space, called metaspace in Hugging Face's tokenizers.
+pub(crate) const METASPACE: char = '▁';
 
 /// The merge rank of each token. Runs of spaces are user-defined tokens without meaningful scores. They rank
 /// before all others, longest first, which gives the longest runs from the left, as in the merge list of
@@ -189,8 +191,8 @@ fn is_space_run(bytes: &[u8]) -> bool {
 }
 
 /// A run of spaces written with U+2581.
-fn marked(run: &[u8]) -> Vec<u8> {
-    MARK.to_string().repeat(run.len()).into_bytes()
+fn metaspaces(run: &[u8]) -> Vec<u8> {
+    METASPACE.to_string().repeat(run.len()).into_bytes()
 }
 
 /// Ranks and merged tokens of the pairs in a merge list.
@@ -218,7 +220,7 @@ pub(crate) fn pairs<'a>(
         );
         let (Some(l), Some(r), Some(merged)) = found else {
             return Err(invalid(format!(
-                "merge {rank}, '{left}' with '{right}', refers to text that is not a token"
+                "merge {rank} ('{left}' with '{right}') refers to text that is not a token"
             )));
         };
         last = merged;
@@ -249,13 +251,13 @@ pub(crate) fn raw_bytes(
             Some(byte) => out.push(byte),
             None => {
                 return Err(invalid(format!(
-                    "'{token}' has the type of a byte token but not the form <0x00>"
+                    "'{token}' has the type of a byte token but is not of the form <0x00>"
                 )));
             }
         },
         (Class::Normal, Some(letters)) => letters.bytes(token, out),
         (Class::Normal | Class::UserDefined, None) => {
-            for (i, part) in token.split(MARK).enumerate() {
+            for (i, part) in token.split(METASPACE).enumerate() {
                 out.extend_from_slice(if i > 0 { b" " } else { b"" });
                 out.extend_from_slice(part.as_bytes());
             }

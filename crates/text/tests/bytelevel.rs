@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Random, named, vocabulary};
+use common::{Random, path_from_env, vocabulary};
 use proptest::prelude::*;
 use text::{DecodeSpecial, Detokenizer, EncodeSpecial, Tokenizer, Vocabulary, VocabularyKind};
 
@@ -32,7 +32,7 @@ fn small(pre: &str) -> Vocabulary {
 }
 
 fn tokenizer(pre: &str) -> Tokenizer {
-    Tokenizer::from_vocabulary(small(pre)).expect("a good vocabulary")
+    Tokenizer::from_vocabulary(small(pre)).expect("a valid vocabulary")
 }
 
 /// The text of each token.
@@ -60,7 +60,7 @@ fn words_are_split_by_the_pattern() {
     assert_eq!(pieces("llama-bpe", "1231"), ["123", "1"]);
     assert_eq!(pieces("qwen2", "123"), ["1", "2", "3"]);
     assert_eq!(pieces("smollm", "123"), ["1", "2", "3"]);
-    // Digits are split off before the pattern applies, so the spaces before them end a text.
+    // Digits are split off before the pattern applies, so the spaces before them are at the end of a text.
     assert_eq!(pieces("smollm", "  1"), ["  ", "1"]);
     assert_eq!(pieces("gpt-2", "  1"), [" ", " ", "1"]);
     // Newer patterns keep line breaks together.
@@ -101,7 +101,7 @@ fn missing_bytes_are_dropped() {
 
 #[test]
 fn smollm2_matches_hugging_face() {
-    let Some(path) = named("INDRIK_TEST_SMOLLM2", "a GGUF of SmolLM2") else { return };
+    let Some(path) = path_from_env("INDRIK_TEST_SMOLLM2", "a GGUF of SmolLM2") else { return };
     let tokenizer = Tokenizer::from_vocabulary(vocabulary(&path).0).unwrap();
     assert_eq!(tokenizer.stop_token_ids(), [2, 0]);
     // Expected ids from Hugging Face's tokenizers library.
@@ -137,7 +137,7 @@ fn smollm2_matches_hugging_face() {
 
 proptest! {
     #[test]
-    fn text_comes_back(text in r"(\PC|[ the12'\n]){0,40}", pre in 0..4usize) {
+    fn decoding_returns_the_encoded_text(text in r"(\PC|[ the12'\n]){0,40}", pre in 0..4usize) {
         let tokenizer = tokenizer(["gpt-2", "smollm", "qwen2", "llama-bpe"][pre]);
         let ids = tokenizer.encode(&text, EncodeSpecial::AsText);
         prop_assert_eq!(&tokenizer.decode(&ids, DecodeSpecial::Skip), &text);

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{named, vocabulary};
+use common::{path_from_env, vocabulary};
 use text::{ChatTemplate, DecodeSpecial, Error, Message, Tokenizer, Vocabulary, VocabularyKind, hf};
 
 fn conversation(turns: &[(&str, &str)]) -> Vec<Message> {
@@ -40,7 +40,7 @@ fn tokenizer() -> Tokenizer {
     vocabulary.scores = (0..vocabulary.tokens.len()).map(|id| -(id as f32)).collect();
     (vocabulary.unknown, vocabulary.bos, vocabulary.eos) = (Some(0), Some(1), Some(2));
     (vocabulary.add_bos, vocabulary.add_space_prefix) = (true, false);
-    Tokenizer::from_vocabulary(vocabulary).expect("the vocabulary is right")
+    Tokenizer::from_vocabulary(vocabulary).expect("a valid vocabulary")
 }
 
 #[test]
@@ -98,7 +98,7 @@ fn gemma3_rejects_roles_that_do_not_alternate() {
 
 #[test]
 fn gemma3_matches_the_official_template() {
-    let Some(folder) = named("INDRIK_TEST_TOKENIZER", "Gemma 3's own chat template") else { return };
+    let Some(folder) = path_from_env("INDRIK_TEST_TOKENIZER", "Gemma 3's own chat template") else { return };
     let config =
         hf::TokenizerConfig::parse(&std::fs::read(folder.join("tokenizer_config.json")).unwrap()).unwrap();
     let bos = config.bos_token.expect("a bos token");
@@ -121,13 +121,13 @@ fn gemma3_matches_the_official_template() {
             assert_eq!(ours.unwrap(), theirs.unwrap(), "{turns:?}");
         }
     }
-    let refused = official.render(&conversation(&[("assistant", "Hi")]), true).unwrap_err();
-    assert_eq!(refused.to_string(), "Conversation roles must alternate user/assistant/user/assistant/...");
+    let error = official.render(&conversation(&[("assistant", "Hi")]), true).unwrap_err();
+    assert_eq!(error.to_string(), "Conversation roles must alternate user/assistant/user/assistant/...");
 }
 
 #[test]
 fn a_gguf_template_renders() {
-    let Some(path) = named("INDRIK_TEST_SMOLLM2", "a GGUF of SmolLM2") else { return };
+    let Some(path) = path_from_env("INDRIK_TEST_SMOLLM2", "a GGUF of SmolLM2") else { return };
     let template = vocabulary(&path).1.expect("it has a template");
     let text = render(&template, &[("user", "Hi")]).unwrap();
     assert!(text.ends_with("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"), "{text}");
@@ -173,7 +173,7 @@ fn errors_name_the_line() {
 fn malicious_templates_are_stopped() {
     let endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}";
     let error = render(endless, &[]).unwrap_err().to_string();
-    assert!(error.contains("stopped"), "{error}");
+    assert!(error.contains("exceeded the instruction limit"), "{error}");
     let large = "{% for a in range(9999) %}{{ messages[0].content }}{% endfor %}";
     let error = render(large, &[("user", &"x".repeat(10_000))]).unwrap_err().to_string();
     assert!(error.contains("larger"), "{error}");

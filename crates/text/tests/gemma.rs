@@ -6,11 +6,11 @@ mod common;
 
 use std::time::Instant;
 
-use common::{Random, data, named, vocabulary};
+use common::{Random, data, path_from_env, vocabulary};
 use text::{DecodeSpecial, EncodeSpecial, Tokenizer};
 
 fn gguf() -> Option<Tokenizer> {
-    let (vocabulary, _) = vocabulary(&named("INDRIK_TEST_GGUF", "a GGUF of Gemma 3")?);
+    let (vocabulary, _) = vocabulary(&path_from_env("INDRIK_TEST_GGUF", "a GGUF of Gemma 3")?);
     let start = Instant::now();
     let tokenizer = Tokenizer::from_vocabulary(vocabulary).expect("a real vocabulary");
     eprintln!("vocabulary of the GGUF: {:?}", start.elapsed());
@@ -18,7 +18,7 @@ fn gguf() -> Option<Tokenizer> {
 }
 
 fn hf() -> Option<Tokenizer> {
-    let folder = named("INDRIK_TEST_TOKENIZER", "a folder with Gemma 3's tokenizer.json")?;
+    let folder = path_from_env("INDRIK_TEST_TOKENIZER", "a folder with Gemma 3's tokenizer.json")?;
     let start = Instant::now();
     let tokenizer = Tokenizer::from_folder(&folder).expect("a real tokenizer.json");
     eprintln!("tokenizer.json: {:?}", start.elapsed());
@@ -58,16 +58,19 @@ fn ids_match_the_reference_vectors() {
 #[test]
 fn wikitext_has_the_reference_token_count() {
     let Some(path) = data("wikitext2-test.txt") else { return };
-    let book = std::fs::read_to_string(path).unwrap();
-    let book = book.strip_suffix('\n').unwrap_or(&book);
+    let text = std::fs::read_to_string(path).unwrap();
+    let text = text.strip_suffix('\n').unwrap_or(&text);
     let mut last: Option<Vec<u32>> = None;
     for (name, tokenizer) in both() {
         let start = Instant::now();
-        let ids = tokenizer.encode(book, EncodeSpecial::AsText);
-        eprintln!("{name}: {} ids of {} bytes in {:?}", ids.len(), book.len(), start.elapsed());
+        let ids = tokenizer.encode(text, EncodeSpecial::AsText);
+        eprintln!("{name}: {} ids of {} bytes in {:?}", ids.len(), text.len(), start.elapsed());
         // llama.cpp counts 295215, including the beginning-of-text token.
         assert_eq!(ids.len(), 295_214, "{name}");
-        assert!(tokenizer.decode(&ids, DecodeSpecial::Skip) == book, "{name}: the text does not come back");
+        assert!(
+            tokenizer.decode(&ids, DecodeSpecial::Skip) == text,
+            "{name}: decoding does not return the text"
+        );
         if let Some(last) = &last {
             assert!(*last == ids, "the two formats differ");
         }
@@ -91,7 +94,7 @@ fn both_formats_agree_on_random_text() {
 }
 
 #[test]
-fn special_tokens_and_size_are_known() {
+fn special_tokens_are_found() {
     for (name, tokenizer) in both() {
         assert_eq!(tokenizer.bos(), Some(2), "{name}");
         assert!(

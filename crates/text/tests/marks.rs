@@ -1,5 +1,5 @@
-//! Message text never becomes control tokens, whatever the template does with it; and templates still find
-//! the words that they search for.
+//! Message text never becomes control tokens, regardless of how the template transforms it; and templates
+//! still find the words that they search for.
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -21,7 +21,7 @@ fn tokenizer() -> Tokenizer {
     }
     vocabulary.scores = (0..vocabulary.tokens.len()).map(|id| -(id as f32)).collect();
     (vocabulary.unknown, vocabulary.eos) = (Some(0), Some(2));
-    Tokenizer::from_vocabulary(vocabulary).expect("the vocabulary is right")
+    Tokenizer::from_vocabulary(vocabulary).expect("a valid vocabulary")
 }
 
 fn template(source: &str) -> ChatTemplate {
@@ -132,8 +132,8 @@ fn conversation(texts: &[String]) -> ([Message; 4], [Tool; 1]) {
         description: Some(texts[6].clone()),
         parameters: Some(object(&texts[6], json!([texts[7]]))),
     };
-    let said = Message::with_tool_calls(Some(texts[1].clone()), vec![call]);
-    ([Message::new("user", texts[0].clone()), said, result, Message::new("user", texts[7].clone())], [tool])
+    let reply = Message::with_tool_calls(Some(texts[1].clone()), vec![call]);
+    ([Message::new("user", texts[0].clone()), reply, result, Message::new("user", texts[7].clone())], [tool])
 }
 
 proptest! {

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use text::{DecodeSpecial, Detokenizer, EncodeSpecial, Tokenizer};
 
 fn tokenizer() -> Tokenizer {
-    Tokenizer::from_vocabulary(small()).expect("a good vocabulary")
+    Tokenizer::from_vocabulary(small()).expect("a valid vocabulary")
 }
 
 fn ids(names: &[&str]) -> Vec<u32> {
@@ -129,7 +129,7 @@ fn any_ids() -> impl Strategy<Value = Vec<u32>> {
 
 proptest! {
     #[test]
-    fn streaming_is_decoding(ids in any_ids(), prefix: bool) {
+    fn streaming_matches_decoding(ids in any_ids(), prefix: bool) {
         let mut vocabulary = small();
         vocabulary.add_space_prefix = prefix;
         let tokenizer = Tokenizer::from_vocabulary(vocabulary).unwrap();
@@ -137,16 +137,16 @@ proptest! {
         if prefix && bytes.first() == Some(&b' ') {
             bytes.remove(0);
         }
-        let whole = String::from_utf8_lossy(&bytes);
-        prop_assert_eq!(&tokenizer.decode(&ids, DecodeSpecial::Skip), &whole);
+        let expected = String::from_utf8_lossy(&bytes);
+        prop_assert_eq!(&tokenizer.decode(&ids, DecodeSpecial::Skip), &expected);
         let mut stream = Detokenizer::new(&tokenizer, DecodeSpecial::Skip);
         let mut text: String = ids.iter().map(|id| stream.push(*id)).collect();
         text.push_str(&stream.finish());
-        prop_assert_eq!(&text, &whole);
+        prop_assert_eq!(&text, &expected);
     }
 
     #[test]
-    fn text_comes_back(text in r"(\PC|[ ath\n<s>é]|[\x00-\x20]){0,60}") {
+    fn decoding_returns_the_encoded_text(text in r"(\PC|[ ath\n<s>é]|[\x00-\x20]){0,60}") {
         let tokenizer = tokenizer();
         let ids = tokenizer.encode(&text, EncodeSpecial::AsText);
         prop_assert!(!ids.iter().any(|id| tokenizer.is_special(*id)));
@@ -155,7 +155,7 @@ proptest! {
 
     /// Compares with a naive implementation: merge the best pair, leftmost among equals, until none is left.
     #[test]
-    fn merging_is_the_plain_rule(text in "[ ahte]{0,40}") {
+    fn merging_matches_a_naive_implementation(text in "[ ahte]{0,40}") {
         let vocabulary = small();
         let find = |text: &str| vocabulary.tokens.iter().position(|token| *token == text);
         let mut symbols: Vec<String> = text.replace(' ', "▁").chars().map(String::from).collect();

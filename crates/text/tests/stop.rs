@@ -1,4 +1,4 @@
-//! Stop strings, compared with a search of the whole text.
+//! Stop strings, compared with a search of the complete text.
 
 use proptest::prelude::*;
 use text::{Error, StopMatcher};
@@ -62,14 +62,14 @@ fn near_misses_take_linear_time() {
 
 proptest! {
     #[test]
-    fn it_is_a_search_of_the_whole(
+    fn matching_equals_a_search_of_the_complete_text(
         stops in proptest::collection::vec("[abé]{1,5}", 0..4),
         pieces in proptest::collection::vec("[abcé]{0,4}", 0..12),
     ) {
         let stops: Vec<&str> = stops.iter().map(String::as_str).collect();
-        let whole = pieces.concat();
-        let first = stops.iter().filter_map(|stop| whole.find(stop)).min();
-        let expected = whole[..first.unwrap_or(whole.len())].to_owned();
+        let text = pieces.concat();
+        let first = stops.iter().filter_map(|stop| text.find(stop)).min();
+        let expected = text[..first.unwrap_or(text.len())].to_owned();
         prop_assert_eq!(run(&stops, pieces.iter().map(String::as_str)), (expected, first.is_some()));
     }
 }

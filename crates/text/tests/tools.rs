@@ -4,7 +4,7 @@ mod common;
 
 use std::sync::LazyLock;
 
-use common::{named, vocabulary};
+use common::{path_from_env, vocabulary};
 use proptest::prelude::*;
 use serde_json::json;
 use text::{
@@ -70,7 +70,7 @@ fn tokenizer(kind: Option<i32>) -> Tokenizer {
     vocabulary.scores = (0..vocabulary.tokens.len()).map(|id| -(id as f32)).collect();
     (vocabulary.unknown, vocabulary.bos, vocabulary.eos) = (Some(0), Some(1), Some(3));
     vocabulary.add_space_prefix = false;
-    Tokenizer::from_vocabulary(vocabulary).expect("the vocabulary is right")
+    Tokenizer::from_vocabulary(vocabulary).expect("a valid vocabulary")
 }
 
 fn support(source: &str) -> ToolSupport {
@@ -165,14 +165,14 @@ fn text_of_tools_never_becomes_control_tokens() {
             name: Some("f".to_owned()),
             ..Message::default()
         };
-        let said =
+        let reply =
             Message::with_tool_calls(Some(text.to_owned()), vec![call(arguments.into()), call(json!(text))]);
         let tool = Tool {
             name: "f".to_owned(),
             description: Some(text.to_owned()),
             parameters: Some(json!({ "type": "object", "properties": { text: { "description": text } } })),
         };
-        ([Message::new("user", text), said, result], [tool])
+        ([Message::new("user", text), reply, result], [tool])
     };
     let encode = |text: &str| {
         let (messages, tools) = conversation(text);
@@ -190,7 +190,7 @@ fn text_of_tools_never_becomes_control_tokens() {
 
 #[test]
 fn the_format_of_qwen_is_derived() {
-    let Some(path) = named("INDRIK_TEST_QWEN", "a GGUF of Qwen 2.5") else { return };
+    let Some(path) = path_from_env("INDRIK_TEST_QWEN", "a GGUF of Qwen 2.5") else { return };
     let (vocabulary, template) = vocabulary(&path);
     let tokenizer = Tokenizer::from_vocabulary(vocabulary).unwrap();
     let template = ChatTemplate::new(&template.expect("a template"), "", "<|im_end|>").unwrap();
@@ -319,14 +319,14 @@ static FORMATS: LazyLock<[ToolCallFormat; 3]> = LazyLock::new(|| [TAGS, BARE, FU
 
 proptest! {
     #[test]
-    fn splitting_the_output_makes_no_difference(output in any_completion(), cuts in prop::collection::vec(0_usize..400, 0..8), which in 0_usize..3, anywhere: bool) {
-        let format = FORMATS[which].clone();
-        let whole = parse(&format, anywhere, &[&output]);
+    fn splitting_the_output_makes_no_difference(output in any_completion(), cuts in prop::collection::vec(0_usize..400, 0..8), format in 0_usize..3, anywhere: bool) {
+        let format = FORMATS[format].clone();
+        let unsplit = parse(&format, anywhere, &[&output]);
         let mut cuts: Vec<usize> = cuts.into_iter().filter(|cut| output.is_char_boundary(*cut)).chain([0, output.len()]).collect();
         cuts.sort_unstable();
         let pieces: Vec<&str> = cuts.windows(2).map(|cut| &output[cut[0]..cut[1]]).collect();
         let events = parse(&format, anywhere, &pieces);
-        prop_assert_eq!(collect(&events), collect(&whole));
+        prop_assert_eq!(collect(&events), collect(&unsplit));
         let text: String = events.iter().map(ToolCallEvent::text).collect();
         prop_assert_eq!(text, output);
     }

@@ -8,7 +8,7 @@ mod common;
 
 use std::{collections::BTreeMap, path::Path, sync::LazyLock};
 
-use common::{data, named, spent, vocabulary};
+use common::{cpu_time, data, path_from_env, vocabulary};
 use proptest::prelude::*;
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Value, json};
@@ -43,12 +43,12 @@ struct Family {
 struct Real {
     ids: Vec<Ids>,
     decoded: Vec<(Vec<u32>, String)>,
-    conversations: Vec<Vec<Said>>,
+    conversations: Vec<Vec<Turn>>,
     rendered: Vec<Rendered>,
 }
 
 #[derive(Deserialize)]
-struct Said {
+struct Turn {
     role: String,
     content: String,
 }
@@ -134,9 +134,9 @@ fn well_known_stop_tokens_are_recognised_regardless_of_their_type() {
         vocabulary.token_types = vec![1, 1, class, class, class, class, class];
         vocabulary.eos = Some(2);
         let tokenizer = Tokenizer::from_vocabulary(vocabulary).unwrap();
-        let mut ends = tokenizer.stop_token_ids().to_vec();
-        ends.sort_unstable();
-        assert_eq!(ends, [2, 3, 4, 5, 6], "type {class}");
+        let mut stop_ids = tokenizer.stop_token_ids().to_vec();
+        stop_ids.sort_unstable();
+        assert_eq!(stop_ids, [2, 3, 4, 5, 6], "type {class}");
         // Written as text, they are not stop tokens.
         assert!(tokenizer.encode("<|im_end|>", EncodeSpecial::AsText).iter().all(|id| *id < 2));
         assert_eq!(tokenizer.encode("<|im_end|>", EncodeSpecial::Parse), [2]);
@@ -160,11 +160,11 @@ fn tokens_matched_in_normalised_text_are_rejected() {
 
 /// A model's tokenizer and chat template, and their expected output.
 fn real(variable: &str, what: &str, name: &str) -> Option<(Tokenizer, ChatTemplate, Real)> {
-    let (vocabulary, template) = vocabulary(&named(variable, what)?);
+    let (vocabulary, template) = vocabulary(&path_from_env(variable, what)?);
     let tokenizer = Tokenizer::from_vocabulary(vocabulary).unwrap();
-    let named = |id: Option<u32>| tokenizer.token_name(id.unwrap()).unwrap().into_owned();
+    let name_of = |id: Option<u32>| tokenizer.token_name(id.unwrap()).unwrap().into_owned();
     let template =
-        ChatTemplate::new(&template.unwrap(), &named(tokenizer.bos()), &named(tokenizer.eos())).unwrap();
+        ChatTemplate::new(&template.unwrap(), &name_of(tokenizer.bos()), &name_of(tokenizer.eos())).unwrap();
     Some((tokenizer, template, fixture(name)))
 }
 
@@ -184,7 +184,7 @@ fn check_real(what: &str, tokenizer: &Tokenizer, template: &ChatTemplate, real: 
     let mut rendered = real.rendered.iter();
     for conversation in &real.conversations {
         let conversation: Vec<Message> =
-            conversation.iter().map(|said| Message::new(&said.role, &said.content)).collect();
+            conversation.iter().map(|turn| Message::new(&turn.role, &turn.content)).collect();
         for expected in rendered.by_ref().take(2) {
             let text = template.render(&conversation, expected.prompt).unwrap();
             assert_eq!(text, expected.text, "{what}: {conversation:?}");
@@ -246,7 +246,8 @@ fn random_texts_match_hugging_face() {
         own: BTreeMap<String, Vec<Ids>>,
         real: BTreeMap<String, Vec<Ids>>,
     }
-    let Some(path) = named("INDRIK_TEST_BPE_FUZZ", "the output of make_bpe_fixtures.py --fuzz") else {
+    let Some(path) = path_from_env("INDRIK_TEST_BPE_FUZZ", "the output of make_bpe_fixtures.py --fuzz")
+    else {
         return;
     };
     let fuzz: Fuzz = read(&path);
@@ -265,8 +266,8 @@ fn random_texts_match_hugging_face() {
 #[test]
 fn long_texts_take_linear_time() {
     const LONG: usize = 256 << 10;
-    let Some(book) = data("wikitext2-test.txt") else { return };
-    let book: String = std::fs::read_to_string(book).unwrap().chars().take(LONG).collect();
+    let Some(path) = data("wikitext2-test.txt") else { return };
+    let prose_text: String = std::fs::read_to_string(path).unwrap().chars().take(LONG).collect();
     let units = [" ", "\n", "a", "1", "'s", "🦙", "👨‍👩‍👧", "e\u{301}", "\u{323}\u{301}", "<|im_end"];
     let texts: Vec<(&str, String)> =
         units.iter().map(|unit| (*unit, unit.repeat(LONG / unit.len()))).collect();
@@ -274,14 +275,14 @@ fn long_texts_take_linear_time() {
     let real = [("SmolLM2", smollm2()), ("Qwen", qwen())].map(|(name, real)| Some((name, real?.0)));
     for (name, tokenizer) in own.into_iter().chain(real.into_iter().flatten()) {
         let time = |what: &str, text: &str| {
-            let start = spent();
+            let start = cpu_time();
             let ids = tokenizer.encode(text, EncodeSpecial::Parse);
-            let took = spent() - start;
+            let took = cpu_time() - start;
             let speed = text.len() as f64 / took.as_secs_f64() / 1e6;
             eprintln!("{name}: {what}: {} ids of {} bytes, {speed:.1} MB/s", ids.len(), text.len());
             took
         };
-        let prose = time("prose", &book);
+        let prose = time("prose", &prose_text);
         for (unit, text) in &texts {
             let took = time(&format!("{unit:?}"), text);
             assert!(took < prose * 20, "{name}: {unit:?} took {took:?}, prose {prose:?}");
@@ -290,9 +291,9 @@ fn long_texts_take_linear_time() {
 }
 
 proptest! {
-    /// Decoding returns the encoded text, normalised if the file asks for it.
+    /// Decoding returns the encoded text, normalised if the file specifies it.
     #[test]
-    fn text_comes_back(pieces in proptest::collection::vec((0..OWN.texts.len(), any::<char>(), 0..9usize), 0..6)) {
+    fn decoding_returns_the_encoded_text(pieces in proptest::collection::vec((0..OWN.texts.len(), any::<char>(), 0..9usize), 0..6)) {
         let mut text = String::new();
         for (at, other, length) in pieces {
             text.extend(OWN.texts[at].chars().take(length));

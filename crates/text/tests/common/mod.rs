@@ -1,17 +1,17 @@
 //! Shared by tests with real model files: their paths, and a minimal GGUF reader.
-#![allow(dead_code, reason = "each test binary uses its own part")]
+#![allow(dead_code, reason = "each test binary uses only some of these")]
 
 use std::{io::Read, path::PathBuf, time::Duration};
 
 use rustix::time::{ClockId, clock_gettime};
 use text::{Vocabulary, VocabularyKind};
 
-/// The file or folder in an environment variable; prints a note if it is not set. The files are large and
-/// have their own licences, so tests cannot require them.
-pub fn named(variable: &str, what: &str) -> Option<PathBuf> {
+/// The file or folder that an environment variable refers to; prints a note if it is not set. The files are
+/// large and have their own licences, so tests cannot require them.
+pub fn path_from_env(variable: &str, what: &str) -> Option<PathBuf> {
     match std::env::var_os(variable).map(PathBuf::from) {
         Some(path) if path.exists() => Some(path),
-        Some(path) => panic!("{variable} names {}, which is not there", path.display()),
+        Some(path) => panic!("{variable} is {}, which does not exist", path.display()),
         None => {
             eprintln!("test skipped, {variable} is not set: {what}");
             None
@@ -21,13 +21,13 @@ pub fn named(variable: &str, what: &str) -> Option<PathBuf> {
 
 /// A file in the folder `INDRIK_TEST_DATA`.
 pub fn data(name: &str) -> Option<PathBuf> {
-    let path = named("INDRIK_TEST_DATA", name)?.join(name);
-    assert!(path.exists(), "{} is not there", path.display());
+    let path = path_from_env("INDRIK_TEST_DATA", name)?.join(name);
+    assert!(path.exists(), "{} does not exist", path.display());
     Some(path)
 }
 
 /// CPU time of this thread, which does not depend on other load.
-pub fn spent() -> Duration {
+pub fn cpu_time() -> Duration {
     Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap()
 }
 
@@ -124,8 +124,8 @@ pub fn id(name: &str) -> u32 {
 
 /// The `tokenizer.ggml.*` metadata and the chat template of a GGUF.
 pub fn vocabulary(path: &std::path::Path) -> (Vocabulary, Option<String>) {
-    // Longer than any header.
     let mut file = Vec::new();
+    // 64 MiB is more than the header of any test model.
     let opened = std::fs::File::open(path).expect("the file can be opened");
     opened.take(64 << 20).read_to_end(&mut file).expect("the file can be read");
     assert_eq!(&file[..4], b"GGUF");
