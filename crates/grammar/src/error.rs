@@ -12,9 +12,9 @@ pub enum Error {
     /// The grammar is invalid, unsupported or too large.
     #[error("{subject} cannot be used: {reason}")]
     Invalid {
-        /// What was compiled, such as [`SCHEMA`](crate::SCHEMA).
+        /// The input, such as [`SCHEMA`](crate::SCHEMA).
         subject: &'static str,
-        /// What is wrong with it.
+        /// The problem.
         reason: String,
     },
     /// The schema of a tool's arguments is invalid, unsupported or too large.
@@ -22,20 +22,20 @@ pub enum Error {
     Tool {
         /// [`ToolSpec::index`](crate::ToolSpec::index) of the tool.
         index: usize,
-        /// What is wrong with its parameters.
+        /// The problem with its parameters.
         reason: String,
     },
     /// Matching failed: a token was not allowed, or a mask exceeded the work limits.
     #[error("{subject} cannot be matched: {reason}")]
     Match {
-        /// What the grammar was compiled from.
+        /// The input that the grammar was compiled from.
         subject: &'static str,
-        /// What went wrong.
+        /// The problem.
         reason: String,
     },
 }
 
-/// Maximum length of a message, in characters. llguidance's messages may quote the whole grammar.
+/// Maximum length of a message, in characters. llguidance's messages may quote the entire grammar.
 const MAX_MESSAGE: usize = 400;
 
 impl Error {
@@ -52,7 +52,7 @@ impl Error {
         Self::Match { subject, reason: readable(text) }
     }
 
-    /// What went wrong, without the subject.
+    /// The reason, without the subject.
     pub fn reason(&self) -> &str {
         match self {
             Self::Vocabulary(reason)

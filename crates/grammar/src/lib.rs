@@ -1,13 +1,14 @@
 //! Structured output: JSON schemas, tool calls, regular expressions and Lark grammars as token masks.
 //!
 //! 1. A [`GrammarCompiler`] holds a model's vocabulary as a prefix tree; create one per model.
-//! 2. It compiles what a request asks for into a [`Grammar`], or explains what is wrong with it. Schemas come
-//!    from untrusted clients: the work is bounded, and schemas that would exceed the bounds are rejected.
+//! 2. It compiles a schema, a set of tools, a regular expression or a Lark grammar into a [`Grammar`].
+//!    Invalid input is an error with the reason. Schemas come from untrusted clients: the work is bounded,
+//!    and schemas that would exceed the bounds are rejected.
 //! 3. A [`Matcher`] follows one completion token by token. It implements [`text::TokenConstraint`], the
 //!    interface that the engine's sampler uses.
 //!
-//! The automata are llguidance's. This crate decides which bytes each token stands for, which tokens are
-//! never text, how much white space JSON output may contain, and how much work a grammar may cause.
+//! The automata are llguidance's. This crate defines the bytes of each token, the tokens that are never text,
+//! the white space that JSON output may contain, and the work that a grammar may cause.
 //!
 //! ```
 //! use text::{Tokenizer, Vocabulary, VocabularyKind};
@@ -86,7 +87,7 @@ impl GrammarCompiler {
         self.json_schema(&serde_json::json!({ "type": "object" }))
     }
 
-    /// Text that a regular expression matches as a whole, in the syntax of Rust's `regex` crate.
+    /// Text that a regular expression matches from start to end, in the syntax of Rust's `regex` crate.
     pub fn regex(&self, pattern: &str) -> Result<Grammar> {
         limits::check_length("the regular expression", pattern)?;
         self.compile("the regular expression", TopLevelGrammar::from_regex(pattern))

@@ -4,11 +4,11 @@ use llguidance::api::ParserLimits;
 
 use crate::{Error, Result};
 
-/// Maximum length of a schema, regular expression or grammar, in bytes. Schemas of large interfaces have some
+/// Maximum length of a schema, regular expression or grammar, in bytes. Schemas of large APIs have about
 /// ten thousand.
 pub(crate) const MAX_BYTES: usize = 256 << 10;
 
-/// Maximum nesting depth of a schema: what serde_json parses.
+/// Maximum nesting depth of a schema: that of serde_json's parser.
 pub(crate) const MAX_DEPTH: usize = 128;
 
 /// Maximum least common multiple of all `multipleOf` values of a schema, without powers of ten. It is the

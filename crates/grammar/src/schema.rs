@@ -8,7 +8,7 @@ use crate::{
     limits::{self, MAX_DEPTH, MAX_MULTIPLE},
 };
 
-/// The subject of errors about the schema of a whole completion.
+/// The subject of errors about the schema of a completion.
 pub const SCHEMA: &str = "the JSON schema";
 
 /// White space between two JSON tokens: one space, as models write it, or a line break with indentation. Only

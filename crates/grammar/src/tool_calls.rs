@@ -13,7 +13,7 @@ use text::ToolCallFormat;
 
 use crate::{Error, Grammar, GrammarCompiler, Result, SCHEMA, limits, schema};
 
-/// What a grammar for tool calls is compiled from.
+/// The input of a tool-call grammar.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ToolCallGrammar {
     /// How the model writes calls.
@@ -22,7 +22,7 @@ pub struct ToolCallGrammar {
     pub tools: Vec<ToolSpec>,
     /// Whether one completion may hold several calls, if the format allows it.
     pub parallel: bool,
-    /// What a completion without calls may be.
+    /// Output that is allowed instead of calls.
     pub without_calls: NonCallOutput,
 }
 
@@ -39,7 +39,7 @@ pub struct ToolSpec {
     pub strict: bool,
 }
 
-/// What a completion without calls may be.
+/// Output that is allowed instead of tool calls.
 #[derive(Clone, Debug, PartialEq)]
 pub enum NonCallOutput {
     /// Nothing: the completion must call a tool.
@@ -120,7 +120,7 @@ impl ToolSpec {
             Some(_) => false,
         };
         if !object {
-            return Err(Error::invalid(SCHEMA, "its type must be object, as arguments are"));
+            return Err(Error::invalid(SCHEMA, "its type must be object, because arguments are an object"));
         }
         if let Value::Object(fields) = &mut schema {
             fields.insert("type".into(), "object".into());

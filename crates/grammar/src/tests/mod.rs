@@ -108,8 +108,8 @@ fn masks_allow_text_tokens_and_stop_tokens_where_the_completion_may_end() {
     let compiler = compiler();
     let mut any = compiler.regex("(?s:.*)").unwrap().matcher();
     let first = allowed(&mut any);
-    // Stop tokens, since the expression matches nothing too; no other control token, and no id beyond the
-    // tokenizer's.
+    // Stop tokens, since the expression also matches the empty text; no other control token, and no id beyond
+    // the tokenizer's.
     assert!(first.contains(&2) && first.contains(&3) && !first.contains(&0) && !first.contains(&1));
     assert!(first.iter().all(|id| *id < 275), "{first:?}");
     // A byte token only if no other token has its bytes, and no byte that is invalid in UTF-8.
@@ -155,14 +155,16 @@ fn huge_and_invalid_schemas_take_bounded_time() {
     let nested =
         |depth: usize| (0..depth).fold(json!({}), |inner, _| json!({ "properties": { "a": inner } }));
     let doubled = |depth: usize| {
-        let of = |i: usize| json!({ "allOf": [{ "$ref": format!("#/$defs/{}", i + 1) }, { "$ref": format!("#/$defs/{}", i + 1) }] });
-        let mut defs: serde_json::Map<String, Value> = (0..depth).map(|i| (i.to_string(), of(i))).collect();
+        let definition = |i: usize| json!({ "allOf": [{ "$ref": format!("#/$defs/{}", i + 1) }, { "$ref": format!("#/$defs/{}", i + 1) }] });
+        let mut defs: serde_json::Map<String, Value> =
+            (0..depth).map(|i| (i.to_string(), definition(i))).collect();
         defs.insert(depth.to_string(), json!({ "properties": { "x": { "type": "string" } } }));
         json!({ "$defs": defs, "$ref": "#/$defs/0" })
     };
     let chained = |length: usize| {
-        let of = |i: usize| json!({ "$ref": format!("#/$defs/{}", i + 1) });
-        let mut defs: serde_json::Map<String, Value> = (0..length).map(|i| (i.to_string(), of(i))).collect();
+        let definition = |i: usize| json!({ "$ref": format!("#/$defs/{}", i + 1) });
+        let mut defs: serde_json::Map<String, Value> =
+            (0..length).map(|i| (i.to_string(), definition(i))).collect();
         defs.insert(length.to_string(), json!({ "type": "null" }));
         json!({ "$defs": defs, "$ref": "#/$defs/0" })
     };
@@ -173,7 +175,7 @@ fn huge_and_invalid_schemas_take_bounded_time() {
         (nested(200), Some("nested deeper")),
         (nested(60), None),
         (doubled(40), None),
-        // As many as fit the length limit.
+        // The most references that fit the length limit.
         (chained(7500), None),
         (json!({ "allOf": crossed }), Some("too large")),
         (json!({ "type": "string", "maxLength": 1_000_000_000_u64 }), None),
@@ -222,7 +224,7 @@ fn huge_and_invalid_schemas_take_bounded_time() {
 
 #[test]
 fn work_that_grows_with_the_completion_ends_in_an_error() {
-    // Every letter may be the one 41 before the end: 2^40 states.
+    // Any letter may be the 41st from the end: 2^40 states.
     let grammar = compiler().regex("(a|b)*a(a|b){40}").unwrap();
     let mut matcher = grammar.matcher();
     let mut words = [0; WORDS];

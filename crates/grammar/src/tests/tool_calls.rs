@@ -164,15 +164,15 @@ fn control_tokens_of_the_format_are_allowed_where_a_call_may_start() {
         compiler().tool_calls(&calls).unwrap()
     };
     let tokenizer = super::tokenizer();
-    let mut must = compile(NonCallOutput::Forbidden).matcher();
-    assert!(allowed(&mut must).contains(&1) && !allowed(&mut must).contains(&2));
-    let mut may = compile(NonCallOutput::Text).matcher();
+    let mut required = compile(NonCallOutput::Forbidden).matcher();
+    assert!(allowed(&mut required).contains(&1) && !allowed(&mut required).contains(&2));
+    let mut optional = compile(NonCallOutput::Text).matcher();
     for id in tokenizer.encode("ab", text::EncodeSpecial::AsText) {
-        may.accept(id).unwrap();
+        optional.accept(id).unwrap();
     }
-    let ids = allowed(&mut may);
+    let ids = allowed(&mut optional);
     assert!(ids.contains(&1) && ids.contains(&2) && !ids.contains(&0), "{ids:?}");
-    for mut matcher in [must, may] {
+    for mut matcher in [required, optional] {
         matcher.accept(1).unwrap();
         for id in tokenizer.encode("{\"name\": \"now\", \"arguments\": {}}", text::EncodeSpecial::AsText) {
             assert!(allowed(&mut matcher).contains(&id), "{id}");
@@ -215,9 +215,9 @@ fn errors_name_the_invalid_tool_and_work_is_bounded() {
         let error = rejected(vec![tool(0, "f", json!({})), tool(4, "g", invalid)]);
         assert!(error.contains("tool 4") && error.contains(part), "{error}");
     }
-    // Each by itself is within the limits.
-    let prime = |index: usize, of: u64| {
-        tool(index, &format!("f{index}"), json!({ "properties": { "a": { "multipleOf": of } } }))
+    // Each tool by itself is within the limits.
+    let prime = |index: usize, multiple: u64| {
+        tool(index, &format!("f{index}"), json!({ "properties": { "a": { "multipleOf": multiple } } }))
     };
     assert!(rejected(vec![prime(0, 997), prime(1, 991)]).contains("the tools cannot be used: multipleOf"));
     let long =
@@ -278,8 +278,8 @@ impl Random {
         let mut matcher = grammar.matcher();
         let mut ids = vec![];
         while !matcher.is_finished() && ids.len() < 4000 {
-            let may = allowed(&mut matcher);
-            let id = may[self.below(may.len())];
+            let candidates = allowed(&mut matcher);
+            let id = candidates[self.below(candidates.len())];
             if tokenizer.stop_token_ids().contains(&id) {
                 break;
             }
@@ -325,7 +325,7 @@ fn random_completions_call_tools_with_valid_arguments() {
             .map(|index| tool(index, ["f", "get-x", "get_y2"][index], random.object(2)))
             .collect();
         let without_calls = if round % 3 == 0 { NonCallOutput::Text } else { NonCallOutput::Forbidden };
-        let must = without_calls == NonCallOutput::Forbidden;
+        let call_required = without_calls == NonCallOutput::Forbidden;
         let parallel = round % 2 == 0;
         let calls = ToolCallGrammar { format: format(), tools: tools.clone(), parallel, without_calls };
         let grammar = compiler.tool_calls(&calls).unwrap();
@@ -338,11 +338,11 @@ fn random_completions_call_tools_with_valid_arguments() {
             match event {
                 text::ToolCallEvent::Start { name, .. } => made.push((name, String::new())),
                 text::ToolCallEvent::Arguments(text) => made.last_mut().unwrap().1.push_str(&text),
-                text::ToolCallEvent::Text(text) => assert!(!must, "{text:?} in {completion}"),
+                text::ToolCallEvent::Text(text) => assert!(!call_required, "{text:?} in {completion}"),
                 text::ToolCallEvent::Markup(_) => {}
             }
         }
-        assert!(!must || !made.is_empty(), "{completion}");
+        assert!(!call_required || !made.is_empty(), "{completion}");
         assert!(parallel || made.len() <= 1, "{completion}");
         calls_made += made.len();
         for (name, arguments) in made {
