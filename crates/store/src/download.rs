@@ -20,7 +20,7 @@ use crate::{
 /// Maximum consecutive attempts without progress.
 const MAX_ATTEMPTS: u32 = 4;
 
-/// What all downloads of a pull share.
+/// State shared by all downloads of a pull.
 pub struct Session<'a> {
     /// The HTTP client.
     pub client: &'a Client,
@@ -56,8 +56,8 @@ impl Session<'_> {
         if self.cancel.load(Ordering::Relaxed) { Err(Error::Cancelled) } else { Ok(()) }
     }
 
-    /// Repeats an operation until it succeeds or fails permanently. `progress` measures progress: as long as
-    /// it grows, attempts continue.
+    /// Repeats an operation until it succeeds or fails permanently. `progress` measures progress: whenever it
+    /// has grown, the count of failures restarts.
     pub fn retry<T>(
         &self,
         report: &mut dyn FnMut(DownloadEvent),
@@ -115,18 +115,17 @@ impl Session<'_> {
         match response.status().as_u16() {
             206 => {
                 let range = header(&response, "content-range").and_then(parse_range);
-                let Some((_, whole)) = range.filter(|(first, _)| *first == have) else {
+                let Some((_, reported)) = range.filter(|(first, _)| *first == have) else {
                     discard(path)?;
                     return Err(network_error(url, &"the server sent a different range than requested"));
                 };
-                total = whole.or(total);
+                total = reported.or(total);
             }
             416 => {
-                // The requested range is empty: the file may be complete, or its start belongs to another
-                // file.
-                let whole = header(&response, "content-range")
+                // The requested range is empty: the download is complete, or the start of another file.
+                let reported = header(&response, "content-range")
                     .and_then(|range| range.strip_prefix("bytes */")?.trim().parse().ok());
-                if have > 0 && size.is_none() && whole == Some(have) {
+                if have > 0 && size.is_none() && reported == Some(have) {
                     return Ok(());
                 }
                 discard(path)?;
@@ -241,8 +240,8 @@ fn tag_path(path: &Path) -> PathBuf {
 
 /// Start and total size of a `Content-Range` such as `bytes 5-9/10`.
 fn parse_range(text: &str) -> Option<(u64, Option<u64>)> {
-    let (range, whole) = text.strip_prefix("bytes ")?.split_once('/')?;
+    let (range, total) = text.strip_prefix("bytes ")?.split_once('/')?;
     let first = range.split_once('-')?.0.trim().parse().ok()?;
-    let whole = if whole.trim() == "*" { None } else { Some(whole.trim().parse().ok()?) };
-    Some((first, whole))
+    let total = if total.trim() == "*" { None } else { Some(total.trim().parse().ok()?) };
+    Some((first, total))
 }

@@ -3,7 +3,7 @@
 //! Pulled models have a record next to them. Users can also put models there by hand: a GGUF file (or all
 //! parts of a split one), a file written by `indrik quantize`, or a Hugging Face folder. Such a model is
 //! named like its file without the extension, ignoring case. Everything else in the folder is listed with the
-//! reason why it is not a model, so that nothing that takes disk space is invisible.
+//! reason why it is not a model, so that the listing accounts for all disk space.
 
 use std::{
     collections::HashSet,
@@ -33,7 +33,7 @@ pub struct StoreEntry {
     pub name: String,
     /// The file or folder; for a split model, the first part.
     pub path: PathBuf,
-    /// Whether it is a model.
+    /// Kind of the entry.
     pub kind: EntryKind,
     /// Total size of its files in bytes; symbolic links count 0.
     pub bytes: u64,
@@ -45,7 +45,7 @@ pub struct StoreEntry {
     pub(crate) files: Vec<PathBuf>,
 }
 
-/// What an entry of the store's folder is.
+/// Kind of an entry of the store's folder.
 #[derive(Clone, Debug, PartialEq)]
 pub enum EntryKind {
     /// A model, judging by name and extension; its content is not checked.
@@ -115,7 +115,7 @@ impl Store {
 
     fn is_model_file(&self, name: &str, extension: &str) -> bool {
         let path = self.folder().join(name);
-        // A lossily converted name does not exist.
+        // Excludes lossily converted names, for which no file exists.
         let exists = path.symlink_metadata().is_ok();
         exists && path.extension() == Some(OsStr::new(extension)) && !path.is_dir()
     }

@@ -98,7 +98,7 @@ pub enum Error {
         path: PathBuf,
         /// The setting that refers to it.
         setting: String,
-        /// What is wrong with it.
+        /// The problem.
         reason: String,
     },
     /// A connection failed, was interrupted, or stalled.
@@ -106,7 +106,7 @@ pub enum Error {
     Network {
         /// The requested address.
         url: String,
-        /// What went wrong.
+        /// The problem.
         reason: String,
     },
     /// The server responded with an error status.
@@ -122,7 +122,7 @@ pub enum Error {
     Index {
         /// The index page.
         url: String,
-        /// What is missing or wrong.
+        /// The problem.
         reason: String,
     },
     /// A package's archive is damaged or has unexpected content.
@@ -130,7 +130,7 @@ pub enum Error {
     Archive {
         /// The archive.
         archive: String,
-        /// What is wrong with it.
+        /// The problem.
         reason: String,
     },
     /// The server's file has another size than the catalogue's.
@@ -161,8 +161,8 @@ pub enum Error {
         /// Each source with its failure.
         reasons: Vec<(String, String)>,
     },
-    /// Cancelled.
-    #[error("stopped; the partial download is kept, and the same command resumes it")]
+    /// Cancelled by the user.
+    #[error("cancelled; the partial download is kept, and the same command resumes it")]
     Cancelled,
 }
 
@@ -174,7 +174,7 @@ impl Error {
     /// The message without the address, for output that already has it.
     pub(crate) fn reason(&self) -> String {
         match self {
-            Self::Network { reason, .. } => format!("no connection ({reason})"),
+            Self::Network { reason, .. } => format!("network error ({reason})"),
             Self::Status { status, .. } => format!("the server responded with {status}{}", advice(*status)),
             Self::Index { reason, .. } => reason.clone(),
             other => other.to_string(),

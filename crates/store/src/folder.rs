@@ -17,7 +17,7 @@ pub struct Store {
     folder: PathBuf,
 }
 
-/// What a pull records about a model, in a JSON file next to the model file.
+/// Metadata of a pulled model, in a JSON file next to the model file.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct ModelRecord {
     /// The model's name.
@@ -93,14 +93,14 @@ pub(crate) fn file_stem(name: &str) -> Option<String> {
         && name.len() <= MAX_LEN
         && name.bytes().all(plain)
         && name.bytes().filter(|byte| *byte == b':').count() <= 1
-        && name.split(':').all(|piece| !piece.is_empty() && !piece.starts_with('.') && !piece.ends_with('.'));
+        && name.split(':').all(|part| !part.is_empty() && !part.starts_with('.') && !part.ends_with('.'));
     is_valid.then(|| name.replace(':', "@"))
 }
 
 fn default_folder(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     let variable = |name| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     variable("INDRIK_MODELS_DIR").or_else(|| {
-        // The XDG specification says to ignore relative paths.
+        // The XDG specification requires relative paths to be ignored.
         let data = variable("XDG_DATA_HOME").filter(|path| path.is_absolute());
         let data = data.or_else(|| Some(variable("HOME")?.join(".local/share")))?;
         Some(data.join("indrik/models"))

@@ -8,11 +8,11 @@
 //!    wheels contain parts of the file (`index` parses the index, `archive` reads the wheels; no Python is
 //!    run).
 //! 2. `download` writes to disk and resumes where an earlier attempt stopped.
-//! 3. The complete file is verified against the catalogue's checksum, whatever its source, and only then gets
-//!    its name.
+//! 3. The complete file is verified against the catalogue's checksum, whatever its source. Only then does
+//!    it get its name.
 //!
 //! [`Store::entries`] lists everything in the folder, including files that the user put there.
-//! [`Store::remove`] deletes a model. [`resolve_model`] is what commands use: it takes a path or a name and
+//! [`Store::remove`] deletes a model. Commands use [`resolve_model`], which takes a path or a name and
 //! returns the file.
 //!
 //! ```

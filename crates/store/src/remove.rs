@@ -16,7 +16,7 @@ use crate::{
     resolve::find_entry,
 };
 
-/// What is to be removed, or was removed.
+/// A planned or completed removal.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Removal {
     /// The model's name.
@@ -30,8 +30,8 @@ pub struct Removal {
 }
 
 impl Store {
-    /// What removing a model, by name or alias, would delete: its files, its record and its partial
-    /// downloads.
+    /// The removal of a model, by name or alias: its files, its record and its partial downloads. Nothing is
+    /// deleted yet.
     pub fn plan_removal(&self, name: &str) -> Result<Removal> {
         let (unrecognized, models): (Vec<StoreEntry>, Vec<StoreEntry>) =
             self.entries()?.into_iter().partition(|entry| matches!(entry.kind, EntryKind::Unrecognized(_)));
@@ -46,8 +46,8 @@ impl Store {
         Ok(self.removal(entry))
     }
 
-    /// Removes what [`Store::plan_removal`] found. Fails if another model has taken its name since, or if the
-    /// model is being pulled.
+    /// Executes a removal planned by [`Store::plan_removal`]. Fails if another model has taken the name
+    /// since, or if the model is being pulled.
     pub fn remove(&self, found: &Removal) -> Result<Removal> {
         let lock = match self.pull_file(&found.path, &found.name, LOCK) {
             Some(path) => Some(
@@ -56,7 +56,7 @@ impl Store {
             ),
             None => None,
         };
-        // A pull may have completed since, or another process removed the model.
+        // Since then, a pull may have completed, or another process may have removed the model.
         let same = |entry: &StoreEntry| {
             !matches!(entry.kind, EntryKind::Unrecognized(_)) && entry.path == found.path
         };

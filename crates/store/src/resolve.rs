@@ -17,7 +17,7 @@ impl Store {
         exact.or_else(|| Some(self.model(name)?.path))
     }
 
-    /// [`Store::resolve`], or an error that says how to get the model.
+    /// [`Store::resolve`], or an error that explains how to get the model.
     pub fn find(&self, name: &str) -> Result<PathBuf> {
         self.resolve(name).ok_or_else(|| match catalogue::find(name) {
             Some(model) => Error::NotPulled { argument: name.to_string(), name: model.name },

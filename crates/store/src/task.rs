@@ -29,7 +29,7 @@ pub enum PullEvent {
     SourceFailed {
         /// The source.
         source: String,
-        /// What went wrong.
+        /// The problem.
         reason: String,
     },
     /// An earlier, interrupted pull is resumed.
@@ -47,14 +47,14 @@ pub enum PullEvent {
     },
     /// A request failed and will be retried.
     Retrying {
-        /// What went wrong.
+        /// The problem.
         reason: String,
         /// Time until the retry.
         delay: Duration,
     },
     /// A downloaded file had the wrong content. It was deleted and is downloaded once more.
     Discarded {
-        /// What is wrong with it.
+        /// The problem.
         reason: String,
     },
     /// The checksum of the complete file is computed.

@@ -107,7 +107,7 @@ fn a_server_without_range_support_sends_everything_again() {
 }
 
 #[test]
-fn a_server_that_never_completes_is_given_up() {
+fn a_server_that_never_completes_is_abandoned() {
     let bench = Bench::new(&[PACKAGES]);
     bench.server.change(&file(1), |page| page.no_ranges = true);
     bench.server.always(&file(1), Some(Fault::Cut(50_000)));
@@ -309,7 +309,7 @@ fn an_unreachable_hub_is_skipped_at_once() {
 }
 
 #[test]
-fn an_unresponsive_hub_is_skipped_soon() {
+fn an_unresponsive_hub_is_skipped_quickly() {
     let mut bench = Bench::new(&[HUB, PACKAGES]);
     bench.server.change(HUB_PATH, |page| page.unresponsive = true);
     bench.settings.hub_connect_timeout = Duration::from_millis(100);
@@ -321,7 +321,7 @@ fn an_unresponsive_hub_is_skipped_soon() {
 }
 
 #[test]
-fn a_file_that_changed_between_attempts_is_not_mixed() {
+fn versions_of_a_file_that_changed_between_attempts_are_not_mixed() {
     let bench = Bench::new(&[HUB]);
     // An earlier pull left the start of another version.
     std::fs::create_dir_all(bench.part()).unwrap();

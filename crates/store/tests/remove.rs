@@ -1,4 +1,4 @@
-//! What `Store::remove` deletes and what it keeps.
+//! `Store::remove` deletes all files of a model and nothing else.
 
 mod common;
 

@@ -1,6 +1,6 @@
 //! A small HTTP server for tests that can simulate failures of servers and networks.
 
-#![allow(dead_code, reason = "each test file uses its part")]
+#![allow(dead_code, reason = "each test file uses only some of these")]
 
 pub mod bench;
 
