@@ -1,4 +1,4 @@
-//! Fake machines for tests: directory trees laid out, links included, the way the kernel lays them out.
+//! Fake machines for tests: directory trees with the kernel's layout, including links.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -15,7 +15,7 @@ pub(crate) const RADEON_780M: &str = "sys/devices/pci0000:00/0000:00:08.1/0000:c
 /// Device directory of the fake Radeon RX 7900 XTX, without resizable BAR.
 pub(crate) const RADEON_7900: &str = "sys/devices/pci0000:00/0000:00:01.1/0000:03:00.0";
 
-/// A temporary directory that stands for `/`.
+/// A temporary directory used in place of `/`.
 pub(crate) struct Tree {
     dir: TempDir,
 }
@@ -84,7 +84,7 @@ impl Tree {
         self
     }
 
-    /// What PCI and DRM core know of a GPU: ids, driver, card, render node, and the links between them.
+    /// The PCI and DRM files of a GPU: ids, driver, card, render node, and the links between them.
     fn add_gpu(&self, device: &str, id: &str, (card, render): (&str, &str)) {
         let address = device.rsplit('/').next().unwrap();
         self.write(&format!("{device}/vendor"), "0x1002\n")

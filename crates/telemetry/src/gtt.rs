@@ -1,10 +1,10 @@
 //! How to let an APU map more system memory.
 //!
 //! The kernel's memory manager for GPUs, TTM, lets GPUs pin at most half of RAM, and amdgpu sizes its GTT
-//! pool accordingly. On a machine dedicated to one large model this default is too small.
-//! The size is fixed when the modules load, so changing it takes a kernel parameter and a reboot. Its
-//! unit (pages) and its module (`ttm`, or `amdttm` under AMD's packaged driver) are easy to get wrong; this
-//! module computes them.
+//! pool accordingly. On a machine dedicated to one large model this default is too small. The size is fixed
+//! when the modules load, so changing it takes a kernel parameter and a reboot. The parameter's unit (pages)
+//! and module (`ttm`, or `amdttm` under AMD's packaged driver) are easy to get wrong, so this module computes
+//! them.
 
 use std::path::Path;
 
@@ -22,9 +22,9 @@ const SYSTEM_SHARE: u64 = 8;
 /// Advice is given only if it gains more than this share of the target, so that a deliberately chosen limit
 /// is left alone.
 const WORTHWHILE_SHARE: u64 = 8;
-/// The first kernel on which `ttm.pages_limit` alone is known to size the pool. Before it, amdgpu took half
-/// of RAM whatever TTM allowed; `amdgpu.gttsize` at the same size does no harm until Linux 6.15, which warns
-/// of it.
+/// The first kernel on which `ttm.pages_limit` alone is known to size the pool. On older kernels amdgpu takes
+/// half of RAM regardless of TTM's limit. Setting `amdgpu.gttsize` to the same size is harmless; from Linux
+/// 6.15 on it causes a warning.
 const FOLLOWS_TTM: (u32, u32) = (6, 8);
 
 /// The kernel module that manages GPU memory; its name prefixes the parameters.
@@ -47,7 +47,7 @@ impl TtmModule {
     }
 }
 
-/// What determines the size of the GTT pool.
+/// The kernel settings that determine the size of the GTT pool.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct GttControls {
     /// The module whose parameters apply.
@@ -66,13 +66,13 @@ pub struct GttControls {
 pub struct GttAdvice {
     /// Bytes that the GPU may map now.
     pub current: u64,
-    /// Bytes that it could map and leave the system enough.
+    /// Bytes that it could map while leaving enough memory for the system.
     pub target: u64,
-    /// What to add to the kernel's command line.
+    /// Parameters to add to the kernel's command line.
     pub parameters: String,
-    /// What to take off it, since it would win over or contradict [`Self::parameters`].
+    /// Parameters to remove from it, because they override or contradict [`Self::parameters`].
     pub obsolete: Vec<String>,
-    /// The steps, for GRUB, one a line.
+    /// The steps for GRUB, one per line.
     pub instructions: String,
 }
 
@@ -91,7 +91,7 @@ pub(crate) fn gtt_controls(root: &Path) -> GttControls {
     }
 }
 
-/// Major and minor of `6.8.0-45-generic`; the minor may be followed by anything that is no digit (`6.1-rc3`).
+/// Major and minor of `6.8.0-45-generic`; the minor may be followed by any non-digit (`6.1-rc3`).
 fn kernel_version(release: &str) -> Option<(u32, u32)> {
     let (major, rest) = release.split_once('.')?;
     let minor = rest.split(|c: char| !c.is_ascii_digit()).next()?;
@@ -110,11 +110,11 @@ fn sizes_gtt(parameter: &str) -> bool {
     )
 }
 
-/// The advice for `gpu` on a machine with `mem_total` bytes of RAM (the carve-out is no part of it).
+/// The advice for `gpu` on a machine with `mem_total` bytes of RAM, not counting the carve-out.
 ///
-/// The target leaves the system an eighth of RAM or 4 GiB, whichever is more. `None` where the pool is within
-/// an eighth of the target, where its size is unknown, and for a discrete GPU: its GTT is memory behind the
-/// PCI bus, and more of it makes nothing faster.
+/// The target leaves the system an eighth of RAM or 4 GiB, whichever is more. `None` if the pool is within an
+/// eighth of the target, if its size is unknown, and for a discrete GPU: its GTT is memory behind the PCI
+/// bus, and more of it does not improve speed.
 pub fn gtt_advice(gpu: &AmdGpu, mem_total: u64, controls: &GttControls) -> Option<GttAdvice> {
     let current = gpu.gtt_total?;
     let usable = mem_total.saturating_sub(SYSTEM_MINIMUM.max(mem_total / SYSTEM_SHARE));
@@ -135,8 +135,8 @@ pub fn gtt_advice(gpu: &AmdGpu, mem_total: u64, controls: &GttControls) -> Optio
 
 fn parameters(target: u64, controls: &GttControls) -> String {
     let (module, pages) = (controls.module.name(), target / PAGE);
-    // The pool of freed pages stays at half of RAM whatever the limit is; what a model frees beyond it, the
-    // next one would have to ask of the kernel page by page.
+    // The pool of freed pages stays at half of RAM regardless of the limit. Pages that a model frees beyond
+    // it would have to be allocated again, page by page, for the next model.
     let ttm = format!("{module}.pages_limit={pages} {module}.page_pool_size={pages}");
     let old_kernel = controls.kernel.is_some_and(|kernel| kernel < FOLLOWS_TTM);
     // AMD's packaged driver is newer than the kernel it is built for.
@@ -162,10 +162,10 @@ fn instructions(
     let mut steps = vec![edit];
     if hidden_gttsize(gpu, controls) {
         steps.push(
-            "Remove the line that sets gttsize, which overrides it: grep -r gttsize /etc/modprobe.d".into(),
+            "Remove the line that sets gttsize, which overrides these: grep -r gttsize /etc/modprobe.d".into(),
         );
     }
-    // Fedora keeps the command line in a file per kernel, which grub2-mkconfig leaves as it is.
+    // Fedora keeps the command line in a file per kernel, which grub2-mkconfig does not update.
     let remove = if obsolete.is_empty() {
         String::new()
     } else {
@@ -178,14 +178,14 @@ fn instructions(
     ));
     let card = &gpu.card;
     steps.push(format!(
-        "Reboot. cat /sys/class/drm/{card}/device/mem_info_gtt_total should then say {target}."
+        "Reboot. cat /sys/class/drm/{card}/device/mem_info_gtt_total should then print {target}."
     ));
     let numbered = steps.iter().enumerate().map(|(at, step)| format!("{}. {step}", at + 1));
     numbered.collect::<Vec<_>>().join("\n")
 }
 
-/// Whether `gttsize` is set where the command line does not show it. Root alone may read the parameter
-/// itself, but a pool clearly smaller than TTM's limit gives it away on kernels that follow that limit.
+/// Whether `gttsize` is set elsewhere than on the command line. Only root may read the parameter itself, but
+/// on kernels that follow TTM's limit, a pool clearly smaller than that limit implies it.
 fn hidden_gttsize(gpu: &AmdGpu, controls: &GttControls) -> bool {
     let (Some(pages), Some(pool), Some(kernel)) = (controls.pages_limit, gpu.gtt_total, controls.kernel)
     else {

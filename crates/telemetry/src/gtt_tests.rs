@@ -1,7 +1,7 @@
 use super::*;
 use crate::fixture::{RADEON_780M, Tree};
 
-/// A 780M in a machine with 76 GiB of RAM beside its carve-out, and the pool at the kernel's default of half.
+/// A 780M in a machine with 76 GiB of RAM besides its carve-out, and the pool at the kernel's default, half.
 fn mini_pc() -> Tree {
     let tree = Tree::new();
     tree.add_780m();
@@ -26,7 +26,7 @@ fn a_780m_gets_the_exact_parameters() {
     assert_eq!(steps.len(), 3, "{}", advice.instructions);
     assert!(steps[0].contains("GRUB_CMDLINE_LINUX_DEFAULT") && steps[0].ends_with(&advice.parameters));
     assert!(steps[1].contains("update-grub") && steps[1].contains("grub2-mkconfig"));
-    assert!(steps[2].contains("card1/device/mem_info_gtt_total should then say 70866960384"));
+    assert!(steps[2].contains("card1/device/mem_info_gtt_total should then print 70866960384"));
 }
 
 #[test]

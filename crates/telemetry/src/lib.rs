@@ -1,6 +1,6 @@
 //! Facts about the machine's hardware and kernel, without any GPU API.
 //!
-//! Vulkan reports what a driver offers, but not why a driver is absent, how much system memory the kernel
+//! Vulkan reports the features of a driver, but not why a driver is absent, how much system memory the kernel
 //! lets the GPU map, or when the kernel aborts a submission. The kernel does, in small text files under
 //! `/proc`, `/sys` and `/dev`. This crate reads those files and nothing else: no `unsafe`, no library, no
 //! daemon.
@@ -102,7 +102,7 @@ impl System {
         amdgpu::amd_gpus(&self.root)
     }
 
-    /// What determines the size of the GTT pool.
+    /// The kernel settings that determine the size of the GTT pool.
     pub fn gtt_controls(&self) -> GttControls {
         gtt::gtt_controls(&self.root)
     }

@@ -1,9 +1,8 @@
-//! The kernel's patience with a submission.
+//! The kernel's time limit for a submission.
 //!
 //! amdgpu resets the GPU when a job runs past its ring's timeout, and every process on the GPU loses its
-//! device. The engine keeps submissions below that, so it has to know it. Only what was configured can be
-//! read: the default, where nothing was, has been 10 s for graphics and 60 s for compute, then 10 s for both,
-//! and is 2 s on the newest kernels.
+//! device. The engine keeps submissions below that limit. Only a configured limit can be read. The default
+//! has been 10 s for graphics and 60 s for compute, then 10 s for both, and is 2 s on the newest kernels.
 
 use std::path::Path;
 
@@ -11,18 +10,18 @@ use serde::Serialize;
 
 use crate::read;
 
-/// The shortest timeout that a kernel has set when none was configured.
+/// The shortest default of any kernel.
 pub const SHORTEST_DEFAULT_MS: u64 = 2_000;
 
 /// `amdgpu.lockup_timeout` as configured.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct LockupTimeout {
-    /// The parameter as written: empty where nothing was configured.
+    /// The parameter as written; empty if it is not configured.
     pub raw: String,
-    /// Of the graphics ring, which also runs the compute shaders of a Vulkan queue that can do graphics.
+    /// Timeout of the graphics ring, which also runs compute shaders from a Vulkan queue with graphics.
     pub graphics: RingTimeout,
-    /// Of the compute rings. A single value applies to graphics only on older kernels and to all rings on
-    /// newer ones, so it does not determine this.
+    /// Timeout of the compute rings. A single value applies to graphics only on older kernels and to all
+    /// rings on newer ones, so it does not determine this.
     pub compute: RingTimeout,
 }
 

@@ -15,7 +15,7 @@ use crate::read;
 
 /// Read and write permission of a node's group.
 const GROUP_READ_WRITE: u32 = 0o060;
-/// Joining root's group is never suggested: a node in it lacks its udev rule, which is what must be fixed.
+/// Joining root's group is never suggested: a node in it lacks its udev rule, which must be fixed instead.
 const ROOT_GROUP: u32 = 0;
 
 /// Result of opening a device node for reading and writing.
@@ -99,8 +99,8 @@ pub struct RenderNode {
     pub node: DeviceNode,
 }
 
-/// Render nodes from `/dev/dri` and from sysfs: a container often has the second without the first, and has
-/// the first without the second where sysfs is masked.
+/// Render nodes from `/dev/dri` and from sysfs: a container often has the second without the first, or, where
+/// sysfs is masked, the first without the second.
 pub(crate) fn render_nodes(root: &Path) -> Vec<RenderNode> {
     let mut numbers: Vec<u32> = ["dev/dri", "sys/class/drm"]
         .into_iter()

@@ -1,9 +1,9 @@
-//! Small readers of kernel files, each of which turns anything unexpected into `None`.
+//! Small readers of kernel files. Unexpected content becomes `None`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The contents of a file without the newline that sysfs ends its values with.
+/// The contents of a file, without the newline at the end of sysfs values.
 pub(crate) fn text(path: impl AsRef<Path>) -> Option<String> {
     Some(fs::read_to_string(path).ok()?.trim().to_owned())
 }
@@ -23,7 +23,7 @@ pub(crate) fn pci_id(path: impl AsRef<Path>) -> Option<u16> {
     u16::try_from(hex(path)?).ok()
 }
 
-/// Bytes of a `Key:   123 kB` line, the way `/proc/meminfo` and `/proc/PID/status` write sizes.
+/// Bytes of a `Key:   123 kB` line, as in `/proc/meminfo` and `/proc/PID/status`.
 pub(crate) fn kib_line(text: &str, key: &str) -> Option<u64> {
     let value = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))?;
     let mut words = value.split_whitespace();
@@ -33,8 +33,8 @@ pub(crate) fn kib_line(text: &str, key: &str) -> Option<u64> {
 
 /// The entries of `dir` named `prefix` and a number, sorted by the number.
 ///
-/// The strict form is what separates `card0` from its connectors (`card0-DP-1`); the numeric order is what
-/// keeps `card10` behind `card2`.
+/// The strict form excludes the connectors of `card0` (`card0-DP-1`); the numeric order puts `card10` after
+/// `card2`.
 pub(crate) fn numbered(dir: impl AsRef<Path>, prefix: &str) -> Vec<(u32, PathBuf)> {
     let mut found: Vec<(u32, PathBuf)> = entries(dir)
         .into_iter()
@@ -64,8 +64,8 @@ pub(crate) fn link_name(link: impl AsRef<Path>) -> Option<String> {
 }
 
 /// The PCI address of a device directory: the name of the directory that its link leads to, or, where the
-/// tree is not laid out by address (a container that mounts single directories), the slot that the kernel put
-/// into `uevent`.
+/// tree is not laid out by address (a container that mounts single directories), the slot in
+/// `uevent`.
 pub(crate) fn pci_address(device: impl AsRef<Path>) -> Option<String> {
     let device = device.as_ref();
     link_name(device).filter(|name| is_pci_address(name)).or_else(|| {
@@ -75,7 +75,7 @@ pub(crate) fn pci_address(device: impl AsRef<Path>) -> Option<String> {
     })
 }
 
-/// Whether `name` reads `dddd:bb:dd.f`; the domain has more than four digits behind Intel's VMD.
+/// Whether `name` has the form `dddd:bb:dd.f`; the domain has more than four digits behind Intel's VMD.
 fn is_pci_address(name: &str) -> bool {
     let hex = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_hexdigit());
     let parts: Vec<&str> = name.split([':', '.']).collect();
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_need_their_unit_and_their_whole_key() {
+    fn sizes_need_a_unit_and_the_exact_key() {
         let text = "MemTotalExtra: 1 kB\nMemTotal:  20 kB\nPages: 5\n\
                     Huge: 99999999999999999999 kB\nMax: 18446744073709551615 kB";
         assert_eq!(kib_line(text, "MemTotal"), Some(20 * 1024));
