@@ -162,7 +162,8 @@ fn instructions(
     let mut steps = vec![edit];
     if hidden_gttsize(gpu, controls) {
         steps.push(
-            "Remove the line that sets gttsize, which overrides these: grep -r gttsize /etc/modprobe.d".into(),
+            "Remove the line that sets gttsize, which overrides these: grep -r gttsize /etc/modprobe.d"
+                .into(),
         );
     }
     // Fedora keeps the command line in a file per kernel, which grub2-mkconfig does not update.
