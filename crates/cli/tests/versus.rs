@@ -191,7 +191,7 @@ fn missing_arguments_files_and_tools_are_reported() {
         (&[model, "-r"], 2, "usage"),
         (&[model, "-p", "many"], 2, "usage"),
         (&[model, "-r", "0"], 2, "at least one run"),
-        (&["missing.gguf"], 1, "there is no file missing.gguf"),
+        (&["missing.gguf"], 1, "missing.gguf does not exist"),
         (&[model], 1, "node is not installed"),
     ] {
         let output = run(arguments);

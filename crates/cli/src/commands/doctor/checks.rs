@@ -158,7 +158,7 @@ fn cache(device: &Device) -> Finding {
 }
 
 fn tuning(device: &Device) -> Finding {
-    let about = "autotuning";
+    let about = "tuning";
     let tuning = Tuning::open(device);
     match tuning.file() {
         _ if !kernels::matmul::tuning::is_enabled(device) => {
