@@ -1,4 +1,4 @@
-//! Lets a model call a function of this program, and answer with the result.
+//! Lets a model call a function of this program and reply with its result.
 //!
 //! ```text
 //! cargo run --release -p indrik --example chat_with_tool -- MODEL "What is the weather in Paris?"
@@ -18,7 +18,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     run(&model, &question, ToolChoice::Auto, &mut std::io::stdout())
 }
 
-/// Asks once, runs the tools that the model calls, and writes the answer.
+/// Sends the question, runs the tools that the model calls, and writes the reply.
 pub fn run(
     model: &str,
     question: &str,
@@ -45,15 +45,15 @@ pub fn run(
         writeln!(out, "{}({}) = {result}", call.name, call.arguments)?;
         chat.push_tool_result(call, result);
     }
-    let answer = match reply.message.tool_calls.is_empty() {
+    let reply = match reply.message.tool_calls.is_empty() {
         true => reply,
         false => {
-            // It has its result: an answer in words now.
+            // The model has the result: further calls are disabled, so that it replies in text.
             chat.set_tool_choice(ToolChoice::None)?;
             chat.reply()?.finish()?
         }
     };
-    writeln!(out, "{}", answer.message.content.unwrap_or_default())?;
+    writeln!(out, "{}", reply.message.content.unwrap_or_default())?;
     Ok(())
 }
 

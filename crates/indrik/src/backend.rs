@@ -1,7 +1,7 @@
 //! The engine's backend, shared with direct users of the runner.
 //!
-//! The engine's thread drives the backend step by step. [`Model::logits`](crate::Model::logits) and the measurements of a
-//! generation need the same runner between two steps, so the backend sits behind a lock.
+//! The engine's thread runs the steps. [`Model::logits`](crate::Model::logits) and the measurements of a
+//! generation use the same runner between two steps, so the backend is behind a lock.
 
 use std::{
     ops::{Deref, DerefMut},
@@ -12,13 +12,13 @@ use std::{
 use engine::{Backend, BackendError, Capacity, DecodeRow, GpuBackend, MixedOutput, PrefillChunk, Sampled};
 use model::Sequence;
 
-/// A [`GpuBackend`] backend behind a fair lock. Clones share it.
+/// A [`GpuBackend`] behind a fair lock. Clones share it.
 #[derive(Clone)]
 pub(crate) struct SharedBackend(Arc<Inner>);
 
 struct Inner {
-    /// Taken by direct users while they wait for the backend. The engine passes through it before each call, so that
-    /// back-to-back steps cannot starve them.
+    /// Taken by direct users while they wait for the backend. The engine passes through it before each call,
+    /// so that back-to-back steps cannot starve them.
     turnstile: Mutex<()>,
     backend: Mutex<GpuBackend>,
     capacity: Capacity,
@@ -49,7 +49,7 @@ impl SharedBackend {
         Self(Arc::new(Inner { turnstile: Mutex::new(()), backend: Mutex::new(backend), capacity }))
     }
 
-    /// Waits for the current step and holds off the next one.
+    /// Waits for the current step and delays the next one until the guard is dropped.
     pub fn exclusive(&self) -> Exclusive<'_> {
         let turnstile = lock(&self.0.turnstile);
         Exclusive { backend: lock(&self.0.backend), _turnstile: turnstile }
@@ -61,7 +61,8 @@ impl SharedBackend {
     }
 }
 
-/// A panic while the lock was held ended one step or one direct use; the backend checks its own state in the next.
+/// Ignores poisoning: a panic under the lock ends one step or one direct use, and the next call checks the
+/// backend's state.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -81,18 +82,18 @@ impl Backend for SharedBackend {
         self.for_step().cached_pages()
     }
 
-    fn shared_pages(&self, text: &[u32]) -> u32 {
-        self.for_step().shared_pages(text)
+    fn shared_pages(&self, tokens: &[u32]) -> u32 {
+        self.for_step().shared_pages(tokens)
     }
 
-    fn start(&mut self, text: &[u32]) -> Result<(Sequence, usize), BackendError> {
-        self.for_step().start(text)
+    fn start(&mut self, tokens: &[u32]) -> Result<(Sequence, usize), BackendError> {
+        self.for_step().start(tokens)
     }
 
     fn max_prefill_tokens(&self, decode_rows: usize, depth: u32, budget: Duration) -> usize {
         let mut backend = self.for_step();
         match backend.runner() {
-            // Nobody waits for this step but its own sequence: the longest chunk is the fastest.
+            // No other sequence waits for this step, so the longest chunk is the fastest.
             Ok(runner) if self.0.capacity.max_sequences == 1 => {
                 runner.chunk_rows(depth, runner.cache().limits().prefill_chunk as usize)
             }

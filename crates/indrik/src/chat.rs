@@ -11,9 +11,10 @@ use crate::{
     sampling::random_seed,
 };
 
-/// Share of the context that a reply should have room for, and its bounds in tokens.
-const REPLY_SHARE: usize = 8;
-const REPLY_ROOM: (usize, usize) = (16, 512);
+/// Tokens of the context to keep free for a reply: an eighth of it, between 16 and 512.
+const REPLY_DIVISOR: usize = 8;
+const MIN_REPLY_TOKENS: usize = 16;
+const MAX_REPLY_TOKENS: usize = 512;
 
 /// Whether the model may or must call a tool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -29,8 +30,8 @@ pub enum ToolChoice {
 
 /// A conversation: its messages, and how replies are generated.
 ///
-/// Earlier turns are found in the prefix cache, so each reply only prefills what is new. Where the conversation no
-/// longer fits the context, its oldest exchanges are dropped.
+/// Earlier turns are found in the prefix cache, so each reply prefills only the new tokens. When the
+/// conversation no longer fits the context, its oldest exchanges are dropped.
 pub struct Chat {
     model: Model,
     language: Arc<Language>,
@@ -42,7 +43,7 @@ pub struct Chat {
     tools: Option<Tools>,
 }
 
-/// Tools on offer, and how the model writes their calls.
+/// Tools offered to the model, and the format of their calls.
 struct Tools {
     tools: Vec<Tool>,
     format: ToolCallFormat,
@@ -120,12 +121,12 @@ impl Chat {
         self.messages.clear();
     }
 
-    /// Adds a message without asking for a reply: to restore a conversation.
+    /// Adds a message without requesting a reply, for example to restore a conversation.
     pub fn push(&mut self, message: Message) {
         self.messages.push(message);
     }
 
-    /// Adds the result of a tool call. [`Chat::reply`] then continues.
+    /// Adds the result of a tool call. [`Chat::reply`] then continues the conversation.
     pub fn push_tool_result(&mut self, call: &ToolCall, content: impl Into<String>) {
         self.messages.push(Message {
             tool_call_id: Some(call.id.clone()),
@@ -134,8 +135,8 @@ impl Chat {
         });
     }
 
-    /// Adds a user message and starts the reply. If the reply fails, is dropped or stays empty, the message is removed
-    /// again.
+    /// Adds a user message and starts the reply. If the reply fails, is dropped or stays empty, the message
+    /// is removed again.
     pub fn send(&mut self, text: impl Into<String>) -> Result<Reply<'_>> {
         self.messages.push(Message::new("user", text));
         match self.start() {
@@ -170,21 +171,21 @@ impl Chat {
     /// The conversation as tokens, and how many of its oldest messages do not fit.
     fn prompt(&self) -> Result<(Vec<u32>, usize)> {
         let context = self.model.capacity().context_length;
-        let room = (context as usize / REPLY_SHARE).clamp(REPLY_ROOM.0, REPLY_ROOM.1);
+        let reply_tokens = (context as usize / REPLY_DIVISOR).clamp(MIN_REPLY_TOKENS, MAX_REPLY_TOKENS);
         let template =
             self.language.template.as_ref().ok_or_else(|| self.model.files().no_chat_template())?;
         let tools = self.tools.as_ref().map_or(&[][..], |tools| &tools.tools);
-        // An exchange is dropped as a whole, from one user message to the next. The last one stays.
+        // Messages are dropped by exchange, from one user message to the next. The last exchange stays.
         let users = self.messages.iter().enumerate().filter(|(_, message)| message.role == "user");
-        let mut starts: Vec<usize> = users.map(|(at, _)| at).collect();
-        // What precedes the first user message belongs to the first exchange.
+        let mut starts: Vec<usize> = users.map(|(index, _)| index).collect();
+        // Messages before the first user message belong to the first exchange.
         *starts.first_mut().ok_or(Error::EmptyChat)? = 0;
         let last = starts[starts.len() - 1];
         for dropped in starts {
             let system = self.system.iter().map(|system| Message::new("system", system));
             let messages: Vec<Message> = system.chain(self.messages[dropped..].iter().cloned()).collect();
             let prompt = template.encode_with_tools(&self.language.tokenizer, &messages, tools, true)?;
-            if prompt.len() + room <= context as usize || dropped == last {
+            if prompt.len() + reply_tokens <= context as usize || dropped == last {
                 model::check_tokens(self.model.files().config(), 0, &prompt, context)?;
                 return Ok((prompt, dropped));
             }
@@ -203,7 +204,7 @@ struct Started {
 pub struct Reply<'a> {
     chat: &'a mut Chat,
     generation: Option<Generation>,
-    calls: Option<ToolCallParser>,
+    call_parser: Option<ToolCallParser>,
     content: String,
     tool_calls: Vec<(String, String)>,
     dropped: usize,
@@ -218,13 +219,13 @@ pub struct ChatReply {
     pub message: Message,
     /// Why it ended.
     pub finish_reason: FinishReason,
-    /// Token ids of the reply, with those that mark tool calls.
+    /// Token ids of the reply, including the markers of tool calls.
     pub ids: Vec<u32>,
-    /// What was measured.
+    /// Measurements.
     pub timings: Timings,
 }
 
-/// What [`Reply::next_event`] reports.
+/// An event of a reply, from [`Reply::next_event`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReplyEvent {
     /// Nothing new within the timeout.
@@ -242,14 +243,14 @@ pub enum ReplyEvent {
 
 impl<'a> Reply<'a> {
     fn new(chat: &'a mut Chat, started: Started, uncommitted: usize) -> Self {
-        let calls = chat
+        let call_parser = chat
             .tools
             .as_ref()
             .filter(|tools| tools.choice != ToolChoice::None)
             .map(|tools| ToolCallParser::new(tools.format.clone(), tools.choice == ToolChoice::Auto));
         let Started { generation, dropped } = started;
         let (content, tool_calls) = (String::new(), vec![]);
-        Self { chat, generation: Some(generation), calls, content, tool_calls, dropped, uncommitted }
+        Self { chat, generation: Some(generation), call_parser, content, tool_calls, dropped, uncommitted }
     }
 
     /// Number of old messages that were dropped because the context was full.
@@ -257,7 +258,7 @@ impl<'a> Reply<'a> {
         self.dropped
     }
 
-    /// Waits for new text, at most this long.
+    /// Waits for new text, at most for `timeout`.
     pub fn next_event(&mut self, timeout: Duration) -> Result<ReplyEvent> {
         let Some(generation) = &mut self.generation else {
             return Ok(ReplyEvent::Finished(FinishReason::Cancelled));
@@ -272,19 +273,22 @@ impl<'a> Reply<'a> {
         }
     }
 
-    /// Ends the reply now. What was generated so far stays.
+    /// Ends the reply now. Text generated so far is kept.
     pub fn cancel(&mut self) {
         if let Some(generation) = &mut self.generation {
             generation.cancel();
         }
     }
 
-    /// Waits for the end, adds the assistant's message to the conversation and returns it.
+    /// Waits for the end of the reply, adds the assistant's message to the conversation and returns it.
     pub fn finish(mut self) -> Result<ChatReply> {
         while !matches!(self.next_event(Duration::from_secs(60))?, ReplyEvent::Finished(_)) {}
-        let parts = self.calls.as_mut().map(ToolCallParser::finish).unwrap_or_default();
-        self.parts(parts);
-        let Some(generation) = self.generation.take() else { return Err(Error::EmptyChat) };
+        let events = self.call_parser.as_mut().map(ToolCallParser::finish).unwrap_or_default();
+        self.apply(events);
+        let Some(generation) = self.generation.take() else {
+            // The iterator has returned the error already.
+            return Err(engine::RequestError::Internal("the reply has failed".into()).into());
+        };
         let Completion { ids, finish_reason, timings, .. } = generation.finish_completion()?;
         let message = self.message();
         let empty =
@@ -298,23 +302,24 @@ impl<'a> Reply<'a> {
 
     /// Separates text from tool calls; returns the text.
     fn push(&mut self, text: String) -> String {
-        match &mut self.calls {
+        match &mut self.call_parser {
             None => {
                 self.content += &text;
                 text
             }
-            Some(reader) => {
-                let parts = reader.push(&text);
-                self.parts(parts)
+            Some(parser) => {
+                let events = parser.push(&text);
+                self.apply(events)
             }
         }
     }
 
-    fn parts(&mut self, parts: Vec<ToolCallEvent>) -> String {
-        let mut said = String::new();
-        for part in parts {
-            match part {
-                ToolCallEvent::Text(text) => said += &text,
+    /// Adds text and tool calls to the message; returns the text.
+    fn apply(&mut self, events: Vec<ToolCallEvent>) -> String {
+        let mut new_text = String::new();
+        for event in events {
+            match event {
+                ToolCallEvent::Text(text) => new_text += &text,
                 ToolCallEvent::Start { name, .. } => self.tool_calls.push((name, String::new())),
                 ToolCallEvent::Arguments(text) => {
                     if let Some((_, arguments)) = self.tool_calls.last_mut() {
@@ -324,22 +329,22 @@ impl<'a> Reply<'a> {
                 ToolCallEvent::Markup(_) => {}
             }
         }
-        self.content += &said;
-        said
+        self.content += &new_text;
+        new_text
     }
 
     fn message(&self) -> Message {
         if self.tool_calls.is_empty() {
             return Message::new("assistant", &*self.content);
         }
-        // White space before a call belongs to the call.
+        // Whitespace before a call is part of its markup.
         let content = Some(self.content.trim_end()).filter(|text| !text.is_empty()).map(str::to_owned);
         let earlier: usize = self.chat.messages.iter().map(|message| message.tool_calls.len()).sum();
         let call = |(number, (name, arguments)): (usize, &(String, String))| ToolCall {
-            // Nine letters and digits, the form that the strictest templates accept.
+            // Nine letters and digits: the only form that the strictest templates accept.
             id: format!("call{:05}", earlier + number),
             name: name.clone(),
-            // Arguments that were cut off are kept as text.
+            // Incomplete arguments are not valid JSON and are kept as text.
             arguments: serde_json::from_str(arguments).unwrap_or_else(|_| arguments.as_str().into()),
         };
         Message::with_tool_calls(content, self.tool_calls.iter().enumerate().map(call).collect())
@@ -366,7 +371,7 @@ impl Iterator for Reply<'_> {
 
 impl Drop for Reply<'_> {
     fn drop(&mut self) {
-        let kept = self.chat.messages.len() - self.uncommitted;
-        self.chat.messages.truncate(kept);
+        let committed = self.chat.messages.len() - self.uncommitted;
+        self.chat.messages.truncate(committed);
     }
 }

@@ -7,11 +7,11 @@ use gpu::{Adapter, Device, DeviceOptions, Instance, InstanceOptions, Tier};
 pub struct DeviceSelector<'a> {
     /// Index or part of the name; the fastest device if `None`.
     pub name: Option<&'a str>,
-    /// Highest tier to use, to test the code paths of lesser devices.
+    /// Highest tier to use, to test the code paths of less capable devices.
     pub max_tier: Option<Tier>,
     /// Load the Khronos validation layer.
     pub validation: bool,
-    /// Record the shader compiler's statistics. Also allows devices of which only the compiler is present.
+    /// Record the shader compiler's statistics. Also accepts compile-only devices.
     pub statistics: bool,
 }
 
@@ -29,7 +29,7 @@ impl DeviceSelector<'_> {
         if adapter.info.compile_only && !self.statistics {
             return Err(gpu::Error::Unsupported {
                 device: adapter.info.name.clone(),
-                missing: "only its compiler is present, not the device".into(),
+                missing: "only its compiler is present, not the hardware".into(),
                 fix: "unset RADV_FORCE_FAMILY (only `indrik kernels` works with it)".into(),
             });
         }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-/// Shorthand used through the crate.
+/// A result whose error is [`Error`] by default.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why a model could not be opened, loaded or run.
@@ -18,7 +18,8 @@ pub enum Error {
     /// The weights could not be read into device memory.
     #[error(transparent)]
     Weights(#[from] weights::Error),
-    /// The model does not fit the device's memory, by the plan that is made before anything is allocated.
+    /// The model does not fit into the device's memory, according to the plan made before anything is
+    /// allocated.
     #[error(transparent)]
     Memory(#[from] weights::plan::PlanError),
     /// No usable device, or Vulkan reported an error.
@@ -33,14 +34,15 @@ pub enum Error {
     /// A tool's JSON schema cannot be compiled to a grammar.
     #[error(transparent)]
     Grammar(#[from] grammar::Error),
-    /// The engine did not accept the request: the queue is full, the prompt too long, or the engine is stopping.
+    /// The engine did not accept the request: the queue is full, the prompt too long, or the engine is
+    /// stopping.
     #[error(transparent)]
     Submit(#[from] engine::SubmitError),
-    /// The engine accepted the request and could not complete it.
+    /// The engine accepted the request but could not complete it.
     #[error(transparent)]
     Request(#[from] engine::RequestError),
     /// The checkpoint has no chat template and its family has no default one.
-    #[error("{} has no chat template, and its family has no default: use `indrik generate` instead of a chat", path.display())]
+    #[error("{} has no chat template, and its family has no default one: use plain completions", path.display())]
     NoChatTemplate {
         /// The checkpoint.
         path: PathBuf,
@@ -53,11 +55,11 @@ pub enum Error {
         /// What the template lacks.
         reason: &'static str,
     },
-    /// A chat was asked for a reply before it had a user message.
+    /// A reply was requested before the chat had a user message.
     #[error("the conversation has no user message to reply to")]
     EmptyChat,
     /// `max_tokens` is 0.
-    #[error("max_tokens is 0: ask for at least one token")]
+    #[error("max_tokens is 0: it must be at least 1")]
     NoTokensRequested,
     /// A thread could not be started, or an address could not be bound.
     #[error(transparent)]
@@ -65,7 +67,8 @@ pub enum Error {
 }
 
 impl Error {
-    /// The error as the engine's reload callback reports it. A lost device must stay recognisable: it is retried.
+    /// The error as the engine's reload callback reports it. A lost device must stay recognisable: it is
+    /// retried.
     pub(crate) fn into_model_error(self) -> model::Error {
         match self {
             Error::Model(error) => error,

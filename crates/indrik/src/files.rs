@@ -15,21 +15,21 @@ use crate::{
     sampling::recommended_sampling,
 };
 
-/// Context length when none is configured, if the model supports as much.
+/// Default context length in tokens, unless the model's maximum is smaller.
 const DEFAULT_CONTEXT_LENGTH: u32 = 8192;
 
 /// An opened checkpoint: its configuration, tokenizer and chat template. Cheap to clone.
 ///
-/// Opening one reads headers and metadata only, so a wrong path, an unsupported architecture or a prompt that is too
-/// long is reported before the device is touched.
+/// Opening one reads headers and metadata only, so a wrong path, an unsupported architecture or a prompt that
+/// is too long is reported before the device is touched.
 #[derive(Clone)]
 pub struct ModelFiles {
     checkpoint: Arc<Checkpoint>,
 }
 
 impl ModelFiles {
-    /// Opens a GGUF file, a Hugging Face folder, a file written by `indrik quantize`, or a model of the local store by
-    /// its name.
+    /// Opens a GGUF file, a Hugging Face folder, a file written by `indrik quantize`, or a model in the local
+    /// store by name.
     pub fn open(path_or_name: &str) -> Result<Self> {
         let path = store::resolve_model(path_or_name)?;
         Ok(Self { checkpoint: Arc::new(Checkpoint::open(&path)?) })
@@ -50,7 +50,7 @@ impl ModelFiles {
         &self.checkpoint.path
     }
 
-    /// The tokenizer, the chat template and the stop tokens. Parsed anew by each call.
+    /// The tokenizer, the chat template and the stop tokens. Parsed again on each call.
     pub fn language(&self) -> Result<Language> {
         Ok(Language::from_checkpoint(&self.checkpoint)?)
     }
@@ -60,7 +60,7 @@ impl ModelFiles {
         recommended_sampling(self.config().architecture)
     }
 
-    /// The context length when none is configured: 8192 tokens, or the model's maximum.
+    /// The context length if none is configured: 8192 tokens, or the model's maximum if that is less.
     pub fn default_context_length(&self) -> u32 {
         self.config().max_positions.min(DEFAULT_CONTEXT_LENGTH)
     }
@@ -79,7 +79,7 @@ impl ModelFiles {
         }
     }
 
-    /// Loads the weights into device memory. Reports what does not fit before anything is read.
+    /// Loads the weights into device memory. Fails before any weight is read if they do not fit.
     pub fn load(&self, options: Options) -> Result<Model> {
         self.load_with(options, LoadHooks::default())
     }
@@ -89,11 +89,11 @@ impl ModelFiles {
         load::load_model(self.clone(), options, hooks)
     }
 
-    /// What the HTTP server needs to know about the model. `id` is its name in requests; the file name if `None`.
+    /// The model's description for the HTTP server. `id` is its name in requests; the file name if `None`.
     pub fn served_as(&self, id: Option<String>) -> Result<server::Model> {
         let path = self.path();
         let language = self.language()?;
-        // A file is named without its extension; a folder may have a dot in its name.
+        // Only files have an extension: a folder's name may contain a dot.
         let name = if path.is_file() { path.file_stem() } else { path.file_name() };
         let name = name.map(|name| name.to_string_lossy().into_owned());
         let modified =
@@ -109,7 +109,7 @@ impl ModelFiles {
         })
     }
 
-    /// The error for a checkpoint that cannot chat.
+    /// The error for a checkpoint without a chat template.
     pub(crate) fn no_chat_template(&self) -> Error {
         Error::NoChatTemplate { path: self.path().to_owned() }
     }

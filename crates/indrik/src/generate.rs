@@ -14,7 +14,7 @@ use text::{DecodeSpecial, Detokenizer, StopMatcher, TokenConstraint};
 
 use crate::{Error, Model, Result};
 
-/// What a completion starts from.
+/// The prompt of a completion.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Prompt {
     /// A text, tokenized with the model's tokenizer and its beginning-of-sequence token.
@@ -56,11 +56,12 @@ pub struct GenerateOptions {
     pub sampling: Sampling,
     /// Texts that end the completion. They are not part of it.
     pub stop: Vec<String>,
-    /// Token ids that end the completion; those of the model if `None`, none at all if empty.
+    /// Token ids that end the completion; the model's own if `None`.
     pub stop_token_ids: Option<Vec<u32>>,
     /// A constraint that the completion must satisfy, for example a [`grammar::Matcher`].
     pub constraint: Option<Box<dyn TokenConstraint>>,
-    /// Control tokens whose text is part of the output, for example the markers of tool calls. By default none is.
+    /// Control tokens whose text is part of the output, for example the markers of tool calls. None by
+    /// default.
     pub visible_control_tokens: Vec<u32>,
 }
 
@@ -71,7 +72,7 @@ pub enum FinishReason {
     StopToken,
     /// The text reached a stop string.
     StopString,
-    /// It has `max_tokens` tokens.
+    /// `max_tokens` was reached.
     MaxTokens,
     /// The context is full.
     ContextLength,
@@ -84,16 +85,16 @@ pub enum FinishReason {
 pub struct Piece {
     /// New text. Empty while a character is incomplete, or while the text could become a stop string.
     pub text: String,
-    /// The token that it came with; `None` for text that was held back until the end.
+    /// The token that produced it; `None` for text that was held back until the end.
     pub token: Option<Token>,
 }
 
-/// What [`Generation::next_event`] reports.
+/// An event of a completion, from [`Generation::next_event`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum GenerationEvent {
-    /// Nothing new within the timeout, or only more of the prompt.
+    /// No output within the timeout. The prompt may still be prefilling.
     Waiting {
-        /// Prompt tokens that were prefilled so far, without cached ones.
+        /// Prompt tokens prefilled so far, without cached ones.
         prefilled: usize,
     },
     /// New output.
@@ -111,13 +112,14 @@ pub struct Completion {
     pub ids: Vec<u32>,
     /// Why it ended.
     pub finish_reason: FinishReason,
-    /// What was measured.
+    /// Measurements.
     pub timings: Timings,
 }
 
 /// Measurements of one completion.
 ///
-/// Times are wall-clock. `read_back_bytes` and the times are only meaningful while no other request runs on the model.
+/// Times are wall-clock. `read_back_bytes` and the times are only meaningful while no other request runs on
+/// the model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Timings {
     /// Compiling pipelines and recording programs that did not exist yet, before the prompt was submitted.
@@ -128,13 +130,13 @@ pub struct Timings {
     pub cached_tokens: usize,
     /// Tokens that were prefilled: the rest, or fewer if the completion was cancelled.
     pub prefilled_tokens: usize,
-    /// Time to first token: from submitting the prompt.
+    /// Time to first token, from the submission of the prompt.
     pub prefill_time: Duration,
     /// Decode steps after the first token. Each yields one token; the last may yield the stop token.
     pub decode_steps: usize,
     /// From the first token to the end.
     pub decode_time: Duration,
-    /// Bytes of weights, keys and values that the decode steps had to read.
+    /// Bytes of weights, keys and values that the decode steps read from device memory.
     pub decode_bytes: u64,
     /// Bytes that the host read back from the device, for all tokens.
     pub read_back_bytes: u64,
@@ -154,8 +156,8 @@ impl Timings {
 
 /// A completion in progress: an iterator over its [`Piece`]s. Dropping it cancels the request.
 ///
-/// Iterating blocks the thread until the next token. In asynchronous code use [`Model::engine`], whose streams can be
-/// awaited, or a blocking task.
+/// Iterating blocks the thread until the next token. In asynchronous code use [`Model::engine`], whose
+/// streams can be awaited, or a blocking task.
 pub struct Generation {
     model: Model,
     engine: Engine,
@@ -174,7 +176,7 @@ pub struct Generation {
     clock: Clock,
 }
 
-/// When things happened, and counters as they were before.
+/// Timestamps of a completion, and counters as they were before it.
 struct Clock {
     setup: SetupTime,
     submitted: Instant,
@@ -184,7 +186,7 @@ struct Clock {
     /// The engine's count of prefilled tokens.
     prefilled_before: u64,
     read_back_before: u64,
-    /// One more step than tokens: the last yielded a stop token.
+    /// The last step yielded a stop token, so there is one more step than tokens.
     sampled_stop_token: bool,
 }
 
@@ -199,7 +201,7 @@ impl Generation {
             constraint,
             visible_control_tokens,
         } = options;
-        // Ids need no tokenizer.
+        // Token ids need no tokenizer.
         let language = match (model.language(), &prompt) {
             (Ok(language), _) => Some(language),
             (Err(Error::Model(model::Error::NoTokenizer { .. })), Prompt::Ids(_)) if stop.is_empty() => None,
@@ -219,7 +221,7 @@ impl Generation {
             (None, Some(language)) => language.stop_token_ids.clone(),
             (None, None) => config.eos.clone(),
         };
-        // Without a maximum the context length ends it.
+        // Without a maximum, the context length ends the completion.
         let max_tokens = NonZeroU32::new(max_tokens.unwrap_or(u32::MAX)).ok_or(Error::NoTokensRequested)?;
 
         let engine = model.engine()?;
@@ -272,7 +274,7 @@ impl Generation {
         self.clock.cached
     }
 
-    /// Waits for new output, at most this long.
+    /// Waits for new output, at most for `timeout`.
     pub fn next_event(&mut self, timeout: Duration) -> Result<GenerationEvent> {
         let deadline = Instant::now() + timeout;
         loop {
@@ -306,14 +308,14 @@ impl Generation {
         }
     }
 
-    /// Ends the completion now. What was generated so far stays.
+    /// Ends the completion now. Output generated so far is kept.
     pub fn cancel(&mut self) {
         if self.finished.is_none() {
             self.finish(FinishReason::Cancelled);
         }
     }
 
-    /// Waits for the end and returns the whole completion.
+    /// Waits for the end of the completion and returns it.
     pub fn finish_completion(mut self) -> Result<Completion> {
         loop {
             match self.next_event(Duration::from_secs(60))? {
@@ -369,12 +371,12 @@ impl Generation {
         self.stream = None;
     }
 
-    /// Prompt tokens prefilled so far. Counts those of other requests too, if there are any.
+    /// Prompt tokens prefilled so far, up to this prompt's total. Tokens of other requests count too.
     fn prefilled(&self) -> usize {
-        let most = self.prompt.len() - self.clock.cached;
+        let total = self.prompt.len() - self.clock.cached;
         match self.ids.is_empty() && !self.clock.sampled_stop_token {
-            true => most.min((self.engine.status().prompt_tokens - self.clock.prefilled_before) as usize),
-            false => most,
+            true => total.min((self.engine.status().prompt_tokens - self.clock.prefilled_before) as usize),
+            false => total,
         }
     }
 
@@ -428,13 +430,13 @@ impl Iterator for Generation {
     }
 }
 
-/// Records the programs that the prompt and its completion need, so that the time to first token measures the work alone.
-/// Returns what that took, and how many bytes the host had read back before.
+/// Records the programs that the prompt and its completion need, so that recording is not part of the time to
+/// first token. Returns the setup time, and the number of bytes that the host has read back so far.
 fn prepare(model: &Model, prompt: &[u32], sampling: &Sampling) -> Result<(SetupTime, u64)> {
     model.with_runner(|runner| {
         let before = runner.setup_time();
-        // A sequence started for the prompt holds what the prefix cache has of it. Without a free one, the request waits
-        // behind others, and its time to first token means little.
+        // A sequence started for the prompt contains its cached prefix. Without a free sequence the request
+        // has to wait for others, and its time to first token is dominated by that.
         if let Ok(sequence) = runner.start_with(prompt) {
             let cached = sequence.len() as usize;
             drop(sequence);
@@ -444,7 +446,7 @@ fn prepare(model: &Model, prompt: &[u32], sampling: &Sampling) -> Result<(SetupT
     })
 }
 
-/// The next event, if one comes before the deadline.
+/// The next event, if one arrives before the deadline.
 fn wait(stream: &mut EventStream, deadline: Instant) -> Option<Event> {
     let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
     let mut context = Context::from_waker(&waker);

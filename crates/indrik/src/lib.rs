@@ -15,25 +15,27 @@
 //!
 //! # Data flow
 //!
-//! 1. [`ModelFiles::open`] resolves a path or a name of the local store and reads the checkpoint's metadata:
+//! 1. [`ModelFiles::open`] resolves a path or a name in the local store and reads the checkpoint's metadata:
 //!    configuration, tokenizer, chat template. The device is not touched.
-//! 2. [`ModelFiles::load`] opens the device, plans its memory, reads the weights and tunes the kernels. The result is a
-//!    [`Model`]. [`Model::open`] does both steps.
-//! 3. [`Model::engine`] starts the continuous-batching engine on a thread of its own. Everything that generates text is a
-//!    client of it: requests of all clones of a model run in one batch, share the prefix cache and survive a lost device.
+//! 2. [`ModelFiles::load`] opens the device, plans its memory, reads the weights and tunes the kernels. The
+//!    result is a [`Model`]. [`Model::open`] does both steps.
+//! 3. [`Model::engine`] starts the continuous-batching engine on its own thread. Everything that generates text
+//!    is a client of it: requests from all clones of a model run in one batch, share the prefix cache and survive
+//!    a lost device.
 //!    - [`Model::generate`] returns a [`Generation`], a blocking iterator over text and token ids.
-//!    - [`Model::chat`] returns a [`Chat`], which keeps the messages, applies the chat template and parses tool calls.
-//!    - [`router()`], [`bind()`] and [`serve()`] put OpenAI's HTTP API on top.
-//! 4. [`Model::logits`] and [`Model::with_runner`] use the runner directly, between two steps of the engine.
+//!    - [`Model::chat`] returns a [`Chat`], which keeps the messages, applies the chat template and parses tool
+//!      calls.
+//!    - [`router()`], [`bind()`] and [`serve()`] add an OpenAI-compatible HTTP API.
+//! 4. [`Model::logits`] and [`Model::with_runner`] use the runner directly, between two engine steps.
 //!
-//! | type | is | ends with |
+//! | type | what it is | ends with |
 //! |---|---|---|
 //! | [`ModelFiles`] | an opened checkpoint | drop |
 //! | [`Model`] | weights and KV cache in device memory | drop of the last clone, which stops the engine |
 //! | [`Generation`] | one request | [`Generation::finish_completion`], or drop, which cancels |
 //! | [`Chat`], [`Reply`] | a conversation, its next message | [`Reply::finish`], or drop, which discards the message |
 //!
-//! All errors are one enum, [`Error`].
+//! All errors are variants of [`Error`].
 
 mod backend;
 mod chat;

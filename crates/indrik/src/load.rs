@@ -1,4 +1,4 @@
-//! From an opened checkpoint to a model in device memory.
+//! Loads an opened checkpoint into device memory.
 
 use std::{
     sync::{
@@ -23,13 +23,14 @@ const PROGRESS_INTERVAL: Duration = Duration::from_millis(50);
 const RELOAD_DELAYS: [Duration; 3] =
     [Duration::from_millis(500), Duration::from_secs(2), Duration::from_secs(5)];
 
-/// Timeout of a step: Mesa's CPU driver on a busy machine takes minutes; no GPU takes that long.
+/// Default step timeout. Mesa's CPU driver can take minutes per step on a busy machine; no GPU takes this
+/// long.
 const STEP_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// How a model is loaded and run.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Device by index or part of its name; the fastest one if `None`.
+    /// Device, by index or part of its name; the fastest one if `None`.
     pub device: Option<String>,
     /// Maximum number of concurrent sequences (batch size).
     pub max_sequences: u32,
@@ -71,7 +72,7 @@ impl Default for Options {
     }
 }
 
-/// What loading is doing.
+/// Progress of a load.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum LoadProgress<'a> {
@@ -84,7 +85,8 @@ pub enum LoadProgress<'a> {
         /// Average rate so far.
         bytes_per_second: f64,
     },
-    /// Matrix products that this device has not run before are being timed. Happens once per device and model.
+    /// Matrix products that this device has not run before are being timed. Happens once per device and
+    /// model.
     Tuning {
         /// Number of products to time.
         products: usize,
@@ -93,7 +95,7 @@ pub enum LoadProgress<'a> {
     Tuned {
         /// Number of products that were timed.
         products: usize,
-        /// What was found.
+        /// The result.
         tuned: &'a TuningReport,
     },
     /// Tuning failed; the model runs with the default kernels.
@@ -106,7 +108,7 @@ pub enum LoadProgress<'a> {
 /// Progress reports and cancellation of a load.
 #[derive(Clone)]
 pub struct LoadHooks<'a> {
-    /// Called from the loading thread and from one beside it.
+    /// Called from the loading thread and from a second thread.
     pub progress: &'a (dyn Fn(LoadProgress<'_>) + Sync),
     /// Cancels the load when its flag is set.
     pub control: Arc<Control>,
@@ -120,14 +122,14 @@ impl Default for LoadHooks<'_> {
     }
 }
 
-/// What loading found out.
+/// Results of a load.
 #[derive(Clone, Debug)]
 pub struct LoadReport {
     /// The device.
     pub device: AdapterInfo,
-    /// Tier of kernels in use on the device.
+    /// Kernel tier in use.
     pub tier: Option<Tier>,
-    /// From opening the device to the last weight in its memory.
+    /// Load time: from opening the device until all weights are in its memory.
     pub seconds: f64,
     /// Result of autotuning.
     pub tuned: TuningReport,
@@ -223,7 +225,7 @@ fn load_weights(
     Ok((model?.0, placement.heaps))
 }
 
-/// Sets a flag when it goes out of scope, also by a panic, so that a thread watching the flag ends.
+/// Sets a flag when dropped, including during a panic, so that a thread watching the flag ends.
 struct SetOnDrop<'a>(&'a AtomicBool);
 
 impl Drop for SetOnDrop<'_> {

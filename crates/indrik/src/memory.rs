@@ -4,18 +4,19 @@ use gpu::{AdapterInfo, AdapterKind};
 use telemetry::System;
 use weights::plan::{Gtt, HeapInfo, Margin, Memory};
 
-/// Free system memory that is not planned for: the staging ring, pipelines and other programs need some.
+/// Available system memory that the plan leaves free for the staging ring, pipelines and other programs.
 const SYSTEM_RESERVE: u64 = 512 << 20;
 
-/// The memory of a device: its heaps, bounded by what the system really has free.
+/// The memory of a device: its heaps, bounded by the system memory that is available.
 pub fn device_memory(info: &AdapterInfo) -> Memory {
     let system = System::new();
     let amd = system.amd_gpus().into_iter().next().filter(|_| {
         info.kind == AdapterKind::Integrated && info.vendor_id == u32::from(telemetry::VENDOR_AMD)
     });
-    let total = system.memory();
-    let gtt =
-        amd.as_ref().and_then(|card| Some(Gtt { size: card.gtt_total?, system: total.as_ref()?.total }));
+    let system_memory = system.memory();
+    let gtt = amd
+        .as_ref()
+        .and_then(|card| Some(Gtt { size: card.gtt_total?, system: system_memory.as_ref()?.total }));
     let vram_free = amd
         .as_ref()
         .map_or(0, |card| card.vram_total.unwrap_or(0).saturating_sub(card.vram_used.unwrap_or(0)));
@@ -30,7 +31,7 @@ pub fn device_memory(info: &AdapterInfo) -> Memory {
         heaps: info.heaps.iter().map(heap).collect(),
         unified: info.unified_memory,
         max_allocation: info.caps.max_allocation,
-        available: total
+        available: system_memory
             .and_then(|memory| memory.available)
             .map(|available| (available + vram_free).saturating_sub(SYSTEM_RESERVE)),
         margin: Margin::default(),

@@ -12,8 +12,8 @@ use crate::{
 
 /// A model in device memory, ready to run. Cheap to clone; clones share weights, KV cache and engine.
 ///
-/// The memory is freed when the last clone is dropped. That stops the engine first: requests in flight fail with
-/// [`engine::RequestError::Stopped`].
+/// The memory is freed when the last clone is dropped. That stops the engine first: requests in flight fail
+/// with [`engine::RequestError::Stopped`].
 #[derive(Clone)]
 pub struct Model(Arc<Inner>);
 
@@ -72,7 +72,7 @@ impl Model {
         engine::Backend::capacity(&self.0.backend)
     }
 
-    /// The tokenizer, the chat template and the stop tokens. An error if the checkpoint has no tokenizer.
+    /// The tokenizer, the chat template and the stop tokens. Fails if the checkpoint has no tokenizer.
     pub fn language(&self) -> Result<Arc<Language>> {
         if let Some(language) = self.0.language.get() {
             return Ok(language.clone());
@@ -83,8 +83,8 @@ impl Model {
 
     /// The continuous-batching engine over this model, started by the first call.
     ///
-    /// Requests of all clones run in the same batch. After a lost device the engine reopens it, loads the model again
-    /// and recomputes the requests in flight.
+    /// Requests from all clones run in the same batch. If the device is lost, the engine reopens it, loads
+    /// the model again and recomputes the requests in flight.
     pub fn engine(&self) -> Result<Engine> {
         if let Some(engine) = &*self.0.engine.read().unwrap_or_else(PoisonError::into_inner) {
             return Ok(engine.clone());
@@ -99,8 +99,8 @@ impl Model {
         Ok(slot.insert(engine).clone())
     }
 
-    /// Stops the engine and waits for its thread. Requests in flight fail with [`engine::RequestError::Stopped`], and
-    /// later ones are rejected.
+    /// Stops the engine and waits for its thread. Requests in flight fail with
+    /// [`engine::RequestError::Stopped`], and later ones are rejected.
     pub fn stop(&self) {
         let engine = self.0.engine.read().unwrap_or_else(PoisonError::into_inner).clone();
         if let Some(engine) = engine {
@@ -108,7 +108,8 @@ impl Model {
         }
     }
 
-    /// Starts to generate from a text or from token ids. Blocks only to record GPU programs that do not exist yet.
+    /// Starts a completion of a text or of token ids. Blocks only to record GPU programs that do not exist
+    /// yet.
     pub fn generate(&self, prompt: impl Into<Prompt>, options: GenerateOptions) -> Result<Generation> {
         Generation::start(self, prompt.into(), options)
     }
@@ -118,9 +119,9 @@ impl Model {
         Chat::new(self)
     }
 
-    /// The logits after each token of a prompt: one row of `vocab` values per token.
+    /// The logits after each token of a prompt: one row of `vocab_size` values per token.
     ///
-    /// Needs a free sequence. Load with [`Options::all_logits`] so that the memory plan covers it.
+    /// Needs a free sequence. Load with [`Options::all_logits`], so that the memory plan includes the logits.
     pub fn logits(&self, ids: &[u32]) -> Result<Vec<Vec<f32>>> {
         let mut rows = Vec::with_capacity(ids.len());
         self.with_runner(|runner| {
@@ -133,22 +134,22 @@ impl Model {
         Ok(rows)
     }
 
-    /// Runs `work` on the runner between two steps of the engine: for scoring, and for measurements.
+    /// Runs `work` on the runner between two engine steps, for scoring and for measurements.
     ///
-    /// Do not keep the runner's `Arc<model::Model>`: after a lost device its memory could not be freed.
+    /// Do not keep the runner's `Arc<model::Model>`: its memory could then not be freed after a lost device.
     pub fn with_runner<T>(&self, work: impl FnOnce(&mut Runner) -> model::Result<T>) -> Result<T> {
         let mut backend = self.0.backend.exclusive();
         let runner = backend.runner().map_err(|_| Error::Request(engine::RequestError::DeviceLost))?;
         Ok(work(runner)?)
     }
 
-    /// Records the GPU programs that a server uses again and again: decode steps of every batch size, prompts of every
-    /// length, greedy and with the recommended sampling. Saves the pipeline cache.
+    /// Records the GPU programs that a server keeps reusing: decode steps of every batch size and prompts of
+    /// every length, both greedy and with the recommended sampling. Saves the pipeline cache.
     pub fn prepare_serving(&self) -> Result<()> {
         let samplings = [model::Sampling::default(), self.files().recommended_sampling()];
         self.with_runner(|runner| {
             runner.prepare_serving(&samplings)?;
-            // Now rather than at the end, which a killed process does not reach.
+            // Saved now rather than at exit, which a killed process never reaches.
             runner.model().device.save_cache();
             Ok(())
         })

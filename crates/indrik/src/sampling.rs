@@ -7,7 +7,7 @@ use model::Sampling;
 pub fn recommended_sampling(architecture: Architecture) -> Sampling {
     let (temperature, top_k, top_p) = match architecture {
         Architecture::Gemma3 => (1.0, 64, 0.95),
-        // Meta gives no top-k; 50 is the default of transformers.
+        // Meta recommends no top-k; 50 is the default of transformers.
         Architecture::Llama => (0.6, 50, 0.9),
         Architecture::Qwen2 => (0.7, 20, 0.8),
         Architecture::Qwen3 => (0.6, 20, 0.95),
@@ -15,7 +15,8 @@ pub fn recommended_sampling(architecture: Architecture) -> Sampling {
     Sampling { temperature, top_k, top_p, ..Sampling::default() }
 }
 
-/// A seed that differs from call to call. Below 2⁵³, so that it survives JSON parsers that only know doubles.
+/// A seed that differs from call to call. Below 2⁵³, so that JSON parsers that store numbers as doubles keep
+/// it exact.
 pub fn random_seed() -> u64 {
     use std::hash::{BuildHasher, RandomState};
     RandomState::new().hash_one(std::process::id()) >> 11

@@ -1,15 +1,15 @@
 //! Runs the code of every example with a tiny model.
 
-#[allow(dead_code, reason = "the examples have a main of their own")]
+#[allow(dead_code, reason = "examples have their own main")]
 #[path = "../examples/chat_with_tool.rs"]
 mod chat_with_tool;
-#[allow(dead_code, reason = "the examples have a main of their own")]
+#[allow(dead_code, reason = "examples have their own main")]
 #[path = "../examples/embed_server.rs"]
 mod embed_server;
-#[allow(dead_code, reason = "the examples have a main of their own")]
+#[allow(dead_code, reason = "examples have their own main")]
 #[path = "../examples/generate.rs"]
 mod generate;
-#[allow(dead_code, reason = "the examples have a main of their own")]
+#[allow(dead_code, reason = "examples have their own main")]
 #[path = "../examples/logits.rs"]
 mod logits;
 
@@ -65,7 +65,7 @@ fn has_device() -> bool {
 }
 
 #[test]
-fn generate_continues_as_the_reference_does() {
+fn generate_matches_the_reference() {
     if !has_device() {
         return;
     }
@@ -78,7 +78,7 @@ fn generate_continues_as_the_reference_does() {
 }
 
 #[test]
-fn logits_rank_the_reference_s_next_token_first() {
+fn logits_rank_the_reference_token_first() {
     if !has_device() {
         return;
     }
@@ -92,7 +92,7 @@ fn logits_rank_the_reference_s_next_token_first() {
 }
 
 #[test]
-fn chat_calls_the_tool_and_answers_with_its_result() {
+fn chat_calls_the_tool_and_replies_with_its_result() {
     if !has_device() {
         return;
     }
@@ -108,7 +108,7 @@ fn chat_calls_the_tool_and_answers_with_its_result() {
 }
 
 #[test]
-fn chat_refuses_tools_that_the_template_does_not_support() {
+fn chat_rejects_tools_that_the_template_does_not_support() {
     if !has_device() {
         return;
     }
@@ -117,7 +117,7 @@ fn chat_refuses_tools_that_the_template_does_not_support() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_api_is_served_beside_the_application_s_own_routes() {
+async fn the_api_is_served_next_to_the_application_routes() {
     if !has_device() {
         return;
     }
@@ -127,7 +127,7 @@ async fn the_api_is_served_beside_the_application_s_own_routes() {
     let app = embed_server::app(&model).unwrap();
     let server = tokio::spawn(async move { axum::serve(listener, app).await });
 
-    let ask = async |method: &str, path: &str, body: &str| {
+    let request = async |method: &str, path: &str, body: &str| {
         let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
         let head = format!(
             "{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
@@ -139,14 +139,14 @@ async fn the_api_is_served_beside_the_application_s_own_routes() {
         stream.read_to_string(&mut text).await.unwrap();
         text
     };
-    assert!(ask("GET", "/", "").await.ends_with("an application with a language model"));
+    assert!(request("GET", "/", "").await.ends_with("an application with a language model"));
     let reference = reference("llama_tied");
     let body = json!({
         "model": "local", "prompt": reference["text"], "max_tokens": 4, "temperature": 0,
     });
-    let answer = ask("POST", "/v1/completions", &body.to_string()).await;
-    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
-    let (_, json) = answer.split_once("\r\n\r\n").unwrap();
+    let response = request("POST", "/v1/completions", &body.to_string()).await;
+    assert!(response.starts_with("HTTP/1.1 200"), "{response}");
+    let (_, json) = response.split_once("\r\n\r\n").unwrap();
     let json: Value = serde_json::from_str(json).unwrap();
     let text = json["choices"][0]["text"].as_str().unwrap();
     assert!(reference["greedy_text"].as_str().unwrap().starts_with(text), "{json}");

@@ -1,4 +1,4 @@
-//! The library with a tiny model: streams, conversations, cancellation, and requests side by side.
+//! The library with a tiny model: streams, conversations, cancellation, and concurrent requests.
 
 use std::{
     path::{Path, PathBuf},
@@ -28,7 +28,7 @@ fn ids(value: &Value) -> Vec<u32> {
     value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
 }
 
-fn tokens(max_tokens: u32) -> GenerateOptions {
+fn with_max_tokens(max_tokens: u32) -> GenerateOptions {
     GenerateOptions { max_tokens: Some(max_tokens), ..GenerateOptions::default() }
 }
 
@@ -36,9 +36,9 @@ fn tokens(max_tokens: u32) -> GenerateOptions {
 fn errors_are_reported_before_the_device_is_opened() {
     assert!(matches!(ModelFiles::open("no-such-model"), Err(Error::Store(_))));
     let files = ModelFiles::open(fixture("llama_tied").to_str().unwrap()).unwrap();
-    let most = files.config().max_positions as usize;
-    assert_eq!(files.check_context_length(most).unwrap() as usize, most);
-    assert!(matches!(files.check_context_length(most + 1), Err(Error::Model(_))));
+    let max = files.config().max_positions as usize;
+    assert_eq!(files.check_context_length(max).unwrap() as usize, max);
+    assert!(matches!(files.check_context_length(max + 1), Err(Error::Model(_))));
 }
 
 #[test]
@@ -47,7 +47,8 @@ fn a_text_and_its_ids_give_the_same_completion() {
     let reference = reference();
     let greedy = ids(&reference["greedy"]);
     let text = reference["text"].as_str().unwrap();
-    let from_text = model.generate(text, tokens(greedy.len() as u32)).unwrap().finish_completion().unwrap();
+    let from_text =
+        model.generate(text, with_max_tokens(greedy.len() as u32)).unwrap().finish_completion().unwrap();
     assert_eq!(from_text.ids, greedy);
     assert_eq!(from_text.text, reference["greedy_text"].as_str().unwrap());
     assert_eq!(from_text.finish_reason, FinishReason::MaxTokens);
@@ -56,7 +57,8 @@ fn a_text_and_its_ids_give_the_same_completion() {
     assert_eq!(timings.prefilled_tokens, ids(&reference["ids"]).len());
 
     let prompt = Prompt::Ids(ids(&reference["ids"]));
-    let again = model.generate(prompt, tokens(greedy.len() as u32)).unwrap().finish_completion().unwrap();
+    let again =
+        model.generate(prompt, with_max_tokens(greedy.len() as u32)).unwrap().finish_completion().unwrap();
     assert_eq!(again.ids, greedy);
 }
 
@@ -66,12 +68,12 @@ fn stop_strings_end_a_completion_and_are_not_part_of_it() {
     let reference = reference();
     let greedy = reference["greedy_text"].as_str().unwrap();
     let stop: String = greedy.chars().skip(2).take(3).collect();
-    let options = GenerateOptions { stop: vec![stop.clone()], ..tokens(24) };
+    let options = GenerateOptions { stop: vec![stop.clone()], ..with_max_tokens(24) };
     let text = reference["text"].as_str().unwrap();
     let completion = model.generate(text, options).unwrap().finish_completion().unwrap();
     assert_eq!(completion.finish_reason, FinishReason::StopString);
     assert_eq!(completion.text, greedy.split(&stop).next().unwrap());
-    assert!(matches!(model.generate(text, tokens(0)), Err(Error::NoTokensRequested)));
+    assert!(matches!(model.generate(text, with_max_tokens(0)), Err(Error::NoTokensRequested)));
 }
 
 #[test]
@@ -86,12 +88,12 @@ fn a_cancelled_completion_keeps_its_text_and_the_next_one_runs() {
     let completion = generation.finish_completion().unwrap();
     assert_eq!(completion.finish_reason, FinishReason::Cancelled);
     assert_eq!(completion.ids, [first.token.unwrap().id]);
-    let next = model.generate(text, tokens(2)).unwrap().finish_completion().unwrap();
+    let next = model.generate(text, with_max_tokens(2)).unwrap().finish_completion().unwrap();
     assert_eq!(next.ids, ids(&reference["greedy"])[..2]);
 }
 
 #[test]
-fn requests_of_several_threads_share_the_batch_and_logits_fit_between() {
+fn threads_share_the_batch_while_logits_are_computed() {
     let Some(model) = open(Options { max_sequences: 3, ..Options::default() }) else { return };
     let reference = reference();
     let greedy = ids(&reference["greedy"]);
@@ -99,7 +101,7 @@ fn requests_of_several_threads_share_the_batch_and_logits_fit_between() {
     std::thread::scope(|scope| {
         for _ in 0..2 {
             scope.spawn(|| {
-                let options = tokens(greedy.len() as u32);
+                let options = with_max_tokens(greedy.len() as u32);
                 let completion = model.generate(prompt.as_slice(), options).unwrap().finish_completion();
                 assert_eq!(completion.unwrap().ids, greedy);
             });
@@ -137,7 +139,7 @@ fn waiting_reports_progress_and_dropping_the_model_stops_the_engine() {
     let Some(model) = open(Options::default()) else { return };
     let reference = reference();
     let text = reference["text"].as_str().unwrap();
-    let mut generation = model.generate(text, tokens(1)).unwrap();
+    let mut generation = model.generate(text, with_max_tokens(1)).unwrap();
     let mut waited = 0;
     loop {
         match generation.next_event(Duration::ZERO).unwrap() {
