@@ -1,5 +1,5 @@
-//! Errors of the machine or the arguments: one line with the cause and the fix, exit code 1 (2 for wrong usage), no panic,
-//! no backtrace.
+//! Errors of the machine or the arguments: one line with the cause and the fix, exit code 1 (2 for wrong
+//! usage), no panic, no backtrace.
 
 mod common;
 

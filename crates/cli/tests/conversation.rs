@@ -1,4 +1,5 @@
-//! `indrik serve` with a real chat model: it replies to a question and rejects tools, which its template does not support.
+//! `indrik serve` with a real chat model: it replies to a question and rejects tools, which its template does
+//! not support.
 //!
 //! Runs where INDRIK_TEST_SMOLLM2 names SmolLM2 135M.
 
@@ -32,16 +33,16 @@ fn a_chat_model_replies_and_rejects_tools() {
         let (status, text) = server.request("POST", "/v1/chat/completions", &body.to_string());
         (status, serde_json::from_str::<Value>(&text).unwrap())
     };
-    let (status, answer) = chat(json!({}));
-    assert_eq!(status, 200, "{answer}");
-    let choice = &answer["choices"][0];
-    assert!(choice["message"]["content"].as_str().unwrap().contains("Paris"), "{answer}");
+    let (status, response) = chat(json!({}));
+    assert_eq!(status, 200, "{response}");
+    let choice = &response["choices"][0];
+    assert!(choice["message"]["content"].as_str().unwrap().contains("Paris"), "{response}");
     // Ended by the model's end-of-turn token, not by max_tokens.
-    assert_eq!(choice["finish_reason"], "stop", "{answer}");
+    assert_eq!(choice["finish_reason"], "stop", "{response}");
     // Its chat template does not support tools.
     let tool =
         json!({ "type": "function", "function": { "name": "weather", "parameters": { "type": "object" } } });
-    let (status, answer) = chat(json!({ "tools": [tool] }));
-    assert_eq!(status, 400, "{answer}");
-    assert_eq!(answer["error"]["param"], "tools", "{answer}");
+    let (status, response) = chat(json!({ "tools": [tool] }));
+    assert_eq!(status, 400, "{response}");
+    assert_eq!(response["error"]["param"], "tools", "{response}");
 }

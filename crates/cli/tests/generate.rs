@@ -5,7 +5,7 @@ mod common;
 use std::{
     io::{Read, Write},
     path::{Path, PathBuf},
-    process::{Command, Output, Stdio},
+    process::{Command, Stdio},
 };
 
 use common::{indrik, json, stderr, stdout};
@@ -31,15 +31,11 @@ fn ids(reference: &Value) -> String {
 }
 
 fn has_device() -> bool {
-    let found = gpu_is_there(&indrik(&["devices"]).output().unwrap());
+    let found = indrik(&["devices"]).output().unwrap().status.success();
     if !found {
         testkit::missing("a Vulkan device");
     }
     found
-}
-
-fn gpu_is_there(output: &Output) -> bool {
-    output.status.success()
 }
 
 #[test]

@@ -29,8 +29,8 @@ fn mixed_store() -> tempfile::TempDir {
     let store = tempfile::tempdir().unwrap();
     let at = |name: &str| store.path().join(name);
     fs::copy(fixture("gguf_q8_0/model.gguf"), at("Tiny-Q8.gguf")).unwrap();
-    let whole = fs::read(fixture("gguf_q8_0/model.gguf")).unwrap();
-    fs::write(at("cut.gguf"), &whole[..whole.len() - 100]).unwrap();
+    let bytes = fs::read(fixture("gguf_q8_0/model.gguf")).unwrap();
+    fs::write(at("cut.gguf"), &bytes[..bytes.len() - 100]).unwrap();
     symlink(fs::canonicalize(fixture("head256")).unwrap(), at("folder")).unwrap();
     fs::write(at("smollm2@135m.gguf"), "GGUF, but no more").unwrap();
     fs::write(at("notes.txt"), "mine").unwrap();
@@ -173,7 +173,7 @@ fn an_unknown_name_lists_the_known_ones() {
     assert_eq!(output.status.code(), Some(1));
     let text = stderr(&output);
     assert!(text.contains("known: gemma3:270m") && text.contains("in the store: Tiny-Q8, "), "{text}");
-    // Both commands count in the same words.
+    // Both commands format the number of parameters the same way.
     let list = stdout(&command(store.path(), &["models"]).output().unwrap());
     let line = list.lines().find(|line| line.starts_with("| Tiny-Q8")).unwrap().to_string();
     let parameters = line.split('|').nth(3).unwrap().trim();

@@ -113,7 +113,8 @@ fn sigterm_drains_running_requests_and_a_second_one_cancels_them() {
     }
     for second in [false, true] {
         let server = Served::start(&mut serve(&["--log-prompts"]));
-        // Many choices in the run that is cancelled, so that some are still running; biases ban the stop tokens.
+        // Many choices in the run that is cancelled, so that some are still running; biases ban the stop
+        // tokens.
         let bias = json!({ "1": -100, "106": -100 });
         let n = if second { 16 } else { 1 };
         let long = greedy(MAX_TOKENS, json!({ "stream": true, "logit_bias": bias, "n": n }));

@@ -1,4 +1,5 @@
-//! scripts/versus_llama_cpp.sh without network and llama.cpp: the table it makes of both engines' JSON, and its errors.
+//! scripts/versus_llama_cpp.sh without network and llama.cpp: the table made from both engines' JSON, and its
+//! errors.
 
 mod common;
 
@@ -122,11 +123,11 @@ fn the_table_compares_both_engines() {
 }
 
 #[test]
-fn an_unsupported_device_leaves_the_peer_s_column_empty() {
+fn an_unsupported_device_leaves_the_peer_column_empty() {
     if !has_node() {
         return;
     }
-    let outputs = Outputs::new("refused");
+    let outputs = Outputs::new("unsupported");
     outputs.peer("probe.json", &json!({ "devices": [] }));
     let output = outputs.report(&["check", "devices.json", "probe.json"]);
     assert_eq!(output.status.code(), Some(3));
@@ -141,7 +142,7 @@ fn an_unfair_comparison_is_an_error() {
     if !has_node() {
         return;
     }
-    let outputs = Outputs::new("false");
+    let outputs = Outputs::new("unfair");
     outputs.peer("probe.json", &json!({}));
     assert_eq!(outputs.report(&["check", "devices.json", "probe.json"]).status.code(), Some(0));
     assert_eq!(stdout(&outputs.report(&["device", "devices.json"])).trim(), "1");

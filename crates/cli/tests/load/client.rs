@@ -92,7 +92,7 @@ impl Client {
         Ok((length > 0).then_some(chunk))
     }
 
-    /// The whole body.
+    /// Reads the complete body.
     pub fn body(&mut self, head: &Head) -> io::Result<String> {
         if let Some(length) = head.length {
             return read_exactly(self.connection()?, length);

@@ -1,5 +1,6 @@
-//! Load test of the server with a tiny model: overload, then a mixed load with lost devices. `INDRIK_SOAK` sets the
-//! total time in seconds; `make soak` runs half an hour. A single test, so that nothing runs in parallel.
+//! Load test of the server with a tiny model: overload, then a mixed load with lost devices. `INDRIK_SOAK`
+//! sets the total time in seconds; `make soak` runs half an hour. A single test, so that nothing runs in
+//! parallel.
 
 mod client;
 #[path = "../common/mod.rs"]

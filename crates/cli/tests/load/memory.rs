@@ -18,8 +18,8 @@ const WARM_UP: Duration = Duration::from_secs(120);
 /// Growth above this is not noise: 2%.
 const MAX_GROWTH: f64 = 0.02;
 
-/// Memory early and late in the run: medians of the first and last third of the samples. Medians, because memory drops
-/// for a moment while a lost device is reopened.
+/// Memory early and late in the run: medians of the first and last third of the samples. Medians, because
+/// memory drops for a moment while a lost device is reopened.
 pub struct Memory {
     resident: [f64; 2],
     /// GPU memory; 0 if the driver does not report it.
@@ -28,7 +28,7 @@ pub struct Memory {
     samples: Vec<f64>,
 }
 
-/// Runs `work`, which takes `time`, and samples the server's memory meanwhile.
+/// Runs `work`, which takes `time`, while sampling the server's memory.
 pub fn watch<T>(server: &Served, time: Duration, work: impl FnOnce() -> T) -> (T, Memory) {
     let finished = AtomicBool::new(false);
     let (result, samples) = thread::scope(|scope| {

@@ -1,4 +1,5 @@
-//! A mix of realistic clients: chats with several turns, streams, structured output, disconnects, invalid requests.
+//! A mix of realistic clients: chats with several turns, streams, structured output, disconnects, invalid
+//! requests.
 
 use std::{
     io,
