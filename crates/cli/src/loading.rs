@@ -1,4 +1,4 @@
-//! From `-m MODEL` to a loaded model, with progress on the terminal.
+//! Loads the model given by `-m MODEL`, with progress on the terminal.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -16,16 +16,18 @@ pub struct ModelArguments {
     /// GGUF file, Hugging Face folder, file written by `indrik quantize`, or name in the local store
     #[arg(short, long, value_name = "MODEL")]
     pub model: String,
-    /// Prefill chunk size in tokens (default: 512; up to 2048 with matrix units and enough memory; 64 on a CPU driver)
+    /// Prefill chunk size in tokens (default: 512; up to 2048 with matrix units and enough memory; 64 on a
+    /// CPU driver)
     #[arg(long, alias = "chunk", value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub prefill_chunk: Option<u32>,
-    /// Storage format of the KV cache (default: f16; `eval` uses f32, so that it measures the model and not its cache)
+    /// Storage format of the KV cache (default: f16; `eval` uses f32, so that it measures the model and not
+    /// its cache)
     #[arg(long, value_name = "TYPE")]
     pub kv: Option<Kv>,
     /// Batch-invariant (bitwise reproducible) logits; slower at batch 1
     #[arg(long)]
     pub reproducible: bool,
-    /// Device by index or part of its name
+    /// Device, by index or part of its name
     #[arg(short, long, env = "INDRIK_DEVICE")]
     pub device: Option<String>,
 }
@@ -38,7 +40,7 @@ pub enum Kv {
     F16,
     /// 32-bit floats
     F32,
-    /// 8-bit integers with one scale per 32: about half the size of f16
+    /// 8-bit integers with one scale per 32 values: about half the size of f16
     Int8,
 }
 
@@ -79,7 +81,8 @@ impl ModelArguments {
         }
     }
 
-    /// Loads the model for one sequence of `context_length` tokens, with progress on the terminal. Ctrl-C cancels.
+    /// Loads the model for one sequence of `context_length` tokens, with progress on the terminal. Ctrl-C
+    /// cancels.
     pub fn load(&self, files: &ModelFiles, context_length: u32) -> anyhow::Result<Model> {
         load(files, Options { context_length: Some(context_length), ..self.options() })
     }
@@ -102,12 +105,12 @@ pub fn tune(model: &mut model::Model) -> anyhow::Result<TuningReport> {
     Ok(indrik::tune(model, &|stage| progress.show(stage))?)
 }
 
-/// Load progress as one line of the terminal. Reports come from two threads.
+/// Load progress as one line on the terminal. Reports come from two threads.
 #[derive(Default)]
 pub struct Terminal(Mutex<output::Progress>);
 
 impl Terminal {
-    /// Shows a stage; what remains worth knowing is printed on a line of its own.
+    /// Shows a stage. The result of tuning is printed on a line of its own, which stays.
     pub fn show(&self, stage: LoadProgress<'_>) {
         let mut line = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match stage {
@@ -127,12 +130,12 @@ impl Terminal {
                 line.clear();
                 note!("tuning for this GPU failed: {error}; set INDRIK_TUNE=off to skip it");
             }
-            stage => line.say(&describe(stage)),
+            stage => line.show(&describe(stage)),
         }
     }
 }
 
-/// A stage in words.
+/// A stage as text.
 pub fn describe(stage: LoadProgress<'_>) -> String {
     match stage {
         LoadProgress::Weights { bytes, total_bytes, bytes_per_second } => format!(

@@ -42,7 +42,7 @@ impl FromStr for LogFormat {
 /// Whether the log is JSON.
 static JSON: AtomicBool = AtomicBool::new(false);
 
-/// Writes a status line: as an event if the log is JSON, so that every line can be parsed, else as plain text.
+/// Writes a status line: an event if the log is JSON, so that every line can be parsed, else plain text.
 pub fn announce(text: fmt::Arguments<'_>) {
     match JSON.load(Ordering::Relaxed) {
         true => tracing::info!("{text}"),
@@ -50,15 +50,15 @@ pub fn announce(text: fmt::Arguments<'_>) {
     }
 }
 
-/// Starts logging. `level` is the filter where `INDRIK_LOG` is not set.
+/// Starts logging. `level` is the filter if `INDRIK_LOG` is not set.
 pub fn init(level: &str, format: LogFormat) {
     let filter = EnvFilter::try_from_env("INDRIK_LOG").unwrap_or_else(|_| EnvFilter::new(level));
     let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(stderr);
     JSON.store(format == LogFormat::Json, Ordering::Relaxed);
     match format {
         LogFormat::Text => subscriber.without_time().init(),
-        // Timestamps: log collectors order events by them. Event fields are flattened into the object; the
-        // request's fields are under `span`.
+        // With timestamps, by which log collectors order events. Event fields are flattened into the object;
+        // the request's fields are under `span`.
         LogFormat::Json => subscriber.json().flatten_event(true).with_span_list(false).init(),
     }
 }

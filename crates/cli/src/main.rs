@@ -1,6 +1,6 @@
-//! The `indrik` command. Each subcommand is a file in `commands`.
+//! The `indrik` command. Each subcommand is a module in `commands`.
 //!
-//! Exit codes: 0 success, 1 failure, 2 wrong usage, 130 cancelled with Ctrl-C.
+//! Exit codes: 0 success, 1 failure, 2 usage error, 130 cancelled with Ctrl-C.
 
 #[macro_use]
 mod output;
@@ -15,12 +15,12 @@ use std::process::ExitCode;
 
 use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 
-/// Runs language models on the GPU you already own, with Vulkan.
+/// Run language models on the GPU you already own, with Vulkan.
 #[derive(Parser)]
 #[command(
     name = "indrik",
     version,
-    after_help = "Start with `indrik doctor`: it checks this machine and reports how to fix what is missing.\n\
+    after_help = "Start with `indrik doctor`: it checks this machine and suggests fixes.\n\
                   INDRIK_DEVICE selects the device, INDRIK_LOG=debug prints debug logs."
 )]
 struct Arguments {

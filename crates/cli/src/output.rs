@@ -52,13 +52,13 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// A line that is not shown yet.
+    /// An empty line.
     pub fn new() -> Self {
         Self::default()
     }
 
     /// Replaces the line.
-    pub fn say(&mut self, text: &str) {
+    pub fn show(&mut self, text: &str) {
         if std::io::stderr().is_terminal() {
             note_part!("\r\x1b[2K{text} …");
             self.shown = true;
@@ -79,28 +79,28 @@ impl Drop for Progress {
     }
 }
 
-/// The process-wide control whose flag Ctrl-C sets. Work that checks it ends as after an error: memory is freed, and no
-/// incomplete file remains. A second Ctrl-C before the flag was reset exits at once.
+/// The process-wide control whose flag Ctrl-C sets. Work that checks it ends as after an error: memory is
+/// freed and incomplete files are removed. A second Ctrl-C before the flag is reset exits at once.
 pub fn control() -> Arc<Control> {
     static CONTROL: OnceLock<Arc<Control>> = OnceLock::new();
     let control = CONTROL.get_or_init(|| {
         let control = Arc::new(Control::default());
-        let seen = control.clone();
+        let shared = control.clone();
         let handler = move || {
-            if seen.cancel.swap(true, Ordering::Relaxed) {
+            if shared.cancel.swap(true, Ordering::Relaxed) {
                 // 128 + SIGINT, the shells' convention.
                 std::process::exit(130);
             }
         };
         if let Err(error) = ctrlc::set_handler(handler) {
-            tracing::warn!("no Ctrl-C handler, so Ctrl-C exits at once: {error}");
+            tracing::warn!("cannot handle Ctrl-C, which will exit at once: {error}");
         }
         control
     });
     control.clone()
 }
 
-/// Sets a flag when it goes out of scope, also by a panic, so that a thread watching the flag ends.
+/// Sets a flag when dropped, including during a panic, so that a thread watching the flag ends.
 pub struct SetOnDrop<'a>(pub &'a AtomicBool);
 
 impl Drop for SetOnDrop<'_> {

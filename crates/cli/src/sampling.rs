@@ -36,7 +36,7 @@ pub struct SamplingArguments {
 }
 
 impl SamplingArguments {
-    /// The flags that were given, on top of `defaults`.
+    /// The given flags, and `defaults` for all others.
     pub fn sampling(&self, defaults: &Sampling) -> Sampling {
         Sampling {
             temperature: self.temperature.unwrap_or(defaults.temperature),

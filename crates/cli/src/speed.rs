@@ -38,12 +38,13 @@ pub struct Speed {
 }
 
 impl Speed {
-    /// Measures the device's bandwidth, once, if there is decode speed to compare it with.
+    /// Computes the speed. Also measures the device's bandwidth, once, if there is decode speed to compare it
+    /// with.
     pub fn measure(model: &Model, timings: &Timings) -> anyhow::Result<Self> {
         let steps = timings.decode_steps as f64;
         let decode_seconds = timings.decode_time.as_secs_f64();
         let decoded = timings.decode_steps > 0;
-        // A single step says little: it includes its own set-up.
+        // A single step is not representative: it includes its own setup.
         let bandwidth = if timings.decode_steps >= 2 { Some(bandwidth(model)?) } else { None };
         let decode_bytes = timings.decode_bytes as f64;
         Ok(Self {
@@ -65,7 +66,7 @@ impl Speed {
     }
 }
 
-/// Measured once: a second figure for the same device would only confuse.
+/// Read bandwidth in bytes per second, measured once, so that all reports of a process agree.
 fn bandwidth(model: &Model) -> anyhow::Result<f64> {
     static MEASURED: OnceLock<f64> = OnceLock::new();
     if let Some(bandwidth) = MEASURED.get() {

@@ -11,7 +11,7 @@ use rustyline::{DefaultEditor, error::ReadlineError};
 
 use crate::{loading::ModelArguments, output, sampling::SamplingArguments, speed::Speed};
 
-/// Chats with a model in the terminal, in the model's own chat format
+/// Chat with a model in the terminal, in the model's own chat format
 #[derive(Args)]
 #[command(after_help = "Examples: indrik chat -m smollm2\n          \
                         indrik chat -m smollm2 -p \"What is the capital of France?\"\n\n\
@@ -88,7 +88,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
                 }
             }
             Some(line) => match terminal.send(&line) {
-                // The conversation is as before the message.
+                // The failed message is no longer part of the conversation.
                 Err(error) if !output::is_closed_pipe(&error) => note!("indrik: {error:#}"),
                 sent => sent?,
             },
@@ -122,7 +122,7 @@ fn read(editor: &mut DefaultEditor) -> anyhow::Result<Option<String>> {
         };
         match editor.readline(prompt) {
             Ok(line) => {
-                // The chat works without history.
+                // History is optional: an error is ignored.
                 let _ = editor.add_history_entry(&line);
                 match line.strip_suffix('\\') {
                     Some(line) => text += &format!("{line}\n"),
@@ -142,7 +142,7 @@ fn read(editor: &mut DefaultEditor) -> anyhow::Result<Option<String>> {
     }
 }
 
-/// The conversation and what the terminal shows about it.
+/// A conversation and its statistics.
 struct Terminal {
     chat: Chat,
     model: Model,
@@ -189,7 +189,7 @@ impl Terminal {
             }
         }
         let messages = self.chat.messages().len();
-        note!("{messages} messages, {used} of {} tokens of context.", self.context_length);
+        note!("{messages} messages, {used} of {} context tokens used.", self.context_length);
         Ok(())
     }
 
@@ -206,7 +206,7 @@ impl Terminal {
         loop {
             match reply.next_event(POLL)? {
                 ReplyEvent::Waiting { prefilled, total } if prefilled > 0 && prefilled < total => {
-                    progress.say(&format!("prefilled {prefilled} of {total} tokens"));
+                    progress.show(&format!("prefilled {prefilled} of {total} tokens"));
                 }
                 ReplyEvent::Waiting { .. } => {}
                 ReplyEvent::Text(text) => {

@@ -70,11 +70,11 @@ pub fn kind(info: &AdapterInfo) -> String {
 pub fn tier_line(info: &AdapterInfo) -> String {
     let tiers = info.caps.tiers();
     let missing = tiers.iter().find(|status| !status.missing.is_empty());
-    let why = missing.map_or(String::new(), |status| {
+    let next_tier = missing.map_or(String::new(), |status| {
         format!("; no {} ({}): lacks {}", status.tier, status.tier.description(), status.missing.join(", "))
     });
     match info.caps.tier() {
-        Some(tier) => format!("{tier} ({}){why}", tier.description()),
-        None => format!("unusable{why}"),
+        Some(tier) => format!("{tier} ({}){next_tier}", tier.description()),
+        None => format!("unusable{next_tier}"),
     }
 }

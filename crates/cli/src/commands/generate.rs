@@ -16,7 +16,7 @@ use text::StopMatcher;
 
 use crate::{loading::ModelArguments, output, sampling::SamplingArguments, speed::Speed};
 
-/// Completes a text, and prints the measured speed
+/// Complete a text and print the measured speed
 #[derive(Args)]
 #[command(after_help = "Examples:\n  indrik generate -m gemma3:270m -p \"The mitochondria is\"\n  \
                         indrik generate -m gemma-3-1b-it.gguf -p \"Once upon a time\" -n 200 -t 0.8 --seed 7\n  \
@@ -55,7 +55,7 @@ const POLL: Duration = Duration::from_millis(50);
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let files = arguments.model.open()?;
-    // Everything that can be wrong with the arguments is reported before the model is loaded. Ids need no tokenizer.
+    // Invalid arguments are reported before the model is loaded. Token ids need no tokenizer.
     let language = match (files.language(), &arguments.ids) {
         (Ok(language), _) => Some(language),
         (Err(indrik::Error::Model(model::Error::NoTokenizer { .. })), Some(_)) => None,
@@ -93,7 +93,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     loop {
         match generation.next_event(POLL)? {
             GenerationEvent::Waiting { prefilled } if prefilled > 0 && prefilled < prompt.len() => {
-                progress.say(&format!("prefilled {prefilled} of {} tokens", prompt.len()));
+                progress.show(&format!("prefilled {prefilled} of {} tokens", prompt.len()));
             }
             GenerationEvent::Waiting { .. } => {}
             GenerationEvent::Piece(piece) => {
@@ -148,7 +148,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 /// Checks the prompt before the model is loaded.
 fn check(files: &ModelFiles, arguments: &Arguments, prompt: &[u32]) -> anyhow::Result<()> {
     let config = files.config();
-    // A text of which only the beginning-of-sequence token remains is empty.
+    // A text that encodes to nothing but the beginning-of-sequence token is empty.
     let only_bos = arguments.ids.is_none() && prompt.iter().all(|token| Some(*token) == config.bos);
     if only_bos {
         return Err(model::Error::EmptyPrompt.into());

@@ -9,9 +9,8 @@ use indrik::DeviceSelector;
 use model::Limits;
 use serde::Serialize;
 use serde_json::json;
-use tensor::Layout;
 use tensor::{
-    Scheme,
+    Layout, Scheme,
     quant::{self, Exactness},
 };
 use weights::{blueprint::Blueprint, plan};
@@ -126,8 +125,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     let text = match (device, placed) {
         (Some(device), Some(Ok(placement))) => format!("\nOn {device}:\n{placement}\n"),
-        (Some(device), Some(Err(error))) => format!("\nOn {device}: it does not fit. {error}\n"),
-        _ => "\nNo usable Vulkan device, so there is no memory plan (see indrik doctor).\n".to_string(),
+        (Some(device), Some(Err(error))) => format!("\nOn {device}: {error}\n"),
+        _ => "\nNo usable Vulkan device, so there is no memory plan (see `indrik doctor`).\n".to_string(),
     };
     output::print(&text)?;
     Ok(ExitCode::SUCCESS)
@@ -196,8 +195,8 @@ type Placed = Result<plan::Placement, plan::PlanError>;
 
 fn place(arguments: &Arguments, checkpoint: &Checkpoint) -> anyhow::Result<(Option<String>, Option<Placed>)> {
     let blueprint = Blueprint::new(checkpoint)?;
-    let choice = DeviceSelector { name: arguments.device.as_deref(), ..DeviceSelector::default() };
-    let (_instance, adapter) = match choice.adapter() {
+    let selector = DeviceSelector { name: arguments.device.as_deref(), ..DeviceSelector::default() };
+    let (_instance, adapter) = match selector.adapter() {
         Ok(found) => found,
         // A device that was requested explicitly must exist.
         Err(error) if arguments.device.is_some() => return Err(error.into()),

@@ -18,7 +18,7 @@ use crate::output;
 
 /// Compile every kernel variant and report registers, spills and code size
 #[derive(Args)]
-#[command(after_help = "Example, for a Radeon 780M that need not be present:\n  \
+#[command(after_help = "Example for a Radeon 780M, which need not be present:\n  \
                         RADV_FORCE_FAMILY=phoenix VK_DRIVER_FILES=/usr/share/vulkan/icd.d/radeon_icd.json indrik kernels")]
 pub struct Arguments {
     /// Device, by index or part of its name
@@ -36,10 +36,10 @@ pub struct Arguments {
     /// Only this kernel
     #[arg(long, value_name = "NAME", value_parser = super::doctor::kernel_name)]
     kernel: Option<String>,
-    /// Print the assembly of all variants whose shader and label contain this text
+    /// Print the assembly of all variants whose shader name or label contains this text
     #[arg(long, value_name = "TEXT")]
     assembly: Option<String>,
-    /// Instead, estimate decode speed on a Radeon 780M for published model sizes (computed, not measured;
+    /// Estimate decode speed on a Radeon 780M for published model sizes instead (computed, not measured;
     /// needs no GPU)
     #[arg(long, conflicts_with_all = ["device", "kernel", "assembly"])]
     estimate: bool,
@@ -74,7 +74,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         kernels::ALL.iter().filter(|kernel| arguments.kernel.as_ref().is_none_or(|name| name == kernel.name))
     {
         for variant in (kernel.variants)(device.caps()) {
-            progress.say(&format!("compiling {} ({})", variant.shader.name, variant.label));
+            progress.show(&format!("compiling {} ({})", variant.shader.name, variant.label));
             all.extend(compile(&device, kernel.name, &variant)?);
         }
     }

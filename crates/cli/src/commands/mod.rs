@@ -1,4 +1,4 @@
-//! One file a command.
+//! One module per subcommand.
 
 pub mod bench;
 pub mod chat;

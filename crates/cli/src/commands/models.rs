@@ -18,7 +18,7 @@ use crate::output;
 #[command(after_help = "Example: indrik models\n\n\
     The store is INDRIK_MODELS_DIR, or ~/.local/share/indrik/models. `indrik pull` downloads models to it. You can \
     also put models there: a .gguf file (or all parts of a split one), a file written by `indrik quantize`, or a Hugging \
-    Face folder. Such a model is named like its file, without the extension.")]
+    Face folder. Such a model is named after its file, without the extension.")]
 pub struct Arguments {
     /// Print JSON
     #[arg(long)]
@@ -162,17 +162,17 @@ fn describe(path: &Path) -> (Facts, Option<String>, Option<String>) {
     if path.extension().is_none_or(|extension| extension != "gguf") {
         return (facts, None, problem);
     }
-    // A GGUF has more metadata, also for unsupported families.
+    // A GGUF file has more metadata, even for unsupported families.
     let Ok(Gguf { source, metadata, .. }) = gguf::open(path) else { return (facts, None, problem) };
-    let word = |key: &str| metadata.str(key).ok().map(truncated);
-    let family = facts.family.or_else(|| word("general.architecture"));
+    let string = |key: &str| metadata.str(key).ok().map(truncated);
+    let family = facts.family.or_else(|| string("general.architecture"));
     let length = |family: &String| metadata.u64(&format!("{family}.context_length")).ok();
     let context = facts.context.or_else(|| family.as_ref().and_then(length));
     facts = Facts { family, context, ..tensor_facts(&source.tensors) };
     if let Some(name) = file_type(&metadata) {
         facts.quantisation = Some(name.to_string());
     }
-    (facts, word("general.license"), problem)
+    (facts, string("general.license"), problem)
 }
 
 /// Number of parameters and the most common encoding.

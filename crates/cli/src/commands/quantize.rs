@@ -49,7 +49,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let out = &arguments.output;
     if out.extension().is_none_or(|extension| extension != "safetensors") {
         bail!(
-            "{}: the output file must end in .safetensors, since commands recognise the format by extension",
+            "{}: the output file must end in .safetensors, because its format is recognised by the extension",
             out.display()
         );
     }
@@ -69,7 +69,11 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             let mut progress = output::Progress::new();
             while !done.load(Ordering::Relaxed) {
                 let read = control.done.load(Ordering::Relaxed);
-                progress.say(&format!("{} of {} to {scheme}", format_bytes(read), format_bytes(total)));
+                progress.show(&format!(
+                    "converting {} of {} to {scheme}",
+                    format_bytes(read),
+                    format_bytes(total)
+                ));
                 std::thread::sleep(Duration::from_millis(50));
             }
         });

@@ -18,8 +18,9 @@ const USAGE: u8 = 2;
 /// Remove models from the local store
 #[derive(Args)]
 #[command(after_help = "Example: indrik rm smollm2\n\n\
-    Removes the model's files, its record and its partial downloads, and nothing outside the store's folder: of a symbolic \
-    link, only the link. A model that is being pulled is not removed. `indrik models` lists the models.")]
+    Removes the model's files, its record and its partial downloads. Nothing outside the store's folder is touched: if \
+    the model is a symbolic link, only the link is removed. A model that is being pulled is not removed. `indrik models` \
+    lists the models.")]
 pub struct Arguments {
     /// Model names as listed by `indrik models`, aliases, or file names without the extension
     #[arg(value_name = "NAME", required = true)]
@@ -49,7 +50,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     if !found.is_empty() && !arguments.yes {
         if !std::io::stdin().is_terminal() {
-            note!("indrik: nothing was removed: confirm with --yes, since there is no terminal to ask on");
+            note!("indrik: nothing was removed: standard input is not a terminal; confirm with --yes");
             return Ok(ExitCode::from(USAGE));
         }
         if !confirm(&found)? {

@@ -11,7 +11,7 @@ use crate::output;
 pub fn run(device: &Device, size: Option<u64>, json: bool) -> anyhow::Result<ExitCode> {
     let mut progress = output::Progress::new();
     let size = size.unwrap_or_else(|| probe::default_bytes(device));
-    let measured = probe::measure(device, size, |step| progress.say(step))?;
+    let measured = probe::measure(device, size, |step| progress.show(step))?;
     drop(progress);
     let info = device.info();
     if json {

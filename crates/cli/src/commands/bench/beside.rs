@@ -1,4 +1,5 @@
-//! Inter-token latency of decoding sequences while another prompt is prefilled: in mixed batches, and in separate steps.
+//! `indrik bench --beside`: inter-token latency of decoding sequences while another prompt is prefilled, in
+//! mixed batches and in separate steps.
 
 use std::{process::ExitCode, sync::Arc, time::Instant};
 
@@ -60,7 +61,7 @@ pub fn run(
             let context = prompt.max(depth + steps + 1);
             let mut runner = runner(model, batch + 1, context, plan)?;
             for mode in [Mode::DecodeOnly, Mode::Separate, Mode::Mixed] {
-                progress.say(&format!("prefill of {prompt} tokens beside {batch} sequences"));
+                progress.show(&format!("prefill of {prompt} tokens beside {batch} sequences"));
                 let line = Line {
                     mode,
                     batch: *batch,
@@ -98,10 +99,10 @@ pub fn run(
 impl Line {
     fn timed(mut self, runner: &mut Runner, repeats: usize) -> anyhow::Result<Self> {
         let (mut all, mut prompts) = (Vec::new(), Vec::new());
-        // The first two runs are warm-ups: the first records programs; the second records those again whose segments the
-        // first has shown to be too short.
+        // The first two runs are warm-ups: the first records programs; the second records those again whose
+        // segments turned out to be too short.
         for number in 0..=repeats + 1 {
-            let latencies = self.once(runner)?;
+            let latencies = self.run_once(runner)?;
             if number > 1 {
                 prompts.push(latencies.iter().sum());
                 all.extend(latencies);
@@ -119,7 +120,7 @@ impl Line {
     }
 
     /// Prefills the prompt once; returns the seconds from token to token.
-    fn once(&self, runner: &mut Runner) -> anyhow::Result<Vec<f64>> {
+    fn run_once(&self, runner: &mut Runner) -> anyhow::Result<Vec<f64>> {
         let greedy = Sampling::default();
         let vocab = runner.model().config.vocab;
         let mut sequences =
@@ -128,17 +129,18 @@ impl Line {
         let mut last_tokens = tokens(self.batch, vocab);
         let ids = tokens(self.prompt, vocab);
         let mut latencies = Vec::new();
-        // Steps have as many rows in either mode: a partly filled tile of a matrix product takes as long as a full one.
+        // Steps have the same number of rows in both modes: a partly filled tile of a matrix product takes as
+        // long as a full one.
         let size = match self.mode {
             Mode::Mixed => self.chunk.saturating_sub(self.batch).max(1),
             Mode::DecodeOnly | Mode::Separate => self.chunk,
         } as usize;
-        for (number, part) in ids.chunks(size).enumerate() {
+        for (number, tokens) in ids.chunks(size).enumerate() {
             let rows = sequences.iter_mut().zip(&last_tokens);
             let mut next: Vec<DecodeRow<'_>> =
                 rows.map(|(sequence, token)| DecodeRow::new(sequence, *token, &greedy)).collect();
             let last = (number + 1) * size >= ids.len();
-            let chunk = PrefillChunk::new(&mut prefilling, part, &greedy, last);
+            let chunk = PrefillChunk::new(&mut prefilling, tokens, &greedy, last);
             let start = Instant::now();
             let decoded = match self.mode {
                 Mode::Mixed => runner.mixed(&mut next, &mut [chunk])?.decoded,

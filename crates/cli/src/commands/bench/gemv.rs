@@ -125,7 +125,7 @@ pub fn run(device: &Device, arguments: &Arguments, (rows, k): (usize, usize)) ->
     let quants = if arguments.quant.is_empty() { &[Quant::Int8, Quant::Int4][..] } else { &arguments.quant };
     for quant in quants {
         let layout = Layout { scheme: quant.scheme(), rows, k };
-        progress.say(&format!("generating {} of {} weights", gpu::format_bytes(size), layout.scheme));
+        progress.show(&format!("generating {} of {} weights", gpu::format_bytes(size), layout.scheme));
         let weights = random_weights(device, layout, size)?;
         for (activations, columns) in arguments
             .activations
@@ -139,9 +139,10 @@ pub fn run(device: &Device, arguments: &Arguments, (rows, k): (usize, usize)) ->
                 continue;
             }
             let products = products(device, arguments.sweep, layout, columns, activations)?;
-            let wanted = |product: &Product| arguments.only.iter().all(|text| product.name().contains(text));
-            for product in products.into_iter().filter(wanted) {
-                progress.say(&format!("{rows} × {k} {} × {activations}: {product:?}", layout.scheme));
+            let selected =
+                |product: &Product| arguments.only.iter().all(|text| product.name().contains(text));
+            for product in products.into_iter().filter(selected) {
+                progress.show(&format!("{rows} × {k} {} × {activations}: {product:?}", layout.scheme));
                 measurements.push(time(device, &product, &weights, roof)?);
             }
         }

@@ -7,8 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use checkpoint::Checkpoint;
-use checkpoint::Config;
+use checkpoint::{Checkpoint, Config};
 use gpu::{Device, format_bytes};
 use model::{Limits, Model};
 use serde::Serialize;
@@ -66,7 +65,11 @@ pub fn load(
                 peak = peak.max(resident());
                 let read = control.done.load(Ordering::Relaxed);
                 let speed = read as f64 / start.elapsed().as_secs_f64() / 1e9;
-                progress.say(&format!("{} of {}, {speed:.1} GB/s", format_bytes(read), format_bytes(total)));
+                progress.show(&format!(
+                    "loading {} of {}, {speed:.1} GB/s",
+                    format_bytes(read),
+                    format_bytes(total)
+                ));
                 std::thread::sleep(Duration::from_millis(20));
             }
             peak
@@ -81,22 +84,22 @@ pub fn load(
     let seconds = start.elapsed().as_secs_f64();
     // With unified memory the GPU's buffers are resident in this process and are not extra.
     let own = if device.info().unified_memory { model.weights.bytes() } else { 0 };
-    let figures = LoadTimes {
+    let times = LoadTimes {
         seconds,
         gb_per_s: stats.bytes as f64 / seconds / 1e9,
         peak_extra_rss_bytes: peak.saturating_sub(before + own),
         bytes: stats.bytes,
     };
-    Ok((model, figures))
+    Ok((model, times))
 }
 
 pub fn run(device: &Device, path: &Path, json: bool) -> anyhow::Result<ExitCode> {
-    let (model, figures) = load(device, path, None)?;
+    let (model, times) = load(device, path, None)?;
     let info = device.info();
     if json {
         output::print_json(&json!({
-            "device": info.name, "driver": info.driver, "model": path, "bytes": figures.bytes,
-            "gpu_bytes": model.weights.bytes(), "load": figures,
+            "device": info.name, "driver": info.driver, "model": path, "bytes": times.bytes,
+            "gpu_bytes": model.weights.bytes(), "load": times,
         }))?;
     } else {
         output::print(&format!(
@@ -104,10 +107,10 @@ pub fn run(device: &Device, path: &Path, json: bool) -> anyhow::Result<ExitCode>
             info.name,
             info.driver,
             path.display(),
-            format_bytes(figures.bytes),
-            figures.seconds,
-            figures.gb_per_s,
-            format_bytes(figures.peak_extra_rss_bytes)
+            format_bytes(times.bytes),
+            times.seconds,
+            times.gb_per_s,
+            format_bytes(times.peak_extra_rss_bytes)
         ))?;
     }
     Ok(ExitCode::SUCCESS)

@@ -18,7 +18,7 @@ use model::{Limits, Size};
 
 use crate::loading::{self, Kv};
 
-/// Measures a model's speed, or the device: memory bandwidth, matrix products, loading
+/// Measure the speed of a model, or of the device: memory bandwidth, matrix products, loading
 #[derive(Args)]
 #[command(
     after_help = "Examples:\n  indrik bench -m gemma3:270m -p 512 -n 128\n  \
@@ -32,7 +32,7 @@ pub struct Arguments {
     /// Measure prefill and decode speed of this model
     #[arg(short, long, value_name = "MODEL")]
     model: Option<String>,
-    /// The same with random weights, generated on the GPU in the shape of a model
+    /// Measure a model of this shape with random weights, generated on the GPU
     #[arg(long, value_name = "SHAPE", value_parser = parse_shape)]
     shape: Option<Size>,
     /// Measure read bandwidth, dispatch and barrier cost
@@ -56,7 +56,7 @@ pub struct Arguments {
     /// Numbers of tokens to decode; 0 for none
     #[arg(short = 'n', long, value_delimiter = ',', default_value = "128", conflicts_with_all = ["gemv", "bandwidth", "load"])]
     tokens: Vec<u32>,
-    /// Batch sizes; with --gemv columns of x: more than 8 are multiplied as f32, or as f16 by matrix units
+    /// Batch sizes; with --gemv, numbers of columns of x (up to 8 use GEMV kernels, more use GEMM kernels)
     #[arg(short, long, value_delimiter = ',', default_value = "1", conflicts_with_all = ["bandwidth", "load"],
           value_parser = clap::value_parser!(u16).range(1..=4096))]
     batch: Vec<u16>,
@@ -67,8 +67,8 @@ pub struct Arguments {
     #[arg(long = "prefill-chunk", alias = "chunk", value_name = "TOKENS", conflicts_with_all = ["gemv", "bandwidth", "load"],
           value_parser = clap::value_parser!(u16).range(1..=8192))]
     chunk: Option<u16>,
-    /// Measure the inter-token latency of running sequences (-b) while a prompt (-p) is prefilled in chunks of this many
-    /// tokens: in mixed batches, and in separate steps
+    /// Measure the inter-token latency of running sequences (-b) while a prompt (-p) is prefilled in chunks
+    /// of this many tokens: in mixed batches, and in separate steps
     #[arg(long, value_name = "TOKENS", conflicts_with_all = ["gemv", "bandwidth", "load", "profile", "plot"],
           value_parser = clap::value_parser!(u16).range(1..=8192))]
     beside: Option<u16>,
@@ -97,7 +97,7 @@ pub struct Arguments {
     /// Amount of memory to read, as in 8G or 512M (default: up to 8G; with --gemv 4G)
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     size: Option<u64>,
-    /// Device by index or part of its name
+    /// Device, by index or part of its name
     #[arg(long, env = "INDRIK_DEVICE")]
     device: Option<String>,
     /// Print JSON
@@ -141,7 +141,7 @@ fn run_model(device: &Device, arguments: &Arguments) -> anyhow::Result<ExitCode>
             let chunk = plan.chunk.unwrap_or(limits.prefill_chunk);
             Limits { kv_scheme: plan.kv, prefill_chunk: chunk, ..limits }
         };
-        let (model, figures) = load::load(device, &path, Some(&limits))?;
+        let (model, times) = load::load(device, &path, Some(&limits))?;
         let mut model = if arguments.reproducible { model.with_reproducible(true) } else { model };
         let tuned = loading::tune(&mut model)?;
         if let Some(chunk) = arguments.beside {
@@ -151,13 +151,13 @@ fn run_model(device: &Device, arguments: &Arguments) -> anyhow::Result<ExitCode>
             device,
             name,
             &Arc::new(model),
-            &serde_json::to_value(figures)?,
+            &serde_json::to_value(times)?,
             &tuned,
             &plan,
             arguments.json,
         );
     }
-    let size = arguments.shape.expect("the argument group requires one of them");
+    let size = arguments.shape.expect("the argument group requires a model or a shape here");
     let quants = if arguments.quant.is_empty() { vec![gemv::Quant::Int8] } else { arguments.quant.clone() };
     if quants.len() > 1 {
         bail!("--shape takes one --quant at a time");
@@ -182,7 +182,7 @@ fn parse_shape(text: &str) -> Result<Size, String> {
     Size::ALL.into_iter().find(|size| size.name() == text).ok_or_else(|| format!("expected one of {names}"))
 }
 
-/// Bytes with an optional binary suffix.
+/// Parses a number of bytes with an optional binary suffix.
 fn parse_bytes(text: &str) -> Result<u64, String> {
     let trimmed = text.trim_end_matches("iB").trim_end_matches('B');
     let (digits, shift) = match trimmed.chars().last() {

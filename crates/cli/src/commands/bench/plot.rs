@@ -21,7 +21,7 @@ pub fn svg(title: &str, points: &[Point]) -> String {
     let (low, high) =
         speeds.fold((f64::MAX, f64::MIN), |(low, high), speed| (low.min(speed), high.max(speed)));
     let (low, high) = (decade_step_below(low), decade_step_above(high));
-    // A single point may be both.
+    // With a single point they can be equal.
     let high = if high > low { high } else { low * 2.0 };
     let x =
         |batch: u32| LEFT + f64::from(batch).log2() / f64::from(max_batch).log2() * (WIDTH - LEFT - RIGHT);

@@ -1,4 +1,5 @@
-//! Prefill and decode speed of a model, measured on the runner with the steps that `generate` and `serve` take.
+//! Prefill and decode speed of a model, measured on the runner with the steps that `generate` and `serve`
+//! take.
 
 use std::{path::PathBuf, process::ExitCode, sync::Arc, time::Instant};
 
@@ -16,7 +17,7 @@ use tensor::Scheme;
 use super::plot;
 use crate::output;
 
-/// What to run.
+/// Benchmark parameters.
 pub struct Plan {
     /// Prompt lengths to prefill, in tokens.
     pub prompts: Vec<u32>,
@@ -43,7 +44,8 @@ pub struct Plan {
 pub struct Run {
     kind: &'static str,
     batch: u32,
-    /// Sequences per step: fewer than `batch` where smaller steps have a higher throughput and sequences take turns.
+    /// Sequences per step: fewer than `batch` if smaller steps have a higher throughput and sequences take
+    /// turns.
     decode_batch: u32,
     prompt: u32,
     tokens: u32,
@@ -68,7 +70,7 @@ pub fn random(device: &Device, size: Size, scheme: Scheme) -> anyhow::Result<(Mo
     let total = format_bytes(model::measure::weight_bytes(&config, scheme));
     let mut progress = output::Progress::new();
     let model = Model::random(device, config, scheme, |done| {
-        progress.say(&format!("generating {} of {total} of random {scheme} weights", format_bytes(done)));
+        progress.show(&format!("generating {} of {total} of random {scheme} weights", format_bytes(done)));
     })?;
     Ok((model, start.elapsed().as_secs_f64()))
 }
@@ -87,13 +89,13 @@ pub fn run(
         bail!("--plot needs decode runs: give -n and several -b");
     }
     let mut progress = output::Progress::new();
-    progress.say("measuring memory bandwidth");
+    progress.show("measuring memory bandwidth");
     let bandwidth = kernels::bench::probe::read_bandwidth(device)?;
     let mut runs = Vec::new();
     let mut setup = SetupTime::default();
     let mut profiles = Vec::new();
     for prompt in &plan.prompts {
-        progress.say(&format!("prefill of {prompt} tokens"));
+        progress.show(&format!("prefill of {prompt} tokens"));
         let mut runner = runner(model, 1, *prompt, plan)?;
         runs.push(prefill(&mut runner, *prompt, plan.repeats, bandwidth)?);
         setup += runner.setup_time();
@@ -104,10 +106,10 @@ pub fn run(
     for depth in &plan.depths {
         for batch in &plan.batches {
             let max_tokens = plan.tokens.iter().copied().max().unwrap_or(0);
-            // A sequence that takes turns may be some steps ahead of others.
+            // When sequences take turns, one can be some steps ahead of the others.
             let mut runner = runner(model, *batch, depth + max_tokens + 1 + AHEAD, plan)?;
             for tokens in &plan.tokens {
-                progress.say(&format!("decoding {tokens} tokens, batch {batch}, depth {depth}"));
+                progress.show(&format!("decoding {tokens} tokens, batch {batch}, depth {depth}"));
                 let run = Run { tokens: *tokens, depth: *depth, ..Run::empty("decode", *batch) };
                 runs.push(decode(&mut runner, run, plan.repeats, bandwidth)?);
             }
@@ -186,7 +188,8 @@ pub(super) fn runner(
     Ok(runner)
 }
 
-/// Arbitrary token ids; speed does not depend on them. scripts/versus/peer.mjs gives the same ones to another engine.
+/// Arbitrary token ids; speed does not depend on them. scripts/versus/peer.mjs uses the same ones with
+/// llama.cpp.
 pub(super) fn tokens(count: u32, vocab: u32) -> Vec<u32> {
     (0..count).map(|i| (i * 7919 + 13) % vocab).collect()
 }
@@ -226,23 +229,25 @@ fn prefill(runner: &mut Runner, prompt: u32, repeats: usize, bandwidth: f64) -> 
 /// Warm-up tokens per sequence.
 const WARM_UP: u32 = 8;
 
-/// Maximum steps that a sequence may be ahead of others where they take turns: more than one submission has.
+/// Maximum number of steps by which one sequence is ahead of another when they take turns: more than one
+/// submission has.
 const AHEAD: u32 = 64;
 
-/// Measures a decode run. Sequences take turns where smaller steps have a higher throughput, as the engine's do.
+/// Measures a decode run. Sequences take turns if smaller steps have a higher throughput, as in the engine.
 fn decode(runner: &mut Runner, run: Run, repeats: usize, bandwidth: f64) -> anyhow::Result<Run> {
     let Run { batch, depth, .. } = run;
     let model = runner.model().clone();
     let (mut seconds, mut cpu) = (Vec::new(), Vec::new());
     let (wanted, mut decode_batch) = ((run.tokens * batch) as usize, batch as usize);
     let (mut bytes, mut read_back) = (0.0, 0.0);
-    let fewer = runner.bucket_below(batch as usize);
+    let smaller_batch = runner.bucket_below(batch as usize);
     for number in 0..=repeats {
-        if number == 0 || fewer.is_some() {
-            // Warm-up: a few tokens are enough to time steps of the whole batch and of the smaller one, since the first
-            // submissions are short. Repeated for every run, or one slow step would decide for all of them.
+        if number == 0 || smaller_batch.is_some() {
+            // Warm-up: a few tokens are enough to time steps of the full batch and of the smaller one, since
+            // the first submissions are short. Repeated for every run, or one slow step would decide for all
+            // of them.
             let mut decoders = Decoders::start(runner, batch, depth)?;
-            for decode_batch in fewer.into_iter().chain([batch as usize]) {
+            for decode_batch in smaller_batch.into_iter().chain([batch as usize]) {
                 decoders.decode(runner, run.tokens.min(WARM_UP) as usize * decode_batch, |_| decode_batch)?;
             }
         }
@@ -274,7 +279,7 @@ fn decode(runner: &mut Runner, run: Run, repeats: usize, bandwidth: f64) -> anyh
     Ok(run.timed(&seconds, &cpu, wanted, (bytes * wanted) as u64, bandwidth))
 }
 
-/// Sequences that decode.
+/// The decoding sequences of a run.
 struct Decoders {
     sequences: Vec<(Sequence, u32)>,
     /// The first sequence of the next turn.
@@ -392,9 +397,9 @@ struct Line {
     roofline_percent: Option<f64>,
 }
 
-/// GPU time of a step by kernel.
+/// GPU time of a step, by kernel and by level.
 #[derive(Clone, Debug, Default, Serialize)]
-struct Steps {
+struct StepProfile {
     /// Decode batch size; 0 for a prefill step.
     batch: u32,
     /// Prefill chunk size; 0 for a decode step.
@@ -405,21 +410,21 @@ struct Steps {
     levels: Vec<Line>,
 }
 
-/// Profiles the last whole chunk of a prompt, or all of a shorter one.
-fn profile_prompt(runner: &mut Runner, prompt: u32, bandwidth: f64) -> anyhow::Result<Steps> {
+/// Profiles the last full chunk of a prompt, or all of a shorter one.
+fn profile_prompt(runner: &mut Runner, prompt: u32, bandwidth: f64) -> anyhow::Result<StepProfile> {
     let rows = prompt.min(runner.cache().limits().prefill_chunk);
     let ids = tokens(rows, runner.model().config.vocab);
-    let steps = Steps { rows, depth: prompt - rows, ..Steps::default() };
-    steps.timed(bandwidth, || {
+    let step = StepProfile { rows, depth: prompt - rows, ..StepProfile::default() };
+    step.timed(bandwidth, || {
         let mut sequence = runner.start_at(prompt - rows)?;
         Ok(runner.profile_prompt(&mut sequence, &ids)?)
     })
 }
 
-fn profile(runner: &mut Runner, batch: u32, depth: u32, bandwidth: f64) -> anyhow::Result<Steps> {
+fn profile(runner: &mut Runner, batch: u32, depth: u32, bandwidth: f64) -> anyhow::Result<StepProfile> {
     let greedy = Sampling::default();
-    let steps = Steps { batch, depth, ..Steps::default() };
-    steps.timed(bandwidth, || {
+    let step = StepProfile { batch, depth, ..StepProfile::default() };
+    step.timed(bandwidth, || {
         let mut sequences = (0..batch).map(|_| runner.start_at(depth)).collect::<Result<Vec<_>, _>>()?;
         let mut next: Vec<DecodeRow<'_>> =
             sequences.iter_mut().map(|sequence| DecodeRow::new(sequence, 1, &greedy)).collect();
@@ -427,7 +432,7 @@ fn profile(runner: &mut Runner, batch: u32, depth: u32, bandwidth: f64) -> anyho
     })
 }
 
-impl Steps {
+impl StepProfile {
     /// Keeps the fastest of five runs.
     fn timed(self, bandwidth: f64, mut run: impl FnMut() -> anyhow::Result<Profile>) -> anyhow::Result<Self> {
         let mut best = run()?;
@@ -456,18 +461,18 @@ impl Steps {
 
     fn text(&self) -> String {
         let levels: usize = self.levels.iter().map(|line| line.count).sum();
-        let what = match self.rows {
+        let step = match self.rows {
             0 => format!("A decode step of batch {}", self.batch),
             rows => format!("A prefill step of {rows} tokens"),
         };
         let mut text = format!(
-            "\n{what} at depth {}, timed command by command (which slows it down), in {levels} levels:\n\n{}",
+            "\n{step} at depth {}, timed command by command (which slows it down), in {levels} levels:\n\n{}",
             self.depth,
             lines_table("kernel", &self.kernels)
         );
         // With one command per level the table would be the same.
         if self.levels.iter().any(|line| line.name.contains(" + ")) {
-            text += &format!("\nThe same by levels:\n\n{}", lines_table("level", &self.levels));
+            text += &format!("\nThe same step by level:\n\n{}", lines_table("level", &self.levels));
         }
         text
     }

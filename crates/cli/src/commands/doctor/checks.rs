@@ -44,13 +44,13 @@ pub fn machine(system: &System, adapters: &[Adapter]) -> Vec<Finding> {
     findings
 }
 
-/// GPUs without a Vulkan driver: the most common reason why Indrik is slow at first.
+/// GPUs without a Vulkan driver: the most common reason for a slow first run.
 fn gpus_without_driver(system: &System, adapters: &[Adapter]) -> Vec<Finding> {
-    let shown = |vendor: u16| adapters.iter().any(|adapter| adapter.info.vendor_id == u32::from(vendor));
+    let has_driver = |vendor: u16| adapters.iter().any(|adapter| adapter.info.vendor_id == u32::from(vendor));
     system
         .pci_displays()
         .into_iter()
-        .filter(|display| !shown(display.vendor))
+        .filter(|display| !has_driver(display.vendor))
         .filter_map(|display| {
             let vendor = display.vendor_name()?;
             let package = match display.vendor {
@@ -87,7 +87,7 @@ pub fn device(system: &System, device: &Device) -> Vec<Finding> {
         findings.push(Finding::new(Level::Note, "conditional rendering", text));
     }
     if caps.timestamp_period_ns.is_none() {
-        let text = "the compute queue has none: kernels cannot be timed individually";
+        let text = "not supported by the compute queue: kernels cannot be timed individually";
         findings.push(Finding::new(Level::Warning, "timestamps", text).fix("update the GPU's driver"));
     }
     for heap in device.heaps() {

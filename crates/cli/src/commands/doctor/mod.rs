@@ -84,12 +84,12 @@ impl Finding {
 }
 
 pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let choice = DeviceSelector {
+    let selector = DeviceSelector {
         name: arguments.device.as_deref(),
         validation: arguments.validation,
         ..DeviceSelector::default()
     };
-    let opened = choice.open();
+    let opened = selector.open();
     let system = System::new();
     let adapters = Instance::new(&InstanceOptions::default()).and_then(|instance| instance.adapters());
     let mut findings = checks::machine(&system, &adapters.unwrap_or_default());

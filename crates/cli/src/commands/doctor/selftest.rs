@@ -73,7 +73,7 @@ pub fn run(device: &Device, instance: &Instance, only: Option<&str>, quiet: bool
     let mut progress = output::Progress::new();
     let reports = selftest::run(device, only, |report| {
         if !quiet {
-            progress.say(&format!("{} {} at {}", report.kernel, report.case, report.tier));
+            progress.show(&format!("{} {} at {}", report.kernel, report.case, report.tier));
         }
     });
     drop(progress);

@@ -17,7 +17,7 @@ use crate::{
     output,
 };
 
-/// Writes the logits after every token of a prompt to a NumPy file
+/// Write the logits after every token of a prompt to a NumPy file
 #[derive(Args)]
 #[command(after_help = "Example: indrik eval logits -m gemma3:270m --ids 2,818,66673,563 --out logits.npy")]
 pub struct Arguments {
@@ -50,7 +50,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     model::check_tokens(config, 0, &ids, config.max_positions)?;
     let context_length = files.check_context_length(ids.len())?;
     let vocab = config.vocab;
-    // Renamed when it is complete.
+    // Renamed to its final name when complete.
     let partial = arguments.out.with_extension("npy.partial");
     let at = || partial.display().to_string();
     let mut file = BufWriter::new(File::create(&partial).with_context(at)?);
@@ -60,19 +60,19 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let model = loading::load(&files, options)?;
     file.write_all(&header(ids.len(), vocab)).with_context(at)?;
     let mut progress = output::Progress::new();
-    let (mut rows, mut failed) = (0, None);
+    let (mut rows, mut write_error) = (0, None);
     let control = output::control();
-    let done = model.with_runner(|runner| {
+    let result = model.with_runner(|runner| {
         let mut sequence = runner.start()?;
         runner.logits(&mut sequence, &ids, |row| {
             if control.cancel.load(Ordering::Relaxed) {
                 return Err(model::Error::Cancelled);
             }
             rows += 1;
-            progress.say(&format!("row {rows} of {}", ids.len()));
+            progress.show(&format!("row {rows} of {}", ids.len()));
             for value in row {
                 if let Err(error) = file.write_all(&value.to_le_bytes()) {
-                    failed = Some(error);
+                    write_error = Some(error);
                     return Err(model::Error::Cancelled);
                 }
             }
@@ -80,10 +80,10 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         })
     });
     drop(progress);
-    if let Some(error) = failed {
+    if let Some(error) = write_error {
         return Err(error).with_context(at);
     }
-    done?;
+    result?;
     file.into_inner().map_err(|error| error.into_error()).with_context(at)?;
     std::fs::rename(&partial, &arguments.out).with_context(|| arguments.out.display().to_string())?;
     drop(remove);

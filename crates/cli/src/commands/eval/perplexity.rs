@@ -1,8 +1,8 @@
 //! `indrik eval perplexity`: perplexity on a text, computed as llama.cpp computes it.
 //!
-//! The whole text is tokenized once, with a beginning-of-sequence token, and cut into chunks of the context length. The
-//! first token of each chunk is replaced by the beginning-of-sequence token. Only the second half of each chunk counts, so
-//! that every prediction has at least half a context before it.
+//! The text is tokenized once, with a beginning-of-sequence token, and cut into chunks of the context length.
+//! The first token of each chunk is replaced by the beginning-of-sequence token. Only the second half of each
+//! chunk counts, so that every prediction has at least half a context before it.
 
 use std::{path::PathBuf, process::ExitCode, sync::atomic::Ordering, time::Instant};
 
@@ -16,7 +16,7 @@ use crate::{
     output,
 };
 
-/// Measures a model's perplexity on a text
+/// Measure a model's perplexity on a text
 #[derive(Args)]
 #[command(
     after_help = "Example: indrik eval perplexity -m gemma3:270m --text wiki.test.raw -c 512 --chunks 60"
@@ -30,7 +30,7 @@ pub struct Arguments {
     /// Chunk length in tokens
     #[arg(short, long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(4..))]
     context: u32,
-    /// Maximum number of chunks to evaluate (default: the whole text)
+    /// Maximum number of chunks to evaluate (default: all)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     chunks: Option<u32>,
     /// Print JSON
@@ -89,7 +89,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         running.push(tally.perplexity());
         let speed = ((index + 1) * length) as f64 / start.elapsed().as_secs_f64();
         let (done, all, so_far) = (index + 1, chunks.len(), tally.perplexity());
-        progress.say(&format!("chunk {done} of {all}: perplexity {so_far:.4}, {speed:.1} tok/s"));
+        progress.show(&format!("chunk {done} of {all}: perplexity {so_far:.4}, {speed:.1} tok/s"));
         if control.cancel.load(Ordering::Relaxed) {
             break;
         }
@@ -103,7 +103,8 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             "model": files.path(), "device": device.name, "driver": device.driver, "text": arguments.text,
             "context": length, "chunks": running.len(), "tokens_counted": tally.count,
             "tokens_evaluated": evaluated, "perplexity": tally.perplexity(), "stderr": tally.error(),
-            "cancelled": running.len() < chunks.len(), "running": running, "seconds": seconds, "tokens_per_s": evaluated as f64 / seconds,
+            "cancelled": running.len() < chunks.len(), "running": running, "seconds": seconds,
+            "tokens_per_s": evaluated as f64 / seconds,
         }))?;
     } else {
         output::print(&format!(
@@ -113,7 +114,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             tally.count,
             running.len(),
             if running.len() < chunks.len() {
-                format!(" (cancelled, of {})", chunks.len())
+                format!(" (cancelled; {} were requested)", chunks.len())
             } else {
                 String::new()
             },

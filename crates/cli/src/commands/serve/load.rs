@@ -76,7 +76,7 @@ fn load(
     drop(terminal);
     startup.slot.set_stage("programs are being recorded for this GPU");
     let mut progress = output::Progress::new();
-    progress.say("recording programs for this GPU");
+    progress.show("recording programs for this GPU");
     model.prepare_serving()?;
     startup.slot.set_stage("memory bandwidth is being measured");
     model.with_runner(|runner| {

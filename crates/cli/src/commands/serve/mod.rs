@@ -33,7 +33,7 @@ use load::Loader;
 use settings::{Flags, Settings};
 use signals::Outcome;
 
-/// Serves a model over HTTP with an OpenAI-compatible API
+/// Serve a model over HTTP with an OpenAI-compatible API
 #[derive(Args)]
 #[command(after_help = "Example: indrik serve -m gemma-3-4b-it --api-key-file keys.txt\n\n\
                         Every setting is a flag, an environment variable, or a key of the file given by --config, in this order \
