@@ -1,7 +1,7 @@
 //! `indrik serve` with a real chat model: it replies to a question and rejects tools, which its template does
 //! not support.
 //!
-//! Runs where INDRIK_TEST_SMOLLM2 names SmolLM2 135M.
+//! Skipped unless INDRIK_TEST_SMOLLM2 is the path of SmolLM2 135M.
 
 mod common;
 

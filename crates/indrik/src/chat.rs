@@ -1,4 +1,4 @@
-//! Conversations in the model's own chat format, with tools where its template supports them.
+//! Conversations in the model's own chat format, with tools if its template supports them.
 
 use std::{sync::Arc, time::Duration};
 

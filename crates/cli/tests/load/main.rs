@@ -25,7 +25,7 @@ const MAX_OVERLOAD: Duration = Duration::from_secs(60);
 /// Maximum p99 latency of a rejection; the machine may be busy with other things.
 const MAX_REJECTION_LATENCY: Duration = Duration::from_millis(100);
 
-/// Every device is lost after 2000 submissions: some seconds of load.
+/// Every device is lost after 2000 submissions: a few seconds of load.
 const FAULT: &str = "device-lost@2000";
 
 #[test]

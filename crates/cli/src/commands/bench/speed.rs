@@ -520,7 +520,7 @@ fn table(runs: &[Run]) -> String {
     )
 }
 
-fn lines_table(what: &str, lines: &[Line]) -> String {
+fn lines_table(first_column: &str, lines: &[Line]) -> String {
     let rows: Vec<Vec<String>> = lines
         .iter()
         .map(|line| {
@@ -535,5 +535,5 @@ fn lines_table(what: &str, lines: &[Line]) -> String {
             ]
         })
         .collect();
-    output::table(&[what, "count", "total µs", "µs each", "share", "reads", "roofline"], &rows)
+    output::table(&[first_column, "count", "total µs", "µs each", "share", "reads", "roofline"], &rows)
 }
