@@ -188,7 +188,7 @@ fn tuning_files_round_trip_and_are_rejected_on_any_mismatch() {
         assert!(file::read(&path).is_empty(), "cut at {cut}");
     }
     for (from, to) in [
-        ("\"format\": 1", "\"format\": 2"),
+        ("\"format\": 2", "\"format\": 1"),
         ("\"shaders\": \"", "\"shaders\": \"0"),
         ("\"int16\"", "\"int17\""),
     ] {
