@@ -277,7 +277,7 @@ fn caps_below_13(base: &vk::PhysicalDeviceProperties) -> Caps {
     Caps {
         api_version: version(base.api_version),
         missing_core: vec![format!("Vulkan 1.3 (it has {})", version(base.api_version))],
-        ..crate::caps::known::bare_vulkan_13()
+        ..Caps::minimal()
     }
 }
 

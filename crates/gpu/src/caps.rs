@@ -214,17 +214,9 @@ impl Caps {
         self.subgroup_size_control && (self.min_subgroup_size..=self.max_subgroup_size).contains(&size)
             || (self.min_subgroup_size == size && self.max_subgroup_size == size)
     }
-}
 
-fn tier_below(tier: Tier) -> Option<Tier> {
-    Tier::ALL.into_iter().rfind(|below| *below < tier)
-}
-
-/// Capabilities of well-known devices, to test policies without those devices.
-pub mod known {
-    use super::{Caps, Element, MatrixShape};
-
-    fn vulkan_13() -> Caps {
+    /// A typical GPU with Vulkan 1.3, the base of the well-known devices.
+    fn typical() -> Caps {
         Caps {
             api_version: "1.3.0".into(),
             missing_core: vec![],
@@ -256,6 +248,34 @@ pub mod known {
         }
     }
 
+    /// A device with only what Vulkan 1.3 requires.
+    pub(crate) fn minimal() -> Caps {
+        Caps {
+            float16: false,
+            storage16: false,
+            integer_dot: false,
+            integer_dot_accelerated: false,
+            subgroup_arithmetic: false,
+            subgroup_shuffle: false,
+            conditional_rendering: false,
+            max_shared_bytes: 16384,
+            max_threads: 128,
+            max_groups: 65535,
+            max_allocation: 1 << 30,
+            ..Caps::typical()
+        }
+    }
+}
+
+fn tier_below(tier: Tier) -> Option<Tier> {
+    Tier::ALL.into_iter().rfind(|below| *below < tier)
+}
+
+/// Capabilities of well-known devices, to test policies without those devices.
+#[cfg(any(test, feature = "testing"))]
+pub mod known {
+    use super::{Caps, Element, MatrixShape};
+
     fn shape(m: u32, n: u32, k: u32, a: Element, c: Element) -> MatrixShape {
         MatrixShape { m, n, k, a, b: a, c }
     }
@@ -270,7 +290,7 @@ pub mod known {
             ],
             cooperative_matrix2: true,
             compute_units: Some(132),
-            ..vulkan_13()
+            ..Caps::typical()
         }
     }
 
@@ -285,7 +305,7 @@ pub mod known {
                 shape(16, 16, 16, Element::F16, Element::F32),
                 shape(16, 16, 16, Element::S8, Element::S32),
             ],
-            ..vulkan_13()
+            ..Caps::typical()
         }
     }
 
@@ -299,26 +319,13 @@ pub mod known {
             max_shared_bytes: 32768,
             max_groups: 65535,
             max_allocation: 2 << 30,
-            ..vulkan_13()
+            ..Caps::typical()
         }
     }
 
     /// A device with only what Vulkan 1.3 requires.
     pub fn bare_vulkan_13() -> Caps {
-        Caps {
-            float16: false,
-            storage16: false,
-            integer_dot: false,
-            integer_dot_accelerated: false,
-            subgroup_arithmetic: false,
-            subgroup_shuffle: false,
-            conditional_rendering: false,
-            max_shared_bytes: 16384,
-            max_threads: 128,
-            max_groups: 65535,
-            max_allocation: 1 << 30,
-            ..vulkan_13()
-        }
+        Caps::minimal()
     }
 }
 

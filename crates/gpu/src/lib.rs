@@ -79,7 +79,9 @@ pub use adapter::{Adapter, AdapterInfo, AdapterKind, select_adapter};
 pub use arena::Arena;
 pub use buffer::Buffer;
 pub use cache::{cache_dir, checksum, write_atomically};
-pub use caps::{Caps, Element, MatrixShape, Tier, TierStatus, known};
+#[cfg(any(test, feature = "testing"))]
+pub use caps::known;
+pub use caps::{Caps, Element, MatrixShape, Tier, TierStatus};
 pub use device::{Device, DeviceOptions};
 pub use device_inner::{Counters, Ticket};
 pub use error::{Error, Result, format_bytes};
