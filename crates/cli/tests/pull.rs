@@ -90,7 +90,7 @@ fn a_pull_shows_the_licence_first_and_every_source_that_failed() {
     let accept = text.find("By downloading you accept these terms").expect("the notice");
     let source = text.find("From http://127.0.0.1").expect("the first source");
     assert!(terms < accept && accept < source, "{text}");
-    assert_eq!(text.matches("skipped: no connection").count(), 2, "{text}");
+    assert_eq!(text.matches("skipped: network error").count(), 2, "{text}");
     assert!(text.contains("gemma3:270m could not be pulled"), "{text}");
     assert_eq!(stdout(&output), "", "nothing is printed on standard output");
 }
