@@ -9,7 +9,7 @@
 //! | [`norm`], [`embed`] | RMSNorm with residual add; embedding lookup |
 //! | [`sample`], [`score`] | logits to tokens; logits to negative log-likelihoods |
 //! | [`transcode`] | weights from a file's encoding to the tiled layout |
-//! | [`bench`] | bandwidth and dispatch probes, random data |
+//! | [`mod@bench`] | bandwidth and dispatch probes, random data |
 //!
 //! A kernel's folder holds its shader (`.comp`), the host code (`mod.rs`), the selection of a variant for a shape and a
 //! device (`policy.rs`, pure), a straightforward CPU reference (`reference.rs`), the cases that compare the two

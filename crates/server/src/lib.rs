@@ -20,7 +20,7 @@
 //!
 //! # Embedding
 //!
-//! [`router`] returns the routes without a listener, to be merged into an existing axum application:
+//! [`router()`] returns the routes without a listener, to be merged into an existing axum application:
 //!
 //! ```no_run
 //! use std::sync::Arc;

@@ -1,5 +1,5 @@
 //! Loading a checkpoint into GPU memory: buffers allocated as planned, matrices filled by
-//! [`stream`](crate::stream), norms uploaded ready to multiply.
+//! [`stream`], norms uploaded ready to multiply.
 
 use std::collections::BTreeMap;
 
