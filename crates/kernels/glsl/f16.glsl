@@ -8,6 +8,6 @@ const float F16_LARGEST = 65504.0;
 // stays NaN.
 uvec2 f16_activations(vec4 values) {
     vec4 scaled = values * (1.0 / F16_UNIT);
-    vec4 held = mix(clamp(scaled, -F16_LARGEST, F16_LARGEST), scaled, isnan(scaled));
-    return uvec2(packHalf2x16(held.xz), packHalf2x16(held.yw));
+    vec4 saturated = mix(clamp(scaled, -F16_LARGEST, F16_LARGEST), scaled, isnan(scaled));
+    return uvec2(packHalf2x16(saturated.xz), packHalf2x16(saturated.yw));
 }

@@ -3,8 +3,7 @@
 const bool F16 = KV_BITS == 16;
 const bool INT8 = KV_BITS == 8;
 
-// int8: words (4 values) per line, words of two scales after the values of the page, and words per page and
-// KV head.
+// int8: words (4 values) per line, words (2 scales) per line, and words per page and KV head.
 const uint INT8_WORDS = HEAD_DIM / 4;
 const uint INT8_SCALE_WORDS = (HEAD_DIM + 63) / 64;
 const uint INT8_PAGE_WORDS = PAGE_SIZE * (INT8_WORDS + INT8_SCALE_WORDS);
@@ -21,8 +20,8 @@ uint int8_scales_at(uint line) {
 }
 
 // The scale, as f16, of a group with this largest magnitude. NaN gives a NaN scale.
-uint int8_scale(uint reach) {
-    return half_bits(uintBitsToFloat(reach) * (1.0 / 127.0));
+uint int8_scale(uint largest) {
+    return half_bits(uintBitsToFloat(largest) * (1.0 / 127.0));
 }
 
 // The scale of word `word` of a line, from the word that contains it.
@@ -30,11 +29,11 @@ uint int8_scale_of(uint scales, uint word) {
     return scales >> word / INT8_GROUP % 2 * 16 & 0xffff;
 }
 
-// Four values packed into a word. With a scale of zero or NaN the quantised values are irrelevant.
+// Four values quantised and packed into a word. With a scale of zero or NaN the word is zero.
 uint int8_word(vec4 values, uint scale) {
-    bool counts = scale != 0 && scale < 0x7c00;
-    vec4 q = clamp(roundEven(values / unpackHalf2x16(counts ? scale : 0x3c00).x), -127.0, 127.0);
-    return counts ? pack_bytes(ivec4(q)) : 0;
+    bool has_scale = scale != 0 && scale < 0x7c00;
+    vec4 q = clamp(roundEven(values / unpackHalf2x16(has_scale ? scale : 0x3c00).x), -127.0, 127.0);
+    return has_scale ? pack_bytes(ivec4(q)) : 0;
 }
 
 // Dequantises a word. Exact: 7 bits times 11.

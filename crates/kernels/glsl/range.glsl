@@ -7,6 +7,6 @@ uint first_position(uint position, uint window) {
 }
 
 // Blocks per split.
-uint blocks_of_split(uint blocks, uint splits, uint min_blocks) {
+uint blocks_per_split(uint blocks, uint splits, uint min_blocks) {
     return max((blocks + splits - 1) / splits, min_blocks);
 }

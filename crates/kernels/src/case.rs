@@ -62,8 +62,8 @@ impl Comparison {
         self.worst_error = self.worst_error.max(ratio);
     }
 
-    /// The same, but the output must be NaN where the expected value or its allowance is.
-    pub fn close_or_none(&mut self, what: impl FnOnce() -> String, got: f64, want: f64, allowed: f64) {
+    /// The same, except that the output must be NaN where the expected value or its allowance is.
+    pub fn close_or_nan(&mut self, what: impl FnOnce() -> String, got: f64, want: f64, allowed: f64) {
         if want.is_nan() || allowed.is_nan() {
             self.equal(|| format!("whether {} is NaN", what()), &got.is_nan(), &true);
         } else {
@@ -119,7 +119,7 @@ impl Output {
         Ok(Self { buffer: arena.buffer_from("output", &vec![POISON; words + GUARD])?, words })
     }
 
-    /// Wraps a buffer that was created as an output and then used as part of something else.
+    /// Wraps the buffer of an output that was passed on inside another type.
     pub fn from_buffer(buffer: Buffer, words: usize) -> Self {
         Self { buffer, words }
     }

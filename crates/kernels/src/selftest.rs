@@ -25,22 +25,25 @@ impl Report {
     }
 }
 
-/// Every case that a device with these caps can run.
+/// Every case that a device with these capabilities can run.
 pub fn cases(caps: &Caps) -> impl Iterator<Item = (&'static str, Case)> {
-    let top = caps.tier().unwrap_or(Tier::T0);
+    let max_tier = caps.tier().unwrap_or(Tier::T0);
     ALL.iter().flat_map(move |kernel| {
-        (kernel.cases)(caps).into_iter().filter(move |case| case.tier <= top).map(|case| (kernel.name, case))
+        (kernel.cases)(caps)
+            .into_iter()
+            .filter(move |case| case.tier <= max_tier)
+            .map(|case| (kernel.name, case))
     })
 }
 
-/// Runs every case, or those of one kernel; `each` gets each result as it arrives.
-pub fn run(device: &Device, only: Option<&str>, mut each: impl FnMut(&Report)) -> Vec<Report> {
+/// Runs every case, or those of one kernel; `on_report` is called with each result as it arrives.
+pub fn run(device: &Device, only: Option<&str>, mut on_report: impl FnMut(&Report)) -> Vec<Report> {
     cases(device.caps())
         .filter(|(kernel, _)| only.is_none_or(|only| only == *kernel))
         .map(|(kernel, case)| {
             let outcome = case.run(device);
             let report = Report { kernel, case: case.name, tier: case.tier, outcome };
-            each(&report);
+            on_report(&report);
             report
         })
         .collect()

@@ -73,7 +73,7 @@ pub enum VectorData {
         /// halves. A thread that holds one half of each group loads its four scales at once.
         scales: Buffer,
     },
-    /// Values divided by [`F16_UNIT`], each four neighbours in [`F16_ORDER`]. glsl/f16.glsl packs them.
+    /// Values divided by [`F16_UNIT`], in groups of four in [`F16_ORDER`]. glsl/f16.glsl packs them.
     F16(Buffer),
 }
 
@@ -181,16 +181,15 @@ mod tests {
 
     #[test]
     fn f16_order_is_its_own_inverse() {
-        let fours: Vec<usize> = (0..8).map(f16_at).collect();
-        assert_eq!(fours, [0, 2, 1, 3, 4, 6, 5, 7]);
+        let indices: Vec<usize> = (0..8).map(f16_at).collect();
+        assert_eq!(indices, [0, 2, 1, 3, 4, 6, 5, 7]);
         assert!((0..64).all(|k| f16_at(f16_at(k)) == k));
     }
 
     #[test]
     fn int16_scales_of_a_quad_are_grouped_by_halves() {
-        let of_a_quad: Vec<usize> =
-            (0..8).map(|half_group| int16_scale_at(half_group * HALF_GROUP)).collect();
-        assert_eq!(of_a_quad, [0, 4, 1, 5, 2, 6, 3, 7]);
+        let indices: Vec<usize> = (0..8).map(|half_group| int16_scale_at(half_group * HALF_GROUP)).collect();
+        assert_eq!(indices, [0, 4, 1, 5, 2, 6, 3, 7]);
         assert_eq!(int16_scale_at(QUAD + 17), 12);
     }
 }

@@ -34,7 +34,7 @@ pub struct KvShape {
 }
 
 /// Shaders index elements with 32 bits, and SPIR-V treats an index as signed. With f16 this is 4 GiB per
-/// buffer, which is the most that drivers allow in one allocation.
+/// buffer, the maximum that drivers allow in one allocation.
 const MAX_ELEMENTS: u64 = 1 << 31;
 
 impl KvShape {

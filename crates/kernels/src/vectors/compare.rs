@@ -34,7 +34,7 @@ pub(crate) fn compare(comparison: &mut Comparison, want: &[Value], got: Vectors)
     compare_from(comparison, 0, want, got)
 }
 
-/// The same where the columns before `first` are inactive too.
+/// The same where the active columns start at `first`; those before it are inactive too.
 pub(crate) fn compare_from(
     comparison: &mut Comparison,
     first: usize,
@@ -42,32 +42,32 @@ pub(crate) fn compare_from(
     got: Vectors,
 ) -> Result<()> {
     let (k, columns, padded) = (got.k, got.columns, got.stride() * got.columns);
-    let in_use = first..first + want.len() / k;
+    let active = first..first + want.len() / k;
     let want =
-        |column: usize| if in_use.contains(&column) { &want[(column - first) * k..][..k] } else { &[] };
+        |column: usize| if active.contains(&column) { &want[(column - first) * k..][..k] } else { &[] };
     // The words of one column.
-    let of = |words: &'_ [u32], column: usize| {
-        let each = words.len() / columns;
-        words[column * each..][..each].to_vec()
+    let words_of = |words: &'_ [u32], column: usize| {
+        let per_column = words.len() / columns;
+        words[column * per_column..][..per_column].to_vec()
     };
     match got.data {
         VectorData::F32(values) => {
             let words = Output::from_buffer(values, padded).read(comparison)?;
             for column in 0..columns {
-                compare_f32(comparison, column, want(column), &of(&words, column));
+                compare_f32(comparison, column, want(column), &words_of(&words, column));
             }
         }
         VectorData::F16(values) => {
             let words = Output::from_buffer(values, padded / 2).read(comparison)?;
             for column in 0..columns {
-                compare_f16(comparison, column, want(column), &of(&words, column));
+                compare_f16(comparison, column, want(column), &words_of(&words, column));
             }
         }
         VectorData::Int8 { values, scales } => {
             let words = Output::from_buffer(values, padded / 4).read(comparison)?;
             let scales = Output::from_buffer(scales, padded / GROUP).read(comparison)?;
             for column in 0..columns {
-                let (words, scales) = (of(&words, column), of(&scales, column));
+                let (words, scales) = (words_of(&words, column), words_of(&scales, column));
                 untouched(comparison, "bytes", column, &words[want(column).len() / 4..]);
                 let bytes: &[i8] = bytemuck::cast_slice(&words);
                 compare_groups(
@@ -77,7 +77,7 @@ pub(crate) fn compare_from(
                     &scales,
                     &Groups {
                         length: GROUP,
-                        largest: 127.0,
+                        max_integer: 127.0,
                         scale_at: |k| k / GROUP,
                         value: |scale, k| scale * f64::from(bytes[k]),
                     },
@@ -89,7 +89,8 @@ pub(crate) fn compare_from(
             let scales = Output::from_buffer(scales, padded / HALF_GROUP).read(comparison)?;
             let (high, low) = words.split_at(padded / 4);
             for column in 0..columns {
-                let (high, low, scales) = (of(high, column), of(low, column), of(&scales, column));
+                let (high, low, scales) =
+                    (words_of(high, column), words_of(low, column), words_of(&scales, column));
                 for plane in [&high, &low] {
                     untouched(comparison, "bytes", column, &plane[want(column).len() / 4..]);
                 }
@@ -101,7 +102,7 @@ pub(crate) fn compare_from(
                     &scales,
                     &Groups {
                         length: HALF_GROUP,
-                        largest: int16::LARGEST,
+                        max_integer: int16::LARGEST,
                         scale_at: int16_scale_at,
                         value: |scale, k| int16::value(scale, high[k], low[k]),
                     },
@@ -114,31 +115,27 @@ pub(crate) fn compare_from(
 
 fn untouched(comparison: &mut Comparison, what: &str, column: usize, words: &[u32]) {
     let same = words.iter().all(|word| *word == POISON);
-    comparison.equal(
-        || format!("whether {what} of column {column} outside the active ones are untouched"),
-        &same,
-        &true,
-    );
+    comparison.equal(|| format!("whether the unused {what} of column {column} are untouched"), &same, &true);
 }
 
 fn compare_f32(comparison: &mut Comparison, column: usize, want: &[Value], words: &[u32]) {
     untouched(comparison, "values", column, &words[want.len()..]);
     for (k, (want, word)) in want.iter().zip(words).enumerate() {
         let got = f64::from(f32::from_bits(*word));
-        comparison.close_or_none(|| format!("value {k} of column {column}"), got, want.value, want.allowed);
+        comparison.close_or_nan(|| format!("value {k} of column {column}"), got, want.value, want.allowed);
     }
 }
 
 fn compare_f16(comparison: &mut Comparison, column: usize, want: &[Value], words: &[u32]) {
     untouched(comparison, "values", column, &words[want.len() / 2..]);
     let halves: &[u16] = bytemuck::cast_slice(words);
-    let (unit, largest) = (f64::from(F16_UNIT), f64::from(F16_UNIT) * f16::MAX.to_f64());
+    let (unit, max_value) = (f64::from(F16_UNIT), f64::from(F16_UNIT) * f16::MAX.to_f64());
     for (k, want) in want.iter().enumerate() {
         let got = f16::from_bits(halves[f16_at(k)]).to_f64() * unit;
-        let value = want.value.clamp(-largest, largest);
+        let value = want.value.clamp(-max_value, max_value);
         // A whole step, also for subnormals: devices may round to nearest or towards zero.
         let step = (value.abs() * f16::EPSILON.to_f64()).max(unit * f16::MIN_POSITIVE_SUBNORMAL.to_f64());
-        comparison.close_or_none(|| format!("value {k} of column {column}"), got, value, step + want.allowed);
+        comparison.close_or_nan(|| format!("value {k} of column {column}"), got, value, step + want.allowed);
     }
 }
 
@@ -147,7 +144,7 @@ struct Groups<Value: Fn(f64, usize) -> f64> {
     /// Values per group.
     length: usize,
     /// The largest integer.
-    largest: f64,
+    max_integer: f64,
     /// Index of the scale of a value within a column.
     scale_at: fn(usize) -> usize,
     /// The dequantised value.
@@ -173,10 +170,10 @@ fn compare_groups(
         };
         // A NaN value makes the scale NaN, and with it the whole group.
         if want.iter().any(|want| want.value.is_nan()) {
-            comparison.close_or_none(at, scale, f64::NAN, 0.0);
+            comparison.close_or_nan(at, scale, f64::NAN, 0.0);
             continue;
         }
-        let step = want.iter().fold(0.0_f64, |largest, want| largest.max(want.value.abs())) / groups.largest;
+        let step = want.iter().fold(0.0_f64, |max, want| max.max(want.value.abs())) / groups.max_integer;
         comparison.close(at, scale, step, 1e-5 * step);
         for (k, want) in (first..).zip(want) {
             // Slightly more than half a step, for ties.

@@ -8,13 +8,12 @@
 //
 // A workgroup takes a row, HEADS query heads that share a KV head, and one split of the positions before the
 // row's own. Positions are processed in blocks of CLUSTERS · KEYS. A cluster of LANES threads takes KEYS keys
-// of each block: its threads hold eights (8 neighbouring values) of every query and output, load the same
-// eights of keys and values, and sum their shares of the scores. The last non-empty split includes the row's
+// of each block: its threads hold vec8s (8 neighbouring values) of every query and output, load the same
+// vec8s of keys and values, and sum their shares of the scores. The last non-empty split includes the row's
 // own position: its key and value are used as stored, but not read back. At the end the clusters' outputs are
 // combined, in order.
 //
-// The splits are combined by the last workgroup to finish, in split order, whichever workgroup that is. No
-// workgroup waits for another.
+// The last workgroup to finish combines the splits, always in split order. No workgroup waits for another.
 //
 // This kernel is bound by memory latency: independent loads come first, and the keys of the next block are in
 // flight while the values of this block are accumulated.
@@ -61,7 +60,7 @@ layout(buffer_reference, scalar, buffer_reference_align = 4) writeonly buffer Sc
 layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Numbers { uint data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Active { uint rows; };
 layout(buffer_reference, scalar, buffer_reference_align = 4) coherent buffer Scratch { uint counters[]; };
-layout(buffer_reference, scalar, buffer_reference_align = 16) coherent buffer Partials { vec4 data[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 16) coherent buffer SplitOutputs { vec4 data[]; };
 
 layout(push_constant, scalar) uniform Push {
     Floats4 qkv;
@@ -80,8 +79,8 @@ layout(push_constant, scalar) uniform Push {
     // f32, f16, or the bytes of int16.
     Output o;
     Scales o_scales;
-    // A counter per row and query head, 0 between dispatches; then the partial outputs:
-    // [row][workgroup][split][PARTIAL].
+    // A counter per row and query head, 0 between dispatches; then the outputs of the splits:
+    // [row][workgroup][split][SPLIT_VEC4S].
     Scratch scratch;
     uint qkv_stride;
     uint table_stride;
@@ -101,42 +100,41 @@ const uint CLUSTER_SUMS = KEYS * HEADS;
 
 const uint CLUSTERS = THREADS / LANES;
 const uint BLOCK = CLUSTERS * KEYS;
-const uint EIGHTS = HEAD_DIM / 8;
-// Eights per thread. Where they do not divide evenly, the last thread repeats the last eight with weight
-// zero.
-const uint OWN = (EIGHTS + LANES - 1) / LANES;
-// Quads (4 values) per thread and head.
-const uint FOURS = 2 * OWN;
-const uint QUADS = HEAD_DIM / 4;
+const uint HEAD_VEC8S = HEAD_DIM / 8;
+// Vec8s per thread. Where they do not divide evenly, the last thread repeats the last vec8 with weight zero.
+const uint THREAD_VEC8S = (HEAD_VEC8S + LANES - 1) / LANES;
+// Vec4s per thread and head, and per head.
+const uint THREAD_VEC4S = 2 * THREAD_VEC8S;
+const uint HEAD_VEC4S = HEAD_DIM / 4;
 // Lower than any score, but finite, so that differences of two of them are not NaN.
 const float LOWEST = -3.0e38;
 const float LOG2_E = 1.4426950408889634;
 // Values per output column, padding included.
 const uint STRIDE = (QUERY_HEADS * HEAD_DIM + 127) / 128 * 128;
-// Quads per partial output: the outputs of all heads, then the maximum score and the sum of weights of each.
-const uint PARTIAL = HEADS * (QUADS + 1);
-// Loads keys and values before they are needed. A CPU driver has no latency to hide: there it only costs
-// registers.
-const bool AHEAD = THREADS >= 32;
-// Partial outputs in flight while they are combined.
-const uint BATCH = AHEAD ? 16 : 2;
+// Vec4s per split: the outputs of all heads, then the maximum score and the sum of weights of each.
+const uint SPLIT_VEC4S = HEADS * (HEAD_VEC4S + 1);
+// Prefetches the keys and values of the next block: a prefetch depth of 1. A CPU driver has no latency to
+// hide: there the depth is 0, since a prefetch would only cost registers.
+const bool PREFETCH = THREADS >= 32;
+// Loads in flight per thread while splits are combined.
+const uint COMBINE_LOADS = PREFETCH ? 16 : 2;
 
 // Heads to norm and rotate: the workgroup's queries, the key and the value.
 #define KEY HEADS
 #define VALUE (HEADS + 1)
-// First the heads, later the outputs.
-shared vec4 values[(HEADS + 2) * QUADS];
-shared vec4 joined[CLUSTERS > 1 ? CLUSTERS * OWN * LANES * 2 : 1];
-shared vec2 joined_sums[CLUSTERS > 1 ? CLUSTERS * HEADS : 1];
-// Maximum score and sum of weights per head, and per split.
-shared vec2 sums[HEADS];
-shared vec2 split_sums[SPLITS > 1 ? HEADS * SPLITS : 1];
-shared bool last_to_arrive;
+// The heads at first, the outputs at the end.
+shared vec4 values[(HEADS + 2) * HEAD_VEC4S];
+shared vec4 cluster_outputs[CLUSTERS > 1 ? CLUSTERS * THREAD_VEC8S * LANES * 2 : 1];
+// Maximum score and sum of weights: per cluster, per head, and per split.
+shared vec2 cluster_max_and_sum[CLUSTERS > 1 ? CLUSTERS * HEADS : 1];
+shared vec2 max_and_sum[HEADS];
+shared vec2 split_max_and_sum[SPLITS > 1 ? HEADS * SPLITS : 1];
+shared bool finished_last;
 // Scales of the new key and value.
-shared uint own_scales[INT8 ? 2 * INT8_SCALE_WORDS : 1];
+shared uint new_scales[INT8 ? 2 * INT8_SCALE_WORDS : 1];
 
 // Workgroup barrier for shared memory.
-void meet() {
+void workgroup_barrier() {
 #if TIER >= 1
     // A single cluster lies within a subgroup.
     if (CLUSTERS == 1) {
@@ -148,32 +146,32 @@ void meet() {
     barrier();
 }
 
-// Loads per eight of the cache: of 16 bytes, or for int8 one of 8 bytes and one of the word with its scale.
-const uint LOADS = KV_BITS == 32 ? 2 : 1;
+// 16-byte loads per vec8 of the cache. For int8: 8 bytes of values, and the word with their scale.
+const uint VEC8_LOADS = KV_BITS == 32 ? 2 : 1;
 // Loads per thread and block.
-const uint LOADED = KEYS * OWN * LOADS;
+const uint THREAD_LOADS = KEYS * THREAD_VEC8S * VEC8_LOADS;
 
-// Index of the eight that is number i of a thread's eights, over all keys.
-uint eight_of(uint i, uint lane) {
-    return min(i % OWN * LANES + lane, EIGHTS - 1);
+// Index within its head of vec8 i of a thread, counted over all keys.
+uint vec8_index(uint i, uint lane) {
+    return min(i % THREAD_VEC8S * LANES + lane, HEAD_VEC8S - 1);
 }
 
 // Load i of a thread.
-uvec4 loaded(Words4 cache, uint lines[KEYS], uint i, uint lane) {
-    uint line = lines[i / LOADS / OWN];
-    uint eight = eight_of(i / LOADS, lane);
+uvec4 load_words(Words4 cache, uint lines[KEYS], uint i, uint lane) {
+    uint line = lines[i / VEC8_LOADS / THREAD_VEC8S];
+    uint vec8 = vec8_index(i / VEC8_LOADS, lane);
     if (INT8) {
-        // Two groups, whose scales share a word, are eight eights.
-        uvec2 values = Words2(cache).data[int8_at(line) / 2 + eight];
-        return uvec4(values, Words(cache).data[int8_scales_at(line) + eight / INT8_GROUP], 0);
+        // A word has the scales of two groups, which are 8 vec8s.
+        uvec2 values = Words2(cache).data[int8_at(line) / 2 + vec8];
+        return uvec4(values, Words(cache).data[int8_scales_at(line) + vec8 / INT8_GROUP], 0);
     }
-    return cache.data[(line * EIGHTS + eight) * LOADS + i % LOADS];
+    return cache.data[(line * HEAD_VEC8S + vec8) * VEC8_LOADS + i % VEC8_LOADS];
 }
 
-// Quad i of a thread, from the load that contains it.
-vec4 four(uvec4 words, uint i, uint lane) {
+// Vec4 i of a thread, from the load that contains it.
+vec4 vec4_of(uvec4 words, uint i, uint lane) {
     if (INT8) {
-        return int8_values(words[i % 2], int8_scale_of(words.z, 2 * eight_of(i / 2, lane)));
+        return int8_values(words[i % 2], int8_scale_of(words.z, 2 * vec8_index(i / 2, lane)));
     }
     if (F16) {
         uvec2 own = i % 2 == 0 ? words.xy : words.zw;
@@ -182,14 +180,14 @@ vec4 four(uvec4 words, uint i, uint lane) {
     return uintBitsToFloat(words);
 }
 
-// The two quads of an item: eight values that are rotated together.
-uvec2 places(uint item) {
-    return INTERLEAVED ? uvec2(2 * item, 2 * item + 1) : uvec2(item, item + QUADS / 2);
+// The two vec4s of an item: eight values that are rotated together.
+uvec2 item_vec4s(uint item) {
+    return INTERLEAVED ? uvec2(2 * item, 2 * item + 1) : uvec2(item, item + HEAD_VEC4S / 2);
 }
 
-// Item i of a thread's OWN items; past the last it repeats the last.
+// Item i of a thread's THREAD_VEC8S items; past the last it repeats the last.
 uint item_of(uint i, uint lane) {
-    return min(i * LANES + lane, EIGHTS - 1);
+    return min(i * LANES + lane, HEAD_VEC8S - 1);
 }
 
 // Index of a head in a row of the QKV product.
@@ -198,15 +196,15 @@ uint head_in_row(uint head, uint kv_head) {
 }
 
 // A thread's items of a head, and the weights of its norm.
-void load_head(uint head, uint kv_head, uint lane, out vec4 x[FOURS], out vec4 weights[FOURS]) {
-    uint start = head_in_row(head, kv_head) * QUADS;
-    [[unroll]] for (uint i = 0; i < OWN; i++) {
-        uvec2 at = places(item_of(i, lane));
+void load_head(uint head, uint kv_head, uint lane, out vec4 x[THREAD_VEC4S], out vec4 weights[THREAD_VEC4S]) {
+    uint start = head_in_row(head, kv_head) * HEAD_VEC4S;
+    [[unroll]] for (uint i = 0; i < THREAD_VEC8S; i++) {
+        uvec2 at = item_vec4s(item_of(i, lane));
         [[unroll]] for (uint h = 0; h < 2; h++) {
             uint from = gl_WorkGroupID.y * (push.qkv_stride / 4) + start + at[h];
             x[2 * i + h] = push.qkv.data[from];
             [[unroll]] for (uint sum = 1; sum < PARTIALS; sum++) {
-                x[2 * i + h] += push.qkv.data[from + sum * (QUERY_HEADS + 2 * KV_HEADS) * QUADS];
+                x[2 * i + h] += push.qkv.data[from + sum * (QUERY_HEADS + 2 * KV_HEADS) * HEAD_VEC4S];
             }
             if (QKV_BIAS) {
                 x[2 * i + h] += push.bias.data[start + at[h]];
@@ -219,18 +217,19 @@ void load_head(uint head, uint kv_head, uint lane, out vec4 x[FOURS], out vec4 w
     }
 }
 
-// Entries of the two tables for an item's four frequencies.
-void load_turns(uint position, uint lane, out vec4 coarse[FOURS], out vec4 fine[FOURS]) {
-    [[unroll]] for (uint i = 0; i < FOURS; i++) {
+// Entries of the coarse and the fine table for an item's four frequencies.
+void load_rotations(uint position, uint lane, out vec4 coarse[THREAD_VEC4S], out vec4 fine[THREAD_VEC4S]) {
+    [[unroll]] for (uint i = 0; i < THREAD_VEC4S; i++) {
         uint at = item_of(i / 2, lane) * 2 + i % 2;
-        coarse[i] = push.coarse.data[position / 256 * QUADS + at];
-        fine[i] = push.fine.data[position % 256 * QUADS + at];
+        coarse[i] = push.coarse.data[position / 256 * HEAD_VEC4S + at];
+        fine[i] = push.fine.data[position % 256 * HEAD_VEC4S + at];
     }
 }
 
 // Cosines and sines: the angles of the two tables add, so their complex numbers multiply.
-void turn(vec4 coarse[FOURS], vec4 fine[FOURS], out vec4 cosines[OWN], out vec4 sines[OWN]) {
-    [[unroll]] for (uint i = 0; i < OWN; i++) {
+void rotations(
+    vec4 coarse[THREAD_VEC4S], vec4 fine[THREAD_VEC4S], out vec4 cosines[THREAD_VEC8S], out vec4 sines[THREAD_VEC8S]) {
+    [[unroll]] for (uint i = 0; i < THREAD_VEC8S; i++) {
         vec4 a_cos = vec4(coarse[2 * i].xz, coarse[2 * i + 1].xz);
         vec4 a_sin = vec4(coarse[2 * i].yw, coarse[2 * i + 1].yw);
         vec4 b_cos = vec4(fine[2 * i].xz, fine[2 * i + 1].xz);
@@ -240,17 +239,17 @@ void turn(vec4 coarse[FOURS], vec4 fine[FOURS], out vec4 cosines[OWN], out vec4 
     }
 }
 
-// Writes a quad into the cache and returns it as stored.
-vec4 stored(Words4 cache, bool writes, uint quad, vec4 x) {
+// Writes a vec4 into the cache and returns it as stored.
+vec4 store_rounded(Words4 cache, bool writes, uint vec4_index, vec4 x) {
     if (F16) {
         uvec2 words = half_words(x);
         if (writes) {
-            Words2(cache).data[quad] = words;
+            Words2(cache).data[vec4_index] = words;
         }
         return vec4(unpackHalf2x16(words.x), unpackHalf2x16(words.y));
     }
     if (writes) {
-        cache.data[quad] = floatBitsToUint(x);
+        cache.data[vec4_index] = floatBitsToUint(x);
     }
     return x;
 }
@@ -259,19 +258,19 @@ vec4 stored(Words4 cache, bool writes, uint quad, vec4 x) {
 // was stored.
 void store_int8(bool writes, uint line, uint thread) {
     for (uint i = thread; i < 2 * INT8_SCALE_WORDS; i += THREADS) {
-        uint first = (KEY + i / INT8_SCALE_WORDS) * QUADS;
+        uint first = (KEY + i / INT8_SCALE_WORDS) * HEAD_VEC4S;
         uint scales = 0;
         [[unroll]] for (uint upper = 0; upper < 2; upper++) {
-            uint quad = (i % INT8_SCALE_WORDS * 2 + upper) * INT8_GROUP;
-            if (quad < QUADS) {
-                uint reach = 0;
+            uint vec4_index = (i % INT8_SCALE_WORDS * 2 + upper) * INT8_GROUP;
+            if (vec4_index < HEAD_VEC4S) {
+                uint largest = 0;
                 [[unroll]] for (uint j = 0; j < INT8_GROUP; j++) {
-                    reach = max(reach, largest_magnitude(values[first + quad + j]));
+                    largest = max(largest, largest_magnitude(values[first + vec4_index + j]));
                 }
-                scales |= int8_scale(reach) << upper * 16;
+                scales |= int8_scale(largest) << upper * 16;
             }
         }
-        own_scales[i] = scales;
+        new_scales[i] = scales;
         if (writes) {
             Words4 cache = push.k;
             if (i >= INT8_SCALE_WORDS) {
@@ -280,46 +279,46 @@ void store_int8(bool writes, uint line, uint thread) {
             Words(cache).data[int8_scales_at(line) + i % INT8_SCALE_WORDS] = scales;
         }
     }
-    meet();
-    for (uint i = thread; i < 2 * QUADS; i += THREADS) {
-        uint quad = i % QUADS;
-        uint scales = own_scales[i / QUADS * INT8_SCALE_WORDS + quad / (2 * INT8_GROUP)];
-        uint scale = int8_scale_of(scales, quad);
-        uint word = int8_word(values[KEY * QUADS + i], scale);
-        values[KEY * QUADS + i] = int8_values(word, scale);
+    workgroup_barrier();
+    for (uint i = thread; i < 2 * HEAD_VEC4S; i += THREADS) {
+        uint vec4_index = i % HEAD_VEC4S;
+        uint scales = new_scales[i / HEAD_VEC4S * INT8_SCALE_WORDS + vec4_index / (2 * INT8_GROUP)];
+        uint scale = int8_scale_of(scales, vec4_index);
+        uint word = int8_word(values[KEY * HEAD_VEC4S + i], scale);
+        values[KEY * HEAD_VEC4S + i] = int8_values(word, scale);
         if (writes) {
             Words4 cache = push.k;
-            if (i >= QUADS) {
+            if (i >= HEAD_VEC4S) {
                 cache = push.v;
             }
-            Words(cache).data[int8_at(line) + quad] = word;
+            Words(cache).data[int8_at(line) + vec4_index] = word;
         }
     }
-    meet();
+    workgroup_barrier();
 }
 
 // Writes the outputs, which are in `values`.
 void write_output(uint thread) {
     uint row = gl_WorkGroupID.y;
-    uint first = gl_WorkGroupID.x * HEADS * QUADS;
-    for (uint quad = thread; quad < HEADS * QUADS; quad += THREADS) {
-        uint at = row * (STRIDE / 4) + first + quad;
+    uint first = gl_WorkGroupID.x * HEADS * HEAD_VEC4S;
+    for (uint vec4_index = thread; vec4_index < HEADS * HEAD_VEC4S; vec4_index += THREADS) {
+        uint at = row * (STRIDE / 4) + first + vec4_index;
         if (TO_INT16) {
-            // Half groups of 16 values: four quads share a scale.
+            // Half groups of 16 values: four vec4s share a scale.
             uint largest = 0;
             [[unroll]] for (uint j = 0; j < 4; j++) {
-                largest = max(largest, largest_magnitude(values[quad / 4 * 4 + j]));
+                largest = max(largest, largest_magnitude(values[vec4_index / 4 * 4 + j]));
             }
-            ivec4 q = int16_of(values[quad], int16_factor(largest));
+            ivec4 q = int16_of(values[vec4_index], int16_factor(largest));
             Bytes(push.o).data[at] = high_bytes(q);
             Bytes(push.o).data[gl_NumWorkGroups.y * (STRIDE / 4) + at] = low_bytes(q);
-            if (quad % 4 == 0) {
-                push.o_scales.data[row * (STRIDE / 16) + int16_scale_at((first + quad) / 4)] = int16_scale(largest);
+            if (vec4_index % 4 == 0) {
+                push.o_scales.data[row * (STRIDE / 16) + int16_scale_at((first + vec4_index) / 4)] = int16_scale(largest);
             }
         } else if (TO_F16) {
-            Words2(push.o).data[at] = f16_activations(values[quad]);
+            Words2(push.o).data[at] = f16_activations(values[vec4_index]);
         } else {
-            push.o.data[at] = values[quad];
+            push.o.data[at] = values[vec4_index];
         }
     }
     if (TO_INT16 && gl_WorkGroupID.x == 0) {
@@ -330,78 +329,82 @@ void write_output(uint thread) {
     }
 }
 
-// Start of the partial outputs of this row and these heads, in quads.
-uint partials_at() {
+// Start of the split outputs of this row and these heads, in vec4s.
+uint split_outputs_at() {
     uint counters = (gl_NumWorkGroups.y * QUERY_HEADS + 3) / 4;
-    return counters + (gl_WorkGroupID.y * gl_NumWorkGroups.x + gl_WorkGroupID.x) * SPLITS * PARTIAL;
+    return counters + (gl_WorkGroupID.y * gl_NumWorkGroups.x + gl_WorkGroupID.x) * SPLITS * SPLIT_VEC4S;
 }
 
-// Publishes this workgroup's partial output, `values` and `sums`; returns whether all others have done so.
-bool arrive(uint thread, uint used) {
-    Partials partials = Partials(push.scratch);
-    uint at = partials_at() + gl_WorkGroupID.z * PARTIAL;
-    for (uint i = thread; i < PARTIAL; i += THREADS) {
-        partials.data[at + i] = i < HEADS * QUADS ? values[i] : vec4(sums[i - HEADS * QUADS], 0.0, 0.0);
+// Publishes the output of this workgroup's split, which is in `values` and `max_and_sum`. Returns whether it
+// was the last split of its row and heads to finish.
+bool publish_split(uint thread, uint used_splits) {
+    SplitOutputs split_outputs = SplitOutputs(push.scratch);
+    uint at = split_outputs_at() + gl_WorkGroupID.z * SPLIT_VEC4S;
+    for (uint i = thread; i < SPLIT_VEC4S; i += THREADS) {
+        split_outputs.data[at + i] =
+            i < HEADS * HEAD_VEC4S ? values[i] : vec4(max_and_sum[i - HEADS * HEAD_VEC4S], 0.0, 0.0);
     }
     // Every thread's writes are visible before the counter is incremented: each makes its own available, and
     // all reach the barrier before one thread increments. The last workgroup reads only after it has
     // incremented.
     memoryBarrierBuffer();
-    meet();
+    workgroup_barrier();
     if (thread == 0) {
         uint counter = gl_WorkGroupID.y * QUERY_HEADS + gl_WorkGroupID.x;
         memoryBarrierBuffer();
-        last_to_arrive = atomicAdd(push.scratch.counters[counter], 1) == used - 1;
-        if (last_to_arrive) {
+        finished_last = atomicAdd(push.scratch.counters[counter], 1) == used_splits - 1;
+        if (finished_last) {
             // No other workgroup reads it in this dispatch.
             atomicExchange(push.scratch.counters[counter], 0);
         }
         memoryBarrierBuffer();
     }
-    meet();
+    workgroup_barrier();
     memoryBarrierBuffer();
-    return last_to_arrive;
+    return finished_last;
 }
 
-// Combines the partial outputs of all non-empty splits, in order, into `values`.
-void join_splits(uint thread, uint used) {
-    Partials partials = Partials(push.scratch);
-    uint first = partials_at();
-    for (uint i = thread; i < HEADS * used; i += THREADS) {
-        split_sums[i] = partials.data[first + i % used * PARTIAL + HEADS * QUADS + i / used].xy;
+// Combines the outputs of all non-empty splits, in order, into `values`.
+void combine_splits(uint thread, uint used_splits) {
+    SplitOutputs split_outputs = SplitOutputs(push.scratch);
+    uint first = split_outputs_at();
+    for (uint i = thread; i < HEADS * used_splits; i += THREADS) {
+        split_max_and_sum[i] =
+            split_outputs.data[first + i % used_splits * SPLIT_VEC4S + HEADS * HEAD_VEC4S + i / used_splits].xy;
     }
-    meet();
-    for (uint i = thread; i < HEADS * QUADS; i += THREADS) {
-        uint head = i / QUADS;
-        float above = LOWEST;
-        for (uint split = 0; split < used; split++) {
-            above = max(above, split_sums[head * used + split].x);
+    workgroup_barrier();
+    for (uint i = thread; i < HEADS * HEAD_VEC4S; i += THREADS) {
+        uint head = i / HEAD_VEC4S;
+        float max_score = LOWEST;
+        for (uint split = 0; split < used_splits; split++) {
+            max_score = max(max_score, split_max_and_sum[head * used_splits + split].x);
         }
         float sum = 0.0;
         vec4 value = vec4(0.0);
-        for (uint batch = 0; batch < used; batch += BATCH) {
-            vec4 found[BATCH];
-            [[unroll]] for (uint j = 0; j < BATCH; j++) {
-                found[j] = partials.data[first + min(batch + j, used - 1) * PARTIAL + i];
+        for (uint first_split = 0; first_split < used_splits; first_split += COMBINE_LOADS) {
+            vec4 outputs[COMBINE_LOADS];
+            [[unroll]] for (uint j = 0; j < COMBINE_LOADS; j++) {
+                outputs[j] = split_outputs.data[first + min(first_split + j, used_splits - 1) * SPLIT_VEC4S + i];
             }
-            [[unroll]] for (uint j = 0; j < BATCH; j++) {
-                vec2 part = split_sums[head * used + min(batch + j, used - 1)];
-                float shrink = batch + j < used ? exp2(part.x - above) : 0.0;
-                sum += shrink * part.y;
-                value += shrink * found[j];
+            [[unroll]] for (uint j = 0; j < COMBINE_LOADS; j++) {
+                vec2 from_split = split_max_and_sum[head * used_splits + min(first_split + j, used_splits - 1)];
+                float rescale = first_split + j < used_splits ? exp2(from_split.x - max_score) : 0.0;
+                sum += rescale * from_split.y;
+                value += rescale * outputs[j];
             }
         }
         values[i] = value / sum;
     }
-    meet();
+    workgroup_barrier();
 }
 
-// The keys of a block that a cluster takes, and their lines in the cache. Nothing outside the range is read:
-// it may hold anything, even NaN.
+// Position of key k of a cluster in a block.
 uint key_of(uint block, uint k, uint cluster) {
     return block * BLOCK + k * CLUSTERS + cluster;
 }
 
+// Lines in the cache of a cluster's keys of a block. Nothing outside first…last is read: it may hold anything,
+// even NaN.
 void find_lines(uint block, uint cluster, uint kv_head, uint pages, uint first, uint last, out uint lines[KEYS]) {
     uint page = 0;
     if (BLOCK <= PAGE_SIZE) {
@@ -428,9 +431,9 @@ void main() {
     uint rows = push.active_rows.rows;
     uint position = push.positions.data[row];
     uint pages = push.slots.data[row] * push.table_stride;
-    vec4 x[FOURS];
-    vec4 weights[FOURS];
-    if (AHEAD) {
+    vec4 x[THREAD_VEC4S];
+    vec4 weights[THREAD_VEC4S];
+    if (PREFETCH) {
         load_head(min(cluster, VALUE), kv_head, lane, x, weights);
     }
     if (row >= rows) {
@@ -441,61 +444,61 @@ void main() {
     uint first = first_position(position, WINDOW);
     uint first_block = first / BLOCK;
     uint blocks = position > first ? (position - 1) / BLOCK - first_block + 1 : 0;
-    uint each = blocks_of_split(blocks, SPLITS, MIN_BLOCKS);
+    uint split_blocks = blocks_per_split(blocks, SPLITS, MIN_BLOCKS);
     // With a short range the later splits are empty.
-    uint used = max((blocks + each - 1) / each, 1);
-    if (split >= used) {
+    uint used_splits = max((blocks + split_blocks - 1) / split_blocks, 1);
+    if (split >= used_splits) {
         return;
     }
-    bool has_own = split == used - 1;
-    uint block = first_block + split * each;
-    uint end = first_block + min((split + 1) * each, blocks);
+    bool has_own = split == used_splits - 1;
+    uint block = first_block + split * split_blocks;
+    uint end = first_block + min((split + 1) * split_blocks, blocks);
     uint last = max(position, 1) - 1;
 
-    // Depends on the position alone, and is in flight while pages are looked up.
-    vec4 coarse[FOURS];
-    vec4 fine[FOURS];
-    load_turns(position, lane, coarse, fine);
+    // These loads need only the position, and are in flight while pages are looked up.
+    vec4 coarse[THREAD_VEC4S];
+    vec4 fine[THREAD_VEC4S];
+    load_rotations(position, lane, coarse, fine);
     // Location of the new key and value.
-    uint own_line = 0;
+    uint new_line = 0;
     if (has_own) {
-        own_line = (push.table.data[pages + position / PAGE_SIZE] * KV_HEADS + kv_head) * PAGE_SIZE + position % PAGE_SIZE;
+        new_line = (push.table.data[pages + position / PAGE_SIZE] * KV_HEADS + kv_head) * PAGE_SIZE + position % PAGE_SIZE;
     }
-    uvec4 next_keys[LOADED];
-    uvec4 next_values[LOADED];
+    uvec4 next_keys[THREAD_LOADS];
+    uvec4 next_values[THREAD_LOADS];
     uint lines[KEYS];
-    if (AHEAD && block < end) {
+    if (PREFETCH && block < end) {
         find_lines(block, cluster, kv_head, pages, first, last, lines);
-        [[unroll]] for (uint i = 0; i < LOADED; i++) {
-            next_keys[i] = loaded(push.k, lines, i, lane);
+        [[unroll]] for (uint i = 0; i < THREAD_LOADS; i++) {
+            next_keys[i] = load_words(push.k, lines, i, lane);
         }
-        [[unroll]] for (uint i = 0; i < LOADED; i++) {
-            next_values[i] = loaded(push.v, lines, i, lane);
+        [[unroll]] for (uint i = 0; i < THREAD_LOADS; i++) {
+            next_values[i] = load_words(push.v, lines, i, lane);
         }
     }
 
-    vec4 cosines[OWN];
-    vec4 sines[OWN];
-    turn(coarse, fine, cosines, sines);
+    vec4 cosines[THREAD_VEC8S];
+    vec4 sines[THREAD_VEC8S];
+    rotations(coarse, fine, cosines, sines);
     // One of the workgroups that share a KV head writes the new key and value.
     bool writes = gl_WorkGroupID.x % (QUERY_HEADS / KV_HEADS / HEADS) == 0;
     uint heads = has_own ? HEADS + 2 : HEADS;
     for (uint at = 0; at < heads; at += CLUSTERS) {
         uint head = at + cluster;
-        if (!AHEAD || at > 0) {
+        if (!PREFETCH || at > 0) {
             load_head(min(head, VALUE), kv_head, lane, x, weights);
         }
         float norm = 1.0;
         if (QK_NORM) {
             float squares = 0.0;
-            [[unroll]] for (uint i = 0; i < FOURS; i++) {
-                squares += i / 2 * LANES + lane < EIGHTS ? dot(x[i], x[i]) : 0.0;
+            [[unroll]] for (uint i = 0; i < THREAD_VEC4S; i++) {
+                squares += i / 2 * LANES + lane < HEAD_VEC8S ? dot(x[i], x[i]) : 0.0;
             }
             norm = inversesqrt(cluster_sum(squares) / float(HEAD_DIM) + EPSILON);
         }
-        [[unroll]] for (uint i = 0; i < OWN; i++) {
-            uvec2 quads = places(i * LANES + lane);
-            if (head < heads && i * LANES + lane < EIGHTS) {
+        [[unroll]] for (uint i = 0; i < THREAD_VEC8S; i++) {
+            uvec2 vec4_pair = item_vec4s(i * LANES + lane);
+            if (head < heads && i * LANES + lane < HEAD_VEC8S) {
                 vec4 low = x[2 * i];
                 vec4 high = x[2 * i + 1];
                 if (head != VALUE) {
@@ -503,10 +506,10 @@ void main() {
                     high *= norm * weights[2 * i + 1];
                     vec4 a = INTERLEAVED ? vec4(low.xz, high.xz) : low;
                     vec4 b = INTERLEAVED ? vec4(low.yw, high.yw) : high;
-                    vec4 turned_a = a * cosines[i] - b * sines[i];
-                    vec4 turned_b = b * cosines[i] + a * sines[i];
-                    low = INTERLEAVED ? vec4(turned_a.x, turned_b.x, turned_a.y, turned_b.y) : turned_a;
-                    high = INTERLEAVED ? vec4(turned_a.z, turned_b.z, turned_a.w, turned_b.w) : turned_b;
+                    vec4 rotated_a = a * cosines[i] - b * sines[i];
+                    vec4 rotated_b = b * cosines[i] + a * sines[i];
+                    low = INTERLEAVED ? vec4(rotated_a.x, rotated_b.x, rotated_a.y, rotated_b.y) : rotated_a;
+                    high = INTERLEAVED ? vec4(rotated_a.z, rotated_b.z, rotated_a.w, rotated_b.w) : rotated_b;
                 }
                 if (head < HEADS) {
                     low *= SCALE;
@@ -516,31 +519,31 @@ void main() {
                     if (head == VALUE) {
                         cache = push.v;
                     }
-                    low = stored(cache, writes, own_line * QUADS + quads.x, low);
-                    high = stored(cache, writes, own_line * QUADS + quads.y, high);
+                    low = store_rounded(cache, writes, new_line * HEAD_VEC4S + vec4_pair.x, low);
+                    high = store_rounded(cache, writes, new_line * HEAD_VEC4S + vec4_pair.y, high);
                 }
-                values[head * QUADS + quads.x] = low;
-                values[head * QUADS + quads.y] = high;
+                values[head * HEAD_VEC4S + vec4_pair.x] = low;
+                values[head * HEAD_VEC4S + vec4_pair.y] = high;
             }
         }
     }
-    meet();
+    workgroup_barrier();
     if (INT8 && has_own) {
-        store_int8(writes, own_line, thread);
+        store_int8(writes, new_line, thread);
     }
 
-    vec4 q[HEADS * FOURS];
-    vec4 o[HEADS * FOURS];
+    vec4 q[HEADS * THREAD_VEC4S];
+    vec4 o[HEADS * THREAD_VEC4S];
     float largest[HEADS];
     float sum[HEADS];
     [[unroll]] for (uint head = 0; head < HEADS; head++) {
         largest[head] = LOWEST;
         sum[head] = 0.0;
-        [[unroll]] for (uint i = 0; i < FOURS; i++) {
-            uint eight = i / 2 * LANES + lane;
-            float counts = eight < EIGHTS ? LOG2_E : 0.0;
-            q[head * FOURS + i] = values[head * QUADS + min(eight, EIGHTS - 1) * 2 + i % 2] * counts;
-            o[head * FOURS + i] = vec4(0.0);
+        [[unroll]] for (uint i = 0; i < THREAD_VEC4S; i++) {
+            uint vec8 = i / 2 * LANES + lane;
+            float query_scale = vec8 < HEAD_VEC8S ? LOG2_E : 0.0;
+            q[head * THREAD_VEC4S + i] = values[head * HEAD_VEC4S + min(vec8, HEAD_VEC8S - 1) * 2 + i % 2] * query_scale;
+            o[head * THREAD_VEC4S + i] = vec4(0.0);
         }
     }
     if (has_own) {
@@ -548,177 +551,178 @@ void main() {
         // far.
         [[unroll]] for (uint head = 0; head < HEADS; head++) {
             float score = 0.0;
-            [[unroll]] for (uint i = 0; i < FOURS; i++) {
-                uint quad = min(i / 2 * LANES + lane, EIGHTS - 1) * 2 + i % 2;
-                score += dot(q[head * FOURS + i], values[KEY * QUADS + quad]);
+            [[unroll]] for (uint i = 0; i < THREAD_VEC4S; i++) {
+                uint vec4_index = min(i / 2 * LANES + lane, HEAD_VEC8S - 1) * 2 + i % 2;
+                score += dot(q[head * THREAD_VEC4S + i], values[KEY * HEAD_VEC4S + vec4_index]);
             }
             score = cluster_sum(score);
             if (cluster == 0) {
                 largest[head] = score;
                 sum[head] = 1.0;
-                [[unroll]] for (uint i = 0; i < FOURS; i++) {
-                    uint quad = min(i / 2 * LANES + lane, EIGHTS - 1) * 2 + i % 2;
-                    o[head * FOURS + i] = values[VALUE * QUADS + quad];
+                [[unroll]] for (uint i = 0; i < THREAD_VEC4S; i++) {
+                    uint vec4_index = min(i / 2 * LANES + lane, HEAD_VEC8S - 1) * 2 + i % 2;
+                    o[head * THREAD_VEC4S + i] = values[VALUE * HEAD_VEC4S + vec4_index];
                 }
             }
         }
     }
 
     for (; block < end; block++) {
-        uvec4 key_words[LOADED];
-        uvec4 value_words[LOADED];
-        if (!AHEAD) {
+        uvec4 key_words[THREAD_LOADS];
+        uvec4 value_words[THREAD_LOADS];
+        if (!PREFETCH) {
             find_lines(block, cluster, kv_head, pages, first, last, lines);
         }
-        [[unroll]] for (uint i = 0; i < LOADED; i++) {
-            key_words[i] = AHEAD ? next_keys[i] : loaded(push.k, lines, i, lane);
-            value_words[i] = AHEAD ? next_values[i] : loaded(push.v, lines, i, lane);
+        [[unroll]] for (uint i = 0; i < THREAD_LOADS; i++) {
+            key_words[i] = PREFETCH ? next_keys[i] : load_words(push.k, lines, i, lane);
+            value_words[i] = PREFETCH ? next_values[i] : load_words(push.v, lines, i, lane);
         }
         float scores[CLUSTER_SUMS];
         [[unroll]] for (uint i = 0; i < CLUSTER_SUMS; i++) {
             scores[i] = 0.0;
         }
-        [[unroll]] for (uint i = 0; i < KEYS * FOURS; i++) {
-            vec4 key = four(key_words[i * LOADS / 2], i, lane);
+        [[unroll]] for (uint i = 0; i < KEYS * THREAD_VEC4S; i++) {
+            vec4 key = vec4_of(key_words[i * VEC8_LOADS / 2], i, lane);
             [[unroll]] for (uint head = 0; head < HEADS; head++) {
-                vec4 query = q[head * FOURS + i % FOURS];
-                uint at = i / FOURS * HEADS + head;
+                vec4 query = q[head * THREAD_VEC4S + i % THREAD_VEC4S];
+                uint at = i / THREAD_VEC4S * HEADS + head;
                 [[unroll]] for (uint j = 0; j < 4; j++) {
                     scores[at] = fma(query[j], key[j], scores[at]);
                 }
             }
         }
-        bool more = AHEAD && block + 1 < end;
-        if (more) {
+        bool has_next = PREFETCH && block + 1 < end;
+        if (has_next) {
             find_lines(block + 1, cluster, kv_head, pages, first, last, lines);
-            [[unroll]] for (uint i = 0; i < LOADED; i++) {
-                next_keys[i] = loaded(push.k, lines, i, lane);
+            [[unroll]] for (uint i = 0; i < THREAD_LOADS; i++) {
+                next_keys[i] = load_words(push.k, lines, i, lane);
             }
         }
         cluster_sums(scores);
 
         [[unroll]] for (uint head = 0; head < HEADS; head++) {
-            float above = largest[head];
+            float max_score = largest[head];
             [[unroll]] for (uint k = 0; k < KEYS; k++) {
                 uint key = key_of(block, k, cluster);
-                above = max(above, key >= first && key <= last ? scores[k * HEADS + head] : LOWEST);
+                max_score = max(max_score, key >= first && key <= last ? scores[k * HEADS + head] : LOWEST);
             }
-            float shrink = exp2(largest[head] - above);
-            largest[head] = above;
-            sum[head] *= shrink;
+            float rescale = exp2(largest[head] - max_score);
+            largest[head] = max_score;
+            sum[head] *= rescale;
             [[unroll]] for (uint k = 0; k < KEYS; k++) {
                 uint key = key_of(block, k, cluster);
-                float weight = key >= first && key <= last ? exp2(scores[k * HEADS + head] - above) : 0.0;
+                float weight = key >= first && key <= last ? exp2(scores[k * HEADS + head] - max_score) : 0.0;
                 scores[k * HEADS + head] = weight;
                 sum[head] += weight;
             }
-            [[unroll]] for (uint i = 0; i < FOURS; i++) {
-                o[head * FOURS + i] *= shrink;
+            [[unroll]] for (uint i = 0; i < THREAD_VEC4S; i++) {
+                o[head * THREAD_VEC4S + i] *= rescale;
             }
         }
 
-        [[unroll]] for (uint i = 0; i < KEYS * FOURS; i++) {
-            vec4 value = four(value_words[i * LOADS / 2], i, lane);
+        [[unroll]] for (uint i = 0; i < KEYS * THREAD_VEC4S; i++) {
+            vec4 value = vec4_of(value_words[i * VEC8_LOADS / 2], i, lane);
             [[unroll]] for (uint head = 0; head < HEADS; head++) {
-                uint at = head * FOURS + i % FOURS;
-                o[at] = fma(vec4(scores[i / FOURS * HEADS + head]), value, o[at]);
+                uint at = head * THREAD_VEC4S + i % THREAD_VEC4S;
+                o[at] = fma(vec4(scores[i / THREAD_VEC4S * HEADS + head]), value, o[at]);
             }
         }
-        if (more) {
-            [[unroll]] for (uint i = 0; i < LOADED; i++) {
-                next_values[i] = loaded(push.v, lines, i, lane);
+        if (has_next) {
+            [[unroll]] for (uint i = 0; i < THREAD_LOADS; i++) {
+                next_values[i] = load_words(push.v, lines, i, lane);
             }
         }
     }
 
-    // An unsplit row has its final sums: divide here.
-    bool whole = SPLITS == 1 || used == 1;
+    // An unsplit row has its final sum of weights, and is divided by it here.
+    bool unsplit = SPLITS == 1 || used_splits == 1;
     if (CLUSTERS > 1) {
         [[unroll]] for (uint head = 0; head < HEADS; head++) {
-            float above = largest[head];
-            float all = sum[head];
+            float max_score = largest[head];
+            float total = sum[head];
 #if TIER >= 1
-            // First among the clusters of a subgroup.
-            for (uint far = LANES; far < gl_SubgroupSize; far *= 2) {
-                above = max(above, subgroupShuffleXor(above, far));
+            // The clusters of a subgroup first.
+            for (uint distance = LANES; distance < gl_SubgroupSize; distance *= 2) {
+                max_score = max(max_score, subgroupShuffleXor(max_score, distance));
             }
-            all *= exp2(largest[head] - above);
-            for (uint far = LANES; far < gl_SubgroupSize; far *= 2) {
-                all += subgroupShuffleXor(all, far);
+            total *= exp2(largest[head] - max_score);
+            for (uint distance = LANES; distance < gl_SubgroupSize; distance *= 2) {
+                total += subgroupShuffleXor(total, distance);
             }
             if (gl_SubgroupInvocationID == 0) {
-                joined_sums[gl_SubgroupID * HEADS + head] = vec2(above, all);
+                cluster_max_and_sum[gl_SubgroupID * HEADS + head] = vec2(max_score, total);
             }
 #else
             if (lane == 0) {
-                joined_sums[cluster * HEADS + head] = vec2(above, all);
+                cluster_max_and_sum[cluster * HEADS + head] = vec2(max_score, total);
             }
 #endif
         }
     }
     // From here on `values` are outputs: all threads have read the previous content.
-    meet();
+    workgroup_barrier();
 #if TIER >= 1
-    uint partials = gl_NumSubgroups;
+    uint states = gl_NumSubgroups;
 #else
-    uint partials = CLUSTERS;
+    uint states = CLUSTERS;
 #endif
     [[unroll]] for (uint head = 0; head < HEADS; head++) {
         if (CLUSTERS > 1) {
-            float above = LOWEST;
-            for (uint part = 0; part < partials; part++) {
-                above = max(above, joined_sums[part * HEADS + head].x);
+            float max_score = LOWEST;
+            for (uint i = 0; i < states; i++) {
+                max_score = max(max_score, cluster_max_and_sum[i * HEADS + head].x);
             }
-            float all = 0.0;
-            for (uint part = 0; part < partials; part++) {
-                vec2 found = joined_sums[part * HEADS + head];
-                all += exp2(found.x - above) * found.y;
+            float total = 0.0;
+            for (uint i = 0; i < states; i++) {
+                vec2 state = cluster_max_and_sum[i * HEADS + head];
+                total += exp2(state.x - max_score) * state.y;
             }
-            float shrink = exp2(largest[head] - above);
-            largest[head] = above;
-            sum[head] = all;
-            [[unroll]] for (uint i = 0; i < FOURS; i++) {
-                uint quad = (i / 2 * LANES + lane) * 2 + i % 2;
-                vec4 own = o[head * FOURS + i] * shrink;
+            float rescale = exp2(largest[head] - max_score);
+            largest[head] = max_score;
+            sum[head] = total;
+            [[unroll]] for (uint i = 0; i < THREAD_VEC4S; i++) {
+                uint vec4_index = (i / 2 * LANES + lane) * 2 + i % 2;
+                vec4 own = o[head * THREAD_VEC4S + i] * rescale;
 #if TIER >= 1
-                for (uint far = LANES; far < gl_SubgroupSize; far *= 2) {
-                    own += subgroupShuffleXor(own, far);
+                for (uint distance = LANES; distance < gl_SubgroupSize; distance *= 2) {
+                    own += subgroupShuffleXor(own, distance);
                 }
                 if (gl_SubgroupInvocationID < LANES) {
-                    joined[gl_SubgroupID * OWN * LANES * 2 + quad] = own;
+                    cluster_outputs[gl_SubgroupID * THREAD_VEC8S * LANES * 2 + vec4_index] = own;
                 }
 #else
-                joined[cluster * OWN * LANES * 2 + quad] = own;
+                cluster_outputs[cluster * THREAD_VEC8S * LANES * 2 + vec4_index] = own;
 #endif
             }
-            meet();
+            workgroup_barrier();
             for (uint d = thread; d < HEAD_DIM; d += THREADS) {
                 float value = 0.0;
-                for (uint part = 0; part < partials; part++) {
-                    value += joined[part * OWN * LANES * 2 + d / 4][d % 4];
+                for (uint i = 0; i < states; i++) {
+                    value += cluster_outputs[i * THREAD_VEC8S * LANES * 2 + d / 4][d % 4];
                 }
-                values[head * QUADS + d / 4][d % 4] = whole ? value / all : value;
+                values[head * HEAD_VEC4S + d / 4][d % 4] = unsplit ? value / total : value;
             }
             // The next head must not overwrite values that another thread is still summing.
-            meet();
+            workgroup_barrier();
         } else {
-            [[unroll]] for (uint i = 0; i < FOURS; i++) {
-                uint quad = (i / 2 * LANES + lane) * 2 + i % 2;
-                if (quad < QUADS) {
-                    values[head * QUADS + quad] = whole ? o[head * FOURS + i] / sum[head] : o[head * FOURS + i];
+            [[unroll]] for (uint i = 0; i < THREAD_VEC4S; i++) {
+                uint vec4_index = (i / 2 * LANES + lane) * 2 + i % 2;
+                if (vec4_index < HEAD_VEC4S) {
+                    values[head * HEAD_VEC4S + vec4_index] =
+                        unsplit ? o[head * THREAD_VEC4S + i] / sum[head] : o[head * THREAD_VEC4S + i];
                 }
             }
         }
         if (thread == 0) {
-            sums[head] = vec2(largest[head], sum[head]);
+            max_and_sum[head] = vec2(largest[head], sum[head]);
         }
     }
-    meet();
-    if (SPLITS > 1 && used > 1) {
-        if (!arrive(thread, used)) {
+    workgroup_barrier();
+    if (SPLITS > 1 && used_splits > 1) {
+        if (!publish_split(thread, used_splits)) {
             return;
         }
-        join_splits(thread, used);
+        combine_splits(thread, used_splits);
     }
     write_output(thread);
 }

@@ -9,7 +9,7 @@ use crate::{
     attention::{
         kv::{KvLayer, KvShape, KvTable, reference as stored},
         paged::reference::range,
-        rope::{Tables, cases::in_partials, inverse_frequencies, reference::Row},
+        rope::{Tables, cases::split_into_partials, inverse_frequencies, reference::Row},
     },
     case::{Case, Comparison, Output, Random, TIMEOUT, arena},
     matmul::common::reference::Value,
@@ -19,14 +19,14 @@ use crate::{
     },
 };
 
-/// One step: its rows, each of its own slot.
+/// One decode step; each row has its own slot.
 #[derive(Clone, Debug)]
 pub(super) struct Step {
     pub shape: Shape,
     /// Positions of the active rows.
     pub positions: Vec<u32>,
     /// Inactive rows after them.
-    pub idle: usize,
+    pub inactive: usize,
 }
 
 pub(super) const GEMMA: Shape = Shape {
@@ -45,10 +45,10 @@ pub(super) const GEMMA: Shape = Shape {
     output: Activations::F32,
 };
 
-/// Every head length, group size, scheme and output; ranges around the boundaries of pages, blocks, splits
-/// and windows.
+/// Covers every head length, group size, scheme and output, and ranges around the boundaries of pages, blocks,
+/// splits and windows.
 pub(super) fn steps() -> Vec<Step> {
-    let step = |shape, positions: &[u32]| Step { shape, positions: positions.to_vec(), idle: 1 };
+    let step = |shape, positions: &[u32]| Step { shape, positions: positions.to_vec(), inactive: 1 };
     let small = Shape { heads: 2, head_dim: 64, ..GEMMA };
     let plain = Shape { norm: None, scale: 0.1, ..small };
     let lengths = [0, 1, 15, 16, 17, 63, 64, 299];
@@ -150,26 +150,26 @@ fn compare_cache(step: &Step, data: &Data, buffers: &Buffers, comparison: &mut C
     let shape = &step.shape;
     let before = [stored::words(&data.k, &data.kv_shape), stored::words(&data.v, &data.kv_shape)];
     let after: [Vec<u32>; 2] = [buffers.kv.k.read_vec()?, buffers.kv.v.read_vec()?];
-    let mut own = vec![false; before[0].len()];
+    let mut written = vec![false; before[0].len()];
     for (row, position) in (0..).zip(step.positions.iter().copied()) {
         let (_, k, v) = reference::heads(shape, &data.row(step, row));
         for (words, want, what) in [(&after[0], k, "key"), (&after[1], v, "value")] {
-            let reach = want.iter().fold(0.0_f64, |largest, value| largest.max(value.abs()));
+            let largest = want.iter().fold(0.0_f64, |max, value| max.max(value.abs()));
             let rounding = stored::rounding(&want, shape.scheme);
             for (i, (want, rounding)) in (0..).zip(want.into_iter().zip(rounding)) {
                 let element =
                     data.element(shape, row, i / shape.head_dim, position) + u64::from(i % shape.head_dim);
-                for word in stored::places(&data.kv_shape, element) {
-                    own[word] = true;
+                for word in stored::words_of(&data.kv_shape, element) {
+                    written[word] = true;
                 }
                 let got = stored::value(words, &data.kv_shape, element);
                 let at = || format!("{what} {i} of row {row} at position {position}");
-                comparison.close_or_none(at, got, want, 1e-5 * reach + rounding);
+                comparison.close_or_nan(at, got, want, 1e-5 * largest + rounding);
             }
         }
     }
     for (before, after) in before.iter().zip(&after) {
-        let untouched = (0..own.len()).all(|word| own[word] || before[word] == after[word]);
+        let untouched = (0..written.len()).all(|word| written[word] || before[word] == after[word]);
         comparison.equal(|| "everything but the rows' own entries".into(), &untouched, &true);
     }
     Ok(())
@@ -189,8 +189,8 @@ fn compare_output(step: &Step, data: &Data, buffers: Buffers, comparison: &mut C
                 |words: &[u32]| elements.clone().map(|i| stored::value(words, &data.kv_shape, i)).collect();
             (line(&keys), line(&values))
         });
-        for (head, reach) in heads {
-            want.extend(head.into_iter().map(|value| Value { value, allowed: 2e-6 + 2e-6 * reach }));
+        for (head, magnitude) in heads {
+            want.extend(head.into_iter().map(|value| Value { value, allowed: 2e-6 + 2e-6 * magnitude }));
         }
     }
     compare(comparison, &want, buffers.o)
@@ -214,7 +214,7 @@ impl Data {
     pub fn new(step: &Step) -> Self {
         let shape = &step.shape;
         let mut random = Random::new(u64::from(shape.heads * 1009 + shape.head_dim + step.positions[0]));
-        let rows = (step.positions.len() + step.idle) as u32;
+        let rows = (step.positions.len() + step.inactive) as u32;
         let longest = step.positions.iter().max().unwrap_or(&0) + 1;
         let table_stride = longest.div_ceil(shape.page_size) + 1;
         // Page 0 is unused: table entries that no row may read point to it.
@@ -266,7 +266,7 @@ impl Data {
         }
     }
 
-    /// The reference's heads of a row.
+    /// The inputs of a row, for the reference.
     fn row(&self, step: &Step, row: u32) -> Row<'_> {
         let shape = &step.shape;
         let length = shape.rope().row() as usize;
@@ -286,7 +286,7 @@ impl Data {
         self.kv_shape.element(page, head, position, 0)
     }
 
-    /// The same for a subset of the rows.
+    /// The same data for one row alone.
     #[cfg(test)]
     pub fn row_alone(&self, step: &Step, row: usize) -> Self {
         let (length, stride) = (step.shape.rope().row() as usize + 8, self.table_stride as usize);
@@ -321,8 +321,8 @@ impl Buffers {
             k: arena.buffer_from("keys", &stored::words(&data.k, &data.kv_shape))?,
             v: arena.buffer_from("values", &stored::words(&data.v, &data.kv_shape))?,
         };
-        let columns = step.positions.len() + step.idle;
-        let positions: Vec<u32> = step.positions.iter().copied().chain(vec![3; step.idle]).collect();
+        let columns = step.positions.len() + step.inactive;
+        let positions: Vec<u32> = step.positions.iter().copied().chain(vec![3; step.inactive]).collect();
         let slots: Vec<u32> = (0..columns as u32).collect();
         let k = (shape.heads * shape.head_dim) as usize;
         let o = poisoned(&mut arena, shape.output, k, columns)?;
@@ -350,7 +350,9 @@ impl Buffers {
             None
         };
         let operands = Operands {
-            qkv: arena.buffer_from("qkv", &in_partials(&data.qkv, row + 8, row, shape.partials))?.view(),
+            qkv: arena
+                .buffer_from("qkv", &split_into_partials(&data.qkv, row + 8, row, shape.partials))?
+                .view(),
             qkv_stride: row * shape.partials + 8,
             bias: if shape.bias { Some(arena.buffer_from("bias", &data.bias)?.view()) } else { None },
             weights: shape.norm.map(|_| weights.into()),

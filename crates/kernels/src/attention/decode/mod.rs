@@ -75,8 +75,7 @@ pub struct Operands<'a> {
     /// [`DecodeAttention::counter_bytes`] must be zero before the first use; every call leaves them zero.
     pub scratch: Option<View>,
     /// Three u32, read at execution: [`Plan::groups`] for the recorded rows and the last position of the
-    /// step. None: the maximum number of workgroups, most of which have nothing to do when there are many
-    /// rows.
+    /// step. None: the maximum number of workgroups; with many rows, most of them do nothing.
     pub groups: Option<View>,
 }
 
@@ -98,8 +97,8 @@ impl DecodeAttention {
         if plan.splits == 1 {
             return 0;
         }
-        let parts = u64::from(rows) * u64::from(shape.heads) * u64::from(plan.splits);
-        self.counter_bytes(rows) + parts * u64::from(shape.head_dim + 4) * 4
+        let split_outputs = u64::from(rows) * u64::from(shape.heads) * u64::from(plan.splits);
+        self.counter_bytes(rows) + split_outputs * u64::from(shape.head_dim + 4) * 4
     }
 
     /// Counter bytes at the start of the scratch memory. Independent of the plan, because layers of all kinds
@@ -178,11 +177,17 @@ impl DecodeAttention {
         // the number of rows.
         let columns = operands.o.columns as u32;
         if columns < rows || (kind == Activations::Int16 && columns != rows) {
-            return wrong(format!("{rows} rows for an output of {columns} columns of {kind}"));
+            let required = if kind == Activations::Int16 { "exactly" } else { "at least" };
+            return wrong(format!(
+                "{rows} rows need {required} as many {kind} output columns, but there are {columns}"
+            ));
         }
         let (bytes, splits) = (self.scratch_bytes(rows), self.plan.splits);
         if operands.scratch.as_ref().map_or(0, View::len) < bytes {
-            return wrong(format!("{splits} splits of {rows} rows need {bytes} bytes of scratch memory"));
+            let has = operands.scratch.as_ref().map_or(0, View::len);
+            return wrong(format!(
+                "scratch memory has {has} bytes, but {splits} splits of {rows} rows need {bytes}"
+            ));
         }
         Ok(())
     }

@@ -42,9 +42,9 @@ impl Plan {
     /// empty. `rows` is the recorded number, active or not: the offsets of counters and int16 low bytes
     /// depend on it.
     pub fn groups(&self, shape: &Shape, rows: u32, position: u32) -> [u32; 3] {
-        let seen = if shape.window == 0 { position } else { position.min(shape.window) };
+        let attended = if shape.window == 0 { position } else { position.min(shape.window) };
         // Both ends of the range may fall inside a block.
-        let blocks = seen / self.block() + 2;
+        let blocks = attended / self.block() + 2;
         [shape.heads / self.heads, rows, blocks.div_ceil(self.min_blocks()).clamp(1, self.splits)]
     }
 
@@ -55,15 +55,16 @@ impl Plan {
 
     /// Shared memory per workgroup, in bytes.
     pub fn shared_bytes(&self, shape: &Shape) -> u32 {
-        let own = (shape.head_dim / 8).div_ceil(self.lanes);
+        let vec8s_per_thread = (shape.head_dim / 8).div_ceil(self.lanes);
         let clusters = self.threads / self.lanes;
         let values = (self.heads + 2) * shape.head_dim * 4 + self.heads * 8;
-        let join = if clusters > 1 { self.threads * own * 32 + clusters * self.heads * 8 } else { 24 };
+        let cluster_outputs =
+            if clusters > 1 { self.threads * vec8s_per_thread * 32 + clusters * self.heads * 8 } else { 24 };
         let splits = if self.splits > 1 { self.heads * self.splits * 8 } else { 8 };
         let sums = if self.tier >= Tier::T1 { 0 } else { self.threads * self.keys * self.heads * 4 };
         let scales = if shape.scheme == KvScheme::Int8 { 8 * shape.head_dim.div_ceil(64) } else { 4 };
         // 16 for the flag of the last workgroup.
-        values + join + splits + sums + scales + 16
+        values + cluster_outputs + splits + sums + scales + 16
     }
 }
 
@@ -92,7 +93,7 @@ fn on_cpu(caps: &Caps) -> bool {
 }
 
 /// The plan for a step of `rows` rows: with many rows, workgroups have fewer threads, so that more of them
-/// run at the same time. At 128 rows of the 27B on an H200 this is most of the kernel's time.
+/// run at the same time. At 128 rows of the 27B on an H200, occupancy determines most of the kernel's time.
 pub fn plan_for_rows(caps: &Caps, shape: &Shape, rows: u32) -> Plan {
     let plan = plan(caps, shape);
     let target = match rows {

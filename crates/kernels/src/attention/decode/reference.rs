@@ -9,7 +9,8 @@ pub fn heads(shape: &Shape, row: &rope::reference::Row<'_>) -> (Vec<f64>, Vec<f6
 }
 
 /// The outputs of a row's query heads: `line(kv_head, position)` returns a key and a value as stored, the
-/// row's own included. Also returns, per head, the largest term of a score.
+/// row's own included. Also returns, per head, the magnitude of its scores as
+/// [`attention`](paged::reference::attention) does.
 pub fn attend(
     shape: &Shape,
     q: &[f64],

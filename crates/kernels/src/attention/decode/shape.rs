@@ -30,7 +30,7 @@ pub struct Shape {
     pub norm: Option<f32>,
     /// Adds a bias first (Qwen2).
     pub bias: bool,
-    /// RoPE pairs values 2i and 2i + 1 (llama in GGUF files); otherwise i and i + head_dim / 2.
+    /// RoPE pairs values 2i and 2i + 1 (Llama in GGUF files); otherwise i and i + head_dim / 2.
     pub interleaved: bool,
     /// Split-K partial sums of the QKV product, at least 1.
     pub partials: u32,
@@ -41,7 +41,7 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// The part that computes queries, keys and values.
+    /// The shape of the computation of queries, keys and values.
     pub fn rope(&self) -> rope::Shape {
         rope::Shape {
             heads: self.heads,
@@ -56,7 +56,7 @@ impl Shape {
         }
     }
 
-    /// The part that attends.
+    /// The shape of the attention itself.
     pub fn attention(&self) -> paged::policy::Shape {
         paged::policy::Shape {
             heads: self.heads,

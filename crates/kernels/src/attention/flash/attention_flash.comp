@@ -10,14 +10,14 @@
 // order, 16 per subgroup, so that every key and value that it loads serves all heads of the group. Keys are
 // processed in blocks of KEYS positions, which start at multiples of KEYS and so never cross a page. Blocks
 // go through shared memory: keys while the values are in flight, values while the keys of the next block are.
-// A subgroup's scores go from the accumulators of q · kᵀ to a patch of shared memory, where its threads find
-// the maximum of each row; the weights go back as f16, and the accumulators of weights · v stay in registers
+// A subgroup's scores go from the accumulators of q · kᵀ to its scratch in shared memory, where its threads
+// find the maximum of each row; the weights go back as f16, and the accumulators of weights · v stay in registers
 // throughout. The sum of the weights is one more product, with ones: it sums the weights as rounded, and has
 // the layout of the other accumulators.
 //
-// Weights are relative to a reference value per row, not to its maximum score so far: the reference follows
-// the maximum only when the score exceeds it by a factor of 2^AHEAD, so the accumulators seldom need
-// rescaling. Each row decides by its own scores alone.
+// Weights are 2^(score − reference score), with a reference score per row. Online softmax would use the maximum
+// so far and rescale the accumulators whenever it grows. Here the reference is raised to the maximum only when
+// that exceeds it by more than RESCALE_MARGIN, so rescaling is rare. Each row decides by its own scores alone.
 //
 // A key outside a row's range does not change its sums, not even their rounding, and a block without keys of
 // a subgroup's rows is skipped: a row's result does not depend on the other rows, provided that matrix units
@@ -92,44 +92,46 @@ const uint Q_AT = 0;
 const uint K_AT = QUERIES_IN_REGISTERS ? 0 : PAIRS * STRIDE;
 const uint V_AT = K_AT + KEYS * STRIDE;
 const uint LINES_END = V_AT + KEYS * STRIDE;
-// Then a patch per subgroup: 16 rows of scores, f32, followed by 16 rows of weights, f16. The padding is such
-// that PARTS threads of each of 4 rows read scores from all banks.
-const uint PATCHES_AT = LINES_END > PAIRS * STRIDE ? LINES_END : PAIRS * STRIDE;
+// Then scratch per subgroup: 16 rows of scores, f32, followed by 16 rows of weights, f16. The padding is such
+// that ROW_THREADS threads of each of 4 rows read scores from all banks.
+const uint SCRATCH_AT = LINES_END > PAIRS * STRIDE ? LINES_END : PAIRS * STRIDE;
 const uint SCORES_STRIDE = KEYS / 4 + 2;
 const uint WEIGHTS_AT = 16 * SCORES_STRIDE;
 const uint WEIGHTS_STRIDE = KEYS / 8 + 1;
-const uint PATCH = WEIGHTS_AT + 16 * WEIGHTS_STRIDE;
+const uint SUBGROUP_SCRATCH = WEIGHTS_AT + 16 * WEIGHTS_STRIDE;
 // The rescaling factors reuse the memory of the scores.
 const uint FACTORS_STRIDE = 5;
-shared uvec4 units[PATCHES_AT + SUBGROUPS * PATCH];
+shared uvec4 units[SCRATCH_AT + SUBGROUPS * SUBGROUP_SCRATCH];
 #include "matrix.glsl"
 // Outputs reuse the memory of the lines, this many matrices of a row at a time.
 const uint OUT_TILES = STRIDE / 4;
 
-// Threads that share a row of the patch, and rows per thread.
-const uint PARTS = 2;
-const uint LANE_ROWS = 16 * PARTS / LANES;
-// Quads of such a row per thread.
-const uint LANE_QUADS = KEYS / 4 / PARTS;
+// Threads that share a row of scores, and rows per thread.
+const uint ROW_THREADS = 2;
+const uint LANE_ROWS = 16 * ROW_THREADS / LANES;
+// Vec4s of such a row per thread.
+const uint LANE_VEC4S = KEYS / 4 / ROW_THREADS;
 
-// Lower than any relevant score, and the reference of weights before there is one: no sum of f16 products
-// comes near either, and 2 to the power of their difference is 0.
+// The score of a masked key, and the reference score before the first block: no sum of f16 products comes near
+// either, and 2 to the power of their difference is 0.
 const float MASKED = -3.0e38;
 const float NO_SCORE = -1.0e30;
-const float AHEAD = 8.0;
+// How far scores may exceed the reference score before the accumulators are rescaled, as a power of two. Weights
+// then stay at or below 2⁸: f16 holds up to 2¹⁶, and their sums are f32.
+const float RESCALE_MARGIN = 8.0;
 const float LOG2_E = 1.4426950408889634;
 
 // 16-byte loads per line, and per thread and block.
 const uint LINE_LOADS = HEAD_DIM * KV_BITS / 128;
 const uint LOADS = (KEYS * LINE_LOADS + THREADS - 1) / THREADS;
 
-// The key or value of load i of a thread, counted within its block, and the index of the load within the
-// line.
+// The key (or value) within its block of load i of a thread.
 uint key_of(uint i, uint thread) {
     return min((i * THREADS + thread) / LINE_LOADS, KEYS - 1);
 }
 
-uint part_of(uint i, uint thread) {
+// The index within its line of load i of a thread.
+uint load_in_line(uint i, uint thread) {
     return (i * THREADS + thread) % LINE_LOADS;
 }
 
@@ -145,13 +147,13 @@ void fetch(Words4 cache, uint page_line, uint block, uint first, uint last, uint
     unrolled for (uint i = 0; i < LOADS; i++) {
         uint position = clamp(block * KEYS + key_of(i, thread), first, last);
         uint line = page_line + position % PAGE_SIZE;
-        uint part = part_of(i, thread);
+        uint load = load_in_line(i, thread);
         if (INT8) {
-            fetched.words[i] = cache.data[int8_at(line) / 4 + part];
+            fetched.words[i] = cache.data[int8_at(line) / 4 + load];
             // 16 values are half a group; a word has the scales of two groups.
-            fetched.scales[i] = Numbers(cache).data[int8_scales_at(line) + part / 4];
+            fetched.scales[i] = Numbers(cache).data[int8_scales_at(line) + load / 4];
         } else {
-            fetched.words[i] = cache.data[line * UNITS + part];
+            fetched.words[i] = cache.data[line * UNITS + load];
         }
     }
 }
@@ -161,22 +163,22 @@ uvec2 packed_halves(vec4 values) {
 }
 
 // Stores the loaded block into lines from `at` on.
-void put(uint at, uint thread, Fetched fetched) {
+void store_block(uint at, uint thread, Fetched fetched) {
     unrolled for (uint i = 0; i < LOADS; i++) {
         if (KEYS * LINE_LOADS % THREADS != 0 && i * THREADS + thread >= KEYS * LINE_LOADS) {
             break;
         }
         uint line = at + key_of(i, thread) * STRIDE;
-        uint part = part_of(i, thread);
+        uint load = load_in_line(i, thread);
         if (INT8) {
             unrolled for (uint h = 0; h < 2; h++) {
-                uint scale = int8_scale_of(fetched.scales[i], 4 * part);
+                uint scale = int8_scale_of(fetched.scales[i], 4 * load);
                 uvec2 low = packed_halves(int8_values(fetched.words[i][2 * h], scale));
                 uvec2 high = packed_halves(int8_values(fetched.words[i][2 * h + 1], scale));
-                units[line + 2 * part + h] = uvec4(low, high);
+                units[line + 2 * load + h] = uvec4(low, high);
             }
         } else {
-            units[line + part] = fetched.words[i];
+            units[line + load] = fetched.words[i];
         }
     }
 }
@@ -185,12 +187,12 @@ void main() {
     uint group = push.heads / push.kv_heads;
     uint kv_head = gl_WorkGroupID.x;
     // The last tile of a prompt has the most keys, and runs first.
-    uint number = gl_NumWorkGroups.y - 1 - gl_WorkGroupID.y;
-    uint first_in_use = push.active_rows.first;
+    uint tile_number = gl_NumWorkGroups.y - 1 - gl_WorkGroupID.y;
+    uint first_active = push.active_rows.first;
     uint end_row = push.active_rows.end;
-    Tile tile = Tile(first_in_use + number, min(first_in_use + number + 1, end_row), 0);
+    Tile tile = Tile(first_active + tile_number, min(first_active + tile_number + 1, end_row), 0);
     if (!INDEPENDENT_ROWS) {
-        tile = tile_of_chunks(push.chunk_ends, push.chunks, first_in_use, end_row, group, PAIRS, number);
+        tile = tile_of_chunks(push.chunk_ends, push.chunks, first_active, end_row, group, PAIRS, tile_number);
     }
     uint pairs = tile.end * group;
     uint first_pair = tile.first * group + tile.number * PAIRS;
@@ -207,14 +209,14 @@ void main() {
 
     uint thread = thread_index();
     uint lane = gl_SubgroupInvocationID;
-    uint part = lane % PARTS;
-    // The subgroup's first pair; without one, its results are discarded.
+    uint row_thread = lane % ROW_THREADS;
+    // The subgroup's first pair. A subgroup without pairs helps to load, and writes nothing.
     uint own_pair = first_pair + gl_SubgroupID * 16;
-    bool idle = own_pair >= pairs;
+    bool is_empty = own_pair >= pairs;
     uint own_row = own_pair / group;
     uint own_first = position + own_row - first_row;
     uint own_last = min(position + (own_pair + 15) / group - first_row, last);
-    uint patch_at = PATCHES_AT + gl_SubgroupID * PATCH;
+    uint scratch_at = SCRATCH_AT + gl_SubgroupID * SUBGROUP_SCRATCH;
 
     uint block = first / KEYS;
     uint end = last / KEYS + 1;
@@ -230,11 +232,11 @@ void main() {
         units[Q_AT + i / UNITS * STRIDE + i % UNITS] = uvec4(low, high);
     }
     uint q_at = Q_AT + gl_SubgroupID * 16 * STRIDE;
-    MatrixA held[QUERIES_IN_REGISTERS ? HEAD_TILES : 1];
+    MatrixA queries[QUERIES_IN_REGISTERS ? HEAD_TILES : 1];
     if (QUERIES_IN_REGISTERS) {
         barrier();
         unrolled for (uint d = 0; d < HEAD_TILES; d++) {
-            matrix_load_a(held[QUERIES_IN_REGISTERS ? d : 0], q_at + 2 * d, STRIDE);
+            matrix_load_a(queries[QUERIES_IN_REGISTERS ? d : 0], q_at + 2 * d, STRIDE);
         }
         barrier();
     }
@@ -247,24 +249,24 @@ void main() {
     matrix_zero(sum);
     MatrixB ones;
     matrix_ones(ones);
-    float relative_to[LANE_ROWS];
-    uint own[LANE_ROWS];
+    float reference_score[LANE_ROWS];
+    uint own_positions[LANE_ROWS];
     unrolled for (uint i = 0; i < LANE_ROWS; i++) {
-        relative_to[i] = NO_SCORE;
-        uint pair = min(own_pair + i * (LANES / PARTS) + lane / PARTS, pairs - 1);
-        own[i] = position + pair / group - first_row;
+        reference_score[i] = NO_SCORE;
+        uint pair = min(own_pair + i * (LANES / ROW_THREADS) + lane / ROW_THREADS, pairs - 1);
+        own_positions[i] = position + pair / group - first_row;
     }
 
-    put(K_AT, thread, fetched);
+    store_block(K_AT, thread, fetched);
     barrier();
     for (; block < end; block++) {
         fetch(push.v, (page * push.kv_heads + kv_head) * PAGE_SIZE, block, first, last, thread, fetched);
-        // Its page is known by the time the keys of the next block are loaded.
+        // Loaded early, so that the page is known when the keys of the next block are loaded.
         uint next_page = push.table.data[pages + min(block + 1, end - 1) * KEYS / PAGE_SIZE];
         uint block_first = block * KEYS;
         uint block_last = block_first + KEYS - 1;
-        bool counts = !idle && block_first <= own_last && block_last >= first_position(own_first, push.window);
-        if (counts) {
+        bool has_keys = !is_empty && block_first <= own_last && block_last >= first_position(own_first, push.window);
+        if (has_keys) {
             MatrixSums scores[KEY_TILES * CHAINS];
             unrolled for (uint i = 0; i < KEY_TILES * CHAINS; i++) {
                 matrix_zero(scores[i]);
@@ -272,7 +274,7 @@ void main() {
             unrolled for (uint d = 0; d < HEAD_TILES; d++) {
                 MatrixA q;
                 if (QUERIES_IN_REGISTERS) {
-                    q = held[QUERIES_IN_REGISTERS ? d : 0];
+                    q = queries[QUERIES_IN_REGISTERS ? d : 0];
                 } else {
                     matrix_load_a(q, q_at + 2 * d, STRIDE);
                 }
@@ -286,78 +288,78 @@ void main() {
                 unrolled for (uint chain = 1; chain < CHAINS; chain++) {
                     matrix_add(scores[k * CHAINS], scores[k * CHAINS + chain]);
                 }
-                matrix_store_sums(scores[k * CHAINS], patch_at + 4 * k, SCORES_STRIDE);
+                matrix_store_sums(scores[k * CHAINS], scratch_at + 4 * k, SCORES_STRIDE);
             }
             subgroup_shared_barrier();
 
-            bool whole = block_last <= own_first && block_first >= first_position(own_last, push.window);
-            bool grew = false;
+            bool all_in_range = block_last <= own_first && block_first >= first_position(own_last, push.window);
+            bool any_rescaled = false;
             float factors[LANE_ROWS];
             unrolled for (uint i = 0; i < LANE_ROWS; i++) {
-                uint row = i * (LANES / PARTS) + lane / PARTS;
-                vec4 weights[LANE_QUADS];
-                unrolled for (uint j = 0; j < LANE_QUADS; j++) {
-                    uvec4 bits = units[patch_at + row * SCORES_STRIDE + j * PARTS + part];
+                uint row = i * (LANES / ROW_THREADS) + lane / ROW_THREADS;
+                vec4 weights[LANE_VEC4S];
+                unrolled for (uint j = 0; j < LANE_VEC4S; j++) {
+                    uvec4 bits = units[scratch_at + row * SCORES_STRIDE + j * ROW_THREADS + row_thread];
                     weights[j] = uintBitsToFloat(bits);
                 }
-                if (!whole) {
-                    uint low = first_position(own[i], push.window);
-                    unrolled for (uint j = 0; j < LANE_QUADS; j++) {
-                        uvec4 key = block_first + (j * PARTS + part) * 4 + uvec4(0, 1, 2, 3);
-                        bvec4 in_range = equal(clamp(key, uvec4(low), uvec4(own[i])), key);
+                if (!all_in_range) {
+                    uint low = first_position(own_positions[i], push.window);
+                    unrolled for (uint j = 0; j < LANE_VEC4S; j++) {
+                        uvec4 key = block_first + (j * ROW_THREADS + row_thread) * 4 + uvec4(0, 1, 2, 3);
+                        bvec4 in_range = equal(clamp(key, uvec4(low), uvec4(own_positions[i])), key);
                         weights[j] = mix(vec4(MASKED), weights[j], in_range);
                     }
                 }
-                vec4 quad = weights[0];
-                unrolled for (uint j = 1; j < LANE_QUADS; j++) {
-                    quad = max(quad, weights[j]);
+                vec4 largest4 = weights[0];
+                unrolled for (uint j = 1; j < LANE_VEC4S; j++) {
+                    largest4 = max(largest4, weights[j]);
                 }
-                float largest = max(max(quad.x, quad.y), max(quad.z, quad.w));
-                unrolled for (uint distance = 1; distance < PARTS; distance *= 2) {
+                float largest = max(max(largest4.x, largest4.y), max(largest4.z, largest4.w));
+                unrolled for (uint distance = 1; distance < ROW_THREADS; distance *= 2) {
                     largest = max(largest, subgroupShuffleXor(largest, distance));
                 }
-                bool grows = largest > relative_to[i] + AHEAD;
-                factors[i] = grows ? exp2(relative_to[i] - largest) : 1.0;
-                relative_to[i] = grows ? largest : relative_to[i];
-                grew = grew || grows;
-                unrolled for (uint j = 0; j < LANE_QUADS; j++) {
-                    uvec2 halves = packed_halves(exp2(weights[j] - relative_to[i]));
-                    uint unit_half = j * PARTS + part;
-                    uint at = patch_at + WEIGHTS_AT + row * WEIGHTS_STRIDE + unit_half / 2;
+                bool rescales = largest > reference_score[i] + RESCALE_MARGIN;
+                factors[i] = rescales ? exp2(reference_score[i] - largest) : 1.0;
+                reference_score[i] = rescales ? largest : reference_score[i];
+                any_rescaled = any_rescaled || rescales;
+                unrolled for (uint j = 0; j < LANE_VEC4S; j++) {
+                    uvec2 halves = packed_halves(exp2(weights[j] - reference_score[i]));
+                    uint unit_half = j * ROW_THREADS + row_thread;
+                    uint at = scratch_at + WEIGHTS_AT + row * WEIGHTS_STRIDE + unit_half / 2;
                     units[at][unit_half % 2 * 2] = halves.x;
                     units[at][unit_half % 2 * 2 + 1] = halves.y;
                 }
             }
-            if (subgroupAny(grew)) {
+            if (subgroupAny(any_rescaled)) {
                 // All threads have read the scores.
                 subgroup_shared_barrier();
                 unrolled for (uint i = 0; i < LANE_ROWS; i++) {
-                    uint row = i * (LANES / PARTS) + lane / PARTS;
-                    unrolled for (uint j = 0; j < 4 / PARTS; j++) {
-                        uint at = patch_at + row * FACTORS_STRIDE + j * PARTS + part;
+                    uint row = i * (LANES / ROW_THREADS) + lane / ROW_THREADS;
+                    unrolled for (uint j = 0; j < 4 / ROW_THREADS; j++) {
+                        uint at = scratch_at + row * FACTORS_STRIDE + j * ROW_THREADS + row_thread;
                         units[at] = uvec4(floatBitsToUint(factors[i]));
                     }
                 }
                 subgroup_shared_barrier();
-                MatrixSums each;
-                matrix_load_sums(each, patch_at, FACTORS_STRIDE);
+                MatrixSums factor_matrix;
+                matrix_load_sums(factor_matrix, scratch_at, FACTORS_STRIDE);
                 unrolled for (uint d = 0; d < HEAD_TILES; d++) {
-                    matrix_scale(o[d], each);
+                    matrix_scale(o[d], factor_matrix);
                 }
-                matrix_scale(sum, each);
+                matrix_scale(sum, factor_matrix);
             }
         }
 
-        put(V_AT, thread, fetched);
+        store_block(V_AT, thread, fetched);
         // Values are visible to all, and weights to the subgroup; the keys are no longer needed.
         barrier();
         if (block + 1 < end) {
             fetch(push.k, (next_page * push.kv_heads + kv_head) * PAGE_SIZE, block + 1, first, last, thread, fetched);
         }
-        if (counts) {
+        if (has_keys) {
             unrolled for (uint k = 0; k < KEY_TILES; k++) {
                 MatrixA weights;
-                matrix_load_a(weights, patch_at + WEIGHTS_AT + 2 * k, WEIGHTS_STRIDE);
+                matrix_load_a(weights, scratch_at + WEIGHTS_AT + 2 * k, WEIGHTS_STRIDE);
                 matrix_multiply(weights, ones, sum);
                 unrolled for (uint d = 0; d < HEAD_TILES; d++) {
                     MatrixB values;
@@ -367,14 +369,14 @@ void main() {
             }
         }
         if (block + 1 < end) {
-            put(K_AT, thread, fetched);
+            store_block(K_AT, thread, fetched);
         }
         // The next keys are visible to all; the values are no longer needed.
         barrier();
         page = next_page;
     }
 
-    if (idle) {
+    if (is_empty) {
         return;
     }
     uint out_at = gl_SubgroupID * 16 * STRIDE;
@@ -389,15 +391,15 @@ void main() {
             }
         }
         subgroup_shared_barrier();
-        // Eights per row.
-        uint eights = 2 * tiles;
-        for (uint i = lane; i < 16 * eights; i += LANES) {
-            uint pair = own_pair + i / eights;
+        // Vec8s per row.
+        uint vec8s = 2 * tiles;
+        for (uint i = lane; i < 16 * vec8s; i += LANES) {
+            uint pair = own_pair + i / vec8s;
             if (pair < pairs) {
-                uvec4 low = units[out_at + i / eights * STRIDE + i % eights * 2];
-                uvec4 high = units[out_at + i / eights * STRIDE + i % eights * 2 + 1];
+                uvec4 low = units[out_at + i / vec8s * STRIDE + i % vec8s * 2];
+                uvec4 high = units[out_at + i / vec8s * STRIDE + i % vec8s * 2 + 1];
                 uint head = kv_head * group + pair % group;
-                uint at = pair / group * push.o_stride + head * HEAD_DIM + tile * 16 + i % eights * 8;
+                uint at = pair / group * push.o_stride + head * HEAD_DIM + tile * 16 + i % vec8s * 8;
                 if (O_F16) {
                     push.o.data[at / 8] = uvec4(f16_activations(uintBitsToFloat(low)), f16_activations(uintBitsToFloat(high)));
                 } else {

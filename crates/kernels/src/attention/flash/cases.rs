@@ -33,10 +33,10 @@ const GEMMA: Shape = Shape {
 /// `count` rows at consecutive positions.
 pub(super) fn prefill(shape: Shape, first: u32, count: u32) -> Step {
     let rows = (first..first + count).map(|position| (1, position)).collect();
-    Step { shape, mode: Mode::Prefill, rows, before: 0, idle: 3, reach: 1.0 }
+    Step { shape, mode: Mode::Prefill, rows, inactive_before: 0, inactive_after: 3, query_scale: 1.0 }
 }
 
-/// Every head length, group size and scheme; ranges around the boundaries of pages, blocks, tiles and
+/// Covers every head length, group size and scheme, and ranges around the boundaries of pages, blocks, tiles and
 /// windows.
 pub(super) fn steps() -> Vec<Step> {
     let long = Shape { heads: 4, kv_heads: 2, head_dim: 128, ..GEMMA };
@@ -59,16 +59,19 @@ pub(super) fn steps() -> Vec<Step> {
         prefill(Shape { heads: 4, kv_heads: 4, head_dim: 80, ..small }, 10, 12),
         prefill(Shape { heads: 2, kv_heads: 1, head_dim: 96, scheme: int8, page_size: 32, ..small }, 33, 31),
         prefill(Shape { heads: 1, kv_heads: 1, head_dim: 32, page_size: 64, ..small }, 64, 70),
-        Step { reach: 14.0, ..prefill(Shape { page_size: 64, ..small }, 120, 40) },
-        Step { reach: 40.0, ..prefill(Shape { window: 90, ..long }, 300, 20) },
+        Step { query_scale: 14.0, ..prefill(Shape { page_size: 64, ..small }, 120, 40) },
+        Step { query_scale: 40.0, ..prefill(Shape { window: 90, ..long }, 300, 20) },
         // Several prompts: of one row, of exactly one tile, of one row more, longer than a tile, and with
         // heads that do not divide it.
-        Step { idle: 7, ..prefills(GEMMA, &[(0, 1), (70, 16), (0, 17), (5, 1), (0, 8), (130, 3)]) },
+        Step { inactive_after: 7, ..prefills(GEMMA, &[(0, 1), (70, 16), (0, 17), (5, 1), (0, 8), (130, 3)]) },
         prefills(Shape { window: 100, ..long }, &[(190, 33), (0, 32), (61, 70)]),
-        Step { before: 3, ..prefills(Shape { heads: 7, kv_heads: 1, ..small }, &[(3, 20), (0, 9), (64, 2)]) },
+        Step {
+            inactive_before: 3,
+            ..prefills(Shape { heads: 7, kv_heads: 1, ..small }, &[(3, 20), (0, 9), (64, 2)])
+        },
         // After rows of other sequences.
-        Step { before: 5, ..prefill(Shape { window: 40, ..GEMMA }, 50, 23) },
-        Step { before: 1, ..prefill(Shape { heads: 7, kv_heads: 1, ..small }, 3, 40) },
+        Step { inactive_before: 5, ..prefill(Shape { window: 40, ..GEMMA }, 50, 23) },
+        Step { inactive_before: 1, ..prefill(Shape { heads: 7, kv_heads: 1, ..small }, 3, 40) },
     ]
 }
 
@@ -78,7 +81,12 @@ pub(super) fn mixed_steps() -> Vec<Step> {
     let rows = vec![(2, 70), (0, 3), (1, 300)];
     let mixed = |shape| Step { mode: Mode::Decode, rows: rows.clone(), ..prefill(shape, 0, 1) };
     let int8 = Shape { scheme: KvScheme::Int8, ..long };
-    vec![mixed(long), mixed(Shape { window: 40, ..GEMMA }), mixed(int8), Step { before: 2, ..mixed(long) }]
+    vec![
+        mixed(long),
+        mixed(Shape { window: 40, ..GEMMA }),
+        mixed(int8),
+        Step { inactive_before: 2, ..mixed(long) },
+    ]
 }
 
 pub(super) fn cases(caps: &Caps) -> Vec<Case> {
@@ -112,13 +120,16 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
 
 fn name(step: &Step, kind: Kind, plan: &Plan) -> String {
     let shape = &step.shape;
-    let reach = if step.reach > 1.0 { ", large scores" } else { "" };
-    let before =
-        if step.before > 0 { format!(", after {} inactive rows", step.before) } else { String::new() };
+    let scores = if step.query_scale > 1.0 { ", large scores" } else { "" };
+    let before = if step.inactive_before > 0 {
+        format!(", after {} inactive rows", step.inactive_before)
+    } else {
+        String::new()
+    };
     let window = if shape.window > 0 { format!(", window {}", shape.window) } else { String::new() };
     let chunks = step.chunk_ends().map_or(String::new(), |ends| format!(" in {} chunks", ends.len() - 2));
     format!(
-        "{} rows{chunks} from {}{before}, {}/{} × {} {}, pages of {}{window}{reach}, to {}, {} pairs × {} keys{}{}",
+        "{} rows{chunks} from {}{before}, {}/{} × {} {}, pages of {}{window}{scores}, to {}, {} pairs × {} keys{}{}",
         step.rows.len(),
         step.rows[0].1,
         shape.heads,
@@ -137,7 +148,7 @@ fn name(step: &Step, kind: Kind, plan: &Plan) -> String {
 /// Relative to the largest value: a weight is rounded to 2⁻¹¹ of itself in the sum of values and in the sum
 /// of weights, and the output to f16, which devices may truncate, to 2⁻¹⁰.
 const ROUNDING: f64 = 1.0 / 512.0;
-/// Relative to the largest value, per unit of the terms of a score: matrix units accumulate in f32, with or
+/// Relative to the largest value, per unit of the scores' magnitude: matrix units accumulate in f32, with or
 /// without extra bits.
 const SCORE_ROUNDING: f64 = 1e-6;
 
@@ -150,7 +161,7 @@ pub(super) fn run(device: &Device, step: &Step, kind: Kind, plan: Plan) -> Resul
     let d = shape.head_dim as usize;
     let row = shape.heads as usize * d;
     let padded = row.next_multiple_of(QUAD);
-    for (i, (slot, position)) in (step.before..).zip(step.rows.iter().copied()) {
+    for (i, (slot, position)) in (step.inactive_before..).zip(step.rows.iter().copied()) {
         for head in 0..shape.heads {
             let q = reference::query(&data.q[i * row + head as usize * d..][..d]);
             let line = |values: &[f64], at| {
@@ -161,8 +172,8 @@ pub(super) fn run(device: &Device, step: &Step, kind: Kind, plan: Plan) -> Resul
             let keys: Vec<Vec<f64>> = range.clone().map(|at| line(&data.k, at)).collect();
             let values: Vec<Vec<f64>> = range.map(|at| line(&data.v, at)).collect();
             let largest = values.iter().flatten().fold(0.0_f64, |largest, value| largest.max(value.abs()));
-            let (want, reach) = exact::attention(&q, &keys, &values);
-            let allowed = largest * (ROUNDING + SCORE_ROUNDING * reach);
+            let (want, magnitude) = exact::attention(&q, &keys, &values);
+            let allowed = largest * (ROUNDING + SCORE_ROUNDING * magnitude);
             for (j, want) in want.into_iter().enumerate() {
                 let got = value(&o, kind, i * padded, head as usize * d + j);
                 let at = || format!("value {j} of head {head}, row {i} at position {position}");
@@ -175,7 +186,7 @@ pub(super) fn run(device: &Device, step: &Step, kind: Kind, plan: Plan) -> Resul
         Kind::F32 => (row, padded),
     };
     for (i, word) in o.iter().enumerate() {
-        if !(step.before..step.before + step.rows.len()).contains(&(i / words)) {
+        if !(step.inactive_before..step.inactive_before + step.rows.len()).contains(&(i / words)) {
             comparison.equal(|| format!("word {i}, of an inactive row"), word, &POISON);
         } else if i % words >= first {
             comparison.equal(|| format!("word {i}, of a row's padding"), word, &POISON);
@@ -226,7 +237,7 @@ pub(super) fn attend(
         table: &KvTable { view: arena.buffer_from("table", &data.table)?.view(), stride: data.table_stride },
         positions: arena.buffer_from("positions", &positions)?.view(),
         slots: arena.buffer_from("slots", &slots)?.view(),
-        active: arena.buffer_from("active", &step.in_use())?.view(),
+        active: arena.buffer_from("active", &step.active_rows())?.view(),
         chunk_ends: step
             .chunk_ends()
             .map(|ends| arena.buffer_from("chunk_ends", &ends))
@@ -236,7 +247,7 @@ pub(super) fn attend(
         scratch: None,
     };
     let mut recorder = device.recorder()?;
-    kernel.record(&mut recorder, "attention_flash", step.grid(), &operands)?;
+    kernel.record(&mut recorder, "attention_flash", step.recorded_rows(), &operands)?;
     recorder.seal()?.run(TIMEOUT)?;
     let (VectorData::F16(buffer) | VectorData::F32(buffer)) = o.data else { unreachable!("created above") };
     Output::from_buffer(buffer, words).read(comparison)

@@ -17,9 +17,9 @@ const PRODUCT: MatrixShape =
 const SIDE: u32 = 16;
 /// Subgroup size; its threads share rows of scores in pairs.
 const LANES: u32 = 32;
-/// Maximum head length: its output fills half of a thread's registers. And the minimum: an output reuses the
-/// memory of a query.
+/// Maximum head length: its output fills half of a thread's registers.
 const MAX_HEAD_DIM: u32 = 256;
+/// Minimum head length: an output reuses the shared memory of a query.
 const MIN_HEAD_DIM: u32 = 32;
 
 /// A variant of the kernel.
@@ -71,8 +71,8 @@ impl Plan {
         let lines =
             if self.queries_in_registers { queries.max(keys_and_values) } else { queries + keys_and_values };
         let line = shape.head_dim / 8 + 1;
-        let patch = SIDE * (self.keys / 4 + 2) + SIDE * (self.keys / 8 + 1);
-        (lines * line + self.subgroups * patch) * 16
+        let scratch = SIDE * (self.keys / 4 + 2) + SIDE * (self.keys / 8 + 1);
+        (lines * line + self.subgroups * scratch) * 16
     }
 
     /// The reason why the plan cannot serve a shape, if any.
@@ -112,8 +112,8 @@ pub fn plans(caps: &Caps, shape: &Shape) -> Vec<Plan> {
     if supported { fitting(caps, shape, Tier::T2, LANES) } else { vec![] }
 }
 
-/// The plan without cooperative matrices, on devices with T1 and a fixed subgroup size of up to 32: for
-/// tests.
+/// The plan that emulates cooperative matrices, for tests: on devices with T1 and a fixed subgroup size of up
+/// to 32.
 pub fn emulated(caps: &Caps, shape: &Shape) -> Option<Plan> {
     let supported = caps.tier() >= Some(Tier::T1)
         && caps.min_subgroup_size == caps.max_subgroup_size

@@ -78,7 +78,7 @@ fn rows_do_not_depend_on_their_tile() {
         o[row * length..][..length].to_vec()
     };
     for window in [0, 20] {
-        let all = Step { reach: 9.0, ..prefill(Shape { window, ..SMALL }, 30, 40) };
+        let all = Step { query_scale: 9.0, ..prefill(Shape { window, ..SMALL }, 30, 40) };
         let data = Data::new(&all);
         let q_row = (SMALL.heads * SMALL.head_dim) as usize;
         for skipped in [1, 7, 19, 39] {
@@ -98,7 +98,7 @@ fn without_active_rows_nothing_is_written() {
     let Some(device) = testkit::cpu_device() else { return };
     let some = prefill(SMALL, 5, 3);
     let data = Data::new(&some);
-    let none = Step { rows: vec![], idle: 3, ..some };
+    let none = Step { rows: vec![], inactive_after: 3, ..some };
     let plan = policy::emulated(device.caps(), &SMALL).unwrap();
     let o = cases::attend(&device, &none, Output::F16, plan, &data, &mut Comparison::default()).unwrap();
     assert!(o.iter().all(|word| *word == crate::case::POISON));
@@ -147,14 +147,14 @@ fn devices_with_cooperative_matrices_have_cases() {
 fn unsupported_shapes_have_no_plan() {
     let caps = known::h200();
     assert!(policy::plan(&caps, &SMALL).is_some());
-    let unserved = [
+    let unsupported = [
         Shape { scheme: KvScheme::F32, ..SMALL },
         Shape { head_dim: 72, ..SMALL },
         Shape { head_dim: 512, ..SMALL },
         Shape { head_dim: 16, ..SMALL },
         Shape { page_size: 8, ..SMALL },
     ];
-    for shape in unserved {
+    for shape in unsupported {
         assert_eq!(policy::plan(&caps, &shape), None, "{shape:?}");
     }
     let no_f16 =

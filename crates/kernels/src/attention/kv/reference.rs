@@ -11,9 +11,10 @@ const MAX_SCALE: f32 = 65_504.0;
 /// The int8 scale of a group, and its values in units of that scale.
 pub fn int8(group: &[f64]) -> (f16, Vec<i8>) {
     // NaN counts as larger than any number.
-    let larger = |largest: f32, size: f32| if size > largest || size.is_nan() { size } else { largest };
-    let reach = group.iter().map(|value| (*value as f32).abs()).fold(0.0, larger);
-    let scale = f16::from_f32(if reach.is_nan() { reach } else { (reach * (1.0 / 127.0)).min(MAX_SCALE) });
+    let larger = |max: f32, size: f32| if size > max || size.is_nan() { size } else { max };
+    let largest = group.iter().map(|value| (*value as f32).abs()).fold(0.0, larger);
+    let scale =
+        f16::from_f32(if largest.is_nan() { largest } else { (largest * (1.0 / 127.0)).min(MAX_SCALE) });
     if scale.is_nan() || scale == f16::ZERO {
         return (scale, vec![0; group.len()]);
     }
@@ -48,27 +49,27 @@ pub fn rounding(line: &[f64], scheme: KvScheme) -> Vec<f64> {
             .chunks(INT8_GROUP as usize)
             .flat_map(|group| {
                 let scale = int8(group).0.to_f64();
-                let reach = group.iter().fold(0.0_f64, |largest, value| largest.max(value.abs()));
+                let largest = group.iter().fold(0.0_f64, |max, value| max.max(value.abs()));
                 // The scale itself was rounded: the largest value may not be exactly 127 steps. Devices
                 // divide with an error in the last bits, which may decide a tie.
-                vec![0.5002 * scale + (reach - 127.0 * scale).abs(); group.len()]
+                vec![0.5002 * scale + (largest - 127.0 * scale).abs(); group.len()]
             })
             .collect(),
     }
 }
 
-/// Allowed error of stored values against [`round`]: zero, except for int8 ties, which a device may round the
-/// other way because its division has an error in the last bits.
-pub fn slack(line: &[f64], scheme: KvScheme) -> Vec<f64> {
+/// Allowed error of stored values against [`round`]: zero, except for int8 ties. A device may round those the
+/// other way, because its division has an error in the last bits.
+pub fn tie_tolerance(line: &[f64], scheme: KvScheme) -> Vec<f64> {
     if scheme != KvScheme::Int8 {
         return vec![0.0; line.len()];
     }
-    let of_group = |group: &[f64]| -> Vec<f64> {
+    let group_tolerance = |group: &[f64]| -> Vec<f64> {
         let scale = int8(group).0.to_f64();
         let tie = |value: &f64| ((value / scale).abs().fract() - 0.5).abs() < 1e-4;
         group.iter().map(|value| if tie(value) { scale } else { 0.0 }).collect()
     };
-    line.chunks(INT8_GROUP as usize).flat_map(of_group).collect()
+    line.chunks(INT8_GROUP as usize).flat_map(group_tolerance).collect()
 }
 
 /// The words of a whole cache, from the values of all elements in index order.
@@ -108,7 +109,7 @@ pub fn value(words: &[u32], shape: &KvShape, element: u64) -> f64 {
 }
 
 /// The words that an element depends on.
-pub fn places(shape: &KvShape, element: u64) -> Vec<usize> {
+pub fn words_of(shape: &KvShape, element: u64) -> Vec<usize> {
     match shape.scheme {
         KvScheme::F32 => vec![element as usize],
         KvScheme::F16 => vec![element as usize / 2],
@@ -118,14 +119,14 @@ pub fn places(shape: &KvShape, element: u64) -> Vec<usize> {
 
 /// The word that contains an int8 element, and its bit offset.
 fn int8_at(shape: &KvShape, element: u64) -> (usize, u32) {
-    let (page, position, d) = int8_place(shape, element);
+    let (page, position, d) = int8_coordinates(shape, element);
     let byte = page * page_bytes(shape) + position * u64::from(shape.head_dim) + d;
     (byte as usize / 4, byte as u32 % 4 * 8)
 }
 
 /// The word that contains the scale of an int8 element, and its bit offset.
 fn int8_scale_at(shape: &KvShape, element: u64) -> (usize, u32) {
-    let (page, position, d) = int8_place(shape, element);
+    let (page, position, d) = int8_coordinates(shape, element);
     let head_dim = u64::from(shape.head_dim);
     let scales = shape.scheme.head_bytes(shape.head_dim) - head_dim;
     let values = u64::from(shape.page_size) * head_dim;
@@ -134,7 +135,7 @@ fn int8_scale_at(shape: &KvShape, element: u64) -> (usize, u32) {
 }
 
 /// An element's page of one KV head, its position there, and its index within the head.
-fn int8_place(shape: &KvShape, element: u64) -> (u64, u64, u64) {
+fn int8_coordinates(shape: &KvShape, element: u64) -> (u64, u64, u64) {
     let (head_dim, page) = (u64::from(shape.head_dim), u64::from(shape.page_size));
     (element / head_dim / page, element / head_dim % page, element % head_dim)
 }
@@ -185,6 +186,6 @@ mod tests {
         // Page 1 of head 1, position 2, value 33: three pages of a head before it.
         let element = shape.element(1, 1, 2, 33);
         let page = 3 * (4 * 24 + 4 * 2);
-        assert_eq!(places(&shape, element), [page + 2 * 24 + 8, page + 4 * 24 + 2 * 2]);
+        assert_eq!(words_of(&shape, element), [page + 2 * 24 + 8, page + 4 * 24 + 2 * 2]);
     }
 }

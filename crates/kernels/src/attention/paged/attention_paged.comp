@@ -6,8 +6,8 @@
 //
 // A workgroup takes ROWS rows, HEADS query heads that share a KV head, and one KV split; a pair is a row and
 // a query head. Positions are processed in blocks of CLUSTERS · KEYS. A cluster of LANES threads takes KEYS
-// keys of each block: its threads hold eights (8 neighbouring values) of every pair's query and output, load
-// the same eights of keys and values, and sum their shares of the scores. At the end the clusters' outputs
+// keys of each block: its threads hold vec8s (8 neighbouring values) of every pair's query and output, load
+// the same vec8s of keys and values, and sum their shares of the scores. At the end the clusters' outputs
 // are combined, in order.
 //
 // Decode: ROWS is 1, and each row has its own position and slot. Prefill: the rows of a workgroup belong to
@@ -25,14 +25,14 @@ layout(constant_id = 5) const uint KEYS = 2;
 // Positions per page.
 layout(constant_id = 6) const uint PAGE_SIZE = 64;
 layout(constant_id = 7) const uint KV_BITS = 16;
-// More than one KV split: outputs are partial, to be combined.
+// More than one KV split: attention_combine combines their outputs.
 layout(constant_id = 8) const bool SPLIT = false;
 
 layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Floats4 { vec4 data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Words4 { uvec4 data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 8) readonly buffer Words2 { uvec2 data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 16) writeonly buffer Output { vec4 data[]; };
-layout(buffer_reference, scalar, buffer_reference_align = 8) writeonly buffer Sums { vec2 data[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 8) writeonly buffer MaxAndSum { vec2 data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Numbers { uint data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Active { uint first; uint end; };
 
@@ -47,11 +47,11 @@ layout(push_constant, scalar) uniform Push {
     Active active_rows;
     // End row of each chunk; a chunk is a run of rows of one sequence.
     Numbers chunk_ends;
-    // Rows at a stride of o_stride, or partial outputs counted from the first active row: [row][query
+    // Rows at a stride of o_stride, or split outputs indexed from the first active row: [row][query
     // head][split][HEAD_DIM].
     Output o;
-    // Maximum score and sum of weights of a partial output.
-    Sums sums;
+    // Maximum score and sum of weights of each split output.
+    MaxAndSum max_and_sum;
     uint heads;
     uint kv_heads;
     uint o_stride;
@@ -75,42 +75,41 @@ const uint CLUSTER_SUMS = KEYS * PAIRS;
 
 const uint CLUSTERS = THREADS / LANES;
 const uint BLOCK = CLUSTERS * KEYS;
-const uint EIGHTS = HEAD_DIM / 8;
-// Eights per thread. Where they do not divide evenly, the last thread repeats the last eight with weight
-// zero.
-const uint OWN = (EIGHTS + LANES - 1) / LANES;
-const uint QUADS = HEAD_DIM / 4;
+const uint HEAD_VEC8S = HEAD_DIM / 8;
+// Vec8s per thread. Where they do not divide evenly, the last thread repeats the last vec8 with weight zero.
+const uint THREAD_VEC8S = (HEAD_VEC8S + LANES - 1) / LANES;
+const uint HEAD_VEC4S = HEAD_DIM / 4;
 // Lower than any score, but finite, so that differences of two of them are not NaN.
 const float LOWEST = -3.0e38;
 const float LOG2_E = 1.4426950408889634;
 
-shared vec4 joined[CLUSTERS > 1 ? CLUSTERS * OWN * LANES * 2 : 1];
-shared vec2 joined_sums[CLUSTERS > 1 ? CLUSTERS * PAIRS : 1];
+shared vec4 cluster_outputs[CLUSTERS > 1 ? CLUSTERS * THREAD_VEC8S * LANES * 2 : 1];
+shared vec2 cluster_max_and_sum[CLUSTERS > 1 ? CLUSTERS * PAIRS : 1];
 
-// Loads per eight: of 16 bytes, or for int8 one of 8 bytes and one of the word with its scale.
-const uint LOADS = KV_BITS == 32 ? 2 : 1;
+// 16-byte loads per vec8. For int8: 8 bytes of values, and the word with their scale.
+const uint VEC8_LOADS = KV_BITS == 32 ? 2 : 1;
 
-// Index of the eight that is number i of a thread's eights, over all keys.
-uint eight_of(uint i, uint lane) {
-    return min(i % OWN * LANES + lane, EIGHTS - 1);
+// Index within its head of vec8 i of a thread, counted over all keys.
+uint vec8_index(uint i, uint lane) {
+    return min(i % THREAD_VEC8S * LANES + lane, HEAD_VEC8S - 1);
 }
 
 // Load i of a thread.
-uvec4 loaded(Words4 cache, uint lines[KEYS], uint i, uint lane) {
-    uint line = lines[i / LOADS / OWN];
-    uint eight = eight_of(i / LOADS, lane);
+uvec4 load_words(Words4 cache, uint lines[KEYS], uint i, uint lane) {
+    uint line = lines[i / VEC8_LOADS / THREAD_VEC8S];
+    uint vec8 = vec8_index(i / VEC8_LOADS, lane);
     if (INT8) {
-        // Two groups, whose scales share a word, are eight eights.
-        uvec2 values = Words2(cache).data[int8_at(line) / 2 + eight];
-        return uvec4(values, Numbers(cache).data[int8_scales_at(line) + eight / INT8_GROUP], 0);
+        // A word has the scales of two groups, which are 8 vec8s.
+        uvec2 values = Words2(cache).data[int8_at(line) / 2 + vec8];
+        return uvec4(values, Numbers(cache).data[int8_scales_at(line) + vec8 / INT8_GROUP], 0);
     }
-    return cache.data[(line * EIGHTS + eight) * LOADS + i % LOADS];
+    return cache.data[(line * HEAD_VEC8S + vec8) * VEC8_LOADS + i % VEC8_LOADS];
 }
 
-// Quad i of a thread, from the load that contains it.
-vec4 four(uvec4 words, uint i, uint lane) {
+// Vec4 i of a thread, from the load that contains it.
+vec4 vec4_of(uvec4 words, uint i, uint lane) {
     if (INT8) {
-        return int8_values(words[i % 2], int8_scale_of(words.z, 2 * eight_of(i / 2, lane)));
+        return int8_values(words[i % 2], int8_scale_of(words.z, 2 * vec8_index(i / 2, lane)));
     }
     if (F16) {
         uvec2 own = i % 2 == 0 ? words.xy : words.zw;
@@ -119,17 +118,17 @@ vec4 four(uvec4 words, uint i, uint lane) {
     return uintBitsToFloat(words);
 }
 
-// Index of a partial output.
-uint partial_index(uint row, uint head, uint split) {
+// Index of a split output.
+uint split_index(uint row, uint head, uint split) {
     return ((row - push.active_rows.first) * push.heads + head) * push.splits + split;
 }
 
-// A quad of a pair's output.
-void write(uint row, uint head, uint split, uint quad, vec4 value, float sum) {
+// Writes a vec4 of a pair's output.
+void write(uint row, uint head, uint split, uint vec4_index, vec4 value, float sum) {
     if (SPLIT) {
-        push.o.data[partial_index(row, head, split) * QUADS + quad] = value;
+        push.o.data[split_index(row, head, split) * HEAD_VEC4S + vec4_index] = value;
     } else {
-        push.o.data[row * (push.o_stride / 4) + head * QUADS + quad] = value / sum;
+        push.o.data[row * (push.o_stride / 4) + head * HEAD_VEC4S + vec4_index] = value / sum;
     }
 }
 
@@ -156,9 +155,9 @@ void main() {
     uint last = position + last_row - first_row;
     uint first_block = first / BLOCK;
     uint blocks = last / BLOCK - first_block + 1;
-    uint each = blocks_of_split(blocks, push.splits, push.min_blocks);
-    uint block = first_block + min(split * each, blocks);
-    uint end = first_block + min((split + 1) * each, blocks);
+    uint split_blocks = blocks_per_split(blocks, push.splits, push.min_blocks);
+    uint block = first_block + min(split * split_blocks, blocks);
+    uint end = first_block + min((split + 1) * split_blocks, blocks);
     if (block == end) {
         return;
     }
@@ -167,22 +166,22 @@ void main() {
     uint lane = thread % LANES;
     uint cluster = thread / LANES;
 
-    vec4 q[PAIRS * OWN * 2];
-    vec4 o[PAIRS * OWN * 2];
+    vec4 q[PAIRS * THREAD_VEC8S * 2];
+    vec4 o[PAIRS * THREAD_VEC8S * 2];
     float largest[PAIRS];
     float sum[PAIRS];
     [[unroll]] for (uint pair = 0; pair < PAIRS; pair++) {
         largest[pair] = LOWEST;
         sum[pair] = 0.0;
         uint row = min(first_row + pair / HEADS, last_row);
-        uint from = (row * push.heads + first_head + pair % HEADS) * QUADS;
-        [[unroll]] for (uint i = 0; i < OWN; i++) {
-            uint eight = i * LANES + lane;
-            uint at = from + min(eight, EIGHTS - 1) * 2;
-            float counts = eight < EIGHTS ? LOG2_E : 0.0;
+        uint from = (row * push.heads + first_head + pair % HEADS) * HEAD_VEC4S;
+        [[unroll]] for (uint i = 0; i < THREAD_VEC8S; i++) {
+            uint vec8 = i * LANES + lane;
+            uint at = from + min(vec8, HEAD_VEC8S - 1) * 2;
+            float query_scale = vec8 < HEAD_VEC8S ? LOG2_E : 0.0;
             [[unroll]] for (uint h = 0; h < 2; h++) {
-                q[(pair * OWN + i) * 2 + h] = push.q.data[at + h] * counts;
-                o[(pair * OWN + i) * 2 + h] = vec4(0.0);
+                q[(pair * THREAD_VEC8S + i) * 2 + h] = push.q.data[at + h] * query_scale;
+                o[(pair * THREAD_VEC8S + i) * 2 + h] = vec4(0.0);
             }
         }
     }
@@ -205,22 +204,22 @@ void main() {
         }
 
         // All loads come first: values are in flight while the scores are computed.
-        uvec4 key_words[KEYS * OWN * LOADS];
-        uvec4 value_words[KEYS * OWN * LOADS];
-        [[unroll]] for (uint i = 0; i < KEYS * OWN * LOADS; i++) {
-            key_words[i] = loaded(push.k, lines, i, lane);
-            value_words[i] = loaded(push.v, lines, i, lane);
+        uvec4 key_words[KEYS * THREAD_VEC8S * VEC8_LOADS];
+        uvec4 value_words[KEYS * THREAD_VEC8S * VEC8_LOADS];
+        [[unroll]] for (uint i = 0; i < KEYS * THREAD_VEC8S * VEC8_LOADS; i++) {
+            key_words[i] = load_words(push.k, lines, i, lane);
+            value_words[i] = load_words(push.v, lines, i, lane);
         }
 
         float scores[CLUSTER_SUMS];
         [[unroll]] for (uint i = 0; i < CLUSTER_SUMS; i++) {
             scores[i] = 0.0;
         }
-        [[unroll]] for (uint i = 0; i < KEYS * OWN * 2; i++) {
-            vec4 key = four(key_words[i * LOADS / 2], i, lane);
+        [[unroll]] for (uint i = 0; i < KEYS * THREAD_VEC8S * 2; i++) {
+            vec4 key = vec4_of(key_words[i * VEC8_LOADS / 2], i, lane);
             [[unroll]] for (uint pair = 0; pair < PAIRS; pair++) {
-                vec4 query = q[pair * OWN * 2 + i % (OWN * 2)];
-                uint at = i / (OWN * 2) * PAIRS + pair;
+                vec4 query = q[pair * THREAD_VEC8S * 2 + i % (THREAD_VEC8S * 2)];
+                uint at = i / (THREAD_VEC8S * 2) * PAIRS + pair;
                 [[unroll]] for (uint j = 0; j < 4; j++) {
                     scores[at] = fma(query[j], key[j], scores[at]);
                 }
@@ -231,30 +230,30 @@ void main() {
         [[unroll]] for (uint pair = 0; pair < PAIRS; pair++) {
             uint own = position + pair / HEADS;
             uint low = first_position(own, push.window);
-            float above = largest[pair];
+            float max_score = largest[pair];
             [[unroll]] for (uint k = 0; k < KEYS; k++) {
-                bool counts = keys[k] >= low && keys[k] <= own;
-                above = max(above, counts ? scores[k * PAIRS + pair] : LOWEST);
+                bool in_range = keys[k] >= low && keys[k] <= own;
+                max_score = max(max_score, in_range ? scores[k * PAIRS + pair] : LOWEST);
             }
-            float shrink = exp2(largest[pair] - above);
-            largest[pair] = above;
-            sum[pair] *= shrink;
+            float rescale = exp2(largest[pair] - max_score);
+            largest[pair] = max_score;
+            sum[pair] *= rescale;
             [[unroll]] for (uint k = 0; k < KEYS; k++) {
-                bool counts = keys[k] >= low && keys[k] <= own;
-                float weight = counts ? exp2(scores[k * PAIRS + pair] - above) : 0.0;
+                bool in_range = keys[k] >= low && keys[k] <= own;
+                float weight = in_range ? exp2(scores[k * PAIRS + pair] - max_score) : 0.0;
                 scores[k * PAIRS + pair] = weight;
                 sum[pair] += weight;
             }
-            [[unroll]] for (uint i = 0; i < OWN * 2; i++) {
-                o[pair * OWN * 2 + i] *= shrink;
+            [[unroll]] for (uint i = 0; i < THREAD_VEC8S * 2; i++) {
+                o[pair * THREAD_VEC8S * 2 + i] *= rescale;
             }
         }
 
-        [[unroll]] for (uint i = 0; i < KEYS * OWN * 2; i++) {
-            vec4 value = four(value_words[i * LOADS / 2], i, lane);
+        [[unroll]] for (uint i = 0; i < KEYS * THREAD_VEC8S * 2; i++) {
+            vec4 value = vec4_of(value_words[i * VEC8_LOADS / 2], i, lane);
             [[unroll]] for (uint pair = 0; pair < PAIRS; pair++) {
-                uint at = pair * OWN * 2 + i % (OWN * 2);
-                o[at] = fma(vec4(scores[i / (OWN * 2) * PAIRS + pair]), value, o[at]);
+                uint at = pair * THREAD_VEC8S * 2 + i % (THREAD_VEC8S * 2);
+                o[at] = fma(vec4(scores[i / (THREAD_VEC8S * 2) * PAIRS + pair]), value, o[at]);
             }
         }
     }
@@ -262,7 +261,7 @@ void main() {
     if (CLUSTERS > 1) {
         if (lane == 0) {
             [[unroll]] for (uint pair = 0; pair < PAIRS; pair++) {
-                joined_sums[cluster * PAIRS + pair] = vec2(largest[pair], sum[pair]);
+                cluster_max_and_sum[cluster * PAIRS + pair] = vec2(largest[pair], sum[pair]);
             }
         }
         barrier();
@@ -271,42 +270,42 @@ void main() {
         uint row = first_row + pair / HEADS;
         uint head = first_head + pair % HEADS;
         if (CLUSTERS > 1) {
-            float above = LOWEST;
+            float max_score = LOWEST;
             [[dont_unroll]] for (uint c = 0; c < CLUSTERS; c++) {
-                above = max(above, joined_sums[c * PAIRS + pair].x);
+                max_score = max(max_score, cluster_max_and_sum[c * PAIRS + pair].x);
             }
-            float all = 0.0;
+            float total = 0.0;
             [[dont_unroll]] for (uint c = 0; c < CLUSTERS; c++) {
-                vec2 part = joined_sums[c * PAIRS + pair];
-                all += exp2(part.x - above) * part.y;
+                vec2 state = cluster_max_and_sum[c * PAIRS + pair];
+                total += exp2(state.x - max_score) * state.y;
             }
-            float shrink = exp2(largest[pair] - above);
-            largest[pair] = above;
-            sum[pair] = all;
-            [[unroll]] for (uint i = 0; i < OWN * 2; i++) {
-                uint quad = (i / 2 * LANES + lane) * 2 + i % 2;
-                joined[cluster * OWN * LANES * 2 + quad] = o[pair * OWN * 2 + i] * shrink;
+            float rescale = exp2(largest[pair] - max_score);
+            largest[pair] = max_score;
+            sum[pair] = total;
+            [[unroll]] for (uint i = 0; i < THREAD_VEC8S * 2; i++) {
+                uint vec4_index = (i / 2 * LANES + lane) * 2 + i % 2;
+                cluster_outputs[cluster * THREAD_VEC8S * LANES * 2 + vec4_index] = o[pair * THREAD_VEC8S * 2 + i] * rescale;
             }
             barrier();
-            for (uint quad = thread; quad < QUADS && row <= last_row; quad += THREADS) {
+            for (uint vec4_index = thread; vec4_index < HEAD_VEC4S && row <= last_row; vec4_index += THREADS) {
                 vec4 value = vec4(0.0);
                 [[dont_unroll]] for (uint c = 0; c < CLUSTERS; c++) {
-                    value += joined[c * OWN * LANES * 2 + quad];
+                    value += cluster_outputs[c * THREAD_VEC8S * LANES * 2 + vec4_index];
                 }
-                write(row, head, split, quad, value, sum[pair]);
+                write(row, head, split, vec4_index, value, sum[pair]);
             }
             // The next pair must not overwrite values that another thread is still summing.
             barrier();
         } else if (row <= last_row) {
-            [[unroll]] for (uint i = 0; i < OWN * 2; i++) {
-                uint quad = (i / 2 * LANES + lane) * 2 + i % 2;
-                if (quad < QUADS) {
-                    write(row, head, split, quad, o[pair * OWN * 2 + i], sum[pair]);
+            [[unroll]] for (uint i = 0; i < THREAD_VEC8S * 2; i++) {
+                uint vec4_index = (i / 2 * LANES + lane) * 2 + i % 2;
+                if (vec4_index < HEAD_VEC4S) {
+                    write(row, head, split, vec4_index, o[pair * THREAD_VEC8S * 2 + i], sum[pair]);
                 }
             }
         }
         if (SPLIT && thread == 0 && row <= last_row) {
-            push.sums.data[partial_index(row, head, split)] = vec2(largest[pair], sum[pair]);
+            push.max_and_sum.data[split_index(row, head, split)] = vec2(largest[pair], sum[pair]);
         }
     }
 }

@@ -19,47 +19,50 @@ pub(crate) struct Step {
     /// Slot and position of each active row.
     pub rows: Vec<(u32, u32)>,
     /// Inactive rows before and after the active ones.
-    pub before: usize,
-    pub idle: usize,
+    pub inactive_before: usize,
+    pub inactive_after: usize,
     /// Largest magnitude of the queries; keys and values are between −1 and 1.
-    pub reach: f32,
+    pub query_scale: f32,
 }
 
 impl Step {
     /// All rows, active or not.
     pub fn columns(&self) -> usize {
-        self.before + self.rows.len() + self.idle
+        self.inactive_before + self.rows.len() + self.inactive_after
     }
 
     /// Rows that the kernel is recorded for.
-    pub fn grid(&self) -> u32 {
-        (self.rows.len() + self.idle) as u32
+    pub fn recorded_rows(&self) -> u32 {
+        (self.rows.len() + self.inactive_after) as u32
     }
 
     /// The first active row, and the end of the active rows.
-    pub fn in_use(&self) -> [u32; 2] {
-        [self.before as u32, (self.before + self.rows.len()) as u32]
+    pub fn active_rows(&self) -> [u32; 2] {
+        [self.inactive_before as u32, (self.inactive_before + self.rows.len()) as u32]
     }
 
-    /// End row of each prefill chunk, where there are several, or one after other rows. The entries after
-    /// them must be ignored.
+    /// End row of each prefill chunk, followed by two entries that the kernel must ignore. None for decode, and
+    /// for a single chunk that starts at row 0.
     pub fn chunk_ends(&self) -> Option<Vec<u32>> {
         let chunks = self.rows.chunk_by(|a, b| a.0 == b.0);
         let mut ends: Vec<u32> = chunks
-            .scan(self.before as u32, |end, chunk| {
+            .scan(self.inactive_before as u32, |end, chunk| {
                 *end += chunk.len() as u32;
                 Some(*end)
             })
             .collect();
-        let needed = self.mode == Mode::Prefill && (ends.len() > 1 || self.before > 0);
+        let needed = self.mode == Mode::Prefill && (ends.len() > 1 || self.inactive_before > 0);
         ends.extend([3, u32::MAX]);
         needed.then_some(ends)
     }
 
-    /// Of every row, active or not.
+    /// Slots and positions of all rows, active or not.
     pub fn slots_and_positions(&self) -> (Vec<u32>, Vec<u32>) {
         let others = |count| std::iter::repeat_n((0, 3), count);
-        others(self.before).chain(self.rows.iter().copied()).chain(others(self.idle)).unzip()
+        others(self.inactive_before)
+            .chain(self.rows.iter().copied())
+            .chain(others(self.inactive_after))
+            .unzip()
     }
 }
 
@@ -76,13 +79,13 @@ const GEMMA: Shape = Shape {
 /// Rows at these positions, each of its own slot.
 fn decode(shape: Shape, positions: &[u32]) -> Step {
     let rows = (0..).zip(positions.iter().copied()).collect();
-    Step { shape, mode: Mode::Decode, rows, before: 0, idle: 1, reach: 1.0 }
+    Step { shape, mode: Mode::Decode, rows, inactive_before: 0, inactive_after: 1, query_scale: 1.0 }
 }
 
 /// `count` rows at consecutive positions.
 fn prefill(shape: Shape, first: u32, count: u32) -> Step {
     let rows = (first..first + count).map(|position| (1, position)).collect();
-    Step { shape, mode: Mode::Prefill, rows, before: 0, idle: 2, reach: 1.0 }
+    Step { shape, mode: Mode::Prefill, rows, inactive_before: 0, inactive_after: 2, query_scale: 1.0 }
 }
 
 /// Chunks of several sequences: first position and row count of each. Slots are in descending order, so that
@@ -93,10 +96,18 @@ pub(crate) fn prefills(shape: Shape, chunks: &[(u32, u32)]) -> Step {
         .iter()
         .zip(slots)
         .flat_map(|((first, count), slot)| (*first..first + count).map(move |at| (slot, at)));
-    Step { shape, mode: Mode::Prefill, rows: rows.collect(), before: 0, idle: 2, reach: 1.0 }
+    Step {
+        shape,
+        mode: Mode::Prefill,
+        rows: rows.collect(),
+        inactive_before: 0,
+        inactive_after: 2,
+        query_scale: 1.0,
+    }
 }
 
-/// Every head length, group size and scheme; ranges around the boundaries of pages, blocks and windows.
+/// Covers every head length, group size and scheme, and ranges around the boundaries of pages, blocks and
+/// windows.
 pub(super) fn steps() -> Vec<Step> {
     let small = Shape { heads: 2, head_dim: 64, ..GEMMA };
     let lengths = [0, 1, 62, 63, 64, 299];
@@ -111,7 +122,7 @@ pub(super) fn steps() -> Vec<Step> {
         decode(Shape { heads: 3, head_dim: 96, kv_heads: 3, ..GEMMA }, &[65, 2]),
         decode(Shape { scheme: KvScheme::Int8, ..GEMMA }, &lengths),
         decode(Shape { heads: 3, head_dim: 96, kv_heads: 3, scheme: KvScheme::Int8, ..GEMMA }, &[65, 2]),
-        Step { reach: 14.0, ..decode(small, &[299, 64, 131]) },
+        Step { query_scale: 14.0, ..decode(small, &[299, 64, 131]) },
         prefill(GEMMA, 0, 17),
         prefill(Shape { window: 40, page_size: 64, ..GEMMA }, 250, 13),
         prefill(Shape { heads: 4, kv_heads: 2, head_dim: 128, scheme: KvScheme::F32, ..GEMMA }, 61, 9),
@@ -125,16 +136,16 @@ pub(super) fn steps() -> Vec<Step> {
             61,
             9,
         ),
-        Step { reach: 14.0, ..prefill(small, 120, 10) },
+        Step { query_scale: 14.0, ..prefill(small, 120, 10) },
         // Several prompts: some of one row, some of exactly one tile or one row more.
         prefills(small, &[(0, 1), (70, 8), (0, 9), (5, 1), (0, 16), (130, 3)]),
         Step {
-            before: 2,
+            inactive_before: 2,
             ..prefills(Shape { window: 30, scheme: KvScheme::Int8, ..GEMMA }, &[(61, 5), (0, 2), (40, 4)])
         },
         // After rows of other sequences.
-        Step { before: 3, ..prefill(Shape { window: 40, ..small }, 50, 11) },
-        Step { before: 5, ..decode(small, &[131, 299]) },
+        Step { inactive_before: 3, ..prefill(Shape { window: 40, ..small }, 50, 11) },
+        Step { inactive_before: 5, ..decode(small, &[131, 299]) },
     ]
 }
 
@@ -169,13 +180,16 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
 
 fn name(step: &Step, plan: &Plan) -> String {
     let shape = &step.shape;
-    let reach = if step.reach > 1.0 { ", large scores" } else { "" };
-    let before =
-        if step.before > 0 { format!(", after {} inactive rows", step.before) } else { String::new() };
+    let scores = if step.query_scale > 1.0 { ", large scores" } else { "" };
+    let before = if step.inactive_before > 0 {
+        format!(", after {} inactive rows", step.inactive_before)
+    } else {
+        String::new()
+    };
     let window = if shape.window > 0 { format!(", window {}", shape.window) } else { String::new() };
     let chunks = step.chunk_ends().map_or(String::new(), |ends| format!(" in {} chunks", ends.len() - 2));
     format!(
-        "{:?} of {} rows{chunks} from {}{before}, {}/{} × {} {}, pages of {}{window}{reach}, splits {}",
+        "{:?} of {} rows{chunks} from {}{before}, {}/{} × {} {}, pages of {}{window}{scores}, splits {}",
         step.mode,
         step.rows.len(),
         step.rows[0].1,
@@ -197,7 +211,7 @@ pub(super) fn run(device: &Device, step: &Step, plan: Plan) -> Result<Comparison
     let d = shape.head_dim as usize;
     let row = shape.heads as usize * d;
     let padded = row.next_multiple_of(QUAD);
-    for (i, (slot, position)) in (step.before..).zip(step.rows.iter().copied()) {
+    for (i, (slot, position)) in (step.inactive_before..).zip(step.rows.iter().copied()) {
         for head in 0..shape.heads {
             let q = &data.q[i * row + head as usize * d..][..d];
             let line = |values: &[f64], at| {
@@ -207,19 +221,19 @@ pub(super) fn run(device: &Device, step: &Step, plan: Plan) -> Result<Comparison
             let range = reference::range(position, shape.window);
             let keys: Vec<Vec<f64>> = range.clone().map(|at| line(&data.k, at)).collect();
             let values: Vec<Vec<f64>> = range.map(|at| line(&data.v, at)).collect();
-            let (want, reach) = reference::attention(q, &keys, &values);
+            let (want, magnitude) = reference::attention(q, &keys, &values);
             for (j, want) in want.into_iter().enumerate() {
                 let got = f64::from(f32::from_bits(o[i * padded + head as usize * d + j]));
                 let at = || format!("value {j} of head {head}, row {i} at position {position}");
-                comparison.close(at, got, want, 2e-6 + 5e-7 * reach);
+                comparison.close(at, got, want, 2e-6 + 5e-7 * magnitude);
             }
         }
         for j in row..padded {
             comparison.equal(|| format!("padding {j} of row {i}"), &o[i * padded + j], &POISON);
         }
     }
-    let in_use = step.before * padded..(step.before + step.rows.len()) * padded;
-    for (i, word) in o.iter().enumerate().filter(|(i, _)| !in_use.contains(i)) {
+    let active = step.inactive_before * padded..(step.inactive_before + step.rows.len()) * padded;
+    for (i, word) in o.iter().enumerate().filter(|(i, _)| !active.contains(i)) {
         comparison.equal(|| format!("word {i}, of an inactive row"), word, &POISON);
     }
     Ok(comparison)
@@ -274,7 +288,8 @@ impl Data {
             }
         }
         let rows = step.columns() as u32;
-        let q = (0..rows * shape.heads * shape.head_dim).map(|_| random.signed() * step.reach).collect();
+        let q =
+            (0..rows * shape.heads * shape.head_dim).map(|_| random.signed() * step.query_scale).collect();
         Self { q, kv_shape, table, table_stride, k, v }
     }
 
@@ -306,7 +321,7 @@ pub(super) fn attend(
     let output = Output::new(&mut arena, length)?;
     let o = Vectors { k, columns, data: VectorData::F32(output.buffer) };
     let kernel = PagedAttention::with_plan(device, *shape, plan)?;
-    let scratch = match kernel.scratch_bytes(step.grid()) {
+    let scratch = match kernel.scratch_bytes(step.recorded_rows()) {
         0 => None,
         bytes => Some(Output::new(&mut arena, (bytes / 4) as usize)?),
     };
@@ -316,7 +331,7 @@ pub(super) fn attend(
         table: &KvTable { view: arena.buffer_from("table", &data.table)?.view(), stride: data.table_stride },
         positions: arena.buffer_from("positions", &positions)?.view(),
         slots: arena.buffer_from("slots", &slots)?.view(),
-        active: arena.buffer_from("active", &step.in_use())?.view(),
+        active: arena.buffer_from("active", &step.active_rows())?.view(),
         chunk_ends: step
             .chunk_ends()
             .map(|ends| arena.buffer_from("chunk_ends", &ends))
@@ -326,7 +341,7 @@ pub(super) fn attend(
         scratch: scratch.as_ref().map(|scratch| scratch.buffer.view()),
     };
     let mut recorder = device.recorder()?;
-    kernel.record(&mut recorder, "attention_paged", step.grid(), &operands)?;
+    kernel.record(&mut recorder, "attention_paged", step.recorded_rows(), &operands)?;
     recorder.seal()?.run(TIMEOUT)?;
     if let Some(scratch) = scratch {
         scratch.read(comparison)?;

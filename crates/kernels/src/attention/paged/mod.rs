@@ -81,19 +81,19 @@ impl PagedAttention {
 
     /// Scratch bytes for `rows` rows; 0 with one split.
     pub fn scratch_bytes(&self, rows: u32) -> u64 {
-        if self.plan.splits == 1 { 0 } else { self.partial_bytes(rows) + self.sum_bytes(rows) }
+        if self.plan.splits == 1 { 0 } else { self.split_output_bytes(rows) + self.max_and_sum_bytes(rows) }
     }
 
-    fn partials(&self, rows: u32) -> u64 {
+    fn split_outputs(&self, rows: u32) -> u64 {
         u64::from(rows) * u64::from(self.shape.heads) * u64::from(self.plan.splits)
     }
 
-    fn partial_bytes(&self, rows: u32) -> u64 {
-        self.partials(rows) * u64::from(self.shape.head_dim) * 4
+    fn split_output_bytes(&self, rows: u32) -> u64 {
+        self.split_outputs(rows) * u64::from(self.shape.head_dim) * 4
     }
 
-    fn sum_bytes(&self, rows: u32) -> u64 {
-        self.partials(rows) * 8
+    fn max_and_sum_bytes(&self, rows: u32) -> u64 {
+        self.split_outputs(rows) * 8
     }
 
     /// Records the kernel for up to `rows` rows; `active` selects them.
@@ -110,17 +110,20 @@ impl PagedAttention {
         let scratch = match (&operands.scratch, self.scratch_bytes(rows)) {
             (_, 0) => None,
             (Some(scratch), bytes) if scratch.len() >= bytes => {
-                let partials = self.partial_bytes(rows);
-                Some((scratch.slice(0..partials)?, scratch.slice(partials..bytes)?))
+                let outputs = self.split_output_bytes(rows);
+                Some((scratch.slice(0..outputs)?, scratch.slice(outputs..bytes)?))
             }
-            (_, bytes) => {
-                let reason =
-                    format!("{} splits of {rows} rows need {bytes} bytes of scratch memory", plan.splits);
+            (scratch, bytes) => {
+                let has = scratch.as_ref().map_or(0, View::len);
+                let reason = format!(
+                    "scratch memory has {has} bytes, but {} splits of {rows} rows need {bytes}",
+                    plan.splits
+                );
                 return Err(Error::InvalidUse { what: name.to_string(), reason });
             }
         };
-        let (partials, sums) = match scratch.clone() {
-            Some((partials, sums)) => (Address::from(partials), Address::from(sums)),
+        let (split_outputs, max_and_sum) = match scratch.clone() {
+            Some((outputs, max_and_sum)) => (Address::from(outputs), Address::from(max_and_sum)),
             None => (o.clone(), Address::NONE),
         };
         let push = attention_paged::Push {
@@ -132,8 +135,8 @@ impl PagedAttention {
             table: operands.table.view.clone().into(),
             active_rows: operands.active.clone().into(),
             chunk_ends: operands.chunk_ends()?.into(),
-            o: partials,
-            sums,
+            o: split_outputs,
+            max_and_sum,
             heads: shape.heads,
             kv_heads: shape.kv_heads,
             o_stride,
@@ -146,10 +149,12 @@ impl PagedAttention {
         let tiles = if plan.rows == 1 { rows } else { operands.tiles(rows, plan.rows) };
         let groups = [shape.heads / plan.heads, tiles, plan.splits];
         recorder.dispatch(name, &self.pipeline, groups, &push)?;
-        let (Some(combine), Some((partials, sums))) = (&self.combine, scratch) else { return Ok(()) };
+        let (Some(combine), Some((split_outputs, max_and_sum))) = (&self.combine, scratch) else {
+            return Ok(());
+        };
         let push = attention_combine::Push {
-            partials: partials.into(),
-            sums: sums.into(),
+            split_outputs: split_outputs.into(),
+            max_and_sum: max_and_sum.into(),
             positions: operands.positions.clone().into(),
             active_rows: operands.active.clone().into(),
             o,
@@ -160,8 +165,8 @@ impl PagedAttention {
             min_blocks: plan.min_blocks(),
             block: plan.block(),
         };
-        let quads = shape.heads * shape.head_dim / 4;
-        recorder.dispatch(name, combine, [quads.div_ceil(combine.threads()), rows, 1], &push)
+        let vec4s = shape.heads * shape.head_dim / 4;
+        recorder.dispatch(name, combine, [vec4s.div_ceil(combine.threads()), rows, 1], &push)
     }
 
     /// The address of the output, if all operands are consistent.
@@ -220,7 +225,9 @@ impl Operands<'_> {
         ];
         let ends = self.chunk_ends.iter().map(|ends| ("chunk_ends", ends, 1));
         match lengths.into_iter().chain(ends).find(|(_, view, words)| view.len() < *words * 4) {
-            Some((what, view, words)) => wrong(format!("{what} has {} bytes of {}", view.len(), words * 4)),
+            Some((what, view, words)) => {
+                wrong(format!("{what} has {} bytes, but needs {}", view.len(), words * 4))
+            }
             None => Ok(()),
         }
     }

@@ -25,7 +25,7 @@ pub struct Shape {
     pub context_length: u32,
 }
 
-/// Maximum head length: a thread of the smallest subgroup that T1 allows then holds 8 eights.
+/// Maximum head length: a thread of the smallest subgroup that T1 allows then holds 8 vec8s.
 const MAX_HEAD_DIM: u32 = 256;
 
 impl Shape {
@@ -46,8 +46,8 @@ impl Shape {
         self.scheme.check(self.head_dim, self.page_size).or_else(wrong)
     }
 
-    /// Eights per head.
-    fn eights(&self) -> u32 {
+    /// Vec8s (8 neighbouring values) per head.
+    fn vec8s(&self) -> u32 {
         self.head_dim / 8
     }
 }
@@ -88,12 +88,13 @@ impl Plan {
 
     /// Shared memory per workgroup, in bytes.
     pub fn shared_bytes(&self, shape: &Shape) -> u32 {
-        let own = shape.eights().div_ceil(self.lanes);
+        let vec8s_per_thread = shape.vec8s().div_ceil(self.lanes);
         let clusters = self.threads / self.lanes;
         let pairs = self.rows * self.heads;
-        let join = if clusters > 1 { self.threads * own * 32 + clusters * pairs * 8 } else { 24 };
+        let cluster_outputs =
+            if clusters > 1 { self.threads * vec8s_per_thread * 32 + clusters * pairs * 8 } else { 24 };
         let sums = if self.tier >= Tier::T1 { 0 } else { self.threads * self.keys * pairs * 4 };
-        join + sums
+        cluster_outputs + sums
     }
 }
 
@@ -115,31 +116,31 @@ pub fn reproducible(caps: &Caps, shape: &Shape, in_chunks: bool) -> Plan {
 /// The plan at a tier that need not be the device's best.
 pub fn at_tier(caps: &Caps, shape: &Shape, mode: Mode, tier: Tier) -> Plan {
     // A CPU driver runs a workgroup on one core, where sharing costs more than it saves: one cluster, of all
-    // lanes of a vector. On a GPU a thread takes two eights, because summing scores across a cluster costs
+    // lanes of a vector. On a GPU a thread takes two vec8s, because summing scores across a cluster costs
     // more than registers.
     let cpu = caps.max_subgroup_size < 32;
-    let target = if cpu { shape.eights() } else { shape.eights().div_ceil(2) };
+    let target = if cpu { shape.vec8s() } else { shape.vec8s().div_ceil(2) };
     let subgroup =
         if tier >= Tier::T1 && caps.allows_subgroup_size(32) { Subgroup::Exactly(32) } else { Subgroup::Any };
     let smallest = if subgroup == Subgroup::Any { caps.min_subgroup_size.clamp(4, 32) } else { 32 };
     let lanes = target.next_power_of_two().min(smallest);
-    let own = shape.eights().div_ceil(lanes);
-    // Eights of queries per thread, as many of outputs, and scores per cluster and sum. A GPU has registers
+    let vec8s_per_thread = shape.vec8s().div_ceil(lanes);
+    // Maximum vec8s of queries (and of outputs) per thread, and maximum scores per cluster. A GPU has registers
     // for this many; a CPU driver gains nothing from more, and takes seconds to compile them at T0.
-    let (max_eights, scores) = match (cpu, tier) {
+    let (max_vec8s, max_scores) = match (cpu, tier) {
         (false, _) => (8, 16),
         (true, Tier::T0) => (4, 2),
         (true, _) => (16, 16),
     };
     let group = shape.heads / shape.kv_heads;
-    let heads = (1..=group.min(max_eights))
+    let heads = (1..=group.min(max_vec8s))
         .rev()
-        .find(|heads| group.is_multiple_of(*heads) && heads * own <= max_eights)
+        .find(|heads| group.is_multiple_of(*heads) && heads * vec8s_per_thread <= max_vec8s)
         .unwrap_or(1);
-    let keys = if cpu { (scores / heads).clamp(1, 4).next_power_of_two() } else { 2 };
+    let keys = if cpu { (max_scores / heads).clamp(1, 4).next_power_of_two() } else { 2 };
     let rows = match mode {
         Mode::Decode => 1,
-        Mode::Prefill => (max_eights / (heads * own)).min(scores / (heads * keys)).max(1),
+        Mode::Prefill => (max_vec8s / (heads * vec8s_per_thread)).min(max_scores / (heads * keys)).max(1),
     };
     let multiple = if subgroup == Subgroup::Any { caps.max_subgroup_size.max(lanes) } else { 32 };
     let threads =

@@ -37,7 +37,7 @@ fn plans_of_larger_gpus_match_the_reference() {
         let mut steps = cases::steps();
         steps.retain(|step| step.shape.heads < 4 && step.shape.head_dim < 128 && step.rows.len() > 1);
         assert!(steps.iter().any(|step| step.mode == Mode::Prefill && step.shape.window > 0));
-        assert!(steps.iter().any(|step| step.shape.head_dim == 96), "eights that do not divide evenly");
+        assert!(steps.iter().any(|step| step.shape.head_dim == 96), "vec8s that do not divide evenly");
         for step in &steps {
             let (rows, splits) = if step.mode == Mode::Decode { (1, 2) } else { (3, 1) };
             let plan = Plan {
@@ -71,11 +71,18 @@ fn bits(device: &gpu::Device, step: &Step, data: &Data, row: usize, splits: u32)
 fn rows_are_batch_invariant() {
     let Some(device) = testkit::cpu_device() else { return };
     let rows = vec![(0, 210), (1, 3), (2, 130)];
-    let all = Step { shape: SMALL, mode: Mode::Decode, rows, before: 0, idle: 0, reach: 3.0 };
+    let all = Step {
+        shape: SMALL,
+        mode: Mode::Decode,
+        rows,
+        inactive_before: 0,
+        inactive_after: 0,
+        query_scale: 3.0,
+    };
     let data = Data::new(&all);
     for splits in [1, 2] {
         // The first row alone, among others, and last in a batch: always the same bits.
-        let alone = Step { rows: all.rows[..1].to_vec(), idle: 0, ..all.clone() };
+        let alone = Step { rows: all.rows[..1].to_vec(), inactive_after: 0, ..all.clone() };
         assert_eq!(bits(&device, &alone, &data, 0, splits), bits(&device, &all, &data, 0, splits));
     }
 }
@@ -86,7 +93,14 @@ fn prefill_rows_do_not_depend_on_their_tile() {
     for window in [0, 20] {
         let rows = (30..50).map(|position| (0, position)).collect();
         let shape = Shape { window, ..SMALL };
-        let all = Step { shape, mode: Mode::Prefill, rows, before: 0, idle: 0, reach: 3.0 };
+        let all = Step {
+            shape,
+            mode: Mode::Prefill,
+            rows,
+            inactive_before: 0,
+            inactive_after: 0,
+            query_scale: 3.0,
+        };
         let data = Data::new(&all);
         let q_row = (shape.heads * shape.head_dim) as usize;
         for skipped in [1, 7, 19] {

@@ -14,7 +14,7 @@ use crate::{
 const POSITIONS: [u32; 9] = [0, 1, 15, 16, 255, 256, 4999, 65_536, 131_071];
 const MAX_POSITIONS: u32 = 131_072;
 /// Inactive rows after them.
-const IDLE: usize = 2;
+const INACTIVE: usize = 2;
 const EPSILON: f32 = 1e-6;
 const SCALE: f32 = 0.0625;
 
@@ -53,8 +53,8 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
         Shape { heads: 2, kv_heads: 2, head_dim: 128, norm: true, partials: 3, ..plain },
     ];
     let tiers = [Tier::T0, Tier::T1].into_iter().filter(|tier| caps.tier() >= Some(*tier));
-    let behind = [shapes[0], shapes[8]].map(|shape| (shape, 3));
-    let steps = shapes.map(|shape| (shape, 0)).into_iter().chain(behind);
+    let after_inactive = [shapes[0], shapes[8]].map(|shape| (shape, 3));
+    let steps = shapes.map(|shape| (shape, 0)).into_iter().chain(after_inactive);
     tiers.flat_map(|tier| steps.clone().map(move |(shape, first)| case(tier, shape, first))).collect()
 }
 
@@ -65,10 +65,10 @@ fn case(tier: Tier, shape: Shape, first: usize) -> Case {
     })
 }
 
-/// Rows of `row` values split into this many partial sums, followed by the rest of the row: the partial sums
-/// add up to exactly the given values.
-pub(crate) fn in_partials(values: &[f32], stride: u32, row: u32, partials: u32) -> Vec<f32> {
-    let in_partials = |values: &[f32]| -> Vec<f32> {
+/// Splits the first `row` values of each row into partial sums that add up to exactly these values; the rest of
+/// the row follows unchanged.
+pub(crate) fn split_into_partials(values: &[f32], stride: u32, row: u32, partials: u32) -> Vec<f32> {
+    let split_row = |values: &[f32]| -> Vec<f32> {
         let (values, rest) = values.split_at(row as usize);
         // A half, a quarter, and so on, and the last fraction twice.
         let fractions = (1..=partials).map(|number| 0.5_f32.powi(number.min(partials - 1) as i32));
@@ -77,12 +77,12 @@ pub(crate) fn in_partials(values: &[f32], stride: u32, row: u32, partials: u32) 
             .chain(rest.iter().copied())
             .collect()
     };
-    values.chunks(stride as usize).flat_map(in_partials).collect()
+    values.chunks(stride as usize).flat_map(split_row).collect()
 }
 
 /// Runs one shape with one plan on random data. The rows before `first` are inactive too.
 pub(super) fn run(device: &Device, shape: Shape, plan: policy::Plan, first: usize) -> Result<Comparison> {
-    let rows = POSITIONS.len() + IDLE;
+    let rows = POSITIONS.len() + INACTIVE;
     let mut random = Random::new(u64::from(shape.row()));
     let mut floats =
         |count: u32, scale: f32| (0..count).map(|_| random.signed() * scale).collect::<Vec<f32>>();
@@ -113,7 +113,7 @@ pub(super) fn run(device: &Device, shape: Shape, plan: policy::Plan, first: usiz
     let table_stride = MAX_POSITIONS / shape.page_size;
     let mut table = vec![0_u32; 2 * table_stride as usize];
     let slots: Vec<u32> = (0..rows as u32).map(|row| (row + 1) % 2).collect();
-    let positions: Vec<u32> = POSITIONS.into_iter().chain([3; IDLE]).collect();
+    let positions: Vec<u32> = POSITIONS.into_iter().chain([3; INACTIVE]).collect();
     let entry = |row: usize| (slots[row] * table_stride + positions[row] / shape.page_size) as usize;
     // In reverse, so that page numbers and positions do not match by chance.
     for row in 0..rows {
@@ -128,7 +128,9 @@ pub(super) fn run(device: &Device, shape: Shape, plan: policy::Plan, first: usiz
     let q_row = (shape.heads * shape.head_dim) as usize;
     let q = Output::new(&mut arena, rows * q_row)?;
     let operands = Operands {
-        qkv: arena.buffer_from("qkv", &in_partials(&qkv, stride, shape.row(), shape.partials))?.view(),
+        qkv: arena
+            .buffer_from("qkv", &split_into_partials(&qkv, stride, shape.row(), shape.partials))?
+            .view(),
         qkv_stride: shape.row() * (shape.partials - 1) + stride,
         bias: if shape.bias { Some(arena.buffer_from("bias", &bias)?.view()) } else { None },
         weights: if shape.norm {
@@ -172,8 +174,8 @@ pub(super) fn run(device: &Device, shape: Shape, plan: policy::Plan, first: usiz
         );
         // Relative to the length of a pair, not to the value: rotation may leave a small difference of large
         // numbers.
-        let reach = |values: &[f64]| values.iter().fold(0.0_f64, |largest, value| largest.max(value.abs()));
-        let allowed = 1e-5 * reach(&want_q);
+        let largest = |values: &[f64]| values.iter().fold(0.0_f64, |max, value| max.max(value.abs()));
+        let allowed = 1e-5 * largest(&want_q);
         for (i, want) in want_q.iter().enumerate() {
             let at = || format!("query {i} of row {row} at position {position}");
             comparison.close(at, f64::from(f32::from_bits(q[row * q_row + i])), *want, allowed);
@@ -183,9 +185,9 @@ pub(super) fn run(device: &Device, shape: Shape, plan: policy::Plan, first: usiz
             let (want, allowed) = if what == "value" && !shape.bias {
                 let mut rounded = want.clone();
                 stored::round(&mut rounded, shape.scheme);
-                (rounded, stored::slack(&want, shape.scheme))
+                (rounded, stored::tie_tolerance(&want, shape.scheme))
             } else {
-                let exact = 1e-5 * reach(&want);
+                let exact = 1e-5 * largest(&want);
                 let allowed =
                     stored::rounding(&want, shape.scheme).into_iter().map(|rounding| rounding + exact);
                 (want, allowed.collect())
@@ -193,18 +195,18 @@ pub(super) fn run(device: &Device, shape: Shape, plan: policy::Plan, first: usiz
             for (i, (want, allowed)) in want.into_iter().zip(allowed).enumerate() {
                 let (head, d) = (i as u32 / shape.head_dim, i as u32 % shape.head_dim);
                 let element = kv_shape.element(page_of(row), head, position, d);
-                for word in stored::places(&kv_shape, element) {
+                for word in stored::words_of(&kv_shape, element) {
                     written[word] = true;
                 }
                 let got = stored::value(words, &kv_shape, element);
                 let at = || format!("{what} {i} of row {row} at position {position}");
                 // A group that contains a NaN becomes NaN as a whole.
-                comparison.close_or_none(at, got, want, allowed);
+                comparison.close_or_nan(at, got, want, allowed);
             }
         }
     }
-    let in_use = first * q_row..POSITIONS.len() * q_row;
-    for (i, word) in q.iter().enumerate().filter(|(i, _)| !in_use.contains(i)) {
+    let active = first * q_row..POSITIONS.len() * q_row;
+    for (i, word) in q.iter().enumerate().filter(|(i, _)| !active.contains(i)) {
         comparison.equal(|| format!("query word {i}, of an inactive row"), word, &POISON);
     }
     for i in (0..kv_words).filter(|i| !written[*i]) {

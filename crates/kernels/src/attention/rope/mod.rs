@@ -82,7 +82,7 @@ impl Rope {
             return wrong(reason);
         }
         if shape.heads == 0 || shape.kv_heads == 0 {
-            return wrong(format!("{shape:?}: there must be heads"));
+            return wrong(format!("{shape:?}: the numbers of query heads and KV heads must not be 0"));
         }
         Ok(Self { shape, plan, pipeline: variant(&shape, plan).pipeline(device)? })
     }
@@ -138,7 +138,7 @@ impl Rope {
         inputs.check(name, shape, rows, 2)?;
         let q = u64::from(rows) * u64::from(shape.heads * shape.head_dim) * 4;
         if operands.q.len() < q {
-            let reason = format!("q has {} bytes of {q}", operands.q.len());
+            let reason = format!("q has {} bytes, but needs {q}", operands.q.len());
             return Err(Error::InvalidUse { what: name.to_string(), reason });
         }
         Ok(())
@@ -173,7 +173,7 @@ impl Inputs<'_> {
             return wrong(format!("the cache is {kv:?}, but the kernel was created for {shape:?}"));
         }
         if self.bias.is_some() != shape.bias || self.weights.is_some() != shape.norm {
-            return wrong("bias and weights must be given if and only if the shape has them".into());
+            return wrong("bias and norm weights must be given if and only if the shape has them".into());
         }
         let (stride, row) = (self.qkv_stride, shape.row());
         if shape.partials == 0
@@ -181,7 +181,7 @@ impl Inputs<'_> {
             || !stride.is_multiple_of(multiple)
         {
             return wrong(format!(
-                "{} partial sums of {row} values per row at a stride of {stride}: the stride must be a multiple of {multiple} and no shorter",
+                "the stride of qkv is {stride} values, but must be a multiple of {multiple} and hold {} (at least 1) partial sums of {row} values",
                 shape.partials
             ));
         }
@@ -203,7 +203,7 @@ impl Inputs<'_> {
             lengths.extend([("a weight", q, head), ("a weight", k, head)]);
         }
         match lengths.into_iter().find(|(_, view, bytes)| view.len() < *bytes) {
-            Some((what, view, bytes)) => wrong(format!("{what} has {} bytes of {bytes}", view.len())),
+            Some((what, view, bytes)) => wrong(format!("{what} has {} bytes, but needs {bytes}", view.len())),
             None => Ok(()),
         }
     }

@@ -62,27 +62,27 @@ const uint CLUSTER_SUMS = 1;
 
 const uint HALF = HEAD_DIM / 2;
 const uint ITEMS = INT8 ? (HEAD_DIM / 8 + LANES - 1) / LANES * 2 : (HEAD_DIM / 4 + LANES - 1) / LANES;
-// Items in pairs, and the total.
-const uint TWOS = (ITEMS + 1) / 2;
-const uint HELD = 2 * TWOS;
+// Pairs of items per thread, and the items with the last pair complete.
+const uint ITEM_PAIRS = (ITEMS + 1) / 2;
+const uint PADDED_ITEMS = 2 * ITEM_PAIRS;
 const uint ALL_HEADS = HEADS + 2 * KV_HEADS;
 
 // The largest magnitude of each group of each head.
 const uint GROUPS = HEAD_DIM / 32;
-shared uint reaches[INT8 ? THREADS / LANES * GROUPS : 1];
+shared uint group_largest[INT8 ? THREADS / LANES * GROUPS : 1];
 
-// Index of a thread's item i of ITEMS.
+// Index within its head of item i of a thread.
 uint item_of(uint i, uint lane) {
     return INT8 ? (i / 2 * LANES + lane) * 2 + i % 2 : lane + i * LANES;
 }
 
-// Start of the two pairs of an item, in pairs of values.
-uvec2 places(uint item) {
+// Indices of the two pairs of values of an item.
+uvec2 pairs_of_item(uint item) {
     return INTERLEAVED ? uvec2(2 * item, 2 * item + 1) : uvec2(item, item + HALF / 2);
 }
 
 // Cosine and sine for a frequency: the angles of the two tables add, so their complex numbers multiply.
-vec2 turn(uint position, uint i) {
+vec2 rotation(uint position, uint i) {
     vec2 a = push.coarse.data[position / 256 * HALF + i];
     vec2 b = push.fine.data[position % 256 * HALF + i];
     return vec2(a.x * b.x - a.y * b.y, a.x * b.y + a.y * b.x);
@@ -122,16 +122,16 @@ void store_word(bool key, uint at, uint word) {
 
 // Writes a head into the cache as int8. Every thread of the workgroup must call it, whether its cluster
 // writes or not.
-void store_int8(bool key, bool writes, uint line, uint thread, vec4 values[HELD]) {
+void store_int8(bool key, bool writes, uint line, uint thread, vec4 values[PADDED_ITEMS]) {
     uint lane = thread % LANES;
     uint groups = thread / LANES * GROUPS;
     for (uint group = lane; group < GROUPS; group += LANES) {
-        reaches[groups + group] = 0;
+        group_largest[groups + group] = 0;
     }
     barrier();
-    // Four neighbouring values each, from a thread's items in pairs.
-    uvec2 words[TWOS];
-    [[unroll]] for (uint i = 0; i < HELD; i += 2) {
+    // Rearranges pairs of items into words of four neighbouring values.
+    uvec2 words[ITEM_PAIRS];
+    [[unroll]] for (uint i = 0; i < PADDED_ITEMS; i += 2) {
         uint item = item_of(i, lane);
         words[i / 2] = INTERLEAVED ? uvec2(item, item + 1) : uvec2(item / 2, item / 2 + HALF / 4);
         if (!INTERLEAVED) {
@@ -140,25 +140,25 @@ void store_int8(bool key, bool writes, uint line, uint thread, vec4 values[HELD]
             values[i + 1].xy = first.zw;
         }
         if (writes && item < HEAD_DIM / 4) {
-            atomicMax(reaches[groups + words[i / 2].x / INT8_GROUP], largest_magnitude(values[i]));
-            atomicMax(reaches[groups + words[i / 2].y / INT8_GROUP], largest_magnitude(values[i + 1]));
+            atomicMax(group_largest[groups + words[i / 2].x / INT8_GROUP], largest_magnitude(values[i]));
+            atomicMax(group_largest[groups + words[i / 2].y / INT8_GROUP], largest_magnitude(values[i + 1]));
         }
     }
     barrier();
     if (!writes) {
         return;
     }
-    [[unroll]] for (uint i = 0; i < HELD; i++) {
+    [[unroll]] for (uint i = 0; i < PADDED_ITEMS; i++) {
         if (item_of(i, lane) < HEAD_DIM / 4) {
             uint word = words[i / 2][i % 2];
-            uint scale = int8_scale(reaches[groups + word / INT8_GROUP]);
+            uint scale = int8_scale(group_largest[groups + word / INT8_GROUP]);
             store_word(key, int8_at(line) + word, int8_word(values[i], scale));
         }
     }
     for (uint i = lane; i < INT8_SCALE_WORDS; i += LANES) {
-        uint scales = int8_scale(reaches[groups + 2 * i]);
+        uint scales = int8_scale(group_largest[groups + 2 * i]);
         if (2 * i + 1 < GROUPS) {
-            scales |= int8_scale(reaches[groups + 2 * i + 1]) << 16;
+            scales |= int8_scale(group_largest[groups + 2 * i + 1]) << 16;
         }
         store_word(key, int8_scales_at(line) + i, scales);
     }
@@ -171,20 +171,20 @@ void main() {
     }
     uint thread = thread_index();
     uint lane = thread % LANES;
-    uint wanted = gl_WorkGroupID.x * (THREADS / LANES) + thread / LANES;
+    uint cluster_head = gl_WorkGroupID.x * (THREADS / LANES) + thread / LANES;
     // Clusters past the last head repeat it and write nothing: at T0 all threads must reach the barriers.
-    uint head = min(wanted, ALL_HEADS - 1);
+    uint head = min(cluster_head, ALL_HEADS - 1);
     bool is_query = head < HEADS;
     bool is_key = !is_query && head < HEADS + KV_HEADS;
 
-    vec4 values[HELD];
+    vec4 values[PADDED_ITEMS];
     float squares[CLUSTER_SUMS];
     squares[0] = 0.0;
     [[unroll]] for (uint i = 0; i < ITEMS; i++) {
         uint item = item_of(i, lane);
         values[i] = vec4(0.0);
         if (item < HEAD_DIM / 4) {
-            uvec2 at = places(item);
+            uvec2 at = pairs_of_item(item);
             uint start = head * HALF;
             uint from = row * (push.qkv_stride / 2) + start;
             values[i] = vec4(push.qkv.data[from + at.x], push.qkv.data[from + at.y]);
@@ -204,7 +204,7 @@ void main() {
         norm = inversesqrt(squares[0] / float(HEAD_DIM) + push.epsilon);
     }
     // For int8 all threads must reach one more barrier.
-    bool writes = wanted < ALL_HEADS;
+    bool writes = cluster_head < ALL_HEADS;
     if (!INT8 && !writes) {
         return;
     }
@@ -219,7 +219,7 @@ void main() {
     [[unroll]] for (uint i = 0; i < ITEMS; i++) {
         uint item = item_of(i, lane);
         if (item < HEAD_DIM / 4) {
-            uvec2 at = places(item);
+            uvec2 at = pairs_of_item(item);
             vec4 x = values[i];
             if (is_query || is_key) {
                 if (QK_NORM) {
@@ -227,8 +227,8 @@ void main() {
                                            : vec4(push.k_weight.data[at.x], push.k_weight.data[at.y]);
                     x *= norm * weight;
                 }
-                vec2 first = turn(position, 2 * item);
-                vec2 second = turn(position, 2 * item + 1);
+                vec2 first = rotation(position, 2 * item);
+                vec2 second = rotation(position, 2 * item + 1);
                 if (INTERLEAVED) {
                     x = vec4(rotated(x.x, x.y, first), rotated(x.z, x.w, second));
                 } else {

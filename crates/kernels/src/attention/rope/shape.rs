@@ -19,7 +19,7 @@ pub struct Shape {
     pub norm: bool,
     /// Adds a bias first (Qwen2).
     pub bias: bool,
-    /// RoPE pairs values 2i and 2i + 1 (llama in GGUF files); otherwise i and i + head_dim / 2.
+    /// RoPE pairs values 2i and 2i + 1 (Llama in GGUF files); otherwise i and i + head_dim / 2.
     pub interleaved: bool,
     /// Split-K partial sums of the QKV product, at least 1.
     pub partials: u32,
