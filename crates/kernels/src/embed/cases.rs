@@ -10,13 +10,13 @@ use crate::{
     case::{Case, Comparison, Output, Random, TIMEOUT, arena},
 };
 
-/// That of the 1B.
+/// The factor of Gemma 3 1B: √1152.
 const FACTOR: f32 = 33.941_125;
 
 /// Tokens and columns: one group; a strip and a quad; a row and a group more; the 270M's length; more than
 /// one workgroup.
 const SHAPES: [(usize, usize); 5] = [(1, 32), (16, 128), (17, 160), (40, 640), (33, 1152)];
-/// Only floats have such lengths.
+/// Lengths that only float schemes support.
 const ODD: [(usize, usize); 4] = [(1, 1), (3, 7), (18, 130), (5, 1029)];
 
 pub(super) fn cases(_: &Caps) -> Vec<Case> {
@@ -86,12 +86,12 @@ fn fill(embeddings: &mut Matrix, random: &mut Random) -> Result<()> {
         let small = if index.is_multiple_of(5) { 1e-4 } else { 1.0 };
         f16::from_f32(random.signed() * 0.02 * small).to_bits()
     };
-    for part in embeddings.blocks_mut() {
-        if let Some(scales) = &mut part.scales {
+    for block in embeddings.blocks_mut() {
+        if let Some(scales) = &mut block.scales {
             let halves: Vec<u16> = (0..scales.len() as usize / 2).map(&mut half).collect();
             scales.write(0, bytemuck::cast_slice(&halves))?;
         }
-        let bytes = part.values.len() as usize;
+        let bytes = block.values.len() as usize;
         let values: Vec<u8> = match scheme {
             Scheme::F16 => (0..bytes / 2).flat_map(|i| half(i).to_le_bytes()).collect(),
             Scheme::Bf16 => (0..bytes / 2)
@@ -102,7 +102,7 @@ fn fill(embeddings: &mut Matrix, random: &mut Random) -> Result<()> {
             }
             _ => (0..bytes).map(|i| (half(i) >> 3) as u8).collect(),
         };
-        part.values.write(0, &values)?;
+        block.values.write(0, &values)?;
     }
     Ok(())
 }

@@ -35,8 +35,8 @@ layout(push_constant, scalar) uniform Push {
     // Columns.
     uint hidden;
     // First row of this block in the matrix, and its number of rows.
-    uint part_first;
-    uint part_rows;
+    uint block_first_row;
+    uint block_rows;
     float factor;
 } push;
 
@@ -102,11 +102,11 @@ void main() {
     if (row >= push.active_rows.rows || k >= push.hidden) {
         return;
     }
-    uint part_row = push.tokens.data[row] - push.part_first;
-    if (part_row >= push.part_rows) {
+    uint block_row = push.tokens.data[row] - push.block_first_row;
+    if (block_row >= push.block_rows) {
         return;
     }
-    vec4 values = embedding(part_row, k) * push.factor;
+    vec4 values = embedding(block_row, k) * push.factor;
     for (uint i = 0; i < min(push.hidden - k, 4); i++) {
         push.residual.data[row * push.hidden + k + i] = values[i];
     }

@@ -39,7 +39,7 @@ pub struct Operands<'a> {
     pub embeddings: &'a Matrix,
     /// One u32: the number of active rows. The others are left unchanged.
     pub active: View,
-    /// u32 per row. A row whose token is past the embeddings is left unchanged too.
+    /// u32 per row. Rows whose token is past the end of the embeddings are left unchanged too.
     pub tokens: View,
     /// f32, `[row][hidden]`, written.
     pub residual: View,
@@ -74,21 +74,23 @@ impl Embed {
             return wrong(format!("active, tokens or residual is too short for {rows} rows of {}", layout.k));
         }
         // Shaders index words with 31 bits.
-        let most = (1_u64 << 31) * 4;
-        if residual.len() >= most || embeddings.blocks().iter().any(|part| part.values.len() >= most) {
+        let max_bytes = (1_u64 << 31) * 4;
+        if residual.len() >= max_bytes
+            || embeddings.blocks().iter().any(|block| block.values.len() >= max_bytes)
+        {
             return wrong("buffers must be smaller than 8 GiB, the range of the kernel's indices".into());
         }
         let groups = policy::groups(self.pipeline.threads(), layout.k);
-        for part in embeddings.blocks() {
+        for block in embeddings.blocks() {
             let push = Push {
-                values: (&part.values).into(),
-                scales: part.scales.as_ref().map_or(Address::NONE, Address::from),
+                values: (&block.values).into(),
+                scales: block.scales.as_ref().map_or(Address::NONE, Address::from),
                 active_rows: active.clone().into(),
                 tokens: tokens.clone().into(),
                 residual: residual.clone().into(),
                 hidden: layout.k as u32,
-                part_first: part.first_row as u32,
-                part_rows: part.layout.rows as u32,
+                block_first_row: block.first_row as u32,
+                block_rows: block.layout.rows as u32,
                 factor,
             };
             recorder.dispatch(name, &self.pipeline, [groups, rows as u32, 1], &push)?;

@@ -14,7 +14,7 @@ use crate::{
     vectors::compare::{compare, poisoned},
 };
 
-/// That of Gemma.
+/// Gemma's epsilon.
 const EPSILON: f32 = 1e-6;
 
 pub(super) fn cases(caps: &Caps) -> Vec<Case> {
@@ -46,7 +46,7 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
                 continue;
             }
             // One value, fewer than a subgroup, odd, more than the workgroup, some models' lengths, a thread
-            // with one of its two fours.
+            // with one of its two vec4s.
             let sizes = [(1, 1), (3, 7), (2, 259), (2, 640), (5, 1152), (1, 2560), (1, 5376), (1, 4112)];
             push(Activations::F32, false, 1, &sizes);
             push(Activations::F32, true, 1, &[(3, 259), (3, 640)]);
@@ -73,7 +73,7 @@ fn case(plan: Plan, fusion: Fusion, rows: usize, n: usize) -> Case {
         if fusion.residual { ", residual" } else { "" },
         fusion.output,
         if fusion.gather { ", gathered" } else { "" },
-        plan.per_thread.map_or(String::new(), |fours| format!(", {fours} fours per thread")),
+        plan.vec4s_per_thread.map_or(String::new(), |vec4s| format!(", {vec4s} vec4s per thread")),
     );
     Case::new(name, plan.tier, move |device| run(device, plan, fusion, rows, n))
 }
@@ -85,15 +85,18 @@ fn run(device: &Device, plan: Plan, fusion: Fusion, rows: usize, n: usize) -> Re
     // One row more than is active: it must stay unchanged.
     let (mut x, before) = (floats((rows + 1) * n, 30.0), floats((rows + 1) * n, 100.0));
     // Partial sums that add up to x without rounding: all are multiples of a power of two.
-    let mut parts: Vec<Vec<f32>> = (1..fusion.partials).map(|_| floats(x.len(), 30.0)).collect();
-    for value in parts.iter_mut().flatten().chain(&mut x) {
+    let mut partials: Vec<Vec<f32>> = (1..fusion.partials).map(|_| floats(x.len(), 30.0)).collect();
+    for value in partials.iter_mut().flatten().chain(&mut x) {
         *value = (*value * 1024.0).round() / 1024.0;
     }
-    let first =
-        x.iter().enumerate().map(|(i, x)| *x - parts.iter().map(|part| part[i]).sum::<f32>()).collect();
-    let parts: Vec<Vec<f32>> = [first].into_iter().chain(parts).collect();
-    let parts: Vec<f32> = (0..=rows)
-        .flat_map(|row| parts.iter().flat_map(move |part| &part[row * n..][..n]))
+    let first = x
+        .iter()
+        .enumerate()
+        .map(|(i, x)| *x - partials.iter().map(|partial| partial[i]).sum::<f32>())
+        .collect();
+    let partials: Vec<Vec<f32>> = [first].into_iter().chain(partials).collect();
+    let partials: Vec<f32> = (0..=rows)
+        .flat_map(|row| partials.iter().flat_map(move |partial| &partial[row * n..][..n]))
         .copied()
         .collect();
     let list: Vec<u32> = (0..rows as u32).rev().chain([0]).collect();
@@ -112,7 +115,7 @@ fn run(device: &Device, plan: Plan, fusion: Fusion, rows: usize, n: usize) -> Re
     });
 
     let mut arena = arena(device);
-    let x = arena.buffer_from("x", &parts)?;
+    let x = arena.buffer_from("x", &partials)?;
     let active = arena.buffer_from("active", &[rows as u32])?;
     let list = arena.buffer_from("rows", &list)?;
     let residual = arena.buffer_from("residual", &before)?;

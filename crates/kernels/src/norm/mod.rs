@@ -83,7 +83,7 @@ impl Norm {
         let multiple = fusion.output_group();
         if n == 0 || fusion.partials == 0 || !n.is_multiple_of(multiple) {
             let reason = format!(
-                "{} partial sums of {n} values cannot be normed to {}: the length must be a multiple of {multiple}",
+                "{} partial sums of {n} values cannot be normed to {}: there must be at least one, and its length must be a multiple of {multiple}",
                 fusion.partials, fusion.output
             );
             return Err(Error::InvalidUse { what: "norm".into(), reason });
@@ -118,7 +118,7 @@ impl Norm {
             || !as_long(operands.residual.as_ref(), values)
         {
             return wrong(
-                "x, the residual or the number of active rows is shorter than the output's rows need",
+                "x, the residual or the number of active rows is too short for the rows of the output",
             );
         }
         let row = (self.n * 4) as u64;
@@ -132,7 +132,7 @@ impl Norm {
             operands.post_weight.as_ref(),
             operands.residual.as_ref(),
         ];
-        if self.plan.per_thread.is_some()
+        if self.plan.vec4s_per_thread.is_some()
             && views.into_iter().flatten().any(|view| !view.address().is_multiple_of(16))
         {
             return wrong("x, the residual or a weight does not start at a multiple of 16 bytes");
@@ -156,7 +156,7 @@ impl Norm {
                     y: y_floats,
                     y_bytes,
                     y_scales,
-                    in_use: operands.active.clone().into(),
+                    active_rows: operands.active.clone().into(),
                     rows: optional(&operands.rows),
                     n: self.n as u32,
                     epsilon: self.epsilon,
@@ -165,7 +165,7 @@ impl Norm {
                 recorder.dispatch(name, &self.pipeline, [y.columns as u32, 1, 1], &push)
             }};
         }
-        if self.plan.per_thread.is_some() { dispatch!(norm_registers) } else { dispatch!(norm) }
+        if self.plan.vec4s_per_thread.is_some() { dispatch!(norm_registers) } else { dispatch!(norm) }
     }
 }
 
@@ -191,12 +191,19 @@ fn variant(fusion: Fusion, plan: Plan) -> Variant {
         if gather { ", gathered" } else { "" },
         if partials > 1 { format!(", of {partials} partials") } else { String::new() },
         plan.threads,
-        plan.per_thread.map_or(String::new(), |quarters| format!(" × {}", quarters * 4)),
+        plan.vec4s_per_thread.map_or(String::new(), |vec4s| format!(" × {}", vec4s * 4)),
     );
     let (threads, output) = (plan.threads, output as u32);
-    if let Some(per_thread) = plan.per_thread {
-        let constants =
-            norm_registers::Constants { threads, post_norm, residual, output, gather, per_thread, partials };
+    if let Some(vec4s_per_thread) = plan.vec4s_per_thread {
+        let constants = norm_registers::Constants {
+            threads,
+            post_norm,
+            residual,
+            output,
+            gather,
+            vec4s_per_thread,
+            partials,
+        };
         return Variant::new(label, norm_registers::TIERS, plan.tier, &constants, plan.subgroup);
     }
     let constants = norm::Constants { threads, post_norm, residual, output, gather, partials };

@@ -39,7 +39,7 @@ layout(push_constant, scalar) uniform Push {
     Bytes y_bytes;
     Output y_scales;
     // Active output rows.
-    Active in_use;
+    Active active_rows;
     Rows rows;
     uint n;
     float epsilon;
@@ -57,8 +57,9 @@ const bool QUANTIZE = OUTPUT == 1 || INT16;
 // Values that are written together: those that share a scale, or words.
 const uint GROUP = F16 ? 4 : INT16 ? 16 : 32;
 const uint QUAD = 128;
-// A thread needs a whole group; one mapping for all passes lets each thread read back only what it wrote.
-const uint CHUNK = QUANTIZE || F16 ? GROUP : 1;
+// Neighbouring values per thread: a whole group where one is written. All passes use the same mapping, so that
+// each thread reads back only what it wrote.
+const uint THREAD_VALUES = QUANTIZE || F16 ? GROUP : 1;
 
 float x_at(uint from, uint i) {
     uint first = from * PARTIALS * push.n + i;
@@ -101,19 +102,19 @@ void quantize(uint row, uint first, float values[GROUP]) {
 void main() {
     uint thread = thread_index();
     uint row = gl_WorkGroupID.x;
-    if (row >= push.in_use.rows) {
+    if (row >= push.active_rows.rows) {
         return;
     }
     uint from = GATHER ? push.rows.data[row] : row;
     uint base = from * push.n;
-    uint stride = THREADS * CHUNK;
+    uint stride = THREADS * THREAD_VALUES;
     uint quads = (push.n + QUAD - 1) / QUAD;
 
     float post_scale = 1.0;
     if (POST_NORM) {
         float squares = 0.0;
-        for (uint first = thread * CHUNK; first < push.n; first += stride) {
-            for (uint j = 0; j < CHUNK; j++) {
+        for (uint first = thread * THREAD_VALUES; first < push.n; first += stride) {
+            for (uint j = 0; j < THREAD_VALUES; j++) {
                 float value = x_at(from, first + j);
                 squares += value * value;
             }
@@ -122,8 +123,8 @@ void main() {
     }
 
     float squares = 0.0;
-    for (uint first = thread * CHUNK; first < push.n; first += stride) {
-        for (uint j = 0; j < CHUNK; j++) {
+    for (uint first = thread * THREAD_VALUES; first < push.n; first += stride) {
+        for (uint j = 0; j < THREAD_VALUES; j++) {
             uint i = first + j;
             float value = x_at(from, i);
             if (POST_NORM) {
@@ -138,9 +139,9 @@ void main() {
     }
     float scale = inverse_rms(workgroup_sum(squares));
 
-    for (uint first = thread * CHUNK; first < push.n; first += stride) {
+    for (uint first = thread * THREAD_VALUES; first < push.n; first += stride) {
         float values[GROUP];
-        for (uint j = 0; j < CHUNK; j++) {
+        for (uint j = 0; j < THREAD_VALUES; j++) {
             uint i = first + j;
             float value;
             if (RESIDUAL) {
@@ -161,11 +162,11 @@ void main() {
         if (QUANTIZE) {
             quantize(row, first, values);
         } else if (F16) {
-            vec4 four;
+            vec4 values4;
             [[unroll]] for (uint j = 0; j < 4; j++) {
-                four[j] = values[j];
+                values4[j] = values[j];
             }
-            Words2(push.y_bytes).data[(row * quads * QUAD + first) / 4] = f16_activations(four);
+            Words2(push.y_bytes).data[(row * quads * QUAD + first) / 4] = f16_activations(values4);
         }
     }
     if (QUANTIZE) {

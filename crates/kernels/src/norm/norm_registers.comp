@@ -13,8 +13,7 @@ layout(constant_id = 2) const bool RESIDUAL = false;
 // As Activations (vectors.rs).
 layout(constant_id = 3) const uint OUTPUT = 0;
 layout(constant_id = 4) const bool GATHER = false;
-// Quarters (four values) per thread.
-layout(constant_id = 5) const uint PER_THREAD = 1;
+layout(constant_id = 5) const uint VEC4S_PER_THREAD = 1;
 // Split-K partial sums of x, consecutive within a row.
 layout(constant_id = 6) const uint PARTIALS = 1;
 
@@ -37,7 +36,7 @@ layout(push_constant, scalar) uniform Push {
     Bytes y_bytes;
     Scales y_scales;
     // Active output rows.
-    Active in_use;
+    Active active_rows;
     Rows rows;
     uint n;
     float epsilon;
@@ -56,41 +55,41 @@ const uint QUAD = 128;
 // Two sums, each in its own memory: no barrier is needed between reading the first and writing the second.
 #if TIER >= 1
 // A subgroup has at least 4 threads on every device that has tier T1.
-const uint PER_PART = 4;
+const uint THREADS_PER_PARTIAL = 4;
 #else
-const uint PER_PART = 1;
+const uint THREADS_PER_PARTIAL = 1;
 #endif
-const uint PARTS = (THREADS + PER_PART - 1) / PER_PART;
-shared float parts[2 * PARTS];
+const uint WORKGROUP_PARTIALS = (THREADS + THREADS_PER_PARTIAL - 1) / THREADS_PER_PARTIAL;
+shared float workgroup_partials[2 * WORKGROUP_PARTIALS];
 
 float workgroup_sum(uint first, float value) {
 #if TIER >= 1
     value = subgroupAdd(value);
     if (gl_SubgroupInvocationID == 0) {
-        parts[first + gl_SubgroupID] = value;
+        workgroup_partials[first + gl_SubgroupID] = value;
     }
     barrier();
     // Each thread reads one partial sum, instead of every thread reading all: with many subgroups that would
     // take longer than the rest.
     float sum = 0.0;
     for (uint i = 0; i < gl_NumSubgroups; i += gl_SubgroupSize) {
-        uint part = i + gl_SubgroupInvocationID;
-        value = parts[first + min(part, gl_NumSubgroups - 1)];
-        sum += part < gl_NumSubgroups ? value : 0.0;
+        uint partial = i + gl_SubgroupInvocationID;
+        value = workgroup_partials[first + min(partial, gl_NumSubgroups - 1)];
+        sum += partial < gl_NumSubgroups ? value : 0.0;
     }
     return subgroupAdd(sum);
 #else
     uint thread = gl_LocalInvocationIndex;
-    parts[first + thread] = value;
+    workgroup_partials[first + thread] = value;
     barrier();
     // THREADS is a power of two at T0, which the policy guarantees.
-    for (uint half_way = THREADS / 2; half_way > 0; half_way /= 2) {
-        if (thread < half_way) {
-            parts[first + thread] += parts[first + thread + half_way];
+    for (uint stride = THREADS / 2; stride > 0; stride /= 2) {
+        if (thread < stride) {
+            workgroup_partials[first + thread] += workgroup_partials[first + thread + stride];
         }
         barrier();
     }
-    return parts[first];
+    return workgroup_partials[first];
 #endif
 }
 
@@ -100,27 +99,27 @@ float inverse_rms(float sum_of_squares) {
 
 #if TIER >= 1
 // Every thread of a subgroup must call this.
-void write_quantized(uint row, uint quads, uint quarter, bool held, vec4 value) {
+void write_quantized(uint row, uint quads, uint vec4_index, bool in_row, vec4 value) {
     uint largest = largest_magnitude(value);
     largest = max(largest, subgroupShuffleXor(largest, 1));
     largest = max(largest, subgroupShuffleXor(largest, 2));
-    uint word = row * quads * (QUAD / 4) + quarter;
+    uint word = row * quads * (QUAD / 4) + vec4_index;
     if (INT16) {
         ivec4 q = int16_of(value, int16_factor(largest));
-        if (held) {
+        if (in_row) {
             push.y_bytes.data[word] = high_bytes(q);
             push.y_bytes.data[push.plane_words + word] = low_bytes(q);
-            if (quarter % 4 == 0) {
-                push.y_scales.data[row * quads * INT16_SCALES + int16_scale_at(quarter / 4)] = int16_scale(largest);
+            if (vec4_index % 4 == 0) {
+                push.y_scales.data[row * quads * INT16_SCALES + int16_scale_at(vec4_index / 4)] = int16_scale(largest);
             }
         }
     } else {
         largest = max(largest, subgroupShuffleXor(largest, 4));
         float factor = largest > 0 ? 127.0 / uintBitsToFloat(largest) : 0.0;
-        if (held) {
+        if (in_row) {
             push.y_bytes.data[word] = pack_bytes(ivec4(roundEven(value * factor)));
-            if (quarter % 8 == 0) {
-                push.y_scales.data[row * quads * 4 + quarter / 8] = uintBitsToFloat(largest) / 127.0;
+            if (vec4_index % 8 == 0) {
+                push.y_scales.data[row * quads * 4 + vec4_index / 8] = uintBitsToFloat(largest) / 127.0;
             }
         }
     }
@@ -140,45 +139,45 @@ void write_padding(uint row, uint quads, uint thread) {
 void main() {
     uint thread = thread_index();
     uint row = gl_WorkGroupID.x;
-    uint in_use = push.in_use.rows;
+    uint active_rows = push.active_rows.rows;
     uint from = GATHER ? push.rows.data[row] : row;
-    uint quarters = push.n / 4;
+    uint vec4s = push.n / 4;
     uint quads = (push.n + QUAD - 1) / QUAD;
 
-    vec4 weight[PER_THREAD];
-    vec4 post_weight[PER_THREAD];
-    [[unroll]] for (uint j = 0; j < PER_THREAD; j++) {
-        // Past the end the last values are loaded again, without a branch, and not used.
-        uint i = min(thread + j * THREADS, quarters - 1);
+    vec4 weight[VEC4S_PER_THREAD];
+    vec4 post_weight[VEC4S_PER_THREAD];
+    [[unroll]] for (uint j = 0; j < VEC4S_PER_THREAD; j++) {
+        // Past the end, the last vec4 is loaded again and not used: this needs no branch.
+        uint i = min(thread + j * THREADS, vec4s - 1);
         weight[j] = push.weight.data[i];
         if (POST_NORM) {
             post_weight[j] = push.post_weight.data[i];
         }
     }
-    // The list entry of an inactive row may be no valid row.
-    if (GATHER && row >= in_use) {
+    // The list entry of an inactive row need not be a valid index.
+    if (GATHER && row >= active_rows) {
         return;
     }
-    vec4 value[PER_THREAD];
-    vec4 before[PER_THREAD];
-    [[unroll]] for (uint j = 0; j < PER_THREAD; j++) {
-        uint quarter = min(thread + j * THREADS, quarters - 1);
-        uint first = from * PARTIALS * quarters + quarter;
+    vec4 value[VEC4S_PER_THREAD];
+    vec4 before[VEC4S_PER_THREAD];
+    [[unroll]] for (uint j = 0; j < VEC4S_PER_THREAD; j++) {
+        uint vec4_index = min(thread + j * THREADS, vec4s - 1);
+        uint first = from * PARTIALS * vec4s + vec4_index;
         value[j] = push.x.data[first];
         [[unroll]] for (uint sum = 1; sum < PARTIALS; sum++) {
-            value[j] += push.x.data[first + sum * quarters];
+            value[j] += push.x.data[first + sum * vec4s];
         }
-        uint i = from * quarters + quarter;
+        uint i = from * vec4s + vec4_index;
         if (RESIDUAL) {
             before[j] = push.residual.data[i];
         }
     }
     // Only after the loads: otherwise they would wait for the number of active rows.
-    if (row >= in_use) {
+    if (row >= active_rows) {
         return;
     }
-    [[unroll]] for (uint j = 0; j < PER_THREAD; j++) {
-        if (thread + j * THREADS >= quarters) {
+    [[unroll]] for (uint j = 0; j < VEC4S_PER_THREAD; j++) {
+        if (thread + j * THREADS >= vec4s) {
             value[j] = vec4(0.0);
             before[j] = vec4(0.0);
         }
@@ -186,40 +185,40 @@ void main() {
 
     if (POST_NORM) {
         float squares = 0.0;
-        [[unroll]] for (uint j = 0; j < PER_THREAD; j++) {
+        [[unroll]] for (uint j = 0; j < VEC4S_PER_THREAD; j++) {
             squares += dot(value[j], value[j]);
         }
         float post_scale = inverse_rms(workgroup_sum(0, squares));
-        [[unroll]] for (uint j = 0; j < PER_THREAD; j++) {
+        [[unroll]] for (uint j = 0; j < VEC4S_PER_THREAD; j++) {
             value[j] = value[j] * post_scale * post_weight[j];
         }
     }
     float squares = 0.0;
-    [[unroll]] for (uint j = 0; j < PER_THREAD; j++) {
+    [[unroll]] for (uint j = 0; j < VEC4S_PER_THREAD; j++) {
         if (RESIDUAL) {
             value[j] += before[j];
         }
         squares += dot(value[j], value[j]);
     }
-    float scale = inverse_rms(workgroup_sum(PARTS, squares));
+    float scale = inverse_rms(workgroup_sum(WORKGROUP_PARTIALS, squares));
 
-    [[unroll]] for (uint j = 0; j < PER_THREAD; j++) {
-        uint quarter = thread + j * THREADS;
-        bool held = quarter < quarters;
-        if (RESIDUAL && held) {
-            push.residual.data[from * quarters + quarter] = value[j];
+    [[unroll]] for (uint j = 0; j < VEC4S_PER_THREAD; j++) {
+        uint vec4_index = thread + j * THREADS;
+        bool in_row = vec4_index < vec4s;
+        if (RESIDUAL && in_row) {
+            push.residual.data[from * vec4s + vec4_index] = value[j];
         }
         vec4 normed = value[j] * scale * weight[j];
 #if TIER >= 1
         if (QUANTIZE) {
-            write_quantized(row, quads, quarter, held, normed);
+            write_quantized(row, quads, vec4_index, in_row, normed);
             continue;
         }
 #endif
-        uint at = row * quads * (QUAD / 4) + quarter;
-        if (F16 && held) {
+        uint at = row * quads * (QUAD / 4) + vec4_index;
+        if (F16 && in_row) {
             Words2(push.y_bytes).data[at] = f16_activations(normed);
-        } else if (held) {
+        } else if (in_row) {
             push.y.data[at] = normed;
         }
     }

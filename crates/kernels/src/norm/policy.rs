@@ -12,8 +12,8 @@ pub struct Plan {
     pub tier: Tier,
     /// Threads per workgroup: a power of two, or whole subgroups where rows are in registers at T1.
     pub threads: u32,
-    /// Fours of values per thread in registers; none: the workgroup loops over the row.
-    pub per_thread: Option<u32>,
+    /// Vec4s per thread, if the row is kept in registers; otherwise the workgroup loops over it.
+    pub vec4s_per_thread: Option<u32>,
     /// Required subgroup size.
     pub subgroup: Subgroup,
 }
@@ -22,8 +22,8 @@ pub struct Plan {
 const MAX_THREADS_LOOPED: u32 = 512;
 /// Maximum threads that keep a row in registers.
 const MAX_THREADS_IN_REGISTERS: u32 = 1024;
-/// Maximum fours per thread: up to four vectors of this length are in registers at once.
-const MAX_PER_THREAD: usize = 4;
+/// Maximum vec4s per thread: up to four arrays of this length are in registers at once.
+const MAX_VEC4S_PER_THREAD: usize = 4;
 /// Maximum row length in registers: with a thousand threads there are few registers for each.
 const MAX_LENGTH_IN_REGISTERS: usize = 8192;
 
@@ -41,47 +41,49 @@ pub fn at_tier(caps: &Caps, n: usize, fusion: Fusion, tier: Tier) -> Plan {
 /// The plan that keeps rows in registers, where possible.
 pub fn in_registers(caps: &Caps, n: usize, fusion: Fusion, tier: Tier) -> Option<Plan> {
     // A CPU driver runs one subgroup after the other: the fewer there are, the cheaper the barriers.
-    let min_fours = if caps.max_subgroup_size < 32 { MAX_PER_THREAD } else { 1 };
-    in_registers_with(caps, n, fusion, tier, min_fours)
+    let min_vec4s = if caps.max_subgroup_size < 32 { MAX_VEC4S_PER_THREAD } else { 1 };
+    in_registers_with(caps, n, fusion, tier, min_vec4s)
 }
 
-/// The same with at least `min_fours` fours per thread.
+/// The same with at least `min_vec4s` vec4s per thread.
 pub(super) fn in_registers_with(
     caps: &Caps,
     n: usize,
     fusion: Fusion,
     tier: Tier,
-    min_fours: usize,
+    min_vec4s: usize,
 ) -> Option<Plan> {
     let multiple = fusion.output_group().max(4);
     // Threads that share a scale; they combine its values by shuffles.
-    let sharing = multiple as u32 / 4;
-    let combinable = sharing == 1 || tier >= Tier::T1 && caps.min_subgroup_size >= sharing;
+    let threads_per_scale = multiple as u32 / 4;
+    let combinable =
+        threads_per_scale == 1 || tier >= Tier::T1 && caps.min_subgroup_size >= threads_per_scale;
     if n == 0 || n > MAX_LENGTH_IN_REGISTERS || !n.is_multiple_of(multiple) || !combinable {
         return None;
     }
-    let largest = MAX_THREADS_IN_REGISTERS.min(1 << caps.max_threads.ilog2());
-    let fours = n / 4;
-    let per_thread = fours.div_ceil(largest as usize).max(min_fours);
+    let max_threads = MAX_THREADS_IN_REGISTERS.min(1 << caps.max_threads.ilog2());
+    let vec4s = n / 4;
+    let vec4s_per_thread = vec4s.div_ceil(max_threads as usize).max(min_vec4s);
     // The fewest threads that hold the row, because of the two barriers.
-    let threads = fours.div_ceil(per_thread) as u32;
+    let threads = vec4s.div_ceil(vec4s_per_thread) as u32;
     let threads = match tier {
         Tier::T0 => threads.next_power_of_two(),
         _ => threads.next_multiple_of(caps.max_subgroup_size.max(8)),
     };
-    let plan = Plan { tier, threads, per_thread: Some(per_thread as u32), subgroup: Subgroup::Any };
-    (per_thread <= MAX_PER_THREAD && threads <= largest).then_some(plan)
+    let plan =
+        Plan { tier, threads, vec4s_per_thread: Some(vec4s_per_thread as u32), subgroup: Subgroup::Any };
+    (vec4s_per_thread <= MAX_VEC4S_PER_THREAD && threads <= max_threads).then_some(plan)
 }
 
 /// The plan that loops over rows of any length.
 pub fn looped(caps: &Caps, n: usize, fusion: Fusion, tier: Tier) -> Plan {
-    // A thread takes one value at a time to f32, otherwise one group.
+    // Values per thread: for f32 four, one at a time; for the other formats a whole group.
     let items = n.div_ceil(if fusion.output == Activations::F32 { 4 } else { fusion.output_group() });
-    let smallest = caps.max_subgroup_size.max(8).next_power_of_two();
+    let min_threads = caps.max_subgroup_size.max(8).next_power_of_two();
     // The largest power of two that the device allows.
-    let largest = MAX_THREADS_LOOPED.min(1 << caps.max_threads.ilog2());
-    let threads = (items.next_power_of_two() as u32).clamp(smallest.min(largest), largest);
-    Plan { tier, threads, per_thread: None, subgroup: Subgroup::Any }
+    let max_threads = MAX_THREADS_LOOPED.min(1 << caps.max_threads.ilog2());
+    let threads = (items.next_power_of_two() as u32).clamp(min_threads.min(max_threads), max_threads);
+    Plan { tier, threads, vec4s_per_thread: None, subgroup: Subgroup::Any }
 }
 
 /// Row lengths of the Gemma 3 family.

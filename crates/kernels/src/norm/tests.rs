@@ -24,9 +24,9 @@ fn plans_fit_the_device() {
                 assert_eq!(looped.subgroup, Subgroup::Any);
                 for tier in [Tier::T0, tier] {
                     let Some(plan) = policy::in_registers(&caps, n, fusion, tier) else { continue };
-                    let per_thread = plan.per_thread.expect("a plan in registers");
-                    assert!((1..=4).contains(&per_thread) && plan.threads <= caps.max_threads, "{plan:?}");
-                    assert!((plan.threads * per_thread * 4) as usize >= n, "{plan:?} is too small for {n}");
+                    let vec4s = plan.vec4s_per_thread.expect("a plan in registers");
+                    assert!((1..=4).contains(&vec4s) && plan.threads <= caps.max_threads, "{plan:?}");
+                    assert!((plan.threads * vec4s * 4) as usize >= n, "{plan:?} is too small for {n}");
                     match tier {
                         Tier::T0 => {
                             assert!(plan.threads.is_power_of_two(), "{plan:?}");
@@ -51,14 +51,14 @@ fn model_rows_are_kept_in_registers() {
         let fusion = Fusion { output, ..PLAIN };
         for n in [640, 1152, 2560, 3840, 5376] {
             for caps in [known::h200(), known::radeon_780m(), known::mesa_cpu()] {
-                assert!(policy::plan(&caps, n, fusion).per_thread.is_some(), "{n} to {output}");
+                assert!(policy::plan(&caps, n, fusion).vec4s_per_thread.is_some(), "{n} to {output}");
             }
         }
-        assert_eq!(policy::plan(&known::h200(), 100_000, fusion).per_thread, None);
+        assert_eq!(policy::plan(&known::h200(), 100_000, fusion).vec4s_per_thread, None);
     }
     let plan = policy::plan(&known::h200(), 5376, PLAIN);
-    assert_eq!((plan.threads, plan.per_thread), (672, Some(2)));
-    assert_eq!(policy::plan(&known::h200(), 5374, PLAIN).per_thread, None);
+    assert_eq!((plan.threads, plan.vec4s_per_thread), (672, Some(2)));
+    assert_eq!(policy::plan(&known::h200(), 5374, PLAIN).vec4s_per_thread, None);
 }
 
 #[test]

@@ -11,23 +11,35 @@ use crate::{
 };
 
 /// A tensor's rows and K in blocks of the encoding, the byte at which it starts in its buffer, the rows per
-/// chunk, and its strip map.
+/// dispatch, and its strip map.
 #[derive(Clone, Copy)]
 struct Size {
     rows: usize,
     blocks: usize,
     first_byte: usize,
-    chunk: usize,
+    rows_per_dispatch: usize,
     strip_map: StripMap,
 }
 
 const SIZES: [Size; 4] = [
-    // One row and one block; odd rows in two chunks, at an odd address; several strips after another
-    // tensor's; alternating.
-    Size { rows: 1, blocks: 1, first_byte: 0, chunk: 1, strip_map: StripMap::WHOLE },
-    Size { rows: 21, blocks: 5, first_byte: 3, chunk: 13, strip_map: StripMap::WHOLE },
-    Size { rows: 48, blocks: 2, first_byte: 2, chunk: 48, strip_map: StripMap { first_strip: 2, step: 1 } },
-    Size { rows: 32, blocks: 3, first_byte: 1, chunk: 10, strip_map: StripMap { first_strip: 1, step: 2 } },
+    // One row of one block; odd rows in two dispatches, at an odd address; several strips after those of another
+    // tensor; strips that alternate with another tensor's.
+    Size { rows: 1, blocks: 1, first_byte: 0, rows_per_dispatch: 1, strip_map: StripMap::WHOLE },
+    Size { rows: 21, blocks: 5, first_byte: 3, rows_per_dispatch: 13, strip_map: StripMap::WHOLE },
+    Size {
+        rows: 48,
+        blocks: 2,
+        first_byte: 2,
+        rows_per_dispatch: 48,
+        strip_map: StripMap { first_strip: 2, step: 1 },
+    },
+    Size {
+        rows: 32,
+        blocks: 3,
+        first_byte: 1,
+        rows_per_dispatch: 10,
+        strip_map: StripMap { first_strip: 1, step: 2 },
+    },
 ];
 
 pub(super) fn cases(_: &Caps) -> Vec<Case> {
@@ -41,7 +53,7 @@ pub(super) fn cases(_: &Caps) -> Vec<Case> {
     list
 }
 
-/// Columns of a size: floats have no blocks, and get odd numbers of columns.
+/// Columns of a size. Float encodings have no blocks, and get odd numbers of columns.
 fn columns(encoding: Encoding, blocks: usize) -> usize {
     match encoding.scheme().is_float() {
         true => blocks * 37,
@@ -51,7 +63,7 @@ fn columns(encoding: Encoding, blocks: usize) -> usize {
 
 /// The same with the matrix divided into blocks as `caps` requires; for tests.
 #[cfg(test)]
-pub(super) fn run_in_parts(device: &Device, encoding: Encoding, caps: &Caps) -> Result<Comparison> {
+pub(super) fn run_in_blocks(device: &Device, encoding: Encoding, caps: &Caps) -> Result<Comparison> {
     run(device, encoding, SIZES[3], caps)
 }
 
@@ -59,7 +71,7 @@ fn run(device: &Device, encoding: Encoding, size: Size, caps: &Caps) -> Result<C
     let k = columns(encoding, size.blocks);
     let row_bytes = encoding.bytes(&[k as u64]).expect("a multiple of the block size") as usize;
     let source = random_rows(encoding, size.rows * row_bytes, (size.rows * 97 + k) as u64);
-    let file_scales = random_scales(encoding, size.rows * k);
+    let external_scales = random_scales(encoding, size.rows * k);
     // Strips before, between and after the tensor's own belong to others.
     let strips = size.strip_map.first_strip + size.rows.div_ceil(STRIP) * size.strip_map.step;
     let whole = size.strip_map == StripMap::WHOLE;
@@ -68,9 +80,9 @@ fn run(device: &Device, encoding: Encoding, size: Size, caps: &Caps) -> Result<C
 
     let mut arena = arena(device);
     let mut matrix = Matrix::allocate(&mut arena, "matrix", layout, caps)?;
-    for part in matrix.blocks_mut() {
-        part.values.bytes_mut()?.fill(0xa5);
-        if let Some(scales) = &mut part.scales {
+    for block in matrix.blocks_mut() {
+        block.values.bytes_mut()?.fill(0xa5);
+        if let Some(scales) = &mut block.scales {
             scales.bytes_mut()?.fill(0xa5);
         }
     }
@@ -79,15 +91,16 @@ fn run(device: &Device, encoding: Encoding, size: Size, caps: &Caps) -> Result<C
     bytes.resize(bytes.len().next_multiple_of(4) + 4, 0xcc);
     let buffer = arena.buffer_from("rows", &bytes)?;
     let damage = arena.buffer_from("damage", &[u32::MAX])?;
-    let scales = if file_scales.is_empty() { None } else { Some(arena.buffer_from("scales", &file_scales)?) };
+    let scales =
+        if external_scales.is_empty() { None } else { Some(arena.buffer_from("scales", &external_scales)?) };
     let kernel = Transcode::new(device, encoding)?;
     let mut recorder = device.recorder()?;
     matrix.record_padding(&mut recorder, "padding")?;
-    for first_row in (0..size.rows).step_by(size.chunk) {
+    for first_row in (0..size.rows).step_by(size.rows_per_dispatch) {
         let rows = Rows {
             source: buffer.view(),
             first_byte: (size.first_byte + first_row * row_bytes) as u64,
-            count: size.chunk.min(size.rows - first_row),
+            count: size.rows_per_dispatch.min(size.rows - first_row),
             first_row,
             scales: scales.as_ref().map(|scales| ExternalScales { view: scales.view(), first: 0 }),
         };
@@ -98,9 +111,9 @@ fn run(device: &Device, encoding: Encoding, size: Size, caps: &Caps) -> Result<C
     let mut comparison = Comparison::default();
     comparison.equal(|| "damage".into(), &damage.read_vec::<u32>()?, &vec![u32::MAX]);
     let mut want = vec![0.0; size.rows * k];
-    match file_scales.is_empty() {
+    match external_scales.is_empty() {
         true => quant::dequantize(encoding, &source, &mut want),
-        false => quant::dequantize_layerwise(encoding, &source, &file_scales, &mut want),
+        false => quant::dequantize_layerwise(encoding, &source, &external_scales, &mut want),
     }
     .expect("valid rows");
     compare(&mut comparison, encoding, size, &want, k, &matrix.read()?)?;
@@ -144,18 +157,18 @@ fn compare(
 /// Rows and columns past the end are zero, scales included.
 fn compare_padding(comparison: &mut Comparison, matrix: &Matrix) -> Result<()> {
     let layout = matrix.layout();
-    for part in matrix.blocks() {
-        let bytes: Vec<u8> = part.values.read_vec()?;
+    for block in matrix.blocks() {
+        let bytes: Vec<u8> = block.values.read_vec()?;
         let value_bytes = (layout.scheme.bits() as usize).div_ceil(8);
-        for row in 0..part.layout.strips() * STRIP {
-            for k in 0..part.layout.quads() * tensor::QUAD {
-                if row >= part.layout.rows || k >= layout.k {
-                    let (at, _) = part.layout.value_at(row, k);
-                    let high_half_in_use = layout.scheme.bits() == 4
-                        && row < part.layout.rows
+        for row in 0..block.layout.strips() * STRIP {
+            for k in 0..block.layout.quads() * tensor::QUAD {
+                if row >= block.layout.rows || k >= layout.k {
+                    let (at, _) = block.layout.value_at(row, k);
+                    let is_high_nibble_of_values = layout.scheme.bits() == 4
+                        && row < block.layout.rows
                         && k % 64 >= 32
                         && k - 32 < layout.k;
-                    if !high_half_in_use {
+                    if !is_high_nibble_of_values {
                         let bytes = &bytes[at..at + value_bytes];
                         comparison.equal(
                             || format!("padding of row {row}, column {k}"),

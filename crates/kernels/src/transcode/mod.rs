@@ -123,17 +123,20 @@ impl Transcode {
                 layout.k, self.encoding
             ));
         };
-        if rows.first_byte + row_bytes * rows.count as u64 + 4 > rows.source.len() {
+        let source_bytes = rows.first_byte + row_bytes * rows.count as u64 + 4;
+        if source_bytes > rows.source.len() {
             return wrong(format!(
-                "{} rows of {row_bytes} bytes from {} bytes",
-                rows.count,
-                rows.source.len()
+                "the source has {} bytes, but {} rows of {row_bytes} bytes need {source_bytes}",
+                rows.source.len(),
+                rows.count
             ));
         }
         let needed =
             quant::layerwise_scales(self.encoding, layout.k, rows.first_row, rows.count).unwrap_or(0..0);
-        let given =
-            rows.scales.as_ref().map_or(0..0, |own| own.first..own.first + own.view.len() as usize / 4);
+        let given = rows
+            .scales
+            .as_ref()
+            .map_or(0..0, |external| external.first..external.first + external.view.len() as usize / 4);
         if !needed.is_empty() && (given.start > needed.start || given.end < needed.end) {
             return wrong(format!(
                 "{:?} needs the external scales {needed:?}, but got {given:?}",
@@ -141,36 +144,39 @@ impl Transcode {
             ));
         }
         let Some(last_row) = (rows.first_row + rows.count).checked_sub(1) else {
-            return wrong("no rows".into());
+            return wrong("there are no rows to transcode".into());
         };
         if strip_map.first_strip + last_row / STRIP * strip_map.step >= layout.strips() {
             return wrong(format!("row {last_row} is past the end of the matrix"));
         }
-        for part in matrix.blocks() {
-            let first = part.first_row / STRIP;
+        for block in matrix.blocks() {
+            let first = block.first_row / STRIP;
             // Strips of the tensor in this block, and their rows.
             let strip_from =
                 |strip: usize| strip.saturating_sub(strip_map.first_strip).div_ceil(strip_map.step);
             let from = (strip_from(first) * STRIP).max(rows.first_row);
-            let to = (strip_from(first + part.layout.strips()) * STRIP).min(rows.first_row + rows.count);
+            let to = (strip_from(first + block.layout.strips()) * STRIP).min(rows.first_row + rows.count);
             if from >= to {
                 continue;
             }
             let push = Push {
                 source: rows.source.clone().into(),
-                values: (&part.values).into(),
-                scales: part.scales.as_ref().map_or(Address::NONE, Address::from),
+                values: (&block.values).into(),
+                scales: block.scales.as_ref().map_or(Address::NONE, Address::from),
                 damage: damage.clone().into(),
-                file_scales: rows.scales.as_ref().map_or(Address::NONE, |own| own.view.clone().into()),
-                scale_first: rows.scales.as_ref().map_or(0, |own| own.first) as u32,
-                source_first: (rows.first_byte + (from - rows.first_row) as u64 * row_bytes) as u32,
-                source_row_bytes: row_bytes as u32,
+                external_scales: rows
+                    .scales
+                    .as_ref()
+                    .map_or(Address::NONE, |external| external.view.clone().into()),
+                first_scale: rows.scales.as_ref().map_or(0, |external| external.first) as u32,
+                first_byte: (rows.first_byte + (from - rows.first_row) as u64 * row_bytes) as u32,
+                row_bytes: row_bytes as u32,
                 rows: (to - from) as u32,
                 k: layout.k as u32,
                 first_row: from as u32,
                 // Negative when the tensor starts in an earlier block: the shader's sum wraps around to the
                 // right strip.
-                strip_first: (strip_map.first_strip as u32).wrapping_sub(first as u32),
+                first_strip: (strip_map.first_strip as u32).wrapping_sub(first as u32),
                 strip_step: strip_map.step as u32,
             };
             let items = (to - from) as u64 * layout.quads() as u64;

@@ -21,7 +21,7 @@ fn tensors_may_span_several_blocks() {
         // Two strips per allocation; the tensor takes every other one of five.
         let caps =
             gpu::Caps { max_allocation: 2 * layout.strip_value_bytes() as u64, ..device.caps().clone() };
-        let comparison = cases::run_in_parts(&device, encoding, &caps).unwrap();
+        let comparison = cases::run_in_blocks(&device, encoding, &caps).unwrap();
         assert!(comparison.passed(), "{encoding:?}: {:?}", comparison.first_mismatch);
     }
 }

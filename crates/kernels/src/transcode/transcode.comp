@@ -40,19 +40,19 @@ layout(push_constant, scalar) uniform Push {
     // there is none.
     Damage damage;
     // Scales from a separate tensor.
-    Floats file_scales;
+    Floats external_scales;
     // Byte offset of the first row in the source; any alignment.
-    uint source_first;
-    uint source_row_bytes;
+    uint first_byte;
+    uint row_bytes;
     uint rows;
     uint k;
-    // Index of the first row here in the tensor.
+    // Index in the tensor of the first row to transcode.
     uint first_row;
-    // Strip s of the tensor goes to strip strip_first + s · strip_step of the matrix.
-    uint strip_first;
+    // Strip s of the tensor goes to strip first_strip + s · strip_step of the matrix.
+    uint first_strip;
     uint strip_step;
-    // Index of the first of file_scales among the tensor's scales.
-    uint scale_first;
+    // Index of the first of external_scales among the tensor's scales.
+    uint first_scale;
 } push;
 
 const uint STRIP = 16;
@@ -110,7 +110,7 @@ float packed_half(uint bits) {
     return (bits & 0x8000) == 0 ? value : -value;
 }
 
-// Moves bits 0…3 to bit `to` of bytes 0…3.
+// Moves bit i of 0…3 to bit `to` of byte i.
 uint spread(uint bits, uint to) {
     return ((bits & 1) | (bits & 2) << 7 | (bits & 4) << 14 | (bits & 8) << 21) << to;
 }
@@ -120,8 +120,8 @@ uvec2 sub_scales(uint at, uint index) {
     if (index < 4) {
         return uvec2(load8(at + index), load8(at + index + 4)) & 63u;
     }
-    uint both = load8(at + index + 4);
-    return uvec2(both & 15 | load8(at + index - 4) >> 6 << 4, both >> 4 | load8(at + index) >> 6 << 4);
+    uint packed = load8(at + index + 4);
+    return uvec2(packed & 15 | load8(at + index - 4) >> 6 << 4, packed >> 4 | load8(at + index) >> 6 << 4);
 }
 
 // Blocks of 32 with 4 or 5 bits: low nibbles are the first 16 values, high ones the last 16.
@@ -140,7 +140,7 @@ void fifth_bits(uint high, inout uint bytes[8]) {
 }
 
 // Subtracts 16 from bytes of 0…31, without borrows between them.
-uint less16(uint bytes) {
+uint subtract16(uint bytes) {
     return ((bytes | 0x80808080u) - 0x10101010u) ^ 0x80808080u;
 }
 
@@ -162,9 +162,9 @@ Group q6_group(uint block, uint half_index, uint index) {
         largest = max(largest, abs(q6_product(block, half_index, index, i)));
     }
     float d = load_half(block + 208);
-    float reach = abs(d) * float(largest);
-    group.scale = half_bits(reach / 127.0);
-    if (reach > 127.5 * packed_half(group.scale)) {
+    float largest_value = abs(d) * float(largest);
+    group.scale = half_bits(largest_value / 127.0);
+    if (largest_value > 127.5 * packed_half(group.scale)) {
         group.scale++;
     }
     group.minimum = 0;
@@ -173,13 +173,13 @@ Group q6_group(uint block, uint half_index, uint index) {
         ivec4 q;
         [[unroll]] for (uint j = 0; j < 4; j++) {
             float value = d * float(q6_product(block, half_index, index, word * 4 + j));
-            float near = step == 0.0 ? 0.0 : roundEven(clamp(value / step, -127.0, 127.0));
+            float nearest = step == 0.0 ? 0.0 : roundEven(clamp(value / step, -127.0, 127.0));
             // A division may be off by a few ULP: what matters is the nearest integer.
-            float rest = value - near * step;
-            if (abs(rest) > 0.5 * step) {
-                near += sign(rest);
+            float remainder = value - nearest * step;
+            if (abs(remainder) > 0.5 * step) {
+                nearest += sign(remainder);
             }
-            q[j] = int(clamp(near, -127.0, 127.0));
+            q[j] = int(clamp(nearest, -127.0, 127.0));
         }
         group.bytes[word] = pack_bytes(q);
     }
@@ -197,15 +197,15 @@ Group layerwise_group(uint row_at, uint row, uint index) {
         group.bytes[i] = load32(at + 4 * i);
     }
     if (ENCODING == INT8_SYMMETRIC) {
-        group.scale = half_bits(push.file_scales.data[0]);
+        group.scale = half_bits(push.external_scales.data[0]);
     } else if (ENCODING == INT4_GROUPED) {
         // One scale per 128 values of the flattened tensor: four groups of 32, which may span the end of a
         // row.
-        group.scale = half_bits(push.file_scales.data[(row * (push.k / GROUP) + index) / 4 - push.scale_first]);
+        group.scale = half_bits(push.external_scales.data[(row * (push.k / GROUP) + index) / 4 - push.first_scale]);
         [[unroll]] for (uint i = 0; i < 8; i++) {
             // −8…7 plus 8 has no bit above the fourth; the sum is computed byte by byte.
-            uint moved = ((group.bytes[i] & 0x7f7f7f7fu) + 0x08080808u) ^ (group.bytes[i] & 0x80808080u);
-            out_of_range = out_of_range || (moved & 0xf0f0f0f0u) != 0;
+            uint shifted = ((group.bytes[i] & 0x7f7f7f7fu) + 0x08080808u) ^ (group.bytes[i] & 0x80808080u);
+            out_of_range = out_of_range || (shifted & 0xf0f0f0f0u) != 0;
             group.bytes[i] &= 0x0f0f0f0fu;
         }
     } else {
@@ -217,8 +217,8 @@ Group layerwise_group(uint row_at, uint row, uint index) {
             high = max(high, code);
         }
         // The code that maps to zero: the zero point, or the nearest to it for which every code fits 8 bits.
-        float scale = push.file_scales.data[0];
-        float zero_point = push.file_scales.data[1];
+        float scale = push.external_scales.data[0];
+        float zero_point = push.external_scales.data[1];
         int base = clamp(int(clamp(round(zero_point), -1000.0, 1000.0)), high - 127, low + 128);
         [[unroll]] for (uint i = 0; i < 8; i++) {
             ivec4 codes = ivec4(group.bytes[i], group.bytes[i] >> 8, group.bytes[i] >> 16, group.bytes[i] >> 24) & 255;
@@ -264,7 +264,7 @@ Group load_group(uint row_at, uint row, uint index) {
         fifth_bits(load32(at + 2), group.bytes);
         if (ENCODING == Q5_0) {
             [[unroll]] for (uint i = 0; i < 8; i++) {
-                group.bytes[i] = less16(group.bytes[i]);
+                group.bytes[i] = subtract16(group.bytes[i]);
             }
         }
     } else if (ENCODING == Q4_K || ENCODING == Q5_K) {
@@ -305,9 +305,9 @@ void main() {
         return;
     }
     uint quad = at % quads;
-    uint row_at = push.source_first + at / quads * push.source_row_bytes;
+    uint row_at = push.first_byte + at / quads * push.row_bytes;
     uint row = push.first_row + at / quads;
-    uint strip = push.strip_first + row / STRIP * push.strip_step;
+    uint strip = push.first_strip + row / STRIP * push.strip_step;
     uint strip_row = row % STRIP;
     uint strip_quad = strip * quads + quad;
 
@@ -317,27 +317,27 @@ void main() {
         for (uint tile = 0; tile < tiles; tile++) {
             uint target = ((strip_quad * tiles + tile) * STRIP + strip_row) * 2;
             uint from = row_at + (quad * tiles + tile) * 32;
-            // Values of this row that a tile may still contain: the next row follows them.
-            int left = int(push.k) - int(quad * QUAD + tile * columns);
-            [[unroll]] for (uint part = 0; part < 2; part++) {
+            // Values of the row from this tile on: the next row follows them.
+            int remaining = int(push.k) - int(quad * QUAD + tile * columns);
+            [[unroll]] for (uint row_half = 0; row_half < 2; row_half++) {
                 uvec4 words = uvec4(0);
                 [[unroll]] for (uint i = 0; i < 4; i++) {
-                    int values = left - int((part * 4 + i) * (columns / 8));
+                    int values = remaining - int((row_half * 4 + i) * (columns / 8));
                     if (values > 0) {
-                        words[i] = load32(from + (part * 4 + i) * 4);
+                        words[i] = load32(from + (row_half * 4 + i) * 4);
                     }
                     if (columns == 16 && values == 1) {
                         words[i] &= 0xffffu;
                     }
                     // Infinity and NaN have an exponent of all ones.
                     const uint exponent = ENCODING == F32 ? 0x7f800000u : ENCODING == F16 ? 0x7c00u : 0x7f80u;
-                    bool low_bad = (words[i] & exponent) == exponent;
-                    bool high_bad = ENCODING != F32 && (words[i] >> 16 & exponent) == exponent;
-                    if (low_bad || high_bad) {
+                    bool low_invalid = (words[i] & exponent) == exponent;
+                    bool high_invalid = ENCODING != F32 && (words[i] >> 16 & exponent) == exponent;
+                    if (low_invalid || high_invalid) {
                         atomicMin(push.damage.row, row);
                     }
                 }
-                push.values.data[target + part] = words;
+                push.values.data[target + row_half] = words;
             }
         }
         return;
@@ -345,7 +345,7 @@ void main() {
 
     const bool nibbles =
         ENCODING == Q4_0 || ENCODING == Q4_1 || ENCODING == Q4_K || ENCODING == INT4_GROUPED;
-    const bool minima = ENCODING == Q4_1 || ENCODING == Q5_1 || ENCODING == Q4_K || ENCODING == Q5_K
+    const bool has_minimums = ENCODING == Q4_1 || ENCODING == Q5_1 || ENCODING == Q4_K || ENCODING == Q5_K
         || ENCODING == INT8_ASYMMETRIC;
     uint scales[4];
     uint minimums[4];
@@ -377,19 +377,19 @@ void main() {
             low = group;
         } else {
             uint target = ((strip_quad * 2 + i / 2) * STRIP + strip_row) * 2;
-            [[unroll]] for (uint part = 0; part < 2; part++) {
+            [[unroll]] for (uint row_half = 0; row_half < 2; row_half++) {
                 uvec4 words;
                 [[unroll]] for (uint j = 0; j < 4; j++) {
-                    words[j] = low.bytes[part * 4 + j] | group.bytes[part * 4 + j] << 4;
+                    words[j] = low.bytes[row_half * 4 + j] | group.bytes[row_half * 4 + j] << 4;
                 }
-                push.values.data[target + part] = words;
+                push.values.data[target + row_half] = words;
             }
         }
     }
-    uint target = (strip_quad * STRIP + strip_row) * (minima ? 4 : 2);
+    uint target = (strip_quad * STRIP + strip_row) * (has_minimums ? 4 : 2);
     push.scales.data[target] = scales[0] | scales[1] << 16;
     push.scales.data[target + 1] = scales[2] | scales[3] << 16;
-    if (minima) {
+    if (has_minimums) {
         push.scales.data[target + 2] = minimums[0] | minimums[1] << 16;
         push.scales.data[target + 3] = minimums[2] | minimums[3] << 16;
     }
