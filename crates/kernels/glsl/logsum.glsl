@@ -13,10 +13,10 @@ LogSum no_logits() {
 }
 
 // Adds four logits; minus infinity adds nothing.
-LogSum add_logits(LogSum part, vec4 logits, float scale) {
-    float largest = max(max(max(logits.x, logits.y), max(logits.z, logits.w)), part.largest);
+LogSum add_logits(LogSum state, vec4 logits, float scale) {
+    float largest = max(max(max(logits.x, logits.y), max(logits.z, logits.w)), state.largest);
     vec4 terms = exp((logits - largest) * scale);
-    float sum = part.sum * exp((part.largest - largest) * scale) + ((terms.x + terms.y) + (terms.z + terms.w));
+    float sum = state.sum * exp((state.largest - largest) * scale) + ((terms.x + terms.y) + (terms.z + terms.w));
     return LogSum(largest, sum);
 }
 
@@ -26,9 +26,8 @@ LogSum join_logits(LogSum a, LogSum b, float scale) {
     return LogSum(largest, sum);
 }
 
-// NaN or plus infinity, which no logit may be. Tested on the bits, because compilers may assume that there
-// are no such floats.
-bool is_bad(float logit) {
+// Whether a logit is NaN or plus infinity. Tested on the bits, because compilers may assume that no float is.
+bool is_invalid(float logit) {
     uint bits = floatBitsToUint(logit);
     return (bits & 0x7fffffffu) >= 0x7f800000u && bits != 0xff800000u;
 }

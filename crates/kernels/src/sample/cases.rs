@@ -11,7 +11,7 @@ use crate::case::{Case, Comparison, Output, Random, TIMEOUT, arena};
 /// The distribution of a case's logits.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Logits {
-    /// Uniform between ± this.
+    /// Uniform between plus and minus this.
     Spread(f32),
     /// All the same.
     Equal,
@@ -154,12 +154,12 @@ pub(super) struct Outcome {
 
 impl Setup {
     /// A row for each distribution of the logits with each of `params`, and one more that is inactive.
-    pub fn random(features: Features, vocab: usize, looks: &[Logits], params: &[Params]) -> Self {
+    pub fn random(features: Features, vocab: usize, distributions: &[Logits], params: &[Params]) -> Self {
         let mut random = Random::new(vocab as u64 + 77);
-        let params = params.repeat(looks.len());
+        let params = params.repeat(distributions.len());
         let active = params.len();
         let count = active + 1;
-        let mut logit = |row: usize| match looks[row * looks.len() / count] {
+        let mut logit = |row: usize| match distributions[row * distributions.len() / count] {
             Logits::Spread(spread) => random.signed() * spread,
             Logits::Equal => -2.5,
             Logits::Ties => random.integer(-3, 3) as f32,
@@ -247,25 +247,25 @@ impl Setup {
 
         let words = sampled.read(comparison)?;
         let (next_tokens, next_positions) = (next_tokens.read(comparison)?, next_positions.read(comparison)?);
-        let left_alone = words[self.active * Sampled::WORDS..].iter();
-        for word in left_alone.chain(&next_tokens[self.active..]).chain(&next_positions[self.active..]) {
+        let inactive = words[self.active * Sampled::WORDS..].iter();
+        for word in inactive.chain(&next_tokens[self.active..]).chain(&next_positions[self.active..]) {
             comparison.equal(|| "an inactive row".into(), word, &untouched);
         }
         let reported = top.read(comparison)?;
-        let mut told_of = vec![];
+        let mut most_probable = vec![];
         for (row, words) in reported.chunks(MAX_TOP * Top::WORDS).enumerate() {
             let wanted = if row < self.active { self.params[row].top as usize } else { 0 };
-            let (used, spare) = words.split_at(wanted * Top::WORDS);
-            spare.iter().for_each(|word| {
+            let (requested, unused) = words.split_at(wanted * Top::WORDS);
+            unused.iter().for_each(|word| {
                 comparison.equal(|| "a token that was not requested".into(), word, &untouched)
             });
-            let records: &[[u32; Top::WORDS]] = bytemuck::cast_slice(used);
-            told_of.push(records.iter().map_while(|words| Top::from_words(*words)).collect());
+            let records: &[[u32; Top::WORDS]] = bytemuck::cast_slice(requested);
+            most_probable.push(records.iter().map_while(|words| Top::from_words(*words)).collect());
         }
         let words: &[[u32; Sampled::WORDS]] = bytemuck::cast_slice(&words);
         let sampled = words[..self.active].iter().map(|words| Sampled::from_words(*words)).collect();
         let (counts, run) = (counts.read_vec()?, run.read_vec()?);
-        Ok(Outcome { sampled, next_tokens, next_positions, counts, run, top: told_of })
+        Ok(Outcome { sampled, next_tokens, next_positions, counts, run, top: most_probable })
     }
 
     /// Every third row stops at any of the lower even tokens, in the first and in the last place.
@@ -336,12 +336,16 @@ impl Setup {
             comparison.equal(|| at("next position"), &outcome.next_positions[row], &(position + 1));
         }
         comparison.equal(|| "the counts".into(), &outcome.counts, &counts);
-        let is_end = |(row, sampled): (usize, &Sampled)| {
+        let stops = |(row, sampled): (usize, &Sampled)| {
             sampled.token == NO_TOKEN || self.stop_tokens(row).contains(&sampled.token)
         };
-        let ended = outcome.sampled.iter().enumerate().filter(|row| is_end(*row)).count();
-        comparison.equal(|| "rows finished".into(), &outcome.run[0], &((ended << 16 | self.active) as u32));
-        comparison.equal(|| "whether the run continues".into(), &outcome.run[1], &u32::from(ended == 0));
+        let stopped = outcome.sampled.iter().enumerate().filter(|row| stops(*row)).count();
+        comparison.equal(
+            || "finished and stopped rows".into(),
+            &outcome.run[0],
+            &((stopped << 16 | self.active) as u32),
+        );
+        comparison.equal(|| "whether the run continues".into(), &outcome.run[1], &u32::from(stopped == 0));
     }
 }
 

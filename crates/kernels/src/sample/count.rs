@@ -45,7 +45,10 @@ impl CountTokens {
             || too_short(slots, rows)
             || too_short(counts, self.vocab)
         {
-            let reason = format!("a buffer is too short for {rows} rows or {} tokens", self.vocab);
+            let reason = format!(
+                "active, tokens or slots is too short for {rows} rows, or counts for {} tokens",
+                self.vocab
+            );
             return Err(Error::InvalidUse { what: name.to_string(), reason });
         }
         let push = Push {

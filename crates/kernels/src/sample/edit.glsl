@@ -1,6 +1,6 @@
 // Edits a block's logits before sampling: bias, then penalties, then the grammar's token mask. Every
-// operation is precise: two steps of sampling compute the same values and must agree. Needs THREADS, WIDE,
-// COUNTS, BIASES, MASK and push.
+// operation is precise: steps 1 and 3 of sampling compute the same values and must agree. Needs THREADS,
+// VEC4_LOADS, COUNTS, BIASES, MASK and push.
 
 // As MAX_BIASES (params.rs).
 const uint MAX_BIASES = 512;
@@ -34,7 +34,7 @@ void load_biases(Params params, uint row, uint first) {
 // Four logits, minus infinity past the end of the vocabulary.
 vec4 load4(uint row, uint token) {
     uint at = row * push.vocab + token;
-    if (WIDE) {
+    if (VEC4_LOADS) {
         return Floats4(push.logits).data[at / 4];
     }
     vec4 logits = vec4(MINUS_INFINITY);
@@ -51,9 +51,9 @@ float penalize(Params params, float logit, uint count) {
     }
     uint generated = count & ~IN_PROMPT;
     if (generated > 0) {
-        precise float often = params.frequency * float(generated);
-        precise float both = params.presence + often;
-        penalized = penalized - both;
+        precise float frequency_penalty = params.frequency * float(generated);
+        precise float penalty = params.presence + frequency_penalty;
+        penalized = penalized - penalty;
     }
     return penalized;
 }
@@ -74,9 +74,9 @@ vec4 edit4(Params params, uint row, uint slot, uint token, vec4 logits) {
         }
     }
     if (MASK && params.masked != 0) {
-        uint allowed = push.mask.data[row * ((push.vocab + 31) / 32) + token / 32] >> token % 32;
+        uint allowed_bits = push.mask.data[row * ((push.vocab + 31) / 32) + token / 32] >> token % 32;
         [[unroll]] for (uint i = 0; i < 4; i++) {
-            logits[i] = (allowed >> i & 1) != 0 ? logits[i] : MINUS_INFINITY;
+            logits[i] = (allowed_bits >> i & 1) != 0 ? logits[i] : MINUS_INFINITY;
         }
     }
     return logits;

@@ -145,7 +145,9 @@ impl Sample {
     /// The same with a given plan.
     pub fn with_plan(device: &Device, features: Features, vocab: usize, plan: Plan) -> Result<Self> {
         if vocab == 0 || vocab > MAX_VOCAB {
-            let reason = format!("a vocabulary of {vocab} tokens; 1 to {MAX_VOCAB} are supported");
+            let reason = format!(
+                "a vocabulary of {vocab} tokens is not supported: the sampler takes 1 to {MAX_VOCAB}"
+            );
             return Err(Error::InvalidUse { what: "sample".into(), reason });
         }
         let variants = pipelines(features, plan, vocab.is_multiple_of(4));
@@ -171,24 +173,24 @@ impl Sample {
     ) -> Result<()> {
         self.check(name, rows, operands)?;
         let scratch = Scratch::new(self.vocab, rows, self.features);
-        let part = |[start, end]: [u64; 2]| operands.scratch.slice(start..end);
-        let some = |view: &View| Address::from(view.clone());
+        let region = |[start, end]: [u64; 2]| operands.scratch.slice(start..end);
+        let address = |view: &View| Address::from(view.clone());
         let optional = |view: &Option<View>| view.clone().map_or(Address::NONE, Address::from);
         let filtered = |range: [u64; 2]| -> Result<Address> {
-            if self.features.filters { part(range).map(Address::from) } else { Ok(Address::NONE) }
+            if self.features.filters { region(range).map(Address::from) } else { Ok(Address::NONE) }
         };
-        let (partials, states) = (Address::from(part(scratch.partials)?), filtered(scratch.states)?);
+        let (partials, states) = (Address::from(region(scratch.partials)?), filtered(scratch.states)?);
         let candidates = filtered(scratch.candidates)?;
         let entries = (operands.sampled.len() / (Sampled::WORDS as u64 * 4)).try_into().unwrap_or(u32::MAX);
         let (vocab, blocks, rows) = (self.vocab as u32, policy::blocks(self.vocab) as u32, rows as u32);
 
         let push = sample_blocks::Push {
-            logits: some(&operands.logits),
-            params: some(&operands.params),
-            active_rows: some(&operands.active),
-            rows: some(&operands.rows),
-            positions: some(&operands.positions),
-            slots: some(&operands.slots),
+            logits: address(&operands.logits),
+            params: address(&operands.params),
+            active_rows: address(&operands.active),
+            rows: address(&operands.rows),
+            positions: address(&operands.positions),
+            slots: address(&operands.slots),
             counts: optional(&operands.counts),
             biases: optional(&operands.biases),
             mask: optional(&operands.mask),
@@ -197,23 +199,23 @@ impl Sample {
         };
         recorder.dispatch(name, &self.blocks, [blocks, rows, 1], &push)?;
         if let (Some([top, join]), Some(reported)) = (&self.top, &operands.top) {
-            let tops = Address::from(part(scratch.tops)?);
+            let tops = Address::from(region(scratch.tops)?);
             let push = sample_top::Push {
-                logits: some(&operands.logits),
-                params: some(&operands.params),
-                active_rows: some(&operands.active),
+                logits: address(&operands.logits),
+                params: address(&operands.params),
+                active_rows: address(&operands.active),
                 tops: tops.clone(),
                 vocab,
             };
             recorder.dispatch(name, top, [blocks, rows, 1], &push)?;
             let push = sample_top_join::Push {
-                logits: some(&operands.logits),
-                params: some(&operands.params),
-                active_rows: some(&operands.active),
+                logits: address(&operands.logits),
+                params: address(&operands.params),
+                active_rows: address(&operands.active),
                 partials: partials.clone(),
                 tops,
-                run: some(&operands.run),
-                top: some(reported),
+                run: address(&operands.run),
+                top: address(reported),
                 vocab,
                 entries: (reported.len() / (MAX_TOP * Top::WORDS * 4) as u64).try_into().unwrap_or(u32::MAX),
                 blocks,
@@ -221,20 +223,20 @@ impl Sample {
             recorder.dispatch(name, join, [rows, 1, 1], &push)?;
         }
         let push = sample_join::Push {
-            logits: some(&operands.logits),
-            params: some(&operands.params),
-            active_rows: some(&operands.active),
-            rows: some(&operands.rows),
-            positions: some(&operands.positions),
-            slots: some(&operands.slots),
+            logits: address(&operands.logits),
+            params: address(&operands.params),
+            active_rows: address(&operands.active),
+            rows: address(&operands.rows),
+            positions: address(&operands.positions),
+            slots: address(&operands.slots),
             counts: optional(&operands.counts),
             partials: partials.clone(),
             states: states.clone(),
-            sampled: some(&operands.sampled),
-            next_tokens: some(&operands.next_tokens),
-            next_positions: some(&operands.next_positions),
-            stop_tokens: some(&operands.stop_tokens),
-            run: some(&operands.run),
+            sampled: address(&operands.sampled),
+            next_tokens: address(&operands.next_tokens),
+            next_positions: address(&operands.next_positions),
+            stop_tokens: address(&operands.stop_tokens),
+            run: address(&operands.run),
             vocab,
             entries,
             blocks,
@@ -242,11 +244,11 @@ impl Sample {
         recorder.dispatch(name, &self.join, [rows, 1, 1], &push)?;
         let Some([collect, select]) = &self.filter else { return Ok(()) };
         let push = sample_collect::Push {
-            logits: some(&operands.logits),
-            params: some(&operands.params),
-            active_rows: some(&operands.active),
-            rows: some(&operands.rows),
-            slots: some(&operands.slots),
+            logits: address(&operands.logits),
+            params: address(&operands.params),
+            active_rows: address(&operands.active),
+            rows: address(&operands.rows),
+            slots: address(&operands.slots),
             counts: optional(&operands.counts),
             biases: optional(&operands.biases),
             mask: optional(&operands.mask),
@@ -257,20 +259,20 @@ impl Sample {
         };
         recorder.dispatch(name, collect, [blocks, rows, 1], &push)?;
         let push = sample_select::Push {
-            logits: some(&operands.logits),
-            params: some(&operands.params),
-            active_rows: some(&operands.active),
-            rows: some(&operands.rows),
-            positions: some(&operands.positions),
-            slots: some(&operands.slots),
+            logits: address(&operands.logits),
+            params: address(&operands.params),
+            active_rows: address(&operands.active),
+            rows: address(&operands.rows),
+            positions: address(&operands.positions),
+            slots: address(&operands.slots),
             counts: optional(&operands.counts),
             states,
             candidates,
-            sampled: some(&operands.sampled),
-            next_tokens: some(&operands.next_tokens),
-            next_positions: some(&operands.next_positions),
-            stop_tokens: some(&operands.stop_tokens),
-            run: some(&operands.run),
+            sampled: address(&operands.sampled),
+            next_tokens: address(&operands.next_tokens),
+            next_positions: address(&operands.next_positions),
+            stop_tokens: address(&operands.stop_tokens),
+            run: address(&operands.run),
             vocab,
             entries,
         };
@@ -310,7 +312,7 @@ impl Sample {
         }
         if operands.scratch.len() < self.scratch_bytes(rows) {
             return wrong(format!(
-                "{} bytes of scratch, {} are needed",
+                "scratch has {} bytes, but needs {}",
                 operands.scratch.len(),
                 self.scratch_bytes(rows)
             ));
@@ -339,16 +341,16 @@ pub(crate) struct Variants {
     top: Option<[Variant; 2]>,
 }
 
-fn pipelines(features: Features, plan: Plan, wide: bool) -> Variants {
+fn pipelines(features: Features, plan: Plan, vec4_loads: bool) -> Variants {
     let Features { filters, counts, biases, mask, top } = features;
     let edits =
-        [(counts, " + counts"), (biases, " + biases"), (mask, " + mask"), (!wide, ", odd vocabulary")];
+        [(counts, " + counts"), (biases, " + biases"), (mask, " + mask"), (!vec4_loads, ", scalar loads")];
     let label = |step: &str, edits: &[(bool, &str)], threads: u32| {
         let edits: String = edits.iter().filter(|(has, _)| *has).map(|(_, text)| *text).collect();
         format!("{step}{edits}, {threads} threads")
     };
     let threads = plan.block_threads;
-    let constants = sample_blocks::Constants { threads, wide, counts, biases, mask };
+    let constants = sample_blocks::Constants { threads, vec4_loads, counts, biases, mask };
     let blocks = Variant::new(
         label("blocks", &edits, threads),
         sample_blocks::TIERS,
@@ -360,7 +362,7 @@ fn pipelines(features: Features, plan: Plan, wide: bool) -> Variants {
     let text = label("join", &[edits[0], (filters, " + filters")], plan.join_threads);
     let join = Variant::new(text, sample_join::TIERS, plan.tier, &constants, plan.subgroup);
     // The other steps use nothing above T0.
-    let constants = sample_collect::Constants { threads, wide, counts, biases, mask };
+    let constants = sample_collect::Constants { threads, vec4_loads, counts, biases, mask };
     let text = label("collect", &edits, threads);
     let collect = Variant::new(text, sample_collect::TIERS, Tier::T0, &constants, plan.subgroup);
     let constants = sample_select::Constants { threads: plan.select_threads, counts };

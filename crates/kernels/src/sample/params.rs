@@ -95,7 +95,7 @@ impl Params {
             (self.bias_count as usize <= MAX_BIASES, "a row may have at most 512 biases"),
             (self.top as usize <= MAX_TOP, "at most 20 of the most probable tokens can be reported"),
         ];
-        match checks.into_iter().find(|(right, _)| !right) {
+        match checks.into_iter().find(|(valid, _)| !valid) {
             Some((_, reason)) => {
                 Err(Error::InvalidUse { what: "sampling parameters".into(), reason: reason.into() })
             }
@@ -189,7 +189,7 @@ impl Top {
 }
 
 impl Sampled {
-    /// Words per record; the last two are spare.
+    /// Words per record; the last two are unused.
     pub const WORDS: usize = 4;
 
     /// From the record that the kernel wrote.

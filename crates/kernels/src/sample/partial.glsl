@@ -1,7 +1,7 @@
 // Merging of partial states over a row's tokens. Needs THREADS, common.glsl, logsum.glsl and sample.glsl.
 
 Partial no_tokens() {
-    return Partial(no_logits(), no_logits(), NOTHING, NO_TOKEN);
+    return Partial(no_logits(), no_logits(), NO_KEY, NO_TOKEN);
 }
 
 Partial join(Partial a, Partial b, float scale) {
@@ -16,12 +16,12 @@ Partial join(Partial a, Partial b, float scale) {
 #if TIER >= 1
 shared Partial partials[THREADS / 4];
 
-Partial shuffled(Partial part, uint far) {
+Partial shuffled(Partial partial, uint distance) {
     return Partial(
-        LogSum(subgroupShuffleXor(part.raw.largest, far), subgroupShuffleXor(part.raw.sum, far)),
-        LogSum(subgroupShuffleXor(part.scaled.largest, far), subgroupShuffleXor(part.scaled.sum, far)),
-        subgroupShuffleXor(part.key, far),
-        subgroupShuffleXor(part.token, far));
+        LogSum(subgroupShuffleXor(partial.raw.largest, distance), subgroupShuffleXor(partial.raw.sum, distance)),
+        LogSum(subgroupShuffleXor(partial.scaled.largest, distance), subgroupShuffleXor(partial.scaled.sum, distance)),
+        subgroupShuffleXor(partial.key, distance),
+        subgroupShuffleXor(partial.token, distance));
 }
 #else
 shared Partial partials[THREADS];
@@ -29,28 +29,28 @@ shared Partial partials[THREADS];
 
 // Merges the states of all threads, for every thread, in an order that depends only on THREADS and the
 // subgroup size.
-Partial workgroup_join(Partial part, float scale) {
+Partial workgroup_join(Partial partial, float scale) {
 #if TIER >= 1
-    for (uint far = 1; far < gl_SubgroupSize; far *= 2) {
-        part = join(part, shuffled(part, far), scale);
+    for (uint distance = 1; distance < gl_SubgroupSize; distance *= 2) {
+        partial = join(partial, shuffled(partial, distance), scale);
     }
     if (gl_SubgroupInvocationID == 0) {
-        partials[gl_SubgroupID] = part;
+        partials[gl_SubgroupID] = partial;
     }
     barrier();
-    part = partials[0];
+    partial = partials[0];
     for (uint i = 1; i < gl_NumSubgroups; i++) {
-        part = join(part, partials[i], scale);
+        partial = join(partial, partials[i], scale);
     }
-    return part;
+    return partial;
 #else
     uint thread = gl_LocalInvocationIndex;
-    partials[thread] = part;
+    partials[thread] = partial;
     barrier();
     // THREADS is a power of two, which the policy guarantees.
-    for (uint far = THREADS / 2; far > 0; far /= 2) {
-        if (thread < far) {
-            partials[thread] = join(partials[thread], partials[thread + far], scale);
+    for (uint distance = THREADS / 2; distance > 0; distance /= 2) {
+        if (thread < distance) {
+            partials[thread] = join(partials[thread], partials[thread + distance], scale);
         }
         barrier();
     }

@@ -31,14 +31,14 @@ pub fn plan(caps: &Caps) -> Plan {
 
 /// The plan at a tier that need not be the device's best.
 pub fn at_tier(caps: &Caps, tier: Tier) -> Plan {
-    let largest = 1 << caps.max_threads.ilog2();
+    let max_threads = 1 << caps.max_threads.ilog2();
     // A CPU driver processes the threads of a workgroup one vector at a time, and every barrier is expensive.
     let [block, join, select] = if caps.max_subgroup_size < 32 { [32, 32, 32] } else { [256, 128, 512] };
     Plan {
         tier,
-        block_threads: block.min(largest),
-        join_threads: join.min(largest),
-        select_threads: select.min(largest),
+        block_threads: block.min(max_threads),
+        join_threads: join.min(max_threads),
+        select_threads: select.min(max_threads),
         subgroup: Subgroup::Any,
     }
 }
@@ -107,12 +107,14 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
         let top = (Features { top: true, ..Features::default() }, true);
         // No supported model has a vocabulary that is not a multiple of 4: the minimum and the maximum of
         // features are enough.
-        let odd = [
+        let scalar = [
             Features::default(),
             Features { filters: true, counts: true, biases: true, mask: true, top: true },
         ];
-        for (features, wide) in feature_sets.chain([top]).chain(odd.map(|features| (features, false))) {
-            let pipelines = pipelines(features, at_tier(caps, tier), wide);
+        for (features, vec4_loads) in
+            feature_sets.chain([top]).chain(scalar.map(|features| (features, false)))
+        {
+            let pipelines = pipelines(features, at_tier(caps, tier), vec4_loads);
             let [[collect, select], [top, top_join]] = [pipelines.filter, pipelines.top]
                 .map(|pair| pair.map_or([None, None], |pair| pair.map(Some)));
             let steps = [Some(pipelines.blocks), Some(pipelines.join), collect, select, top, top_join];

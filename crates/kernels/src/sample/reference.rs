@@ -15,7 +15,7 @@ pub struct Row<'a> {
     pub biases: &'a [Bias],
     /// Mask bits, one per token; empty if there is no mask.
     pub mask: &'a [u32],
-    /// Of the row.
+    /// Position of the row in its sequence.
     pub position: u32,
 }
 

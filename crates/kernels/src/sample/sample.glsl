@@ -31,7 +31,7 @@ struct Partial {
 
 // State of a row after its blocks are combined.
 struct State {
-    // 0 when its token is already known.
+    // Whether the filters apply: 0 when the token is already known.
     uint filtered;
     // Keys of the largest logit, of the lowest candidate, and of the min-p threshold.
     uint max_key;
@@ -80,8 +80,8 @@ const uint NO_TOKEN = 0xffffffffu;
 const uint MAX_TOP = 20;
 // As MAX_STOP_TOKENS (params.rs).
 const uint MAX_STOP_TOKENS = 16;
-// In `finished`: finished rows in the bits below, stopped rows from this bit on.
-const uint ENDED = 0x10000u;
+// In `finished`: stopped rows are counted from this bit on, finished rows in the bits below.
+const uint STOPPED_ROW = 0x10000u;
 // Below this, dividing by the temperature might overflow: it counts as 0. As MIN_TEMPERATURE (params.rs).
 const float MIN_TEMPERATURE = 1e-5;
 
@@ -97,17 +97,17 @@ bool has_top_k(Params params, uint vocab) {
 }
 
 uint mode_of(Params params, uint vocab) {
-    // Only the best token is left: noise cannot change that.
+    // With only the best token, there is nothing to draw.
     if (!(params.temperature >= MIN_TEMPERATURE) || params.top_k == 1) {
         return GREEDY;
     }
     return has_top_k(params, vocab) || params.top_p < 1.0 || params.min_p > 0.0 ? FILTER : DRAW;
 }
 
-// Keys are integers that order like the floats. Both zeros have the same key. No key is 0.
-const uint NOTHING = 0;
+// Keys are integers that order like the floats. Both zeros have the same key. No float has NO_KEY.
+const uint NO_KEY = 0;
 const uint KEY_OF_MINUS_INFINITY = 0x007fffffu;
-const uint BAD = 0xffffffffu;
+const uint INVALID_KEY = 0xffffffffu;
 
 uint key_of(float value) {
     uint bits = floatBitsToUint(value);
@@ -135,14 +135,14 @@ uvec4 philox(uvec4 counter, uvec2 key) {
 // sample, so small v use a series: 1 − v would round their digits away.
 float gumbel(uint bits) {
     float v = (float(bits) + 0.5) * (1.0 / 4294967296.0);
-    float rest = (float(~bits) + 0.5) * (1.0 / 4294967296.0);
+    float complement = (float(~bits) + 0.5) * (1.0 / 4294967296.0);
     float series = v * (1.0 + v * (0.5 + v * (1.0 / 3.0 + v * 0.25)));
-    return -log(v < 0.015625 ? series : -log(rest));
+    return -log(v < 0.015625 ? series : -log(complement));
 }
 
 // The noise of tokens 4n to 4n + 3.
-vec4 noise4(Params params, uint position, uint quarter) {
-    uvec4 bits = philox(uvec4(quarter, position, 0, 0), uvec2(params.seed_low, params.seed_high));
+vec4 noise4(Params params, uint position, uint token_vec4) {
+    uvec4 bits = philox(uvec4(token_vec4, position, 0, 0), uvec2(params.seed_low, params.seed_high));
     return vec4(gumbel(bits.x), gumbel(bits.y), gumbel(bits.z), gumbel(bits.w));
 }
 

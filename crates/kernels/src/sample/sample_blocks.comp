@@ -11,7 +11,7 @@
 layout(local_size_x_id = 0) in;
 layout(constant_id = 0) const uint THREADS = 256;
 // The vocabulary size is a multiple of 4, so that four logits are one load.
-layout(constant_id = 1) const bool WIDE = true;
+layout(constant_id = 1) const bool VEC4_LOADS = true;
 layout(constant_id = 2) const bool COUNTS = false;
 layout(constant_id = 3) const bool BIASES = false;
 layout(constant_id = 4) const bool MASK = false;
@@ -48,35 +48,35 @@ void main() {
     uint position = mode == DRAW ? push.positions.data[step_row] : 0;
     uint slot = COUNTS ? push.slots.data[step_row] : 0;
     float scale = mode == GREEDY ? 1.0 : 1.0 / params.temperature;
-    bool with_mass = mode == FILTER && params.top_p < 1.0;
+    bool needs_mass = mode == FILTER && params.top_p < 1.0;
     uint first = gl_WorkGroupID.x * BLOCK;
     load_biases(params, row, first);
 
-    Partial part = no_tokens();
+    Partial partial = no_tokens();
     uint end = min(first + BLOCK, push.vocab);
     for (uint token = first + thread_index() * 4; token < end; token += THREADS * 4) {
         vec4 raw = load4(row, token);
-        part.raw = add_logits(part.raw, raw, 1.0);
+        partial.raw = add_logits(partial.raw, raw, 1.0);
         vec4 logits = edit4(params, row, slot, token, raw);
-        if (with_mass) {
-            part.scaled = add_logits(part.scaled, logits, scale);
+        if (needs_mass) {
+            partial.scaled = add_logits(partial.scaled, logits, scale);
         }
         vec4 scores = logits;
         if (mode == DRAW) {
             scores = logits * scale + noise4(params, position, token / 4);
         }
         [[unroll]] for (uint i = 0; i < 4; i++) {
-            uint key = key_of(logits[i]) > KEY_OF_MINUS_INFINITY ? key_of(scores[i]) : NOTHING;
-            key = is_bad(raw[i]) || is_bad(logits[i]) ? BAD : key;
+            uint key = key_of(logits[i]) > KEY_OF_MINUS_INFINITY ? key_of(scores[i]) : NO_KEY;
+            key = is_invalid(raw[i]) || is_invalid(logits[i]) ? INVALID_KEY : key;
             // Tokens ascend: ties go to the first.
-            if (key > part.key) {
-                part.key = key;
-                part.token = token + i;
+            if (key > partial.key) {
+                partial.key = key;
+                partial.token = token + i;
             }
         }
     }
-    part = workgroup_join(part, scale);
+    partial = workgroup_join(partial, scale);
     if (thread_index() == 0) {
-        push.partials.data[row * gl_NumWorkGroups.x + gl_WorkGroupID.x] = part;
+        push.partials.data[row * gl_NumWorkGroups.x + gl_WorkGroupID.x] = partial;
     }
 }

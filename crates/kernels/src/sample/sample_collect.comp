@@ -9,7 +9,7 @@
 
 layout(local_size_x_id = 0) in;
 layout(constant_id = 0) const uint THREADS = 256;
-layout(constant_id = 1) const bool WIDE = true;
+layout(constant_id = 1) const bool VEC4_LOADS = true;
 layout(constant_id = 2) const bool COUNTS = false;
 layout(constant_id = 3) const bool BIASES = false;
 layout(constant_id = 4) const bool MASK = false;

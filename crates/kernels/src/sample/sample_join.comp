@@ -70,8 +70,8 @@ uint bound_of_top_k(uint row, uint k) {
     return ranked - min(ranked, MARGIN);
 }
 
-State filter_state(Params params, uint row, Partial part) {
-    float largest = value_of(part.key);
+State filter_state(Params params, uint row, Partial partial) {
+    float largest = value_of(partial.key);
     bool top_k = has_top_k(params, push.vocab);
     bool top_p = params.top_p < 1.0;
     // Minus infinity has no probability: it is never a candidate.
@@ -79,23 +79,23 @@ State filter_state(Params params, uint row, Partial part) {
     uint min_p_key = bound;
     if (params.min_p > 0.0) {
         float lowest = largest + params.temperature * min(log(params.min_p), 0.0);
-        min_p_key = params.min_p < 1.0 ? max(bound, key_of(lowest)) : part.key;
+        min_p_key = params.min_p < 1.0 ? max(bound, key_of(lowest)) : partial.key;
     }
     if (top_k && params.top_k <= push.blocks && push.blocks <= MAX_RANKED) {
         bound = max(bound, bound_of_top_k(row, params.top_k));
     }
     // If every token below the bound had the bound's probability, they would still hold only half of what
     // top-p drops. Closer to 1 the error of the sum itself would matter.
-    float left_out = 1.0 - params.top_p;
-    if (top_p && !top_k && left_out > 1e-5) {
-        float share = 0.5 * left_out * part.scaled.sum / float(push.vocab);
-        bound = max(bound, min(part.key, key_of(largest + params.temperature * log(share))));
+    float dropped_mass = 1.0 - params.top_p;
+    if (top_p && !top_k && dropped_mass > 1e-5) {
+        float bound_mass = 0.5 * dropped_mass * partial.scaled.sum / float(push.vocab);
+        bound = max(bound, min(partial.key, key_of(largest + params.temperature * log(bound_mass))));
     }
     // With top-p, tokens that min-p drops count in the sum first.
     if (!top_p) {
         bound = max(bound, min_p_key);
     }
-    return State(1, part.key, bound, min_p_key, part.scaled.sum, part.raw, 0);
+    return State(1, partial.key, bound, min_p_key, partial.scaled.sum, partial.raw, 0);
 }
 
 void main() {
@@ -106,24 +106,24 @@ void main() {
     Params params = push.params.data[row];
     uint mode = mode_of(params, push.vocab);
     float scale = mode == GREEDY ? 1.0 : 1.0 / params.temperature;
-    Partial part = no_tokens();
+    Partial partial = no_tokens();
     for (uint i = thread_index(); i < push.blocks; i += THREADS) {
-        part = join(part, push.partials.data[row * push.blocks + i], scale);
+        partial = join(partial, push.partials.data[row * push.blocks + i], scale);
     }
-    part = workgroup_join(part, scale);
+    partial = workgroup_join(partial, scale);
 
-    bool none = part.key == NOTHING || part.key == BAD;
-    bool filters = mode == FILTER && !none;
-    State state = State(0, 0, 0, 0, 0.0, part.raw, 0);
+    bool no_token = partial.key == NO_KEY || partial.key == INVALID_KEY;
+    bool filters = mode == FILTER && !no_token;
+    State state = State(0, 0, 0, 0, 0.0, partial.raw, 0);
     if (FILTERS && filters) {
-        state = filter_state(params, row, part);
+        state = filter_state(params, row, partial);
     }
     if (thread_index() == 0) {
         if (FILTERS) {
             push.states.data[row] = state;
         }
         if (!FILTERS || !filters) {
-            finish(row, none || filters ? NO_TOKEN : part.token, part.raw);
+            finish(row, no_token || filters ? NO_TOKEN : partial.token, partial.raw);
         }
     }
 }

@@ -64,12 +64,12 @@ uvec2 fixed64(float mass) {
 }
 
 // The fraction p < 1 of a mass.
-uvec2 part64(uvec2 mass, float p) {
+uvec2 fraction64(uvec2 mass, float p) {
     uint of_2_32 = uint(p * 4294967296.0);
-    uint high, low, carried, dropped;
+    uint high, low, carry_in, dropped;
     umulExtended(mass.y, of_2_32, high, low);
-    umulExtended(mass.x, of_2_32, carried, dropped);
-    return add64(uvec2(low, high), uvec2(carried, 0));
+    umulExtended(mass.x, of_2_32, carry_in, dropped);
+    return add64(uvec2(low, high), uvec2(carry_in, 0));
 }
 
 // The criterion of a selection.
@@ -78,13 +78,13 @@ const uint TOKENS_BY_COUNT = 1;
 const uint KEYS_BY_MASS = 2;
 
 const uint DIGITS = 256;
-const uint CHUNK = 16;
+const uint DIGITS_PER_GROUP = 16;
 // Candidates that a thread loads before it uses any: with many candidates, the latency of loads dominates.
 const uint IN_FLIGHT = 4;
 
 shared uint low[DIGITS];
 shared uint high[DIGITS];
-shared uvec2 chunks[DIGITS / CHUNK];
+shared uvec2 group_weights[DIGITS / DIGITS_PER_GROUP];
 shared uint found_digit;
 shared uvec2 found_left;
 shared uvec2 found_weight;
@@ -109,23 +109,24 @@ float mass_of(uint key) {
     return exp((value_of(key) - largest) * scale);
 }
 
-void count_digit(uvec2 candidate, uint by, uint prefix, uint shift) {
-    uint ordered = by == TOKENS_BY_COUNT ? ~candidate.y : candidate.x;
-    bool counts = by == KEYS_BY_COUNT || (by == TOKENS_BY_COUNT ? candidate.x == cut_key : passes_top_k(candidate));
+void count_digit(uvec2 candidate, uint criterion, uint prefix, uint shift) {
+    uint ordered = criterion == TOKENS_BY_COUNT ? ~candidate.y : candidate.x;
+    bool counts = criterion == KEYS_BY_COUNT
+        || (criterion == TOKENS_BY_COUNT ? candidate.x == cut_key : passes_top_k(candidate));
     if (!counts || (ordered ^ prefix) >> shift > 0xff) {
         return;
     }
     uint digit = ordered >> shift & 0xff;
-    uvec2 weight = by == KEYS_BY_MASS ? fixed64(mass_of(candidate.x)) : uvec2(1, 0);
+    uvec2 weight = criterion == KEYS_BY_MASS ? fixed64(mass_of(candidate.x)) : uvec2(1, 0);
     uint before = atomicAdd(low[digit], weight.x);
-    uint carried = weight.y + uint(before + weight.x < before);
-    if (carried > 0) {
-        atomicAdd(high[digit], carried);
+    uint carry_in = weight.y + uint(before + weight.x < before);
+    if (carry_in > 0) {
+        atomicAdd(high[digit], carry_in);
     }
 }
 
 // Fills the histogram of the digit at `shift` over the candidates that match `prefix` above it.
-void count_digits(uint by, uint prefix, uint shift) {
+void count_digits(uint criterion, uint prefix, uint shift) {
     for (uint i = gl_LocalInvocationIndex; i < DIGITS; i += THREADS) {
         low[i] = 0;
         high[i] = 0;
@@ -138,17 +139,17 @@ void count_digits(uint by, uint prefix, uint shift) {
         }
         [[unroll]] for (uint j = 0; j < IN_FLIGHT; j++) {
             if (i + j * THREADS < state.candidates) {
-                count_digit(loaded[j], by, prefix, shift);
+                count_digit(loaded[j], criterion, prefix, shift);
             }
         }
     }
     barrier();
-    for (uint i = gl_LocalInvocationIndex; i < DIGITS / CHUNK; i += THREADS) {
+    for (uint i = gl_LocalInvocationIndex; i < DIGITS / DIGITS_PER_GROUP; i += THREADS) {
         uvec2 sum = uvec2(0);
-        for (uint j = 0; j < CHUNK; j++) {
-            sum = add64(sum, uvec2(low[i * CHUNK + j], high[i * CHUNK + j]));
+        for (uint j = 0; j < DIGITS_PER_GROUP; j++) {
+            sum = add64(sum, uvec2(low[i * DIGITS_PER_GROUP + j], high[i * DIGITS_PER_GROUP + j]));
         }
-        chunks[i] = sum;
+        group_weights[i] = sum;
     }
     barrier();
 }
@@ -157,10 +158,10 @@ void count_digits(uint by, uint prefix, uint shift) {
 void find_digit(uvec2 wanted) {
     for (uint i = gl_LocalInvocationIndex; i < DIGITS; i += THREADS) {
         uvec2 above = uvec2(0);
-        for (uint j = i / CHUNK + 1; j < DIGITS / CHUNK; j++) {
-            above = add64(above, chunks[j]);
+        for (uint j = i / DIGITS_PER_GROUP + 1; j < DIGITS / DIGITS_PER_GROUP; j++) {
+            above = add64(above, group_weights[j]);
         }
-        for (uint j = i + 1; j < (i / CHUNK + 1) * CHUNK; j++) {
+        for (uint j = i + 1; j < (i / DIGITS_PER_GROUP + 1) * DIGITS_PER_GROUP; j++) {
             above = add64(above, uvec2(low[j], high[j]));
         }
         uvec2 own = uvec2(low[i], high[i]);
@@ -176,24 +177,24 @@ void find_digit(uvec2 wanted) {
 // The largest value such that the weights from it upwards reach `wanted` (by mass: the fraction `p` of all).
 // All values are between `bottom` and `top`. found_left is how much of the value's own weight, found_weight,
 // is needed.
-uint threshold(uint by, uint top, uint bottom, uvec2 wanted, float p) {
+uint threshold(uint criterion, uint top, uint bottom, uvec2 wanted, float p) {
     // Above the highest bit in which values differ there is nothing to search.
     uint shift = uint(max(findMSB(top ^ bottom), 0)) / 8 * 8;
     uint prefix = shift == 24 ? 0 : top >> shift >> 8 << 8 << shift;
-    bool whole = true;
+    bool first_digit = true;
     for (;;) {
-        count_digits(by, prefix, shift);
-        if (whole && by == KEYS_BY_MASS) {
+        count_digits(criterion, prefix, shift);
+        if (first_digit && criterion == KEYS_BY_MASS) {
             uvec2 all = uvec2(0);
-            for (uint i = 0; i < DIGITS / CHUNK; i++) {
-                all = add64(all, chunks[i]);
+            for (uint i = 0; i < DIGITS / DIGITS_PER_GROUP; i++) {
+                all = add64(all, group_weights[i]);
             }
-            // Without top-k the whole vocabulary counts, of which the candidates are the larger part.
-            wanted = part64(has_top_k(params, push.vocab) ? all : fixed64(state.mass), p);
+            // Without top-k the fraction is of the whole vocabulary's mass, most of which the candidates hold.
+            wanted = fraction64(has_top_k(params, push.vocab) ? all : fixed64(state.mass), p);
             wanted = less64(all, wanted) ? all : wanted;
             wanted = less64(uvec2(0), wanted) ? wanted : uvec2(1, 0);
         }
-        whole = false;
+        first_digit = false;
         find_digit(wanted);
         prefix |= found_digit << shift;
         wanted = found_left;
@@ -232,12 +233,12 @@ void main() {
     }
 
     if (gl_LocalInvocationIndex == 0) {
-        best_key = NOTHING;
+        best_key = NO_KEY;
         best_token = NO_TOKEN;
     }
     barrier();
     uint position = push.positions.data[push.rows.data[row]];
-    uint own_key = NOTHING;
+    uint own_key = NO_KEY;
     uint own_token = NO_TOKEN;
     for (uint i = gl_LocalInvocationIndex; i < state.candidates; i += THREADS) {
         uvec2 candidate = push.candidates.data[first + i];

@@ -37,21 +37,21 @@ void main() {
     uint thread = gl_LocalInvocationIndex;
     uint first = gl_WorkGroupID.x * BLOCK;
     for (uint i = thread; i < MAX_TOP; i += THREADS) {
-        best_keys[i] = NOTHING;
+        best_keys[i] = NO_KEY;
         best_tokens[i] = NO_TOKEN;
     }
     // Each thread owns every THREADS-th token: no barrier needed.
     for (uint i = thread; i < BLOCK; i += THREADS) {
-        uint key = first + i < push.vocab ? key_of(push.logits.data[row * push.vocab + first + i]) : NOTHING;
-        keys[i] = key > KEY_OF_MINUS_INFINITY ? key : NOTHING;
+        uint key = first + i < push.vocab ? key_of(push.logits.data[row * push.vocab + first + i]) : NO_KEY;
+        keys[i] = key > KEY_OF_MINUS_INFINITY ? key : NO_KEY;
     }
-    uint own_key = NOTHING;
+    uint own_key = NO_KEY;
     uint own = 0;
-    bool look = true;
+    bool search = true;
     barrier();
     for (uint n = 0; n < wanted; n++) {
-        if (look) {
-            own_key = NOTHING;
+        if (search) {
+            own_key = NO_KEY;
             for (uint i = thread; i < BLOCK; i += THREADS) {
                 // Tokens ascend: ties go to the first.
                 if (keys[i] > own_key) {
@@ -62,13 +62,13 @@ void main() {
         }
         atomicMax(best_keys[n], own_key);
         barrier();
-        if (own_key == best_keys[n] && own_key != NOTHING) {
+        if (own_key == best_keys[n] && own_key != NO_KEY) {
             atomicMin(best_tokens[n], first + own);
         }
         barrier();
-        look = best_tokens[n] == first + own && own_key != NOTHING;
-        if (look) {
-            keys[own] = NOTHING;
+        search = best_tokens[n] == first + own && own_key != NO_KEY;
+        if (search) {
+            keys[own] = NO_KEY;
         }
     }
     uint at = (row * gl_NumWorkGroups.x + gl_WorkGroupID.x) * MAX_TOP;

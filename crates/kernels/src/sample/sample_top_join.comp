@@ -30,7 +30,7 @@ layout(push_constant, scalar) uniform Push {
     Partials partials;
     Tops tops;
     RunSoFar run;
-    // [step of the run][output row in use][MAX_TOP].
+    // [step of the run][active output row][MAX_TOP].
     TopList top;
     uint vocab;
     // Capacity of `top`, in rows.
@@ -41,7 +41,7 @@ layout(push_constant, scalar) uniform Push {
 shared uint best_keys[MAX_TOP];
 shared uint best_tokens[MAX_TOP];
 
-bool before(uvec2 a, uvec2 b) {
+bool ranks_before(uvec2 a, uvec2 b) {
     return a.x > b.x || a.x == b.x && a.y < b.y;
 }
 
@@ -52,37 +52,37 @@ void main() {
         return;
     }
     uint wanted = min(push.params.data[row].top, MAX_TOP);
-    uint entry = push.run.finished % ENDED / rows * rows + row;
+    uint entry = push.run.finished % STOPPED_ROW / rows * rows + row;
     if (wanted == 0 || entry >= push.entries) {
         return;
     }
     uint thread = thread_index();
     for (uint i = thread; i < MAX_TOP; i += THREADS) {
-        best_keys[i] = NOTHING;
+        best_keys[i] = NO_KEY;
         best_tokens[i] = NO_TOKEN;
     }
     // In the same order as the step that computes the sampled token's probability, so that the two agree.
-    Partial part = no_tokens();
+    Partial partial = no_tokens();
     for (uint i = thread; i < push.blocks; i += THREADS) {
-        part = join(part, push.partials.data[row * push.blocks + i], 1.0);
+        partial = join(partial, push.partials.data[row * push.blocks + i], 1.0);
     }
-    LogSum raw = workgroup_join(part, 1.0).raw;
+    LogSum raw = workgroup_join(partial, 1.0).raw;
     barrier();
 
     // The best of this thread's blocks; after each one taken, the next best.
-    uvec2 own = uvec2(BAD, 0);
-    bool look = true;
+    uvec2 own = uvec2(INVALID_KEY, 0);
+    bool search = true;
     for (uint n = 0; n < wanted; n++) {
-        if (look) {
+        if (search) {
             uvec2 taken = own;
-            own = uvec2(NOTHING, NO_TOKEN);
+            own = uvec2(NO_KEY, NO_TOKEN);
             for (uint block = thread; block < push.blocks; block += THREADS) {
                 uint first = (row * push.blocks + block) * MAX_TOP;
                 for (uint i = 0; i < wanted; i++) {
                     uvec2 candidate = push.tops.data[first + i];
                     // Each block's list is sorted: the first that was not taken is its best.
-                    if (before(taken, candidate)) {
-                        own = before(candidate, own) ? candidate : own;
+                    if (ranks_before(taken, candidate)) {
+                        own = ranks_before(candidate, own) ? candidate : own;
                         break;
                     }
                 }
@@ -90,11 +90,11 @@ void main() {
         }
         atomicMax(best_keys[n], own.x);
         barrier();
-        if (own.x == best_keys[n] && own.x != NOTHING) {
+        if (own.x == best_keys[n] && own.x != NO_KEY) {
             atomicMin(best_tokens[n], own.y);
         }
         barrier();
-        look = own.x != NOTHING && best_tokens[n] == own.y;
+        search = own.x != NO_KEY && best_tokens[n] == own.y;
     }
     for (uint n = thread; n < wanted; n += THREADS) {
         uint token = best_tokens[n];

@@ -40,8 +40,8 @@ fn bits(sampled: &Sampled) -> (u32, u32) {
     (sampled.token, sampled.logprob.to_bits())
 }
 
-/// These rows in another batch.
-fn pick(setup: &Setup, rows: &[usize]) -> Setup {
+/// A batch of some of the rows of another.
+fn select_rows(setup: &Setup, rows: &[usize]) -> Setup {
     Setup {
         logits: rows.iter().map(|row| setup.logits[*row].clone()).collect(),
         params: rows.iter().map(|row| setup.params[*row]).collect(),
@@ -62,9 +62,9 @@ fn rows_are_bit_identical_in_any_batch_and_program() {
     let together = run(&device, &setup);
     for (row, want) in together.iter().enumerate() {
         let other = (row + 2) % params.len();
-        assert_eq!(bits(&run(&device, &pick(&setup, &[row]))[0]), bits(want), "row {row} alone");
+        assert_eq!(bits(&run(&device, &select_rows(&setup, &[row]))[0]), bits(want), "row {row} alone");
         assert_eq!(
-            bits(&run(&device, &pick(&setup, &[other, other, row]))[2]),
+            bits(&run(&device, &select_rows(&setup, &[other, other, row]))[2]),
             bits(want),
             "row {row} as the third"
         );
@@ -81,7 +81,7 @@ fn rows_are_bit_identical_in_any_batch_and_program() {
 #[test]
 fn larger_workgroups_sample_the_same_tokens() {
     let Some(device) = testkit::cpu_device() else { return };
-    // As in a GPU's plan: several threads per chunk, more threads than candidates.
+    // As in a GPU's plan: several threads per group of digits, and more threads than candidates.
     let params =
         [Params::default(), DRAW, Params { top_k: 30, top_p: 0.9, ..DRAW }, Params { top_p: 0.8, ..DRAW }];
     let setup = Setup::random(FULL, 5003, &[Logits::Ties], &params);
@@ -167,17 +167,17 @@ fn draws(
     let mut recorder = device.recorder().unwrap();
     kernel.record(&mut recorder, "sample", ROWS, &operands).unwrap();
     let program = recorder.seal().unwrap();
-    let mut tally = BTreeMap::new();
+    let mut counts_by_token = BTreeMap::new();
     for replay in 1..=replays as u32 {
         run.write(0, bytemuck::cast_slice(&Run::START)).unwrap();
         program.run(TIMEOUT).unwrap();
         for words in sampled.read_vec::<[u32; 4]>().unwrap() {
-            *tally.entry(Sampled::from_words(words).token).or_default() += 1;
+            *counts_by_token.entry(Sampled::from_words(words).token).or_default() += 1;
         }
-        let moved: Vec<u32> = positions.read_vec().unwrap();
-        assert!(moved.iter().zip(&identity).all(|(now, row)| *now == row * 10_000 + replay));
+        let advanced: Vec<u32> = positions.read_vec().unwrap();
+        assert!(advanced.iter().zip(&identity).all(|(now, row)| *now == row * 10_000 + replay));
     }
-    tally
+    counts_by_token
 }
 
 #[test]
@@ -194,19 +194,22 @@ fn token_frequencies_match_their_probabilities() {
         (filters, Params { top_k: 9, top_p: 0.9, min_p: 0.1, temperature: 1.2, ..DRAW }),
     ];
     for (features, params) in drawn {
-        let tally = draws(&device, features, &logits, params, 40);
-        let total: usize = tally.values().sum();
+        let counts_by_token = draws(&device, features, &logits, params, 40);
+        let total: usize = counts_by_token.values().sum();
         let row =
             reference::Row { logits: &logits, params, counts: &[], biases: &[], mask: &[], position: 0 };
         let kept: Vec<u32> = reference::kept(&row).iter().map(|scored| scored.token).collect();
-        assert!(tally.keys().all(|token| kept.contains(token)), "{params:?}: {tally:?}, kept {kept:?}");
+        assert!(
+            counts_by_token.keys().all(|token| kept.contains(token)),
+            "{params:?}: {counts_by_token:?}, kept {kept:?}"
+        );
         let weight = |token: u32| (f64::from(logits[token as usize]) / f64::from(params.temperature)).exp();
         let sum: f64 = kept.iter().map(|token| weight(*token)).sum();
         let chi_square: f64 = kept
             .iter()
             .map(|token| {
                 let expected = weight(*token) / sum * total as f64;
-                (tally.get(token).copied().unwrap_or(0) as f64 - expected).powi(2) / expected
+                (counts_by_token.get(token).copied().unwrap_or(0) as f64 - expected).powi(2) / expected
             })
             .sum();
         // The 0.999 quantile for 12 degrees of freedom is 32.9; fewer have lower ones.
@@ -246,8 +249,7 @@ fn runs_store_every_step_and_end_with_the_first_stopped_row() {
     let logits: Vec<f32> = (0..100).map(|token| (token % 17) as f32 * 0.2).collect();
     let features = Features { counts: true, filters: true, top: true, ..PLAIN };
     let kernel = Sample::new(&device, features, logits.len()).unwrap();
-    // One row is done after the second kernel of a step, the others after the last; the bucket has one spare
-    // row.
+    // One row finishes in the second kernel of a step, the others in the last; the bucket has one inactive row.
     let params =
         [Params::default(), Params { top_k: 20, top: 2, ..DRAW }, Params { top_k: 30, seed: 5, ..DRAW }];
     let params: Vec<u32> = params.iter().chain([&DRAW]).flat_map(Params::to_words).collect();
@@ -283,7 +285,7 @@ fn runs_store_every_step_and_end_with_the_first_stopped_row() {
         .unwrap();
     let program = recorder.seal().unwrap();
     const UNTOUCHED: u32 = 0xabcd;
-    let mut go = |end: u32, steps: usize| {
+    let mut run_steps = |stop_token: u32, steps: usize| {
         let words = |words: &[u32]| -> Vec<u8> { bytemuck::cast_slice(words).to_vec() };
         positions.write(0, &words(&[10, 20, 30, 40])).unwrap();
         sampled.write(0, &words(&[UNTOUCHED; ROWS * (STEPS - 1) * 4])).unwrap();
@@ -291,7 +293,7 @@ fn runs_store_every_step_and_end_with_the_first_stopped_row() {
         counts.write(0, &words(&vec![0; ROWS * logits.len()])).unwrap();
         stop_tokens.write(0, &words(&[NO_TOKEN; 4 * MAX_STOP_TOKENS])).unwrap();
         // The last row's stop token, in the last place.
-        stop_tokens.write((3 * MAX_STOP_TOKENS as u64 - 1) * 4, &words(&[end])).unwrap();
+        stop_tokens.write((3 * MAX_STOP_TOKENS as u64 - 1) * 4, &words(&[stop_token])).unwrap();
         run.write(0, &words(&Run::START)).unwrap();
         let ticket = device.submit(&vec![&program; steps]).unwrap();
         device.wait(ticket, TIMEOUT).unwrap();
@@ -302,23 +304,26 @@ fn runs_store_every_step_and_end_with_the_first_stopped_row() {
         let reported: Vec<u32> = top.read_vec::<[u32; 2]>().unwrap().iter().map(|words| words[0]).collect();
         for (entry, reported) in reported.chunks(MAX_TOP).enumerate() {
             let (first, rest) = reported.split_at(2);
-            let came = entry % ROWS == 1 && tokens[entry] != UNTOUCHED;
-            assert_eq!(first, if came { [16, 33] } else { [UNTOUCHED; 2] }, "entry {entry}");
+            let expected = entry % ROWS == 1 && tokens[entry] != UNTOUCHED;
+            assert_eq!(first, if expected { [16, 33] } else { [UNTOUCHED; 2] }, "entry {entry}");
             assert!(rest.iter().all(|token| *token == UNTOUCHED));
         }
         (tokens, counted, positions.read_vec::<u32>().unwrap(), run.read_vec::<u32>().unwrap())
     };
     // One step more than there is room for: it runs, but is not stored.
-    let (tokens, counted, moved, state) = go(NO_TOKEN, STEPS);
+    let (tokens, counted, advanced, state) = run_steps(NO_TOKEN, STEPS);
     assert!(!tokens.contains(&UNTOUCHED) && counted == 18, "{tokens:?}");
-    assert_eq!((moved, state), (vec![16, 26, 36, 40], vec![18, 1]));
+    assert_eq!((advanced, state), (vec![16, 26, 36, 40], vec![18, 1]));
     // The token that the last row samples in its third step, and not before.
-    let end = tokens[2 * ROWS + 2];
-    assert!(![tokens[2], tokens[5]].contains(&end), "else choose another seed");
-    let (ended, counted, moved, state) = go(end, STEPS);
-    assert_eq!(ended[..3 * ROWS], tokens[..3 * ROWS]);
-    assert!(ended[3 * ROWS..].iter().all(|token| *token == UNTOUCHED), "{ended:?}");
-    assert_eq!((counted, moved, state), (9, vec![13, 23, 33, 40], vec![1 << 16 | 9, 0]));
+    let stop_token = tokens[2 * ROWS + 2];
+    assert!(
+        ![tokens[2], tokens[5]].contains(&stop_token),
+        "the seed must give another token in the third step"
+    );
+    let (stopped, counted, advanced, state) = run_steps(stop_token, STEPS);
+    assert_eq!(stopped[..3 * ROWS], tokens[..3 * ROWS]);
+    assert!(stopped[3 * ROWS..].iter().all(|token| *token == UNTOUCHED), "{stopped:?}");
+    assert_eq!((counted, advanced, state), (9, vec![13, 23, 33, 40], vec![1 << 16 | 9, 0]));
 }
 
 #[test]
@@ -374,13 +379,13 @@ fn plans_fit_the_device() {
                 assert!(threads.is_power_of_two() && threads <= caps.max_threads, "{plan:?}");
                 assert!(tier == Tier::T0 || threads.is_multiple_of(caps.max_subgroup_size), "{plan:?}");
             }
-            // Biases of a block and the threads' partial states; ranked blocks and the same.
-            let parts = |threads: u32| threads * 24 / if tier == Tier::T0 { 1 } else { 4 };
+            // The biases of a block, or the ranked blocks, and the partial states of the threads.
+            let partial_bytes = |threads: u32| threads * 24 / if tier == Tier::T0 { 1 } else { 4 };
             assert!(
-                policy::BLOCK as u32 * 4 + parts(plan.block_threads) <= caps.max_shared_bytes,
+                policy::BLOCK as u32 * 4 + partial_bytes(plan.block_threads) <= caps.max_shared_bytes,
                 "{plan:?}"
             );
-            assert!(257 * 4 + parts(plan.join_threads) <= caps.max_shared_bytes, "{plan:?}");
+            assert!(257 * 4 + partial_bytes(plan.join_threads) <= caps.max_shared_bytes, "{plan:?}");
         }
     }
     assert_eq!(policy::plan(&known::bare_vulkan_13()).tier, Tier::T0);

@@ -8,7 +8,7 @@ use crate::case::{Case, Comparison, Output, Random, TIMEOUT, arena};
 /// The distribution of a case's logits.
 #[derive(Clone, Copy, Debug)]
 enum Logits {
-    /// Uniform between ± this.
+    /// Uniform between plus and minus this.
     Spread(f32),
     /// All the same.
     Flat(f32),
@@ -76,11 +76,11 @@ pub(super) fn score(
 ) -> Result<(Comparison, Vec<f32>)> {
     let rows = targets.len();
     let mut arena = arena(device);
-    let one_more: Vec<f32> = logits.iter().copied().chain(vec![0.0; vocab]).collect();
+    let with_inactive: Vec<f32> = logits.iter().copied().chain(vec![0.0; vocab]).collect();
     let output = Output::new(&mut arena, rows)?;
     let operands = Operands {
         active: arena.buffer_from("active", &[rows as u32])?.view(),
-        logits: arena.buffer_from("logits", &one_more)?.view(),
+        logits: arena.buffer_from("logits", &with_inactive)?.view(),
         targets: arena.buffer_from("targets", &[targets, &[0]].concat())?.view(),
         nll: output.buffer.view(),
     };

@@ -39,7 +39,7 @@ pub struct Operands {
     pub active: View,
     /// f32, `[row][vocab]`.
     pub logits: View,
-    /// u32 per row: the token that came next, or [`NO_TARGET`].
+    /// u32 per row: the token to score, or [`NO_TARGET`].
     pub targets: View,
     /// f32 per row, written: log Σ exp(logits) − the target's logit. NaN where a logit is NaN or plus
     /// infinity, or the target is past the vocabulary.
@@ -55,7 +55,8 @@ impl Score {
     /// The same with a given plan.
     pub fn with_plan(device: &Device, vocab: usize, plan: Plan) -> Result<Self> {
         if vocab == 0 || vocab >= 1 << 31 {
-            let reason = format!("a vocabulary of {vocab} tokens");
+            let reason =
+                format!("a vocabulary of {vocab} tokens is not supported: the kernel takes 1 to 2³¹ − 1");
             return Err(Error::InvalidUse { what: "score".into(), reason });
         }
         Ok(Self { vocab, pipeline: variant(plan, vocab.is_multiple_of(4)).pipeline(device)? })
@@ -77,7 +78,10 @@ impl Score {
             || too_short(targets, rows)
             || too_short(nll, rows)
         {
-            return wrong(format!("a buffer is too short for {rows} rows of {} logits", self.vocab));
+            return wrong(format!(
+                "active, logits, targets or nll is too short for {rows} rows of {} logits",
+                self.vocab
+            ));
         }
         // Shaders index words with 31 bits, and four logits are one aligned load.
         if rows * self.vocab >= 1 << 31 || !logits.address().is_multiple_of(16) {
@@ -94,8 +98,8 @@ impl Score {
     }
 }
 
-fn variant(plan: Plan, wide: bool) -> Variant {
-    let constants = Constants { threads: plan.threads, wide };
-    let label = format!("{} threads{}", plan.threads, if wide { "" } else { ", odd vocabulary" });
+fn variant(plan: Plan, vec4_loads: bool) -> Variant {
+    let constants = Constants { threads: plan.threads, vec4_loads };
+    let label = format!("{} threads{}", plan.threads, if vec4_loads { "" } else { ", scalar loads" });
     Variant::new(label, TIERS, plan.tier, &constants, plan.subgroup)
 }

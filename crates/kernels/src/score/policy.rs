@@ -18,7 +18,8 @@ pub struct Plan {
 
 /// Threads per row: enough to keep a compute unit's loads in flight.
 const THREADS: u32 = 512;
-/// On a CPU driver, which processes them in turn: few, yet enough that none sums too many terms.
+/// The same on a CPU driver, which runs threads one after the other: few, but enough to keep each thread's sum
+/// accurate.
 const CPU_THREADS: u32 = 64;
 
 /// The plan at the device's best tier.
@@ -35,5 +36,5 @@ pub fn at_tier(caps: &Caps, tier: Tier) -> Plan {
 /// All pipelines that the policy may request.
 pub fn variants(caps: &Caps) -> Vec<Variant> {
     let tiers = [Tier::T0, Tier::T1].into_iter().filter(|tier| caps.tier() >= Some(*tier));
-    tiers.flat_map(|tier| [true, false].map(|wide| variant(at_tier(caps, tier), wide))).collect()
+    tiers.flat_map(|tier| [true, false].map(|vec4_loads| variant(at_tier(caps, tier), vec4_loads))).collect()
 }

@@ -11,7 +11,7 @@
 layout(local_size_x_id = 0) in;
 layout(constant_id = 0) const uint THREADS = 256;
 // The vocabulary size is a multiple of 4, so that four logits are one load.
-layout(constant_id = 1) const bool WIDE = true;
+layout(constant_id = 1) const bool VEC4_LOADS = true;
 
 layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Floats { float data[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Floats4 { vec4 data[]; };
@@ -29,24 +29,24 @@ layout(push_constant, scalar) uniform Push {
 
 const uint NO_TARGET = 0xffffffffu;
 
-struct Part {
-    LogSum all;
-    uint bad;
+struct Partial {
+    LogSum log_sum;
+    uint invalid;
 };
 
-Part join(Part a, Part b) {
-    return Part(join_logits(a.all, b.all, 1.0), a.bad | b.bad);
+Partial combine(Partial a, Partial b) {
+    return Partial(join_logits(a.log_sum, b.log_sum, 1.0), a.invalid | b.invalid);
 }
 
 #if TIER >= 1
-shared Part parts[THREADS / 4];
+shared Partial partials[THREADS / 4];
 #else
-shared Part parts[THREADS];
+shared Partial partials[THREADS];
 #endif
 
 vec4 load4(uint row, uint token) {
     uint at = row * push.vocab + token;
-    if (WIDE) {
+    if (VEC4_LOADS) {
         return Floats4(push.logits).data[at / 4];
     }
     vec4 logits = vec4(MINUS_INFINITY);
@@ -70,52 +70,52 @@ void main() {
         return;
     }
 
-    Part part = Part(no_logits(), target < push.vocab ? 0 : 1);
+    Partial partial = Partial(no_logits(), target < push.vocab ? 0 : 1);
     for (uint token = thread * 4; token < push.vocab; token += THREADS * 4) {
         vec4 logits = load4(row, token);
         [[unroll]] for (uint i = 0; i < 4; i++) {
-            part.bad |= uint(is_bad(logits[i]));
+            partial.invalid |= uint(is_invalid(logits[i]));
         }
-        part.all = add_logits(part.all, logits, 1.0);
+        partial.log_sum = add_logits(partial.log_sum, logits, 1.0);
     }
 #if TIER >= 1
-    for (uint far = 1; far < gl_SubgroupSize; far *= 2) {
-        Part other;
-        other.all.largest = subgroupShuffleXor(part.all.largest, far);
-        other.all.sum = subgroupShuffleXor(part.all.sum, far);
-        other.bad = subgroupShuffleXor(part.bad, far);
-        part = join(part, other);
+    for (uint distance = 1; distance < gl_SubgroupSize; distance *= 2) {
+        Partial other;
+        other.log_sum.largest = subgroupShuffleXor(partial.log_sum.largest, distance);
+        other.log_sum.sum = subgroupShuffleXor(partial.log_sum.sum, distance);
+        other.invalid = subgroupShuffleXor(partial.invalid, distance);
+        partial = combine(partial, other);
     }
     if (gl_SubgroupInvocationID == 0) {
-        parts[gl_SubgroupID] = part;
+        partials[gl_SubgroupID] = partial;
     }
     barrier();
-    uint left = gl_NumSubgroups;
+    uint count = gl_NumSubgroups;
 #else
-    parts[thread] = part;
+    partials[thread] = partial;
     barrier();
-    uint left = THREADS;
+    uint count = THREADS;
 #endif
-    for (uint half_way = left; half_way > 1;) {
+    for (uint remaining = count; remaining > 1;) {
         // Rounded up: the number of subgroups need not be a power of two.
-        uint far = (half_way + 1) / 2;
-        if (thread < half_way - far) {
-            parts[thread] = join(parts[thread], parts[thread + far]);
+        uint distance = (remaining + 1) / 2;
+        if (thread < remaining - distance) {
+            partials[thread] = combine(partials[thread], partials[thread + distance]);
         }
         barrier();
-        half_way = far;
+        remaining = distance;
     }
     if (thread == 0) {
-        part = parts[0];
+        partial = partials[0];
         float nll = uintBitsToFloat(0x7fc00000u);
-        if (part.bad == 0) {
+        if (partial.invalid == 0) {
             // The rounding error of the difference of two large numbers is recovered and added to the
             // logarithm, which is small.
             float logit = push.logits.data[row * push.vocab + target];
-            precise float difference = part.all.largest - logit;
-            precise float taken = part.all.largest - difference;
-            precise float lost = taken - logit;
-            nll = difference + (log(part.all.sum) + lost);
+            precise float difference = partial.log_sum.largest - logit;
+            precise float recovered = partial.log_sum.largest - difference;
+            precise float rounding_error = recovered - logit;
+            nll = difference + (log(partial.log_sum.sum) + rounding_error);
         }
         push.nll.data[row] = nll;
     }
