@@ -30,23 +30,23 @@ pub fn tiers(source: &str) -> Result<Vec<u32>, String> {
         let list = line.trim().strip_prefix("#pragma tiers")?;
         Some((index + 1, list))
     });
-    let (line, list) = pragmas.next().ok_or_else(|| format!("no tiers: {FORM}"))?;
+    let (line, list) = pragmas.next().ok_or_else(|| format!("no `#pragma tiers`: {FORM}"))?;
     if let Some((again, _)) = pragmas.next() {
-        return Err(format!("tiers both on line {line} and on line {again}: {FORM}"));
+        return Err(format!("`#pragma tiers` on line {line} and again on line {again}: {FORM}"));
     }
     let list = list.trim().strip_prefix('(').and_then(|list| list.strip_suffix(')'));
     let tier = |name: &str| (0..).zip(TIERS).find(|(_, tier)| *tier == name.trim()).map(|(tier, _)| tier);
     let tiers: Option<Vec<u32>> = list.and_then(|list| list.split(',').map(tier).collect());
     tiers
         .filter(|tiers| tiers.is_sorted_by(|lower, higher| lower < higher))
-        .ok_or_else(|| format!("malformed tiers on line {line}: {FORM}"))
+        .ok_or_else(|| format!("malformed `#pragma tiers` on line {line}: {FORM}"))
 }
 
 /// Compiles `source` with `TIER` defined. `#include "…"` searches `includes` in order.
 ///
 /// The error is glslang's log, with `path` in place of the source string number.
 pub fn compile(path: &str, source: &str, tier: u32, includes: &[&Path]) -> Result<Module, String> {
-    let compiler = Compiler::acquire().ok_or("glslang did not start")?;
+    let compiler = Compiler::acquire().ok_or("glslang could not be initialised")?;
     let options = CompilerOptions {
         source_language: SourceLanguage::GLSL,
         target: Target::Vulkan { version: VulkanVersion::Vulkan1_3, spirv_version: SpirvVersion::SPIRV1_6 },
@@ -79,8 +79,8 @@ fn log(error: GlslangError) -> String {
     }
 }
 
-/// Replaces the source string number by the file's name, and drops repeated lines: the preprocessor's
-/// warnings are repeated by the parser.
+/// Replaces the source string number by the file's name, and removes duplicate lines: the parser repeats the
+/// preprocessor's warnings.
 fn tidy(log: &str, path: &str) -> String {
     let mut seen = HashSet::new();
     let lines: Vec<&str> = log.lines().map(str::trim_end).filter(|line| seen.insert(*line)).collect();
@@ -94,7 +94,7 @@ struct Includes<'a> {
 
 impl IncludeHandler for Includes<'_> {
     fn include(&mut self, kind: IncludeType, header: &str, _: &str, _: usize) -> Option<IncludeResult> {
-        // glslang retries "x" as <x> after a failure; the first result stands.
+        // glslang retries a failed "x" as <x>, which must fail too.
         if kind == IncludeType::System {
             return None;
         }

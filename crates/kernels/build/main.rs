@@ -13,8 +13,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::{env, fs, process};
 
-/// Relative to the package root, where cargo runs build scripts, so that errors name files as the reader
-/// knows them.
+/// Relative to the package root, where cargo runs build scripts: errors then name files by short paths.
 const SOURCES: &str = "src";
 const SHARED_INCLUDES: &str = "glsl";
 
@@ -33,7 +32,8 @@ fn main() {
 
 /// Builds every shader. On failure returns the errors of all of them, so that one build shows them all.
 fn run() -> Result<(), Vec<String>> {
-    let out = env::var_os("OUT_DIR").ok_or_else(|| vec!["no OUT_DIR: cargo runs this".to_owned()])?;
+    let out = env::var_os("OUT_DIR")
+        .ok_or_else(|| vec!["OUT_DIR is not set: run this build script through cargo".to_owned()])?;
     let out = PathBuf::from(out);
     let kernels = kernels(Path::new(SOURCES)).map_err(|error| vec![error])?;
     let mut modules = Vec::new();
@@ -55,7 +55,7 @@ fn kernels(root: &Path) -> Result<BTreeMap<String, PathBuf>, String> {
     let mut kernels = BTreeMap::new();
     let mut folders = vec![root.to_path_buf()];
     while let Some(folder) = folders.pop() {
-        let unreadable = |error| format!("{}: cannot list the folder: {error}", folder.display());
+        let unreadable = |error| format!("cannot list the folder {}: {error}", folder.display());
         for entry in fs::read_dir(&folder).map_err(unreadable)? {
             let path = entry.map_err(unreadable)?.path();
             if path.is_dir() {
@@ -63,7 +63,11 @@ fn kernels(root: &Path) -> Result<BTreeMap<String, PathBuf>, String> {
             } else if path.extension().is_some_and(|extension| extension == "comp") {
                 let kernel = kernel_name(&path)?;
                 if let Some(other) = kernels.insert(kernel, path.clone()) {
-                    return Err(format!("{} and {} have the same name", other.display(), path.display()));
+                    return Err(format!(
+                        "{} and {} have the same file name, which becomes a Rust module: rename one of them",
+                        other.display(),
+                        path.display()
+                    ));
                 }
             }
         }
@@ -77,14 +81,14 @@ fn kernel_name(path: &Path) -> Result<String, String> {
     if stem.starts_with(|c: char| c.is_ascii_lowercase()) && stem.chars().all(snake) {
         Ok(stem.into_owned())
     } else {
-        Err(format!("{}: the name becomes a Rust module, write it in snake_case", path.display()))
+        Err(format!("{}: the file name becomes a Rust module: rename it to snake_case", path.display()))
     }
 }
 
 /// Writes the SPIR-V of every tier and returns the Rust module of the kernel.
 fn build(kernel: &str, file: &Path, out: &Path) -> Result<String, String> {
     let path = file.display().to_string();
-    let source = fs::read_to_string(file).map_err(|error| format!("{path}: cannot read: {error}"))?;
+    let source = fs::read_to_string(file).map_err(|error| format!("cannot read {path}: {error}"))?;
     let beside = file.parent().unwrap_or(Path::new("."));
     let includes = [beside, Path::new(SHARED_INCLUDES)];
     let mut tiers = Vec::new();
@@ -105,5 +109,5 @@ fn build(kernel: &str, file: &Path, out: &Path) -> Result<String, String> {
 }
 
 fn write(path: &Path, bytes: &[u8]) -> Result<(), String> {
-    fs::write(path, bytes).map_err(|error| format!("{}: cannot write: {error}", path.display()))
+    fs::write(path, bytes).map_err(|error| format!("cannot write {}: {error}", path.display()))
 }

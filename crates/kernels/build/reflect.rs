@@ -82,7 +82,9 @@ pub fn reflect(words: &[u32]) -> Result<Interface, String> {
     let end = push.iter().map(|member| member.offset.saturating_add(member.kind.bytes())).max();
     let push_size = end.unwrap_or(0);
     if push_size > MAX_PUSH_BYTES {
-        return Err(format!("the push constants take {push_size} bytes, devices grant {MAX_PUSH_BYTES}"));
+        return Err(format!(
+            "the push constants take {push_size} bytes, but Vulkan guarantees only {MAX_PUSH_BYTES}: move some into a buffer"
+        ));
     }
     let constants = constants(&module)?;
     let local_size = local_size(&module, &constants)?;
@@ -98,7 +100,7 @@ pub fn agree(tiers: &[(u32, Interface)]) -> Result<(), String> {
             .or_else(|| difference("specialisation constant", &base.constants, &other.constants));
         if let Some((what, left, right)) = difference {
             return Err(format!(
-                "the tiers disagree on a {what}: {left} in T{lowest}, {right} in T{tier}; declare it alike"
+                "the tiers disagree on a {what}: {left} in T{lowest}, {right} in T{tier}; declare the same in all tiers"
             ));
         }
     }
@@ -199,7 +201,9 @@ fn constants(module: &Module) -> Result<Vec<Constant>, String> {
         *declared = Some(Constant { id, name: name.to_owned(), scalar, default: constant.bits });
     }
     let undeclared = |id| {
-        format!("local_size takes constant {id}: declare `layout(constant_id = {id}) const uint NAME = …;`")
+        format!(
+            "local_size refers to constant {id}, which is not declared: add `layout(constant_id = {id}) const uint NAME = …;`"
+        )
     };
     by_id.into_iter().map(|(id, constant)| constant.ok_or_else(|| undeclared(id))).collect()
 }

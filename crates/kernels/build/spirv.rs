@@ -53,7 +53,7 @@ const MODE_LOCAL_SIZE: u32 = 17;
 const MODE_LOCAL_SIZE_ID: u32 = 38;
 const BUILT_IN_WORKGROUP_SIZE: u32 = 25;
 
-/// Types that an interface may use; scalars are 32-bit only. Others are not tabled.
+/// Types that an interface may use; scalars are 32-bit only. Other types are not recorded.
 pub enum Type {
     Bool,
     Uint,
@@ -74,7 +74,7 @@ pub struct Variable {
     pub storage: u32,
 }
 
-/// A scalar constant, specialisable or not. Of a 64-bit one, the low word.
+/// A scalar constant, specialisable or not; for a 64-bit one, its low word.
 pub struct Constant {
     pub constant_type: u32,
     pub bits: u32,
@@ -103,9 +103,9 @@ pub struct Module {
     workgroup_size: Option<u32>,
     /// Functions that the entry point or a call references, and those with a body: a truncated module lacks
     /// some.
-    wanted_functions: HashSet<u32>,
+    referenced_functions: HashSet<u32>,
     functions: HashSet<u32>,
-    open_function: Option<u32>,
+    current_function: Option<u32>,
 }
 
 impl Module {
@@ -125,11 +125,11 @@ impl Module {
             module.read(first & 0xffff, Operands(&instruction[1..]))?;
             rest = tail;
         }
-        if module.wanted_functions.is_empty() {
+        if module.referenced_functions.is_empty() {
             return Err("malformed SPIR-V: no entry point".to_owned());
         }
-        if !module.wanted_functions.is_subset(&module.functions) {
-            return Err("malformed SPIR-V: a function is missing or cut short".to_owned());
+        if !module.referenced_functions.is_subset(&module.functions) {
+            return Err("malformed SPIR-V: a function is missing or truncated".to_owned());
         }
         Ok(module)
     }
@@ -188,10 +188,10 @@ impl Module {
             op::VARIABLE => {
                 self.variables.push(Variable { pointer: word(0)?, id: word(1)?, storage: word(2)? });
             }
-            op::ENTRY_POINT => _ = self.wanted_functions.insert(word(1)?),
-            op::FUNCTION_CALL => _ = self.wanted_functions.insert(word(2)?),
-            op::FUNCTION => self.open_function = Some(word(1)?),
-            op::FUNCTION_END => self.functions.extend(self.open_function.take()),
+            op::ENTRY_POINT => _ = self.referenced_functions.insert(word(1)?),
+            op::FUNCTION_CALL => _ = self.referenced_functions.insert(word(2)?),
+            op::FUNCTION => self.current_function = Some(word(1)?),
+            op::FUNCTION_END => self.functions.extend(self.current_function.take()),
             _ => {}
         }
         Ok(())
@@ -214,7 +214,10 @@ impl Operands<'_> {
     fn text(&self, from: usize) -> Result<String, String> {
         let words = self.0.get(from..).unwrap_or_default();
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-        let end = bytes.iter().position(|&byte| byte == 0).ok_or("malformed SPIR-V: a name has no end")?;
+        let end = bytes
+            .iter()
+            .position(|&byte| byte == 0)
+            .ok_or("malformed SPIR-V: a name has no terminating zero")?;
         String::from_utf8(bytes[..end].to_vec())
             .map_err(|_| "malformed SPIR-V: a name is not UTF-8".to_owned())
     }

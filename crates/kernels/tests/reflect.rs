@@ -250,7 +250,10 @@ fn local_size_is_fixed_or_indexes_the_constants() {
         let shader = interface(&format!("{declared}\nlayout({layout}) in;\nvoid main() {{}}"));
         assert_eq!(shader.local_size, expected, "{layout}");
         assert_eq!(shader.constants.len(), 3, "{layout}");
-        assert_eq!(shader.constants[2].default, 256, "{layout}: the declared default, not that of the twin");
+        assert_eq!(
+            shader.constants[2].default, 256,
+            "{layout}: the declared default, not that of the unnamed constant that glslang adds"
+        );
     }
 }
 
@@ -268,7 +271,9 @@ fn local_size_may_come_from_the_workgroup_size_built_in() {
         }
         at += (module[at] >> 16) as usize;
     }
-    assert!(reflect::reflect(&module).expect_err("no size is left").contains("workgroup size"));
+    assert!(
+        reflect::reflect(&module).expect_err("the module has no workgroup size").contains("workgroup size")
+    );
     // OpDecorate of the OpSpecConstantComposite: BuiltIn WorkgroupSize.
     let decorate = [4 << 16 | 71, module[at + 2], 11, 25];
     module.splice(HEADER_WORDS..HEADER_WORDS, decorate);
@@ -328,9 +333,13 @@ fn tiers_must_have_the_same_interface() {
 #[test]
 fn every_truncation_is_an_error() {
     let module = words(FULL, 0);
-    reflect::reflect(&module).expect("the whole is fine");
+    reflect::reflect(&module).expect("the complete module is valid");
     for length in 0..module.len() {
-        assert!(reflect::reflect(&module[..length]).is_err(), "cut to {length} of {} words", module.len());
+        assert!(
+            reflect::reflect(&module[..length]).is_err(),
+            "truncated to {length} of {} words",
+            module.len()
+        );
     }
 }
 
@@ -344,7 +353,7 @@ fn corrupt_modules_do_not_panic() {
         {
             let mut corrupt = module.clone();
             corrupt[at] = value;
-            // Most are rejected, some only rename a thing; none may panic.
+            // Most are rejected, some only change a name; none may panic.
             let _ = reflect::reflect(&corrupt);
         }
     }
@@ -378,27 +387,27 @@ fn folder(name: &str, files: &[(&str, &str)]) -> PathBuf {
 
 const INCLUDING: &str = "#version 460
 #extension GL_GOOGLE_include_directive : require
-#include \"part.glsl\"
-void main() { uint value = PART; }
+#include \"included.glsl\"
+void main() { uint value = INCLUDED; }
 ";
 
 #[test]
 fn includes_beside_the_shader_come_before_shared_ones() {
-    let good = folder("include_good", &[("part.glsl", "#define PART 1\n")]);
-    let bad = folder("include_bad", &[("part.glsl", "\n#error shared\n")]);
+    let good = folder("include_good", &[("included.glsl", "#define INCLUDED 1\n")]);
+    let bad = folder("include_bad", &[("included.glsl", "\n#error shared\n")]);
     let empty = folder("include_empty", &[]);
     let compile = |folders: &[&Path]| compile::compile("a/b.comp", INCLUDING, 0, folders);
     compile(&[&good, &bad]).expect("the first folder wins");
     compile(&[&empty, &good]).expect("the second folder is searched");
     let error = compile(&[&bad, &good]).expect_err("the first folder wins");
-    assert!(error.contains("include_bad/part.glsl:2:"), "{error}");
+    assert!(error.contains("include_bad/included.glsl:2:"), "{error}");
     let error = compile(&[&empty]).expect_err("there is none");
-    assert!(error.contains("a/b.comp:3:") && error.contains("part.glsl"), "{error}");
+    assert!(error.contains("a/b.comp:3:") && error.contains("included.glsl"), "{error}");
 }
 
 #[test]
 fn compile_errors_name_file_and_line() {
-    let good = folder("include_lines", &[("part.glsl", "\n\n\n#define PART nothing\n")]);
+    let good = folder("include_lines", &[("included.glsl", "\n\n\n#define INCLUDED nothing\n")]);
     let error = compile::compile("a/b.comp", INCLUDING, 0, &[&good]).expect_err("`nothing` is not declared");
     assert!(error.contains("a/b.comp:4:") && error.contains("'nothing'"), "{error}");
     let linking = compile::compile("a/b.comp", "#version 460\nvoid f();\nvoid main() { f(); }", 0, &[]);
