@@ -34,24 +34,27 @@ pub struct Measured {
     pub round_trip_ns: f64,
 }
 
-/// No single measurement takes longer on a working device.
+/// Timeout per measurement: none takes this long on a working device.
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// Odd, so that the median is a run and not a mean of two.
+/// Runs per measurement; odd, so that the median is one of them.
 const REPEATS: usize = 5;
 
 /// Default number of bytes to read: many times any cache, and fast even on a slow device.
 pub fn default_bytes(device: &Device) -> u64 {
-    let most = if device.info().kind == AdapterKind::Cpu { 256 << 20 } else { 8 << 30 };
+    let max_bytes = if device.info().kind == AdapterKind::Cpu { 256 << 20 } else { 8 << 30 };
     let free = device.heaps().iter().filter(|heap| heap.device_local).map(gpu::Heap::free).max().unwrap_or(0);
     // Less would measure a cache; where even that is not free, the allocation fails.
-    most.min(free / 2).max(16 << 20)
+    max_bytes.min(free / 2).max(16 << 20)
 }
 
 /// Measures a device by reading `bytes` of its memory; `progress` gets a description of each step.
 pub fn measure(device: &Device, bytes: u64, mut progress: impl FnMut(&str)) -> Result<Measured> {
     let bytes = bytes / 16 * 16;
     if bytes == 0 {
-        return Err(Error::InvalidUse { what: "bandwidth".into(), reason: "nothing to read".into() });
+        return Err(Error::InvalidUse {
+            what: "bandwidth".into(),
+            reason: "there must be at least 16 bytes to read".into(),
+        });
     }
     progress(&format!("filling {} with random words", gpu::format_bytes(bytes)));
     let blocks = random_blocks(device, bytes)?;
@@ -91,12 +94,12 @@ pub fn read_bandwidth(device: &Device) -> Result<f64> {
 }
 
 /// The same, reading at most `max_bytes` at once.
-pub fn read_bandwidth_of(device: &Device, most: u64) -> Result<f64> {
+pub fn read_bandwidth_of(device: &Device, max_bytes: u64) -> Result<f64> {
     if device.info().kind == AdapterKind::Cpu {
         return Ok(cpu_read_bandwidth());
     }
     // Still more than any cache.
-    let bytes = most.min(default_bytes(device) / 4);
+    let bytes = max_bytes.min(default_bytes(device) / 4);
     let blocks = random_blocks(device, bytes / 16 * 16)?;
     Ok(fastest(&time_shapes(device, &blocks, &results(device)?, &mut |_| ())?).1)
 }
@@ -109,12 +112,12 @@ fn cpu_read_bandwidth() -> f64 {
     let read_all = || {
         let start = Instant::now();
         std::thread::scope(|scope| {
-            for part in words.chunks(WORDS.div_ceil(cores)) {
-                // Eight independent sums: a single one would depend on itself.
+            for slice in words.chunks(WORDS.div_ceil(cores)) {
+                // Eight independent sums: with one, each operation would wait for the previous one.
                 scope.spawn(|| {
                     let mut sums = [0_u64; 8];
-                    for eight in part.as_chunks::<8>().0 {
-                        for (sum, word) in sums.iter_mut().zip(eight) {
+                    for words in slice.as_chunks::<8>().0 {
+                        for (sum, word) in sums.iter_mut().zip(words) {
                             *sum ^= word;
                         }
                     }
@@ -127,11 +130,11 @@ fn cpu_read_bandwidth() -> f64 {
     (0..REPEATS).map(|_| read_all()).fold(0.0, f64::max)
 }
 
-/// Space for the results of reads, so that no compiler eliminates them.
+/// A buffer for the results of reads: without a result, a compiler could eliminate the read.
 fn results(device: &Device) -> Result<View> {
-    let most = ReadShape::candidates(device.caps()).iter().map(|shape| shape.groups).max().unwrap_or(1);
+    let max_groups = ReadShape::candidates(device.caps()).iter().map(|shape| shape.groups).max().unwrap_or(1);
     let mut scratch = Arena::new(device, Lifetime::Scratch, Memory::Device).with_block_size(1 << 20);
-    Ok(scratch.buffer("results", u64::from(most) * 4)?.view())
+    Ok(scratch.buffer("results", u64::from(max_groups) * 4)?.view())
 }
 
 /// Every shape worth trying, with its bandwidth in bytes per second.
@@ -174,19 +177,19 @@ fn random_blocks(device: &Device, bytes: u64) -> Result<Vec<Buffer>> {
     Ok(blocks)
 }
 
-/// Disjoint pieces of one size, so that no read hits a cache; none when there are fewer than three.
+/// Disjoint views of one size, so that no read hits a cache; none when there are fewer than three.
 fn rotating(blocks: &[Buffer], size: u64) -> Result<Option<Vec<View>>> {
-    const MOST: usize = 32;
+    const MAX_VIEWS: usize = 32;
     let mut views = Vec::new();
     for block in blocks {
         // Spread over the block: neighbours would still be cached from the previous run.
         let fit = block.len() / size;
-        let step = (fit / MOST as u64).max(1);
+        let step = (fit / MAX_VIEWS as u64).max(1);
         for index in (0..fit).step_by(step as usize) {
             views.push(block.slice(index * size..(index + 1) * size)?);
         }
     }
-    views.truncate(MOST);
+    views.truncate(MAX_VIEWS);
     Ok((views.len() >= 3).then_some(views))
 }
 
@@ -202,7 +205,7 @@ fn time_reads(device: &Device, shape: ReadShape, views: &[View], result: &View) 
 
 fn time_dispatches(device: &Device) -> Result<(f64, f64)> {
     const COUNT: u64 = 512;
-    // Far enough apart to share no cache line.
+    // Counters at this distance share no cache line.
     const SPACING: u64 = 256;
     let mut arena = Arena::new(device, Lifetime::Scratch, Memory::Device).with_block_size(1 << 20);
     let words = arena.buffer("counters", COUNT * SPACING)?;

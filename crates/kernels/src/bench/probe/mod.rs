@@ -82,7 +82,7 @@ impl Read {
     }
 }
 
-/// Increments a word, or only declares to.
+/// Increments a word, or only declares that it does.
 pub struct Touch {
     pipeline: Pipeline,
 }
@@ -107,7 +107,7 @@ fn read_variant(shape: ReadShape) -> Variant {
 }
 
 fn touch_variant(count: bool) -> Variant {
-    let label = if count { "count" } else { "nothing" };
+    let label = if count { "increment" } else { "no-op" };
     Variant::new(label.into(), probe_touch::TIERS, Tier::T0, &probe_touch::Constants { count }, Subgroup::Any)
 }
 

@@ -15,11 +15,11 @@ layout(push_constant, scalar) uniform Push {
     Words4 source;
     // One word per workgroup.
     Output result;
-    // Of 16 bytes.
+    // Number of 16-byte words.
     uint count;
 } push;
 
-shared uint parts[THREADS];
+shared uint partials[THREADS];
 
 void main() {
     uint thread = gl_LocalInvocationIndex;
@@ -38,17 +38,17 @@ void main() {
     for (; at < push.count; at += stride) {
         all ^= push.source.data[at];
     }
-    parts[thread] = all.x ^ all.y ^ all.z ^ all.w;
-    // Tree reduction: one thread adding up all words would add microseconds to every measured read.
-    for (uint left = THREADS; left > 1;) {
-        uint half_of = (left + 1) / 2;
+    partials[thread] = all.x ^ all.y ^ all.z ^ all.w;
+    // Tree reduction: one thread combining all words would add microseconds to every measured read.
+    for (uint remaining = THREADS; remaining > 1;) {
+        uint kept = (remaining + 1) / 2;
         barrier();
-        if (thread + half_of < left) {
-            parts[thread] ^= parts[thread + half_of];
+        if (thread + kept < remaining) {
+            partials[thread] ^= partials[thread + kept];
         }
-        left = half_of;
+        remaining = kept;
     }
     if (thread == 0) {
-        push.result.data[gl_WorkGroupID.x] = parts[0];
+        push.result.data[gl_WorkGroupID.x] = partials[0];
     }
 }

@@ -62,7 +62,7 @@ pub fn fill_vectors(device: &Device, x: &Vectors) -> Result<()> {
     recorder.seal()?.run(TIMEOUT)
 }
 
-/// The same as part of a program.
+/// Records the same into a program.
 pub fn record_vectors(recorder: &mut Recorder, device: &Device, x: &Vectors) -> Result<()> {
     let mut fill = |distribution: Distribution, to: View| {
         Random::new(device, distribution)?.record(recorder, "x", &to, 1)
