@@ -52,7 +52,7 @@
 //!
 //! let kernel = Gemv::new(device, Shape::plain(layout, 1, Activations::F32))?;
 //! let mut recorder = device.recorder()?;
-//! kernel.record(&mut recorder, "product", &weights, Source::Vectors(&x), &Target::whole(&y, rows))?;
+//! kernel.record(&mut recorder, "product", &weights, Source::Vectors(&x), &Target::contiguous(&y, rows))?;
 //! recorder.seal()?.run(std::time::Duration::from_secs(1))?;
 //! y.read_vec()
 //! # }

@@ -90,7 +90,7 @@ fn allocate(device: &gpu::Device, source: &Source) -> Vec<Matrix> {
 
 fn destinations<'a>(source: &'a Source, matrices: &'a [Matrix]) -> Vec<Destination<'a>> {
     let pairs = source.tensors.iter().zip(matrices);
-    pairs.map(|(tensor, matrix)| Destination { tensor, matrix, strips: StripMap::WHOLE }).collect()
+    pairs.map(|(tensor, matrix)| Destination { tensor, matrix, strips: StripMap::IDENTITY }).collect()
 }
 
 #[test]

@@ -24,8 +24,8 @@ struct Size {
 const SIZES: [Size; 4] = [
     // One row of one block; odd rows in two dispatches, at an odd address; several strips after those of another
     // tensor; strips that alternate with another tensor's.
-    Size { rows: 1, blocks: 1, first_byte: 0, rows_per_dispatch: 1, strip_map: StripMap::WHOLE },
-    Size { rows: 21, blocks: 5, first_byte: 3, rows_per_dispatch: 13, strip_map: StripMap::WHOLE },
+    Size { rows: 1, blocks: 1, first_byte: 0, rows_per_dispatch: 1, strip_map: StripMap::IDENTITY },
+    Size { rows: 21, blocks: 5, first_byte: 3, rows_per_dispatch: 13, strip_map: StripMap::IDENTITY },
     Size {
         rows: 48,
         blocks: 2,
@@ -74,7 +74,7 @@ fn run(device: &Device, encoding: Encoding, size: Size, caps: &Caps) -> Result<C
     let external_scales = random_scales(encoding, size.rows * k);
     // Strips before, between and after the tensor's own belong to others.
     let strips = size.strip_map.first_strip + size.rows.div_ceil(STRIP) * size.strip_map.step;
-    let whole = size.strip_map == StripMap::WHOLE;
+    let whole = size.strip_map == StripMap::IDENTITY;
     let rows = if whole { size.rows } else { strips * STRIP };
     let layout = Layout::new(encoding.scheme(), rows, k).expect("a valid shape");
 

@@ -82,7 +82,7 @@ pub struct StripMap {
 
 impl StripMap {
     /// The map of a tensor that fills the whole matrix.
-    pub const WHOLE: StripMap = StripMap { first_strip: 0, step: 1 };
+    pub const IDENTITY: StripMap = StripMap { first_strip: 0, step: 1 };
 }
 
 impl Transcode {

@@ -43,11 +43,11 @@ fn non_finite_scales_are_reported_with_their_row() {
     let mut recorder = device.recorder().unwrap();
     let rows = Rows { source: source.view(), first_byte: 0, count: 20, first_row: 0, scales: None };
     let kernel = Transcode::new(&device, Encoding::Q8_0).unwrap();
-    kernel.record(&mut recorder, "t", &rows, &matrix, StripMap::WHOLE, &damage.view()).unwrap();
+    kernel.record(&mut recorder, "t", &rows, &matrix, StripMap::IDENTITY, &damage.view()).unwrap();
     let too_many = Rows { count: 21, ..rows.clone() };
-    kernel.record(&mut recorder, "t", &too_many, &matrix, StripMap::WHOLE, &damage.view()).unwrap_err();
+    kernel.record(&mut recorder, "t", &too_many, &matrix, StripMap::IDENTITY, &damage.view()).unwrap_err();
     let past_end = Rows { count: 1, first_row: 32, ..rows };
-    kernel.record(&mut recorder, "t", &past_end, &matrix, StripMap::WHOLE, &damage.view()).unwrap_err();
+    kernel.record(&mut recorder, "t", &past_end, &matrix, StripMap::IDENTITY, &damage.view()).unwrap_err();
     recorder.seal().unwrap().run(case::TIMEOUT).unwrap();
     assert_eq!(damage.read_vec::<u32>().unwrap(), [7]);
 }

@@ -71,7 +71,7 @@ impl<'a> Step<'a> {
     /// three.
     pub fn qkv(&mut self, layer: u32, rows: usize) -> Result<()> {
         let scratch = self.buffers.scratch;
-        let target = Target::whole(&scratch.qkv, rows);
+        let target = Target::contiguous(&scratch.qkv, rows);
         let x = self.normed_or(&scratch.normed);
         self.products(ProductRole::Qkv, MatrixId::Qkv(layer), x, target)
     }
@@ -91,7 +91,7 @@ impl<'a> Step<'a> {
     fn block_output(&mut self, role: ProductRole, matrix: MatrixId, x: &'a Vectors) -> Result<()> {
         let StepBuffers { model, scratch, .. } = self.buffers;
         self.partials = partial_sums(model, scratch.rows, matrix);
-        let target = Target::whole(&scratch.block, model.config.hidden as usize);
+        let target = Target::contiguous(&scratch.block, model.config.hidden as usize);
         self.products(role, matrix, Input::Vectors(x), target)
     }
 
@@ -111,7 +111,7 @@ impl<'a> Step<'a> {
                 for (role, matrix, x, buffer) in
                     [(ProductRole::Gate, gate, x, &buffers[0]), (ProductRole::Up, up, again, &buffers[1])]
                 {
-                    let target = Target::whole(buffer, matrix.layout().rows);
+                    let target = Target::contiguous(buffer, matrix.layout().rows);
                     self.product(role, matrix, Epilogue::None, x, &target, &state.active)?;
                 }
                 let kernel = Gated::new(&model.device, activation, scratch.gated.kind(), scratch.gated.k)?;
@@ -126,7 +126,7 @@ impl<'a> Step<'a> {
     pub fn head(&mut self) -> Result<()> {
         let StepBuffers { model, state, outputs, .. } = self.buffers;
         let Some(outputs) = outputs else { return Ok(()) };
-        let target = Target::whole(&outputs.logits, model.config.vocab as usize);
+        let target = Target::contiguous(&outputs.logits, model.config.vocab as usize);
         let x = self.normed_or(&outputs.normed);
         self.product(ProductRole::Head, model.head()?, Epilogue::None, x, &target, &state.outputs.view())
     }

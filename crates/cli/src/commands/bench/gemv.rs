@@ -324,7 +324,7 @@ fn time(device: &Device, product: &Product, weights: &[Matrix], roof: f64) -> Re
     recorder.fill("active", &active, columns as u32)?;
     recorder.seal()?.run(TIMEOUT)?;
     // All write to the same y, so that each product waits for the previous one, as in a model.
-    let target = Target::whole(&y, rows);
+    let target = Target::contiguous(&y, rows);
     let mut recorder = device.timed_recorder(TimestampMode::Whole)?;
     match product {
         Product::Gemv(shape, plan) => {

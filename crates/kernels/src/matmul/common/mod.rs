@@ -87,7 +87,7 @@ pub enum OutputFormat {
 
 impl Target {
     /// A dedicated output of contiguous columns of `n` values.
-    pub fn whole(y: impl Into<View>, n: usize) -> Self {
+    pub fn contiguous(y: impl Into<View>, n: usize) -> Self {
         Self { y: y.into(), format: OutputFormat::F32, first: 0, stride: n }
     }
 

@@ -188,7 +188,7 @@ fn same_bits(device: &Device, epilogue: Epilogue) -> Result<Comparison> {
         let y = arena.buffer_from("y", &vec![0_u32; n * columns])?;
         let active = arena.buffer_from("active", &[columns as u32])?.view();
         let mut recorder = device.recorder()?;
-        let target = Target::whole(&y, n);
+        let target = Target::contiguous(&y, n);
         let operands = Operands { w: &w, x: &x, target: &target, active, scratch: Some(scratch.view()) };
         kernel.record(&mut recorder, "coopmat", &operands)?;
         recorder.seal()?.run(TIMEOUT)?;

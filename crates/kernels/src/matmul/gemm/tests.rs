@@ -64,7 +64,7 @@ fn columns_are_batch_invariant() {
         let x = Vectors { k: 160, columns, data };
         let y = arena.buffer("y", 40 * columns as u64 * 4).unwrap();
         let active = arena.buffer_from("active", &[columns as u32]).unwrap();
-        let (target, epilogue) = (Target::whole(&y, 40), Epilogue::None);
+        let (target, epilogue) = (Target::contiguous(&y, 40), Epilogue::None);
         let mut recorder = device.recorder().unwrap();
         match tier {
             Some(tier) => {
@@ -130,7 +130,7 @@ fn int16_columns_are_batch_invariant() {
             let plans = policy::candidates(device.caps(), &shape);
             let kernel = Gemm::with_plan(&device, shape, plans[choose % plans.len()]).unwrap();
             let mut recorder = device.recorder().unwrap();
-            kernel.record(&mut recorder, "gemm", &w, &x, &Target::whole(&y, rows), &active.view()).unwrap();
+            kernel.record(&mut recorder, "gemm", &w, &x, &Target::contiguous(&y, rows), &active.view()).unwrap();
             recorder.seal().unwrap().run(case::TIMEOUT).unwrap();
             y.read_vec::<u32>().unwrap()[place * rows..(place + 1) * rows].to_vec()
         };
@@ -256,7 +256,7 @@ fn invalid_operands_are_rejected() {
     record(&Vectors::int8(&mut arena, "x", 64, 9).unwrap(), 0, 32).expect_err("int8 activations");
     let int16 = Shape::plain(weights, 9, Activations::Int16);
     let kernel = Gemm::new(&device, int16).unwrap();
-    let target = Target::whole(&y, 40);
+    let target = Target::contiguous(&y, 40);
     kernel.record(&mut recorder, "gemm", &w, &x, &target, &active).expect_err("f32 activations for int16");
     let floats = Shape { weights: Layout { scheme: Scheme::F16, ..weights }, ..int16 };
     let error = Gemm::new(&device, floats).map(|_| ()).unwrap_err().to_string();

@@ -179,7 +179,7 @@ pub(super) fn run_own_x(
     let n = shape.epilogue.outputs(rows);
     let output = Output::new(&mut arena, n * shape.splits as usize)?;
     let stream = Output::new(&mut arena, k)?;
-    let target = Target::whole(output.buffer.slice(0..(n * shape.splits as usize * 4) as u64)?, n);
+    let target = Target::contiguous(output.buffer.slice(0..(n * shape.splits as usize * 4) as u64)?, n);
     let mut recorder = device.recorder()?;
     let mut comparison = Comparison::default();
     // The exact x, and the allowed error of its int16 form: slightly more than half a step.

@@ -224,7 +224,7 @@ fn invalid_operands_are_rejected() {
     let x = crate::Vectors::int8(&mut arena, "x", 64, 1).unwrap();
     let x_f32 = crate::Vectors::f32(&mut arena, "x", 64, 1).unwrap();
     let y = arena.buffer("y", 32 * 4).unwrap();
-    let target = |y: &gpu::View| Target::whole(y.clone(), 32);
+    let target = |y: &gpu::View| Target::contiguous(y.clone(), 32);
     let mut recorder = device.recorder().unwrap();
     kernel.record(&mut recorder, "right", &w, Source::Vectors(&x), &target(&y.view())).unwrap();
     kernel

@@ -245,7 +245,7 @@ fn tuning_persists_across_starts() {
         let matrix = Matrix::allocate(&mut arena, "weights", shape.weights, device.caps()).unwrap();
         let x = Vectors::int16(&mut arena, "x", shape.weights.k, 1).unwrap();
         let y = arena.buffer("y", shape.weights.rows as u64 * 4).unwrap();
-        (matrix, x, Target::whole(&y, shape.weights.rows))
+        (matrix, x, Target::contiguous(&y, shape.weights.rows))
     };
     let made: Vec<_> = shapes.iter().chain(&shapes).map(|shape| (*shape, make(shape))).collect();
     let products: Vec<Product<'_>> = made
