@@ -10,7 +10,7 @@ use tensor::{Layout, STRIP};
 #[derive(Debug)]
 pub struct Matrix {
     layout: Layout,
-    parts: Vec<MatrixBlock>,
+    blocks: Vec<MatrixBlock>,
 }
 
 /// A block of whole strips in its own buffers: the largest matrices exceed a device's maximum allocation
@@ -43,31 +43,31 @@ impl Matrix {
                 wanted: layout.strip_value_bytes() as u64,
                 limit: caps.max_allocation,
             })?;
-        let parts = (0..layout.strips())
+        let blocks = (0..layout.strips())
             .step_by(strips)
             .map(|first| {
                 let rows = (layout.rows - first * STRIP).min(strips * STRIP);
-                let part = Layout { rows, ..layout };
-                let scales = match part.scale_bytes() {
+                let block = Layout { rows, ..layout };
+                let scales = match block.scale_bytes() {
                     0 => None,
                     bytes => Some(arena.buffer(what, bytes as u64)?),
                 };
-                let values = arena.buffer(what, part.value_bytes() as u64)?;
-                Ok(MatrixBlock { first_row: first * STRIP, layout: part, values, scales })
+                let values = arena.buffer(what, block.value_bytes() as u64)?;
+                Ok(MatrixBlock { first_row: first * STRIP, layout: block, values, scales })
             })
             .collect::<Result<_>>()?;
-        Ok(Self { layout, parts })
+        Ok(Self { layout, blocks })
     }
 
     /// Fills a matrix in mapped memory from its tiles and scale plane, each laid out for the whole matrix.
     pub fn write(&mut self, values: &[u8], scales: &[f16]) -> Result<()> {
         let (mut value_at, mut scale_at) = (0, 0);
-        for part in &mut self.parts {
-            let bytes = part.layout.value_bytes();
-            part.values.write(0, &values[value_at..value_at + bytes])?;
+        for block in &mut self.blocks {
+            let bytes = block.layout.value_bytes();
+            block.values.write(0, &values[value_at..value_at + bytes])?;
             value_at += bytes;
-            if let Some(buffer) = &mut part.scales {
-                let count = part.layout.scale_bytes() / size_of::<f16>();
+            if let Some(buffer) = &mut block.scales {
+                let count = block.layout.scale_bytes() / size_of::<f16>();
                 buffer.write(0, bytemuck::cast_slice(&bits(&scales[scale_at..scale_at + count])))?;
                 scale_at += count;
             }
@@ -77,13 +77,14 @@ impl Matrix {
 
     /// Records zeros into the rows past the end of the last strip, which no tensor fills.
     pub fn record_padding(&self, recorder: &mut Recorder, name: &str) -> Result<()> {
-        let Some(part) = self.parts.last().filter(|part| !part.layout.rows.is_multiple_of(STRIP)) else {
+        let Some(block) = self.blocks.last().filter(|block| !block.layout.rows.is_multiple_of(STRIP)) else {
             return Ok(());
         };
-        let last = |buffer: &Buffer, strip: usize| buffer.slice(buffer.len() - strip as u64..buffer.len());
-        recorder.fill(name, last(&part.values, part.layout.strip_value_bytes())?, 0)?;
-        match &part.scales {
-            Some(scales) => recorder.fill(name, last(scales, part.layout.strip_scale_bytes())?, 0),
+        let last_bytes =
+            |buffer: &Buffer, count: usize| buffer.slice(buffer.len() - count as u64..buffer.len());
+        recorder.fill(name, last_bytes(&block.values, block.layout.strip_value_bytes())?, 0)?;
+        match &block.scales {
+            Some(scales) => recorder.fill(name, last_bytes(scales, block.layout.strip_scale_bytes())?, 0),
             None => Ok(()),
         }
     }
@@ -91,13 +92,13 @@ impl Matrix {
     /// Every row of a matrix in mapped memory, dequantised as kernels do.
     pub fn read(&self) -> Result<Vec<Vec<f32>>> {
         let mut rows = Vec::with_capacity(self.layout.rows);
-        for part in &self.parts {
-            let values: Vec<u8> = part.values.read_vec()?;
-            let scales: Vec<u16> = part.scales.as_ref().map_or(Ok(vec![]), Buffer::read_vec)?;
+        for block in &self.blocks {
+            let values: Vec<u8> = block.values.read_vec()?;
+            let scales: Vec<u16> = block.scales.as_ref().map_or(Ok(vec![]), Buffer::read_vec)?;
             let row = |row: usize| {
-                (0..part.layout.k).map(|k| part.layout.value(&values, &scales, row, k)).collect()
+                (0..block.layout.k).map(|k| block.layout.value(&values, &scales, row, k)).collect()
             };
-            rows.extend((0..part.layout.rows).map(row));
+            rows.extend((0..block.layout.rows).map(row));
         }
         Ok(rows)
     }
@@ -109,17 +110,17 @@ impl Matrix {
 
     /// The blocks, in row order.
     pub fn blocks(&self) -> &[MatrixBlock] {
-        &self.parts
+        &self.blocks
     }
 
     /// The blocks, to be filled by the CPU where it can map them.
     pub fn blocks_mut(&mut self) -> &mut [MatrixBlock] {
-        &mut self.parts
+        &mut self.blocks
     }
 
     /// Bytes read by one product: values and scales.
     pub fn bytes(&self) -> u64 {
-        self.parts.iter().map(MatrixBlock::bytes).sum()
+        self.blocks.iter().map(MatrixBlock::bytes).sum()
     }
 }
 

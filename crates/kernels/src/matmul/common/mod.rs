@@ -86,7 +86,7 @@ pub enum OutputFormat {
 }
 
 impl Target {
-    /// A dedicated output of contiguous columns of `n` values.
+    /// A dedicated f32 output: contiguous columns of `n` values.
     pub fn contiguous(y: impl Into<View>, n: usize) -> Self {
         Self { y: y.into(), format: OutputFormat::F32, first: 0, stride: n }
     }
@@ -174,22 +174,22 @@ impl Target {
     pub(crate) fn for_block(
         &self,
         what: &str,
-        part: &MatrixBlock,
+        block: &MatrixBlock,
         epilogue: Epilogue,
         columns: usize,
     ) -> Result<(View, u32)> {
-        if !part.first_row.is_multiple_of(STRIP * epilogue.strips()) {
+        if !block.first_row.is_multiple_of(STRIP * epilogue.strips()) {
             let reason = "a block of the matrix ends between a strip of gate and its strip of up: the maximum allocation of this \
                           device is too small for gate and up in one matrix"
                 .into();
             return Err(Error::InvalidUse { what: what.to_string(), reason });
         }
-        let first = self.first + epilogue.outputs(part.first_row);
+        let first = self.first + epilogue.outputs(block.first_row);
         if columns > 1 || !matches!(self.format, OutputFormat::F32) {
             return Ok((self.y.clone(), first as u32));
         }
         // With one column, a block's share of y is contiguous, so that blocks need no barrier between them.
-        let bytes = first as u64 * 4..(first + epilogue.outputs(part.layout.rows)) as u64 * 4;
+        let bytes = first as u64 * 4..(first + epilogue.outputs(block.layout.rows)) as u64 * 4;
         Ok((self.y.slice(bytes)?, 0))
     }
 }

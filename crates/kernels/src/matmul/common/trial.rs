@@ -23,7 +23,7 @@ pub(crate) struct Trial {
     pub output: Activations,
     /// Active columns.
     pub active: usize,
-    /// Elements of each output column before and after the product's own.
+    /// Elements of each output column before and after those of the product.
     pub before: usize,
     pub after: usize,
     /// Split-K partial sums per output column, f32, consecutive.
@@ -127,8 +127,8 @@ impl Trial {
 }
 
 impl Trial {
-    /// The same for f16 output: each value within f16 rounding of the reference plus the allowance of its
-    /// sums, the rest untouched.
+    /// The same for f16 output: each value within f16 rounding of the reference plus the allowed error of
+    /// its sum, the rest unchanged.
     fn run_to_f16(
         &self,
         device: &Device,
@@ -211,7 +211,8 @@ impl<'a> Int16Output<'a> {
         })
     }
 
-    /// Each value within half a step of the reference plus the f32 error; everything else untouched.
+    /// Each value within half a quantisation step of the reference plus the f32 error; everything else
+    /// unchanged.
     fn compare(&self, reference: impl Fn(usize) -> Vec<reference::Value>) -> Result<Comparison> {
         let mut comparison = Comparison::default();
         let words = self.values.read(&mut comparison)?;
