@@ -1,6 +1,6 @@
 // Products of 16 × 16 matrices by a whole subgroup: operands a and b in f16, accumulators in f32. Needs
 // common.glsl, LANES (the subgroup size), and `shared uvec4 units[]`, which holds all matrices; uvec4, so
-// that devices can load 16 bytes at a time. Offsets and strides are in units.
+// that devices can load 16 bytes at a time. Offsets and strides are in elements of that array.
 //
 // From tier T2 on these are cooperative matrices. Below it, a and b are only offsets, and the products are
 // computed element by element on demand: slow, but it lets a kernel's data flow be tested on devices without
@@ -19,7 +19,7 @@
 
 // Row r of a starts r strides after `at`.
 #define matrix_load_a(a, at, stride) coopMatLoad(a, units, at, stride, gl_CooperativeMatrixLayoutRowMajor)
-// Row r of b, or column c, starts that many strides after `at`.
+// Row r of b, or column c, starts r or c strides after `at`.
 #define matrix_load_b_rows(b, at, stride) coopMatLoad(b, units, at, stride, gl_CooperativeMatrixLayoutRowMajor)
 #define matrix_load_b_columns(b, at, stride) coopMatLoad(b, units, at, stride, gl_CooperativeMatrixLayoutColumnMajor)
 #define matrix_load_sums(c, at, stride) coopMatLoad(c, units, at, stride, gl_CooperativeMatrixLayoutRowMajor)
@@ -46,12 +46,12 @@ void subgroup_shared_barrier() {
 
 struct MatrixA { uint at; uint stride; };
 // Column stride and row stride, in values.
-struct MatrixB { uint at; uint across; uint down; bool ones; };
+struct MatrixB { uint at; uint column_stride; uint row_stride; bool ones; };
 // Element i of a thread is element i · LANES + its lane, row-major. LANES is at least 4; an array size
 // derived from LANES would make this a type that GLSL does not allow to be copied.
 struct MatrixSums { float elements[64]; };
 
-const uint MATRIX_OWN = 256 / LANES;
+const uint MATRIX_ELEMENTS_PER_THREAD = 256 / LANES;
 
 #define matrix_load_a(a, at, stride) a = MatrixA(at, stride)
 #define matrix_load_b_rows(b, at, stride) b = MatrixB(at, 1, 8 * (stride), false)
@@ -62,28 +62,28 @@ float matrix_half(uint at, uint i) {
     return unpackHalf2x16(units[at + i / 8][i / 2 % 4])[i % 2];
 }
 
-// Offset of accumulator element e, four elements per unit.
-#define matrix_place(e, at, stride) units[(at) + (e) / 16 * (stride) + (e) % 16 / 4][(e) % 4]
+// Accumulator element e: four per element of `units`.
+#define matrix_element(e, at, stride) units[(at) + (e) / 16 * (stride) + (e) % 16 / 4][(e) % 4]
 
-// Adds element e of a · b to a sum.
+// Adds element e of a · b to `sum`.
 float matrix_dot(MatrixA a, MatrixB b, uint e, float sum) {
     [[dont_unroll]] for (uint k = 0; k < 16; k += 2) {
         vec2 of_a = unpackHalf2x16(units[a.at + e / 16 * a.stride + k / 8][k / 2 % 4]);
-        uint at = k * b.down + e % 16 * b.across;
-        vec2 of_b = b.ones ? vec2(1.0) : vec2(matrix_half(b.at, at), matrix_half(b.at, at + b.down));
+        uint at = k * b.row_stride + e % 16 * b.column_stride;
+        vec2 of_b = b.ones ? vec2(1.0) : vec2(matrix_half(b.at, at), matrix_half(b.at, at + b.row_stride));
         sum = fma(of_a.y, of_b.y, fma(of_a.x, of_b.x, sum));
     }
     return sum;
 }
 
 // Macros, because function parameters of this type would be copied element by element.
-#define matrix_each(what) [[dont_unroll]] for (uint i_ = 0; i_ < MATRIX_OWN; i_++) { \
+#define matrix_each(statement) [[dont_unroll]] for (uint i_ = 0; i_ < MATRIX_ELEMENTS_PER_THREAD; i_++) { \
     uint e_ = i_ * LANES + gl_SubgroupInvocationID; \
-    what; }
-#define matrix_load_sums(c, at, stride) matrix_each(c.elements[i_] = uintBitsToFloat(matrix_place(e_, at, stride)))
-#define matrix_store_sums(c, at, stride) matrix_each(matrix_place(e_, at, stride) = floatBitsToUint(c.elements[i_]))
+    statement; }
+#define matrix_load_sums(c, at, stride) matrix_each(c.elements[i_] = uintBitsToFloat(matrix_element(e_, at, stride)))
+#define matrix_store_sums(c, at, stride) matrix_each(matrix_element(e_, at, stride) = floatBitsToUint(c.elements[i_]))
 #define matrix_store_sums_columns(c, at, stride) \
-    matrix_each(matrix_place(e_ % 16 * 16 + e_ / 16, at, stride) = floatBitsToUint(c.elements[i_]))
+    matrix_each(matrix_element(e_ % 16 * 16 + e_ / 16, at, stride) = floatBitsToUint(c.elements[i_]))
 #define matrix_zero(c) matrix_each(c.elements[i_] = 0.0)
 #define matrix_scale(c, factors) matrix_each(c.elements[i_] *= factors.elements[i_])
 #define matrix_divide(c, divisors) matrix_each(c.elements[i_] /= divisors.elements[i_])

@@ -281,7 +281,7 @@ impl Model {
 
     /// The code path of cooperative matrices on a device that has none: slow.
     pub fn with_emulated_matrix_units(mut self) -> Self {
-        if supports_f16(&self.config, &self.weights) && coopmat::policy::emulates(self.device.caps()) {
+        if supports_f16(&self.config, &self.weights) && coopmat::policy::can_emulate(self.device.caps()) {
             self.many_rows = Activations::F16;
             self.matrix_units = MatrixUnits::Emulated;
         }

@@ -15,8 +15,8 @@ use crate::{
     vectors::VectorData,
 };
 
-/// Rows, K and columns: one of each; a few rows more than a tile, a padded quad and one column more than a
-/// tile; more columns than a tile has.
+/// Rows, K and columns: one strip, group and column; a few rows more than a tile, a padded quad and one
+/// column more than a tile; more columns than a tile has.
 const SHAPES: [(usize, usize, usize); 3] = [(16, 32, 1), (140, 416, 17), (272, 640, 130)];
 const GATED: [(usize, usize, usize, Epilogue); 2] =
     [(160, 160, 17, Epilogue::Geglu), (96, 1152, 70, Epilogue::Swiglu)];
@@ -43,16 +43,16 @@ pub(super) fn trials(scheme: Scheme) -> Vec<Trial> {
 pub(super) fn cases(caps: &Caps) -> Vec<Case> {
     let mut list = Vec::new();
     for fragments in policy::likely_fragments(caps) {
-        for (trial, plan) in tried(caps, fragments) {
-            let way = if plan.direct { ", direct where the fragment layout allows it" } else { "" };
-            let name = format!("{}{way}, {plan:?}", trial.name());
+        for (trial, plan) in tested_plans(caps, fragments) {
+            let variant = if plan.direct { ", direct where the fragment layout allows it" } else { "" };
+            let name = format!("{}{variant}, {plan:?}", trial.name());
             list.push(Case::new(name, Tier::T2, move |device| {
-                let plan = taken(device.caps(), super::fragments(device)?, &trial, plan);
+                let plan = supported_plan(device.caps(), super::fragments(device)?, &trial, plan);
                 run(device, trial, plan, device.caps())
             }));
         }
     }
-    // One weight path and one split of K for any number of columns.
+    // One weight path and one split-K factor for any number of columns.
     for columns in [1, 17, 130] {
         let trial = plain(Scheme::Int8, (272, 1440, columns));
         if policy::is_supported(caps) {
@@ -73,14 +73,14 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
     list
 }
 
-/// Cases and plans for a device with these fragments.
-pub(super) fn tried(caps: &Caps, fragments: Fragments) -> Vec<(Trial, Plan)> {
-    let own = |trial: Trial| policy::plan(caps, fragments, &shape(&trial)).map(|plan| (trial, plan));
-    let mut list: Vec<_> = Scheme::ALL.into_iter().flat_map(trials).filter_map(own).collect();
+/// Products to test, with their plans, for a device with this fragment layout.
+pub(super) fn tested_plans(caps: &Caps, fragments: Fragments) -> Vec<(Trial, Plan)> {
+    let with_plan = |trial: Trial| policy::plan(caps, fragments, &shape(&trial)).map(|plan| (trial, plan));
+    let mut list: Vec<_> = Scheme::ALL.into_iter().flat_map(trials).filter_map(with_plan).collect();
     if list.is_empty() {
         return list;
     }
-    let direct = fragments == Fragments::FourToARow;
+    let direct = fragments == Fragments::FourThreadsPerRow;
     // Each program takes long to compile: where both fragment layouts are likely, only the faster path.
     if policy::likely_fragments(caps).ends_with(&[fragments]) {
         list.extend(model_trials(caps, fragments));
@@ -91,16 +91,18 @@ pub(super) fn tried(caps: &Caps, fragments: Fragments) -> Vec<(Trial, Plan)> {
         let trial =
             Trial { active: columns - 2, before: 16, after: 12, ..plain(Scheme::Int8, (272, 1152, columns)) };
         list.extend(
-            own(Trial { partials: 4, ..trial }).map(|(trial, plan)| (trial, Plan { splits: 4, ..plan })),
+            with_plan(Trial { partials: 4, ..trial })
+                .map(|(trial, plan)| (trial, Plan { splits: 4, ..plan })),
         );
-        list.extend(own(trial).map(|(trial, plan)| (trial, Plan { splits: 3, unsplit: 1, ..plan })));
+        list.extend(with_plan(trial).map(|(trial, plan)| (trial, Plan { splits: 3, unsplit: 1, ..plan })));
     }
     // Every tile and split that may be chosen, on a product with every kind of edge.
     for (scheme, splits) in [(Scheme::Int8, 1), (Scheme::Int4, 3)] {
         let trial = Trial { epilogue: Epilogue::Geglu, ..plain(scheme, (288, 1440, 150)) };
         let plans = policy::candidates(caps, fragments, &shape(&trial)).into_iter();
-        let plans =
-            plans.filter(|plan| plan.splits == splits && plan.unsplit == 0 && (plan.ahead == 4 || !direct));
+        let plans = plans.filter(|plan| {
+            plan.splits == splits && plan.unsplit == 0 && (plan.prefetch_depth == 4 || !direct)
+        });
         list.extend(plans.map(|plan| (trial, plan)));
     }
     // f32 weights have only one path.
@@ -109,7 +111,7 @@ pub(super) fn tried(caps: &Caps, fragments: Fragments) -> Vec<(Trial, Plan)> {
 }
 
 /// A small product for every kind of plan that model products use: same tile and weight path, K unsplit, or
-/// in three splits where the large product is split. Some columns are inactive.
+/// split by three where K of the large product is split. Some columns are inactive.
 fn model_trials(caps: &Caps, fragments: Fragments) -> Vec<(Trial, Plan)> {
     let mut list: Vec<(Trial, Plan)> = Vec::new();
     for shape in policy::model_shapes() {
@@ -121,21 +123,24 @@ fn model_trials(caps: &Caps, fragments: Fragments) -> Vec<(Trial, Plan)> {
         let size = (2 * plan.tile.rows as usize + 32, 1440, columns);
         let trial =
             Trial { epilogue, output, partials, active: columns - 5, ..plain(shape.weights.scheme, size) };
-        let alike = |(known, by): &(Trial, Plan)| *by == plan && self::shape(known) == self::shape(&trial);
-        if !list.iter().any(alike) {
+        let is_same = |(known, known_plan): &(Trial, Plan)| {
+            *known_plan == plan && self::shape(known) == self::shape(&trial)
+        };
+        if !list.iter().any(is_same) {
             list.push((trial, plan));
         }
     }
     list
 }
 
-/// The plan itself, or the staged variant where the device's fragments allow no other.
-pub(super) fn taken(caps: &Caps, fragments: Fragments, trial: &Trial, plan: Plan) -> Plan {
-    if !plan.direct || fragments == Fragments::FourToARow {
+/// The plan itself, or the staged variant where the device's fragment layout does not allow the direct
+/// one.
+pub(super) fn supported_plan(caps: &Caps, fragments: Fragments, trial: &Trial, plan: Plan) -> Plan {
+    if !plan.direct || fragments == Fragments::FourThreadsPerRow {
         return plan;
     }
-    let own = policy::plan(caps, fragments, &shape(trial)).expect("cooperative matrices are supported");
-    Plan { splits: plan.splits, unsplit: plan.unsplit, ..own }
+    let staged = policy::plan(caps, fragments, &shape(trial)).expect("cooperative matrices are supported");
+    Plan { splits: plan.splits, unsplit: plan.unsplit, ..staged }
 }
 
 pub(super) fn shape(trial: &Trial) -> Shape {

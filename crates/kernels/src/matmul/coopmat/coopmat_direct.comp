@@ -3,54 +3,55 @@
 #extension GL_GOOGLE_include_directive : require
 // Y = W · X on cooperative matrices, with weights loaded from memory straight into matrix fragments.
 //
-// As coopmat_staged.comp, but only activations pass through shared memory, several steps at a time. Which
-// elements of a fragment a thread holds is up to the driver: this shader is for drivers with the layout that
-// the policy's `Fragments` describes for a 16 × 16 operand A: thread 4 g + t holds of row g the columns 2 t,
-// 2 t + 1, 2 t + 8 and 2 t + 9, then the same of row g + 8. The K index of a product may be permuted, if both
-// operands are permuted alike: a thread therefore takes eight neighbouring bytes of each of its rows as its
-// columns of two operands, and activations are permuted to match when they are staged.
+// As coopmat_staged.comp, but only activations pass through shared memory, several K-steps at a time.
+// Which elements of a fragment a thread holds depends on the driver: this shader needs the layout
+// `Fragments::FourThreadsPerRow` of a 16 × 16 operand A, where thread 4 g + t holds columns 2 t, 2 t + 1,
+// 2 t + 8 and 2 t + 9 of row g, then the same columns of row g + 8. The K index of a product may be
+// permuted, if both operands are permuted alike: a thread therefore takes eight neighbouring bytes of each
+// of its rows as its columns of two operands, and activations are permuted to match when they are staged.
 #include "tile.glsl"
 
-// Steps per stage: for the widest tiles, two stages of four steps would exceed 48 KiB of shared memory. With
-// stages of two steps, 72 columns would not divide evenly among four subgroups.
-const uint STAGE_STEPS = COLUMNS <= 72 ? 4 : 2;
+// K-steps per stage: for the widest tiles, two stages of four would exceed 48 KiB of shared memory. With
+// stages of two, 72 columns would not divide evenly among four subgroups.
+const uint STAGE_K_STEPS = COLUMNS <= 72 ? 4 : 2;
 // A column of a stage in shared memory, in units of 16 bytes, plus one of padding, so that eight consecutive
 // columns cover all banks.
-const uint STRIDE = STAGE_STEPS * 4 + 1;
+const uint STRIDE = STAGE_K_STEPS * 4 + 1;
 const uint STAGE = COLUMNS * STRIDE;
 shared uvec4 units[2 * STAGE > SQUARES ? 2 * STAGE : SQUARES];
 #include "accumulators.glsl"
 
-// Blocks of eight columns of a step, each loaded by a subgroup: a thread loads eight values.
-const uint BLOCKS = COLUMNS / 8 * STAGE_STEPS;
-const uint EIGHTS = (BLOCKS + SUBGROUPS - 1) / SUBGROUPS;
-const bool ALL_EIGHTS = BLOCKS % SUBGROUPS == 0;
-// Loads per step and strip; one load of int4 serves the steps of two groups.
+// x is loaded in tiles of eight columns × one K-step, one subgroup each: a thread loads eight values, 16
+// bytes.
+const uint X_TILES = COLUMNS / 8 * STAGE_K_STEPS;
+const uint X_LOADS = (X_TILES + SUBGROUPS - 1) / SUBGROUPS;
+const bool X_LOADS_EVEN = X_TILES % SUBGROUPS == 0;
+// Loads per K-step and strip; one load of int4 covers two K-steps.
 const uint LOADS = IS_FLOAT ? 2 : 1;
-const uint SLOTS = IS_INT4 ? (AHEAD + 1) / 2 : AHEAD;
+const uint SLOTS = IS_INT4 ? (PREFETCH_DEPTH + 1) / 2 : PREFETCH_DEPTH;
 const uint OPERANDS = GROUP / SIDE;
 
-// For both rows of a thread.
+// Weights of both rows of a thread.
 uvec4 words[SLOTS * ROW_TILES * LOADS];
-uvec4 eights[EIGHTS];
+uvec4 x_words[X_LOADS];
 // Four scales per quad for both rows, and four minima for both.
 uvec4 scales[ROW_TILES * 2];
 uvec4 next_scales[ROW_TILES * 2];
 MatrixA a[ROW_TILES * OPERANDS];
 
 uint quad_base[ROW_TILES];
-uint x_base[EIGHTS];
+uint x_base[X_LOADS];
 
-void load_weights(uint quad, uint last_quad, uint step) {
-    if (IS_INT4 && step % 2 != 0) {
+void load_weights(uint quad, uint last_quad, uint k_step) {
+    if (IS_INT4 && k_step % 2 != 0) {
         return;
     }
     // Past the end the last quad is loaded again, and not used.
-    uint at = min(quad + step / STEPS, last_quad);
-    uint slot = (IS_INT4 ? step / 2 : step) % SLOTS;
+    uint at = min(quad + k_step / K_STEPS, last_quad);
+    uint slot = (IS_INT4 ? k_step / 2 : k_step) % SLOTS;
     [[unroll]] for (uint i = 0; i < ROW_TILES; i++) {
         [[unroll]] for (uint j = 0; j < LOADS; j++) {
-            uint tile = (quad_base[i] + at) * TILES + (IS_INT4 ? step % STEPS / 2 : step % STEPS * LOADS + j);
+            uint tile = (quad_base[i] + at) * TILES + (IS_INT4 ? k_step % K_STEPS / 2 : k_step % K_STEPS * LOADS + j);
             // A tile is 64 × 8 bytes; its second half holds rows 8 to 15.
             uint index = tile * 64 + gl_SubgroupInvocationID;
             Words2 values = Words2(push.values);
@@ -73,58 +74,58 @@ void load_scales(uint quad) {
     }
 }
 
-void load_x(uint quad, uint last_quad, uint step) {
-    uint at = min(quad + step / STEPS, last_quad) * (QUAD / 8) + step % STEPS * 4;
-    [[unroll]] for (uint i = 0; i < EIGHTS; i++) {
-        eights[i] = push.x.data[x_base[i] + at];
+void load_x(uint quad, uint last_quad, uint k_step) {
+    uint at = min(quad + k_step / K_STEPS, last_quad) * (QUAD / 8) + k_step % K_STEPS * 4;
+    [[unroll]] for (uint i = 0; i < X_LOADS; i++) {
+        x_words[i] = push.x.data[x_base[i] + at];
     }
 }
 
-// Block i of a subgroup.
-uint block_of(uint i) {
+// Tile i of x that a subgroup loads.
+uint x_tile_of(uint i) {
     return i * SUBGROUPS + gl_SubgroupID;
 }
 
 // Two columns, four apart, per eight neighbouring threads: they load from two cache lines.
 uint column_of(uint i) {
     uint lane = gl_SubgroupInvocationID;
-    return block_of(i) % (COLUMNS / 8) * 8 + lane / 8 + lane / 4 % 2 * 4;
+    return x_tile_of(i) % (COLUMNS / 8) * 8 + lane / 8 + lane / 4 % 2 * 4;
 }
 
-// Stores the fours of an eight where the threads that hold the weights of the same columns read them: the
-// first pair of a four among the first eight columns of an operand, the second among the others.
+// Permutes x to match the weights. Of every four values, the first pair goes to the first eight columns of
+// an operand, the second pair to the other eight.
 void store_x(uint stage) {
-    uint eight = gl_SubgroupInvocationID % 4;
-    [[unroll]] for (uint i = 0; i < EIGHTS; i++) {
-        if (ALL_EIGHTS || block_of(i) < BLOCKS) {
-            uint at = stage * STAGE + column_of(i) * STRIDE + block_of(i) / (COLUMNS / 8) * 4;
+    uint x_word = gl_SubgroupInvocationID % 4;
+    [[unroll]] for (uint i = 0; i < X_LOADS; i++) {
+        if (X_LOADS_EVEN || x_tile_of(i) < X_TILES) {
+            uint at = stage * STAGE + column_of(i) * STRIDE + x_tile_of(i) / (COLUMNS / 8) * 4;
             if (IS_FLOAT) {
-                uint operand = at + eight / 2 * 2;
-                uint pair = eight % 2 * 2;
-                units[operand][pair] = eights[i].x;
-                units[operand + 1][pair] = eights[i].y;
-                units[operand][pair + 1] = eights[i].z;
-                units[operand + 1][pair + 1] = eights[i].w;
+                uint operand = at + x_word / 2 * 2;
+                uint pair = x_word % 2 * 2;
+                units[operand][pair] = x_words[i].x;
+                units[operand + 1][pair] = x_words[i].y;
+                units[operand][pair + 1] = x_words[i].z;
+                units[operand + 1][pair + 1] = x_words[i].w;
             } else {
-                units[at][eight] = eights[i].x;
-                units[at + 1][eight] = eights[i].y;
-                units[at + 2][eight] = eights[i].z;
-                units[at + 3][eight] = eights[i].w;
+                units[at][x_word] = x_words[i].x;
+                units[at + 1][x_word] = x_words[i].y;
+                units[at + 2][x_word] = x_words[i].z;
+                units[at + 3][x_word] = x_words[i].w;
             }
         }
     }
 }
 
-// A pair of elements of an operand.
-void set(uint i, uint first, uint pair) {
+// Sets a pair of elements of an operand.
+void set_pair(uint i, uint first, uint pair) {
     f16vec2 both = unpackFloat2x16(pair);
     a[i][first] = both.x;
     a[i][first + 1] = both.y;
 }
 
-// The weights of a step as operands; `step` is a compile-time constant.
-void make_operands(uint step) {
-    uint slot = (IS_INT4 ? step / 2 : step) % SLOTS;
+// Converts the weights of a K-step to operands; `k_step` is a compile-time constant.
+void make_operands(uint k_step) {
+    uint slot = (IS_INT4 ? k_step / 2 : k_step) % SLOTS;
     [[unroll]] for (uint i = 0; i < ROW_TILES; i++) {
         [[unroll]] for (uint j = 0; j < OPERANDS; j++) {
             uvec2 above;
@@ -137,24 +138,24 @@ void make_operands(uint step) {
                 uvec4 both = words[slot * ROW_TILES + i];
                 uvec4 d = scales[i * 2];
                 uvec4 m = scales[i * 2 + 1];
-                bool high = step % 2 != 0;
-                above = dequantized(both[j], high, scaled(d.xy, step), scaled(m.xy, step));
-                below = dequantized(both[2 + j], high, scaled(d.zw, step), scaled(m.zw, step));
+                bool high = k_step % 2 != 0;
+                above = dequantized(both[j], high, scaled(d.xy, k_step), scaled(m.xy, k_step));
+                below = dequantized(both[2 + j], high, scaled(d.zw, k_step), scaled(m.zw, k_step));
             }
-            set(i * OPERANDS + j, 0, above.x);
-            set(i * OPERANDS + j, 2, above.y);
-            set(i * OPERANDS + j, 4, below.x);
-            set(i * OPERANDS + j, 6, below.y);
+            set_pair(i * OPERANDS + j, 0, above.x);
+            set_pair(i * OPERANDS + j, 2, above.y);
+            set_pair(i * OPERANDS + j, 4, below.x);
+            set_pair(i * OPERANDS + j, 6, below.y);
         }
     }
 }
 
-void multiply(uint stage, uint step) {
-    uint x = stage * STAGE + own_column() * STRIDE + step * 4;
+void multiply(uint stage, uint k_step) {
+    uint x = stage * STAGE + subgroup_column() * STRIDE + k_step * 4;
     [[unroll]] for (uint j = 0; j < COLUMN_TILES; j++) {
         [[unroll]] for (uint k = 0; k < OPERANDS; k++) {
             MatrixB b;
-            matrix_load_b_columns(b, x + j * SIDE_COLUMNS * STRIDE + k * 2, STRIDE);
+            matrix_load_b_columns(b, x + j * COOPMAT_COLUMNS * STRIDE + k * 2, STRIDE);
             [[unroll]] for (uint i = 0; i < ROW_TILES; i++) {
                 matrix_multiply(a[i * OPERANDS + k], b, accumulators[i * COLUMN_TILES + j]);
             }
@@ -165,28 +166,28 @@ void multiply(uint stage, uint step) {
 #include "finish.glsl"
 
 void main() {
-    Tile tile = own_tile();
+    Tile tile = workgroup_tile();
     if (tile.first_column >= tile.columns) {
         return;
     }
     uint strips = (push.rows + STRIP - 1) / STRIP;
     uint quads = (push.k + QUAD - 1) / QUAD;
     [[unroll]] for (uint i = 0; i < ROW_TILES; i++) {
-        quad_base[i] = min((tile.first_row + own_row()) / STRIP + i, strips - 1) * quads;
+        quad_base[i] = min((tile.first_row + subgroup_row()) / STRIP + i, strips - 1) * quads;
     }
-    [[unroll]] for (uint i = 0; i < EIGHTS; i++) {
+    [[unroll]] for (uint i = 0; i < X_LOADS; i++) {
         // Columns past the last repeat it; their results are discarded.
         uint column = min(tile.first_column + column_of(i), push.columns - 1);
-        uint step = min(block_of(i) / (COLUMNS / 8), STAGE_STEPS - 1);
-        x_base[i] = column * quads * (QUAD / 8) + step * 4 + gl_SubgroupInvocationID % 4;
+        uint k_step = min(x_tile_of(i) / (COLUMNS / 8), STAGE_K_STEPS - 1);
+        x_base[i] = column * quads * (QUAD / 8) + k_step * 4 + gl_SubgroupInvocationID % 4;
     }
     clear_accumulators();
     if (tile.first_quad < tile.end_quad) {
         uint last_quad = tile.end_quad - 1;
         load_x(tile.first_quad, last_quad, 0);
         load_scales(tile.first_quad);
-        [[unroll]] for (uint step = 0; step < AHEAD; step++) {
-            load_weights(tile.first_quad, last_quad, step);
+        [[unroll]] for (uint k_step = 0; k_step < PREFETCH_DEPTH; k_step++) {
+            load_weights(tile.first_quad, last_quad, k_step);
         }
         uint stage = 0;
         store_x(stage);
@@ -196,16 +197,16 @@ void main() {
                 scales[i] = next_scales[i];
             }
             load_scales(min(quad + 1, last_quad));
-            [[unroll]] for (uint first = 0; first < STEPS; first += STAGE_STEPS) {
-                load_x(quad, last_quad, first + STAGE_STEPS);
-                [[unroll]] for (uint i = 0; i < STAGE_STEPS; i++) {
-                    uint step = first + i;
-                    make_operands(step);
+            [[unroll]] for (uint first = 0; first < K_STEPS; first += STAGE_K_STEPS) {
+                load_x(quad, last_quad, first + STAGE_K_STEPS);
+                [[unroll]] for (uint i = 0; i < STAGE_K_STEPS; i++) {
+                    uint k_step = first + i;
+                    make_operands(k_step);
                     if (!IS_INT4) {
-                        load_weights(quad, last_quad, step + AHEAD);
-                    } else if (step % 2 != 0) {
+                        load_weights(quad, last_quad, k_step + PREFETCH_DEPTH);
+                    } else if (k_step % 2 != 0) {
                         // Both groups of a tile have been converted to operands.
-                        load_weights(quad, last_quad, step - 1 + 2 * SLOTS);
+                        load_weights(quad, last_quad, k_step - 1 + 2 * SLOTS);
                     }
                     multiply(stage, i);
                 }

@@ -4,32 +4,32 @@
 shared bool last_to_arrive;
 
 // Accumulators per subgroup, and values per accumulator.
-const uint OWN_ACCUMULATORS = ROW_TILES * COLUMN_TILES;
-const uint AREA = SIDE * SIDE_COLUMNS;
-// Values of an accumulator per thread, in fours. Which values these are is up to the driver: what a thread
-// stores, the same thread of another workgroup loads.
+const uint ACCUMULATORS = ROW_TILES * COLUMN_TILES;
+const uint AREA = SIDE * COOPMAT_COLUMNS;
+// Vectors of four values of an accumulator per thread. Which values these are depends on the driver: the
+// same thread of another workgroup loads what a thread has stored.
 const uint FOURS = AREA / LANES / 4;
 
-// Offset of accumulator i of a subgroup within the partial sums.
-uint partial_at(uint part, uint i) {
-    return (part * SUBGROUPS * OWN_ACCUMULATORS + gl_SubgroupID * OWN_ACCUMULATORS + i) * AREA;
+// Offset of accumulator i of a subgroup; `partial` is the index of the tile's split.
+uint partial_at(uint partial, uint i) {
+    return (partial * SUBGROUPS * ACCUMULATORS + gl_SubgroupID * ACCUMULATORS + i) * AREA;
 }
 
 // Whether the driver divides accumulators among threads without padding.
-bool in_fours() {
+bool accumulators_unpadded() {
     return accumulators[0].length() == FOURS * 4;
 }
 
-void store_partial(uint part) {
-    [[unroll]] for (uint i = 0; i < OWN_ACCUMULATORS; i++) {
-        uint at = partial_at(part, i);
-        if (in_fours()) {
+void store_partial(uint partial) {
+    [[unroll]] for (uint i = 0; i < ACCUMULATORS; i++) {
+        uint at = partial_at(partial, i);
+        if (accumulators_unpadded()) {
             [[unroll]] for (uint four = 0; four < FOURS; four++) {
-                vec4 own;
+                vec4 values;
                 [[unroll]] for (uint e = 0; e < 4; e++) {
-                    own[e] = accumulators[i][four * 4 + e];
+                    values[e] = accumulators[i][four * 4 + e];
                 }
-                push.partials.data[at / 4 + four * LANES + gl_SubgroupInvocationID] = own;
+                push.partials.data[at / 4 + four * LANES + gl_SubgroupInvocationID] = values;
             }
         } else {
             coopMatStore(accumulators[i], push.partials.data, at / 4, SIDE / 4, gl_CooperativeMatrixLayoutColumnMajor);
@@ -37,13 +37,13 @@ void store_partial(uint part) {
     }
 }
 
-void load_partial(uint part, inout MatrixSums sum, uint i) {
-    uint at = partial_at(part, i);
-    if (in_fours()) {
+void load_partial(uint partial, inout MatrixSums sum, uint i) {
+    uint at = partial_at(partial, i);
+    if (accumulators_unpadded()) {
         [[unroll]] for (uint four = 0; four < FOURS; four++) {
-            vec4 own = push.partials.data[at / 4 + four * LANES + gl_SubgroupInvocationID];
+            vec4 values = push.partials.data[at / 4 + four * LANES + gl_SubgroupInvocationID];
             [[unroll]] for (uint e = 0; e < 4; e++) {
-                sum[four * 4 + e] = own[e];
+                sum[four * 4 + e] = values[e];
             }
         }
     } else {
@@ -51,7 +51,8 @@ void load_partial(uint part, inout MatrixSums sum, uint i) {
     }
 }
 
-// Adds the partial sums of all splits, in order; returns false for all workgroups of a tile but the last.
+// Adds the partial sums of all splits, in order. Returns false for all workgroups of a tile but the last
+// to arrive.
 bool reduce(uint tile, uint split) {
     store_partial(tile * SPLITS + split);
     controlBarrier(gl_ScopeWorkgroup, gl_ScopeDevice, gl_StorageSemanticsBuffer,
@@ -70,14 +71,14 @@ bool reduce(uint tile, uint split) {
         return false;
     }
     // All accumulators of a split are loaded together.
-    [[unroll]] for (uint i = 0; i < OWN_ACCUMULATORS; i++) {
+    [[unroll]] for (uint i = 0; i < ACCUMULATORS; i++) {
         load_partial(tile * SPLITS, accumulators[i], i);
     }
     [[dont_unroll]] for (uint other = 1; other < SPLITS; other++) {
-        [[unroll]] for (uint i = 0; i < OWN_ACCUMULATORS; i++) {
-            MatrixSums part;
-            load_partial(tile * SPLITS + other, part, i);
-            accumulators[i] += part;
+        [[unroll]] for (uint i = 0; i < ACCUMULATORS; i++) {
+            MatrixSums partial_sum;
+            load_partial(tile * SPLITS + other, partial_sum, i);
+            accumulators[i] += partial_sum;
         }
     }
     return true;
@@ -89,8 +90,8 @@ bool reduce(uint tile, uint split) {
 }
 #endif
 
-void write(uint part, uint column, uint row, vec4 four) {
-    uint at = (part + column * push.y_stride + push.y_first + row) / 4;
+void write(uint split_first, uint column, uint row, vec4 four) {
+    uint at = (split_first + column * push.y_stride + push.y_first + row) / 4;
     if (F16_OUTPUT) {
         Output2(push.y).data[at] = f16_activations(four);
     } else {
@@ -99,26 +100,26 @@ void write(uint part, uint column, uint row, vec4 four) {
 }
 
 // Reduces the splits of K and writes the output. Shared memory is free by now: accumulators pass through
-// squares of it, whose memory layout is known.
+// squares of 16 × 16 values in it, because their own memory layout is unknown.
 void finish(Tile tile) {
     if (SPLITS > 1 && !PARTIAL_OUTPUT && tile.index >= push.unsplit && !reduce(tile.index - push.unsplit, tile.split)) {
         return;
     }
-    uint part = PARTIAL_OUTPUT ? tile.split * push.y_partial_stride : 0;
+    uint split_first = PARTIAL_OUTPUT ? tile.split * push.y_partial_stride : 0;
     uint square = gl_SubgroupID * 2 * SQUARE;
     const uint PAIR = EPILOGUE == 0 ? 1 : 2;
     unrolled for (uint i = 0; i < ROW_TILES; i += PAIR) {
         unrolled for (uint j = 0; j < COLUMN_TILES; j++) {
-            unrolled for (uint which = 0; which < PAIR; which++) {
-                matrix_store_sums_columns(accumulators[(i + which) * COLUMN_TILES + j], square + which * SQUARE, SQUARE_STRIDE);
+            unrolled for (uint strip = 0; strip < PAIR; strip++) {
+                matrix_store_sums_columns(accumulators[(i + strip) * COLUMN_TILES + j], square + strip * SQUARE, SQUARE_STRIDE);
             }
             subgroup_shared_barrier();
             // Halves of columns. The trip count must be a compile-time constant; otherwise the surrounding
             // loops are not unrolled, and accumulators spill to memory.
-            unrolled for (uint first = 0; first < 2 * SIDE_COLUMNS; first += LANES) {
+            unrolled for (uint first = 0; first < 2 * COOPMAT_COLUMNS; first += LANES) {
                 uint half_column = first + gl_SubgroupInvocationID;
-                uint column = tile.first_column + own_column() + j * SIDE_COLUMNS + half_column / 2;
-                uint row = (tile.first_row + own_row() + i * SIDE) / PAIR + half_column % 2 * 8;
+                uint column = tile.first_column + subgroup_column() + j * COOPMAT_COLUMNS + half_column / 2;
+                uint row = (tile.first_row + subgroup_row() + i * SIDE) / PAIR + half_column % 2 * 8;
                 [[unroll]] for (uint four = 0; four < 2; four++) {
                     uint at = square + half_column / 2 * SQUARE_STRIDE + half_column % 2 * 2 + four;
                     vec4 values = uintBitsToFloat(units[at]);
@@ -128,9 +129,9 @@ void finish(Tile tile) {
                             values[e] = gated(values[e], up[e]);
                         }
                     }
-                    bool is_own = 2 * SIDE_COLUMNS >= LANES || half_column < 2 * SIDE_COLUMNS;
-                    if (is_own && column < tile.columns && (row + four * 4) * PAIR < push.rows) {
-                        write(part, column, row + four * 4, values);
+                    bool is_inside = 2 * COOPMAT_COLUMNS >= LANES || half_column < 2 * COOPMAT_COLUMNS;
+                    if (is_inside && column < tile.columns && (row + four * 4) * PAIR < push.rows) {
+                        write(split_first, column, row + four * 4, values);
                     }
                 }
             }

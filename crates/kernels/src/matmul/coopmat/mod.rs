@@ -146,23 +146,23 @@ impl Coopmat {
                 ));
             }
         };
-        for part in w.blocks() {
-            let (y, y_first) = target.for_block(name, part, epilogue, columns)?;
-            let tiles = self.plan.tile.count(part.layout.rows, columns);
+        for block in w.blocks() {
+            let (y, y_first) = target.for_block(name, block, epilogue, columns)?;
+            let tiles = self.plan.tile.count(block.layout.rows, columns);
             let unsplit = self.plan.unsplit.min(tiles);
             let groups = unsplit + (tiles - unsplit) * self.plan.splits;
             // The push constants of the two shaders differ only in their type names.
             macro_rules! dispatch {
                 ($shader:ident) => {{
                     let push = $shader::Push {
-                        values: (&part.values).into(),
-                        scales: part.scales.as_ref().map_or(Address::NONE, Address::from),
+                        values: (&block.values).into(),
+                        scales: block.scales.as_ref().map_or(Address::NONE, Address::from),
                         x: values.into(),
                         active_rows: active.clone().into(),
                         y: y.into(),
                         partials: partials.clone(),
                         counters: counters.clone(),
-                        rows: part.layout.rows as u32,
+                        rows: block.layout.rows as u32,
                         k: weights.k as u32,
                         columns: columns as u32,
                         y_first,
@@ -181,10 +181,10 @@ impl Coopmat {
 
 fn variant(shape: &Shape, plan: &Plan) -> Variant {
     let Shape { weights: Layout { scheme, .. }, epilogue, output, split_k, .. } = *shape;
-    let Plan { tile, direct, ahead, splits, .. } = *plan;
+    let Plan { tile, direct, prefetch_depth, splits, .. } = *plan;
     let mut label = format!(
-        "{scheme}, {} × {} in {} × {}, {ahead} ahead",
-        tile.rows, tile.columns, tile.own_rows, tile.own_columns
+        "{scheme}, {} × {} in {} × {}, prefetch {prefetch_depth}",
+        tile.rows, tile.columns, tile.subgroup_rows, tile.subgroup_columns
     );
     if splits > 1 {
         label += &format!(", split-K {splits}{}", if split_k == SplitK::Partial { " partial" } else { "" });
@@ -204,13 +204,13 @@ fn variant(shape: &Shape, plan: &Plan) -> Variant {
                 f16_output: output == Activations::F16,
                 rows: tile.rows,
                 columns: tile.columns,
-                own_rows: tile.own_rows,
-                own_columns: tile.own_columns,
-                ahead,
+                subgroup_rows: tile.subgroup_rows,
+                subgroup_columns: tile.subgroup_columns,
+                prefetch_depth,
                 splits,
                 lanes: tile.lanes,
                 partial_output: split_k == SplitK::Partial,
-                side_columns: tile.side_columns(),
+                coopmat_columns: tile.coopmat_columns(),
             };
             Variant::new(label, $shader::TIERS, plan.tier, &constants, plan.subgroup())
         }};

@@ -40,25 +40,25 @@ pub struct Tile {
     /// Columns per workgroup.
     pub columns: u32,
     /// Rows per subgroup.
-    pub own_rows: u32,
+    pub subgroup_rows: u32,
     /// Columns per subgroup.
-    pub own_columns: u32,
+    pub subgroup_columns: u32,
     /// Threads per subgroup.
     pub lanes: u32,
 }
 
 impl Tile {
-    const fn new(rows: u32, columns: u32, own_rows: u32, own_columns: u32) -> Self {
-        Self { rows, columns, own_rows, own_columns, lanes: SUBGROUP }
+    const fn new(rows: u32, columns: u32, subgroup_rows: u32, subgroup_columns: u32) -> Self {
+        Self { rows, columns, subgroup_rows, subgroup_columns, lanes: SUBGROUP }
     }
 
     /// Threads per workgroup.
     pub fn threads(&self) -> u32 {
-        self.rows / self.own_rows * (self.columns / self.own_columns) * self.lanes
+        self.rows / self.subgroup_rows * (self.columns / self.subgroup_columns) * self.lanes
     }
 
-    /// Workgroups resident per compute unit: registers allow one or two of the largest tiles.
-    fn resident(&self) -> u32 {
+    /// Resident workgroups per compute unit: registers allow one or two of the largest tiles.
+    fn resident_workgroups(&self) -> u32 {
         (256 / self.threads()).clamp(1, 2)
     }
 
@@ -68,15 +68,15 @@ impl Tile {
     }
 
     /// Columns per cooperative matrix.
-    pub fn side_columns(&self) -> u32 {
-        if self.own_columns.is_multiple_of(16) { 16 } else { 8 }
+    pub fn coopmat_columns(&self) -> u32 {
+        if self.subgroup_columns.is_multiple_of(16) { 16 } else { 8 }
     }
 }
 
-/// A row of a step in shared memory: 32 f16, and 16 bytes of padding against bank conflicts.
+/// A row of a K-step in shared memory: 32 f16, and 16 bytes of padding against bank conflicts.
 const ROW_BYTES: u32 = 80;
-/// Maximum columns for stages of four steps instead of two in the direct variant; coopmat_direct.comp has the
-/// same constant.
+/// Maximum columns for stages of four K-steps instead of two in the direct variant; coopmat_direct.comp
+/// has the same constant.
 const MAX_LONG_STAGE_COLUMNS: u32 = 72;
 /// Threads per subgroup.
 pub(super) const SUBGROUP: u32 = 32;
@@ -90,8 +90,8 @@ pub struct Plan {
     pub tier: Tier,
     /// Weights go straight into matrix fragments instead of through shared memory.
     pub direct: bool,
-    /// Prefetch depth in steps: 1, 2 or 4.
-    pub ahead: u32,
+    /// Prefetch depth in K-steps: 1, 2 or 4.
+    pub prefetch_depth: u32,
     /// Split-K factor, so that more of the device is busy.
     pub splits: u32,
     /// Number of leading tiles whose K is not split.
@@ -137,13 +137,13 @@ pub fn split_k_for_consumer(columns: usize) -> SplitK {
 /// number of columns.
 pub const MAX_SPLIT_TILES: u32 = 1 << 16;
 
-/// Which elements of a 16 × 16 operand A each thread of a subgroup of 32 holds: up to the driver, and queried
-/// by a shader.
+/// Which elements of a 16 × 16 operand A each thread of a subgroup of 32 holds. It depends on the driver,
+/// and is queried by a shader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fragments {
-    /// Thread 4 g + t holds of row g the columns 2 t, 2 t + 1, 2 t + 8 and 2 t + 9, then the same of row g +
-    /// 8: NVIDIA's layout.
-    FourToARow,
+    /// Thread 4 g + t holds columns 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 of row g, then the same columns of
+    /// row g + 8: NVIDIA's layout.
+    FourThreadsPerRow,
     /// Any other layout.
     Other,
 }
@@ -159,17 +159,18 @@ impl Fragments {
             indices.len() == 16 && indices.iter().copied().take(8).eq(expected)
         });
         if as_expected && indices.len() == 16 * SUBGROUP as usize {
-            Fragments::FourToARow
+            Fragments::FourThreadsPerRow
         } else {
             Fragments::Other
         }
     }
 }
 
-/// The layouts that a device may have: drivers with [`Fragments::FourToARow`] have a fixed subgroup size.
+/// The layouts that a device may have: drivers with [`Fragments::FourThreadsPerRow`] have a fixed subgroup
+/// size.
 pub(super) fn likely_fragments(caps: &Caps) -> Vec<Fragments> {
     let one_size = caps.min_subgroup_size == caps.max_subgroup_size;
-    if one_size { vec![Fragments::Other, Fragments::FourToARow] } else { vec![Fragments::Other] }
+    if one_size { vec![Fragments::Other, Fragments::FourThreadsPerRow] } else { vec![Fragments::Other] }
 }
 
 /// The matrix product that the shaders use.
@@ -196,20 +197,20 @@ pub fn plan(caps: &Caps, fragments: Fragments, shape: &Shape) -> Option<Plan> {
 /// all.
 pub fn reproducible(caps: &Caps, fragments: Fragments, shape: &Shape) -> Option<Plan> {
     let narrow = plan(caps, fragments, &Shape { columns: 16, ..*shape })?;
-    let own = plan(caps, fragments, shape)?;
-    let tiles = own.tile.count(shape.weights.rows, shape.columns);
+    let preferred = plan(caps, fragments, shape)?;
+    let tiles = preferred.tile.count(shape.weights.rows, shape.columns);
     // Which tiles are split would depend on their number.
     let splits = if narrow.unsplit == 0 { narrow.splits } else { 1 };
     (splits == 1 || shape.split_k == SplitK::Partial || tiles <= MAX_SPLIT_TILES).then_some(Plan {
         direct: narrow.direct,
         splits,
         unsplit: 0,
-        ..own
+        ..preferred
     })
 }
 
 /// Whether cooperative matrices can be emulated on a device.
-pub fn emulates(caps: &Caps) -> bool {
+pub fn can_emulate(caps: &Caps) -> bool {
     let tile = emulated_tile(caps);
     let lanes = tile.lanes;
     caps.tier() >= Some(Tier::T1)
@@ -226,11 +227,17 @@ fn emulated_tile(caps: &Caps) -> Tile {
 /// The plan with emulated cooperative matrices, on devices with T1 and a fixed subgroup size of up to 32: for
 /// tests.
 pub fn emulated(caps: &Caps, shape: &Shape) -> Option<Plan> {
-    // Split, so that there is something to add up.
+    // Split where the consumer adds up partial sums, so that tests cover it.
     let splits = if shape.split_k == SplitK::Partial { 2 } else { 1 };
-    let plan =
-        Plan { tier: Tier::T1, tile: emulated_tile(caps), direct: false, ahead: 2, splits, unsplit: 0 };
-    (emulates(caps) && plan.shared_bytes() <= caps.max_shared_bytes).then_some(plan)
+    let plan = Plan {
+        tier: Tier::T1,
+        tile: emulated_tile(caps),
+        direct: false,
+        prefetch_depth: 2,
+        splits,
+        unsplit: 0,
+    };
+    (can_emulate(caps) && plan.shared_bytes() <= caps.max_shared_bytes).then_some(plan)
 }
 
 /// Tiles by number of columns: the fastest for the 27B's products on an H200.
@@ -250,7 +257,7 @@ const LARGEST_DIRECT: Tile = Tile::new(256, 128, 32, 128);
 
 /// More tiles of the direct variant, for column counts between powers of two: throughput would drop above 32
 /// and 64 columns otherwise.
-const BETWEEN_DIRECT: [Tile; 6] = [
+const INTERMEDIATE_DIRECT: [Tile; 6] = [
     Tile::new(128, 40, 32, 40),
     Tile::new(128, 48, 32, 48),
     Tile::new(128, 72, 32, 72),
@@ -264,21 +271,21 @@ const SMALLEST_DIRECT: Tile = Tile::new(64, 16, 16, 16);
 
 /// Tiles for at most eight columns, for devices with 8-column matrices: half the loads from shared memory.
 /// The second where a subgroup needs two strips.
-const EIGHT_DIRECT: [Tile; 2] = [Tile::new(64, 8, 16, 8), Tile::new(128, 8, 32, 8)];
+const EIGHT_COLUMN_DIRECT: [Tile; 2] = [Tile::new(64, 8, 16, 8), Tile::new(128, 8, 32, 8)];
 
-/// Other tiles worth timing.
+/// More tiles worth timing.
 const MORE_TILES: [Tile; 27] = [
-    EIGHT_DIRECT[0],
-    EIGHT_DIRECT[1],
+    EIGHT_COLUMN_DIRECT[0],
+    EIGHT_COLUMN_DIRECT[1],
     Tile::new(64, 8, 32, 8),
     Tile::new(128, 8, 64, 8),
     Tile::new(256, 8, 32, 8),
-    BETWEEN_DIRECT[0],
-    BETWEEN_DIRECT[1],
-    BETWEEN_DIRECT[2],
-    BETWEEN_DIRECT[3],
-    BETWEEN_DIRECT[4],
-    BETWEEN_DIRECT[5],
+    INTERMEDIATE_DIRECT[0],
+    INTERMEDIATE_DIRECT[1],
+    INTERMEDIATE_DIRECT[2],
+    INTERMEDIATE_DIRECT[3],
+    INTERMEDIATE_DIRECT[4],
+    INTERMEDIATE_DIRECT[5],
     Tile::new(64, 48, 16, 48),
     Tile::new(256, 48, 32, 48),
     Tile::new(256, 96, 32, 96),
@@ -307,30 +314,31 @@ pub fn candidates(caps: &Caps, fragments: Fragments, shape: &Shape) -> Vec<Plan>
     }
     // A strip of gate and its strip of up must belong to the same subgroup.
     let min_rows = 16 * shape.epilogue.strips() as u32;
-    let direct = fragments == Fragments::FourToARow && shape.weights.scheme != Scheme::F32;
-    let fits = |tile: &&Tile| {
-        let plan = Plan { tier: Tier::T2, tile: **tile, direct, ahead: 1, splits: 1, unsplit: 0 };
-        tile.own_rows >= min_rows
+    let direct = fragments == Fragments::FourThreadsPerRow && shape.weights.scheme != Scheme::F32;
+    let fits_device = |tile: &&Tile| {
+        let plan = Plan { tier: Tier::T2, tile: **tile, direct, prefetch_depth: 1, splits: 1, unsplit: 0 };
+        tile.subgroup_rows >= min_rows
             && plan.shared_bytes() <= caps.max_shared_bytes
             && tile.threads() <= caps.max_threads
     };
     let columns = shape.columns as u32;
-    let eights = direct && caps.has_matrix(MatrixShape { n: 8, ..PRODUCT });
-    let sides = |tile: &&Tile| tile.side_columns() == 16 || eights;
-    let between = BETWEEN_DIRECT.iter().filter(|_| direct).filter(sides);
-    let wide = |tile: &&Tile| tile.columns >= columns.min(128);
-    let suited = between.chain(&TILES).filter(fits).filter(wide).min_by_key(|tile| tile.columns);
-    let Some(tile) = suited.or(TILES.iter().rfind(fits)) else { return Vec::new() };
+    let has_eight_columns = direct && caps.has_matrix(MatrixShape { n: 8, ..PRODUCT });
+    let supported_width = |tile: &&Tile| tile.coopmat_columns() == 16 || has_eight_columns;
+    let intermediate = INTERMEDIATE_DIRECT.iter().filter(|_| direct).filter(supported_width);
+    let covers_columns = |tile: &&Tile| tile.columns >= columns.min(128);
+    let suited =
+        intermediate.chain(&TILES).filter(fits_device).filter(covers_columns).min_by_key(|tile| tile.columns);
+    let Some(tile) = suited.or(TILES.iter().rfind(fits_device)) else { return Vec::new() };
     let tile = match tile.columns {
-        128 if direct && fills(caps, shape, &LARGEST_DIRECT) => &LARGEST_DIRECT,
+        128 if direct && keeps_device_busy(caps, shape, &LARGEST_DIRECT) => &LARGEST_DIRECT,
         128 if direct => &LARGE_DIRECT,
-        16 if eights && columns <= 8 => &EIGHT_DIRECT[usize::from(min_rows > 16)],
+        16 if has_eight_columns && columns <= 8 => &EIGHT_COLUMN_DIRECT[usize::from(min_rows > 16)],
         16 if direct && min_rows == 16 => &SMALLEST_DIRECT,
         _ => tile,
     };
-    let ahead = ahead(shape.weights.scheme, tile, direct);
-    let (splits, unsplit) = spread(caps, shape, tile);
-    let mut list = vec![Plan { tier: Tier::T2, tile: *tile, direct, ahead, splits, unsplit }];
+    let prefetch_depth = prefetch_depth(shape.weights.scheme, tile, direct);
+    let (splits, unsplit) = best_split(caps, shape, tile);
+    let mut list = vec![Plan { tier: Tier::T2, tile: *tile, direct, prefetch_depth, splits, unsplit }];
     let suited = |tile: &&Tile| match tile.columns {
         8 => columns <= 8,
         16.. if tile.columns.is_power_of_two() || direct => {
@@ -338,11 +346,11 @@ pub fn candidates(caps: &Caps, fragments: Fragments, shape: &Shape) -> Vec<Plan>
         }
         _ => false,
     };
-    for tile in TILES.iter().chain(&MORE_TILES).filter(fits).filter(sides).filter(suited) {
-        for (splits, unsplit) in spreads(caps, shape, tile) {
-            for ahead in [1, 2, 4] {
-                let plan = Plan { tier: Tier::T2, tile: *tile, direct, ahead, splits, unsplit };
-                if !list.contains(&plan) && (direct == (ahead == 4) || ahead == 2) {
+    for tile in TILES.iter().chain(&MORE_TILES).filter(fits_device).filter(supported_width).filter(suited) {
+        for (splits, unsplit) in split_choices(caps, shape, tile) {
+            for prefetch_depth in [1, 2, 4] {
+                let plan = Plan { tier: Tier::T2, tile: *tile, direct, prefetch_depth, splits, unsplit };
+                if !list.contains(&plan) && (direct == (prefetch_depth == 4) || prefetch_depth == 2) {
                     list.push(plan);
                 }
             }
@@ -351,10 +359,10 @@ pub fn candidates(caps: &Caps, fragments: Fragments, shape: &Shape) -> Vec<Plan>
     list
 }
 
-/// Prefetch depth in steps.
-fn ahead(scheme: Scheme, tile: &Tile, direct: bool) -> u32 {
+/// Prefetch depth in K-steps.
+fn prefetch_depth(scheme: Scheme, tile: &Tile, direct: bool) -> u32 {
     match (direct, tile.columns) {
-        // An int4 load covers two steps: with one load in flight prefill gains 3%, and loses nothing
+        // An int4 load covers two K-steps: with one load in flight prefill gains 3%, and loses nothing
         // elsewhere. Prefill with every other scheme gains from a deeper prefetch.
         (true, _) if *tile == LARGEST_DIRECT && scheme == Scheme::Int4 => 2,
         (true, _) => 4,
@@ -365,13 +373,13 @@ fn ahead(scheme: Scheme, tile: &Tile, direct: bool) -> u32 {
 }
 
 /// The possible split-K factors, and numbers of unsplit tiles.
-fn spreads(caps: &Caps, shape: &Shape, tile: &Tile) -> impl Iterator<Item = (u32, u32)> {
+fn split_choices(caps: &Caps, shape: &Shape, tile: &Tile) -> impl Iterator<Item = (u32, u32)> {
     let tiles = tile.count(shape.weights.rows, shape.columns);
     let reduced = shape.split_k == SplitK::Reduced;
     // Splits of at least four quads.
     let max_splits = (shape.weights.quads() as u32 / 4).clamp(1, MAX_SPLIT_K);
     // As many unsplit tiles as the compute units process at once, or one round less.
-    let round = units(caps) * tile.resident();
+    let round = compute_units(caps) * tile.resident_workgroups();
     let unsplit = [0, (tiles / round).saturating_sub(1), tiles / round].map(|rounds| rounds * round);
     let allowed = move |(splits, unsplit): &(u32, u32)| match *splits {
         1 => *unsplit == 0,
@@ -382,17 +390,17 @@ fn spreads(caps: &Caps, shape: &Shape, tile: &Tile) -> impl Iterator<Item = (u32
     list.flat_map(move |unsplit| (1..=max_splits).map(move |splits| (splits, unsplit))).filter(allowed)
 }
 
-/// The split-K factor with the lowest cost: work is more even, and each compute unit has several workgroups
-/// to switch between, but partial sums have to be written and added up. The unit of cost is one round of
-/// workgroups; the constants are fitted to sweeps on an H200.
-fn spread(caps: &Caps, shape: &Shape, tile: &Tile) -> (u32, u32) {
+/// The split-K factor and number of unsplit tiles with the lowest cost. Splitting balances the work and
+/// gives each compute unit several workgroups to switch between, but partial sums have to be written and
+/// added up. The unit of cost is one round of workgroups; the constants are fitted to sweeps on an H200.
+fn best_split(caps: &Caps, shape: &Shape, tile: &Tile) -> (u32, u32) {
     let tiles = f64::from(tile.count(shape.weights.rows, shape.columns));
     let reduced = shape.split_k == SplitK::Reduced;
     let narrow = tile.columns <= 32;
     // Concurrent workgroups, and the loss while a compute unit has too few to switch between.
-    let (round, idle) = match tile.columns {
-        ..=64 => (f64::from(units(caps)), 1.0),
-        _ => (f64::from(units(caps) * tile.resident()), 0.0),
+    let (round, latency_loss) = match tile.columns {
+        ..=64 => (f64::from(compute_units(caps)), 1.0),
+        _ => (f64::from(compute_units(caps) * tile.resident_workgroups()), 0.0),
     };
     // The cost of writing a round of partial sums and adding them up: the shorter K is, the larger its share.
     let write_cost = if reduced { 0.2 } else { 0.08 } * 5376.0 / shape.weights.k as f64;
@@ -400,9 +408,9 @@ fn spread(caps: &Caps, shape: &Shape, tile: &Tile) -> (u32, u32) {
         let (splits, unsplit) = (f64::from(*splits), f64::from(*unsplit));
         if tile.columns == 8 && !reduced {
             // Workgroups are small and all resident at once: evenness does not matter, and splits are short.
-            return idle / splits + 0.032 * splits * tiles / round;
+            return latency_loss / splits + 0.032 * splits * tiles / round;
         }
-        let split = (((tiles - unsplit) * splits / round).ceil() + idle) / splits;
+        let split = (((tiles - unsplit) * splits / round).ceil() + latency_loss) / splits;
         unsplit / round
             + match splits > 1.0 {
                 false => split,
@@ -411,31 +419,34 @@ fn spread(caps: &Caps, shape: &Shape, tile: &Tile) -> (u32, u32) {
                 true => split + write_cost * splits * (tiles - unsplit) / round,
             }
     };
-    // Unsplit tiles gain nothing then either.
+    // With few columns unsplit tiles gain nothing either.
     let allowed = |(_, unsplit): &(u32, u32)| *unsplit == 0 || !narrow;
-    spreads(caps, shape, tile).filter(allowed).min_by(|a, b| cost(a).total_cmp(&cost(b))).unwrap_or((1, 0))
+    split_choices(caps, shape, tile)
+        .filter(allowed)
+        .min_by(|a, b| cost(a).total_cmp(&cost(b)))
+        .unwrap_or((1, 0))
 }
 
 /// Whether a tile keeps every compute unit busy: there are enough tiles, or K is long and its splits are
 /// nearly enough.
-fn fills(caps: &Caps, shape: &Shape, tile: &Tile) -> bool {
+fn keeps_device_busy(caps: &Caps, shape: &Shape, tile: &Tile) -> bool {
     let tiles = tile.count(shape.weights.rows, shape.columns);
-    let splits = units(caps) / tiles.max(1);
+    let splits = compute_units(caps) / tiles.max(1);
     // On an H200 at 128 columns it gains 1% of a step with splits of 28 quads; it loses 0.5% with 11, and 2%
     // with 6.
     let long = splits > 1 && splits <= MAX_SPLIT_K && shape.weights.quads() as u32 / splits >= 24;
-    tiles >= units(caps)
-        || long && splits * tiles * 16 >= units(caps) * 15 && shape.split_k == SplitK::Partial
+    tiles >= compute_units(caps)
+        || long && splits * tiles * 16 >= compute_units(caps) * 15 && shape.split_k == SplitK::Partial
 }
 
-fn units(caps: &Caps) -> u32 {
+fn compute_units(caps: &Caps) -> u32 {
     caps.compute_units.unwrap_or(16)
 }
 
-/// Rows and K of model matrices: gate and up combined, others whose consumer adds up partial sums, and heads.
-/// From the 27B, 4B, 1B and 270M of Gemma 3 and the 8B of Llama 3.
+/// Rows and K of model matrices: gate and up combined, projections whose consumer adds up partial sums,
+/// and heads. From the 27B, 4B, 1B and 270M of Gemma 3 and the 8B of Llama 3.
 const GATED: [(usize, usize); 5] = [(43008, 5376), (20480, 2560), (13824, 1152), (4096, 640), (28672, 4096)];
-const READ: [(usize, usize); 15] = [
+const PROJECTIONS: [(usize, usize); 15] = [
     (8192, 5376),
     (5376, 4096),
     (5376, 21504),
@@ -473,14 +484,16 @@ pub(super) fn model_shapes() -> Vec<Shape> {
         };
         let gated = |shape| Shape { epilogue: Epilogue::Geglu, output: Activations::F16, ..shape };
         list.extend(GATED.map(sums(SplitK::Reduced)).map(gated));
-        list.extend(READ.map(sums(split_k_for_consumer(columns))));
+        list.extend(PROJECTIONS.map(sums(split_k_for_consumer(columns))));
         list.extend(HEADS.map(sums(SplitK::Reduced)));
     }
     list
 }
 
-/// Shapes whose pipelines are listed, with whether they combine gate and up: each takes long to compile.
-const LISTED: [(usize, usize, bool); 3] = [(43008, 5376, true), (8192, 5376, false), (640, 2048, false)];
+/// Shapes whose pipelines are listed, with whether they combine gate and up: few, since each takes long to
+/// compile.
+const LISTED_SHAPES: [(usize, usize, bool); 3] =
+    [(43008, 5376, true), (8192, 5376, false), (640, 2048, false)];
 
 /// The pipelines that models request on a device.
 pub fn variants(caps: &Caps) -> Vec<Variant> {
@@ -489,7 +502,7 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
     }
     let mut list: Vec<Variant> = vec![super::fragments_variant()];
     for scheme in Scheme::ALL {
-        for (rows, k, gated) in LISTED {
+        for (rows, k, gated) in LISTED_SHAPES {
             // Two and four columns use the pipelines of eight, and 256 differ from 128 and 512 only in the
             // split-K factor.
             for columns in BUCKETS.into_iter().filter(|columns| ![2, 4, 256].contains(columns)) {

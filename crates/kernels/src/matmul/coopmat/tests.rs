@@ -40,14 +40,14 @@ fn emulated_cooperative_matrices_match_the_reference() {
 
 #[test]
 fn only_devices_with_cooperative_matrices_have_plans() {
-    for (caps, served) in [
+    for (caps, supported) in [
         (known::h200(), true),
         (known::radeon_780m(), true),
         (known::mesa_cpu(), false),
         (known::bare_vulkan_13(), false),
     ] {
-        assert_eq!(policy::plan(&caps, Fragments::Other, &shape(640, 640, 64)).is_some(), served);
-        assert_eq!(policy::variants(&caps).is_empty(), !served);
+        assert_eq!(policy::plan(&caps, Fragments::Other, &shape(640, 640, 64)).is_some(), supported);
+        assert_eq!(policy::variants(&caps).is_empty(), !supported);
         assert!(policy::variants(&caps).iter().all(|variant| variant.tier == Tier::T2));
     }
     assert_eq!(
@@ -59,25 +59,26 @@ fn only_devices_with_cooperative_matrices_have_plans() {
 
 #[test]
 fn split_k_balances_the_workgroups() {
-    let spread = |rows, k, columns, split_k| {
+    let split = |rows, k, columns, split_k| {
         let shape = Shape { split_k, ..shape(rows, k, columns) };
-        let plan = policy::plan(&known::h200(), Fragments::FourToARow, &shape).unwrap();
+        let plan = policy::plan(&known::h200(), Fragments::FourThreadsPerRow, &shape).unwrap();
         (plan.splits, plan.unsplit)
     };
     // As found by sweeps. Gate and up: not split with few columns; with more, only the tiles left over after
     // full rounds of 132 compute units.
-    assert_eq!([16, 32].map(|columns| spread(43008, 5376, columns, SplitK::Reduced)), [(1, 0); 2]);
-    assert_eq!(spread(43008, 5376, 64, SplitK::Reduced).1, 264);
-    assert_eq!(spread(43008, 5376, 128, SplitK::Reduced), (3, 132));
+    assert_eq!([16, 32].map(|columns| split(43008, 5376, columns, SplitK::Reduced)), [(1, 0); 2]);
+    assert_eq!(split(43008, 5376, 64, SplitK::Reduced).1, 264);
+    assert_eq!(split(43008, 5376, 128, SplitK::Reduced), (3, 132));
     // QKV, output and down have fewer tiles than there are compute units.
-    assert_eq!([64, 128].map(|columns| spread(8192, 5376, columns, SplitK::Reduced)), [(4, 0); 2]);
+    assert_eq!([64, 128].map(|columns| split(8192, 5376, columns, SplitK::Reduced)), [(4, 0); 2]);
     for (k, columns) in [(4096, 64), (4096, 128), (21504, 64), (21504, 128)] {
-        assert_eq!(spread(5376, k, columns, SplitK::Partial), (6, 0), "{k}, {columns} columns");
+        assert_eq!(split(5376, k, columns, SplitK::Partial), (6, 0), "{k}, {columns} columns");
     }
-    // Down's splits are so long that the largest tile pays, if there is nearly one split per compute unit.
+    // The splits of the down projection are so long that the largest tile is faster, if there is nearly
+    // one split per compute unit.
     let tile = |rows, k, split_k| {
         let shape = Shape { split_k, ..shape(rows, k, 128) };
-        policy::plan(&known::h200(), Fragments::FourToARow, &shape).unwrap().tile.rows
+        policy::plan(&known::h200(), Fragments::FourThreadsPerRow, &shape).unwrap().tile.rows
     };
     let tiles = [(8192, 5376), (5376, 4096), (5376, 21504), (5632, 21504)]
         .map(|(rows, k)| tile(rows, k, SplitK::Partial));
@@ -85,20 +86,19 @@ fn split_k_balances_the_workgroups() {
     assert_eq!(
         (tile(4096, 21504, SplitK::Partial), tile(43008, 5376, SplitK::Reduced)),
         (128, 256),
-        "splits of 21 quads: not worth it"
+        "splits of 21 quads are too short for the largest tile"
     );
     assert_eq!((tile(7168, 21504, SplitK::Partial), tile(5376, 21504, SplitK::Reduced)), (128, 128));
-    // With so few columns splits are short: more of them.
-    let few =
-        [(8192, 5376), (5376, 4096), (5376, 21504)].map(|(rows, k)| spread(rows, k, 4, SplitK::Partial));
+    // With this few columns workgroups are short, so there are more splits.
+    let few = [(8192, 5376), (5376, 4096), (5376, 21504)].map(|(rows, k)| split(rows, k, 4, SplitK::Partial));
     assert_eq!(few, [(6, 0), (7, 0), (7, 0)]);
     // Only split tiles take memory: 36 tiles of 256 × 128 f32 in three splits.
     let wide = shape(43008, 5376, 128);
-    let plan = policy::plan(&known::h200(), Fragments::FourToARow, &wide).unwrap();
+    let plan = policy::plan(&known::h200(), Fragments::FourThreadsPerRow, &wide).unwrap();
     assert_eq!(plan.scratch_bytes(&wide), COUNTER_BYTES + 36 * 3 * 256 * 128 * 4);
     assert_eq!(plan.scratch_bytes(&Shape { split_k: SplitK::Partial, ..wide }), 0);
-    assert_eq!(spread(262_144, 5376, 16, SplitK::Reduced), (1, 0));
-    assert_eq!(spread(16, 32, 16, SplitK::Reduced), (1, 0), "one quad is not split");
+    assert_eq!(split(262_144, 5376, 16, SplitK::Reduced), (1, 0));
+    assert_eq!(split(16, 32, 16, SplitK::Reduced), (1, 0), "one quad is not split");
 }
 
 #[test]
@@ -107,17 +107,17 @@ fn plans_fit_the_device() {
         for (rows, k) in [(43008, 5376), (8192, 5376), (5376, 21504), (262_144, 640), (640, 2048), (16, 32)] {
             for columns in [1, 2, 8, 16, 17, 40, 48, 64, 70, 72, 80, 96, 100, 112, 128, 512, 4096] {
                 let shape = shape(rows, k, columns);
-                for plan in policy::candidates(&caps, Fragments::FourToARow, &shape) {
+                for plan in policy::candidates(&caps, Fragments::FourThreadsPerRow, &shape) {
                     assert!(plan.shared_bytes() <= caps.max_shared_bytes, "{plan:?}");
                     assert!(
                         plan.tile.threads() <= caps.max_threads && plan.tile.rows * 2 >= plan.tile.threads()
                     );
                     assert!(plan.tile.rows * 2 % plan.tile.threads() == 0, "{plan:?}");
-                    assert!([1, 2, 4].contains(&plan.ahead));
-                    let split = plan.tile.count(rows, columns) - plan.unsplit;
+                    assert!([1, 2, 4].contains(&plan.prefetch_depth));
+                    let split_tiles = plan.tile.count(rows, columns) - plan.unsplit;
                     assert!(
                         plan.splits == 1 && plan.unsplit == 0
-                            || (1..=policy::MAX_SPLIT_TILES).contains(&split)
+                            || (1..=policy::MAX_SPLIT_TILES).contains(&split_tiles)
                     );
                 }
             }
@@ -128,52 +128,54 @@ fn plans_fit_the_device() {
 /// The properties of a plan that require a pipeline of its own; the split-K factor does not.
 fn kind(shape: &Shape, plan: &Plan) -> String {
     let Shape { weights: Layout { scheme, .. }, epilogue, output, split_k, .. } = *shape;
-    let Plan { tile, direct, ahead, splits, .. } = *plan;
-    let parts = if splits > 1 { format!(", {split_k:?}") } else { String::new() };
-    format!("{scheme}, {epilogue:?} to {output}, {tile:?}, direct {direct}, {ahead} ahead{parts}")
+    let Plan { tile, direct, prefetch_depth, splits, .. } = *plan;
+    let partial_sums = if splits > 1 { format!(", {split_k:?}") } else { String::new() };
+    format!(
+        "{scheme}, {epilogue:?} to {output}, {tile:?}, direct {direct}, prefetch {prefetch_depth}{partial_sums}"
+    )
 }
 
 #[test]
 fn every_model_plan_has_a_self_test_case() {
     for (caps, fragments) in
-        [(known::h200(), Fragments::FourToARow), (known::radeon_780m(), Fragments::Other)]
+        [(known::h200(), Fragments::FourThreadsPerRow), (known::radeon_780m(), Fragments::Other)]
     {
-        let tried = cases::tried(&caps, fragments);
-        let through_memory = cases::tried(&caps, Fragments::Other);
+        let tested = cases::tested_plans(&caps, fragments);
+        let staged = cases::tested_plans(&caps, Fragments::Other);
         assert!(
-            through_memory.iter().all(|(trial, plan)| cases::taken(&caps, fragments, trial, *plan) == *plan)
+            staged.iter().all(|(trial, plan)| cases::supported_plan(&caps, fragments, trial, *plan) == *plan)
         );
-        let kinds: Vec<_> = tried.iter().map(|(trial, plan)| kind(&cases::shape(trial), plan)).collect();
+        let kinds: Vec<_> = tested.iter().map(|(trial, plan)| kind(&cases::shape(trial), plan)).collect();
         for shape in policy::model_shapes() {
             let kind = kind(&shape, &policy::plan(&caps, fragments, &shape).unwrap());
             assert!(kinds.contains(&kind), "{shape:?}: {kind}");
         }
-        for (trial, plan) in &tried {
+        for (trial, plan) in &tested {
             assert!(plan.shared_bytes() <= caps.max_shared_bytes, "{plan:?}");
             assert!(plan.unsplit < plan.tile.count(trial.weights.rows, trial.columns), "{plan:?}");
-            assert_eq!(cases::taken(&caps, fragments, trial, *plan), *plan);
-            assert!(!cases::taken(&caps, Fragments::Other, trial, *plan).direct);
+            assert_eq!(cases::supported_plan(&caps, fragments, trial, *plan), *plan);
+            assert!(!cases::supported_plan(&caps, Fragments::Other, trial, *plan).direct);
         }
         // The largest tile among them, split and not.
-        let largest = |(_, plan): &&(Trial, Plan)| plan.tile.rows == 256 && plan.ahead == 4;
+        let largest = |(_, plan): &&(Trial, Plan)| plan.tile.rows == 256 && plan.prefetch_depth == 4;
         let splits: Vec<_> =
-            tried.iter().filter(largest).map(|(trial, plan)| (trial.partials, plan.splits)).collect();
-        let direct = fragments == Fragments::FourToARow;
+            tested.iter().filter(largest).map(|(trial, plan)| (trial.partials, plan.splits)).collect();
+        let direct = fragments == Fragments::FourThreadsPerRow;
         assert!([(1, 1), (1, 3), (3, 3)].iter().all(|split| splits.contains(split) == direct), "{splits:?}");
     }
 }
 
 #[test]
 fn fragment_layouts_are_recognised() {
-    let place = |thread: u32, element: u32| {
+    let index_of = |thread: u32, element: u32| {
         let row = thread / 4 + element / 4 * 8;
         let column = thread % 4 * 2 + element / 2 % 2 * 8 + element % 2;
         row * 16 + column
     };
     let mut indices: Vec<u32> = (0..32)
-        .flat_map(|thread| (0..16).map(move |e| if e < 8 { place(thread, e) } else { u32::MAX }))
+        .flat_map(|thread| (0..16).map(move |e| if e < 8 { index_of(thread, e) } else { u32::MAX }))
         .collect();
-    assert_eq!(Fragments::from_indices(&indices), Fragments::FourToARow);
+    assert_eq!(Fragments::from_indices(&indices), Fragments::FourThreadsPerRow);
     assert_eq!(Fragments::from_indices(&indices[..16]), Fragments::Other);
     indices.swap(100, 101);
     assert_eq!(Fragments::from_indices(&indices), Fragments::Other);

@@ -13,10 +13,10 @@ layout(constant_id = 2) const uint EPILOGUE = 0;
 layout(constant_id = 3) const bool F16_OUTPUT = false;
 layout(constant_id = 4) const uint ROWS = 128;
 layout(constant_id = 5) const uint COLUMNS = 128;
-layout(constant_id = 6) const uint OWN_ROWS = 64;
-layout(constant_id = 7) const uint OWN_COLUMNS = 64;
-// Prefetch depth in steps: 1, 2 or 4.
-layout(constant_id = 8) const uint AHEAD = 1;
+layout(constant_id = 6) const uint SUBGROUP_ROWS = 64;
+layout(constant_id = 7) const uint SUBGROUP_COLUMNS = 64;
+// Prefetch depth in K-steps: 1, 2 or 4.
+layout(constant_id = 8) const uint PREFETCH_DEPTH = 1;
 // Split-K factor.
 layout(constant_id = 9) const uint SPLITS = 1;
 // Threads per subgroup.
@@ -24,7 +24,7 @@ layout(constant_id = 10) const uint LANES = 32;
 // Writes the partial sums of the splits consecutively within a column of y; the consumer adds them up.
 layout(constant_id = 11) const bool PARTIAL_OUTPUT = false;
 // Columns per cooperative matrix: 16, or 8 where a subgroup's columns are not a multiple of 16.
-layout(constant_id = 12) const uint SIDE_COLUMNS = 16;
+layout(constant_id = 12) const uint COOPMAT_COLUMNS = 16;
 
 #include "weights.glsl"
 #include "gated.glsl"
@@ -45,8 +45,8 @@ layout(push_constant, scalar) uniform Push {
     Active active_rows;
     // f32, or f16 activations.
     Output4 y;
-    // Partial sums, [split tile][split][subgroup], in the threads' own layout, and per tile the number of
-    // workgroups that have stored theirs: zero between calls.
+    // Partial sums, [split tile][split][subgroup], in the layout of the accumulators, and per tile the
+    // number of workgroups that have stored theirs: zero between calls.
     Partials partials;
     Counters counters;
     uint rows;
@@ -57,17 +57,20 @@ layout(push_constant, scalar) uniform Push {
     uint y_stride;
     // Stride of the partial sums within a column.
     uint y_partial_stride;
-    // Number of leading tiles whose K is not split: as many as keep the device busy to the end. The rest are
-    // split.
+    // Number of leading tiles whose K is not split. The others are split, so that the device stays busy to
+    // the end.
     uint unsplit;
 } push;
 
+// Rows of a cooperative matrix, and its size along K.
 const uint SIDE = 16;
-const uint STEPS = QUAD / GROUP;
+// K-steps per quad.
+const uint K_STEPS = QUAD / GROUP;
 const uint SUBGROUPS = THREADS / LANES;
-const uint ROW_TILES = OWN_ROWS / SIDE;
-const uint COLUMN_TILES = OWN_COLUMNS / SIDE_COLUMNS;
-const uint SUBGROUP_COLUMNS = COLUMNS / OWN_COLUMNS;
+const uint ROW_TILES = SUBGROUP_ROWS / SIDE;
+const uint COLUMN_TILES = SUBGROUP_COLUMNS / COOPMAT_COLUMNS;
+// Subgroups side by side.
+const uint COLUMN_SUBGROUPS = COLUMNS / SUBGROUP_COLUMNS;
 // Column tiles that are processed concurrently, side by side: they share weights in the cache, and rows share
 // activations.
 const uint BAND = 16;
@@ -89,19 +92,19 @@ struct Tile {
 };
 
 // Tiles are ordered in bands of columns, and row by row within a band.
-Tile own_tile() {
+Tile workgroup_tile() {
     Tile tile;
     tile.columns = min(push.columns, push.active_rows.rows);
     uint row_tiles = (push.rows + ROWS - 1) / ROWS;
     uint column_tiles = (push.columns + COLUMNS - 1) / COLUMNS;
     bool is_unsplit = SPLITS == 1 || gl_WorkGroupID.x < push.unsplit;
-    uint others = row_tiles * column_tiles - push.unsplit;
+    uint split_tiles = row_tiles * column_tiles - push.unsplit;
     tile.index = gl_WorkGroupID.x;
     tile.split = 0;
     if (!is_unsplit) {
         uint rest = gl_WorkGroupID.x - push.unsplit;
-        tile.index = push.unsplit + rest % others;
-        tile.split = rest / others;
+        tile.index = push.unsplit + rest % split_tiles;
+        tile.split = rest / split_tiles;
     }
     uint band = tile.index / (BAND * row_tiles);
     uint width = min(BAND, column_tiles - band * BAND);
@@ -110,18 +113,18 @@ Tile own_tile() {
     tile.first_row = in_band / width * ROWS;
     // A split may be empty where the others are rounded up.
     uint quads = (push.k + QUAD - 1) / QUAD;
-    uint per_split = is_unsplit ? quads : (quads + SPLITS - 1) / SPLITS;
-    tile.first_quad = tile.split * per_split;
-    tile.end_quad = min(tile.first_quad + per_split, quads);
+    uint quads_per_split = is_unsplit ? quads : (quads + SPLITS - 1) / SPLITS;
+    tile.first_quad = tile.split * quads_per_split;
+    tile.end_quad = min(tile.first_quad + quads_per_split, quads);
     return tile;
 }
 
-uint own_row() {
-    return gl_SubgroupID / SUBGROUP_COLUMNS * OWN_ROWS;
+uint subgroup_row() {
+    return gl_SubgroupID / COLUMN_SUBGROUPS * SUBGROUP_ROWS;
 }
 
-uint own_column() {
-    return gl_SubgroupID % SUBGROUP_COLUMNS * OWN_COLUMNS;
+uint subgroup_column() {
+    return gl_SubgroupID % COLUMN_SUBGROUPS * SUBGROUP_COLUMNS;
 }
 
 // One of four f16, times F16_UNIT.
