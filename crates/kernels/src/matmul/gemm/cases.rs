@@ -10,8 +10,8 @@ use crate::{
     matmul::common::trial::Trial,
 };
 
-/// Rows, K and columns: one of each; a strip more than a tile and a column more than eight; odd counts and a
-/// column more than a tile; the 270M's K.
+/// Rows, K and columns: one row, group and column; a strip more than a tile and a column more than eight;
+/// odd counts and a column more than a tile; the 270M's K.
 const SHAPES: [(usize, usize, usize); 4] = [(1, 32, 1), (80, 160, 9), (45, 96, 33), (33, 640, 12)];
 /// With float weights K need not be whole groups.
 const FLOAT_SHAPES: [(usize, usize, usize); 4] = [(1, 3, 1), (80, 40, 9), (45, 129, 33), (33, 640, 12)];

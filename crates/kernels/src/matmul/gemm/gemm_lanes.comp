@@ -14,7 +14,7 @@ layout(constant_id = 0) const uint SCHEME = 0;
 layout(constant_id = 1) const uint EPILOGUE = 0;
 // Columns of x that are multiplied at once.
 layout(constant_id = 2) const uint COLUMNS = 1;
-// Strips per unit: one, or two, which may be gate and up.
+// Strips per row panel: one, or two, which may be gate and up.
 layout(constant_id = 3) const uint STRIPS = 1;
 // Whether the number of active columns is read from a buffer.
 layout(constant_id = 4) const bool HAS_ACTIVE = false;
@@ -23,13 +23,13 @@ layout(constant_id = 4) const bool HAS_ACTIVE = false;
 #include "gated.glsl"
 
 const uint LANES = 8;
-// Groups per tile, and chunks of 8 columns of K per group; floats have no groups.
+// Groups per tile, and vectors of 8 values of K per group; floats have no groups.
 const uint GROUPS = IS_INT4 ? 2 : 1;
-const uint CHUNKS = !IS_FLOAT ? 4 : SCHEME == F32 ? 1 : 2;
+const uint K_VECTORS = !IS_FLOAT ? 4 : SCHEME == F32 ? 1 : 2;
 // Weights per word and group.
 const uint PER_WORD = !IS_FLOAT ? 4 : SCHEME == F32 ? 1 : 2;
 // Vectors of 8 rows.
-const uint VECTORS = STRIPS * STRIP / LANES;
+const uint ROW_VECTORS = STRIPS * STRIP / LANES;
 
 struct Tile {
     uint words[STRIP][8];
@@ -83,26 +83,26 @@ void main() {
     }
     uint lane = gl_SubgroupInvocationID;
     uint quads = (push.k + QUAD - 1) / QUAD;
-    uint tiles = (push.k + GROUPS * CHUNKS * 8 - 1) / (GROUPS * CHUNKS * 8);
+    uint tiles = (push.k + GROUPS * K_VECTORS * 8 - 1) / (GROUPS * K_VECTORS * 8);
     uint last_strip = (push.rows - 1) / STRIP;
-    uint units = (push.rows + STRIP * STRIPS - 1) / (STRIP * STRIPS);
+    uint panels = (push.rows + STRIP * STRIPS - 1) / (STRIP * STRIPS);
     uint x_first[COLUMNS];
     [[unroll]] for (uint c = 0; c < COLUMNS; c++) {
         // Columns past the last repeat it; their results are discarded.
         x_first[c] = min(first_column + c, push.columns - 1) * quads * QUAD + lane;
     }
 
-    for (uint unit = gl_WorkGroupID.x; unit < units; unit += gl_NumWorkGroups.x) {
-        float sums[VECTORS * COLUMNS];
-        [[unroll]] for (uint i = 0; i < VECTORS * COLUMNS; i++) {
+    for (uint panel = gl_WorkGroupID.x; panel < panels; panel += gl_NumWorkGroups.x) {
+        float sums[ROW_VECTORS * COLUMNS];
+        [[unroll]] for (uint i = 0; i < ROW_VECTORS * COLUMNS; i++) {
             sums[i] = 0.0;
         }
         for (uint tile = 0; tile < tiles; tile++) {
-            uint words[VECTORS * 8];
-            vec2 scales[VECTORS];
-            vec2 minima[VECTORS];
-            [[unroll]] for (uint v = 0; v < VECTORS; v++) {
-                uint strip = min(unit * STRIPS + v / 2, last_strip);
+            uint words[ROW_VECTORS * 8];
+            vec2 scales[ROW_VECTORS];
+            vec2 minima[ROW_VECTORS];
+            [[unroll]] for (uint v = 0; v < ROW_VECTORS; v++) {
+                uint strip = min(panel * STRIPS + v / 2, last_strip);
                 uint row = v % 2 * LANES + lane;
                 [[unroll]] for (uint i = 0; i < 8; i++) {
                     words[v * 8 + i] = push.values.data[strip * quads * TILES + tile].words[row][i];
@@ -120,27 +120,27 @@ void main() {
                 }
             }
             [[unroll]] for (uint group = 0; group < GROUPS; group++) {
-                float parts[VECTORS * COLUMNS];
+                float group_sums[ROW_VECTORS * COLUMNS];
                 float x_sums[COLUMNS];
-                [[unroll]] for (uint chunk = 0; chunk < CHUNKS; chunk++) {
-                    float w[VECTORS * 8];
-                    [[unroll]] for (uint v = 0; v < VECTORS; v++) {
+                [[unroll]] for (uint k_vector = 0; k_vector < K_VECTORS; k_vector++) {
+                    float w[ROW_VECTORS * 8];
+                    [[unroll]] for (uint v = 0; v < ROW_VECTORS; v++) {
                         [[unroll]] for (uint j = 0; j < 8; j++) {
-                            w[v * 8 + j] = weight(words[v * 8 + (chunk * 8 + j) / PER_WORD], group, j % PER_WORD);
+                            w[v * 8 + j] = weight(words[v * 8 + (k_vector * 8 + j) / PER_WORD], group, j % PER_WORD);
                         }
                     }
                     [[unroll]] for (uint c = 0; c < COLUMNS; c++) {
-                        float x = push.x.data[x_first[c] + ((tile * GROUPS + group) * CHUNKS + chunk) * 8];
-                        x_sums[c] = chunk == 0 ? x : x_sums[c] + x;
+                        float x = push.x.data[x_first[c] + ((tile * GROUPS + group) * K_VECTORS + k_vector) * 8];
+                        x_sums[c] = k_vector == 0 ? x : x_sums[c] + x;
                         [[unroll]] for (uint j = 0; j < 8; j++) {
                             float value = subgroupShuffle(x, j);
-                            [[unroll]] for (uint v = 0; v < VECTORS; v++) {
+                            [[unroll]] for (uint v = 0; v < ROW_VECTORS; v++) {
                                 uint at = v * COLUMNS + c;
                                 float product = w[v * 8 + j] * value;
                                 if (IS_FLOAT) {
                                     sums[at] += product;
                                 } else {
-                                    parts[at] = chunk + j == 0 ? product : parts[at] + product;
+                                    group_sums[at] = k_vector + j == 0 ? product : group_sums[at] + product;
                                 }
                             }
                         }
@@ -149,9 +149,9 @@ void main() {
                 if (!IS_FLOAT) {
                     [[unroll]] for (uint c = 0; c < COLUMNS; c++) {
                         float x_sum = HAS_MIN ? sum_of_lanes(x_sums[c]) : 0.0;
-                        [[unroll]] for (uint v = 0; v < VECTORS; v++) {
+                        [[unroll]] for (uint v = 0; v < ROW_VECTORS; v++) {
                             uint at = v * COLUMNS + c;
-                            sums[at] += parts[at] * scales[v][group];
+                            sums[at] += group_sums[at] * scales[v][group];
                             if (HAS_MIN) {
                                 sums[at] += x_sum * minima[v][group];
                             }
@@ -165,12 +165,12 @@ void main() {
                 uint y = (first_column + c) * push.y_stride + push.y_first;
                 if (EPILOGUE != 0) {
                     [[unroll]] for (uint v = 0; v < 2; v++) {
-                        float up = sums[min(v + 2, VECTORS - 1) * COLUMNS + c];
-                        push.y.data[y + unit * STRIP + v * LANES + lane] = gated(sums[v * COLUMNS + c], up);
+                        float up = sums[min(v + 2, ROW_VECTORS - 1) * COLUMNS + c];
+                        push.y.data[y + panel * STRIP + v * LANES + lane] = gated(sums[v * COLUMNS + c], up);
                     }
                 } else {
-                    [[unroll]] for (uint v = 0; v < VECTORS; v++) {
-                        uint row = unit * STRIPS * STRIP + v * LANES + lane;
+                    [[unroll]] for (uint v = 0; v < ROW_VECTORS; v++) {
+                        uint row = panel * STRIPS * STRIP + v * LANES + lane;
                         if (row < push.rows) {
                             push.y.data[y + row] = sums[v * COLUMNS + c];
                         }

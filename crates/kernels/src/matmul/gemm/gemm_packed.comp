@@ -4,9 +4,10 @@
 // Y = W · X for many int16 columns, by packed byte dot products, without cooperative matrices. Integer
 // weights only.
 //
-// A workgroup computes 8 · OWN_ROWS rows × THREADS / 8 · OWN_COLUMNS columns, a thread OWN_ROWS × OWN_COLUMNS
-// of them. K passes through shared memory half a quad at a time, as bytes: nibbles are expanded to bytes on
-// the way, scales to floats. The next half quad is loaded into registers while this one is multiplied.
+// A workgroup computes 8 · THREAD_ROWS rows × THREADS / 8 · THREAD_COLUMNS columns, a thread THREAD_ROWS ×
+// THREAD_COLUMNS of them. A K-step is half a quad; it passes through shared memory as bytes: nibbles are
+// expanded to bytes on the way, scales to floats. The next K-step is loaded into registers while this one
+// is multiplied.
 //
 // The sum over 16 values of K is an integer, and exact. These sums are accumulated in the order of K by one
 // chain of fma, independent of the number of columns and of the tile of a thread: a column gets the same bits
@@ -20,8 +21,8 @@ layout(constant_id = 2) const uint EPILOGUE = 0;
 // Writes the gated product as int16; otherwise as f32.
 layout(constant_id = 3) const bool INT16_OUTPUT = false;
 // 4 or 8, so that a strip of gate and its strip of up belong to the same threads.
-layout(constant_id = 4) const uint OWN_ROWS = 8;
-layout(constant_id = 5) const uint OWN_COLUMNS = 4;
+layout(constant_id = 4) const uint THREAD_ROWS = 8;
+layout(constant_id = 5) const uint THREAD_COLUMNS = 4;
 
 #include "weights.glsl"
 #include "gated.glsl"
@@ -55,15 +56,15 @@ layout(push_constant, scalar) uniform Push {
 // Threads that share columns: neighbours in one subgroup.
 const uint ROW_THREADS = 8;
 const uint COLUMN_THREADS = THREADS / ROW_THREADS;
-const uint ROWS = ROW_THREADS * OWN_ROWS;
-const uint COLUMNS = COLUMN_THREADS * OWN_COLUMNS;
+const uint ROWS = ROW_THREADS * THREAD_ROWS;
+const uint COLUMNS = COLUMN_THREADS * THREAD_COLUMNS;
 const uint STRIPS = ROWS / STRIP;
 const uint SLICE = 32;
 
-// Half groups of 16 values per step of K, half a quad.
+// Half groups of 16 values per K-step, which is half a quad.
 const uint HALVES = 4;
-const uint STEP = HALVES * GROUP / 2;
-const uint STEP_TILES = TILES / 2;
+const uint K_STEP = HALVES * GROUP / 2;
+const uint K_STEP_TILES = TILES / 2;
 
 // By half group. 8 neighbours read 8 consecutive rows, or the same column. They write halves of 4 rows, and
 // all planes of a column of x: an odd stride avoids bank conflicts.
@@ -72,60 +73,60 @@ const uint X_STRIDE = COLUMNS + 1;
 shared uvec4 w_bytes[HALVES * W_STRIDE];
 shared uvec4 x_bytes[HALVES * 2 * X_STRIDE];
 // By group, for a thread's rows: four adjacent at a time.
-const uint FOURS = OWN_ROWS / 4;
+const uint FOURS = THREAD_ROWS / 4;
 shared vec4 w_scales[2 * FOURS * ROW_THREADS];
 shared vec4 w_minima[HAS_MIN ? 2 * FOURS * ROW_THREADS : 1];
 shared float x_scales[HALVES * COLUMNS];
 // Per half group the sum of x, which is multiplied by the minima.
 shared float x_sums[HAS_MIN ? HALVES * COLUMNS : 1];
 
-// Items to load per step (16 bytes of weights, a scale, or a half group of x), and items per thread.
-const uint W_ITEMS = STRIPS * STEP_TILES * SLICE;
-const uint W_OWN = (W_ITEMS + THREADS - 1) / THREADS;
+// Items to load per K-step (16 bytes of weights, a scale, or a half group of x), and items per thread.
+const uint W_ITEMS = STRIPS * K_STEP_TILES * SLICE;
+const uint W_PER_THREAD = (W_ITEMS + THREADS - 1) / THREADS;
 const uint SCALE_ITEMS = ROWS * 2;
-const uint SCALE_OWN = (SCALE_ITEMS + THREADS - 1) / THREADS;
+const uint SCALES_PER_THREAD = (SCALE_ITEMS + THREADS - 1) / THREADS;
 const uint X_ITEMS = COLUMNS * HALVES;
-const uint X_OWN = (X_ITEMS + THREADS - 1) / THREADS;
+const uint X_PER_THREAD = (X_ITEMS + THREADS - 1) / THREADS;
 
-struct Step {
-    uvec4 weights[W_OWN];
-    uint scales[SCALE_OWN];
-    uint minima[SCALE_OWN];
-    uvec4 high[X_OWN];
-    uvec4 low[X_OWN];
-    float x_scales[X_OWN];
+struct KStep {
+    uvec4 weights[W_PER_THREAD];
+    uint scales[SCALES_PER_THREAD];
+    uint minima[SCALES_PER_THREAD];
+    uvec4 high[X_PER_THREAD];
+    uvec4 low[X_PER_THREAD];
+    float x_scales[X_PER_THREAD];
 };
 
 // Items past the end repeat the last one: no branch before the loads.
-uint there(uint item, uint items) {
+uint clamped_item(uint item, uint items) {
     return items % THREADS == 0 ? item : min(item, items - 1);
 }
 
-void load(out Step loaded, uint first_strip, uint last_strip, uint first_column, uint step) {
+void load(out KStep loaded, uint first_strip, uint last_strip, uint first_column, uint k_step) {
     uint quads = (push.k + QUAD - 1) / QUAD;
-    [[unroll]] for (uint i = 0; i < W_OWN; i++) {
-        uint item = there(thread_index() + i * THREADS, W_ITEMS);
+    [[unroll]] for (uint i = 0; i < W_PER_THREAD; i++) {
+        uint item = clamped_item(thread_index() + i * THREADS, W_ITEMS);
         uint tile = item / SLICE;
-        uint strip = min(first_strip + tile / STEP_TILES, last_strip);
-        uint at = (strip * quads + step / 2) * TILES + step % 2 * STEP_TILES + tile % STEP_TILES;
+        uint strip = min(first_strip + tile / K_STEP_TILES, last_strip);
+        uint at = (strip * quads + k_step / 2) * TILES + k_step % 2 * K_STEP_TILES + tile % K_STEP_TILES;
         loaded.weights[i] = push.values.data[at * SLICE + item % SLICE];
     }
-    [[unroll]] for (uint i = 0; i < SCALE_OWN; i++) {
-        uint row = there(thread_index() + i * THREADS, SCALE_ITEMS) / 2;
+    [[unroll]] for (uint i = 0; i < SCALES_PER_THREAD; i++) {
+        uint row = clamped_item(thread_index() + i * THREADS, SCALE_ITEMS) / 2;
         uint strip = min(first_strip + row / STRIP, last_strip);
-        // Words of two f16: two scales of a step, of four in a quad, then as many minima.
-        uint at = ((strip * quads + step / 2) * STRIP + row % STRIP) * (HAS_MIN ? 4 : 2) + step % 2;
+        // Words of two f16: two scales of a K-step, of four in a quad, then as many minima.
+        uint at = ((strip * quads + k_step / 2) * STRIP + row % STRIP) * (HAS_MIN ? 4 : 2) + k_step % 2;
         loaded.scales[i] = push.scales.data[at];
         if (HAS_MIN) {
             loaded.minima[i] = push.scales.data[at + 2];
         }
     }
-    [[unroll]] for (uint i = 0; i < X_OWN; i++) {
-        uint item = there(thread_index() + i * THREADS, X_ITEMS);
+    [[unroll]] for (uint i = 0; i < X_PER_THREAD; i++) {
+        uint item = clamped_item(thread_index() + i * THREADS, X_ITEMS);
         uint half_group = item % HALVES;
         // Columns past the last repeat it; their results are discarded.
         uint column = min(first_column + item / HALVES, push.columns - 1);
-        uint at = column * quads * INT16_SCALES + step * HALVES + half_group;
+        uint at = column * quads * INT16_SCALES + k_step * HALVES + half_group;
         loaded.high[i] = push.x.data[at];
         loaded.low[i] = push.x.data[at + push.columns * quads * INT16_SCALES];
         loaded.x_scales[i] = push.x_scales.data[int16_scale_at(at)];
@@ -137,39 +138,39 @@ int dot16_int16(uvec4 bytes, uvec4 high, uvec4 low) {
     return (dot16(bytes, high) << 8) + dot16(bytes, low);
 }
 
-void share(Step loaded) {
-    [[unroll]] for (uint i = 0; i < W_OWN; i++) {
+void store_shared(KStep loaded) {
+    [[unroll]] for (uint i = 0; i < W_PER_THREAD; i++) {
         uint item = thread_index() + i * THREADS;
         if (W_ITEMS % THREADS != 0 && item >= W_ITEMS) {
             break;
         }
         uint tile = item / SLICE;
-        uint row = tile / STEP_TILES * STRIP + item % SLICE / 2;
+        uint row = tile / K_STEP_TILES * STRIP + item % SLICE / 2;
         uint half_group = item % 2;
         uvec4 bytes = loaded.weights[i];
         if (IS_INT4) {
             w_bytes[half_group * W_STRIDE + row] = low_nibbles(bytes);
             w_bytes[(half_group + 2) * W_STRIDE + row] = high_nibbles(bytes);
         } else {
-            w_bytes[(tile % STEP_TILES * 2 + half_group) * W_STRIDE + row] = bytes;
+            w_bytes[(tile % K_STEP_TILES * 2 + half_group) * W_STRIDE + row] = bytes;
         }
     }
-    [[unroll]] for (uint i = 0; i < SCALE_OWN; i++) {
+    [[unroll]] for (uint i = 0; i < SCALES_PER_THREAD; i++) {
         uint item = thread_index() + i * THREADS;
         if (SCALE_ITEMS % THREADS != 0 && item >= SCALE_ITEMS) {
             break;
         }
-        uint own = item / 2 / ROW_THREADS;
-        uint at = (item % 2 * FOURS + own / 4) * ROW_THREADS + item / 2 % ROW_THREADS;
+        uint thread_row = item / 2 / ROW_THREADS;
+        uint at = (item % 2 * FOURS + thread_row / 4) * ROW_THREADS + item / 2 % ROW_THREADS;
         uint shift = item % 2 * 16;
         float minimum = HAS_MIN ? unpackHalf2x16(loaded.minima[i] >> shift).x : 0.0;
         vec2 both = scale_of(unpackHalf2x16(loaded.scales[i] >> shift).x, minimum);
-        w_scales[at][own % 4] = both.x;
+        w_scales[at][thread_row % 4] = both.x;
         if (HAS_MIN) {
-            w_minima[at][own % 4] = both.y;
+            w_minima[at][thread_row % 4] = both.y;
         }
     }
-    [[unroll]] for (uint i = 0; i < X_OWN; i++) {
+    [[unroll]] for (uint i = 0; i < X_PER_THREAD; i++) {
         uint item = thread_index() + i * THREADS;
         if (X_ITEMS % THREADS != 0 && item >= X_ITEMS) {
             break;
@@ -186,36 +187,36 @@ void share(Step loaded) {
     }
 }
 
-const uint SUMS = OWN_ROWS * OWN_COLUMNS;
+const uint SUMS = THREAD_ROWS * THREAD_COLUMNS;
 
-// Adds one half group of the step to a thread's accumulators.
+// Adds one half group of the K-step to a thread's accumulators.
 void multiply(inout float sums[SUMS], uint half_group, uint row_thread, uint first_column) {
-    uvec4 high[OWN_COLUMNS];
-    uvec4 low[OWN_COLUMNS];
-    float factors[OWN_COLUMNS];
-    [[unroll]] for (uint c = 0; c < OWN_COLUMNS; c++) {
+    uvec4 high[THREAD_COLUMNS];
+    uvec4 low[THREAD_COLUMNS];
+    float factors[THREAD_COLUMNS];
+    [[unroll]] for (uint c = 0; c < THREAD_COLUMNS; c++) {
         high[c] = x_bytes[half_group * 2 * X_STRIDE + first_column + c];
         low[c] = x_bytes[(half_group * 2 + 1) * X_STRIDE + first_column + c];
         factors[c] = x_scales[half_group * COLUMNS + first_column + c];
     }
-    [[unroll]] for (uint r = 0; r < OWN_ROWS; r++) {
+    [[unroll]] for (uint r = 0; r < THREAD_ROWS; r++) {
         uvec4 bytes = w_bytes[half_group * W_STRIDE + r * ROW_THREADS + row_thread];
         float scale = w_scales[(half_group / 2 * FOURS + r / 4) * ROW_THREADS + row_thread][r % 4];
-        [[unroll]] for (uint c = 0; c < OWN_COLUMNS; c++) {
+        [[unroll]] for (uint c = 0; c < THREAD_COLUMNS; c++) {
             float product = float(dot16_int16(bytes, high[c], low[c])) * factors[c];
-            sums[r * OWN_COLUMNS + c] = fma(product, scale, sums[r * OWN_COLUMNS + c]);
+            sums[r * THREAD_COLUMNS + c] = fma(product, scale, sums[r * THREAD_COLUMNS + c]);
         }
     }
 }
 
 // Adds the contribution of a group's minima.
 void add_minima(inout float sums[SUMS], uint group, uint row_thread, uint first_column) {
-    [[unroll]] for (uint c = 0; c < OWN_COLUMNS; c++) {
+    [[unroll]] for (uint c = 0; c < THREAD_COLUMNS; c++) {
         uint at = group * 2 * COLUMNS + first_column + c;
         float x_sum = x_sums[at] + x_sums[at + COLUMNS];
-        [[unroll]] for (uint r = 0; r < OWN_ROWS; r++) {
+        [[unroll]] for (uint r = 0; r < THREAD_ROWS; r++) {
             float minimum = w_minima[(group * FOURS + r / 4) * ROW_THREADS + row_thread][r % 4];
-            sums[r * OWN_COLUMNS + c] = fma(x_sum, minimum, sums[r * OWN_COLUMNS + c]);
+            sums[r * THREAD_COLUMNS + c] = fma(x_sum, minimum, sums[r * THREAD_COLUMNS + c]);
         }
     }
 }
@@ -223,8 +224,8 @@ void add_minima(inout float sums[SUMS], uint group, uint row_thread, uint first_
 // 8 neighbours hold 16 gated values of a column, rows i and i + 8 each: half a group, with its own scale.
 void write_int16(uint first, uint i, vec2 values) {
     uint largest = max(magnitude(values.x), magnitude(values.y));
-    [[unroll]] for (uint other = 1; other < ROW_THREADS; other *= 2) {
-        largest = max(largest, subgroupShuffleXor(largest, other));
+    [[unroll]] for (uint mask = 1; mask < ROW_THREADS; mask *= 2) {
+        largest = max(largest, subgroupShuffleXor(largest, mask));
     }
     float factor = int16_factor(largest);
     OutputWords words = OutputWords(push.y);
@@ -248,8 +249,8 @@ void main() {
         return;
     }
     uint row_thread = thread_index() % ROW_THREADS;
-    uint own_column = thread_index() / ROW_THREADS * OWN_COLUMNS;
-    uint steps = (push.k + STEP - 1) / STEP;
+    uint thread_column = thread_index() / ROW_THREADS * THREAD_COLUMNS;
+    uint k_steps = (push.k + K_STEP - 1) / K_STEP;
     uint strips = (push.rows + STRIP - 1) / STRIP;
 
     for (uint tile = gl_WorkGroupID.x; tile * STRIPS < strips; tile += gl_NumWorkGroups.x) {
@@ -257,50 +258,50 @@ void main() {
         [[unroll]] for (uint i = 0; i < SUMS; i++) {
             sums[i] = 0.0;
         }
-        Step loaded;
+        KStep loaded;
         load(loaded, tile * STRIPS, strips - 1, first_column, 0);
-        for (uint step = 0; step < steps; step++) {
+        for (uint k_step = 0; k_step < k_steps; k_step++) {
             barrier();
-            share(loaded);
+            store_shared(loaded);
             barrier();
-            if (step + 1 < steps) {
-                load(loaded, tile * STRIPS, strips - 1, first_column, step + 1);
+            if (k_step + 1 < k_steps) {
+                load(loaded, tile * STRIPS, strips - 1, first_column, k_step + 1);
             }
             // Not unrolled: compilers would load everything at once and run out of registers.
             [[dont_unroll]] for (uint half_group = 0; half_group < HALVES; half_group++) {
-                multiply(sums, half_group, row_thread, own_column);
+                multiply(sums, half_group, row_thread, thread_column);
             }
             if (HAS_MIN) {
                 [[dont_unroll]] for (uint group = 0; group < 2; group++) {
-                    add_minima(sums, group, row_thread, own_column);
+                    add_minima(sums, group, row_thread, thread_column);
                 }
             }
         }
 
-        [[unroll]] for (uint c = 0; c < OWN_COLUMNS; c++) {
-            uint column = first_column + own_column + c;
+        [[unroll]] for (uint c = 0; c < THREAD_COLUMNS; c++) {
+            uint column = first_column + thread_column + c;
             if (column >= columns) {
                 continue;
             }
             uint at = column * push.y_stride + push.y_first;
             if (EPILOGUE == 0) {
-                [[unroll]] for (uint r = 0; r < OWN_ROWS; r++) {
+                [[unroll]] for (uint r = 0; r < THREAD_ROWS; r++) {
                     uint row = tile * ROWS + r * ROW_THREADS + row_thread;
                     if (row < push.rows) {
-                        push.y.data[at + row] = sums[r * OWN_COLUMNS + c];
+                        push.y.data[at + row] = sums[r * THREAD_COLUMNS + c];
                     }
                 }
                 continue;
             }
             // A thread's rows in a pair of strips: two of gate, the same two of up.
-            [[unroll]] for (uint r = 0; r < OWN_ROWS; r += 4) {
+            [[unroll]] for (uint r = 0; r < THREAD_ROWS; r += 4) {
                 uint pair = tile * FOURS + r / 4;
                 if (pair * 2 >= strips) {
                     continue;
                 }
                 vec2 values;
                 [[unroll]] for (uint j = 0; j < 2; j++) {
-                    values[j] = gated(sums[(r + j) * OWN_COLUMNS + c], sums[(r + j + 2) * OWN_COLUMNS + c]);
+                    values[j] = gated(sums[(r + j) * THREAD_COLUMNS + c], sums[(r + j + 2) * THREAD_COLUMNS + c]);
                 }
                 uint first = at + pair * STRIP;
                 if (INT16_OUTPUT) {

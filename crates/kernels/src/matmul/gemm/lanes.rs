@@ -64,23 +64,23 @@ pub(crate) fn record(
 ) -> Result<()> {
     let Operands { w, x, target, active, epilogue } = operands;
     let VectorData::F32(values) = &x.data else { unreachable!("the caller only passes f32") };
-    for part in w.blocks() {
-        let (y, y_first) = target.for_block(name, part, *epilogue, x.columns)?;
+    for block in w.blocks() {
+        let (y, y_first) = target.for_block(name, block, *epilogue, x.columns)?;
         let push = Push {
-            values: (&part.values).into(),
-            scales: part.scales.as_ref().map_or(Address::NONE, Address::from),
+            values: (&block.values).into(),
+            scales: block.scales.as_ref().map_or(Address::NONE, Address::from),
             x: values.into(),
             active_rows: active.map_or(Address::NONE, |active| active.clone().into()),
             y: y.into(),
-            rows: part.layout.rows as u32,
-            k: part.layout.k as u32,
+            rows: block.layout.rows as u32,
+            k: block.layout.k as u32,
             columns: x.columns as u32,
             y_first,
             y_stride: target.stride as u32,
         };
-        let units = (part.layout.strips() as u32).div_ceil(tile.strips);
+        let panels = (block.layout.strips() as u32).div_ceil(tile.strips);
         let columns = (x.columns as u32).div_ceil(tile.columns);
-        recorder.dispatch(name, pipeline, [units.min(groups), columns, 1], &push)?;
+        recorder.dispatch(name, pipeline, [panels.min(groups), columns, 1], &push)?;
     }
     Ok(())
 }

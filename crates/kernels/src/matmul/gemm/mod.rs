@@ -102,21 +102,21 @@ impl Gemm {
             return lanes::record(recorder, name, &self.pipeline, tile, self.plan.groups, &operands);
         }
         let VectorData::F32(values) = &x.data else { unreachable!("tiles only take f32") };
-        for part in w.blocks() {
-            let (y, y_first) = target.for_block(name, part, epilogue, columns)?;
+        for block in w.blocks() {
+            let (y, y_first) = target.for_block(name, block, epilogue, columns)?;
             let push = Push {
-                values: (&part.values).into(),
-                scales: part.scales.as_ref().map_or(Address::NONE, Address::from),
+                values: (&block.values).into(),
+                scales: block.scales.as_ref().map_or(Address::NONE, Address::from),
                 x: values.into(),
                 active_rows: active.clone().into(),
                 y: y.into(),
-                rows: part.layout.rows as u32,
+                rows: block.layout.rows as u32,
                 k: weights.k as u32,
                 columns: columns as u32,
                 y_first,
                 y_stride: target.stride as u32,
             };
-            let tiles = part.layout.strips().div_ceil(TILE_ROWS / STRIP) as u32;
+            let tiles = block.layout.strips().div_ceil(TILE_ROWS / STRIP) as u32;
             let groups = [tiles.min(self.plan.groups), columns.div_ceil(TILE_COLUMNS) as u32, 1];
             recorder.dispatch(name, &self.pipeline, groups, &push)?;
         }

@@ -14,7 +14,7 @@ use crate::{
 
 /// Threads that share columns: neighbours, which must be in one subgroup.
 const ROW_THREADS: u32 = 8;
-/// Half groups per step of K.
+/// Half groups per K-step.
 const HALVES: u32 = 4;
 
 /// The tile of a workgroup.
@@ -23,24 +23,24 @@ pub struct Tile {
     /// Threads per workgroup: 8 of them share columns.
     pub threads: u32,
     /// Rows per thread, 4 or 8.
-    pub own_rows: u32,
+    pub thread_rows: u32,
     /// Columns per thread.
-    pub own_columns: u32,
+    pub thread_columns: u32,
 }
 
 impl Tile {
-    pub(super) const fn new(threads: u32, own_rows: u32, own_columns: u32) -> Self {
-        Self { threads, own_rows, own_columns }
+    pub(super) const fn new(threads: u32, thread_rows: u32, thread_columns: u32) -> Self {
+        Self { threads, thread_rows, thread_columns }
     }
 
     /// Rows per workgroup.
     pub fn rows(&self) -> u32 {
-        ROW_THREADS * self.own_rows
+        ROW_THREADS * self.thread_rows
     }
 
     /// Columns per workgroup.
     pub fn columns(&self) -> u32 {
-        self.threads / ROW_THREADS * self.own_columns
+        self.threads / ROW_THREADS * self.thread_columns
     }
 
     /// Shared memory per workgroup, in bytes.
@@ -77,7 +77,7 @@ fn subgroup(caps: &Caps) -> Subgroup {
 }
 
 /// Whether a device can run a workgroup of this tile.
-pub(super) fn possible(caps: &Caps, tile: &Tile, scheme: Scheme) -> bool {
+pub(super) fn fits(caps: &Caps, tile: &Tile, scheme: Scheme) -> bool {
     let full_subgroups =
         subgroup(caps) != Subgroup::Any || tile.threads.is_multiple_of(caps.max_subgroup_size);
     full_subgroups && tile.threads <= caps.max_threads && tile.shared_bytes(scheme) <= caps.max_shared_bytes
@@ -90,8 +90,8 @@ pub(super) fn variant(caps: &Caps, shape: &Shape, tile: Tile) -> Variant {
         scheme: scheme as u32,
         epilogue: epilogue as u32,
         int16_output: output == Activations::Int16,
-        own_rows: tile.own_rows,
-        own_columns: tile.own_columns,
+        thread_rows: tile.thread_rows,
+        thread_columns: tile.thread_columns,
     };
     let label = format!(
         "{scheme} × int16, {epilogue}{}, {} × {} per workgroup of {}",
@@ -123,11 +123,11 @@ pub(super) fn record(
 ) -> Result<()> {
     let Operands { shape: Shape { weights, columns, epilogue, .. }, w, x, target, active } = operands;
     let VectorData::Int16 { values, scales } = &x.data else { unreachable!("the caller only passes int16") };
-    for part in w.blocks() {
-        let (y, y_first) = target.for_block(name, part, *epilogue, *columns)?;
+    for block in w.blocks() {
+        let (y, y_first) = target.for_block(name, block, *epilogue, *columns)?;
         let push = Push {
-            values: (&part.values).into(),
-            scales: part.scales.as_ref().map_or(Address::NONE, Address::from),
+            values: (&block.values).into(),
+            scales: block.scales.as_ref().map_or(Address::NONE, Address::from),
             x: values.into(),
             x_scales: scales.into(),
             active_rows: (*active).clone().into(),
@@ -136,14 +136,14 @@ pub(super) fn record(
                 OutputFormat::Int16(scales) => scales.clone().into(),
                 OutputFormat::F32 | OutputFormat::F16 => Address::NONE,
             },
-            rows: part.layout.rows as u32,
+            rows: block.layout.rows as u32,
             k: weights.k as u32,
             columns: *columns as u32,
             y_first,
             y_stride: target.stride as u32,
             y_low: (target.y.len() / 8) as u32,
         };
-        let tiles = (part.layout.strips() as u32).div_ceil(tile.rows() / STRIP as u32);
+        let tiles = (block.layout.strips() as u32).div_ceil(tile.rows() / STRIP as u32);
         let columns = (*columns as u32).div_ceil(tile.columns());
         recorder.dispatch(name, pipeline, [tiles.min(groups), columns, 1], &push)?;
     }

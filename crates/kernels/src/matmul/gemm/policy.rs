@@ -69,7 +69,7 @@ pub fn candidates(caps: &Caps, shape: &Shape) -> Vec<Plan> {
     }
 }
 
-/// Tiles of the packed shader, and the cost of a multiplication per thread: instructions in the loop over K,
+/// Tiles of the packed shader, and the cost of one product of a thread: instructions in the loop over K,
 /// as RADV counts them for RDNA2.
 const PACKED_TILES: [(packed::Tile, f64); 6] = [
     (packed::Tile::new(128, 8, 4), 0.92),
@@ -81,22 +81,22 @@ const PACKED_TILES: [(packed::Tile, f64); 6] = [
 ];
 
 /// Target threads per compute unit: eight subgroups of 32, two per vector unit of RDNA.
-const THREADS_PER_UNIT: u32 = 256;
+const THREADS_PER_COMPUTE_UNIT: u32 = 256;
 
 /// The tiles that a device supports, best first.
 fn packed_tiles(caps: &Caps, shape: &Shape) -> Vec<packed::Tile> {
     let (rows, columns) = (shape.weights.rows as u32, shape.columns as u32);
-    let target = f64::from(caps.compute_units.unwrap_or(16) * THREADS_PER_UNIT);
+    let target = f64::from(caps.compute_units.unwrap_or(16) * THREADS_PER_COMPUTE_UNIT);
     // The work, including rows and columns past the end; scaled up where there are too few threads to fill
     // the device. Ties go to fewer threads.
-    let cost = |(tile, each): &(packed::Tile, f64)| {
+    let cost = |(tile, cost_per_product): &(packed::Tile, f64)| {
         let workgroups = f64::from(rows.div_ceil(tile.rows())) * f64::from(columns.div_ceil(tile.columns()));
         let threads = workgroups * f64::from(tile.threads);
-        let own = f64::from(tile.own_rows * tile.own_columns);
-        (threads.max(target) * own * each, threads)
+        let outputs_per_thread = f64::from(tile.thread_rows * tile.thread_columns);
+        (threads.max(target) * outputs_per_thread * cost_per_product, threads)
     };
-    let possible = |(tile, _): &&(packed::Tile, f64)| packed::possible(caps, tile, shape.weights.scheme);
-    let mut list: Vec<_> = PACKED_TILES.iter().filter(possible).copied().collect();
+    let fits = |(tile, _): &&(packed::Tile, f64)| packed::fits(caps, tile, shape.weights.scheme);
+    let mut list: Vec<_> = PACKED_TILES.iter().filter(fits).copied().collect();
     list.sort_by(|a, b| {
         let ((a, a_threads), (b, b_threads)) = (cost(a), cost(b));
         a.total_cmp(&b).then(a_threads.total_cmp(&b_threads))

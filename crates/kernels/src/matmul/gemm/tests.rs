@@ -48,18 +48,18 @@ fn columns_are_batch_invariant() {
     let mut random = case::Random::new(3);
     let w = Matrix::allocate(&mut arena, "w", weights, device.caps()).unwrap();
     let mut recorder = device.recorder().unwrap();
-    for part in w.blocks() {
+    for block in w.blocks() {
         // Constant bytes are as valid as any; scales of 1.0.
-        recorder.fill("values", &part.values, 0x9c31_e4a5).unwrap();
-        recorder.fill("scales", part.scales.as_ref().unwrap(), 0x3c00_3c00).unwrap();
+        recorder.fill("values", &block.values, 0x9c31_e4a5).unwrap();
+        recorder.fill("scales", block.scales.as_ref().unwrap(), 0x3c00_3c00).unwrap();
     }
     recorder.seal().unwrap().run(case::TIMEOUT).unwrap();
     let column: Vec<f32> = (0..256).map(|i| if i < 160 { random.signed() } else { 0.0 }).collect();
     // The output of `column` at an index among others, by gemm or by gemv.
-    let mut output = |columns: usize, place: usize, tier: Option<Tier>| {
+    let mut output = |columns: usize, column_index: usize, tier: Option<Tier>| {
         let mut x: Vec<f32> =
             (0..columns * 256).map(|i| if i % 256 < 160 { random.signed() } else { 0.0 }).collect();
-        x[place * 256..(place + 1) * 256].copy_from_slice(&column);
+        x[column_index * 256..(column_index + 1) * 256].copy_from_slice(&column);
         let data = VectorData::F32(arena.buffer_from("x", &x).unwrap());
         let x = Vectors { k: 160, columns, data };
         let y = arena.buffer("y", 40 * columns as u64 * 4).unwrap();
@@ -82,13 +82,17 @@ fn columns_are_batch_invariant() {
             }
         }
         recorder.seal().unwrap().run(case::TIMEOUT).unwrap();
-        y.read_vec::<u32>().unwrap()[place * 40..(place + 1) * 40].to_vec()
+        y.read_vec::<u32>().unwrap()[column_index * 40..(column_index + 1) * 40].to_vec()
     };
     for tier in [Tier::T0, Tier::T1] {
         let alone = output(1, 0, Some(tier));
         assert!(alone.iter().any(|word| *word != 0));
-        for (columns, place) in [(9, 8), (24, 11), (40, 37)] {
-            assert_eq!(output(columns, place, Some(tier)), alone, "column {place} of {columns} at {tier}");
+        for (columns, column_index) in [(9, 8), (24, 11), (40, 37)] {
+            assert_eq!(
+                output(columns, column_index, Some(tier)),
+                alone,
+                "column {column_index} of {columns} at {tier}"
+            );
         }
     }
     // On this driver gemv uses the same shader: a sequence decodes to the same numbers that prefill gives.
@@ -112,13 +116,14 @@ fn int16_columns_are_batch_invariant() {
             (bytes, (0..count * stride / 16).map(|_| random.signed() * 1e-4).collect())
         };
         let (bytes, scales) = columns_of(1);
-        let mut output = |columns: usize, place: usize, choose: usize| {
+        // The output of that column at an index among others, by one of the plans.
+        let mut output = |columns: usize, column_index: usize, plan_index: usize| {
             let (mut all_bytes, mut all_scales) = columns_of(columns);
             for plane in 0..2 {
-                let at = (plane * columns + place) * stride;
+                let at = (plane * columns + column_index) * stride;
                 all_bytes[at..at + stride].copy_from_slice(&bytes[plane * stride..(plane + 1) * stride]);
             }
-            all_scales[place * stride / 16..(place + 1) * stride / 16].copy_from_slice(&scales);
+            all_scales[column_index * stride / 16..(column_index + 1) * stride / 16].copy_from_slice(&scales);
             let data = VectorData::Int16 {
                 values: arena.buffer_from("x", &all_bytes).unwrap(),
                 scales: arena.buffer_from("x", &all_scales).unwrap(),
@@ -128,22 +133,24 @@ fn int16_columns_are_batch_invariant() {
             let active = arena.buffer_from("active", &[columns as u32]).unwrap();
             let shape = Shape::plain(weights, columns, Activations::Int16);
             let plans = policy::candidates(device.caps(), &shape);
-            let kernel = Gemm::with_plan(&device, shape, plans[choose % plans.len()]).unwrap();
+            let kernel = Gemm::with_plan(&device, shape, plans[plan_index % plans.len()]).unwrap();
             let mut recorder = device.recorder().unwrap();
-            kernel.record(&mut recorder, "gemm", &w, &x, &Target::contiguous(&y, rows), &active.view()).unwrap();
+            kernel
+                .record(&mut recorder, "gemm", &w, &x, &Target::contiguous(&y, rows), &active.view())
+                .unwrap();
             recorder.seal().unwrap().run(case::TIMEOUT).unwrap();
-            y.read_vec::<u32>().unwrap()[place * rows..(place + 1) * rows].to_vec()
+            y.read_vec::<u32>().unwrap()[column_index * rows..(column_index + 1) * rows].to_vec()
         };
         let alone = output(1, 0, 0);
         assert!(alone.iter().any(|word| *word != 0));
-        for (choose, (columns, place)) in
+        for (plan_index, (columns, column_index)) in
             [(1, 0), (9, 8), (24, 11), (40, 37), (70, 66), (33, 32), (130, 97)].into_iter().enumerate()
         {
-            for choose in [0, choose] {
+            for plan_index in [0, plan_index] {
                 assert_eq!(
-                    output(columns, place, choose),
+                    output(columns, column_index, plan_index),
                     alone,
-                    "{scheme}, column {place} of {columns}, plan {choose}"
+                    "{scheme}, column {column_index} of {columns}, plan {plan_index}"
                 );
             }
         }
@@ -223,7 +230,11 @@ fn plans_fit_the_device() {
         [8, 8, 16, 16, 8, 8, 16, 8, 16, 16, 16]
     );
     let no_avx = Caps { min_subgroup_size: 4, max_subgroup_size: 4, ..known::mesa_cpu() };
-    assert_eq!(policy::plan(&no_avx, &shape).method, policy::Method::Tiles, "the lanes are 8");
+    assert_eq!(
+        policy::plan(&no_avx, &shape).method,
+        policy::Method::Tiles,
+        "one row per lane needs subgroups of 8"
+    );
 }
 
 #[test]
@@ -249,7 +260,7 @@ fn invalid_operands_are_rejected() {
         )
     };
     record(&x, 8, 40).unwrap();
-    record(&x, 9, 40).expect_err("the rows of a column reach into the next");
+    record(&x, 9, 40).expect_err("the rows of a column overlap the next column");
     record(&x, 0, 42).expect_err("the last column ends past the end");
     record(&x, usize::MAX, 40).unwrap_err();
     record(&Vectors::f32(&mut arena, "x", 64, 8).unwrap(), 0, 32).expect_err("8 columns for 9");
