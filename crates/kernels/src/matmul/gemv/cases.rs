@@ -18,8 +18,8 @@ use crate::{
     vectors::VectorData,
 };
 
-/// Rows and K: one group; one strip and one quad; a row more and a group more; odd counts; the 270M's and 1B's K; more
-/// quads than slices.
+/// Rows and K: one group; one strip and one quad; a row more and a group more; odd counts; the 270M's and
+/// 1B's K; more quads than slices.
 const SHAPES: [(usize, usize); 7] =
     [(1, 32), (16, 128), (17, 160), (45, 96), (33, 640), (50, 1152), (19, 5376)];
 /// With float weights K need not be whole groups: less than a tile; a tile and a bit; a quad and one; the
@@ -30,7 +30,8 @@ const FEWER_SHAPES: [(usize, usize); 3] = [(1, 32), (17, 160), (33, 640)];
 /// Pairs of strips, and column counts that other cases also have: compiling takes longer than running here.
 const GATED: [(usize, usize, usize, Epilogue); 3] =
     [(32, 32, 1, Epilogue::Geglu), (96, 160, 3, Epilogue::Geglu), (64, 640, 3, Epilogue::Swiglu)];
-/// Int16 activations: rows, K and columns; a row and a group more than a strip and a quad; one strip and one quad; odd counts.
+/// int16 activations, rows, K and columns: a row and a group more than a strip and a quad; several quads;
+/// odd counts; one strip and one quad.
 const INT16_SHAPES: [(usize, usize, usize); 4] = [(17, 160, 1), (33, 640, 2), (45, 96, 5), (16, 128, 8)];
 /// Pairs of strips: one; three, six and nine, to cover the scales of both halves, of several groups and of a
 /// second quad.
@@ -73,7 +74,7 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
             }
             if policy::schemes(Activations::Int16).contains(&scheme) {
                 list.extend(int16_cases(tier, scheme));
-                list.extend(own_x_cases(caps, tier, scheme));
+                list.extend(shared_x_cases(caps, tier, scheme));
             }
         }
     }
@@ -97,8 +98,8 @@ fn int16_cases(tier: Tier, scheme: Scheme) -> Vec<Case> {
             list.push(case(tier, Trial { epilogue, output, ..plain(rows, k, columns) }));
         }
     }
-    let beside = Trial { before: 48, after: 16, epilogue: Epilogue::Geglu, ..plain(96, 64, 5) };
-    list.push(case(tier, Trial { output: Activations::Int16, ..beside }));
+    let in_wider_output = Trial { before: 48, after: 16, epilogue: Epilogue::Geglu, ..plain(96, 64, 5) };
+    list.push(case(tier, Trial { output: Activations::Int16, ..in_wider_output }));
     // A product of f32 activations can write int16 too.
     let from_f32 = Trial { activations: Activations::F32, ..plain(96, 64, 5) };
     list.push(case(tier, Trial { epilogue: Epilogue::Geglu, output: Activations::Int16, ..from_f32 }));
@@ -124,9 +125,10 @@ pub(super) fn run(device: &Device, trial: Trial, plan: policy::Plan, caps: &Caps
     })
 }
 
-/// Products with a prologue or split-K: rows, K, prologue, epilogue, splits. A row and a group more than a
-/// strip and a quad; the 270M's; gate and up; several quads per split, the last one shorter.
-const OWN_X: [(usize, usize, Prologue, Epilogue, u32); 8] = [
+/// Products with a prologue or split-K, whose x is in shared memory: rows, K, prologue, epilogue, splits.
+/// A row and a group more than a strip and a quad; the 270M's; gate and up; several quads per split, the
+/// last one shorter.
+const SHARED_X_SHAPES: [(usize, usize, Prologue, Epilogue, u32); 8] = [
     (17, 160, Prologue::Norm, Epilogue::None, 1),
     (50, 640, Prologue::AddAndNorm { partials: 1, post_norm: true }, Epilogue::None, 1),
     (96, 640, Prologue::AddAndNorm { partials: 3, post_norm: true }, Epilogue::Geglu, 1),
@@ -137,9 +139,9 @@ const OWN_X: [(usize, usize, Prologue, Epilogue, u32); 8] = [
     (40, 640, Prologue::None, Epilogue::None, 3),
 ];
 
-fn own_x_cases(caps: &Caps, tier: Tier, scheme: Scheme) -> Vec<Case> {
+fn shared_x_cases(caps: &Caps, tier: Tier, scheme: Scheme) -> Vec<Case> {
     let mut list = Vec::new();
-    for (rows, k, prologue, epilogue, splits) in OWN_X {
+    for (rows, k, prologue, epilogue, splits) in SHARED_X_SHAPES {
         if tier < Tier::T1 || !policy::has_prologue(caps, k) {
             continue;
         }
@@ -150,14 +152,14 @@ fn own_x_cases(caps: &Caps, tier: Tier, scheme: Scheme) -> Vec<Case> {
             name += &format!(", {splits} splits");
         }
         list.push(Case::new(name, tier, move |device| {
-            run_own_x(device, shape, policy::at_tier(device.caps(), &shape, tier), device.caps())
+            run_with_shared_x(device, shape, policy::at_tier(device.caps(), &shape, tier), device.caps())
         }));
     }
     list
 }
 
 /// Runs one product of one column with a prologue or splits, f32 output.
-pub(super) fn run_own_x(
+pub(super) fn run_with_shared_x(
     device: &Device,
     shape: Shape,
     plan: policy::Plan,
@@ -173,7 +175,7 @@ pub(super) fn run_own_x(
         (0..k).map(|_| scale * (middle + random.signed())).collect()
     };
     let (residual, weight, post_weight) = (row(3.0, 0.0), row(0.7, 1.0), row(0.5, 1.0));
-    let parts: Vec<Vec<f32>> = (0..3).map(|_| row(40.0, 0.0)).collect();
+    let partial_sums: Vec<Vec<f32>> = (0..3).map(|_| row(40.0, 0.0)).collect();
     let epsilon = 1e-6;
 
     let n = shape.epilogue.outputs(rows);
@@ -182,8 +184,9 @@ pub(super) fn run_own_x(
     let target = Target::contiguous(output.buffer.slice(0..(n * shape.splits as usize * 4) as u64)?, n);
     let mut recorder = device.recorder()?;
     let mut comparison = Comparison::default();
-    // The exact x, and the allowed error of its int16 form: slightly more than half a step.
-    let (x, steps) = match shape.prologue {
+    // The exact x, and the allowed error of its int16 form: slightly more than half a quantisation
+    // step.
+    let (x, rounding_errors) = match shape.prologue {
         Prologue::None => {
             let (vectors, x) = vectors_of(&mut arena, &residual)?;
             kernel.record(&mut recorder, "gemv", &w, Source::Vectors(&vectors), &target)?;
@@ -194,12 +197,13 @@ pub(super) fn run_own_x(
             let partials =
                 if let Prologue::AddAndNorm { partials, .. } = prologue { partials as usize } else { 0 };
             let post_norm = matches!(prologue, Prologue::AddAndNorm { post_norm: true, .. });
-            let added: Vec<f32> =
-                (0..k).map(|i| parts[..partials].iter().map(|part| part[i]).sum()).collect();
+            let added: Vec<f32> = (0..k)
+                .map(|i| partial_sums[..partials].iter().map(|partial_sum| partial_sum[i]).sum())
+                .collect();
             let sublayer = match partials {
                 0 => None,
                 _ => Some(Sublayer {
-                    output: arena.buffer_from("sublayer", &parts[..partials].concat())?.view(),
+                    output: arena.buffer_from("sublayer", &partial_sums[..partials].concat())?.view(),
                     weight: match post_norm {
                         true => Some(arena.buffer_from("post weight", &post_weight)?.view()),
                         false => None,
@@ -234,20 +238,22 @@ pub(super) fn run_own_x(
                     );
                 }
             }
-            let steps = x.chunks(HALF_GROUP).flat_map(|group| {
+            let rounding_errors = x.chunks(HALF_GROUP).flat_map(|group| {
                 let largest = group.iter().fold(0.0_f64, |largest, x| largest.max(x.abs()));
                 vec![0.51 * largest / 32639.0 + 4e-6 * largest; group.len()]
             });
-            let steps = steps.collect();
-            (x, steps)
+            let rounding_errors = rounding_errors.collect();
+            (x, rounding_errors)
         }
     };
     let sums = reference::product(&weights, &x, Epilogue::None, 0.0);
-    let from_steps =
-        weights.magnitudes.chunks(k).map(|row| row.iter().zip(&steps).map(|(w, step)| w * step).sum::<f64>());
+    let from_rounding = weights
+        .magnitudes
+        .chunks(k)
+        .map(|row| row.iter().zip(&rounding_errors).map(|(w, error)| w * error).sum::<f64>());
     let sums: Vec<Value> = sums
         .iter()
-        .zip(from_steps)
+        .zip(from_rounding)
         .map(|(sum, more)| Value { allowed: sum.allowed + more, ..*sum })
         .collect();
     let want: Vec<Value> = match shape.epilogue {

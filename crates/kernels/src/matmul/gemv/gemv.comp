@@ -4,14 +4,14 @@
 // y = W · x for 1 to 8 columns of x, W in the tiled layout (see `Layout` in crate tensor): strips of 16 rows,
 // divided into quads of 4 groups of 32 along K.
 //
-// 32 threads, a slice, process a quad of STRIPS strips at a time: thread l holds row l/2 of each, half l%2 of
-// each group, so that one 16-byte load per thread covers a tile of 512 contiguous bytes. The slices of a
-// workgroup share the quads of a unit of STRIPS strips; their sums are reduced in a fixed order at the end of
-// the unit. The weights of the next step, also of the next unit, are in flight while those of this one are
-// multiplied.
+// 32 threads, a slice, process a quad of STRIPS strips at a time: thread l holds row l/2 of each, half l%2
+// of each group, so that one 16-byte load per thread covers a tile of 512 contiguous bytes. A row panel is
+// STRIPS strips. The slices of a team share the quads of a panel; their sums are reduced in a fixed order
+// at the end of the panel. The weights of the next K-step, also of the next panel, are in flight while
+// those of this one are multiplied.
 //
-// With an epilogue, strips of gate and up alternate: a unit is a pair of them, combined into 16 values of the
-// gated product: half a group, so that as int16 they have their own scale.
+// With an epilogue, strips of gate and up alternate: a panel is a pair of them, combined into 16 values of
+// the gated product: half a group, which has its own scale as int16.
 #include "common.glsl"
 
 layout(local_size_x_id = 0) in;
@@ -21,28 +21,28 @@ layout(constant_id = 2) const uint SCHEME = 0;
 // As Activations in vectors.rs: f32, int8 with a scale per group (int8 and int4 weights only), int16 with a
 // scale per half group (no float weights).
 layout(constant_id = 3) const uint ACTIVATIONS = 1;
-// Quads per step: a slice loads them all before it uses any.
+// Quads per K-step: a slice loads them all before it uses any.
 layout(constant_id = 4) const uint IN_FLIGHT = 1;
 layout(constant_id = 5) const uint EPILOGUE = 0;
 // Writes the gated product as int16; otherwise as f32.
 layout(constant_id = 6) const bool INT16_OUTPUT = false;
-// Strips per unit: 2 with an epilogue.
+// Strips per row panel: 2 with an epilogue.
 layout(constant_id = 7) const uint STRIPS = 1;
-// Quads of x that the workgroup keeps in shared memory, as int16, one column; 0: x is read on demand. See
+// Quads of x in shared memory, as int16, one column; 0 if x is read from memory on demand. See
 // prologue.glsl.
-layout(constant_id = 8) const uint OWN_QUADS = 0;
-// Their source: copied, normed, or normed after the (normed) sublayer output was added to the residual
-// stream.
+layout(constant_id = 8) const uint SHARED_X_QUADS = 0;
+// How they are obtained: 0 copies x; 1 norms the residual stream; 2 and 3 first add the sublayer output to
+// the stream, 2 after its own norm.
 layout(constant_id = 9) const uint PROLOGUE = 0;
-// Split-K: workgroups that share a strip's quads. Each takes OWN_QUADS consecutive quads and writes its own
-// partial sums, at a stride of y_low.
+// Split-K: workgroups that share a strip's quads. Each takes SHARED_X_QUADS consecutive quads and writes
+// its own partial sums, at a stride of y_low.
 layout(constant_id = 10) const uint SPLITS = 1;
 // Partial sums of the sublayer output that the prologue adds up.
 layout(constant_id = 11) const uint SUBLAYER_PARTIALS = 1;
-// Teams of slices, each with its own units.
+// Teams per workgroup; each team has its own panels.
 layout(constant_id = 12) const uint TEAMS = 1;
 // 16 consecutive threads share a subgroup: their values can be combined by shuffles.
-layout(constant_id = 13) const bool WIDE = false;
+layout(constant_id = 13) const bool WIDE_SUBGROUPS = false;
 
 #include "weights.glsl"
 #include "gated.glsl"
@@ -87,9 +87,9 @@ const bool INT16_X = ACTIVATIONS == 2;
 const uint SLICE = 32;
 // Per team.
 const uint SLICES = THREADS / SLICE / TEAMS;
-// Output values of a unit per column, and rows of a unit.
+// Output values of a panel per column, and rows of a panel.
 const uint OUTPUTS = EPILOGUE == 0 ? STRIP * STRIPS : STRIP;
-const uint UNIT_ROWS = STRIP * STRIPS;
+const uint PANEL_ROWS = STRIP * STRIPS;
 
 #if TIER >= 1
 // Floats per row and column of a slice.
@@ -99,7 +99,7 @@ const uint PARTIAL_FLOATS = 2;
 #endif
 // Accumulators per thread.
 const uint ACCUMULATORS = STRIPS * COLUMNS;
-const uint SLICE_PARTIALS = COLUMNS * UNIT_ROWS * PARTIAL_FLOATS;
+const uint SLICE_PARTIALS = COLUMNS * PANEL_ROWS * PARTIAL_FLOATS;
 // Double-buffered where that is cheap: one set is filled while the other is read.
 const uint SETS = COLUMNS <= 2 ? 2 : 1;
 // Per team.
@@ -107,54 +107,55 @@ const uint TEAM_PARTIALS = SLICES * SLICE_PARTIALS;
 shared float partials[SETS * TEAMS * TEAM_PARTIALS];
 
 #if TIER >= 1
-const bool OWN_X = OWN_QUADS > 0;
-shared uvec4 x_high[OWN_X ? OWN_QUADS * 8 : 1];
-shared uvec4 x_low[OWN_X ? OWN_QUADS * 8 : 1];
-shared vec4 x_factors[OWN_X ? OWN_QUADS * 2 : 1];
+const bool X_IN_SHARED = SHARED_X_QUADS > 0;
+shared uvec4 x_high[X_IN_SHARED ? SHARED_X_QUADS * 8 : 1];
+shared uvec4 x_low[X_IN_SHARED ? SHARED_X_QUADS * 8 : 1];
+shared vec4 x_factors[X_IN_SHARED ? SHARED_X_QUADS * 2 : 1];
 #include "prologue.glsl"
 #else
-const bool OWN_X = false;
+const bool X_IN_SHARED = false;
 #endif
 
-// Loads the weights of a step while those of the previous one are multiplied. Float weights would need too
-// many registers: they are read on demand.
+// Loads the weights of a K-step while those of the previous one are multiplied. Float weights would need
+// too many registers: they are loaded on demand.
 #if TIER >= 1
-const bool AHEAD = !IS_FLOAT;
+const bool PREFETCH_WEIGHTS = !IS_FLOAT;
 #else
-const bool AHEAD = false;
+const bool PREFETCH_WEIGHTS = false;
 #endif
 
-// The data that a slice loads for a step.
-struct Step {
+// The data that a slice loads for a K-step.
+struct KStep {
     uvec4 weights[IN_FLIGHT * STRIPS * TILES];
     uvec2 scales[IN_FLIGHT * STRIPS];
     uvec2 minima[IN_FLIGHT * STRIPS];
 };
 
-// A quad of a unit, clamped to the last strip where a unit of two has only one: nothing past the end is read.
+// A quad of a panel, clamped to the last strip where a panel of two has only one: nothing past the end is
+// read.
 uint clamped_quad(uint quad, uint quads) {
     return STRIPS > 1 && EPILOGUE == 0 ? min(quad, (push.rows + STRIP - 1) / STRIP * quads - 1) : quad;
 }
 
-// `from` is the first quad of this workgroup in the unit.
-void load(out Step step, uint from, uint first, uint quads, uint own_quads, uint lane) {
+// `from` is the first quad of this workgroup in the panel.
+void load(out KStep k_step, uint from, uint first, uint quads, uint split_quads, uint lane) {
     [[unroll]] for (uint i = 0; i < IN_FLIGHT * STRIPS; i++) {
         // Past the end the last quad is loaded again and not used: no branch before the loads.
-        uint quad = from + i % STRIPS * quads + min(first + i / STRIPS * SLICES, own_quads - 1);
+        uint quad = from + i % STRIPS * quads + min(first + i / STRIPS * SLICES, split_quads - 1);
         quad = clamped_quad(quad, quads);
         [[unroll]] for (uint tile = 0; tile < TILES; tile++) {
-            step.weights[i * TILES + tile] = push.values.data[(quad * TILES + tile) * SLICE + lane];
+            k_step.weights[i * TILES + tile] = push.values.data[(quad * TILES + tile) * SLICE + lane];
         }
         if (HAS_MIN) {
-            step.scales[i] = push.scales.data[(quad * STRIP + lane / 2) * 2];
-            step.minima[i] = push.scales.data[(quad * STRIP + lane / 2) * 2 + 1];
+            k_step.scales[i] = push.scales.data[(quad * STRIP + lane / 2) * 2];
+            k_step.minima[i] = push.scales.data[(quad * STRIP + lane / 2) * 2 + 1];
         } else if (!IS_FLOAT) {
-            step.scales[i] = push.scales.data[quad * STRIP + lane / 2];
+            k_step.scales[i] = push.scales.data[quad * STRIP + lane / 2];
         }
     }
 }
 
-void move(out Step to, Step from) {
+void copy(out KStep to, KStep from) {
     [[unroll]] for (uint i = 0; i < IN_FLIGHT * STRIPS; i++) {
         [[unroll]] for (uint tile = 0; tile < TILES; tile++) {
             to.weights[i * TILES + tile] = from.weights[i * TILES + tile];
@@ -178,7 +179,7 @@ struct X {
 void load_x(out X x, uint quads, uint group, uint half_index, uint column) {
     uint at = (column * quads * QUAD + group * GROUP) / 16 + half_index;
 #if TIER >= 1
-    if (OWN_X) {
+    if (X_IN_SHARED) {
         x.high = x_high[at];
         x.low = x_low[at];
         return;
@@ -239,8 +240,8 @@ float float_product(uvec4 weights, uint quads, uint quad, uint tile, uint half_i
     return dot(first, x_at(at)) + dot(second, x_at(at + 1));
 }
 
-// Adds one quad of each of a unit's strips to the accumulators of one column.
-void add_quad(inout float accumulators[ACCUMULATORS], Step step, uint i, uint from, uint quads, uint quad, uint lane, uint column) {
+// Adds one quad of each of a panel's strips to the accumulators of one column.
+void add_quad(inout float accumulators[ACCUMULATORS], KStep k_step, uint i, uint from, uint quads, uint quad, uint lane, uint column) {
     uint half_index = lane % 2;
     if (IS_FLOAT) {
         [[unroll]] for (uint s = 0; s < STRIPS; s++) {
@@ -254,7 +255,7 @@ void add_quad(inout float accumulators[ACCUMULATORS], Step step, uint i, uint fr
     }
     vec4 x_scales = vec4(1.0);
 #if TIER >= 1
-    if (OWN_X) {
+    if (X_IN_SHARED) {
         x_scales = x_factors[quad * 2 + half_index];
     } else
 #endif
@@ -266,10 +267,10 @@ void add_quad(inout float accumulators[ACCUMULATORS], Step step, uint i, uint fr
     vec4 scales[STRIPS];
     vec4 minima[STRIPS];
     [[unroll]] for (uint s = 0; s < STRIPS; s++) {
-        uvec2 halves = step.scales[i * STRIPS + s];
+        uvec2 halves = k_step.scales[i * STRIPS + s];
         scales[s] = vec4(unpackHalf2x16(halves.x), unpackHalf2x16(halves.y));
         if (HAS_MIN) {
-            halves = step.minima[i * STRIPS + s];
+            halves = k_step.minima[i * STRIPS + s];
             minima[s] = vec4(unpackHalf2x16(halves.x), unpackHalf2x16(halves.y));
             [[unroll]] for (uint group = 0; group < 4; group++) {
                 vec2 both = scale_of(scales[s][group], minima[s][group]);
@@ -287,9 +288,9 @@ void add_quad(inout float accumulators[ACCUMULATORS], Step step, uint i, uint fr
         [[unroll]] for (uint s = 0; s < STRIPS; s++) {
             uvec4 bytes;
             if (!IS_INT4) {
-                bytes = step.weights[(i * STRIPS + s) * TILES + group];
+                bytes = k_step.weights[(i * STRIPS + s) * TILES + group];
             } else {
-                uvec4 nibbles = step.weights[(i * STRIPS + s) * TILES + group / 2];
+                uvec4 nibbles = k_step.weights[(i * STRIPS + s) * TILES + group / 2];
                 bytes = group % 2 == 0 ? low_nibbles(nibbles) : high_nibbles(nibbles);
             }
             accumulators[s * COLUMNS + column] += product(bytes, x) * scales[s][group];
@@ -300,11 +301,11 @@ void add_quad(inout float accumulators[ACCUMULATORS], Step step, uint i, uint fr
     }
 }
 
-// The sum over all slices for a row of a unit, whose partial sums start at `from`.
+// The sum over all slices for a row of a panel; its partial sums start at `from`.
 float reduced(uint from, uint column, uint row) {
     float sum = 0.0;
     [[unroll]] for (uint slice = 0; slice < SLICES; slice++) {
-        uint at = from + slice * SLICE_PARTIALS + (column * UNIT_ROWS + row) * PARTIAL_FLOATS;
+        uint at = from + slice * SLICE_PARTIALS + (column * PANEL_ROWS + row) * PARTIAL_FLOATS;
 #if TIER >= 1
         sum += partials[at];
 #else
@@ -318,8 +319,8 @@ float reduced(uint from, uint column, uint row) {
 // 16 consecutive threads hold the 16 gated values of a half group, one each.
 void write_shuffled(uint first, uint i, float value) {
     uint largest = magnitude(value);
-    [[unroll]] for (uint other = 1; other < STRIP; other *= 2) {
-        largest = max(largest, subgroupShuffleXor(largest, other));
+    [[unroll]] for (uint mask = 1; mask < STRIP; mask *= 2) {
+        largest = max(largest, subgroupShuffleXor(largest, mask));
     }
     uvec2 both = int16_shuffled_words(int16_of(value, int16_factor(largest)), i);
     OutputWords words = OutputWords(push.y);
@@ -333,8 +334,8 @@ void write_shuffled(uint first, uint i, float value) {
 }
 #endif
 
-// Writes one of the four words of 16 gated values in each plane, and with the first also their scale. The
-// values start at partials[from].
+// Writes one of the four words of 16 gated values in each plane, and the scale if it is the first word.
+// The values start at partials[from].
 void write_quarter(uint first, uint quarter, uint from) {
     uint largest = 0;
     for (uint i = 0; i < STRIP; i++) {
@@ -353,22 +354,22 @@ void write_quarter(uint first, uint quarter, uint from) {
     }
 }
 
-// Reduces the slices' partial sums of the teams' units and writes the results.
-void finish(uint first_unit, uint units, uint set, float factor, uint split_first) {
+// Reduces the partial sums of each team's panel and writes the results.
+void finish(uint first_panel, uint panels, uint set, float factor, uint split_first) {
     uint thread = thread_index();
     for (uint n = thread; n < TEAMS * OUTPUTS * COLUMNS; n += THREADS) {
         uint team = n / (OUTPUTS * COLUMNS);
         uint column = n / OUTPUTS % COLUMNS;
         uint row = n % OUTPUTS;
-        uint unit = first_unit + team;
+        uint panel = first_panel + team;
         uint from = (set * TEAMS + team) * TEAM_PARTIALS;
-        if (unit >= units) {
+        if (panel >= panels) {
             continue;
         }
-        uint first = column * push.y_stride + push.y_first + unit * OUTPUTS;
+        uint first = column * push.y_stride + push.y_first + panel * OUTPUTS;
         float sum = reduced(from, column, row) * factor;
         if (EPILOGUE == 0) {
-            if (unit * OUTPUTS + row < push.rows) {
+            if (panel * OUTPUTS + row < push.rows) {
                 push.y.data[split_first + first + row] = sum;
             }
             continue;
@@ -379,23 +380,23 @@ void finish(uint first_unit, uint units, uint set, float factor, uint split_firs
             continue;
         }
 #if TIER >= 1
-        if (WIDE) {
+        if (WIDE_SUBGROUPS) {
             write_shuffled(first, row, value);
             continue;
         }
 #endif
         // Only this thread has read the previous value.
-        partials[from + (column * UNIT_ROWS + row) * PARTIAL_FLOATS] = value;
+        partials[from + (column * PANEL_ROWS + row) * PARTIAL_FLOATS] = value;
     }
-    if (EPILOGUE != 0 && INT16_OUTPUT && !(TIER >= 1 && WIDE)) {
+    if (EPILOGUE != 0 && INT16_OUTPUT && !(TIER >= 1 && WIDE_SUBGROUPS)) {
         barrier();
         for (uint n = thread; n < TEAMS * COLUMNS * 4; n += THREADS) {
             uint team = n / (COLUMNS * 4);
             uint column = n / 4 % COLUMNS;
-            uint unit = first_unit + team;
-            if (unit < units) {
-                uint first = column * push.y_stride + push.y_first + unit * OUTPUTS;
-                write_quarter(first, n % 4, (set * TEAMS + team) * TEAM_PARTIALS + column * UNIT_ROWS * PARTIAL_FLOATS);
+            uint panel = first_panel + team;
+            if (panel < panels) {
+                uint first = column * push.y_stride + push.y_first + panel * OUTPUTS;
+                write_quarter(first, n % 4, (set * TEAMS + team) * TEAM_PARTIALS + column * PANEL_ROWS * PARTIAL_FLOATS);
             }
         }
     }
@@ -408,56 +409,56 @@ void main() {
     uint slice = thread / SLICE % SLICES;
     uint half_index = lane % 2;
     uint quads = (push.k + QUAD - 1) / QUAD;
-    uint units = (push.rows + UNIT_ROWS - 1) / UNIT_ROWS;
+    uint panels = (push.rows + PANEL_ROWS - 1) / PANEL_ROWS;
     uint split = gl_WorkGroupID.x % SPLITS;
     uint stride = gl_NumWorkGroups.x / SPLITS * TEAMS;
-    uint first_quad = split * OWN_QUADS;
-    uint own_quads = SPLITS > 1 ? min(quads - first_quad, OWN_QUADS) : quads;
-    uint steps = (own_quads + SLICES * IN_FLIGHT - 1) / (SLICES * IN_FLIGHT);
+    uint first_quad = split * SHARED_X_QUADS;
+    uint split_quads = SPLITS > 1 ? min(quads - first_quad, SHARED_X_QUADS) : quads;
+    uint k_steps = (split_quads + SLICES * IN_FLIGHT - 1) / (SLICES * IN_FLIGHT);
 
-    Step step;
-    uint first_unit = gl_WorkGroupID.x / SPLITS * TEAMS;
-    uint unit = first_unit + team;
-    if (AHEAD) {
-        // Before anything else: the weights depend on nothing.
-        load(step, min(unit, units - 1) * STRIPS * quads + first_quad, slice, quads, own_quads, lane);
+    KStep k_step;
+    uint first_panel = gl_WorkGroupID.x / SPLITS * TEAMS;
+    uint panel = first_panel + team;
+    if (PREFETCH_WEIGHTS) {
+        // Before anything else: the weights do not depend on x.
+        load(k_step, min(panel, panels - 1) * STRIPS * quads + first_quad, slice, quads, split_quads, lane);
     }
     float factor = 1.0;
 #if TIER >= 1
-    if (OWN_X) {
-        factor = make_x(first_quad, own_quads);
+    if (X_IN_SHARED) {
+        factor = make_x(first_quad, split_quads);
     }
 #endif
-    for (uint set = 0; first_unit < units; set = (set + 1) % SETS) {
+    for (uint set = 0; first_panel < panels; set = (set + 1) % SETS) {
         float accumulators[ACCUMULATORS];
         [[unroll]] for (uint i = 0; i < ACCUMULATORS; i++) {
             accumulators[i] = 0.0;
         }
-        uint next_unit = unit + stride;
-        for (uint n = 0; n < steps; n++) {
+        uint next_panel = panel + stride;
+        for (uint n = 0; n < k_steps; n++) {
             uint first = slice + n * SLICES * IN_FLIGHT;
-            uint here = min(unit, units - 1) * STRIPS * quads + first_quad;
-            Step next;
-            bool last = n + 1 == steps;
-            uint from_unit = last ? next_unit : unit;
-            if (AHEAD && from_unit < units) {
-                uint from = from_unit * STRIPS * quads + first_quad;
-                load(next, from, last ? slice : first + SLICES * IN_FLIGHT, quads, own_quads, lane);
+            uint panel_quad = min(panel, panels - 1) * STRIPS * quads + first_quad;
+            KStep next;
+            bool last = n + 1 == k_steps;
+            uint loaded_panel = last ? next_panel : panel;
+            if (PREFETCH_WEIGHTS && loaded_panel < panels) {
+                uint from = loaded_panel * STRIPS * quads + first_quad;
+                load(next, from, last ? slice : first + SLICES * IN_FLIGHT, quads, split_quads, lane);
             }
-            if (!AHEAD && !IS_FLOAT) {
-                load(step, here, first, quads, own_quads, lane);
+            if (!PREFETCH_WEIGHTS && !IS_FLOAT) {
+                load(k_step, panel_quad, first, quads, split_quads, lane);
             }
             [[unroll]] for (uint i = 0; i < IN_FLIGHT; i++) {
                 uint quad = first + i * SLICES;
-                if (quad >= own_quads) {
+                if (quad >= split_quads) {
                     break;
                 }
                 [[unroll]] for (uint column = 0; column < COLUMNS; column++) {
-                    add_quad(accumulators, step, i, here, quads, quad, lane, column);
+                    add_quad(accumulators, k_step, i, panel_quad, quads, quad, lane, column);
                 }
             }
-            if (AHEAD) {
-                move(step, next);
+            if (PREFETCH_WEIGHTS) {
+                copy(k_step, next);
             }
         }
 
@@ -466,7 +467,7 @@ void main() {
             float sum = SCHEME == INT4 ? accumulators[i] * 0.0625 : accumulators[i];
             uint row = i / COLUMNS * STRIP + lane / 2;
             uint at = (set * TEAMS + team) * TEAM_PARTIALS + slice * SLICE_PARTIALS
-                    + (i % COLUMNS * UNIT_ROWS + row) * PARTIAL_FLOATS;
+                    + (i % COLUMNS * PANEL_ROWS + row) * PARTIAL_FLOATS;
 #if TIER >= 1
             sum += subgroupShuffleXor(sum, 1);
             if (half_index == 0) {
@@ -477,11 +478,11 @@ void main() {
 #endif
         }
         barrier();
-        finish(first_unit, units, set, factor, split * push.y_low);
+        finish(first_panel, panels, set, factor, split * push.y_low);
         if (SETS == 1) {
             barrier();
         }
-        first_unit += stride;
-        unit = next_unit;
+        first_panel += stride;
+        panel = next_panel;
     }
 }

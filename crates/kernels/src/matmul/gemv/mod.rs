@@ -101,17 +101,18 @@ impl Gemv {
             );
             return Err(Error::InvalidUse { what: "gemv".into(), reason });
         }
-        if plan.lanes.is_some() && !policy::lanes_suit(&shape) {
+        if plan.lanes.is_some() && !policy::supports_lanes(&shape) {
             let reason = "the one-row-per-lane shader only supports f32".into();
             return Err(Error::InvalidUse { what: "gemv".into(), reason });
         }
-        let one_row = (shape.columns, activations) == (1, Activations::Int16);
-        let no_sums = shape.splits == 0 || matches!(shape.prologue, Prologue::AddAndNorm { partials: 0, .. });
-        let own_x = shape.prologue != Prologue::None || shape.splits > 1;
+        let one_column = (shape.columns, activations) == (1, Activations::Int16);
+        let no_partials =
+            shape.splits == 0 || matches!(shape.prologue, Prologue::AddAndNorm { partials: 0, .. });
+        let needs_shared_x = shape.prologue != Prologue::None || shape.splits > 1;
         let quads = shape.weights.quads() as u32;
-        if !no_sums
+        if !no_partials
             && shape.splits > 1
-            && (shape.prologue != Prologue::None || (shape.splits - 1) * shape.own_quads() >= quads)
+            && (shape.prologue != Prologue::None || (shape.splits - 1) * shape.quads_per_split() >= quads)
         {
             let reason = format!(
                 "{} splits of {quads} quads with {:?}: no split may be empty, and a prologue needs all of x",
@@ -119,8 +120,8 @@ impl Gemv {
             );
             return Err(Error::InvalidUse { what: "gemv".into(), reason });
         }
-        if no_sums
-            || own_x && !(one_row && plan.own_x && plan.tier >= Tier::T1)
+        if no_partials
+            || needs_shared_x && !(one_column && plan.x_in_shared && plan.tier >= Tier::T1)
             || shape.splits > 1 && shape.epilogue != Epilogue::None
         {
             let reason = format!(
@@ -192,11 +193,11 @@ impl Gemv {
                 }
             }
         }
-        for part in w.blocks() {
-            let (y, y_first) = target.for_block(name, part, epilogue, columns * splits as usize)?;
+        for block in w.blocks() {
+            let (y, y_first) = target.for_block(name, block, epilogue, columns * splits as usize)?;
             let push = Push {
-                values: (&part.values).into(),
-                scales: part.scales.as_ref().map_or(Address::NONE, Address::from),
+                values: (&block.values).into(),
+                scales: block.scales.as_ref().map_or(Address::NONE, Address::from),
                 x: values.clone(),
                 x_scales: x_scales.clone(),
                 y: y.into(),
@@ -211,15 +212,15 @@ impl Gemv {
                 // The workgroups of the first block write it for all.
                 writes_stream: u32::from(stream.is_some()),
                 stream: stream.take().map_or(Address::NONE, Address::from),
-                rows: part.layout.rows as u32,
+                rows: block.layout.rows as u32,
                 k: weights.k as u32,
                 y_first,
                 y_stride: target.stride as u32,
                 y_low: if splits > 1 { target.stride as u32 } else { (target.y.len() / 8) as u32 },
                 epsilon,
             };
-            let units = part.layout.strips().div_ceil(self.plan.strips as usize) as u32;
-            let groups = self.plan.groups.min(units.div_ceil(self.plan.teams) * splits);
+            let panels = block.layout.strips().div_ceil(self.plan.strips as usize) as u32;
+            let groups = self.plan.groups.min(panels.div_ceil(self.plan.teams) * splits);
             recorder.dispatch(name, &self.pipeline, [groups, 1, 1], &push)?;
         }
         Ok(())
@@ -231,17 +232,17 @@ impl Norm {
     fn matches(&self, prologue: Prologue, k: usize) -> bool {
         let row = k as u64 * 4;
         let aligned = |view: &View| view.address().is_multiple_of(16);
-        let whole = |view: &View| view.len() >= row && aligned(view);
-        whole(&self.residual)
-            && whole(&self.weight)
+        let is_row = |view: &View| view.len() >= row && aligned(view);
+        is_row(&self.residual)
+            && is_row(&self.weight)
             && match (&self.sublayer, prologue) {
                 (None, Prologue::Norm) => true,
                 (Some(sublayer), Prologue::AddAndNorm { partials, post_norm }) => {
-                    let sums =
+                    let has_partials =
                         sublayer.output.len() >= row * u64::from(partials) && aligned(&sublayer.output);
                     let weight = &sublayer.weight;
-                    let normed = weight.is_some() == post_norm && weight.as_ref().is_none_or(whole);
-                    sums && normed && sublayer.stream.as_ref().is_none_or(whole)
+                    let has_weight = weight.is_some() == post_norm && weight.as_ref().is_none_or(is_row);
+                    has_partials && has_weight && sublayer.stream.as_ref().is_none_or(is_row)
                 }
                 _ => false,
             }
@@ -260,7 +261,7 @@ fn variant(shape: &Shape, plan: Plan) -> Variant {
         Prologue::AddAndNorm { partials, post_norm: true } => (2, partials),
         Prologue::AddAndNorm { partials, post_norm: false } => (3, partials),
     };
-    let own_quads = if plan.own_x { shape.own_quads() } else { 0 };
+    let shared_x_quads = if plan.x_in_shared { shape.quads_per_split() } else { 0 };
     let constants = Constants {
         threads: plan.threads,
         columns: columns as u32,
@@ -270,12 +271,12 @@ fn variant(shape: &Shape, plan: Plan) -> Variant {
         epilogue: epilogue as u32,
         int16_output: output == Activations::Int16,
         strips: plan.strips,
-        own_quads,
+        shared_x_quads,
         prologue,
         splits,
         sublayer_partials,
         teams: plan.teams,
-        wide: matches!(plan.subgroup, Subgroup::Exactly(size) if size >= 16),
+        wide_subgroups: matches!(plan.subgroup, Subgroup::Exactly(size) if size >= 16),
     };
     let mut label = format!("{scheme} × {activations}, {columns} col");
     match shape.prologue {
@@ -285,8 +286,8 @@ fn variant(shape: &Shape, plan: Plan) -> Variant {
             label += &format!(", prologue {}add {partials} + norm", if post_norm { "norm + " } else { "" });
         }
     }
-    if own_quads > 0 {
-        label += &format!(", {own_quads} quads of x in shared memory");
+    if shared_x_quads > 0 {
+        label += &format!(", {shared_x_quads} quads of x in shared memory");
     }
     if splits > 1 {
         label += &format!(", {splits} splits");

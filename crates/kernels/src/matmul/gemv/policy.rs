@@ -34,8 +34,8 @@ impl Shape {
         Self { weights, columns, activations, prologue, epilogue, output: Activations::F32, splits: 1 }
     }
 
-    /// Quads per workgroup.
-    pub(super) fn own_quads(&self) -> u32 {
+    /// Quads per split.
+    pub(super) fn quads_per_split(&self) -> u32 {
         (self.weights.quads() as u32).div_ceil(self.splits)
     }
 }
@@ -65,16 +65,16 @@ pub struct Plan {
     pub tier: Tier,
     /// Threads per workgroup, a multiple of 32.
     pub threads: u32,
-    /// Teams per workgroup, each with its own strips: the threads divide among them.
+    /// Teams per workgroup, each with its own row panels: the threads divide among them.
     pub teams: u32,
-    /// Strips that a team processes at once.
+    /// Strips per row panel: a team processes one panel at a time.
     pub strips: u32,
-    /// Quads that a slice loads before it uses any.
+    /// Quads per K-step: a slice loads them all before it uses any.
     pub in_flight: u32,
-    /// Workgroups; each processes strips in turn.
+    /// Workgroups; each processes row panels in turn.
     pub groups: u32,
-    /// The workgroup copies x to shared memory, or computes it there.
-    pub own_x: bool,
+    /// x is in shared memory: the workgroup copies it there, or computes it.
+    pub x_in_shared: bool,
     /// Required subgroup size.
     pub subgroup: Subgroup,
     /// One row per lane, by gemm's shader for CPU drivers; the fields above then describe that shader.
@@ -87,19 +87,19 @@ impl Plan {
         let columns = shape.columns as u32;
         let sets = if columns <= 2 { 2 } else { 1 };
         let words = if self.tier >= Tier::T1 { 1 } else { 2 };
-        let parts = sets * self.threads / SLICE * columns * 16 * self.strips * words * 4;
-        let x = self.threads * 2 + if self.own_x { shape.own_quads() * OWN_QUAD_BYTES } else { 64 };
-        parts + x
+        let partials = sets * self.threads / SLICE * columns * 16 * self.strips * words * 4;
+        let x = self.threads * 2 + if self.x_in_shared { shape.quads_per_split() * X_QUAD_BYTES } else { 64 };
+        partials + x
     }
 
-    /// Slices that share a strip.
-    pub fn members(&self) -> u32 {
+    /// Slices that share a row panel.
+    pub fn slices_per_team(&self) -> u32 {
         self.threads / SLICE / self.teams
     }
 }
 
-/// Shared memory per quad of x: two planes of bytes and eight scales.
-const OWN_QUAD_BYTES: u32 = 2 * 128 + 8 * 4;
+/// Shared memory per quad of x, in bytes: two planes of bytes and eight scales.
+const X_QUAD_BYTES: u32 = 2 * 128 + 8 * 4;
 
 /// Schemes that can be multiplied with these activations.
 pub fn schemes(activations: Activations) -> &'static [Scheme] {
@@ -114,7 +114,8 @@ pub fn schemes(activations: Activations) -> &'static [Scheme] {
 /// Whether products can compute their x in a prologue on a device, for rows of `k` values.
 pub fn has_prologue(caps: &Caps, k: usize) -> bool {
     let quads = k.div_ceil(tensor::QUAD) as u32;
-    let shared = quads * OWN_QUAD_BYTES + MAX_OWN_THREADS * 2 + (MAX_OWN_THREADS / SLICE) * 2 * 2 * 16 * 4;
+    let shared =
+        quads * X_QUAD_BYTES + MAX_SHARED_X_THREADS * 2 + (MAX_SHARED_X_THREADS / SLICE) * 2 * 2 * 16 * 4;
     let fits = quads <= MAX_PROLOGUE_QUADS && shared <= caps.max_shared_bytes;
     caps.tier() >= Some(Tier::T1) && k.is_multiple_of(crate::HALF_GROUP) && fits
 }
@@ -122,19 +123,19 @@ pub fn has_prologue(caps: &Caps, k: usize) -> bool {
 /// The best split-K factor where the consumer of y can add up the partial sums: a split's share of x must not
 /// take too much shared memory.
 pub fn splits(caps: &Caps, weights: &Layout) -> u32 {
-    let max_quads = (caps.max_shared_bytes / 2 / OWN_QUAD_BYTES).clamp(1, MAX_OWN_QUADS);
+    let max_quads = (caps.max_shared_bytes / 2 / X_QUAD_BYTES).clamp(1, MAX_SHARED_X_QUADS);
     (weights.quads() as u32).div_ceil(max_quads)
 }
 
 /// With more quads of x in shared memory a workgroup takes too long to fill it.
-const MAX_OWN_QUADS: u32 = 64;
+const MAX_SHARED_X_QUADS: u32 = 64;
 /// Every workgroup computes all of x: longer ones are better computed once.
 const MAX_PROLOGUE_QUADS: u32 = 64;
 /// Maximum threads of a workgroup with x in shared memory.
-const MAX_OWN_THREADS: u32 = 1024;
+const MAX_SHARED_X_THREADS: u32 = 1024;
 
 /// Whether gemm's shader for CPU drivers supports the product.
-pub(super) fn lanes_suit(shape: &Shape) -> bool {
+pub(super) fn supports_lanes(shape: &Shape) -> bool {
     (shape.activations, shape.output) == (Activations::F32, Activations::F32)
 }
 
@@ -149,102 +150,110 @@ pub fn plan(caps: &Caps, shape: &Shape) -> Plan {
 /// The plan at a tier that need not be the device's best.
 pub fn at_tier(caps: &Caps, shape: &Shape, tier: Tier) -> Plan {
     let strips = shape.epilogue.strips() as u32;
-    let own_x = owns_x(caps, shape, tier);
+    let x_in_shared = keeps_x_in_shared(caps, shape, tier);
     let base = Plan {
         tier,
         threads: SLICE,
         teams: 1,
         strips,
         in_flight: 1,
-        groups: units(shape, strips).min(caps.max_groups / shape.splits) * shape.splits,
-        own_x,
+        groups: panels(shape, strips).min(caps.max_groups / shape.splits) * shape.splits,
+        x_in_shared,
         subgroup: subgroup(caps, tier),
         lanes: None,
     };
     // A CPU driver processes the threads of a workgroup one vector at a time: sharing a strip gains nothing
     // there.
     if caps.max_subgroup_size < SLICE {
-        if lanes::is_supported(caps, tier) && lanes_suit(shape) {
+        if lanes::is_supported(caps, tier) && supports_lanes(shape) {
             let tile = lanes::Tile { strips, columns: shape.columns as u32 };
             return Plan { threads: lanes::LANES, lanes: Some(tile), ..base };
         }
         return base;
     }
-    if own_x {
-        return owning(caps, shape, base);
+    if x_in_shared {
+        return plan_with_shared_x(caps, shape, base);
     }
     let limit = max_slices(caps, shape, base);
     Plan { threads: slices(caps, shape, limit) * SLICE, ..base }
 }
 
-/// Keeps x in shared memory, where every slice can read it: with one column it is small, and concurrent reads
-/// of one location by all workgroups are slow even from a cache.
-fn owns_x(caps: &Caps, shape: &Shape, tier: Tier) -> bool {
+/// Whether to keep x in shared memory: with one column it is small, and concurrent reads of one location
+/// by all workgroups are slow even from a cache.
+fn keeps_x_in_shared(caps: &Caps, shape: &Shape, tier: Tier) -> bool {
     let supported = shape.columns == 1 && shape.activations == Activations::Int16 && tier >= Tier::T1;
-    supported && shape.own_quads() * OWN_QUAD_BYTES <= caps.max_shared_bytes * 3 / 4
+    supported && shape.quads_per_split() * X_QUAD_BYTES <= caps.max_shared_bytes * 3 / 4
 }
 
-/// Units of `strips` strips in a matrix.
-fn units(shape: &Shape, strips: u32) -> u32 {
+/// Row panels of `strips` strips in a matrix.
+fn panels(shape: &Shape, strips: u32) -> u32 {
     (shape.weights.strips() as u32).div_ceil(strips)
 }
 
-/// Slices of a workgroup with a compute unit to itself: as many as leave each enough registers, measured on
-/// an H200.
-const OWN_SLICES: u32 = 28;
-/// The same where a thread holds 128 bytes of weights and prefetches as many.
-const OWN_WIDE_SLICES: u32 = 16;
-/// Units per compute unit from which two strips at once are better, because they share the reads of x: for 4
-/// bits and for 8.
-const WIDE_FROM: [u32; 2] = [6, 64];
+/// Maximum slices of a workgroup with x in shared memory, one workgroup per compute unit: as many as leave
+/// each slice enough registers, measured on an H200.
+const SHARED_X_SLICES: u32 = 28;
+/// The same where a thread holds 128 bytes of weights and prefetches 128 more: int8 in panels of two
+/// strips.
+const SHARED_X_TWO_STRIP_SLICES: u32 = 16;
+/// Minimum strips per compute unit for panels of two strips, which share the reads of x: for int4 and int8
+/// weights.
+const MIN_STRIPS_FOR_PAIRS: [u32; 2] = [6, 64];
 
-/// One workgroup per compute unit, with teams as large as its registers allow; all workgroups take the same
-/// number of strips, where possible.
-fn owning(caps: &Caps, shape: &Shape, base: Plan) -> Plan {
+/// One workgroup per compute unit, with teams as large as its registers allow; all workgroups process the
+/// same number of panels, where possible.
+fn plan_with_shared_x(caps: &Caps, shape: &Shape, base: Plan) -> Plan {
     let device = caps.compute_units.unwrap_or(16);
     let int8 = !matches!(shape.weights.scheme, Scheme::Int4 | Scheme::Int4Min);
-    let two_strips = units(shape, 1) * shape.splits >= device * WIDE_FROM[usize::from(int8)];
+    let two_strips = panels(shape, 1) * shape.splits >= device * MIN_STRIPS_FOR_PAIRS[usize::from(int8)];
     let strips = if two_strips { 2 } else { base.strips };
-    let units = units(shape, strips);
-    let limit = if int8 && strips == 2 { OWN_WIDE_SLICES } else { OWN_SLICES };
+    let panels = panels(shape, strips);
+    let limit = if int8 && strips == 2 { SHARED_X_TWO_STRIP_SLICES } else { SHARED_X_SLICES };
     let limit = limit.min(max_slices(caps, shape, Plan { strips, ..base }));
-    let target = (units * shape.splits).div_ceil(device);
-    let members =
-        if target > 1 { members(shape.own_quads(), limit) } else { all_members(shape.own_quads(), limit) };
-    let teams = (limit / members).min(target).max(1);
-    let plan = Plan { threads: members * teams * SLICE, teams, strips, ..base };
-    Plan { groups: even_groups(caps, shape, &plan, 1), ..whole_subgroups(caps, plan) }
+    let target = (panels * shape.splits).div_ceil(device);
+    let team_slices = if target > 1 {
+        slices_per_team(shape.quads_per_split(), limit)
+    } else {
+        slices_for_one_panel(shape.quads_per_split(), limit)
+    };
+    let teams = (limit / team_slices).min(target).max(1);
+    let plan = Plan { threads: team_slices * teams * SLICE, teams, strips, ..base };
+    Plan { groups: balanced_groups(caps, shape, &plan, 1), ..with_full_subgroups(caps, plan) }
 }
 
-/// Slices per team: few, such that the quads divide among them in at least three steps, with as few idle
+/// Slices per team: few, such that the quads divide among them in at least three K-steps, with as few idle
 /// slices as possible.
-fn members(quads: u32, limit: u32) -> u32 {
+fn slices_per_team(quads: u32, limit: u32) -> u32 {
     let largest = (quads / 3).clamp(3, 9).min(limit).max(1);
-    let idle = |members: u32| quads.next_multiple_of(members) - quads;
-    (largest.min(3)..=largest).min_by_key(|members| (idle(*members), members.abs_diff(7))).unwrap_or(1)
+    let idle_slices = |team_slices: u32| quads.next_multiple_of(team_slices) - quads;
+    (largest.min(3)..=largest)
+        .min_by_key(|team_slices| (idle_slices(*team_slices), team_slices.abs_diff(7)))
+        .unwrap_or(1)
 }
 
-/// Slices of a team with a compute unit to itself and a single unit to process: as few steps as possible.
-fn all_members(quads: u32, limit: u32) -> u32 {
-    (1..=limit.max(1)).min_by_key(|members| (quads.div_ceil(*members), *members)).unwrap_or(1)
+/// Slices of a team that has a compute unit to itself and a single panel to process: as few K-steps as
+/// possible.
+fn slices_for_one_panel(quads: u32, limit: u32) -> u32 {
+    (1..=limit.max(1)).min_by_key(|team_slices| (quads.div_ceil(*team_slices), *team_slices)).unwrap_or(1)
 }
 
-/// Workgroups for a plan: `per_unit` per compute unit, or slightly fewer, so that all have equal work.
-fn even_groups(caps: &Caps, shape: &Shape, plan: &Plan, per_unit: u32) -> u32 {
-    let shares = units(shape, plan.strips).div_ceil(plan.teams);
-    let at_once = (caps.compute_units.unwrap_or(16) * per_unit / shape.splits).max(1);
-    let rounds = shares.div_ceil(at_once);
-    shares.div_ceil(rounds).min(caps.max_groups / shape.splits) * shape.splits
+/// Workgroups for a plan: `per_compute_unit` per compute unit, or slightly fewer, so that all have equal
+/// work.
+fn balanced_groups(caps: &Caps, shape: &Shape, plan: &Plan, per_compute_unit: u32) -> u32 {
+    let workgroup_panels = panels(shape, plan.strips).div_ceil(plan.teams);
+    let concurrent = (caps.compute_units.unwrap_or(16) * per_compute_unit / shape.splits).max(1);
+    let rounds = workgroup_panels.div_ceil(concurrent);
+    workgroup_panels.div_ceil(rounds).min(caps.max_groups / shape.splits) * shape.splits
 }
 
 /// At T1 the thread index is derived from the subgroup, which requires full subgroups.
-fn whole_subgroups(caps: &Caps, plan: Plan) -> Plan {
+fn with_full_subgroups(caps: &Caps, plan: Plan) -> Plan {
     if plan.subgroup != Subgroup::Any || plan.threads.is_multiple_of(caps.max_subgroup_size) {
         return plan;
     }
-    let whole = |members: &u32| (members * plan.teams * SLICE).is_multiple_of(caps.max_subgroup_size);
-    match (1..=plan.members()).rev().find(whole) {
-        Some(members) => Plan { threads: members * plan.teams * SLICE, ..plan },
+    let whole = |team_slices: &u32| (team_slices * plan.teams * SLICE).is_multiple_of(caps.max_subgroup_size);
+    match (1..=plan.slices_per_team()).rev().find(whole) {
+        Some(team_slices) => Plan { threads: team_slices * plan.teams * SLICE, ..plan },
         None => Plan { threads: caps.max_subgroup_size, teams: 1, ..plan },
     }
 }
@@ -252,29 +261,30 @@ fn whole_subgroups(caps: &Caps, plan: Plan) -> Plan {
 /// Every plan worth timing for a shape: the policy's own first, more promising ones before others, and those
 /// with subgroups of 64 last.
 pub fn candidates(caps: &Caps, shape: &Shape) -> Vec<Plan> {
-    let mut list = candidates_of_32(caps, shape);
+    let mut list = candidates_in_subgroups_of_32(caps, shape);
     for plan in list.clone() {
-        let twin = in_wide_subgroups(caps, shape, plan).filter(|twin| !list.contains(twin));
-        list.extend(twin);
+        let wide_plan = in_subgroups_of_64(caps, shape, plan).filter(|wide_plan| !list.contains(wide_plan));
+        list.extend(wide_plan);
     }
     list
 }
 
 /// The same plan with two slices per subgroup, where the device has both sizes: fewer instructions per load,
-/// but coarser register allocation. Adds a member where the last subgroup would be half empty.
-fn in_wide_subgroups(caps: &Caps, shape: &Shape, plan: Plan) -> Option<Plan> {
+/// but coarser register allocation. Adds a slice per team where the last subgroup would be half empty.
+fn in_subgroups_of_64(caps: &Caps, shape: &Shape, plan: Plan) -> Option<Plan> {
     let wide = 2 * SLICE;
     if plan.subgroup != Subgroup::Exactly(SLICE) || !caps.allows_subgroup_size(wide) || plan.lanes.is_some() {
         return None;
     }
-    let members = if plan.threads.is_multiple_of(wide) { plan.members() } else { plan.members() + 1 };
-    let threads = members * plan.teams * SLICE;
-    let twin = Plan { threads, subgroup: Subgroup::Exactly(wide), ..plan };
-    (threads / SLICE <= max_slices(caps, shape, twin)).then_some(twin)
+    let team_slices =
+        if plan.threads.is_multiple_of(wide) { plan.slices_per_team() } else { plan.slices_per_team() + 1 };
+    let threads = team_slices * plan.teams * SLICE;
+    let wide_plan = Plan { threads, subgroup: Subgroup::Exactly(wide), ..plan };
+    (threads / SLICE <= max_slices(caps, shape, wide_plan)).then_some(wide_plan)
 }
 
-/// The candidates with subgroups of 32, or of the only size that the device has.
-fn candidates_of_32(caps: &Caps, shape: &Shape) -> Vec<Plan> {
+/// The candidates with subgroups of 32, or of the only size that the device supports.
+fn candidates_in_subgroups_of_32(caps: &Caps, shape: &Shape) -> Vec<Plan> {
     let best = plan(caps, shape);
     let mut list = vec![best];
     if best.lanes.is_some() {
@@ -293,27 +303,29 @@ fn candidates_of_32(caps: &Caps, shape: &Shape) -> Vec<Plan> {
         return list;
     }
     let min_strips = shape.epilogue.strips() as u32;
-    if best.own_x {
-        let quads = shape.own_quads();
-        let limit = best.members().max(16);
-        let mut members: Vec<u32> =
-            (2..=limit).filter(|members| quads.next_multiple_of(*members) - quads <= quads / 8).collect();
-        members.sort_by_key(|members| members.abs_diff(best.members()));
-        for (members, strips) in
-            members.iter().flat_map(|members| [(*members, best.strips), (*members, 3 - best.strips)])
+    if best.x_in_shared {
+        let quads = shape.quads_per_split();
+        let limit = best.slices_per_team().max(16);
+        let mut team_slices: Vec<u32> = (2..=limit)
+            .filter(|team_slices| quads.next_multiple_of(*team_slices) - quads <= quads / 8)
+            .collect();
+        team_slices.sort_by_key(|team_slices| team_slices.abs_diff(best.slices_per_team()));
+        for (team_slices, strips) in team_slices
+            .iter()
+            .flat_map(|team_slices| [(*team_slices, best.strips), (*team_slices, 3 - best.strips)])
         {
             for teams in [1, 2, 4]
                 .into_iter()
-                .filter(|teams| strips >= min_strips && (4..=32).contains(&(members * teams)))
+                .filter(|teams| strips >= min_strips && (4..=32).contains(&(team_slices * teams)))
             {
-                for per_unit in [1, 2, 3] {
-                    let plan = Plan { threads: members * teams * SLICE, teams, strips, ..best };
-                    if members * teams * per_unit <= 42 {
-                        add(Plan { groups: even_groups(caps, shape, &plan, per_unit), ..plan });
+                for per_compute_unit in [1, 2, 3] {
+                    let plan = Plan { threads: team_slices * teams * SLICE, teams, strips, ..best };
+                    if team_slices * teams * per_compute_unit <= 42 {
+                        add(Plan { groups: balanced_groups(caps, shape, &plan, per_compute_unit), ..plan });
                     }
                 }
-                let plan = Plan { threads: members * teams * SLICE, teams, strips, ..best };
-                add(Plan { groups: units(shape, strips).div_ceil(teams) * shape.splits, ..plan });
+                let plan = Plan { threads: team_slices * teams * SLICE, teams, strips, ..best };
+                add(Plan { groups: panels(shape, strips).div_ceil(teams) * shape.splits, ..plan });
             }
         }
         return list;
@@ -336,11 +348,11 @@ pub fn short_list(caps: &Caps, shape: &Shape) -> Vec<Plan> {
     const MAX_PLANS: usize = 16;
     /// Number of leading candidates that are also tried with subgroups of 64.
     const WIDE: usize = 4;
-    let mut list = nearest(candidates_of_32(caps, shape));
+    let mut list = nearest(candidates_in_subgroups_of_32(caps, shape));
     let mut wide: Vec<Plan> = Vec::new();
-    for twin in list.iter().filter_map(|plan| in_wide_subgroups(caps, shape, *plan)) {
-        if wide.len() < WIDE && !wide.contains(&twin) {
-            wide.push(twin);
+    for wide_plan in list.iter().filter_map(|plan| in_subgroups_of_64(caps, shape, *plan)) {
+        if wide.len() < WIDE && !wide.contains(&wide_plan) {
+            wide.push(wide_plan);
         }
     }
     list.truncate(MAX_PLANS);
@@ -353,34 +365,37 @@ pub fn short_list(caps: &Caps, shape: &Shape) -> Vec<Plan> {
 /// Sorts by distance from the first.
 fn nearest(mut list: Vec<Plan>) -> Vec<Plan> {
     let best = list[0];
-    if best.own_x {
+    if best.x_in_shared {
         // Earlier plans that differ only in their workgroup count.
-        let team = |plan: &Plan| (plan.members(), plan.teams, plan.strips);
-        let mut members: Vec<u32> =
-            list[1..].iter().map(Plan::members).filter(|members| *members != best.members()).collect();
-        members.dedup();
-        let far = |(index, plan): (usize, &Plan)| {
+        let team = |plan: &Plan| (plan.slices_per_team(), plan.teams, plan.strips);
+        let mut team_slices: Vec<u32> = list[1..]
+            .iter()
+            .map(Plan::slices_per_team)
+            .filter(|team_slices| *team_slices != best.slices_per_team())
+            .collect();
+        team_slices.dedup();
+        let distance = |(index, plan): (usize, &Plan)| {
             let grids = list[1..index].iter().filter(|other| team(other) == team(plan)).count();
-            let nearness = members.iter().position(|members| *members == plan.members());
-            // Both neighbours of the number of members come before more distant ones.
-            let of_members = nearness.map_or(0, |nearness| 2 + nearness / 2 * 2);
-            of_members + 2 * usize::from(plan.strips != best.strips) + grids
+            let rank = team_slices.iter().position(|team_slices| *team_slices == plan.slices_per_team());
+            // Both neighbours of the number of slices come before more distant ones.
+            let slice_distance = rank.map_or(0, |rank| 2 + rank / 2 * 2);
+            slice_distance + 2 * usize::from(plan.strips != best.strips) + grids
         };
         let mut rest: Vec<(usize, Plan)> =
-            list.iter().enumerate().skip(1).map(|(i, plan)| (far((i, plan)), *plan)).collect();
-        rest.sort_by_key(|(far, _)| *far);
+            list.iter().enumerate().skip(1).map(|(i, plan)| (distance((i, plan)), *plan)).collect();
+        rest.sort_by_key(|(distance, _)| *distance);
         return [best].into_iter().chain(rest.into_iter().map(|(_, plan)| plan)).collect();
     }
-    let times = |a: u32, b: u32| (f64::from(a) / f64::from(b)).log2().abs();
+    let log_ratio = |a: u32, b: u32| (f64::from(a) / f64::from(b)).log2().abs();
     // Another number of slices is more informative than a grid with fewer workgroups; odd numbers of slices
     // leave half a subgroup idle on some devices.
-    let far = |plan: &Plan| {
+    let distance = |plan: &Plan| {
         let odd = if SLICES.contains(&(plan.threads / SLICE)) { 0.0 } else { 2.0 };
-        odd + times(plan.threads, best.threads)
-            + times(plan.in_flight, best.in_flight)
-            + times(plan.groups, best.groups) / 2.0
+        odd + log_ratio(plan.threads, best.threads)
+            + log_ratio(plan.in_flight, best.in_flight)
+            + log_ratio(plan.groups, best.groups) / 2.0
     };
-    list[1..].sort_by(|a, b| far(a).total_cmp(&far(b)));
+    list[1..].sort_by(|a, b| distance(a).total_cmp(&distance(b)));
     list
 }
 
@@ -424,7 +439,7 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
                         let shape = Shape { epilogue, output, ..Shape::plain(weights, columns, activations) };
                         for shape in with_prologues(caps, shape, tier) {
                             let plan = at_tier(caps, &shape, tier);
-                            let wide = in_wide_subgroups(caps, &shape, plan).filter(|plan| plan.own_x);
+                            let wide = in_subgroups_of_64(caps, &shape, plan).filter(|plan| plan.x_in_shared);
                             for plan in [plan].into_iter().chain(wide) {
                                 let new = variant(&shape, plan);
                                 if !list.iter().any(|known| known.same_code(&new)) {
@@ -444,17 +459,17 @@ pub fn variants(caps: &Caps) -> Vec<Variant> {
 /// prologue.
 fn with_prologues(caps: &Caps, shape: Shape, tier: Tier) -> Vec<Shape> {
     let mut list = vec![shape];
-    let own_x = shape.columns == 1 && shape.activations == Activations::Int16 && tier >= Tier::T1;
+    let x_in_shared = shape.columns == 1 && shape.activations == Activations::Int16 && tier >= Tier::T1;
     let splits = splits(caps, &shape.weights);
     // Of the shapes above, these read the residual stream; the others read a sublayer's intermediate.
-    if own_x && has_prologue(caps, shape.weights.k) && shape.weights.rows > shape.weights.k {
+    if x_in_shared && has_prologue(caps, shape.weights.k) && shape.weights.rows > shape.weights.k {
         let added = |partials, post_norm| Prologue::AddAndNorm { partials, post_norm };
         // Without the sublayer's norm the code is a subset: one variant is enough.
         let plain = ((shape.weights.rows, shape.weights.k) == (43008, 5376)).then_some(added(1, false));
         for prologue in [Prologue::Norm, added(1, true), added(3, true)].into_iter().chain(plain) {
             list.push(Shape { prologue, ..shape });
         }
-    } else if own_x && splits > 1 && shape.epilogue == Epilogue::None {
+    } else if x_in_shared && splits > 1 && shape.epilogue == Epilogue::None {
         list.push(Shape { splits, ..shape });
     }
     list
@@ -481,7 +496,7 @@ fn max_slices(caps: &Caps, shape: &Shape, plan: Plan) -> u32 {
 
 /// Target slices per compute unit: measured on an H200, where 8192 × 5376 is best with 12 slices per strip,
 /// 5376 × 4096 with 16 and larger matrices with about 6.
-const SLICES_PER_UNIT: u32 = 48;
+const SLICES_PER_COMPUTE_UNIT: u32 = 48;
 /// More slices than this spend their time in the reduction.
 const MAX_SLICES: u32 = 16;
 
@@ -493,9 +508,9 @@ const SLICES: [u32; 6] = [2, 4, 6, 8, 12, MAX_SLICES];
 fn slices(caps: &Caps, shape: &Shape, limit: u32) -> u32 {
     let quads = shape.weights.quads() as u32;
     let strips = shape.weights.strips() as u32;
-    let fill = (caps.compute_units.unwrap_or(16) * SLICES_PER_UNIT / strips).min(MAX_SLICES);
-    let idle = |slices: u32| quads.next_multiple_of(slices) - quads;
-    let even = if idle(6) < idle(8) { 6 } else { 8 };
+    let fill = (caps.compute_units.unwrap_or(16) * SLICES_PER_COMPUTE_UNIT / strips).min(MAX_SLICES);
+    let idle_slices = |slices: u32| quads.next_multiple_of(slices) - quads;
+    let even = if idle_slices(6) < idle_slices(8) { 6 } else { 8 };
     let target = fill.max(even).min(limit).min(quads);
     // A slice without quads does no harm: the smallest count serves the smallest K.
     SLICES.into_iter().rev().find(|slices| *slices <= target).unwrap_or(SLICES[0]).min(limit)

@@ -1,5 +1,5 @@
-// Computes x in the workgroup: the norm of the residual stream, after adding a sublayer's output to it, with
-// or without its own norm, where there is one. Every workgroup repeats the work: that is cheaper than a
+// Computes x in shared memory: the norm of the residual stream. A sublayer's output may be added to the
+// stream first, with or without its own norm. Every workgroup repeats the work: that is cheaper than a
 // separate dispatch and the barrier after it.
 //
 // The factor of the last norm is common to all values, so it is left out of x and applied to the sums at the
@@ -7,14 +7,14 @@
 
 // Quarters (four values) of x, padding included, and quarters per thread: at least one, so that arrays are
 // not empty.
-const uint QUARTERS = OWN_QUADS * (QUAD / 4);
+const uint QUARTERS = SHARED_X_QUADS * (QUAD / 4);
 const uint PER_THREAD = QUARTERS == 0 ? 1 : (QUARTERS + THREADS - 1) / THREADS;
 // A subgroup has at least 4 threads on every device that has tier T1.
 const uint SUBGROUPS = (THREADS + 3) / 4;
 shared float squares_of_sublayer[SUBGROUPS];
 shared float squares_of_stream[SUBGROUPS];
 
-float own_squares(vec4 values[PER_THREAD]) {
+float subgroup_squares(vec4 values[PER_THREAD]) {
     float sum = 0.0;
     [[unroll]] for (uint j = 0; j < PER_THREAD; j++) {
         sum += dot(values[j], values[j]);
@@ -26,23 +26,23 @@ float own_squares(vec4 values[PER_THREAD]) {
 #define REDUCE_SQUARES(partials, result)                                                                                       \
     result = 0.0;                                                                                                          \
     for (uint i = 0; i < gl_NumSubgroups; i += gl_SubgroupSize) {                                                          \
-        uint part = i + gl_SubgroupInvocationID;                                                                           \
-        float square = partials[min(part, gl_NumSubgroups - 1)];                                                              \
-        result += part < gl_NumSubgroups ? square : 0.0;                                                                   \
+        uint subgroup = i + gl_SubgroupInvocationID;                                                                       \
+        float square = partials[min(subgroup, gl_NumSubgroups - 1)];                                                          \
+        result += subgroup < gl_NumSubgroups ? square : 0.0;                                                               \
     }                                                                                                                      \
     result = inversesqrt(subgroupAdd(result) / float(push.k) + push.epsilon)
 
 // Copies x unchanged.
-void copy_x(uint first_quad, uint own_quads) {
+void copy_x(uint first_quad, uint split_quads) {
     uint quads = (push.k + QUAD - 1) / QUAD;
     uint from = first_quad * (QUAD / 16);
-    [[unroll]] for (uint j = 0; j < (OWN_QUADS * 8 + THREADS - 1) / THREADS; j++) {
+    [[unroll]] for (uint j = 0; j < (SHARED_X_QUADS * 8 + THREADS - 1) / THREADS; j++) {
         uint i = thread_index() + j * THREADS;
-        if (i < own_quads * 8) {
+        if (i < split_quads * 8) {
             x_high[i] = push.x.data[from + i];
             x_low[i] = push.x.data[from + i + quads * (QUAD / 16)];
         }
-        if (i < own_quads * 2) {
+        if (i < split_quads * 2) {
             x_factors[i] = push.x_scales.data[first_quad * 2 + i];
         }
     }
@@ -50,28 +50,29 @@ void copy_x(uint first_quad, uint own_quads) {
 }
 
 // Fills x_high, x_low and x_factors; returns the factor still to be applied.
-float make_x(uint first_quad, uint own_quads) {
+float make_x(uint first_quad, uint split_quads) {
     if (PROLOGUE == 0) {
-        copy_x(first_quad, own_quads);
+        copy_x(first_quad, split_quads);
         return 1.0;
     }
     const bool POST_NORM = PROLOGUE == 2;
     const bool ADDS = PROLOGUE >= 2;
     uint thread = thread_index();
-    uint held = push.k / 4;
+    // Without padding.
+    uint k_quarters = push.k / 4;
     vec4 stream[PER_THREAD];
     vec4 weight[PER_THREAD];
     vec4 sublayer[PER_THREAD];
     vec4 post_weight[PER_THREAD];
     [[unroll]] for (uint j = 0; j < PER_THREAD; j++) {
         // Past the end the last values are loaded again, without a branch, and not used.
-        uint i = min(thread + j * THREADS, held - 1);
+        uint i = min(thread + j * THREADS, k_quarters - 1);
         stream[j] = push.residual.data[i];
         weight[j] = push.weight.data[i];
         if (ADDS) {
             sublayer[j] = push.sublayer.data[i];
             [[unroll]] for (uint split = 1; split < SUBLAYER_PARTIALS; split++) {
-                sublayer[j] += push.sublayer.data[i + split * held];
+                sublayer[j] += push.sublayer.data[i + split * k_quarters];
             }
         }
         if (POST_NORM) {
@@ -79,15 +80,15 @@ float make_x(uint first_quad, uint own_quads) {
         }
     }
     [[unroll]] for (uint j = 0; j < PER_THREAD; j++) {
-        if (thread + j * THREADS >= held) {
+        if (thread + j * THREADS >= k_quarters) {
             stream[j] = vec4(0.0);
             sublayer[j] = vec4(0.0);
         }
     }
     if (POST_NORM) {
-        float part = own_squares(sublayer);
+        float partial = subgroup_squares(sublayer);
         if (gl_SubgroupInvocationID == 0) {
-            squares_of_sublayer[gl_SubgroupID] = part;
+            squares_of_sublayer[gl_SubgroupID] = partial;
         }
         barrier();
         float factor;
@@ -100,9 +101,9 @@ float make_x(uint first_quad, uint own_quads) {
             stream[j] += sublayer[j];
         }
     }
-    float part = own_squares(stream);
+    float partial = subgroup_squares(stream);
     if (gl_SubgroupInvocationID == 0) {
-        squares_of_stream[gl_SubgroupID] = part;
+        squares_of_stream[gl_SubgroupID] = partial;
     }
     [[unroll]] for (uint j = 0; j < PER_THREAD; j++) {
         uint quarter = thread + j * THREADS;
@@ -120,7 +121,7 @@ float make_x(uint first_quad, uint own_quads) {
             }
         }
         // The stream is not updated in place: other workgroups may not have read it yet.
-        if (ADDS && gl_WorkGroupID.x == 0 && push.writes_stream != 0 && quarter < held) {
+        if (ADDS && gl_WorkGroupID.x == 0 && push.writes_stream != 0 && quarter < k_quarters) {
             push.stream.data[quarter] = stream[j];
         }
     }

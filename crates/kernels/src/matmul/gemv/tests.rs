@@ -28,8 +28,9 @@ fn plans_of_larger_gpus_match_the_reference() {
         (Tier::T0, 256, 1, 1, 4, 1),
         (Tier::T1, 1024, 2, 2, 2, 2),
     ] {
-        let (subgroup, lanes, own_x) = (Subgroup::Any, None, false);
-        let plan = policy::Plan { tier, threads, teams, strips, in_flight, groups, own_x, subgroup, lanes };
+        let (subgroup, lanes, x_in_shared) = (Subgroup::Any, None, false);
+        let plan =
+            policy::Plan { tier, threads, teams, strips, in_flight, groups, x_in_shared, subgroup, lanes };
         for (scheme, activations) in [
             (Scheme::Int8, Activations::Int8),
             (Scheme::Int4, Activations::Int16),
@@ -70,7 +71,7 @@ fn teams_share_the_x_of_their_prologue() {
                 let shape =
                     Shape { prologue, epilogue, splits, ..Shape::plain(weights, 1, Activations::Int16) };
                 let plan = policy::Plan { threads, teams, strips, groups: groups * splits, ..base };
-                let comparison = cases::run_own_x(&device, shape, plan, device.caps()).unwrap();
+                let comparison = cases::run_with_shared_x(&device, shape, plan, device.caps()).unwrap();
                 assert!(comparison.passed(), "{shape:?}, {plan:?}: {:?}", comparison.first_mismatch);
             }
         }
@@ -127,7 +128,7 @@ fn workgroups_are_balanced_over_compute_units() {
         let weights = Layout::new(scheme, rows, k).unwrap();
         let shape = Shape { epilogue, splits, ..Shape::plain(weights, 1, Activations::Int16) };
         let plan = policy::plan(&known::h200(), &shape);
-        (plan.members(), plan.teams, plan.strips, plan.groups)
+        (plan.slices_per_team(), plan.teams, plan.strips, plan.groups)
     };
     assert_eq!(plan(Scheme::Int4, 43008, 5376, Epilogue::Geglu, 1), (7, 4, 2, 112), "1344 pairs, 3 rounds");
     assert_eq!(plan(Scheme::Int8, 43008, 5376, Epilogue::Geglu, 1), (7, 2, 2, 112), "6 rounds");
@@ -140,7 +141,7 @@ fn workgroups_are_balanced_over_compute_units() {
     assert_eq!(
         plan(Scheme::Int8, 1152, 6912, Epilogue::None, 1),
         (27, 1, 1, 72),
-        "the 1B's down: fewer strips than units"
+        "the 1B's down projection: fewer strips than compute units"
     );
     assert_eq!(policy::splits(&known::h200(), &Layout::new(Scheme::Int8, 5376, 21504).unwrap()), 3);
     assert_eq!(policy::splits(&known::h200(), &Layout::new(Scheme::Int8, 5376, 4096).unwrap()), 1);
@@ -243,11 +244,11 @@ fn invalid_operands_are_rejected() {
     assert!(super::Gemv::new(&device, shape(32, 64, 9)).is_err());
     // Four quads in three splits of two leave the last one empty.
     let weights = Layout::new(Scheme::Int8, 32, 512).unwrap();
-    let parts = |splits| Shape { splits, ..Shape::plain(weights, 1, Activations::Int16) };
-    assert!(super::Gemv::new(&device, parts(2)).is_ok() && super::Gemv::new(&device, parts(3)).is_err());
+    let split = |splits| Shape { splits, ..Shape::plain(weights, 1, Activations::Int16) };
+    assert!(super::Gemv::new(&device, split(2)).is_ok() && super::Gemv::new(&device, split(3)).is_err());
     assert!(
-        super::Gemv::new(&device, Shape { prologue: Prologue::Norm, ..parts(2) }).is_err(),
-        "half a norm"
+        super::Gemv::new(&device, Shape { prologue: Prologue::Norm, ..split(2) }).is_err(),
+        "a prologue needs all of x"
     );
     let floats = Layout::new(Scheme::Bf16, 32, 64).unwrap();
     let rejected =
@@ -277,7 +278,9 @@ fn invalid_operands_are_rejected() {
     kernel
         .record(&mut recorder, "the last", &w, Source::Vectors(&x), &Target { first: 112, ..y16.clone() })
         .unwrap();
-    for (what, first, stride) in [("no half group", 8, 128), ("too far", 128, 128), ("no quads", 0, 64)] {
+    for (what, first, stride) in
+        [("start within a half group", 8, 128), ("past the end", 128, 128), ("stride within a quad", 0, 64)]
+    {
         kernel
             .record(&mut recorder, what, &w, Source::Vectors(&x), &Target { first, stride, ..y16.clone() })
             .expect_err(what);

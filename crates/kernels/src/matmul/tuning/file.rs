@@ -1,9 +1,9 @@
 //! The tuning file: one per device and driver, next to the cached pipelines.
 //!
 //! It is used only if everything matches: the format, the device (a file copied from another machine
-//! describes another GPU), and the shaders. It can be regenerated at any time, so a file that does not match
-//! is replaced. If the folder is not writable, every start tunes again, and may choose another plan each time
-//! and so sum in another order.
+//! describes another GPU), and the shaders. It can be regenerated at any time, so a file that does not
+//! match is replaced. If the folder is not writable, every start tunes again and may choose another plan,
+//! and with it another order of summation.
 
 use std::path::Path;
 
@@ -30,11 +30,11 @@ struct Content {
 }
 
 /// Why a file is not used.
-enum Misfit {
+enum Rejection {
     /// Written by another version, which is normal.
-    Old,
-    /// Malformed.
-    Wrong(String),
+    OtherVersion,
+    /// Malformed, or for another device.
+    Invalid(String),
 }
 
 /// The entries of a file; none where it is missing or does not match.
@@ -42,11 +42,11 @@ pub(super) fn read(file: &Path) -> Vec<Entry> {
     let Ok(text) = std::fs::read(file) else { return vec![] };
     match parse(&text, &key(file)) {
         Ok(entries) => entries,
-        Err(Misfit::Old) => {
+        Err(Rejection::OtherVersion) => {
             tracing::info!("{}: written by another version; products are timed again", file.display());
             vec![]
         }
-        Err(Misfit::Wrong(reason)) => {
+        Err(Rejection::Invalid(reason)) => {
             let reason = format!("{reason}; products are timed again and the file is replaced");
             tracing::warn!("{}", gpu::Error::InvalidFile { path: file.to_path_buf(), reason });
             vec![]
@@ -76,21 +76,21 @@ pub(super) fn add(file: &Path, info: &AdapterInfo, entries: &[Entry]) {
     }
 }
 
-fn parse(text: &[u8], key: &str) -> Result<Vec<Entry>, Misfit> {
+fn parse(text: &[u8], key: &str) -> Result<Vec<Entry>, Rejection> {
     #[derive(Deserialize)]
     struct Version {
         format: u32,
         shaders: String,
     }
-    let damaged = |error: serde_json::Error| Misfit::Wrong(format!("damaged ({error})"));
+    let damaged = |error: serde_json::Error| Rejection::Invalid(format!("damaged ({error})"));
     // Entries of another version need not parse.
     let version: Version = serde_json::from_slice(text).map_err(damaged)?;
     if (version.format, version.shaders) != (FORMAT, shaders()) {
-        return Err(Misfit::Old);
+        return Err(Rejection::OtherVersion);
     }
     let content: Content = serde_json::from_slice(text).map_err(damaged)?;
     if content.key != key {
-        return Err(Misfit::Wrong("for another device or driver".into()));
+        return Err(Rejection::Invalid("for another device or driver".into()));
     }
     Ok(content.products)
 }

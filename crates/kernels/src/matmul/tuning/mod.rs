@@ -91,7 +91,7 @@ impl Tuning {
             return Self::default();
         }
         let Some(file) = device.cache_path("tuning", "json") else { return Self::default() };
-        let entries = file::read(&file).into_iter().filter(|entry| holds(device.caps(), entry));
+        let entries = file::read(&file).into_iter().filter(|entry| is_valid(device.caps(), entry));
         Self { entries: entries.map(|entry| (entry.shape, entry)).collect(), file: Some(file) }
     }
 
@@ -146,7 +146,7 @@ impl Tuning {
 
 /// Whether this policy could have produced an entry on this device: the file is external input, and a plan
 /// that does not fit its shape would compute nonsense.
-fn holds(caps: &Caps, entry: &Entry) -> bool {
+fn is_valid(caps: &Caps, entry: &Entry) -> bool {
     let Entry { shape, policy, plan, .. } = entry;
     let Layout { scheme, rows, k } = shape.weights;
     Layout::new(scheme, rows, k).is_some()

@@ -19,12 +19,12 @@ pub(super) trait Stopwatch {
     fn time(&mut self, shape: &Shape, plan: &Plan) -> Result<f64>;
 }
 
-/// Minimum speed-up over the policy's plan: two medians of one device differ by as much, and noise must not
-/// change what a model computes.
-const CLEARLY: f64 = 0.98;
+/// Maximum time of a plan that replaces the policy's, relative to it: two medians on one device differ by
+/// as much, and noise must not change what a model computes.
+const MAX_TIME_RATIO: f64 = 0.98;
 
 /// Plans per shape that are timed again, besides the policy's.
-const AGAIN: usize = 3;
+const RETIMED_PLANS: usize = 3;
 
 /// Times a list of plans for each shape, the policy's own first: all of them once, and the best a second
 /// time, which rules out disturbances and clocks that had not ramped up yet. A shape that the budget does not
@@ -38,12 +38,12 @@ pub(super) fn search(
     let work: Vec<(Shape, Vec<Plan>)> = shapes.iter().map(|shape| (*shape, list(shape))).collect();
     let ready = stopwatch.prepare(&work)?;
     // A quarter is reserved for the second timings.
-    let once = budget * 3 / 4;
+    let first_timings = budget * 3 / 4;
     let mut timed: Vec<(Shape, Vec<(Plan, f64)>)> = Vec::new();
     'shapes: for ((shape, _), plans) in work.iter().zip(ready) {
         let mut times = Vec::new();
         for plan in plans {
-            if stopwatch.elapsed() >= once {
+            if stopwatch.elapsed() >= first_timings {
                 break 'shapes;
             }
             times.push((plan, stopwatch.time(shape, &plan)?));
@@ -51,19 +51,19 @@ pub(super) fn search(
         timed.push((*shape, times));
     }
     let mut entries = Vec::new();
-    'again: for (shape, mut times) in timed {
+    'retime: for (shape, mut times) in timed {
         times[1..].sort_by(|a, b| a.1.total_cmp(&b.1));
-        times.truncate(1 + AGAIN);
+        times.truncate(1 + RETIMED_PLANS);
         for (plan, time) in &mut times {
             if stopwatch.elapsed() >= budget {
-                break 'again;
+                break 'retime;
             }
             *time = stopwatch.time(&shape, plan)?.min(*time);
         }
         let (policy, policy_us) = times[0];
         let fastest = times.into_iter().min_by(|a, b| a.1.total_cmp(&b.1));
         let (plan, plan_us) =
-            fastest.filter(|(_, time)| *time < policy_us * CLEARLY).unwrap_or((policy, policy_us));
+            fastest.filter(|(_, time)| *time < policy_us * MAX_TIME_RATIO).unwrap_or((policy, policy_us));
         entries.push(Entry { shape, policy, plan, policy_us, plan_us });
     }
     Ok(entries)

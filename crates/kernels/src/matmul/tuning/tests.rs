@@ -28,14 +28,14 @@ fn entry(shape: Shape, plan: Plan) -> Entry {
 /// Time advances only when something is timed; a function gives the time of each plan.
 struct Fake<F> {
     now: Duration,
-    each: Duration,
+    time_per_call: Duration,
     calls: usize,
     time: F,
 }
 
 impl<F: FnMut(&Plan) -> f64> Fake<F> {
-    fn new(each: Duration, time: F) -> Self {
-        Self { now: Duration::ZERO, each, calls: 0, time }
+    fn new(time_per_call: Duration, time: F) -> Self {
+        Self { now: Duration::ZERO, time_per_call, calls: 0, time }
     }
 }
 
@@ -47,7 +47,7 @@ impl<F: FnMut(&Plan) -> f64> Stopwatch for Fake<F> {
         Ok(work.iter().map(|(_, plans)| plans.clone()).collect())
     }
     fn time(&mut self, _: &Shape, plan: &Plan) -> Result<f64> {
-        self.now += self.each;
+        self.now += self.time_per_call;
         self.calls += 1;
         Ok((self.time)(plan))
     }
@@ -78,14 +78,18 @@ fn short_lists_vary_every_parameter() {
                 Shape { prologue: Prologue::AddAndNorm { partials: 3, post_norm: true }, ..shape(rows, k) };
             for shape in [shape(rows, k), norm] {
                 let list = policy::short_list(&caps, &shape);
-                assert!(list[0].own_x);
-                let ways = |of: fn(&Plan) -> u32| {
+                assert!(list[0].x_in_shared);
+                let distinct = |of: fn(&Plan) -> u32| {
                     let mut values: Vec<u32> = list.iter().map(of).collect();
                     values.sort_unstable();
                     values.dedup();
                     values.len()
                 };
-                let found = [ways(Plan::members), ways(|plan| plan.teams), ways(|plan| plan.strips)];
+                let found = [
+                    distinct(Plan::slices_per_team),
+                    distinct(|plan| plan.teams),
+                    distinct(|plan| plan.strips),
+                ];
                 assert!(found[0] >= 3 && found[1] >= 2 && found[2] == 2, "{rows} × {k}: {found:?} {list:#?}");
                 let same = |plan: &&Plan| (plan.threads, plan.teams) == (list[1].threads, list[1].teams);
                 assert!(list.iter().filter(same).count() > 1, "another grid: {rows} × {k} {list:#?}");
@@ -217,18 +221,18 @@ fn unwritable_folders_are_not_an_error() {
 fn entries_outside_the_policy_are_skipped() {
     let caps = known::h200();
     let good = entry(shape(8192, 5376), plans()[2]);
-    assert!(super::holds(&caps, &good));
+    assert!(super::is_valid(&caps, &good));
     let plan = Plan { threads: 96, groups: 7, ..good.plan };
-    assert!(!super::holds(&caps, &Entry { plan, ..good }));
-    assert!(!super::holds(&caps, &Entry { policy: good.plan, ..good }), "the policy has changed");
+    assert!(!super::is_valid(&caps, &Entry { plan, ..good }));
+    assert!(!super::is_valid(&caps, &Entry { policy: good.plan, ..good }), "the policy has changed");
     for (rows, k, columns) in
         [(0, 5376, 1), (8192, 0, 1), (8192, 33, 1), (usize::MAX, 5376, 1), (8192, 5376, 0), (8192, 5376, 9)]
     {
         let weights = Layout { scheme: Scheme::Int8, rows, k };
-        assert!(!super::holds(&caps, &Entry { shape: Shape { weights, columns, ..good.shape }, ..good }));
+        assert!(!super::is_valid(&caps, &Entry { shape: Shape { weights, columns, ..good.shape }, ..good }));
     }
     for splits in [0, 2, u32::MAX] {
-        assert!(!super::holds(&caps, &Entry { shape: Shape { splits, ..good.shape }, ..good }));
+        assert!(!super::is_valid(&caps, &Entry { shape: Shape { splits, ..good.shape }, ..good }));
     }
 }
 

@@ -27,7 +27,7 @@ use crate::{
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// Bytes of weights per run: more than any cache, and still a few milliseconds on a slow device. All layers
 /// of a large model would add no information.
-const CHAIN_BYTES: u64 = 256 << 20;
+const RUN_BYTES: u64 = 256 << 20;
 /// Upper bound of cache sizes. Where a shape has fewer bytes of weights, other weights of the model are read
 /// before each run, as happens in decode. A model that fits the cache as a whole finds its weights there in
 /// decode as well.
@@ -38,9 +38,9 @@ const RUNS: [usize; 2] = [9, 3];
 const SHORT_US: f64 = 500.0;
 /// Warm-up time before the first timing: clocks ramp up under load.
 const WARM_UP: Duration = Duration::from_millis(30);
-/// A shape with less than this share of all weights is not worth its pipelines: for example the first
-/// layer's, whose norm differs.
-const WORTH: u64 = 100;
+/// A shape is timed if it has at least 1/`MIN_SHARE` of all weights: smaller ones do not repay the
+/// compilation of their pipelines. An example is the first layer's, whose norm differs.
+const MIN_SHARE: u64 = 100;
 
 /// The products of one shape.
 struct Group<'a> {
@@ -55,7 +55,7 @@ struct Ready {
     /// Products per run.
     count: usize,
     programs: Vec<(Plan, Program)>,
-    /// What is read before each run.
+    /// Reads other weights before each run, so that the cache does not hold those of the run.
     flush: Option<Program>,
 }
 
@@ -73,7 +73,7 @@ pub(super) struct Timer<'a> {
     groups: Vec<Group<'a>>,
     start: Instant,
     compiled: Instant,
-    /// The time of the first timing.
+    /// When the first timing started.
     timing: Instant,
     ready: Vec<Ready>,
 }
@@ -93,7 +93,7 @@ impl<'a> Timer<'a> {
             }
         }
         let total: u64 = groups.iter().map(|group| group.bytes).sum();
-        groups.retain(|group| group.bytes * WORTH >= total && is_new(&group.shape));
+        groups.retain(|group| group.bytes * MIN_SHARE >= total && is_new(&group.shape));
         // The most expensive shapes come first, in case the budget does not cover all.
         groups.sort_by_key(|group| std::cmp::Reverse(group.bytes));
         Self { device, all, groups, start, compiled: start, timing: start, ready: vec![] }
@@ -112,20 +112,20 @@ impl<'a> Timer<'a> {
     }
 
     /// Reads other weights of the model, unless the shape's own exceed any cache.
-    fn flush(&self, shape: &Shape, chain: u64) -> Result<Option<Recorder>> {
+    fn flush(&self, shape: &Shape, run_bytes: u64) -> Result<Option<Recorder>> {
         let others = self.all.iter().filter(|product| product.shape != *shape);
-        let parts = others.flat_map(|product| product.matrix.blocks());
-        let mut left = CACHE_BYTES;
+        let blocks = others.flat_map(|product| product.matrix.blocks());
+        let mut remaining = CACHE_BYTES;
         let mut views = Vec::new();
-        for part in parts {
-            if left == 0 || chain >= CACHE_BYTES {
+        for block in blocks {
+            if remaining == 0 || run_bytes >= CACHE_BYTES {
                 break;
             }
-            let bytes = part.values.len().min(left) / 16 * 16;
+            let bytes = block.values.len().min(remaining) / 16 * 16;
             if bytes > 0 {
-                views.push(part.values.slice(0..bytes)?);
+                views.push(block.values.slice(0..bytes)?);
             }
-            left = left.saturating_sub(part.values.len());
+            remaining = remaining.saturating_sub(block.values.len());
         }
         if views.is_empty() {
             return Ok(None);
@@ -175,13 +175,13 @@ impl<'a> Timer<'a> {
     /// The programs of a shape.
     fn record(&self, shape: &Shape, plans: &[Plan]) -> Result<Recorded> {
         let group = self.groups.iter().find(|group| group.shape == *shape).expect("a shape of this timer");
-        let mut chain = 0;
-        let within = |product: &&&Product<'_>| {
-            let first = chain == 0;
-            chain += product.matrix.bytes();
-            first || chain <= CHAIN_BYTES
+        let mut run_bytes = 0;
+        let fits_run = |product: &&&Product<'_>| {
+            let first = run_bytes == 0;
+            run_bytes += product.matrix.bytes();
+            first || run_bytes <= RUN_BYTES
         };
-        let products: Vec<&Product<'_>> = group.products.iter().take_while(within).copied().collect();
+        let products: Vec<&Product<'_>> = group.products.iter().take_while(fits_run).copied().collect();
         let mut programs = Vec::new();
         for (index, plan) in plans.iter().enumerate() {
             let kernel = match Gemv::with_plan(self.device, *shape, *plan) {
