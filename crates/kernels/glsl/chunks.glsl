@@ -10,8 +10,9 @@ struct Tile {
     uint number;
 };
 
-// Tile `number` of the rows first..end, in tiles of `size` pairs; a row has `group` pairs. `chunk_ends` holds
-// the end of each chunk; there are at most `max_chunks`. A tile past the last has no rows.
+// Tile `number` of the rows first..end, in tiles of `size` pairs of a row and one of its `group` query
+// heads. `chunk_ends` holds the end of each chunk; there are at most `max_chunks`. A tile past the last
+// has no rows.
 Tile tile_of_chunks(Numbers chunk_ends, uint max_chunks, uint first, uint end, uint group, uint size, uint number) {
     // Loaded before it is known whether there are rows, so that the positions can be loaded sooner.
     uint next = chunk_ends.data[0];

@@ -2,13 +2,13 @@
 // CLUSTER_SUMS (the maximum number of sums per call) and common.glsl. From T1 on a cluster lies within a
 // subgroup and needs no barrier; at T0 every thread of the workgroup must call it.
 #if TIER < 1
-shared float cluster_parts[THREADS * CLUSTER_SUMS];
+shared float cluster_partials[THREADS * CLUSTER_SUMS];
 #endif
 
 #if TIER >= 1
 float cluster_sum(float value) {
-    [[unroll]] for (uint far = 1; far < LANES; far *= 2) {
-        value += subgroupShuffleXor(value, far);
+    [[unroll]] for (uint mask = 1; mask < LANES; mask *= 2) {
+        value += subgroupShuffleXor(value, mask);
     }
     return value;
 }
@@ -25,14 +25,14 @@ void cluster_sums(inout float values[CLUSTER_SUMS]) {
     }
     uint thread = gl_LocalInvocationIndex;
     [[unroll]] for (uint i = 0; i < CLUSTER_SUMS; i++) {
-        cluster_parts[i * THREADS + thread] = values[i];
+        cluster_partials[i * THREADS + thread] = values[i];
     }
     barrier();
     uint first = thread / LANES * LANES;
     [[unroll]] for (uint i = 0; i < CLUSTER_SUMS; i++) {
         float value = 0.0;
         [[dont_unroll]] for (uint lane = 0; lane < LANES; lane++) {
-            value += cluster_parts[i * THREADS + first + lane];
+            value += cluster_partials[i * THREADS + first + lane];
         }
         values[i] = value;
     }

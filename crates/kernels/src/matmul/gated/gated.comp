@@ -1,8 +1,8 @@
 #version 460
 #pragma tiers(T0)
 #extension GL_GOOGLE_include_directive : require
-// gelu(gate) · up or silu(gate) · up of separately computed gate and up products: one value per step to f32,
-// four to f16.
+// gelu(gate) · up or silu(gate) · up of separately computed gate and up products: one value per loop
+// iteration to f32, four to f16.
 #include "common.glsl"
 #include "f16.glsl"
 

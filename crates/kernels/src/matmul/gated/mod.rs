@@ -60,7 +60,8 @@ impl Gated {
         let bytes = (self.n * y.columns * 4) as u64;
         if y.k != self.n || gate.len() < bytes || up.len() < bytes || active.len() < 4 {
             let reason = format!(
-                "{} columns of {}, but the kernel was created for rows of {}; gate has {} bytes, up {}, active {}",
+                "{} columns of {}, but the kernel was created for rows of {}; gate has {} bytes and up {}, but each needs {bytes}; \
+                 active has {} bytes, but needs 4",
                 y.columns,
                 y.k,
                 self.n,

@@ -51,8 +51,11 @@ impl Prefetch {
             || end / 16 > u64::from(u32::MAX)
             || checksums.len() < u64::from(ranges.groups()) * 4
         {
-            let reason =
-                format!("{ranges:?} of {} bytes, with {} bytes of checksums", data.len(), checksums.len());
+            let reason = format!(
+                "{ranges:?} of a buffer of {} bytes, with {} bytes of checksums",
+                data.len(),
+                checksums.len()
+            );
             return Err(Error::InvalidUse { what: name.to_string(), reason });
         }
         let push = Push {

@@ -49,7 +49,7 @@ pub const MIN_BYTES: u64 = 16 << 30;
 /// much, and 16 MB in one piece nothing.
 const RANGES: u32 = 192;
 
-/// Minimum compute units for which prefetching pays: smaller devices have fewer idle units during a norm.
+/// Minimum compute units for which prefetching pays: smaller devices have fewer idle ones during a norm.
 const MIN_COMPUTE_UNITS: u32 = 64;
 
 /// The ranges to prefetch ahead of a product of a few rows; none where it does not pay, or the matrix is

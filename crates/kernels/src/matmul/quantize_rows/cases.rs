@@ -27,8 +27,8 @@ pub(super) fn cases(caps: &Caps) -> Vec<Case> {
                 }));
             }
         };
-        // One half group, padded quads, the heads of the 270M and of the 27B, no active row, rows after
-        // others.
+        // One half group, padded quads, the heads of the 270M and of the 27B, no active row, active rows
+        // after inactive ones.
         push(
             Activations::Int16,
             &[
@@ -91,9 +91,9 @@ fn run(
     recorder.seal()?.run(TIMEOUT)?;
 
     let mut comparison = Comparison::default();
-    let rows_in_use = active.clone().flat_map(|row| &x[row * padded..row * padded + k]);
+    let active_values = active.clone().flat_map(|row| &x[row * padded..row * padded + k]);
     let want: Vec<Value> =
-        rows_in_use.map(|value| Value { value: f64::from(*value), allowed: 0.0 }).collect();
+        active_values.map(|value| Value { value: f64::from(*value), allowed: 0.0 }).collect();
     compare_from(&mut comparison, active.start, &want, y)?;
     Ok(comparison)
 }

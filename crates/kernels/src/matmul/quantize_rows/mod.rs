@@ -86,7 +86,8 @@ impl QuantizeRows {
         };
         if x.k != self.k || y.k != self.k || x.columns < y.columns || active.len() < 8 {
             return wrong(format!(
-                "{} columns of {} to {} columns of {}, but the kernel was created for {}; active has {} bytes",
+                "{} columns of {} to {} columns of {}, but the kernel was created for {}; active has {} bytes, but \
+                 needs 8",
                 x.columns,
                 x.k,
                 y.columns,
@@ -99,7 +100,7 @@ impl QuantizeRows {
             x: floats.into(),
             y: values.into(),
             y_scales: scales,
-            in_use: active.clone().into(),
+            active_rows: active.clone().into(),
             k: self.k as u32,
             stride: y.stride() as u32,
             plane_words: (y.stride() * y.columns / 4) as u32,

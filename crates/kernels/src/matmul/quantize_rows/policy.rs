@@ -12,7 +12,7 @@ pub struct Plan {
     pub tier: Tier,
     /// Threads per workgroup.
     pub threads: u32,
-    /// Fours per thread.
+    /// Vectors of four values per thread.
     pub per_thread: u32,
     /// Required subgroup size.
     pub subgroup: Subgroup,

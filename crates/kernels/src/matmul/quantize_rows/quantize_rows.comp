@@ -10,7 +10,7 @@ layout(local_size_x_id = 0) in;
 layout(constant_id = 0) const uint THREADS = 128;
 // As Activations (vectors.rs): int16 or f16.
 layout(constant_id = 1) const uint OUTPUT = 2;
-// Fours per thread.
+// Vectors of four values per thread.
 layout(constant_id = 2) const uint PER_THREAD = 1;
 
 layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Floats4 { vec4 data[]; };
@@ -24,8 +24,8 @@ layout(push_constant, scalar) uniform Push {
     // f16, or the bytes of int16.
     Words y;
     Scales y_scales;
-    // Active rows first..end.
-    Active in_use;
+    // Rows first..end are active.
+    Active active_rows;
     uint k;
     // Values from one column to the next, padding included.
     uint stride;
@@ -69,8 +69,8 @@ void main() {
     uint row = gl_WorkGroupID.y;
     uint first = (gl_WorkGroupID.x * THREADS + thread_index()) * PER_THREAD;
     uint fours = push.stride / 4;
-    uint first_row = push.in_use.first;
-    uint end_row = push.in_use.end;
+    uint first_row = push.active_rows.first;
+    uint end_row = push.active_rows.end;
     vec4 values[PER_THREAD];
     [[unroll]] for (uint j = 0; j < PER_THREAD; j++) {
         values[j] = push.x.data[row * fours + min(first + j, fours - 1)];
