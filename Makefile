@@ -1,6 +1,6 @@
 # Every target does its own set-up. `make help` lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test clients soak lint fmt model models rdna3 bench curve versus perplexity
+.PHONY: help setup demo serve test clients soak lint fmt shaders model models rdna3 bench curve versus perplexity
 
 INDRIK := target/release/indrik
 # The models of `demo` and `serve`, and of `perplexity` and `versus`: a name in the store or a file.
@@ -85,6 +85,9 @@ lint: setup ## check formatting, clippy, API docs, Markdown, licences
 
 fmt: ## format the code
 	$(rustfmt)
+
+shaders: setup ## compile the kernels' shaders to crates/kernels/generated, after changing one
+	cargo run -q -p indrik-shaders
 
 rdna3: setup ## write docs/performance/rdna3.{csv,md}: every kernel as Mesa compiles it for RDNA3
 	cargo build --release

@@ -1,3 +1,3 @@
-//! Generated from the shaders by the build script: push constants, specialisation constants, SPIR-V.
+//! Generated from the shaders by `make shaders`: push constants, specialisation constants, SPIR-V.
 
-include!(concat!(env!("OUT_DIR"), "/shaders.rs"));
+include!("../generated/shaders.rs");

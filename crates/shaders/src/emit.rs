@@ -88,7 +88,8 @@ impl gpu::SpecConstants for Constants {{
         let (glsl, rust) = (scalar.glsl(), rust_type(*scalar));
         format!("    /// `{name}`: `{glsl}`, constant {id}.\n    pub {}: {rust},\n", field(constant))
     });
-    let values = each(|constant| format!("            {},\n", to_word(constant.scalar, &field(constant))));
+    let values = constants.iter().map(|constant| to_word(constant.scalar, &field(constant)));
+    let values = list("vec![", values.collect(), "]", 8);
     // clippy requires Default to be derived where possible.
     let zero = constants.iter().all(|constant| constant.default == 0);
     let (derived, default) = if zero { ("Default, ", String::new()) } else { ("", default_impl(constants)) };
@@ -101,8 +102,7 @@ pub struct Constants {{
 
 {default}impl gpu::SpecConstants for Constants {{
     fn values(&self) -> Vec<u32> {{
-        vec![
-{values}        ]
+{values}
     }}
 }}
 "
@@ -111,20 +111,19 @@ pub struct Constants {{
 
 /// The defaults that the shader declares.
 fn default_impl(constants: &[Constant]) -> String {
-    let lines = constants.iter().map(|constant| {
+    let fields = constants.iter().map(|constant| {
         let value = literal(constant.scalar, constant.default);
-        format!("            {}: {value},\n", field(constant))
+        format!("{}: {value}", field(constant))
     });
+    let fields = list("Self { ", fields.collect(), " }", 8);
     // Keep the shader's literal even where Rust has a named constant for it.
     let float = constants.iter().any(|constant| constant.scalar == Scalar::Float);
     let allow = if float { "    #[allow(clippy::approx_constant)]\n" } else { "" };
-    let lines: String = lines.collect();
     format!(
         "\
 impl Default for Constants {{
 {allow}    fn default() -> Self {{
-        Self {{
-{lines}        }}
+{fields}
     }}
 }}
 
@@ -143,7 +142,7 @@ fn shader(kernel: &str, tier: u32, interface: &Interface) -> String {
 /// `{kernel}.comp` at tier T{tier}.
 pub static T{tier}: gpu::Shader = gpu::Shader {{
     name: \"{kernel}.t{tier}\",
-    spirv: include_bytes!(concat!(env!(\"OUT_DIR\"), \"/{kernel}.t{tier}.spv\")),
+    spirv: include_bytes!(\"{kernel}.t{tier}.spv\"),
     push_size: {},
     constant_ids: &[{}],
     local_size: [{}],
@@ -200,6 +199,19 @@ fn literal(scalar: Scalar, bits: u32) -> String {
         Scalar::Float if f32::from_bits(bits).is_finite() => format!("{:?}", f32::from_bits(bits)),
         Scalar::Float => format!("f32::from_bits({bits:#010x})"),
     }
+}
+
+/// A comma-separated list as rustfmt writes it: on one line if that fits, otherwise one item per line. `indent`
+/// is that of the list in its module, which is itself indented once more.
+fn list(open: &str, items: Vec<String>, close: &str, indent: usize) -> String {
+    const MAX_WIDTH: usize = 110;
+    let margin = " ".repeat(indent);
+    let line = format!("{margin}{open}{}{close}", items.join(", "));
+    if line.len() + 4 <= MAX_WIDTH {
+        return line;
+    }
+    let items: String = items.iter().map(|item| format!("{margin}    {item},\n")).collect();
+    format!("{margin}{}\n{items}{margin}{}", open.trim_end(), close.trim_start())
 }
 
 fn indent(text: &str) -> String {

@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::fs;
 use std::path::Path;
 
+use crate::names::cut_function_names;
 use glslang::error::{GlslangError, GlslangErrorLog};
 use glslang::include::{IncludeHandler, IncludeResult, IncludeType};
 use glslang::{
@@ -66,6 +67,7 @@ pub fn compile(path: &str, source: &str, tier: u32, includes: &[&Path]) -> Resul
         // glslang keeps the reason in a log that the binding does not expose.
         return Err(format!("ERROR: {path}: glslang generated no code"));
     }
+    let words = cut_function_names(&words).map_err(|error| format!("ERROR: {path}: {error}"))?;
     Ok(Module { words, warnings: tidy(&shader.get_log(), path) })
 }
 

@@ -27,40 +27,55 @@ pub struct Interface {
 /// One member of the push-constant block.
 #[derive(Debug, PartialEq)]
 pub struct Member {
+    /// Name in the shader.
     pub name: String,
+    /// Offset in bytes.
     pub offset: u32,
+    /// Type.
     pub kind: Kind,
 }
 
 /// What a push-constant member holds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Kind {
+    /// A number or a flag.
     Word(Scalar),
+    /// The address of a buffer.
     Buffer(Access),
 }
 
 /// A type passed as one 32-bit word.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Scalar {
+    /// `bool`.
     Bool,
+    /// `uint`.
     Uint,
+    /// `int`.
     Int,
+    /// `float`.
     Float,
 }
 
 /// How the shader may access a buffer, from its `readonly` and `writeonly` qualifiers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Access {
+    /// `readonly`.
     Read,
+    /// `writeonly`.
     Write,
+    /// Neither qualifier.
     ReadWrite,
 }
 
 /// A specialisation constant.
 #[derive(Debug, PartialEq)]
 pub struct Constant {
+    /// `constant_id`.
     pub id: u32,
+    /// Name in the shader.
     pub name: String,
+    /// Type.
     pub scalar: Scalar,
     /// The default value's 32 bits; `bool` as 0 or 1.
     pub default: u32,
@@ -69,6 +84,7 @@ pub struct Constant {
 /// One dimension of the workgroup.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum LocalSize {
+    /// A number in the shader.
     Fixed(u32),
     /// Index into [`Interface::constants`].
     Constant(usize),
