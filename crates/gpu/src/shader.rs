@@ -1,6 +1,6 @@
 //! The interface between a compiled shader and the host.
 //!
-//! Implementations are generated, not written per kernel: the `kernels` build script reflects each SPIR-V
+//! Implementations are generated, not written per kernel: the `shaders` crate reflects each SPIR-V
 //! module and emits a [`Shader`], a struct that implements [`PushConstants`] and one that implements
 //! [`SpecConstants`]. The accesses of a dispatch come from the `readonly` and `writeonly` qualifiers in the
 //! shader itself, so a barrier can be missing only if a qualifier is wrong.

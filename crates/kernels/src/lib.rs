@@ -23,8 +23,8 @@
 //! Operands carry their own format: a weight [`Matrix`] its scheme, layout and scales, [`Vectors`] their
 //! [`Activations`] format. A kernel rejects operands that do not fit, with an error that names them.
 //!
-//! The build script reflects every compiled shader and generates [`shaders`], with one struct of push constants and one
-//! of specialisation constants per shader: host and shader cannot disagree about their interface.
+//! `make shaders` compiles and reflects every shader and generates [`shaders`], with one struct of push constants and
+//! one of specialisation constants per shader: host and shader cannot disagree about their interface.
 //!
 //! To add a kernel: create its folder, declare it in its parent module, and add it to [`ALL`]. A test fails if a folder
 //! with a shader is missing there.

@@ -1,7 +1,7 @@
 //! Parses a SPIR-V module into the tables that reflection needs.
 //!
 //! Opcode and enum numbers are those of the SPIR-V 1.6 specification. Malformed modules give an error, never
-//! a panic: a build script that panics hides the shader's name behind a backtrace.
+//! a panic: a backtrace would hide the name of the shader.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
