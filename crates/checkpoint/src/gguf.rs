@@ -10,6 +10,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
+use crate::config::MetaValue;
 use crate::error::{Error, Result};
 use crate::source::{Format, Source};
 
@@ -73,6 +74,45 @@ pub fn parse(path: &Path, bytes: impl Read, len: u64) -> Result<Gguf> {
     parse_file(path, bytes, len, 0, MAX_HEADER).map(|(gguf, _)| gguf)
 }
 
+/// The metadata at the start of a file, up to its vocabulary: a few kilobytes that suffice for
+/// [`Config::from_gguf`](crate::Config::from_gguf), read before the rest of a file is at hand.
+#[derive(Clone, Debug)]
+pub struct Preview {
+    /// The keys before the vocabulary.
+    pub metadata: Metadata,
+    /// Size of the vocabulary; `None` if the file has none.
+    pub tokens: Option<u64>,
+}
+
+impl Preview {
+    /// A value of the metadata, in the form that configs are read from.
+    pub fn get(&self, key: &str) -> Option<MetaValue<'_>> {
+        match self.tokens {
+            Some(count) if key == VOCABULARY => Some(MetaValue::Array(count)),
+            _ => self.metadata.get(key).map(MetaValue::from),
+        }
+    }
+}
+
+/// The key of the vocabulary, the first long value in files of llama.cpp's converter.
+const VOCABULARY: &str = "tokenizer.ggml.tokens";
+
+/// Reads the metadata of a file of `len` bytes as far as its vocabulary. `path` is used in errors only.
+pub fn preview(path: &Path, bytes: impl Read, len: u64) -> Result<Preview> {
+    let mut header = Header::new(path, bytes, len, MAX_HEADER);
+    read_version(&mut header)?;
+    let tensor_count = header.u64(Subject::Field("tensor count"))?;
+    tensors::count(&header, tensor_count)?;
+    let keys = read_key_count(&mut header)?;
+    let (metadata, tokens) = Metadata::read_until(&mut header, keys, VOCABULARY)?;
+    Ok(Preview { metadata, tokens })
+}
+
+fn read_key_count<R: Read>(header: &mut Header<R>) -> Result<usize> {
+    let count = header.u64(Subject::Field("metadata key count"))?;
+    header.bounded_count("metadata keys", count, MIN_KEY_BYTES, MAX_KEYS, Subject::Field("metadata"))
+}
+
 /// [`parse_file`] on the file at `path`.
 fn open_file(path: &Path, index: usize, limit: u64) -> Result<(Gguf, u64)> {
     // Checked before opening, because opening a pipe blocks until its other end is opened.
@@ -90,14 +130,7 @@ fn parse_file(path: &Path, bytes: impl Read, len: u64, index: usize, limit: u64)
     let mut header = Header::new(path, bytes, len, limit);
     let version = read_version(&mut header)?;
     let tensor_count = header.u64(Subject::Field("tensor count"))?;
-    let key_count = header.u64(Subject::Field("metadata key count"))?;
-    let keys = header.bounded_count(
-        "metadata keys",
-        key_count,
-        MIN_KEY_BYTES,
-        MAX_KEYS,
-        Subject::Field("metadata"),
-    )?;
+    let keys = read_key_count(&mut header)?;
     // Also checked before the metadata, which can be long, to reject a wrong count early.
     tensors::count(&header, tensor_count)?;
 
@@ -167,4 +200,59 @@ fn read_alignment(path: &Path, metadata: &Metadata) -> Result<u64> {
         return Err(Error::invalid(path, reason));
     }
     Ok(alignment)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Config;
+
+    fn text(value: &str) -> Vec<u8> {
+        [&(value.len() as u64).to_le_bytes(), value.as_bytes()].concat()
+    }
+
+    fn number(key: &str, value: u32) -> Vec<u8> {
+        [text(key), 4_u32.to_le_bytes().to_vec(), value.to_le_bytes().to_vec()].concat()
+    }
+
+    /// The start of a Qwen 3 file, cut off inside its vocabulary.
+    fn start(architecture: &str) -> Vec<u8> {
+        let mut keys =
+            vec![[text("general.architecture"), 8_u32.to_le_bytes().to_vec(), text(architecture)].concat()];
+        for (key, value) in [
+            ("block_count", 36),
+            ("embedding_length", 4096),
+            ("attention.head_count", 32),
+            ("attention.head_count_kv", 8),
+            ("attention.key_length", 128),
+            ("feed_forward_length", 12288),
+            ("context_length", 40960),
+        ] {
+            keys.push(number(&format!("{architecture}.{key}"), value));
+        }
+        let epsilon = format!("{architecture}.attention.layer_norm_rms_epsilon");
+        keys.push([text(&epsilon), 6_u32.to_le_bytes().to_vec(), 1e-6_f32.to_le_bytes().to_vec()].concat());
+        let vocabulary = [9_u32.to_le_bytes(), 8_u32.to_le_bytes()].concat();
+        keys.push([text(VOCABULARY), vocabulary, 151_936_u64.to_le_bytes().to_vec(), text("!")].concat());
+        let count = keys.len() as u64 + 20;
+        let counts = [399_u64.to_le_bytes(), count.to_le_bytes()].concat();
+        [b"GGUF".to_vec(), 3_u32.to_le_bytes().to_vec(), counts, keys.concat()].concat()
+    }
+
+    #[test]
+    fn a_preview_has_the_config_without_the_vocabulary() {
+        let (path, bytes) = (Path::new("remote.gguf"), start("qwen3"));
+        let found = preview(path, &bytes[..], 8 << 30).unwrap();
+        assert_eq!(found.tokens, Some(151_936));
+        let config = Config::from_gguf(path, &|key| found.get(key)).unwrap();
+        assert_eq!((config.layers, config.kv_heads, config.vocab), (36, 8, 151_936));
+        assert!(parse(path, &bytes[..], 8 << 30).is_err(), "the whole header is not there");
+
+        let other = preview(path, &start("mamba")[..], 8 << 30).unwrap();
+        let error = Config::from_gguf(path, &|key| other.get(key)).unwrap_err().to_string();
+        assert!(error.contains("remote.gguf: the architecture 'mamba' is not supported"), "{error}");
+        for cut in [0, 3, 10, 30, bytes.len() - 20] {
+            assert!(preview(path, &bytes[..cut], 8 << 30).is_err(), "{cut} bytes");
+        }
+    }
 }

@@ -30,6 +30,25 @@ impl Metadata {
         Metadata::new(header.path(), entries)
     }
 
+    /// Reads keys until `last`, an array, of which only the length is read. Returns that length.
+    pub(super) fn read_until<R: Read>(
+        header: &mut Header<R>,
+        count: usize,
+        last: &str,
+    ) -> Result<(Metadata, Option<u64>)> {
+        let mut entries = Vec::new();
+        for index in 0..count {
+            let key = header.string(Subject::Key { index, count })?;
+            if key == last {
+                let len = Array::read_len(header, &key)?;
+                return Ok((Metadata::new(header.path(), entries)?, Some(len)));
+            }
+            let value = Value::read(header, &key)?;
+            entries.push((key, value));
+        }
+        Ok((Metadata::new(header.path(), entries)?, None))
+    }
+
     fn new(path: &Path, entries: Vec<(String, Value)>) -> Result<Metadata> {
         let mut by_key: Vec<usize> = (0..entries.len()).collect();
         by_key.sort_unstable_by(|a, b| entries[*a].0.cmp(&entries[*b].0));

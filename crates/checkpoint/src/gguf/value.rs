@@ -240,6 +240,18 @@ impl Array {
         })
     }
 
+    /// Reads the type and the length of the array at `key`, but none of its elements.
+    pub(super) fn read_len<R: Read>(header: &mut Header<R>, key: &str) -> Result<u64> {
+        let subject = Subject::Value(key);
+        match header.u32(subject)? {
+            9 => {
+                header.u32(subject)?;
+                header.u64(subject)
+            }
+            _ => Err(header.damaged(subject, "not an array")),
+        }
+    }
+
     fn read<R: Read>(header: &mut Header<R>, subject: Subject) -> Result<Array> {
         let kind = header.u32(subject)?;
         let count = header.u64(subject)?;
