@@ -56,6 +56,7 @@ pub use constraint::TokenConstraint;
 pub use detokenizer::Detokenizer;
 pub use error::{Error, Result};
 pub use message::{Message, Tool, ToolCall};
+pub use pretokens::check_pretokenizer;
 pub use stop::StopMatcher;
 pub use tokenizer::{DecodeSpecial, EncodeSpecial, Tokenizer};
 pub use tool_calls::{ToolCallEvent, ToolCallFormat, ToolCallParser};

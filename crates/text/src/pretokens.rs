@@ -22,6 +22,12 @@ const QWEN2: &str = concat!(
 const SPACES: &str = r"\s+";
 const SPACES_INDEX: usize = 1;
 
+/// Fails if the pre-tokenizer with the name in a GGUF's `tokenizer.ggml.pre` is not supported: lets a caller
+/// know before it has the whole file.
+pub fn check_pretokenizer(name: Option<&str>) -> Result<()> {
+    Pretokens::by_name(name).map(drop)
+}
+
 /// A pre-tokenizer.
 pub(crate) struct Pretokens {
     words: Regex,
