@@ -57,7 +57,7 @@ pub use generate::{
     Completion, FinishReason, GenerateOptions, Generation, GenerationEvent, Piece, Prompt, Timings,
 };
 pub use load::{LoadHooks, LoadProgress, LoadReport, Options, tune};
-pub use memory::device_memory;
+pub use memory::{device_memory, memory_on};
 pub use model::Model;
 pub use sampling::{random_seed, recommended_sampling};
 pub use serve::{bind, router, serve};

@@ -9,7 +9,11 @@ const SYSTEM_RESERVE: u64 = 512 << 20;
 
 /// The memory of a device: its heaps, bounded by the system memory that is available.
 pub fn device_memory(info: &AdapterInfo) -> Memory {
-    let system = System::new();
+    memory_on(&System::new(), info)
+}
+
+/// [`device_memory`] on another machine, such as a recorded one.
+pub fn memory_on(system: &System, info: &AdapterInfo) -> Memory {
     let amd = system.amd_gpus().into_iter().next().filter(|_| {
         info.kind == AdapterKind::Integrated && info.vendor_id == u32::from(telemetry::VENDOR_AMD)
     });

@@ -8,33 +8,43 @@ use tempfile::TempDir;
 
 use crate::System;
 
-pub(crate) const GIB: u64 = 1 << 30;
+/// Bytes of a GiB.
+pub const GIB: u64 = 1 << 30;
 
 /// Device directory of the fake Radeon 780M: 16 GiB of carve-out and, of the remaining 76 GiB, half as GTT.
-pub(crate) const RADEON_780M: &str = "sys/devices/pci0000:00/0000:00:08.1/0000:c5:00.0";
+pub const RADEON_780M: &str = "sys/devices/pci0000:00/0000:00:08.1/0000:c5:00.0";
 /// Device directory of the fake Radeon RX 7900 XTX, without resizable BAR.
-pub(crate) const RADEON_7900: &str = "sys/devices/pci0000:00/0000:00:01.1/0000:03:00.0";
+pub const RADEON_7900: &str = "sys/devices/pci0000:00/0000:00:01.1/0000:03:00.0";
 
 /// A temporary directory used in place of `/`.
-pub(crate) struct Tree {
+pub struct Tree {
     dir: TempDir,
 }
 
+impl Default for Tree {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Tree {
-    pub(crate) fn new() -> Self {
+    /// An empty machine.
+    pub fn new() -> Self {
         Self { dir: TempDir::new().unwrap() }
     }
 
-    pub(crate) fn system(&self) -> System {
+    /// The machine.
+    pub fn system(&self) -> System {
         System::at(self.dir.path())
     }
 
-    pub(crate) fn path(&self, path: &str) -> PathBuf {
+    /// Path of a file of the machine.
+    pub fn path(&self, path: &str) -> PathBuf {
         self.dir.path().join(path)
     }
 
     /// Writes a file and the directories above it.
-    pub(crate) fn write(&self, path: &str, contents: impl AsRef<[u8]>) -> &Self {
+    pub fn write(&self, path: &str, contents: impl AsRef<[u8]>) -> &Self {
         let path = self.path(path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, contents).unwrap();
@@ -42,7 +52,7 @@ impl Tree {
     }
 
     /// Makes `path` a symbolic link to `target`, which is relative to the link, as in sysfs.
-    pub(crate) fn link(&self, path: &str, target: &str) -> &Self {
+    pub fn link(&self, path: &str, target: &str) -> &Self {
         let path = self.path(path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         symlink(target, path).unwrap();
@@ -50,7 +60,7 @@ impl Tree {
     }
 
     /// A mini-PC with 92 GiB of usable RAM, 16 of them carved out.
-    pub(crate) fn add_780m(&self) -> &Self {
+    pub fn add_780m(&self) -> &Self {
         self.write("proc/meminfo", "MemTotal:       79691776 kB\nMemAvailable:   70000000 kB\n");
         self.add_gpu(RADEON_780M, "0x15bf", ("card1", "renderD128"));
         // Header of gpu_metrics_v2_3, then the start of its body.
@@ -69,7 +79,24 @@ impl Tree {
         self
     }
 
-    pub(crate) fn add_7900(&self) -> &Self {
+    /// A machine with a Radeon 780M: total RAM and carve-out as installed, GTT as the kernel sized it, and 2 GiB
+    /// used by other programs.
+    pub fn add_apu(&self, installed: u64, carve_out: u64, gtt: u64) -> &Self {
+        self.add_780m();
+        let total = installed - carve_out;
+        let kib = |bytes: u64| bytes / 1024;
+        self.write(
+            "proc/meminfo",
+            format!("MemTotal: {} kB\nMemAvailable: {} kB\n", kib(total), kib(total - 2 * GIB)),
+        );
+        for (name, bytes) in [("vram_total", carve_out), ("vram_used", carve_out / 8), ("gtt_total", gtt)] {
+            self.write(&format!("{RADEON_780M}/mem_info_{name}"), format!("{bytes}\n"));
+        }
+        self
+    }
+
+    /// A Radeon RX 7900 XTX.
+    pub fn add_7900(&self) -> &Self {
         self.add_gpu(RADEON_7900, "0x744c", ("card0", "renderD129"));
         // Header of gpu_metrics_v1_3.
         self.write(&format!("{RADEON_7900}/gpu_metrics"), [0x78, 0x00, 1, 3, 0x2a, 0x00]);

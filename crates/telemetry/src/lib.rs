@@ -37,8 +37,8 @@ pub mod memory;
 pub mod nodes;
 pub mod npu;
 
-#[cfg(test)]
-mod fixture;
+#[cfg(any(test, feature = "testing"))]
+pub mod fixture;
 mod read;
 
 use std::path::{Path, PathBuf};
